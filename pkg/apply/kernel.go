@@ -1,0 +1,183 @@
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// Kernel is the nftables of one network namespace, as far as it is ours. It must not be used by two goroutines at once.
+type Kernel struct {
+	conn *nft.Conn
+	// known says that the kernel holds what the planner had when it was last asked.
+	known bool
+	// states are the state elements that the kernel holds.
+	states map[nft.Family]*nft.Element
+}
+
+// Open opens the network namespace of the calling thread.
+func Open() (*Kernel, error) {
+	conn, err := nft.Open()
+	if err != nil {
+		return nil, err
+	}
+	return &Kernel{conn: conn, states: map[nft.Family]*nft.Element{}}, nil
+}
+
+// Close closes the connection; the tables stay.
+func (k *Kernel) Close() error { return k.conn.Close() }
+
+// Known reports whether what the kernel holds is known.
+func (k *Kernel) Known() bool { return k.known }
+
+// Kind says what a sync did.
+type Kind string
+
+// What a sync can do.
+const (
+	// Nothing was to be done.
+	Nothing Kind = "nothing"
+	// Adopted: the tables of an earlier process were found to be just as wanted. Nothing was sent.
+	Adopted Kind = "adopted"
+	// Partial: the differences were sent.
+	Partial Kind = "partial"
+	// Full: everything was sent.
+	Full Kind = "full"
+)
+
+// Result is what a sync did and what it took.
+type Result struct {
+	Kind Kind
+	// Elements counts those added and deleted, Bytes is the size of the batch; both are 0 if none was sent.
+	Elements, Bytes int
+	// Commit is the time from sending the batch to the kernel's answer.
+	Commit time.Duration
+	// Why tells, after a full sync, why the tables had to be written anew.
+	Why string
+}
+
+// Sync brings the tables to what the planner wants. After an error nothing has changed, or it isn't known what has: the
+// next call finds out. In both cases packets meet either the old tables or the new ones.
+func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
+	if k.known {
+		return k.update(p)
+	}
+	p.Untrack()
+	p.Fit()
+	why, err := k.compare(p)
+	if err != nil {
+		return Result{}, fmt.Errorf("read tables: %w", err)
+	}
+	if why == "" {
+		k.remember(p)
+		return Result{Kind: Adopted}, nil
+	}
+	return k.rewrite(p, why)
+}
+
+// remember notes that the kernel holds what the planner wants.
+func (k *Kernel) remember(p *plan.Planner) {
+	for _, t := range p.Tables() {
+		k.states[t.Family] = p.State(t.Family)
+	}
+	k.known = true
+	p.Track()
+}
+
+// update sends what has changed.
+func (k *Kernel) update(p *plan.Planner) (Result, error) {
+	c := p.Take()
+	if c.Empty() {
+		return Result{Kind: Nothing}, nil
+	}
+	b := nft.NewBatch(256 + 128*(len(c.Delete)+len(c.Add)))
+	for _, s := range c.Grown {
+		b.AddSet(s)
+	}
+	tables := map[model.Family]*nft.Table{}
+	for _, ch := range c.Chains {
+		t := table(tables, ch.Family)
+		b.AddChain(t, ch.Chain)
+		b.AddRules(t, ch.Chain)
+	}
+	states := map[nft.Family]*nft.Element{}
+	for f, old := range k.states {
+		if s := p.State(f); *s != *old {
+			states[f] = s
+			b.DeleteElement(old)
+		}
+	}
+	for _, e := range c.Delete {
+		b.DeleteElement(e)
+	}
+	for _, e := range c.Add {
+		b.AddElement(e)
+	}
+	for _, s := range states {
+		b.AddElement(s)
+	}
+	for _, ch := range c.Unused {
+		t := table(tables, ch.Family)
+		b.FlushRules(t, ch.Name)
+		b.DeleteChain(t, ch.Name)
+	}
+	result, err := k.commit(b, Partial)
+	if err != nil {
+		return result, err
+	}
+	for f, s := range states {
+		k.states[f] = s
+	}
+	return result, nil
+}
+
+// table names a family's table.
+func table(tables map[model.Family]*nft.Table, f model.Family) *nft.Table {
+	if tables[f] == nil {
+		tables[f] = &nft.Table{Family: plan.NFT(f), Name: plan.TableName}
+	}
+	return tables[f]
+}
+
+func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
+	k.known = false
+	start := time.Now()
+	err := k.conn.Commit(b)
+	r := Result{Kind: kind, Elements: b.Elements(), Bytes: b.Len(), Commit: time.Since(start)}
+	if err != nil {
+		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), err)
+	}
+	k.known = true
+	return r, nil
+}
+
+// Cleanup deletes our tables, and nothing else. That there are none is not an error.
+func Cleanup() error {
+	conn, err := nft.Open()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	var errs []error
+	for _, f := range model.Families {
+		errs = append(errs, deleteTable(conn, plan.NFT(f)))
+	}
+	return errors.Join(errs...)
+}
+
+func deleteTable(conn *nft.Conn, f nft.Family) error {
+	found, err := conn.HasTable(f, plan.TableName)
+	if err != nil || !found {
+		return err
+	}
+	b := nft.NewBatch(0)
+	b.DeleteTable(f, plan.TableName)
+	if err := conn.Commit(b); err != nil {
+		return fmt.Errorf("delete table %s %s: %w", f, plan.TableName, err)
+	}
+	return nil
+}

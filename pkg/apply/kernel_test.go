@@ -1,0 +1,206 @@
+package apply
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// enterNamespace gives the test a network namespace of its own. Its thread is never used again.
+func enterNamespace(t testing.TB) {
+	t.Helper()
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		if os.Getenv("REQUIRE_NETNS") != "" {
+			t.Fatalf("make a network namespace: %v", err)
+		}
+		t.Skipf("make a network namespace (needs root): %v", err)
+	}
+}
+
+func options() plan.Options {
+	return plan.Options{
+		Families: model.Families[:], MasqueradeMark: 0x4000,
+		LocalPods: [2]plan.LocalPods{
+			{Prefix: netip.MustParsePrefix("10.244.0.0/16")}, {Prefix: netip.MustParsePrefix("fd00:10:244::/56")},
+		},
+	}
+}
+
+func pod(f model.Family, i int) netip.AddrPort {
+	if f == model.IPv4 {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), 8080)
+	}
+	a := netip.MustParseAddr("fd00:10:244::").As16()
+	a[14], a[15] = byte(i>>8), byte(i)
+	return netip.AddrPortFrom(netip.AddrFrom16(a), 8080)
+}
+
+func vip(f model.Family, i int) netip.Addr {
+	if f == model.IPv4 {
+		return netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})
+	}
+	a := netip.MustParseAddr("fd00:10:96::").As16()
+	a[14], a[15] = byte(i>>8), byte(i)
+	return netip.AddrFrom16(a)
+}
+
+// everything returns a Service that uses all kinds of frontends.
+func everything(i, endpoints int, affinity time.Duration, local bool) *model.Service {
+	s := &model.Service{Name: types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}}
+	for _, f := range model.Families {
+		p := &model.ServicePort{
+			Name: model.PortName{NamespacedName: s.Name, Port: "http"}, Protocol: model.TCP, Family: f,
+			Affinity: affinity, HasEndpoints: endpoints > 0,
+		}
+		for e := range endpoints {
+			p.Cluster = append(p.Cluster, pod(f, i*10+e))
+			if e%2 == 0 {
+				p.Local = append(p.Local, pod(f, i*10+e))
+			}
+		}
+		p.Hairpin = p.Local
+		key := model.Key{Addr: vip(f, i), Port: 80, Protocol: model.TCP, Family: f}
+		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: model.ClusterIP, Local: local})
+		key.Addr = vip(f, 1000+i)
+		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: model.LoadBalancer, Local: local,
+			AllowedSources: []netip.Prefix{netip.PrefixFrom(vip(f, 0), 20+int(f)*80).Masked()}})
+		key.Addr = vip(f, 2000+i)
+		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: model.ExternalIP, Local: local})
+		key.Addr, key.Port = netip.Addr{}, uint16(30000+i)
+		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: model.NodePort, Local: local})
+		s.Ports = append(s.Ports, p)
+	}
+	return s
+}
+
+func cluster(p *plan.Planner) {
+	for i := range 8 {
+		var affinity time.Duration
+		if i%2 == 1 {
+			affinity = 3 * time.Hour
+		}
+		s := everything(i, i%4*2, affinity, i >= 4)
+		p.Set(s.Name, s)
+	}
+	for _, f := range model.Families {
+		p.SetNodeAddresses(f, []netip.Addr{vip(f, 9999)})
+		p.SetServiceCIDRs(f, []netip.Prefix{netip.PrefixFrom(vip(f, 0), 16+int(f)*96).Masked()})
+	}
+}
+
+func open(t testing.TB) *Kernel {
+	t.Helper()
+	k, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { k.Close() })
+	return k
+}
+
+func sync(t testing.TB, k *Kernel, p *plan.Planner, want Kind) Result {
+	t.Helper()
+	r, err := k.Sync(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Kind != want {
+		t.Fatalf("sync was %s (%s), want %s", r.Kind, r.Why, want)
+	}
+	return r
+}
+
+func run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}
+
+// inKernel lists all elements that the kernel holds, affinity and state aside.
+func inKernel(t testing.TB, k *Kernel, p *plan.Planner) []string {
+	t.Helper()
+	var out []string
+	for _, table := range p.Tables() {
+		for _, s := range table.Sets {
+			if s.Dynamic || s.Name == plan.StateSet {
+				continue
+			}
+			list, err := k.conn.Elements(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range list {
+				out = append(out, list[i].String())
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func planned(p *plan.Planner) []string {
+	var out []string
+	p.Elements(func(e *nft.Element) { out = append(out, e.String()) })
+	slices.Sort(out)
+	return out
+}
+
+func TestSyncFillsReadableTables(t *testing.T) {
+	enterNamespace(t)
+	k, p := open(t), plan.New(options())
+	cluster(p)
+	sync(t, k, p, Full)
+	if diff := cmp.Diff(planned(p), inKernel(t, k, p)); diff != "" {
+		t.Errorf("elements (-planned +in the kernel):\n%s", diff)
+	}
+	sync(t, k, p, Nothing)
+	first := run(t, "nft", "-s", "list", "ruleset")
+	if os.Getenv("SHOW") != "" {
+		t.Log(first)
+	}
+	// What nft lists it can load, and then lists the same.
+	file := t.TempDir() + "/ruleset"
+	if err := os.WriteFile(file, []byte(first), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "nft", "flush", "ruleset")
+	run(t, "nft", "-f", file)
+	if diff := cmp.Diff(first, run(t, "nft", "-s", "list", "ruleset")); diff != "" {
+		t.Errorf("listing, loaded and listed again (-first +second):\n%s", diff)
+	}
+}
+
+func TestRestartAdoptsUnchangedTables(t *testing.T) {
+	enterNamespace(t)
+	k, p := open(t), plan.New(options())
+	cluster(p)
+	sync(t, k, p, Full)
+	again := plan.New(options())
+	cluster(again)
+	other := open(t)
+	sync(t, other, again, Adopted)
+	again.Set(types.NamespacedName{Namespace: "default", Name: "svc-3"}, nil)
+	sync(t, other, again, Partial)
+	if diff := cmp.Diff(planned(again), inKernel(t, other, again)); diff != "" {
+		t.Errorf("elements after a change (-planned +in the kernel):\n%s", diff)
+	}
+	sync(t, k, p, Nothing)
+}

@@ -1,0 +1,238 @@
+package apply
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// found is what a family's table holds, elements aside.
+type found struct {
+	exists bool
+	sets   map[string]nft.SetInfo
+	chains map[string]nft.ChainInfo
+}
+
+func (k *Kernel) find(t *nft.Table) (found, error) {
+	f := found{sets: map[string]nft.SetInfo{}, chains: map[string]nft.ChainInfo{}}
+	var err error
+	if f.exists, err = k.conn.HasTable(t.Family, t.Name); err != nil || !f.exists {
+		return f, err
+	}
+	sets, err := k.conn.Sets(t.Family, t.Name)
+	if err != nil {
+		return f, err
+	}
+	for _, s := range sets {
+		f.sets[s.Name] = s
+	}
+	chains, err := k.conn.Chains(t.Family, t.Name)
+	for _, c := range chains {
+		f.chains[c.Name] = c
+	}
+	return f, err
+}
+
+// compare tells why the tables aren't what the planner wants, or "" if they are. It reads chains, rules and sets, of which
+// there are a few dozen, the number of elements where the kernel tells it, and of the elements only the one that says what
+// the others are: reading many takes longer than writing them.
+func (k *Kernel) compare(p *plan.Planner) (why string, err error) {
+	for _, t := range p.Tables() {
+		f, err := k.find(t)
+		if err != nil {
+			return "", err
+		}
+		if !f.exists {
+			return fmt.Sprintf("there is no table %s %s", t.Family, t.Name), nil
+		}
+		for _, differs := range []func() (string, error){
+			func() (string, error) { return compareSets(p, t, f), nil },
+			func() (string, error) { return compareChains(t, f), nil },
+			func() (string, error) { return k.compareRules(t) },
+			func() (string, error) { return k.compareState(p.State(t.Family)) },
+		} {
+			if why, err := differs(); why != "" || err != nil {
+				return fmt.Sprintf("table %s %s: %s", t.Family, t.Name, why), err
+			}
+		}
+		adoptSizes(t, f)
+	}
+	return "", nil
+}
+
+func compareSets(p *plan.Planner, t *nft.Table, f found) string {
+	if len(f.sets) != len(t.Sets) {
+		return fmt.Sprintf("it has %d sets instead of %d", len(f.sets), len(t.Sets))
+	}
+	for _, s := range t.Sets {
+		info, ok := f.sets[s.Name]
+		n := p.Count(s)
+		switch {
+		case !ok:
+			return fmt.Sprintf("set %s is missing", s.Name)
+		case !info.Is(s):
+			return fmt.Sprintf("set %s has another form", s.Name)
+		case s.Dynamic || s.Interval || info.Count < 0 || s.Name == plan.StateSet:
+			// The kernel's number isn't there, or says nothing: rules add to it, or it counts ranges in its own way.
+		case info.Count != n:
+			return fmt.Sprintf("set %s has %d elements instead of %d", s.Name, info.Count, n)
+		}
+	}
+	return ""
+}
+
+func compareChains(t *nft.Table, f found) string {
+	if len(f.chains) != len(t.Chains) {
+		return fmt.Sprintf("it has %d chains instead of %d", len(f.chains), len(t.Chains))
+	}
+	for _, c := range t.Chains {
+		if info, ok := f.chains[c.Name]; !ok || !sameChain(info, c) {
+			return fmt.Sprintf("chain %s is missing or of another kind", c.Name)
+		}
+	}
+	return ""
+}
+
+func sameChain(i nft.ChainInfo, c *nft.Chain) bool {
+	return i.Type == c.Type && i.Hook == c.Hook && i.Priority == c.Priority
+}
+
+func (k *Kernel) compareRules(t *nft.Table) (string, error) {
+	comments, err := k.conn.RuleComments(t.Family, t.Name)
+	if err != nil {
+		return "", err
+	}
+	for _, c := range t.Chains {
+		var want []string
+		for _, r := range c.Rules {
+			want = append(want, r.Comment)
+		}
+		if !slices.Equal(comments[c.Name], want) {
+			return fmt.Sprintf("the rules of chain %s are not ours", c.Name), nil
+		}
+	}
+	return "", nil
+}
+
+func (k *Kernel) compareState(want *nft.Element) (string, error) {
+	list, err := k.conn.Elements(want.Set)
+	switch {
+	case err != nil:
+		return "", err
+	case len(list) != 1:
+		return "nothing tells what it holds", nil
+	case list[0].Comment != want.Comment:
+		return fmt.Sprintf("it holds %q, wanted is %q", list[0].Comment, want.Comment), nil
+	}
+	return "", nil
+}
+
+// adoptSizes makes the planner's sizes those of the kernel's sets.
+func adoptSizes(t *nft.Table, f found) {
+	for _, s := range t.Sets {
+		s.Size = f.sets[s.Name].Size
+	}
+}
+
+// rewrite replaces all that the tables hold in one batch, without reading elements first. Remembered clients stay.
+func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
+	b := nft.NewBatch(batchBytes(p))
+	tables := p.Tables()
+	leftovers := map[nft.Family][]string{}
+	for _, t := range tables {
+		f, err := k.find(t)
+		if err != nil {
+			return Result{}, fmt.Errorf("read tables: %w", err)
+		}
+		b.AddTable(t)
+		leftovers[t.Family] = clear(b, p, t, f)
+		for _, c := range t.Chains {
+			b.AddChain(t, c)
+		}
+		for _, c := range t.Chains {
+			b.AddRules(t, c)
+		}
+	}
+	p.Elements(b.AddElement)
+	for _, t := range tables {
+		b.AddElement(p.State(t.Family))
+	}
+	r, err := k.commit(b, Full)
+	r.Why = why
+	if err != nil {
+		return r, err
+	}
+	k.remember(p)
+	for f, names := range leftovers {
+		p.LeftOver(f, names)
+	}
+	return r, nil
+}
+
+// batchBytes estimates the size of a batch with all elements, so that it is allocated once.
+func batchBytes(p *plan.Planner) int {
+	const perElement, constant = 72, 64 << 10
+	n := constant
+	for _, t := range p.Tables() {
+		for _, s := range t.Sets {
+			n += perElement * p.Count(s)
+		}
+	}
+	return n
+}
+
+// clear empties a table, removes what doesn't belong there, and makes the sets that it needs. It returns the names of
+// chains that have to stay for a while.
+func clear(b *nft.Batch, p *plan.Planner, t *nft.Table, f found) (leftovers []string) {
+	if f.exists {
+		b.FlushRules(t, "")
+	}
+	wanted := map[string]*nft.Set{}
+	for _, s := range t.Sets {
+		wanted[s.Name] = s
+	}
+	for name, info := range f.sets {
+		s := wanted[name]
+		switch {
+		case s == nil || !info.Is(s) || tooSmall(info, s, p.Count(s)):
+			b.DeleteSet(t.Family, t.Name, name)
+		case s.Dynamic:
+			delete(wanted, name)
+		default:
+			b.FlushSet(s)
+			s.Size = info.Size
+			delete(wanted, name)
+		}
+	}
+	for _, s := range t.Sets {
+		if wanted[s.Name] != nil {
+			b.AddSet(s)
+		}
+	}
+	return clearChains(b, t, f)
+}
+
+func clearChains(b *nft.Batch, t *nft.Table, f found) (leftovers []string) {
+	wanted := map[string]*nft.Chain{}
+	for _, c := range t.Chains {
+		wanted[c.Name] = c
+	}
+	for name, info := range f.chains {
+		switch c := wanted[name]; {
+		case c != nil && sameChain(info, c):
+		case c != nil || info.Type != "":
+			b.DeleteChain(t, name)
+		default:
+			leftovers = append(leftovers, name)
+		}
+	}
+	slices.Sort(leftovers)
+	return leftovers
+}
+
+// tooSmall tells whether a set has less room than its elements and their growth need.
+func tooSmall(info nft.SetInfo, s *nft.Set, n int) bool {
+	return s.Size > 0 && info.Size < s.Size && n > int(info.Size/4*3)
+}

@@ -1,0 +1,164 @@
+package model
+
+import (
+	"net/netip"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Family is an IP family; its number is an index into a pair.
+type Family uint8
+
+// The two IP families.
+const (
+	IPv4 Family = iota
+	IPv6
+)
+
+// Families lists both families in the order in which they are handled.
+var Families = [...]Family{IPv4, IPv6}
+
+// FamilyOf returns the family of a valid address; an IPv4-mapped IPv6 address counts as IPv6.
+func FamilyOf(addr netip.Addr) Family {
+	if addr.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// String returns "IPv4" or "IPv6", the values of kube-proxy's ip_family metric label.
+func (f Family) String() string {
+	if f == IPv4 {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// Protocol is an IP protocol number.
+type Protocol uint8
+
+// The protocols that a Service can have.
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+// String returns the protocol's lower-case name, as nft prints it.
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "tcp"
+	case UDP:
+		return "udp"
+	case SCTP:
+		return "sctp"
+	}
+	return "unknown"
+}
+
+// Kind says which field of a Service an address or port comes from.
+type Kind uint8
+
+// The kinds of frontends.
+const (
+	ClusterIP Kind = iota
+	ExternalIP
+	LoadBalancer
+	NodePort
+)
+
+// String returns the kind's name.
+func (k Kind) String() string {
+	return [...]string{"ClusterIP", "externalIP", "load-balancer IP", "node port"}[k]
+}
+
+// PortName names one port of one Service; the port's own name is empty where the Service has a single unnamed port.
+// Together with a Protocol it identifies a service port (kube-proxy: ServicePortName).
+type PortName struct {
+	types.NamespacedName
+	Port string
+}
+
+// String returns namespace/name or namespace/name:port.
+func (p PortName) String() string {
+	if p.Port == "" {
+		return p.NamespacedName.String()
+	}
+	return p.NamespacedName.String() + ":" + p.Port
+}
+
+// Key is what a packet is matched by. A node port has no address of its own: Addr is the zero Addr, and Family says
+// which family's node addresses are meant.
+type Key struct {
+	Addr     netip.Addr
+	Port     uint16
+	Protocol Protocol
+	Family   Family
+}
+
+// Frontend is one way to reach a service port.
+type Frontend struct {
+	Key
+	Kind Kind
+	// Local is set where the traffic policy that governs this frontend is Local: the internal one for a cluster IP,
+	// the external one for all others.
+	Local bool
+	// AllowedSources, if not nil, are the only prefixes that may reach this frontend (loadBalancerSourceRanges). They
+	// are of the frontend's family, masked, sorted, and none contains another.
+	AllowedSources []netip.Prefix
+}
+
+// ServicePort is one port of a Service in one family. It is immutable.
+type ServicePort struct {
+	Name     PortName
+	Protocol Protocol
+	Family   Family
+	// Affinity is the timeout of ClientIP session affinity; 0 means none.
+	Affinity time.Duration
+	// Cluster holds the endpoints for policy Cluster, Local those for policy Local; each sorted and free of
+	// duplicates, and nil where no frontend uses that policy.
+	Cluster, Local []netip.AddrPort
+	// Hairpin holds the endpoints of Cluster and Local that are pods of this node: these may reach themselves.
+	Hairpin []netip.AddrPort
+	// HasEndpoints says that some endpoint is usable somewhere in the cluster: where it is set, a frontend without
+	// endpoints for its policy drops; where it is not, it rejects.
+	HasEndpoints bool
+	// Frontends are the ways to reach this port, cluster IP first.
+	Frontends []Frontend
+}
+
+// Service is one Service as this node sees it. It is immutable.
+type Service struct {
+	Name types.NamespacedName
+	// Created decides between two Services that claim one frontend: the older one wins.
+	Created time.Time
+	Ports   []*ServicePort
+	// HealthCheckNodePort is the port on which a load balancer asks for local endpoints; 0 means none.
+	HealthCheckNodePort uint16
+	// LocalReady is the number of distinct addresses of ready endpoints on this node, by family.
+	LocalReady [2]int
+	// Problems are the parts of the Service or its EndpointSlices that had to be left out.
+	Problems []Problem
+}
+
+// Node is what the proxy needs to know of its own Node.
+type Node struct {
+	Name string
+	// Zone is the label topology.kubernetes.io/zone; empty means unknown.
+	Zone string
+	// IPs holds the node's primary address of each family; the zero Addr where there is none.
+	IPs [2]netip.Addr
+}
+
+// Problem is a part of an API object that could not be used, and why. It never stops anything else.
+type Problem struct {
+	// Object is the Kubernetes kind and name of the object that should be mended.
+	Kind string
+	Name types.NamespacedName
+	// Field is the path of the offending field, such as "spec.externalIPs[1]".
+	Field string
+	// Reason says what is wrong and, where it isn't plain, what to do.
+	Reason string
+}

@@ -1,0 +1,361 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Batch is a list of changes that the kernel makes all at once or not at all. Its methods never fail: the first bad
+// object is remembered and comes out of [Conn.Commit].
+type Batch struct {
+	encoder
+	// ops counts messages, elements counts those added and deleted.
+	ops, elements int
+
+	// open are the lists of elements that still grow, one for each set, all of the same message type: elements of
+	// many sets may be given in any order and still travel in few messages.
+	open     []*elementList
+	openKind uint16
+
+	last int // offset of the last real message
+	seq  uint32
+}
+
+// elementList is the growing list of elements of one message.
+type elementList struct {
+	encoder
+	set *Set
+}
+
+// maxElementList keeps a message's list of elements below the 64 KiB that an attribute's length can express.
+const maxElementList = 60 << 10
+
+// NewBatch returns an empty batch with room for a number of bytes.
+func NewBatch(capacity int) *Batch {
+	b := &Batch{encoder: encoder{buf: make([]byte, 0, capacity+256)}, last: -1}
+	b.control(unix.NFNL_MSG_BATCH_BEGIN)
+	return b
+}
+
+// Empty reports whether nothing is in the batch.
+func (b *Batch) Empty() bool { return b.ops == 0 && len(b.open) == 0 }
+
+// Elements returns the number of elements added and deleted.
+func (b *Batch) Elements() int { return b.elements }
+
+// Len returns the size of the batch in bytes.
+func (b *Batch) Len() int { return len(b.buf) }
+
+func (b *Batch) control(typ uint16) {
+	off := b.begin(typ, unix.NLM_F_REQUEST, 0)
+	binary.BigEndian.PutUint16(b.buf[off+18:], unix.NFNL_SUBSYS_NFTABLES)
+	b.end(off)
+}
+
+// begin opens a message: netlink header, then nfgenmsg.
+func (b *Batch) begin(typ, flags uint16, family Family) int {
+	off := len(b.buf)
+	b.buf = append(b.buf, make([]byte, 20)...)
+	binary.NativeEndian.PutUint16(b.buf[off+4:], typ)
+	binary.NativeEndian.PutUint16(b.buf[off+6:], flags)
+	binary.NativeEndian.PutUint32(b.buf[off+8:], b.seq)
+	b.seq++
+	b.buf[off+16] = byte(family)
+	return off
+}
+
+func (b *Batch) end(off int) {
+	binary.NativeEndian.PutUint32(b.buf[off:], uint32(len(b.buf)-off))
+}
+
+// message opens a message of the nftables subsystem.
+func (b *Batch) message(msg, flags uint16, family Family) int {
+	b.closeElements()
+	return b.startMessage(msg, flags, family)
+}
+
+func (b *Batch) startMessage(msg, flags uint16, family Family) int {
+	b.ops++
+	b.last = b.begin(unix.NFNL_SUBSYS_NFTABLES<<8|msg, unix.NLM_F_REQUEST|flags, family)
+	return b.last
+}
+
+// AddTable creates a table; one that exists already is left as it is.
+func (b *Batch) AddTable(t *Table) {
+	off := b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t.Family)
+	b.str(unix.NFTA_TABLE_NAME, t.Name)
+	b.u32(unix.NFTA_TABLE_FLAGS, 0)
+	if t.Comment != "" {
+		b.attr(tableUserData, tlv(0, cstring(t.Comment)))
+	}
+	b.end(off)
+}
+
+// tableUserData is NFTA_TABLE_USERDATA (kernel 5.10), which golang.org/x/sys/unix lacks.
+const tableUserData = 6
+
+// DeleteTable deletes a table and all that is in it; it must exist.
+func (b *Batch) DeleteTable(family Family, name string) {
+	off := b.message(unix.NFT_MSG_DELTABLE, 0, family)
+	b.str(unix.NFTA_TABLE_NAME, name)
+	b.end(off)
+}
+
+// FlushRules deletes the rules of all chains of a table; with a chain's name only of that one.
+func (b *Batch) FlushRules(t *Table, chain string) {
+	off := b.message(unix.NFT_MSG_DELRULE, 0, t.Family)
+	b.str(unix.NFTA_RULE_TABLE, t.Name)
+	if chain != "" {
+		b.str(unix.NFTA_RULE_CHAIN, chain)
+	}
+	b.end(off)
+}
+
+// AddChain creates a chain without its rules; one that exists already must be of the same kind.
+func (b *Batch) AddChain(t *Table, c *Chain) {
+	off := b.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.Family)
+	b.str(unix.NFTA_CHAIN_TABLE, t.Name)
+	b.str(unix.NFTA_CHAIN_NAME, c.Name)
+	if c.IsBase() {
+		h := b.nest(unix.NFTA_CHAIN_HOOK)
+		b.u32(unix.NFTA_HOOK_HOOKNUM, c.Hook)
+		b.u32(unix.NFTA_HOOK_PRIORITY, uint32(c.Priority))
+		b.unnest(h)
+		b.u32(unix.NFTA_CHAIN_POLICY, 1)
+		b.str(unix.NFTA_CHAIN_TYPE, c.Type)
+	}
+	if c.Comment != "" {
+		b.attr(chainUserData, tlv(0, cstring(c.Comment)))
+	}
+	b.end(off)
+}
+
+// chainUserData is NFTA_CHAIN_USERDATA (kernel 5.10), which golang.org/x/sys/unix lacks.
+const chainUserData = 12
+
+// DeleteChain deletes a chain, which must have no rules and no references.
+func (b *Batch) DeleteChain(t *Table, name string) {
+	off := b.message(unix.NFT_MSG_DELCHAIN, 0, t.Family)
+	b.str(unix.NFTA_CHAIN_TABLE, t.Name)
+	b.str(unix.NFTA_CHAIN_NAME, name)
+	b.end(off)
+}
+
+// AddRules appends a chain's rules to it.
+func (b *Batch) AddRules(t *Table, c *Chain) {
+	for i := range c.Rules {
+		b.addRule(t, c, &c.Rules[i])
+	}
+}
+
+func (b *Batch) addRule(t *Table, c *Chain, r *Rule) {
+	off := b.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.Family)
+	b.str(unix.NFTA_RULE_TABLE, t.Name)
+	b.str(unix.NFTA_RULE_CHAIN, c.Name)
+	list := b.nest(unix.NFTA_RULE_EXPRESSIONS)
+	for _, e := range r.Exprs {
+		data, err := expr.Marshal(byte(t.Family), e)
+		if err != nil {
+			b.fail(fmt.Errorf("encode rule of chain %s: %w", c.Name, err))
+			continue
+		}
+		b.attr(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, data)
+	}
+	b.unnest(list)
+	if r.Comment != "" {
+		b.attr(unix.NFTA_RULE_USERDATA, tlv(0, cstring(r.Comment)))
+	}
+	b.end(off)
+}
+
+// AddSet creates a set or map without elements. On one that exists it only raises the size (kernel 6.5).
+func (b *Batch) AddSet(s *Set) {
+	off := b.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, s.Family)
+	b.str(unix.NFTA_SET_TABLE, s.Table)
+	b.str(unix.NFTA_SET_NAME, s.Name)
+	b.u32(unix.NFTA_SET_FLAGS, s.flags())
+	b.u32(unix.NFTA_SET_KEY_TYPE, typeID(s.Key))
+	b.u32(unix.NFTA_SET_KEY_LEN, uint32(length(s.Key)))
+	if s.IsMap() {
+		b.u32(unix.NFTA_SET_DATA_TYPE, s.dataType())
+		b.u32(unix.NFTA_SET_DATA_LEN, uint32(s.dataLen()))
+	}
+	b.u32(unix.NFTA_SET_ID, b.seq)
+	b.setDesc(s)
+	b.attr(unix.NFTA_SET_USERDATA, s.userData())
+	b.end(off)
+}
+
+func (b *Batch) setDesc(s *Set) {
+	desc := b.nest(unix.NFTA_SET_DESC)
+	if s.Size > 0 {
+		b.u32(unix.NFTA_SET_DESC_SIZE, s.Size)
+	}
+	if s.Interval && len(s.Key) > 1 {
+		fields := b.nest(setDescConcat)
+		for _, f := range s.Key {
+			e := b.nest(unix.NFTA_LIST_ELEM)
+			b.u32(setFieldLen, uint32(f.len))
+			b.unnest(e)
+		}
+		b.unnest(fields)
+	}
+	b.unnest(desc)
+}
+
+// NFTA_SET_DESC_CONCAT and NFTA_SET_FIELD_LEN (kernel 5.6), which golang.org/x/sys/unix lacks.
+const (
+	setDescConcat = 2
+	setFieldLen   = 1
+)
+
+// DeleteSet deletes a set with its elements; no rule may use it.
+func (b *Batch) DeleteSet(family Family, table, name string) {
+	off := b.message(unix.NFT_MSG_DELSET, 0, family)
+	b.str(unix.NFTA_SET_TABLE, table)
+	b.str(unix.NFTA_SET_NAME, name)
+	b.end(off)
+}
+
+// FlushSet deletes all elements of a set.
+func (b *Batch) FlushSet(s *Set) {
+	off := b.message(unix.NFT_MSG_DELSETELEM, 0, s.Family)
+	b.str(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table)
+	b.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+	b.end(off)
+}
+
+// AddElement adds an element that isn't there yet.
+func (b *Batch) AddElement(e *Element) { b.element(unix.NFT_MSG_NEWSETELEM, e) }
+
+// DeleteElement deletes an element that is there.
+func (b *Batch) DeleteElement(e *Element) { b.element(unix.NFT_MSG_DELSETELEM, e) }
+
+func (b *Batch) element(msg uint16, e *Element) {
+	if b.openKind != msg {
+		b.closeElements()
+		b.openKind = msg
+	}
+	b.elements++
+	list := b.listOf(e.Set)
+	list.element(e, msg == unix.NFT_MSG_NEWSETELEM)
+	if len(list.buf) > maxElementList {
+		b.writeElements(list)
+	}
+}
+
+// listOf finds the growing list of a set; there are a few dozen sets, and neighbours tend to share one.
+func (b *Batch) listOf(s *Set) *elementList {
+	for _, l := range b.open {
+		if l.set == s {
+			return l
+		}
+	}
+	l := &elementList{set: s}
+	b.open = append(b.open, l)
+	return l
+}
+
+func (b *Batch) closeElements() {
+	for _, l := range b.open {
+		b.writeElements(l)
+	}
+	b.open = b.open[:0]
+}
+
+func (b *Batch) writeElements(l *elementList) {
+	if len(l.buf) == 0 {
+		return
+	}
+	var flags uint16
+	if b.openKind == unix.NFT_MSG_NEWSETELEM {
+		flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
+	}
+	off := b.startMessage(b.openKind, flags, l.set.Family)
+	b.str(unix.NFTA_SET_ELEM_LIST_TABLE, l.set.Table)
+	b.str(unix.NFTA_SET_ELEM_LIST_SET, l.set.Name)
+	b.attr(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, l.buf)
+	b.end(off)
+	if l.err != nil {
+		b.fail(l.err)
+	}
+	l.buf = l.buf[:0]
+}
+
+// finish closes the batch and asks for an acknowledgement of the last change: kernels before 6.10 don't acknowledge the
+// end of a batch. It returns the sequence number to wait for.
+func (b *Batch) finish() (seq uint32) {
+	b.closeElements()
+	flags := binary.NativeEndian.Uint16(b.buf[b.last+6:])
+	binary.NativeEndian.PutUint16(b.buf[b.last+6:], flags|unix.NLM_F_ACK)
+	seq = binary.NativeEndian.Uint32(b.buf[b.last+8:])
+	b.control(unix.NFNL_MSG_BATCH_END)
+	return seq
+}
+
+// describe tells which change a sequence number belongs to, for an error message.
+func (b *Batch) describe(seq uint32) string {
+	for off := 0; off+20 <= len(b.buf); {
+		n := int(binary.NativeEndian.Uint32(b.buf[off:]))
+		if binary.NativeEndian.Uint32(b.buf[off+8:]) == seq {
+			typ := binary.NativeEndian.Uint16(b.buf[off+4:])
+			return fmt.Sprintf("%s %s", messageName(typ), names(b.buf[off+20:off+n]))
+		}
+		if n < 20 {
+			break
+		}
+		off += n
+	}
+	return fmt.Sprintf("message %d", seq)
+}
+
+func messageName(typ uint16) string {
+	switch typ {
+	case unix.NFNL_MSG_BATCH_BEGIN, unix.NFNL_MSG_BATCH_END:
+		return "commit"
+	}
+	switch typ &^ (unix.NFNL_SUBSYS_NFTABLES << 8) {
+	case unix.NFT_MSG_NEWTABLE:
+		return "add table"
+	case unix.NFT_MSG_DELTABLE:
+		return "delete table"
+	case unix.NFT_MSG_NEWCHAIN:
+		return "add chain"
+	case unix.NFT_MSG_DELCHAIN:
+		return "delete chain"
+	case unix.NFT_MSG_NEWRULE:
+		return "add rule to"
+	case unix.NFT_MSG_DELRULE:
+		return "flush rules of"
+	case unix.NFT_MSG_NEWSET:
+		return "add set"
+	case unix.NFT_MSG_DELSET:
+		return "delete set"
+	case unix.NFT_MSG_NEWSETELEM:
+		return "add elements to"
+	case unix.NFT_MSG_DELSETELEM:
+		return "delete elements from"
+	}
+	return fmt.Sprintf("message type %d", typ)
+}
+
+// names returns the leading string attributes of a message: the table and the chain or set.
+func names(attrs []byte) string {
+	var s string
+	for i := 0; i < 2 && len(attrs) >= 4; i++ {
+		n := int(binary.NativeEndian.Uint16(attrs))
+		typ := binary.NativeEndian.Uint16(attrs[2:])
+		if n < 5 || n > len(attrs) || typ > 2 {
+			break
+		}
+		if s != "" {
+			s += " "
+		}
+		s += string(attrs[4 : n-1])
+		attrs = attrs[min((n+3)&^3, len(attrs)):]
+	}
+	return s
+}

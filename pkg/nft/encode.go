@@ -1,0 +1,110 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// encoder appends netlink attributes. Its methods never fail: the first error is remembered.
+type encoder struct {
+	buf []byte
+	err error
+}
+
+func (b *encoder) nest(typ uint16) int {
+	off := len(b.buf)
+	b.buf = append(b.buf, 0, 0, 0, 0)
+	binary.NativeEndian.PutUint16(b.buf[off+2:], typ|unix.NLA_F_NESTED)
+	return off
+}
+
+func (b *encoder) unnest(off int) {
+	n := len(b.buf) - off
+	if n > 0xffff {
+		b.fail(fmt.Errorf("encode attribute: %d bytes exceed an attribute's length", n))
+	}
+	binary.NativeEndian.PutUint16(b.buf[off:], uint16(n))
+}
+
+func (b *encoder) attr(typ uint16, value []byte) {
+	n := 4 + len(value)
+	b.buf = binary.NativeEndian.AppendUint16(b.buf, uint16(n))
+	b.buf = binary.NativeEndian.AppendUint16(b.buf, typ)
+	b.buf = append(b.buf, value...)
+	b.pad(n)
+}
+
+func (b *encoder) str(typ uint16, s string) {
+	n := 4 + len(s) + 1
+	b.buf = binary.NativeEndian.AppendUint16(b.buf, uint16(n))
+	b.buf = binary.NativeEndian.AppendUint16(b.buf, typ)
+	b.buf = append(b.buf, s...)
+	b.buf = append(b.buf, 0)
+	b.pad(n)
+}
+
+func (b *encoder) pad(n int) {
+	for ; n&3 != 0; n++ {
+		b.buf = append(b.buf, 0)
+	}
+}
+
+func (b *encoder) u32(typ uint16, v uint32) {
+	b.buf = binary.NativeEndian.AppendUint16(b.buf, 8)
+	b.buf = binary.NativeEndian.AppendUint16(b.buf, typ)
+	b.buf = binary.BigEndian.AppendUint32(b.buf, v)
+}
+
+func (b *encoder) fail(err error) {
+	if b.err == nil {
+		b.err = err
+	}
+}
+
+func (b *encoder) value(typ uint16, v *Value) {
+	n := b.nest(typ)
+	b.attr(unix.NFTA_DATA_VALUE, v.Bytes())
+	b.unnest(n)
+}
+
+// element appends one element of a list; what belongs to a new element only is left out of a deletion.
+func (b *encoder) element(e *Element, added bool) {
+	el := b.nest(unix.NFTA_LIST_ELEM)
+	b.value(unix.NFTA_SET_ELEM_KEY, &e.Key)
+	if !e.KeyEnd.Empty() {
+		b.value(setElemKeyEnd, &e.KeyEnd)
+	}
+	if e.IntervalEnd {
+		b.u32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+	}
+	if added {
+		b.elementData(e)
+	}
+	b.unnest(el)
+}
+
+// setElemKeyEnd is NFTA_SET_ELEM_KEY_END (kernel 5.6), which golang.org/x/sys/unix lacks.
+const setElemKeyEnd = 10
+
+func (b *encoder) elementData(e *Element) {
+	switch {
+	case e.Set.Verdict:
+		d := b.nest(unix.NFTA_SET_ELEM_DATA)
+		v := b.nest(unix.NFTA_DATA_VERDICT)
+		code := int32(unix.NFT_GOTO)
+		if e.Jump {
+			code = unix.NFT_JUMP
+		}
+		b.u32(unix.NFTA_VERDICT_CODE, uint32(code))
+		b.str(unix.NFTA_VERDICT_CHAIN, e.Chain)
+		b.unnest(v)
+		b.unnest(d)
+	case e.Set.IsMap():
+		b.value(unix.NFTA_SET_ELEM_DATA, &e.Data)
+	}
+	if e.Comment != "" {
+		b.attr(unix.NFTA_SET_ELEM_USERDATA, tlv(0, cstring(e.Comment)))
+	}
+}

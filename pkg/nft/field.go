@@ -1,0 +1,252 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Family is an nftables family number.
+type Family uint8
+
+// The families of the two tables.
+const (
+	IPv4 Family = unix.NFPROTO_IPV4
+	IPv6 Family = unix.NFPROTO_IPV6
+)
+
+// String returns nft's keyword for the family, which is also the prefix of its payload expressions: "ip" or "ip6".
+func (f Family) String() string {
+	if f == IPv4 {
+		return "ip"
+	}
+	return "ip6"
+}
+
+// AddrLen returns the length of the family's addresses in bytes.
+func (f Family) AddrLen() int {
+	if f == IPv4 {
+		return 4
+	}
+	return 16
+}
+
+// Field is one part of the key or the data of a set: what nft calls it, how it is laid out, and how a packet's own value
+// gets into a register. The type numbers and the typeof encoding are nft's (enum datatypes in its include/datatype.h and
+// the typeof userdata of src/expression.c); nft aborts on a listing whose numbers are wrong, so tests compare them with
+// what nft itself writes.
+type Field struct {
+	name   string
+	typ    uint32
+	len    int
+	order  uint32
+	typeof []byte
+	load   func(reg uint32) expr.Any
+	print  func([]byte) string
+}
+
+// Name returns the nft expression whose value the field holds.
+func (f Field) Name() string { return f.name }
+
+// Load returns the expression that puts the packet's value of the field into a register. [Index] has none: it
+// needs a modulus.
+func (f Field) Load(reg uint32) expr.Any { return f.load(reg) }
+
+// Registers counts the 32-bit registers that the field takes.
+func (f Field) Registers() int { return f.slot() / 4 }
+
+// slot is the room a field takes in a concatenation: whole 32-bit words.
+func (f Field) slot() int { return (f.len + 3) &^ 3 }
+
+const (
+	orderInvalid = 0
+	orderHost    = 1
+	orderBig     = 2
+)
+
+// Expression types and payload descriptions in nft's typeof userdata.
+const (
+	etypeVerdict = 1
+	etypePayload = 7
+	etypeMeta    = 9
+	etypeConcat  = 13
+	etypeNumgen  = 23
+
+	descTH  = 11
+	descIP  = 12
+	descIP6 = 13
+)
+
+// DstAddr is the packet's destination address.
+func DstAddr(f Family) Field {
+	if f == IPv4 {
+		return addrField("ip daddr", f, descIP, 12, 16)
+	}
+	return addrField("ip6 daddr", f, descIP6, 9, 24)
+}
+
+// SrcAddr is the packet's source address.
+func SrcAddr(f Family) Field {
+	if f == IPv4 {
+		return addrField("ip saddr", f, descIP, 11, 12)
+	}
+	return addrField("ip6 saddr", f, descIP6, 8, 8)
+}
+
+func addrField(name string, f Family, desc, tmpl, offset uint32) Field {
+	typ := uint32(7)
+	if f == IPv6 {
+		typ = 8
+	}
+	return Field{
+		name: name, typ: typ, len: f.AddrLen(), order: orderBig,
+		typeof: typeofExpr(etypePayload, tlvU32(0, desc), tlvU32(1, tmpl)),
+		load: func(reg uint32) expr.Any {
+			return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(f.AddrLen())}
+		},
+		print: func(b []byte) string {
+			addr, _ := netip.AddrFromSlice(b)
+			return addr.String()
+		},
+	}
+}
+
+// DstPort is the destination port of TCP, UDP and SCTP alike.
+func DstPort() Field {
+	return Field{
+		name: "th dport", typ: 13, len: 2, order: orderBig,
+		typeof: typeofExpr(etypePayload, tlvU32(0, descTH), tlvU32(1, 2)),
+		load: func(reg uint32) expr.Any {
+			return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
+		},
+		print: func(b []byte) string { return strconv.Itoa(int(binary.BigEndian.Uint16(b))) },
+	}
+}
+
+// L4Proto is the packet's transport protocol.
+func L4Proto() Field {
+	return metaField("meta l4proto", expr.MetaKeyL4PROTO, 12, 1, orderBig, func(b []byte) string {
+		switch b[0] {
+		case unix.IPPROTO_TCP:
+			return "tcp"
+		case unix.IPPROTO_UDP:
+			return "udp"
+		case unix.IPPROTO_SCTP:
+			return "sctp"
+		}
+		return strconv.Itoa(int(b[0]))
+	})
+}
+
+// Priority is the packet's priority, our 32-bit scratch register: nft can't print a rule in which the result of a map
+// lookup is a key, but the priority may be set from a map and may be a key.
+func Priority() Field {
+	return metaField("meta priority", expr.MetaKeyPRIORITY, 23, 4, orderHost, func(b []byte) string {
+		v := binary.NativeEndian.Uint32(b)
+		return fmt.Sprintf("%x:%x", v>>16, v&0xffff)
+	})
+}
+
+// Mark is the packet's mark.
+func Mark() Field {
+	return metaField("meta mark", expr.MetaKeyMARK, 19, 4, orderHost, func(b []byte) string {
+		return fmt.Sprintf("0x%08x", binary.NativeEndian.Uint32(b))
+	})
+}
+
+func metaField(name string, key expr.MetaKey, typ uint32, length int, order uint32, show func([]byte) string) Field {
+	return Field{
+		name: name, typ: typ, len: length, order: order,
+		typeof: typeofExpr(etypeMeta, tlvU32(0, uint32(key))),
+		load:   func(reg uint32) expr.Any { return &expr.Meta{Key: key, Register: reg} },
+		print:  show,
+	}
+}
+
+// Index is a number drawn by numgen. Its type is that of "numgen random mod 2" whatever the modulus in a rule: nft compares
+// types only, and with any other type (a mark, a jhash) it can't load its own listing, or crashes on it.
+func Index() Field {
+	return Field{
+		name: "numgen random mod 2", typ: 4, len: 4, order: orderHost,
+		typeof: typeofExpr(etypeNumgen, tlvU32(0, 1), tlvU32(1, 2), tlvU32(2, 0)),
+		print:  func(b []byte) string { return strconv.Itoa(int(binary.NativeEndian.Uint32(b))) },
+	}
+}
+
+// Userdata of nft is a list of type, length, value with one byte each for type and length.
+
+func tlv(typ byte, value []byte) []byte {
+	return append([]byte{typ, byte(len(value))}, value...)
+}
+
+func tlvU32(typ byte, v uint32) []byte {
+	return tlv(typ, binary.NativeEndian.AppendUint32(nil, v))
+}
+
+func typeofExpr(etype uint32, parts ...[]byte) []byte {
+	var data []byte
+	for _, p := range parts {
+		data = append(data, p...)
+	}
+	return append(tlvU32(0, etype), tlv(1, data)...)
+}
+
+// typeofFields encodes one field, or the concatenation of several.
+func typeofFields(fields []Field) []byte {
+	if len(fields) == 1 {
+		return fields[0].typeof
+	}
+	var parts []byte
+	for i, f := range fields {
+		parts = append(parts, tlv(byte(i), f.typeof)...)
+	}
+	return typeofExpr(etypeConcat, parts)
+}
+
+// typeID is the number of the (concatenated) datatype: six bits for each part.
+func typeID(fields []Field) uint32 {
+	var id uint32
+	for _, f := range fields {
+		id = id<<6 | f.typ
+	}
+	return id
+}
+
+func byteOrder(fields []Field) uint32 {
+	if len(fields) != 1 {
+		return orderInvalid
+	}
+	return fields[0].order
+}
+
+func length(fields []Field) int {
+	if len(fields) == 1 {
+		return fields[0].len
+	}
+	n := 0
+	for _, f := range fields {
+		n += f.slot()
+	}
+	return n
+}
+
+// printValue writes a value as nft would print it.
+func printValue(fields []Field, v *Value) string {
+	b := v.Bytes()
+	var s []byte
+	for i, f := range fields {
+		if len(b) < f.len {
+			return string(s) + "?"
+		}
+		if i > 0 {
+			s = append(s, " . "...)
+		}
+		s = append(s, f.print(b[:f.len])...)
+		b = b[min(len(b), f.slot()):]
+	}
+	return string(s)
+}

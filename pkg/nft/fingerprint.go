@@ -1,0 +1,21 @@
+package nft
+
+import (
+	"github.com/cespare/xxhash/v2"
+)
+
+// Fingerprint is a hash of a table's constant part: sets (sizes aside), chains and rules, as they would be sent.
+func Fingerprint(t *Table) uint64 {
+	b := NewBatch(64 << 10)
+	b.AddTable(t)
+	for _, s := range t.Sets {
+		unsized := *s
+		unsized.Size = 0
+		b.AddSet(&unsized)
+	}
+	for _, c := range t.Chains {
+		b.AddChain(t, c)
+		b.AddRules(t, c)
+	}
+	return xxhash.Sum64(b.buf)
+}

@@ -1,0 +1,179 @@
+package nft
+
+import (
+	"github.com/google/nftables/expr"
+)
+
+// Table is one table with everything in it that doesn't depend on elements.
+type Table struct {
+	Family  Family
+	Name    string
+	Sets    []*Set
+	Chains  []*Chain
+	Comment string
+}
+
+// Set describes a set or, if it has data, a map.
+type Set struct {
+	Family  Family
+	Table   string
+	Name    string
+	Comment string
+	// Key are the fields of the key, at most five.
+	Key []Field
+	// Data are the fields of the data of a map; nil for a set or a verdict map.
+	Data []Field
+	// Verdict makes a map whose data are verdicts: element data is then [Element.Chain].
+	Verdict bool
+	// Interval allows ranges: prefixes in a key of one field, [Element.KeyEnd] in one of several.
+	Interval bool
+	// Dynamic lets rules add elements, which have timeouts; Size is then the most that there can be.
+	Dynamic bool
+	// Size is the number of elements for which the kernel makes room at once. It selects the fixed hash table, which
+	// loads three times as fast; 0 lets the table grow. A batch that exceeds it fails with ENFILE.
+	Size uint32
+}
+
+// IsMap reports whether elements carry data.
+func (s *Set) IsMap() bool { return s.Data != nil || s.Verdict }
+
+// flags returns the kernel's flags of the set.
+func (s *Set) flags() uint32 {
+	const interval, isMap, timeout, eval, concat = 0x4, 0x8, 0x10, 0x20, 0x80
+	var f uint32
+	if s.Interval {
+		f |= interval
+		if len(s.Key) > 1 {
+			f |= concat
+		}
+	}
+	if s.IsMap() {
+		f |= isMap
+	}
+	if s.Dynamic {
+		f |= timeout | eval
+	}
+	return f
+}
+
+// dataType returns the kernel's type number of a map's data.
+func (s *Set) dataType() uint32 {
+	if s.Verdict {
+		return 0xffffff00
+	}
+	return typeID(s.Data)
+}
+
+func (s *Set) dataLen() int {
+	if s.Verdict {
+		return 16
+	}
+	return length(s.Data)
+}
+
+// userData is what nft stores beside a set so that it can print it again: byte orders, typeof, comment.
+func (s *Set) userData() []byte {
+	const (
+		keyByteOrder  = 0
+		dataByteOrder = 1
+		keyTypeof     = 3
+		dataTypeof    = 4
+		dataInterval  = 6
+		comment       = 7
+	)
+	u := tlvU32(keyByteOrder, byteOrder(s.Key))
+	if s.IsMap() {
+		u = append(u, tlvU32(dataByteOrder, byteOrder(s.Data))...)
+	}
+	u = append(u, tlv(keyTypeof, typeofFields(s.Key))...)
+	switch {
+	case s.Verdict:
+		u = append(u, tlv(dataTypeof, typeofExpr(etypeVerdict))...)
+	case s.Data != nil:
+		u = append(u, tlv(dataTypeof, typeofFields(s.Data))...)
+	}
+	if s.IsMap() {
+		u = append(u, tlvU32(dataInterval, 0)...)
+	}
+	if s.Comment != "" {
+		u = append(u, tlv(comment, cstring(s.Comment))...)
+	}
+	return u
+}
+
+// Chain is a base chain if it has a hook, otherwise one that is reached by jump or goto.
+type Chain struct {
+	Name    string
+	Comment string
+	// Type, Hook and Priority are those of a base chain; Type is empty for others.
+	Type     string
+	Hook     uint32
+	Priority int32
+	Rules    []Rule
+}
+
+// IsBase reports whether packets enter the chain from a hook.
+func (c *Chain) IsBase() bool { return c.Type != "" }
+
+// Rule is a list of expressions with a comment, by which it is also recognised when it is read back.
+type Rule struct {
+	Comment string
+	Exprs   []expr.Any
+}
+
+// Element is one element of a set or map. It is comparable.
+type Element struct {
+	Set *Set
+	Key Value
+	// KeyEnd is the last key of a range in an interval set of several fields; otherwise empty.
+	KeyEnd Value
+	// IntervalEnd marks the first key after a range in an interval set of one field.
+	IntervalEnd bool
+	// Data is the value of a map's element.
+	Data Value
+	// Chain is the chain to which a verdict map's element goes; with Jump it comes back from there.
+	Chain string
+	Jump  bool
+	// Comment is shown by nft; it is cut to the 128 bytes that nft accepts.
+	Comment string
+}
+
+// ID names an element within everything that is programmed: two elements with equal IDs can't be there at once.
+type ID struct {
+	Set         *Set
+	Key, KeyEnd Value
+	IntervalEnd bool
+}
+
+// ID returns the element's identity.
+func (e *Element) ID() ID {
+	return ID{Set: e.Set, Key: e.Key, KeyEnd: e.KeyEnd, IntervalEnd: e.IntervalEnd}
+}
+
+// String returns the element in nft's syntax, preceded by the set that it belongs to.
+func (e *Element) String() string {
+	s := e.Set.Family.String() + " " + e.Set.Name + " { " + printValue(e.Set.Key, &e.Key)
+	if !e.KeyEnd.Empty() {
+		s += " - " + printValue(e.Set.Key, &e.KeyEnd)
+	}
+	if e.IntervalEnd {
+		s += " end"
+	}
+	if e.Comment != "" {
+		s += " comment " + `"` + e.Comment + `"`
+	}
+	switch {
+	case e.Set.Verdict && e.Jump:
+		s += " : jump " + e.Chain
+	case e.Set.Verdict:
+		s += " : goto " + e.Chain
+	case e.Set.IsMap():
+		s += " : " + printValue(e.Set.Data, &e.Data)
+	}
+	return s + " }"
+}
+
+// maxComment is the longest comment that nft can read back (NFTNL_UDATA_COMMENT_MAXLEN).
+const maxComment = 128
+
+func cstring(s string) []byte { return append([]byte(s[:min(len(s), maxComment-1)]), 0) }

@@ -1,0 +1,55 @@
+package nft
+
+import (
+	"encoding/binary"
+	"net/netip"
+)
+
+// maxValue is the longest key that is used: two IPv6 addresses, a protocol and a port.
+const maxValue = 40
+
+// Value is the key or the data of an element, in the layout that the kernel compares: every field in whole 32-bit words.
+// It is comparable, and made by appending fields in the order of the set's own.
+type Value struct {
+	n byte
+	b [maxValue]byte
+}
+
+// Bytes returns the encoded value; it must not be changed.
+func (v *Value) Bytes() []byte { return v.b[:v.n] }
+
+// Empty reports whether nothing has been appended.
+func (v *Value) Empty() bool { return v.n == 0 }
+
+// Addr appends an IP address of 4 or 16 bytes.
+func (v Value) Addr(a netip.Addr) Value {
+	if a.Is4() {
+		b := a.As4()
+		v.n += byte(copy(v.b[v.n:], b[:]))
+		return v
+	}
+	b := a.As16()
+	v.n += byte(copy(v.b[v.n:], b[:]))
+	return v
+}
+
+// Proto appends a protocol number as one part of a concatenation.
+func (v Value) Proto(p uint8) Value {
+	v.b[v.n] = p
+	v.n += 4
+	return v
+}
+
+// Port appends a port as one part of a concatenation.
+func (v Value) Port(p uint16) Value {
+	binary.BigEndian.PutUint16(v.b[v.n:], p)
+	v.n += 4
+	return v
+}
+
+// Uint32 appends a number in host byte order: an index, a priority or a mark.
+func (v Value) Uint32(n uint32) Value {
+	binary.NativeEndian.PutUint32(v.b[v.n:], n)
+	v.n += 4
+	return v
+}

@@ -1,0 +1,37 @@
+package plan
+
+import (
+	"net/netip"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// TableName is the name of our table in both families.
+const TableName = "kube-nftproxy"
+
+// Options shape the constant rules; a process has one set of them.
+type Options struct {
+	// Families are the IP families to serve.
+	Families []model.Family
+	// MasqueradeMark is the bit of the packet mark that asks for masquerading between two of our hooks.
+	MasqueradeMark uint32
+	// MasqueradeAll masquerades all traffic to cluster IPs, whatever its source.
+	MasqueradeAll bool
+	// LocalPods tells, for each family, how traffic of this node's pods is recognised.
+	LocalPods [2]LocalPods
+	// AnyNodeAddress accepts node ports on every local address of the family but loopback, instead of those given to
+	// [Planner.SetNodePortAddresses].
+	AnyNodeAddress [2]bool
+}
+
+// LocalPods recognises traffic from pods, kube-proxy's detect-local-mode. The zero value recognises none.
+type LocalPods struct {
+	// Prefix matches by source address (modes ClusterCIDR and NodeCIDR).
+	Prefix netip.Prefix
+	// Interface matches by the interface a packet came in on (mode BridgeInterface), or, with InterfacePrefix, by how
+	// that interface's name begins (mode InterfaceNamePrefix).
+	Interface       string
+	InterfacePrefix bool
+}
+
+func (l LocalPods) known() bool { return l.Prefix.IsValid() || l.Interface != "" }

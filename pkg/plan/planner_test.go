@@ -1,0 +1,314 @@
+package plan
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+func testOptions() Options {
+	return Options{
+		Families: model.Families[:], MasqueradeMark: 0x4000,
+		LocalPods: [2]LocalPods{
+			{Prefix: netip.MustParsePrefix("10.244.0.0/16")}, {Prefix: netip.MustParsePrefix("fd00:10:244::/56")},
+		},
+	}
+}
+
+// fakeKernel holds elements and chains as a kernel would, and refuses what a kernel would refuse.
+type fakeKernel struct {
+	t        *testing.T
+	elements map[nft.ID]nft.Element
+	chains   map[string]bool
+}
+
+func newFakeKernel(t *testing.T, p *Planner) *fakeKernel {
+	k := &fakeKernel{t: t, elements: map[nft.ID]nft.Element{}, chains: map[string]bool{}}
+	p.Untrack()
+	for _, table := range p.Tables() {
+		for _, c := range table.Chains {
+			k.chains[table.Family.String()+" "+c.Name] = true
+		}
+	}
+	p.Elements(func(e *nft.Element) { k.add(e) })
+	p.Track()
+	return k
+}
+
+func (k *fakeKernel) add(e *nft.Element) {
+	k.t.Helper()
+	if old, ok := k.elements[e.ID()]; ok {
+		k.t.Fatalf("add %v: %v is there", e, old.String())
+	}
+	if e.Set.Verdict && !k.chains[e.Set.Family.String()+" "+e.Chain] {
+		k.t.Fatalf("add %v: no such chain", e)
+	}
+	k.elements[e.ID()] = *e
+}
+
+func (k *fakeKernel) apply(c *Change) {
+	k.t.Helper()
+	for _, ch := range c.Chains {
+		k.chains[NFT(ch.Family).String()+" "+ch.Name] = true
+	}
+	for _, e := range c.Delete {
+		if _, ok := k.elements[e.ID()]; !ok {
+			k.t.Fatalf("delete %v: not there", e)
+		}
+		delete(k.elements, e.ID())
+	}
+	for _, e := range c.Add {
+		k.add(e)
+	}
+	for _, ch := range c.Unused {
+		for _, e := range k.elements {
+			if e.Set.Verdict && e.Chain == ch.Name && e.Set.Family == NFT(ch.Family) {
+				k.t.Fatalf("delete chain %s: %v leads there", ch.Name, e.String())
+			}
+		}
+		name := NFT(ch.Family).String() + " " + ch.Name
+		if !k.chains[name] {
+			k.t.Fatalf("delete chain %s: not there", name)
+		}
+		delete(k.chains, name)
+	}
+}
+
+func (k *fakeKernel) String() string {
+	var lines []string
+	for _, e := range k.elements {
+		lines = append(lines, e.String())
+	}
+	for c := range k.chains {
+		lines = append(lines, "chain "+c)
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// random returns a Service of a small world, in which Services often claim the same addresses.
+func random(r *rand.Rand, i int) *model.Service {
+	s := &model.Service{
+		Name:    types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)},
+		Created: time.Unix(int64(i%3), 0),
+	}
+	local, affinity := r.IntN(2) == 0, time.Duration(r.IntN(3))*time.Hour
+	for port := range 1 + r.IntN(2) {
+		for _, f := range model.Families {
+			s.Ports = append(s.Ports, randomPort(r, s.Name, f, i, port, local, affinity))
+		}
+	}
+	return s
+}
+
+func randomPort(r *rand.Rand, name types.NamespacedName, f model.Family, i, port int, local bool, affinity time.Duration) *model.ServicePort {
+	p := &model.ServicePort{
+		Name: model.PortName{NamespacedName: name, Port: fmt.Sprint(port)}, Protocol: model.TCP, Family: f, Affinity: affinity,
+	}
+	for e := range 12 {
+		if r.IntN(3) == 0 {
+			p.Cluster = append(p.Cluster, netip.AddrPortFrom(testAddr(f, 244, e), 8080))
+		}
+		if r.IntN(5) == 0 {
+			p.Local = append(p.Local, netip.AddrPortFrom(testAddr(f, 244, e), 8080))
+		}
+	}
+	p.Hairpin = p.Local
+	p.HasEndpoints = len(p.Cluster)+len(p.Local) > 0
+	add := func(kind model.Kind, addr netip.Addr, number int, sources []netip.Prefix) {
+		key := model.Key{Addr: addr, Port: uint16(number), Protocol: model.TCP, Family: f}
+		if slices.ContainsFunc(p.Frontends, func(f model.Frontend) bool { return f.Key == key }) {
+			return
+		}
+		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: kind, Local: local, AllowedSources: sources})
+	}
+	add(model.ClusterIP, testAddr(f, 96, i), 80+port, nil)
+	if r.IntN(2) == 0 {
+		add(model.ExternalIP, testAddr(f, 97, r.IntN(4)), 80+port, nil)
+	}
+	if r.IntN(2) == 0 {
+		add(model.LoadBalancer, testAddr(f, 98, r.IntN(4)), 80+port, []netip.Prefix{netip.PrefixFrom(testAddr(f, 1, 0), 24).Masked()})
+	}
+	if r.IntN(2) == 0 {
+		add(model.NodePort, netip.Addr{}, 30000+r.IntN(6)*2+port, nil)
+	}
+	return p
+}
+
+func testAddr(f model.Family, net, i int) netip.Addr {
+	if f == model.IPv4 {
+		return netip.AddrFrom4([4]byte{10, byte(net), byte(i >> 8), byte(i)})
+	}
+	return netip.AddrFrom16([16]byte{0: 0xfd, 5: byte(net), 14: byte(i >> 8), 15: byte(i)})
+}
+
+func TestAnyHistoryEndsLikeAFreshStart(t *testing.T) {
+	for seed := range uint64(6) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		p := New(testOptions())
+		kernel := newFakeKernel(t, p)
+		world := map[types.NamespacedName]*model.Service{}
+		for step := range 500 {
+			s := random(r, r.IntN(12))
+			if r.IntN(4) == 0 {
+				delete(world, s.Name)
+				p.Set(s.Name, nil)
+			} else {
+				world[s.Name] = s
+				p.Set(s.Name, s)
+			}
+			if r.IntN(10) == 0 {
+				p.SetServiceCIDRs(model.IPv4, []netip.Prefix{netip.PrefixFrom(testAddr(model.IPv4, 96, 0), 16+r.IntN(4)).Masked()})
+			}
+			if r.IntN(10) == 0 {
+				p.Retire()
+			}
+			if r.IntN(3) > 0 {
+				kernel.apply(p.Take())
+			}
+			if step%50 == 49 {
+				checkFresh(t, p, kernel, world)
+			}
+		}
+	}
+}
+
+// checkFresh compares what increments have led to with what a new planner would write for the same world.
+func checkFresh(t *testing.T, p *Planner, k *fakeKernel, world map[types.NamespacedName]*model.Service) {
+	t.Helper()
+	for range 2 {
+		p.Retire()
+		k.apply(p.Take())
+	}
+	fresh := New(testOptions())
+	for name, s := range world {
+		fresh.Set(name, s)
+	}
+	for set, elements := range p.ranges {
+		if set.Name == "service-cidrs" {
+			copyRange(fresh, set.Family, elements)
+		}
+	}
+	if diff := cmp.Diff(newFakeKernel(t, fresh).String(), k.String()); diff != "" {
+		t.Fatalf("elements (-from scratch +by increments):\n%s", diff)
+	}
+	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
+		if got, want := p.State(f).Comment, fresh.State(f).Comment; got != want {
+			t.Fatalf("state by increments is %q, from scratch %q", got, want)
+		}
+	}
+	for _, table := range p.Tables() {
+		for _, s := range table.Sets {
+			n := 0
+			for id := range k.elements {
+				if id.Set == s {
+					n++
+				}
+			}
+			if p.Count(s) != n {
+				t.Fatalf("%s has %d elements, counted are %d", s.Name, n, p.Count(s))
+			}
+		}
+	}
+}
+
+func copyRange(p *Planner, f nft.Family, elements []*nft.Element) {
+	l := p.layouts[ofNFT(f)]
+	var copied []*nft.Element
+	for _, e := range elements {
+		c := *e
+		c.Set = l.serviceCIDRs
+		copied = append(copied, &c)
+	}
+	p.setRange(l.serviceCIDRs, copied)
+}
+
+func TestOlderServiceWinsAndTheOtherTakesOver(t *testing.T) {
+	service := func(name string, created int64) *model.Service {
+		s := random(rand.New(rand.NewPCG(1, 1)), 0)
+		s.Name.Name, s.Created = name, time.Unix(created, 0)
+		s.Ports = s.Ports[:1]
+		port := *s.Ports[0]
+		port.Name.Name = name
+		port.Frontends = []model.Frontend{{Kind: model.ExternalIP, Key: model.Key{
+			Addr: netip.MustParseAddr("192.0.2.10"), Port: 80, Protocol: model.TCP}}}
+		s.Ports = []*model.ServicePort{&port}
+		return s
+	}
+	p := New(testOptions())
+	kernel := newFakeKernel(t, p)
+	owner := func() string {
+		kernel.apply(p.Take())
+		for _, e := range kernel.elements {
+			if e.Set.Name == "services" {
+				return e.Comment
+			}
+		}
+		return ""
+	}
+	younger, older := service("a-younger", 2), service("b-older", 1)
+	if got := p.Set(younger.Name, younger); len(got) != 0 {
+		t.Errorf("conflicts of the only Service: %v", got)
+	}
+	if got := owner(); got != "default/a-younger:0" {
+		t.Errorf("alone: owner is %q", got)
+	}
+	conflicts := p.Set(older.Name, older)
+	if len(conflicts) != 1 || conflicts[0].Winner.Name != "b-older" || conflicts[0].Loser.Name != "a-younger" {
+		t.Errorf("conflicts: %+v, want b-older to win over a-younger", conflicts)
+	}
+	if got := owner(); got != "default/b-older:0" {
+		t.Errorf("after the older one came: owner is %q", got)
+	}
+	p.Set(older.Name, nil)
+	if got := owner(); got != "default/a-younger:0" {
+		t.Errorf("after the older one went: owner is %q", got)
+	}
+}
+
+func TestReplacingOneEndpointTouchesAHandfulOfElements(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 9))
+	p := New(testOptions())
+	var services []*model.Service
+	for i := range 200 {
+		s := random(r, i)
+		s.Ports = s.Ports[:1]
+		port := *s.Ports[0]
+		port.Affinity, port.Local, port.Hairpin, port.HasEndpoints = 0, nil, nil, true
+		port.Frontends = port.Frontends[:1]
+		port.Frontends[0].Local = false
+		port.Cluster = endpoints(r, 10)
+		slices.SortFunc(port.Cluster, netip.AddrPort.Compare)
+		s.Ports = []*model.ServicePort{&port}
+		services = append(services, s)
+		p.Set(s.Name, s)
+	}
+	newFakeKernel(t, p)
+	total := 0
+	for _, s := range services {
+		changed := *s
+		port := *s.Ports[0]
+		port.Cluster = slices.Clone(port.Cluster)
+		port.Cluster[r.IntN(10)] = someEndpoint(r)
+		changed.Ports = []*model.ServicePort{&port}
+		p.Set(s.Name, &changed)
+		c := p.Take()
+		if len(c.Chains)+len(c.Unused) > 0 {
+			t.Fatalf("chains changed: %+v", c)
+		}
+		total += len(c.Add)
+	}
+	if mean := float64(total) / float64(len(services)); mean > 5 {
+		t.Errorf("replacing one of ten endpoints wrote %.1f elements on average, want at most 5", mean)
+	}
+}

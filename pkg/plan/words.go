@@ -1,0 +1,226 @@
+package plan
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// This file holds the words that rules are made of. Each returns the expressions of the nft text in its comment.
+
+// reg is the first register; others follow in steps of 32 bits (NFT_REG32_00 and on).
+const reg = unix.NFT_REG32_00
+
+// rule joins words into a rule. The comment is shown by nft, and tells our rules from others' when they are read back.
+func rule(comment string, words ...[]expr.Any) nft.Rule {
+	var r nft.Rule
+	r.Comment = comment
+	for _, w := range words {
+		r.Exprs = append(r.Exprs, w...)
+	}
+	return r
+}
+
+// key loads fields as nft concatenates them: every one in whole registers.
+func key(fields ...nft.Field) []expr.Any {
+	var out []expr.Any
+	at := uint32(reg)
+	for _, f := range fields {
+		out = append(out, f.Load(at))
+		at += uint32(f.Registers())
+	}
+	return out
+}
+
+// registers counts the 32-bit registers that a key takes.
+func registers(fields []nft.Field) uint32 {
+	var n uint32
+	for _, f := range fields {
+		n += uint32(f.Registers())
+	}
+	return n
+}
+
+// indexed: KEY . numgen random mod n
+func indexed(fields []nft.Field, n uint32) []expr.Any {
+	return append(key(fields...), &expr.Numgen{Register: reg + registers(fields), Modulus: n, Type: unix.NFT_NG_RANDOM})
+}
+
+// lookup: KEY map @set, with the result in the first register
+func lookup(s *nft.Set) expr.Any {
+	return &expr.Lookup{SourceRegister: reg, DestRegister: reg, IsDestRegSet: true, SetName: s.Name}
+}
+
+// in: KEY @set, or KEY != @set
+func in(s *nft.Set, fields []nft.Field, negate bool) []expr.Any {
+	return append(key(fields...), &expr.Lookup{SourceRegister: reg, SetName: s.Name, Invert: negate})
+}
+
+// setPriority: meta priority set KEY map @set
+func setPriority(keyWords []expr.Any, s *nft.Set) []expr.Any {
+	return append(keyWords, lookup(s), &expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: reg})
+}
+
+// clearPriority: meta priority set none
+func clearPriority() []expr.Any {
+	return []expr.Any{
+		&expr.Immediate{Register: reg, Data: make([]byte, 4)},
+		&expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: reg},
+	}
+}
+
+// dispatch: meta priority vmap @dispatch
+func dispatch(s *nft.Set) []expr.Any {
+	return append(key(nft.Priority()),
+		&expr.Lookup{SourceRegister: reg, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: s.Name})
+}
+
+// dnat: dnat ip to KEY map @set
+func dnat(f nft.Family, keyWords []expr.Any, s *nft.Set) []expr.Any {
+	port := uint32(reg + f.AddrLen()/4)
+	return append(keyWords, lookup(s), &expr.NAT{
+		Type: expr.NATTypeDestNAT, Family: uint32(f),
+		RegAddrMin: reg, RegAddrMax: reg, RegProtoMin: port, RegProtoMax: port, Specified: true,
+	})
+}
+
+// markPacket: meta mark set meta mark | bit
+func markPacket(bit uint32) []expr.Any { return changeMark(^bit, bit) }
+
+// unmarkPacket: meta mark & bit == bit meta mark set meta mark ^ bit
+func unmarkPacket(bit uint32) []expr.Any {
+	test := []expr.Any{
+		nft.Mark().Load(reg),
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(bit), Xor: word(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(bit)},
+	}
+	return append(test, changeMark(^uint32(0), bit)...)
+}
+
+func changeMark(mask, xor uint32) []expr.Any {
+	return []expr.Any{
+		nft.Mark().Load(reg),
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(mask), Xor: word(xor)},
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg},
+	}
+}
+
+func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+// priorityBits puts meta priority & mask into a register.
+func priorityBits(at, mask uint32) []expr.Any {
+	return []expr.Any{
+		nft.Priority().Load(at),
+		&expr.Bitwise{SourceRegister: at, DestRegister: at, Len: 4, Mask: word(mask), Xor: word(0)},
+	}
+}
+
+// hasEndpointID: meta priority & 0:ffff != none
+func hasEndpointID() []expr.Any {
+	return append(priorityBits(reg, endpointBits), &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)})
+}
+
+// remember: update @affinity { meta priority & ffff:0 . ip saddr timeout T : meta priority }; forget is the same with delete,
+// which needs the data register too
+func remember(s *nft.Set, saddr nft.Field, op uint32, e expr.Dynset) []expr.Any {
+	words := append(priorityBits(reg, serviceBits), saddr.Load(reg+1))
+	data := reg + 1 + uint32(saddr.Registers())
+	e.SrcRegKey, e.SrcRegData, e.SetName, e.Operation = reg, data, s.Name, op
+	return append(words, nft.Priority().Load(data), &e)
+}
+
+// dynsetDelete is NFT_DYNSET_OP_DELETE.
+const dynsetDelete = 2
+
+// masquerade: masquerade fully-random
+func masquerade() []expr.Any { return []expr.Any{&expr.Masq{FullyRandom: true}} }
+
+// dnatted: ct status dnat
+func dnatted() []expr.Any {
+	const ipsDstNAT = 1 << 5
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(ipsDstNAT), Xor: word(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)},
+	}
+}
+
+// sourceIsThisNode: fib saddr type local
+func sourceIsThisNode() []expr.Any {
+	return addressType(&expr.Fib{Register: reg, ResultADDRTYPE: true, FlagSADDR: true}, expr.CmpOpEq)
+}
+
+// destinationIsThisNode: fib daddr type local, or fib daddr type != local
+func destinationIsThisNode(op expr.CmpOp) []expr.Any {
+	return addressType(&expr.Fib{Register: reg, ResultADDRTYPE: true, FlagDADDR: true}, op)
+}
+
+func addressType(fib *expr.Fib, op expr.CmpOp) []expr.Any {
+	return []expr.Any{fib, &expr.Cmp{Op: op, Register: reg, Data: word(unix.RTN_LOCAL)}}
+}
+
+// protocol: meta l4proto P
+func protocol(p uint8) []expr.Any {
+	return append(key(nft.L4Proto()), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{p}})
+}
+
+// address: FIELD P, or FIELD != P
+func address(f nft.Field, op expr.CmpOp, p netip.Prefix) []expr.Any {
+	words := key(f)
+	addr := p.Masked().Addr().AsSlice()
+	if p.Bits() < p.Addr().BitLen() {
+		mask := make([]byte, len(addr))
+		for i := range p.Bits() {
+			mask[i/8] |= 0x80 >> (i % 8)
+		}
+		words = append(words, &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: uint32(len(addr)),
+			Mask: mask, Xor: make([]byte, len(addr))})
+	}
+	return append(words, &expr.Cmp{Op: op, Register: reg, Data: addr})
+}
+
+// inputInterface: iifname "NAME", or with a prefix iifname "NAME*"
+func inputInterface(op expr.CmpOp, name string, prefix bool) []expr.Any {
+	data := []byte(name)
+	if !prefix {
+		const ifNameSize = 16
+		data = append(data, bytes.Repeat([]byte{0}, ifNameSize-len(name))...)
+	}
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
+		&expr.Cmp{Op: op, Register: reg, Data: data},
+	}
+}
+
+func jump(chain string) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}
+}
+
+func goTo(chain string) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
+}
+
+// countedDrop: counter drop
+func countedDrop() []expr.Any {
+	return []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}
+}
+
+// countedReset: counter reject with tcp reset
+func countedReset() []expr.Any {
+	return []expr.Any{&expr.Counter{}, &expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}
+}
+
+// countedReject: counter reject
+func countedReject(f nft.Family) []expr.Any {
+	const portUnreachable, portUnreachable6 = 3, 4
+	code := uint8(portUnreachable)
+	if f == nft.IPv6 {
+		code = portUnreachable6
+	}
+	return []expr.Any{&expr.Counter{}, &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}}
+}
