@@ -181,3 +181,6 @@ func deleteTable(conn *nft.Conn, f nft.Family) error {
 	}
 	return nil
 }
+
+// Doubt makes the next sync compare the tables with what is wanted, as at the start.
+func (k *Kernel) Doubt() { k.known = false }

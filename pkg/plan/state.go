@@ -375,3 +375,25 @@ func (l *layout) fingerprint(o *Options) uint64 {
 	}
 	return nft.Fingerprint(&t)
 }
+
+// Counts returns the number of elements of each of a family's sets that is not filled by rules.
+func (p *Planner) Counts(f model.Family) map[string]int {
+	out := map[string]int{}
+	for _, s := range p.tables[f].Sets {
+		if !s.Dynamic && s.Name != StateSet {
+			out[s.Name] = p.counts[s]
+		}
+	}
+	return out
+}
+
+// ClassChains returns the number of a family's chains that are there for a number of endpoints or a timeout.
+func (p *Planner) ClassChains(f model.Family) int {
+	n := 0
+	for key := range p.chains {
+		if key.family == f {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,19 @@
+// Command kube-nftproxy serves Kubernetes Services on a node by nftables.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"k8s.io/component-base/cli"
+)
+
+func main() {
+	defer func() {
+		if r := recover(); r != nil {
+			fmt.Fprintln(os.Stderr, "kube-nftproxy:", r)
+			panic(r)
+		}
+	}()
+	os.Exit(cli.Run(newCommand()))
+}

@@ -1,0 +1,94 @@
+package health
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+)
+
+// answer is the body of /healthz and /livez, kube-proxy's field by field. Cloud load balancers and e2e tests look for
+// lastUpdated in it.
+type answer struct {
+	// LastUpdated is the time of the answer where that is 200: the rules are as they should be now. Where it is not,
+	// it is when rules were last written.
+	LastUpdated time.Time `json:"lastUpdated"`
+	CurrentTime time.Time `json:"currentTime"`
+	// NodeEligible is left out of the answer to /livez.
+	NodeEligible *bool `json:"nodeEligible,omitempty"`
+	Healthy      bool  `json:"healthy"`
+	// Status is by IP family, and empty before the sync loop has started.
+	Status map[string]familyStatus `json:"status"`
+}
+
+type familyStatus struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
+}
+
+// Handler returns the handler of the health port: /healthz is 200 where the proxy is healthy and the node eligible,
+// /livez where the proxy is healthy, and otherwise they are 503. Any method will do; any other path is 404.
+//
+// Probes should use /livez, so that a node which the autoscaler drains does not have its proxy restarted.
+func (h *Health) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/healthz", handle(h.healthz, h.config.Counter.HealthzAnswered))
+	mux.Handle("/livez", handle(h.livez, h.config.Counter.LivezAnswered))
+	return mux
+}
+
+// handle returns the handler of one path: ask says what to answer and whether all is well.
+func handle(ask func() (a answer, ok bool), count func(code int)) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		a, ok := ask()
+		count(reply(w, a, ok))
+	}
+}
+
+// healthz answers for the proxy and its node.
+func (h *Health) healthz() (a answer, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	a = h.answer()
+	nodeEligible := h.eligible
+	a.NodeEligible = &nodeEligible
+	return a, a.Healthy && nodeEligible
+}
+
+// livez answers for the proxy alone.
+func (h *Health) livez() (a answer, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	a = h.answer()
+	return a, a.Healthy
+}
+
+// answer returns what both answers have in common.
+func (h *Health) answer() answer {
+	now := h.config.Now()
+	a := answer{LastUpdated: h.updated, CurrentTime: now, Healthy: h.healthy(now), Status: map[string]familyStatus{}}
+	if h.updated.IsZero() {
+		return a
+	}
+	for _, f := range h.config.Families {
+		a.Status[f.String()] = familyStatus{LastUpdated: h.updated, Healthy: a.Healthy}
+	}
+	return a
+}
+
+// reply sends an answer and returns its status code.
+func reply(w http.ResponseWriter, a answer, ok bool) (code int) {
+	code = http.StatusServiceUnavailable
+	if ok {
+		code = http.StatusOK
+		a.LastUpdated = a.CurrentTime
+	}
+	body, err := json.Marshal(a)
+	if err != nil {
+		code, body = http.StatusInternalServerError, nil // a year outside of 0 to 9999
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	_, _ = w.Write(body) // the asker has gone: nobody to tell
+	return code
+}

@@ -1,0 +1,39 @@
+package health
+
+import (
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// MetricsHandler returns the handler of the metrics port: /metrics with what g gathers, /proxyMode, and /healthz, which
+// as in kube-proxy says only that the port answers. Further paths can be added to it. The time is the start of the
+// process, for the header Process-Start-Time-Unix.
+func MetricsHandler(g prometheus.Gatherer, started time.Time) *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{
+		// One collector that fails, such as that of /proc, must not take the others with it.
+		ErrorHandling:    promhttp.ContinueOnError,
+		ProcessStartTime: started,
+	}))
+	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { text(w, "nftables") })
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, r *http.Request) {
+		if _, verbose := r.URL.Query()["verbose"]; verbose {
+			text(w, "[+]ping ok\nhealthz check passed\n")
+			return
+		}
+		text(w, "ok")
+	})
+	mux.HandleFunc("/healthz/ping", func(w http.ResponseWriter, _ *http.Request) { text(w, "ok") })
+	return mux
+}
+
+// text sends plain text with the headers that Kubernetes components use.
+func text(w http.ResponseWriter, body string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	_, _ = io.WriteString(w, body) // the asker has gone: nobody to tell
+}

@@ -1,0 +1,140 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
+)
+
+// quietly returns a context whose logger says nothing.
+func quietly(t *testing.T) context.Context {
+	return klog.NewContext(t.Context(), klog.Logger{})
+}
+
+func hello() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
+}
+
+func mustListen(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func TestServeHardFail(t *testing.T) {
+	taken := mustListen(t)
+	err := Serve(quietly(t), taken.Addr().String(), hello(), time.Hour, true)
+	if err == nil || !strings.Contains(err.Error(), taken.Addr().String()) {
+		t.Errorf("Serve on a port that is taken: got error %v, want one that names it", err)
+	}
+}
+
+func TestServeSwitchedOff(t *testing.T) {
+	if err := Serve(quietly(t), "", hello(), time.Hour, true); err != nil {
+		t.Errorf("Serve without an address: %v", err)
+	}
+}
+
+func TestServeRetries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(quietly(t))
+		begin := time.Now()
+		var tries []time.Duration
+		listen := func() (net.Listener, error) {
+			tries = append(tries, time.Since(begin))
+			if len(tries) == 4 {
+				cancel()
+			}
+			return nil, errors.New("address already in use")
+		}
+		if err := serve(ctx, hello(), RetryInterval, false, listen); err != nil {
+			t.Errorf("serve: %v", err)
+		}
+		want := []time.Duration{0, 5 * time.Second, 10 * time.Second, 15 * time.Second}
+		if diff := cmp.Diff(want, tries); diff != "" {
+			t.Errorf("attempts (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestServeAnswers lets the first two attempts fail, the third listener break, and the fourth serve until the end.
+func TestServeAnswers(t *testing.T) {
+	ctx, cancel := context.WithCancel(quietly(t))
+	dead, live := mustListen(t), mustListen(t)
+	if err := dead.Close(); err != nil {
+		t.Fatal(err)
+	}
+	tries := 0
+	listen := func() (net.Listener, error) {
+		switch tries++; tries {
+		case 1, 2:
+			return nil, errors.New("address already in use")
+		case 3:
+			return dead, nil
+		}
+		return live, nil
+	}
+	done := make(chan error, 1)
+	go func() { done <- serve(ctx, hello(), time.Millisecond, false, listen) }()
+
+	resp, err := http.Get("http://" + live.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if got := string(body); got != "hello" {
+		t.Errorf("answer: got %q, want %q", got, "hello")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("serve: %v", err)
+	}
+	if tries != 4 {
+		t.Errorf("attempts: got %d, want 4", tries)
+	}
+	if conn, err := net.Dial("tcp", live.Addr().String()); err == nil {
+		_ = conn.Close()
+		t.Error("the port is still open after the end of ctx")
+	}
+}
+
+// TestServeCutsOff checks that an answer that never ends doesn't keep Serve from returning.
+func TestServeCutsOff(t *testing.T) {
+	ctx, cancel := context.WithCancel(quietly(t))
+	l := mustListen(t)
+	stuck := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		cancel()
+		<-r.Context().Done()
+	})
+	asked := make(chan error, 1)
+	go func() {
+		resp, err := http.Get("http://" + l.Addr().String())
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		asked <- err
+	}()
+	if err := serve(ctx, stuck, time.Hour, true, func() (net.Listener, error) { return l, nil }); err != nil {
+		t.Errorf("serve: %v", err)
+	}
+	if err := <-asked; err == nil {
+		t.Error("the stuck answer was given after all")
+	}
+}

@@ -1,0 +1,314 @@
+package metrics
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// Metrics is the one value by which the program reports numbers. Its methods may be called by any goroutine.
+type Metrics struct {
+	families []model.Family
+
+	syncDuration, fullSyncDuration, partialSyncDuration *prometheus.HistogramVec
+	programmingDuration                                 *prometheus.HistogramVec
+	lastSync, lastQueued                                *prometheus.GaugeVec
+	endpointsPending, servicesPending                   prometheus.Gauge
+	endpointsTotal, servicesTotal                       prometheus.Counter
+	noLocalEndpoints                                    *prometheus.GaugeVec
+	syncFailures, cleanupFailures                       *prometheus.CounterVec
+
+	conntrackDuration *prometheus.HistogramVec
+	conntrackDeleted  *prometheus.CounterVec
+
+	healthz, livez *prometheus.CounterVec
+
+	elements, classChains                    *prometheus.GaugeVec
+	batches                                  *prometheus.CounterVec
+	batchBytes, batchElements, batchDuration prometheus.Histogram
+	adopted                                  prometheus.Counter
+	rejected                                 *prometheus.GaugeVec
+	conflicts                                prometheus.Gauge
+}
+
+// New registers all metrics of the proxy in reg, and panics if one is there already. The families are those that the
+// proxy serves; none means both.
+func New(reg prometheus.Registerer, families ...model.Family) *Metrics {
+	if len(families) == 0 {
+		families = model.Families[:]
+	}
+	m := &Metrics{families: families}
+	r := registry{reg}
+	m.registerSync(r)
+	m.registerChanges(r)
+	m.registerConntrack(r)
+	m.registerHealth(r)
+	m.registerBatches(r)
+	m.registerState(r)
+	m.touch()
+	return m
+}
+
+// registerSync makes kube-proxy's metrics of one sync.
+func (m *Metrics) registerSync(r registry) {
+	m.syncDuration = r.histograms("kubeproxy_sync_proxy_rules_duration_seconds",
+		"Time that one sync took, full or partial, successful or not.", durationBuckets(), "ip_family")
+	m.fullSyncDuration = r.histograms("kubeproxy_sync_full_proxy_rules_duration_seconds",
+		"Time that one full sync took: one that wrote the whole table.", durationBuckets(), "ip_family")
+	m.partialSyncDuration = r.histograms("kubeproxy_sync_partial_proxy_rules_duration_seconds",
+		"Time that one partial sync took: one that wrote only what had changed.", durationBuckets(), "ip_family")
+	m.programmingDuration = r.histograms("kubeproxy_network_programming_duration_seconds",
+		"Time from the change of an EndpointSlice, by its annotation endpoints.kubernetes.io/last-change-trigger-time, "+
+			"to its rules being in the kernel.", programmingBuckets(), "ip_family")
+	m.lastSync = r.gauges("kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+		"Unix time of the end of the last successful sync.", "ip_family")
+	m.lastQueued = r.gauges("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+		"Unix time at which a sync was last asked for.", "ip_family")
+	m.syncFailures = r.counters("kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+		"Syncs that failed, and left the rules of before in force.", "ip_family")
+	m.cleanupFailures = r.counters("kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
+		"Deletions of chains no longer used that failed, to be tried again.", "ip_family")
+}
+
+// registerChanges makes kube-proxy's metrics of what has changed and of what the rules lack.
+func (m *Metrics) registerChanges(r registry) {
+	m.endpointsPending = r.gauge("kubeproxy_sync_proxy_rules_endpoint_changes_pending",
+		"Changes of EndpointSlices that are not in the rules yet.")
+	m.endpointsTotal = r.counter("kubeproxy_sync_proxy_rules_endpoint_changes_total",
+		"Changes of EndpointSlices seen.")
+	m.servicesPending = r.gauge("kubeproxy_sync_proxy_rules_service_changes_pending",
+		"Changes of Services that are not in the rules yet.")
+	m.servicesTotal = r.counter("kubeproxy_sync_proxy_rules_service_changes_total",
+		"Changes of Services seen.")
+	m.noLocalEndpoints = r.gauges("kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+		"Service ports with traffic policy Local that have endpoints, but none on this node.",
+		"traffic_policy", "ip_family")
+}
+
+// registerConntrack makes kube-proxy's metrics of the deletion of stale flows.
+func (m *Metrics) registerConntrack(r registry) {
+	m.conntrackDuration = r.histograms("kubeproxy_conntrack_reconciler_sync_duration_seconds",
+		"Time that one search for stale conntrack entries took, with their deletion.", durationBuckets(), "ip_family")
+	m.conntrackDeleted = r.counters("kubeproxy_conntrack_reconciler_deleted_entries_total",
+		"Stale conntrack entries deleted.", "ip_family")
+}
+
+// registerHealth makes kube-proxy's counters of health answers.
+func (m *Metrics) registerHealth(r registry) {
+	m.healthz = r.counters("kubeproxy_proxy_healthz_total",
+		"Answers given to /healthz on the health port, by HTTP status code.", "code")
+	m.livez = r.counters("kubeproxy_proxy_livez_total",
+		"Answers given to /livez on the health port, by HTTP status code.", "code")
+}
+
+// registerBatches makes our own metrics of what is sent to the kernel.
+func (m *Metrics) registerBatches(r registry) {
+	m.batches = r.counters("kubenftproxy_batches_total",
+		"Netlink batches that the kernel accepted; one covers both IP families. Kind full wrote the whole table, kind "+
+			"partial what had changed.", "kind")
+	m.batchBytes = r.histogram("kubenftproxy_batch_bytes",
+		"Size of one accepted netlink batch.", prometheus.ExponentialBuckets(256, 4, 12))
+	m.batchElements = r.histogram("kubenftproxy_batch_elements",
+		"Set and map elements that one accepted netlink batch added or deleted.",
+		prometheus.ExponentialBuckets(1, 4, 12))
+	m.batchDuration = r.histogram("kubenftproxy_batch_duration_seconds",
+		"Time that the kernel took for one accepted netlink batch, from sending it to the return of the system call.",
+		durationBuckets())
+	m.adopted = r.counter("kubenftproxy_restarts_adopted_total",
+		"Starts that found the table of an earlier run unchanged and went on from it.")
+}
+
+// registerState makes our own metrics of what is in the rules.
+func (m *Metrics) registerState(r registry) {
+	m.elements = r.gauges("kubenftproxy_elements",
+		"Elements in a set or map of the table.", "ip_family", "set")
+	m.classChains = r.gauges("kubenftproxy_class_chains",
+		"Chains of the table that spread connections over endpoints; there is one for each number of endpoints in use, "+
+			"and variants of it.", "ip_family")
+	m.rejected = r.gauges("kubenftproxy_rejected_objects",
+		"API objects of which some part is not usable and had to be left out, by their kind.", "kind")
+	m.conflicts = r.gauge("kubenftproxy_conflicts",
+		"Frontends (address, port and protocol) that more than one Service claims; the oldest Service has it.")
+}
+
+// touch makes the series whose labels are known beforehand appear at once. The gauges of times and of elements are not
+// among them: a time of 0 would read as an age of decades, and which sets there are is the plan's business.
+func (m *Metrics) touch() {
+	for _, f := range m.families {
+		ip := f.String()
+		for _, h := range []*prometheus.HistogramVec{
+			m.syncDuration, m.fullSyncDuration, m.partialSyncDuration, m.programmingDuration, m.conntrackDuration,
+		} {
+			h.WithLabelValues(ip)
+		}
+		for _, c := range []*prometheus.CounterVec{m.syncFailures, m.cleanupFailures, m.conntrackDeleted} {
+			c.WithLabelValues(ip)
+		}
+		m.NoLocalEndpoints(f, 0, 0)
+		m.ClassChains(f, 0)
+	}
+	for _, c := range []*prometheus.CounterVec{m.healthz, m.livez} {
+		c.WithLabelValues("200")
+		c.WithLabelValues("503")
+	}
+	m.batches.WithLabelValues(kindFull)
+	m.batches.WithLabelValues(kindPartial)
+	m.Rejected("Service", 0)
+	m.Rejected("EndpointSlice", 0)
+}
+
+// SyncResult says how one sync of all families went.
+type SyncResult struct {
+	// Full is set where the whole table was written, or read and compared, instead of what had changed.
+	Full bool
+	// Duration is the time from the start of the sync to its end.
+	Duration time.Duration
+	// End is when the sync ended.
+	End time.Time
+}
+
+// Synced reports a sync that succeeded: nothing is pending any more.
+func (m *Metrics) Synced(r SyncResult) {
+	m.ran(r)
+	for _, f := range m.families {
+		m.lastSync.WithLabelValues(f.String()).Set(unix(r.End))
+	}
+	m.endpointsPending.Set(0)
+	m.servicesPending.Set(0)
+}
+
+// SyncFailed reports a sync that failed: what is pending stays pending.
+func (m *Metrics) SyncFailed(r SyncResult) {
+	m.ran(r)
+	for _, f := range m.families {
+		m.syncFailures.WithLabelValues(f.String()).Inc()
+	}
+}
+
+// ran observes the duration of a sync for each family; kube-proxy does so whether it succeeded or not.
+func (m *Metrics) ran(r SyncResult) {
+	kind := m.partialSyncDuration
+	if r.Full {
+		kind = m.fullSyncDuration
+	}
+	for _, f := range m.families {
+		m.syncDuration.WithLabelValues(f.String()).Observe(r.Duration.Seconds())
+		kind.WithLabelValues(f.String()).Observe(r.Duration.Seconds())
+	}
+}
+
+// Queued reports that a sync was asked for at the given time. The age of the rules is the difference between this and
+// the time of the last successful sync, where positive.
+func (m *Metrics) Queued(at time.Time) {
+	for _, f := range m.families {
+		m.lastQueued.WithLabelValues(f.String()).Set(unix(at))
+	}
+}
+
+// Changes reports that so many Services and EndpointSlices have changed. They count as pending until the next
+// successful sync, so the goroutine that syncs should report them, before the sync that takes them up.
+func (m *Metrics) Changes(services, endpoints int) {
+	m.servicesTotal.Add(float64(services))
+	m.servicesPending.Add(float64(services))
+	m.endpointsTotal.Add(float64(endpoints))
+	m.endpointsPending.Add(float64(endpoints))
+}
+
+// Programmed reports that the change of an EndpointSlice took so long to get into the rules, counted from the time in
+// its annotation.
+func (m *Metrics) Programmed(d time.Duration) {
+	for _, f := range m.families {
+		m.programmingDuration.WithLabelValues(f.String()).Observe(d.Seconds())
+	}
+}
+
+// NoLocalEndpoints sets how many service ports of a family have traffic policy Local, internal or external, and
+// endpoints somewhere, but none on this node. In spite of the metric's name it is not a running total.
+func (m *Metrics) NoLocalEndpoints(f model.Family, internal, external int) {
+	m.noLocalEndpoints.WithLabelValues("internal", f.String()).Set(float64(internal))
+	m.noLocalEndpoints.WithLabelValues("external", f.String()).Set(float64(external))
+}
+
+// CleanupFailed reports that chains no longer used could not be deleted.
+func (m *Metrics) CleanupFailed() {
+	for _, f := range m.families {
+		m.cleanupFailures.WithLabelValues(f.String()).Inc()
+	}
+}
+
+// FlowsDeleted reports one search for stale conntrack entries of a family: how long it took and how many it deleted.
+func (m *Metrics) FlowsDeleted(f model.Family, took time.Duration, deleted int) {
+	m.conntrackDuration.WithLabelValues(f.String()).Observe(took.Seconds())
+	m.conntrackDeleted.WithLabelValues(f.String()).Add(float64(deleted))
+}
+
+// HealthzAnswered counts an answer to /healthz on the health port with this HTTP status code.
+func (m *Metrics) HealthzAnswered(code int) {
+	m.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
+}
+
+// LivezAnswered counts an answer to /livez on the health port with this HTTP status code.
+func (m *Metrics) LivezAnswered(code int) {
+	m.livez.WithLabelValues(strconv.Itoa(code)).Inc()
+}
+
+// Elements sets how many elements a set or map of a family has.
+func (m *Metrics) Elements(f model.Family, set string, n int) {
+	m.elements.WithLabelValues(f.String(), set).Set(float64(n))
+}
+
+// ClassChains sets how many chains of a family spread connections over endpoints.
+func (m *Metrics) ClassChains(f model.Family, n int) {
+	m.classChains.WithLabelValues(f.String()).Set(float64(n))
+}
+
+// The values of the label kind of kubenftproxy_batches_total.
+const (
+	kindFull    = "full"
+	kindPartial = "partial"
+)
+
+// Batch is one netlink batch, covering both families, that the kernel accepted.
+type Batch struct {
+	// Full is set where the batch wrote the whole table.
+	Full bool
+	// Bytes is its size, Elements the number of set and map elements that it added or deleted.
+	Bytes, Elements int
+	// Kernel is the time from sending it to the return of the system call, in which the kernel applies it.
+	Kernel time.Duration
+}
+
+// Sent reports a batch that the kernel accepted.
+func (m *Metrics) Sent(b Batch) {
+	kind := kindPartial
+	if b.Full {
+		kind = kindFull
+	}
+	m.batches.WithLabelValues(kind).Inc()
+	m.batchBytes.Observe(float64(b.Bytes))
+	m.batchElements.Observe(float64(b.Elements))
+	m.batchDuration.Observe(b.Kernel.Seconds())
+}
+
+// Adopted reports that the program found the table of an earlier run unchanged and went on from it.
+func (m *Metrics) Adopted() {
+	m.adopted.Inc()
+}
+
+// Rejected sets how many API objects of a kind, such as "Service", have some part that had to be left out.
+func (m *Metrics) Rejected(kind string, n int) {
+	m.rejected.WithLabelValues(kind).Set(float64(n))
+}
+
+// Conflicts sets how many frontends are claimed by more than one Service.
+func (m *Metrics) Conflicts(n int) {
+	m.conflicts.Set(float64(n))
+}
+
+// unix returns seconds since 1970 with their fraction, as Prometheus wants times.
+func unix(t time.Time) float64 {
+	return float64(t.UnixNano()) / float64(time.Second)
+}

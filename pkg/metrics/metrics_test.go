@@ -1,0 +1,266 @@
+package metrics
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata")
+
+const goldenPath = "testdata/metrics.txt"
+
+// everything calls every method once, so that all vectors have series.
+func everything(m *Metrics) {
+	end := time.Unix(1_700_000_000, 500_000_000)
+	m.Queued(end.Add(-time.Second))
+	m.Changes(2, 3)
+	m.Synced(SyncResult{Full: true, Duration: time.Second, End: end})
+	m.SyncFailed(SyncResult{Duration: time.Millisecond, End: end})
+	m.CleanupFailed()
+	m.Programmed(300 * time.Millisecond)
+	m.FlowsDeleted(model.IPv4, time.Millisecond, 7)
+	m.HealthzAnswered(503)
+	m.LivezAnswered(200)
+	m.Sent(Batch{Full: true, Bytes: 1 << 20, Elements: 1000, Kernel: 2 * time.Millisecond})
+	m.Sent(Batch{Bytes: 512, Elements: 3, Kernel: 40 * time.Microsecond})
+	m.Adopted()
+	for _, f := range model.Families {
+		m.NoLocalEndpoints(f, 1, 2)
+		m.Elements(f, "services", 10)
+		m.ClassChains(f, 4)
+	}
+	m.Rejected("Service", 2)
+	m.Conflicts(1)
+}
+
+// TestGolden holds names, types and labels fixed: dashboards depend on them.
+func TestGolden(t *testing.T) {
+	reg := prometheus.NewPedanticRegistry()
+	everything(New(reg))
+	got := describe(t, reg)
+	if *update {
+		if err := os.WriteFile(goldenPath, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(goldenPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}
+
+// describe returns one line per metric: its name, its type and its labels.
+func describe(t *testing.T, g prometheus.Gatherer) string {
+	t.Helper()
+	families, err := g.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	for _, f := range families {
+		labels := []string{}
+		for _, l := range f.GetMetric()[0].GetLabel() {
+			labels = append(labels, l.GetName())
+		}
+		fmt.Fprintf(&b, "%s %s {%s}\n", f.GetName(), strings.ToLower(f.GetType().String()), strings.Join(labels, ","))
+	}
+	return b.String()
+}
+
+func TestLint(t *testing.T) {
+	// kube-proxy has this gauge end like a counter; its name is an interface by now.
+	fixed := map[string]string{
+		"kubeproxy_sync_proxy_rules_no_local_endpoints_total": `non-counter metrics should not have "_total" suffix`,
+	}
+	reg := prometheus.NewPedanticRegistry()
+	everything(New(reg))
+	problems, err := testutil.GatherAndLint(reg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, p := range problems {
+		got[p.Metric] = p.Text
+	}
+	if diff := cmp.Diff(fixed, got); diff != "" {
+		t.Errorf("lint (-want +got):\n%s", diff)
+	}
+}
+
+// TestFromTheStart checks that whatever an alert would call rate() on is there before anything has happened.
+func TestFromTheStart(t *testing.T) {
+	reg := prometheus.NewPedanticRegistry()
+	New(reg)
+	got := strings.Split(strings.TrimSpace(describe(t, reg)), "\n")
+	golden, err := os.ReadFile(goldenPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := slices.DeleteFunc(strings.Split(strings.TrimSpace(string(golden)), "\n"), func(line string) bool {
+		return strings.Contains(line, "timestamp_seconds") || strings.HasPrefix(line, "kubenftproxy_elements ")
+	})
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("metrics at start (-want +got):\n%s", diff)
+	}
+}
+
+func TestValues(t *testing.T) {
+	const (
+		failures   = "kubeproxy_sync_proxy_rules_nftables_sync_failures_total"
+		lastSync   = "kubeproxy_sync_proxy_rules_last_timestamp_seconds"
+		queued     = "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds"
+		pending    = "kubeproxy_sync_proxy_rules_service_changes_pending"
+		total      = "kubeproxy_sync_proxy_rules_service_changes_total"
+		epsPending = "kubeproxy_sync_proxy_rules_endpoint_changes_pending"
+		noLocal    = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
+		batches    = "kubenftproxy_batches_total"
+	)
+	at := time.Unix(100, 500_000_000)
+	tests := []struct {
+		name     string
+		families []model.Family
+		do       func(*Metrics)
+		metric   string
+		want     map[string]float64
+	}{
+		{"a failure counts for both families", nil,
+			func(m *Metrics) { m.SyncFailed(SyncResult{End: at}) },
+			failures, map[string]float64{"IPv4": 1, "IPv6": 1}},
+		{"only the families served", []model.Family{model.IPv6},
+			func(m *Metrics) { m.SyncFailed(SyncResult{End: at}) },
+			failures, map[string]float64{"IPv6": 1}},
+		{"time of a success", nil,
+			func(m *Metrics) { m.Synced(SyncResult{End: at}) },
+			lastSync, map[string]float64{"IPv4": 100.5, "IPv6": 100.5}},
+		{"a failure has no time", nil,
+			func(m *Metrics) { m.SyncFailed(SyncResult{End: at}) },
+			lastSync, map[string]float64{}},
+		{"time of a request", nil,
+			func(m *Metrics) { m.Queued(at) },
+			queued, map[string]float64{"IPv4": 100.5, "IPv6": 100.5}},
+		{"changes add up", nil,
+			func(m *Metrics) { m.Changes(2, 0); m.Changes(3, 0) },
+			pending, map[string]float64{"": 5}},
+		{"a failure leaves changes pending", nil,
+			func(m *Metrics) { m.Changes(2, 3); m.SyncFailed(SyncResult{End: at}) },
+			epsPending, map[string]float64{"": 3}},
+		{"a success takes them up", nil,
+			func(m *Metrics) { m.Changes(2, 3); m.Synced(SyncResult{End: at}) },
+			epsPending, map[string]float64{"": 0}},
+		{"services likewise", nil,
+			func(m *Metrics) { m.Changes(2, 3); m.Synced(SyncResult{End: at}) },
+			pending, map[string]float64{"": 0}},
+		{"the total stays", nil,
+			func(m *Metrics) { m.Changes(2, 3); m.Synced(SyncResult{End: at}) },
+			total, map[string]float64{"": 2}},
+		{"no local endpoints", nil,
+			func(m *Metrics) { m.NoLocalEndpoints(model.IPv4, 3, 4) },
+			noLocal, map[string]float64{
+				"IPv4,internal": 3, "IPv4,external": 4, "IPv6,internal": 0, "IPv6,external": 0,
+			}},
+		{"batches by kind", nil,
+			func(m *Metrics) { m.Sent(Batch{Full: true}); m.Sent(Batch{}); m.Sent(Batch{}) },
+			batches, map[string]float64{"full": 1, "partial": 2}},
+		{"answers by code", nil,
+			func(m *Metrics) { m.HealthzAnswered(503) },
+			"kubeproxy_proxy_healthz_total", map[string]float64{"200": 0, "503": 1}},
+		{"full syncs", nil,
+			func(m *Metrics) {
+				m.Synced(SyncResult{Full: true, Duration: 2 * time.Second, End: at})
+				m.Synced(SyncResult{End: at})
+			},
+			"kubeproxy_sync_full_proxy_rules_duration_seconds", map[string]float64{"IPv4": 2, "IPv6": 2}},
+		{"failed syncs have a duration too", nil,
+			func(m *Metrics) { m.SyncFailed(SyncResult{Duration: 2 * time.Second}) },
+			"kubeproxy_sync_proxy_rules_duration_seconds", map[string]float64{"IPv4": 2, "IPv6": 2}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			reg := prometheus.NewPedanticRegistry()
+			tt.do(New(reg, tt.families...))
+			if diff := cmp.Diff(tt.want, values(t, reg, tt.metric)); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", tt.metric, diff)
+			}
+		})
+	}
+}
+
+// values returns the series of one metric by their label values; for a histogram the value is the sum.
+func values(t *testing.T, g prometheus.Gatherer, name string) map[string]float64 {
+	t.Helper()
+	families, err := g.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, s := range f.GetMetric() {
+			var labels []string
+			for _, l := range s.GetLabel() {
+				labels = append(labels, l.GetValue())
+			}
+			got[strings.Join(labels, ",")] = s.GetCounter().GetValue() + s.GetGauge().GetValue() +
+				s.GetHistogram().GetSampleSum()
+		}
+	}
+	return got
+}
+
+func TestBuckets(t *testing.T) {
+	durations := durationBuckets()
+	for _, b := range prometheus.ExponentialBuckets(0.001, 2, 15) {
+		if !slices.Contains(durations, b) {
+			t.Errorf("durationBuckets lacks kube-proxy's bound %v", b)
+		}
+	}
+	if first, last := durations[0], durations[len(durations)-1]; first > 0.00001 || last < 1000 {
+		t.Errorf("durationBuckets: got %v to %v, want 0.00001 or less to 1000 or more", first, last)
+	}
+	programming := programmingBuckets()
+	if got := len(programming); got != 80 {
+		t.Errorf("programmingBuckets: got %d bounds, want 80", got)
+	}
+	for _, b := range [][]float64{durations, programming} {
+		if !slices.IsSorted(b) {
+			t.Errorf("bounds are not sorted: %v", b)
+		}
+	}
+	for _, want := range []float64{0.25, 0.5, 1, 59, 60, 65, 115, 120, 150, 300} {
+		if !slices.Contains(programming, want) {
+			t.Errorf("programmingBuckets lacks %v", want)
+		}
+	}
+}
+
+// TestRegisterProcess checks the names that the kubernetes-mixin's dashboard asks for.
+func TestRegisterProcess(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	New(reg)
+	RegisterProcess(reg)
+	got := describe(t, reg)
+	for _, want := range []string{
+		"process_resident_memory_bytes gauge {}", "process_cpu_seconds_total counter {}", "go_goroutines gauge {}",
+		"process_start_time_seconds gauge {}", "go_sched_latencies_seconds histogram {}",
+	} {
+		if !strings.Contains(got, want+"\n") {
+			t.Errorf("registry lacks %q", want)
+		}
+	}
+}

@@ -1,0 +1,75 @@
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+)
+
+// durationBuckets returns kube-proxy's bounds, 0.001·2^n for n = 0 to 14, continued to n = -7 and n = 20. Doubling and
+// halving are exact, so the bounds in the middle are the same numbers, and print alike in the label le.
+func durationBuckets() []float64 {
+	const shortest = 0.001 / 128
+	return prometheus.ExponentialBuckets(shortest, 2, 28)
+}
+
+// programmingBuckets returns kube-proxy's 80 bounds for the network programming latency, in seconds: fine up to one
+// minute, where the service level objective lies, and coarse up to five.
+func programmingBuckets() []float64 {
+	b := []float64{0.25, 0.5}
+	b = append(b, prometheus.LinearBuckets(1, 1, 59)...)
+	b = append(b, prometheus.LinearBuckets(60, 5, 12)...)
+	return append(b, prometheus.LinearBuckets(120, 30, 7)...)
+}
+
+// registry makes collectors and registers them in one step.
+type registry struct {
+	prometheus.Registerer
+}
+
+func (r registry) histograms(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+	c := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+	r.MustRegister(c)
+	return c
+}
+
+func (r registry) histogram(name, help string, buckets []float64) prometheus.Histogram {
+	c := prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
+	r.MustRegister(c)
+	return c
+}
+
+func (r registry) gauges(name, help string, labels ...string) *prometheus.GaugeVec {
+	c := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+	r.MustRegister(c)
+	return c
+}
+
+func (r registry) gauge(name, help string) prometheus.Gauge {
+	c := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+	r.MustRegister(c)
+	return c
+}
+
+func (r registry) counters(name, help string, labels ...string) *prometheus.CounterVec {
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	r.MustRegister(c)
+	return c
+}
+
+func (r registry) counter(name, help string) prometheus.Counter {
+	c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	r.MustRegister(c)
+	return c
+}
+
+// RegisterProcess registers process_* and all go_* metrics, those that every Kubernetes component has. It panics if
+// they are registered already.
+//
+// kubernetes_build_info is left out on purpose: the alert KubeVersionMismatch of the kubernetes-mixin counts its
+// distinct versions, and ours is not the cluster's.
+func RegisterProcess(reg prometheus.Registerer) {
+	reg.MustRegister(
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		collectors.NewGoCollector(collectors.WithGoCollectorRuntimeMetrics(collectors.MetricsAll)),
+	)
+}

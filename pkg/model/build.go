@@ -1,0 +1,515 @@
+package model
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Limits of sessionAffinityConfig.clientIP.timeoutSeconds, as the API server has them.
+const (
+	defaultAffinity = 10800
+	maxAffinity     = 86400
+)
+
+// Options are the settings that change what a Service means.
+type Options struct {
+	// IgnoreExternalIPs leaves out spec.externalIPs (feature gate AllowServiceExternalIPs=false).
+	IgnoreExternalIPs bool
+}
+
+// Build returns the Service as the node sees it, or nil if it is nothing to proxy: no Service, a headless one, one
+// without cluster IP, or an ExternalName. It doesn't look at labels: the caller has left out Services of another proxy
+// and slices of headless Services, and passes exactly the slices of this Service (nil ones are passed over).
+//
+// Ports are in the order IPv4, IPv6, and within a family in that of spec.ports. Frontends are in the order cluster
+// IP, externalIPs, load-balancer IPs, node port, and within a kind in that of the object. A family without a usable
+// cluster IP has no ports at all. No key occurs twice in a Service: of equal addresses the cluster IP wins, then the
+// load-balancer IP, which may be restricted to some sources, then the external IP.
+//
+// What cannot be used is left out and becomes a Problem; those of the Service come first, then those of its slices by
+// name. The result does not depend on the order of slices, nor (but for the paths in Problems) on that of endpoints.
+// It shares no memory with API objects except strings, but its own lists may share memory.
+//
+// The rules are those of kube-proxy (serviceport.go, endpointslicecache.go, topology.go).
+func Build(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node, opts Options) *Service {
+	if !proxied(svc) {
+		return nil
+	}
+	b := builder{svc: svc, node: &node, opts: opts, out: &Service{
+		Name:    types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name},
+		Created: svc.CreationTimestamp.Time,
+	}}
+	b.clusterIPs()
+	b.addresses()
+	b.ports(b.affinity())
+	b.healthCheck()
+	b.endpoints(epSlices)
+	return b.out
+}
+
+// proxied follows kube-proxy's ShouldSkipService.
+func proxied(svc *corev1.Service) bool {
+	return svc != nil &&
+		svc.Spec.Type != corev1.ServiceTypeExternalName &&
+		svc.Spec.ClusterIP != "" && svc.Spec.ClusterIP != corev1.ClusterIPNone
+}
+
+// A builder is the working memory of one Build.
+type builder struct {
+	svc  *corev1.Service
+	node *Node
+	opts Options
+	out  *Service
+
+	// cluster holds the usable cluster IPs; a family without one is not served.
+	cluster [2]netip.Addr
+	// fronts holds the frontends by address of each served family, still without port and protocol.
+	fronts [2][]Frontend
+	groups groups
+}
+
+func (b *builder) problem(field, reason string) {
+	b.out.Problems = append(b.out.Problems, Problem{Kind: "Service", Name: b.out.Name, Field: field, Reason: reason})
+}
+
+// clusterIPs follows kube-proxy's GetClusterIPByFamily: the first address that ipFamilies gives to a family, or, where
+// there are no ipFamilies, that of spec.clusterIP.
+func (b *builder) clusterIPs() {
+	spec := &b.svc.Spec
+	if len(spec.IPFamilies) == 0 {
+		if addr, reason := parseVIP(spec.ClusterIP); reason != "" {
+			b.problem("spec.clusterIP", reason)
+		} else {
+			b.cluster[FamilyOf(addr)] = addr
+		}
+		return
+	}
+	for i, name := range spec.IPFamilies {
+		f, ok := familyOfName(name)
+		switch {
+		case !ok:
+			b.problem(index("spec.ipFamilies", i), quoted(string(name), "not an IP family"))
+		case i >= len(spec.ClusterIPs):
+			b.problem("spec.clusterIPs", "has no "+f.String()+" address, although spec.ipFamilies has "+f.String())
+		case !b.cluster[f].IsValid():
+			b.clusterIP(f, i)
+		}
+	}
+}
+
+func (b *builder) clusterIP(f Family, i int) {
+	s := b.svc.Spec.ClusterIPs[i]
+	addr, reason := parseVIP(s)
+	if reason == "" && FamilyOf(addr) != f {
+		reason = quoted(s, "is not an "+f.String()+" address, as "+index("spec.ipFamilies", i)+" says")
+	}
+	if reason != "" {
+		b.problem(index("spec.clusterIPs", i), reason)
+		return
+	}
+	b.cluster[f] = addr
+}
+
+func familyOfName(name corev1.IPFamily) (Family, bool) {
+	switch name {
+	case corev1.IPv4Protocol:
+		return IPv4, true
+	case corev1.IPv6Protocol:
+		return IPv6, true
+	}
+	return 0, false
+}
+
+// parseVIP returns an address that can be the destination of a Service, or why it can't.
+func parseVIP(s string) (addr netip.Addr, reason string) {
+	addr, err := parseRaw(s)
+	if err != nil {
+		return addr, quoted(s, err.Error())
+	}
+	addr = addr.Unmap()
+	reason = unusable(addr)
+	if addr.IsLoopback() {
+		reason = "is a loopback address"
+	}
+	if reason != "" {
+		return netip.Addr{}, quoted(s, reason)
+	}
+	return addr, ""
+}
+
+// addresses fills fronts.
+func (b *builder) addresses() {
+	local := internalLocal(b.svc)
+	for _, f := range Families {
+		if addr := b.cluster[f]; addr.IsValid() {
+			b.fronts[f] = []Frontend{{Key: Key{Addr: addr, Family: f}, Kind: ClusterIP, Local: local}}
+		}
+	}
+	sources := b.sourceRanges()
+	if len(b.svc.Spec.ExternalIPs) == 0 && len(b.svc.Status.LoadBalancer.Ingress) == 0 {
+		return
+	}
+	seen := map[netip.Addr]bool{b.cluster[IPv4]: true, b.cluster[IPv6]: true}
+	balancers := b.loadBalancerIPs(seen)
+	b.addFronts(ExternalIP, b.externalIPs(seen), nil)
+	for f := range balancers {
+		b.addFronts(LoadBalancer, balancers[f], b.allowedSources(Family(f), sources, balancers[f]))
+	}
+}
+
+func (b *builder) addFronts(kind Kind, addrs []netip.Addr, allowed []netip.Prefix) {
+	local := externalLocal(b.svc)
+	for _, addr := range addrs {
+		f := FamilyOf(addr)
+		b.fronts[f] = append(b.fronts[f], Frontend{
+			Key: Key{Addr: addr, Family: f}, Kind: kind, Local: local, AllowedSources: allowed,
+		})
+	}
+}
+
+// loadBalancerIPs returns the addresses by which a load balancer's packets arrive unchanged (ipMode VIP, KEP-1860).
+// Those of a family that is not served are no problem: a load balancer may well translate between families.
+func (b *builder) loadBalancerIPs(seen map[netip.Addr]bool) (addrs [2][]netip.Addr) {
+	for i := range b.svc.Status.LoadBalancer.Ingress {
+		ing := &b.svc.Status.LoadBalancer.Ingress[i]
+		if ing.IP == "" || ing.IPMode != nil && *ing.IPMode != corev1.LoadBalancerIPModeVIP {
+			continue
+		}
+		addr, reason := parseVIP(ing.IP)
+		if reason != "" {
+			b.problem(index("status.loadBalancer.ingress", i)+".ip", reason)
+			continue
+		}
+		if f := FamilyOf(addr); b.cluster[f].IsValid() && !seen[addr] {
+			seen[addr] = true
+			addrs[f] = append(addrs[f], addr)
+		}
+	}
+	return addrs
+}
+
+func (b *builder) externalIPs(seen map[netip.Addr]bool) (addrs []netip.Addr) {
+	if b.opts.IgnoreExternalIPs {
+		return nil
+	}
+	for i, s := range b.svc.Spec.ExternalIPs {
+		if strings.TrimSpace(s) == "" {
+			continue
+		}
+		addr, reason := parseVIP(s)
+		if f := FamilyOf(addr); reason == "" && !b.cluster[f].IsValid() {
+			reason = quoted(s, "the Service has no "+f.String()+" cluster IP")
+		}
+		if reason != "" {
+			b.problem(index("spec.externalIPs", i), reason)
+			continue
+		}
+		if !seen[addr] {
+			seen[addr] = true
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs
+}
+
+// sourceRanges returns the valid ranges of both families. Blank strings are no problem, as in kube-proxy.
+func (b *builder) sourceRanges() (ranges []netip.Prefix) {
+	given := false
+	for i, s := range b.svc.Spec.LoadBalancerSourceRanges {
+		s = strings.TrimSpace(s)
+		if s == "" {
+			continue
+		}
+		given = true
+		prefix, err := parsePrefix(s)
+		if err != nil {
+			b.problem(index("spec.loadBalancerSourceRanges", i), quoted(s, err.Error()))
+			continue
+		}
+		ranges = append(ranges, prefix)
+	}
+	if given && len(ranges) == 0 {
+		b.problem("spec.loadBalancerSourceRanges", "no range is valid: the load-balancer IPs are open to all sources")
+	}
+	return ranges
+}
+
+// allowedSources returns who may reach the load-balancer IPs of one family; nil means everybody.
+//
+// Where a load balancer's IP is bound on the node, traffic from the node to that IP carries it as source as well; so a
+// node that is in a range must also be allowed by the name of these IPs.
+func (b *builder) allowedSources(f Family, ranges []netip.Prefix, vips []netip.Addr) (allowed []netip.Prefix) {
+	if len(vips) == 0 || openToAll(f, ranges) {
+		return nil
+	}
+	fromNode := false
+	for _, r := range ranges {
+		if FamilyOf(r.Addr()) == f {
+			allowed = append(allowed, r)
+			fromNode = fromNode || r.Contains(b.node.IPs[f])
+		}
+	}
+	if fromNode {
+		for _, vip := range vips {
+			allowed = append(allowed, netip.PrefixFrom(vip, vip.BitLen()))
+		}
+	}
+	return outermost(allowed)
+}
+
+// openToAll says whether the valid source ranges leave the load-balancer IPs of a family open to all: one is /0, or
+// none is of this family. The latter holds even if there are ranges of the other family, as in kube-proxy; whoever
+// wants it strict changes it here.
+func openToAll(f Family, ranges []netip.Prefix) bool {
+	open := true
+	for _, r := range ranges {
+		if FamilyOf(r.Addr()) != f {
+			continue
+		}
+		if r.Bits() == 0 {
+			return true
+		}
+		open = false
+	}
+	return open
+}
+
+func internalLocal(svc *corev1.Service) bool {
+	p := svc.Spec.InternalTrafficPolicy
+	return p != nil && *p == corev1.ServiceInternalTrafficPolicyLocal
+}
+
+// externalLocal follows kube-proxy's ExternalPolicyLocal: the policy of a Service that is not open to the outside is
+// ignored. It counts externalIPs as they stand in the object.
+func externalLocal(svc *corev1.Service) bool {
+	if svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
+		return false
+	}
+	switch svc.Spec.Type {
+	case corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort:
+		return true
+	case corev1.ServiceTypeClusterIP, "":
+		return len(svc.Spec.ExternalIPs) > 0
+	}
+	return false
+}
+
+func (b *builder) affinity() time.Duration {
+	const field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
+	if b.svc.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
+		return 0
+	}
+	seconds := int32(defaultAffinity)
+	if c := b.svc.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		seconds = *c.ClientIP.TimeoutSeconds
+	}
+	switch {
+	case seconds <= 0:
+		b.problem(field, fmt.Sprintf("%d is not positive; using %d", seconds, defaultAffinity))
+		seconds = defaultAffinity
+	case seconds > maxAffinity:
+		b.problem(field, fmt.Sprintf("%d is more than a day; using %d", seconds, maxAffinity))
+		seconds = maxAffinity
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+func (b *builder) healthCheck() {
+	if b.svc.Spec.Type != corev1.ServiceTypeLoadBalancer || !externalLocal(b.svc) {
+		return
+	}
+	port, ok := portNumber(b.svc.Spec.HealthCheckNodePort)
+	if !ok {
+		b.problem("spec.healthCheckNodePort",
+			fmt.Sprintf("%d is not a port: the load balancer cannot ask for local endpoints", b.svc.Spec.HealthCheckNodePort))
+		return
+	}
+	b.out.HealthCheckNodePort = port
+}
+
+// A port is a usable item of spec.ports.
+type port struct {
+	name             string
+	protocol         Protocol
+	number, nodePort uint16 // nodePort 0 means none
+}
+
+// ports makes the service ports, each with its frontends, but without endpoints.
+func (b *builder) ports(affinity time.Duration) {
+	ports := b.usablePorts()
+	nPorts, nFronts := 0, 0
+	for f := range Families {
+		if b.cluster[f].IsValid() {
+			nPorts += len(ports)
+			nFronts += len(ports) * (len(b.fronts[f]) + 1)
+		}
+	}
+	if nPorts == 0 {
+		return
+	}
+	made := make([]ServicePort, 0, nPorts)
+	fronts := make([]Frontend, 0, nFronts)
+	b.out.Ports = make([]*ServicePort, 0, nPorts)
+	for _, f := range Families {
+		if !b.cluster[f].IsValid() {
+			continue
+		}
+		for i := range ports {
+			start := len(fronts)
+			fronts = b.appendFronts(fronts, f, &ports[i])
+			made = append(made, ServicePort{
+				Name:      PortName{NamespacedName: b.out.Name, Port: ports[i].name},
+				Protocol:  ports[i].protocol,
+				Family:    f,
+				Affinity:  affinity,
+				Frontends: fronts[start:len(fronts):len(fronts)],
+			})
+			b.out.Ports = append(b.out.Ports, &made[len(made)-1])
+		}
+	}
+}
+
+func (b *builder) appendFronts(fronts []Frontend, f Family, p *port) []Frontend {
+	for _, front := range b.fronts[f] {
+		front.Port, front.Protocol = p.number, p.protocol
+		fronts = append(fronts, front)
+	}
+	if p.nodePort != 0 {
+		fronts = append(fronts, Frontend{
+			Key:   Key{Port: p.nodePort, Protocol: p.protocol, Family: f},
+			Kind:  NodePort,
+			Local: externalLocal(b.svc),
+		})
+	}
+	return fronts
+}
+
+// usablePorts returns the ports of the Service in the order of the object. Of two that claim the same name, port or
+// node port, the first wins.
+func (b *builder) usablePorts() []port {
+	ports := make([]port, 0, len(b.svc.Spec.Ports))
+	var t taken
+	for i := range b.svc.Spec.Ports {
+		in := &b.svc.Spec.Ports[i]
+		p := port{name: in.Name}
+		var ok bool
+		if p.protocol, ok = protocolOf(in.Protocol); !ok {
+			b.problem(index("spec.ports", i)+".protocol", quoted(string(in.Protocol), "not TCP, UDP or SCTP"))
+			continue
+		}
+		if p.number, ok = portNumber(in.Port); !ok {
+			b.problem(index("spec.ports", i)+".port", fmt.Sprintf("%d is not a port", in.Port))
+			continue
+		}
+		if len(b.svc.Spec.Ports) > 1 && !t.claim(b, i, &p) {
+			continue
+		}
+		p.nodePort = b.usableNodePort(i, p.protocol, &t)
+		ports = append(ports, p)
+	}
+	return ports
+}
+
+func (b *builder) usableNodePort(i int, protocol Protocol, t *taken) uint16 {
+	in := b.svc.Spec.Ports[i].NodePort
+	if in == 0 {
+		return 0
+	}
+	number, ok := portNumber(in)
+	if !ok {
+		b.problem(index("spec.ports", i)+".nodePort", fmt.Sprintf("%d is not a port", in))
+		return 0
+	}
+	if len(b.svc.Spec.Ports) > 1 && t.has(portKey{nodePort: true, protocol: protocol, number: number}) {
+		b.problem(index("spec.ports", i)+".nodePort", fmt.Sprintf("%d is used twice for %s", in, protocol))
+		return 0
+	}
+	return number
+}
+
+// A portKey is what only one port of a Service can have: a name, port, or node port of a protocol.
+type portKey struct {
+	name     string
+	number   uint16
+	nodePort bool
+	protocol Protocol
+}
+
+// taken holds what the ports seen so far have claimed.
+type taken map[portKey]bool
+
+// has says whether the key was taken already, and takes it.
+func (t *taken) has(k portKey) bool {
+	if *t == nil {
+		*t = taken{}
+	}
+	was := (*t)[k]
+	(*t)[k] = true
+	return was
+}
+
+// claim takes the name and the number of item i of spec.ports; it takes neither where it cannot have both.
+func (t *taken) claim(b *builder, i int, p *port) bool {
+	name := portKey{name: p.name, protocol: p.protocol}
+	number := portKey{number: p.number, protocol: p.protocol}
+	switch {
+	case (*t)[number]:
+		b.problem(index("spec.ports", i)+".port", fmt.Sprintf("%d is used twice for %s", p.number, p.protocol))
+		return false
+	case (*t)[name]:
+		b.problem(index("spec.ports", i)+".name", quoted(p.name, "is used twice for "+p.protocol.String()))
+		return false
+	}
+	t.has(number)
+	t.has(name)
+	return true
+}
+
+// protocolOf reads the empty string as TCP, the API's default.
+func protocolOf(p corev1.Protocol) (Protocol, bool) {
+	switch p {
+	case corev1.ProtocolTCP, "":
+		return TCP, true
+	case corev1.ProtocolUDP:
+		return UDP, true
+	case corev1.ProtocolSCTP:
+		return SCTP, true
+	}
+	return 0, false
+}
+
+func portNumber(n int32) (uint16, bool) {
+	if n < 1 || n > 65535 {
+		return 0, false
+	}
+	return uint16(n), true
+}
+
+// endpoints gives each service port its endpoints, and counts those of this node.
+func (b *builder) endpoints(epSlices []*discoveryv1.EndpointSlice) {
+	ofService := len(b.out.Problems)
+	for _, s := range epSlices {
+		if s != nil {
+			b.collect(s)
+		}
+	}
+	sortByObject(b.out.Problems[ofService:])
+	b.out.Problems = slices.Clip(b.out.Problems)
+	for i := range b.groups.list {
+		g := &b.groups.list[i]
+		g.endpoints = merge(g.endpoints)
+	}
+	for _, sp := range b.out.Ports {
+		if g := b.groups.find(groupKey{family: sp.Family, protocol: sp.Protocol, name: sp.Name.Port}); g >= 0 {
+			sp.choose(b.groups.list[g].endpoints)
+		}
+	}
+	b.out.LocalReady = b.groups.localReady()
+}

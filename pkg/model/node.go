@@ -1,0 +1,48 @@
+package model
+
+import (
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// NodeOf returns what the proxy needs to know of the Node with the given name. The primary address of a family is the
+// first internal IP, else the first external IP, of that family (kube-proxy: GetNodeHostIPs). Addresses that cannot
+// be read are passed over. If node is nil, only the name is known.
+func NodeOf(name string, node *corev1.Node) Node {
+	n := Node{Name: name}
+	if node == nil {
+		return n
+	}
+	n.Zone = node.Labels[corev1.LabelTopologyZone]
+	for _, kind := range [...]corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
+		for _, a := range node.Status.Addresses {
+			if a.Type == kind {
+				n.addIP(a.Address)
+			}
+		}
+	}
+	return n
+}
+
+func (n *Node) addIP(s string) {
+	addr, err := parseRaw(s)
+	if err != nil {
+		return
+	}
+	addr = addr.Unmap()
+	if ip := &n.IPs[FamilyOf(addr)]; !ip.IsValid() && unusable(addr) == "" {
+		*ip = addr
+	}
+}
+
+// unusable says why no packet can be sent to an address as to one peer; it is empty where one can.
+func unusable(addr netip.Addr) string {
+	switch {
+	case addr.IsUnspecified():
+		return "is the unspecified address"
+	case addr.IsMulticast():
+		return "is a multicast address"
+	}
+	return ""
+}

@@ -1,0 +1,70 @@
+package track
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// maxTriggers bounds the memory for one Service's triggers. A Service that has more of them than this in one commit
+// has a rolling update of many slices; the oldest ones, whose latency is greatest, are kept.
+const maxTriggers = 100
+
+// Dirty is what changed between two calls of [Tracker.Take]. Its zero value is empty and ready for use.
+type Dirty struct {
+	// Services are those whose object or EndpointSlices changed. Nil and empty mean the same.
+	Services map[types.NamespacedName]struct{}
+	// Node says that the proxy's own Node changed.
+	Node bool
+	// ServiceCIDRs says that the cluster's service address ranges changed.
+	ServiceCIDRs bool
+	// Triggers are the times at which changes of a Service's endpoints happened in the cluster, at most 100 for each
+	// Service, the oldest first as far as the events came in order (kube-proxy:
+	// network_programming_duration_seconds).
+	Triggers map[types.NamespacedName][]time.Time
+	// ServiceChanges is the number of Service events, SliceChanges that of EndpointSlice events.
+	ServiceChanges, SliceChanges int
+	// Since is when the first of the changes was marked; zero where there is none.
+	Since time.Time
+}
+
+// Empty reports whether nothing is dirty.
+func (d *Dirty) Empty() bool {
+	return len(d.Services) == 0 && !d.Node && !d.ServiceCIDRs
+}
+
+// Merge adds what was taken earlier but could not be committed, so that neither names nor triggers are lost. It takes
+// over older's maps: the caller must not use them any more.
+func (d *Dirty) Merge(older Dirty) {
+	newer := *d
+	*d = older
+	for name := range newer.Services {
+		d.addService(name)
+	}
+	for name, triggers := range newer.Triggers {
+		d.addTriggers(name, triggers...)
+	}
+	d.Node = d.Node || newer.Node
+	d.ServiceCIDRs = d.ServiceCIDRs || newer.ServiceCIDRs
+	d.ServiceChanges += newer.ServiceChanges
+	d.SliceChanges += newer.SliceChanges
+	if d.Since.IsZero() {
+		d.Since = newer.Since
+	}
+}
+
+func (d *Dirty) addService(name types.NamespacedName) {
+	if d.Services == nil {
+		d.Services = map[types.NamespacedName]struct{}{}
+	}
+	d.Services[name] = struct{}{}
+}
+
+func (d *Dirty) addTriggers(name types.NamespacedName, triggers ...time.Time) {
+	if d.Triggers == nil {
+		d.Triggers = map[types.NamespacedName][]time.Time{}
+	}
+	known := d.Triggers[name]
+	room := min(maxTriggers-len(known), len(triggers))
+	d.Triggers[name] = append(known, triggers[:room]...)
+}

@@ -1,0 +1,243 @@
+package track
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+var (
+	start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	web   = types.NamespacedName{Namespace: "shop", Name: "web"}
+	db    = types.NamespacedName{Namespace: "shop", Name: "db"}
+)
+
+// newTracker returns a tracker whose clock stands at one minute past start and advances a second at each reading.
+func newTracker() *Tracker {
+	at := start.Add(time.Minute)
+	return New(start, func() time.Time {
+		defer func() { at = at.Add(time.Second) }()
+		return at
+	})
+}
+
+func names(list ...types.NamespacedName) map[types.NamespacedName]struct{} {
+	set := map[types.NamespacedName]struct{}{}
+	for _, name := range list {
+		set[name] = struct{}{}
+	}
+	return set
+}
+
+func TestTake(t *testing.T) {
+	first := start.Add(time.Minute)
+	for _, tc := range []struct {
+		name string
+		mark func(*Tracker)
+		want Dirty
+	}{
+		{
+			name: "nothing",
+			mark: func(*Tracker) {},
+			want: Dirty{},
+		},
+		{
+			name: "a service twice is one name and two events",
+			mark: func(tr *Tracker) { tr.Service(web); tr.Service(web) },
+			want: Dirty{Services: names(web), ServiceChanges: 2, Since: first},
+		},
+		{
+			name: "service and slice of different services",
+			mark: func(tr *Tracker) { tr.Service(web); tr.Slice(db, time.Time{}) },
+			want: Dirty{Services: names(web, db), ServiceChanges: 1, SliceChanges: 1, Since: first},
+		},
+		{
+			name: "triggers from before the start are dropped",
+			mark: func(tr *Tracker) {
+				tr.Slice(web, start.Add(-time.Second))
+				tr.Slice(web, start.Add(time.Second))
+			},
+			want: Dirty{
+				Services: names(web), SliceChanges: 2, Since: first,
+				Triggers: map[types.NamespacedName][]time.Time{web: {start.Add(time.Second)}},
+			},
+		},
+		{
+			name: "a removed slice drops no trigger",
+			mark: func(tr *Tracker) { tr.Slice(web, start.Add(time.Second)); tr.Slice(web, time.Time{}) },
+			want: Dirty{
+				Services: names(web), SliceChanges: 2, Since: first,
+				Triggers: map[types.NamespacedName][]time.Time{web: {start.Add(time.Second)}},
+			},
+		},
+		{
+			name: "node",
+			mark: func(tr *Tracker) { tr.Node() },
+			want: Dirty{Node: true, Since: first},
+		},
+		{
+			name: "service CIDRs",
+			mark: func(tr *Tracker) { tr.ServiceCIDRs() },
+			want: Dirty{ServiceCIDRs: true, Since: first},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tr := newTracker()
+			tc.mark(tr)
+			services, slices := tr.Pending()
+			got := tr.Take()
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("Take (-want +got):\n%s", diff)
+			}
+			if services != got.ServiceChanges || slices != got.SliceChanges {
+				t.Errorf("Pending() = %d, %d; Take says %d, %d", services, slices, got.ServiceChanges, got.SliceChanges)
+			}
+			if want := tc.name == "nothing"; got.Empty() != want {
+				t.Errorf("Empty() = %v, want %v", got.Empty(), want)
+			}
+			if again := tr.Take(); !again.Empty() {
+				t.Errorf("second Take = %+v, want nothing", again)
+			}
+		})
+	}
+}
+
+func TestReady(t *testing.T) {
+	tr := newTracker()
+	signalled := func() bool {
+		select {
+		case <-tr.Ready():
+			return true
+		default:
+			return false
+		}
+	}
+	if signalled() {
+		t.Fatal("a new tracker is ready")
+	}
+	tr.Node()
+	tr.Service(web)
+	if !signalled() {
+		t.Fatal("not ready after two marks")
+	}
+	if signalled() {
+		t.Fatal("two marks signalled twice")
+	}
+	tr.ServiceCIDRs()
+	if !signalled() {
+		t.Fatal("not ready after a mark without a Take in between")
+	}
+}
+
+func TestTriggersAreBounded(t *testing.T) {
+	tr := newTracker()
+	for i := range 3 * maxTriggers {
+		tr.Slice(web, start.Add(time.Duration(i)*time.Second))
+	}
+	old := tr.Take()
+	if got := len(old.Triggers[web]); got != maxTriggers {
+		t.Errorf("kept %d triggers, want %d", got, maxTriggers)
+	}
+	if got := old.Triggers[web][0]; !got.Equal(start) {
+		t.Errorf("first trigger is %v, want the oldest, %v", got, start)
+	}
+	tr.Slice(web, start.Add(time.Hour))
+	merged := tr.Take()
+	merged.Merge(old)
+	if got := len(merged.Triggers[web]); got != maxTriggers {
+		t.Errorf("merging kept %d triggers, want %d", got, maxTriggers)
+	}
+}
+
+func TestMerge(t *testing.T) {
+	t1, t2, t3 := start.Add(time.Second), start.Add(2*time.Second), start.Add(3*time.Second)
+	for _, tc := range []struct {
+		name               string
+		newer, older, want Dirty
+	}{
+		{
+			name: "both empty",
+		},
+		{
+			name:  "nothing older",
+			newer: Dirty{Services: names(web), Node: true, ServiceChanges: 1, Since: t2},
+			want:  Dirty{Services: names(web), Node: true, ServiceChanges: 1, Since: t2},
+		},
+		{
+			name:  "nothing newer",
+			older: Dirty{Services: names(web), ServiceCIDRs: true, ServiceChanges: 1, Since: t2},
+			want:  Dirty{Services: names(web), ServiceCIDRs: true, ServiceChanges: 1, Since: t2},
+		},
+		{
+			name: "older triggers come first",
+			newer: Dirty{
+				Services: names(web), SliceChanges: 1, Since: t3,
+				Triggers: map[types.NamespacedName][]time.Time{web: {t2}},
+			},
+			older: Dirty{
+				Services: names(web, db), ServiceChanges: 2, SliceChanges: 2, Since: t1, Node: true,
+				Triggers: map[types.NamespacedName][]time.Time{web: {t1}, db: {t1}},
+			},
+			want: Dirty{
+				Services: names(web, db), ServiceChanges: 2, SliceChanges: 3, Since: t1, Node: true,
+				Triggers: map[types.NamespacedName][]time.Time{web: {t1, t2}, db: {t1}},
+			},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got := tc.newer
+			got.Merge(tc.older)
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("Merge (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Whatever is marked while others take must be taken exactly once.
+func TestConcurrentMarksAreNotLost(t *testing.T) {
+	tr := New(start, func() time.Time { return start })
+	const markers, marks = 8, 500
+	var wg sync.WaitGroup
+	for m := range markers {
+		wg.Go(func() {
+			for i := range marks {
+				tr.Slice(types.NamespacedName{Namespace: fmt.Sprint(m), Name: fmt.Sprint(i)}, time.Time{})
+			}
+		})
+	}
+	finished := make(chan struct{})
+	go func() { wg.Wait(); close(finished) }()
+
+	var all Dirty
+	taken := 0
+	take := func() {
+		d := tr.Take()
+		taken += len(d.Services)
+		d.Merge(all)
+		all = d
+	}
+	for done := false; !done; {
+		select {
+		case <-tr.Ready():
+		case <-finished:
+			done = true
+		}
+		take()
+	}
+	if want := markers * marks; taken != want || len(all.Services) != want || all.SliceChanges != want {
+		t.Errorf("took %d names, %d distinct, %d events; want %d of each", taken, len(all.Services), all.SliceChanges, want)
+	}
+}
+
+func BenchmarkSlice(b *testing.B) {
+	tr := New(start, func() time.Time { return start })
+	trigger := start.Add(time.Second)
+	for b.Loop() {
+		tr.Slice(web, trigger)
+	}
+}

@@ -1,0 +1,34 @@
+package watch
+
+import (
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+)
+
+// Config says what to watch and whom to tell.
+type Config struct {
+	// Client is the API server's client; only [NewInformers] uses it.
+	Client kubernetes.Interface
+	// Resync is how often the informers compare their store with what was handled (kube-proxy: configSyncPeriod);
+	// 0 means never. A resync that finds no change costs no work downstream.
+	Resync time.Duration
+	// Folder is where manifests are; only [NewManifests] uses it.
+	Folder string
+	// NodeName is the name of the Node whose proxy this is.
+	NodeName string
+	// Tracker is told the name of everything that changes.
+	Tracker *track.Tracker
+	// Report is called, from any goroutine, for each object or file that cannot be used; nil means that nobody asks.
+	Report func(model.Problem)
+}
+
+func (c *Config) report() func(model.Problem) {
+	if c.Report == nil {
+		return func(model.Problem) {}
+	}
+	return c.Report
+}

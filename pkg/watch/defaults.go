@@ -1,0 +1,98 @@
+package watch
+
+import (
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// setDefaults fills in what an API server would have, as far as the proxy depends on it. It allocates nothing: a
+// Service without a cluster IP or node port stays without.
+func setDefaults(item runtime.Object) {
+	switch item := item.(type) {
+	case *corev1.Service:
+		setServiceDefaults(item)
+	case *discoveryv1.EndpointSlice:
+		setSliceDefaults(item)
+	case metav1.Object: // all others are cluster-scoped
+		item.SetNamespace("")
+	}
+}
+
+func setServiceDefaults(s *corev1.Service) {
+	setString(&s.Namespace, metav1.NamespaceDefault)
+	setString(&s.Spec.Type, corev1.ServiceTypeClusterIP)
+	setString(&s.Spec.SessionAffinity, corev1.ServiceAffinityNone)
+	for i := range s.Spec.Ports {
+		setString(&s.Spec.Ports[i].Protocol, corev1.ProtocolTCP)
+	}
+	if s.Spec.Type == corev1.ServiceTypeExternalName {
+		return
+	}
+	setString(&s.Spec.ExternalTrafficPolicy, corev1.ServiceExternalTrafficPolicyCluster)
+	setPointer(&s.Spec.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster)
+	setAffinityDefaults(&s.Spec)
+	setClusterIPDefaults(&s.Spec)
+}
+
+func setAffinityDefaults(spec *corev1.ServiceSpec) {
+	if spec.SessionAffinity != corev1.ServiceAffinityClientIP {
+		return
+	}
+	setPointer(&spec.SessionAffinityConfig, corev1.SessionAffinityConfig{})
+	setPointer(&spec.SessionAffinityConfig.ClientIP, corev1.ClientIPConfig{})
+	setPointer(&spec.SessionAffinityConfig.ClientIP.TimeoutSeconds, corev1.DefaultClientIPServiceAffinitySeconds)
+}
+
+func setClusterIPDefaults(spec *corev1.ServiceSpec) {
+	if len(spec.ClusterIPs) == 0 && spec.ClusterIP != "" {
+		spec.ClusterIPs = []string{spec.ClusterIP}
+	}
+	if spec.ClusterIP == "" && len(spec.ClusterIPs) > 0 {
+		spec.ClusterIP = spec.ClusterIPs[0]
+	}
+	if len(spec.IPFamilies) == 0 {
+		spec.IPFamilies = familiesOf(spec.ClusterIPs)
+	}
+}
+
+// familiesOf returns nil where one of the addresses isn't valid: a list that is too short would assign the wrong
+// family to those after it.
+func familiesOf(addresses []string) []corev1.IPFamily {
+	var families []corev1.IPFamily
+	for _, address := range addresses {
+		addr, err := netip.ParseAddr(address)
+		switch {
+		case err != nil:
+			return nil
+		case addr.Is4():
+			families = append(families, corev1.IPv4Protocol)
+		default:
+			families = append(families, corev1.IPv6Protocol)
+		}
+	}
+	return families
+}
+
+func setSliceDefaults(s *discoveryv1.EndpointSlice) {
+	setString(&s.Namespace, metav1.NamespaceDefault)
+	for i := range s.Ports {
+		setPointer(&s.Ports[i].Name, "")
+		setPointer(&s.Ports[i].Protocol, corev1.ProtocolTCP)
+	}
+}
+
+func setString[T ~string](field *T, value T) {
+	if *field == "" {
+		*field = value
+	}
+}
+
+func setPointer[T any](field **T, value T) {
+	if *field == nil {
+		*field = &value
+	}
+}

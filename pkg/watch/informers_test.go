@@ -1,0 +1,226 @@
+package watch
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+)
+
+const patient = 30 * time.Second
+
+// run runs a source until the test ends.
+func run(t *testing.T, source interface{ Run(context.Context) error }) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- source.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+func await(t *testing.T, what string, done <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-done:
+	case <-time.After(patient):
+		t.Fatalf("no %s after %v", what, patient)
+	}
+}
+
+// awaitMarks gathers marks until one of the wanted kind has come, and returns all of them.
+func awaitMarks(t *testing.T, tracker *track.Tracker, enough func(track.Dirty) bool) track.Dirty {
+	t.Helper()
+	var all track.Dirty
+	for !enough(all) {
+		await(t, "mark that was waited for", tracker.Ready())
+		taken := tracker.Take()
+		taken.Merge(all)
+		all = taken
+	}
+	return all
+}
+
+func marked(name types.NamespacedName) func(track.Dirty) bool {
+	return func(d track.Dirty) bool {
+		_, ok := d.Services[name]
+		return ok
+	}
+}
+
+// watchAll makes the fake client say when a resource is being watched: it doesn't send what happened since the list.
+func watchAll(client *fake.Clientset, resources ...string) (watching <-chan struct{}) {
+	var mu sync.Mutex
+	done := make(chan struct{})
+	client.PrependWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		w, err := client.Tracker().Watch(action.GetResource(), action.GetNamespace())
+		before := len(resources)
+		resources = slices.DeleteFunc(resources, func(name string) bool { return name == action.GetResource().Resource })
+		if before > 0 && len(resources) == 0 {
+			close(done)
+		}
+		return true, w, err
+	})
+	return done
+}
+
+func startInformers(t *testing.T, client *fake.Clientset) (*Informers, *track.Tracker) {
+	t.Helper()
+	tracker := newTracker()
+	informers, err := NewInformers(Config{Client: client, NodeName: "node-1", Tracker: tracker})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, informers)
+	return informers, tracker
+}
+
+func TestInformers(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+	cidr := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}}
+	client := fake.NewClientset(service("shop", "web"), slice("shop", "web-1", "web"), node, cidr)
+	watching := watchAll(client, "services", "endpointslices")
+	informers, tracker := startInformers(t, client)
+	await(t, "sync", informers.Synced())
+	await(t, "watch", watching)
+	awaitMarks(t, tracker, func(d track.Dirty) bool { return d.ServiceCIDRs && d.Node && marked(web)(d) })
+
+	if diff := cmp.Diff([]types.NamespacedName{web}, informers.Services()); diff != "" {
+		t.Errorf("Services (-want +got):\n%s", diff)
+	}
+	if informers.Service(web) == nil || informers.Node() == nil {
+		t.Errorf("Service() = %v, Node() = %v, want both", informers.Service(web), informers.Node())
+	}
+	if got := len(informers.ServiceCIDRs()); got != 1 {
+		t.Errorf("got %d ServiceCIDRs, want 1", got)
+	}
+
+	ctx := t.Context()
+	moved := slice("shop", "web-1", "db")
+	if _, err := client.DiscoveryV1().EndpointSlices("shop").Update(ctx, moved, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	got := awaitMarks(t, tracker, marked(db))
+	if diff := cmp.Diff(names(web, db), got.Services); diff != "" {
+		t.Errorf("services marked when a slice moved (-want +got):\n%s", diff)
+	}
+	if left, joined := len(informers.Slices(web)), len(informers.Slices(db)); left != 0 || joined != 1 {
+		t.Errorf("the services have %d and %d slices, want 0 and 1", left, joined)
+	}
+
+	// A no-op, then a deletion: what the no-op marked, if it did, would come with the deletion's mark.
+	same := with(service("shop", "web"), func(s *corev1.Service) { s.Annotations = map[string]string{"a": "b"} })
+	if _, err := client.CoreV1().Services("shop").Update(ctx, same, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.CoreV1().Services("shop").Delete(ctx, "web", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := awaitMarks(t, tracker, marked(web)); got.ServiceChanges != 1 {
+		t.Errorf("a no-op and a deletion were %d changes, want 1", got.ServiceChanges)
+	}
+	if got := informers.Service(web); got != nil {
+		t.Errorf("the deleted Service is still %v", got)
+	}
+}
+
+func TestInformersSelect(t *testing.T) {
+	client := fake.NewClientset(&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}})
+	var mu sync.Mutex
+	var got []string
+	client.PrependReactor("list", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		list := action.(clienttesting.ListActionImpl)
+		mu.Lock()
+		defer mu.Unlock()
+		got = append(got, list.GetResource().Resource+" labels "+list.GetListRestrictions().Labels.String()+
+			" fields "+list.GetListRestrictions().Fields.String())
+		return false, nil, nil
+	})
+	informers, tracker := startInformers(t, client)
+	await(t, "sync", informers.Synced())
+	awaitMarks(t, tracker, func(d track.Dirty) bool { return d.ServiceCIDRs })
+
+	mu.Lock()
+	defer mu.Unlock()
+	slices.Sort(got)
+	want := []string{
+		"endpointslices labels !service.kubernetes.io/headless fields ",
+		"nodes labels  fields metadata.name=node-1",
+		"servicecidrs labels  fields ",
+		"services labels !service.kubernetes.io/service-proxy-name fields spec.clusterIP!=None",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
+	}
+}
+
+// Nothing is synced before Services and EndpointSlices both are.
+func TestInformersWaitForBoth(t *testing.T) {
+	for _, late := range []string{"services", "endpointslices", "nodes"} {
+		t.Run(late, func(t *testing.T) {
+			client := fake.NewClientset(service("shop", "web"), slice("shop", "web-1", "web"))
+			asked, release := make(chan struct{}), make(chan struct{})
+			var once sync.Once
+			client.PrependReactor("list", late, func(clienttesting.Action) (bool, runtime.Object, error) {
+				once.Do(func() { close(asked) })
+				<-release
+				return false, nil, nil
+			})
+			informers, _ := startInformers(t, client)
+			await(t, "request", asked)
+			select {
+			case <-informers.Synced():
+				t.Errorf("synced before %s were listed", late)
+			default:
+			}
+			close(release)
+			await(t, "sync", informers.Synced())
+		})
+	}
+}
+
+// An API server older than 1.33 has no ServiceCIDRs in v1, and an old ClusterRole doesn't permit them.
+func TestInformersGoOnWithoutServiceCIDRs(t *testing.T) {
+	resource := schema.GroupResource{Group: "networking.k8s.io", Resource: "servicecidrs"}
+	for _, refusal := range []error{
+		apierrors.NewNotFound(resource, ""),
+		apierrors.NewForbidden(resource, "", nil),
+	} {
+		t.Run(string(apierrors.ReasonForError(refusal)), func(t *testing.T) {
+			client := fake.NewClientset(service("shop", "web"))
+			refused := make(chan struct{})
+			var once sync.Once
+			client.PrependReactor("list", "servicecidrs", func(clienttesting.Action) (bool, runtime.Object, error) {
+				once.Do(func() { close(refused) })
+				return true, nil, refusal
+			})
+			informers, _ := startInformers(t, client)
+			await(t, "refusal", refused)
+			await(t, "sync", informers.Synced())
+			if informers.Service(web) == nil || informers.ServiceCIDRs() != nil {
+				t.Errorf("Service() = %v, ServiceCIDRs() = %v", informers.Service(web), informers.ServiceCIDRs())
+			}
+		})
+	}
+}

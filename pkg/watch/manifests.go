@@ -1,0 +1,325 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+const (
+	// quiet is how long nothing must happen in the folder before it is read: editors, and whoever unpacks an
+	// archive, cause many events.
+	quiet = 50 * time.Millisecond
+	// patience is how long events may put off the reading.
+	patience = time.Second
+	// recheck is how often the folder is read without an event: links to files elsewhere, and network file systems,
+	// cause none.
+	recheck = 30 * time.Second
+)
+
+// Manifests is the source that reads a folder of YAML and JSON files: the files *.yaml, *.yml and *.json directly in
+// it, and none whose name starts with a dot. They hold Services, EndpointSlices, the Node and ServiceCIDRs in API
+// version v1 of their groups, or Lists of them. What the API server would default is defaulted (see defaults.go), but
+// nothing is allocated, and no controller makes EndpointSlices.
+type Manifests struct {
+	Store
+	folder    string
+	parser    parser
+	transform cache.TransformFunc
+	report    func(model.Problem)
+	kinds     [kindCount]storedKind
+	synced    chan struct{}
+	loaded    sync.Once
+
+	files map[string]*file // by path; only read and written by Load
+	told  map[model.Problem]struct{}
+}
+
+// kind is an index into Manifests.kinds.
+type kind int
+
+const (
+	kindService kind = iota
+	kindSlice
+	kindNode
+	kindServiceCIDR
+	kindCount
+)
+
+// storedKind says where the objects of a kind go.
+type storedKind struct {
+	name    string
+	indexer cache.Indexer
+	changed func(before, after *object)
+}
+
+// file is what is known of a file.
+type file struct {
+	sum      checksum     // of the content that was read last
+	objects  []fileObject // of the last content that could be parsed
+	problems []model.Problem
+}
+
+type fileObject struct {
+	kind kind
+	*object
+}
+
+// NewManifests returns a source that has read nothing yet.
+func NewManifests(cfg Config) *Manifests {
+	newIndexer := func(indexers cache.Indexers) cache.Indexer {
+		return cache.NewIndexer(cache.MetaNamespaceKeyFunc, indexers)
+	}
+	m := &Manifests{
+		Store: Store{
+			nodeName:     cfg.NodeName,
+			services:     newIndexer(nil),
+			slices:       newIndexer(sliceIndexers()),
+			nodes:        newIndexer(nil),
+			serviceCIDRs: newIndexer(nil),
+		},
+		folder:    cfg.Folder,
+		parser:    newParser(),
+		transform: transformer{report: cfg.report()}.transform,
+		report:    cfg.report(),
+		synced:    make(chan struct{}),
+		files:     map[string]*file{},
+	}
+	mark := marker{nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report()}
+	m.kinds = [kindCount]storedKind{
+		kindService:     {"Service", m.services, mark.service},
+		kindSlice:       {"EndpointSlice", m.slices, mark.slice},
+		kindNode:        {"Node", m.nodes, mark.node},
+		kindServiceCIDR: {"ServiceCIDR", m.serviceCIDRs, mark.serviceCIDR},
+	}
+	return m
+}
+
+// Run reads the folder and then its changes until the context ends, and returns nil then. It returns an error if the
+// folder cannot be read at the start or cannot be watched. It must be called once.
+func (m *Manifests) Run(ctx context.Context) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch folder of manifests (fs.inotify.max_user_instances may have to be raised): %w", err)
+	}
+	defer watcher.Close() //nolint:errcheck // nothing depends on it any more
+	if err := watcher.Add(m.folder); err != nil {
+		return m.unreadable(err)
+	}
+	if err := m.Load(); err != nil {
+		return err
+	}
+	return m.follow(ctx, watcher)
+}
+
+// Synced returns a channel that is closed when the folder has been read for the first time.
+func (m *Manifests) Synced() <-chan struct{} {
+	return m.synced
+}
+
+// Load reads the folder once and marks what changed since the last time. An error says that the folder itself cannot
+// be read, and that nothing changed. It must not be called while Run or another Load is running.
+func (m *Manifests) Load() error {
+	contents, err := readFolder(m.folder)
+	if err != nil {
+		return m.unreadable(err)
+	}
+	maps.DeleteFunc(m.files, func(path string, _ *file) bool {
+		_, exists := contents[path]
+		return !exists
+	})
+	for _, path := range slices.Sorted(maps.Keys(contents)) {
+		m.readFile(path, contents[path])
+	}
+	m.publish()
+	m.loaded.Do(func() { close(m.synced) })
+	return nil
+}
+
+func (m *Manifests) unreadable(err error) error {
+	return fmt.Errorf("read folder of manifests %q (it must exist and be readable): %w", m.folder, err)
+}
+
+// follow reads the folder after each burst of events. Events about the folder are enough: a change of a file that a
+// link in the folder points to, as in a mounted ConfigMap, comes with a new link.
+func (m *Manifests) follow(ctx context.Context, watcher *fsnotify.Watcher) error {
+	logger := klog.FromContext(ctx)
+	again := time.NewTicker(recheck)
+	defer again.Stop()
+	var settled <-chan time.Time
+	var latest time.Time // when the burst has to be read, even if it goes on
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-watcher.Events:
+			if settled == nil {
+				latest = time.Now().Add(patience)
+			}
+			settled = time.After(min(quiet, time.Until(latest)))
+		case err := <-watcher.Errors:
+			logger.Error(err, "Missed changes of manifests; reading all again", "folder", m.folder)
+			settled = time.After(quiet)
+		case <-again.C:
+			// A folder that was replaced by another one of the same name has to be watched anew.
+			m.reload(logger, watcher.Add(m.folder))
+		case <-settled:
+			settled = nil
+			m.reload(logger, nil)
+		}
+	}
+}
+
+// reload keeps what is known where the folder cannot be read: it may be in the middle of being replaced.
+func (m *Manifests) reload(logger klog.Logger, err error) {
+	if err = errors.Join(err, m.Load()); err != nil {
+		logger.Error(err, "Keeping the manifests that were read before; trying again", "interval", recheck)
+	}
+}
+
+// readFile brings m.files up to date with a file's content. A file that cannot be read or parsed keeps its objects.
+func (m *Manifests) readFile(path string, c content) {
+	known := m.files[path]
+	if known == nil {
+		known = &file{}
+		m.files[path] = known
+	}
+	if known.sum == c.sum() {
+		return
+	}
+	known.sum = c.sum()
+	for _, problem := range known.problems { // a new content is reported even if it has the old one's problems
+		delete(m.told, problem)
+	}
+	objects, problems, err := m.parse(path, c)
+	if err != nil {
+		known.problems = []model.Problem{fileProblem(path, err)}
+		return
+	}
+	known.objects, known.problems = objects, problems
+}
+
+func (m *Manifests) parse(path string, c content) ([]fileObject, []model.Problem, error) {
+	if c.err != nil {
+		return nil, nil, c.err
+	}
+	result, err := m.parser.parse(path, c.data)
+	if err != nil {
+		return nil, nil, err
+	}
+	var objects []fileObject
+	for _, item := range result.objects {
+		encoded, err := m.transform(item)
+		if err != nil {
+			return nil, nil, err
+		}
+		objects = append(objects, fileObject{kindOf(item), encoded.(*object)})
+	}
+	return objects, result.problems, nil
+}
+
+func kindOf(item runtime.Object) kind {
+	switch item.(type) {
+	case *corev1.Service:
+		return kindService
+	case *discoveryv1.EndpointSlice:
+		return kindSlice
+	case *corev1.Node:
+		return kindNode
+	}
+	return kindServiceCIDR
+}
+
+func fileProblem(path string, err error) model.Problem {
+	return model.Problem{
+		Kind:   "File",
+		Name:   types.NamespacedName{Name: path},
+		Reason: err.Error() + "; what the file held before stays in force",
+	}
+}
+
+// publish makes the stores hold what the files do, and marks and reports the differences.
+func (m *Manifests) publish() {
+	objects, problems := m.merge()
+	for k, wanted := range objects {
+		m.kinds[k].publish(wanted)
+	}
+	for _, problem := range problems {
+		if _, known := m.told[problem]; !known {
+			m.report(problem)
+		}
+	}
+	m.told = map[model.Problem]struct{}{}
+	for _, problem := range problems {
+		m.told[problem] = struct{}{}
+	}
+}
+
+// merge gathers the objects of all files by kind and key. Of two with the same name the one in the first file, by the
+// files' names, wins.
+func (m *Manifests) merge() ([kindCount]map[string]*object, []model.Problem) {
+	var objects [kindCount]map[string]*object
+	for k := range objects {
+		objects[k] = map[string]*object{}
+	}
+	var problems []model.Problem
+	winners := map[*object]string{}
+	for _, path := range slices.Sorted(maps.Keys(m.files)) {
+		problems = append(problems, m.files[path].problems...)
+		for _, o := range m.files[path].objects {
+			key := o.key()
+			if winner, taken := objects[o.kind][key]; taken {
+				problems = append(problems, m.duplicate(o, path, winners[winner]))
+				continue
+			}
+			objects[o.kind][key] = o.object
+			winners[o.object] = path
+		}
+	}
+	return objects, problems
+}
+
+func (m *Manifests) duplicate(o fileObject, path, winner string) model.Problem {
+	return model.Problem{
+		Kind:   m.kinds[o.kind].name,
+		Name:   o.NamespacedName,
+		Reason: fmt.Sprintf("is in %s and again in %s: the second one is not used; remove one of them", winner, path),
+	}
+}
+
+func (s storedKind) publish(wanted map[string]*object) {
+	for key, after := range wanted {
+		before := lookup(s.indexer, key)
+		if before == after {
+			continue
+		}
+		if err := s.indexer.Update(after); err != nil {
+			panic(err) // every object has a key
+		}
+		s.changed(before, after)
+	}
+	for _, key := range s.indexer.ListKeys() {
+		if _, exists := wanted[key]; exists {
+			continue
+		}
+		before := lookup(s.indexer, key)
+		if err := s.indexer.Delete(before); err != nil {
+			panic(err) // every object has a key
+		}
+		s.changed(before, nil)
+	}
+}

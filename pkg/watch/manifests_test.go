@@ -1,0 +1,384 @@
+package watch
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+)
+
+// folder is a folder of manifests, the source that reads it, and what that reported.
+type folder struct {
+	t       *testing.T
+	path    string
+	source  *Manifests
+	tracker *track.Tracker
+
+	mu       sync.Mutex
+	problems []model.Problem
+}
+
+func newFolder(t *testing.T) *folder {
+	t.Helper()
+	f := &folder{t: t, path: t.TempDir(), tracker: newTracker()}
+	f.source = NewManifests(Config{Folder: f.path, NodeName: "node-1", Tracker: f.tracker, Report: func(p model.Problem) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.problems = append(f.problems, p)
+	}})
+	return f
+}
+
+func (f *folder) write(name, content string) {
+	f.t.Helper()
+	if err := os.WriteFile(filepath.Join(f.path, name), []byte(content), 0o600); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *folder) remove(name string) {
+	f.t.Helper()
+	if err := os.Remove(filepath.Join(f.path, name)); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// load reads the folder and returns what that marked.
+func (f *folder) load() track.Dirty {
+	f.t.Helper()
+	if err := f.source.Load(); err != nil {
+		f.t.Fatal(err)
+	}
+	dirty := f.tracker.Take()
+	dirty.Since = time.Time{}
+	return dirty
+}
+
+// reported returns kind, name and reason of what was reported since the last time, without the folder's path.
+func (f *folder) reported() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var lines []string
+	for _, p := range f.problems {
+		lines = append(lines, strings.ReplaceAll(fmt.Sprintf("%s %s %s", p.Kind, p.Name.Name, p.Reason), f.path+"/", ""))
+	}
+	f.problems = nil
+	return lines
+}
+
+func serviceYAML(name, ip string) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Service
+metadata: {name: %s, namespace: shop}
+spec: {clusterIP: %s, ports: [{port: 80}]}
+`, name, ip)
+}
+
+const everything = `# a comment, and an empty document
+---
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {clusterIP: 172.30.0.1, ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+endpoints: [{addresses: [10.0.0.1]}]
+ports: [{port: 8080}]
+---
+apiVersion: v1
+kind: List
+items:
+- apiVersion: v1
+  kind: Node
+  metadata: {name: node-1}
+- apiVersion: networking.k8s.io/v1
+  kind: ServiceCIDR
+  metadata: {name: kubernetes}
+  spec: {cidrs: [172.30.0.0/16]}
+---
+apiVersion: v1
+kind: ServiceList
+items:
+- metadata: {name: db, namespace: shop}
+  spec: {clusterIP: 172.30.0.2, ports: [{port: 5432}]}
+`
+
+func TestManifestsRead(t *testing.T) {
+	f := newFolder(t)
+	f.write("all.yaml", everything)
+	f.write("one.json", `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "json"}, "spec": {"clusterIP": "fd00::1"}}`)
+	f.write(".hidden.yaml", "not: [read")
+	f.write("notes.txt", "not: [read")
+	if err := os.Mkdir(filepath.Join(f.path, "folder.yaml"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	json := types.NamespacedName{Namespace: "default", Name: "json"}
+	want := track.Dirty{Services: names(web, db, json), Node: true, ServiceCIDRs: true, ServiceChanges: 3, SliceChanges: 1}
+	if diff := cmp.Diff(want, f.load()); diff != "" {
+		t.Errorf("marks (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]types.NamespacedName{json, db, web}, f.source.Services()); diff != "" {
+		t.Errorf("Services (-want +got):\n%s", diff)
+	}
+	if got := f.source.Service(web); got == nil || got.Spec.IPFamilies[0] != "IPv4" {
+		t.Errorf("Service(shop/web) = %v, want it with families", got)
+	}
+	if got := f.source.Slices(web); len(got) != 1 || *got[0].Ports[0].Protocol != "TCP" {
+		t.Errorf("Slices(shop/web) = %v, want one whose port is TCP", got)
+	}
+	if f.source.Node() == nil || len(f.source.ServiceCIDRs()) != 1 {
+		t.Errorf("Node() = %v, ServiceCIDRs() = %v, want both", f.source.Node(), f.source.ServiceCIDRs())
+	}
+	if diff := cmp.Diff([]string(nil), f.reported()); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+	await(t, "sync", f.source.Synced())
+}
+
+func TestManifestsMarkOnlyChanges(t *testing.T) {
+	f := newFolder(t)
+	both := serviceYAML("web", "172.30.0.1") + "---\n" + serviceYAML("db", "172.30.0.2")
+	f.write("a.yaml", both)
+	f.load()
+
+	for _, step := range []struct {
+		name   string
+		change func()
+		want   track.Dirty
+	}{
+		{"nothing", func() {}, track.Dirty{}},
+		{"a comment", func() { f.write("a.yaml", "# hello\n"+both) }, track.Dirty{}},
+		{"a file's name", func() { f.write("b.yaml", both); f.remove("a.yaml") }, track.Dirty{}},
+		{
+			"one of two",
+			func() { f.write("b.yaml", strings.Replace(both, "172.30.0.2", "172.30.0.3", 1)) },
+			track.Dirty{Services: names(db), ServiceChanges: 1},
+		},
+		{
+			"one goes",
+			func() { f.write("b.yaml", serviceYAML("web", "172.30.0.1")) },
+			track.Dirty{Services: names(db), ServiceChanges: 1},
+		},
+		{
+			"the file goes",
+			func() { f.remove("b.yaml") },
+			track.Dirty{Services: names(web), ServiceChanges: 1},
+		},
+	} {
+		t.Run(step.name, func(t *testing.T) {
+			step.change()
+			if diff := cmp.Diff(step.want, f.load()); diff != "" {
+				t.Errorf("marks (-want +got):\n%s", diff)
+			}
+		})
+	}
+	if got := f.source.Services(); len(got) != 0 {
+		t.Errorf("Services() = %v after their file went, want none", got)
+	}
+}
+
+func TestManifestsBrokenFile(t *testing.T) {
+	f := newFolder(t)
+	f.write("a.yaml", serviceYAML("web", "172.30.0.1"))
+	f.load()
+
+	for _, broken := range []string{"kind: [Service", serviceYAML("web", "172.30.0.9") + "---\nkind: Service\n"} {
+		f.write("a.yaml", broken)
+		if got := f.load(); !got.Empty() {
+			t.Errorf("reading %q marked %+v, want nothing", broken, got)
+		}
+		if got := f.source.Service(web); got == nil || got.Spec.ClusterIP != "172.30.0.1" {
+			t.Errorf("with %q Service() = %v, want the last good one", broken, got)
+		}
+		if got := f.reported(); len(got) != 1 || !strings.HasPrefix(got[0], "File a.yaml parse document ") {
+			t.Errorf("with %q reported %q, want one problem of the file", broken, got)
+		}
+		if f.load(); len(f.reported()) != 0 {
+			t.Errorf("%q was reported again", broken)
+		}
+	}
+
+	f.write("a.yaml", "kind: [Service ")
+	f.load()
+	if got := f.reported(); len(got) != 1 {
+		t.Errorf("another broken content was reported as %q, want one problem", got)
+	}
+	f.write("a.yaml", serviceYAML("web", "172.30.0.9"))
+	if diff := cmp.Diff(track.Dirty{Services: names(web), ServiceChanges: 1}, f.load()); diff != "" {
+		t.Errorf("marks of the mended file (-want +got):\n%s", diff)
+	}
+}
+
+func TestManifestsProblems(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		files map[string]string
+		want  []string
+		known []types.NamespacedName
+	}{
+		{
+			name: "unknown kinds",
+			files: map[string]string{"a.yaml": "apiVersion: example.com/v1\nkind: Widget\n---\n" +
+				"apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n---\n" + serviceYAML("web", "172.30.0.1")},
+			want: []string{
+				"File a.yaml " + unused("example.com/v1, Kind=Widget"),
+				"File a.yaml " + unused("/v1, Kind=Pod"),
+			},
+			known: []types.NamespacedName{web},
+		},
+		{
+			name: "the first file wins",
+			files: map[string]string{
+				"b.yaml": serviceYAML("web", "172.30.0.2"), "a.yaml": serviceYAML("web", "172.30.0.1"),
+			},
+			want:  []string{"Service web is in a.yaml and again in b.yaml: the second one is not used; remove one of them"},
+			known: []types.NamespacedName{web},
+		},
+		{
+			name:  "misspelt field",
+			files: map[string]string{"a.yaml": strings.Replace(serviceYAML("web", "172.30.0.1"), "ports", "prots", 1)},
+			want:  []string{`File a.yaml strict decoding error: unknown field "spec.prots"`},
+			known: []types.NamespacedName{web},
+		},
+		{
+			name:  "no name",
+			files: map[string]string{"a.yaml": "apiVersion: v1\nkind: Service\n"},
+			want:  []string{"File a.yaml is missing in an object of kind /v1, Kind=Service"},
+		},
+		{
+			name: "slice without a service",
+			files: map[string]string{
+				"a.yaml": "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s}\naddressType: IPv4\n",
+			},
+			want: []string{"EndpointSlice s is missing: set it to the name of the Service that the endpoints are for"},
+		},
+		{
+			name:  "broken from the start",
+			files: map[string]string{"a.yaml": "[", "b.yaml": serviceYAML("web", "172.30.0.1")},
+			want:  []string{"File a.yaml parse document 1: "},
+			known: []types.NamespacedName{web},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f := newFolder(t)
+			for name, content := range tc.files {
+				f.write(name, content)
+			}
+			f.load()
+			startsAlike := cmp.Comparer(func(a, b string) bool { return strings.HasPrefix(a, b) || strings.HasPrefix(b, a) })
+			if diff := cmp.Diff(tc.want, f.reported(), startsAlike); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.known, f.source.Services(), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("Services (-want +got):\n%s", diff)
+			}
+			if f.load(); len(f.reported()) != 0 {
+				t.Error("the same problems were reported again")
+			}
+		})
+	}
+}
+
+func TestManifestsNeedAFolder(t *testing.T) {
+	m := NewManifests(Config{Folder: filepath.Join(t.TempDir(), "absent"), Tracker: newTracker()})
+	for name, err := range map[string]error{"Load": m.Load(), "Run": m.Run(t.Context())} {
+		if err == nil || !strings.Contains(err.Error(), "it must exist and be readable") {
+			t.Errorf("%s = %v, want an error that says what to do", name, err)
+		}
+	}
+}
+
+// Each way in which a file can change must be noticed without anybody asking.
+func TestManifestsFollow(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		prepare func(*folder)
+		change  func(*testing.T, *folder)
+	}{
+		{
+			name:    "new file",
+			prepare: func(*folder) {},
+			change:  func(_ *testing.T, f *folder) { f.write("a.yaml", serviceYAML("web", "172.30.0.9")) },
+		},
+		{
+			name:    "written in place",
+			prepare: func(f *folder) { f.write("a.yaml", serviceYAML("web", "172.30.0.1")) },
+			change:  func(_ *testing.T, f *folder) { f.write("a.yaml", serviceYAML("web", "172.30.0.9")) },
+		},
+		{
+			name:    "renamed over, as editors do",
+			prepare: func(f *folder) { f.write("a.yaml", serviceYAML("web", "172.30.0.1")) },
+			change: func(t *testing.T, f *folder) {
+				f.write(".a.yaml.swp", serviceYAML("web", "172.30.0.9"))
+				mustRename(t, filepath.Join(f.path, ".a.yaml.swp"), filepath.Join(f.path, "a.yaml"))
+			},
+		},
+		{
+			name: "..data swapped, as the kubelet does with a ConfigMap",
+			prepare: func(f *folder) {
+				configMapVersion(f, "..1", serviceYAML("web", "172.30.0.1"))
+				mustLink(f.t, "..1", filepath.Join(f.path, "..data"))
+				mustLink(f.t, "..data/a.yaml", filepath.Join(f.path, "a.yaml"))
+			},
+			change: func(t *testing.T, f *folder) {
+				configMapVersion(f, "..2", serviceYAML("web", "172.30.0.9"))
+				mustLink(t, "..2", filepath.Join(f.path, "..data_tmp"))
+				mustRename(t, filepath.Join(f.path, "..data_tmp"), filepath.Join(f.path, "..data"))
+			},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f := newFolder(t)
+			tc.prepare(f)
+			run(t, f.source)
+			await(t, "sync", f.source.Synced())
+			f.tracker.Take()
+			tc.change(t, f)
+			for {
+				if s := f.source.Service(web); s != nil && s.Spec.ClusterIP == "172.30.0.9" {
+					break
+				}
+				await(t, "mark after the change", f.tracker.Ready())
+			}
+			if got := f.reported(); len(got) != 0 {
+				t.Errorf("problems: %q", got)
+			}
+		})
+	}
+}
+
+func configMapVersion(f *folder, version, content string) {
+	f.t.Helper()
+	if err := os.Mkdir(filepath.Join(f.path, version), 0o700); err != nil {
+		f.t.Fatal(err)
+	}
+	f.write(version+"/a.yaml", content)
+}
+
+func mustLink(t *testing.T, target, link string) {
+	t.Helper()
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustRename(t *testing.T, from, to string) {
+	t.Helper()
+	if err := os.Rename(from, to); err != nil {
+		t.Fatal(err)
+	}
+}

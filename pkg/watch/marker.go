@@ -1,0 +1,102 @@
+package watch
+
+import (
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+)
+
+// marker turns changes of objects into marks. Each of its methods gets the state before and after, nil where the
+// object did not or does not exist, and marks nothing where these look the same to the proxy.
+type marker struct {
+	nodeName string
+	tracker  *track.Tracker
+	report   func(model.Problem)
+}
+
+func (m marker) service(before, after *object) {
+	if same(before, after) {
+		return
+	}
+	m.tracker.Service(existing(before, after).NamespacedName)
+}
+
+// slice marks two Services where a slice moves from one to the other; kube-proxy leaves the endpoints with both.
+func (m marker) slice(before, after *object) {
+	if same(before, after) {
+		return
+	}
+	m.reportOrphan(after)
+	left, wasOwned := before.ownerName()
+	owner, owned := after.ownerName()
+	if wasOwned && left != owner {
+		m.tracker.Slice(left, time.Time{})
+	}
+	if owned {
+		m.tracker.Slice(owner, newTrigger(before, after))
+	}
+}
+
+// newTrigger returns zero where the trigger is the one of the state before: it has been measured then.
+func newTrigger(before, after *object) time.Time {
+	if before != nil && before.trigger.Equal(after.trigger) {
+		return time.Time{}
+	}
+	return after.trigger
+}
+
+func (m marker) reportOrphan(slice *object) {
+	if slice == nil || slice.excluded || slice.service != "" {
+		return
+	}
+	m.report(model.Problem{
+		Kind:   "EndpointSlice",
+		Name:   slice.NamespacedName,
+		Field:  "metadata.labels[" + discoveryv1.LabelServiceName + "]",
+		Reason: "is missing: set it to the name of the Service that the endpoints are for",
+	})
+}
+
+func (m marker) node(before, after *object) {
+	if same(before, after) || existing(before, after).Name != m.nodeName {
+		return
+	}
+	m.tracker.Node()
+}
+
+func (m marker) serviceCIDR(before, after *object) {
+	if same(before, after) {
+		return
+	}
+	m.tracker.ServiceCIDRs()
+}
+
+func existing(before, after *object) *object {
+	if after != nil {
+		return after
+	}
+	return before
+}
+
+// handler adapts one of a marker's methods to an informer.
+func handler(changed func(before, after *object)) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(item any) { changed(nil, stored(item)) },
+		UpdateFunc: func(before, after any) { changed(stored(before), stored(after)) },
+		DeleteFunc: func(item any) { changed(stored(item), nil) },
+	}
+}
+
+// stored returns the object in an informer's event: where the deletion itself was missed, that is the last state that
+// was known, and nil if there was none.
+func stored(item any) *object {
+	if tombstone, ok := item.(cache.DeletedFinalStateUnknown); ok {
+		item = tombstone.Obj
+	}
+	o, _ := item.(*object)
+	return o
+}

@@ -1,0 +1,256 @@
+package watch
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+)
+
+var (
+	epoch = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	web   = types.NamespacedName{Namespace: "shop", Name: "web"}
+	db    = types.NamespacedName{Namespace: "shop", Name: "db"}
+)
+
+func names(list ...types.NamespacedName) map[types.NamespacedName]struct{} {
+	set := map[types.NamespacedName]struct{}{}
+	for _, name := range list {
+		set[name] = struct{}{}
+	}
+	return set
+}
+
+func newTracker() *track.Tracker {
+	return track.New(epoch, func() time.Time { return epoch })
+}
+
+func TestMarks(t *testing.T) {
+	type event struct{ before, after metav1.Object }
+	trigger := epoch.Add(time.Second)
+	triggered := with(slice("shop", "web-1", "web"), func(s *discoveryv1.EndpointSlice) {
+		s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: trigger.Format(time.RFC3339Nano)}
+	})
+	mesh := with(service("shop", "web"), func(s *corev1.Service) { s.Labels = map[string]string{labelServiceProxyName: "mesh"} })
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", ResourceVersion: "1"}}
+	cidr := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}}
+
+	for _, tc := range []struct {
+		name     string
+		event    event
+		want     track.Dirty
+		problems int
+	}{
+		{
+			name:  "service added",
+			event: event{nil, service("shop", "web")},
+			want:  track.Dirty{Services: names(web), ServiceChanges: 1},
+		},
+		{
+			name:  "service removed",
+			event: event{service("shop", "web"), nil},
+			want:  track.Dirty{Services: names(web), ServiceChanges: 1},
+		},
+		{
+			name:  "service resynced",
+			event: event{service("shop", "web"), service("shop", "web")},
+		},
+		{
+			name: "service changed in what nobody reads",
+			event: event{service("shop", "web"), with(service("shop", "web"), func(s *corev1.Service) {
+				s.ResourceVersion, s.Spec.Selector, s.Annotations = "2", map[string]string{"a": "b"}, map[string]string{"a": "b"}
+			})},
+		},
+		{
+			name: "service changed",
+			event: event{service("shop", "web"), with(service("shop", "web"), func(s *corev1.Service) {
+				s.Spec.ExternalIPs = []string{"192.0.2.1"}
+			})},
+			want: track.Dirty{Services: names(web), ServiceChanges: 1},
+		},
+		{
+			name:  "service given to another proxy",
+			event: event{service("shop", "web"), mesh},
+			want:  track.Dirty{Services: names(web), ServiceChanges: 1},
+		},
+		{
+			name:  "service of another proxy",
+			event: event{nil, mesh},
+		},
+		{
+			name: "service of another proxy changed",
+			event: event{mesh, with(mesh, func(s *corev1.Service) {
+				s.Spec.ExternalIPs = []string{"192.0.2.1"}
+			})},
+		},
+		{
+			name:  "slice added with a trigger",
+			event: event{nil, triggered},
+			want: track.Dirty{
+				Services: names(web), SliceChanges: 1,
+				Triggers: map[types.NamespacedName][]time.Time{web: {trigger}},
+			},
+		},
+		{
+			name:  "slice removed: its trigger is that of an older change",
+			event: event{triggered, nil},
+			want:  track.Dirty{Services: names(web), SliceChanges: 1},
+		},
+		{
+			name: "slice changed but not its trigger",
+			event: event{triggered, with(triggered, func(s *discoveryv1.EndpointSlice) {
+				s.Endpoints[0].Addresses[0] = "10.0.0.2"
+			})},
+			want: track.Dirty{Services: names(web), SliceChanges: 1},
+		},
+		{
+			name: "slice changed in what nobody reads",
+			event: event{triggered, with(triggered, func(s *discoveryv1.EndpointSlice) {
+				s.ResourceVersion, s.Endpoints[0].Zone = "2", ptr("a")
+				s.Endpoints[0].Addresses = append(s.Endpoints[0].Addresses, "10.0.0.9")
+			})},
+		},
+		{
+			name:  "slice moves from one service to another",
+			event: event{slice("shop", "s", "web"), slice("shop", "s", "db")},
+			want:  track.Dirty{Services: names(web, db), SliceChanges: 2},
+		},
+		{
+			name:     "slice loses its service",
+			event:    event{slice("shop", "s", "web"), slice("shop", "s", "")},
+			want:     track.Dirty{Services: names(web), SliceChanges: 1},
+			problems: 1,
+		},
+		{
+			name:     "slice without a service",
+			event:    event{nil, slice("shop", "s", "")},
+			problems: 1,
+		},
+		{
+			name:  "slice without a service removed",
+			event: event{slice("shop", "s", ""), nil},
+		},
+		{
+			name: "slice becomes headless",
+			event: event{slice("shop", "s", "web"), with(slice("shop", "s", "web"), func(s *discoveryv1.EndpointSlice) {
+				s.Labels[labelHeadless] = ""
+			})},
+			want: track.Dirty{Services: names(web), SliceChanges: 1},
+		},
+		{
+			name:  "node added",
+			event: event{nil, node},
+			want:  track.Dirty{Node: true},
+		},
+		{
+			name: "node heartbeat",
+			event: event{node, with(node, func(n *corev1.Node) {
+				n.ResourceVersion = "2"
+				n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, LastHeartbeatTime: metav1.NewTime(epoch)}}
+			})},
+		},
+		{
+			name: "node moves to another zone",
+			event: event{node, with(node, func(n *corev1.Node) {
+				n.Labels = map[string]string{corev1.LabelTopologyZone: "b"}
+			})},
+			want: track.Dirty{Node: true},
+		},
+		{
+			name:  "another node",
+			event: event{nil, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-2"}}},
+		},
+		{
+			name:  "service CIDR removed",
+			event: event{cidr, nil},
+			want:  track.Dirty{ServiceCIDRs: true},
+		},
+		{
+			name: "service CIDR status changed",
+			event: event{cidr, with(cidr, func(c *networkingv1.ServiceCIDR) {
+				c.Status.Conditions = []metav1.Condition{{Type: "Ready"}}
+			})},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var problems []model.Problem
+			tracker := newTracker()
+			mark := marker{nodeName: "node-1", tracker: tracker, report: func(p model.Problem) { problems = append(problems, p) }}
+			send(t, mark, tc.event.before, tc.event.after)
+
+			got := tracker.Take()
+			got.Since = time.Time{}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("marks (-want +got):\n%s", diff)
+			}
+			if len(problems) != tc.problems {
+				t.Errorf("problems = %+v, want %d", problems, tc.problems)
+			}
+		})
+	}
+}
+
+// send sends an event as an informer would: nil before is an addition, nil after a deletion.
+func send(t *testing.T, mark marker, before, after metav1.Object) {
+	t.Helper()
+	known := before
+	if known == nil {
+		known = after
+	}
+	changed := mark.node
+	switch known.(type) {
+	case *corev1.Service:
+		changed = mark.service
+	case *discoveryv1.EndpointSlice:
+		changed = mark.slice
+	case *networkingv1.ServiceCIDR:
+		changed = mark.serviceCIDR
+	}
+	switch {
+	case before == nil:
+		handler(changed).OnAdd(encodeForTest(t, after), false)
+	case after == nil:
+		handler(changed).OnDelete(encodeForTest(t, before))
+	default:
+		handler(changed).OnUpdate(encodeForTest(t, before), encodeForTest(t, after))
+	}
+}
+
+// A deletion that happened while the watch was broken arrives as a tombstone.
+func TestTombstonesMark(t *testing.T) {
+	tracker := newTracker()
+	mark := marker{nodeName: "node-1", tracker: tracker, report: func(model.Problem) {}}
+	for _, tc := range []struct {
+		name    string
+		changed func(before, after *object)
+		item    metav1.Object
+		want    track.Dirty
+	}{
+		{"service", mark.service, service("shop", "web"), track.Dirty{Services: names(web), ServiceChanges: 1}},
+		{"slice", mark.slice, slice("shop", "s", "web"), track.Dirty{Services: names(web), SliceChanges: 1}},
+		{"node", mark.node, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, track.Dirty{Node: true}},
+		{"service CIDR", mark.serviceCIDR, &networkingv1.ServiceCIDR{}, track.Dirty{ServiceCIDRs: true}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			handler(tc.changed).OnDelete(cache.DeletedFinalStateUnknown{Key: "k", Obj: encodeForTest(t, tc.item)})
+			got := tracker.Take()
+			got.Since = time.Time{}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("marks (-want +got):\n%s", diff)
+			}
+			handler(tc.changed).OnDelete(cache.DeletedFinalStateUnknown{Key: "k"})
+			if got := tracker.Take(); !got.Empty() {
+				t.Errorf("a tombstone of what was never known marked %+v", got)
+			}
+		})
+	}
+}

@@ -1,0 +1,148 @@
+package watch
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+const endpointsPerService = 10
+
+// A cluster with 50,000 Services of 10 endpoints each must fit in 100 MB, 200 bytes for each endpoint with its share of
+// the Service, the EndpointSlice, and the stores' keys and indexes. Measured with a tenth of it.
+func TestMemoryPerEndpoint(t *testing.T) {
+	if got := bytesPerEndpoint(t, 5000); got > 200 {
+		t.Errorf("the stores take %.0f bytes per endpoint, want at most 200", got)
+	}
+}
+
+func BenchmarkMemory(b *testing.B) {
+	for b.Loop() {
+		b.ReportMetric(bytesPerEndpoint(b, 50_000), "B/endpoint")
+	}
+}
+
+func BenchmarkTransformSlice(b *testing.B) {
+	slice := bigSlice(1, 100)
+	b.ReportAllocs()
+	for b.Loop() {
+		encodeForTest(b, slice)
+	}
+}
+
+func BenchmarkSlices(b *testing.B) {
+	for _, endpoints := range []int{10, 100} {
+		b.Run(fmt.Sprintf("endpoints=%d", endpoints), func(b *testing.B) {
+			store := newTestStore()
+			if err := store.slices.Add(encodeForTest(b, bigSlice(1, endpoints))); err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				store.Slices(types.NamespacedName{Namespace: "namespace-1", Name: "service-1"})
+			}
+		})
+	}
+}
+
+// bytesPerEndpoint returns the heap that the stores for a number of Services keep, divided by the number of endpoints.
+func bytesPerEndpoint(t testing.TB, services int) float64 {
+	t.Helper()
+	before := heap()
+	store := newTestStore()
+	for i := range services {
+		if err := store.services.Add(encodeForTest(t, bigService(i))); err != nil {
+			t.Fatal(err)
+		}
+		if err := store.slices.Add(encodeForTest(t, bigSlice(i, endpointsPerService))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	after := heap()
+	runtime.KeepAlive(store)
+	return float64(after-before) / float64(services*endpointsPerService)
+}
+
+func heap() uint64 {
+	runtime.GC()
+	runtime.GC() // the first one may only have moved what was pooled
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return stats.HeapAlloc
+}
+
+func newTestStore() *Store {
+	return &Store{
+		nodeName:     "node-1",
+		services:     cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil),
+		slices:       cache.NewIndexer(cache.MetaNamespaceKeyFunc, sliceIndexers()),
+		nodes:        cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil),
+		serviceCIDRs: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil),
+	}
+}
+
+func encodeForTest(t testing.TB, item any) *object {
+	t.Helper()
+	encoded, err := transformer{report: func(p model.Problem) { t.Errorf("problem: %+v", p) }}.transform(item)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return encoded.(*object)
+}
+
+func bigMeta(name string, i int) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Namespace:       fmt.Sprintf("namespace-%d", i%100),
+		Name:            name,
+		UID:             types.UID(fmt.Sprintf("3f9c8f1e-5d3c-4d37-9d7b-%012d", i)),
+		ResourceVersion: fmt.Sprint(1_000_000 + i),
+		Annotations:     map[string]string{"example.com/note": fmt.Sprintf("nobody reads this %d", i)},
+		Labels:          map[string]string{"app.kubernetes.io/name": name},
+	}
+}
+
+func bigService(i int) *corev1.Service {
+	ip := fmt.Sprintf("172.30.%d.%d", i/256%256, i%256)
+	policy := corev1.ServiceInternalTrafficPolicyCluster
+	service := &corev1.Service{
+		ObjectMeta: bigMeta(fmt.Sprintf("service-%d", i), i),
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip},
+			IPFamilies:            []corev1.IPFamily{corev1.IPv4Protocol},
+			InternalTrafficPolicy: &policy, SessionAffinity: corev1.ServiceAffinityNone,
+			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}},
+		},
+	}
+	return service
+}
+
+func bigSlice(i, endpoints int) *discoveryv1.EndpointSlice {
+	yes, no, port, portName, protocol := true, false, int32(8080), "http", corev1.ProtocolTCP
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  bigMeta(fmt.Sprintf("service-%d-x7k2p", i), i),
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &portName, Protocol: &protocol, Port: &port}},
+	}
+	slice.Labels[discoveryv1.LabelServiceName] = fmt.Sprintf("service-%d", i)
+	slice.Annotations[corev1.EndpointsLastChangeTriggerTime] = "2026-03-01T12:00:00Z"
+	for e := range endpoints {
+		node, zone := fmt.Sprintf("node-%04d.example.internal", (i+e)%5000), "zone-a"
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			Addresses:  []string{fmt.Sprintf("10.%d.%d.%d", i/256%256, i%256, e)},
+			Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no},
+			NodeName:   &node,
+			Zone:       &zone,
+			Hints:      &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "zone-a"}}},
+			TargetRef:  &corev1.ObjectReference{Kind: "Pod", Name: fmt.Sprintf("pod-%d-%d", i, e)},
+		})
+	}
+	return slice
+}

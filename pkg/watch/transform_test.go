@@ -1,0 +1,238 @@
+package watch
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+func ptr[T any](value T) *T { return &value }
+
+// put stores what the API server would send, as an informer does.
+func put(t *testing.T, store *Store, items ...metav1.Object) {
+	t.Helper()
+	for _, item := range items {
+		indexer := store.nodes
+		switch item.(type) {
+		case *corev1.Service:
+			indexer = store.services
+		case *discoveryv1.EndpointSlice:
+			indexer = store.slices
+		case *networkingv1.ServiceCIDR:
+			indexer = store.serviceCIDRs
+		}
+		if err := indexer.Update(encodeForTest(t, item)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestServiceKeepsWhatTheProxyReads(t *testing.T) {
+	vip := corev1.LoadBalancerIPModeVIP
+	kept := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "shop", Name: "web", UID: "u1", ResourceVersion: "7",
+			CreationTimestamp: metav1.NewTime(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC).Local()),
+		},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "172.30.0.1", ClusterIPs: []string{"172.30.0.1", "fd00::1"},
+			IPFamilies:               []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
+			ExternalIPs:              []string{"192.0.2.1"},
+			ExternalTrafficPolicy:    corev1.ServiceExternalTrafficPolicyLocal,
+			InternalTrafficPolicy:    ptr(corev1.ServiceInternalTrafficPolicyLocal),
+			SessionAffinity:          corev1.ServiceAffinityClientIP,
+			SessionAffinityConfig:    &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr(int32(60))}},
+			LoadBalancerSourceRanges: []string{"192.0.2.0/24"},
+			HealthCheckNodePort:      30123,
+			Ports:                    []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}},
+		},
+		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{
+			Ingress: []corev1.LoadBalancerIngress{{}, {IP: "198.51.100.1", IPMode: &vip}},
+		}},
+	}
+	sent := kept.DeepCopy()
+	sent.Labels = map[string]string{"app": "web"}
+	sent.Annotations = map[string]string{"note": "long"}
+	sent.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}
+	sent.Spec.Selector = map[string]string{"app": "web"}
+	sent.Spec.Ports[0].AppProtocol = ptr("http")
+	sent.Spec.PublishNotReadyAddresses = true
+	sent.Status.LoadBalancer.Ingress[0].Hostname = "lb.example.com"
+	sent.Status.LoadBalancer.Ingress[1].Ports = []corev1.PortStatus{{Port: 80}}
+
+	store := newTestStore()
+	put(t, store, sent)
+	if diff := cmp.Diff(kept, store.Service(types.NamespacedName{Namespace: "shop", Name: "web"})); diff != "" {
+		t.Errorf("Service (-want +got):\n%s", diff)
+	}
+}
+
+func TestSliceKeepsWhatTheProxyReads(t *testing.T) {
+	kept := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "shop", Name: "web-1", UID: "u1", ResourceVersion: "7",
+			Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(80))}},
+		Endpoints: []discoveryv1.Endpoint{
+			{
+				Addresses:  []string{"10.0.0.1"},
+				Conditions: discoveryv1.EndpointConditions{Ready: ptr(true), Serving: ptr(true), Terminating: ptr(false)},
+				NodeName:   ptr("node-1"),
+				Hints: &discoveryv1.EndpointHints{
+					ForZones: []discoveryv1.ForZone{{Name: "a"}}, ForNodes: []discoveryv1.ForNode{{Name: "node-1"}},
+				},
+			},
+			{Conditions: discoveryv1.EndpointConditions{Ready: ptr(false)}},
+		},
+	}
+	sent := kept.DeepCopy()
+	sent.Labels["app"] = "web"
+	sent.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-03-01T12:00:00.5Z"}
+	sent.Endpoints[0].Addresses = append(sent.Endpoints[0].Addresses, "10.0.0.2")
+	sent.Endpoints[0].TargetRef = &corev1.ObjectReference{Name: "pod"}
+	sent.Endpoints[0].Zone = ptr("a")
+	sent.Endpoints[0].Hostname = ptr("pod")
+
+	store := newTestStore()
+	put(t, store, sent)
+	got := store.Slices(types.NamespacedName{Namespace: "shop", Name: "web"})
+	if diff := cmp.Diff([]*discoveryv1.EndpointSlice{kept}, got); diff != "" {
+		t.Errorf("Slices (-want +got):\n%s", diff)
+	}
+	want := time.Date(2026, 3, 1, 12, 0, 0, 500_000_000, time.UTC)
+	if got := encodeForTest(t, sent).trigger; !got.Equal(want) {
+		t.Errorf("trigger is %v, want %v", got, want)
+	}
+}
+
+func TestNodeKeepsWhatTheProxyReads(t *testing.T) {
+	kept := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "node-1", UID: "u1", ResourceVersion: "7",
+			Labels:            map[string]string{corev1.LabelTopologyZone: "a"},
+			DeletionTimestamp: ptr(metav1.NewTime(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC).Local())),
+		},
+		Spec: corev1.NodeSpec{
+			PodCIDR: "10.0.1.0/24", PodCIDRs: []string{"10.0.1.0/24"},
+			Taints: []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}},
+		},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.10"}}},
+	}
+	sent := kept.DeepCopy()
+	sent.Labels["kubernetes.io/os"] = "linux"
+	sent.Annotations = map[string]string{"note": "long"}
+	sent.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady}}
+	sent.Status.Images = []corev1.ContainerImage{{Names: []string{"registry.example.com/app"}}}
+
+	store := newTestStore()
+	put(t, store, sent)
+	if diff := cmp.Diff(kept, store.Node()); diff != "" {
+		t.Errorf("Node (-want +got):\n%s", diff)
+	}
+}
+
+func TestStoreOrderAndSelection(t *testing.T) {
+	store := newTestStore()
+	put(t, store,
+		service("shop", "web"), service("shop", "db"), service("a", "z"),
+		with(service("shop", "mesh"), func(s *corev1.Service) { s.Labels = map[string]string{labelServiceProxyName: ""} }),
+		with(service("shop", "headless"), func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }),
+		with(service("shop", "name"), func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeExternalName }),
+		slice("shop", "web-2", "web"), slice("shop", "web-1", "web"), slice("shop", "db-1", "db"), slice("a", "web-3", "web"),
+		with(slice("shop", "web-0", "web"), func(s *discoveryv1.EndpointSlice) { s.Labels[labelHeadless] = "" }),
+		&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "second"}},
+		&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "first"}},
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-2"}},
+	)
+	var services, slices, cidrs []string
+	for _, name := range store.Services() {
+		services = append(services, name.String())
+	}
+	for _, s := range store.Slices(types.NamespacedName{Namespace: "shop", Name: "web"}) {
+		slices = append(slices, s.Name)
+	}
+	for _, c := range store.ServiceCIDRs() {
+		cidrs = append(cidrs, c.Name)
+	}
+	if diff := cmp.Diff([]string{"a/z", "shop/db", "shop/name", "shop/web"}, services); diff != "" {
+		t.Errorf("Services (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"web-1", "web-2"}, slices); diff != "" {
+		t.Errorf("Slices (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"first", "second"}, cidrs); diff != "" {
+		t.Errorf("ServiceCIDRs (-want +got):\n%s", diff)
+	}
+	if got := store.Node(); got != nil {
+		t.Errorf("Node() = %v, want nil: only another Node is known", got)
+	}
+	for _, name := range []string{"mesh", "headless", "unknown"} {
+		if got := store.Service(types.NamespacedName{Namespace: "shop", Name: name}); got != nil {
+			t.Errorf("Service(%s) = %v, want nil", name, got)
+		}
+	}
+}
+
+func TestTransform(t *testing.T) {
+	var problems []model.Problem
+	transform := transformer{report: func(p model.Problem) { problems = append(problems, p) }}.transform
+
+	once, err := transform(with(slice("shop", "web-1", "web"), func(s *discoveryv1.EndpointSlice) {
+		s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "yesterday"}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(problems) != 1 || problems[0].Kind != "EndpointSlice" || problems[0].Name.Name != "web-1" {
+		t.Errorf("problems = %+v, want one of shop/web-1", problems)
+	}
+	if !once.(*object).trigger.IsZero() {
+		t.Errorf("trigger is %v, want none", once.(*object).trigger)
+	}
+	twice, err := transform(once)
+	if err != nil || twice != once {
+		t.Errorf("second transform = %v, %v, want the object itself", twice, err)
+	}
+	if _, err := transform(&corev1.Pod{}); err == nil {
+		t.Error("a Pod was stored, want an error")
+	}
+}
+
+func service(namespace, name string) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: "172.30.0.1",
+			Ports:     []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: 80}},
+		},
+	}
+}
+
+func slice(namespace, name, owner string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}}},
+	}
+	if owner != "" {
+		s.Labels[discoveryv1.LabelServiceName] = owner
+	}
+	return s
+}
+
+// with returns a changed copy of an object.
+func with[T interface{ DeepCopy() T }](item T, change func(T)) T {
+	changed := item.DeepCopy()
+	change(changed)
+	return changed
+}

@@ -1,0 +1,331 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// DefaultServiceCIDR is the dual-stack range from which the API server allocates cluster IPs unless Config names others.
+const DefaultServiceCIDR = "10.96.0.0/16,fd00:10:96::/112"
+
+// pollInterval is the time between two looks at a program that is starting: neither offers an event to wait for.
+const pollInterval = 50 * time.Millisecond
+
+// Config says where and how to run the two programs. Only Dir is required.
+type Config struct {
+	// Dir is a scratch folder for data, keys and the logs etcd.log and kube-apiserver.log. Start makes it if need be
+	// and empties what an earlier cluster left there; nobody removes it.
+	Dir string
+	// BinDir holds the programs etcd and kube-apiserver. Default: bin/kubernetes of the repository around the working
+	// directory.
+	BinDir string
+	// ServiceCIDR is the range of cluster IPs, or one range per family joined by a comma; the
+	// family of the first is the default of Services. Default: DefaultServiceCIDR.
+	ServiceCIDR string
+	// Address is where the API server listens; a client must be able to reach it, so it may not be 0.0.0.0 or "::".
+	// etcd always listens on 127.0.0.1. Default: 127.0.0.1.
+	Address netip.Addr
+	// Netns is the name (beneath /run/netns) of a network namespace to run both programs in; its loopback interface
+	// must be up. Default: the namespace of this process.
+	Netns string
+	// Log receives one line per step of Start. Default: nowhere.
+	Log io.Writer
+}
+
+// Cluster is a running etcd and kube-apiserver.
+type Cluster struct {
+	config    Config
+	authority authority
+	server    netip.AddrPort
+	processes []*process // in the order of their start
+	client    kubernetes.Interface
+}
+
+// Start runs etcd and kube-apiserver and returns when both serve: /readyz says yes, the Namespace default, the Service
+// kubernetes and the ServiceCIDR kubernetes exist, and user system:kube-proxy has its permissions. The context bounds
+// the start only; afterwards the cluster runs until Stop, or until this process ends. After an error nothing is left
+// running, and the error quotes the end of the log of a program that failed.
+func Start(ctx context.Context, c Config) (*Cluster, error) {
+	c, err := c.complete()
+	if err != nil {
+		return nil, err
+	}
+	cluster := &Cluster{config: c}
+	if err := cluster.start(ctx); err != nil {
+		cluster.Stop()
+		return nil, fmt.Errorf("start cluster in %s: %w", c.Dir, err)
+	}
+	return cluster, nil
+}
+
+func (c Config) complete() (Config, error) {
+	if c.Dir == "" {
+		return c, errors.New("start cluster: no scratch folder given")
+	}
+	dir, err := filepath.Abs(c.Dir)
+	if err != nil {
+		return c, fmt.Errorf("start cluster: %w", err)
+	}
+	c.Dir = dir
+	if c.BinDir == "" {
+		root, err := repository()
+		if err != nil {
+			return c, err
+		}
+		c.BinDir = filepath.Join(root, "bin", "kubernetes")
+	}
+	if c.ServiceCIDR == "" {
+		c.ServiceCIDR = DefaultServiceCIDR
+	}
+	if !c.Address.IsValid() {
+		c.Address = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	if c.Address.IsUnspecified() {
+		return c, fmt.Errorf("start cluster: clients cannot reach address %s", c.Address)
+	}
+	if c.Log == nil {
+		c.Log = io.Discard
+	}
+	return c, nil
+}
+
+func (c *Cluster) start(ctx context.Context) error {
+	begin := time.Now()
+	step := func(name string) {
+		fmt.Fprintf(c.config.Log, "%s after %.1f s\n", name, time.Since(begin).Seconds())
+	}
+	if err := c.prepare(); err != nil {
+		return err
+	}
+	etcd, err := c.startEtcd(ctx)
+	if err != nil {
+		return err
+	}
+	step("etcd healthy")
+	if err := c.startAPIServer(ctx, etcd); err != nil {
+		return err
+	}
+	step("kube-apiserver ready")
+	if err := c.waitForDefaults(ctx); err != nil {
+		return err
+	}
+	step("default objects present")
+	return nil
+}
+
+// prepare makes the folder and the keys, and empties what an earlier cluster left.
+func (c *Cluster) prepare() error {
+	if err := os.MkdirAll(c.config.Dir, 0o700); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(c.path("etcd")); err != nil {
+		return err
+	}
+	ranges, err := parseRanges(c.config.ServiceCIDR)
+	if err != nil {
+		return err
+	}
+	c.authority, err = newAuthority(c.config.Dir, c.config.Address, ranges)
+	return err
+}
+
+func (c *Cluster) path(name string) string { return filepath.Join(c.config.Dir, name) }
+
+// startEtcd returns the URL at which etcd serves.
+func (c *Cluster) startEtcd(ctx context.Context) (string, error) {
+	addr, err := freePort(c.config.Netns, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+	if err != nil {
+		return "", err
+	}
+	url := "http://" + addr.String()
+	p, err := c.run("etcd",
+		"--name=test",
+		"--data-dir="+c.path("etcd"),
+		"--unsafe-no-fsync",
+		"--log-level=warn",
+		"--listen-client-urls="+url,
+		"--advertise-client-urls="+url,
+		"--listen-peer-urls=http://127.0.0.1:0",
+		"--initial-advertise-peer-urls=http://127.0.0.1:0",
+		"--initial-cluster=test=http://127.0.0.1:0",
+	)
+	if err != nil {
+		return "", err
+	}
+	client := &http.Client{Transport: &http.Transport{DialContext: c.dial(), DisableKeepAlives: true}}
+	return url, p.await(ctx, func(ctx context.Context) error { return get(ctx, client, url+"/health") })
+}
+
+func (c *Cluster) startAPIServer(ctx context.Context, etcd string) error {
+	addr, err := freePort(c.config.Netns, c.config.Address)
+	if err != nil {
+		return err
+	}
+	c.server = addr
+	p, err := c.run("kube-apiserver",
+		"--etcd-servers="+etcd,
+		"--bind-address="+addr.Addr().String(),
+		"--advertise-address="+addr.Addr().String(),
+		fmt.Sprintf("--secure-port=%d", addr.Port()),
+		"--tls-cert-file="+c.path(servingCertFile),
+		"--tls-private-key-file="+c.path(servingKeyFile),
+		"--token-auth-file="+c.path(tokenFile),
+		"--authorization-mode=RBAC",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file="+c.path(accountKeyFile),
+		"--service-account-signing-key-file="+c.path(accountKeyFile),
+		"--service-cluster-ip-range="+c.config.ServiceCIDR,
+		"--service-node-port-range=30000-32767",
+		// Tests write the EndpointSlices of the Service kubernetes themselves, like all others.
+		"--endpoint-reconciler-type=none",
+		// No controller makes the ServiceAccounts that this plugin waits for.
+		"--disable-admission-plugins=ServiceAccount",
+		// One test may write thousands of objects at once: no queue, no limit.
+		"--enable-priority-and-fairness=false",
+		"--max-requests-inflight=10000",
+		"--max-mutating-requests-inflight=10000",
+		"--watch-cache=true",
+	)
+	if err != nil {
+		return err
+	}
+	c.client, err = kubernetes.NewForConfig(c.Admin())
+	if err != nil {
+		return err
+	}
+	client, err := rest.HTTPClientFor(c.Admin())
+	if err != nil {
+		return err
+	}
+	url := c.Admin().Host + "/readyz"
+	return p.await(ctx, func(ctx context.Context) error { return get(ctx, client, url) })
+}
+
+// run starts a program of BinDir, to be stopped by Stop.
+func (c *Cluster) run(name string, args ...string) (*process, error) {
+	argv := append([]string{filepath.Join(c.config.BinDir, name)}, args...)
+	if c.config.Netns != "" {
+		// ip replaces itself by the program, so the process is our child, and dies with us, all the same.
+		argv = append([]string{"ip", "netns", "exec", c.config.Netns}, argv...)
+	}
+	p, err := startProcess(name, c.path(name+".log"), argv)
+	if err != nil {
+		return nil, err
+	}
+	c.processes = append(c.processes, p)
+	return p, nil
+}
+
+// waitForDefaults waits for what the API server makes and learns only after it calls itself ready.
+func (c *Cluster) waitForDefaults(ctx context.Context) error {
+	proxy, err := kubernetes.NewForConfig(c.Proxy())
+	if err != nil {
+		return err
+	}
+	checks := []func(context.Context) error{
+		func(ctx context.Context) error {
+			_, err := c.client.CoreV1().Namespaces().Get(ctx, "default", metav1.GetOptions{})
+			return err
+		},
+		func(ctx context.Context) error {
+			_, err := c.client.CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
+			return err
+		},
+		func(ctx context.Context) error {
+			_, err := c.client.NetworkingV1().ServiceCIDRs().Get(ctx, "kubernetes", metav1.GetOptions{})
+			return err
+		},
+		func(ctx context.Context) error {
+			_, err := proxy.CoreV1().Services("").List(ctx, metav1.ListOptions{Limit: 1})
+			return err
+		},
+	}
+	server := c.processes[len(c.processes)-1]
+	for _, check := range checks {
+		if err := server.await(ctx, check); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Stop ends both programs at once and waits until they are gone. What they stored is scratch, so they get no time to
+// put it in order. A second Stop does nothing.
+func (c *Cluster) Stop() {
+	for i := len(c.processes) - 1; i >= 0; i-- {
+		c.processes[i].kill()
+	}
+	c.processes = nil
+}
+
+// Pids returns the process IDs of etcd and kube-apiserver, for tests that pause or measure them.
+func (c *Cluster) Pids() []int {
+	var pids []int
+	for _, p := range c.processes {
+		pids = append(pids, p.pid)
+	}
+	return pids
+}
+
+// Server returns the address and port at which the API server serves HTTPS.
+func (c *Cluster) Server() netip.AddrPort { return c.server }
+
+// Client returns a client with all rights and no limit on its rate.
+func (c *Cluster) Client() kubernetes.Interface { return c.client }
+
+// Admin returns a configuration for a user with all rights (group system:masters) and no limit on its rate. It works
+// from any network namespace of this machine, even where the cluster runs in a namespace of its own.
+func (c *Cluster) Admin() *rest.Config { return c.restConfig(c.authority.adminToken) }
+
+// Proxy returns a configuration for the user system:kube-proxy, who has the rights of the ClusterRole
+// system:node-proxier; otherwise it is like Admin.
+func (c *Cluster) Proxy() *rest.Config { return c.restConfig(c.authority.proxyToken) }
+
+func (c *Cluster) restConfig(token string) *rest.Config {
+	config := &rest.Config{
+		Host:            "https://" + c.server.String(),
+		BearerToken:     token,
+		TLSClientConfig: rest.TLSClientConfig{CAData: c.authority.caPEM},
+		ContentConfig:   rest.ContentConfig{ContentType: "application/vnd.kubernetes.protobuf"},
+		QPS:             -1,
+	}
+	if c.config.Netns != "" {
+		config.Dial = c.dial()
+	}
+	return config
+}
+
+// Kubeconfig writes a kubeconfig file for the administrator or, with admin false, for user system:kube-proxy. Unlike
+// Admin and Proxy, the file works only where the API server's address can be reached directly: where the cluster has
+// a network namespace of its own, in that one.
+func (c *Cluster) Kubeconfig(path string, admin bool) error {
+	token := c.authority.proxyToken
+	if admin {
+		token = c.authority.adminToken
+	}
+	config := clientcmdapi.NewConfig()
+	config.Clusters["test"] = &clientcmdapi.Cluster{
+		Server:                   "https://" + c.server.String(),
+		CertificateAuthorityData: c.authority.caPEM,
+	}
+	config.AuthInfos["test"] = &clientcmdapi.AuthInfo{Token: token}
+	config.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
+	config.CurrentContext = "test"
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		return fmt.Errorf("write kubeconfig: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,123 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+// process is a child that the kernel kills when this process ends, however it ends.
+type process struct {
+	name string
+	log  string // file with its output
+	pid  int
+	cmd  *exec.Cmd
+	done chan struct{} // closed when the child is gone and err is set
+	err  error
+}
+
+// startProcess runs argv with its output in the file log.
+func startProcess(name, log string, argv []string) (*process, error) {
+	out, err := os.Create(log)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	defer out.Close()
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	p := &process{name: name, log: log, cmd: cmd, done: make(chan struct{})}
+	started := make(chan error)
+	go p.run(started)
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	return p, nil
+}
+
+// run starts the child and waits for it on one thread: the parent whose death Pdeathsig reports is the thread that
+// forked, not the process (prctl(2)), so that thread must live as long as the child.
+func (p *process) run(started chan<- error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := p.cmd.Start(); err != nil {
+		started <- err
+		return
+	}
+	p.pid = p.cmd.Process.Pid
+	started <- nil
+	p.err = p.cmd.Wait()
+	close(p.done)
+}
+
+// kill ends the child and waits until it is gone.
+func (p *process) kill() {
+	// The only error is that the child has ended by itself, which is what we want.
+	_ = p.cmd.Process.Kill()
+	<-p.done
+}
+
+// await repeats check until it succeeds. It gives up when ctx ends or the child does.
+func (p *process) await(ctx context.Context, check func(context.Context) error) error {
+	ticker := time.NewTicker(pollInterval)
+	defer ticker.Stop()
+	for {
+		err := p.try(ctx, check)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.done:
+			return fmt.Errorf("wait for %s: ended (%v); its log ends with:\n%s", p.name, p.err, p.tail())
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w: %w; its log ends with:\n%s", p.name, ctx.Err(), err, p.tail())
+		case <-ticker.C:
+		}
+	}
+}
+
+// try bounds one check, for a program that has just begun may accept a connection and never answer.
+func (p *process) try(ctx context.Context, check func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	return check(ctx)
+}
+
+// tail returns the last lines of the child's output.
+func (p *process) tail() []byte {
+	text, err := os.ReadFile(p.log)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	lines := bytes.SplitAfter(text, []byte("\n"))
+	return bytes.Join(lines[max(0, len(lines)-15):], nil)
+}
+
+// get returns nil if the server answers url with status 200.
+func get(ctx context.Context, client *http.Client, url string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return errors.New("get " + url + ": " + resp.Status + ": " + string(body))
+	}
+	return nil
+}

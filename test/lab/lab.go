@@ -1,0 +1,253 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// Config says which hosts a Lab has besides the node.
+type Config struct {
+	// Pods is the number of pods on the node, at most 200.
+	Pods int
+	// Remotes is the number of pods elsewhere in the cluster, at most 200.
+	Remotes int
+	// Clients is the number of machines outside of the cluster, at most 100; zero means one.
+	Clients int
+	// NodeAddrs are further addresses of the node, placed on its eth0. The kernel never prefers them as a source, so
+	// the node masquerades as its primary addresses.
+	NodeAddrs []netip.Addr
+}
+
+// Lab is a network of namespaces. Its methods may be called from several goroutines.
+type Lab struct {
+	// Node is where the rules under test belong: it forwards, and sends its own packets by default to the client.
+	Node *Host
+	// Pods are the pods on the node: "pod-0" and so on.
+	Pods []*Host
+	// Remotes are the pods elsewhere: "remote-0" and so on.
+	Remotes []*Host
+	// Client is the first of Clients.
+	Client *Host
+	// Clients are the machines outside of the cluster: "client", "client-1" and so on.
+	Clients []*Host
+
+	// prefix begins the name of every namespace of this lab.
+	prefix string
+	// home is the namespace that a thread returns to.
+	home *os.File
+
+	mu      sync.Mutex
+	closed  bool
+	servers map[*Server]struct{}
+}
+
+// New makes the namespaces and connects them; the caller must Close the lab. It first removes what a killed program
+// left behind. An error that errors.Is fs.ErrPermission means that the privilege for namespaces is missing.
+func New(c Config) (*Lab, error) {
+	if err := c.complete(); err != nil {
+		return nil, err
+	}
+	sweep()
+	l := &Lab{servers: map[*Server]struct{}{}}
+	l.lay(c)
+	if err := l.build(c); err != nil {
+		return nil, errors.Join(fmt.Errorf("make lab: %w", err), l.Close())
+	}
+	return l, nil
+}
+
+// complete fills in the defaults and refuses what the address plan has no room for.
+func (c *Config) complete() error {
+	if c.Clients == 0 {
+		c.Clients = 1
+	}
+	if c.Pods < 0 || c.Pods > 200 || c.Remotes < 0 || c.Remotes > 200 || c.Clients < 0 || c.Clients > 100 {
+		return fmt.Errorf("check lab size: %d pods, %d remotes, %d clients do not fit the address plan",
+			c.Pods, c.Remotes, c.Clients)
+	}
+	for _, addr := range c.NodeAddrs {
+		if !addr.IsValid() || addr.Is4In6() || addr.Zone() != "" {
+			return fmt.Errorf("check node addresses: %q is not a plain address", addr)
+		}
+	}
+	return nil
+}
+
+// lay puts the hosts with their names and addresses into l; none has a namespace yet.
+func (l *Lab) lay(c Config) {
+	host := func(name, device, v4, v6 string, i int) *Host {
+		return &Host{Name: name, Device: device, IPv4: nth(v4, i), IPv6: nth(v6, i), lab: l}
+	}
+	l.Node = host("node", "", "192.0.2.1", "2001:db8::1", 0)
+	for i := range c.Clients {
+		name := "client"
+		if i > 0 {
+			name = fmt.Sprintf("client-%d", i)
+		}
+		l.Clients = append(l.Clients, host(name, fmt.Sprintf("eth%d", i), "192.0.2.100", "2001:db8::100", i))
+	}
+	l.Client = l.Clients[0]
+	for i := range c.Pods {
+		l.Pods = append(l.Pods, host(fmt.Sprintf("pod-%d", i), fmt.Sprintf("veth-pod%d", i),
+			"10.244.0.10", "fd00:10:244::10", i))
+	}
+	for i := range c.Remotes {
+		l.Remotes = append(l.Remotes, host(fmt.Sprintf("remote-%d", i), fmt.Sprintf("veth-remote%d", i),
+			"10.244.1.10", "fd00:10:244:1::10", i))
+	}
+}
+
+// nth returns the i-th address from first on; IPv6 addresses count in hexadecimal, ::1a follows ::19.
+func nth(first string, i int) netip.Addr {
+	addr := netip.MustParseAddr(first)
+	for range i {
+		addr = addr.Next()
+	}
+	return addr
+}
+
+// Hosts lists all hosts, the node first.
+func (l *Lab) Hosts() []*Host {
+	hosts := []*Host{l.Node}
+	hosts = append(hosts, l.Clients...)
+	hosts = append(hosts, l.Pods...)
+	return append(hosts, l.Remotes...)
+}
+
+// String is a table of the hosts, one per line: name, namespace, addresses, device on the node.
+func (l *Lab) String() string {
+	var b strings.Builder
+	for _, h := range l.Hosts() {
+		fmt.Fprintf(&b, "%-10s %-24s %-15s %-22s %s\n", h.Name, h.Netns, h.IPv4, h.IPv6, h.Device)
+	}
+	return b.String()
+}
+
+// build makes the namespaces of all hosts and then the links.
+func (l *Lab) build(c Config) error {
+	if err := l.spawn(); err != nil {
+		return err
+	}
+	for _, h := range l.Hosts() {
+		if err := h.prepare(); err != nil {
+			return err
+		}
+	}
+	return l.connect(c)
+}
+
+// spawn makes one namespace per host, all on one thread: unshare takes the thread from each into the next.
+func (l *Lab) spawn() error {
+	var err error
+	if l.home, err = openHome(); err != nil {
+		return err
+	}
+	if l.prefix, err = reserve(); err != nil {
+		return err
+	}
+	return onThread(l.home, func() error {
+		for _, h := range l.Hosts() {
+			if err := h.spawn(l.prefix); err != nil {
+				return fmt.Errorf("make namespace of %s: %w", h.Name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// openHome opens the namespace in which unlocked threads run.
+func openHome() (*os.File, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		return nil, fmt.Errorf("open own namespace: %w", err)
+	}
+	return os.NewFile(uintptr(home), "home"), nil
+}
+
+// connect wires every host to the node.
+func (l *Lab) connect(c Config) error {
+	node, err := l.Node.netlink()
+	if err != nil {
+		return err
+	}
+	defer node.Close()
+	for i, h := range l.Hosts()[1:] {
+		if err := l.plug(node, h, i); err != nil {
+			return fmt.Errorf("connect %s: %w", h.Name, err)
+		}
+		if h == l.Client {
+			if err := l.address(node, c.NodeAddrs); err != nil {
+				return fmt.Errorf("address node: %w", err)
+			}
+		}
+	}
+	return l.route(node)
+}
+
+// Close stops all servers and removes all namespaces. It may be called again, and while probes run, which then fail.
+// Namespaces go once their last socket and process is gone; connections from Dial and commands are the caller's.
+func (l *Lab) Close() error {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil
+	}
+	l.closed = true
+	servers := l.servers
+	l.servers = nil
+	l.mu.Unlock()
+
+	var errs []error
+	for s := range servers {
+		errs = append(errs, s.Close())
+	}
+	for _, h := range l.Hosts() {
+		errs = append(errs, h.remove())
+	}
+	if l.prefix != "" {
+		errs = append(errs, unreserve(l.prefix))
+	}
+	if l.home != nil {
+		errs = append(errs, l.home.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// adopt makes Close stop s too; false means that the lab is closed already.
+func (l *Lab) adopt(s *Server) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed {
+		l.servers[s] = struct{}{}
+	}
+	return !l.closed
+}
+
+// disown forgets a server that was closed.
+func (l *Lab) disown(s *Server) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.servers, s)
+}
+
+// netlink opens a route socket inside of the host's namespace.
+func (h *Host) netlink() (handle *netlink.Handle, err error) {
+	err = h.Do(func() error {
+		handle, err = netlink.NewHandle(netlinkRoute)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open netlink of %s: %w", h.Name, err)
+	}
+	return handle, nil
+}

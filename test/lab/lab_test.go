@@ -1,0 +1,533 @@
+package lab
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// everything is a lab with one or two of each kind.
+var everything = Config{Pods: 2, Remotes: 1, Clients: 2, NodeAddrs: []netip.Addr{
+	netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2"),
+}}
+
+var protocols = []model.Protocol{model.TCP, model.UDP, model.SCTP}
+
+// mustServe starts a server that ends with the test's lab.
+func mustServe(t testing.TB, h *Host, proto model.Protocol, port uint16) {
+	t.Helper()
+	if _, err := h.Serve(proto, port); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mustNft loads a ruleset into the host.
+func mustNft(t testing.TB, h *Host, ruleset string) {
+	t.Helper()
+	cmd := h.Command(t.Context(), "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(ruleset)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("nft: %v\n%s", err, out)
+	}
+}
+
+func TestEveryHostReachesEveryServer(t *testing.T) {
+	l := ForTest(t, everything)
+	for _, server := range l.Hosts() {
+		for _, proto := range protocols {
+			mustServe(t, server, proto, 80)
+		}
+	}
+	for _, from := range l.Hosts() {
+		for _, to := range l.Hosts() {
+			for _, addr := range to.Addrs() {
+				for _, proto := range protocols {
+					dst := netip.AddrPortFrom(addr, 80)
+					got := from.Probe(t.Context(), proto, dst, Options{})
+					if got.Outcome != Answered || got.Server != to.Name || got.Local != dst ||
+						got.Source.Addr() != from.sourceTo(to, addr) {
+						t.Errorf("%s -> %s %s %s: %s (%v)", from.Name, to.Name, proto, dst, got, got.Err)
+					}
+				}
+				if got := from.Ping(t.Context(), addr, Options{}); got.Outcome != Answered {
+					t.Errorf("ping %s -> %s: %s (%v)", from.Name, addr, got, got.Err)
+				}
+			}
+		}
+	}
+}
+
+// sourceTo is the address a host sends from: its own one in any case, since each has only one per family, or a
+// preferred one.
+func (h *Host) sourceTo(_ *Host, dst netip.Addr) netip.Addr { return h.Addr(dst) }
+
+func TestServersAnswerFromTheAddressThatWasAsked(t *testing.T) {
+	l := ForTest(t, everything)
+	for _, proto := range protocols {
+		mustServe(t, l.Node, proto, 80)
+		for _, addr := range everything.NodeAddrs {
+			dst := netip.AddrPortFrom(addr, 80)
+			if got := l.Client.Probe(t.Context(), proto, dst, Options{}); got.Local != dst {
+				t.Errorf("%s %s: %s (%v)", proto, dst, got, got.Err)
+			}
+		}
+	}
+}
+
+func TestProbeSourceOptions(t *testing.T) {
+	l := ForTest(t, everything)
+	for _, proto := range protocols {
+		mustServe(t, l.Pods[0], proto, 80)
+		for _, addr := range everything.NodeAddrs {
+			want := netip.AddrPortFrom(addr, 4242)
+			dst := netip.AddrPortFrom(l.Pods[0].Addr(addr), 80)
+			for range 3 {
+				got := l.Node.Probe(t.Context(), proto, dst, Options{Source: want.Addr(), SourcePort: want.Port()})
+				if got.Source != want {
+					t.Errorf("%s from %s: %s (%v)", proto, want, got, got.Err)
+				}
+			}
+		}
+	}
+}
+
+func TestOutcomesOfNetwork(t *testing.T) {
+	l := ForTest(t, everything)
+	dst := map[string][2]netip.Addr{
+		"closed":  l.Pods[0].Addrs(),
+		"nowhere": {netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8:1::1")},
+	}
+	for _, from := range []*Host{l.Client, l.Pods[1], l.Node} {
+		for _, proto := range protocols {
+			for i := range model.Families {
+				ask := func(where string) Answer {
+					to := netip.AddrPortFrom(dst[where][i], 81)
+					return from.Probe(t.Context(), proto, to, Options{Timeout: 50 * time.Millisecond})
+				}
+				if got := ask("closed"); got.Outcome != Refused {
+					t.Errorf("%s %s to closed port: %s (%v)", from.Name, proto, got, got.Err)
+				}
+				if got := ask("nowhere"); got.Outcome != TimedOut || got.RTT < 50*time.Millisecond {
+					t.Errorf("%s %s to nowhere: %s (%v) after %s", from.Name, proto, got, got.Err, got.RTT)
+				}
+			}
+		}
+	}
+}
+
+func TestOutcomesOfRules(t *testing.T) {
+	l := ForTest(t, Config{Pods: 1})
+	rules := `table inet t {
+		chain c {
+			meta l4proto { tcp, udp, sctp } th dport 1 reject
+			meta l4proto { tcp, udp, sctp } th dport 2 reject with icmpx host-unreachable
+			meta l4proto { tcp, udp, sctp } th dport 3 reject with icmpx admin-prohibited
+			meta l4proto { tcp, udp, sctp } th dport 4 drop
+			tcp dport 5 reject with tcp reset
+		}
+		chain f { type filter hook forward priority 0; jump c; }
+		chain o { type filter hook output priority 0; jump c; }
+	}`
+	mustNft(t, l.Node, rules)
+	want := map[uint16]Outcome{1: Refused, 2: Unreachable, 3: Unreachable, 4: TimedOut}
+	for _, from := range []*Host{l.Client, l.Node} {
+		for _, addr := range l.Pods[0].Addrs() {
+			for _, proto := range protocols {
+				for port, want := range want {
+					dst := netip.AddrPortFrom(addr, port)
+					got := from.Probe(t.Context(), proto, dst, Options{Timeout: 100 * time.Millisecond})
+					if got.Outcome != want {
+						t.Errorf("%s %s %s: %s (%v), want %s", from.Name, proto, dst, got, got.Err, want)
+					}
+				}
+			}
+			dst := netip.AddrPortFrom(addr, 5)
+			if got := from.Probe(t.Context(), model.TCP, dst, Options{}); got.Outcome != Refused {
+				t.Errorf("%s tcp %s: %s (%v)", from.Name, dst, got, got.Err)
+			}
+		}
+	}
+}
+
+func TestRefusalsAreNotRateLimited(t *testing.T) {
+	l := ForTest(t, Config{Pods: 1})
+	for _, addr := range l.Pods[0].Addrs() {
+		got, err := l.Client.Spread(t.Context(), model.UDP, netip.AddrPortFrom(addr, 81), 300, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(map[string]int{"refused": 300}, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", addr, diff)
+		}
+	}
+}
+
+func TestNatSeesEveryProtocol(t *testing.T) {
+	l := ForTest(t, Config{Pods: 2})
+	vips := [2]netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:10:96::1")}
+	mustNft(t, l.Node, `table inet t {
+		chain pre { type nat hook prerouting priority -100; jump vip; }
+		chain out { type nat hook output priority -100; jump vip; }
+		chain post { type nat hook postrouting priority 100; ct status dnat masquerade; }
+		chain vip {
+			ip daddr 10.96.0.1 meta l4proto { tcp, udp, sctp } th dport 80 dnat ip to 10.244.0.10:8080
+			ip6 daddr fd00:10:96::1 meta l4proto { tcp, udp, sctp } th dport 80 dnat ip6 to [fd00:10:244::10]:8080
+		}
+	}`)
+	for _, proto := range protocols {
+		mustServe(t, l.Pods[0], proto, 8080)
+		for _, from := range []*Host{l.Client, l.Pods[1], l.Pods[0], l.Node} {
+			for _, vip := range vips {
+				got := from.Probe(t.Context(), proto, netip.AddrPortFrom(vip, 80), Options{})
+				if got.Server != "pod-0" || got.Source.Addr() != l.Node.Addr(vip) {
+					t.Errorf("%s %s %s: %s (%v)", from.Name, proto, vip, got, got.Err)
+				}
+			}
+		}
+	}
+}
+
+func TestSpreadCountsServers(t *testing.T) {
+	l := ForTest(t, Config{Pods: 2})
+	mustNft(t, l.Node, `table ip t { chain pre { type nat hook prerouting priority -100;
+		ip daddr 10.96.0.1 dnat to numgen inc mod 2 map { 0 : 10.244.0.10, 1 : 10.244.0.11 }; } }`)
+	for _, proto := range protocols {
+		for _, pod := range l.Pods {
+			mustServe(t, pod, proto, 80)
+		}
+		dst := netip.MustParseAddrPort("10.96.0.1:80")
+		got, err := l.Client.Spread(t.Context(), proto, dst, 100, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(map[string]int{"pod-0": 50, "pod-1": 50}, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", proto, diff)
+		}
+	}
+}
+
+func TestDialKeepsTalkingToEcho(t *testing.T) {
+	l := ForTest(t, Config{Pods: 1})
+	if _, err := l.Pods[0].ServeEcho(7); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := l.Client.Dial(t.Context(), model.TCP, netip.AddrPortFrom(l.Pods[0].IPv6, 7))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	in := bufio.NewReader(conn)
+	line, err := in.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, err := ParseAnswer(line); err != nil || a.Server != "pod-0" || a.Source.Addr() != l.Client.IPv6 {
+		t.Errorf("greeting %q: %s, %v", line, a, err)
+	}
+	for i := range 3 {
+		want := fmt.Sprintf("line %d\n", i)
+		if _, err := conn.Write([]byte(want)); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := in.ReadString('\n'); got != want || err != nil {
+			t.Errorf("echo: got %q, %v, want %q", got, err, want)
+		}
+	}
+}
+
+func TestServerCloseFreesThePort(t *testing.T) {
+	l := ForTest(t, Config{Pods: 1})
+	pod := l.Pods[0]
+	for _, proto := range protocols {
+		dst := netip.AddrPortFrom(pod.IPv4, 80)
+		for range 2 {
+			s, err := pod.Serve(proto, 80)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := l.Client.Probe(t.Context(), proto, dst, Options{}); got.Server != "pod-0" {
+				t.Errorf("%s while served: %s (%v)", proto, got, got.Err)
+			}
+			if err := errors.Join(s.Close(), s.Close()); err != nil {
+				t.Errorf("close %s: %v", proto, err)
+			}
+			if got := l.Client.Probe(t.Context(), proto, dst, Options{}); got.Outcome != Refused {
+				t.Errorf("%s after close: %s (%v)", proto, got, got.Err)
+			}
+		}
+	}
+}
+
+func TestServeErrors(t *testing.T) {
+	l := ForTest(t, Config{})
+	mustServe(t, l.Node, model.UDP, 53)
+	if _, err := l.Node.Serve(model.UDP, 53); !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("port taken: %v", err)
+	}
+	if _, err := l.Node.Serve(model.TCP, 0); err == nil {
+		t.Error("port 0 was served")
+	}
+	if _, err := l.Node.Serve(model.Protocol(1), 80); err == nil {
+		t.Error("protocol 1 was served")
+	}
+}
+
+func TestCommandRunsInsideOfTheHost(t *testing.T) {
+	l := ForTest(t, Config{Pods: 1})
+	want, err := l.Node.namespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, run := range map[string]func(*Cmd) ([]byte, error){
+		"Output":         (*Cmd).Output,
+		"CombinedOutput": (*Cmd).CombinedOutput,
+		"Run": func(c *Cmd) ([]byte, error) {
+			var out strings.Builder
+			c.Stdout = &out
+			err := c.Run()
+			return []byte(out.String()), err
+		},
+	} {
+		got, err := run(l.Node.Command(t.Context(), "readlink", "/proc/self/ns/net"))
+		if err != nil || strings.TrimSpace(string(got)) != want {
+			t.Errorf("%s: got %q, %v, want %q", name, got, err, want)
+		}
+	}
+}
+
+// namespace is the identity of the host's namespace.
+func (h *Host) namespace() (id string, err error) {
+	err = h.Do(func() error {
+		id, err = os.Readlink("/proc/thread-self/ns/net")
+		return err
+	})
+	return id, err
+}
+
+func TestDoReturnsErrorsPanicsAndThreads(t *testing.T) {
+	l := ForTest(t, Config{Pods: 1})
+	home, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	failure := errors.New("failure")
+	if err := l.Node.Do(func() error { return failure }); err != failure {
+		t.Errorf("got %v, want the function's error", err)
+	}
+	if err := l.Node.Do(func() error { runtime.Goexit(); return nil }); err != errEnded {
+		t.Errorf("got %v, want %v", err, errEnded)
+	}
+	func() {
+		defer func() {
+			if p := recover(); !strings.Contains(fmt.Sprint(p), "oh") {
+				t.Errorf("panic did not reach the caller: %v", p)
+			}
+		}()
+		_ = l.Node.Do(func() error { panic("oh") })
+	}()
+	inner := ""
+	if err := l.Node.Do(func() (err error) { inner, err = l.Pods[0].namespace(); return err }); err != nil {
+		t.Fatal(err)
+	}
+	if want, err := l.Pods[0].namespace(); inner != want || err != nil {
+		t.Errorf("nested Do ran in %s, want %s (%v)", inner, want, err)
+	}
+	tasks, err := filepath.Glob("/proc/self/task/*/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		if got, err := os.Readlink(task); got != home && !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is in %s, want %s (%v)", task, got, home, err)
+		}
+	}
+}
+
+func TestCancelledProbeFails(t *testing.T) {
+	l := ForTest(t, Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	got := l.Client.Probe(ctx, model.UDP, netip.MustParseAddrPort("198.51.100.1:1"), Options{Timeout: time.Hour})
+	if got.Outcome != Failed || !errors.Is(got.Err, context.Canceled) {
+		t.Errorf("got %s, %v", got, got.Err)
+	}
+}
+
+func TestTwoLabsDoNotDisturbOneAnother(t *testing.T) {
+	a, b := ForTest(t, Config{Pods: 1}), ForTest(t, Config{Pods: 1})
+	mustServe(t, a.Pods[0], model.TCP, 80)
+	dst := netip.AddrPortFrom(a.Pods[0].IPv4, 80)
+	if got := b.Client.Probe(t.Context(), model.TCP, dst, Options{}); got.Outcome != Refused {
+		t.Errorf("other lab: %s (%v)", got, got.Err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := a.Client.Probe(t.Context(), model.TCP, dst, Options{}); got.Server != "pod-0" {
+		t.Errorf("own lab after the other closed: %s (%v)", got, got.Err)
+	}
+}
+
+func TestCloseLeavesNothing(t *testing.T) {
+	before := devices(t)
+	l := ForTest(t, everything)
+	for _, proto := range protocols {
+		mustServe(t, l.Pods[0], proto, 80)
+		dst := netip.AddrPortFrom(l.Pods[0].IPv4, 80)
+		if got := l.Node.Probe(t.Context(), proto, dst, Options{}); got.Server != "pod-0" {
+			t.Fatalf("%s: %s (%v)", proto, got, got.Err)
+		}
+	}
+	// The test keeps the node's namespace, so it sees its devices go when the namespaces at their other ends do.
+	node, err := l.Node.netlink()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer node.Close()
+	if err := errors.Join(l.Close(), l.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if names, err := filepath.Glob(filepath.Join(namesDir, "*"+l.prefix+"*")); len(names) > 0 || err != nil {
+		t.Errorf("names left behind: %v, %v", names, err)
+	}
+	if diff := cmp.Diff(before, devices(t)); diff != "" {
+		t.Errorf("devices of the machine (-before +after):\n%s", diff)
+	}
+	if err := awaitOnlyLoopback(node); err != nil {
+		t.Error(err)
+	}
+	if err := l.Node.Do(func() error { return nil }); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("do after close: %v", err)
+	}
+	if _, err := l.Node.Serve(model.TCP, 80); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("serve after close: %v", err)
+	}
+}
+
+// devices are the names of the devices where the test runs.
+func devices(t *testing.T) []string {
+	t.Helper()
+	links, err := netlink.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, link := range links {
+		names = append(names, link.Attrs().Name)
+	}
+	return names
+}
+
+// awaitOnlyLoopback returns when a namespace has only its loopback device left.
+func awaitOnlyLoopback(h *netlink.Handle) error {
+	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
+		links, err := h.LinkList()
+		if err != nil || len(links) == 1 {
+			return err
+		}
+		if time.Since(begin) > 10*time.Second {
+			return fmt.Errorf("%d devices left, the namespaces at their other ends are still in use", len(links))
+		}
+	}
+}
+
+func TestNewSweepsWhatKilledProgramsLeft(t *testing.T) {
+	l := ForTest(t, Config{})
+	if l.Node.Netns == "" {
+		t.Log("namespaces have no names here, so none can be left behind")
+		return
+	}
+	// No process can have this number: it is the limit of pid_max.
+	names := []string{"knp-4194304-0-node", ".knp-4194304-0-lock"}
+	for _, name := range names {
+		if err := os.WriteFile(filepath.Join(namesDir, name), nil, 0o444); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ForTest(t, Config{})
+	for _, name := range append(names, l.Node.Netns) {
+		_, err := os.Stat(filepath.Join(namesDir, name))
+		if kept := err == nil; kept != (name == l.Node.Netns) {
+			t.Errorf("%s: kept is %v", name, kept)
+		}
+	}
+}
+
+func TestConfigErrors(t *testing.T) {
+	for name, c := range map[string]Config{
+		"negative":   {Pods: -1},
+		"too many":   {Remotes: 201},
+		"no address": {NodeAddrs: []netip.Addr{{}}},
+		"zone":       {NodeAddrs: []netip.Addr{netip.MustParseAddr("fe80::1%eth0")}},
+	} {
+		if l, err := New(c); err == nil {
+			t.Errorf("%s: made a lab", name)
+			_ = l.Close()
+		}
+	}
+}
+
+func TestLargestLab(t *testing.T) {
+	l := ForTest(t, Config{Pods: 200})
+	last := l.Pods[199]
+	mustServe(t, last, model.TCP, 80)
+	for _, addr := range last.Addrs() {
+		if got := l.Pods[0].Probe(t.Context(), model.TCP, netip.AddrPortFrom(addr, 80), Options{}); got.Server != "pod-199" {
+			t.Errorf("%s: %s (%v)", addr, got, got.Err)
+		}
+	}
+}
+
+func BenchmarkNew(b *testing.B) {
+	var closing time.Duration
+	for b.Loop() {
+		l := ForTest(b, Config{Pods: 4, Remotes: 1})
+		begin := time.Now()
+		if err := l.Close(); err != nil {
+			b.Fatal(err)
+		}
+		closing += time.Since(begin)
+	}
+	b.ReportMetric(float64(closing.Microseconds())/float64(b.N), "close-µs/op")
+}
+
+func BenchmarkDo(b *testing.B) {
+	l := ForTest(b, Config{})
+	for b.Loop() {
+		if err := l.Node.Do(func() error { return nil }); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkProbe(b *testing.B) {
+	l := ForTest(b, Config{Pods: 1})
+	for _, proto := range protocols {
+		mustServe(b, l.Pods[0], proto, 80)
+		for i, addr := range l.Pods[0].Addrs() {
+			dst := netip.AddrPortFrom(addr, 80)
+			b.Run(fmt.Sprintf("%s/%s", proto, model.Families[i]), func(b *testing.B) {
+				for b.Loop() {
+					if a := l.Client.Probe(b.Context(), proto, dst, Options{}); a.Outcome != Answered {
+						b.Fatal(a)
+					}
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,185 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// namesDir is where iproute2 looks for named namespaces.
+const namesDir = "/run/netns"
+
+// ownName matches the names this package gives; the group is the process that made the namespace.
+var ownName = regexp.MustCompile(`^knp-([0-9]+)-[0-9]+-`)
+
+// errEnded means that a function given to Do left by runtime.Goexit, as t.FailNow does.
+var errEnded = errors.New("run in namespace: the function ended its goroutine")
+
+// outcome is how a function run by onThread ended.
+type outcome struct {
+	err    error
+	panics any
+}
+
+// onThread runs f on an OS thread of its own and brings the thread back home. A thread that cannot be brought home
+// stays locked, so that the runtime destroys it with its goroutine. A panic of f is raised again in the caller, whose
+// deferred Close would not run otherwise.
+func onThread(home *os.File, f func() error) error {
+	ended := make(chan outcome, 1)
+	go func() {
+		runtime.LockOSThread()
+		end := outcome{err: errEnded}
+		defer func() {
+			if p := recover(); p != nil {
+				end.panics = fmt.Sprintf("%v\n\n%s", p, debug.Stack())
+			}
+			if enter(home) == nil {
+				runtime.UnlockOSThread()
+			}
+			ended <- end
+		}()
+		end.err = f()
+	}()
+	end := <-ended
+	if end.panics != nil {
+		panic(end.panics)
+	}
+	return end.err
+}
+
+// enter moves the calling thread into a namespace. Going through Control keeps a concurrent Close of the file from
+// handing its number to another file in between.
+func enter(ns *os.File) error {
+	raw, err := ns.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	if err := raw.Control(func(fd uintptr) { failed = netns.Set(netns.NsHandle(fd)) }); err != nil {
+		return err
+	}
+	return failed
+}
+
+// reserve returns a prefix that no other lab has, by creating a file nobody else has created. Where the directory
+// cannot be written, names are of no use, and any prefix will do.
+func reserve() (string, error) {
+	if err := os.MkdirAll(namesDir, 0o755); err != nil {
+		return fmt.Sprintf("knp-%d-0-", os.Getpid()), nil
+	}
+	for n := 0; ; n++ {
+		prefix := fmt.Sprintf("knp-%d-%d-", os.Getpid(), n)
+		file, err := os.OpenFile(lockPath(prefix), os.O_CREATE|os.O_EXCL, 0o444)
+		switch {
+		case err == nil:
+			return prefix, file.Close()
+		case errors.Is(err, fs.ErrPermission):
+			return prefix, nil
+		case !errors.Is(err, fs.ErrExist):
+			return "", fmt.Errorf("reserve names: %w", err)
+		}
+	}
+}
+
+// unreserve gives a prefix back.
+func unreserve(prefix string) error {
+	if err := os.Remove(lockPath(prefix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("release names: %w", err)
+	}
+	return nil
+}
+
+// lockPath is the file that reserves a prefix.
+func lockPath(prefix string) string { return filepath.Join(namesDir, "."+prefix+"lock") }
+
+// spawn makes the host's namespace and leaves the calling thread in it. A namespace that cannot be given a name, as
+// in a user namespace without a mount namespace, works all the same and is reachable through this process.
+func (h *Host) spawn(prefix string) error {
+	ns, err := netns.New()
+	if err != nil {
+		return err
+	}
+	h.ns = os.NewFile(uintptr(ns), prefix+h.Name)
+	if err := bind(prefix + h.Name); err == nil {
+		h.Netns = prefix + h.Name
+		h.Path = filepath.Join(namesDir, h.Netns)
+		return nil
+	}
+	h.Path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns)
+	return nil
+}
+
+// bind names the calling thread's namespace, as "ip netns attach" does.
+func bind(name string) error {
+	path := filepath.Join(namesDir, name)
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL, 0o444)
+	if err != nil {
+		return err
+	}
+	if err := file.Close(); err != nil {
+		return err
+	}
+	own := fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
+	if err := unix.Mount(own, path, "bind", unix.MS_BIND, ""); err != nil {
+		return errors.Join(err, os.Remove(path))
+	}
+	return nil
+}
+
+// unbind removes a name; a name that is gone already is no error.
+func unbind(name string) error {
+	path := filepath.Join(namesDir, name)
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+		return fmt.Errorf("unmount namespace %s: %w", name, err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove name of namespace: %w", err)
+	}
+	return nil
+}
+
+// remove lets go of the host's namespace.
+func (h *Host) remove() error {
+	var errs []error
+	if h.Netns != "" {
+		errs = append(errs, unbind(h.Netns))
+	}
+	if h.ns != nil {
+		errs = append(errs, h.ns.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// sweep removes the names that killed programs left behind. It reports nothing, since a lab can be made without it.
+// A process of another process namespace may be taken for dead; it loses the names, but its lab goes on.
+func sweep() {
+	entries, err := os.ReadDir(namesDir)
+	if err != nil {
+		return
+	}
+	for _, entry := range entries {
+		name := entry.Name()
+		if name[0] == '.' {
+			name = name[1:]
+		}
+		match := ownName.FindStringSubmatch(name)
+		if match != nil && dead(match[1]) {
+			_ = unbind(entry.Name())
+		}
+	}
+}
+
+// dead reports whether there is no process of that number.
+func dead(pid string) bool {
+	number, err := strconv.Atoi(pid)
+	return err == nil && unix.Kill(number, 0) == unix.ESRCH
+}

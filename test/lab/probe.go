@@ -1,0 +1,374 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// DefaultTimeout is how long a probe waits for an answer unless told otherwise; without a network in between, an
+// answer takes less than a millisecond.
+const DefaultTimeout = 300 * time.Millisecond
+
+// Outcome is how a probe ended.
+type Outcome uint8
+
+// The outcomes of a probe.
+const (
+	// Failed means that the probe could not be made or understood: a source port was taken, ctx was cancelled.
+	Failed Outcome = iota
+	// Answered means that a server answered.
+	Answered
+	// Refused means a TCP reset or an ICMP error that says port or protocol unreachable.
+	Refused
+	// TimedOut means that nothing came back.
+	TimedOut
+	// Unreachable means an ICMP error that says host or network unreachable or prohibited, or no route.
+	Unreachable
+)
+
+// String returns the outcome in words, for example "timed out".
+func (o Outcome) String() string {
+	switch o {
+	case Answered:
+		return "answered"
+	case Refused:
+		return "refused"
+	case TimedOut:
+		return "timed out"
+	case Unreachable:
+		return "unreachable"
+	}
+	return "failed"
+}
+
+// Answer is the result of a probe.
+type Answer struct {
+	Outcome Outcome
+	// Server is the name of the host that answered; empty for Ping, which cannot know it.
+	Server string
+	// Source is the client's address and port as the server saw it.
+	Source netip.AddrPort
+	// Local is the server's address and port as the server saw it.
+	Local netip.AddrPort
+	// RTT is the time from the first packet to the answer or the refusal.
+	RTT time.Duration
+	// Err is why the outcome is not Answered.
+	Err error
+}
+
+// String tells the answer in one line, for example "pod-0 saw 192.0.2.100:40000 at 10.244.0.10:80" or "refused".
+func (a Answer) String() string {
+	switch {
+	case a.Outcome == Failed && a.Err != nil:
+		return "failed: " + a.Err.Error()
+	case a.Server == "":
+		return a.Outcome.String()
+	}
+	return fmt.Sprintf("%s saw %s at %s", a.Server, a.Source, a.Local)
+}
+
+// ParseAnswer reads a Server's line, which need not end in a newline.
+func ParseAnswer(line string) (Answer, error) {
+	fields := strings.Fields(line)
+	if len(fields) != 3 {
+		return Answer{}, fmt.Errorf("parse answer: %q has not three fields", line)
+	}
+	source, err := netip.ParseAddrPort(fields[1])
+	if err != nil {
+		return Answer{}, fmt.Errorf("parse answer: %w", err)
+	}
+	local, err := netip.ParseAddrPort(fields[2])
+	if err != nil {
+		return Answer{}, fmt.Errorf("parse answer: %w", err)
+	}
+	return Answer{Outcome: Answered, Server: fields[0], Source: source, Local: local}, nil
+}
+
+// Options vary a probe; the zero value is a probe from any port that waits for DefaultTimeout.
+type Options struct {
+	// Timeout is how long to wait for the answer; zero means DefaultTimeout. An earlier deadline of ctx counts too.
+	Timeout time.Duration
+	// Source is the address to send from, for hosts that have several; the zero value lets the kernel choose.
+	Source netip.Addr
+	// SourcePort is the port to send from; zero means a new one for each probe.
+	SourcePort uint16
+}
+
+// Probe sends one request from this host and tells what came of it: a TCP connection, a UDP datagram or an SCTP INIT.
+// A rule that drops the host's own outgoing packets shows as TimedOut like any other loss.
+func (h *Host) Probe(ctx context.Context, proto model.Protocol, dst netip.AddrPort, o Options) Answer {
+	return h.one(func() Answer { return probe(ctx, proto, dst, o) })
+}
+
+// Ping sends an ICMP echo request. An answer has no Server, Source or Local.
+func (h *Host) Ping(ctx context.Context, dst netip.Addr, o Options) Answer {
+	return h.one(func() Answer { return timed(func() Answer { return ping(ctx, dst, o) }) })
+}
+
+// one makes a probe inside of the host's namespace.
+func (h *Host) one(f func() Answer) Answer {
+	var a Answer
+	if err := h.Do(func() error { a = f(); return nil }); err != nil {
+		return Answer{Err: err}
+	}
+	return a
+}
+
+// Spread makes n probes one after the other, each from a new socket, and counts the answers per server. Other outcomes
+// count under their words, "refused" or "timed out". The first probe that Failed ends it with an error.
+func (h *Host) Spread(ctx context.Context, proto model.Protocol, dst netip.AddrPort, n int, o Options) (map[string]int,
+	error) {
+	counts := map[string]int{}
+	err := h.Do(func() error {
+		for i := range n {
+			a := probe(ctx, proto, dst, o)
+			switch a.Outcome {
+			case Failed:
+				return fmt.Errorf("probe %s %s from %s, number %d: %w", proto, dst, h.Name, i, a.Err)
+			case Answered:
+				counts[a.Server]++
+			default:
+				counts[a.Outcome.String()]++
+			}
+		}
+		return nil
+	})
+	return counts, err
+}
+
+// Dial opens a TCP connection or a connected UDP socket from inside of the host, for use by any goroutine. The caller
+// closes it; until then the namespace stays. A TCP connection refused by ICMP, as by nftables, takes a second to fail,
+// since the kernel passes over an answer that comes while it is sending; Probe sees it at once.
+func (h *Host) Dial(ctx context.Context, proto model.Protocol, dst netip.AddrPort) (conn net.Conn, err error) {
+	if proto != model.TCP && proto != model.UDP {
+		return nil, fmt.Errorf("dial %s from %s: %s has no connections here", dst, h.Name, proto)
+	}
+	var dialer net.Dialer
+	dialer.SetMultipathTCP(false)
+	err = h.Do(func() error {
+		conn, err = dialer.DialContext(ctx, proto.String(), dst.String())
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("dial from %s: %w", h.Name, err)
+	}
+	return conn, nil
+}
+
+// probe makes one probe from the calling thread's namespace.
+func probe(ctx context.Context, proto model.Protocol, dst netip.AddrPort, o Options) Answer {
+	return timed(func() Answer {
+		switch proto {
+		case model.TCP:
+			return probeTCP(ctx, dst, o)
+		case model.UDP:
+			return probeUDP(ctx, dst, o)
+		case model.SCTP:
+			return probeSCTP(ctx, dst, o)
+		}
+		return Answer{Err: fmt.Errorf("probe %s: protocol %d is not known", dst, proto)}
+	})
+}
+
+// timed measures a probe.
+func timed(f func() Answer) Answer {
+	begin := time.Now()
+	a := f()
+	a.RTT = time.Since(begin)
+	return a
+}
+
+// open opens a probe's socket, bound as the options say.
+func open(ctx context.Context, dst netip.Addr, kind, proto int, o Options) (socket, error) {
+	if o.Timeout == 0 {
+		o.Timeout = DefaultTimeout
+	}
+	s := socket{ctx: ctx, deadline: time.Now().Add(o.Timeout)}
+	if limit, ok := ctx.Deadline(); ok && limit.Before(s.deadline) {
+		s.deadline = limit
+	}
+	var err error
+	if s.fd, err = newSocket(dst, kind, proto); err != nil {
+		return s, err
+	}
+	if err := s.bind(dst, o); err != nil {
+		return s, errors.Join(err, unix.Close(s.fd))
+	}
+	return s, nil
+}
+
+// bind sets the source address and port, if any is wanted.
+func (s socket) bind(dst netip.Addr, o Options) error {
+	if o.SourcePort == 0 && !o.Source.IsValid() {
+		return nil
+	}
+	if !o.Source.IsValid() {
+		o.Source = netip.IPv6Unspecified()
+		if dst.Is4() {
+			o.Source = netip.IPv4Unspecified()
+		}
+	}
+	if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return fmt.Errorf("set SO_REUSEADDR: %w", err)
+	}
+	from := netip.AddrPortFrom(o.Source, o.SourcePort)
+	if err := unix.Bind(s.fd, sockaddr(from)); err != nil {
+		return fmt.Errorf("bind %s: %w", from, err)
+	}
+	return nil
+}
+
+// close closes the socket. There is nothing left to lose, so its error is of no interest.
+func (s socket) close() { _ = unix.Close(s.fd) }
+
+// probeTCP connects and reads the line. It closes with a reset, which leaves no port in TIME_WAIT.
+func probeTCP(ctx context.Context, dst netip.AddrPort, o Options) Answer {
+	s, err := open(ctx, dst.Addr(), unix.SOCK_STREAM, 0, o)
+	if err != nil {
+		return Answer{Err: err}
+	}
+	defer s.close()
+	if err := unix.SetsockoptLinger(s.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+		return Answer{Err: fmt.Errorf("set SO_LINGER: %w", err)}
+	}
+	if err := s.connect(dst); err != nil {
+		return unanswered(err)
+	}
+	line, err := s.readLine()
+	if err != nil {
+		return unanswered(err)
+	}
+	return answered(line)
+}
+
+// readLine reads up to a newline or the end of the connection.
+func (s socket) readLine() ([]byte, error) {
+	buf := make([]byte, 256)
+	for got := 0; ; {
+		n, err := s.read(buf[got:])
+		if err != nil {
+			return nil, err
+		}
+		got += n
+		if n == 0 || got == len(buf) || buf[got-1] == '\n' {
+			return buf[:got], nil
+		}
+	}
+}
+
+// probeUDP sends a datagram and reads the line.
+func probeUDP(ctx context.Context, dst netip.AddrPort, o Options) Answer {
+	s, err := open(ctx, dst.Addr(), unix.SOCK_DGRAM, 0, o)
+	if err != nil {
+		return Answer{Err: err}
+	}
+	defer s.close()
+	return s.exchange(dst, []byte("?\n"), func(reply []byte) ([]byte, bool) { return reply, true })
+}
+
+// probeSCTP sends an INIT and waits for its INIT ACK. An ABORT is passed over: on a kernel that knows SCTP it is the
+// kernel that sends one, since it knows nothing of the raw sockets.
+func probeSCTP(ctx context.Context, dst netip.AddrPort, o Options) Answer {
+	port := o.SourcePort
+	if port == 0 {
+		port = uint16(32768 + rand.IntN(28232)) // the kernel's own range of ports
+	}
+	o.SourcePort = 0 // a raw socket has no port
+	s, err := open(ctx, dst.Addr(), unix.SOCK_RAW, unix.IPPROTO_SCTP, o)
+	if err != nil {
+		return Answer{Err: err}
+	}
+	defer s.close()
+	init := newInit(port, dst.Port())
+	return s.exchange(netip.AddrPortFrom(dst.Addr(), 0), init.bytes(), func(reply []byte) ([]byte, bool) {
+		if dst.Addr().Is4() {
+			reply = withoutIPv4Header(reply)
+		}
+		ack, ok := parseSCTP(reply)
+		mine := ok && ack.chunk == sctpInitAck && ack.tag == init.own && ack.source == dst.Port() && ack.target == port
+		return ack.cookie, mine
+	})
+}
+
+// ping sends an echo request through a ping socket, for which the kernel fills in identifier and checksum and picks out
+// the reply.
+func ping(ctx context.Context, dst netip.Addr, o Options) Answer {
+	proto, kind := unix.IPPROTO_ICMP, byte(8)
+	if dst.Is6() {
+		proto, kind = unix.IPPROTO_ICMPV6, 128
+	}
+	s, err := open(ctx, dst, unix.SOCK_DGRAM, proto, o)
+	if err != nil {
+		return Answer{Err: err}
+	}
+	defer s.close()
+	echo := append([]byte{kind, 0, 0, 0, 0, 0, 0, 1}, binary.BigEndian.AppendUint64(nil, rand.Uint64())...)
+	replied := false
+	a := s.exchange(netip.AddrPortFrom(dst, 0), echo, func(reply []byte) ([]byte, bool) {
+		replied = len(reply) == len(echo) && bytes.Equal(reply[8:], echo[8:])
+		return nil, replied
+	})
+	if replied {
+		return Answer{Outcome: Answered}
+	}
+	return a
+}
+
+// exchange sends one packet and waits for the one that accept takes for its answer and reads the line from. A packet
+// that a rule does not let out (EPERM) may still be refused by an ICMP error, so that is waited for as well.
+func (s socket) exchange(dst netip.AddrPort, packet []byte, accept func([]byte) ([]byte, bool)) Answer {
+	if err := reportErrors(s.fd, dst.Addr()); err != nil {
+		return Answer{Err: err}
+	}
+	if err := unix.Connect(s.fd, sockaddr(dst)); err != nil {
+		return unanswered(err)
+	}
+	if _, err := unix.Write(s.fd, packet); err != nil && err != unix.EPERM {
+		return unanswered(err)
+	}
+	buf := make([]byte, 2048)
+	for {
+		n, err := s.read(buf)
+		if err != nil {
+			return unanswered(err)
+		}
+		if line, ok := accept(buf[:n]); ok {
+			return answered(line)
+		}
+	}
+}
+
+// answered reads a server's line.
+func answered(line []byte) Answer {
+	a, err := ParseAnswer(string(line))
+	if err != nil {
+		return Answer{Err: err}
+	}
+	return a
+}
+
+// unanswered classifies an error. ICMPv6 "prohibited" is EACCES, ICMP "protocol unreachable" is ENOPROTOOPT.
+func unanswered(err error) Answer {
+	a := Answer{Err: err}
+	switch {
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOPROTOOPT):
+		a.Outcome = Refused
+	case errors.Is(err, unix.ETIMEDOUT):
+		a.Outcome = TimedOut
+	case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EACCES):
+		a.Outcome = Unreachable
+	}
+	return a
+}

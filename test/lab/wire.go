@@ -1,0 +1,241 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// netlinkRoute is the netlink family of links, addresses and routes.
+const netlinkRoute = unix.NETLINK_ROUTE
+
+// setting is a value of /proc/sys/net.
+type setting struct{ key, value string }
+
+// everywhere is set in each namespace before it has devices. Without duplicate address detection and autoconfiguration
+// an IPv6 address works at once and is the only one; without rate limits each refused packet is answered. The rate
+// mask of ICMPv6 cannot be emptied, so it names a type that nobody sends.
+var everywhere = []setting{
+	{"ipv4/conf/all/rp_filter", "0"},
+	{"ipv4/conf/default/rp_filter", "0"},
+	{"ipv4/conf/all/send_redirects", "0"},
+	{"ipv4/conf/default/send_redirects", "0"},
+	{"ipv4/icmp_ratemask", "0"},
+	{"ipv4/ping_group_range", "0 0"},
+	{"ipv6/icmp/ratelimit", "0"},
+	{"ipv6/icmp/ratemask", "200"},
+	{"ipv6/conf/default/accept_dad", "0"},
+	{"ipv6/conf/default/dad_transmits", "0"},
+	{"ipv6/conf/default/accept_ra", "0"},
+	{"ipv6/conf/default/autoconf", "0"},
+	{"ipv6/conf/default/addr_gen_mode", "1"},
+}
+
+// forwarding makes a router of the node.
+var forwarding = []setting{
+	{"ipv4/ip_forward", "1"},
+	{"ipv6/conf/all/forwarding", "1"},
+}
+
+// gateway4 and gateway6 are what the hosts call the node; no device has these addresses, permanent neighbours lead there.
+var (
+	gateway4 = netip.MustParseAddr("169.254.1.1")
+	gateway6 = netip.MustParseAddr("fe80::1")
+)
+
+// prepare sets the host's sysctls and starts its loopback device.
+func (h *Host) prepare() error {
+	settings := everywhere
+	if h == h.lab.Node {
+		settings = append(settings[:len(settings):len(settings)], forwarding...)
+	}
+	return h.Do(func() error {
+		for _, s := range settings {
+			if err := writeSysctl(s); err != nil {
+				return fmt.Errorf("prepare %s: %w", h.Name, err)
+			}
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return fmt.Errorf("find loopback of %s: %w", h.Name, err)
+		}
+		return netlink.LinkSetUp(lo)
+	})
+}
+
+// side is one end of a veth pair.
+type side struct {
+	*netlink.Handle
+	link netlink.Link
+	mac  net.HardwareAddr
+}
+
+// plug connects host number n to the node: device there, eth0 here.
+func (l *Lab) plug(node *netlink.Handle, h *Host, n int) error {
+	far, err := h.netlink()
+	if err != nil {
+		return err
+	}
+	defer far.Close()
+	pair, err := h.pair(n)
+	if err != nil {
+		return err
+	}
+	if err := node.LinkAdd(pair); err != nil {
+		return fmt.Errorf("add %s: %w", h.Device, err)
+	}
+	eth0, err := far.LinkByName("eth0")
+	if err != nil {
+		return fmt.Errorf("find eth0: %w", err)
+	}
+	near := side{node, pair, pair.HardwareAddr}
+	peer := side{far, eth0, pair.PeerHardwareAddr}
+	if err := errors.Join(near.up(), peer.up(), near.awaitUp(), peer.awaitUp()); err != nil {
+		return err
+	}
+	return errors.Join(h.routeHere(peer, near.mac), h.routeThere(near, peer.mac))
+}
+
+// pair describes the veth pair between the node and the host. The hardware addresses are given, so that neighbours
+// can be entered without asking for them.
+func (h *Host) pair(n int) (*netlink.Veth, error) {
+	raw, err := h.ns.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	pair := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: "eth0"}
+	pair.Name = h.Device
+	pair.HardwareAddr = net.HardwareAddr{0x02, 'k', 'n', 0, byte(n >> 8), byte(n)}
+	pair.PeerHardwareAddr = net.HardwareAddr{0x02, 'k', 'n', 1, byte(n >> 8), byte(n)}
+	return pair, raw.Control(func(fd uintptr) { pair.PeerNamespace = netlink.NsFd(int(fd)) })
+}
+
+// up starts the device.
+func (s side) up() error {
+	if err := s.LinkSetUp(s.link); err != nil {
+		return fmt.Errorf("start %s: %w", s.link.Attrs().Name, err)
+	}
+	return nil
+}
+
+// awaitUp returns when the device can send. The kernel activates the end that was started first in a work queue, and
+// drops what is sent before. Asking for a link waits for that work since Linux 6.8, so one round is the rule.
+func (s side) awaitUp() error {
+	for range 1000 {
+		link, err := s.LinkByIndex(s.link.Attrs().Index)
+		if err != nil {
+			return fmt.Errorf("read %s: %w", s.link.Attrs().Name, err)
+		}
+		if link.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return fmt.Errorf("await %s: device does not come up: %w", s.link.Attrs().Name, os.ErrDeadlineExceeded)
+}
+
+// routeHere gives the host its addresses and its default routes to the node's hardware address.
+func (h *Host) routeHere(s side, node net.HardwareAddr) error {
+	return errors.Join(
+		s.address(h.IPv4, 0), s.address(h.IPv6, 0),
+		s.neighbour(gateway4, node), s.neighbour(gateway6, node),
+		s.defaultVia(gateway4, h.IPv4), s.defaultVia(gateway6, h.IPv6),
+	)
+}
+
+// routeThere teaches the node where the host is.
+func (h *Host) routeThere(s side, host net.HardwareAddr) error {
+	var errs []error
+	for _, addr := range h.Addrs() {
+		route := &netlink.Route{LinkIndex: s.link.Attrs().Index, Dst: single(addr), Scope: netlink.SCOPE_LINK}
+		if err := s.RouteAdd(route); err != nil {
+			errs = append(errs, fmt.Errorf("route %s: %w", addr, err))
+		}
+		errs = append(errs, s.neighbour(addr, host))
+	}
+	return errors.Join(errs...)
+}
+
+// address puts the node's addresses on eth0, the primary ones first. Further ones are deprecated, which tells the
+// kernel to choose them as a source last.
+func (l *Lab) address(node *netlink.Handle, further []netip.Addr) error {
+	eth0, err := node.LinkByName(l.Client.Device)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", l.Client.Device, err)
+	}
+	s := side{Handle: node, link: eth0}
+	errs := []error{s.address(l.Node.IPv4, 0), s.address(l.Node.IPv6, 0)}
+	for _, addr := range further {
+		errs = append(errs, s.address(addr, unix.IFA_F_DEPRECATED))
+	}
+	return errors.Join(errs...)
+}
+
+// route sends what the node knows no other way for to the client, where it is dropped.
+func (l *Lab) route(node *netlink.Handle) error {
+	eth0, err := node.LinkByName(l.Client.Device)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", l.Client.Device, err)
+	}
+	s := side{Handle: node, link: eth0}
+	return errors.Join(s.defaultVia(l.Client.IPv4, l.Node.IPv4), s.defaultVia(l.Client.IPv6, l.Node.IPv6))
+}
+
+// address adds a single address that is usable at once.
+func (s side) address(addr netip.Addr, flags int) error {
+	a := &netlink.Addr{IPNet: single(addr), Flags: flags}
+	if addr.Is6() {
+		a.Flags |= unix.IFA_F_NODAD
+	}
+	if flags&unix.IFA_F_DEPRECATED != 0 {
+		// The flag follows from the lifetimes: valid for ever, preferred for no time.
+		a.Flags &^= unix.IFA_F_DEPRECATED
+		a.ValidLft, a.PreferedLft = forever, 0
+	}
+	if err := s.AddrAdd(s.link, a); err != nil {
+		return fmt.Errorf("add address %s: %w", addr, err)
+	}
+	return nil
+}
+
+// forever is INFINITY_LIFE_TIME of an address.
+const forever = 0xffffffff
+
+// neighbour enters a hardware address for good.
+func (s side) neighbour(addr netip.Addr, mac net.HardwareAddr) error {
+	err := s.NeighSet(&netlink.Neigh{
+		LinkIndex:    s.link.Attrs().Index,
+		State:        netlink.NUD_PERMANENT,
+		IP:           addr.AsSlice(),
+		HardwareAddr: mac,
+	})
+	if err != nil {
+		return fmt.Errorf("add neighbour %s: %w", addr, err)
+	}
+	return nil
+}
+
+// defaultVia adds a default route through gateway, with source as the preferred source address.
+func (s side) defaultVia(gateway, source netip.Addr) error {
+	err := s.RouteAdd(&netlink.Route{
+		LinkIndex: s.link.Attrs().Index,
+		Gw:        gateway.AsSlice(),
+		Src:       source.AsSlice(),
+		Flags:     int(netlink.FLAG_ONLINK),
+	})
+	if err != nil {
+		return fmt.Errorf("add default route via %s: %w", gateway, err)
+	}
+	return nil
+}
+
+// single is the network that has only addr, in the form the netlink package wants.
+func single(addr netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}
+}
