@@ -24,7 +24,9 @@ import (
 type Informers struct {
 	Store
 	services, slices, node, serviceCIDRs informer
-	synced                               chan struct{}
+	// noServiceCIDRs is closed when the API server has refused to give them for the first time.
+	noServiceCIDRs chan struct{}
+	synced         chan struct{}
 }
 
 // informer is an informer and the handler that it feeds.
@@ -45,7 +47,7 @@ func NewInformers(cfg Config) (*Informers, error) {
 		}
 		return wired
 	}
-	i := &Informers{synced: make(chan struct{})}
+	i := &Informers{synced: make(chan struct{}), noServiceCIDRs: make(chan struct{})}
 	i.services = wire(coreinformers.NewFilteredServiceInformer(
 		cfg.Client, metav1.NamespaceAll, cfg.Resync, nil, selectServices), mark.service)
 	i.slices = wire(discoveryinformers.NewFilteredEndpointSliceInformer(
@@ -57,7 +59,7 @@ func NewInformers(cfg Config) (*Informers, error) {
 	if failed != nil {
 		return nil, fmt.Errorf("set up informers: %w", failed)
 	}
-	if err := i.serviceCIDRs.SetWatchErrorHandlerWithContext(tolerateError()); err != nil {
+	if err := i.serviceCIDRs.SetWatchErrorHandlerWithContext(tolerateError(i.noServiceCIDRs)); err != nil {
 		return nil, fmt.Errorf("set up informers: %w", err)
 	}
 	i.Store = Store{
@@ -91,6 +93,12 @@ func (i *Informers) Run(ctx context.Context) error {
 		running.Go(func() { inf.RunWithContext(ctx) })
 	}
 	if cache.WaitFor(ctx, "", i.services.handled, i.slices.handled, i.node.handled) {
+		// A restart would otherwise find the kernel to hold more than it knows of yet, and write everything anew.
+		select {
+		case <-i.serviceCIDRs.handled.Done():
+		case <-i.noServiceCIDRs:
+		case <-ctx.Done():
+		}
 		klog.FromContext(ctx).V(1).Info("Received all Services, EndpointSlices and the Node from the API server")
 		close(i.synced)
 	}
@@ -99,7 +107,8 @@ func (i *Informers) Run(ctx context.Context) error {
 }
 
 // Synced returns a channel that is closed when all Services and EndpointSlices that exist have been read and marked,
-// and the Node has been looked for. It does not wait for the ServiceCIDRs, which older API servers don't have.
+// and the Node has been looked for. It waits for the ServiceCIDRs too unless the API server refuses them: older ones don't
+// have them.
 func (i *Informers) Synced() <-chan struct{} {
 	return i.synced
 }
@@ -119,9 +128,9 @@ func selectNode(name string) func(*metav1.ListOptions) {
 	}
 }
 
-// tolerateError logs the first failure for the operator. The retries, which go on with a growing interval, and
+// tolerateError logs the first failure for the operator, and closes failed. The retries, which go on with a growing interval, and
 // watches that merely ended are for developers.
-func tolerateError() cache.WatchErrorHandlerWithContext {
+func tolerateError(failed chan<- struct{}) cache.WatchErrorHandlerWithContext {
 	var told atomic.Bool
 	return func(ctx context.Context, _ *cache.Reflector, err error) {
 		logger := klog.FromContext(ctx)
@@ -129,6 +138,7 @@ func tolerateError() cache.WatchErrorHandlerWithContext {
 			logger.V(4).Info("Stopped watching ServiceCIDRs; trying again", "err", err)
 			return
 		}
+		close(failed)
 		logger.Info("Cannot watch ServiceCIDRs; going on without them and trying again", "err", err)
 	}
 }

@@ -1,0 +1,191 @@
+package apply
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// synced returns a kernel in a namespace of its own that holds the test's cluster.
+func synced(t testing.TB) (*Kernel, *plan.Planner) {
+	t.Helper()
+	enterNamespace(t)
+	k, p := open(t), plan.New(options())
+	cluster(p)
+	sync(t, k, p, Full)
+	return k, p
+}
+
+func checkKernel(t testing.TB, k *Kernel, p *plan.Planner) {
+	t.Helper()
+	if diff := cmp.Diff(planned(p), inKernel(t, k, p)); diff != "" {
+		t.Errorf("elements (-planned +in the kernel):\n%s", diff)
+	}
+}
+
+func TestAChangeAfterForeignHandsIsRepaired(t *testing.T) {
+	for name, meddle := range map[string]string{
+		"flush ruleset":     "flush ruleset",
+		"delete one table":  "delete table ip6 kube-nftproxy",
+		"delete an element": "delete element ip kube-nftproxy endpoints { 10.96.0.2 . tcp . 80 . 1 }",
+		"add an element":    "add element ip kube-nftproxy endpoints { 10.96.0.2 . tcp . 80 . 4 : 10.0.0.1 . 80 }",
+	} {
+		t.Run(name, func(t *testing.T) {
+			k, p := synced(t)
+			run(t, "nft", meddle)
+			// Scaling this Service up adds just the element that was deleted or added, or finds no table.
+			s := everything(2, 6, 0, false)
+			p.Set(s.Name, s)
+			if r, err := k.Sync(p); err == nil && r.Kind == Partial {
+				k.Doubt()
+			} else if err == nil {
+				t.Fatalf("sync after meddling was %s", r.Kind)
+			}
+			sync(t, k, p, Full)
+			checkKernel(t, k, p)
+			sync(t, k, p, Nothing)
+		})
+	}
+}
+
+func TestDoubtFindsWhatWasMeddledWith(t *testing.T) {
+	for name, c := range map[string]struct {
+		meddle, why string
+		counted     bool // found by the number of elements, which kernels before 6.16 don't tell
+	}{
+		"nothing":        {"list tables", "", false},
+		"flush":          {"flush ruleset", "there is no table", false},
+		"element":        {"delete element ip kube-nftproxy cluster-ips { 10.96.0.2 }", "set cluster-ips has", true},
+		"extra rule":     {"add rule ip kube-nftproxy services accept", "the rules of chain services", false},
+		"flushed chain":  {"flush chain ip6 kube-nftproxy postrouting", "the rules of chain postrouting", false},
+		"extra chain":    {"add chain ip kube-nftproxy foreign", "chains instead of", false},
+		"extra set":      {"add set ip kube-nftproxy foreign { type ipv4_addr; }", "sets instead of", false},
+		"state":          {"flush set ip kube-nftproxy state", "nothing tells what it holds", false},
+		"other table":    {"add table ip somebody", "", false},
+		"missing chain":  {"flush chain ip kube-nftproxy output && delete chain ip kube-nftproxy output", "chains instead of", false},
+		"flushed a map":  {"flush map ip kube-nftproxy dispatch-pick", "set dispatch-pick has", true},
+		"remembered one": {"add element ip kube-nftproxy affinity { d47c:0 . 192.0.2.1 : d47c:1 }", "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k, p := synced(t)
+			for _, command := range strings.Split(c.meddle, " && ") {
+				run(t, "nft", command)
+			}
+			k.Doubt()
+			r, err := k.Sync(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.counted && r.Kind == Adopted && !countsElements(t, k) {
+				return
+			}
+			if (c.why == "") != (r.Kind == Adopted) || !strings.Contains(r.Why, c.why) {
+				t.Errorf("sync was %s because %q, want a reason with %q", r.Kind, r.Why, c.why)
+			}
+			checkKernel(t, k, p)
+		})
+	}
+}
+
+// countsElements tells whether the kernel says how many elements a set has.
+func countsElements(t testing.TB, k *Kernel) bool {
+	t.Helper()
+	sets, err := k.conn.Sets(plan.NFT(model.IPv4), plan.TableName)
+	if err != nil || len(sets) == 0 {
+		t.Fatalf("list sets: %v", err)
+	}
+	return sets[0].Count >= 0
+}
+
+func TestRememberedClientsSurviveARewrite(t *testing.T) {
+	k, p := synced(t)
+	run(t, "nft", "add element ip kube-nftproxy affinity { d47c:0 . 192.0.2.1 timeout 1h : d47c:1 }")
+	run(t, "nft", "flush chain ip kube-nftproxy services")
+	k.Doubt()
+	sync(t, k, p, Full)
+	if got := run(t, "nft", "list map ip kube-nftproxy affinity"); !strings.Contains(got, "192.0.2.1") {
+		t.Errorf("the remembered client is gone:\n%s", got)
+	}
+}
+
+func TestFailedBatchChangesNothing(t *testing.T) {
+	k, p := synced(t)
+	before := inKernel(t, k, p)
+	run(t, "nft", "add element ip kube-nftproxy cluster-ips { 10.96.0.200 }")
+	run(t, "nft", "add element ip6 kube-nftproxy cluster-ips { fd00:10:96::c8 }")
+	s := everything(200, 3, 0, true)
+	p.Set(s.Name, s)
+	if r, err := k.Sync(p); err == nil {
+		t.Fatalf("sync %s, want an error: the element is there already", r.Kind)
+	} else if !strings.Contains(err.Error(), "cluster-ips") {
+		t.Errorf("error %q doesn't name the set", err)
+	}
+	run(t, "nft", "delete element ip kube-nftproxy cluster-ips { 10.96.0.200 }")
+	run(t, "nft", "delete element ip6 kube-nftproxy cluster-ips { fd00:10:96::c8 }")
+	if diff := cmp.Diff(before, inKernel(t, k, p)); diff != "" {
+		t.Errorf("elements (-before +after the failed batch):\n%s", diff)
+	}
+	sync(t, k, p, Full)
+	checkKernel(t, k, p)
+}
+
+func TestCleanupRemovesOurTablesOnly(t *testing.T) {
+	synced(t)
+	run(t, "nft", "add table ip somebody")
+	for range 2 {
+		if err := Cleanup(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := run(t, "nft", "list tables"); got != "table ip somebody\n" {
+		t.Errorf("tables left: %q", got)
+	}
+}
+
+// Our set descriptions are byte for byte what nft writes: it loads our listing, and we take the result for ours.
+func TestNftMakesTheSameSets(t *testing.T) {
+	k, p := synced(t)
+	file := t.TempDir() + "/ruleset"
+	if err := os.WriteFile(file, []byte(run(t, "nft", "-s", "list", "ruleset")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "nft", "flush", "ruleset")
+	run(t, "nft", "-f", file)
+	for _, table := range p.Tables() {
+		f, err := k.find(table)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range table.Sets {
+			if info := f.sets[s.Name]; !info.Is(s) {
+				t.Errorf("%s %s: nft makes it of another form:\n%+v", s.Family, s.Name, info)
+			}
+		}
+	}
+}
+
+func TestAServiceThatGoesLeavesNothing(t *testing.T) {
+	k, p := synced(t)
+	before := inKernel(t, k, p)
+	s := everything(300, 7, 0, true)
+	p.Set(s.Name, s)
+	sync(t, k, p, Partial)
+	p.Set(types.NamespacedName{Namespace: "default", Name: "svc-300"}, nil)
+	sync(t, k, p, Partial)
+	for p.Unused() {
+		p.Retire()
+		sync(t, k, p, Partial)
+	}
+	if diff := cmp.Diff(before, inKernel(t, k, p)); diff != "" {
+		t.Errorf("elements (-before +after a Service came and went):\n%s", diff)
+	}
+	if got := run(t, "nft", "list chains"); strings.Contains(got, "local-4") {
+		t.Errorf("chains of the Service that went are left:\n%s", got)
+	}
+}

@@ -1,0 +1,335 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+)
+
+// fakeSource is a cluster in memory.
+type fakeSource struct {
+	mu       sync.Mutex
+	services map[types.NamespacedName]*corev1.Service
+	slices   map[types.NamespacedName][]*discoveryv1.EndpointSlice
+	synced   chan struct{}
+}
+
+func (s *fakeSource) Synced() <-chan struct{} { return s.synced }
+func (s *fakeSource) Node() *corev1.Node      { return nil }
+
+func (s *fakeSource) ServiceCIDRs() []*networkingv1.ServiceCIDR { return nil }
+
+func (s *fakeSource) Services() []types.NamespacedName {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []types.NamespacedName
+	for n := range s.services {
+		names = append(names, n)
+	}
+	return names
+}
+
+func (s *fakeSource) Service(n types.NamespacedName) *corev1.Service {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.services[n]
+}
+
+func (s *fakeSource) Slices(n types.NamespacedName) []*discoveryv1.EndpointSlice {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.slices[n]
+}
+
+// fakeKernel does what the real one does to a planner, and fails when it is told to.
+type fakeKernel struct {
+	mu       sync.Mutex
+	known    bool
+	syncs    int
+	doubts   int
+	elements map[nft.ID]string
+	fail     func(sync int) error
+}
+
+func (k *fakeKernel) Known() bool { return k.known }
+
+func (k *fakeKernel) Doubt() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.known = false
+	k.doubts++
+}
+
+func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.syncs++
+	if k.fail != nil {
+		if err := k.fail(k.syncs); err != nil {
+			k.known = false
+			return apply.Result{}, err
+		}
+	}
+	if !k.known {
+		p.Untrack()
+		k.elements = map[nft.ID]string{}
+		p.Elements(func(e *nft.Element) { k.elements[e.ID()] = e.String() })
+		p.Track()
+		k.known = true
+		return apply.Result{Kind: apply.Full}, nil
+	}
+	c := p.Take()
+	for _, e := range c.Delete {
+		delete(k.elements, e.ID())
+	}
+	for _, e := range c.Add {
+		k.elements[e.ID()] = e.String()
+	}
+	return apply.Result{Kind: apply.Partial}, nil
+}
+
+func (k *fakeKernel) held() (list []string, syncs int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, e := range k.elements {
+		list = append(list, e)
+	}
+	slices.Sort(list)
+	return list, k.syncs
+}
+
+// bench holds a proxy on fakes.
+type bench struct {
+	*Proxy
+	source   *fakeSource
+	kernel   *fakeKernel
+	registry *prometheus.Registry
+	mu       sync.Mutex
+	problems []model.Problem
+}
+
+func newBench() *bench {
+	b := &bench{
+		source: &fakeSource{
+			services: map[types.NamespacedName]*corev1.Service{},
+			slices:   map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
+			synced:   make(chan struct{}),
+		},
+		kernel:   &fakeKernel{},
+		registry: prometheus.NewRegistry(),
+	}
+	b.Proxy = New(Config{
+		Source: b.source, Tracker: track.New(time.Now(), time.Now), Kernel: b.kernel,
+		Planner: plan.New(plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000}),
+		Metrics: metrics.New(b.registry), Health: health.New(health.Config{Timeout: time.Minute, Now: time.Now, NoNode: true}),
+		Schedule: schedule.New(time.Second, 30*time.Second, 30*time.Second), Families: model.Families[:], NodeName: "node-1",
+		NodePorts: NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }},
+		Now:       time.Now,
+		Report: func(p model.Problem) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.problems = append(b.problems, p)
+		},
+	})
+	return b
+}
+
+// set makes a Service with some endpoints, as an informer's handler would.
+func (b *bench) set(i, endpoints int, mutate ...func(*corev1.Service)) types.NamespacedName {
+	name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, CreationTimestamp: metav1.Unix(int64(i), 0)},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: fmt.Sprintf("10.96.%d.%d", i/250, i%250+1),
+			Ports:     []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}},
+		},
+	}
+	for _, m := range mutate {
+		m(svc)
+	}
+	portName, protocol, port := "http", corev1.ProtocolTCP, int32(8080)
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name + "-1"},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &portName, Protocol: &protocol, Port: &port}},
+	}
+	for e := range endpoints {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.244.%d.%d", i, e+1)}})
+	}
+	b.source.mu.Lock()
+	b.source.services[name], b.source.slices[name] = svc, []*discoveryv1.EndpointSlice{slice}
+	b.source.mu.Unlock()
+	b.Tracker.Service(name)
+	return name
+}
+
+// run runs the proxy in a bubble of virtual time until f returns.
+func run(t *testing.T, f func(b *bench)) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- b.Run(ctx) }()
+		f(b)
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run() = %v", err)
+		}
+	})
+}
+
+// check compares what the kernel holds with what a fresh planner makes of the source.
+func (b *bench) check(t *testing.T) {
+	t.Helper()
+	fresh := plan.New(plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000})
+	for _, name := range b.source.Services() {
+		fresh.Set(name, model.Build(b.source.Service(name), b.source.Slices(name), model.Node{Name: "node-1"}, model.Options{}))
+	}
+	fresh.Untrack()
+	var want []string
+	fresh.Elements(func(e *nft.Element) { want = append(want, e.String()) })
+	slices.Sort(want)
+	got, _ := b.kernel.held()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("elements (-want +in the kernel):\n%s", diff)
+	}
+}
+
+func TestNothingHappensBeforeTheSourceHasBeenRead(t *testing.T) {
+	run(t, func(b *bench) {
+		b.set(1, 2)
+		time.Sleep(time.Hour)
+		if _, syncs := b.kernel.held(); syncs != 0 {
+			t.Errorf("%d syncs before the source was read", syncs)
+		}
+		close(b.source.synced)
+		synctest.Wait()
+		if _, syncs := b.kernel.held(); syncs != 1 {
+			t.Errorf("%d syncs after the source was read, want 1", syncs)
+		}
+		b.check(t)
+	})
+}
+
+func TestFirstChangeAtOnceAndAStormGathered(t *testing.T) {
+	run(t, func(b *bench) {
+		close(b.source.synced)
+		synctest.Wait()
+		time.Sleep(10 * time.Second)
+		b.set(1, 2)
+		synctest.Wait()
+		_, before := b.kernel.held()
+		b.check(t)
+		for i := range 100 {
+			b.set(i%10, i%4)
+			time.Sleep(5 * time.Millisecond)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if _, after := b.kernel.held(); after-before != 1 {
+			t.Errorf("100 changes within half of the least interval took %d syncs, want 1", after-before)
+		}
+		b.check(t)
+	})
+}
+
+func TestAFailingKernelIsTriedAgainUntilItHoldsEverything(t *testing.T) {
+	run(t, func(b *bench) {
+		b.kernel.fail = func(sync int) error {
+			if sync%3 != 0 {
+				return errors.New("no")
+			}
+			return nil
+		}
+		close(b.source.synced)
+		for i := range 60 {
+			b.set(i%12, i%5)
+			time.Sleep(700 * time.Millisecond)
+		}
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		b.check(t)
+		failures := testutil.ToFloat64(gather(t, b.registry, "kubeproxy_sync_proxy_rules_nftables_sync_failures_total"))
+		if failures == 0 {
+			t.Error("no failure was counted")
+		}
+	})
+}
+
+// gather returns a collector of one metric of a family, for testutil.
+func gather(t *testing.T, r *prometheus.Registry, name string) prometheus.Collector {
+	t.Helper()
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			c := prometheus.NewCounter(prometheus.CounterOpts{Name: "copy"})
+			c.Add(f.GetMetric()[0].GetCounter().GetValue())
+			return c
+		}
+	}
+	t.Fatalf("no metric %s", name)
+	return nil
+}
+
+func TestQuietTimeEndsWithALook(t *testing.T) {
+	run(t, func(b *bench) {
+		close(b.source.synced)
+		b.set(1, 1)
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		b.kernel.mu.Lock()
+		defer b.kernel.mu.Unlock()
+		if b.kernel.doubts < 15 {
+			t.Errorf("the tables were looked at %d times in 10 minutes, want about 20", b.kernel.doubts)
+		}
+	})
+}
+
+func TestProblemsAndConflictsAreReportedOnce(t *testing.T) {
+	run(t, func(b *bench) {
+		close(b.source.synced)
+		bad := func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.7", "not-an-address"} }
+		for range 5 {
+			b.set(1, 1, bad)
+			b.set(2, 2, bad)
+			time.Sleep(3 * time.Second)
+		}
+		synctest.Wait()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if len(b.problems) != 3 {
+			t.Errorf("got %d reports, want one bad address of each Service and one conflict:\n%+v", len(b.problems), b.problems)
+		}
+		conflict := slices.IndexFunc(b.problems, func(p model.Problem) bool { return p.Field == model.ExternalIP.String() })
+		if conflict < 0 || b.problems[conflict].Name.Name != "svc-2" {
+			t.Errorf("want a conflict reported of the younger Service svc-2, got %+v", b.problems)
+		}
+	})
+}
