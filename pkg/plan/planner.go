@@ -20,7 +20,9 @@ type Planner struct {
 	tables   [2]*nft.Table
 	services map[types.NamespacedName]*service
 	claims   map[model.Key][]claim
-	shared   map[nft.ID]*sharedElement
+	// losers counts the claims that another Service has won.
+	losers int
+	shared map[nft.ID]*sharedElement
 	// uses counts the frontends that choose a class at a step; 0 means that the class can still be chosen there.
 	uses map[use]int
 	// chains counts the steps at which a class's chain can be chosen; 0 means that nothing leads there any more.
@@ -226,12 +228,18 @@ func (p *Planner) withdraw(s *service) {
 	s.eachFrontend(func(c claim) {
 		k := c.frontend.Key
 		rest := slices.DeleteFunc(slices.Clone(p.claims[k]), func(d claim) bool { return d.service == s })
-		if len(rest) == 0 {
-			delete(p.claims, k)
-		} else {
-			p.claims[k] = rest
-		}
+		p.setClaims(k, rest)
 	})
+}
+
+// setClaims sets the claims to a key, the winner first, and keeps count of those that lose.
+func (p *Planner) setClaims(k model.Key, list []claim) {
+	p.losers += max(len(list)-1, 0) - max(len(p.claims[k])-1, 0)
+	if len(list) == 0 {
+		delete(p.claims, k)
+		return
+	}
+	p.claims[k] = list
 }
 
 func (p *Planner) claim(s *service) {
@@ -239,7 +247,7 @@ func (p *Planner) claim(s *service) {
 		k := c.frontend.Key
 		list := p.claims[k]
 		at, _ := slices.BinarySearchFunc(list, c, func(a, b claim) int { return a.compare(&b) })
-		p.claims[k] = slices.Insert(list, at, c)
+		p.setClaims(k, slices.Insert(slices.Clip(list), at, c))
 	})
 }
 

@@ -267,12 +267,12 @@ func TestOlderServiceWinsAndTheOtherTakesOver(t *testing.T) {
 	if len(conflicts) != 1 || conflicts[0].Winner.Name != "b-older" || conflicts[0].Loser.Name != "a-younger" {
 		t.Errorf("conflicts: %+v, want b-older to win over a-younger", conflicts)
 	}
-	if got := owner(); got != "default/b-older:0" {
-		t.Errorf("after the older one came: owner is %q", got)
+	if got := owner(); got != "default/b-older:0" || p.Conflicts() != 1 {
+		t.Errorf("after the older one came: owner is %q, %d conflicts", got, p.Conflicts())
 	}
 	p.Set(older.Name, nil)
-	if got := owner(); got != "default/a-younger:0" {
-		t.Errorf("after the older one went: owner is %q", got)
+	if got := owner(); got != "default/a-younger:0" || p.Conflicts() != 0 {
+		t.Errorf("after the older one went: owner is %q, %d conflicts", got, p.Conflicts())
 	}
 }
 

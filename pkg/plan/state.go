@@ -330,13 +330,7 @@ func (p *Planner) claimElements(c *claim, f func(*nft.Element)) {
 func (p *Planner) Count(s *nft.Set) int { return p.counts[s] }
 
 // Conflicts counts the claims that another Service has won.
-func (p *Planner) Conflicts() int {
-	n := 0
-	for _, list := range p.claims {
-		n += len(list) - 1
-	}
-	return n
-}
+func (p *Planner) Conflicts() int { return p.losers }
 
 // State returns the element that tells a later process what a family's table holds: the form of the table, and a digest
 // of its elements that doesn't depend on their order.
@@ -376,15 +370,13 @@ func (l *layout) fingerprint(o *Options) uint64 {
 	return nft.Fingerprint(&t)
 }
 
-// Counts returns the number of elements of each of a family's sets that is not filled by rules.
-func (p *Planner) Counts(f model.Family) map[string]int {
-	out := map[string]int{}
+// EachCount calls f with the number of elements of each of a family's sets that is not filled by rules.
+func (p *Planner) EachCount(f model.Family, each func(s *nft.Set, n int)) {
 	for _, s := range p.tables[f].Sets {
 		if !s.Dynamic && s.Name != StateSet {
-			out[s.Name] = p.counts[s]
+			each(s, p.counts[s])
 		}
 	}
-	return out
 }
 
 // ClassChains returns the number of a family's chains that are there for a number of endpoints or a timeout.

@@ -18,6 +18,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
@@ -73,6 +74,8 @@ type Proxy struct {
 	// retireAt is when chains that nothing leads to are given up; zero if there are none.
 	retireAt time.Time
 	started  bool
+	// counted are the numbers of elements that the metrics show.
+	counted map[*nft.Set]int
 }
 
 // retireAfter is how long a chain outlives the last element that led to it. A service that is scaled to and fro finds it
@@ -81,7 +84,10 @@ const retireAfter = 2 * time.Second
 
 // New returns a proxy that has done nothing yet.
 func New(c Config) *Proxy {
-	return &Proxy{Config: c, problems: map[types.NamespacedName][]model.Problem{}, conflicts: map[model.Problem]struct{}{}}
+	return &Proxy{
+		Config: c, problems: map[types.NamespacedName][]model.Problem{}, conflicts: map[model.Problem]struct{}{},
+		counted: map[*nft.Set]int{},
+	}
 }
 
 // Run keeps the kernel in step until the context ends. It touches nothing before the source has been read, and leaves the
@@ -192,9 +198,12 @@ func (p *Proxy) succeeded(r apply.Result, outcome metrics.SyncResult) {
 
 func (p *Proxy) countElements() {
 	for _, f := range p.Families {
-		for set, n := range p.Planner.Counts(f) {
-			p.Metrics.Elements(f, set, n)
-		}
+		p.Planner.EachCount(f, func(s *nft.Set, n int) {
+			if counted, known := p.counted[s]; !known || counted != n {
+				p.counted[s] = n
+				p.Metrics.Elements(f, s.Name, n)
+			}
+		})
 		p.Metrics.ClassChains(f, p.Planner.ClassChains(f))
 	}
 	p.Metrics.Conflicts(p.Planner.Conflicts())

@@ -205,7 +205,8 @@ func TestNatSeesEveryProtocol(t *testing.T) {
 func TestSpreadCountsServers(t *testing.T) {
 	l := ForTest(t, Config{Pods: 2})
 	mustNft(t, l.Node, `table ip t { chain pre { type nat hook prerouting priority -100;
-		ip daddr 10.96.0.1 dnat to numgen inc mod 2 map { 0 : 10.244.0.10, 1 : 10.244.0.11 }; } }`)
+		ip daddr 10.96.0.1 dnat to numgen inc mod 2 map { 0 : 10.244.0.10, 1 : 10.244.0.11 }
+	} }`)
 	for _, proto := range protocols {
 		for _, pod := range l.Pods {
 			mustServe(t, pod, proto, 80)

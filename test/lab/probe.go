@@ -359,11 +359,12 @@ func answered(line []byte) Answer {
 	return a
 }
 
-// unanswered classifies an error. ICMPv6 "prohibited" is EACCES, ICMP "protocol unreachable" is ENOPROTOOPT.
+// unanswered classifies an error. ICMPv6 "prohibited" is EACCES; a protocol that the other side does not speak is
+// ENOPROTOOPT in IPv4 and EPROTO in IPv6.
 func unanswered(err error) Answer {
 	a := Answer{Err: err}
 	switch {
-	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOPROTOOPT):
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOPROTOOPT), errors.Is(err, unix.EPROTO):
 		a.Outcome = Refused
 	case errors.Is(err, unix.ETIMEDOUT):
 		a.Outcome = TimedOut

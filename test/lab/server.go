@@ -209,7 +209,7 @@ func (h *Host) listenPackets(kind int, answer answerer) starter {
 		file := os.NewFile(uintptr(fd), s.Proto.String())
 		raw, err := file.SyscallConn()
 		if err == nil {
-			err = bindPackets(fd, netip.AddrPortFrom(family, s.Port))
+			err = bindPackets(fd, kind, netip.AddrPortFrom(family, s.Port))
 		}
 		if err != nil {
 			return errors.Join(err, file.Close())
@@ -219,11 +219,14 @@ func (h *Host) listenPackets(kind int, answer answerer) starter {
 	}
 }
 
-// bindPackets binds the socket of one family and asks for the address that each packet was sent to.
-func bindPackets(fd int, to netip.AddrPort) error {
+// bindPackets binds the socket of one family and asks for the address that each packet was sent to. A raw socket has
+// one family only, and refuses to be told so.
+func bindPackets(fd, kind int, to netip.AddrPort) error {
 	level, option := unix.IPPROTO_IP, unix.IP_PKTINFO
 	if to.Addr().Is6() {
 		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO
+	}
+	if to.Addr().Is6() && kind != unix.SOCK_RAW {
 		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
 			return fmt.Errorf("set IPV6_V6ONLY: %w", err)
 		}
@@ -284,7 +287,6 @@ func (p packets) receive(buf []byte) (request, error) {
 
 // send sends the answer from the address that was asked. A full send buffer drops it.
 func (p packets) send(reply []byte, to request) error {
-	// The port of a raw IPv6 socket's destination is its protocol, or zero.
 	var failed error
 	err := p.raw.Read(func(fd uintptr) bool {
 		failed = unix.Sendmsg(int(fd), reply, packetInfo(to.own.Addr()), sockaddr(to.client), 0)
