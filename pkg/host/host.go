@@ -40,6 +40,10 @@ func FollowAddresses(ctx context.Context, changed func()) error {
 	if err := netlink.AddrSubscribe(updates, ctx.Done()); err != nil {
 		return fmt.Errorf("subscribe to address changes: %w", err)
 	}
+	return follow(ctx, updates, changed)
+}
+
+func follow(ctx context.Context, updates <-chan netlink.AddrUpdate, changed func()) error {
 	for range updates {
 		changed()
 	}

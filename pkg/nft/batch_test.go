@@ -1,0 +1,197 @@
+package nft
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func testMap() *Set {
+	return &Set{Family: IPv4, Table: "t", Name: "endpoints", Key: []Field{DstAddr(IPv4), L4Proto(), DstPort(), Index()},
+		Data: []Field{DstAddr(IPv4), DstPort()}}
+}
+
+func testElement(s *Set, i int) *Element {
+	addr := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+	return &Element{Set: s, Key: Value{}.Addr(addr).Proto(6).Port(80).Uint32(uint32(i)), Data: Value{}.Addr(addr).Port(8080)}
+}
+
+// message is one message of a batch, taken apart.
+type message struct {
+	typ      uint16
+	flags    uint16
+	set      string
+	elements int
+}
+
+func parse(t *testing.T, b *Batch) []message {
+	t.Helper()
+	var out []message
+	for buf := b.buf; len(buf) > 0; {
+		n := int(binary.NativeEndian.Uint32(buf))
+		if n < 20 || n > len(buf) || n%4 != 0 {
+			t.Fatalf("message of %d bytes in %d", n, len(buf))
+		}
+		m := message{typ: binary.NativeEndian.Uint16(buf[4:]), flags: binary.NativeEndian.Uint16(buf[6:])}
+		attrs(buf[20:n], func(typ uint16, v []byte) {
+			switch typ {
+			case unix.NFTA_SET_ELEM_LIST_SET:
+				m.set = text(v)
+			case unix.NFTA_SET_ELEM_LIST_ELEMENTS:
+				attrs(v, func(uint16, []byte) { m.elements++ })
+			}
+		})
+		out = append(out, m)
+		buf = buf[n:]
+	}
+	return out
+}
+
+func TestBatchSplitsLongListsAndKeepsDeletionsFirst(t *testing.T) {
+	const n = 5000
+	a, b := testMap(), testMap()
+	b.Name = "local-endpoints"
+	batch := NewBatch(0)
+	for i := range n {
+		batch.DeleteElement(testElement(a, i))
+	}
+	for i := range n {
+		batch.AddElement(testElement(a, i))
+		batch.AddElement(testElement(b, i))
+	}
+	batch.finish()
+	counts := map[string]int{}
+	added := false
+	messages := parse(t, batch)
+	for _, m := range messages {
+		switch m.typ {
+		case unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWSETELEM:
+			added = true
+			counts["add "+m.set] += m.elements
+		case unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELSETELEM:
+			if added {
+				t.Fatal("a deletion after an addition")
+			}
+			counts["delete "+m.set] += m.elements
+		}
+	}
+	for _, what := range []string{"add endpoints", "add local-endpoints", "delete endpoints"} {
+		if counts[what] != n {
+			t.Errorf("%s: %d elements, want %d", what, counts[what], n)
+		}
+	}
+	if batch.Elements() != 3*n {
+		t.Errorf("Elements() = %d, want %d", batch.Elements(), 3*n)
+	}
+	if len(messages) > 30 {
+		t.Errorf("%d messages for %d elements of two sets", len(messages), 3*n)
+	}
+}
+
+func TestBatchAsksForOneAcknowledgementOfItsLastChange(t *testing.T) {
+	batch := NewBatch(0)
+	for i := range 10 {
+		batch.AddElement(testElement(testMap(), i))
+	}
+	ack := batch.finish()
+	messages := parse(t, batch)
+	if first, last := messages[0].typ, messages[len(messages)-1].typ; first != unix.NFNL_MSG_BATCH_BEGIN || last != unix.NFNL_MSG_BATCH_END {
+		t.Errorf("the batch begins with %d and ends with %d", first, last)
+	}
+	for i, m := range messages {
+		if wants, should := m.flags&unix.NLM_F_ACK != 0, i == len(messages)-2; wants != should {
+			t.Errorf("message %d of %d: asks for an acknowledgement is %v", i, len(messages), wants)
+		}
+	}
+	if got := batch.describe(ack); got != "add elements to t endpoints" {
+		t.Errorf("describe(ack) = %q", got)
+	}
+}
+
+func TestCommentsAreCutToWhatNftAccepts(t *testing.T) {
+	e := testElement(testMap(), 1)
+	e.Comment = strings.Repeat("x", 300)
+	var enc encoder
+	enc.element(e, true)
+	var comment string
+	attrs(enc.buf, func(_ uint16, v []byte) {
+		attrs(v, func(typ uint16, v []byte) {
+			if typ == unix.NFTA_SET_ELEM_USERDATA {
+				comment = commentOf(v)
+			}
+		})
+	})
+	if len(comment) != maxComment-1 {
+		t.Errorf("a comment of 300 bytes became one of %d, want %d", len(comment), maxComment-1)
+	}
+}
+
+func TestElementsReadBackAsTheyWereWritten(t *testing.T) {
+	verdicts := &Set{Family: IPv4, Table: "t", Name: "dispatch", Key: []Field{Priority()}, Verdict: true}
+	sources := &Set{Family: IPv4, Table: "t", Name: "sources", Key: []Field{DstAddr(IPv4), SrcAddr(IPv4)}, Interval: true}
+	addr := netip.MustParseAddr("192.0.2.1")
+	for text, e := range map[string]Element{
+		"ip endpoints { 10.0.0.7 . tcp . 80 . 7 : 10.0.0.7 . 8080 }": *testElement(testMap(), 7),
+		"ip dispatch { 1000:3 : goto cluster-3 }":                    {Set: verdicts, Key: Value{}.Uint32(0x10000003), Chain: "cluster-3"},
+		"ip dispatch { 5000:3 : jump pick-of-3 }":                    {Set: verdicts, Key: Value{}.Uint32(0x50000003), Chain: "pick-of-3", Jump: true},
+		"ip sources { 192.0.2.1 . 192.0.2.1 - 192.0.2.1 . 192.0.2.1 }": {
+			Set: sources, Key: Value{}.Addr(addr).Addr(addr), KeyEnd: Value{}.Addr(addr).Addr(addr)},
+	} {
+		var enc encoder
+		enc.element(&e, true)
+		var got Element
+		var err error
+		attrs(enc.buf, func(_ uint16, v []byte) { got, err = parseElement(e.Set, v) })
+		if err != nil || got != e {
+			t.Errorf("%s: read back as %v, %v", text, got.String(), err)
+		}
+		if e.String() != text {
+			t.Errorf("String() = %q, want %q", e.String(), text)
+		}
+	}
+}
+
+func TestReadersSurviveGarbage(t *testing.T) {
+	good := NewBatch(0)
+	good.AddSet(testMap())
+	good.AddElement(testElement(testMap(), 1))
+	good.finish()
+	for cut := range len(good.buf) {
+		forEachMessage(good.buf[:cut], func(_ header, payload []byte) {
+			attrs(payload, func(_ uint16, v []byte) { _, _ = parseElement(testMap(), v) })
+			parseSet(payload)
+			_ = extAck(header{flags: 0x300}, payload)
+		})
+	}
+	for i := range good.buf {
+		bad := append([]byte(nil), good.buf...)
+		bad[i] ^= 0xff
+		forEachMessage(bad, func(_ header, payload []byte) {
+			attrs(payload, func(_ uint16, v []byte) { _, _ = parseElement(testMap(), v) })
+		})
+	}
+	if got := good.describe(12345); got != "message 12345" {
+		t.Errorf("describe of an unknown message = %q", got)
+	}
+}
+
+func BenchmarkAddElement(b *testing.B) {
+	s := testMap()
+	batch := NewBatch(64 << 20)
+	elements := make([]*Element, 1024)
+	for i := range elements {
+		elements[i] = testElement(s, i)
+	}
+	b.ReportAllocs()
+	i := 0
+	for b.Loop() {
+		if i%(1<<19) == 0 {
+			batch.buf = batch.buf[:0]
+		}
+		batch.AddElement(elements[i%len(elements)])
+		i++
+	}
+}
