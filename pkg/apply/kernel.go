@@ -15,6 +15,8 @@ type Kernel struct {
 	conn *nft.Conn
 	// known says that the kernel holds what the planner had when it was last asked.
 	known bool
+	// generation is that of the kernel's ruleset as it was left by us, or read before it was found to be ours.
+	generation uint32
 	// states are the state elements that the kernel holds.
 	states map[nft.Family]*nft.Element
 }
@@ -67,16 +69,28 @@ func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 		return k.update(p)
 	}
 	p.Untrack()
-	p.Fit()
+	generation, err := k.conn.Generation()
+	if err != nil {
+		return Result{}, err
+	}
 	why, err := k.compare(p)
 	if err != nil {
 		return Result{}, fmt.Errorf("read tables: %w", err)
 	}
+	// Whatever is committed by others from here on is noticed.
+	k.generation = generation
 	if why == "" {
 		k.remember(p)
 		return Result{Kind: Adopted}, nil
 	}
 	return k.rewrite(p, why)
+}
+
+// Meddled reports whether somebody else has changed the kernel's ruleset since the last sync: some table, not necessarily
+// ours. It costs a few microseconds.
+func (k *Kernel) Meddled() (bool, error) {
+	generation, err := k.conn.Generation()
+	return err == nil && generation != k.generation, err
 }
 
 // remember notes that the kernel holds what the planner wants.
@@ -152,6 +166,8 @@ func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), err)
 	}
 	k.known = true
+	// The generation that this batch made, if nobody else has come between: otherwise Meddled sees a difference.
+	k.generation++
 	return r, nil
 }
 

@@ -103,6 +103,39 @@ func countsElements(t testing.TB, k *Kernel) bool {
 	return sets[0].Count >= 0
 }
 
+func TestMeddlingIsNoticed(t *testing.T) {
+	k, p := synced(t)
+	expect := func(when string, want bool) {
+		t.Helper()
+		if got, err := k.Meddled(); err != nil || got != want {
+			t.Errorf("%s: Meddled() = %v, %v, want %v", when, got, err, want)
+		}
+	}
+	expect("after a full sync", false)
+	s := everything(2, 3, 0, false)
+	p.Set(s.Name, s)
+	sync(t, k, p, Partial)
+	expect("after a partial sync", false)
+	run(t, "nft", "add table ip somebody")
+	expect("after somebody's commit", true)
+	k.Doubt()
+	sync(t, k, p, Adopted)
+	expect("after a look", false)
+	run(t, "nft", "flush ruleset")
+	s = everything(2, 4, 0, false)
+	p.Set(s.Name, s)
+	if _, err := k.Sync(p); err == nil {
+		t.Error("a partial sync without tables succeeded")
+	}
+	sync(t, k, p, Full)
+	expect("after a repair", false)
+	run(t, "nft", "add table ip6 somebody")
+	s = everything(2, 2, 0, false)
+	p.Set(s.Name, s)
+	sync(t, k, p, Partial)
+	expect("after a partial sync behind somebody's commit", true)
+}
+
 func TestRememberedClientsSurviveARewrite(t *testing.T) {
 	k, p := synced(t)
 	run(t, "nft", "add element ip kube-nftproxy affinity { d47c:0 . 192.0.2.1 timeout 1h : d47c:1 }")

@@ -49,7 +49,7 @@ func (k *Kernel) compare(p *plan.Planner) (why string, err error) {
 		}
 		for _, differs := range []func() (string, error){
 			func() (string, error) { return compareSets(p, t, f), nil },
-			func() (string, error) { return compareChains(t, f), nil },
+			func() (string, error) { return compareChains(p, t, f), nil },
 			func() (string, error) { return k.compareRules(t) },
 			func() (string, error) { return k.compareState(p.State(t.Family)) },
 		} {
@@ -83,8 +83,8 @@ func compareSets(p *plan.Planner, t *nft.Table, f found) string {
 	return ""
 }
 
-func compareChains(t *nft.Table, f found) string {
-	if len(f.chains) != len(t.Chains) {
+func compareChains(p *plan.Planner, t *nft.Table, f found) string {
+	if len(f.chains) != len(t.Chains)+p.LeftOvers(t.Family) {
 		return fmt.Sprintf("it has %d chains instead of %d", len(f.chains), len(t.Chains))
 	}
 	for _, c := range t.Chains {
@@ -138,6 +138,8 @@ func adoptSizes(t *nft.Table, f found) {
 
 // rewrite replaces all that the tables hold in one batch, without reading elements first. Remembered clients stay.
 func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
+	p.Prune()
+	p.Fit()
 	b := nft.NewBatch(batchBytes(p))
 	tables := p.Tables()
 	leftovers := map[nft.Family][]string{}

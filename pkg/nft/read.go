@@ -75,6 +75,39 @@ func attribute(typ uint16, value []byte) []byte {
 	return b.buf
 }
 
+// Generation returns the number of the ruleset's present generation in this network namespace. Every commit of anybody adds
+// one to it.
+func (c *Conn) Generation() (uint32, error) {
+	if err := c.request(unix.NFT_MSG_GETGEN, 0, unix.NFPROTO_UNSPEC, nil); err != nil {
+		return 0, err
+	}
+	for {
+		n, _, err := unix.Recvfrom(c.fd, c.buf, 0)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return 0, fmt.Errorf("read ruleset generation: %w", err)
+		}
+		var id uint32
+		found := false
+		forEachMessage(c.buf[:n], func(h header, payload []byte) {
+			if h.typ != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN || len(payload) < 4 {
+				return
+			}
+			attrs(payload[4:], func(typ uint16, v []byte) {
+				if typ == unix.NFTA_GEN_ID {
+					id, found = be32(v), true
+				}
+			})
+		})
+		if found {
+			return id, nil
+		}
+		return 0, fmt.Errorf("read ruleset generation: unexpected reply of %d bytes", n)
+	}
+}
+
 // HasTable reports whether a table exists.
 func (c *Conn) HasTable(family Family, name string) (bool, error) {
 	found := false

@@ -34,7 +34,7 @@ type fakeKernel struct {
 
 func newFakeKernel(t *testing.T, p *Planner) *fakeKernel {
 	k := &fakeKernel{t: t, elements: map[nft.ID]nft.Element{}, chains: map[string]bool{}}
-	p.Untrack()
+	p.Prune()
 	for _, table := range p.Tables() {
 		for _, c := range table.Chains {
 			k.chains[table.Family.String()+" "+c.Name] = true

@@ -253,6 +253,23 @@ func (p *Planner) Take() *Change {
 	return c
 }
 
+// Changed reports whether there is something for [Planner.Take] to return.
+func (p *Planner) Changed() bool {
+	d := p.delta
+	return d != nil && len(d.elements)+len(d.chains)+len(d.unused)+len(d.grown) > 0
+}
+
+// LeftOvers counts the chains of a family that were found in the kernel and await [Planner.Retire].
+func (p *Planner) LeftOvers(f nft.Family) int {
+	n := 0
+	for _, c := range p.leftovers {
+		if c.Family == ofNFT(f) {
+			n++
+		}
+	}
+	return n
+}
+
 // Tables returns the tables as they should be, without elements.
 func (p *Planner) Tables() []*nft.Table {
 	var out []*nft.Table
@@ -260,8 +277,8 @@ func (p *Planner) Tables() []*nft.Table {
 		t := *p.tables[f]
 		t.Chains = slices.Clip(t.Chains)
 		var classes []class
-		for key, dispatched := range p.chains {
-			if key.family == f && dispatched > 0 {
+		for key := range p.chains {
+			if key.family == f {
 				classes = append(classes, key.class)
 			}
 		}
@@ -275,9 +292,12 @@ func (p *Planner) Tables() []*nft.Table {
 }
 
 // Untrack stops keeping track of changes, because what the kernel holds isn't known: the tables will be compared or written
-// as a whole. Chains that nothing leads to are let go of.
-func (p *Planner) Untrack() {
-	p.delta = nil
+// as a whole.
+func (p *Planner) Untrack() { p.delta = nil }
+
+// Prune lets go of chains that nothing leads to, all at once. Only a planner that doesn't keep track can: the kernel's tables
+// are about to be written anew.
+func (p *Planner) Prune() {
 	p.leftovers = nil
 	p.retireUses()
 	for key, dispatched := range p.chains {

@@ -39,7 +39,9 @@ type Source interface {
 type Kernel interface {
 	Sync(*plan.Planner) (apply.Result, error)
 	Known() bool
+	// Doubt makes the next Sync compare instead of believe; Meddled tells whether somebody else has committed anything.
 	Doubt()
+	Meddled() (bool, error)
 }
 
 // Config is all that a proxy needs.
@@ -82,6 +84,9 @@ type Proxy struct {
 // again, and kernels before 6.2 hold on to it for some milliseconds.
 const retireAfter = 2 * time.Second
 
+// lookEvery is the time between two looks at whether somebody else has changed the ruleset. A look takes some microseconds.
+const lookEvery = 500 * time.Millisecond
+
 // New returns a proxy that has done nothing yet.
 func New(c Config) *Proxy {
 	return &Proxy{
@@ -115,7 +120,8 @@ func (p *Proxy) step(ctx context.Context) {
 	if !p.retireAt.IsZero() && !now.Before(p.retireAt) && p.Kernel.Known() {
 		p.retireAt = time.Time{}
 		p.Planner.Retire()
-		p.Schedule.Requested()
+		p.sync(ctx)
+		return
 	}
 	at, due := p.Schedule.Next(now)
 	if due {
@@ -124,6 +130,9 @@ func (p *Proxy) step(ctx context.Context) {
 	}
 	if !p.retireAt.IsZero() && p.retireAt.Before(at) {
 		at = p.retireAt
+	}
+	if look := now.Add(lookEvery); p.Kernel.Known() && look.Before(at) {
+		at = look
 	}
 	timer := time.NewTimer(at.Sub(now))
 	defer timer.Stop()
@@ -135,6 +144,22 @@ func (p *Proxy) step(ctx context.Context) {
 		p.Health.Queued(now)
 		p.Metrics.Queued(now)
 	case <-timer.C:
+		p.look(ctx)
+	}
+}
+
+// look asks for a sync if somebody else has changed the kernel's ruleset: it may have been our tables.
+func (p *Proxy) look(ctx context.Context) {
+	if !p.Kernel.Known() {
+		return
+	}
+	meddled, err := p.Kernel.Meddled()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot tell whether the ruleset has changed")
+	}
+	if meddled {
+		p.Kernel.Doubt()
+		p.Schedule.Requested()
 	}
 }
 
@@ -145,7 +170,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	p.Health.Queued(start)
 	dirty := p.Tracker.Take()
 	p.Metrics.Changes(dirty.ServiceChanges, dirty.SliceChanges)
-	if dirty.Empty() && p.Kernel.Known() && !p.Planner.Unused() {
+	if dirty.Empty() && p.Kernel.Known() && !p.Planner.Changed() {
 		// Nothing has happened for a long time: see whether the tables are still ours.
 		p.Kernel.Doubt()
 	}

@@ -71,6 +71,7 @@ type fakeKernel struct {
 	known    bool
 	syncs    int
 	doubts   int
+	meddled  bool
 	elements map[nft.ID]string
 	fail     func(sync int) error
 }
@@ -82,6 +83,12 @@ func (k *fakeKernel) Doubt() {
 	defer k.mu.Unlock()
 	k.known = false
 	k.doubts++
+}
+
+func (k *fakeKernel) Meddled() (bool, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.meddled, nil
 }
 
 func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
@@ -96,10 +103,11 @@ func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
 	}
 	if !k.known {
 		p.Untrack()
+		p.Prune()
 		k.elements = map[nft.ID]string{}
 		p.Elements(func(e *nft.Element) { k.elements[e.ID()] = e.String() })
 		p.Track()
-		k.known = true
+		k.known, k.meddled = true, false
 		return apply.Result{Kind: apply.Full}, nil
 	}
 	c := p.Take()
@@ -209,7 +217,7 @@ func (b *bench) check(t *testing.T) {
 	for _, name := range b.source.Services() {
 		fresh.Set(name, model.Build(b.source.Service(name), b.source.Slices(name), model.Node{Name: "node-1"}, model.Options{}))
 	}
-	fresh.Untrack()
+	fresh.Prune()
 	var want []string
 	fresh.Elements(func(e *nft.Element) { want = append(want, e.String()) })
 	slices.Sort(want)
@@ -308,6 +316,26 @@ func TestQuietTimeEndsWithALook(t *testing.T) {
 		defer b.kernel.mu.Unlock()
 		if b.kernel.doubts < 15 {
 			t.Errorf("the tables were looked at %d times in 10 minutes, want about 20", b.kernel.doubts)
+		}
+	})
+}
+
+func TestForeignCommitsAreLookedIntoWithinASecond(t *testing.T) {
+	run(t, func(b *bench) {
+		close(b.source.synced)
+		b.set(1, 1)
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		b.kernel.mu.Lock()
+		before := b.kernel.doubts
+		b.kernel.meddled = true
+		clear(b.kernel.elements)
+		b.kernel.mu.Unlock()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		b.check(t)
+		if got := b.kernel.doubts - before; got != 1 {
+			t.Errorf("looked at the tables %d times, want once", got)
 		}
 	})
 }
