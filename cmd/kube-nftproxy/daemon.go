@@ -201,7 +201,7 @@ func (d *daemon) proxy(ctx context.Context) error {
 	return proxy.New(proxy.Config{
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: plan.New(options),
 		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(d.minSync, d.syncEvery, d.syncEvery),
-		Families: d.families, NodeName: d.nodeName, NodePorts: nodePorts, Report: d.reporter.Problem, Now: time.Now,
+		Checks: health.NewServices(d.health.Healthy, d.reporter.Problem), Families: d.families, NodeName: d.nodeName, NodePorts: nodePorts, Report: d.reporter.Problem, Now: time.Now,
 	}).Run(ctx)
 }
 

@@ -117,8 +117,9 @@ type ServicePort struct {
 	Family   Family
 	// Affinity is the timeout of ClientIP session affinity; 0 means none.
 	Affinity time.Duration
-	// Cluster holds the endpoints for policy Cluster, Local those for policy Local; each sorted and free of
-	// duplicates, and nil where no frontend uses that policy.
+	// Cluster holds the endpoints for policy Cluster, which a frontend with the external policy Local needs too: for
+	// local pods and this node. Local holds those for policy Local. Each is sorted and free of duplicates, and nil where no
+	// frontend needs it.
 	Cluster, Local []netip.AddrPort
 	// Hairpin holds the endpoints of Cluster and Local that are pods of this node: these may reach themselves.
 	Hairpin []netip.AddrPort
@@ -161,4 +162,6 @@ type Problem struct {
 	Field string
 	// Reason says what is wrong and, where it isn't plain, what to do.
 	Reason string
+	// Event and Action are the reason and action of the Event that tells of it; empty for "NotProgrammed" and "Sync".
+	Event, Action string
 }

@@ -59,6 +59,8 @@ type Config struct {
 	Model    model.Options
 	// NodePorts chooses the addresses on which node ports are served.
 	NodePorts NodePortAddresses
+	// Checks answers load balancers that ask for local endpoints.
+	Checks *health.Services
 	// Report is told of everything in the API that could not be used.
 	Report func(model.Problem)
 	Now    func() time.Time
@@ -76,6 +78,10 @@ type Proxy struct {
 	// retireAt is when chains that nothing leads to are given up; zero if there are none.
 	retireAt time.Time
 	started  bool
+	// checks are what load balancers may ask, on checkAddrs; they are handed over when they have changed.
+	checks        map[types.NamespacedName]health.Check
+	checkAddrs    [2][]netip.Addr
+	checksChanged bool
 	// counted are the numbers of elements that the metrics show.
 	counted map[*nft.Set]int
 }
@@ -91,7 +97,7 @@ const lookEvery = 500 * time.Millisecond
 func New(c Config) *Proxy {
 	return &Proxy{
 		Config: c, problems: map[types.NamespacedName][]model.Problem{}, conflicts: map[model.Problem]struct{}{},
-		counted: map[*nft.Set]int{},
+		counted: map[*nft.Set]int{}, checks: map[types.NamespacedName]health.Check{},
 	}
 }
 
@@ -106,6 +112,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
+	defer p.Checks.Close()
 	p.Tracker.Node()
 	p.Tracker.ServiceCIDRs()
 	for ctx.Err() == nil {
@@ -205,6 +212,7 @@ func (p *Proxy) succeeded(r apply.Result, outcome metrics.SyncResult) {
 		p.Metrics.Programmed(outcome.End.Sub(t))
 	}
 	p.unprogrammed = nil
+	p.syncChecks()
 	switch r.Kind {
 	case apply.Adopted:
 		if !p.started {
@@ -276,6 +284,10 @@ func (p *Proxy) absorbNode(ctx context.Context, dirty map[types.NamespacedName]s
 			continue
 		}
 		p.Planner.SetNodeAddresses(f, addrs)
+		if p.NodePorts.Any(f) {
+			addrs = []netip.Addr{unspecified[f]}
+		}
+		p.checkAddrs[f], p.checksChanged = addrs, true
 	}
 	if node == p.node {
 		return dirty
@@ -290,6 +302,9 @@ func (p *Proxy) absorbNode(ctx context.Context, dirty map[types.NamespacedName]s
 	}
 	return all
 }
+
+// unspecified stands for all addresses of a family.
+var unspecified = [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 
 func (p *Proxy) absorbServiceCIDRs() {
 	cidrs, problems := model.ServiceCIDRs(p.Source.ServiceCIDRs())
@@ -306,8 +321,30 @@ func (p *Proxy) absorbService(name types.NamespacedName) {
 		problems = s.Problems
 	}
 	p.reportNew(name, problems)
+	p.absorbCheck(name, s)
 	for _, c := range p.Planner.Set(name, s) {
 		p.reportConflict(c)
+	}
+}
+
+// absorbCheck takes up what load balancers may ask about a Service.
+func (p *Proxy) absorbCheck(name types.NamespacedName, s *model.Service) {
+	old, had := p.checks[name]
+	if s == nil || s.HealthCheckNodePort == 0 {
+		delete(p.checks, name)
+		p.checksChanged = p.checksChanged || had
+		return
+	}
+	now := health.Check{Port: s.HealthCheckNodePort, Local: s.LocalReady}
+	if !had || now != old {
+		p.checks[name], p.checksChanged = now, true
+	}
+}
+
+// syncChecks hands over what has changed; ports that could not be listened on are tried again at every sync.
+func (p *Proxy) syncChecks() {
+	if p.checksChanged {
+		p.checksChanged = p.Checks.Sync(p.checks, slices.Concat(p.checkAddrs[:]...)) > 0
 	}
 }
 

@@ -157,6 +157,7 @@ func newBench() *bench {
 		Schedule: schedule.New(time.Second, 30*time.Second, 30*time.Second), Families: model.Families[:], NodeName: "node-1",
 		NodePorts: NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }},
 		Now:       time.Now,
+		Checks:    health.NewServices(func() bool { return true }, func(model.Problem) {}),
 		Report: func(p model.Problem) {
 			b.mu.Lock()
 			defer b.mu.Unlock()

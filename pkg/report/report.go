@@ -7,6 +7,8 @@
 package report
 
 import (
+	"cmp"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
@@ -39,5 +41,6 @@ func (r *Reporter) Problem(p model.Problem) {
 		return
 	}
 	object := &corev1.ObjectReference{APIVersion: version, Kind: p.Kind, Namespace: p.Name.Namespace, Name: p.Name.Name}
-	r.recorder.Eventf(object, nil, corev1.EventTypeWarning, "NotProgrammed", "Sync", "%s: %s", p.Field, p.Reason)
+	reason, action := cmp.Or(p.Event, "NotProgrammed"), cmp.Or(p.Action, "Sync")
+	r.recorder.Eventf(object, nil, corev1.EventTypeWarning, reason, action, "%s: %s", p.Field, p.Reason)
 }

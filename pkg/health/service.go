@@ -1,0 +1,128 @@
+package health
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// Check is what a load balancer may ask about one Service: spec.healthCheckNodePort, on which this node says how many of
+// the Service's endpoints it has.
+type Check struct {
+	Port uint16
+	// Local is the number of distinct addresses of ready endpoints on this node, by family.
+	Local [2]int
+}
+
+// Services answers load balancers that ask whether this node has endpoints of a Service with externalTrafficPolicy Local
+// (kube-proxy: pkg/proxy/healthcheck/service_health.go). Sync belongs to one goroutine.
+type Services struct {
+	// healthy tells whether the rules are up to date: a proxy that can't follow says so to load balancers too.
+	healthy func() bool
+	// failed is told of each port that can't be listened on.
+	failed func(model.Problem)
+	listen func(network, address string) (net.Listener, error)
+
+	servers map[checkAt]*http.Server
+	broken  map[checkAt]struct{}
+
+	mu     sync.RWMutex
+	checks map[types.NamespacedName]Check
+}
+
+// checkAt is one address on which one Service's check is served.
+type checkAt struct {
+	service types.NamespacedName
+	addr    netip.AddrPort
+}
+
+// NewServices returns a server of health checks that listens nowhere yet.
+func NewServices(healthy func() bool, failed func(model.Problem)) *Services {
+	return &Services{
+		healthy: healthy, failed: failed, listen: net.Listen,
+		servers: map[checkAt]*http.Server{}, broken: map[checkAt]struct{}{},
+	}
+}
+
+// Sync makes the given checks all that there are, served on the given addresses of this node; an unspecified address stands
+// for all of its family. A port that can't be listened on is reported once and tried again at each Sync; the others are
+// served all the same. It returns the number of those.
+func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Addr) (broken int) {
+	s.mu.Lock()
+	s.checks = maps.Clone(checks)
+	s.mu.Unlock()
+	wanted := map[checkAt]struct{}{}
+	for name, c := range checks {
+		for _, a := range addrs {
+			wanted[checkAt{name, netip.AddrPortFrom(a, c.Port)}] = struct{}{}
+		}
+	}
+	for at, server := range s.servers {
+		if _, ok := wanted[at]; !ok {
+			_ = server.Close()
+			delete(s.servers, at)
+		}
+	}
+	maps.DeleteFunc(s.broken, func(at checkAt, _ struct{}) bool { _, ok := wanted[at]; return !ok })
+	for at := range wanted {
+		if s.servers[at] == nil {
+			s.open(at)
+		}
+	}
+	return len(s.broken)
+}
+
+// Close stops listening.
+func (s *Services) Close() { s.Sync(nil, nil) }
+
+func (s *Services) open(at checkAt) {
+	network := [...]string{"tcp4", "tcp6"}[model.FamilyOf(at.addr.Addr())]
+	l, err := s.listen(network, at.addr.String())
+	if err != nil {
+		if _, known := s.broken[at]; !known {
+			s.broken[at] = struct{}{}
+			s.failed(model.Problem{
+				Kind: "Service", Name: at.service, Field: "spec.healthCheckNodePort", Event: "FailedToStartServiceHealthcheck", Action: "Listen",
+				Reason: fmt.Sprintf("failed to start healthcheck %q on port %d: %v", at.service, at.addr.Port(), err),
+			})
+		}
+		return
+	}
+	delete(s.broken, at)
+	server := &http.Server{Handler: s.answer(at), ReadHeaderTimeout: readTimeout}
+	s.servers[at] = server
+	go func() { _ = server.Serve(l) }()
+}
+
+// readTimeout bounds how long a client may take to ask.
+const readTimeout = 10 * closeTimeout
+
+// answer says, on any path and by any method, how many endpoints this node has.
+func (s *Services) answer(at checkAt) http.Handler {
+	family := model.FamilyOf(at.addr.Addr())
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		s.mu.RLock()
+		local := s.checks[at.service].Local[family]
+		s.mu.RUnlock()
+		healthy := s.healthy()
+		h := w.Header()
+		h.Set("Content-Type", "application/json")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(local))
+		if local > 0 && healthy {
+			w.WriteHeader(http.StatusOK)
+		} else {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		fmt.Fprintf(w, "{\n\t\"service\": {\n\t\t\"namespace\": %q,\n\t\t\"name\": %q\n\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": %v\n}",
+			at.service.Namespace, at.service.Name, local, healthy)
+	})
+}
