@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"github.com/cespare/xxhash/v2"
@@ -97,147 +96,6 @@ func (p *Planner) releaseIDs(old, now *service) {
 	}
 }
 
-// use notes that a class is chosen at a step; its chain is made if it isn't there.
-func (p *Planner) use(u use) {
-	n, dispatched := p.uses[u]
-	p.uses[u] = n + 1
-	if dispatched {
-		return
-	}
-	key := classKey{u.family, u.class}
-	chain, exists := p.chains[key]
-	if !exists && p.delta != nil {
-		p.delta.addChain(key)
-	}
-	p.chains[key] = chain + 1
-	p.put(p.layouts[u.family].dispatchElement(u.step, u.class))
-}
-
-// drop notes that a class is chosen at a step once less. Its chain stays until [Planner.Retire].
-func (p *Planner) drop(u use) { p.uses[u]-- }
-
-// Unused reports whether there are chains that nothing needs any more.
-func (p *Planner) Unused() bool {
-	for _, n := range p.uses {
-		if n == 0 {
-			return true
-		}
-	}
-	for _, dispatched := range p.chains {
-		if dispatched == 0 {
-			return true
-		}
-	}
-	return len(p.leftovers) > 0
-}
-
-// Retire gives up chains that nothing needs any more, in two steps that must be a second apart: the first call takes away
-// what leads to them, the next one the chains, because kernels before 6.2 hold on to a chain for a while after the last
-// element that led there has gone. What it does comes out of the next [Planner.Take].
-func (p *Planner) Retire() {
-	for key, dispatched := range p.chains {
-		if dispatched == 0 {
-			delete(p.chains, key)
-			p.delta.removeChain(Chain{key.family, p.layouts[key.family].classChain(&p.options, key.class)}, key)
-		}
-	}
-	p.delta.unused = append(p.delta.unused, slices.DeleteFunc(p.leftovers, p.inUse)...)
-	p.leftovers = nil
-	p.retireUses()
-}
-
-// inUse tells whether a class's chain has the name of one that was found in the kernel.
-func (p *Planner) inUse(c Chain) bool {
-	for key := range p.chains {
-		if key.family == c.Family && key.chain() == c.Name {
-			return true
-		}
-	}
-	return false
-}
-
-// retireUses takes away what leads to chains at steps at which nothing chooses them.
-func (p *Planner) retireUses() {
-	for u, n := range p.uses {
-		if n == 0 {
-			delete(p.uses, u)
-			p.chains[classKey{u.family, u.class}]--
-			p.remove(p.layouts[u.family].dispatchElement(u.step, u.class))
-		}
-	}
-}
-
-// LeftOver notes chains that were found in the kernel and that nothing leads to; [Planner.Retire] gives them up.
-func (p *Planner) LeftOver(f nft.Family, names []string) {
-	for _, name := range names {
-		p.leftovers = append(p.leftovers, Chain{ofNFT(f), &nft.Chain{Name: name}})
-	}
-}
-
-// SetNodeAddresses sets the addresses of this node on which node ports of a family are served.
-func (p *Planner) SetNodeAddresses(f model.Family, addrs []netip.Addr) {
-	l := p.layouts[f]
-	if l == nil {
-		return
-	}
-	var elements []*nft.Element
-	for _, a := range addrs {
-		elements = append(elements, &nft.Element{Set: l.nodeAddresses, Key: nft.Value{}.Addr(a)})
-	}
-	p.setRange(l.nodeAddresses, elements)
-}
-
-// SetServiceCIDRs sets the prefixes of a family from which service addresses come. None may contain another.
-func (p *Planner) SetServiceCIDRs(f model.Family, cidrs []netip.Prefix) {
-	l := p.layouts[f]
-	if l == nil {
-		return
-	}
-	var elements []*nft.Element
-	for _, c := range cidrs {
-		elements = append(elements, &nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(c.Masked().Addr())})
-		if next := last(c).Next(); next.IsValid() {
-			elements = append(elements, &nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(next), IntervalEnd: true})
-		}
-	}
-	p.setRange(l.serviceCIDRs, elements)
-}
-
-func (p *Planner) setRange(s *nft.Set, elements []*nft.Element) {
-	for _, e := range p.ranges[s] {
-		p.remove(e)
-	}
-	for _, e := range elements {
-		p.put(e)
-	}
-	p.ranges[s] = elements
-}
-
-// grow raises a set's size before it fills up.
-func (p *Planner) grow(s *nft.Set) {
-	if s.Size == 0 || s.Dynamic || p.counts[s] <= int(s.Size/4*3) {
-		return
-	}
-	s.Size *= 4
-	if !slices.Contains(p.delta.grown, s) {
-		p.delta.grown = append(p.delta.grown, s)
-	}
-}
-
-// Fit sets the size of every set to what its elements need, with room for as many again; for a kernel that is about to
-// make them anew.
-func (p *Planner) Fit() {
-	for s, n := range p.counts {
-		if s.Size == 0 || s.Dynamic {
-			continue
-		}
-		s.Size = minimumSize
-		for int(s.Size) < 2*n {
-			s.Size *= 2
-		}
-	}
-}
-
 // Take returns what has changed since the last call, or since [Planner.Track], and forgets it. It is what leads from the tables as they were then
 // to [Planner.Tables] and [Planner.Elements].
 func (p *Planner) Take() *Change {
@@ -257,17 +115,6 @@ func (p *Planner) Take() *Change {
 func (p *Planner) Changed() bool {
 	d := p.delta
 	return d != nil && len(d.elements)+len(d.chains)+len(d.unused)+len(d.grown) > 0
-}
-
-// LeftOvers counts the chains of a family that were found in the kernel and await [Planner.Retire].
-func (p *Planner) LeftOvers(f nft.Family) int {
-	n := 0
-	for _, c := range p.leftovers {
-		if c.Family == ofNFT(f) {
-			n++
-		}
-	}
-	return n
 }
 
 // Tables returns the tables as they should be, without elements.
@@ -294,18 +141,6 @@ func (p *Planner) Tables() []*nft.Table {
 // Untrack stops keeping track of changes, because what the kernel holds isn't known: the tables will be compared or written
 // as a whole.
 func (p *Planner) Untrack() { p.delta = nil }
-
-// Prune lets go of chains that nothing leads to, all at once. Only a planner that doesn't keep track can: the kernel's tables
-// are about to be written anew.
-func (p *Planner) Prune() {
-	p.leftovers = nil
-	p.retireUses()
-	for key, dispatched := range p.chains {
-		if dispatched == 0 {
-			delete(p.chains, key)
-		}
-	}
-}
 
 // Track starts keeping track of changes: the kernel holds just what is wanted now.
 func (p *Planner) Track() { p.delta = newDelta() }
@@ -346,9 +181,6 @@ func (p *Planner) claimElements(c *claim, f func(*nft.Element)) {
 	}
 }
 
-// Count returns the number of elements that a set should have.
-func (p *Planner) Count(s *nft.Set) int { return p.counts[s] }
-
 // Conflicts counts the claims that another Service has won.
 func (p *Planner) Conflicts() int { return p.losers }
 
@@ -388,24 +220,4 @@ func (l *layout) fingerprint(o *Options) uint64 {
 		t.Chains = append(t.Chains, l.classChain(o, c))
 	}
 	return nft.Fingerprint(&t)
-}
-
-// EachCount calls f with the number of elements of each of a family's sets that is not filled by rules.
-func (p *Planner) EachCount(f model.Family, each func(s *nft.Set, n int)) {
-	for _, s := range p.tables[f].Sets {
-		if !s.Dynamic && s.Name != StateSet {
-			each(s, p.counts[s])
-		}
-	}
-}
-
-// ClassChains returns the number of a family's chains that are there for a number of endpoints or a timeout.
-func (p *Planner) ClassChains(f model.Family) int {
-	n := 0
-	for key := range p.chains {
-		if key.family == f {
-			n++
-		}
-	}
-	return n
 }

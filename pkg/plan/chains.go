@@ -1,0 +1,119 @@
+package plan
+
+import (
+	"slices"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// use notes that a class is chosen at a step; its chain is made if it isn't there.
+func (p *Planner) use(u use) {
+	n, dispatched := p.uses[u]
+	p.uses[u] = n + 1
+	if dispatched {
+		return
+	}
+	key := classKey{u.family, u.class}
+	chain, exists := p.chains[key]
+	if !exists && p.delta != nil {
+		p.delta.addChain(key)
+	}
+	p.chains[key] = chain + 1
+	p.put(p.layouts[u.family].dispatchElement(u.step, u.class))
+}
+
+// drop notes that a class is chosen at a step once less. Its chain stays until [Planner.Retire].
+func (p *Planner) drop(u use) { p.uses[u]-- }
+
+// Unused reports whether there are chains that nothing needs any more.
+func (p *Planner) Unused() bool {
+	for _, n := range p.uses {
+		if n == 0 {
+			return true
+		}
+	}
+	for _, dispatched := range p.chains {
+		if dispatched == 0 {
+			return true
+		}
+	}
+	return len(p.leftovers) > 0
+}
+
+// Retire gives up chains that nothing needs any more, in two steps that must be a second apart: the first call takes away
+// what leads to them, the next one the chains, because kernels before 6.2 hold on to a chain for a while after the last
+// element that led there has gone. What it does comes out of the next [Planner.Take].
+func (p *Planner) Retire() {
+	for key, dispatched := range p.chains {
+		if dispatched == 0 {
+			delete(p.chains, key)
+			p.delta.removeChain(Chain{key.family, p.layouts[key.family].classChain(&p.options, key.class)}, key)
+		}
+	}
+	p.delta.unused = append(p.delta.unused, slices.DeleteFunc(p.leftovers, p.inUse)...)
+	p.leftovers = nil
+	p.retireUses()
+}
+
+// inUse tells whether a class's chain has the name of one that was found in the kernel.
+func (p *Planner) inUse(c Chain) bool {
+	for key := range p.chains {
+		if key.family == c.Family && key.chain() == c.Name {
+			return true
+		}
+	}
+	return false
+}
+
+// retireUses takes away what leads to chains at steps at which nothing chooses them.
+func (p *Planner) retireUses() {
+	for u, n := range p.uses {
+		if n == 0 {
+			delete(p.uses, u)
+			p.chains[classKey{u.family, u.class}]--
+			p.remove(p.layouts[u.family].dispatchElement(u.step, u.class))
+		}
+	}
+}
+
+// LeftOver notes chains that were found in the kernel and that nothing leads to; [Planner.Retire] gives them up.
+func (p *Planner) LeftOver(f nft.Family, names []string) {
+	for _, name := range names {
+		p.leftovers = append(p.leftovers, Chain{ofNFT(f), &nft.Chain{Name: name}})
+	}
+}
+
+// LeftOvers counts the chains of a family that were found in the kernel and await [Planner.Retire].
+func (p *Planner) LeftOvers(f nft.Family) int {
+	n := 0
+	for _, c := range p.leftovers {
+		if c.Family == ofNFT(f) {
+			n++
+		}
+	}
+	return n
+}
+
+// Prune lets go of chains that nothing leads to, all at once. Only a planner that doesn't keep track can: the kernel's tables
+// are about to be written anew.
+func (p *Planner) Prune() {
+	p.leftovers = nil
+	p.retireUses()
+	for key, dispatched := range p.chains {
+		if dispatched == 0 {
+			delete(p.chains, key)
+		}
+	}
+}
+
+// ClassChains returns the number of a family's chains that are there for a number of endpoints or a timeout.
+func (p *Planner) ClassChains(f model.Family) int {
+	n := 0
+	for key := range p.chains {
+		if key.family == f {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,47 @@
+package plan
+
+import (
+	"net/netip"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// SetNodeAddresses sets the addresses of this node on which node ports of a family are served.
+func (p *Planner) SetNodeAddresses(f model.Family, addrs []netip.Addr) {
+	l := p.layouts[f]
+	if l == nil {
+		return
+	}
+	var elements []*nft.Element
+	for _, a := range addrs {
+		elements = append(elements, &nft.Element{Set: l.nodeAddresses, Key: nft.Value{}.Addr(a)})
+	}
+	p.setRange(l.nodeAddresses, elements)
+}
+
+// SetServiceCIDRs sets the prefixes of a family from which service addresses come. None may contain another.
+func (p *Planner) SetServiceCIDRs(f model.Family, cidrs []netip.Prefix) {
+	l := p.layouts[f]
+	if l == nil {
+		return
+	}
+	var elements []*nft.Element
+	for _, c := range cidrs {
+		elements = append(elements, &nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(c.Masked().Addr())})
+		if next := last(c).Next(); next.IsValid() {
+			elements = append(elements, &nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(next), IntervalEnd: true})
+		}
+	}
+	p.setRange(l.serviceCIDRs, elements)
+}
+
+func (p *Planner) setRange(s *nft.Set, elements []*nft.Element) {
+	for _, e := range p.ranges[s] {
+		p.remove(e)
+	}
+	for _, e := range elements {
+		p.put(e)
+	}
+	p.ranges[s] = elements
+}

@@ -1,0 +1,121 @@
+package proxy
+
+import (
+	"cmp"
+	"context"
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+)
+
+// absorb turns what is dirty into what is planned.
+func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) {
+	names := dirty.Services
+	if dirty.Node {
+		names = p.absorbNode(ctx, names)
+	}
+	if dirty.ServiceCIDRs {
+		p.absorbServiceCIDRs()
+	}
+	for _, name := range sortedNames(names) {
+		p.absorbService(name)
+	}
+	for _, times := range dirty.Triggers {
+		p.unprogrammed = append(p.unprogrammed, times...)
+	}
+	p.countProblems()
+}
+
+func sortedNames(set map[types.NamespacedName]struct{}) []types.NamespacedName {
+	names := make([]types.NamespacedName, 0, len(set))
+	for n := range set {
+		names = append(names, n)
+	}
+	slices.SortFunc(names, func(a, b types.NamespacedName) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return names
+}
+
+// absorbNode takes up this node's object. A change of what Services depend on makes all of them dirty.
+func (p *Proxy) absorbNode(ctx context.Context, dirty map[types.NamespacedName]struct{}) map[types.NamespacedName]struct{} {
+	object := p.Source.Node()
+	p.Health.Node(object)
+	node := model.NodeOf(p.NodeName, object)
+	for _, f := range p.Families {
+		addrs, err := p.NodePorts.Addresses(f, node)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to get node ip address matching nodeport cidrs, services with nodeport may not work as intended",
+				"ipFamily", f)
+			continue
+		}
+		p.Planner.SetNodeAddresses(f, addrs)
+		if p.NodePorts.Any(f) {
+			addrs = []netip.Addr{unspecified[f]}
+		}
+		p.checkAddrs[f], p.checksChanged = addrs, true
+	}
+	if node == p.node {
+		return dirty
+	}
+	p.node = node
+	all := make(map[types.NamespacedName]struct{}, len(dirty))
+	for n := range dirty {
+		all[n] = struct{}{}
+	}
+	for _, n := range p.Source.Services() {
+		all[n] = struct{}{}
+	}
+	return all
+}
+
+// unspecified stands for all addresses of a family.
+var unspecified = [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+
+func (p *Proxy) absorbServiceCIDRs() {
+	cidrs, problems := model.ServiceCIDRs(p.Source.ServiceCIDRs())
+	p.reportNew(types.NamespacedName{}, problems)
+	for _, f := range p.Families {
+		p.Planner.SetServiceCIDRs(f, cidrs[f])
+	}
+}
+
+func (p *Proxy) absorbService(name types.NamespacedName) {
+	s := model.Build(p.Source.Service(name), p.Source.Slices(name), p.node, p.Model)
+	var problems []model.Problem
+	if s != nil {
+		problems = s.Problems
+	}
+	p.reportNew(name, problems)
+	p.absorbCheck(name, s)
+	for _, c := range p.Planner.Set(name, s) {
+		p.reportConflict(c)
+	}
+}
+
+// absorbCheck takes up what load balancers may ask about a Service.
+func (p *Proxy) absorbCheck(name types.NamespacedName, s *model.Service) {
+	old, had := p.checks[name]
+	if s == nil || s.HealthCheckNodePort == 0 {
+		delete(p.checks, name)
+		p.checksChanged = p.checksChanged || had
+		return
+	}
+	now := health.Check{Port: s.HealthCheckNodePort, Local: s.LocalReady}
+	if !had || now != old {
+		p.checks[name], p.checksChanged = now, true
+	}
+}
+
+// syncChecks hands over what has changed; ports that could not be listened on are tried again at every sync.
+func (p *Proxy) syncChecks() {
+	if p.checksChanged {
+		p.checksChanged = p.Checks.Sync(p.checks, slices.Concat(p.checkAddrs[:]...)) > 0
+	}
+}

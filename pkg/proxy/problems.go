@@ -1,0 +1,61 @@
+package proxy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// reportNew reports those of a Service's problems that it didn't have before.
+func (p *Proxy) reportNew(name types.NamespacedName, problems []model.Problem) {
+	known := p.problems[name]
+	for _, problem := range problems {
+		if !slices.Contains(known, problem) {
+			p.Report(problem)
+		}
+	}
+	if len(problems) == 0 {
+		delete(p.problems, name)
+		return
+	}
+	p.problems[name] = problems
+}
+
+func (p *Proxy) reportConflict(c plan.Conflict) {
+	at := netip.AddrPortFrom(c.Key.Addr, c.Key.Port).String()
+	if !c.Key.Addr.IsValid() {
+		at = fmt.Sprint(c.Key.Port)
+	}
+	problem := model.Problem{
+		Kind: "Service", Name: c.Loser.NamespacedName, Field: c.Kind.String(),
+		Reason: fmt.Sprintf("%s/%s is also claimed by %s, which is older and gets it", at, c.Key.Protocol, c.Winner),
+	}
+	if _, known := p.conflicts[problem]; known {
+		return
+	}
+	p.conflicts[problem] = struct{}{}
+	p.Report(problem)
+}
+
+// countProblems counts the objects that have problems; conflicts that are over may be reported again.
+func (p *Proxy) countProblems() {
+	objects := map[string]map[types.NamespacedName]struct{}{"Service": {}, "EndpointSlice": {}, "ServiceCIDR": {}}
+	for _, list := range p.problems {
+		for _, problem := range list {
+			if objects[problem.Kind] != nil {
+				objects[problem.Kind][problem.Name] = struct{}{}
+			}
+		}
+	}
+	for kind, names := range objects {
+		p.Metrics.Rejected(kind, len(names))
+	}
+	if len(p.conflicts) > 0 && p.Planner.Conflicts() == 0 {
+		clear(p.conflicts)
+	}
+}
