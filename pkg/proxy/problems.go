@@ -14,6 +14,10 @@ import (
 // reportNew reports those of a Service's problems that it didn't have before.
 func (p *Proxy) reportNew(name types.NamespacedName, problems []model.Problem) {
 	known := p.problems[name]
+	if len(known)+len(problems) == 0 {
+		return
+	}
+	p.problemsChanged = true
 	for _, problem := range problems {
 		if !slices.Contains(known, problem) {
 			p.Report(problem)
@@ -44,6 +48,13 @@ func (p *Proxy) reportConflict(c plan.Conflict) {
 
 // countProblems counts the objects that have problems; conflicts that are over may be reported again.
 func (p *Proxy) countProblems() {
+	if len(p.conflicts) > 0 && p.Planner.Conflicts() == 0 {
+		clear(p.conflicts)
+	}
+	if !p.problemsChanged {
+		return
+	}
+	p.problemsChanged = false
 	objects := map[string]map[types.NamespacedName]struct{}{"Service": {}, "EndpointSlice": {}, "ServiceCIDR": {}}
 	for _, list := range p.problems {
 		for _, problem := range list {
@@ -54,8 +65,5 @@ func (p *Proxy) countProblems() {
 	}
 	for kind, names := range objects {
 		p.Metrics.Rejected(kind, len(names))
-	}
-	if len(p.conflicts) > 0 && p.Planner.Conflicts() == 0 {
-		clear(p.conflicts)
 	}
 }

@@ -68,8 +68,9 @@ type Proxy struct {
 	Config
 	node model.Node
 	// problems are those of each Service that have been reported; conflicts those between Services.
-	problems  map[types.NamespacedName][]model.Problem
-	conflicts map[model.Problem]struct{}
+	problems        map[types.NamespacedName][]model.Problem
+	problemsChanged bool
+	conflicts       map[model.Problem]struct{}
 	// unprogrammed are the times of changes that the kernel doesn't hold yet.
 	unprogrammed []time.Time
 	// retireAt is when chains that nothing leads to are given up; zero if there are none.

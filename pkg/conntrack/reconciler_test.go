@@ -1,0 +1,151 @@
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// A fakeTable holds flows and writes down when it was asked for what.
+type fakeTable struct {
+	mu    sync.Mutex
+	start time.Time
+	flows []Flow
+	log   []string
+	// takes is how long each reading takes.
+	takes time.Duration
+	err   error
+}
+
+func (f *fakeTable) Delete(_ context.Context, family model.Family, udp bool, stale func(*Flow) bool) (out Outcome, err error) {
+	time.Sleep(f.takes)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	entry := fmt.Sprintf("%v %s udp=%v", time.Since(f.start), family, udp)
+	if f.err != nil {
+		f.log = append(f.log, entry+" failed")
+		return out, f.err
+	}
+	for i := range f.flows {
+		out.Seen++
+		if stale(&f.flows[i]) {
+			out.Deleted++
+		}
+	}
+	f.log = append(f.log, fmt.Sprintf("%s deleted=%d", entry, out.Deleted))
+	return out, nil
+}
+
+func (f *fakeTable) Close() error { return nil }
+
+func (f *fakeTable) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err = err
+}
+
+func (f *fakeTable) FlowsDeleted(model.Family, time.Duration, int) {}
+
+func start(t *testing.T, f *fakeTable) *Reconciler {
+	f.start = time.Now()
+	r := New(Config{Open: func() (Table, error) { return f, nil }, Metrics: f})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return r
+}
+
+func (f *fakeTable) expect(t *testing.T, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if diff := cmp.Diff(want, f.log); diff != "" {
+		t.Errorf("readings (-want +got):\n%s", diff)
+	}
+}
+
+func removed(p model.Protocol, at string) *Desired {
+	d := &Desired{}
+	d.Frontend(key(p, at), nil)
+	return d
+}
+
+func TestRequestsBecomeOnePass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeTable{flows: []Flow{
+			flow(model.UDP, "10.96.0.1:53", "10.244.0.1:53"),
+			flow(model.UDP, "10.96.0.2:53", "10.244.0.1:53"),
+		}}
+		r := start(t, f)
+		r.Request(removed(model.UDP, "10.96.0.1:53"))
+		time.Sleep(100 * time.Millisecond)
+		f.expect(t, "20ms IPv4 udp=true deleted=1")
+		r.Request(removed(model.UDP, "10.96.0.1:53"))
+		time.Sleep(100 * time.Millisecond)
+		r.Request(removed(model.UDP, "10.96.0.2:53"))
+		all := removed(model.UDP, "[fd00::1]:53")
+		all.Undnated = true
+		r.Request(all)
+		time.Sleep(10 * time.Second)
+		want := []string{
+			"20ms IPv4 udp=true deleted=1", "1.02s IPv4 udp=false deleted=2", "1.02s IPv6 udp=false deleted=0",
+		}
+		f.expect(t, want...)
+		// Nothing is remembered.
+		r.Request(removed(model.UDP, "10.96.0.9:53"))
+		time.Sleep(time.Second)
+		f.expect(t, append(want, "10.12s IPv4 udp=true deleted=0")...)
+	})
+}
+
+func TestLongPassesAreRare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeTable{takes: 2 * time.Second}
+		r := start(t, f)
+		r.Request(removed(model.UDP, "10.96.0.1:53"))
+		time.Sleep(time.Second)
+		r.Request(removed(model.UDP, "10.96.0.1:53"))
+		time.Sleep(20 * time.Second)
+		f.expect(t, "2.02s IPv4 udp=true deleted=0", "12.02s IPv4 udp=true deleted=0")
+	})
+}
+
+func TestFailedPassIsMadeUpFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeTable{
+			err: errors.New("no table"),
+			flows: []Flow{
+				flow(model.UDP, "10.96.0.1:53", "10.244.0.1:53"),
+				flow(model.UDP, "10.96.0.2:53", "10.244.0.1:53"),
+			},
+		}
+		r := start(t, f)
+		r.Request(removed(model.UDP, "10.96.0.1:53"))
+		time.Sleep(5 * time.Second)
+		want := []string{"20ms IPv4 udp=true failed"}
+		f.expect(t, want...)
+		r.Request(removed(model.UDP, "10.96.0.2:53"))
+		time.Sleep(5 * time.Second)
+		want = append(want, "5.02s IPv4 udp=true failed")
+		f.expect(t, want...)
+		f.fail(nil)
+		time.Sleep(time.Hour)
+		f.expect(t, append(want, "35.04s IPv4 udp=true deleted=2")...)
+	})
+}

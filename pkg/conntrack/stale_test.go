@@ -1,0 +1,182 @@
+package conntrack
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+var (
+	addr     = netip.MustParseAddr
+	addrPort = netip.MustParseAddrPort
+)
+
+// key parses 10.0.0.1:53, or 0.0.0.0:53 and [::]:53 for a node port.
+func key(p model.Protocol, s string) model.Key {
+	at := addrPort(s)
+	k := model.Key{Addr: at.Addr(), Port: at.Port(), Protocol: p, Family: model.FamilyOf(at.Addr())}
+	if k.Addr.IsUnspecified() {
+		k.Addr = netip.Addr{}
+	}
+	return k
+}
+
+func endpoints(list ...string) []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, s := range list {
+		out = append(out, addrPort(s))
+	}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	return out
+}
+
+// desired knows a service of two endpoints, one of none, one that is gone, and node ports of the same kinds.
+func desired(undnated bool) *Desired {
+	d := &Desired{Undnated: undnated}
+	for _, p := range []model.Protocol{model.UDP, model.TCP, model.SCTP} {
+		two := endpoints("10.244.0.11:53", "10.244.0.10:53", "10.96.0.7:7")
+		d.Frontend(key(p, "10.96.0.1:53"), two)
+		d.Frontend(key(p, "10.96.0.7:7"), two)
+		d.Frontend(key(p, "0.0.0.0:30053"), two)
+		d.Frontend(key(p, "[fd00::1]:53"), endpoints("[fd00::10]:53"))
+		d.Frontend(key(p, "10.96.0.2:53"), nil)
+		d.Frontend(key(p, "0.0.0.0:30054"), nil)
+		d.Gone(key(p, "10.96.0.3:53"))
+		d.Gone(key(p, "0.0.0.0:30055"))
+	}
+	d.NodeAddresses(model.IPv4, []netip.Addr{addr("192.0.2.1"), addr("192.0.2.9")})
+	return d
+}
+
+func flow(p model.Protocol, to, server string) Flow {
+	f := Flow{Protocol: p, Source: addrPort("10.244.0.99:4000"), Destination: addrPort(to), Server: addrPort(server)}
+	if f.Destination.Addr().Is6() {
+		f.Source = addrPort("[fd00::99]:4000")
+	}
+	f.DNAT = to != server
+	return f
+}
+
+func TestStale(t *testing.T) {
+	replied := func(f *Flow) { f.Replied = true }
+	for _, tc := range []struct {
+		name       string
+		to, server string
+		change     func(*Flow)
+		// what is said of UDP, of UDP with Undnated, and of TCP and SCTP with it
+		udp, udpAll, others bool
+	}{
+		{name: "a present endpoint", to: "10.96.0.1:53", server: "10.244.0.10:53"},
+		{name: "another present endpoint", to: "10.96.0.1:53", server: "10.244.0.11:53", change: replied},
+		{name: "IPv6, present", to: "[fd00::1]:53", server: "[fd00::10]:53"},
+		{name: "a removed endpoint", to: "10.96.0.1:53", server: "10.244.0.12:53", udp: true, udpAll: true},
+		{name: "a removed endpoint that answered", to: "10.96.0.1:53", server: "10.244.0.12:53", change: replied, udp: true, udpAll: true},
+		{name: "an endpoint's other port", to: "10.96.0.1:53", server: "10.244.0.10:54", udp: true, udpAll: true},
+		{name: "IPv6, removed", to: "[fd00::1]:53", server: "[fd00::11]:53", udp: true, udpAll: true},
+		{
+			name: "by ipvs, which leaves no mark", to: "10.96.0.1:53", server: "10.244.0.12:53",
+			change: func(f *Flow) { f.DNAT = false }, udp: true, udpAll: true,
+		},
+		{
+			name: "translated in another zone", to: "10.96.0.1:53", server: "10.244.0.12:53",
+			change: func(f *Flow) { f.Zone = 5 }, udp: true, udpAll: true,
+		},
+		{name: "opened before there were endpoints", to: "10.96.0.1:53", server: "10.96.0.1:53", udp: true, udpAll: true, others: true},
+		{
+			name: "opened before there were endpoints, and answered", to: "10.96.0.1:53", server: "10.96.0.1:53",
+			change: replied, udp: true, udpAll: true,
+		},
+		{
+			name: "as a bridge sees it", to: "10.96.0.1:53", server: "10.96.0.1:53", change: func(f *Flow) { f.Zone = 65520 },
+		},
+		{name: "an endpoint that has the frontend's address", to: "10.96.0.7:7", server: "10.96.0.7:7"},
+		{name: "service scaled to zero", to: "10.96.0.2:53", server: "10.244.0.10:53", change: replied, udp: true, udpAll: true},
+		{name: "no endpoints, no rules then", to: "10.96.0.2:53", server: "10.96.0.2:53", udp: true, udpAll: true, others: true},
+		{name: "no endpoints, but somebody answers", to: "10.96.0.2:53", server: "10.96.0.2:53", change: replied},
+		{name: "service deleted", to: "10.96.0.3:53", server: "10.244.0.10:53", change: replied, udp: true, udpAll: true},
+		{name: "service deleted, never translated", to: "10.96.0.3:53", server: "10.96.0.3:53"},
+		{name: "node port, present", to: "192.0.2.1:30053", server: "10.244.0.10:53"},
+		{name: "node port, removed", to: "192.0.2.9:30053", server: "10.244.0.12:53", udp: true, udpAll: true},
+		{name: "node port, never translated", to: "192.0.2.9:30053", server: "192.0.2.9:30053", udp: true, udpAll: true, others: true},
+		{name: "node port, scaled to zero", to: "192.0.2.9:30054", server: "10.244.0.12:53", udp: true, udpAll: true},
+		{name: "node port deleted", to: "192.0.2.9:30055", server: "10.244.0.12:53", udp: true, udpAll: true},
+		{name: "a node port's number at another machine", to: "198.51.100.1:30053", server: "198.51.100.1:30053"},
+		{name: "a node port's number, translated by somebody else", to: "198.51.100.1:30053", server: "10.9.9.9:53"},
+		{name: "a frontend's address, other port", to: "10.96.0.1:54", server: "10.244.0.12:53"},
+		{name: "nothing of ours", to: "203.0.113.5:53", server: "203.0.113.5:53"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got := map[string]bool{}
+			for _, p := range []model.Protocol{model.UDP, model.TCP, model.SCTP} {
+				for _, all := range []bool{false, true} {
+					f := flow(p, tc.to, tc.server)
+					if tc.change != nil {
+						tc.change(&f)
+					}
+					name := p.String()
+					if all {
+						name += " undnated"
+					}
+					got[name] = desired(all).Stale(&f)
+				}
+			}
+			want := map[string]bool{
+				"udp": tc.udp, "udp undnated": tc.udpAll, "tcp": false, "tcp undnated": tc.others,
+				"sctp": false, "sctp undnated": tc.others,
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("stale (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestLaterWordCounts(t *testing.T) {
+	k, other := key(model.UDP, "10.96.0.1:53"), key(model.UDP, "10.96.0.2:53")
+	was := endpoints("10.244.0.1:53")
+	old := flow(model.UDP, "10.96.0.1:53", "10.244.0.1:53")
+	oldOther := flow(model.UDP, "10.96.0.2:53", "10.244.0.1:53")
+	var d, removed, back Desired
+	d.Frontend(k, was)
+	d.Frontend(other, was)
+	removed.Gone(k)
+	removed.Undnated = true
+	back.Frontend(k, was)
+	say := func(want ...bool) {
+		t.Helper()
+		got := []bool{d.Stale(&old), d.Stale(&oldOther), d.Undnated}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("stale, other stale, undnated (-want +got):\n%s", diff)
+		}
+	}
+	say(false, false, false)
+	d.merge(&removed)
+	say(true, false, true)
+	d.merge(&back)
+	say(false, false, true)
+	if d.count[model.IPv4] != 2 || d.gone != 0 {
+		t.Errorf("%d frontends, %d gone; want 2, 0", d.count[model.IPv4], d.gone)
+	}
+	d.merge(&removed)
+	d.forgetGone()
+	say(false, false, true)
+	if d.count[model.IPv4] != 1 || d.gone != 0 {
+		t.Errorf("%d frontends, %d gone; want 1, 0", d.count[model.IPv4], d.gone)
+	}
+}
+
+func TestStaleAllocatesNothing(t *testing.T) {
+	d := desired(true)
+	gone, np := flow(model.UDP, "10.96.0.1:53", "10.244.0.12:53"), flow(model.TCP, "192.0.2.9:30053", "192.0.2.9:30053")
+	if n := testing.AllocsPerRun(100, func() {
+		if !d.Stale(&gone) || !d.Stale(&np) {
+			t.Fatal("not stale")
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations, want none", n)
+	}
+}
