@@ -3,6 +3,7 @@ package apply
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -108,10 +109,11 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 	if c.Empty() {
 		return Result{Kind: Nothing}, nil
 	}
-	b := nft.NewBatch(256 + 128*(len(c.Delete)+len(c.Add)))
-	for _, s := range c.Grown {
-		b.AddSet(s)
+	if len(c.Grown) > 0 {
+		p.Untrack()
+		return k.rewrite(p, outgrown(c.Grown))
 	}
+	b := nft.NewBatch(256 + 128*(len(c.Delete)+len(c.Add)))
 	tables := map[model.Family]*nft.Table{}
 	for _, ch := range c.Chains {
 		t := table(tables, ch.Family)
@@ -147,6 +149,17 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 		k.states[f] = s
 	}
 	return result, nil
+}
+
+// outgrown tells why everything is written anew before a set is full. Kernels since 6.5 would raise its size, but only once
+// the batch is committed, and its hash table keeps its buckets: with a hundred times as many elements as it was made for,
+// finding one takes a hundred times as long.
+func outgrown(sets []*nft.Set) string {
+	var names []string
+	for _, s := range sets {
+		names = append(names, s.Family.String()+" "+s.Name)
+	}
+	return "no more room in " + strings.Join(names, ", ")
 }
 
 // table names a family's table.

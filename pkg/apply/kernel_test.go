@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -203,4 +204,36 @@ func TestRestartAdoptsUnchangedTables(t *testing.T) {
 		t.Errorf("elements after a change (-planned +in the kernel):\n%s", diff)
 	}
 	sync(t, k, p, Nothing)
+}
+
+// A process that ends between the last use of a chain and its retirement leaves nothing that its successor couldn't go on
+// from.
+func TestRestartAdoptsUnusedChains(t *testing.T) {
+	for retired := range 3 {
+		k, p := synced(t)
+		s := everything(300, 7, 0, true)
+		p.Set(s.Name, s)
+		sync(t, k, p, Partial)
+		p.Set(s.Name, nil)
+		sync(t, k, p, Partial)
+		for range retired {
+			p.Retire()
+			sync(t, k, p, Partial)
+		}
+		again, other := plan.New(options()), open(t)
+		cluster(again)
+		sync(t, other, again, Adopted)
+		if got, want := again.Unused(), retired < 2; got != want {
+			t.Errorf("retired %d times: Unused() = %v, want %v", retired, got, want)
+		}
+		for again.Unused() {
+			again.Retire()
+			sync(t, other, again, Partial)
+		}
+		checkKernel(t, other, again)
+		if got := run(t, "nft", "list chains"); strings.Contains(got, "local-4") {
+			t.Errorf("chains that nothing needs are left:\n%s", got)
+		}
+		sync(t, other, again, Nothing)
+	}
 }

@@ -39,6 +39,9 @@ func (k *Kernel) find(t *nft.Table) (found, error) {
 // there are a few dozen, the number of elements where the kernel tells it, and of the elements only the one that says what
 // the others are: reading many takes longer than writing them.
 func (k *Kernel) compare(p *plan.Planner) (why string, err error) {
+	if err := k.findUnused(p); err != nil {
+		return "", err
+	}
 	for _, t := range p.Tables() {
 		f, err := k.find(t)
 		if err != nil {
@@ -60,6 +63,32 @@ func (k *Kernel) compare(p *plan.Planner) (why string, err error) {
 		adoptSizes(t, f)
 	}
 	return "", nil
+}
+
+// findUnused tells the planner of chains that an earlier process made and didn't live to retire.
+func (k *Kernel) findUnused(p *plan.Planner) error {
+	for _, t := range p.Tables() {
+		f, err := k.find(t)
+		if err != nil {
+			return err
+		}
+		for name := range f.chains {
+			p.FoundChain(t.Family, name)
+		}
+		for _, s := range p.Dispatches(t.Family) {
+			if info, ok := f.sets[s.Name]; !ok || !info.Is(s) {
+				continue
+			}
+			list, err := k.conn.Elements(s)
+			if err != nil {
+				return err
+			}
+			for i := range list {
+				p.FoundDispatch(&list[i])
+			}
+		}
+	}
+	return nil
 }
 
 func compareSets(p *plan.Planner, t *nft.Table, f found) string {

@@ -53,3 +53,11 @@ func (v Value) Uint32(n uint32) Value {
 	v.n += 4
 	return v
 }
+
+// AsUint32 returns the first number of the value, in host byte order; 0 if it has none.
+func (v *Value) AsUint32() uint32 {
+	if v.n < 4 {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(v.b[:])
+}

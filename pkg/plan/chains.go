@@ -117,3 +117,31 @@ func (p *Planner) ClassChains(f model.Family) int {
 	}
 	return n
 }
+
+// Dispatches lists the maps of a family by which classes choose their chains.
+func (p *Planner) Dispatches(f nft.Family) []*nft.Set { return p.layouts[ofNFT(f)].dispatch[:] }
+
+// FoundDispatch takes note of an element of such a map that is in the kernel though nothing wants it: an earlier process
+// ended before it could retire the class. It will be retired. Only a planner that doesn't keep track can take note.
+func (p *Planner) FoundDispatch(e *nft.Element) {
+	l := p.layouts[familyOf(e.Set)]
+	v := e.Key.AsUint32()
+	u := use{l.family, step(slices.Index(l.dispatch[:], e.Set)), class{kind(v >> 24), v & 0xffffff}}
+	if _, known := p.uses[u]; known || !u.kind.exists() || *l.dispatchElement(u.step, u.class) != *e {
+		return
+	}
+	p.uses[u] = 0
+	p.chains[classKey{u.family, u.class}]++
+	p.put(e)
+}
+
+// FoundChain does the same for the chain of a class to which nothing leads any more.
+func (p *Planner) FoundChain(f nft.Family, name string) {
+	c, ok := classOf(name)
+	if !ok {
+		return
+	}
+	if key := (classKey{ofNFT(f), c}); p.chains[key] == 0 {
+		p.chains[key] = 0
+	}
+}

@@ -3,6 +3,8 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -99,6 +101,7 @@ const (
 	stageDirect   = 0x10 // chooses an endpoint at random
 	stageAffinity = 0x30 // looks for the client's endpoint first
 	stagePick     = 0x50 // chooses an endpoint's id for a new client
+	stageEnd      = 0x70
 )
 
 func directKind(s scope, r route) kind   { return stageDirect + kind(s)<<4 + kind(r) }
@@ -178,6 +181,40 @@ type use struct {
 type classKey struct {
 	family model.Family
 	class
+}
+
+// classOf finds the class whose chain has the given name.
+func classOf(name string) (class, bool) {
+	base, number, ok := cutLast(name, "-")
+	n, err := strconv.ParseUint(number, 10, 24)
+	if !ok || err != nil {
+		return class{}, false
+	}
+	for k := range kind(stageEnd) {
+		if k.exists() && k.name() == base {
+			c := class{k, uint32(n)}
+			return c, c.chain() == name
+		}
+	}
+	return class{}, false
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
+	}
+	return s, "", false
+}
+
+// exists tells whether a number stands for a kind that has a chain for every number in use.
+func (k kind) exists() bool {
+	switch k.stage() {
+	case stageDirect, stageAffinity:
+		return k.route() < routes
+	case stagePick:
+		return k < stageEnd && k.list() < lists
+	}
+	return false
 }
 
 func (c class) compare(d class) int {

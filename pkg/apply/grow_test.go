@@ -1,0 +1,99 @@
+package apply
+
+import (
+	"fmt"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// setSizes lists the sizes of the sets of a fixed size in the kernel, by family and name.
+func setSizes(t testing.TB, k *Kernel) map[string]uint32 {
+	t.Helper()
+	sizes := map[string]uint32{}
+	for _, f := range model.Families {
+		sets, err := k.conn.Sets(plan.NFT(f), plan.TableName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range sets {
+			sizes[fmt.Sprintf("%s %s", plan.NFT(f), s.Name)] = s.Size
+		}
+	}
+	return sizes
+}
+
+// Kernels before 6.5 ignore a set's new size, and a batch that exceeds the old one fails with ENFILE: no sync may come to
+// that.
+func TestSetsOutgrowTheirSizes(t *testing.T) {
+	enterNamespace(t)
+	k, p := open(t), plan.New(options())
+	sync(t, k, p, Full)
+	const services, step = 2200, 100
+	rewrites := 0
+	for i := 0; i < services; i += step {
+		for j := range step {
+			s := plain(i+j, 2, 0)
+			p.Set(s.Name, s)
+		}
+		r, err := k.Sync(p)
+		if err != nil {
+			t.Fatalf("with %d Services: %v", i+step, err)
+		}
+		if r.Kind == Full {
+			t.Logf("%d Services: %s", i+step, r.Why)
+			rewrites++
+		}
+	}
+	t.Logf("%d Services by increments of %d took %d rewrites", services, step, rewrites)
+	if most := 4; rewrites > most {
+		t.Errorf("%d rewrites, want at most %d: each leaves room for half as many again", rewrites, most)
+	}
+	checkKernel(t, k, p)
+	sizes := setSizes(t, k)
+	p.EachCount(model.IPv4, func(s *nft.Set, n int) {
+		if got := sizes["ip "+s.Name]; got > 0 && got < uint32(n) {
+			t.Errorf("%s has room for %d elements and holds %d", s.Name, got, n)
+		}
+	})
+	sync(t, k, p, Nothing)
+	k.Doubt()
+	sync(t, k, p, Adopted)
+}
+
+// A single change may be larger than what a set was made for.
+func TestOneBatchOutgrowsAllSizes(t *testing.T) {
+	enterNamespace(t)
+	k, p := open(t), plan.New(options())
+	sync(t, k, p, Full)
+	for i := range 1500 {
+		s := plain(i, 3, 0)
+		p.Set(s.Name, s)
+	}
+	sync(t, k, p, Full)
+	checkKernel(t, k, p)
+	for i := range 1500 {
+		p.Set(types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}, nil)
+	}
+	sync(t, k, p, Partial)
+	checkKernel(t, k, p)
+}
+
+// A restart with more elements than the earlier process's sets have room for makes the sets anew, in the same batch.
+func TestRestartWithMoreThanTheSetsHold(t *testing.T) {
+	k, _ := synced(t)
+	p := plan.New(options())
+	cluster(p)
+	for i := range 1500 {
+		s := plain(i, 2, 0)
+		s.Name.Namespace = "more"
+		p.Set(s.Name, s)
+	}
+	other := open(t)
+	sync(t, other, p, Full)
+	checkKernel(t, k, p)
+}

@@ -1,0 +1,96 @@
+package apply
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// chainNames lists the chains of a family's table in the kernel, and those that the planner wants, as sets.
+func chainNames(t testing.TB, k *Kernel, p *plan.Planner, f model.Family) (got, want map[string]bool) {
+	t.Helper()
+	got, want = map[string]bool{}, map[string]bool{}
+	chains, err := k.conn.Chains(plan.NFT(f), plan.TableName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range chains {
+		got[c.Name] = true
+	}
+	for _, table := range p.Tables() {
+		if table.Family != plan.NFT(f) {
+			continue
+		}
+		for _, c := range table.Chains {
+			want[c.Name] = true
+		}
+	}
+	return got, want
+}
+
+func checkChains(t testing.TB, k *Kernel, p *plan.Planner) {
+	t.Helper()
+	for _, f := range model.Families {
+		got, want := chainNames(t, k, p, f)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("chains of %s (-planned +in the kernel):\n%s", plan.NFT(f), diff)
+		}
+	}
+}
+
+// Every number of endpoints has chains of its own, that come and go as a Service is scaled. No sync may fail for a chain
+// that is still held: kernels before 6.2 let go of one a while after the last element that led there.
+func TestChainsComeAndGoAsAServiceIsScaled(t *testing.T) {
+	k, p := synced(t)
+	for round, endpoints := range []int{20, 21, 3, 0, 25, 20, 1, 30, 0} {
+		s := everything(400, endpoints, time.Duration(round%2)*time.Hour, round%3 == 0)
+		p.Set(s.Name, s)
+		sync(t, k, p, Partial)
+		p.Retire()
+		if _, err := k.Sync(p); err != nil {
+			t.Fatalf("round %d, after the first step: %v", round, err)
+		}
+		if round%2 == 0 {
+			continue // what is half retired may be needed again
+		}
+		p.Retire()
+		if _, err := k.Sync(p); err != nil {
+			t.Fatalf("round %d, after the second step: %v", round, err)
+		}
+	}
+	for p.Unused() {
+		p.Retire()
+		sync(t, k, p, Partial)
+	}
+	checkKernel(t, k, p)
+	checkChains(t, k, p)
+	k.Doubt()
+	sync(t, k, p, Adopted)
+}
+
+// A rewrite can't delete the chains that elements of the same batch have led to; it leaves them for Retire.
+func TestARewriteLeavesNoChainsBehind(t *testing.T) {
+	k, p := synced(t)
+	s := everything(400, 40, time.Hour, true)
+	p.Set(s.Name, s)
+	sync(t, k, p, Partial)
+	fresh := plan.New(options())
+	cluster(fresh)
+	other := open(t)
+	sync(t, other, fresh, Full)
+	leftovers := fresh.LeftOvers(nft.IPv4)
+	if leftovers == 0 {
+		t.Error("no chains are left over after the Service with 40 endpoints has gone")
+	}
+	for fresh.Unused() {
+		fresh.Retire()
+		sync(t, other, fresh, Partial)
+	}
+	checkKernel(t, other, fresh)
+	checkChains(t, other, fresh)
+}
