@@ -1,0 +1,44 @@
+# Bare `make` lists the targets. What takes more than a line is a script in hack/.
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build bin/kube-nftproxy, a static binary
+	hack/build.sh
+
+demo: ## show it at work in network namespaces, in two minutes (root); API=1: against a real kube-apiserver
+	hack/deps.sh
+	API='$(API)' hack/demo.sh
+
+test: ## everything that CI runs: lint, house, unit, netns, e2e (root)
+	hack/test.sh
+
+test-unit: ## unit tests with the race detector, without privileges
+	hack/test.sh unit
+
+test-netns: ## all tests that need no API server, with real packets in network namespaces (root)
+	hack/test.sh netns
+
+test-e2e: ## tests against a real etcd and kube-apiserver, which are built first (root)
+	hack/test.sh e2e
+
+test-kernels: ## tests on other kernels, in virtual machines (root)
+	hack/kernels.sh
+
+bench: ## benchmarks (root), in the format of benchstat; COUNT=10 repeats them
+	hack/bench.sh
+
+lint: ## gofmt, go vet, staticcheck, errcheck, go mod tidy
+	hack/test.sh lint
+
+verify: ## what to run before a commit: lint, house rules, unit tests
+	hack/test.sh lint house unit
+
+update: ## rewrite what tests compare with: goldens, and the table of flags in README.md
+	hack/update.sh
+
+clean: ## delete bin/
+	rm -rf bin
+
+.PHONY: help build demo test test-unit test-netns test-e2e test-kernels bench lint verify update clean

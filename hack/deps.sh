@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Installs what the demo and the tests call and this machine lacks, with apt-get, on Debian 12 or newer. It does nothing
+# where nothing is missing. Go itself has to be there. Usage: hack/deps.sh
+set -euo pipefail
+PATH=$PATH:/usr/sbin:/sbin
+
+fail() {
+  echo "deps: $*" >&2
+  exit 1
+}
+
+command -v go >/dev/null || fail "go is not installed; see https://go.dev/doc/install"
+
+# Which program comes with which package. gcc is for the race detector.
+missing=()
+while read -r program package; do
+  command -v "$program" >/dev/null || missing+=("$package")
+done <<'LIST'
+nft       nftables
+ip        iproute2
+conntrack conntrack
+sysctl    procps
+setpriv   util-linux
+gcc       gcc
+LIST
+[ -e /usr/include/stdlib.h ] || missing+=(libc6-dev)
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+install="apt-get install --yes --no-install-recommends ${missing[*]}"
+command -v apt-get >/dev/null || fail "missing: ${missing[*]} (names of Debian's packages); this is no Debian, so install them yourself"
+[ "$(id -u)" -eq 0 ] || fail "missing: ${missing[*]}; run as root: $install"
+echo "deps: installing ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+apt-get update --quiet=2
+$install --quiet=2 </dev/null >/dev/null

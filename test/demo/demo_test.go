@@ -1,0 +1,207 @@
+//go:build e2e
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+)
+
+// programs are what the demo runs and is.
+type programs struct{ demo, daemon, kubernetes string }
+
+func mustBuild(t *testing.T) programs {
+	t.Helper()
+	dir := t.TempDir()
+	p := programs{demo: filepath.Join(dir, "demo"), daemon: filepath.Join(dir, "kube-nftproxy")}
+	for program, source := range map[string]string{p.demo: ".", p.daemon: "../../cmd/kube-nftproxy"} {
+		cmd := exec.Command("go", "build", "-o", program, source)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("build %s: %v\n%s", source, err, out)
+		}
+	}
+	var err error
+	if p.kubernetes, err = cluster.Build(t.Context(), t.Output()); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// performance is a demo that runs.
+type performance struct {
+	cmd    *exec.Cmd
+	out    io.ReadCloser
+	tmp    string
+	marker string
+}
+
+// mustStart starts the demo with a temporary folder of its own, and a marker in its environment that all its programs
+// inherit.
+func mustStart(t *testing.T, p programs, flags ...string) *performance {
+	t.Helper()
+	r := &performance{tmp: t.TempDir()}
+	r.marker = "DEMO_TEST=" + r.tmp
+	r.cmd = exec.Command(p.demo, append([]string{"-daemon", p.daemon, "-kubernetes", p.kubernetes}, flags...)...)
+	r.cmd.Env = append(os.Environ(), r.marker, "TMPDIR="+r.tmp)
+	r.cmd.Stderr = t.Output()
+	var err error
+	if r.out, err = r.cmd.StdoutPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// readUntil copies the output up to a line that contains text, or to the end.
+func (r *performance) readUntil(lines *bufio.Reader, text string, to io.Writer) error {
+	for {
+		line, err := lines.ReadString('\n')
+		if _, err := io.WriteString(to, line); err != nil {
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		if strings.Contains(line, text) {
+			return nil
+		}
+	}
+}
+
+// status waits for the end.
+func (r *performance) status(t *testing.T) int {
+	t.Helper()
+	err := r.cmd.Wait()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return r.cmd.ProcessState.ExitCode()
+}
+
+// leftBehind lists namespaces, files and processes of the demo.
+func (r *performance) leftBehind(t *testing.T) (left []string) {
+	t.Helper()
+	for _, pattern := range []string{
+		fmt.Sprintf("/run/netns/knp-%d-*", r.cmd.Process.Pid), fmt.Sprintf("/run/netns/.knp-%d-*", r.cmd.Process.Pid),
+		filepath.Join(r.tmp, "*"),
+	} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = append(left, found...)
+	}
+	environments, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range environments {
+		// A process that ends meanwhile cannot be read, and is not left behind.
+		if text, err := os.ReadFile(path); err == nil && bytes.Contains(text, []byte(r.marker)) {
+			left = append(left, path)
+		}
+	}
+	return left
+}
+
+func (r *performance) expectNothingLeft(t *testing.T) {
+	t.Helper()
+	if left := r.leftBehind(t); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestDemoToTheEnd(t *testing.T) {
+	p := mustBuild(t)
+	for name, flags := range map[string][]string{"folder": nil, "api": {"-api"}} {
+		t.Run(name, func(t *testing.T) {
+			r := mustStart(t, p, flags...)
+			var out bytes.Buffer
+			lines := bufio.NewReader(r.out)
+			if err := r.readUntil(lines, "requests in 8 steps, all as expected", &out); err != nil {
+				t.Errorf("the story has no happy end: %v", err)
+			}
+			if _, err := io.Copy(&out, lines); err != nil {
+				t.Error(err)
+			}
+			if status := r.status(t); status != 0 {
+				t.Errorf("status %d, want 0", status)
+			}
+			if t.Failed() {
+				t.Log(out.String())
+			}
+			r.expectNothingLeft(t)
+		})
+	}
+}
+
+func TestDemoInterrupted(t *testing.T) {
+	p := mustBuild(t)
+	for _, c := range []struct {
+		name, at string
+		signal   os.Signal
+		flags    []string
+	}{
+		{name: "at the headline", at: "kube-nftproxy: Services", signal: syscall.SIGINT},
+		{name: "at the daemon's start", at: "$ kube-nftproxy", signal: syscall.SIGINT},
+		{name: "among requests", at: " 1  ", signal: syscall.SIGTERM},
+		{name: "at the change", at: " 4  ", signal: syscall.SIGINT},
+		{name: "while the daemon is dead", at: "$ kill -9", signal: syscall.SIGINT},
+		{name: "with etcd starting", at: "etcd and kube-apiserver start", signal: syscall.SIGINT, flags: []string{"-api"}},
+		{name: "with kube-apiserver starting", at: "etcd healthy", signal: syscall.SIGTERM, flags: []string{"-api"}},
+		{name: "with all started", at: " 2  ", signal: syscall.SIGHUP, flags: []string{"-api"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := mustStart(t, p, c.flags...)
+			var out bytes.Buffer
+			lines := bufio.NewReader(r.out)
+			if err := r.readUntil(lines, c.at, &out); err != nil {
+				t.Errorf("no line with %q: %v", c.at, err)
+			}
+			if err := r.cmd.Process.Signal(c.signal); err != nil {
+				t.Error(err)
+			}
+			if _, err := io.Copy(&out, lines); err != nil {
+				t.Error(err)
+			}
+			if status := r.status(t); status != statusInterrupted {
+				t.Errorf("status %d, want %d", status, statusInterrupted)
+			}
+			if t.Failed() {
+				t.Log(out.String())
+			}
+			r.expectNothingLeft(t)
+		})
+	}
+}
+
+// A reader who has seen enough closes the pipe.
+func TestDemoOutputClosed(t *testing.T) {
+	p := mustBuild(t)
+	r := mustStart(t, p)
+	if err := r.readUntil(bufio.NewReader(r.out), " 1  ", io.Discard); err != nil {
+		t.Error(err)
+	}
+	if err := r.out.Close(); err != nil {
+		t.Error(err)
+	}
+	if status := r.status(t); status != statusInterrupted {
+		t.Errorf("status %d, want %d", status, statusInterrupted)
+	}
+	r.expectNothingLeft(t)
+}
