@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 )
 
 // Host is one machine or pod of a Lab: a network namespace with an address of each family.
@@ -24,6 +25,8 @@ type Host struct {
 
 	lab *Lab
 	ns  *os.File
+	// ports counts the source ports that probes took.
+	ports atomic.Uint32
 }
 
 // Do runs f inside of the host's namespace, on an OS thread of its own, and returns its error. Sockets, processes and

@@ -191,7 +191,15 @@ func (l *Lab) connect(c Config) error {
 			}
 		}
 	}
-	return l.route(node)
+	if err := l.route(node); err != nil {
+		return err
+	}
+	for _, h := range l.Hosts() {
+		if err := h.awaitLocal(h.IPv6); err != nil {
+			return err
+		}
+	}
+	return l.Node.awaitLocal(c.NodeAddrs...)
 }
 
 // Close stops all servers and removes all namespaces. It may be called again, and while probes run, which then fail.

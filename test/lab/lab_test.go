@@ -60,7 +60,7 @@ func TestEveryHostReachesEveryServer(t *testing.T) {
 					dst := netip.AddrPortFrom(addr, 80)
 					got := from.Probe(t.Context(), proto, dst, Options{})
 					if got.Outcome != Answered || got.Server != to.Name || got.Local != dst ||
-						got.Source.Addr() != from.sourceTo(to, addr) {
+						got.Source.Addr() != from.Addr(addr) {
 						t.Errorf("%s -> %s %s %s: %s (%v)", from.Name, to.Name, proto, dst, got, got.Err)
 					}
 				}
@@ -71,10 +71,6 @@ func TestEveryHostReachesEveryServer(t *testing.T) {
 		}
 	}
 }
-
-// sourceTo is the address a host sends from: its own one in any case, since each has only one per family, or a
-// preferred one.
-func (h *Host) sourceTo(_ *Host, dst netip.Addr) netip.Addr { return h.Addr(dst) }
 
 func TestServersAnswerFromTheAddressThatWasAsked(t *testing.T) {
 	l := ForTest(t, everything)
@@ -206,17 +202,18 @@ func TestSpreadCountsServers(t *testing.T) {
 	l := ForTest(t, Config{Pods: 2})
 	mustNft(t, l.Node, `table ip t { chain pre { type nat hook prerouting priority -100;
 		ip daddr 10.96.0.1 dnat to numgen inc mod 2 map { 0 : 10.244.0.10, 1 : 10.244.0.11 }
-	} }`)
+	}
+	}`)
 	for _, proto := range protocols {
 		for _, pod := range l.Pods {
 			mustServe(t, pod, proto, 80)
 		}
 		dst := netip.MustParseAddrPort("10.96.0.1:80")
-		got, err := l.Client.Spread(t.Context(), proto, dst, 100, Options{})
+		got, err := l.Client.Spread(t.Context(), proto, dst, 1000, Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(map[string]int{"pod-0": 50, "pod-1": 50}, got); diff != "" {
+		if diff := cmp.Diff(map[string]int{"pod-0": 500, "pod-1": 500}, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", proto, diff)
 		}
 	}

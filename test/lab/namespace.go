@@ -65,7 +65,7 @@ func enter(ns *os.File) error {
 	}
 	var failed error
 	if err := raw.Control(func(fd uintptr) { failed = netns.Set(netns.NsHandle(fd)) }); err != nil {
-		return err
+		return os.ErrClosed // Control has no other error, and does not say it in this word
 	}
 	return failed
 }

@@ -102,14 +102,15 @@ type Options struct {
 	Timeout time.Duration
 	// Source is the address to send from, for hosts that have several; the zero value lets the kernel choose.
 	Source netip.Addr
-	// SourcePort is the port to send from; zero means a new one for each probe.
+	// SourcePort is the port to send from; zero means a new one for each probe. Conntrack remembers flows, so a port
+	// chosen at random would now and then continue an old one: UDP and SCTP take their ports in turn, all 28,232 of them.
 	SourcePort uint16
 }
 
 // Probe sends one request from this host and tells what came of it: a TCP connection, a UDP datagram or an SCTP INIT.
 // A rule that drops the host's own outgoing packets shows as TimedOut like any other loss.
 func (h *Host) Probe(ctx context.Context, proto model.Protocol, dst netip.AddrPort, o Options) Answer {
-	return h.one(func() Answer { return probe(ctx, proto, dst, o) })
+	return h.one(func() Answer { return h.probe(ctx, proto, dst, o) })
 }
 
 // Ping sends an ICMP echo request. An answer has no Server, Source or Local.
@@ -133,7 +134,7 @@ func (h *Host) Spread(ctx context.Context, proto model.Protocol, dst netip.AddrP
 	counts := map[string]int{}
 	err := h.Do(func() error {
 		for i := range n {
-			a := probe(ctx, proto, dst, o)
+			a := h.probe(ctx, proto, dst, o)
 			switch a.Outcome {
 			case Failed:
 				return fmt.Errorf("probe %s %s from %s, number %d: %w", proto, dst, h.Name, i, a.Err)
@@ -149,8 +150,8 @@ func (h *Host) Spread(ctx context.Context, proto model.Protocol, dst netip.AddrP
 }
 
 // Dial opens a TCP connection or a connected UDP socket from inside of the host, for use by any goroutine. The caller
-// closes it; until then the namespace stays. A TCP connection refused by ICMP, as by nftables, takes a second to fail,
-// since the kernel passes over an answer that comes while it is sending; Probe sees it at once.
+// closes it; until then the namespace stays. A TCP connection refused by ICMP, as by nftables, may take a second to
+// fail, since the kernel only notes an answer that comes while it is sending; Probe sees it at once.
 func (h *Host) Dial(ctx context.Context, proto model.Protocol, dst netip.AddrPort) (conn net.Conn, err error) {
 	if proto != model.TCP && proto != model.UDP {
 		return nil, fmt.Errorf("dial %s from %s: %s has no connections here", dst, h.Name, proto)
@@ -167,16 +168,16 @@ func (h *Host) Dial(ctx context.Context, proto model.Protocol, dst netip.AddrPor
 	return conn, nil
 }
 
-// probe makes one probe from the calling thread's namespace.
-func probe(ctx context.Context, proto model.Protocol, dst netip.AddrPort, o Options) Answer {
+// probe makes one probe; the calling thread is in the host's namespace.
+func (h *Host) probe(ctx context.Context, proto model.Protocol, dst netip.AddrPort, o Options) Answer {
 	return timed(func() Answer {
 		switch proto {
 		case model.TCP:
 			return probeTCP(ctx, dst, o)
 		case model.UDP:
-			return probeUDP(ctx, dst, o)
+			return h.probeUDP(ctx, dst, o)
 		case model.SCTP:
-			return probeSCTP(ctx, dst, o)
+			return h.probeSCTP(ctx, dst, o)
 		}
 		return Answer{Err: fmt.Errorf("probe %s: protocol %d is not known", dst, proto)}
 	})
@@ -244,13 +245,30 @@ func probeTCP(ctx context.Context, dst netip.AddrPort, o Options) Answer {
 		return Answer{Err: fmt.Errorf("set SO_LINGER: %w", err)}
 	}
 	if err := s.connect(dst); err != nil {
-		return unanswered(err)
+		return unanswered(fmt.Errorf("connect: %w", err))
 	}
 	line, err := s.readLine()
 	if err != nil {
-		return unanswered(err)
+		return unanswered(fmt.Errorf("read line: %w", err))
+	}
+	if o.SourcePort != 0 {
+		s.part()
 	}
 	return answered(line)
+}
+
+// part ends a connection so that its ports can be used again at once. A reset of our own may find the server's socket
+// still busy with sending the line, and a SYN that follows is then queued to that dying socket and lost. So we end our
+// half and wait for the server's reset; if none comes, the reset of our close has to do.
+func (s socket) part() {
+	if unix.Shutdown(s.fd, unix.SHUT_WR) != nil {
+		return
+	}
+	for buf := make([]byte, 64); ; {
+		if n, err := s.read(buf); n == 0 || err != nil {
+			return
+		}
+	}
 }
 
 // readLine reads up to a newline or the end of the connection.
@@ -269,8 +287,8 @@ func (s socket) readLine() ([]byte, error) {
 }
 
 // probeUDP sends a datagram and reads the line.
-func probeUDP(ctx context.Context, dst netip.AddrPort, o Options) Answer {
-	s, err := open(ctx, dst.Addr(), unix.SOCK_DGRAM, 0, o)
+func (h *Host) probeUDP(ctx context.Context, dst netip.AddrPort, o Options) Answer {
+	s, err := h.openUDP(ctx, dst, o)
 	if err != nil {
 		return Answer{Err: err}
 	}
@@ -278,12 +296,36 @@ func probeUDP(ctx context.Context, dst netip.AddrPort, o Options) Answer {
 	return s.exchange(dst, []byte("?\n"), func(reply []byte) ([]byte, bool) { return reply, true })
 }
 
+// openUDP opens a UDP socket; unless a source port is given, it takes the next one that is free.
+func (h *Host) openUDP(ctx context.Context, dst netip.AddrPort, o Options) (socket, error) {
+	if o.SourcePort != 0 {
+		return open(ctx, dst.Addr(), unix.SOCK_DGRAM, 0, o)
+	}
+	for range portCount {
+		o.SourcePort = h.nextPort()
+		s, err := open(ctx, dst.Addr(), unix.SOCK_DGRAM, 0, o)
+		if !errors.Is(err, unix.EADDRINUSE) {
+			return s, err
+		}
+	}
+	return socket{}, fmt.Errorf("find a source port: %w", unix.EADDRINUSE)
+}
+
+// firstPort and portCount are the kernel's own range of ports for clients.
+const (
+	firstPort = 32768
+	portCount = 28232
+)
+
+// nextPort returns the ports of the range in turn.
+func (h *Host) nextPort() uint16 { return uint16(firstPort + (h.ports.Add(1)-1)%portCount) }
+
 // probeSCTP sends an INIT and waits for its INIT ACK. An ABORT is passed over: on a kernel that knows SCTP it is the
 // kernel that sends one, since it knows nothing of the raw sockets.
-func probeSCTP(ctx context.Context, dst netip.AddrPort, o Options) Answer {
+func (h *Host) probeSCTP(ctx context.Context, dst netip.AddrPort, o Options) Answer {
 	port := o.SourcePort
 	if port == 0 {
-		port = uint16(32768 + rand.IntN(28232)) // the kernel's own range of ports
+		port = h.nextPort()
 	}
 	o.SourcePort = 0 // a raw socket has no port
 	s, err := open(ctx, dst.Addr(), unix.SOCK_RAW, unix.IPPROTO_SCTP, o)

@@ -88,7 +88,7 @@ func (s socket) await(events int16) error {
 }
 
 // pending returns and clears the socket's error. It also knows an error that a connecting TCP socket only noted,
-// because the answer came while the socket was still busy sending; on a veth pair it always does. Such a socket would
+// because the answer came while the socket was still busy sending; on a veth pair it mostly does. Such a socket would
 // otherwise wait for its second SYN, a second later, to be refused.
 func (s socket) pending() error {
 	number, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR)

@@ -127,17 +127,48 @@ func (s side) up() error {
 // awaitUp returns when the device can send. The kernel activates the end that was started first in a work queue, and
 // drops what is sent before. Asking for a link waits for that work since Linux 6.8, so one round is the rule.
 func (s side) awaitUp() error {
-	for range 1000 {
+	name := s.link.Attrs().Name
+	return await(name+" up", func() (bool, error) {
 		link, err := s.LinkByIndex(s.link.Attrs().Index)
-		if err != nil {
-			return fmt.Errorf("read %s: %w", s.link.Attrs().Name, err)
+		return err == nil && link.Attrs().OperState == netlink.OperUp, err
+	})
+}
+
+// awaitLocal returns when the host takes packets for its IPv6 address. Even without duplicate address detection, the
+// kernel enters the address into its table of local routes in a work queue, after it has acknowledged the address.
+func (h *Host) awaitLocal(addrs ...netip.Addr) error {
+	handle, err := h.netlink()
+	if err != nil {
+		return err
+	}
+	defer handle.Close()
+	for _, addr := range addrs {
+		if addr.Is4() {
+			continue
 		}
-		if link.Attrs().OperState == netlink.OperUp {
-			return nil
+		err := await(addr.String()+" local", func() (bool, error) {
+			routes, err := handle.RouteGet(addr.AsSlice())
+			if errors.Is(err, unix.ENETUNREACH) {
+				return false, nil
+			}
+			return err == nil && len(routes) == 1 && routes[0].Type == unix.RTN_LOCAL, err
+		})
+		if err != nil {
+			return fmt.Errorf("address %s: %w", h.Name, err)
+		}
+	}
+	return nil
+}
+
+// await asks until the answer is yes, for what the kernel announces to nobody. After a second it gives up.
+func await(what string, ready func() (bool, error)) error {
+	for range 1000 {
+		if yes, err := ready(); err != nil || yes {
+			return err
 		}
 		time.Sleep(time.Millisecond)
 	}
-	return fmt.Errorf("await %s: device does not come up: %w", s.link.Attrs().Name, os.ErrDeadlineExceeded)
+	return fmt.Errorf("await %s: %w", what, os.ErrDeadlineExceeded)
 }
 
 // routeHere gives the host its addresses and its default routes to the node's hardware address.
