@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/events"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
@@ -91,9 +93,10 @@ type daemon struct {
 	health   *health.Health
 	metrics  *metrics.Metrics
 	registry *prometheus.Registry
-	recorder events.EventBroadcasterAdapter
+	recorder events.EventBroadcaster
 	reporter *report.Reporter
 	families []model.Family
+	flows    *conntrack.Reconciler
 	started  time.Time
 }
 
@@ -110,6 +113,9 @@ func newDaemon(ctx context.Context, c *config) (*daemon, error) {
 	metrics.RegisterProcess(d.registry)
 	d.health = health.New(health.Config{
 		Timeout: 2 * c.syncEvery, Now: time.Now, Families: d.families, NoNode: c.manifests != "", Counter: d.metrics,
+	})
+	d.flows = conntrack.New(conntrack.Config{
+		Metrics: d.metrics, Open: func() (conntrack.Table, error) { return conntrack.OpenNetlink() },
 	})
 	if err := d.openSource(logger); err != nil {
 		return nil, err
@@ -132,8 +138,8 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("connect to the API server: %w", err)
 	}
-	d.recorder = events.NewEventBroadcasterAdapter(client)
-	d.reporter = report.New(logger, d.recorder.NewRecorder("kube-nftproxy"))
+	d.recorder = events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
+	d.reporter = report.New(logger, d.recorder.NewRecorder(scheme.Scheme, "kube-nftproxy"))
 	cfg.Report, cfg.Client = d.reporter.Problem, client
 	d.source, err = watch.NewInformers(cfg)
 	return err
@@ -166,8 +172,10 @@ func (d *daemon) run(ctx context.Context) error {
 		})
 	}
 	if d.recorder != nil {
-		d.recorder.StartRecordingToSink(ctx.Done())
 		defer d.recorder.Shutdown()
+		if err := d.recorder.StartRecordingToSinkWithContext(ctx); err != nil {
+			return fmt.Errorf("record events: %w", err)
+		}
 	}
 	part("healthz", func(ctx context.Context) error {
 		return health.Serve(ctx, d.healthzAddress, d.health.Handler(), health.RetryInterval, d.bindHardFail)
@@ -177,6 +185,7 @@ func (d *daemon) run(ctx context.Context) error {
 	})
 	part("addresses", func(ctx context.Context) error { return host.FollowAddresses(ctx, d.tracker.Node) })
 	part("watch", d.source.Run)
+	part("conntrack", func(ctx context.Context) error { d.flows.Run(ctx); return nil })
 	part("proxy", d.proxy)
 	wg.Wait()
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
@@ -201,7 +210,7 @@ func (d *daemon) proxy(ctx context.Context) error {
 	return proxy.New(proxy.Config{
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: plan.New(options),
 		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(d.minSync, d.syncEvery, d.syncEvery),
-		Checks: health.NewServices(d.health.Healthy, d.reporter.Problem), Families: d.families, NodeName: d.nodeName, NodePorts: nodePorts, Report: d.reporter.Problem, Now: time.Now,
+		Flows: d.flows, Checks: health.NewServices(d.health.Healthy, d.reporter.Problem), Families: d.families, NodeName: d.nodeName, NodePorts: nodePorts, Report: d.reporter.Problem, Now: time.Now,
 	}).Run(ctx)
 }
 

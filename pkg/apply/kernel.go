@@ -110,6 +110,7 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 		return Result{Kind: Nothing}, nil
 	}
 	if len(c.Grown) > 0 {
+		k.known = false
 		p.Untrack()
 		return k.rewrite(p, outgrown(c.Grown))
 	}
@@ -159,7 +160,7 @@ func outgrown(sets []*nft.Set) string {
 	for _, s := range sets {
 		names = append(names, s.Family.String()+" "+s.Name)
 	}
-	return "no more room in " + strings.Join(names, ", ")
+	return "little room left in " + strings.Join(names, ", ")
 }
 
 // table names a family's table.

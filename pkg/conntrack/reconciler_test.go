@@ -35,6 +35,9 @@ func (f *fakeTable) Delete(_ context.Context, family model.Family, udp bool, sta
 		return out, f.err
 	}
 	for i := range f.flows {
+		if model.FamilyOf(f.flows[i].Destination.Addr()) != family {
+			continue
+		}
 		out.Seen++
 		if stale(&f.flows[i]) {
 			out.Deleted++
@@ -110,7 +113,7 @@ func TestRequestsBecomeOnePass(t *testing.T) {
 		// Nothing is remembered.
 		r.Request(removed(model.UDP, "10.96.0.9:53"))
 		time.Sleep(time.Second)
-		f.expect(t, append(want, "10.12s IPv4 udp=true deleted=0")...)
+		f.expect(t, append(want, "10.22s IPv4 udp=true deleted=0")...)
 	})
 }
 

@@ -74,7 +74,9 @@ func serveOnce(ctx context.Context, handler http.Handler, listen func() (net.Lis
 	case err = <-failed:
 	case <-ctx.Done():
 		err = shut(ctx, server)
-		<-failed
+		if served := <-failed; !errors.Is(served, http.ErrServerClosed) {
+			err = errors.Join(err, served)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("serve HTTP on %v: %w", l.Addr(), errors.Join(err, server.Close()))

@@ -166,7 +166,7 @@ func TestBuildEverything(t *testing.T) {
 			{Name: PortName{name, "dns"}, Protocol: UDP, Family: IPv4, Frontends: v4Fronts(53, 30053, UDP)},
 			{Name: PortName{name, "web"}, Protocol: TCP, Family: IPv6, Frontends: v6Fronts(80, 30080, TCP)},
 			{Name: PortName{name, "dns"}, Protocol: UDP, Family: IPv6, Frontends: v6Fronts(53, 30053, UDP), HasEndpoints: true,
-				Cluster: ap("[fd01::1]:5353")},
+				Cluster: ap("[fd01::1]:5353"), Serving: ap("[fd01::1]:5353")},
 		},
 	}
 	if diff := cmp.Diff(want, build(t, dual(), v4, nil, v6), exact); diff != "" {

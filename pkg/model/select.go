@@ -306,6 +306,10 @@ func (sp *ServicePort) choose(endpoints []endpoint) {
 	sp.Cluster = pick(endpoints, inCluster)
 	sp.Local = pick(endpoints, inLocal, sp.Cluster)
 	sp.Hairpin = pick(endpoints, hairpin, sp.Cluster, sp.Local)
+	if sp.Protocol == UDP {
+		goesOn := func(e *endpoint) bool { return e.has(ready) || e.has(serving) }
+		sp.Serving = pick(endpoints, goesOn, sp.Cluster, sp.Local)
+	}
 }
 
 // policies says whether any frontend needs endpoints of policy Cluster, and of policy Local.

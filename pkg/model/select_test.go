@@ -3,6 +3,7 @@ package model
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -179,5 +180,35 @@ func TestManyPorts(t *testing.T) {
 		if diff := cmp.Diff(want, sp.Cluster, exact); diff != "" {
 			t.Errorf("port %s (-want +got):\n%s", sp.Name, diff)
 		}
+	}
+}
+
+// A UDP flow may go on with any endpoint that is ready or serving, whatever else is said of it.
+func TestServingIsForFlowsThatHaveBegun(t *testing.T) {
+	yes, no := true, false
+	port, name, udp := int32(53), "", corev1.ProtocolUDP
+	zone := "elsewhere"
+	slice := &discoveryv1.EndpointSlice{
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &udp}},
+		Endpoints: []discoveryv1.Endpoint{
+			{Addresses: []string{"10.1.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes},
+				Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}}},
+			{Addresses: []string{"10.1.0.2"}, Conditions: discoveryv1.EndpointConditions{Ready: &no, Serving: &yes, Terminating: &yes}},
+			{Addresses: []string{"10.1.0.3"}, Conditions: discoveryv1.EndpointConditions{Ready: &no, Serving: &no}},
+			{Addresses: []string{"10.1.0.4"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &no}},
+		},
+	}
+	svc := &corev1.Service{Spec: corev1.ServiceSpec{ClusterIP: "10.0.0.1", Ports: []corev1.ServicePort{{Port: 53, Protocol: udp}}}}
+	got := Build(svc, []*discoveryv1.EndpointSlice{slice}, Node{Name: "n", Zone: "here"}, Options{})
+	want := []netip.AddrPort{
+		netip.MustParseAddrPort("10.1.0.1:53"), netip.MustParseAddrPort("10.1.0.2:53"), netip.MustParseAddrPort("10.1.0.4:53"),
+	}
+	if !slices.Equal(got.Ports[0].Serving, want) {
+		t.Errorf("Serving = %v, want %v", got.Ports[0].Serving, want)
+	}
+	svc.Spec.Ports[0].Protocol, slice.Ports[0].Protocol = corev1.ProtocolTCP, nil
+	if got := Build(svc, []*discoveryv1.EndpointSlice{slice}, Node{Name: "n"}, Options{}); got.Ports[0].Serving != nil {
+		t.Errorf("Serving of a TCP port = %v, want nothing: no TCP flow is ever cut", got.Ports[0].Serving)
 	}
 }

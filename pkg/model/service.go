@@ -123,6 +123,9 @@ type ServicePort struct {
 	Cluster, Local []netip.AddrPort
 	// Hairpin holds the endpoints of Cluster and Local that are pods of this node: these may reach themselves.
 	Hairpin []netip.AddrPort
+	// Serving holds, for UDP only, every endpoint with which a flow that has begun may go on: ready or serving,
+	// terminating or not, whatever policies and topology say; sorted and free of duplicates.
+	Serving []netip.AddrPort
 	// HasEndpoints says that some endpoint is usable somewhere in the cluster: where it is set, a frontend without
 	// endpoints for its policy drops; where it is not, it rejects.
 	HasEndpoints bool

@@ -74,7 +74,12 @@ func (c *Conn) growSendBuffer(n int) error {
 	if need <= c.sndbuf {
 		return nil
 	}
-	if err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, need); err != nil {
+	err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, need)
+	if err == unix.EPERM {
+		// In a user namespace, as of a rootless node, the limit is net.core.wmem_max.
+		err = unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, need)
+	}
+	if err != nil {
 		return fmt.Errorf("set send buffer to %d bytes: %w", need, err)
 	}
 	got, err := unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
@@ -83,7 +88,7 @@ func (c *Conn) growSendBuffer(n int) error {
 	}
 	// The kernel reports twice what was asked for, and netlink compares a message's length with this.
 	if got < need {
-		return fmt.Errorf("set send buffer: asked for %d bytes, got %d", need, got)
+		return fmt.Errorf("set send buffer: asked for %d bytes, got %d (net.core.wmem_max may be too small)", need, got)
 	}
 	c.sndbuf = need
 	return nil

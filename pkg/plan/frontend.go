@@ -14,8 +14,10 @@ type port struct {
 	family    model.Family
 	frontends []model.Frontend
 	// lists are the endpoints of both policies, each in the order of its slots.
-	lists        [lists][]netip.AddrPort
-	hairpin      []netip.AddrPort
+	lists   [lists][]netip.AddrPort
+	hairpin []netip.AddrPort
+	// serving are the endpoints with which a UDP flow that has begun may go on, sorted.
+	serving      []netip.AddrPort
 	hasEndpoints bool
 	// timeout is that of affinity in seconds; with it go the ids.
 	timeout uint32

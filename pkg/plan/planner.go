@@ -32,6 +32,9 @@ type Planner struct {
 	// ranges are elements that stand for this node and the cluster, not for a Service.
 	ranges map[*nft.Set][]*nft.Element
 
+	// flows are the UDP frontends whose flows may have to go, since somebody last asked.
+	flows map[model.Key]struct{}
+
 	digests [2]uint64
 	counts  map[*nft.Set]int
 	layout  [2]uint64
@@ -75,6 +78,7 @@ func New(o Options) *Planner {
 		uses:     map[use]int{},
 		chains:   map[classKey]int{},
 		ranges:   map[*nft.Set][]*nft.Element{},
+		flows:    map[model.Key]struct{}{},
 		counts:   map[*nft.Set]int{},
 	}
 	for _, f := range o.Families {
@@ -142,7 +146,7 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 		}
 		n := &port{
 			name: sp.Name, protocol: sp.Protocol, family: sp.Family, frontends: sp.Frontends,
-			hairpin: sp.Hairpin, hasEndpoints: sp.HasEndpoints,
+			hairpin: sp.Hairpin, serving: sp.Serving, hasEndpoints: sp.HasEndpoints,
 		}
 		before := old.port(n.id())
 		for ls, endpoints := range [lists][]netip.AddrPort{sp.Cluster, sp.Local} {
@@ -197,6 +201,7 @@ func (p *Planner) winners(old, now *service) []contest {
 		s.eachFrontend(func(c claim) {
 			if _, ok := seen[c.frontend.Key]; !ok {
 				seen[c.frontend.Key] = struct{}{}
+				p.touchFlows(c.frontend.Key)
 				out = append(out, contest{c.frontend.Key, p.winner(c.frontend.Key)})
 			}
 		})

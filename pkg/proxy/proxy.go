@@ -58,6 +58,8 @@ type Config struct {
 	NodePorts NodePortAddresses
 	// Checks answers load balancers that ask for local endpoints.
 	Checks *health.Services
+	// Flows deletes flows that keep traffic from where it belongs now.
+	Flows Flows
 	// Report is told of everything in the API that could not be used.
 	Report func(model.Problem)
 	Now    func() time.Time
@@ -210,6 +212,7 @@ func (p *Proxy) succeeded(r apply.Result, outcome metrics.SyncResult) {
 		p.Metrics.Programmed(outcome.End.Sub(t))
 	}
 	p.unprogrammed = nil
+	p.syncFlows(r.Kind)
 	p.syncChecks()
 	switch r.Kind {
 	case apply.Adopted:

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -130,12 +131,34 @@ func (k *fakeKernel) held() (list []string, syncs int) {
 	return list, k.syncs
 }
 
+// fakeFlows keeps what was asked for.
+type fakeFlows struct {
+	mu       sync.Mutex
+	requests []*conntrack.Desired
+}
+
+func (f *fakeFlows) Request(d *conntrack.Desired) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.requests = append(f.requests, d)
+}
+
+// take returns the requests since the last call.
+func (f *fakeFlows) take() []*conntrack.Desired {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	taken := f.requests
+	f.requests = nil
+	return taken
+}
+
 // bench holds a proxy on fakes.
 type bench struct {
 	*Proxy
 	source   *fakeSource
 	kernel   *fakeKernel
 	registry *prometheus.Registry
+	flows    *fakeFlows
 	mu       sync.Mutex
 	problems []model.Problem
 }
@@ -149,6 +172,7 @@ func newBench() *bench {
 		},
 		kernel:   &fakeKernel{},
 		registry: prometheus.NewRegistry(),
+		flows:    &fakeFlows{},
 	}
 	b.Proxy = New(Config{
 		Source: b.source, Tracker: track.New(time.Now(), time.Now), Kernel: b.kernel,
@@ -157,6 +181,7 @@ func newBench() *bench {
 		Schedule: schedule.New(time.Second, 30*time.Second, 30*time.Second), Families: model.Families[:], NodeName: "node-1",
 		NodePorts: NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }},
 		Now:       time.Now,
+		Flows:     b.flows,
 		Checks:    health.NewServices(func() bool { return true }, func(model.Problem) {}),
 		Report: func(p model.Problem) {
 			b.mu.Lock()
@@ -361,4 +386,58 @@ func TestProblemsAndConflictsAreReportedOnce(t *testing.T) {
 			t.Errorf("want a conflict reported of the younger Service svc-2, got %+v", b.problems)
 		}
 	})
+}
+
+func TestFlowsOfChangedFrontendsAreLookedAt(t *testing.T) {
+	run(t, func(b *bench) {
+		udp := func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }
+		to := func(server string) *conntrack.Flow {
+			return &conntrack.Flow{Protocol: model.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("10.244.9.9:1234"),
+				Destination: netip.MustParseAddrPort("10.96.0.2:80"), Server: netip.MustParseAddrPort(server)}
+		}
+		name := b.set(1, 0, udp)
+		b.setProtocol(name, corev1.ProtocolUDP, "10.244.1.1", "10.244.1.2")
+		close(b.source.synced)
+		synctest.Wait()
+		first := b.flows.take()
+		if len(first) != 1 || !first[0].Undnated {
+			t.Fatalf("after the first sync: %+v, want one request for all flows", first)
+		}
+		b.set(2, 1)
+		time.Sleep(5 * time.Second)
+		if got := b.flows.take(); len(got) != 0 {
+			t.Errorf("a TCP Service led to %d requests", len(got))
+		}
+		b.setProtocol(name, corev1.ProtocolUDP, "10.244.1.2")
+		time.Sleep(5 * time.Second)
+		got := b.flows.take()
+		if len(got) != 1 || got[0].Undnated || !got[0].Stale(to("10.244.1.1:8080")) || got[0].Stale(to("10.244.1.2:8080")) {
+			t.Errorf("after an endpoint went: %+v, want one request in which only its flows are stale", got)
+		}
+		b.source.mu.Lock()
+		delete(b.source.services, name)
+		b.source.mu.Unlock()
+		b.Tracker.Service(name)
+		time.Sleep(5 * time.Second)
+		if got := b.flows.take(); len(got) != 1 || !got[0].Stale(to("10.244.1.2:8080")) {
+			t.Errorf("after the Service went: %+v, want one request in which its flows are stale", got)
+		}
+	})
+}
+
+// setProtocol replaces a Service's slices by one with the given endpoints.
+func (b *bench) setProtocol(name types.NamespacedName, protocol corev1.Protocol, addrs ...string) {
+	portName, port := "http", int32(8080)
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name + "-1"},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &portName, Protocol: &protocol, Port: &port}},
+	}
+	for _, a := range addrs {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
+	}
+	b.source.mu.Lock()
+	b.source.slices[name] = []*discoveryv1.EndpointSlice{slice}
+	b.source.mu.Unlock()
+	b.Tracker.Slice(name, time.Time{})
 }

@@ -1,0 +1,743 @@
+package conntrack
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// enterNamespace gives the test a network namespace of its own, in which the addresses of pods are local and all
+// others are routed to nowhere. Its thread is never used again.
+func enterNamespace(t testing.TB) {
+	t.Helper()
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		if os.Getenv("REQUIRE_NETNS") != "" {
+			t.Fatalf("make a network namespace: %v", err)
+		}
+		t.Skipf("make a network namespace (needs root): %v", err)
+	}
+	for _, args := range []string{
+		"link set lo up", "link add out type veth peer name nowhere", "link set out arp off up", "link set nowhere arp off up",
+		"addr add 192.0.2.1/24 dev out", "-6 addr add 2001:db8::1/64 dev out nodad",
+		"route add default dev out", "-6 route add default dev out",
+		"route add local 10.244.0.0/16 dev lo",
+		"-6 addr add fd00:10:244::a/128 dev lo nodad", "-6 addr add fd00:10:244::b/128 dev lo nodad",
+	} {
+		run(t, "ip", strings.Fields(args)...)
+	}
+	// The kernel does both beside the request; until then it drops what is sent to the link, or to the addresses.
+	await(t, "state UP", "ip", "link", "show", "out")
+	for _, local := range []string{"fd00:10:244::a", "fd00:10:244::b", "2001:db8::1"} {
+		await(t, "local "+local+" ", "ip", "-6", "route", "show", "table", "local")
+	}
+	run(t, "nft", "add table inet nowhere; add chain inet nowhere c { type filter hook prerouting priority -400; }; "+
+		"add rule inet nowhere c iifname nowhere drop")
+}
+
+func run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}
+
+// await runs a command until its output contains what is wanted.
+func await(t testing.TB, want, name string, args ...string) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(run(t, name, args...), want); {
+		if time.Now().After(deadline) {
+			t.Fatalf("no %q from %s %v", want, name, args)
+		}
+	}
+}
+
+// A node is a namespace with our rules and one Service.
+type node struct {
+	testing.TB
+	kernel  *apply.Kernel
+	planner *plan.Planner
+	table   *Netlink
+}
+
+var nodeAddresses = [2]netip.Addr{addr("192.0.2.1"), addr("2001:db8::1")}
+
+func newNode(t testing.TB) *node {
+	t.Helper()
+	enterNamespace(t)
+	kernel, err := apply.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { kernel.Close() })
+	n := &node{TB: t, kernel: kernel, table: openTable(t), planner: plan.New(plan.Options{
+		Families: model.Families[:], MasqueradeMark: 0x4000,
+	})}
+	for _, f := range model.Families {
+		n.planner.SetNodeAddresses(f, []netip.Addr{nodeAddresses[f]})
+	}
+	return n
+}
+
+func openTable(t testing.TB) *Netlink {
+	t.Helper()
+	table, err := OpenNetlink()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { table.Close() })
+	return table
+}
+
+var service = types.NamespacedName{Namespace: "default", Name: "dns"}
+
+// frontends are the cluster IP, a load-balancer IP and a node port of a family.
+func frontends(f model.Family, p model.Protocol) []model.Frontend {
+	at := [2][]string{
+		{"10.96.0.1:53", "10.96.0.2:53", "0.0.0.0:30053"},
+		{"[fd00:10:96::1]:53", "[fd00:10:96::2]:53", "[::]:30053"},
+	}[f]
+	var out []model.Frontend
+	for i, kind := range []model.Kind{model.ClusterIP, model.LoadBalancer, model.NodePort} {
+		k := key(p, at[i])
+		k.Family = f
+		out = append(out, model.Frontend{Key: k, Kind: kind})
+	}
+	return out
+}
+
+// destinations are where clients send to reach the frontends.
+func destinations(f model.Family) []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, fe := range frontends(f, model.UDP) {
+		to := fe.Addr
+		if !to.IsValid() {
+			to = nodeAddresses[f]
+		}
+		out = append(out, netip.AddrPortFrom(to, fe.Port))
+	}
+	return out
+}
+
+// serve programs the Service with these endpoints of one family and returns what the reconciler has to know of it.
+func (n *node) serve(f model.Family, p model.Protocol, endpoints ...netip.AddrPort) *Desired {
+	n.Helper()
+	d := &Desired{}
+	sp := &model.ServicePort{
+		Name: model.PortName{NamespacedName: service}, Protocol: p, Family: f, Cluster: endpoints,
+		HasEndpoints: len(endpoints) > 0, Frontends: frontends(f, p),
+	}
+	n.planner.Set(service, &model.Service{Name: service, Ports: []*model.ServicePort{sp}})
+	if _, err := n.kernel.Sync(n.planner); err != nil {
+		n.Fatal(err)
+	}
+	for _, fe := range sp.Frontends {
+		d.Frontend(fe.Key, endpoints)
+	}
+	d.NodeAddresses(f, []netip.Addr{nodeAddresses[f]})
+	return d
+}
+
+// pass deletes what is stale and checks how much that is.
+func (n *node) pass(f model.Family, d *Desired, deleted int) {
+	n.Helper()
+	out, err := n.table.Delete(n.Context(), f, !d.Undnated, d.Stale)
+	if err != nil {
+		n.Fatal(err)
+	}
+	if out.Deleted != deleted {
+		n.Errorf("%d flows deleted of %d seen, want %d\n%s", out.Deleted, out.Seen, deleted, n.entries())
+	}
+}
+
+func (n *node) entries() string {
+	if _, err := exec.LookPath("conntrack"); err != nil {
+		return ""
+	}
+	return run(n, "conntrack", "-L") + run(n, "conntrack", "-L", "-f", "ipv6")
+}
+
+// pod starts a server that answers every packet with its own address.
+func (n *node) pod(f model.Family, i int) netip.AddrPort {
+	n.Helper()
+	at := addrPort([...]string{fmt.Sprintf("10.244.0.%d:5353", i), fmt.Sprintf("[fd00:10:244::%x]:5353", i)}[f])
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() { conn.Close() })
+	go func() {
+		var b [16]byte
+		for {
+			_, from, err := conn.ReadFromUDPAddrPort(b[:])
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				_, _ = conn.WriteToUDPAddrPort([]byte(at.String()), from)
+			}
+		}
+	}()
+	return at
+}
+
+// clients opens a socket for every frontend.
+func (n *node) clients(f model.Family) []*net.UDPConn {
+	n.Helper()
+	var out []*net.UDPConn
+	for _, to := range destinations(f) {
+		conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+		if err != nil {
+			n.Fatal(err)
+		}
+		n.Cleanup(func() { conn.Close() })
+		out = append(out, conn)
+	}
+	return out
+}
+
+const (
+	refused  = "refused"
+	noAnswer = "no answer"
+)
+
+// ask sends one packet and returns who answered it.
+func (n *node) ask(c *net.UDPConn, patience time.Duration) string {
+	n.Helper()
+	// Rules that refuse or drop a packet of this node say so to the sender too.
+	if _, err := c.Write([]byte("who")); err != nil && !errors.Is(err, unix.EPERM) {
+		n.Fatalf("write to %s: %v", c.RemoteAddr(), err)
+	}
+	_ = c.SetReadDeadline(time.Now().Add(patience))
+	b := make([]byte, 64)
+	size, err := c.Read(b)
+	switch {
+	case errors.Is(err, unix.ECONNREFUSED):
+		return refused
+	case err != nil:
+		return noAnswer
+	}
+	return string(b[:size])
+}
+
+func (n *node) expect(clients []*net.UDPConn, want string) {
+	n.Helper()
+	patience := 5 * time.Second
+	if want == noAnswer {
+		patience = 50 * time.Millisecond
+	}
+	for _, c := range clients {
+		if got := n.ask(c, patience); got != want {
+			n.Errorf("packet to %s: %s, want %s\n%s", c.RemoteAddr(), got, want, n.entries())
+		}
+	}
+}
+
+// trackBefore makes the kernel track connections, and decide about their translation, although our rules aren't there: as
+// rules of others do. (Where nobody has chains of type nat, later ones are asked about unanswered flows from before as
+// well; they can refuse but no longer translate.)
+func (n *node) trackBefore() {
+	run(n, "nft", "add table inet other; add chain inet other c { type nat hook output priority -100; }; "+
+		"add chain inet other d { type nat hook postrouting priority 100; }; add rule inet other c ct state new counter")
+}
+
+func forFamilies(t *testing.T, f func(n *node, f model.Family)) {
+	for _, family := range model.Families {
+		t.Run(family.String(), func(t *testing.T) { f(newNode(t), family) })
+	}
+}
+
+func TestClientFollowsReplacedEndpoint(t *testing.T) {
+	forFamilies(t, func(n *node, f model.Family) {
+		a, b := n.pod(f, 10), n.pod(f, 11)
+		n.pass(f, n.serve(f, model.UDP, a), 0)
+		clients := n.clients(f)
+		n.expect(clients, a.String())
+		d := n.serve(f, model.UDP, b)
+		n.expect(clients, a.String())
+		n.pass(f, d, len(clients))
+		n.expect(clients, b.String())
+		n.pass(f, d, 0)
+	})
+}
+
+func TestRemainingEndpointKeepsItsClients(t *testing.T) {
+	forFamilies(t, func(n *node, f model.Family) {
+		a, b := n.pod(f, 10), n.pod(f, 11)
+		n.serve(f, model.UDP, a)
+		clients := n.clients(f)
+		n.expect(clients, a.String())
+		n.pass(f, n.serve(f, model.UDP, a, b), 0)
+		n.expect(clients, a.String())
+	})
+}
+
+func TestClientOfServiceScaledToZeroIsRefused(t *testing.T) {
+	forFamilies(t, func(n *node, f model.Family) {
+		a := n.pod(f, 10)
+		n.serve(f, model.UDP, a)
+		clients := n.clients(f)
+		n.expect(clients, a.String())
+		n.pass(f, n.serve(f, model.UDP), len(clients))
+		n.expect(clients, refused)
+		n.pass(f, n.serve(f, model.UDP, a), 0)
+		n.expect(clients, a.String())
+	})
+}
+
+func TestClientFindsFirstEndpoint(t *testing.T) {
+	forFamilies(t, func(n *node, f model.Family) {
+		n.trackBefore()
+		clients := n.clients(f)[:2]
+		n.expect(clients, noAnswer)
+		d := n.serve(f, model.UDP)
+		n.expect(clients, noAnswer)
+		n.pass(f, d, len(clients))
+		n.expect(clients, refused)
+		a := n.pod(f, 10)
+		n.pass(f, n.serve(f, model.UDP, a), 0)
+		n.expect(clients, a.String())
+	})
+}
+
+func TestClientFromBeforeTheRulesIsServed(t *testing.T) {
+	forFamilies(t, func(n *node, f model.Family) {
+		n.trackBefore()
+		clients := n.clients(f)[:2]
+		n.expect(clients, noAnswer)
+		a := n.pod(f, 10)
+		d := n.serve(f, model.UDP, a)
+		n.expect(clients, noAnswer)
+		d.Undnated = true
+		n.pass(f, d, len(clients))
+		n.expect(clients, a.String())
+	})
+}
+
+func TestClientOfDeletedFrontendIsCutOff(t *testing.T) {
+	forFamilies(t, func(n *node, f model.Family) {
+		a := n.pod(f, 10)
+		n.serve(f, model.UDP, a)
+		clients := n.clients(f)
+		n.expect(clients, a.String())
+		n.planner.Set(service, nil)
+		if _, err := n.kernel.Sync(n.planner); err != nil {
+			n.Fatal(err)
+		}
+		n.expect(clients, a.String())
+		d := &Desired{}
+		for _, fe := range frontends(f, model.UDP) {
+			d.Gone(fe.Key)
+		}
+		d.NodeAddresses(f, []netip.Addr{nodeAddresses[f]})
+		n.pass(f, d, len(clients))
+		n.expect(clients[:2], noAnswer)
+		n.expect(clients[2:], refused)
+	})
+}
+
+func TestRunMovesClient(t *testing.T) {
+	n := newNode(t)
+	f := model.IPv4
+	a, b := n.pod(f, 10), n.pod(f, 11)
+	counted := make(counter, 1)
+	r := New(Config{Open: func() (Table, error) { return unclosed{n.table}, nil }, Metrics: counted})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.Run(n.Context())
+	}()
+	t.Cleanup(func() { <-done })
+	n.serve(f, model.UDP, a)
+	clients := n.clients(f)
+	n.expect(clients, a.String())
+	r.Request(n.serve(f, model.UDP, b))
+	if got := <-counted; got != len(clients) {
+		t.Errorf("%d flows deleted, want %d", got, len(clients))
+	}
+	n.expect(clients, b.String())
+}
+
+type counter chan int
+
+func (c counter) FlowsDeleted(_ model.Family, _ time.Duration, deleted int) { c <- deleted }
+
+type unclosed struct{ *Netlink }
+
+func (unclosed) Close() error { return nil }
+
+func TestEstablishedTCPIsLeftAlone(t *testing.T) {
+	forFamilies(t, func(n *node, f model.Family) {
+		at := addrPort([...]string{"10.244.0.10:5353", "[fd00:10:244::a]:5353"}[f])
+		listener := n.echo(at)
+		n.serve(f, model.TCP, at)
+		var conns []net.Conn
+		for _, to := range destinations(f) {
+			conn, err := net.Dial("tcp", to.String())
+			if err != nil {
+				n.Fatal(err)
+			}
+			n.Cleanup(func() { conn.Close() })
+			n.echoes(conn)
+			conns = append(conns, conn)
+		}
+		_ = listener.Close()
+		d := n.serve(f, model.TCP, netip.AddrPortFrom(at.Addr().Next(), at.Port()))
+		d.Undnated = true
+		n.pass(f, d, 0)
+		d = n.serve(f, model.TCP)
+		d.Undnated = true
+		n.pass(f, d, 0)
+		d = &Desired{Undnated: true}
+		for _, fe := range frontends(f, model.TCP) {
+			d.Gone(fe.Key)
+		}
+		n.pass(f, d, 0)
+		for _, conn := range conns {
+			n.echoes(conn)
+		}
+	})
+}
+
+// A connection that somebody accepted at the frontend's address before there were rules isn't ours to cut.
+func TestUntranslatedTCPThatIsEstablishedIsLeftAlone(t *testing.T) {
+	n := newNode(t)
+	n.trackBefore()
+	n.echo(addrPort("192.0.2.1:30053"))
+	conn, err := net.Dial("tcp", "192.0.2.1:30053")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	n.echoes(conn)
+	d := n.serve(model.IPv4, model.TCP, addrPort("10.244.0.10:5353"))
+	d.Undnated = true
+	n.pass(model.IPv4, d, 0)
+	n.echoes(conn)
+}
+
+func TestConnectFromBeforeTheRulesSucceeds(t *testing.T) {
+	n := newNode(t)
+	n.trackBefore()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	vip := destinations(model.IPv4)[0]
+	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: vip.Addr().As4(), Port: int(vip.Port())}); err != unix.EINPROGRESS {
+		t.Fatalf("connect: %v, want that it is in progress", err)
+	}
+	at := addrPort("10.244.0.10:5353")
+	n.echo(at)
+	d := n.serve(model.IPv4, model.TCP, at)
+	n.pass(model.IPv4, d, 0)
+	d.Undnated = true
+	n.pass(model.IPv4, d, 1)
+	// The SYN is repeated after a second.
+	events := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+	if count, err := unix.Poll(events, 10_000); err != nil || count != 1 {
+		t.Fatalf("wait for the connection: %d, %v\n%s", count, err, n.entries())
+	}
+	if errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || errno != 0 {
+		t.Errorf("connect: %v, %v", unix.Errno(errno), err)
+	}
+}
+
+func (n *node) echo(at netip.AddrPort) net.Listener {
+	n.Helper()
+	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				_, _ = io.Copy(conn, conn)
+			}()
+		}
+	}()
+	return listener
+}
+
+func (n *node) echoes(conn net.Conn) {
+	n.Helper()
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	sent, got := []byte("hello"), make([]byte, 5)
+	if _, err := conn.Write(sent); err != nil {
+		n.Fatalf("write to %s: %v", conn.RemoteAddr(), err)
+	}
+	if _, err := io.ReadFull(conn, got); err != nil || !bytes.Equal(sent, got) {
+		n.Fatalf("connection to %s echoed %q, %v", conn.RemoteAddr(), got, err)
+	}
+}
+
+// insert makes entries in the kernel's table, translated to server where that is valid.
+func insert(t testing.TB, n *Netlink, flows func(yield func(Flow, uint16) bool)) {
+	t.Helper()
+	const assured, confirmed, timeout = 1 << 2, 1 << 3, 7
+	var b batch
+	flush := func() {
+		if b.count == 0 {
+			return
+		}
+		if refused, err := n.write.sendBatch(&b); err != nil || refused > 0 {
+			t.Fatalf("insert entries: %d refused: %v", refused, err)
+		}
+		b.reset()
+	}
+	for f, zone := range flows {
+		b.last = len(b.buf)
+		b.buf = appendHeader(b.buf, unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_CREATE|unix.NLM_F_EXCL, nfFamily(model.FamilyOf(f.Source.Addr())), n.write.nextSeq())
+		b.buf = appendTuple(b.buf, attrTupleOrig, f.Protocol, f.Source, f.Destination)
+		b.buf = appendTuple(b.buf, attrTupleReply, f.Protocol, f.Server, f.Source)
+		b.buf = appendAttribute(b.buf, attrStatus, binary.BigEndian.AppendUint32(nil, statusReplied|assured|confirmed))
+		b.buf = appendAttribute(b.buf, timeout, binary.BigEndian.AppendUint32(nil, 3600))
+		if zone != 0 {
+			b.buf = appendAttribute(b.buf, attrZone, binary.BigEndian.AppendUint16(nil, zone))
+		}
+		if f.Protocol == model.TCP {
+			b.buf = appendEstablished(b.buf)
+		}
+		binary.NativeEndian.PutUint32(b.buf[b.last:], uint32(len(b.buf)-b.last))
+		if b.count++; b.count == 128 {
+			flush()
+		}
+	}
+	flush()
+}
+
+func appendEstablished(b []byte) []byte {
+	const protoInfo, infoTCP, tcpState, established = 4, 1, 1, 3
+	state := appendAttribute(nil, tcpState, []byte{established})
+	return appendAttribute(b, protoInfo|nested, appendAttribute(nil, infoTCP|nested, state))
+}
+
+func appendTuple(b []byte, typ uint16, p model.Protocol, src, dst netip.AddrPort) []byte {
+	family := 2 * uint16(model.FamilyOf(src.Addr()))
+	ip := appendAttribute(appendAttribute(nil, 1+family, src.Addr().AsSlice()), 2+family, dst.Addr().AsSlice())
+	proto := appendAttribute(nil, protoNumber, []byte{byte(p)})
+	proto = appendAttribute(proto, protoSourcePort, binary.BigEndian.AppendUint16(nil, src.Port()))
+	proto = appendAttribute(proto, protoDestinationPort, binary.BigEndian.AppendUint16(nil, dst.Port()))
+	return appendAttribute(b, typ|nested, appendAttribute(appendAttribute(nil, tupleIP|nested, ip), tupleProto|nested, proto))
+}
+
+// synthetic makes entries of many services: vip(i) has endpoints e of synthetic pods.
+func synthetic(p model.Protocol, services, each int) func(yield func(Flow, uint16) bool) {
+	return func(yield func(Flow, uint16) bool) {
+		for i := range services {
+			for j := range each {
+				f := Flow{
+					Protocol: p, Source: netip.AddrPortFrom(addr("10.245.0.1"), uint16(1024+j)),
+					Destination: syntheticVIP(i), Server: syntheticPod(i, j%10),
+				}
+				if !yield(f, 0) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func syntheticVIP(i int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), 53)
+}
+
+func syntheticPod(i, e int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte((i*10 + e) >> 8), byte(i*10 + e)}), 5353)
+}
+
+func TestManyEntries(t *testing.T) {
+	enterNamespace(t)
+	table := openTable(t)
+	const services, each = 40, 100
+	insert(t, table, synthetic(model.UDP, services, each))
+	insert(t, table, synthetic(model.TCP, services, each))
+	// The first endpoint of every service is gone.
+	d := &Desired{}
+	for i := range services {
+		d.Frontend(key(model.UDP, syntheticVIP(i).String()), list(i, 1))
+	}
+	for _, tc := range []struct {
+		name       string
+		udp        bool
+		unfiltered bool
+		seen       int
+		deleted    int
+	}{
+		{name: "kernel filters", udp: true, seen: services * each, deleted: services * each / 10},
+		{name: "again", udp: true, seen: services * each * 9 / 10},
+		{name: "old kernel", udp: true, unfiltered: true, seen: services*each*9/10 + services*each},
+		{name: "all protocols", seen: services*each*9/10 + services*each},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			table.unfiltered = tc.unfiltered
+			out, err := table.Delete(t.Context(), model.IPv4, tc.udp, d.Stale)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if out.Seen != tc.seen || out.Deleted != tc.deleted || out.Partial {
+				t.Errorf("got %+v, want %d seen, %d deleted", out, tc.seen, tc.deleted)
+			}
+		})
+	}
+}
+
+// list returns the endpoints of a synthetic service without the first ones.
+func list(i, without int) (out []netip.AddrPort) {
+	for e := without; e < 10; e++ {
+		out = append(out, syntheticPod(i, e))
+	}
+	return out
+}
+
+func TestEntryInAnotherZone(t *testing.T) {
+	enterNamespace(t)
+	table := openTable(t)
+	insert(t, table, func(yield func(Flow, uint16) bool) {
+		f := flow(model.UDP, "10.96.0.1:53", "10.244.0.10:53")
+		_ = yield(f, 0) && yield(f, 7)
+	})
+	var zones []uint16
+	out, err := table.Delete(t.Context(), model.IPv4, true, func(f *Flow) bool {
+		zones = append(zones, f.Zone)
+		return f.Zone == 7
+	})
+	if err != nil || out.Seen != 2 || out.Deleted != 1 {
+		t.Fatalf("got %+v, %v; want 2 seen, 1 deleted", out, err)
+	}
+	out, err = table.Delete(t.Context(), model.IPv4, true, func(f *Flow) bool { return f.Zone == 0 })
+	if err != nil || out.Seen != 1 || out.Deleted != 1 {
+		t.Errorf("got %+v, %v; want 1 seen, 1 deleted (zones %v)", out, err, zones)
+	}
+}
+
+// An entry that has gone meanwhile isn't counted and isn't an error.
+func TestEntryThatHasGone(t *testing.T) {
+	enterNamespace(t)
+	table, other := openTable(t), openTable(t)
+	insert(t, table, func(yield func(Flow, uint16) bool) { yield(flow(model.UDP, "10.96.0.1:53", "10.244.0.10:53"), 0) })
+	out, err := table.Delete(t.Context(), model.IPv4, true, func(*Flow) bool {
+		if out, err := other.Delete(t.Context(), model.IPv4, true, func(*Flow) bool { return true }); err != nil || out.Deleted != 1 {
+			t.Errorf("got %+v, %v; want 1 deleted", out, err)
+		}
+		return true
+	})
+	if err != nil || out.Deleted != 0 || out.Seen != 1 {
+		t.Errorf("got %+v, %v; want 1 seen, 0 deleted", out, err)
+	}
+}
+
+// An entry of the same addresses and ports that came after the one that was looked at stays.
+func TestEntryOfAnotherIDStays(t *testing.T) {
+	enterNamespace(t)
+	table := openTable(t)
+	f := flow(model.UDP, "10.96.0.1:53", "10.244.0.10:53")
+	insert(t, table, func(yield func(Flow, uint16) bool) { yield(f, 0) })
+	e := entry{
+		tuple: appendTuple(nil, attrTupleOrig, f.Protocol, f.Source, f.Destination),
+		id:    appendAttribute(nil, attrID, []byte{1, 2, 3, 4}),
+	}
+	table.batch = batch{family: unix.NFPROTO_IPV4}
+	table.batch.add(e, table.write.nextSeq())
+	var out Outcome
+	if err := table.deleteBatch(&out); err != nil || out.Deleted != 0 {
+		t.Errorf("got %+v, %v; want 0 deleted", out, err)
+	}
+	out, err := table.Delete(t.Context(), model.IPv4, true, func(*Flow) bool { return true })
+	if err != nil || out.Deleted != 1 {
+		t.Errorf("got %+v, %v; want 1 deleted", out, err)
+	}
+}
+
+// BenchmarkPass reads 100,000 entries; 1,000 services have lost one of ten endpoints, which is every tenth flow of theirs.
+func BenchmarkPass(b *testing.B) {
+	const services, each = 1000, 100
+	enterNamespace(b)
+	table := openTable(b)
+	if limit := run(b, "sysctl", "-n", "net.netfilter.nf_conntrack_max"); len(limit) < len("200000\n") {
+		b.Skipf("the kernel tracks only %s connections", strings.TrimSpace(limit))
+	}
+	d := &Desired{}
+	for i := range services {
+		d.Frontend(key(model.UDP, syntheticVIP(i).String()), list(i, 1))
+	}
+	for _, tc := range []struct {
+		name string
+		udp  bool
+	}{{"udp-only", true}, {"all", false}} {
+		b.Run(tc.name, func(b *testing.B) {
+			deleted, spent := 0, time.Duration(0)
+			b.ReportAllocs()
+			for b.Loop() {
+				b.StopTimer()
+				insertMissing(b, table, services, each)
+				before := processorTime(b)
+				b.StartTimer()
+				out, err := table.Delete(b.Context(), model.IPv4, tc.udp, d.Stale)
+				if err != nil {
+					b.Fatal(err)
+				}
+				deleted, spent = out.Deleted, spent+processorTime(b)-before
+				if out.Seen != services*each || deleted != services*each/10 {
+					b.Fatalf("got %+v", out)
+				}
+			}
+			b.ReportMetric(float64(deleted), "deleted/op")
+			b.ReportMetric(float64(spent.Milliseconds())/float64(b.N), "cpu-ms/op")
+		})
+	}
+}
+
+// processorTime is what this process has used, which tells more than the clock on a machine that does other things too.
+func processorTime(b *testing.B) time.Duration {
+	b.Helper()
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// insertMissing fills the table up.
+func insertMissing(b *testing.B, table *Netlink, services, each int) {
+	out, err := table.Delete(b.Context(), model.IPv4, true, func(*Flow) bool { return false })
+	if err != nil {
+		b.Fatal(err)
+	}
+	insert(b, table, func(yield func(Flow, uint16) bool) {
+		for f := range synthetic(model.UDP, services, each) {
+			if out.Seen > 0 && f.Server != syntheticPod(int(f.Destination.Addr().As4()[2])<<8|int(f.Destination.Addr().As4()[3]), 0) {
+				continue
+			}
+			if !yield(f, 0) {
+				return
+			}
+		}
+	})
+}

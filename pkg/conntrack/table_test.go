@@ -1,0 +1,115 @@
+package conntrack
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// payload builds what the kernel says of a flow.
+func payload(f Flow) []byte {
+	b := []byte{unix.NFPROTO_IPV4, 0, 0, 0}
+	b = appendTuple(b, attrTupleOrig, f.Protocol, f.Source, f.Destination)
+	b = appendTuple(b, attrTupleReply, f.Protocol, f.Server, f.Source)
+	var status uint32
+	if f.Replied {
+		status |= statusReplied
+	}
+	if f.DNAT {
+		status |= statusDNAT
+	}
+	b = appendAttribute(b, attrStatus, binary.BigEndian.AppendUint32(nil, status))
+	if f.Zone != 0 {
+		b = appendAttribute(b, attrZone, binary.BigEndian.AppendUint16(nil, f.Zone))
+	}
+	return appendAttribute(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
+}
+
+func TestParse(t *testing.T) {
+	v4, v6 := flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"), flow(model.TCP, "[fd00::1]:53", "[fd00::2]:5353")
+	v4.Replied, v4.ID, v6.Zone, v6.ID = true, 7, 9, 1<<31
+	for _, want := range []Flow{v4, v6} {
+		var got Flow
+		e, ok := parse(payload(want), &got)
+		if diff := cmp.Diff(want, got, cmpopts.EquateComparable(want.Source)); diff != "" || !ok {
+			t.Errorf("%v (-want +got):\n%s", ok, diff)
+		}
+		if len(e.tuple) == 0 || len(e.id) == 0 || len(e.zone) == 0 != (want.Zone == 0) {
+			t.Errorf("what names the entry: %v", e)
+		}
+	}
+}
+
+// Whatever is cut off, no entry comes out that would make a deletion without a tuple: that deletes everything.
+func TestParseRefusesWhatIsCutOff(t *testing.T) {
+	whole := payload(flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"))
+	for n := range whole {
+		var f Flow
+		if e, ok := parse(whole[:n], &f); ok {
+			t.Errorf("%d of %d bytes became %+v, %v", n, len(whole), f, e)
+		}
+	}
+}
+
+func reply(typ, flags uint16, payload []byte) []byte {
+	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.NLMSG_HDRLEN+len(payload)))
+	b = binary.NativeEndian.AppendUint16(b, typ)
+	b = binary.NativeEndian.AppendUint16(b, flags)
+	b = binary.NativeEndian.AppendUint32(b, 1)
+	return append(append(b, 0, 0, 0, 0), payload...)
+}
+
+func code(e unix.Errno) []byte { return binary.NativeEndian.AppendUint32(nil, uint32(-int32(e))) }
+
+func TestEndOfDump(t *testing.T) {
+	one := payload(flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"))
+	entry, done := reply(0, unix.NLM_F_MULTI, one), reply(unix.NLMSG_DONE, unix.NLM_F_MULTI, code(0))
+	for _, tc := range []struct {
+		name    string
+		replies [][]byte
+		seen    int
+		want    error
+	}{
+		{name: "two entries", replies: [][]byte{append(entry, entry...), done}, seen: 2},
+		{name: "none", replies: [][]byte{done}},
+		{
+			name: "interrupted", want: errInterrupted, seen: 2,
+			replies: [][]byte{reply(0, unix.NLM_F_DUMP_INTR, one), append(entry, done...)},
+		},
+		{name: "interrupted at the end", want: errInterrupted, replies: [][]byte{reply(unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, code(0))}},
+		{name: "no such filter", want: unix.EOPNOTSUPP, replies: [][]byte{reply(unix.NLMSG_ERROR, 0, code(unix.EOPNOTSUPP))}},
+		{name: "failed at the end", want: unix.ENOMEM, seen: 1, replies: [][]byte{entry, reply(unix.NLMSG_DONE, 0, code(unix.ENOMEM))}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := &socket{fd: pair[0], seq: 1, buf: make([]byte, readBuffer)}
+			t.Cleanup(func() {
+				_ = s.close()
+				_ = unix.Close(pair[1])
+			})
+			for _, r := range tc.replies {
+				if _, err := unix.Write(pair[1], r); err != nil {
+					t.Fatal(err)
+				}
+			}
+			seen := 0
+			err = s.eachOfDump(context.Background(), func([]byte) error {
+				seen++
+				return nil
+			})
+			if !errors.Is(err, tc.want) || seen != tc.seen {
+				t.Errorf("%d entries, %v; want %d, %v", seen, err, tc.seen, tc.want)
+			}
+		})
+	}
+}

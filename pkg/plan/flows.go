@@ -1,0 +1,65 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// The kernel asks the rules once per flow. A UDP flow that goes on after its endpoint has gone, or that began before there was
+// one, has to be deleted from connection tracking. What follows tells which frontends to look at, and what is true of them.
+
+// touchFlows notes that flows to a frontend may have to go.
+func (p *Planner) touchFlows(k model.Key) {
+	if k.Protocol == model.UDP {
+		p.flows[k] = struct{}{}
+	}
+}
+
+// TakeFlows returns the UDP frontends that have changed since the last call, and forgets them. It is to be called when the
+// kernel holds what is wanted.
+func (p *Planner) TakeFlows() map[model.Key]struct{} {
+	taken := p.flows
+	p.flows = map[model.Key]struct{}{}
+	return taken
+}
+
+// Keys calls f for every frontend that there is, whatever its protocol.
+func (p *Planner) Keys(f func(model.Key)) {
+	for k := range p.claims {
+		f(k)
+	}
+}
+
+// FlowEndpoints returns the endpoints with which flows to a frontend may go on, sorted; the list is shared and must not be
+// changed. It reports false if there is no such frontend.
+func (p *Planner) FlowEndpoints(k model.Key) ([]netip.AddrPort, bool) {
+	c := p.winner(k)
+	switch {
+	case c == nil:
+		return nil, false
+	case k.Protocol == model.UDP:
+		return c.port.serving, true
+	}
+	for _, l := range c.port.lists {
+		if len(l) > 0 {
+			return sorted(l), true
+		}
+	}
+	return nil, true
+}
+
+// NodeAddresses returns the addresses of a family on which node ports are served, sorted.
+func (p *Planner) NodeAddresses(f model.Family) []netip.Addr {
+	var out []netip.Addr
+	if l := p.layouts[f]; l != nil {
+		for _, e := range p.ranges[l.nodeAddresses] {
+			if a, ok := netip.AddrFromSlice(e.Key.Bytes()); ok {
+				out = append(out, a)
+			}
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return out
+}
