@@ -70,6 +70,10 @@ func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 		return k.update(p)
 	}
 	p.Untrack()
+	if len(k.states) == 0 {
+		// What came and went while the first plan was made has never been in the kernel.
+		p.Prune()
+	}
 	generation, err := k.conn.Generation()
 	if err != nil {
 		return Result{}, err

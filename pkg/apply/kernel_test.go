@@ -237,3 +237,21 @@ func TestRestartAdoptsUnusedChains(t *testing.T) {
 		sync(t, other, again, Nothing)
 	}
 }
+
+// A younger Service that an older one drives out while the first plan is made leaves no trace in it.
+func TestRestartAdoptsWhateverTheOrderOfServices(t *testing.T) {
+	enterNamespace(t)
+	older, younger := everything(1, 3, 0, false), everything(1, 5, 0, false)
+	older.Name.Name, older.Created = "older", time.Unix(1, 0)
+	younger.Name.Name, younger.Created = "younger", time.Unix(2, 0)
+	for i, order := range [][]*model.Service{{older, younger}, {younger, older}} {
+		k, p := open(t), plan.New(options())
+		for _, s := range order {
+			p.Set(s.Name, s)
+		}
+		sync(t, k, p, []Kind{Full, Adopted}[i])
+		if p.Unused() {
+			t.Errorf("order %d: something is unused", i)
+		}
+	}
+}

@@ -239,7 +239,7 @@ func commentOf(udata []byte) string {
 }
 
 // Elements lists the elements of a set. The kernel's work grows with the square of their number: ask for small sets
-// only, unless nobody waits.
+// only, unless nobody waits. While the kernel resizes a set that was made without a size, an element may come twice.
 func (c *Conn) Elements(s *Set) ([]Element, error) {
 	var list []Element
 	request := append(attribute(unix.NFTA_SET_ELEM_LIST_TABLE, cstring(s.Table)),

@@ -49,7 +49,8 @@ type service struct {
 	ports   []*port
 }
 
-// claim is a service port's wish to be reached by a key. The oldest Service wins.
+// claim is a service port's wish to be reached by a key. A cluster IP, which the API server allocates, wins over what anybody
+// can write into a Service of their own; otherwise the older Service wins.
 type claim struct {
 	service  *service
 	port     *port
@@ -57,9 +58,16 @@ type claim struct {
 }
 
 func (c *claim) compare(d *claim) int {
-	return cmp.Or(c.service.created.Compare(d.service.created),
+	return cmp.Or(cmp.Compare(c.rank(), d.rank()), c.service.created.Compare(d.service.created),
 		cmp.Compare(c.service.name.Namespace, d.service.name.Namespace),
 		cmp.Compare(c.service.name.Name, d.service.name.Name))
+}
+
+func (c *claim) rank() int {
+	if c.frontend.Kind == model.ClusterIP {
+		return 0
+	}
+	return 1
 }
 
 // sharedElement is an element that several service ports need.
@@ -114,8 +122,8 @@ type Conflict struct {
 	Winner, Loser model.PortName
 }
 
-// Set makes the named Service what s says, or removes it where s is nil. It returns the claims of that Service that an
-// older one wins.
+// Set makes the named Service what s says, or removes it where s is nil. It returns the keys of that Service that another
+// one claims too, with the loser of each.
 func (p *Planner) Set(name types.NamespacedName, s *model.Service) []Conflict {
 	old := p.services[name]
 	var now *service

@@ -276,6 +276,30 @@ func TestOlderServiceWinsAndTheOtherTakesOver(t *testing.T) {
 	}
 }
 
+// Whoever may make Services can't draw the traffic of somebody else's cluster IP to endpoints of their own.
+func TestAClusterIPWinsOverAnOlderExternalIP(t *testing.T) {
+	p := New(testOptions())
+	kernel := newFakeKernel(t, p)
+	for i, kind := range []model.Kind{model.ExternalIP, model.LoadBalancer, model.ClusterIP} {
+		s := random(rand.New(rand.NewPCG(1, 1)), i)
+		s.Created = time.Unix(int64(i), 0)
+		port := *s.Ports[0]
+		port.Frontends = []model.Frontend{{Kind: kind, Key: model.Key{
+			Addr: netip.MustParseAddr("10.96.0.60"), Port: 80, Protocol: model.TCP}}}
+		s.Ports = []*model.ServicePort{&port}
+		p.Set(s.Name, s)
+	}
+	kernel.apply(p.Take())
+	for _, e := range kernel.elements {
+		if e.Set.Name == "services" && e.Comment != "default/svc-2:0" {
+			t.Errorf("%v has the cluster IP of default/svc-2", e.String())
+		}
+	}
+	if p.Conflicts() != 2 {
+		t.Errorf("%d conflicts, want 2", p.Conflicts())
+	}
+}
+
 func TestReplacingOneEndpointTouchesAHandfulOfElements(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 9))
 	p := New(testOptions())

@@ -30,14 +30,20 @@ func (p *Proxy) reportNew(name types.NamespacedName, problems []model.Problem) {
 	p.problems[name] = problems
 }
 
+// fieldOf tells where in a Service a kind of frontend comes from.
+var fieldOf = [...]string{
+	model.ClusterIP: "spec.clusterIPs", model.ExternalIP: "spec.externalIPs", model.LoadBalancer: "status.loadBalancer.ingress",
+	model.NodePort: "spec.ports[].nodePort",
+}
+
 func (p *Proxy) reportConflict(c plan.Conflict) {
 	at := netip.AddrPortFrom(c.Key.Addr, c.Key.Port).String()
 	if !c.Key.Addr.IsValid() {
 		at = fmt.Sprint(c.Key.Port)
 	}
 	problem := model.Problem{
-		Kind: "Service", Name: c.Loser.NamespacedName, Field: c.Kind.String(),
-		Reason: fmt.Sprintf("%s/%s is also claimed by %s, which is older and gets it", at, c.Key.Protocol, c.Winner),
+		Kind: "Service", Name: c.Loser.NamespacedName, Field: fieldOf[c.Kind],
+		Reason: fmt.Sprintf("%s/%s goes to %s, which claims it too", at, c.Key.Protocol, c.Winner),
 	}
 	if _, known := p.conflicts[problem]; known {
 		return

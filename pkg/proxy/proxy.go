@@ -107,9 +107,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	now := p.Now()
 	p.Health.Updated(now)
 	p.Metrics.Queued(now)
-	select {
-	case <-p.Source.Synced():
-	case <-ctx.Done():
+	if !p.awaitSource(ctx) {
 		return nil
 	}
 	defer p.Checks.Close()
@@ -119,6 +117,23 @@ func (p *Proxy) Run(ctx context.Context) error {
 		p.step(ctx)
 	}
 	return nil
+}
+
+// awaitSource waits until the source has been read. It reports false if the context ended before.
+func (p *Proxy) awaitSource(ctx context.Context) bool {
+	const patience = 10 * time.Second
+	late := time.NewTicker(patience)
+	defer late.Stop()
+	for waited := patience; ; waited += patience {
+		select {
+		case <-p.Source.Synced():
+			return true
+		case <-ctx.Done():
+			return false
+		case <-late.C:
+			klog.FromContext(ctx).Info("Waiting to read all Services and EndpointSlices; nothing is programmed before", "waited", waited)
+		}
+	}
 }
 
 // step runs a sync if one is due, and otherwise waits for a reason.
@@ -199,7 +214,10 @@ func (p *Proxy) sync(ctx context.Context) {
 		level = 0
 	}
 	p.started = true
-	logger.V(level).Info("Synced", "kind", result.Kind, "why", result.Why, "services", len(dirty.Services),
+	if result.Why != "" {
+		logger = logger.WithValues("why", result.Why)
+	}
+	logger.V(level).Info("Synced", "kind", result.Kind, "services", len(dirty.Services),
 		"elements", result.Elements, "bytes", result.Bytes, "planning", absorbed.Sub(start), "commit", result.Commit,
 		"elapsed", end.Sub(start))
 }

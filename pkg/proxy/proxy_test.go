@@ -381,8 +381,8 @@ func TestProblemsAndConflictsAreReportedOnce(t *testing.T) {
 		if len(b.problems) != 3 {
 			t.Errorf("got %d reports, want one bad address of each Service and one conflict:\n%+v", len(b.problems), b.problems)
 		}
-		conflict := slices.IndexFunc(b.problems, func(p model.Problem) bool { return p.Field == model.ExternalIP.String() })
-		if conflict < 0 || b.problems[conflict].Name.Name != "svc-2" {
+		conflict := slices.IndexFunc(b.problems, func(p model.Problem) bool { return p.Field == "spec.externalIPs" && p.Name.Name == "svc-2" })
+		if conflict < 0 {
 			t.Errorf("want a conflict reported of the younger Service svc-2, got %+v", b.problems)
 		}
 	})

@@ -35,7 +35,7 @@ var apiVersions = map[string]string{
 
 // Problem reports one problem. The caller sees to it that each is reported once.
 func (r *Reporter) Problem(p model.Problem) {
-	r.logger.Info("Part of an object can't be used", "kind", p.Kind, "object", p.Name, "field", p.Field, "reason", p.Reason)
+	r.logger.Info("An object can't be served as it says", "kind", p.Kind, "object", p.Name, "field", p.Field, "reason", p.Reason)
 	version, known := apiVersions[p.Kind]
 	if r.recorder == nil || !known {
 		return

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Checks the source without running it. Every check is one line, also in the format of go test -json in the file $1, if
+# given. All checks run, whatever fails.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+report=${1:-/dev/null}
+failed=0
+
+check() { # name, command...: what the command says is shown only if it fails
+  local name=$1 out action=pass
+  shift
+  out=$("$@" 2>&1) || action=fail
+  printf '%-5s %s\n' "$action" "$name"
+  [ $action = pass ] || { failed=1 && echo "$out"; }
+  printf '{"Action":"%s","Package":"lint","Test":"%s"}\n' $action "$name" >>"$report"
+}
+
+format() { unformatted=$(gofmt -l cmd hack pkg test) && echo "$unformatted" && [ -z "$unformatted" ]; }
+tool() { go tool -modfile=hack/tools/go.mod "$@"; }
+tidy() { (cd "$1" && go mod tidy -diff); }
+syntax() { for script in hack/*.sh .ci/run; do bash -n "$script"; done; }
+
+check gofmt format
+check "shell syntax" syntax
+check vet go vet ./...
+check "vet -tags e2e" go vet -tags e2e ./...
+check staticcheck tool staticcheck -tags e2e ./...
+check errcheck tool errcheck -ignoretests -exclude hack/tools/errcheck.txt ./cmd/... ./hack/... ./pkg/...
+while read -r module; do
+  check "go mod tidy in ${module#./}" tidy "$module"
+done < <(find . -name go.mod -not -path './bin/*' -not -path './.git/*' -printf '%h\n' | sort)
+exit $failed

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Runs the lanes of the tests, stops at the first that fails, and sums up. Usage: hack/test.sh [lane ...]
+#   lint   checks of the source: see lint.sh
+#   house  the style as tests
+#   unit   all tests without privileges, with the race detector; what needs root skips
+#   netns  all tests as root, in network namespaces; nothing may skip for want of privilege
+#   e2e    the tests with the build tag e2e: a real etcd and kube-apiserver
+# The output of each lane is kept in bin/test. The last line counts every test once, however many lanes ran it.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+lanes=(lint house unit netns e2e)
+[ $# -gt 0 ] || set -- "${lanes[@]}"
+out=bin/test
+rm -rf $out && mkdir -p $out
+
+# all lists the packages but those of the house rules, which have a lane.
+all() { go list ./... | grep -v '/test/house$'; }
+
+# tagged lists the packages that have tests with the build tag e2e.
+tagged() {
+  local format='{{.ImportPath}} {{.TestGoFiles}} {{.XTestGoFiles}}'
+  comm -13 <(go list -f "$format" ./... | sort) <(go list -tags e2e -f "$format" ./... | sort) | cut -d ' ' -f 1
+}
+
+# tests runs go test, keeps what it says and shows the essence.
+tests() { # lane, arguments of go test...
+  local lane=$1
+  shift
+  go test -json -count=1 -timeout 15m "$@" 2>>$out/$lane.json.err | tee $out/$lane.json | bin/summary -show
+  local status=("${PIPESTATUS[@]}")
+  [ "${status[0]}" -eq 0 ] || { cat $out/$lane.json.err && return 1; }
+}
+
+# Root without capabilities and without a way to get them is nobody special, but can read the clone and Go's cache.
+unprivileged=()
+[ "$(id -u)" -ne 0 ] || unprivileged=(-exec 'setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all')
+
+root() { [ "$(id -u)" -eq 0 ] || { echo "this lane makes network namespaces: run it as root" >&2 && return 1; }; }
+
+lint() { hack/lint.sh $out/lint.json; }
+house() { tests house ./test/house/...; }
+unit() { all | xargs go list >/dev/null && tests unit -race "${unprivileged[@]}" $(all); }
+netns() { root && REQUIRE_NETNS=1 tests netns $(all); }
+e2e() {
+  root || return 1
+  local packages
+  packages=$(tagged)
+  [ -n "$packages" ] || return 0
+  # One package at a time: each runs an API server.
+  hack/kubernetes.sh && REQUIRE_NETNS=1 tests e2e -tags e2e -p 1 $packages
+}
+
+hack/deps.sh || exit 1
+go build -o bin/summary ./hack/summary || exit 1
+results=()
+trap 'bin/summary "${results[@]}" || exit 1' EXIT
+status=0
+for lane in "$@"; do
+  if [ $status -ne 0 ]; then
+    results+=("$lane:-:not run:$out/$lane.json")
+    continue
+  fi
+  echo "=== $lane"
+  start=$SECONDS
+  if "$lane"; then result=ok; else result=FAILED status=1; fi
+  results+=("$lane:$((SECONDS - start)):$result:$out/$lane.json")
+done
+exit $status

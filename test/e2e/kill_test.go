@@ -1,0 +1,167 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// TestKillNine changes Services at random and kills the daemon at random moments. What is in the kernel in the end is what
+// a daemon writes that starts in a clean namespace.
+func TestKillNine(t *testing.T) {
+	const rounds = 20
+	w := newWorld(t, lab.Config{Pods: 2, Remotes: 1})
+	w.serve(w.Pods[0])
+	w.apply(service("still"), slice("still", "still-1", endpoint(w.Pods[0].IPv4)))
+	still := w.clusterIPs("still")[0]
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+
+	d := w.start()
+	reach(t, w.Pods[1], still, "pod-0")
+	for range rounds {
+		changed := make(chan error, 1)
+		changes := randomChanges(r)
+		go func() { changed <- changes(w) }()
+		time.Sleep(time.Duration(r.IntN(400)) * time.Millisecond) // the random moment
+		d.kill()
+		d = w.start()
+		if err := <-changed; err != nil {
+			t.Fatal(err)
+		}
+		if err := reached(t.Context(), w.Pods[1], model.TCP, still, "pod-0"); err != nil {
+			t.Errorf("a Service that doesn't change: %v", err)
+		}
+	}
+	last := d.awaitIdle(patience)
+	clean := w.startOn(w.Remotes[0], w.kubeconfig())
+	clean.awaitIdle(patience)
+	// Chains that nothing leads to any more stay for two seconds.
+	eventually(t, patience, func() error {
+		if diff := cmp.Diff(ruleset(t, w.Remotes[0]), ruleset(t, w.Node)); diff != "" {
+			return fmt.Errorf("ruleset after %d kills, against that of a fresh start (-want +got):\n%s", rounds, diff)
+		}
+		return nil
+	})
+	elements, _ := last.sum("kubenftproxy_elements")
+	t.Logf("%d rounds, in the end %v elements", rounds, elements)
+	if elements < 100 {
+		t.Errorf("%v elements in the end: nothing was compared", elements)
+	}
+	for _, d := range []*daemon{d, clean} {
+		if bad := d.errors(); len(bad) > 0 {
+			t.Errorf("errors in the log: %q", bad)
+		}
+	}
+}
+
+// randomChanges draws a few changes and returns a function that makes them.
+func randomChanges(r *rand.Rand) func(*world) error {
+	var changes []func(*world) error
+	for range 5 + r.IntN(10) {
+		name := fmt.Sprintf("random-%d", r.IntN(12))
+		svc := randomService(r, name)
+		slices := randomSlices(r, name)
+		switch {
+		case r.IntN(5) == 0:
+			changes = append(changes, func(w *world) error { return w.api.Delete(w.Context(), svc) })
+		default:
+			changes = append(changes, func(w *world) error { return w.api.Apply(w.Context(), svc) })
+		}
+		for _, s := range slices {
+			changes = append(changes, func(w *world) error { return w.api.Apply(w.Context(), s) })
+		}
+	}
+	return func(w *world) error {
+		for _, change := range changes {
+			if err := change(w); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// randomService draws one form of a Service.
+func randomService(r *rand.Rand, name string) *corev1.Service {
+	s := service(name, corev1.IPv4Protocol, corev1.IPv6Protocol)
+	if r.IntN(2) == 0 {
+		s.Spec.ExternalIPs = []string{fmt.Sprintf("203.0.113.%d", 1+r.IntN(8))}
+	}
+	if r.IntN(3) == 0 {
+		timeout := int32(10 + r.IntN(2)*100)
+		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
+	}
+	switch r.IntN(3) {
+	case 0:
+		s.Spec.Type = corev1.ServiceTypeNodePort
+	case 1:
+		s.Spec.Type = corev1.ServiceTypeLoadBalancer
+		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("203.0.113.%d", 100+r.IntN(100))}}
+		if r.IntN(2) == 0 {
+			s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+		}
+		if r.IntN(2) == 0 {
+			s.Spec.LoadBalancerSourceRanges = []string{fmt.Sprintf("198.51.100.%d/32", r.IntN(256)), "192.0.2.0/24"}
+		}
+	}
+	return s
+}
+
+// randomSlices draws the endpoints of a Service.
+func randomSlices(r *rand.Rand, name string) []*discoveryv1.EndpointSlice {
+	var slices []*discoveryv1.EndpointSlice
+	for family, prefix := range map[model.Family]string{model.IPv4: "10.244.0.", model.IPv6: "fd00:10:244::"} {
+		var endpoints []discoveryv1.Endpoint
+		first := 10 + r.IntN(40)
+		for i := range 1 + r.IntN(8) {
+			e := endpoint(addrPort(fmt.Sprintf("%s%d", prefix, first+i)).Addr())
+			switch r.IntN(4) {
+			case 0:
+				e = terminating(e)
+			case 1:
+				e = elsewhere(e)
+			}
+			endpoints = append(endpoints, e)
+		}
+		slices = append(slices, slice(name, fmt.Sprintf("%s-%s", name, strings.ToLower(family.String())), endpoints...))
+	}
+	return slices
+}
+
+// ruleset returns a host's ruleset in an order of its own: nft lists sets and chains as they were made, and the elements of
+// some sets as they come. Remembered clients are left out.
+func ruleset(t testing.TB, h *lab.Host) []string {
+	t.Helper()
+	var parts []string
+	for _, family := range []string{"ip", "ip6"} {
+		listing := strings.TrimSuffix(strings.TrimSpace(nft(t, h, "-s", "list", "table", family, "kube-nftproxy")), "}")
+		for part := range strings.SplitSeq(listing, "\n\n") {
+			form, list, _ := strings.Cut(part, "elements = {")
+			parts = append(parts, family+" "+strings.Join(strings.Fields(form), " "))
+			if strings.Contains(form, "dynamic") {
+				continue
+			}
+			name, _, _ := strings.Cut(strings.TrimSpace(form), " {")
+			for element := range strings.SplitSeq(list, ",") {
+				parts = append(parts, family+" "+name+": "+strings.Trim(element, " \t\n{}"))
+			}
+		}
+	}
+	slices.Sort(parts)
+	return parts
+}

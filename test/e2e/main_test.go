@@ -1,0 +1,117 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// program is the path of the daemon under test.
+var program string
+
+func TestMain(m *testing.M) {
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (int, error) {
+	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // odd objects are on purpose
+	ctx := context.Background()
+	bin, err := cluster.Build(ctx, os.Stderr)
+	if err != nil {
+		return 0, err
+	}
+	dir, err := os.MkdirTemp("", "knp-e2e-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	program = filepath.Join(dir, "kube-nftproxy")
+	build := exec.CommandContext(ctx, "go", "build", "-o", program, "./cmd/kube-nftproxy")
+	build.Dir = filepath.Dir(filepath.Dir(bin)) // of bin/kubernetes
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return 0, fmt.Errorf("build the program: %w\n%s", err, out)
+	}
+	return m.Run(), nil
+}
+
+// world is a lab with a cluster on its node. The API server serves at the node's address, so that other hosts of the
+// lab reach it too.
+type world struct {
+	*testing.T
+	*lab.Lab
+	api *cluster.Cluster
+	// dir is a scratch folder.
+	dir string
+}
+
+// newWorld starts everything but the daemon, and makes the Node.
+func newWorld(t *testing.T, c lab.Config) *world {
+	t.Helper()
+	w := &world{T: t, Lab: lab.ForTest(t, c), dir: t.TempDir()}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	var err error
+	w.api, err = cluster.Start(ctx, cluster.Config{
+		Dir: filepath.Join(w.dir, "cluster"), Netns: w.Node.Netns, Address: w.Node.IPv4,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.api.Stop)
+	w.apply(node())
+	return w
+}
+
+// serve starts TCP and UDP servers on port 8080 of the hosts.
+func (w *world) serve(hosts ...*lab.Host) {
+	w.Helper()
+	for _, h := range hosts {
+		for _, proto := range protocols {
+			if _, err := h.Serve(proto, backendPort); err != nil {
+				w.Fatal(err)
+			}
+		}
+	}
+}
+
+// eventually repeats check until it returns nil, and ends the test with its last error when the time is up.
+func eventually(t testing.TB, within time.Duration, check func() error) {
+	t.Helper()
+	if err := await(t.Context(), within, check); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// await repeats check until it returns nil or the time is up.
+func await(ctx context.Context, within time.Duration, check func() error) error {
+	deadline := time.Now().Add(within)
+	for {
+		err := check()
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case time.Now().After(deadline):
+			return fmt.Errorf("after %v: %w", within, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}

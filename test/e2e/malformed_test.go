@@ -1,0 +1,150 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// sharedIP is claimed by two Services.
+const sharedIP = "203.0.113.9"
+
+// TestMalformedObjects writes what the API server accepts and no proxy can use. Everything else goes on working, and the
+// author of each such object is told once.
+func TestMalformedObjects(t *testing.T) {
+	w := newWorld(t, lab.Config{Pods: 2})
+	w.serve(w.Pods[0])
+	w.apply(service("good"), slice("good", "good-1", endpoint(w.Pods[0].IPv4)))
+	d := w.start()
+	reach(t, w.Pods[1], w.clusterIPs("good")[0], "pod-0")
+
+	w.apply(w.odd()...)
+	testRefused(t, w)
+	// These can be used in spite of their looks.
+	for _, name := range []string{"good", "fqdn", "conditions", "first", "second", "twice", "half"} {
+		reach(t, w.Pods[1], w.clusterIPs(name)[0], "pod-0")
+	}
+	reach(t, w.Client, addrPort(sharedIP), "pod-0")
+	// These have nobody behind them.
+	for _, name := range []string{"empty", "portless", "orphan"} {
+		reach(t, w.Pods[1], w.clusterIPs(name)[0])
+	}
+	reach(t, w.Pods[1], w.clusterIPs("half")[1])
+
+	want := map[string]int{
+		"EndpointSlice fqdn-2": 1, "EndpointSlice orphan-1": 1, "Service second": 2,
+	}
+	eventually(t, patience, func() error { return compareEvents(w, want) })
+	w.apply(w.touched()...)
+	w.apply(slice("good", "good-1", endpoint(w.Pods[0].IPv4), endpoint(w.Pods[1].IPv4)))
+	eventually(t, patience, func() error {
+		m, err := d.scrape()
+		if elements, _ := m.sum("kubenftproxy_elements"); err != nil || elements == 0 {
+			return fmt.Errorf("no elements: %w", err)
+		}
+		return nil
+	})
+	never(t, 3*time.Second, func() error { return compareEvents(w, want) })
+
+	// The slice without a Service is nobody's, so it isn't counted.
+	m := d.awaitIdle(patience)
+	got := map[string]float64{
+		"Service":       m[`kubenftproxy_rejected_objects{kind="Service"}`],
+		"EndpointSlice": m[`kubenftproxy_rejected_objects{kind="EndpointSlice"}`],
+		"conflicts":     m["kubenftproxy_conflicts"],
+	}
+	if diff := cmp.Diff(map[string]float64{"Service": 0, "EndpointSlice": 1, "conflicts": 2}, got); diff != "" {
+		t.Errorf("rejected objects (-want +got):\n%s", diff)
+	}
+	for object, n := range map[string]int{"default/fqdn-2": 1, "default/orphan-1": 1, "default/second": 2} {
+		if lines := d.lines("can't be served", fmt.Sprintf("object=%q", object)); len(lines) != n {
+			t.Errorf("%d lines in the log about %s, want %d: %q", len(lines), object, n, lines)
+		}
+	}
+}
+
+// odd are the objects that are accepted.
+func (w *world) odd() []runtime.Object {
+	pod := endpoint(w.Pods[0].IPv4)
+	claim := func(name string) *corev1.Service {
+		s := service(name)
+		s.Spec.ExternalIPs = []string{sharedIP}
+		return s
+	}
+	fqdn := slice("fqdn", "fqdn-2", pod)
+	fqdn.AddressType = discoveryv1.AddressTypeFQDN
+	fqdn.Endpoints[0].Addresses = []string{"db.example.com"}
+	portless := slice("portless", "portless-1", pod)
+	portless.Ports = nil
+	orphan := slice("orphan", "orphan-1", pod)
+	orphan.Labels = nil
+	unconditional := slice("conditions", "conditions-1", pod)
+	unconditional.Endpoints = []discoveryv1.Endpoint{{Addresses: pod.Addresses}}
+	return []runtime.Object{
+		service("fqdn"), slice("fqdn", "fqdn-1", pod), fqdn,
+		service("portless"), portless,
+		service("orphan"), orphan,
+		service("conditions"), unconditional,
+		claim("first"), slice("first", "first-1", pod),
+		claim("second"), slice("second", "second-1", pod),
+		service("twice"), slice("twice", "twice-1", pod, pod), slice("twice", "twice-2", terminating(pod)),
+		service("empty"),
+		service("half", corev1.IPv4Protocol, corev1.IPv6Protocol), slice("half", "half-1", pod),
+	}
+}
+
+// touched are the same objects with a change that concerns nobody.
+func (w *world) touched() []runtime.Object {
+	objs := w.odd()
+	for _, obj := range objs {
+		obj.(metav1.Object).SetAnnotations(map[string]string{"example.com/touched": "yes"})
+	}
+	return objs
+}
+
+// testRefused writes what the API server is trusted to refuse.
+func testRefused(t *testing.T, w *world) {
+	balanced := service("garbage")
+	balanced.Spec.Type = corev1.ServiceTypeLoadBalancer
+	balanced.Spec.LoadBalancerSourceRanges = []string{"everybody"}
+	loopback := slice("good", "good-2", endpoint(addrPort("127.0.0.1").Addr()))
+	loopback.Endpoints[0].Addresses = []string{"127.0.0.1"}
+	for _, obj := range []runtime.Object{balanced, loopback} {
+		if err := w.api.Apply(t.Context(), obj); !apierrors.IsInvalid(err) {
+			t.Errorf("write %T: %v, want it to be refused as invalid", obj, err)
+		}
+	}
+}
+
+// compareEvents compares the Events of reason NotProgrammed, as numbers of occurrences by object.
+func compareEvents(w *world, want map[string]int) error {
+	list, err := w.api.Client().EventsV1().Events("").List(w.Context(), metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	got := map[string]int{}
+	for _, e := range list.Items {
+		if e.Reason != "NotProgrammed" {
+			continue
+		}
+		got[e.Regarding.Kind+" "+e.Regarding.Name]++
+		if e.Series != nil {
+			got[e.Regarding.Kind+" "+e.Regarding.Name] += int(e.Series.Count) - 1
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		return fmt.Errorf("events (-want +got):\n%s", diff)
+	}
+	return nil
+}

@@ -1,0 +1,240 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// TestServicesThroughTheAPI follows one Service through its life, from everywhere and by every kind of address.
+func TestServicesThroughTheAPI(t *testing.T) {
+	w := newWorld(t, lab.Config{Pods: 2, Remotes: 2})
+	w.serve(w.Pods[0], w.Remotes[0], w.Remotes[1])
+	d := w.start()
+	d.awaitIdle(patience)
+
+	w.apply(balanced())
+	w.applySlices("a", endpointsOf(w.Pods[0]))
+	w.applySlices("b", endpointsOf(w.Remotes[0]))
+	w.reachWeb("pod-0", "remote-0")
+
+	t.Run("sources", func(t *testing.T) { testSources(t, w) })
+	t.Run("endpoints", func(t *testing.T) { testEndpoints(t, w) })
+	t.Run("health", func(t *testing.T) { testHealth(t, w, d) })
+	t.Run("metrics", func(t *testing.T) { testMetrics(t, d) })
+
+	addrs := w.webAddrs()
+	w.delete(balanced())
+	for _, addr := range addrs {
+		reach(t, w.Pods[1], addr)
+		reach(t, w.Client, addr)
+	}
+	if got := d.awaitIdle(patience)[`kubenftproxy_batches_total{kind="full"}`]; got != 1 {
+		t.Errorf("%v full batches, want that of the start only", got)
+	}
+	if bad := d.errors(); len(bad) > 0 {
+		t.Errorf("errors in the log: %q", bad)
+	}
+}
+
+// balanced is a Service with everything: two families, node ports, external and load balancer addresses.
+func balanced() *corev1.Service {
+	s := service("web", corev1.IPv4Protocol, corev1.IPv6Protocol)
+	s.Spec.Type = corev1.ServiceTypeLoadBalancer
+	s.Spec.Ports[0].NodePort, s.Spec.Ports[1].NodePort = 30080, 30080
+	s.Spec.ExternalIPs = []string{"203.0.113.7", "2001:db8:203::7"}
+	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.8"}, {IP: "2001:db8:203::8"}}
+	return s
+}
+
+// webAddrs are all addresses and ports of Service web.
+func (w *world) webAddrs() []netip.AddrPort {
+	w.Helper()
+	addrs := w.clusterIPs("web")
+	for _, s := range []string{"203.0.113.7", "203.0.113.8", "2001:db8:203::7", "2001:db8:203::8"} {
+		addrs = append(addrs, netip.AddrPortFrom(netip.MustParseAddr(s), servicePort))
+	}
+	for _, addr := range w.Node.Addrs() {
+		addrs = append(addrs, netip.AddrPortFrom(addr, 30080))
+	}
+	return addrs
+}
+
+// reachWeb waits until a pod, the node and a client reach exactly these servers by every address of Service web.
+func (w *world) reachWeb(servers ...string) {
+	w.Helper()
+	for _, addr := range w.webAddrs() {
+		for _, from := range []*lab.Host{w.Pods[1], w.Node, w.Client} {
+			reach(w, from, addr, servers...)
+		}
+	}
+}
+
+// endpointsOf describes a host as an endpoint of both families.
+func endpointsOf(h *lab.Host) [2]discoveryv1.Endpoint {
+	v4, v6 := endpoint(h.IPv4), endpoint(h.IPv6)
+	if h.Name[0] == 'r' {
+		v4, v6 = elsewhere(v4), elsewhere(v6)
+	}
+	return [2]discoveryv1.Endpoint{v4, v6}
+}
+
+// applySlices writes a pair of slices of Service web, one for each family, with these endpoints.
+func (w *world) applySlices(name string, endpoints ...[2]discoveryv1.Endpoint) {
+	w.Helper()
+	for f, family := range model.Families {
+		var list []discoveryv1.Endpoint
+		for _, e := range endpoints {
+			list = append(list, e[f])
+		}
+		s := slice("web", fmt.Sprintf("web-%s-%d", name, family), list...)
+		s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().Format(time.RFC3339Nano)}
+		w.apply(s)
+	}
+}
+
+// testSources checks who is seen as the client: the node for traffic from outside, the pod itself for pods.
+func testSources(t *testing.T, w *world) {
+	ips := w.clusterIPs("web")
+	tests := []struct {
+		name     string
+		from, as *lab.Host
+		to       []netip.AddrPort
+	}{
+		{"pod to cluster IP", w.Pods[1], w.Pods[1], ips},
+		{"client to cluster IP", w.Client, w.Node, ips},
+		{"client to all else", w.Client, w.Node, w.webAddrs()[len(ips):]},
+	}
+	for _, tt := range tests {
+		for _, to := range tt.to {
+			got := tt.from.Probe(t.Context(), model.TCP, to, lab.Options{})
+			if got.Outcome != lab.Answered || got.Source.Addr() != tt.as.Addr(to.Addr()) {
+				t.Errorf("%s: %s -> %s: %s, want to be seen as %s", tt.name, tt.from.Name, to, got, tt.as.Addr(to.Addr()))
+			}
+		}
+	}
+}
+
+// testEndpoints takes endpoints through their life. The last step is the state that it found.
+func testEndpoints(t *testing.T, w *world) {
+	pod, first, second := endpointsOf(w.Pods[0]), endpointsOf(w.Remotes[0]), endpointsOf(w.Remotes[1])
+	ending := func(e [2]discoveryv1.Endpoint) [2]discoveryv1.Endpoint {
+		return [2]discoveryv1.Endpoint{terminating(e[0]), terminating(e[1])}
+	}
+	steps := []struct {
+		name string
+		a, b [][2]discoveryv1.Endpoint
+		want []string
+	}{
+		{"one more in a slice", [][2]discoveryv1.Endpoint{pod, second}, [][2]discoveryv1.Endpoint{first}, []string{"pod-0", "remote-0", "remote-1"}},
+		{"one less", [][2]discoveryv1.Endpoint{pod}, [][2]discoveryv1.Endpoint{first}, []string{"pod-0", "remote-0"}},
+		{"one terminates", [][2]discoveryv1.Endpoint{pod}, [][2]discoveryv1.Endpoint{ending(first)}, []string{"pod-0"}},
+		{"the other one too", [][2]discoveryv1.Endpoint{ending(pod)}, [][2]discoveryv1.Endpoint{ending(first)}, []string{"pod-0", "remote-0"}},
+		{"a new one is ready", [][2]discoveryv1.Endpoint{ending(pod), second}, [][2]discoveryv1.Endpoint{ending(first)}, []string{"remote-1"}},
+		{"all as before", [][2]discoveryv1.Endpoint{pod}, [][2]discoveryv1.Endpoint{first}, []string{"pod-0", "remote-0"}},
+	}
+	for _, step := range steps {
+		w.applySlices("a", step.a...)
+		w.applySlices("b", step.b...)
+		for _, to := range w.webAddrs() {
+			for _, from := range []*lab.Host{w.Pods[1], w.Client} {
+				for _, proto := range protocols {
+					err := await(t.Context(), patience, func() error { return reached(t.Context(), from, proto, to, step.want...) })
+					if err != nil {
+						t.Fatalf("%s: %v", step.name, err)
+					}
+				}
+			}
+		}
+	}
+}
+
+// testHealth asks the health port from outside, as a cloud's load balancer does.
+func testHealth(t *testing.T, w *world, d *daemon) {
+	answers := func(healthz, livez int) {
+		t.Helper()
+		eventually(t, patience, func() error {
+			return errors.Join(answer(d, "healthz", healthz), answer(d, "livez", livez))
+		})
+	}
+	answers(http.StatusOK, http.StatusOK)
+	leaving := node()
+	leaving.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}}
+	w.apply(leaving)
+	answers(http.StatusServiceUnavailable, http.StatusOK)
+	w.apply(node())
+	answers(http.StatusOK, http.StatusOK)
+}
+
+func answer(d *daemon, path string, want int) error {
+	status, body, err := d.get("http://192.0.2.1:10256/" + path)
+	if err != nil {
+		return err
+	}
+	var fields struct{ LastUpdated, CurrentTime time.Time }
+	if err := json.Unmarshal(body, &fields); err != nil {
+		return fmt.Errorf("/%s: %w in %q", path, err, body)
+	}
+	if status != want || fields.CurrentTime.IsZero() || fields.LastUpdated.IsZero() {
+		return fmt.Errorf("/%s: status %d, want %d: %s", path, status, want, body)
+	}
+	return nil
+}
+
+// testMetrics looks for what dashboards for kube-proxy and for us read.
+func testMetrics(t *testing.T, d *daemon) {
+	m := d.awaitIdle(patience)
+	now := float64(time.Now().UnixNano()) / 1e9
+	tests := []struct {
+		name            string
+		atLeast, atMost float64
+		series          int
+	}{
+		{"kubeproxy_sync_proxy_rules_duration_seconds_count", 2 * 10, 2 * 200, 2},
+		{"kubeproxy_sync_proxy_rules_duration_seconds_sum", 0.0001, 20, 2},
+		{"kubeproxy_sync_full_proxy_rules_duration_seconds_count", 2, 20, 2},
+		{"kubeproxy_sync_partial_proxy_rules_duration_seconds_count", 2 * 10, 2 * 200, 2},
+		{"kubeproxy_sync_proxy_rules_last_timestamp_seconds", 2 * (now - 60), 2 * now, 2},
+		{"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", 2 * (now - 60), 2 * now, 2},
+		{"kubeproxy_sync_proxy_rules_endpoint_changes_pending", 0, 0, 1},
+		{"kubeproxy_sync_proxy_rules_service_changes_pending", 0, 0, 1},
+		{"kubeproxy_sync_proxy_rules_endpoint_changes_total", 4 + 6*4 - 10, 200, 1},
+		{"kubeproxy_sync_proxy_rules_service_changes_total", 2, 10, 1},
+		{"kubeproxy_sync_proxy_rules_nftables_sync_failures_total", 0, 0, 2},
+		{"kubeproxy_sync_proxy_rules_no_local_endpoints_total", 0, 0, 4},
+		{"kubeproxy_network_programming_duration_seconds_count", 2 * 10, 2 * 200, 2},
+		{"kubeproxy_network_programming_duration_seconds_sum", 0.001, 20, 2},
+		{"kubeproxy_proxy_healthz_total", 3, 3000, 2},
+		{"kubeproxy_proxy_livez_total", 3, 3000, 2},
+		{"kubenftproxy_batches_total", 10, 300, 2},
+		{"kubenftproxy_batch_elements_sum", 100, 10000, 1},
+		{"kubenftproxy_batch_bytes_sum", 1000, 1e6, 1},
+		{"kubenftproxy_restarts_adopted_total", 0, 0, 1},
+		{"kubenftproxy_rejected_objects", 0, 0, 2},
+		{"kubenftproxy_conflicts", 0, 0, 1},
+		{"kubenftproxy_class_chains", 2, 100, 2},
+		{"process_resident_memory_bytes", 1e6, 200e6, 1},
+		{"go_goroutines", 5, 200, 1},
+	}
+	for _, tt := range tests {
+		sum, series := m.sum(tt.name)
+		if series < tt.series || sum < tt.atLeast || sum > tt.atMost {
+			t.Errorf("%s: %v in %d series, want %v to %v in %d", tt.name, sum, series, tt.atLeast, tt.atMost, tt.series)
+		}
+	}
+	if elements, series := m.sum("kubenftproxy_elements"); series < 4 || elements < 20 {
+		t.Errorf("kubenftproxy_elements: %v in %d series, want the tables' sets", elements, series)
+	}
+}

@@ -1,0 +1,140 @@
+package house
+
+import (
+	"go/ast"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// pipeline says which of our packages each may import: those before it, or those that hold the values it is handed.
+// Only proxy and the command see everything.
+var pipeline = map[string][]string{
+	"pkg/model":     {},
+	"pkg/nft":       {},
+	"pkg/track":     {},
+	"pkg/schedule":  {},
+	"pkg/watch":     {"pkg/model", "pkg/track"},
+	"pkg/plan":      {"pkg/model", "pkg/nft"},
+	"pkg/apply":     {"pkg/model", "pkg/nft", "pkg/plan"},
+	"pkg/conntrack": {"pkg/model"},
+	"pkg/report":    {"pkg/model"},
+	"pkg/host":      {"pkg/model"},
+	"pkg/metrics":   {"pkg/model"},
+	"pkg/health":    {"pkg/model"},
+	"pkg/proxy": {
+		"pkg/apply", "pkg/conntrack", "pkg/health", "pkg/metrics", "pkg/model", "pkg/nft", "pkg/plan", "pkg/schedule",
+		"pkg/track",
+	},
+	"cmd/kube-nftproxy": {
+		"pkg/apply", "pkg/conntrack", "pkg/health", "pkg/host", "pkg/metrics", "pkg/model", "pkg/plan", "pkg/proxy", "pkg/report",
+		"pkg/schedule", "pkg/track", "pkg/watch",
+	},
+}
+
+// pure lists the packages without a clock, a log or a system; nft has one file for its socket, which needs the system.
+var pure = []string{"pkg/model", "pkg/nft", "pkg/plan", "pkg/track"}
+
+var impure = []string{"k8s.io/klog", "k8s.io/client-go", "log", "log/slog", "net/http", "os", "os/exec", "os/signal"}
+
+var systemFiles = []string{"pkg/nft/conn.go"}
+
+// clock lists what reads the time or waits for it.
+var clock = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTimer", "NewTicker"}
+
+// apiTypes lists the packages that know the types of the Kubernetes API.
+var apiTypes = []string{"pkg/watch", "pkg/model", "pkg/proxy", "pkg/health", "pkg/report"}
+
+func TestImportsFollowThePipeline(t *testing.T) {
+	for _, s := range sources(t) {
+		if !s.program() {
+			continue
+		}
+		allowed, known := pipeline[s.dir]
+		if !known {
+			t.Errorf("%s: package is not in the table of this test", s.name)
+			continue
+		}
+		for _, imported := range imports(t, s) {
+			if ours, ok := strings.CutPrefix(imported, module); ok && !slices.Contains(allowed, ours) {
+				t.Errorf("%s: must not import %s", s.name, ours)
+			}
+		}
+	}
+}
+
+func TestPurePackagesStayPure(t *testing.T) {
+	for _, s := range sources(t) {
+		if !s.program() || !slices.Contains(pure, s.dir) || slices.Contains(systemFiles, s.name) {
+			continue
+		}
+		for _, imported := range imports(t, s) {
+			if under(imported, impure) {
+				t.Errorf("%s: must not import %s", s.name, imported)
+			}
+		}
+		ast.Inspect(s.File, func(n ast.Node) bool {
+			if pkg, name, found := strings.Cut(selector(n), "."); found && pkg == "time" && slices.Contains(clock, name) {
+				t.Errorf("%s: must not use the clock (time.%s)", s.at(n), name)
+			}
+			return true
+		})
+	}
+}
+
+func TestAPITypesStayAtTheEdge(t *testing.T) {
+	for _, s := range sources(t) {
+		for _, imported := range imports(t, s) {
+			if s.program() && under(imported, []string{"k8s.io/api"}) && !slices.Contains(apiTypes, s.dir) {
+				t.Errorf("%s: must not import %s", s.name, imported)
+			}
+		}
+	}
+}
+
+// TestAddressesAreNetip lets the package net in only where connections are made.
+func TestAddressesAreNetip(t *testing.T) {
+	for _, s := range sources(t) {
+		if !s.program() {
+			continue
+		}
+		ast.Inspect(s.File, func(n ast.Node) bool {
+			switch name := selector(n); name {
+			case "net.IP", "net.IPNet", "net.IPMask", "net.ParseIP", "net.ParseCIDR":
+				t.Errorf("%s: use netip instead of %s", s.at(n), name)
+			}
+			return true
+		})
+	}
+}
+
+// TestNoOtherTestingFrameworks keeps tests in one style.
+func TestNoOtherTestingFrameworks(t *testing.T) {
+	frameworks := []string{"github.com/stretchr/testify", "github.com/onsi/ginkgo", "github.com/onsi/gomega", "go.uber.org/mock"}
+	for _, s := range sources(t) {
+		for _, imported := range imports(t, s) {
+			if under(imported, frameworks) {
+				t.Errorf("%s: must not import %s", s.name, imported)
+			}
+		}
+	}
+}
+
+// under tells whether an import path is one of the given, or below one.
+func under(imported string, paths []string) bool {
+	return slices.ContainsFunc(paths, func(p string) bool { return imported == p || strings.HasPrefix(imported, p+"/") })
+}
+
+func imports(t *testing.T, s source) []string {
+	t.Helper()
+	var out []string
+	for _, i := range s.Imports {
+		name, err := strconv.Unquote(i.Path.Value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, name)
+	}
+	return out
+}

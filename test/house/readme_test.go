@@ -1,0 +1,89 @@
+package house
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "rewrite the table of flags in README.md")
+
+const (
+	flagsBegin = "<!-- flags -->\n"
+	flagsEnd   = "<!-- /flags -->\n"
+)
+
+func TestReadmeHasTheFlagsOfTheProgram(t *testing.T) {
+	readme := mustRead(t, "README.md")
+	before, rest, begins := strings.Cut(readme, flagsBegin)
+	got, after, ends := strings.Cut(rest, flagsEnd)
+	if !begins || !ends {
+		t.Fatalf("README.md: no lines %q and %q", flagsBegin, flagsEnd)
+	}
+	want := flagTable(mustHelp(t))
+	if *update {
+		if err := os.WriteFile(filepath.Join(root, "README.md"), []byte(before+flagsBegin+want+flagsEnd+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("README.md: the table of flags is not what the program says; run make update (-want +got):\n%s", diff)
+	}
+}
+
+// mustHelp returns what the program, built from this source, says of itself.
+func mustHelp(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "kube-nftproxy")
+	if out, err := exec.Command("go", "build", "-o", program, module+"cmd/kube-nftproxy").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	out, err := exec.Command(program, "--help").CombinedOutput()
+	if err != nil {
+		t.Fatalf("--help: %v\n%s", err, out)
+	}
+	return string(out)
+}
+
+// usage matches a line of the help: name, meaning, default.
+var usage = regexp.MustCompile(`(?m)^ +(?:-\w, )?--([\w-]+)(?: \S+)? {2,}(.*?)(?: \(default (.*)\))?$`)
+
+// flagTable makes a Markdown table of the help.
+func flagTable(help string) string {
+	var b strings.Builder
+	b.WriteString("| Flag | Default | Meaning |\n|---|---|---|\n")
+	for _, m := range usage.FindAllStringSubmatch(help, -1) {
+		name, meaning, value := m[1], strings.ReplaceAll(m[2], "|", `\|`), strings.Trim(m[3], `"[]`)
+		if name == "help" {
+			continue
+		}
+		if value != "" {
+			value = "`" + value + "`"
+		}
+		fmt.Fprintf(&b, "| `--%s` | %s | %s |\n", name, value, meaning)
+	}
+	return b.String()
+}
+
+func TestFlagTable(t *testing.T) {
+	help := "Flags:\n" +
+		"      --cluster-cidr string     Prefixes of pods: a|b.\n" +
+		"  -h, --help                    help for kube-nftproxy\n" +
+		"      --name strings            Names. (default [primary])\n" +
+		"  -v, --v Level                 verbosity\n"
+	want := "| Flag | Default | Meaning |\n|---|---|---|\n" +
+		"| `--cluster-cidr` |  | Prefixes of pods: a\\|b. |\n" +
+		"| `--name` | `primary` | Names. |\n" +
+		"| `--v` |  | verbosity |\n"
+	if diff := cmp.Diff(want, flagTable(help)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

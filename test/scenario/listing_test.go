@@ -1,0 +1,103 @@
+package scenario
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// program is an nft binary.
+type program struct {
+	name string
+	argv []string
+}
+
+// programs are the nft of this machine, and those in the folders that the environment variable NFT_CHROOTS lists.
+func programs() []program {
+	list := []program{{"nft", []string{"nft"}}}
+	for _, dir := range filepath.SplitList(os.Getenv("NFT_CHROOTS")) {
+		list = append(list, program{filepath.Base(dir), []string{"chroot", dir, "/usr/sbin/nft"}})
+	}
+	return list
+}
+
+func (p program) run(h *lab.Host, input string, args ...string) (string, error) {
+	argv := append(append([]string{}, p.argv...), args...)
+	cmd := h.Command(context.Background(), argv[0], argv[1:]...)
+	cmd.Stdin = strings.NewReader(input)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
+	}
+	return string(out), nil
+}
+
+var (
+	// remembered are clients in the affinity map, which come and go with packets and time.
+	remembered = regexp.MustCompile(`(map affinity \{\n[^}]*?)\t\telements = \{[^}]*\}\n`)
+	// count is what recent versions of nft append to the size of a set, in spite of -s.
+	count = regexp.MustCompile(`\t# count [0-9]+`)
+	// elementList is the list of a set's elements, which may go over many lines.
+	elementList = regexp.MustCompile(`(?s)elements = \{ (.*?) \}\n`)
+	comma       = regexp.MustCompile(`,\s+`)
+)
+
+// list is "nft -s list ruleset" without remembered clients.
+func (p program) list(h *lab.Host) (string, error) {
+	text, err := p.run(h, "", "-s", "list", "ruleset")
+	text = remembered.ReplaceAllString(text, "$1")
+	return count.ReplaceAllString(text, ""), err
+}
+
+// canonical puts sets and chains of each table into the order of their names, and elements too: chains are listed in the
+// order in which they were made, ranges in whichever order the kernel keeps them, and
+// while it moves a set into a larger hash table perhaps twice.
+func canonical(listing string) []string {
+	listing = elementList.ReplaceAllStringFunc(listing, func(list string) string {
+		elements := comma.Split(elementList.FindStringSubmatch(list)[1], -1)
+		slices.Sort(elements)
+		return "elements = {\n" + strings.Join(slices.Compact(elements), ",\n") + " }\n"
+	})
+	var blocks []string
+	table, block := "", ""
+	for _, line := range strings.SplitAfter(listing, "\n") {
+		if strings.HasPrefix(line, "table ") {
+			table = line
+		}
+		block += line
+		if line == "\t}\n" {
+			blocks = append(blocks, strings.TrimSuffix(table, "\n")+" "+strings.TrimSpace(strings.TrimPrefix(block, table)))
+			block = ""
+		}
+	}
+	slices.Sort(blocks)
+	return strings.Split(strings.Join(append(blocks, strings.TrimSpace(block)), "\n"), "\n")
+}
+
+// reload lists a namespace's tables, loads the text into another namespace, and lists it there.
+func (p program) reload(from, to *lab.Host) (text string, err error) {
+	text, err = p.list(from)
+	if err != nil {
+		return "", err
+	}
+	if _, err := p.run(to, "flush ruleset\n"+text, "-f", "-"); err != nil {
+		return text, err
+	}
+	again, err := p.list(to)
+	if err != nil {
+		return text, err
+	}
+	if diff := cmp.Diff(canonical(text), canonical(again)); diff != "" {
+		return text, fmt.Errorf("%s lists what it has loaded in another way (-listed +loaded and listed):\n%s", p.name, diff)
+	}
+	_, err = p.run(to, "", "flush", "ruleset")
+	return text, err
+}

@@ -1,0 +1,422 @@
+package scenario
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// line is one line of a packets file with its braces expanded: who sends packets where, and what comes back.
+type line struct {
+	text string
+	from string
+	// source is the address to send from, for a host that has several; usually left to the kernel.
+	source netip.Addr
+	to     netip.AddrPort
+	// protocol is 0 for an echo request.
+	protocol model.Protocol
+	// outcome is that of every packet; where it is Answered, servers are all those that answer.
+	outcome lab.Outcome
+	servers []server
+	// affinity is set where one and the same server has to answer; pin, if not empty, is shared with other lines.
+	affinity bool
+	pin      string
+	// stays is set for a connection that is opened now and has to live until the scenario ends.
+	stays bool
+}
+
+// server is one that answers, and the client's address that it sees: "kept", "node", or an address. Port is 0 where it
+// doesn't matter.
+type server struct {
+	name string
+	port uint16
+	seen string
+}
+
+// expand replaces {a,b} by a and by b, like a shell.
+func expand(text string) []string {
+	open := strings.IndexByte(text, '{')
+	if open < 0 {
+		return []string{text}
+	}
+	end := open + strings.IndexByte(text[open:], '}')
+	if end < open {
+		return []string{text}
+	}
+	var out []string
+	for _, choice := range strings.Split(text[open+1:end], ",") {
+		out = append(out, expand(text[:open]+choice+text[end+1:])...)
+	}
+	return out
+}
+
+func parsePackets(text string) (lines []line, err error) {
+	for number, raw := range strings.Split(text, "\n") {
+		raw, _, _ = strings.Cut(raw, "#")
+		if strings.TrimSpace(raw) == "" {
+			continue
+		}
+		for _, one := range expand(raw) {
+			l, err := parseLine(one)
+			if err != nil {
+				return nil, fmt.Errorf("line %d: %q: %w", number+1, one, err)
+			}
+			lines = append(lines, l)
+		}
+	}
+	return lines, nil
+}
+
+func parseLine(text string) (l line, err error) {
+	fields := strings.Fields(text)
+	l.text = strings.Join(fields, " ")
+	if len(fields) < 3 {
+		return l, errors.New("want SOURCE DESTINATION and what comes back")
+	}
+	if l.from, l.source, err = parseSource(fields[0]); err != nil {
+		return l, err
+	}
+	if l.to, l.protocol, err = parseDestination(fields[1]); err != nil {
+		return l, err
+	}
+	what := fields[2:]
+	switch what[0] {
+	case "refused":
+		l.outcome = lab.Refused
+	case "timeout":
+		l.outcome = lab.TimedOut
+	case "unreachable":
+		l.outcome = lab.Unreachable
+	case "stays":
+		l.outcome, l.stays = lab.Answered, true
+	case "=":
+		l.outcome = lab.Answered
+		return l, l.parseServers(what[1:])
+	default:
+		return l, fmt.Errorf("%q is not an outcome", what[0])
+	}
+	if len(what) > 1 {
+		return l, fmt.Errorf("%q follows the outcome", what[1])
+	}
+	return l, nil
+}
+
+// parseSource reads HOST or HOST@ADDRESS.
+func parseSource(s string) (host string, addr netip.Addr, err error) {
+	host, text, given := strings.Cut(s, "@")
+	if given {
+		addr, err = netip.ParseAddr(text)
+	}
+	return host, addr, err
+}
+
+func parseDestination(s string) (to netip.AddrPort, protocol model.Protocol, err error) {
+	where, proto, ok := strings.Cut(s, "/")
+	if !ok {
+		return to, 0, fmt.Errorf("%q has no protocol", s)
+	}
+	if proto == "icmp" {
+		addr, err := netip.ParseAddr(where)
+		return netip.AddrPortFrom(addr, 0), 0, err
+	}
+	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		if p.String() == proto {
+			protocol = p
+		}
+	}
+	if protocol == 0 {
+		return to, 0, fmt.Errorf("%q is not a protocol", proto)
+	}
+	// Brackets are optional: they are in the way where braces stand for both families.
+	at := strings.LastIndexByte(where, ':')
+	if at < 0 {
+		return to, 0, fmt.Errorf("%q has no port", where)
+	}
+	addr, err := netip.ParseAddr(strings.Trim(where[:at], "[]"))
+	if err != nil {
+		return to, 0, err
+	}
+	port, err := strconv.ParseUint(where[at+1:], 10, 16)
+	return netip.AddrPortFrom(addr, uint16(port)), protocol, err
+}
+
+// parseServers reads "pod-0 pod-1:9090 from kept affinity=A"; a server's own "pod-0/node" goes before "from".
+func (l *line) parseServers(fields []string) error {
+	from := ""
+	for i := 0; i < len(fields); i++ {
+		word, pin, _ := strings.Cut(fields[i], "=")
+		switch {
+		case word == "from" && i+1 < len(fields):
+			i++
+			from = fields[i]
+		case word == "affinity":
+			l.affinity, l.pin = true, pin
+		default:
+			s, err := parseServer(fields[i])
+			if err != nil {
+				return err
+			}
+			l.servers = append(l.servers, s)
+		}
+	}
+	for i := range l.servers {
+		if l.servers[i].seen == "" {
+			l.servers[i].seen = from
+		}
+		if l.servers[i].seen == "" {
+			return errors.New("nothing says which address the servers see: end with \"from kept\" or \"from node\"")
+		}
+	}
+	if len(l.servers) == 0 {
+		return errors.New("nobody answers")
+	}
+	return nil
+}
+
+func parseServer(text string) (s server, err error) {
+	var port string
+	s.name, s.seen, _ = strings.Cut(text, "/")
+	s.name, port, _ = strings.Cut(s.name, ":")
+	if port != "" {
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err != nil {
+			return s, err
+		}
+		s.port = uint16(n)
+	}
+	return s, nil
+}
+
+// traffic sends a scenario's packets.
+type traffic struct {
+	lab *lab.Lab
+	// pins tell which server a name of the scenario stands for.
+	pins map[string]string
+	// open are the connections that have to live on.
+	open []*connection
+}
+
+// Waiting for an answer that has to come may take as long as a loaded machine makes it; for one that must not come, it
+// always takes the whole time.
+const (
+	patience  = 3 * time.Second
+	nothingIn = 150 * time.Millisecond
+)
+
+// run sends the packets of all lines, most of them at the same time, and returns what went wrong.
+func (tr *traffic) run(ctx context.Context, lines []line) []error {
+	errs := tr.alive()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	const atOnce = 32
+	slots := make(chan struct{}, atOnce)
+	for _, l := range lines {
+		if l.affinity || l.stays {
+			continue
+		}
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			if err := tr.line(ctx, l); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, fmt.Errorf("%s: %w", l.text, err))
+			}
+		})
+	}
+	wg.Wait()
+	// The order matters to what clients are remembered for.
+	for _, l := range lines {
+		if !l.affinity && !l.stays {
+			continue
+		}
+		if err := tr.line(ctx, l); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", l.text, err))
+		}
+	}
+	return errs
+}
+
+func (tr *traffic) host(name string) (*lab.Host, error) {
+	for _, h := range tr.lab.Hosts() {
+		if h.Name == name {
+			return h, nil
+		}
+	}
+	return nil, fmt.Errorf("there is no host %q", name)
+}
+
+func (tr *traffic) line(ctx context.Context, l line) error {
+	h, err := tr.host(l.from)
+	switch {
+	case err != nil:
+		return err
+	case l.stays:
+		return tr.connect(ctx, h, l)
+	case l.outcome != lab.Answered:
+		return refusal(ctx, h, l)
+	case l.affinity:
+		return tr.pinned(ctx, h, l)
+	}
+	return tr.spread(ctx, h, l)
+}
+
+func probe(ctx context.Context, h *lab.Host, l line, timeout time.Duration) lab.Answer {
+	o := lab.Options{Timeout: timeout, Source: l.source}
+	if l.protocol == 0 {
+		return h.Ping(ctx, l.to.Addr(), o)
+	}
+	return h.Probe(ctx, l.protocol, l.to, o)
+}
+
+// refusal wants the same outcome from a few packets.
+func refusal(ctx context.Context, h *lab.Host, l line) error {
+	tries, timeout := 3, patience
+	if l.outcome == lab.TimedOut {
+		tries, timeout = 1, nothingIn
+	}
+	for range tries {
+		if a := probe(ctx, h, l, timeout); a.Outcome != l.outcome {
+			return fmt.Errorf("got %q (%v)", a, a.Err)
+		}
+	}
+	return nil
+}
+
+// spread wants answers from all servers and from no other. The chance that a server isn't chosen in so many tries is
+// below one in a billion.
+func (tr *traffic) spread(ctx context.Context, h *lab.Host, l line) error {
+	n := len(l.servers)
+	least, most := 2*n+2, 25*n
+	seen := map[server]bool{}
+	for i := 0; i < most && (i < least || len(seen) < n); i++ {
+		s, err := tr.answer(h, l, probe(ctx, h, l, patience))
+		if err != nil {
+			return err
+		}
+		seen[s] = true
+	}
+	if len(seen) < n {
+		return fmt.Errorf("of %d servers only %v answered", n, seen)
+	}
+	return nil
+}
+
+// pinned wants all answers from one server.
+func (tr *traffic) pinned(ctx context.Context, h *lab.Host, l line) error {
+	const tries = 10
+	chosen := ""
+	if l.pin != "" {
+		chosen = tr.pins[l.pin]
+	}
+	for range tries {
+		s, err := tr.answer(h, l, probe(ctx, h, l, patience))
+		if err != nil {
+			return err
+		}
+		if chosen != "" && s.name != chosen {
+			return fmt.Errorf("answer from %s after one from %s", s.name, chosen)
+		}
+		chosen = s.name
+	}
+	if l.pin != "" {
+		tr.pins[l.pin] = chosen
+	}
+	return nil
+}
+
+// answer finds the server that an answer comes from among those that may answer, and checks what it has seen.
+func (tr *traffic) answer(h *lab.Host, l line, a lab.Answer) (server, error) {
+	if a.Outcome != lab.Answered {
+		return server{}, fmt.Errorf("got %q (%v)", a, a.Err)
+	}
+	i := slices.IndexFunc(l.servers, func(s server) bool {
+		return s.name == a.Server && (s.port == 0 || s.port == a.Local.Port())
+	})
+	if i < 0 {
+		return server{}, fmt.Errorf("%s must not answer", a)
+	}
+	s := l.servers[i]
+	want := h.Addr(l.to.Addr())
+	switch s.seen {
+	case "kept":
+		if l.source.IsValid() {
+			want = l.source
+		}
+	case "node":
+		want = tr.lab.Node.Addr(l.to.Addr())
+	default:
+		want, _ = netip.ParseAddr(s.seen)
+	}
+	if a.Source.Addr() != want {
+		return s, fmt.Errorf("%s, but should have seen %s", a, want)
+	}
+	return s, nil
+}
+
+// connection is one to a server that returns each line.
+type connection struct {
+	text string
+	conn net.Conn
+	in   *bufio.Reader
+}
+
+func (tr *traffic) connect(ctx context.Context, h *lab.Host, l line) error {
+	conn, err := h.Dial(ctx, l.protocol, l.to)
+	if err != nil {
+		return err
+	}
+	c := &connection{l.text, conn, bufio.NewReader(conn)}
+	tr.open = append(tr.open, c)
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	if _, err := c.in.ReadString('\n'); err != nil { // the server's own line
+		return err
+	}
+	return c.echo()
+}
+
+// echo proves that packets go both ways.
+func (c *connection) echo() error {
+	if err := c.conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	if _, err := c.conn.Write([]byte("still here\n")); err != nil {
+		return err
+	}
+	got, err := c.in.ReadString('\n')
+	if err == nil && got != "still here\n" {
+		err = fmt.Errorf("got %q back", got)
+	}
+	return err
+}
+
+// alive checks the connections that were opened earlier.
+func (tr *traffic) alive() (errs []error) {
+	for _, c := range tr.open {
+		if err := c.echo(); err != nil {
+			errs = append(errs, fmt.Errorf("%s: connection is gone: %w", c.text, err))
+		}
+	}
+	return errs
+}
+
+func (tr *traffic) close() error {
+	var errs []error
+	for _, c := range tr.open {
+		errs = append(errs, c.conn.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,330 @@
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// pipeline is the proxy's own loop, at work in a namespace of the lab on a folder of manifests.
+type pipeline struct {
+	folder   string
+	manifest *watch.Manifests
+	tracker  *track.Tracker
+	kernel   *recorder
+	clock    *clock
+	stop     context.CancelFunc
+	ended    chan error
+
+	mu       sync.Mutex
+	problems []string
+}
+
+// clock is the time of day plus what a test has advanced it by.
+type clock struct {
+	mu     sync.Mutex
+	offset time.Duration
+}
+
+func (c *clock) now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Now().Add(c.offset)
+}
+
+func (c *clock) advance(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.offset += d
+}
+
+// recorder is the kernel, and counts the syncs so that they can be awaited.
+type recorder struct {
+	*apply.Kernel
+	mu      sync.Mutex
+	syncs   int
+	errs    []error
+	changed chan struct{}
+}
+
+func (r *recorder) Sync(p *plan.Planner) (apply.Result, error) {
+	result, err := r.Kernel.Sync(p)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.syncs++
+	if err != nil {
+		r.errs = append(r.errs, err)
+	}
+	close(r.changed)
+	r.changed = make(chan struct{})
+	return result, err
+}
+
+// state returns the number of syncs so far, a channel that is closed by the next one, and the errors.
+func (r *recorder) state() (int, <-chan struct{}, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.syncs, r.changed, errors.Join(r.errs...)
+}
+
+// startPipeline starts the loop. Nothing is read from the folder before [pipeline.load].
+func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
+	p := &pipeline{folder: folder, clock: &clock{}, ended: make(chan error, 1)}
+	p.tracker = track.New(p.clock.now(), p.clock.now)
+	p.manifest = watch.NewManifests(watch.Config{Folder: folder, NodeName: nodeName, Tracker: p.tracker, Report: p.report})
+	err := h.Do(func() error {
+		kernel, err := apply.Open()
+		p.kernel = &recorder{Kernel: kernel, changed: make(chan struct{})}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	numbers := metrics.New(prometheus.NewRegistry())
+	flows := conntrack.New(conntrack.Config{Metrics: numbers, Open: func() (table conntrack.Table, err error) {
+		err = h.Do(func() error {
+			table, err = conntrack.OpenNetlink()
+			return err
+		})
+		return table, err
+	}})
+	loop := proxy.New(proxy.Config{
+		Source: p.manifest, Tracker: p.tracker, Kernel: p.kernel, Planner: plan.New(s.plan),
+		Metrics:  numbers,
+		Flows:    flows,
+		Health:   health.New(health.Config{Timeout: time.Hour, Now: p.clock.now, NoNode: true}),
+		Schedule: schedule.New(0, time.Hour, time.Hour),
+		// Their sockets would be those of the process's own namespace, which has none of the lab's addresses.
+		Checks:   health.NewServices(func() bool { return true }, func(model.Problem) {}),
+		Families: s.plan.Families, NodeName: nodeName, Model: s.model, NodePorts: nodePorts(h, s),
+		Report: p.report, Now: p.clock.now,
+	})
+	// The zero Logger is silent.
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
+	p.stop = cancel
+	go func() {
+		var beside sync.WaitGroup
+		beside.Go(func() { flows.Run(ctx) })
+		err := loop.Run(ctx)
+		beside.Wait()
+		p.ended <- err
+	}()
+	return p, nil
+}
+
+// nodePorts lists the addresses of the host instead of those of the process's own namespace.
+func nodePorts(h *lab.Host, s settings) proxy.NodePortAddresses {
+	return proxy.NodePortAddresses{Prefixes: s.nodePorts, Local: func() (addrs []netip.Addr, err error) {
+		err = h.Do(func() error {
+			addrs, err = host.Addresses()
+			return err
+		})
+		return addrs, err
+	}}
+}
+
+func (p *pipeline) close() error {
+	p.stop()
+	return errors.Join(<-p.ended, p.kernel.Close())
+}
+
+func (p *pipeline) report(problem model.Problem) {
+	name := strings.TrimPrefix(problem.Name.String(), "/")
+	name = strings.TrimPrefix(name, p.folder+"/")
+	line := strings.TrimSpace(problem.Kind + " " + name + " " + problem.Field)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.problems = append(p.problems, line+": "+strings.ReplaceAll(problem.Reason, p.folder+"/", "")+"\n")
+}
+
+// reported returns the problems since the last call, sorted.
+func (p *pipeline) reported() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := p.problems
+	p.problems = nil
+	slices.Sort(list)
+	return strings.Join(list, "")
+}
+
+// load reads the folder and waits until the kernel holds what is in there.
+func (p *pipeline) load() error {
+	if err := p.manifest.Load(); err != nil {
+		return err
+	}
+	return p.settle()
+}
+
+// settle waits until everything that is marked now has been sent. A sync that was under way already may be the first to
+// end; whatever it had not taken up is in the second.
+func (p *pipeline) settle() error {
+	const patience = 20 * time.Second
+	timeout := time.After(patience)
+	for range 2 {
+		before, changed, _ := p.kernel.state()
+		p.tracker.ServiceCIDRs()
+		for now := before; now == before; now, changed, _ = p.kernel.state() {
+			select {
+			case <-changed:
+			case <-timeout:
+				_, _, err := p.kernel.state()
+				return errors.Join(fmt.Errorf("no sync within %s", patience), err)
+			}
+		}
+	}
+	_, _, err := p.kernel.state()
+	return err
+}
+
+// retire lets so much time pass that every chain that nothing leads to is given up.
+func (p *pipeline) retire() error {
+	for range 3 {
+		p.clock.advance(time.Minute)
+		if err := p.settle(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fresh is what a planner makes of a folder's objects that has seen nothing before them.
+type fresh struct {
+	planner  *plan.Planner
+	services []*model.Service
+	node     model.Node
+	nodeIPs  [2][]netip.Addr
+	cidrs    [2][]netip.Prefix
+}
+
+func planFolder(h *lab.Host, s settings, folder string) (*fresh, error) {
+	source := watch.NewManifests(watch.Config{Folder: folder, NodeName: nodeName, Tracker: track.New(time.Now(), time.Now)})
+	if err := source.Load(); err != nil {
+		return nil, err
+	}
+	f := &fresh{planner: plan.New(s.plan), node: model.NodeOf(nodeName, source.Node())}
+	f.cidrs, _ = model.ServiceCIDRs(source.ServiceCIDRs())
+	for _, family := range s.plan.Families {
+		addrs, err := nodePorts(h, s).Addresses(family, f.node)
+		if err != nil {
+			return nil, err
+		}
+		f.nodeIPs[family] = addrs
+		f.planner.SetNodeAddresses(family, addrs)
+		f.planner.SetServiceCIDRs(family, f.cidrs[family])
+	}
+	for _, name := range source.Services() {
+		service := model.Build(source.Service(name), source.Slices(name), f.node, s.model)
+		f.planner.Set(name, service)
+		if service != nil {
+			f.services = append(f.services, service)
+		}
+	}
+	// A Service that lost a conflict to a later one has left its classes behind.
+	f.planner.Prune()
+	return f, nil
+}
+
+// elements lists what is planned.
+func elements(p *plan.Planner) (list []string) {
+	p.Elements(func(e *nft.Element) { list = append(list, e.String()) })
+	slices.Sort(list)
+	return list
+}
+
+func chains(p *plan.Planner) (list []string) {
+	for _, t := range p.Tables() {
+		for _, c := range t.Chains {
+			list = append(list, fmt.Sprintf("chain %s %s", t.Family, c.Name))
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// wantText is what is planned, without what is always there.
+func (f *fresh) wantText(s settings) string {
+	empty := plan.New(s.plan)
+	always := append(elements(empty), chains(empty)...)
+	all := append(elements(f.planner), chains(f.planner)...)
+	all = slices.DeleteFunc(all, func(line string) bool { return slices.Contains(always, line) })
+	if len(all) == 0 {
+		return ""
+	}
+	return strings.Join(all, "\n") + "\n"
+}
+
+// program writes the plan into the tables of a namespace.
+func (f *fresh) program(h *lab.Host) error {
+	return h.Do(func() error {
+		kernel, err := apply.Open()
+		if err != nil {
+			return err
+		}
+		_, err = kernel.Sync(f.planner)
+		return errors.Join(err, kernel.Close())
+	})
+}
+
+// inKernel reads back the elements and chains of a namespace, apart from those that rules make and that say what is there.
+func inKernel(h *lab.Host, p *plan.Planner) (elements, chains []string, err error) {
+	err = h.Do(func() error {
+		conn, err := nft.Open()
+		if err != nil {
+			return err
+		}
+		defer conn.Close() //nolint:errcheck // it was only read from
+		for _, t := range p.Tables() {
+			list, err := conn.Chains(t.Family, t.Name)
+			if err != nil {
+				return err
+			}
+			for _, c := range list {
+				chains = append(chains, fmt.Sprintf("chain %s %s", t.Family, c.Name))
+			}
+			for _, s := range t.Sets {
+				if s.Dynamic || s.Name == plan.StateSet {
+					continue
+				}
+				list, err := conn.Elements(s)
+				if err != nil {
+					return err
+				}
+				for i := range list {
+					elements = append(elements, list[i].String())
+				}
+			}
+		}
+		return nil
+	})
+	slices.Sort(elements)
+	slices.Sort(chains)
+	// While the kernel moves a set into a larger hash table, a dump may have an element twice.
+	return slices.Compact(elements), chains, err
+}
+
+// cleanUp removes our tables and all conntrack entries from a namespace.
+func cleanUp(h *lab.Host) error {
+	return h.Do(func() error { return errors.Join(apply.Cleanup(), flushConntrack()) })
+}

@@ -1,0 +1,231 @@
+package scenario
+
+import (
+	"errors"
+	"flag"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+var update = flag.Bool("update", false, "write what is planned into the scenarios, instead of comparing it")
+
+// rig is what all scenarios share.
+type rig struct {
+	lab *lab.Lab
+	// freshly and loaded are namespaces for tables that no packet meets.
+	freshly, loaded *lab.Host
+	programs        []program
+	coverage        coverage
+}
+
+// Ports on which every host but the clients serves; more than one, to see that the port of the endpoint is used.
+const (
+	firstPort, secondPort = 8080, 9090
+	echoPort              = 7070
+)
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	config := lab.Config{Pods: 2, Remotes: 2, Clients: 2, NodeAddrs: []netip.Addr{
+		netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2"),
+	}}
+	r := &rig{lab: lab.ForTest(t, config), coverage: coverage{}, programs: programs()}
+	scratch := lab.ForTest(t, lab.Config{})
+	r.freshly, r.loaded = scratch.Node, scratch.Client
+	for _, h := range slices.Concat([]*lab.Host{r.lab.Node}, r.lab.Pods, r.lab.Remotes) {
+		mustServe(t, h)
+	}
+	return r
+}
+
+func mustServe(t *testing.T, h *lab.Host) {
+	t.Helper()
+	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		for _, port := range []uint16{firstPort, secondPort} {
+			if p == model.SCTP && h.Device == "" {
+				continue // the raw sockets would keep the node from refusing
+			}
+			if _, err := h.Serve(p, port); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := h.ServeEcho(echoPort); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestScenarios(t *testing.T) {
+	paths, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("find scenarios: %v, %d files", err, len(paths))
+	}
+	r := newRig(t)
+	run := 0
+	for _, path := range paths {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
+			run++
+			s, err := readScenario(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.scenario(t, s)
+		})
+	}
+	if run < len(paths) {
+		return // a part of the suite was asked for
+	}
+	if missing := r.coverage.missing(); len(missing) > 0 {
+		t.Errorf("no scenario shows:\n%s", strings.Join(missing, "\n"))
+	}
+}
+
+// scenario proves all that a scenario says.
+func (r *rig) scenario(t *testing.T, s *scenario) {
+	folder := t.TempDir()
+	tr := &traffic{lab: r.lab, pins: map[string]string{}}
+	p, err := startPipeline(r.lab.Node, s.settings, folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(p.close(), tr.close(), cleanUp(r.lab.Node)); err != nil {
+			t.Errorf("clean up: %v", err)
+		}
+	})
+	for _, st := range s.steps {
+		r.step(t, s, st, p, tr)
+	}
+}
+
+// step proves one step; its number is in all messages.
+func (r *rig) step(t *testing.T, s *scenario, st *step, p *pipeline, tr *traffic) {
+	t.Helper()
+	if err := st.enter(p.folder); err != nil {
+		t.Fatalf("step %d: write manifests: %v", st.number, err)
+	}
+	state, err := planFolder(r.lab.Node, s.settings, p.folder)
+	if err != nil {
+		t.Fatalf("step %d: plan: %v", st.number, err)
+	}
+	r.checkPlan(t, s, st, state)
+	if err := errors.Join(r.lab.Node.Do(forgetDatagrams), p.load()); err != nil {
+		t.Fatalf("step %d: %v", st.number, err)
+	}
+	if diff := cmp.Diff(strings.Split(st.problems, "\n"), strings.Split(p.reported(), "\n")); diff != "" {
+		t.Errorf("step %d: reported problems (-want +got):\n%s", st.number, diff)
+	}
+	r.checkPackets(t, st, tr, state)
+	if err := p.retire(); err != nil {
+		t.Fatalf("step %d: retire chains: %v", st.number, err)
+	}
+	r.checkKernel(t, st, r.lab.Node, state)
+	r.checkListing(t, st, state, st == s.steps[len(s.steps)-1])
+}
+
+// checkPlan: the objects give what the scenario says.
+func (r *rig) checkPlan(t *testing.T, s *scenario, st *step, state *fresh) {
+	t.Helper()
+	got := state.wantText(s.settings)
+	if *update {
+		if err := s.update(st, got); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(strings.Split(st.want, "\n"), strings.Split(got, "\n")); diff != "" {
+		t.Errorf("step %d: plan (-want +got; -update accepts it):\n%s", st.number, diff)
+	}
+}
+
+// checkKernel: a namespace's tables hold just what is planned.
+func (r *rig) checkKernel(t *testing.T, st *step, h *lab.Host, state *fresh) {
+	t.Helper()
+	gotElements, gotChains, err := inKernel(h, state.planner)
+	if err != nil {
+		t.Fatalf("step %d: read tables: %v", st.number, err)
+	}
+	if diff := cmp.Diff(elements(state.planner), gotElements); diff != "" {
+		t.Errorf("step %d: elements in the kernel of %s (-planned +there):\n%s", st.number, h.Name, diff)
+	}
+	if diff := cmp.Diff(chains(state.planner), gotChains); diff != "" {
+		t.Errorf("step %d: chains in the kernel of %s (-planned +there):\n%s", st.number, h.Name, diff)
+	}
+}
+
+// checkListing: nft lists the tables, loads its own listing, and lists the same tables where everything was programmed at
+// once. Every version of nft at hand does, after the last step.
+func (r *rig) checkListing(t *testing.T, st *step, state *fresh, last bool) {
+	t.Helper()
+	if err := state.program(r.freshly); err != nil {
+		t.Fatalf("step %d: program a fresh namespace: %v", st.number, err)
+	}
+	defer func() {
+		if err := cleanUp(r.freshly); err != nil {
+			t.Errorf("step %d: clean up: %v", st.number, err)
+		}
+	}()
+	programs := r.programs[:1]
+	if last {
+		programs = r.programs
+		r.checkKernel(t, st, r.freshly, state)
+	}
+	for _, nft := range programs {
+		text, err := nft.reload(r.lab.Node, r.loaded)
+		if err != nil {
+			t.Errorf("step %d: %v", st.number, err)
+			continue
+		}
+		once, err := nft.list(r.freshly)
+		if err != nil {
+			t.Errorf("step %d: %v", st.number, err)
+		}
+		if diff := cmp.Diff(canonical(once), canonical(text)); diff != "" {
+			t.Errorf("step %d: %s list ruleset (-programmed at once +step by step):\n%s", st.number, nft.name, diff)
+		}
+	}
+}
+
+// checkPackets: packets do what the scenario says.
+func (r *rig) checkPackets(t *testing.T, st *step, tr *traffic, state *fresh) {
+	t.Helper()
+	lines, err := parsePackets(st.packets)
+	if err != nil {
+		t.Fatalf("step %d: packets: %v", st.number, err)
+	}
+	for _, err := range tr.run(t.Context(), lines) {
+		t.Errorf("step %d: %v", st.number, err)
+	}
+	for _, l := range lines {
+		r.coverage.note(l, state, state.cidrs[model.FamilyOf(l.to.Addr())])
+	}
+}
+
+func flushConntrack() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }
+
+// forgetDatagrams removes what conntrack remembers of UDP and SCTP in the calling thread's namespace: a later probe that
+// happens to have an earlier one's port would be led the old way.
+func forgetDatagrams() error {
+	var errs []error
+	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		for _, proto := range []uint8{unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
+			filter := &netlink.ConntrackFilter{}
+			if err := filter.AddProtocol(proto); err != nil {
+				return err
+			}
+			_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, filter)
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,221 @@
+package scenario
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/tools/txtar"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// scenario is one file of testdata.
+type scenario struct {
+	path     string
+	archive  *txtar.Archive
+	settings settings
+	steps    []*step
+}
+
+// step is one state of the cluster, and what is to be seen then.
+type step struct {
+	number int
+	// write are manifests that appear or change, by file name; remove are names of those that go.
+	write  map[string][]byte
+	remove []string
+	// want, packets and problems are the texts of the files of these names.
+	want, packets, problems string
+}
+
+// settings are a scenario's command line.
+type settings struct {
+	plan      plan.Options
+	model     model.Options
+	nodePorts []netip.Prefix
+}
+
+const (
+	nodeName       = "node-1"
+	masqueradeMark = 1 << 14
+)
+
+// common are manifests that every scenario starts with.
+const common = "testdata/common/cluster.yaml"
+
+var stepFile = regexp.MustCompile(`^([0-9]+)\.([a-z0-9.-]+)$`)
+
+func readScenario(path string) (*scenario, error) {
+	archive, err := txtar.ParseFile(path)
+	if err != nil {
+		return nil, err
+	}
+	s := &scenario{path: path, archive: archive}
+	options := ""
+	for _, f := range archive.Files {
+		if f.Name == "flags" {
+			options = string(f.Data)
+			continue
+		}
+		if err := s.add(f.Name, f.Data); err != nil {
+			return nil, fmt.Errorf("%s: %s: %w", path, f.Name, err)
+		}
+	}
+	if len(s.steps) == 0 {
+		return nil, fmt.Errorf("%s: there is no step", path)
+	}
+	if s.settings, err = parseSettings(strings.Fields(options)); err != nil {
+		return nil, fmt.Errorf("%s: flags: %w", path, err)
+	}
+	shared, err := os.ReadFile(common)
+	if s.steps[0].write["cluster.yaml"] == nil {
+		s.steps[0].write["cluster.yaml"] = shared
+	}
+	return s, err
+}
+
+// add takes up one file of a step.
+func (s *scenario) add(name string, data []byte) error {
+	match := stepFile.FindStringSubmatch(name)
+	if match == nil {
+		return errors.New("the name is neither \"flags\" nor NUMBER.NAME")
+	}
+	number, err := strconv.Atoi(match[1])
+	if err != nil || number > len(s.steps)+1 || number < len(s.steps) || number == 0 {
+		return errors.New("the steps must have the numbers 1, 2, 3 and so on")
+	}
+	if number > len(s.steps) {
+		s.steps = append(s.steps, &step{number: number, write: map[string][]byte{}})
+	}
+	st := s.steps[number-1]
+	switch match[2] {
+	case "want":
+		st.want = string(data)
+	case "packets":
+		st.packets = string(data)
+	case "problems":
+		st.problems = string(data)
+	case "delete":
+		st.remove = strings.Fields(string(data))
+	default:
+		if filepath.Ext(name) != ".yaml" {
+			return errors.New("not a file that a step can have")
+		}
+		st.write[match[2]] = data
+	}
+	return nil
+}
+
+// parseSettings reads flags of kube-proxy's names. Their defaults are those of the lab.
+func parseSettings(args []string) (settings, error) {
+	s := settings{plan: plan.Options{Families: model.Families[:], MasqueradeMark: masqueradeMark}}
+	fs := flag.NewFlagSet("flags", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	fs.BoolVar(&s.plan.MasqueradeAll, "masquerade-all", false, "")
+	clusterCIDR := fs.String("cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "")
+	bridge := fs.String("pod-bridge-interface", "", "")
+	prefix := fs.String("pod-interface-name-prefix", "", "")
+	nodePorts := fs.String("nodeport-addresses", "", "")
+	fs.BoolVar(&s.model.IgnoreExternalIPs, "ignore-external-ips", false, "")
+	if err := fs.Parse(args); err != nil {
+		return s, err
+	}
+	var err error
+	if s.nodePorts, err = parsePrefixes(*nodePorts); err != nil {
+		return s, err
+	}
+	cidrs, err := parsePrefixes(*clusterCIDR)
+	for _, p := range cidrs {
+		s.plan.LocalPods[model.FamilyOf(p.Addr())].Prefix = p
+	}
+	for f := range s.plan.LocalPods {
+		if *bridge+*prefix != "" {
+			s.plan.LocalPods[f] = plan.LocalPods{Interface: *bridge + *prefix, InterfacePrefix: *prefix != ""}
+		}
+	}
+	for _, p := range s.nodePorts {
+		if p.Bits() == 0 {
+			s.plan.AnyNodeAddress[model.FamilyOf(p.Addr())] = true
+		}
+	}
+	return s, err
+}
+
+func parsePrefixes(list string) (out []netip.Prefix, err error) {
+	for _, s := range strings.FieldsFunc(list, func(r rune) bool { return r == ',' }) {
+		p, err := model.ParsePrefix(s)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// enter brings a folder of manifests from the step before to this one.
+func (st *step) enter(folder string) error {
+	for _, name := range st.remove {
+		if err := os.Remove(filepath.Join(folder, name)); err != nil {
+			return err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(st.write)) {
+		if err := os.WriteFile(filepath.Join(folder, name), st.write[name], 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// update writes what was planned into the scenario's file.
+func (s *scenario) update(st *step, want string) error {
+	name := fmt.Sprintf("%d.want", st.number)
+	at := slices.IndexFunc(s.archive.Files, func(f txtar.File) bool { return f.Name == name })
+	if at < 0 {
+		// After the step's manifests, before its packets.
+		belongs := func(f txtar.File) bool {
+			return strings.HasPrefix(f.Name, fmt.Sprintf("%d.", st.number)) &&
+				(strings.HasSuffix(f.Name, ".yaml") || strings.HasSuffix(f.Name, ".delete"))
+		}
+		for i, f := range s.archive.Files {
+			if belongs(f) {
+				at = i + 1
+			}
+		}
+		s.archive.Files = slices.Insert(s.archive.Files, max(at, 0), txtar.File{Name: name})
+		at = max(at, 0)
+	}
+	s.archive.Files[at].Data = []byte(want)
+	return os.WriteFile(s.path, txtar.Format(s.archive), 0o644)
+}
+
+func TestReadScenarioRefusesWhatItCannotUse(t *testing.T) {
+	for _, tc := range []struct{ name, text, want string }{
+		{"no step", "only a comment\n", "no step"},
+		{"a gap", "-- 2.objects.yaml --\n", "numbers 1, 2, 3"},
+		{"a stray file", "-- notes --\n", "NUMBER.NAME"},
+		{"a misspelt file", "-- 1.wnat --\n", "not a file that a step can have"},
+		{"an unknown flag", "-- flags --\n--no-such-flag\n-- 1.want --\n", "flags"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "x.txtar")
+			if err := os.WriteFile(path, []byte(tc.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := readScenario(path); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("readScenario() = %v, want an error with %q", err, tc.want)
+			}
+		})
+	}
+}
