@@ -29,6 +29,9 @@ test-kernels: ## tests on other kernels, in virtual machines (root)
 bench: ## benchmarks (root), in the format of benchstat; COUNT=10 repeats them
 	hack/bench.sh
 
+compare: ## kube-proxy and kube-nftproxy on one cluster, in one run (root); SERVICES=10000, OUTPUT=. publishes it
+	hack/compare.sh
+
 lint: ## gofmt, go vet, staticcheck, errcheck, go mod tidy
 	hack/test.sh lint
 
@@ -41,4 +44,4 @@ update: ## rewrite what tests compare with: goldens, and the table of flags in R
 clean: ## delete bin/
 	rm -rf bin
 
-.PHONY: help build demo test test-unit test-netns test-e2e test-kernels bench lint verify update clean
+.PHONY: help build demo test test-unit test-netns test-e2e test-kernels bench compare lint verify update clean

@@ -5,6 +5,8 @@
 #   PACKAGES="pkg/apply test/lab"   packages whose tests to run
 #   RUN=regexp                      tests to run, as in go test -run
 #   MODE=short                      runs them with -test.short
+#   LIMIT=seconds                   after which a machine is given up, 1500 by default
+# Seconds in its output are the guest's, see boot.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=$PWD/.cache/kernels
@@ -90,9 +92,10 @@ base() {
   done
 }
 
-# boot KERNEL IMAGE LOG
+# boot KERNEL IMAGE LOG: the guest's clock counts instructions, two nanoseconds each, so that a busy machine makes tests slow
+# but lets none run into a timeout. QEMU can do that for one processor.
 boot() {
-  timeout "${LIMIT:-900}" qemu-system-x86_64 -M q35 -cpu max -smp 1 -icount shift=1 -m 2G -display none -monitor none -serial "file:$3" \
+  timeout "${LIMIT:-1500}" qemu-system-x86_64 -M q35 -cpu max -smp 1 -icount shift=1 -m 2G -display none -monitor none -serial "file:$3" \
     -no-reboot -nic none -kernel "$(ls "$cache/$1"/boot/vmlinuz-*)" -initrd "$2" -append "console=ttyS0 quiet panic=-1"
 }
 
@@ -103,18 +106,20 @@ report() {
     /^ *--- PASS/ { pass++ }
     /^ *--- FAIL/ { fail++; print kernel ": " $0 }
     /^ *--- SKIP/ { skip++; print kernel ": " $0 }
-    /^kernels: failed / { fail += 0; bad = 1; print kernel ": failed: " $3 }
+    /^kernels: failed / { bad = 1; print kernel ": failed: " $3 }
     /^kernels: done / { seconds = $3 }
     END {
+      pass += 0; fail += 0; skip += 0
       if (seconds == "") { print kernel ": the machine did not finish"; bad = 1 }
       printf "%s: linux %s: %d passed, %d failed, %d skipped, %s s\n", kernel, version, pass, fail, skip, seconds
-      exit bad || fail || !pass
+      exit (bad || fail || !pass)
     }' <(tr -d '\r' <"$2")
 }
 
 DEBIAN_FRONTEND=noninteractive
 export DEBIAN_FRONTEND
-if ! command -v qemu-system-x86_64 cpio depmod xz >/dev/null; then
+PATH=$PATH:/usr/sbin:/sbin
+if ! (for c in qemu-system-x86_64 cpio depmod xz; do command -v $c || exit; done) >/dev/null; then
   apt-get update -qq
   apt-get install -qq -y --no-install-recommends qemu-system-x86 cpio kmod xz-utils >/dev/null
 fi

@@ -171,7 +171,8 @@ func (b *Batch) addRule(t *Table, c *Chain, r *Rule) {
 	b.end(off)
 }
 
-// AddSet creates a set or map without elements. On one that exists it only raises the size (kernel 6.5).
+// AddSet creates a set or map without elements. On one that exists it does nothing but, since kernel 6.5, raise the size
+// when the batch is committed.
 func (b *Batch) AddSet(s *Set) {
 	off := b.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, s.Family)
 	b.str(unix.NFTA_SET_TABLE, s.Table)

@@ -9,7 +9,7 @@ import (
 
 // Change is the difference between what was taken last and what is wanted now. It is applied in the order of its fields.
 type Change struct {
-	// Grown are sets that have to be made anew with room for more elements.
+	// Grown are sets that are about to fill up: they have to be made anew, with room for more elements.
 	Grown []*nft.Set
 	// Chains are chains to add, with their rules.
 	Chains []Chain

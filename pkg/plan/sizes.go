@@ -7,13 +7,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// grow raises a set's size before it fills up.
+// grow notes that a set is about to fill up.
 func (p *Planner) grow(s *nft.Set) {
-	if s.Size == 0 || s.Dynamic || p.counts[s] <= int(s.Size/4*3) {
-		return
-	}
-	s.Size *= 4
-	if !slices.Contains(p.delta.grown, s) {
+	full := s.Size > 0 && !s.Dynamic && p.counts[s] > int(s.Size/4*3)
+	if full && !slices.Contains(p.delta.grown, s) {
 		p.delta.grown = append(p.delta.grown, s)
 	}
 }

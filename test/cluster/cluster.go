@@ -50,6 +50,7 @@ type Cluster struct {
 	config    Config
 	authority authority
 	server    netip.AddrPort
+	etcd      string     // its URL
 	processes []*process // in the order of their start
 	client    kubernetes.Interface
 }
@@ -111,6 +112,7 @@ func (c *Cluster) start(ctx context.Context) error {
 		return err
 	}
 	etcd, err := c.startEtcd(ctx)
+	c.etcd = etcd
 	if err != nil {
 		return err
 	}

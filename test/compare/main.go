@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -28,7 +29,7 @@ func main() {
 	flag.IntVar(&s.services, "services", 10000, "number of Services")
 	flag.IntVar(&s.endpoints, "endpoints", 10, "endpoints of each")
 	flag.IntVar(&s.changes, "changes", 5, "single changes of an endpoint to measure")
-	flag.StringVar(&s.output, "output", "", "folder for benchmarks.json; empty: print only")
+	flag.StringVar(&s.output, "output", "", "root of the checkout in which docs/benchmarks.json and the tables are written; empty: print only")
 	flag.StringVar(&s.ours, "kube-nftproxy", "bin/kube-nftproxy", "our program")
 	flag.StringVar(&s.theirs, "kube-proxy", "bin/kubernetes/kube-proxy", "kube-proxy")
 	flag.Parse()
@@ -94,15 +95,35 @@ func say(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s  "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
 }
 
-func (r *Report) write(folder string) error {
+func (r *Report) write(root string) error {
 	b, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(folder, "benchmarks.json"), append(b, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "docs/benchmarks.json"), append(b, '\n'), 0o644); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(folder, "benchmarks-table.md"), []byte(r.table()), 0o644)
+	for _, page := range []string{"README.md", "docs/benchmarks.md"} {
+		if err := r.publish(filepath.Join(root, page)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// publish puts the table between the two markers of a page.
+func (r *Report) publish(page string) error {
+	const begin, end = "<!-- comparison -->\n", "<!-- /comparison -->\n"
+	b, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	before, rest, begins := strings.Cut(string(b), begin)
+	_, after, ends := strings.Cut(rest, end)
+	if !begins || !ends {
+		return fmt.Errorf("publish in %s: no lines %q and %q", page, begin, end)
+	}
+	return os.WriteFile(page, []byte(before+begin+r.table()+end+after), 0o644)
 }
 
 // table is the report in Markdown.

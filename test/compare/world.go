@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"sync"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -33,52 +32,36 @@ func (w *world) fill(ctx context.Context) error {
 	if err := w.Apply(ctx, node); err != nil {
 		return err
 	}
-	const workers = 32
-	numbers, failed := make(chan int), make(chan error, workers)
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() {
-			for i := range numbers {
-				if err := w.create(ctx, i); err != nil {
-					failed <- err
-					return
-				}
-			}
-		})
-	}
-	defer wg.Wait()
-	defer close(numbers)
-	for i := range w.services {
-		select {
-		case numbers <- i:
-		case err := <-failed:
-			return err
-		}
-	}
-	return nil
-}
-
-func (w *world) create(ctx context.Context, i int) error {
-	svc := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)},
+	template, err := w.Client().CoreV1().Services("default").Create(ctx, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "template"},
 		Spec: corev1.ServiceSpec{
-			ClusterIP: fmt.Sprintf("10.96.%d.%d", 1+i/250, 1+i%250),
+			ClusterIP: "10.96.0.200",
 			Ports:     []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}},
 		},
-	}
-	if _, err := w.Client().CoreV1().Services("default").Create(ctx, svc, metav1.CreateOptions{}); err != nil {
+	}, metav1.CreateOptions{})
+	if err != nil {
 		return err
 	}
-	_, err := w.Client().DiscoveryV1().EndpointSlices("default").Create(ctx, w.slice(i, 0), metav1.CreateOptions{})
-	return err
+	store := w.Store(ctx)
+	for i := range w.services {
+		svc := template.DeepCopy()
+		svc.Name = serviceName(i)
+		svc.Spec.ClusterIP = fmt.Sprintf("10.96.%d.%d", 1+i/250, 1+i%250)
+		svc.Spec.ClusterIPs = []string{svc.Spec.ClusterIP}
+		store.Service(svc)
+		store.Slice(w.slice(i, 0))
+	}
+	return store.Flush()
 }
+
+func serviceName(i int) string { return fmt.Sprintf("svc-%d", i) }
 
 // slice returns the endpoints of a Service; two rounds differ by one endpoint.
 func (w *world) slice(i, round int) *discoveryv1.EndpointSlice {
 	name, protocol, port, ready := "http", corev1.ProtocolTCP, int32(8080), true
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "default", Name: fmt.Sprintf("svc-%d-1", i), Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprintf("svc-%d", i)},
+			Namespace: "default", Name: serviceName(i) + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: serviceName(i)},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &port}},

@@ -14,9 +14,7 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -113,7 +111,7 @@ func (w *world) createBig(n int) []netip.AddrPort {
 	if err != nil {
 		w.Fatal(err)
 	}
-	store := w.etcd()
+	store := w.api.Store(w.Context())
 	real := map[int]bool{}
 	for i := range samples {
 		real[sampleIndex(n, i)] = true
@@ -124,19 +122,12 @@ func (w *world) createBig(n int) []netip.AddrPort {
 		ips = append(ips, netip.AddrPortFrom(ip, servicePort))
 		svc, slice := template.DeepCopy(), w.bigSlice(i, real[i])
 		svc.Name, svc.Spec.ClusterIP, svc.Spec.ClusterIPs = bigName(i), ip.String(), []string{ip.String()}
-		claim := &networkingv1.IPAddress{
-			ObjectMeta: metav1.ObjectMeta{Name: ip.String(), Labels: map[string]string{
-				networkingv1.LabelIPAddressFamily: "IPv4", networkingv1.LabelManagedBy: "ipallocator.k8s.io",
-			}},
-			Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{
-				Resource: "services", Namespace: "default", Name: svc.Name,
-			}},
-		}
-		store.put("ipaddresses/"+claim.Name, claim, networkingv1.SchemeGroupVersion)
-		store.put("services/specs/default/"+svc.Name, svc, corev1.SchemeGroupVersion)
-		store.put("endpointslices/default/"+slice.Name, slice, discoveryv1.SchemeGroupVersion)
+		store.Service(svc)
+		store.Slice(slice)
 	}
-	store.flush()
+	if err := store.Flush(); err != nil {
+		w.Fatal(err)
+	}
 	return ips
 }
 

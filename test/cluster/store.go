@@ -1,0 +1,131 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+// Store writes very many objects straight to etcd, in the form in which the API server stores them. The API server's
+// allocator of cluster IPs counts all of them for each new one, so that 10,000 Services take it minutes; what is stored this
+// way it serves and watches like any others. A Store doesn't default or validate: an object should be a copy of
+// one that the API server has returned.
+type Store struct {
+	ctx    context.Context
+	url    string
+	client *http.Client
+	ops    []storeOp
+	err    error
+}
+
+// storeOp is one write of a transaction, in the JSON of etcd's HTTP gateway.
+type storeOp struct {
+	Put struct {
+		Key   []byte `json:"key"`
+		Value []byte `json:"value"`
+	} `json:"request_put"`
+}
+
+// opsEach is the number of objects in one transaction; etcd takes 128.
+const opsEach = 120
+
+// Store returns a store that works as long as the context.
+func (c *Cluster) Store(ctx context.Context) *Store {
+	return &Store{ctx: ctx, url: c.etcd, client: &http.Client{
+		Timeout: time.Minute, Transport: &http.Transport{DialContext: c.dial()},
+	}}
+}
+
+// Service stores a Service with the cluster IP that it names, and the IPAddress that claims it.
+func (s *Store) Service(svc *corev1.Service) {
+	ip, err := netip.ParseAddr(svc.Spec.ClusterIP)
+	if err != nil {
+		s.err = errors.Join(s.err, fmt.Errorf("store Service %s: %w", svc.Name, err))
+		return
+	}
+	family := corev1.IPv4Protocol
+	if ip.Is6() {
+		family = corev1.IPv6Protocol
+	}
+	claim := &networkingv1.IPAddress{
+		ObjectMeta: metav1.ObjectMeta{Name: svc.Spec.ClusterIP, Labels: map[string]string{
+			networkingv1.LabelIPAddressFamily: string(family), networkingv1.LabelManagedBy: "ipallocator.k8s.io",
+		}},
+		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{
+			Resource: "services", Namespace: svc.Namespace, Name: svc.Name,
+		}},
+	}
+	s.put("ipaddresses/"+claim.Name, claim, networkingv1.SchemeGroupVersion)
+	s.put("services/specs/"+svc.Namespace+"/"+svc.Name, svc, corev1.SchemeGroupVersion)
+}
+
+// Slice stores an EndpointSlice.
+func (s *Store) Slice(slice *discoveryv1.EndpointSlice) {
+	s.put("endpointslices/"+slice.Namespace+"/"+slice.Name, slice, discoveryv1.SchemeGroupVersion)
+}
+
+// put writes an object sooner or later. It gets a UID and a creation time of its own.
+func (s *Store) put(key string, obj runtime.Object, version schema.GroupVersion) {
+	meta := obj.(metav1.Object)
+	meta.SetUID(uuid.NewUUID())
+	meta.SetResourceVersion("")
+	meta.SetCreationTimestamp(metav1.Now())
+	encoder := scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), version)
+	value, err := runtime.Encode(encoder, obj)
+	if err != nil {
+		s.err = errors.Join(s.err, fmt.Errorf("encode %s: %w", key, err))
+		return
+	}
+	var op storeOp
+	op.Put.Key, op.Put.Value = []byte("/registry/"+key), value
+	if s.ops = append(s.ops, op); len(s.ops) == opsEach {
+		s.err = errors.Join(s.err, s.write())
+	}
+}
+
+// Flush writes what is left, and returns everything that went wrong.
+func (s *Store) Flush() error {
+	if len(s.ops) > 0 {
+		s.err = errors.Join(s.err, s.write())
+	}
+	return s.err
+}
+
+func (s *Store) write() error {
+	body, err := json.Marshal(map[string][]storeOp{"success": s.ops})
+	if err != nil {
+		return fmt.Errorf("write to etcd: %w", err)
+	}
+	s.ops = nil
+	req, err := http.NewRequestWithContext(s.ctx, http.MethodPost, s.url+"/v3/kv/txn", bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("write to etcd: %w", err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return fmt.Errorf("write to etcd: %w", err)
+	}
+	defer resp.Body.Close() //nolint:errcheck // it has been read
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("write to etcd: %s: %s: %w", resp.Status, answer, err)
+	}
+	return nil
+}
