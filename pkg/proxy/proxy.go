@@ -150,11 +150,11 @@ func (p *Proxy) step(ctx context.Context) {
 		p.sync(ctx)
 		return
 	}
-	if !p.retireAt.IsZero() && p.retireAt.Before(at) {
-		at = p.retireAt
-	}
-	if look := now.Add(lookEvery); p.Kernel.Known() && look.Before(at) {
-		at = look
+	if p.Kernel.Known() {
+		at = earlier(at, now.Add(lookEvery))
+		if !p.retireAt.IsZero() {
+			at = earlier(at, p.retireAt)
+		}
 	}
 	timer := time.NewTimer(at.Sub(now))
 	defer timer.Stop()
@@ -168,6 +168,13 @@ func (p *Proxy) step(ctx context.Context) {
 	case <-timer.C:
 		p.look(ctx)
 	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 // look asks for a sync if somebody else has changed the kernel's ruleset: it may have been our tables.

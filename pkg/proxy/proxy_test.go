@@ -314,6 +314,28 @@ func TestAFailingKernelIsTriedAgainUntilItHoldsEverything(t *testing.T) {
 	})
 }
 
+// While the kernel fails, a chain that is due to go waits, and the loop doesn't spin: in a bubble time would stand still.
+func TestAFailingKernelDelaysWhatIsDueToGo(t *testing.T) {
+	run(t, func(b *bench) {
+		b.set(1, 3)
+		close(b.source.synced)
+		synctest.Wait()
+		b.set(1, 2)
+		time.Sleep(1500 * time.Millisecond)
+		b.kernel.mu.Lock()
+		b.kernel.fail = func(int) error { return errors.New("no") }
+		b.kernel.mu.Unlock()
+		b.set(2, 1)
+		time.Sleep(20 * time.Second)
+		b.kernel.mu.Lock()
+		b.kernel.fail = nil
+		b.kernel.mu.Unlock()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		b.check(t)
+	})
+}
+
 // gather returns a collector of one metric of a family, for testutil.
 func gather(t *testing.T, r *prometheus.Registry, name string) prometheus.Collector {
 	t.Helper()

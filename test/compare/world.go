@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"strings"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -86,12 +87,14 @@ func (w *world) change(ctx context.Context) error {
 	return err
 }
 
+// kernel returns the kernel's version without what a distribution adds to it.
 func kernel() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		return "unknown"
 	}
-	return unix.ByteSliceToString(u.Release[:])
+	version, _, _ := strings.Cut(unix.ByteSliceToString(u.Release[:]), "-")
+	return version
 }
 
 func cpus() int { return runtime.NumCPU() }
