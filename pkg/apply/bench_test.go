@@ -9,6 +9,8 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // plain returns an IPv4 Service with a cluster IP and some endpoints; round tells two forms of it apart by one endpoint.
@@ -41,10 +43,10 @@ func fill(p *plan.Planner, services, endpoints int) {
 
 // BenchmarkFullSync writes everything into an empty namespace.
 func BenchmarkFullSync(b *testing.B) {
-	enterNamespace(b)
+	lab.EnterNamespace(b)
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
-			enterNamespace(b)
+			lab.EnterNamespace(b)
 			p := plan.New(options())
 			fill(p, size.services, size.endpoints)
 			b.ReportAllocs()
@@ -66,7 +68,7 @@ func BenchmarkFullSync(b *testing.B) {
 func BenchmarkReplaceOneEndpoint(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
-			enterNamespace(b)
+			lab.EnterNamespace(b)
 			k, p := open(b), plan.New(options())
 			fill(p, size.services, size.endpoints)
 			sync(b, k, p, Full)
@@ -86,7 +88,7 @@ func BenchmarkReplaceOneEndpoint(b *testing.B) {
 func BenchmarkAdopt(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
-			enterNamespace(b)
+			lab.EnterNamespace(b)
 			k, p := open(b), plan.New(options())
 			fill(p, size.services, size.endpoints)
 			sync(b, k, p, Full)

@@ -9,6 +9,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // setSizes lists the sizes of the sets of a fixed size in the kernel, by family and name.
@@ -30,7 +32,7 @@ func setSizes(t testing.TB, k *Kernel) map[string]uint32 {
 // Kernels before 6.5 ignore a set's new size, and a batch that exceeds the old one fails with ENFILE: no sync may come to
 // that.
 func TestSetsOutgrowTheirSizes(t *testing.T) {
-	enterNamespace(t)
+	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
 	sync(t, k, p, Full)
 	const services, step = 2200, 100
@@ -67,7 +69,7 @@ func TestSetsOutgrowTheirSizes(t *testing.T) {
 
 // A single change may be larger than what a set was made for.
 func TestOneBatchOutgrowsAllSizes(t *testing.T) {
-	enterNamespace(t)
+	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
 	sync(t, k, p, Full)
 	for i := range 1500 {

@@ -5,13 +5,11 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,19 +17,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
-)
 
-// enterNamespace gives the test a network namespace of its own. Its thread is never used again.
-func enterNamespace(t testing.TB) {
-	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		if os.Getenv("REQUIRE_NETNS") != "" {
-			t.Fatalf("make a network namespace: %v", err)
-		}
-		t.Skipf("make a network namespace (needs root): %v", err)
-	}
-}
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
 
 func options() plan.Options {
 	return plan.Options{
@@ -165,7 +153,7 @@ func planned(p *plan.Planner) []string {
 }
 
 func TestSyncFillsReadableTables(t *testing.T) {
-	enterNamespace(t)
+	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
 	cluster(p)
 	sync(t, k, p, Full)
@@ -190,7 +178,7 @@ func TestSyncFillsReadableTables(t *testing.T) {
 }
 
 func TestRestartAdoptsUnchangedTables(t *testing.T) {
-	enterNamespace(t)
+	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
 	cluster(p)
 	sync(t, k, p, Full)
@@ -240,7 +228,7 @@ func TestRestartAdoptsUnusedChains(t *testing.T) {
 
 // A younger Service that an older one drives out while the first plan is made leaves no trace in it.
 func TestRestartAdoptsWhateverTheOrderOfServices(t *testing.T) {
-	enterNamespace(t)
+	lab.EnterNamespace(t)
 	older, younger := everything(1, 3, 0, false), everything(1, 5, 0, false)
 	older.Name.Name, older.Created = "older", time.Unix(1, 0)
 	younger.Name.Name, younger.Created = "younger", time.Unix(2, 0)

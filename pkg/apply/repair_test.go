@@ -10,12 +10,14 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // synced returns a kernel in a namespace of its own that holds the test's cluster.
 func synced(t testing.TB) (*Kernel, *plan.Planner) {
 	t.Helper()
-	enterNamespace(t)
+	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
 	cluster(p)
 	sync(t, k, p, Full)

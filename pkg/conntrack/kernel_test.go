@@ -8,9 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -21,19 +19,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // enterNamespace gives the test a network namespace of its own, in which the addresses of pods are local and all
 // others are routed to nowhere. Its thread is never used again.
 func enterNamespace(t testing.TB) {
 	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		if os.Getenv("REQUIRE_NETNS") != "" {
-			t.Fatalf("make a network namespace: %v", err)
-		}
-		t.Skipf("make a network namespace (needs root): %v", err)
-	}
+	lab.EnterNamespace(t)
 	for _, args := range []string{
 		"link set lo up", "link add out type veth peer name nowhere", "link set out arp off up", "link set nowhere arp off up",
 		"addr add 192.0.2.1/24 dev out", "-6 addr add 2001:db8::1/64 dev out nodad",

@@ -3,13 +3,12 @@ package host
 import (
 	"context"
 	"net/netip"
-	"os"
-	"runtime"
 	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 func TestCheckRelease(t *testing.T) {
@@ -31,13 +30,7 @@ func TestCheckKernelCanBeSkipped(t *testing.T) {
 }
 
 func TestAddressesAreListedAndFollowed(t *testing.T) {
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		if os.Getenv("REQUIRE_NETNS") != "" {
-			t.Fatalf("make a network namespace: %v", err)
-		}
-		t.Skipf("make a network namespace (needs root): %v", err)
-	}
+	lab.EnterNamespace(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	changed, done := make(chan struct{}, 16), make(chan error, 1)
 	updates := make(chan netlink.AddrUpdate, 16)

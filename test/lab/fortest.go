@@ -4,8 +4,24 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"runtime"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
+
+// EnterNamespace gives a test a network namespace of its own, with nothing in it but a loopback interface that is down. The
+// test keeps its thread, which is never used again. Without the privilege it does as ForTest does.
+func EnterNamespace(t testing.TB) {
+	t.Helper()
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		if os.Getenv("REQUIRE_NETNS") != "1" {
+			t.Skipf("no privilege for network namespaces: %v", err)
+		}
+		t.Fatalf("make a network namespace: %v", err)
+	}
+}
 
 // ForTest makes a lab that is closed at the end of the test. Without the privilege for namespaces it skips the test,
 // unless the environment says REQUIRE_NETNS=1, which makes a failure of it.
