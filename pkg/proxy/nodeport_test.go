@@ -1,0 +1,55 @@
+package proxy
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+func TestNodePortAddresses(t *testing.T) {
+	addrs := func(list ...string) (out []netip.Addr) {
+		for _, s := range list {
+			out = append(out, netip.MustParseAddr(s))
+		}
+		return out
+	}
+	prefixes := func(list ...string) (out []netip.Prefix) {
+		for _, s := range list {
+			out = append(out, netip.MustParsePrefix(s))
+		}
+		return out
+	}
+	local := addrs("127.0.0.1", "192.0.2.1", "198.51.100.1", "::1", "2001:db8::1", "192.0.2.1")
+	known := model.Node{IPs: [2]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
+	for _, c := range []struct {
+		name     string
+		prefixes []netip.Prefix
+		node     model.Node
+		want     [2][]netip.Addr
+		any      [2]bool
+	}{
+		{"primary", nil, known, [2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, [2]bool{}},
+		{"primary of one family only", nil, model.Node{IPs: [2]netip.Addr{netip.MustParseAddr("192.0.2.1")}},
+			[2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, [2]bool{}},
+		{"primary unknown", nil, model.Node{}, [2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{}},
+		{"prefixes", prefixes("198.51.100.0/24", "2001:db8::/64"), known,
+			[2][]netip.Addr{addrs("198.51.100.1"), addrs("2001:db8::1")}, [2]bool{}},
+		{"a prefix without addresses", prefixes("203.0.113.0/24"), known, [2][]netip.Addr{nil, addrs("2001:db8::1")}, [2]bool{}},
+		{"everything", prefixes("0.0.0.0/0", "::/0"), known,
+			[2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{true, true}},
+		{"loopback", prefixes("127.0.0.0/8", "::1/128"), known, [2][]netip.Addr{nil, nil}, [2]bool{}},
+	} {
+		n := NodePortAddresses{Prefixes: c.prefixes, Local: func() ([]netip.Addr, error) { return local, nil }}
+		for _, f := range model.Families {
+			got, err := n.Addresses(f, c.node)
+			if err != nil || !slices.Equal(got, c.want[f]) {
+				t.Errorf("%s, %s: %v, %v, want %v", c.name, f, got, err, c.want[f])
+			}
+			if got := n.Any(f); got != c.any[f] {
+				t.Errorf("%s, %s: Any() = %v", c.name, f, got)
+			}
+		}
+	}
+}

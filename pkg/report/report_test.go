@@ -1,0 +1,46 @@
+package report
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+func TestProblemsAreLoggedAndBecomeEvents(t *testing.T) {
+	name := types.NamespacedName{Namespace: "default", Name: "web"}
+	for _, c := range []struct {
+		problem model.Problem
+		event   string
+	}{
+		{model.Problem{Kind: "Service", Name: name, Field: "spec.externalIPs[1]", Reason: "no address"},
+			"Warning NotProgrammed spec.externalIPs[1]: no address"},
+		{model.Problem{Kind: "Service", Name: name, Field: "spec.healthCheckNodePort", Reason: "taken", Event: "FailedToStartServiceHealthcheck", Action: "Listen"},
+			"Warning FailedToStartServiceHealthcheck spec.healthCheckNodePort: taken"},
+		{model.Problem{Kind: "File", Name: types.NamespacedName{Name: "a.yaml"}, Reason: "not YAML"}, ""},
+	} {
+		var log bytes.Buffer
+		recorder := events.NewFakeRecorder(1)
+		New(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), recorder).Problem(c.problem)
+		event := ""
+		select {
+		case event = <-recorder.Events:
+		default:
+		}
+		if event != c.event {
+			t.Errorf("%+v: event %q, want %q", c.problem, event, c.event)
+		}
+		if got := log.String(); !strings.Contains(got, c.problem.Reason) || !strings.Contains(got, c.problem.Name.Name) {
+			t.Errorf("%+v: log %q, want it to name the object and the reason", c.problem, got)
+		}
+		New(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), nil).Problem(c.problem)
+		if n := strings.Count(log.String(), c.problem.Reason); n != 2 {
+			t.Errorf("%+v: %d log lines of two reports, one without an API server", c.problem, n)
+		}
+	}
+}
