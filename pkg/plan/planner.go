@@ -20,6 +20,9 @@ type Planner struct {
 	tables   [2]*nft.Table
 	services map[types.NamespacedName]*service
 	claims   map[model.Key][]claim
+	// noLocal counts the service ports of each family that have endpoints, but none for a frontend with the internal or
+	// external policy Local.
+	noLocal [2]struct{ internal, external int }
 	// losers counts the claims that another Service has won.
 	losers int
 	shared map[nft.ID]*sharedElement
@@ -141,6 +144,8 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) []Conflict {
 	}
 	p.share(now, 1)
 	p.share(old, -1)
+	p.countNoLocal(now, 1)
+	p.countNoLocal(old, -1)
 	p.releaseIDs(old, now)
 	return p.conflicts(now)
 }

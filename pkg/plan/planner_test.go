@@ -276,6 +276,38 @@ func TestOlderServiceWinsAndTheOtherTakesOver(t *testing.T) {
 	}
 }
 
+func TestPortsWithoutLocalEndpointsAreCounted(t *testing.T) {
+	p := New(testOptions())
+	expect := func(when string, internal, external int) {
+		t.Helper()
+		if i, e := p.NoLocalEndpoints(model.IPv4); i != internal || e != external {
+			t.Errorf("%s: %d internal, %d external, want %d, %d", when, i, e, internal, external)
+		}
+	}
+	one := []netip.AddrPort{netip.MustParseAddrPort("10.244.0.1:80")}
+	set := func(internal, external bool, local []netip.AddrPort, endpoints bool) {
+		s := &model.Service{Name: types.NamespacedName{Name: "s"}}
+		s.Ports = []*model.ServicePort{{Protocol: model.TCP, Cluster: one, Local: local, HasEndpoints: endpoints, Frontends: []model.Frontend{
+			{Kind: model.ClusterIP, Local: internal, Key: model.Key{Addr: testAddr(model.IPv4, 96, 1), Port: 80, Protocol: model.TCP}},
+			{Kind: model.NodePort, Local: external, Key: model.Key{Port: 30000, Protocol: model.TCP}},
+		}}}
+		p.Set(s.Name, s)
+	}
+	set(false, false, nil, true)
+	expect("policies Cluster", 0, 0)
+	set(true, true, nil, true)
+	expect("both Local, none here", 1, 1)
+	set(false, true, nil, true)
+	expect("external Local, none here", 0, 1)
+	set(false, true, one, true)
+	expect("one here", 0, 0)
+	set(true, true, nil, false)
+	expect("none anywhere", 0, 0)
+	set(true, false, nil, true)
+	p.Set(types.NamespacedName{Name: "s"}, nil)
+	expect("gone", 0, 0)
+}
+
 // Whoever may make Services can't draw the traffic of somebody else's cluster IP to endpoints of their own.
 func TestAClusterIPWinsOverAnOlderExternalIP(t *testing.T) {
 	p := New(testOptions())

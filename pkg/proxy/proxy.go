@@ -78,6 +78,8 @@ type Proxy struct {
 	// retireAt is when chains that nothing leads to are given up; zero if there are none.
 	retireAt time.Time
 	started  bool
+	// synced is the end of the last successful sync.
+	synced time.Time
 	// checks are what load balancers may ask, on checkAddrs; they are handed over when they have changed.
 	checks        map[types.NamespacedName]health.Check
 	checkAddrs    [2][]netip.Addr
@@ -199,7 +201,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	p.Health.Queued(start)
 	dirty := p.Tracker.Take()
 	p.Metrics.Changes(dirty.ServiceChanges, dirty.SliceChanges)
-	if dirty.Empty() && p.Kernel.Known() && !p.Planner.Changed() {
+	if dirty.Empty() && p.Kernel.Known() && !p.Planner.Changed() && start.Sub(p.synced) > lookEvery {
 		// Nothing has happened for a long time: see whether the tables are still ours.
 		p.Kernel.Doubt()
 	}
@@ -215,6 +217,7 @@ func (p *Proxy) sync(ctx context.Context) {
 		return
 	}
 	p.Schedule.Succeeded(end)
+	p.synced = end
 	p.succeeded(result, outcome)
 	level := 2
 	if result.Kind == apply.Full || !p.started {
@@ -264,6 +267,8 @@ func (p *Proxy) countElements() {
 			}
 		})
 		p.Metrics.ClassChains(f, p.Planner.ClassChains(f))
+		internal, external := p.Planner.NoLocalEndpoints(f)
+		p.Metrics.NoLocalEndpoints(f, internal, external)
 	}
 	p.Metrics.Conflicts(p.Planner.Conflicts())
 }

@@ -33,26 +33,6 @@ func (d *Dirty) Empty() bool {
 	return len(d.Services) == 0 && !d.Node && !d.ServiceCIDRs
 }
 
-// Merge adds what was taken earlier but could not be committed, so that neither names nor triggers are lost. It takes
-// over older's maps: the caller must not use them any more.
-func (d *Dirty) Merge(older Dirty) {
-	newer := *d
-	*d = older
-	for name := range newer.Services {
-		d.addService(name)
-	}
-	for name, triggers := range newer.Triggers {
-		d.addTriggers(name, triggers...)
-	}
-	d.Node = d.Node || newer.Node
-	d.ServiceCIDRs = d.ServiceCIDRs || newer.ServiceCIDRs
-	d.ServiceChanges += newer.ServiceChanges
-	d.SliceChanges += newer.SliceChanges
-	if d.Since.IsZero() {
-		d.Since = newer.Since
-	}
-}
-
 func (d *Dirty) addService(name types.NamespacedName) {
 	if d.Services == nil {
 		d.Services = map[types.NamespacedName]struct{}{}

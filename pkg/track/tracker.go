@@ -60,13 +60,6 @@ func (t *Tracker) Ready() <-chan struct{} {
 	return t.ready
 }
 
-// Pending returns the number of Service and EndpointSlice events since the last [Tracker.Take].
-func (t *Tracker) Pending() (services, slices int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.dirty.ServiceChanges, t.dirty.SliceChanges
-}
-
 // Take hands over all that is dirty, and starts anew. The caller owns the result.
 func (t *Tracker) Take() Dirty {
 	t.mu.Lock()

@@ -2,6 +2,7 @@ package track
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 	"testing"
 	"time"
@@ -88,13 +89,9 @@ func TestTake(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			tr := newTracker()
 			tc.mark(tr)
-			services, slices := tr.Pending()
 			got := tr.Take()
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("Take (-want +got):\n%s", diff)
-			}
-			if services != got.ServiceChanges || slices != got.SliceChanges {
-				t.Errorf("Pending() = %d, %d; Take says %d, %d", services, slices, got.ServiceChanges, got.SliceChanges)
 			}
 			if want := tc.name == "nothing"; got.Empty() != want {
 				t.Errorf("Empty() = %v, want %v", got.Empty(), want)
@@ -145,57 +142,6 @@ func TestTriggersAreBounded(t *testing.T) {
 	if got := old.Triggers[web][0]; !got.Equal(start) {
 		t.Errorf("first trigger is %v, want the oldest, %v", got, start)
 	}
-	tr.Slice(web, start.Add(time.Hour))
-	merged := tr.Take()
-	merged.Merge(old)
-	if got := len(merged.Triggers[web]); got != maxTriggers {
-		t.Errorf("merging kept %d triggers, want %d", got, maxTriggers)
-	}
-}
-
-func TestMerge(t *testing.T) {
-	t1, t2, t3 := start.Add(time.Second), start.Add(2*time.Second), start.Add(3*time.Second)
-	for _, tc := range []struct {
-		name               string
-		newer, older, want Dirty
-	}{
-		{
-			name: "both empty",
-		},
-		{
-			name:  "nothing older",
-			newer: Dirty{Services: names(web), Node: true, ServiceChanges: 1, Since: t2},
-			want:  Dirty{Services: names(web), Node: true, ServiceChanges: 1, Since: t2},
-		},
-		{
-			name:  "nothing newer",
-			older: Dirty{Services: names(web), ServiceCIDRs: true, ServiceChanges: 1, Since: t2},
-			want:  Dirty{Services: names(web), ServiceCIDRs: true, ServiceChanges: 1, Since: t2},
-		},
-		{
-			name: "older triggers come first",
-			newer: Dirty{
-				Services: names(web), SliceChanges: 1, Since: t3,
-				Triggers: map[types.NamespacedName][]time.Time{web: {t2}},
-			},
-			older: Dirty{
-				Services: names(web, db), ServiceChanges: 2, SliceChanges: 2, Since: t1, Node: true,
-				Triggers: map[types.NamespacedName][]time.Time{web: {t1}, db: {t1}},
-			},
-			want: Dirty{
-				Services: names(web, db), ServiceChanges: 2, SliceChanges: 3, Since: t1, Node: true,
-				Triggers: map[types.NamespacedName][]time.Time{web: {t1, t2}, db: {t1}},
-			},
-		},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			got := tc.newer
-			got.Merge(tc.older)
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("Merge (-want +got):\n%s", diff)
-			}
-		})
-	}
 }
 
 // Whatever is marked while others take must be taken exactly once.
@@ -213,13 +159,13 @@ func TestConcurrentMarksAreNotLost(t *testing.T) {
 	finished := make(chan struct{})
 	go func() { wg.Wait(); close(finished) }()
 
-	var all Dirty
-	taken := 0
+	all := map[types.NamespacedName]struct{}{}
+	taken, events := 0, 0
 	take := func() {
 		d := tr.Take()
 		taken += len(d.Services)
-		d.Merge(all)
-		all = d
+		events += d.SliceChanges
+		maps.Copy(all, d.Services)
 	}
 	for done := false; !done; {
 		select {
@@ -229,8 +175,8 @@ func TestConcurrentMarksAreNotLost(t *testing.T) {
 		}
 		take()
 	}
-	if want := markers * marks; taken != want || len(all.Services) != want || all.SliceChanges != want {
-		t.Errorf("took %d names, %d distinct, %d events; want %d of each", taken, len(all.Services), all.SliceChanges, want)
+	if want := markers * marks; taken != want || len(all) != want || events != want {
+		t.Errorf("took %d names, %d distinct, %d events; want %d of each", taken, len(all), events, want)
 	}
 }
 

@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -50,12 +51,16 @@ func await(t *testing.T, what string, done <-chan struct{}) {
 // awaitMarks gathers marks until one of the wanted kind has come, and returns all of them.
 func awaitMarks(t *testing.T, tracker *track.Tracker, enough func(track.Dirty) bool) track.Dirty {
 	t.Helper()
-	var all track.Dirty
+	all := track.Dirty{Services: map[types.NamespacedName]struct{}{}, Triggers: map[types.NamespacedName][]time.Time{}}
 	for !enough(all) {
 		await(t, "mark that was waited for", tracker.Ready())
-		taken := tracker.Take()
-		taken.Merge(all)
-		all = taken
+		d := tracker.Take()
+		maps.Copy(all.Services, d.Services)
+		for name, triggers := range d.Triggers {
+			all.Triggers[name] = append(all.Triggers[name], triggers...)
+		}
+		all.Node, all.ServiceCIDRs = all.Node || d.Node, all.ServiceCIDRs || d.ServiceCIDRs
+		all.ServiceChanges, all.SliceChanges = all.ServiceChanges+d.ServiceChanges, all.SliceChanges+d.SliceChanges
 	}
 	return all
 }
