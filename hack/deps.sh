@@ -24,6 +24,7 @@ setpriv   util-linux
 gcc       gcc
 LIST
 [ -e /usr/include/stdlib.h ] || missing+=(libc6-dev)
+[ -e /etc/protocols ] || missing+=(netbase) # by which nft knows tcp
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 install="apt-get install --yes --no-install-recommends ${missing[*]}"
