@@ -39,14 +39,19 @@ func (k *Kernel) find(t *nft.Table) (found, error) {
 // there are a few dozen, the number of elements where the kernel tells it, and of the elements only the one that says what
 // the others are: reading many takes longer than writing them.
 func (k *Kernel) compare(p *plan.Planner) (why string, err error) {
-	if err := k.findUnused(p); err != nil {
-		return "", err
-	}
+	held := map[nft.Family]found{}
 	for _, t := range p.Tables() {
 		f, err := k.find(t)
 		if err != nil {
 			return "", err
 		}
+		if err := k.noteUnused(p, t.Family, f); err != nil {
+			return "", err
+		}
+		held[t.Family] = f
+	}
+	for _, t := range p.Tables() {
+		f := held[t.Family]
 		if !f.exists {
 			return fmt.Sprintf("there is no table %s %s", t.Family, t.Name), nil
 		}
@@ -65,27 +70,21 @@ func (k *Kernel) compare(p *plan.Planner) (why string, err error) {
 	return "", nil
 }
 
-// findUnused tells the planner of chains that an earlier process made and didn't live to retire.
-func (k *Kernel) findUnused(p *plan.Planner) error {
-	for _, t := range p.Tables() {
-		f, err := k.find(t)
+// noteUnused tells the planner of chains that an earlier process made and didn't live to retire.
+func (k *Kernel) noteUnused(p *plan.Planner, family nft.Family, f found) error {
+	for name := range f.chains {
+		p.FoundChain(family, name)
+	}
+	for _, s := range p.Dispatches(family) {
+		if info, ok := f.sets[s.Name]; !ok || !info.Is(s) {
+			continue
+		}
+		list, err := k.conn.Elements(s)
 		if err != nil {
 			return err
 		}
-		for name := range f.chains {
-			p.FoundChain(t.Family, name)
-		}
-		for _, s := range p.Dispatches(t.Family) {
-			if info, ok := f.sets[s.Name]; !ok || !info.Is(s) {
-				continue
-			}
-			list, err := k.conn.Elements(s)
-			if err != nil {
-				return err
-			}
-			for i := range list {
-				p.FoundDispatch(&list[i])
-			}
+		for i := range list {
+			p.FoundDispatch(&list[i])
 		}
 	}
 	return nil
@@ -178,7 +177,7 @@ func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
 			return Result{}, fmt.Errorf("read tables: %w", err)
 		}
 		b.AddTable(t)
-		leftovers[t.Family] = clear(b, p, t, f)
+		leftovers[t.Family] = clearTable(b, p, t, f)
 		for _, c := range t.Chains {
 			b.AddChain(t, c)
 		}
@@ -214,9 +213,9 @@ func batchBytes(p *plan.Planner) int {
 	return n
 }
 
-// clear empties a table, removes what doesn't belong there, and makes the sets that it needs. It returns the names of
+// clearTable empties a table, removes what doesn't belong there, and makes the sets that it needs. It returns the names of
 // chains that have to stay for a while.
-func clear(b *nft.Batch, p *plan.Planner, t *nft.Table, f found) (leftovers []string) {
+func clearTable(b *nft.Batch, p *plan.Planner, t *nft.Table, f found) (leftovers []string) {
 	if f.exists {
 		b.FlushRules(t, "")
 	}
