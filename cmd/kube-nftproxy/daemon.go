@@ -196,13 +196,9 @@ func (d *daemon) run(ctx context.Context) error {
 }
 
 func (d *daemon) proxy(ctx context.Context) error {
-	pods, err := d.pods(ctx)
-	if err != nil {
-		return err
-	}
 	nodePorts := proxy.NodePortAddresses{Prefixes: d.nodePorts, Local: host.Addresses}
 	options := plan.Options{
-		Families: d.families, MasqueradeMark: masqueradeMark, MasqueradeAll: d.masqueradeAll, LocalPods: pods,
+		Families: d.families, MasqueradeMark: masqueradeMark, MasqueradeAll: d.masqueradeAll, LocalPods: d.localPods,
 	}
 	for _, f := range d.families {
 		options.AnyNodeAddress[f] = nodePorts.Any(f)
@@ -210,30 +206,8 @@ func (d *daemon) proxy(ctx context.Context) error {
 	return proxy.New(proxy.Config{
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: plan.New(options),
 		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(d.minSync, d.syncEvery, d.syncEvery),
-		Flows: d.flows, Checks: health.NewServices(d.health.Healthy, d.reporter.Problem), Families: d.families, NodeName: d.nodeName, NodePorts: nodePorts, Report: d.reporter.Problem, Now: time.Now,
+		Flows: d.flows, Checks: health.NewServices(d.health.Healthy, d.reporter.Problem), Families: d.families,
+		NodeName: d.nodeName, NodeCIDR: d.detectLocalMode == nodeCIDRMode, NodePorts: nodePorts,
+		Report: d.reporter.Problem, Now: time.Now,
 	}).Run(ctx)
-}
-
-// pods tells how local pods are recognised; in mode NodeCIDR the Node says so, for which it waits.
-func (d *daemon) pods(ctx context.Context) ([2]plan.LocalPods, error) {
-	if d.detectLocalMode != nodeCIDRMode {
-		return d.localPods, nil
-	}
-	const patience = 5 * time.Minute
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	select {
-	case <-d.source.Synced():
-	case <-ctx.Done():
-	}
-	for {
-		if node := d.source.Node(); node != nil && len(node.Spec.PodCIDRs) > 0 {
-			return localPrefixes("spec.podCIDRs of the Node", node.Spec.PodCIDRs)
-		}
-		select {
-		case <-ctx.Done():
-			return d.localPods, fmt.Errorf("timeout waiting for PodCIDR allocation on node %q", d.nodeName)
-		case <-time.After(time.Second):
-		}
-	}
 }

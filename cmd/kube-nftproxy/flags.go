@@ -135,7 +135,7 @@ func (f *flags) detectLocal() (pods [2]plan.LocalPods, err error) {
 		if strings.TrimSpace(f.clusterCIDR) == "" {
 			return pods, nil
 		}
-		return localPrefixes("--cluster-cidr", strings.Split(f.clusterCIDR, ","))
+		return localPrefixes(strings.Split(f.clusterCIDR, ","))
 	case nodeCIDRMode:
 		return pods, nil // known when the Node has been read
 	case bridgeInterfaceMode:
@@ -163,15 +163,15 @@ func interfaceName(name string) error {
 }
 
 // localPrefixes takes the first prefix of each family.
-func localPrefixes(flag string, list []string) (pods [2]plan.LocalPods, err error) {
+func localPrefixes(list []string) (pods [2]plan.LocalPods, err error) {
 	for _, s := range list {
 		p, err := model.ParsePrefix(strings.TrimSpace(s))
 		if err != nil {
-			return pods, fmt.Errorf("%s: %w", flag, err)
+			return pods, fmt.Errorf("--cluster-cidr: %w", err)
 		}
 		f := model.FamilyOf(p.Addr())
 		if pods[f].Prefix.IsValid() {
-			return pods, fmt.Errorf("%s: more than one %s prefix", flag, f)
+			return pods, fmt.Errorf("--cluster-cidr: more than one %s prefix", f)
 		}
 		pods[f].Prefix = p
 	}

@@ -113,10 +113,10 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 	if c.Empty() {
 		return Result{Kind: Nothing}, nil
 	}
-	if len(c.Grown) > 0 {
+	if why := anew(c); why != "" {
 		k.known = false
 		p.Untrack()
-		return k.rewrite(p, outgrown(c.Grown))
+		return k.rewrite(p, why)
 	}
 	b := nft.NewBatch(256 + 128*(len(c.Delete)+len(c.Add)))
 	tables := map[model.Family]*nft.Table{}
@@ -154,6 +154,17 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 		k.states[f] = s
 	}
 	return result, nil
+}
+
+// anew tells why a change can't be sent as a difference, or "" if it can.
+func anew(c *plan.Change) string {
+	switch {
+	case c.Rules:
+		return "local pods are recognised in another way"
+	case len(c.Grown) > 0:
+		return outgrown(c.Grown)
+	}
+	return ""
 }
 
 // outgrown tells why everything is written anew before a set is full. Kernels since 6.5 would raise its size, but only once

@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -147,6 +148,27 @@ func TestRememberedClientsSurviveARewrite(t *testing.T) {
 	if got := run(t, "nft", "list map ip kube-nftproxy affinity"); !strings.Contains(got, "192.0.2.1") {
 		t.Errorf("the remembered client is gone:\n%s", got)
 	}
+}
+
+func TestLocalPodsAreRecognisedInAnotherWay(t *testing.T) {
+	k, p := synced(t)
+	run(t, "nft", "add element ip kube-nftproxy affinity { d47c:0 . 192.0.2.1 timeout 1h : d47c:1 }")
+	pods := plan.LocalPods{Prefix: netip.MustParsePrefix("10.200.0.0/24")}
+	p.SetLocalPods(model.IPv4, pods)
+	sync(t, k, p, Full)
+	if got := run(t, "nft", "list table ip kube-nftproxy"); strings.Contains(got, "10.244.0.0") || !strings.Contains(got, "10.200.0.0/24") {
+		t.Errorf("the rules recognise other pods:\n%s", got)
+	}
+	if got := run(t, "nft", "list map ip kube-nftproxy affinity"); !strings.Contains(got, "192.0.2.1") {
+		t.Errorf("the remembered client is gone:\n%s", got)
+	}
+	p.SetLocalPods(model.IPv4, pods)
+	sync(t, k, p, Nothing)
+	o := options()
+	o.LocalPods[model.IPv4] = pods
+	again := plan.New(o)
+	cluster(again)
+	sync(t, open(t), again, Adopted)
 }
 
 func TestFailedBatchChangesNothing(t *testing.T) {

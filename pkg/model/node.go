@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // NodeOf returns what the proxy needs to know of the Node with the given name. The primary address of a family is the
@@ -34,6 +35,26 @@ func (n *Node) addIP(s string) {
 	if ip := &n.IPs[FamilyOf(addr)]; !ip.IsValid() && unusable(addr) == "" {
 		*ip = addr
 	}
+}
+
+// PodCIDRs returns the first prefix of each family in a Node's spec.podCIDRs, from which the node's pods have their
+// addresses (kube-proxy: detect-local-mode NodeCIDR). A family without one has the zero Prefix. What can't be read is left
+// out and is one of the problems.
+func PodCIDRs(node *corev1.Node) (cidrs [2]netip.Prefix, problems []Problem) {
+	for i, s := range node.Spec.PodCIDRs {
+		prefix, err := parsePrefix(s)
+		if err != nil {
+			problems = append(problems, Problem{
+				Kind: "Node", Name: types.NamespacedName{Name: node.Name},
+				Field: index("spec.podCIDRs", i), Reason: quoted(s, err.Error()),
+			})
+			continue
+		}
+		if cidr := &cidrs[FamilyOf(prefix.Addr())]; !cidr.IsValid() {
+			*cidr = prefix
+		}
+	}
+	return cidrs, problems
 }
 
 // unusable says why no packet can be sent to an address as to one peer; it is empty where one can.

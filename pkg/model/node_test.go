@@ -56,3 +56,35 @@ func TestNodeOf(t *testing.T) {
 		t.Errorf("no node (-want +got):\n%s", diff)
 	}
 }
+
+func TestPodCIDRs(t *testing.T) {
+	ip4, ip6 := netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")
+	for _, tc := range []struct {
+		name  string
+		cidrs []string
+		want  [2]netip.Prefix
+		bad   []string
+	}{
+		{name: "none"},
+		{name: "one family", cidrs: []string{"10.244.1.0/24"}, want: [2]netip.Prefix{ip4}},
+		{name: "the first of each", cidrs: []string{"fd00:10:244:1::/64", "10.244.1.0/24", "10.244.2.0/24", "fd01::/64"},
+			want: [2]netip.Prefix{ip4, ip6}},
+		{name: "host bits", cidrs: []string{"10.244.1.7/24"}, want: [2]netip.Prefix{ip4}},
+		{name: "malformed", cidrs: []string{"10.244.1.0", "", "10.244.1.0/24", "fd00::/129"}, want: [2]netip.Prefix{ip4},
+			bad: []string{"spec.podCIDRs[0]", "spec.podCIDRs[1]", "spec.podCIDRs[3]"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, problems := PodCIDRs(&corev1.Node{Spec: corev1.NodeSpec{PodCIDRs: tc.cidrs}})
+			if got != tc.want {
+				t.Errorf("PodCIDRs(%q) = %v, want %v", tc.cidrs, got, tc.want)
+			}
+			var bad []string
+			for _, p := range problems {
+				bad = append(bad, p.Field)
+			}
+			if diff := cmp.Diff(tc.bad, bad); diff != "" {
+				t.Errorf("problems of %q (-want +got):\n%s", tc.cidrs, diff)
+			}
+		})
+	}
+}

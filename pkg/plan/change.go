@@ -11,6 +11,8 @@ import (
 type Change struct {
 	// Grown are sets that are about to fill up: they have to be made anew, with room for more elements.
 	Grown []*nft.Set
+	// Rules is set where the constant rules are others now: everything has to be written anew.
+	Rules bool
 	// Chains are chains to add, with their rules.
 	Chains []Chain
 	// Delete and Add are elements; one that is replaced stands in both.
@@ -27,7 +29,7 @@ type Chain struct {
 
 // Empty reports whether there is nothing to do.
 func (c *Change) Empty() bool {
-	return len(c.Grown)+len(c.Chains)+len(c.Delete)+len(c.Add)+len(c.Unused) == 0
+	return !c.Rules && len(c.Grown)+len(c.Chains)+len(c.Delete)+len(c.Add)+len(c.Unused) == 0
 }
 
 // delta collects what happens to elements between two calls of [Planner.Take]; what comes and goes again, or goes and
@@ -38,6 +40,7 @@ type delta struct {
 	chains   []classKey
 	unused   []Chain
 	grown    []*nft.Set
+	rules    bool
 }
 
 // transition is an element as it was, and as it is; nil where there is none.

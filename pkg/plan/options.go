@@ -9,7 +9,7 @@ import (
 // TableName is the name of our table in both families.
 const TableName = "kube-nftproxy"
 
-// Options shape the constant rules; a process has one set of them.
+// Options shape the constant rules. All but LocalPods stay as they are for the life of a process.
 type Options struct {
 	// Families are the IP families to serve.
 	Families []model.Family
@@ -17,7 +17,7 @@ type Options struct {
 	MasqueradeMark uint32
 	// MasqueradeAll masquerades all traffic to cluster IPs, whatever its source.
 	MasqueradeAll bool
-	// LocalPods tells, for each family, how traffic of this node's pods is recognised.
+	// LocalPods tells, for each family, how traffic of this node's pods is recognised; see [Planner.SetLocalPods].
 	LocalPods [2]LocalPods
 	// AnyNodeAddress accepts node ports on every local address of the family but loopback, instead of those given to
 	// [Planner.SetNodePortAddresses].

@@ -94,13 +94,31 @@ func New(o Options) *Planner {
 	}
 	for _, f := range o.Families {
 		l := newLayout(f)
-		p.layouts[f], p.tables[f], p.ids[f] = l, l.table(&p.options), newIDs()
-		p.layout[f] = l.fingerprint(&p.options)
+		p.layouts[f], p.ids[f] = l, newIDs()
+		p.lay(f)
 		for _, e := range l.fixed() {
 			p.put(e)
 		}
 	}
 	return p
+}
+
+// lay makes the constant part of a family's table.
+func (p *Planner) lay(f model.Family) {
+	l := p.layouts[f]
+	p.tables[f], p.layout[f] = l.table(&p.options), l.fingerprint(&p.options)
+}
+
+// SetLocalPods changes how traffic of this node's pods is recognised in a family.
+func (p *Planner) SetLocalPods(f model.Family, pods LocalPods) {
+	if p.layouts[f] == nil || p.options.LocalPods[f] == pods {
+		return
+	}
+	p.options.LocalPods[f] = pods
+	p.lay(f)
+	if p.delta != nil {
+		p.delta.rules = true
+	}
 }
 
 // fixed are the elements that are always there.

@@ -101,7 +101,7 @@ func (p *Planner) releaseIDs(old, now *service) {
 func (p *Planner) Take() *Change {
 	d := p.delta
 	p.delta = newDelta()
-	c := &Change{Grown: d.grown, Unused: d.unused}
+	c := &Change{Grown: d.grown, Rules: d.rules, Unused: d.unused}
 	for _, key := range d.chains {
 		if _, ok := p.chains[key]; ok {
 			c.Chains = append(c.Chains, Chain{key.family, p.layouts[key.family].classChain(&p.options, key.class)})
@@ -114,7 +114,7 @@ func (p *Planner) Take() *Change {
 // Changed reports whether there is something for [Planner.Take] to return.
 func (p *Planner) Changed() bool {
 	d := p.delta
-	return d != nil && len(d.elements)+len(d.chains)+len(d.unused)+len(d.grown) > 0
+	return d != nil && (d.rules || len(d.elements)+len(d.chains)+len(d.unused)+len(d.grown) > 0)
 }
 
 // Tables returns the tables as they should be, without elements.

@@ -6,11 +6,13 @@ import (
 	"net/netip"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
@@ -48,18 +50,13 @@ func (p *Proxy) absorbNode(ctx context.Context, dirty map[types.NamespacedName]s
 	object := p.Source.Node()
 	p.Health.Node(object)
 	node := model.NodeOf(p.NodeName, object)
-	for _, f := range p.Families {
-		addrs, err := p.NodePorts.Addresses(f, node)
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "Failed to get node ip address matching nodeport cidrs, services with nodeport may not work as intended",
-				"ipFamily", f)
-			continue
-		}
-		p.Planner.SetNodeAddresses(f, addrs)
-		if p.NodePorts.Any(f) {
-			addrs = []netip.Addr{unspecified[f]}
-		}
-		p.checkAddrs[f], p.checksChanged = addrs, true
+	if node.IPs == ([2]netip.Addr{}) {
+		// A Node that is deleted and registers anew has no addresses for a while; the machine keeps them.
+		node.IPs = p.node.IPs
+	}
+	p.absorbNodePorts(ctx, node)
+	if p.NodeCIDR && object != nil {
+		p.absorbPodCIDRs(ctx, object)
 	}
 	if node == p.node {
 		return dirty
@@ -73,6 +70,37 @@ func (p *Proxy) absorbNode(ctx context.Context, dirty map[types.NamespacedName]s
 		all[n] = struct{}{}
 	}
 	return all
+}
+
+func (p *Proxy) absorbNodePorts(ctx context.Context, node model.Node) {
+	for _, f := range p.Families {
+		addrs, err := p.NodePorts.Addresses(f, node)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to get node ip address matching nodeport cidrs, services with nodeport may not work as intended",
+				"ipFamily", f)
+			continue
+		}
+		p.Planner.SetNodeAddresses(f, addrs)
+		if p.NodePorts.Any(f) {
+			addrs = []netip.Addr{unspecified[f]}
+		}
+		p.checkAddrs[f], p.checksChanged = addrs, true
+	}
+}
+
+// absorbPodCIDRs takes up where this node's pods have their addresses from. A Node that has none, as when it registers
+// anew, leaves those that there were.
+func (p *Proxy) absorbPodCIDRs(ctx context.Context, object *corev1.Node) {
+	cidrs, problems := model.PodCIDRs(object)
+	p.reportNew(types.NamespacedName{Name: p.NodeName}, problems)
+	if cidrs == p.podCIDRs || cidrs == ([2]netip.Prefix{}) {
+		return
+	}
+	klog.FromContext(ctx).Info("Pods of this node are recognised by their addresses", "podCIDRs", object.Spec.PodCIDRs)
+	p.podCIDRs = cidrs
+	for _, f := range p.Families {
+		p.Planner.SetLocalPods(f, plan.LocalPods{Prefix: cidrs[f]})
+	}
 }
 
 // unspecified stands for all addresses of a family.

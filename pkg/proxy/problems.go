@@ -61,7 +61,7 @@ func (p *Proxy) countProblems() {
 		return
 	}
 	p.problemsChanged = false
-	objects := map[string]map[types.NamespacedName]struct{}{"Service": {}, "EndpointSlice": {}, "ServiceCIDR": {}}
+	objects := map[string]map[types.NamespacedName]struct{}{"Service": {}, "EndpointSlice": {}, "ServiceCIDR": {}, "Node": {}}
 	for _, list := range p.problems {
 		for _, problem := range list {
 			if objects[problem.Kind] != nil {

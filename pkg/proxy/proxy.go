@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -54,6 +55,8 @@ type Config struct {
 	Families []model.Family
 	NodeName string
 	Model    model.Options
+	// NodeCIDR takes the prefixes of local pods from the Node (kube-proxy: detect-local-mode NodeCIDR), and waits for them.
+	NodeCIDR bool
 	// NodePorts chooses the addresses on which node ports are served.
 	NodePorts NodePortAddresses
 	// Checks answers load balancers that ask for local endpoints.
@@ -69,6 +72,8 @@ type Config struct {
 type Proxy struct {
 	Config
 	node model.Node
+	// podCIDRs are where local pods have their addresses from, if the Node says so.
+	podCIDRs [2]netip.Prefix
 	// problems are those of each Service that have been reported; conflicts those between Services.
 	problems        map[types.NamespacedName][]model.Problem
 	problemsChanged bool
@@ -112,6 +117,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 	if !p.awaitSource(ctx) {
 		return nil
 	}
+	if err := p.awaitPodCIDRs(ctx); err != nil {
+		return err
+	}
 	defer p.Checks.Close()
 	p.Tracker.Node()
 	p.Tracker.ServiceCIDRs()
@@ -136,6 +144,40 @@ func (p *Proxy) awaitSource(ctx context.Context) bool {
 			klog.FromContext(ctx).Info("Waiting to read all Services and EndpointSlices; nothing is programmed before", "waited", waited)
 		}
 	}
+}
+
+// awaitPodCIDRs waits until the Node says where its pods have their addresses from, if that is needed.
+func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
+	if !p.NodeCIDR {
+		return nil
+	}
+	// kube-proxy waits as long (waitForPodCIDR).
+	const patience = 5 * time.Minute
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	for said := false; ctx.Err() == nil && !p.hasPodCIDRs(); said = true {
+		if !said {
+			klog.FromContext(ctx).Info("Waiting for spec.podCIDRs of the Node; nothing is programmed before", "node", p.NodeName)
+		}
+		select {
+		case <-p.Tracker.Ready():
+		case <-ctx.Done():
+		case <-late.C:
+			return fmt.Errorf("timeout waiting for PodCIDR allocation on node %q: no CIDR is in its spec.podCIDRs after %v; "+
+				"use another --detect-local-mode if the network doesn't need any", p.NodeName, patience)
+		}
+	}
+	return nil
+}
+
+// hasPodCIDRs reports whether a prefix of some family can be read from the Node.
+func (p *Proxy) hasPodCIDRs() bool {
+	node := p.Source.Node()
+	if node == nil {
+		return false
+	}
+	cidrs, _ := model.PodCIDRs(node)
+	return cidrs != [2]netip.Prefix{}
 }
 
 // step runs a sync if one is due, and otherwise waits for a reason.

@@ -36,11 +36,17 @@ type fakeSource struct {
 	mu       sync.Mutex
 	services map[types.NamespacedName]*corev1.Service
 	slices   map[types.NamespacedName][]*discoveryv1.EndpointSlice
+	node     *corev1.Node
 	synced   chan struct{}
 }
 
 func (s *fakeSource) Synced() <-chan struct{} { return s.synced }
-func (s *fakeSource) Node() *corev1.Node      { return nil }
+
+func (s *fakeSource) Node() *corev1.Node {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.node
+}
 
 func (s *fakeSource) ServiceCIDRs() []*networkingv1.ServiceCIDR { return nil }
 
@@ -74,7 +80,9 @@ type fakeKernel struct {
 	doubts   int
 	meddled  bool
 	elements map[nft.ID]string
-	fail     func(sync int) error
+	// state is what the last commit left in the table of IPv4.
+	state string
+	fail  func(sync int) error
 }
 
 func (k *fakeKernel) Known() bool { return k.known }
@@ -102,6 +110,7 @@ func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
 			return apply.Result{}, err
 		}
 	}
+	k.state = p.State(nft.IPv4).Comment
 	if !k.known {
 		p.Untrack()
 		p.Prune()

@@ -1,0 +1,132 @@
+package proxy
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// setNode makes the Node what it is now, as an informer's handler would; nil deletes it.
+func (b *bench) setNode(node *corev1.Node) {
+	b.source.mu.Lock()
+	b.source.node = node
+	b.source.mu.Unlock()
+	b.Tracker.Node()
+}
+
+func node(podCIDRs ...string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: corev1.NodeSpec{PodCIDRs: podCIDRs}}
+}
+
+// recognises tells whether the rules in the kernel are those for pods with addresses in a prefix.
+func (b *bench) recognises(prefix string) bool {
+	o := plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000}
+	o.LocalPods[model.IPv4].Prefix = netip.MustParsePrefix(prefix)
+	want, _, _ := strings.Cut(plan.New(o).State(nft.IPv4).Comment, " digest")
+	b.kernel.mu.Lock()
+	defer b.kernel.mu.Unlock()
+	return strings.HasPrefix(b.kernel.state, want)
+}
+
+func TestPodCIDRsOfTheNodeAreFollowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench()
+		b.NodeCIDR = true
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- b.Run(ctx) }()
+		b.set(1, 2)
+		close(b.source.synced)
+		for _, none := range []*corev1.Node{nil, node(), node("nonsense")} {
+			b.setNode(none)
+			time.Sleep(time.Minute)
+			if _, syncs := b.kernel.held(); syncs != 0 {
+				t.Fatalf("%d syncs without a prefix in the Node %v", syncs, none)
+			}
+		}
+		for _, tc := range []struct {
+			node *corev1.Node
+			want string
+		}{
+			{node("10.244.1.0/24", "fd00::/64"), "10.244.1.0/24"},
+			{node("10.244.2.0/24", "10.244.3.0/24"), "10.244.2.0/24"},
+			{node("nonsense", "10.244.4.0/24"), "10.244.4.0/24"},
+			// It registers anew; its pods keep their addresses.
+			{nil, "10.244.4.0/24"}, {node(), "10.244.4.0/24"},
+		} {
+			b.setNode(tc.node)
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			if !b.recognises(tc.want) {
+				t.Errorf("Node %v: the rules are not those for %s", tc.node, tc.want)
+			}
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run() = %v", err)
+		}
+		if len(b.problems) != 1 || b.problems[0].Field != "spec.podCIDRs[0]" {
+			t.Errorf("problems: %v, want one of spec.podCIDRs[0]", b.problems)
+		}
+	})
+}
+
+func TestWithoutPodCIDRsItEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench()
+		b.NodeCIDR = true
+		b.setNode(node())
+		close(b.source.synced)
+		begin := time.Now()
+		err := b.Run(t.Context())
+		if err == nil || !strings.Contains(err.Error(), `timeout waiting for PodCIDR allocation on node "node-1"`) {
+			t.Errorf("Run() = %v", err)
+		}
+		if waited := time.Since(begin); waited != 5*time.Minute {
+			t.Errorf("it waited for %v", waited)
+		}
+	})
+}
+
+func TestADeletedNodeKeepsItsAddresses(t *testing.T) {
+	run(t, func(b *bench) {
+		close(b.source.synced)
+		at := func(addrs ...string) *corev1.Node {
+			n := node()
+			for _, a := range addrs {
+				n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+			}
+			return n
+		}
+		for _, tc := range []struct {
+			node *corev1.Node
+			want string
+		}{
+			{at("192.0.2.1"), "192.0.2.1"}, {nil, "192.0.2.1"}, {at(), "192.0.2.1"}, {at("192.0.2.2"), "192.0.2.2"},
+		} {
+			b.setNode(tc.node)
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			held, _ := b.kernel.held()
+			var got []string
+			for _, e := range held {
+				if strings.Contains(e, "ip node-addresses") {
+					got = append(got, e)
+				}
+			}
+			if len(got) != 1 || !strings.Contains(got[0], tc.want) {
+				t.Errorf("Node %v: node ports are served at %v, want %s", tc.node, got, tc.want)
+			}
+		}
+	})
+}
