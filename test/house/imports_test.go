@@ -21,6 +21,7 @@ var pipeline = map[string][]string{
 	"pkg/conntrack": {"pkg/model"},
 	"pkg/report":    {"pkg/model"},
 	"pkg/host":      {"pkg/model"},
+	"pkg/config":    {"pkg/model"},
 	"pkg/metrics":   {"pkg/model"},
 	"pkg/health":    {"pkg/model"},
 	"pkg/proxy": {

@@ -1,0 +1,140 @@
+package config
+
+import (
+	"net"
+	"strconv"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// The modes of kube-proxy on Linux. Whatever the mode, this program uses nftables; the mode says which section of the
+// configuration counts, and on which addresses node ports are served unless the configuration says it.
+const (
+	modeIPTables kubeproxy.ProxyMode = "iptables"
+	modeIPVS     kubeproxy.ProxyMode = "ipvs"
+	modeNFTables kubeproxy.ProxyMode = "nftables"
+)
+
+// The values of detectLocalMode (kube-proxy: LocalMode).
+const (
+	ClusterCIDR         kubeproxy.LocalMode = "ClusterCIDR"
+	NodeCIDR            kubeproxy.LocalMode = "NodeCIDR"
+	BridgeInterface     kubeproxy.LocalMode = "BridgeInterface"
+	InterfaceNamePrefix kubeproxy.LocalMode = "InterfaceNamePrefix"
+)
+
+// Primary is the item of nodePortAddresses that stands for the Node's primary address of each family.
+const Primary = "primary"
+
+// The periods where nothing else is said. kube-proxy waits for a second between two syncs.
+const (
+	DefaultSyncPeriod    = 30 * time.Second
+	DefaultMinSyncPeriod = 100 * time.Millisecond
+)
+
+// Default returns the configuration of an empty file.
+func Default() *kubeproxy.KubeProxyConfiguration {
+	c := &kubeproxy.KubeProxyConfiguration{}
+	SetDefaults(c)
+	return c
+}
+
+// SetDefaults fills in what isn't set (kube-proxy: SetDefaults_KubeProxyConfiguration).
+func SetDefaults(c *kubeproxy.KubeProxyConfiguration) {
+	orElse(&c.BindAddress, "0.0.0.0")
+	healthz, metrics := "0.0.0.0", "127.0.0.1"
+	if addr, err := model.ParseAddr(c.BindAddress); err != nil || addr.Is6() {
+		healthz, metrics = "::", "::1"
+	}
+	orElse(&c.HealthzBindAddress, healthz)
+	orElse(&c.MetricsBindAddress, metrics)
+	c.HealthzBindAddress = withPort(c.HealthzBindAddress, HealthzPort)
+	c.MetricsBindAddress = withPort(c.MetricsBindAddress, MetricsPort)
+
+	orElse(&c.IPTables.SyncPeriod.Duration, DefaultSyncPeriod)
+	orElse(&c.IPVS.SyncPeriod.Duration, DefaultSyncPeriod)
+	orElse(&c.NFTables.SyncPeriod.Duration, DefaultSyncPeriod)
+	orElse(&c.IPTables.MinSyncPeriod.Duration, DefaultMinSyncPeriod)
+	orElse(&c.IPVS.MinSyncPeriod.Duration, DefaultMinSyncPeriod)
+	orElse(&c.NFTables.MinSyncPeriod.Duration, DefaultMinSyncPeriod)
+	orNew(&c.IPTables.LocalhostNodePorts, true)
+	orNew(&c.IPTables.MasqueradeBit, 14)
+	orNew(&c.NFTables.MasqueradeBit, 14)
+	orNew(&c.OOMScoreAdj, -999)
+
+	orNew(&c.Conntrack.MaxPerCore, 32<<10)
+	orNew(&c.Conntrack.Min, 128<<10)
+	orNew(&c.Conntrack.TCPEstablishedTimeout, metav1.Duration{Duration: 24 * time.Hour})
+	orNew(&c.Conntrack.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
+
+	orElse(&c.ConfigSyncPeriod.Duration, 15*time.Minute)
+	orElse(&c.ClientConnection.ContentType, "application/vnd.kubernetes.protobuf")
+	orElse(&c.ClientConnection.QPS, 5)
+	orElse(&c.ClientConnection.Burst, 10)
+	if c.FeatureGates == nil {
+		c.FeatureGates = map[string]bool{}
+	}
+	logsapi.SetRecommendedLoggingConfiguration(&c.Logging)
+}
+
+// applyPlatformDefaults fills in what depends on flags and file together (kube-proxy: platformApplyDefaults).
+func applyPlatformDefaults(c *kubeproxy.KubeProxyConfiguration) {
+	orElse(&c.Mode, modeIPTables)
+	orElse(&c.DetectLocalMode, ClusterCIDR)
+	if c.Mode == modeNFTables && len(c.NodePortAddresses) == 0 {
+		c.NodePortAddresses = []string{Primary}
+	}
+}
+
+// periodsOf returns the periods of the section that counts.
+func periodsOf(c *kubeproxy.KubeProxyConfiguration) (sync, min *metav1.Duration) {
+	switch c.Mode {
+	case modeIPVS:
+		return &c.IPVS.SyncPeriod, &c.IPVS.MinSyncPeriod
+	case modeNFTables:
+		return &c.NFTables.SyncPeriod, &c.NFTables.MinSyncPeriod
+	}
+	return &c.IPTables.SyncPeriod, &c.IPTables.MinSyncPeriod
+}
+
+// Periods returns how often the tables are checked, and the least time between two syncs, by the section that counts.
+func Periods(c *kubeproxy.KubeProxyConfiguration) (sync, min time.Duration) {
+	s, m := periodsOf(c)
+	return s.Duration, m.Duration
+}
+
+// Masquerading returns whether all traffic to cluster IPs is masqueraded, and the bit of the packet mark that asks for
+// masquerading, by the section that counts.
+func Masquerading(c *kubeproxy.KubeProxyConfiguration) (all bool, mark uint32) {
+	if c.Mode == modeNFTables {
+		return c.NFTables.MasqueradeAll, 1 << *c.NFTables.MasqueradeBit
+	}
+	return c.IPTables.MasqueradeAll, 1 << *c.IPTables.MasqueradeBit
+}
+
+// withPort completes a bare address with a port; anything else is left for validation to judge.
+func withPort(address string, port int32) string {
+	addr, err := model.ParseAddr(address)
+	if err != nil {
+		return address
+	}
+	return net.JoinHostPort(addr.String(), strconv.Itoa(int(port)))
+}
+
+func orElse[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func orNew[T any](field **T, value T) {
+	if *field == nil {
+		*field = &value
+	}
+}

@@ -1,0 +1,92 @@
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// Load reads a configuration file and fills in the defaults. Unknown, duplicate and misspelt fields are left out and
+// noted; anything else that is wrong is an error, in kube-proxy's words.
+func Load(path string) (*kubeproxy.KubeProxyConfiguration, []Note, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	return decode(data)
+}
+
+func decode(data []byte) (*kubeproxy.KubeProxyConfiguration, []Note, error) {
+	var notes []Note
+	c, strict := decodeWith(data, serializer.EnableStrict)
+	if strict != nil {
+		if !runtime.IsStrictDecodingError(strict) {
+			return nil, nil, fmt.Errorf("failed to decode: %w", strict)
+		}
+		var err error
+		if c, err = decodeWith(data, serializer.DisableStrict); err != nil {
+			return nil, nil, fmt.Errorf("failed lenient decoding: %w", strict)
+		}
+		notes = append(notes, Note{"configuration file", "Using lenient decoding as strict decoding failed: " + strict.Error()})
+	}
+	if c.PortRange != "" {
+		notes = append(notes, Note{"portRange", "kube-proxy hasn't used it for years, and it is ignored"})
+		c.PortRange = ""
+	}
+	SetDefaults(c)
+	return c, notes, nil
+}
+
+func decodeWith(data []byte, strictness serializer.CodecFactoryOptionsMutator) (*kubeproxy.KubeProxyConfiguration, error) {
+	codecs := serializer.NewCodecFactory(newScheme(), strictness)
+	object, kind, err := codecs.UniversalDeserializer().Decode(data, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	c, ok := object.(*kubeproxy.KubeProxyConfiguration)
+	if !ok {
+		return nil, fmt.Errorf("got unexpected config type: %v", kind)
+	}
+	return c, nil
+}
+
+func newScheme() *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	if err := kubeproxy.AddToScheme(scheme); err != nil {
+		panic(err) // it is about the types of the library alone
+	}
+	return scheme
+}
+
+// Write writes the effective configuration as kube-proxy does with --write-config-to: of the sections of the modes, only the
+// one that counts has periods.
+func Write(path string, c *kubeproxy.KubeProxyConfiguration) error {
+	data, err := encode(c)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, data, 0o644) //nolint:gosec // it holds no secret, and others are to read it
+}
+
+func encode(c *kubeproxy.KubeProxyConfiguration) ([]byte, error) {
+	out := c.DeepCopy()
+	out.SetGroupVersionKind(kubeproxy.SchemeGroupVersion.WithKind("KubeProxyConfiguration"))
+	sync, min := periodsOf(c)
+	var none kubeproxy.KubeProxyConfiguration
+	out.IPTables.SyncPeriod, out.IPTables.MinSyncPeriod = none.IPTables.SyncPeriod, none.IPTables.MinSyncPeriod
+	out.IPVS.SyncPeriod, out.IPVS.MinSyncPeriod = none.IPVS.SyncPeriod, none.IPVS.MinSyncPeriod
+	out.NFTables.SyncPeriod, out.NFTables.MinSyncPeriod = none.NFTables.SyncPeriod, none.NFTables.MinSyncPeriod
+	outSync, outMin := periodsOf(out)
+	*outSync, *outMin = *sync, *min
+	var b bytes.Buffer
+	yaml := json.NewSerializerWithOptions(json.DefaultMetaFactory, nil, nil, json.SerializerOptions{Yaml: true})
+	if err := yaml.Encode(out, &b); err != nil {
+		return nil, fmt.Errorf("encode configuration: %w", err)
+	}
+	return b.Bytes(), nil
+}

@@ -1,0 +1,153 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register" // the logging format json
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// Ports that the deprecated flags --healthz-port and --metrics-port stand for, and that a bare address is completed with.
+const (
+	HealthzPort = 10256
+	MetricsPort = 10249
+)
+
+// Options are the command line, and after [Options.Complete] the configuration that it leads to.
+type Options struct {
+	// Config is what the flags say, or the file; defaults are filled in.
+	Config *kubeproxy.KubeProxyConfiguration
+	// File is the configuration's file, WriteTo where the effective one is to be written; empty for none.
+	File, WriteTo string
+	// Master is the API server's URL; it overrides the kubeconfig's, and the file has no field for it.
+	Master string
+	// Manifests is a folder of objects that stands in for an API server.
+	Manifests string
+	// Cleanup and InitOnly ask for something else than to serve.
+	Cleanup, InitOnly bool
+	// Notes tell what of the configuration has no meaning here, and what happens instead.
+	Notes []Note
+
+	hostname                 string
+	healthzPort, metricsPort int32
+	clusterCIDR              string
+	// The periods have a flag for each of kube-proxy's modes, and one of ours for all of them.
+	periods, iptables, ipvs struct{ sync, min time.Duration }
+	ignored                 struct{ bootID, machineID string }
+}
+
+// Note is one thing that an operator may have expected to matter.
+type Note struct {
+	// Subject is a field or a flag, Text what happens instead.
+	Subject, Text string
+}
+
+// NewOptions returns the defaults.
+func NewOptions() *Options {
+	o := &Options{Config: Default(), healthzPort: HealthzPort, metricsPort: MetricsPort}
+	o.periods.sync, o.periods.min = DefaultSyncPeriod, DefaultMinSyncPeriod
+	o.iptables, o.ipvs = o.periods, o.periods
+	o.ignored.bootID, o.ignored.machineID = "/proc/sys/kernel/random/boot_id", "/etc/machine-id,/var/lib/dbus/machine-id"
+	return o
+}
+
+// Complete makes the configuration out of the parsed flags and the file. With a file, only flags that have no field in it,
+// those about logging, and --hostname-override count (kube-proxy: Options.Complete).
+func (o *Options) Complete(fs *pflag.FlagSet) error {
+	if o.File != "" {
+		c, notes, err := Load(o.File)
+		if err != nil {
+			return err
+		}
+		if err := logsFromFlags(fs, &c.Logging); err != nil {
+			return err
+		}
+		o.Config, o.Notes = c, notes
+	} else {
+		o.applyFlags(fs)
+	}
+	if _, err := Gates(o.Config.FeatureGates); err != nil {
+		return err
+	}
+	applyPlatformDefaults(o.Config)
+	if o.hostname != "" {
+		name := strings.ToLower(strings.TrimSpace(o.hostname))
+		if name == "" {
+			return errors.New("empty hostname-override is invalid")
+		}
+		o.Config.HostnameOverride = name
+	}
+	o.Notes = append(o.Notes, notes(o.Config)...)
+	return nil
+}
+
+// Validate returns everything that is wrong with the completed options.
+func (o *Options) Validate() error {
+	errs := Validate(o.Config)
+	if o.Manifests != "" && (o.Config.ClientConnection.Kubeconfig != "" || o.Master != "") {
+		errs = append(errs, field.Invalid(field.NewPath("--manifests"), o.Manifests, "can't be combined with an API server's address"))
+	}
+	return errs.ToAggregate()
+}
+
+// applyFlags takes over the flags that aren't fields of the configuration.
+func (o *Options) applyFlags(fs *pflag.FlagSet) {
+	c := o.Config
+	if o.WriteTo == "" {
+		c.HealthzBindAddress = addressOf(c.HealthzBindAddress, o.healthzPort)
+		c.MetricsBindAddress = addressOf(c.MetricsBindAddress, o.metricsPort)
+	}
+	sync, min := periodsOf(c)
+	theirs, prefix := o.iptables, "iptables-"
+	if c.Mode == modeIPVS {
+		theirs, prefix = o.ipvs, "ipvs-"
+	}
+	set := func(flag string, to *time.Duration, value time.Duration) {
+		if fs.Changed(flag) {
+			*to = value
+		}
+	}
+	set(prefix+"sync-period", &sync.Duration, theirs.sync)
+	set(prefix+"min-sync-period", &min.Duration, theirs.min)
+	set("sync-period", &sync.Duration, o.periods.sync)
+	set("min-sync-period", &min.Duration, o.periods.min)
+	c.ClusterCIDR = o.clusterCIDR
+	if c.Mode == modeNFTables {
+		c.NFTables.MasqueradeAll = c.IPTables.MasqueradeAll
+		c.IPTables.MasqueradeAll = false
+	}
+}
+
+// addressOf is where a server listens by its two flags; a deprecated port of 0 means nowhere.
+func addressOf(address string, port int32) string {
+	if port == 0 {
+		return ""
+	}
+	return withPort(address, port)
+}
+
+// logsFromFlags gives flags about logging precedence over the file; patterns of --vmodule go before the file's.
+func logsFromFlags(fs *pflag.FlagSet, c *logsapi.LoggingConfiguration) error {
+	var own pflag.FlagSet
+	logsapi.AddFlags(c, &own)
+	file := c.VModule
+	c.VModule = nil
+	var errs []error
+	own.VisitAll(func(f *pflag.Flag) {
+		given := fs.Lookup(f.Name)
+		if given == nil || !given.Changed {
+			return
+		}
+		if err := f.Value.Set(given.Value.String()); err != nil {
+			errs = append(errs, fmt.Errorf("read flag --%s: %w", f.Name, err))
+		}
+	})
+	c.VModule = append(c.VModule, file...)
+	return errors.Join(errs...)
+}

@@ -1,0 +1,138 @@
+//go:build twin
+
+package config
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+)
+
+// kubeProxy is the real one, which hack/kubernetes.sh builds.
+const kubeProxy = "../../bin/kubernetes/kube-proxy"
+
+// write lets kube-proxy write the configuration that a command line leads to, or say what is wrong with it.
+func write(t *testing.T, args []string) (text, refusal string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config")
+	out, err := exec.Command(kubeProxy, append(args, "--write-config-to", path)...).CombinedOutput()
+	if err != nil {
+		return "", string(out)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data), ""
+}
+
+// ourPeriod is what differs on purpose: kube-proxy waits for a second between two syncs, or, in mode ipvs, not at all.
+var ourPeriod = regexp.MustCompile(`minSyncPeriod: (1s|100ms)`)
+
+// TestConfigurationsAreThoseOfKubeProxy compares what both make of the same flags and files.
+func TestConfigurationsAreThoseOfKubeProxy(t *testing.T) {
+	for _, tc := range []struct{ args, file string }{
+		{}, {args: "--proxy-mode=nftables"}, {args: "--proxy-mode=ipvs --ipvs-min-sync-period=1s"},
+		{args: "--proxy-mode=nftables --masquerade-all --iptables-sync-period=10s --iptables-min-sync-period=5s --cluster-cidr=10.0.0.0/8,fd00::/8"},
+		{args: "--masquerade-all --iptables-masquerade-bit=3 --iptables-localhost-nodeports=false"},
+		{args: "--nodeport-addresses=10.0.0.0/8,fd00::/8 --hostname-override=A --detect-local-mode=NodeCIDR --profiling -v 3"},
+		{args: "--nodeport-addresses=primary --conntrack-max-per-core=0 --conntrack-udp-timeout=5s --oom-score-adj=5 --kube-api-qps=7"},
+		{args: "--bind-address=fd00::1 --metrics-bind-address=[::]:1 --healthz-bind-address=10.0.0.1:3 --bind-address-hard-fail"},
+		{args: "--detect-local-mode=BridgeInterface --pod-bridge-interface=br0 --feature-gates=AllowServiceExternalIPs=false,AllAlpha=true"},
+		{args: "--ipvs-scheduler=rr --ipvs-exclude-cidrs=10.0.0.0/8 --ipvs-strict-arp --ipvs-tcp-timeout=1s --config-sync-period=1m"},
+		{file: "mode: nftables\n"}, {file: "bindAddress: '::'\nmode: nftables\nnftables: {masqueradeAll: true, minSyncPeriod: 5s}\n"},
+		{file: "iptables: {masqueradeAll: true, syncPeriod: 1m, minSyncPeriod: 3s}\nnodePortAddresses: [10.0.0.0/8]\n"},
+		{file: "mode: ipvs\nipvs: {syncPeriod: 1m, minSyncPeriod: 3s, scheduler: rr}\nhealthzBindAddress: 1.2.3.4\n"},
+		{file: "mode: nftables\nfoo: bar\nclustercidr: 10.0.0.0/8\nportRange: 1-2\nwinkernel: {enableDSR: true}\n", args: "-v 4 --vmodule=a=2"},
+		{file: "logging: {format: json, verbosity: 3, vmodule: []}\nclusterCIDR: 010.0.0.0/8\noomScoreAdj: 0\n"},
+		// Refused by both.
+		{args: "--proxy-mode=userspace"}, {args: "--oom-score-adj=2000"}, {args: "--cluster-cidr=10.0.0.0"},
+		{args: "--cluster-cidr=10.0.0.0/8,11.0.0.0/8"}, {args: "--nodeport-addresses=primary,10.0.0.0/8"}, {args: "--healthz-bind-address=1.2.3.4"},
+		{args: "--detect-local-mode=x"}, {args: "--feature-gates=NoSuchGate=true"}, {args: "--feature-gates=MultiCIDRServiceAllocator=false"},
+		{args: "--iptables-sync-period=1s --iptables-min-sync-period=2s"}, {args: "--logging-format=xml"}, {args: "--show-hidden-metrics-for-version=1.2"},
+		{file: "conntrack: {min: -1, tcpEstablishedTimeout: -1s}\n"}, {file: "mode: [x]\n"}, {file: "clientConnection: {burst: -1}\n"},
+		{file: "bindAddress: x\n"}, {file: "detectLocalMode: BridgeInterface\n"}, {file: "iptables: {masqueradeBit: 40}\n"},
+	} {
+		args := strings.Fields(tc.args)
+		if tc.file != "" {
+			args = append(args, "--config", file(t, tc.file))
+		}
+		theirs, refusal := write(t, args)
+		o, err := complete(t, append(args, "--write-config-to", "x")...)
+		if err == nil {
+			err = o.Validate()
+		}
+		if err != nil || refusal != "" {
+			compareRefusals(t, args, refusal, err)
+			continue
+		}
+		ours, err := encode(o.Config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(ourPeriod.ReplaceAllString(theirs, ""), ourPeriod.ReplaceAllString(string(ours), "")); diff != "" {
+			t.Errorf("%q %q (-kube-proxy +ours):\n%s", tc.args, tc.file, diff)
+		}
+	}
+}
+
+// compareRefusals wants both to refuse, for the same paths and reasons.
+func compareRefusals(t *testing.T, args []string, theirs string, ours error) {
+	t.Helper()
+	if theirs == "" || ours == nil {
+		t.Errorf("%q: kube-proxy says %q, we say %v", args, theirs, ours)
+		return
+	}
+	theirs = strings.ReplaceAll(theirs, `\`, "")
+	for _, one := range strings.Split(strings.Trim(ours.Error(), "[]"), ", KubeProxy") {
+		path, _, _ := strings.Cut(one, ": ")
+		if !strings.Contains(theirs, strings.TrimPrefix(path, "KubeProxyConfiguration.")) {
+			t.Errorf("%q: kube-proxy says %q, we say %q", args, theirs, one)
+		}
+	}
+}
+
+// TestFlagsAreThoseOfKubeProxy compares names, types and defaults of all flags.
+func TestFlagsAreThoseOfKubeProxy(t *testing.T) {
+	help, err := exec.Command(kubeProxy, "--help").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := NewOptions()
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	o.AddFlags(fs)
+	flag := regexp.MustCompile(`^ +(?:-\w, )?--([a-z-]+)(?: (\S+))?  `)
+	usage := regexp.MustCompile(`\(default "?([^")]*)"?\)$`)
+	lines := strings.Split(string(help), "\n")
+	found := 0
+	for _, line := range lines {
+		m := flag.FindStringSubmatch(line)
+		if m == nil || m[1] == "help" || m[1] == "version" {
+			continue
+		}
+		found++
+		f := fs.Lookup(m[1])
+		if f == nil {
+			t.Errorf("--%s is missing", m[1])
+			continue
+		}
+		kind, _ := pflag.UnquoteUsage(f)
+		if kind != m[2] {
+			t.Errorf("--%s is of type %q, kube-proxy's of %q", m[1], kind, m[2])
+		}
+		d := usage.FindStringSubmatch(line)
+		if d != nil && d[1] != f.DefValue && !slices.Contains([]string{"iptables-min-sync-period", "ipvs-min-sync-period"}, m[1]) {
+			t.Errorf("--%s defaults to %q, kube-proxy's to %q", m[1], f.DefValue, d[1])
+		}
+	}
+	if found < 50 {
+		t.Errorf("kube-proxy's --help shows %d flags:\n%s", found, help)
+	}
+}
