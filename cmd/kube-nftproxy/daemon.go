@@ -12,15 +12,18 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/events"
+	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
@@ -37,41 +40,80 @@ import (
 // version is set when the program is built.
 var version = "dev"
 
-// masqueradeMark is kube-proxy's default bit, so that what excepts marked packets from its own work goes on doing so.
-const masqueradeMark = 1 << 14
-
 func newCommand() *cobra.Command {
-	f := &flags{logging: logsapi.NewLoggingConfiguration()}
+	o := config.NewOptions()
+	showVersion := false
 	cmd := &cobra.Command{
 		Use:          "kube-nftproxy",
 		Short:        "kube-nftproxy serves Kubernetes Services on a node by nftables",
 		Long:         "kube-nftproxy watches Services and EndpointSlices, and programs the kernel's nftables so that this node's\npods and processes, and clients from outside, reach the endpoints behind them.",
 		SilenceUsage: true,
-		Args:         cobra.NoArgs,
-		RunE:         func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), f) },
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("%q does not take any arguments, got %q", cmd.CommandPath(), args)
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if showVersion {
+				fmt.Println("kube-nftproxy", version)
+				return nil
+			}
+			return run(cmd.Context(), o, cmd.Flags())
+		},
 	}
-	f.add(cmd.Flags())
+	cmd.Flags().BoolVar(&showVersion, "version", false, "Print the version and end.")
+	o.AddFlags(cmd.Flags())
 	return cmd
 }
 
-func run(ctx context.Context, f *flags) error {
-	if f.version {
-		fmt.Println("kube-nftproxy", version)
-		return nil
+// run does what the options ask for. The stages of its errors are kube-proxy's.
+func run(ctx context.Context, o *config.Options, fs *pflag.FlagSet) error {
+	if err := o.Complete(fs); err != nil {
+		return fmt.Errorf("failed complete: %w", err)
 	}
-	if err := logsapi.ValidateAndApply(f.logging, nil); err != nil {
+	gates, err := config.Gates(o.Config.FeatureGates)
+	if err != nil {
+		return fmt.Errorf("failed complete: %w", err)
+	}
+	if err := logsapi.ValidateAndApply(&o.Config.Logging, gates); err != nil {
 		return fmt.Errorf("initialize logging: %w", err)
 	}
-	c, err := f.check()
-	if err != nil {
-		return fmt.Errorf("check flags: %w", err)
+	cliflag.PrintFlags(fs)
+	if err := o.Validate(); err != nil {
+		return fmt.Errorf("failed validate: %w", err)
 	}
-	if c.cleanup {
+	s, err := newSettings(o)
+	if err != nil {
+		return fmt.Errorf("failed validate: %w", err)
+	}
+	logger := klog.FromContext(ctx)
+	switch {
+	case o.WriteTo != "":
+		logger.Info("Wrote configuration", "file", o.WriteTo)
+		return config.Write(o.WriteTo, o.Config)
+	case o.Cleanup:
 		return apply.Cleanup()
+	}
+	for _, n := range o.Notes {
+		logger.Info("Configuration: "+n.Text, "subject", n.Subject)
+	}
+	return serve(ctx, s)
+}
+
+// serve prepares the machine, and serves until a signal comes.
+func serve(ctx context.Context, s *settings) error {
+	if err := host.CheckKernel(); err != nil {
+		return err
+	}
+	prepareHost(klog.FromContext(ctx), s.Config)
+	if s.InitOnly {
+		klog.FromContext(ctx).Info("System initialized and --init-only specified")
+		return nil
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	d, err := newDaemon(ctx, c)
+	d, err := newDaemon(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -86,7 +128,7 @@ type source interface {
 
 // daemon holds the parts of the program, in the order of the data that flows through them.
 type daemon struct {
-	*config
+	*settings
 	tracker  *track.Tracker
 	source   source
 	kernel   *apply.Kernel
@@ -100,19 +142,17 @@ type daemon struct {
 	started  time.Time
 }
 
-func newDaemon(ctx context.Context, c *config) (*daemon, error) {
-	d := &daemon{config: c, started: time.Now(), registry: prometheus.NewRegistry()}
+func newDaemon(ctx context.Context, s *settings) (*daemon, error) {
+	d := &daemon{settings: s, started: time.Now(), registry: prometheus.NewRegistry()}
 	logger := klog.FromContext(ctx)
-	if err := host.CheckKernel(); err != nil {
-		return nil, err
-	}
 	d.families = host.Families()
-	logger.Info("Starting", "version", version, "node", c.nodeName, "families", fmt.Sprint(d.families))
+	logger.Info("Starting", "version", version, "node", s.nodeName, "families", fmt.Sprint(d.families))
 	d.tracker = track.New(d.started, time.Now)
 	d.metrics = metrics.New(d.registry, d.families...)
 	metrics.RegisterProcess(d.registry)
+	every, _ := config.Periods(s.Config)
 	d.health = health.New(health.Config{
-		Timeout: 2 * c.syncEvery, Now: time.Now, Families: d.families, NoNode: c.manifests != "", Counter: d.metrics,
+		Timeout: 2 * every, Now: time.Now, Families: d.families, NoNode: s.Manifests != "", Counter: d.metrics,
 	})
 	d.flows = conntrack.New(conntrack.Config{
 		Metrics: d.metrics, Open: func() (conntrack.Table, error) { return conntrack.OpenNetlink() },
@@ -127,8 +167,8 @@ func newDaemon(ctx context.Context, c *config) (*daemon, error) {
 
 // openSource prepares to read from a folder, or from the API server.
 func (d *daemon) openSource(logger klog.Logger) error {
-	cfg := watch.Config{Folder: d.manifests, NodeName: d.nodeName, Tracker: d.tracker, Resync: d.configSyncPeriod}
-	if d.manifests != "" {
+	cfg := watch.Config{Folder: d.Manifests, NodeName: d.nodeName, Tracker: d.tracker, Resync: d.Config.ConfigSyncPeriod.Duration}
+	if d.Manifests != "" {
 		d.reporter = report.New(logger, nil)
 		cfg.Report = d.reporter.Problem
 		d.source = watch.NewManifests(cfg)
@@ -146,15 +186,18 @@ func (d *daemon) openSource(logger klog.Logger) error {
 }
 
 func (d *daemon) client(logger klog.Logger) (kubernetes.Interface, error) {
-	if d.kubeconfig == "" && d.master == "" {
+	c := &d.Config.ClientConnection
+	if c.Kubeconfig == "" && d.Master == "" {
 		logger.Info("Neither kubeconfig file nor master URL was specified, falling back to in-cluster config")
 	}
-	cfg, err := clientcmd.BuildConfigFromFlags(d.master, d.kubeconfig)
+	cfg, err := clientcmd.BuildConfigFromFlags(d.Master, c.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	cfg.QPS, cfg.Burst, cfg.ContentType = d.apiQPS, d.apiBurst, d.apiContentType
-	cfg.AcceptContentTypes = d.apiContentType + ",application/json"
+	cfg.QPS, cfg.Burst, cfg.ContentType = c.QPS, int(c.Burst), c.ContentType
+	if cfg.AcceptContentTypes = c.AcceptContentTypes; cfg.AcceptContentTypes == "" {
+		cfg.AcceptContentTypes = c.ContentType + ",application/json"
+	}
 	rest.AddUserAgent(cfg, "kube-nftproxy/"+version)
 	return kubernetes.NewForConfig(cfg)
 }
@@ -178,14 +221,18 @@ func (d *daemon) run(ctx context.Context) error {
 		}
 	}
 	part("healthz", func(ctx context.Context) error {
-		return health.Serve(ctx, d.healthzAddress, d.health.Handler(), health.RetryInterval, d.bindHardFail)
+		return health.Serve(ctx, d.Config.HealthzBindAddress, d.health.Handler(), health.RetryInterval, d.Config.BindAddressHardFail)
 	})
 	part("metrics", func(ctx context.Context) error {
-		return health.Serve(ctx, d.metricsAddress, health.MetricsHandler(d.registry, d.started), health.RetryInterval, d.bindHardFail)
+		return health.Serve(ctx, d.Config.MetricsBindAddress, health.MetricsHandler(d.registry, d.started), health.RetryInterval,
+			d.Config.BindAddressHardFail)
 	})
 	part("addresses", func(ctx context.Context) error { return host.FollowAddresses(ctx, d.tracker.Node) })
 	part("watch", d.source.Run)
 	part("conntrack", func(ctx context.Context) error { d.flows.Run(ctx); return nil })
+	if d.File != "" {
+		part("configuration", d.AwaitChange)
+	}
 	part("proxy", d.proxy)
 	wg.Wait()
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
@@ -197,17 +244,18 @@ func (d *daemon) run(ctx context.Context) error {
 
 func (d *daemon) proxy(ctx context.Context) error {
 	nodePorts := proxy.NodePortAddresses{Prefixes: d.nodePorts, Local: host.Addresses}
-	options := plan.Options{
-		Families: d.families, MasqueradeMark: masqueradeMark, MasqueradeAll: d.masqueradeAll, LocalPods: d.localPods,
-	}
+	all, mark := config.Masquerading(d.Config)
+	every, least := config.Periods(d.Config)
+	options := plan.Options{Families: d.families, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: d.localPods}
 	for _, f := range d.families {
 		options.AnyNodeAddress[f] = nodePorts.Any(f)
 	}
 	return proxy.New(proxy.Config{
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: plan.New(options),
-		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(d.minSync, d.syncEvery, d.syncEvery),
+		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(least, every, every),
 		Flows: d.flows, Checks: health.NewServices(d.health.Healthy, d.reporter.Problem), Families: d.families,
-		NodeName: d.nodeName, NodeCIDR: d.detectLocalMode == nodeCIDRMode, NodePorts: nodePorts,
+		NodeName: d.nodeName, NodeIP: d.nodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: nodePorts,
+		Model:  model.Options{IgnoreExternalIPs: !d.gates.Enabled(config.AllowServiceExternalIPs)},
 		Report: d.reporter.Problem, Now: time.Now,
 	}).Run(ctx)
 }

@@ -11,16 +11,8 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// Load reads a configuration file and fills in the defaults. Unknown, duplicate and misspelt fields are left out and
+// decode reads the content of a configuration file and fills in the defaults. Unknown, duplicate and misspelt fields are left out and
 // noted; anything else that is wrong is an error, in kube-proxy's words.
-func Load(path string) (*kubeproxy.KubeProxyConfiguration, []Note, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, nil, err
-	}
-	return decode(data)
-}
-
 func decode(data []byte) (*kubeproxy.KubeProxyConfiguration, []Note, error) {
 	var notes []Note
 	c, strict := decodeWith(data, serializer.EnableStrict)

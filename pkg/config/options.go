@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -34,6 +35,8 @@ type Options struct {
 	// Notes tell what of the configuration has no meaning here, and what happens instead.
 	Notes []Note
 
+	// content is what the file held.
+	content                  []byte
 	hostname                 string
 	healthzPort, metricsPort int32
 	clusterCIDR              string
@@ -61,7 +64,11 @@ func NewOptions() *Options {
 // those about logging, and --hostname-override count (kube-proxy: Options.Complete).
 func (o *Options) Complete(fs *pflag.FlagSet) error {
 	if o.File != "" {
-		c, notes, err := Load(o.File)
+		var err error
+		if o.content, err = os.ReadFile(o.File); err != nil {
+			return err
+		}
+		c, notes, err := decode(o.content)
 		if err != nil {
 			return err
 		}

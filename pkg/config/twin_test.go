@@ -18,8 +18,8 @@ import (
 // kubeProxy is the real one, which hack/kubernetes.sh builds.
 const kubeProxy = "../../bin/kubernetes/kube-proxy"
 
-// write lets kube-proxy write the configuration that a command line leads to, or say what is wrong with it.
-func write(t *testing.T, args []string) (text, refusal string) {
+// written lets kube-proxy write the configuration that a command line leads to, or say what is wrong with it.
+func written(t *testing.T, args []string) (text, refusal string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config")
 	out, err := exec.Command(kubeProxy, append(args, "--write-config-to", path)...).CombinedOutput()
@@ -64,7 +64,7 @@ func TestConfigurationsAreThoseOfKubeProxy(t *testing.T) {
 		if tc.file != "" {
 			args = append(args, "--config", file(t, tc.file))
 		}
-		theirs, refusal := write(t, args)
+		theirs, refusal := written(t, args)
 		o, err := complete(t, append(args, "--write-config-to", "x")...)
 		if err == nil {
 			err = o.Validate()

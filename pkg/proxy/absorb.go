@@ -54,6 +54,9 @@ func (p *Proxy) absorbNode(ctx context.Context, dirty map[types.NamespacedName]s
 		// A Node that is deleted and registers anew has no addresses for a while; the machine keeps them.
 		node.IPs = p.node.IPs
 	}
+	if p.NodeIP.IsValid() {
+		node.IPs[model.FamilyOf(p.NodeIP)] = p.NodeIP
+	}
 	p.absorbNodePorts(ctx, node)
 	if p.NodeCIDR && object != nil {
 		p.absorbPodCIDRs(ctx, object)

@@ -55,6 +55,9 @@ type Config struct {
 	Families []model.Family
 	NodeName string
 	Model    model.Options
+	// NodeIP is taken for the Node's address of its family, whatever the Node says (kube-proxy: --bind-address); invalid for
+	// none.
+	NodeIP netip.Addr
 	// NodeCIDR takes the prefixes of local pods from the Node (kube-proxy: detect-local-mode NodeCIDR), and waits for them.
 	NodeCIDR bool
 	// NodePorts chooses the addresses on which node ports are served.

@@ -29,7 +29,7 @@ var pipeline = map[string][]string{
 		"pkg/track",
 	},
 	"cmd/kube-nftproxy": {
-		"pkg/apply", "pkg/conntrack", "pkg/health", "pkg/host", "pkg/metrics", "pkg/model", "pkg/plan", "pkg/proxy", "pkg/report",
+		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/health", "pkg/host", "pkg/metrics", "pkg/model", "pkg/plan", "pkg/proxy", "pkg/report",
 		"pkg/schedule", "pkg/track", "pkg/watch",
 	},
 }

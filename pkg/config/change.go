@@ -1,0 +1,81 @@
+package config
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/klog/v2"
+)
+
+// ErrChanged ends the program, so that whoever runs it starts it anew with what the file says now (kube-proxy's words).
+var ErrChanged = errors.New("content of the proxy server's configuration file was updated")
+
+// lookAgain is how often the file is read where no event says that it has changed.
+const lookAgain = 30 * time.Second
+
+// AwaitChange returns ErrChanged when the configuration file has another content, however it got there: written in place,
+// renamed over, or as a ConfigMap's volume is updated. A new content that can't be used is logged, and passed over: the
+// program would not start with it. It returns nil when the context ends.
+func (o *Options) AwaitChange(ctx context.Context) error {
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch configuration file: %w", err)
+	}
+	defer w.Close() //nolint:errcheck // nothing is written
+	for _, dir := range foldersOf(o.File) {
+		if err := w.Add(dir); err != nil {
+			return fmt.Errorf("watch configuration file: %w", err)
+		}
+	}
+	seen := o.content
+	tick := time.NewTicker(lookAgain)
+	defer tick.Stop()
+	for {
+		now, err := os.ReadFile(o.File)
+		if err == nil && !bytes.Equal(now, seen) {
+			if seen = now; bytes.Equal(now, o.content) {
+				continue
+			}
+			if err := usable(now); err == nil {
+				return ErrChanged
+			} else {
+				klog.FromContext(ctx).Error(err, "The configuration file was updated, and can't be used; going on with what it was", "file", o.File)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-w.Events:
+		case <-tick.C:
+		case err := <-w.Errors:
+			klog.FromContext(ctx).Error(err, "Cannot watch the configuration file", "file", o.File)
+		}
+	}
+}
+
+// foldersOf lists the folder of a path, and that of the file to which it leads.
+func foldersOf(path string) []string {
+	dirs := []string{filepath.Dir(path)}
+	if target, err := filepath.EvalSymlinks(path); err == nil && filepath.Dir(target) != dirs[0] {
+		dirs = append(dirs, filepath.Dir(target))
+	}
+	return dirs
+}
+
+func usable(data []byte) error {
+	c, _, err := decode(data)
+	if err != nil {
+		return err
+	}
+	if _, err := Gates(c.FeatureGates); err != nil {
+		return err
+	}
+	applyPlatformDefaults(c)
+	return Validate(c).ToAggregate()
+}
