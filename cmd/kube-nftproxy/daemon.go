@@ -83,7 +83,7 @@ func run(ctx context.Context, o *config.Options, fs *pflag.FlagSet) error {
 	if err := o.Validate(); err != nil {
 		return fmt.Errorf("failed validate: %w", err)
 	}
-	s, err := newSettings(o)
+	s, err := newSettings(o, fs)
 	if err != nil {
 		return fmt.Errorf("failed validate: %w", err)
 	}
@@ -224,7 +224,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return health.Serve(ctx, d.Config.HealthzBindAddress, d.health.Handler(), health.RetryInterval, d.Config.BindAddressHardFail)
 	})
 	part("metrics", func(ctx context.Context) error {
-		return health.Serve(ctx, d.Config.MetricsBindAddress, health.MetricsHandler(d.registry, d.started), health.RetryInterval,
+		return health.Serve(ctx, d.Config.MetricsBindAddress, d.metricsPort(), health.RetryInterval,
 			d.Config.BindAddressHardFail)
 	})
 	part("addresses", func(ctx context.Context) error { return host.FollowAddresses(ctx, d.tracker.Node) })

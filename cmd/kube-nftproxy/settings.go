@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/spf13/pflag"
 	"k8s.io/component-base/featuregate"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
@@ -16,6 +17,7 @@ import (
 // settings are the checked options, turned into what the parts of the program take.
 type settings struct {
 	*config.Options
+	flags    *pflag.FlagSet
 	gates    featuregate.FeatureGate
 	nodeName string
 	// nodeIP is taken for the Node's address of its family; invalid for none.
@@ -27,8 +29,8 @@ type settings struct {
 }
 
 // newSettings takes options that have been validated.
-func newSettings(o *config.Options) (*settings, error) {
-	s := &settings{Options: o}
+func newSettings(o *config.Options, flags *pflag.FlagSet) (*settings, error) {
+	s := &settings{Options: o, flags: flags}
 	var err error
 	if s.gates, err = config.Gates(o.Config.FeatureGates); err != nil {
 		return nil, err

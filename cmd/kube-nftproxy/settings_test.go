@@ -28,7 +28,7 @@ func parse(t *testing.T, args string) *settings {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := newSettings(o)
+	s, err := newSettings(o, fs)
 	if err != nil {
 		t.Fatal(err)
 	}

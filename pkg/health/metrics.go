@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/component-base/metrics/prometheus/slis"
 )
 
 // MetricsHandler returns the handler of the metrics port: /metrics with what g gathers, /proxyMode, and /healthz, which
@@ -21,6 +22,8 @@ func MetricsHandler(g prometheus.Gatherer, started time.Time) *http.ServeMux {
 	}))
 	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { text(w, "nftables") })
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, r *http.Request) {
+		// It fails if the metrics of /metrics/slis aren't served: then nobody wants to know.
+		_ = slis.ObserveHealthcheck(r.Context(), "ping", "healthz", slis.Success)
 		if _, verbose := r.URL.Query()["verbose"]; verbose {
 			text(w, "[+]ping ok\nhealthz check passed\n")
 			return

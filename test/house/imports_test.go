@@ -23,6 +23,7 @@ var pipeline = map[string][]string{
 	"pkg/host":      {"pkg/model"},
 	"pkg/config":    {"pkg/model"},
 	"pkg/metrics":   {"pkg/model"},
+	"pkg/zpages":    {},
 	"pkg/health":    {"pkg/model"},
 	"pkg/proxy": {
 		"pkg/apply", "pkg/conntrack", "pkg/health", "pkg/metrics", "pkg/model", "pkg/nft", "pkg/plan", "pkg/schedule",
@@ -30,7 +31,7 @@ var pipeline = map[string][]string{
 	},
 	"cmd/kube-nftproxy": {
 		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/health", "pkg/host", "pkg/metrics", "pkg/model", "pkg/plan", "pkg/proxy", "pkg/report",
-		"pkg/schedule", "pkg/track", "pkg/watch",
+		"pkg/schedule", "pkg/track", "pkg/watch", "pkg/zpages",
 	},
 }
 

@@ -1,0 +1,38 @@
+package main
+
+import (
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/component-base/logs"
+	"k8s.io/component-base/metrics/prometheus/slis"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/zpages"
+)
+
+// metricsPort handles all paths of the metrics port, which are kube-proxy's.
+func (d *daemon) metricsPort() http.Handler {
+	mux := health.MetricsHandler(prometheus.Gatherers{d.registry, metrics.RestClient()}, d.started)
+	slis.SLIMetricsWithReset{}.Install(mux)
+	d.Config.SetGroupVersionKind(kubeproxy.SchemeGroupVersion.WithKind("KubeProxyConfiguration"))
+	mux.Handle("/configz", zpages.Configz(map[string]any{kubeproxy.GroupName: d.Config}))
+	paths := []string{"/configz", "/healthz", "/metrics", "/proxyMode"}
+	if d.gates.Enabled(config.ComponentFlagz) {
+		mux.Handle("/flagz", zpages.Flagz(d.flags))
+		paths = []string{"/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"}
+	}
+	if d.gates.Enabled(config.ComponentStatusz) {
+		mux.Handle("/statusz", zpages.Statusz(version, d.started, paths))
+	}
+	if d.Config.EnableProfiling {
+		zpages.Debug(mux, func(value string) error {
+			_, err := logs.GlogSetter(value)
+			return err
+		})
+	}
+	return mux
+}

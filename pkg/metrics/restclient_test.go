@@ -1,0 +1,43 @@
+package metrics
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+func TestRequestsOfTheClientAreCounted(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusTeapot) }))
+	defer server.Close()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Discovery().ServerVersion(); err == nil {
+		t.Fatal("a teapot is an API server")
+	}
+	families, err := RestClient().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	requests := 0.0
+	for _, f := range families {
+		if !strings.HasPrefix(f.GetName(), "rest_client_") {
+			t.Errorf("%s is gathered", f.GetName())
+		}
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if f.GetName() == "rest_client_requests_total" && l.GetName() == "code" && l.GetValue() == "418" {
+					requests += m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	if requests != 1 {
+		t.Errorf("rest_client_requests_total counts %v requests with code 418, want 1", requests)
+	}
+}
