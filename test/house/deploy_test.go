@@ -179,6 +179,10 @@ func TestDaemonSet(t *testing.T) {
 	}
 	checkVariables(t, container)
 	checkFlags(t, container.Args)
+	if len(pod.Spec.InitContainers) != 1 {
+		t.Fatalf("%d containers before it, want 1", len(pod.Spec.InitContainers))
+	}
+	checkFlags(t, pod.Spec.InitContainers[0].Args)
 	checkProbes(t, container)
 }
 
