@@ -161,7 +161,9 @@ func newDaemon(ctx context.Context, s *settings) (*daemon, error) {
 		return nil, err
 	}
 	var err error
-	d.kernel, err = apply.Open()
+	if d.kernel, err = apply.Open(); err == nil {
+		d.kernel.TakeOver()
+	}
 	return d, err
 }
 

@@ -20,6 +20,9 @@ type Kernel struct {
 	generation uint32
 	// states are the state elements that the kernel holds.
 	states map[nft.Family]*nft.Element
+	// found are the families in which kube-proxy had a table at the last look; takeOver says that they are to be replaced.
+	found    []nft.Family
+	takeOver bool
 }
 
 // Open opens the network namespace of the calling thread.
@@ -61,11 +64,22 @@ type Result struct {
 	Commit time.Duration
 	// Why tells, after a full sync, why the tables had to be written anew.
 	Why string
+	// Rival says that kube-proxy has tables too, at the last look: one is running, or has been started for a while.
+	Rival bool
 }
 
 // Sync brings the tables to what the planner wants. After an error nothing has changed, or it isn't known what has: the
 // next call finds out. In both cases packets meet either the old tables or the new ones.
 func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
+	result, err := k.sync(p)
+	if err == nil && k.takeOver {
+		k.takeOver, k.found = false, nil
+	}
+	result.Rival = len(k.found) > 0
+	return result, err
+}
+
+func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 	if k.known {
 		return k.update(p)
 	}
@@ -79,8 +93,14 @@ func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 		return Result{}, err
 	}
 	why, err := k.compare(p)
+	if err == nil {
+		k.found, err = k.rivals()
+	}
 	if err != nil {
 		return Result{}, fmt.Errorf("read tables: %w", err)
+	}
+	if why == "" && k.takeOver && len(k.found) > 0 {
+		why = "kube-proxy's tables are to go"
 	}
 	// Whatever is committed by others from here on is noticed.
 	k.generation = generation
@@ -200,7 +220,7 @@ func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 	return r, nil
 }
 
-// Cleanup deletes our tables, and nothing else. That there are none is not an error.
+// Cleanup deletes our tables and those of kube-proxy, and nothing else. That there are none is not an error.
 func Cleanup() error {
 	conn, err := nft.Open()
 	if err != nil {
@@ -209,20 +229,20 @@ func Cleanup() error {
 	defer conn.Close()
 	var errs []error
 	for _, f := range model.Families {
-		errs = append(errs, deleteTable(conn, plan.NFT(f)))
+		errs = append(errs, deleteTable(conn, plan.NFT(f), plan.TableName), deleteTable(conn, plan.NFT(f), rivalTable))
 	}
 	return errors.Join(errs...)
 }
 
-func deleteTable(conn *nft.Conn, f nft.Family) error {
-	found, err := conn.HasTable(f, plan.TableName)
+func deleteTable(conn *nft.Conn, f nft.Family, name string) error {
+	found, err := conn.HasTable(f, name)
 	if err != nil || !found {
 		return err
 	}
 	b := nft.NewBatch(0)
-	b.DeleteTable(f, plan.TableName)
+	b.DeleteTable(f, name)
 	if err := conn.Commit(b); err != nil {
-		return fmt.Errorf("delete table %s %s: %w", f, plan.TableName, err)
+		return fmt.Errorf("delete table %s %s: %w", f, name, err)
 	}
 	return nil
 }

@@ -194,7 +194,7 @@ func TestFailedBatchChangesNothing(t *testing.T) {
 
 func TestCleanupRemovesOurTablesOnly(t *testing.T) {
 	synced(t)
-	run(t, "nft", "add table ip somebody")
+	run(t, "nft", "add table ip somebody; add table ip kube-proxy; add table ip6 kube-proxy")
 	for range 2 {
 		if err := Cleanup(); err != nil {
 			t.Fatal(err)

@@ -169,6 +169,7 @@ func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
 	p.Prune()
 	p.Fit()
 	b := nft.NewBatch(batchBytes(p))
+	k.replace(b)
 	tables := p.Tables()
 	leftovers := map[nft.Family][]string{}
 	for _, t := range tables {

@@ -92,6 +92,8 @@ type Proxy struct {
 	checks        map[types.NamespacedName]health.Check
 	checkAddrs    [2][]netip.Addr
 	checksChanged bool
+	// rival says that kube-proxy was found at work beside us.
+	rival bool
 	// counted are the numbers of elements that the metrics show.
 	counted map[*nft.Set]int
 }
@@ -263,6 +265,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	}
 	p.Schedule.Succeeded(end)
 	p.synced = end
+	p.noteRival(result.Rival)
 	p.succeeded(result, outcome)
 	level := 2
 	if result.Kind == apply.Full || !p.started {

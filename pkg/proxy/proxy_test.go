@@ -79,6 +79,7 @@ type fakeKernel struct {
 	syncs    int
 	doubts   int
 	meddled  bool
+	rival    bool
 	elements map[nft.ID]string
 	// state is what the last commit left in the table of IPv4.
 	state string
@@ -100,7 +101,7 @@ func (k *fakeKernel) Meddled() (bool, error) {
 	return k.meddled, nil
 }
 
-func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
+func (k *fakeKernel) Sync(p *plan.Planner) (r apply.Result, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.syncs++
@@ -111,6 +112,7 @@ func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
 		}
 	}
 	k.state = p.State(nft.IPv4).Comment
+	defer func() { r.Rival = k.rival }()
 	if !k.known {
 		p.Untrack()
 		p.Prune()

@@ -1,0 +1,83 @@
+package apply
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// rival makes tables as kube-proxy has them, with a map that leads to a chain.
+func rival(t *testing.T) {
+	t.Helper()
+	for _, family := range []string{"ip", "ip6"} {
+		run(t, "nft", "add table "+family+" kube-proxy; add chain "+family+" kube-proxy a; add chain "+family+
+			" kube-proxy prerouting { type nat hook prerouting priority dstnat; }; add map "+family+
+			" kube-proxy m { type inet_proto . inet_service : verdict; elements = { tcp . 80 : goto a }; }; add rule "+family+
+			" kube-proxy prerouting meta l4proto . th dport vmap @m")
+	}
+}
+
+func hasRival(t *testing.T) bool {
+	t.Helper()
+	return strings.Contains(run(t, "nft", "list tables"), "kube-proxy\n")
+}
+
+func TestKubeProxysTablesAreReplacedInOneBatch(t *testing.T) {
+	for name, before := range map[string]func(*testing.T, *plan.Planner){
+		"first start": func(*testing.T, *plan.Planner) {},
+		"our tables are there": func(t *testing.T, p *plan.Planner) {
+			sync(t, open(t), p, Full)
+			p.Untrack()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lab.EnterNamespace(t)
+			p := plan.New(options())
+			cluster(p)
+			before(t, p)
+			rival(t)
+			k := open(t)
+			k.TakeOver()
+			generation, err := k.conn.Generation()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r := sync(t, k, p, Full); r.Rival {
+				t.Error("kube-proxy's tables are said to be there after they have been replaced")
+			}
+			if hasRival(t) {
+				t.Error("kube-proxy's tables are still there")
+			}
+			if now, err := k.conn.Generation(); err != nil || now != generation+1 {
+				t.Errorf("it took %d batches, want 1 (%v)", now-generation, err)
+			}
+			checkKernel(t, k, p)
+		})
+	}
+}
+
+// A kube-proxy that is running makes its tables anew; then it is said, and nobody fights.
+func TestARunningKubeProxyIsLeftAlone(t *testing.T) {
+	lab.EnterNamespace(t)
+	k, p := open(t), plan.New(options())
+	cluster(p)
+	k.TakeOver()
+	sync(t, k, p, Full)
+	rival(t)
+	k.Doubt()
+	if r := sync(t, k, p, Adopted); !r.Rival {
+		t.Error("kube-proxy's tables went unnoticed")
+	}
+	run(t, "nft", "flush chain ip kube-nftproxy services")
+	k.Doubt()
+	if r := sync(t, k, p, Full); !r.Rival || !hasRival(t) {
+		t.Errorf("rival %t, tables there %t; want both", r.Rival, hasRival(t))
+	}
+	run(t, "nft", "delete table ip kube-proxy; delete table ip6 kube-proxy")
+	k.Doubt()
+	if r := sync(t, k, p, Adopted); r.Rival {
+		t.Error("kube-proxy's tables are said to be there after they have gone")
+	}
+}
