@@ -23,6 +23,9 @@ test-netns: ## all tests that need no API server, with real packets in network n
 test-e2e: ## tests against a real etcd and kube-apiserver, which are built first (root)
 	hack/test.sh e2e
 
+test-twin: ## the same packets through the rules of the real kube-proxy, which is built first (root)
+	hack/test.sh twin
+
 test-kernels: ## tests on other kernels, in virtual machines (root)
 	hack/kernels.sh
 
@@ -44,4 +47,4 @@ update: ## rewrite what tests compare with: goldens, and the table of flags in R
 clean: ## delete bin/
 	rm -rf bin
 
-.PHONY: help build demo test test-unit test-netns test-e2e test-kernels bench compare lint verify update clean
+.PHONY: help build demo test test-unit test-netns test-e2e test-twin test-kernels bench compare lint verify update clean

@@ -5,6 +5,7 @@
 #   unit   all tests without privileges, with the race detector; what needs root skips
 #   netns  all tests as root, in network namespaces; nothing may skip for want of privilege
 #   e2e    the tests with the build tag e2e: a real etcd and kube-apiserver
+#   twin   the tests with the build tag twin: the real kube-proxy beside ours; only when asked for
 # The output of each lane is kept in bin/test. The last line counts every test once, however many lanes ran it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -16,10 +17,10 @@ rm -rf $out && mkdir -p $out
 # all lists the packages but those of the house rules, which have a lane.
 all() { go list ./... | grep -v '/test/house$'; }
 
-# tagged lists the packages that have tests with the build tag e2e.
-tagged() {
+# tagged lists the packages that have tests with a build tag.
+tagged() { # tag
   local format='{{.ImportPath}} {{.TestGoFiles}} {{.XTestGoFiles}}'
-  comm -13 <(go list -f "$format" ./... | sort) <(go list -tags e2e -f "$format" ./... | sort) | cut -d ' ' -f 1
+  comm -13 <(go list -f "$format" ./... | sort) <(go list -tags "$1" -f "$format" ./... | sort) | cut -d ' ' -f 1
 }
 
 # tests runs go test, keeps what it says and shows the essence.
@@ -44,10 +45,16 @@ netns() { root && REQUIRE_NETNS=1 tests netns $(all); }
 e2e() {
   root || return 1
   local packages
-  packages=$(tagged)
+  packages=$(tagged e2e)
   [ -n "$packages" ] || return 0
   # One package at a time: each runs an API server.
   hack/kubernetes.sh && REQUIRE_NETNS=1 tests e2e -tags e2e -p 1 $packages
+}
+twin() {
+  root || return 1
+  local packages
+  packages=$(tagged twin)
+  hack/kubernetes.sh etcd kube-apiserver kube-proxy && REQUIRE_NETNS=1 tests twin -tags twin -run 'Twin|KubeProxy' -p 1 $packages
 }
 
 hack/deps.sh || exit 1

@@ -184,7 +184,7 @@ func (r *Reconciler) reconcile(ctx context.Context, d *Desired) (failed error) {
 		r.table = table
 	}
 	for _, f := range model.Families {
-		if d.count[f] == 0 {
+		if !d.about(f) {
 			continue
 		}
 		if err := r.family(ctx, f, d); err != nil && failed == nil {

@@ -38,6 +38,8 @@ type Desired struct {
 	frontends map[model.Key]frontend
 	// nodes are sorted.
 	nodes [2][]netip.Addr
+	// orphans are prefixes whose addresses lead nowhere but to frontends.
+	orphans [2][]netip.Prefix
 	// count and gone count frontends, by family and those that are gone.
 	count [2]int
 	gone  int
@@ -94,6 +96,25 @@ func (d *Desired) NodeAddresses(f model.Family, addrs []netip.Addr) {
 	d.nodes[f] = addrs
 }
 
+// Orphans gives the prefixes that only addresses of Services come from, the ServiceCIDRs. UDP flows that are translated from
+// such an address and that no frontend knows belong to Services that were deleted while nobody was looking. To be set at a
+// start that finds the tables other than they should be, together with all frontends. The list is kept and must never be
+// changed.
+//
+// Nothing tells whose addresses outside of these prefixes were; flows to load balancers' IPs, external IPs and node ports
+// that went meanwhile are left, for as long as their clients go on.
+func (d *Desired) Orphans(f model.Family, prefixes []netip.Prefix) {
+	d.orphans[f] = prefixes
+}
+
+// about reports whether there is anything to look for among a family's flows.
+func (d *Desired) about(f model.Family) bool { return d.count[f] > 0 || len(d.orphans[f]) > 0 }
+
+// orphan reports whether an address can have led to a Service only.
+func (d *Desired) orphan(a netip.Addr) bool {
+	return slices.ContainsFunc(d.orphans[model.FamilyOf(a)], func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
 // merge takes up what became true after what d says.
 func (d *Desired) merge(later *Desired) {
 	d.Undnated = d.Undnated || later.Undnated
@@ -103,6 +124,11 @@ func (d *Desired) merge(later *Desired) {
 	for f, addrs := range later.nodes {
 		if addrs != nil {
 			d.nodes[f] = addrs
+		}
+	}
+	for f, prefixes := range later.orphans {
+		if prefixes != nil {
+			d.orphans[f] = prefixes
 		}
 	}
 }
@@ -128,6 +154,7 @@ func (d *Desired) forgetGone() {
 //	not translated, no endpoints                  nobody has answered (in zone 0)
 //	translated, frontend gone                     always
 //	not translated, frontend gone                 never
+//	translated, no such frontend                  from an address of [Desired.Orphans]
 //
 // A flow to a frontend without endpoints that somebody does answer, such as a process on a node that owns the address, works
 // as it is; one that nobody answers had better be refused. kube-proxy leaves both, and those of deleted Services too.
@@ -142,7 +169,7 @@ func (d *Desired) Stale(f *Flow) bool {
 	to, known := d.find(f.Destination, f.Protocol)
 	switch {
 	case !known:
-		return false
+		return f.Translated() && d.orphan(f.Destination.Addr())
 	case to.gone:
 		return f.Translated()
 	case to.serves(f.Server):

@@ -135,6 +135,62 @@ func TestStale(t *testing.T) {
 	}
 }
 
+// Translated UDP flows from addresses of Services that nobody knows are stale where it was said what such addresses are.
+func TestOrphans(t *testing.T) {
+	for _, tc := range []struct {
+		name       string
+		to, server string
+		protocol   model.Protocol
+		want       bool
+	}{
+		{name: "a Service that went unseen", to: "10.96.0.99:53", server: "10.244.0.10:53", want: true},
+		{name: "IPv6", to: "[fd00::99]:53", server: "[fd00::1:10]:53", want: true},
+		{name: "a port that a Service lost unseen", to: "10.96.0.1:54", server: "10.244.0.10:53", want: true},
+		{name: "TCP", to: "10.96.0.99:53", server: "10.244.0.10:53", protocol: model.TCP},
+		{name: "SCTP", to: "10.96.0.99:53", server: "10.244.0.10:53", protocol: model.SCTP},
+		{name: "never translated", to: "10.96.0.99:53", server: "10.96.0.99:53"},
+		{name: "a present endpoint", to: "10.96.0.1:53", server: "10.244.0.10:53"},
+		{name: "outside of the prefix", to: "10.97.0.1:53", server: "10.244.0.10:53"},
+		{name: "a port of this node, as a network plugin's hostPort", to: "192.0.2.1:30099", server: "10.244.0.10:53"},
+		{name: "the prefix of the other family", to: "[fd01::99]:53", server: "[fd00::1:10]:53"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := tc.protocol
+			if p == 0 {
+				p = model.UDP
+			}
+			f := flow(p, tc.to, tc.server)
+			for _, undnated := range []bool{false, true} {
+				d := desired(undnated)
+				if d.Stale(&f) {
+					t.Errorf("stale without a prefix (undnated %v)", undnated)
+				}
+				d.Orphans(model.IPv4, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")})
+				d.Orphans(model.IPv6, []netip.Prefix{netip.MustParsePrefix("fd00::/112")})
+				if got := d.Stale(&f); got != tc.want {
+					t.Errorf("stale: %v, want %v (undnated %v)", got, tc.want, undnated)
+				}
+			}
+		})
+	}
+}
+
+// A request for orphans comes together with later ones, and for a family without a single frontend too.
+func TestOrphansAreMerged(t *testing.T) {
+	var d, later Desired
+	d.Frontend(key(model.UDP, "10.96.0.1:53"), endpoints("10.244.0.1:53"))
+	later.Orphans(model.IPv6, []netip.Prefix{netip.MustParsePrefix("fd00::/112")})
+	d.merge(&later)
+	d.merge(&Desired{})
+	f := flow(model.UDP, "[fd00::99]:53", "[fd00::1:10]:53")
+	if !d.Stale(&f) || !d.about(model.IPv6) {
+		t.Errorf("stale %v, about IPv6 %v; want both", d.Stale(&f), d.about(model.IPv6))
+	}
+	if later.about(model.IPv4) {
+		t.Error("there is nothing to look for in IPv4")
+	}
+}
+
 func TestLaterWordCounts(t *testing.T) {
 	k, other := key(model.UDP, "10.96.0.1:53"), key(model.UDP, "10.96.0.2:53")
 	was := endpoints("10.244.0.1:53")

@@ -58,6 +58,9 @@ const (
 // errInterrupted is what a reading of the table ends with that may have missed entries.
 var errInterrupted = errors.New("reading was interrupted")
 
+// errAbsent is what a kernel without connection tracking, or without its netlink interface, comes down to.
+var errAbsent = errors.New("the kernel's modules nf_conntrack and nf_conntrack_netlink are missing or can't be loaded")
+
 // Netlink is the kernel's conntrack table in the network namespace of the thread that opened it. It must not be used by two
 // goroutines at once.
 type Netlink struct {
@@ -108,6 +111,10 @@ func (n *Netlink) once(ctx context.Context, udp bool, stale func(*Flow) bool, ou
 	if filter && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)) {
 		n.unfiltered = true
 		err = n.dump(ctx, false, stale, out)
+	}
+	if errors.Is(err, unix.EINVAL) {
+		// To nothing else in so plain a request does the kernel object.
+		err = fmt.Errorf("%w: %w", errAbsent, err)
 	}
 	if e := n.deleteBatch(out); e != nil {
 		return e
@@ -407,12 +414,19 @@ func (s *socket) sendBatch(b *batch) (refused int, first error) {
 	if err := s.send(b.buf); err != nil {
 		return b.count, err
 	}
+	lost := false
 	for {
 		n, _, err := unix.Recvfrom(s.fd, s.buf, unix.MSG_DONTWAIT)
-		if err == unix.EINTR {
+		switch {
+		case err == unix.EINTR:
 			continue
-		}
-		if err != nil {
+		case err == unix.ENOBUFS:
+			// More errors than there is room for, as where the buffer can't be made larger: the deletions have been done.
+			lost = true
+			continue
+		case err == unix.EAGAIN && lost:
+			return refused, first
+		case err != nil:
 			return refused, fmt.Errorf("read acknowledgement: %w", err)
 		}
 		for m := range messages(s.buf[:n]) {

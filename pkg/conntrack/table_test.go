@@ -58,6 +58,45 @@ func TestParseRefusesWhatIsCutOff(t *testing.T) {
 	}
 }
 
+// Without the kernel's modules every request is answered by EINVAL, the one with the filter too, which old kernels refuse in
+// the same way. What is logged says what is missing.
+func TestAbsentModulesAreNamed(t *testing.T) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kernel := pair[1]
+	n := &Netlink{read: &socket{fd: pair[0], buf: make([]byte, readBuffer)}, write: &socket{}}
+	t.Cleanup(func() {
+		_ = n.read.close()
+		_ = unix.Close(kernel)
+	})
+	answered := make(chan error, 1)
+	go func() {
+		buf := make([]byte, readBuffer)
+		for seq := range uint32(2) {
+			if _, err := unix.Read(kernel, buf); err != nil {
+				answered <- err
+				return
+			}
+			refusal := reply(unix.NLMSG_ERROR, 0, code(unix.EINVAL))
+			binary.NativeEndian.PutUint32(refusal[8:], seq+1)
+			if _, err := unix.Write(kernel, refusal); err != nil {
+				answered <- err
+				return
+			}
+		}
+		answered <- nil
+	}()
+	_, err = n.Delete(t.Context(), model.IPv4, true, func(*Flow) bool { return true })
+	if !errors.Is(err, errAbsent) || !errors.Is(err, unix.EINVAL) {
+		t.Errorf("Delete() = %v, want that modules are missing", err)
+	}
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+}
+
 func reply(typ, flags uint16, payload []byte) []byte {
 	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.NLMSG_HDRLEN+len(payload)))
 	b = binary.NativeEndian.AppendUint16(b, typ)

@@ -18,6 +18,8 @@ import (
 // the Service's endpoints it has.
 type Check struct {
 	Port uint16
+	// Served says in which families the Service is served: in the others nobody listens.
+	Served [2]bool
 	// Local is the number of distinct addresses of ready endpoints on this node, by family.
 	Local [2]int
 }
@@ -31,7 +33,7 @@ type Services struct {
 	failed func(model.Problem)
 	listen func(network, address string) (net.Listener, error)
 
-	servers map[checkAt]*http.Server
+	servers map[checkAt]server
 	broken  map[checkAt]struct{}
 
 	mu     sync.RWMutex
@@ -44,11 +46,23 @@ type checkAt struct {
 	addr    netip.AddrPort
 }
 
+// server is what serves one check at one address.
+type server struct {
+	*http.Server
+	listener net.Listener
+}
+
+// close frees the port before it returns. http.Server.Close doesn't know a listener whose Serve hasn't begun yet.
+func (s server) close() {
+	_ = s.listener.Close() // again by Server.Close, where Serve has begun
+	_ = s.Server.Close()
+}
+
 // NewServices returns a server of health checks that listens nowhere yet.
 func NewServices(healthy func() bool, failed func(model.Problem)) *Services {
 	return &Services{
 		healthy: healthy, failed: failed, listen: net.Listen,
-		servers: map[checkAt]*http.Server{}, broken: map[checkAt]struct{}{},
+		servers: map[checkAt]server{}, broken: map[checkAt]struct{}{},
 	}
 }
 
@@ -62,18 +76,20 @@ func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Add
 	wanted := map[checkAt]struct{}{}
 	for name, c := range checks {
 		for _, a := range addrs {
-			wanted[checkAt{name, netip.AddrPortFrom(a, c.Port)}] = struct{}{}
+			if c.Served[model.FamilyOf(a)] {
+				wanted[checkAt{name, netip.AddrPortFrom(a, c.Port)}] = struct{}{}
+			}
 		}
 	}
 	for at, server := range s.servers {
 		if _, ok := wanted[at]; !ok {
-			_ = server.Close()
+			server.close()
 			delete(s.servers, at)
 		}
 	}
 	maps.DeleteFunc(s.broken, func(at checkAt, _ struct{}) bool { _, ok := wanted[at]; return !ok })
 	for at := range wanted {
-		if s.servers[at] == nil {
+		if _, is := s.servers[at]; !is {
 			s.open(at)
 		}
 	}
@@ -97,9 +113,9 @@ func (s *Services) open(at checkAt) {
 		return
 	}
 	delete(s.broken, at)
-	server := &http.Server{Handler: s.answer(at), ReadHeaderTimeout: readTimeout}
-	s.servers[at] = server
-	go func() { _ = server.Serve(l) }()
+	served := server{&http.Server{Handler: s.answer(at), ReadHeaderTimeout: readTimeout}, l}
+	s.servers[at] = served
+	go func() { _ = served.Serve(l) }()
 }
 
 // readTimeout bounds how long a client may take to ask.

@@ -3,9 +3,11 @@ package health
 import (
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -24,6 +26,9 @@ func freePort(t *testing.T) uint16 {
 	defer l.Close()
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
+
+// both is a Service that is served in both families.
+var both = [2]bool{true, true}
 
 // askLoadBalancer returns status, body and weight, or the error of the connection.
 func askLoadBalancer(at netip.AddrPort) (status int, body, weight string, err error) {
@@ -56,17 +61,20 @@ func TestServicesAnswerLoadBalancers(t *testing.T) {
 			t.Errorf("%s: body (-want +got):\n%s", when, diff)
 		}
 	}
-	s.Sync(map[types.NamespacedName]Check{web: {Port: at.Port(), Local: [2]int{2, 0}}}, loopback)
+	sync := func(local int) {
+		s.Sync(map[types.NamespacedName]Check{web: {Port: at.Port(), Served: both, Local: [2]int{local, 7}}}, loopback)
+	}
+	sync(2)
 	expect("two endpoints", http.StatusOK, "2")
-	s.Sync(map[types.NamespacedName]Check{web: {Port: at.Port()}}, loopback)
+	sync(0)
 	expect("no endpoint", http.StatusServiceUnavailable, "0")
-	s.Sync(map[types.NamespacedName]Check{web: {Port: at.Port(), Local: [2]int{1, 0}}}, loopback)
+	sync(1)
 	healthy = false
 	expect("rules out of date", http.StatusServiceUnavailable, "1")
 	healthy = true
 	old := at
 	at = netip.AddrPortFrom(loopback[0], freePort(t))
-	s.Sync(map[types.NamespacedName]Check{web: {Port: at.Port(), Local: [2]int{1, 0}}}, loopback)
+	sync(1)
 	expect("on another port", http.StatusOK, "1")
 	if _, _, _, err := askLoadBalancer(old); err == nil {
 		t.Error("the old port still answers")
@@ -91,7 +99,7 @@ func TestATakenPortIsReportedOnceAndTriedAgain(t *testing.T) {
 	loopback := netip.MustParseAddr("127.0.0.1")
 	at := netip.AddrPortFrom(loopback, freePort(t))
 	web := types.NamespacedName{Namespace: "default", Name: "web"}
-	checks := map[types.NamespacedName]Check{web: {Port: at.Port(), Local: [2]int{1, 0}}}
+	checks := map[types.NamespacedName]Check{web: {Port: at.Port(), Served: both, Local: [2]int{1, 0}}}
 	for range 3 {
 		if broken := s.Sync(checks, []netip.Addr{loopback}); broken != 1 {
 			t.Errorf("%d ports can't be listened on, want 1", broken)
@@ -107,4 +115,134 @@ func TestATakenPortIsReportedOnceAndTriedAgain(t *testing.T) {
 	if status, _, _, err := askLoadBalancer(at); err != nil || status != http.StatusOK {
 		t.Errorf("status %d, error %v after the port became free", status, err)
 	}
+}
+
+// ports notes who listens where, without listening there.
+type ports struct {
+	// taken can't be listened on.
+	taken string
+	mu    sync.Mutex
+	open  map[string]int
+}
+
+func (p *ports) listen(network, address string) (net.Listener, error) {
+	if address == p.taken {
+		return nil, errors.New("address in use")
+	}
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	p.add(network+" "+address, 1)
+	return &port{Listener: l, closed: sync.OnceFunc(func() { p.add(network+" "+address, -1) })}, nil
+}
+
+func (p *ports) add(at string, n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.open[at] += n; p.open[at] == 0 {
+		delete(p.open, at)
+	}
+}
+
+// list returns how many listen where.
+func (p *ports) list() map[string]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.open)
+}
+
+// port is a listener whose end is noted before Close returns.
+type port struct {
+	net.Listener
+	closed func()
+}
+
+func (p *port) Close() error {
+	p.closed()
+	return p.Listener.Close()
+}
+
+// pretending makes a server of checks that only pretends to listen where it should.
+func pretending(t *testing.T, failed func(model.Problem)) (*Services, *ports) {
+	p := &ports{open: map[string]int{}}
+	s := NewServices(func() bool { return true }, failed)
+	s.listen = p.listen
+	t.Cleanup(s.Close)
+	return s, p
+}
+
+func addresses(list ...string) (out []netip.Addr) {
+	for _, s := range list {
+		out = append(out, netip.MustParseAddr(s))
+	}
+	return out
+}
+
+func TestWhereServicesListen(t *testing.T) {
+	web, mail := types.NamespacedName{Namespace: "default", Name: "web"}, types.NamespacedName{Namespace: "default", Name: "mail"}
+	s, ports := pretending(t, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
+	for _, step := range []struct {
+		name   string
+		checks map[types.NamespacedName]Check
+		addrs  []netip.Addr
+		want   map[string]int
+	}{
+		{"at each address", map[types.NamespacedName]Check{web: {Port: 1, Served: both}}, addresses("192.0.2.1", "192.0.2.2", "2001:db8::1"),
+			map[string]int{"tcp4 192.0.2.1:1": 1, "tcp4 192.0.2.2:1": 1, "tcp6 [2001:db8::1]:1": 1}},
+		{"an address goes, another comes", map[types.NamespacedName]Check{web: {Port: 1, Served: both}}, addresses("192.0.2.3", "2001:db8::1"),
+			map[string]int{"tcp4 192.0.2.3:1": 1, "tcp6 [2001:db8::1]:1": 1}},
+		{"everywhere", map[types.NamespacedName]Check{web: {Port: 1, Served: both}}, addresses("0.0.0.0", "::"),
+			map[string]int{"tcp4 0.0.0.0:1": 1, "tcp6 [::]:1": 1}},
+		{"one family", map[types.NamespacedName]Check{web: {Port: 1, Served: [2]bool{true, false}}}, addresses("192.0.2.1", "2001:db8::1"),
+			map[string]int{"tcp4 192.0.2.1:1": 1}},
+		{"the other family", map[types.NamespacedName]Check{web: {Port: 1, Served: [2]bool{false, true}}}, addresses("192.0.2.1", "2001:db8::1"),
+			map[string]int{"tcp6 [2001:db8::1]:1": 1}},
+		{"none", map[types.NamespacedName]Check{web: {Port: 1}}, addresses("192.0.2.1", "2001:db8::1"), map[string]int{}},
+		{"two Services", map[types.NamespacedName]Check{web: {Port: 1, Served: both}, mail: {Port: 2, Served: both}}, addresses("192.0.2.1"),
+			map[string]int{"tcp4 192.0.2.1:1": 1, "tcp4 192.0.2.1:2": 1}},
+		{"they exchange their ports", map[types.NamespacedName]Check{web: {Port: 2, Served: both}, mail: {Port: 1, Served: both}},
+			addresses("192.0.2.1"), map[string]int{"tcp4 192.0.2.1:1": 1, "tcp4 192.0.2.1:2": 1}},
+		{"no address", map[types.NamespacedName]Check{web: {Port: 2, Served: both}}, nil, map[string]int{}},
+	} {
+		s.Sync(step.checks, step.addrs)
+		if diff := cmp.Diff(step.want, ports.list()); diff != "" {
+			t.Errorf("%s: listening (-want +got):\n%s", step.name, diff)
+		}
+	}
+}
+
+// A port that is taken at one address is served at the others. Its Service is told once, and anew when it is taken again.
+func TestATakenAddressDoesNotStopOthers(t *testing.T) {
+	web, mail := types.NamespacedName{Namespace: "default", Name: "web"}, types.NamespacedName{Namespace: "default", Name: "mail"}
+	var told []string
+	s, ports := pretending(t, func(p model.Problem) { told = append(told, p.Name.Name) })
+	checks := map[types.NamespacedName]Check{web: {Port: 1, Served: both}, mail: {Port: 2, Served: both}}
+	addrs := addresses("192.0.2.1", "2001:db8::1")
+	expect := func(when string, wantBroken int, wantTold []string, want map[string]int) {
+		t.Helper()
+		if broken := s.Sync(checks, addrs); broken != wantBroken {
+			t.Errorf("%s: %d ports can't be listened on, want %d", when, broken, wantBroken)
+		}
+		if diff := cmp.Diff(wantTold, told); diff != "" {
+			t.Errorf("%s: told (-want +got):\n%s", when, diff)
+		}
+		if diff := cmp.Diff(want, ports.list()); diff != "" {
+			t.Errorf("%s: listening (-want +got):\n%s", when, diff)
+		}
+	}
+	others := map[string]int{"tcp4 192.0.2.1:2": 1, "tcp6 [2001:db8::1]:1": 1, "tcp6 [2001:db8::1]:2": 1}
+	ports.taken = "192.0.2.1:1"
+	expect("taken", 1, []string{"web"}, others)
+	expect("still taken", 1, []string{"web"}, others)
+	ports.taken = ""
+	all := map[string]int{"tcp4 192.0.2.1:1": 1, "tcp4 192.0.2.1:2": 1, "tcp6 [2001:db8::1]:1": 1, "tcp6 [2001:db8::1]:2": 1}
+	expect("free", 0, []string{"web"}, all)
+	ports.taken = "192.0.2.1:3"
+	checks[web] = Check{Port: 3, Served: both}
+	others["tcp6 [2001:db8::1]:3"] = 1
+	delete(others, "tcp6 [2001:db8::1]:1")
+	expect("another one is taken", 1, []string{"web", "web"}, others)
+	delete(checks, web)
+	expect("the Service is gone", 0, []string{"web", "web"}, map[string]int{"tcp4 192.0.2.1:2": 1, "tcp6 [2001:db8::1]:2": 1})
 }

@@ -2,6 +2,7 @@ package model
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -145,6 +146,11 @@ type Service struct {
 	LocalReady [2]int
 	// Problems are the parts of the Service or its EndpointSlices that had to be left out.
 	Problems []Problem
+}
+
+// Serves reports whether the Service has a port in a family.
+func (s *Service) Serves(f Family) bool {
+	return slices.ContainsFunc(s.Ports, func(p *ServicePort) bool { return p.Family == f })
 }
 
 // Node is what the proxy needs to know of its own Node.

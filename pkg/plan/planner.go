@@ -143,9 +143,8 @@ type Conflict struct {
 	Winner, Loser model.PortName
 }
 
-// Set makes the named Service what s says, or removes it where s is nil. It returns the keys of that Service that another
-// one claims too, with the loser of each.
-func (p *Planner) Set(name types.NamespacedName, s *model.Service) []Conflict {
+// Set makes the named Service what s says, or removes it where s is nil.
+func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	old := p.services[name]
 	var now *service
 	if s != nil {
@@ -165,7 +164,6 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) []Conflict {
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
 	p.releaseIDs(old, now)
-	return p.conflicts(now)
 }
 
 // newService prepares a Service for the tables. What an earlier form of it had keeps its slots and ids.
@@ -287,9 +285,11 @@ func (p *Planner) claim(s *service) {
 	})
 }
 
-func (p *Planner) conflicts(s *service) []Conflict {
+// ConflictsOf returns the keys of the named Service that another one claims too, with the loser of each. It is to be asked
+// when all Services are up to date: an address that goes from one to another is claimed by both in between.
+func (p *Planner) ConflictsOf(name types.NamespacedName) []Conflict {
 	var out []Conflict
-	s.eachFrontend(func(c claim) {
+	p.services[name].eachFrontend(func(c claim) {
 		list := p.claims[c.frontend.Key]
 		for _, loser := range list[min(1, len(list)):] {
 			out = append(out, Conflict{

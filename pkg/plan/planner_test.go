@@ -257,15 +257,19 @@ func TestOlderServiceWinsAndTheOtherTakesOver(t *testing.T) {
 		return ""
 	}
 	younger, older := service("a-younger", 2), service("b-older", 1)
-	if got := p.Set(younger.Name, younger); len(got) != 0 {
+	p.Set(younger.Name, younger)
+	if got := p.ConflictsOf(younger.Name); len(got) != 0 {
 		t.Errorf("conflicts of the only Service: %v", got)
 	}
 	if got := owner(); got != "default/a-younger:0" {
 		t.Errorf("alone: owner is %q", got)
 	}
-	conflicts := p.Set(older.Name, older)
-	if len(conflicts) != 1 || conflicts[0].Winner.Name != "b-older" || conflicts[0].Loser.Name != "a-younger" {
-		t.Errorf("conflicts: %+v, want b-older to win over a-younger", conflicts)
+	p.Set(older.Name, older)
+	for _, name := range []types.NamespacedName{older.Name, younger.Name} {
+		got := p.ConflictsOf(name)
+		if len(got) != 1 || got[0].Winner.Name != "b-older" || got[0].Loser.Name != "a-younger" {
+			t.Errorf("conflicts of %s: %+v, want b-older to win over a-younger", name, got)
+		}
 	}
 	if got := owner(); got != "default/b-older:0" || p.Conflicts() != 1 {
 		t.Errorf("after the older one came: owner is %q, %d conflicts", got, p.Conflicts())

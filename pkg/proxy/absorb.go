@@ -25,8 +25,14 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) {
 	if dirty.ServiceCIDRs {
 		p.absorbServiceCIDRs()
 	}
-	for _, name := range sortedNames(names) {
+	sorted := sortedNames(names)
+	for _, name := range sorted {
 		p.absorbService(name)
+	}
+	if p.Planner.Conflicts() > 0 {
+		for _, name := range sorted {
+			p.reportConflicts(name)
+		}
 	}
 	for _, times := range dirty.Triggers {
 		p.unprogrammed = append(p.unprogrammed, times...)
@@ -50,9 +56,10 @@ func (p *Proxy) absorbNode(ctx context.Context, dirty map[types.NamespacedName]s
 	object := p.Source.Node()
 	p.Health.Node(object)
 	node := model.NodeOf(p.NodeName, object)
-	if node.IPs == ([2]netip.Addr{}) {
-		// A Node that is deleted and registers anew has no addresses for a while; the machine keeps them.
-		node.IPs = p.node.IPs
+	if object == nil && p.node.Name != "" {
+		node = p.node // a Node that is deleted registers anew, and the machine stays what it is
+	} else if node.IPs == ([2]netip.Addr{}) {
+		node.IPs = p.node.IPs // it gets its addresses some time after it has registered
 	}
 	if p.NodeIP.IsValid() {
 		node.IPs[model.FamilyOf(p.NodeIP)] = p.NodeIP
@@ -84,7 +91,7 @@ func (p *Proxy) absorbNodePorts(ctx context.Context, node model.Node) {
 			continue
 		}
 		p.Planner.SetNodeAddresses(f, addrs)
-		if p.NodePorts.Any(f) {
+		if p.NodePorts.everywhere(f, node) {
 			addrs = []netip.Addr{unspecified[f]}
 		}
 		p.checkAddrs[f], p.checksChanged = addrs, true
@@ -112,6 +119,7 @@ var unspecified = [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified
 func (p *Proxy) absorbServiceCIDRs() {
 	cidrs, problems := model.ServiceCIDRs(p.Source.ServiceCIDRs())
 	p.reportNew(types.NamespacedName{}, problems)
+	p.serviceCIDRs = cidrs
 	for _, f := range p.Families {
 		p.Planner.SetServiceCIDRs(f, cidrs[f])
 	}
@@ -125,9 +133,7 @@ func (p *Proxy) absorbService(name types.NamespacedName) {
 	}
 	p.reportNew(name, problems)
 	p.absorbCheck(name, s)
-	for _, c := range p.Planner.Set(name, s) {
-		p.reportConflict(c)
-	}
+	p.Planner.Set(name, s)
 }
 
 // absorbCheck takes up what load balancers may ask about a Service.
@@ -139,12 +145,15 @@ func (p *Proxy) absorbCheck(name types.NamespacedName, s *model.Service) {
 		return
 	}
 	now := health.Check{Port: s.HealthCheckNodePort, Local: s.LocalReady}
+	for _, f := range p.Families {
+		now.Served[f] = s.Serves(f)
+	}
 	if !had || now != old {
 		p.checks[name], p.checksChanged = now, true
 	}
 }
 
-// syncChecks hands over what has changed; ports that could not be listened on are tried again at every sync.
+// syncChecks hands over what has changed; ports that could not be listened on are tried again each time.
 func (p *Proxy) syncChecks() {
 	if p.checksChanged {
 		p.checksChanged = p.Checks.Sync(p.checks, slices.Concat(p.checkAddrs[:]...)) > 0

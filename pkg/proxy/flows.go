@@ -16,7 +16,10 @@ type Flows interface {
 func (p *Proxy) syncFlows(kind apply.Kind) {
 	changed := p.Planner.TakeFlows()
 	all := kind == apply.Full || !p.started
-	if len(changed) == 0 && !all {
+	// Services may have gone since the last process of ours looked. Where the tables were just right, none has.
+	p.orphansDue = p.orphansDue || kind == apply.Full && !p.started
+	orphans := p.orphansDue && len(p.serviceCIDRs[model.IPv4])+len(p.serviceCIDRs[model.IPv6]) > 0
+	if len(changed) == 0 && !all && !orphans {
 		return
 	}
 	d := &conntrack.Desired{Undnated: all}
@@ -30,11 +33,15 @@ func (p *Proxy) syncFlows(kind apply.Kind) {
 	for k := range changed {
 		add(k)
 	}
-	if all {
+	if all || orphans {
 		p.Planner.Keys(add)
 	}
 	for _, f := range p.Families {
 		d.NodeAddresses(f, p.Planner.NodeAddresses(f))
+		if orphans {
+			d.Orphans(f, p.serviceCIDRs[f])
+		}
 	}
+	p.orphansDue = p.orphansDue && !orphans
 	p.Flows.Request(d)
 }

@@ -22,21 +22,30 @@ func (n NodePortAddresses) Any(f model.Family) bool {
 	})
 }
 
-// Addresses lists the addresses of a family on which node ports are served, sorted. Without a known primary address, or
-// without a prefix of the family, kube-proxy serves every local address: so do we.
+// everywhere reports whether every local address of a family is meant, as with kube-proxy: also without a known primary
+// address, and without a prefix of the family.
+func (n NodePortAddresses) everywhere(f model.Family, node model.Node) bool {
+	if len(n.Prefixes) == 0 {
+		return !node.IPs[f].IsValid() || node.IPs[f].IsLoopback()
+	}
+	own := slices.ContainsFunc(n.Prefixes, func(p netip.Prefix) bool { return model.FamilyOf(p.Addr()) == f })
+	return !own || n.Any(f)
+}
+
+// Addresses lists the addresses of a family on which node ports are served, sorted.
 func (n NodePortAddresses) Addresses(f model.Family, node model.Node) ([]netip.Addr, error) {
-	if len(n.Prefixes) == 0 && node.IPs[f].IsValid() && !node.IPs[f].IsLoopback() {
+	everywhere := n.everywhere(f, node)
+	if len(n.Prefixes) == 0 && !everywhere {
 		return []netip.Addr{node.IPs[f]}, nil
 	}
 	local, err := n.Local()
 	if err != nil {
 		return nil, err
 	}
-	own := slices.ContainsFunc(n.Prefixes, func(p netip.Prefix) bool { return model.FamilyOf(p.Addr()) == f })
 	var out []netip.Addr
 	for _, a := range local {
 		inside := func(p netip.Prefix) bool { return p.Contains(a) }
-		if model.FamilyOf(a) == f && !a.IsLoopback() && (!own || slices.ContainsFunc(n.Prefixes, inside)) {
+		if model.FamilyOf(a) == f && !a.IsLoopback() && (everywhere || slices.ContainsFunc(n.Prefixes, inside)) {
 			out = append(out, a)
 		}
 	}

@@ -29,17 +29,21 @@ func TestNodePortAddresses(t *testing.T) {
 		node     model.Node
 		want     [2][]netip.Addr
 		any      [2]bool
+		// everywhere is where load balancers are answered at addresses that aren't listed.
+		everywhere [2]bool
 	}{
-		{"primary", nil, known, [2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, [2]bool{}},
+		{"primary", nil, known, [2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},
 		{"primary of one family only", nil, model.Node{IPs: [2]netip.Addr{netip.MustParseAddr("192.0.2.1")}},
-			[2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, [2]bool{}},
-		{"primary unknown", nil, model.Node{}, [2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{}},
+			[2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{false, true}},
+		{"primary unknown", nil, model.Node{}, [2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{},
+			[2]bool{true, true}},
 		{"prefixes", prefixes("198.51.100.0/24", "2001:db8::/64"), known,
-			[2][]netip.Addr{addrs("198.51.100.1"), addrs("2001:db8::1")}, [2]bool{}},
-		{"a prefix without addresses", prefixes("203.0.113.0/24"), known, [2][]netip.Addr{nil, addrs("2001:db8::1")}, [2]bool{}},
+			[2][]netip.Addr{addrs("198.51.100.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},
+		{"a prefix without addresses", prefixes("203.0.113.0/24"), known, [2][]netip.Addr{nil, addrs("2001:db8::1")}, [2]bool{},
+			[2]bool{false, true}},
 		{"everything", prefixes("0.0.0.0/0", "::/0"), known,
-			[2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{true, true}},
-		{"loopback", prefixes("127.0.0.0/8", "::1/128"), known, [2][]netip.Addr{nil, nil}, [2]bool{}},
+			[2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{true, true}, [2]bool{true, true}},
+		{"loopback", prefixes("127.0.0.0/8", "::1/128"), known, [2][]netip.Addr{nil, nil}, [2]bool{}, [2]bool{}},
 	} {
 		n := NodePortAddresses{Prefixes: c.prefixes, Local: func() ([]netip.Addr, error) { return local, nil }}
 		for _, f := range model.Families {
@@ -49,6 +53,9 @@ func TestNodePortAddresses(t *testing.T) {
 			}
 			if got := n.Any(f); got != c.any[f] {
 				t.Errorf("%s, %s: Any() = %v", c.name, f, got)
+			}
+			if got := n.everywhere(f, c.node); got != c.everywhere[f] {
+				t.Errorf("%s, %s: everywhere() = %v", c.name, f, got)
 			}
 		}
 	}

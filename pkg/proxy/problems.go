@@ -36,6 +36,13 @@ var fieldOf = [...]string{
 	model.NodePort: "spec.ports[].nodePort",
 }
 
+// reportConflicts reports what a Service and another one both claim.
+func (p *Proxy) reportConflicts(name types.NamespacedName) {
+	for _, c := range p.Planner.ConflictsOf(name) {
+		p.reportConflict(c)
+	}
+}
+
 func (p *Proxy) reportConflict(c plan.Conflict) {
 	at := netip.AddrPortFrom(c.Key.Addr, c.Key.Port).String()
 	if !c.Key.Addr.IsValid() {

@@ -94,6 +94,10 @@ type Proxy struct {
 	checksChanged bool
 	// rival says that kube-proxy was found at work beside us.
 	rival bool
+	// serviceCIDRs are where Services have their addresses from; they may be read later than the Services. orphansDue says
+	// that flows of Services that went unseen are to be looked for as soon as they are there.
+	serviceCIDRs [2][]netip.Prefix
+	orphansDue   bool
 	// counted are the numbers of elements that the metrics show.
 	counted map[*nft.Set]int
 }
@@ -226,11 +230,13 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// look asks for a sync if somebody else has changed the kernel's ruleset: it may have been our tables.
+// look asks for a sync if somebody else has changed the kernel's ruleset: it may have been our tables. It also looks
+// whether a health check node port that was taken is free by now.
 func (p *Proxy) look(ctx context.Context) {
 	if !p.Kernel.Known() {
 		return
 	}
+	p.syncChecks()
 	meddled, err := p.Kernel.Meddled()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot tell whether the ruleset has changed")

@@ -37,6 +37,7 @@ type fakeSource struct {
 	services map[types.NamespacedName]*corev1.Service
 	slices   map[types.NamespacedName][]*discoveryv1.EndpointSlice
 	node     *corev1.Node
+	cidrs    []*networkingv1.ServiceCIDR
 	synced   chan struct{}
 }
 
@@ -48,7 +49,11 @@ func (s *fakeSource) Node() *corev1.Node {
 	return s.node
 }
 
-func (s *fakeSource) ServiceCIDRs() []*networkingv1.ServiceCIDR { return nil }
+func (s *fakeSource) ServiceCIDRs() []*networkingv1.ServiceCIDR {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cidrs
+}
 
 func (s *fakeSource) Services() []types.NamespacedName {
 	s.mu.Lock()
@@ -81,6 +86,8 @@ type fakeKernel struct {
 	meddled  bool
 	rival    bool
 	elements map[nft.ID]string
+	// asWanted says that an earlier process has left just what is wanted.
+	asWanted bool
 	// state is what the last commit left in the table of IPv4.
 	state string
 	fail  func(sync int) error
@@ -120,6 +127,9 @@ func (k *fakeKernel) Sync(p *plan.Planner) (r apply.Result, err error) {
 		p.Elements(func(e *nft.Element) { k.elements[e.ID()] = e.String() })
 		p.Track()
 		k.known, k.meddled = true, false
+		if k.asWanted {
+			return apply.Result{Kind: apply.Adopted}, nil
+		}
 		return apply.Result{Kind: apply.Full}, nil
 	}
 	c := p.Take()
@@ -454,6 +464,53 @@ func TestFlowsOfChangedFrontendsAreLookedAt(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		if got := b.flows.take(); len(got) != 1 || !got[0].Stale(to("10.244.1.2:8080")) {
 			t.Errorf("after the Service went: %+v, want one request in which its flows are stale", got)
+		}
+	})
+}
+
+// Flows of Services that went while nobody was looking are known by the ServiceCIDR, which may be read late.
+func TestFlowsOfServicesThatWentUnseen(t *testing.T) {
+	orphan := func(at string) *conntrack.Flow {
+		return &conntrack.Flow{Protocol: model.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("10.244.9.9:1234"),
+			Destination: netip.MustParseAddrPort(at), Server: netip.MustParseAddrPort("10.244.1.1:8080")}
+	}
+	run(t, func(b *bench) {
+		udp := func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }
+		b.setProtocol(b.set(1, 0, udp), corev1.ProtocolUDP, "10.244.1.1")
+		close(b.source.synced)
+		synctest.Wait()
+		if first := b.flows.take(); len(first) != 1 || first[0].Stale(orphan("10.96.0.77:53")) {
+			t.Fatalf("without a ServiceCIDR: %+v, want one request that leaves foreign flows", first)
+		}
+		b.source.mu.Lock()
+		b.source.cidrs = []*networkingv1.ServiceCIDR{{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}}}}
+		b.source.mu.Unlock()
+		b.Tracker.ServiceCIDRs()
+		time.Sleep(5 * time.Second)
+		got := b.flows.take()
+		if len(got) != 1 || got[0].Undnated || !got[0].Stale(orphan("10.96.0.77:53")) || got[0].Stale(orphan("10.97.0.77:53")) ||
+			got[0].Stale(orphan("10.96.0.2:80")) {
+			t.Errorf("with one: %+v, want one request in which only flows of unknown Services are stale", got)
+		}
+		b.Tracker.ServiceCIDRs()
+		time.Sleep(5 * time.Second)
+		if got := b.flows.take(); len(got) != 0 {
+			t.Errorf("it was asked for again: %+v", got)
+		}
+	})
+}
+
+// Where the tables are just right, no Service has gone unseen: what another proxy has translated stays its own.
+func TestRestartWithoutChangesLeavesForeignFlows(t *testing.T) {
+	run(t, func(b *bench) {
+		b.kernel.asWanted = true
+		b.source.cidrs = []*networkingv1.ServiceCIDR{{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}}}}
+		close(b.source.synced)
+		time.Sleep(5 * time.Second)
+		foreign := &conntrack.Flow{Protocol: model.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("10.244.9.9:1234"),
+			Destination: netip.MustParseAddrPort("10.96.0.77:53"), Server: netip.MustParseAddrPort("10.244.1.1:8080")}
+		if got := b.flows.take(); len(got) != 1 || !got[0].Undnated || got[0].Stale(foreign) {
+			t.Errorf("after an adoption: %+v, want one request that leaves foreign flows", got)
 		}
 	})
 }

@@ -14,6 +14,9 @@ type Tracker struct {
 	since time.Time
 	ready chan struct{}
 
+	// together is held by [Tracker.Together] and, for a moment, by [Tracker.Take].
+	together sync.Mutex
+
 	mu    sync.Mutex
 	dirty Dirty
 }
@@ -54,14 +57,24 @@ func (t *Tracker) ServiceCIDRs() {
 	t.mark(func(d *Dirty) { d.ServiceCIDRs = true })
 }
 
+// Together runs f; what f marks is taken as a whole, never a part of it. Others may mark meanwhile, but f must not take.
+func (t *Tracker) Together(f func()) {
+	t.together.Lock()
+	defer t.together.Unlock()
+	f()
+}
+
 // Ready returns a channel of capacity one that has a value whenever something became dirty since it was last
 // received from. After a [Tracker.Take] that came first it can be signalled with nothing left to take.
 func (t *Tracker) Ready() <-chan struct{} {
 	return t.ready
 }
 
-// Take hands over all that is dirty, and starts anew. The caller owns the result.
+// Take hands over all that is dirty, and starts anew. It waits for a [Tracker.Together] that is under way. The caller owns
+// the result.
 func (t *Tracker) Take() Dirty {
+	t.together.Lock()
+	defer t.together.Unlock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	taken := t.dirty

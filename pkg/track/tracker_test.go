@@ -3,6 +3,7 @@ package track
 import (
 	"fmt"
 	"maps"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -185,5 +186,32 @@ func BenchmarkSlice(b *testing.B) {
 	trigger := start.Add(time.Second)
 	for b.Loop() {
 		tr.Slice(web, trigger)
+	}
+}
+
+// What is marked together is taken together, however often somebody takes.
+func TestTogether(t *testing.T) {
+	const rounds = 1000
+	tr := newTracker()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range rounds {
+			tr.Together(func() {
+				tr.Service(web)
+				runtime.Gosched()
+				tr.Service(db)
+			})
+		}
+	}()
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		case <-tr.Ready():
+		}
+		if d := tr.Take(); len(d.Services) == 1 {
+			t.Fatalf("taken: %v, want both or none", d.Services)
+		}
 	}
 }

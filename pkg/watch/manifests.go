@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
 const (
@@ -41,6 +42,7 @@ type Manifests struct {
 	parser    parser
 	transform cache.TransformFunc
 	report    func(model.Problem)
+	tracker   *track.Tracker
 	kinds     [kindCount]storedKind
 	synced    chan struct{}
 	loaded    sync.Once
@@ -96,6 +98,7 @@ func NewManifests(cfg Config) *Manifests {
 		parser:    newParser(),
 		transform: transformer{report: cfg.report()}.transform,
 		report:    cfg.report(),
+		tracker:   cfg.Tracker,
 		synced:    make(chan struct{}),
 		files:     map[string]*file{},
 	}
@@ -252,12 +255,15 @@ func fileProblem(path string, err error) model.Problem {
 	}
 }
 
-// publish makes the stores hold what the files do, and marks and reports the differences.
+// publish makes the stores hold what the files do, and marks and reports the differences. What changed at one time is
+// programmed at one time: an address may go from one Service to another.
 func (m *Manifests) publish() {
 	objects, problems := m.merge()
-	for k, wanted := range objects {
-		m.kinds[k].publish(wanted)
-	}
+	m.tracker.Together(func() {
+		for k, wanted := range objects {
+			m.kinds[k].publish(wanted)
+		}
+	})
 	for _, problem := range problems {
 		if _, known := m.told[problem]; !known {
 			m.report(problem)

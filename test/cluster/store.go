@@ -22,10 +22,10 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// Store writes very many objects straight to etcd, in the form in which the API server stores them. The API server's
-// allocator of cluster IPs counts all of them for each new one, so that 10,000 Services take it minutes; what is stored this
-// way it serves and watches like any others. A Store doesn't default or validate: an object should be a copy of
-// one that the API server has returned.
+// Store writes objects straight to etcd, in the form in which the API server stores them; what is stored this way it serves
+// and watches like any others. A Store doesn't default, validate or allocate, so that it can hold what the API server
+// would refuse, and very many objects: the API server's allocator of cluster IPs counts all of them for each new one, so
+// that 10,000 Services take it minutes.
 type Store struct {
 	ctx    context.Context
 	url    string
@@ -36,10 +36,17 @@ type Store struct {
 
 // storeOp is one write of a transaction, in the JSON of etcd's HTTP gateway.
 type storeOp struct {
-	Put struct {
-		Key   []byte `json:"key"`
-		Value []byte `json:"value"`
-	} `json:"request_put"`
+	Put    *storePut    `json:"request_put,omitempty"`
+	Delete *storeDelete `json:"request_delete_range,omitempty"`
+}
+
+type storePut struct {
+	Key   []byte `json:"key"`
+	Value []byte `json:"value"`
+}
+
+type storeDelete struct {
+	Key []byte `json:"key"`
 }
 
 // opsEach is the number of objects in one transaction; etcd takes 128.
@@ -52,7 +59,8 @@ func (c *Cluster) Store(ctx context.Context) *Store {
 	}}
 }
 
-// Service stores a Service with the cluster IP that it names, and the IPAddress that claims it.
+// Service stores a Service as a new one, with the cluster IP that it names, and the IPAddress that claims it. The Service
+// should be a copy of one that the API server has returned.
 func (s *Store) Service(svc *corev1.Service) {
 	ip, err := netip.ParseAddr(svc.Spec.ClusterIP)
 	if err != nil {
@@ -63,37 +71,75 @@ func (s *Store) Service(svc *corev1.Service) {
 	if ip.Is6() {
 		family = corev1.IPv6Protocol
 	}
-	claim := &networkingv1.IPAddress{
+	s.create(&networkingv1.IPAddress{
 		ObjectMeta: metav1.ObjectMeta{Name: svc.Spec.ClusterIP, Labels: map[string]string{
 			networkingv1.LabelIPAddressFamily: string(family), networkingv1.LabelManagedBy: "ipallocator.k8s.io",
 		}},
 		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{
 			Resource: "services", Namespace: svc.Namespace, Name: svc.Name,
 		}},
-	}
-	s.put("ipaddresses/"+claim.Name, claim, networkingv1.SchemeGroupVersion)
-	s.put("services/specs/"+svc.Namespace+"/"+svc.Name, svc, corev1.SchemeGroupVersion)
+	})
+	s.create(svc)
 }
 
-// Slice stores an EndpointSlice.
-func (s *Store) Slice(slice *discoveryv1.EndpointSlice) {
-	s.put("endpointslices/"+slice.Namespace+"/"+slice.Name, slice, discoveryv1.SchemeGroupVersion)
-}
+// Slice stores an EndpointSlice as a new one. It should be a copy of one that the API server has returned.
+func (s *Store) Slice(slice *discoveryv1.EndpointSlice) { s.create(slice) }
 
-// put writes an object sooner or later. It gets a UID and a creation time of its own.
-func (s *Store) put(key string, obj runtime.Object, version schema.GroupVersion) {
+// create stores an object with a UID and a creation time of its own.
+func (s *Store) create(obj runtime.Object) {
 	meta := obj.(metav1.Object)
 	meta.SetUID(uuid.NewUUID())
 	meta.SetResourceVersion("")
 	meta.SetCreationTimestamp(metav1.Now())
+	s.Put(obj)
+}
+
+// Put stores an object as it is, in the place of one with its name: a Service, EndpointSlice, Node or ServiceCIDR. It should
+// have a UID and a creation time, and no resource version.
+func (s *Store) Put(obj runtime.Object) {
+	key, version, err := storeKey(obj)
+	if err != nil {
+		s.err = errors.Join(s.err, err)
+		return
+	}
 	encoder := scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), version)
 	value, err := runtime.Encode(encoder, obj)
 	if err != nil {
 		s.err = errors.Join(s.err, fmt.Errorf("encode %s: %w", key, err))
 		return
 	}
-	var op storeOp
-	op.Put.Key, op.Put.Value = []byte("/registry/"+key), value
+	s.add(storeOp{Put: &storePut{[]byte(key), value}})
+}
+
+// Delete deletes the object of that type and name, without regard to finalizers. One that isn't there is no error.
+func (s *Store) Delete(obj runtime.Object) {
+	key, _, err := storeKey(obj)
+	if err != nil {
+		s.err = errors.Join(s.err, err)
+		return
+	}
+	s.add(storeOp{Delete: &storeDelete{[]byte(key)}})
+}
+
+// storeKey returns where the API server stores an object, and in which version.
+func storeKey(obj runtime.Object) (key string, version schema.GroupVersion, err error) {
+	switch obj := obj.(type) {
+	case *corev1.Service:
+		return "/registry/services/specs/" + namespaceOf(obj) + "/" + obj.Name, corev1.SchemeGroupVersion, nil
+	case *discoveryv1.EndpointSlice:
+		return "/registry/endpointslices/" + namespaceOf(obj) + "/" + obj.Name, discoveryv1.SchemeGroupVersion, nil
+	case *corev1.Node:
+		return "/registry/minions/" + obj.Name, corev1.SchemeGroupVersion, nil
+	case *networkingv1.ServiceCIDR:
+		return "/registry/servicecidrs/" + obj.Name, networkingv1.SchemeGroupVersion, nil
+	case *networkingv1.IPAddress:
+		return "/registry/ipaddresses/" + obj.Name, networkingv1.SchemeGroupVersion, nil
+	}
+	return "", version, fmt.Errorf("store %s: unknown type", describe(obj))
+}
+
+// add does a write sooner or later.
+func (s *Store) add(op storeOp) {
 	if s.ops = append(s.ops, op); len(s.ops) == opsEach {
 		s.err = errors.Join(s.err, s.write())
 	}

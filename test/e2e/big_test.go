@@ -65,7 +65,7 @@ func TestBigCluster(t *testing.T) {
 
 	d := w.start()
 	eventually(t, 2*time.Minute, func() error { return synced(d) })
-	f.add("start: exec until everything is programmed", "%.2f s", time.Since(d.started).Seconds())
+	f.add("start: exec until everything is programmed", "%.2f s", time.Since(d.Started()).Seconds())
 	m := d.awaitIdle(patience)
 	f.add("start: sync / of which kernel", "%.0f ms / %.0f ms", 1000*m[`kubeproxy_sync_full_proxy_rules_duration_seconds_sum{ip_family="IPv4"}`],
 		1000*m["kubenftproxy_batch_duration_seconds_sum"])
@@ -87,9 +87,9 @@ func synced(d *daemon) error {
 	if err != nil {
 		return err
 	}
-	batches, _ := m.sum("kubenftproxy_batches_total")
-	if adopted, _ := m.sum("kubenftproxy_restarts_adopted_total"); batches+adopted == 0 {
-		return fmt.Errorf("nothing programmed yet; log: %s", tail(d.read(), 3))
+	batches, _ := m.Sum("kubenftproxy_batches_total")
+	if adopted, _ := m.Sum("kubenftproxy_restarts_adopted_total"); batches+adopted == 0 {
+		return fmt.Errorf("nothing programmed yet; log: %s", d.LogTail(3))
 	}
 	return nil
 }
@@ -240,7 +240,7 @@ func testRestart(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPor
 	d.stop()
 	again := w.start()
 	eventually(t, 2*time.Minute, func() error { return synced(again) })
-	took := time.Since(again.started)
+	took := time.Since(again.Started())
 	m := again.awaitIdle(patience)
 	line()
 	load.end()
@@ -249,7 +249,7 @@ func testRestart(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPor
 	f.add("restart: RSS / peak", "%.0f MiB / %.0f MiB", again.memory("VmRSS"), again.memory("VmHWM"))
 	f.add("restart: new connections meanwhile", "%d in %.1f s, lost %d, slowest %v", load.made, load.during.Seconds(),
 		load.lost, load.slowest.Round(100*time.Microsecond))
-	if sent, _ := m.sum("kubenftproxy_batches_total"); sent != 0 || m["kubenftproxy_restarts_adopted_total"] != 1 {
+	if sent, _ := m.Sum("kubenftproxy_batches_total"); sent != 0 || m["kubenftproxy_restarts_adopted_total"] != 1 {
 		t.Errorf("restart with nothing changed: %v batches, adopted %v, want 0 and 1: %q", sent,
 			m["kubenftproxy_restarts_adopted_total"], again.lines(`"Synced"`))
 	}

@@ -1,42 +1,29 @@
-//go:build e2e
+//go:build e2e || twin
 
 package e2e
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
 // patience is how long anything may take that normally takes milliseconds: both processors are often busy.
 const patience = 20 * time.Second
 
-// daemon is a running program under test.
+// daemon is our program under test.
 type daemon struct {
-	t       *testing.T
-	host    *lab.Host
-	cmd     *lab.Cmd
-	started time.Time
-	log     string
-	client  *http.Client
-	ended   chan struct{}
-	err     error
+	*proxy.Program
+	t *testing.T
 }
 
 // daemons numbers the logs.
@@ -63,91 +50,50 @@ func (w *world) startOn(h *lab.Host, kubeconfig string, flags ...string) *daemon
 	w.Helper()
 	args := append([]string{
 		"--kubeconfig", kubeconfig, "--hostname-override", nodeName,
-		"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2",
+		"--proxy-mode", "nftables", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2",
 	}, flags...)
-	d := &daemon{
-		t: w.T, host: h, cmd: h.Command(context.WithoutCancel(w.Context()), program, args...), ended: make(chan struct{}),
-		log: filepath.Join(w.dir, fmt.Sprintf("daemon-%d.log", daemons.Add(1))),
-	}
-	d.client = &http.Client{Timeout: patience, Transport: &http.Transport{
-		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-			return h.Dial(ctx, model.TCP, netip.MustParseAddrPort(address))
-		},
-	}}
-	out, err := os.Create(d.log)
+	running, err := proxy.Start(context.WithoutCancel(w.Context()), proxy.Config{
+		Host: h, Path: program, Args: args, Log: filepath.Join(w.dir, fmt.Sprintf("daemon-%d.log", daemons.Add(1))),
+	})
 	if err != nil {
 		w.Fatal(err)
 	}
-	defer out.Close()
-	d.cmd.Stdout, d.cmd.Stderr = out, out
-	// The kernel reports the death of the thread that forked, so run keeps that one.
-	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	running := make(chan error, 1)
-	d.started = time.Now()
-	go d.run(running)
-	if err := <-running; err != nil {
-		w.Fatal(err)
-	}
+	d := &daemon{running, w.T}
 	w.Cleanup(d.end)
 	return d
 }
 
-// run starts the program and waits for it on one thread inside of the host.
-func (d *daemon) run(running chan<- error) {
-	defer close(d.ended)
-	d.err = d.host.Do(func() error {
-		err := d.cmd.Cmd.Start()
-		running <- err
-		if err != nil {
-			return err
-		}
-		return d.cmd.Wait()
-	})
-}
-
 // end kills the program at the end of the test and shows its log where the test has failed.
 func (d *daemon) end() {
-	d.kill()
-	d.client.CloseIdleConnections()
+	d.Kill()
 	if d.t.Failed() {
-		d.t.Logf("end of %s:\n%s", filepath.Base(d.log), tail(d.read(), 20))
+		d.t.Logf("end of %s:\n%s", filepath.Base(d.Log()), d.LogTail(20))
 	}
-}
-
-// kill is kill -9.
-func (d *daemon) kill() {
-	_ = d.cmd.Process.Kill() // it may have ended by itself
-	<-d.ended
 }
 
 // stop is what systemd and the kubelet do first.
 func (d *daemon) stop() {
 	d.t.Helper()
-	if err := d.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := d.Signal(syscall.SIGTERM); err != nil {
 		d.t.Fatal(err)
 	}
 	select {
-	case <-d.ended:
+	case <-d.Ended():
 	case <-time.After(patience):
 		d.t.Fatalf("the program doesn't end %v after SIGTERM", patience)
 	}
-	if d.err != nil {
-		d.t.Errorf("the program ended with %v after SIGTERM, want status 0", d.err)
+	if err := d.Wait(); err != nil {
+		d.t.Errorf("the program ended with %v after SIGTERM, want status 0", err)
 	}
 }
 
 // read returns what the program has logged so far.
 func (d *daemon) read() string {
-	text, err := os.ReadFile(d.log)
+	text, err := os.ReadFile(d.Log())
 	if err != nil {
 		return err.Error()
 	}
 	return string(text)
-}
-
-func tail(text string, n int) string {
-	lines := strings.SplitAfter(text, "\n")
-	return strings.Join(lines[max(0, len(lines)-n):], "")
 }
 
 // lines returns the lines of the log that contain all the words.
@@ -167,50 +113,16 @@ func (d *daemon) lines(words ...string) []string {
 
 // get asks one of the program's HTTP ports.
 func (d *daemon) get(url string) (status int, body []byte, err error) {
-	resp, err := d.client.Get(url)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer resp.Body.Close()
-	body, err = io.ReadAll(resp.Body)
-	return resp.StatusCode, body, err
-}
-
-// metrics are samples by their series, as in name{label="value"}.
-type metrics map[string]float64
-
-// sum adds up the series of a metric, whatever their labels.
-func (m metrics) sum(name string) (sum float64, series int) {
-	for key, value := range m {
-		if key == name || strings.HasPrefix(key, name+"{") {
-			sum += value
-			series++
-		}
-	}
-	return sum, series
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return d.Get(ctx, url)
 }
 
 // scrape reads /metrics.
-func (d *daemon) scrape() (metrics, error) {
-	status, body, err := d.get("http://127.0.0.1:10249/metrics")
-	if err != nil {
-		return nil, err
-	}
-	if status != http.StatusOK {
-		return nil, fmt.Errorf("get /metrics: status %d: %s", status, body)
-	}
-	m := metrics{}
-	for lines := bufio.NewScanner(bytes.NewReader(body)); lines.Scan(); {
-		line := lines.Text()
-		at := strings.LastIndexByte(line, ' ')
-		if strings.HasPrefix(line, "#") || at < 0 {
-			continue
-		}
-		if m[line[:at]], err = strconv.ParseFloat(line[at+1:], 64); err != nil {
-			return nil, fmt.Errorf("parse metrics: %w", err)
-		}
-	}
-	return m, nil
+func (d *daemon) scrape() (proxy.Samples, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return d.Metrics(ctx)
 }
 
 const (
@@ -219,9 +131,9 @@ const (
 )
 
 // idle returns nil once the program has synced and nothing is owed.
-func (m metrics) idle() error {
-	pending, _ := m.sum("kubeproxy_sync_proxy_rules_endpoint_changes_pending")
-	services, _ := m.sum("kubeproxy_sync_proxy_rules_service_changes_pending")
+func idle(m proxy.Samples) error {
+	pending, _ := m.Sum("kubeproxy_sync_proxy_rules_endpoint_changes_pending")
+	services, _ := m.Sum("kubeproxy_sync_proxy_rules_service_changes_pending")
 	if m[lastSync] == 0 || m[lastSync] < m[lastQueued] || pending+services > 0 {
 		return fmt.Errorf("not idle: last sync %.3f, last queued %.3f, pending %v", m[lastSync], m[lastQueued], pending+services)
 	}
@@ -230,36 +142,26 @@ func (m metrics) idle() error {
 
 // awaitIdle waits until the program has synced and nothing is owed. A change whose watch event is still on its way is not
 // owed yet.
-func (d *daemon) awaitIdle(within time.Duration) metrics {
+func (d *daemon) awaitIdle(within time.Duration) proxy.Samples {
 	d.t.Helper()
-	var m metrics
+	var m proxy.Samples
 	eventually(d.t, within, func() (err error) {
 		if m, err = d.scrape(); err != nil {
 			return err
 		}
-		return m.idle()
+		return idle(m)
 	})
 	return m
 }
 
-// memory returns a value of /proc/PID/status, such as VmRSS, in MiB.
+// memory is Program.Memory.
 func (d *daemon) memory(field string) float64 {
 	d.t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.cmd.Process.Pid))
+	mib, err := d.Memory(field)
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, field+":"); ok {
-			kib, err := strconv.ParseFloat(strings.Fields(value)[0], 64)
-			if err != nil {
-				d.t.Fatal(err)
-			}
-			return kib / 1024
-		}
-	}
-	d.t.Fatalf("no %s in /proc/PID/status", field)
-	return 0
+	return mib
 }
 
 // nft runs nft inside of a host and returns what it says.

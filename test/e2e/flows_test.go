@@ -6,15 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -60,6 +57,57 @@ func TestUDPClientsFollow(t *testing.T) {
 	expect("after it got an endpoint again", first.Name)
 }
 
+// TestUDPClientsAcrossARestart: clients that were there before the program are served on the port that they send from, and those
+// of a Service that was deleted while it was down are cut off.
+func TestUDPClientsAcrossARestart(t *testing.T) {
+	w := newWorld(t, lab.Config{Pods: 2})
+	first, client := w.Pods[0], w.Pods[1]
+	w.serve(first)
+	w.apply(balanced())
+	w.applySlices("a", endpointsOf(first))
+	// Rules of others have the kernel track connections and decide on their translation.
+	nft(t, w.Node, "add table inet other; add chain inet other c { type nat hook prerouting priority -100; }; "+
+		"add rule inet other c ct state new counter")
+	addrs := w.clusterIPs("web")
+	conns := make([]net.Conn, len(addrs))
+	for i, to := range addrs {
+		conn, err := client.Dial(t.Context(), model.UDP, to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close() //nolint:errcheck // it has done its duty
+		conns[i] = conn
+		if got := ask(conn); got == first.Name {
+			t.Fatalf("the client of %s is answered although nothing runs", to)
+		}
+	}
+	d := w.start()
+	for i, conn := range conns {
+		eventually(t, patience, func() error {
+			if got := ask(conn); got != first.Name {
+				return fmt.Errorf("the client of %s from before the start is answered by %q, want %q", addrs[i], got, first.Name)
+			}
+			return nil
+		})
+	}
+	d.Kill()
+	w.delete(balanced())
+	for i, conn := range conns {
+		if got := ask(conn); got != first.Name {
+			t.Fatalf("the client of %s is answered by %q while nothing runs, want %q as before", addrs[i], got, first.Name)
+		}
+	}
+	w.start().awaitIdle(patience)
+	for i, conn := range conns {
+		eventually(t, patience, func() error {
+			if got := ask(conn); got == first.Name {
+				return fmt.Errorf("the client of %s is still answered by %q, although its Service is deleted", addrs[i], got)
+			}
+			return nil
+		})
+	}
+}
+
 // unready makes an endpoint one that is there and serves nobody.
 func unready(e [2]discoveryv1.Endpoint) [2]discoveryv1.Endpoint {
 	for i := range e {
@@ -91,59 +139,4 @@ func ask(conn net.Conn) string {
 		return err.Error()
 	}
 	return a.Server
-}
-
-// TestHealthCheckNodePort asks as a load balancer does which nodes have endpoints.
-func TestHealthCheckNodePort(t *testing.T) {
-	const port = 32100
-	w := newWorld(t, lab.Config{Pods: 1, Remotes: 1})
-	d := w.start()
-	d.awaitIdle(patience)
-	taken, err := w.Node.Serve(model.TCP, port)
-	if err != nil {
-		t.Fatal(err)
-	}
-	svc := balanced()
-	svc.Spec.ExternalTrafficPolicy, svc.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, port
-	w.apply(svc)
-	w.applySlices("a", endpointsOf(w.Pods[0]))
-	eventually(t, patience, func() error {
-		list, err := w.api.Client().EventsV1().Events("default").List(w.Context(), metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
-		for _, e := range list.Items {
-			if e.Reason == "FailedToStartServiceHealthcheck" && e.Regarding.Name == "web" {
-				return nil
-			}
-		}
-		return fmt.Errorf("no Event of the taken port among %d", len(list.Items))
-	})
-	if err := taken.Close(); err != nil {
-		t.Fatal(err)
-	}
-	expect := func(when string, status int, endpoints string) {
-		t.Helper()
-		for _, addr := range w.Node.Addrs() {
-			url := fmt.Sprintf("http://%s/anything", net.JoinHostPort(addr.String(), fmt.Sprint(port)))
-			eventually(t, patience, func() error {
-				got, body, err := d.get(url)
-				if err != nil || got != status || !strings.Contains(string(body), `"localEndpoints": `+endpoints+",") {
-					return fmt.Errorf("%s: %s says %d %s, %v; want %d and %s endpoints", when, url, got, body, err, status, endpoints)
-				}
-				return nil
-			})
-		}
-	}
-	w.applySlices("a", endpointsOf(w.Pods[0]), endpointsOf(w.Remotes[0]))
-	expect("one endpoint here", http.StatusOK, "1")
-	w.applySlices("a", endpointsOf(w.Remotes[0]))
-	expect("none here", http.StatusServiceUnavailable, "0")
-	w.delete(svc)
-	eventually(t, patience, func() error {
-		if status, _, err := d.get(fmt.Sprintf("http://%s:%d/", w.Node.IPv4, port)); err == nil {
-			return fmt.Errorf("the deleted Service still answers with %d", status)
-		}
-		return nil
-	})
 }

@@ -37,7 +37,7 @@ func TestKillNine(t *testing.T) {
 		changes := randomChanges(r)
 		go func() { changed <- changes(w) }()
 		time.Sleep(time.Duration(r.IntN(400)) * time.Millisecond) // the random moment
-		d.kill()
+		d.Kill()
 		d = w.start()
 		if err := <-changed; err != nil {
 			t.Fatal(err)
@@ -56,7 +56,7 @@ func TestKillNine(t *testing.T) {
 		}
 		return nil
 	})
-	elements, _ := last.sum("kubenftproxy_elements")
+	elements, _ := last.Sum("kubenftproxy_elements")
 	t.Logf("%d rounds, in the end %v elements", rounds, elements)
 	if elements < 100 {
 		t.Errorf("%v elements in the end: nothing was compared", elements)

@@ -1,4 +1,4 @@
-//go:build e2e
+//go:build e2e || twin
 
 package e2e
 
@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
 // program is the path of the daemon under test.
@@ -32,8 +32,7 @@ func TestMain(m *testing.M) {
 func run(m *testing.M) (int, error) {
 	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // odd objects are on purpose
 	ctx := context.Background()
-	bin, err := cluster.Build(ctx, os.Stderr)
-	if err != nil {
+	if _, err := cluster.Build(ctx, os.Stderr); err != nil {
 		return 0, err
 	}
 	dir, err := os.MkdirTemp("", "knp-e2e-")
@@ -41,12 +40,8 @@ func run(m *testing.M) (int, error) {
 		return 0, err
 	}
 	defer os.RemoveAll(dir)
-	program = filepath.Join(dir, "kube-nftproxy")
-	build := exec.CommandContext(ctx, "go", "build", "-o", program, "./cmd/kube-nftproxy")
-	build.Dir = filepath.Dir(filepath.Dir(bin)) // of bin/kubernetes
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return 0, fmt.Errorf("build the program: %w\n%s", err, out)
+	if program, err = proxy.Build(ctx, dir); err != nil {
+		return 0, err
 	}
 	return m.Run(), nil
 }

@@ -50,7 +50,7 @@ func TestMalformedObjects(t *testing.T) {
 	w.apply(slice("good", "good-1", endpoint(w.Pods[0].IPv4), endpoint(w.Pods[1].IPv4)))
 	eventually(t, patience, func() error {
 		m, err := d.scrape()
-		if elements, _ := m.sum("kubenftproxy_elements"); err != nil || elements == 0 {
+		if elements, _ := m.Sum("kubenftproxy_elements"); err != nil || elements == 0 {
 			return fmt.Errorf("no elements: %w", err)
 		}
 		return nil

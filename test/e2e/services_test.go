@@ -229,12 +229,12 @@ func testMetrics(t *testing.T, d *daemon) {
 		{"go_goroutines", 5, 200, 1},
 	}
 	for _, tt := range tests {
-		sum, series := m.sum(tt.name)
+		sum, series := m.Sum(tt.name)
 		if series < tt.series || sum < tt.atLeast || sum > tt.atMost {
 			t.Errorf("%s: %v in %d series, want %v to %v in %d", tt.name, sum, series, tt.atLeast, tt.atMost, tt.series)
 		}
 	}
-	if elements, series := m.sum("kubenftproxy_elements"); series < 4 || elements < 20 {
+	if elements, series := m.Sum("kubenftproxy_elements"); series < 4 || elements < 20 {
 		t.Errorf("kubenftproxy_elements: %v in %d series, want the tables' sets", elements, series)
 	}
 }

@@ -126,7 +126,7 @@ func TestRestartOfTheAPIServer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d.kill()
+	d.Kill()
 	again := w.start()
 	eventually(t, patience, func() error { _, err := again.scrape(); return err })
 	never(t, time.Second, func() error { return reached(t.Context(), w.Pods[2], model.TCP, ip, "pod-1") })

@@ -15,6 +15,9 @@
 // or waited for. The node's default route leads to the client, which forwards nothing: a packet for an address that
 // nobody has disappears there. Therefore every address a test invents for a Service reaches the node's rules.
 //
+// With Config.Bridge, the pods' devices are ports of a bridge, and the pods' gateway has the bridge's hardware address.
+// They still have single addresses, so a pod sends even to its neighbour on the bridge by way of the node.
+//
 // Two simplifications are on purpose. Remote pods, which stand for pods on other nodes, hang on the node directly, so
 // their answers to traffic that was not masqueraded return through it. And the kernel's rate limits for ICMP errors
 // are off, so that every refusal is seen. SCTP is spoken through raw sockets, INIT and INIT ACK only, because many

@@ -18,7 +18,8 @@ type Host struct {
 	Netns string
 	// Path is a file that stands for the namespace, for nsenter --net=; it is valid until the lab is closed.
 	Path string
-	// Device is the node's device that leads to this host, "eth0" for the client; empty for the node itself.
+	// Device is the node's device that leads to this host, "eth0" for the client; empty for the node itself. In a lab
+	// with a bridge, those of the pods are its ports.
 	Device string
 	// IPv4 and IPv6 are the host's addresses; for the node, its primary ones.
 	IPv4, IPv6 netip.Addr

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 
@@ -24,6 +25,9 @@ type Config struct {
 	// NodeAddrs are further addresses of the node, placed on its eth0. The kernel never prefers them as a source, so
 	// the node masquerades as its primary addresses.
 	NodeAddrs []netip.Addr
+	// Bridge is the name of a bridge on the node whose ports the pods' devices are. To IP, pods then come in by the
+	// bridge, and packets between two pods pass through the node as without it. Empty means no bridge.
+	Bridge string
 }
 
 // Lab is a network of namespaces. Its methods may be called from several goroutines.
@@ -181,8 +185,16 @@ func (l *Lab) connect(c Config) error {
 		return err
 	}
 	defer node.Close()
+	bridge, err := l.bridge(node, c.Bridge)
+	if err != nil {
+		return fmt.Errorf("add bridge %s: %w", c.Bridge, err)
+	}
 	for i, h := range l.Hosts()[1:] {
-		if err := l.plug(node, h, i); err != nil {
+		port := bridge
+		if !slices.Contains(l.Pods, h) {
+			port = nil
+		}
+		if err := l.plug(node, h, i, port); err != nil {
 			return fmt.Errorf("connect %s: %w", h.Name, err)
 		}
 		if h == l.Client {

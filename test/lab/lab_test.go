@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -47,7 +48,17 @@ func mustNft(t testing.TB, h *Host, ruleset string) {
 }
 
 func TestEveryHostReachesEveryServer(t *testing.T) {
-	l := ForTest(t, everything)
+	for _, bridge := range []string{"", "cni0"} {
+		t.Run("bridge="+bridge, func(t *testing.T) {
+			config := everything
+			config.Bridge = bridge
+			everyHostReachesEveryServer(t, ForTest(t, config))
+		})
+	}
+}
+
+func everyHostReachesEveryServer(t *testing.T, l *Lab) {
+	t.Helper()
 	for _, server := range l.Hosts() {
 		for _, proto := range protocols {
 			mustServe(t, server, proto, 80)
@@ -173,6 +184,32 @@ func TestRefusalsAreNotRateLimited(t *testing.T) {
 	}
 }
 
+// A raw socket is handed the errors about all packets to its destination. A probe must not take another's for its own.
+func TestRefusalsConcernOneProbe(t *testing.T) {
+	l := ForTest(t, Config{Pods: 1})
+	mustNft(t, l.Node, `table inet t { chain c { type filter hook forward priority 0;
+		meta l4proto { tcp, udp, sctp } th dport 1 reject
+	}
+	}`)
+	for _, proto := range protocols {
+		mustServe(t, l.Pods[0], proto, 80)
+		for _, addr := range l.Pods[0].Addrs() {
+			var wg sync.WaitGroup
+			for port, want := range map[uint16]Outcome{80: Answered, 1: Refused} {
+				wg.Go(func() {
+					for range 200 {
+						if got := l.Client.Probe(t.Context(), proto, netip.AddrPortFrom(addr, port), Options{}); got.Outcome != want {
+							t.Errorf("%s %s port %d: %s (%v)", proto, addr, port, got, got.Err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+		}
+	}
+}
+
 func TestNatSeesEveryProtocol(t *testing.T) {
 	l := ForTest(t, Config{Pods: 2})
 	vips := [2]netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:10:96::1")}
@@ -193,6 +230,43 @@ func TestNatSeesEveryProtocol(t *testing.T) {
 				if got.Server != "pod-0" || got.Source.Addr() != l.Node.Addr(vip) {
 					t.Errorf("%s %s %s: %s (%v)", from.Name, proto, vip, got, got.Err)
 				}
+			}
+		}
+	}
+}
+
+// A pod that reaches another by an address that is translated, with its own address kept, gets an answer only if that
+// passes through the node, too. Redirects would show after the first packets.
+func TestPodsTalkThroughTheNodeWithABridge(t *testing.T) {
+	l := ForTest(t, Config{Pods: 2, Remotes: 1, Bridge: "cni0"})
+	mustNft(t, l.Node, `table inet t {
+		chain pre { type nat hook prerouting priority -100;
+			iifname cni0 ip daddr 10.96.0.1 dnat ip to 10.244.0.10
+			iifname cni0 ip6 daddr fd00:10:96::1 dnat ip6 to fd00:10:244::10
+		}
+		chain post { type nat hook postrouting priority 100;
+			ip saddr 10.244.0.10 ip daddr 10.244.0.10 masquerade
+			ip6 saddr fd00:10:244::10 ip6 daddr fd00:10:244::10 masquerade
+		}
+	}`)
+	for _, proto := range protocols {
+		mustServe(t, l.Pods[0], proto, 80)
+		for _, vip := range []string{"10.96.0.1", "fd00:10:96::1"} {
+			dst := netip.AddrPortFrom(netip.MustParseAddr(vip), 80)
+			for range 20 {
+				got := l.Pods[1].Probe(t.Context(), proto, dst, Options{})
+				if got.Server != "pod-0" || got.Source.Addr() != l.Pods[1].Addr(dst.Addr()) {
+					t.Errorf("pod-1 %s %s: %s (%v)", proto, dst, got, got.Err)
+				}
+			}
+			got := l.Pods[0].Probe(t.Context(), proto, dst, Options{})
+			if got.Server != "pod-0" || got.Source.Addr() != l.Node.Addr(dst.Addr()) {
+				t.Errorf("pod-0 to itself, %s %s: %s (%v)", proto, dst, got, got.Err)
+			}
+			// Who comes in by another device doesn't match.
+			got = l.Remotes[0].Probe(t.Context(), proto, dst, Options{Timeout: 50 * time.Millisecond})
+			if got.Outcome != TimedOut {
+				t.Errorf("remote-0 %s %s: %s (%v)", proto, dst, got, got.Err)
 			}
 		}
 	}
@@ -471,6 +545,7 @@ func TestConfigErrors(t *testing.T) {
 		"negative":   {Pods: -1},
 		"too many":   {Remotes: 201},
 		"no address": {NodeAddrs: []netip.Addr{{}}},
+		"bridge":     {Bridge: "a-name-too-long-for-a-device"},
 		"zone":       {NodeAddrs: []netip.Addr{netip.MustParseAddr("fe80::1%eth0")}},
 	} {
 		if l, err := New(c); err == nil {

@@ -333,6 +333,7 @@ func (h *Host) probeSCTP(ctx context.Context, dst netip.AddrPort, o Options) Ans
 		return Answer{Err: err}
 	}
 	defer s.close()
+	s.port = port
 	init := newInit(port, dst.Port())
 	return s.exchange(netip.AddrPortFrom(dst.Addr(), 0), init.bytes(), func(reply []byte) ([]byte, bool) {
 		if dst.Addr().Is4() {
@@ -377,14 +378,23 @@ func (s socket) exchange(dst netip.AddrPort, packet []byte, accept func([]byte) 
 	if err := unix.Connect(s.fd, sockaddr(dst)); err != nil {
 		return unanswered(err)
 	}
-	if _, err := unix.Write(s.fd, packet); err != nil && err != unix.EPERM {
-		return unanswered(err)
+	for {
+		_, err := unix.Write(s.fd, packet)
+		if err == nil || err == unix.EPERM {
+			break
+		}
+		if s.concerns(err) {
+			return unanswered(err)
+		}
 	}
 	buf := make([]byte, 2048)
 	for {
 		n, err := s.read(buf)
-		if err != nil {
+		if err != nil && s.concerns(err) {
 			return unanswered(err)
+		}
+		if err != nil {
+			continue
 		}
 		if line, ok := accept(buf[:n]); ok {
 			return answered(line)

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"os"
@@ -20,6 +21,8 @@ type socket struct {
 	ctx      context.Context
 	fd       int
 	deadline time.Time
+	// port is the source port of what is sent through a raw socket, which is handed the ICMP errors about all ports.
+	port uint16
 }
 
 // domain returns the socket domain of an address.
@@ -128,6 +131,17 @@ func (s socket) read(buf []byte) (int, error) {
 			return 0, err
 		}
 	}
+}
+
+// concerns says whether an error of a system call is about this socket's own packets. An ICMP error quotes the packet
+// that it is about, in the queue of errors; what isn't there is no ICMP error.
+func (s socket) concerns(err error) bool {
+	if s.port == 0 || err == unix.ETIMEDOUT {
+		return true
+	}
+	quoted := make([]byte, 64)
+	n, _, _, _, failed := unix.Recvmsg(s.fd, quoted, nil, unix.MSG_ERRQUEUE)
+	return failed != nil || n < 2 || binary.BigEndian.Uint16(quoted) == s.port
 }
 
 // packetInfo is an IP_PKTINFO or IPV6_PKTINFO control message that makes a datagram leave from addr.

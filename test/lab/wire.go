@@ -3,6 +3,7 @@ package lab
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -20,12 +21,14 @@ type setting struct{ key, value string }
 
 // everywhere is set in each namespace before it has devices. Without duplicate address detection and autoconfiguration
 // an IPv6 address works at once and is the only one; without rate limits each refused packet is answered. The rate
-// mask of ICMPv6 cannot be emptied, so it names a type that nobody sends.
+// mask of ICMPv6 cannot be emptied, so it names a type that nobody sends. Redirects, which a packet that leaves by the
+// bridge it came in by would cause, would lead hosts past the node.
 var everywhere = []setting{
 	{"ipv4/conf/all/rp_filter", "0"},
 	{"ipv4/conf/default/rp_filter", "0"},
 	{"ipv4/conf/all/send_redirects", "0"},
 	{"ipv4/conf/default/send_redirects", "0"},
+	{"ipv4/conf/default/accept_redirects", "0"},
 	{"ipv4/icmp_ratemask", "0"},
 	{"ipv4/ping_group_range", "0 0"},
 	{"ipv6/icmp/ratelimit", "0"},
@@ -33,6 +36,7 @@ var everywhere = []setting{
 	{"ipv6/conf/default/accept_dad", "0"},
 	{"ipv6/conf/default/dad_transmits", "0"},
 	{"ipv6/conf/default/accept_ra", "0"},
+	{"ipv6/conf/default/accept_redirects", "0"},
 	{"ipv6/conf/default/autoconf", "0"},
 	{"ipv6/conf/default/addr_gen_mode", "1"},
 }
@@ -76,8 +80,37 @@ type side struct {
 	mac  net.HardwareAddr
 }
 
-// plug connects host number n to the node: device there, eth0 here.
-func (l *Lab) plug(node *netlink.Handle, h *Host, n int) error {
+// bridge adds a bridge to the node, and returns nil for one without a name.
+func (l *Lab) bridge(node *netlink.Handle, name string) (*netlink.Bridge, error) {
+	if name == "" {
+		return nil, nil
+	}
+	bridge := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
+	bridge.Name = name
+	bridge.HardwareAddr = net.HardwareAddr{0x02, 'k', 'n', 2, 0, 0}
+	if err := node.LinkAdd(bridge); err != nil {
+		return nil, err
+	}
+	if err := l.Node.Do(passFrames); err != nil {
+		return nil, err
+	}
+	return bridge, node.LinkSetUp(bridge)
+}
+
+// passFrames keeps br_netfilter, on a machine that has that module loaded, from showing frames to the rules for packets:
+// it would translate them on the bridge, and a pod could not reach itself.
+func passFrames() error {
+	for _, key := range []string{"bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"} {
+		if err := writeSysctl(setting{key, "0"}); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// plug connects host number n to the node: device there, eth0 here. If there is a bridge, the device becomes its port,
+// and the bridge is what the node and the host send to.
+func (l *Lab) plug(node *netlink.Handle, h *Host, n int, bridge *netlink.Bridge) error {
 	far, err := h.netlink()
 	if err != nil {
 		return err
@@ -98,6 +131,15 @@ func (l *Lab) plug(node *netlink.Handle, h *Host, n int) error {
 	peer := side{far, eth0, pair.PeerHardwareAddr}
 	if err := errors.Join(near.up(), peer.up(), near.awaitUp(), peer.awaitUp()); err != nil {
 		return err
+	}
+	if bridge != nil {
+		if err := node.LinkSetMaster(near.link, bridge); err != nil {
+			return fmt.Errorf("add %s to the bridge: %w", h.Device, err)
+		}
+		near = side{node, bridge, bridge.HardwareAddr}
+		if err := near.awaitUp(); err != nil {
+			return err
+		}
 	}
 	return errors.Join(h.routeHere(peer, near.mac), h.routeThere(near, peer.mac))
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,6 +35,13 @@ type line struct {
 	pin      string
 	// stays is set for a connection that is opened now and has to live until the scenario ends.
 	stays bool
+	// flow is set where a UDP client sends from the same port in all lines of this name, source and destination.
+	flow string
+	// theirs is what comes of the packets with kube-proxy, where that is something else; why names the difference.
+	theirs *line
+	why    string
+	// any is set in theirs where kube-proxy isn't consistent, or the packets wouldn't show it.
+	any bool
 }
 
 // server is one that answers, and the client's address that it sees: "kept", "node", or an address. Port is 0 where it
@@ -68,7 +76,7 @@ func parsePackets(text string) (lines []line, err error) {
 			continue
 		}
 		for _, one := range expand(raw) {
-			l, err := parseLine(one)
+			l, err := parseBoth(one)
 			if err != nil {
 				return nil, fmt.Errorf("line %d: %q: %w", number+1, one, err)
 			}
@@ -76,6 +84,30 @@ func parsePackets(text string) (lines []line, err error) {
 		}
 	}
 	return lines, nil
+}
+
+// theirsPattern is what follows the bar in a line.
+var theirsPattern = regexp.MustCompile(`^\s*kube-proxy: (.*) \((.*)\)\s*$`)
+
+// parseBoth reads a line that may say, after a bar, what kube-proxy does instead.
+func parseBoth(text string) (l line, err error) {
+	here, there, differs := strings.Cut(text, "|")
+	if l, err = parseLine(here); err != nil || !differs {
+		return l, err
+	}
+	match := theirsPattern.FindStringSubmatch(there)
+	if match == nil {
+		return l, fmt.Errorf("%q follows the bar, want \"kube-proxy: OUTCOME (DIFFERENCE)\"", there)
+	}
+	l.why = match[2]
+	if match[1] == "any" {
+		l.theirs = &line{any: true}
+		return l, nil
+	}
+	theirs, err := parseLine(strings.Join(append(strings.Fields(here)[:2], match[1]), " "))
+	theirs.flow = l.flow
+	l.theirs = &theirs
+	return l, err
 }
 
 func parseLine(text string) (l line, err error) {
@@ -91,6 +123,12 @@ func parseLine(text string) (l line, err error) {
 		return l, err
 	}
 	what := fields[2:]
+	if name, found := strings.CutPrefix(what[0], "flow="); found {
+		l.flow, what = name, what[1:]
+		if name == "" || len(what) == 0 || l.protocol != model.UDP {
+			return l, errors.New("want a name, UDP and an outcome for a flow")
+		}
+	}
 	switch what[0] {
 	case "refused":
 		l.outcome = lab.Refused
@@ -205,6 +243,11 @@ type traffic struct {
 	pins map[string]string
 	// open are the connections that have to live on.
 	open []*connection
+	// flows are the sockets of UDP clients that go on.
+	flows map[string]*flow
+	// settled waits until connection tracking has been brought to what is wanted. Where nobody can tell, flows are tried for a
+	// while.
+	settled func() error
 }
 
 // Waiting for an answer that has to come may take as long as a loaded machine makes it; for one that must not come, it
@@ -222,7 +265,7 @@ func (tr *traffic) run(ctx context.Context, lines []line) []error {
 	const atOnce = 32
 	slots := make(chan struct{}, atOnce)
 	for _, l := range lines {
-		if l.affinity || l.stays {
+		if l.inOrder() {
 			continue
 		}
 		wg.Go(func() {
@@ -236,9 +279,14 @@ func (tr *traffic) run(ctx context.Context, lines []line) []error {
 		})
 	}
 	wg.Wait()
+	if tr.settled != nil && slices.ContainsFunc(lines, func(l line) bool { return l.flow != "" }) {
+		if err := tr.settled(); err != nil {
+			errs = append(errs, err)
+		}
+	}
 	// The order matters to what clients are remembered for.
 	for _, l := range lines {
-		if !l.affinity && !l.stays {
+		if !l.inOrder() {
 			continue
 		}
 		if err := tr.line(ctx, l); err != nil {
@@ -247,6 +295,8 @@ func (tr *traffic) run(ctx context.Context, lines []line) []error {
 	}
 	return errs
 }
+
+func (l *line) inOrder() bool { return l.affinity || l.stays || l.flow != "" }
 
 func (tr *traffic) host(name string) (*lab.Host, error) {
 	for _, h := range tr.lab.Hosts() {
@@ -264,6 +314,8 @@ func (tr *traffic) line(ctx context.Context, l line) error {
 		return err
 	case l.stays:
 		return tr.connect(ctx, h, l)
+	case l.flow != "":
+		return tr.goOn(h, l)
 	case l.outcome != lab.Answered:
 		return refusal(ctx, h, l)
 	case l.affinity:
@@ -417,6 +469,9 @@ func (tr *traffic) close() error {
 	var errs []error
 	for _, c := range tr.open {
 		errs = append(errs, c.conn.Close())
+	}
+	for _, f := range tr.flows {
+		errs = append(errs, f.conn.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -34,6 +34,7 @@ type pipeline struct {
 	manifest *watch.Manifests
 	tracker  *track.Tracker
 	kernel   *recorder
+	flows    *flowWatch
 	clock    *clock
 	stop     context.CancelFunc
 	ended    chan error
@@ -103,13 +104,16 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 		return nil, err
 	}
 	numbers := metrics.New(prometheus.NewRegistry())
-	flows := conntrack.New(conntrack.Config{Metrics: numbers, Open: func() (table conntrack.Table, err error) {
-		err = h.Do(func() error {
-			table, err = conntrack.OpenNetlink()
+	p.flows = &flowWatch{}
+	flows := conntrack.New(conntrack.Config{Metrics: numbers, Interval: time.Millisecond, Open: func() (conntrack.Table, error) {
+		err := h.Do(func() error {
+			table, err := conntrack.OpenNetlink()
+			p.flows.Table = table
 			return err
 		})
-		return table, err
+		return p.flows, err
 	}})
+	p.flows.flows = flows
 	loop := proxy.New(proxy.Config{
 		Source: p.manifest, Tracker: p.tracker, Kernel: p.kernel, Planner: plan.New(s.plan),
 		Metrics:  numbers,

@@ -36,16 +36,22 @@ const (
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	config := lab.Config{Pods: 2, Remotes: 2, Clients: 2, NodeAddrs: []netip.Addr{
-		netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2"),
-	}}
-	r := &rig{lab: lab.ForTest(t, config), coverage: coverage{}, programs: programs()}
+	r := &rig{lab: newLab(t), coverage: coverage{}, programs: programs()}
 	scratch := lab.ForTest(t, lab.Config{})
 	r.freshly, r.loaded = scratch.Node, scratch.Client
-	for _, h := range slices.Concat([]*lab.Host{r.lab.Node}, r.lab.Pods, r.lab.Remotes) {
+	return r
+}
+
+// newLab makes a lab with all the servers.
+func newLab(t *testing.T) *lab.Lab {
+	t.Helper()
+	l := lab.ForTest(t, lab.Config{Pods: 2, Remotes: 2, Clients: 2, NodeAddrs: []netip.Addr{
+		netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2"),
+	}})
+	for _, h := range slices.Concat([]*lab.Host{l.Node}, l.Pods, l.Remotes) {
 		mustServe(t, h)
 	}
-	return r
+	return l
 }
 
 func mustServe(t *testing.T, h *lab.Host) {
@@ -103,6 +109,7 @@ func (r *rig) scenario(t *testing.T, s *scenario) {
 			t.Errorf("clean up: %v", err)
 		}
 	})
+	tr.settled = p.settleFlows
 	for _, st := range s.steps {
 		r.step(t, s, st, p, tr)
 	}
@@ -214,16 +221,12 @@ func (r *rig) checkPackets(t *testing.T, st *step, tr *traffic, state *fresh) {
 func flushConntrack() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }
 
 // forgetDatagrams removes what conntrack remembers of UDP and SCTP in the calling thread's namespace: a later probe that
-// happens to have an earlier one's port would be led the old way.
+// happens to have an earlier one's port would be led the old way. Flows that go on keep what they have.
 func forgetDatagrams() error {
 	var errs []error
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
 		for _, proto := range []uint8{unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
-			filter := &netlink.ConntrackFilter{}
-			if err := filter.AddProtocol(proto); err != nil {
-				return err
-			}
-			_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, filter)
+			_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, notOfFlows{proto})
 			errs = append(errs, err)
 		}
 	}

@@ -26,7 +26,10 @@ type scenario struct {
 	path     string
 	archive  *txtar.Archive
 	settings settings
-	steps    []*step
+	flags    []string
+	// leftOut is why the scenario isn't for kube-proxy, if it isn't.
+	leftOut string
+	steps   []*step
 }
 
 // step is one state of the cluster, and what is to be seen then.
@@ -47,8 +50,9 @@ type settings struct {
 }
 
 const (
-	nodeName       = "node-1"
-	masqueradeMark = 1 << 14
+	nodeName           = "node-1"
+	masqueradeMark     = 1 << 14
+	defaultClusterCIDR = "10.244.0.0/16,fd00:10:244::/56"
 )
 
 // common are manifests that every scenario starts with.
@@ -62,10 +66,13 @@ func readScenario(path string) (*scenario, error) {
 		return nil, err
 	}
 	s := &scenario{path: path, archive: archive}
-	options := ""
 	for _, f := range archive.Files {
-		if f.Name == "flags" {
-			options = string(f.Data)
+		switch f.Name {
+		case "flags":
+			s.flags = strings.Fields(string(f.Data))
+			continue
+		case "not-for-kube-proxy":
+			s.leftOut = strings.TrimSpace(string(f.Data))
 			continue
 		}
 		if err := s.add(f.Name, f.Data); err != nil {
@@ -75,7 +82,7 @@ func readScenario(path string) (*scenario, error) {
 	if len(s.steps) == 0 {
 		return nil, fmt.Errorf("%s: there is no step", path)
 	}
-	if s.settings, err = parseSettings(strings.Fields(options)); err != nil {
+	if s.settings, err = parseSettings(s.flags); err != nil {
 		return nil, fmt.Errorf("%s: flags: %w", path, err)
 	}
 	shared, err := os.ReadFile(common)
@@ -123,7 +130,7 @@ func parseSettings(args []string) (settings, error) {
 	fs := flag.NewFlagSet("flags", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	fs.BoolVar(&s.plan.MasqueradeAll, "masquerade-all", false, "")
-	clusterCIDR := fs.String("cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "")
+	clusterCIDR := fs.String("cluster-cidr", defaultClusterCIDR, "")
 	bridge := fs.String("pod-bridge-interface", "", "")
 	prefix := fs.String("pod-interface-name-prefix", "", "")
 	nodePorts := fs.String("nodeport-addresses", "", "")

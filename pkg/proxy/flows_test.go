@@ -1,0 +1,121 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// slowTable holds one flow to each of many Services. A reading waits until it is let go on.
+type slowTable struct {
+	services int
+	goOn     chan struct{}
+
+	mu sync.Mutex
+	// begun counts the readings of the table that have begun, ended has what came of those that have ended.
+	begun int
+	ended []string
+}
+
+func (s *slowTable) Delete(ctx context.Context, f model.Family, udp bool, stale func(*conntrack.Flow) bool) (out conntrack.Outcome, err error) {
+	s.mu.Lock()
+	s.begun++
+	s.mu.Unlock()
+	select {
+	case <-s.goOn:
+	case <-ctx.Done():
+		return out, ctx.Err()
+	}
+	for i := range s.services {
+		out.Seen++
+		if stale(flowTo(i)) {
+			out.Deleted++
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = append(s.ended, fmt.Sprintf("%s udp=%v: %d of %d", f, udp, out.Deleted, out.Seen))
+	return out, nil
+}
+
+func (s *slowTable) Close() error { return nil }
+
+func (s *slowTable) FlowsDeleted(model.Family, time.Duration, int) {}
+
+func (s *slowTable) state() (begun int, ended []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.begun, s.ended
+}
+
+// flowTo is a flow to the first endpoint of a Service of the bench.
+func flowTo(i int) *conntrack.Flow {
+	return &conntrack.Flow{
+		Protocol: model.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("192.0.2.9:1234"),
+		Destination: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, byte(i / 250), byte(i%250 + 1)}), 80),
+		Server:      netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), 8080),
+	}
+}
+
+// While the kernel's conntrack table is being read, however long that takes, Services are synced as ever, and all that changes
+// meanwhile is one further reading.
+func TestSyncsDoNotWaitForFlows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const services, rounds = 1000, 100
+		table := &slowTable{services: services, goOn: make(chan struct{})}
+		flows := conntrack.New(conntrack.Config{Open: func() (conntrack.Table, error) { return table, nil }, Metrics: table})
+		b := newBench()
+		b.Flows, b.kernel.asWanted = flows, true
+		udp := func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }
+		for i := range services {
+			b.setProtocol(b.set(i, 0, udp), corev1.ProtocolUDP, flowTo(i).Server.Addr().String())
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { flows.Run(ctx) })
+		running.Go(func() { _ = b.Run(ctx) })
+		defer running.Wait()
+		defer cancel()
+		close(b.source.synced)
+		time.Sleep(time.Second)
+		if begun, ended := table.state(); begun != 1 || ended != nil {
+			t.Fatalf("%d readings have begun, %q have ended; want that the first one waits", begun, ended)
+		}
+
+		_, before := b.kernel.held()
+		for i := range services {
+			b.setProtocol(b.set(i, 0, udp), corev1.ProtocolUDP, "10.245.0.1")
+			if i%(services/rounds) == 0 {
+				time.Sleep(2 * time.Second)
+			}
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		_, after := b.kernel.held()
+		if after-before < rounds {
+			t.Errorf("%d syncs while the table was read, want one for each of %d changes", after-before, rounds)
+		}
+		b.check(t)
+		if begun, _ := table.state(); begun != 1 {
+			t.Errorf("%d readings have begun, want one", begun)
+		}
+
+		close(table.goOn)
+		time.Sleep(time.Hour)
+		_, got := table.state()
+		want := []string{"IPv4 udp=false: 0 of 1000", "IPv4 udp=true: 1000 of 1000"}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("readings (-want +got):\n%s", diff)
+		}
+	})
+}

@@ -1,0 +1,553 @@
+//go:build e2e || twin
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// The numbers of health check node ports, and the address of the load balancer that asks there.
+const (
+	checkPort, secondCheckPort = 32100, 32101
+	balancerIP                 = "203.0.113.8"
+)
+
+// TestHealthCheckNodePort asks as a load balancer does which nodes have endpoints. What it expects is kube-proxy's, byte by
+// byte: healthcheck_twin_test.go asks that one the same.
+func TestHealthCheckNodePort(t *testing.T) {
+	testHealthChecks(t, asked{path: program, table: "kube-nftproxy"})
+}
+
+// asked is the program whose health check node ports are asked, on a node with a cluster.
+type asked struct {
+	*world
+	path string
+	// table is the name of its nftables tables.
+	table string
+	// theirs is set for kube-proxy.
+	theirs bool
+}
+
+// in returns the same for a part of the test.
+func (a asked) in(t *testing.T) asked {
+	w := *a.world
+	w.T = t
+	a.world = &w
+	return a
+}
+
+func testHealthChecks(t *testing.T, a asked) {
+	second := []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}
+	a.world = newWorld(t, lab.Config{Pods: 2, Remotes: 1, NodeAddrs: second})
+	a.serve(a.Pods...)
+	for _, part := range []struct {
+		name string
+		test func(asked)
+	}{
+		{"answers", asked.testAnswers},
+		{"requests", asked.testRequests},
+		{"addresses", asked.testAddresses},
+		{"taken port", asked.testTakenPort},
+		{"outdated rules", asked.testOutdatedRules},
+	} {
+		t.Run(part.name, func(t *testing.T) { part.test(a.in(t)) })
+	}
+}
+
+// run starts the program; the test's end kills it and removes its rules.
+func (a asked) run(flags ...string) *proxy.Program {
+	a.Helper()
+	args := append([]string{
+		"--kubeconfig=" + a.kubeconfig(), "--hostname-override=" + nodeName, "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56", "--v=2",
+		"--proxy-mode=nftables", "--iptables-min-sync-period=10ms",
+		// These would set what belongs to the whole machine.
+		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
+	}, flags...)
+	running, err := proxy.Start(context.WithoutCancel(a.Context()), proxy.Config{
+		Host: a.Node, Path: a.path, Args: args, Log: filepath.Join(a.TempDir(), "log"),
+	})
+	if err != nil {
+		a.Fatal(err)
+	}
+	a.Cleanup(func() {
+		running.Kill()
+		if out, err := a.Node.Command(context.WithoutCancel(a.Context()), "nft", "flush", "ruleset").CombinedOutput(); err != nil {
+			a.Errorf("remove the rules: %v\n%s", err, out)
+		}
+		if a.Failed() {
+			a.Logf("end of the log:\n%s", running.LogTail(20))
+		}
+	})
+	return running
+}
+
+// checked is a Service whose load balancer asks, with a health check node port.
+func checked(port int32) *corev1.Service {
+	s := service("web", corev1.IPv4Protocol, corev1.IPv6Protocol)
+	s.Spec.Type, s.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal
+	s.Spec.HealthCheckNodePort = port
+	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: balancerIP}}
+	return s
+}
+
+// on is an endpoint that is ready on a host.
+func (a asked) on(h *lab.Host, f model.Family) discoveryv1.Endpoint {
+	e := endpoint(h.Addrs()[f])
+	if h == a.Remotes[0] {
+		e = elsewhere(e)
+	}
+	return e
+}
+
+// endpoints makes the slices of Service web just those with these endpoints; a family without any has empty ones.
+func (a asked) endpoints(of [2][]discoveryv1.Endpoint) {
+	a.Helper()
+	for _, f := range model.Families {
+		s := slice("web", "web-"+strings.ToLower(f.String()), of[f]...)
+		s.AddressType = discoveryv1.AddressType(f.String())
+		a.apply(s)
+	}
+}
+
+// both are endpoints on the same hosts in both families, changed in some way.
+func (a asked) both(change func(discoveryv1.Endpoint) discoveryv1.Endpoint, hosts ...*lab.Host) (out [2][]discoveryv1.Endpoint) {
+	for _, f := range model.Families {
+		for _, h := range hosts {
+			out[f] = append(out[f], change(a.on(h, f)))
+		}
+	}
+	return out
+}
+
+func asItIs(e discoveryv1.Endpoint) discoveryv1.Endpoint { return e }
+
+// conditions makes an endpoint say of itself what is given.
+func conditions(ready, serving, terminating bool) func(discoveryv1.Endpoint) discoveryv1.Endpoint {
+	return func(e discoveryv1.Endpoint) discoveryv1.Endpoint {
+		e.Conditions = discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating}
+		return e
+	}
+}
+
+// refused is what is said of a port on which nobody listens.
+const refused = "refused"
+
+var date = regexp.MustCompile(`(?m)^Date: .*$`)
+
+// exchange sends a request and returns all that comes back, without the date, or "refused".
+func exchange(ctx context.Context, from *lab.Host, to netip.AddrPort, request string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	conn, err := from.Dial(ctx, model.TCP, to)
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return refused, nil
+	}
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close() //nolint:errcheck // it has done its duty
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return "", err
+	}
+	if _, err := io.WriteString(conn, request); err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(conn)
+	return date.ReplaceAllString(string(text), "Date: -\r"), err
+}
+
+const getRequest = "GET /healthz HTTP/1.1\r\nHost: balancer\r\nConnection: close\r\n\r\n"
+
+// reply is the whole answer for a Service that has n endpoints here.
+func reply(service string, n int, healthy bool) string {
+	return head(service, n, healthy) + body(service, n, healthy)
+}
+
+func head(service string, n int, healthy bool) string {
+	status := "503 Service Unavailable"
+	if n > 0 && healthy {
+		status = "200 OK"
+	}
+	return fmt.Sprintf("HTTP/1.1 %s\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n"+
+		"X-Load-Balancing-Endpoint-Weight: %d\r\nDate: -\r\nContent-Length: %d\r\nConnection: close\r\n\r\n",
+		status, n, len(body(service, n, healthy)))
+}
+
+func body(service string, n int, healthy bool) string {
+	return strings.ReplaceAll(fmt.Sprintf(`{
+>"service": {
+>>"namespace": "default",
+>>"name": %q
+>},
+>"localEndpoints": %d,
+>"serviceProxyHealthy": %t
+}`, service, n, healthy), ">", "\t")
+}
+
+// expect waits until a load balancer is answered as wanted at each address.
+func (a asked) expect(when string, want map[netip.AddrPort]string) {
+	a.Helper()
+	eventually(a, patience, func() error {
+		got := map[netip.AddrPort]string{}
+		for at := range want {
+			from := a.Client
+			if at.Addr().IsLoopback() {
+				from = a.Node
+			}
+			var err error
+			if got[at], err = exchange(a.Context(), from, at, getRequest); err != nil {
+				return fmt.Errorf("%s: ask %s: %w", when, at, err)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			return fmt.Errorf("%s: answers (-want +got):\n%s", when, diff)
+		}
+		return nil
+	})
+}
+
+// at are answers at a port of the node's two primary addresses.
+func (a asked) at(port uint16, v4, v6 string) map[netip.AddrPort]string {
+	return map[netip.AddrPort]string{
+		netip.AddrPortFrom(a.Node.IPv4, port): v4, netip.AddrPortFrom(a.Node.IPv6, port): v6,
+	}
+}
+
+// testAnswers changes a Service and its endpoints in all ways that a load balancer has to be told of.
+func (a asked) testAnswers() {
+	a.run()
+	pod, other, remote := a.Pods[0], a.Pods[1], a.Remotes[0]
+	const none = 0 // as the number of a port
+	set := func(port int32, change func(*corev1.Service)) func() {
+		return func() {
+			s := checked(port)
+			change(s)
+			a.apply(s)
+		}
+	}
+	local := func(*corev1.Service) {}
+	cluster := func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster }
+	nodePort := func(s *corev1.Service) {
+		s.Spec.Type, s.Status = corev1.ServiceTypeNodePort, corev1.ServiceStatus{}
+	}
+	foreign := func(s *corev1.Service) {
+		s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "other"}
+	}
+	single := func(s *corev1.Service) { s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicySingleStack) }
+	to := func(of [2][]discoveryv1.Endpoint) func() { return func() { a.endpoints(of) } }
+	odd := slice("web", "web-more", a.on(pod, model.IPv4), a.on(other, model.IPv4))
+	odd.Ports = odd.Ports[:1]
+	odd.Ports[0].Name, odd.Ports[0].Port = new("nobody-asks-for-it"), new(int32(9999))
+	mail := checked(secondCheckPort)
+	mail.Name = "mail"
+	for _, step := range []struct {
+		name   string
+		do     func()
+		v4, v6 string // at the port
+		second string // at the second port, in both families
+	}{
+		{"no endpoints", set(checkPort, local), reply("web", 0, true), reply("web", 0, true), refused},
+		{"each family has its own", to([2][]discoveryv1.Endpoint{
+			{a.on(pod, model.IPv4)}, {a.on(pod, model.IPv6), a.on(other, model.IPv6)},
+		}), reply("web", 1, true), reply("web", 2, true), refused},
+		{"an address counts once, whatever its ports are", func() { a.apply(odd) },
+			reply("web", 2, true), reply("web", 2, true), refused},
+		{"those elsewhere don't count", func() {
+			a.delete(odd)
+			a.endpoints(a.both(asItIs, pod, remote))
+		}, reply("web", 1, true), reply("web", 1, true), refused},
+		{"only elsewhere", to(a.both(asItIs, remote)), reply("web", 0, true), reply("web", 0, true), refused},
+		{"ready, not serving", to(a.both(conditions(true, false, false), pod)), reply("web", 1, true), reply("web", 1, true), refused},
+		{"terminating, still serving", func() {
+			a.endpoints(a.both(terminating, pod))
+			eventually(a, patience, func() error { return a.clientReaches(pod) })
+		}, reply("web", 0, true), reply("web", 0, true), refused},
+		{"published while terminating", to(a.both(conditions(true, false, true), pod)),
+			reply("web", 1, true), reply("web", 1, true), refused},
+		{"not ready", to(a.both(conditions(false, true, false), pod)), reply("web", 0, true), reply("web", 0, true), refused},
+		{"ready again", to(a.both(asItIs, pod, other)), reply("web", 2, true), reply("web", 2, true), refused},
+		{"policy Cluster", set(none, cluster), refused, refused, refused},
+		{"policy Local, another number", set(secondCheckPort, local), refused, refused, reply("web", 2, true)},
+		{"yet another number", func() {
+			set(none, cluster)()
+			set(checkPort, local)()
+		}, reply("web", 2, true), reply("web", 2, true), refused},
+		{"a second Service", func() { a.apply(mail) }, reply("web", 2, true), reply("web", 2, true), reply("mail", 0, true)},
+		{"the second Service goes", func() { a.delete(mail) }, reply("web", 2, true), reply("web", 2, true), refused},
+		{"type NodePort", set(none, nodePort), refused, refused, refused},
+		{"type LoadBalancer", set(checkPort, local), reply("web", 2, true), reply("web", 2, true), refused},
+		{"another proxy's", set(checkPort, foreign), refused, refused, refused},
+		{"ours again", set(checkPort, local), reply("web", 2, true), reply("web", 2, true), refused},
+		{"IPv4 only", set(checkPort, single), reply("web", 2, true), refused, refused},
+		{"both families", set(checkPort, local), reply("web", 2, true), reply("web", 2, true), refused},
+		{"deleted", func() { a.delete(checked(none)) }, refused, refused, refused},
+	} {
+		step.do()
+		want := a.at(checkPort, step.v4, step.v6)
+		maps.Copy(want, a.at(secondCheckPort, step.second, step.second))
+		a.expect(step.name, want)
+	}
+}
+
+// clientReaches tells whether a client reaches just that pod by the load balancer.
+func (a asked) clientReaches(pod *lab.Host) error {
+	to := netip.AddrPortFrom(netip.MustParseAddr(balancerIP), servicePort)
+	if got := a.Client.Probe(a.Context(), model.TCP, to, lab.Options{}); got.Server != pod.Name {
+		return fmt.Errorf("the client reaches %v, want %s", got, pod.Name)
+	}
+	return nil
+}
+
+// provide makes Service web with one endpoint of each family on this node.
+func (a asked) provide() {
+	a.Helper()
+	a.apply(checked(checkPort))
+	a.endpoints(a.both(asItIs, a.Pods[0]))
+	a.Cleanup(func() {
+		if err := a.api.Delete(context.WithoutCancel(a.Context()), checked(checkPort)); err != nil {
+			a.Error(err)
+		}
+	})
+}
+
+// testRequests asks in different ways: none of them matters.
+func (a asked) testRequests() {
+	a.run()
+	a.provide()
+	a.expect("at first", a.at(checkPort, reply("web", 1, true), reply("web", 1, true)))
+	const rest = " HTTP/1.1\r\nHost: balancer\r\nConnection: close\r\n"
+	whole := reply("web", 1, true)
+	old := strings.NewReplacer("HTTP/1.1", "HTTP/1.0", "Connection: close\r\n", "").Replace(whole)
+	for request, want := range map[string]string{
+		"GET /" + rest + "\r\n":                           whole,
+		"GET /healthz" + rest + "\r\n":                    whole,
+		"GET /no/such/path?really=yes" + rest + "\r\n":    whole,
+		"GET //twice/../up" + rest + "\r\n":               whole,
+		"GET http://balancer/absolute" + rest + "\r\n":    whole,
+		"POST /" + rest + "Content-Length: 4\r\n\r\nbody": whole,
+		"PUT /" + rest + "Content-Length: 0\r\n\r\n":      whole,
+		"DELETE /" + rest + "\r\n":                        whole,
+		"OPTIONS /" + rest + "\r\n":                       whole,
+		"ODD /" + rest + "\r\n":                           whole,
+		"GET /" + rest + "Accept: text/plain\r\n\r\n":     whole,
+		"GET /" + rest + "Accept-Encoding: gzip\r\n\r\n":  whole,
+		"HEAD /" + rest + "\r\n":                          head("web", 1, true),
+		"GET / HTTP/1.0\r\n\r\n":                          old,
+		"OPTIONS *" + rest + "\r\n":                       "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nDate: -\r\nConnection: close\r\n\r\n",
+		"nonsense\r\n\r\n":                                "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request",
+	} {
+		for at := range a.at(checkPort, "", "") {
+			got, err := exchange(a.Context(), a.Client, at, request)
+			if err != nil {
+				a.Errorf("%q: %v", request, err)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				a.Errorf("%q at %s (-want +got):\n%s", request, at, diff)
+			}
+		}
+	}
+}
+
+// testAddresses asks at all addresses of the node: only those that serve node ports answer.
+func (a asked) testAddresses() {
+	a.provide()
+	const (
+		primary4, primary6 = "192.0.2.1", "2001:db8::1"
+		second4, second6   = "192.0.2.2", "2001:db8::2"
+		loop4, loop6       = "127.0.0.1", "::1"
+	)
+	everywhere := []string{primary4, primary6, second4, second6, loop4, loop6}
+	for _, tc := range []struct {
+		flag  string
+		where []string
+		// theirs is where kube-proxy answers if that is somewhere else.
+		theirs []string
+	}{
+		{"", []string{primary4, primary6}, nil},
+		{"primary", []string{primary4, primary6}, nil},
+		{"192.0.2.2/32,2001:db8::2/128", []string{second4, second6}, nil},
+		{"192.0.2.0/24,2001:db8::/64", []string{primary4, second4, primary6, second6}, nil},
+		{"192.0.2.2/32", []string{second4, primary6, second6, loop6}, nil},
+		{"198.51.100.0/24,2001:db8::2/128", []string{second6}, nil},
+		{"0.0.0.0/0,::/0", everywhere, nil},
+		{"192.0.2.2/32,0.0.0.0/0,2001:db8::2/128,::/0", everywhere, nil},
+		{"127.0.0.0/8,::1/128", nil, []string{loop4, loop6}},
+	} {
+		a.Run("nodeport-addresses="+tc.flag, func(t *testing.T) {
+			a := a.in(t)
+			var flags []string
+			if tc.flag != "" {
+				flags = []string{"--nodeport-addresses=" + tc.flag}
+			}
+			running := a.run(flags...)
+			if _, err := running.AwaitSync(a.Context(), running.Started()); err != nil {
+				a.Fatal(err)
+			}
+			want := map[netip.AddrPort]string{}
+			for _, addr := range everywhere {
+				want[netip.AddrPortFrom(netip.MustParseAddr(addr), checkPort)] = refused
+			}
+			where := tc.where
+			if a.theirs && tc.theirs != nil {
+				where = tc.theirs
+			}
+			for _, addr := range where {
+				want[netip.AddrPortFrom(netip.MustParseAddr(addr), checkPort)] = reply("web", 1, true)
+			}
+			a.expect("with that flag", want)
+		})
+	}
+	a.Run("an address that comes later", func(t *testing.T) { a.in(t).testLateAddress() })
+}
+
+// testLateAddress gives the node another address while the program runs. kube-proxy stays with those that it found at its
+// start.
+func (a asked) testLateAddress() {
+	a.run("--nodeport-addresses=192.0.2.0/24")
+	const late = "192.0.2.3"
+	at := func(addr string) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(addr), checkPort) }
+	a.expect("before", map[netip.AddrPort]string{at("192.0.2.2"): reply("web", 1, true)})
+	err := a.Node.Do(func() error {
+		link, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		addr, err := netlink.ParseAddr(late + "/32")
+		if err != nil {
+			return err
+		}
+		return netlink.AddrAdd(link, addr)
+	})
+	if err != nil {
+		a.Fatal(err)
+	}
+	want := reply("web", 1, true)
+	if a.theirs {
+		a.endpoints(a.both(asItIs, a.Pods...))
+		a.expect("its next sync", map[netip.AddrPort]string{at("192.0.2.2"): reply("web", 2, true)})
+		want = refused
+	}
+	a.expect("after", map[netip.AddrPort]string{at(late): want})
+}
+
+// testTakenPort has somebody else listen on the port. That is reported, and the port is served as soon as it is free.
+func (a asked) testTakenPort() {
+	var taken net.Listener
+	at := netip.AddrPortFrom(a.Node.IPv4, checkPort)
+	err := a.Node.Do(func() (err error) {
+		taken, err = net.Listen("tcp4", at.String())
+		return err
+	})
+	if err != nil {
+		a.Fatal(err)
+	}
+	defer taken.Close() //nolint:errcheck // it may be closed already
+	a.run()
+	a.provide()
+	a.expect("while the port is taken", map[netip.AddrPort]string{
+		netip.AddrPortFrom(a.Node.IPv6, checkPort): reply("web", 1, true),
+	})
+	eventually(a, patience, a.takenPortIsReported)
+	if err := taken.Close(); err != nil {
+		a.Fatal(err)
+	}
+	const soon = 5 * time.Second // a sixth of the time between two syncs without a change
+	freed, n := time.Now(), 1
+	if a.theirs {
+		n = 2 // it tries again when something changes
+		a.endpoints(a.both(asItIs, a.Pods...))
+	}
+	a.expect("after it has become free", a.at(checkPort, reply("web", n, true), reply("web", n, true)))
+	if took := time.Since(freed); took > soon {
+		a.Errorf("the port is served %v after it has become free, want %v at most", took, soon)
+	}
+}
+
+// takenPortIsReported looks for the Event of a port that can't be listened on.
+func (a asked) takenPortIsReported() error {
+	list, err := a.api.Client().EventsV1().Events("default").List(a.Context(), metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	note := fmt.Sprintf("failed to start healthcheck %q on port %d: listen tcp4 %[3]s:%[2]d: bind: address already in use",
+		"default/web", checkPort, a.Node.IPv4)
+	for _, e := range list.Items {
+		if e.Reason == "FailedToStartServiceHealthcheck" && e.Action == "Listen" && e.Type == corev1.EventTypeWarning &&
+			e.Regarding.Kind == "Service" && e.Regarding.Name == "web" && strings.HasSuffix(e.Note, note) {
+			return nil
+		}
+	}
+	return fmt.Errorf("none of %d Events ends with %q", len(list.Items), note)
+}
+
+// testOutdatedRules makes the kernel refuse the program's rules: somebody else owns its tables. Load balancers are told that
+// the node can't follow, although it has endpoints.
+func (a asked) testOutdatedRules() {
+	a.run("--iptables-sync-period=1s") // twice that is how long rules may be out of date
+	a.provide()
+	a.expect("at first", a.at(checkPort, reply("web", 1, true), reply("web", 1, true)))
+	release := a.seizeTables()
+	defer release()
+	a.endpoints(a.both(asItIs, a.Pods...))
+	// The second endpoint isn't in the rules, so it isn't counted.
+	a.expect("rules can't be written", a.at(checkPort, reply("web", 1, false), reply("web", 1, false)))
+	release()
+	a.expect("rules can be written", a.at(checkPort, reply("web", 2, true), reply("web", 2, true)))
+}
+
+// seizeTables replaces the program's tables by empty ones that belong to another process, which ends with release.
+func (a asked) seizeTables() (release func()) {
+	a.Helper()
+	owner := a.Node.Command(context.WithoutCancel(a.Context()), "nft", "--interactive")
+	commands, err := owner.StdinPipe()
+	if err != nil {
+		a.Fatal(err)
+	}
+	if err := owner.Start(); err != nil {
+		a.Fatal(err)
+	}
+	released := false
+	release = func() {
+		if !released {
+			released = true
+			_ = commands.Close()
+			_ = owner.Wait() // its status is that of its last command
+		}
+	}
+	// The program may write its table anew between the two commands: then they are repeated.
+	eventually(a, patience, func() error {
+		for _, family := range []string{"ip", "ip6"} {
+			if strings.Contains(nft(a, a.Node, "list", "ruleset", family), "flags owner") {
+				continue
+			}
+			if _, err := fmt.Fprintf(commands, "delete table %s %s; add table %[1]s %[2]s { flags owner; }\n", family, a.table); err != nil {
+				return err
+			}
+			return fmt.Errorf("table %s %s is still the program's", family, a.table)
+		}
+		return nil
+	})
+	return release
+}

@@ -1,0 +1,23 @@
+//go:build twin
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+)
+
+// TestHealthCheckNodePortOfKubeProxy asks the real kube-proxy what TestHealthCheckNodePort asks our program, and expects the
+// same bytes.
+func TestHealthCheckNodePortOfKubeProxy(t *testing.T) {
+	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	testHealthChecks(t, asked{
+		path: filepath.Join(bin, "kube-proxy"), table: "kube-proxy", theirs: true,
+	})
+}

@@ -1,0 +1,279 @@
+package matrix
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// destination is one of the kinds of addresses that a Service has.
+type destination string
+
+const (
+	clusterIP      destination = "ClusterIP"
+	nodePort       destination = "NodePort"
+	externalIP     destination = "externalIP"
+	loadBalancerIP destination = "LB IP"
+)
+
+// clusterIPAgain is tried after all others by clients that are remembered: by now, the policy of another address may have
+// given them another endpoint.
+const clusterIPAgain destination = "ClusterIP again"
+
+// A client that is remembered goes to these in this order.
+var destinations = []destination{clusterIP, nodePort, externalIP, loadBalancerIP}
+
+// client is who calls.
+type client string
+
+const (
+	pod          client = "pod"           // on this node, not an endpoint
+	node         client = "node"          // a process of this node
+	secondary    client = "node 2nd"      // the same, from the node's second address
+	outside      client = "outside"       // a machine that is not part of the cluster
+	remote       client = "remote pod"    // a pod on another node, not an endpoint
+	itself       client = "itself"        // an endpoint on this node
+	remoteItself client = "remote itself" // an endpoint on another node, whose packets come here all the same
+)
+
+var clients = []client{pod, node, secondary, outside, remote, itself, remoteItself}
+
+// policy is a traffic policy.
+type policy string
+
+const (
+	cluster policy = "Cluster"
+	local   policy = "Local"
+)
+
+var policies = []policy{cluster, local}
+
+// placement is where a Service's endpoints are.
+type placement string
+
+const (
+	localOnly   placement = "local"
+	remoteOnly  placement = "remote"
+	both        placement = "both"
+	hostNetwork placement = "host network" // this node itself is the endpoint
+	nowhere     placement = "none"
+)
+
+var placements = []placement{localOnly, remoteOnly, both, hostNetwork, nowhere}
+
+// hosts lists the endpoints by the names of their hosts.
+func (p placement) hosts() []string {
+	switch p {
+	case localOnly:
+		return []string{"pod-0", "pod-1"}
+	case remoteOnly:
+		return []string{"remote-0", "remote-1"}
+	case both:
+		return []string{"pod-0", "pod-1", "remote-0"}
+	case hostNetwork:
+		return []string{"node"}
+	}
+	return nil
+}
+
+// onThisNode says whether an endpoint is.
+func onThisNode(host string) bool { return !strings.HasPrefix(host, "remote-") }
+
+// detector is a way to recognise the traffic of local pods.
+type detector string
+
+const (
+	byClusterCIDR detector = "ClusterCIDR"
+	byNodeCIDR    detector = "NodeCIDR"
+	byBridge      detector = "BridgeInterface"
+	byPrefix      detector = "InterfaceNamePrefix"
+	byNothing     detector = "no detection" // mode ClusterCIDR, but nobody said which
+)
+
+var detectors = []detector{byClusterCIDR, byNodeCIDR, byBridge, byPrefix, byNothing}
+
+// mode is how the program is started.
+type mode struct {
+	detector      detector
+	masqueradeAll bool
+}
+
+// base is the mode that also shows SCTP, and that the others are compared with in docs/semantics.md.
+var base = mode{detector: byClusterCIDR}
+
+func modes() (all []mode) {
+	for _, masqueradeAll := range []bool{false, true} {
+		for _, d := range detectors {
+			all = append(all, mode{d, masqueradeAll})
+		}
+	}
+	return all
+}
+
+func (m mode) String() string {
+	if m.masqueradeAll {
+		return string(m.detector) + ", masquerade all"
+	}
+	return string(m.detector)
+}
+
+func (m mode) protocols() []model.Protocol {
+	if m == base {
+		return []model.Protocol{model.TCP, model.UDP, model.SCTP}
+	}
+	return []model.Protocol{model.TCP, model.UDP}
+}
+
+// service is what distinguishes one Service from another.
+type service struct {
+	internal, external policy
+	placement          placement
+	affinity           bool
+}
+
+func services() (all []service) {
+	for _, internal := range policies {
+		for _, external := range policies {
+			for _, p := range placements {
+				all = append(all, service{internal, external, p, false}, service{internal, external, p, true})
+			}
+		}
+	}
+	return all
+}
+
+// cell is a point of the matrix.
+type cell struct {
+	mode     mode
+	service  service
+	dest     destination
+	client   client
+	family   model.Family
+	protocol model.Protocol
+}
+
+func (c cell) String() string {
+	affinity := ""
+	if c.service.affinity {
+		affinity = ", affinity"
+	}
+	return fmt.Sprintf("[%s] %s -> %s, iTP %s, eTP %s, endpoints %s%s, %s, %s", c.mode, c.client, c.dest,
+		c.service.internal, c.service.external, c.service.placement, affinity, c.family, c.protocol)
+}
+
+// possible tells whether there is such a client: an endpoint can't call where there is none of its kind. On the host
+// network, the endpoint itself is this node.
+func (c cell) possible() bool {
+	_, ok := c.host()
+	return ok
+}
+
+// host returns the name of the client's host.
+func (c cell) host() (name string, ok bool) {
+	switch c.client {
+	case pod:
+		return "pod-2", true
+	case node, secondary:
+		return "node", true
+	case outside:
+		return "client", true
+	case remote:
+		return "remote-2", true
+	}
+	for _, host := range c.service.placement.hosts() {
+		if onThisNode(host) == (c.client == itself) {
+			return host, true
+		}
+	}
+	return "", false
+}
+
+// group is all cells that differ in the destination only. They are tried one after the other, because session affinity
+// joins them.
+type group []cell
+
+// internal says that the destination is the cluster IP.
+func (c cell) internal() bool { return c.dest == clusterIP || c.dest == clusterIPAgain }
+
+// groups returns all of a mode, and how many cells were left out because they are impossible.
+func groups(m mode) (all []group, leftOut int) {
+	for _, svc := range services() {
+		for _, who := range clients {
+			for _, family := range model.Families {
+				for _, protocol := range m.protocols() {
+					var g group
+					for _, dest := range destinations {
+						g = append(g, cell{m, svc, dest, who, family, protocol})
+					}
+					if svc.affinity {
+						g = append(g, cell{m, svc, clusterIPAgain, who, family, protocol})
+					}
+					if g[0].possible() {
+						all = append(all, g)
+					} else {
+						leftOut += len(g)
+					}
+				}
+			}
+		}
+	}
+	return all, leftOut
+}
+
+// TestMatrixIsComplete counts every coordinate's values in the cells, and the cells themselves.
+func TestMatrixIsComplete(t *testing.T) {
+	cells, leftOut := 0, 0
+	seen := map[cell]bool{}
+	times := map[string]int{}
+	for _, m := range modes() {
+		all, without := groups(m)
+		leftOut += without
+		for _, g := range all {
+			for _, c := range g {
+				cells++
+				seen[c] = true
+				for _, value := range []string{
+					string(c.mode.detector), fmt.Sprint("masquerade all ", c.mode.masqueradeAll), string(c.dest), string(c.client),
+					"iTP " + string(c.service.internal), "eTP " + string(c.service.external), "endpoints " + string(c.service.placement),
+					fmt.Sprint("affinity ", c.service.affinity), c.family.String(), c.protocol.String(),
+				} {
+					times[value]++
+				}
+			}
+		}
+	}
+	// Two values of each of the policies and four destinations, or with affinity five, for each pair of a placement and a
+	// client: five clients are always there, the local endpoint in three placements, the remote one in two. All that in one
+	// mode for one family and one protocol, then in all: ten modes with two protocols, one of them with another.
+	const (
+		pairs     = 5*5 + 3 + 2
+		perFamily = 2 * 2 * (4 + 5) * pairs
+		total     = perFamily * 2 * (2*10 + 1)
+		missing   = 2 * 2 * (4 + 5) * (2 + 3) * 2 * (2*10 + 1)
+	)
+	if cells != total || len(seen) != total || leftOut != missing {
+		t.Errorf("%d cells, %d of them different, %d left out; want %d and %d", cells, len(seen), leftOut, total, missing)
+	}
+	const perMode, perPair = perFamily * 2 * 2, total / pairs
+	want := map[string]int{
+		"ClusterCIDR": 2*perMode + 2*perFamily, "NodeCIDR": 2 * perMode, "BridgeInterface": 2 * perMode,
+		"InterfaceNamePrefix": 2 * perMode, "no detection": 2 * perMode,
+		"masquerade all false": 5*perMode + 2*perFamily, "masquerade all true": 5 * perMode,
+		"ClusterIP": total * 2 / 9, "NodePort": total * 2 / 9, "externalIP": total * 2 / 9, "LB IP": total * 2 / 9,
+		"ClusterIP again": total / 9,
+		"pod":             5 * perPair, "node": 5 * perPair, "node 2nd": 5 * perPair, "outside": 5 * perPair, "remote pod": 5 * perPair,
+		"itself": 3 * perPair, "remote itself": 2 * perPair,
+		"iTP Cluster": total / 2, "iTP Local": total / 2, "eTP Cluster": total / 2, "eTP Local": total / 2,
+		"endpoints local": 6 * perPair, "endpoints remote": 6 * perPair, "endpoints both": 7 * perPair,
+		"endpoints host network": 6 * perPair, "endpoints none": 5 * perPair,
+		"affinity false": total * 4 / 9, "affinity true": total * 5 / 9, "IPv4": total / 2, "IPv6": total / 2,
+		"tcp": 20 * perFamily, "udp": 20 * perFamily, "sctp": 2 * perFamily,
+	}
+	if diff := cmp.Diff(want, times); diff != "" {
+		t.Errorf("cells with each value (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,157 @@
+package matrix
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// startTime is how long a program may take until its rules are there.
+const startTime = time.Minute
+
+// mostLines is how many failing cells are shown.
+const mostLines = 50
+
+// TestMatrix runs our program in each mode, on manifests, and tries every cell.
+func TestMatrix(t *testing.T) {
+	skipUpdate(t)
+	lab.ForTest(t, lab.Config{}) // skips where there is no privilege, before anything is built
+	binary := build(t)
+	manifests := writeManifests(t)
+	tried := 0
+	report := newReport(t)
+	leftOut := 0
+	for _, m := range modes() {
+		t.Run(m.String(), func(t *testing.T) {
+			cells, without := groups(m)
+			leftOut += without
+			l := newLab(t, m)
+			start(t, l, binary, append(m.flags(), "--manifests="+manifests, "--hostname-override=node-1", "--proxy-mode=nftables")...)
+			got := newLookout(l).observe(t.Context(), cells)
+			tried += len(got)
+			for _, g := range cells {
+				for _, f := range judge(g, got) {
+					report.add(t, f.String())
+				}
+			}
+			report.add(t, strangers(cells, got)...)
+		})
+	}
+	t.Logf("%d cells tried, %d impossible ones left out, %d failures", tried, leftOut, report.failures)
+}
+
+// TestMatrixSeesFaults starts the program in one mode and tries the cells of another. What fails must be exactly the cells
+// for which the two modes differ.
+func TestMatrixSeesFaults(t *testing.T) {
+	skipUpdate(t)
+	lab.ForTest(t, lab.Config{})
+	binary := build(t)
+	manifests := writeManifests(t)
+	for name, fault := range map[string]struct{ claimed, real mode }{
+		"masquerade-all left away": {mode{byClusterCIDR, true}, base},
+		"cluster-cidr left away":   {base, mode{detector: byNothing}},
+		"NodeCIDR left away":       {mode{detector: byNodeCIDR}, base},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, fault.real)
+			start(t, l, binary, append(fault.real.flags(), "--manifests="+manifests, "--hostname-override=node-1", "--proxy-mode=nftables")...)
+			few := sample(fault.claimed)
+			got := newLookout(l).observe(t.Context(), few)
+			var faulty []string
+			for _, g := range few {
+				for _, c := range g {
+					if len(judge(group{c}, got)) > 0 {
+						faulty = append(faulty, c.String())
+					}
+				}
+			}
+			if diff := cmp.Diff(differing(few, fault.real), faulty); diff != "" || len(faulty) == 0 {
+				t.Errorf("%d of %d cells fail (-want +got):\n%s", len(faulty), len(got), diff)
+			}
+			t.Logf("%d of %d cells fail, as they should", len(faulty), len(got))
+		})
+	}
+}
+
+// sample returns the groups of one protocol and family, without affinity.
+func sample(m mode) []group {
+	all, _ := groups(m)
+	return slices.DeleteFunc(all, func(g group) bool {
+		return g[0].service.affinity || g[0].protocol != model.TCP || g[0].family != model.IPv4
+	})
+}
+
+// differing lists the cells of which something else is wanted in another mode.
+func differing(groups []group, other mode) (cells []string) {
+	for _, g := range groups {
+		for _, c := range g {
+			there := c
+			there.mode = other
+			if !slices.Equal(want(c).outcomes(), want(there).outcomes()) {
+				cells = append(cells, c.String())
+			}
+		}
+	}
+	return cells
+}
+
+func build(t *testing.T) string {
+	t.Helper()
+	binary, err := program.Build(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return binary
+}
+
+// start runs a program on the lab's node until the test ends, and returns when its rules are there.
+func start(t *testing.T, l *lab.Lab, path string, flags ...string) {
+	t.Helper()
+	p, err := program.Start(context.WithoutCancel(t.Context()), program.Config{
+		Host: l.Node, Path: path, Args: flags, Log: filepath.Join(t.TempDir(), filepath.Base(path)+".log"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	ctx, cancel := context.WithTimeout(t.Context(), startTime)
+	defer cancel()
+	if _, err := p.AwaitSync(ctx, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// report shows failures as long as there are not too many, and counts the others.
+type report struct {
+	failures int
+}
+
+func newReport(t *testing.T) *report {
+	r := &report{}
+	t.Cleanup(func() {
+		if r.failures > mostLines {
+			t.Logf("%d failures more", r.failures-mostLines)
+		}
+	})
+	return r
+}
+
+func (r *report) add(t *testing.T, failures ...string) {
+	t.Helper()
+	for _, line := range failures {
+		if r.failures++; r.failures <= mostLines {
+			t.Error(line)
+		} else {
+			t.Fail()
+		}
+	}
+}

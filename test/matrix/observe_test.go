@@ -1,0 +1,283 @@
+package matrix
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// Waiting for an answer that has to come may take as long as a loaded machine makes it; for one that must not come, it
+// always takes the whole time. Where some endpoints answer and one doesn't, an answer that is late would be taken for
+// silence; if that makes a cell fail, it is tried again with patience.
+const (
+	patience  = 5 * time.Second
+	undecided = 600 * time.Millisecond
+	nothingIn = 150 * time.Millisecond
+)
+
+// groupsAtOnce bounds what is tried at the same time, silentAtOnce the probes of those cells that may wait in vain.
+const (
+	groupsAtOnce = 128
+	silentAtOnce = 96
+)
+
+// observation is what came of a cell's tries: all different outcomes, in order.
+type observation []outcome
+
+func (o observation) String() string { return list(o) }
+
+// lookout sends packets in one lab.
+type lookout struct {
+	lab *lab.Lab
+	// number is the position of each Service, which gives its addresses.
+	number map[service]int
+	host   map[string]*lab.Host
+	// silent has one element for each probe of a cell that may wait in vain.
+	silent chan struct{}
+}
+
+func newLookout(l *lab.Lab) *lookout {
+	v := &lookout{lab: l, number: map[service]int{}, host: map[string]*lab.Host{}, silent: make(chan struct{}, silentAtOnce)}
+	for i, s := range services() {
+		v.number[s] = i
+	}
+	for _, h := range l.Hosts() {
+		v.host[h.Name] = h
+	}
+	return v
+}
+
+// observe tries all cells, and returns what it saw by cell.
+func (v *lookout) observe(ctx context.Context, groups []group) map[cell]observation {
+	var mu sync.Mutex
+	all := map[cell]observation{}
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, groupsAtOnce)
+	for _, g := range slowFirst(groups) {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			seen := v.group(ctx, g)
+			mu.Lock()
+			defer mu.Unlock()
+			maps.Copy(all, seen)
+		})
+	}
+	wg.Wait()
+	return all
+}
+
+// group tries the cells of a group in their order.
+func (v *lookout) group(ctx context.Context, g group) map[cell]observation {
+	try := func(undecided time.Duration) map[cell]observation {
+		seen := map[cell]observation{}
+		for _, c := range g {
+			seen[c] = v.cell(ctx, c, undecided)
+		}
+		return seen
+	}
+	seen := try(undecided)
+	late := slices.ContainsFunc(g, func(c cell) bool { return want(c).mixed() && slices.Contains(seen[c], dropped) })
+	if late && len(judge(g, seen)) > 0 {
+		return try(patience)
+	}
+	return seen
+}
+
+// cell tries until everything that may come has come, and enough times to exclude that something else can.
+func (v *lookout) cell(ctx context.Context, c cell, undecided time.Duration) observation {
+	w := want(c)
+	switch {
+	case w.verdict == dropped:
+		return v.volley(ctx, c, nothingIn)
+	case w.mixed():
+		return v.volley(ctx, c, undecided)
+	}
+	least, most := tries(c, w)
+	timeout := patience
+	var seen observation
+	for n := 0; n < most && (n < least || !seen.complete(c, w)); n++ {
+		o := v.once(ctx, c, timeout)
+		if !slices.Contains(w.outcomes(), o) {
+			// It has failed. A few more tries, which wait no longer than for silence, tell what else there is.
+			const more = 6
+			most, timeout = min(most, n+more), nothingIn
+		}
+		seen = seen.with(o)
+	}
+	return seen
+}
+
+// volley makes all tries of a cell at the same time, because some of them have to wait. A client that is to be
+// remembered has to come once before.
+func (v *lookout) volley(ctx context.Context, c cell, timeout time.Duration) (seen observation) {
+	_, most := tries(c, want(c))
+	once := func() outcome {
+		v.silent <- struct{}{}
+		defer func() { <-v.silent }()
+		return v.once(ctx, c, timeout)
+	}
+	if c.service.affinity {
+		seen = seen.with(once())
+		most--
+	}
+	answers := make(chan outcome, most)
+	for range most {
+		go func() { answers <- once() }()
+	}
+	for range most {
+		seen = seen.with(<-answers)
+	}
+	return seen
+}
+
+// with adds an outcome unless it is there.
+func (o observation) with(other outcome) observation {
+	at, found := slices.BinarySearch(o, other)
+	if found {
+		return o
+	}
+	return slices.Insert(o, at, other)
+}
+
+// mixed says that some connections are answered and others are not.
+func (w wanted) mixed() bool { return w.verdict == "" && slices.Contains(w.outcomes(), dropped) }
+
+// slowFirst puts the groups that have to wait for silence at the beginning, so that nobody has to wait for them at the
+// end.
+func slowFirst(groups []group) []group {
+	waits := func(g group) (cells int) {
+		for _, c := range g {
+			if slices.Contains(want(c).outcomes(), dropped) {
+				cells++
+			}
+		}
+		return cells
+	}
+	return slices.SortedStableFunc(slices.Values(groups), func(a, b group) int { return cmp.Compare(waits(b), waits(a)) })
+}
+
+// complete says that nothing that is wanted is missing.
+func (o observation) complete(c cell, w wanted) bool {
+	return c.service.affinity || len(o) >= len(w.outcomes())
+}
+
+// tries returns how many of them a cell takes. Endpoints are drawn at random, all with the same chance: of three, some
+// are not drawn in 45 tries with a probability of less than 4·10^-8. So many tries are made before an endpoint counts as
+// one that can't be reached, whether it is missing or mustn't be reached. An endpoint elsewhere that
+// must reach nobody could be given itself of two, which looks the same; 25 times that is as unlikely.
+func tries(c cell, w wanted) (least, most int) {
+	const certain = 45
+	switch {
+	case w.verdict == dropped && c.client == remoteItself:
+		return 25, 25
+	case w.verdict != "":
+		return 2, 2
+	case c.service.affinity:
+		return 4, 4
+	case len(w.endpoints) < len(c.service.placement.hosts()):
+		return certain, certain
+	}
+	return 2 * len(w.endpoints), certain
+}
+
+// once makes one connection.
+func (v *lookout) once(ctx context.Context, c cell, timeout time.Duration) outcome {
+	name, _ := c.host()
+	h := v.host[name]
+	to := address(v.number[c.service], c.dest, c.family)
+	source := h.Addr(to.Addr())
+	if c.client == secondary {
+		source = secondaries[c.family]
+	}
+	a := h.Probe(ctx, c.protocol, to, lab.Options{Timeout: timeout, Source: source})
+	switch a.Outcome {
+	case lab.Answered:
+		return reached(a.Server, v.source(c, a, h))
+	case lab.Refused:
+		return refused
+	case lab.TimedOut:
+		return dropped
+	}
+	return outcome(fmt.Sprintf("%s (%v)", a, a.Err))
+}
+
+// source names the address that the endpoint saw.
+func (v *lookout) source(c cell, a lab.Answer, from *lab.Host) string {
+	switch own := from.Addrs()[c.family]; {
+	case a.Source.Addr() == v.lab.Node.Addrs()[c.family]:
+		return fromNode
+	case c.client == secondary && a.Source.Addr() == secondaries[c.family], c.client != secondary && a.Source.Addr() == own:
+		return kept
+	}
+	return a.Source.Addr().String()
+}
+
+// failure is a cell that isn't as wanted.
+type failure struct {
+	cell cell
+	// text says what was wanted and what came.
+	text string
+}
+
+func (f failure) String() string { return f.cell.String() + ": " + f.text }
+
+// judge compares what was seen in a group of cells with what is wanted of them.
+func judge(g group, seen map[cell]observation) (failures []failure) {
+	pin := ""
+	for _, c := range g {
+		w, got := want(c), seen[c]
+		switch {
+		case !c.service.affinity || w.verdict != "":
+			if !slices.Equal(got, w.outcomes()) {
+				failures = append(failures, failure{c, fmt.Sprintf("want %s; got %s", w, got)})
+			}
+		case len(got) != 1 || w.endpoint(got[0]) == "":
+			failures = append(failures, failure{c, fmt.Sprintf("want always the same of %s; got %s", w, got)})
+		default:
+			endpoint := w.endpoint(got[0])
+			if _, can := w.endpoints[pin]; can && endpoint != pin {
+				failures = append(failures, failure{c, fmt.Sprintf("want %s, as by the address before; got %s", w.endpoints[pin], got)})
+			}
+			pin = endpoint
+		}
+	}
+	return failures
+}
+
+// strangers lists the endpoints to which no client was pinned although some should have been. Each of at most three is
+// chosen with the same chance by 36 clients at least, so that it is nobody's with a probability of less than 10^-6.
+func strangers(groups []group, seen map[cell]observation) (missing []string) {
+	type place struct {
+		mode      mode
+		dest      destination
+		placement placement
+		host      string
+	}
+	pinned := map[place]bool{}
+	for _, g := range groups {
+		for _, c := range g {
+			w := want(c)
+			for host, o := range w.endpoints {
+				if c.service.affinity && c.dest != clusterIPAgain {
+					at := place{c.mode, c.dest, c.service.placement, host}
+					pinned[at] = pinned[at] || slices.Contains(seen[c], o)
+				}
+			}
+		}
+	}
+	for at, yes := range pinned {
+		if !yes {
+			missing = append(missing, fmt.Sprintf("[%s] no client -> %s, endpoints %s, affinity: pinned to %s",
+				at.mode, at.dest, at.placement, at.host))
+		}
+	}
+	slices.Sort(missing)
+	return missing
+}

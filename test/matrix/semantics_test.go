@@ -1,0 +1,306 @@
+package matrix
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+var update = flag.Bool("update", false, "write docs/semantics.md")
+
+// page is where a reader finds the rules.
+var page = filepath.Join("..", "..", "docs", "semantics.md")
+
+// target is a kind of address with the policy that counts for it.
+type target struct {
+	name     string
+	dests    []destination
+	policy   policy
+	services func(policy, placement) []service
+}
+
+// targets are the rows of the page. The policy that doesn't count for an address takes both values.
+func targets() (all []target) {
+	internal := func(p policy, where placement) []service {
+		return []service{{p, cluster, where, false}, {p, local, where, false}}
+	}
+	external := func(p policy, where placement) []service {
+		return []service{{cluster, p, where, false}, {local, p, where, false}}
+	}
+	for _, p := range policies {
+		all = append(all, target{"ClusterIP, internalTrafficPolicy " + string(p), destinations[:1], p, internal})
+	}
+	for _, p := range policies {
+		all = append(all, target{"NodePort, externalIP, LB IP, externalTrafficPolicy " + string(p), destinations[1:], p, external})
+	}
+	return all
+}
+
+// columns are the clients of the page. The node is there with its second address only: by the first it can't be seen
+// whether it is masqueraded.
+var columns = []client{pod, secondary, outside, remote, itself, remoteItself}
+
+var headings = map[client]string{
+	pod: "a pod on this node", secondary: "this node", outside: "a machine outside", remote: "a pod elsewhere",
+	itself: "an endpoint on this node", remoteItself: "an endpoint elsewhere",
+}
+
+// result tells in a few words what comes of all cells that are one on the page. They must not differ.
+func (tg target) result(t *testing.T, m mode, who client, where placement) string {
+	t.Helper()
+	texts := map[string]bool{}
+	for _, svc := range tg.services(tg.policy, where) {
+		for _, dest := range tg.dests {
+			for _, family := range model.Families {
+				for _, protocol := range m.protocols() {
+					texts[describe(cell{m, svc, dest, who, family, protocol})] = true
+				}
+			}
+		}
+	}
+	if len(texts) != 1 {
+		t.Errorf("[%s] %s -> %s, endpoints %s: is %q", m, who, tg.name, where, slices.Sorted(maps.Keys(texts)))
+	}
+	return slices.Sorted(maps.Keys(texts))[0]
+}
+
+// describe tells which endpoints are reached and what they see: "all, kept; itself: node".
+func describe(c cell) string {
+	if !c.possible() {
+		return ""
+	}
+	w := want(c)
+	if w.verdict != "" {
+		return string(w.verdict)
+	}
+	own, _ := c.host()
+	sources := map[string]bool{}
+	apart := ""
+	for host, o := range w.endpoints {
+		_, source, found := strings.Cut(string(o), " from ")
+		if !found {
+			source = string(o)
+		}
+		if host == own && c.client != secondary {
+			apart = source
+		} else {
+			sources[source] = true
+		}
+	}
+	text := "all"
+	if len(w.endpoints) < len(c.service.placement.hosts()) {
+		text = "local"
+	}
+	for _, source := range slices.Sorted(maps.Keys(sources)) {
+		text += ", " + source
+	}
+	switch {
+	case len(sources) == 0:
+		return "itself, " + apart
+	case apart == "" || sources[apart]:
+		return text
+	}
+	return text + "; itself: " + apart
+}
+
+// change tells in words how a cell differs in another mode; empty if it doesn't.
+func change(before, after wanted) string {
+	for host, o := range after.endpoints {
+		switch {
+		case before.endpoints[host] == o:
+		case o == reached(host, fromNode):
+			return "endpoints see the node"
+		case o == reached(host, kept):
+			return "endpoints see the client's own address"
+		default:
+			return "from " + before.String() + " to " + after.String()
+		}
+	}
+	if before.verdict == after.verdict && len(before.endpoints) == len(after.endpoints) {
+		return ""
+	}
+	if len(before.endpoints) > len(after.endpoints) && (after.verdict == "" || after.verdict == dropped) {
+		return "reaches endpoints on this node only; dropped if there is none"
+	}
+	return "from " + before.String() + " to " + after.String()
+}
+
+// changes tells how mode b differs from mode a, as rows of a table: for each change, the clients that see it at each of
+// the targets, joined where these are the same clients.
+func changes(a, b mode) string {
+	type row struct{ change, from string }
+	var rows []row
+	to := map[row][]string{}
+	for _, tg := range targets() {
+		from := map[string][]string{}
+		var order []string
+		for _, who := range columns {
+			for _, change := range tg.changes(a, b, who) {
+				if from[change] == nil {
+					order = append(order, change)
+				}
+				from[change] = append(from[change], headings[who])
+			}
+		}
+		for _, change := range order {
+			r := row{change, strings.Join(from[change], ", ")}
+			if to[r] == nil {
+				rows = append(rows, r)
+			}
+			to[r] = append(to[r], tg.name)
+		}
+	}
+	var text strings.Builder
+	for _, r := range rows {
+		fmt.Fprintf(&text, "| %s | %s | %s |\n", strings.Join(to[r], "; "), r.from, r.change)
+	}
+	return text.String()
+}
+
+// changes lists what is different for a client, whatever the placement.
+func (tg target) changes(a, b mode, who client) []string {
+	all := map[string]bool{}
+	for _, p := range placements {
+		for _, svc := range tg.services(tg.policy, p) {
+			before := cell{mode: a, service: svc, dest: tg.dests[0], client: who, protocol: model.TCP}
+			after := before
+			after.mode = b
+			if before.possible() {
+				all[change(want(before), want(after))] = true
+			}
+		}
+	}
+	delete(all, "")
+	return slices.Sorted(maps.Keys(all))
+}
+
+// preface explains the words of the page.
+const preface = `# What comes of a packet to a Service
+
+Written by ` + "`go test ./test/matrix -update`" + `. Every statement is proved by packets in ` + "`make test`" + `, for IPv4 and IPv6, TCP and UDP
+(and SCTP in the first table): %s cells in %d modes. The real kube-proxy is held to the same in ` + "`make test-twin`" + `.
+
+- **all**, **local**: any endpoint, any endpoint on this node.
+- **refused**: TCP reset or ICMP port unreachable; **dropped**: silence.
+- **kept**, **node**: the endpoint sees the client's own address, or this node's (masqueraded). **itself**: what an
+  endpoint sees that is given its own connection.
+- Endpoints are on this node (local), on others (remote), on both, or this node itself (host network).
+- Without endpoints, every address refuses every client, whatever the policies.
+- With session affinity, all connections of one client go to one of these endpoints, by whichever address of the service
+  port. Where a policy excludes that one, the client is given another and stays there, also when it comes by the first
+  address again.
+- "This node" is a process that calls from the node's second address. From the first one it reaches the same endpoints,
+  which then always see the node.
+- An endpoint elsewhere that is given its own connection drops it: its own address comes from outside. With a proxy on
+  each node, its own node would have masqueraded it.
+`
+
+// text is the page.
+func text(t *testing.T) string {
+	t.Helper()
+	var b strings.Builder
+	cells := 0
+	for _, m := range modes() {
+		all, _ := groups(m)
+		for _, g := range all {
+			cells += len(g)
+		}
+	}
+	fmt.Fprintf(&b, preface, thousands(cells), len(modes()))
+	b.WriteString("\n## With a `--cluster-cidr` that contains all pods\n\n| to | endpoints |")
+	for _, who := range columns {
+		fmt.Fprintf(&b, " from %s |", headings[who])
+	}
+	b.WriteString("\n" + strings.Repeat("|---", len(columns)+2) + "|\n")
+	for _, tg := range targets() {
+		for _, p := range placements {
+			if p == nowhere {
+				continue
+			}
+			fmt.Fprintf(&b, "| %s | %s |", tg.name, p)
+			for _, who := range columns {
+				fmt.Fprintf(&b, " %s |", tg.result(t, base, who, p))
+			}
+			b.WriteString("\n")
+		}
+	}
+	for _, m := range modes()[1:] {
+		for _, tg := range targets() {
+			for _, p := range placements {
+				for _, who := range columns {
+					tg.result(t, m, who, p) // fails if the cells that are one on the page differ
+				}
+			}
+		}
+	}
+	b.WriteString("\n## What changes with other flags\n")
+	sections(&b, "", func(m mode) (mode, bool) { return base, !m.masqueradeAll && m != base })
+	sections(&b, "`--masquerade-all`, in addition: ", func(m mode) (mode, bool) { return mode{detector: m.detector}, m.masqueradeAll })
+	return b.String()
+}
+
+// sections writes how the modes that are chosen differ from those that are returned with the choice.
+func sections(b *strings.Builder, heading string, choose func(mode) (mode, bool)) {
+	modesOf := map[string][]string{}
+	var order []string
+	for _, m := range modes() {
+		from, chosen := choose(m)
+		if !chosen {
+			continue
+		}
+		rows := changes(from, m)
+		if modesOf[rows] == nil {
+			order = append(order, rows)
+		}
+		modesOf[rows] = append(modesOf[rows], string(m.detector))
+	}
+	for _, rows := range order {
+		names := strings.Join(modesOf[rows], ", ")
+		fmt.Fprintf(b, "\n### %s%s\n\n| to | from | |\n|---|---|---|\n%s", heading, names, rows)
+	}
+}
+
+// thousands writes a number as a reader likes it.
+func thousands(n int) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%d,%03d", n/1000, n%1000)
+}
+
+// skipUpdate ends a test that has nothing to write.
+func skipUpdate(t *testing.T) {
+	t.Helper()
+	if *update {
+		t.Skip("-update only writes the page")
+	}
+}
+
+// TestSemantics compares the page with the rules, which the other tests prove.
+func TestSemantics(t *testing.T) {
+	want := text(t)
+	if t.Failed() {
+		return
+	}
+	if *update {
+		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("%s isn't what -update would write (-want +got):\n%s", page, diff)
+	}
+}

@@ -1,0 +1,178 @@
+//go:build twin
+
+package matrix
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/twin"
+)
+
+// TestTwin runs kube-proxy and our program in each mode, both on the same API server and each in a lab of its own with
+// the same addresses, and compares what comes of every cell.
+func TestTwin(t *testing.T) {
+	lab.ForTest(t, lab.Config{}) // skips where there is no privilege, before anything is built
+	theirs, ours, err := twin.Build(t.Context(), t.TempDir(), t.Output())
+	if err != nil {
+		t.Fatal(err)
+	}
+	api, err := twin.Start(t.Context(), t.TempDir(), "node-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(api.Stop)
+	if err := api.Set(t.Context(), objects()); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("faults", func(t *testing.T) {
+		cells := sample(base)
+		other := mode{detector: byNodeCIDR}
+		seen := observe(t, cells, follow(t, api, theirs, base), follow(t, api, ours, other))
+		var failing []string
+		for _, g := range cells {
+			for _, c := range g {
+				if len(compare(group{c}, seen)) > 0 {
+					failing = append(failing, c.String())
+				}
+			}
+		}
+		if diff := cmp.Diff(differing(cells, other), failing); diff != "" || len(failing) == 0 {
+			t.Errorf("cells that fail because our program has other flags (-want +got):\n%s", diff)
+		}
+	})
+	report := newReport(t)
+	compared := 0
+	for _, m := range modes() {
+		t.Run(m.String(), func(t *testing.T) {
+			cells, _ := groups(m)
+			seen := observe(t, cells, follow(t, api, theirs, m), follow(t, api, ours, m))
+			for _, g := range cells {
+				compared += len(g)
+				for _, f := range judge(g, seen[1]) {
+					report.add(t, "kube-nftproxy: "+f.String())
+				}
+				for _, f := range judge(g, seen[0]) {
+					if d := covering(f.cell, seen[0]); d != nil {
+						d.cells++
+					} else {
+						report.add(t, "kube-proxy: "+f.String())
+					}
+				}
+				report.add(t, compare(g, seen)...)
+			}
+		})
+	}
+	checkDeclared(t)
+	t.Logf("%d cells compared, %d failures", compared, report.failures)
+}
+
+// declared are the differences that are meant.
+var declared = []*declaredDifference{{
+	situation: "Session affinity, two policies have given a client two endpoints",
+	covers: func(c cell, theirs map[cell]observation) bool {
+		first := c
+		first.dest = clusterIP
+		return c.dest == clusterIPAgain && slices.Equal(theirs[c], theirs[first])
+	},
+}}
+
+// declaredDifference is one that docs/differences.md has a line about.
+type declaredDifference struct {
+	// situation is the beginning of that line.
+	situation string
+	// covers says that what kube-proxy does in a cell is what the line says.
+	covers func(c cell, theirs map[cell]observation) bool
+	// cells counts those in which it was seen.
+	cells int
+}
+
+func covering(c cell, theirs map[cell]observation) *declaredDifference {
+	for _, d := range declared {
+		if d.covers(c, theirs) {
+			return d
+		}
+	}
+	return nil
+}
+
+// checkDeclared fails for a difference that nobody can read of, and for one that was not seen in any cell.
+func checkDeclared(t *testing.T) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "differences.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range declared {
+		t.Logf("%d cells: %s", d.cells, d.situation)
+		if !strings.Contains(string(text), "\n| "+d.situation+" |") {
+			t.Errorf("docs/differences.md has no line that begins with %q", d.situation)
+		}
+		if d.cells == 0 {
+			t.Errorf("%s: kube-proxy does as we do", d.situation)
+		}
+	}
+}
+
+// follow runs a program in a lab of its own, and returns when it has programmed everything.
+func follow(t *testing.T, api *twin.API, path string, m mode) *lookout {
+	t.Helper()
+	l := newLab(t, m)
+	p, err := api.Proxy(twin.Config{Host: l.Node, Path: path, Flags: m.flags()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), startTime)
+	defer cancel()
+	if err := api.Settle(ctx, p); err != nil {
+		t.Fatal(err)
+	}
+	return newLookout(l)
+}
+
+// observe tries all cells in two labs at the same time.
+func observe(t *testing.T, cells []group, theirs, ours *lookout) (seen [2]map[cell]observation) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for i, v := range []*lookout{theirs, ours} {
+		wg.Go(func() { seen[i] = v.observe(t.Context(), cells) })
+	}
+	wg.Wait()
+	return seen
+}
+
+// compare holds what was seen of the two programs against each other. Clients that are remembered were given endpoints
+// at random; what they see must be one of the things that others see of the same Service without affinity.
+func compare(g group, seen [2]map[cell]observation) (failures []string) {
+	for _, c := range g {
+		theirs, ours := seen[0][c], seen[1][c]
+		same := slices.Equal(theirs, ours)
+		if c.service.affinity {
+			plain := c
+			plain.service.affinity = false
+			if c.dest == clusterIPAgain {
+				plain.dest = clusterIP
+			}
+			same = len(theirs) == 1 && len(ours) == 1 &&
+				slices.Contains(seen[1][plain], theirs[0]) && slices.Contains(seen[0][plain], ours[0])
+		}
+		if !same {
+			failures = append(failures, fmt.Sprintf("%s: kube-proxy %s; kube-nftproxy %s", c, theirs, ours))
+		}
+	}
+	return failures
+}

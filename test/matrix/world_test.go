@@ -1,0 +1,231 @@
+package matrix
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// Where Services and endpoints listen; every Service has a port of each protocol.
+const (
+	servicePort  = 80
+	endpointPort = 8080
+)
+
+// namespace holds the Services.
+const namespace = "matrix"
+
+var protocols = []model.Protocol{model.TCP, model.UDP, model.SCTP}
+
+// secondaries are the node's second addresses.
+var secondaries = [2]netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}
+
+// bridge is the name of the bridge in the lab that has one.
+const bridge = "cni0"
+
+// flags tell the program of either kind about the mode.
+func (m mode) flags() (flags []string) {
+	switch m.detector {
+	case byClusterCIDR:
+		flags = []string{"--cluster-cidr=10.244.0.0/16,fd00:10:244::/48"}
+	case byNodeCIDR:
+		flags = []string{"--detect-local-mode=NodeCIDR"}
+	case byBridge:
+		flags = []string{"--detect-local-mode=BridgeInterface", "--pod-bridge-interface=" + bridge}
+	case byPrefix:
+		flags = []string{"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth-pod"}
+	}
+	if m.masqueradeAll {
+		flags = append(flags, "--masquerade-all")
+	}
+	return flags
+}
+
+// newLab makes a lab in which all hosts that can be endpoints serve.
+func newLab(t *testing.T, m mode) *lab.Lab {
+	t.Helper()
+	config := lab.Config{Pods: 3, Remotes: 3, NodeAddrs: secondaries[:]}
+	if m.detector == byBridge {
+		config.Bridge = bridge
+	}
+	l := lab.ForTest(t, config)
+	for _, h := range []*lab.Host{l.Node, l.Pods[0], l.Pods[1], l.Remotes[0], l.Remotes[1]} {
+		for _, protocol := range m.protocols() {
+			if _, err := h.Serve(protocol, endpointPort); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return l
+}
+
+// name says all about a Service.
+func (s service) name() string {
+	affinity := ""
+	if s.affinity {
+		affinity = "-affinity"
+	}
+	return strings.ReplaceAll(strings.ToLower(fmt.Sprintf("i%s-e%s-%s%s", s.internal, s.external, s.placement, affinity)), " ", "-")
+}
+
+// address returns the address and port by which Service number i is reached.
+func address(i int, d destination, f model.Family) netip.AddrPort {
+	first := map[destination][2]string{
+		clusterIP:      {"10.96.1.10", "fd00:10:96::110"},
+		externalIP:     {"198.51.100.10", "2001:db8:1::10"},
+		loadBalancerIP: {"203.0.113.10", "2001:db8:2::10"},
+		clusterIPAgain: {"10.96.1.10", "fd00:10:96::110"},
+		nodePort:       {"192.0.2.1", "2001:db8::1"},
+	}
+	addr, port := netip.MustParseAddr(first[d][f]), uint16(servicePort)
+	if d == nodePort {
+		return netip.AddrPortFrom(addr, uint16(nodePortOf(i)))
+	}
+	for range i {
+		addr = addr.Next()
+	}
+	return netip.AddrPortFrom(addr, port)
+}
+
+// nodePortOf returns the node port of all of a Service's ports, which differ in protocol. The numbers are below those
+// from which an API server allocates by itself.
+func nodePortOf(i int) int32 { return int32(30010 + i) }
+
+// healthPortOf is given to those Services that need one, for the same reason.
+func healthPortOf(i int) int32 { return int32(30060 + i) }
+
+func addresses(i int, d destination) []string {
+	return []string{address(i, d, model.IPv4).Addr().String(), address(i, d, model.IPv6).Addr().String()}
+}
+
+// objects is the cluster: this node, and all Services with their endpoints.
+func objects() []runtime.Object {
+	all := []runtime.Object{thisNode()}
+	for i, s := range services() {
+		all = append(all, object(i, s), endpoints(s, model.IPv4), endpoints(s, model.IPv6))
+	}
+	return all
+}
+
+func thisNode() *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
+		Spec:       corev1.NodeSpec{PodCIDR: "10.244.0.0/24", PodCIDRs: []string{"10.244.0.0/24", "fd00:10:244::/64"}},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+			{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeInternalIP, Address: "2001:db8::1"},
+		}},
+	}
+}
+
+func object(i int, s service) *corev1.Service {
+	internal := corev1.ServiceInternalTrafficPolicy(s.internal)
+	dual, vip := corev1.IPFamilyPolicyRequireDualStack, corev1.LoadBalancerIPModeVIP
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: s.name()},
+		Spec: corev1.ServiceSpec{
+			Type:      corev1.ServiceTypeLoadBalancer,
+			ClusterIP: addresses(i, clusterIP)[0], ClusterIPs: addresses(i, clusterIP),
+			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}, IPFamilyPolicy: &dual,
+			ExternalIPs:           addresses(i, externalIP),
+			InternalTrafficPolicy: &internal, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicy(s.external),
+			SessionAffinity: corev1.ServiceAffinityNone,
+		},
+	}
+	for _, p := range protocols {
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{
+			Name: p.String(), Protocol: apiProtocol(p), Port: servicePort, NodePort: nodePortOf(i),
+		})
+	}
+	if s.affinity {
+		seconds := corev1.DefaultClientIPServiceAffinitySeconds
+		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds}}
+	}
+	if s.external == local {
+		svc.Spec.HealthCheckNodePort = healthPortOf(i)
+	}
+	for _, ip := range addresses(i, loadBalancerIP) {
+		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip, IPMode: &vip})
+	}
+	return svc
+}
+
+func apiProtocol(p model.Protocol) corev1.Protocol {
+	return corev1.Protocol(strings.ToUpper(p.String()))
+}
+
+// endpoints makes a Service's slice of one family.
+func endpoints(s service, f model.Family) *discoveryv1.EndpointSlice {
+	types := [2]discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: s.name() + "-" + strings.ToLower(f.String()),
+			Labels: map[string]string{discoveryv1.LabelServiceName: s.name()},
+		},
+		AddressType: types[f],
+		Endpoints:   []discoveryv1.Endpoint{},
+	}
+	for _, p := range protocols {
+		name, protocol, port := p.String(), apiProtocol(p), int32(endpointPort)
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &port})
+	}
+	ready := true
+	for _, host := range s.placement.hosts() {
+		nodeName := "node-2"
+		if onThisNode(host) {
+			nodeName = "node-1"
+		}
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{addressOf[host][f]}, NodeName: &nodeName, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+		})
+	}
+	return slice
+}
+
+// addressOf repeats what the lab promises about its addresses.
+var addressOf = map[string][2]string{
+	"node":     {"192.0.2.1", "2001:db8::1"},
+	"pod-0":    {"10.244.0.10", "fd00:10:244::10"},
+	"pod-1":    {"10.244.0.11", "fd00:10:244::11"},
+	"remote-0": {"10.244.1.10", "fd00:10:244:1::10"},
+	"remote-1": {"10.244.1.11", "fd00:10:244:1::11"},
+}
+
+// writeManifests writes the objects to a folder; an API server brings a ServiceCIDR of its own.
+func writeManifests(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	all := append(objects(), &networkingv1.ServiceCIDR{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16", "fd00:10:96::/112"}},
+	})
+	for i, o := range all {
+		kinds, _, err := scheme.Scheme.ObjectKinds(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.GetObjectKind().SetGroupVersionKind(kinds[0])
+		text, err := json.Marshal(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%03d.json", i)), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}

@@ -1,0 +1,134 @@
+package program
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// cluster is enough to sync.
+const cluster = `apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}, {type: InternalIP, address: "2001:db8::1"}]}
+`
+
+// TestSyncs runs our program from its start to its end.
+func TestSyncs(t *testing.T) {
+	l := lab.ForTest(t, lab.Config{})
+	dir := t.TempDir()
+	path, err := Build(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest := filepath.Join(dir, "cluster.yaml")
+	if err := os.WriteFile(manifest, []byte(cluster), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Start(t.Context(), Config{
+		Host: l.Node, Path: path, Args: []string{"--manifests=" + dir, "--hostname-override=node-1"}, Log: filepath.Join(dir, "log"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	first, err := p.AwaitSync(t.Context(), p.Started())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Another sync has to be caused by something.
+	if err := os.WriteFile(manifest, []byte(strings.ReplaceAll(cluster, "192.0.2.1", "192.0.2.2")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	second, err := p.AwaitSync(t.Context(), first, model.IPv4)
+	if err != nil || !second.After(first) {
+		t.Fatalf("AwaitSync() = %v, %v, want a time after %v", second, err, first)
+	}
+	m, err := p.Metrics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sum, series := m.Sum("kubenftproxy_elements"); sum == 0 || series < 2 {
+		t.Errorf("kubenftproxy_elements: sum %v of %d series, want elements of both families", sum, series)
+	}
+	for _, field := range []string{"VmRSS", "VmHWM"} {
+		if mib, err := p.Memory(field); err != nil || mib < 1 || mib > 1000 {
+			t.Errorf("Memory(%s) = %v MiB, %v", field, mib, err)
+		}
+	}
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Wait(); err != nil {
+		t.Errorf("it ended with %v, want status 0", err)
+	}
+	if err := p.Signal(syscall.SIGTERM); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("signal after the end: %v, want os.ErrProcessDone", err)
+	}
+}
+
+// TestTellsWhyItEnded has whoever waits for a program that has ended read why.
+func TestTellsWhyItEnded(t *testing.T) {
+	l := lab.ForTest(t, lab.Config{})
+	p, err := Start(t.Context(), Config{
+		Host: l.Node, Path: "/bin/sh", Args: []string{"-c", "echo bad luck; exit 3"}, Log: filepath.Join(t.TempDir(), "log"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = p.AwaitSync(t.Context(), time.Time{})
+	for _, want := range []string{"sh", "exit status 3", "bad luck"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("AwaitSync() = %v, want an error with %q", err, want)
+		}
+	}
+	if err := p.Wait(); err == nil {
+		t.Error("Wait() = nil, want the exit status")
+	}
+	p.Kill() // does nothing
+}
+
+func TestStartFails(t *testing.T) {
+	l := lab.ForTest(t, lab.Config{})
+	log := filepath.Join(t.TempDir(), "log")
+	if _, err := Start(t.Context(), Config{Host: l.Node, Path: "/nonexistent/kube-proxy", Log: log}); err == nil ||
+		!strings.Contains(err.Error(), "start kube-proxy") {
+		t.Errorf("a program that doesn't exist: %v, want an error with its name", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Start(t.Context(), Config{Host: l.Node, Path: "/bin/true", Log: log}); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("in a host that is gone: %v, want os.ErrClosed", err)
+	}
+}
+
+func TestLogTail(t *testing.T) {
+	for _, tc := range []struct {
+		name, log, want string
+		n               int
+	}{
+		{"fewer lines", "a\nb\n", "a\nb\n", 3},
+		{"more lines", "a\nb\nc\n", "b\nc\n", 2},
+		{"empty", "", "", 2},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := &Program{config: Config{Log: filepath.Join(t.TempDir(), "log")}}
+			if err := os.WriteFile(p.Log(), []byte(tc.log), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, p.LogTail(tc.n)); diff != "" {
+				t.Errorf("LogTail(%d) (-want +got):\n%s", tc.n, diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,213 @@
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// Ports that flows are sent from. Probes take theirs from below.
+const (
+	firstFlowPort = 61000
+	lastFlowPort  = 65535
+)
+
+// flow is a UDP client that goes on sending from one port, and the server that answered it last.
+type flow struct {
+	conn   *net.UDPConn
+	server string
+}
+
+// goOn sends on in a line's flow, which the first such line opens. It has to stay with the server that it has for as long as
+// the line names it.
+func (tr *traffic) goOn(h *lab.Host, l line) error {
+	key := fmt.Sprintf("%s %s %s %s", l.from, l.source, l.to, l.flow)
+	f, open := tr.flows[key]
+	if !open {
+		conn, err := dialFlow(h, l, firstFlowPort+len(tr.flows))
+		if err != nil {
+			return err
+		}
+		if tr.flows == nil {
+			tr.flows = map[string]*flow{}
+		}
+		f = &flow{conn: conn}
+		tr.flows[key] = f
+	}
+	patient, each := time.Now(), patience
+	if tr.settled == nil {
+		// A datagram is lost whose flow ends while it is answered.
+		patient, each = patient.Add(patience), patience/5
+	}
+	for {
+		err := tr.inFlow(h, l, f, each)
+		if err == nil || time.Now().After(patient) {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func dialFlow(h *lab.Host, l line, port int) (conn *net.UDPConn, err error) {
+	from := l.source
+	if !from.IsValid() {
+		from = h.Addr(l.to.Addr())
+	}
+	if port > lastFlowPort {
+		return nil, errors.New("too many flows")
+	}
+	err = h.Do(func() error {
+		conn, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, uint16(port))), net.UDPAddrFromAddrPort(l.to))
+		return err
+	})
+	return conn, err
+}
+
+// inFlow wants a line's outcome from a few packets.
+func (tr *traffic) inFlow(h *lab.Host, l line, f *flow, timeout time.Duration) error {
+	tries := 3
+	if l.outcome == lab.TimedOut {
+		tries, timeout = 1, nothingIn
+	}
+	for range tries {
+		a := f.ask(timeout)
+		if l.outcome != lab.Answered {
+			if a.Outcome != l.outcome {
+				return fmt.Errorf("got %q (%v)", a, a.Err)
+			}
+			continue
+		}
+		s, err := tr.answer(h, l, a)
+		if err != nil {
+			return err
+		}
+		mayStay := slices.ContainsFunc(l.servers, func(s server) bool { return s.name == f.server })
+		if mayStay && s.name != f.server {
+			return fmt.Errorf("it was with %s and has moved to %s", f.server, s.name)
+		}
+		f.server = s.name
+	}
+	return nil
+}
+
+// ask sends one datagram and waits for what comes back.
+func (f *flow) ask(timeout time.Duration) lab.Answer {
+	buf := make([]byte, 512)
+	n := 0
+	err := f.conn.SetDeadline(time.Now().Add(timeout))
+	if err == nil {
+		err = f.send()
+	}
+	if err == nil {
+		n, err = f.conn.Read(buf)
+	}
+	switch {
+	case err == nil:
+		a, err := lab.ParseAnswer(strings.TrimSpace(string(buf[:n])))
+		if err != nil {
+			return lab.Answer{Err: err}
+		}
+		a.Outcome = lab.Answered
+		return a
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return lab.Answer{Outcome: lab.Refused, Err: err}
+	case errors.Is(err, syscall.EHOSTUNREACH):
+		return lab.Answer{Outcome: lab.Unreachable, Err: err}
+	case isTimeout(err):
+		return lab.Answer{Outcome: lab.TimedOut, Err: err}
+	}
+	return lab.Answer{Err: err}
+}
+
+// send sends a datagram. What the socket has kept of an earlier one's refusal comes first, and nothing is sent then. Rules
+// that refuse or drop a packet of this host say so to the sender; which of the two it was tells the answer.
+func (f *flow) send() error {
+	_, err := f.conn.Write([]byte("who\n"))
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		_, err = f.conn.Write([]byte("who\n"))
+	}
+	if errors.Is(err, syscall.EPERM) {
+		return nil
+	}
+	return err
+}
+
+func isTimeout(err error) bool {
+	var netErr net.Error
+	return errors.As(err, &netErr) && netErr.Timeout()
+}
+
+// notOfFlows matches conntrack entries of a protocol, but those of flows.
+type notOfFlows struct{ protocol uint8 }
+
+func (m notOfFlows) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
+	return f.Forward.Protocol == m.protocol && f.Forward.SrcPort < firstFlowPort
+}
+
+// flowWatch is the kernel's conntrack table as the reconciler sees it. It tells when a pass has seen all that was asked for.
+type flowWatch struct {
+	conntrack.Table
+	flows *conntrack.Reconciler
+
+	mu   sync.Mutex
+	sign uint16
+	// met is closed when a pass has met the sign.
+	met chan struct{}
+}
+
+// signs are addresses that nobody sends to; their port is the sign's number.
+var signs = [2]netip.Addr{netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("100::1")}
+
+// settle waits for a pass that does all that was asked for before: requests are merged, so the pass that knows the last one,
+// which is the sign, knows them all. It counts as met once it has been asked of both families.
+func (w *flowWatch) settle() error {
+	w.mu.Lock()
+	w.sign++
+	met, d := make(chan struct{}), &conntrack.Desired{}
+	w.met = met
+	for f, addr := range signs {
+		d.Frontend(model.Key{Addr: addr, Port: w.sign, Protocol: model.UDP, Family: model.Family(f)}, nil)
+	}
+	w.mu.Unlock()
+	w.flows.Request(d)
+	select {
+	case <-met:
+		return nil
+	case <-time.After(patience):
+		return errors.New("no pass through the conntrack table")
+	}
+}
+
+func (w *flowWatch) Delete(ctx context.Context, f model.Family, udp bool, stale func(*conntrack.Flow) bool) (conntrack.Outcome, error) {
+	out, err := w.Table.Delete(ctx, f, udp, stale)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	stray := conntrack.Flow{Protocol: model.UDP, Destination: netip.AddrPortFrom(signs[f], w.sign), DNAT: true}
+	if err == nil && f == model.IPv6 && w.met != nil && stale(&stray) {
+		close(w.met)
+		w.met = nil
+	}
+	return out, err
+}
+
+// settleFlows waits until flows are where they belong, after [pipeline.load].
+func (p *pipeline) settleFlows() error {
+	// The request for flows comes after the sync that load has seen.
+	if err := p.settle(); err != nil {
+		return err
+	}
+	return p.flows.settle()
+}

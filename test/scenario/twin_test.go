@@ -1,0 +1,287 @@
+//go:build twin
+
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/twin"
+)
+
+// side is one of the two programs and its lab.
+type side struct {
+	lab  *lab.Lab
+	path string
+	// theirs is set for kube-proxy, which a line may expect to do something else.
+	theirs bool
+
+	// These are of the scenario that is running.
+	proxy   *twin.Proxy
+	traffic *traffic
+}
+
+// TestTwin sends every scenario's packets through the rules of the real kube-proxy and of our program, both at work on one
+// API server.
+func TestTwin(t *testing.T) {
+	paths, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("find scenarios: %v, %d files", err, len(paths))
+	}
+	theirs, ours, err := twin.Build(t.Context(), t.TempDir(), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sides := []*side{{lab: newLab(t), path: theirs, theirs: true}, {lab: newLab(t), path: ours}}
+	api, err := twin.Start(t.Context(), t.TempDir(), nodeName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(api.Stop)
+	for _, path := range paths {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar"), func(t *testing.T) {
+			s, err := readScenario(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			runTwin(t, api, s, sides)
+		})
+	}
+}
+
+// runTwin brings both programs through all steps of a scenario, and then starts them anew.
+func runTwin(t *testing.T, api *twin.API, s *scenario, sides []*side) {
+	sides = slices.DeleteFunc(slices.Clone(sides), func(side *side) bool { return !side.start(t, api, s) })
+	folder := manifests{}
+	for _, st := range s.steps {
+		if err := folder.enter(st); err != nil {
+			t.Fatalf("step %d: %v", st.number, err)
+		}
+		stepTwin(t, api, st, folder, sides)
+	}
+	restartTwin(t, api, s.steps[len(s.steps)-1], sides)
+}
+
+// start prepares a side's program with the scenario's flags, and clears everything up at the end. Where the scenario isn't
+// for that program it returns false.
+func (s *side) start(t *testing.T, api *twin.API, sc *scenario) bool {
+	t.Helper()
+	reason := ""
+	switch {
+	case s.theirs:
+		reason = sc.leftOut
+	case slices.Contains(sc.flags, "--ignore-external-ips"):
+		if err := exec.Command(s.path, featureGate, "--version").Run(); err != nil {
+			reason = fmt.Sprintf("it doesn't know %s: %v", featureGate, err)
+		}
+	}
+	if reason != "" {
+		t.Logf("not on %s: %s", filepath.Base(s.path), reason)
+		return false
+	}
+	var err error
+	s.traffic = &traffic{lab: s.lab, pins: map[string]string{}}
+	s.proxy, err = api.Proxy(twin.Config{Host: s.lab.Node, Path: s.path, Flags: kubeProxyFlags(sc.flags)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for what, err := range map[string]error{
+			"stop": s.proxy.Close(), "close connections": s.traffic.close(), "forget flows": s.lab.Node.Do(flushConntrack),
+		} {
+			if err != nil {
+				t.Errorf("%s: %s: %v", s.proxy, what, err)
+			}
+		}
+	})
+	return true
+}
+
+const featureGate = "--feature-gates=AllowServiceExternalIPs=false"
+
+// kubeProxyFlags are those with which kube-proxy does what a scenario's flags say. That there is no --cluster-cidr says an
+// empty one.
+func kubeProxyFlags(flags []string) []string {
+	out := []string{"--cluster-cidr=" + defaultClusterCIDR}
+	for _, flag := range flags {
+		switch name, value, _ := strings.Cut(flag, "="); name {
+		case "--ignore-external-ips":
+			flag = featureGate
+		case "--cluster-cidr":
+			out = out[1:]
+			if value == "" {
+				continue
+			}
+		case "--pod-bridge-interface":
+			out = append(out, "--detect-local-mode=BridgeInterface")
+		case "--pod-interface-name-prefix":
+			out = append(out, "--detect-local-mode=InterfaceNamePrefix")
+		}
+		out = append(out, flag)
+	}
+	return out
+}
+
+// stepTwin has the step's objects programmed on both sides, and sends the packets on both.
+func stepTwin(t *testing.T, api *twin.API, st *step, folder manifests, sides []*side) {
+	t.Helper()
+	where := fmt.Sprintf("step %d", st.number)
+	for _, s := range sides {
+		if err := s.lab.Node.Do(forgetDatagrams); err != nil {
+			t.Fatalf("%s: %v", where, err)
+		}
+	}
+	if err := api.Set(t.Context(), folder.objects()); err != nil {
+		t.Fatalf("%s: %v", where, err)
+	}
+	settle(t, api, where, sides)
+	sendAll(t, st, where, sides, func(s *side, l *line) *line {
+		if s.theirs && l.theirs != nil {
+			l = l.theirs
+		}
+		return l
+	})
+}
+
+// restartTwin kills both programs and starts them anew: connections live on, remembered clients stay with their servers,
+// and packets do what they did before. Left out are lines that depend on those before them, and differences: kube-proxy
+// forgets what made some.
+func restartTwin(t *testing.T, api *twin.API, last *step, sides []*side) {
+	t.Helper()
+	const where = "after a restart"
+	ctx, cancel := context.WithTimeout(t.Context(), settlingPatience)
+	defer cancel()
+	for _, s := range sides {
+		if err := errors.Join(s.lab.Node.Do(forgetDatagrams), s.proxy.Restart(ctx)); err != nil {
+			t.Fatalf("%s: %v", where, err)
+		}
+	}
+	settle(t, api, where, sides)
+	sendAll(t, last, where, sides, func(s *side, l *line) *line {
+		if l.stays || l.flow != "" || l.affinity && l.pin == "" || s.theirs && l.theirs != nil {
+			return nil
+		}
+		return l
+	})
+}
+
+// settlingPatience is how long programs may take to program a step, which takes them some 100 ms, and kube-proxy seconds
+// where it is started anew.
+const settlingPatience = 40 * time.Second
+
+func settle(t *testing.T, api *twin.API, where string, sides []*side) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), settlingPatience)
+	defer cancel()
+	var proxies []*twin.Proxy
+	for _, s := range sides {
+		proxies = append(proxies, s.proxy)
+	}
+	if err := api.Settle(ctx, proxies...); err != nil {
+		t.Fatalf("%s: %v", where, err)
+	}
+}
+
+// sendAll sends on each side, at the same time, the packets of what choose makes of a step's lines; of nothing, it makes
+// none.
+func sendAll(t *testing.T, st *step, where string, sides []*side, choose func(*side, *line) *line) {
+	t.Helper()
+	lines, err := parsePackets(st.packets)
+	if err != nil {
+		t.Fatalf("%s: packets: %v", where, err)
+	}
+	var sending sync.WaitGroup
+	for _, s := range sides {
+		var chosen []line
+		for i := range lines {
+			if l := choose(s, &lines[i]); l != nil && !l.any {
+				chosen = append(chosen, *l)
+			}
+		}
+		sending.Go(func() {
+			for _, err := range s.traffic.run(t.Context(), chosen) {
+				t.Errorf("%s: %s: %v", where, s.proxy, err)
+			}
+		})
+	}
+	sending.Wait()
+}
+
+// manifests are the decoded files of a folder. A file that can't be decoded keeps what it held before.
+type manifests map[string][]runtime.Object
+
+func (m manifests) enter(st *step) error {
+	for _, name := range st.remove {
+		delete(m, name)
+	}
+	for name, text := range st.write {
+		objects, err := twin.Decode(text)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		m[name] = objects
+	}
+	return nil
+}
+
+func (m manifests) objects() (all []runtime.Object) {
+	var names []string
+	for name := range m {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		all = append(all, m[name]...)
+	}
+	return all
+}
+
+// TestTwinMarksNameADifference has every line on which kube-proxy does something else name a row of docs/differences.md.
+func TestTwinMarksNameADifference(t *testing.T) {
+	table, err := os.ReadFile("../../docs/differences.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths, err := filepath.Glob("testdata/*.txtar")
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("find scenarios: %v, %d files", err, len(paths))
+	}
+	named := map[string]string{}
+	for _, path := range paths {
+		s, err := readScenario(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, st := range s.steps {
+			lines, err := parsePackets(st.packets)
+			if err != nil {
+				t.Fatalf("%s: step %d: %v", path, st.number, err)
+			}
+			for _, l := range lines {
+				if l.theirs != nil {
+					named[l.why] = fmt.Sprintf("%s: step %d: %s", path, st.number, l.text)
+				}
+			}
+		}
+	}
+	if len(named) == 0 {
+		t.Error("no line has a mark")
+	}
+	for why, where := range named {
+		if !strings.Contains(string(table), "\n| "+why+" |") {
+			t.Errorf("%s: docs/differences.md has no row %q", where, why)
+		}
+	}
+}

@@ -1,0 +1,94 @@
+package twin
+
+import (
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// forwarder makes a server of this process's own namespace reachable at the same loopback address in a lab's host.
+type forwarder struct {
+	listener net.Listener
+	server   string
+	beside   sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	conns  map[net.Conn]struct{}
+}
+
+func forward(h *lab.Host, server netip.AddrPort) (*forwarder, error) {
+	f := &forwarder{server: server.String(), conns: map[net.Conn]struct{}{}}
+	err := h.Do(func() (err error) {
+		f.listener, err = net.Listen("tcp", f.server)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	f.beside.Go(f.accept)
+	return f, nil
+}
+
+// accept connects each client until the listener is closed.
+func (f *forwarder) accept() {
+	for {
+		client, err := f.listener.Accept()
+		if err != nil {
+			return
+		}
+		f.beside.Go(func() { f.connect(client) })
+	}
+}
+
+// connect moves bytes both ways until either side ends: TLS says by itself what is complete.
+func (f *forwarder) connect(client net.Conn) {
+	defer f.drop(client)
+	if !f.keep(client) {
+		return
+	}
+	server, err := net.Dial("tcp", f.server)
+	if err != nil {
+		return // the client's connection ends, as one to a server that is gone would
+	}
+	defer f.drop(server)
+	if !f.keep(server) {
+		return
+	}
+	f.beside.Go(func() {
+		_, _ = io.Copy(server, client) // how it ends doesn't matter
+		_ = server.Close()
+	})
+	_, _ = io.Copy(client, server)
+}
+
+// keep notes a connection so that close can end it; false means that it is too late.
+func (f *forwarder) keep(c net.Conn) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.conns[c] = struct{}{}
+	return !f.closed
+}
+
+func (f *forwarder) drop(c net.Conn) {
+	_ = c.Close() // perhaps for the second time
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.conns, c)
+}
+
+// close ends all connections and waits for their goroutines.
+func (f *forwarder) close() error {
+	err := f.listener.Close()
+	f.mu.Lock()
+	f.closed = true
+	for c := range f.conns {
+		_ = c.Close()
+	}
+	f.mu.Unlock()
+	f.beside.Wait()
+	return err
+}
