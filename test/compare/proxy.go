@@ -1,23 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"fmt"
-	"net"
-	"net/http"
-	"net/netip"
-	"os"
-	"strconv"
-	"strings"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
-
-	ours "github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
 // Figures are what was measured of one proxy; times are in nanoseconds.
@@ -33,28 +22,26 @@ type Figures struct {
 	SteadyMB  int           `json:"steadyRSSMB"`
 }
 
-// proxy is one of the two programs. Both serve the same metrics.
+// proxy is one of the two programs. Only IPv4 is measured.
 type proxy struct {
 	Figures
-	program string
-	args    []string
-	host    *lab.Host
-	log     string
+	path string
+	args []string
+	host *lab.Host
+	log  string
 
-	cmd    *lab.Cmd
-	client *http.Client
-	done   chan struct{}
+	running *program.Program
 }
 
 func kubeProxy(s settings, kubeconfig string) *proxy {
-	return &proxy{Figures: Figures{Name: "kube-proxy", Version: "v1.36.3"}, program: s.theirs, args: []string{
+	return &proxy{Figures: Figures{Name: "kube-proxy", Version: "v1.36.3"}, path: s.theirs, args: []string{
 		"--proxy-mode=nftables", "--kubeconfig=" + kubeconfig, "--hostname-override=" + nodeName, "--cluster-cidr=10.128.0.0/9",
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 	}}
 }
 
 func kubeNftproxy(s settings, kubeconfig string) *proxy {
-	return &proxy{Figures: Figures{Name: "kube-nftproxy"}, program: s.ours, args: []string{
+	return &proxy{Figures: Figures{Name: "kube-nftproxy"}, path: s.ours, args: []string{
 		"--kubeconfig=" + kubeconfig, "--hostname-override=" + nodeName, "--cluster-cidr=10.128.0.0/9",
 	}}
 }
@@ -66,24 +53,26 @@ func (p *proxy) measure(ctx context.Context, w *world) error {
 	if err != nil {
 		return err
 	}
-	defer p.stop()
+	defer func() { p.running.Kill() }()
 	p.Start = took
-	if p.FirstSync, err = p.syncTime(ctx); err != nil {
+	first, err := p.running.Metrics(ctx)
+	if err != nil {
 		return err
 	}
+	p.FirstSync = syncTime(first)
 	if err := p.measureChanges(ctx, w); err != nil {
 		return err
 	}
-	if p.PeakMB, p.SteadyMB, err = p.memory(); err != nil {
+	if err := p.measureMemory(); err != nil {
 		return err
 	}
 	say("%s: restart", p.Name)
-	p.stop()
+	p.running.Kill()
 	if p.Restart, err = p.start(ctx); err != nil {
 		return err
 	}
-	p.stop()
-	return p.host.Command(ctx, p.program, "--cleanup").Run()
+	p.running.Kill()
+	return p.host.Command(ctx, p.path, "--cleanup").Run()
 }
 
 // measureChanges replaces one endpoint after the other, each when the proxy has been quiet for a while.
@@ -92,26 +81,24 @@ func (p *proxy) measureChanges(ctx context.Context, w *world) error {
 	for i := range w.changes {
 		const quiet = 2 * time.Second // longer than kube-proxy's least time between two syncs
 		time.Sleep(quiet)
-		spent, err := p.syncTime(ctx)
+		before, err := p.running.Metrics(ctx)
 		if err != nil {
 			return err
 		}
-		last, err := p.lastSync(ctx)
-		if err != nil {
-			return err
-		}
+		spent, last := syncTime(before), before.LastSync(model.IPv4)
 		asked := time.Now()
 		if err := w.change(ctx); err != nil {
 			return err
 		}
-		synced, err := p.awaitSync(ctx, last)
+		synced, err := p.running.AwaitSync(ctx, last, model.IPv4)
 		if err != nil {
 			return err
 		}
-		total, err := p.syncTime(ctx)
+		after, err := p.running.Metrics(ctx)
 		if err != nil {
 			return err
 		}
+		total := syncTime(after)
 		syncs, follows = append(syncs, total-spent), append(follows, synced.Sub(asked))
 		say("%s: change %d: sync %v, from the call of the API %v", p.Name, i+1, round(total-spent), round(synced.Sub(asked)))
 	}
@@ -120,107 +107,31 @@ func (p *proxy) measureChanges(ctx context.Context, w *world) error {
 }
 
 // start runs the program and waits until it has synced.
-func (p *proxy) start(ctx context.Context) (time.Duration, error) {
-	out, err := os.Create(p.log)
+func (p *proxy) start(ctx context.Context) (took time.Duration, err error) {
+	p.running, err = program.Start(ctx, program.Config{Host: p.host, Path: p.path, Args: p.args, Log: p.log})
 	if err != nil {
 		return 0, err
 	}
-	defer out.Close()
-	p.cmd = p.host.Command(ctx, p.program, p.args...)
-	p.cmd.Stdout, p.cmd.Stderr = out, out
-	p.client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{
-		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-			return p.host.Dial(ctx, ours.TCP, netip.MustParseAddrPort(address))
-		},
-	}}
-	started := time.Now()
-	if err := p.cmd.Start(); err != nil {
-		return 0, err
+	synced, err := p.running.AwaitSync(ctx, time.Time{}, model.IPv4)
+	if err != nil {
+		p.running.Kill()
 	}
-	p.done = make(chan struct{})
-	go func(cmd *lab.Cmd, done chan struct{}) { _ = cmd.Wait(); close(done) }(p.cmd, p.done)
-	synced, err := p.awaitSync(ctx, time.Time{})
-	return synced.Sub(started), err
+	return synced.Sub(p.running.Started()), err
 }
 
-func (p *proxy) stop() {
-	_ = p.cmd.Process.Kill()
-	<-p.done
+// syncTime is the time spent in all syncs so far.
+func syncTime(m program.Samples) time.Duration {
+	return time.Duration(m[`kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family="IPv4"}`] * float64(time.Second))
 }
 
-// awaitSync returns the time of the first sync after the given one.
-func (p *proxy) awaitSync(ctx context.Context, after time.Time) (time.Time, error) {
-	for {
-		at, err := p.lastSync(ctx)
-		if err == nil && at.After(after) && at.Unix() > 0 {
-			return at, nil
+// measureMemory notes the program's peak and present resident memory.
+func (p *proxy) measureMemory() error {
+	for field, into := range map[string]*int{"VmHWM": &p.PeakMB, "VmRSS": &p.SteadyMB} {
+		mib, err := p.running.Memory(field)
+		if err != nil {
+			return err
 		}
-		select {
-		case <-p.done:
-			log, _ := os.ReadFile(p.log)
-			return at, fmt.Errorf("it ended: %s", log[max(0, len(log)-2000):])
-		case <-ctx.Done():
-			return at, ctx.Err()
-		case <-time.After(2 * time.Millisecond):
-		}
+		*into = int(mib)
 	}
-}
-
-// lastSync returns the time of the last successful sync of IPv4.
-func (p *proxy) lastSync(ctx context.Context) (time.Time, error) {
-	m, err := p.metric(ctx, "kubeproxy_sync_proxy_rules_last_timestamp_seconds")
-	if err != nil || m == nil {
-		return time.Time{}, err
-	}
-	return time.Unix(0, int64(m.GetGauge().GetValue()*1e9)), nil
-}
-
-// syncTime returns the time spent in all syncs of IPv4 so far.
-func (p *proxy) syncTime(ctx context.Context) (time.Duration, error) {
-	m, err := p.metric(ctx, "kubeproxy_sync_proxy_rules_duration_seconds")
-	if err != nil || m == nil {
-		return 0, err
-	}
-	return time.Duration(m.GetHistogram().GetSampleSum() * 1e9), nil
-}
-
-// metric returns the metric of IPv4, or nil if it isn't there yet.
-func (p *proxy) metric(ctx context.Context, name string) (*dto.Metric, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:10249/metrics", nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := p.client.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(resp.Body)
-	if err != nil {
-		return nil, err
-	}
-	for _, m := range families[name].GetMetric() {
-		for _, label := range m.GetLabel() {
-			if label.GetName() == "ip_family" && label.GetValue() == "IPv4" {
-				return m, nil
-			}
-		}
-	}
-	return nil, nil
-}
-
-// memory returns the program's peak and present resident memory in MB.
-func (p *proxy) memory() (peak, steady int, err error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	if err != nil {
-		return 0, 0, err
-	}
-	read := func(name string) int {
-		_, rest, _ := bytes.Cut(status, []byte(name+":"))
-		fields := strings.Fields(string(rest))
-		kb, _ := strconv.Atoi(fields[0])
-		return kb / 1024
-	}
-	return read("VmHWM"), read("VmRSS"), nil
+	return nil
 }

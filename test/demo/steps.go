@@ -261,11 +261,8 @@ func (d *demo) restart(ctx context.Context) error {
 	if err := d.say(c, "before", fmt.Sprintf("%s holds the other end.", c.server)); err != nil {
 		return err
 	}
-	pid := d.daemon.cmd.Process.Pid
-	d.out.command(fmt.Sprintf("kill -9 %d", pid))
-	if err := d.daemon.kill(); err != nil {
-		return err
-	}
+	d.out.command(fmt.Sprintf("kill -9 %d", d.daemon.Pid()))
+	d.daemon.Kill()
 	if err := d.say(c, "without", "kube-nftproxy is dead; the connection goes on."); err != nil {
 		return err
 	}
