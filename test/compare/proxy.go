@@ -42,7 +42,7 @@ func kubeProxy(s settings, kubeconfig string) *proxy {
 
 func kubeNftproxy(s settings, kubeconfig string) *proxy {
 	return &proxy{Figures: Figures{Name: "kube-nftproxy"}, path: s.ours, args: []string{
-		"--kubeconfig=" + kubeconfig, "--hostname-override=" + nodeName, "--cluster-cidr=10.128.0.0/9",
+		"--proxy-mode=nftables", "--kubeconfig=" + kubeconfig, "--hostname-override=" + nodeName, "--cluster-cidr=10.128.0.0/9",
 	}}
 }
 

@@ -164,13 +164,13 @@ func (d *demo) openSource(ctx context.Context) (err error) {
 
 // command is the daemon's command line as the story shows it, and as it is run.
 func (d *demo) command() (shown string, args []string) {
-	args = append(d.source.flags(), "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56",
-		"-v", "2")
+	args = append(d.source.flags(), "--hostname-override", "node-1", "--proxy-mode", "nftables",
+		"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2")
 	shown = "kube-nftproxy --manifests $FOLDER --hostname-override node-1 \\"
 	if d.api {
 		shown = "kube-nftproxy --kubeconfig $KUBECONFIG --hostname-override node-1 \\"
 	}
-	return shown + "\n        --cluster-cidr 10.244.0.0/16,fd00:10:244::/56", args
+	return shown + "\n        --proxy-mode nftables --cluster-cidr 10.244.0.0/16,fd00:10:244::/56", args
 }
 
 // start starts the daemon.
