@@ -78,7 +78,7 @@ func TestTwin(t *testing.T) {
 
 // declared are the differences that are meant.
 var declared = []*declaredDifference{{
-	situation: "Session affinity, two policies have given a client two endpoints",
+	situation: "A client with affinity is given another endpoint by policy Local",
 	covers: func(c cell, theirs map[cell]observation) bool {
 		first := c
 		first.dest = clusterIP

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -24,6 +25,25 @@ const (
 	firstFlowPort = 61000
 	lastFlowPort  = 65535
 )
+
+func TestFlowLinesThatMakeNoSense(t *testing.T) {
+	for text, want := range map[string]string{
+		"client 10.96.0.10:53/udp flow=a":                        "want a name, UDP and an outcome",
+		"client 10.96.0.10:53/udp flow= refused":                 "want a name, UDP and an outcome",
+		"client 10.96.0.10:80/tcp flow=a = pod-0 from node":      "want a name, UDP and an outcome",
+		"client 10.96.0.10:53/udp flow=a = pod-0":                "which address the servers see",
+		"client 10.96.0.10:53/udp flow=a refused for ever":       "follows the outcome",
+		"client 10.96.0.10:53/udp flow=a refused | kube-proxy: ": "follows the bar",
+	} {
+		if _, err := parsePackets(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("parsePackets(%q) = %v, want an error with %q", text, err, want)
+		}
+	}
+	lines, err := parsePackets("client 10.96.0.10:53/udp flow=a refused | kube-proxy: = pod-0 from node (a difference)")
+	if err != nil || len(lines) != 1 || lines[0].flow != "a" || lines[0].theirs.flow != "a" {
+		t.Errorf("got %+v, %v; want one line, which is the same flow for both", lines, err)
+	}
+}
 
 // flow is a UDP client that goes on sending from one port, and the server that answered it last.
 type flow struct {

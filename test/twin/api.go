@@ -122,8 +122,10 @@ func cidrs(objects map[string]runtime.Object) (list []string) {
 	return list
 }
 
-// Settle waits until each of the proxies has programmed all that was Set. It starts a proxy anew where kube-proxy would
-// otherwise go by what it read when it started, and has it take up changed ServiceCIDRs.
+// Settle waits until each of the proxies has programmed all that was Set. It starts kube-proxy anew where that would otherwise
+// go by what it read when it started, and has it write everything anew where it has missed something: it takes up changed
+// ServiceCIDRs at some time only, and when it starts, it may lose the zone of its node, which comes before the handler is
+// there that it is for.
 func (a *API) Settle(ctx context.Context, proxies ...*Proxy) error {
 	for _, p := range proxies {
 		if err := p.refresh(ctx); err != nil {
@@ -131,24 +133,43 @@ func (a *API) Settle(ctx context.Context, proxies ...*Proxy) error {
 		}
 	}
 	for {
-		if err := await(ctx, proxies, a.marks.settled); err != nil {
+		missed, err := a.awaitAll(ctx, proxies)
+		if err != nil || !missed {
 			return err
-		}
-		late := false
-		for _, p := range proxies {
-			listing, err := p.list(ctx)
-			if err != nil {
-				return err
-			}
-			late = late || a.marks.current(listing) != nil
-		}
-		if !late {
-			return nil
 		}
 		if err := a.resync(ctx, proxies); err != nil {
 			return err
 		}
 	}
+}
+
+// enough is the time after which kube-proxy has taken up what it will; normally, it takes 100 ms.
+const enough = 5 * time.Second
+
+// awaitAll waits until the rules of each proxy are those for the objects. It returns true where kube-proxy doesn't get there
+// by itself.
+func (a *API) awaitAll(ctx context.Context, proxies []*Proxy) (missed bool, err error) {
+	for _, p := range proxies {
+		if p.String() != KubeProxy {
+			if err := p.await(ctx, a.marks.complete); err != nil {
+				return false, err
+			}
+			continue
+		}
+		soon, cancel := context.WithTimeout(ctx, enough)
+		err := p.await(soon, a.marks.settled)
+		late := soon.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err != nil && !late {
+			return false, err
+		}
+		listing, err := p.list(ctx)
+		if err != nil {
+			return false, err
+		}
+		missed = missed || a.marks.complete(listing) != nil
+	}
+	return missed, nil
 }
 
 // resync makes kube-proxy write everything anew, as it does when its node moves to another zone. The node moves back later.
@@ -162,8 +183,10 @@ func (a *API) resync(ctx context.Context, proxies []*Proxy) error {
 	if err := a.move(ctx, away); err != nil {
 		return err
 	}
-	if err := await(ctx, proxies, a.marks.away); err != nil {
-		return err
+	for _, p := range proxies {
+		if err := p.await(ctx, a.marks.away); err != nil {
+			return err
+		}
 	}
 	return a.move(ctx, home)
 }
@@ -172,14 +195,4 @@ func (a *API) move(ctx context.Context, node *corev1.Node) error {
 	store := a.Store(ctx)
 	store.Put(node)
 	return store.Flush()
-}
-
-// await waits until check finds nothing wrong with what nft lists on each proxy's node.
-func await(ctx context.Context, proxies []*Proxy, check func(listing string) error) error {
-	for _, p := range proxies {
-		if err := p.await(ctx, check); err != nil {
-			return err
-		}
-	}
-	return nil
 }

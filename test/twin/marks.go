@@ -1,6 +1,7 @@
 package twin
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -101,6 +102,11 @@ func (m *marks) slice(f model.Family) *discoveryv1.EndpointSlice {
 		Endpoints:   []discoveryv1.Endpoint{endpoint(homeIPs[f], m.zone), endpoint(awayIPs[f], zoneAway)},
 		Ports:       []discoveryv1.EndpointPort{{Name: new(string), Protocol: new(corev1.ProtocolTCP), Port: new(m.port())}},
 	}
+}
+
+// complete returns what is missing in a listing before the rules are those for all objects.
+func (m *marks) complete(listing string) error {
+	return errors.Join(m.settled(listing), m.current(listing))
 }
 
 // settled returns what is missing in a listing of the rules before they are those for the objects. ServiceCIDRs are another

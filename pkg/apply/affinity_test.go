@@ -1,0 +1,428 @@
+package apply
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+const stickyNodePort = 30053
+
+// sticky returns a Service of UDP port 53 with session affinity, by a cluster IP, an external IP and a node port, in both
+// families. Endpoints are given by their numbers.
+func sticky(i int, timeout time.Duration, endpoints ...int) *model.Service {
+	s := &model.Service{Name: types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("sticky-%d", i)}}
+	for _, f := range model.Families {
+		p := &model.ServicePort{
+			Name: model.PortName{NamespacedName: s.Name, Port: "dns"}, Protocol: model.UDP, Family: f,
+			Affinity: timeout, HasEndpoints: len(endpoints) > 0,
+		}
+		for _, e := range endpoints {
+			p.Cluster = append(p.Cluster, pod(f, e))
+		}
+		for k, kind := range []model.Kind{model.ClusterIP, model.ExternalIP, model.NodePort} {
+			key := model.Key{Addr: vip(f, 1000*k+i), Port: 53, Protocol: model.UDP, Family: f}
+			if kind == model.NodePort {
+				key.Addr, key.Port = netip.Addr{}, uint16(stickyNodePort+i)
+			}
+			p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: kind})
+		}
+		s.Ports = append(s.Ports, p)
+	}
+	return s
+}
+
+// ways are the destinations of a sticky Service.
+func ways(f model.Family, i int) []netip.AddrPort {
+	return []netip.AddrPort{
+		netip.AddrPortFrom(vip(f, i), 53), netip.AddrPortFrom(vip(f, 1000+i), 53),
+		netip.AddrPortFrom([...]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}[f], uint16(stickyNodePort+i)),
+	}
+}
+
+// numbers lists the numbers from first to before last.
+func numbers(first, last int) (out []int) {
+	for i := first; i < last; i++ {
+		out = append(out, i)
+	}
+	return out
+}
+
+// newStickyPlanner returns a planner that masquerades nobody but clients of external addresses, whose packets aren't looked at
+// for their source then.
+func newStickyPlanner(services ...*model.Service) *plan.Planner {
+	p := plan.New(plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000})
+	for _, f := range model.Families {
+		p.SetNodeAddresses(f, []netip.Addr{ways(f, 0)[2].Addr()})
+	}
+	for _, s := range services {
+		p.Set(s.Name, s)
+	}
+	return p
+}
+
+// A crowd are the clients of a test, and where they were last.
+type crowd struct {
+	*wire
+	family model.Family
+	size   int
+	were   []netip.AddrPort
+}
+
+// stay has all of them come again, and wants each at the endpoint that it was at.
+func (c *crowd) stay(when string, to netip.AddrPort) {
+	c.Helper()
+	is := c.ask(c.family, c.size, to)
+	if n := moved(c.were, is); n != 0 {
+		c.Errorf("%s: %d of %d clients of %s have moved", when, n, c.size, to)
+	}
+	c.were = is
+}
+
+// Clients of every address of a service port stay where they are, through all that may happen to their Service, and so many of
+// them that kube-proxy would be at its limit with a single endpoint.
+func TestManyClientsStay(t *testing.T) {
+	for _, f := range model.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			w := newWire(t)
+			const endpoints = 10
+			p := newStickyPlanner(sticky(0, 3*time.Hour, numbers(0, endpoints)...))
+			k := open(t)
+			sync(t, k, p, Full)
+			to := ways(f, 0)
+			c := &crowd{wire: w, family: f, size: [...]int{1 << 16, 1 << 12}[f]}
+			if start := time.Now(); len(w.ask(f, 1<<10, to[0])) > 0 && time.Since(start) > time.Second/4 {
+				t.Log("an emulated machine: fewer clients")
+				c.size = 1 << 12
+			}
+			c.were = w.ask(f, c.size, to[0])
+			c.evenly(endpoints)
+			for _, way := range to[1:] {
+				c.stay("by another way", way)
+			}
+			set := func(endpoints ...int) {
+				s := sticky(0, 3*time.Hour, endpoints...)
+				p.Set(s.Name, s)
+			}
+
+			set(numbers(0, endpoints+5)...)
+			sync(t, k, p, Partial)
+			c.stay("scaled up", to[0])
+
+			c.lose(pod(f, 3), func() {
+				set(slices.Concat(numbers(0, 3), numbers(4, endpoints+5))...)
+				sync(t, k, p, Partial)
+			}, to[1])
+			c.stay("after an endpoint went", to[0])
+			set(numbers(0, endpoints+5)...)
+			sync(t, k, p, Partial)
+			c.stay("after it returned", to[2])
+
+			run(t, "nft", "flush chain ip kube-nftproxy services; flush chain ip6 kube-nftproxy services")
+			k.Doubt()
+			sync(t, k, p, Full)
+			c.stay("after a repair", to[0])
+
+			p.Retire()
+			sync(t, k, p, Partial)
+			restarted := newStickyPlanner(sticky(0, 3*time.Hour, numbers(0, endpoints+5)...))
+			sync(t, open(t), restarted, Adopted)
+			c.stay("after a restart", to[0])
+			restarted = newStickyPlanner(sticky(0, 3*time.Hour, numbers(0, endpoints+4)...), sticky(1, time.Hour, 1))
+			c.lose(pod(f, endpoints+4), func() { sync(t, open(t), restarted, Full) }, to[0])
+			c.stay("after a restart with changes", to[0])
+		})
+	}
+}
+
+// evenly wants each of so many endpoints to have its share, give or take a fifth: some 16 standard deviations with 65,536
+// clients of ten.
+func (c *crowd) evenly(endpoints int) {
+	c.Helper()
+	counts := map[netip.AddrPort]int{}
+	for _, at := range c.were {
+		counts[at]++
+	}
+	share := c.size / endpoints
+	for at, n := range counts {
+		if len(counts) != endpoints || c.size > 1<<15 && (n < share*4/5 || n > share*6/5) {
+			c.Errorf("%d clients at %s, of %d endpoints; want %d of %d", n, at, len(counts), share, endpoints)
+		}
+	}
+}
+
+// lose wants the clients of an endpoint that goes, and of no other, to be elsewhere.
+func (c *crowd) lose(gone netip.AddrPort, change func(), to netip.AddrPort) {
+	c.Helper()
+	change()
+	is := c.ask(c.family, c.size, to)
+	lost := 0
+	for i, was := range c.were {
+		switch {
+		case was == gone:
+			lost++
+			if is[i] == gone {
+				c.Fatalf("client %d is at %s, which has gone", i, gone)
+			}
+		case was != is[i]:
+			c.Fatalf("client %d moved from %s to %s although %s went", i, was, is[i], gone)
+		}
+	}
+	c.Logf("%d of %d clients lost %s", lost, c.size, gone)
+	c.were = is
+}
+
+// affinityMap is a family's map of remembered clients.
+func affinityMap(p *plan.Planner, f model.Family) *nft.Set {
+	for _, t := range p.Tables() {
+		for _, s := range t.Sets {
+			if s.Dynamic && t.Family == plan.NFT(f) {
+				return s
+			}
+		}
+	}
+	return nil
+}
+
+// remembered counts a family's clients in the kernel that have not expired.
+func remembered(t testing.TB, f model.Family) int {
+	t.Helper()
+	listing := run(t, "nft", "list", "map", [...]string{"ip", "ip6"}[f], plan.TableName, "affinity")
+	return strings.Count(listing, "expires")
+}
+
+// When the map is full, clients that it knows stay, and others are served without being remembered, until there is room.
+func TestFullMapServesEverybody(t *testing.T) {
+	w := newWire(t)
+	const room, others, endpoints, f = 1000, 2000, 10, model.IPv4
+	p := newStickyPlanner(sticky(0, 2*time.Second, numbers(0, endpoints)...), sticky(1, time.Hour, numbers(0, endpoints)...))
+	affinityMap(p, f).Size = room
+	sync(t, open(t), p, Full)
+	short, long := ways(f, 0)[0], ways(f, 1)[0]
+	c := &crowd{wire: w, family: f, size: room + others, were: w.ask(f, room+others, short)}
+	c.evenly(endpoints)
+	if n := remembered(t, f); n != room {
+		t.Fatalf("%d clients are remembered, want as many as there is room for, %d", n, room)
+	}
+	is := w.ask(f, room+others, short)
+	if n := moved(c.were[:room], is[:room]); n != 0 {
+		t.Errorf("%d of the %d clients that were remembered have moved", n, room)
+	}
+	// Each of the others draws anew: nine of ten go elsewhere.
+	if n := moved(c.were[room:], is[room:]); n < others*8/10 || n > others {
+		t.Errorf("%d of %d clients that there was no room for have moved", n, others)
+	}
+	// The room that expired clients leave is taken by the next.
+	eventually(t, func() bool { return remembered(t, f) == 0 })
+	c.size = room
+	eventually(t, func() bool {
+		c.were = w.ask(f, c.size, long)
+		return remembered(t, f) == room
+	})
+	c.stay("after others have expired", long)
+}
+
+// eventually waits for the kernel.
+func eventually(t testing.TB, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it takes more than 20 seconds")
+		}
+	}
+}
+
+// Who comes again in time is remembered for as long again; who doesn't is forgotten.
+func TestClientsAreForgottenInTime(t *testing.T) {
+	for _, f := range model.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			w := newWire(t)
+			const timeout = 2 * time.Second
+			p := newStickyPlanner(sticky(0, timeout, numbers(0, 10)...))
+			sync(t, open(t), p, Full)
+			to := ways(f, 0)
+			const faithful, all = 100, 200
+			start := time.Now()
+			c := &crowd{wire: w, family: f, size: faithful}
+			first := w.ask(f, all, to[0])
+			c.were = first[:faithful]
+			// The faithful ones come again and again, by all ways, until the others have expired.
+			for i := 0; remembered(t, f) > faithful; i++ {
+				if late := time.Since(start); late > timeout+10*time.Second {
+					t.Fatalf("all are remembered after %v", late)
+				}
+				c.stay("coming again", to[i%len(to)])
+			}
+			if early := time.Since(start); early < timeout-100*time.Millisecond {
+				t.Errorf("clients are forgotten after %v, want %v", early, timeout)
+			}
+			c.stay("after the others have expired", to[1])
+			is := w.ask(f, all, to[0])
+			if n := moved(first[:faithful], is[:faithful]); n != 0 {
+				t.Errorf("%d of %d clients that came in time have moved", n, faithful)
+			}
+			if n := moved(first[faithful:], is[faithful:]); n < (all-faithful)/2 {
+				t.Errorf("only %d of %d clients that came too late have moved: nine of ten should", n, all-faithful)
+			}
+		})
+	}
+}
+
+// expiries lists how long clients are remembered yet.
+func expiries(t testing.TB, f model.Family) (out []time.Duration) {
+	t.Helper()
+	listing := run(t, "nft", "list", "map", [...]string{"ip", "ip6"}[f], plan.TableName, "affinity")
+	for _, match := range regexp.MustCompile(`expires ((\d+[a-z]+)+)`).FindAllStringSubmatch(listing, -1) {
+		d, err := time.ParseDuration(strings.Replace(match[1], "d", "h", 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+// Another timeout counts for a client from its next connection on.
+func TestNewTimeoutCountsFromTheNextConnection(t *testing.T) {
+	w := newWire(t)
+	const f, n = model.IPv4, 50
+	p, k := newStickyPlanner(sticky(0, 2*time.Hour, numbers(0, 10)...)), open(t)
+	sync(t, k, p, Full)
+	to := ways(f, 0)[0]
+	c := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, to)}
+	within := func(when string, least, most time.Duration) {
+		t.Helper()
+		all := expiries(t, f)
+		if len(all) != n || slices.Min(all) < least || slices.Max(all) > most {
+			t.Errorf("%s: %d clients expire within %v to %v, want %d within %v to %v", when, len(all), slices.Min(all), slices.Max(all),
+				n, least, most)
+		}
+	}
+	set := func(timeout time.Duration) {
+		t.Helper()
+		s := sticky(0, timeout, numbers(0, 10)...)
+		p.Set(s.Name, s)
+		sync(t, k, p, Partial)
+	}
+	within("at first", 119*time.Minute, 2*time.Hour)
+	set(time.Minute)
+	within("with a new timeout", 119*time.Minute, 2*time.Hour)
+	c.stay("with a new timeout", to)
+	within("coming again", 50*time.Second, time.Minute)
+	set(3 * time.Hour)
+	c.stay("with a longer timeout", to)
+	within("with a longer timeout", 179*time.Minute, 3*time.Hour)
+}
+
+// Two Services with the same endpoints: a client chooses in each for itself, and one that loses an endpoint leaves the other's
+// clients alone. So do two ports of one Service, which are two service ports.
+func TestServicesChooseForThemselves(t *testing.T) {
+	w := newWire(t)
+	const f, n = model.IPv4, 500
+	p, k := newStickyPlanner(sticky(0, time.Hour, numbers(0, 10)...), sticky(1, time.Hour, numbers(0, 10)...)), open(t)
+	sync(t, k, p, Full)
+	one := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, ways(f, 0)[0])}
+	two := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, ways(f, 1)[0])}
+	if same := n - moved(one.were, two.were); same > n/4 {
+		t.Errorf("%d of %d clients have the same endpoint in both Services, want about one of ten", same, n)
+	}
+	s := sticky(0, time.Hour, numbers(5, 10)...)
+	p.Set(s.Name, s)
+	sync(t, k, p, Partial)
+	two.stay("after the other Service was scaled down", ways(f, 1)[1])
+	p.Set(s.Name, nil)
+	sync(t, k, p, Partial)
+	two.stay("after the other Service was deleted", ways(f, 1)[2])
+}
+
+// Without affinity everybody draws anew; with it again, everybody stays somewhere. Whom it was with before is remembered, for
+// as long as it would have been: kube-proxy forgets it.
+func TestAffinityComesAndGoes(t *testing.T) {
+	w := newWire(t)
+	const f, n = model.IPv4, 500
+	p, k := newStickyPlanner(sticky(0, time.Hour, numbers(0, 10)...)), open(t)
+	sync(t, k, p, Full)
+	to := ways(f, 0)
+	c := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, to[0])}
+	before := c.were
+	set := func(timeout time.Duration) {
+		t.Helper()
+		s := sticky(0, timeout, numbers(0, 10)...)
+		p.Set(s.Name, s)
+		sync(t, k, p, Partial)
+	}
+	set(0)
+	if n, is := moved(c.were, w.ask(f, n, to[0])), c.size; n < is*8/10 {
+		t.Errorf("without affinity %d of %d clients have moved, want nine of ten", n, is)
+	}
+	set(time.Hour)
+	c.were = w.ask(f, n, to[0])
+	c.stay("with affinity again", to[1])
+	if n := moved(before, c.were); n != 0 {
+		t.Errorf("%d clients are elsewhere than before affinity was switched off", n)
+	}
+}
+
+// What a firewall's reload flushes is forgotten; whoever comes next is remembered again.
+func TestFlushedClientsAreRememberedAnew(t *testing.T) {
+	w := newWire(t)
+	const f, n = model.IPv4, 500
+	p, k := newStickyPlanner(sticky(0, time.Hour, numbers(0, 10)...)), open(t)
+	sync(t, k, p, Full)
+	to := ways(f, 0)
+	before := w.ask(f, n, to[0])
+	run(t, "nft", "flush ruleset")
+	k.Doubt()
+	sync(t, k, p, Full)
+	c := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, to[0])}
+	if n := moved(before, c.were); n < c.size*8/10 {
+		t.Errorf("%d of %d clients have moved, want nine of ten", n, c.size)
+	}
+	c.stay("after the repair", to[2])
+}
+
+// BenchmarkAffinity times the first packet of a connection of a client that is remembered among many, from the wire to the
+// endpoint's address; it is dropped there. "none" is the same without affinity.
+func BenchmarkAffinity(b *testing.B) {
+	for _, f := range model.Families {
+		for _, clients := range []int{0, 1 << 10, 1 << 16, 1_000_000} {
+			name := fmt.Sprintf("%s/%d", f, clients)
+			timeout := 3 * time.Hour
+			if clients == 0 {
+				name, timeout = f.String()+"/none", 0
+			}
+			b.Run(name, func(b *testing.B) {
+				w := newWire(b)
+				sync(b, open(b), newStickyPlanner(sticky(0, timeout, numbers(0, 10)...)), Full)
+				run(b, "nft", "add table inet nowhere; add chain inet nowhere c { type filter hook forward priority 0; policy drop; }")
+				to := ways(f, 0)[0]
+				for i := range clients {
+					w.send(f, i, to)
+				}
+				// In an order that no cache likes.
+				frames := make([][]byte, 1<<14)
+				for i := range frames {
+					frames[i] = w.frame(f, (i*7919*61)%max(clients, 1), to)
+				}
+				i := 0
+				for b.Loop() {
+					if _, err := unix.Write(w.clients, frames[i%len(frames)]); err != nil {
+						b.Fatal(err)
+					}
+					i++
+				}
+			})
+		}
+	}
+}
