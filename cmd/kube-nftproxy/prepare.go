@@ -20,8 +20,8 @@ func prepareHost(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration) {
 		logger.Info("Set sysctl", "file", s.File, "value", s.Value)
 	}
 	if err != nil {
-		logger.Error(err, "Conntrack isn't set up as configured; give the container a writable /proc/sys, run it once with --init-only as root, "+
-			"or set the fields of conntrack in the configuration to 0")
+		logger.Info("Conntrack isn't set up as configured; give the container a writable /proc/sys, run it once with --init-only as root, "+
+			"or set the fields of conntrack in the configuration to 0", "err", err)
 	}
 	if err := host.SetOOMScore("/", int(*c.OOMScoreAdj)); err != nil {
 		logger.V(2).Info("Failed to apply oom-score-adj", "oomScoreAdj", *c.OOMScoreAdj, "err", err)
