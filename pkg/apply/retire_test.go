@@ -87,6 +87,9 @@ func TestARewriteLeavesNoChainsBehind(t *testing.T) {
 	if leftovers == 0 {
 		t.Error("no chains are left over after the Service with 40 endpoints has gone")
 	}
+	// Another look before they are retired finds nothing amiss.
+	other.Doubt()
+	sync(t, other, fresh, Adopted)
 	for fresh.Unused() {
 		fresh.Retire()
 		sync(t, other, fresh, Partial)

@@ -84,11 +84,12 @@ func (p *Planner) LeftOver(f nft.Family, names []string) {
 	}
 }
 
-// LeftOvers counts the chains of a family that were found in the kernel and await [Planner.Retire].
+// LeftOvers counts the chains of a family that were found in the kernel, that nothing has needed again, and that await
+// [Planner.Retire].
 func (p *Planner) LeftOvers(f nft.Family) int {
 	n := 0
 	for _, c := range p.leftovers {
-		if c.Family == ofNFT(f) {
+		if c.Family == ofNFT(f) && !p.inUse(c) {
 			n++
 		}
 	}
@@ -138,10 +139,12 @@ func (p *Planner) FoundDispatch(e *nft.Element) {
 // FoundChain does the same for the chain of a class to which nothing leads any more.
 func (p *Planner) FoundChain(f nft.Family, name string) {
 	c, ok := classOf(name)
-	if !ok {
-		return
+	key := classKey{ofNFT(f), c}
+	leftOver := func(l Chain) bool { return l.Family == key.family && l.Name == name }
+	if !ok || slices.ContainsFunc(p.leftovers, leftOver) {
+		return // a chain that was left over has no rules any more
 	}
-	if key := (classKey{ofNFT(f), c}); p.chains[key] == 0 {
+	if p.chains[key] == 0 {
 		p.chains[key] = 0
 	}
 }
