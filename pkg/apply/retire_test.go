@@ -90,6 +90,13 @@ func TestARewriteLeavesNoChainsBehind(t *testing.T) {
 	// Another look before they are retired finds nothing amiss.
 	other.Doubt()
 	sync(t, other, fresh, Adopted)
+	// Nor does one after a Service has come that needs them again.
+	fresh.Set(s.Name, s)
+	sync(t, other, fresh, Partial)
+	other.Doubt()
+	sync(t, other, fresh, Adopted)
+	fresh.Set(s.Name, nil)
+	sync(t, other, fresh, Partial)
 	for fresh.Unused() {
 		fresh.Retire()
 		sync(t, other, fresh, Partial)

@@ -1,0 +1,90 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// volume is a folder as the kubelet makes of a ConfigMap: each version is a folder, and a link leads to the present one.
+type volume struct {
+	*testing.T
+	dir string
+}
+
+// put makes text the content of the one file.
+func (v volume) put(version, text string) (path string) {
+	v.Helper()
+	path = filepath.Join(v.dir, "config.conf")
+	err := errors.Join(
+		os.Mkdir(filepath.Join(v.dir, version), 0o700),
+		os.WriteFile(filepath.Join(v.dir, version, "config.conf"), []byte(text), 0o600),
+		os.Symlink(version, filepath.Join(v.dir, "..new")),
+		os.Rename(filepath.Join(v.dir, "..new"), filepath.Join(v.dir, "..data")),
+	)
+	if _, missing := os.Lstat(path); missing != nil {
+		err = errors.Join(err, os.Symlink("..data/config.conf", path))
+	}
+	if err != nil {
+		v.Fatal(err)
+	}
+	return path
+}
+
+// TestKubeadmsConfiguration runs the program as kubeadm's DaemonSet runs kube-proxy, and changes the ConfigMap: mode "" stands
+// for iptables, in which node ports are served on all addresses.
+func TestKubeadmsConfiguration(t *testing.T) {
+	second := [2]netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}
+	w := newWorld(t, lab.Config{Pods: 2, NodeAddrs: second[:]})
+	w.serve(w.Pods[0])
+	w.apply(balanced())
+	w.applySlices("a", endpointsOf(w.Pods[0]))
+	text, err := os.ReadFile("../../pkg/config/testdata/kubeadm.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := strings.Replace(string(text), "/var/lib/kube-proxy/kubeconfig.conf", w.kubeconfig(), 1)
+	v := volume{t, t.TempDir()}
+	path := v.put("..1", config)
+	running, err := proxy.Start(context.WithoutCancel(t.Context()), proxy.Config{
+		Host: w.Node, Path: program, Args: []string{"--config=" + path, "--hostname-override=" + nodeName}, Log: filepath.Join(w.dir, "log"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{running, t}
+	t.Cleanup(d.end)
+	d.awaitIdle(patience)
+	w.reachWeb("pod-0")
+	for _, addr := range second {
+		reach(t, w.Client, netip.AddrPortFrom(addr, 30080), "pod-0")
+	}
+
+	v.put("..2", strings.Replace(config, `mode: ""`, "mode: none", 1))
+	eventually(t, patience, func() error {
+		if len(d.lines("was updated, and can't be used")) == 0 {
+			return errors.New("a configuration that can't be used isn't mentioned")
+		}
+		return nil
+	})
+	v.put("..3", strings.Replace(config, `mode: ""`, "mode: nftables", 1))
+	select {
+	case <-d.Ended():
+	case <-time.After(patience):
+		t.Fatal("the program goes on with a configuration that was changed")
+	}
+	if d.Wait() == nil || len(d.lines("content of the proxy server's configuration file was updated")) == 0 {
+		t.Errorf("it ended with %v, and says:\n%s", d.Wait(), d.LogTail(3))
+	}
+	w.reachWeb("pod-0") // the rules stay
+}
