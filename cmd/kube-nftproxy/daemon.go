@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/signal"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
+	metricsfeatures "k8s.io/component-base/metrics/features"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
@@ -76,6 +78,7 @@ func run(ctx context.Context, o *config.Options, fs *pflag.FlagSet) error {
 	if err != nil {
 		return fmt.Errorf("failed complete: %w", err)
 	}
+	metricsfeatures.ApplyFeatureGates(gates) // histograms of requests to the API server wait for it
 	if err := logsapi.ValidateAndApply(&o.Config.Logging, gates); err != nil {
 		return fmt.Errorf("initialize logging: %w", err)
 	}
@@ -222,13 +225,18 @@ func (d *daemon) run(ctx context.Context) error {
 			return fmt.Errorf("record events: %w", err)
 		}
 	}
-	part("healthz", func(ctx context.Context) error {
-		return health.Serve(ctx, d.Config.HealthzBindAddress, d.health.Handler(), health.RetryInterval, d.Config.BindAddressHardFail)
-	})
-	part("metrics", func(ctx context.Context) error {
-		return health.Serve(ctx, d.Config.MetricsBindAddress, d.metricsPort(), health.RetryInterval,
-			d.Config.BindAddressHardFail)
-	})
+	d.reporter.Started(d.nodeName)
+	server := func(name, address string, handler http.Handler, event string) {
+		part(name, func(ctx context.Context) error {
+			err := health.Serve(ctx, address, handler, health.RetryInterval, d.Config.BindAddressHardFail)
+			if err != nil {
+				d.reporter.ServerFailed(d.nodeName, event, err)
+			}
+			return err
+		})
+	}
+	server("healthz", d.Config.HealthzBindAddress, d.health.Handler(), "FailedToStartProxierHealthcheck")
+	server("metrics", d.Config.MetricsBindAddress, d.metricsPort(), "FailedToStartMetricServer")
 	part("addresses", func(ctx context.Context) error { return host.FollowAddresses(ctx, d.tracker.Node) })
 	part("watch", d.source.Run)
 	part("conntrack", func(ctx context.Context) error { d.flows.Run(ctx); return nil })

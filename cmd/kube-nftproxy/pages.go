@@ -18,8 +18,7 @@ import (
 func (d *daemon) metricsPort() http.Handler {
 	mux := health.MetricsHandler(prometheus.Gatherers{d.registry, metrics.RestClient()}, d.started)
 	slis.SLIMetricsWithReset{}.Install(mux)
-	d.Config.SetGroupVersionKind(kubeproxy.SchemeGroupVersion.WithKind("KubeProxyConfiguration"))
-	mux.Handle("/configz", zpages.Configz(map[string]any{kubeproxy.GroupName: d.Config}))
+	mux.Handle("/configz", zpages.Configz(map[string]any{kubeproxy.GroupName: config.Effective(d.Config)}))
 	paths := []string{"/configz", "/healthz", "/metrics", "/proxyMode"}
 	if d.gates.Enabled(config.ComponentFlagz) {
 		mux.Handle("/flagz", zpages.Flagz(d.flags))

@@ -55,8 +55,7 @@ func newScheme() *runtime.Scheme {
 	return scheme
 }
 
-// Write writes the effective configuration as kube-proxy does with --write-config-to: of the sections of the modes, only the
-// one that counts has periods.
+// Write writes the effective configuration as kube-proxy does with --write-config-to.
 func Write(path string, c *kubeproxy.KubeProxyConfiguration) error {
 	data, err := encode(c)
 	if err != nil {
@@ -65,7 +64,8 @@ func Write(path string, c *kubeproxy.KubeProxyConfiguration) error {
 	return os.WriteFile(path, data, 0o644) //nolint:gosec // it holds no secret, and others are to read it
 }
 
-func encode(c *kubeproxy.KubeProxyConfiguration) ([]byte, error) {
+// Effective returns a configuration without what doesn't count: of the sections of the modes, only one has periods.
+func Effective(c *kubeproxy.KubeProxyConfiguration) *kubeproxy.KubeProxyConfiguration {
 	out := c.DeepCopy()
 	out.SetGroupVersionKind(kubeproxy.SchemeGroupVersion.WithKind("KubeProxyConfiguration"))
 	sync, min := periodsOf(c)
@@ -75,9 +75,13 @@ func encode(c *kubeproxy.KubeProxyConfiguration) ([]byte, error) {
 	out.NFTables.SyncPeriod, out.NFTables.MinSyncPeriod = none.NFTables.SyncPeriod, none.NFTables.MinSyncPeriod
 	outSync, outMin := periodsOf(out)
 	*outSync, *outMin = *sync, *min
+	return out
+}
+
+func encode(c *kubeproxy.KubeProxyConfiguration) ([]byte, error) {
 	var b bytes.Buffer
 	yaml := json.NewSerializerWithOptions(json.DefaultMetaFactory, nil, nil, json.SerializerOptions{Yaml: true})
-	if err := yaml.Encode(out, &b); err != nil {
+	if err := yaml.Encode(Effective(c), &b); err != nil {
 		return nil, fmt.Errorf("encode configuration: %w", err)
 	}
 	return b.Bytes(), nil

@@ -1,8 +1,8 @@
 // Package report tells an operator what in the API could not be used: in the log, and where there is an API server, as an
-// Event on the object that should be mended.
+// Event on the object that should be mended. It also writes the Events of the program's start.
 //
-// In: [model.Problem] values from any goroutine.
-// Out: one log line and one Event for each.
+// In: [model.Problem] values from any goroutine, and how the start went.
+// Out: one log line and one Event for each problem; Events about the Node.
 // Never: a decision, or a wait for the API server.
 package report
 
@@ -43,4 +43,23 @@ func (r *Reporter) Problem(p model.Problem) {
 	object := &corev1.ObjectReference{APIVersion: version, Kind: p.Kind, Namespace: p.Name.Namespace, Name: p.Name.Name}
 	reason, action := cmp.Or(p.Event, "NotProgrammed"), cmp.Or(p.Action, "Sync")
 	r.recorder.Eventf(object, nil, corev1.EventTypeWarning, reason, action, "%s: %s", p.Field, p.Reason)
+}
+
+// startAction is the action of Events about the program as a whole (kube-proxy: app/server.go).
+const startAction = "StartKubeProxy"
+
+// Started writes the Event of a start, on the Node.
+func (r *Reporter) Started(node string) { r.node(node, corev1.EventTypeNormal, "Starting", "") }
+
+// ServerFailed writes the Event of an HTTP server that can't be started, where that ends the program; the reason is
+// kube-proxy's for this server.
+func (r *Reporter) ServerFailed(node, reason string, err error) {
+	r.node(node, corev1.EventTypeWarning, reason, err.Error())
+}
+
+func (r *Reporter) node(name, kind, reason, note string) {
+	if r.recorder != nil {
+		object := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name}
+		r.recorder.Eventf(object, nil, kind, reason, startAction, "%s", note)
+	}
 }

@@ -2,11 +2,13 @@ package report
 
 import (
 	"bytes"
+	"errors"
 	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -43,4 +45,17 @@ func TestProblemsAreLoggedAndBecomeEvents(t *testing.T) {
 			t.Errorf("%+v: %d log lines of two reports, one without an API server", c.problem, n)
 		}
 	}
+}
+
+func TestEventsOfTheStart(t *testing.T) {
+	recorder := events.NewFakeRecorder(2)
+	r := New(klog.Background(), recorder)
+	r.Started("node-1")
+	r.ServerFailed("node-1", "FailedToStartMetricServer", errors.New("port taken"))
+	for _, want := range []string{"Normal Starting ", "Warning FailedToStartMetricServer port taken"} {
+		if got := <-recorder.Events; got != want {
+			t.Errorf("event %q, want %q", got, want)
+		}
+	}
+	New(klog.Background(), nil).Started("node-1") // without an API server there is nobody to tell
 }
