@@ -1,4 +1,4 @@
-package scenario
+package house
 
 import (
 	"fmt"
@@ -25,11 +25,8 @@ var (
 
 // TestConformanceListNamesWhatExists keeps the list of Kubernetes' own tests true.
 func TestConformanceListNamesWhatExists(t *testing.T) {
-	text, err := os.ReadFile("conformance.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	rows := slices.DeleteFunc(row.FindAllStringSubmatch(string(text), -1), func(r []string) bool { return r[1] == "test" })
+	text := mustRead(t, "test/scenario/conformance.md")
+	rows := slices.DeleteFunc(row.FindAllStringSubmatch(text, -1), func(r []string) bool { return r[1] == "test" })
 	if len(rows) != listed {
 		t.Errorf("%d tests are listed, want %d", len(rows), listed)
 	}
@@ -53,7 +50,7 @@ func TestConformanceListNamesWhatExists(t *testing.T) {
 // exists reports whether a name is that of a proof, with an error if there is none of that name.
 func exists(name string) (bool, error) {
 	if m := namedStep.FindStringSubmatch(name); m != nil {
-		text, err := os.ReadFile(filepath.Join("testdata", m[1]))
+		text, err := os.ReadFile(filepath.Join(root, "test/scenario/testdata", m[1]))
 		if err == nil && !strings.Contains(string(text), "\n-- "+m[2]+".packets --\n") {
 			err = fmt.Errorf("%s has no packets in step %s", m[1], m[2])
 		}
@@ -63,7 +60,7 @@ func exists(name string) (bool, error) {
 	if m == nil {
 		return false, nil
 	}
-	files, err := filepath.Glob(filepath.Join("..", "..", m[1], "*_test.go"))
+	files, err := filepath.Glob(filepath.Join(root, m[1], "*_test.go"))
 	if err != nil {
 		return true, err
 	}
