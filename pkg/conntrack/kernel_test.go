@@ -153,6 +153,25 @@ func (n *node) serve(f model.Family, p model.Protocol, endpoints ...netip.AddrPo
 	return d
 }
 
+// served programs one endpoint for UDP and returns it with clients that it has answered.
+func (n *node) served(f model.Family) (endpoint netip.AddrPort, clients []*net.UDPConn) {
+	n.Helper()
+	endpoint = n.pod(f, 10)
+	n.serve(f, model.UDP, endpoint)
+	clients = n.clients(f)
+	n.expect(clients, endpoint.String())
+	return endpoint, clients
+}
+
+// withdraw deletes the Service.
+func (n *node) withdraw() {
+	n.Helper()
+	n.planner.Set(service, nil)
+	if _, err := n.kernel.Sync(n.planner); err != nil {
+		n.Fatal(err)
+	}
+}
+
 // pass deletes what is stale and checks how much that is.
 func (n *node) pass(f model.Family, d *Desired, deleted int) {
 	n.Helper()
@@ -295,10 +314,7 @@ func TestRemainingEndpointKeepsItsClients(t *testing.T) {
 
 func TestClientOfServiceScaledToZeroIsRefused(t *testing.T) {
 	forFamilies(t, func(n *node, f model.Family) {
-		a := n.pod(f, 10)
-		n.serve(f, model.UDP, a)
-		clients := n.clients(f)
-		n.expect(clients, a.String())
+		a, clients := n.served(f)
 		n.pass(f, n.serve(f, model.UDP), len(clients))
 		n.expect(clients, refused)
 		n.pass(f, n.serve(f, model.UDP, a), 0)
@@ -337,14 +353,8 @@ func TestClientFromBeforeTheRulesIsServed(t *testing.T) {
 
 func TestClientOfDeletedFrontendIsCutOff(t *testing.T) {
 	forFamilies(t, func(n *node, f model.Family) {
-		a := n.pod(f, 10)
-		n.serve(f, model.UDP, a)
-		clients := n.clients(f)
-		n.expect(clients, a.String())
-		n.planner.Set(service, nil)
-		if _, err := n.kernel.Sync(n.planner); err != nil {
-			n.Fatal(err)
-		}
+		a, clients := n.served(f)
+		n.withdraw()
 		n.expect(clients, a.String())
 		d := &Desired{}
 		for _, fe := range frontends(f, model.UDP) {
@@ -482,14 +492,8 @@ func TestMasqueradedClientFollows(t *testing.T) {
 // A Service that went while nobody was looking takes its clients with it, as far as it had addresses of Services.
 func TestClientOfServiceThatWentUnseenIsCutOff(t *testing.T) {
 	forFamilies(t, func(n *node, f model.Family) {
-		a := n.pod(f, 10)
-		n.serve(f, model.UDP, a)
-		clients := n.clients(f)
-		n.expect(clients, a.String())
-		n.planner.Set(service, nil)
-		if _, err := n.kernel.Sync(n.planner); err != nil {
-			n.Fatal(err)
-		}
+		a, clients := n.served(f)
+		n.withdraw()
 		d := &Desired{Undnated: true}
 		d.Orphans(f, []netip.Prefix{netip.MustParsePrefix([...]string{"10.96.0.0/16", "fd00:10:96::/112"}[f])})
 		n.pass(f, d, 2)
