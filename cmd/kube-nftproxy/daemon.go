@@ -21,7 +21,6 @@ import (
 	"k8s.io/client-go/tools/events"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
-	metricsfeatures "k8s.io/component-base/metrics/features"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
@@ -74,12 +73,7 @@ func run(ctx context.Context, o *config.Options, fs *pflag.FlagSet) error {
 	if err := o.Complete(fs); err != nil {
 		return fmt.Errorf("failed complete: %w", err)
 	}
-	gates, err := config.Gates(o.Config.FeatureGates)
-	if err != nil {
-		return fmt.Errorf("failed complete: %w", err)
-	}
-	metricsfeatures.ApplyFeatureGates(gates) // histograms of requests to the API server wait for it
-	if err := logsapi.ValidateAndApply(&o.Config.Logging, gates); err != nil {
+	if err := logsapi.ValidateAndApply(&o.Config.Logging, o.Gates); err != nil {
 		return fmt.Errorf("initialize logging: %w", err)
 	}
 	cliflag.PrintFlags(fs)
@@ -93,8 +87,11 @@ func run(ctx context.Context, o *config.Options, fs *pflag.FlagSet) error {
 	logger := klog.FromContext(ctx)
 	switch {
 	case o.WriteTo != "":
+		if err := config.Write(o.WriteTo, o.Config); err != nil {
+			return err
+		}
 		logger.Info("Wrote configuration", "file", o.WriteTo)
-		return config.Write(o.WriteTo, o.Config)
+		return nil
 	case o.Cleanup:
 		return apply.Cleanup()
 	}
@@ -265,7 +262,7 @@ func (d *daemon) proxy(ctx context.Context) error {
 		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(least, every, every),
 		Flows: d.flows, Checks: health.NewServices(d.health.Healthy, d.reporter.Problem), Families: d.families,
 		NodeName: d.nodeName, NodeIP: d.nodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: nodePorts,
-		Model:  model.Options{IgnoreExternalIPs: !d.gates.Enabled(config.AllowServiceExternalIPs)},
+		Model:  model.Options{IgnoreExternalIPs: !d.Gates.Enabled(config.AllowServiceExternalIPs)},
 		Report: d.reporter.Problem, Now: time.Now,
 	}).Run(ctx)
 }

@@ -20,11 +20,11 @@ func (d *daemon) metricsPort() http.Handler {
 	slis.SLIMetricsWithReset{}.Install(mux)
 	mux.Handle("/configz", zpages.Configz(map[string]any{kubeproxy.GroupName: config.Effective(d.Config)}))
 	paths := []string{"/configz", "/healthz", "/metrics", "/proxyMode"}
-	if d.gates.Enabled(config.ComponentFlagz) {
+	if d.Gates.Enabled(config.ComponentFlagz) {
 		mux.Handle("/flagz", zpages.Flagz(d.flags))
 		paths = []string{"/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"}
 	}
-	if d.gates.Enabled(config.ComponentStatusz) {
+	if d.Gates.Enabled(config.ComponentStatusz) {
 		mux.Handle("/statusz", zpages.Statusz(version, d.started, paths))
 	}
 	if d.Config.EnableProfiling {

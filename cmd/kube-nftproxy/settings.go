@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
-	"k8s.io/component-base/featuregate"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -18,7 +17,6 @@ import (
 type settings struct {
 	*config.Options
 	flags    *pflag.FlagSet
-	gates    featuregate.FeatureGate
 	nodeName string
 	// nodeIP is taken for the Node's address of its family; invalid for none.
 	nodeIP netip.Addr
@@ -32,9 +30,6 @@ type settings struct {
 func newSettings(o *config.Options, flags *pflag.FlagSet) (*settings, error) {
 	s := &settings{Options: o, flags: flags}
 	var err error
-	if s.gates, err = config.Gates(o.Config.FeatureGates); err != nil {
-		return nil, err
-	}
 	if s.nodeName, err = nodeName(o.Config.HostnameOverride); err != nil {
 		return nil, err
 	}

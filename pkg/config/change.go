@@ -73,9 +73,10 @@ func usable(data []byte) error {
 	if err != nil {
 		return err
 	}
-	if _, err := Gates(c.FeatureGates); err != nil {
+	gates, err := newGates(c.FeatureGates)
+	if err != nil {
 		return err
 	}
 	applyPlatformDefaults(c)
-	return Validate(c).ToAggregate()
+	return Validate(c, gates).ToAggregate()
 }

@@ -22,8 +22,8 @@ const (
 	ComponentStatusz featuregate.Feature = "ComponentStatusz"
 )
 
-// Gates returns kube-proxy's feature gates, set as the map says. Unknown and locked ones are an error.
-func Gates(set map[string]bool) (featuregate.FeatureGate, error) {
+// newGates returns kube-proxy's feature gates, set as the map says. Unknown and locked ones are an error.
+func newGates(set map[string]bool) (featuregate.FeatureGate, error) {
 	gates := featuregate.NewFeatureGate()
 	specs := map[featuregate.Feature]featuregate.FeatureSpec{}
 	for line := range strings.Lines(gatesText) {

@@ -20,14 +20,9 @@ func notes(c *kubeproxy.KubeProxyConfiguration) (list []Note) {
 				"mode nftables would serve them on the primary ones")
 		}
 	}
-	if c.Mode == modeIPVS {
-		none := kubeproxy.KubeProxyIPVSConfiguration{}
-		asked := c.IPVS
-		asked.SyncPeriod, asked.MinSyncPeriod, asked.ExcludeCIDRs = none.SyncPeriod, none.MinSyncPeriod, nil
-		if asked.Scheduler != "" || asked.StrictARP || asked.TCPTimeout != none.TCPTimeout || asked.TCPFinTimeout != none.TCPFinTimeout ||
-			asked.UDPTimeout != none.UDPTimeout {
-			note("ipvs", "there is no IPVS: endpoints are chosen at random, timeouts are those of conntrack, and ARP is left alone")
-		}
+	timeouts := c.IPVS.TCPTimeout.Duration + c.IPVS.TCPFinTimeout.Duration + c.IPVS.UDPTimeout.Duration
+	if c.Mode == modeIPVS && (c.IPVS.Scheduler != "" || c.IPVS.StrictARP || timeouts != 0) {
+		note("ipvs", "there is no IPVS: endpoints are chosen at random, timeouts are those of conntrack, and ARP is left alone")
 	}
 	if c.Winkernel != (kubeproxy.KubeProxyWinkernelConfiguration{}) || c.WindowsRunAsService {
 		note("winkernel", "it is about Windows, and ignored")

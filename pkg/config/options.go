@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/component-base/featuregate"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // the logging format json
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
@@ -32,6 +33,8 @@ type Options struct {
 	Manifests string
 	// Cleanup and InitOnly ask for something else than to serve.
 	Cleanup, InitOnly bool
+	// Gates are kube-proxy's feature gates, as the configuration sets them.
+	Gates featuregate.FeatureGate
 	// Notes tell what of the configuration has no meaning here, and what happens instead.
 	Notes []Note
 
@@ -79,7 +82,8 @@ func (o *Options) Complete(fs *pflag.FlagSet) error {
 	} else {
 		o.applyFlags(fs)
 	}
-	if _, err := Gates(o.Config.FeatureGates); err != nil {
+	var err error
+	if o.Gates, err = newGates(o.Config.FeatureGates); err != nil {
 		return err
 	}
 	applyPlatformDefaults(o.Config)
@@ -96,7 +100,7 @@ func (o *Options) Complete(fs *pflag.FlagSet) error {
 
 // Validate returns everything that is wrong with the completed options.
 func (o *Options) Validate() error {
-	errs := Validate(o.Config)
+	errs := Validate(o.Config, o.Gates)
 	if o.Manifests != "" && (o.Config.ClientConnection.Kubeconfig != "" || o.Master != "") {
 		errs = append(errs, field.Invalid(field.NewPath("--manifests"), o.Manifests, "can't be combined with an API server's address"))
 	}

@@ -7,6 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/component-base/featuregate"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/component-base/metrics"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
@@ -14,15 +15,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Validate returns everything that is wrong with a configuration, in kube-proxy's words and under its paths (kube-proxy:
-// apis/config/validation).
-func Validate(c *kubeproxy.KubeProxyConfiguration) field.ErrorList {
+// Validate returns everything that is wrong with a configuration, whose feature gates have been read, in kube-proxy's words
+// and under its paths (kube-proxy: apis/config/validation).
+func Validate(c *kubeproxy.KubeProxyConfiguration, gates featuregate.FeatureGate) field.ErrorList {
 	v := &validator{root: field.NewPath("KubeProxyConfiguration")}
-	gates, err := Gates(c.FeatureGates)
-	if err != nil {
-		v.invalid("featureGates", c.FeatureGates, err.Error())
-		return v.errs
-	}
 	v.sections(c)
 	v.conntrack(&c.Conntrack)
 	if n := *c.OOMScoreAdj; n < -1000 || n > 1000 {

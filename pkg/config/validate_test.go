@@ -77,11 +77,11 @@ func TestInvalidFlags(t *testing.T) {
 }
 
 func TestGates(t *testing.T) {
-	gates, err := Gates(map[string]bool{"AllowServiceExternalIPs": false})
+	gates, err := newGates(map[string]bool{"AllowServiceExternalIPs": false})
 	if err != nil || gates.Enabled(AllowServiceExternalIPs) || !gates.Enabled(ComponentFlagz) {
 		t.Errorf("AllowServiceExternalIPs is %t, ComponentFlagz %t, %v", gates.Enabled(AllowServiceExternalIPs), gates.Enabled(ComponentFlagz), err)
 	}
-	if gates, err := Gates(map[string]bool{"AllBeta": false}); err != nil || gates.Enabled(ComponentFlagz) {
+	if gates, err := newGates(map[string]bool{"AllBeta": false}); err != nil || gates.Enabled(ComponentFlagz) {
 		t.Errorf("AllBeta=false leaves ComponentFlagz, %v", err)
 	}
 }

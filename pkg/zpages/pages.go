@@ -42,7 +42,7 @@ type flagz struct {
 
 // Flagz answers with the command line's flags and their values.
 func Flagz(fs *pflag.FlagSet) http.Handler {
-	page := page{kind: "Flagz", object: func() any {
+	return page{kind: "Flagz", object: func() any {
 		return flagz{metaOf("Flagz"), metav1.ObjectMeta{Name: Component}, valuesOf(fs)}
 	}, text: func(w io.Writer) {
 		values := valuesOf(fs)
@@ -55,7 +55,6 @@ func Flagz(fs *pflag.FlagSet) http.Handler {
 			fmt.Fprintf(w, "%s=%s\n", name, values[name])
 		}
 	}}
-	return page
 }
 
 func valuesOf(fs *pflag.FlagSet) map[string]string {
