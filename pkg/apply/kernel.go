@@ -247,5 +247,27 @@ func deleteTable(conn *nft.Conn, f nft.Family, name string) error {
 	return nil
 }
 
+// Renew renews the lease of the tables, see [plan.Lease]; it does nothing while it isn't known whether they are there. After
+// an error the next sync compares them with what is wanted.
+func (k *Kernel) Renew(p *plan.Planner) error {
+	if !k.known {
+		return nil
+	}
+	b := nft.NewBatch(0)
+	leases := p.Leases()
+	for i, e := range leases {
+		if i == 0 || e.Set != leases[i-1].Set {
+			b.FlushSet(e.Set) // an element that has run out can't be deleted by its key
+		}
+	}
+	for _, e := range leases {
+		b.AddElement(e)
+	}
+	if _, err := k.commit(b, Partial); err != nil {
+		return fmt.Errorf("renew the lease: %w", err)
+	}
+	return nil
+}
+
 // Doubt makes the next sync compare the tables with what is wanted, as at the start.
 func (k *Kernel) Doubt() { k.known = false }

@@ -102,8 +102,9 @@ func compareSets(p *plan.Planner, t *nft.Table, f found) string {
 			return fmt.Sprintf("set %s is missing", s.Name)
 		case !info.Is(s):
 			return fmt.Sprintf("set %s has another form", s.Name)
-		case s.Dynamic || s.Interval || info.Count < 0 || s.Name == plan.StateSet:
-			// The kernel's number isn't there, or says nothing: rules add to it, or it counts ranges in its own way.
+		case s.Dynamic || s.Timeout > 0 || s.Interval || info.Count < 0 || s.Name == plan.StateSet:
+			// The kernel's number isn't there, or says nothing: rules add to it, its elements
+			// run out, or it counts ranges in its own way.
 		case info.Count != n:
 			return fmt.Sprintf("set %s has %d elements instead of %d", s.Name, info.Count, n)
 		}

@@ -184,6 +184,9 @@ func (b *Batch) AddSet(s *Set) {
 		b.u32(unix.NFTA_SET_DATA_TYPE, s.dataType())
 		b.u32(unix.NFTA_SET_DATA_LEN, uint32(s.dataLen()))
 	}
+	if s.Timeout > 0 {
+		b.attr(unix.NFTA_SET_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(s.Timeout.Milliseconds())))
+	}
 	b.u32(unix.NFTA_SET_ID, b.seq)
 	b.setDesc(s)
 	b.attr(unix.NFTA_SET_USERDATA, s.userData())

@@ -129,7 +129,7 @@ func DstPort() Field {
 
 // L4Proto is the packet's transport protocol.
 func L4Proto() Field {
-	return metaField("meta l4proto", expr.MetaKeyL4PROTO, 12, 1, orderBig, func(b []byte) string {
+	return metaField("meta l4proto", expr.MetaKeyL4PROTO, 12, 1, orderHost, func(b []byte) string {
 		switch b[0] {
 		case unix.IPPROTO_TCP:
 			return "tcp"

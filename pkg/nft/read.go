@@ -3,6 +3,7 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,6 +15,8 @@ type ChainInfo struct {
 	Type     string
 	Hook     uint32
 	Priority int32
+	// Uses counts the chain's rules, and the rules and elements that lead to it.
+	Uses uint32
 }
 
 // SetInfo is what the kernel says of a set.
@@ -29,6 +32,7 @@ type SetInfo struct {
 // setShape are the properties that can't be changed on an existing set.
 type setShape struct {
 	flags, keyType, keyLen, dataType, dataLen uint32
+	timeout                                   time.Duration
 	userData                                  string
 }
 
@@ -36,6 +40,7 @@ type setShape struct {
 func (i *SetInfo) Is(s *Set) bool {
 	want := setShape{
 		flags: s.flags(), keyType: typeID(s.Key), keyLen: uint32(length(s.Key)), userData: string(s.userData()),
+		timeout: s.Timeout,
 	}
 	if s.IsMap() {
 		want.dataType, want.dataLen = s.dataType(), uint32(s.dataLen())
@@ -67,6 +72,13 @@ func be32(b []byte) uint32 {
 		return 0
 	}
 	return binary.BigEndian.Uint32(b)
+}
+
+func be64(b []byte) uint64 {
+	if len(b) < 8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(b)
 }
 
 func attribute(typ uint16, value []byte) []byte {
@@ -134,6 +146,8 @@ func (c *Conn) Chains(family Family, table string) ([]ChainInfo, error) {
 				ch.Name = text(v)
 			case unix.NFTA_CHAIN_TYPE:
 				ch.Type = text(v)
+			case unix.NFTA_CHAIN_USE:
+				ch.Uses = be32(v)
 			case unix.NFTA_CHAIN_HOOK:
 				attrs(v, func(typ uint16, v []byte) {
 					switch typ {
@@ -189,6 +203,8 @@ func parseSet(b []byte) (s SetInfo, table string) {
 			s.shape.dataLen = be32(v)
 		case unix.NFTA_SET_USERDATA:
 			s.shape.userData = string(v)
+		case unix.NFTA_SET_TIMEOUT:
+			s.shape.timeout = time.Duration(be64(v)) * time.Millisecond
 		case setCount:
 			s.Count = int(be32(v))
 		case unix.NFTA_SET_DESC:

@@ -1,6 +1,8 @@
 package nft
 
 import (
+	"time"
+
 	"github.com/google/nftables/expr"
 )
 
@@ -29,6 +31,8 @@ type Set struct {
 	Interval bool
 	// Dynamic lets rules add elements, which have timeouts; Size is then the most that there can be.
 	Dynamic bool
+	// Timeout is how long an element lasts unless it is added anew, in whole milliseconds; 0 is for ever.
+	Timeout time.Duration
 	// Size is the number of elements for which the kernel makes room at once. It selects the fixed hash table, which
 	// loads three times as fast; 0 lets the table grow. A batch that exceeds it fails with ENFILE.
 	Size uint32
@@ -39,7 +43,7 @@ func (s *Set) IsMap() bool { return s.Data != nil || s.Verdict }
 
 // flags returns the kernel's flags of the set.
 func (s *Set) flags() uint32 {
-	const interval, isMap, timeout, eval, concat = 0x4, 0x8, 0x10, 0x20, 0x80
+	const interval, isMap, expires, eval, concat = 0x4, 0x8, 0x10, 0x20, 0x80
 	var f uint32
 	if s.Interval {
 		f |= interval
@@ -51,7 +55,10 @@ func (s *Set) flags() uint32 {
 		f |= isMap
 	}
 	if s.Dynamic {
-		f |= timeout | eval
+		f |= expires | eval
+	}
+	if s.Timeout > 0 {
+		f |= expires
 	}
 	return f
 }

@@ -40,6 +40,13 @@ func (v Value) Proto(p uint8) Value {
 	return v
 }
 
+// OnlyProto is a protocol number as a key of one field, which isn't padded.
+func (v Value) OnlyProto(p uint8) Value {
+	v.b[v.n] = p
+	v.n++
+	return v
+}
+
 // Port appends a port as one part of a concatenation.
 func (v Value) Port(p uint16) Value {
 	binary.BigEndian.PutUint16(v.b[v.n:], p)

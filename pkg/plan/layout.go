@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"time"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
@@ -19,6 +21,7 @@ type layout struct {
 	clusterIPs     *nft.Set
 	serviceCIDRs   *nft.Set
 	nodeAddresses  *nft.Set
+	lease          *nft.Set
 	state          *nft.Set
 }
 
@@ -39,6 +42,13 @@ const (
 	// affinityClients bounds what remembered clients can cost. Each takes up to 115 bytes of the kernel's memory once it has
 	// come, and 100 ns of a processor in every second, because the kernel looks through the map for expired ones so often.
 	affinityClients = 1 << 20
+)
+
+// Lease is how long Services are found before other software's rules have translated a packet, unless the lease is renewed;
+// afterwards they are found among what nobody else has translated. LeaseSet is the name of the set that has it.
+const (
+	Lease    = 2 * time.Minute
+	LeaseSet = "lease"
 )
 
 // StateSet is the name of the set whose one element says what the table holds.
@@ -72,6 +82,8 @@ func newLayout(family model.Family) *layout {
 	l.serviceCIDRs = &nft.Set{Name: "service-cidrs", Key: []nft.Field{daddr}, Interval: true,
 		Comment: "for addresses that no service has"}
 	l.nodeAddresses = &nft.Set{Name: "node-addresses", Key: []nft.Field{daddr}, Comment: "where node ports are served"}
+	l.lease = &nft.Set{Name: LeaseSet, Key: []nft.Field{nft.L4Proto()}, Timeout: Lease,
+		Comment: "renewed while kube-nftproxy runs; without, others come first"}
 	l.state = &nft.Set{Name: StateSet, Key: []nft.Field{nft.Mark()}, Comment: "what the last commit left here"}
 	for _, s := range l.sets() {
 		s.Family, s.Table = nf, TableName
@@ -105,7 +117,7 @@ func (l *layout) hash(name, comment string, key, data []nft.Field) *nft.Set {
 
 // sets lists the sets in the order in which nft shows them.
 func (l *layout) sets() []*nft.Set {
-	list := append([]*nft.Set{l.state}, l.dispatch[:]...)
+	list := append([]*nft.Set{l.state, l.lease}, l.dispatch[:]...)
 	for i := range l.scopes {
 		s := &l.scopes[i]
 		list = append(list, s.classes, s.shortCircuit, s.local)

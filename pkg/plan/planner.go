@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -121,15 +122,31 @@ func (p *Planner) SetLocalPods(f model.Family, pods LocalPods) {
 	}
 }
 
+// Leases returns the elements that have to be there anew before [Lease] has passed, of all families.
+func (p *Planner) Leases() (list []*nft.Element) {
+	for _, f := range p.options.Families {
+		list = append(list, p.layouts[f].leases()...)
+	}
+	return list
+}
+
 // fixed are the elements that are always there.
 func (l *layout) fixed() []*nft.Element {
-	var out []*nft.Element
+	out := l.leases()
 	for k := kindReject; k <= kindNodePortExternalLocal; k++ {
 		for _, st := range fixedDispatch[k] {
 			out = append(out, l.dispatchElement(st, class{kind: k}))
 		}
 	}
 	return out
+}
+
+// leases are the elements of the set of the lease: the protocols that Services have.
+func (l *layout) leases() (list []*nft.Element) {
+	for _, proto := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
+		list = append(list, &nft.Element{Set: l.lease, Key: nft.Value{}.OnlyProto(proto)})
+	}
+	return list
 }
 
 func (l *layout) dispatchElement(st step, c class) *nft.Element {

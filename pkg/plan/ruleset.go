@@ -23,9 +23,9 @@ const (
 func (l *layout) table(o *Options) *nft.Table {
 	chains := []*nft.Chain{
 		base("prerouting", unix.NF_INET_PRE_ROUTING, dstnat, "packets that arrive",
-			rule("", jump("services"))),
+			rule("", l.leased(true), jump("services"))),
 		base("output", unix.NF_INET_LOCAL_OUT, dstnat, "packets of this node",
-			rule("", jump("services"))),
+			rule("", l.leased(true), jump("services"))),
 		base("prerouting-unclaimed", unix.NF_INET_PRE_ROUTING, dstnat+afterwards, "arrived, and nobody has translated them",
 			l.unclaimed(destinationIsThisNode(expr.CmpOpNeq))...),
 		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, dstnat+afterwards, "of this node, and nobody has translated them",
@@ -47,6 +47,11 @@ func (l *layout) table(o *Options) *nft.Table {
 
 func base(name string, hook uint32, priority int32, comment string, rules ...nft.Rule) *nft.Chain {
 	return &nft.Chain{Name: name, Comment: comment, Type: "nat", Hook: hook, Priority: priority, Rules: rules}
+}
+
+// leased matches, for packets of the protocols that Services have, while the lease lasts, or once it has run out.
+func (l *layout) leased(lasts bool) []expr.Any {
+	return in(l.lease, []nft.Field{nft.L4Proto()}, !lasts)
 }
 
 // services: the class of an address, else the class of a node port.
@@ -110,11 +115,13 @@ func (l *layout) reject() []nft.Rule {
 	}
 }
 
-// unclaimed handles addresses of services that no service port stands for. Forwarded packets only: who owns such an
+// unclaimed handles what nobody has translated: Services, if kube-nftproxy is gone for longer than its lease lasts and
+// another proxy may have taken over, and addresses of services that no service port stands for. Forwarded packets only: who owns such an
 // address on this node, as a node-local DNS cache does, may answer there.
 func (l *layout) unclaimed(forwarded []expr.Any) []nft.Rule {
 	daddr := []nft.Field{nft.DstAddr(l.nf)}
 	return []nft.Rule{
+		rule("the lease has run out", l.leased(false), jump("services")),
 		rule("a cluster IP without such a port", in(l.clusterIPs, daddr, false), forwarded, goTo(kindReject.name())),
 		rule("a service address that is not in use", in(l.serviceCIDRs, daddr, false), forwarded, countedDrop()),
 	}

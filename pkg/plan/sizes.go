@@ -32,10 +32,10 @@ func (p *Planner) Fit() {
 // Count returns the number of elements that a set should have.
 func (p *Planner) Count(s *nft.Set) int { return p.counts[s] }
 
-// EachCount calls f with the number of elements of each of a family's sets that is not filled by rules.
+// EachCount calls f with the number of elements of each of a family's sets that holds what the cluster asks for.
 func (p *Planner) EachCount(f model.Family, each func(s *nft.Set, n int)) {
 	for _, s := range p.tables[f].Sets {
-		if !s.Dynamic && s.Name != StateSet {
+		if !s.Dynamic && s.Name != StateSet && s.Name != LeaseSet {
 			each(s, p.counts[s])
 		}
 	}

@@ -37,6 +37,8 @@ type Source interface {
 type Kernel interface {
 	Sync(*plan.Planner) (apply.Result, error)
 	Known() bool
+	// Renew renews the lease of the tables, which lasts for [plan.Lease].
+	Renew(*plan.Planner) error
 	// Doubt makes the next Sync compare instead of believe; Meddled tells whether somebody else has committed anything.
 	Doubt()
 	Meddled() (bool, error)
@@ -85,7 +87,11 @@ type Proxy struct {
 	unprogrammed []time.Time
 	// retireAt is when chains that nothing leads to are given up; zero if there are none.
 	retireAt time.Time
-	started  bool
+	// lookAt is when it is time for a look at what others have done to the kernel's ruleset.
+	lookAt time.Time
+	// renewAt is when the lease of the tables is to be renewed; zero before the first sync.
+	renewAt time.Time
+	started bool
 	// synced is the end of the last successful sync.
 	synced time.Time
 	// checks are what load balancers may ask, on checkAddrs; they are handed over when they have changed.
@@ -105,6 +111,9 @@ type Proxy struct {
 // retireAfter is how long a chain outlives the last element that led to it. A service that is scaled to and fro finds it
 // again, and kernels before 6.2 hold on to it for some milliseconds.
 const retireAfter = 2 * time.Second
+
+// renewEvery leaves room for two failures before the lease runs out.
+const renewEvery = plan.Lease / 3
 
 // lookEvery is the time between two looks at whether somebody else has changed the ruleset. A look takes some microseconds.
 const lookEvery = 500 * time.Millisecond
@@ -204,7 +213,11 @@ func (p *Proxy) step(ctx context.Context) {
 		return
 	}
 	if p.Kernel.Known() {
-		at = earlier(at, now.Add(lookEvery))
+		if !now.Before(p.lookAt) {
+			p.look(ctx, now)
+			return
+		}
+		at = earlier(at, p.lookAt)
 		if !p.retireAt.IsZero() {
 			at = earlier(at, p.retireAt)
 		}
@@ -219,7 +232,6 @@ func (p *Proxy) step(ctx context.Context) {
 		p.Health.Queued(now)
 		p.Metrics.Queued(now)
 	case <-timer.C:
-		p.look(ctx)
 	}
 }
 
@@ -232,17 +244,28 @@ func earlier(a, b time.Time) time.Time {
 
 // look asks for a sync if somebody else has changed the kernel's ruleset: it may have been our tables. It also looks
 // whether a health check node port that was taken is free by now.
-func (p *Proxy) look(ctx context.Context) {
-	if !p.Kernel.Known() {
-		return
-	}
+func (p *Proxy) look(ctx context.Context, now time.Time) {
+	p.lookAt = now.Add(lookEvery)
 	p.syncChecks()
+	p.renew(ctx, now)
 	meddled, err := p.Kernel.Meddled()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot tell whether the ruleset has changed")
 	}
 	if meddled {
 		p.Kernel.Doubt()
+		p.Schedule.Requested()
+	}
+}
+
+// renew renews the lease of the tables when it is time to.
+func (p *Proxy) renew(ctx context.Context, now time.Time) {
+	if p.renewAt.IsZero() || now.Before(p.renewAt) {
+		return
+	}
+	p.renewAt = now.Add(renewEvery)
+	if err := p.Kernel.Renew(p.Planner); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot renew the lease")
 		p.Schedule.Requested()
 	}
 }
@@ -300,8 +323,12 @@ func (p *Proxy) succeeded(r apply.Result, outcome metrics.SyncResult) {
 	case apply.Adopted:
 		if !p.started {
 			p.Metrics.Adopted()
+			p.renewAt = outcome.End // how much is left of an earlier process's lease isn't known
 		}
 	case apply.Full, apply.Partial:
+		if r.Kind == apply.Full {
+			p.renewAt = outcome.End.Add(renewEvery)
+		}
 		p.Metrics.Sent(metrics.Batch{Full: r.Kind == apply.Full, Bytes: r.Bytes, Elements: r.Elements, Kernel: r.Commit})
 	}
 	if r.Kind != apply.Nothing {

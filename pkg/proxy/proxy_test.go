@@ -79,12 +79,15 @@ func (s *fakeSource) Slices(n types.NamespacedName) []*discoveryv1.EndpointSlice
 
 // fakeKernel does what the real one does to a planner, and fails when it is told to.
 type fakeKernel struct {
-	mu       sync.Mutex
-	known    bool
-	syncs    int
-	doubts   int
-	meddled  bool
-	rival    bool
+	mu      sync.Mutex
+	known   bool
+	syncs   int
+	doubts  int
+	meddled bool
+	rival   bool
+	// renewals are the times at which the lease was renewed; renewal is what comes of it.
+	renewals []time.Time
+	renewal  error
 	elements map[nft.ID]string
 	// asWanted says that an earlier process has left just what is wanted.
 	asWanted bool
@@ -100,6 +103,13 @@ func (k *fakeKernel) Doubt() {
 	defer k.mu.Unlock()
 	k.known = false
 	k.doubts++
+}
+
+func (k *fakeKernel) Renew(*plan.Planner) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.renewals = append(k.renewals, time.Now())
+	return k.renewal
 }
 
 func (k *fakeKernel) Meddled() (bool, error) {

@@ -1,0 +1,74 @@
+package apply
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// Another proxy's rules, which stand between the two places where Services are found, come second while the lease lasts and
+// first once it has run out. Without another proxy nobody notices.
+func TestWithoutItsLeaseOthersComeFirst(t *testing.T) {
+	for _, f := range model.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			w := newWire(t)
+			p, k := newStickyPlanner(sticky(0, 0, 1)), open(t)
+			sync(t, k, p, Full)
+			ours, theirs := pod(f, 1), pod(f, 77)
+			arrive := func(when string, want netip.AddrPort) {
+				t.Helper()
+				for _, to := range ways(f, 0) {
+					if got := w.ask(f, 1, to)[0]; got != want {
+						t.Errorf("%s: a packet to %s came to %s, want %s", when, to, got, want)
+					}
+				}
+			}
+			nf := [...]string{"ip", "ip6"}[f]
+			runOut := func() { run(t, "nft", fmt.Sprintf("flush set %s kube-nftproxy lease", nf)) }
+			arrive("with a lease", ours)
+			runOut()
+			arrive("without", ours)
+			run(t, "nft", fmt.Sprintf(`add table %[1]s other; add chain %[1]s other c { type nat hook prerouting priority -95; };
+				add rule %[1]s other c meta l4proto udp dnat to %[2]s`, nf, theirs))
+			arrive("another proxy, without a lease", theirs)
+			if err := k.Renew(p); err != nil {
+				t.Fatal(err)
+			}
+			arrive("another proxy, with a new lease", ours)
+			runOut()
+			k.Doubt()
+			sync(t, k, p, Adopted) // a lease that has run out is no reason to write everything
+			if err := k.Renew(p); err != nil {
+				t.Fatal(err)
+			}
+			arrive("after a restart", ours)
+			if meddled, err := k.Meddled(); meddled || err != nil {
+				t.Errorf("Meddled() = %t, %v after renewing the lease", meddled, err)
+			}
+			run(t, "nft", "flush ruleset")
+			if err := k.Renew(p); err == nil || k.Known() {
+				t.Errorf("Renew() = %v without tables, known %t", err, k.Known())
+			}
+			sync(t, k, p, Full)
+			arrive("after a repair", ours)
+		})
+	}
+}
+
+// The kernel itself ends a lease, whose set says for how long one lasts.
+func TestALeaseRunsOut(t *testing.T) {
+	k, p := synced(t)
+	run(t, "nft", `flush set ip kube-nftproxy lease; add element ip kube-nftproxy lease { tcp timeout 50ms, udp timeout 50ms }`)
+	eventually(t, func() bool {
+		list, err := k.conn.Elements(p.Leases()[0].Set)
+		return err == nil && len(list) == 0
+	})
+	if err := k.Renew(p); err != nil {
+		t.Error(err)
+	}
+	if list, err := k.conn.Elements(p.Leases()[0].Set); err != nil || len(list) != 3 {
+		t.Errorf("%d elements, %v; want 3", len(list), err)
+	}
+}
