@@ -7,6 +7,9 @@ help: ## list the targets
 build: ## build bin/kube-nftproxy, a static binary
 	hack/build.sh
 
+image: ## make bin/image/kube-nftproxy.tar, an OCI image for amd64 and arm64; PUSH=registry/name:tag pushes it
+	hack/image.sh
+
 demo: ## show it at work in network namespaces, in two minutes (root); API=1: against a real kube-apiserver
 	hack/deps.sh
 	API='$(API)' hack/demo.sh
@@ -47,4 +50,4 @@ update: ## rewrite what tests compare with: goldens, and the table of flags in R
 clean: ## delete bin/
 	rm -rf bin
 
-.PHONY: help build demo test test-unit test-netns test-e2e test-twin test-kernels bench compare lint verify update clean
+.PHONY: help build image demo test test-unit test-netns test-e2e test-twin test-kernels bench compare lint verify update clean

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the Kubernetes programs of the tests and the demo from test/kubernetes into bin/kubernetes, each only when it
 # is missing or older than that module's go.mod or go.sum. The first build takes minutes, later ones use Go's cache.
-# Usage: hack/kubernetes.sh [etcd|kube-apiserver|kube-proxy ...]     (default: etcd kube-apiserver)
+# Usage: hack/kubernetes.sh [etcd|kube-apiserver|kube-proxy|kubeadm|kubectl ...]     (default: etcd kube-apiserver)
 set -euo pipefail
 cd "$(dirname "$0")/../test/kubernetes"
 bin=$(cd ../.. && pwd)/bin/kubernetes
@@ -17,7 +17,7 @@ done
 for name in "$@"; do
   case $name in
   etcd) package=go.etcd.io/etcd/server/v3 ;;
-  kube-apiserver | kube-proxy) package=k8s.io/kubernetes/cmd/$name ;;
+  kube-apiserver | kube-proxy | kubeadm | kubectl) package=k8s.io/kubernetes/cmd/$name ;;
   *) echo "unknown program: $name" >&2 && exit 2 ;;
   esac
   state="up to date"

@@ -16,7 +16,9 @@ check() { # name, command...: what the command says is shown only if it fails
 }
 
 format() { unformatted=$(gofmt -l cmd hack pkg test) && echo "$unformatted" && [ -z "$unformatted" ]; }
-tool() { go tool -modfile=hack/tools/go.mod "$@"; }
+tools=$PWD/hack/tools
+tool() { go tool -modfile="$tools/go.mod" "$@"; }
+apart() { (cd "$1" && shift && "$@"); }
 tidy() { (cd "$1" && go mod tidy -diff); }
 syntax() { for script in hack/*.sh .ci/run; do bash -n "$script"; done; }
 
@@ -26,6 +28,13 @@ check vet go vet ./...
 check "vet -tags e2e,twin" go vet -tags e2e,twin ./...
 check staticcheck tool staticcheck -tags e2e,twin ./...
 check errcheck tool errcheck -ignoretests -exclude hack/tools/errcheck.txt ./cmd/... ./hack/... ./pkg/...
+for module in hack/*/go.mod; do # programs with dependencies that nothing else has
+  module=${module%/go.mod}
+  [ "$module" != hack/tools ] || continue
+  check "vet in $module" apart "$module" go vet ./...
+  check "staticcheck in $module" apart "$module" tool staticcheck ./...
+  check "errcheck in $module" apart "$module" tool errcheck -ignoretests -exclude "$tools/errcheck.txt" ./...
+done
 while read -r module; do
   check "go mod tidy in ${module#./}" tidy "$module"
 done < <(find . -name go.mod -not -path './bin/*' -not -path './.git/*' -printf '%h\n' | sort)

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"cmp"
+	"os"
+
 	"k8s.io/klog/v2"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 
@@ -15,7 +18,10 @@ func prepareHost(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration) {
 		TCPEstablished: c.Conntrack.TCPEstablishedTimeout.Duration, TCPCloseWait: c.Conntrack.TCPCloseWaitTimeout.Duration,
 		UDP: c.Conntrack.UDPTimeout.Duration, UDPStream: c.Conntrack.UDPStreamTimeout.Duration,
 	}
-	set, err := wanted.Set("/")
+	if err := host.LoadConntrack(); err != nil {
+		logger.V(2).Info("Cannot have conntrack loaded; it may be there all the same", "err", err)
+	}
+	set, err := wanted.Set(cmp.Or(os.Getenv(host.SysctlRoot), "/"))
 	for _, s := range set {
 		logger.Info("Set sysctl", "file", s.File, "value", s.Value)
 	}

@@ -11,6 +11,10 @@ import (
 	"time"
 )
 
+// SysctlRoot is the environment variable that names the folder in which to look for proc/sys/net, for a container in which
+// the one of /proc is read-only. Default: the root folder.
+const SysctlRoot = "KUBE_NFTPROXY_SYSCTL_ROOT"
+
 // Conntrack is what connection tracking should be set to (kube-proxy: KubeProxyConntrackConfiguration). Zero leaves a value
 // as it is.
 type Conntrack struct {
@@ -31,7 +35,8 @@ const (
 	conntrackMax = "proc/sys/net/netfilter/nf_conntrack_max"
 	conntrackTCP = "proc/sys/net/netfilter/nf_conntrack_tcp_"
 	conntrackUDP = "proc/sys/net/netfilter/nf_conntrack_udp_timeout"
-	hashSize     = "sys/module/nf_conntrack/parameters/hashsize"
+	// hashSize is what kube-proxy reaches by /sys/module/nf_conntrack/parameters/hashsize; this file needs no writable /sys.
+	hashSize = "proc/sys/net/netfilter/nf_conntrack_buckets"
 	// mostConnections bounds what many CPUs lead to: the table takes some 300 bytes for each (kubernetes issue 126130).
 	mostConnections = 1 << 20
 )

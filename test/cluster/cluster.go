@@ -43,6 +43,8 @@ type Config struct {
 	Netns string
 	// Log receives one line per step of Start. Default: nowhere.
 	Log io.Writer
+	// Flags are further flags of kube-apiserver.
+	Flags []string
 }
 
 // Cluster is a running etcd and kube-apiserver.
@@ -177,30 +179,28 @@ func (c *Cluster) startAPIServer(ctx context.Context, etcd string) error {
 		return err
 	}
 	c.server = addr
-	p, err := c.run("kube-apiserver",
-		"--etcd-servers="+etcd,
-		"--bind-address="+addr.Addr().String(),
-		"--advertise-address="+addr.Addr().String(),
+	p, err := c.run("kube-apiserver", append([]string{
+		"--etcd-servers=" + etcd,
+		"--bind-address=" + addr.Addr().String(),
+		"--advertise-address=" + addr.Addr().String(),
 		fmt.Sprintf("--secure-port=%d", addr.Port()),
-		"--tls-cert-file="+c.path(servingCertFile),
-		"--tls-private-key-file="+c.path(servingKeyFile),
-		"--token-auth-file="+c.path(tokenFile),
-		"--authorization-mode=RBAC",
+		"--tls-cert-file=" + c.path(servingCertFile),
+		"--tls-private-key-file=" + c.path(servingKeyFile),
+		"--token-auth-file=" + c.path(tokenFile),
+		"--authorization-mode=Node,RBAC",
 		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file="+c.path(accountKeyFile),
-		"--service-account-signing-key-file="+c.path(accountKeyFile),
-		"--service-cluster-ip-range="+c.config.ServiceCIDR,
+		"--service-account-key-file=" + c.path(accountKeyFile),
+		"--service-account-signing-key-file=" + c.path(accountKeyFile),
+		"--service-cluster-ip-range=" + c.config.ServiceCIDR,
 		"--service-node-port-range=30000-32767",
 		// Tests write the EndpointSlices of the Service kubernetes themselves, like all others.
 		"--endpoint-reconciler-type=none",
-		// No controller makes the ServiceAccounts that this plugin waits for.
-		"--disable-admission-plugins=ServiceAccount",
 		// One test may write thousands of objects at once: no queue, no limit.
 		"--enable-priority-and-fairness=false",
 		"--max-requests-inflight=10000",
 		"--max-mutating-requests-inflight=10000",
 		"--watch-cache=true",
-	)
+	}, c.config.Flags...)...)
 	if err != nil {
 		return err
 	}

@@ -56,15 +56,15 @@ type world struct {
 	dir string
 }
 
-// newWorld starts everything but the daemon, and makes the Node.
-func newWorld(t *testing.T, c lab.Config) *world {
+// newWorld starts everything but the daemon, and makes the Node. The flags are the API server's.
+func newWorld(t *testing.T, c lab.Config, flags ...string) *world {
 	t.Helper()
 	w := &world{T: t, Lab: lab.ForTest(t, c), dir: t.TempDir()}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var err error
 	w.api, err = cluster.Start(ctx, cluster.Config{
-		Dir: filepath.Join(w.dir, "cluster"), Netns: w.Node.Netns, Address: w.Node.IPv4,
+		Dir: filepath.Join(w.dir, "cluster"), Netns: w.Node.Netns, Address: w.Node.IPv4, Flags: flags,
 	})
 	if err != nil {
 		t.Fatal(err)

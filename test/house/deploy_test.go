@@ -20,6 +20,9 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
+// base is the folder of the objects, with those that other folders build on.
+const base = "deploy/base/"
+
 // kustomization is the part of kustomize's format that we use.
 type kustomization struct {
 	APIVersion         string            `json:"apiVersion"`
@@ -31,8 +34,11 @@ type kustomization struct {
 }
 
 type configMap struct {
-	Name string   `json:"name"`
-	Envs []string `json:"envs"`
+	Name    string   `json:"name"`
+	Files   []string `json:"files"`
+	Options struct {
+		DisableNameSuffixHash bool `json:"disableNameSuffixHash"`
+	} `json:"options"`
 }
 
 type kustomizedImage struct {
@@ -43,18 +49,18 @@ type kustomizedImage struct {
 
 func mustKustomization(t *testing.T) (k kustomization) {
 	t.Helper()
-	if err := yaml.UnmarshalStrict([]byte(mustRead(t, "deploy/kustomization.yaml")), &k); err != nil {
-		t.Fatalf("deploy/kustomization.yaml: %v", err)
+	if err := yaml.UnmarshalStrict([]byte(mustRead(t, base+"kustomization.yaml")), &k); err != nil {
+		t.Fatalf("%skustomization.yaml: %v", base, err)
 	}
 	return k
 }
 
-// manifests decodes the objects of deploy/, and fails on fields that their types don't have.
+// manifests decodes the objects of the base, and fails on fields that their types don't have.
 func manifests(t *testing.T) (out []runtime.Object) {
 	t.Helper()
 	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
 	for _, name := range mustKustomization(t).Resources {
-		documents := yaml.NewDocumentDecoder(io.NopCloser(strings.NewReader(mustRead(t, "deploy/"+name))))
+		documents := yaml.NewDocumentDecoder(io.NopCloser(strings.NewReader(mustRead(t, base+name))))
 		buf := make([]byte, 1<<20)
 		for {
 			n, err := documents.Read(buf)
@@ -62,11 +68,11 @@ func manifests(t *testing.T) (out []runtime.Object) {
 				break
 			}
 			if err != nil {
-				t.Fatalf("deploy/%s: %v", name, err)
+				t.Fatalf("%s: %v", base+name, err)
 			}
 			object, _, err := decoder.Decode(buf[:n], nil, nil)
 			if err != nil {
-				t.Fatalf("deploy/%s: %v", name, err)
+				t.Fatalf("%s: %v", base+name, err)
 			}
 			out = append(out, object)
 		}
@@ -93,16 +99,19 @@ func the[T runtime.Object](t *testing.T, objects []runtime.Object) (found T) {
 func TestEveryManifestIsDeployed(t *testing.T) {
 	k := mustKustomization(t)
 	want := slices.Concat(k.Resources, []string{"kustomization.yaml"})
+	for _, m := range k.ConfigMapGenerator {
+		want = append(want, m.Files...)
+	}
 	var got []string
 	for _, name := range files(t) {
-		if dir, file := path.Split(name); dir == "deploy/" && path.Ext(file) == ".yaml" {
+		if dir, file := path.Split(name); dir == base {
 			got = append(got, file)
 		}
 	}
 	slices.Sort(want)
 	slices.Sort(got)
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("resources of deploy/kustomization.yaml and files (-want +got):\n%s", diff)
+		t.Errorf("files of %skustomization.yaml and of the folder (-want +got):\n%s", base, diff)
 	}
 }
 
@@ -169,44 +178,54 @@ func TestDaemonSet(t *testing.T) {
 	if diff := cmp.Diff([]corev1.Toleration{{Operator: corev1.TolerationOpExists}}, pod.Spec.Tolerations); diff != "" {
 		t.Errorf("tolerations (-want +got):\n%s", diff)
 	}
-	if len(pod.Spec.Containers) != 1 {
-		t.Fatalf("%d containers, want 1", len(pod.Spec.Containers))
+	if len(pod.Spec.Containers) != 1 || len(pod.Spec.InitContainers) != 1 {
+		t.Fatalf("%d containers after %d, want one each", len(pod.Spec.Containers), len(pod.Spec.InitContainers))
 	}
-	container := pod.Spec.Containers[0]
-	wantCapabilities := &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN"}}
-	if diff := cmp.Diff(wantCapabilities, container.SecurityContext.Capabilities); diff != "" {
-		t.Errorf("capabilities (-want +got):\n%s", diff)
+	for _, c := range []corev1.Container{pod.Spec.InitContainers[0], pod.Spec.Containers[0]} {
+		checkSecurity(t, c)
+		checkConfiguration(t, pod.Spec, c)
+		checkFlags(t, c.Command[1:])
 	}
-	checkVariables(t, container)
-	checkFlags(t, container.Args)
-	if len(pod.Spec.InitContainers) != 1 {
-		t.Fatalf("%d containers before it, want 1", len(pod.Spec.InitContainers))
-	}
-	checkFlags(t, pod.Spec.InitContainers[0].Args)
-	checkProbes(t, container)
+	checkProbes(t, pod.Spec.Containers[0])
 }
 
-// checkVariables looks for the variables that arguments refer to in the file that the ConfigMap is made of.
-func checkVariables(t *testing.T, c corev1.Container) {
+// checkSecurity compares what a container may do with the least that there is.
+func checkSecurity(t *testing.T, c corev1.Container) {
 	t.Helper()
-	known := map[string]bool{}
-	for _, e := range c.Env {
-		known[e.Name] = true
+	yes, no := true, false
+	want := &corev1.SecurityContext{
+		Privileged: &no, AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
+		Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN"}},
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
-	for _, m := range mustKustomization(t).ConfigMapGenerator {
-		if len(c.EnvFrom) != 1 || c.EnvFrom[0].ConfigMapRef.Name != m.Name {
-			t.Errorf("the container doesn't take its environment from ConfigMap %s", m.Name)
-		}
-		for _, file := range m.Envs {
-			for _, match := range regexp.MustCompile(`(?m)^(\w+)=`).FindAllStringSubmatch(mustRead(t, "deploy/"+file), -1) {
-				known[match[1]] = true
-			}
-		}
+	if diff := cmp.Diff(want, c.SecurityContext); diff != "" {
+		t.Errorf("security of container %s (-want +got):\n%s", c.Name, diff)
 	}
-	for _, match := range regexp.MustCompile(`\$\((\w+)\)`).FindAllStringSubmatch(strings.Join(c.Args, " "), -1) {
-		if !known[match[1]] {
-			t.Errorf("no variable %s", match[1])
-		}
+}
+
+// checkConfiguration looks for the ConfigMap's files at the place where arguments and the configuration expect them. The whole
+// folder has to be mounted: the kubelet doesn't update a file that is mounted by itself.
+func checkConfiguration(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
+	t.Helper()
+	const folder = "/var/lib/kube-proxy"
+	m := mustKustomization(t).ConfigMapGenerator[0]
+	if !m.Options.DisableNameSuffixHash {
+		t.Errorf("ConfigMap %s has another name after each change", m.Name)
+	}
+	if diff := cmp.Diff([]string{"config.conf", "kubeconfig.conf"}, m.Files); diff != "" {
+		t.Errorf("files of the ConfigMap (-want +got):\n%s", diff)
+	}
+	if !slices.Contains(c.Command, "--config="+folder+"/config.conf") ||
+		!strings.Contains(mustRead(t, base+"config.conf"), "\n  kubeconfig: "+folder+"/kubeconfig.conf\n") {
+		t.Errorf("container %s: no use of the ConfigMap's files", c.Name)
+	}
+	i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == m.Name })
+	if i < 0 {
+		t.Fatalf("no volume of ConfigMap %s", m.Name)
+	}
+	want := corev1.VolumeMount{Name: pod.Volumes[i].Name, MountPath: folder, ReadOnly: true}
+	if !slices.Contains(c.VolumeMounts, want) {
+		t.Errorf("container %s: mounts %+v, want %+v among them", c.Name, c.VolumeMounts, want)
 	}
 }
 

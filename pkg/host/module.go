@@ -1,0 +1,21 @@
+package host
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/vishvananda/netlink/nl"
+)
+
+// LoadConntrack makes the kernel load connection tracking, if it is a module and not there yet: before, there are no sysctls of it
+// to set. Asking for its counters is enough, and all that a process with the capability NET_ADMIN can do.
+func LoadConntrack() error {
+	const statistics = 5 // IPCTNL_MSG_CT_GET_STATS
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|statistics, unix.NLM_F_ACK)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+	if _, err := req.Execute(unix.NETLINK_NETFILTER, 0); err != nil {
+		return fmt.Errorf("ask for connection tracking: %w", err)
+	}
+	return nil
+}

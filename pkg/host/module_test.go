@@ -1,0 +1,19 @@
+package host
+
+import (
+	"os"
+	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// In a machine that has just started, this is what loads the module: hack/kernels.sh runs it there.
+func TestConntrackComesWhenAsked(t *testing.T) {
+	lab.EnterNamespace(t)
+	if err := LoadConntrack(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_max"); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,311 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// configured is what an operator does to deploy/ in any case.
+const configured = `sed -i 's|control-plane.example.com:6443|%s|' deploy/base/kubeconfig.conf
+sed -i 's|^clusterCIDR: .*|clusterCIDR: 10.244.0.0/16,fd00:10:244::/56|' deploy/base/config.conf
+kubectl apply -k deploy/base`
+
+// TestDeploy applies deploy/ with the real kubectl to the real API server, and runs the pod that comes of it: its containers
+// with their image, files, token and privileges.
+func TestDeploy(t *testing.T) {
+	s := newSite(t, lab.Config{Pods: 2}, nil)
+	s.serve(s.Pods[0])
+	s.apply(balanced())
+	s.applySlices("a", endpointsOf(s.Pods[0]))
+	if got := s.sysctl("nf_conntrack_tcp_timeout_established"); got == "86400" {
+		t.Fatalf("the test can't tell who sets conntrack's timeouts: %s s already", got)
+	}
+	s.sh(fmt.Sprintf(configured, s.api.Server()))
+	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
+	p, d := s.pod("kube-nftproxy")
+	s.reachWeb("pod-0")
+
+	t.Run("probes", func(t *testing.T) {
+		c := p.Spec.Containers[0]
+		for name, probe := range map[string]*corev1.Probe{"startup": c.StartupProbe, "liveness": c.LivenessProbe, "readiness": c.ReadinessProbe} {
+			if err := s.kubelet.Probe(t.Context(), p, probe); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+	t.Run("privileges", func(t *testing.T) { testPrivileges(t, d) })
+	t.Run("sysctls", func(t *testing.T) {
+		for name, want := range map[string]string{"nf_conntrack_tcp_timeout_established": "86400", "nf_conntrack_tcp_timeout_close_wait": "3600"} {
+			if got := s.sysctl(name); got != want {
+				t.Errorf("%s is %s, want %s", name, got, want)
+			}
+		}
+	})
+	t.Run("configuration", func(t *testing.T) { testConfigMap(t, s) })
+	t.Run("permissions", func(t *testing.T) { testNoPermissionToSpare(t, s) })
+	t.Run("pod security", func(t *testing.T) { testPodSecurity(t, s, p) })
+	t.Run("folder of one's own", func(t *testing.T) { testOwnFolder(t, s) })
+	t.Run("applied again", func(t *testing.T) {
+		if out := s.sh("kubectl apply -k deploy/base"); strings.Count(out, "unchanged") != 4 {
+			t.Errorf("want four objects unchanged:\n%s", out)
+		}
+		if out := s.sh("kubectl diff -k deploy/base"); out != "" {
+			t.Errorf("kubectl diff:\n%s", out)
+		}
+	})
+}
+
+// sysctl reads one of conntrack's in the node's network namespace.
+func (s *site) sysctl(name string) (value string) {
+	s.Helper()
+	err := s.Node.Do(func() error {
+		text, err := os.ReadFile("/proc/sys/net/netfilter/" + name)
+		value = strings.TrimSpace(string(text))
+		return err
+	})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return value
+}
+
+// testPrivileges looks at what the kernel says of the program, and writes where it must not be able to.
+func testPrivileges(t *testing.T, d *daemon) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Pid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const netAdmin = "0000000000001000"
+	want := map[string]string{"CapInh": "0000000000000000", "CapPrm": netAdmin, "CapEff": netAdmin, "CapBnd": netAdmin, "NoNewPrivs": "1"}
+	got := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		if name, value, _ := strings.Cut(line, ":"); want[name] != "" {
+			got[name] = strings.TrimSpace(value)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("privileges of the program (-want +got):\n%s", diff)
+	}
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mounts", d.Pid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		f := strings.Fields(line)
+		if slices.Contains([]string{"/", "/proc/sys", "/sys", "/var/lib/kube-proxy"}, f[1]) && !strings.HasPrefix(f[3], "ro,") {
+			t.Errorf("can be written to: %s", line)
+		}
+	}
+	mib := d.memory("VmRSS")
+	t.Logf("memory with one Service: %.0f MiB", mib)
+	if mib > 64 {
+		t.Errorf("%.0f MiB of memory with one Service: more than the pod requests", mib)
+	}
+}
+
+// testConfigMap changes the ConfigMap: the program says so and ends, and its successor does what the new one says, while
+// connections go on being served.
+func testConfigMap(t *testing.T, s *site) {
+	_, before := s.pod("kube-nftproxy")
+	addr := s.Node.Addrs()[0]
+	s.sh(`sed -i 's|^# nodePortAddresses: .*|nodePortAddresses: [198.51.100.0/24]|' deploy/base/config.conf
+kubectl apply -k deploy/base`)
+	select {
+	case <-before.Ended():
+	case <-time.After(patience):
+		t.Fatal("the program goes on with a configuration that was changed")
+	}
+	if before.Wait() == nil || len(before.lines("content of the proxy server's configuration file was updated")) == 0 {
+		t.Errorf("it ended with %v, and says:\n%s", before.Wait(), before.LogTail(3))
+	}
+	reach(t, s.Client, s.clusterIPs("web")[0], "pod-0")
+	nodePort := s.webAddrs()[6]
+	if nodePort.Addr() != addr {
+		t.Fatalf("%s isn't the node's port", nodePort)
+	}
+	reach(t, s.Client, nodePort) // nobody any more
+	s.sh(`sed -i 's|^nodePortAddresses: .*|nodePortAddresses: [primary]|' deploy/base/config.conf
+kubectl apply -k deploy/base`)
+	reach(t, s.Client, nodePort, "pod-0")
+	p, _ := s.pod("kube-nftproxy")
+	if n := p.Status.ContainerStatuses[0].RestartCount; n != 2 {
+		t.Errorf("restarted %d times, want 2: a pod of its own for a change isn't needed", n)
+	}
+}
+
+// needed is what the program asks the API server for.
+var needed = map[string][]string{
+	"endpointslices": {"list", "watch"}, "events": {"create"}, "nodes": {"list", "watch"}, "servicecidrs": {"list", "watch"}, "services": {"list", "watch"},
+}
+
+// testNoPermissionToSpare compares what the API server was asked for with what system:node-proxier permits. Then it takes one
+// resource after the other away from the role: the program is refused each time.
+func testNoPermissionToSpare(t *testing.T, s *site) {
+	eventually(t, patience, func() error { return s.startSaid() })
+	asked := map[string]map[string]bool{}
+	for _, r := range s.requests(time.Time{}) {
+		if r.Response.Code == 403 {
+			t.Errorf("refused: %+v", r)
+		}
+		if asked[r.Object.Resource] == nil {
+			asked[r.Object.Resource] = map[string]bool{}
+		}
+		asked[r.Object.Resource][r.Verb] = true
+	}
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(needed)), slices.Sorted(maps.Keys(asked))); diff != "" {
+		t.Errorf("resources asked for (-want +got):\n%s", diff)
+	}
+	for resource, verbs := range asked {
+		for verb := range verbs {
+			if !slices.Contains(needed[resource], verb) {
+				t.Errorf("asked to %s %s", verb, resource)
+			}
+		}
+	}
+	if _, d := s.pod("kube-nftproxy"); len(d.lines("forbidden")) > 0 {
+		t.Errorf("refused, by the log: %q", d.lines("forbidden"))
+	}
+	roles := s.api.Client().RbacV1().ClusterRoles()
+	whole, err := roles.Get(t.Context(), "system:node-proxier", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, resource := range slices.Sorted(maps.Keys(needed)) {
+		t.Run("without "+resource, func(t *testing.T) {
+			less := whole.DeepCopy()
+			less.ResourceVersion = ""
+			for i, rule := range less.Rules {
+				less.Rules[i].Resources = slices.DeleteFunc(rule.Resources, func(r string) bool { return r == resource })
+			}
+			less.Rules = slices.DeleteFunc(less.Rules, func(r rbacv1.PolicyRule) bool { return len(r.Resources) == 0 })
+			if _, err := roles.Update(t.Context(), less, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			s.awaitPermission(t, resource, false)
+			since := time.Now()
+			_, d := s.pod("kube-nftproxy")
+			d.Kill() // the kubelet starts another
+			eventually(t, patience, func() error {
+				for _, r := range s.requests(since) {
+					if r.Response.Code == 403 && r.Object.Resource == resource {
+						return nil
+					}
+				}
+				return errors.New("the program isn't refused")
+			})
+		})
+	}
+	whole.ResourceVersion = ""
+	if _, err := roles.Update(t.Context(), whole, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitPermission(t, "events", true)
+}
+
+// startSaid looks for the Event of a start.
+func (s *site) startSaid() error {
+	list, err := s.api.Client().EventsV1().Events("default").List(s.Context(), metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, e := range list.Items {
+		if e.Reason == "Starting" && e.Regarding.Kind == "Node" && e.Regarding.Name == nodeName {
+			return nil
+		}
+	}
+	return fmt.Errorf("no Event Starting about the Node among %d", len(list.Items))
+}
+
+// awaitPermission waits until the API server's authorizer has heard of a role's change.
+func (s *site) awaitPermission(t *testing.T, resource string, want bool) {
+	t.Helper()
+	groups := map[string]string{"endpointslices": "discovery.k8s.io", "events": "events.k8s.io", "servicecidrs": "networking.k8s.io"}
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User:               "system:serviceaccount:kube-system:kube-nftproxy",
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: needed[resource][0], Group: groups[resource], Resource: resource},
+	}}
+	eventually(t, patience, func() error {
+		answer, err := s.api.Client().AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
+		if err == nil && answer.Status.Allowed != want {
+			err = fmt.Errorf("%s allowed: %t", resource, answer.Status.Allowed)
+		}
+		return err
+	})
+}
+
+// testPodSecurity shows what the pod needs of a namespace that enforces a level of Pod Security, and that nothing else of
+// the pod is in its way.
+func testPodSecurity(t *testing.T, s *site, p *corev1.Pod) {
+	for _, level := range []string{"baseline", "privileged"} {
+		name := "security-" + level
+		s.apply(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+			Name: name, Labels: map[string]string{"pod-security.kubernetes.io/enforce": level},
+		}})
+		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: p.Spec.ServiceAccountName}}
+		if _, err := s.api.Client().CoreV1().ServiceAccounts(name).Create(t.Context(), account, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "pod"}, Spec: *p.Spec.DeepCopy()}
+		object.Spec.PriorityClassName, object.Spec.Priority = "", nil // a node-critical pod may be in kube-system only
+		err := s.tryPod(t.Context(), name, object)
+		if level == "privileged" {
+			if err != nil {
+				t.Errorf("level %s: %v", level, err)
+			}
+			continue
+		}
+		if err == nil {
+			t.Errorf("level %s admits the pod; then docs/migrating.md asks for too much", level)
+			continue
+		}
+		want := []string{"host namespaces (hostNetwork=true)", `must not include "NET_ADMIN"`, "hostPath volumes", "probe"}
+		for _, reason := range want {
+			if !strings.Contains(err.Error(), reason) {
+				t.Errorf("level %s: no %q in %v", level, reason, err)
+			}
+		}
+		if strings.Contains(err.Error(), "privileged (") {
+			t.Errorf("level %s: a container is privileged: %v", level, err)
+		}
+	}
+}
+
+// testOwnFolder builds on the base as deploy/README.md has it.
+func testOwnFolder(t *testing.T, s *site) {
+	blocks := mustReadPage(t, "deploy/README.md", "yaml")["Deploying kube-nftproxy"]
+	if len(blocks) != 1 {
+		t.Fatalf("%d blocks, want one", len(blocks))
+	}
+	s.sh(`cp -r deploy/base deploy/own && cat > deploy/own/kustomization.yaml <<'END'
+` + blocks[0] + `END
+sed -i 's|^clusterCIDR: .*|clusterCIDR: 10.99.0.0/16|' deploy/own/config.conf`)
+	out := s.sh("kubectl apply -k deploy/own --dry-run=server -o yaml")
+	for _, want := range []string{"clusterCIDR: 10.99.0.0/16", "image: " + ourImage + ":v0.1.0"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+}
+
+// tryPod asks the API server whether it would take a pod.
+func (s *site) tryPod(ctx context.Context, namespace string, p *corev1.Pod) error {
+	_, err := s.api.Client().CoreV1().Pods(namespace).Create(ctx, p, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	return err
+}

@@ -1,0 +1,288 @@
+//go:build e2e || twin
+
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/kubelet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// page is a page of ours: the blocks of a language, by the heading that they are below.
+type page map[string][]string
+
+const migrating = "docs/migrating.md"
+
+// mustReadPage reads the blocks of one language of a file.
+func mustReadPage(t *testing.T, file, language string) page {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../..", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := page{}
+	heading, open, body := "", "", ""
+	for line := range strings.Lines(string(text)) {
+		switch fence, isFence := strings.CutPrefix(line, "```"); {
+		case isFence && open == "":
+			open, body = strings.TrimSpace(fence), ""
+		case isFence:
+			if open == language {
+				p[heading] = append(p[heading], body)
+			}
+			open = ""
+		case open != "":
+			body += line
+		case strings.HasPrefix(line, "#"):
+			heading = strings.TrimSpace(strings.TrimLeft(line, "#"))
+		}
+	}
+	return p
+}
+
+// stage is a part of the page, and who serves Services once it was done.
+type stage struct {
+	heading string
+	// blocks are the numbers of the blocks to be run; none stands for all.
+	blocks []int
+	// by is the label k8s-app of the pod that serves, and whether its program is ours.
+	by   string
+	ours bool
+	// check looks for what is special about it.
+	check func(*migration)
+}
+
+// stages is the way through the page: all blocks are run at least once.
+var stages = []stage{
+	{heading: "Before you start", by: "kube-proxy"},
+	{heading: "kubeadm: swap the image", by: "kube-proxy", ours: true},
+	{heading: "Have a look", by: "kube-proxy", ours: true},
+	{heading: "kubeadm: go back", by: "kube-proxy"},
+	{heading: "What becomes of rules and connections", blocks: []int{0}, by: "kube-proxy"},
+	{heading: "kubeadm: one node first", by: "kube-proxy", ours: true},
+	{heading: "kubeadm: fewer privileges", blocks: []int{0}, by: "kube-proxy", ours: true, check: (*migration).isHardened},
+	{heading: "kubeadm: fewer privileges", blocks: []int{1}, by: "kube-proxy", ours: true},
+	{heading: "kubeadm: go back", by: "kube-proxy"},
+	{heading: "Our own DaemonSet", by: "kube-proxy"},
+	{heading: "Our own DaemonSet: node by node", blocks: []int{0}, by: "kube-nftproxy", ours: true},
+	{heading: "Our own DaemonSet: go back", by: "kube-proxy"},
+	{heading: "Our own DaemonSet: node by node", by: "kube-nftproxy", ours: true},
+	{heading: "Our own DaemonSet: for good", by: "kube-nftproxy", ours: true},
+	{heading: "Have a look", by: "kube-nftproxy", ours: true},
+}
+
+// migration is an operator at work on the page.
+type migration struct {
+	*site
+	page page
+	// connection was opened at the start.
+	connection net.Conn
+	// onPod1 says that Service web leads to pod-1 at the moment, otherwise to pod-0.
+	onPod1 bool
+}
+
+// kubeProxyImage is the image that kubeadm's DaemonSet has.
+const kubeProxyImage = "registry.k8s.io/kube-proxy"
+
+// kubeadmConfig is a cluster whose kube-proxy can run in a lab, where conntrack's limit can't be written.
+const kubeadmConfig = `apiVersion: kubeadm.k8s.io/v1beta4
+kind: InitConfiguration
+localAPIEndpoint: {advertiseAddress: %s}
+---
+apiVersion: kubeadm.k8s.io/v1beta4
+kind: ClusterConfiguration
+kubernetesVersion: v1.36.3
+controlPlaneEndpoint: %s
+networking: {podSubnet: "10.244.0.0/16,fd00:10:244::/56"}
+---
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: nftables
+conntrack: {maxPerCore: 0}
+`
+
+// testMigrating goes through the page with the commands that are in it. After each stage the right program serves, follows a
+// change, and a connection from before the first stage is alive.
+func testMigrating(t *testing.T, kubeProxy kubelet.Image) {
+	p := mustReadPage(t, migrating, "sh")
+	covered := map[string]bool{}
+	for _, s := range stages {
+		covered[s.heading] = true
+	}
+	if len(p) < 8 {
+		t.Fatalf("only %d headings with commands: %q", len(p), slices.Sorted(maps.Keys(p)))
+	}
+	for heading := range p {
+		if !covered[heading] {
+			t.Errorf("nobody runs the commands below %q", heading)
+		}
+	}
+	m := &migration{page: p, site: newSite(t, lab.Config{Pods: 3}, map[string]kubelet.Image{kubeProxyImage: kubeProxy}, allowPrivileged)}
+	m.begin()
+	for i, s := range stages {
+		if !t.Run(fmt.Sprintf("%d %s", i, s.heading), func(t *testing.T) { m.T = t; m.do(s) }) {
+			break
+		}
+	}
+	m.T = t
+	if !t.Failed() {
+		m.leave()
+	}
+}
+
+// begin applies kubeadm's objects, and opens a connection by its kube-proxy.
+func (m *migration) begin() {
+	m.Helper()
+	m.serve(m.Pods[0], m.Pods[1])
+	if _, err := m.Pods[0].ServeEcho(7777); err != nil {
+		m.Fatal(err)
+	}
+	svc := balanced()
+	m.apply(svc)
+	m.applySlices("a", endpointsOf(m.Pods[0]))
+	echo := service("echo")
+	echo.Spec.Ports = echo.Spec.Ports[:1]
+	m.apply(echo)
+	s := slice("echo", "echo-1", endpoint(m.Pods[0].IPv4))
+	port := int32(7777)
+	s.Ports = s.Ports[:1]
+	s.Ports[0].Port = &port
+	m.apply(s)
+	file := filepath.Join(m.checkout, "kubeadm.yaml")
+	if err := os.WriteFile(file, fmt.Appendf(nil, kubeadmConfig, m.Node.IPv4, m.api.Server()), 0o600); err != nil {
+		m.Fatal(err)
+	}
+	m.kubeadm("--config kubeadm.yaml")
+	m.served("kube-proxy", false)
+	to := m.clusterIPs("echo")[0]
+	eventually(m, patience, func() (err error) {
+		m.connection, err = m.Client.Dial(m.Context(), model.TCP, to)
+		return err
+	})
+	m.Cleanup(func() { m.connection.Close() })
+	m.alive()
+}
+
+// do runs the commands of a stage, and looks at what has come of it.
+func (m *migration) do(s stage) {
+	blocks := m.page[s.heading]
+	if s.blocks != nil {
+		var some []string
+		for _, n := range s.blocks {
+			some = append(some, blocks[n])
+		}
+		blocks = some
+	}
+	for _, script := range blocks {
+		script = strings.NewReplacer("192.0.2.10:6443", m.api.Server().String(), "--timeout=5m", "--timeout=20s").Replace(script)
+		m.Logf("%s%s", script, m.sh(script))
+	}
+	m.served(s.by, s.ours)
+	if s.check != nil {
+		s.check(m)
+	}
+	m.moves()
+	m.alive()
+}
+
+// served waits until the pod of this label is the only one, and its program serves.
+func (m *migration) served(by string, ours bool) {
+	m.Helper()
+	other := map[string]string{"kube-proxy": "kube-nftproxy", "kube-nftproxy": "kube-proxy"}[by]
+	eventually(m, patience, func() error { return m.gone("k8s-app=" + other) })
+	eventually(m, patience, func() error {
+		p, d := m.pod(by)
+		if isOurs := !strings.HasPrefix(p.Spec.Containers[0].Image, kubeProxyImage); isOurs != ours {
+			return fmt.Errorf("pod %s has image %s", p.Name, p.Spec.Containers[0].Image)
+		}
+		status, body, err := d.get("http://127.0.0.1:10256/livez")
+		if err == nil && status != 200 {
+			err = fmt.Errorf("status %d: %s", status, body)
+		}
+		return err
+	})
+}
+
+// gone returns nil once there are no pods of a label.
+func (m *migration) gone(label string) error {
+	list, err := m.api.Client().CoreV1().Pods("kube-system").List(m.Context(), metav1.ListOptions{LabelSelector: label})
+	if err == nil && len(list.Items) > 0 {
+		err = fmt.Errorf("%d pods with %s", len(list.Items), label)
+	}
+	return err
+}
+
+// moves gives Service web another endpoint: whoever serves has to follow.
+func (m *migration) moves() {
+	m.Helper()
+	m.onPod1 = !m.onPod1
+	to := m.Pods[0]
+	if m.onPod1 {
+		to = m.Pods[1]
+	}
+	m.applySlices("a", endpointsOf(to))
+	ips := m.clusterIPs("web")
+	for addr, from := range map[netip.AddrPort]*lab.Host{
+		ips[0]: m.Client, ips[1]: m.Pods[2], netip.AddrPortFrom(m.Node.IPv4, 30080): m.Client,
+	} {
+		eventually(m, patience, func() error { return reached(m.Context(), from, model.TCP, addr, to.Name) })
+	}
+}
+
+// alive has the connection from the start answer.
+func (m *migration) alive() {
+	m.Helper()
+	line := fmt.Sprintf("alive at %d\n", time.Now().UnixNano())
+	if err := m.connection.SetDeadline(time.Now().Add(patience)); err != nil {
+		m.Fatal(err)
+	}
+	if _, err := m.connection.Write([]byte(line)); err != nil {
+		m.Fatal(err)
+	}
+	buf, got := make([]byte, 256), ""
+	for !strings.HasSuffix(got, line) {
+		n, err := m.connection.Read(buf)
+		if err != nil {
+			m.Fatalf("the connection from the start is gone: %v after %q", err, got)
+		}
+		got += string(buf[:n])
+	}
+}
+
+func (m *migration) isHardened() {
+	p, _ := m.pod("kube-proxy")
+	if c := p.Spec.Containers[0].SecurityContext; c.Privileged == nil || *c.Privileged || len(p.Spec.InitContainers) != 1 {
+		m.Errorf("the pod isn't hardened: %+v, %d containers before it", c, len(p.Spec.InitContainers))
+	}
+}
+
+// leave removes the DaemonSet, and then what it left on the node.
+func (m *migration) leave() {
+	m.Helper()
+	m.sh("kubectl delete -k deploy/base")
+	eventually(m, patience, func() error { return m.gone("k8s-app=kube-nftproxy") })
+	if out := nft(m, m.Node, "list", "tables"); !strings.Contains(out, "kube-nftproxy") {
+		m.Errorf("the rules should stay when the program ends; tables: %s", out)
+	}
+	blocks := m.page["What becomes of rules and connections"]
+	m.Log(m.sh(blocks[len(blocks)-1]))
+	eventually(m, patience, func() error {
+		if out := nft(m, m.Node, "list", "tables"); strings.Contains(out, "kube-") {
+			return fmt.Errorf("tables left: %s", out)
+		}
+		return nil
+	})
+}

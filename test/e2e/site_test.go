@@ -1,0 +1,211 @@
+//go:build e2e || twin
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+	"github.com/kube-nftproxy/kube-nftproxy/test/kubelet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// site is a world with a kubelet on its node, and an operator who has a checkout and the real kubectl and kubeadm.
+type site struct {
+	*world
+	kubelet *kubelet.Kubelet
+	// checkout is a copy of what an operator needs of this repository, to be edited.
+	checkout string
+	// environ is what the operator's commands run with.
+	environ []string
+	// audit is the API server's log of what the pods' ServiceAccounts did.
+	audit string
+}
+
+// ourImage is the name under which the site has our image, beside the one of deploy/.
+const ourImage = "registry.example.com/kube-nftproxy"
+
+// auditPolicy has the API server log each request of the two ServiceAccounts.
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+  - level: Metadata
+    users: ["system:serviceaccount:kube-system:kube-nftproxy", "system:serviceaccount:kube-system:kube-proxy"]
+  - level: None
+`
+
+// allowPrivileged is a flag of the API server that every real cluster has. Our own manifests don't need it.
+const allowPrivileged = "--allow-privileged=true"
+
+// newSite starts a cluster in which pods can run; images are further ones by name, flags the API server's.
+func newSite(t *testing.T, c lab.Config, images map[string]kubelet.Image, flags ...string) *site {
+	t.Helper()
+	dir := t.TempDir()
+	policy := filepath.Join(dir, "policy.yaml")
+	s := &site{checkout: filepath.Join(dir, "checkout"), audit: filepath.Join(dir, "audit.log")}
+	bin, err := cluster.Build(t.Context(), os.Stderr, "kubectl", "kubeadm")
+	err = errors.Join(err,
+		os.WriteFile(policy, []byte(auditPolicy), 0o600),
+		os.CopyFS(filepath.Join(s.checkout, "deploy"), os.DirFS("../../deploy")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.world = newWorld(t, c, append(flags, "--audit-policy-file="+policy, "--audit-log-path="+s.audit)...)
+	labelled := node()
+	labelled.Labels = map[string]string{corev1.LabelOSStable: "linux", corev1.LabelHostname: nodeName}
+	s.apply(labelled)
+	kubeconfig := filepath.Join(dir, "admin.conf")
+	ours := kubelet.Image{Root: filepath.Join(dir, "image"), Entrypoint: []string{"/usr/local/bin/kube-nftproxy"}}
+	container, err := kubelet.Build(t.Context(), dir)
+	err = errors.Join(err, s.api.Kubeconfig(kubeconfig, true), imageOf(ours.Root, program))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.environ = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "KUBECONFIG="+kubeconfig, "HOME="+dir)
+	all := map[string]kubelet.Image{"kube-nftproxy": ours, ourImage: ours}
+	for name, image := range images {
+		all[name] = image
+	}
+	s.kubelet, err = kubelet.Start(kubelet.Config{
+		Cluster: s.api, Host: s.Node, Node: nodeName, Dir: filepath.Join(dir, "kubelet"), Container: container, Images: all,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		s.kubelet.Stop()
+		if t.Failed() {
+			s.showLogs(filepath.Join(dir, "kubelet"))
+		}
+	})
+	return s
+}
+
+// imageOf makes a folder what our image is: the program, and a link to it at kube-proxy's path.
+func imageOf(root, program string) error {
+	dir := filepath.Join(root, "usr/local/bin")
+	return errors.Join(copyFile(program, filepath.Join(dir, "kube-nftproxy")), os.Symlink("kube-nftproxy", filepath.Join(dir, "kube-proxy")))
+}
+
+// copyFile copies a program, and makes the folders above it.
+func copyFile(from, to string) error {
+	text, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, text, 0o755))
+}
+
+// showLogs writes the ends of the containers' logs.
+func (s *site) showLogs(dir string) {
+	logs, _ := filepath.Glob(filepath.Join(dir, "*", "*", "log"))
+	for _, file := range logs {
+		text, _ := os.ReadFile(file)
+		lines := strings.SplitAfter(string(text), "\n")
+		s.Logf("end of %s:\n%s", file, strings.Join(lines[max(0, len(lines)-25):], ""))
+	}
+}
+
+// sh runs an operator's commands on the node, in the checkout, and returns what they say.
+func (s *site) sh(script string) string {
+	s.Helper()
+	out, err := s.try(script)
+	if err != nil {
+		s.Fatalf("%s\n%v\n%s", script, err, out)
+	}
+	return out
+}
+
+// try is sh for what may fail.
+func (s *site) try(script string) (out string, err error) {
+	cmd := s.Node.Command(s.Context(), "bash", "-euo", "pipefail", "-c", script)
+	cmd.Dir, cmd.Env = s.checkout, s.environ
+	text, err := cmd.CombinedOutput()
+	return string(text), err
+}
+
+// kubeadm applies the objects that the real kubeadm makes for kube-proxy.
+func (s *site) kubeadm(flags string) {
+	s.Helper()
+	s.sh(fmt.Sprintf("kubeadm init phase addon kube-proxy --print-manifest %s | kubectl apply -f -", flags))
+}
+
+// pod waits until the one pod with this label k8s-app is ready and nothing else of that label is there, and returns it with
+// the program that it runs.
+func (s *site) pod(app string) (*corev1.Pod, *daemon) {
+	s.Helper()
+	var p *corev1.Pod
+	var d *daemon
+	eventually(s, patience, func() error {
+		list, err := s.api.Client().CoreV1().Pods("kube-system").List(s.Context(), metav1.ListOptions{LabelSelector: "k8s-app=" + app})
+		if err != nil {
+			return err
+		}
+		if len(list.Items) != 1 {
+			return fmt.Errorf("%d pods %s", len(list.Items), app)
+		}
+		p = &list.Items[0]
+		running := s.kubelet.Program(p, p.Spec.Containers[0].Name)
+		if running == nil || !podReady(p) {
+			status, _ := json.Marshal(p.Status)
+			return fmt.Errorf("pod %s isn't ready: %s", p.Name, status)
+		}
+		select {
+		case <-running.Ended():
+			return errors.New("its program has ended")
+		default:
+			d = &daemon{running, s.T}
+			return nil
+		}
+	})
+	return p, d
+}
+
+func podReady(p *corev1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue && p.DeletionTimestamp == nil
+		}
+	}
+	return false
+}
+
+// request is an entry of the audit log.
+type request struct {
+	Verb   string
+	Object struct {
+		Resource string
+		APIGroup string
+	} `json:"objectRef"`
+	User     struct{ Username string }
+	Response struct{ Code int } `json:"responseStatus"`
+	At       time.Time          `json:"requestReceivedTimestamp"`
+}
+
+// requests are those of the pods' ServiceAccounts since a time.
+func (s *site) requests(since time.Time) (list []request) {
+	s.Helper()
+	text, err := os.ReadFile(s.audit)
+	if err != nil {
+		s.Fatal(err)
+	}
+	for line := range bytes.Lines(text) {
+		var r request
+		if err := json.Unmarshal(line, &r); err == nil && r.At.After(since) { // the last line may not be whole yet
+			list = append(list, r)
+		}
+	}
+	return list
+}

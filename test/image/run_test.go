@@ -1,0 +1,178 @@
+//go:build e2e
+
+package image
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/kubelet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// command is the path by which kubeadm's DaemonSet calls the program.
+const command = "/usr/local/bin/kube-proxy"
+
+// checkRuns runs the program with the image as its whole file system, without even /proc.
+func checkRuns(t *testing.T, root string) {
+	for _, tc := range []struct{ args, want string }{
+		{"--version", "kube-nftproxy " + version + "\n"},
+		{"--help", "--proxy-mode"},
+		{"--write-config-to=/config.conf", "Wrote configuration"},
+	} {
+		cmd := &exec.Cmd{
+			Path: command, Args: []string{command, tc.args}, Dir: "/", Env: []string{}, SysProcAttr: &syscall.SysProcAttr{Chroot: root},
+		}
+		out, err := cmd.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), tc.want) {
+			t.Errorf("%s: %v, want %q in:\n%s", tc.args, err, tc.want, out)
+		}
+	}
+	written := filepath.Join(root, "config.conf")
+	content, err := os.ReadFile(written)
+	if err != nil || !strings.Contains(string(content), "kind: KubeProxyConfiguration") {
+		t.Errorf("--write-config-to wrote (%v):\n%s", err, content)
+	}
+	if err := os.Remove(written); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const manifests = `apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec:
+  ipFamilies: [IPv4]
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  selector: {app: web}
+  ports: [{name: http, protocol: TCP, port: 80, targetPort: 8080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web, namespace: default, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, protocol: TCP, port: 8080}]
+endpoints: [{addresses: [10.244.0.10], nodeName: node-1}]
+`
+
+// checkServes runs the program as a container of our DaemonSet, in a lab, and reaches a Service through it.
+func checkServes(t *testing.T, root string) {
+	l := lab.ForTest(t, lab.Config{Pods: 1})
+	server, err := l.Pods[0].Serve(model.TCP, 8080)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Close() })
+	dir := t.TempDir()
+	container := filepath.Join(dir, "container")
+	if out, err := exec.Command("go", "build", "-o", container, "github.com/kube-nftproxy/kube-nftproxy/test/kubelet/container").CombinedOutput(); err != nil {
+		t.Fatalf("build container: %v\n%s", err, out)
+	}
+	p, err := program.Start(t.Context(), program.Config{
+		Host: l.Node, Path: container, Args: []string{mustSpec(t, root, dir)}, Log: filepath.Join(dir, "log"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	if _, err := p.AwaitSync(t.Context(), p.Started()); err != nil {
+		t.Fatal(err)
+	}
+	vip := netip.MustParseAddrPort("10.96.0.10:80")
+	if a := l.Client.Probe(t.Context(), model.TCP, vip, lab.Options{}); a.Outcome != lab.Answered || a.Server != "pod-0" {
+		t.Errorf("the Service: %s, want an answer of pod-0", a)
+	}
+	checkLimits(t, p)
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Wait(); err != nil {
+		t.Errorf("it ended with %v, want status 0\n%s", err, p.LogTail(10))
+	}
+}
+
+// mustSpec writes what the container is: the image, a folder with manifests, what a runtime mounts, and the security context
+// of our DaemonSet.
+func mustSpec(t *testing.T, root, dir string) string {
+	t.Helper()
+	var daemons appsv1.DaemonSet
+	text, err := os.ReadFile(repository + "/deploy/base/daemonset.yaml")
+	if err == nil {
+		err = yaml.UnmarshalStrict(text, &daemons)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	security := daemons.Spec.Template.Spec.Containers[0].SecurityContext
+	want := &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN"}}
+	if diff := cmp.Diff(want, security.Capabilities); diff != "" {
+		t.Fatalf("capabilities of the DaemonSet, which the test has to give (-want +got):\n%s", diff)
+	}
+	folder := filepath.Join(dir, "manifests")
+	for _, path := range []string{folder, root + "/manifests", root + "/proc", root + "/sys", root + "/dev"} {
+		if err := os.Mkdir(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spec, err := json.Marshal(kubelet.Spec{
+		Root: root, ReadOnlyRoot: *security.ReadOnlyRootFilesystem, NoNewPrivileges: !*security.AllowPrivilegeEscalation,
+		Binds:        []kubelet.Bind{{From: folder, To: "/manifests", ReadOnly: true}},
+		Args:         []string{command, "--manifests=/manifests", "--hostname-override=node-1"},
+		Capabilities: []int{unix.CAP_NET_ADMIN},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "spec.json")
+	for name, content := range map[string][]byte{
+		filepath.Join(folder, "web.yaml"): []byte(manifests), root + "/dev/null": nil, file: spec,
+	} {
+		if err := os.WriteFile(name, content, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return file
+}
+
+// checkLimits makes sure that the program ran with no more than it was to have.
+func checkLimits(t *testing.T, p *program.Program) {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{fmt.Sprintf("CapEff:\t%016x\n", 1<<unix.CAP_NET_ADMIN), "NoNewPrivs:\t1\n"} {
+		if !strings.Contains(string(status), want) {
+			t.Errorf("/proc/PID/status has no line %q:\n%s", want, status)
+		}
+	}
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", p.Pid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var root string
+	for line := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(line); f[4] == "/" {
+			root = f[5]
+		}
+	}
+	if !strings.HasPrefix(root, "ro") {
+		t.Errorf("the root is mounted %q, want ro", root)
+	}
+}
