@@ -21,6 +21,10 @@ ip        iproute2
 conntrack conntrack
 sysctl    procps
 setpriv   util-linux
+curl      curl
+xtables-legacy-multi iptables
+ipset     ipset
+ipvsadm   ipvsadm
 gcc       gcc
 LIST
 [ -e /usr/include/stdlib.h ] || missing+=(libc6-dev)

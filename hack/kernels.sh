@@ -14,7 +14,7 @@ cache=$PWD/.cache/kernels
 
 packages() {
   [ -z "${PACKAGES:-}" ] || { echo "$PACKAGES" && return; }
-  for p in pkg/nft pkg/apply pkg/host test/lab test/scenario; do
+  for p in pkg/nft pkg/apply pkg/host pkg/takeover test/lab test/scenario; do
     if ls "$p"/*_test.go >/dev/null 2>&1; then echo "$p"; fi
   done
 }
@@ -73,7 +73,7 @@ modules() {
   depmod -b "$2" "$version"
 }
 
-# base ROOT: what every guest has: busybox, nft with its libraries, the test programs.
+# base ROOT: what every guest has: busybox, nft and the like with their libraries, the test programs.
 base() {
   local p dir
   mkdir -p "$1/bin" "$1/sbin" "$1/usr/sbin" "$1/tests"
@@ -81,8 +81,12 @@ base() {
   ln -s /bin/busybox "$1/sbin/modprobe"
   cp test/kernels/init "$1/init"
   chmod 755 "$1/init"
-  cp "$(command -v nft)" "$1/usr/sbin/"
-  ldd "$(command -v nft)" | grep -o '/[^ ]*' | while read -r lib; do install -D "$lib" "$1$lib"; done
+  # Programs with what they load: the last are the matches and targets of iptables.
+  for p in $(command -v nft xtables-nft-multi xtables-legacy-multi ipset ipvsadm) /usr/lib/*/xtables/*.so; do
+    install -D "$p" "$1/usr/${p#/usr/}"
+    ldd "$p" | grep -o '/[^ ]*' | while read -r lib; do install -D "$lib" "$1$lib"; done
+  done
+  install -D /etc/protocols "$1/etc/protocols"
   echo ${RUN:+-test.run "$RUN"} ${MODE:+-test.short} >"$1/tests/args"
   for p in $(packages); do
     dir=$1/tests/${p//\//-}

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -34,36 +36,34 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/report"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 )
 
-// version is set when the program is built.
-var version = "dev"
-
 func newCommand() *cobra.Command {
 	o := config.NewOptions()
-	showVersion := false
+	show := versionFlag("false")
 	cmd := &cobra.Command{
-		Use:          "kube-nftproxy",
-		Short:        "kube-nftproxy serves Kubernetes Services on a node by nftables",
-		Long:         "kube-nftproxy watches Services and EndpointSlices, and programs the kernel's nftables so that this node's\npods and processes, and clients from outside, reach the endpoints behind them.",
-		SilenceUsage: true,
+		Use:   "kube-nftproxy",
+		Short: "kube-nftproxy serves Kubernetes Services on a node by nftables",
+		Long:  "kube-nftproxy watches Services and EndpointSlices, and programs the kernel's nftables so that this node's\npods and processes, and clients from outside, reach the endpoints behind them.",
 		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
+			if strings.Join(args, "") != "" {
 				return fmt.Errorf("%q does not take any arguments, got %q", cmd.CommandPath(), args)
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if showVersion {
-				fmt.Println("kube-nftproxy", version)
+			if text := show.text(); text != "" {
+				fmt.Println(text)
 				return nil
 			}
 			return run(cmd.Context(), o, cmd.Flags())
 		},
 	}
-	cmd.Flags().BoolVar(&showVersion, "version", false, "Print the version and end.")
+	cmd.Flags().Var(&show, "version", "Print the version and end; with raw, say what it was built with, too. A version, as vX.Y.Z, is accepted and ignored.")
+	cmd.Flags().Lookup("version").NoOptDefVal = "true"
 	o.AddFlags(cmd.Flags())
 	return cmd
 }
@@ -73,7 +73,7 @@ func run(ctx context.Context, o *config.Options, fs *pflag.FlagSet) error {
 	if err := o.Complete(fs); err != nil {
 		return fmt.Errorf("failed complete: %w", err)
 	}
-	if err := logsapi.ValidateAndApply(&o.Config.Logging, o.Gates); err != nil {
+	if err := logsapi.ValidateAndApplyAsField(&o.Config.Logging, o.Gates, field.NewPath("logging")); err != nil {
 		return fmt.Errorf("initialize logging: %w", err)
 	}
 	cliflag.PrintFlags(fs)
@@ -85,6 +85,9 @@ func run(ctx context.Context, o *config.Options, fs *pflag.FlagSet) error {
 		return fmt.Errorf("failed validate: %w", err)
 	}
 	logger := klog.FromContext(ctx)
+	for _, n := range o.Notes {
+		logger.Info("Configuration: "+n.Text, "subject", n.Subject)
+	}
 	switch {
 	case o.WriteTo != "":
 		if err := config.Write(o.WriteTo, o.Config); err != nil {
@@ -93,12 +96,13 @@ func run(ctx context.Context, o *config.Options, fs *pflag.FlagSet) error {
 		logger.Info("Wrote configuration", "file", o.WriteTo)
 		return nil
 	case o.Cleanup:
-		return apply.Cleanup()
+		return cleanup(ctx, logger, o.Config)
 	}
-	for _, n := range o.Notes {
-		logger.Info("Configuration: "+n.Text, "subject", n.Subject)
+	if err := serve(ctx, s); err != nil {
+		logger.Error(err, "Error running ProxyServer") // kube-proxy's words
+		return err
 	}
-	return serve(ctx, s)
+	return nil
 }
 
 // serve prepares the machine, and serves until a signal comes.
@@ -106,8 +110,8 @@ func serve(ctx context.Context, s *settings) error {
 	if err := host.CheckKernel(); err != nil {
 		return err
 	}
-	prepareHost(klog.FromContext(ctx), s.Config)
 	if s.InitOnly {
+		prepareHost(klog.FromContext(ctx), s.Config)
 		klog.FromContext(ctx).Info("System initialized and --init-only specified")
 		return nil
 	}
@@ -117,6 +121,7 @@ func serve(ctx context.Context, s *settings) error {
 	if err != nil {
 		return err
 	}
+	prepareHost(klog.FromContext(ctx), s.Config) // not before it is known that everything else is in order
 	return d.run(ctx)
 }
 
@@ -136,20 +141,29 @@ type daemon struct {
 	metrics  *metrics.Metrics
 	registry *prometheus.Registry
 	recorder events.EventBroadcaster
+	sink     *report.Sink
 	reporter *report.Reporter
 	families []model.Family
 	flows    *conntrack.Reconciler
+	takeover *takeover.Takeover
 	started  time.Time
+	settle   sync.Once
 }
 
 func newDaemon(ctx context.Context, s *settings) (*daemon, error) {
 	d := &daemon{settings: s, started: time.Now(), registry: prometheus.NewRegistry()}
 	logger := klog.FromContext(ctx)
 	d.families = host.Families()
-	logger.Info("Starting", "version", version, "node", s.nodeName, "families", fmt.Sprint(d.families))
+	// The messages of the first three lines are kube-proxy's, which some look for.
+	logger.Info("Using nftables Proxier", "node", s.nodeName, "families", fmt.Sprint(d.families))
+	logger.Info("Version info", "version", version)
+	logger.Info("Golang settings", "GOGC", os.Getenv("GOGC"), "GOMAXPROCS", os.Getenv("GOMAXPROCS"), "GOTRACEBACK", os.Getenv("GOTRACEBACK"))
+	if err := checkFamilies(logger, s.Config, d.families); err != nil {
+		return nil, err
+	}
 	d.tracker = track.New(d.started, time.Now)
-	d.metrics = metrics.New(d.registry, d.families...)
-	metrics.RegisterProcess(d.registry)
+	d.metrics = s.registerMetrics(d.registry, d.families)
+	s.ApplyGates()
 	every, _ := config.Periods(s.Config)
 	d.health = health.New(health.Config{
 		Timeout: 2 * every, Now: time.Now, Families: d.families, NoNode: s.Manifests != "", Counter: d.metrics,
@@ -160,8 +174,9 @@ func newDaemon(ctx context.Context, s *settings) (*daemon, error) {
 	if err := d.openSource(logger); err != nil {
 		return nil, err
 	}
+	d.takeover = d.newTakeover()
 	var err error
-	if d.kernel, err = apply.Open(); err == nil {
+	if d.kernel, err = apply.Open(); err == nil && !d.takeover.Rival(ctx) {
 		d.kernel.TakeOver()
 	}
 	return d, err
@@ -171,7 +186,7 @@ func newDaemon(ctx context.Context, s *settings) (*daemon, error) {
 func (d *daemon) openSource(logger klog.Logger) error {
 	cfg := watch.Config{Folder: d.Manifests, NodeName: d.nodeName, Tracker: d.tracker, Resync: d.Config.ConfigSyncPeriod.Duration}
 	if d.Manifests != "" {
-		d.reporter = report.New(logger, nil)
+		d.reporter = report.New(logger, nil, d.metrics.Problem)
 		cfg.Report = d.reporter.Problem
 		d.source = watch.NewManifests(cfg)
 		return nil
@@ -180,19 +195,22 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("connect to the API server: %w", err)
 	}
-	d.recorder = events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
-	d.reporter = report.New(logger, d.recorder.NewRecorder(scheme.Scheme, "kube-nftproxy"))
-	cfg.Report, cfg.Client = d.reporter.Problem, client
+	d.sink = report.NewSink(&events.EventSinkImpl{Interface: client.EventsV1()})
+	d.recorder = events.NewBroadcaster(d.sink)
+	d.reporter = report.New(logger, d.recorder.NewRecorder(scheme.Scheme, "kube-nftproxy"), d.metrics.Problem)
+	cfg.Report, cfg.Failed, cfg.Client = d.reporter.Problem, d.metrics.WatchFailed, client
 	d.source, err = watch.NewInformers(cfg)
 	return err
 }
 
 func (d *daemon) client(logger klog.Logger) (kubernetes.Interface, error) {
 	c := &d.Config.ClientConnection
+	load := func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags(d.Master, c.Kubeconfig) }
 	if c.Kubeconfig == "" && d.Master == "" {
 		logger.Info("Neither kubeconfig file nor master URL was specified, falling back to in-cluster config")
+		load = rest.InClusterConfig
 	}
-	cfg, err := clientcmd.BuildConfigFromFlags(d.Master, c.Kubeconfig)
+	cfg, err := load()
 	if err != nil {
 		return nil, err
 	}
@@ -225,9 +243,13 @@ func (d *daemon) run(ctx context.Context) error {
 	d.reporter.Started(d.nodeName)
 	server := func(name, address string, handler http.Handler, event string) {
 		part(name, func(ctx context.Context) error {
-			err := health.Serve(ctx, address, handler, health.RetryInterval, d.Config.BindAddressHardFail)
+			err := health.Serve(ctx, address, takeover.Named(handler), health.RetryInterval, d.Config.BindAddressHardFail)
 			if err != nil {
+				const moment = 3 * time.Second
 				d.reporter.ServerFailed(d.nodeName, event, err)
+				if d.sink != nil {
+					d.sink.Await(event, moment)
+				}
 			}
 			return err
 		})
@@ -240,6 +262,7 @@ func (d *daemon) run(ctx context.Context) error {
 	if d.File != "" {
 		part("configuration", d.AwaitChange)
 	}
+	part("takeover", func(ctx context.Context) error { d.takeover.Run(ctx); return nil })
 	part("proxy", d.proxy)
 	wg.Wait()
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
@@ -263,6 +286,6 @@ func (d *daemon) proxy(ctx context.Context) error {
 		Flows: d.flows, Checks: health.NewServices(d.health.Healthy, d.reporter.Problem), Families: d.families,
 		NodeName: d.nodeName, NodeIP: d.nodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: nodePorts,
 		Model:  model.Options{IgnoreExternalIPs: !d.Gates.Enabled(config.AllowServiceExternalIPs)},
-		Report: d.reporter.Problem, Now: time.Now,
+		Report: d.reporter.Problem, Synced: d.synced, Now: time.Now,
 	}).Run(ctx)
 }

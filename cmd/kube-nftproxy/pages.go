@@ -11,6 +11,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/zpages"
 )
 
@@ -25,7 +26,7 @@ func (d *daemon) metricsPort() http.Handler {
 		paths = []string{"/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"}
 	}
 	if d.Gates.Enabled(config.ComponentStatusz) {
-		mux.Handle("/statusz", zpages.Statusz(version, d.started, paths))
+		mux.Handle("/statusz", zpages.Statusz(version, config.Kubernetes, d.started, paths))
 	}
 	if d.Config.EnableProfiling {
 		zpages.Debug(mux, func(value string) error {
@@ -34,4 +35,17 @@ func (d *daemon) metricsPort() http.Handler {
 		})
 	}
 	return mux
+}
+
+// registerMetrics makes all metrics but those of the API server's client.
+func (s *settings) registerMetrics(registry *prometheus.Registry, families []model.Family) *metrics.Metrics {
+	metrics.RegisterProcess(registry)
+	var features []metrics.Feature
+	for _, g := range s.ActingGates() {
+		features = append(features, metrics.Feature(g))
+	}
+	metrics.RegisterFeatures(registry, features)
+	return metrics.New(registry, metrics.Config{
+		Families: families, Version: version, NativeHistograms: s.Gates.Enabled(config.NativeHistograms),
+	})
 }

@@ -52,7 +52,7 @@ func BenchmarkFullSync(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				b.StopTimer()
-				if err := Cleanup(); err != nil {
+				if _, err := Cleanup(); err != nil {
 					b.Fatal(err)
 				}
 				k := open(b)

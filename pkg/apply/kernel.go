@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -20,16 +22,24 @@ type Kernel struct {
 	generation uint32
 	// states are the state elements that the kernel holds.
 	states map[nft.Family]*nft.Element
-	// found are the families in which kube-proxy had a table at the last look; takeOver says that they are to be replaced.
-	found    []nft.Family
+	// takeOver says that kube-proxy's tables are to be replaced; found are the families in which it had one at the last look.
 	takeOver bool
+	found    []nft.Family
 }
 
-// Open opens the network namespace of the calling thread.
+// Open opens the network namespace of the calling thread. It fails where this process may not use nftables, or the kernel
+// has none.
 func Open() (*Kernel, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
+	}
+	if _, err := conn.Generation(); err != nil {
+		err = errors.Join(err, conn.Close())
+		if errors.Is(err, unix.EPERM) {
+			return nil, fmt.Errorf("%w: nftables needs the capability NET_ADMIN; add it to the container's securityContext.capabilities", err)
+		}
+		return nil, fmt.Errorf("%w: does the kernel have nf_tables (CONFIG_NF_TABLES, module nf_tables)?", err)
 	}
 	return &Kernel{conn: conn, states: map[nft.Family]*nft.Element{}}, nil
 }
@@ -64,18 +74,15 @@ type Result struct {
 	Commit time.Duration
 	// Why tells, after a full sync, why the tables had to be written anew.
 	Why string
-	// Rival says that kube-proxy has tables too, at the last look: one is running, or has been started for a while.
-	Rival bool
 }
 
 // Sync brings the tables to what the planner wants. After an error nothing has changed, or it isn't known what has: the
 // next call finds out. In both cases packets meet either the old tables or the new ones.
 func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 	result, err := k.sync(p)
-	if err == nil && k.takeOver {
+	if err == nil {
 		k.takeOver, k.found = false, nil
 	}
-	result.Rival = len(k.found) > 0
 	return result, err
 }
 
@@ -93,13 +100,13 @@ func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 		return Result{}, err
 	}
 	why, err := k.compare(p)
-	if err == nil {
-		k.found, err = k.rivals()
+	if err == nil && k.takeOver {
+		k.found, err = k.kubeProxys()
 	}
 	if err != nil {
 		return Result{}, fmt.Errorf("read tables: %w", err)
 	}
-	if why == "" && k.takeOver && len(k.found) > 0 {
+	if why == "" && len(k.found) > 0 {
 		why = "kube-proxy's tables are to go"
 	}
 	// Whatever is committed by others from here on is noticed.
@@ -220,31 +227,30 @@ func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 	return r, nil
 }
 
-// Cleanup deletes our tables and those of kube-proxy, and nothing else. That there are none is not an error.
-func Cleanup() error {
+// Cleanup deletes our tables and nothing else, and returns which there were. That there are none is not an error.
+func Cleanup() (deleted []string, err error) {
 	conn, err := nft.Open()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer conn.Close()
 	var errs []error
 	for _, f := range model.Families {
-		errs = append(errs, deleteTable(conn, plan.NFT(f), plan.TableName), deleteTable(conn, plan.NFT(f), rivalTable))
+		found, err := conn.HasTable(plan.NFT(f), plan.TableName)
+		if err != nil || !found {
+			errs = append(errs, err)
+			continue
+		}
+		b := nft.NewBatch(0)
+		b.DeleteTable(plan.NFT(f), plan.TableName)
+		name := fmt.Sprintf("%s %s", plan.NFT(f), plan.TableName)
+		if err := conn.Commit(b); err != nil {
+			errs = append(errs, fmt.Errorf("delete table %s: %w", name, err))
+			continue
+		}
+		deleted = append(deleted, name)
 	}
-	return errors.Join(errs...)
-}
-
-func deleteTable(conn *nft.Conn, f nft.Family, name string) error {
-	found, err := conn.HasTable(f, name)
-	if err != nil || !found {
-		return err
-	}
-	b := nft.NewBatch(0)
-	b.DeleteTable(f, name)
-	if err := conn.Commit(b); err != nil {
-		return fmt.Errorf("delete table %s %s: %w", f, name, err)
-	}
-	return nil
+	return deleted, errors.Join(errs...)
 }
 
 // Renew renews the lease of the tables, see [plan.Lease]; it does nothing while it isn't known whether they are there. After

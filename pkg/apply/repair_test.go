@@ -195,12 +195,16 @@ func TestFailedBatchChangesNothing(t *testing.T) {
 func TestCleanupRemovesOurTablesOnly(t *testing.T) {
 	synced(t)
 	run(t, "nft", "add table ip somebody; add table ip kube-proxy; add table ip6 kube-proxy")
-	for range 2 {
-		if err := Cleanup(); err != nil {
+	for _, want := range [][]string{{"ip kube-nftproxy", "ip6 kube-nftproxy"}, nil} {
+		deleted, err := Cleanup()
+		if err != nil {
 			t.Fatal(err)
 		}
+		if diff := cmp.Diff(want, deleted); diff != "" {
+			t.Errorf("deleted tables (-want +got):\n%s", diff)
+		}
 	}
-	if got := run(t, "nft", "list tables"); got != "table ip somebody\n" {
+	if got := run(t, "nft", "list tables"); got != "table ip somebody\ntable ip kube-proxy\ntable ip6 kube-proxy\n" {
 		t.Errorf("tables left: %q", got)
 	}
 }

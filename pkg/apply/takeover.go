@@ -6,17 +6,17 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// rivalTable is the name of kube-proxy's table in mode nftables, in both families (kube-proxy: nftables/proxier.go).
-const rivalTable = "kube-proxy"
+// KubeProxyTable is the name of kube-proxy's table in mode nftables, in both families (kube-proxy: nftables/proxier.go).
+const KubeProxyTable = "kube-proxy"
 
 // TakeOver makes the first sync that succeeds replace kube-proxy's tables: they go in the batch in which ours come, so that
-// every packet meets one of the two. Tables of kube-proxy that appear later are left alone, see [Result.Rival].
+// every packet meets one of the two. Tables of kube-proxy that appear later are left alone.
 func (k *Kernel) TakeOver() { k.takeOver = true }
 
-// rivals lists the families in which kube-proxy has a table.
-func (k *Kernel) rivals() (families []nft.Family, err error) {
+// kubeProxys lists the families in which kube-proxy has a table.
+func (k *Kernel) kubeProxys() (families []nft.Family, err error) {
 	for _, f := range model.Families {
-		found, err := k.conn.HasTable(plan.NFT(f), rivalTable)
+		found, err := k.conn.HasTable(plan.NFT(f), KubeProxyTable)
 		if err != nil {
 			return nil, err
 		}
@@ -29,9 +29,7 @@ func (k *Kernel) rivals() (families []nft.Family, err error) {
 
 // replace adds to a batch that kube-proxy's tables go, if they are to be replaced.
 func (k *Kernel) replace(b *nft.Batch) {
-	if k.takeOver {
-		for _, f := range k.found {
-			b.DeleteTable(f, rivalTable)
-		}
+	for _, f := range k.found {
+		b.DeleteTable(f, KubeProxyTable)
 	}
 }

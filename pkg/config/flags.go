@@ -30,7 +30,7 @@ func (o *Options) addGeneral(fs *pflag.FlagSet) {
 	c := o.Config
 	fs.StringVar(&o.File, "config", "", "Path of a KubeProxyConfiguration file. Where it is given, it replaces the flags that have a field in it.")
 	fs.StringVar(&o.WriteTo, "write-config-to", "", "Write the configuration that flags or file lead to, to this file, and end.")
-	fs.BoolVar(&o.Cleanup, "cleanup", false, "Delete the tables of this program and of kube-proxy in mode nftables, and end.")
+	fs.BoolVar(&o.Cleanup, "cleanup", false, "Remove the rules of this program and of kube-proxy, whatever its mode, and end.")
 	fs.BoolVar(&o.InitOnly, "init-only", false, "Do what needs more privileges than CAP_NET_ADMIN, and end.")
 	fs.Var(cliflag.NewMapStringBool(&c.FeatureGates), "feature-gates", "Feature gates of kube-proxy, as Name=true,Name=false. Those that are about something that isn't done here are accepted.")
 	fs.StringVar(&o.hostname, "hostname-override", "", "Name of this Node, if it isn't the host's name.")

@@ -2,9 +2,12 @@ package config
 
 import (
 	_ "embed"
+	"slices"
 	"strings"
 
+	clientfeatures "k8s.io/client-go/features"
 	"k8s.io/component-base/featuregate"
+	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
 // gatesText lists the feature gates of kube-proxy v1.36.3, of which all but a few are about other programs; it is made by
@@ -13,6 +16,9 @@ import (
 //go:embed gates.txt
 var gatesText string
 
+// Kubernetes is the version of Kubernetes whose kube-proxy this program stands in for.
+const Kubernetes = "1.36"
+
 // Gates whose setting acts here.
 const (
 	// AllowServiceExternalIPs: without it, spec.externalIPs of Services is ignored.
@@ -20,10 +26,69 @@ const (
 	// ComponentFlagz and ComponentStatusz: without them, there is no /flagz or /statusz.
 	ComponentFlagz   featuregate.Feature = "ComponentFlagz"
 	ComponentStatusz featuregate.Feature = "ComponentStatusz"
+	// NativeHistograms: histograms of /metrics have native buckets too.
+	NativeHistograms featuregate.Feature = "NativeHistograms"
 )
 
+// acting lists the gates whose setting acts here: those above, those that k8s.io/component-base looks at for the log, and those
+// of the API server's client, such as WatchListClient.
+func acting() []featuregate.Feature {
+	return append(clientGates(),
+		AllowServiceExternalIPs, ComponentFlagz, ComponentStatusz, NativeHistograms,
+		logsapi.ContextualLogging, logsapi.LoggingAlphaOptions, logsapi.LoggingBetaOptions)
+}
+
+// gateNames is a registry of the client's that only notes the names.
+type gateNames []featuregate.Feature
+
+// Add implements features.Registry of client-go.
+func (n *gateNames) Add(gates map[clientfeatures.Feature]clientfeatures.FeatureSpec) error {
+	for name := range gates {
+		*n = append(*n, featuregate.Feature(name))
+	}
+	slices.Sort(*n)
+	return nil
+}
+
+func clientGates() []featuregate.Feature {
+	var names gateNames
+	if err := clientfeatures.AddFeaturesToExistingFeatureGates(&names); err != nil {
+		panic(err) // it comes from Add
+	}
+	return names
+}
+
+// forClient gives gates the form that client-go knows.
+type forClient struct{ featuregate.FeatureGate }
+
+// Enabled implements features.Gates of client-go.
+func (g forClient) Enabled(name clientfeatures.Feature) bool {
+	return g.FeatureGate.Enabled(featuregate.Feature(name))
+}
+
+// ApplyGates makes the feature gates those of the API server's client. It must come before a client is made.
+func (o *Options) ApplyGates() { clientfeatures.ReplaceFeatureGates(forClient{o.Gates}) }
+
+// Gate is a feature gate and how it is set.
+type Gate struct {
+	Name string
+	// Stage is ALPHA, BETA, DEPRECATED, or empty for generally available.
+	Stage   string
+	Enabled bool
+}
+
+// ActingGates returns the feature gates whose setting acts here.
+func (o *Options) ActingGates() []Gate {
+	all := o.Gates.GetAll()
+	var gates []Gate
+	for _, name := range acting() {
+		gates = append(gates, Gate{string(name), string(all[name].PreRelease), o.Gates.Enabled(name)})
+	}
+	return gates
+}
+
 // newGates returns kube-proxy's feature gates, set as the map says. Unknown and locked ones are an error.
-func newGates(set map[string]bool) (featuregate.FeatureGate, error) {
+func newGates(set map[string]bool) (featuregate.MutableFeatureGate, error) {
 	gates := featuregate.NewFeatureGate()
 	specs := map[featuregate.Feature]featuregate.FeatureSpec{}
 	for line := range strings.Lines(gatesText) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"k8s.io/component-base/featuregate"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
@@ -32,10 +33,9 @@ func notes(c *kubeproxy.KubeProxyConfiguration) (list []Note) {
 
 // gateNotes says of the gates that were set which of them do nothing.
 func gateNotes(set map[string]bool) (list []Note) {
-	act := []string{string(AllowServiceExternalIPs), string(ComponentFlagz), string(ComponentStatusz),
-		"LoggingAlphaOptions", "LoggingBetaOptions", "ContextualLogging"}
+	act := acting()
 	for name := range set {
-		if !slices.Contains(act, name) {
+		if !slices.Contains(act, featuregate.Feature(name)) && name != "AllAlpha" && name != "AllBeta" {
 			list = append(list, Note{"featureGates." + name, "it is about something that isn't done here, and ignored"})
 		}
 	}

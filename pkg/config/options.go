@@ -34,7 +34,7 @@ type Options struct {
 	// Cleanup and InitOnly ask for something else than to serve.
 	Cleanup, InitOnly bool
 	// Gates are kube-proxy's feature gates, as the configuration sets them.
-	Gates featuregate.FeatureGate
+	Gates featuregate.MutableFeatureGate
 	// Notes tell what of the configuration has no meaning here, and what happens instead.
 	Notes []Note
 

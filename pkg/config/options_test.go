@@ -203,8 +203,8 @@ func TestNotes(t *testing.T) {
 		{args: "", want: []string{"mode", "nodePortAddresses"}},
 		{args: "--proxy-mode=iptables --nodeport-addresses=primary", want: []string{"mode"}},
 		{args: "--proxy-mode=ipvs --ipvs-scheduler=rr", want: []string{"mode", "nodePortAddresses", "ipvs"}},
-		{args: "--proxy-mode=nftables --feature-gates=AllowServiceExternalIPs=false,NativeHistograms=true",
-			want: []string{"featureGates.NativeHistograms"}},
+		{args: "--proxy-mode=nftables --feature-gates=AllowServiceExternalIPs=false,NativeHistograms=true,WinDSR=true,AllAlpha=false",
+			want: []string{"featureGates.WinDSR"}},
 		{file: "mode: nftables\nportRange: 1-2\nwinkernel: {enableDSR: true}\n", want: []string{"portRange", "winkernel"}},
 	} {
 		args := strings.Fields(tc.args)

@@ -33,8 +33,19 @@ func written(t *testing.T, args []string) (text, refusal string) {
 	return string(data), ""
 }
 
+// everyFlag is a flag of every kind, with a value that isn't the default.
+const everyFlag = "--bind-address=10.9.8.7 --bind-address-hard-fail --cluster-cidr=10.1.0.0/16 --config-sync-period=3m --conntrack-max-per-core=1 " +
+	"--conntrack-min=2 --conntrack-tcp-be-liberal --conntrack-tcp-timeout-close-wait=3s --conntrack-tcp-timeout-established=4s " +
+	"--conntrack-udp-timeout=5s --conntrack-udp-timeout-stream=6s --detect-local-mode=NodeCIDR --feature-gates=AllowServiceExternalIPs=false " +
+	"--healthz-bind-address=10.0.0.1:1 --hostname-override=Flag --iptables-localhost-nodeports=false --iptables-masquerade-bit=1 " +
+	"--iptables-min-sync-period=2s --iptables-sync-period=3s --ipvs-exclude-cidrs=10.2.0.0/16 --ipvs-min-sync-period=1s --ipvs-scheduler=rr " +
+	"--ipvs-strict-arp --ipvs-sync-period=4s --ipvs-tcp-timeout=1s --ipvs-tcpfin-timeout=1s --ipvs-udp-timeout=1s --kube-api-burst=1 " +
+	"--kube-api-content-type=application/json --kube-api-qps=2 --kubeconfig=/k --log-flush-frequency=7s --logging-format=json --masquerade-all " +
+	"--master=http://m --metrics-bind-address=10.0.0.2:2 --nodeport-addresses=10.3.0.0/16 --oom-score-adj=3 --pod-bridge-interface=b " +
+	"--pod-interface-name-prefix=p --profiling --v=5 --boot-id-file=/b --machine-id-file=/m"
+
 // ourPeriod is what differs on purpose: kube-proxy waits for a second between two syncs, or, in mode ipvs, not at all.
-var ourPeriod = regexp.MustCompile(`minSyncPeriod: (1s|100ms)`)
+var ourPeriod = regexp.MustCompile(`minSyncPeriod: (0s|1s|100ms)`)
 
 // TestConfigurationsAreThoseOfKubeProxy compares what both make of the same flags and files.
 func TestConfigurationsAreThoseOfKubeProxy(t *testing.T) {
@@ -52,6 +63,11 @@ func TestConfigurationsAreThoseOfKubeProxy(t *testing.T) {
 		{file: "mode: ipvs\nipvs: {syncPeriod: 1m, minSyncPeriod: 3s, scheduler: rr}\nhealthzBindAddress: 1.2.3.4\n"},
 		{file: "mode: nftables\nfoo: bar\nclustercidr: 10.0.0.0/8\nportRange: 1-2\nwinkernel: {enableDSR: true}\n", args: "-v 4 --vmodule=a=2"},
 		{file: "logging: {format: json, verbosity: 3, vmodule: []}\nclusterCIDR: 010.0.0.0/8\noomScoreAdj: 0\n"},
+		{file: "mode: nftables\n", args: everyFlag}, {args: everyFlag}, {args: everyFlag + " --proxy-mode=nftables"},
+		{args: "--healthz-port=1 --metrics-port=2 --healthz-bind-address=10.0.0.1:3"}, {args: "--cleanup --init-only --bind_address=10.0.0.1"},
+		{file: "mode: nftables\nmode: ipvs\nclusterCIDR: 10.0.0.0/8\nCLUSTERCIDR: x\n"}, {file: "oomScoreAdj: null\nconntrack: null\nfeatureGates: null\n"},
+		{file: "conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s, udpTimeout: 1s, udpStreamTimeout: 2s, tcpBeLiberal: true}\n"},
+		{file: "logging: {flushFrequency: 0, options: {json: {infoBufferSize: \"0\"}}}\nconfigSyncPeriod: 0s\nnftables: {syncPeriod: 0s, minSyncPeriod: 0s}\n"},
 		// Refused by both.
 		{args: "--proxy-mode=userspace"}, {args: "--oom-score-adj=2000"}, {args: "--cluster-cidr=10.0.0.0"},
 		{args: "--cluster-cidr=10.0.0.0/8,11.0.0.0/8"}, {args: "--nodeport-addresses=primary,10.0.0.0/8"}, {args: "--healthz-bind-address=1.2.3.4"},
@@ -114,7 +130,7 @@ func TestFlagsAreThoseOfKubeProxy(t *testing.T) {
 	found := 0
 	for _, line := range lines {
 		m := flag.FindStringSubmatch(line)
-		if m == nil || m[1] == "help" || m[1] == "version" {
+		if m == nil || m[1] == "help" || m[1] == "version" { // these two are the command's
 			continue
 		}
 		found++
@@ -132,7 +148,53 @@ func TestFlagsAreThoseOfKubeProxy(t *testing.T) {
 			t.Errorf("--%s defaults to %q, kube-proxy's to %q", m[1], f.DefValue, d[1])
 		}
 	}
+	shown := string(help)
+	fs.VisitAll(func(f *pflag.Flag) {
+		ours := slices.Contains([]string{"manifests", "sync-period", "min-sync-period"}, f.Name)
+		if there := strings.Contains(shown, "--"+f.Name+" "); there == (f.Hidden || ours) {
+			t.Errorf("--%s: kube-proxy shows it: %t, hidden here: %t", f.Name, there, f.Hidden)
+		}
+		if f.Shorthand != "" && !strings.Contains(shown, "-"+f.Shorthand+", --"+f.Name) {
+			t.Errorf("--%s has the short form -%s", f.Name, f.Shorthand)
+		}
+	})
 	if found < 50 {
 		t.Errorf("kube-proxy's --help shows %d flags:\n%s", found, help)
+	}
+}
+
+// TestOtherFormsOfAFileAreReadAsByKubeProxy compares files that don't begin as the others.
+func TestOtherFormsOfAFileAreReadAsByKubeProxy(t *testing.T) {
+	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	for _, text := range []string{
+		`{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": "nftables"}`,
+		"# comment\n---\n" + head + "mode: ipvs\n", head + "---\n" + head + "mode: ipvs\n", "mode: nftables\n", "", "x", "{}", "[]",
+		"kind: KubeProxyConfiguration\n", "apiVersion: v1\nkind: ConfigMap\n", "\t", head + "mode: \"nft\n",
+	} {
+		path := filepath.Join(t.TempDir(), "file")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args := []string{"--config", path}
+		theirs, refusal := written(t, args)
+		o, err := complete(t, args...)
+		if (err != nil) != (refusal != "") {
+			t.Errorf("%q: kube-proxy says %q, we say %v", text, refusal, err)
+			continue
+		}
+		if err != nil {
+			plain := strings.NewReplacer(`\`, "", "\t", "") // the log escapes one line, and indents several
+			if !strings.Contains(plain.Replace(refusal), plain.Replace(err.Error())) {
+				t.Errorf("%q: kube-proxy says %q, we say %q", text, refusal, err)
+			}
+			continue
+		}
+		ours, err := encode(o.Config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(ourPeriod.ReplaceAllString(theirs, ""), ourPeriod.ReplaceAllString(string(ours), "")); diff != "" {
+			t.Errorf("%q (-kube-proxy +ours):\n%s", text, diff)
+		}
 	}
 }

@@ -3,6 +3,8 @@ package config
 import (
 	"strings"
 	"testing"
+
+	clientfeatures "k8s.io/client-go/features"
 )
 
 func TestInvalidConfigurations(t *testing.T) {
@@ -80,6 +82,20 @@ func TestGates(t *testing.T) {
 	gates, err := newGates(map[string]bool{"AllowServiceExternalIPs": false})
 	if err != nil || gates.Enabled(AllowServiceExternalIPs) || !gates.Enabled(ComponentFlagz) {
 		t.Errorf("AllowServiceExternalIPs is %t, ComponentFlagz %t, %v", gates.Enabled(AllowServiceExternalIPs), gates.Enabled(ComponentFlagz), err)
+	}
+	// Those that the client asks for are all known, and can be set.
+	o := mustComplete(t, "--feature-gates=WatchListClient=false,NativeHistograms=true")
+	got := map[string]Gate{}
+	for _, g := range o.ActingGates() {
+		got[g.Name] = g
+	}
+	for _, want := range []Gate{{"WatchListClient", "BETA", false}, {"NativeHistograms", "ALPHA", true}, {"AllowServiceExternalIPs", "", true}, {"AtomicFIFO", "BETA", true}} {
+		if got[want.Name] != want {
+			t.Errorf("acting gates have %+v, want %+v", got[want.Name], want)
+		}
+	}
+	if (forClient{o.Gates}).Enabled(clientfeatures.WatchListClient) {
+		t.Error("WatchListClient=false doesn't reach the client")
 	}
 	if gates, err := newGates(map[string]bool{"AllBeta": false}); err != nil || gates.Enabled(ComponentFlagz) {
 		t.Errorf("AllBeta=false leaves ComponentFlagz, %v", err)

@@ -392,6 +392,7 @@ func TestRunMovesClient(t *testing.T) {
 type counter chan int
 
 func (c counter) FlowsDeleted(_ model.Family, _ time.Duration, deleted int) { c <- deleted }
+func (c counter) FlowsSearched(model.Family, error)                         {}
 
 type unclosed struct{ *Netlink }
 

@@ -44,6 +44,8 @@ type Outcome struct {
 // Metrics counts passes.
 type Metrics interface {
 	FlowsDeleted(f model.Family, took time.Duration, deleted int)
+	// FlowsSearched is called after each pass over a family's table.
+	FlowsSearched(f model.Family, err error)
 }
 
 // Config is what a reconciler needs.
@@ -179,6 +181,7 @@ func (r *Reconciler) reconcile(ctx context.Context, d *Desired) (failed error) {
 	if r.table == nil {
 		table, err := r.Open()
 		if err != nil {
+			r.searched(d, err)
 			return err
 		}
 		r.table = table
@@ -187,11 +190,22 @@ func (r *Reconciler) reconcile(ctx context.Context, d *Desired) (failed error) {
 		if !d.about(f) {
 			continue
 		}
-		if err := r.family(ctx, f, d); err != nil && failed == nil {
+		err := r.family(ctx, f, d)
+		r.Metrics.FlowsSearched(f, err)
+		if err != nil && failed == nil {
 			failed = fmt.Errorf("delete stale %s flows: %w", f, err)
 		}
 	}
 	return failed
+}
+
+// searched reports the end of a pass over all families that the request is about.
+func (r *Reconciler) searched(d *Desired, err error) {
+	for _, f := range model.Families {
+		if d.about(f) {
+			r.Metrics.FlowsSearched(f, err)
+		}
+	}
 }
 
 func (r *Reconciler) family(ctx context.Context, f model.Family, d *Desired) error {

@@ -23,6 +23,8 @@ type fakeTable struct {
 	// takes is how long each reading takes.
 	takes time.Duration
 	err   error
+	// passes are how searches ended.
+	passes []error
 }
 
 func (f *fakeTable) Delete(_ context.Context, family model.Family, udp bool, stale func(*Flow) bool) (out Outcome, err error) {
@@ -56,6 +58,7 @@ func (f *fakeTable) fail(err error) {
 }
 
 func (f *fakeTable) FlowsDeleted(model.Family, time.Duration, int) {}
+func (f *fakeTable) FlowsSearched(_ model.Family, err error)       { f.passes = append(f.passes, err) }
 
 func start(t *testing.T, f *fakeTable) *Reconciler {
 	f.start = time.Now()
@@ -150,5 +153,8 @@ func TestFailedPassIsMadeUpFor(t *testing.T) {
 		f.fail(nil)
 		time.Sleep(time.Hour)
 		f.expect(t, append(want, "35.04s IPv4 udp=true deleted=2")...)
+		if len(f.passes) != 3 || f.passes[0] == nil || f.passes[1] == nil || f.passes[2] != nil {
+			t.Errorf("passes ended with %v, want two errors and a success", f.passes)
+		}
 	})
 }

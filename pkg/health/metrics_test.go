@@ -25,7 +25,7 @@ func TestMetricsHandlerTexts(t *testing.T) {
 		"/healthz":              plain("ok"),
 		"/healthz?verbose":      plain("[+]ping ok\nhealthz check passed\n"),
 		"/healthz?verbose=true": plain("[+]ping ok\nhealthz check passed\n"),
-		"/healthz/ping":         plain("ok"),
+		"/healthz/ping":         {200, "text/plain; charset=utf-8", "", "ok"},
 		"/livez":                missing,
 		"/":                     missing,
 	}
@@ -51,7 +51,7 @@ func (broken) Collect(c chan<- prometheus.Metric) {
 
 func TestMetricsHandlerGathers(t *testing.T) {
 	reg := prometheus.NewRegistry()
-	m := metrics.New(reg)
+	m := metrics.New(reg, metrics.Config{})
 	m.HealthzAnswered(http.StatusOK)
 	reg.MustRegister(broken{})
 	w := ask(MetricsHandler(reg, start), http.MethodGet, "/metrics")

@@ -1,6 +1,8 @@
 package metrics
 
 import (
+	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
@@ -26,28 +28,48 @@ type Metrics struct {
 
 	healthz, livez *prometheus.CounterVec
 
-	elements, classChains                    *prometheus.GaugeVec
+	elements, capacity, classChains          *prometheus.GaugeVec
 	batches                                  *prometheus.CounterVec
 	batchBytes, batchElements, batchDuration prometheus.Histogram
 	adopted                                  prometheus.Counter
 	rejected                                 *prometheus.GaugeVec
 	conflicts                                prometheus.Gauge
+	leftovers                                *prometheus.GaugeVec
+	problems                                 *prometheus.CounterVec
+	checkPortsFailed                         prometheus.Gauge
+
+	checks, repairs *prometheus.CounterVec
+	drift           prometheus.Gauge
+	flowPasses      *prometheus.CounterVec
+	watchErrors     *prometheus.CounterVec
 }
 
-// New registers all metrics of the proxy in reg, and panics if one is there already. The families are those that the
-// proxy serves; none means both.
-func New(reg prometheus.Registerer, families ...model.Family) *Metrics {
-	if len(families) == 0 {
-		families = model.Families[:]
+// Config is what the metrics depend on.
+type Config struct {
+	// Families are those that the proxy serves; none means both.
+	Families []model.Family
+	// NativeHistograms gives each histogram native buckets beside its own (kube-proxy: feature gate NativeHistograms).
+	NativeHistograms bool
+	// Version is the program's.
+	Version string
+}
+
+// New registers all metrics of the proxy in reg, and panics if one is there already.
+func New(reg prometheus.Registerer, c Config) *Metrics {
+	if len(c.Families) == 0 {
+		c.Families = model.Families[:]
 	}
-	m := &Metrics{families: families}
-	r := registry{reg}
+	m := &Metrics{families: c.Families}
+	r := registry{reg, c.NativeHistograms}
+	r.gauges("kubenftproxy_build_info", "1; the labels tell which program this is.", "version", "goversion").
+		WithLabelValues(c.Version, runtime.Version()).Set(1)
 	m.registerSync(r)
 	m.registerChanges(r)
 	m.registerConntrack(r)
 	m.registerHealth(r)
 	m.registerBatches(r)
 	m.registerState(r)
+	m.registerTrust(r)
 	m.touch()
 	return m
 }
@@ -125,13 +147,40 @@ func (m *Metrics) registerBatches(r registry) {
 func (m *Metrics) registerState(r registry) {
 	m.elements = r.gauges("kubenftproxy_elements",
 		"Elements in a set or map of the table.", "ip_family", "set")
+	m.capacity = r.gauges("kubenftproxy_capacity_elements",
+		"Elements for which a set or map of the table has room. At three quarters all is written anew, with more room. Sets without "+
+			"this need none.", "ip_family", "set")
 	m.classChains = r.gauges("kubenftproxy_class_chains",
 		"Chains of the table that spread connections over endpoints; there is one for each number of endpoints in use, "+
 			"and variants of it.", "ip_family")
 	m.rejected = r.gauges("kubenftproxy_rejected_objects",
 		"API objects of which some part is not usable and had to be left out, by their kind.", "kind")
 	m.conflicts = r.gauge("kubenftproxy_conflicts",
-		"Frontends (address, port and protocol) that more than one Service claims; the oldest Service has it.")
+		"Frontends (address, port and protocol) that more than one Service claims; one has it, and an Event on the others says so.")
+	m.leftovers = r.gauges("kubenftproxy_leftovers",
+		"What there is of kube-proxy on the node, left or of one that runs, by kind: tables of nftables, chains of iptables-nft and "+
+			"iptables-legacy, virtual servers, sets and the device of ipvs.", "kind")
+	m.problems = r.counters("kubenftproxy_problems_total",
+		"Problems reported, each in the log and as an Event on the object, by the object's kind. One that stays counts once.", "kind")
+	m.checkPortsFailed = r.gauge("kubenftproxy_health_check_ports_failed",
+		"Addresses and ports of Services' healthCheckNodePort that can't be listened on.")
+}
+
+// registerTrust makes our own metrics of whether what the proxy goes by can be trusted: what the kernel holds, what the API
+// server tells.
+func (m *Metrics) registerTrust(r registry) {
+	m.checks = r.counters("kubenftproxy_checks_total",
+		"Comparisons of the kernel's tables with what is wanted, by their reason: foreign_change, another program has changed the "+
+			"ruleset; period, nothing has happened for the sync period; failed_sync, the last sync has failed.", "reason")
+	m.repairs = r.counters("kubenftproxy_repairs_total",
+		"Comparisons that found a difference, and all was written anew, by the reason of the comparison. But for failed_sync, "+
+			"another program has changed or deleted our tables.", "reason")
+	m.drift = r.gauge("kubenftproxy_drift",
+		"1 while the kernel may hold something else than what is wanted, as long as a sync fails; otherwise 0.")
+	m.flowPasses = r.counters("kubenftproxy_conntrack_passes_total",
+		"Searches for stale conntrack entries, by result: done or failed. One that failed is tried again.", "ip_family", "result")
+	m.watchErrors = r.counters("kubenftproxy_watch_errors_total",
+		"Failures to list or watch objects of the API server, by resource. Until one succeeds again, changes go unseen.", "resource")
 }
 
 // touch makes the series whose labels are known beforehand appear at once. The gauges of times and of elements are not
@@ -147,6 +196,9 @@ func (m *Metrics) touch() {
 		for _, c := range []*prometheus.CounterVec{m.syncFailures, m.cleanupFailures, m.conntrackDeleted} {
 			c.WithLabelValues(ip)
 		}
+		for _, result := range []string{resultDone, resultFailed} {
+			m.flowPasses.WithLabelValues(ip, result)
+		}
 		m.NoLocalEndpoints(f, 0, 0)
 		m.ClassChains(f, 0)
 	}
@@ -156,8 +208,20 @@ func (m *Metrics) touch() {
 	}
 	m.batches.WithLabelValues(kindFull)
 	m.batches.WithLabelValues(kindPartial)
-	m.Rejected("Service", 0)
-	m.Rejected("EndpointSlice", 0)
+	for _, reason := range []Reason{ForeignChange, Period, FailedSync} {
+		m.checks.WithLabelValues(string(reason))
+		m.repairs.WithLabelValues(string(reason))
+	}
+	for _, kind := range []string{"Service", "EndpointSlice", "ServiceCIDR", "Node"} {
+		m.Rejected(kind, 0)
+		m.problems.WithLabelValues(kind)
+	}
+	for _, resource := range []string{"services", "endpointslices", "servicecidrs", "nodes"} {
+		m.watchErrors.WithLabelValues(resource)
+	}
+	for _, kind := range []string{"nftables", "iptables-nft", "iptables-legacy", "ipvs"} {
+		m.Leftovers(kind, 0)
+	}
 }
 
 // SyncResult says how one sync of all families went.
@@ -217,10 +281,10 @@ func (m *Metrics) Changes(services, endpoints int) {
 	m.endpointsPending.Add(float64(endpoints))
 }
 
-// Programmed reports that the change of an EndpointSlice took so long to get into the rules, counted from the time in
-// its annotation.
-func (m *Metrics) Programmed(d time.Duration) {
-	for _, f := range m.families {
+// Programmed reports that the change of an EndpointSlice of a family took so long to get into the rules, counted from the
+// time in its annotation. A family that isn't served counts nothing.
+func (m *Metrics) Programmed(f model.Family, d time.Duration) {
+	if slices.Contains(m.families, f) {
 		m.programmingDuration.WithLabelValues(f.String()).Observe(d.Seconds())
 	}
 }
@@ -245,6 +309,49 @@ func (m *Metrics) FlowsDeleted(f model.Family, took time.Duration, deleted int) 
 	m.conntrackDeleted.WithLabelValues(f.String()).Add(float64(deleted))
 }
 
+// The values of the label result of kubenftproxy_conntrack_passes_total.
+const (
+	resultDone   = "done"
+	resultFailed = "failed"
+)
+
+// FlowsSearched reports the end of a search for stale conntrack entries of a family.
+func (m *Metrics) FlowsSearched(f model.Family, err error) {
+	result := resultDone
+	if err != nil {
+		result = resultFailed
+	}
+	m.flowPasses.WithLabelValues(f.String(), result).Inc()
+}
+
+// Reason says why the kernel's tables are compared with what is wanted.
+type Reason string
+
+// The reasons.
+const (
+	ForeignChange Reason = "foreign_change"
+	Period        Reason = "period"
+	FailedSync    Reason = "failed_sync"
+)
+
+// Doubted reports that the kernel may hold something else than what is wanted.
+func (m *Metrics) Doubted() { m.drift.Set(1) }
+
+// Checked reports a comparison of the kernel's tables with what is wanted, after which they agree; repaired is set where
+// they had to be written anew.
+func (m *Metrics) Checked(why Reason, repaired bool) {
+	m.drift.Set(0)
+	m.checks.WithLabelValues(string(why)).Inc()
+	if repaired {
+		m.repairs.WithLabelValues(string(why)).Inc()
+	}
+}
+
+// WatchFailed reports that objects of the API server could not be listed or watched.
+func (m *Metrics) WatchFailed(resource string) {
+	m.watchErrors.WithLabelValues(resource).Inc()
+}
+
 // HealthzAnswered counts an answer to /healthz on the health port with this HTTP status code.
 func (m *Metrics) HealthzAnswered(code int) {
 	m.healthz.WithLabelValues(strconv.Itoa(code)).Inc()
@@ -255,9 +362,12 @@ func (m *Metrics) LivezAnswered(code int) {
 	m.livez.WithLabelValues(strconv.Itoa(code)).Inc()
 }
 
-// Elements sets how many elements a set or map of a family has.
-func (m *Metrics) Elements(f model.Family, set string, n int) {
+// Elements sets how many elements a set or map of a family has, and for how many it has room; 0 is no limit.
+func (m *Metrics) Elements(f model.Family, set string, n, capacity int) {
 	m.elements.WithLabelValues(f.String(), set).Set(float64(n))
+	if capacity > 0 {
+		m.capacity.WithLabelValues(f.String(), set).Set(float64(capacity))
+	}
 }
 
 // ClassChains sets how many chains of a family spread connections over endpoints.
@@ -306,6 +416,21 @@ func (m *Metrics) Rejected(kind string, n int) {
 // Conflicts sets how many frontends are claimed by more than one Service.
 func (m *Metrics) Conflicts(n int) {
 	m.conflicts.Set(float64(n))
+}
+
+// Leftovers sets how much there is of kube-proxy on the node, by the kind of place.
+func (m *Metrics) Leftovers(kind string, n int) {
+	m.leftovers.WithLabelValues(kind).Set(float64(n))
+}
+
+// Problem counts a problem that was reported, by the kind of its object.
+func (m *Metrics) Problem(kind string) {
+	m.problems.WithLabelValues(kind).Inc()
+}
+
+// HealthCheckPortsFailed sets how many addresses and ports of health check node ports can't be listened on.
+func (m *Metrics) HealthCheckPortsFailed(n int) {
+	m.checkPortsFailed.Set(float64(n))
 }
 
 // unix returns seconds since 1970 with their fraction, as Prometheus wants times.

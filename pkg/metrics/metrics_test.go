@@ -1,9 +1,11 @@
 package metrics
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -12,13 +14,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-var update = flag.Bool("update", false, "rewrite testdata")
+var update = flag.Bool("update", false, "rewrite docs/metrics.md")
 
-const goldenPath = "testdata/metrics.txt"
+var page = filepath.Join("..", "..", "docs", "metrics.md")
 
 // everything calls every method once, so that all vectors have series.
 func everything(m *Metrics) {
@@ -28,7 +31,7 @@ func everything(m *Metrics) {
 	m.Synced(SyncResult{Full: true, Duration: time.Second, End: end})
 	m.SyncFailed(SyncResult{Duration: time.Millisecond, End: end})
 	m.CleanupFailed()
-	m.Programmed(300 * time.Millisecond)
+	m.Programmed(model.IPv4, 300*time.Millisecond)
 	m.FlowsDeleted(model.IPv4, time.Millisecond, 7)
 	m.HealthzAnswered(503)
 	m.LivezAnswered(200)
@@ -37,30 +40,71 @@ func everything(m *Metrics) {
 	m.Adopted()
 	for _, f := range model.Families {
 		m.NoLocalEndpoints(f, 1, 2)
-		m.Elements(f, "services", 10)
+		m.Elements(f, "services", 10, 1024)
 		m.ClassChains(f, 4)
 	}
 	m.Rejected("Service", 2)
 	m.Conflicts(1)
+	m.Leftovers("ipvs", 3)
 }
 
-// TestGolden holds names, types and labels fixed: dashboards depend on them.
-func TestGolden(t *testing.T) {
+// TestPage holds names, types, labels and buckets fixed, on which dashboards depend, and keeps their page up to date.
+func TestPage(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
-	everything(New(reg))
-	got := describe(t, reg)
-	if *update {
-		if err := os.WriteFile(goldenPath, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(goldenPath)
+	everything(New(reg, Config{Version: "v1"}))
+	old, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("metrics (-want +got):\n%s", diff)
+	text := string(old)
+	for _, prefix := range []string{"kubeproxy", "kubenftproxy"} {
+		begin, end := "<!-- "+prefix+" -->\n", "<!-- /"+prefix+" -->\n"
+		before, rest, found := strings.Cut(text, begin)
+		_, after, closed := strings.Cut(rest, end)
+		if !found || !closed {
+			t.Fatalf("%s: no lines %q and %q", page, begin, end)
+		}
+		text = before + begin + tableOf(t, reg, prefix+"_") + end + after
 	}
+	if *update {
+		if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(string(old), text); diff != "" {
+		t.Errorf("%s is not what the program has; run make update (-want +got):\n%s", page, diff)
+	}
+}
+
+// tableOf returns the metrics with a prefix as the page shows them.
+func tableOf(t *testing.T, g prometheus.Gatherer, prefix string) string {
+	t.Helper()
+	families, err := g.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	b.WriteString("\n| metric | type | labels | what it is |\n|---|---|---|---|\n")
+	for _, f := range families {
+		if !strings.HasPrefix(f.GetName(), prefix) {
+			continue
+		}
+		text := f.GetHelp()
+		if h := f.GetMetric()[0].GetHistogram(); h != nil {
+			bounds := h.GetBucket()
+			text += fmt.Sprintf(" %d buckets, %v to %v.", len(bounds), bounds[0].GetUpperBound(), bounds[len(bounds)-1].GetUpperBound())
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.GetName(), strings.ToLower(f.GetType().String()), strings.Join(labelsOf(f), ", "), text)
+	}
+	return b.String() + "\n"
+}
+
+func labelsOf(f *dto.MetricFamily) []string {
+	names := []string{}
+	for _, l := range f.GetMetric()[0].GetLabel() {
+		names = append(names, l.GetName())
+	}
+	return names
 }
 
 // describe returns one line per metric: its name, its type and its labels.
@@ -72,11 +116,7 @@ func describe(t *testing.T, g prometheus.Gatherer) string {
 	}
 	var b strings.Builder
 	for _, f := range families {
-		labels := []string{}
-		for _, l := range f.GetMetric()[0].GetLabel() {
-			labels = append(labels, l.GetName())
-		}
-		fmt.Fprintf(&b, "%s %s {%s}\n", f.GetName(), strings.ToLower(f.GetType().String()), strings.Join(labels, ","))
+		fmt.Fprintf(&b, "%s %s {%s}\n", f.GetName(), strings.ToLower(f.GetType().String()), strings.Join(labelsOf(f), ","))
 	}
 	return b.String()
 }
@@ -87,7 +127,7 @@ func TestLint(t *testing.T) {
 		"kubeproxy_sync_proxy_rules_no_local_endpoints_total": `non-counter metrics should not have "_total" suffix`,
 	}
 	reg := prometheus.NewPedanticRegistry()
-	everything(New(reg))
+	everything(New(reg, Config{Version: "v1"}))
 	problems, err := testutil.GatherAndLint(reg)
 	if err != nil {
 		t.Fatal(err)
@@ -104,14 +144,12 @@ func TestLint(t *testing.T) {
 // TestFromTheStart checks that whatever an alert would call rate() on is there before anything has happened.
 func TestFromTheStart(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
-	New(reg)
+	New(reg, Config{Version: "v1"})
 	got := strings.Split(strings.TrimSpace(describe(t, reg)), "\n")
-	golden, err := os.ReadFile(goldenPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := slices.DeleteFunc(strings.Split(strings.TrimSpace(string(golden)), "\n"), func(line string) bool {
-		return strings.Contains(line, "timestamp_seconds") || strings.HasPrefix(line, "kubenftproxy_elements ")
+	used := prometheus.NewPedanticRegistry()
+	everything(New(used, Config{Version: "v1"}))
+	want := slices.DeleteFunc(strings.Split(strings.TrimSpace(describe(t, used)), "\n"), func(line string) bool {
+		return strings.Contains(line, "timestamp_seconds") || strings.Contains(line, "_elements gauge ")
 	})
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("metrics at start (-want +got):\n%s", diff)
@@ -178,6 +216,30 @@ func TestValues(t *testing.T) {
 		{"answers by code", nil,
 			func(m *Metrics) { m.HealthzAnswered(503) },
 			"kubeproxy_proxy_healthz_total", map[string]float64{"200": 0, "503": 1}},
+		{"a slice is of one family", nil,
+			func(m *Metrics) { m.Programmed(model.IPv6, 3*time.Second) },
+			"kubeproxy_network_programming_duration_seconds", map[string]float64{"IPv4": 0, "IPv6": 3}},
+		{"and of none that isn't served", []model.Family{model.IPv4},
+			func(m *Metrics) { m.Programmed(model.IPv6, 3*time.Second) },
+			"kubeproxy_network_programming_duration_seconds", map[string]float64{"IPv4": 0}},
+		{"a check that agrees", nil,
+			func(m *Metrics) { m.Doubted(); m.Checked(Period, false) },
+			"kubenftproxy_repairs_total", map[string]float64{"failed_sync": 0, "foreign_change": 0, "period": 0}},
+		{"is a check", nil,
+			func(m *Metrics) { m.Doubted(); m.Checked(Period, false) },
+			"kubenftproxy_checks_total", map[string]float64{"failed_sync": 0, "foreign_change": 0, "period": 1}},
+		{"a check that repairs", nil,
+			func(m *Metrics) { m.Doubted(); m.Checked(ForeignChange, true) },
+			"kubenftproxy_repairs_total", map[string]float64{"failed_sync": 0, "foreign_change": 1, "period": 0}},
+		{"doubt is drift", nil,
+			func(m *Metrics) { m.Doubted() },
+			"kubenftproxy_drift", map[string]float64{"": 1}},
+		{"until a sync succeeds", nil,
+			func(m *Metrics) { m.Doubted(); m.Checked(FailedSync, true) },
+			"kubenftproxy_drift", map[string]float64{"": 0}},
+		{"searches for flows", nil,
+			func(m *Metrics) { m.FlowsSearched(model.IPv4, nil); m.FlowsSearched(model.IPv6, errors.New("no")) },
+			"kubenftproxy_conntrack_passes_total", map[string]float64{"IPv4,done": 1, "IPv4,failed": 0, "IPv6,done": 0, "IPv6,failed": 1}},
 		{"full syncs", nil,
 			func(m *Metrics) {
 				m.Synced(SyncResult{Full: true, Duration: 2 * time.Second, End: at})
@@ -191,7 +253,7 @@ func TestValues(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			reg := prometheus.NewPedanticRegistry()
-			tt.do(New(reg, tt.families...))
+			tt.do(New(reg, Config{Families: tt.families}))
 			if diff := cmp.Diff(tt.want, values(t, reg, tt.metric)); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", tt.metric, diff)
 			}
@@ -234,15 +296,15 @@ func TestBuckets(t *testing.T) {
 		t.Errorf("durationBuckets: got %v to %v, want 0.00001 or less to 1000 or more", first, last)
 	}
 	programming := programmingBuckets()
-	if got := len(programming); got != 80 {
-		t.Errorf("programmingBuckets: got %d bounds, want 80", got)
+	if got := len(programming); got != 81 {
+		t.Errorf("programmingBuckets: got %d bounds, want 81", got)
 	}
 	for _, b := range [][]float64{durations, programming} {
 		if !slices.IsSorted(b) {
 			t.Errorf("bounds are not sorted: %v", b)
 		}
 	}
-	for _, want := range []float64{0.25, 0.5, 1, 59, 60, 65, 115, 120, 150, 300} {
+	for _, want := range []float64{0, 0.25, 0.5, 1, 59, 60, 65, 115, 120, 150, 300} {
 		if !slices.Contains(programming, want) {
 			t.Errorf("programmingBuckets lacks %v", want)
 		}
@@ -252,7 +314,7 @@ func TestBuckets(t *testing.T) {
 // TestRegisterProcess checks the names that the kubernetes-mixin's dashboard asks for.
 func TestRegisterProcess(t *testing.T) {
 	reg := prometheus.NewRegistry()
-	New(reg)
+	New(reg, Config{Version: "v1"})
 	RegisterProcess(reg)
 	got := describe(t, reg)
 	for _, want := range []string{
@@ -262,5 +324,40 @@ func TestRegisterProcess(t *testing.T) {
 		if !strings.Contains(got, want+"\n") {
 			t.Errorf("registry lacks %q", want)
 		}
+	}
+}
+
+// TestNativeHistograms checks that histograms have both kinds of buckets with the feature gate, and no native ones without.
+func TestNativeHistograms(t *testing.T) {
+	for _, native := range []bool{false, true} {
+		reg := prometheus.NewPedanticRegistry()
+		everything(New(reg, Config{NativeHistograms: native}))
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				h := m.GetHistogram()
+				if h == nil {
+					continue
+				}
+				if got := h.Schema != nil; got != native {
+					t.Errorf("%s has native buckets: %t, want %t", f.GetName(), got, native)
+				}
+				if len(h.GetBucket()) == 0 {
+					t.Errorf("%s has no buckets of its own", f.GetName())
+				}
+			}
+		}
+	}
+}
+
+func TestRegisterFeatures(t *testing.T) {
+	reg := prometheus.NewPedanticRegistry()
+	RegisterFeatures(reg, []Feature{{Name: "A", Stage: "BETA", Enabled: true}, {Name: "B"}})
+	want := map[string]float64{"A,BETA": 1, "B,": 0}
+	if diff := cmp.Diff(want, values(t, reg, "kubernetes_feature_enabled")); diff != "" {
+		t.Errorf("features (-want +got):\n%s", diff)
 	}
 }

@@ -333,7 +333,7 @@ func messageName(typ uint16) string {
 	case unix.NFT_MSG_NEWRULE:
 		return "add rule to"
 	case unix.NFT_MSG_DELRULE:
-		return "flush rules of"
+		return "delete rules of"
 	case unix.NFT_MSG_NEWSET:
 		return "add set"
 	case unix.NFT_MSG_DELSET:

@@ -15,9 +15,14 @@ type ChainInfo struct {
 	Type     string
 	Hook     uint32
 	Priority int32
+	// Drops says that the policy of a base chain is to drop.
+	Drops bool
 	// Uses counts the chain's rules, and the rules and elements that lead to it.
 	Uses uint32
 }
+
+// nfDrop is NF_DROP, which golang.org/x/sys/unix lacks.
+const nfDrop = 0
 
 // SetInfo is what the kernel says of a set.
 type SetInfo struct {
@@ -103,7 +108,13 @@ func (c *Conn) Generation() (uint32, error) {
 		}
 		var id uint32
 		found := false
+		var refused error
 		forEachMessage(c.buf[:n], func(h header, payload []byte) {
+			if h.typ == unix.NLMSG_ERROR && len(payload) >= 4 {
+				if errno := unix.Errno(-int32(binary.NativeEndian.Uint32(payload))); errno != 0 {
+					refused = errno
+				}
+			}
 			if h.typ != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN || len(payload) < 4 {
 				return
 			}
@@ -115,6 +126,9 @@ func (c *Conn) Generation() (uint32, error) {
 		})
 		if found {
 			return id, nil
+		}
+		if refused != nil {
+			return 0, fmt.Errorf("read ruleset generation: %w", refused)
 		}
 		return 0, fmt.Errorf("read ruleset generation: unexpected reply of %d bytes", n)
 	}
@@ -146,6 +160,8 @@ func (c *Conn) Chains(family Family, table string) ([]ChainInfo, error) {
 				ch.Name = text(v)
 			case unix.NFTA_CHAIN_TYPE:
 				ch.Type = text(v)
+			case unix.NFTA_CHAIN_POLICY:
+				ch.Drops = be32(v) == nfDrop
 			case unix.NFTA_CHAIN_USE:
 				ch.Uses = be32(v)
 			case unix.NFTA_CHAIN_HOOK:

@@ -64,6 +64,13 @@ func (p *Proxy) absorbNode(ctx context.Context, dirty map[types.NamespacedName]s
 	if p.NodeIP.IsValid() {
 		node.IPs[model.FamilyOf(p.NodeIP)] = p.NodeIP
 	}
+	if node.IPs != p.node.IPs {
+		message := "NodeIPs changed for the node" // this and the other message are kube-proxy's
+		if p.node.IPs == ([2]netip.Addr{}) {
+			message = "Successfully retrieved NodeIPs"
+		}
+		klog.FromContext(ctx).Info(message, "NodeIPs", node.IPs)
+	}
 	p.absorbNodePorts(ctx, node)
 	if p.NodeCIDR && object != nil {
 		p.absorbPodCIDRs(ctx, object)
@@ -156,6 +163,8 @@ func (p *Proxy) absorbCheck(name types.NamespacedName, s *model.Service) {
 // syncChecks hands over what has changed; ports that could not be listened on are tried again each time.
 func (p *Proxy) syncChecks() {
 	if p.checksChanged {
-		p.checksChanged = p.Checks.Sync(p.checks, slices.Concat(p.checkAddrs[:]...)) > 0
+		broken := p.Checks.Sync(p.checks, slices.Concat(p.checkAddrs[:]...))
+		p.Metrics.HealthCheckPortsFailed(broken)
+		p.checksChanged = broken > 0
 	}
 }

@@ -51,6 +51,7 @@ func (s *slowTable) Delete(ctx context.Context, f model.Family, udp bool, stale 
 func (s *slowTable) Close() error { return nil }
 
 func (s *slowTable) FlowsDeleted(model.Family, time.Duration, int) {}
+func (*slowTable) FlowsSearched(model.Family, error)               {}
 
 func (s *slowTable) state() (begun int, ended []string) {
 	s.mu.Lock()

@@ -59,18 +59,6 @@ func (p *Proxy) reportConflict(c plan.Conflict) {
 	p.Report(problem)
 }
 
-// noteRival reports a kube-proxy that works beside us, once each time. Which of the two a new connection meets first is
-// anybody's guess, and both may be right; but they needn't both cost.
-func (p *Proxy) noteRival(found bool) {
-	if found && !p.rival {
-		p.Report(model.Problem{
-			Kind: "Node", Name: types.NamespacedName{Name: p.NodeName}, Field: "nftables",
-			Reason: "kube-proxy's tables have appeared beside ours: a kube-proxy is running on this node, too; stop one of the two",
-		})
-	}
-	p.rival = found
-}
-
 // countProblems counts the objects that have problems; conflicts that are over may be reported again.
 func (p *Proxy) countProblems() {
 	if len(p.conflicts) > 0 && p.Planner.Conflicts() == 0 {

@@ -70,6 +70,8 @@ type Config struct {
 	Flows Flows
 	// Report is told of everything in the API that could not be used.
 	Report func(model.Problem)
+	// Synced, unless nil, is called after each sync that has succeeded.
+	Synced func()
 	Now    func() time.Time
 }
 
@@ -84,7 +86,7 @@ type Proxy struct {
 	problemsChanged bool
 	conflicts       map[model.Problem]struct{}
 	// unprogrammed are the times of changes that the kernel doesn't hold yet.
-	unprogrammed []time.Time
+	unprogrammed []track.Trigger
 	// retireAt is when chains that nothing leads to are given up; zero if there are none.
 	retireAt time.Time
 	// lookAt is when it is time for a look at what others have done to the kernel's ruleset.
@@ -98,14 +100,14 @@ type Proxy struct {
 	checks        map[types.NamespacedName]health.Check
 	checkAddrs    [2][]netip.Addr
 	checksChanged bool
-	// rival says that kube-proxy was found at work beside us.
-	rival bool
 	// serviceCIDRs are where Services have their addresses from; they may be read later than the Services. orphansDue says
 	// that flows of Services that went unseen are to be looked for as soon as they are there.
 	serviceCIDRs [2][]netip.Prefix
 	orphansDue   bool
-	// counted are the numbers of elements that the metrics show.
-	counted map[*nft.Set]int
+	// counted are the numbers of elements that the metrics show, with the sets' sizes.
+	counted map[*nft.Set][2]int
+	// doubt is why the next sync compares the tables with what is wanted; "" where it needn't, or where it is the first one.
+	doubt metrics.Reason
 }
 
 // retireAfter is how long a chain outlives the last element that led to it. A service that is scaled to and fro finds it
@@ -122,7 +124,7 @@ const lookEvery = 500 * time.Millisecond
 func New(c Config) *Proxy {
 	return &Proxy{
 		Config: c, problems: map[types.NamespacedName][]model.Problem{}, conflicts: map[model.Problem]struct{}{},
-		counted: map[*nft.Set]int{}, checks: map[types.NamespacedName]health.Check{},
+		counted: map[*nft.Set][2]int{}, checks: map[types.NamespacedName]health.Check{},
 	}
 }
 
@@ -254,6 +256,7 @@ func (p *Proxy) look(ctx context.Context, now time.Time) {
 	}
 	if meddled {
 		p.Kernel.Doubt()
+		p.doubted(metrics.ForeignChange)
 		p.Schedule.Requested()
 	}
 }
@@ -280,6 +283,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	if dirty.Empty() && p.Kernel.Known() && !p.Planner.Changed() && start.Sub(p.synced) > lookEvery {
 		// Nothing has happened for a long time: see whether the tables are still ours.
 		p.Kernel.Doubt()
+		p.doubted(metrics.Period)
 	}
 	p.absorb(ctx, dirty)
 	absorbed := p.Now()
@@ -288,13 +292,13 @@ func (p *Proxy) sync(ctx context.Context) {
 	outcome := metrics.SyncResult{Full: result.Kind == apply.Full || result.Kind == apply.Adopted, Duration: end.Sub(start), End: end}
 	if err != nil {
 		p.Metrics.SyncFailed(outcome)
+		p.doubted(metrics.FailedSync)
 		retry := p.Schedule.Failed(end)
 		logger.Error(err, "Sync failed", "retryingTime", retry.Sub(end))
 		return
 	}
 	p.Schedule.Succeeded(end)
 	p.synced = end
-	p.noteRival(result.Rival)
 	p.succeeded(result, outcome)
 	level := 2
 	if result.Kind == apply.Full || !p.started {
@@ -309,12 +313,31 @@ func (p *Proxy) sync(ctx context.Context) {
 		"elapsed", end.Sub(start))
 }
 
+// doubted notes why the next sync compares; the first reason counts until one succeeds.
+func (p *Proxy) doubted(why metrics.Reason) {
+	p.Metrics.Doubted()
+	if p.doubt == "" {
+		p.doubt = why
+	}
+}
+
 // succeeded tells everybody who depends on a successful sync.
 func (p *Proxy) succeeded(r apply.Result, outcome metrics.SyncResult) {
 	p.Health.Updated(outcome.End)
 	p.Metrics.Synced(outcome)
+	if p.Synced != nil {
+		p.Synced()
+	}
+	if p.doubt != "" {
+		p.Metrics.Checked(p.doubt, r.Kind == apply.Full)
+		p.doubt = ""
+	}
 	for _, t := range p.unprogrammed {
-		p.Metrics.Programmed(outcome.End.Sub(t))
+		family := model.IPv4
+		if t.IPv6 {
+			family = model.IPv6
+		}
+		p.Metrics.Programmed(family, outcome.End.Sub(t.At))
 	}
 	p.unprogrammed = nil
 	p.syncFlows(r.Kind)
@@ -342,9 +365,10 @@ func (p *Proxy) succeeded(r apply.Result, outcome metrics.SyncResult) {
 func (p *Proxy) countElements() {
 	for _, f := range p.Families {
 		p.Planner.EachCount(f, func(s *nft.Set, n int) {
-			if counted, known := p.counted[s]; !known || counted != n {
-				p.counted[s] = n
-				p.Metrics.Elements(f, s.Name, n)
+			now := [2]int{n, int(s.Size)}
+			if counted, known := p.counted[s]; !known || counted != now {
+				p.counted[s] = now
+				p.Metrics.Elements(f, s.Name, n, now[1])
 			}
 		})
 		p.Metrics.ClassChains(f, p.Planner.ClassChains(f))

@@ -84,7 +84,6 @@ type fakeKernel struct {
 	syncs   int
 	doubts  int
 	meddled bool
-	rival   bool
 	// renewals are the times at which the lease was renewed; renewal is what comes of it.
 	renewals []time.Time
 	renewal  error
@@ -118,7 +117,7 @@ func (k *fakeKernel) Meddled() (bool, error) {
 	return k.meddled, nil
 }
 
-func (k *fakeKernel) Sync(p *plan.Planner) (r apply.Result, err error) {
+func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.syncs++
@@ -129,7 +128,6 @@ func (k *fakeKernel) Sync(p *plan.Planner) (r apply.Result, err error) {
 		}
 	}
 	k.state = p.State(nft.IPv4).Comment
-	defer func() { r.Rival = k.rival }()
 	if !k.known {
 		p.Untrack()
 		p.Prune()
@@ -208,7 +206,7 @@ func newBench() *bench {
 	b.Proxy = New(Config{
 		Source: b.source, Tracker: track.New(time.Now(), time.Now), Kernel: b.kernel,
 		Planner: plan.New(plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000}),
-		Metrics: metrics.New(b.registry), Health: health.New(health.Config{Timeout: time.Minute, Now: time.Now, NoNode: true}),
+		Metrics: metrics.New(b.registry, metrics.Config{}), Health: health.New(health.Config{Timeout: time.Minute, Now: time.Now, NoNode: true}),
 		Schedule: schedule.New(time.Second, 30*time.Second, 30*time.Second), Families: model.Families[:], NodeName: "node-1",
 		NodePorts: NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }},
 		Now:       time.Now,
@@ -539,5 +537,5 @@ func (b *bench) setProtocol(name types.NamespacedName, protocol corev1.Protocol,
 	b.source.mu.Lock()
 	b.source.slices[name] = []*discoveryv1.EndpointSlice{slice}
 	b.source.mu.Unlock()
-	b.Tracker.Slice(name, time.Time{})
+	b.Tracker.Slice(name, track.Trigger{})
 }

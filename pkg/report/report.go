@@ -3,7 +3,7 @@
 //
 // In: [model.Problem] values from any goroutine, and how the start went.
 // Out: one log line and one Event for each problem; Events about the Node.
-// Never: a decision, or a wait for the API server.
+// Never: a decision, or a wait for the API server, but for [Sink.Await].
 package report
 
 import (
@@ -21,11 +21,12 @@ type Reporter struct {
 	logger klog.Logger
 	// recorder is nil where there is no API server.
 	recorder events.EventRecorder
+	count    func(kind string)
 }
 
-// New returns a reporter that writes Events too unless recorder is nil.
-func New(logger klog.Logger, recorder events.EventRecorder) *Reporter {
-	return &Reporter{logger, recorder}
+// New returns a reporter that writes Events too unless recorder is nil. It tells count the kind of object of each problem.
+func New(logger klog.Logger, recorder events.EventRecorder, count func(kind string)) *Reporter {
+	return &Reporter{logger, recorder, count}
 }
 
 // apiVersions are those of the kinds that Events can be about.
@@ -36,6 +37,7 @@ var apiVersions = map[string]string{
 // Problem reports one problem. The caller sees to it that each is reported once.
 func (r *Reporter) Problem(p model.Problem) {
 	r.logger.Info("An object can't be served as it says", "kind", p.Kind, "object", p.Name, "field", p.Field, "reason", p.Reason)
+	r.count(p.Kind)
 	version, known := apiVersions[p.Kind]
 	if r.recorder == nil || !known {
 		return

@@ -27,8 +27,10 @@ func TestProblemsAreLoggedAndBecomeEvents(t *testing.T) {
 		{model.Problem{Kind: "File", Name: types.NamespacedName{Name: "a.yaml"}, Reason: "not YAML"}, ""},
 	} {
 		var log bytes.Buffer
+		counted := map[string]int{}
+		count := func(kind string) { counted[kind]++ }
 		recorder := events.NewFakeRecorder(1)
-		New(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), recorder).Problem(c.problem)
+		New(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), recorder, count).Problem(c.problem)
 		event := ""
 		select {
 		case event = <-recorder.Events:
@@ -40,16 +42,19 @@ func TestProblemsAreLoggedAndBecomeEvents(t *testing.T) {
 		if got := log.String(); !strings.Contains(got, c.problem.Reason) || !strings.Contains(got, c.problem.Name.Name) {
 			t.Errorf("%+v: log %q, want it to name the object and the reason", c.problem, got)
 		}
-		New(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), nil).Problem(c.problem)
+		New(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), nil, count).Problem(c.problem)
 		if n := strings.Count(log.String(), c.problem.Reason); n != 2 {
 			t.Errorf("%+v: %d log lines of two reports, one without an API server", c.problem, n)
+		}
+		if counted[c.problem.Kind] != 2 {
+			t.Errorf("%+v: counted %v, want both", c.problem, counted)
 		}
 	}
 }
 
 func TestEventsOfTheStart(t *testing.T) {
 	recorder := events.NewFakeRecorder(2)
-	r := New(klog.Background(), recorder)
+	r := New(klog.Background(), recorder, func(string) {})
 	r.Started("node-1")
 	r.ServerFailed("node-1", "FailedToStartMetricServer", errors.New("port taken"))
 	for _, want := range []string{"Normal Starting ", "Warning FailedToStartMetricServer port taken"} {
@@ -57,5 +62,5 @@ func TestEventsOfTheStart(t *testing.T) {
 			t.Errorf("event %q, want %q", got, want)
 		}
 	}
-	New(klog.Background(), nil).Started("node-1") // without an API server there is nobody to tell
+	New(klog.Background(), nil, func(string) {}).Started("node-1") // without an API server there is nobody to tell
 }

@@ -10,6 +10,14 @@ import (
 // has a rolling update of many slices; the oldest ones, whose latency is greatest, are kept.
 const maxTriggers = 100
 
+// Trigger is when a change of endpoints happened in the cluster, by the annotation of an EndpointSlice.
+type Trigger struct {
+	// At is zero where it isn't known.
+	At time.Time
+	// IPv6 says that the endpoints are of that family.
+	IPv6 bool
+}
+
 // Dirty is what changed between two calls of [Tracker.Take]. Its zero value is empty and ready for use.
 type Dirty struct {
 	// Services are those whose object or EndpointSlices changed. Nil and empty mean the same.
@@ -18,10 +26,9 @@ type Dirty struct {
 	Node bool
 	// ServiceCIDRs says that the cluster's service address ranges changed.
 	ServiceCIDRs bool
-	// Triggers are the times at which changes of a Service's endpoints happened in the cluster, at most 100 for each
-	// Service, the oldest first as far as the events came in order (kube-proxy:
+	// Triggers are when changes of a Service's endpoints happened in the cluster, at most 100 for each Service, the oldest first as far as the events came in order (kube-proxy:
 	// network_programming_duration_seconds).
-	Triggers map[types.NamespacedName][]time.Time
+	Triggers map[types.NamespacedName][]Trigger
 	// ServiceChanges is the number of Service events, SliceChanges that of EndpointSlice events.
 	ServiceChanges, SliceChanges int
 	// Since is when the first of the changes was marked; zero where there is none.
@@ -40,9 +47,9 @@ func (d *Dirty) addService(name types.NamespacedName) {
 	d.Services[name] = struct{}{}
 }
 
-func (d *Dirty) addTriggers(name types.NamespacedName, triggers ...time.Time) {
+func (d *Dirty) addTriggers(name types.NamespacedName, triggers ...Trigger) {
 	if d.Triggers == nil {
-		d.Triggers = map[types.NamespacedName][]time.Time{}
+		d.Triggers = map[types.NamespacedName][]Trigger{}
 	}
 	known := d.Triggers[name]
 	room := min(maxTriggers-len(known), len(triggers))

@@ -37,11 +37,11 @@ func (t *Tracker) Service(name types.NamespacedName) {
 
 // Slice marks a Service one of whose EndpointSlices was added, changed or removed. The trigger is when the change
 // that led to it happened in the cluster; zero means that this isn't known.
-func (t *Tracker) Slice(service types.NamespacedName, trigger time.Time) {
+func (t *Tracker) Slice(service types.NamespacedName, trigger Trigger) {
 	t.mark(func(d *Dirty) {
 		d.addService(service)
 		d.SliceChanges++
-		if !trigger.IsZero() && !trigger.Before(t.since) {
+		if !trigger.At.IsZero() && !trigger.At.Before(t.since) {
 			d.addTriggers(service, trigger)
 		}
 	})

@@ -54,26 +54,26 @@ func TestTake(t *testing.T) {
 		},
 		{
 			name: "service and slice of different services",
-			mark: func(tr *Tracker) { tr.Service(web); tr.Slice(db, time.Time{}) },
+			mark: func(tr *Tracker) { tr.Service(web); tr.Slice(db, Trigger{}) },
 			want: Dirty{Services: names(web, db), ServiceChanges: 1, SliceChanges: 1, Since: first},
 		},
 		{
 			name: "triggers from before the start are dropped",
 			mark: func(tr *Tracker) {
-				tr.Slice(web, start.Add(-time.Second))
-				tr.Slice(web, start.Add(time.Second))
+				tr.Slice(web, Trigger{At: start.Add(-time.Second)})
+				tr.Slice(web, Trigger{At: start.Add(time.Second)})
 			},
 			want: Dirty{
 				Services: names(web), SliceChanges: 2, Since: first,
-				Triggers: map[types.NamespacedName][]time.Time{web: {start.Add(time.Second)}},
+				Triggers: map[types.NamespacedName][]Trigger{web: {{At: start.Add(time.Second)}}},
 			},
 		},
 		{
 			name: "a removed slice drops no trigger",
-			mark: func(tr *Tracker) { tr.Slice(web, start.Add(time.Second)); tr.Slice(web, time.Time{}) },
+			mark: func(tr *Tracker) { tr.Slice(web, Trigger{At: start.Add(time.Second)}); tr.Slice(web, Trigger{}) },
 			want: Dirty{
 				Services: names(web), SliceChanges: 2, Since: first,
-				Triggers: map[types.NamespacedName][]time.Time{web: {start.Add(time.Second)}},
+				Triggers: map[types.NamespacedName][]Trigger{web: {{At: start.Add(time.Second)}}},
 			},
 		},
 		{
@@ -134,13 +134,13 @@ func TestReady(t *testing.T) {
 func TestTriggersAreBounded(t *testing.T) {
 	tr := newTracker()
 	for i := range 3 * maxTriggers {
-		tr.Slice(web, start.Add(time.Duration(i)*time.Second))
+		tr.Slice(web, Trigger{At: start.Add(time.Duration(i) * time.Second)})
 	}
 	old := tr.Take()
 	if got := len(old.Triggers[web]); got != maxTriggers {
 		t.Errorf("kept %d triggers, want %d", got, maxTriggers)
 	}
-	if got := old.Triggers[web][0]; !got.Equal(start) {
+	if got := old.Triggers[web][0].At; !got.Equal(start) {
 		t.Errorf("first trigger is %v, want the oldest, %v", got, start)
 	}
 }
@@ -153,7 +153,7 @@ func TestConcurrentMarksAreNotLost(t *testing.T) {
 	for m := range markers {
 		wg.Go(func() {
 			for i := range marks {
-				tr.Slice(types.NamespacedName{Namespace: fmt.Sprint(m), Name: fmt.Sprint(i)}, time.Time{})
+				tr.Slice(types.NamespacedName{Namespace: fmt.Sprint(m), Name: fmt.Sprint(i)}, Trigger{})
 			}
 		})
 	}
@@ -183,7 +183,7 @@ func TestConcurrentMarksAreNotLost(t *testing.T) {
 
 func BenchmarkSlice(b *testing.B) {
 	tr := New(start, func() time.Time { return start })
-	trigger := start.Add(time.Second)
+	trigger := Trigger{At: start.Add(time.Second)}
 	for b.Loop() {
 		tr.Slice(web, trigger)
 	}

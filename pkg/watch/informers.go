@@ -59,8 +59,19 @@ func NewInformers(cfg Config) (*Informers, error) {
 	if failed != nil {
 		return nil, fmt.Errorf("set up informers: %w", failed)
 	}
-	if err := i.serviceCIDRs.SetWatchErrorHandlerWithContext(tolerateError(i.noServiceCIDRs)); err != nil {
-		return nil, fmt.Errorf("set up informers: %w", err)
+	for _, set := range []struct {
+		informer
+		resource string
+		failed   cache.WatchErrorHandlerWithContext
+	}{
+		{i.services, "services", cache.DefaultWatchErrorHandler},
+		{i.slices, "endpointslices", cache.DefaultWatchErrorHandler},
+		{i.node, "nodes", cache.DefaultWatchErrorHandler},
+		{i.serviceCIDRs, "servicecidrs", tolerateError(i.noServiceCIDRs)},
+	} {
+		if err := set.SetWatchErrorHandlerWithContext(cfg.counting(set.resource, set.failed)); err != nil {
+			return nil, fmt.Errorf("set up informers: %w", err)
+		}
 	}
 	i.Store = Store{
 		nodeName:     cfg.NodeName,
@@ -140,6 +151,16 @@ func tolerateError(failed chan<- struct{}) cache.WatchErrorHandlerWithContext {
 		}
 		close(failed)
 		logger.Info("Cannot watch ServiceCIDRs; going on without them and trying again", "err", err)
+	}
+}
+
+// counting returns a handler that tells of failures before it does what another one does.
+func (c *Config) counting(resource string, then cache.WatchErrorHandlerWithContext) cache.WatchErrorHandlerWithContext {
+	return func(ctx context.Context, r *cache.Reflector, err error) {
+		if c.Failed != nil && !isEnd(err) {
+			c.Failed(resource)
+		}
+		then(ctx, r, err)
 	}
 }
 

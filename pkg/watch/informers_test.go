@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -51,7 +52,7 @@ func await(t *testing.T, what string, done <-chan struct{}) {
 // awaitMarks gathers marks until one of the wanted kind has come, and returns all of them.
 func awaitMarks(t *testing.T, tracker *track.Tracker, enough func(track.Dirty) bool) track.Dirty {
 	t.Helper()
-	all := track.Dirty{Services: map[types.NamespacedName]struct{}{}, Triggers: map[types.NamespacedName][]time.Time{}}
+	all := track.Dirty{Services: map[types.NamespacedName]struct{}{}, Triggers: map[types.NamespacedName][]track.Trigger{}}
 	for !enough(all) {
 		await(t, "mark that was waited for", tracker.Ready())
 		d := tracker.Take()
@@ -227,5 +228,33 @@ func TestInformersGoOnWithoutServiceCIDRs(t *testing.T) {
 				t.Errorf("Service() = %v, ServiceCIDRs() = %v", informers.Service(web), informers.ServiceCIDRs())
 			}
 		})
+	}
+}
+
+func TestFailuresOfTheAPIServerAreTold(t *testing.T) {
+	for _, resource := range []string{"services", "endpointslices", "nodes", "servicecidrs"} {
+		client := fake.NewClientset()
+		client.PrependReactor("list", resource, func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewInternalError(errors.New("no"))
+		})
+		failed := make(chan string, 1)
+		informers, err := NewInformers(Config{Client: client, NodeName: "node-1", Tracker: newTracker(), Failed: func(r string) {
+			select {
+			case failed <- r:
+			default:
+			}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(t, informers)
+		select {
+		case got := <-failed:
+			if got != resource {
+				t.Errorf("a failure of %s is told where %s failed", got, resource)
+			}
+		case <-time.After(patient):
+			t.Errorf("nobody is told that %s can't be listed", resource)
+		}
 	}
 }

@@ -1,8 +1,6 @@
 package watch
 
 import (
-	"time"
-
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/tools/cache"
 
@@ -34,7 +32,7 @@ func (m marker) slice(before, after *object) {
 	left, wasOwned := before.ownerName()
 	owner, owned := after.ownerName()
 	if wasOwned && left != owner {
-		m.tracker.Slice(left, time.Time{})
+		m.tracker.Slice(left, track.Trigger{})
 	}
 	if owned {
 		m.tracker.Slice(owner, newTrigger(before, after))
@@ -42,9 +40,9 @@ func (m marker) slice(before, after *object) {
 }
 
 // newTrigger returns zero where the trigger is the one of the state before: it has been measured then.
-func newTrigger(before, after *object) time.Time {
-	if before != nil && before.trigger.Equal(after.trigger) {
-		return time.Time{}
+func newTrigger(before, after *object) track.Trigger {
+	if before != nil && before.trigger.At.Equal(after.trigger.At) {
+		return track.Trigger{}
 	}
 	return after.trigger
 }

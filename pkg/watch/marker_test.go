@@ -97,7 +97,17 @@ func TestMarks(t *testing.T) {
 			event: event{nil, triggered},
 			want: track.Dirty{
 				Services: names(web), SliceChanges: 1,
-				Triggers: map[types.NamespacedName][]time.Time{web: {trigger}},
+				Triggers: map[types.NamespacedName][]track.Trigger{web: {{At: trigger}}},
+			},
+		},
+		{
+			name: "IPv6 slice added with a trigger",
+			event: event{nil, with(triggered, func(s *discoveryv1.EndpointSlice) {
+				s.AddressType = discoveryv1.AddressTypeIPv6
+			})},
+			want: track.Dirty{
+				Services: names(web), SliceChanges: 1,
+				Triggers: map[types.NamespacedName][]track.Trigger{web: {{At: trigger, IPv6: true}}},
 			},
 		},
 		{

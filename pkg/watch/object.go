@@ -3,12 +3,13 @@ package watch
 import (
 	"bytes"
 	"fmt"
-	"time"
 	"unique"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
 // object is an API object as it is stored: stripped of what nobody reads, and encoded. As Go structs, a cluster's
@@ -21,7 +22,7 @@ type object struct {
 	// service is the name of the Service that an EndpointSlice belongs to, in the same namespace.
 	service string
 	// trigger is when the change that led to this state of an EndpointSlice happened; zero where it isn't known.
-	trigger time.Time
+	trigger track.Trigger
 	// excluded is set where a label selector of the API server's would have kept the object out; data is nil then.
 	excluded bool
 	data     []byte
@@ -89,5 +90,5 @@ func same(a, b *object) bool {
 	if !aSeen || !bSeen {
 		return aSeen == bSeen
 	}
-	return a.service == b.service && a.trigger.Equal(b.trigger) && bytes.Equal(a.data, b.data)
+	return a.service == b.service && a.trigger.At.Equal(b.trigger.At) && bytes.Equal(a.data, b.data)
 }

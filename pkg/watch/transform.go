@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
 // The labels by which other proxies' Services and headless Services' EndpointSlices are told from ours. Any value,
@@ -59,7 +60,7 @@ func (t transformer) slice(s *discoveryv1.EndpointSlice) (*object, error) {
 		return nil, err
 	}
 	o.service = s.Labels[discoveryv1.LabelServiceName]
-	o.trigger = t.trigger(s)
+	o.trigger = track.Trigger{At: t.trigger(s), IPv6: s.AddressType == discoveryv1.AddressTypeIPv6}
 	return o, nil
 }
 

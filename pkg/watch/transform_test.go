@@ -110,7 +110,7 @@ func TestSliceKeepsWhatTheProxyReads(t *testing.T) {
 		t.Errorf("Slices (-want +got):\n%s", diff)
 	}
 	want := time.Date(2026, 3, 1, 12, 0, 0, 500_000_000, time.UTC)
-	if got := encodeForTest(t, sent).trigger; !got.Equal(want) {
+	if got := encodeForTest(t, sent).trigger.At; !got.Equal(want) {
 		t.Errorf("trigger is %v, want %v", got, want)
 	}
 }
@@ -196,7 +196,7 @@ func TestTransform(t *testing.T) {
 	if len(problems) != 1 || problems[0].Kind != "EndpointSlice" || problems[0].Name.Name != "web-1" {
 		t.Errorf("problems = %+v, want one of shop/web-1", problems)
 	}
-	if !once.(*object).trigger.IsZero() {
+	if !once.(*object).trigger.At.IsZero() {
 		t.Errorf("trigger is %v, want none", once.(*object).trigger)
 	}
 	twice, err := transform(once)

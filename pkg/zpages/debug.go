@@ -1,7 +1,6 @@
 package zpages
 
 import (
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/pprof"
@@ -16,13 +15,22 @@ func Debug(mux *http.ServeMux, setVerbosity func(string) error) {
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	mux.HandleFunc("/debug/flags/v", func(w http.ResponseWriter, r *http.Request) { verbosity(w, r, setVerbosity) })
-	mux.HandleFunc("/debug/flags", func(w http.ResponseWriter, _ *http.Request) { send(w, []byte("/debug/flags/v\n")) })
+	list := func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		send(w, []byte(flagsPage))
+	}
+	mux.HandleFunc("/debug/flags", list)
+	mux.HandleFunc("/debug/flags/", list)
 }
+
+// flagsPage is kube-proxy's list of the flags that can be set, byte for byte.
+const flagsPage = "<html>\n<head>\n<title>/debug/flags/</title>\n</head>\n<body>\n/debug/flags/<br>\n<br>\n" +
+	"flags:<br>\n<table>\n<tr>v<br>\n</table>\n<br>\nfull flags configurable<br>\n</body>\n</html>\n"
 
 // verbosity takes a number as the body of a PUT.
 func verbosity(w http.ResponseWriter, r *http.Request, set func(string) error) {
 	if r.Method != http.MethodPut {
-		http.Error(w, "unsupported http method", http.StatusNotAcceptable)
+		plain(w, http.StatusNotAcceptable, "unsupported http method")
 		return
 	}
 	const most = 32
@@ -32,8 +40,16 @@ func verbosity(w http.ResponseWriter, r *http.Request, set func(string) error) {
 		err = set(value)
 	}
 	if err != nil {
-		http.Error(w, fmt.Sprintf("failed set klog.logging.verbosity %s: %v", value, err), http.StatusBadRequest)
+		plain(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	send(w, []byte("successfully set klog.logging.verbosity to "+value))
+	plain(w, http.StatusOK, "successfully set klog.logging.verbosity to "+value)
+}
+
+// plain sends one line with kube-proxy's headers.
+func plain(w http.ResponseWriter, status int, text string) {
+	w.Header().Set("Content-Type", "text/plain")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	send(w, []byte(text+"\n"))
 }

@@ -29,13 +29,13 @@ func Configz(configs map[string]any) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
 		send(w, data)
 	})
 }
 
-// flagz is config.k8s.io/v1beta1 Flagz.
+// flagz is Flagz of config.k8s.io, but for its kind and version.
 type flagz struct {
-	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
 	Flags             map[string]string `json:"flags"`
 }
@@ -43,7 +43,7 @@ type flagz struct {
 // Flagz answers with the command line's flags and their values.
 func Flagz(fs *pflag.FlagSet) http.Handler {
 	return page{kind: "Flagz", object: func() any {
-		return flagz{metaOf("Flagz"), metav1.ObjectMeta{Name: Component}, valuesOf(fs)}
+		return flagz{metav1.ObjectMeta{Name: Component}, valuesOf(fs)}
 	}, text: func(w io.Writer) {
 		values := valuesOf(fs)
 		names := make([]string, 0, len(values))
@@ -63,39 +63,37 @@ func valuesOf(fs *pflag.FlagSet) map[string]string {
 	return values
 }
 
-// statusz is config.k8s.io/v1beta1 Statusz.
+// statusz is Statusz of config.k8s.io, but for its kind and version.
 type statusz struct {
-	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
 	StartTime         metav1.Time `json:"startTime"`
 	UptimeSeconds     int64       `json:"uptimeSeconds"`
 	GoVersion         string      `json:"goVersion"`
 	BinaryVersion     string      `json:"binaryVersion"`
+	EmulationVersion  string      `json:"emulationVersion"`
 	Paths             []string    `json:"paths"`
 }
 
-// Statusz answers with the program's version, its age, and the paths of other pages.
-func Statusz(version string, started time.Time, paths []string) http.Handler {
+// Statusz answers with the program's version, that of the Kubernetes whose component it stands in for, its age, and the paths
+// of other pages.
+func Statusz(version, emulated string, started time.Time, paths []string) http.Handler {
 	status := func() statusz {
 		return statusz{
-			metaOf("Statusz"), metav1.ObjectMeta{Name: Component}, metav1.NewTime(started), int64(time.Since(started).Seconds()),
-			runtime.Version(), version, paths,
+			metav1.ObjectMeta{Name: Component}, metav1.NewTime(started), int64(time.Since(started).Seconds()),
+			runtime.Version(), version, emulated, paths,
 		}
 	}
 	return page{kind: "Statusz", object: func() any { return status() }, text: func(w io.Writer) {
 		s := status()
-		fmt.Fprintf(w, "\nStarted: %s\nUp: %s\nGo version: %s\nBinary version: %s\n\nPaths: %s\n",
-			started.Format(time.UnixDate), time.Duration(s.UptimeSeconds)*time.Second, s.GoVersion, s.BinaryVersion, strings.Join(paths, " "))
+		fmt.Fprintf(w, "\nStarted: %s\nUp: %s\nGo version: %s\nBinary version: %s\nEmulation version: %s\n\nPaths: %s\n",
+			started.Format(time.UnixDate), time.Duration(s.UptimeSeconds)*time.Second, s.GoVersion, s.BinaryVersion, s.EmulationVersion, strings.Join(paths, " "))
 	}}
-}
-
-func metaOf(kind string) metav1.TypeMeta {
-	return metav1.TypeMeta{Kind: kind, APIVersion: "config.k8s.io/v1beta1"}
 }
 
 // page has two forms: a text for people, and an object for those who ask for its kind.
 type page struct {
-	kind   string
+	kind string
+	// object returns the object without its kind and version.
 	object func() any
 	text   func(io.Writer)
 }
@@ -105,10 +103,10 @@ func (p page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	accept := r.Header.Get("Accept")
 	for _, part := range strings.Split(accept, ",") {
 		media, parameters, _ := strings.Cut(strings.ReplaceAll(part, " ", ""), ";")
-		structured := media == "application/json" || media == "application/yaml"
+		version := p.version(parameters)
 		switch {
-		case structured && p.asks(parameters):
-			p.structured(w, media)
+		case version != "" && (media == "application/json" || media == "application/yaml"):
+			p.structured(w, media, version)
 			return
 		case media == "" || media == "*/*" || media == "text/*" || media == "text/plain":
 			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -117,31 +115,64 @@ func (p page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	http.Error(w, fmt.Sprintf("only text/plain, and application/json or application/yaml with ;g=config.k8s.io;v=v1beta1;as=%s, can be had",
-		p.kind), http.StatusNotAcceptable)
+	p.refuse(w)
 }
 
-func (p page) asks(parameters string) bool {
+// group is the API group of the objects.
+const group = "config.k8s.io"
+
+// version returns which version of the kind the parameters of a media type ask for, or "".
+func (p page) version(parameters string) string {
 	have := strings.Split(parameters, ";")
-	for _, want := range []string{"g=config.k8s.io", "v=v1beta1", "as=" + p.kind} {
-		if !slices.Contains(have, want) {
-			return false
+	if !slices.Contains(have, "g="+group) || !slices.Contains(have, "as="+p.kind) {
+		return ""
+	}
+	for _, version := range []string{"v1beta1", "v1alpha1"} {
+		if slices.Contains(have, "v="+version) {
+			return version
 		}
 	}
-	return true
+	return ""
 }
 
-func (p page) structured(w http.ResponseWriter, media string) {
-	marshal := json.Marshal
-	if media == "application/yaml" {
-		marshal = yaml.Marshal
-	}
-	data, err := marshal(p.object())
+func (p page) structured(w http.ResponseWriter, media, version string) {
+	data, err := p.encode(media, version)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	w.Header().Set("Content-Type", media)
+	w.Header().Set("Content-Type", fmt.Sprintf("%s;g=%s;v=%s;as=%s", media, group, version, p.kind))
+	if version == "v1alpha1" {
+		w.Header().Set("Warning", fmt.Sprintf(`299 - "This version of the %s endpoint is deprecated. Please use a newer version."`, strings.ToLower(p.kind)))
+	}
+	send(w, data)
+}
+
+// encode returns the object with its kind and version, which are the same for all of its versions otherwise.
+func (p page) encode(media, version string) ([]byte, error) {
+	data, err := json.Marshal(p.object())
+	if err != nil {
+		return nil, err
+	}
+	data = append(fmt.Appendf(nil, `{"kind":%q,"apiVersion":"%s/%s",`, p.kind, group, version), data[1:]...)
+	if media == "application/yaml" {
+		return yaml.JSONToYAML(data)
+	}
+	return data, nil
+}
+
+// refuse answers somebody who wants a form that there isn't.
+func (p page) refuse(w http.ResponseWriter) {
+	data, err := json.Marshal(metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotAcceptable,
+		Code:    http.StatusNotAcceptable,
+		Message: fmt.Sprintf("only text/plain, and application/json or application/yaml with ;g=%s;v=v1beta1;as=%s, can be had", group, p.kind),
+	})
+	if err != nil {
+		panic(err) // it is the same at all times
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusNotAcceptable)
 	send(w, data)
 }
 

@@ -36,12 +36,15 @@ func TestFlagz(t *testing.T) {
 	}{
 		{"", "text/plain; charset=utf-8", text, 200},
 		{"text/html, */*", "text/plain; charset=utf-8", text, 200},
-		{"application/json;v=v1beta1;g=config.k8s.io;as=Flagz", "application/json",
+		{"application/json;v=v1beta1;g=config.k8s.io;as=Flagz", "application/json;g=config.k8s.io;v=v1beta1;as=Flagz",
 			`{"kind":"Flagz","apiVersion":"config.k8s.io/v1beta1","metadata":{"name":"kube-nftproxy"},"flags":{"answer":"42","zone":"here"}}`, 200},
-		{"application/yaml; g=config.k8s.io; v=v1beta1; as=Flagz", "application/yaml",
+		{"application/yaml; g=config.k8s.io; v=v1beta1; as=Flagz", "application/yaml;g=config.k8s.io;v=v1beta1;as=Flagz",
 			"apiVersion: config.k8s.io/v1beta1\nflags:\n  answer: \"42\"\n  zone: here\nkind: Flagz\nmetadata:\n  name: kube-nftproxy\n", 200},
-		{"application/json", "text/plain; charset=utf-8",
-			"only text/plain, and application/json or application/yaml with ;g=config.k8s.io;v=v1beta1;as=Flagz, can be had\n", 406},
+		{"application/json;v=v1alpha1;g=config.k8s.io;as=Flagz", "application/json;g=config.k8s.io;v=v1alpha1;as=Flagz",
+			`{"kind":"Flagz","apiVersion":"config.k8s.io/v1alpha1","metadata":{"name":"kube-nftproxy"},"flags":{"answer":"42","zone":"here"}}`, 200},
+		{"application/json", "application/json", `{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",` +
+			`"message":"only text/plain, and application/json or application/yaml with ;g=config.k8s.io;v=v1beta1;as=Flagz, can be had",` +
+			`"reason":"NotAcceptable","code":406}`, 406},
 	} {
 		code, kind, got := get(t, h, "GET", "/flagz", tc.accept, "")
 		if code != tc.code || kind != tc.kind {
@@ -55,9 +58,9 @@ func TestFlagz(t *testing.T) {
 
 func TestStatusz(t *testing.T) {
 	started := time.Now().Add(-90 * time.Second)
-	h := Statusz("v1.2.3", started, []string{"/a", "/b"})
+	h := Statusz("v1.2.3", "1.36", started, []string{"/a", "/b"})
 	_, _, text := get(t, h, "GET", "/statusz", "", "")
-	for _, want := range []string{"kube-nftproxy statusz\n", "Started: ", "Up: 1m30s\n", "Go version: go1.", "Binary version: v1.2.3\n", "Paths: /a /b\n"} {
+	for _, want := range []string{"kube-nftproxy statusz\n", "Started: ", "Up: 1m30s\n", "Go version: go1.", "Binary version: v1.2.3\n", "Emulation version: 1.36\n", "Paths: /a /b\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in:\n%s", want, text)
 		}
@@ -67,7 +70,7 @@ func TestStatusz(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
 		t.Fatal(err)
 	}
-	if s.Kind != "Statusz" || s.UptimeSeconds != 90 || s.BinaryVersion != "v1.2.3" || s.StartTime.Unix() != started.Unix() || len(s.Paths) != 2 {
+	if s.EmulationVersion != "1.36" || s.UptimeSeconds != 90 || s.BinaryVersion != "v1.2.3" || s.StartTime.Unix() != started.Unix() || len(s.Paths) != 2 {
 		t.Errorf("got %+v", s)
 	}
 }
@@ -96,10 +99,10 @@ func TestDebug(t *testing.T) {
 		method, path, body, want string
 		code                     int
 	}{
-		{"PUT", "/debug/flags/v", "x", "failed set klog.logging.verbosity x: no number\n", 400},
-		{"PUT", "/debug/flags/v", "4\n", "successfully set klog.logging.verbosity to 4", 200},
+		{"PUT", "/debug/flags/v", "x", "no number\n", 400},
+		{"PUT", "/debug/flags/v", "4\n", "successfully set klog.logging.verbosity to 4\n", 200},
 		{"GET", "/debug/flags/v", "", "unsupported http method\n", 406},
-		{"GET", "/debug/flags", "", "/debug/flags/v\n", 200},
+		{"GET", "/debug/flags", "", flagsPage, 200},
 		{"GET", "/debug/pprof", "", "<a href=\"/debug/pprof/\">Found</a>.\n\n", 302},
 	} {
 		if code, _, text := get(t, mux, tc.method, tc.path, "", tc.body); code != tc.code || text != tc.want {

@@ -7,8 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -19,6 +22,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
@@ -42,7 +46,24 @@ func TestPagesAreThoseOfKubeProxy(t *testing.T) {
 			if _, err := p.AwaitSync(t.Context(), p.Started()); err != nil {
 				t.Fatal(err)
 			}
-			seen[i] = readPages(t, p)
+			seen[i] = readPages(&part, p)
+			p.Kill()
+			for _, line := range []string{ // that some look for in logs
+				`"Using nftables Proxier"`, `"Version info" version=`, `"Golang settings" GOGC=`,
+				`"Successfully retrieved NodeIPs" .*NodeIPs=\["192\.0\.2\.1","2001:db8::1"\]`,
+			} {
+				if text := p.LogTail(1000); !regexp.MustCompile(line).MatchString(text) {
+					t.Errorf("the log has no line %s:\n%s", line, text)
+				}
+			}
+			p = asked{world: &part, path: path}.run("--feature-gates=ComponentFlagz=false,ComponentStatusz=false", "--metrics-bind-address=0.0.0.0")
+			if _, err := p.AwaitSync(t.Context(), p.Started()); err != nil {
+				t.Fatal(err)
+			}
+			for _, path := range []string{"/flagz", "/statusz", "/debug/flags", "/debug/flags/v", "/debug/pprof", "/debug/pprof/heap", "/proxyMode"} {
+				r := part.request(http.MethodGet, "http://[::1]:10249"+path, nil, nil)
+				seen[i].answers["without gates and profiles: "+path] = fmt.Sprintf("%d %s %s", r.status, headersOf(r), r.body)
+			}
 		})
 	}
 	theirs, ours := seen[0], seen[1]
@@ -62,10 +83,9 @@ func TestPagesAreThoseOfKubeProxy(t *testing.T) {
 	}
 }
 
-// notOurs are metrics of kube-proxy that say nothing about a proxy: those of packages that it happens to contain, of features,
-// and its version, which would trip alerts about versions that differ.
-var notOurs = regexp.MustCompile(`^(aggregator_|apiserver_|authentication_|authorization_|cardinality_|disabled_metrics|hidden_metrics|` +
-	`registered_metrics|kubernetes_build_info|kubernetes_feature_enabled|leader_election_|workqueue_|informer_)`)
+// notOurs are metrics of kube-proxy that aren't here; docs/metrics.md tells why.
+var notOurs = regexp.MustCompile(`^(aggregator_|apiserver_|cardinality_enforcement_|disabled_metrics|hidden_metrics|registered_metrics|` +
+	`kubernetes_build_info$)`)
 
 // pages is what a program serves.
 type pages struct {
@@ -78,7 +98,8 @@ type pages struct {
 }
 
 // readPages asks for everything.
-func readPages(t *testing.T, p *proxy.Program) pages {
+func readPages(w *world, p *proxy.Program) pages {
+	t := w.T
 	t.Helper()
 	const health, metrics = "http://127.0.0.1:10256", "http://127.0.0.1:10249"
 	out := pages{answers: map[string]string{}, metrics: map[string]string{}}
@@ -98,14 +119,11 @@ func readPages(t *testing.T, p *proxy.Program) pages {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, url := range []string{
-		health + "/healthz", health + "/livez", health + "/metrics", health + "/", metrics + "/livez", metrics + "/", metrics + "/nothing",
-		metrics + "/proxyMode", metrics + "/healthz", metrics + "/healthz?verbose", metrics + "/healthz/ping", metrics + "/debug/flags/v",
-		metrics + "/debug/pprof/cmdline", metrics + "/metrics/slis", metrics + "/flagz", metrics + "/statusz", metrics + "/configz",
-	} {
-		status, body := get(url)
-		out.answers[url] = fmt.Sprint(status, " ", steady(url, body))
+	for _, q := range questions(health, metrics) {
+		r := w.request(q.method, q.url, q.header, strings.NewReader(q.body))
+		out.answers[q.String()] = fmt.Sprintf("%d %s %s", r.status, headersOf(r), steady(q.url, r.body))
 	}
+	// The last one has set the verbosity.
 	_, text := get(metrics + "/configz")
 	out.configz = canonicalJSON(t, text)
 	_, text = get(metrics + "/metrics")
@@ -115,14 +133,76 @@ func readPages(t *testing.T, p *proxy.Program) pages {
 	return out
 }
 
+// question is one request.
+type question struct {
+	method, url string
+	header      http.Header
+	body        string
+}
+
+func (q question) String() string {
+	return strings.TrimSpace(fmt.Sprintf("%s %s %s %s", q.method, q.url, q.header.Get("Accept"), q.body))
+}
+
+// questions are the requests to compare the answers to.
+func questions(health, metrics string) (list []question) {
+	for _, url := range []string{
+		health + "/healthz", health + "/livez", "http://[::1]:10256/livez", health + "/metrics", health + "/", health + "/healthz/", metrics + "/livez", metrics + "/",
+		metrics + "/nothing", metrics + "/proxyMode", metrics + "/proxyMode/", metrics + "/healthz", metrics + "/healthz?verbose",
+		metrics + "/healthz?verbose=false", metrics + "/healthz?exclude=ping", metrics + "/healthz/ping", metrics + "/healthz/log",
+		metrics + "/debug/flags", metrics + "/debug/flags/v", metrics + "/debug/flags/x", metrics + "/debug/pprof", metrics + "/debug/pprof/cmdline",
+		metrics + "/debug/pprof/goroutine?debug=1", metrics + "/metrics/slis", metrics + "/flagz", metrics + "/statusz", metrics + "/configz",
+		metrics + "/metrics", metrics + "/metrics/", metrics + "/configz/",
+	} {
+		list = append(list, question{http.MethodGet, url, nil, ""}, question{http.MethodHead, url, nil, ""}, question{http.MethodPost, url, nil, "x"})
+	}
+	for _, page := range []string{"/flagz", "/statusz"} {
+		kind := strings.ToUpper(page[1:2]) + page[2:]
+		for _, accept := range []string{
+			"text/plain", "*/*", "application/json", "application/json;v=v1beta1;g=config.k8s.io;as=" + kind, "application/yaml;v=v1beta1;g=config.k8s.io;as=" + kind,
+			"application/json;v=v1alpha1;g=config.k8s.io;as=" + kind, "application/cbor;v=v1beta1;g=config.k8s.io;as=" + kind,
+			"application/json;v=v1beta1;g=config.k8s.io;as=Other", "text/html", "image/png, text/plain",
+		} {
+			list = append(list, question{http.MethodGet, metrics + page, http.Header{"Accept": {accept}}, ""})
+		}
+	}
+	return append(list, question{http.MethodDelete, metrics + "/metrics/slis", nil, ""}, question{http.MethodPut, metrics + "/debug/flags/v", nil, "x"},
+		question{http.MethodPut, metrics + "/debug/flags/v", nil, "3"})
+}
+
+// headersOf returns those headers that mean something, in order.
+func headersOf(r response) string {
+	var list []string
+	for name, values := range r.header {
+		value := strings.Join(values, ",")
+		switch name {
+		case "Date", "Content-Length", "Vary", "Connection", "Server": // of the connection, of the moment, or our name
+			continue
+		case "Process-Start-Time-Unix":
+			value = "TIME"
+		}
+		list = append(list, name+"="+value)
+	}
+	slices.Sort(list)
+	return strings.Join(list, " ")
+}
+
 // steady leaves out of a body what differs from moment to moment and from program to program.
 func steady(url, body string) string {
+	body = strings.ReplaceAll(body, `": `, `":`) // kube-proxy indents what it takes to be for people
 	switch path := url[strings.LastIndex(url, ":"):]; {
 	case path == ":10256/healthz", path == ":10256/livez":
 		return regexp.MustCompile(`"[^"]*T[^"]*Z"`).ReplaceAllString(body, `"TIME"`)
 	case strings.HasSuffix(path, "/slis"):
 		return strings.Join(regexp.MustCompile(`(?m)^# TYPE .*$`).FindAllString(body, -1), "\n")
-	case strings.HasSuffix(path, "/flagz"), strings.HasSuffix(path, "/statusz"), strings.HasSuffix(path, "/configz"), strings.HasSuffix(path, "cmdline"):
+	case strings.HasSuffix(path, "/flagz"):
+		// There are more flags here.
+		return strings.Join(regexp.MustCompile(`apiVersion|kind"?: *"?\w+|metadata|creationTimestamp|Warning: .*|"?bind-address"?|config.k8s.io/v1\w+|NotAcceptable`).FindAllString(body, -1), " ")
+	case strings.HasSuffix(path, "/statusz"):
+		// Names of fields, and what is the same in both programs. In the text, whatever separates names from values is drawn at random.
+		return strings.Join(regexp.MustCompile(`apiVersion|kind"?: *"?\w+|metadata|(?i:(start|binary|emulation|go) ?(ed|time|version))|Up|uptimeSeconds|[pP]aths|`+
+			`/(config|flag|health)z|/metrics|/proxyMode|Warning: .*|config.k8s.io/v1\w+|NotAcceptable`).FindAllString(body, -1), " ")
+	case strings.HasSuffix(path, "/metrics"), strings.HasSuffix(path, "/configz"), strings.Contains(path, "/pprof/"):
 		return ""
 	}
 	return body
@@ -145,4 +225,37 @@ func canonicalJSON(t *testing.T, text string) string {
 		}
 	}
 	return strings.Join(lines, "\n")
+}
+
+// response is an answer of one of the programs' HTTP servers.
+type response struct {
+	status int
+	header http.Header
+	body   string
+}
+
+// request asks a port of the program that runs on the node.
+func (w *world) request(method, url string, header http.Header, body io.Reader) response {
+	w.Helper()
+	req, err := http.NewRequestWithContext(w.Context(), method, url, body)
+	if err != nil {
+		w.Fatal(err)
+	}
+	maps.Copy(req.Header, header)
+	client := http.Client{
+		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			return w.Node.Dial(ctx, model.TCP, netip.MustParseAddrPort(address))
+		}},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		w.Fatal(err)
+	}
+	defer resp.Body.Close() //nolint:errcheck // it was only read
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return response{resp.StatusCode, resp.Header, string(text)}
 }

@@ -25,13 +25,14 @@ var pipeline = map[string][]string{
 	"pkg/metrics":   {"pkg/model"},
 	"pkg/zpages":    {},
 	"pkg/health":    {"pkg/model"},
+	"pkg/takeover":  {"pkg/apply", "pkg/model", "pkg/nft"},
 	"pkg/proxy": {
 		"pkg/apply", "pkg/conntrack", "pkg/health", "pkg/metrics", "pkg/model", "pkg/nft", "pkg/plan", "pkg/schedule",
 		"pkg/track",
 	},
 	"cmd/kube-nftproxy": {
 		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/health", "pkg/host", "pkg/metrics", "pkg/model", "pkg/plan", "pkg/proxy", "pkg/report",
-		"pkg/schedule", "pkg/track", "pkg/watch", "pkg/zpages",
+		"pkg/schedule", "pkg/takeover", "pkg/track", "pkg/watch", "pkg/zpages",
 	},
 }
 

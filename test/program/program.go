@@ -34,6 +34,8 @@ type Config struct {
 	// Path and Args are the program and its flags.
 	Path string
 	Args []string
+	// Env are variables, as in name=value, beside those of this process, of which they replace those with their names.
+	Env []string
 	// Log is the file to which the program's output is appended.
 	Log string
 	// OwnGroup gives the program a process group of its own, which keeps the terminal's Ctrl-C from it.
@@ -71,6 +73,7 @@ func Start(ctx context.Context, c Config) (*Program, error) {
 	defer out.Close() //nolint:errcheck // the program has its own
 	p := &Program{config: c, cmd: c.Host.Command(ctx, c.Path, c.Args...), ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = out, out
+	p.cmd.Env = append(os.Environ(), c.Env...)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: c.OwnGroup}
 	p.client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{DialContext: p.dial, DisableKeepAlives: true}}
 	p.started = time.Now()

@@ -103,7 +103,7 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 	if err != nil {
 		return nil, err
 	}
-	numbers := metrics.New(prometheus.NewRegistry())
+	numbers := metrics.New(prometheus.NewRegistry(), metrics.Config{})
 	p.flows = &flowWatch{}
 	flows := conntrack.New(conntrack.Config{Metrics: numbers, Interval: time.Millisecond, Open: func() (conntrack.Table, error) {
 		err := h.Do(func() error {
@@ -330,5 +330,8 @@ func inKernel(h *lab.Host, p *plan.Planner) (elements, chains []string, err erro
 
 // cleanUp removes our tables and all conntrack entries from a namespace.
 func cleanUp(h *lab.Host) error {
-	return h.Do(func() error { return errors.Join(apply.Cleanup(), flushConntrack()) })
+	return h.Do(func() error {
+		_, err := apply.Cleanup()
+		return errors.Join(err, flushConntrack())
+	})
 }

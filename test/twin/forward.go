@@ -9,8 +9,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// forwarder makes a server of this process's own namespace reachable at the same loopback address in a lab's host.
-type forwarder struct {
+// Forwarder makes a server of this process's own namespace reachable at the same loopback address in a lab's host.
+type Forwarder struct {
 	listener net.Listener
 	server   string
 	beside   sync.WaitGroup
@@ -20,8 +20,9 @@ type forwarder struct {
 	conns  map[net.Conn]struct{}
 }
 
-func forward(h *lab.Host, server netip.AddrPort) (*forwarder, error) {
-	f := &forwarder{server: server.String(), conns: map[net.Conn]struct{}{}}
+// Forward makes the server reachable from the host until the Forwarder is closed.
+func Forward(h *lab.Host, server netip.AddrPort) (*Forwarder, error) {
+	f := &Forwarder{server: server.String(), conns: map[net.Conn]struct{}{}}
 	err := h.Do(func() (err error) {
 		f.listener, err = net.Listen("tcp", f.server)
 		return err
@@ -34,7 +35,7 @@ func forward(h *lab.Host, server netip.AddrPort) (*forwarder, error) {
 }
 
 // accept connects each client until the listener is closed.
-func (f *forwarder) accept() {
+func (f *Forwarder) accept() {
 	for {
 		client, err := f.listener.Accept()
 		if err != nil {
@@ -45,7 +46,7 @@ func (f *forwarder) accept() {
 }
 
 // connect moves bytes both ways until either side ends: TLS says by itself what is complete.
-func (f *forwarder) connect(client net.Conn) {
+func (f *Forwarder) connect(client net.Conn) {
 	defer f.drop(client)
 	if !f.keep(client) {
 		return
@@ -66,22 +67,22 @@ func (f *forwarder) connect(client net.Conn) {
 }
 
 // keep notes a connection so that close can end it; false means that it is too late.
-func (f *forwarder) keep(c net.Conn) bool {
+func (f *Forwarder) keep(c net.Conn) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.conns[c] = struct{}{}
 	return !f.closed
 }
 
-func (f *forwarder) drop(c net.Conn) {
+func (f *Forwarder) drop(c net.Conn) {
 	_ = c.Close() // perhaps for the second time
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.conns, c)
 }
 
-// close ends all connections and waits for their goroutines.
-func (f *forwarder) close() error {
+// Close ends all connections and waits for their goroutines.
+func (f *Forwarder) Close() error {
 	err := f.listener.Close()
 	f.mu.Lock()
 	f.closed = true

@@ -49,7 +49,7 @@ type Proxy struct {
 	config  Config
 	api     *API
 	args    []string
-	forward *forwarder
+	forward *Forwarder
 	running *program.Program
 	// nodeIPs are those of the Node when the program was started.
 	nodeIPs []corev1.NodeAddress
@@ -68,7 +68,7 @@ func (a *API) Proxy(c Config) (*Proxy, error) {
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 	}, c.Flags...)}
 	var err error
-	if p.forward, err = forward(c.Host, a.Server()); err != nil {
+	if p.forward, err = Forward(c.Host, a.Server()); err != nil {
 		return nil, fmt.Errorf("forward to the API server: %w", err)
 	}
 	return p, nil
@@ -89,7 +89,7 @@ func (p *Proxy) Close() error {
 	if err != nil {
 		err = fmt.Errorf("flush rules: %w: %s", err, out)
 	}
-	return errors.Join(err, p.forward.close())
+	return errors.Join(err, p.forward.Close())
 }
 
 // refresh starts the program if it isn't running, and kube-proxy also if the Node's addresses aren't those that it started with.

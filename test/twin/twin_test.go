@@ -67,7 +67,7 @@ func TestForward(t *testing.T) {
 	defer server.Close() //nolint:errcheck // nothing depends on it
 	go echo(server)
 	at := netip.MustParseAddrPort(server.Addr().String())
-	f, err := forward(l.Node, at)
+	f, err := Forward(l.Node, at)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,20 +82,20 @@ func TestForward(t *testing.T) {
 	if got, err := bufio.NewReader(conn).ReadString('\n'); got != "hello\n" || err != nil {
 		t.Fatalf("read %q, %v, want what was written", got, err)
 	}
-	if err := f.close(); err != nil {
+	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := conn.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("after close: read %d bytes, %v, want that the connection has ended", n, err)
+		t.Errorf("after Close: read %d bytes, %v, want that the connection has ended", n, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	if conn, err := l.Node.Dial(ctx, model.TCP, at); err == nil {
 		_ = conn.Close()
-		t.Error("after close a new connection is accepted")
+		t.Error("after Close a new connection is accepted")
 	}
 }
 

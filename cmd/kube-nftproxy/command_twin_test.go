@@ -1,0 +1,94 @@
+//go:build twin
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// ended is how a program ended and what it said.
+type ended struct {
+	Status int
+	// Stdout says that there was something on standard output, Usage that the flags were explained on the other one.
+	Stdout, Usage bool
+	// Said is the last line of standard error: the error, without what differs from run to run.
+	Said string
+}
+
+var (
+	header  = regexp.MustCompile(`^[IEW]\d{4} \S+ +\d+ \S+\] `)
+	ourself = strings.NewReplacer("kube-nftproxy", "kube-proxy", "connect to the API server: ", "")
+	// ownWords are in parentheses at the end of some errors.
+	ownWords = regexp.MustCompile(`or blank \(blank means.*?\)|dual-stack pair of CIDRs.*`)
+)
+
+// runsTo runs a program to its end, in a namespace without a network.
+func runsTo(t *testing.T, path string, args []string) ended {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), path, args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
+	last := ownWords.ReplaceAllString(ourself.Replace(header.ReplaceAllString(lines[len(lines)-1], "")), "")
+	if cmd.ProcessState.ExitCode() == 0 {
+		last = ""
+	}
+	usage := strings.Contains(stderr.String(), "Usage:\n")
+	return ended{cmd.ProcessState.ExitCode(), stdout.Len() > 0, usage, last}
+}
+
+// TestCommandLinesEndAsThoseOfKubeProxy compares status and errors for command lines that lead to no service.
+func TestCommandLinesEndAsThoseOfKubeProxy(t *testing.T) {
+	lab.EnterNamespace(t)
+	theirs, err := filepath.Abs("../../bin/kubernetes/kube-proxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := program.Build(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := func(text string) string {
+		path := filepath.Join(t.TempDir(), "config")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	for _, args := range [][]string{
+		{"--version"}, {"--version=true"}, {"--version=raw"}, {"--version=abc"}, {"--version", "--nosuch"}, {"-h"}, {"--help"},
+		{"extra", "arg"}, {"--nosuch"}, {"--conntrack-min=x"}, {"--cleanup=maybe"}, {"--bind-address=here"}, {"--healthz-port=abc"},
+		{"--config-sync-period=5"}, {"--kube-api-qps=x"}, {"--proxy-mode"}, {"-v", "x"}, {"--vmodule=x"}, {"--healthz-bind-address=x"},
+		{"--nodeport-addresses"}, {"--feature-gates=x"}, {"--log-flush-frequency=x"}, {"--metrics-bind-address=1.2.3.4:99999"},
+		{"--proxy-mode=userspace"}, {"--feature-gates=NoSuchGate=true"}, {"--feature-gates=MultiCIDRServiceAllocator=false"},
+		{"--logging-format=xml"}, {"--log-text-split-stream"}, {"--hostname-override", " "}, {"--oom-score-adj=2000"},
+		{"--config=/nonexistent"}, {"--config=/"}, {"--config", file("")}, {"--config", file("x")}, {"--config", file(head + "mode: [x]")},
+		{"--config", file("kind: Pod\napiVersion: v1\n")}, {"--config", file(strings.Replace(head, "alpha1", "", 1))}, {"--config", file(head + "mode: other\n")},
+		{"--config", file(head + "featureGates: {No: true}\n")}, {"--config", file(head + "logging: {format: xml}\n")},
+		{"--config", file(head + "conntrack: {min: -1}\noomScoreAdj: 2000\n")},
+		{"--write-config-to=/nonexistent/x"}, {"--kubeconfig=/nonexistent", "--hostname-override=n"}, {"--hostname-override=n"},
+		{"--write-config-to", file(""), "--cleanup", "--init-only"}, {"--write-config-to", file(""), ""},
+	} {
+		their, our := runsTo(t, theirs, args), runsTo(t, ours, args)
+		if diff := cmp.Diff(their, our); diff != "" {
+			t.Errorf("%q (-kube-proxy +ours):\n%s", args, diff)
+		}
+	}
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	"k8s.io/klog/v2"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
+)
+
+// cleanup removes our tables and all that kube-proxy has left, whatever its mode was. A kube-proxy that runs has left nothing: where a
+// node goes back to it, new connections go by its rules already. What cleanup returns is kube-proxy's.
+func cleanup(ctx context.Context, logger klog.Logger, c *kubeproxy.KubeProxyConfiguration) error {
+	deleted, err := apply.Cleanup()
+	for _, table := range deleted {
+		logger.Info("Removed our rules", "table", table)
+	}
+	rival := takeover.New(takeover.Config{Metrics: c.MetricsBindAddress, Health: c.HealthzBindAddress})
+	if rival.Rival(ctx) {
+		logger.Info("A kube-proxy is running on this node: its rules stay")
+	} else {
+		err = errors.Join(err, takeover.Cleanup(logger, excludedFromIPVS(c)))
+	}
+	if err != nil {
+		logger.Error(err, "Not everything could be removed")
+		return errors.New("encountered an error while tearing down rules")
+	}
+	return nil
+}
+
+// newTakeover prepares to remove what kube-proxy left; the ports are those at which a kube-proxy that runs answers.
+func (d *daemon) newTakeover() *takeover.Takeover {
+	return takeover.New(takeover.Config{
+		NodeName: d.nodeName, Metrics: d.Config.MetricsBindAddress, Health: d.Config.HealthzBindAddress,
+		Excluded: excludedFromIPVS(d.Config), Report: d.reporter.Problem,
+		Count: func(k takeover.Kind, n int) { d.metrics.Leftovers(string(k), n) },
+	})
+}
+
+// excludedFromIPVS are the addresses of virtual servers that mode ipvs leaves alone; the list has been validated.
+func excludedFromIPVS(c *kubeproxy.KubeProxyConfiguration) (list []netip.Prefix) {
+	for _, s := range c.IPVS.ExcludeCIDRs {
+		if p, err := model.ParsePrefix(s); err == nil {
+			list = append(list, p)
+		}
+	}
+	return list
+}

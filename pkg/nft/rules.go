@@ -1,0 +1,103 @@
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// RuleInfo is what can be told of a rule that somebody else has made, without understanding it.
+type RuleInfo struct {
+	Chain string
+	// Handle is the rule's number in its table.
+	Handle uint64
+	// Targets are the chains that it jumps or goes to by itself; those in the elements of a map aren't among them.
+	Targets []string
+	// Comment is nft's, or that of an iptables rule.
+	Comment string
+}
+
+// Rules lists the rules of a table in the order in which they are in their chains.
+func (c *Conn) Rules(family Family, table string) ([]RuleInfo, error) {
+	var list []RuleInfo
+	request := attribute(unix.NFTA_RULE_TABLE, cstring(table))
+	err := c.dump(unix.NFT_MSG_GETRULE, family, request, func() { list = nil }, func(b []byte) error {
+		if r, in := parseRule(b); in == table {
+			list = append(list, r)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list rules of table %s %s: %w", family, table, err)
+	}
+	return list, nil
+}
+
+func parseRule(b []byte) (r RuleInfo, table string) {
+	attrs(b, func(typ uint16, v []byte) {
+		switch typ {
+		case unix.NFTA_RULE_TABLE:
+			table = text(v)
+		case unix.NFTA_RULE_CHAIN:
+			r.Chain = text(v)
+		case unix.NFTA_RULE_HANDLE:
+			r.Handle = be64(v)
+		case unix.NFTA_RULE_USERDATA:
+			r.Comment = commentOf(v)
+		case unix.NFTA_RULE_EXPRESSIONS:
+			attrs(v, func(_ uint16, e []byte) { r.readExpression(e) })
+		}
+	})
+	return r, table
+}
+
+// readExpression takes from an expression what it says of other chains, and a comment of iptables, which is a match.
+func (r *RuleInfo) readExpression(e []byte) {
+	var name string
+	var data []byte
+	attrs(e, func(typ uint16, v []byte) {
+		switch typ {
+		case unix.NFTA_EXPR_NAME:
+			name = text(v)
+		case unix.NFTA_EXPR_DATA:
+			data = v
+		}
+	})
+	switch name {
+	case "immediate":
+		attrs(data, func(typ uint16, v []byte) {
+			if typ != unix.NFTA_IMMEDIATE_DATA {
+				return
+			}
+			if chain, _ := verdict(v); chain != "" {
+				r.Targets = append(r.Targets, chain)
+			}
+		})
+	case "match":
+		var match string
+		var info []byte
+		attrs(data, func(typ uint16, v []byte) {
+			switch typ {
+			case unix.NFTA_MATCH_NAME:
+				match = text(v)
+			case unix.NFTA_MATCH_INFO:
+				info = v
+			}
+		})
+		if match == "comment" {
+			info, _, _ = bytes.Cut(info, []byte{0})
+			r.Comment = string(info)
+		}
+	}
+}
+
+// DeleteRule deletes one rule, which must exist.
+func (b *Batch) DeleteRule(family Family, table, chain string, handle uint64) {
+	off := b.message(unix.NFT_MSG_DELRULE, 0, family)
+	b.str(unix.NFTA_RULE_TABLE, table)
+	b.str(unix.NFTA_RULE_CHAIN, chain)
+	b.attr(unix.NFTA_RULE_HANDLE, binary.BigEndian.AppendUint64(nil, handle))
+	b.end(off)
+}

@@ -1,0 +1,49 @@
+package report
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/client-go/tools/events"
+)
+
+// slowSink takes its time, and refuses the Events that it is told to.
+type slowSink struct {
+	events.EventSink
+	refuses string
+}
+
+func (s slowSink) Create(_ context.Context, e *eventsv1.Event) (*eventsv1.Event, error) {
+	time.Sleep(time.Second)
+	if e.Reason == s.refuses {
+		return nil, errors.New("no")
+	}
+	return e, nil
+}
+
+func TestAwaitAnEvent(t *testing.T) {
+	for _, tc := range []struct {
+		refuses string
+		took    time.Duration
+		reached bool
+	}{{"", 2 * time.Second, true}, {"First", 2 * time.Second, true}, {"Second", 3 * time.Second, false}} {
+		synctest.Test(t, func(t *testing.T) {
+			s := NewSink(slowSink{refuses: tc.refuses})
+			go func() {
+				for _, reason := range []string{"First", "Second"} {
+					if _, err := s.Create(t.Context(), &eventsv1.Event{Reason: reason}); (err != nil) != (reason == tc.refuses) {
+						t.Errorf("Create(%s): %v", reason, err)
+					}
+				}
+			}()
+			start := time.Now()
+			if reached := s.Await("Second", 3*time.Second); reached != tc.reached || time.Since(start) != tc.took {
+				t.Errorf("refusing %q: reached %t after %v, want %t after %v", tc.refuses, reached, time.Since(start), tc.reached, tc.took)
+			}
+		})
+	}
+}

@@ -1,0 +1,49 @@
+package takeover
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// Looking and cleaning where nothing is makes no table, one of iptables-legacy costs every packet, and loads no module. This test
+// comes before those that do.
+func TestNothingIsMadeOrLoaded(t *testing.T) {
+	lab.EnterNamespace(t)
+	before, modules := generation(t), loaded(t)
+	if there := look(t); there.any() {
+		t.Errorf("leftovers in a new namespace: %v", there)
+	}
+	if err := Cleanup(ktesting.NewLogger(t, ktesting.NewConfig()), nil); err != nil {
+		t.Error(err)
+	}
+	for _, p := range protocols {
+		if names, err := os.ReadFile(filepath.Join("/proc/thread-self/net", p.names)); err != nil && !os.IsNotExist(err) || len(names) > 0 {
+			t.Errorf("tables of %s: %q, %v", p.command, names, err)
+		}
+	}
+	if generation(t) != before {
+		t.Error("nftables has changed")
+	}
+	if diff := cmp.Diff(modules, loaded(t)); diff != "" {
+		t.Errorf("modules (-before +after):\n%s", diff)
+	}
+}
+
+// loaded lists the kernel's modules; those that are built in don't change.
+func loaded(t *testing.T) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir("/sys/module")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}

@@ -1,0 +1,242 @@
+package takeover
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// hooks are the built-in chains by the number of their hook.
+var hooks = [5]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+
+// tableInfo says where in a table's entries the built-in chains are (struct ipt_getinfo, from valid_hooks on).
+type tableInfo struct {
+	ValidHooks            uint32
+	HookEntry, Underflow  [5]uint32
+	NumEntries, EntrySize uint32
+}
+
+// blob is the content of a table of iptables-legacy, as the kernel hands it out (linux/netfilter/x_tables.h): entries one
+// after the other, each with a header, matches and a target. A chain is a run of entries, a jump the offset of one. A user's
+// chain begins with an entry that has its name in a target called ERROR, and every chain ends with one that stands for its
+// policy, or for the return.
+type blob struct {
+	tableInfo
+	layout
+	entries []byte
+}
+
+// layout is where in struct ipt_entry or ip6t_entry target_offset and next_offset are, and how long it is.
+type layout struct{ offsets, size int }
+
+var (
+	layout4 = layout{88, 112}
+	layout6 = layout{140, 168}
+)
+
+// counterSize is the size of struct xt_counters.
+const counterSize = 16
+
+// errLayout is what is wrong with a table that isn't as the kernel makes it.
+var errLayout = errors.New("unexpected layout")
+
+// entry is one entry of a blob.
+type entry struct {
+	offset, next, target int
+}
+
+// at reads the entry at an offset.
+func (b *blob) at(offset int) (entry, error) {
+	if offset+b.size > len(b.entries) {
+		return entry{}, fmt.Errorf("entry at %d of %d bytes: %w", offset, len(b.entries), errLayout)
+	}
+	offsets := b.entries[offset+b.offsets:]
+	e := entry{
+		offset: offset,
+		target: offset + int(binary.NativeEndian.Uint16(offsets)),
+		next:   offset + int(binary.NativeEndian.Uint16(offsets[2:])),
+	}
+	if e.target < offset+b.size || e.next < e.target+targetHeader || e.next > len(b.entries) {
+		return entry{}, fmt.Errorf("entry at %d: target at %d, next at %d: %w", offset, e.target, e.next, errLayout)
+	}
+	return e, nil
+}
+
+// targetHeader is the size of struct xt_entry_target and xt_entry_match without data: size (u16), name (29), revision (u8).
+const targetHeader = 32
+
+// nameOf reads the name of a match or target.
+func nameOf(header []byte) string { return cString(header[2:31]) }
+
+func cString(b []byte) string {
+	b, _, _ = bytes.Cut(b, []byte{0})
+	return string(b)
+}
+
+// verdict returns what a standard target does: jump to an offset, or if negative, a verdict or return.
+func (b *blob) verdict(e entry) (v int, standard bool) {
+	if nameOf(b.entries[e.target:]) != "" || e.next < e.target+targetHeader+4 {
+		return 0, false
+	}
+	return int(int32(binary.NativeEndian.Uint32(b.entries[e.target+targetHeader:]))), true
+}
+
+// jump returns the offset to which an entry jumps. A rule without a target has its own end for one.
+func (b *blob) jump(e entry) (offset int, jumps bool) {
+	v, standard := b.verdict(e)
+	return v, standard && v >= 0 && v != e.next
+}
+
+// chainName returns the name of the chain that begins with an entry, or of the end of the table: "ERROR".
+func (b *blob) chainName(e entry) (string, bool) {
+	const longest = 30
+	data := b.entries[e.target+targetHeader : e.next]
+	if nameOf(b.entries[e.target:]) != "ERROR" || len(data) < longest {
+		return "", false
+	}
+	return cString(data[:longest]), true
+}
+
+// comment returns the comment of an entry.
+func (b *blob) comment(e entry) string {
+	for offset := e.offset + b.size; offset+targetHeader <= e.target; {
+		size := int(binary.NativeEndian.Uint16(b.entries[offset:]))
+		if size < targetHeader || offset+size > e.target {
+			break
+		}
+		if nameOf(b.entries[offset:]) == "comment" {
+			return cString(b.entries[offset+targetHeader : offset+size])
+		}
+		offset += size
+	}
+	return ""
+}
+
+// content is a blob taken apart. Every entry belongs to a chain, its first or last one or a rule, save the end of the table.
+type content struct {
+	ruleset
+	entries []entry
+	// chainOf is the chain of each entry, ruleOf the place of each that is a rule in the ruleset, -1 for others.
+	chainOf []string
+	ruleOf  []int
+}
+
+// verdictDrop is how a standard target says that it drops: -NF_DROP-1.
+const verdictDrop = -1
+
+// parse takes a blob apart.
+func (b *blob) parse(table string) (*content, error) {
+	c := &content{ruleset: ruleset{table: table}}
+	first := map[int]string{}
+	last, isLast := map[string]int{}, map[int]bool{}
+	for h, name := range hooks {
+		if b.ValidHooks&(1<<h) != 0 {
+			first[int(b.HookEntry[h])] = name
+			last[name], isLast[int(b.Underflow[h])] = int(b.Underflow[h]), true
+		}
+	}
+	starts := map[int]string{} // where a jump to a chain leads
+	var begins []bool
+	current := ""
+	for offset := 0; offset < len(b.entries); {
+		e, err := b.at(offset)
+		if err != nil {
+			return nil, err
+		}
+		name, isStart := b.chainName(e)
+		switch {
+		case isStart && e.next == len(b.entries):
+			current = ""
+		case isStart:
+			current = name
+			starts[e.next] = name
+			c.chains = append(c.chains, chain{name: name})
+		case first[offset] != "":
+			current = first[offset]
+			policy, err := b.at(last[current])
+			if err != nil {
+				return nil, err
+			}
+			v, _ := b.verdict(policy)
+			c.chains = append(c.chains, chain{name: current, builtin: true, drops: v == verdictDrop})
+		}
+		if current == "" && e.next != len(b.entries) {
+			return nil, fmt.Errorf("entry at %d is in no chain: %w", offset, errLayout)
+		}
+		c.entries = append(c.entries, e)
+		c.chainOf = append(c.chainOf, current)
+		begins = append(begins, isStart)
+		offset = e.next
+	}
+	if len(begins) == 0 || !begins[len(begins)-1] {
+		return nil, fmt.Errorf("no end after %d bytes: %w", len(b.entries), errLayout)
+	}
+	for i, e := range c.entries {
+		c.ruleOf = append(c.ruleOf, -1)
+		if begins[i] || isLast[e.offset] || begins[i+1] {
+			continue
+		}
+		r := rule{chain: c.chainOf[i], comment: b.comment(e)}
+		if offset, jumps := b.jump(e); jumps {
+			if starts[offset] == "" {
+				return nil, fmt.Errorf("entry at %d jumps to %d: %w", e.offset, offset, errLayout)
+			}
+			r.targets = []string{starts[offset]}
+		}
+		c.ruleOf[i] = len(c.rules)
+		c.rules = append(c.rules, r)
+	}
+	return c, nil
+}
+
+// without makes the blob without what is to be removed; of each of its entries it tells the place in the old one.
+func (b *blob) without(c *content, r *removal) (*blob, []int, error) {
+	goes := map[int]bool{}
+	for _, i := range r.jumps {
+		goes[i] = true
+	}
+	out := &blob{tableInfo: b.tableInfo, layout: b.layout}
+	var from []int
+	moved := map[int]int{} // old offset to new one, of an entry that is gone to that of the one after it
+	for i, e := range c.entries {
+		moved[e.offset] = len(out.entries)
+		if r.chains[c.chainOf[i]] || c.ruleOf[i] >= 0 && goes[c.ruleOf[i]] {
+			continue
+		}
+		from = append(from, i)
+		out.entries = append(out.entries, b.entries[e.offset:e.next]...)
+	}
+	if err := out.mend(b, moved); err != nil {
+		return nil, nil, err
+	}
+	out.NumEntries, out.EntrySize = uint32(len(from)), uint32(len(out.entries))
+	for h := range hooks {
+		if out.ValidHooks&(1<<h) != 0 {
+			out.HookEntry[h] = uint32(moved[int(b.HookEntry[h])])
+			out.Underflow[h] = uint32(moved[int(b.Underflow[h])])
+		}
+	}
+	return out, from, nil
+}
+
+// mend makes jumps lead to where their chains are now.
+func (b *blob) mend(old *blob, moved map[int]int) error {
+	for offset := 0; offset < len(b.entries); {
+		e, err := b.at(offset)
+		if err != nil {
+			return err
+		}
+		offset = e.next
+		v, standard := b.verdict(e)
+		if !standard || v < 0 {
+			continue
+		}
+		to, known := moved[v]
+		if !known {
+			return fmt.Errorf("jump to %d of %d bytes: %w", v, len(old.entries), errLayout)
+		}
+		binary.NativeEndian.PutUint32(b.entries[e.target+targetHeader:], uint32(to))
+	}
+	return nil
+}

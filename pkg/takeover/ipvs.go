@@ -1,0 +1,240 @@
+package takeover
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// ipvs speaks to the kernel's ipvs by the number of its family in generic netlink.
+type ipvs struct {
+	family int
+	// excluded are the addresses of virtual servers that aren't kube-proxy's (ipvs.excludeCIDRs).
+	excluded []netip.Prefix
+}
+
+// Commands and attributes (linux/ip_vs.h).
+const (
+	ipvsDelService = 3
+	ipvsGetService = 4
+	ipvsSetDest    = 6
+	ipvsGetDest    = 8
+
+	ipvsService, ipvsDest = 1, 2
+
+	svcAF, svcProtocol, svcAddr, svcPort, svcFwmark = 1, 2, 3, 4, 5
+
+	destAddr, destPort, destForward, destWeight, destUpper, destLower = 1, 2, 3, 4, 5, 6
+	destActive, destInactive, destFamily                              = 7, 8, 11
+)
+
+// openIPVS returns nil where the kernel has no ipvs. All families are listed: asking for one by its name would load its module.
+func openIPVS(excluded []netip.Prefix) (*ipvs, error) {
+	families, err := netlink.GenlFamilyList()
+	if err != nil {
+		return nil, fmt.Errorf("list families of generic netlink: %w", err)
+	}
+	for _, f := range families {
+		if f.Name == "IPVS" {
+			return &ipvs{int(f.ID), excluded}, nil
+		}
+	}
+	return nil, nil
+}
+
+// server is a virtual server.
+type server struct {
+	addr     netip.Addr
+	protocol uint16
+	port     uint16
+}
+
+func (s server) String() string {
+	name := map[uint16]string{unix.IPPROTO_TCP: "TCP", unix.IPPROTO_UDP: "UDP", unix.IPPROTO_SCTP: "SCTP"}[s.protocol]
+	return fmt.Sprintf("%s %s", name, netip.AddrPortFrom(s.addr, s.port))
+}
+
+func (s server) attribute() *nl.RtAttr {
+	a := nl.NewRtAttr(ipvsService|unix.NLA_F_NESTED, nil)
+	a.AddRtAttr(svcAF, nl.Uint16Attr(familyOf(s.addr)))
+	a.AddRtAttr(svcProtocol, nl.Uint16Attr(s.protocol))
+	a.AddRtAttr(svcAddr, s.addr.AsSlice())
+	a.AddRtAttr(svcPort, binary.BigEndian.AppendUint16(nil, s.port))
+	return a
+}
+
+func familyOf(a netip.Addr) uint16 {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// dest is one of a virtual server's real servers; raw are its attributes.
+type dest struct {
+	raw                      map[uint16][]byte
+	weight, active, inactive uint32
+}
+
+func (v *ipvs) request(command uint8, flags int, attributes ...*nl.RtAttr) ([][]byte, error) {
+	r := nl.NewNetlinkRequest(v.family, flags)
+	r.AddData(&nl.Genlmsg{Command: command, Version: 1})
+	for _, a := range attributes {
+		r.AddData(a)
+	}
+	return r.Execute(unix.NETLINK_GENERIC, 0)
+}
+
+// list asks for objects and returns the attributes of each, which are nested in one of the given type.
+func (v *ipvs) list(command uint8, typ uint16, attributes ...*nl.RtAttr) (list []map[uint16][]byte, err error) {
+	replies, err := v.request(command, unix.NLM_F_DUMP, attributes...)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range replies {
+		if len(m) < nl.SizeofGenlmsg {
+			continue
+		}
+		outer, err := attributesOf(m[nl.SizeofGenlmsg:])
+		if err != nil {
+			return nil, err
+		}
+		inner, err := attributesOf(outer[typ])
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, inner)
+	}
+	return list, nil
+}
+
+func attributesOf(b []byte) (map[uint16][]byte, error) {
+	list, err := nl.ParseRouteAttr(b)
+	if err != nil {
+		return nil, err
+	}
+	m := map[uint16][]byte{}
+	for _, a := range list {
+		m[a.Attr.Type&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER)] = a.Value
+	}
+	return m, nil
+}
+
+// servers lists the virtual servers with an address, but for those excluded; kube-proxy makes none for a firewall mark.
+func (v *ipvs) servers() (list []server, err error) {
+	services, err := v.list(ipvsGetService, ipvsService)
+	if err != nil {
+		return nil, fmt.Errorf("list virtual servers of ipvs: %w", err)
+	}
+	for _, a := range services {
+		if len(a[svcFwmark]) > 0 || len(a[svcAF]) < 2 || len(a[svcProtocol]) < 2 || len(a[svcPort]) < 2 || len(a[svcAddr]) < 16 {
+			continue
+		}
+		s := server{protocol: binary.NativeEndian.Uint16(a[svcProtocol]), port: binary.BigEndian.Uint16(a[svcPort])}
+		if binary.NativeEndian.Uint16(a[svcAF]) == unix.AF_INET {
+			s.addr = netip.AddrFrom4([4]byte(a[svcAddr]))
+		} else {
+			s.addr = netip.AddrFrom16([16]byte(a[svcAddr]))
+		}
+		if !slices.ContainsFunc(v.excluded, func(p netip.Prefix) bool { return p.Contains(s.addr) }) {
+			list = append(list, s)
+		}
+	}
+	return list, nil
+}
+
+func (v *ipvs) dests(s server) (list []dest, err error) {
+	raw, err := v.list(ipvsGetDest, ipvsDest, s.attribute())
+	if err != nil {
+		return nil, fmt.Errorf("list real servers of %s: %w", s, err)
+	}
+	for _, a := range raw {
+		number := func(typ uint16) uint32 {
+			if len(a[typ]) < 4 {
+				return 0
+			}
+			return binary.NativeEndian.Uint32(a[typ])
+		}
+		list = append(list, dest{a, number(destWeight), number(destActive), number(destInactive)})
+	}
+	return list, nil
+}
+
+// quiesce gives no new connections to a real server: its weight becomes zero.
+func (v *ipvs) quiesce(s server, d dest) error {
+	a := nl.NewRtAttr(ipvsDest|unix.NLA_F_NESTED, nil)
+	for _, typ := range []uint16{destAddr, destPort, destForward, destUpper, destLower, destFamily} {
+		if value, known := d.raw[typ]; known {
+			a.AddRtAttr(int(typ), value)
+		}
+	}
+	a.AddRtAttr(destWeight, nl.Uint32Attr(0))
+	if _, err := v.request(ipvsSetDest, unix.NLM_F_ACK, s.attribute(), a); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("stop new connections to %s: %w", s, err)
+	}
+	return nil
+}
+
+func (v *ipvs) remove(s server) error {
+	if _, err := v.request(ipvsDelService, unix.NLM_F_ACK, s.attribute()); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("delete virtual server %s: %w", s, err)
+	}
+	return nil
+}
+
+// drain removes the virtual servers that nobody is connected to, and lets the others have no new connections. It returns those
+// that are left. Without patience it removes all.
+func (v *ipvs) drain(patient bool) (left []server, removed int, err error) {
+	servers, err := v.servers()
+	if err != nil {
+		return nil, 0, err
+	}
+	var errs []error
+	for _, s := range servers {
+		busy := false
+		if patient {
+			busy, err = v.drainOne(s)
+			errs = append(errs, err)
+		}
+		if !busy {
+			if err = v.remove(s); err == nil {
+				removed++
+				continue
+			}
+			errs = append(errs, err)
+		}
+		left = append(left, s)
+	}
+	return left, removed, errors.Join(errs...)
+}
+
+// drainOne lets a virtual server have no new connections, and tells whether it has any.
+func (v *ipvs) drainOne(s server) (busy bool, err error) {
+	// First all are stopped, then they are counted: a connection that comes between is seen.
+	dests, err := v.dests(s)
+	if err != nil {
+		return true, err
+	}
+	stopped := false
+	for _, d := range dests {
+		if d.weight == 0 {
+			continue
+		}
+		if err := v.quiesce(s, d); err != nil {
+			return true, err
+		}
+		stopped = true
+	}
+	if stopped {
+		if dests, err = v.dests(s); err != nil {
+			return true, err
+		}
+	}
+	return slices.ContainsFunc(dests, func(d dest) bool { return d.active+d.inactive > 0 }), nil
+}

@@ -1,0 +1,97 @@
+package takeover
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// serverName is by what our servers can be told from kube-proxy's, whose pages are the same.
+const serverName = "kube-nftproxy"
+
+// Named makes a handler's answers say that they are ours.
+func Named(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Server", serverName)
+		h.ServeHTTP(w, r)
+	})
+}
+
+// Where kube-proxy serves unless it is told otherwise.
+const (
+	defaultMetrics = "127.0.0.1:10249"
+	defaultHealth  = "127.0.0.1:10256"
+)
+
+// askTimeout is how long a kube-proxy may take to answer.
+const askTimeout = time.Second
+
+// ports are where a kube-proxy may answer: those that we are to serve on ourselves, as it did, and its own.
+func ports(configured, fallback string) []string {
+	list := []string{fallback}
+	if at, err := netip.ParseAddrPort(configured); err == nil {
+		switch {
+		case at.Addr() == netip.IPv4Unspecified():
+			at = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), at.Port())
+		case at.Addr() == netip.IPv6Unspecified():
+			at = netip.AddrPortFrom(netip.IPv6Loopback(), at.Port())
+		}
+		if !slices.Contains(list, at.String()) {
+			list = append(list, at.String())
+		}
+	}
+	return list
+}
+
+// findRival asks the ports of a kube-proxy, and returns the page at which one answers, or "".
+func findRival(ctx context.Context, metrics, health string) string {
+	for _, at := range ports(metrics, defaultMetrics) {
+		if status, body := ask(ctx, at, "/proxyMode"); status == http.StatusOK &&
+			slices.Contains([]string{"iptables", "ipvs", "nftables"}, strings.TrimSpace(body)) {
+			return "http://" + at + "/proxyMode"
+		}
+	}
+	for _, at := range ports(health, defaultHealth) {
+		var answer struct{ LastUpdated, CurrentTime string }
+		if _, body := ask(ctx, at, "/healthz"); json.Unmarshal([]byte(body), &answer) == nil && answer.LastUpdated != "" &&
+			answer.CurrentTime != "" {
+			return "http://" + at + "/healthz"
+		}
+	}
+	return ""
+}
+
+// ask gets a page of somebody else's; ours counts as none. It makes the connection in the network namespace of the caller.
+func ask(ctx context.Context, at, path string) (status int, body string) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", at)
+	if err != nil {
+		return 0, ""
+	}
+	defer func() { _ = conn.Close() }()
+	end, _ := ctx.Deadline()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+at+path, nil)
+	if err != nil || conn.SetDeadline(end) != nil || request.Write(conn) != nil {
+		return 0, ""
+	}
+	response, err := http.ReadResponse(bufio.NewReader(conn), request)
+	if err != nil {
+		return 0, ""
+	}
+	defer response.Body.Close()
+	const longest = 1 << 16
+	text, err := io.ReadAll(io.LimitReader(response.Body, longest))
+	if err != nil || response.Header.Get("Server") == serverName {
+		return 0, ""
+	}
+	return response.StatusCode, string(text)
+}

@@ -1,0 +1,252 @@
+package takeover
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// enter gives the test a network namespace with a loopback interface.
+func enter(t *testing.T) {
+	t.Helper()
+	lab.EnterNamespace(t)
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// listen serves pages on an address of the namespace, until it is closed.
+func listen(t *testing.T, at string, h http.Handler) *http.Server {
+	t.Helper()
+	l, err := net.Listen("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &http.Server{Handler: h}
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// pages answers as kube-proxy does.
+func pages(list map[string]string) http.Handler {
+	mux := http.NewServeMux()
+	for path, body := range list {
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, body) })
+	}
+	return mux
+}
+
+const healthy = `{"lastUpdated": "2026-01-02 03:04:05 +0000 UTC","currentTime": "2026-01-02 03:04:05 +0000 UTC", "nodeEligible": true}`
+
+func TestWhoAnswers(t *testing.T) {
+	for _, tc := range []struct {
+		name, at        string
+		pages           map[string]string
+		named           bool
+		metrics, health string
+		want            string
+	}{
+		{name: "nobody"},
+		{name: "kube-proxy", at: "127.0.0.1:10249", pages: map[string]string{"/proxyMode": "iptables"}, want: "http://127.0.0.1:10249/proxyMode"},
+		{name: "where we are to serve", at: "127.0.0.1:9999", pages: map[string]string{"/proxyMode": "ipvs\n"}, metrics: "0.0.0.0:9999",
+			want: "http://127.0.0.1:9999/proxyMode"},
+		{name: "by IPv6", at: "[::1]:9999", pages: map[string]string{"/proxyMode": "nftables"}, metrics: "[::]:9999",
+			want: "http://[::1]:9999/proxyMode"},
+		{name: "one without metrics", at: "127.0.0.1:10256", pages: map[string]string{"/healthz": healthy}, health: "0.0.0.0:10256",
+			want: "http://127.0.0.1:10256/healthz"},
+		{name: "ourselves", at: "127.0.0.1:10249", pages: map[string]string{"/proxyMode": "nftables", "/healthz": healthy}, named: true},
+		{name: "our health", at: "127.0.0.1:10256", pages: map[string]string{"/healthz": healthy}, named: true},
+		{name: "somebody else", at: "127.0.0.1:10249", pages: map[string]string{"/": "hello", "/proxyMode": "no such page"}},
+		{name: "another health", at: "127.0.0.1:10256", pages: map[string]string{"/healthz": "ok"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			enter(t)
+			if tc.at != "" {
+				h := pages(tc.pages)
+				if tc.named {
+					h = Named(h)
+				}
+				listen(t, tc.at, h)
+			}
+			if got := findRival(t.Context(), tc.metrics, tc.health); got != tc.want {
+				t.Errorf("found %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// bench is a takeover that is looked at step by step.
+type bench struct {
+	*Takeover
+	ctx      context.Context
+	problems []model.Problem
+	counts   map[Kind]int
+}
+
+func newBench(t *testing.T) *bench {
+	b := &bench{counts: map[Kind]int{}}
+	logger := ktesting.NewLogger(t, ktesting.NewConfig())
+	b.ctx = klog.NewContext(t.Context(), logger)
+	b.Takeover = New(Config{
+		NodeName: "node-1", Metrics: "127.0.0.1:10249", Health: "0.0.0.0:10256",
+		Report: func(p model.Problem) { b.problems = append(b.problems, p) },
+		Count:  func(k Kind, n int) { b.counts[k] = n },
+	})
+	b.note = newNotes(logger)
+	return b
+}
+
+// check looks twice, and compares what is there and how many problems there were since the start.
+func (b *bench) check(t *testing.T, step string, want Leftovers, problems int) {
+	t.Helper()
+	for range 2 {
+		b.look(b.ctx)
+	}
+	got := look(t)
+	maps.DeleteFunc(got, func(_ Kind, n int) bool { return n == 0 })
+	maps.DeleteFunc(b.counts, func(_ Kind, n int) bool { return n == 0 })
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s: leftovers (-want +got):\n%s", step, diff)
+	}
+	if diff := cmp.Diff(want, Leftovers(b.counts)); diff != "" {
+		t.Errorf("%s: counted (-want +got):\n%s", step, diff)
+	}
+	if len(b.problems) != problems {
+		t.Errorf("%s: %d problems, want %d: %v", step, len(b.problems), problems, b.problems)
+	}
+}
+
+func TestNothingGoesBeforeOursIsThere(t *testing.T) {
+	enter(t)
+	kubeProxy(t, "nft", "iptables")
+	chains := look(t)[IPTablesNFT]
+	b := newBench(t)
+	b.check(t, "before the first sync", Leftovers{IPTablesNFT: chains}, 0)
+	b.Synced()
+	b.Synced()
+	b.check(t, "after it", Leftovers{}, 0)
+}
+
+func TestARunningKubeProxyIsLeftAlone(t *testing.T) {
+	enter(t)
+	tables := func() {
+		command(t, "", "nft", "add table ip kube-proxy; add table ip6 kube-proxy; add chain ip kube-proxy a; add rule ip kube-proxy a drop")
+	}
+	for _, backend := range backends {
+		kubeProxy(t, backend, "iptables")
+	}
+	tables()
+	all := look(t)
+	maps.DeleteFunc(all, func(_ Kind, n int) bool { return n == 0 })
+	if len(all) != 3 {
+		t.Fatalf("leftovers %v", all)
+	}
+	server := listen(t, "127.0.0.1:10249", pages(map[string]string{"/proxyMode": "iptables"}))
+	b := newBench(t)
+	if !b.Rival(b.ctx) {
+		t.Error("the kube-proxy isn't found")
+	}
+	b.check(t, "before the first sync", all, 1)
+	b.Synced()
+	b.check(t, "while a kube-proxy runs", all, 1)
+	if p := b.problems[0]; p.Kind != "Node" || p.Name.Name != "node-1" || !strings.Contains(p.Reason, "kubectl -n kube-system delete daemonset kube-proxy") {
+		t.Errorf("reported: %+v", p)
+	}
+	server.Close()
+	b.check(t, "when it has gone", Leftovers{}, 1)
+
+	// It is started anew: that is said each time, and nothing is touched.
+	tables()
+	b.check(t, "tables of mode nftables", Leftovers{NFTables: 2}, 2)
+	kubeProxy(t, "legacy", "iptables")
+	b.check(t, "chains beside them", Leftovers{NFTables: 2, IPTablesLegacy: all[IPTablesLegacy]}, 2)
+	if err := Cleanup(klog.FromContext(b.ctx), nil); err != nil {
+		t.Fatal(err)
+	}
+	b.check(t, "gone again", Leftovers{}, 2)
+	kubeProxy(t, "nft", "iptables")
+	b.check(t, "chains of iptables-nft", Leftovers{IPTablesNFT: all[IPTablesNFT]}, 3)
+}
+
+// What can't be removed is tried again, but nobody fights with a kube-proxy that is started meanwhile: it can't answer where we serve.
+func TestNobodyFightsAfterAFailure(t *testing.T) {
+	enter(t)
+	kubeProxy(t, "nft", "ipvs")
+	command(t, "", "nft", "add chain ip filter mine; add rule ip filter mine jump KUBE-IPVS-FILTER") // a chain that uses sets
+	b := newBench(t)
+	b.Synced()
+	left := Leftovers{IPTablesNFT: 1, IPVS: 6}
+	b.check(t, "where something fails", left, 0)
+	command(t, "", "nft", "flush chain ip filter mine")
+	b.check(t, "once it doesn't any more", Leftovers{}, 0)
+
+	enter(t)
+	kubeProxy(t, "nft", "ipvs")
+	command(t, "", "nft", "add chain ip filter mine; add rule ip filter mine jump KUBE-IPVS-FILTER")
+	b = newBench(t)
+	b.Synced()
+	b.check(t, "where something fails", left, 0)
+	kubeProxy(t, "legacy", "iptables")
+	chains := look(t)[IPTablesLegacy]
+	b.check(t, "when a kube-proxy has come", Leftovers{IPTablesNFT: 1, IPVS: 6, IPTablesLegacy: chains}, 1)
+
+	// One that answers is seen to go.
+	b = newBench(t)
+	server := listen(t, "127.0.0.1:10249", pages(map[string]string{"/proxyMode": "iptables"}))
+	b.Synced()
+	b.check(t, "while a kube-proxy answers", Leftovers{IPTablesNFT: 1, IPVS: 6, IPTablesLegacy: chains}, 1)
+	server.Close()
+	b.check(t, "when it has gone", left, 1)
+	server = listen(t, "127.0.0.1:10249", pages(map[string]string{"/proxyMode": "iptables"}))
+	kubeProxy(t, "legacy", "iptables")
+	b.check(t, "while another one answers", Leftovers{IPTablesNFT: 1, IPVS: 6, IPTablesLegacy: chains}, 2)
+	server.Close()
+	b.check(t, "when that has gone, too", left, 2)
+}
+
+// What has to stay because somebody uses it isn't taken for something new.
+func TestAChainThatStaysIsNoKubeProxy(t *testing.T) {
+	enter(t)
+	kubeProxy(t, "nft", "iptables")
+	command(t, "", "nft", "add chain ip nat mine; add rule ip nat mine jump KUBE-EXT-CDGGSHYLG3RE2FKL")
+	b := newBench(t)
+	b.Synced()
+	// It leads to the Service's chain, that to its endpoints', and these to KUBE-MARK-MASQ.
+	left := Leftovers{IPTablesNFT: 5}
+	b.check(t, "after the take-over", left, 0)
+	command(t, "", "nft", "flush chain ip nat mine")
+	b.check(t, "once nobody uses it", left, 0)
+}
+
+// A kubelet of before 1.28 makes two of kube-proxy's chains, and makes them anew.
+func TestAKubeletIsNoKubeProxy(t *testing.T) {
+	enter(t)
+	kubeProxy(t, "nft", "iptables")
+	b := newBench(t)
+	b.Synced()
+	b.check(t, "after the take-over", Leftovers{}, 0)
+	for _, backend := range backends {
+		for _, c := range commands {
+			backend.run(t, "*nat\n:KUBE-MARK-MASQ -\n:KUBE-POSTROUTING -\n-A POSTROUTING -m comment --comment \"kubernetes postrouting rules\" "+
+				"-j KUBE-POSTROUTING\n-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000\nCOMMIT\n", c+"-restore", "-n")
+		}
+	}
+	b.check(t, "after a kubelet has come", Leftovers{}, 0)
+}

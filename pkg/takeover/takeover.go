@@ -1,0 +1,230 @@
+package takeover
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// Kind says in which place kube-proxy left something.
+type Kind string
+
+// The kinds of leftovers.
+const (
+	// NFTables are the tables of mode nftables.
+	NFTables Kind = "nftables"
+	// IPTablesNFT are chains of mode iptables or ipvs in the tables of iptables-nft.
+	IPTablesNFT Kind = "iptables-nft"
+	// IPTablesLegacy are such chains in those of iptables-legacy.
+	IPTablesLegacy Kind = "iptables-legacy"
+	// IPVS are the virtual servers, the sets and the device of mode ipvs.
+	IPVS Kind = "ipvs"
+)
+
+// Kinds are all kinds of leftovers.
+var Kinds = []Kind{NFTables, IPTablesNFT, IPTablesLegacy, IPVS}
+
+// Leftovers counts what kube-proxy left, by kind: tables; chains; virtual servers, sets and the device. Each kind has its count.
+type Leftovers map[Kind]int
+
+// any reports whether anything is left.
+func (l Leftovers) any() bool {
+	for _, n := range l {
+		if n > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// Look counts what kube-proxy left, or a running one has. It changes nothing. After an error, the kinds that could be looked at
+// are in the result.
+func Look(excluded []netip.Prefix) (Leftovers, error) {
+	l := Leftovers{}
+	note := func(k Kind, n int, err error) error {
+		if err == nil {
+			l[k] = n
+		}
+		return err
+	}
+	n, err := countIPVS(excluded)
+	errs := []error{note(IPVS, n, err)}
+	n, err = countLegacy()
+	errs = append(errs, note(IPTablesLegacy, n, err))
+	conn, err := nft.Open()
+	if err != nil {
+		return l, errors.Join(append(errs, err)...)
+	}
+	defer conn.Close()
+	n, err = countNFT(conn)
+	errs = append(errs, note(IPTablesNFT, n, err))
+	n, err = countTables(conn)
+	return l, errors.Join(append(errs, note(NFTables, n, err))...)
+}
+
+func countTables(conn *nft.Conn) (n int, err error) {
+	for _, f := range families {
+		found, err := conn.HasTable(f, apply.KubeProxyTable)
+		if err != nil {
+			return 0, err
+		}
+		if found {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// countIPVS counts what there is of mode ipvs. Virtual servers alone may be anybody's.
+func countIPVS(excluded []netip.Prefix) (int, error) {
+	link, err := findDevice()
+	if err != nil {
+		return 0, err
+	}
+	sets, err := kubeProxysIPSets()
+	if err != nil {
+		return 0, err
+	}
+	n := len(sets)
+	if link != nil {
+		n++
+	}
+	if n == 0 {
+		return 0, nil
+	}
+	v, err := openIPVS(excluded)
+	if err != nil || v == nil {
+		return n, err
+	}
+	servers, err := v.servers()
+	return n + len(servers), err
+}
+
+// Cleanup removes all that kube-proxy left, whatever still uses it. It says in the log what it removes.
+func Cleanup(logger klog.Logger, excluded []netip.Prefix) error {
+	_, err := remove(newNotes(logger), excluded, false)
+	return err
+}
+
+// Drain removes what kube-proxy left. What connections by ipvs need stays until they have ended: it then returns the number of
+// virtual servers that are left, and is to be called again.
+func Drain(logger klog.Logger, excluded []netip.Prefix) (busy int, err error) {
+	return remove(newNotes(logger), excluded, true)
+}
+
+// remove removes in the order in which things depend on each other: rules use sets. In mode ipvs, the rules accept what ipvs
+// forwards, masquerade what this node sends from an address on the device, and keep others from the node's own ports at
+// those addresses; so they stay as long as the addresses.
+func remove(note *notes, excluded []netip.Prefix, patient bool) (busy int, err error) {
+	link, busy, err := removeServers(note, excluded, patient)
+	if patient && (busy > 0 || err != nil) {
+		return busy, err
+	}
+	errs := []error{err}
+	errs = append(errs, removeLegacy(note), removeFromNFTables(note), removeIPSets(note))
+	if link != nil {
+		if err := netlink.LinkDel(link); err != nil {
+			errs = append(errs, fmt.Errorf("delete device %s: %w", device, err))
+		} else {
+			note.removed("device "+device, "the device with its addresses")
+		}
+	}
+	return busy, errors.Join(errs...)
+}
+
+// removeServers removes virtual servers, if they are kube-proxy's, and from the device the addresses that have none. It returns how
+// many are in use, and the device, or nil.
+func removeServers(note *notes, excluded []netip.Prefix, patient bool) (link netlink.Link, busy int, err error) {
+	if n, err := countIPVS(excluded); n == 0 || err != nil {
+		return nil, 0, err
+	}
+	if link, err = findDevice(); err != nil {
+		return nil, 0, err
+	}
+	v, err := openIPVS(excluded)
+	if err != nil || v == nil {
+		return link, 0, err
+	}
+	left, removed, err := v.drain(patient)
+	if removed > 0 {
+		note.removed("ipvs", fmt.Sprintf("%d virtual servers; %d are in use", removed, len(left)))
+	}
+	if link != nil && len(left) > 0 {
+		err = errors.Join(err, removeAddresses(note, link, left))
+	}
+	return link, len(left), err
+}
+
+func removeAddresses(note *notes, link netlink.Link, servers []server) error {
+	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("list addresses of %s: %w", device, err)
+	}
+	removed := 0
+	for _, a := range addrs {
+		addr, _ := netip.AddrFromSlice(a.IP)
+		inUse := slices.ContainsFunc(servers, func(s server) bool { return s.addr == addr.Unmap() })
+		if inUse || addr.IsLinkLocalUnicast() {
+			continue
+		}
+		if err := netlink.AddrDel(link, &a); err != nil {
+			return fmt.Errorf("delete address %s of %s: %w", addr.Unmap(), device, err)
+		}
+		removed++
+	}
+	if removed > 0 {
+		note.removed("device "+device, fmt.Sprintf("%d addresses", removed))
+	}
+	return nil
+}
+
+// findDevice returns the device of mode ipvs, or nil.
+func findDevice() (netlink.Link, error) {
+	link, err := netlink.LinkByName(device)
+	var missing netlink.LinkNotFoundError
+	switch {
+	case errors.As(err, &missing):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("find device %s: %w", device, err)
+	case link.Type() != "dummy":
+		return nil, nil
+	}
+	return link, nil
+}
+
+// removeFromNFTables removes the chains of iptables-nft and the tables of mode nftables.
+func removeFromNFTables(note *notes) error {
+	conn, err := nft.Open()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return errors.Join(removeNFT(conn, note), removeTables(conn, note))
+}
+
+func removeTables(conn *nft.Conn, note *notes) error {
+	var errs []error
+	for _, f := range families {
+		found, err := conn.HasTable(f, apply.KubeProxyTable)
+		if err != nil || !found {
+			errs = append(errs, err)
+			continue
+		}
+		b := nft.NewBatch(0)
+		b.DeleteTable(f, apply.KubeProxyTable)
+		if err := conn.Commit(b); err != nil {
+			errs = append(errs, fmt.Errorf("delete table %s %s: %w", f, apply.KubeProxyTable, err))
+			continue
+		}
+		note.removed("nftables", fmt.Sprintf("table %s %s", f, apply.KubeProxyTable))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,139 @@
+//go:build twin
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// TestHealthIsThatOfKubeProxy starts both programs while their ports are taken, frees these, and asks for their health while all
+// happens to the Node that may make it ineligible.
+func TestHealthIsThatOfKubeProxy(t *testing.T) {
+	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, lab.Config{Pods: 1})
+	var seen [2][]string
+	for i, path := range []string{filepath.Join(bin, "kube-proxy"), program} {
+		t.Run(filepath.Base(path), func(t *testing.T) { seen[i] = asked{world: w, path: path, theirs: i == 0}.in(t).eligibility() })
+	}
+	if diff := cmp.Diff(seen[0], seen[1]); diff != "" {
+		t.Errorf("health (-kube-proxy +ours):\n%s", diff)
+	}
+	if n := len(seen[0]); n != 16 {
+		t.Errorf("%d answers, want 16", n)
+	}
+}
+
+// eligibility returns the answers of /healthz and /livez while the Node changes.
+func (a asked) eligibility() (seen []string) {
+	p := a.lateStart()
+	for _, state := range []struct {
+		name   string
+		make   func()
+		status int // of /healthz
+	}{
+		{"as it is", func() {}, http.StatusOK},
+		{"another taint", func() { a.taint("node.kubernetes.io/unreachable", corev1.TaintEffectNoExecute) }, http.StatusOK},
+		{"to be deleted", func() { a.taint("ToBeDeletedByClusterAutoscaler", corev1.TaintEffectNoSchedule) }, http.StatusServiceUnavailable},
+		{"not to be deleted", func() { a.apply(node()) }, http.StatusOK},
+		{"to be deleted, softly", func() { a.taint("ToBeDeletedByClusterAutoscaler", corev1.TaintEffectPreferNoSchedule) }, http.StatusServiceUnavailable},
+		{"as it was", func() { a.apply(node()) }, http.StatusOK},
+		{"deleted, waiting for a finalizer", a.doom, http.StatusServiceUnavailable},
+		{"made anew", func() { a.release(); a.apply(node()) }, http.StatusOK},
+	} {
+		state.make()
+		for path, want := range map[string]int{"/healthz": state.status, "/livez": http.StatusOK} {
+			url := "http://127.0.0.1:10256" + path
+			var r response
+			eventually(a, patience, func() error {
+				if r = a.request(http.MethodGet, url, nil, nil); r.status != want {
+					return fmt.Errorf("%s: %s answers %d, want %d", state.name, path, r.status, want)
+				}
+				return nil
+			})
+			seen = append(seen, fmt.Sprintf("%s: %s: %d %s %s", state.name, path, r.status, headersOf(r), steady(url, r.body)))
+		}
+	}
+	a.gone(p)
+	slices.Sort(seen)
+	return seen
+}
+
+// lateStart starts the program while its ports are taken, and frees them once it has said so.
+func (a asked) lateStart() *proxy.Program {
+	free := []func(){a.take("127.0.0.1:10249"), a.take("0.0.0.0:10256")}
+	p := a.run()
+	eventually(a, patience, func() error {
+		text, err := os.ReadFile(p.Log())
+		if n := strings.Count(string(text), "address already in use"); err == nil && n < 2 {
+			return fmt.Errorf("%d messages about ports that are taken", n)
+		}
+		return err
+	})
+	freed := time.Now()
+	for _, f := range free {
+		f()
+	}
+	for _, url := range []string{metricsPage, "http://127.0.0.1:10256/livez"} {
+		eventually(a, patience, func() error {
+			_, _, err := p.Get(a.Context(), url)
+			return err
+		})
+	}
+	if took := time.Since(freed); took > 8*time.Second {
+		a.Errorf("the ports are served %v after they were freed, want 5 s at most", took)
+	}
+	return p
+}
+
+func (a asked) taint(key string, effect corev1.TaintEffect) {
+	n := node()
+	n.Spec.Taints = []corev1.Taint{{Key: key, Effect: effect}}
+	a.apply(n)
+}
+
+// doom deletes the Node, which stays until it is released.
+func (a asked) doom() {
+	n := node()
+	n.Finalizers = []string{"example.com/test"}
+	a.apply(n)
+	a.delete(n)
+}
+
+func (a asked) release() {
+	patch := []byte(`{"metadata":{"finalizers":null}}`)
+	if _, err := a.api.Client().CoreV1().Nodes().Patch(a.Context(), nodeName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		a.Fatal(err)
+	}
+}
+
+// gone deletes the Node for good: that it is unknown changes nothing about how it was seen last.
+func (a asked) gone(p *proxy.Program) {
+	a.delete(node())
+	defer a.apply(node())
+	never(a, 300*time.Millisecond, func() error {
+		if status, _, err := p.Get(a.Context(), "http://127.0.0.1:10256/healthz"); err != nil || status != http.StatusOK {
+			return errors.Join(err, fmt.Errorf("status %d after the Node has gone", status))
+		}
+		return nil
+	})
+}

@@ -1,0 +1,150 @@
+//go:build twin
+
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// TestEventsAreThoseOfKubeProxy starts both programs, and lets them find ports taken, and compares the Events that they leave.
+func TestEventsAreThoseOfKubeProxy(t *testing.T) {
+	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, lab.Config{Pods: 1})
+	w.apply(checked(checkPort))
+	var seen [2][]string
+	for i, path := range []string{filepath.Join(bin, "kube-proxy"), program} {
+		t.Run(filepath.Base(path), func(t *testing.T) { seen[i] = asked{world: w, path: path, theirs: i == 0}.in(t).events() })
+	}
+	// What kube-proxy would write (app/server.go), if it didn't end before they get out.
+	for address, reason := range map[string]string{
+		"127.0.0.1:10249": "FailedToStartMetricServer", "0.0.0.0:10256": "FailedToStartProxierHealthcheck",
+	} {
+		const about = "%s is taken: in default: %s/StartKubeProxy about v1 Node /node-1 \"\": %s"
+		seen[0] = append(seen[0], fmt.Sprintf(about, address, "Normal Starting", ""),
+			fmt.Sprintf(about, address, "Warning "+reason, "listen tcp "+address+": bind: address already in use"))
+	}
+	slices.Sort(seen[0])
+	if diff := cmp.Diff(seen[0], seen[1]); diff != "" {
+		t.Errorf("Events (-kube-proxy +ours):\n%s", diff)
+	}
+}
+
+// events lives through what leads to Events, and returns those.
+func (a asked) events() (seen []string) {
+	live := func(what string, reasons []string, flags ...string) *proxy.Program {
+		a.forgetEvents()
+		p := a.run(flags...)
+		for _, e := range a.awaitEvents(reasons...) {
+			seen = append(seen, what+": "+e)
+		}
+		return p
+	}
+	live("a start", []string{"Starting"}).Kill()
+	live("another start", []string{"Starting"}).Kill()
+	for _, server := range []struct{ address, reason string }{
+		{"127.0.0.1:10249", "FailedToStartMetricServer"}, {"0.0.0.0:10256", "FailedToStartProxierHealthcheck"},
+	} {
+		address := server.address
+		free := a.take(address)
+		var reasons []string
+		if !a.theirs {
+			reasons = []string{"Starting", server.reason}
+		}
+		p := live(address+" is taken", reasons, "--bind-address-hard-fail")
+		select {
+		case <-p.Ended():
+		case <-time.After(patience):
+			a.Errorf("%s goes on though %s is taken", p, address)
+		}
+		if err := p.Wait(); err == nil || err.Error() != "exit status 1" {
+			a.Errorf("%s ends with %v when %s is taken, want status 1", p, err, address)
+		}
+		free()
+	}
+	defer a.take(fmt.Sprintf("%s:%d", a.Node.IPv4, checkPort))()
+	p := live("a health check node port is taken", []string{"Starting", "FailedToStartServiceHealthcheck"})
+	for _, want := range []string{"kubenftproxy_health_check_ports_failed", `kubenftproxy_problems_total{kind="Service"}`} {
+		if m, err := p.Metrics(a.Context()); err != nil || !a.theirs && m[want] != 1 {
+			a.Errorf("%s is %v, %v, want 1", want, m[want], err)
+		}
+	}
+	p.Kill()
+	slices.Sort(seen)
+	return seen
+}
+
+// take listens on an address of the node until it is freed.
+func (a asked) take(address string) (free func()) {
+	a.Helper()
+	var taken net.Listener
+	err := a.Node.Do(func() (err error) {
+		taken, err = net.Listen("tcp4", address)
+		return err
+	})
+	if err != nil {
+		a.Fatal(err)
+	}
+	return func() { _ = taken.Close() }
+}
+
+func (a asked) forgetEvents() {
+	a.Helper()
+	if err := a.api.Client().EventsV1().Events("default").DeleteCollection(a.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		a.Fatal(err)
+	}
+}
+
+// awaitEvents waits until there is an Event for each of the reasons, and returns all that there are.
+func (a asked) awaitEvents(reasons ...string) (found []string) {
+	a.Helper()
+	eventually(a, patience, func() error {
+		list, err := a.api.Client().EventsV1().Events("").List(a.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		found = nil
+		for i := range list.Items {
+			found = append(found, a.describe(&list.Items[i]))
+		}
+		for _, reason := range reasons {
+			if !strings.Contains(strings.Join(found, "\n"), " "+reason+"/") {
+				return fmt.Errorf("no Event %s in %q", reason, found)
+			}
+		}
+		return nil
+	})
+	return found
+}
+
+// cause is that part of a note which comes from the system: the words around it are each program's own.
+var cause = regexp.MustCompile(`listen tcp.*$`)
+
+// describe tells what an Event says, and checks by whom it is.
+func (a asked) describe(e *eventsv1.Event) string {
+	name := filepath.Base(a.path)
+	if e.ReportingController != name || !strings.HasPrefix(e.ReportingInstance, name+"-") {
+		a.Errorf("Event %s is reported by %s of %s, want %s", e.Reason, e.ReportingInstance, e.ReportingController, name)
+	}
+	r := e.Regarding
+	return fmt.Sprintf("in %s: %s %s/%s about %s %s %s/%s %q: %s",
+		e.Namespace, e.Type, e.Reason, e.Action, r.APIVersion, r.Kind, r.Namespace, r.Name, r.UID, cause.FindString(e.Note))
+}

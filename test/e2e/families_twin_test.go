@@ -1,0 +1,40 @@
+//go:build twin
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// TestFamiliesThatTheHostHasNotAsKubeProxy starts both programs on a node without IPv6, with pods that have only that: both
+// refuse, for the same reason.
+func TestFamiliesThatTheHostHasNotAsKubeProxy(t *testing.T) {
+	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, lab.Config{})
+	if err := w.Node.Sysctl("ipv6/conf/all/disable_ipv6", "1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{filepath.Join(bin, "kube-proxy"), program} {
+		p := asked{world: w, path: path}.run("--cluster-cidr=fd00:10:244::/56")
+		select {
+		case <-p.Ended():
+		case <-time.After(patience):
+			t.Fatalf("%s goes on", p)
+		}
+		const why = "kube-proxy configuration is incorrect: cluster is IPv4-only but clusterCIDRs contains only IPv6 addresses"
+		if err := p.Wait(); err == nil || err.Error() != "exit status 1" || !strings.Contains(p.LogTail(3), why) ||
+			!strings.Contains(p.LogTail(3), `"Error running ProxyServer"`) {
+			t.Errorf("%s ends with %v, want status 1 and %q:\n%s", p, err, why, p.LogTail(3))
+		}
+	}
+}

@@ -1,0 +1,251 @@
+//go:build twin
+
+package switchover
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	apiserver "github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/twin"
+)
+
+// nodeName is the name of each lab's node.
+const nodeName = "node-1"
+
+const (
+	servicePort = 80
+	webNodePort = 30080
+	fillers     = 100
+)
+
+// The addresses of the Services web, changing and sticky.
+var (
+	webIPs      = []string{"10.96.0.10", "fd00:10:96::10"}
+	balancerIPs = []string{"198.51.100.10", "2001:db8:1::10"}
+	changingIPs = []string{"10.96.0.11", "fd00:10:96::11"}
+	stickyIPs   = []string{"10.96.0.12", "fd00:10:96::12"}
+)
+
+// nodeIPs are those that the node of every lab has.
+var nodeIPs = []string{"192.0.2.1", "2001:db8::1"}
+
+// cluster is an API server with its objects, and the programs that follow it.
+type cluster struct {
+	*apiserver.Cluster
+	kubeProxy, ours string
+	kubeconfig      string
+	life            context.Context
+	// added counts the Services made after switches, changes those of the Service changing.
+	added, changes int
+}
+
+// newCluster builds the programs, starts an API server and makes the objects.
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	c := &cluster{life: t.Context()}
+	var err error
+	if c.kubeProxy, c.ours, err = twin.Build(t.Context(), t.TempDir(), os.Stderr); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if c.Cluster, err = apiserver.Start(t.Context(), apiserver.Config{Dir: filepath.Join(dir, "cluster")}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Stop)
+	c.kubeconfig = filepath.Join(dir, "kubeconfig")
+	if err := c.Kubeconfig(c.kubeconfig, false); err != nil {
+		t.Fatal(err)
+	}
+	objects := []runtime.Object{thisNode(), changing(), web()}
+	objects = append(objects, endpoints("web", 0, 1, remote)...)
+	objects = append(objects, endpoints("changing", 0)...)
+	for i := range fillers {
+		name := fmt.Sprintf("filler-%d", i)
+		objects = append(objects, service(name))
+		objects = append(objects, endpoints(name, 50+i, 51+i, remote)...)
+	}
+	sticky := service("sticky", stickyIPs...)
+	sticky.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	objects = append(append(objects, sticky), endpoints("sticky", 0, 1, remote)...)
+	c.apply(t, objects...)
+	return c
+}
+
+func (c *cluster) apply(t *testing.T, objects ...runtime.Object) {
+	t.Helper()
+	if err := c.Apply(t.Context(), objects...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// targets are all addresses of the Service web: cluster IP, node port and load-balancer IP, in both families.
+func targets() []netip.AddrPort {
+	var out []netip.AddrPort
+	for f := range model.Families {
+		out = append(out, at(webIPs[f], servicePort), at(nodeIPs[f], webNodePort), at(balancerIPs[f], servicePort))
+	}
+	return out
+}
+
+func at(ip string, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParseAddr(ip), port)
+}
+
+func thisNode() *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
+	for _, ip := range nodeIPs {
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip})
+	}
+	return n
+}
+
+// service is a Service of both families with a port for each protocol.
+func service(name string, ips ...string) *corev1.Service {
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name},
+		Spec: corev1.ServiceSpec{
+			ClusterIPs: ips, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
+			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack),
+			Ports: []corev1.ServicePort{
+				{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort},
+				{Name: "udp", Protocol: corev1.ProtocolUDP, Port: servicePort},
+			},
+		},
+	}
+	if len(ips) > 0 {
+		s.Spec.ClusterIP = ips[0]
+	}
+	return s
+}
+
+// web is the Service to which the traffic goes.
+func web() *corev1.Service {
+	s := service("web", webIPs...)
+	s.Spec.Type = corev1.ServiceTypeLoadBalancer
+	for i := range s.Spec.Ports {
+		s.Spec.Ports[i].NodePort = webNodePort
+	}
+	for _, ip := range balancerIPs {
+		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
+	}
+	return s
+}
+
+// changing is the Service whose one endpoint is replaced after a switch.
+func changing() *corev1.Service { return service("changing", changingIPs...) }
+
+// remote stands for the pod that is elsewhere.
+const remote = -1
+
+// endpoints are the EndpointSlices of a Service: endpoints are pods of the lab by their number, or that elsewhere.
+func endpoints(name string, pods ...int) (out []runtime.Object) {
+	for f, kind := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		s := &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: metav1.NamespaceDefault, Name: name + "-" + strings.ToLower(string(kind)),
+				Labels: map[string]string{discoveryv1.LabelServiceName: name},
+			},
+			AddressType: kind,
+			Ports: []discoveryv1.EndpointPort{
+				{Name: new("tcp"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(echoPort))},
+				{Name: new("udp"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(echoPort))},
+			},
+		}
+		for _, pod := range pods {
+			// As in the lab: pod-0 is 10.244.0.10 and fd00:10:244::10, and so on in hexadecimal.
+			ip, host := []string{fmt.Sprintf("10.244.0.%d", 10+pod), fmt.Sprintf("fd00:10:244::%x", 0x10+pod)}[f], nodeName
+			if pod == remote {
+				ip, host = []string{"10.244.1.10", "fd00:10:244:1::10"}[f], "node-2"
+			}
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+				Addresses: []string{ip}, NodeName: &host, Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
+			})
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// effective is how soon a change has to be in effect: kube-proxy syncs once a second.
+const effective = 3 * time.Second
+
+// change replaces the endpoint of one Service and makes another one, and returns how long it takes until new connections go
+// where they belong, or what is still wrong after a while.
+func (n *node) change(t *testing.T, within time.Duration) (took time.Duration, wrong error) {
+	t.Helper()
+	n.added++
+	name, begin := fmt.Sprintf("added-%d", n.added), time.Now()
+	ip4, ip6 := fmt.Sprintf("10.96.0.%d", 100+n.added), fmt.Sprintf("fd00:10:96::%x", 0x100+n.added)
+	pod := n.replace(t)
+	n.apply(t, append([]runtime.Object{service(name, ip4, ip6)}, endpoints(name, remote)...)...)
+	for {
+		wrong = n.reached(t, n.Pods[pod].Name, changingIPs...)
+		if wrong == nil {
+			wrong = n.reached(t, n.Remotes[0].Name, ip4, ip6)
+		}
+		if took = time.Since(begin); wrong == nil || took > within {
+			return took, wrong
+		}
+		sleepUntil(t.Context(), time.Now().Add(10*time.Millisecond))
+	}
+}
+
+// replace gives the Service changing another endpoint, and returns which pod it is.
+func (n *node) replace(t *testing.T) (pod int) {
+	t.Helper()
+	n.changes++
+	pod = n.changes % 2
+	n.apply(t, endpoints("changing", pod)...)
+	return pod
+}
+
+// reached returns an error if somebody else answers at Services' addresses, or nobody: from outside, the node and a pod.
+func (n *node) reached(t *testing.T, server string, ips ...string) error {
+	t.Helper()
+	for _, ip := range ips {
+		for _, from := range []*lab.Host{n.Client, n.Node, n.caller()} {
+			answer := from.Probe(t.Context(), model.TCP, at(ip, servicePort), lab.Options{})
+			if answer.Server != server {
+				return fmt.Errorf("%s -> %s: %s, want %s", from.Name, ip, answer, server)
+			}
+		}
+	}
+	return nil
+}
+
+// pins asks the Service with session affinity from outside, the node and a pod, and returns who answers each. It fails if one
+// caller is answered by more than one server.
+func (n *node) pins(t *testing.T) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, ip := range stickyIPs {
+		for _, from := range []*lab.Host{n.Client, n.Node, n.caller()} {
+			const times = 5
+			servers, err := from.Spread(t.Context(), model.TCP, at(ip, servicePort), times, lab.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(servers) != 1 {
+				t.Errorf("session affinity: %s -> %s: %v", from.Name, ip, servers)
+			}
+			for server := range servers {
+				out[from.Name+" -> "+ip] = server
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,326 @@
+//go:build twin
+
+package switchover
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
+	"github.com/kube-nftproxy/kube-nftproxy/test/twin"
+)
+
+// mode is how kube-proxy works on a node.
+type mode struct {
+	name string
+	// flag is its --proxy-mode.
+	flag string
+	// iptables is the program that iptables and its siblings are; empty where kube-proxy does without.
+	iptables string
+}
+
+var modes = []mode{
+	{name: "nftables", flag: "nftables"},
+	{name: "iptables-nft", flag: "iptables", iptables: "xtables-nft-multi"},
+	{name: "iptables-legacy", flag: "iptables", iptables: "xtables-legacy-multi"},
+}
+
+// node is the node of a lab, on which one of two programs runs.
+type node struct {
+	*lab.Lab
+	*cluster
+	mode mode
+	// dir holds the programs' logs, and tools the programs iptables and its siblings.
+	dir, tools string
+	running    *program.Program
+	// logged is how long the log was when the program was started.
+	logged  int64
+	traffic *traffic
+	// foreign are the rules that are neither program's.
+	foreign string
+}
+
+// newNode makes a lab whose node reaches the API server, with servers, rules of others, and nothing else.
+func newNode(t *testing.T, c *cluster, m mode) *node {
+	t.Helper()
+	n := &node{Lab: lab.ForTest(t, lab.Config{Pods: 4, Remotes: 1, Clients: 2}), cluster: c, mode: m, dir: t.TempDir()}
+	forward, err := twin.Forward(n.Node, c.Server())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if n.running != nil {
+			n.running.Kill()
+		}
+		if err := forward.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	n.linkTools(t)
+	serve(t, n.servers()...)
+	n.addForeign(t)
+	return n
+}
+
+// servers are the endpoints of the Service web: two here and one elsewhere. A pod is left that only calls.
+func (n *node) servers() []*lab.Host { return []*lab.Host{n.Pods[0], n.Pods[1], n.Remotes[0]} }
+
+// caller is that pod.
+func (n *node) caller() *lab.Host { return n.Pods[3] }
+
+// linkTools makes the folder in which both programs find iptables.
+func (n *node) linkTools(t *testing.T) {
+	t.Helper()
+	n.tools = filepath.Join(n.dir, "tools")
+	if err := os.Mkdir(n.tools, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if n.mode.iptables == "" {
+		return
+	}
+	multi, err := exec.LookPath(n.mode.iptables)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			if err := os.Symlink(multi, filepath.Join(n.tools, name+suffix)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// env is what a program of this node runs with. The lock of iptables-legacy would be that of the whole machine.
+func (n *node) env() []string {
+	return []string{
+		"PATH=" + n.tools + string(filepath.ListSeparator) + os.Getenv("PATH"),
+		"XTABLES_LOCKFILE=" + filepath.Join(n.dir, "xtables.lock"),
+	}
+}
+
+// exec runs a program on the node with its environment.
+func (n *node) exec(t *testing.T, path string, args ...string) string {
+	t.Helper()
+	if found := filepath.Join(n.tools, path); !filepath.IsAbs(path) && exists(found) {
+		path = found
+	}
+	cmd := n.Node.Command(t.Context(), path, args...)
+	cmd.Env = append(os.Environ(), n.env()...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %q: %v: %s", path, args, err, out)
+	}
+	return string(out)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// log is a program's log; each start appends.
+func (n *node) log(path string) string { return filepath.Join(n.dir, filepath.Base(path)+".log") }
+
+// launch starts a program, as the DaemonSet would: both are given the same flags.
+func (n *node) launch(t *testing.T, path string) *program.Program {
+	t.Helper()
+	n.logged = 0
+	if info, err := os.Stat(n.log(path)); err == nil {
+		n.logged = info.Size()
+	}
+	p, err := program.Start(context.WithoutCancel(t.Context()), program.Config{
+		Host: n.Node, Path: path, Env: n.env(), Log: n.log(path), Args: []string{
+			"--kubeconfig=" + n.kubeconfig, "--hostname-override=" + nodeName, "--proxy-mode=" + n.mode.flag, "--v=2",
+			"--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
+			// These would set what belongs to the whole machine.
+			"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// settling is how long a program may take to do what it does in a second on a machine with nothing else to do.
+const settling = 20 * time.Second
+
+// start starts a program, and returns how long it takes until it has synced.
+func (n *node) start(t *testing.T, path string) time.Duration {
+	t.Helper()
+	n.running = n.launch(t, path)
+	ctx, cancel := context.WithTimeout(t.Context(), settling)
+	defer cancel()
+	synced, err := n.running.AwaitSync(ctx, n.running.Started())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return synced.Sub(n.running.Started())
+}
+
+// stop ends the program as the kubelet does, and waits until it is gone.
+func (n *node) stop(t *testing.T) { n.signal(t, syscall.SIGTERM) }
+
+func (n *node) signal(t *testing.T, s os.Signal) {
+	t.Helper()
+	if n.running == nil {
+		return
+	}
+	if err := n.running.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+	_ = n.running.Wait() // kube-proxy dies of SIGTERM
+	n.running = nil
+}
+
+// begin brings the node to where only one program has ever been, unless it is there, and sees to traffic that has begun.
+func (n *node) begin(t *testing.T, path string) {
+	t.Helper()
+	clean := n.leftKubeProxy(t) == "" || path == n.kubeProxy
+	clean = clean && (n.leftOurs(t) == "" || path == n.ours)
+	if n.running == nil || filepath.Base(path) != n.running.String() || !clean {
+		n.stop(t)
+		n.exec(t, n.ours, "--cleanup")
+		n.exec(t, n.kubeProxy, "--cleanup")
+		n.start(t, path)
+	}
+	if n.traffic != nil {
+		return
+	}
+	var err error
+	n.traffic, err = newTraffic(n.life, n.Client, n.Clients[1], []*lab.Host{n.Clients[1], n.Node, n.caller()}, targets())
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// leftOurs lists our tables.
+func (n *node) leftOurs(t *testing.T) string {
+	t.Helper()
+	return grep(nft(t, n.Node, "list tables"), func(line string) bool { return strings.Contains(line, " kube-nftproxy") })
+}
+
+// leftKubeProxy lists kube-proxy's tables and chains, and the rules that lead to them.
+func (n *node) leftKubeProxy(t *testing.T) string {
+	t.Helper()
+	tables := grep(nft(t, n.Node, "list tables"), func(line string) bool { return strings.HasSuffix(line, " kube-proxy") })
+	return tables + grep(n.iptables(t), ofKubeProxy)
+}
+
+// iptables lists all rules of iptables in both families.
+func (n *node) iptables(t *testing.T) string {
+	t.Helper()
+	if n.mode.iptables == "" {
+		return ""
+	}
+	return n.exec(t, "iptables-save") + n.exec(t, "ip6tables-save")
+}
+
+// ofKubelet matches the names of the kubelet's chains. kube-proxy fills the first of them, too, and leaves it alone when it
+// clears up.
+var ofKubelet = regexp.MustCompile("KUBE-FIREWALL|KUBE-KUBELET-CANARY|KUBE-IPTABLES-HINT")
+
+// ofKubeProxy tells whether a line of iptables-save is about a chain of kube-proxy's.
+func ofKubeProxy(line string) bool {
+	return strings.Contains(ofKubelet.ReplaceAllString(line, ""), "KUBE-")
+}
+
+// grep returns the lines that are wanted.
+func grep(text string, want func(line string) bool) string {
+	var out []string
+	for line := range strings.Lines(text) {
+		if want(strings.TrimSuffix(line, "\n")) {
+			out = append(out, line)
+		}
+	}
+	return strings.Join(out, "")
+}
+
+// addForeign makes rules and chains that neither program may touch: those of an administrator, a network plugin and a kubelet.
+// They are about an address that nobody has: a masqueraded connection may have any port.
+func (n *node) addForeign(t *testing.T) {
+	t.Helper()
+	nft(t, n.Node, `table inet admin {
+		set blocked { type ipv4_addr; elements = { 203.0.113.9 } }
+		chain forward { type filter hook forward priority 10; ip saddr @blocked drop; }
+		chain prerouting { type nat hook prerouting priority dstnat; ip daddr 203.0.113.9 tcp dport 99 redirect to :98; }
+	}`)
+	if n.mode.iptables != "" {
+		for name, addr := range map[string]string{"iptables": "203.0.113.9", "ip6tables": "2001:db8:9::9"} {
+			for _, args := range []string{
+				"-t nat -N CNI-HOSTPORT", "-t nat -A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT",
+				"-t nat -A CNI-HOSTPORT -p tcp -s %s --dport 97 -j REDIRECT --to-ports 96", "-t nat -A POSTROUTING -d %s -j MASQUERADE",
+				"-A FORWARD -d %s -j DROP", "-t mangle -A PREROUTING -d %s -j DROP",
+				"-t mangle -N KUBE-KUBELET-CANARY", "-t mangle -N KUBE-IPTABLES-HINT",
+			} {
+				n.exec(t, name, append([]string{"-w"}, strings.Fields(strings.ReplaceAll(args, "%s", addr))...)...)
+			}
+		}
+	}
+	n.foreign = n.others(t)
+}
+
+// others lists all rules but those of the two programs.
+func (n *node) others(t *testing.T) string {
+	t.Helper()
+	return nft(t, n.Node, "list table inet admin") + grep(n.iptables(t), func(line string) bool {
+		return (strings.HasPrefix(line, ":") || strings.HasPrefix(line, "-A")) && !ofKubeProxy(line) &&
+			!strings.Contains(line, "KUBE-FIREWALL")
+	})
+}
+
+// checkForeign fails if the rules of others are not what they were. The counters of iptables-save are of no interest.
+func (n *node) checkForeign(t *testing.T) {
+	t.Helper()
+	without := func(text string) []string {
+		var out []string
+		for line := range strings.Lines(text) {
+			if chain, _, found := strings.Cut(line, " ["); found && strings.HasPrefix(line, ":") {
+				line = chain
+			}
+			out = append(out, strings.TrimSpace(line))
+		}
+		return slices.DeleteFunc(out, func(l string) bool { return builtin(l) })
+	}
+	if diff := cmp.Diff(without(n.foreign), without(n.others(t))); diff != "" {
+		t.Errorf("rules of others (-want +got):\n%s", diff)
+	}
+}
+
+// builtin tells whether a line is a chain of iptables itself, which come with the first rule of their table.
+func builtin(line string) bool {
+	return strings.HasPrefix(line, ":") && strings.HasSuffix(line, " ACCEPT")
+}
+
+// awaitGone waits until list finds nothing, and returns how long that took.
+func awaitGone(t *testing.T, list func(*testing.T) string) (took time.Duration, left string) {
+	t.Helper()
+	for begin := time.Now(); ; sleepUntil(t.Context(), time.Now().Add(200*time.Millisecond)) {
+		left, took = list(t), time.Since(begin)
+		if left == "" || took > settling {
+			return took, left
+		}
+	}
+}
+
+// lines is the beginning of a text that may be long.
+func lines(text string, n int) string {
+	all := strings.SplitAfter(text, "\n")
+	if len(all) <= n {
+		return text
+	}
+	return fmt.Sprintf("%s… and %d lines more", strings.Join(all[:n], ""), len(all)-n)
+}

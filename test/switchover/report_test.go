@@ -1,0 +1,151 @@
+//go:build twin
+
+package switchover
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// row is what is known of one switch.
+type row struct {
+	*figures
+	mode mode
+	// title is what was done.
+	title string
+	// gap says that nobody serves new connections for a while, by nature.
+	gap bool
+	// stale says that changes aren't in effect until our rules' lease has run out.
+	stale bool
+	// repinned counts clients with session affinity, of six, that are with another endpoint afterwards.
+	repinned int
+	// start is from the start of the program to its first sync, clean until what the other left is gone, change until a change
+	// of the API is in effect.
+	start, clean, change time.Duration
+}
+
+// failures counts attempts that failed.
+func (r *row) failures() int { return len(r.tcp.failures) + len(r.udp.failures) }
+
+// describe lists failures by protocol and kind, and when they happened.
+func (r *row) describe() string {
+	var out []string
+	for name, tally := range map[string]*tally{"TCP": r.tcp, "UDP": r.udp} {
+		for kind, count := range tally.kinds() {
+			out = append(out, fmt.Sprintf("%s %s: %d", name, kind, count))
+		}
+		for to, count := range tally.targets() {
+			out = append(out, fmt.Sprintf("%s to %s: %d", name, to, count))
+		}
+		if first, last := tally.span(); len(tally.failures) > 0 {
+			out = append(out, fmt.Sprintf("%s from %s to %s", name, first.Format("05.000"), last.Format("05.000")))
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, ", ")
+}
+
+// targets counts the failures by where they went.
+func (t *tally) targets() map[string]int {
+	out := map[string]int{}
+	for _, f := range t.failures {
+		out[f.to.String()]++
+	}
+	return out
+}
+
+// span returns the times of the first and the last failure.
+func (t *tally) span() (first, last time.Time) {
+	for i, f := range t.failures {
+		if i == 0 || f.at.Before(first) {
+			first = f.at
+		}
+		if f.at.After(last) {
+			last = f.at
+		}
+	}
+	return first, last
+}
+
+// outage is the time between the first and the last failure of either protocol.
+func (r *row) outage() time.Duration {
+	all := &tally{failures: slices.Concat(r.tcp.failures, r.udp.failures)}
+	first, last := all.span()
+	return last.Sub(first)
+}
+
+// String is the row in words.
+func (r *row) String() string {
+	return fmt.Sprintf("%d TCP connections (failed: %v, answered by %s), %d UDP requests (failed: %v), %d flows (%d old): %d messages, lost %d, "+
+		"moved %d, retransmitted %d, broken %d; started in %v, gone after %v, change in effect after %v, %d of 6 clients pinned to another endpoint",
+		r.tcp.made, r.tcp.kinds(), counts(r.tcp.servers), r.udp.made, r.udp.kinds(), r.flows, r.old, r.sent, r.lost, r.moved, r.retransmitted,
+		len(r.broken), round(r.start), round(r.clean), round(r.change), r.repinned)
+}
+
+func counts(m map[string]int) string {
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		out = append(out, fmt.Sprintf("%s %d", name, m[name]))
+	}
+	return strings.Join(out, ", ")
+}
+
+func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
+
+// report gathers the rows.
+type report struct{ rows []row }
+
+func (r *report) add(one row) { r.rows = append(r.rows, one) }
+
+// table is the report in Markdown.
+func (r *report) table() string {
+	s := fmt.Sprintf("kube-proxy v1.36.3, %d Services, IPv4 and IPv6; in each row 1,000 new TCP connections and 200 new UDP requests a second, "+
+		"and %d flows that were there before. *For* is from the first failure to the last, *gone* until nothing is left of the program before, "+
+		"*change* until a new Service and a replaced endpoint are in effect for new connections.\n\n", fillers+3, r.flows()) +
+		"| mode of kube-proxy | switch | connections | failed | requests | failed | for | flows broken | datagrams lost | gone | change |\n" +
+		"|---|---|---|---|---|---|---|---|---|---|---|\n"
+	for _, row := range r.rows {
+		outage, change, clean := "", round(row.change).String(), ""
+		if row.failures() > 0 {
+			outage = round(row.outage()).String()
+		}
+		if row.stale {
+			change = "with the lease"
+		}
+		if row.clean > 0 {
+			clean = round(row.clean).String()
+		}
+		s += fmt.Sprintf("| %s | %s | %d | %d | %d | %d | %s | %d | %d | %s | %s |\n", row.mode.name, row.title, row.tcp.made, len(row.tcp.failures),
+			row.udp.made, len(row.udp.failures), outage, len(row.broken), row.lost, clean, change)
+	}
+	return s
+}
+
+// flows is how many there are in every row.
+func (r *report) flows() int {
+	if len(r.rows) == 0 {
+		return 0
+	}
+	return r.rows[0].figures.flows
+}
+
+// publish puts the table between the two markers of a page of the repository.
+func (r *report) publish(folder string) error {
+	const begin, end = "<!-- switchover -->\n", "<!-- /switchover -->\n"
+	page := filepath.Join(folder, "docs/migrating.md")
+	b, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	before, rest, begins := strings.Cut(string(b), begin)
+	_, after, ends := strings.Cut(rest, end)
+	if !begins || !ends {
+		return fmt.Errorf("publish in %s: no lines %q and %q", page, begin, end)
+	}
+	return os.WriteFile(page, []byte(before+begin+r.table()+end+after), 0o644)
+}

@@ -1,0 +1,238 @@
+package switchover
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// traffic is what runs beside a switch.
+type traffic struct {
+	loads map[model.Protocol]*load
+	// old are flows that stay for all switches; those that broke are opened anew for the next.
+	old []*flow
+	// fresh are the ends of flows that are opened for each switch.
+	fresh []ends
+	// margin is how long there is traffic and nothing going on, before a switch and after it.
+	margin time.Duration
+	// life ends the old flows.
+	life context.Context
+}
+
+// ends says from where to where a flow goes.
+type ends struct {
+	from  *lab.Host
+	proto model.Protocol
+	to    netip.AddrPort
+}
+
+// newTraffic makes loads from one host to all targets, and opens flows to all of them from the hosts of old.
+func newTraffic(ctx context.Context, loader *lab.Host, fresh *lab.Host, old []*lab.Host, targets []netip.AddrPort) (*traffic, error) {
+	t := &traffic{life: ctx, margin: time.Second, loads: map[model.Protocol]*load{
+		model.TCP: {host: loader, proto: model.TCP, targets: targets, every: time.Millisecond},
+		model.UDP: {host: loader, proto: model.UDP, targets: targets, every: 5 * time.Millisecond},
+	}}
+	for _, to := range targets {
+		for proto := range t.loads {
+			t.fresh = append(t.fresh, ends{fresh, proto, to})
+			for _, from := range old {
+				f, err := openFlow(ctx, from, proto, to)
+				if err != nil {
+					return nil, err
+				}
+				t.old = append(t.old, f)
+			}
+		}
+	}
+	return t, nil
+}
+
+// figures are what the traffic noticed.
+type figures struct {
+	// tcp and udp are the tallies of the loads.
+	tcp, udp *tally
+	// flows counts the flows, old those that were older than the switch before.
+	flows, old int
+	flowCounts
+	// broken says why connections ended, losses what became of messages without an answer.
+	broken []error
+	losses []string
+}
+
+// during has all traffic flow, runs f in the midst of it, and tells what was noticed. An error means that the traffic could
+// not be made.
+func (t *traffic) during(ctx context.Context, f func()) (*figures, error) {
+	before, err := t.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	out := &figures{old: len(t.old), flows: len(before)}
+	type result struct {
+		*tally
+		err error
+	}
+	results := map[model.Protocol]chan result{}
+	for proto, l := range t.loads {
+		c := make(chan result, 1)
+		results[proto] = c
+		go func() {
+			tally, err := l.run(ctx)
+			c <- result{tally, err}
+		}()
+	}
+	rest := func() { sleepUntil(ctx, time.Now().Add(t.margin)) }
+	rest()
+	f()
+	rest()
+	stop()
+	for f, was := range before {
+		now, broken := f.counts()
+		out.flowCounts = out.plus(now.minus(was))
+		out.losses = append(out.losses, f.forget()...)
+		if broken != nil {
+			out.broken = append(out.broken, broken)
+		}
+		if !slices.Contains(t.old, f) {
+			f.close()
+		}
+	}
+	tcp, udp := <-results[model.TCP], <-results[model.UDP]
+	out.tcp, out.udp = tcp.tally, udp.tally
+	for _, r := range []result{tcp, udp} {
+		if r.err != nil {
+			return out, r.err
+		}
+	}
+	return out, nil
+}
+
+// open opens what is missing, and returns the counts of all flows.
+func (t *traffic) open(ctx context.Context) (map[*flow]flowCounts, error) {
+	counts := map[*flow]flowCounts{}
+	for i, f := range t.old {
+		if _, broken := f.counts(); broken != nil {
+			anew, err := openFlow(t.life, f.from, f.proto, f.to)
+			if err != nil {
+				return nil, err
+			}
+			t.old[i] = anew
+		}
+		counts[t.old[i]], _ = t.old[i].counts()
+	}
+	for _, e := range t.fresh {
+		f, err := openFlow(ctx, e.from, e.proto, e.to)
+		if err != nil {
+			return nil, err
+		}
+		counts[f] = flowCounts{}
+	}
+	return counts, nil
+}
+
+// TestTrafficNoticesFailures sends traffic straight to a pod, and has it fail in all ways that there are.
+func TestTrafficNoticesFailures(t *testing.T) {
+	l := lab.ForTest(t, lab.Config{Pods: 1})
+	server := l.Pods[0]
+	serve(t, server)
+	targets := []netip.AddrPort{netip.AddrPortFrom(server.IPv4, echoPort), netip.AddrPortFrom(server.IPv6, echoPort)}
+	traffic, err := newTraffic(t.Context(), l.Client, l.Client, []*lab.Host{l.Node}, targets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	traffic.margin = 400 * time.Millisecond
+	table := "add table inet x; add chain inet x f { type filter hook forward priority 0; policy accept; }; "
+	for _, tc := range []struct {
+		name  string
+		rule  string
+		kinds map[model.Protocol]string
+		// lossy is whether flows lose something.
+		lossy bool
+	}{
+		{name: "all is well"},
+		{"refused", "add rule inet x f tcp flags & (syn|ack) == syn reject with tcp reset; add rule inet x f meta l4proto udp reject",
+			map[model.Protocol]string{model.TCP: "refused", model.UDP: "refused"}, true},
+		{"refused by ICMP", "add rule inet x f tcp flags & (syn|ack) == syn reject",
+			map[model.Protocol]string{model.TCP: "refused"}, false},
+		{"segments lost later", "add rule inet x f tcp dport 8080 tcp flags & (syn|psh) == psh drop",
+			map[model.Protocol]string{model.TCP: "segment lost"}, true},
+		{"all lost", "add rule inet x f drop", map[model.Protocol]string{model.TCP: "segment lost", model.UDP: "timeout"}, true},
+		{"reset later", "add rule inet x f tcp dport 8080 tcp flags & (syn|psh) == psh reject with tcp reset", map[model.Protocol]string{model.TCP: "reset"}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			figures, err := traffic.during(t.Context(), func() {
+				if tc.rule != "" {
+					nft(t, l.Node, table+tc.rule)
+					sleepUntil(t.Context(), time.Now().Add(500*time.Millisecond))
+					nft(t, l.Node, "delete table inet x")
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for proto, tally := range map[model.Protocol]*tally{model.TCP: figures.tcp, model.UDP: figures.udp} {
+				want := map[string]int{}
+				if kind := tc.kinds[proto]; kind != "" {
+					want[kind] = tally.kinds()[kind]
+					if want[kind] < 10 || want[kind] > tally.made*2/3 {
+						t.Errorf("%s: %d of %d failed, want about a third", proto, want[kind], tally.made)
+					}
+				}
+				got := tally.kinds()
+				if tc.kinds[proto] == "reset" {
+					delete(got, "segment lost") // a reset that came too early for its connection, just before the rule went
+				}
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("%s: failures (-want +got):\n%s", proto, diff)
+				}
+				if got := tally.servers[server.Name] + len(tally.failures); got != tally.made || tally.made < 100 {
+					t.Errorf("%s: %d attempts, of which %d have an end", proto, tally.made, got)
+				}
+			}
+			if lossy := figures.lost+figures.retransmitted > 0; lossy != tc.lossy {
+				t.Errorf("flows: lost %d messages, sent %d segments again; want some: %t", figures.lost, figures.retransmitted, tc.lossy)
+			}
+			if figures.sent < 50 || figures.flows != 8 {
+				t.Errorf("%d flows, %d messages", figures.flows, figures.sent)
+			}
+		})
+	}
+}
+
+// serve starts servers of both protocols.
+func serve(t *testing.T, hosts ...*lab.Host) {
+	t.Helper()
+	for _, h := range hosts {
+		if _, err := h.Serve(model.UDP, echoPort); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := h.ServeEcho(echoPort); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// nft runs commands of nft on a host.
+func nft(t *testing.T, h *lab.Host, commands string) string {
+	t.Helper()
+	return run(t, h, "nft", commands)
+}
+
+// run runs a program on a host.
+func run(t *testing.T, h *lab.Host, name string, args ...string) string {
+	t.Helper()
+	out, err := h.Command(t.Context(), name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatal(fmt.Errorf("%s %q on %s: %w: %s", name, args, h.Name, err, out))
+	}
+	return string(out)
+}
