@@ -32,11 +32,11 @@ test-twin: ## the same packets through the rules of the real kube-proxy, which i
 test-kernels: ## tests on other kernels, in virtual machines (root)
 	hack/kernels.sh
 
-bench: ## benchmarks (root), in the format of benchstat; COUNT=10 repeats them
-	hack/bench.sh
+bench: ## kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; OUTPUT=. publishes it
+	QUICK='$(QUICK)' OUTPUT='$(OUTPUT)' hack/bench.sh
 
-compare: ## kube-proxy and kube-nftproxy on one cluster, in one run (root); SERVICES=10000, OUTPUT=. publishes it
-	hack/compare.sh
+bench-stages: ## benchmarks of each stage (root), in the format of benchstat; COUNT=10 repeats them
+	hack/stages.sh
 
 lint: ## gofmt, go vet, staticcheck, errcheck, go mod tidy
 	hack/test.sh lint
@@ -50,4 +50,4 @@ update: ## rewrite what tests compare with: goldens, and the table of flags in R
 clean: ## delete bin/
 	rm -rf bin
 
-.PHONY: help build image demo test test-unit test-netns test-e2e test-twin test-kernels bench compare lint verify update clean
+.PHONY: help build image demo test test-unit test-netns test-e2e test-twin test-kernels bench bench-stages lint verify update clean

@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
-# Runs the benchmarks, in namespaces of their own, and keeps the output in bin/bench.txt for benchstat.
-# Usage: [COUNT=1] [BENCH=.] hack/bench.sh [package ...]     (default: ./pkg/...)
+# Measures kube-proxy and kube-nftproxy side by side on real clusters, in one run: test/compare. Takes about an hour.
+#   QUICK=1            a small size, in under five minutes
+#   SIZES=10000x10,... only these sizes of the plan: Services x endpoints
+#   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md and README.md
+# Usage: hack/bench.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -gt 0 ] || set -- ./pkg/...
-mkdir -p bin
-REQUIRE_NETNS=1 go test -run '^$' -bench "${BENCH:-.}" -benchmem -count "${COUNT:-1}" -timeout 60m "$@" |
-  grep -v -e '^?' -e '^PASS$' -e '\[no test files\]' | tee bin/bench.txt
+hack/deps.sh
+hack/build.sh
+hack/kubernetes.sh etcd kube-apiserver kube-proxy
+go build -o bin/compare ./test/compare
+exec bin/compare ${QUICK:+-quick} -only "${SIZES:-}" -output "${OUTPUT:-}"

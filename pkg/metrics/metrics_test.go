@@ -17,11 +17,13 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
 var update = flag.Bool("update", false, "rewrite docs/metrics.md")
 
-var page = filepath.Join("..", "..", "docs", "metrics.md")
+var reference = filepath.Join("..", "..", "docs", "metrics.md")
 
 // everything calls every method once, so that all vectors have series.
 func everything(m *Metrics) {
@@ -52,27 +54,24 @@ func everything(m *Metrics) {
 func TestPage(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
 	everything(New(reg, Config{Version: "v1"}))
-	old, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := string(old)
 	for _, prefix := range []string{"kubeproxy", "kubenftproxy"} {
-		begin, end := "<!-- "+prefix+" -->\n", "<!-- /"+prefix+" -->\n"
-		before, rest, found := strings.Cut(text, begin)
-		_, after, closed := strings.Cut(rest, end)
-		if !found || !closed {
-			t.Fatalf("%s: no lines %q and %q", page, begin, end)
+		want := tableOf(t, reg, prefix+"_")
+		if *update {
+			if err := page.Write(reference, prefix, want); err != nil {
+				t.Fatal(err)
+			}
 		}
-		text = before + begin + tableOf(t, reg, prefix+"_") + end + after
-	}
-	if *update {
-		if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
+		text, err := os.ReadFile(reference)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	if diff := cmp.Diff(string(old), text); diff != "" {
-		t.Errorf("%s is not what the program has; run make update (-want +got):\n%s", page, diff)
+		got, err := page.Part(string(text), prefix)
+		if err != nil {
+			t.Fatalf("%s: %v", reference, err)
+		}
+		if diff := cmp.Diff(got, want); diff != "" {
+			t.Errorf("%s is not what the program has; run make update (-page +program):\n%s", reference, diff)
+		}
 	}
 }
 

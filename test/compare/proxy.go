@@ -2,6 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -9,101 +14,66 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// Figures are what was measured of one proxy; times are in nanoseconds.
-type Figures struct {
-	Name      string        `json:"name"`
-	Version   string        `json:"version"`
-	Start     time.Duration `json:"startToProgrammed"`
-	FirstSync time.Duration `json:"firstSync"`
-	Change    time.Duration `json:"oneEndpointSyncMedian"`
-	Follow    time.Duration `json:"oneEndpointAPIToKernelMedian"`
-	Restart   time.Duration `json:"restartUnchanged"`
-	PeakMB    int           `json:"peakRSSMB"`
-	SteadyMB  int           `json:"steadyRSSMB"`
-}
+// The programs.
+const (
+	kubeProxyNftables = "kube-proxy nftables"
+	kubeProxyIptables = "kube-proxy iptables"
+	kubeNftproxy      = "kube-nftproxy"
+	noRules           = "no rules"
+)
 
-// proxy is one of the two programs. Only IPv4 is measured.
+// proxy is one of the programs. Only IPv4 is measured.
 type proxy struct {
-	Figures
-	path string
-	args []string
-	host *lab.Host
-	log  string
+	name, path string
+	args       []string
+	host       *lab.Host
+	log        string
+	// quiet is how long it has to be left alone until a change is taken up at once.
+	quiet time.Duration
 
 	running *program.Program
 }
 
-func kubeProxy(s settings, kubeconfig string) *proxy {
-	return &proxy{Figures: Figures{Name: "kube-proxy", Version: "v1.36.3"}, path: s.theirs, args: []string{
-		"--proxy-mode=nftables", "--kubeconfig=" + kubeconfig, "--hostname-override=" + nodeName, "--cluster-cidr=10.128.0.0/9",
+func newProxy(name string, s settings, kubeconfig string, host *lab.Host, log string) *proxy {
+	p := &proxy{name: name, host: host, log: log, path: s.theirs, quiet: 1500 * time.Millisecond, args: []string{
+		"--kubeconfig=" + kubeconfig, "--hostname-override=" + nodeName, "--cluster-cidr=10.128.0.0/9",
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 	}}
-}
-
-func kubeNftproxy(s settings, kubeconfig string) *proxy {
-	return &proxy{Figures: Figures{Name: "kube-nftproxy"}, path: s.ours, args: []string{
-		"--proxy-mode=nftables", "--kubeconfig=" + kubeconfig, "--hostname-override=" + nodeName, "--cluster-cidr=10.128.0.0/9",
-	}}
+	mode := "nftables"
+	switch name {
+	case kubeProxyIptables:
+		mode = "iptables"
+	case kubeNftproxy:
+		p.path, p.quiet = s.ours, 150*time.Millisecond
+	}
+	p.args = append(p.args, "--proxy-mode="+mode)
+	return p
 }
 
 // measure runs the proxy through everything, and removes its rules.
-func (p *proxy) measure(ctx context.Context, w *world) error {
-	say("%s: start", p.Name)
+func (p *proxy) measure(ctx context.Context, w *world, e effort, f *Figures) error {
+	say("%s, %s: start", w.size, p.name)
 	took, err := p.start(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { p.running.Kill() }()
-	p.Start = took
-	first, err := p.running.Metrics(ctx)
-	if err != nil {
+	f.add(startToProgrammed, took.Seconds())
+	if err := p.measureFirstSync(ctx, f); err != nil {
 		return err
 	}
-	p.FirstSync = syncTime(first)
-	if err := p.measureChanges(ctx, w); err != nil {
-		return err
+	for _, step := range []func(context.Context, *world, effort, *Figures) error{
+		p.measureIdle, p.measureChanges, p.measureBurst, p.measureRolling, p.measureSpread, p.measureMemory, p.measureRestart,
+	} {
+		if err := step(ctx, w, e, f); err != nil {
+			return err
+		}
 	}
-	if err := p.measureMemory(); err != nil {
-		return err
-	}
-	say("%s: restart", p.Name)
-	p.running.Kill()
-	if p.Restart, err = p.start(ctx); err != nil {
+	if err := measurePackets(ctx, w, e, f, true); err != nil {
 		return err
 	}
 	p.running.Kill()
 	return p.host.Command(ctx, p.path, "--cleanup").Run()
-}
-
-// measureChanges replaces one endpoint after the other, each when the proxy has been quiet for a while.
-func (p *proxy) measureChanges(ctx context.Context, w *world) error {
-	var syncs, follows []time.Duration
-	for i := range w.changes {
-		const quiet = 2 * time.Second // longer than kube-proxy's least time between two syncs
-		time.Sleep(quiet)
-		before, err := p.running.Metrics(ctx)
-		if err != nil {
-			return err
-		}
-		spent, last := syncTime(before), before.LastSync(model.IPv4)
-		asked := time.Now()
-		if err := w.change(ctx); err != nil {
-			return err
-		}
-		synced, err := p.running.AwaitSync(ctx, last, model.IPv4)
-		if err != nil {
-			return err
-		}
-		after, err := p.running.Metrics(ctx)
-		if err != nil {
-			return err
-		}
-		total := syncTime(after)
-		syncs, follows = append(syncs, total-spent), append(follows, synced.Sub(asked))
-		say("%s: change %d: sync %v, from the call of the API %v", p.Name, i+1, round(total-spent), round(synced.Sub(asked)))
-	}
-	p.Change, p.Follow = median(syncs), median(follows)
-	return nil
 }
 
 // start runs the program and waits until it has synced.
@@ -119,19 +89,94 @@ func (p *proxy) start(ctx context.Context) (took time.Duration, err error) {
 	return synced.Sub(p.running.Started()), err
 }
 
-// syncTime is the time spent in all syncs so far.
-func syncTime(m program.Samples) time.Duration {
-	return time.Duration(m[`kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family="IPv4"}`] * float64(time.Second))
+// measureFirstSync notes how long the first sync took. kube-proxy counts it a moment after it is done.
+func (p *proxy) measureFirstSync(ctx context.Context, f *Figures) error {
+	var spent time.Duration
+	err := p.running.Await(ctx, 10*time.Millisecond, "the first sync", func(ctx context.Context) (err error) {
+		if spent, err = p.spent(ctx); err == nil && spent == 0 {
+			err = errors.New("not counted yet")
+		}
+		return err
+	})
+	f.add(firstSync, spent.Seconds())
+	return err
 }
 
-// measureMemory notes the program's peak and present resident memory.
-func (p *proxy) measureMemory() error {
-	for field, into := range map[string]*int{"VmHWM": &p.PeakMB, "VmRSS": &p.SteadyMB} {
+// spent is the time spent in all syncs so far.
+func (p *proxy) spent(ctx context.Context) (time.Duration, error) {
+	m, err := p.running.Metrics(ctx)
+	return time.Duration(m[`kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family="IPv4"}`] * float64(time.Second)), err
+}
+
+func (p *proxy) measureRestart(ctx context.Context, w *world, _ effort, f *Figures) error {
+	say("%s, %s: restart", w.size, p.name)
+	p.running.Kill()
+	took, err := p.start(ctx)
+	f.add(restart, took.Seconds())
+	return err
+}
+
+// measureMemory notes the program's peak and present resident memory, without programs that it runs.
+func (p *proxy) measureMemory(_ context.Context, _ *world, _ effort, f *Figures) error {
+	for field, into := range map[string]quantity{"VmHWM": peakMemory, "VmRSS": steadyMemory} {
 		mib, err := p.running.Memory(field)
 		if err != nil {
 			return err
 		}
-		*into = int(mib)
+		f.add(into, mib)
 	}
 	return nil
+}
+
+// cpu is the processor time of the program and of the programs that it has run.
+func (p *proxy) cpu() (time.Duration, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.running.Pid()))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	fields := strings.Fields(rest)
+	const utime, cstime, ticksPerSecond = 11, 14, 100
+	var ticks int
+	for _, v := range fields[utime : cstime+1] {
+		n, err := strconv.Atoi(v)
+		if err != nil {
+			return 0, fmt.Errorf("read processor time: %w", err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * time.Second / ticksPerSecond, nil
+}
+
+// cpuOf returns the processor time that passes while f runs.
+func (p *proxy) cpuOf(f func() error) (time.Duration, error) {
+	before, err := p.cpu()
+	if err != nil {
+		return 0, err
+	}
+	if err := f(); err != nil {
+		return 0, err
+	}
+	after, err := p.cpu()
+	return after - before, err
+}
+
+// measureIdle notes the share of a processor that is used while nothing happens.
+func (p *proxy) measureIdle(ctx context.Context, w *world, _ effort, f *Figures) error {
+	const idle = 20 * time.Second
+	say("%s, %s: idle", w.size, p.name)
+	wait(ctx, 3*time.Second)
+	spent, err := p.cpuOf(func() error { return wait(ctx, idle) })
+	f.add(idleCPU, spent.Seconds()/idle.Seconds())
+	return err
+}
+
+// wait waits for some time; there is nothing to wait for when nothing shall happen.
+func wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
 }

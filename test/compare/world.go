@@ -3,15 +3,16 @@ package main
 import (
 	"context"
 	"fmt"
-	"runtime"
-	"strings"
+	"net/netip"
+	"time"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // nodeName is the Node whose proxy is measured.
@@ -20,81 +21,121 @@ const nodeName = "node-1"
 // world is the cluster with its Services.
 type world struct {
 	*cluster.Cluster
-	settings
-	changed int
+	size
+	lab      *lab.Lab
+	store    *cluster.Store
+	template *corev1.Service
+	rounds   int
 }
 
-// fill makes the Node, and the Services with one EndpointSlice each.
-func (w *world) fill(ctx context.Context) error {
+// fill makes the Node, the Services with one EndpointSlice each, and those by which packets are timed.
+func (w *world) fill(ctx context.Context, rolling bool) error {
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: nodeName},
-		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+			{Type: corev1.NodeInternalIP, Address: w.lab.Node.IPv4.String()}}},
 	}
 	if err := w.Apply(ctx, node); err != nil {
 		return err
 	}
-	template, err := w.Client().CoreV1().Services("default").Create(ctx, &corev1.Service{
+	var err error
+	w.template, err = w.Client().CoreV1().Services("default").Create(ctx, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "template"},
 		Spec: corev1.ServiceSpec{
 			ClusterIP: "10.96.0.200",
-			Ports:     []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}},
+			Ports:     []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: servicePort}},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
-	store := w.Store(ctx)
+	w.store = w.Store(ctx)
 	for i := range w.services {
-		svc := template.DeepCopy()
-		svc.Name = serviceName(i)
-		svc.Spec.ClusterIP = fmt.Sprintf("10.96.%d.%d", 1+i/250, 1+i%250)
-		svc.Spec.ClusterIPs = []string{svc.Spec.ClusterIP}
-		store.Service(svc)
-		store.Slice(w.slice(i, 0))
+		w.store.Put(w.service(i))
+		w.store.Put(w.slice(i, 0, w.endpoints))
 	}
-	return store.Flush()
+	w.putPacketServices()
+	if rolling {
+		w.putRolling()
+	}
+	return w.store.Flush()
 }
 
-func serviceName(i int) string { return fmt.Sprintf("svc-%d", i) }
+// servicePort is the port of all Services, endpointPort that of their endpoints.
+const (
+	servicePort  = 80
+	endpointPort = 8080
+)
 
-// slice returns the endpoints of a Service; two rounds differ by one endpoint.
-func (w *world) slice(i, round int) *discoveryv1.EndpointSlice {
-	name, protocol, port, ready := "http", corev1.ProtocolTCP, int32(8080), true
-	s := &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "default", Name: serviceName(i) + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: serviceName(i)},
-		},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &port}},
+// vip is the cluster IP of a Service.
+func vip(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 96, byte(1 + i/250), byte(1 + i%250)}) }
+
+// next is the number of a further form of an EndpointSlice.
+func (w *world) next() int {
+	w.rounds++
+	return w.rounds
+}
+
+// spread leads from Service to Service in an order that nothing profits from.
+func (w *world) spread(i int) int { return i * 7919 % w.services }
+
+// stamp makes an object's metadata as the API server would. The same name gets the same UID: a change isn't a new object.
+func stamp(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Namespace: "default", Name: name, UID: types.UID("0000-" + name),
+		CreationTimestamp: metav1.NewTime(time.Unix(1700000000, 0)),
 	}
-	for e := range w.endpoints {
-		n := i*w.endpoints + e
-		addr := fmt.Sprintf("10.%d.%d.%d", 128+n/62500, n/250%250, 1+n%250)
-		if e == 0 && round > 0 {
-			addr = fmt.Sprintf("10.127.%d.%d", round/250, 1+round%250)
-		}
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
-			Addresses: []string{addr}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
+}
+
+// service is a Service with a cluster IP.
+func (w *world) service(i int) *corev1.Service {
+	return w.serviceAt(fmt.Sprintf("svc-%d", i), vip(i))
+}
+
+func (w *world) serviceAt(name string, addr netip.Addr) *corev1.Service {
+	s := w.template.DeepCopy()
+	s.ObjectMeta = stamp(name)
+	s.Spec.ClusterIP = addr.String()
+	s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
+	return s
+}
+
+// flipped is a Service with internal traffic policy Local, and at every second call the same Service with Cluster again.
+func (w *world) flipped(k int) *corev1.Service {
+	s := w.service(w.spread(k / 2))
+	if k%2 == 0 {
+		local := corev1.ServiceInternalTrafficPolicyLocal
+		s.Spec.InternalTrafficPolicy = &local
 	}
 	return s
 }
 
-// change replaces one endpoint of some Service; the API server has answered when it returns.
-func (w *world) change(ctx context.Context) error {
-	w.changed++
-	i := w.changed * 7919 % w.services
-	_, err := w.Client().DiscoveryV1().EndpointSlices("default").Update(ctx, w.slice(i, w.changed), metav1.UpdateOptions{})
-	return err
-}
-
-// kernel returns the kernel's version without what a distribution adds to it.
-func kernel() string {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return "unknown"
+// slice returns the endpoints of a Service; two rounds differ by one endpoint.
+func (w *world) slice(i, round, endpoints int) *discoveryv1.EndpointSlice {
+	var addrs []netip.Addr
+	for e := range endpoints {
+		n := i*w.endpoints + e
+		addr := netip.AddrFrom4([4]byte{10, byte(128 + n/62500), byte(n / 250 % 250), byte(1 + n%250)})
+		if e == 0 && round > 0 {
+			addr = netip.AddrFrom4([4]byte{10, byte(120 + round/62500), byte(round / 250 % 250), byte(1 + round%250)})
+		}
+		addrs = append(addrs, addr)
 	}
-	version, _, _ := strings.Cut(unix.ByteSliceToString(u.Release[:]), "-")
-	return version
+	return endpointSlice(fmt.Sprintf("svc-%d", i), 1, corev1.ProtocolTCP, endpointPort, addrs)
 }
 
-func cpus() int { return runtime.NumCPU() }
+// endpointSlice is the slice of that number of a Service.
+func endpointSlice(service string, number int, protocol corev1.Protocol, port int32, addrs []netip.Addr) *discoveryv1.EndpointSlice {
+	name, ready := "http", true
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  stamp(fmt.Sprintf("%s-%d", service, number)),
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &port}},
+	}
+	s.Labels = map[string]string{discoveryv1.LabelServiceName: service}
+	for _, a := range addrs {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{a.String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
+	}
+	return s
+}

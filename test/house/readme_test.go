@@ -3,7 +3,6 @@ package house
 import (
 	"flag"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -11,28 +10,22 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
 var update = flag.Bool("update", false, "rewrite the table of flags in README.md")
 
-const (
-	flagsBegin = "<!-- flags -->\n"
-	flagsEnd   = "<!-- /flags -->\n"
-)
-
 func TestReadmeHasTheFlagsOfTheProgram(t *testing.T) {
-	readme := mustRead(t, "README.md")
-	before, rest, begins := strings.Cut(readme, flagsBegin)
-	got, after, ends := strings.Cut(rest, flagsEnd)
-	if !begins || !ends {
-		t.Fatalf("README.md: no lines %q and %q", flagsBegin, flagsEnd)
-	}
 	want := flagTable(mustHelp(t))
 	if *update {
-		if err := os.WriteFile(filepath.Join(root, "README.md"), []byte(before+flagsBegin+want+flagsEnd+after), 0o644); err != nil {
+		if err := page.Write(filepath.Join(root, "README.md"), "flags", want); err != nil {
 			t.Fatal(err)
 		}
-		return
+	}
+	got, err := page.Part(mustRead(t, "README.md"), "flags")
+	if err != nil {
+		t.Fatalf("README.md: %v", err)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("README.md: the table of flags is not what the program says; run make update (-want +got):\n%s", diff)

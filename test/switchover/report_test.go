@@ -5,11 +5,12 @@ package switchover
 import (
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
 // row is what is known of one switch.
@@ -136,16 +137,5 @@ func (r *report) flows() int {
 
 // publish puts the table between the two markers of a page of the repository.
 func (r *report) publish(folder string) error {
-	const begin, end = "<!-- switchover -->\n", "<!-- /switchover -->\n"
-	page := filepath.Join(folder, "docs/migrating.md")
-	b, err := os.ReadFile(page)
-	if err != nil {
-		return err
-	}
-	before, rest, begins := strings.Cut(string(b), begin)
-	_, after, ends := strings.Cut(rest, end)
-	if !begins || !ends {
-		return fmt.Errorf("publish in %s: no lines %q and %q", page, begin, end)
-	}
-	return os.WriteFile(page, []byte(before+begin+r.table()+end+after), 0o644)
+	return page.Write(filepath.Join(folder, "docs/migrating.md"), "switchover", r.table())
 }

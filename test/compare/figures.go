@@ -1,0 +1,143 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/page"
+)
+
+// quantity names what is measured; the names stay the same from run to run.
+type quantity string
+
+// The quantities, in the order of the tables. Times are in seconds, memory in MiB, shares of one processor.
+const (
+	startToProgrammed quantity = "start of the program to everything programmed"
+	firstSync         quantity = "first sync"
+	restart           quantity = "restart with nothing changed"
+
+	replaceEndpoint quantity = "one endpoint replaced"
+	addEndpoint     quantity = "one endpoint added"
+	flipPolicy      quantity = "a traffic policy flipped"
+	addService      quantity = "a Service added"
+	deleteService   quantity = "a Service deleted"
+	followEndpoint  quantity = "one endpoint replaced, from the store to the kernel"
+	burst           quantity = "1,000 Services changed at once"
+	rolling100      quantity = "rolling update, one of 100 endpoints"
+	rolling1000     quantity = "rolling update, one of 1,000 endpoints"
+	rolling5000     quantity = "rolling update, one of 5,000 endpoints"
+
+	peakMemory   quantity = "peak resident memory"
+	steadyMemory quantity = "steady resident memory"
+	idleCPU      quantity = "processor when idle"
+	spreadCPU    quantity = "processor time for 1,000 single changes"
+
+	establishedDirect  quantity = "established flow, no Service"
+	establishedService quantity = "established flow to a Service"
+	newDirect          quantity = "new connection, no Service"
+	newService         quantity = "new connection to a random Service"
+	newAffinity10      quantity = "new connection, affinity, 10 endpoints"
+	newAffinity1000    quantity = "new connection, affinity, 1,000 endpoints"
+	connectDirect      quantity = "TCP connection and answer, no Service"
+	connectService     quantity = "TCP connection and answer, by a Service"
+)
+
+// Report is the outcome of a run.
+type Report struct {
+	Kernel   string     `json:"kernel"`
+	CPUs     int        `json:"cpus"`
+	Go       string     `json:"go"`
+	Command  string     `json:"command"`
+	Versions string     `json:"kubeProxy"`
+	Figures  []*Figures `json:"figures"`
+}
+
+// Figures are all values of one program at one size.
+type Figures struct {
+	Program string                 `json:"program"`
+	Size    string                 `json:"size"`
+	Values  map[quantity][]float64 `json:"values"`
+}
+
+func newReport() *Report {
+	return &Report{
+		Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Versions: "v1.36.3",
+		Command: strings.Join(append([]string{filepath.Base(os.Args[0])}, os.Args[1:]...), " "),
+	}
+}
+
+// kernel returns the kernel's version without what a distribution adds to it.
+func kernel() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "unknown"
+	}
+	version, _, _ := strings.Cut(unix.ByteSliceToString(u.Release[:]), "-")
+	return version
+}
+
+// of returns the figures of a program at a size, which it starts.
+func (r *Report) of(program string, z size) *Figures {
+	f := &Figures{Program: program, Size: z.String(), Values: map[quantity][]float64{}}
+	r.Figures = append(r.Figures, f)
+	return f
+}
+
+// find returns the figures of a program at a size, or nil.
+func (r *Report) find(program, z string) *Figures {
+	for _, f := range r.Figures {
+		if f.Program == program && f.Size == z {
+			return f
+		}
+	}
+	return nil
+}
+
+// sizes lists the sizes in the order in which they were measured.
+func (r *Report) sizes() (list []string) {
+	for _, f := range r.Figures {
+		if !slices.Contains(list, f.Size) {
+			list = append(list, f.Size)
+		}
+	}
+	return list
+}
+
+func (f *Figures) add(q quantity, v float64) { f.Values[q] = append(f.Values[q], v) }
+
+// quantile returns the value below which that share of the values is, and whether there are any.
+func (f *Figures) quantile(q quantity, share float64) (float64, bool) {
+	if f == nil || len(f.Values[q]) == 0 {
+		return 0, false
+	}
+	list := slices.Sorted(slices.Values(f.Values[q]))
+	return list[min(len(list)-1, int(share*float64(len(list))))], true
+}
+
+func (f *Figures) median(q quantity) (float64, bool) { return f.quantile(q, 0.5) }
+
+// publish prints the report and, if a checkout is given, writes it there.
+func (r *Report) publish(root string) error {
+	fmt.Print(r.page())
+	if root == "" {
+		return nil
+	}
+	b, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(root, "docs/benchmarks.json"), append(b, '\n'), 0o644); err != nil {
+		return err
+	}
+	if err := page.Write(filepath.Join(root, "docs/benchmarks.md"), "comparison", r.page()); err != nil {
+		return err
+	}
+	return page.Write(filepath.Join(root, "README.md"), "comparison", r.summary())
+}

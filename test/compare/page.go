@@ -1,0 +1,173 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// page is the whole report in Markdown, one table for each size.
+func (r *Report) page() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Linux %s, %d processors, %s; kube-proxy %s; IPv4, a real API server. Written by `%s`. Medians; in brackets the least and the greatest\nvalue, or with 20 values and more the 99th percentile.\n",
+		r.Kernel, r.CPUs, r.Go, r.Versions, r.Command)
+	for _, z := range r.sizes() {
+		r.table(&b, z)
+	}
+	return b.String()
+}
+
+// lifecycle, following and cost are the rows of a size's table.
+var (
+	lifecycle = []quantity{startToProgrammed, firstSync, restart}
+	following = []quantity{
+		replaceEndpoint, addEndpoint, flipPolicy, addService, deleteService, followEndpoint, burst, rolling100, rolling1000, rolling5000,
+	}
+	cost = []quantity{peakMemory, steadyMemory, idleCPU, spreadCPU, connectDirect, connectService}
+)
+
+func (r *Report) table(b *strings.Builder, z string) {
+	services, endpoints, _ := strings.Cut(z, "x")
+	fmt.Fprintf(b, "\n### %s Services with %s endpoints each\n\n", services, endpoints)
+	var programs []*Figures
+	for _, name := range []string{kubeProxyIptables, kubeProxyNftables, kubeNftproxy} {
+		if f := r.find(name, z); f != nil {
+			programs = append(programs, f)
+		}
+	}
+	b.WriteString("| |")
+	for _, f := range programs {
+		b.WriteString(" " + f.Program + " |")
+	}
+	theirs, ours := r.find(kubeProxyNftables, z), r.find(kubeNftproxy, z)
+	b.WriteString(" ratio |\n|---|" + strings.Repeat("---|", len(programs)) + "---|\n")
+	row := func(name string, value func(f *Figures) (float64, bool), cell func(f *Figures) string) {
+		fmt.Fprintf(b, "| %s |", name)
+		for _, f := range programs {
+			fmt.Fprintf(b, " %s |", cell(f))
+		}
+		b.WriteString(ratio(theirs, ours, value) + " |\n")
+	}
+	for _, q := range slices.Concat(lifecycle, following, cost) {
+		if _, measured := ours.median(q); !measured {
+			continue
+		}
+		row(string(q), func(f *Figures) (float64, bool) { return f.median(q) }, func(f *Figures) string { return f.cell(q) })
+	}
+	for _, e := range extras {
+		if _, measured := r.extra(ours, e); !measured {
+			continue
+		}
+		value := func(f *Figures) (float64, bool) { return r.extra(f, e) }
+		row(e.name, value, func(f *Figures) string {
+			v, ok := value(f)
+			if !ok {
+				return ""
+			}
+			return seconds(v)
+		})
+	}
+}
+
+// extra is what a packet costs above another that needs less.
+type extra struct {
+	name string
+	more quantity
+	less quantity
+	// bare takes the cheaper packet where there are no rules at all.
+	bare bool
+}
+
+var extras = []extra{
+	{"established flow, no Service: above no rules", establishedDirect, establishedDirect, true},
+	{"established flow to a Service: above no rules", establishedService, establishedDirect, true},
+	{"new connection, no Service: above no rules", newDirect, newDirect, true},
+	{"new connection to a random Service: above a direct one", newService, newDirect, false},
+	{"the same, above a direct one without rules", newService, newDirect, true},
+	{"the same with affinity, 10 endpoints", newAffinity10, newDirect, true},
+	{"the same with affinity, 1,000 endpoints", newAffinity1000, newDirect, true},
+}
+
+func (r *Report) extra(f *Figures, e extra) (float64, bool) {
+	from := f
+	if e.bare && f != nil {
+		from = r.find(noRules, f.Size)
+	}
+	more, ok := f.median(e.more)
+	less, ok2 := from.median(e.less)
+	return more - less, ok && ok2
+}
+
+func ratio(theirs, ours *Figures, value func(*Figures) (float64, bool)) string {
+	a, ok := value(theirs)
+	b, ok2 := value(ours)
+	if !ok || !ok2 || b <= 0 {
+		return ""
+	}
+	if a/b < 10 {
+		return fmt.Sprintf(" %.2f×", a/b)
+	}
+	return fmt.Sprintf(" %.0f×", a/b)
+}
+
+// cell shows a quantity: median, and how far values lie apart.
+func (f *Figures) cell(q quantity) string {
+	m, ok := f.median(q)
+	if !ok {
+		return ""
+	}
+	show := seconds
+	switch q {
+	case peakMemory, steadyMemory:
+		show = func(v float64) string { return fmt.Sprintf("%.0f MiB", v) }
+	case idleCPU:
+		show = func(v float64) string { return fmt.Sprintf("%.2f %%", 100*v) }
+	}
+	s := show(m)
+	const many = 20
+	switch n := len(f.Values[q]); {
+	case n >= many:
+		high, _ := f.quantile(q, 0.99)
+		s += " (" + show(high) + ")"
+	case n > 1:
+		low, _ := f.quantile(q, 0)
+		high, _ := f.quantile(q, 1)
+		s += " (" + show(low) + " – " + show(high) + ")"
+	}
+	return s
+}
+
+// seconds shows a time with three digits or so.
+func seconds(v float64) string {
+	d := time.Duration(v * float64(time.Second))
+	for _, unit := range []time.Duration{time.Second, time.Millisecond, time.Microsecond} {
+		if d >= unit || -d >= unit {
+			return d.Round(unit / 100).String()
+		}
+	}
+	return d.String()
+}
+
+// summary is the README's table: the largest size that both have.
+func (r *Report) summary() string {
+	var b strings.Builder
+	for _, z := range r.sizes() {
+		theirs, ours := r.find(kubeProxyNftables, z), r.find(kubeNftproxy, z)
+		if theirs == nil || ours == nil {
+			continue
+		}
+		services, endpoints, _ := strings.Cut(z, "x")
+		b.Reset()
+		fmt.Fprintf(&b, "Linux %s, %d processors; %s Services with %s endpoints each, IPv4, a real API server; medians, one run.\n\n",
+			r.Kernel, r.CPUs, services, endpoints)
+		b.WriteString("| | kube-proxy " + r.Versions + ", nftables | kube-nftproxy | ratio |\n|---|---|---|---|\n")
+		for _, q := range []quantity{
+			startToProgrammed, firstSync, replaceEndpoint, followEndpoint, burst, restart, steadyMemory, spreadCPU,
+		} {
+			value := func(f *Figures) (float64, bool) { return f.median(q) }
+			fmt.Fprintf(&b, "| %s | %s | %s |%s |\n", q, theirs.cell(q), ours.cell(q), ratio(theirs, ours, value))
+		}
+	}
+	return b.String()
+}
