@@ -246,7 +246,7 @@ func (t *timer) established(ctx context.Context, to netip.AddrPort) (frame func(
 	if err := conn.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
 		return nil, stop, err
 	}
-	if _, err := conn.Write([]byte("hello\n")); err == nil {
+	if _, err = conn.Write([]byte("hello\n")); err == nil {
 		_, err = conn.Read(make([]byte, 1500))
 	}
 	if err != nil {
