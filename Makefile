@@ -33,7 +33,7 @@ test-kernels: ## tests on other kernels, in virtual machines (root)
 	hack/kernels.sh
 
 bench: ## kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; OUTPUT=. publishes it
-	QUICK='$(QUICK)' OUTPUT='$(OUTPUT)' hack/bench.sh
+	QUICK='$(QUICK)' SIZES='$(SIZES)' OUTPUT='$(OUTPUT)' hack/bench.sh
 
 bench-stages: ## benchmarks of each stage (root), in the format of benchstat; COUNT=10 repeats them
 	hack/stages.sh

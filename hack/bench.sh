@@ -2,7 +2,7 @@
 # Measures kube-proxy and kube-nftproxy side by side on real clusters, in one run: test/compare. Takes about an hour.
 #   QUICK=1            a small size, in under five minutes
 #   SIZES=10000x10,... only these sizes of the plan: Services x endpoints
-#   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md and README.md
+#   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md and README.md, and docs/plots
 # Usage: hack/bench.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,4 +10,5 @@ hack/deps.sh
 hack/build.sh
 hack/kubernetes.sh etcd kube-apiserver kube-proxy
 go build -o bin/compare ./test/compare
-exec bin/compare ${QUICK:+-quick} -only "${SIZES:-}" -output "${OUTPUT:-}"
+bin/compare ${QUICK:+-quick} -only "${SIZES:-}" -output "${OUTPUT:-}"
+if [ -n "${OUTPUT:-}" ]; then go run -C hack/plot . "$(realpath "$OUTPUT")"; fi

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -76,8 +77,15 @@ func (p *proxy) sync(ctx context.Context, change func() error) (spent, follow ti
 	if err != nil {
 		return 0, 0, err
 	}
-	after, err := p.spent(ctx)
-	return after - before, synced.Sub(asked), err
+	// kube-proxy counts the time a moment after it has noted that the sync is done.
+	err = p.running.Await(ctx, time.Millisecond, "the sync's duration", func(ctx context.Context) error {
+		after, err := p.spent(ctx)
+		if spent = after - before; err == nil && spent == 0 {
+			err = errors.New("not counted yet")
+		}
+		return err
+	})
+	return spent, synced.Sub(asked), err
 }
 
 // measureBurst replaces an endpoint of 1,000 Services at once, or of all if there are fewer.

@@ -39,6 +39,8 @@ const (
 	idleCPU      quantity = "processor when idle"
 	spreadCPU    quantity = "processor time for 1,000 single changes"
 
+	establishedBare    quantity = "established flow, without any rules"
+	newBare            quantity = "new connection, without any rules"
 	establishedDirect  quantity = "established flow, no Service"
 	establishedService quantity = "established flow to a Service"
 	newDirect          quantity = "new connection, no Service"
@@ -54,7 +56,6 @@ type Report struct {
 	Kernel   string     `json:"kernel"`
 	CPUs     int        `json:"cpus"`
 	Go       string     `json:"go"`
-	Command  string     `json:"command"`
 	Versions string     `json:"kubeProxy"`
 	Figures  []*Figures `json:"figures"`
 }
@@ -66,12 +67,22 @@ type Figures struct {
 	Values  map[quantity][]float64 `json:"values"`
 }
 
-func newReport() *Report {
-	return &Report{
+// newReport returns a report that has what an earlier run has written into the checkout, if it was made with the same kernel
+// and processors: sizes that aren't measured again stay.
+func newReport(root string) *Report {
+	r := &Report{
 		Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Versions: "v1.36.3",
-		Command: strings.Join(append([]string{filepath.Base(os.Args[0])}, os.Args[1:]...), " "),
 	}
+	var old Report
+	b, err := os.ReadFile(filepath.Join(root, reportFile))
+	if root != "" && err == nil && json.Unmarshal(b, &old) == nil && old.Kernel == r.Kernel && old.CPUs == r.CPUs {
+		r.Figures = old.Figures
+	}
+	return r
 }
+
+// reportFile is where a checkout keeps the raw figures.
+const reportFile = "docs/benchmarks.json"
 
 // kernel returns the kernel's version without what a distribution adds to it.
 func kernel() string {
@@ -83,8 +94,9 @@ func kernel() string {
 	return version
 }
 
-// of returns the figures of a program at a size, which it starts.
+// of returns the figures of a program at a size, which it starts anew.
 func (r *Report) of(program string, z size) *Figures {
+	r.Figures = slices.DeleteFunc(r.Figures, func(f *Figures) bool { return f.Program == program && f.Size == z.String() })
 	f := &Figures{Program: program, Size: z.String(), Values: map[quantity][]float64{}}
 	r.Figures = append(r.Figures, f)
 	return f
@@ -133,7 +145,7 @@ func (r *Report) publish(root string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(root, "docs/benchmarks.json"), append(b, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, reportFile), append(b, '\n'), 0o644); err != nil {
 		return err
 	}
 	if err := page.Write(filepath.Join(root, "docs/benchmarks.md"), "comparison", r.page()); err != nil {

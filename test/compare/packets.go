@@ -81,7 +81,7 @@ type stream struct {
 	frame func(i int) []byte
 }
 
-// measurePackets times streams of packets by turns, in several rounds. Without a proxy only those that need none.
+// measurePackets times streams of packets by turns, in several rounds. Without a proxy's rules only those that need none.
 func measurePackets(ctx context.Context, w *world, e effort, f *Figures, proxy bool) error {
 	if e.packets == 0 {
 		return nil
@@ -108,9 +108,13 @@ func measurePackets(ctx context.Context, w *world, e effort, f *Figures, proxy b
 		return err
 	}
 	defer stop()
+	flow, connection := establishedBare, newBare
+	if proxy {
+		flow, connection = establishedDirect, newDirect
+	}
 	streams := []stream{
-		{establishedDirect, direct},
-		{newDirect, func(i int) []byte { return t.syn(i, netip.AddrPortFrom(w.endpoint(i), endpointPort)) }},
+		{flow, direct},
+		{connection, func(i int) []byte { return t.syn(i, netip.AddrPortFrom(w.endpoint(i), endpointPort)) }},
 	}
 	if proxy {
 		toService, stop, err := t.established(ctx, netip.AddrPortFrom(echoVIP, echoPort))
@@ -125,8 +129,10 @@ func measurePackets(ctx context.Context, w *world, e effort, f *Figures, proxy b
 			stream{newAffinity1000, func(i int) []byte { return t.syn(i, netip.AddrPortFrom(affinityVIP[1000], servicePort)) }},
 		)
 	}
-	if err := t.connect(ctx, proxy, f); err != nil {
-		return err
+	if proxy {
+		if err := t.connect(ctx, f); err != nil {
+			return err
+		}
 	}
 	// The pod has answered once, and takes no more part in it.
 	for _, line := range []string{"add table ip deaf", "add chain ip deaf c { type filter hook prerouting priority -400; policy drop; }"} {
@@ -139,7 +145,7 @@ func measurePackets(ctx context.Context, w *world, e effort, f *Figures, proxy b
 }
 
 // connect notes the time from a TCP connection's first packet to the server's answer.
-func (t *timer) connect(ctx context.Context, proxy bool, f *Figures) error {
+func (t *timer) connect(ctx context.Context, f *Figures) error {
 	server, err := t.lab.Pods[0].Serve(model.TCP, endpointPort)
 	if err != nil {
 		return err
@@ -150,9 +156,6 @@ func (t *timer) connect(ctx context.Context, proxy bool, f *Figures) error {
 			connectDirect:  netip.AddrPortFrom(t.lab.Pods[0].IPv4, endpointPort),
 			connectService: netip.AddrPortFrom(connectVIP, servicePort),
 		} {
-			if q == connectService && !proxy {
-				continue
-			}
 			a := t.lab.Client.Probe(ctx, model.TCP, to, lab.Options{})
 			if a.Outcome != lab.Answered {
 				return fmt.Errorf("connect to %s: %s", to, a)

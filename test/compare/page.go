@@ -10,8 +10,8 @@ import (
 // page is the whole report in Markdown, one table for each size.
 func (r *Report) page() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Linux %s, %d processors, %s; kube-proxy %s; IPv4, a real API server. Written by `%s`. Medians; in brackets the least and the greatest\nvalue, or with 20 values and more the 99th percentile.\n",
-		r.Kernel, r.CPUs, r.Go, r.Versions, r.Command)
+	fmt.Fprintf(&b, "Linux %s, %d processors, %s; kube-proxy %s; IPv4, a real API server. Medians; in brackets the least and the greatest\nvalue, or with 20 values and more the 99th percentile.\n",
+		r.Kernel, r.CPUs, r.Go, r.Versions)
 	for _, z := range r.sizes() {
 		r.table(&b, z)
 	}
@@ -56,10 +56,10 @@ func (r *Report) table(b *strings.Builder, z string) {
 		row(string(q), func(f *Figures) (float64, bool) { return f.median(q) }, func(f *Figures) string { return f.cell(q) })
 	}
 	for _, e := range extras {
-		if _, measured := r.extra(ours, e); !measured {
+		if _, measured := ours.extra(e); !measured {
 			continue
 		}
-		value := func(f *Figures) (float64, bool) { return r.extra(f, e) }
+		value := func(f *Figures) (float64, bool) { return f.extra(e) }
 		row(e.name, value, func(f *Figures) string {
 			v, ok := value(f)
 			if !ok {
@@ -72,30 +72,23 @@ func (r *Report) table(b *strings.Builder, z string) {
 
 // extra is what a packet costs above another that needs less.
 type extra struct {
-	name string
-	more quantity
-	less quantity
-	// bare takes the cheaper packet where there are no rules at all.
-	bare bool
+	name       string
+	more, less quantity
 }
 
 var extras = []extra{
-	{"established flow, no Service: above no rules", establishedDirect, establishedDirect, true},
-	{"established flow to a Service: above no rules", establishedService, establishedDirect, true},
-	{"new connection, no Service: above no rules", newDirect, newDirect, true},
-	{"new connection to a random Service: above a direct one", newService, newDirect, false},
-	{"the same, above a direct one without rules", newService, newDirect, true},
-	{"the same with affinity, 10 endpoints", newAffinity10, newDirect, true},
-	{"the same with affinity, 1,000 endpoints", newAffinity1000, newDirect, true},
+	{"established flow, no Service: above no rules", establishedDirect, establishedBare},
+	{"established flow to a Service: above no rules", establishedService, establishedBare},
+	{"new connection, no Service: above no rules", newDirect, newBare},
+	{"new connection to a random Service: above no rules", newService, newBare},
+	{"new connection to a random Service: above a direct one", newService, newDirect},
+	{"the same with affinity, 10 endpoints", newAffinity10, newDirect},
+	{"the same with affinity, 1,000 endpoints", newAffinity1000, newDirect},
 }
 
-func (r *Report) extra(f *Figures, e extra) (float64, bool) {
-	from := f
-	if e.bare && f != nil {
-		from = r.find(noRules, f.Size)
-	}
+func (f *Figures) extra(e extra) (float64, bool) {
 	more, ok := f.median(e.more)
-	less, ok2 := from.median(e.less)
+	less, ok2 := f.median(e.less)
 	return more - less, ok && ok2
 }
 

@@ -49,7 +49,7 @@ func plan(quick bool) []round {
 }
 
 func measureAll(ctx context.Context, s settings) (*Report, error) {
-	report := newReport()
+	report := newReport(s.output)
 	for _, r := range plan(s.quick) {
 		if !wanted(s.only, r.size.String()) {
 			continue
@@ -86,10 +86,6 @@ func measureRound(ctx context.Context, s settings, r round, report *Report) erro
 	}
 	kubeconfig := filepath.Join(dir, "kubeconfig")
 	if err := c.Kubeconfig(kubeconfig, false); err != nil {
-		return err
-	}
-	// What a packet costs where there are no rules at all.
-	if err := measurePackets(ctx, w, r.effort, report.of(noRules, r.size), false); err != nil {
 		return err
 	}
 	for _, name := range r.programs {
