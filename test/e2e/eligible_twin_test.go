@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -26,13 +25,9 @@ import (
 // TestHealthIsThatOfKubeProxy starts both programs while their ports are taken, frees these, and asks for their health while all
 // happens to the Node that may make it ineligible.
 func TestHealthIsThatOfKubeProxy(t *testing.T) {
-	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
-	if err != nil {
-		t.Fatal(err)
-	}
 	w := newWorld(t, lab.Config{Pods: 1})
 	var seen [2][]string
-	for i, path := range []string{filepath.Join(bin, "kube-proxy"), program} {
+	for i, path := range bothPrograms(t) {
 		t.Run(filepath.Base(path), func(t *testing.T) { seen[i] = asked{world: w, path: path, theirs: i == 0}.in(t).eligibility() })
 	}
 	if diff := cmp.Diff(seen[0], seen[1]); diff != "" {

@@ -5,7 +5,6 @@ package e2e
 import (
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -17,21 +16,16 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
 // TestEventsAreThoseOfKubeProxy starts both programs, and lets them find ports taken, and compares the Events that they leave.
 func TestEventsAreThoseOfKubeProxy(t *testing.T) {
-	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
-	if err != nil {
-		t.Fatal(err)
-	}
 	w := newWorld(t, lab.Config{Pods: 1})
 	w.apply(checked(checkPort))
 	var seen [2][]string
-	for i, path := range []string{filepath.Join(bin, "kube-proxy"), program} {
+	for i, path := range bothPrograms(t) {
 		t.Run(filepath.Base(path), func(t *testing.T) { seen[i] = asked{world: w, path: path, theirs: i == 0}.in(t).events() })
 	}
 	// What kube-proxy would write (app/server.go), if it didn't end before they get out.

@@ -3,28 +3,21 @@
 package e2e
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // TestFamiliesThatTheHostHasNotAsKubeProxy starts both programs on a node without IPv6, with pods that have only that: both
 // refuse, for the same reason.
 func TestFamiliesThatTheHostHasNotAsKubeProxy(t *testing.T) {
-	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
-	if err != nil {
-		t.Fatal(err)
-	}
 	w := newWorld(t, lab.Config{})
 	if err := w.Node.Sysctl("ipv6/conf/all/disable_ipv6", "1"); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{filepath.Join(bin, "kube-proxy"), program} {
+	for _, path := range bothPrograms(t) {
 		p := asked{world: w, path: path}.run("--cluster-cidr=fd00:10:244::/56")
 		select {
 		case <-p.Ended():

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -26,7 +25,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -34,13 +32,9 @@ import (
 // TestMetricsAreThoseOfKubeProxy lets the same happen to both programs, one after the other on the same cluster, and compares
 // names, types, labels, buckets and values of their metrics.
 func TestMetricsAreThoseOfKubeProxy(t *testing.T) {
-	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
-	if err != nil {
-		t.Fatal(err)
-	}
 	w := newWorld(t, lab.Config{Pods: 1, Remotes: 1})
 	var seen [2]scrapes
-	for i, path := range []string{filepath.Join(bin, "kube-proxy"), program} {
+	for i, path := range bothPrograms(t) {
 		t.Run(filepath.Base(path), func(t *testing.T) { seen[i] = lived(asked{world: w, path: path, theirs: i == 0}.in(t)) })
 	}
 	if t.Failed() {

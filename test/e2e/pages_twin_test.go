@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -23,7 +22,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -31,14 +29,10 @@ import (
 // TestPagesAreThoseOfKubeProxy asks both programs, one after the other on the same cluster and with the same flags, for all
 // that they serve on their two ports.
 func TestPagesAreThoseOfKubeProxy(t *testing.T) {
-	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
-	if err != nil {
-		t.Fatal(err)
-	}
 	w := newWorld(t, lab.Config{Pods: 1})
 	w.apply(checked(checkPort))
 	var seen [2]pages
-	for i, path := range []string{filepath.Join(bin, "kube-proxy"), program} {
+	for i, path := range bothPrograms(t) {
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			part := *w
 			part.T = t

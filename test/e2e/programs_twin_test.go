@@ -1,0 +1,21 @@
+//go:build twin
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+)
+
+// bothPrograms returns the paths of the real kube-proxy, which is built if need be, and of ours.
+func bothPrograms(t *testing.T) []string {
+	t.Helper()
+	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{filepath.Join(bin, "kube-proxy"), program}
+}
