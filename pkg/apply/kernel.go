@@ -22,6 +22,8 @@ type Kernel struct {
 	generation uint32
 	// states are the state elements that the kernel holds.
 	states map[nft.Family]*nft.Element
+	// difference is the batch of the last differences that were sent; its memory serves again.
+	difference *nft.Batch
 	// takeOver says that kube-proxy's tables are to be replaced; found are the families in which it had one at the last look.
 	takeOver bool
 	found    []nft.Family
@@ -41,7 +43,7 @@ func Open() (*Kernel, error) {
 		}
 		return nil, fmt.Errorf("%w: does the kernel have nf_tables (CONFIG_NF_TABLES, module nf_tables)?", err)
 	}
-	return &Kernel{conn: conn, states: map[nft.Family]*nft.Element{}}, nil
+	return &Kernel{conn: conn, states: map[nft.Family]*nft.Element{}, difference: nft.NewBatch(0)}, nil
 }
 
 // Close closes the connection; the tables stay.
@@ -101,7 +103,7 @@ func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 	}
 	why, err := k.compare(p)
 	if err == nil && k.takeOver {
-		k.found, err = k.kubeProxys()
+		k.found, err = KubeProxyTables(k.conn)
 	}
 	if err != nil {
 		return Result{}, fmt.Errorf("read tables: %w", err)
@@ -145,17 +147,16 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 		p.Untrack()
 		return k.rewrite(p, why)
 	}
-	b := nft.NewBatch(256 + 128*(len(c.Delete)+len(c.Add)))
-	tables := map[model.Family]*nft.Table{}
+	b := k.reuse()
 	for _, ch := range c.Chains {
-		t := table(tables, ch.Family)
+		t := table(ch.Family)
 		b.AddChain(t, ch.Chain)
 		b.AddRules(t, ch.Chain)
 	}
-	states := map[nft.Family]*nft.Element{}
+	var states []*nft.Element
 	for f, old := range k.states {
 		if s := p.State(f); *s != *old {
-			states[f] = s
+			states = append(states, s)
 			b.DeleteElement(old)
 		}
 	}
@@ -169,7 +170,7 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 		b.AddElement(s)
 	}
 	for _, ch := range c.Unused {
-		t := table(tables, ch.Family)
+		t := table(ch.Family)
 		b.FlushRules(t, ch.Name)
 		b.DeleteChain(t, ch.Name)
 	}
@@ -177,8 +178,8 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 	if err != nil {
 		return result, err
 	}
-	for f, s := range states {
-		k.states[f] = s
+	for _, s := range states {
+		k.states[s.Set.Family] = s
 	}
 	return result, nil
 }
@@ -205,12 +206,19 @@ func outgrown(sets []*nft.Set) string {
 	return "little room left in " + strings.Join(names, ", ")
 }
 
-// table names a family's table.
-func table(tables map[model.Family]*nft.Table, f model.Family) *nft.Table {
-	if tables[f] == nil {
-		tables[f] = &nft.Table{Family: plan.NFT(f), Name: plan.TableName}
+// reuse returns an empty batch in the memory of the last one, unless that was large.
+func (k *Kernel) reuse() *nft.Batch {
+	const large = 256 << 10
+	if k.difference.Len() > large {
+		k.difference = nft.NewBatch(0)
 	}
-	return tables[f]
+	k.difference.Reset()
+	return k.difference
+}
+
+// table names a family's table.
+func table(f model.Family) *nft.Table {
+	return &nft.Table{Family: plan.NFT(f), Name: plan.TableName}
 }
 
 func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
@@ -236,19 +244,11 @@ func Cleanup() (deleted []string, err error) {
 	defer conn.Close()
 	var errs []error
 	for _, f := range model.Families {
-		found, err := conn.HasTable(plan.NFT(f), plan.TableName)
-		if err != nil || !found {
-			errs = append(errs, err)
-			continue
+		found, err := conn.DeleteTable(plan.NFT(f), plan.TableName)
+		errs = append(errs, err)
+		if found {
+			deleted = append(deleted, fmt.Sprintf("%s %s", plan.NFT(f), plan.TableName))
 		}
-		b := nft.NewBatch(0)
-		b.DeleteTable(plan.NFT(f), plan.TableName)
-		name := fmt.Sprintf("%s %s", plan.NFT(f), plan.TableName)
-		if err := conn.Commit(b); err != nil {
-			errs = append(errs, fmt.Errorf("delete table %s: %w", name, err))
-			continue
-		}
-		deleted = append(deleted, name)
 	}
 	return deleted, errors.Join(errs...)
 }
@@ -259,15 +259,15 @@ func (k *Kernel) Renew(p *plan.Planner) error {
 	if !k.known {
 		return nil
 	}
-	b := nft.NewBatch(0)
+	b := k.reuse()
 	leases := p.Leases()
 	for i, e := range leases {
 		if i == 0 || e.Set != leases[i-1].Set {
 			b.FlushSet(e.Set) // an element that has run out can't be deleted by its key
 		}
 	}
-	for _, e := range leases {
-		b.AddElement(e)
+	for i := range leases {
+		b.AddElement(&leases[i])
 	}
 	if _, err := k.commit(b, Partial); err != nil {
 		return fmt.Errorf("renew the lease: %w", err)

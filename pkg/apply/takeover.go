@@ -13,10 +13,10 @@ const KubeProxyTable = "kube-proxy"
 // every packet meets one of the two. Tables of kube-proxy that appear later are left alone.
 func (k *Kernel) TakeOver() { k.takeOver = true }
 
-// kubeProxys lists the families in which kube-proxy has a table.
-func (k *Kernel) kubeProxys() (families []nft.Family, err error) {
+// KubeProxyTables lists the families in which kube-proxy has a table.
+func KubeProxyTables(conn *nft.Conn) (families []nft.Family, err error) {
 	for _, f := range model.Families {
-		found, err := k.conn.HasTable(plan.NFT(f), KubeProxyTable)
+		found, err := conn.HasTable(plan.NFT(f), KubeProxyTable)
 		if err != nil {
 			return nil, err
 		}

@@ -51,15 +51,18 @@ type frontend struct {
 }
 
 // serves reports whether a flow may go on to that endpoint.
-func (f *frontend) serves(e netip.AddrPort) bool {
+func (f *frontend) serves(p model.Protocol, e netip.AddrPort) bool {
+	if p != model.UDP {
+		return slices.Contains(f.endpoints, e)
+	}
 	_, found := slices.BinarySearchFunc(f.endpoints, e, netip.AddrPort.Compare)
 	return found
 }
 
 // Frontend says to which endpoints flows of a frontend may go on: all that are ready or serving, terminating ones
 // included, whatever traffic policy and topology say, because what has begun may end where it is. They may be none.
-// The list has to be sorted; it is kept and must never be changed, so that it can be shared by all frontends of a service
-// port. Frontends of other protocols than UDP are needed only with Undnated.
+// The list is kept and must never be changed, so that it can be shared by all frontends of a service port. That of a UDP
+// frontend has to be sorted. Those of other protocols are needed only with Undnated.
 //
 // kube-proxy (pkg/proxy/conntrack/cleanup.go) takes serving endpoints only, and so cuts off those that are ready without
 // serving, which spec.publishNotReadyAddresses brings about.
@@ -172,7 +175,7 @@ func (d *Desired) Stale(f *Flow) bool {
 		return f.Translated() && d.orphan(f.Destination.Addr())
 	case to.gone:
 		return f.Translated()
-	case to.serves(f.Server):
+	case to.serves(f.Protocol, f.Server):
 		return false
 	case f.Translated():
 		return true

@@ -40,6 +40,17 @@ func NewBatch(capacity int) *Batch {
 	return b
 }
 
+// Reset empties the batch, which may have been committed, and keeps its memory.
+func (b *Batch) Reset() {
+	*b = Batch{encoder: encoder{buf: b.buf[:0]}, open: b.open[:0], last: -1}
+	for _, l := range b.open[:cap(b.open)] {
+		if l != nil {
+			*l = elementList{encoder: encoder{buf: l.buf[:0]}}
+		}
+	}
+	b.control(unix.NFNL_MSG_BATCH_BEGIN)
+}
+
 // Empty reports whether nothing is in the batch.
 func (b *Batch) Empty() bool { return b.ops == 0 && len(b.open) == 0 }
 
@@ -89,7 +100,7 @@ func (b *Batch) AddTable(t *Table) {
 	b.str(unix.NFTA_TABLE_NAME, t.Name)
 	b.u32(unix.NFTA_TABLE_FLAGS, 0)
 	if t.Comment != "" {
-		b.attr(tableUserData, tlv(0, cstring(t.Comment)))
+		b.comment(tableUserData, t.Comment)
 	}
 	b.end(off)
 }
@@ -128,7 +139,7 @@ func (b *Batch) AddChain(t *Table, c *Chain) {
 		b.str(unix.NFTA_CHAIN_TYPE, c.Type)
 	}
 	if c.Comment != "" {
-		b.attr(chainUserData, tlv(0, cstring(c.Comment)))
+		b.comment(chainUserData, c.Comment)
 	}
 	b.end(off)
 }
@@ -166,7 +177,7 @@ func (b *Batch) addRule(t *Table, c *Chain, r *Rule) {
 	}
 	b.unnest(list)
 	if r.Comment != "" {
-		b.attr(unix.NFTA_RULE_USERDATA, tlv(0, cstring(r.Comment)))
+		b.comment(unix.NFTA_RULE_USERDATA, r.Comment)
 	}
 	b.end(off)
 }
@@ -257,6 +268,11 @@ func (b *Batch) listOf(s *Set) *elementList {
 		if l.set == s {
 			return l
 		}
+	}
+	if n := len(b.open); n < cap(b.open) && b.open[:n+1][n] != nil {
+		b.open = b.open[:n+1] // its memory is there from before the last [Batch.closeElements]
+		b.open[n].set = s
+		return b.open[n]
 	}
 	l := &elementList{set: s}
 	b.open = append(b.open, l)

@@ -68,6 +68,20 @@ func (c *Conn) Commit(b *Batch) error {
 	return c.replies(b, ack)
 }
 
+// DeleteTable deletes a table with all that is in it, and tells whether there was one.
+func (c *Conn) DeleteTable(family Family, name string) (deleted bool, err error) {
+	found, err := c.HasTable(family, name)
+	if err != nil || !found {
+		return false, err
+	}
+	b := NewBatch(0)
+	b.DeleteTable(family, name)
+	if err := c.Commit(b); err != nil {
+		return false, fmt.Errorf("delete table %s %s: %w", family, name, err)
+	}
+	return true, nil
+}
+
 // growSendBuffer makes the socket accept a message of n bytes, which netlink must take whole.
 func (c *Conn) growSendBuffer(n int) error {
 	need := n + n/4 + 4096

@@ -45,6 +45,18 @@ func (b *encoder) str(typ uint16, s string) {
 	b.pad(n)
 }
 
+// comment writes what nft shows as the comment of an element, a rule and so on, cut to what it can read back.
+func (b *encoder) comment(typ uint16, s string) {
+	s = s[:min(len(s), maxComment-1)]
+	n := 4 + 2 + len(s) + 1
+	b.buf = binary.NativeEndian.AppendUint16(b.buf, uint16(n))
+	b.buf = binary.NativeEndian.AppendUint16(b.buf, typ)
+	b.buf = append(b.buf, 0, byte(len(s)+1))
+	b.buf = append(b.buf, s...)
+	b.buf = append(b.buf, 0)
+	b.pad(n)
+}
+
 func (b *encoder) pad(n int) {
 	for ; n&3 != 0; n++ {
 		b.buf = append(b.buf, 0)
@@ -105,6 +117,6 @@ func (b *encoder) elementData(e *Element) {
 		b.value(unix.NFTA_SET_ELEM_DATA, &e.Data)
 	}
 	if e.Comment != "" {
-		b.attr(unix.NFTA_SET_ELEM_USERDATA, tlv(0, cstring(e.Comment)))
+		b.comment(unix.NFTA_SET_ELEM_USERDATA, e.Comment)
 	}
 }

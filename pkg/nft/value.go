@@ -23,13 +23,26 @@ func (v *Value) Empty() bool { return v.n == 0 }
 
 // Addr appends an IP address of 4 or 16 bytes.
 func (v Value) Addr(a netip.Addr) Value {
+	v.addr(a)
+	return v
+}
+
+// addr is Addr in place: a Value is large enough for its copies to count where there are very many.
+func (v *Value) addr(a netip.Addr) {
 	if a.Is4() {
 		b := a.As4()
 		v.n += byte(copy(v.b[v.n:], b[:]))
-		return v
+		return
 	}
 	b := a.As16()
 	v.n += byte(copy(v.b[v.n:], b[:]))
+}
+
+// Endpoint is an IP address and a port.
+func Endpoint(e netip.AddrPort) (v Value) {
+	v.addr(e.Addr())
+	binary.BigEndian.PutUint16(v.b[v.n:], e.Port())
+	v.n += 4
 	return v
 }
 

@@ -20,7 +20,8 @@ func (p *Planner) use(u use) {
 		p.delta.addChain(key)
 	}
 	p.chains[key] = chain + 1
-	p.put(p.layouts[u.family].dispatchElement(u.step, u.class))
+	e := p.layouts[u.family].dispatchElement(u.step, u.class)
+	p.put(&e)
 }
 
 // drop notes that a class is chosen at a step once less. Its chain stays until [Planner.Retire].
@@ -72,7 +73,8 @@ func (p *Planner) retireUses() {
 		if n == 0 {
 			delete(p.uses, u)
 			p.chains[classKey{u.family, u.class}]--
-			p.remove(p.layouts[u.family].dispatchElement(u.step, u.class))
+			e := p.layouts[u.family].dispatchElement(u.step, u.class)
+			p.remove(&e)
 		}
 	}
 }
@@ -128,7 +130,7 @@ func (p *Planner) FoundDispatch(e *nft.Element) {
 	l := p.layouts[familyOf(e.Set)]
 	v := e.Key.AsUint32()
 	u := use{l.family, step(slices.Index(l.dispatch[:], e.Set)), class{kind(v >> 24), v & 0xffffff}}
-	if _, known := p.uses[u]; known || !u.kind.exists() || *l.dispatchElement(u.step, u.class) != *e {
+	if _, known := p.uses[u]; known || !u.kind.exists() || l.dispatchElement(u.step, u.class) != *e {
 		return
 	}
 	p.uses[u] = 0

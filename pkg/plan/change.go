@@ -36,38 +36,44 @@ func (c *Change) Empty() bool {
 // comes back as it was, leaves no trace.
 type delta struct {
 	elements map[nft.ID]*transition
-	order    []nft.ID
+	order    []*transition
 	chains   []classKey
 	unused   []Chain
 	grown    []*nft.Set
 	rules    bool
 }
 
-// transition is an element as it was, and as it is; nil where there is none.
-type transition struct{ was, is *nft.Element }
+// transition is an element as it was, and as it is; the zero element where there is none.
+type transition struct{ was, is nft.Element }
 
 func newDelta() *delta { return &delta{elements: map[nft.ID]*transition{}} }
 
-func (d *delta) put(e *nft.Element) {
-	id := e.ID()
-	s := d.elements[id]
-	if s == nil {
-		s = &transition{}
-		d.elements[id] = s
-		d.order = append(d.order, id)
+// reset forgets everything. The memory for elements serves again, unless there were very many.
+func (d *delta) reset() {
+	const many = 256
+	if len(d.order) > many {
+		*d = *newDelta()
+		return
 	}
-	s.is = e
+	clear(d.elements)
+	clear(d.order)
+	*d = delta{elements: d.elements, order: d.order[:0]}
 }
 
-func (d *delta) remove(e *nft.Element) {
+func (d *delta) put(e *nft.Element) { d.touch(e, nft.Element{}).is = *e }
+
+func (d *delta) remove(e *nft.Element) { d.touch(e, *e).is = nft.Element{} }
+
+// touch returns the transition of an element, which starts with what it was if this is the first time.
+func (d *delta) touch(e *nft.Element, was nft.Element) *transition {
 	id := e.ID()
-	s := d.elements[id]
-	if s == nil {
-		s = &transition{was: e}
-		d.elements[id] = s
-		d.order = append(d.order, id)
+	t := d.elements[id]
+	if t == nil {
+		t = &transition{was: was}
+		d.elements[id] = t
+		d.order = append(d.order, t)
 	}
-	s.is = nil
+	return t
 }
 
 // addChain notes that a class needs its chain, which may be about to be given up.
@@ -91,16 +97,19 @@ func (d *delta) removeChain(c Chain, key classKey) {
 
 // elementsChanged lists the elements to delete and to add, in the order in which they were first touched.
 func (d *delta) elementsChanged() (del, add []*nft.Element) {
-	for _, id := range d.order {
-		s := d.elements[id]
-		if s.was != nil && s.is != nil && *s.was == *s.is {
+	if len(d.order) == 0 {
+		return nil, nil
+	}
+	del, add = make([]*nft.Element, 0, len(d.order)), make([]*nft.Element, 0, len(d.order))
+	for _, t := range d.order {
+		if t.was == t.is {
 			continue
 		}
-		if s.was != nil {
-			del = append(del, s.was)
+		if t.was.Set != nil {
+			del = append(del, &t.was)
 		}
-		if s.is != nil {
-			add = append(add, s.is)
+		if t.is.Set != nil {
+			add = append(add, &t.is)
 		}
 	}
 	return del, add

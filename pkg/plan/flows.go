@@ -20,6 +20,9 @@ func (p *Planner) touchFlows(k model.Key) {
 // TakeFlows returns the UDP frontends that have changed since the last call, and forgets them. It is to be called when the
 // kernel holds what is wanted.
 func (p *Planner) TakeFlows() map[model.Key]struct{} {
+	if len(p.flows) == 0 {
+		return nil
+	}
 	taken := p.flows
 	p.flows = map[model.Key]struct{}{}
 	return taken
@@ -32,19 +35,19 @@ func (p *Planner) Keys(f func(model.Key)) {
 	}
 }
 
-// FlowEndpoints returns the endpoints with which flows to a frontend may go on, sorted; the list is shared and must not be
+// FlowEndpoints returns the endpoints with which flows to a frontend may go on, for UDP sorted; the list is shared and must not be
 // changed. It reports false if there is no such frontend.
 func (p *Planner) FlowEndpoints(k model.Key) ([]netip.AddrPort, bool) {
-	c := p.winner(k)
+	c := p.claims[k].winner
 	switch {
-	case c == nil:
+	case c.service == nil:
 		return nil, false
 	case k.Protocol == model.UDP:
 		return c.port.serving, true
 	}
 	for _, l := range c.port.lists {
 		if len(l) > 0 {
-			return sorted(l), true
+			return l, true
 		}
 	}
 	return nil, true

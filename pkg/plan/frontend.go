@@ -9,7 +9,9 @@ import (
 
 // port is a service port as it stands in the tables.
 type port struct {
-	name      model.PortName
+	name model.PortName
+	// comment is the name as elements have it.
+	comment   string
 	protocol  model.Protocol
 	family    model.Family
 	frontends []model.Frontend
@@ -42,10 +44,6 @@ func value(k *model.Key) nft.Value {
 	return v.Proto(uint8(k.Protocol)).Port(k.Port)
 }
 
-func endpointValue(e netip.AddrPort) nft.Value {
-	return nft.Value{}.Addr(e.Addr()).Port(e.Port())
-}
-
 // arrival is one step of a frontend's way: a map that holds its class, and the class.
 type arrival struct {
 	classes *nft.Set
@@ -53,11 +51,13 @@ type arrival struct {
 	class   class
 }
 
-// arrivals tells what a frontend does, as the classes that it has in the maps of its scope.
-func (l *layout) arrivals(p *port, f *model.Frontend) []arrival {
+// maxArrivals is the greatest number of arrivals of a frontend.
+const maxArrivals = 4
+
+// arrivals appends what a frontend does, as the classes that it has in the maps of its scope.
+func (l *layout) arrivals(out []arrival, p *port, f *model.Frontend) []arrival {
 	sc := &l.scopes[scopeOf(f)]
 	set, at := sc.classes, stepFirst
-	var out []arrival
 	if f.AllowedSources != nil {
 		out = append(out, arrival{set, at, class{kind: kindFirewall}})
 		set, at = sc.restricted, stepAllowed
@@ -94,46 +94,53 @@ func (p *port) class(f *model.Frontend, r route) class {
 	return class{directKind(scopeOf(f), r), uint32(n)}
 }
 
-// head lists the elements of a frontend that are not numbered, and the classes that it uses.
-func (l *layout) head(p *port, f *model.Frontend) (elements []*nft.Element, uses []use) {
+// head calls each for every element of a frontend that is not numbered.
+func (l *layout) head(p *port, f *model.Frontend, each func(nft.Element)) {
 	sc := &l.scopes[scopeOf(f)]
 	key := value(&f.Key)
-	comment := p.name.String()
-	for _, a := range l.arrivals(p, f) {
-		elements = append(elements, &nft.Element{Set: a.classes, Key: key, Data: a.class.value(), Comment: comment})
-		if a.class.kind.perCount() {
-			uses = append(uses, use{l.family, a.step, a.class})
-		}
-	}
-	for _, ls := range l.usedLists(p, f) {
-		if p.ids == nil {
-			continue
-		}
-		pick := class{pickKind(scopeOf(f), ls), uint32(len(p.lists[ls]))}
-		elements = append(elements, &nft.Element{Set: sc.draw[ls], Key: key, Data: pick.value()})
-		uses = append(uses, use{l.family, stepPick, pick})
+	var room [maxArrivals]arrival
+	for _, a := range l.arrivals(room[:0], p, f) {
+		each(nft.Element{Set: a.classes, Key: key, Data: a.class.value(), Comment: p.comment})
 	}
 	if p.ids != nil && p.hasEndpoints {
-		id := nft.Value{}.Uint32(p.ids.register())
-		elements = append(elements, &nft.Element{Set: sc.affinity, Key: key, Data: id, Comment: comment})
+		for ls := range lists {
+			if p.uses(f, ls) {
+				each(nft.Element{Set: sc.draw[ls], Key: key, Data: p.pick(f, ls).value()})
+			}
+		}
+		each(nft.Element{Set: sc.affinity, Key: key, Data: nft.Value{}.Uint32(p.ids.register()), Comment: p.comment})
 	}
 	for _, src := range f.AllowedSources {
-		elements = append(elements, &nft.Element{Set: l.allowedSources, Key: key.Addr(src.Addr()), KeyEnd: key.Addr(last(src))})
+		each(nft.Element{Set: l.allowedSources, Key: key.Addr(src.Addr()), KeyEnd: key.Addr(last(src))})
 	}
-	return elements, uses
 }
 
-// usedLists tells which of a port's lists, if they have endpoints, a frontend uses.
-func (l *layout) usedLists(p *port, f *model.Frontend) []list {
-	var used []list
-	for _, ls := range [...]list{listCluster, listLocal} {
-		clusterToo := f.Local && f.Kind != model.ClusterIP
-		wanted := !f.Local && ls == listCluster || f.Local && ls == listLocal || clusterToo
-		if wanted && p.hasEndpoints && len(p.lists[ls]) > 0 {
-			used = append(used, ls)
+// uses appends the classes of a frontend that have chains of their own.
+func (l *layout) uses(out []use, p *port, f *model.Frontend) []use {
+	var room [maxArrivals]arrival
+	for _, a := range l.arrivals(room[:0], p, f) {
+		if a.class.kind.perCount() {
+			out = append(out, use{l.family, a.step, a.class})
 		}
 	}
-	return used
+	for ls := range lists {
+		if p.ids != nil && p.uses(f, ls) {
+			out = append(out, use{l.family, stepPick, p.pick(f, ls)})
+		}
+	}
+	return out
+}
+
+// pick is the class that chooses an endpoint's id out of a list for a new client.
+func (p *port) pick(f *model.Frontend, ls list) class {
+	return class{pickKind(scopeOf(f), ls), uint32(len(p.lists[ls]))}
+}
+
+// uses tells whether a frontend leads to a port's list, and there is something in it.
+func (p *port) uses(f *model.Frontend, ls list) bool {
+	clusterToo := f.Local && f.Kind != model.ClusterIP
+	wanted := !f.Local && ls == listCluster || f.Local && ls == listLocal || clusterToo
+	return wanted && p.hasEndpoints && len(p.lists[ls]) > 0
 }
 
 // last returns the last address of a prefix.
@@ -146,39 +153,58 @@ func last(p netip.Prefix) netip.Addr {
 	return addr
 }
 
-// slot is a numbered element of a frontend: the endpoint itself, or its id where there is affinity.
-func (l *layout) slot(p *port, f *model.Frontend, ls list, i int) *nft.Element {
-	sc := &l.scopes[scopeOf(f)]
-	e := &nft.Element{Set: sc.endpoints[ls], Key: value(&f.Key).Uint32(uint32(i))}
-	if p.ids != nil {
-		e.Set = sc.slots[ls]
-		e.Data = nft.Value{}.Uint32(p.ids.endpointRegister(p.lists[ls][i]))
-		return e
-	}
-	e.Data = endpointValue(p.lists[ls][i])
-	return e
+// slots are the numbered elements that a frontend has of one list. There are very many of them, so that they are made one at
+// a time in the same place.
+type slots struct {
+	endpoints []netip.AddrPort
+	ids       *affinePort
+	key       nft.Value
+	room      nft.Element
 }
 
-// shared lists the elements that a service port needs and that others may need too.
-func (l *layout) shared(p *port) []*nft.Element {
-	var out []*nft.Element
+// fill makes them those of a claim; of none if it is none.
+func (s *slots) fill(l *layout, c *claim, ls list) {
+	s.endpoints = nil
+	if c.service == nil || !c.port.uses(c.frontend, ls) {
+		return
+	}
+	sc := &l.scopes[scopeOf(c.frontend)]
+	s.endpoints, s.ids, s.key = c.port.lists[ls], c.port.ids, value(&c.frontend.Key)
+	s.room = nft.Element{Set: sc.endpoints[ls]}
+	if s.ids != nil {
+		s.room.Set = sc.slots[ls]
+	}
+}
+
+// at is the element of a number: the endpoint itself, or its id where there is affinity. It is good until the next call.
+func (s *slots) at(i int) *nft.Element {
+	s.room.Key = s.key.Uint32(uint32(i))
+	if s.ids != nil {
+		s.room.Data = nft.Value{}.Uint32(s.ids.endpointRegister(s.endpoints[i]))
+	} else {
+		s.room.Data = nft.Endpoint(s.endpoints[i])
+	}
+	return &s.room
+}
+
+// shared calls each for every element that a service port needs and that others may need too.
+func (l *layout) shared(p *port, each func(nft.Element)) {
 	for i := range p.frontends {
 		if f := &p.frontends[i]; f.Kind == model.ClusterIP {
-			out = append(out, &nft.Element{Set: l.clusterIPs, Key: nft.Value{}.Addr(f.Addr)})
+			each(nft.Element{Set: l.clusterIPs, Key: nft.Value{}.Addr(f.Addr)})
 		}
 	}
 	for _, e := range p.hairpin {
 		key := nft.Value{}.Addr(e.Addr()).Addr(e.Addr()).Proto(uint8(p.protocol)).Port(e.Port())
-		out = append(out, &nft.Element{Set: l.hairpin, Key: key})
+		each(nft.Element{Set: l.hairpin, Key: key})
 	}
 	if p.ids == nil {
-		return out
+		return
 	}
 	for ls := range lists {
 		for _, e := range p.lists[ls] {
 			key := nft.Value{}.Proto(uint8(p.protocol)).Uint32(p.ids.endpointRegister(e))
-			out = append(out, &nft.Element{Set: l.backends[ls], Key: key, Data: endpointValue(e)})
+			each(nft.Element{Set: l.backends[ls], Key: key, Data: nft.Endpoint(e)})
 		}
 	}
-	return out
 }

@@ -13,9 +13,9 @@ func (p *Planner) SetNodeAddresses(f model.Family, addrs []netip.Addr) {
 	if l == nil {
 		return
 	}
-	var elements []*nft.Element
+	var elements []nft.Element
 	for _, a := range addrs {
-		elements = append(elements, &nft.Element{Set: l.nodeAddresses, Key: nft.Value{}.Addr(a)})
+		elements = append(elements, nft.Element{Set: l.nodeAddresses, Key: nft.Value{}.Addr(a)})
 	}
 	p.setRange(l.nodeAddresses, elements)
 }
@@ -26,22 +26,22 @@ func (p *Planner) SetServiceCIDRs(f model.Family, cidrs []netip.Prefix) {
 	if l == nil {
 		return
 	}
-	var elements []*nft.Element
+	var elements []nft.Element
 	for _, c := range cidrs {
-		elements = append(elements, &nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(c.Masked().Addr())})
+		elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(c.Masked().Addr())})
 		if next := last(c).Next(); next.IsValid() {
-			elements = append(elements, &nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(next), IntervalEnd: true})
+			elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(next), IntervalEnd: true})
 		}
 	}
 	p.setRange(l.serviceCIDRs, elements)
 }
 
-func (p *Planner) setRange(s *nft.Set, elements []*nft.Element) {
-	for _, e := range p.ranges[s] {
-		p.remove(e)
+func (p *Planner) setRange(s *nft.Set, elements []nft.Element) {
+	for i := range p.ranges[s] {
+		p.remove(&p.ranges[s][i])
 	}
-	for _, e := range elements {
-		p.put(e)
+	for i := range elements {
+		p.put(&elements[i])
 	}
 	p.ranges[s] = elements
 }

@@ -20,13 +20,13 @@ type Planner struct {
 	layouts  [2]*layout
 	tables   [2]*nft.Table
 	services map[types.NamespacedName]*service
-	claims   map[model.Key][]claim
+	claims   map[model.Key]contenders
 	// noLocal counts the service ports of each family that have endpoints, but none for a frontend with the internal or
 	// external policy Local.
 	noLocal [2]struct{ internal, external int }
 	// losers counts the claims that another Service has won.
 	losers int
-	shared map[nft.ID]*sharedElement
+	shared map[nft.ID]sharedElement
 	// uses counts the frontends that choose a class at a step; 0 means that the class can still be chosen there.
 	uses map[use]int
 	// chains counts the steps at which a class's chain can be chosen; 0 means that nothing leads there any more.
@@ -34,7 +34,7 @@ type Planner struct {
 	leftovers []Chain
 	ids       [2]*ids
 	// ranges are elements that stand for this node and the cluster, not for a Service.
-	ranges map[*nft.Set][]*nft.Element
+	ranges map[*nft.Set][]nft.Element
 
 	// flows are the UDP frontends whose flows may have to go, since somebody last asked.
 	flows map[model.Key]struct{}
@@ -44,6 +44,10 @@ type Planner struct {
 	layout  [2]uint64
 	// delta is nil as long as nobody keeps track.
 	delta *delta
+	// contests, usesRoom and slots are working memory of one call.
+	contests []contest
+	usesRoom [2][]use
+	slots    [2]slots
 }
 
 // service is a Service as it stands in the tables.
@@ -61,6 +65,13 @@ type claim struct {
 	frontend *model.Frontend
 }
 
+// contenders are the claims to one key.
+type contenders struct {
+	winner claim
+	// losers are in the order in which they would win.
+	losers []claim
+}
+
 func (c *claim) compare(d *claim) int {
 	return cmp.Or(cmp.Compare(c.rank(), d.rank()), c.service.created.Compare(d.service.created),
 		cmp.Compare(c.service.name.Namespace, d.service.name.Namespace),
@@ -76,8 +87,8 @@ func (c *claim) rank() int {
 
 // sharedElement is an element that several service ports need.
 type sharedElement struct {
-	element *nft.Element
-	users   int
+	data  nft.Value
+	users int32
 }
 
 // New returns a planner for an empty cluster. It doesn't keep track of changes before [Planner.Track].
@@ -85,11 +96,11 @@ func New(o Options) *Planner {
 	p := &Planner{
 		options:  o,
 		services: map[types.NamespacedName]*service{},
-		claims:   map[model.Key][]claim{},
-		shared:   map[nft.ID]*sharedElement{},
+		claims:   map[model.Key]contenders{},
+		shared:   map[nft.ID]sharedElement{},
 		uses:     map[use]int{},
 		chains:   map[classKey]int{},
-		ranges:   map[*nft.Set][]*nft.Element{},
+		ranges:   map[*nft.Set][]nft.Element{},
 		flows:    map[model.Key]struct{}{},
 		counts:   map[*nft.Set]int{},
 	}
@@ -98,10 +109,20 @@ func New(o Options) *Planner {
 		p.layouts[f], p.ids[f] = l, newIDs()
 		p.lay(f)
 		for _, e := range l.fixed() {
-			p.put(e)
+			p.put(&e)
 		}
 	}
 	return p
+}
+
+// Expect makes room for a number of Services, if there are none yet: growing step by step would cost as much as planning them.
+func (p *Planner) Expect(services int) {
+	if len(p.services) > 0 {
+		return
+	}
+	p.services = make(map[types.NamespacedName]*service, services)
+	p.claims = make(map[model.Key]contenders, services)
+	p.shared = make(map[nft.ID]sharedElement, services)
 }
 
 // lay makes the constant part of a family's table.
@@ -123,7 +144,7 @@ func (p *Planner) SetLocalPods(f model.Family, pods LocalPods) {
 }
 
 // Leases returns the elements that have to be there anew before [Lease] has passed, of all families.
-func (p *Planner) Leases() (list []*nft.Element) {
+func (p *Planner) Leases() (list []nft.Element) {
 	for _, f := range p.options.Families {
 		list = append(list, p.layouts[f].leases()...)
 	}
@@ -131,7 +152,7 @@ func (p *Planner) Leases() (list []*nft.Element) {
 }
 
 // fixed are the elements that are always there.
-func (l *layout) fixed() []*nft.Element {
+func (l *layout) fixed() []nft.Element {
 	out := l.leases()
 	for k := kindReject; k <= kindNodePortExternalLocal; k++ {
 		for _, st := range fixedDispatch[k] {
@@ -142,15 +163,15 @@ func (l *layout) fixed() []*nft.Element {
 }
 
 // leases are the elements of the set of the lease: the protocols that Services have.
-func (l *layout) leases() (list []*nft.Element) {
+func (l *layout) leases() (list []nft.Element) {
 	for _, proto := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
-		list = append(list, &nft.Element{Set: l.lease, Key: nft.Value{}.OnlyProto(proto)})
+		list = append(list, nft.Element{Set: l.lease, Key: nft.Value{}.OnlyProto(proto)})
 	}
 	return list
 }
 
-func (l *layout) dispatchElement(st step, c class) *nft.Element {
-	return &nft.Element{Set: l.dispatch[st], Key: c.value(), Chain: c.chain(), Jump: st == stepPick}
+func (l *layout) dispatchElement(st step, c class) nft.Element {
+	return nft.Element{Set: l.dispatch[st], Key: c.value(), Chain: c.chain(), Jump: st == stepPick}
 }
 
 // Conflict is a frontend that more than one Service claims.
@@ -170,12 +191,14 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	} else {
 		delete(p.services, name)
 	}
-	before := p.winners(old, now)
+	p.noteWinners(old, now)
 	p.withdraw(old)
 	p.claim(now)
-	for _, w := range before {
-		p.change(w.claim, p.winner(w.key))
+	for i := range p.contests {
+		c := &p.contests[i]
+		p.change(c.winner, p.claims[c.key].winner)
 	}
+	clear(p.contests)
 	p.share(now, 1)
 	p.share(old, -1)
 	p.countNoLocal(now, 1)
@@ -191,7 +214,7 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 			continue
 		}
 		n := &port{
-			name: sp.Name, protocol: sp.Protocol, family: sp.Family, frontends: sp.Frontends,
+			name: sp.Name, comment: sp.Name.String(), protocol: sp.Protocol, family: sp.Family, frontends: sp.Frontends,
 			hairpin: sp.Hairpin, serving: sp.Serving, hasEndpoints: sp.HasEndpoints,
 		}
 		before := old.port(n.id())
@@ -233,26 +256,35 @@ func (s *service) port(id portID) *port {
 	return &port{}
 }
 
-// contest is a key with the claim that won it before a change.
+// contest is a key with the claim that won it before a change, if there was one.
 type contest struct {
-	key   model.Key
-	claim *claim
+	key    model.Key
+	winner claim
 }
 
-// winners lists the keys that either form of a Service claims, with the present winner of each.
-func (p *Planner) winners(old, now *service) []contest {
-	var out []contest
-	seen := map[model.Key]struct{}{}
-	for _, s := range []*service{old, now} {
-		s.eachFrontend(func(c claim) {
-			if _, ok := seen[c.frontend.Key]; !ok {
-				seen[c.frontend.Key] = struct{}{}
-				p.touchFlows(c.frontend.Key)
-				out = append(out, contest{c.frontend.Key, p.winner(c.frontend.Key)})
-			}
-		})
+// noteWinners lists the keys that either form of a Service claims, with the present winner of each. The earlier form claims
+// its keys still.
+func (p *Planner) noteWinners(old, now *service) {
+	p.contests = p.contests[:0]
+	note := func(k model.Key, c *contenders) {
+		p.touchFlows(k)
+		p.contests = append(p.contests, contest{k, c.winner})
 	}
-	return out
+	old.eachFrontend(func(c claim) {
+		contenders := p.claims[c.frontend.Key]
+		note(c.frontend.Key, &contenders)
+	})
+	now.eachFrontend(func(c claim) {
+		contenders := p.claims[c.frontend.Key]
+		if !contenders.has(old) {
+			note(c.frontend.Key, &contenders)
+		}
+	})
+}
+
+// has tells whether a Service is among the contenders.
+func (c *contenders) has(s *service) bool {
+	return s != nil && (c.winner.service == s || slices.ContainsFunc(c.losers, func(l claim) bool { return l.service == s }))
 }
 
 func (s *service) eachFrontend(f func(claim)) {
@@ -266,39 +298,39 @@ func (s *service) eachFrontend(f func(claim)) {
 	}
 }
 
-// winner returns a copy of the claim that a key goes to, or nil.
-func (p *Planner) winner(k model.Key) *claim {
-	if list := p.claims[k]; len(list) > 0 {
-		c := list[0]
-		return &c
-	}
-	return nil
-}
-
 func (p *Planner) withdraw(s *service) {
 	s.eachFrontend(func(c claim) {
-		k := c.frontend.Key
-		rest := slices.DeleteFunc(slices.Clone(p.claims[k]), func(d claim) bool { return d.service == s })
-		p.setClaims(k, rest)
+		list := p.claims[c.frontend.Key]
+		switch {
+		case list.winner.service != s:
+			list.losers = slices.DeleteFunc(list.losers, func(d claim) bool { return d.service == s })
+		case len(list.losers) == 0:
+			delete(p.claims, c.frontend.Key)
+			return
+		default:
+			list.winner = list.losers[0]
+			list.losers = slices.Delete(list.losers, 0, 1)
+		}
+		p.losers--
+		p.claims[c.frontend.Key] = list
 	})
-}
-
-// setClaims sets the claims to a key, the winner first, and keeps count of those that lose.
-func (p *Planner) setClaims(k model.Key, list []claim) {
-	p.losers += max(len(list)-1, 0) - max(len(p.claims[k])-1, 0)
-	if len(list) == 0 {
-		delete(p.claims, k)
-		return
-	}
-	p.claims[k] = list
 }
 
 func (p *Planner) claim(s *service) {
 	s.eachFrontend(func(c claim) {
-		k := c.frontend.Key
-		list := p.claims[k]
-		at, _ := slices.BinarySearchFunc(list, c, func(a, b claim) int { return a.compare(&b) })
-		p.setClaims(k, slices.Insert(slices.Clip(list), at, c))
+		list, claimed := p.claims[c.frontend.Key]
+		if !claimed {
+			p.claims[c.frontend.Key] = contenders{winner: c}
+			return
+		}
+		loser := c
+		if c.compare(&list.winner) < 0 {
+			loser, list.winner = list.winner, c
+		}
+		at, _ := slices.BinarySearchFunc(list.losers, loser, func(a, b claim) int { return a.compare(&b) })
+		list.losers = slices.Insert(list.losers, at, loser)
+		p.losers++
+		p.claims[c.frontend.Key] = list
 	})
 }
 
@@ -308,65 +340,58 @@ func (p *Planner) ConflictsOf(name types.NamespacedName) []Conflict {
 	var out []Conflict
 	p.services[name].eachFrontend(func(c claim) {
 		list := p.claims[c.frontend.Key]
-		for _, loser := range list[min(1, len(list)):] {
+		for _, loser := range list.losers {
 			out = append(out, Conflict{
-				Key: c.frontend.Key, Kind: loser.frontend.Kind, Winner: list[0].port.name, Loser: loser.port.name,
+				Key: c.frontend.Key, Kind: loser.frontend.Kind, Winner: list.winner.port.name, Loser: loser.port.name,
 			})
 		}
 	})
 	return out
 }
 
-// change replaces the elements of one claim by those of another; either may be nil.
-func (p *Planner) change(was, is *claim) {
-	if was != nil && is != nil && was.frontend == is.frontend {
+// change replaces the elements of one claim to a key by those of another; either may be none.
+func (p *Planner) change(was, is claim) {
+	if was.frontend == is.frontend {
 		return
 	}
-	var dropped []use
-	if was != nil {
-		var elements []*nft.Element
-		elements, dropped = p.layouts[was.port.family].head(was.port, was.frontend)
-		for _, e := range elements {
-			p.remove(e)
-		}
+	drops, uses := p.usesRoom[0][:0], p.usesRoom[1][:0]
+	var l *layout
+	if was.service != nil {
+		l = p.layouts[was.port.family]
+		l.head(was.port, was.frontend, func(e nft.Element) { p.remove(&e) })
+		drops = l.uses(drops, was.port, was.frontend)
 	}
-	if is != nil {
-		elements, used := p.layouts[is.port.family].head(is.port, is.frontend)
-		for _, e := range elements {
-			p.put(e)
-		}
-		for _, u := range used {
-			p.use(u)
-		}
+	if is.service != nil {
+		l = p.layouts[is.port.family]
+		l.head(is.port, is.frontend, func(e nft.Element) { p.put(&e) })
+		uses = l.uses(uses, is.port, is.frontend)
 	}
-	for _, u := range dropped {
+	for _, u := range uses {
+		p.use(u)
+	}
+	for _, u := range drops {
 		p.drop(u)
 	}
+	p.usesRoom = [2][]use{drops, uses}
 	for ls := range lists {
-		p.changeSlots(was, is, ls)
+		p.changeSlots(l, &was, &is, ls)
 	}
 }
 
-func (p *Planner) changeSlots(was, is *claim, ls list) {
-	n, m := p.slots(was, ls), p.slots(is, ls)
-	comparable := n > 0 && m > 0 && was.port.ids == is.port.ids
+func (p *Planner) changeSlots(l *layout, was, is *claim, ls list) {
+	old, now := &p.slots[0], &p.slots[1]
+	old.fill(l, was, ls)
+	now.fill(l, is, ls)
+	n, m := len(old.endpoints), len(now.endpoints)
 	for i := range max(n, m) {
-		if comparable && i < n && i < m && was.port.lists[ls][i] == is.port.lists[ls][i] {
+		if i < n && i < m && old.ids == now.ids && old.endpoints[i] == now.endpoints[i] {
 			continue
 		}
 		if i < n {
-			p.remove(p.layouts[was.port.family].slot(was.port, was.frontend, ls, i))
+			p.remove(old.at(i))
 		}
 		if i < m {
-			p.put(p.layouts[is.port.family].slot(is.port, is.frontend, ls, i))
+			p.put(now.at(i))
 		}
 	}
-}
-
-// slots counts the numbered elements of a claim.
-func (p *Planner) slots(c *claim, ls list) int {
-	if c == nil || !slices.Contains(p.layouts[c.port.family].usedLists(c.port, c.frontend), ls) {
-		return 0
-	}
-	return len(c.port.lists[ls])
 }

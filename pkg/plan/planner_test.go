@@ -222,13 +222,12 @@ func checkFresh(t *testing.T, p *Planner, k *fakeKernel, world map[types.Namespa
 	}
 }
 
-func copyRange(p *Planner, f nft.Family, elements []*nft.Element) {
+func copyRange(p *Planner, f nft.Family, elements []nft.Element) {
 	l := p.layouts[ofNFT(f)]
-	var copied []*nft.Element
+	var copied []nft.Element
 	for _, e := range elements {
-		c := *e
-		c.Set = l.serviceCIDRs
-		copied = append(copied, &c)
+		e.Set = l.serviceCIDRs
+		copied = append(copied, e)
 	}
 	p.setRange(l.serviceCIDRs, copied)
 }

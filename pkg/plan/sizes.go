@@ -35,7 +35,7 @@ func (p *Planner) Count(s *nft.Set) int { return p.counts[s] }
 // EachCount calls f with the number of elements of each of a family's sets that holds what the cluster asks for.
 func (p *Planner) EachCount(f model.Family, each func(s *nft.Set, n int)) {
 	for _, s := range p.tables[f].Sets {
-		if !s.Dynamic && s.Name != StateSet && s.Name != LeaseSet {
+		if !s.Dynamic && s.Timeout == 0 && s.Name != StateSet {
 			each(s, p.counts[s])
 		}
 	}

@@ -31,10 +31,11 @@ func rearrange(before []netip.AddrPort, set []netip.AddrPort) []netip.AddrPort {
 	if len(removed) == 0 && len(added) == 0 {
 		return before
 	}
-	if len(removed)+len(added) >= len(set) {
-		before, removed, added = nil, nil, set
+	if 4*(len(removed)+len(added)) > len(set) {
+		return afresh(set) // which takes n²/2 scores, where each difference takes about 2n
 	}
-	a := newArrangement(before, len(set))
+	var room [small]rival
+	a := newArrangement(room[:0], before)
 	for len(removed) > 0 && len(added) > 0 {
 		a.exchange(newRival(added[0]), hashEndpoint(removed[0]), len(a)-1)
 		removed, added = removed[1:], added[1:]
@@ -52,8 +53,27 @@ func rearrange(before []netip.AddrPort, set []netip.AddrPort) []netip.AddrPort {
 // from scratch, scoring takes a time that grows with the square, about 0.2 s at this number.
 const maxScored = 8192
 
+// small is the number of endpoints up to which an arrangement needs no memory of the heap.
+const small = 32
+
+// afresh lets every slot choose, the last one first.
+func afresh(set []netip.AddrPort) []netip.AddrPort {
+	var room [small]rival
+	a := newArrangement(room[:0], set)
+	for slot := len(a) - 1; slot > 0; slot-- {
+		best, winner := score(slot, a[slot].hash), slot
+		for i := range a[:slot] {
+			if s := score(slot, a[i].hash); s < best {
+				best, winner = s, i
+			}
+		}
+		a[slot], a[winner] = a[winner], a[slot]
+	}
+	return a.endpoints()
+}
+
 func byHash(set []netip.AddrPort) []netip.AddrPort {
-	a := newArrangement(set, len(set))
+	a := newArrangement(nil, set)
 	slices.SortFunc(a, func(x, y rival) int { return cmp.Compare(x.hash, y.hash) })
 	return a.endpoints()
 }
@@ -111,10 +131,10 @@ func score(slot int, hash uint64) uint64 {
 
 type arrangement []rival
 
-func newArrangement(before []netip.AddrPort, capacity int) arrangement {
-	a := make(arrangement, len(before), max(capacity, len(before)))
-	for i, e := range before {
-		a[i] = newRival(e)
+func newArrangement(room []rival, before []netip.AddrPort) arrangement {
+	a := arrangement(slices.Grow(room, len(before)+1))
+	for _, e := range before {
+		a = append(a, newRival(e))
 	}
 	return a
 }

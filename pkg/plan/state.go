@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// put notes that an element is wanted which was not.
+// put notes that an element is wanted which was not. It doesn't keep the element.
 func (p *Planner) put(e *nft.Element) {
 	f := familyOf(e.Set)
 	p.digests[f] += digest(e)
@@ -54,28 +54,24 @@ func (p *Planner) share(s *service, n int) {
 		return
 	}
 	for _, port := range s.ports {
-		for _, e := range p.layouts[port.family].shared(port) {
-			p.shareElement(e, n)
-		}
+		p.layouts[port.family].shared(port, func(e nft.Element) { p.shareElement(e, int32(n)) })
 	}
 }
 
-func (p *Planner) shareElement(e *nft.Element, n int) {
+func (p *Planner) shareElement(e nft.Element, n int32) {
 	id := e.ID()
-	s := p.shared[id]
-	if s == nil {
-		s = &sharedElement{element: e}
+	s, shared := p.shared[id]
+	if !shared {
+		s.data = e.Data
+		p.put(&e)
+	}
+	if s.users += n; s.users > 0 {
 		p.shared[id] = s
+		return
 	}
-	before := s.users
-	s.users += n
-	switch {
-	case before == 0 && s.users > 0:
-		p.put(s.element)
-	case before > 0 && s.users == 0:
-		p.remove(s.element)
-		delete(p.shared, id)
-	}
+	e.Data = s.data
+	p.remove(&e)
+	delete(p.shared, id)
 }
 
 // releaseIDs gives back the numbers that a Service has used and doesn't need any more.
@@ -100,7 +96,6 @@ func (p *Planner) releaseIDs(old, now *service) {
 // to [Planner.Tables] and [Planner.Elements].
 func (p *Planner) Take() *Change {
 	d := p.delta
-	p.delta = newDelta()
 	c := &Change{Grown: d.grown, Rules: d.rules, Unused: d.unused}
 	for _, key := range d.chains {
 		if _, ok := p.chains[key]; ok {
@@ -108,6 +103,7 @@ func (p *Planner) Take() *Change {
 		}
 	}
 	c.Delete, c.Add = d.elementsChanged()
+	d.reset()
 	return c
 }
 
@@ -147,36 +143,37 @@ func (p *Planner) Track() { p.delta = newDelta() }
 
 // Elements calls f for every element that should be there; f must not keep or change it.
 func (p *Planner) Elements(f func(*nft.Element)) {
+	var room nft.Element // one for all: there may be a million
+	each := func(e nft.Element) {
+		room = e
+		f(&room)
+	}
 	for _, fam := range p.options.Families {
 		for _, e := range p.layouts[fam].fixed() {
-			f(e)
+			each(e)
 		}
 	}
 	for u := range p.uses {
-		f(p.layouts[u.family].dispatchElement(u.step, u.class))
+		each(p.layouts[u.family].dispatchElement(u.step, u.class))
 	}
 	for _, elements := range p.ranges {
 		for _, e := range elements {
-			f(e)
+			each(e)
 		}
 	}
-	for _, s := range p.shared {
-		f(s.element)
+	for id, s := range p.shared {
+		each(nft.Element{Set: id.Set, Key: id.Key, Data: s.data})
 	}
 	for _, list := range p.claims {
-		p.claimElements(&list[0], f)
-	}
-}
-
-func (p *Planner) claimElements(c *claim, f func(*nft.Element)) {
-	l := p.layouts[c.port.family]
-	elements, _ := l.head(c.port, c.frontend)
-	for _, e := range elements {
-		f(e)
-	}
-	for ls := range lists {
-		for i := range p.slots(c, ls) {
-			f(l.slot(c.port, c.frontend, ls, i))
+		c := &list.winner
+		l := p.layouts[c.port.family]
+		l.head(c.port, c.frontend, each)
+		for ls := range lists {
+			s := &p.slots[0]
+			s.fill(l, c, ls)
+			for i := range s.endpoints {
+				f(s.at(i))
+			}
 		}
 	}
 }

@@ -1,10 +1,10 @@
 package proxy
 
 import (
-	"cmp"
 	"context"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -26,9 +26,8 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) {
 		p.absorbServiceCIDRs()
 	}
 	sorted := sortedNames(names)
-	for _, name := range sorted {
-		p.absorbService(name)
-	}
+	p.Planner.Expect(len(sorted))
+	p.build(sorted, p.absorbService)
 	if p.Planner.Conflicts() > 0 {
 		for _, name := range sorted {
 			p.reportConflicts(name)
@@ -46,7 +45,10 @@ func sortedNames(set map[types.NamespacedName]struct{}) []types.NamespacedName {
 		names = append(names, n)
 	}
 	slices.SortFunc(names, func(a, b types.NamespacedName) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		if c := strings.Compare(a.Namespace, b.Namespace); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Name, b.Name)
 	})
 	return names
 }
@@ -132,8 +134,8 @@ func (p *Proxy) absorbServiceCIDRs() {
 	}
 }
 
-func (p *Proxy) absorbService(name types.NamespacedName) {
-	s := model.Build(p.Source.Service(name), p.Source.Slices(name), p.node, p.Model)
+// absorbService takes up what has been made of a Service, nil where it is nothing to proxy.
+func (p *Proxy) absorbService(name types.NamespacedName, s *model.Service) {
 	var problems []model.Problem
 	if s != nil {
 		problems = s.Problems

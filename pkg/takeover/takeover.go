@@ -65,21 +65,8 @@ func Look(excluded []netip.Prefix) (Leftovers, error) {
 	defer conn.Close()
 	n, err = countNFT(conn)
 	errs = append(errs, note(IPTablesNFT, n, err))
-	n, err = countTables(conn)
-	return l, errors.Join(append(errs, note(NFTables, n, err))...)
-}
-
-func countTables(conn *nft.Conn) (n int, err error) {
-	for _, f := range families {
-		found, err := conn.HasTable(f, apply.KubeProxyTable)
-		if err != nil {
-			return 0, err
-		}
-		if found {
-			n++
-		}
-	}
-	return n, nil
+	tables, err := apply.KubeProxyTables(conn)
+	return l, errors.Join(append(errs, note(NFTables, len(tables), err))...)
 }
 
 // countIPVS counts what there is of mode ipvs. Virtual servers alone may be anybody's.
@@ -213,18 +200,11 @@ func removeFromNFTables(note *notes) error {
 func removeTables(conn *nft.Conn, note *notes) error {
 	var errs []error
 	for _, f := range families {
-		found, err := conn.HasTable(f, apply.KubeProxyTable)
-		if err != nil || !found {
-			errs = append(errs, err)
-			continue
+		found, err := conn.DeleteTable(f, apply.KubeProxyTable)
+		errs = append(errs, err)
+		if found {
+			note.removed("nftables", fmt.Sprintf("table %s %s", f, apply.KubeProxyTable))
 		}
-		b := nft.NewBatch(0)
-		b.DeleteTable(f, apply.KubeProxyTable)
-		if err := conn.Commit(b); err != nil {
-			errs = append(errs, fmt.Errorf("delete table %s %s: %w", f, apply.KubeProxyTable, err))
-			continue
-		}
-		note.removed("nftables", fmt.Sprintf("table %s %s", f, apply.KubeProxyTable))
 	}
 	return errors.Join(errs...)
 }

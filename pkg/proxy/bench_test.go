@@ -1,0 +1,171 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// storedSource hands out objects as a store of encoded ones does: decoded anew at every call.
+type storedSource struct {
+	*fakeSource
+	services map[types.NamespacedName][]byte
+	slices   map[types.NamespacedName][]byte
+}
+
+func (s *storedSource) Service(n types.NamespacedName) *corev1.Service {
+	service := &corev1.Service{}
+	if err := service.Unmarshal(s.services[n]); err != nil {
+		panic(err)
+	}
+	return service
+}
+
+func (s *storedSource) Slices(n types.NamespacedName) []*discoveryv1.EndpointSlice {
+	slice := &discoveryv1.EndpointSlice{}
+	if err := slice.Unmarshal(s.slices[n]); err != nil {
+		panic(err)
+	}
+	return []*discoveryv1.EndpointSlice{slice}
+}
+
+// put stores a Service with one slice; round tells two forms of it apart by one endpoint.
+func (s *storedSource) put(b *testing.B, i, endpoints, round int) types.NamespacedName {
+	name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}
+	portName, protocol, port, ready := "http", corev1.ProtocolTCP, int32(8080), true
+	service := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, CreationTimestamp: metav1.Unix(int64(i), 0)},
+		Spec: corev1.ServiceSpec{
+			Type:      corev1.ServiceTypeClusterIP,
+			ClusterIP: fmt.Sprintf("10.%d.%d.%d", 96+i/62500, i/250%250, i%250+1),
+			Ports:     []corev1.ServicePort{{Name: portName, Protocol: protocol, Port: 80}},
+		},
+	}
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name + "-1"},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &portName, Protocol: &protocol, Port: &port}},
+	}
+	for e := range endpoints {
+		n := uint32(i*endpoints + e)
+		addr := netip.AddrFrom4([4]byte{11 + byte(n>>24), byte(n >> 16), byte(n >> 8), byte(n)})
+		if e == 0 && round%2 == 1 {
+			addr = netip.AddrFrom4([4]byte{99, byte(i >> 16), byte(i >> 8), byte(i)})
+		}
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{addr.String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
+	}
+	for _, o := range []struct {
+		into map[types.NamespacedName][]byte
+		from interface{ Marshal() ([]byte, error) }
+	}{{s.services, service}, {s.slices, slice}} {
+		data, err := o.from.Marshal()
+		if err != nil {
+			b.Fatal(err)
+		}
+		o.into[name] = data
+	}
+	return name
+}
+
+func newStoredSource(b *testing.B, services, endpoints int) *storedSource {
+	s := &storedSource{&fakeSource{synced: make(chan struct{})}, map[types.NamespacedName][]byte{}, map[types.NamespacedName][]byte{}}
+	for i := range services {
+		s.put(b, i, endpoints, 0)
+	}
+	close(s.synced)
+	return s
+}
+
+// open returns a proxy of IPv4 on this source and the kernel, for which everything is new.
+func (s *storedSource) open(b *testing.B) *Proxy {
+	kernel, err := apply.Open()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { kernel.Close() }) //nolint:errcheck // nothing is left in it
+	families := model.Families[:1]
+	p := New(Config{
+		Source: s, Tracker: track.New(time.Now(), time.Now), Kernel: kernel,
+		Planner:  plan.New(plan.Options{Families: families, MasqueradeMark: 0x4000}),
+		Metrics:  metrics.New(prometheus.NewRegistry(), metrics.Config{}),
+		Health:   health.New(health.Config{Timeout: time.Minute, Now: time.Now, NoNode: true}),
+		Schedule: schedule.New(0, 30*time.Second, 30*time.Second), Families: families, NodeName: "node-1",
+		NodePorts: NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }}, Now: time.Now,
+		Flows: &fakeFlows{}, Checks: health.NewServices(func() bool { return true }, func(model.Problem) {}),
+		Report: func(p model.Problem) { b.Error(p) },
+	})
+	for name := range s.services {
+		p.Tracker.Service(name)
+	}
+	return p
+}
+
+var sizes = []struct{ services, endpoints int }{{1000, 10}, {10000, 10}, {5000, 50}, {45000, 1}, {50000, 10}}
+
+// quietly is a context whose logger says nothing.
+func quietly(b *testing.B) context.Context {
+	return klog.NewContext(b.Context(), klog.Logger{})
+}
+
+// BenchmarkFirstSync goes from stored objects to the kernel's acknowledgement of everything.
+func BenchmarkFirstSync(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
+			lab.EnterNamespace(b)
+			s := newStoredSource(b, size.services, size.endpoints)
+			b.ReportAllocs()
+			for b.Loop() {
+				b.StopTimer()
+				if _, err := apply.Cleanup(); err != nil {
+					b.Fatal(err)
+				}
+				p := s.open(b)
+				b.StartTimer()
+				p.sync(quietly(b))
+				if !p.started {
+					b.Fatal("the sync has failed")
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkSync goes from a stored object's change to the kernel's acknowledgement.
+func BenchmarkSync(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
+			lab.EnterNamespace(b)
+			s := newStoredSource(b, size.services, size.endpoints)
+			p := s.open(b)
+			p.sync(quietly(b))
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				b.StopTimer()
+				name := s.put(b, i%size.services, size.endpoints, 1+i/size.services)
+				p.Tracker.Slice(name, track.Trigger{})
+				b.StartTimer()
+				p.sync(quietly(b))
+			}
+		})
+	}
+}
