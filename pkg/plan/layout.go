@@ -67,7 +67,8 @@ func newLayout(family model.Family) *layout {
 		[]nft.Field{daddr, proto, port}, prio)
 
 	for st := range steps {
-		l.dispatch[st] = &nft.Set{Name: st.mapName(), Key: prio, Verdict: true, Comment: "class -> chain, " + st.when()}
+		l.dispatch[st] = l.hash(st.mapName(), "class -> chain, "+st.when(), prio, nil)
+		l.dispatch[st].Verdict = true
 	}
 	l.affinity = &nft.Set{Name: "affinity", Key: []nft.Field{nft.Priority(), saddr}, Data: prio, Dynamic: true,
 		Size: affinityClients, Comment: "service id . client -> endpoint id"}
@@ -81,7 +82,7 @@ func newLayout(family model.Family) *layout {
 	l.clusterIPs = l.hash("cluster-ips", "for ports that no service has", []nft.Field{daddr}, nil)
 	l.serviceCIDRs = &nft.Set{Name: "service-cidrs", Key: []nft.Field{daddr}, Interval: true,
 		Comment: "for addresses that no service has"}
-	l.nodeAddresses = &nft.Set{Name: "node-addresses", Key: []nft.Field{daddr}, Comment: "where node ports are served"}
+	l.nodeAddresses = l.hash("node-addresses", "where node ports are served", []nft.Field{daddr}, nil)
 	l.lease = &nft.Set{Name: LeaseSet, Key: []nft.Field{nft.L4Proto()}, Timeout: Lease,
 		Comment: "renewed while kube-nftproxy runs; without, others come first"}
 	l.state = &nft.Set{Name: StateSet, Key: []nft.Field{nft.Mark()}, Comment: "what the last commit left here"}
@@ -111,6 +112,7 @@ func (l *layout) newScope(name, prefix string, key []nft.Field) scopeSets {
 	return s
 }
 
+// hash is a set of the kernel's fixed hash table, in which looking is fastest.
 func (l *layout) hash(name, comment string, key, data []nft.Field) *nft.Set {
 	return &nft.Set{Name: name, Comment: comment, Key: key, Data: data, Size: minimumSize}
 }

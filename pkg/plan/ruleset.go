@@ -116,8 +116,8 @@ func (l *layout) reject() []nft.Rule {
 }
 
 // unclaimed handles what nobody has translated: Services, if kube-nftproxy is gone for longer than its lease lasts and
-// another proxy may have taken over, and addresses of services that no service port stands for. Forwarded packets only: who owns such an
-// address on this node, as a node-local DNS cache does, may answer there.
+// another proxy may have taken over, and addresses of services that no service port stands for. Forwarded packets only:
+// who owns such an address on this node, as a node-local DNS cache does, may answer there.
 func (l *layout) unclaimed(forwarded []expr.Any) []nft.Rule {
 	daddr := []nft.Field{nft.DstAddr(l.nf)}
 	return []nft.Rule{
@@ -158,9 +158,7 @@ func (l *layout) classChain(o *Options, c class) *nft.Chain {
 // direct: dnat to FRONTEND . numgen random mod n map @endpoints
 func (l *layout) direct(o *Options, s scope, r route, n uint32) []nft.Rule {
 	sc := &l.scopes[s]
-	return append(l.masqueradeRoute(o, r),
-		rule("", clearPriority()),
-		rule("", dnat(l.nf, indexed(sc.key, n), sc.endpoints[r.list()])))
+	return append(l.masqueradeRoute(o, r), rule("", dnat(l.nf, indexed(sc.key, n), sc.endpoints[r.list()])))
 }
 
 // masqueradeRoute marks the packets of a route that need masquerading.
