@@ -195,8 +195,7 @@ func (l *layout) shared(p *port, each func(nft.Element)) {
 		}
 	}
 	for _, e := range p.hairpin {
-		key := nft.Value{}.Addr(e.Addr()).Addr(e.Addr()).Proto(uint8(p.protocol)).Port(e.Port())
-		each(nft.Element{Set: l.hairpin, Key: key})
+		each(nft.Element{Set: l.hairpin, Key: nft.Value{}.Addr(e.Addr()).Addr(e.Addr())})
 	}
 	if p.ids == nil {
 		return

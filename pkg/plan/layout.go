@@ -78,7 +78,7 @@ func newLayout(family model.Family) *layout {
 	}
 	l.allowedSources = &nft.Set{Name: "allowed-sources", Key: []nft.Field{daddr, proto, port, saddr}, Interval: true,
 		Comment: "loadBalancerSourceRanges"}
-	l.hairpin = l.hash("hairpin", "local endpoints that may reach themselves", []nft.Field{saddr, daddr, proto, port}, nil)
+	l.hairpin = l.hash("hairpin", "local endpoints that may reach themselves", []nft.Field{saddr, daddr}, nil)
 	l.clusterIPs = l.hash("cluster-ips", "for ports that no service has", []nft.Field{daddr}, nil)
 	l.serviceCIDRs = &nft.Set{Name: "service-cidrs", Key: []nft.Field{daddr}, Interval: true,
 		Comment: "for addresses that no service has"}

@@ -30,7 +30,9 @@ func (l *layout) table(o *Options) *nft.Table {
 			l.unclaimed(destinationIsThisNode(expr.CmpOpNeq))...),
 		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, dstnat+afterwards, "of this node, and nobody has translated them",
 			l.unclaimed(nil)...),
-		base("postrouting", unix.NF_INET_POST_ROUTING, srcnat, "masquerading", l.postrouting(o)...),
+		base("postrouting", unix.NF_INET_POST_ROUTING, srcnat, "masquerading",
+			rule("", dnatted(), goTo("translated")), askedFor(o)),
+		{Name: "translated", Comment: "packets with another destination than they came with", Rules: l.translated(o)},
 		{Name: "services", Comment: "finds what a packet's destination stands for", Rules: l.services(o)},
 		{Name: kindExternalLocal.name(), Comment: "external address with policy Local", Rules: l.externalLocal(o, scopeVIP)},
 		{Name: "short-circuit", Comment: "local pods and this node reach every endpoint",
@@ -127,15 +129,20 @@ func (l *layout) unclaimed(forwarded []expr.Any) []nft.Rule {
 	}
 }
 
-func (l *layout) postrouting(o *Options) []nft.Rule {
-	proto, port := nft.L4Proto(), nft.DstPort()
-	hairpin := in(l.hairpin, []nft.Field{nft.SrcAddr(l.nf), nft.DstAddr(l.nf), proto, port}, false)
+// translated handles the packets that somebody has given another destination.
+func (l *layout) translated(o *Options) []nft.Rule {
+	hairpin := in(l.hairpin, []nft.Field{nft.SrcAddr(l.nf), nft.DstAddr(l.nf)}, false)
 	return []nft.Rule{
-		rule("the scratch register is not left behind", dnatted(), clearPriority()),
-		// The bit is cleared: an encapsulated packet inherits the mark and would be masqueraded a second time.
-		rule("asked for", unmarkPacket(o.MasqueradeMark), masquerade()),
-		rule("an endpoint that reaches itself", dnatted(), hairpin, masquerade()),
+		rule("the scratch register is not left behind", clearPriority()),
+		askedFor(o),
+		rule("an endpoint that reaches itself", hairpin, masquerade()),
 	}
+}
+
+// askedFor masquerades packets that carry the mark. The bit is cleared: an encapsulated packet inherits the mark and would be
+// masqueraded a second time.
+func askedFor(o *Options) nft.Rule {
+	return rule("asked for", unmarkPacket(o.MasqueradeMark), masquerade())
 }
 
 // classChain builds the chain of a class that has one for every number in use.
