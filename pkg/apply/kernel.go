@@ -27,6 +27,7 @@ type Kernel struct {
 	// takeOver says that kube-proxy's tables are to be replaced; found are the families in which it had one at the last look.
 	takeOver bool
 	found    []nft.Family
+	others   others
 }
 
 // Open opens the network namespace of the calling thread. It fails where this process may not use nftables, or the kernel
@@ -43,11 +44,13 @@ func Open() (*Kernel, error) {
 		}
 		return nil, fmt.Errorf("%w: does the kernel have nf_tables (CONFIG_NF_TABLES, module nf_tables)?", err)
 	}
-	return &Kernel{conn: conn, states: map[nft.Family]*nft.Element{}, difference: nft.NewBatch(0)}, nil
+	return &Kernel{
+		conn: conn, states: map[nft.Family]*nft.Element{}, difference: nft.NewBatch(0), others: others{heard: make(chan struct{}, 1)},
+	}, nil
 }
 
 // Close closes the connection; the tables stay.
-func (k *Kernel) Close() error { return k.conn.Close() }
+func (k *Kernel) Close() error { return errors.Join(k.others.close(), k.conn.Close()) }
 
 // Known reports whether what the kernel holds is known.
 func (k *Kernel) Known() bool { return k.known }
@@ -224,7 +227,7 @@ func table(f model.Family) *nft.Table {
 func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 	k.known = false
 	start := time.Now()
-	err := k.conn.Commit(b)
+	err := k.others.deafly(func() error { return k.conn.Commit(b) })
 	r := Result{Kind: kind, Elements: b.Elements(), Bytes: b.Len(), Commit: time.Since(start)}
 	if err != nil {
 		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), err)

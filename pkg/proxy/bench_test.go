@@ -102,6 +102,9 @@ func (s *storedSource) open(b *testing.B) *Proxy {
 	if err != nil {
 		b.Fatal(err)
 	}
+	if err := kernel.Listen(); err != nil {
+		b.Fatal(err)
+	}
 	b.Cleanup(func() { kernel.Close() }) //nolint:errcheck // nothing is left in it
 	families := model.Families[:1]
 	p := New(Config{

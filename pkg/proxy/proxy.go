@@ -42,6 +42,9 @@ type Kernel interface {
 	// Doubt makes the next Sync compare instead of believe; Meddled tells whether somebody else has committed anything.
 	Doubt()
 	Meddled() (bool, error)
+	// Heard has a value when somebody else has committed something; Author names who did it last.
+	Heard() <-chan struct{}
+	Author() string
 }
 
 // Config is all that a proxy needs.
@@ -89,8 +92,9 @@ type Proxy struct {
 	unprogrammed []track.Trigger
 	// retireAt is when chains that nothing leads to are given up; zero if there are none.
 	retireAt time.Time
-	// lookAt is when it is time for a look at what others have done to the kernel's ruleset.
-	lookAt time.Time
+	// lookAt is when it is time for a look at what others have done to the kernel's ruleset; heeded is when one was last taken
+	// because of what was heard of them.
+	lookAt, heeded time.Time
 	// renewAt is when the lease of the tables is to be renewed; zero before the first sync.
 	renewAt time.Time
 	started bool
@@ -233,6 +237,11 @@ func (p *Proxy) step(ctx context.Context) {
 		now := p.Now()
 		p.Health.Queued(now)
 		p.Metrics.Queued(now)
+	case <-p.Kernel.Heard():
+		// At once, but no more often for somebody who changes the ruleset all the time.
+		if now := p.Now(); now.Sub(p.heeded) >= lookEvery {
+			p.lookAt, p.heeded = now, now
+		}
 	case <-timer.C:
 	}
 }
@@ -299,6 +308,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	}
 	p.Schedule.Succeeded(end)
 	p.synced = end
+	foreign := p.doubt == metrics.ForeignChange
 	p.succeeded(result, outcome)
 	level := 2
 	if result.Kind == apply.Full || !p.started {
@@ -307,6 +317,9 @@ func (p *Proxy) sync(ctx context.Context) {
 	p.started = true
 	if result.Why != "" {
 		logger = logger.WithValues("why", result.Why)
+		if foreign {
+			logger = logger.WithValues("lastChangedBy", p.Kernel.Author())
+		}
 	}
 	logger.V(level).Info("Synced", "kind", result.Kind, "services", len(dirty.Services),
 		"elements", result.Elements, "bytes", result.Bytes, "planning", absorbed.Sub(start), "commit", result.Commit,

@@ -84,6 +84,7 @@ type fakeKernel struct {
 	syncs   int
 	doubts  int
 	meddled bool
+	heard   chan struct{}
 	// renewals are the times at which the lease was renewed; renewal is what comes of it.
 	renewals []time.Time
 	renewal  error
@@ -110,6 +111,10 @@ func (k *fakeKernel) Renew(*plan.Planner) error {
 	k.renewals = append(k.renewals, time.Now())
 	return k.renewal
 }
+
+func (k *fakeKernel) Heard() <-chan struct{} { return k.heard }
+
+func (k *fakeKernel) Author() string { return "nft (pid 7)" }
 
 func (k *fakeKernel) Meddled() (bool, error) {
 	k.mu.Lock()
@@ -199,7 +204,7 @@ func newBench() *bench {
 			slices:   map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
 			synced:   make(chan struct{}),
 		},
-		kernel:   &fakeKernel{},
+		kernel:   &fakeKernel{heard: make(chan struct{}, 1)},
 		registry: prometheus.NewRegistry(),
 		flows:    &fakeFlows{},
 	}
@@ -413,6 +418,35 @@ func TestForeignCommitsAreLookedIntoWithinASecond(t *testing.T) {
 		b.check(t)
 		if got := b.kernel.doubts - before; got != 1 {
 			t.Errorf("looked at the tables %d times, want once", got)
+		}
+	})
+}
+
+// What is heard of is looked into at once, but somebody who changes the ruleset all the time costs no more than two looks a second.
+func TestForeignCommitsThatAreHeardAreLookedIntoAtOnce(t *testing.T) {
+	run(t, func(b *bench) {
+		close(b.source.synced)
+		b.set(1, 1)
+		time.Sleep(3*time.Second + lookEvery/3)
+		synctest.Wait()
+		meddle := func() {
+			b.kernel.mu.Lock()
+			b.kernel.meddled = true
+			clear(b.kernel.elements)
+			b.kernel.mu.Unlock()
+			b.kernel.heard <- struct{}{}
+			synctest.Wait()
+		}
+		meddle()
+		b.check(t)
+		before := b.kernel.doubts
+		for range 100 {
+			meddle()
+			time.Sleep(10 * time.Millisecond)
+		}
+		synctest.Wait()
+		if got := b.kernel.doubts - before; got < 1 || got > 4 {
+			t.Errorf("looked at the tables %d times in a second of changes, want about 2", got)
 		}
 	})
 }

@@ -1,0 +1,70 @@
+package apply
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// heard waits until the kernel says that somebody else has committed something.
+func heard(t *testing.T, k *Kernel) {
+	t.Helper()
+	select {
+	case <-k.Heard():
+	case <-time.After(10 * time.Second):
+		t.Fatal("nothing was heard of a change by nft")
+	}
+}
+
+func TestOtherProgramsAreHeardOfByName(t *testing.T) {
+	k, p := synced(t)
+	k.others.heard = make(chan struct{}, 100) // nothing gets lost
+	if err := k.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "nft", "add table ip somebody")
+	heard(t, k)
+	first := k.Author()
+	if !strings.HasPrefix(first, "nft (pid ") {
+		t.Errorf("Author() = %q after nft has made a table", first)
+	}
+	s := everything(2, 6, 0, false)
+	p.Set(s.Name, s)
+	sync(t, k, p, Partial)
+	if err := k.Renew(p); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "nft", "delete table ip somebody")
+	times := 0
+	for ; k.Author() == first || !strings.HasPrefix(k.Author(), "nft (pid "); times++ {
+		heard(t, k)
+	}
+	if times += len(k.Heard()); times != 1 {
+		t.Errorf("%d commits were heard of, want one by nft: those of this process are not heard", times)
+	}
+}
+
+// The kernel describes every element to a listener; none of that may fill its queue.
+func TestALargeChangeOfOthersIsHeard(t *testing.T) {
+	k, _ := synced(t)
+	if err := k.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	text.WriteString("table ip somebody { set s { type ipv4_addr; elements = { 10.0.0.0")
+	for i := 1; i < 20000; i++ {
+		fmt.Fprintf(&text, ", 10.0.%d.%d", i>>8, i&255)
+	}
+	text.WriteString(" }; }; }\n")
+	file := t.TempDir() + "/large.nft"
+	if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "nft", "-f", file)
+	heard(t, k)
+	if got := k.Author(); !strings.HasPrefix(got, "nft (pid ") {
+		t.Errorf("Author() = %q after nft has added 20,000 elements", got)
+	}
+}
