@@ -184,26 +184,31 @@ func newDaemon(ctx context.Context, s *settings) (*daemon, error) {
 
 // openSource prepares to read from a folder, or from the API server.
 func (d *daemon) openSource(logger klog.Logger) error {
-	cfg := watch.Config{Folder: d.Manifests, NodeName: d.nodeName, Tracker: d.tracker, Resync: d.Config.ConfigSyncPeriod.Duration}
+	cfg := watch.Config{Folder: d.Manifests, NodeName: d.nodeName, Tracker: d.tracker}
 	if d.Manifests != "" {
 		d.reporter = report.New(logger, nil, d.metrics.Problem)
 		cfg.Report = d.reporter.Problem
 		d.source = watch.NewManifests(cfg)
 		return nil
 	}
-	client, err := d.client(logger)
+	connection, err := d.connection(logger)
+	if err != nil {
+		return fmt.Errorf("connect to the API server: %w", err)
+	}
+	client, err := kubernetes.NewForConfig(connection)
 	if err != nil {
 		return fmt.Errorf("connect to the API server: %w", err)
 	}
 	d.sink = report.NewSink(&events.EventSinkImpl{Interface: client.EventsV1()})
 	d.recorder = events.NewBroadcaster(d.sink)
 	d.reporter = report.New(logger, d.recorder.NewRecorder(scheme.Scheme, "kube-nftproxy"), d.metrics.Problem)
-	cfg.Report, cfg.Failed, cfg.Client = d.reporter.Problem, d.metrics.WatchFailed, client
+	cfg.Report, cfg.Failed = d.reporter.Problem, d.metrics.WatchFailed
+	cfg.Client, cfg.Connection = client, connection
 	d.source, err = watch.NewInformers(cfg)
 	return err
 }
 
-func (d *daemon) client(logger klog.Logger) (kubernetes.Interface, error) {
+func (d *daemon) connection(logger klog.Logger) (*rest.Config, error) {
 	c := &d.Config.ClientConnection
 	load := func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags(d.Master, c.Kubeconfig) }
 	if c.Kubeconfig == "" && d.Master == "" {
@@ -219,7 +224,7 @@ func (d *daemon) client(logger klog.Logger) (kubernetes.Interface, error) {
 		cfg.AcceptContentTypes = c.ContentType + ",application/json"
 	}
 	rest.AddUserAgent(cfg, "kube-nftproxy/"+version)
-	return kubernetes.NewForConfig(cfg)
+	return cfg, nil
 }
 
 // run runs all parts until the context ends or one of them fails, and then waits for the others.

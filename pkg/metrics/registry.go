@@ -79,10 +79,14 @@ func (r registry) counter(name, help string) prometheus.Counter {
 // kubernetes_build_info is left out on purpose: the alert KubeVersionMismatch of the kubernetes-mixin counts its
 // distinct versions, and ours is not the cluster's.
 func RegisterProcess(reg prometheus.Registerer) {
-	reg.MustRegister(
+	reg.MustRegister(process()...)
+}
+
+func process() []prometheus.Collector {
+	return []prometheus.Collector{
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		collectors.NewGoCollector(collectors.WithGoCollectorRuntimeMetrics(collectors.MetricsAll)),
-	)
+	}
 }
 
 // Feature is a feature gate of kube-proxy's.

@@ -1,9 +1,8 @@
 package watch
 
 import (
-	"time"
-
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
@@ -13,9 +12,9 @@ import (
 type Config struct {
 	// Client is the API server's client; only [NewInformers] uses it.
 	Client kubernetes.Interface
-	// Resync is how often the informers compare their store with what was handled (kube-proxy: configSyncPeriod);
-	// 0 means never. A resync that finds no change costs no work downstream.
-	Resync time.Duration
+	// Connection, unless nil, is how Services and EndpointSlices are watched: what comes as protobuf isn't decoded, but stripped
+	// as it is. Client watches them otherwise.
+	Connection *rest.Config
 	// Folder is where manifests are; only [NewManifests] uses it.
 	Folder string
 	// NodeName is the name of the Node whose proxy this is.

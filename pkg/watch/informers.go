@@ -7,114 +7,139 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	coreinformers "k8s.io/client-go/informers/core/v1"
-	discoveryinformers "k8s.io/client-go/informers/discovery/v1"
-	networkinginformers "k8s.io/client-go/informers/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 )
 
 // Informers is the source that reads from the API server. It needs the permissions to list and watch services,
 // endpointslices, servicecidrs and nodes (ClusterRole system:node-proxier has them).
 type Informers struct {
 	Store
-	services, slices, node, serviceCIDRs informer
+	followers []follower
 	// noServiceCIDRs is closed when the API server has refused to give them for the first time.
 	noServiceCIDRs chan struct{}
 	synced         chan struct{}
 }
 
-// informer is an informer and the handler that it feeds.
-type informer struct {
-	cache.SharedIndexInformer
-	handled cache.DoneChecker
-}
-
 // NewInformers returns a source that has read nothing yet.
 func NewInformers(cfg Config) (*Informers, error) {
-	mark := marker{nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report()}
-	transform := transformer{report: cfg.report()}.transform
-	var failed error
-	wire := func(inf cache.SharedIndexInformer, changed func(before, after *object)) informer {
-		wired, err := wireInformer(inf, transform, changed)
-		if err != nil && failed == nil {
-			failed = err
+	i := &Informers{Store: newStore(cfg), synced: make(chan struct{}), noServiceCIDRs: make(chan struct{})}
+	core, discovery, networking := cfg.Client.CoreV1(), cfg.Client.DiscoveryV1(), cfg.Client.NetworkingV1()
+	services := access(core.Services(metav1.NamespaceAll), selectServices)
+	slices := access(discovery.EndpointSlices(metav1.NamespaceAll), selectSlices)
+	if cfg.Connection != nil {
+		s, e, err := transformer{report: cfg.report()}.watchers(cfg.Connection)
+		if err != nil {
+			return nil, err
 		}
-		return wired
+		services.watch, slices.watch = s.Watch, e.Watch
 	}
-	i := &Informers{synced: make(chan struct{}), noServiceCIDRs: make(chan struct{})}
-	i.services = wire(coreinformers.NewFilteredServiceInformer(
-		cfg.Client, metav1.NamespaceAll, cfg.Resync, nil, selectServices), mark.service)
-	i.slices = wire(discoveryinformers.NewFilteredEndpointSliceInformer(
-		cfg.Client, metav1.NamespaceAll, cfg.Resync, sliceIndexers(), selectSlices), mark.slice)
-	i.node = wire(coreinformers.NewFilteredNodeInformer(
-		cfg.Client, cfg.Resync, nil, selectNode(cfg.NodeName)), mark.node)
-	i.serviceCIDRs = wire(networkinginformers.NewServiceCIDRInformer(
-		cfg.Client, cfg.Resync, nil), mark.serviceCIDR)
-	if failed != nil {
-		return nil, fmt.Errorf("set up informers: %w", failed)
-	}
-	for _, set := range []struct {
-		informer
-		resource string
-		failed   cache.WatchErrorHandlerWithContext
-	}{
-		{i.services, "services", cache.DefaultWatchErrorHandler},
-		{i.slices, "endpointslices", cache.DefaultWatchErrorHandler},
-		{i.node, "nodes", cache.DefaultWatchErrorHandler},
-		{i.serviceCIDRs, "servicecidrs", tolerateError(i.noServiceCIDRs)},
-	} {
-		if err := set.SetWatchErrorHandlerWithContext(cfg.counting(set.resource, set.failed)); err != nil {
-			return nil, fmt.Errorf("set up informers: %w", err)
-		}
-	}
-	i.Store = Store{
-		nodeName:     cfg.NodeName,
-		services:     i.services.GetIndexer(),
-		slices:       i.slices.GetIndexer(),
-		nodes:        i.node.GetIndexer(),
-		serviceCIDRs: i.serviceCIDRs.GetIndexer(),
-	}
+	i.follow(cfg, services, &corev1.Service{}, i.services, "services", cache.DefaultWatchErrorHandler)
+	i.follow(cfg, slices, &discoveryv1.EndpointSlice{}, i.slices, "endpointslices", cache.DefaultWatchErrorHandler)
+	i.follow(cfg, access(core.Nodes(), selectNode(cfg.NodeName)), &corev1.Node{}, i.nodes, "nodes", cache.DefaultWatchErrorHandler)
+	i.follow(cfg, access(networking.ServiceCIDRs(), func(*metav1.ListOptions) {}), &networkingv1.ServiceCIDR{},
+		i.serviceCIDRs, "servicecidrs", tolerateError(i.noServiceCIDRs))
 	return i, nil
 }
 
-func wireInformer(
-	inf cache.SharedIndexInformer, transform cache.TransformFunc, changed func(before, after *object),
-) (informer, error) {
-	if err := inf.SetTransform(transform); err != nil {
-		return informer{}, err
-	}
-	registration, err := inf.AddEventHandler(handler(changed))
-	if err != nil {
-		return informer{}, err
-	}
-	return informer{SharedIndexInformer: inf, handled: registration.HasSyncedChecker()}, nil
+// follow makes objects of a kind follow the API server, once Run is called.
+func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, name string, failed cache.WatchErrorHandlerWithContext) {
+	lists := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			from.selected(&o)
+			return from.list(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			from.selected(&o)
+			return from.watch(ctx, o)
+		},
+	}, cfg.Client)
+	// Objects may come in the stored form, which is one type for all kinds.
+	reflector := cache.NewReflectorWithOptions(lists, nil, into, cache.ReflectorOptions{Name: name, TypeDescription: fmt.Sprintf("%T", kind)})
+	i.followers = append(i.followers, follower{reflector, cfg.counting(name, failed)})
+}
+
+// resource is how objects of a kind are had from the API server.
+type resource struct {
+	list     func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	watch    func(context.Context, metav1.ListOptions) (watch.Interface, error)
+	selected func(*metav1.ListOptions)
+}
+
+func access[List runtime.Object](client interface {
+	List(context.Context, metav1.ListOptions) (List, error)
+	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
+}, selected func(*metav1.ListOptions)) resource {
+	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return client.List(ctx, o) }
+	return resource{list, client.Watch, selected}
+}
+
+// follower makes [objects] follow the API server.
+type follower struct {
+	*cache.Reflector
+	failed cache.WatchErrorHandlerWithContext
+}
+
+// run goes on until the context ends, with growing intervals while the API server fails: those of client-go's informers.
+func (f follower) run(ctx context.Context) {
+	const (
+		first, longest = 800 * time.Millisecond, 30 * time.Second
+		doublings      = 38
+		reset          = 2 * time.Minute
+	)
+	delay := wait.Backoff{Duration: first, Cap: longest, Steps: doublings, Factor: 2, Jitter: 1}.DelayWithReset(clock.RealClock{}, reset)
+	_ = delay.Until(ctx, true, true, func(ctx context.Context) (done bool, _ error) { // the error is the context's
+		if err := f.ListAndWatchWithContext(ctx); err != nil {
+			f.failed(ctx, f.Reflector, err)
+		}
+		return false, nil
+	})
 }
 
 // Run feeds the tracker until the context ends, and returns nil then. It must be called once.
 func (i *Informers) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
-	for _, inf := range []informer{i.services, i.slices, i.node, i.serviceCIDRs} {
-		running.Go(func() { inf.RunWithContext(ctx) })
+	for _, f := range i.followers {
+		running.Go(func() { f.run(ctx) })
 	}
-	if cache.WaitFor(ctx, "", i.services.handled, i.slices.handled, i.node.handled) {
-		// A restart would otherwise find the kernel to hold more than it knows of yet, and write everything anew.
-		select {
-		case <-i.serviceCIDRs.handled.Done():
-		case <-i.noServiceCIDRs:
-		case <-ctx.Done():
-		}
+	if i.awaitAll(ctx) {
 		klog.FromContext(ctx).V(1).Info("Received all Services, EndpointSlices and the Node from the API server")
 		close(i.synced)
 	}
 	<-ctx.Done()
 	return nil
+}
+
+// awaitAll reports false if the context ended before everything was read.
+func (i *Informers) awaitAll(ctx context.Context) bool {
+	for _, o := range []*objects{i.services, i.slices, i.nodes} {
+		select {
+		case <-o.read:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	// A restart would otherwise find the kernel to hold more than it knows of yet, and write everything anew.
+	select {
+	case <-i.serviceCIDRs.read:
+	case <-i.noServiceCIDRs:
+	case <-ctx.Done():
+		return false
+	}
+	return true
 }
 
 // Synced returns a channel that is closed when all Services and EndpointSlices that exist have been read and marked,

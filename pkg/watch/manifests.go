@@ -14,7 +14,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -38,14 +37,13 @@ const (
 // nothing is allocated, and no controller makes EndpointSlices.
 type Manifests struct {
 	Store
-	folder    string
-	parser    parser
-	transform cache.TransformFunc
-	report    func(model.Problem)
-	tracker   *track.Tracker
-	kinds     [kindCount]storedKind
-	synced    chan struct{}
-	loaded    sync.Once
+	folder  string
+	parser  parser
+	report  func(model.Problem)
+	tracker *track.Tracker
+	kinds   [kindCount]storedKind
+	synced  chan struct{}
+	loaded  sync.Once
 
 	files map[string]*file // by path; only read and written by Load
 	told  map[model.Problem]struct{}
@@ -64,9 +62,8 @@ const (
 
 // storedKind says where the objects of a kind go.
 type storedKind struct {
-	name    string
-	indexer cache.Indexer
-	changed func(before, after *object)
+	name string
+	*objects
 }
 
 // file is what is known of a file.
@@ -83,31 +80,20 @@ type fileObject struct {
 
 // NewManifests returns a source that has read nothing yet.
 func NewManifests(cfg Config) *Manifests {
-	newIndexer := func(indexers cache.Indexers) cache.Indexer {
-		return cache.NewIndexer(cache.MetaNamespaceKeyFunc, indexers)
-	}
 	m := &Manifests{
-		Store: Store{
-			nodeName:     cfg.NodeName,
-			services:     newIndexer(nil),
-			slices:       newIndexer(sliceIndexers()),
-			nodes:        newIndexer(nil),
-			serviceCIDRs: newIndexer(nil),
-		},
-		folder:    cfg.Folder,
-		parser:    newParser(),
-		transform: transformer{report: cfg.report()}.transform,
-		report:    cfg.report(),
-		tracker:   cfg.Tracker,
-		synced:    make(chan struct{}),
-		files:     map[string]*file{},
+		Store:   newStore(cfg),
+		folder:  cfg.Folder,
+		parser:  newParser(),
+		report:  cfg.report(),
+		tracker: cfg.Tracker,
+		synced:  make(chan struct{}),
+		files:   map[string]*file{},
 	}
-	mark := marker{nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report()}
 	m.kinds = [kindCount]storedKind{
-		kindService:     {"Service", m.services, mark.service},
-		kindSlice:       {"EndpointSlice", m.slices, mark.slice},
-		kindNode:        {"Node", m.nodes, mark.node},
-		kindServiceCIDR: {"ServiceCIDR", m.serviceCIDRs, mark.serviceCIDR},
+		kindService:     {"Service", m.services},
+		kindSlice:       {"EndpointSlice", m.slices},
+		kindNode:        {"Node", m.nodes},
+		kindServiceCIDR: {"ServiceCIDR", m.serviceCIDRs},
 	}
 	return m
 }
@@ -226,11 +212,12 @@ func (m *Manifests) parse(path string, c content) ([]fileObject, []model.Problem
 	}
 	var objects []fileObject
 	for _, item := range result.objects {
-		encoded, err := m.transform(item)
+		k := kindOf(item)
+		encoded, err := m.kinds[k].transform(item)
 		if err != nil {
 			return nil, nil, err
 		}
-		objects = append(objects, fileObject{kindOf(item), encoded.(*object)})
+		objects = append(objects, fileObject{k, encoded.(*object)})
 	}
 	return objects, result.problems, nil
 }
@@ -277,22 +264,21 @@ func (m *Manifests) publish() {
 
 // merge gathers the objects of all files by kind and key. Of two with the same name the one in the first file, by the
 // files' names, wins.
-func (m *Manifests) merge() ([kindCount]map[string]*object, []model.Problem) {
-	var objects [kindCount]map[string]*object
+func (m *Manifests) merge() ([kindCount]map[types.NamespacedName]*object, []model.Problem) {
+	var objects [kindCount]map[types.NamespacedName]*object
 	for k := range objects {
-		objects[k] = map[string]*object{}
+		objects[k] = map[types.NamespacedName]*object{}
 	}
 	var problems []model.Problem
 	winners := map[*object]string{}
 	for _, path := range slices.Sorted(maps.Keys(m.files)) {
 		problems = append(problems, m.files[path].problems...)
 		for _, o := range m.files[path].objects {
-			key := o.key()
-			if winner, taken := objects[o.kind][key]; taken {
+			if winner, taken := objects[o.kind][o.NamespacedName]; taken {
 				problems = append(problems, m.duplicate(o, path, winners[winner]))
 				continue
 			}
-			objects[o.kind][key] = o.object
+			objects[o.kind][o.NamespacedName] = o.object
 			winners[o.object] = path
 		}
 	}
@@ -307,25 +293,11 @@ func (m *Manifests) duplicate(o fileObject, path, winner string) model.Problem {
 	}
 }
 
-func (s storedKind) publish(wanted map[string]*object) {
-	for key, after := range wanted {
-		before := lookup(s.indexer, key)
-		if before == after {
-			continue
+func (s storedKind) publish(wanted map[types.NamespacedName]*object) {
+	for name, after := range wanted {
+		if s.get(name) != after {
+			s.put(after)
 		}
-		if err := s.indexer.Update(after); err != nil {
-			panic(err) // every object has a key
-		}
-		s.changed(before, after)
 	}
-	for _, key := range s.indexer.ListKeys() {
-		if _, exists := wanted[key]; exists {
-			continue
-		}
-		before := lookup(s.indexer, key)
-		if err := s.indexer.Delete(before); err != nil {
-			panic(err) // every object has a key
-		}
-		s.changed(before, nil)
-	}
+	s.keep(func(name types.NamespacedName) bool { return wanted[name] != nil })
 }

@@ -2,7 +2,6 @@ package watch
 
 import (
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
@@ -78,23 +77,4 @@ func existing(before, after *object) *object {
 		return after
 	}
 	return before
-}
-
-// handler adapts one of a marker's methods to an informer.
-func handler(changed func(before, after *object)) cache.ResourceEventHandler {
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(item any) { changed(nil, stored(item)) },
-		UpdateFunc: func(before, after any) { changed(stored(before), stored(after)) },
-		DeleteFunc: func(item any) { changed(stored(item), nil) },
-	}
-}
-
-// stored returns the object in an informer's event: where the deletion itself was missed, that is the last state that
-// was known, and nil if there was none.
-func stored(item any) *object {
-	if tombstone, ok := item.(cache.DeletedFinalStateUnknown); ok {
-		item = tombstone.Obj
-	}
-	o, _ := item.(*object)
-	return o
 }

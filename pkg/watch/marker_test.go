@@ -10,7 +10,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
@@ -209,7 +208,7 @@ func TestMarks(t *testing.T) {
 	}
 }
 
-// send sends an event as an informer would: nil before is an addition, nil after a deletion.
+// send sends an event as a store would: nil before is an addition, nil after a deletion.
 func send(t *testing.T, mark marker, before, after metav1.Object) {
 	t.Helper()
 	known := before
@@ -225,42 +224,11 @@ func send(t *testing.T, mark marker, before, after metav1.Object) {
 	case *networkingv1.ServiceCIDR:
 		changed = mark.serviceCIDR
 	}
-	switch {
-	case before == nil:
-		handler(changed).OnAdd(encodeForTest(t, after), false)
-	case after == nil:
-		handler(changed).OnDelete(encodeForTest(t, before))
-	default:
-		handler(changed).OnUpdate(encodeForTest(t, before), encodeForTest(t, after))
+	encoded := func(item metav1.Object) *object {
+		if item == nil {
+			return nil
+		}
+		return encodeForTest(t, item)
 	}
-}
-
-// A deletion that happened while the watch was broken arrives as a tombstone.
-func TestTombstonesMark(t *testing.T) {
-	tracker := newTracker()
-	mark := marker{nodeName: "node-1", tracker: tracker, report: func(model.Problem) {}}
-	for _, tc := range []struct {
-		name    string
-		changed func(before, after *object)
-		item    metav1.Object
-		want    track.Dirty
-	}{
-		{"service", mark.service, service("shop", "web"), track.Dirty{Services: names(web), ServiceChanges: 1}},
-		{"slice", mark.slice, slice("shop", "s", "web"), track.Dirty{Services: names(web), SliceChanges: 1}},
-		{"node", mark.node, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, track.Dirty{Node: true}},
-		{"service CIDR", mark.serviceCIDR, &networkingv1.ServiceCIDR{}, track.Dirty{ServiceCIDRs: true}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			handler(tc.changed).OnDelete(cache.DeletedFinalStateUnknown{Key: "k", Obj: encodeForTest(t, tc.item)})
-			got := tracker.Take()
-			got.Since = time.Time{}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("marks (-want +got):\n%s", diff)
-			}
-			handler(tc.changed).OnDelete(cache.DeletedFinalStateUnknown{Key: "k"})
-			if got := tracker.Take(); !got.Empty() {
-				t.Errorf("a tombstone of what was never known marked %+v", got)
-			}
-		})
-	}
+	changed(encoded(before), encoded(after))
 }

@@ -9,7 +9,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
@@ -42,9 +41,7 @@ func BenchmarkSlices(b *testing.B) {
 	for _, endpoints := range []int{10, 100} {
 		b.Run(fmt.Sprintf("endpoints=%d", endpoints), func(b *testing.B) {
 			store := newTestStore()
-			if err := store.slices.Add(encodeForTest(b, bigSlice(1, endpoints))); err != nil {
-				b.Fatal(err)
-			}
+			store.slices.put(encodeForTest(b, bigSlice(1, endpoints)))
 			b.ReportAllocs()
 			for b.Loop() {
 				store.Slices(types.NamespacedName{Namespace: "namespace-1", Name: "service-1"})
@@ -59,12 +56,8 @@ func bytesPerEndpoint(t testing.TB, services int) float64 {
 	before := heap()
 	store := newTestStore()
 	for i := range services {
-		if err := store.services.Add(encodeForTest(t, bigService(i))); err != nil {
-			t.Fatal(err)
-		}
-		if err := store.slices.Add(encodeForTest(t, bigSlice(i, endpointsPerService))); err != nil {
-			t.Fatal(err)
-		}
+		store.services.put(encodeForTest(t, bigService(i)))
+		store.slices.put(encodeForTest(t, bigSlice(i, endpointsPerService)))
 	}
 	after := heap()
 	runtime.KeepAlive(store)
@@ -80,13 +73,8 @@ func heap() uint64 {
 }
 
 func newTestStore() *Store {
-	return &Store{
-		nodeName:     "node-1",
-		services:     cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil),
-		slices:       cache.NewIndexer(cache.MetaNamespaceKeyFunc, sliceIndexers()),
-		nodes:        cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil),
-		serviceCIDRs: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil),
-	}
+	s := newStore(Config{NodeName: "node-1", Tracker: newTracker()})
+	return &s
 }
 
 func encodeForTest(t testing.TB, item any) *object {

@@ -3,11 +3,13 @@ package watch
 import (
 	"bytes"
 	"fmt"
+	"sync"
 	"unique"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
@@ -33,11 +35,6 @@ func (o *object) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name, ResourceVersion: o.version}
 }
 
-// key is the object's key in a store.
-func (o *object) key() string {
-	return cache.MetaObjectToName(o.GetObjectMeta()).String()
-}
-
 // message is what the API's types have in common.
 type message interface {
 	metav1.Object
@@ -45,29 +42,70 @@ type message interface {
 	Unmarshal([]byte) error
 }
 
-// encode returns the stored form of a stripped object, which names where it came from: original.
+// encode returns the stored form of an object that has been stripped already; original has its resource version.
 func encode(original metav1.Object, stripped message) (*object, error) {
 	data, err := stripped.Marshal()
 	if err != nil {
-		return nil, fmt.Errorf("encode %T %s/%s: %w", stripped, original.GetNamespace(), original.GetName(), err)
+		return nil, fmt.Errorf("encode %T %s: %w", stripped, original.GetName(), err)
 	}
-	o := exclude(original)
-	o.excluded, o.data = false, data
-	return o, nil
+	return &object{
+		NamespacedName: types.NamespacedName{Namespace: original.GetNamespace(), Name: original.GetName()},
+		version:        original.GetResourceVersion(),
+		data:           data,
+	}, nil
 }
+
+// The fields of objects' metadata that are read from the encoded form.
+const (
+	fieldMetadata = 1 // of every kind
+
+	fieldName            = 1
+	fieldNamespace       = 3
+	fieldResourceVersion = 6
+	fieldLabels          = 11
+	fieldAnnotations     = 12
+)
 
 // exclude returns the stored form of an object that nobody is to see. It is stored nevertheless, since client-go
 // wants to know what it has.
-func exclude(original metav1.Object) *object {
-	return &object{
-		NamespacedName: types.NamespacedName{
-			Namespace: unique.Make(original.GetNamespace()).Value(),
-			Name:      original.GetName(),
-		},
-		version:  original.GetResourceVersion(),
-		excluded: true,
+func exclude(metadata []byte) *object {
+	o := &object{excluded: true}
+	for r := (reader{rest: metadata}); r.next() && r.err == nil; {
+		switch r.number {
+		case fieldName:
+			o.Name = string(r.content)
+		case fieldNamespace:
+			o.Namespace = unique.Make(string(r.content)).Value()
+		case fieldResourceVersion:
+			o.version = string(r.content)
+		}
 	}
+	return o
 }
+
+// stored returns the stored form of an encoded object. Nothing is decoded and encoded again: that would take most of the
+// time of a change.
+func stored(metadata []byte, keep []kept, data []byte) (*object, error) {
+	o := exclude(metadata)
+	buffer := buffers.Get().(*[]byte)
+	defer buffers.Put(buffer)
+	stripped, err := strip((*buffer)[:0], data, keep)
+	if err != nil {
+		return nil, fmt.Errorf("store %s: %w", o.NamespacedName, err)
+	}
+	*buffer = stripped
+	o.excluded, o.data = false, bytes.Clone(stripped)
+	return o, nil
+}
+
+// buffers are for what is being stripped: its length isn't known beforehand.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// GetObjectKind and DeepCopyObject implement runtime.Object, for a decoder that stores what it reads.
+func (o *object) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
+
+// DeepCopyObject implements runtime.Object.
+func (o *object) DeepCopyObject() runtime.Object { return o }
 
 func (o *object) decode(into message) {
 	if err := into.Unmarshal(o.data); err != nil {

@@ -8,7 +8,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
@@ -21,8 +20,7 @@ const (
 	labelHeadless         = corev1.IsHeadlessService
 )
 
-// transformer turns API objects into their stored form. It holds no more than what somebody downstream reads: a
-// field that is missing here is missing everywhere.
+// transformer turns API objects into their stored form. It holds no more than what somebody downstream reads.
 type transformer struct {
 	report func(model.Problem)
 }
@@ -33,9 +31,9 @@ func (t transformer) transform(item any) (any, error) {
 	case *object:
 		return item, nil
 	case *corev1.Service:
-		return transformService(item)
+		return marshalled(item, t.service)
 	case *discoveryv1.EndpointSlice:
-		return t.slice(item)
+		return marshalled(item, t.slice)
 	case *corev1.Node:
 		return encode(item, stripNode(item))
 	case *networkingv1.ServiceCIDR:
@@ -44,28 +42,43 @@ func (t transformer) transform(item any) (any, error) {
 	return nil, fmt.Errorf("store %T: not a kind that is watched", item)
 }
 
-func transformService(s *corev1.Service) (*object, error) {
-	if _, others := s.Labels[labelServiceProxyName]; others || s.Spec.ClusterIP == corev1.ClusterIPNone {
-		return exclude(s), nil
+// marshalled stores an object that somebody else has decoded.
+func marshalled(item message, store func([]byte) (*object, error)) (*object, error) {
+	data, err := item.Marshal()
+	if err != nil {
+		return nil, fmt.Errorf("encode %T %s/%s: %w", item, item.GetNamespace(), item.GetName(), err)
 	}
-	return encode(s, stripService(s))
+	return store(data)
 }
 
-func (t transformer) slice(s *discoveryv1.EndpointSlice) (*object, error) {
-	if _, headless := s.Labels[labelHeadless]; headless {
-		return exclude(s), nil
+// service stores an encoded Service.
+func (t transformer) service(data []byte) (*object, error) {
+	const spec, clusterIP = 2, 3
+	metadata := find(data, fieldMetadata)
+	if _, others := entry(metadata, fieldLabels, labelServiceProxyName); others || string(find(find(data, spec), clusterIP)) == corev1.ClusterIPNone {
+		return exclude(metadata), nil
 	}
-	o, err := encode(s, stripSlice(s))
+	return stored(metadata, keptOfService.fields, data)
+}
+
+// slice stores an encoded EndpointSlice.
+func (t transformer) slice(data []byte) (*object, error) {
+	const addressType = 4
+	metadata := find(data, fieldMetadata)
+	if _, headless := entry(metadata, fieldLabels, labelHeadless); headless {
+		return exclude(metadata), nil
+	}
+	o, err := stored(metadata, keptOfSlice.fields, data)
 	if err != nil {
 		return nil, err
 	}
-	o.service = s.Labels[discoveryv1.LabelServiceName]
-	o.trigger = track.Trigger{At: t.trigger(s), IPv6: s.AddressType == discoveryv1.AddressTypeIPv6}
+	o.service, _ = entry(metadata, fieldLabels, discoveryv1.LabelServiceName)
+	o.trigger = track.Trigger{At: t.trigger(o, metadata), IPv6: string(find(data, addressType)) == string(discoveryv1.AddressTypeIPv6)}
 	return o, nil
 }
 
-func (t transformer) trigger(s *discoveryv1.EndpointSlice) time.Time {
-	value, ok := s.Annotations[corev1.EndpointsLastChangeTriggerTime]
+func (t transformer) trigger(o *object, metadata []byte) time.Time {
+	value, ok := entry(metadata, fieldAnnotations, corev1.EndpointsLastChangeTriggerTime)
 	if !ok {
 		return time.Time{}
 	}
@@ -73,72 +86,12 @@ func (t transformer) trigger(s *discoveryv1.EndpointSlice) time.Time {
 	if err != nil {
 		t.report(model.Problem{
 			Kind:   "EndpointSlice",
-			Name:   types.NamespacedName{Namespace: s.Namespace, Name: s.Name},
+			Name:   o.NamespacedName,
 			Field:  "metadata.annotations[" + corev1.EndpointsLastChangeTriggerTime + "]",
 			Reason: fmt.Sprintf("%q is not a time in RFC 3339 format; its latency is not measured", value),
 		})
 	}
 	return at.UTC()
-}
-
-func stripService(s *corev1.Service) *corev1.Service {
-	spec := &s.Spec
-	stripped := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace:         s.Namespace,
-			Name:              s.Name,
-			UID:               s.UID,
-			CreationTimestamp: s.CreationTimestamp,
-		},
-		Spec: corev1.ServiceSpec{
-			Type:                     spec.Type,
-			ClusterIP:                spec.ClusterIP,
-			ClusterIPs:               spec.ClusterIPs,
-			IPFamilies:               spec.IPFamilies,
-			ExternalIPs:              spec.ExternalIPs,
-			ExternalTrafficPolicy:    spec.ExternalTrafficPolicy,
-			InternalTrafficPolicy:    spec.InternalTrafficPolicy,
-			SessionAffinity:          spec.SessionAffinity,
-			SessionAffinityConfig:    spec.SessionAffinityConfig,
-			LoadBalancerSourceRanges: spec.LoadBalancerSourceRanges,
-			HealthCheckNodePort:      spec.HealthCheckNodePort,
-		},
-	}
-	for _, port := range spec.Ports {
-		stripped.Spec.Ports = append(stripped.Spec.Ports, corev1.ServicePort{
-			Name: port.Name, Protocol: port.Protocol, Port: port.Port, NodePort: port.NodePort,
-		})
-	}
-	// Entries without an address stay, so that the indexes of the others do.
-	for _, ingress := range s.Status.LoadBalancer.Ingress {
-		stripped.Status.LoadBalancer.Ingress = append(stripped.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{
-			IP: ingress.IP, IPMode: ingress.IPMode,
-		})
-	}
-	return stripped
-}
-
-func stripSlice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
-	stripped := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, UID: s.UID},
-		AddressType: s.AddressType,
-		Endpoints:   make([]discoveryv1.Endpoint, 0, len(s.Endpoints)),
-	}
-	for _, port := range s.Ports {
-		stripped.Ports = append(stripped.Ports, discoveryv1.EndpointPort{
-			Name: port.Name, Protocol: port.Protocol, Port: port.Port,
-		})
-	}
-	for i := range s.Endpoints {
-		endpoint := &s.Endpoints[i]
-		stripped.Endpoints = append(stripped.Endpoints, discoveryv1.Endpoint{
-			Addresses:  endpoint.Addresses[:min(1, len(endpoint.Addresses))], // the API gives no meaning to the others
-			Conditions: endpoint.Conditions,
-			NodeName:   endpoint.NodeName,
-			Hints:      endpoint.Hints,
-		})
-	}
-	return stripped
 }
 
 // stripNode leaves out the conditions above all: the kubelet renews them every few minutes.

@@ -16,22 +16,20 @@ import (
 
 func ptr[T any](value T) *T { return &value }
 
-// put stores what the API server would send, as an informer does.
+// put stores what the API server would send.
 func put(t *testing.T, store *Store, items ...metav1.Object) {
 	t.Helper()
 	for _, item := range items {
-		indexer := store.nodes
+		into := store.nodes
 		switch item.(type) {
 		case *corev1.Service:
-			indexer = store.services
+			into = store.services
 		case *discoveryv1.EndpointSlice:
-			indexer = store.slices
+			into = store.slices
 		case *networkingv1.ServiceCIDR:
-			indexer = store.serviceCIDRs
+			into = store.serviceCIDRs
 		}
-		if err := indexer.Update(encodeForTest(t, item)); err != nil {
-			t.Fatal(err)
-		}
+		into.put(encodeForTest(t, item))
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"io"
 	"maps"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -120,17 +119,21 @@ func TestEveryManifestIsDeployed(t *testing.T) {
 // Events. A test with a real API server proves it.
 var nodeProxier = []string{"endpointslices", "nodes", "servicecidrs", "services"}
 
-// TestRoleIsWhatIsWatched compares the role with the informers that pkg/watch makes.
+// TestRoleIsWhatIsWatched compares the role with the clients by which pkg/watch has access to the API server.
 func TestRoleIsWhatIsWatched(t *testing.T) {
 	watched := map[string]bool{}
-	constructor := regexp.MustCompile(`^\w+informers\.New(?:Filtered)?(\w+)Informer$`)
 	for _, s := range sources(t) {
 		if !s.program() {
 			continue
 		}
 		ast.Inspect(s.File, func(n ast.Node) bool {
-			if m := constructor.FindStringSubmatch(selector(n)); m != nil {
-				watched[strings.ToLower(m[1])+"s"] = true
+			call, ok := n.(*ast.CallExpr)
+			if !ok || s.dir != "pkg/watch" {
+				return true
+			}
+			if f, ok := call.Fun.(*ast.Ident); ok && f.Name == "access" {
+				client := call.Args[0].(*ast.CallExpr)
+				watched[strings.ToLower(client.Fun.(*ast.SelectorExpr).Sel.Name)] = true
 			}
 			return true
 		})

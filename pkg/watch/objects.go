@@ -1,0 +1,158 @@
+package watch
+
+import (
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+)
+
+// objects are all API objects of one kind, in their stored form, by name. A reflector of client-go's keeps them up to date, and
+// what changes is handed on by the goroutine that brings it: with an informer it would go through three queues to three other
+// goroutines, and with a change now and then the kernel has to wake a thread for each. All methods may be called from any
+// goroutine, but only one at a time may change something.
+type objects struct {
+	transform cache.TransformFunc
+	// changed is told of what has been stored: the state before and after, nil where the object did not or does not exist.
+	changed func(before, after *object)
+	// read is closed when everything that exists has been stored and handed on for the first time.
+	read chan struct{}
+
+	mu     sync.RWMutex
+	byName map[types.NamespacedName]*object
+	// byService finds EndpointSlices; it stays empty for all other kinds.
+	byService map[types.NamespacedName][]*object
+}
+
+func newObjects(transform cache.TransformFunc, changed func(before, after *object)) *objects {
+	return &objects{
+		transform: transform, changed: changed, read: make(chan struct{}),
+		byName: map[types.NamespacedName]*object{}, byService: map[types.NamespacedName][]*object{},
+	}
+}
+
+// get returns nil if there is no object of that name.
+func (s *objects) get(name types.NamespacedName) *object {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.byName[name]
+}
+
+// list returns all objects, in no order.
+func (s *objects) list() []*object {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	list := make([]*object, 0, len(s.byName))
+	for _, o := range s.byName {
+		list = append(list, o)
+	}
+	return list
+}
+
+// of returns the EndpointSlices of a Service, in order of their names.
+func (s *objects) of(service types.NamespacedName) []*object {
+	s.mu.RLock()
+	list := slices.Clone(s.byService[service])
+	s.mu.RUnlock()
+	slices.SortFunc(list, func(a, b *object) int { return compareNames(a.NamespacedName, b.NamespacedName) })
+	return list
+}
+
+// put stores an object, and hands it on.
+func (s *objects) put(after *object) {
+	s.mu.Lock()
+	before := s.byName[after.NamespacedName]
+	s.byName[after.NamespacedName] = after
+	s.unlink(before)
+	if owner, owned := after.ownerName(); owned {
+		s.byService[owner] = append(s.byService[owner], after)
+	}
+	s.mu.Unlock()
+	s.changed(before, after)
+}
+
+// remove forgets an object if there is one of that name, and says so.
+func (s *objects) remove(name types.NamespacedName) {
+	s.mu.Lock()
+	before := s.byName[name]
+	delete(s.byName, name)
+	s.unlink(before)
+	s.mu.Unlock()
+	if before != nil {
+		s.changed(before, nil)
+	}
+}
+
+func (s *objects) unlink(before *object) {
+	owner, owned := before.ownerName()
+	if !owned {
+		return
+	}
+	rest := slices.DeleteFunc(s.byService[owner], func(o *object) bool { return o == before })
+	if len(rest) == 0 {
+		delete(s.byService, owner)
+		return
+	}
+	s.byService[owner] = rest
+}
+
+// keep removes all objects but those of the given names.
+func (s *objects) keep(wanted func(types.NamespacedName) bool) {
+	for _, o := range s.list() {
+		if !wanted(o.NamespacedName) {
+			s.remove(o.NamespacedName)
+		}
+	}
+}
+
+// Transformer implements cache.TransformingStore: while the reflector gathers all objects, it holds them in the stored form.
+func (s *objects) Transformer() cache.TransformFunc { return s.transform }
+
+// Add implements cache.ReflectorStore.
+func (s *objects) Add(item any) error {
+	stored, err := s.transform(item)
+	if err != nil {
+		return err
+	}
+	s.put(stored.(*object))
+	return nil
+}
+
+// Update implements cache.ReflectorStore.
+func (s *objects) Update(item any) error { return s.Add(item) }
+
+// Delete implements cache.ReflectorStore.
+func (s *objects) Delete(item any) error {
+	o, err := meta.Accessor(item) // in the stored form or not
+	if err != nil {
+		return err
+	}
+	s.remove(types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()})
+	return nil
+}
+
+// Replace implements cache.ReflectorStore. What isn't in the list was deleted while nobody watched.
+func (s *objects) Replace(list []any, _ string) error {
+	exist := make(map[types.NamespacedName]struct{}, len(list))
+	for _, item := range list {
+		stored, err := s.transform(item)
+		if err != nil {
+			return err
+		}
+		o := stored.(*object)
+		exist[o.NamespacedName] = struct{}{}
+		s.put(o)
+	}
+	s.keep(func(name types.NamespacedName) bool { _, ok := exist[name]; return ok })
+	select {
+	case <-s.read:
+	default:
+		close(s.read)
+	}
+	return nil
+}
+
+// Resync implements cache.ReflectorStore. What is stored has been handed on, so there is nothing to do.
+func (s *objects) Resync() error { return nil }
