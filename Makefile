@@ -14,7 +14,7 @@ demo: ## show it at work in network namespaces, in two minutes (root); API=1: ag
 	hack/deps.sh
 	API='$(API)' hack/demo.sh
 
-test: ## everything that CI runs: lint, house, unit, netns, e2e (root)
+test: ## everything that CI runs: lint, house, unit, netns, e2e, ratios (root)
 	hack/test.sh
 
 test-unit: ## unit tests with the race detector, without privileges
@@ -26,6 +26,9 @@ test-netns: ## all tests that need no API server, with real packets in network n
 test-e2e: ## tests against a real etcd and kube-apiserver, which are built first (root)
 	hack/test.sh e2e
 
+test-ratios: ## kube-proxy and kube-nftproxy measured in two minutes; fails where a ratio is off by a factor (root)
+	hack/test.sh ratios
+
 test-twin: ## the same packets through the rules of the real kube-proxy, which is built first (root)
 	hack/test.sh twin
 
@@ -35,8 +38,17 @@ test-kernels: ## tests on other kernels, in virtual machines (root)
 bench: ## kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; OUTPUT=. publishes it
 	QUICK='$(QUICK)' SIZES='$(SIZES)' OUTPUT='$(OUTPUT)' hack/bench.sh
 
+bench-kernels: ## the same ratios on other kernels, in virtual machines (root), half an hour for each; OUTPUT=. publishes them
+	OUTPUT='$(OUTPUT)' hack/bench-kernels.sh $(KERNELS)
+
 bench-stages: ## benchmarks of each stage (root), in the format of benchstat; COUNT=10 repeats them
 	hack/stages.sh
+
+fuzz: ## fuzz everything that parses, each target for FUZZTIME=30s; plain tests try what was found before
+	FUZZTIME='$(FUZZTIME)' hack/fuzz.sh $(TARGETS)
+
+vuln: ## look for known vulnerabilities; asks vuln.go.dev
+	hack/vuln.sh
 
 lint: ## gofmt, go vet, staticcheck, errcheck, go mod tidy
 	hack/test.sh lint
@@ -50,4 +62,4 @@ update: ## rewrite what tests compare with: goldens, and the table of flags in R
 clean: ## delete bin/
 	rm -rf bin
 
-.PHONY: help build image demo test test-unit test-netns test-e2e test-twin test-kernels bench bench-stages lint verify update clean
+.PHONY: help build image demo test test-unit test-netns test-e2e test-ratios test-twin test-kernels bench bench-kernels bench-stages fuzz vuln lint verify update clean

@@ -3,6 +3,7 @@
 #   QUICK=1            a small size, in under five minutes
 #   SIZES=10000x10,... only these sizes of the plan: Services x endpoints
 #   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md and README.md, and docs/plots
+# The lane ratios of hack/test.sh measures less, in two minutes, and fails where a ratio is off by a factor.
 # Usage: hack/bench.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -5,11 +5,12 @@
 #   unit   all tests without privileges, with the race detector; what needs root skips
 #   netns  all tests as root, in network namespaces; nothing may skip for want of privilege
 #   e2e    the tests with the build tag e2e: a real etcd and kube-apiserver
+#   ratios kube-proxy and ours measured on one small cluster; fails where a ratio is off by a factor
 #   twin   the tests with the build tag twin: the real kube-proxy beside ours; only when asked for
 # The output of each lane is kept in bin/test. The last line counts every test once, however many lanes ran it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-lanes=(lint house unit netns e2e)
+lanes=(lint house unit netns e2e ratios)
 [ $# -gt 0 ] || set -- "${lanes[@]}"
 out=bin/test
 rm -rf $out && mkdir -p $out
@@ -49,6 +50,11 @@ e2e() {
   [ -n "$packages" ] || return 0
   # One package at a time: each runs an API server.
   hack/kubernetes.sh && REQUIRE_NETNS=1 tests e2e -tags e2e -p 1 $packages
+}
+ratios() {
+  root || return 1
+  hack/build.sh && hack/kubernetes.sh etcd kube-apiserver kube-proxy && go build -o bin/compare ./test/compare &&
+    bin/compare -check -outcomes $out/ratios.json
 }
 twin() {
   root || return 1

@@ -21,6 +21,7 @@ type quantity string
 const (
 	startToProgrammed quantity = "start of the program to everything programmed"
 	firstSync         quantity = "first sync"
+	bareBatch         quantity = "one bare batch with the same elements"
 	restart           quantity = "restart with nothing changed"
 
 	replaceEndpoint quantity = "one endpoint replaced"
@@ -38,17 +39,40 @@ const (
 	steadyMemory quantity = "steady resident memory"
 	idleCPU      quantity = "processor when idle"
 	spreadCPU    quantity = "processor time for 1,000 single changes"
+	// Allocations are objects, and bytes.
+	allocations    quantity = "allocations for a single change"
+	allocatedBytes quantity = "bytes allocated for a single change"
 
-	establishedBare    quantity = "established flow, without any rules"
-	newBare            quantity = "new connection, without any rules"
-	establishedDirect  quantity = "established flow, no Service"
-	establishedService quantity = "established flow to a Service"
-	newDirect          quantity = "new connection, no Service"
-	newService         quantity = "new connection to a random Service"
-	newAffinity10      quantity = "new connection, affinity, 10 endpoints"
-	newAffinity1000    quantity = "new connection, affinity, 1,000 endpoints"
-	connectDirect      quantity = "TCP connection and answer, no Service"
-	connectService     quantity = "TCP connection and answer, by a Service"
+	waitFirst    quantity = "another program's batch waits, while all is programmed: longest"
+	waitFirst99  quantity = "another program's batch waits, while all is programmed: 99 of 100"
+	waitSingle   quantity = "another program's batch waits, one endpoint replaced: longest"
+	waitSingle99 quantity = "another program's batch waits, one endpoint replaced: 99 of 100"
+	waitBurst    quantity = "another program's batch waits, 1,000 Services changed: longest"
+	waitBurst99  quantity = "another program's batch waits, 1,000 Services changed: 99 of 100"
+
+	establishedBare          quantity = "established flow, without any rules"
+	establishedTracked       quantity = "established flow, connection tracking only"
+	establishedSingle        quantity = "established flow, no Service, a single rule"
+	establishedDirect        quantity = "established flow, no Service"
+	establishedServiceSingle quantity = "established flow to a Service, a single rule"
+	establishedService       quantity = "established flow to a Service"
+	newBare                  quantity = "new connection, without any rules"
+	newTracked               quantity = "new connection, connection tracking only"
+	newSingle                quantity = "new connection, no Service, a single rule"
+	newDirect                quantity = "new connection, no Service"
+	newServiceSingle         quantity = "new connection to a random Service, a single rule"
+	newService               quantity = "new connection to a random Service"
+	newAffinity10            quantity = "new connection, affinity, 10 endpoints"
+	newAffinity1000          quantity = "new connection, affinity, 1,000 endpoints"
+
+	handshakeDirect50  quantity = "TCP handshake, no Service: half of them"
+	handshakeDirect90  quantity = "TCP handshake, no Service: 90 of 100"
+	handshakeDirect99  quantity = "TCP handshake, no Service: 99 of 100"
+	handshakeService50 quantity = "TCP handshake, by a Service: half of them"
+	handshakeService90 quantity = "TCP handshake, by a Service: 90 of 100"
+	handshakeService99 quantity = "TCP handshake, by a Service: 99 of 100"
+	requestsDirect     quantity = "HTTP requests a second, a connection each, no Service"
+	requestsService    quantity = "HTTP requests a second, a connection each, by a Service"
 )
 
 // Report is the outcome of a run.
@@ -141,11 +165,7 @@ func (r *Report) publish(root string) error {
 	if root == "" {
 		return nil
 	}
-	b, err := json.MarshalIndent(r, "", " ")
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(root, reportFile), append(b, '\n'), 0o644); err != nil {
+	if err := r.save(filepath.Join(root, reportFile)); err != nil {
 		return err
 	}
 	if err := page.Write(filepath.Join(root, "docs/benchmarks.md"), "comparison", r.page()); err != nil {

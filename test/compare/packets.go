@@ -4,10 +4,15 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"regexp"
+	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,9 +22,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// Packets are made by the thousand at the client's end of the node's cable. The kernel takes each through the node while
-// the client is still sending it, so the time of sending is that of all that the node does: receiving, connection
-// tracking, the rules, forwarding. What is measured is told apart by comparison with a packet that needs less of it.
+// Packets are put on the client's end of a node's cable. The kernel takes each through the node while the client is still
+// sending it, so the time of sending is that of all that the node does: receiving, connection tracking, the rules,
+// forwarding. What is measured is told apart by comparison: with another kind of packets, and with other nodes that are there
+// at the same time and have no proxy. Bursts of all kinds take turns within milliseconds, and a cost is the median of the
+// differences of two bursts of the same turn: what else the machine does hits both alike.
+
+// perBurst is the number of packets in a burst.
+const perBurst = 64
 
 // echoPort is where a pod answers over UDP: the flows that are established.
 const echoPort = 5353
@@ -55,227 +65,405 @@ func (w *world) putPacketServices() {
 	}
 }
 
+// place is one of the nodes through which packets go.
+type place uint8
+
+const (
+	// atProxy is the proxy's node.
+	atProxy place = iota
+	// atBare is a node without any rules.
+	atBare
+	// atTracked is a node that tracks connections, and has no rules that a packet meets.
+	atTracked
+	// atSingle is a node with a single rule for each kind of packets: nothing that translates addresses can do with less.
+	atSingle
+	places
+)
+
+// rules are those of the nodes that have no proxy.
+func (p place) rules(w *world) string {
+	switch p {
+	case atTracked:
+		return "table ip tracked {\n chain unused {\n  ct state new\n }\n}\n"
+	case atSingle:
+		return fmt.Sprintf(`table ip single {
+ chain prerouting {
+  type nat hook prerouting priority dstnat
+  ip daddr %s udp dport %d dnat to %s:%d
+  ip daddr %s tcp dport %d dnat to %s:%d
+ }
+ chain postrouting {
+  type nat hook postrouting priority srcnat
+  meta l4proto udp ct status dnat masquerade fully-random
+ }
+}
+`, echoVIP, echoPort, w.lab.Pods[0].IPv4, echoPort, "10.96.0.0/16", servicePort, w.endpoint(0), endpointPort)
+	}
+	return ""
+}
+
+// stream is a kind of packets at one of the nodes.
+type stream struct {
+	quantity
+	at place
+	// frame makes a packet.
+	frame func(t *timer, s *site) []byte
+}
+
+var streams = []stream{
+	{establishedDirect, atProxy, (*timer).ofFlow},
+	{establishedBare, atBare, (*timer).ofFlow},
+	{establishedTracked, atTracked, (*timer).ofFlow},
+	{establishedSingle, atSingle, (*timer).ofFlow},
+	{establishedService, atProxy, (*timer).ofServiceFlow},
+	{establishedServiceSingle, atSingle, (*timer).ofServiceFlow},
+	{newDirect, atProxy, (*timer).toEndpoint},
+	{newBare, atBare, (*timer).toEndpoint},
+	{newTracked, atTracked, (*timer).toEndpoint},
+	{newSingle, atSingle, (*timer).toEndpoint},
+	{newService, atProxy, (*timer).toService},
+	{newServiceSingle, atSingle, (*timer).toService},
+	{newAffinity10, atProxy, func(t *timer, s *site) []byte { return t.syn(s, affinityVIP[10], servicePort) }},
+	{newAffinity1000, atProxy, func(t *timer, s *site) []byte { return t.syn(s, affinityVIP[1000], servicePort) }},
+}
+
 // timer times packets.
 type timer struct {
 	*world
-	packets int
-	// node is where the client's frames go; connections counts those of all streams, so that no two are the same.
-	node        net.HardwareAddr
+	sites [places]*site
+	// connections counts those of all streams, so that no two are the same.
 	connections int
 }
 
-// findNode runs on the node.
-func (t *timer) findNode() error {
-	eth0, err := net.InterfaceByName("eth0")
-	if err != nil {
-		return err
-	}
-	t.node = eth0.HardwareAddr
-	return nil
-}
-
-// stream is a kind of packets.
-type stream struct {
-	quantity
-	// frame makes the packet of that number.
-	frame func(i int) []byte
-}
-
-// measurePackets times streams of packets by turns, in several rounds. Without a proxy's rules only those that need none.
-func measurePackets(ctx context.Context, w *world, e effort, f *Figures, proxy bool) error {
+// measurePackets times packets of all streams.
+func measurePackets(ctx context.Context, w *world, e effort, f *Figures) error {
 	if e.packets == 0 {
 		return nil
 	}
 	say("%s, %s: packets", w.size, f.Program)
-	t := &timer{world: w, packets: e.packets}
-	if err := w.lab.Node.Do(t.findNode); err != nil {
-		return err
-	}
-	for _, key := range []string{"all", "default", "eth0"} {
-		for _, name := range []string{"send_redirects", "rp_filter"} {
-			if err := w.lab.Node.Sysctl("ipv4/conf/"+key+"/"+name, "0"); err != nil {
-				return err
-			}
-		}
-	}
-	server, err := w.lab.Pods[0].Serve(model.UDP, echoPort)
-	if err != nil {
-		return err
-	}
-	defer server.Close() //nolint:errcheck // its socket is gone in any case
-	direct, stop, err := t.established(ctx, netip.AddrPortFrom(w.lab.Pods[0].IPv4, echoPort))
-	if err != nil {
-		return err
-	}
-	defer stop()
-	flow, connection := establishedBare, newBare
-	if proxy {
-		flow, connection = establishedDirect, newDirect
-	}
-	streams := []stream{
-		{flow, direct},
-		{connection, func(i int) []byte { return t.syn(i, netip.AddrPortFrom(w.endpoint(i), endpointPort)) }},
-	}
-	if proxy {
-		toService, stop, err := t.established(ctx, netip.AddrPortFrom(echoVIP, echoPort))
-		if err != nil {
-			return err
-		}
-		defer stop()
-		streams = append(streams,
-			stream{establishedService, toService},
-			stream{newService, func(i int) []byte { return t.syn(i, netip.AddrPortFrom(vip(rand.IntN(w.services)), servicePort)) }},
-			stream{newAffinity10, func(i int) []byte { return t.syn(i, netip.AddrPortFrom(affinityVIP[10], servicePort)) }},
-			stream{newAffinity1000, func(i int) []byte { return t.syn(i, netip.AddrPortFrom(affinityVIP[1000], servicePort)) }},
-		)
-	}
-	if proxy {
-		if err := t.connect(ctx, f); err != nil {
+	t := &timer{world: w}
+	defer t.close()
+	for p := range places {
+		if err := t.open(ctx, p); err != nil {
 			return err
 		}
 	}
-	// The pod has answered once, and takes no more part in it.
-	for _, line := range []string{"add table ip deaf", "add chain ip deaf c { type filter hook prerouting priority -400; policy drop; }"} {
-		if out, err := w.lab.Pods[0].Command(ctx, "nft", line).CombinedOutput(); err != nil {
-			return fmt.Errorf("nft %s: %w: %s", line, err, out)
-		}
-	}
-	defer w.lab.Pods[0].Command(context.WithoutCancel(ctx), "nft", "delete table ip deaf").Run() //nolint:errcheck // the pod goes soon
-	return t.time(ctx, streams, f)
-}
-
-// connect notes the time from a TCP connection's first packet to the server's answer.
-func (t *timer) connect(ctx context.Context, f *Figures) error {
-	server, err := t.lab.Pods[0].Serve(model.TCP, endpointPort)
-	if err != nil {
+	bursts := &Figures{Values: map[quantity][]float64{}}
+	if err := t.time(ctx, e.packets/perBurst, bursts); err != nil {
 		return err
 	}
-	defer server.Close() //nolint:errcheck // its socket is gone in any case
-	for range t.packets / 20 {
-		for q, to := range map[quantity]netip.AddrPort{
-			connectDirect:  netip.AddrPortFrom(t.lab.Pods[0].IPv4, endpointPort),
-			connectService: netip.AddrPortFrom(connectVIP, servicePort),
-		} {
-			a := t.lab.Client.Probe(ctx, model.TCP, to, lab.Options{})
-			if a.Outcome != lab.Answered {
-				return fmt.Errorf("connect to %s: %s", to, a)
-			}
-			f.add(q, a.RTT.Seconds())
+	for _, s := range t.sites {
+		if err := s.allArrived(ctx); err != nil {
+			return err
 		}
 	}
+	f.addCosts(bursts)
 	return nil
 }
 
-// endpoint is some endpoint of some Service.
-func (w *world) endpoint(i int) netip.Addr {
-	n := i * 7919 % (w.services * w.endpoints)
-	return netip.AddrFrom4([4]byte{10, byte(128 + n/62500), byte(n / 250 % 250), byte(1 + n%250)})
+// addCosts notes what a packet of each stream takes, and all extras: the median, and the range in which it would be in 95 of
+// 100 runs. Those of all bursts would be ten thousand values.
+func (f *Figures) addCosts(bursts *Figures) {
+	for _, s := range streams {
+		if v, ok := bursts.median(s.quantity); ok {
+			f.add(s.quantity, v)
+		}
+	}
+	for _, e := range extras {
+		list := e.differences(bursts)
+		n := len(list)
+		if n == 0 {
+			continue
+		}
+		aside := int(0.98 * math.Sqrt(float64(n)))
+		for _, i := range []int{max(0, n/2-aside), n / 2, min(n-1, n/2+aside)} {
+			f.add(quantity(e.name), list[i])
+		}
+	}
 }
 
-// time sends all streams by turns. Between them the connections that they have left are forgotten, but the long-lived ones.
-func (t *timer) time(ctx context.Context, streams []stream, f *Figures) error {
-	const rounds = 7
-	for range rounds {
-		for _, s := range streams {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			frames := make([][]byte, t.packets)
-			for i := range frames {
-				frames[i] = s.frame(i)
-			}
-			each, err := send(t.lab.Client, frames)
+// differences are those within each round, in order of size.
+func (e extra) differences(bursts *Figures) []float64 {
+	more, less := bursts.Values[e.more], bursts.Values[e.less]
+	list := make([]float64, min(len(more), len(less)))
+	for i := range list {
+		list[i] = more[i] - less[i]
+	}
+	slices.Sort(list)
+	return list
+}
+
+// time sends a burst of every stream in each round. What the first round takes isn't noted: caches are cold.
+func (t *timer) time(ctx context.Context, rounds int, f *Figures) error {
+	const between = 8
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for n := range 1 + rounds {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		for _, i := range rand.Perm(len(streams)) {
+			each, err := t.burst(&streams[i])
 			if err != nil {
 				return err
 			}
-			f.add(s.quantity, each.Seconds())
-			for _, port := range []int{servicePort, endpointPort} {
-				// That there are none is an error to conntrack.
-				_ = t.lab.Node.Command(ctx, "conntrack", "-D", "-p", "tcp", "--dport", strconv.Itoa(port)).Run()
+			if n > 0 {
+				f.add(streams[i].quantity, each)
 			}
+		}
+		if n%between == 0 {
+			t.forget(ctx)
 		}
 	}
 	return nil
 }
 
-// send puts frames on the client's cable, for a second at most, and returns the time that each took.
-func send(client *lab.Host, frames [][]byte) (each time.Duration, err error) {
-	const longest, between = time.Second, 64
-	err = client.Do(func() error {
-		eth0, err := net.InterfaceByName("eth0")
-		if err != nil {
-			return err
-		}
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd) //nolint:errcheck // nothing is left in it
-		if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1); err != nil {
-			return err
-		}
-		to := &unix.SockaddrLinklayer{Ifindex: eth0.Index}
-		if err := unix.Bind(fd, to); err != nil {
-			return err
-		}
-		start := time.Now()
-		for i, frame := range frames {
-			if _, err := unix.Write(fd, frame); err != nil {
-				return err
-			}
-			if i%between == between-1 || i == len(frames)-1 {
-				spent := time.Since(start)
-				each = spent / time.Duration(i+1)
-				if spent > longest {
-					break
-				}
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return 0, fmt.Errorf("send packets: %w", err)
+// burst sends packets of a stream, and returns the seconds that each took.
+func (t *timer) burst(st *stream) (each float64, err error) {
+	s := t.sites[st.at]
+	var frames [perBurst][]byte
+	for i := range frames {
+		frames[i] = st.frame(t, s)
 	}
+	start := time.Now()
+	for _, frame := range frames {
+		if _, err := unix.Write(s.socket, frame); err != nil {
+			return 0, fmt.Errorf("send packets: %w", err)
+		}
+	}
+	each = time.Since(start).Seconds() / perBurst
+	s.sent += perBurst
 	return each, nil
 }
 
-// established opens a UDP flow, sees an answer, and returns a further packet of the flow.
-func (t *timer) established(ctx context.Context, to netip.AddrPort) (frame func(int) []byte, stop func(), err error) {
-	conn, err := t.lab.Client.Dial(ctx, model.UDP, to)
-	if err != nil {
-		return nil, nil, err
+// forget makes the nodes forget the connections that bursts have left; the established ones stay.
+func (t *timer) forget(ctx context.Context) {
+	for _, s := range t.sites {
+		// That there are none is an error to conntrack.
+		_ = s.lab.Node.Command(ctx, "conntrack", "-D", "-p", "tcp", "--state", "SYN_SENT").Run()
 	}
-	stop = func() { _ = conn.Close() }
+}
+
+// site is a node with its client and a pod.
+type site struct {
+	lab *lab.Lab
+	// own says that the lab is there for the packets only.
+	own bool
+	// socket puts frames on the client's cable; node is where they go.
+	socket int
+	node   net.HardwareAddr
+	// flow and serviceFlow are packets of established flows.
+	flow, serviceFlow []byte
+	// sent is the number of packets.
+	sent int
+	stop []func()
+}
+
+// open prepares a node.
+func (t *timer) open(ctx context.Context, p place) (err error) {
+	s := &site{lab: t.world.lab, socket: -1}
+	if p != atProxy {
+		if s.lab, err = lab.New(lab.Config{Pods: 1}); err != nil {
+			return err
+		}
+		s.own = true
+	}
+	t.sites[p] = s
+	for _, key := range []string{"all", "default", "eth0"} {
+		for _, name := range []string{"send_redirects", "rp_filter"} {
+			if err := s.lab.Node.Sysctl("ipv4/conf/"+key+"/"+name, "0"); err != nil {
+				return err
+			}
+		}
+	}
+	if rules := p.rules(t.world); rules != "" {
+		if err := load(ctx, s.lab.Node, rules); err != nil {
+			return err
+		}
+	}
+	if err := s.lab.Node.Do(s.readNode); err != nil {
+		return err
+	}
+	if err := s.lab.Client.Do(s.openSocket); err != nil {
+		return err
+	}
+	if err := t.establish(ctx, s, p); err != nil {
+		return err
+	}
+	for _, h := range s.ends() {
+		if err := load(ctx, h, deaf); err != nil {
+			return err
+		}
+		s.stop = append(s.stop, func() {
+			_ = h.Command(context.WithoutCancel(ctx), "nft", "delete table ip deaf").Run() // it goes soon in any case
+		})
+	}
+	return nil
+}
+
+// ends are where packets end: flows lead to the pod, and endpoints that nobody has are where the node's default route leads.
+func (s *site) ends() []*lab.Host { return []*lab.Host{s.lab.Pods[0], s.lab.Client} }
+
+// deaf are the rules at the ends: having answered once, they take no more part in it. Refusals don't come from a client.
+const deaf = `table ip deaf {
+ chain prerouting {
+  type filter hook prerouting priority -400; policy drop
+  ip daddr { 10.119.0.0/16, 10.120.0.0/13, 10.128.0.0/9 } ip saddr 10.200.0.0/16 counter
+  udp dport 5353 counter
+ }
+}
+`
+
+// load adds rules to those of a host.
+func load(ctx context.Context, h *lab.Host, rules string) error {
+	cmd := h.Command(ctx, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(rules)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("nft -f: %w: %s", err, out)
+	}
+	return nil
+}
+
+// readNode runs on the node.
+func (s *site) readNode() error {
+	eth0, err := net.InterfaceByName("eth0")
+	if err != nil {
+		return err
+	}
+	s.node = eth0.HardwareAddr
+	return nil
+}
+
+// openSocket runs on the client.
+func (s *site) openSocket() error {
+	eth0, err := net.InterfaceByName("eth0")
+	if err != nil {
+		return err
+	}
+	if s.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("open a socket for packets: %w", err)
+	}
+	s.stop = append(s.stop, func() { _ = unix.Close(s.socket) }) // nothing is left in it
+	if err := unix.SetsockoptInt(s.socket, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1); err != nil {
+		return err
+	}
+	return unix.Bind(s.socket, &unix.SockaddrLinklayer{Ifindex: eth0.Index})
+}
+
+// establish opens the flows of a site.
+func (t *timer) establish(ctx context.Context, s *site, p place) error {
+	server, err := s.lab.Pods[0].Serve(model.UDP, echoPort)
+	if err != nil {
+		return err
+	}
+	s.stop = append(s.stop, func() { _ = server.Close() }) // its socket is gone in any case
+	if s.flow, err = t.established(ctx, s, s.lab.Pods[0].IPv4); err != nil {
+		return err
+	}
+	if p == atProxy || p == atSingle {
+		s.serviceFlow, err = t.established(ctx, s, echoVIP)
+	}
+	return err
+}
+
+// established opens a UDP flow, sees an answer, and returns a further packet of the flow.
+func (t *timer) established(ctx context.Context, s *site, addr netip.Addr) ([]byte, error) {
+	to := netip.AddrPortFrom(addr, echoPort)
+	conn, err := s.lab.Client.Dial(ctx, model.UDP, to)
+	if err != nil {
+		return nil, err
+	}
+	s.stop = append(s.stop, func() { _ = conn.Close() })
 	if err := conn.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
-		return nil, stop, err
+		return nil, err
 	}
 	if _, err = conn.Write([]byte("hello\n")); err == nil {
 		_, err = conn.Read(make([]byte, 1500))
 	}
 	if err != nil {
-		stop()
-		return nil, nil, fmt.Errorf("no answer from %s: %w", to, err)
+		return nil, fmt.Errorf("no answer from %s: %w", to, err)
 	}
 	from := conn.LocalAddr().(*net.UDPAddr).AddrPort()
-	b := t.packet(unix.IPPROTO_UDP, from, to, []byte{0, 12, 0, 0, 'h', 'i', '!', '\n'})
-	return func(int) []byte { return b }, stop, nil
+	return s.packet(unix.IPPROTO_UDP, from, to, []byte{0, 12, 0, 0, 'h', 'i', '!', '\n'}), nil
+}
+
+// allArrived is an error if the packets didn't arrive at their ends: on other ways they cost something else.
+func (s *site) allArrived(ctx context.Context) error {
+	arrived := 0
+	for _, h := range s.ends() {
+		out, err := h.Command(ctx, "nft", "list", "table", "ip", "deaf").Output()
+		if err != nil {
+			return fmt.Errorf("count packets: %w", err)
+		}
+		for _, counter := range counters.FindAllSubmatch(out, -1) {
+			n, err := strconv.Atoi(string(counter[1]))
+			if err != nil {
+				return fmt.Errorf("count packets: %w", err)
+			}
+			arrived += n
+		}
+	}
+	const percent, enough = 100, 99
+	if arrived*percent < s.sent*enough {
+		return fmt.Errorf("%d of %d packets arrived", arrived, s.sent)
+	}
+	return nil
+}
+
+var counters = regexp.MustCompile(`counter packets ([0-9]+)`)
+
+// close ends what is there for the packets only.
+func (t *timer) close() {
+	for _, s := range t.sites {
+		if s == nil {
+			continue
+		}
+		for _, stop := range s.stop {
+			stop()
+		}
+		if s.own {
+			_ = s.lab.Close() // what is left goes with the process
+		}
+	}
+}
+
+// ofFlow is a packet of the flow to the pod.
+func (t *timer) ofFlow(s *site) []byte { return s.flow }
+
+// ofServiceFlow is a packet of the flow to a Service.
+func (t *timer) ofServiceFlow(s *site) []byte { return s.serviceFlow }
+
+// toEndpoint is the first packet of a connection to some endpoint of some Service.
+func (t *timer) toEndpoint(s *site) []byte {
+	return t.syn(s, t.endpoint(rand.IntN(t.services*t.world.endpoints)), endpointPort)
+}
+
+// toService is the first packet of a connection to some Service.
+func (t *timer) toService(s *site) []byte { return t.syn(s, vip(rand.IntN(t.services)), servicePort) }
+
+// endpoint is an endpoint of some Service.
+func (w *world) endpoint(n int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, byte(128 + n/62500), byte(n / 250 % 250), byte(1 + n%250)})
 }
 
 // syn is the first packet of a connection of some client; no two have the same source.
-func (t *timer) syn(i int, to netip.AddrPort) []byte {
+func (t *timer) syn(s *site, addr netip.Addr, port uint16) []byte {
+	const clients, firstPort, ports = 1000, 1024, 60000
 	t.connections++
-	from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 200, byte(i >> 8), byte(1 + i%250)}), uint16(1024+t.connections%60000))
+	client := t.connections % clients
+	from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 200, byte(client / 250), byte(1 + client%250)}),
+		uint16(firstPort+t.connections/clients%ports))
 	const seq, ack, offsetAndFlags, windowAndMore = 4, 4, 2, 6
 	rest := make([]byte, seq+ack+offsetAndFlags+windowAndMore)
 	rest[8], rest[9] = 5<<4, 2
 	rest[10] = 0x40
-	return t.packet(unix.IPPROTO_TCP, from, to, rest)
+	return s.packet(unix.IPPROTO_TCP, from, netip.AddrPortFrom(addr, port), rest)
 }
 
 // packet is an Ethernet frame for the node: ports, and what follows them in the transport's header.
-func (t *timer) packet(proto byte, from, to netip.AddrPort, rest []byte) []byte {
+func (s *site) packet(proto byte, from, to netip.AddrPort, rest []byte) []byte {
 	const ipLen, ports = 20, 4
-	b := append([]byte{}, t.node...)
+	b := append([]byte{}, s.node...)
 	b = append(b, 2, 0, 0, 0, 0, 1, 8, 0)
 	ip := len(b)
 	b = append(b, 0x45, 0, 0, byte(ipLen+ports+len(rest)), 0, 0, 0x40, 0, 64, proto, 0, 0)

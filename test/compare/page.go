@@ -18,13 +18,18 @@ func (r *Report) page() string {
 	return b.String()
 }
 
-// lifecycle, following and cost are the rows of a size's table.
+// lifecycle, following, cost, clients and lock are the rows of a size's table.
 var (
-	lifecycle = []quantity{startToProgrammed, firstSync, restart}
+	lifecycle = []quantity{startToProgrammed, firstSync, bareBatch, restart}
 	following = []quantity{
 		replaceEndpoint, addEndpoint, flipPolicy, addService, deleteService, followEndpoint, burst, rolling100, rolling1000, rolling5000,
 	}
-	cost = []quantity{peakMemory, steadyMemory, idleCPU, spreadCPU, connectDirect, connectService}
+	cost    = []quantity{peakMemory, steadyMemory, idleCPU, spreadCPU, allocations, allocatedBytes}
+	clients = []quantity{
+		handshakeDirect50, handshakeDirect90, handshakeDirect99, handshakeService50, handshakeService90, handshakeService99,
+		requestsDirect, requestsService,
+	}
+	lock = []quantity{waitFirst, waitFirst99, waitSingle, waitSingle99, waitBurst, waitBurst99}
 )
 
 func (r *Report) table(b *strings.Builder, z string) {
@@ -49,25 +54,38 @@ func (r *Report) table(b *strings.Builder, z string) {
 		}
 		b.WriteString(ratio(theirs, ours, value) + " |\n")
 	}
-	for _, q := range slices.Concat(lifecycle, following, cost) {
+	for _, q := range slices.Concat(lifecycle, following, cost, lock, clients) {
 		if _, measured := ours.median(q); !measured {
 			continue
 		}
-		row(string(q), func(f *Figures) (float64, bool) { return f.median(q) }, func(f *Figures) string { return f.cell(q) })
+		row(string(q), func(f *Figures) (float64, bool) { return f.worth(q) }, func(f *Figures) string { return f.cell(q) })
+		if q == bareBatch {
+			r.multiples(b, programs, ours)
+		}
 	}
 	for _, e := range extras {
 		if _, measured := ours.extra(e); !measured {
 			continue
 		}
-		value := func(f *Figures) (float64, bool) { return f.extra(e) }
-		row(e.name, value, func(f *Figures) string {
-			v, ok := value(f)
+		row(e.name, func(f *Figures) (float64, bool) { return f.certain(e) }, func(f *Figures) string {
+			v, ok := f.extra(e)
 			if !ok {
 				return ""
 			}
-			return seconds(v)
+			return seconds(v) + " ± " + seconds(f.uncertainty(e))
 		})
 	}
+}
+
+// multiples writes how many bare batches each program's first sync takes.
+func (r *Report) multiples(b *strings.Builder, programs []*Figures, ours *Figures) {
+	bare, _ := ours.median(bareBatch)
+	b.WriteString("| first sync, in bare batches |")
+	for _, f := range programs {
+		v, _ := f.median(firstSync)
+		fmt.Fprintf(b, " %.1f× |", v/bare)
+	}
+	b.WriteString(" |\n")
 }
 
 // extra is what a packet costs above another that needs less.
@@ -78,18 +96,45 @@ type extra struct {
 
 var extras = []extra{
 	{"established flow, no Service: above no rules", establishedDirect, establishedBare},
+	{"established flow, no Service: above connection tracking", establishedDirect, establishedTracked},
+	{"established flow, no Service: above a single rule", establishedDirect, establishedSingle},
 	{"established flow to a Service: above no rules", establishedService, establishedBare},
+	{"established flow to a Service: above connection tracking", establishedService, establishedTracked},
+	{"established flow to a Service: above a single rule", establishedService, establishedServiceSingle},
 	{"new connection, no Service: above no rules", newDirect, newBare},
+	{"new connection, no Service: above connection tracking", newDirect, newTracked},
+	{"new connection, no Service: above a single rule", newDirect, newSingle},
 	{"new connection to a random Service: above no rules", newService, newBare},
+	{"new connection to a random Service: above connection tracking", newService, newTracked},
+	{"new connection to a random Service: above a single rule", newService, newServiceSingle},
 	{"new connection to a random Service: above a direct one", newService, newDirect},
 	{"the same with affinity, 10 endpoints", newAffinity10, newDirect},
 	{"the same with affinity, 1,000 endpoints", newAffinity1000, newDirect},
 }
 
-func (f *Figures) extra(e extra) (float64, bool) {
-	more, ok := f.median(e.more)
-	less, ok2 := f.median(e.less)
-	return more - less, ok && ok2
+// extra is that cost.
+func (f *Figures) extra(e extra) (float64, bool) { return f.median(quantity(e.name)) }
+
+// certain is the same where it is a cost at all.
+func (f *Figures) certain(e extra) (float64, bool) {
+	v, ok := f.extra(e)
+	return v, ok && v > f.uncertainty(e)
+}
+
+// uncertainty is half of the range in which the cost lies.
+func (f *Figures) uncertainty(e extra) float64 {
+	low, _ := f.quantile(quantity(e.name), 0)
+	high, _ := f.quantile(quantity(e.name), 1)
+	return (high - low) / 2
+}
+
+// worth is a quantity's median, or where more is better its inverse.
+func (f *Figures) worth(q quantity) (float64, bool) {
+	v, ok := f.median(q)
+	if q == requestsDirect || q == requestsService {
+		return 1 / v, ok
+	}
+	return v, ok
 }
 
 func ratio(theirs, ours *Figures, value func(*Figures) (float64, bool)) string {
@@ -114,6 +159,10 @@ func (f *Figures) cell(q quantity) string {
 	switch q {
 	case peakMemory, steadyMemory:
 		show = func(v float64) string { return fmt.Sprintf("%.0f MiB", v) }
+	case allocations, requestsDirect, requestsService:
+		show = func(v float64) string { return fmt.Sprintf("%.0f", v) }
+	case allocatedBytes:
+		show = func(v float64) string { return fmt.Sprintf("%.1f KiB", v/1024) }
 	case idleCPU:
 		show = func(v float64) string { return fmt.Sprintf("%.2f %%", 100*v) }
 	}

@@ -29,12 +29,19 @@ type proxy struct {
 	log        string
 	// quiet is how long it has to be left alone until a change is taken up at once.
 	quiet time.Duration
+	// rest is how long it has to be left alone between two looks at its metrics.
+	rest time.Duration
 
 	running *program.Program
+	// scrapes counts how often the metrics have been read by metrics.
+	scrapes int
 }
 
+// rest is longer than what it waits for: a look at the metrics takes a processor for some milliseconds, and would be measured.
+const rest = 20 * time.Millisecond
+
 func newProxy(name string, s settings, kubeconfig string, host *lab.Host, log string) *proxy {
-	p := &proxy{name: name, host: host, log: log, path: s.theirs, quiet: 1500 * time.Millisecond, args: []string{
+	p := &proxy{name: name, host: host, log: log, path: s.theirs, quiet: 1500 * time.Millisecond, rest: rest, args: []string{
 		"--kubeconfig=" + kubeconfig, "--hostname-override=" + nodeName, "--cluster-cidr=10.128.0.0/9",
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 	}}
@@ -45,43 +52,57 @@ func newProxy(name string, s settings, kubeconfig string, host *lab.Host, log st
 	case kubeNftproxy:
 		p.path, p.quiet = s.ours, 150*time.Millisecond
 	}
+	if s.emulated {
+		p.rest = emulatedRest
+	}
 	p.args = append(p.args, "--proxy-mode="+mode)
 	return p
 }
 
 // measure runs the proxy through everything, and removes its rules.
 func (p *proxy) measure(ctx context.Context, w *world, e effort, f *Figures) error {
+	if err := wait(ctx, e.calm); err != nil {
+		return err
+	}
 	say("%s, %s: start", w.size, p.name)
-	took, err := p.start(ctx)
-	if err != nil {
+	if err := p.measureStart(ctx, f); err != nil {
 		return err
 	}
 	defer func() { p.running.Kill() }()
-	f.add(startToProgrammed, took.Seconds())
-	if err := p.measureFirstSync(ctx, f); err != nil {
-		return err
+	for range e.again {
+		if err := p.cleanUp(ctx); err != nil {
+			return err
+		}
+		if err := p.measureStart(ctx, f); err != nil {
+			return err
+		}
 	}
 	for _, step := range []func(context.Context, *world, effort, *Figures) error{
 		p.measureIdle, p.measureChanges, p.measureBurst, p.measureRolling, p.measureSpread, p.measureMemory, p.measureRestart,
+		p.measureBeside,
 	} {
 		if err := step(ctx, w, e, f); err != nil {
 			return err
 		}
 	}
-	if err := measurePackets(ctx, w, e, f, true); err != nil {
+	if err := measureConnections(ctx, w, e, f); err != nil {
 		return err
 	}
+	if err := measurePackets(ctx, w, e, f); err != nil {
+		return err
+	}
+	return p.cleanUp(ctx)
+}
+
+// cleanUp ends the program and removes its rules.
+func (p *proxy) cleanUp(ctx context.Context) error {
 	p.running.Kill()
-	if err := p.host.Command(ctx, p.path, "--cleanup").Run(); err != nil {
-		return err
-	}
-	// Machines drift: what it is compared with is measured at once.
-	return measurePackets(ctx, w, e, f, false)
+	return p.host.Command(ctx, p.path, "--cleanup").Run()
 }
 
 // start runs the program and waits until it has synced.
 func (p *proxy) start(ctx context.Context) (took time.Duration, err error) {
-	p.running, err = program.Start(ctx, program.Config{Host: p.host, Path: p.path, Args: p.args, Log: p.log})
+	p.running, err = program.Start(ctx, program.Config{Host: p.host, Path: p.path, Args: p.args, Log: p.log, Rest: p.rest})
 	if err != nil {
 		return 0, err
 	}
@@ -92,11 +113,26 @@ func (p *proxy) start(ctx context.Context) (took time.Duration, err error) {
 	return synced.Sub(p.running.Started()), err
 }
 
+// measureStart starts the program and notes how long that took.
+func (p *proxy) measureStart(ctx context.Context, f *Figures) error {
+	took, err := p.start(ctx)
+	if err != nil {
+		return err
+	}
+	f.add(startToProgrammed, took.Seconds())
+	if err := p.measureFirstSync(ctx, f); err != nil {
+		p.running.Kill()
+		return err
+	}
+	return nil
+}
+
 // measureFirstSync notes how long the first sync took. kube-proxy counts it a moment after it is done.
 func (p *proxy) measureFirstSync(ctx context.Context, f *Figures) error {
 	var spent time.Duration
-	err := p.running.Await(ctx, 10*time.Millisecond, "the first sync", func(ctx context.Context) (err error) {
-		if spent, err = p.spent(ctx); err == nil && spent == 0 {
+	err := p.running.Await(ctx, 10*time.Millisecond, "the first sync", func(ctx context.Context) error {
+		m, err := p.metrics(ctx)
+		if spent = spentOf(m); err == nil && spent == 0 {
 			err = errors.New("not counted yet")
 		}
 		return err
@@ -105,18 +141,28 @@ func (p *proxy) measureFirstSync(ctx context.Context, f *Figures) error {
 	return err
 }
 
-// spent is the time spent in all syncs so far.
-func (p *proxy) spent(ctx context.Context) (time.Duration, error) {
-	m, err := p.running.Metrics(ctx)
-	return time.Duration(m[`kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family="IPv4"}`] * float64(time.Second)), err
+// metrics reads the program's metrics.
+func (p *proxy) metrics(ctx context.Context) (program.Samples, error) {
+	p.scrapes++
+	return p.running.Metrics(ctx)
 }
 
-func (p *proxy) measureRestart(ctx context.Context, w *world, _ effort, f *Figures) error {
+// spentOf is the time spent in all syncs so far.
+func spentOf(m program.Samples) time.Duration {
+	return time.Duration(m[`kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family="IPv4"}`] * float64(time.Second))
+}
+
+func (p *proxy) measureRestart(ctx context.Context, w *world, e effort, f *Figures) error {
 	say("%s, %s: restart", w.size, p.name)
-	p.running.Kill()
-	took, err := p.start(ctx)
-	f.add(restart, took.Seconds())
-	return err
+	for range 1 + e.again {
+		p.running.Kill()
+		took, err := p.start(ctx)
+		if err != nil {
+			return err
+		}
+		f.add(restart, took.Seconds())
+	}
+	return nil
 }
 
 // measureMemory notes the program's peak and present resident memory, without programs that it runs.
@@ -165,12 +211,14 @@ func (p *proxy) cpuOf(f func() error) (time.Duration, error) {
 }
 
 // measureIdle notes the share of a processor that is used while nothing happens.
-func (p *proxy) measureIdle(ctx context.Context, w *world, _ effort, f *Figures) error {
-	const idle = 20 * time.Second
+func (p *proxy) measureIdle(ctx context.Context, w *world, e effort, f *Figures) error {
+	if e.idle == 0 {
+		return nil
+	}
 	say("%s, %s: idle", w.size, p.name)
 	wait(ctx, 3*time.Second)
-	spent, err := p.cpuOf(func() error { return wait(ctx, idle) })
-	f.add(idleCPU, spent.Seconds()/idle.Seconds())
+	spent, err := p.cpuOf(func() error { return wait(ctx, e.idle) })
+	f.add(idleCPU, spent.Seconds()/e.idle.Seconds())
 	return err
 }
 

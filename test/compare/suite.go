@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -24,33 +25,53 @@ type round struct {
 
 // effort is how often things are repeated: kube-proxy takes seconds for what takes us a fraction of a millisecond.
 type effort struct {
-	// changes is the number of single changes of each kind; spread of those that follow one another in short order.
-	changes, spread int
+	// changes is the number of single changes of each kind, ours that for our program; spread is the number of those that
+	// follow one another in short order.
+	changes, ours, spread int
+	// again is how often our program repeats what others do once: starts, restarts, and many changes at once.
+	again int
+	// idle is for how long nothing happens while the processor's time is taken.
+	idle time.Duration
+	// beside is the number of single changes while another program changes nftables, too: see bystander.go.
+	beside int
+	// noBurst leaves out many changes at once. Where the API server can't keep up it ends a watch, which goes on after the last
+	// revision that it has seen: what is left of a transaction of test/cluster, a single revision, is lost then.
+	noBurst bool
+	// calm is for how long the API server is left alone before a program starts.
+	calm time.Duration
 	// rolling says that Services with many endpoints are there, and updated.
 	rolling bool
-	// packets is the number in each of the rounds in which they are timed.
+	// packets is the number of packets of each kind that are timed; with them go the rounds of connections.
 	packets int
 }
 
 // plan lists what is measured. kube-proxy takes minutes to hours for the large sizes, hence they are ours alone.
-func plan(quick bool) []round {
-	both := []string{kubeProxyNftables, kubeNftproxy}
-	if quick {
-		return []round{{size{1000, 10}, both, effort{6, 100, false, 5000}}}
+func (s settings) plan() []round {
+	const idle = 20 * time.Second
+	all, both, ours := []string{kubeProxyIptables, kubeProxyNftables, kubeNftproxy}, []string{kubeProxyNftables, kubeNftproxy}, []string{kubeNftproxy}
+	switch {
+	case s.emulated:
+		return emulatedPlan
+	case s.check:
+		return []round{{size{1000, 10}, both, effort{changes: 2, ours: 20, again: 4, spread: 60, beside: 2}}}
+	case s.quick:
+		return []round{{size{1000, 10}, both, effort{changes: 4, ours: 30, again: 4, spread: 100, idle: idle / 2, beside: 3, packets: 20000}}}
 	}
-	ours := []string{kubeNftproxy}
+	large := effort{ours: 100, again: 4, idle: idle, beside: 3}
+	timed := large
+	timed.packets = 60000
 	return []round{
-		{size{1000, 10}, []string{kubeProxyIptables, kubeProxyNftables, kubeNftproxy}, effort{10, 1000, true, 20000}},
-		{size{10000, 10}, both, effort{6, 1000, false, 20000}},
-		{size{5000, 50}, ours, effort{6, 0, false, 0}},
-		{size{45000, 1}, ours, effort{6, 0, false, 0}},
-		{size{50000, 10}, ours, effort{6, 0, false, 20000}},
+		{size{1000, 10}, all, effort{changes: 10, ours: 100, again: 4, spread: 1000, idle: idle, beside: 3, rolling: true, packets: 60000}},
+		{size{10000, 10}, both, effort{changes: 6, ours: 100, again: 4, spread: 1000, idle: idle, beside: 3, packets: 60000}},
+		{size{5000, 50}, ours, large},
+		{size{45000, 1}, ours, large},
+		{size{50000, 10}, ours, timed},
 	}
 }
 
 func measureAll(ctx context.Context, s settings) (*Report, error) {
 	report := newReport(s.output)
-	for _, r := range plan(s.quick) {
+	for _, r := range s.plan() {
 		if !wanted(s.only, r.size.String()) {
 			continue
 		}
@@ -96,15 +117,22 @@ func measureRound(ctx context.Context, s settings, r round, report *Report) erro
 		if err := p.measure(ctx, w, effortOf(name, r.effort), report.of(name, r.size)); err != nil {
 			return fmt.Errorf("measure %s: %w", name, err)
 		}
+		if name == kubeNftproxy {
+			if err := measureBatch(ctx, w, report.find(name, r.size.String())); err != nil {
+				return fmt.Errorf("measure a bare batch: %w", err)
+			}
+		}
 	}
 	return nil
 }
 
 // effortOf repeats more where it costs little.
 func effortOf(name string, e effort) effort {
-	const ours = 100
+	const times = 10
 	if name == kubeNftproxy {
-		e.changes = ours
+		e.changes, e.beside = e.ours, e.beside*times
+		return e
 	}
+	e.again = 0
 	return e
 }

@@ -19,6 +19,7 @@ var pipeline = map[string][]string{
 	"pkg/plan":      {"pkg/model", "pkg/nft"},
 	"pkg/apply":     {"pkg/model", "pkg/nft", "pkg/plan"},
 	"pkg/conntrack": {"pkg/model"},
+	"pkg/nodeport":  {"pkg/model"},
 	"pkg/report":    {"pkg/model"},
 	"pkg/host":      {"pkg/model"},
 	"pkg/config":    {"pkg/model"},
@@ -31,17 +32,17 @@ var pipeline = map[string][]string{
 		"pkg/track",
 	},
 	"cmd/kube-nftproxy": {
-		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/health", "pkg/host", "pkg/metrics", "pkg/model", "pkg/plan", "pkg/proxy", "pkg/report",
-		"pkg/schedule", "pkg/takeover", "pkg/track", "pkg/watch", "pkg/zpages",
+		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/health", "pkg/host", "pkg/metrics", "pkg/model", "pkg/nodeport", "pkg/plan", "pkg/proxy",
+		"pkg/report", "pkg/schedule", "pkg/takeover", "pkg/track", "pkg/watch", "pkg/zpages",
 	},
 }
 
-// pure lists the packages without a clock, a log or a system; nft has one file for its socket, which needs the system.
+// pure lists the packages without a clock, a log or a system; nft has a file for each of its sockets, which need the system.
 var pure = []string{"pkg/model", "pkg/nft", "pkg/plan", "pkg/track"}
 
 var impure = []string{"k8s.io/klog", "k8s.io/client-go", "log", "log/slog", "net/http", "os", "os/exec", "os/signal"}
 
-var systemFiles = []string{"pkg/nft/conn.go"}
+var systemFiles = []string{"pkg/nft/conn.go", "pkg/nft/listen.go"}
 
 // clock lists what reads the time or waits for it.
 var clock = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTimer", "NewTicker"}

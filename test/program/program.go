@@ -25,7 +25,7 @@ import (
 const metricsURL = "http://127.0.0.1:10249/metrics"
 
 // pollInterval is the time between two looks at the metrics: a sync offers no event to wait for.
-const pollInterval = 2 * time.Millisecond
+const pollInterval = 10 * time.Millisecond
 
 // Config says what to run and where.
 type Config struct {
@@ -38,6 +38,9 @@ type Config struct {
 	Env []string
 	// Log is the file to which the program's output is appended.
 	Log string
+	// Rest is the least time between two looks at what the program says about itself. Where it shares a slow processor with
+	// whoever looks, each look delays what is awaited. Default: none.
+	Rest time.Duration
 	// OwnGroup gives the program a process group of its own, which keeps the terminal's Ctrl-C from it.
 	OwnGroup bool
 }
@@ -75,7 +78,7 @@ func Start(ctx context.Context, c Config) (*Program, error) {
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	p.cmd.Env = append(os.Environ(), c.Env...)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: c.OwnGroup}
-	p.client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{DialContext: p.dial, DisableKeepAlives: true}}
+	p.client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{DialContext: p.dial, DisableKeepAlives: true, DisableCompression: true}}
 	p.started = time.Now()
 	running := make(chan error, 2)
 	go p.run(running)
@@ -251,11 +254,12 @@ func (p *Program) AwaitSync(ctx context.Context, after time.Time, families ...mo
 	return at, err
 }
 
-// Await repeats check at intervals until it returns nil. It gives up when ctx ends, or the program does.
+// Await repeats check at intervals, or at those of Config.Rest if they are longer, until it returns nil. It gives up when ctx
+// ends, or the program does.
 func (p *Program) Await(
 	ctx context.Context, interval time.Duration, what string, check func(context.Context) error,
 ) error {
-	ticker := time.NewTicker(interval)
+	ticker := time.NewTicker(max(interval, p.config.Rest))
 	defer ticker.Stop()
 	for {
 		err := check(ctx)

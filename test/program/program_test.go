@@ -1,6 +1,7 @@
 package program
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -109,6 +110,30 @@ func TestStartFails(t *testing.T) {
 	}
 	if _, err := Start(t.Context(), Config{Host: l.Node, Path: "/bin/true", Log: log}); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("in a host that is gone: %v, want os.ErrClosed", err)
+	}
+}
+
+// TestAwaitRests has a program left alone between two looks, however often the caller would look.
+func TestAwaitRests(t *testing.T) {
+	const rest = 20 * time.Millisecond
+	l := lab.ForTest(t, lab.Config{})
+	p, err := Start(t.Context(), Config{
+		Host: l.Node, Path: "/bin/sleep", Args: []string{"60"}, Log: filepath.Join(t.TempDir(), "log"), Rest: rest,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	start, looks := time.Now(), 0
+	err = p.Await(t.Context(), time.Microsecond, "the third look", func(context.Context) error {
+		if looks++; looks < 3 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	// A tick that comes late may be followed by the next one at once.
+	if spent := time.Since(start); err != nil || spent < rest {
+		t.Errorf("three looks: %v, in %v; want at least %v", err, spent, rest)
 	}
 }
 

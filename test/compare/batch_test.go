@@ -1,0 +1,65 @@
+package main
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// planFor plans the Services of a cluster of that size.
+func planFor(z size) *plan.Planner {
+	w := &world{size: z, template: &corev1.Service{Spec: corev1.ServiceSpec{
+		ClusterIP: "10.96.0.200", Type: corev1.ServiceTypeClusterIP, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+		Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: servicePort}},
+	}}}
+	p := newPlanner()
+	for i := range z.services {
+		name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}
+		p.Set(name, model.Build(w.service(i), []*discoveryv1.EndpointSlice{w.slice(i, 0, z.endpoints)}, model.Node{}, model.Options{}))
+	}
+	return p
+}
+
+// TestBareBatch has the kernel hold every element that is planned, and then nothing.
+func TestBareBatch(t *testing.T) {
+	lab.EnterNamespace(t)
+	conn, err := nft.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	z := size{50, 3}
+	p := planFor(z)
+	if err := conn.Commit(bare(p)); err != nil {
+		t.Fatal(err)
+	}
+	all := 0
+	for _, table := range p.Tables() {
+		for _, s := range table.Sets {
+			list, err := conn.Elements(s)
+			if n := p.Count(s); err != nil || len(list) != n && s.Name != plan.StateSet {
+				t.Errorf("%s %s: the kernel holds %d elements, %v, want %d", s.Family, s.Name, len(list), err, n)
+			}
+			all += len(list)
+		}
+	}
+	if least := z.services * (1 + z.endpoints); all < least {
+		t.Errorf("the kernel holds %d elements, want at least %d", all, least)
+	}
+	if err := forget(t.Context(), conn, p); err != nil {
+		t.Fatal(err)
+	}
+	for _, table := range p.Tables() {
+		if found, err := conn.HasTable(table.Family, table.Name); err != nil || found {
+			t.Errorf("afterwards table %s %s is there: %v, %v", table.Family, table.Name, found, err)
+		}
+	}
+}

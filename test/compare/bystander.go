@@ -1,0 +1,164 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// bystander is another program that programs nftables in the proxy's network namespace, such as a firewall. The kernel holds
+// one lock from a batch's first message until it has committed the batch, and a bystander's batch has to wait for it: that
+// is how both proxies' hold on the lock is seen from outside. Its batch adds a table that is there already. It takes the
+// lock and changes nothing: nobody who looks out for changes of the ruleset is sent to work, and no listing has to begin
+// anew.
+type bystander struct {
+	conn *nft.Conn
+	stop chan struct{}
+	done chan error
+
+	mu    sync.Mutex
+	waits []time.Duration
+}
+
+// bystanderPause lies between two of its batches.
+const bystanderPause = time.Millisecond
+
+var bystanderTable = &nft.Table{Family: nft.IPv4, Name: "bystander"}
+
+// newBystander sets one to work.
+func newBystander(host *lab.Host) (*bystander, error) {
+	b := &bystander{stop: make(chan struct{}), done: make(chan error, 1)}
+	err := host.Do(func() (err error) {
+		b.conn, err = nft.Open()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	go func() { b.done <- b.work() }()
+	return b, nil
+}
+
+// work commits until it is told to stop.
+func (b *bystander) work() error {
+	for {
+		batch := nft.NewBatch(0)
+		batch.AddTable(bystanderTable)
+		start := time.Now()
+		if err := b.conn.Commit(batch); err != nil {
+			return fmt.Errorf("commit beside the proxy: %w", err)
+		}
+		b.note(time.Since(start))
+		select {
+		case <-b.stop:
+			return nil
+		case <-time.After(bystanderPause):
+		}
+	}
+}
+
+func (b *bystander) note(wait time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.waits = append(b.waits, wait)
+}
+
+// take returns how long the batches took that were answered since the last call.
+func (b *bystander) take() waits {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	taken := b.waits
+	b.waits = nil
+	return taken
+}
+
+// close ends it and removes its table.
+func (b *bystander) close() error {
+	close(b.stop)
+	err := <-b.done
+	batch := nft.NewBatch(0)
+	batch.DeleteTable(bystanderTable.Family, bystanderTable.Name)
+	return errors.Join(err, b.conn.Commit(batch), b.conn.Close())
+}
+
+// waits are the times that batches took, one after the other.
+type waits []time.Duration
+
+func (w waits) longest() time.Duration {
+	if len(w) == 0 {
+		return 0
+	}
+	return slices.Max(w)
+}
+
+// percentile99 is what 99 of 100 batches don't exceed. While one waits no further one is sent: those count that would have
+// been sent in that time, and would have waited for what was left of it.
+func (w waits) percentile99() time.Duration {
+	var all []time.Duration
+	for _, wait := range w {
+		all = append(all, wait)
+		for rest := wait - bystanderPause; rest > 0; rest -= bystanderPause {
+			all = append(all, rest)
+		}
+	}
+	if len(all) == 0 {
+		return 0
+	}
+	slices.Sort(all)
+	return all[len(all)*99/100]
+}
+
+// measureBeside notes how long a bystander waits while the proxy programs everything, follows single changes, and many at
+// once.
+func (p *proxy) measureBeside(ctx context.Context, w *world, e effort, f *Figures) (err error) {
+	if e.beside == 0 {
+		return nil
+	}
+	say("%s, %s: beside another program's batches", w.size, p.name)
+	if err := p.cleanUp(ctx); err != nil {
+		return err
+	}
+	b, err := newBystander(p.host)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.close()) }()
+	if _, err := p.start(ctx); err != nil {
+		return err
+	}
+	first := b.take()
+	f.add(waitFirst, first.longest().Seconds())
+	f.add(waitFirst99, first.percentile99().Seconds())
+	var single waits
+	for range e.beside {
+		_, _, err := p.sync(ctx, func() error {
+			b.take()
+			w.store.Put(w.slice(w.spread(w.rounds), w.next(), w.endpoints))
+			return w.store.Flush()
+		})
+		if err != nil {
+			return err
+		}
+		waited := b.take()
+		single = append(single, waited...)
+		f.add(waitSingle, waited.longest().Seconds())
+	}
+	f.add(waitSingle99, single.percentile99().Seconds())
+	if err := wait(ctx, p.quiet); err != nil {
+		return err
+	}
+	b.take()
+	if _, err := p.syncBurst(ctx, w); err != nil {
+		return err
+	}
+	many := b.take()
+	f.add(waitBurst, many.longest().Seconds())
+	f.add(waitBurst99, many.percentile99().Seconds())
+	return nil
+}

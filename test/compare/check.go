@@ -1,0 +1,106 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+// bound is the least that a ratio may be: how many times as much kube-proxy needs as we do, or a bare batch's share of our
+// first sync. Bounds are about a third of what a small cluster gives on two busy processors, or less: what breaks one has
+// become slower by a factor. Absolute times are never looked at.
+type bound struct {
+	name  string
+	ratio func(theirs, ours *Figures) (float64, bool)
+	least float64
+	// why is what it means when it is less.
+	why string
+}
+
+// checkSize is the size that the bounds are for; at others, most ratios are far greater.
+var checkSize = size{1000, 10}
+
+const bareShareName = "a bare batch's share of the first sync"
+
+var bounds = []bound{
+	against(startToProgrammed, 2.5, "the start waits for something"),
+	against(firstSync, 3, "a stage of the first sync has become slower: make bench-stages tells which"),
+	{bareShareName, bareShare, 1.0 / 25, "the time goes into planning or encoding, or the kernel is asked for more than the elements"},
+	against(restart, 1.5, "the tables weren't adopted, or the start waits for something"),
+	against(replaceEndpoint, 100, "a single change costs more than its elements"),
+	against(addEndpoint, 100, "a single change costs more than its elements"),
+	against(flipPolicy, 100, "a single change costs more than its elements"),
+	against(addService, 100, "a single change costs more than its elements"),
+	against(deleteService, 100, "a single change costs more than its elements"),
+	against(followEndpoint, 10, "a change waits before it is taken up"),
+	against(burst, 2.5, "many changes cost more than their elements, or more than one batch"),
+	against(peakMemory, 1, "more memory than kube-proxy"),
+	against(steadyMemory, 1, "more memory than kube-proxy"),
+	against(spreadCPU, 4, "single changes take processor time beside their syncs"),
+	against(allocations, 10, "a change allocates for more than itself"),
+	against(waitFirst, 2, "the first sync's batch has the kernel work longer"),
+	against(waitSingle, 5, "a single change's batch has the kernel work longer"),
+}
+
+// against bounds kube-proxy's median by ours.
+func against(q quantity, least float64, why string) bound {
+	return bound{string(q), func(theirs, ours *Figures) (float64, bool) {
+		a, ok := theirs.median(q)
+		b, ok2 := ours.median(q)
+		return a / b, ok && ok2 && b > 0
+	}, least, why}
+}
+
+// bareShare is the share of our first sync that the kernel needs for its elements in any case.
+func bareShare(_, ours *Figures) (float64, bool) {
+	bare, ok := ours.median(bareBatch)
+	sync, ok2 := ours.median(firstSync)
+	return bare / sync, ok && ok2 && sync > 0
+}
+
+// outcome is what came of a bound, in the words of go test -json: pass or fail.
+type outcome struct{ Action, Package, Test, text string }
+
+// judge holds two programs' figures against the bounds.
+func judge(theirs, ours *Figures) (list []outcome) {
+	for _, b := range bounds {
+		o := outcome{Action: "pass", Package: "test/compare", Test: strings.ReplaceAll(b.name, " ", "_")}
+		v, ok := b.ratio(theirs, ours)
+		o.text = fmt.Sprintf("%s: %.3g×, at least %.3g×", b.name, v, b.least)
+		switch {
+		case !ok:
+			o.Action, o.text = "fail", b.name+": was not measured"
+		case v < b.least:
+			o.Action, o.text = "fail", o.text+": "+b.why
+		}
+		list = append(list, o)
+	}
+	return list
+}
+
+// check writes a line for each bound, and into a file, if one is named, the outcomes. It fails if a ratio is off.
+func (r *Report) check(w io.Writer, file string) error {
+	outcomes := judge(r.find(kubeProxyNftables, checkSize.String()), r.find(kubeNftproxy, checkSize.String()))
+	failed := 0
+	var events strings.Builder
+	for _, o := range outcomes {
+		if o.Action == "fail" {
+			failed++
+		}
+		fmt.Fprintf(w, "%-4s %s\n", o.Action, o.text)
+		if err := json.NewEncoder(&events).Encode(o); err != nil {
+			return err
+		}
+	}
+	var err error
+	if file != "" {
+		err = os.WriteFile(file, []byte(events.String()), 0o644)
+	}
+	if failed > 0 {
+		err = errors.Join(err, fmt.Errorf("%d of %d ratios to kube-proxy are off", failed, len(outcomes)))
+	}
+	return err
+}

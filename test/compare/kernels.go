@@ -1,0 +1,141 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/page"
+)
+
+// emulatedPlan is what a virtual machine with an emulated processor can bear (hack/bench-kernels.sh): one small size of both,
+// and a larger one of ours, which shows whether a change's cost grows.
+var emulatedPlan = []round{
+	{size{1000, 10}, []string{kubeProxyNftables, kubeNftproxy}, effort{
+		changes: 3, ours: 20, spread: 40, idle: 20 * time.Second, calm: emulatedCalm, noBurst: true, packets: 4000,
+	}},
+	{size{5000, 10}, []string{kubeNftproxy}, effort{ours: 20, idle: 20 * time.Second, calm: emulatedCalm, noBurst: true}},
+}
+
+// emulatedCalm is time for the API server to work off what it has got: with a single processor, a program that starts would
+// wait for that. The clock leaps over what is left of it.
+const emulatedCalm = time.Minute
+
+// emulatedRest keeps the only processor of such a machine for the proxy: a look at its metrics takes some 10 ms there.
+const emulatedRest = 100 * time.Millisecond
+
+// save writes the raw figures into a file.
+func (r *Report) save(file string) error {
+	if file == "" {
+		return nil
+	}
+	return writeJSON(file, r)
+}
+
+func writeJSON(file string, v any) error {
+	b, err := json.MarshalIndent(v, "", " ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(b, '\n'), 0o644)
+}
+
+func readJSON(file string, v any) error {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	return nil
+}
+
+// kernelsFile is where a checkout keeps the raw figures of other kernels than the machine's, one report for each.
+const kernelsFile = "docs/benchmarks-kernels.json"
+
+// publishKernels prints how reports from other kernels compare and, if a checkout is given, writes them there. Those of
+// kernels that haven't been measured again stay.
+func publishKernels(root string, files []string) error {
+	var reports []*Report
+	if root != "" {
+		if err := readJSON(filepath.Join(root, kernelsFile), &reports); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	for _, file := range files {
+		r := &Report{}
+		if err := readJSON(file, r); err != nil {
+			return err
+		}
+		same := func(old *Report) bool { return old.series() == r.series() }
+		if i := slices.IndexFunc(reports, same); i >= 0 {
+			reports[i] = r
+		} else {
+			reports = append(reports, r)
+		}
+	}
+	text := kernelsPage(reports)
+	fmt.Print(text)
+	if root == "" {
+		return nil
+	}
+	if err := writeJSON(filepath.Join(root, kernelsFile), reports); err != nil {
+		return err
+	}
+	return page.Write(filepath.Join(root, "docs/benchmarks.md"), "kernels", text)
+}
+
+// series is the kernel's version without its third number, which is 0 in the names of some of Debian's.
+func (r *Report) series() string {
+	numbers := strings.SplitN(r.Kernel, ".", 3)
+	return strings.Join(numbers[:min(2, len(numbers))], ".")
+}
+
+// kernelsPage has no times, only how many of ours one of kube-proxy's is, and how ours grow with the cluster.
+func kernelsPage(reports []*Report) string {
+	small, large := emulatedPlan[0].String(), emulatedPlan[1].String()
+	beside := func(r *Report) (a, b *Figures) { return r.find(kubeProxyNftables, small), r.find(kubeNftproxy, small) }
+	growth := func(r *Report) (a, b *Figures) { return r.find(kubeNftproxy, large), r.find(kubeNftproxy, small) }
+	return kernelsTable("kube-proxy's nftables mode as a multiple of kube-nftproxy, "+titleOf(small), reports, beside) + "\n" +
+		kernelsTable("kube-nftproxy with "+titleOf(large)+" as a multiple of that", reports, growth)
+}
+
+// kernelsTable has a column for each kernel: the first of two programs' figures divided by the second's.
+func kernelsTable(title string, reports []*Report, pair func(*Report) (a, b *Figures)) string {
+	var b strings.Builder
+	b.WriteString(title + ":\n\n| |")
+	for _, r := range reports {
+		b.WriteString(" Linux " + r.series() + " |")
+	}
+	b.WriteString("\n|---|" + strings.Repeat("---|", len(reports)) + "\n")
+	row := func(name string, value func(*Figures) (float64, bool)) {
+		line := ""
+		for _, r := range reports {
+			over, under := pair(r)
+			line += ratio(over, under, value) + " |"
+		}
+		if strings.Trim(line, " |") != "" {
+			b.WriteString("| " + name + " |" + line + "\n")
+		}
+	}
+	for _, q := range slices.Concat(lifecycle, following, cost, clients) {
+		row(string(q), func(f *Figures) (float64, bool) { return f.worth(q) })
+	}
+	for _, e := range extras {
+		row(e.name, func(f *Figures) (float64, bool) { return f.certain(e) })
+	}
+	return b.String()
+}
+
+// titleOf is a size in words.
+func titleOf(z string) string {
+	services, endpoints, _ := strings.Cut(z, "x")
+	return services + " Services with " + endpoints + " endpoints each"
+}

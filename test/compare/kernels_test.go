@@ -1,0 +1,70 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/page"
+)
+
+// measuredOn is what a run on a kernel leaves: kube-proxy takes slower times what we take, and we grow with the size.
+func measuredOn(kernel string, slower, growth float64) *Report {
+	values := func(v float64) map[quantity][]float64 { return map[quantity][]float64{replaceEndpoint: {v, v, v}} }
+	small, large := emulatedPlan[0].String(), emulatedPlan[1].String()
+	return &Report{Kernel: kernel, Figures: []*Figures{
+		{Program: kubeProxyNftables, Size: small, Values: values(0.002 * slower)},
+		{Program: kubeNftproxy, Size: small, Values: values(0.002)},
+		{Program: kubeNftproxy, Size: large, Values: values(0.002 * growth)},
+	}}
+}
+
+// TestPublishKernels has a kernel that is measured again take its own column, and the others stay.
+func TestPublishKernels(t *testing.T) {
+	root, dir := t.TempDir(), t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "docs"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	doc := filepath.Join(root, "docs/benchmarks.md")
+	if err := os.WriteFile(doc, []byte("<!-- kernels -->\n<!-- /kernels -->\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	publish := func(reports ...*Report) {
+		var files []string
+		for _, r := range reports {
+			file := filepath.Join(dir, r.Kernel+".json")
+			if err := r.save(file); err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, file)
+		}
+		if err := publishKernels(root, files); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish(measuredOn("6.1.5", 300, 1), measuredOn("6.12.9", 40, 1.5))
+	publish(measuredOn("6.1.6", 500, 1.25))
+
+	text, err := os.ReadFile(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	part, err := page.Part(string(text), "kernels")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for line := range strings.Lines(part) {
+		if strings.HasPrefix(line, "| ") {
+			got = append(got, strings.TrimSuffix(line, "\n"))
+		}
+	}
+	head := "| | Linux 6.1 | Linux 6.12 |"
+	want := []string{head, "| one endpoint replaced | 500× | 40× |", head, "| one endpoint replaced | 1.25× | 1.50× |"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("rows (-want +got):\n%s", diff)
+	}
+}
