@@ -32,6 +32,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nodeport"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/report"
@@ -145,6 +146,7 @@ type daemon struct {
 	reporter *report.Reporter
 	families []model.Family
 	flows    *conntrack.Reconciler
+	users    *nodeport.Watcher
 	takeover *takeover.Takeover
 	started  time.Time
 	settle   sync.Once
@@ -174,12 +176,22 @@ func newDaemon(ctx context.Context, s *settings) (*daemon, error) {
 	if err := d.openSource(logger); err != nil {
 		return nil, err
 	}
+	d.users = nodeport.New(nodeport.Config{
+		NodeName: d.nodeName, Listening: nodeport.Listening, Own: nodeport.OwnSockets, Ephemeral: nodeport.ReadEphemeral,
+		Report: d.reporter.Problem, Metrics: d.metrics,
+	})
 	d.takeover = d.newTakeover()
 	var err error
-	if d.kernel, err = apply.Open(); err == nil && !d.takeover.Rival(ctx) {
+	if d.kernel, err = apply.Open(); err != nil {
+		return d, err
+	}
+	if err := d.kernel.Listen(); err != nil {
+		logger.Error(err, "Cannot listen to what other programs do to the ruleset; it is looked at twice a second")
+	}
+	if !d.takeover.Rival(ctx) {
 		d.kernel.TakeOver()
 	}
-	return d, err
+	return d, nil
 }
 
 // openSource prepares to read from a folder, or from the API server.
@@ -264,6 +276,7 @@ func (d *daemon) run(ctx context.Context) error {
 	part("addresses", func(ctx context.Context) error { return host.FollowAddresses(ctx, d.tracker.Node) })
 	part("watch", d.source.Run)
 	part("conntrack", func(ctx context.Context) error { d.flows.Run(ctx); return nil })
+	part("nodeport", func(ctx context.Context) error { d.users.Run(ctx); return nil })
 	if d.File != "" {
 		part("configuration", d.AwaitChange)
 	}
@@ -288,7 +301,7 @@ func (d *daemon) proxy(ctx context.Context) error {
 	return proxy.New(proxy.Config{
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: plan.New(options),
 		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(least, every, every),
-		Flows: d.flows, Checks: health.NewServices(d.health.Healthy, d.reporter.Problem), Families: d.families,
+		Flows: d.flows, NodePortUsers: d.users, Checks: health.NewServices(d.health.Healthy, d.reporter.Problem), Families: d.families,
 		NodeName: d.nodeName, NodeIP: d.nodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: nodePorts,
 		Model:  model.Options{IgnoreExternalIPs: !d.Gates.Enabled(config.AllowServiceExternalIPs)},
 		Report: d.reporter.Problem, Synced: d.synced, Now: time.Now,

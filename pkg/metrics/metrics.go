@@ -37,6 +37,8 @@ type Metrics struct {
 	leftovers                                *prometheus.GaugeVec
 	problems                                 *prometheus.CounterVec
 	checkPortsFailed                         prometheus.Gauge
+	nodePortCollisions                       *prometheus.GaugeVec
+	nodePortSearches                         *prometheus.CounterVec
 
 	checks, repairs *prometheus.CounterVec
 	drift           prometheus.Gauge
@@ -164,6 +166,18 @@ func (m *Metrics) registerState(r registry) {
 		"Problems reported, each in the log and as an Event on the object, by the object's kind. One that stays counts once.", "kind")
 	m.checkPortsFailed = r.gauge("kubenftproxy_health_check_ports_failed",
 		"Addresses and ports of Services' healthCheckNodePort that can't be listened on.")
+	m.registerNodePorts(r)
+}
+
+// registerNodePorts makes our own metrics of node ports that something else on this node uses.
+func (m *Metrics) registerNodePorts(r registry) {
+	m.nodePortCollisions = r.gauges("kubenftproxy_node_port_collisions",
+		"Node ports of Services that collide with this node's own use of ports, by cause: listener, a local process listens on it, and "+
+			"gets nothing that is sent to the node's addresses, because the Service does; ephemeral_range, the kernel may give it to any "+
+			"process (net.ipv4.ip_local_port_range without net.ipv4.ip_local_reserved_ports).", "cause")
+	m.nodePortSearches = r.counters("kubenftproxy_node_port_searches_total",
+		"Searches for collisions of node ports, by result: done or failed. While they fail, the numbers of collisions are those of the "+
+			"last one done.", "result")
 }
 
 // registerTrust makes our own metrics of whether what the proxy goes by can be trusted: what the kernel holds, what the API
@@ -218,6 +232,12 @@ func (m *Metrics) touch() {
 	}
 	for _, resource := range []string{"services", "endpointslices", "servicecidrs", "nodes"} {
 		m.watchErrors.WithLabelValues(resource)
+	}
+	for _, cause := range []string{"listener", "ephemeral_range"} {
+		m.NodePortCollisions(cause, 0)
+	}
+	for _, result := range []string{resultDone, resultFailed} {
+		m.nodePortSearches.WithLabelValues(result)
 	}
 	for _, kind := range []string{"nftables", "iptables-nft", "iptables-legacy", "ipvs"} {
 		m.Leftovers(kind, 0)
@@ -309,7 +329,7 @@ func (m *Metrics) FlowsDeleted(f model.Family, took time.Duration, deleted int) 
 	m.conntrackDeleted.WithLabelValues(f.String()).Add(float64(deleted))
 }
 
-// The values of the label result of kubenftproxy_conntrack_passes_total.
+// The values of the label result of kubenftproxy_conntrack_passes_total and of kubenftproxy_node_port_searches_total.
 const (
 	resultDone   = "done"
 	resultFailed = "failed"
@@ -431,6 +451,20 @@ func (m *Metrics) Problem(kind string) {
 // HealthCheckPortsFailed sets how many addresses and ports of health check node ports can't be listened on.
 func (m *Metrics) HealthCheckPortsFailed(n int) {
 	m.checkPortsFailed.Set(float64(n))
+}
+
+// NodePortCollisions sets how many node ports collide with this node's own use of ports, by the cause.
+func (m *Metrics) NodePortCollisions(cause string, n int) {
+	m.nodePortCollisions.WithLabelValues(cause).Set(float64(n))
+}
+
+// NodePortsSearched reports the end of a search for collisions of node ports.
+func (m *Metrics) NodePortsSearched(err error) {
+	result := resultDone
+	if err != nil {
+		result = resultFailed
+	}
+	m.nodePortSearches.WithLabelValues(result).Inc()
 }
 
 // unix returns seconds since 1970 with their fraction, as Prometheus wants times.

@@ -48,6 +48,8 @@ func everything(m *Metrics) {
 	m.Rejected("Service", 2)
 	m.Conflicts(1)
 	m.Leftovers("ipvs", 3)
+	m.NodePortCollisions("listener", 1)
+	m.NodePortsSearched(nil)
 }
 
 // TestPage holds names, types, labels and buckets fixed, on which dashboards depend, and keeps their page up to date.

@@ -3,11 +3,14 @@ package metrics
 import (
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
+	dto "github.com/prometheus/client_model/go"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/component-base/metrics/legacyregistry"
 )
 
 func TestRequestsOfTheClientAreCounted(t *testing.T) {
@@ -36,6 +39,9 @@ func TestRequestsOfTheClientAreCounted(t *testing.T) {
 				}
 			}
 		}
+	}
+	if all, err := legacyregistry.DefaultGatherer.Gather(); err != nil || slices.ContainsFunc(all, func(f *dto.MetricFamily) bool { return f.GetName() == "go_goroutines" }) {
+		t.Errorf("the Go runtime is measured twice in each scrape (%v)", err)
 	}
 	if requests != 1 {
 		t.Errorf("rest_client_requests_total counts %v requests with code 418, want 1", requests)

@@ -100,6 +100,7 @@ func (p *Proxy) absorbNodePorts(ctx context.Context, node model.Node) {
 			continue
 		}
 		p.Planner.SetNodeAddresses(f, addrs)
+		p.tellNodeAddresses(f, addrs)
 		if p.NodePorts.everywhere(f, node) {
 			addrs = []netip.Addr{unspecified[f]}
 		}
@@ -142,6 +143,7 @@ func (p *Proxy) absorbService(name types.NamespacedName, s *model.Service) {
 	}
 	p.reportNew(name, problems)
 	p.absorbCheck(name, s)
+	p.tellNodePorts(name, s)
 	p.Planner.Set(name, s)
 }
 

@@ -67,6 +67,8 @@ type Config struct {
 	NodeCIDR bool
 	// NodePorts chooses the addresses on which node ports are served.
 	NodePorts NodePortAddresses
+	// NodePortUsers, unless nil, looks for other users of the node ports.
+	NodePortUsers NodePortUsers
 	// Checks answers load balancers that ask for local endpoints.
 	Checks *health.Services
 	// Flows deletes flows that keep traffic from where it belongs now.
@@ -95,6 +97,9 @@ type Proxy struct {
 	// lookAt is when it is time for a look at what others have done to the kernel's ruleset; heeded is when one was last taken
 	// because of what was heard of them.
 	lookAt, heeded time.Time
+	// timer fires at timerAt.
+	timer   *time.Timer
+	timerAt time.Time
 	// renewAt is when the lease of the tables is to be renewed; zero before the first sync.
 	renewAt time.Time
 	started bool
@@ -136,6 +141,8 @@ func New(c Config) *Proxy {
 // tables as they are when it returns.
 func (p *Proxy) Run(ctx context.Context) error {
 	now := p.Now()
+	p.timer = time.NewTimer(0)
+	defer p.timer.Stop()
 	p.Health.Updated(now)
 	p.Metrics.Queued(now)
 	if !p.awaitSource(ctx) {
@@ -228,8 +235,7 @@ func (p *Proxy) step(ctx context.Context) {
 			at = earlier(at, p.retireAt)
 		}
 	}
-	timer := time.NewTimer(at.Sub(now))
-	defer timer.Stop()
+	p.wakeAt(at, now)
 	select {
 	case <-ctx.Done():
 	case <-p.Tracker.Ready():
@@ -242,7 +248,16 @@ func (p *Proxy) step(ctx context.Context) {
 		if now := p.Now(); now.Sub(p.heeded) >= lookEvery {
 			p.lookAt, p.heeded = now, now
 		}
-	case <-timer.C:
+	case <-p.timer.C:
+		p.timerAt = time.Time{}
+	}
+}
+
+// wakeAt sets the timer. A new one for each change would wake a thread of Go's only to have it wait less long.
+func (p *Proxy) wakeAt(at, now time.Time) {
+	if at != p.timerAt {
+		p.timer.Reset(at.Sub(now))
+		p.timerAt = at
 	}
 }
 

@@ -1,0 +1,212 @@
+package nodeport
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// Cause is why a node port counts as colliding.
+type Cause string
+
+// The causes. A [Listener] takes new TCP connections, or UDP packets of anybody, at the node port; a port in the
+// [EphemeralRange] may become anybody's who connects or sends without choosing a port.
+const (
+	Listener       Cause = "listener"
+	EphemeralRange Cause = "ephemeral_range"
+)
+
+// Socket is a TCP socket that listens, or a UDP socket that is bound and not connected.
+type Socket struct {
+	Protocol model.Protocol
+	// Local is where it listens; one on an IPv4-mapped address counts as IPv4.
+	Local netip.AddrPort
+	// V6Only is set where a socket on [::] doesn't take IPv4, too.
+	V6Only bool
+	// Device is the index of the interface that it is bound to, or 0.
+	Device uint32
+	Inode  uint32
+	// Cookie tells it from all other sockets, earlier ones included.
+	Cookie uint64
+}
+
+// loopbackDevice is the index of the interface lo in every network namespace.
+const loopbackDevice = 1
+
+// takes reports whether the socket would get packets of a family to one of the addresses.
+func (s *Socket) takes(f model.Family, addrs []netip.Addr) bool {
+	at := s.Local.Addr()
+	switch {
+	case len(addrs) == 0:
+		return false
+	case at.IsUnspecified():
+		both := at.Is6() && !s.V6Only
+		return (both || model.FamilyOf(at) == f) && s.Device != loopbackDevice
+	}
+	return slices.Contains(addrs, at.WithZone(""))
+}
+
+// port is a node port, whatever the family.
+type port struct {
+	number   uint16
+	protocol model.Protocol
+}
+
+// String returns, for example, 30080/TCP.
+func (p port) String() string {
+	return fmt.Sprintf("%d/%s", p.number, strings.ToUpper(p.protocol.String()))
+}
+
+func (p port) compare(q port) int {
+	return cmp.Or(cmp.Compare(p.number, q.number), cmp.Compare(p.protocol, q.protocol))
+}
+
+// served are node ports with their Services, and where they are served.
+type served struct {
+	services map[model.Key][]types.NamespacedName
+	addrs    [2][]netip.Addr
+}
+
+// collision is a node port of a Service that collides.
+type collision struct {
+	service types.NamespacedName
+	port    port
+	// at is where a process listens; invalid for other causes.
+	at netip.AddrPort
+}
+
+// listeners returns the collisions with the sockets that count, sorted and one for each node port of a Service.
+func (s *served) listeners(sockets []Socket, counts func(*Socket) bool) (list []collision) {
+	for i := range sockets {
+		socket := &sockets[i]
+		var hit []types.NamespacedName
+		for _, f := range model.Families {
+			key := model.Key{Port: socket.Local.Port(), Protocol: socket.Protocol, Family: f}
+			if names := s.services[key]; len(names) > 0 && socket.takes(f, s.addrs[f]) {
+				hit = append(hit, names...)
+			}
+		}
+		if len(hit) == 0 || !counts(socket) {
+			continue
+		}
+		for _, name := range hit {
+			list = append(list, collision{name, port{socket.Local.Port(), socket.Protocol}, socket.Local})
+		}
+	}
+	return onePerPort(list)
+}
+
+// ephemeral returns the collisions with the range of ports that the kernel gives to processes.
+func (s *served) ephemeral(e Ephemeral) (list []collision) {
+	for key, names := range s.services {
+		if !e.Contains(key.Port) || len(s.addrs[key.Family]) == 0 {
+			continue
+		}
+		for _, name := range names {
+			list = append(list, collision{service: name, port: port{key.Port, key.Protocol}})
+		}
+	}
+	return onePerPort(list)
+}
+
+// onePerPort sorts, by Services, and drops what is about the same node port of the same Service.
+func onePerPort(list []collision) []collision {
+	slices.SortFunc(list, func(a, b collision) int {
+		return cmp.Or(cmp.Compare(a.service.Namespace, b.service.Namespace), cmp.Compare(a.service.Name, b.service.Name),
+			a.port.compare(b.port), a.at.Compare(b.at))
+	})
+	return slices.CompactFunc(list, func(a, b collision) bool { return a.service == b.service && a.port == b.port })
+}
+
+// countPorts counts the node ports.
+func countPorts(list []collision) int {
+	ports := make(map[port]struct{}, len(list))
+	for _, c := range list {
+		ports[c.port] = struct{}{}
+	}
+	return len(ports)
+}
+
+// byService cuts a sorted list into one for each Service.
+func byService(list []collision) (out [][]collision) {
+	for len(list) > 0 {
+		n := slices.IndexFunc(list, func(c collision) bool { return c.service != list[0].service })
+		if n < 0 {
+			n = len(list)
+		}
+		out, list = append(out, list[:n]), list[n:]
+	}
+	return out
+}
+
+// field is where a Service has its node ports.
+const field = "spec.ports[].nodePort"
+
+// listenerProblem tells of all collisions of a Service with listeners: the API server keeps one Event of a kind for each object.
+func listenerProblem(node string, list []collision) model.Problem {
+	first := list[0]
+	return model.Problem{
+		Kind: "Service", Name: first.service, Field: field, Event: "NodePortCollision", Action: "Listen",
+		Reason: fmt.Sprintf("on node %s a local process listens on %s: what is sent to this port of the node's addresses goes to this "+
+			"Service, and the process doesn't get it; move the process to another port, or choose another node port "+
+			"(`%s` on the node tells which process it is)", node, listed(list, collision.where), first.command()),
+	}
+}
+
+// where returns, for example, 30080/TCP (at 0.0.0.0:30080).
+func (c collision) where() string { return fmt.Sprintf("%s (at %s)", c.port, c.at) }
+
+// command shows the process that listens.
+func (c collision) command() string {
+	kind := "t"
+	if c.port.protocol == model.UDP {
+		kind = "u"
+	}
+	return fmt.Sprintf("ss -ln%sp sport = :%d", kind, c.port.number)
+}
+
+// ephemeralProblem tells of the collisions of one Service with the ephemeral range.
+func ephemeralProblem(node string, e Ephemeral, list []collision) model.Problem {
+	return model.Problem{
+		Kind: "Service", Name: list[0].service, Field: field, Event: "NodePortInEphemeralRange", Action: "Allocate",
+		Reason: fmt.Sprintf("on node %s the kernel may give %s to any process, as part of net.ipv4.ip_local_port_range (%s): a process "+
+			"that is given it and listens there gets nothing; %s", node, listed(list, collision.name), e.Range, remedy),
+	}
+}
+
+const remedy = "add the cluster's node ports to net.ipv4.ip_local_reserved_ports, or move the range"
+
+// nodeProblem tells of the collisions of all Services with the ephemeral range.
+func nodeProblem(node string, e Ephemeral, list []collision) model.Problem {
+	return model.Problem{
+		Kind: "Node", Name: types.NamespacedName{Name: node}, Field: "net.ipv4.ip_local_port_range",
+		Event: "NodePortInEphemeralRange", Action: "Allocate",
+		Reason: fmt.Sprintf("%s contains node ports of Services, which the kernel may give to any process: %s; a process that is given "+
+			"one and listens there gets nothing; %s", e.Range, listed(list, collision.owned), remedy),
+	}
+}
+
+func (c collision) name() string { return c.port.String() }
+
+// owned returns, for example, 30080/TCP of default/web.
+func (c collision) owned() string { return fmt.Sprintf("%s of %s", c.port, c.service) }
+
+// mostListed bounds a message: that of an Event may have 1,024 characters.
+const mostListed = 4
+
+func listed(list []collision, text func(collision) string) string {
+	var out []string
+	for _, c := range list[:min(len(list), mostListed)] {
+		out = append(out, text(c))
+	}
+	if more := len(list) - mostListed; more > 0 {
+		out = append(out, fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(out, ", ")
+}

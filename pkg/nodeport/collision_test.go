@@ -1,0 +1,168 @@
+package nodeport
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+var (
+	web = types.NamespacedName{Namespace: "default", Name: "web"}
+	dns = types.NamespacedName{Namespace: "kube-system", Name: "dns"}
+)
+
+func addrs(list ...string) (out []netip.Addr) {
+	for _, s := range list {
+		out = append(out, netip.MustParseAddr(s))
+	}
+	return out
+}
+
+// key is a node port in a family.
+func key(p model.Protocol, number uint16, f model.Family) model.Key {
+	return model.Key{Port: number, Protocol: p, Family: f}
+}
+
+// dual is a node port in both families.
+func dual(p model.Protocol, number uint16) []model.Key {
+	return []model.Key{key(p, number, model.IPv4), key(p, number, model.IPv6)}
+}
+
+func socket(p model.Protocol, at string) Socket {
+	return Socket{Protocol: p, Local: netip.MustParseAddrPort(at)}
+}
+
+// TestWhatCollides has one socket at a time, against a Service with TCP 30080 in both families and one with UDP 30053 in IPv4.
+func TestWhatCollides(t *testing.T) {
+	v6only, onLoopback, onVeth := socket(model.TCP, "[::]:30080"), socket(model.TCP, "0.0.0.0:30080"), socket(model.TCP, "0.0.0.0:30080")
+	v6only.V6Only, onLoopback.Device, onVeth.Device = true, 1, 2
+	dnsV6Only := socket(model.UDP, "[::]:30053")
+	dnsV6Only.V6Only = true
+	both := [2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}
+	none := ""
+	for _, c := range []struct {
+		name   string
+		addrs  [2][]netip.Addr
+		socket Socket
+		want   string
+	}{
+		{"any IPv4 address", both, socket(model.TCP, "0.0.0.0:30080"), "default/web 30080/TCP"},
+		{"any address", both, socket(model.TCP, "[::]:30080"), "default/web 30080/TCP"},
+		{"any address, where only IPv4 is served", [2][]netip.Addr{both[0]}, socket(model.TCP, "[::]:30080"), "default/web 30080/TCP"},
+		{"IPv6 only, where only IPv4 is served", [2][]netip.Addr{both[0]}, v6only, none},
+		{"IPv6 only", both, v6only, "default/web 30080/TCP"},
+		{"any address, for a Service of IPv4", both, socket(model.UDP, "[::]:30053"), "kube-system/dns 30053/UDP"},
+		{"IPv6 only, for a Service of IPv4", both, dnsV6Only, none},
+		{"the node's address", both, socket(model.TCP, "192.0.2.1:30080"), "default/web 30080/TCP"},
+		{"the node's IPv6 address", both, socket(model.TCP, "[2001:db8::1]:30080"), "default/web 30080/TCP"},
+		{"another address of the node", both, socket(model.TCP, "198.51.100.1:30080"), none},
+		{"loopback", both, socket(model.TCP, "127.0.0.1:30080"), none},
+		{"IPv6 loopback", both, socket(model.TCP, "[::1]:30080"), none},
+		{"loopback, where node ports are served there", [2][]netip.Addr{addrs("127.0.0.1")}, socket(model.TCP, "127.0.0.1:30080"),
+			"default/web 30080/TCP"},
+		{"any address of the loopback device", both, onLoopback, none},
+		{"any address of another device", both, onVeth, "default/web 30080/TCP"},
+		{"another port", both, socket(model.TCP, "0.0.0.0:30081"), none},
+		{"another protocol", both, socket(model.UDP, "0.0.0.0:30080"), none},
+		{"multicast", both, socket(model.UDP, "224.0.0.251:30053"), none},
+		{"no address", [2][]netip.Addr{}, socket(model.TCP, "0.0.0.0:30080"), none},
+	} {
+		s := served{addrs: c.addrs, services: map[model.Key][]types.NamespacedName{
+			key(model.TCP, 30080, model.IPv4): {web}, key(model.TCP, 30080, model.IPv6): {web}, key(model.UDP, 30053, model.IPv4): {dns},
+		}}
+		got := none
+		for _, found := range s.listeners([]Socket{c.socket}, func(*Socket) bool { return true }) {
+			got += fmt.Sprintf("%s %s", found.service, found.port)
+			if found.at != c.socket.Local {
+				t.Errorf("%s: at %s", c.name, found.at)
+			}
+		}
+		if got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+// TestOneCollisionForEachPort has as many sockets as a server with workers that share a port.
+func TestOneCollisionForEachPort(t *testing.T) {
+	s := served{addrs: [2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, services: map[model.Key][]types.NamespacedName{}}
+	for _, k := range append(dual(model.TCP, 30080), dual(model.TCP, 30443)...) {
+		s.services[k] = []types.NamespacedName{web}
+	}
+	sockets := []Socket{socket(model.TCP, "[::]:30443"), socket(model.TCP, "[::]:30080"), socket(model.TCP, "0.0.0.0:30080"),
+		socket(model.TCP, "0.0.0.0:30080")}
+	list := s.listeners(sockets, func(*Socket) bool { return true })
+	want := "on node node-1 a local process listens on 30080/TCP (at 0.0.0.0:30080), 30443/TCP (at [::]:30443): what is sent to this " +
+		"port of the node's addresses goes to this Service, and the process doesn't get it; move the process to another port, or " +
+		"choose another node port (`ss -lntp sport = :30080` on the node tells which process it is)"
+	if got := listenerProblem("node-1", list).Reason; got != want {
+		t.Errorf("message (-want +got):\n%s", cmp.Diff(want, got))
+	}
+	if n := countPorts(list); n != 2 {
+		t.Errorf("%d node ports collide, want 2", n)
+	}
+}
+
+// TestMessagesFitAnEvent has longer names and more ports than anybody: the API server refuses notes above 1,024 characters.
+func TestMessagesFitAnEvent(t *testing.T) {
+	long := types.NamespacedName{Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 63)}
+	node := strings.Repeat("d", 253)
+	var list []collision
+	for i := range 100 {
+		at := netip.AddrPortFrom(netip.MustParseAddr("2001:db8:1111:2222:3333:4444:5555:6666"), uint16(50000+i))
+		list = append(list, collision{long, port{at.Port(), model.UDP}, at})
+	}
+	e := Ephemeral{Range: Range{10000, 65535}}
+	for _, p := range []model.Problem{listenerProblem(node, list), ephemeralProblem(node, e, list), nodeProblem(node, e, list)} {
+		if n := len(p.Field) + 2 + len(p.Reason); n > 1024 {
+			t.Errorf("%s about a %s: %d characters", p.Event, p.Kind, n)
+		}
+	}
+}
+
+func TestEphemeral(t *testing.T) {
+	for _, c := range []struct {
+		ports, reserved string
+		want            Ephemeral
+		err             bool
+		in, out         []uint16
+	}{
+		{ports: "32768\t60999\n", reserved: "\n", want: Ephemeral{Range: Range{32768, 60999}},
+			in: []uint16{32768, 60999}, out: []uint16{0, 30080, 32767, 61000}},
+		{ports: "1024 65535", reserved: "30000-32767,40000\n",
+			want: Ephemeral{Range{1024, 65535}, []Range{{30000, 32767}, {40000, 40000}}},
+			in:   []uint16{1024, 29999, 32768, 39999, 40001, 65535}, out: []uint16{1023, 30000, 32767, 40000}},
+		{ports: "32768", reserved: "", want: Ephemeral{Range: Range{32768, 32768}}},
+		{ports: "", err: true},
+		{ports: "1 2 3", err: true},
+		{ports: "1 70000", err: true},
+		{ports: "1 2", reserved: "x", err: true},
+	} {
+		got, err := parseEphemeral(c.ports, c.reserved)
+		if (err != nil) != c.err {
+			t.Errorf("parseEphemeral(%q, %q): %v", c.ports, c.reserved, err)
+		}
+		if c.err {
+			continue
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("parseEphemeral(%q, %q) (-want +got):\n%s", c.ports, c.reserved, diff)
+		}
+		for _, p := range c.in {
+			if !got.Contains(p) {
+				t.Errorf("%q, %q: %d isn't in it", c.ports, c.reserved, p)
+			}
+		}
+		for _, p := range c.out {
+			if got.Contains(p) {
+				t.Errorf("%q, %q: %d is in it", c.ports, c.reserved, p)
+			}
+		}
+	}
+}

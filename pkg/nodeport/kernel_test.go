@@ -1,0 +1,311 @@
+package nodeport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// enterNode gives the test a network namespace with the addresses of a node.
+func enterNode(t testing.TB) {
+	t.Helper()
+	lab.EnterNamespace(t)
+	for _, args := range []string{
+		"link set lo up", "addr add 192.0.2.1/32 dev lo", "-6 addr add 2001:db8::1/128 dev lo nodad",
+	} {
+		if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v\n%s", args, err, out)
+		}
+	}
+}
+
+// control sets a socket's options before it is bound.
+type control func(fd int) error
+
+// listen opens a socket as a process would; the test's end closes it.
+func listen(t testing.TB, network, at string, options ...control) {
+	t.Helper()
+	c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+		_ = raw.Control(func(fd uintptr) {
+			for _, o := range options {
+				if err == nil {
+					err = o(int(fd))
+				}
+			}
+		})
+		return err
+	}}
+	if strings.HasPrefix(network, "tcp") {
+		l, err := c.Listen(context.Background(), network, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return
+	}
+	l, err := c.ListenPacket(context.Background(), network, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+}
+
+// bind opens a socket that has an address and no more, of those that the package net doesn't take as they are.
+func bind(t testing.TB, kind int, at unix.Sockaddr) (fd int) {
+	t.Helper()
+	family := unix.AF_INET
+	if _, six := at.(*unix.SockaddrInet6); six {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, kind, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if err := unix.Bind(fd, at); err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+func onDevice(name string) control {
+	return func(fd int) error { return unix.BindToDevice(fd, name) }
+}
+
+// bothFamilies undoes what the package net does to a socket on [::].
+func bothFamilies(fd int) error {
+	return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
+}
+
+func port6Only(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) }
+
+// shown is a socket as the tests compare it.
+func shown(s Socket) string {
+	text := fmt.Sprintf("%s %s", s.Protocol, s.Local)
+	if s.V6Only {
+		text += " v6only"
+	}
+	if s.Device != 0 {
+		text += fmt.Sprintf(" device %d", s.Device)
+	}
+	return text
+}
+
+func listening(t testing.TB, r Range) (out []string, sockets []Socket) {
+	t.Helper()
+	sockets, err := Listening(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range sockets {
+		out = append(out, shown(s))
+	}
+	slices.Sort(out)
+	return out, sockets
+}
+
+// TestListening opens sockets of all kinds, and lists those that take what anybody sends.
+func TestListening(t *testing.T) {
+	enterNode(t)
+	listen(t, "tcp4", "0.0.0.0:30001")
+	listen(t, "tcp", "[::]:30002", bothFamilies)
+	listen(t, "tcp6", "[::]:30003", port6Only)
+	listen(t, "tcp4", "192.0.2.1:30004")
+	listen(t, "tcp4", "127.0.0.1:30005")
+	listen(t, "tcp6", "[2001:db8::1]:30006")
+	mapped := &unix.SockaddrInet6{Port: 30007, Addr: netip.MustParseAddr("::ffff:192.0.2.1").As16()}
+	if err := unix.Listen(bind(t, unix.SOCK_STREAM, mapped), 1); err != nil {
+		t.Fatal(err)
+	}
+	listen(t, "tcp4", "0.0.0.0:30008", onDevice("lo"))
+	listen(t, "udp4", "0.0.0.0:30009")
+	listen(t, "udp", "[::]:30010", bothFamilies)
+	listen(t, "udp6", "[::]:30011", port6Only)
+	bind(t, unix.SOCK_DGRAM, &unix.SockaddrInet4{Port: 30012, Addr: [4]byte{224, 0, 0, 251}})
+	// Not in the range.
+	listen(t, "tcp4", "0.0.0.0:29999")
+	listen(t, "udp4", "0.0.0.0:30100")
+	// Connected: of TCP both ends, of UDP one.
+	listen(t, "tcp4", "192.0.2.1:40000")
+	for _, network := range []string{"tcp4", "udp4"} {
+		d := net.Dialer{}
+		local, err := net.ResolveTCPAddr("tcp4", "192.0.2.1:30020")
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.LocalAddr = local
+		if network == "udp4" {
+			d.LocalAddr = net.UDPAddrFromAddrPort(local.AddrPort())
+		}
+		conn, err := d.Dial(network, "192.0.2.1:40000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+	}
+	bind(t, unix.SOCK_STREAM, &unix.SockaddrInet4{Port: 30021}) // it doesn't listen: nothing is taken
+
+	got, sockets := listening(t, Range{30000, 30099})
+	want := []string{
+		"tcp 0.0.0.0:30001", "tcp 0.0.0.0:30008 device 1", "tcp 127.0.0.1:30005", "tcp 192.0.2.1:30004", "tcp 192.0.2.1:30007",
+		"tcp [2001:db8::1]:30006 v6only", "tcp [::]:30002", "tcp [::]:30003 v6only",
+		"udp 0.0.0.0:30009", "udp 224.0.0.251:30012", "udp [::]:30010", "udp [::]:30011 v6only",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("sockets (-want +got):\n%s", diff)
+	}
+	own, err := OwnSockets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cookies := map[uint64]bool{}
+	for _, s := range sockets {
+		if _, is := own[s.Inode]; !is {
+			t.Errorf("%s: inode %d is none of this process's sockets", shown(s), s.Inode)
+		}
+		cookies[s.Cookie] = true
+	}
+	if len(cookies) != len(sockets) {
+		t.Errorf("%d cookies for %d sockets", len(cookies), len(sockets))
+	}
+	// Both ends of the range count.
+	if got, _ := listening(t, Range{30001, 30002}); !slices.Equal(got, []string{"tcp 0.0.0.0:30001", "tcp [::]:30002"}) {
+		t.Errorf("sockets from 30001 to 30002: %q", got)
+	}
+}
+
+// TestAbsent asks for a protocol that no kernel has, as others lack what lists TCP's sockets.
+func TestAbsent(t *testing.T) {
+	enterNode(t)
+	if _, err := appendListening(nil, unix.AF_INET, 200, Range{0, 65535}); !errors.Is(err, errAbsent) {
+		t.Errorf("error %v, want %v", err, errAbsent)
+	}
+}
+
+// TestOwnSocketsAreThisProcessesAlone hands a listening socket over to another process.
+func TestOwnSocketsAreThisProcessesAlone(t *testing.T) {
+	enterNode(t)
+	l, err := net.ListenTCP("tcp4", &net.TCPAddr{Port: 30080})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := l.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sleep", "60")
+	cmd.ExtraFiles = []*os.File{file}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	for _, ours := range []bool{true, false} {
+		_, sockets := listening(t, Range{30080, 30080})
+		own, err := OwnSockets()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(sockets) != 1 {
+			t.Fatalf("%d sockets listen, want 1", len(sockets))
+		}
+		if _, is := own[sockets[0].Inode]; is != ours {
+			t.Errorf("the socket is ours: %v, want %v", is, ours)
+		}
+		if err := errors.Join(l.Close(), file.Close()); ours && err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestReadEphemeral(t *testing.T) {
+	enterNode(t)
+	for _, s := range []string{"ip_local_port_range=20000 40000", "ip_local_reserved_ports=30000-32767,35000"} {
+		if out, err := exec.Command("sysctl", "-w", "net.ipv4."+s).CombinedOutput(); err != nil {
+			t.Fatalf("sysctl: %v\n%s", err, out)
+		}
+	}
+	got, err := ReadEphemeral()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Ephemeral{Range{20000, 40000}, []Range{{30000, 32767}, {35000, 35000}}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("ephemeral range (-want +got):\n%s", diff)
+	}
+}
+
+// BenchmarkSearch is one search with 2,768 node ports, as many as there can be, and many sockets of others: half of them
+// listening TCP sockets, half UDP ones.
+func BenchmarkSearch(b *testing.B) {
+	for _, c := range []struct {
+		name    string
+		sockets int
+		ports   Range
+	}{
+		{"idle", 0, Range{30000, 32767}},
+		{"10000 sockets elsewhere", 10000, Range{30000, 32767}},
+		{"10000 sockets inside", 10000, Range{1024, 65535}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			enterNode(b)
+			for i := range c.sockets / 2 {
+				at := fmt.Sprintf("127.0.%d.1:%d", i%100, 10000+i/100)
+				listen(b, "tcp4", at)
+				listen(b, "udp4", at)
+			}
+			w := New(Config{
+				NodeName: "node-1", Listening: Listening, Own: OwnSockets, Ephemeral: ReadEphemeral, Report: func(model.Problem) {},
+				Metrics: discard{},
+			})
+			w.Addresses(model.IPv4, []netip.Addr{netip.MustParseAddr("192.0.2.1")})
+			for i := range 2768 {
+				n := types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc-", i)}
+				w.Service(n, []model.Key{{Port: uint16(30000 + i), Protocol: model.TCP}})
+			}
+			if c.ports.First < 30000 {
+				w.Service(web, []model.Key{{Port: 1024, Protocol: model.TCP}, {Port: 65535, Protocol: model.TCP}})
+			}
+			b.ReportAllocs()
+			start := processor(b)
+			for b.Loop() {
+				if err := w.search(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(processor(b)-start)/float64(b.N), "cpu-ns/op")
+		})
+	}
+}
+
+// processor returns the processor time of this process so far, the kernel's included.
+func processor(t testing.TB) time.Duration {
+	t.Helper()
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// discard are metrics of nobody.
+type discard struct{}
+
+func (discard) NodePortCollisions(string, int) {}
+func (discard) NodePortsSearched(error)        {}

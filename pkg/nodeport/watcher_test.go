@@ -1,0 +1,273 @@
+package nodeport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// fakeNode is a node with sockets, and writes down what it is told.
+type fakeNode struct {
+	mu        sync.Mutex
+	sockets   []Socket
+	own       map[uint32]struct{}
+	ephemeral Ephemeral
+	err       error
+	// searches are the times of searches, ranges what they asked for.
+	searches []time.Duration
+	ranges   []Range
+	start    time.Time
+	problems []string
+	counts   map[string]int
+	failed   int
+}
+
+func (n *fakeNode) listening(r Range) ([]Socket, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.searches, n.ranges = append(n.searches, time.Since(n.start)), append(n.ranges, r)
+	return n.sockets, n.err
+}
+
+func (n *fakeNode) report(p model.Problem) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	of := strings.Trim(p.Name.String(), "/")
+	n.problems = append(n.problems, fmt.Sprintf("%s %s %s", p.Event, p.Kind, of))
+}
+
+func (n *fakeNode) NodePortCollisions(cause string, count int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.counts[cause] = count
+}
+
+func (n *fakeNode) NodePortsSearched(err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err != nil {
+		n.failed++
+	}
+}
+
+// listen makes the sockets all that there are.
+func (n *fakeNode) listen(sockets ...Socket) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.sockets = sockets
+}
+
+// expect checks the problems told since the last call, and how many node ports collide now by either cause.
+func (n *fakeNode) expect(t *testing.T, listeners, ephemeral int, problems ...string) {
+	t.Helper()
+	synctest.Wait()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if diff := cmp.Diff(problems, n.problems); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+	n.problems = nil
+	if diff := cmp.Diff(map[string]int{"listener": listeners, "ephemeral_range": ephemeral}, n.counts); diff != "" {
+		t.Errorf("counts (-want +got):\n%s", diff)
+	}
+}
+
+// run runs a watcher on a fake node in virtual time.
+func run(t *testing.T, f func(t *testing.T, n *fakeNode, w *Watcher)) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &fakeNode{start: time.Now(), counts: map[string]int{}, ephemeral: Ephemeral{Range: Range{32768, 60999}}}
+		w := New(Config{
+			NodeName: "node-1", Listening: n.listening, Report: n.report, Metrics: n,
+			Own:       func() (map[uint32]struct{}, error) { return n.own, nil },
+			Ephemeral: func() (Ephemeral, error) { n.mu.Lock(); defer n.mu.Unlock(); return n.ephemeral, nil },
+		})
+		w.Addresses(model.IPv4, addrs("192.0.2.1"))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); w.Run(ctx) }()
+		f(t, n, w)
+		cancel()
+		<-done
+	})
+}
+
+const webListens = "NodePortCollision Service default/web"
+
+func TestACollisionIsToldOnceAndClears(t *testing.T) {
+	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
+		n.listen(socket(model.TCP, "0.0.0.0:30080"))
+		w.Service(web, dual(model.TCP, 30080))
+		time.Sleep(2 * time.Second)
+		n.expect(t, 1, 0, webListens)
+		time.Sleep(time.Hour)
+		n.expect(t, 1, 0)
+		// A second port of the Service is news, and the first is told with it.
+		n.listen(socket(model.TCP, "0.0.0.0:30080"), socket(model.UDP, "0.0.0.0:30053"))
+		w.Service(web, append(dual(model.TCP, 30080), dual(model.UDP, 30053)...))
+		time.Sleep(10 * time.Second)
+		n.expect(t, 2, 0, webListens)
+		n.listen()
+		time.Sleep(period)
+		n.expect(t, 0, 0)
+		// A process that starts over and over isn't told again and again.
+		for range 10 {
+			n.listen(socket(model.TCP, "0.0.0.0:30080"))
+			time.Sleep(period)
+			n.expect(t, 1, 0)
+			n.listen()
+			time.Sleep(period)
+			n.expect(t, 0, 0)
+		}
+		time.Sleep(forget)
+		n.listen(socket(model.TCP, "0.0.0.0:30080"))
+		time.Sleep(period)
+		n.expect(t, 1, 0, webListens)
+	})
+}
+
+func TestAServiceThatGoesTakesItsCollisionWithIt(t *testing.T) {
+	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
+		n.listen(socket(model.TCP, "0.0.0.0:30080"))
+		w.Service(web, dual(model.TCP, 30080))
+		time.Sleep(10 * time.Second)
+		n.expect(t, 1, 0, webListens)
+		w.Service(web, nil)
+		time.Sleep(10 * time.Second)
+		n.expect(t, 0, 0)
+		// A new Service under the old name is told.
+		w.Service(web, dual(model.TCP, 30080))
+		time.Sleep(10 * time.Second)
+		n.expect(t, 1, 0, webListens)
+	})
+}
+
+func TestAnAddressThatComesCollides(t *testing.T) {
+	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
+		n.listen(socket(model.TCP, "198.51.100.1:30080"))
+		w.Service(web, dual(model.TCP, 30080))
+		time.Sleep(10 * time.Second)
+		n.expect(t, 0, 0)
+		w.Addresses(model.IPv4, addrs("192.0.2.1", "198.51.100.1"))
+		time.Sleep(2 * time.Second)
+		n.expect(t, 1, 0, webListens)
+	})
+}
+
+func TestOwnSocketsAreNoCollision(t *testing.T) {
+	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
+		check, other := socket(model.TCP, "0.0.0.0:30080"), socket(model.TCP, "0.0.0.0:30081")
+		check.Inode, other.Inode = 7, 8
+		n.own = map[uint32]struct{}{7: {}}
+		n.listen(check, other)
+		w.Service(web, dual(model.TCP, 30080))
+		w.Service(dns, dual(model.TCP, 30081))
+		time.Sleep(2 * time.Second)
+		n.expect(t, 1, 0, "NodePortCollision Service kube-system/dns")
+	})
+}
+
+// TestSearches holds how often it is looked: not at all without node ports, soon after a change, seldom for many changes, every
+// minute otherwise.
+func TestSearches(t *testing.T) {
+	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
+		time.Sleep(10*period + period/2)
+		n.expect(t, 0, 0)
+		if len(n.searches) > 0 {
+			t.Errorf("searches at %v without node ports", n.searches)
+		}
+		n.start = time.Now()
+		w.Service(web, dual(model.TCP, 30080))
+		time.Sleep(500 * time.Millisecond)
+		w.Service(dns, dual(model.UDP, 30053))
+		time.Sleep(4 * time.Second) // a search at 1 s
+		for range 100 {
+			w.Service(web, dual(model.TCP, 30081))
+			w.Service(web, dual(model.TCP, 30080))
+			time.Sleep(100 * time.Millisecond) // searches at 6 s, 11 s and 16 s
+		}
+		time.Sleep(20 * time.Second)
+		w.Service(web, dual(model.TCP, 30080)) // nothing new
+		time.Sleep(10 * time.Second)
+		w.Addresses(model.IPv4, addrs("192.0.2.1"))
+		time.Sleep(period)
+		synctest.Wait()
+		want := []time.Duration{1 * time.Second, 6 * time.Second, 11 * time.Second, 16 * time.Second, 76 * time.Second}
+		if diff := cmp.Diff(want, n.searches); diff != "" {
+			t.Errorf("searches (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(Range{30053, 30080}, n.ranges[len(n.ranges)-1]); diff != "" {
+			t.Errorf("range (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestAPortByChanceIsNoListener is about a resolver's sockets, which wait for answers on ports that the kernel has chosen.
+func TestAPortByChanceIsNoListener(t *testing.T) {
+	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
+		n.ephemeral.Range = Range{30000, 60999}
+		w.Service(web, dual(model.UDP, 30053))
+		asking := socket(model.UDP, "0.0.0.0:30053")
+		for i := range 5 {
+			asking.Cookie = uint64(i)
+			n.listen(asking)
+			if i == 0 {
+				time.Sleep(2 * time.Second)
+				n.expect(t, 0, 1, "NodePortInEphemeralRange Node node-1", "NodePortInEphemeralRange Service default/web")
+				asking.Cookie = 10
+				n.listen(asking)
+			}
+			time.Sleep(period)
+			n.expect(t, 0, 1)
+		}
+		time.Sleep(period) // and this one stays
+		n.expect(t, 1, 1, webListens)
+		n.mu.Lock()
+		n.ephemeral.Reserved = []Range{{30000, 32767}}
+		n.mu.Unlock()
+		time.Sleep(period)
+		n.expect(t, 1, 0)
+	})
+}
+
+func TestManyServicesInTheEphemeralRangeAreTheNodesProblem(t *testing.T) {
+	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
+		n.ephemeral.Range = Range{1024, 65535}
+		for i := range mostServices + 1 {
+			w.Service(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc-", i)}, dual(model.TCP, uint16(30000+i)))
+		}
+		time.Sleep(2 * time.Second)
+		n.expect(t, 0, mostServices+1, "NodePortInEphemeralRange Node node-1")
+	})
+}
+
+func TestAFailureLeavesTheNumbersAndIsTriedAgain(t *testing.T) {
+	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
+		n.listen(socket(model.TCP, "0.0.0.0:30080"))
+		w.Service(web, dual(model.TCP, 30080))
+		time.Sleep(2 * time.Second)
+		n.expect(t, 1, 0, webListens)
+		n.mu.Lock()
+		n.sockets, n.err = nil, errors.New("no memory")
+		n.mu.Unlock()
+		time.Sleep(3 * period)
+		n.expect(t, 1, 0)
+		if n.failed != 3 {
+			t.Errorf("%d searches failed, want 3", n.failed)
+		}
+		n.mu.Lock()
+		n.err = nil
+		n.mu.Unlock()
+		time.Sleep(period)
+		n.expect(t, 0, 0)
+	})
+}
