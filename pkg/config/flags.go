@@ -45,7 +45,7 @@ func (o *Options) addAPI(fs *pflag.FlagSet) {
 	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType, "Content type of requests to the API server.")
 	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "Requests per second to the API server.")
 	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "Requests to the API server that may come at once.")
-	fs.DurationVar(&o.Config.ConfigSyncPeriod.Duration, "config-sync-period", o.Config.ConfigSyncPeriod.Duration, "How often the objects of the API server are compared with what was handled.")
+	fs.DurationVar(&o.Config.ConfigSyncPeriod.Duration, "config-sync-period", o.Config.ConfigSyncPeriod.Duration, "Accepted and without effect: what the API server sends is handled once, and there is nothing to compare it with.")
 }
 
 func (o *Options) addProxying(fs *pflag.FlagSet) {
