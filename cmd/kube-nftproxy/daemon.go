@@ -118,6 +118,7 @@ func serve(ctx context.Context, s *settings) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
 	defer stop()
+	setMemory()
 	d, err := newDaemon(ctx, s)
 	if err != nil {
 		return err
