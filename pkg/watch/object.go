@@ -57,7 +57,8 @@ func encode(original metav1.Object, stripped message) (*object, error) {
 
 // The fields of objects' metadata that are read from the encoded form.
 const (
-	fieldMetadata = 1 // of every kind
+	fieldMetadata  = 1 // of every kind
+	fieldEndpoints = 2 // of an EndpointSlice
 
 	fieldName            = 1
 	fieldNamespace       = 3

@@ -56,7 +56,8 @@ func (s *Store) Slices(service types.NamespacedName) []*discoveryv1.EndpointSlic
 	found := s.slices.of(service)
 	list := make([]*discoveryv1.EndpointSlice, 0, len(found))
 	for _, stored := range found {
-		slice := &discoveryv1.EndpointSlice{}
+		// Decoding appends to the list, which would be made anew five times while it grows to ten endpoints.
+		slice := &discoveryv1.EndpointSlice{Endpoints: make([]discoveryv1.Endpoint, 0, count(stored.data, fieldEndpoints))}
 		stored.decode(slice)
 		slice.Labels = map[string]string{discoveryv1.LabelServiceName: service.Name}
 		list = append(list, slice)

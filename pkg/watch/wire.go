@@ -159,6 +159,16 @@ func find(data []byte, number int) (content []byte) {
 	return content
 }
 
+// count returns the number of fields of that number in a message.
+func count(data []byte, number int) (n int) {
+	for r := (reader{rest: data}); r.next() && r.err == nil; {
+		if r.number == number {
+			n++
+		}
+	}
+	return n
+}
+
 // entry returns the value of a map's entry with a key, and whether there is one. The map is a field of that number.
 func entry(data []byte, number int, key string) (value string, ok bool) {
 	const keyField, valueField = 1, 2
