@@ -92,6 +92,7 @@ func BenchmarkAdopt(b *testing.B) {
 			k, p := open(b), plan.New(options())
 			fill(p, size.services, size.endpoints)
 			sync(b, k, p, Full)
+			b.ReportAllocs()
 			for b.Loop() {
 				k.Doubt()
 				sync(b, k, p, Adopted)

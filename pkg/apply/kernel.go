@@ -22,12 +22,16 @@ type Kernel struct {
 	generation uint32
 	// states are the state elements that the kernel holds.
 	states map[nft.Family]*nft.Element
+	// tables are what was wanted when all was last written or compared, and elements how many.
+	tables   []*nft.Table
+	elements int
 	// difference is the batch of the last differences that were sent; its memory serves again.
 	difference *nft.Batch
 	// takeOver says that kube-proxy's tables are to be replaced; found are the families in which it had one at the last look.
 	takeOver bool
 	found    []nft.Family
 	others   others
+	check    check
 }
 
 // Open opens the network namespace of the calling thread. It fails where this process may not use nftables, or the kernel
@@ -104,6 +108,7 @@ func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	first := len(k.states) == 0
 	why, err := k.compare(p)
 	if err == nil && k.takeOver {
 		k.found, err = KubeProxyTables(k.conn)
@@ -115,25 +120,45 @@ func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 		why = "kube-proxy's tables are to go"
 	}
 	// Whatever is committed by others from here on is noticed.
+	k.others.counted(generation, int(generation-k.generation))
 	k.generation = generation
 	if why == "" {
+		why = k.others.suspicion()
+	}
+	if why == "" {
+		// Nobody has listened while there was no process.
 		k.remember(p)
+		k.check.due = k.check.due || first && k.elements <= readable
 		return Result{Kind: Adopted}, nil
 	}
-	return k.rewrite(p, why)
+	result, err := k.rewrite(p, why)
+	if err == nil {
+		k.others.settled(generation)
+		k.check.due = false
+	}
+	return result, err
 }
 
 // Meddled reports whether somebody else has changed the kernel's ruleset since the last sync: some table, not necessarily
-// ours. It costs a few microseconds.
+// ours. It costs a few microseconds. Where something may have been changed unheard of, it has all elements read beside, and reports
+// later what came of it.
 func (k *Kernel) Meddled() (bool, error) {
 	generation, err := k.conn.Generation()
-	return err == nil && generation != k.generation, err
+	if err != nil || generation != k.generation {
+		return err == nil, err
+	}
+	k.verify()
+	return k.others.suspicion() != "", nil
 }
 
 // remember notes that the kernel holds what the planner wants.
 func (k *Kernel) remember(p *plan.Planner) {
-	for _, t := range p.Tables() {
+	k.tables, k.elements = p.Tables(), 0
+	for _, t := range k.tables {
 		k.states[t.Family] = p.State(t.Family)
+		for _, s := range t.Sets {
+			k.elements += p.Count(s)
+		}
 	}
 	k.known = true
 	p.Track()

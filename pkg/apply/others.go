@@ -1,9 +1,13 @@
 package apply
 
 import (
+	"os"
+	"strings"
+	locks "sync" // tests have a function of the other name
 	"sync/atomic"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
 // others hears of what other programs commit.
@@ -11,33 +15,127 @@ type others struct {
 	listener *nft.Listener
 	heard    chan struct{}
 	last     atomic.Pointer[nft.Commit]
+
+	mu locks.Mutex
+	// touched tells of the first change of our tables that isn't settled, "" if there is none, and touchedIn which generation
+	// it made. What was changed up to the generation fixed is settled.
+	touched          string
+	touchedIn, fixed uint32
+	// since is the generation from which on commits count, 0 before the first sync. unheard are the commits of others, according to the
+	// ruleset's generation, less those that were heard of.
+	since   uint32
+	unheard int
+	lost    bool
 }
 
-// Listen makes the kernel say at once when another program has changed the ruleset, and which one. Without it [Kernel.Meddled]
-// tells the same when it is asked, but not who it was. Commits of this process are neither heard nor slowed down.
+// Listen makes the kernel say at once when another program has changed the ruleset, which one, and whether it was in our
+// tables. Without it [Kernel.Meddled] tells the same when it is asked, but not who it was, and has to read all elements to know
+// that none has another value. Commits of this process are neither heard nor slowed down.
 func (k *Kernel) Listen() error {
-	l, err := nft.Listen()
+	l, err := nft.Listen(plan.TableName)
 	if err != nil {
 		return err
 	}
 	k.others.listener = l
-	go k.others.listen()
+	go k.others.listen(ownName())
 	return l.Join()
 }
 
+// ownName is the kernel's name of this process.
+func ownName() string {
+	text, err := os.ReadFile("/proc/self/comm")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
+}
+
 // listen ends when the listener is closed.
-func (o *others) listen() {
+func (o *others) listen(own string) {
 	for {
 		c, err := o.listener.Next()
 		if err != nil {
 			return
 		}
+		o.note(&c, own)
 		o.last.Store(&c)
 		select {
 		case o.heard <- struct{}{}:
 		default: // a signal is waiting already
 		}
 	}
+}
+
+func (o *others) note(c *nft.Commit, own string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if c.Lost {
+		o.lost = true
+		return
+	}
+	if o.since != 0 && after(c.Generation, o.since) {
+		o.unheard--
+	}
+	if o.touched != "" || !after(c.Generation, o.fixed) {
+		return
+	}
+	for _, t := range c.Touched {
+		// Clients may be forgotten, or remembered. A second instance of this program, as while one replaces another, writes
+		// what it wants: the tables tell what that is, and two that undo each other's work would never end.
+		if !(t.Elements && plan.Remembers(t.Name)) && c.Program != own {
+			o.touched, o.touchedIn = "somebody has touched it: "+t.String(), c.Generation
+			return
+		}
+	}
+}
+
+// counted takes the ruleset's generation into account: others have made a number of commits up to it.
+func (o *others) counted(generation uint32, commits int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.since == 0 {
+		o.since = generation
+		return
+	}
+	o.unheard += commits
+	o.lost = o.lost || o.listener == nil && commits > 0
+}
+
+// after compares generations, which count in a circle and never are 0.
+func after(a, b uint32) bool { return b == 0 || int32(a-b) > 0 }
+
+// settled forgets what was changed up to a generation, because all has been written anew since.
+func (o *others) settled(generation uint32) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.fixed = generation; !after(o.touchedIn, generation) {
+		o.touched = ""
+	}
+}
+
+// suspect notes that tables are not what they were when the ruleset had a generation.
+func (o *others) suspect(what string, generation uint32) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.touched == "" {
+		o.touched, o.touchedIn = what, generation
+	}
+}
+
+// suspicion tells how somebody has changed our tables since that was settled.
+func (o *others) suspicion() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.touched
+}
+
+// missed reports, once, whether others may have committed something that wasn't heard of.
+func (o *others) missed() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	missed := o.lost || o.unheard > 0
+	o.lost, o.unheard = false, min(0, o.unheard)
+	return missed
 }
 
 // Heard returns a channel of capacity one that has a value when another program has committed something since it was last

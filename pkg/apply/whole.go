@@ -117,7 +117,7 @@ func compareChains(p *plan.Planner, t *nft.Table, f found) string {
 		return fmt.Sprintf("it has %d chains instead of %d", len(f.chains), len(t.Chains))
 	}
 	for _, c := range t.Chains {
-		if info, ok := f.chains[c.Name]; !ok || !sameChain(info, c) {
+		if info, ok := f.chains[c.Name]; !ok || !sameChain(info, c) || info.Drops {
 			return fmt.Sprintf("chain %s is missing or of another kind", c.Name)
 		}
 	}

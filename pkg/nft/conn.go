@@ -156,6 +156,9 @@ type header struct {
 	seq        uint32
 }
 
+// ends reports whether nothing follows in answer to a request.
+func (h header) ends() bool { return h.typ == unix.NLMSG_DONE || h.typ == unix.NLMSG_ERROR }
+
 func forEachMessage(b []byte, f func(header, []byte)) {
 	for len(b) >= unix.NLMSG_HDRLEN {
 		n := int(binary.NativeEndian.Uint32(b))
@@ -213,8 +216,7 @@ func (c *Conn) dumpOnce(msg uint16, family Family, request []byte, f func(attrs 
 	if err := c.request(msg, unix.NLM_F_DUMP, family, request); err != nil {
 		return err
 	}
-	var failed error
-	for done := false; !done; {
+	for l := (listing{seq: c.seq}); ; {
 		n, _, err := unix.Recvfrom(c.fd, c.buf, 0)
 		if err == unix.EINTR {
 			continue
@@ -222,25 +224,47 @@ func (c *Conn) dumpOnce(msg uint16, family Family, request []byte, f func(attrs 
 		if err != nil {
 			return fmt.Errorf("read list of nftables objects: %w", err)
 		}
-		forEachMessage(c.buf[:n], func(h header, payload []byte) {
-			switch {
-			case h.seq != c.seq:
-			case h.flags&unix.NLM_F_DUMP_INTR != 0:
-				failed = unix.EINTR
-				done = done || h.typ == unix.NLMSG_DONE
-			case h.typ == unix.NLMSG_DONE:
-				done = true
-			case h.typ == unix.NLMSG_ERROR:
-				done = true
-				if errno := -int32(binary.NativeEndian.Uint32(payload)); errno != 0 && failed == nil {
-					failed = fmt.Errorf("list nftables objects: %w", unix.Errno(errno))
-				}
-			case failed == nil:
-				failed = f(payload[4:])
-			}
-		})
+		forEachMessage(c.buf[:n], func(h header, payload []byte) { l.message(h, payload, f) })
+		if l.done {
+			return l.failed
+		}
 	}
-	return failed
+}
+
+// listing is how far the answer to a request for a list has been read.
+type listing struct {
+	seq    uint32
+	done   bool
+	failed error
+}
+
+// message reads one message of the answer, and calls f with the attributes of an object. Where the kernel has to give up in the
+// middle, the message that ends the list says why.
+func (l *listing) message(h header, payload []byte, f func(attrs []byte) error) {
+	switch {
+	case h.seq != l.seq || l.done:
+	case h.flags&unix.NLM_F_DUMP_INTR != 0:
+		l.failed = unix.EINTR
+		l.done = h.ends()
+	case h.ends():
+		l.done = true
+		if errno := errnoOf(payload); errno != 0 && l.failed == nil {
+			l.failed = fmt.Errorf("list nftables objects: %w", errno)
+		}
+	case l.failed == nil && len(payload) >= nfgenLen:
+		l.failed = f(payload[nfgenLen:])
+	}
+}
+
+// nfgenLen is the size of struct nfgenmsg, with which a message about an object begins.
+const nfgenLen = 4
+
+// errnoOf reads what an NLMSG_ERROR or NLMSG_DONE says.
+func errnoOf(payload []byte) unix.Errno {
+	if len(payload) < 4 {
+		return 0
+	}
+	return unix.Errno(-int32(binary.NativeEndian.Uint32(payload)))
 }
 
 func (c *Conn) request(msg, flags uint16, family Family, attrs []byte) error {

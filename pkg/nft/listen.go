@@ -1,13 +1,12 @@
 package nft
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 
-	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,6 +16,24 @@ type Commit struct {
 	// PID and Program are those of the process that sent it; 0 and "" where the kernel doesn't say.
 	PID     int
 	Program string
+	// Touched is what it did to the table that is listened for, an entry for each kind of change and object.
+	Touched []Touch
+	// Lost says that the kernel had to drop something before this: there were more commits, or more was touched.
+	Lost bool
+}
+
+// Touch is a change of something in a table.
+type Touch struct {
+	Family Family
+	// Change says what was done, as "add rule to"; Name is the set or chain concerned, or the table itself.
+	Change, Name string
+	// Elements says that the set itself is as it was.
+	Elements bool
+}
+
+// String describes the change.
+func (t Touch) String() string {
+	return fmt.Sprintf("%s %s %s", t.Family, t.Change, t.Name)
 }
 
 // Author names who sent it, as a person would look for it.
@@ -31,18 +48,22 @@ func (c Commit) Author() string {
 // thread that opened it. A member makes every commit dearer, by about a microsecond for each element, because the
 // kernel describes to it what is done; leave the group while a batch of one's own is sent.
 type Listener struct {
-	file *os.File
-	fd   syscall.RawConn
-	buf  []byte
+	file  *os.File
+	fd    syscall.RawConn
+	buf   []byte
+	table string
+	// next is what is known of the transaction whose end hasn't been heard of yet.
+	next Commit
 }
 
-// Listen opens a listener, which hears nothing before [Listener.Join].
-func Listen() (*Listener, error) {
+// Listen opens a listener, which hears nothing before [Listener.Join]. It hears what is done to tables of a name, and of
+// everything else only that something was done.
+func Listen(table string) (*Listener, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
-	l := &Listener{file: os.NewFile(uintptr(fd), "nftables"), buf: make([]byte, 4096)}
+	l := &Listener{file: os.NewFile(uintptr(fd), "nftables"), buf: make([]byte, 64<<10), table: table}
 	if l.fd, err = l.file.SyscallConn(); err == nil {
 		err = l.setUp()
 	}
@@ -53,36 +74,14 @@ func Listen() (*Listener, error) {
 }
 
 func (l *Listener) setUp() error {
-	filter, err := commitsOnly()
-	if err != nil {
-		return err
-	}
 	return l.control(func(fd int) error {
-		program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-		if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program); err != nil {
+		// An overrun is only dear, not wrong.
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1<<20)
+		if err := attachFilter(fd, l.table); err != nil {
 			return fmt.Errorf("attach filter: %w", err)
 		}
 		return unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 	})
-}
-
-// commitsOnly is a socket filter that lets through what ends a transaction (NFT_MSG_NEWGEN), and nothing of what was in it.
-func commitsOnly() ([]unix.SockFilter, error) {
-	const typeOffset, accept = 4, 0xffff
-	want := uint32(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN)
-	// A filter loads in network byte order; the header is in that of the host.
-	swapped := uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, uint16(want))))
-	raw, err := bpf.Assemble([]bpf.Instruction{
-		bpf.LoadAbsolute{Off: typeOffset, Size: 2},
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: swapped, SkipTrue: 1},
-		bpf.RetConstant{Val: accept},
-		bpf.RetConstant{Val: 0},
-	})
-	filter := make([]unix.SockFilter, len(raw))
-	for i, r := range raw {
-		filter[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
-	}
-	return filter, err
 }
 
 func (l *Listener) control(f func(fd int) error) error {
@@ -105,32 +104,72 @@ func (l *Listener) membership(option int) error {
 	})
 }
 
-// Next waits for the next transaction. Where the kernel had to drop some, it returns the zero Commit.
+// Next waits for the end of the next transaction. Where the kernel had to drop something, it returns at once with
+// [Commit.Lost], and no generation.
 func (l *Listener) Next() (Commit, error) {
 	for {
 		n, err := l.file.Read(l.buf)
 		switch {
 		case errors.Is(err, unix.ENOBUFS):
-			return Commit{}, nil
+			return Commit{Lost: true}, nil
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
 			return Commit{}, fmt.Errorf("listen to nftables: %w", err)
 		}
-		var c Commit
 		heard := false
 		forEachMessage(l.buf[:n], func(h header, payload []byte) {
-			if h.typ == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN && len(payload) >= 4 {
-				c, heard = parseCommit(payload[4:]), true
+			switch {
+			case h.typ>>8 != unix.NFNL_SUBSYS_NFTABLES || len(payload) < 4:
+			case h.typ&0xff == unix.NFT_MSG_NEWGEN:
+				parseCommit(payload[4:], &l.next)
+				heard = true
+			default:
+				l.touched(h.typ, payload)
 			}
 		})
 		if heard {
+			c := l.next
+			l.next = Commit{}
 			return c, nil
 		}
 	}
 }
 
-func parseCommit(b []byte) (c Commit) {
+// touched notes a change of the table; there may be a million of elements, so each kind of change is noted once.
+func (l *Listener) touched(typ uint16, payload []byte) {
+	var table, name string
+	nameAttr := uint16(unix.NFTA_SET_NAME) // with elements, rules and objects it has the same number
+	kind := typ & 0xff
+	if kind == unix.NFT_MSG_NEWCHAIN || kind == unix.NFT_MSG_DELCHAIN {
+		nameAttr = unix.NFTA_CHAIN_NAME
+	}
+	ofTable := kind == unix.NFT_MSG_NEWTABLE || kind == unix.NFT_MSG_DELTABLE
+	attrs(payload[4:], func(typ uint16, v []byte) {
+		switch {
+		case typ == unix.NFTA_SET_TABLE: // the first of every kind of object
+			table = text(v)
+		case typ == nameAttr && !ofTable:
+			name = text(v)
+		}
+	})
+	if ofTable {
+		name = table
+	}
+	family := Family(payload[0])
+	if table != l.table || family != IPv4 && family != IPv6 {
+		return
+	}
+	t := Touch{
+		Family: family, Change: messageName(typ), Name: name,
+		Elements: kind == unix.NFT_MSG_NEWSETELEM || kind == unix.NFT_MSG_DELSETELEM,
+	}
+	if !slices.Contains(l.next.Touched, t) {
+		l.next.Touched = append(l.next.Touched, t)
+	}
+}
+
+func parseCommit(b []byte, c *Commit) {
 	attrs(b, func(typ uint16, v []byte) {
 		switch typ {
 		case unix.NFTA_GEN_ID:
@@ -141,7 +180,6 @@ func parseCommit(b []byte) (c Commit) {
 			c.Program = text(v)
 		}
 	})
-	return c
 }
 
 // Close ends it, and a [Listener.Next] that is waiting.

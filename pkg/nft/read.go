@@ -150,37 +150,39 @@ func (c *Conn) HasTable(family Family, name string) (bool, error) {
 func (c *Conn) Chains(family Family, table string) ([]ChainInfo, error) {
 	var list []ChainInfo
 	err := c.dump(unix.NFT_MSG_GETCHAIN, family, nil, func() { list = nil }, func(b []byte) error {
-		var ch ChainInfo
-		var in string
-		attrs(b, func(typ uint16, v []byte) {
-			switch typ {
-			case unix.NFTA_CHAIN_TABLE:
-				in = text(v)
-			case unix.NFTA_CHAIN_NAME:
-				ch.Name = text(v)
-			case unix.NFTA_CHAIN_TYPE:
-				ch.Type = text(v)
-			case unix.NFTA_CHAIN_POLICY:
-				ch.Drops = be32(v) == nfDrop
-			case unix.NFTA_CHAIN_USE:
-				ch.Uses = be32(v)
-			case unix.NFTA_CHAIN_HOOK:
-				attrs(v, func(typ uint16, v []byte) {
-					switch typ {
-					case unix.NFTA_HOOK_HOOKNUM:
-						ch.Hook = be32(v)
-					case unix.NFTA_HOOK_PRIORITY:
-						ch.Priority = int32(be32(v))
-					}
-				})
-			}
-		})
-		if in == table {
+		if ch, in := parseChain(b); in == table {
 			list = append(list, ch)
 		}
 		return nil
 	})
 	return list, err
+}
+
+func parseChain(b []byte) (ch ChainInfo, table string) {
+	attrs(b, func(typ uint16, v []byte) {
+		switch typ {
+		case unix.NFTA_CHAIN_TABLE:
+			table = text(v)
+		case unix.NFTA_CHAIN_NAME:
+			ch.Name = text(v)
+		case unix.NFTA_CHAIN_TYPE:
+			ch.Type = text(v)
+		case unix.NFTA_CHAIN_POLICY:
+			ch.Drops = be32(v) == nfDrop
+		case unix.NFTA_CHAIN_USE:
+			ch.Uses = be32(v)
+		case unix.NFTA_CHAIN_HOOK:
+			attrs(v, func(typ uint16, v []byte) {
+				switch typ {
+				case unix.NFTA_HOOK_HOOKNUM:
+					ch.Hook = be32(v)
+				case unix.NFTA_HOOK_PRIORITY:
+					ch.Priority = int32(be32(v))
+				}
+			})
+		}
+	})
+	return ch, table
 }
 
 // Sets lists the sets and maps of a table, anonymous ones aside.

@@ -54,6 +54,9 @@ const (
 // StateSet is the name of the set whose one element says what the table holds.
 const StateSet = "state"
 
+// affinitySet is the name of the map of remembered clients.
+const affinitySet = "affinity"
+
 func newLayout(family model.Family) *layout {
 	nf := NFT(family)
 	l := &layout{family: family, nf: nf}
@@ -70,7 +73,7 @@ func newLayout(family model.Family) *layout {
 		l.dispatch[st] = l.hash(st.mapName(), "class -> chain, "+st.when(), prio, nil)
 		l.dispatch[st].Verdict = true
 	}
-	l.affinity = &nft.Set{Name: "affinity", Key: []nft.Field{nft.Priority(), saddr}, Data: prio, Dynamic: true,
+	l.affinity = &nft.Set{Name: affinitySet, Key: []nft.Field{nft.Priority(), saddr}, Data: prio, Dynamic: true,
 		Size: affinityClients, Comment: "service id . client -> endpoint id"}
 	for ls := range lists {
 		l.backends[ls] = l.hash(ls.prefix()+"backends", "endpoint id -> "+ls.prefix()+"endpoint, where there is affinity",

@@ -187,7 +187,7 @@ func (p *Planner) State(nf nft.Family) *nft.Element {
 	f := ofNFT(nf)
 	return &nft.Element{
 		Set: p.layouts[f].state, Key: nft.Value{}.Uint32(1),
-		Comment: fmt.Sprintf("layout %016x digest %016x", p.layout[f], p.digests[f]),
+		Comment: fmt.Sprintf(stateComment, p.layout[f], p.digests[f]),
 	}
 }
 
@@ -206,7 +206,7 @@ func digest(e *nft.Element) uint64 {
 	b = append(b, e.Data.Bytes()...)
 	b = append(b, e.Chain...)
 	b = append(b, 0)
-	b = append(b, e.Comment...)
+	b = append(b, nft.CutComment(e.Comment)...) // as it is read back
 	return xxhash.Sum64(b)
 }
 

@@ -1,0 +1,41 @@
+package apply
+
+import (
+	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// Whatever rules there can be, the kernel's words for them are taken for ours.
+func TestAllFormsOfRulesAreReadBack(t *testing.T) {
+	for name, change := range map[string]func(*plan.Options){
+		"as it is":              func(*plan.Options) {},
+		"masquerade all":        func(o *plan.Options) { o.MasqueradeAll = true },
+		"another mark":          func(o *plan.Options) { o.MasqueradeMark = 8 },
+		"any node address":      func(o *plan.Options) { o.AnyNodeAddress = [2]bool{true, true} },
+		"no local pods":         func(o *plan.Options) { o.LocalPods = [2]plan.LocalPods{} },
+		"pods by a bridge":      func(o *plan.Options) { o.LocalPods = [2]plan.LocalPods{{Interface: "cni0"}, {Interface: "cni0"}} },
+		"pods by a name's head": func(o *plan.Options) { o.LocalPods = [2]plan.LocalPods{{Interface: "cali", InterfacePrefix: true}, {}} },
+		"one family":            func(o *plan.Options) { o.Families = []model.Family{model.IPv6} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			lab.EnterNamespace(t)
+			o := options()
+			change(&o)
+			k, p := open(t), plan.New(o)
+			cluster(p)
+			sync(t, k, p, Full)
+			var states []*nft.Element
+			for _, s := range k.states {
+				states = append(states, s)
+			}
+			if wrong, err := differs(k.conn, k.generation, states, k.tables); wrong != "" || err != nil {
+				t.Errorf("%q, %v", wrong, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,138 @@
+package apply
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// check is the reading of all elements and rules. It is for what can't be known otherwise: whether one has another value, and before
+// kernel 6.16 whether an element is missing. Nobody waits for it, and no other commit.
+type check struct {
+	// due says that it is to be made; failures counts those that came to no end, because the ruleset changed meanwhile.
+	due      bool
+	failures int
+	// answer has its outcome, once; nil while none is under way.
+	answer chan outcome
+}
+
+// outcome is what a check has found.
+type outcome struct {
+	generation uint32
+	// wrong tells what is not as it should be; "" if all is.
+	wrong string
+	err   error
+}
+
+// patienceOfCheck is how often the ruleset may change in the middle of a check before all is written anew instead.
+const patienceOfCheck = 5
+
+// readable is the number of elements that are read. The kernel's work grows with the square: beyond, writing all anew takes less.
+const readable = 200_000
+
+// verify takes the next step: it begins a check that is due, or takes its outcome. What the kernel holds must be known.
+func (k *Kernel) verify() {
+	if k.others.missed() {
+		if k.elements > readable {
+			k.others.suspect("it may have been changed while nobody heard", k.generation)
+			return
+		}
+		k.check.due = true
+	}
+	c := &k.check
+	if c.answer != nil {
+		select {
+		case o := <-c.answer:
+			c.answer = nil
+			k.checked(o)
+		default:
+		}
+		return
+	}
+	if !c.due || !k.known {
+		return
+	}
+	conn, err := nft.Open()
+	if err != nil {
+		return // the next look tries again
+	}
+	c.due, c.answer = false, make(chan outcome, 1)
+	states := make([]*nft.Element, 0, len(k.states))
+	for _, s := range k.states {
+		states = append(states, s)
+	}
+	go func(generation uint32, tables []*nft.Table, answer chan<- outcome) {
+		o := outcome{generation: generation}
+		o.wrong, o.err = differs(conn, generation, states, tables)
+		_ = conn.Close()
+		answer <- o
+	}(k.generation, k.tables, c.answer)
+}
+
+// checked takes a check's outcome.
+func (k *Kernel) checked(o outcome) {
+	c := &k.check
+	switch {
+	case o.err != nil:
+		c.due = true
+		if c.failures++; c.failures >= patienceOfCheck {
+			k.others.suspect("somebody may have changed it, and reading it fails: "+o.err.Error(), o.generation)
+			c.failures = 0
+		}
+	case o.wrong != "":
+		k.others.suspect(o.wrong, o.generation)
+		c.failures = 0
+	default:
+		c.failures = 0
+	}
+}
+
+// differs reads all elements and rules, and tells whether they are those that the states speak of, and the tables have. It fails if
+// the ruleset isn't of that generation, or doesn't stay so.
+func differs(conn *nft.Conn, generation uint32, states []*nft.Element, tables []*nft.Table) (wrong string, err error) {
+	for _, t := range tables {
+		chain, err := conn.Differing(t)
+		if err != nil {
+			return "", err
+		}
+		if chain != "" && wrong == "" {
+			wrong = fmt.Sprintf("table %s %s: the rules of chain %s do something else", t.Family, t.Name, chain)
+		}
+	}
+	for _, state := range states {
+		same, err := sameElements(conn, state, tables)
+		if err != nil {
+			return "", err
+		}
+		if !same && wrong == "" {
+			wrong = fmt.Sprintf("table %s %s: its elements are not ours", state.Set.Family, plan.TableName)
+		}
+	}
+	now, err := conn.Generation()
+	if err == nil && now != generation {
+		err = errors.New("the ruleset has changed meanwhile")
+	}
+	return wrong, err
+}
+
+// sameElements reads all elements of a family, and compares them with its state.
+func sameElements(conn *nft.Conn, state *nft.Element, tables []*nft.Table) (bool, error) {
+	want, err := plan.StateDigest(state)
+	if err != nil {
+		return false, err
+	}
+	var sum uint64
+	for _, t := range tables {
+		for _, s := range t.Sets {
+			if t.Family != state.Set.Family || s.Dynamic || s.Name == plan.StateSet {
+				continue
+			}
+			if err := conn.EachElement(s, func(e *nft.Element) { sum += plan.ElementDigest(e) }); err != nil {
+				return false, err
+			}
+		}
+	}
+	return sum == want, nil
+}

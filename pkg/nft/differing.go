@@ -1,0 +1,133 @@
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Differing reads the rules of a table, and returns the first of the chains whose rules do something else than theirs here; "" if
+// there is none. Chains that aren't there, or not wanted, are passed over.
+func (c *Conn) Differing(t *Table) (chain string, err error) {
+	found := map[string][][]byte{}
+	request := attribute(unix.NFTA_RULE_TABLE, cstring(t.Name))
+	err = c.dumpOnce(unix.NFT_MSG_GETRULE, t.Family, request, func(b []byte) error {
+		var in, chain string
+		var list []byte
+		attrs(b, func(typ uint16, v []byte) {
+			switch typ {
+			case unix.NFTA_RULE_TABLE:
+				in = text(v)
+			case unix.NFTA_RULE_CHAIN:
+				chain = text(v)
+			case unix.NFTA_RULE_EXPRESSIONS:
+				list = bytes.Clone(v)
+			}
+		})
+		if in == t.Name {
+			found[chain] = append(found[chain], list)
+		}
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("list rules of %s %s: %w", t.Family, t.Name, err)
+	}
+	for _, ch := range t.Chains {
+		rules, ok := found[ch.Name]
+		if !ok {
+			continue
+		}
+		if len(rules) != len(ch.Rules) {
+			return ch.Name, nil
+		}
+		for i := range rules {
+			same, err := sameExpressions(t.Family, ch.Rules[i].Exprs, rules[i])
+			if err != nil || !same {
+				return ch.Name, err
+			}
+		}
+	}
+	return "", nil
+}
+
+// sameExpressions reports whether the kernel's list of expressions has what was sent, attribute by attribute. The kernel adds some
+// with the defaults of what wasn't.
+func sameExpressions(family Family, want []expr.Any, list []byte) (bool, error) {
+	var got [][]byte
+	attrs(list, func(_ uint16, v []byte) { got = append(got, v) })
+	if len(got) != len(want) {
+		return false, nil
+	}
+	for i, e := range want {
+		sent, err := expr.Marshal(byte(family), e)
+		if err != nil {
+			return false, fmt.Errorf("encode expression: %w", err)
+		}
+		if !sameExpression(got[i], sent) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+func sameExpression(got, sent []byte) bool {
+	kindGot, dataGot := expression(got)
+	kind, data := expression(sent)
+	if kind == "nat" {
+		dataGot = withoutMapIPs(dataGot)
+	}
+	return kind == kindGot && holds(dataGot, data)
+}
+
+// withoutMapIPs takes away a flag that the kernel sets by itself where a nat expression has an address.
+func withoutMapIPs(b []byte) []byte {
+	const mapIPs = 1 // NF_NAT_RANGE_MAP_IPS
+	b = bytes.Clone(b)
+	attrs(b, func(typ uint16, v []byte) {
+		if typ == unix.NFTA_NAT_FLAGS && len(v) == 4 {
+			v[3] &^= mapIPs
+		}
+	})
+	return b
+}
+
+// expression splits an expression into its name and its data.
+func expression(b []byte) (name string, data []byte) {
+	attrs(b, func(typ uint16, v []byte) {
+		switch typ {
+		case unix.NFTA_EXPR_NAME:
+			name = text(v)
+		case unix.NFTA_EXPR_DATA:
+			data = v
+		}
+	})
+	return name, data
+}
+
+// holds reports whether a list of attributes has all of another one. What is zero may be missing.
+func holds(list, wanted []byte) bool {
+	all := true
+	for b := wanted; len(b) >= 4; {
+		n, typ := int(binary.NativeEndian.Uint16(b)), binary.NativeEndian.Uint16(b[2:])
+		want := b[4:n]
+		nested, plain := typ&unix.NLA_F_NESTED != 0, typ&^unix.NLA_F_NESTED
+		there, same := false, false
+		attrs(list, func(t uint16, v []byte) {
+			if t == plain {
+				there, same = true, bytes.Equal(v, want) || sameRegister(v, want) || nested && holds(v, want)
+			}
+		})
+		all = all && (same || !there && len(bytes.Trim(want, "\x00")) == 0)
+		b = b[min((n+3)&^3, len(b)):]
+	}
+	return all
+}
+
+// sameRegister reports whether the kernel's number of a register is another name of one that was sent: it calls the 32-bit
+// registers 8, 12, 16 and 20 by their old numbers 1 to 4.
+func sameRegister(got, sent []byte) bool {
+	return len(got) == 4 && len(sent) == 4 && be32(sent) >= 8 && be32(sent)%4 == 0 && be32(got) == be32(sent)/4-1
+}

@@ -1,0 +1,66 @@
+//go:build twin
+
+package e2e
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// TestTwinRepair has another program delete both programs' tables, and empty the map by which they find Services. Ours has it repaired
+// within a second; kube-proxy, to which nothing is said of it, has not ten seconds later. Its next full sync is due after an hour.
+func TestTwinRepair(t *testing.T) {
+	const broken = 10 * time.Second
+	for _, path := range bothPrograms(t) {
+		name := filepath.Base(path)
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, lab.Config{Pods: 2})
+			w.serve(w.Pods[0])
+			w.apply(service("web", corev1.IPv4Protocol))
+			w.apply(slice("web", "web-1", endpoint(w.Pods[0].IPv4)))
+			start := func() *proxy.Program {
+				running, err := proxy.Start(context.WithoutCancel(t.Context()), proxy.Config{
+					Host: w.Node, Path: path, Log: filepath.Join(w.dir, name+".log"), Args: []string{
+						"--kubeconfig", w.kubeconfig(), "--hostname-override", nodeName, "--proxy-mode", "nftables",
+						"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56",
+						"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
+					},
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(running.Kill)
+				return running
+			}
+			running := start()
+			to := w.clusterIPs("web")[0]
+			table, services := "kube-nftproxy", "services"
+			if name == "kube-proxy" {
+				table, services = "kube-proxy", "service-ips"
+			}
+			for _, command := range []string{"flush map ip " + table + " " + services, "delete table ip " + table} {
+				reach(t, w.Pods[1], to, "pod-0")
+				nft(t, w.Node, command)
+				begin := time.Now()
+				if name != "kube-proxy" {
+					eventually(t, time.Second, func() error { return reached(t.Context(), w.Pods[1], model.TCP, to, "pod-0") })
+					t.Logf("%s: repaired after %v", command, time.Since(begin).Round(time.Millisecond))
+					continue
+				}
+				never(t, broken, func() error { return reached(t.Context(), w.Pods[1], model.TCP, to) })
+				t.Logf("%s: still broken after %v", command, time.Since(begin).Round(time.Second))
+				// Started anew it writes everything.
+				running.Kill()
+				running = start()
+			}
+		})
+	}
+}

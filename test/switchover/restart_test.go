@@ -1,0 +1,310 @@
+//go:build e2e
+
+package switchover
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// restarts is how often the program is ended, unless $RESTARTS says otherwise.
+const restarts = 40
+
+// bystanders are Services beside those that traffic goes to. With them a first sync writes some twenty thousand elements.
+const bystanders = 800
+
+// TestRestarts ends the program and starts it anew, again and again under load: by SIGTERM and SIGKILL, at random moments of
+// its work and of its start. Meanwhile Services change, those that traffic goes to excepted, so that a start finds tables that are not
+// what it wants. The traffic may notice nothing.
+func TestRestarts(t *testing.T) {
+	times := restarts
+	if s := os.Getenv("RESTARTS"); s != "" {
+		var err error
+		if times, err = strconv.Atoi(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	w := newRestarting(t, rand.New(rand.NewPCG(seed, 0)))
+	w.start(t)
+	w.awaitSync(t)
+	pins := w.pins(t)
+	traffic, err := newTraffic(t.Context(), w.Client, w.Pods[2], []*lab.Host{w.Client, w.Node, w.Pods[2]}, w.targets())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Enough for a moment without rules to show, and little enough for two busy processors.
+	traffic.loads[model.TCP].every, traffic.loads[model.UDP].every = 3*time.Millisecond, 10*time.Millisecond
+	begin := time.Now()
+	figures, err := traffic.during(t.Context(), func() {
+		for range times {
+			w.restart(t)
+		}
+		w.awaitSync(t)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d restarts in %v: %s; %d connections, %d requests by UDP, %d flows with %d messages, %d segments sent again", times,
+		time.Since(begin).Round(time.Second), w.ends, figures.tcp.made, figures.udp.made, figures.flows, figures.sent, figures.retransmitted)
+	for name, tally := range map[string]*tally{"connections": figures.tcp, "requests by UDP": figures.udp} {
+		if n := len(tally.failures); n > 0 || tally.made < 100 {
+			t.Errorf("%d of %d %s failed: %v", n, tally.made, name, tally.kinds())
+		}
+	}
+	for _, err := range figures.broken {
+		t.Errorf("broken: %v", err)
+	}
+	if figures.lost+figures.moved > 0 {
+		t.Errorf("flows lost %d messages, and %d went to another endpoint: %s", figures.lost, figures.moved, strings.Join(figures.losses, "\n"))
+	}
+	for client, server := range w.pins(t) {
+		if pins[client] != server {
+			t.Errorf("session affinity: %s goes to %s, and was with %s", client, server, pins[client])
+		}
+	}
+	for kind, n := range map[string]int{"in a start": w.ends.starting, "while changes came": w.ends.working, "SIGTERM": w.ends.term, "SIGKILL": w.ends.kill} {
+		if n < times/5 {
+			t.Errorf("only %d of %d ends: %s", n, times, kind)
+		}
+	}
+}
+
+// restarting is a node whose program follows a folder.
+type restarting struct {
+	*lab.Lab
+	r       *rand.Rand
+	folder  string
+	log     string
+	running *program.Program
+	// startup is how long the first start took until the tables were there.
+	startup time.Duration
+	changes int
+	ends    manners
+	path    string
+}
+
+// manners counts how the program was ended.
+type manners struct{ starting, working, term, kill int }
+
+func (e manners) String() string {
+	return fmt.Sprintf("%d in a start, %d at work; %d by SIGTERM, %d by SIGKILL", e.starting, e.working, e.term, e.kill)
+}
+
+func newRestarting(t *testing.T, r *rand.Rand) *restarting {
+	t.Helper()
+	dir := t.TempDir()
+	w := &restarting{
+		Lab: lab.ForTest(t, lab.Config{Pods: 3, Remotes: 1}), r: r, folder: filepath.Join(dir, "manifests"), log: filepath.Join(dir, "log"),
+	}
+	var err error
+	if w.path, err = program.Build(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	serve(t, w.Pods[0], w.Pods[1], w.Remotes[0])
+	if err := os.Mkdir(w.folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	node := &corev1.Node{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+			{Type: corev1.NodeInternalIP, Address: w.Node.IPv4.String()}, {Type: corev1.NodeInternalIP, Address: w.Node.IPv6.String()},
+		}},
+	}
+	serving := []*lab.Host{w.Pods[0], w.Pods[1], w.Remotes[0]}
+	web := numbered("web", 10, serving...)
+	svc := web[0].(*corev1.Service)
+	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
+	for i := range svc.Spec.Ports {
+		svc.Spec.Ports[i].NodePort = 30080
+	}
+	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "198.51.100.10"}, {IP: "2001:db8:1::10"}}
+	sticky := numbered("sticky", 12, serving...)
+	sticky[0].(*corev1.Service).Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	w.write(t, "still", append(append([]any{node}, web...), sticky...)...)
+	var others []any
+	for i := range bystanders {
+		others = append(others, numbered(fmt.Sprintf("bystander-%d", i), 100+i, serving...)...)
+	}
+	w.write(t, "others", others...)
+	w.change(t)
+	t.Cleanup(func() {
+		if w.running != nil {
+			w.running.Kill()
+		}
+		if t.Failed() && w.running != nil {
+			t.Logf("end of the log:\n%s", w.running.LogTail(20))
+		}
+	})
+	return w
+}
+
+// numbered is a Service with its cluster IPs, and its EndpointSlices.
+func numbered(name string, number int, servers ...*lab.Host) []any {
+	ips := []string{fmt.Sprintf("10.96.%d.%d", number>>8, number&255), fmt.Sprintf("fd00:10:96::%x", number)}
+	s := &corev1.Service{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: ips[0], ClusterIPs: ips, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
+			Ports: []corev1.ServicePort{
+				{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80}, {Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80},
+			},
+		},
+	}
+	out := []any{s}
+	for f, kind := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		e := &discoveryv1.EndpointSlice{
+			TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: metav1.NamespaceDefault, Name: fmt.Sprintf("%s-%d", name, f), Labels: map[string]string{discoveryv1.LabelServiceName: name},
+			},
+			AddressType: kind,
+			Ports: []discoveryv1.EndpointPort{
+				{Name: new("tcp"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(echoPort))},
+				{Name: new("udp"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(echoPort))},
+			},
+		}
+		for _, h := range servers {
+			e.Endpoints = append(e.Endpoints, discoveryv1.Endpoint{
+				Addresses: []string{h.Addrs()[f].String()}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
+			})
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+// write puts a List of objects into the folder, as a whole.
+func (w *restarting) write(t *testing.T, name string, objects ...any) {
+	t.Helper()
+	text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(w.folder, "new"), text, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(filepath.Join(w.folder, "new"), filepath.Join(w.folder, name+".json"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// change has a Service with other endpoints and, now and then, other chains.
+func (w *restarting) change(t *testing.T) {
+	t.Helper()
+	w.changes++
+	all := []*lab.Host{w.Pods[0], w.Pods[1], w.Remotes[0]}
+	var objects []any
+	for i := range 1 + w.r.IntN(20) {
+		w.r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		objects = append(objects, numbered(fmt.Sprintf("changing-%d", i), 50_000+i, all[:w.r.IntN(len(all)+1)]...)...)
+	}
+	w.write(t, "changing", objects...)
+}
+
+func (w *restarting) targets() (to []netip.AddrPort) {
+	for _, s := range []string{
+		"10.96.0.10:80", "[fd00:10:96::a]:80", "198.51.100.10:80", "[2001:db8:1::10]:80", "192.0.2.1:30080", "[2001:db8::1]:30080",
+	} {
+		to = append(to, netip.MustParseAddrPort(s))
+	}
+	return to
+}
+
+func (w *restarting) start(t *testing.T) {
+	t.Helper()
+	var err error
+	w.running, err = program.Start(context.WithoutCancel(t.Context()), program.Config{
+		Host: w.Node, Path: w.path, Log: w.log, Args: []string{
+			"--manifests", w.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2",
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// awaitSync waits until what the program has started with is in the kernel.
+func (w *restarting) awaitSync(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	at, err := w.running.AwaitSync(ctx, w.running.Started())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.startup == 0 {
+		w.startup = at.Sub(w.running.Started())
+		t.Logf("the first start took %v", w.startup)
+	}
+}
+
+// restart ends the program at a moment of its start or of its work, by one of two signals, and starts it.
+func (w *restarting) restart(t *testing.T) {
+	t.Helper()
+	between := func(least, most time.Duration) {
+		sleepUntil(t.Context(), time.Now().Add(least+time.Duration(w.r.Int64N(int64(most-least)))))
+	}
+	if w.r.IntN(3) == 0 {
+		w.awaitSync(t)
+		w.ends.working++
+		// The folder has to be quiet for 50 ms before it is read.
+		w.change(t)
+		between(40*time.Millisecond, 120*time.Millisecond)
+	} else {
+		w.ends.starting++
+		between(w.startup/3, w.startup*5/4)
+	}
+	if w.r.IntN(2) == 0 {
+		w.ends.kill++
+		w.running.Kill()
+	} else {
+		w.ends.term++
+		if err := w.running.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		<-w.running.Ended()
+	}
+	if w.r.IntN(2) == 0 {
+		w.change(t) // the next start finds tables that are not what it wants
+	}
+	w.start(t)
+}
+
+// pins asks the Service with session affinity, and returns who answers each client.
+func (w *restarting) pins(t *testing.T) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, to := range []netip.AddrPort{netip.MustParseAddrPort("10.96.0.12:80"), netip.MustParseAddrPort("[fd00:10:96::c]:80")} {
+		for _, from := range []*lab.Host{w.Client, w.Node, w.Pods[2]} {
+			servers, err := from.Spread(t.Context(), model.TCP, to, 5, lab.Options{})
+			if err != nil || len(servers) != 1 {
+				t.Fatalf("session affinity: %s -> %s: %v, %v", from.Name, to, servers, err)
+			}
+			for server := range servers {
+				out[from.Name+" -> "+to.String()] = server
+			}
+		}
+	}
+	return out
+}

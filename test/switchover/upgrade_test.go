@@ -1,0 +1,116 @@
+//go:build e2e
+
+package switchover
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// TestUpgrade starts a program that makes the tables in another form, with maps and base chains of other names and properties, as an
+// earlier version may have, and replaces it by the present one under load: one batch, which no packet notices, and clients stay with their
+// endpoints. Then back again.
+func TestUpgrade(t *testing.T) {
+	w := newRestarting(t, rand.New(rand.NewPCG(1, 2)))
+	present, older := w.path, buildOlder(t)
+	w.path = older
+	w.start(t)
+	w.awaitSync(t)
+	if got := nft(t, w.Node, "list map ip kube-nftproxy destinations"); !strings.Contains(got, "10.96.0.10") {
+		t.Fatalf("the program that should make other tables doesn't:\n%s", got)
+	}
+	pins := w.pins(t)
+	traffic, err := newTraffic(t.Context(), w.Client, w.Pods[2], []*lab.Host{w.Client, w.Node, w.Pods[2]}, w.targets())
+	if err != nil {
+		t.Fatal(err)
+	}
+	traffic.loads[model.TCP].every, traffic.loads[model.UDP].every = 2*time.Millisecond, 5*time.Millisecond
+	for _, path := range []string{present, older, present} {
+		w.path = path
+		figures, err := traffic.during(t.Context(), func() {
+			if err := w.running.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			<-w.running.Ended()
+			w.start(t)
+			w.awaitSync(t)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		samples, err := w.running.Metrics(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		full, partial := samples[`kubenftproxy_batches_total{kind="full"}`], samples[`kubenftproxy_batches_total{kind="partial"}`]
+		if full != 1 || partial > 1 { // the second one retires chains
+			t.Errorf("%v full batches and %v partial ones, want one", full, partial)
+		}
+		failed := append(figures.tcp.failures, figures.udp.failures...)
+		if len(failed)+figures.lost+figures.moved+len(figures.broken) > 0 || figures.tcp.made < 100 || figures.sent < 100 {
+			t.Errorf("%d connections, %d requests, %d flows with %d messages: failed %v, lost %v, broken %v", figures.tcp.made, figures.udp.made,
+				figures.flows, figures.sent, failed, figures.losses, figures.broken)
+		}
+		t.Logf("%d connections, %d requests by UDP, %d flows with %d messages", figures.tcp.made, figures.udp.made, figures.flows, figures.sent)
+		if diff := cmp.Diff(pins, w.pins(t)); diff != "" {
+			t.Errorf("session affinity (-before +after):\n%s", diff)
+		}
+	}
+	if got := nft(t, w.Node, "list table ip kube-nftproxy"); strings.Contains(got, "destinations") || strings.Contains(got, "early") {
+		t.Error("something of the other form is left")
+	}
+}
+
+// buildOlder builds a program whose tables have another form.
+func buildOlder(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	replaced := map[string]string{}
+	for file, changes := range map[string][]string{
+		"layout.go":  {`p+"endpoints"`, `p+"destinations"`, `"for ports that no service has"`, `"another comment"`},
+		"ruleset.go": {`base("prerouting"`, `base("early"`, `base("output", unix.NF_INET_LOCAL_OUT, dstnat`, `base("output", unix.NF_INET_LOCAL_OUT, dstnat+1`},
+	} {
+		path, err := filepath.Abs("../../pkg/plan/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := 0; i < len(changes); i += 2 {
+			if !strings.Contains(string(text), changes[i]) {
+				t.Fatalf("%s has no %s", file, changes[i])
+			}
+		}
+		replaced[path] = filepath.Join(dir, file)
+		if err := os.WriteFile(replaced[path], []byte(strings.NewReplacer(changes...).Replace(string(text))), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": replaced})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("GOFLAGS", "-overlay="+filepath.Join(dir, "overlay.json"))
+	path, err := program.Build(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
