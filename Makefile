@@ -35,6 +35,9 @@ test-twin: ## the same packets through the rules of the real kube-proxy, which i
 test-kernels: ## tests on other kernels, in virtual machines (root)
 	hack/kernels.sh
 
+soak: ## repeats restarts under load and repairs for long (root), half an hour; RESTARTS=1000 REPAIRS=20
+	RESTARTS='$(RESTARTS)' REPAIRS='$(REPAIRS)' hack/soak.sh
+
 bench: ## kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; OUTPUT=. publishes it
 	QUICK='$(QUICK)' SIZES='$(SIZES)' OUTPUT='$(OUTPUT)' hack/bench.sh
 
@@ -62,4 +65,4 @@ update: ## rewrite what tests compare with: goldens, and the table of flags in R
 clean: ## delete bin/
 	rm -rf bin
 
-.PHONY: help build image demo test test-unit test-netns test-e2e test-ratios test-twin test-kernels bench bench-kernels bench-stages fuzz vuln lint verify update clean
+.PHONY: help build image demo test test-unit test-netns test-e2e test-ratios test-twin test-kernels soak bench bench-kernels bench-stages fuzz vuln lint verify update clean

@@ -125,7 +125,14 @@ func kernelsTable(title string, reports []*Report, pair func(*Report) (a, b *Fig
 			b.WriteString("| " + name + " |" + line + "\n")
 		}
 	}
-	for _, q := range slices.Concat(lifecycle, following, cost, clients) {
+	for _, q := range lifecycle {
+		row(string(q), func(f *Figures) (float64, bool) { return f.median(q) })
+	}
+	for _, q := range following {
+		// Of many changes some share the only processor with the API server's work for the one before, more or less of it.
+		row(string(q), func(f *Figures) (float64, bool) { return f.quantile(q, 0.25) })
+	}
+	for _, q := range slices.Concat(cost, clients) {
 		row(string(q), func(f *Figures) (float64, bool) { return f.worth(q) })
 	}
 	for _, e := range extras {

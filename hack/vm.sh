@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Boots Debian's kernels in virtual machines without disk or network, which work without KVM. Sourced by hack/kernels.sh and
+# hack/bench-kernels.sh. Packages, images and logs go to .cache/kernels; on the machine itself only QEMU and tools are installed.
+set -euo pipefail
+cache=$PWD/.cache/kernels
+DEBIAN_FRONTEND=noninteractive
+export DEBIAN_FRONTEND
+PATH=$PATH:/usr/sbin:/sbin
+
+# aptof SUITE COMMAND...: apt-get with lists of that suite only, from the archive that the machine is configured for.
+aptof() {
+  local suite=$1 dir=$cache/apt/$1 uri keyring
+  shift
+  uri=$(sed -n 's/^URIs: *\([^ ]*\).*/\1/p' /etc/apt/sources.list.d/*.sources | head -1)
+  keyring=$(sed -n 's/^Signed-By: *//p' /etc/apt/sources.list.d/*.sources | head -1)
+  mkdir -p "$dir/sources" "$dir/lists/partial" "$dir/archives/partial"
+  printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: %s\n' "$uri" "$suite" "$keyring" \
+    >"$dir/sources/$suite.sources"
+  "apt-$1" -qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="$dir/sources" -o Dir::State::Lists="$dir/lists" \
+    -o Dir::Cache="$dir" -o Dir::State::Status=/dev/null -o APT::Sandbox::User=root "${@:2}"
+}
+
+# fetch SUITE PACKAGE FOLDER: unpacks a package, unless it is there.
+fetch() {
+  [ ! -d "$3" ] || return 0
+  [ -n "$(ls "$cache/apt/$1/lists" 2>/dev/null | grep Packages)" ] || aptof "$1" get update
+  mkdir -p "$3.part"
+  (cd "$3.part" && aptof "$1" get download "$2" && dpkg-deb -x ./*.deb . && rm ./*.deb)
+  mv "$3.part" "$3"
+}
+
+suite() {
+  case $1 in
+  6.1) echo bookworm ;;
+  6.12) echo trixie ;;
+  *) echo "unknown kernel: $1" >&2 && exit 2 ;;
+  esac
+}
+
+fetch_kernel() {
+  local suite
+  [ ! -d "$cache/$1" ] || return 0
+  suite=$(suite "$1")
+  aptof "$suite" get update
+  fetch "$suite" "$(aptof "$suite" cache depends linux-image-amd64 | sed -n 's/.*Depends: //p')" "$cache/$1"
+}
+
+# modules FOLDER ROOT: copies the listed modules and what they depend on into a root file system.
+modules() {
+  local from to version
+  from=$(ls -d "$1"/lib/modules/* "$1"/usr/lib/modules/* 2>/dev/null | head -1 || true)
+  version=${from##*/}
+  to=$2/lib/modules/$version
+  depmod -b "${from%/lib/modules/*}" "$version"
+  mkdir -p "$to"
+  cp "$from"/modules.{builtin,builtin.modinfo,order} "$to"
+  grep -v '^#' test/kernels/modules | while read -r glob; do (cd "$from" && ls kernel/$glob.ko* 2>/dev/null || true); done |
+    awk 'NR == FNR { want[$1]; next } { sub(":", "", $1) } $1 in want { for (i = 1; i <= NF; i++) print $i }' \
+      - "$from/modules.dep" | sort -u | (cd "$from" && cpio -pdm --quiet "$to")
+  find "$to" -name '*.ko.xz' -exec xz -d {} +
+  depmod -b "$2" "$version"
+}
+
+# base ROOT: what every guest has: busybox, and an init that executes each /tests/NAME/run.
+base() {
+  mkdir -p "$1/bin" "$1/sbin" "$1/usr/sbin" "$1/tests"
+  cp "$cache/busybox/bin/busybox" "$1/bin/"
+  ln -s /bin/busybox "$1/sbin/modprobe"
+  cp test/kernels/init "$1/init"
+  chmod 755 "$1/init"
+  install -D /etc/protocols "$1/etc/protocols"
+}
+
+# programs ROOT FILE...: copies programs, with the libraries that they load.
+programs() {
+  local root=$1 p
+  shift
+  for p in "$@"; do
+    install -D "$p" "$root/usr/${p#/usr/}"
+    ldd "$p" | grep -o '/[^ ]*' | while read -r lib; do install -D "$lib" "$root$lib"; done
+  done
+}
+
+# tools installs QEMU and what the above calls.
+tools() {
+  (for c in qemu-system-x86_64 cpio depmod xz; do command -v $c || exit; done) >/dev/null || {
+    apt-get update -qq
+    apt-get install -qq -y --no-install-recommends qemu-system-x86 cpio kmod xz-utils >/dev/null
+  }
+  mkdir -p "$cache"
+  fetch bookworm busybox-static "$cache/busybox"
+}
+
+# boot KERNEL ROOT LOG [OPTION...]: runs a guest with that root file system until it is done, or $LIMIT seconds have passed.
+# Its clock counts instructions, two nanoseconds each, so that a busy machine makes tests slow but lets none run into a
+# timeout. QEMU can do that for one processor.
+boot() {
+  local kernel=$1 root=$2 log=$3
+  shift 3
+  fetch_kernel "$kernel"
+  cp -r "$root" "$root.$kernel"
+  modules "$cache/$kernel" "$root.$kernel"
+  (cd "$root.$kernel" && find . | cpio -o -H newc --quiet) >"$root.$kernel.cpio"
+  rm -r "$root.$kernel"
+  timeout "$LIMIT" qemu-system-x86_64 -M q35 -cpu max -smp 1 -icount "shift=1,sleep=${SLEEP:-on}" -m "${MEMORY:-2G}" \
+    -display none -monitor none -serial "file:$log" "$@" -no-reboot -nic none \
+    -kernel "$(ls "$cache/$kernel"/boot/vmlinuz-*)" -initrd "$root.$kernel.cpio" -append "console=ttyS0 quiet panic=-1" || true
+  rm "$root.$kernel.cpio"
+}
