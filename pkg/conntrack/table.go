@@ -186,9 +186,10 @@ func (b *batch) add(e entry, seq uint32) {
 	b.last = len(b.buf)
 	b.buf = appendHeader(b.buf, msgDelete, 0, b.family, seq)
 	// As the kernel gave them: the tuple holds the zone of a direction, if it has one of its own.
-	b.buf = append(b.buf, e.tuple...)
-	b.buf = append(b.buf, e.zone...)
-	b.buf = append(b.buf, e.id...)
+	for _, attribute := range [][]byte{e.tuple, e.zone, e.id} {
+		b.buf = append(b.buf, attribute...)
+		b.buf = append(b.buf, make([]byte, align(len(attribute))-len(attribute))...) // the last of a message may have lacked it
+	}
 	binary.NativeEndian.PutUint32(b.buf[b.last:], uint32(len(b.buf)-b.last))
 	b.count++
 }

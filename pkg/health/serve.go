@@ -61,13 +61,7 @@ func serveOnce(ctx context.Context, handler http.Handler, listen func() (net.Lis
 	if err != nil {
 		return fmt.Errorf("open HTTP port: %w", err)
 	}
-	server := &http.Server{
-		Handler: handler,
-		// Askers of the health port are not trusted: none may hold a connection by saying nothing.
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		ErrorLog:          klog.NewStandardLogger("WARNING"),
-	}
+	server := bounded(handler, newCrowd(mostConnections))
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(l) }()
 	select {

@@ -32,6 +32,7 @@ type Services struct {
 	// failed is told of each port that can't be listened on.
 	failed func(model.Problem)
 	listen func(network, address string) (net.Listener, error)
+	crowd  *crowd
 
 	servers map[checkAt]server
 	broken  map[checkAt]struct{}
@@ -61,7 +62,7 @@ func (s server) close() {
 // NewServices returns a server of health checks that listens nowhere yet.
 func NewServices(healthy func() bool, failed func(model.Problem)) *Services {
 	return &Services{
-		healthy: healthy, failed: failed, listen: net.Listen,
+		healthy: healthy, failed: failed, listen: net.Listen, crowd: newCrowd(mostConnections),
 		servers: map[checkAt]server{}, broken: map[checkAt]struct{}{},
 	}
 }
@@ -113,13 +114,10 @@ func (s *Services) open(at checkAt) {
 		return
 	}
 	delete(s.broken, at)
-	served := server{&http.Server{Handler: s.answer(at), ReadHeaderTimeout: readTimeout}, l}
+	served := server{bounded(s.answer(at), s.crowd), l}
 	s.servers[at] = served
 	go func() { _ = served.Serve(l) }()
 }
-
-// readTimeout bounds how long a client may take to ask.
-const readTimeout = 10 * closeTimeout
 
 // answer says, on any path and by any method, how many endpoints this node has.
 func (s *Services) answer(at checkAt) http.Handler {

@@ -333,6 +333,8 @@ func TestBadService(t *testing.T) {
 			[]string{`spec.externalIPs[1]: "::ffff:127.0.0.1": is a loopback address`}},
 		{"external IP multicast", external("ff02::1"), []string{twoExternal},
 			[]string{`spec.externalIPs[1]: "ff02::1": is a multicast address`}},
+		{"external IP broadcast", external("255.255.255.255"), []string{twoExternal},
+			[]string{`spec.externalIPs[1]: "255.255.255.255": is the broadcast address`}},
 		{"external IP with zone", external("fe80::1%eth0"), []string{twoExternal},
 			[]string{`spec.externalIPs[1]: "fe80::1%eth0": an IPv6 zone has no meaning outside its node; leave it out`}},
 		{"external IP of a family that is not served", external("fd00::1"), []string{twoExternal},
@@ -431,6 +433,10 @@ func TestBadSlice(t *testing.T) {
 			[]string{`endpoints[0].addresses: "fd00::1": not an IPv4 address, as addressType says`}},
 		{"unspecified", address("0.0.0.0"), "1 3", []string{`endpoints[0].addresses: "0.0.0.0": is the unspecified address`}},
 		{"multicast", address("224.0.0.1"), "1 3", []string{`endpoints[0].addresses: "224.0.0.1": is a multicast address`}},
+		{"broadcast", address("255.255.255.255"), "1 3",
+			[]string{`endpoints[0].addresses: "255.255.255.255": is the broadcast address`}},
+		{"zone", address("fe80::1%eth0"), "1 3",
+			[]string{`endpoints[0].addresses: "fe80::1%eth0": an IPv6 zone has no meaning outside its node; leave it out`}},
 		{"very many", func(s *discoveryv1.EndpointSlice) {
 			for range 1000 {
 				s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{"x"}})

@@ -64,6 +64,11 @@ func unusable(addr netip.Addr) string {
 		return "is the unspecified address"
 	case addr.IsMulticast():
 		return "is a multicast address"
+	case addr == broadcast:
+		return "is the broadcast address"
 	}
 	return ""
 }
+
+// broadcast is the address of everybody on the link.
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})

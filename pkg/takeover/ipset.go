@@ -32,18 +32,24 @@ func kubeProxysIPSets() (list []string, err error) {
 	}
 	known := ipsets()
 	for _, m := range replies {
-		if len(m) < nl.SizeofNfgenmsg {
-			continue
-		}
-		attributes, err := attributesOf(m[nl.SizeofNfgenmsg:])
+		name, err := ipsetName(m)
 		if err != nil {
 			return nil, fmt.Errorf("list ipsets: %w", err)
 		}
-		if name := string(bytes.TrimRight(attributes[nl.IPSET_ATTR_SETNAME], "\x00")); slices.Contains(known, name) {
+		if slices.Contains(known, name) {
 			list = append(list, name)
 		}
 	}
 	return list, nil
+}
+
+// ipsetName returns the name of the set that a message is about, if any.
+func ipsetName(m []byte) (string, error) {
+	if len(m) < nl.SizeofNfgenmsg {
+		return "", nil
+	}
+	attributes, err := attributesOf(m[nl.SizeofNfgenmsg:])
+	return string(bytes.TrimRight(attributes[nl.IPSET_ATTR_SETNAME], "\x00")), err
 }
 
 // removeIPSets removes kube-proxy's sets; rules that use them must have gone.

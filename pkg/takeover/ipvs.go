@@ -98,30 +98,39 @@ func (v *ipvs) list(command uint8, typ uint16, attributes ...*nl.RtAttr) (list [
 		return nil, err
 	}
 	for _, m := range replies {
-		if len(m) < nl.SizeofGenlmsg {
-			continue
-		}
-		outer, err := attributesOf(m[nl.SizeofGenlmsg:])
+		inner, err := object(m, typ)
 		if err != nil {
 			return nil, err
 		}
-		inner, err := attributesOf(outer[typ])
-		if err != nil {
-			return nil, err
+		if inner != nil {
+			list = append(list, inner)
 		}
-		list = append(list, inner)
 	}
 	return list, nil
 }
 
-func attributesOf(b []byte) (map[uint16][]byte, error) {
-	list, err := nl.ParseRouteAttr(b)
+// object returns the attributes of the object that a message is about, which are nested in one of the given type.
+func object(m []byte, typ uint16) (map[uint16][]byte, error) {
+	if len(m) < nl.SizeofGenlmsg {
+		return nil, nil
+	}
+	outer, err := attributesOf(m[nl.SizeofGenlmsg:])
 	if err != nil {
 		return nil, err
 	}
+	return attributesOf(outer[typ])
+}
+
+// attributesOf reads a list of attributes. (The library's reader panics where padding is missing at the end.)
+func attributesOf(b []byte) (map[uint16][]byte, error) {
 	m := map[uint16][]byte{}
-	for _, a := range list {
-		m[a.Attr.Type&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER)] = a.Value
+	for len(b) >= unix.SizeofNlAttr {
+		n := int(binary.NativeEndian.Uint16(b))
+		if n < unix.SizeofNlAttr || n > len(b) {
+			return nil, fmt.Errorf("attribute of %d bytes in %d: %w", n, len(b), errLayout)
+		}
+		m[binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER)] = b[unix.SizeofNlAttr:n]
+		b = b[min((n+3)&^3, len(b)):]
 	}
 	return m, nil
 }
@@ -133,20 +142,26 @@ func (v *ipvs) servers() (list []server, err error) {
 		return nil, fmt.Errorf("list virtual servers of ipvs: %w", err)
 	}
 	for _, a := range services {
-		if len(a[svcFwmark]) > 0 || len(a[svcAF]) < 2 || len(a[svcProtocol]) < 2 || len(a[svcPort]) < 2 || len(a[svcAddr]) < 16 {
-			continue
-		}
-		s := server{protocol: binary.NativeEndian.Uint16(a[svcProtocol]), port: binary.BigEndian.Uint16(a[svcPort])}
-		if binary.NativeEndian.Uint16(a[svcAF]) == unix.AF_INET {
-			s.addr = netip.AddrFrom4([4]byte(a[svcAddr]))
-		} else {
-			s.addr = netip.AddrFrom16([16]byte(a[svcAddr]))
-		}
-		if !slices.ContainsFunc(v.excluded, func(p netip.Prefix) bool { return p.Contains(s.addr) }) {
+		s, ok := serverOf(a)
+		if ok && !slices.ContainsFunc(v.excluded, func(p netip.Prefix) bool { return p.Contains(s.addr) }) {
 			list = append(list, s)
 		}
 	}
 	return list, nil
+}
+
+// serverOf reads a virtual server's attributes; one for a firewall mark has no address.
+func serverOf(a map[uint16][]byte) (s server, ok bool) {
+	if len(a[svcFwmark]) > 0 || len(a[svcAF]) < 2 || len(a[svcProtocol]) < 2 || len(a[svcPort]) < 2 || len(a[svcAddr]) < 16 {
+		return s, false
+	}
+	s = server{protocol: binary.NativeEndian.Uint16(a[svcProtocol]), port: binary.BigEndian.Uint16(a[svcPort])}
+	if binary.NativeEndian.Uint16(a[svcAF]) == unix.AF_INET {
+		s.addr = netip.AddrFrom4([4]byte(a[svcAddr]))
+	} else {
+		s.addr = netip.AddrFrom16([16]byte(a[svcAddr]))
+	}
+	return s, true
 }
 
 func (v *ipvs) dests(s server) (list []dest, err error) {

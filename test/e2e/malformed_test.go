@@ -118,11 +118,18 @@ func testRefused(t *testing.T, w *world) {
 	balanced := service("garbage")
 	balanced.Spec.Type = corev1.ServiceTypeLoadBalancer
 	balanced.Spec.LoadBalancerSourceRanges = []string{"everybody"}
-	loopback := slice("good", "good-2", endpoint(addrPort("127.0.0.1").Addr()))
-	loopback.Endpoints[0].Addresses = []string{"127.0.0.1"}
-	for _, obj := range []runtime.Object{balanced, loopback} {
+	low := service("garbage")
+	low.Spec.Type = corev1.ServiceTypeNodePort
+	low.Spec.Ports = []corev1.ServicePort{{Port: 22, NodePort: 22}}
+	refused := []runtime.Object{balanced, low}
+	for _, address := range []string{"127.0.0.1", "0.0.0.0", "169.254.169.254", "224.0.0.1"} {
+		external := service("garbage")
+		external.Spec.ExternalIPs = []string{address}
+		refused = append(refused, external, slice("good", "good-2", endpoint(addrPort(address).Addr())))
+	}
+	for _, obj := range refused {
 		if err := w.api.Apply(t.Context(), obj); !apierrors.IsInvalid(err) {
-			t.Errorf("write %T: %v, want it to be refused as invalid", obj, err)
+			t.Errorf("write %T: %v, want it to be refused as invalid: %+v", obj, err, obj)
 		}
 	}
 }

@@ -1,0 +1,88 @@
+package config
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+)
+
+// Whatever a configuration file holds, nothing panics; what is accepted is written so that it is read as the same again, without
+// anything to remark.
+func FuzzFile(f *testing.F) {
+	kubeadm, err := os.ReadFile("testdata/kubeadm.yaml")
+	if err != nil {
+		f.Fatal(err)
+	}
+	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	f.Add(kubeadm)
+	for _, s := range []string{
+		"", "mode: ipvs\nipvs: {excludeCIDRs: [10.0.0.0/8], syncPeriod: 10s}\nconntrack: {min: -1}", "unknown: 1\nmode: nftables\nmode: ipvs",
+		"portRange: 1-2\nfeatureGates: {NoSuch: true, AllowServiceExternalIPs: false}", "nodePortAddresses: [primary, 010.0.0.0/8]\noomScoreAdj: 5000",
+		"detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: br0}\nlogging: {format: json, vmodule: [{filePattern: a, verbosity: 3}]}",
+		"healthzBindAddress: ':1'\nmetricsBindAddress: '[::]'\nclusterCIDR: 10.0.0.0/8,fd00::/64,", "nftables: {masqueradeBit: 99, minSyncPeriod: -1s}",
+	} {
+		f.Add([]byte(head + s))
+	}
+	f.Add([]byte("{}"))
+	f.Add([]byte("apiVersion: v1\nkind: ConfigMap"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if usable(data) != nil {
+			return
+		}
+		c, _, err := decode(data)
+		if err != nil {
+			t.Fatalf("what can be used can't be read: %v", err)
+		}
+		notes(c)
+		first, err := encode(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, remarks, err := decode(first)
+		if err != nil || len(remarks) > 0 {
+			t.Fatalf("what was written can't be read: %v, %v\n%s", remarks, err, first)
+		}
+		second, err := encode(again)
+		if !bytes.Equal(first, second) {
+			t.Errorf("written twice (-first, %v +second):\n%s", err, cmp.Diff(string(first), string(second)))
+		}
+		if err := usable(first); err != nil {
+			t.Errorf("what was written can't be used: %v", err)
+		}
+	})
+}
+
+// Whatever the command line holds, nothing panics; a flag that is taken can be given again as it is printed.
+func FuzzFlags(f *testing.F) {
+	for _, s := range []string{
+		"--cluster-cidr\n10.244.0.0/16,fd00::/64\n-v\n4\n--proxy-mode=ipvs\n--ipvs-sync-period=3s", "--nodeport-addresses=primary\n--profiling",
+		"--healthz-bind-address=[::]:1\n--metrics-bind-address=\n--metrics-port=0\n--bind_address=::1", "--feature-gates=AllBeta=true,X",
+		"--detect-local-mode=BridgeInterface\n--hostname-override= \n--vmodule=a=3,b", "--config=\n--", "--ipvs-exclude-cidrs=10.0.0.0/8,\"a",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, line string) {
+		o := NewOptions()
+		fs := pflag.NewFlagSet("fuzz", pflag.ContinueOnError)
+		fs.SetOutput(new(bytes.Buffer))
+		o.AddFlags(fs)
+		if err := fs.Parse(strings.Split(line, "\n")); err != nil {
+			return
+		}
+		o.File = "" // what files hold is FuzzFile's
+		if o.Complete(fs) != nil || o.Validate() != nil {
+			return
+		}
+		first, err := encode(o.Config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := usable(first); err != nil {
+			t.Errorf("what these flags make can't be used as a file: %v\n%s", err, first)
+		}
+	})
+}

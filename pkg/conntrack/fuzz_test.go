@@ -1,0 +1,68 @@
+package conntrack
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// Whatever the kernel says of an entry, what is deleted is that entry and no other: the deletion names the same flow, and it is
+// never one without a tuple, which deletes everything.
+func FuzzEntry(f *testing.F) {
+	zone := flow(model.UDP, "[fd00::1]:53", "[fd00::2]:5353")
+	zone.Zone, zone.ID, zone.Replied, zone.DNAT = 9, 1<<31, true, true
+	for _, seed := range []Flow{flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"), zone} {
+		whole := payload(seed)
+		f.Add(whole)
+		f.Add(whole[:len(whole)-4])
+		f.Add(append(bytes.Clone(whole), whole[nfgenLen:]...))
+		f.Add(appendAttribute(bytes.Clone(whole), attrTupleOrig|nested, nil))
+	}
+	tuple := appendTuple(nil, attrTupleOrig, model.UDP, zone.Source, zone.Destination)
+	zoned := append(bytes.Clone(tuple), appendAttribute(nil, tupleZone, []byte{0, 7})...)
+	binary.NativeEndian.PutUint16(zoned, uint16(len(zoned)))
+	f.Add(append(bytes.Clone(payload(zone)), zoned...))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var want, got Flow
+		e, ok := parse(data, &want)
+		if !ok {
+			return
+		}
+		var b batch
+		b.add(e, 1)
+		b.add(e, 2)
+		if len(e.zone) > 0 && !bytes.Contains(b.buf, e.zone) {
+			t.Errorf("the deletion lacks the zone %x", e.zone)
+		}
+		found := 0
+		for m := range messages(b.buf) {
+			found++
+			if m.typ != msgDelete {
+				t.Fatalf("message type %d", m.typ)
+			}
+			if deleted := named(m.payload, &got); !deleted {
+				t.Fatalf("%+v makes a deletion that names nothing: %x", want, m.payload)
+			}
+			// A deletion says nothing of the rest, nor of a zone that replies alone have.
+			same := cmp.Options{cmpopts.EquateComparable(netip.AddrPort{}), cmpopts.IgnoreFields(Flow{}, "Server", "Replied", "DNAT", "Zone")}
+			if diff := cmp.Diff(want, got, same); diff != "" {
+				t.Errorf("flow (-read +deleted):\n%s", diff)
+			}
+		}
+		if found != 2 {
+			t.Errorf("two deletions are %d messages", found)
+		}
+	})
+}
+
+// named reads what a deletion names: the tuple of the original direction, and the id.
+func named(payload []byte, f *Flow) bool {
+	e, _ := parse(payload, f)
+	return len(e.tuple) > 0 && len(e.id) > 0 && f.Destination.IsValid()
+}

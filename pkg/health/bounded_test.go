@@ -1,0 +1,243 @@
+package health
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// pipes is a listener whose connections are in memory, so that time may be that of a synctest bubble.
+type pipes struct {
+	accepted chan net.Conn
+	closed   chan struct{}
+}
+
+func newPipes() *pipes { return &pipes{make(chan net.Conn), make(chan struct{})} }
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.accepted:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error {
+	select {
+	case <-p.closed:
+	default:
+		close(p.closed)
+	}
+	return nil
+}
+
+func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+// dial returns the asker's end of a new connection.
+func (p *pipes) dial() net.Conn {
+	asker, server := net.Pipe()
+	p.accepted <- server
+	return asker
+}
+
+// servers are all kinds of servers that the program has, each with a way to start it on a listener.
+func servers() map[string]func(t *testing.T, l net.Listener) {
+	port := func(h http.Handler) func(*testing.T, net.Listener) {
+		return func(t *testing.T, l net.Listener) {
+			ctx, cancel := context.WithCancel(quietly(t))
+			ended := make(chan error)
+			go func() {
+				ended <- serve(ctx, h, RetryInterval, true, func() (net.Listener, error) { return l, nil })
+			}()
+			t.Cleanup(func() {
+				cancel()
+				if err := <-ended; err != nil && !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("serve: %v", err)
+				}
+			})
+		}
+	}
+	return map[string]func(*testing.T, net.Listener){
+		"health":  port(New(Config{Now: time.Now, NoNode: true}).Handler()),
+		"metrics": port(MetricsHandler(prometheus.NewRegistry(), time.Now())),
+		"health check node port": func(t *testing.T, l net.Listener) {
+			s := NewServices(func() bool { return true }, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
+			s.listen = func(string, string) (net.Listener, error) { return l, nil }
+			check := Check{Port: 1, Served: [2]bool{true}, Local: [2]int{1}}
+			s.Sync(map[types.NamespacedName]Check{{Name: "a"}: check}, []netip.Addr{netip.MustParseAddr("192.0.2.1")})
+			t.Cleanup(s.Close)
+		},
+	}
+}
+
+const question = "GET /healthz HTTP/1.1\r\nHost: a\r\n"
+
+// heldFor tells how long a server keeps the connection of an asker who behaves in some way.
+func heldFor(asker net.Conn, behave func(net.Conn)) time.Duration {
+	begin := time.Now()
+	behaved := make(chan struct{})
+	go func() {
+		defer close(behaved)
+		behave(asker)
+	}()
+	_, _ = io.Copy(io.Discard, asker)
+	held := time.Since(begin)
+	_ = asker.Close()
+	<-behaved
+	return held
+}
+
+// No asker holds a connection for long by saying nothing, by saying it byte by byte, or by not listening.
+func TestNobodyHoldsAConnection(t *testing.T) {
+	slowly := func(text string) func(net.Conn) {
+		return func(c net.Conn) {
+			for i := 0; ; i = (i + 1) % len(text) {
+				if _, err := c.Write([]byte{text[i]}); err != nil {
+					return
+				}
+				time.Sleep(time.Second)
+			}
+		}
+	}
+	for name, start := range servers() {
+		for _, tc := range []struct {
+			behaviour string
+			behave    func(net.Conn)
+			want      time.Duration
+		}{
+			{"says nothing", func(net.Conn) {}, askTime},
+			{"half a question", func(c net.Conn) { _, _ = io.WriteString(c, question) }, askTime},
+			{"byte by byte", slowly("X"), askTime},
+			{"header by header", slowly(question + strings.Repeat("A: b\r\n", 100)), askTime},
+			{"body byte by byte", func(c net.Conn) {
+				_, _ = io.WriteString(c, question+"Content-Length: 60000\r\n\r\n")
+				slowly("X")(c)
+			}, askTime},
+			{"asks once and stays", func(c net.Conn) { _, _ = io.WriteString(c, question+"\r\n") }, idleTime},
+		} {
+			t.Run(name+"/"+tc.behaviour, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					l := newPipes()
+					start(t, l)
+					asker := l.dial()
+					if held := heldFor(asker, tc.behave); held < tc.want || held > tc.want+time.Second {
+						t.Errorf("held for %v, want %v", held, tc.want)
+					}
+				})
+			})
+		}
+		t.Run(name+"/does not listen", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newPipes()
+				start(t, l)
+				asker := l.dial()
+				defer asker.Close()
+				if _, err := io.WriteString(asker, question+"\r\n"); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(answerTime + time.Second)
+				if text, err := io.ReadAll(asker); err != nil || len(text) > 0 {
+					t.Errorf("%v later it still answers: %q, %v", answerTime, text, err)
+				}
+			})
+		})
+	}
+}
+
+// A header or a body that is too long isn't read to its end.
+func TestNobodySaysMuch(t *testing.T) {
+	for name, start := range servers() {
+		for what, text := range map[string]string{
+			"header": question + "A: " + strings.Repeat("x", 1<<20),
+			"path":   "GET /" + strings.Repeat("x", 1<<20),
+			"body":   question + "Content-Length: 1000000000\r\n\r\n" + strings.Repeat("x", 1<<20),
+			"chunks": question + "Transfer-Encoding: chunked\r\n\r\n" + strings.Repeat("8000\r\n"+strings.Repeat("x", 0x8000)+"\r\n", 32),
+		} {
+			t.Run(name+"/"+what, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					l := newPipes()
+					start(t, l)
+					asker := l.dial()
+					defer asker.Close()
+					taken := make(chan int, 1)
+					go func() {
+						n, _ := io.WriteString(asker, text)
+						taken <- n
+					}()
+					go func() { _, _ = io.Copy(io.Discard, asker) }()
+					const most = 768 << 10 // net/http itself reads on for a while, in the hope of keeping the connection
+					if n := <-taken; n > most {
+						t.Errorf("%d bytes of the %s were read", n, what)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A handler that reads what it is sent gets no more than it may.
+func TestABodyHasAnEnd(t *testing.T) {
+	var read int64
+	server := bounded(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { read, _ = io.Copy(io.Discard, r.Body) }), newCrowd(1))
+	server.Handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/", strings.NewReader(strings.Repeat("x", 1<<20))))
+	if read != longestBody {
+		t.Errorf("%d bytes were read, want %d", read, longestBody)
+	}
+}
+
+// However many connections somebody holds, whoever comes next is answered.
+func TestNobodyKeepsOthersOut(t *testing.T) {
+	for name, start := range servers() {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newPipes()
+				start(t, l)
+				var held []net.Conn
+				for i := range 2 * mostConnections {
+					c := l.dial()
+					defer c.Close()
+					if i%2 == 0 {
+						if _, err := io.WriteString(c, "G"); err != nil {
+							t.Fatal(err)
+						}
+					}
+					held = append(held, c)
+				}
+				asker := l.dial()
+				defer asker.Close()
+				if _, err := io.WriteString(asker, question+"\r\n"); err != nil {
+					t.Fatal(err)
+				}
+				r, err := http.ReadResponse(bufio.NewReader(asker), nil)
+				if err != nil || r.StatusCode != http.StatusOK && r.StatusCode != http.StatusServiceUnavailable {
+					t.Fatalf("no answer beside %d connections: %v, %v", len(held), r, err)
+				}
+				synctest.Wait()
+				open := slices.DeleteFunc(held, func(c net.Conn) bool {
+					_ = c.SetReadDeadline(time.Now())
+					_, err := c.Read(make([]byte, 1))
+					return errors.Is(err, io.EOF)
+				})
+				if len(open) != mostConnections-1 {
+					t.Errorf("%d connections are open beside the last, want %d", len(open), mostConnections-1)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,182 @@
+package model
+
+import (
+	gonet "net"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/net"
+)
+
+// An address means what it means to Kubernetes, or nothing; written out, it is read as the same again.
+func FuzzParseAddr(f *testing.F) {
+	for _, s := range []string{
+		"10.0.0.1", "010.000.00.01", "fd00:0001::00000a", "::ffff:010.0.0.1", "::ffff:a00:1", "10.0.0", "10.0.0.256", "fe80::1%eth0", "", ".", "::", "0::0:0.0.0.00",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		got, err := ParseAddr(s)
+		want, ok := netip.AddrFromSlice(net.ParseIPSloppy(s))
+		if want = want.Unmap(); ok != (err == nil) || ok && err == nil && got != want {
+			t.Errorf("ParseAddr(%q) = %v, %v; Kubernetes reads %v, %v", s, got, err, want, ok)
+		}
+		if err != nil {
+			if got.IsValid() {
+				t.Errorf("ParseAddr(%q) = %v with error %v", s, got, err)
+			}
+			return
+		}
+		if again, err := ParseAddr(got.String()); again != got || got.Is4In6() {
+			t.Errorf("ParseAddr(%q) = %v, and that is %v, %v", s, got, again, err)
+		}
+	})
+}
+
+// A prefix means what it means to Kubernetes, or nothing; it has no host bits, and written out it is read as the same again.
+func FuzzParsePrefix(f *testing.F) {
+	for _, s := range []string{
+		"10.1.2.3/8", "010.01.2.3/08", "0.0.0.0/0", "::/0", "::ffff:10.1.2.3/104", "::ffff:10.1.2.3/64", "10.0.0.0/33", "10.0.0.0/+8", "fd00::/129", "/", "10.0.0.0/",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		got, err := ParsePrefix(s)
+		_, want, refused := net.ParseCIDRSloppy(s)
+		if (refused == nil) != (err == nil) {
+			t.Errorf("ParsePrefix(%q) = %v, %v; Kubernetes reads %v, %v", s, got, err, want, refused)
+		}
+		if err != nil {
+			if got.IsValid() {
+				t.Errorf("ParsePrefix(%q) = %v with error %v", s, got, err)
+			}
+			return
+		}
+		if refused == nil && !samePrefix(got, want) {
+			t.Errorf("ParsePrefix(%q) = %v; Kubernetes reads %v", s, got, want)
+		}
+		if again, err := ParsePrefix(got.String()); again != got || got != got.Masked() {
+			t.Errorf("ParsePrefix(%q) = %v, and that is %v, %v", s, got, again, err)
+		}
+	})
+}
+
+// samePrefix compares the first and the last address: Kubernetes may write a prefix of IPv4 as one of IPv6.
+func samePrefix(p netip.Prefix, n *gonet.IPNet) bool {
+	ones, bits := n.Mask.Size()
+	first, _ := netip.AddrFromSlice(n.IP)
+	if first.Is4In6() && ones >= 96 {
+		first, ones, bits = first.Unmap(), ones-96, bits-96
+	}
+	return p.Addr() == first && p.Bits() == ones && p.Addr().BitLen() == bits
+}
+
+// Whatever is in a Service and its EndpointSlices: nothing panics, the order of slices makes no difference, and what comes out is
+// what the plan relies on.
+func FuzzBuild(f *testing.F) {
+	mustMarshal := func(m interface{ Marshal() ([]byte, error) }) []byte {
+		data, err := m.Marshal()
+		if err != nil {
+			f.Fatal(err)
+		}
+		return data
+	}
+	v4 := slice("v4", discoveryv1.Endpoint{Addresses: []string{"10.1.0.2"}, NodeName: &here.Name},
+		discoveryv1.Endpoint{Addresses: []string{"10.1.0.1"}, Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "zone-a"}}}},
+		discoveryv1.Endpoint{Addresses: []string{"224.0.0.1"}}, discoveryv1.Endpoint{Addresses: []string{"127.0.0.1"}}, discoveryv1.Endpoint{})
+	v4.Ports = []discoveryv1.EndpointPort{endpointPort("web", corev1.ProtocolTCP, 8080), endpointPort("dns", corev1.ProtocolUDP, 53), {}}
+	v6 := slice("v6", discoveryv1.Endpoint{Addresses: []string{"fd01::1"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false), Terminating: new(true)}})
+	v6.AddressType = discoveryv1.AddressTypeIPv6
+	nasty := edit(func(svc *corev1.Service) {
+		svc.Spec.ExternalIPs = []string{"0.0.0.0", "127.0.0.1", "224.0.0.1", "::1", "10.0.0.1", " ", "fe80::1%eth0", "255.255.255.255"}
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Port: -1}, corev1.ServicePort{Port: 80, NodePort: 70000, Protocol: "ICMP"})
+		svc.Spec.HealthCheckNodePort = -5
+		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(-1))}}
+		svc.Spec.LoadBalancerSourceRanges = []string{"", "10.0.0.0/8", "10.0.0.0/33", "10.1.0.0/16", "::/0"}
+	})
+	for _, svc := range []*corev1.Service{service(), dual(), nasty} {
+		f.Add(mustMarshal(svc), mustMarshal(v4), mustMarshal(v6), "here", false)
+		f.Add(mustMarshal(svc), mustMarshal(v6), mustMarshal(v4), "", true)
+		f.Add(mustMarshal(svc), mustMarshal(v4), mustMarshal(v4), "other", false)
+	}
+	f.Fuzz(func(t *testing.T, service, a, b []byte, nodeName string, ignore bool) {
+		var svc corev1.Service
+		var one, two discoveryv1.EndpointSlice
+		if svc.Unmarshal(service) != nil || one.Unmarshal(a) != nil || two.Unmarshal(b) != nil {
+			return
+		}
+		if one.Namespace == two.Namespace && one.Name == two.Name {
+			two.Name += "'" // two slices have two names: problems are sorted by them
+		}
+		node, opts := here, Options{IgnoreExternalIPs: ignore}
+		node.Name = nodeName
+		got := Build(&svc, []*discoveryv1.EndpointSlice{&one, nil, &two}, node, opts)
+		other := Build(&svc, []*discoveryv1.EndpointSlice{&two, &one}, node, opts)
+		if diff := cmp.Diff(got, other, exact); diff != "" {
+			t.Fatalf("the order of slices matters (-one, two +two, one):\n%s", diff)
+		}
+		if got != nil {
+			checkService(t, got)
+		}
+	})
+}
+
+// checkService looks at what the plan relies on.
+func checkService(t *testing.T, s *Service) {
+	t.Helper()
+	keys := map[Key]bool{}
+	for _, p := range s.Ports {
+		for _, f := range p.Frontends {
+			switch {
+			case keys[f.Key]:
+				t.Errorf("two frontends have the key %v", f.Key)
+			case f.Port == 0 || f.Protocol != p.Protocol || f.Family != p.Family:
+				t.Errorf("frontend %+v of port %+v", f, p.Name)
+			case f.Kind == NodePort && f.Addr.IsValid():
+				t.Errorf("node port %+v has an address", f)
+			case f.Kind != NodePort && (!f.Addr.IsValid() || FamilyOf(f.Addr) != p.Family || f.Addr.Zone() != ""):
+				t.Errorf("frontend %+v of family %v", f, p.Family)
+			case f.Kind != NodePort && (!onePeer(f.Addr) || f.Addr.IsLoopback()):
+				t.Errorf("frontend at %v", f.Addr)
+			}
+			keys[f.Key] = true
+			for i, a := range f.AllowedSources {
+				if a != a.Masked() || FamilyOf(a.Addr()) != p.Family || i > 0 && f.AllowedSources[i-1].Overlaps(a) {
+					t.Errorf("allowed sources %v", f.AllowedSources)
+				}
+			}
+		}
+		for _, list := range [][]netip.AddrPort{p.Cluster, p.Local, p.Hairpin, p.Serving} {
+			checkEndpoints(t, p, list)
+		}
+		if p.Affinity < 0 {
+			t.Errorf("affinity of %v", p.Affinity)
+		}
+	}
+}
+
+func onePeer(a netip.Addr) bool {
+	return !a.IsUnspecified() && !a.IsMulticast() && a.String() != "255.255.255.255"
+}
+
+func checkEndpoints(t *testing.T, p *ServicePort, list []netip.AddrPort) {
+	t.Helper()
+	for i, e := range list {
+		if FamilyOf(e.Addr()) != p.Family || e.Port() == 0 || !onePeer(e.Addr()) || e.Addr().Zone() != "" {
+			t.Errorf("endpoint %v of %+v", e, p.Name)
+		}
+		if i > 0 && list[i-1].Compare(e) >= 0 {
+			t.Errorf("endpoints %v aren't sorted, or one is there twice", list)
+		}
+	}
+	for _, e := range p.Hairpin {
+		if !slices.Contains(p.Cluster, e) && !slices.Contains(p.Local, e) {
+			t.Errorf("%v may reach itself, but is none of %v, %v", e, p.Cluster, p.Local)
+		}
+	}
+}

@@ -1,0 +1,221 @@
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// answer makes what the kernel might send: one message of a type, with attributes after its nfgenmsg.
+func answer(typ, flags uint16, attributes ...[]byte) []byte {
+	body := append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, bytes.Join(attributes, nil)...)
+	return netlink(typ, flags, body)
+}
+
+func netlink(typ, flags uint16, body []byte) []byte {
+	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.NLMSG_HDRLEN+len(body)))
+	b = binary.NativeEndian.AppendUint16(b, typ)
+	b = binary.NativeEndian.AppendUint16(b, flags)
+	b = binary.NativeEndian.AppendUint32(b, 1)
+	b = append(append(b, 0, 0, 0, 0), body...)
+	for len(b)&3 != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+func of(msg uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | msg }
+
+// everything is a batch with one message of each kind, which looks as the kernel's listing of it does.
+func everything() []byte {
+	b := NewBatch(0)
+	t := &Table{Family: IPv4, Name: "t", Comment: "a table"}
+	c := &Chain{Name: "c", Type: "nat", Hook: 1, Priority: -100, Comment: "a chain", Rules: []Rule{
+		{Comment: "a rule", Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: "d"}}},
+	}}
+	b.AddTable(t)
+	b.AddChain(t, c)
+	b.AddRules(t, c)
+	for _, s := range sets() {
+		b.AddSet(s)
+		b.AddElement(&Element{Set: s, Key: Value{}.Uint32(7), Data: Value{}.Uint32(1), Chain: "c", Comment: "an element"})
+	}
+	b.finish()
+	return b.buf
+}
+
+func sets() []*Set {
+	return []*Set{
+		testMap(),
+		{Family: IPv4, Table: "t", Name: "dispatch", Key: []Field{Priority()}, Verdict: true},
+		{Family: IPv6, Table: "t", Name: "cidrs", Key: []Field{DstAddr(IPv6)}, Interval: true, Size: 16},
+		{Family: IPv6, Table: "t", Name: "sources", Key: []Field{DstAddr(IPv6), L4Proto(), DstPort(), SrcAddr(IPv6)}, Interval: true},
+		{Family: IPv4, Table: "t", Name: "affinity", Key: []Field{Priority(), SrcAddr(IPv4)}, Data: []Field{Priority()}, Dynamic: true, Size: 9},
+		{Family: IPv4, Table: "t", Name: "lease", Key: []Field{L4Proto()}, Timeout: 2 * time.Minute, Comment: "while it runs"},
+	}
+}
+
+// readAll hands bytes to everything that reads the kernel's answers, and returns what a listing says in the end.
+func readAll(data []byte) *listing {
+	l := &listing{seq: 1}
+	list := sets()
+	forEachMessage(data, func(h header, payload []byte) {
+		l.message(h, payload, func(b []byte) error {
+			var c Commit
+			parseCommit(b, &c)
+			parseSet(b)
+			parseChain(b)
+			parseRule(b)
+			commentOf(b)
+			verdict(b)
+			for _, s := range list {
+				e, err := parseElement(s, b)
+				_ = e.String()
+				if err != nil && len(e.Key.Bytes()) > maxValue {
+					return err
+				}
+			}
+			return nil
+		})
+		extAck(h, payload)
+	})
+	return l
+}
+
+// Whatever the kernel says: nothing panics or goes on for ever, no value is longer than its room, and what comes after the end
+// of a list changes nothing.
+func FuzzAnswers(f *testing.F) {
+	f.Add(everything())
+	f.Add(netlink(unix.NLMSG_ERROR, 0, nil))
+	f.Add(netlink(unix.NLMSG_DONE, 0, []byte{0xff, 0xff}))
+	f.Add(netlink(of(unix.NFT_MSG_NEWSET), 0, []byte{1, 2, 3}))
+	f.Add(answer(of(unix.NFT_MSG_NEWGEN), 0, attribute(unix.NFTA_GEN_PROC_NAME, []byte("nft\x00")), attribute(unix.NFTA_GEN_ID, []byte{0, 0, 0, 9})))
+	refused := append(binary.NativeEndian.AppendUint32(nil, ^uint32(unix.ENOENT)+1), make([]byte, unix.NLMSG_HDRLEN)...)
+	f.Add(netlink(unix.NLMSG_ERROR, 0x300, append(refused, attribute(1, []byte("no such table\x00"))...)))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		l := readAll(data)
+		if !l.done {
+			return
+		}
+		after := readAll(append(bytes.Clone(data), answer(of(unix.NFT_MSG_NEWSET), unix.NLM_F_DUMP_INTR)...))
+		if (l.failed == nil) != (after.failed == nil) {
+			t.Errorf("a list that ended with %v ends with %v when something follows", l.failed, after.failed)
+		}
+	})
+}
+
+// An element that is written is read again as it was, but for a comment that is too long for nft.
+func FuzzElement(f *testing.F) {
+	f.Add([]byte{10, 96, 0, 10}, uint8(6), uint16(80), uint32(3), "shop/web:http", "cluster-3", true)
+	f.Add(make([]byte, 16), uint8(255), uint16(0), uint32(0), "", "", false)
+	f.Fuzz(func(t *testing.T, address []byte, protocol uint8, port uint16, number uint32, comment, chain string, flag bool) {
+		addr, ok := netip.AddrFromSlice(address)
+		if !ok || bytes.ContainsRune([]byte(comment+chain), 0) || len(chain) > 255 {
+			return
+		}
+		family := IPv4
+		if addr.Is6() {
+			family = IPv6
+		}
+		m := &Set{Family: family, Name: "m", Key: []Field{DstAddr(family), L4Proto(), DstPort(), Index()}, Data: []Field{DstAddr(family), DstPort()}}
+		v := &Set{Family: family, Name: "v", Key: []Field{Priority()}, Verdict: true}
+		c := &Set{Family: family, Name: "c", Key: []Field{DstAddr(family)}, Interval: true}
+		for _, want := range []Element{
+			{Set: m, Key: Value{}.Addr(addr).Proto(protocol).Port(port).Uint32(number), Data: Endpoint(netip.AddrPortFrom(addr, port)), Comment: comment},
+			{Set: v, Key: Value{}.Uint32(number), Chain: chain, Jump: flag, Comment: comment},
+			{Set: c, Key: Value{}.Addr(addr), IntervalEnd: flag, Comment: comment},
+			{Set: c, Key: Value{}.Addr(addr), KeyEnd: Value{}.Addr(addr)},
+		} {
+			var b encoder
+			b.element(&want, true)
+			want.Comment = want.Comment[:min(len(want.Comment), maxComment-1)]
+			read := 0
+			attrs(b.buf, func(_ uint16, value []byte) {
+				read++
+				got, err := parseElement(want.Set, value)
+				if err != nil || got != want {
+					t.Errorf("wrote %s, read %s (%v)", &want, &got, err)
+				}
+			})
+			if read != 1 || b.err != nil {
+				t.Errorf("%s is read %d times (%v)", &want, read, b.err)
+			}
+		}
+	})
+}
+
+// A set that is made is recognised, and none of another form is taken for it.
+func FuzzSet(f *testing.F) {
+	f.Add("services", "a comment", uint32(1024), uint16(0x35), int64(120_000))
+	f.Add("", "", uint32(0), uint16(0), int64(0))
+	f.Fuzz(func(t *testing.T, name, comment string, size uint32, form uint16, timeout int64) {
+		if bytes.ContainsRune([]byte(name+comment), 0) || len(name) > 255 || timeout < 0 || timeout > 1<<40 {
+			return
+		}
+		s := formed(name, comment, size, form, time.Duration(timeout)*time.Millisecond)
+		b := NewBatch(0)
+		b.AddSet(s)
+		b.finish()
+		found := false
+		forEachMessage(b.buf, func(h header, payload []byte) {
+			if h.typ != of(unix.NFT_MSG_NEWSET) {
+				return
+			}
+			found = true
+			got, table := parseSet(payload[nfgenLen:])
+			if !got.Is(s) || got.Size != size || table != "t" || got.Name != name {
+				t.Errorf("made %+v, read %+v in table %q", s, got, table)
+			}
+			for bit := range 5 {
+				if other := formed(name, comment, size, form^1<<bit, s.Timeout); got.Is(other) {
+					t.Errorf("%+v is taken for %+v", got, other)
+				}
+			}
+		})
+		if !found {
+			t.Error("no set was made")
+		}
+	})
+}
+
+// formed makes a set out of the bits of a number.
+func formed(name, comment string, size uint32, form uint16, timeout time.Duration) *Set {
+	has := func(bit int) bool { return form>>bit&1 != 0 }
+	family := IPv4
+	if has(0) {
+		family = IPv6
+	}
+	s := &Set{Family: family, Table: "t", Name: name, Comment: comment, Size: size, Interval: has(1), Dynamic: has(2), Timeout: timeout}
+	s.Key = []Field{DstAddr(family)}
+	if has(3) {
+		s.Key = append(s.Key, L4Proto(), DstPort())
+	}
+	switch {
+	case has(4):
+		s.Verdict = true
+	case has(5):
+		s.Data = []Field{Priority()}
+	case has(6):
+		s.Data = []Field{DstAddr(family), DstPort()}
+	}
+	return s
+}
+
+// What stops a list in the middle is told by the message that ends it: without looking there, half a list is taken for the whole.
+func TestAListThatEndsInTheMiddleIsNone(t *testing.T) {
+	for _, typ := range []uint16{unix.NLMSG_DONE, unix.NLMSG_ERROR} {
+		l := readAll(append(everything(), netlink(typ, 0, binary.NativeEndian.AppendUint32(nil, ^uint32(unix.ENOENT)+1))...))
+		if !l.done || !errors.Is(l.failed, unix.ENOENT) {
+			t.Errorf("message type %d: ended %v with %v, want %v", typ, l.done, l.failed, unix.ENOENT)
+		}
+	}
+	if l := readAll(netlink(unix.NLMSG_DONE, 0, make([]byte, 4))); !l.done || l.failed != nil {
+		t.Errorf("a whole list: ended %v with %v", l.done, l.failed)
+	}
+}

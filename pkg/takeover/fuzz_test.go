@@ -1,0 +1,183 @@
+package takeover
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// tableOf builds a table as the kernel lays it out: entries with a comment, or none, and a target with its data.
+type tableOf struct {
+	blob
+}
+
+// add appends an entry and returns its offset.
+func (b *tableOf) add(comment, target string, data []byte) int {
+	offset := len(b.entries)
+	e := make([]byte, b.size)
+	if comment != "" {
+		match := make([]byte, targetHeader+256)
+		binary.NativeEndian.PutUint16(match, uint16(len(match)))
+		copy(match[2:], "comment")
+		copy(match[targetHeader:], comment)
+		e = append(e, match...)
+	}
+	at := len(e)
+	header := make([]byte, targetHeader)
+	copy(header[2:], target)
+	e = append(append(e, header...), data...)
+	e = append(e, make([]byte, (8-len(e)%8)%8)...)
+	binary.NativeEndian.PutUint16(e[at:], uint16(len(e)-at))
+	binary.NativeEndian.PutUint16(e[b.offsets:], uint16(at))
+	binary.NativeEndian.PutUint16(e[b.offsets+2:], uint16(len(e)))
+	b.entries = append(b.entries, e...)
+	b.NumEntries++
+	b.EntrySize = uint32(len(b.entries))
+	return offset
+}
+
+func (b *tableOf) start(chain string) {
+	b.add("", "ERROR", append([]byte(chain), make([]byte, 32-len(chain))...))
+}
+
+func (b *tableOf) verdict(comment string, v int) int {
+	return b.add(comment, "", binary.NativeEndian.AppendUint32(nil, uint32(int32(v))))
+}
+
+const accepts, returns = -2, -5
+
+// kubeProxysTable has a chain of kube-proxy, a rule that leads to it, and somebody else's chain.
+func kubeProxysTable(l layout) blob {
+	b := tableOf{blob{layout: l}}
+	b.ValidHooks = 1
+	jump := b.verdict("kubernetes service portals", 0)
+	foreign := b.verdict("", 0)
+	b.Underflow[0] = uint32(b.verdict("", accepts))
+	b.start("KUBE-SERVICES")
+	services := b.verdict("a service", accepts)
+	b.verdict("", returns)
+	b.start("FOREIGN")
+	target := b.verdict("", returns)
+	b.start("ERROR")
+	for at, to := range map[int]int{jump: services, foreign: target} {
+		e, err := b.at(at)
+		if err != nil {
+			panic(err)
+		}
+		binary.NativeEndian.PutUint32(b.entries[e.target+targetHeader:], uint32(to))
+	}
+	return b.blob
+}
+
+func encodeInfo(i tableInfo) []byte {
+	b, err := binary.Append(nil, binary.NativeEndian, i)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// Whatever a table looks like, nothing panics. Without anything to remove it stays byte for byte as it is; otherwise what is left is
+// a table again, with all that isn't kube-proxy's.
+func FuzzTable(f *testing.F) {
+	for _, l := range []layout{layout4, layout6} {
+		b := kubeProxysTable(l)
+		f.Add(encodeInfo(b.tableInfo), b.entries, l == layout6)
+		f.Add(encodeInfo(b.tableInfo), b.entries[:len(b.entries)-9], l == layout6)
+		f.Add(encodeInfo(b.tableInfo), b.entries, l != layout6)
+	}
+	f.Fuzz(func(t *testing.T, info, entries []byte, six bool) {
+		b := &blob{layout: layout4, entries: entries}
+		if six {
+			b.layout = layout6
+		}
+		if _, err := binary.Decode(info, binary.NativeEndian, &b.tableInfo); err != nil {
+			return
+		}
+		c, err := b.parse("nat")
+		if err != nil {
+			return
+		}
+		if same, _, err := b.without(c, &removal{}); err == nil && !bytes.Equal(same.entries, b.entries) {
+			t.Errorf("with nothing removed:\n%x\nbecomes\n%x", b.entries, same.entries)
+		}
+		r := c.removal()
+		rest, from, err := b.without(c, &r)
+		if err != nil {
+			return
+		}
+		if len(from) != int(rest.NumEntries) || len(rest.entries) != int(rest.EntrySize) {
+			t.Errorf("%d entries of %d bytes, said to be %d of %d", len(from), len(rest.entries), rest.NumEntries, rest.EntrySize)
+		}
+		checkRest(t, c, &r, rest)
+	})
+}
+
+// checkRest compares the chains and rules that are left with those that were to stay.
+func checkRest(t *testing.T, before *content, r *removal, rest *blob) {
+	t.Helper()
+	after, err := rest.parse("nat")
+	if err != nil {
+		t.Fatalf("what is left is no table: %v", err)
+	}
+	for _, c := range after.chains {
+		if r.chains[c.name] {
+			t.Errorf("chain %q is still there", c.name)
+		}
+	}
+	stay := 0
+	for i, rule := range before.rules {
+		if !r.chains[rule.chain] && !slices.Contains(r.jumps, i) {
+			stay++
+		}
+	}
+	if len(after.rules) != stay {
+		t.Errorf("%d rules are left, want %d", len(after.rules), stay)
+	}
+}
+
+// Whatever ipvs and ipset answer, nothing panics; a virtual server is named to the kernel as it was read.
+func FuzzAnswers(f *testing.F) {
+	genl := make([]byte, nl.SizeofGenlmsg)
+	for _, s := range []server{
+		{netip.MustParseAddr("10.96.0.1"), unix.IPPROTO_TCP, 443}, {netip.MustParseAddr("fd00::1"), unix.IPPROTO_UDP, 53},
+	} {
+		f.Add(append(genl, s.attribute().Serialize()...))
+		a := nl.NewRtAttr(ipvsService|unix.NLA_F_NESTED, nil)
+		a.AddRtAttr(svcAF, nl.Uint16Attr(familyOf(s.addr)))
+		a.AddRtAttr(svcProtocol, nl.Uint16Attr(s.protocol))
+		a.AddRtAttr(svcAddr, append(s.addr.AsSlice(), make([]byte, 16)...)[:16])
+		a.AddRtAttr(svcPort, binary.BigEndian.AppendUint16(nil, s.port))
+		f.Add(append(genl, a.Serialize()...))
+	}
+	f.Add(append(genl, nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated("KUBE-CLUSTER-IP")).Serialize()...))
+	f.Add([]byte{0, 0, 0, 0, 2, 0, 1, 0})
+	f.Add([]byte{0, 0, 0, 0, 0xff, 0xff, 1, 0})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if _, err := ipsetName(data); err != nil {
+			return
+		}
+		a, err := object(data, ipvsService)
+		if err != nil {
+			return
+		}
+		want, ok := serverOf(a)
+		if !ok {
+			return
+		}
+		m, err := object(append(make([]byte, nl.SizeofGenlmsg), want.attribute().Serialize()...), ipvsService)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// To the kernel an address may be as short as it is; from it, it comes with room for the longer one.
+		m[svcAddr] = append(bytes.Clone(m[svcAddr]), make([]byte, 16)...)[:16]
+		if got, ok := serverOf(m); !ok || got != want {
+			t.Errorf("read %v, named %v", want, got)
+		}
+	})
+}

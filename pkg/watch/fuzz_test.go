@@ -1,0 +1,69 @@
+package watch
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Whatever a file of manifests holds, nothing panics. The folder's stores hold what is accepted; a second reading changes nothing, and
+// neither does the same content under another name.
+func FuzzManifests(f *testing.F) {
+	for _, s := range []string{
+		"apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b}\nspec: {clusterIPs: [10.0.0.1], ports: [{port: 80}]}\n---\nkind: Node\napiVersion: v1\nmetadata: {name: n}",
+		"apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, namespace: b, labels: {kubernetes.io/service-name: a}, " +
+			"annotations: {endpoints.kubernetes.io/last-change-trigger-time: yesterday}}\naddressType: IPv4\nports: [{port: 80}]\nendpoints: [{addresses: [10.0.0.2]}]",
+		`{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "ServiceList", "items": [{"metadata": {"name": "a"}}, null]}, {}]}`,
+		"apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: k}\nspec: {cidrs: [10.0.0.0/8]}\n---\n---\nnull", "apiVersion: v1\nkind: Pod", "- a", "{", "a: *b", "",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		first, err := newParser().parse("a.yaml", content)
+		if err != nil {
+			return
+		}
+		second, err := newParser().parse("a.yaml", content)
+		if diff := cmp.Diff(first.problems, second.problems); diff != "" || err != nil || len(first.objects) != len(second.objects) {
+			t.Errorf("read twice, %d and %d objects, %v:\n%s", len(first.objects), len(second.objects), err, diff)
+		}
+		dir := t.TempDir()
+		tracker := newTracker()
+		m := NewManifests(Config{Folder: dir, NodeName: "n", Tracker: tracker})
+		file := filepath.Join(dir, "a.yaml")
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Load(); err != nil {
+			t.Fatal(err)
+		}
+		before := handsOut(m)
+		tracker.Take()
+		if err := m.Load(); err != nil {
+			t.Fatal(err)
+		}
+		if d := tracker.Take(); !d.Empty() {
+			t.Errorf("read again, %+v has changed", d)
+		}
+		if err := os.Rename(file, filepath.Join(dir, "b.yaml")); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Load(); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(before, handsOut(m)); diff != "" {
+			t.Errorf("under another name (-before +after):\n%s", diff)
+		}
+	})
+}
+
+// handsOut returns all that a source hands out.
+func handsOut(m *Manifests) (all []any) {
+	all = append(all, m.Node(), m.ServiceCIDRs())
+	for _, name := range m.Services() {
+		all = append(all, m.Service(name), m.Slices(name))
+	}
+	return all
+}
