@@ -87,7 +87,7 @@ func (p PortName) String() string {
 	if p.Port == "" {
 		return p.NamespacedName.String()
 	}
-	return p.NamespacedName.String() + ":" + p.Port
+	return p.Namespace + "/" + p.Name + ":" + p.Port
 }
 
 // Key is what a packet is matched by. A node port has no address of its own: Addr is the zero Addr, and Family says

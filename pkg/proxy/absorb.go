@@ -18,14 +18,13 @@ import (
 
 // absorb turns what is dirty into what is planned.
 func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) {
-	names := dirty.Services
-	if dirty.Node {
-		names = p.absorbNode(ctx, names)
+	if dirty.Node && p.absorbNode(ctx) {
+		dirty.Services = p.withAll(dirty.Services)
 	}
 	if dirty.ServiceCIDRs {
 		p.absorbServiceCIDRs()
 	}
-	sorted := sortedNames(names)
+	sorted := sortedNames(dirty.Services)
 	p.Planner.Expect(len(sorted))
 	p.build(sorted, p.absorbService)
 	if p.Planner.Conflicts() > 0 {
@@ -53,8 +52,8 @@ func sortedNames(set map[types.NamespacedName]struct{}) []types.NamespacedName {
 	return names
 }
 
-// absorbNode takes up this node's object. A change of what Services depend on makes all of them dirty.
-func (p *Proxy) absorbNode(ctx context.Context, dirty map[types.NamespacedName]struct{}) map[types.NamespacedName]struct{} {
+// absorbNode takes up this node's object. It reports a change of what Services depend on.
+func (p *Proxy) absorbNode(ctx context.Context) (changed bool) {
 	object := p.Source.Node()
 	p.Health.Node(object)
 	node := model.NodeOf(p.NodeName, object)
@@ -77,18 +76,20 @@ func (p *Proxy) absorbNode(ctx context.Context, dirty map[types.NamespacedName]s
 	if p.NodeCIDR && object != nil {
 		p.absorbPodCIDRs(ctx, object)
 	}
-	if node == p.node {
-		return dirty
-	}
+	changed = node != p.node
 	p.node = node
-	all := make(map[types.NamespacedName]struct{}, len(dirty))
-	for n := range dirty {
-		all[n] = struct{}{}
+	return changed
+}
+
+// withAll adds all Services that there are.
+func (p *Proxy) withAll(dirty map[types.NamespacedName]struct{}) map[types.NamespacedName]struct{} {
+	if dirty == nil {
+		dirty = map[types.NamespacedName]struct{}{}
 	}
 	for _, n := range p.Source.Services() {
-		all[n] = struct{}{}
+		dirty[n] = struct{}{}
 	}
-	return all
+	return dirty
 }
 
 func (p *Proxy) absorbNodePorts(ctx context.Context, node model.Node) {

@@ -186,22 +186,22 @@ func (w *world) putRolling() {
 	for n, r := range rolling {
 		w.store.Put(w.serviceAt(rollingName(r.endpoints), netip.AddrFrom4([4]byte{10, 96, 254, byte(1 + n)})))
 		for i := range r.endpoints / perSlice {
-			w.store.Put(rollingSlice(r.endpoints, i, 0))
+			w.store.Put(rollingSlice(r.endpoints, i, 0, 0))
 		}
 	}
 }
 
 func rollingName(endpoints int) string { return fmt.Sprintf("rolling-%d", endpoints) }
 
-// rollingSlice is a slice of a large Service, a number of whose endpoints are new.
-func rollingSlice(endpoints, number, replaced int) *discoveryv1.EndpointSlice {
+// rollingSlice is a slice of a large Service, a number of whose endpoints have been replaced in a round, which is at least 1.
+func rollingSlice(endpoints, number, replaced, round int) *discoveryv1.EndpointSlice {
 	var addrs []netip.Addr
 	for e := range perSlice {
-		second := byte(0)
+		generation := 0
 		if e < replaced {
-			second = 1
+			generation = round
 		}
-		addrs = append(addrs, netip.AddrFrom4([4]byte{10, 110 + second, byte(endpoints/1000*20 + number), byte(1 + e)}))
+		addrs = append(addrs, netip.AddrFrom4([4]byte{10, byte(110 + generation), byte(endpoints/1000*20 + number), byte(1 + e)}))
 	}
 	return endpointSlice(rollingName(endpoints), number+1, corev1.ProtocolTCP, endpointPort, addrs)
 }
@@ -211,13 +211,14 @@ func (p *proxy) measureRolling(ctx context.Context, w *world, e effort, f *Figur
 	if !e.rolling {
 		return nil
 	}
+	w.rolled++ // what is there already would be no change
 	const steps, replaced = 5, 10
 	for _, r := range rolling {
 		say("%s, %s: %s", w.size, p.name, r.quantity)
 		slices := r.endpoints / perSlice
 		for i := range steps {
 			spent, _, err := p.sync(ctx, func() error {
-				w.store.Put(rollingSlice(r.endpoints, i%slices, replaced*(1+i/slices)))
+				w.store.Put(rollingSlice(r.endpoints, i%slices, replaced*(1+i/slices), w.rolled))
 				return w.store.Flush()
 			})
 			if err != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -148,13 +149,13 @@ func (r *Report) sizes() (list []string) {
 
 func (f *Figures) add(q quantity, v float64) { f.Values[q] = append(f.Values[q], v) }
 
-// quantile returns the value below which that share of the values is, and whether there are any.
+// quantile returns the least value that isn't exceeded by that share of the values, and whether there are any.
 func (f *Figures) quantile(q quantity, share float64) (float64, bool) {
 	if f == nil || len(f.Values[q]) == 0 {
 		return 0, false
 	}
 	list := slices.Sorted(slices.Values(f.Values[q]))
-	return list[min(len(list)-1, int(share*float64(len(list))))], true
+	return list[max(int(math.Ceil(share*float64(len(list)))), 1)-1], true
 }
 
 func (f *Figures) median(q quantity) (float64, bool) { return f.quantile(q, 0.5) }

@@ -62,7 +62,7 @@ func (s settings) plan() []round {
 	timed.packets = 60000
 	return []round{
 		{size{1000, 10}, all, effort{changes: 10, ours: 100, again: 4, spread: 1000, idle: idle, beside: 3, rolling: true, packets: 60000}},
-		{size{10000, 10}, both, effort{changes: 6, ours: 100, again: 4, spread: 1000, idle: idle, beside: 3, packets: 60000}},
+		{size{10000, 10}, both, effort{changes: 6, ours: 200, again: 4, spread: 1000, idle: idle, beside: 3, packets: 60000}},
 		{size{5000, 50}, ours, large},
 		{size{45000, 1}, ours, large},
 		{size{50000, 10}, ours, timed},

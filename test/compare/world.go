@@ -25,7 +25,8 @@ type world struct {
 	lab      *lab.Lab
 	store    *cluster.Store
 	template *corev1.Service
-	rounds   int
+	// rounds counts forms of EndpointSlices, rolled rounds of rolling updates.
+	rounds, rolled int
 }
 
 // fill makes the Node, the Services with one EndpointSlice each, and those by which packets are timed.
