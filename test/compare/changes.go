@@ -57,32 +57,54 @@ func (p *proxy) measureChanges(ctx context.Context, w *world, e effort, f *Figur
 	return w.store.Flush()
 }
 
-// sync makes a change and waits until it is programmed: the time spent in syncs, and from the change to the kernel.
+// sync makes a change and waits until it is programmed: the time spent in syncs, and from the change to the kernel. Metrics are
+// read long before and after: who answers a scrape uses the processor and leaves garbage behind, and both would be measured.
 func (p *proxy) sync(ctx context.Context, change func() error) (spent, follow time.Duration, err error) {
-	if err := wait(ctx, p.quiet); err != nil {
-		return 0, 0, err
-	}
 	before, err := p.metrics(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
+	if err := wait(ctx, p.quiet); err != nil {
+		return 0, 0, err
+	}
 	asked := time.Now()
-	if err := change(); err != nil {
+	if err := p.awaitCommit(ctx, change); err != nil {
 		return 0, 0, err
 	}
-	synced, err := p.running.AwaitSync(ctx, before.LastSync(model.IPv4), model.IPv4)
-	if err != nil {
-		return 0, 0, err
-	}
+	var synced time.Time
 	// kube-proxy counts the time a moment after it has noted that the sync is done.
-	err = p.running.Await(ctx, time.Millisecond, "the sync's duration", func(ctx context.Context) error {
+	err = p.running.Await(ctx, time.Millisecond, "a sync and its duration", func(ctx context.Context) error {
 		after, err := p.metrics(ctx)
-		if spent = spentOf(after) - spentOf(before); err == nil && spent == 0 {
+		synced, spent = after.LastSync(model.IPv4), spentOf(after)-spentOf(before)
+		if err == nil && (spent == 0 || !synced.After(before.LastSync(model.IPv4))) {
 			err = errors.New("not counted yet")
 		}
 		return err
 	})
 	return spent, synced.Sub(asked), err
+}
+
+// awaitCommit makes a change and waits until somebody has committed something to nftables, as iptables-nft does too, or for a
+// while: then there was nothing to commit, or it isn't nftables.
+func (p *proxy) awaitCommit(ctx context.Context, change func() error) error {
+	const longest, between = 20 * time.Second, time.Millisecond
+	before, err := p.ruleset.Generation()
+	if err != nil {
+		return err
+	}
+	if err := change(); err != nil {
+		return err
+	}
+	for start := time.Now(); time.Since(start) < longest; {
+		now, err := p.ruleset.Generation()
+		if err != nil || now != before {
+			return err
+		}
+		if err := wait(ctx, between); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // measureBurst replaces an endpoint of 1,000 Services at once, or of all if there are fewer.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -33,6 +34,8 @@ type proxy struct {
 	rest time.Duration
 
 	running *program.Program
+	// ruleset is the kernel's nftables on the host.
+	ruleset *nft.Conn
 	// scrapes counts how often the metrics have been read by metrics.
 	scrapes int
 }
@@ -64,6 +67,10 @@ func (p *proxy) measure(ctx context.Context, w *world, e effort, f *Figures) err
 	if err := wait(ctx, e.calm); err != nil {
 		return err
 	}
+	if err := p.host.Do(func() (err error) { p.ruleset, err = nft.Open(); return err }); err != nil {
+		return err
+	}
+	defer p.ruleset.Close() //nolint:errcheck // it was only asked
 	say("%s, %s: start", w.size, p.name)
 	if err := p.measureStart(ctx, f); err != nil {
 		return err
