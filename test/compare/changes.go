@@ -58,13 +58,18 @@ func (p *proxy) measureChanges(ctx context.Context, w *world, e effort, f *Figur
 }
 
 // sync makes a change and waits until it is programmed: the time spent in syncs, and from the change to the kernel. Metrics are
-// read long before and after: who answers a scrape uses the processor and leaves garbage behind, and both would be measured.
+// read some time before and after: who answers a scrape uses the processor and leaves garbage behind, and both would be
+// measured. They aren't read before the quiet time, in which kube-proxy may still sync what came last.
 func (p *proxy) sync(ctx context.Context, change func() error) (spent, follow time.Duration, err error) {
+	const recovery = 100 * time.Millisecond
+	if err := wait(ctx, p.quiet); err != nil {
+		return 0, 0, err
+	}
 	before, err := p.metrics(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
-	if err := wait(ctx, p.quiet); err != nil {
+	if err := wait(ctx, recovery); err != nil {
 		return 0, 0, err
 	}
 	asked := time.Now()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -137,14 +138,22 @@ func (r *Report) find(program, z string) *Figures {
 	return nil
 }
 
-// sizes lists the sizes in the order in which they were measured.
+// sizes lists the sizes that were measured, by their numbers of endpoints.
 func (r *Report) sizes() (list []string) {
 	for _, f := range r.Figures {
 		if !slices.Contains(list, f.Size) {
 			list = append(list, f.Size)
 		}
 	}
+	slices.SortFunc(list, func(a, b string) int { return cmp.Compare(endpointsOf(a), endpointsOf(b)) })
 	return list
+}
+
+// endpointsOf is the number of endpoints in a size such as 1000x10, 0 if it is none.
+func endpointsOf(size string) int {
+	var services, endpoints int
+	_, _ = fmt.Sscanf(size, "%dx%d", &services, &endpoints)
+	return services * endpoints
 }
 
 func (f *Figures) add(q quantity, v float64) { f.Values[q] = append(f.Values[q], v) }
