@@ -1,7 +1,6 @@
 package model
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -143,11 +142,15 @@ func outermost(prefixes []netip.Prefix) []netip.Prefix {
 
 // sortByObject makes the order of problems independent of the order of objects, and keeps it within each.
 func sortByObject(problems []Problem) {
-	slices.SortStableFunc(problems, func(a, b Problem) int {
-		return cmp.Or(
-			cmp.Compare(a.Name.Namespace, b.Name.Namespace),
-			cmp.Compare(a.Name.Name, b.Name.Name))
-	})
+	slices.SortStableFunc(problems, func(a, b Problem) int { return CompareNames(a.Name, b.Name) })
+}
+
+// CompareNames orders names by namespace, and in a namespace by name.
+func CompareNames(a, b types.NamespacedName) int {
+	if c := strings.Compare(a.Namespace, b.Namespace); c != 0 {
+		return c
+	}
+	return strings.Compare(a.Name, b.Name)
 }
 
 // index returns the path of one item of a list, such as spec.externalIPs[1].

@@ -32,6 +32,3 @@ func (c *Conn) EachElement(s *Set, f func(*Element)) error {
 	}
 	return nil
 }
-
-// CutComment returns as much of a comment as an object can have.
-func CutComment(s string) string { return s[:min(len(s), maxComment-1)] }

@@ -47,7 +47,7 @@ func (b *encoder) str(typ uint16, s string) {
 
 // comment writes what nft shows as the comment of an element, a rule and so on, cut to what it can read back.
 func (b *encoder) comment(typ uint16, s string) {
-	s = s[:min(len(s), maxComment-1)]
+	s = CutComment(s)
 	n := 4 + 2 + len(s) + 1
 	b.buf = binary.NativeEndian.AppendUint16(b.buf, uint16(n))
 	b.buf = binary.NativeEndian.AppendUint16(b.buf, typ)

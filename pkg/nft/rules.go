@@ -55,17 +55,7 @@ func parseRule(b []byte) (r RuleInfo, table string) {
 
 // readExpression takes from an expression what it says of other chains, and a comment of iptables, which is a match.
 func (r *RuleInfo) readExpression(e []byte) {
-	var name string
-	var data []byte
-	attrs(e, func(typ uint16, v []byte) {
-		switch typ {
-		case unix.NFTA_EXPR_NAME:
-			name = text(v)
-		case unix.NFTA_EXPR_DATA:
-			data = v
-		}
-	})
-	switch name {
+	switch name, data := expression(e); name {
 	case "immediate":
 		attrs(data, func(typ uint16, v []byte) {
 			if typ != unix.NFTA_IMMEDIATE_DATA {

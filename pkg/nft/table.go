@@ -183,4 +183,7 @@ func (e *Element) String() string {
 // maxComment is the longest comment that nft can read back (NFTNL_UDATA_COMMENT_MAXLEN).
 const maxComment = 128
 
-func cstring(s string) []byte { return append([]byte(s[:min(len(s), maxComment-1)]), 0) }
+// CutComment returns as much of a comment as an object can have.
+func CutComment(s string) string { return s[:min(len(s), maxComment-1)] }
+
+func cstring(s string) []byte { return append([]byte(CutComment(s)), 0) }

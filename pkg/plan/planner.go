@@ -74,8 +74,7 @@ type contenders struct {
 
 func (c *claim) compare(d *claim) int {
 	return cmp.Or(cmp.Compare(c.rank(), d.rank()), c.service.created.Compare(d.service.created),
-		cmp.Compare(c.service.name.Namespace, d.service.name.Namespace),
-		cmp.Compare(c.service.name.Name, d.service.name.Name))
+		model.CompareNames(c.service.name, d.service.name))
 }
 
 func (c *claim) rank() int {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/netip"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -43,12 +42,7 @@ func sortedNames(set map[types.NamespacedName]struct{}) []types.NamespacedName {
 	for n := range set {
 		names = append(names, n)
 	}
-	slices.SortFunc(names, func(a, b types.NamespacedName) int {
-		if c := strings.Compare(a.Namespace, b.Namespace); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Name, b.Name)
-	})
+	slices.SortFunc(names, model.CompareNames)
 	return names
 }
 

@@ -7,6 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // objects are all API objects of one kind, in their stored form, by name. A reflector of client-go's keeps them up to date, and
@@ -56,7 +58,7 @@ func (s *objects) of(service types.NamespacedName) []*object {
 	s.mu.RLock()
 	list := slices.Clone(s.byService[service])
 	s.mu.RUnlock()
-	slices.SortFunc(list, func(a, b *object) int { return compareNames(a.NamespacedName, b.NamespacedName) })
+	slices.SortFunc(list, func(a, b *object) int { return model.CompareNames(a.NamespacedName, b.NamespacedName) })
 	return list
 }
 

@@ -3,12 +3,13 @@ package watch
 import (
 	"cmp"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // Store hands out what a source has read so far. All methods may be called from any goroutine. Each call decodes the
@@ -48,7 +49,7 @@ func (s *Store) Services() []types.NamespacedName {
 			names = append(names, stored.NamespacedName)
 		}
 	}
-	slices.SortFunc(names, compareNames)
+	slices.SortFunc(names, model.CompareNames)
 	return names
 }
 
@@ -87,11 +88,4 @@ func (s *Store) ServiceCIDRs() []*networkingv1.ServiceCIDR {
 	}
 	slices.SortFunc(list, func(a, b *networkingv1.ServiceCIDR) int { return cmp.Compare(a.Name, b.Name) })
 	return list
-}
-
-func compareNames(a, b types.NamespacedName) int {
-	if c := strings.Compare(a.Namespace, b.Namespace); c != 0 {
-		return c
-	}
-	return strings.Compare(a.Name, b.Name)
 }
