@@ -42,15 +42,15 @@ func Build(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node
 	if !proxied(svc) {
 		return nil
 	}
-	b := builder{svc: svc, node: &node, opts: opts, out: &Service{
-		Name:    types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name},
-		Created: svc.CreationTimestamp.Time,
-	}}
-	b.clusterIPs()
-	b.addresses()
-	b.ports(b.affinity())
-	b.healthCheck()
-	b.endpoints(epSlices)
+	b := builder{svc: svc, node: &node, opts: opts}
+	b.service()
+	for _, s := range epSlices {
+		if s != nil {
+			b.collect(s)
+		}
+	}
+	b.groups.merge()
+	b.finish()
 	return b.out
 }
 
@@ -73,6 +73,21 @@ type builder struct {
 	// fronts holds the frontends by address of each served family, still without port and protocol.
 	fronts [2][]Frontend
 	groups groups
+	// ofService is the number of problems that aren't those of slices.
+	ofService int
+}
+
+// service makes everything but endpoints.
+func (b *builder) service() {
+	b.out = &Service{
+		Name:    types.NamespacedName{Namespace: b.svc.Namespace, Name: b.svc.Name},
+		Created: b.svc.CreationTimestamp.Time,
+	}
+	b.clusterIPs()
+	b.addresses()
+	b.ports(b.affinity())
+	b.healthCheck()
+	b.ofService = len(b.out.Problems)
 }
 
 func (b *builder) problem(field, reason string) {
@@ -492,23 +507,13 @@ func portNumber(n int32) (uint16, bool) {
 	return uint16(n), true
 }
 
-// endpoints gives each service port its endpoints, and counts those of this node.
-func (b *builder) endpoints(epSlices []*discoveryv1.EndpointSlice) {
-	ofService := len(b.out.Problems)
-	for _, s := range epSlices {
-		if s != nil {
-			b.collect(s)
-		}
-	}
-	sortByObject(b.out.Problems[ofService:])
+// finish gives each service port its endpoints, and counts those of this node.
+func (b *builder) finish() {
+	sortByObject(b.out.Problems[b.ofService:])
 	b.out.Problems = slices.Clip(b.out.Problems)
-	for i := range b.groups.list {
-		g := &b.groups.list[i]
-		g.endpoints = merge(g.endpoints)
-	}
 	for _, sp := range b.out.Ports {
 		if g := b.groups.find(groupKey{family: sp.Family, protocol: sp.Protocol, name: sp.Name.Port}); g >= 0 {
-			sp.choose(b.groups.list[g].endpoints)
+			sp.choose(&b.groups.list[g].merged)
 		}
 	}
 	b.out.LocalReady = b.groups.localReady()

@@ -3,6 +3,8 @@ package model
 import (
 	"cmp"
 	"fmt"
+	"maps"
+	"math/bits"
 	"net/netip"
 	"slices"
 
@@ -34,8 +36,8 @@ type endpoint struct {
 	traits
 }
 
-// has says whether the endpoint has all of the wanted traits.
-func (e *endpoint) has(want traits) bool { return e.traits&want == want }
+// has says whether all of the wanted traits are among them.
+func (t traits) has(want traits) bool { return t&want == want }
 
 // A groupKey says which service port an endpoint is for.
 type groupKey struct {
@@ -46,7 +48,49 @@ type groupKey struct {
 
 type group struct {
 	groupKey
-	endpoints []endpoint
+	// found are endpoints as they are found, in any order.
+	found []endpoint
+	merged
+}
+
+// merged are the endpoints of a group, sorted by address and port, none of which is there twice, with the traits of each. They are
+// immutable.
+type merged struct {
+	addrs  []netip.AddrPort
+	traits []traits
+	// present are the traits that some endpoint has. There are few different ones, however many endpoints there are.
+	present traitSet
+	// twice is set where an address and port were found more than once.
+	twice bool
+}
+
+// traitSet is a set of combinations of traits.
+type traitSet [4]uint64
+
+func (s *traitSet) add(t traits) { s[t>>6] |= 1 << (t & 63) }
+
+// each calls f for all combinations in the set.
+func (s *traitSet) each(f func(traits)) {
+	for i, word := range s {
+		for ; word != 0; word &= word - 1 {
+			f(traits(i<<6 | bits.TrailingZeros64(word)))
+		}
+	}
+}
+
+// some says whether the set has a combination with all of the wanted traits.
+func (s *traitSet) some(want traits) (found bool) {
+	s.each(func(t traits) { found = found || t.has(want) })
+	return found
+}
+
+func presentIn(list []traits) (s traitSet) {
+	for i, t := range list {
+		if i == 0 || t != list[i-1] {
+			s.add(t)
+		}
+	}
+	return s
 }
 
 // groups holds the endpoints of one Service by service port. Few ports are searched one by one, many by an index.
@@ -85,15 +129,33 @@ func (g *groups) at(k groupKey) int {
 	return len(g.list) - 1
 }
 
+// clone returns groups that can be added to.
+func (g *groups) clone() groups { return groups{slices.Clone(g.list), maps.Clone(g.byKey)} }
+
+// merge merges what has been found in all groups.
+func (g *groups) merge() {
+	for i := range g.list {
+		g.list[i].merge()
+	}
+}
+
+func (g *group) merge() {
+	endpoints := merge(g.found)
+	g.merged = merged{addrs: make([]netip.AddrPort, len(endpoints)), traits: make([]traits, len(endpoints)), twice: len(endpoints) < len(g.found)}
+	for i := range endpoints {
+		g.addrs[i], g.traits[i] = endpoints[i].AddrPort, endpoints[i].traits
+	}
+	g.present, g.found = presentIn(g.traits), nil
+}
+
 // localReady counts the distinct addresses of ready endpoints on this node over all groups, also those that no port of
 // the Service uses, as kube-proxy does.
 func (g *groups) localReady() (count [2]int) {
 	var addrs []netip.Addr
 	for i := range g.list {
-		for _, e := range g.list[i].endpoints {
-			if e.has(ready | local) {
-				addrs = append(addrs, e.Addr())
-			}
+		m := &g.list[i].merged
+		for _, e := range m.pick(func(t traits) bool { return t.has(ready | local) }) {
+			addrs = append(addrs, e.Addr())
 		}
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
@@ -123,7 +185,7 @@ func (b *builder) collect(s *discoveryv1.EndpointSlice) {
 	targets := b.targets(buf[:0], s, f)
 	for _, t := range targets {
 		g := &b.groups.list[t.group]
-		g.endpoints = slices.Grow(g.endpoints, len(s.Endpoints))
+		g.found = slices.Grow(g.found, len(s.Endpoints))
 	}
 	if len(targets) > 0 {
 		b.addEndpoints(s, f, targets)
@@ -144,7 +206,7 @@ func (b *builder) addEndpoints(s *discoveryv1.EndpointSlice, f Family, targets [
 		t := b.traitsOf(ep)
 		for _, target := range targets {
 			g := &b.groups.list[target.group]
-			g.endpoints = append(g.endpoints, endpoint{netip.AddrPortFrom(addr, target.port), t})
+			g.found = append(g.found, endpoint{netip.AddrPortFrom(addr, target.port), t})
 		}
 	}
 	if more := bad - maxEndpointProblems; more > 0 {
@@ -273,13 +335,16 @@ func (n *Node) hints(h *discoveryv1.EndpointHints) (t traits) {
 // be in two of them in different states: then the choice is kube-proxy's accident of order, and here the more usable
 // one.
 func merge(endpoints []endpoint) []endpoint {
-	slices.SortFunc(endpoints, func(a, b endpoint) int {
-		if c := a.AddrPort.Compare(b.AddrPort); c != 0 {
-			return c
-		}
-		return cmp.Compare(b.traits^terminating, a.traits^terminating)
-	})
+	slices.SortFunc(endpoints, compareEndpoints)
 	return slices.CompactFunc(endpoints, func(a, b endpoint) bool { return a.AddrPort == b.AddrPort })
+}
+
+// compareEndpoints puts of two endpoints with one address and port that before the other which counts.
+func compareEndpoints(a, b endpoint) int {
+	if c := a.AddrPort.Compare(b.AddrPort); c != 0 {
+		return c
+	}
+	return cmp.Compare(b.traits^terminating, a.traits^terminating)
 }
 
 // choose selects the endpoints of a service port, out of merged ones. It follows kube-proxy's CategorizeEndpoints:
@@ -288,28 +353,35 @@ func merge(endpoints []endpoint) []endpoint {
 //
 // Cluster is also needed where all external frontends are Local: pods and the node itself reach every endpoint through
 // them.
-func (sp *ServicePort) choose(endpoints []endpoint) {
+func (sp *ServicePort) choose(m *merged) {
 	usesCluster, usesLocal := sp.policies()
-	forCluster := ready | topology(endpoints)
-	if !some(endpoints, ready) {
+	forCluster, forLocal := demands(&m.present, usesLocal)
+	inCluster := func(t traits) bool { return usesCluster && t.has(forCluster) }
+	inLocal := func(t traits) bool { return usesLocal && t.has(forLocal) }
+	hairpin := func(t traits) bool { return t.has(local) && (inCluster(t) || inLocal(t)) }
+
+	sp.HasEndpoints = m.present.some(forCluster)
+	sp.Cluster = m.pick(inCluster)
+	sp.Local = m.pick(inLocal, sp.Cluster)
+	sp.Hairpin = m.pick(hairpin, sp.Cluster, sp.Local)
+	if sp.Protocol == UDP {
+		goesOn := func(t traits) bool { return t.has(ready) || t.has(serving) }
+		sp.Serving = m.pick(goesOn, sp.Cluster, sp.Local)
+	}
+}
+
+// demands returns what an endpoint must have to be chosen for policy Cluster, and for policy Local; the latter says nothing where no
+// frontend uses it. Explain goes by it, too.
+func demands(present *traitSet, usesLocal bool) (forCluster, forLocal traits) {
+	forCluster = ready | topology(present)
+	if !present.some(ready) {
 		forCluster = serving | terminating
 	}
-	forLocal := local | ready
-	if usesLocal && !some(endpoints, local|ready) {
+	forLocal = local | ready
+	if usesLocal && !present.some(local|ready) {
 		forLocal = local | serving | terminating
 	}
-	inCluster := func(e *endpoint) bool { return usesCluster && e.has(forCluster) }
-	inLocal := func(e *endpoint) bool { return usesLocal && e.has(forLocal) }
-	hairpin := func(e *endpoint) bool { return e.has(local) && (inCluster(e) || inLocal(e)) }
-
-	sp.HasEndpoints = some(endpoints, forCluster)
-	sp.Cluster = pick(endpoints, inCluster)
-	sp.Local = pick(endpoints, inLocal, sp.Cluster)
-	sp.Hairpin = pick(endpoints, hairpin, sp.Cluster, sp.Local)
-	if sp.Protocol == UDP {
-		goesOn := func(e *endpoint) bool { return e.has(ready) || e.has(serving) }
-		sp.Serving = pick(endpoints, goesOn, sp.Cluster, sp.Local)
-	}
+	return forCluster, forLocal
 }
 
 // policies says whether any frontend needs endpoints of policy Cluster, and of policy Local.
@@ -325,14 +397,14 @@ func (sp *ServicePort) policies() (cluster, local bool) {
 // topology returns the hint that an endpoint must have to be used for policy Cluster, or 0. A kind of hint counts only
 // where every ready endpoint has one and one of them is for us; hints for nodes go before those for zones (KEP-3015).
 // Fields that controllers turn into hints, such as trafficDistribution, are not read.
-func topology(endpoints []endpoint) traits {
+func topology(present *traitSet) traits {
 	common, seen := hintsNode|hintsZone, traits(0)
-	for i := range endpoints {
-		if e := &endpoints[i]; e.has(ready) {
-			common &= e.traits
-			seen |= e.traits
+	present.each(func(t traits) {
+		if t.has(ready) {
+			common &= t
+			seen |= t
 		}
-	}
+	})
 	switch {
 	case common&hintsNode != 0 && seen&nodeHint != 0:
 		return nodeHint
@@ -342,26 +414,30 @@ func topology(endpoints []endpoint) traits {
 	return 0
 }
 
-func some(endpoints []endpoint, want traits) bool {
-	return slices.ContainsFunc(endpoints, func(e endpoint) bool { return e.has(want) })
-}
-
-// pick returns the chosen endpoints, nil if there are none. Where one of the lists made before is the same, it returns
-// that one: there may be very many endpoints.
-func pick(endpoints []endpoint, chosen func(*endpoint) bool, made ...[]netip.AddrPort) []netip.AddrPort {
+// pick returns the chosen endpoints, nil if there are none. Where all are, or one of the lists made before is the same, it
+// returns that list: there may be very many endpoints.
+func (m *merged) pick(chosen func(traits) bool, made ...[]netip.AddrPort) []netip.AddrPort {
+	all, some := true, false
+	m.present.each(func(t traits) {
+		c := chosen(t)
+		all, some = all && c, some || c
+	})
+	switch {
+	case !some:
+		return nil
+	case all:
+		return m.addrs
+	}
 	n := 0
-	for i := range endpoints {
-		if chosen(&endpoints[i]) {
+	for _, t := range m.traits {
+		if chosen(t) {
 			n++
 		}
 	}
-	if n == 0 {
-		return nil
-	}
 	list := make([]netip.AddrPort, 0, n)
-	for i := range endpoints {
-		if chosen(&endpoints[i]) {
-			list = append(list, endpoints[i].AddrPort)
+	for i, t := range m.traits {
+		if chosen(t) {
+			list = append(list, m.addrs[i])
 		}
 	}
 	for _, m := range made {

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -70,6 +71,41 @@ func (t *ids) release(id portID) {
 	}
 }
 
+// keepIDs takes the numbers back from endpoints that only the port's earlier form had.
+func (p *port) keepIDs(before *port) {
+	if p.arranged == [lists]*arrangement{} {
+		p.ids.keep(p.lists[:]...)
+		return
+	}
+	for ls := range lists {
+		for _, e := range before.backends(p, ls) {
+			if !p.has(e) {
+				p.ids.remove(e)
+			}
+		}
+	}
+}
+
+// has tells whether one of the lists has an endpoint.
+func (p *port) has(e netip.AddrPort) bool {
+	for ls, a := range p.arranged {
+		if a == nil && slices.Contains(p.lists[ls], e) {
+			return true
+		}
+		if a != nil {
+			if _, found := slices.BinarySearchFunc(a.set, e, netip.AddrPort.Compare); found {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (p *affinePort) remove(e netip.AddrPort) {
+	delete(p.taken, p.endpoints[e])
+	delete(p.endpoints, e)
+}
+
 // keep takes the numbers back from endpoints that are in none of the given lists.
 func (p *affinePort) keep(lists ...[]netip.AddrPort) {
 	gone := make(map[netip.AddrPort]struct{}, len(p.endpoints))
@@ -82,8 +118,7 @@ func (p *affinePort) keep(lists ...[]netip.AddrPort) {
 		}
 	}
 	for e := range gone {
-		delete(p.taken, p.endpoints[e])
-		delete(p.endpoints, e)
+		p.remove(e)
 	}
 }
 

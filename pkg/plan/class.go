@@ -20,7 +20,10 @@ type class struct {
 }
 
 // value is the class as it stands in maps: the kind in the top eight bits.
-func (c class) value() nft.Value { return nft.Value{}.Uint32(uint32(c.kind)<<24 | c.n) }
+func (c class) value() nft.Value { return nft.Value{}.Uint32(c.number()) }
+
+// number is the class as it stands in the scratch register.
+func (c class) number() uint32 { return uint32(c.kind)<<24 | c.n }
 
 // chain is the name of the chain of the class.
 func (c class) chain() string {

@@ -45,8 +45,11 @@ func (p *Planner) FlowEndpoints(k model.Key) ([]netip.AddrPort, bool) {
 	case k.Protocol == model.UDP:
 		return c.port.serving, true
 	}
-	for _, l := range c.port.lists {
+	for ls, l := range c.port.lists {
 		if len(l) > 0 {
+			if c.port.arranged[ls] != nil {
+				l = slices.Clone(l) // it changes in place
+			}
 			return l, true
 		}
 	}

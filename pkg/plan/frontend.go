@@ -16,17 +16,51 @@ type port struct {
 	family    model.Family
 	frontends []model.Frontend
 	// lists are the endpoints of both policies, each in the order of its slots.
-	lists   [lists][]netip.AddrPort
-	hairpin []netip.AddrPort
+	lists [lists][]netip.AddrPort
+	// arranged are lists of many endpoints, which change in place. Those that a later form of the port has taken over are passed.
+	arranged [lists]*arrangement
+	hairpin  []netip.AddrPort
 	// serving are the endpoints with which a UDP flow that has begun may go on, sorted.
 	serving      []netip.AddrPort
 	hasEndpoints bool
+	passed       [lists]bool
 	// timeout is that of affinity in seconds; with it go the ids.
 	timeout uint32
 	ids     *affinePort
 }
 
 func (p *port) id() portID { return portID{p.name, p.protocol, p.family} }
+
+// arrange takes over a list of the port's earlier form, and makes it that of other endpoints.
+func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort) {
+	list, known := before.list(ls), before.arranged[ls]
+	if before.passed[ls] {
+		known = nil
+	}
+	p.lists[ls], p.arranged[ls] = rearrange(list, known, endpoints)
+	before.passed[ls] = known != nil || before.passed[ls]
+}
+
+// list returns one of the lists, also where a later form of the port has taken it over.
+func (p *port) list(ls list) []netip.AddrPort {
+	if p.passed[ls] {
+		return p.arranged[ls].undone()
+	}
+	return p.lists[ls]
+}
+
+// backends are the endpoints of a list, or where it was made of that of the port's other form in place, those which only this form
+// has.
+func (p *port) backends(other *port, ls list) []netip.AddrPort {
+	a := p.arranged[ls]
+	switch {
+	case p.ids != other.ids || a == nil || a != other.arranged[ls]:
+		return p.list(ls)
+	case p.passed[ls]:
+		return a.removed
+	}
+	return a.added
+}
 
 func scopeOf(f *model.Frontend) scope {
 	if f.Kind == model.NodePort {
@@ -156,39 +190,51 @@ func last(p netip.Prefix) netip.Addr {
 // slots are the numbered elements that a frontend has of one list. There are very many of them, so that they are made one at
 // a time in the same place.
 type slots struct {
-	endpoints []netip.AddrPort
-	ids       *affinePort
-	key       nft.Value
-	room      nft.Element
+	port *port
+	list list
+	// n is their number.
+	n    int
+	ids  *affinePort
+	key  nft.Value
+	room nft.Element
 }
 
 // fill makes them those of a claim; of none if it is none.
 func (s *slots) fill(l *layout, c *claim, ls list) {
-	s.endpoints = nil
+	s.n = 0
 	if c.service == nil || !c.port.uses(c.frontend, ls) {
 		return
 	}
 	sc := &l.scopes[scopeOf(c.frontend)]
-	s.endpoints, s.ids, s.key = c.port.lists[ls], c.port.ids, value(&c.frontend.Key)
+	s.port, s.list, s.n, s.ids, s.key = c.port, ls, len(c.port.lists[ls]), c.port.ids, value(&c.frontend.Key)
 	s.room = nft.Element{Set: sc.endpoints[ls]}
 	if s.ids != nil {
 		s.room.Set = sc.slots[ls]
 	}
 }
 
+// endpoints are those that stand in the slots.
+func (s *slots) endpoints() []netip.AddrPort {
+	if s.n == 0 {
+		return nil
+	}
+	return s.port.list(s.list)
+}
+
 // at is the element of a number: the endpoint itself, or its id where there is affinity. It is good until the next call.
-func (s *slots) at(i int) *nft.Element {
+func (s *slots) at(i int, endpoint netip.AddrPort) *nft.Element {
 	s.room.Key = s.key.Uint32(uint32(i))
 	if s.ids != nil {
-		s.room.Data = nft.Value{}.Uint32(s.ids.endpointRegister(s.endpoints[i]))
+		s.room.Data = nft.Value{}.Uint32(s.ids.endpointRegister(endpoint))
 	} else {
-		s.room.Data = nft.Endpoint(s.endpoints[i])
+		s.room.Data = nft.Endpoint(endpoint)
 	}
 	return &s.room
 }
 
-// shared calls each for every element that a service port needs and that others may need too.
-func (l *layout) shared(p *port, each func(nft.Element)) {
+// shared calls each for every element that a service port needs and that others may need too, but for backends that the other form
+// of the port needs as well.
+func (l *layout) shared(p, other *port, each func(nft.Element)) {
 	for i := range p.frontends {
 		if f := &p.frontends[i]; f.Kind == model.ClusterIP {
 			each(nft.Element{Set: l.clusterIPs, Key: nft.Value{}.Addr(f.Addr)})
@@ -201,7 +247,7 @@ func (l *layout) shared(p *port, each func(nft.Element)) {
 		return
 	}
 	for ls := range lists {
-		for _, e := range p.lists[ls] {
+		for _, e := range p.backends(other, ls) {
 			key := nft.Value{}.Proto(uint8(p.protocol)).Uint32(p.ids.endpointRegister(e))
 			each(nft.Element{Set: l.backends[ls], Key: key, Data: nft.Endpoint(e)})
 		}

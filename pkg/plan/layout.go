@@ -92,6 +92,7 @@ func newLayout(family model.Family) *layout {
 	for _, s := range l.sets() {
 		s.Family, s.Table = nf, TableName
 	}
+	l.counted(func(s *nft.Set, _ role) { s.Counter = true })
 	return l
 }
 

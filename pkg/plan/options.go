@@ -22,6 +22,8 @@ type Options struct {
 	// AnyNodeAddress accepts node ports on every local address of the family but loopback, instead of those given to
 	// [Planner.SetNodePortAddresses].
 	AnyNodeAddress [2]bool
+	// CountEndpoints counts connections for every endpoint, beside those for every frontend.
+	CountEndpoints bool
 }
 
 // LocalPods recognises traffic from pods, kube-proxy's detect-local-mode. The zero value recognises none.

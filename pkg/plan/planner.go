@@ -105,6 +105,9 @@ func New(o Options) *Planner {
 	}
 	for _, f := range o.Families {
 		l := newLayout(f)
+		if o.CountEndpoints {
+			l.countedEndpoints(func(s *nft.Set, _ role) { s.Counter = true })
+		}
 		p.layouts[f], p.ids[f] = l, newIDs()
 		p.lay(f)
 		for _, e := range l.fixed() {
@@ -198,8 +201,8 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 		p.change(c.winner, p.claims[c.key].winner)
 	}
 	clear(p.contests)
-	p.share(now, 1)
-	p.share(old, -1)
+	p.share(now, old, 1)
+	p.share(old, now, -1)
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
 	p.releaseIDs(old, now)
@@ -218,10 +221,10 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 		}
 		before := old.port(n.id())
 		for ls, endpoints := range [lists][]netip.AddrPort{sp.Cluster, sp.Local} {
-			n.lists[ls] = rearrange(before.lists[ls], endpoints)
+			n.arrange(before, list(ls), endpoints)
 		}
 		if sp.Affinity > 0 {
-			p.giveIDs(n, sp.Affinity)
+			p.giveIDs(n, before, sp.Affinity)
 		}
 		out.ports = append(out.ports, n)
 	}
@@ -230,14 +233,14 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 
 // giveIDs numbers a service port with affinity and its endpoints. Without a number to be had, which takes 65,535 such
 // ports, it goes without affinity.
-func (p *Planner) giveIDs(n *port, timeout time.Duration) {
+func (p *Planner) giveIDs(n, before *port, timeout time.Duration) {
 	n.ids = p.ids[n.family].port(n.id())
 	if n.ids == nil {
 		return
 	}
 	n.timeout = uint32(timeout / time.Second)
-	for _, l := range n.lists {
-		for _, e := range sorted(l) {
+	for ls := range lists {
+		for _, e := range sorted(n.backends(before, ls)) {
 			n.ids.add(e)
 		}
 	}
@@ -381,16 +384,49 @@ func (p *Planner) changeSlots(l *layout, was, is *claim, ls list) {
 	old, now := &p.slots[0], &p.slots[1]
 	old.fill(l, was, ls)
 	now.fill(l, is, ls)
-	n, m := len(old.endpoints), len(now.endpoints)
-	for i := range max(n, m) {
-		if i < n && i < m && old.ids == now.ids && old.endpoints[i] == now.endpoints[i] {
+	common := min(old.n, now.n)
+	if a := is.arrangement(ls); a != nil && is.follows(was) && old.ids == now.ids && common > 0 {
+		for _, r := range a.undo {
+			if r.slot < common && r.endpoint != a.endpoints[r.slot] {
+				p.remove(old.at(r.slot, r.endpoint))
+				p.put(now.at(r.slot, a.endpoints[r.slot]))
+			}
+		}
+		for i := common; i < old.n; i++ {
+			p.remove(old.at(i, a.was(i)))
+		}
+		for i := common; i < now.n; i++ {
+			p.put(now.at(i, a.endpoints[i]))
+		}
+		return
+	}
+	p.changeAllSlots(old, now)
+}
+
+func (p *Planner) changeAllSlots(old, now *slots) {
+	before, after := old.endpoints(), now.endpoints()
+	for i := range max(old.n, now.n) {
+		if i < old.n && i < now.n && old.ids == now.ids && before[i] == after[i] {
 			continue
 		}
-		if i < n {
-			p.remove(old.at(i))
+		if i < old.n {
+			p.remove(old.at(i, before[i]))
 		}
-		if i < m {
-			p.put(now.at(i))
+		if i < now.n {
+			p.put(now.at(i, after[i]))
 		}
 	}
+}
+
+// arrangement is that of a claim's list, if it can be changed in place.
+func (c *claim) arrangement(ls list) *arrangement {
+	if c.service == nil {
+		return nil
+	}
+	return c.port.arranged[ls]
+}
+
+// follows tells whether a claim is the later form of another, so that its arrangements were made of the other's.
+func (c *claim) follows(d *claim) bool {
+	return c.service != nil && d.service != nil && c.service.name == d.service.name && c.port.id() == d.port.id()
 }

@@ -183,6 +183,80 @@ func TestAnyHistoryEndsLikeAFreshStart(t *testing.T) {
 	}
 }
 
+// The same where endpoints are so many that they are changed in place, a few at a time.
+func TestAnyHistoryOfManyEndpointsEndsLikeAFreshStart(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 9))
+	p := New(testOptions())
+	kernel := newFakeKernel(t, p)
+	world := map[types.NamespacedName]*model.Service{}
+	var sets [3][]netip.AddrPort
+	// Of two endpoints with one number, that which came later has another.
+	numbers := map[uint16]bool{}
+	draw := func(n int) (list []netip.AddrPort) {
+		for len(list) < n {
+			e := someEndpoint(r)
+			if n := number(hashEndpoint(e)); !numbers[n] {
+				numbers[n] = true
+				list = append(list, e)
+			}
+		}
+		return list
+	}
+	for i := range sets {
+		sets[i] = sorted(draw(2 * many))
+	}
+	for step := range 240 {
+		i := r.IntN(len(sets))
+		sets[i] = slices.Clone(sets[i])
+		for range r.IntN(4) {
+			at := r.IntN(len(sets[i]) - 3)
+			sets[i] = slices.Delete(sets[i], at, at+r.IntN(4))
+		}
+		sets[i] = sorted(append(sets[i], draw(max(0, 2*many-len(sets[i])+r.IntN(5)))...))
+		s := random(r, i)
+		for _, port := range s.Ports {
+			if port.Family == model.IPv4 && r.IntN(20) > 0 {
+				port.Cluster, port.Local, port.HasEndpoints = sets[i], [][]netip.AddrPort{nil, sets[i], sets[i][:many+20]}[r.IntN(3)], true
+				port.Hairpin = nil
+			}
+		}
+		if r.IntN(10) == 0 {
+			s = nil
+		}
+		name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}
+		if world[name] = s; s == nil {
+			delete(world, name)
+		}
+		p.Set(name, s)
+		if r.IntN(3) > 0 {
+			kernel.apply(p.Take())
+		}
+		if step%30 == 29 {
+			checkFresh(t, p, kernel, world)
+		}
+	}
+}
+
+// Who is told of flows' endpoints looks at them beside the loop.
+func TestFlowEndpointsStayAsTheyWere(t *testing.T) {
+	p := New(testOptions())
+	var list, want []netip.AddrPort
+	for round := range 3 {
+		s := benchService(1, 2*many, 0)
+		port := s.Ports[0]
+		port.Cluster[0] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{1, 1, 1, byte(round)}), 8080)
+		p.Set(s.Name, s)
+		if !slices.Equal(list, want) {
+			t.Errorf("round %d: a list that was handed out has changed", round)
+		}
+		list, _ = p.FlowEndpoints(port.Frontends[0].Key)
+		want = slices.Clone(list)
+	}
+	if len(list) != 2*many {
+		t.Errorf("%d endpoints, want %d", len(list), 2*many)
+	}
+}
+
 // checkFresh compares what increments have led to with what a new planner would write for the same world.
 func checkFresh(t *testing.T, p *Planner, k *fakeKernel, world map[types.NamespacedName]*model.Service) {
 	t.Helper()
@@ -201,6 +275,14 @@ func checkFresh(t *testing.T, p *Planner, k *fakeKernel, world map[types.Namespa
 	}
 	if diff := cmp.Diff(newFakeKernel(t, fresh).String(), k.String()); diff != "" {
 		t.Fatalf("elements (-from scratch +by increments):\n%s", diff)
+	}
+	for f := range p.ids {
+		for id, have := range p.ids[f].ports {
+			if want := fresh.ids[f].ports[id]; len(have.endpoints) != len(want.endpoints) || len(have.taken) != len(want.taken) {
+				t.Fatalf("%v: %d endpoints have %d numbers, from scratch %d have %d", id, len(have.endpoints), len(have.taken),
+					len(want.endpoints), len(want.taken))
+			}
+		}
 	}
 	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
 		if got, want := p.State(f).Comment, fresh.State(f).Comment; got != want {

@@ -154,18 +154,36 @@ func (l *layout) classChain(o *Options, c class) *nft.Chain {
 	case stageAffinity:
 		ch.Rules = l.sticky(o, c.kind.scope(), c.kind.route(), time.Duration(c.n)*time.Second)
 	case stagePick:
-		s := &l.scopes[c.kind.scope()]
-		ch.Rules = []nft.Rule{rule("", setPriority(indexed(s.key, c.n), s.slots[c.kind.list()]))}
+		ch.Rules = l.pick(c)
 	default:
 		panic(fmt.Sprintf("class %v has no chain of its own", c))
 	}
 	return ch
 }
 
+// fewer is the comment of a rule for a packet that found its class just before a batch came with fewer endpoints, and drew one
+// that has gone: the first one is there.
+const fewer = "fewer by now"
+
 // direct: dnat to FRONTEND . numgen random mod n map @endpoints
 func (l *layout) direct(o *Options, s scope, r route, n uint32) []nft.Rule {
 	sc := &l.scopes[s]
-	return append(l.masqueradeRoute(o, r), rule("", dnat(l.nf, indexed(sc.key, n), sc.endpoints[r.list()])))
+	rules := append(l.masqueradeRoute(o, r), rule("", dnat(l.nf, indexed(sc.key, n), sc.endpoints[r.list()])))
+	if n == 1 {
+		return rules
+	}
+	return append(rules, rule(fewer, dnat(l.nf, indexed(sc.key, 1), sc.endpoints[r.list()])))
+}
+
+// pick: meta priority set FRONTEND . numgen random mod n map @slots
+func (l *layout) pick(c class) []nft.Rule {
+	s := &l.scopes[c.kind.scope()]
+	slots := s.slots[c.kind.list()]
+	rules := []nft.Rule{rule("", setPriority(indexed(s.key, c.n), slots))}
+	if c.n == 1 {
+		return rules
+	}
+	return append(rules, rule(fewer, hasPriority(c.number()), setPriority(indexed(s.key, 1), slots)))
 }
 
 // masqueradeRoute marks the packets of a route that need masquerading.

@@ -14,29 +14,43 @@ func endpoints(r *rand.Rand, n int) []netip.AddrPort {
 	for i := range list {
 		list[i] = someEndpoint(r)
 	}
-	return list
+	return sorted(list)
 }
 
 func someEndpoint(r *rand.Rand) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(r.Uint32()), byte(r.Uint32()), byte(r.Uint32())}), 8080)
 }
 
+// fresh is the arrangement of a set that nothing is known of.
+func fresh(set []netip.AddrPort) []netip.AddrPort {
+	list, _ := rearrange(nil, nil, set)
+	return list
+}
+
 func TestRearrangeDependsOnTheSetAlone(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for n := range 40 {
+	for n := range 300 {
 		in := endpoints(r, n)
-		want := rearrange(nil, in)
-		shuffled := slices.Clone(in)
-		r.Shuffle(n, func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
-		if got := rearrange(endpoints(r, r.IntN(5)), shuffled); !slices.Equal(got, want) {
-			t.Fatalf("%d endpoints in another order: %v, want %v", n, got, want)
+		want := fresh(in)
+		other := sorted(append(endpoints(r, r.IntN(5)), in[:r.IntN(n+1)]...))
+		have, known := rearrange(endpoints(r, r.IntN(5)), nil, other)
+		if got, _ := rearrange(have, known, in); !slices.Equal(got, want) {
+			t.Fatalf("%d endpoints after %d others: %v, want %v", n, len(other), got, want)
 		}
-		slices.SortFunc(in, netip.AddrPort.Compare)
-		sorted := slices.Clone(want)
-		slices.SortFunc(sorted, netip.AddrPort.Compare)
-		if !slices.Equal(sorted, in) {
+		if got := sorted(want); !slices.Equal(got, in) {
 			t.Fatalf("rearrange(%v) = %v: not a permutation", in, want)
 		}
+	}
+}
+
+// An arrangement of more endpoints than are scored is none to start from.
+func TestRearrangeFromTooMany(t *testing.T) {
+	in := endpoints(rand.New(rand.NewPCG(1, 3)), maxScored+1)
+	before, known := rearrange(nil, nil, in)
+	in = in[1:]
+	got, _ := rearrange(before, known, in)
+	if want := fresh(in); !slices.Equal(got, want) {
+		t.Errorf("one endpoint less than %d: the order is another than from scratch", maxScored+1)
 	}
 }
 
@@ -59,11 +73,13 @@ func TestRearrangeIsStable(t *testing.T) {
 			replaced, added := 0, 0
 			for range rounds {
 				in := endpoints(r, n)
-				before := rearrange(nil, in)
+				before := fresh(in)
 				in[r.IntN(n)] = someEndpoint(r)
-				after := rearrange(before, in)
+				in = sorted(in)
+				after, _ := rearrange(before, nil, in)
 				replaced += changed(before, after)
-				added += changed(after, rearrange(after, append(in, someEndpoint(r))))
+				more, _ := rearrange(after, nil, sorted(append(in, someEndpoint(r))))
+				added += changed(after, more)
 			}
 			bound := 2*math.Log(float64(n)) + 3
 			t.Logf("slots changed: %.1f by a replacement, %.1f by an addition; 2 ln n = %.1f",
@@ -78,48 +94,56 @@ func TestRearrangeIsStable(t *testing.T) {
 	}
 }
 
-// Any sequence of changes ends in the arrangement of the final set.
+// Any sequence of changes ends in the arrangement of the final set, whether few endpoints or many.
 func TestRearrangeForgetsHistory(t *testing.T) {
-	r := rand.New(rand.NewPCG(7, 8))
-	var list, have []netip.AddrPort
-	for step := range 2000 {
-		switch op := r.IntN(3); {
-		case op == 0 || len(list) == 0:
-			list = append(list, someEndpoint(r))
-		case op == 1 && len(list) > 1:
-			i := r.IntN(len(list))
-			list = slices.Delete(slices.Clone(list), i, i+1)
-		default:
-			list = slices.Clone(list)
-			for range 1 + r.IntN(4) {
-				list[r.IntN(len(list))] = someEndpoint(r)
+	for _, n := range []int{0, many} {
+		r := rand.New(rand.NewPCG(7, 8))
+		list := endpoints(r, n)
+		have, known := rearrange(nil, nil, list)
+		for step := range 1000 {
+			switch op := r.IntN(3); {
+			case op == 0 || len(list) == 0:
+				list = append(list, someEndpoint(r))
+			case op == 1 && len(list) > 1:
+				i := r.IntN(len(list))
+				list = slices.Delete(slices.Clone(list), i, i+1)
+			default:
+				list = slices.Clone(list)
+				for range 1 + r.IntN(4) {
+					list[r.IntN(len(list))] = someEndpoint(r)
+				}
 			}
-		}
-		have = rearrange(have, list)
-		if want := rearrange(nil, list); !slices.Equal(have, want) {
-			t.Fatalf("step %d, %d endpoints: %v, from scratch %v", step, len(list), have, want)
+			list = sorted(list)
+			before, arranged := slices.Clone(have), known
+			have, known = rearrange(have, known, list)
+			if want := fresh(list); !slices.Equal(have, want) {
+				t.Fatalf("step %d, %d endpoints: %v, from scratch %v", step, len(list), have, want)
+			}
+			if arranged != nil && !slices.Equal(arranged.undone(), before) {
+				t.Fatalf("step %d: the list before was %v, not %v", step, before, arranged.undone())
+			}
 		}
 	}
 }
 
 func BenchmarkRearrange(b *testing.B) {
 	r := rand.New(rand.NewPCG(5, 6))
-	for _, n := range []int{1, 10, 100, 5000} {
+	for _, n := range []int{1, 10, 100, 1000, 5000, 10000} {
 		in := endpoints(r, n)
 		b.Run(fmt.Sprintf("scratch/%d", n), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				rearrange(nil, in)
+				fresh(in)
 			}
 		})
 		b.Run(fmt.Sprintf("replace/%d", n), func(b *testing.B) {
-			before := rearrange(nil, in)
 			other := slices.Clone(in)
 			other[n/2] = someEndpoint(r)
-			slices.SortFunc(other, netip.AddrPort.Compare)
+			sets := [][]netip.AddrPort{in, sorted(other)}
+			have, known := rearrange(fresh(in), nil, sets[1])
 			b.ReportAllocs()
-			for b.Loop() {
-				rearrange(before, other)
+			for i := 0; b.Loop(); i++ {
+				have, known = rearrange(have, known, sets[i%2])
 			}
 		})
 	}

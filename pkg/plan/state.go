@@ -48,13 +48,14 @@ func NFT(f model.Family) nft.Family {
 	return nft.IPv6
 }
 
-// share counts the elements that service ports have in common: n is 1 for a Service that comes, -1 for one that goes.
-func (p *Planner) share(s *service, n int) {
+// share counts the elements that service ports have in common: n is 1 for a Service that comes, -1 for one that goes. The other is
+// its other form, if there is one.
+func (p *Planner) share(s, other *service, n int) {
 	if s == nil {
 		return
 	}
 	for _, port := range s.ports {
-		p.layouts[port.family].shared(port, func(e nft.Element) { p.shareElement(e, int32(n)) })
+		p.layouts[port.family].shared(port, other.port(port.id()), func(e nft.Element) { p.shareElement(e, int32(n)) })
 	}
 }
 
@@ -86,7 +87,7 @@ func (p *Planner) releaseIDs(old, now *service) {
 	if now != nil {
 		for _, n := range now.ports {
 			if n.ids != nil {
-				n.ids.keep(n.lists[:]...)
+				n.keepIDs(old.port(n.id()))
 			}
 		}
 	}
@@ -171,8 +172,8 @@ func (p *Planner) Elements(f func(*nft.Element)) {
 		for ls := range lists {
 			s := &p.slots[0]
 			s.fill(l, c, ls)
-			for i := range s.endpoints {
-				f(s.at(i))
+			for i, e := range s.endpoints() {
+				f(s.at(i, e))
 			}
 		}
 	}
@@ -212,9 +213,5 @@ func digest(e *nft.Element) uint64 {
 
 // fingerprint is a hash of everything in a table that isn't an element, with one chain of every kind of class.
 func (l *layout) fingerprint(o *Options) uint64 {
-	t := *l.table(o)
-	for _, c := range l.samples() {
-		t.Chains = append(t.Chains, l.classChain(o, c))
-	}
-	return nft.Fingerprint(&t)
+	return nft.Fingerprint(l.sample(o))
 }

@@ -66,6 +66,11 @@ func setPriority(keyWords []expr.Any, s *nft.Set) []expr.Any {
 	return append(keyWords, lookup(s), &expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: reg})
 }
 
+// hasPriority: meta priority VALUE
+func hasPriority(value uint32) []expr.Any {
+	return append(key(nft.Priority()), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(value)})
+}
+
 // clearPriority: meta priority set none
 func clearPriority() []expr.Any {
 	return []expr.Any{

@@ -16,11 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 )
 
 // Informers is the source that reads from the API server. It needs the permissions to list and watch services,
@@ -28,6 +26,8 @@ import (
 type Informers struct {
 	Store
 	followers []follower
+	link      link
+	clock     endingClock
 	// noServiceCIDRs is closed when the API server has refused to give them for the first time.
 	noServiceCIDRs chan struct{}
 	synced         chan struct{}
@@ -35,7 +35,7 @@ type Informers struct {
 
 // NewInformers returns a source that has read nothing yet.
 func NewInformers(cfg Config) (*Informers, error) {
-	i := &Informers{Store: newStore(cfg), synced: make(chan struct{}), noServiceCIDRs: make(chan struct{})}
+	i := &Informers{Store: newStore(cfg), clock: endingClock{ended: make(chan struct{})}, synced: make(chan struct{}), noServiceCIDRs: make(chan struct{})}
 	core, discovery, networking := cfg.Client.CoreV1(), cfg.Client.DiscoveryV1(), cfg.Client.NetworkingV1()
 	services := access(core.Services(metav1.NamespaceAll), selectServices)
 	slices := access(discovery.EndpointSlices(metav1.NamespaceAll), selectSlices)
@@ -59,15 +59,25 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 	lists := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			from.selected(&o)
-			return from.list(ctx, o)
+			list, err := from.list(ctx, o)
+			i.link.noted(ctx, err)
+			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			from.selected(&o)
-			return from.watch(ctx, o)
+			w, err := from.watch(ctx, o)
+			i.link.noted(ctx, err)
+			if unheard(err) {
+				cfg.failed(name)
+			}
+			return w, err
 		},
 	}, cfg.Client)
+	between := pauses()
 	// Objects may come in the stored form, which is one type for all kinds.
-	reflector := cache.NewReflectorWithOptions(lists, nil, into, cache.ReflectorOptions{Name: name, TypeDescription: fmt.Sprintf("%T", kind)})
+	reflector := cache.NewReflectorWithOptions(lists, nil, into, cache.ReflectorOptions{
+		Name: name, TypeDescription: fmt.Sprintf("%T", kind), Backoff: &between, Clock: i.clock,
+	})
 	i.followers = append(i.followers, follower{reflector, cfg.counting(name, failed)})
 }
 
@@ -92,26 +102,28 @@ type follower struct {
 	failed cache.WatchErrorHandlerWithContext
 }
 
-// run goes on until the context ends, with growing intervals while the API server fails: those of client-go's informers.
+// run goes on until the context ends. The pauses grow unless it went well for a while.
 func (f follower) run(ctx context.Context) {
-	const (
-		first, longest = 800 * time.Millisecond, 30 * time.Second
-		doublings      = 38
-		reset          = 2 * time.Minute
-	)
-	delay := wait.Backoff{Duration: first, Cap: longest, Steps: doublings, Factor: 2, Jitter: 1}.DelayWithReset(clock.RealClock{}, reset)
-	_ = delay.Until(ctx, true, true, func(ctx context.Context) (done bool, _ error) { // the error is the context's
+	for next := pauses(); ctx.Err() == nil; {
+		start := time.Now()
 		if err := f.ListAndWatchWithContext(ctx); err != nil {
 			f.failed(ctx, f.Reflector, err)
 		}
-		return false, nil
-	})
+		if time.Since(start) > next.Cap {
+			next = pauses()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(next.Step()):
+		}
+	}
 }
 
 // Run feeds the tracker until the context ends, and returns nil then. It must be called once.
 func (i *Informers) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
+	context.AfterFunc(ctx, func() { close(i.clock.ended) })
 	for _, f := range i.followers {
 		running.Go(func() { f.run(ctx) })
 	}
@@ -182,10 +194,16 @@ func tolerateError(failed chan<- struct{}) cache.WatchErrorHandlerWithContext {
 // counting returns a handler that tells of failures before it does what another one does.
 func (c *Config) counting(resource string, then cache.WatchErrorHandlerWithContext) cache.WatchErrorHandlerWithContext {
 	return func(ctx context.Context, r *cache.Reflector, err error) {
-		if c.Failed != nil && !isEnd(err) {
-			c.Failed(resource)
+		if !isEnd(err) {
+			c.failed(resource)
 		}
 		then(ctx, r, err)
+	}
+}
+
+func (c *Config) failed(resource string) {
+	if c.Failed != nil {
+		c.Failed(resource)
 	}
 }
 

@@ -108,11 +108,13 @@ func (o *object) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKi
 // DeepCopyObject implements runtime.Object.
 func (o *object) DeepCopyObject() runtime.Object { return o }
 
-func (o *object) decode(into message) {
+// decode fails where the API server has sent what isn't an object of the kind: only the fields that are stored have been looked for.
+func (o *object) decode(into message) error {
 	if err := into.Unmarshal(o.data); err != nil {
-		panic(fmt.Sprintf("decode stored %T %s: %v", into, o.NamespacedName, err)) // it was encoded by this process
+		return err
 	}
 	into.SetResourceVersion(o.version)
+	return nil
 }
 
 // ownerName returns the Service that an EndpointSlice belongs to, if the slice exists and says so.

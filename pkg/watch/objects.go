@@ -24,7 +24,7 @@ type objects struct {
 
 	mu     sync.RWMutex
 	byName map[types.NamespacedName]*object
-	// byService finds EndpointSlices; it stays empty for all other kinds.
+	// byService finds EndpointSlices, in order of their names; it stays empty for all other kinds.
 	byService map[types.NamespacedName][]*object
 }
 
@@ -56,10 +56,8 @@ func (s *objects) list() []*object {
 // of returns the EndpointSlices of a Service, in order of their names.
 func (s *objects) of(service types.NamespacedName) []*object {
 	s.mu.RLock()
-	list := slices.Clone(s.byService[service])
-	s.mu.RUnlock()
-	slices.SortFunc(list, func(a, b *object) int { return model.CompareNames(a.NamespacedName, b.NamespacedName) })
-	return list
+	defer s.mu.RUnlock()
+	return slices.Clone(s.byService[service])
 }
 
 // put stores an object, and hands it on.
@@ -69,7 +67,9 @@ func (s *objects) put(after *object) {
 	s.byName[after.NamespacedName] = after
 	s.unlink(before)
 	if owner, owned := after.ownerName(); owned {
-		s.byService[owner] = append(s.byService[owner], after)
+		list := s.byService[owner]
+		at, _ := slices.BinarySearchFunc(list, after, func(a, b *object) int { return model.CompareNames(a.NamespacedName, b.NamespacedName) })
+		s.byService[owner] = slices.Insert(list, at, after)
 	}
 	s.mu.Unlock()
 	s.changed(before, after)

@@ -88,3 +88,30 @@ func TestSlicesAreFoundByTheirService(t *testing.T) {
 		t.Errorf("%d Services without slices are remembered", len(o.byService))
 	}
 }
+
+// What is the same needn't be read again.
+func TestAStoredSliceIsTheSameUntilItChanges(t *testing.T) {
+	s := newStore(Config{NodeName: "node-1", Tracker: newTracker()})
+	put := func(name, addr string) {
+		t.Helper()
+		o := slice("shop", name, "web")
+		o.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{addr}}}
+		if err := s.slices.Add(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("s-1", "10.0.0.1")
+	put("s-2", "10.0.0.2")
+	before := s.Stored(web)
+	put("s-2", "10.0.0.3")
+	after := s.Stored(web)
+	if len(before) != 2 || len(after) != 2 {
+		t.Fatalf("%d slices, then %d, want 2", len(before), len(after))
+	}
+	if after[0] != before[0] || after[1] == before[1] {
+		t.Errorf("the slice that stayed is the same: %v, the one that changed: %v", after[0] == before[0], after[1] == before[1])
+	}
+	if old, now := before[1].Read().Endpoints[0].Addresses[0], after[1].Read().Endpoints[0].Addresses[0]; old != "10.0.0.2" || now != "10.0.0.3" {
+		t.Errorf("read %s, then %s", old, now)
+	}
+}

@@ -2,6 +2,7 @@ package watch
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +17,7 @@ import (
 // object anew, so the caller owns what it gets. The objects hold only what the proxy reads: see transform.go.
 type Store struct {
 	nodeName                              string
+	report                                func(model.Problem)
 	services, slices, nodes, serviceCIDRs *objects
 }
 
@@ -24,7 +26,7 @@ func newStore(cfg Config) Store {
 	mark := marker{nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report()}
 	transform := transformer{report: cfg.report()}.transform
 	return Store{
-		nodeName: cfg.NodeName,
+		nodeName: cfg.NodeName, report: cfg.report(),
 		services: newObjects(transform, mark.service), slices: newObjects(transform, mark.slice),
 		nodes: newObjects(transform, mark.node), serviceCIDRs: newObjects(transform, mark.serviceCIDR),
 	}
@@ -37,7 +39,9 @@ func (s *Store) Service(name types.NamespacedName) *corev1.Service {
 		return nil
 	}
 	service := &corev1.Service{}
-	stored.decode(service)
+	if !s.decoded("Service", stored, service) {
+		return nil
+	}
 	return service
 }
 
@@ -55,16 +59,40 @@ func (s *Store) Services() []types.NamespacedName {
 
 // Slices returns the EndpointSlices that belong to a Service, of all address types, in order of their names.
 func (s *Store) Slices(service types.NamespacedName) []*discoveryv1.EndpointSlice {
-	found := s.slices.of(service)
-	list := make([]*discoveryv1.EndpointSlice, 0, len(found))
-	for _, stored := range found {
-		// Decoding appends to the list, which would be made anew five times while it grows to ten endpoints.
-		slice := &discoveryv1.EndpointSlice{Endpoints: make([]discoveryv1.Endpoint, 0, count(stored.data, fieldEndpoints))}
-		stored.decode(slice)
-		slice.Labels = map[string]string{discoveryv1.LabelServiceName: service.Name}
-		list = append(list, slice)
+	var list []*discoveryv1.EndpointSlice
+	for _, stored := range s.Stored(service) {
+		if slice := stored.Read(); slice != nil {
+			list = append(list, slice)
+		}
 	}
 	return list
+}
+
+// Stored returns what [Store.Slices] does, to be decoded as far as it is needed.
+func (s *Store) Stored(service types.NamespacedName) []model.Slice {
+	found := s.slices.of(service)
+	list := make([]model.Slice, len(found))
+	for i, stored := range found {
+		list[i] = storedSlice{s, stored}
+	}
+	return list
+}
+
+// storedSlice is an EndpointSlice in its stored form.
+type storedSlice struct {
+	store *Store
+	*object
+}
+
+// Read implements [model.Slice].
+func (s storedSlice) Read() *discoveryv1.EndpointSlice {
+	// Decoding appends to the list, which would be made anew five times while it grows to ten endpoints.
+	slice := &discoveryv1.EndpointSlice{Endpoints: make([]discoveryv1.Endpoint, 0, count(s.data, fieldEndpoints))}
+	if !s.store.decoded("EndpointSlice", s.object, slice) {
+		return nil
+	}
+	slice.Labels = map[string]string{discoveryv1.LabelServiceName: s.service}
+	return slice
 }
 
 // Node returns the proxy's own Node, or nil while there is none.
@@ -74,7 +102,9 @@ func (s *Store) Node() *corev1.Node {
 		return nil
 	}
 	node := &corev1.Node{}
-	stored.decode(node)
+	if !s.decoded("Node", stored, node) {
+		return nil
+	}
 	return node
 }
 
@@ -83,9 +113,23 @@ func (s *Store) ServiceCIDRs() []*networkingv1.ServiceCIDR {
 	var list []*networkingv1.ServiceCIDR
 	for _, stored := range s.serviceCIDRs.list() {
 		cidr := &networkingv1.ServiceCIDR{}
-		stored.decode(cidr)
-		list = append(list, cidr)
+		if s.decoded("ServiceCIDR", stored, cidr) {
+			list = append(list, cidr)
+		}
 	}
 	slices.SortFunc(list, func(a, b *networkingv1.ServiceCIDR) int { return cmp.Compare(a.Name, b.Name) })
 	return list
+}
+
+// decoded reports false, and what is wrong, where an object is left out because it can't be read.
+func (s *Store) decoded(kind string, stored *object, into message) bool {
+	err := stored.decode(into)
+	if err != nil {
+		s.report(unreadable(kind, stored.NamespacedName, err))
+	}
+	return err == nil
+}
+
+func unreadable(kind string, name types.NamespacedName, err error) model.Problem {
+	return model.Problem{Kind: kind, Name: name, Reason: fmt.Sprintf("the API server sent what can't be read (%v); it counts as absent", err)}
 }

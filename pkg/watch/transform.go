@@ -58,7 +58,17 @@ func (t transformer) service(data []byte) (*object, error) {
 	if _, others := entry(metadata, fieldLabels, labelServiceProxyName); others || string(find(find(data, spec), clusterIP)) == corev1.ClusterIPNone {
 		return exclude(metadata), nil
 	}
-	return stored(metadata, keptOfService.fields, data)
+	return t.stored("Service", metadata, keptOfService.fields, data), nil
+}
+
+// stored leaves out what can't be read: one such object must not keep all others from being seen.
+func (t transformer) stored(kind string, metadata []byte, keep []kept, data []byte) *object {
+	o, err := stored(metadata, keep, data)
+	if err != nil {
+		o = exclude(metadata)
+		t.report(unreadable(kind, o.NamespacedName, err))
+	}
+	return o
 }
 
 // slice stores an encoded EndpointSlice.
@@ -68,9 +78,9 @@ func (t transformer) slice(data []byte) (*object, error) {
 	if _, headless := entry(metadata, fieldLabels, labelHeadless); headless {
 		return exclude(metadata), nil
 	}
-	o, err := stored(metadata, keptOfSlice.fields, data)
-	if err != nil {
-		return nil, err
+	o := t.stored("EndpointSlice", metadata, keptOfSlice.fields, data)
+	if o.excluded {
+		return o, nil
 	}
 	o.service, _ = entry(metadata, fieldLabels, discoveryv1.LabelServiceName)
 	o.trigger = track.Trigger{At: t.trigger(o, metadata), IPv6: string(find(data, addressType)) == string(discoveryv1.AddressTypeIPv6)}

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"errors"
 	"reflect"
 	"testing"
 
@@ -59,8 +60,9 @@ func TestStripping(t *testing.T) {
 	service.TypeMeta, slice.TypeMeta = metav1.TypeMeta{}, metav1.TypeMeta{} // not part of the encoded form
 
 	gotService, gotSlice := &corev1.Service{}, &discoveryv1.EndpointSlice{}
-	encodeForTest(t, service).decode(gotService)
-	encodeForTest(t, slice).decode(gotSlice)
+	if err := errors.Join(encodeForTest(t, service).decode(gotService), encodeForTest(t, slice).decode(gotSlice)); err != nil {
+		t.Fatal(err)
+	}
 	wantService := strippedService(service)
 	for _, diff := range []string{cmp.Diff(wantService, gotService), cmp.Diff(strippedSlice(slice), gotSlice)} {
 		if diff != "" {

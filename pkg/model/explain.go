@@ -1,0 +1,287 @@
+package model
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// Explanation is a Service as [Build] returns it, with what became of every endpoint in its slices, and why.
+type Explanation struct {
+	*Service
+	// Ports are those of the Service, in the same order.
+	Ports []PortExplanation
+	// Others are endpoints that can't be for any port: those without a usable address, and those of slices that have no usable port.
+	Others []Candidate
+}
+
+// PortExplanation tells of one service port.
+type PortExplanation struct {
+	*ServicePort
+	// Candidates are all endpoints with this port in any slice, sorted by address.
+	Candidates []Candidate
+	// UsesCluster and UsesLocal say whether any frontend needs endpoints of the policy.
+	UsesCluster, UsesLocal bool
+	// Why says why the port has no candidates at all; empty where it has some.
+	Why string
+}
+
+// Candidate is one endpoint as a slice has it.
+type Candidate struct {
+	// Addr is the zero AddrPort where the endpoint has none that could be used.
+	Addr netip.AddrPort
+	// Slice names the EndpointSlice, Node where the endpoint is.
+	Slice, Node string
+	// Ready, Serving and Terminating are its conditions, OnThisNode whether it is on this node.
+	Ready, Serving, Terminating, OnThisNode bool
+	// NotCluster and NotLocal say why it isn't chosen for policies Cluster and Local; empty where it is.
+	NotCluster, NotLocal string
+}
+
+// Explain tells of a Service what Build makes of it and why: an endpoint is among those of a policy that some frontend uses if and
+// only if a candidate with its address and port has no reason against it. It returns nil where Build does.
+func Explain(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node, opts Options) *Explanation {
+	built := Build(svc, epSlices, node, opts)
+	if built == nil {
+		return nil
+	}
+	x := explainer{builder: builder{svc: svc, node: &node, opts: opts, out: &Service{Name: built.Name}}, out: &Explanation{Service: built}}
+	x.clusterIPs()
+	for _, s := range epSlices {
+		if s != nil {
+			x.slice(s)
+		}
+	}
+	for _, sp := range built.Ports {
+		x.out.Ports = append(x.out.Ports, x.port(sp, epSlices))
+	}
+	slices.SortStableFunc(x.out.Others, compareCandidates)
+	return x.out
+}
+
+// explainer is the working memory of one Explain. The builder only lends its reading of objects.
+type explainer struct {
+	builder
+	out   *Explanation
+	found map[groupKey][]candidate
+}
+
+// candidate is one with what decides about it.
+type candidate struct {
+	Candidate
+	endpoint
+	hints *discoveryv1.EndpointHints
+}
+
+// slice finds the candidates of one slice.
+func (x *explainer) slice(s *discoveryv1.EndpointSlice) {
+	f, known := familyOfSlice(s.AddressType)
+	if !known || !x.cluster[f].IsValid() {
+		why := "the slice's address type " + string(s.AddressType) + " is not one of IP"
+		if known {
+			why = "the Service has no " + f.String() + " cluster IP"
+		}
+		x.unusable(s, why)
+		return
+	}
+	usable := false
+	for i := range s.Ports {
+		if field, reason := checkPort(&s.Ports[i]); reason == "" {
+			x.ofPort(s, f, &s.Ports[i], !usable)
+			usable = true
+		} else if len(s.Ports) == 1 {
+			x.unusable(s, index("its slice's ports", i)+field+" "+reason)
+			return
+		}
+	}
+	if !usable {
+		x.unusable(s, "its slice has no port: no container port of the pod is what the Service's targetPort says")
+	}
+}
+
+// unusable notes that no endpoint of a slice can be used.
+func (x *explainer) unusable(s *discoveryv1.EndpointSlice, why string) {
+	for i := range s.Endpoints {
+		c := x.candidate(s, &s.Endpoints[i])
+		if len(s.Endpoints[i].Addresses) > 0 {
+			if addr, err := parseRaw(s.Endpoints[i].Addresses[0]); err == nil {
+				c.Addr = netip.AddrPortFrom(addr.Unmap(), 0)
+			}
+		}
+		c.NotCluster, c.NotLocal = why, why
+		x.out.Others = append(x.out.Others, c.Candidate)
+	}
+}
+
+// ofPort notes the endpoints of a slice for one of its ports; those without an address are told of once.
+func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f Family, p *discoveryv1.EndpointPort, first bool) {
+	protocol, _ := slicePortProtocol(p)
+	key := groupKey{family: f, protocol: protocol, name: *p.Name}
+	if x.found == nil {
+		x.found = map[groupKey][]candidate{}
+	}
+	for i := range s.Endpoints {
+		c := x.candidate(s, &s.Endpoints[i])
+		addr, reason := addressOf(&s.Endpoints[i], f)
+		if reason != "" {
+			if c.NotCluster, c.NotLocal = reason, reason; first {
+				x.out.Others = append(x.out.Others, c.Candidate)
+			}
+			continue
+		}
+		c.Addr = netip.AddrPortFrom(addr, uint16(*p.Port))
+		c.AddrPort = c.Addr
+		x.found[key] = append(x.found[key], c)
+	}
+}
+
+func (x *explainer) candidate(s *discoveryv1.EndpointSlice, ep *discoveryv1.Endpoint) candidate {
+	t := x.traitsOf(ep)
+	has := func(want traits) bool { return t&want == want }
+	c := candidate{endpoint: endpoint{traits: t}, hints: ep.Hints, Candidate: Candidate{
+		Slice: s.Name, Ready: has(ready), Serving: has(serving), Terminating: has(terminating), OnThisNode: has(local),
+	}}
+	if ep.NodeName != nil {
+		c.Node = *ep.NodeName
+	}
+	return c
+}
+
+// port explains one service port.
+func (x *explainer) port(sp *ServicePort, epSlices []*discoveryv1.EndpointSlice) PortExplanation {
+	out := PortExplanation{ServicePort: sp}
+	out.UsesCluster, out.UsesLocal = sp.policies()
+	found := x.found[groupKey{family: sp.Family, protocol: sp.Protocol, name: sp.Name.Port}]
+	if len(found) == 0 {
+		out.Why = x.whyNone(sp, epSlices)
+		return out
+	}
+	merged := make([]endpoint, len(found))
+	for i := range found {
+		merged[i] = found[i].endpoint
+	}
+	merged = merge(merged)
+	var present traitSet
+	for _, e := range merged {
+		present.add(e.traits)
+	}
+	forCluster, forLocal := demands(&present, out.UsesLocal)
+	for i := range found {
+		c := &found[i]
+		if better, same := preferred(merged, c.endpoint); !same {
+			c.NotCluster = "the same address and port is there a second time, " + states(better.traits)
+			c.NotLocal = c.NotCluster
+		} else {
+			c.NotCluster, c.NotLocal = x.against(c, forCluster), x.against(c, forLocal)
+		}
+		out.Candidates = append(out.Candidates, c.Candidate)
+	}
+	slices.SortStableFunc(out.Candidates, compareCandidates)
+	return out
+}
+
+// preferred returns what is left of the endpoints with an address and port, and whether it is this one or its like.
+func preferred(merged []endpoint, e endpoint) (left endpoint, same bool) {
+	i := slices.IndexFunc(merged, func(m endpoint) bool { return m.AddrPort == e.AddrPort })
+	return merged[i], merged[i].traits == e.traits
+}
+
+// states tells of an endpoint's conditions.
+func states(t traits) string {
+	switch {
+	case t&terminating != 0 && t&serving != 0:
+		return "terminating and still serving"
+	case t&terminating != 0:
+		return "terminating"
+	case t&ready != 0:
+		return "ready"
+	}
+	return "not ready"
+}
+
+// against says what an endpoint lacks of what is demanded; it is empty if and only if it has all.
+func (x *explainer) against(c *candidate, demanded traits) string {
+	lacks := demanded &^ c.traits
+	switch {
+	case lacks == 0:
+		return ""
+	case lacks&local != 0 && c.Node == "":
+		return "the slice doesn't say that it is on this node"
+	case lacks&local != 0:
+		return "not on this node, but on " + c.Node
+	case lacks&ready != 0 && c.has(terminating):
+		return "terminating (others are ready)"
+	case lacks&ready != 0:
+		return "not ready (the pod's readiness probe or a readiness gate says so)"
+	case lacks&(serving|terminating) != 0 && c.has(terminating):
+		return "terminating, and not serving any more"
+	case lacks&(serving|terminating) != 0:
+		return "not ready (the pod's readiness probe or a readiness gate says so)"
+	case lacks&nodeHint != 0:
+		return "hinted to other nodes (" + strings.Join(hintedNodes(c.hints), ", ") + ")"
+	case lacks&zoneHint != 0:
+		return "hinted to other zones (" + strings.Join(hintedZones(c.hints), ", ") + "; this node is in " + x.node.Zone + ")"
+	}
+	return "it lacks something that is demanded"
+}
+
+func hintedNodes(h *discoveryv1.EndpointHints) (names []string) {
+	for i := range h.ForNodes {
+		names = append(names, h.ForNodes[i].Name)
+	}
+	return names
+}
+
+func hintedZones(h *discoveryv1.EndpointHints) (names []string) {
+	for i := range h.ForZones {
+		names = append(names, h.ForZones[i].Name)
+	}
+	return names
+}
+
+// whyNone says why a service port has no endpoints in any slice.
+func (x *explainer) whyNone(sp *ServicePort, epSlices []*discoveryv1.EndpointSlice) string {
+	var names []string
+	there, endpoints := false, 0
+	for _, s := range epSlices {
+		if s == nil {
+			continue
+		}
+		if f, ok := familyOfSlice(s.AddressType); !ok || f != sp.Family {
+			continue
+		}
+		there = true
+		endpoints += len(s.Endpoints)
+		for i := range s.Ports {
+			if _, reason := checkPort(&s.Ports[i]); reason == "" {
+				protocol, _ := slicePortProtocol(&s.Ports[i])
+				names = append(names, quotedName(*s.Ports[i].Name)+"/"+protocol.String())
+			}
+		}
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	switch {
+	case !there:
+		return "there is no EndpointSlice of " + sp.Family.String() + " for it: its selector matches no pod, or it has no selector and nobody " +
+			"has written one"
+	case endpoints == 0:
+		return "its EndpointSlices are empty: its selector matches no pod"
+	case len(names) == 0:
+		return "its EndpointSlices have no port: no container port of the pods is what the Service's targetPort says"
+	}
+	return "no EndpointSlice with endpoints has a port named " + quotedName(sp.Name.Port) + "/" + sp.Protocol.String() + "; there is " +
+		strings.Join(names, ", ")
+}
+
+func quotedName(s string) string { return `"` + s + `"` }
+
+func compareCandidates(a, b Candidate) int {
+	if c := a.Addr.Compare(b.Addr); c != 0 {
+		return c
+	}
+	return strings.Compare(a.Slice, b.Slice)
+}

@@ -1,0 +1,120 @@
+package model
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// storedSlice counts how often it is read.
+type storedSlice struct {
+	slice *discoveryv1.EndpointSlice
+	reads int
+}
+
+func (s *storedSlice) Read() *discoveryv1.EndpointSlice {
+	s.reads++
+	return s.slice
+}
+
+// randomSlice returns a slice of a small world, in which slices often have the same endpoints in different states, or bad ones; nil
+// now and then, which can't be read.
+func randomSlice(r *rand.Rand, number, endpoints int) *discoveryv1.EndpointSlice {
+	if r.IntN(50) == 0 {
+		return nil
+	}
+	s := slice(fmt.Sprint("slice-", number))
+	s.Ports = []discoveryv1.EndpointPort{endpointPort("web", corev1.ProtocolTCP, 8080+int32(r.IntN(10)/9)), endpointPort("dns", corev1.ProtocolUDP, 53)}
+	prefix := "10.1"
+	if number%4 == 3 {
+		s.AddressType, prefix = discoveryv1.AddressTypeIPv6, "fd01:"
+	}
+	for host := range endpoints {
+		net := number
+		switch r.IntN(200) {
+		case 0: // an address of another slice's
+			net = r.IntN(9)
+		case 1: // of another endpoint's
+			host = r.IntN(endpoints)
+		}
+		if r.IntN(2) == 0 {
+			continue
+		}
+		ep := discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{
+			Ready: new(r.IntN(4) > 0), Serving: new(r.IntN(2) > 0), Terminating: new(r.IntN(5) == 0)}}
+		switch s.AddressType {
+		case discoveryv1.AddressTypeIPv6:
+			ep.Addresses = []string{fmt.Sprintf("%s%d::%d", prefix, net, host)}
+		default:
+			ep.Addresses = []string{fmt.Sprintf("%s.%d.%d", prefix, net, host)}
+		}
+		if r.IntN(200) == 0 {
+			ep.Addresses = []string{"not an address"}
+		}
+		if r.IntN(10) == 0 {
+			ep.NodeName = &here.Name
+		}
+		s.Endpoints = append(s.Endpoints, ep)
+	}
+	return s
+}
+
+// Whatever happens to a Service and its slices, what is made of the last form and of what has changed is what is made of everything.
+func TestRebuildIsBuild(t *testing.T) {
+	for seed := range uint64(6) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		var stored []Slice
+		var before *Reading
+		svc, node := dual(), here
+		for step := range 150 {
+			switch op := r.IntN(10); {
+			case op == 0 && len(stored) > 2:
+				i := r.IntN(len(stored))
+				stored = append(stored[:i:i], stored[i+1:]...)
+			case op <= 2:
+				stored = append(stored, &storedSlice{slice: randomSlice(r, len(stored), 40)})
+			case op == 3 && r.IntN(4) == 0:
+				node.Name = [...]string{here.Name, "another"}[r.IntN(2)]
+			case op == 4 && r.IntN(4) == 0:
+				svc = [...]*corev1.Service{dual(), service()}[r.IntN(2)]
+			case len(stored) > 0:
+				i := r.IntN(len(stored))
+				stored[i] = &storedSlice{slice: randomSlice(r, i, 40)}
+			}
+			var list []*discoveryv1.EndpointSlice
+			for _, s := range stored {
+				list = append(list, s.(*storedSlice).slice)
+			}
+			var got *Service
+			got, before = Rebuild(before, svc, stored, node, Options{})
+			if diff := cmp.Diff(Build(svc, list, node, Options{}), got, exact); diff != "" {
+				t.Fatalf("seed %d, step %d, %d slices (-from scratch +from the last form):\n%s", seed, step, len(stored), diff)
+			}
+		}
+	}
+}
+
+// Only what has changed is read.
+func TestRebuildReadsWhatHasChanged(t *testing.T) {
+	var stored []Slice
+	for i := range 10 {
+		stored = append(stored, &storedSlice{slice: slice(fmt.Sprint("slice-", i), eps(fmt.Sprintf("%dr", i))...)})
+	}
+	_, before := Rebuild(nil, service(), stored, here, Options{})
+	changed := &storedSlice{slice: slice("slice-3", eps("99r")...)}
+	kept := stored[3].(*storedSlice)
+	stored[3] = changed
+	got, _ := Rebuild(before, service(), stored, here, Options{})
+	if diff := cmp.Diff(list("0 1 2 4 5 6 7 8 9 99"), got.Ports[0].Cluster, exact); diff != "" {
+		t.Errorf("endpoints (-want +got):\n%s", diff)
+	}
+	for i, s := range append(stored, kept) {
+		if n := s.(*storedSlice).reads; n != 1 {
+			t.Errorf("slice %d has been read %d times", i, n)
+		}
+	}
+}

@@ -1,0 +1,65 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// Present is what is planned for a Service: its frontends, and the endpoints of all its ports, each sorted and once.
+type Present struct {
+	Frontends []model.Key
+	Endpoints []netip.AddrPort
+}
+
+// Present tells what is planned for the named Service; there is nothing where it isn't planned at all.
+func (p *Planner) Present(name types.NamespacedName) (out Present, planned bool) {
+	s := p.services[name]
+	if s == nil {
+		return out, false
+	}
+	for _, port := range s.ports {
+		for i := range port.frontends {
+			out.Frontends = append(out.Frontends, port.frontends[i].Key)
+		}
+		for _, l := range port.lists {
+			out.Endpoints = append(out.Endpoints, l...)
+		}
+	}
+	out.tidy()
+	return out, true
+}
+
+// PresentOf tells the same of a Service that isn't planned yet.
+func PresentOf(s *model.Service) (out Present) {
+	for _, port := range s.Ports {
+		for i := range port.Frontends {
+			out.Frontends = append(out.Frontends, port.Frontends[i].Key)
+		}
+		out.Endpoints = append(append(out.Endpoints, port.Cluster...), port.Local...)
+	}
+	out.tidy()
+	return out
+}
+
+func (p *Present) tidy() {
+	slices.SortFunc(p.Endpoints, netip.AddrPort.Compare)
+	p.Endpoints = slices.Compact(p.Endpoints)
+	slices.SortFunc(p.Frontends, compareKeys)
+	p.Frontends = slices.Compact(p.Frontends)
+}
+
+func compareKeys(a, b model.Key) int {
+	for _, c := range []int{a.Addr.Compare(b.Addr), int(a.Port) - int(b.Port), int(a.Protocol) - int(b.Protocol), int(a.Family) - int(b.Family)} {
+		if c != 0 {
+			return c
+		}
+	}
+	return 0
+}
+
+// Services counts the Services that are planned.
+func (p *Planner) Services() int { return len(p.services) }

@@ -1,0 +1,142 @@
+package watch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// TestTheLinkIsToldOfOnce has a line for the first request that nobody answers, and for the first one that somebody does.
+func TestTheLinkIsToldOfOnce(t *testing.T) {
+	refused := &url.Error{Op: "Get", URL: "https://192.0.2.1", Err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}}
+	forbidden := apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("no"))
+	var log bytes.Buffer
+	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+	var l link
+	for i, step := range []struct {
+		err  error
+		want string // "" for nothing
+	}{
+		{nil, ""}, {refused, "Cannot reach the API server"}, {refused, ""}, {errors.New("something else"), ""},
+		{nil, "Reached the API server again"}, {nil, ""}, {refused, "Cannot reach"}, {forbidden, "Reached"}, {forbidden, ""},
+	} {
+		log.Reset()
+		l.noted(ctx, step.err)
+		if got := log.String(); !strings.Contains(got, step.want) || (got == "") != (step.want == "") {
+			t.Errorf("step %d, %v: said %q, want %q", i, step.err, got, step.want)
+		}
+	}
+}
+
+// TestRefusedConnectionsAreCounted: client-go keeps them to itself, and tries again within seconds. The end comes at once all the same.
+func TestRefusedConnectionsAreCounted(t *testing.T) {
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	cfg := &rest.Config{Host: "http://" + address}
+	client, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed, again := make(chan struct{}), atomic.Int64{}
+	informers, err := NewInformers(Config{Client: client, Connection: cfg, NodeName: "node-1", Tracker: newTracker(), Failed: func(r string) {
+		if r == "services" && again.Add(1) == 3 {
+			close(failed)
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- informers.Run(ctx) }()
+	await(t, "third failure", failed)
+	cancel()
+	start := time.Now()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if spent := time.Since(start); spent > time.Second {
+		t.Errorf("it ended %v after it should", spent)
+	}
+}
+
+// TestPausesAreShort: nobody waits longer than ten seconds for the API server to be asked again.
+func TestPausesAreShort(t *testing.T) {
+	p, longest := pauses(), time.Duration(0)
+	for range 1000 {
+		longest = max(longest, p.Step())
+	}
+	if longest < 5*time.Second || longest > 10*time.Second {
+		t.Errorf("the longest pause of a thousand is %v", longest)
+	}
+}
+
+// TestWhatCannotBeReadIsLeftOut garbles an object on its way: it counts as absent and is reported, and all others are there.
+func TestWhatCannotBeReadIsLeftOut(t *testing.T) {
+	for name, garble := range map[string]func([]byte) []byte{
+		// The length of an address, within an endpoint; and that of an endpoint, which is seen at once.
+		"within": func(b []byte) []byte { return bytes.Replace(b, []byte("\x0810.0.0.1"), []byte("\x7f10.0.0.1"), 1) },
+		"without": func(b []byte) []byte {
+			return bytes.Replace(b, []byte("\x0a\x0810.0.0.1"), []byte("\x7f\x7f10.0.0.1"), 1)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var problems []model.Problem
+			cfg := Config{Tracker: newTracker(), Report: func(p model.Problem) { problems = append(problems, p) }}
+			store := newStore(cfg)
+			d := sliceDecoder()
+			d.store = transformer{report: cfg.report()}.slice
+			for _, broken := range []bool{true, false} {
+				s := slice("shop", map[bool]string{true: "web-1", false: "web-2"}[broken], "web")
+				data := sent(t, s, discoveryv1.SchemeGroupVersion)
+				if broken {
+					sound := data
+					if data = garble(data); bytes.Equal(sound, data) {
+						t.Fatal("nothing is garbled")
+					}
+				}
+				o, _, err := d.Decode(data, nil, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := store.slices.Add(o); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var got []string
+			for _, s := range store.Slices(web) {
+				got = append(got, s.Name)
+			}
+			if diff := cmp.Diff([]string{"web-2"}, got); diff != "" {
+				t.Errorf("slices (-want +got):\n%s", diff)
+			}
+			if len(problems) == 0 || problems[0].Name.Name != "web-1" || !strings.Contains(problems[0].Reason, "can't be read") {
+				t.Errorf("reported: %+v", problems)
+			}
+		})
+	}
+}
