@@ -74,11 +74,14 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 	c := o.Config
 	fs.Var(&address{to: &c.HealthzBindAddress, kind: "ipport"}, "healthz-bind-address", "Address of /healthz and /livez; empty for none.")
 	fs.Var(&address{to: &c.MetricsBindAddress, kind: "ipport"}, "metrics-bind-address", "Address of /metrics; empty for none.")
+	fs.IntVar(&o.MetricsServices, "metrics-services", o.MetricsServices, "How many ports of Services, the busiest, have series of their own among the metrics; 0 for none. All are in the totals.")
+	fs.BoolVar(&o.CountEndpoints, "count-endpoints", false, "Count connections to each endpoint, not only to each port of a Service. It costs memory and time for every endpoint.")
 	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "End if one of these addresses can't be bound, instead of trying again.")
 	fs.BoolVar(&c.EnableProfiling, "profiling", false, "Serve /debug/pprof and /debug/flags beside /metrics.")
 	fs.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "The previous minor version, to show metrics that are hidden since then.")
 	fs.Int32Var(&o.healthzPort, "healthz-port", o.healthzPort, "Port of /healthz where its address has none; 0 for no server.")
 	fs.Int32Var(&o.metricsPort, "metrics-port", o.metricsPort, "Port of /metrics where its address has none; 0 for no server.")
+	fs.StringVar(&o.ControlSocket, "control-socket", o.ControlSocket, "Socket at which commands such as \"kube-nftproxy status\" reach this program; only root and its own user may. Empty for none.")
 	deprecate(fs, "healthz-port", "use --healthz-bind-address")
 	deprecate(fs, "metrics-port", "use --metrics-bind-address")
 }

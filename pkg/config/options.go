@@ -21,6 +21,9 @@ const (
 	MetricsPort = 10249
 )
 
+// DefaultMetricsServices is the number of service ports that have series of their own among the metrics.
+const DefaultMetricsServices = 100
+
 // Options are the command line, and after [Options.Complete] the configuration that it leads to.
 type Options struct {
 	// Config is what the flags say, or the file; defaults are filled in.
@@ -31,8 +34,14 @@ type Options struct {
 	Master string
 	// Manifests is a folder of objects that stands in for an API server.
 	Manifests string
+	// ControlSocket is where commands on this node reach the program; empty for nowhere.
+	ControlSocket string
 	// Cleanup and InitOnly ask for something else than to serve.
 	Cleanup, InitOnly bool
+	// MetricsServices is the number of service ports that have series of their own among the metrics; CountEndpoints counts
+	// connections to every endpoint.
+	MetricsServices int
+	CountEndpoints  bool
 	// Gates are kube-proxy's feature gates, as the configuration sets them.
 	Gates featuregate.MutableFeatureGate
 	// Notes tell what of the configuration has no meaning here, and what happens instead.
@@ -56,7 +65,7 @@ type Note struct {
 
 // NewOptions returns the defaults.
 func NewOptions() *Options {
-	o := &Options{Config: Default(), healthzPort: HealthzPort, metricsPort: MetricsPort}
+	o := &Options{Config: Default(), healthzPort: HealthzPort, metricsPort: MetricsPort, MetricsServices: DefaultMetricsServices}
 	o.periods.sync, o.periods.min = DefaultSyncPeriod, DefaultMinSyncPeriod
 	o.iptables, o.ipvs = o.periods, o.periods
 	o.ignored.bootID, o.ignored.machineID = "/proc/sys/kernel/random/boot_id", "/etc/machine-id,/var/lib/dbus/machine-id"
@@ -103,6 +112,9 @@ func (o *Options) Validate() error {
 	errs := Validate(o.Config, o.Gates)
 	if o.Manifests != "" && (o.Config.ClientConnection.Kubeconfig != "" || o.Master != "") {
 		errs = append(errs, field.Invalid(field.NewPath("--manifests"), o.Manifests, "can't be combined with an API server's address"))
+	}
+	if o.MetricsServices < 0 {
+		errs = append(errs, field.Invalid(field.NewPath("--metrics-services"), o.MetricsServices, "must be greater than or equal to 0"))
 	}
 	return errs.ToAggregate()
 }

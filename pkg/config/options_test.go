@@ -244,3 +244,17 @@ func TestWritingAndReadingIsTheSame(t *testing.T) {
 		}
 	}
 }
+
+func TestFlagsOfCounters(t *testing.T) {
+	if o := mustComplete(t); o.MetricsServices != DefaultMetricsServices || o.CountEndpoints {
+		t.Errorf("by default %d Services have series, and endpoints count: %t", o.MetricsServices, o.CountEndpoints)
+	}
+	// They have no field in a file, and count beside one.
+	o := mustComplete(t, "--config", "testdata/kubeadm.yaml", "--metrics-services", "0", "--count-endpoints")
+	if o.MetricsServices != 0 || !o.CountEndpoints {
+		t.Errorf("got %d and %t, want 0 and true", o.MetricsServices, o.CountEndpoints)
+	}
+	if o, err := complete(t, "--metrics-services", "-1"); err != nil || o.Validate() == nil {
+		t.Errorf("-1 is accepted (%v)", err)
+	}
+}

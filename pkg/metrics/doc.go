@@ -10,7 +10,7 @@
 // counted once, where kube-proxy counts it once per family. And series whose labels are known beforehand exist from the
 // start with the value 0, so that the first failure is visible to rate().
 //
-// In: numbers, in terms of the proxy.
+// In: numbers, in terms of the proxy; what the kernel has counted of connections to Services.
 // Out: collectors in a registry that the caller owns.
-// Never: a global, a clock, a goroutine, or a metric with a label that grows with the cluster.
+// Never: a global, a clock, a goroutine, or a metric with a label that grows with the cluster beyond what a flag says.
 package metrics

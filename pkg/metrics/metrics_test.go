@@ -56,6 +56,7 @@ func everything(m *Metrics) {
 func TestPage(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
 	everything(New(reg, Config{Version: "v1"}))
+	RegisterServices(reg, busy(2), 100)
 	for _, prefix := range []string{"kubeproxy", "kubenftproxy"} {
 		want := tableOf(t, reg, prefix+"_")
 		if *update {
@@ -129,6 +130,7 @@ func TestLint(t *testing.T) {
 	}
 	reg := prometheus.NewPedanticRegistry()
 	everything(New(reg, Config{Version: "v1"}))
+	RegisterServices(reg, busy(2), 100)
 	problems, err := testutil.GatherAndLint(reg)
 	if err != nil {
 		t.Fatal(err)
@@ -146,9 +148,11 @@ func TestLint(t *testing.T) {
 func TestFromTheStart(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
 	New(reg, Config{Version: "v1"})
+	RegisterServices(reg, busy(0), 100)
 	got := strings.Split(strings.TrimSpace(describe(t, reg)), "\n")
 	used := prometheus.NewPedanticRegistry()
 	everything(New(used, Config{Version: "v1"}))
+	RegisterServices(used, busy(0), 100)
 	want := slices.DeleteFunc(strings.Split(strings.TrimSpace(describe(t, used)), "\n"), func(line string) bool {
 		return strings.Contains(line, "timestamp_seconds") || strings.Contains(line, "_elements gauge ")
 	})

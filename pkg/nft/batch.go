@@ -20,6 +20,12 @@ type Batch struct {
 	open     []*elementList
 	openKind uint16
 
+	// Report asks for what the counters of deleted elements say, see [Batch.Gone]. It counts from when it is set.
+	Report bool
+	// echoes are the deletions to be reported, gone is what has been.
+	echoes echoes
+	gone   []Counted
+
 	last int // offset of the last real message
 	seq  uint32
 }
@@ -28,6 +34,8 @@ type Batch struct {
 type elementList struct {
 	encoder
 	set *Set
+	// elements is the length of the list.
+	elements int
 }
 
 // maxElementList keeps a message's list of elements below the 64 KiB that an attribute's length can express.
@@ -201,8 +209,14 @@ func (b *Batch) AddSet(s *Set) {
 	b.u32(unix.NFTA_SET_ID, b.seq)
 	b.setDesc(s)
 	b.attr(unix.NFTA_SET_USERDATA, s.userData())
+	if s.Counter {
+		b.counter(setExpr)
+	}
 	b.end(off)
 }
+
+// setExpr is NFTA_SET_EXPR (kernel 5.7), which golang.org/x/sys/unix lacks.
+const setExpr = 17
 
 func (b *Batch) setDesc(s *Set) {
 	desc := b.nest(unix.NFTA_SET_DESC)
@@ -235,12 +249,13 @@ func (b *Batch) DeleteSet(family Family, table, name string) {
 	b.end(off)
 }
 
-// FlushSet deletes all elements of a set.
-func (b *Batch) FlushSet(s *Set) {
+// FlushSet deletes all elements of a set, of which there are about n: the counters of no more are reported.
+func (b *Batch) FlushSet(s *Set, n int) {
 	off := b.message(unix.NFT_MSG_DELSETELEM, 0, s.Family)
 	b.str(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table)
 	b.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
 	b.end(off)
+	b.echo(off, s, n)
 }
 
 // AddElement adds an element that isn't there yet.
@@ -257,6 +272,7 @@ func (b *Batch) element(msg uint16, e *Element) {
 	b.elements++
 	list := b.listOf(e.Set)
 	list.element(e, msg == unix.NFT_MSG_NEWSETELEM)
+	list.elements++
 	if len(list.buf) > maxElementList {
 		b.writeElements(list)
 	}
@@ -299,21 +315,39 @@ func (b *Batch) writeElements(l *elementList) {
 	b.str(unix.NFTA_SET_ELEM_LIST_SET, l.set.Name)
 	b.attr(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, l.buf)
 	b.end(off)
+	if b.openKind == unix.NFT_MSG_DELSETELEM {
+		b.echo(off, l.set, l.elements)
+	}
 	if l.err != nil {
 		b.fail(l.err)
 	}
-	l.buf = l.buf[:0]
+	l.buf, l.elements = l.buf[:0], 0
 }
 
 // finish closes the batch and asks for an acknowledgement of the last change: kernels before 6.10 don't acknowledge the
 // end of a batch. It returns the sequence number to wait for.
 func (b *Batch) finish() (seq uint32) {
+	seq = b.askAck()
+	b.control(unix.NFNL_MSG_BATCH_END)
+	return seq
+}
+
+// askAck asks for an acknowledgement of the last change, and returns its sequence number.
+func (b *Batch) askAck() (seq uint32) {
 	b.closeElements()
 	flags := binary.NativeEndian.Uint16(b.buf[b.last+6:])
 	binary.NativeEndian.PutUint16(b.buf[b.last+6:], flags|unix.NLM_F_ACK)
-	seq = binary.NativeEndian.Uint32(b.buf[b.last+8:])
-	b.control(unix.NFNL_MSG_BATCH_END)
-	return seq
+	return binary.NativeEndian.Uint32(b.buf[b.last+8:])
+}
+
+// number gives the messages the sequence numbers from first on, and returns the last one.
+func (b *Batch) number(first uint32) (last uint32) {
+	last = first - 1
+	for off := 0; off+unix.NLMSG_HDRLEN <= len(b.buf); off += int(binary.NativeEndian.Uint32(b.buf[off:])) {
+		last++
+		binary.NativeEndian.PutUint32(b.buf[off+8:], last)
+	}
+	return last
 }
 
 // describe tells which change a sequence number belongs to, for an error message.

@@ -10,11 +10,12 @@ import (
 )
 
 // Differing reads the rules of a table, and returns the first of the chains whose rules do something else than theirs here; "" if
-// there is none. Chains that aren't there, or not wanted, are passed over.
+// there is none. Chains that aren't there, or not wanted, are passed over. As with [Conn.EachElement], others may change the ruleset
+// meanwhile.
 func (c *Conn) Differing(t *Table) (chain string, err error) {
 	found := map[string][][]byte{}
 	request := attribute(unix.NFTA_RULE_TABLE, cstring(t.Name))
-	err = c.dumpOnce(unix.NFT_MSG_GETRULE, t.Family, request, func(b []byte) error {
+	err = c.dumpOnce(unix.NFT_MSG_GETRULE, t.Family, request, new(bool), func(b []byte) error {
 		var in, chain string
 		var list []byte
 		attrs(b, func(typ uint16, v []byte) {
@@ -76,8 +77,11 @@ func sameExpressions(family Family, want []expr.Any, list []byte) (bool, error) 
 func sameExpression(got, sent []byte) bool {
 	kindGot, dataGot := expression(got)
 	kind, data := expression(sent)
-	if kind == "nat" {
+	switch kind {
+	case "nat":
 		dataGot = withoutMapIPs(dataGot)
+	case "counter":
+		data = nil // what it has counted is not what the rule does
 	}
 	return kind == kindGot && holds(dataGot, data)
 }

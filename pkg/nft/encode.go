@@ -69,6 +69,20 @@ func (b *encoder) u32(typ uint16, v uint32) {
 	b.buf = binary.BigEndian.AppendUint32(b.buf, v)
 }
 
+// counter writes the expression counter, which every element that is added gets a copy of.
+func (b *encoder) counter(typ uint16) {
+	n := b.nest(typ)
+	b.str(unix.NFTA_EXPR_NAME, counterName)
+	data := b.nest(unix.NFTA_EXPR_DATA)
+	b.attr(unix.NFTA_COUNTER_BYTES, make([]byte, 8))
+	b.attr(unix.NFTA_COUNTER_PACKETS, make([]byte, 8))
+	b.unnest(data)
+	b.unnest(n)
+}
+
+// counterName is the kernel's name of the expression.
+const counterName = "counter"
+
 func (b *encoder) fail(err error) {
 	if b.err == nil {
 		b.err = err

@@ -74,7 +74,12 @@ func readAll(data []byte) *listing {
 			parseRule(b)
 			commentOf(b)
 			verdict(b)
+			packetsOf(b)
 			for _, s := range list {
+				_ = eachCounted(s, b, func(e *Counted) {
+					_ = e.String()
+					e.Data.AsEndpoint(s.Family)
+				})
 				e, err := parseElement(s, b)
 				_ = e.String()
 				if err != nil && len(e.Key.Bytes()) > maxValue {
@@ -84,6 +89,8 @@ func readAll(data []byte) *listing {
 			return nil
 		})
 		extAck(h, payload)
+		gone := Batch{echoes: echoes{sets: list}}
+		gone.reported(payload)
 	})
 	return l
 }

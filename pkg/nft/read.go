@@ -39,6 +39,8 @@ type setShape struct {
 	flags, keyType, keyLen, dataType, dataLen uint32
 	timeout                                   time.Duration
 	userData                                  string
+	// expr is the name of the expression that every element gets; "" for none.
+	expr string
 }
 
 // Is reports whether the set in the kernel has the form of s, its size aside.
@@ -46,6 +48,9 @@ func (i *SetInfo) Is(s *Set) bool {
 	want := setShape{
 		flags: s.flags(), keyType: typeID(s.Key), keyLen: uint32(length(s.Key)), userData: string(s.userData()),
 		timeout: s.Timeout,
+	}
+	if s.Counter {
+		want.expr = counterName
 	}
 	if s.IsMap() {
 		want.dataType, want.dataLen = s.dataType(), uint32(s.dataLen())
@@ -95,43 +100,31 @@ func attribute(typ uint16, value []byte) []byte {
 // Generation returns the number of the ruleset's present generation in this network namespace. Every commit of anybody adds
 // one to it.
 func (c *Conn) Generation() (uint32, error) {
-	if err := c.request(unix.NFT_MSG_GETGEN, 0, unix.NFPROTO_UNSPEC, nil); err != nil {
-		return 0, err
-	}
-	for {
-		n, _, err := unix.Recvfrom(c.fd, c.buf, 0)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return 0, fmt.Errorf("read ruleset generation: %w", err)
-		}
-		var id uint32
-		found := false
-		var refused error
-		forEachMessage(c.buf[:n], func(h header, payload []byte) {
-			if h.typ == unix.NLMSG_ERROR && len(payload) >= 4 {
-				if errno := unix.Errno(-int32(binary.NativeEndian.Uint32(payload))); errno != 0 {
-					refused = errno
-				}
+	var id uint32
+	var refused unix.Errno
+	err := c.request(unix.NFT_MSG_GETGEN, 0, unix.NFPROTO_UNSPEC, nil)
+	if err == nil {
+		err = c.receive(func(h header, payload []byte) bool {
+			switch {
+			case h.typ == unix.NLMSG_ERROR:
+				refused = errnoOf(payload)
+			case h.typ == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN && len(payload) >= nfgenLen:
+				var c Commit
+				parseCommit(payload[nfgenLen:], &c)
+				id = c.Generation
 			}
-			if h.typ != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN || len(payload) < 4 {
-				return
-			}
-			attrs(payload[4:], func(typ uint16, v []byte) {
-				if typ == unix.NFTA_GEN_ID {
-					id, found = be32(v), true
-				}
-			})
+			return true
 		})
-		if found {
-			return id, nil
-		}
-		if refused != nil {
-			return 0, fmt.Errorf("read ruleset generation: %w", refused)
-		}
-		return 0, fmt.Errorf("read ruleset generation: unexpected reply of %d bytes", n)
 	}
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("read ruleset generation: %w", err)
+	case refused != 0:
+		return 0, fmt.Errorf("read ruleset generation: %w", refused)
+	case id == 0:
+		return 0, fmt.Errorf("read ruleset generation: %w", errTruncated)
+	}
+	return id, nil
 }
 
 // HasTable reports whether a table exists.
@@ -223,6 +216,8 @@ func parseSet(b []byte) (s SetInfo, table string) {
 			s.shape.userData = string(v)
 		case unix.NFTA_SET_TIMEOUT:
 			s.shape.timeout = time.Duration(be64(v)) * time.Millisecond
+		case setExpr:
+			s.shape.expr, _ = expression(v)
 		case setCount:
 			s.Count = int(be32(v))
 		case unix.NFTA_SET_DESC:

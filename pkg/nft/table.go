@@ -36,6 +36,8 @@ type Set struct {
 	// Size is the number of elements for which the kernel makes room at once. It selects the fixed hash table, which
 	// loads three times as fast; 0 lets the table grow. A batch that exceeds it fails with ENFILE.
 	Size uint32
+	// Counter gives every element a counter of the packets that found it; an element that is added begins at 0.
+	Counter bool
 }
 
 // IsMap reports whether elements carry data.

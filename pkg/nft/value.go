@@ -81,3 +81,21 @@ func (v *Value) AsUint32() uint32 {
 	}
 	return binary.NativeEndian.Uint32(v.b[:])
 }
+
+// Cut returns the bytes from one offset up to another as a value.
+func (v *Value) Cut(from, to int) (out Value) {
+	if from < to && to <= int(v.n) {
+		out.n = byte(copy(out.b[:], v.b[from:to]))
+	}
+	return out
+}
+
+// AsEndpoint returns the address and port of [Endpoint]; the zero value if there is none.
+func (v *Value) AsEndpoint(f Family) netip.AddrPort {
+	n := f.AddrLen()
+	addr, ok := netip.AddrFromSlice(v.b[:n])
+	if !ok || int(v.n) < n+2 {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(v.b[n:]))
+}

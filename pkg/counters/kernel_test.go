@@ -1,0 +1,565 @@
+package counters
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// node is a machine with our tables, and everybody whose packets meet them.
+type node struct {
+	*testing.T
+	*lab.Lab
+	options  plan.Options
+	planner  *plan.Planner
+	kernel   *apply.Kernel
+	counters *Counters
+	want     map[string]*Counts
+}
+
+const servicePort, podPort, nodePort, unusedPort = 80, 8080, 30080, 81
+
+var (
+	service   = types.NamespacedName{Namespace: "shop", Name: "cart"}
+	clusterIP = [2]netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00:10:96::10")}
+	external  = [2]netip.Addr{netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("2001:db8:ee::7")}
+	balanced  = [2]netip.Addr{netip.MustParseAddr("198.51.100.8"), netip.MustParseAddr("2001:db8:ee::8")}
+	unused    = [2]netip.Addr{netip.MustParseAddr("10.96.0.99"), netip.MustParseAddr("fd00:10:96::99")}
+	protocols = []model.Protocol{model.TCP, model.UDP}
+)
+
+func options() plan.Options {
+	return plan.Options{Families: model.Families[:], MasqueradeMark: 1 << 14, CountEndpoints: true, LocalPods: [2]plan.LocalPods{
+		{Prefix: netip.MustParsePrefix("10.244.0.0/16")}, {Prefix: netip.MustParsePrefix("fd00:10:244::/56")},
+	}}
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1, Clients: 2}), options: options(), want: map[string]*Counts{}}
+	for _, h := range []*lab.Host{n.Pods[0], n.Pods[1], n.Remotes[0]} {
+		for _, p := range protocols {
+			if _, err := h.Serve(p, podPort); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	n.start()
+	return n
+}
+
+// start begins with a new process's memory.
+func (n *node) start() {
+	n.Helper()
+	n.planner = plan.New(n.options)
+	for _, f := range model.Families {
+		n.planner.SetNodeAddresses(f, []netip.Addr{n.Node.Addr(clusterIP[f])})
+		n.planner.SetServiceCIDRs(f, []netip.Prefix{netip.PrefixFrom(clusterIP[f], 16+int(f)*96).Masked()})
+	}
+	err := n.Node.Do(func() error {
+		kernel, err := apply.Open()
+		if err != nil {
+			return err
+		}
+		n.kernel = kernel
+		n.counters, err = Open(n.planner.Counters())
+		return err
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.kernel.Count(n.counters)
+	kernel, counters := n.kernel, n.counters
+	n.Cleanup(func() {
+		if err := errors.Join(kernel.Close(), counters.Close()); err != nil {
+			n.Error(err)
+		}
+	})
+}
+
+// shape is what a test varies.
+type shape struct {
+	endpoints []*lab.Host
+	local     bool
+	affinity  time.Duration
+	// sources may use the load balancer's address.
+	sources func(f model.Family) []netip.Prefix
+}
+
+// set makes the Service what is said, and the kernel what is wanted.
+func (n *node) set(s shape, want apply.Kind) {
+	n.Helper()
+	n.planner.Set(service, n.service(s))
+	n.sync(want)
+}
+
+func (n *node) sync(want apply.Kind) {
+	n.Helper()
+	r, err := n.kernel.Sync(n.planner)
+	if err != nil || r.Kind != want {
+		n.Fatalf("sync: %s (%s), %v; want %s", r.Kind, r.Why, err, want)
+	}
+}
+
+func (n *node) service(s shape) *model.Service {
+	out := &model.Service{Name: service}
+	for _, f := range model.Families {
+		for _, proto := range protocols {
+			p := &model.ServicePort{
+				Name: model.PortName{NamespacedName: service, Port: proto.String()}, Protocol: proto, Family: f,
+				HasEndpoints: len(s.endpoints) > 0, Affinity: s.affinity,
+			}
+			for _, h := range s.endpoints {
+				e := netip.AddrPortFrom(h.Addr(clusterIP[f]), podPort)
+				p.Cluster = append(p.Cluster, e)
+				if h != n.Remotes[0] {
+					p.Local = append(p.Local, e)
+				}
+			}
+			p.Hairpin = p.Local
+			add := func(addr netip.Addr, port uint16, kind model.Kind) {
+				fe := model.Frontend{Key: model.Key{Addr: addr, Port: port, Protocol: proto, Family: f}, Kind: kind, Local: s.local}
+				if kind == model.LoadBalancer {
+					fe.AllowedSources = s.sources(f)
+				}
+				p.Frontends = append(p.Frontends, fe)
+			}
+			add(clusterIP[f], servicePort, model.ClusterIP)
+			add(external[f], servicePort, model.ExternalIP)
+			add(balanced[f], servicePort, model.LoadBalancer)
+			add(netip.Addr{}, nodePort, model.NodePort)
+			out.Ports = append(out.Ports, p)
+		}
+	}
+	return out
+}
+
+// ask makes connections, and notes what should have been counted.
+func (n *node) ask(from *lab.Host, to [2]netip.Addr, port uint16, times int, outcome lab.Outcome, note func(*Counts)) {
+	n.Helper()
+	for _, f := range model.Families {
+		for _, proto := range protocols {
+			for range times {
+				a := from.Probe(n.Context(), proto, netip.AddrPortFrom(to[f], port), lab.Options{Timeout: patience(outcome)})
+				if a.Outcome != outcome {
+					n.Fatalf("%s asks %s port %d/%s: %s (%v), want %s", from.Name, to[f], port, proto, a, a.Err, outcome)
+				}
+				name := f.String() + " " + proto.String() + " " + to[f].String()
+				if to == n.Node.Addrs() {
+					name = f.String() + " " + proto.String() + " node port"
+				}
+				note(n.wanted(name))
+				note(n.wanted("total"))
+			}
+		}
+	}
+}
+
+// patience is short where nothing is to come: a TCP client doesn't try again within it.
+func patience(o lab.Outcome) time.Duration {
+	if o == lab.TimedOut {
+		return 50 * time.Millisecond
+	}
+	return 0
+}
+
+func (n *node) wanted(name string) *Counts {
+	if n.want[name] == nil {
+		n.want[name] = &Counts{}
+	}
+	return n.want[name]
+}
+
+func connected(c *Counts)            { c.Connections++ }
+func refused(r Reason) func(*Counts) { return func(c *Counts) { c.Refused[r]++ } }
+
+// check compares what was counted with what should have been.
+func (n *node) check(when string) {
+	n.Helper()
+	names, keys := n.keys()
+	list, err := n.fresh(keys)
+	if err != nil {
+		n.Fatal(err)
+	}
+	want, got := map[string]Counts{}, map[string]Counts{}
+	if total := n.counters.Total(); total != (Counts{}) {
+		got["total"] = total
+	}
+	for name, c := range n.want {
+		if name != "total" {
+			// Ports and addresses that nobody has belong to no frontend.
+			c.Refused[UnusedPort], c.Refused[UnusedAddress] = 0, 0
+		}
+		if *c != (Counts{}) {
+			want[name] = *c
+		}
+	}
+	for i, name := range names {
+		if list[i] != (Counts{}) {
+			got[name] = list[i]
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		n.Fatalf("counted %s (-want +got):\n%s", when, diff)
+	}
+	var sum Counts
+	for _, p := range n.counters.Ports() {
+		if p.Namespace != service.Namespace || p.Service != service.Name {
+			n.Fatalf("%s: somebody counts for %+v", when, p)
+		}
+		sum.Connections += p.Connections
+		for r := range p.Refused {
+			sum.Refused[r] += p.Refused[r]
+		}
+	}
+	total := *n.wanted("total")
+	total.Refused[UnusedAddress] = 0
+	if diff := cmp.Diff(total, sum); diff != "" {
+		n.Fatalf("counted %s, by service ports (-want +got):\n%s", when, diff)
+	}
+}
+
+// fresh reads what was counted by now.
+func (n *node) fresh(keys []model.Key) ([]Counts, error) {
+	n.counters.mu.Lock()
+	for n.counters.reading != nil {
+		reading := n.counters.reading
+		n.counters.mu.Unlock()
+		<-reading
+		n.counters.mu.Lock()
+	}
+	n.counters.next = time.Time{}
+	n.counters.mu.Unlock()
+	return n.counters.Connections(keys, 10*time.Second)
+}
+
+func (n *node) keys() (names []string, keys []model.Key) {
+	for _, p := range n.service(shape{sources: everybody}).Ports {
+		for _, f := range p.Frontends {
+			name := f.Family.String() + " " + f.Protocol.String() + " " + f.Addr.String()
+			if f.Kind == model.NodePort {
+				name = f.Family.String() + " " + f.Protocol.String() + " node port"
+			}
+			names, keys = append(names, name), append(keys, f.Key)
+		}
+	}
+	return names, keys
+}
+
+// everybody restricts a load balancer's address to nobody.
+func everybody(model.Family) []netip.Prefix { return nil }
+
+// firstClient restricts it to the first client.
+func (n *node) firstClient(f model.Family) []netip.Prefix {
+	addr := n.Client.Addr(clusterIP[f])
+	return []netip.Prefix{netip.PrefixFrom(addr, addr.BitLen())}
+}
+
+// everyWay makes some connections by each way that there is.
+func (n *node) everyWay() {
+	n.Helper()
+	n.ask(n.Pods[0], clusterIP, servicePort, 3, lab.Answered, connected)
+	n.ask(n.Node, clusterIP, servicePort, 2, lab.Answered, connected)
+	n.ask(n.Client, external, servicePort, 4, lab.Answered, connected)
+	n.ask(n.Client, balanced, servicePort, 1, lab.Answered, connected)
+	n.ask(n.Client, n.Node.Addrs(), nodePort, 5, lab.Answered, connected)
+	n.ask(n.Pods[1], n.Node.Addrs(), nodePort, 1, lab.Answered, connected)
+}
+
+func TestEveryConnectionCountsOnceAndStays(t *testing.T) {
+	n := newNode(t)
+	all := []*lab.Host{n.Pods[0], n.Pods[1], n.Remotes[0]}
+	open := shape{endpoints: all, sources: everybody}
+	n.set(open, apply.Full)
+	n.check("at first")
+	n.everyWay()
+	n.check("with policy Cluster")
+
+	restricted := shape{endpoints: all[:2], sources: n.firstClient}
+	n.set(restricted, apply.Partial)
+	n.check("after another scale")
+	n.everyWay()
+	n.ask(n.Clients[1], balanced, servicePort, 2, lab.TimedOut, refused(SourceRange))
+	n.check("with source ranges")
+
+	n.set(shape{endpoints: all, local: true, affinity: time.Hour, sources: n.firstClient}, apply.Partial)
+	n.check("after a change of all policies")
+	n.everyWay()
+	n.ask(n.Clients[1], balanced, servicePort, 1, lab.TimedOut, refused(SourceRange))
+	n.check("with policy Local and affinity")
+
+	n.set(shape{endpoints: all[2:], local: true, sources: everybody}, apply.Partial)
+	n.ask(n.Client, external, servicePort, 2, lab.TimedOut, refused(NoLocalEndpoints))
+	n.ask(n.Client, n.Node.Addrs(), nodePort, 1, lab.TimedOut, refused(NoLocalEndpoints))
+	n.ask(n.Pods[0], clusterIP, servicePort, 1, lab.TimedOut, refused(NoLocalEndpoints))
+	n.ask(n.Pods[0], external, servicePort, 1, lab.Answered, connected)
+	n.check("without local endpoints")
+
+	n.set(shape{sources: n.firstClient}, apply.Partial)
+	n.ask(n.Client, external, servicePort, 2, lab.Refused, refused(NoEndpoints))
+	n.ask(n.Client, balanced, servicePort, 2, lab.Refused, refused(NoEndpoints))
+	n.ask(n.Node, clusterIP, servicePort, 1, lab.Refused, refused(NoEndpoints))
+	n.ask(n.Pods[0], clusterIP, unusedPort, 3, lab.Refused, refused(UnusedPort))
+	n.ask(n.Pods[0], unused, servicePort, 2, lab.TimedOut, refused(UnusedAddress))
+	n.check("without endpoints")
+
+	n.set(open, apply.Partial)
+	n.everyWay()
+	// All is written anew before anybody has read what the last connections counted.
+	n.planner.SetLocalPods(model.IPv4, plan.LocalPods{Prefix: netip.MustParsePrefix("10.0.0.0/8")})
+	n.sync(apply.Full)
+	n.check("after all was written anew")
+	n.everyWay()
+	n.check("and once more")
+}
+
+func TestCountsAreThereAfterARepair(t *testing.T) {
+	n := newNode(t)
+	open := shape{endpoints: []*lab.Host{n.Pods[0], n.Remotes[0]}, sources: everybody}
+	n.set(open, apply.Full)
+	n.everyWay()
+	n.check("before somebody meddles")
+	nft := func(text string) {
+		t.Helper()
+		if out, err := n.Node.Command(t.Context(), "nft", text).CombinedOutput(); err != nil {
+			t.Fatalf("nft %s: %v: %s", text, err, out)
+		}
+	}
+	nft("add set ip kube-nftproxy stray { type mark; }")
+	n.kernel.Doubt()
+	n.sync(apply.Full)
+	n.everyWay()
+	n.check("after everything was replaced")
+	// What was counted since the last reading goes with the tables; the rest stays.
+	nft("flush ruleset")
+	n.kernel.Doubt()
+	n.sync(apply.Full)
+	n.check("after everything was lost")
+	n.everyWay()
+	n.check("and goes on")
+	// Somebody replaces an element, and its counter begins at 0 again.
+	n.everyWay()
+	n.check("more than will be counted afterwards")
+	const element = "{ 198.51.100.7 . tcp . 80 }"
+	nft("delete element ip kube-nftproxy services " + element)
+	nft("add element ip kube-nftproxy services " + strings.Replace(element, " }", " comment \"shop/cart:tcp\" : 1200:2 }", 1))
+	n.everyWay()
+	n.check("after somebody has replaced an element")
+}
+
+func TestCountsAreThereAfterSetsHaveGrown(t *testing.T) {
+	n := newNode(t)
+	n.set(shape{endpoints: n.Pods, sources: everybody}, apply.Full)
+	n.everyWay()
+	const more = 1000
+	for i := range more {
+		s := plain(i)
+		n.planner.Set(s.Name, s)
+	}
+	n.sync(apply.Full)
+	n.everyWay()
+	n.check("in larger sets")
+}
+
+func TestANewProcessCountsFromItsStart(t *testing.T) {
+	n := newNode(t)
+	open := shape{endpoints: []*lab.Host{n.Pods[0], n.Remotes[0]}, sources: everybody}
+	n.set(open, apply.Full)
+	n.everyWay()
+	n.check("by the first process")
+	n.start()
+	clear(n.want)
+	n.set(open, apply.Adopted)
+	n.check("before the new process")
+	n.everyWay()
+	n.check("by the new process")
+	// One that writes all anew finds what the one before it has counted, too.
+	n.everyWay()
+	n.start()
+	clear(n.want)
+	n.set(shape{endpoints: open.endpoints[:1], sources: everybody}, apply.Full)
+	n.check("before a process that finds other elements")
+	n.everyWay()
+	n.check("by that process")
+}
+
+func TestEndpointsCount(t *testing.T) {
+	n := newNode(t)
+	for _, affinity := range []time.Duration{0, time.Hour} {
+		n.set(shape{endpoints: []*lab.Host{n.Pods[1], n.Remotes[0]}, sources: everybody, affinity: affinity}, n.kind())
+		before := n.endpoints()
+		want := map[string]uint64{}
+		for range 6 {
+			for _, f := range model.Families {
+				for _, proto := range protocols {
+					a := n.Pods[0].Probe(t.Context(), proto, netip.AddrPortFrom(clusterIP[f], servicePort), lab.Options{})
+					if a.Outcome != lab.Answered {
+						t.Fatal(a)
+					}
+					want[proto.String()+" "+a.Local.String()]++
+				}
+			}
+		}
+		got := n.endpoints()
+		for name, count := range before {
+			if got[name] -= count; got[name] == 0 {
+				delete(got, name)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Fatalf("affinity %s: endpoints (-want +got):\n%s", affinity, diff)
+		}
+	}
+	n.set(shape{endpoints: n.Pods[1:], sources: everybody}, apply.Partial)
+	for name := range n.endpoints() {
+		if strings.Contains(name, n.Remotes[0].IPv4.String()) || strings.Contains(name, n.Remotes[0].IPv6.String()) {
+			t.Errorf("%s is remembered", name)
+		}
+	}
+}
+
+// kind is what the next sync does.
+func (n *node) kind() apply.Kind {
+	if n.kernel.Known() {
+		return apply.Partial
+	}
+	return apply.Full
+}
+
+func (n *node) endpoints() map[string]uint64 {
+	n.Helper()
+	if _, err := n.fresh(nil); err != nil {
+		n.Fatal(err)
+	}
+	list := map[string]uint64{}
+	for _, e := range n.counters.Endpoints() {
+		list[e.Port+" "+e.Endpoint.String()] += e.Connections
+	}
+	return list
+}
+
+func TestCountsOfAServiceGoWithIt(t *testing.T) {
+	n := newNode(t)
+	n.set(shape{endpoints: n.Pods, sources: everybody}, apply.Full)
+	n.everyWay()
+	n.ask(n.Pods[0], clusterIP, unusedPort, 1, lab.Refused, refused(UnusedPort))
+	n.check("while it is there")
+	total := n.counters.Total()
+	n.planner.Set(service, nil)
+	n.sync(apply.Partial)
+	if _, err := n.fresh(nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.counters.Ports(); len(got) > 0 {
+		t.Errorf("after it has gone there is %+v", got)
+	}
+	n.counters.mu.Lock()
+	defer n.counters.mu.Unlock()
+	if left := len(n.counters.frontends) + len(n.counters.endpoints) + len(n.counters.seen); left > 0 {
+		t.Errorf("%d things are remembered of it", left)
+	}
+	if got := n.counters.total.counts(); got != total {
+		t.Errorf("the total was %+v, and is %+v", total, got)
+	}
+}
+
+// Packets are counted, elements replaced and counters read all at once.
+func TestNothingIsCountedTwiceOrLostWhileAllChanges(t *testing.T) {
+	n := newNode(t)
+	all := []*lab.Host{n.Pods[1], n.Remotes[0]}
+	n.set(shape{endpoints: all, sources: everybody}, apply.Full)
+	const each = 150
+	answers := make(chan Counts, len(model.Families))
+	for _, f := range model.Families {
+		go func() { answers <- n.askOn(f, each) }()
+	}
+	reading := make(chan struct{})
+	stop := make(chan struct{})
+	go func() {
+		defer close(reading)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _ = n.fresh(nil) // it may fail in the middle of a change
+			}
+		}
+	}()
+	var want Counts
+	for changes, ended := 0, 0; ended < len(model.Families); changes++ {
+		n.planner.Set(service, n.service(shape{endpoints: all[:1+changes%2], sources: everybody}))
+		if changes%20 == 19 {
+			n.planner.SetLocalPods(model.IPv4, plan.LocalPods{Prefix: netip.PrefixFrom(n.Pods[0].IPv4, 16+changes%3).Masked()})
+		}
+		if _, err := n.kernel.Sync(n.planner); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case c := <-answers:
+			want.Connections += c.Connections
+			want.Refused[UnusedPort] += c.Refused[UnusedPort]
+			ended++
+		default:
+		}
+	}
+	close(stop)
+	<-reading
+	if _, err := n.fresh(nil); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, n.counters.Total()); diff != "" {
+		t.Errorf("total (-want +got):\n%s", diff)
+	}
+}
+
+// askOn asks for the Service again and again. A packet that has found two endpoints, and of those draws the second one when it has just
+// gone, is refused: it counts at both places.
+func (n *node) askOn(f model.Family, times int) (c Counts) {
+	for range times {
+		a := n.Pods[0].Probe(n.Context(), model.UDP, netip.AddrPortFrom(clusterIP[f], servicePort), lab.Options{})
+		if a.Outcome != lab.Answered && a.Outcome != lab.Refused {
+			n.Errorf("got %s: %v", a, a.Err)
+		}
+		if a.Outcome == lab.Refused {
+			c.Refused[UnusedPort]++
+		}
+		c.Connections++
+	}
+	return c
+}
+
+// An upgrade from tables whose elements have no counters, and any other that gives some, takes one batch.
+func TestSetsWithoutCountersAreMadeAnew(t *testing.T) {
+	n := newNode(t)
+	counting := n.options.CountEndpoints
+	n.options.CountEndpoints = !counting
+	n.start()
+	open := shape{endpoints: []*lab.Host{n.Pods[0], n.Remotes[0]}, sources: everybody, affinity: time.Hour}
+	n.set(open, apply.Full)
+	first := n.Client.Probe(t.Context(), model.TCP, netip.AddrPortFrom(external[0], servicePort), lab.Options{})
+	n.options.CountEndpoints = counting
+	n.start()
+	n.planner.Set(service, n.service(open))
+	r, err := n.kernel.Sync(n.planner)
+	if err != nil || r.Kind != apply.Full || !strings.Contains(r.Why, "another form") {
+		t.Fatalf("sync: %s (%s), %v; want a full one, because sets have another form", r.Kind, r.Why, err)
+	}
+	n.everyWay()
+	n.check("after the upgrade")
+	again := n.Client.Probe(t.Context(), model.TCP, netip.AddrPortFrom(external[0], servicePort), lab.Options{})
+	if again.Outcome != lab.Answered || again.Server != first.Server {
+		t.Errorf("a client that was with %s is with %s", first, again)
+	}
+}

@@ -1,0 +1,162 @@
+package metrics
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/counters"
+)
+
+// ServiceCounts knows what the kernel has counted of connections to Services.
+type ServiceCounts interface {
+	// Await brings the numbers up to date, for which it takes no longer than patience.
+	Await(patience time.Duration) error
+	Total() counters.Counts
+	Ports() []counters.Port
+	Endpoints() []counters.Endpoint
+}
+
+// patience is how long a scrape waits for the kernel's counters. Where there are very many, the next one has them.
+const patience = time.Second
+
+// endpointsEach bounds the series of endpoints: so many for each service port that may have series of its own.
+const endpointsEach = 10
+
+// services collects what was counted of connections to Services.
+//
+// There may be more Services than a Prometheus server wants series, so that only the busiest have some. Which those are depends on
+// their numbers since the process began, and one that is shown goes only before one that has twice as many: series
+// rarely come and go, and each only grows as long as its Service exists. What isn't shown is the total less the sum.
+type services struct {
+	source ServiceCounts
+	most   int
+
+	connections, refused, service, serviceRefused, endpoint *prometheus.Desc
+	readings                                                *prometheus.CounterVec
+
+	mu               sync.Mutex
+	ports, endpoints shown
+}
+
+// RegisterServices registers what was counted of connections to Services, with series of their own for at most so many service
+// ports. It panics if that is registered already.
+func RegisterServices(reg prometheus.Registerer, source ServiceCounts, most int) {
+	describe := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("kubenftproxy_"+name, help, labels, nil)
+	}
+	s := &services{
+		source: source, most: most,
+		connections: describe("connections_total", "New connections to Services through this node that were sent on to an endpoint."),
+		refused: describe("refused_total", "New connections to Services through this node that were refused or dropped, by reason: "+
+			"no_endpoints; no_local_endpoints, the traffic policy is Local and none is here; source_range, not in "+
+			"loadBalancerSourceRanges; unused_port, no Service has that port of a cluster IP; unused_address, no Service has that address. "+
+			"A client that tries again counts again.", "reason"),
+		service: describe("service_connections_total", "Those of kubenftproxy_connections_total to one port of a Service; the busiest only.",
+			"namespace", "service", "port"),
+		serviceRefused: describe("service_refused_total", "Those of kubenftproxy_refused_total to one port of a Service; the busiest only. "+
+			"An unused port counts for the Service, with an empty port.", "namespace", "service", "port", "reason"),
+		endpoint: describe("endpoint_connections_total", "Those of kubenftproxy_service_connections_total that were sent on to one endpoint; "+
+			"the busiest only, and with --count-endpoints.", "namespace", "service", "port", "endpoint"),
+		readings: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "kubenftproxy_connection_readings_total",
+			Help: "Scrapes that wanted to know what the kernel has counted of connections, by result: done or failed. After one that failed " +
+				"the numbers are older ones.",
+		}, []string{"result"}),
+		ports: shown{}, endpoints: shown{},
+	}
+	for _, result := range []string{resultDone, resultFailed} {
+		s.readings.WithLabelValues(result)
+	}
+	reg.MustRegister(s)
+}
+
+// Describe implements [prometheus.Collector].
+func (s *services) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{s.connections, s.refused, s.service, s.serviceRefused, s.endpoint} {
+		to <- d
+	}
+	s.readings.Describe(to)
+}
+
+// Collect implements [prometheus.Collector].
+func (s *services) Collect(to chan<- prometheus.Metric) {
+	result := resultDone
+	if s.source.Await(patience) != nil {
+		result = resultFailed
+	}
+	s.readings.WithLabelValues(result).Inc()
+	s.readings.Collect(to)
+	send := func(d *prometheus.Desc, n uint64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
+	}
+	total := s.source.Total()
+	send(s.connections, total.Connections)
+	for r, n := range total.Refused {
+		send(s.refused, n, counters.Reason(r).String())
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range choose(s.ports, s.source.Ports(), s.most, portSeries, portSum) {
+		if p.Port != "" || p.Connections > 0 {
+			send(s.service, p.Connections, p.Namespace, p.Service, p.Port)
+		}
+		for r, n := range p.Refused {
+			if n > 0 {
+				send(s.serviceRefused, n, p.Namespace, p.Service, p.Port, counters.Reason(r).String())
+			}
+		}
+	}
+	for _, e := range choose(s.endpoints, s.source.Endpoints(), s.most*endpointsEach, endpointSeries, endpointSum) {
+		send(s.endpoint, e.Connections, e.Namespace, e.Service, e.Port, e.Endpoint.String())
+	}
+}
+
+// series are the labels of something that may have series of its own.
+type series [4]string
+
+// shown are those that had some at the last scrape.
+type shown map[series]struct{}
+
+// choose returns the busiest, no more than most, and notes that they are shown.
+func choose[T any](s shown, list []T, most int, name func(*T) series, sum func(*T) uint64) []T {
+	if len(list) > most {
+		slices.SortFunc(list, func(a, b T) int {
+			x, y := name(&a), name(&b)
+			return cmp.Or(cmp.Compare(s.weight(y, sum(&b)), s.weight(x, sum(&a))), slices.Compare(x[:], y[:]))
+		})
+		list = list[:most]
+	}
+	clear(s)
+	for i := range list {
+		s[name(&list[i])] = struct{}{}
+	}
+	return list
+}
+
+// weight counts what is shown twice.
+func (s shown) weight(name series, n uint64) uint64 {
+	if _, ok := s[name]; ok {
+		return 2 * n
+	}
+	return n
+}
+
+func portSeries(p *counters.Port) series { return series{p.Namespace, p.Service, p.Port} }
+
+func portSum(p *counters.Port) uint64 {
+	n := p.Connections
+	for _, r := range p.Refused {
+		n += r
+	}
+	return n
+}
+
+func endpointSeries(e *counters.Endpoint) series {
+	return series{e.Namespace, e.Service, e.Port, e.Endpoint.String()}
+}
+
+func endpointSum(e *counters.Endpoint) uint64 { return e.Connections }

@@ -1,0 +1,68 @@
+package nft
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Refused is one message of a batch that the kernel doesn't accept.
+type Refused struct {
+	// Message is what [Batch.Messages] returned after the message was added.
+	Message int
+	Err     error
+}
+
+// Check has the kernel look at a batch without committing it, and returns what it refuses. It goes on after the first such
+// message, so that those that are refused only because they need an earlier one are returned, too. Nothing changes and nobody
+// is told: without its end, a batch is only tried, which is what "nft --check" does.
+func (c *Conn) Check(b *Batch) ([]Refused, error) {
+	if b.err != nil {
+		return nil, b.err
+	}
+	ack := b.askAck()
+	if err := c.growSendBuffer(len(b.buf)); err != nil {
+		return nil, err
+	}
+	c.drain()
+	if err := unix.Sendto(c.fd, b.buf, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return nil, fmt.Errorf("send batch of %d bytes: %w", len(b.buf), err)
+	}
+	var list []Refused
+	answered := false
+	for {
+		n, _, err := unix.Recvfrom(c.fd, c.buf, unix.MSG_DONTWAIT)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN && answered:
+			return list, nil
+		case err != nil:
+			return nil, fmt.Errorf("read replies to a batch that is only tried: %w", err)
+		}
+		forEachMessage(c.buf[:n], func(h header, payload []byte) {
+			if h.typ != unix.NLMSG_ERROR {
+				return
+			}
+			answered = answered || h.seq == ack
+			if errno := errnoOf(payload); errno != 0 {
+				list = append(list, Refused{int(h.seq), fmt.Errorf("%s: %w%s", b.describe(h.seq), errno, extAck(h, payload))})
+			}
+		})
+	}
+}
+
+// Messages returns how many messages the batch has by now.
+func (b *Batch) Messages() int {
+	b.closeElements()
+	return b.ops
+}
+
+// AddDormantTable creates a table whose chains see no packets.
+func (b *Batch) AddDormantTable(family Family, name string) {
+	const dormant = 1
+	off := b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, family)
+	b.str(unix.NFTA_TABLE_NAME, name)
+	b.u32(unix.NFTA_TABLE_FLAGS, dormant)
+	b.end(off)
+}

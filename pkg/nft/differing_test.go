@@ -1,0 +1,28 @@
+package nft
+
+import (
+	"testing"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// A rule that has counted packets is the rule that was sent.
+func TestWhatWasCountedIsNoDifference(t *testing.T) {
+	counted, err := expr.Marshal(unix.NFPROTO_IPV4, &expr.Counter{Packets: 3, Bytes: 180})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		want expr.Any
+		same bool
+	}{
+		"the counter":   {&expr.Counter{}, true},
+		"another thing": {&expr.Masq{}, false},
+	} {
+		list := attribute(unix.NFTA_LIST_ELEM, counted)
+		if same, err := sameExpressions(IPv4, []expr.Any{c.want}, list); same != c.same || err != nil {
+			t.Errorf("%s: sameExpressions() = %v, %v; want %v", name, same, err, c.same)
+		}
+	}
+}

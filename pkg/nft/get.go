@@ -1,0 +1,514 @@
+package nft
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Expr is an expression of a rule as the kernel has it.
+type Expr struct {
+	// Name is the kernel's.
+	Name string
+	// Any is nil where the expression isn't one of those that are understood.
+	Any expr.Any
+}
+
+// Planned are the expressions of a rule that is to be, as if they had been read.
+func (r *Rule) Planned() []Expr {
+	list := make([]Expr, len(r.Exprs))
+	for i, e := range r.Exprs {
+		list[i].Any = e
+	}
+	return list
+}
+
+// ReadRule is a rule as the kernel has it.
+type ReadRule struct {
+	Handle  uint64
+	Comment string
+	Exprs   []Expr
+}
+
+// ReadChain is a chain as the kernel has it.
+type ReadChain struct {
+	ChainInfo
+	Comment string
+	Rules   []ReadRule
+}
+
+// ReadTable is a table as the kernel has it, elements aside.
+type ReadTable struct {
+	Family Family
+	Name   string
+	// Exists is false where there is no such table; Dormant says that no packet meets it.
+	Exists, Dormant bool
+	Chains          map[string]*ReadChain
+	// Sets are made from what the kernel says of each, to read and print elements by; Infos are what it says. Those without a name
+	// of their own are among them.
+	Sets  map[string]*Set
+	Infos map[string]SetInfo
+}
+
+// Read reads a table with its rules. Where it changes meanwhile, the reading begins anew.
+func (c *Conn) Read(family Family, name string) (*ReadTable, error) {
+	const attempts = 10
+	for range attempts {
+		before, err := c.Generation()
+		if err != nil {
+			return nil, err
+		}
+		t, err := c.readOnce(family, name)
+		if err != nil {
+			return nil, fmt.Errorf("read table %s %s: %w", family, name, err)
+		}
+		after, err := c.Generation()
+		if err != nil || after == before {
+			return t, err
+		}
+	}
+	return nil, fmt.Errorf("read table %s %s: the ruleset kept changing: %w", family, name, unix.EINTR)
+}
+
+func (c *Conn) readOnce(family Family, name string) (*ReadTable, error) {
+	t := &ReadTable{Family: family, Name: name, Chains: map[string]*ReadChain{}, Sets: map[string]*Set{}, Infos: map[string]SetInfo{}}
+	if err := c.readFlags(t); err != nil || !t.Exists {
+		return t, err
+	}
+	if err := c.readChains(t); err != nil {
+		return t, err
+	}
+	if err := c.readSets(t); err != nil {
+		return t, err
+	}
+	return t, c.readRules(t)
+}
+
+// readSets reads what rules look in, anonymous sets too.
+func (c *Conn) readSets(t *ReadTable) error {
+	begin := func() {
+		clear(t.Sets)
+		clear(t.Infos)
+	}
+	request := attribute(unix.NFTA_SET_TABLE, cstring(t.Name))
+	return c.dump(unix.NFT_MSG_GETSET, t.Family, request, begin, func(b []byte) error {
+		if s, in := parseSet(b); in == t.Name {
+			t.Infos[s.Name], t.Sets[s.Name] = s, s.set(t.Family, t.Name)
+		}
+		return nil
+	})
+}
+
+// dormant is NFT_TABLE_F_DORMANT.
+const dormant = 1
+
+func (c *Conn) readFlags(t *ReadTable) error {
+	begin := func() { t.Exists, t.Dormant = false, false }
+	return c.dump(unix.NFT_MSG_GETTABLE, t.Family, nil, begin, func(b []byte) error {
+		var name string
+		var flags uint32
+		attrs(b, func(typ uint16, v []byte) {
+			switch typ {
+			case unix.NFTA_TABLE_NAME:
+				name = text(v)
+			case unix.NFTA_TABLE_FLAGS:
+				flags = be32(v)
+			}
+		})
+		if name == t.Name {
+			t.Exists, t.Dormant = true, flags&dormant != 0
+		}
+		return nil
+	})
+}
+
+func (c *Conn) readChains(t *ReadTable) error {
+	begin := func() { clear(t.Chains) }
+	return c.dump(unix.NFT_MSG_GETCHAIN, t.Family, nil, begin, func(b []byte) error {
+		info, in := parseChain(b)
+		if in != t.Name {
+			return nil
+		}
+		ch := &ReadChain{ChainInfo: info}
+		attrs(b, func(typ uint16, v []byte) {
+			if typ == chainUserData {
+				ch.Comment = commentOf(v)
+			}
+		})
+		t.Chains[info.Name] = ch
+		return nil
+	})
+}
+
+func (c *Conn) readRules(t *ReadTable) error {
+	begin := func() {
+		for _, ch := range t.Chains {
+			ch.Rules = nil
+		}
+	}
+	request := attribute(unix.NFTA_RULE_TABLE, cstring(t.Name))
+	return c.dump(unix.NFT_MSG_GETRULE, t.Family, request, begin, func(b []byte) error {
+		var r ReadRule
+		info, in := parseRule(b)
+		ch := t.Chains[info.Chain]
+		if in != t.Name || ch == nil {
+			return nil
+		}
+		r.Handle, r.Comment = info.Handle, info.Comment
+		attrs(b, func(typ uint16, v []byte) {
+			if typ == unix.NFTA_RULE_EXPRESSIONS {
+				attrs(v, func(_ uint16, e []byte) { r.Exprs = append(r.Exprs, decode(t.Family, e)) })
+			}
+		})
+		ch.Rules = append(ch.Rules, r)
+		return nil
+	})
+}
+
+// decode reads an expression, if it is one of those that Service rules are made of.
+func decode(family Family, b []byte) Expr {
+	name, data := expression(b)
+	e := Expr{Name: name}
+	known := kindOf(name)
+	if name == "byteorder" {
+		e.Any = byteOrderOf(data)
+		return e
+	}
+	if name == "immediate" && isVerdict(data) {
+		known = &expr.Verdict{}
+	}
+	if known != nil && expr.Unmarshal(byte(family), data, known) == nil {
+		e.Any = known
+	}
+	return e
+}
+
+// byteOrderOf reads an expression that the library doesn't.
+func byteOrderOf(data []byte) *expr.Byteorder {
+	e := &expr.Byteorder{}
+	attrs(data, func(typ uint16, v []byte) {
+		switch typ {
+		case unix.NFTA_BYTEORDER_SREG:
+			e.SourceRegister = be32(v)
+		case unix.NFTA_BYTEORDER_DREG:
+			e.DestRegister = be32(v)
+		case unix.NFTA_BYTEORDER_OP:
+			e.Op = expr.ByteorderOp(be32(v))
+		case unix.NFTA_BYTEORDER_LEN:
+			e.Len = be32(v)
+		case unix.NFTA_BYTEORDER_SIZE:
+			e.Size = be32(v)
+		}
+	})
+	return e
+}
+
+func isVerdict(data []byte) (verdict bool) {
+	attrs(data, func(typ uint16, v []byte) {
+		verdict = verdict || typ == unix.NFTA_IMMEDIATE_DREG && be32(v) == unix.NFT_REG_VERDICT
+	})
+	return verdict
+}
+
+func kindOf(name string) expr.Any {
+	switch name {
+	case "bitwise":
+		return &expr.Bitwise{}
+	case "cmp":
+		return &expr.Cmp{}
+	case "counter":
+		return &expr.Counter{}
+	case "ct":
+		return &expr.Ct{}
+	case "dynset":
+		return &expr.Dynset{}
+	case "fib":
+		return &expr.Fib{}
+	case "immediate":
+		return &expr.Immediate{}
+	case "lookup":
+		return &expr.Lookup{}
+	case "masq":
+		return &expr.Masq{}
+	case "meta":
+		return &expr.Meta{}
+	case "nat":
+		return &expr.NAT{}
+	case "numgen":
+		return &expr.Numgen{}
+	case "payload":
+		return &expr.Payload{}
+	case "reject":
+		return &expr.Reject{}
+	}
+	return nil
+}
+
+// set describes a set that somebody has made, well enough to read its elements and to print them.
+func (i *SetInfo) set(family Family, table string) *Set {
+	s := &Set{
+		Family: family, Table: table, Name: i.Name, Key: fieldsOf(i.shape.keyType, i.shape.keyLen), Size: i.Size, Timeout: i.shape.timeout,
+		Interval: i.shape.flags&unix.NFT_SET_INTERVAL != 0, Dynamic: i.shape.flags&unix.NFT_SET_EVAL != 0,
+		Counter: i.shape.expr == counterName,
+	}
+	if i.shape.flags&unix.NFT_SET_MAP != 0 {
+		if s.Verdict = i.shape.dataType == verdictType; !s.Verdict {
+			s.Data = fieldsOf(i.shape.dataType, i.shape.dataLen)
+		}
+	}
+	return s
+}
+
+// verdictType is NFT_DATA_VERDICT, the type of the data of verdict maps.
+const verdictType = 0xffffff00
+
+// fieldsOf finds the fields that a type number stands for, six bits for each. What has none of ours becomes one field.
+func fieldsOf(typ, length uint32) []Field {
+	var fields []Field
+	n := 0
+	for shift := 30; shift >= 0; shift -= 6 {
+		part := typ >> shift & 0x3f
+		if part == 0 && len(fields) == 0 {
+			continue
+		}
+		f, ok := fieldOf(part)
+		if !ok {
+			return []Field{opaque(int(length))}
+		}
+		fields = append(fields, f)
+		n += f.slot()
+	}
+	if len(fields) == 0 || n != int(length) && fields[0].len != int(length) {
+		return []Field{opaque(int(length))}
+	}
+	return fields
+}
+
+func fieldOf(typ uint32) (Field, bool) {
+	known := []Field{DstAddr(IPv4), DstAddr(IPv6), L4Proto(), DstPort(), Priority(), Mark(), Index()}
+	for _, f := range known {
+		if f.typ == typ {
+			return f, true
+		}
+	}
+	return Field{}, false
+}
+
+func opaque(length int) Field {
+	return Field{name: "?", len: length, print: func(b []byte) string { return fmt.Sprintf("0x%x", b) }}
+}
+
+// KeyLen and DataLen are the lengths in bytes of what a rule looks up, and what it gets.
+func (s *Set) KeyLen() int { return length(s.Key) }
+
+// DataLen is the length of a map's data; see [Set.KeyLen].
+func (s *Set) DataLen() int { return s.dataLen() }
+
+// ValueOf is a key or data as it stands in a register.
+func ValueOf(b []byte) (v Value, err error) {
+	if len(b) > maxValue {
+		return v, fmt.Errorf("read value: %d bytes", len(b))
+	}
+	v.n = byte(copy(v.b[:], b))
+	return v, nil
+}
+
+// Found is an element that was asked for.
+type Found struct {
+	Element
+	// Verdict is the code of a verdict map's element.
+	Verdict int32
+	// Expires is the time that is left; 0 if the element stays.
+	Expires time.Duration
+}
+
+// getAtOnce is how many elements are asked for by one request: their answers must fit in the socket's buffer.
+const getAtOnce = 256
+
+// Get asks for elements by their keys; nil stands for one that isn't there. The kernel looks each up as a packet would do.
+func (c *Conn) Get(s *Set, keys []Value) ([]*Found, error) {
+	found := make([]*Found, len(keys))
+	for from := 0; from < len(keys); {
+		n, missing, err := c.getSome(s, keys[from:min(len(keys), from+getAtOnce)], found[from:])
+		if err != nil {
+			return nil, fmt.Errorf("get elements of %s %s: %w", s.Family, s.Name, err)
+		}
+		from += n
+		if missing {
+			from++
+		}
+	}
+	return found, nil
+}
+
+// getSome asks once. The kernel answers up to the first that is missing.
+func (c *Conn) getSome(s *Set, keys []Value, found []*Found) (n int, missing bool, err error) {
+	if err := c.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, s.Family, getRequest(s, keys)); err != nil {
+		return 0, false, err
+	}
+	for done := false; !done; {
+		size, _, err := unix.Recvfrom(c.fd, c.buf, 0)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return n, false, err
+		}
+		forEachMessage(c.buf[:size], func(h header, payload []byte) {
+			if h.seq != c.seq || done {
+				return
+			}
+			if !h.ends() {
+				err = noteFound(s, payload[min(nfgenLen, len(payload)):], found, &n, err)
+				return
+			}
+			done = true
+			switch errno := errnoOf(payload); errno {
+			case 0:
+			case unix.ENOENT:
+				missing = true
+			default:
+				err = errno
+			}
+		})
+		if err != nil {
+			return n, missing, err
+		}
+	}
+	return n, missing, nil
+}
+
+func noteFound(s *Set, b []byte, found []*Found, n *int, err error) error {
+	attrs(b, func(typ uint16, v []byte) {
+		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			return
+		}
+		attrs(v, func(_ uint16, v []byte) {
+			f, failed := parseFound(s, v)
+			if failed != nil {
+				err = failed
+			}
+			if *n < len(found) {
+				found[*n] = &f
+				*n++
+			}
+		})
+	})
+	return err
+}
+
+func parseFound(s *Set, b []byte) (f Found, err error) {
+	f.Element, err = parseElement(s, b)
+	attrs(b, func(typ uint16, v []byte) {
+		switch typ {
+		case unix.NFTA_SET_ELEM_EXPIRATION:
+			f.Expires = time.Duration(be64(v)) * time.Millisecond
+		case unix.NFTA_SET_ELEM_DATA:
+			attrs(v, func(typ uint16, v []byte) {
+				if typ != unix.NFTA_DATA_VERDICT {
+					return
+				}
+				attrs(v, func(typ uint16, v []byte) {
+					if typ == unix.NFTA_VERDICT_CODE {
+						f.Verdict = int32(be32(v))
+					}
+				})
+			})
+		}
+	})
+	return f, err
+}
+
+func getRequest(s *Set, keys []Value) []byte {
+	var b encoder
+	b.str(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table)
+	b.str(unix.NFTA_SET_ELEM_LIST_SET, s.Name)
+	list := b.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	for i := range keys {
+		e := b.nest(unix.NFTA_LIST_ELEM)
+		b.value(unix.NFTA_SET_ELEM_KEY, &keys[i])
+		if s.Interval && len(s.Key) > 1 {
+			b.value(setElemKeyEnd, &keys[i])
+		}
+		b.unnest(e)
+	}
+	b.unnest(list)
+	return b.buf
+}
+
+// BaseChain is a chain of any table by which packets come.
+type BaseChain struct {
+	// Family is the word for the table's family, Table its name.
+	Family, Table string
+	ChainInfo
+}
+
+// BaseChains lists the base chains of all tables that packets of a family can meet.
+func (c *Conn) BaseChains(family Family) (list []BaseChain, err error) {
+	const inet = Family(unix.NFPROTO_INET)
+	for _, f := range []Family{family, inet} {
+		name := f.String()
+		if f == inet {
+			name = "inet"
+		}
+		var some []BaseChain
+		err := c.dump(unix.NFT_MSG_GETCHAIN, f, nil, func() { some = nil }, func(b []byte) error {
+			if ch, in := parseChain(b); ch.Type != "" {
+				some = append(some, BaseChain{Family: name, Table: in, ChainInfo: ch})
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list chains of family %s: %w", name, err)
+		}
+		list = append(list, some...)
+	}
+	return list, nil
+}
+
+// register returns the place of a register in a file of 16 words of 32 bits, and whether there is such a place: the verdict has none.
+func register(number uint32) (at int, ok bool) {
+	const oldRegisters = 4 // of 128 bits each
+	switch {
+	case number == unix.NFT_REG_VERDICT:
+		return 0, false
+	case number <= oldRegisters:
+		return int(number-1) * 4, true
+	case number >= unix.NFT_REG32_00 && number <= unix.NFT_REG32_15:
+		return int(number - unix.NFT_REG32_00), true
+	}
+	return 0, false
+}
+
+// Register returns the offset in bytes of a register among all of them, which are 64 bytes; see [Registers].
+func Register(number uint32) (offset int, ok bool) {
+	at, ok := register(number)
+	return at * 4, ok
+}
+
+// Registers is the size of all registers together.
+const Registers = 64
+
+func hostWord(b []byte) (uint32, bool) {
+	if len(b) != 4 {
+		return 0, false
+	}
+	return binary.NativeEndian.Uint32(b), true
+}
+
+// KeyText writes a key of the set as nft does.
+func (s *Set) KeyText(v Value) string { return printValue(s.Key, &v) }
+
+// ValueText writes what an element leads to, as nft does; "" if the set is no map.
+func (f *Found) ValueText() string {
+	switch {
+	case f.Set.Verdict:
+		return VerdictText(f.Verdict, f.Chain)
+	case f.Set.IsMap():
+		return printValue(f.Set.Data, &f.Data)
+	}
+	return ""
+}

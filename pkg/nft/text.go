@@ -1,0 +1,609 @@
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Text returns a rule in nft's language, without its comment. What isn't understood is named between question marks. The sets of
+// the rule's table tell how many registers a key takes.
+func Text(family Family, exprs []Expr, sets map[string]*Set) string {
+	w := writer{family: family, sets: sets}
+	for _, e := range exprs {
+		w.expression(e)
+	}
+	return strings.Join(w.words, " ")
+}
+
+// writer follows what registers hold, as text.
+type writer struct {
+	family Family
+	sets   map[string]*Set
+	held   [Registers / 4]*held
+	words  []string
+}
+
+// held is what a register holds.
+type held struct {
+	text string
+	// print writes a value that it is compared with, or masked by; nil for hexadecimal.
+	print func([]byte) string
+	// constant is the value itself where a rule gives it.
+	constant []byte
+	// flag says that the text is a condition by itself: that a bit is set.
+	flag string
+}
+
+func (h *held) value(b []byte) string {
+	if h.print == nil {
+		return fmt.Sprintf("0x%x", b)
+	}
+	return h.print(b)
+}
+
+func (w *writer) say(format string, args ...any) {
+	w.words = append(w.words, fmt.Sprintf(format, args...))
+}
+
+func (w *writer) hold(reg uint32, h *held) {
+	if at, ok := register(reg); ok {
+		w.held[at] = h
+	}
+}
+
+// get returns what a register holds; a question mark where that isn't known.
+func (w *writer) get(reg uint32) *held {
+	at, ok := register(reg)
+	if !ok {
+		at = len(w.held)
+	}
+	return w.at(at)
+}
+
+func (w *writer) at(word int) *held {
+	if word < len(w.held) && w.held[word] != nil {
+		return w.held[word]
+	}
+	return &held{text: "?"}
+}
+
+// key is the text of the fields that are looked up in a set.
+func (w *writer) key(reg uint32, set string) string {
+	at, ok := register(reg)
+	if !ok {
+		return "?"
+	}
+	fields := 1
+	var s *Set
+	if s = w.sets[set]; s != nil {
+		fields = len(s.Key)
+	}
+	var parts []string
+	for i := range fields {
+		parts = append(parts, w.at(at).text)
+		if s != nil {
+			at += s.Key[i].Registers()
+		}
+	}
+	return strings.Join(parts, " . ")
+}
+
+func (w *writer) expression(given Expr) {
+	switch e := given.Any.(type) {
+	case *expr.Payload:
+		w.payload(e)
+	case *expr.Meta:
+		w.meta(e)
+	case *expr.Ct:
+		w.ct(e)
+	case *expr.Fib:
+		w.fib(e)
+	case *expr.Numgen:
+		w.hold(e.Register, &held{text: fmt.Sprintf("numgen %s mod %d", numgenTypes[e.Type&1], e.Modulus)})
+	case *expr.Bitwise:
+		w.bitwise(e)
+	case *expr.Byteorder:
+		w.hold(e.DestRegister, w.get(e.SourceRegister)) // what is shown is the same in any order
+	case *expr.Immediate:
+		w.hold(e.Register, &held{text: fmt.Sprintf("0x%x", e.Data), constant: e.Data})
+	case *expr.Cmp:
+		w.compare(e)
+	case *expr.Lookup:
+		w.lookup(e)
+	case *expr.Dynset:
+		w.dynset(e)
+	case *expr.NAT:
+		w.nat(e)
+	case *expr.Masq:
+		w.words = append(w.words, "masquerade")
+		if e.FullyRandom {
+			w.words = append(w.words, "fully-random")
+		}
+	case *expr.Counter:
+		w.words = append(w.words, "counter")
+	case *expr.Reject:
+		w.reject(e)
+	case *expr.Verdict:
+		w.words = append(w.words, VerdictText(int32(e.Kind), e.Chain))
+	default:
+		w.say("?%T?", e)
+	case nil:
+		w.say("?%s?", given.Name)
+	}
+}
+
+var numgenTypes = [...]string{"inc", "random"}
+
+// VerdictText is a verdict in nft's words.
+func VerdictText(code int32, chain string) string {
+	switch code {
+	case unix.NFT_GOTO:
+		return "goto " + chain
+	case unix.NFT_JUMP:
+		return "jump " + chain
+	case unix.NFT_RETURN:
+		return "return"
+	case unix.NFT_CONTINUE:
+		return "continue"
+	case nfDrop:
+		return "drop"
+	case nfAccept:
+		return "accept"
+	}
+	return fmt.Sprintf("verdict %d", code)
+}
+
+// nfAccept is NF_ACCEPT, which golang.org/x/sys/unix lacks.
+const nfAccept = 1
+
+func (w *writer) payload(e *expr.Payload) {
+	known := []Field{SrcAddr(w.family), DstAddr(w.family), DstPort()}
+	for _, f := range known {
+		if load, ok := f.Load(e.DestRegister).(*expr.Payload); ok && load.Base == e.Base && load.Offset == e.Offset && load.Len == e.Len {
+			w.hold(e.DestRegister, &held{text: f.name, print: f.print})
+			return
+		}
+	}
+	for _, f := range known[:2] {
+		if load, ok := f.Load(e.DestRegister).(*expr.Payload); ok && load.Base == e.Base && load.Offset == e.Offset && load.Len > e.Len {
+			w.hold(e.DestRegister, &held{text: f.name, print: func(b []byte) string {
+				return fmt.Sprintf("%s/%d", f.print(append(bytes.Clone(b), make([]byte, f.len-len(b))...)), len(b)*8)
+			}})
+			return
+		}
+	}
+	base := [...]string{"ll", "nh", "th", "ih"}[e.Base&3]
+	w.hold(e.DestRegister, &held{text: fmt.Sprintf("@%s,%d,%d", base, e.Offset*8, e.Len*8)})
+}
+
+func (w *writer) meta(e *expr.Meta) {
+	f := metaOf(e.Key)
+	if !e.SourceRegister {
+		w.hold(e.Register, f)
+		return
+	}
+	from := w.get(e.Register)
+	if from.constant != nil {
+		w.say("%s set %s", f.text, f.value(from.constant))
+		return
+	}
+	w.say("%s set %s", f.text, from.text)
+}
+
+func metaOf(key expr.MetaKey) *held {
+	switch key {
+	case expr.MetaKeyL4PROTO:
+		return &held{text: "meta l4proto", print: L4Proto().print}
+	case expr.MetaKeyMARK:
+		return &held{text: "meta mark", print: Mark().print}
+	case expr.MetaKeyPRIORITY:
+		return &held{text: "meta priority", print: printPriority}
+	case expr.MetaKeyIIFNAME:
+		return &held{text: "iifname", print: printInterface}
+	case expr.MetaKeyOIFNAME:
+		return &held{text: "oifname", print: printInterface}
+	}
+	return &held{text: fmt.Sprintf("meta key %d", key)}
+}
+
+// printPriority is what nft prints.
+func printPriority(b []byte) string {
+	if v, ok := hostWord(b); ok && v == 0 {
+		return "none"
+	}
+	return Priority().print(b)
+}
+
+// printInterface prints a name, or with an asterisk how names begin.
+func printInterface(b []byte) string {
+	const ifNameSize = 16
+	name := string(bytes.TrimRight(b, "\x00"))
+	if len(b) < ifNameSize {
+		name += "*"
+	}
+	return strconv.Quote(name)
+}
+
+func (w *writer) ct(e *expr.Ct) {
+	text := map[expr.CtKey]string{expr.CtKeySTATE: "ct state", expr.CtKeySTATUS: "ct status", expr.CtKeyMARK: "ct mark"}[e.Key]
+	if text == "" {
+		text = fmt.Sprintf("ct key %d", e.Key)
+	}
+	if e.SourceRegister {
+		w.say("%s set %s", text, w.get(e.Register).text)
+		return
+	}
+	h := &held{text: text}
+	if e.Key == expr.CtKeySTATUS {
+		h.print = func(b []byte) string {
+			if v, ok := hostWord(b); ok && v == ipsDstNAT {
+				return "dnat"
+			}
+			return fmt.Sprintf("0x%x", b)
+		}
+	}
+	w.hold(e.Register, h)
+}
+
+// ipsDstNAT is IPS_DST_NAT.
+const ipsDstNAT = 1 << 5
+
+func (w *writer) fib(e *expr.Fib) {
+	var what []string
+	for _, flag := range []struct {
+		set  bool
+		word string
+	}{{e.FlagSADDR, "saddr"}, {e.FlagDADDR, "daddr"}, {e.FlagMARK, "mark"}, {e.FlagIIF, "iif"}, {e.FlagOIF, "oif"}} {
+		if flag.set {
+			what = append(what, flag.word)
+		}
+	}
+	result := "oif"
+	if e.ResultADDRTYPE {
+		result = "type"
+	}
+	w.hold(e.Register, &held{text: "fib " + strings.Join(what, " . ") + " " + result, print: func(b []byte) string {
+		v, _ := hostWord(b)
+		if v == unix.RTN_LOCAL {
+			return "local"
+		}
+		return strconv.Itoa(int(v))
+	}})
+}
+
+// bitwise: nft writes what sets, clears or turns bits in ways of their own.
+func (w *writer) bitwise(e *expr.Bitwise) {
+	from := w.get(e.SourceRegister)
+	h := &held{print: from.print}
+	inverse := make([]byte, len(e.Mask))
+	for i := range e.Mask {
+		inverse[i] = ^e.Mask[i]
+	}
+	zero, ones := bytes.Trim(e.Xor, "\x00"), bytes.Trim(inverse, "\x00")
+	switch {
+	case len(e.Mask) == 0 || len(e.Mask) != len(e.Xor):
+		h.text = from.text + " ?shifted?"
+	case len(zero) == 0:
+		h.text = from.text + " & " + from.value(e.Mask)
+		h.flag = from.text + " " + from.value(e.Mask)
+	case len(ones) == 0:
+		h.text = from.text + " ^ " + from.value(e.Xor)
+	case bytes.Equal(inverse, e.Xor):
+		h.text = from.text + " | " + from.value(e.Xor)
+	default:
+		h.text = from.text + " & " + from.value(e.Mask) + " ^ " + from.value(e.Xor)
+	}
+	w.hold(e.DestRegister, h)
+}
+
+func (w *writer) compare(e *expr.Cmp) {
+	from := w.get(e.Register)
+	operator := map[expr.CmpOp]string{
+		expr.CmpOpEq: "", expr.CmpOpNeq: "!= ", expr.CmpOpLt: "< ", expr.CmpOpLte: "<= ", expr.CmpOpGt: "> ", expr.CmpOpGte: ">= ",
+	}[e.Op]
+	zero := len(bytes.Trim(e.Data, "\x00")) == 0
+	switch {
+	case strings.HasPrefix(from.flag, "ct ") && zero && e.Op == expr.CmpOpNeq:
+		w.words = append(w.words, from.flag)
+		return
+	case from.flag != "" && operator == "":
+		operator = "== "
+	}
+	w.words = append(w.words, from.text+" "+operator+from.value(e.Data))
+}
+
+func (w *writer) lookup(e *expr.Lookup) {
+	key := w.key(e.SourceRegister, e.SetName)
+	switch {
+	case !e.IsDestRegSet && e.Invert:
+		w.say("%s != @%s", key, e.SetName)
+	case !e.IsDestRegSet:
+		w.say("%s @%s", key, e.SetName)
+	case e.DestRegister == unix.NFT_REG_VERDICT:
+		w.say("%s vmap @%s", key, e.SetName)
+	default:
+		w.hold(e.DestRegister, &held{text: key + " map @" + e.SetName})
+	}
+}
+
+func (w *writer) dynset(e *expr.Dynset) {
+	operation := [...]string{"add", "update", "delete"}[min(e.Operation, 2)]
+	timeout := ""
+	if e.Timeout > 0 {
+		timeout = fmt.Sprintf(" timeout %ds", int(e.Timeout.Seconds()))
+	}
+	data := ""
+	if e.SrcRegData != 0 {
+		data = " : " + w.get(e.SrcRegData).text
+	}
+	w.say("%s @%s { %s%s%s }", operation, e.SetName, w.key(e.SrcRegKey, e.SetName), timeout, data)
+}
+
+func (w *writer) nat(e *expr.NAT) {
+	kind := "snat"
+	if e.Type == expr.NATTypeDestNAT {
+		kind = "dnat"
+	}
+	to := w.get(e.RegAddrMin)
+	if to.constant == nil {
+		w.say("%s %s to %s", kind, w.family, to.text)
+		return
+	}
+	addr, _ := netip.AddrFromSlice(to.constant)
+	target := addr.String()
+	if port := w.get(e.RegProtoMin); e.RegProtoMin != 0 && len(port.constant) >= 2 {
+		target = netip.AddrPortFrom(addr, binary.BigEndian.Uint16(port.constant)).String()
+	}
+	w.say("%s to %s", kind, target)
+}
+
+func (w *writer) reject(e *expr.Reject) {
+	portUnreachable := uint8(3)
+	if w.family == IPv6 {
+		portUnreachable = 4
+	}
+	switch {
+	case e.Type == unix.NFT_REJECT_TCP_RST:
+		w.words = append(w.words, "reject with tcp reset")
+	case e.Code == portUnreachable:
+		w.words = append(w.words, "reject")
+	default:
+		w.say("reject with %s code %d", map[Family]string{IPv4: "icmp", IPv6: "icmpv6"}[w.family], e.Code)
+	}
+}
+
+// hookNames are nft's words for the hooks of the IP families.
+var hookNames = [...]string{"prerouting", "input", "forward", "output", "postrouting"}
+
+// HookName is nft's word for a hook of the IP families.
+func HookName(hook uint32) string {
+	if int(hook) < len(hookNames) {
+		return hookNames[hook]
+	}
+	return fmt.Sprintf("hook %d", hook)
+}
+
+// Declare returns a table in nft's language, with elements, so that nft -f makes it. The elements are sorted.
+func Declare(t *Table, elements map[string][]Element) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "table %s %s {\n", t.Family, t.Name)
+	comment := func(text string) {
+		if text != "" {
+			fmt.Fprintf(&b, "\t\tcomment %q\n", CutComment(text))
+		}
+	}
+	if t.Comment != "" {
+		fmt.Fprintf(&b, "\tcomment %q\n", t.Comment)
+	}
+	sets := map[string]*Set{}
+	for _, s := range t.Sets {
+		sets[s.Name] = s
+		fmt.Fprintf(&b, "\n\t%s {\n", s.head())
+		for _, line := range s.properties() {
+			fmt.Fprintf(&b, "\t\t%s\n", line)
+		}
+		comment(s.Comment)
+		if list := s.List(elements[s.Name]); len(list) > 0 {
+			fmt.Fprintf(&b, "\t\telements = {\n\t\t\t%s\n\t\t}\n", strings.Join(list, ",\n\t\t\t"))
+		}
+		b.WriteString("\t}\n")
+	}
+	for _, c := range t.Chains {
+		fmt.Fprintf(&b, "\n\tchain %s {\n", c.Name)
+		comment(c.Comment)
+		if c.IsBase() {
+			fmt.Fprintf(&b, "\t\ttype %s hook %s priority %d; policy accept;\n", c.Type, HookName(c.Hook), c.Priority)
+		}
+		for i := range c.Rules {
+			fmt.Fprintf(&b, "\t\t%s\n", c.Rules[i].text(t.Family, sets))
+		}
+		b.WriteString("\t}\n")
+	}
+	b.WriteString("}\n")
+	return b.String()
+}
+
+// text is the rule with its comment.
+func (r *Rule) text(family Family, sets map[string]*Set) string {
+	return RuleLine(Text(family, r.Planned(), sets), r.Comment)
+}
+
+// RuleLine appends a comment to the text of a rule.
+func RuleLine(text, comment string) string {
+	if comment == "" {
+		return text
+	}
+	return text + fmt.Sprintf(" comment %q", CutComment(comment))
+}
+
+func (s *Set) head() string {
+	if s.IsMap() {
+		return "map " + s.Name
+	}
+	return "set " + s.Name
+}
+
+// properties are the lines with which nft declares a set.
+func (s *Set) properties() []string {
+	typeof := "typeof " + fieldNames(s.Key)
+	switch {
+	case s.Verdict:
+		typeof += " : verdict"
+	case s.IsMap():
+		typeof += " : " + fieldNames(s.Data)
+	}
+	lines := []string{typeof}
+	if s.Size > 0 {
+		lines = append(lines, fmt.Sprintf("size %d", s.Size))
+	}
+	var flags []string
+	if s.Interval {
+		flags = append(flags, "interval")
+	}
+	if s.Dynamic {
+		flags = append(flags, "dynamic")
+	}
+	if s.Dynamic || s.Timeout > 0 {
+		flags = append(flags, "timeout")
+	}
+	if len(flags) > 0 {
+		lines = append(lines, "flags "+strings.Join(flags, ","))
+	}
+	if s.Timeout > 0 {
+		lines = append(lines, fmt.Sprintf("timeout %ds", int(s.Timeout.Seconds())))
+	}
+	if s.Counter {
+		lines = append(lines, "counter")
+	}
+	return lines
+}
+
+func fieldNames(fields []Field) string {
+	var names []string
+	for _, f := range fields {
+		names = append(names, f.name)
+	}
+	return strings.Join(names, " . ")
+}
+
+// List returns elements as nft takes them, sorted: each once, and ranges whole.
+func (s *Set) List(elements []Element) []string {
+	if s.Interval && len(s.Key) == 1 {
+		return s.ranges(elements)
+	}
+	list := make([]string, 0, len(elements))
+	for i := range elements {
+		list = append(list, elements[i].text())
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+func (e *Element) text() string {
+	s := printValue(e.Set.Key, &e.Key)
+	if !e.KeyEnd.Empty() {
+		s = printRanges(e.Set.Key, &e.Key, &e.KeyEnd)
+	}
+	if e.Comment != "" {
+		s += fmt.Sprintf(" comment %q", CutComment(e.Comment))
+	}
+	switch {
+	case e.Set.Verdict && e.Jump:
+		s += " : jump " + e.Chain
+	case e.Set.Verdict:
+		s += " : goto " + e.Chain
+	case e.Set.IsMap():
+		s += " : " + printValue(e.Set.Data, &e.Data)
+	}
+	return s
+}
+
+// printRanges writes a key some of whose fields are ranges.
+func printRanges(fields []Field, from, to *Value) string {
+	a, b := from.Bytes(), to.Bytes()
+	var parts []string
+	for _, f := range fields {
+		if len(a) < f.len || len(b) < f.len {
+			return strings.Join(append(parts, "?"), " . ")
+		}
+		part := f.print(a[:f.len])
+		if !bytes.Equal(a[:f.len], b[:f.len]) {
+			part = rangeText(f, a[:f.len], b[:f.len])
+		}
+		parts = append(parts, part)
+		a, b = a[min(len(a), f.slot()):], b[min(len(b), f.slot()):]
+	}
+	return strings.Join(parts, " . ")
+}
+
+// rangeText writes a range of addresses as a prefix if it is one.
+func rangeText(f Field, from, to []byte) string {
+	for bits := range len(from) * 8 {
+		if prefixed(from, to, bits) {
+			return fmt.Sprintf("%s/%d", f.print(from), bits)
+		}
+	}
+	return f.print(from) + "-" + f.print(to)
+}
+
+// prefixed tells whether two values are the first and the last with the same leading bits.
+func prefixed(from, to []byte, bits int) bool {
+	for i := range len(from) * 8 {
+		a, b := from[i/8]>>(7-i%8)&1, to[i/8]>>(7-i%8)&1
+		if i < bits && a != b || i >= bits && (a != 0 || b != 1) {
+			return false
+		}
+	}
+	return true
+}
+
+// ranges joins the first and the one after the last key of each range.
+func (s *Set) ranges(elements []Element) []string {
+	sorted := slices.Clone(elements)
+	slices.SortFunc(sorted, func(a, b Element) int {
+		switch c := bytes.Compare(a.Key.Bytes(), b.Key.Bytes()); {
+		case c != 0 || a.IntervalEnd == b.IntervalEnd:
+			return c
+		case a.IntervalEnd: // one range ends where the next begins
+			return -1
+		}
+		return 1
+	})
+	f := s.Key[0]
+	list := []string{}
+	for i, e := range sorted {
+		if e.IntervalEnd {
+			continue
+		}
+		last := bytes.Repeat([]byte{0xff}, f.len)
+		if i+1 < len(sorted) {
+			last = before(sorted[i+1].Key.Bytes())
+		}
+		text := f.print(e.Key.Bytes())
+		if !bytes.Equal(e.Key.Bytes(), last) {
+			text = rangeText(f, e.Key.Bytes(), last)
+		}
+		list = append(list, text)
+	}
+	return list
+}
+
+// before is the number before this one.
+func before(b []byte) []byte {
+	b = bytes.Clone(b)
+	for i := len(b) - 1; i >= 0; i-- {
+		b[i]--
+		if b[i] != 0xff {
+			break
+		}
+	}
+	return b
+}

@@ -1,0 +1,219 @@
+package nft
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Tracer hears what the kernel does with packets that it has marked. The marks are set by a table of its own, which goes with it: the
+// kernel deletes a table that has an owner as soon as the owner's socket is closed, however the process ends.
+type Tracer struct {
+	owner, listener *Conn
+}
+
+// Traced says which packets are marked: the first ones of connections.
+type Traced struct {
+	Family Family
+	// From is the source; invalid for any.
+	From     netip.Addr
+	To       netip.AddrPort
+	Protocol uint8
+}
+
+// TraceEvent is what a rule, or a chain at its end, did with a packet.
+type TraceEvent struct {
+	// ID is the same for all events of a packet.
+	ID           uint32
+	Table, Chain string
+	// Handle is that of the rule; 0 at the end of a chain.
+	Handle uint64
+	// Returned says that a chain has come to its end, Policy that a base chain's policy has decided.
+	Returned, Policy bool
+	// Verdict is the code, Target the chain that the packet went on to.
+	Verdict int32
+	Target  string
+	Mark    uint32
+	// From and To are the addresses at that moment; invalid where the kernel doesn't repeat them.
+	From, To netip.AddrPort
+}
+
+// Trace marks packets from now on.
+func Trace(table string, what Traced) (t *Tracer, err error) {
+	t = &Tracer{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, t.Close())
+		}
+	}()
+	if t.listener, err = Open(); err != nil {
+		return t, err
+	}
+	if err = unix.SetsockoptInt(t.listener.fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTRACE); err != nil {
+		return t, fmt.Errorf("listen to traced packets: %w", err)
+	}
+	if t.owner, err = Open(); err != nil {
+		return t, err
+	}
+	if err = t.owner.Commit(tracingBatch(table, what)); err != nil {
+		return t, fmt.Errorf("mark packets to be traced: %w", err)
+	}
+	return t, nil
+}
+
+// Priorities of the chains that mark: before connection tracking; and of those that see what has come of a packet: after all.
+const (
+	beforeAll = -450
+	afterAll  = 450
+)
+
+// The chains that see a packet last, as it reaches this machine's processes, or leaves.
+const (
+	TraceDelivered = "delivered"
+	TraceLeaving   = "leaving"
+)
+
+func tracingBatch(table string, what Traced) *Batch {
+	t := &Table{Family: what.Family, Name: table, Comment: "kube-nftproxy trace --live: goes with the command"}
+	base := func(name string, hook uint32, priority int32, rules ...Rule) *Chain {
+		return &Chain{Name: name, Type: "filter", Hook: hook, Priority: priority, Rules: rules}
+	}
+	chains := []*Chain{
+		base("arriving", unix.NF_INET_PRE_ROUTING, beforeAll, what.rule()),
+		base("sent", unix.NF_INET_LOCAL_OUT, beforeAll, what.rule()),
+		base(TraceDelivered, unix.NF_INET_LOCAL_IN, afterAll),
+		base(TraceLeaving, unix.NF_INET_POST_ROUTING, afterAll),
+	}
+	b := NewBatch(0)
+	b.addOwnedTable(t)
+	for _, c := range chains {
+		b.AddChain(t, c)
+	}
+	for _, c := range chains {
+		b.AddRules(t, c)
+	}
+	return b
+}
+
+func (b *Batch) addOwnedTable(t *Table) {
+	const owner = 2 // NFT_TABLE_F_OWNER
+	off := b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, t.Family)
+	b.str(unix.NFTA_TABLE_NAME, t.Name)
+	b.u32(unix.NFTA_TABLE_FLAGS, owner)
+	b.comment(tableUserData, t.Comment)
+	b.end(off)
+}
+
+// rule marks the packets; of TCP those with SYN and without ACK.
+func (w Traced) rule() Rule {
+	const reg = unix.NFT_REG32_00
+	equal := func(b []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: b} }
+	var exprs []expr.Any
+	if w.From.IsValid() {
+		exprs = append(exprs, SrcAddr(w.Family).Load(reg), equal(w.From.AsSlice()))
+	}
+	exprs = append(exprs, DstAddr(w.Family).Load(reg), equal(w.To.Addr().AsSlice()),
+		L4Proto().Load(reg), equal([]byte{w.Protocol}),
+		DstPort().Load(reg), equal(binary.BigEndian.AppendUint16(nil, w.To.Port())))
+	if w.Protocol == unix.IPPROTO_TCP {
+		const flagsOffset, syn, synAndAck = 13, 0x02, 0x12
+		exprs = append(exprs,
+			&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: flagsOffset, Len: 1},
+			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{synAndAck}, Xor: []byte{0}},
+			equal([]byte{syn}))
+	}
+	return Rule{Exprs: append(exprs,
+		&expr.Immediate{Register: reg, Data: []byte{1}},
+		&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: reg})}
+}
+
+// Close takes the marks away.
+func (t *Tracer) Close() error {
+	var errs []error
+	for _, c := range []*Conn{t.owner, t.listener} {
+		if c != nil {
+			errs = append(errs, c.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Next waits for the next events; there are none when the time is up.
+func (t *Tracer) Next(patience time.Duration) ([]TraceEvent, error) {
+	ready := []unix.PollFd{{Fd: int32(t.listener.fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(ready, int(patience.Milliseconds()))
+	if err == unix.EINTR || err == nil && n == 0 {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("wait for traced packets: %w", err)
+	}
+	size, _, err := unix.Recvfrom(t.listener.fd, t.listener.buf, 0)
+	if err != nil {
+		return nil, fmt.Errorf("listen to traced packets: %w", err)
+	}
+	var list []TraceEvent
+	forEachMessage(t.listener.buf[:size], func(h header, payload []byte) {
+		if h.typ == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE && len(payload) > nfgenLen {
+			list = append(list, parseTrace(payload[nfgenLen:]))
+		}
+	})
+	return list, nil
+}
+
+func parseTrace(b []byte) (e TraceEvent) {
+	var network, transport []byte
+	attrs(b, func(typ uint16, v []byte) {
+		switch typ {
+		case unix.NFTA_TRACE_ID:
+			e.ID = be32(v)
+		case unix.NFTA_TRACE_TABLE:
+			e.Table = text(v)
+		case unix.NFTA_TRACE_CHAIN:
+			e.Chain = text(v)
+		case unix.NFTA_TRACE_RULE_HANDLE:
+			e.Handle = be64(v)
+		case unix.NFTA_TRACE_TYPE:
+			e.Policy, e.Returned = be32(v) == unix.NFT_TRACETYPE_POLICY, be32(v) == unix.NFT_TRACETYPE_RETURN
+		case unix.NFTA_TRACE_MARK:
+			e.Mark = be32(v)
+		case unix.NFTA_TRACE_POLICY:
+			e.Verdict = int32(be32(v))
+		case unix.NFTA_TRACE_VERDICT:
+			attrs(v, func(typ uint16, v []byte) {
+				switch typ {
+				case unix.NFTA_VERDICT_CODE:
+					e.Verdict = int32(be32(v))
+				case unix.NFTA_VERDICT_CHAIN:
+					e.Target = text(v)
+				}
+			})
+		case unix.NFTA_TRACE_NETWORK_HEADER:
+			network = v
+		case unix.NFTA_TRACE_TRANSPORT_HEADER:
+			transport = v
+		}
+	})
+	e.From, e.To = addresses(network, transport)
+	return e
+}
+
+// addresses reads them from headers; they are invalid where there are none.
+func addresses(network, transport []byte) (from, to netip.AddrPort) {
+	at, n := 12, 4
+	if len(network) > 0 && network[0]>>4 == 6 {
+		at, n = 8, 16
+	}
+	if len(network) < at+2*n || len(transport) < 4 {
+		return from, to
+	}
+	source, _ := netip.AddrFromSlice(network[at : at+n])
+	destination, _ := netip.AddrFromSlice(network[at+n : at+2*n])
+	return netip.AddrPortFrom(source, binary.BigEndian.Uint16(transport)),
+		netip.AddrPortFrom(destination, binary.BigEndian.Uint16(transport[2:]))
+}
