@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -83,6 +84,28 @@ func BenchmarkReplaceOneEndpoint(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkScale gives a Service one endpoint more, or one less: its class is another, and what its element has counted is reported.
+func BenchmarkScale(b *testing.B) {
+	lab.EnterNamespace(b)
+	const services = 1000
+	k, p := open(b), plan.New(options())
+	k.Count(uncounted{})
+	fill(p, services, 10)
+	sync(b, k, p, Full)
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		s := plain(i%services, 10+(1+i/services)%2, 0)
+		p.Set(s.Name, s)
+		sync(b, k, p, Partial)
+	}
+}
+
+type uncounted struct{}
+
+func (uncounted) Begin()                  {}
+func (uncounted) End([]nft.Counted, bool) {}
+func (uncounted) Adopted()                {}
 
 // BenchmarkAdopt goes from a new process's plan to the finding that the kernel holds it already.
 func BenchmarkAdopt(b *testing.B) {

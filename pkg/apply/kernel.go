@@ -18,6 +18,8 @@ type Kernel struct {
 	conn *nft.Conn
 	// known says that the kernel holds what the planner had when it was last asked.
 	known bool
+	// doubted says that it was known until somebody doubted it.
+	doubted bool
 	// generation is that of the kernel's ruleset as it was left by us, or read before it was found to be ours.
 	generation uint32
 	// states are the state elements that the kernel holds.
@@ -32,13 +34,31 @@ type Kernel struct {
 	found    []nft.Family
 	others   others
 	check    check
+	counts   Counts
 }
+
+// Counts takes what elements have counted before they go.
+type Counts interface {
+	// Begin comes before a batch that deletes elements with counters, End after it, with what was counted by those that went; all
+	// says that every element was made anew.
+	Begin()
+	End(gone []nft.Counted, all bool)
+	// Adopted comes when the tables of an earlier process have been found to be as wanted.
+	Adopted()
+}
+
+// Count makes it tell what elements have counted. It is to be called before the first sync, or not at all.
+func (k *Kernel) Count(c Counts) { k.counts = c }
 
 // Open opens the network namespace of the calling thread. It fails where this process may not use nftables, or the kernel
 // has none.
 func Open() (*Kernel, error) {
+	const noTables = "%w: does the kernel have nf_tables (CONFIG_NF_TABLES, module nf_tables)?"
 	conn, err := nft.Open()
-	if err != nil {
+	switch {
+	case errors.Is(err, unix.EPROTONOSUPPORT):
+		return nil, fmt.Errorf(noTables, err)
+	case err != nil:
 		return nil, err
 	}
 	if _, err := conn.Generation(); err != nil {
@@ -46,7 +66,7 @@ func Open() (*Kernel, error) {
 		if errors.Is(err, unix.EPERM) {
 			return nil, fmt.Errorf("%w: nftables needs the capability NET_ADMIN; add it to the container's securityContext.capabilities", err)
 		}
-		return nil, fmt.Errorf("%w: does the kernel have nf_tables (CONFIG_NF_TABLES, module nf_tables)?", err)
+		return nil, fmt.Errorf(noTables, err)
 	}
 	return &Kernel{
 		conn: conn, states: map[nft.Family]*nft.Element{}, difference: nft.NewBatch(0), others: others{heard: make(chan struct{}, 1)},
@@ -99,6 +119,14 @@ func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 	if k.known {
 		return k.update(p)
 	}
+	if k.harmless() {
+		result, err := k.update(p)
+		if result.Kind == Nothing && err == nil {
+			result.Kind = Adopted
+		}
+		return result, err
+	}
+	k.doubted = false // what has changed since isn't known as a difference from here on
 	p.Untrack()
 	if len(k.states) == 0 {
 		// What came and went while the first plan was made has never been in the kernel.
@@ -128,6 +156,9 @@ func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 	if why == "" {
 		// Nobody has listened while there was no process.
 		k.remember(p)
+		if k.counts != nil && first {
+			k.counts.Adopted()
+		}
 		k.check.due = k.check.due || first && k.elements <= readable
 		return Result{Kind: Adopted}, nil
 	}
@@ -139,10 +170,27 @@ func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 	return result, err
 }
 
+// harmless ends a doubt where all that others have committed since was heard of, and none of it in our tables: there is nothing to
+// compare then, and what is to be changed is a difference still. Otherwise who changes the ruleset all the time would have
+// everything written anew with every change of a Service.
+func (k *Kernel) harmless() bool {
+	if !k.doubted || k.takeOver || k.others.suspicion() != "" {
+		return false
+	}
+	generation, err := k.conn.Generation()
+	if err != nil || generation == k.generation || !k.others.harmless(k.generation, generation) {
+		return false
+	}
+	k.others.counted(generation, int(generation-k.generation))
+	k.generation, k.known, k.doubted = generation, true, false
+	return true
+}
+
 // Meddled reports whether somebody else has changed the kernel's ruleset since the last sync: some table, not necessarily
 // ours. It costs a few microseconds. Where something may have been changed unheard of, it has all elements read beside, and reports
 // later what came of it.
 func (k *Kernel) Meddled() (bool, error) {
+	k.others.revive()
 	generation, err := k.conn.Generation()
 	if err != nil || generation != k.generation {
 		return err == nil, err
@@ -160,7 +208,7 @@ func (k *Kernel) remember(p *plan.Planner) {
 			k.elements += p.Count(s)
 		}
 	}
-	k.known = true
+	k.known, k.doubted = true, false
 	p.Track()
 }
 
@@ -176,6 +224,7 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 		return k.rewrite(p, why)
 	}
 	b := k.reuse()
+	b.Report = k.counts != nil
 	for _, ch := range c.Chains {
 		t := table(ch.Family)
 		b.AddChain(t, ch.Chain)
@@ -250,9 +299,9 @@ func table(f model.Family) *nft.Table {
 }
 
 func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
-	k.known = false
+	k.known, k.doubted = false, false
 	start := time.Now()
-	err := k.others.deafly(func() error { return k.conn.Commit(b) })
+	err := k.others.deafly(func() error { return k.send(b, kind) })
 	r := Result{Kind: kind, Elements: b.Elements(), Bytes: b.Len(), Commit: time.Since(start)}
 	if err != nil {
 		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), err)
@@ -261,6 +310,17 @@ func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 	// The generation that this batch made, if nobody else has come between: otherwise Meddled sees a difference.
 	k.generation++
 	return r, nil
+}
+
+// send sends a batch, and passes on what the elements that it deletes have counted.
+func (k *Kernel) send(b *nft.Batch, kind Kind) error {
+	if k.counts == nil || kind == Partial && !b.Reports() {
+		return k.conn.Commit(b)
+	}
+	k.counts.Begin()
+	err := k.conn.Commit(b)
+	k.counts.End(b.Gone(), kind == Full && err == nil)
+	return err
 }
 
 // Cleanup deletes our tables and nothing else, and returns which there were. That there are none is not an error.
@@ -291,7 +351,7 @@ func (k *Kernel) Renew(p *plan.Planner) error {
 	leases := p.Leases()
 	for i, e := range leases {
 		if i == 0 || e.Set != leases[i-1].Set {
-			b.FlushSet(e.Set) // an element that has run out can't be deleted by its key
+			b.FlushSet(e.Set, 0) // an element that has run out can't be deleted by its key
 		}
 	}
 	for i := range leases {
@@ -304,4 +364,7 @@ func (k *Kernel) Renew(p *plan.Planner) error {
 }
 
 // Doubt makes the next sync compare the tables with what is wanted, as at the start.
-func (k *Kernel) Doubt() { k.known = false }
+func (k *Kernel) Doubt() {
+	k.doubted = k.doubted || k.known
+	k.known = false
+}

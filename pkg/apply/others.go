@@ -13,14 +13,19 @@ import (
 // others hears of what other programs commit.
 type others struct {
 	listener *nft.Listener
-	heard    chan struct{}
-	last     atomic.Pointer[nft.Commit]
+	// ended is closed when nothing more is heard from the listener, deaf says that it isn't a member of the kernel's group.
+	ended chan struct{}
+	deaf  bool
+	heard chan struct{}
+	last  atomic.Pointer[nft.Commit]
 
 	mu locks.Mutex
 	// touched tells of the first change of our tables that isn't settled, "" if there is none, and touchedIn which generation
 	// it made. What was changed up to the generation fixed is settled.
 	touched          string
 	touchedIn, fixed uint32
+	// Everything that was committed after the generation calmFrom up to calmTo was heard of, and not in our tables.
+	calmFrom, calmTo uint32
 	// since is the generation from which on commits count, 0 before the first sync. unheard are the commits of others, according to the
 	// ruleset's generation, less those that were heard of.
 	since   uint32
@@ -32,13 +37,40 @@ type others struct {
 // tables. Without it [Kernel.Meddled] tells the same when it is asked, but not who it was, and has to read all elements to know
 // that none has another value. Commits of this process are neither heard nor slowed down.
 func (k *Kernel) Listen() error {
+	return k.others.open()
+}
+
+func (o *others) open() error {
 	l, err := nft.Listen(plan.TableName)
 	if err != nil {
 		return err
 	}
-	k.others.listener = l
-	go k.others.listen(ownName())
-	return l.Join()
+	o.listener, o.ended = l, make(chan struct{})
+	go o.listen(l, o.ended, ownName())
+	return o.join()
+}
+
+func (o *others) join() error {
+	err := o.listener.Join()
+	o.deaf = err != nil
+	return err
+}
+
+// revive makes it hear again, if the socket broke or couldn't join. Until that succeeds, what others commit shows in the
+// ruleset's generation only.
+func (o *others) revive() {
+	if o.listener == nil {
+		return
+	}
+	select {
+	case <-o.ended:
+		_ = o.listener.Close()
+		_ = o.open() // the next look tries again
+	default:
+		if o.deaf {
+			_ = o.join()
+		}
+	}
 }
 
 // ownName is the kernel's name of this process.
@@ -51,9 +83,10 @@ func ownName() string {
 }
 
 // listen ends when the listener is closed.
-func (o *others) listen(own string) {
+func (o *others) listen(l *nft.Listener, ended chan<- struct{}, own string) {
+	defer close(ended)
 	for {
-		c, err := o.listener.Next()
+		c, err := l.Next()
 		if err != nil {
 			return
 		}
@@ -73,20 +106,38 @@ func (o *others) note(c *nft.Commit, own string) {
 		o.lost = true
 		return
 	}
+	touch := touchOf(c)
+	if touch != "" {
+		o.calmFrom = c.Generation
+	} else if c.Generation != o.calmTo+1 {
+		o.calmFrom = c.Generation - 1
+	}
+	o.calmTo = c.Generation
 	if o.since != 0 && after(c.Generation, o.since) {
 		o.unheard--
 	}
-	if o.touched != "" || !after(c.Generation, o.fixed) {
-		return
+	// A second instance of this program, as while one replaces another, writes what it wants: the tables tell what that is, and
+	// two that undo each other's work would never end.
+	if touch != "" && c.Program != own && o.touched == "" && after(c.Generation, o.fixed) {
+		o.touched, o.touchedIn = "somebody has touched it: "+touch, c.Generation
 	}
+}
+
+// touchOf tells what a commit did to our tables. Clients may be forgotten, or remembered.
+func touchOf(c *nft.Commit) string {
 	for _, t := range c.Touched {
-		// Clients may be forgotten, or remembered. A second instance of this program, as while one replaces another, writes
-		// what it wants: the tables tell what that is, and two that undo each other's work would never end.
-		if !(t.Elements && plan.Remembers(t.Name)) && c.Program != own {
-			o.touched, o.touchedIn = "somebody has touched it: "+t.String(), c.Generation
-			return
+		if !t.Elements || !plan.Remembers(t.Name) {
+			return t.String()
 		}
 	}
+	return ""
+}
+
+// harmless reports whether all that was committed between two generations was heard of, and not in our tables.
+func (o *others) harmless(from, to uint32) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return int32(from-o.calmFrom) >= 0 && int32(o.calmTo-to) >= 0
 }
 
 // counted takes the ruleset's generation into account: others have made a number of commits up to it.
@@ -155,9 +206,12 @@ func (o *others) deafly(f func() error) error {
 	if o.listener == nil {
 		return f()
 	}
-	// That it can't leave or join makes f slower, or others' changes to be seen half a second later.
-	_ = o.listener.Leave()
-	defer func() { _ = o.listener.Join() }()
+	if err := o.listener.Leave(); err != nil {
+		// What it heard of f would be taken for others' commits.
+		_ = o.listener.Close()
+	}
+	// Where it can't join, others' changes are seen half a second later.
+	defer func() { _ = o.join() }()
 	return f()
 }
 

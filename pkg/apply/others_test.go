@@ -9,7 +9,7 @@ import (
 )
 
 // heard waits until the kernel says that somebody else has committed something.
-func heard(t *testing.T, k *Kernel) {
+func heard(t testing.TB, k *Kernel) {
 	t.Helper()
 	select {
 	case <-k.Heard():

@@ -20,7 +20,8 @@ type check struct {
 
 // outcome is what a check has found.
 type outcome struct {
-	generation uint32
+	// generation is that of the ruleset at the beginning, now that at the end.
+	generation, now uint32
 	// wrong tells what is not as it should be; "" if all is.
 	wrong string
 	err   error
@@ -65,7 +66,7 @@ func (k *Kernel) verify() {
 	}
 	go func(generation uint32, tables []*nft.Table, answer chan<- outcome) {
 		o := outcome{generation: generation}
-		o.wrong, o.err = differs(conn, generation, states, tables)
+		o.wrong, o.now, o.err = differs(conn, states, tables)
 		_ = conn.Close()
 		answer <- o
 	}(k.generation, k.tables, c.answer)
@@ -74,6 +75,9 @@ func (k *Kernel) verify() {
 // checked takes a check's outcome.
 func (k *Kernel) checked(o outcome) {
 	c := &k.check
+	if o.err == nil && o.now != o.generation && !k.others.harmless(o.generation, o.now) {
+		o.err = errChanged
+	}
 	switch {
 	case o.err != nil:
 		c.due = true
@@ -89,13 +93,16 @@ func (k *Kernel) checked(o outcome) {
 	}
 }
 
-// differs reads all elements and rules, and tells whether they are those that the states speak of, and the tables have. It fails if
-// the ruleset isn't of that generation, or doesn't stay so.
-func differs(conn *nft.Conn, generation uint32, states []*nft.Element, tables []*nft.Table) (wrong string, err error) {
+// errChanged says that a check has to be made again: somebody, perhaps this process, has changed what was read.
+var errChanged = errors.New("the ruleset has changed meanwhile")
+
+// differs reads all elements and rules, and tells whether they are those that the states speak of, and the tables have. That is only
+// so if nobody changes them until the generation now.
+func differs(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong string, now uint32, err error) {
 	for _, t := range tables {
 		chain, err := conn.Differing(t)
 		if err != nil {
-			return "", err
+			return "", 0, err
 		}
 		if chain != "" && wrong == "" {
 			wrong = fmt.Sprintf("table %s %s: the rules of chain %s do something else", t.Family, t.Name, chain)
@@ -104,17 +111,14 @@ func differs(conn *nft.Conn, generation uint32, states []*nft.Element, tables []
 	for _, state := range states {
 		same, err := sameElements(conn, state, tables)
 		if err != nil {
-			return "", err
+			return "", 0, err
 		}
 		if !same && wrong == "" {
 			wrong = fmt.Sprintf("table %s %s: its elements are not ours", state.Set.Family, plan.TableName)
 		}
 	}
-	now, err := conn.Generation()
-	if err == nil && now != generation {
-		err = errors.New("the ruleset has changed meanwhile")
-	}
-	return wrong, err
+	now, err = conn.Generation()
+	return wrong, now, err
 }
 
 // sameElements reads all elements of a family, and compares them with its state.

@@ -170,6 +170,7 @@ func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
 	p.Prune()
 	p.Fit()
 	b := nft.NewBatch(batchBytes(p))
+	b.Report = k.counts != nil && len(k.states) > 0 // what an earlier process has left isn't counted
 	k.replace(b)
 	tables := p.Tables()
 	leftovers := map[nft.Family][]string{}
@@ -228,12 +229,17 @@ func clearTable(b *nft.Batch, p *plan.Planner, t *nft.Table, f found) (leftovers
 	for name, info := range f.sets {
 		s := wanted[name]
 		switch {
-		case s == nil || !info.Is(s) || tooSmall(info, s, p.Count(s)):
+		case s == nil || !info.Is(s):
+			b.DeleteSet(t.Family, t.Name, name)
+		case tooSmall(info, s, p.Count(s)):
+			if s.Counter {
+				b.FlushSet(s, max(info.Count, p.Count(s))) // so that nothing that was counted is lost
+			}
 			b.DeleteSet(t.Family, t.Name, name)
 		case s.Dynamic:
 			delete(wanted, name)
 		default:
-			b.FlushSet(s)
+			b.FlushSet(s, max(info.Count, p.Count(s)))
 			s.Size = info.Size
 			delete(wanted, name)
 		}

@@ -211,16 +211,14 @@ func (r *Reconciler) searched(d *Desired, err error) {
 func (r *Reconciler) family(ctx context.Context, f model.Family, d *Desired) error {
 	logger := klog.FromContext(ctx)
 	start := time.Now()
-	stale := d.Stale
-	if each := logger.V(6); each.Enabled() {
-		stale = func(flow *Flow) bool {
-			yes := d.Stale(flow)
-			if yes {
-				each.Info("Deleting conntrack entry", "protocol", flow.Protocol, "source", flow.Source,
-					"destination", flow.Destination, "server", flow.Server)
-			}
-			return yes
+	each := logger.V(6)
+	stale := func(flow *Flow) bool {
+		yes := d.Stale(flow) && !r.welcome(flow)
+		if yes && each.Enabled() {
+			each.Info("Deleting conntrack entry", "protocol", flow.Protocol, "source", flow.Source,
+				"destination", flow.Destination, "server", flow.Server)
 		}
+		return yes
 	}
 	out, err := r.table.Delete(ctx, f, !d.Undnated, stale)
 	if err != nil && out.Seen == 0 {
@@ -234,6 +232,14 @@ func (r *Reconciler) family(ctx context.Context, f model.Family, d *Desired) err
 	logger.V(4).Info("Finished reconciling conntrack entries", "ipFamily", f, "entriesDeleted", out.Deleted,
 		"entriesRead", out.Seen, "frontends", d.count[f], "took", took)
 	return err
+}
+
+// welcome reports whether a flow is as a later request wants it, which waits for the next pass: it may have begun since the rules
+// have changed again, and its packets are on their way.
+func (r *Reconciler) welcome(f *Flow) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pending != nil && r.pending.welcomes(f)
 }
 
 // log logs an error when it is not the one before, and the end of a row of them.

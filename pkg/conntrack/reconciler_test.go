@@ -92,6 +92,26 @@ func removed(p model.Protocol, at string) *Desired {
 	return d
 }
 
+// A client that has begun while a pass reads, under rules that are newer than what the pass is for, would lose its answer.
+func TestAPassLeavesWhatIsWantedByNow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeTable{takes: 100 * time.Millisecond, flows: []Flow{
+			flow(model.UDP, "10.96.0.1:53", "10.244.0.1:53"), // begins under the later rules
+			flow(model.UDP, "10.96.0.1:53", "10.244.0.9:53"), // has to go under both
+			flow(model.UDP, "10.96.0.2:53", "10.244.0.1:53"), // the later request isn't about it
+		}}
+		r := start(t, f)
+		r.Request(removed(model.UDP, "10.96.0.1:53"))
+		r.Request(removed(model.UDP, "10.96.0.2:53"))
+		time.Sleep(50 * time.Millisecond)
+		later := &Desired{}
+		later.Frontend(key(model.UDP, "10.96.0.1:53"), endpoints("10.244.0.1:53"))
+		r.Request(later)
+		time.Sleep(100 * time.Millisecond)
+		f.expect(t, "120ms IPv4 udp=true deleted=2")
+	})
+}
+
 func TestRequestsBecomeOnePass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeTable{flows: []Flow{

@@ -185,6 +185,12 @@ func (d *Desired) Stale(f *Flow) bool {
 	return !f.Replied || f.Protocol == model.UDP && len(to.endpoints) > 0
 }
 
+// welcomes reports whether a flow goes where packets to its frontend go.
+func (d *Desired) welcomes(f *Flow) bool {
+	to, known := d.find(f.Destination, f.Protocol)
+	return known && !to.gone && to.serves(f.Protocol, f.Server)
+}
+
 // find returns the frontend at a destination.
 func (d *Desired) find(at netip.AddrPort, p model.Protocol) (frontend, bool) {
 	addr := at.Addr()

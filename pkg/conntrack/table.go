@@ -58,6 +58,9 @@ const (
 // errInterrupted is what a reading of the table ends with that may have missed entries.
 var errInterrupted = errors.New("reading was interrupted")
 
+// errTruncated is what a reading ends with of which a part is missing.
+var errTruncated = errors.New("read conntrack entries: a reply is truncated")
+
 // errAbsent is what a kernel without connection tracking, or without its netlink interface, comes down to.
 var errAbsent = errors.New("the kernel's modules nf_conntrack and nf_conntrack_netlink are missing or can't be loaded")
 
@@ -342,6 +345,11 @@ func openSocket() (*socket, error) {
 		_ = s.close()
 		return nil, fmt.Errorf("bind netlink socket: %w", err)
 	}
+	// A reply is made while the request is sent, or the one before is read: what isn't there was lost.
+	const patience = 250_000 // microseconds
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: patience}); err != nil {
+		return nil, errors.Join(fmt.Errorf("set up netlink socket: %w", err), s.close())
+	}
 	// Both only make room for many errors at once; without them some would not be counted.
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 2<<20)
@@ -379,6 +387,9 @@ func (s *socket) eachOfDump(ctx context.Context, f func(payload []byte) error) e
 		}
 		if err != nil {
 			return fmt.Errorf("read conntrack entries: %w", err)
+		}
+		if !isWhole(s.buf[:n]) {
+			return errTruncated
 		}
 		for m := range messages(s.buf[:n]) {
 			if m.seq != s.seq {
@@ -459,6 +470,22 @@ func (m *message) errno() unix.Errno {
 		return 0
 	}
 	return unix.Errno(-int32(binary.NativeEndian.Uint32(m.payload)))
+}
+
+// isWhole reports whether a buffer has messages, and all of the last one.
+func isWhole(b []byte) bool {
+	for n := 0; len(b) > 0; b = b[min(align(n), len(b)):] {
+		if len(b) < unix.NLMSG_HDRLEN {
+			return false
+		}
+		if n = int(binary.NativeEndian.Uint32(b)); n < unix.NLMSG_HDRLEN || n > len(b) {
+			return false
+		}
+		if align(n) >= len(b) {
+			return true
+		}
+	}
+	return false
 }
 
 // messages yields the netlink messages in a buffer.

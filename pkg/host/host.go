@@ -12,9 +12,11 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
@@ -22,7 +24,12 @@ import (
 // Addresses lists the addresses of all interfaces.
 func Addresses() ([]netip.Addr, error) {
 	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+	// A list that was interrupted lacks some, and perhaps nothing tells later that it does: whatever came or went in between
+	// may have been a device without addresses.
+	for again := 0; again < 20 && errors.Is(err, netlink.ErrDumpInterrupted); again++ {
+		list, err = netlink.AddrList(nil, netlink.FAMILY_ALL)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
 	out := make([]netip.Addr, 0, len(list))
@@ -34,23 +41,45 @@ func Addresses() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// FollowAddresses calls changed whenever an address is added or removed, until the context ends.
+// subscribeAgain is the time between two attempts to hear of addresses.
+const subscribeAgain = time.Second
+
+// FollowAddresses calls changed whenever an address is added or removed, until the context ends. Where that can't be heard of, or
+// more happened at once than the kernel keeps, it tries again, and calls changed when it hears again: something may have gone unheard.
 func FollowAddresses(ctx context.Context, changed func()) error {
-	updates := make(chan netlink.AddrUpdate, 64)
-	if err := netlink.AddrSubscribe(updates, ctx.Done()); err != nil {
-		return fmt.Errorf("subscribe to address changes: %w", err)
+	for missed := false; ctx.Err() == nil; missed = true {
+		err := followOnce(ctx, changed, missed)
+		if ctx.Err() != nil {
+			break
+		}
+		klog.FromContext(ctx).Error(err, "Changes of addresses may have gone unheard, looking again", "in", subscribeAgain)
+		select {
+		case <-ctx.Done():
+		case <-time.After(subscribeAgain):
+		}
 	}
-	return follow(ctx, updates, changed)
+	return nil
 }
 
-func follow(ctx context.Context, updates <-chan netlink.AddrUpdate, changed func()) error {
+// followOnce hears of addresses until the subscription ends, which it does at the first error.
+func followOnce(ctx context.Context, changed func(), missed bool) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	updates := make(chan netlink.AddrUpdate, 64)
+	why := errors.New("the subscription ended")
+	err := netlink.AddrSubscribeWithOptions(updates, ctx.Done(), netlink.AddrSubscribeOptions{
+		ErrorCallback: func(err error) { why = err }, // before updates is closed
+	})
+	if err != nil {
+		return fmt.Errorf("subscribe to address changes: %w", err)
+	}
+	if missed {
+		changed()
+	}
 	for range updates {
 		changed()
 	}
-	if ctx.Err() == nil {
-		return errors.New("subscription to address changes ended")
-	}
-	return nil
+	return fmt.Errorf("hear of address changes: %w", why)
 }
 
 // SkipKernelCheck is the environment variable by which kube-proxy too is told to go on with an older kernel.

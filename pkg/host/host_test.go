@@ -3,10 +3,15 @@ package host
 import (
 	"context"
 	"net/netip"
+	"os"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -31,29 +36,111 @@ func TestCheckKernelCanBeSkipped(t *testing.T) {
 
 func TestAddressesAreListedAndFollowed(t *testing.T) {
 	lab.EnterNamespace(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	changed, done := make(chan struct{}, 16), make(chan error, 1)
-	updates := make(chan netlink.AddrUpdate, 16)
-	if err := netlink.AddrSubscribe(updates, ctx.Done()); err != nil {
-		t.Fatal(err)
-	}
-	go func() { done <- follow(ctx, updates, func() { changed <- struct{}{} }) }()
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	changed := make(chan struct{}, 16)
+	follow(t, func() { changed <- struct{}{} })
 	want := netip.MustParseAddr("192.0.2.9")
-	addr, _ := netlink.ParseAddr("192.0.2.9/32")
-	if err := netlink.AddrAdd(lo, addr); err != nil {
-		t.Fatal(err)
-	}
+	add(t, want)
 	<-changed
 	got, err := Addresses()
 	if err != nil || !slices.Contains(got, want) {
 		t.Errorf("Addresses() = %v, %v; want %v among them", got, err, want)
 	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Errorf("following ended with %v", err)
+}
+
+// A CNI may add more at once than the kernel keeps for a reader: the subscription ends then, and what comes later must be heard
+// of all the same.
+func TestAddressesAreFollowedAfterAnOverrun(t *testing.T) {
+	lab.EnterNamespace(t)
+	gate, calls := make(chan struct{}), make(chan struct{}, 1<<16)
+	follow(t, func() {
+		<-gate
+		calls <- struct{}{}
+	})
+	const enough = 4000
+	addr := netip.MustParseAddr("10.0.0.0")
+	for range enough {
+		addr = addr.Next()
+		add(t, addr)
+	}
+	close(gate)
+	heard := 0
+	for quiet := false; !quiet; { // until all that was kept has been heard of
+		select {
+		case <-calls:
+			heard++
+		case <-time.After(100 * time.Millisecond):
+			quiet = true
+		}
+	}
+	if heard >= enough {
+		t.Fatalf("%d of %d changes were heard of: nothing was overrun", heard, enough)
+	}
+	add(t, addr.Next())
+	select {
+	case <-calls:
+	case <-time.After(20 * time.Second):
+		t.Errorf("after an overrun, in which %d of %d changes were heard of, another one was not", heard, enough)
+	}
+}
+
+// follow follows the addresses of the calling thread's namespace until the end of the test.
+func follow(t *testing.T, changed func()) {
+	t.Helper()
+	subscribed := routeSockets(t)
+	home, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // it never returns from there
+		err := netns.Set(home)
+		if err == nil {
+			err = FollowAddresses(ctx, changed)
+		}
+		done <- err
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("following ended with %v", err)
+		}
+		_ = home.Close()
+	})
+	for deadline := time.Now().Add(20 * time.Second); routeSockets(t) == subscribed; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("nobody follows")
+		}
+	}
+}
+
+// routeSockets counts the sockets of this namespace that hear of addresses.
+func routeSockets(t *testing.T) (n int) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/thread-self/net/netlink")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) > 3 && f[1] == "0" && f[3] != "00000000" {
+			n++
+		}
+	}
+	return n
+}
+
+func add(t *testing.T, addr netip.Addr) {
+	t.Helper()
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, err := netlink.ParseAddr(netip.PrefixFrom(addr, addr.BitLen()).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.AddrAdd(lo, one); err != nil {
+		t.Fatal(err)
 	}
 }

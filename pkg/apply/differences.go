@@ -1,0 +1,280 @@
+package apply
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// ErrMoving says that the ruleset has changed while it was read.
+var ErrMoving = errors.New("the ruleset has changed meanwhile")
+
+// Differences reads the tables whole, by a connection of its own, and tells in what they differ from what a planner wants; it lists
+// the first of the differences only. The planner must not be used by anybody else: chains and classes that nothing leads to any more
+// become part of it, as at a start. Remembered clients are passed over.
+func Differences(p *plan.Planner, most int) (v *view.Verification, err error) {
+	conn, err := nft.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	c := comparison{Kernel: &Kernel{conn: conn}, planner: p, most: most, out: &view.Verification{Differences: []view.Difference{}}}
+	if c.out.Generation, err = conn.Generation(); err != nil {
+		return nil, err
+	}
+	p.Prune() // what came and went while it was planned has never been wanted
+	held := map[nft.Family]found{}
+	for _, t := range p.Tables() {
+		f, err := c.find(t)
+		if err == nil {
+			err = c.noteUnused(p, t.Family, f)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read tables: %w", err)
+		}
+		held[t.Family] = f
+	}
+	c.want()
+	for _, t := range p.Tables() { // anew: with what was found to be unused
+		if err := c.table(t, held[t.Family]); err != nil {
+			return nil, fmt.Errorf("read tables: %w", err)
+		}
+	}
+	now, err := conn.Generation()
+	if err == nil && now != c.out.Generation {
+		err = ErrMoving
+	}
+	return c.out, err
+}
+
+// comparison is the working memory of one call.
+type comparison struct {
+	*Kernel
+	planner *plan.Planner
+	most    int
+	out     *view.Verification
+	// wanted has the digests of each set's elements, and whether they have been seen: the elements themselves would take as much memory
+	// as everything else together.
+	wanted map[*nft.Set]map[uint64]bool
+}
+
+func (c *comparison) want() {
+	c.wanted = map[*nft.Set]map[uint64]bool{}
+	c.planner.Elements(func(e *nft.Element) {
+		if c.wanted[e.Set] == nil {
+			c.wanted[e.Set] = make(map[uint64]bool, c.planner.Count(e.Set))
+		}
+		c.wanted[e.Set][plan.ElementDigest(e)] = false
+	})
+}
+
+func (c *comparison) differs(d view.Difference) {
+	if c.out.Total++; c.out.Total <= c.most {
+		c.out.Differences = append(c.out.Differences, d)
+	}
+}
+
+func (c *comparison) table(t *nft.Table, f found) error {
+	name := fmt.Sprintf("%s %s", t.Family, t.Name)
+	if c.out.Tables++; !f.exists {
+		c.differs(view.Difference{Table: name, Want: "the table, with all that is in it"})
+		return nil
+	}
+	c.chains(t, name, f)
+	if err := c.rules(t, name); err != nil {
+		return err
+	}
+	sets := map[string]bool{}
+	for _, s := range t.Sets {
+		sets[s.Name] = true
+		info, exists := f.sets[s.Name]
+		switch {
+		case !exists:
+			c.differs(view.Difference{Table: name, In: kindOf(s) + " " + s.Name, Want: "there"})
+			continue
+		case !info.Is(s):
+			c.differs(view.Difference{Table: name, In: kindOf(s) + " " + s.Name, Have: "of another form", Want: "as we make it"})
+			continue
+		case s.Dynamic || s.Name == plan.StateSet:
+			continue
+		}
+		if err := c.elements(s, name); err != nil {
+			return err
+		}
+	}
+	for set := range f.sets {
+		if !sets[set] {
+			c.differs(view.Difference{Table: name, In: "set " + set, Have: "a set that isn't ours"})
+		}
+	}
+	return nil
+}
+
+func kindOf(s *nft.Set) string {
+	if s.IsMap() {
+		return "map"
+	}
+	return "set"
+}
+
+func (c *comparison) chains(t *nft.Table, name string, f found) {
+	wanted := map[string]bool{}
+	for _, ch := range t.Chains {
+		wanted[ch.Name] = true
+		info, exists := f.chains[ch.Name]
+		d := view.Difference{Table: name, In: "chain " + ch.Name}
+		switch {
+		case !exists:
+			d.Want = "there"
+		case !sameChain(info, ch):
+			d.Have, d.Want = hooked(info.Type, info.Hook, info.Priority), hooked(ch.Type, ch.Hook, ch.Priority)
+		case info.Drops:
+			d.Have, d.Want = "policy drop", "policy accept"
+		default:
+			continue
+		}
+		c.differs(d)
+	}
+	for ch := range f.chains {
+		if !wanted[ch] {
+			c.differs(view.Difference{Table: name, In: "chain " + ch, Have: "a chain that isn't ours"})
+		}
+	}
+}
+
+func hooked(kind string, hook uint32, priority int32) string {
+	if kind == "" {
+		return "without a hook"
+	}
+	return fmt.Sprintf("type %s at hook %d, priority %d", kind, hook, priority)
+}
+
+// rules compares the rules of all chains: their number and comments, and what they do.
+func (c *comparison) rules(t *nft.Table, name string) error {
+	comments, err := c.conn.RuleComments(t.Family, t.Name)
+	if err != nil {
+		return err
+	}
+	rest := *t
+	rest.Chains = slices.Clone(t.Chains)
+	without := func(chain string) {
+		rest.Chains = slices.DeleteFunc(rest.Chains, func(ch *nft.Chain) bool { return ch.Name == chain })
+	}
+	for _, ch := range t.Chains {
+		c.out.Rules += len(ch.Rules)
+		var want []string
+		for _, r := range ch.Rules {
+			want = append(want, r.Comment)
+		}
+		if have := comments[ch.Name]; !slices.Equal(have, want) {
+			c.differs(view.Difference{Table: name, In: "chain " + ch.Name, Have: ruleList(have), Want: ruleList(want)})
+			without(ch.Name)
+		}
+	}
+	for {
+		chain, err := c.conn.Differing(&rest)
+		if err != nil || chain == "" {
+			return err
+		}
+		c.differs(view.Difference{Table: name, In: "chain " + chain, Have: "rules that do something else", Want: "our rules"})
+		without(chain)
+	}
+}
+
+func ruleList(comments []string) string {
+	if len(comments) == 0 {
+		return "no rules"
+	}
+	return fmt.Sprintf("%d rules (%s)", len(comments), strings.Join(comments, "; "))
+}
+
+// elements compares the elements of a set. While the kernel resizes one, an element may come twice.
+func (c *comparison) elements(s *nft.Set, table string) error {
+	wanted := c.wanted[s]
+	delete(c.wanted, s)
+	strange := map[nft.ID]nft.Element{}
+	err := c.conn.EachElement(s, func(e *nft.Element) {
+		switch seen, is := wanted[plan.ElementDigest(e)]; {
+		case !is:
+			strange[e.ID()] = *e
+		case !seen:
+			wanted[plan.ElementDigest(e)] = true
+			c.out.Elements++
+		}
+	})
+	if err != nil {
+		return err
+	}
+	c.out.Elements += len(strange)
+	c.named(s, table, strange, c.missing(s, wanted))
+	return nil
+}
+
+// missing returns the wanted elements of a set that have not been seen.
+func (c *comparison) missing(s *nft.Set, wanted map[uint64]bool) map[nft.ID]nft.Element {
+	missing := map[nft.ID]nft.Element{}
+	all := true
+	for _, seen := range wanted {
+		all = all && seen
+	}
+	if all {
+		return missing
+	}
+	c.planner.Elements(func(e *nft.Element) {
+		if e.Set == s && !wanted[plan.ElementDigest(e)] {
+			missing[e.ID()] = *e
+		}
+	})
+	return missing
+}
+
+// named tells of a set's elements that differ: those that aren't wanted, or not as they are, and those that are missing.
+func (c *comparison) named(s *nft.Set, table string, strange, missing map[nft.ID]nft.Element) {
+	in := kindOf(s) + " " + s.Name
+	byKey := func(list map[nft.ID]nft.Element) []nft.Element {
+		return slices.SortedFunc(maps.Values(list), func(a, b nft.Element) int { return bytes.Compare(a.Key.Bytes(), b.Key.Bytes()) })
+	}
+	for _, have := range byKey(strange) {
+		d := view.Difference{Table: table, In: in, Key: keyOf(&have), Have: valueOf(&have), Service: have.Comment}
+		if want, changed := missing[have.ID()]; changed {
+			delete(missing, have.ID())
+			d.Want, d.Service = valueOf(&want), want.Comment
+		}
+		c.differs(d)
+	}
+	for _, want := range byKey(missing) {
+		c.out.Elements++
+		c.differs(view.Difference{Table: table, In: in, Key: keyOf(&want), Want: valueOf(&want), Service: want.Comment})
+	}
+}
+
+// keyOf shows an element's key as nft does.
+func keyOf(e *nft.Element) string {
+	key := e.Set.KeyText(e.Key)
+	if !e.KeyEnd.Empty() {
+		key += " - " + e.Set.KeyText(e.KeyEnd)
+	}
+	if e.IntervalEnd {
+		key = "the end of a range at " + key
+	}
+	return key
+}
+
+// valueOf shows what an element holds: its data, or that it is there.
+func valueOf(e *nft.Element) string {
+	text := e.String()
+	if i := strings.LastIndex(text, " : "); e.Set.IsMap() && i >= 0 {
+		return strings.TrimSuffix(text[i+len(" : "):], " }")
+	}
+	if e.Comment != "" {
+		return fmt.Sprintf("an element with comment %q", e.Comment)
+	}
+	return "an element"
+}

@@ -1,0 +1,152 @@
+package apply
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// compared is what a planner of the test's cluster finds in the kernel.
+func compared(t *testing.T) *view.Verification {
+	t.Helper()
+	p := plan.New(options())
+	cluster(p)
+	v, err := Differences(p, 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func inWords(v *view.Verification) (list []string) {
+	for i := range v.Differences {
+		list = append(list, v.Differences[i].String())
+	}
+	return list
+}
+
+func TestNoDifferences(t *testing.T) {
+	k, p := synced(t)
+	v := compared(t)
+	if v.Total != 0 || v.Tables != 2 || v.Rules < 50 {
+		t.Errorf("after a sync: %+v, want no differences in two tables with their rules", v)
+	}
+	if want := len(planned(p)); v.Elements != want {
+		t.Errorf("%d elements were compared, want %d", v.Elements, want)
+	}
+	// What has just gone leaves chains and classes behind for a while; these are ours.
+	s := everything(300, 7, 0, true)
+	p.Set(s.Name, s)
+	sync(t, k, p, Partial)
+	p.Set(s.Name, nil)
+	sync(t, k, p, Partial)
+	if v := compared(t); v.Total != 0 {
+		t.Errorf("with chains that wait to be retired: %q", inWords(v))
+	}
+}
+
+// TestDifferencesAreNamed tampers with the tables as others would.
+func TestDifferencesAreNamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		meddle string
+		want   []string
+	}{
+		"an element is gone": {
+			"delete element ip kube-nftproxy endpoints { 10.96.0.2 . tcp . 80 . 1 }",
+			[]string{"table ip kube-nftproxy, map endpoints, 10.96.0.2 . tcp . 80 . 1: missing, should be 10.244.0.2"},
+		},
+		"an element too many": {
+			"add element ip kube-nftproxy endpoints { 10.96.0.2 . tcp . 80 . 9 : 10.0.0.1 . 80 }",
+			[]string{"table ip kube-nftproxy, map endpoints, 10.96.0.2 . tcp . 80 . 9: there is 10.0.0.1 . 80, should not be there"},
+		},
+		"an element with another value": {
+			"delete element ip kube-nftproxy endpoints { 10.96.0.2 . tcp . 80 . 1 }; " +
+				"add element ip kube-nftproxy endpoints { 10.96.0.2 . tcp . 80 . 1 : 10.0.0.1 . 80 }",
+			[]string{"table ip kube-nftproxy, map endpoints, 10.96.0.2 . tcp . 80 . 1: is 10.0.0.1 . 80, should be 10.244.0.2"},
+		},
+		"a Service's address is gone": {
+			"delete element ip kube-nftproxy services { 10.96.0.2 . tcp . 80 }",
+			[]string{"table ip kube-nftproxy, map services, 10.96.0.2 . tcp . 80 (default/svc-2:http): missing, should be "},
+		},
+		"a rule is gone": {
+			"flush chain ip kube-nftproxy cluster-4",
+			[]string{"table ip kube-nftproxy, chain cluster-4: is no rules, should be "},
+		},
+		"a rule too many": {
+			"add rule ip kube-nftproxy cluster-4 drop",
+			[]string{"table ip kube-nftproxy, chain cluster-4: is "},
+		},
+		"a base chain drops": {
+			"chain ip6 kube-nftproxy prerouting { policy drop; }",
+			[]string{"table ip6 kube-nftproxy, chain prerouting: is policy drop, should be policy accept"},
+		},
+		"a chain and a set of somebody's": {
+			"add chain ip kube-nftproxy mine; add set ip kube-nftproxy theirs { type ipv4_addr; }",
+			[]string{"table ip kube-nftproxy, chain mine: there is a chain that isn't ours, should not be there",
+				"table ip kube-nftproxy, set theirs: there is a set that isn't ours, should not be there"},
+		},
+		"a table is gone": {
+			"delete table ip6 kube-nftproxy",
+			[]string{"table ip6 kube-nftproxy: missing, should be the table, with all that is in it"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synced(t)
+			run(t, "nft", c.meddle)
+			v := compared(t)
+			if v.Total != len(c.want) || len(v.Differences) != v.Total {
+				t.Fatalf("%d differences, want %d: %q", v.Total, len(c.want), inWords(v))
+			}
+			for i, got := range inWords(v) {
+				if !strings.HasPrefix(got, c.want[i]) {
+					t.Errorf("difference %q, want %q...", got, c.want[i])
+				}
+			}
+		})
+	}
+}
+
+// TestManyDifferencesAreCounted bounds what is listed.
+func TestManyDifferencesAreCounted(t *testing.T) {
+	synced(t)
+	run(t, "nft", "flush map ip kube-nftproxy endpoints; flush map ip kube-nftproxy services")
+	v := compared(t)
+	if v.Total <= 10 || len(v.Differences) != 10 {
+		t.Errorf("%d differences, %d listed, want more than 10 and 10", v.Total, len(v.Differences))
+	}
+}
+
+// TestARuleThatDoesSomethingElse has as many rules as there should be.
+func TestARuleThatDoesSomethingElse(t *testing.T) {
+	synced(t)
+	listing := run(t, "nft", "-a", "list", "chain", "ip", "kube-nftproxy", "reject-packet")
+	rule := regexp.MustCompile(`reject with tcp reset # handle (\d+)`).FindStringSubmatch(listing)
+	if rule == nil {
+		t.Fatalf("no such rule in\n%s", listing)
+	}
+	run(t, "nft", "replace rule ip kube-nftproxy reject-packet handle "+rule[1]+" accept")
+	want := []string{"table ip kube-nftproxy, chain reject-packet: is rules that do something else, should be our rules"}
+	if diff := cmp.Diff(want, inWords(compared(t))); diff != "" {
+		t.Errorf("(-want +got):\n%s\n%s", diff, listing)
+	}
+}
+
+// TestListing names what is there.
+func TestListing(t *testing.T) {
+	synced(t)
+	text, err := Listing()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"table ip kube-nftproxy {", "table ip6 kube-nftproxy {", "map services {", "chain cluster-4 {", "hook prerouting",
+		"10.96.0.2 . tcp . 80 . 1", "default/svc-2:http"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the listing lacks %q", want)
+		}
+	}
+}

@@ -1,0 +1,77 @@
+package apply
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// Listing reads our tables and writes them much as nft list would, without running it. What can't be read is said in the error; the
+// rest is there all the same.
+func Listing() ([]byte, error) {
+	conn, err := nft.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	var b bytes.Buffer
+	var errs []error
+	for _, f := range model.Families {
+		errs = append(errs, list(conn, &b, plan.NFT(f)))
+	}
+	return b.Bytes(), errors.Join(errs...)
+}
+
+func list(conn *nft.Conn, b *bytes.Buffer, family nft.Family) error {
+	t, err := conn.Read(family, plan.TableName)
+	if err != nil || !t.Exists {
+		return err
+	}
+	var errs []error
+	fmt.Fprintf(b, "table %s %s {\n", family, plan.TableName)
+	for _, name := range slices.Sorted(maps.Keys(t.Sets)) {
+		errs = append(errs, listSet(conn, b, t.Sets[name]))
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.Chains)) {
+		ch := t.Chains[name]
+		fmt.Fprintf(b, "\tchain %s {\n", name)
+		if ch.Type != "" {
+			fmt.Fprintf(b, "\t\ttype %s hook %s priority %d; policy %s;\n", ch.Type, nft.HookName(ch.Hook), ch.Priority,
+				map[bool]string{false: "accept", true: "drop"}[ch.Drops])
+		}
+		for _, r := range ch.Rules {
+			fmt.Fprintf(b, "\t\t%s\n", nft.RuleLine(nft.Text(family, r.Exprs, t.Sets), r.Comment))
+		}
+		fmt.Fprintf(b, "\t}\n")
+	}
+	fmt.Fprintf(b, "}\n")
+	return errors.Join(errs...)
+}
+
+func listSet(conn *nft.Conn, b *bytes.Buffer, s *nft.Set) error {
+	if strings.HasPrefix(s.Name, "__") {
+		return nil // it has no name of its own, and stands in the rule
+	}
+	word := "set"
+	if s.IsMap() {
+		word = "map"
+	}
+	elements, err := conn.Elements(s)
+	lines := s.List(elements)
+	fmt.Fprintf(b, "\t%s %s { # %d elements\n", word, s.Name, len(elements))
+	if err != nil {
+		fmt.Fprintf(b, "\t\t# %v\n", err)
+	}
+	for _, line := range lines {
+		fmt.Fprintf(b, "\t\t%s\n", line)
+	}
+	fmt.Fprintf(b, "\t}\n")
+	return err
+}

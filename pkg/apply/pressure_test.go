@@ -1,0 +1,334 @@
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/fault"
+)
+
+// TestNetlinkUnderPressure has the kernel itself fail, for want of room, or because others get in the way.
+func TestNetlinkUnderPressure(t *testing.T) {
+	for name, test := range map[string]func(*faulty){
+		"a receive buffer too small for the errors": func(f *faulty) {
+			f.option(f.conn, unix.SO_RCVBUF, 0)
+			f.unheard("flush set ip kube-nftproxy state; flush map ip kube-nftproxy endpoints; flush map ip kube-nftproxy slots; " +
+				"flush map ip6 kube-nftproxy endpoints; flush set ip6 kube-nftproxy state; flush map ip kube-nftproxy services; " +
+				"flush map ip6 kube-nftproxy services; flush map ip kube-nftproxy nodeports")
+			f.repairedWhile("with errors that don't fit", func() error {
+				f.change()
+				_, err := f.k.Sync(f.p)
+				return err
+			}, "delete elements", unix.ENOBUFS)
+		},
+		"replies truncated by a filter": func(f *faulty) {
+			for _, length := range []uint32{1, 15, 16, 20, 36, 40, 100} {
+				f.filter(f.conn, length)
+				f.change()
+				f.k.Doubt()
+				if _, err := f.k.Sync(f.p); length > 60 { // a shorter one shows at the first look, which is taken again
+					f.expect("a comparison by half a list", err, "truncated")
+				}
+				f.sync()
+				f.conn = another(f.TB, []int{f.listener})
+			}
+		},
+		"replies dropped by a filter": func(f *faulty) {
+			f.filter(f.conn, 0)
+			f.change()
+			_, err := f.k.Sync(f.p)
+			if !errors.Is(err, nft.ErrUnknown) {
+				f.Fatalf("a batch without a reply: %v, want %v", err, nft.ErrUnknown)
+			}
+			f.sync()
+			f.filter(another(f.TB, []int{f.listener}), 0)
+			start := time.Now()
+			if _, err := f.k.Meddled(); err == nil {
+				f.Error("a request without a reply succeeded")
+			}
+			if took := time.Since(start); took > 5*time.Second {
+				f.Errorf("it took %v", took)
+			}
+		},
+		"a closed socket": func(f *faulty) {
+			null, err := os.Open(os.DevNull)
+			f.must(err)
+			defer null.Close() //nolint:errcheck // it was only read
+			f.must(unix.Dup3(int(null.Fd()), f.conn, unix.O_CLOEXEC))
+			f.change()
+			_, err = f.k.Sync(f.p)
+			f.expect("a sync without a socket", err, "non-socket")
+		},
+		"a send buffer that can't be larger": func(f *faulty) {
+			f.calls.Decide(func(c *fault.Call) fault.Result {
+				if c.Number != unix.SYS_SETSOCKOPT {
+					return fault.Result{}
+				}
+				switch _, option := c.Option(); option {
+				case unix.SO_SNDBUFFORCE:
+					return fault.Result{Errno: unix.EPERM}
+				case unix.SO_SNDBUF:
+					return fault.Result{Done: true} // the kernel takes no more than net.core.wmem_max, and says nothing
+				}
+				return fault.Result{}
+			})
+			fill(f.p, 1000, 10)
+			f.change()
+			for range 2 {
+				_, err := f.k.Sync(f.p)
+				f.expect("a batch that is too large", err, "net.core.wmem_max")
+			}
+		},
+		"the listener's queue overrun": func(f *faulty) {
+			f.option(f.listener, unix.SO_RCVBUF, 0)
+			var text strings.Builder
+			text.WriteString("flush map ip kube-nftproxy local-endpoints\n")
+			for i := range 2000 {
+				fmt.Fprintf(&text, "add element ip kube-nftproxy affinity { d47c:%x . 192.0.2.%d timeout 1h : d47c:1 }\n", i/250, i%250)
+			}
+			first := pod(model.IPv4, 0)
+			fmt.Fprintf(&text, "delete element ip kube-nftproxy endpoints { %[1]s . udp . 53 . 0 }\n"+
+				"add element ip kube-nftproxy endpoints { %[1]s . udp . 53 . 0 : %[2]s . 8081 }\n", vip(model.IPv4, 0), first.Addr())
+			f.load(text.String(), first.Addr())
+			heard(f.TB, f.k)
+			f.repaired("an overrun")
+		},
+		"the listener closed": func(f *faulty) {
+			closed := f.k.others.listener
+			f.must(closed.Close())
+			eventually(f.TB, func() bool {
+				yes, err := f.k.Meddled()
+				return !yes && err == nil && f.k.others.listener != closed
+			})
+			f.load(meddling(), pod(model.IPv4, 0).Addr())
+			heard(f.TB, f.k)
+			f.repaired("a closed listener")
+		},
+		"a listener that can't join": func(f *faulty) {
+			f.calls.Decide(func(c *fault.Call) fault.Result {
+				level, option := c.Option()
+				joins := option == unix.NETLINK_ADD_MEMBERSHIP || option == unix.NETLINK_DROP_MEMBERSHIP
+				if c.Number == unix.SYS_SETSOCKOPT && level == unix.SOL_NETLINK && joins {
+					return fault.Result{Errno: unix.ENOMEM}
+				}
+				return fault.Result{}
+			})
+			f.change()
+			f.sync()
+			f.load(meddling(), pod(model.IPv4, 0).Addr())
+			f.repaired("what nobody could hear")
+			f.calls.Decide(nil)
+			f.settle("with a listener")
+			f.load(meddling(), pod(model.IPv4, 0).Addr())
+			heard(f.TB, f.k)
+			f.repaired("what was heard again")
+		},
+		"a map full of somebody's elements": func(f *faulty) {
+			var text strings.Builder
+			size := setSizes(f.TB, f.k)["ip endpoints"]
+			for i := range size {
+				fmt.Fprintf(&text, "add element ip kube-nftproxy endpoints { 198.51.%d.%d . udp . 53 . 0 : 10.0.0.1 . 53 }\n", i/250, i%250)
+				if i == size-uint32(f.p.Count(f.set("endpoints")))-1 {
+					break
+				}
+			}
+			f.unheard(text.String())
+			f.repairedWhile("into a full map", func() error {
+				s := sticky(7, 0, 1, 2, 3)
+				f.p.Set(s.Name, s)
+				_, err := f.k.Sync(f.p)
+				return err
+			}, "it is full", unix.ENFILE)
+		},
+		"a chain that somebody's rule keeps": func(f *faulty) {
+			s := sticky(7, 0, numbers(0, 9)...)
+			f.p.Set(s.Name, s)
+			f.sync()
+			f.p.Set(s.Name, nil)
+			f.sync()
+			f.p.Retire()
+			f.unheard("add chain ip kube-nftproxy foreign; add rule ip kube-nftproxy foreign jump cluster-9")
+			f.repairedWhile("of a chain in use", func() error {
+				f.p.Retire()
+				_, err := f.k.Sync(f.p)
+				return err
+			}, "delete chain", unix.EBUSY)
+			for range 3 {
+				f.p.Retire()
+				f.sync()
+			}
+			if got := run(f.TB, "nft", "list chains"); strings.Contains(got, "cluster-9") || strings.Contains(got, "foreign") {
+				f.Errorf("chains that nobody needs are left:\n%s", got)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFaulty(t)
+			test(f)
+			f.whole("afterwards")
+		})
+	}
+}
+
+// meddling alters an element of a Service whose packets nobody sends any more by then, in a way that no number tells.
+func meddling() string {
+	return fmt.Sprintf("delete element ip kube-nftproxy endpoints { %[1]s . udp . 53 . 0 }\n"+
+		"add element ip kube-nftproxy endpoints { %[1]s . udp . 53 . 0 : %[2]s . 8081 }\n", vip(model.IPv4, 0), pod(model.IPv4, 0).Addr())
+}
+
+func (f *faulty) option(fd, option, value int) {
+	f.Helper()
+	f.must(unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, value))
+}
+
+// filter has the kernel cut all that a socket receives.
+func (f *faulty) filter(fd int, length uint32) {
+	f.Helper()
+	program := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: length}}
+	f.must(unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &program[0]}))
+}
+
+// set finds a set of IPv4.
+func (f *faulty) set(name string) *nft.Set {
+	f.Helper()
+	for _, t := range f.p.Tables() {
+		for _, s := range t.Sets {
+			if t.Family == plan.NFT(model.IPv4) && s.Name == name {
+				return s
+			}
+		}
+	}
+	f.Fatalf("no set %s", name)
+	return nil
+}
+
+// load has nft do something to the tables; packets may go astray until it is repaired.
+func (f *faulty) load(text string, _ netip.Addr) {
+	f.Helper()
+	f.pause()
+	file := f.TempDir() + "/load.nft"
+	f.must(os.WriteFile(file, []byte(strings.ReplaceAll(text, "; ", "\n")), 0o600))
+	run(f.TB, "nft", "-f", file)
+}
+
+// unheard is load while nobody listens.
+func (f *faulty) unheard(text string) {
+	f.Helper()
+	f.must(f.k.others.deafly(func() error { f.load(text, netip.Addr{}); return nil }))
+}
+
+// repaired waits for what has been loaded to be noticed and repaired, and lets packets go on.
+func (f *faulty) repaired(what string) {
+	f.Helper()
+	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
+		yes, err := f.k.Meddled()
+		f.must(err)
+		if yes {
+			f.k.Doubt()
+			if r := f.sync(); r.Kind == Full {
+				break
+			}
+		}
+		if time.Since(begin) > 10*time.Second {
+			f.Fatalf("%s: nothing was repaired", what)
+		}
+	}
+	f.resume()
+}
+
+// repairedWhile wants a change to fail, with an error and a word in its text, and the next attempt to repair everything.
+func (f *faulty) repairedWhile(what string, change func() error, word string, want error) {
+	f.Helper()
+	err := change()
+	if err == nil || !strings.Contains(err.Error(), word) && !errors.Is(err, want) {
+		f.Fatalf("a change %s: %v, want an error with %q", what, err, word)
+	}
+	f.Log(err)
+	if r := f.sync(); r.Kind != Full {
+		f.Errorf("the sync after it was %s", r.Kind)
+	}
+	f.resume()
+}
+
+// TestOthersCommitAllTheTime has another program change the ruleset as often as it can, in its own table or in ours, while Services
+// change, tables are compared, read and repaired.
+func TestOthersCommitAllTheTime(t *testing.T) {
+	for name, c := range map[string]struct {
+		table string
+		rest  time.Duration
+	}{
+		"in a table of its own":                   {"somebody", 0},
+		"in a table of its own, now and then":     {"somebody", 2 * time.Millisecond},
+		"in ours":                                 {plan.TableName, 0},
+		"in ours, as often as it is written anew": {plan.TableName, 2 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFaulty(t)
+			table := &nft.Table{Family: nft.IPv4, Name: c.table}
+			conn, err := nft.Open()
+			f.must(err)
+			set := &nft.Set{Family: table.Family, Table: table.Name, Name: "theirs", Key: []nft.Field{nft.DstAddr(nft.IPv4)}}
+			var stop atomic.Bool
+			done := make(chan int)
+			go func() {
+				n := 0
+				for ; !stop.Load(); n++ {
+					time.Sleep(c.rest)
+					b := nft.NewBatch(0)
+					b.AddTable(table)
+					b.AddSet(set)
+					b.FlushSet(set, 0)
+					b.AddElement(&nft.Element{Set: set, Key: nft.Value{}.Addr(vip(model.IPv4, n%1000))})
+					_ = conn.Commit(b) // ours may be in the way
+				}
+				done <- n
+			}()
+			const changes = 60
+			failed, full, whys := 0, 0, map[string]int{}
+			for range changes {
+				heard(t, f.k)
+				f.change()
+				if yes, _ := f.k.Meddled(); yes {
+					f.k.Doubt()
+				}
+				r, err := f.k.Sync(f.p)
+				if err != nil {
+					failed++
+					t.Log(err)
+					continue
+				}
+				f.synced()
+				if r.Kind == Full {
+					full++
+					whys[r.Why]++
+				}
+			}
+			stop.Store(true)
+			n := <-done
+			f.must(conn.Close())
+			f.whole("afterwards")
+			t.Logf("%d commits of somebody else, %d changes: %d failed, %d wrote all anew: %v", n, changes, failed, full, whys)
+			if n < changes {
+				t.Errorf("%d commits of somebody else are too few", n)
+			}
+			if failed > changes/10 {
+				t.Errorf("%d of %d changes failed", failed, changes)
+			}
+			if c.table != plan.TableName && c.rest > 0 && full > changes/2 {
+				t.Errorf("%d of %d changes wrote all anew", full, changes)
+			}
+		})
+	}
+}

@@ -1,0 +1,43 @@
+package apply
+
+import (
+	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// Tables of an earlier process prove what the kernel has, if they are of the form that is wanted now.
+func TestTablesOfTheSameFormProveWhatTheKernelHas(t *testing.T) {
+	lab.EnterNamespace(t)
+	k, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := k.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	other := options()
+	other.MasqueradeMark <<= 1
+	check := func(o plan.Options, want bool) {
+		t.Helper()
+		for _, table := range plan.Samples(o) {
+			if got, err := k.hasForm(table); err != nil || got != want {
+				t.Errorf("table %s has the form: %v, %v, want %v", table.Family, got, err, want)
+			}
+		}
+		if lacks, err := k.Lacks(o); err != nil || len(lacks) > 0 {
+			t.Errorf("Lacks() = %v, %v", lacks, err)
+		}
+	}
+	check(options(), false)
+	p := plan.New(options())
+	p.Set(everything(1, 3, 0, true).Name, everything(1, 3, 0, true))
+	if _, err := k.Sync(p); err != nil {
+		t.Fatal(err)
+	}
+	check(options(), true)
+	check(other, false)
+}

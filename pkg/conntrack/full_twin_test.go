@@ -1,0 +1,51 @@
+//go:build twin
+
+package conntrack
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// A table that is full of others' connections keeps new ones from beginning, ours or not: the kernel drops their packets. Flows of an
+// endpoint that has gone are found and deleted all the same, and their clients come through in the room that this makes.
+func TestFullTableTwin(t *testing.T) {
+	const f = model.IPv4
+	n := newNode(t)
+	a, clients := n.served(f)
+	b := n.pod(f, 11)
+	room := n.number("nf_conntrack_max") - n.number("nf_conntrack_count")
+	insert(t, n.table, unrelated(model.TCP, room))
+	if gone := n.number("nf_conntrack_max") - n.number("nf_conntrack_count"); gone > 0 {
+		insert(t, n.table, unrelated(model.UDP, gone)) // others have expired meanwhile
+	}
+	late := n.clients(f)
+	n.expect(late, noAnswer)
+	n.expect(clients, a.String())
+	d := n.serve(f, model.UDP, b)
+	n.pass(f, d, len(clients))
+	n.expect(clients, b.String())
+	n.expect(late, noAnswer)
+	others := func(flow *Flow) bool { return flow.Protocol == model.TCP }
+	if out, err := n.table.Delete(t.Context(), f, false, others); err != nil || out.Deleted != room {
+		t.Fatalf("got %+v, %v; want %d deleted", out, err, room)
+	}
+	n.expect(late, b.String())
+}
+
+func (n *node) number(sysctl string) int {
+	n.Helper()
+	text, err := os.ReadFile("/proc/sys/net/netfilter/" + sysctl)
+	if err != nil {
+		n.Fatal(err)
+	}
+	number, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		n.Fatal(err)
+	}
+	return number
+}

@@ -1,0 +1,69 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Routes answers what the routes of this network namespace say.
+type Routes struct{}
+
+// Type is what an address is to this machine, as RTN_LOCAL or RTN_UNICAST.
+func (Routes) Type(addr netip.Addr) (uint32, error) {
+	r, err := routeTo(addr)
+	switch {
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
+		return unix.RTN_UNREACHABLE, nil
+	case err != nil:
+		return 0, err
+	}
+	return uint32(r.Type), nil
+}
+
+// Out is the interface by which packets to an address leave, and the source address that this machine's own packets have there.
+func (Routes) Out(to netip.Addr) (device string, source netip.Addr, err error) {
+	r, err := routeTo(to)
+	if err != nil {
+		return "", netip.Addr{}, err
+	}
+	link, err := netlink.LinkByIndex(r.LinkIndex)
+	if err != nil {
+		return "", netip.Addr{}, fmt.Errorf("find interface %d: %w", r.LinkIndex, err)
+	}
+	source, _ = netip.AddrFromSlice(r.Src)
+	return link.Attrs().Name, source.Unmap(), nil
+}
+
+// Masquerade is the address that packets are given which leave to an address masqueraded. It is that of the route, but never 127.0.0.1:
+// for IPv4 the kernel takes one that other machines may use, too.
+func (r Routes) Masquerade(to netip.Addr) (netip.Addr, error) {
+	_, source, err := r.Out(to)
+	if err != nil || !source.Is4() || !source.IsLoopback() {
+		return source, err
+	}
+	list, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return source, fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range list {
+		if addr, ok := netip.AddrFromSlice(a.IP.To4()); ok && a.Scope == unix.RT_SCOPE_UNIVERSE {
+			return addr, nil
+		}
+	}
+	return source, nil
+}
+
+func routeTo(addr netip.Addr) (netlink.Route, error) {
+	list, err := netlink.RouteGet(addr.AsSlice())
+	if err != nil {
+		return netlink.Route{}, fmt.Errorf("find route to %s: %w", addr, err)
+	}
+	if len(list) == 0 {
+		return netlink.Route{}, fmt.Errorf("find route to %s: %w", addr, unix.ENETUNREACH)
+	}
+	return list[0], nil
+}
