@@ -37,6 +37,10 @@ func bounded(handler http.Handler, c *crowd) *http.Server {
 	}
 }
 
+// Bounded returns a server with the limits of all our servers, for other sockets than the health ports. A handler that needs more time
+// for its answer says so ([http.ResponseController.SetWriteDeadline]).
+func Bounded(handler http.Handler) *http.Server { return bounded(handler, newCrowd(mostConnections)) }
+
 // crowd closes the oldest connection when there are too many. So whoever comes last is heard: a probe takes a moment, and those who
 // hold connections on purpose are older.
 type crowd struct {

@@ -156,23 +156,13 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// take returns what is served now, and the ports between which all node ports lie.
+// take returns what is served now, and the ports between which all node ports lie. What has asked for a search so far is settled.
 func (w *Watcher) take() (*served, Range) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	select {
 	case <-w.wake:
 	default:
 	}
-	s := &served{services: make(map[model.Key][]types.NamespacedName, len(w.ports)), addrs: w.addrs}
-	all := Range{First: ^uint16(0)}
-	for name, keys := range w.ports {
-		for _, k := range keys {
-			s.services[k] = append(s.services[k], name)
-			all = Range{min(all.First, k.Port), max(all.Last, k.Port)}
-		}
-	}
-	return s, all
+	return w.served()
 }
 
 // search looks once for collisions of both causes. One that can't be looked for leaves what was found of it, and doesn't stop

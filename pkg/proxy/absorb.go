@@ -23,7 +23,11 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) {
 	if dirty.ServiceCIDRs {
 		p.absorbServiceCIDRs()
 	}
+	if dirty.Node || dirty.ServiceCIDRs {
+		p.publish()
+	}
 	sorted := sortedNames(dirty.Services)
+	p.account.noteNames(sorted)
 	p.Planner.Expect(len(sorted))
 	p.build(sorted, p.absorbService)
 	if p.Planner.Conflicts() > 0 {
@@ -92,9 +96,11 @@ func (p *Proxy) absorbNodePorts(ctx context.Context, node model.Node) {
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Failed to get node ip address matching nodeport cidrs, services with nodeport may not work as intended",
 				"ipFamily", f)
+			p.addressesAt = p.Now().Add(addressesAgain)
 			continue
 		}
 		p.Planner.SetNodeAddresses(f, addrs)
+		p.nodeAddrs[f] = addrs
 		p.tellNodeAddresses(f, addrs)
 		if p.NodePorts.everywhere(f, node) {
 			addrs = []netip.Addr{unspecified[f]}
@@ -139,6 +145,9 @@ func (p *Proxy) absorbService(name types.NamespacedName, s *model.Service) {
 	p.reportNew(name, problems)
 	p.absorbCheck(name, s)
 	p.tellNodePorts(name, s)
+	if p.observed() {
+		p.observe(name, s)
+	}
 	p.Planner.Set(name, s)
 }
 

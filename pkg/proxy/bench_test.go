@@ -29,7 +29,7 @@ import (
 type storedSource struct {
 	*fakeSource
 	services map[types.NamespacedName][]byte
-	slices   map[types.NamespacedName][]byte
+	slices   map[types.NamespacedName][]*encodedSlice
 }
 
 func (s *storedSource) Service(n types.NamespacedName) *corev1.Service {
@@ -40,12 +40,64 @@ func (s *storedSource) Service(n types.NamespacedName) *corev1.Service {
 	return service
 }
 
-func (s *storedSource) Slices(n types.NamespacedName) []*discoveryv1.EndpointSlice {
-	slice := &discoveryv1.EndpointSlice{}
-	if err := slice.Unmarshal(s.slices[n]); err != nil {
+func (s *storedSource) Slices(n types.NamespacedName) (list []*discoveryv1.EndpointSlice) {
+	for _, slice := range s.slices[n] {
+		list = append(list, slice.Read())
+	}
+	return list
+}
+
+func (s *storedSource) Stored(n types.NamespacedName) (list []model.Slice) {
+	for _, slice := range s.slices[n] {
+		list = append(list, slice)
+	}
+	return list
+}
+
+type encodedSlice struct {
+	data      []byte
+	endpoints int
+}
+
+func (s *encodedSlice) Read() *discoveryv1.EndpointSlice {
+	slice := &discoveryv1.EndpointSlice{Endpoints: make([]discoveryv1.Endpoint, 0, s.endpoints)}
+	if err := slice.Unmarshal(s.data); err != nil {
 		panic(err)
 	}
-	return []*discoveryv1.EndpointSlice{slice}
+	return slice
+}
+
+// perSlice is the number of endpoints that the controller puts into a slice.
+const perSlice = 100
+
+// putSlice stores one slice of a Service; replaced of its endpoints are others in every round.
+func (s *storedSource) putSlice(b *testing.B, name types.NamespacedName, number, replaced, round int) {
+	portName, protocol, port, ready := "http", corev1.ProtocolTCP, int32(8080), true
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: name.Namespace, Name: fmt.Sprintf("%s-%d", name.Name, number)},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &portName, Protocol: &protocol, Port: &port}},
+	}
+	for e := range perSlice {
+		addr := netip.AddrFrom4([4]byte{11, 0, byte(number), byte(e)})
+		if e < replaced {
+			addr = netip.AddrFrom4([4]byte{12, byte(round), byte(number), byte(e)})
+		}
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{addr.String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
+	}
+	for len(s.slices[name]) <= number {
+		s.slices[name] = append(s.slices[name], nil)
+	}
+	s.slices[name][number] = &encodedSlice{encoded(b, slice), len(slice.Endpoints)}
+}
+
+func encoded(b *testing.B, o interface{ Marshal() ([]byte, error) }) []byte {
+	data, err := o.Marshal()
+	if err != nil {
+		b.Fatal(err)
+	}
+	return data
 }
 
 // put stores a Service with one slice; round tells two forms of it apart by one endpoint.
@@ -74,21 +126,12 @@ func (s *storedSource) put(b *testing.B, i, endpoints, round int) types.Namespac
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
 			Addresses: []string{addr.String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
 	}
-	for _, o := range []struct {
-		into map[types.NamespacedName][]byte
-		from interface{ Marshal() ([]byte, error) }
-	}{{s.services, service}, {s.slices, slice}} {
-		data, err := o.from.Marshal()
-		if err != nil {
-			b.Fatal(err)
-		}
-		o.into[name] = data
-	}
+	s.services[name], s.slices[name] = encoded(b, service), []*encodedSlice{{encoded(b, slice), endpoints}}
 	return name
 }
 
 func newStoredSource(b *testing.B, services, endpoints int) *storedSource {
-	s := &storedSource{&fakeSource{synced: make(chan struct{})}, map[types.NamespacedName][]byte{}, map[types.NamespacedName][]byte{}}
+	s := &storedSource{&fakeSource{synced: make(chan struct{})}, map[types.NamespacedName][]byte{}, map[types.NamespacedName][]*encodedSlice{}}
 	for i := range services {
 		s.put(b, i, endpoints, 0)
 	}
@@ -170,5 +213,31 @@ func BenchmarkSync(b *testing.B) {
 				p.sync(quietly(b))
 			}
 		})
+	}
+}
+
+// BenchmarkRolling replaces endpoints of one slice of a large Service at a time, beside a thousand small ones.
+func BenchmarkRolling(b *testing.B) {
+	for _, replaced := range []int{1, 10} {
+		for _, endpoints := range []int{100, 1000, 5000} {
+			b.Run(fmt.Sprintf("%d-of-%d", replaced, endpoints), func(b *testing.B) {
+				lab.EnterNamespace(b)
+				s := newStoredSource(b, 1000, 10)
+				name, slices := s.put(b, 60000, 0, 0), endpoints/perSlice
+				for i := range slices {
+					s.putSlice(b, name, i, replaced, 0)
+				}
+				p := s.open(b)
+				p.sync(quietly(b))
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					b.StopTimer()
+					s.putSlice(b, name, i%slices, replaced, 1+i/slices)
+					p.Tracker.Slice(name, track.Trigger{})
+					b.StartTimer()
+					p.sync(quietly(b))
+				}
+			})
+		}
 	}
 }

@@ -27,7 +27,7 @@ const blockSize = 32
 func (p *Proxy) build(names []types.NamespacedName, take func(types.NamespacedName, *model.Service)) {
 	if len(names) <= blockSize {
 		for _, name := range names {
-			take(name, p.buildService(name))
+			take(name, p.rebuildService(name))
 		}
 		return
 	}
@@ -47,6 +47,7 @@ func (p *Proxy) build(names []types.NamespacedName, take func(types.NamespacedNa
 		p.buildBlock(b)
 		<-b.built
 		for i, name := range b.names {
+			delete(p.readings, name)
 			take(name, b.services[i])
 		}
 		b.services = nil
@@ -68,4 +69,15 @@ func (p *Proxy) buildBlock(b *block) {
 
 func (p *Proxy) buildService(name types.NamespacedName) *model.Service {
 	return model.Build(p.Source.Service(name), p.Source.Slices(name), p.node, p.Model)
+}
+
+// rebuildService is buildService, but remembers what it has read of Services with many slices: that of one changes at a time.
+func (p *Proxy) rebuildService(name types.NamespacedName) *model.Service {
+	s, reading := model.Rebuild(p.readings[name], p.Source.Service(name), p.Source.Stored(name), p.node, p.Model)
+	if reading != nil {
+		p.readings[name] = reading
+	} else {
+		delete(p.readings, name)
+	}
+	return s
 }

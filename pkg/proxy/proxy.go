@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,6 +28,8 @@ type Source interface {
 	Services() []types.NamespacedName
 	Service(types.NamespacedName) *corev1.Service
 	Slices(service types.NamespacedName) []*discoveryv1.EndpointSlice
+	// Stored returns what Slices does, to be read as far as it is needed.
+	Stored(service types.NamespacedName) []model.Slice
 	Node() *corev1.Node
 	ServiceCIDRs() []*networkingv1.ServiceCIDR
 	// Synced is closed when Services and EndpointSlices have both been read.
@@ -77,7 +80,9 @@ type Config struct {
 	Report func(model.Problem)
 	// Synced, unless nil, is called after each sync that has succeeded.
 	Synced func()
-	Now    func() time.Time
+	// Observer, unless nil, is told of each commit while it is watched.
+	Observer Observer
+	Now      func() time.Time
 }
 
 // Proxy keeps the kernel at what the cluster wants.
@@ -109,14 +114,24 @@ type Proxy struct {
 	checks        map[types.NamespacedName]health.Check
 	checkAddrs    [2][]netip.Addr
 	checksChanged bool
+	// addressesAt is when the addresses of the node are to be asked for again, because it failed; zero if it didn't.
+	addressesAt time.Time
 	// serviceCIDRs are where Services have their addresses from; they may be read later than the Services. orphansDue says
 	// that flows of Services that went unseen are to be looked for as soon as they are there.
 	serviceCIDRs [2][]netip.Prefix
 	orphansDue   bool
+	// readings are what has been read of Services with many slices.
+	readings map[types.NamespacedName]*model.Reading
 	// counted are the numbers of elements that the metrics show, with the sets' sizes.
 	counted map[*nft.Set][2]int
 	// doubt is why the next sync compares the tables with what is wanted; "" where it needn't, or where it is the first one.
 	doubt metrics.Reason
+	// nodeAddrs are where node ports are served.
+	nodeAddrs [2][]netip.Addr
+	// facts is what others may know of what the loop goes by, account what it answers questions from.
+	facts     atomic.Pointer[Facts]
+	account   account
+	questions chan func()
 }
 
 // retireAfter is how long a chain outlives the last element that led to it. A service that is scaled to and fro finds it
@@ -126,6 +141,9 @@ const retireAfter = 2 * time.Second
 // renewEvery leaves room for two failures before the lease runs out.
 const renewEvery = plan.Lease / 3
 
+// addressesAgain is the time between two attempts to learn the addresses of the node.
+const addressesAgain = 2 * time.Second
+
 // lookEvery is the time between two looks at whether somebody else has changed the ruleset. A look takes some microseconds.
 const lookEvery = 500 * time.Millisecond
 
@@ -133,7 +151,7 @@ const lookEvery = 500 * time.Millisecond
 func New(c Config) *Proxy {
 	return &Proxy{
 		Config: c, problems: map[types.NamespacedName][]model.Problem{}, conflicts: map[model.Problem]struct{}{},
-		counted: map[*nft.Set][2]int{}, checks: map[types.NamespacedName]health.Check{},
+		readings: map[types.NamespacedName]*model.Reading{}, counted: map[*nft.Set][2]int{}, checks: map[types.NamespacedName]health.Check{}, questions: make(chan func()),
 	}
 }
 
@@ -165,14 +183,19 @@ func (p *Proxy) awaitSource(ctx context.Context) bool {
 	const patience = 10 * time.Second
 	late := time.NewTicker(patience)
 	defer late.Stop()
-	for waited := patience; ; waited += patience {
+	p.account.waits = "to read all Services and EndpointSlices"
+	for waited := patience; ; {
 		select {
 		case <-p.Source.Synced():
+			p.account.waits = "for the first sync"
 			return true
 		case <-ctx.Done():
 			return false
+		case question := <-p.questions:
+			question()
 		case <-late.C:
 			klog.FromContext(ctx).Info("Waiting to read all Services and EndpointSlices; nothing is programmed before", "waited", waited)
+			waited += patience
 		}
 	}
 }
@@ -189,8 +212,11 @@ func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
 	for said := false; ctx.Err() == nil && !p.hasPodCIDRs(); said = true {
 		if !said {
 			klog.FromContext(ctx).Info("Waiting for spec.podCIDRs of the Node; nothing is programmed before", "node", p.NodeName)
+			p.account.waits = "for spec.podCIDRs of the Node"
 		}
 		select {
+		case question := <-p.questions:
+			question()
 		case <-p.Tracker.Ready():
 		case <-ctx.Done():
 		case <-late.C:
@@ -238,6 +264,8 @@ func (p *Proxy) step(ctx context.Context) {
 	p.wakeAt(at, now)
 	select {
 	case <-ctx.Done():
+	case question := <-p.questions:
+		question()
 	case <-p.Tracker.Ready():
 		p.Schedule.Requested()
 		now := p.Now()
@@ -272,11 +300,19 @@ func earlier(a, b time.Time) time.Time {
 // whether a health check node port that was taken is free by now.
 func (p *Proxy) look(ctx context.Context, now time.Time) {
 	p.lookAt = now.Add(lookEvery)
+	if !p.addressesAt.IsZero() && !now.Before(p.addressesAt) {
+		p.addressesAt = time.Time{}
+		p.Tracker.Node()
+	}
 	p.syncChecks()
 	p.renew(ctx, now)
 	meddled, err := p.Kernel.Meddled()
 	if err != nil {
+		// A sync that fails as well is counted, tried again, and told to whoever asks for the health.
 		klog.FromContext(ctx).Error(err, "Cannot tell whether the ruleset has changed")
+		p.Kernel.Doubt()
+		p.doubted(metrics.FailedSync)
+		p.Schedule.Requested()
 	}
 	if meddled {
 		p.Kernel.Doubt()
@@ -317,6 +353,8 @@ func (p *Proxy) sync(ctx context.Context) {
 	if err != nil {
 		p.Metrics.SyncFailed(outcome)
 		p.doubted(metrics.FailedSync)
+		p.account.noteFailed(end, err)
+		p.tell(end, absorbed.Sub(start), result, err)
 		retry := p.Schedule.Failed(end)
 		logger.Error(err, "Sync failed", "retryingTime", retry.Sub(end))
 		return
@@ -324,6 +362,8 @@ func (p *Proxy) sync(ctx context.Context) {
 	p.Schedule.Succeeded(end)
 	p.synced = end
 	foreign := p.doubt == metrics.ForeignChange
+	p.account.noteSynced(start, absorbed, end, result)
+	p.tell(end, absorbed.Sub(start), result, nil)
 	p.succeeded(result, outcome)
 	level := 2
 	if result.Kind == apply.Full || !p.started {
@@ -358,6 +398,9 @@ func (p *Proxy) succeeded(r apply.Result, outcome metrics.SyncResult) {
 	}
 	if p.doubt != "" {
 		p.Metrics.Checked(p.doubt, r.Kind == apply.Full)
+		if r.Kind == apply.Full {
+			p.account.noteRepair(outcome.End, p.doubt, r.Why, p.authorOf(p.doubt))
+		}
 		p.doubt = ""
 	}
 	for _, t := range p.unprogrammed {
@@ -388,6 +431,14 @@ func (p *Proxy) succeeded(r apply.Result, outcome metrics.SyncResult) {
 	if p.retireAt.IsZero() && p.Planner.Unused() {
 		p.retireAt = outcome.End.Add(retireAfter)
 	}
+}
+
+// authorOf names the program that a reason to compare is about, if there is one.
+func (p *Proxy) authorOf(why metrics.Reason) string {
+	if why != metrics.ForeignChange {
+		return ""
+	}
+	return p.Kernel.Author()
 }
 
 func (p *Proxy) countElements() {

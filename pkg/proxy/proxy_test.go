@@ -77,6 +77,18 @@ func (s *fakeSource) Slices(n types.NamespacedName) []*discoveryv1.EndpointSlice
 	return s.slices[n]
 }
 
+func (s *fakeSource) Stored(n types.NamespacedName) (list []model.Slice) {
+	for _, slice := range s.Slices(n) {
+		list = append(list, readSlice{slice})
+	}
+	return list
+}
+
+// readSlice needn't be read any more.
+type readSlice struct{ slice *discoveryv1.EndpointSlice }
+
+func (s readSlice) Read() *discoveryv1.EndpointSlice { return s.slice }
+
 // fakeKernel does what the real one does to a planner, and fails when it is told to.
 type fakeKernel struct {
 	mu      sync.Mutex
@@ -84,7 +96,9 @@ type fakeKernel struct {
 	syncs   int
 	doubts  int
 	meddled bool
-	heard   chan struct{}
+	// blind is why Meddled can't tell.
+	blind error
+	heard chan struct{}
 	// renewals are the times at which the lease was renewed; renewal is what comes of it.
 	renewals []time.Time
 	renewal  error
@@ -119,7 +133,7 @@ func (k *fakeKernel) Author() string { return "nft (pid 7)" }
 func (k *fakeKernel) Meddled() (bool, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.meddled, nil
+	return k.meddled, k.blind
 }
 
 func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {

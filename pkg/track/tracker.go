@@ -19,6 +19,8 @@ type Tracker struct {
 
 	mu    sync.Mutex
 	dirty Dirty
+	// latest is [Dirty.Since] of what was taken last and wasn't empty.
+	latest time.Time
 }
 
 // New returns a tracker of nothing. Triggers older than since, usually the start of the process, are dropped: they
@@ -78,6 +80,9 @@ func (t *Tracker) Take() Dirty {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	taken := t.dirty
+	if !taken.Since.IsZero() {
+		t.latest = taken.Since
+	}
 	t.dirty = Dirty{}
 	return taken
 }

@@ -1,0 +1,51 @@
+package nodeport
+
+import (
+	"errors"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// Find looks for collisions now, and returns what [Watcher.Run] would report of them, whether it has been reported or not. Any
+// goroutine may call it. A socket whose port the kernel may have chosen counts at once.
+func (w *Watcher) Find() ([]model.Problem, error) {
+	s, ports := w.served()
+	if len(s.services) == 0 {
+		return nil, nil
+	}
+	e, rangeErr := w.Ephemeral()
+	sockets, err := w.Listening(ports)
+	if err != nil {
+		return nil, errors.Join(rangeErr, err)
+	}
+	own, err := w.Own()
+	var problems []model.Problem
+	listeners := s.listeners(sockets, func(socket *Socket) bool {
+		_, is := own[socket.Inode]
+		return !is
+	})
+	for _, of := range byService(listeners) {
+		problems = append(problems, listenerProblem(w.NodeName, of))
+	}
+	if overlap := s.ephemeral(e); rangeErr == nil && len(overlap) > 0 {
+		problems = append(problems, nodeProblem(w.NodeName, e, overlap))
+	}
+	return problems, errors.Join(rangeErr, err)
+}
+
+// served returns a copy of what is served now, and the ports between which all node ports lie.
+func (w *Watcher) served() (*served, Range) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := &served{services: make(map[model.Key][]types.NamespacedName, len(w.ports)), addrs: w.addrs}
+	all := Range{First: ^uint16(0)}
+	for name, keys := range w.ports {
+		for _, k := range keys {
+			s.services[k] = append(s.services[k], name)
+			all = Range{min(all.First, k.Port), max(all.Last, k.Port)}
+		}
+	}
+	return s, all
+}

@@ -1,0 +1,53 @@
+package nodeport
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// TestFindTellsAgain asks for what has been told already; it tells nobody else, and our own sockets don't count.
+func TestFindTellsAgain(t *testing.T) {
+	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
+		if list, err := w.Find(); len(list) > 0 || err != nil {
+			t.Errorf("without node ports: %v, %v", list, err)
+		}
+		own := socket(model.TCP, "0.0.0.0:30081")
+		own.Inode = 77
+		n.own = map[uint32]struct{}{77: {}}
+		n.listen(socket(model.TCP, "0.0.0.0:30080"), own)
+		n.mu.Lock()
+		n.ephemeral.Range.First = 30000
+		n.mu.Unlock()
+		w.Service(web, append(dual(model.TCP, 30080), dual(model.TCP, 30081)...))
+		time.Sleep(time.Hour)
+		n.mu.Lock()
+		n.problems = nil
+		n.mu.Unlock()
+		for range 2 {
+			list, err := w.Find()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, p := range list {
+				got = append(got, p.Event+" "+p.Kind+" "+p.Name.Name)
+			}
+			if diff := cmp.Diff([]string{"NodePortCollision Service web", "NodePortInEphemeralRange Node node-1"}, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if len(list) > 0 && strings.Contains(list[0].Reason, "30081") {
+				t.Errorf("our own socket counts: %s", list[0].Reason)
+			}
+		}
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if len(n.problems) > 0 {
+			t.Errorf("told somebody: %q", n.problems)
+		}
+	})
+}

@@ -1,0 +1,121 @@
+package probe
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// Missing is something that the kernel lacks.
+type Missing struct {
+	Family nft.Family
+	feature
+	// Err is the kernel's answer.
+	Err error
+}
+
+// feature is something that tables are made of.
+type feature struct {
+	// name is as in nft's syntax where there is one.
+	name string
+	// option is that of the kernel's configuration without CONFIG_, module the file that has the feature where it is a module; both are
+	// empty where the feature comes with every kernel that is new enough.
+	option, module string
+}
+
+// String says what is missing, and where it would be.
+func (m Missing) String() string {
+	if m.option == "" {
+		return fmt.Sprintf("%s (%v)", m.name, m.Err)
+	}
+	return fmt.Sprintf("%s (module %s, CONFIG_%s)", m.name, m.module, m.option)
+}
+
+// Advice says in one line what the kernel lacks and what to do about it.
+func Advice(list []Missing) string {
+	var names, modules []string
+	for _, m := range list {
+		if name := m.String(); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+		if m.module != "" && !slices.Contains(modules, m.module) {
+			modules = append(modules, m.module)
+		}
+	}
+	remedy := "use a newer kernel, or one that was built with this"
+	if len(modules) > 0 {
+		remedy = fmt.Sprintf("on the node, run modprobe -a %s; if there are no such modules, install the package that has them, or %s",
+			strings.Join(modules, " "), remedy)
+	}
+	return fmt.Sprintf("the kernel lacks %s: %s", strings.Join(names, ", "), remedy)
+}
+
+func chainFeature(c *nft.Chain) feature {
+	return feature{"chains of type " + c.Type, "NFT_NAT", "nft_chain_nat"}
+}
+
+// setFeature tells sets apart by what the kernel keeps them in, and what their elements can have.
+func setFeature(s *nft.Set) feature {
+	var words []string
+	add := func(yes bool, word string) {
+		if yes {
+			words = append(words, word)
+		}
+	}
+	add(s.Interval && len(s.Key) > 1, "concatenated")
+	add(s.Interval, "ranges")
+	add(s.Verdict, "verdicts")
+	add(s.IsMap() && !s.Verdict, "data")
+	add(s.Dynamic, "elements from rules")
+	add(s.Timeout > 0, "timeouts")
+	add(s.Counter, "counters")
+	add(s.Size > 0, "a size")
+	if len(words) == 0 {
+		words = []string{"keys"}
+	}
+	return feature{name: "sets with " + strings.Join(words, ", ")}
+}
+
+// expressionFeature tells expressions apart by what the kernel has them in, and by what may have come later than the rest.
+func expressionFeature(f nft.Family, e expr.Any) feature {
+	suffix := map[nft.Family]string{nft.IPv4: "4", nft.IPv6: "6"}[f]
+	switch e := e.(type) {
+	case *expr.Meta:
+		return feature{name: metaName(e)}
+	case *expr.Ct:
+		return feature{"ct status", "NFT_CT", "nft_ct"}
+	case *expr.Fib:
+		return feature{"fib", "NFT_FIB_IPV" + suffix, "nft_fib_ipv" + suffix}
+	case *expr.NAT:
+		return feature{"dnat", "NFT_NAT", "nft_nat"}
+	case *expr.Masq:
+		return feature{"masquerade", "NFT_MASQ", "nft_masq"}
+	case *expr.Numgen:
+		return feature{"numgen random", "NFT_NUMGEN", "nft_numgen"}
+	case *expr.Reject:
+		return feature{"reject", "NFT_REJECT_IPV" + suffix, "nft_reject_ipv" + suffix}
+	case *expr.Dynset:
+		return feature{name: fmt.Sprintf("dynset operation %d", e.Operation)}
+	case *expr.Lookup:
+		if e.IsDestRegSet {
+			return feature{name: "lookup in maps"}
+		}
+	}
+	return feature{name: strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", e), "*expr."))}
+}
+
+func metaName(e *expr.Meta) string {
+	name, known := map[expr.MetaKey]string{
+		expr.MetaKeyL4PROTO: "l4proto", expr.MetaKeyPRIORITY: "priority", expr.MetaKeyMARK: "mark", expr.MetaKeyIIFNAME: "iifname",
+	}[e.Key]
+	if !known {
+		name = fmt.Sprint(e.Key)
+	}
+	if e.SourceRegister {
+		name += " set"
+	}
+	return "meta " + name
+}

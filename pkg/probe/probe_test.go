@@ -1,0 +1,187 @@
+package probe
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+func ours() []*nft.Table {
+	pods := plan.LocalPods{Interface: "cni0"}
+	return plan.Samples(plan.Options{
+		Families: model.Families[:], MasqueradeMark: 1 << 14, LocalPods: [2]plan.LocalPods{pods, pods}, CountEndpoints: true,
+	})
+}
+
+// fake refuses messages.
+type fake map[int]error
+
+func (f fake) Check(*nft.Batch) (list []nft.Refused, err error) {
+	for message, err := range f {
+		list = append(list, nft.Refused{Message: message, Err: err})
+	}
+	return list, nil
+}
+
+// asked returns what is asked about tables.
+func asked(tables []*nft.Table) (list []question) {
+	b := nft.NewBatch(0)
+	for _, t := range tables {
+		a := asker{batch: b, table: t, sets: map[string]bool{}, asked: map[string]bool{}}
+		a.ask()
+		list = append(list, a.questions...)
+	}
+	return list
+}
+
+// A kernel that lacks one thing refuses every message in which it is used. Only that thing is said to be missing.
+func TestWhateverIsMissingIsNamed(t *testing.T) {
+	questions := asked(ours())
+	for _, lost := range questions {
+		refusals := fake{}
+		gone := map[string]bool{lost.what.name: true}
+		for _, q := range questions {
+			refused := q.what == lost.what
+			for _, n := range q.needs {
+				refused = refused || gone[n.name]
+			}
+			if q.family == lost.family && refused {
+				refusals[q.message] = fmt.Errorf("add something: %w", unix.ENOENT)
+				gone[q.what.name] = true
+			}
+		}
+		got, err := Run(refusals, ours())
+		if err != nil || len(got) != 1 || got[0].Family != lost.family || got[0].feature != lost.what {
+			t.Errorf("%s %s is missing, %d messages refused: %v, %v", lost.family, lost.what.name, len(refusals), got, err)
+		}
+	}
+}
+
+// Each kind of expression of our rules is asked for in each family, and what may be a module has its name.
+func TestAllExpressionsAreAskedFor(t *testing.T) {
+	got := map[nft.Family]map[string]bool{nft.IPv4: {}, nft.IPv6: {}}
+	modules := map[string]bool{}
+	for _, q := range asked(ours()) {
+		got[q.family][q.what.name] = true
+		modules[q.what.module] = true
+	}
+	for _, table := range ours() {
+		for _, c := range table.Chains {
+			for _, r := range c.Rules {
+				for _, e := range r.Exprs {
+					if _, ok := e.(*expr.Verdict); ok {
+						continue
+					}
+					if name := expressionFeature(table.Family, e).name; !got[table.Family][name] {
+						t.Errorf("%s: nobody asks for %s (%s)", table.Family, name, reflect.TypeOf(e))
+					}
+				}
+			}
+		}
+		for _, s := range table.Sets {
+			if name := setFeature(s).name; !got[table.Family][name] {
+				t.Errorf("%s: nobody asks for %s", table.Family, name)
+			}
+		}
+	}
+	want := map[string]bool{"": true, "nft_chain_nat": true, "nft_nat": true, "nft_masq": true, "nft_ct": true, "nft_numgen": true,
+		"nft_fib_ipv4": true, "nft_fib_ipv6": true, "nft_reject_ipv4": true, "nft_reject_ipv6": true}
+	if diff := cmp.Diff(want, modules); diff != "" {
+		t.Errorf("modules (-want +got):\n%s", diff)
+	}
+}
+
+// That there is no memory says nothing of what the kernel has.
+func TestOtherAnswersProveNothing(t *testing.T) {
+	got, err := Run(fake{3: fmt.Errorf("add chain: %w", unix.ENOMEM)}, ours())
+	if !errors.Is(err, unix.ENOMEM) || got != nil {
+		t.Errorf("Run() = %v, %v, want ENOMEM only", got, err)
+	}
+}
+
+func TestAdvice(t *testing.T) {
+	masquerade := feature{"masquerade", "NFT_MASQ", "nft_masq"}
+	for _, tc := range []struct {
+		list []Missing
+		want string
+	}{
+		{[]Missing{{nft.IPv4, masquerade, unix.ENOENT}, {nft.IPv6, masquerade, unix.ENOENT}, {nft.IPv6, feature{"fib", "NFT_FIB_IPV6", "nft_fib_ipv6"}, unix.ENOENT}},
+			"the kernel lacks masquerade (module nft_masq, CONFIG_NFT_MASQ), fib (module nft_fib_ipv6, CONFIG_NFT_FIB_IPV6): " +
+				"on the node, run modprobe -a nft_masq nft_fib_ipv6; if there are no such modules, install the package that has them, " +
+				"or use a newer kernel, or one that was built with this"},
+		{[]Missing{{nft.IPv4, feature{name: "sets with counters"}, unix.EOPNOTSUPP}},
+			"the kernel lacks sets with counters (operation not supported): use a newer kernel, or one that was built with this"},
+	} {
+		if diff := cmp.Diff(tc.want, Advice(tc.list)); diff != "" {
+			t.Errorf("advice (-want +got):\n%s", diff)
+		}
+	}
+}
+
+// This kernel has everything, and being asked leaves nothing behind: no table, and a ruleset that has not changed.
+func TestNothingIsMissingHere(t *testing.T) {
+	lab.EnterNamespace(t)
+	conn := open(t)
+	before := generation(t, conn)
+	missing, err := Run(conn, ours())
+	if err != nil || len(missing) > 0 {
+		t.Errorf("Run() = %v, %v", missing, err)
+	}
+	if after := generation(t, conn); after != before {
+		t.Errorf("the ruleset's generation has gone from %d to %d", before, after)
+	}
+	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
+		if there, err := conn.HasTable(f, tableName); there || err != nil {
+			t.Errorf("there is a table %s %s: %v, %v", f, tableName, there, err)
+		}
+	}
+}
+
+// Asked for what no kernel has, it says so, of the family that needs it, and nothing else is blamed.
+func TestWhatNoKernelHasIsNamed(t *testing.T) {
+	lab.EnterNamespace(t)
+	tables := ours()
+	rules := tables[1].Chains[5].Rules
+	tables[1].Chains[5].Rules = append(rules[:len(rules):len(rules)], nft.Rule{Exprs: []expr.Any{
+		&expr.Counter{}, &expr.Match{Name: "no-such-match", Info: &xt.Unknown{}}, &expr.Notrack{}, &expr.Counter{},
+	}})
+	missing, err := Run(open(t), tables)
+	if err != nil || len(missing) != 1 || missing[0].Family != nft.IPv6 || !strings.HasPrefix(missing[0].String(), "match (") {
+		t.Errorf("Run() = %v, %v, want a match of ip6", missing, err)
+	}
+}
+
+func open(t *testing.T) *nft.Conn {
+	t.Helper()
+	conn, err := nft.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return conn
+}
+
+func generation(t *testing.T, conn *nft.Conn) uint32 {
+	t.Helper()
+	g, err := conn.Generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}

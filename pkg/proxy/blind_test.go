@@ -1,0 +1,82 @@
+package proxy
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// Where the kernel can't be asked whether somebody has changed the ruleset, the tables are compared: if that fails, too, it is
+// counted and tried again like any sync.
+func TestALookThatFailsMakesAComparison(t *testing.T) {
+	run(t, func(b *bench) {
+		close(b.source.synced)
+		synctest.Wait()
+		_, before := b.kernel.held()
+		b.kernel.mu.Lock()
+		b.kernel.blind = errors.New("no buffer space available")
+		b.kernel.fail = func(int) error { return b.kernel.blind }
+		b.kernel.mu.Unlock()
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		_, after := b.kernel.held()
+		if after < before+2 {
+			t.Errorf("%d syncs in two seconds in which the kernel couldn't be asked", after-before)
+		}
+		if failures := b.counter(t, "kubeproxy_sync_proxy_rules_nftables_sync_failures_total"); failures == 0 || b.Kernel.Known() {
+			t.Errorf("%v failures are counted; known: %v", failures, b.Kernel.Known())
+		}
+		b.kernel.mu.Lock()
+		b.kernel.blind, b.kernel.fail = nil, nil
+		b.kernel.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if !b.Kernel.Known() {
+			t.Error("it doesn't recover")
+		}
+	})
+}
+
+// Addresses of the node that couldn't be read are read again, although nothing tells of a change.
+func TestAddressesThatCouldNotBeReadAreReadAgain(t *testing.T) {
+	run(t, func(b *bench) {
+		fails := 3
+		b.NodePorts = NodePortAddresses{
+			Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
+			Local: func() ([]netip.Addr, error) {
+				if fails--; fails >= 0 {
+					return nil, errors.New("too many open files")
+				}
+				return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil
+			},
+		}
+		close(b.source.synced)
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		if got := b.Planner.NodeAddresses(model.IPv4); len(got) != 1 {
+			t.Errorf("addresses %v, want one", got)
+		}
+	})
+}
+
+// counter adds up the series of a counter.
+func (b *bench) counter(t *testing.T, name string) (sum float64) {
+	t.Helper()
+	families, err := b.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			sum += m.GetCounter().GetValue()
+		}
+	}
+	return sum
+}

@@ -1,0 +1,97 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unsafe"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+)
+
+// jumped is a time as time.Now returns it after somebody has set the machine's clock: the hour of the day is another, and what the
+// kernel calls monotonic goes on.
+func jumped(t time.Time, seconds int64) time.Time {
+	// As package time has it: 33 bits of seconds since 1885 above 30 bits of nanoseconds, beside the monotonic clock.
+	wall := (*uint64)(unsafe.Pointer(&t))
+	*wall += uint64(seconds) << 30
+	return t
+}
+
+func TestJumpedIsWhatItSays(t *testing.T) {
+	now := time.Now()
+	for _, seconds := range []int64{3600, -36000} {
+		then := jumped(now, seconds)
+		if passed, shown := then.Sub(now), then.Unix()-now.Unix(); passed != 0 || shown != seconds {
+			t.Errorf("%v passed and the clock shows %d seconds more; want none and %d", passed, shown, seconds)
+		}
+	}
+}
+
+// The clock of the machine is set for and back while Services change, syncs fail and nothing happens. All happens when it would have
+// happened.
+func TestTheClockIsSet(t *testing.T) {
+	want := history(t, nil)
+	if len(want) < 20 {
+		t.Fatalf("only %q happened", want)
+	}
+	const hour = 3600
+	if diff := cmp.Diff(want, history(t, []int64{10 * hour, -24 * hour, 0, 24 * 365 * hour, -hour})); diff != "" {
+		t.Errorf("what happened (-with a steady clock +with one that is set):\n%s", diff)
+	}
+}
+
+// history runs the proxy for some minutes, in which the clock is set to one offset after the other, and lists what happened when.
+func history(t *testing.T, offsets []int64) (list []string) {
+	real := time.Now() // that of the bubble has no monotonic part
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		happened := func(format string, args ...any) {
+			list = append(list, fmt.Sprintf("%v: %s", time.Since(begin), fmt.Sprintf(format, args...)))
+		}
+		var offset atomic.Int64
+		clock := func() time.Time { return jumped(real.Add(time.Since(begin)), offset.Load()) }
+		b := newBench()
+		b.Now, b.Tracker = clock, track.New(clock(), clock)
+		b.Health = health.New(health.Config{Timeout: time.Minute, Now: clock, NoNode: true})
+		b.kernel.fail = func(sync int) error {
+			if sync%7 == 3 || sync > 40 {
+				happened("sync %d fails", sync)
+				return errors.New("busy")
+			}
+			happened("sync %d", sync)
+			return nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- b.Run(ctx) }()
+		close(b.source.synced)
+		for i := range 20 {
+			if len(offsets) > 0 {
+				offset.Store(offsets[i%len(offsets)])
+			}
+			for range 5 {
+				b.set(i, 1+i%3)
+				time.Sleep(300 * time.Millisecond)
+			}
+			time.Sleep(time.Duration(i) * 5 * time.Second)
+			synctest.Wait()
+			happened("healthy %t", b.Health.Healthy())
+		}
+		for _, at := range b.kernel.renewedAt() {
+			list = append(list, fmt.Sprintf("lease renewed at %v", at.Sub(begin)))
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run() = %v", err)
+		}
+	})
+	return list
+}

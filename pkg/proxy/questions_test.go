@@ -1,0 +1,225 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// status asks the loop, which has a second.
+func (b *bench) status(t *testing.T) *view.Loop {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	l, err := b.Status(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func TestStatusFollowsTheLoop(t *testing.T) {
+	run(t, func(b *bench) {
+		if l := b.status(t); l.Waits != "to read all Services and EndpointSlices" || l.Last != nil {
+			t.Errorf("before anything was read: %+v", l)
+		}
+		for i := range 9 {
+			b.set(i, 2)
+		}
+		close(b.source.synced)
+		synctest.Wait()
+		l := b.status(t)
+		if l.Waits != "" || l.Last == nil || l.Last.Kind != "full" || len(l.Last.Services) != mostNamed || l.Last.More != 9-mostNamed {
+			t.Errorf("after the first sync: %+v, last %+v", l, l.Last)
+		}
+		time.Sleep(10 * time.Second)
+		b.set(3, 5)
+		synctest.Wait()
+		l = b.status(t)
+		if l.Last.Kind != "partial" || len(l.Last.Services) != 1 || l.Last.Services[0] != "default/svc-3" || time.Since(l.Last.Time) != 0 {
+			t.Errorf("after a change: last %+v", l.Last)
+		}
+		if l.LeaseEnds == nil || !l.LeaseEnds.After(time.Now()) || l.LeaseRenewed.After(time.Now()) {
+			t.Errorf("lease renewed at %v, ends %v; it is %v", l.LeaseRenewed, l.LeaseEnds, time.Now())
+		}
+	})
+}
+
+func TestStatusTellsOfFailures(t *testing.T) {
+	run(t, func(b *bench) {
+		var failing atomic.Bool
+		failing.Store(true)
+		b.kernel.fail = func(int) error {
+			if failing.Load() {
+				return errors.New("no buffer space available")
+			}
+			return nil
+		}
+		close(b.source.synced)
+		start := time.Now()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		f := b.status(t).Failure
+		if f == nil || !strings.Contains(f.Error, "no buffer space") || f.Times < 2 || !f.Since.Equal(start) {
+			t.Errorf("while syncs fail: %+v", f)
+		}
+		failing.Store(false)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if l := b.status(t); l.Failure != nil || l.Last == nil {
+			t.Errorf("after one has succeeded: %+v", l)
+		}
+	})
+}
+
+func TestStatusTellsOfRepairs(t *testing.T) {
+	run(t, func(b *bench) {
+		close(b.source.synced)
+		synctest.Wait()
+		for range mostRepairs + 2 {
+			time.Sleep(10 * time.Second)
+			b.kernel.mu.Lock()
+			b.kernel.meddled = true
+			b.kernel.mu.Unlock()
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		l := b.status(t)
+		if l.RepairsTotal != mostRepairs+2 || len(l.Repairs) != mostRepairs {
+			t.Fatalf("%d repairs, %d listed, want %d and %d", l.RepairsTotal, len(l.Repairs), mostRepairs+2, mostRepairs)
+		}
+		last := l.Repairs[mostRepairs-1]
+		if last.By != "nft (pid 7)" || last.Reason != "foreign_change" || time.Since(last.Time) > 20*time.Second {
+			t.Errorf("the last repair: %+v", last)
+		}
+	})
+}
+
+// TestABusyLoopIsSaidToBe asks while the kernel doesn't return.
+func TestABusyLoopIsSaidToBe(t *testing.T) {
+	run(t, func(b *bench) {
+		goOn := make(chan struct{})
+		b.kernel.fail = func(int) error { <-goOn; return nil }
+		close(b.source.synced)
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if _, err := b.Status(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "busy") {
+			t.Errorf("asking a busy loop: %v", err)
+		}
+		close(goOn)
+		synctest.Wait()
+		b.status(t)
+	})
+}
+
+func TestFactsFollowTheNode(t *testing.T) {
+	run(t, func(b *bench) {
+		b.source.node = &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "node-1", Labels: map[string]string{corev1.LabelTopologyZone: "a"}},
+			Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}},
+		}
+		close(b.source.synced)
+		synctest.Wait()
+		f := b.Facts()
+		if f.Node.Zone != "a" || fmt.Sprint(f.NodeAddresses[0]) != "[192.0.2.1]" {
+			t.Errorf("facts %+v", f)
+		}
+	})
+}
+
+// watcher is an observer that keeps what it is told.
+type watcher struct {
+	watching atomic.Bool
+	mu       sync.Mutex
+	commits  []view.Commit
+}
+
+func (w *watcher) Watched() bool { return w.watching.Load() }
+
+func (w *watcher) Committed(c view.Commit) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.commits = append(w.commits, c)
+}
+
+// take returns what it was told since the last call.
+func (w *watcher) take() []view.Commit {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	taken := w.commits
+	w.commits = nil
+	return taken
+}
+
+func TestObserverIsToldWhatHasChanged(t *testing.T) {
+	w := &watcher{}
+	run(t, func(b *bench) {
+		b.Observer = w
+		b.set(1, 1)
+		close(b.source.synced)
+		synctest.Wait()
+		if told := w.take(); len(told) > 0 {
+			t.Errorf("told without having been asked: %+v", told)
+		}
+		w.watching.Store(true)
+		step := func(f func()) []view.Change {
+			t.Helper()
+			time.Sleep(5 * time.Second)
+			w.take()
+			f()
+			synctest.Wait()
+			var changes []view.Change
+			for _, c := range w.take() { // others give up chains
+				changes = append(changes, c.Services...)
+			}
+			return changes
+		}
+		for _, c := range []struct {
+			f    func()
+			want view.Change
+		}{
+			{func() { b.set(1, 3) }, view.Change{Service: "default/svc-1", What: "changed", Added: []string{"10.244.1.2:8080", "10.244.1.3:8080"}}},
+			{func() { b.set(1, 2) }, view.Change{Service: "default/svc-1", What: "changed", Removed: []string{"10.244.1.3:8080"}}},
+			{func() { b.set(2, 1) }, view.Change{Service: "default/svc-2", What: "new", Added: []string{"10.244.2.1:8080"}, FrontendsAdded: []string{"10.96.0.3:80/tcp"}}},
+			{func() {
+				name := types.NamespacedName{Namespace: "default", Name: "svc-2"}
+				b.source.mu.Lock()
+				delete(b.source.services, name)
+				b.source.mu.Unlock()
+				b.Tracker.Service(name)
+			}, view.Change{Service: "default/svc-2", What: "gone", Removed: []string{"10.244.2.1:8080"}, FrontendsRemoved: []string{"10.96.0.3:80/tcp"}}},
+		} {
+			if diff := cmp.Diff([]view.Change{c.want}, step(c.f)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		}
+		w.take()
+		for i := range mostChanges + 10 {
+			b.set(100+i, 1)
+		}
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		listed, all := 0, 0
+		for _, c := range w.take() {
+			listed = max(listed, len(c.Services))
+			all += len(c.Services) + c.More
+		}
+		if listed > mostChanges || all != mostChanges+10 {
+			t.Errorf("%d changes in one commit, %d in all, want %d at most and %d", listed, all, mostChanges, mostChanges+10)
+		}
+	})
+}

@@ -1,0 +1,258 @@
+package trace
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// world is a packet on one of its ways, with what the kernel keeps beside it.
+type world struct {
+	chance         float64
+	registers      [nft.Registers]byte
+	source         netip.Addr
+	to             netip.AddrPort
+	mark, priority uint32
+	in, out        string
+	hook           string
+
+	translated, masqueraded bool
+	noRoute                 bool
+	markedBy                *Step
+	steps                   []Step
+	misses                  []Fact
+	facts                   []Fact // of the rule that is at work
+
+	verdict verdict
+	outcome Outcome
+	why     string
+}
+
+// verdict is what a rule has decided; none if it goes on.
+type verdict struct {
+	is    kind
+	chain string
+}
+
+type kind uint8
+
+const (
+	none kind = iota
+	broken
+	jump
+	goes
+	returns
+	accept
+	drop
+	ends // the outcome says how
+)
+
+// fork is a copy that can go another way.
+func (w *world) fork() *world {
+	c := *w
+	c.steps, c.misses, c.facts = slices.Clip(w.steps), slices.Clip(w.misses), slices.Clip(w.facts)
+	return &c
+}
+
+func (w *world) end(o Outcome, why string) {
+	w.verdict, w.outcome, w.why = verdict{is: ends}, o, why
+}
+
+func (w *world) note(f Fact) { w.facts = append(w.facts, f) }
+
+// evaluator does what rules do, to many worlds at a time, so that few questions are asked for elements.
+type evaluator struct {
+	packet   Packet
+	table    *nft.ReadTable
+	elements Elements
+	routes   Routes
+	depth    int
+	// finished are those that a chain has decided on.
+	finished []*world
+}
+
+// hook sends worlds through a base chain, and returns those that go on.
+func (e *evaluator) hook(ch *nft.ReadChain, worlds []*world) (on []*world, err error) {
+	e.finished = nil
+	for _, w := range worlds {
+		w.hook = nft.HookName(ch.Hook)
+	}
+	back, err := e.chain(ch.Name, worlds)
+	if err != nil {
+		return nil, err
+	}
+	for _, w := range back {
+		if ch.Drops {
+			w.end(Dropped, fmt.Sprintf("the policy of chain %s is to drop", ch.Name))
+		}
+	}
+	all := append(back, e.finished...)
+	for _, w := range all {
+		if w.verdict.is != ends {
+			w.verdict = verdict{}
+		}
+	}
+	return all, nil
+}
+
+// maxDepth is how many chains the kernel lets a packet be in at once.
+const maxDepth = 16
+
+// chain sends worlds through a chain; it returns those that come back from it.
+func (e *evaluator) chain(name string, worlds []*world) (back []*world, err error) {
+	ch := e.table.Chains[name]
+	if ch == nil {
+		return nil, fmt.Errorf("there is no chain %s", name)
+	}
+	if e.depth++; e.depth > maxDepth {
+		return nil, errors.New("chains lead back to themselves")
+	}
+	defer func() { e.depth-- }()
+	live := worlds
+	for i := range ch.Rules {
+		if len(live) == 0 {
+			break
+		}
+		var returned []*world
+		if live, returned, err = e.rule(ch, &ch.Rules[i], live); err != nil {
+			return nil, err
+		}
+		back = append(back, returned...)
+	}
+	return append(back, live...), nil
+}
+
+// rule does a rule: next are the worlds that meet the next one, back those that leave the chain.
+func (e *evaluator) rule(ch *nft.ReadChain, r *nft.ReadRule, worlds []*world) (next, back []*world, err error) {
+	active := worlds
+	for _, w := range active {
+		w.facts, w.verdict = nil, verdict{}
+	}
+	var decided []*world
+	for _, x := range r.Exprs {
+		if active, err = e.expression(x, active); err != nil {
+			return nil, nil, fmt.Errorf("chain %s: %w", ch.Name, err)
+		}
+		active = slices.DeleteFunc(slices.Clone(active), func(w *world) bool {
+			if w.verdict.is == broken {
+				w.verdict = verdict{}
+				w.miss()
+				next = append(next, w)
+				return true
+			}
+			if w.verdict.is != none {
+				decided = append(decided, w)
+			}
+			return w.verdict.is != none
+		})
+	}
+	line := nft.RuleLine(nft.Text(e.table.Family, r.Exprs, e.table.Sets), r.Comment)
+	for _, w := range slices.Concat(active, decided) {
+		w.step(ch, r, line)
+	}
+	next = append(next, active...)
+	more, back, err := e.decide(decided)
+	return append(next, more...), back, err
+}
+
+// miss keeps what a rule that didn't match had looked for.
+func (w *world) miss() {
+	for _, f := range w.facts {
+		if f.Missing {
+			w.misses = append(w.misses, f)
+		}
+	}
+}
+
+func (w *world) step(ch *nft.ReadChain, r *nft.ReadRule, line string) {
+	w.steps = append(w.steps, Step{
+		Hook: w.hook, Chain: ch.Name, Rule: line, Comment: r.Comment, Facts: w.facts, To: w.verdict.chain, Back: w.verdict.is == jump,
+	})
+	for _, f := range w.facts {
+		if f.Did == didMark {
+			w.markedBy = &w.steps[len(w.steps)-1]
+		}
+	}
+}
+
+// decide does what verdicts say.
+func (e *evaluator) decide(worlds []*world) (next, back []*world, err error) {
+	groups := map[verdict][]*world{}
+	var order []verdict
+	for _, w := range worlds {
+		v := w.verdict
+		if groups[v] == nil {
+			order = append(order, v)
+		}
+		groups[v] = append(groups[v], w)
+	}
+	for _, v := range order {
+		group := groups[v]
+		switch v.is {
+		case jump, goes:
+			came, err := e.chain(v.chain, group)
+			if err != nil {
+				return nil, nil, err
+			}
+			if v.is == jump {
+				next = append(next, came...)
+			} else {
+				back = append(back, came...)
+			}
+		case returns:
+			back = append(back, group...)
+		case drop:
+			for _, w := range group {
+				w.end(Dropped, "")
+			}
+			e.finished = append(e.finished, group...)
+		default:
+			e.finished = append(e.finished, group...)
+		}
+	}
+	return next, back, nil
+}
+
+// decideBy turns a kernel's verdict into ours.
+func decideBy(code int32, chain string) (verdict, bool) {
+	const nfDrop, nfAccept = 0, 1
+	switch code {
+	case unix.NFT_JUMP:
+		return verdict{jump, chain}, true
+	case unix.NFT_GOTO:
+		return verdict{goes, chain}, true
+	case unix.NFT_RETURN:
+		return verdict{is: returns}, true
+	case unix.NFT_CONTINUE:
+		return verdict{}, true
+	case unix.NFT_BREAK:
+		return verdict{is: broken}, true
+	case nfDrop:
+		return verdict{is: drop}, true
+	case nfAccept:
+		return verdict{is: accept}, true
+	}
+	return verdict{}, false
+}
+
+// chainsAt lists the base chains of type nat at a hook, in the order in which packets meet them.
+func chainsAt(t *nft.ReadTable, hook uint32) (list []*nft.ReadChain) {
+	for _, ch := range t.Chains {
+		if ch.Type != "" && ch.Hook == hook {
+			list = append(list, ch)
+		}
+	}
+	slices.SortFunc(list, func(a, b *nft.ReadChain) int {
+		if a.Priority != b.Priority {
+			return int(a.Priority) - int(b.Priority)
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return list
+}

@@ -1,0 +1,377 @@
+package trace
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// expression does one expression in all worlds; those that there are then may be more.
+func (e *evaluator) expression(x nft.Expr, worlds []*world) ([]*world, error) {
+	switch x := x.Any.(type) {
+	case *expr.Numgen:
+		return draw(x, worlds), nil
+	case *expr.Lookup:
+		return worlds, e.lookup(x, worlds)
+	}
+	for _, w := range worlds {
+		if err := e.one(x, w); err != nil {
+			return nil, err
+		}
+	}
+	return worlds, nil
+}
+
+// one does an expression that asks nobody for elements and draws nothing.
+func (e *evaluator) one(given nft.Expr, w *world) error {
+	switch x := given.Any.(type) {
+	case *expr.Payload:
+		w.payload(e.packet, x)
+	case *expr.Meta:
+		w.meta(e.packet, x)
+	case *expr.Ct:
+		w.ct(x)
+	case *expr.Fib:
+		return e.fib(x, w)
+	case *expr.Bitwise:
+		w.bitwise(x)
+	case *expr.Byteorder:
+		w.byteOrder(x)
+	case *expr.Immediate:
+		w.store(x.Register, x.Data)
+	case *expr.Cmp:
+		w.compare(x)
+	case *expr.Dynset:
+		w.dynset(x)
+	case *expr.NAT:
+		w.nat(e.packet.family(), x)
+	case *expr.Masq:
+		return e.masquerade(w)
+	case *expr.Counter:
+	case *expr.Reject:
+		how := "with an ICMP error"
+		if x.Type == unix.NFT_REJECT_TCP_RST {
+			how = "with a TCP reset"
+		}
+		w.end(Refused, how)
+	case *expr.Verdict:
+		v, ok := decideBy(int32(x.Kind), x.Chain)
+		if !ok {
+			w.end(Unknown, fmt.Sprintf("verdict %d", x.Kind))
+			return nil
+		}
+		w.verdict = v
+	default:
+		w.strange(given)
+	}
+	return nil
+}
+
+// strange ends where nobody can say what the kernel would do.
+func (w *world) strange(x nft.Expr) {
+	w.end(Unknown, "a rule has an expression that isn't followed: "+x.Name)
+}
+
+// store puts bytes into a register; the rest of the last word becomes 0.
+func (w *world) store(reg uint32, b []byte) {
+	at, ok := nft.Register(reg)
+	if !ok || at+len(b) > len(w.registers) {
+		return
+	}
+	n := copy(w.registers[at:], b)
+	for i := at + n; i%4 != 0; i++ {
+		w.registers[i] = 0
+	}
+}
+
+func (w *world) storeWord(reg, v uint32) { w.store(reg, binary.NativeEndian.AppendUint32(nil, v)) }
+
+// load returns bytes of a register; nil if there are none.
+func (w *world) load(reg uint32, n int) []byte {
+	at, ok := nft.Register(reg)
+	if !ok || at+n > len(w.registers) {
+		return nil
+	}
+	return w.registers[at : at+n]
+}
+
+func (w *world) loadWord(reg uint32) uint32 {
+	b := w.load(reg, 4)
+	if b == nil {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(b)
+}
+
+// payload knows the addresses and ports; what else is in a packet isn't known.
+func (w *world) payload(p Packet, x *expr.Payload) {
+	header := w.header(p, x.Base)
+	if x.OperationType == expr.PayloadWrite || header == nil || int(x.Offset+x.Len) > len(header) {
+		w.strange(nft.Expr{Name: fmt.Sprintf("%d bytes at %d of header %d", x.Len, x.Offset, x.Base)})
+		return
+	}
+	w.store(x.DestRegister, header[x.Offset:x.Offset+x.Len])
+}
+
+// header makes up what is known of a header. The source port is taken for one of those that nobody has a rule for.
+func (w *world) header(p Packet, base expr.PayloadBase) []byte {
+	const ttl, sourcePort = 64, 50000
+	switch {
+	case base == expr.PayloadBaseTransportHeader:
+		b := binary.BigEndian.AppendUint16(nil, sourcePort)
+		return binary.BigEndian.AppendUint16(b, w.to.Port())
+	case base != expr.PayloadBaseNetworkHeader:
+		return nil
+	case p.family() == nft.IPv4:
+		b := []byte{0x45, 0, 0, 60, 0, 0, 0x40, 0, ttl, p.Protocol, 0, 0}
+		return append(append(b, w.source.AsSlice()...), w.to.Addr().AsSlice()...)
+	}
+	b := []byte{0x60, 0, 0, 0, 0, 40, p.Protocol, ttl}
+	return append(append(b, w.source.AsSlice()...), w.to.Addr().AsSlice()...)
+}
+
+const didMark = "marks it to be masqueraded"
+
+func (w *world) meta(p Packet, x *expr.Meta) {
+	if x.SourceRegister {
+		w.setMeta(x)
+		return
+	}
+	switch x.Key {
+	case expr.MetaKeyL4PROTO:
+		w.store(x.Register, []byte{p.Protocol})
+	case expr.MetaKeyNFPROTO:
+		w.store(x.Register, []byte{byte(p.family())})
+	case expr.MetaKeyMARK:
+		w.storeWord(x.Register, w.mark)
+	case expr.MetaKeyPRIORITY:
+		w.storeWord(x.Register, w.priority)
+	case expr.MetaKeyIIFNAME:
+		w.store(x.Register, interfaceName(w.in))
+	case expr.MetaKeyOIFNAME:
+		w.store(x.Register, interfaceName(w.out))
+	default:
+		w.strange(nft.Expr{Name: fmt.Sprintf("meta key %d", x.Key)})
+	}
+}
+
+func (w *world) setMeta(x *expr.Meta) {
+	v := w.loadWord(x.Register)
+	switch x.Key {
+	case expr.MetaKeyMARK:
+		if v&^w.mark != 0 {
+			w.note(Fact{Did: didMark})
+		}
+		w.mark = v
+	case expr.MetaKeyPRIORITY:
+		w.priority = v
+	case expr.MetaKeyNFTRACE:
+	default:
+		w.strange(nft.Expr{Name: fmt.Sprintf("meta key %d set", x.Key)})
+	}
+}
+
+func interfaceName(name string) []byte {
+	const ifNameSize = 16
+	b := make([]byte, ifNameSize)
+	copy(b[:ifNameSize-1], name)
+	return b
+}
+
+func (w *world) ct(x *expr.Ct) {
+	const confirmable, dnat, stateNew = 0, 1 << 5, 8
+	if x.SourceRegister {
+		w.strange(nft.Expr{Name: "ct set"})
+		return
+	}
+	switch x.Key {
+	case expr.CtKeySTATE:
+		w.storeWord(x.Register, stateNew)
+	case expr.CtKeySTATUS:
+		status := uint32(confirmable)
+		if w.translated {
+			status |= dnat
+		}
+		w.storeWord(x.Register, status)
+	default:
+		w.strange(nft.Expr{Name: fmt.Sprintf("ct key %d", x.Key)})
+	}
+}
+
+func (e *evaluator) fib(x *expr.Fib, w *world) error {
+	addr := w.to.Addr()
+	if x.FlagSADDR {
+		addr = w.source
+	}
+	if !x.ResultADDRTYPE || x.FlagIIF || x.FlagOIF {
+		w.strange(nft.Expr{Name: "fib"})
+		return nil
+	}
+	typ, err := e.routes.Type(addr)
+	if err != nil {
+		return err
+	}
+	w.storeWord(x.Register, typ)
+	return nil
+}
+
+func (w *world) bitwise(x *expr.Bitwise) {
+	from := w.load(x.SourceRegister, int(x.Len))
+	if len(x.Mask) != int(x.Len) || len(x.Xor) != int(x.Len) || from == nil {
+		w.strange(nft.Expr{Name: "bitwise"})
+		return
+	}
+	out := make([]byte, len(from))
+	for i := range from {
+		out[i] = from[i]&x.Mask[i] ^ x.Xor[i]
+	}
+	w.store(x.DestRegister, out)
+}
+
+// byteOrder turns whole numbers round, and what is shorter than one not at all.
+func (w *world) byteOrder(x *expr.Byteorder) {
+	b := bytes.Clone(w.load(x.SourceRegister, int(x.Len)))
+	if x.Size != 2 && x.Size != 4 || b == nil {
+		w.strange(nft.Expr{Name: "byteorder"})
+		return
+	}
+	little := binary.NativeEndian.Uint16([]byte{1, 0}) == 1
+	for rest, size := b, int(x.Size); little && len(rest) >= size; rest = rest[size:] {
+		slices.Reverse(rest[:size])
+	}
+	w.store(x.DestRegister, b)
+}
+
+func (w *world) compare(x *expr.Cmp) {
+	order := bytes.Compare(w.load(x.Register, len(x.Data)), x.Data)
+	holds := map[expr.CmpOp]bool{
+		expr.CmpOpEq: order == 0, expr.CmpOpNeq: order != 0, expr.CmpOpLt: order < 0, expr.CmpOpLte: order <= 0,
+		expr.CmpOpGt: order > 0, expr.CmpOpGte: order >= 0,
+	}[x.Op]
+	if !holds {
+		w.verdict = verdict{is: broken}
+	}
+}
+
+// draw goes all ways that a number may lead.
+func draw(x *expr.Numgen, worlds []*world) []*world {
+	out := make([]*world, 0, len(worlds)*int(x.Modulus))
+	for _, w := range worlds {
+		if x.Modulus == 0 {
+			w.strange(nft.Expr{Name: "numgen"})
+			out = append(out, w)
+			continue
+		}
+		w.note(Fact{Drawn: x.Modulus})
+		w.chance /= float64(x.Modulus)
+		for n := range x.Modulus {
+			c := w
+			if n+1 < x.Modulus {
+				c = w.fork()
+			}
+			c.storeWord(x.Register, n+x.Offset)
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// lookup asks for the elements of all worlds at once.
+func (e *evaluator) lookup(x *expr.Lookup, worlds []*world) error {
+	s := e.table.Sets[x.SetName]
+	if s == nil {
+		return fmt.Errorf("there is no set %s", x.SetName)
+	}
+	index := map[nft.Value]int{}
+	var keys []nft.Value
+	of := make([]int, len(worlds))
+	for i, w := range worlds {
+		key, err := nft.ValueOf(w.load(x.SourceRegister, s.KeyLen()))
+		if err != nil {
+			return err
+		}
+		at, seen := index[key]
+		if !seen {
+			at = len(keys)
+			index[key] = at
+			keys = append(keys, key)
+		}
+		of[i] = at
+	}
+	found, err := e.elements.Get(s, keys)
+	if err != nil {
+		return err
+	}
+	for i, w := range worlds {
+		w.looked(x, s, keys[of[i]], found[of[i]])
+	}
+	return nil
+}
+
+// looked goes on with what has been found.
+func (w *world) looked(x *expr.Lookup, s *nft.Set, key nft.Value, f *nft.Found) {
+	fact := Fact{Set: s.Name, Key: s.KeyText(key), Missing: f == nil}
+	if f != nil {
+		fact.Value, fact.Comment = f.ValueText(), f.Comment
+	}
+	w.note(fact)
+	switch {
+	case (f == nil) != x.Invert:
+		w.verdict = verdict{is: broken}
+	case f == nil || !x.IsDestRegSet:
+	case s.Verdict:
+		v, ok := decideBy(f.Verdict, f.Chain)
+		if !ok {
+			w.strange(nft.Expr{Name: "verdict"})
+			return
+		}
+		w.verdict = v
+	default:
+		data := f.Data
+		w.store(x.DestRegister, data.Bytes())
+	}
+}
+
+// dynset changes a set for those who come later. What it would find there itself was found by a lookup before.
+func (w *world) dynset(x *expr.Dynset) {
+	const deletes = 2
+	did := "remembers the client"
+	if x.Operation == deletes {
+		did = "forgets what the client had"
+	}
+	w.note(Fact{Set: x.SetName, Did: did})
+}
+
+func (w *world) nat(family nft.Family, x *expr.NAT) {
+	addr, ok := netip.AddrFromSlice(w.load(x.RegAddrMin, family.AddrLen()))
+	if x.Type != expr.NATTypeDestNAT || x.RegAddrMin == 0 || !ok {
+		w.strange(nft.Expr{Name: "nat of another kind"})
+		return
+	}
+	port := w.to.Port()
+	if x.RegProtoMin != 0 {
+		port = binary.BigEndian.Uint16(w.load(x.RegProtoMin, 2))
+	}
+	w.to, w.translated = netip.AddrPortFrom(addr, port), true
+	w.verdict = verdict{is: accept}
+}
+
+// masquerade gives the packet this machine's address.
+func (e *evaluator) masquerade(w *world) error {
+	source, err := e.routes.Masquerade(w.to.Addr())
+	if err != nil {
+		return err
+	}
+	if w.masqueraded = true; source.IsValid() {
+		w.source = source
+	}
+	w.verdict = verdict{is: accept}
+	return nil
+}

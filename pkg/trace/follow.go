@@ -1,0 +1,250 @@
+package trace
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// Config is what a packet is followed through.
+type Config struct {
+	Table    *nft.ReadTable
+	Elements Elements
+	Routes   Routes
+	// Chains are the base chains of all tables.
+	Chains []nft.BaseChain
+}
+
+// Follow finds all ways that a packet may go.
+func Follow(c Config, p Packet) (*Trace, error) {
+	t := &Trace{Packet: p}
+	e := &evaluator{packet: p, table: c.Table, elements: c.Elements, routes: c.Routes}
+	w := &world{chance: 1, source: p.From, to: p.To, in: p.Interface}
+	worlds := []*world{w}
+	var err error
+	switch {
+	case p.Own && p.NoRoute:
+		t.Why = fmt.Sprintf("this node has no route to %s: its processes are told so (network is unreachable) before any rule is met; a default route will do", p.To.Addr())
+		w.end(Refused, "")
+	case !c.Table.Exists:
+		t.Why = fmt.Sprintf("there is no table %s %s on this node: kube-nftproxy hasn't run, or somebody has deleted it", c.Table.Family, c.Table.Name)
+	case c.Table.Dormant:
+		t.Why = fmt.Sprintf("table %s %s is dormant: somebody has switched it off, no packet meets its rules", c.Table.Family, c.Table.Name)
+	default:
+		if worlds, err = e.through(worlds); err != nil {
+			return nil, fmt.Errorf("follow %s: %w", p, err)
+		}
+	}
+	for _, w := range worlds {
+		t.frontend(w)
+	}
+	if t.Ways, err = e.ways(worlds); err != nil {
+		return nil, fmt.Errorf("follow %s: %w", p, err)
+	}
+	for i := range t.Ways {
+		if t.Why != "" {
+			t.Ways[i].Why = "" // no rule has been met
+		}
+	}
+	if t.Why == "" {
+		if t.Hints, err = e.hints(t, worlds); err != nil {
+			return nil, fmt.Errorf("follow %s: %w", p, err)
+		}
+	}
+	t.Also = e.also(c, worlds)
+	return t, nil
+}
+
+// through sends a packet by the hooks that it meets.
+func (e *evaluator) through(worlds []*world) ([]*world, error) {
+	first := uint32(unix.NF_INET_PRE_ROUTING)
+	if e.packet.Own {
+		first = unix.NF_INET_LOCAL_OUT
+	}
+	worlds, err := e.at(first, worlds, func(w *world) bool { return w.translated })
+	if err != nil {
+		return nil, err
+	}
+	var leaving, all []*world
+	for _, w := range worlds {
+		if w.outcome == "" {
+			if err := e.route(w); err != nil {
+				return nil, err
+			}
+		}
+		if w.outcome == "" && !w.noRoute && (e.packet.Own || w.out != "") {
+			leaving = append(leaving, w)
+		} else {
+			all = append(all, w)
+		}
+	}
+	leaving, err = e.at(unix.NF_INET_POST_ROUTING, leaving, func(w *world) bool { return w.masqueraded })
+	return append(all, leaving...), err
+}
+
+// at sends worlds through the chains of a hook. Chains of type nat are asked until one has translated the packet.
+func (e *evaluator) at(hook uint32, worlds []*world, translated func(*world) bool) ([]*world, error) {
+	for _, ch := range chainsAt(e.table, hook) {
+		var meet, pass []*world
+		for _, w := range worlds {
+			if w.outcome != "" || ch.Type == "nat" && translated(w) {
+				pass = append(pass, w)
+			} else {
+				meet = append(meet, w)
+			}
+		}
+		on, err := e.hook(ch, meet)
+		if err != nil {
+			return nil, err
+		}
+		worlds = append(pass, on...)
+	}
+	return worlds, nil
+}
+
+// route finds the interface by which a packet leaves; none if it is for this machine.
+func (e *evaluator) route(w *world) error {
+	typ, err := e.routes.Type(w.to.Addr())
+	switch {
+	case err != nil:
+		return err
+	case w.translated && w.to.Addr().IsLoopback() && !e.packet.Own:
+		w.end(Dropped, "its endpoint is a loopback address, which only this node's own packets reach")
+	case typ == unix.RTN_LOCAL && !e.packet.Own:
+		return nil
+	case typ != unix.RTN_LOCAL && typ != unix.RTN_UNICAST:
+		w.noRoute = true
+		return nil
+	}
+	w.out, _, err = e.routes.Out(w.to.Addr())
+	return err
+}
+
+// frontend takes the name of the Service port from what was found first.
+func (t *Trace) frontend(w *world) {
+	for _, s := range w.steps {
+		for _, f := range s.Facts {
+			if t.Frontend == "" && (f.Set == plan.ServicesSet || f.Set == plan.NodePortsSet) {
+				t.Frontend = f.Comment
+			}
+		}
+	}
+}
+
+// sameWay is what ways have in common that are shown as one.
+type sameWay struct {
+	outcome     Outcome
+	to          netip.AddrPort
+	source      netip.Addr
+	masqueraded bool
+	why         string
+}
+
+// ways joins worlds that come to the same end.
+func (e *evaluator) ways(worlds []*world) ([]Way, error) {
+	index := map[sameWay]int{}
+	var list []Way
+	for _, w := range worlds {
+		way := w.way()
+		key := sameWay{way.Outcome, way.To, way.Source, way.Masqueraded, way.Why}
+		if i, ok := index[key]; ok {
+			list[i].Probability += way.Probability
+			continue
+		}
+		typ, err := e.routes.Type(way.To.Addr())
+		if err != nil {
+			return nil, err
+		}
+		way.Here = typ == unix.RTN_LOCAL
+		index[key] = len(list)
+		list = append(list, way)
+	}
+	slices.SortFunc(list, func(a, b Way) int {
+		return cmp.Or(-cmp.Compare(round(a.Probability), round(b.Probability)), a.To.Compare(b.To), cmp.Compare(a.Outcome, b.Outcome))
+	})
+	dropSteps(list)
+	return list, nil
+}
+
+// dropSteps leaves the steps to the first of ways that go alike: there may be thousands.
+func dropSteps(list []Way) {
+	type kind struct {
+		outcome     Outcome
+		masqueraded bool
+		why         string
+	}
+	seen := map[kind]bool{}
+	for i, w := range list {
+		k := kind{w.Outcome, w.Masqueraded, w.Why}
+		if seen[k] {
+			list[i].Steps = nil
+		}
+		seen[k] = true
+	}
+}
+
+// round makes sums of the same parts equal, whatever their order.
+func round(p float64) int { return int(p*1e9 + 0.5) }
+
+func (w *world) way() Way {
+	way := Way{
+		Probability: w.chance, Outcome: w.outcome, To: w.to, Source: w.source, Masqueraded: w.masqueraded, NoRoute: w.noRoute,
+		Why: w.reason(), Steps: w.steps,
+	}
+	if way.Outcome == Refused {
+		way.How = w.why
+	}
+	if way.Outcome == "" {
+		way.Outcome = Untouched
+		if w.translated {
+			way.Outcome = Translated
+		}
+	}
+	if w.masqueraded {
+		way.MasqueradedWhy = w.whyMasqueraded()
+	}
+	return way
+}
+
+// also lists what else stands on the way: the rules of others aren't followed.
+func (e *evaluator) also(c Config, worlds []*world) (list []string) {
+	hooks := map[uint32]bool{unix.NF_INET_PRE_ROUTING: !e.packet.Own, unix.NF_INET_LOCAL_OUT: e.packet.Own}
+	for _, w := range worlds {
+		switch {
+		case w.outcome != "" || w.noRoute:
+		case w.out == "":
+			hooks[unix.NF_INET_LOCAL_IN] = true
+		default:
+			hooks[unix.NF_INET_FORWARD] = hooks[unix.NF_INET_FORWARD] || !e.packet.Own
+			hooks[unix.NF_INET_POST_ROUTING] = true
+		}
+	}
+	for _, ch := range c.Chains {
+		if !hooks[ch.Hook] || ch.Family == c.Table.Family.String() && ch.Table == c.Table.Name {
+			continue
+		}
+		where := fmt.Sprintf("chain %s %s %s (hook %s, priority %d)", ch.Family, ch.Table, ch.Name, nft.HookName(ch.Hook), ch.Priority)
+		switch {
+		case ch.Drops:
+			list = append(list, where+" drops what it does not accept")
+		case ch.Type == "nat" && ch.Priority <= e.firstNAT(ch.Hook):
+			list = append(list, where+" may translate it first")
+		}
+	}
+	return list
+}
+
+// firstNAT is the priority of our first chain at a hook.
+func (e *evaluator) firstNAT(hook uint32) int32 {
+	list := chainsAt(e.table, hook)
+	if len(list) == 0 {
+		return 0
+	}
+	return list[0].Priority
+}

@@ -1,0 +1,194 @@
+package trace
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// fake is a kernel that holds a plan. Of ranges it knows only the first key. It counts what it is asked.
+type fake struct {
+	table     *nft.ReadTable
+	elements  map[string]map[nft.Value]*nft.Found
+	questions int
+}
+
+func newFake(p *plan.Planner) *fake {
+	t := p.Tables()[0]
+	k := &fake{elements: map[string]map[nft.Value]*nft.Found{}, table: &nft.ReadTable{
+		Family: t.Family, Name: t.Name, Exists: true, Chains: map[string]*nft.ReadChain{}, Sets: map[string]*nft.Set{},
+	}}
+	for _, c := range t.Chains {
+		read := &nft.ReadChain{ChainInfo: nft.ChainInfo{Name: c.Name, Type: c.Type, Hook: c.Hook, Priority: c.Priority}}
+		for i := range c.Rules {
+			read.Rules = append(read.Rules, nft.ReadRule{Comment: c.Rules[i].Comment, Exprs: c.Rules[i].Planned()})
+		}
+		k.table.Chains[c.Name] = read
+	}
+	for _, s := range t.Sets {
+		k.table.Sets[s.Name] = s
+		k.elements[s.Name] = map[nft.Value]*nft.Found{}
+	}
+	p.Elements(func(e *nft.Element) {
+		f := &nft.Found{Element: *e, Verdict: unix.NFT_GOTO}
+		if e.Jump {
+			f.Verdict = unix.NFT_JUMP
+		}
+		k.elements[e.Set.Name][e.Key] = f
+	})
+	return k
+}
+
+func (k *fake) Get(s *nft.Set, keys []nft.Value) ([]*nft.Found, error) {
+	k.questions++
+	found := make([]*nft.Found, len(keys))
+	for i, key := range keys {
+		found[i] = k.elements[s.Name][key]
+	}
+	return found, nil
+}
+
+// Type, Out and Masquerade are those of a node 192.0.2.1.
+func (*fake) Type(addr netip.Addr) (uint32, error) {
+	if addr == netip.MustParseAddr("192.0.2.1") {
+		return unix.RTN_LOCAL, nil
+	}
+	return unix.RTN_UNICAST, nil
+}
+
+func (*fake) Out(netip.Addr) (string, netip.Addr, error) {
+	return "eth0", netip.MustParseAddr("192.0.2.1"), nil
+}
+
+func (*fake) Masquerade(netip.Addr) (netip.Addr, error) { return netip.MustParseAddr("192.0.2.1"), nil }
+
+// planned is a Service at 10.96.0.10:80 with a number of endpoints.
+func planned(endpoints int, affinity time.Duration) *plan.Planner {
+	p := plan.New(plan.Options{Families: []model.Family{model.IPv4}, MasqueradeMark: 0x4000,
+		LocalPods: [2]plan.LocalPods{{Prefix: netip.MustParsePrefix("10.244.0.0/16")}}})
+	name := types.NamespacedName{Namespace: "shop", Name: "web"}
+	port := &model.ServicePort{
+		Name: model.PortName{NamespacedName: name, Port: "http"}, Protocol: model.TCP, HasEndpoints: endpoints > 0, Affinity: affinity,
+		Frontends: []model.Frontend{{Key: model.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Protocol: model.TCP}, Kind: model.ClusterIP}},
+	}
+	for i := range endpoints {
+		addr := netip.AddrFrom4([4]byte{10, 244, byte(1 + i/250), byte(1 + i%250)})
+		port.Cluster = append(port.Cluster, netip.AddrPortFrom(addr, 8080))
+	}
+	p.Set(name, &model.Service{Name: name, Ports: []*model.ServicePort{port}})
+	p.Prune()
+	return p
+}
+
+func mustFollow(t *testing.T, k *fake, from string) *Trace {
+	t.Helper()
+	p, err := From(netip.MustParseAddr(from), netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_TCP, k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Follow(Config{Table: k.table, Elements: k, Routes: k}, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func TestEveryEndpointIsAsLikely(t *testing.T) {
+	for _, n := range []int{1, 3, 2000} {
+		k := newFake(planned(n, 0))
+		got := mustFollow(t, k, "10.244.0.9")
+		seen := map[netip.AddrPort]bool{}
+		for _, w := range got.Ways {
+			seen[w.To] = true
+			if w.Outcome != Translated || w.Masqueraded || round(w.Probability) != round(1/float64(n)) {
+				t.Fatalf("of %d endpoints: %+v", n, w)
+			}
+		}
+		if len(seen) != n || got.Frontend != "shop/web:http" {
+			t.Errorf("of %d endpoints %d are reached, the frontend is %q", n, len(seen), got.Frontend)
+		}
+		const asked = 12 // all elements that a rule looks up for all ways are asked for at once
+		if k.questions > asked {
+			t.Errorf("%d questions for %d endpoints, want %d at most", k.questions, n, asked)
+		}
+	}
+}
+
+func TestFollow(t *testing.T) {
+	unlike := func(k *fake) { k.table.Chains["services"].Rules[0].Exprs = []nft.Expr{{Name: "limit"}} }
+	for _, c := range []struct {
+		name      string
+		endpoints int
+		affinity  time.Duration
+		from      string
+		alter     func(*fake)
+		want      []string
+	}{
+		{name: "from outside", endpoints: 1, from: "198.51.100.1", want: []string{
+			"100% translated 10.244.1.1:8080 from 192.0.2.1: a cluster IP: any endpoint; one of 1 by chance"}},
+		{name: "none", endpoints: 0, from: "10.244.0.9", want: []string{"100% refused 10.96.0.10:80 from 10.244.0.9: no endpoints"}},
+		{name: "affinity", endpoints: 2, affinity: time.Hour, from: "10.244.0.9", want: []string{
+			"50% translated 10.244.1.1:8080 from 10.244.0.9: a cluster IP: any endpoint; a client stays with its endpoint for 1h0m0s",
+			"50% translated 10.244.1.2:8080 from 10.244.0.9: a cluster IP: any endpoint; a client stays with its endpoint for 1h0m0s"}},
+		{name: "remembered", endpoints: 2, affinity: time.Hour, from: "10.244.0.9", alter: remember, want: []string{
+			"100% translated 10.244.1.2:8080 from 10.244.0.9: a cluster IP: any endpoint; a client stays with its endpoint for 1h0m0s, " +
+				"and this one has been there before"}},
+		{name: "an expression of others", endpoints: 2, from: "10.244.0.9", alter: unlike, want: []string{
+			"100% unknown 10.96.0.10:80 from 10.244.0.9: a rule has an expression that isn't followed: limit"}},
+		{name: "a rule that returns", endpoints: 2, from: "10.244.0.9", alter: func(k *fake) {
+			k.table.Chains["services"].Rules[0].Exprs = []nft.Expr{{Name: "immediate", Any: &expr.Verdict{Kind: expr.VerdictReturn}}}
+		}, want: []string{"100% refused 10.96.0.10:80 from 10.244.0.9: a cluster IP without such a port"}},
+		{name: "dormant", endpoints: 2, from: "10.244.0.9", alter: func(k *fake) { k.table.Dormant = true }, want: []string{
+			"100% untouched 10.96.0.10:80 from 10.244.0.9: "}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			k := newFake(planned(c.endpoints, c.affinity))
+			if c.alter != nil {
+				c.alter(k)
+			}
+			var got []string
+			for _, w := range mustFollow(t, k, c.from).Ways {
+				got = append(got, fmt.Sprintf("%g%% %s %s from %s: %s", w.Probability*100, w.Outcome, w.To, w.Source, w.Why))
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("ways (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// remember makes the client 10.244.0.9 one of the second endpoint.
+func remember(k *fake) {
+	for key, f := range k.elements["backends"] {
+		if data := f.Data; data == nft.Endpoint(netip.MustParseAddrPort("10.244.1.2:8080")) {
+			id, err := nft.ValueOf(key.Bytes()[4:]) // behind the protocol
+			if err != nil {
+				panic(err)
+			}
+			client := nft.Value{}.Uint32(id.AsUint32() &^ 0xffff).Addr(netip.MustParseAddr("10.244.0.9"))
+			k.elements["affinity"][client] = &nft.Found{Element: nft.Element{Set: k.table.Sets["affinity"], Key: client, Data: id}}
+		}
+	}
+}
+
+func TestLoopsEnd(t *testing.T) {
+	k := newFake(planned(1, 0))
+	k.table.Chains["services"].Rules[0].Exprs = []nft.Expr{{Any: &expr.Verdict{Kind: expr.VerdictJump, Chain: "services"}}}
+	p, err := From(netip.MustParseAddr("10.244.0.9"), netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_TCP, k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Follow(Config{Table: k.table, Elements: k, Routes: k}, p); err == nil {
+		t.Errorf("no error, but %+v", got)
+	}
+}

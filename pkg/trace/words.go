@@ -1,0 +1,253 @@
+package trace
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// reason says in words why a world came to its end.
+func (w *world) reason() string {
+	switch {
+	case w.outcome == Unknown:
+		return w.why
+	case w.outcome == Dropped || w.outcome == Refused:
+		return w.stopped()
+	case !w.translated:
+		return w.untouched()
+	}
+	meaning := ""
+	for _, s := range w.steps {
+		if s.Hook == nft.HookName(unix.NF_INET_POST_ROUTING) {
+			break
+		}
+		for _, chain := range []string{s.Chain, s.To} {
+			if m := plan.ChainMeaning(chain); m != "" && (!s.Back || chain == s.Chain) && !strings.Contains(chain, "pick-") {
+				meaning = m
+			}
+		}
+	}
+	if w.remembered() {
+		meaning += ", and this one has been there before"
+	}
+	return cmp.Or(meaning, "a rule translates it")
+}
+
+// remembered tells whether the endpoint is the one that the client had before.
+func (w *world) remembered() bool {
+	known := false
+	for _, s := range w.steps {
+		known = known || slices.ContainsFunc(s.Facts, func(f Fact) bool { return plan.Remembers(f.Set) && f.Value != "" })
+		if s.Back && strings.Contains(s.To, "pick-") {
+			return false
+		}
+	}
+	return known
+}
+
+// stopped says why a packet is refused or dropped: the rule that decided has a comment, or led to a chain that has a meaning.
+func (w *world) stopped() string {
+	if w.outcome == Dropped && w.why != "" {
+		return w.why
+	}
+	if len(w.steps) == 0 {
+		return ""
+	}
+	last := w.steps[len(w.steps)-1]
+	why := fmt.Sprintf("rule %q of chain %s", last.Rule, last.Chain)
+	if plan.Refuses(last.Chain) {
+		why = plan.ChainMeaning(last.Chain)
+		for _, s := range slices.Backward(w.steps) {
+			if s.To == last.Chain {
+				why = cmp.Or(s.Comment, why)
+				break
+			}
+		}
+	}
+	why = cmp.Or(last.Comment, why)
+	// What was a Service's and came to the rules for what nobody has translated has lost its way before.
+	unclaimed := func(s Step) bool { return strings.HasSuffix(s.Chain, "-unclaimed") && s.To != plan.ServicesSet }
+	if found(w.steps) && slices.ContainsFunc(w.steps, unclaimed) {
+		why = w.broken() + ", and then: " + why
+	}
+	return why
+}
+
+// found tells whether the destination was a Service's.
+func found(steps []Step) bool {
+	return slices.ContainsFunc(steps, func(s Step) bool {
+		return slices.ContainsFunc(s.Facts, func(f Fact) bool {
+			return (f.Set == plan.ServicesSet || f.Set == plan.NodePortsSet) && !f.Missing
+		})
+	})
+}
+
+// untouched says why no rule has translated the packet.
+func (w *world) untouched() string {
+	if !found(w.steps) {
+		return "not a Service's address and port"
+	}
+	return "it is a Service's, but " + w.broken()
+}
+
+// broken says what is missing where a Service's packet isn't translated.
+func (w *world) broken() string {
+	for _, f := range slices.Backward(w.misses) {
+		if !slices.Contains(usuallyMissed, f.Set) && !plan.Remembers(f.Set) {
+			return fmt.Sprintf("map %s has no element %s", f.Set, f.Key)
+		}
+	}
+	return "no rule translates it"
+}
+
+// usuallyMissed are sets in which most packets find nothing.
+var usuallyMissed = []string{
+	plan.ServicesSet, plan.NodePortsSet, plan.NodeAddressesSet, plan.LeaseSet, "cluster-ips", "service-cidrs", "hairpin",
+}
+
+// whyMasqueraded is the comment of what asked for it.
+func (w *world) whyMasqueraded() string {
+	if s := w.markedBy; s != nil {
+		switch {
+		case s.Comment != "":
+			return s.Comment
+		case strings.Contains(s.Chain, "external"):
+			return "from outside: the answer has to come back this way"
+		}
+		return "all traffic to cluster IPs is"
+	}
+	for _, s := range slices.Backward(w.steps) {
+		if s.Comment != "" {
+			return s.Comment
+		}
+	}
+	return ""
+}
+
+// hints looks for what may have been meant where no Service was found, and says what else is wrong.
+func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) {
+	lease := func(f Fact) bool { return f.Set == plan.LeaseSet && f.Missing }
+	for _, w := range worlds {
+		if slices.ContainsFunc(w.misses, lease) && !slices.ContainsFunc(w.steps, func(s Step) bool { return slices.ContainsFunc(s.Facts, held) }) {
+			list = append(list, "the lease has run out: kube-nftproxy does not run on this node, or can't commit; other software's DNAT comes first")
+			break
+		}
+	}
+	if !e.packet.Own && e.packet.NoRoute {
+		list = append(list, fmt.Sprintf("this node has no route back to %s", e.packet.From))
+	}
+	if t.Frontend != "" {
+		return list, nil
+	}
+	for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
+		key := nft.Value{}.Addr(e.packet.To.Addr()).Proto(protocol).Port(e.packet.To.Port())
+		name, err := e.nameOf(plan.ServicesSet, key)
+		if err != nil {
+			return nil, err
+		}
+		if name != "" {
+			list = append(list, fmt.Sprintf("%s has this address and port for %s", name, ProtocolName(protocol)))
+		}
+		if name, err = e.nameOf(plan.NodePortsSet, nft.Value{}.Proto(protocol).Port(e.packet.To.Port())); err != nil {
+			return nil, err
+		}
+		switch {
+		case name == "":
+		case protocol == e.packet.Protocol:
+			list = append(list, fmt.Sprintf("the port is a node port of %s, but node ports are not served at this address (--nodeport-addresses)", name))
+		default:
+			list = append(list, fmt.Sprintf("the port is a node port of %s for %s", name, ProtocolName(protocol)))
+		}
+	}
+	return list, nil
+}
+
+func held(f Fact) bool { return f.Set == plan.LeaseSet && !f.Missing }
+
+// nameOf finds what is at a key of one of our sets.
+func (e *evaluator) nameOf(set string, key nft.Value) (string, error) {
+	s := e.table.Sets[set]
+	if s == nil || s.KeyLen() != len(key.Bytes()) {
+		return "", nil
+	}
+	found, err := e.elements.Get(s, []nft.Value{key})
+	if err != nil || found[0] == nil {
+		return "", err
+	}
+	return found[0].Comment, nil
+}
+
+// Words says what a rule does whose conditions are met, and what the chain stands for that it leads to.
+func Words(t *nft.ReadTable, r *nft.ReadRule, target string) string {
+	text := r.Comment
+	if text == "" {
+		text = effect(r)
+	}
+	if text == "" {
+		text = nft.Text(t.Family, r.Exprs, t.Sets)
+	}
+	if ch := t.Chains[target]; ch != nil {
+		meaning := cmp.Or(plan.ChainMeaning(target), ch.Comment)
+		text += fmt.Sprintf("; on to %s: %s", target, meaning)
+	}
+	return text
+}
+
+// effect is what the last expression that does anything does.
+func effect(r *nft.ReadRule) string {
+	text := ""
+	for _, x := range r.Exprs {
+		switch x := x.Any.(type) {
+		case *expr.Lookup:
+			text = lookups[x.SetName]
+		case *expr.Numgen:
+			text = "draws one of " + fmt.Sprint(x.Modulus)
+		case *expr.NAT:
+			if text = strings.TrimPrefix(text+", ", ", ") + "goes to that endpoint"; x.Type != expr.NATTypeDestNAT {
+				text = "has another source from here on"
+			}
+		case *expr.Masq:
+			text = "is masqueraded"
+		case *expr.Reject:
+			text = "is refused"
+		case *expr.Dynset:
+			text = [...]string{"the client is remembered", "the client is remembered", "what the client had is forgotten"}[min(x.Operation, 2)]
+		case *expr.Meta:
+			if x.SourceRegister && x.Key == expr.MetaKeyMARK {
+				text = "is to be masqueraded"
+			}
+		case *expr.Ct:
+			text = "has another destination than it came with"
+		case *expr.Verdict:
+			if x.Kind == expr.VerdictDrop {
+				text = "is dropped"
+			}
+		}
+	}
+	return text
+}
+
+// lookups say what it means that something is found in a set.
+var lookups = map[string]string{
+	plan.LeaseSet:         "the lease lasts",
+	plan.ServicesSet:      "is for a Service's address",
+	plan.NodePortsSet:     "is for a node port",
+	plan.NodeAddressesSet: "is for an address of this node",
+	"dispatch":            "is for a Service",
+	"dispatch-allowed":    "may come in",
+	"dispatch-local":      "policy Local tells who it is from",
+	"dispatch-pick":       "needs an endpoint",
+	"endpoints":           "draws an endpoint",
+	"local-endpoints":     "draws an endpoint on this node",
+	"backends":            "the endpoint is known",
+	"local-backends":      "the endpoint is known",
+	"slots":               "draws an endpoint",
+	"local-slots":         "draws an endpoint on this node",
+}

@@ -1,0 +1,27 @@
+package track
+
+import (
+	"testing"
+	"time"
+)
+
+func TestPending(t *testing.T) {
+	tr := newTracker()
+	if got := tr.Pending(); got != (Pending{}) {
+		t.Errorf("of nothing: %+v", got)
+	}
+	first := start.Add(time.Minute)
+	tr.Service(web)
+	tr.Service(db)
+	want := Pending{Services: 2, Since: first, Latest: first}
+	for range 2 { // it takes nothing
+		if got := tr.Pending(); got != want {
+			t.Errorf("of two Services: %+v, want %+v", got, want)
+		}
+	}
+	tr.Take()
+	tr.Take()
+	if got, want := tr.Pending(), (Pending{Latest: first}); got != want {
+		t.Errorf("after they were taken: %+v, want %+v", got, want)
+	}
+}
