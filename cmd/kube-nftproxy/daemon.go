@@ -28,6 +28,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
@@ -44,6 +46,7 @@ import (
 
 func newCommand() *cobra.Command {
 	o := config.NewOptions()
+	o.ControlSocket = control.DefaultPath
 	show := versionFlag("false")
 	cmd := &cobra.Command{
 		Use:   "kube-nftproxy",
@@ -66,6 +69,7 @@ func newCommand() *cobra.Command {
 	cmd.Flags().Var(&show, "version", "Print the version and end; with raw, say what it was built with, too. A version, as vX.Y.Z, is accepted and ignored.")
 	cmd.Flags().Lookup("version").NoOptDefVal = "true"
 	o.AddFlags(cmd.Flags())
+	addCommands(cmd)
 	return cmd
 }
 
@@ -119,12 +123,22 @@ func serve(ctx context.Context, s *settings) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	setMemory()
-	d, err := newDaemon(ctx, s)
-	if err != nil {
-		return err
+	logger := klog.FromContext(ctx)
+	prepare := sync.OnceFunc(func() { prepareHost(logger, s.Config) })
+	for families := host.Families(); ; {
+		d, err := newDaemon(ctx, s, families)
+		if err != nil {
+			return err
+		}
+		prepare() // not before it is known that everything else is in order
+		err = d.run(ctx)
+		if families = remaining(logger, families, err); len(families) == 0 {
+			return err
+		}
+		if err := d.kernel.Close(); err != nil {
+			return err
+		}
 	}
-	prepareHost(klog.FromContext(ctx), s.Config) // not before it is known that everything else is in order
-	return d.run(ctx)
 }
 
 // source is where the objects come from.
@@ -136,9 +150,12 @@ type source interface {
 // daemon holds the parts of the program, in the order of the data that flows through them.
 type daemon struct {
 	*settings
-	tracker  *track.Tracker
-	source   source
-	kernel   *apply.Kernel
+	tracker *track.Tracker
+	source  source
+	kernel  *apply.Kernel
+	planner *plan.Planner
+	// counts are the connections to Services.
+	counts   *counters.Counters
 	health   *health.Health
 	metrics  *metrics.Metrics
 	registry *prometheus.Registry
@@ -146,17 +163,24 @@ type daemon struct {
 	sink     *report.Sink
 	reporter *report.Reporter
 	families []model.Family
+	// lacks has why the families can't be served, or nil, as soon as it is known.
+	lacks    <-chan error
 	flows    *conntrack.Reconciler
 	users    *nodeport.Watcher
 	takeover *takeover.Takeover
 	started  time.Time
 	settle   sync.Once
+	// loop is what keeps the kernel in step; console answers commands about all of this.
+	loop    *proxy.Proxy
+	console *console
+	// api is nil where objects come from a folder.
+	api      *apiClient
+	problems recent
 }
 
-func newDaemon(ctx context.Context, s *settings) (*daemon, error) {
-	d := &daemon{settings: s, started: time.Now(), registry: prometheus.NewRegistry()}
+func newDaemon(ctx context.Context, s *settings, families []model.Family) (*daemon, error) {
+	d := &daemon{settings: s, started: time.Now(), registry: prometheus.NewRegistry(), families: families}
 	logger := klog.FromContext(ctx)
-	d.families = host.Families()
 	// The messages of the first three lines are kube-proxy's, which some look for.
 	logger.Info("Using nftables Proxier", "node", s.nodeName, "families", fmt.Sprint(d.families))
 	logger.Info("Version info", "version", version)
@@ -164,6 +188,7 @@ func newDaemon(ctx context.Context, s *settings) (*daemon, error) {
 	if err := checkFamilies(logger, s.Config, d.families); err != nil {
 		return nil, err
 	}
+	d.lacks = d.probe(ctx)
 	d.tracker = track.New(d.started, time.Now)
 	d.metrics = s.registerMetrics(d.registry, d.families)
 	s.ApplyGates()
@@ -179,7 +204,7 @@ func newDaemon(ctx context.Context, s *settings) (*daemon, error) {
 	}
 	d.users = nodeport.New(nodeport.Config{
 		NodeName: d.nodeName, Listening: nodeport.Listening, Own: nodeport.OwnSockets, Ephemeral: nodeport.ReadEphemeral,
-		Report: d.reporter.Problem, Metrics: d.metrics,
+		Report: d.report, Metrics: d.metrics,
 	})
 	d.takeover = d.newTakeover()
 	var err error
@@ -192,6 +217,12 @@ func newDaemon(ctx context.Context, s *settings) (*daemon, error) {
 	if !d.takeover.Rival(ctx) {
 		d.kernel.TakeOver()
 	}
+	d.console = &console{daemon: d}
+	d.planner = plan.New(d.planOptions())
+	if err := d.count(); err != nil {
+		return d, err
+	}
+	d.loop = d.newLoop()
 	return d, nil
 }
 
@@ -200,7 +231,7 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	cfg := watch.Config{Folder: d.Manifests, NodeName: d.nodeName, Tracker: d.tracker}
 	if d.Manifests != "" {
 		d.reporter = report.New(logger, nil, d.metrics.Problem)
-		cfg.Report = d.reporter.Problem
+		cfg.Report = d.report
 		d.source = watch.NewManifests(cfg)
 		return nil
 	}
@@ -215,7 +246,11 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	d.sink = report.NewSink(&events.EventSinkImpl{Interface: client.EventsV1()})
 	d.recorder = events.NewBroadcaster(d.sink)
 	d.reporter = report.New(logger, d.recorder.NewRecorder(scheme.Scheme, "kube-nftproxy"), d.metrics.Problem)
-	cfg.Report, cfg.Failed = d.reporter.Problem, d.metrics.WatchFailed
+	d.api = newAPIClient(connection, client)
+	cfg.Report, cfg.Failed = d.report, func(resource string) {
+		d.metrics.WatchFailed(resource)
+		d.api.failed(resource)
+	}
 	cfg.Client, cfg.Connection = client, connection
 	d.source, err = watch.NewInformers(cfg)
 	return err
@@ -282,6 +317,7 @@ func (d *daemon) run(ctx context.Context) error {
 		part("configuration", d.AwaitChange)
 	}
 	part("takeover", func(ctx context.Context) error { d.takeover.Run(ctx); return nil })
+	part("control", func(ctx context.Context) error { control.Serve(ctx, d.ControlSocket, d.console.handler()); return nil })
 	part("proxy", d.proxy)
 	wg.Wait()
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
@@ -291,20 +327,40 @@ func (d *daemon) run(ctx context.Context) error {
 	return nil
 }
 
-func (d *daemon) proxy(ctx context.Context) error {
-	nodePorts := proxy.NodePortAddresses{Prefixes: d.nodePorts, Local: host.Addresses}
+// report tells an operator of a problem, and remembers it.
+func (d *daemon) report(p model.Problem) {
+	d.problems.note(p)
+	d.reporter.Problem(p)
+}
+
+// nodePortAddresses choose where node ports are served.
+func (d *daemon) nodePortAddresses() proxy.NodePortAddresses {
+	return proxy.NodePortAddresses{Prefixes: d.nodePorts, Local: host.Addresses}
+}
+
+// planOptions are what tables are planned with.
+func (d *daemon) planOptions() plan.Options {
+	nodePorts := d.nodePortAddresses()
 	all, mark := config.Masquerading(d.Config)
-	every, least := config.Periods(d.Config)
-	options := plan.Options{Families: d.families, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: d.localPods}
+	options := plan.Options{Families: d.families, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: d.localPods, CountEndpoints: d.CountEndpoints}
 	for _, f := range d.families {
 		options.AnyNodeAddress[f] = nodePorts.Any(f)
 	}
+	return options
+}
+
+// modelOptions are what Services are built with.
+func (d *daemon) modelOptions() model.Options {
+	return model.Options{IgnoreExternalIPs: !d.Gates.Enabled(config.AllowServiceExternalIPs)}
+}
+
+func (d *daemon) newLoop() *proxy.Proxy {
+	every, least := config.Periods(d.Config)
 	return proxy.New(proxy.Config{
-		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: plan.New(options),
+		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: d.planner,
 		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(least, every, every),
-		Flows: d.flows, NodePortUsers: d.users, Checks: health.NewServices(d.health.Healthy, d.reporter.Problem), Families: d.families,
-		NodeName: d.nodeName, NodeIP: d.nodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: nodePorts,
-		Model:  model.Options{IgnoreExternalIPs: !d.Gates.Enabled(config.AllowServiceExternalIPs)},
-		Report: d.reporter.Problem, Synced: d.synced, Now: time.Now,
-	}).Run(ctx)
+		Flows: d.flows, NodePortUsers: d.users, Checks: health.NewServices(d.health.Healthy, d.report), Families: d.families,
+		NodeName: d.nodeName, NodeIP: d.nodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: d.nodePortAddresses(),
+		Model: d.modelOptions(), Report: d.report, Synced: d.synced, Observer: d.console, Now: time.Now,
+	})
 }

@@ -1,18 +1,98 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
 	"k8s.io/klog/v2"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 )
+
+// lacking is why a program can't go on as it is: the kernel lacks something. Families that aren't affected may be served.
+type lacking struct {
+	servable []model.Family
+	advice   string
+}
+
+func (l *lacking) Error() string { return l.advice }
+
+// probe finds out, beside all that the start waits for anyway, whether the kernel lacks something; the channel has the answer.
+func (d *daemon) probe(ctx context.Context) <-chan error {
+	answer := make(chan error, 1)
+	go func() {
+		lacks, err := askKernel(d.planOptions())
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot find out whether the kernel lacks something; if it does, no sync will succeed")
+		}
+		answer <- servable(d.families, lacks)
+	}()
+	return answer
+}
+
+func askKernel(o plan.Options) ([]probe.Missing, error) {
+	kernel, err := apply.Open()
+	if err != nil {
+		return nil, nil //nolint:nilerr // the start ends because of it: another connection is opened there
+	}
+	lacks, err := kernel.Lacks(o)
+	return lacks, errors.Join(err, kernel.Close())
+}
+
+// servable returns nil where the kernel lacks nothing.
+func servable(families []model.Family, lacks []probe.Missing) error {
+	if len(lacks) == 0 {
+		return nil
+	}
+	l := &lacking{advice: probe.Advice(lacks)}
+	for _, f := range families {
+		if !slices.ContainsFunc(lacks, func(m probe.Missing) bool { return m.Family == plan.NFT(f) }) {
+			l.servable = append(l.servable, f)
+		}
+	}
+	if modulesDisabled("/proc/sys/kernel/modules_disabled") {
+		l.advice += "; the sysctl kernel.modules_disabled keeps modules from being loaded until the node is started anew"
+	}
+	return l
+}
+
+// proxy keeps the kernel in step, once it is known that it has what that takes.
+func (d *daemon) proxy(ctx context.Context) error {
+	if err := <-d.lacks; err != nil {
+		return err
+	}
+	return d.loop.Run(ctx)
+}
+
+// remaining is what to serve after the program has ended with an error: the families for which the kernel has everything, or none.
+func remaining(logger klog.Logger, families []model.Family, err error) []model.Family {
+	var l *lacking
+	if !errors.As(err, &l) {
+		return nil
+	}
+	for _, f := range families {
+		if len(l.servable) > 0 && !slices.Contains(l.servable, f) {
+			logger.Error(l, "Services of an IP family are not served", "family", f)
+		}
+	}
+	return l.servable
+}
+
+// modulesDisabled reads a file that holds 1 once the kernel doesn't load modules any more.
+func modulesDisabled(file string) bool {
+	text, err := os.ReadFile(file)
+	return err == nil && strings.TrimSpace(string(text)) == "1"
+}
 
 // checkFamilies compares a configuration with the IP families that this host has, in kube-proxy's words (app/server.go:
 // checkBadConfig, checkBadIPConfig). What makes the program useless is an error, the rest is said in the log.
@@ -25,6 +105,9 @@ func checkFamilies(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration, fami
 	}
 	if len(families) != 1 {
 		return nil
+	}
+	if bind, err := model.ParseAddr(c.BindAddress); err == nil && !bind.IsUnspecified() && model.FamilyOf(bind) != families[0] {
+		return fmt.Errorf("no support for primary IP family %q", otherThan(families[0]))
 	}
 	var errs []error
 	for _, server := range []struct{ field, address string }{

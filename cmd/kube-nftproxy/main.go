@@ -4,8 +4,6 @@ package main
 import (
 	"fmt"
 	"os"
-
-	"k8s.io/component-base/cli"
 )
 
 func main() {
@@ -15,5 +13,5 @@ func main() {
 			panic(r)
 		}
 	}()
-	os.Exit(cli.Run(newCommand()))
+	os.Exit(start(newCommand(), os.Args[1:]))
 }

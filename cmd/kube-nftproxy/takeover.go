@@ -37,7 +37,7 @@ func cleanup(ctx context.Context, logger klog.Logger, c *kubeproxy.KubeProxyConf
 func (d *daemon) newTakeover() *takeover.Takeover {
 	return takeover.New(takeover.Config{
 		NodeName: d.nodeName, Metrics: d.Config.MetricsBindAddress, Health: d.Config.HealthzBindAddress,
-		Excluded: excludedFromIPVS(d.Config), Report: d.reporter.Problem,
+		Excluded: excludedFromIPVS(d.Config), Report: d.report,
 		Count: func(k takeover.Kind, n int) { d.metrics.Leftovers(string(k), n) },
 	})
 }

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/component-base/cli"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// start runs what the arguments ask for, and returns the exit code. Without a command it is the daemon, as kube-proxy would be.
+func start(root *cobra.Command, args []string) int {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd(args...)
+	if isCommand(root, args) {
+		return execute(root)
+	}
+	return cli.Run(root)
+}
+
+// isCommand reports whether the arguments ask for something else than the daemon.
+func isCommand(root *cobra.Command, args []string) bool {
+	found, _, err := root.Find(args)
+	return err == nil && found != root || len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd)
+}
+
+// addCommands adds what can be asked of the program that runs on this node.
+func addCommands(root *cobra.Command) {
+	asking := []*cobra.Command{newStatusCommand(), newServicesCommand(), newVerifyCommand(), newWatchCommand(), newBundleCommand()}
+	for _, c := range asking {
+		c.Long = c.Short + ".\n\n" + c.Long + exitCodes
+	}
+	root.AddCommand(asking...)
+	// Those that ask the kernel, or a folder, need no running program.
+	root.AddCommand(traceCommand(), renderCommand(), diffCommand())
+}
+
+const exitCodes = "\n\nExit codes: 0 all is well, 1 something is wrong, 2 wrong usage or nobody answers."
+
+// question is what commands that ask the daemon have in common.
+type question struct {
+	output
+	socket string
+}
+
+func (q *question) flags(cmd *cobra.Command) {
+	q.output.flags(cmd)
+	q.socketFlag(cmd)
+}
+
+func (q *question) socketFlag(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&q.socket, "control-socket", control.DefaultPath, "Socket of the running program, as its flag of the same name has it.")
+}
+
+// client asks the running program.
+func (q *question) client() *control.Client { return control.NewClient(q.socket) }
+
+func newStatusCommand() *cobra.Command {
+	var q question
+	cmd := &cobra.Command{
+		Use: "status", Short: "Tell how kube-nftproxy and this node are", Args: cobra.NoArgs,
+		Long: "Health and why, the last sync and what for, what is pending, repairs and who made them necessary, the connection to the API server,\n" +
+			"and what is misconfigured on this node, each with what it breaks and the command that mends it.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var s view.Status
+			if err := q.client().Get(cmd.Context(), pageStatus, &s); err != nil {
+				return err
+			}
+			if err := q.print(os.Stdout, &s, s.Text); err != nil {
+				return err
+			}
+			return wrongIf(s.Wrong())
+		},
+	}
+	q.flags(cmd)
+	return cmd
+}
+
+// wrongIf returns errWrong if something is.
+func wrongIf(wrong bool) error {
+	if wrong {
+		return errWrong
+	}
+	return nil
+}
+
+func newServicesCommand() *cobra.Command {
+	var q question
+	var onlyWrong bool
+	cmd := &cobra.Command{
+		Use: "services [NAMESPACE/NAME | NAME | NAMESPACE/]", Short: "Show Services as this node serves them", Args: cobra.MaximumNArgs(1),
+		Long: "Every address and port with its policy, affinity and endpoints. For one Service also every endpoint, and why it isn't used where it\n" +
+			"isn't: not ready, terminating, hinted to another zone, not on this node... A single Service with which something is wrong, as a\n" +
+			"port without endpoints, gives exit code 1.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			namespace, name, single := wanted(args)
+			var v view.Services
+			if err := q.client().Get(cmd.Context(), pageServices, &v, "namespace", namespace, "name", name); err != nil {
+				return err
+			}
+			if onlyWrong {
+				v.Services = slices.DeleteFunc(v.Services, func(s view.Service) bool { return !s.Wrong() })
+			}
+			text := v.Text
+			if single {
+				text = v.Detail
+			}
+			if err := q.print(os.Stdout, &v, text); err != nil {
+				return err
+			}
+			return wrongIf((single || onlyWrong) && v.Wrong())
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			var names []string
+			if len(args) > 0 || q.client().Get(cmd.Context(), pageNames, &names) != nil {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	q.flags(cmd)
+	cmd.Flags().BoolVar(&onlyWrong, "wrong", false, "Only Services with which something is wrong; exit code 1 if there are any.")
+	return cmd
+}
+
+// wanted reads which Services are meant. A name without a namespace is looked for in all.
+func wanted(args []string) (namespace, name string, single bool) {
+	if len(args) == 0 {
+		return "", "", false
+	}
+	namespace, name, found := strings.Cut(args[0], "/")
+	if !found {
+		namespace, name = "", namespace
+	}
+	name, _, _ = strings.Cut(name, ":") // as other commands name a port
+	return namespace, name, name != ""
+}
+
+func newVerifyCommand() *cobra.Command {
+	var q question
+	cmd := &cobra.Command{
+		Use: "verify", Short: "Compare what the kernel holds with what it should, element by element", Args: cobra.NoArgs,
+		Long: "What it should hold is planned anew from the objects of the API, so that nothing the running program may have got wrong on the way\n" +
+			"counts. What is under way, or has been repaired at the second look, isn't a difference. On a large cluster it takes some seconds.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var v view.Verification
+			if err := q.client().Get(cmd.Context(), pageVerify, &v); err != nil {
+				return err
+			}
+			if err := q.print(os.Stdout, &v, v.Text); err != nil {
+				return err
+			}
+			return wrongIf(v.Total > 0)
+		},
+	}
+	q.flags(cmd)
+	return cmd
+}
+
+func newBundleCommand() *cobra.Command {
+	var q question
+	var file string
+	cmd := &cobra.Command{
+		Use: "bundle", Short: "Write an archive for a bug report, without secrets", Args: cobra.NoArgs,
+		Long: "A tar.gz file with the answers of all commands, the configuration, metrics, problems, tables in nft's language, versions and sysctls.\n" +
+			"No kubeconfig, token or certificate is in it; names and addresses of Services, endpoints and clients are.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if file == "-" {
+				return q.client().Copy(cmd.Context(), os.Stdout, pageBundle)
+			}
+			if file == "" {
+				file = "kube-nftproxy-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"
+			}
+			if err := q.write(cmd, file); err != nil {
+				return err
+			}
+			fmt.Println(file)
+			return nil
+		},
+	}
+	q.socketFlag(cmd)
+	cmd.Flags().StringVarP(&file, "file", "f", "", "Where to write it; - is standard output. Default: a file in this folder, named by the time.")
+	return cmd
+}
+
+// write writes the archive to a file, or leaves none.
+func (q *question) write(cmd *cobra.Command, file string) (err error) {
+	to, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	err = q.client().Copy(cmd.Context(), to, pageBundle)
+	if closed := to.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
+		_ = os.Remove(file)
+	}
+	return err
+}

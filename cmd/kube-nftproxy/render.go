@@ -1,0 +1,175 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
+)
+
+// renderCommand writes what would be programmed.
+func renderCommand() *cobra.Command {
+	o := config.NewOptions()
+	var from string
+	cmd := &cobra.Command{
+		Use:   "render -f MANIFESTS",
+		Short: "Write what would be programmed for manifests, as nft text",
+		Long: `render writes the tables that the daemon would program on this node for the given Services and EndpointSlices, in the
+language of nft: "nft -c -f" accepts them. Nothing is changed, and neither the daemon nor the API server is asked. All flags of the
+daemon are taken, so that its command line, with "render -f" in front, shows what it makes of the manifests.`,
+		Example: `  kube-nftproxy render -f manifests/ --cluster-cidr=10.244.0.0/16
+  kubectl get services,endpointslices,servicecidrs -A -o yaml | kube-nftproxy render -f - --config=/var/lib/kube-proxy/config.conf`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			p, err := planManifests(o, cmd.Flags(), from, cmd.InOrStdin(), cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			return render(cmd.OutOrStdout(), p)
+		},
+	}
+	manifestFlags(cmd, o, &from)
+	return cmd
+}
+
+// manifestFlags adds -f, and the daemon's flags.
+func manifestFlags(cmd *cobra.Command, o *config.Options, from *string) {
+	o.AddFlags(cmd.Flags())
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Hidden = true })
+	cmd.Flags().StringVarP(from, "filename", "f", "", "Folder or file of manifests (Service, EndpointSlice, Node, ServiceCIDR; YAML or JSON), or - for standard input.")
+}
+
+// render writes the tables of a plan.
+func render(to io.Writer, p *plan.Planner) error {
+	elements := elementsOf(p)
+	for _, t := range p.Tables() {
+		if _, err := io.WriteString(to, nft.Declare(t, elements[t.Family])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// elementsOf lists the elements of a plan by family and set.
+func elementsOf(p *plan.Planner) map[nft.Family]map[string][]nft.Element {
+	all := map[nft.Family]map[string][]nft.Element{nft.IPv4: {}, nft.IPv6: {}}
+	put := func(e *nft.Element) { all[e.Set.Family][e.Set.Name] = append(all[e.Set.Family][e.Set.Name], *e) }
+	p.Elements(put)
+	for _, t := range p.Tables() {
+		put(p.State(t.Family))
+	}
+	return all
+}
+
+// planManifests plans what the daemon would with these flags.
+func planManifests(o *config.Options, fs *pflag.FlagSet, from string, stdin io.Reader, warnings io.Writer) (*plan.Planner, error) {
+	if from == "" {
+		return nil, errors.New("no manifests: give -f FOLDER, -f FILE, or -f - for standard input")
+	}
+	if err := errors.Join(o.Complete(fs), o.Validate()); err != nil {
+		return nil, err
+	}
+	s, err := newSettings(o, fs)
+	if err != nil {
+		return nil, err
+	}
+	folder, remove, err := folderOf(from, stdin)
+	if err != nil {
+		return nil, fmt.Errorf("read manifests: %w", err)
+	}
+	defer remove()
+	source := watch.NewManifests(watch.Config{
+		Folder: folder, NodeName: s.nodeName, Tracker: track.New(time.Now(), time.Now),
+		Report: func(p model.Problem) { warn(warnings, p) },
+	})
+	if err := source.Load(); err != nil {
+		return nil, err
+	}
+	return s.plan(source, warnings)
+}
+
+func warn(to io.Writer, p model.Problem) {
+	fmt.Fprintf(to, "Warning: %s %s %s: %s\n", p.Kind, p.Name, p.Field, p.Reason)
+}
+
+// folderOf returns a folder with the manifests of a file or a stream, and what removes it.
+func folderOf(from string, stdin io.Reader) (folder string, remove func(), err error) {
+	content := stdin
+	if from != "-" {
+		info, err := os.Stat(from)
+		if err != nil || info.IsDir() {
+			return from, func() {}, err
+		}
+		file, err := os.Open(from)
+		if err != nil {
+			return "", nil, err
+		}
+		defer file.Close() //nolint:errcheck // it was only read from
+		content = file
+	}
+	if folder, err = os.MkdirTemp("", "kube-nftproxy-"); err != nil {
+		return "", nil, err
+	}
+	remove = func() { _ = os.RemoveAll(folder) }
+	b, err := io.ReadAll(content)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(folder, "manifests.yaml"), b, 0o600)
+	}
+	if err != nil {
+		remove()
+	}
+	return folder, remove, err
+}
+
+// plan plans all that a source has.
+func (s *settings) plan(source *watch.Manifests, warnings io.Writer) (*plan.Planner, error) {
+	d := &daemon{settings: s, families: host.Families()}
+	nodePorts := d.nodePortAddresses()
+	p := plan.New(d.planOptions())
+	node := model.NodeOf(s.nodeName, source.Node())
+	if s.nodeIP.IsValid() {
+		node.IPs[model.FamilyOf(s.nodeIP)] = s.nodeIP
+	}
+	cidrs, problems := model.ServiceCIDRs(source.ServiceCIDRs())
+	for _, f := range d.families {
+		addrs, err := nodePorts.Addresses(f, node)
+		if err != nil {
+			return nil, err
+		}
+		p.SetNodeAddresses(f, addrs)
+		p.SetServiceCIDRs(f, cidrs[f])
+	}
+	if s.Config.DetectLocalMode == config.NodeCIDR && source.Node() != nil {
+		pods, more := model.PodCIDRs(source.Node())
+		problems = append(problems, more...)
+		for _, f := range d.families {
+			p.SetLocalPods(f, plan.LocalPods{Prefix: pods[f]})
+		}
+	}
+	for _, name := range source.Services() {
+		service := model.Build(source.Service(name), source.Slices(name), node, d.modelOptions())
+		p.Set(name, service)
+		if service != nil {
+			problems = append(problems, service.Problems...)
+		}
+	}
+	for _, problem := range problems {
+		warn(warnings, problem)
+	}
+	p.Prune()
+	p.Fit()
+	return p, nil
+}

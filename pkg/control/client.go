@@ -1,0 +1,125 @@
+package control
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Client asks a running program.
+type Client struct {
+	path string
+	http http.Client
+}
+
+// NewClient returns one that connects to the socket at a path, when it asks.
+func NewClient(path string) *Client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", path)
+	}
+	return &Client{path: path, http: http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+}
+
+// Get reads an answer into a value; the parameters are names and values in turn.
+func (c *Client) Get(ctx context.Context, page string, into any, params ...string) error {
+	body, err := c.ask(ctx, page, params)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	if err := json.NewDecoder(body).Decode(into); err != nil {
+		return fmt.Errorf("read the answer of the running program (is it of another version?): %w", err)
+	}
+	return nil
+}
+
+// Copy writes an answer as it is.
+func (c *Client) Copy(ctx context.Context, to io.Writer, page string, params ...string) error {
+	body, err := c.ask(ctx, page, params)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	_, err = io.Copy(to, body)
+	return err
+}
+
+// Follow calls f with each line of an answer that doesn't end by itself, and begun as soon as nothing is missed any more.
+func (c *Client) Follow(ctx context.Context, page string, begun func(), f func(line []byte) error) error {
+	body, err := c.ask(ctx, page, nil)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	begun()
+	const longest = 1 << 20
+	lines := bufio.NewScanner(body)
+	lines.Buffer(nil, longest)
+	for lines.Scan() {
+		if err := f(lines.Bytes()); err != nil {
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return errors.Join(errors.New("the running program has ended"), lines.Err())
+}
+
+func (c *Client) ask(ctx context.Context, page string, params []string) (io.ReadCloser, error) {
+	values := url.Values{}
+	for i := 0; i+1 < len(params); i += 2 {
+		values.Set(params[i], params[i+1])
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://kube-nftproxy/"+page+"?"+values.Encode(), nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		return nil, c.unreachable(err)
+	}
+	if response.StatusCode == http.StatusOK {
+		return response.Body, nil
+	}
+	defer response.Body.Close()
+	const longest = 4 << 10
+	text, err := io.ReadAll(io.LimitReader(response.Body, longest))
+	if err != nil {
+		return nil, err
+	}
+	said := strings.TrimSpace(string(text))
+	if response.StatusCode == http.StatusNotFound {
+		return nil, NotFound(said)
+	}
+	return nil, errors.New(said)
+}
+
+// unreachable says what to do about a socket at which nobody answers.
+func (c *Client) unreachable(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("no kube-nftproxy runs here: there is no socket %s; run the command on the node, in the pod of the node "+
+			"(kubectl exec), or give --control-socket as the running program has it", c.path)
+	case errors.Is(err, unix.ECONNREFUSED):
+		return fmt.Errorf("kube-nftproxy doesn't run: it left the socket %s, and nobody answers there; look at its log", c.path)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("only root and the user that kube-nftproxy runs as may use the socket %s", c.path)
+	}
+	var failed *url.Error
+	if errors.As(err, &failed) {
+		err = failed.Err
+	}
+	return fmt.Errorf("ask the running program at %s: %w", c.path, err)
+}

@@ -1,0 +1,231 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// served starts a server that answers /who with a name, and returns when it answers.
+func served(t *testing.T, path, name string) (stop func()) {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.Handle("/who", Answer(func(*http.Request) (string, error) { return name, nil }))
+	mux.Handle("/missing", Answer(func(*http.Request) (string, error) { return "", NotFound("no such thing") }))
+	mux.Handle("/broken", Answer(func(*http.Request) (string, error) { return "", errors.New("it is broken") }))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		Serve(ctx, path, mux)
+	}()
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		if got, err := who(t, path); err == nil && got == name {
+			return stop
+		} else if time.Now().After(deadline) {
+			t.Fatalf("%s doesn't answer: %q, %v", name, got, err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func who(t *testing.T, path string) (name string, err error) {
+	return name, NewClient(path).Get(t.Context(), "who", &name)
+}
+
+func socketPath(t *testing.T) string { return filepath.Join(t.TempDir(), "folder", "control.sock") }
+
+func TestOnlyTheOwnerMayConnect(t *testing.T) {
+	defer unix.Umask(unix.Umask(0)) // the most careless there is
+	path := socketPath(t)
+	stop := served(t, path, "one")
+	info, err := os.Stat(path)
+	if err != nil || info.Mode() != fs.ModeSocket|0o600 {
+		t.Errorf("the socket has mode %v, %v, want 0600", info.Mode(), err)
+	}
+	stop()
+	if files, err := os.ReadDir(filepath.Dir(path)); err != nil || len(files) > 0 {
+		t.Errorf("left behind: %v, %v", files, err)
+	}
+}
+
+// TestASocketOfAKilledProgramIsReplaced leaves a socket at which nobody listens.
+func TestASocketOfAKilledProgramIsReplaced(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "control.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := who(t, path); err == nil || !strings.Contains(err.Error(), "kube-nftproxy doesn't run") {
+		t.Errorf("without a program: %v", err)
+	}
+	served(t, path, "next")
+}
+
+// TestTheNewerProgramHasThePath is an upgrade: the older one goes on, and must not take the path away when it ends.
+func TestTheNewerProgramHasThePath(t *testing.T) {
+	path := socketPath(t)
+	stopOlder := served(t, path, "older")
+	served(t, path, "newer")
+	stopOlder()
+	if got, err := who(t, path); got != "newer" {
+		t.Errorf("after the older one has ended %q answers (%v), want the newer one", got, err)
+	}
+}
+
+func TestErrorsSayWhatToDo(t *testing.T) {
+	path := socketPath(t)
+	_, err := who(t, path)
+	if err == nil || !strings.Contains(err.Error(), "no kube-nftproxy runs here") {
+		t.Errorf("no socket: %v", err)
+	}
+	served(t, path, "one")
+	var into string
+	if err := NewClient(path).Get(t.Context(), "missing", &into); !errors.As(err, new(NotFound)) || err.Error() != "no such thing" {
+		t.Errorf("what isn't there: %v", err)
+	}
+	if err := NewClient(path).Get(t.Context(), "broken", &into); err == nil || err.Error() != "it is broken" {
+		t.Errorf("what is broken: %v", err)
+	}
+	client := NewClient(path)
+	response, err := client.http.Post("http://x/who", "text/plain", bytes.NewReader(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if response.Body.Close() != nil || response.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("POST: status %d, want 405", response.StatusCode)
+	}
+}
+
+// TestAFileIsNotReplaced keeps a wrong path from costing somebody a file.
+func TestAFileIsNotReplaced(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "precious")
+	if err := os.WriteFile(path, []byte("data"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listen(t.Context(), path); err == nil || !strings.Contains(err.Error(), "is not a socket") {
+		t.Errorf("listening at a file: %v", err)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "data" {
+		t.Errorf("the file now: %q, %v", text, err)
+	}
+}
+
+// TestNobodyWaitsForASlowReader publishes more than there is room for, to one who doesn't read.
+func TestNobodyWaitsForASlowReader(t *testing.T) {
+	var f Feed[int]
+	if f.Watched() {
+		t.Error("watched by nobody")
+	}
+	f.Publish(-1)
+	r := f.Subscribe()
+	if !f.Watched() {
+		t.Error("not watched by a reader")
+	}
+	const published = mostWaiting + 50
+	for i := range published {
+		f.Publish(i)
+	}
+	first, lost, err := r.Next(t.Context())
+	if first != 50 || lost != 50 || err != nil {
+		t.Errorf("the first value is %d with %d lost (%v), want 50 with 50", first, lost, err)
+	}
+	for i := 51; i < published; i++ {
+		if got, lost, err := r.Next(t.Context()); got != i || lost != 0 || err != nil {
+			t.Fatalf("value %d with %d lost (%v), want %d", got, lost, err, i)
+		}
+	}
+	r.Close()
+	if f.Watched() {
+		t.Error("watched by a reader that has gone")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := f.Subscribe().Next(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("the context has ended: %v", err)
+	}
+}
+
+// TestStreamEndsWithTheServer follows a feed until its server stops.
+func TestStreamEndsWithTheServer(t *testing.T) {
+	var f Feed[int]
+	path := socketPath(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		Serve(ctx, path, Stream(&f, func(v *int, n uint64) { *v += 1000 * int(n) }))
+	}()
+	lines, ended, begun := make(chan string, 10), make(chan error, 1), make(chan struct{})
+	go func() {
+		for { // until it listens
+			err := NewClient(path).Follow(t.Context(), "watch", func() { close(begun) }, func(line []byte) error { lines <- string(line); return nil })
+			if err == nil || !strings.Contains(err.Error(), "there is no socket") {
+				ended <- err
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	<-begun
+	for i := range 3 {
+		f.Publish(i)
+		if got := <-lines; got != fmt.Sprint(i) {
+			t.Errorf("line %q, want %d", got, i)
+		}
+	}
+	cancel()
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "has ended") {
+		t.Errorf("the stream ended with %v, want to be told that the program has", err)
+	}
+	<-done
+}
+
+// TestAPathThatCannotBeMadeIsNoEnd has no folder for the socket, as with a read-only root file system.
+func TestAPathThatCannotBeMadeIsNoEnd(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	Serve(ctx, filepath.Join(file, "control.sock"), http.NotFoundHandler())
+	if ctx.Err() == nil {
+		t.Error("Serve has returned before the context ended")
+	}
+	Serve(t.Context(), "", http.NotFoundHandler()) // switched off: there is nothing to do
+}
+
+// TestAbandonedPaths tells when an older program may have the path back.
+func TestAbandonedPaths(t *testing.T) {
+	path := socketPath(t)
+	if !abandoned(path) {
+		t.Error("a path without a socket isn't abandoned")
+	}
+	stop := served(t, path, "newer")
+	if abandoned(path) {
+		t.Error("a socket at which somebody answers is abandoned")
+	}
+	stop()
+	if !abandoned(path) {
+		t.Error("a socket of a program that has ended isn't abandoned")
+	}
+}

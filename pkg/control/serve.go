@@ -1,0 +1,82 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
+)
+
+// DefaultPath is where the socket is unless somebody says otherwise. It has a folder of its own, which can be mounted where the root
+// file system is read-only.
+const DefaultPath = "/run/kube-nftproxy/control.sock"
+
+// lookEvery is the time between two looks at whether the socket is still there.
+const lookEvery = 10 * time.Second
+
+// Serve answers at the path until the context ends. Whatever goes wrong is said in the log, and tried again. A program that started
+// later takes the path over; when it has gone, this one takes it back.
+func Serve(ctx context.Context, path string, handler http.Handler) {
+	if path == "" {
+		return
+	}
+	logger := klog.FromContext(ctx)
+	failed := ""
+	for ctx.Err() == nil {
+		s, err := listen(ctx, path)
+		if err != nil {
+			if text := err.Error(); text != failed {
+				failed = text
+				logger.Info("Commands such as \"kube-nftproxy status\" can't reach this program; "+
+					"mount a folder that can be written to, or say --control-socket=\"\"", "err", err, "retryingTime", lookEvery)
+			}
+			wait(ctx, lookEvery)
+			continue
+		}
+		failed = ""
+		logger.V(2).Info("Answering commands", "socket", path)
+		serveOn(ctx, s, handler)
+		for ctx.Err() == nil && !abandoned(path) {
+			wait(ctx, lookEvery)
+		}
+	}
+}
+
+// serveOn serves until the context ends, or the path leads elsewhere.
+func serveOn(ctx context.Context, s *socket, handler http.Handler) {
+	server := health.Bounded(handler)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(s) }()
+	ticker := time.NewTicker(lookEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case err := <-served:
+			if !errors.Is(err, http.ErrServerClosed) {
+				klog.FromContext(ctx).Error(err, "Cannot answer commands any more, will try again")
+			}
+			_ = s.Close()
+			return
+		case <-ctx.Done():
+			_ = server.Close() // with the connections; whoever watches is told by that
+		case <-ticker.C:
+			if !s.owned() {
+				_ = server.Close()
+			}
+		}
+	}
+}
+
+// wait returns early if the context ends.
+func wait(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}

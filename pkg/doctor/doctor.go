@@ -1,0 +1,180 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// Config says what to look at. Each function may be nil: then that isn't looked at.
+type Config struct {
+	// Sysctls is the folder of the settings, usually /proc/sys.
+	Sysctls  string
+	Families []model.Family
+	// Drops lists the chains at which forwarded packets are dropped by default.
+	Drops func([]model.Family) ([]Drop, error)
+	// Leftovers counts what there is of kube-proxy; Rival tells whether one answers on its ports.
+	Leftovers func() (takeover.Leftovers, error)
+	Rival     func(context.Context) bool
+	// NodePorts lists the collisions of node ports.
+	NodePorts func() ([]model.Problem, error)
+}
+
+// Look looks at everything. What can't be looked at is a finding, too.
+func Look(ctx context.Context, c Config) []view.Finding {
+	list := c.sysctls()
+	unable := func(what string, err error) {
+		if err != nil {
+			list = append(list, view.Finding{
+				Severity: view.Warning, What: fmt.Sprintf("%s can't be looked at: %v", what, err), Breaks: "perhaps nothing",
+				Mend: "run kube-nftproxy with the capability NET_ADMIN in the node's network namespace",
+			})
+		}
+	}
+	if c.Drops != nil {
+		drops, err := c.Drops(c.Families)
+		for _, d := range drops {
+			list = append(list, d.finding())
+		}
+		unable("the chains of others", err)
+	}
+	if c.Leftovers != nil {
+		left, err := c.Leftovers()
+		list = append(list, kubeProxy(left, c.Rival != nil && c.Rival(ctx))...)
+		unable("what kube-proxy left", err)
+	}
+	if c.NodePorts != nil {
+		problems, err := c.NodePorts()
+		for _, p := range problems {
+			list = append(list, nodePort(p))
+		}
+		unable("the sockets on this node", err)
+	}
+	order := []view.Severity{view.Wrong, view.Warning, view.Note}
+	slices.SortStableFunc(list, func(a, b view.Finding) int {
+		return cmp.Compare(slices.Index(order, a.Severity), slices.Index(order, b.Severity))
+	})
+	return list
+}
+
+// Drop is a chain at which forwarded packets are dropped unless some rule accepts them.
+type Drop struct {
+	// Chain names it for a person, Mend is the command that makes it accept.
+	Chain, Mend string
+	// Rules reports whether it has any rules, which may accept.
+	Rules bool
+}
+
+func (d Drop) finding() view.Finding {
+	f := view.Finding{
+		Severity: view.Warning, What: fmt.Sprintf("%s drops forwarded packets that no rule of it accepts (policy drop)", d.Chain),
+		Breaks: "connections of pods and of clients from outside to Services: to endpoints on this node and elsewhere, unless the pod network's " +
+			"rules accept them. Connections of the node itself are not forwarded and work",
+		Mend: d.Mend,
+	}
+	if !d.Rules {
+		f.Severity = view.Wrong
+		f.What = fmt.Sprintf("%s drops all forwarded packets (policy drop, and it has no rules)", d.Chain)
+	}
+	return f
+}
+
+// Drops finds such chains of nftables, iptables-nft's among them, and of iptables-legacy.
+func Drops(families []model.Family) (list []Drop, err error) {
+	conn, err := nft.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	seen := map[string]bool{}
+	for _, f := range families {
+		family := nft.IPv4
+		if f == model.IPv6 {
+			family = nft.IPv6
+		}
+		chains, err := conn.BaseChains(family)
+		if err != nil {
+			return list, err
+		}
+		for _, ch := range chains {
+			if d, drops := dropping(&ch); drops && !seen[d.Chain] {
+				seen[d.Chain] = true
+				list = append(list, d)
+			}
+		}
+	}
+	legacy, err := takeover.LegacyForwardDrops()
+	for _, command := range legacy {
+		list = append(list, Drop{Chain: "chain FORWARD of " + command, Mend: command + " -P FORWARD ACCEPT", Rules: true})
+	}
+	return list, err
+}
+
+func dropping(ch *nft.BaseChain) (d Drop, drops bool) {
+	if !ch.Drops || ch.Type != "filter" || ch.Hook != unix.NF_INET_FORWARD {
+		return d, false
+	}
+	d = Drop{
+		Chain: fmt.Sprintf("table %s %s, chain %s", ch.Family, ch.Table, ch.Name), Rules: ch.Uses > 0,
+		Mend: fmt.Sprintf("nft chain %s %s %s '{ policy accept; }'", ch.Family, ch.Table, ch.Name),
+	}
+	if ch.Table == "filter" && ch.Name == "FORWARD" {
+		command := map[string]string{"ip": "iptables", "ip6": "ip6tables"}[ch.Family]
+		if command != "" {
+			d.Mend = command + " -P FORWARD ACCEPT"
+		}
+	}
+	return d, true
+}
+
+// kubeProxy tells of a kube-proxy that runs, or of what one left.
+func kubeProxy(left takeover.Leftovers, runs bool) []view.Finding {
+	var parts []string
+	for _, k := range takeover.Kinds {
+		if n := left[k]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%s %d", k, n))
+		}
+	}
+	there := strings.Join(parts, ", ")
+	switch {
+	case runs:
+		if there != "" {
+			there = " (" + there + ")"
+		}
+		return []view.Finding{{
+			Severity: view.Wrong, What: "a kube-proxy runs on this node beside kube-nftproxy, and has rules of its own" + there,
+			Breaks: "what Services do here: connections are translated by whichever rules come first", Mend: "kubectl -n kube-system delete daemonset kube-proxy",
+		}}
+	case there != "":
+		return []view.Finding{{
+			Severity: view.Warning, What: "a kube-proxy has left rules on this node: " + there,
+			Breaks: "new connections by rules that nobody keeps up to date, where they come before ours; connections that end by themselves keep some of ipvs",
+			Mend:   "restart kube-nftproxy, which removes them (or iptables-save | grep KUBE- shows whose they are)",
+		}}
+	}
+	return nil
+}
+
+// nodePort makes a finding of a collision: its reason says what it breaks and what to do.
+func nodePort(p model.Problem) view.Finding {
+	what, rest, _ := strings.Cut(p.Reason, ": ")
+	object := p.Kind + " " + p.Name.String()
+	if p.Name.Namespace == "" {
+		object = p.Kind + " " + p.Name.Name
+	}
+	breaks, mend, _ := strings.Cut(rest, "; ")
+	severity := view.Warning
+	if p.Event == "NodePortInEphemeralRange" {
+		severity = view.Note
+	}
+	return view.Finding{Severity: severity, What: object + ": " + what, Breaks: breaks, Mend: mend}
+}

@@ -1,0 +1,115 @@
+package doctor
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// sysctls looks at the settings. One that isn't there is passed over: the kernel has no such feature.
+func (c *Config) sysctls() (list []view.Finding) {
+	if slices.Contains(c.Families, model.IPv4) {
+		list = append(list, c.forwarding("IPv4", "net/ipv4/ip_forward")...)
+		list = append(list, c.reversePath()...)
+	}
+	if slices.Contains(c.Families, model.IPv6) {
+		list = append(list, c.forwarding("IPv6", "net/ipv6/conf/all/forwarding")...)
+	}
+	return append(append(list, c.connections()...), c.liberal()...)
+}
+
+// number reads a setting.
+func (c *Config) number(name string) (n int, ok bool) {
+	text, err := os.ReadFile(filepath.Join(c.Sysctls, name))
+	if err != nil {
+		return 0, false
+	}
+	n, err = strconv.Atoi(strings.TrimSpace(string(text)))
+	return n, err == nil
+}
+
+func (c *Config) forwarding(family, name string) []view.Finding {
+	if n, ok := c.number(name); !ok || n != 0 {
+		return nil
+	}
+	return []view.Finding{{
+		Severity: view.Wrong, What: fmt.Sprintf("this node doesn't forward %s packets (%s = 0)", family, dotted(name)),
+		Breaks: "connections of pods, and of clients from outside, to Services; the node's own work", Mend: "sysctl -w " + dotted(name) + "=1",
+	}}
+}
+
+// reversePath finds interfaces that drop packets whose replies would leave by another one. The stricter of an interface's own setting
+// and that of all counts, but 2 wins over 1.
+func (c *Config) reversePath() []view.Finding {
+	const folder = "net/ipv4/conf"
+	all, _ := c.number(folder + "/all/rp_filter")
+	entries, err := os.ReadDir(filepath.Join(c.Sysctls, folder))
+	if err != nil {
+		return nil
+	}
+	var strict []string
+	for _, e := range entries {
+		own, ok := c.number(folder + "/" + e.Name() + "/rp_filter")
+		if ok && max(own, all) == 1 && !slices.Contains([]string{"all", "default", "lo"}, e.Name()) {
+			strict = append(strict, e.Name())
+		}
+	}
+	if len(strict) == 0 {
+		return nil
+	}
+	const few = 4
+	names := strings.Join(strict[:min(few, len(strict))], ", ")
+	if more := len(strict) - few; more > 0 {
+		names += fmt.Sprintf(" and %d more", more)
+	}
+	return []view.Finding{{
+		Severity: view.Note, What: "strict reverse path filtering (rp_filter = 1) on " + names,
+		Breaks: "replies of endpoints, and requests to node ports, that come in by another interface than the one the way back leads to: nodes " +
+			"with several networks, some pod networks. Otherwise nothing",
+		Mend: "sysctl -w net.ipv4.conf.all.rp_filter=2",
+	}}
+}
+
+// How full, in percent, the table of connections may be.
+const (
+	fullish = 80
+	full    = 95
+)
+
+func (c *Config) connections() []view.Finding {
+	n, known := c.number("net/netfilter/nf_conntrack_count")
+	most, limited := c.number("net/netfilter/nf_conntrack_max")
+	if !known || !limited || most <= 0 || 100*n < fullish*most {
+		return nil
+	}
+	severity := view.Warning
+	if 100*n >= full*most {
+		severity = view.Wrong
+	}
+	return []view.Finding{{
+		Severity: severity, What: fmt.Sprintf("connection tracking is %d %% full (%d of %d connections)", 100*n/most, n, most),
+		Breaks: "all new connections, not only those to Services, once it is full (\"nf_conntrack: table full, dropping packet\" in the kernel's log)",
+		Mend: fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d, and conntrack.maxPerCore or conntrack.min in the configuration; "+
+			"conntrack -L shows whose they are", 2*most),
+	}}
+}
+
+func (c *Config) liberal() []view.Finding {
+	if n, ok := c.number("net/netfilter/nf_conntrack_tcp_be_liberal"); !ok || n != 0 {
+		return nil
+	}
+	return []view.Finding{{
+		Severity: view.Note, What: "TCP packets outside of the window count as invalid (nf_conntrack_tcp_be_liberal = 0)",
+		Breaks: "long transfers on lossy networks: such a packet isn't translated back, and its receiver resets the connection. Otherwise nothing",
+		Mend:   "conntrack.tcpBeLiberal: true in the configuration, or sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1",
+	}}
+}
+
+// dotted is a setting's name as sysctl has it.
+func dotted(name string) string { return strings.ReplaceAll(name, "/", ".") }

@@ -1,0 +1,333 @@
+package view
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Services are the Services that this node serves.
+type Services struct {
+	Node string `json:"node"`
+	// NodePortAddresses are where node ports are served on this node.
+	NodePortAddresses []string  `json:"nodePortAddresses"`
+	Services          []Service `json:"services"`
+}
+
+// Service is one Service as this node serves it.
+type Service struct {
+	Namespace string        `json:"namespace"`
+	Name      string        `json:"name"`
+	Ports     []ServicePort `json:"ports"`
+	// HealthCheckNodePort is where load balancers ask, LocalReady how many ready endpoints they are told of, by family.
+	HealthCheckNodePort uint16         `json:"healthCheckNodePort,omitempty"`
+	LocalReady          map[string]int `json:"localReady,omitempty"`
+	// Unusable are endpoints that can't be for any port.
+	Unusable []Endpoint `json:"unusable,omitempty"`
+	// Problems are parts of the Service or its EndpointSlices that had to be left out.
+	Problems []string `json:"problems,omitempty"`
+}
+
+// ServicePort is one port of a Service in one family.
+type ServicePort struct {
+	// Name is empty where the Service has a single port without a name.
+	Name     string `json:"name,omitempty"`
+	Protocol string `json:"protocol"`
+	Family   string `json:"family"`
+	// AffinitySeconds is the timeout of ClientIP session affinity; 0 means none.
+	AffinitySeconds int64      `json:"affinitySeconds,omitempty"`
+	Frontends       []Frontend `json:"frontends"`
+	Endpoints       []Endpoint `json:"endpoints"`
+	// Why says why there are no endpoints at all.
+	Why string `json:"why,omitempty"`
+}
+
+// Frontend is one way to reach a service port.
+type Frontend struct {
+	// Address is an address with a port, or for a node port only the port.
+	Address string `json:"address"`
+	// Kind is ClusterIP, ExternalIP, LoadBalancer or NodePort; Policy is Cluster or Local.
+	Kind   string `json:"kind"`
+	Policy string `json:"policy"`
+	// Endpoints is how many endpoints new connections are spread over here.
+	Endpoints int `json:"endpoints"`
+	// AllowedSources, where there are any, are the only ones that may connect.
+	AllowedSources []string `json:"allowedSources,omitempty"`
+	// Does says what becomes of a new connection where that isn't plain.
+	Does string `json:"does,omitempty"`
+	// LostTo names the Service that has this address and port, where that is another one.
+	LostTo string `json:"lostTo,omitempty"`
+	// FromThisNode is how many endpoints this node's pods and processes reach where the policy is Local for others only.
+	FromThisNode *int `json:"fromThisNode,omitempty"`
+	// Connections counts new connections so far, Refused those that were refused or dropped, where they are counted.
+	Connections *uint64 `json:"connections,omitempty"`
+	Refused     *uint64 `json:"refused,omitempty"`
+}
+
+// Endpoint is one endpoint of a service port.
+type Endpoint struct {
+	Address string `json:"address"`
+	Node    string `json:"node,omitempty"`
+	Slice   string `json:"slice,omitempty"`
+	// Conditions are those of the EndpointSlice: ready, or what else.
+	Conditions string `json:"conditions"`
+	OnThisNode bool   `json:"onThisNode,omitempty"`
+	// Cluster and Local say whether it is chosen on this node by policy Cluster and Local.
+	Cluster bool `json:"cluster"`
+	Local   bool `json:"local"`
+	// WhyNot says why it isn't chosen by any policy that a frontend has, or not by one of them.
+	WhyNot string `json:"whyNot,omitempty"`
+}
+
+// Chosen reports whether any frontend sends traffic to the endpoint.
+func (e *Endpoint) Chosen() bool { return e.Cluster || e.Local }
+
+// Wrong reports whether something about the Service needs attention: a port without endpoints, a problem, an address lost.
+func (s *Service) Wrong() bool {
+	if len(s.Problems)+len(s.Unusable) > 0 {
+		return true
+	}
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		for j := range p.Frontends {
+			if p.Frontends[j].LostTo != "" || p.Frontends[j].Endpoints == 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Wrong reports whether something about any of the Services needs attention.
+func (v *Services) Wrong() bool {
+	for i := range v.Services {
+		if v.Services[i].Wrong() {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *Service) fullName() string { return s.Namespace + "/" + s.Name }
+
+func (s *Service) portName(p *ServicePort) string {
+	if p.Name == "" {
+		return s.fullName()
+	}
+	return s.fullName() + ":" + p.Name
+}
+
+// Text writes one line for each frontend, and below it those endpoints that aren't chosen with the reason; wide adds the chosen ones.
+func (v *Services) Text(p *Printer) {
+	var rows [][]Cell
+	for i := range v.Services {
+		s := &v.Services[i]
+		for j := range s.Ports {
+			rows = append(rows, s.portRows(&s.Ports[j], p.Wide)...)
+		}
+	}
+	header := []string{"SERVICE", "ADDRESS", "PROTOCOL", "KIND", "POLICY", "ENDPOINTS", "AFFINITY", "CONNECTIONS", "NOTE"}
+	p.Table(header, rows)
+	for i := range v.Services {
+		v.Services[i].problems(p)
+	}
+	if len(rows) == 0 {
+		p.Printf("No Services.\n")
+	}
+	if v.Wrong() && !p.Wide {
+		p.Printf("\n%s\n", p.Paint(Dim, "kube-nftproxy services NAMESPACE/NAME shows every endpoint of a Service, and why it isn't used."))
+	}
+}
+
+func (s *Service) portRows(sp *ServicePort, wide bool) (rows [][]Cell) {
+	for i := range sp.Frontends {
+		f := &sp.Frontends[i]
+		rows = append(rows, append(Text(s.portName(sp), f.Address, sp.Protocol, f.Kind, f.Policy),
+			Cell{sp.count(f), countStyle(f.Endpoints)}, Cell{Text: affinity(sp)}, Cell{Text: connections(f)}, Cell{f.note(sp, wide), Warn}))
+	}
+	return rows
+}
+
+// count shows how many of the endpoints a frontend uses, as 2 of 3.
+func (sp *ServicePort) count(f *Frontend) string {
+	if f.Endpoints == len(sp.Endpoints) {
+		return fmt.Sprint(f.Endpoints)
+	}
+	return fmt.Sprintf("%d of %d", f.Endpoints, len(sp.Endpoints))
+}
+
+// share says the same in words, as 2 of 3 endpoints.
+func (sp *ServicePort) share(f *Frontend) string {
+	if all := len(sp.Endpoints); f.Endpoints != all {
+		return fmt.Sprintf("%d of %s", f.Endpoints, Count(all, "endpoint"))
+	}
+	return Count(f.Endpoints, "endpoint")
+}
+
+func countStyle(n int) Style {
+	if n == 0 {
+		return Bad
+	}
+	return Plain
+}
+
+func affinity(sp *ServicePort) string {
+	if sp.AffinitySeconds == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%ds", sp.AffinitySeconds)
+}
+
+func connections(f *Frontend) string {
+	switch {
+	case f.Connections == nil:
+		return "-"
+	case f.Refused != nil && *f.Refused > 0:
+		return fmt.Sprintf("%d, %d refused", *f.Connections, *f.Refused)
+	}
+	return fmt.Sprint(*f.Connections)
+}
+
+// note says in one line what is special about a frontend.
+func (f *Frontend) note(sp *ServicePort, wide bool) string {
+	var parts []string
+	if f.LostTo != "" {
+		parts = append(parts, "goes to "+f.LostTo+", which claims it too")
+	}
+	if f.Does != "" {
+		parts = append(parts, f.Does)
+	}
+	if wide && f.Endpoints == 0 && sp.Why != "" {
+		parts = append(parts, sp.Why)
+	}
+	if wide && f.FromThisNode != nil {
+		parts = append(parts, "this node's pods and processes: "+Count(*f.FromThisNode, "endpoint"))
+	}
+	if n := len(f.AllowedSources); n > 0 {
+		const few = 2
+		list := strings.Join(f.AllowedSources[:min(n, few)], ", ")
+		if wide {
+			list = strings.Join(f.AllowedSources, ", ")
+		} else if n > few {
+			list += fmt.Sprintf(" and %d more", n-few)
+		}
+		parts = append(parts, "only from "+list)
+	}
+	return strings.Join(parts, "; ")
+}
+
+func (s *Service) problems(p *Printer) {
+	for _, problem := range s.Problems {
+		p.Printf("%s %s: %s\n", p.Paint(Warn, "PROBLEM"), s.fullName(), Printable(problem))
+	}
+}
+
+// Detail writes all that is known of each Service, with every endpoint and the reason against it.
+func (v *Services) Detail(p *Printer) {
+	for i := range v.Services {
+		if i > 0 {
+			p.Printf("\n")
+		}
+		v.detail(p, &v.Services[i])
+	}
+}
+
+func (v *Services) detail(p *Printer, s *Service) {
+	p.Printf("%s %s\n", p.Paint(Bold, "Service"), s.fullName())
+	if len(s.Ports) == 0 {
+		p.Printf("  none of its ports can be served\n")
+	}
+	for j := range s.Ports {
+		v.portDetail(p, s, &s.Ports[j])
+	}
+	if len(s.Unusable) > 0 {
+		p.Printf("\n  endpoints that can't be used for any port:\n")
+		p.Table(nil, endpointRows(s.Unusable, false))
+	}
+	if s.HealthCheckNodePort != 0 {
+		p.Printf("\n  load balancers ask at port %d for ready endpoints on this node: %s\n", s.HealthCheckNodePort, families(s.LocalReady))
+	}
+	if len(s.Problems) > 0 {
+		p.Printf("\n")
+	}
+	s.problems(p)
+}
+
+func families(n map[string]int) string {
+	var parts []string
+	for _, f := range []string{"IPv4", "IPv6"} {
+		if count, ok := n[f]; ok {
+			parts = append(parts, fmt.Sprintf("%d %s", count, f))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+func (v *Services) portDetail(p *Printer, s *Service, sp *ServicePort) {
+	p.Printf("\n  port %s, %s, %s", quotedPort(sp), sp.Protocol, sp.Family)
+	if sp.AffinitySeconds > 0 {
+		p.Printf(", a client stays with its endpoint for %d s", sp.AffinitySeconds)
+	}
+	p.Printf("\n")
+	var rows [][]Cell
+	for i := range sp.Frontends {
+		f := &sp.Frontends[i]
+		address := f.Address
+		if f.Kind == "NodePort" {
+			address += " on " + strings.Join(v.nodePortAddresses(sp.Family), ", ")
+		}
+		row := append(Text("    "+f.Kind, address, "policy "+f.Policy), Cell{sp.share(f), countStyle(f.Endpoints)})
+		if f.Connections != nil {
+			row = append(row, Cell{Text: connections(f) + " connections"})
+		}
+		rows = append(rows, append(row, Cell{f.note(&ServicePort{}, true), Warn}))
+	}
+	p.Table(nil, rows)
+	if len(sp.Endpoints) == 0 {
+		p.Printf("    %s: %s\n", p.Paint(Bad, "no endpoints"), Printable(sp.Why))
+		return
+	}
+	p.Table(nil, endpointRows(sp.Endpoints, p.Wide))
+}
+
+func quotedPort(sp *ServicePort) string {
+	if sp.Name == "" {
+		return "without a name"
+	}
+	return sp.Name
+}
+
+// nodePortAddresses are those of a family.
+func (v *Services) nodePortAddresses(family string) (list []string) {
+	for _, a := range v.NodePortAddresses {
+		if strings.Contains(a, ":") == (family == "IPv6") {
+			list = append(list, a)
+		}
+	}
+	if len(list) == 0 {
+		return []string{"no address of this node"}
+	}
+	return list
+}
+
+func endpointRows(list []Endpoint, wide bool) (rows [][]Cell) {
+	for i := range list {
+		e := &list[i]
+		mark, style := "-", Warn
+		if e.Chosen() {
+			mark, style = "+", Good
+		}
+		where := "on " + e.Node
+		switch {
+		case e.OnThisNode:
+			where = "on this node"
+		case e.Node == "":
+			where = "on an unknown node"
+		}
+		row := []Cell{{"    " + mark + " " + e.Address, style}, {Text: e.Conditions}, {Text: where}}
+		if wide {
+			row = append(row, Cell{Text: e.Slice})
+		}
+		rows = append(rows, append(row, Cell{Text: e.WhyNot, Style: Warn}))
+	}
+	return rows
+}

@@ -1,0 +1,336 @@
+package view
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Status tells how the daemon and its node are.
+type Status struct {
+	Node    string `json:"node"`
+	Version string `json:"version"`
+	// Kernel is the release of the running kernel.
+	Kernel   string    `json:"kernel"`
+	Features []Feature `json:"features"`
+	Time     time.Time `json:"time"`
+	Started  time.Time `json:"started"`
+	// Healthy is what /livez says, Eligible what /healthz says of the Node; Why says what keeps either from being so.
+	Healthy  bool     `json:"healthy"`
+	Eligible bool     `json:"eligible"`
+	Why      []string `json:"why,omitempty"`
+	// Mode is the one of kube-proxy's that the configuration asks for; nftables does the work in any case.
+	Mode      string   `json:"mode"`
+	LocalMode string   `json:"detectLocalMode"`
+	Families  []string `json:"families"`
+	Counts    Counts   `json:"counts"`
+	Loop      *Loop    `json:"loop,omitempty"`
+	API       API      `json:"api"`
+	// Findings are what is misconfigured on this node.
+	Findings []Finding `json:"findings"`
+}
+
+// Feature is something that a kernel can do or can't, and what of it.
+type Feature struct {
+	Name string `json:"name"`
+	Has  bool   `json:"has"`
+}
+
+// Counts are numbers of things.
+type Counts struct {
+	Services int `json:"services"`
+	// Endpoints are those in EndpointSlices of Services, chosen or not.
+	Endpoints int `json:"endpoints"`
+	// Problems are Services with parts that had to be left out; Conflicts are addresses and ports that more than one Service claims.
+	Problems  int            `json:"problems"`
+	Conflicts int            `json:"conflicts"`
+	Elements  map[string]int `json:"elements"`
+}
+
+// Loop is what the loop says of itself.
+type Loop struct {
+	// Waits says what the loop waits for before it programs anything; empty once it has begun.
+	Waits string `json:"waits,omitempty"`
+	// Last is the last sync that succeeded, LastSent the last one that sent anything.
+	Last     *Sync    `json:"last,omitempty"`
+	LastSent *Sync    `json:"lastSent,omitempty"`
+	Failure  *Failure `json:"failure,omitempty"`
+	Syncs    uint64   `json:"syncs"`
+	// Pending is how many Services have changed and aren't programmed; OldestChange is when the first of them did.
+	Pending      int        `json:"pending"`
+	OldestChange *time.Time `json:"oldestChange,omitempty"`
+	// Repairs are the last ones, the newest at the end; RepairsTotal counts all.
+	Repairs      []Repair `json:"repairs,omitempty"`
+	RepairsTotal int      `json:"repairsTotal"`
+	// LeaseRenewed is when the lease of the tables was last renewed, LeaseEnds when it would run out.
+	LeaseRenewed *time.Time `json:"leaseRenewed,omitempty"`
+	LeaseEnds    *time.Time `json:"leaseEnds,omitempty"`
+}
+
+// Sync is one that has succeeded.
+type Sync struct {
+	Time time.Time `json:"time"`
+	// Kind is nothing, adopted, partial or full; Why says why a full one was needed.
+	Kind string `json:"kind"`
+	Why  string `json:"why,omitempty"`
+	// Services are the first of those that had changed, More is how many more there were.
+	Services     []string `json:"services,omitempty"`
+	More         int      `json:"more,omitempty"`
+	Elements     int      `json:"elements"`
+	Bytes        int      `json:"bytes"`
+	PlanMicros   int64    `json:"planMicroseconds"`
+	CommitMicros int64    `json:"commitMicroseconds"`
+	TotalMicros  int64    `json:"totalMicroseconds"`
+}
+
+// Failure is a sync that fails.
+type Failure struct {
+	Error string    `json:"error"`
+	Since time.Time `json:"since"`
+	Times int       `json:"times"`
+}
+
+// Repair is a time at which the tables weren't what they should be.
+type Repair struct {
+	Time time.Time `json:"time"`
+	// Reason is that of the comparison, Why what was different, By who had last changed the ruleset.
+	Reason string `json:"reason"`
+	Why    string `json:"why"`
+	By     string `json:"by,omitempty"`
+}
+
+// API is what is known of the connection to where objects come from.
+type API struct {
+	// Source is the API server's address, or the folder of manifests.
+	Source string `json:"source"`
+	// Answers says whether the API server has answered just now, AnswerMicros in what time, Error why it hasn't.
+	Answers      bool   `json:"answers"`
+	AnswerMicros int64  `json:"answerMicroseconds,omitempty"`
+	Error        string `json:"error,omitempty"`
+	// LastEvent is when the last change of anything was received.
+	LastEvent *time.Time `json:"lastEvent,omitempty"`
+	// Failures are the last failures to list or watch, by resource.
+	Failures []WatchFailure `json:"failures,omitempty"`
+}
+
+// WatchFailure tells how often listing or watching a resource has failed, and when last.
+type WatchFailure struct {
+	Resource string    `json:"resource"`
+	Times    int       `json:"times"`
+	Last     time.Time `json:"last"`
+}
+
+// Severity says how bad a finding is.
+type Severity string
+
+// The severities. Only what is wrong changes the exit code: a warning may be as it should be.
+const (
+	Wrong   Severity = "wrong"
+	Warning Severity = "warning"
+	Note    Severity = "note"
+)
+
+// Finding is something about the node that keeps Services from working, or may.
+type Finding struct {
+	Severity Severity `json:"severity"`
+	// What is the fact, Breaks what it breaks, Mend the command that mends it.
+	What   string `json:"what"`
+	Breaks string `json:"breaks"`
+	Mend   string `json:"mend"`
+}
+
+// Wrong reports whether anything is, warnings and notes aside.
+func (s *Status) Wrong() bool {
+	for _, f := range s.Findings {
+		if f.Severity == Wrong {
+			return true
+		}
+	}
+	return !s.Healthy || s.Loop == nil || s.Loop.Failure != nil || s.Loop.Waits != "" || !s.API.Answers
+}
+
+// Text writes a line for each thing.
+func (s *Status) Text(p *Printer) {
+	var rows [][]Cell
+	row := func(name string, style Style, format string, args ...any) {
+		rows = append(rows, []Cell{{name, Bold}, {fmt.Sprintf(format, args...), style}})
+	}
+	s.healthRow(row)
+	row("node", Plain, "%s, kernel %s%s", s.Node, s.Kernel, features(s.Features, p.Wide))
+	row("program", Plain, "kube-nftproxy %s, started %s", s.Version, ago(s.Time, s.Started))
+	row("serves", Plain, "%s, as mode %s, local pods by %s", strings.Join(s.Families, " and "), s.Mode, s.LocalMode)
+	row("counts", Plain, "%s, %s, elements %s", Count(s.Counts.Services, "Service"), Count(s.Counts.Endpoints, "endpoint"), elements(s.Counts.Elements))
+	if n := s.Counts.Problems; n > 0 {
+		row("", Warn, "with parts that can't be used: %s (kube-nftproxy services --wrong)", Count(n, "Service"))
+	}
+	if n := s.Counts.Conflicts; n > 0 {
+		row("", Warn, "claimed by more than one Service: %s (kube-nftproxy services --wrong)", Count(n, "frontend"))
+	}
+	s.apiRows(row)
+	if s.Loop != nil {
+		s.Loop.rows(s.Time, row)
+	}
+	p.Table(nil, rows)
+	p.Printf("\n")
+	s.findings(p)
+}
+
+type rowFunc func(name string, style Style, format string, args ...any)
+
+func (s *Status) healthRow(row rowFunc) {
+	switch {
+	case !s.Healthy:
+		row("health", Bad, "unhealthy: %s", strings.Join(s.Why, "; "))
+	case len(s.Why) > 0:
+		row("health", Warn, "healthy, but %s", strings.Join(s.Why, "; "))
+	default:
+		row("health", Good, "healthy")
+	}
+}
+
+func (s *Status) apiRows(row rowFunc) {
+	name, what := "API server", s.API.Source
+	if s.API.LastEvent != nil {
+		what += ", last change received " + ago(s.Time, *s.API.LastEvent)
+	}
+	switch {
+	case !s.API.Answers:
+		row(name, Bad, "%s: doesn't answer: %s", what, s.API.Error)
+	case s.API.AnswerMicros == 0:
+		row("objects", Plain, "%s", what)
+	default:
+		row(name, Plain, "%s, answers in %s", what, micros(s.API.AnswerMicros))
+	}
+	for _, f := range s.API.Failures {
+		row("", Warn, "listing or watching %s has failed %d times since the start, the last time %s", f.Resource, f.Times, ago(s.Time, f.Last))
+	}
+}
+
+func (l *Loop) rows(now time.Time, row rowFunc) {
+	if l.Waits != "" {
+		row("loop", Bad, "nothing is programmed yet: waiting %s", l.Waits)
+		return
+	}
+	if l.Last != nil {
+		row("last sync", Plain, "%s", l.Last.text(now))
+	}
+	if l.LastSent != nil && (l.Last == nil || !l.LastSent.Time.Equal(l.Last.Time)) {
+		row("last sent", Plain, "%s", l.LastSent.text(now))
+	}
+	if f := l.Failure; f != nil {
+		row("failing", Bad, "since %s, %d times: %s", ago(now, f.Since), f.Times, f.Error)
+	}
+	pending, style := "nothing", Plain
+	if l.Pending > 0 {
+		pending, style = Count(l.Pending, "Service"), Warn
+	}
+	if l.OldestChange != nil {
+		pending += fmt.Sprintf(", the oldest change is %s old", short(now.Sub(*l.OldestChange)))
+	}
+	row("pending", style, "%s", pending)
+	if l.LeaseEnds != nil {
+		row("lease", Plain, "renewed %s, runs out in %s unless renewed", ago(now, *l.LeaseRenewed), short(l.LeaseEnds.Sub(now)))
+	}
+	if l.RepairsTotal == 0 {
+		row("repairs", Plain, "none since the start")
+		return
+	}
+	row("repairs", Warn, "%d since the start; the last ones:", l.RepairsTotal)
+	for _, r := range l.Repairs {
+		by := ""
+		if r.By != "" {
+			by = ", ruleset last changed by " + r.By
+		}
+		row("", Warn, "%s (%s): %s%s", ago(now, r.Time), r.Reason, r.Why, by)
+	}
+}
+
+func (s *Sync) text(now time.Time) string {
+	what := s.Kind
+	if s.Why != "" {
+		what += " (" + s.Why + ")"
+	}
+	if n := len(s.Services) + s.More; n > 0 {
+		what += " for " + strings.Join(s.Services, ", ")
+		if s.More > 0 {
+			what += fmt.Sprintf(" and %d more", s.More)
+		}
+	}
+	return fmt.Sprintf("%s, %s, %s, in %s (kernel %s)", ago(now, s.Time), what, Count(s.Elements, "element"), micros(s.TotalMicros), micros(s.CommitMicros))
+}
+
+func (s *Status) findings(p *Printer) {
+	shown, notes := 0, 0
+	for _, f := range s.Findings {
+		if f.Severity == Note && !p.Wide {
+			notes++
+			continue
+		}
+		shown++
+		style := map[Severity]Style{Wrong: Bad, Warning: Warn, Note: Dim}[f.Severity]
+		p.Printf("%s %s\n    breaks: %s\n    mend:   %s\n", p.Paint(style, strings.ToUpper(string(f.Severity))), Printable(f.What), Printable(f.Breaks),
+			Printable(f.Mend))
+	}
+	if shown == 0 {
+		p.Printf("%s\n", p.Paint(Good, "Nothing on this node is in the way."))
+	}
+	if notes > 0 {
+		p.Printf("%s\n", p.Paint(Dim, Count(notes, "note")+" with -o wide."))
+	}
+}
+
+// features lists what the kernel lacks, or everything where there is room.
+func features(list []Feature, wide bool) string {
+	var lacks, has []string
+	for _, f := range list {
+		if f.Has {
+			has = append(has, f.Name)
+		} else {
+			lacks = append(lacks, f.Name)
+		}
+	}
+	out := ""
+	if len(lacks) > 0 {
+		out += ", without: " + strings.Join(lacks, ", ")
+	}
+	if wide && len(has) > 0 {
+		out += ", with: " + strings.Join(has, ", ")
+	}
+	return out
+}
+
+func elements(n map[string]int) string {
+	var parts []string
+	for _, f := range []string{"IPv4", "IPv6"} {
+		if count, ok := n[f]; ok {
+			parts = append(parts, fmt.Sprintf("%s %d", f, count))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+func micros(n int64) string { return (time.Duration(n) * time.Microsecond).String() }
+
+// ago tells how long before now something was.
+func ago(now, then time.Time) string {
+	if then.IsZero() {
+		return "never"
+	}
+	return short(now.Sub(then)) + " ago"
+}
+
+// short rounds a duration for a person.
+func short(d time.Duration) string {
+	const day = 24 * time.Hour
+	switch {
+	case d < 0:
+		return "0s"
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d < 10*time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	case d < day:
+		return d.Round(time.Second).String()
+	}
+	return fmt.Sprintf("%dd%s", d/day, (d % day).Round(time.Hour))
+}

@@ -1,0 +1,81 @@
+package view
+
+import "fmt"
+
+// Verification tells whether the kernel holds what it should.
+type Verification struct {
+	// Generation is that of the kernel's ruleset that was read.
+	Generation uint32 `json:"generation"`
+	// Tables, Rules and Elements count what was compared.
+	Tables   int `json:"tables"`
+	Rules    int `json:"rules"`
+	Elements int `json:"elements"`
+	// Differences are the first of them, Total is how many there are.
+	Differences []Difference `json:"differences"`
+	Total       int          `json:"total"`
+	// Passing is a difference of an earlier look that had gone at this one: a change under way, or something that has been repaired.
+	Passing *Difference `json:"passing,omitempty"`
+}
+
+// First returns the first of the differences, or nil.
+func (v *Verification) First() *Difference {
+	if v == nil || len(v.Differences) == 0 {
+		return nil
+	}
+	return &v.Differences[0]
+}
+
+// Difference is one thing in which the kernel differs from what is wanted.
+type Difference struct {
+	Table string `json:"table"`
+	// In is the set, map or chain; Key is an element's key, empty where the whole is meant.
+	In  string `json:"in,omitempty"`
+	Key string `json:"key,omitempty"`
+	// Have is what the kernel holds, Want what it should; empty stands for nothing.
+	Have string `json:"have,omitempty"`
+	Want string `json:"want,omitempty"`
+	// Service is the Service that the element is for, where that is known.
+	Service string `json:"service,omitempty"`
+}
+
+// String tells the difference in words.
+func (d *Difference) String() string {
+	at := "table " + d.Table
+	if d.In != "" {
+		at += ", " + d.In
+	}
+	if d.Key != "" {
+		at += ", " + d.Key
+	}
+	of := ""
+	if d.Service != "" {
+		of = " (" + d.Service + ")"
+	}
+	switch {
+	case d.Have == "" && d.Want == "":
+		return at + of + ": differs"
+	case d.Have == "":
+		return fmt.Sprintf("%s%s: missing, should be %s", at, of, d.Want)
+	case d.Want == "":
+		return fmt.Sprintf("%s%s: there is %s, should not be there", at, of, d.Have)
+	}
+	return fmt.Sprintf("%s%s: is %s, should be %s", at, of, d.Have, d.Want)
+}
+
+// Text writes a line for each difference.
+func (v *Verification) Text(p *Printer) {
+	if v.Total == 0 {
+		p.Printf("%s: %d tables, %d rules and %d elements are what they should be (ruleset generation %d).\n", p.Paint(Good, "OK"), v.Tables,
+			v.Rules, v.Elements, v.Generation)
+		if v.Passing != nil {
+			p.Printf("A moment ago there was a difference, a change under way or one that has been repaired: %s\n", Printable(v.Passing.String()))
+		}
+		return
+	}
+	for i := range v.Differences {
+		p.Printf("%s %s\n", p.Paint(Bad, "DIFFERENT"), Printable(v.Differences[i].String()))
+	}
+	if more := v.Total - len(v.Differences); more > 0 {
+		p.Printf("... and %d more\n", more)
+	}
+}

@@ -1,0 +1,248 @@
+package view
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// printed is what a value's text looks like.
+func printed(t *testing.T, text func(*Printer), set ...func(*Printer)) string {
+	t.Helper()
+	var b bytes.Buffer
+	p := NewPrinter(&b)
+	for _, f := range set {
+		f(p)
+	}
+	text(p)
+	if p.Err() != nil {
+		t.Fatal(p.Err())
+	}
+	return b.String()
+}
+
+func wide(p *Printer)    { p.Wide = true }
+func colored(p *Printer) { p.Color = true }
+
+func TestTable(t *testing.T) {
+	table := func(p *Printer) {
+		p.Table([]string{"NAME", "N"}, [][]Cell{{{Text: "größe"}, {Text: "1", Style: Bad}}, {{Text: "b\x1b[2J"}, {}}, Text("only")})
+	}
+	if diff := cmp.Diff("NAME   N\ngröße  1\nb?[2J\nonly\n", printed(t, table)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	// Colours change nothing but themselves.
+	with := printed(t, table, colored)
+	if !strings.Contains(with, "\x1b[31m1\x1b[0m") {
+		t.Errorf("no colour in %q", with)
+	}
+	for _, s := range []Style{Good, Warn, Bad, Dim, Bold, endOfStyle} {
+		with = strings.ReplaceAll(with, string(s), "")
+	}
+	if with != printed(t, table) {
+		t.Errorf("with colours taken out: %q", with)
+	}
+}
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("disk full") }
+
+func TestErrorsOfWriting(t *testing.T) {
+	p := NewPrinter(full{})
+	p.Table(nil, [][]Cell{Text("a"), Text("b")})
+	if p.Err() == nil {
+		t.Error("no error")
+	}
+}
+
+func sample() *Services {
+	return &Services{Node: "n", NodePortAddresses: []string{"192.0.2.1", "2001:db8::1"}, Services: []Service{{
+		Namespace: "default", Name: "web", Problems: []string{"something can't be used"},
+		Ports: []ServicePort{{
+			Name: "http", Protocol: "tcp", Family: "IPv4", AffinitySeconds: 60,
+			Frontends: []Frontend{
+				{Address: "10.96.0.1:80", Kind: "ClusterIP", Policy: "Cluster", Endpoints: 1, Connections: new(uint64(7))},
+				{Address: "30080", Kind: "NodePort", Policy: "Local", FromThisNode: new(1), Does: "dropped", AllowedSources: []string{"a", "b", "c"}},
+			},
+			Endpoints: []Endpoint{
+				{Address: "10.1.1.1:8080", Node: "m", Conditions: "ready", Cluster: true, WhyNot: "not for policy Local: it isn't here"},
+				{Address: "10.1.1.2:8080", Conditions: "not ready", OnThisNode: true, WhyNot: "not ready", Slice: "web-x"},
+			},
+		}, {Protocol: "udp", Family: "IPv6", Why: "nobody is there", Frontends: []Frontend{{Address: "[fd00::1]:80", Kind: "ClusterIP", Policy: "Cluster"}}}},
+	}}}
+}
+
+func TestServices(t *testing.T) {
+	want := `SERVICE           ADDRESS       PROTOCOL  KIND       POLICY   ENDPOINTS  AFFINITY  CONNECTIONS  NOTE
+default/web:http  10.96.0.1:80  tcp       ClusterIP  Cluster  1 of 2     60s       7
+default/web:http  30080         tcp       NodePort   Local    0 of 2     60s       -            dropped; only from a, b and 1 more
+default/web       [fd00::1]:80  udp       ClusterIP  Cluster  0          -         -
+PROBLEM default/web: something can't be used
+
+kube-nftproxy services NAMESPACE/NAME shows every endpoint of a Service, and why it isn't used.
+`
+	if diff := cmp.Diff(want, printed(t, sample().Text)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	want = `Service default/web
+
+  port http, tcp, IPv4, a client stays with its endpoint for 60 s
+    ClusterIP  10.96.0.1:80        policy Cluster  1 of 2 endpoints  7 connections
+    NodePort   30080 on 192.0.2.1  policy Local    0 of 2 endpoints  dropped; this node's pods and processes: 1 endpoint; only from a, b, c
+    + 10.1.1.1:8080  ready      on m          not for policy Local: it isn't here
+    - 10.1.1.2:8080  not ready  on this node  not ready
+
+  port without a name, udp, IPv6
+    ClusterIP  [fd00::1]:80  policy Cluster  0 endpoints
+    no endpoints: nobody is there
+
+PROBLEM default/web: something can't be used
+`
+	if diff := cmp.Diff(want, printed(t, sample().Detail)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for _, want := range []string{"nobody is there", "only from a, b, c"} {
+		if got := printed(t, sample().Text, wide); !strings.Contains(got, want) {
+			t.Errorf("wide lacks %q:\n%s", want, got)
+		}
+	}
+}
+
+func TestWrongServices(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Service)
+		want   bool
+	}{
+		"fine":                       {func(*Service) {}, false},
+		"a problem":                  {func(s *Service) { s.Problems = []string{"x"} }, true},
+		"an endpoint for no port":    {func(s *Service) { s.Unusable = []Endpoint{{}} }, true},
+		"a frontend lost":            {func(s *Service) { s.Ports[0].Frontends[0].LostTo = "default/other" }, true},
+		"a frontend to no endpoints": {func(s *Service) { s.Ports[0].Frontends[0].Endpoints = 0 }, true},
+	} {
+		v := Services{Services: []Service{{Ports: []ServicePort{{Frontends: []Frontend{{Endpoints: 1}}}}}}}
+		c.change(&v.Services[0])
+		if got := v.Wrong(); got != c.want {
+			t.Errorf("%s: Wrong() = %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+func healthy() *Status {
+	now := time.Unix(1000, 0)
+	ago := func(d time.Duration) *time.Time { return new(now.Add(-d)) }
+	return &Status{
+		Node: "n", Version: "v1", Kernel: "6.18", Time: now, Started: now.Add(-time.Hour), Healthy: true, Eligible: true, Mode: "iptables", LocalMode: "ClusterCIDR",
+		Families: []string{"IPv4"}, Counts: Counts{Services: 1, Endpoints: 2, Elements: map[string]int{"IPv4": 30}},
+		API: API{Source: "https://a", Answers: true, AnswerMicros: 1500, LastEvent: ago(time.Second)},
+		Loop: &Loop{
+			Last: &Sync{Time: *ago(2 * time.Second), Kind: "partial", Services: []string{"default/web"}, More: 3, Elements: 5, CommitMicros: 90, TotalMicros: 200},
+		},
+		Features: []Feature{{"new (9.9)", false}, {"old (1.1)", true}},
+		Findings: []Finding{{Note, "a note", "nothing", "do nothing"}},
+	}
+}
+
+func TestStatus(t *testing.T) {
+	want := `health      healthy
+node        n, kernel 6.18, without: new (9.9)
+program     kube-nftproxy v1, started 1h0m0s ago
+serves      IPv4, as mode iptables, local pods by ClusterCIDR
+counts      1 Service, 2 endpoints, elements IPv4 30
+API server  https://a, last change received 1s ago, answers in 1.5ms
+last sync   2s ago, partial for default/web and 3 more, 5 elements, in 200µs (kernel 90µs)
+pending     nothing
+repairs     none since the start
+
+Nothing on this node is in the way.
+1 note with -o wide.
+`
+	if diff := cmp.Diff(want, printed(t, healthy().Text)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	bad := healthy()
+	bad.Why = []string{"it isn't"}
+	bad.Healthy, bad.API.Answers, bad.API.Error = false, false, "connection refused"
+	bad.API.Failures = []WatchFailure{{"services", 3, bad.Time}}
+	bad.Loop.Failure = &Failure{"no space", bad.Started, 9}
+	bad.Loop.Pending, bad.Loop.OldestChange = 2, &bad.Started
+	bad.Loop.Repairs, bad.Loop.RepairsTotal = []Repair{{bad.Time, "foreign_change", "no table", "nft (pid 1)"}}, 5
+	bad.Findings = []Finding{{Wrong, "a fact", "much", "mend it"}}
+	got := printed(t, bad.Text)
+	for _, want := range []string{
+		"unhealthy: it isn't", "doesn't answer: connection refused", "watching services has failed 3 times", "failing     since 1h0m0s ago, 9 times: no space",
+		"pending     2 Services, the oldest change is 1h0m0s old", "0s ago (foreign_change): no table, ruleset last changed by nft (pid 1)",
+		"WRONG a fact\n    breaks: much\n    mend:   mend it\n",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("lacks %q:\n%s", want, got)
+		}
+	}
+}
+
+func TestWrongStatus(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Status)
+		want   bool
+	}{
+		"fine":                  {func(*Status) {}, false},
+		"a warning":             {func(s *Status) { s.Findings[0].Severity = Warning }, false},
+		"a finding":             {func(s *Status) { s.Findings[0].Severity = Wrong }, true},
+		"unhealthy":             {func(s *Status) { s.Healthy = false }, true},
+		"the loop doesn't talk": {func(s *Status) { s.Loop = nil }, true},
+		"failing":               {func(s *Status) { s.Loop.Failure = &Failure{} }, true},
+		"waiting":               {func(s *Status) { s.Loop.Waits = "for something" }, true},
+		"no API server":         {func(s *Status) { s.API.Answers = false }, true},
+	} {
+		s := healthy()
+		c.change(s)
+		if got := s.Wrong(); got != c.want {
+			t.Errorf("%s: Wrong() = %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+func TestCommits(t *testing.T) {
+	c := Commit{Time: time.Unix(0, 0), Kind: "partial", Elements: 3, PlanMicros: 10, CommitMicros: 20, More: 1, Lost: 2, Services: []Change{
+		{Service: "default/a", What: "changed", Added: []string{"1", "2", "3", "4", "5", "6"}, Removed: []string{"7"}}, {Service: "default/b", What: "gone"},
+	}}
+	got := printed(t, c.Text)
+	for _, want := range []string{
+		"(2 commits were too fast for this terminal)", "default/a changed +1 +2 +3 +4 +2 more -7  3 elements, plan 10µs, kernel 20µs", "default/b gone  (same batch)",
+		"... and 1 more in the same batch",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("lacks %q:\n%s", want, got)
+		}
+	}
+	failed := Commit{Failed: "no space"}
+	if got := printed(t, failed.Text); !strings.Contains(got, "FAILED no space") {
+		t.Errorf("a failed one: %q", got)
+	}
+}
+
+func TestVerification(t *testing.T) {
+	v := Verification{Tables: 2, Rules: 3, Elements: 4, Generation: 5, Passing: &Difference{Table: "ip x", In: "map m", Key: "k", Have: "1", Want: "2", Service: "default/web"}}
+	got := printed(t, v.Text)
+	if want := "OK: 2 tables, 3 rules and 4 elements are what they should be (ruleset generation 5).\nA moment ago there was a difference, a change under way " +
+		"or one that has been repaired: table ip x, map m, k (default/web): is 1, should be 2\n"; got != want {
+		t.Errorf("got %q", got)
+	}
+	v = Verification{Total: 2, Differences: []Difference{{Table: "ip x", Want: "there"}}}
+	if got, want := printed(t, v.Text), "DIFFERENT table ip x: missing, should be there\n... and 1 more\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestJSON keeps the names that scripts rely on: lists are never null.
+func TestJSON(t *testing.T) {
+	b, err := json.Marshal(Services{NodePortAddresses: []string{}, Services: []Service{}})
+	if err != nil || string(b) != `{"node":"","nodePortAddresses":[],"services":[]}` {
+		t.Errorf("%s, %v", b, err)
+	}
+}

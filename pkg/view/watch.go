@@ -1,0 +1,83 @@
+package view
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Commit is what one sync has changed.
+type Commit struct {
+	Time time.Time `json:"time"`
+	// Kind is partial or full; Why says why a full one was needed.
+	Kind string `json:"kind,omitempty"`
+	Why  string `json:"why,omitempty"`
+	// Failed is the error of a sync that failed: nothing has changed.
+	Failed       string `json:"failed,omitempty"`
+	Elements     int    `json:"elements"`
+	PlanMicros   int64  `json:"planMicroseconds"`
+	CommitMicros int64  `json:"commitMicroseconds"`
+	// Services are the first of those that have changed, More is how many more there were.
+	Services []Change `json:"services,omitempty"`
+	More     int      `json:"more,omitempty"`
+	// Lost is how many commits before this one the reader was too slow for.
+	Lost uint64 `json:"lost,omitempty"`
+}
+
+// Change is what has changed of one Service.
+type Change struct {
+	Service string `json:"service"`
+	// What is new, gone or changed.
+	What             string   `json:"what"`
+	Added            []string `json:"endpointsAdded,omitempty"`
+	Removed          []string `json:"endpointsRemoved,omitempty"`
+	FrontendsAdded   []string `json:"frontendsAdded,omitempty"`
+	FrontendsRemoved []string `json:"frontendsRemoved,omitempty"`
+}
+
+// Text writes a commit as lines, one for each Service.
+func (c *Commit) Text(p *Printer) {
+	at := c.Time.Local().Format("15:04:05.000000")
+	if c.Lost > 0 {
+		p.Printf("%s\n", p.Paint(Warn, fmt.Sprintf("%s  (%d commits were too fast for this terminal)", at, c.Lost)))
+	}
+	cost := fmt.Sprintf("%s, plan %dµs, kernel %dµs", Count(c.Elements, "element"), c.PlanMicros, c.CommitMicros)
+	switch {
+	case c.Failed != "":
+		p.Printf("%s  %s %s\n", at, p.Paint(Bad, "FAILED"), Printable(c.Failed))
+		return
+	case c.Why != "":
+		p.Printf("%s  %s: %s; %s\n", at, p.Paint(Warn, "all written anew"), Printable(c.Why), cost)
+	case len(c.Services) == 0:
+		p.Printf("%s  no Service: chains that nothing leads to any more are given up; %s\n", at, cost)
+	}
+	for i := range c.Services {
+		p.Printf("%s  %s  %s\n", at, c.Services[i].text(p), cost)
+		cost = "(same batch)"
+	}
+	if c.More > 0 {
+		p.Printf("%s  ... and %d more in the same batch\n", at, c.More)
+	}
+}
+
+func (c *Change) text(p *Printer) string {
+	parts := []string{p.Paint(Bold, Printable(c.Service)), c.What}
+	list := func(sign string, style Style, of []string) {
+		const few = 4
+		for i, s := range of {
+			if i == few && !p.Wide {
+				parts = append(parts, fmt.Sprintf("%s%d more", sign, len(of)-few))
+				return
+			}
+			parts = append(parts, p.Paint(style, sign+s))
+		}
+	}
+	list("+", Good, c.Added)
+	list("-", Bad, c.Removed)
+	if len(c.FrontendsAdded)+len(c.FrontendsRemoved) > 0 {
+		parts = append(parts, "frontends")
+		list("+", Good, c.FrontendsAdded)
+		list("-", Bad, c.FrontendsRemoved)
+	}
+	return strings.Join(parts, " ")
+}
