@@ -196,9 +196,6 @@ func (c cell) host() (name string, ok bool) {
 // joins them.
 type group []cell
 
-// internal says that the destination is the cluster IP.
-func (c cell) internal() bool { return c.dest == clusterIP || c.dest == clusterIPAgain }
-
 // groups returns all of a mode, and how many cells were left out because they are impossible.
 func groups(m mode) (all []group, leftOut int) {
 	for _, svc := range services() {

@@ -2,9 +2,17 @@ package matrix
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
 )
 
 // outcome is what comes of one connection: refused, dropped, or "HOST from SOURCE", in which SOURCE is kept, node, or an
@@ -58,83 +66,124 @@ func list(outcomes []outcome) string {
 	return strings.Join(words, " | ")
 }
 
-// want states the rules for Services.
+// want asks the oracle.
 func want(c cell) wanted {
-	hosts := c.service.placement.hosts()
-	if len(hosts) == 0 {
+	name, _ := c.host()
+	from := hostAddress(name, c.family)
+	if c.client == secondary {
+		from = secondaries[c.family]
+	}
+	v := oracleOf(c.mode).Ask(oracle.Packet{
+		From: from, Device: c.mode.device(name), To: address(numbers()[c.service], c.dest, c.family), Protocol: apiProtocol(c.protocol),
+	})
+	switch v.Outcome {
+	case oracle.Refused:
 		return wanted{verdict: refused}
-	}
-	if c.heldToLocal() {
-		hosts = slices.DeleteFunc(hosts, func(host string) bool { return !onThisNode(host) })
-	}
-	if len(hosts) == 0 {
+	case oracle.Dropped:
 		return wanted{verdict: dropped}
 	}
 	w := wanted{endpoints: map[string]outcome{}}
-	for _, host := range hosts {
-		w.endpoints[host] = c.arrival(host)
+	for _, e := range v.Endpoints {
+		host := nameOf(e.Addr())
+		w.endpoints[host] = arrival(host, e.Sees, from)
 	}
 	return w
 }
 
-// heldToLocal: each kind of address has its policy. The external one is about traffic that another node could have got
-// instead; pods and processes of this node have no choice, so they reach all endpoints.
-func (c cell) heldToLocal() bool {
-	if c.internal() {
-		return c.service.internal == local
+// numbers are the positions of the Services, which give their addresses.
+var numbers = sync.OnceValue(func() map[service]int {
+	all := map[service]int{}
+	for i, s := range services() {
+		all[s] = i
 	}
-	return c.service.external == local && !c.isLocalPod() && !c.isNode()
+	return all
+})
+
+func hostAddress(name string, f model.Family) netip.Addr {
+	return netip.MustParseAddr(addressOf[name][f])
+}
+
+func nameOf(addr netip.Addr) string {
+	for name, texts := range addressOf {
+		if slices.Contains(texts[:], addr.String()) {
+			return name
+		}
+	}
+	return addr.String()
 }
 
 // arrival is what an endpoint sees of the client, if it sees it at all.
-func (c cell) arrival(host string) outcome {
-	own, _ := c.host()
-	toItself := own == host && !c.isNode()
+func arrival(host string, sees, from netip.Addr) outcome {
 	switch {
-	case c.client != secondary && c.isNode():
-		return reached(host, fromNode) // masqueraded or not
-	case host == "node" && !c.isNode():
-		return reached(host, kept) // a node doesn't masquerade what it takes in for itself
-	case toItself && onThisNode(host):
-		return reached(host, fromNode) // the answer has to come back through the node
-	case c.masqueraded():
+	case !sees.IsValid():
+		return dropped
+	case sees == hostAddress("node", model.FamilyOf(sees)):
 		return reached(host, fromNode)
-	case toItself:
-		return dropped // by the endpoint, to which its own address comes from outside
+	case sees == from:
+		return reached(host, kept)
 	}
-	return reached(host, kept)
+	return reached(host, sees.String())
 }
 
-// masqueraded: a cluster IP masks everybody but local pods, provided that these can be told from others. An external
-// address with policy Cluster masks everybody, one with policy Local only processes of this node.
-func (c cell) masqueraded() bool {
+// oracles know the cluster, one for each mode.
+var oracles sync.Map
+
+func oracleOf(m mode) *oracle.Oracle {
+	if o, ok := oracles.Load(m); ok {
+		return o.(*oracle.Oracle)
+	}
+	var all oracle.Objects
+	for _, o := range objects() {
+		switch o := o.(type) {
+		case *corev1.Node:
+			all.Node = o
+		case *corev1.Service:
+			all.Services = append(all.Services, o)
+		case *discoveryv1.EndpointSlice:
+			all.Slices = append(all.Slices, o)
+		}
+	}
+	node := oracle.Machine{Name: "node-1", LocalPod: m.localPod(), MasqueradeAll: m.masqueradeAll}
+	for f, addr := range secondaries {
+		node.Addresses = append(node.Addresses, hostAddress("node", model.Family(f)), addr)
+	}
+	o, _ := oracles.LoadOrStore(m, oracle.New(all, node))
+	return o.(*oracle.Oracle)
+}
+
+// localPod tells whether the proxy takes a client for a local pod. A prefix of the whole cluster doesn't tell local pods from
+// others.
+func (m mode) localPod() func(oracle.Packet) bool {
+	inside := func(prefixes ...string) func(oracle.Packet) bool {
+		return func(p oracle.Packet) bool {
+			return slices.ContainsFunc(prefixes, func(s string) bool { return netip.MustParsePrefix(s).Contains(p.From) })
+		}
+	}
+	switch m.detector {
+	case byClusterCIDR:
+		return inside("10.244.0.0/16", "fd00:10:244::/48")
+	case byNodeCIDR:
+		return inside("10.244.0.0/24", "fd00:10:244::/64")
+	case byBridge:
+		return func(p oracle.Packet) bool { return p.Device == bridge }
+	case byPrefix:
+		return func(p oracle.Packet) bool { return strings.HasPrefix(p.Device, "veth-pod") }
+	}
+	return nil
+}
+
+// device is the interface of the node by which a host's packets come.
+func (m mode) device(host string) string {
+	kind, number, _ := strings.Cut(host, "-")
 	switch {
-	case c.internal() && c.mode.masqueradeAll:
-		return true
-	case c.internal():
-		return c.mode.detector != byNothing && !c.isLocalPod()
-	case c.service.external == cluster:
-		return true
+	case host == "node":
+		return ""
+	case kind == "pod" && m.detector == byBridge:
+		return bridge
+	case kind == "client":
+		return "eth0"
 	}
-	return c.isNode()
-}
-
-// isNode says that a process of this node calls.
-func (c cell) isNode() bool {
-	host, _ := c.host()
-	return host == "node"
-}
-
-// isLocalPod says that the proxy takes the client for a local pod. A prefix of the whole cluster doesn't tell local pods
-// from others.
-func (c cell) isLocalPod() bool {
-	switch c.client {
-	case pod, itself:
-		return c.mode.detector != byNothing && !c.isNode()
-	case remote, remoteItself:
-		return c.mode.detector == byClusterCIDR
-	}
-	return false
+	return "veth-" + kind + number
 }
 
 // TestWantedOutcomesTellEndpointsApart is a condition for following a pin from one address to the next.

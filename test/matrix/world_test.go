@@ -203,6 +203,9 @@ var addressOf = map[string][2]string{
 	"pod-1":    {"10.244.0.11", "fd00:10:244::11"},
 	"remote-0": {"10.244.1.10", "fd00:10:244:1::10"},
 	"remote-1": {"10.244.1.11", "fd00:10:244:1::11"},
+	"pod-2":    {"10.244.0.12", "fd00:10:244::12"},
+	"remote-2": {"10.244.1.12", "fd00:10:244:1::12"},
+	"client":   {"192.0.2.100", "2001:db8::100"},
 }
 
 // writeManifests writes the objects to a folder; an API server brings a ServiceCIDR of its own.

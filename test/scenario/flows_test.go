@@ -206,7 +206,7 @@ func (w *flowWatch) settle() error {
 	select {
 	case <-met:
 		return nil
-	case <-time.After(patience):
+	case <-time.After(10 * patience): // passes are rare where each takes long
 		return errors.New("no pass through the conntrack table")
 	}
 }

@@ -248,6 +248,8 @@ type traffic struct {
 	// settled waits until connection tracking has been brought to what is wanted. Where nobody can tell, flows are tried for a
 	// while.
 	settled func() error
+	// foretell is called with each line that is run in order, before its packets.
+	foretell func(line) error
 }
 
 // Waiting for an answer that has to come may take as long as a loaded machine makes it; for one that must not come, it
@@ -288,6 +290,11 @@ func (tr *traffic) run(ctx context.Context, lines []line) []error {
 	for _, l := range lines {
 		if !l.inOrder() {
 			continue
+		}
+		if tr.foretell != nil {
+			if err := tr.foretell(l); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", l.text, err))
+			}
 		}
 		if err := tr.line(ctx, l); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", l.text, err))

@@ -68,10 +68,12 @@ type recorder struct {
 	syncs   int
 	errs    []error
 	changed chan struct{}
+	// fault, unless empty, happens to the next sync.
+	fault string
 }
 
 func (r *recorder) Sync(p *plan.Planner) (apply.Result, error) {
-	result, err := r.Kernel.Sync(p)
+	result, err := r.sync(p)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.syncs++
@@ -98,7 +100,10 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 	err := h.Do(func() error {
 		kernel, err := apply.Open()
 		p.kernel = &recorder{Kernel: kernel, changed: make(chan struct{})}
-		return err
+		if err != nil {
+			return err
+		}
+		return kernel.Listen()
 	})
 	if err != nil {
 		return nil, err
@@ -115,7 +120,7 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 	}})
 	p.flows.flows = flows
 	loop := proxy.New(proxy.Config{
-		Source: p.manifest, Tracker: p.tracker, Kernel: p.kernel, Planner: plan.New(s.plan),
+		Source: s.source(p.manifest), Tracker: p.tracker, Kernel: p.kernel, Planner: plan.New(s.plan),
 		Metrics:  numbers,
 		Flows:    flows,
 		Health:   health.New(health.Config{Timeout: time.Hour, Now: p.clock.now, NoNode: true}),
@@ -223,10 +228,11 @@ type fresh struct {
 }
 
 func planFolder(h *lab.Host, s settings, folder string) (*fresh, error) {
-	source := watch.NewManifests(watch.Config{Folder: folder, NodeName: nodeName, Tracker: track.New(time.Now(), time.Now)})
-	if err := source.Load(); err != nil {
+	manifests := watch.NewManifests(watch.Config{Folder: folder, NodeName: nodeName, Tracker: track.New(time.Now(), time.Now)})
+	if err := manifests.Load(); err != nil {
 		return nil, err
 	}
+	source := s.source(manifests)
 	f := &fresh{planner: plan.New(s.plan), node: model.NodeOf(nodeName, source.Node())}
 	f.cidrs, _ = model.ServiceCIDRs(source.ServiceCIDRs())
 	for _, family := range s.plan.Families {

@@ -109,8 +109,13 @@ func (r *rig) scenario(t *testing.T, s *scenario) {
 			t.Errorf("clean up: %v", err)
 		}
 	})
-	tr.settled = p.settleFlows
 	for _, st := range s.steps {
+		for _, fault := range st.faults {
+			if p, err = p.fault(r.lab.Node, s.settings, fault); err != nil {
+				t.Fatalf("step %d: %s: %v", st.number, fault, err)
+			}
+		}
+		tr.settled = p.settleFlows
 		r.step(t, s, st, p, tr)
 	}
 }
@@ -126,18 +131,37 @@ func (r *rig) step(t *testing.T, s *scenario, st *step, p *pipeline, tr *traffic
 		t.Fatalf("step %d: plan: %v", st.number, err)
 	}
 	r.checkPlan(t, s, st, state)
-	if err := errors.Join(r.lab.Node.Do(forgetDatagrams), p.load()); err != nil {
+	if err := errors.Join(r.lab.Node.Do(forgetDatagrams), p.loadAfter(st.faults)); err != nil {
 		t.Fatalf("step %d: %v", st.number, err)
+	}
+	if len(st.faults) > 0 {
+		r.awaitRepair(t, st, p, state)
 	}
 	if diff := cmp.Diff(strings.Split(st.problems, "\n"), strings.Split(p.reported(), "\n")); diff != "" {
 		t.Errorf("step %d: reported problems (-want +got):\n%s", st.number, diff)
 	}
+	r.checkTrace(t, st, tr)
 	r.checkPackets(t, st, tr, state)
+	if slices.Contains(st.faults, haste) {
+		return
+	}
 	if err := p.retire(); err != nil {
 		t.Fatalf("step %d: retire chains: %v", st.number, err)
 	}
 	r.checkKernel(t, st, r.lab.Node, state)
 	r.checkListing(t, st, state, st == s.steps[len(s.steps)-1])
+	if st == s.steps[len(s.steps)-1] {
+		r.checkRender(t, st, state)
+	}
+}
+
+// awaitRepair waits until the kernel has what is wanted.
+func (r *rig) awaitRepair(t *testing.T, st *step, p *pipeline, state *fresh) {
+	t.Helper()
+	a := &performance{player: &player{lab: r.lab}}
+	if diff, err := p.repaired(func() (string, error) { return a.differs(state, false) }); err != nil || diff != "" {
+		t.Errorf("step %d: after faults: %v (-planned +there):\n%s", st.number, err, diff)
+	}
 }
 
 // checkPlan: the objects give what the scenario says.

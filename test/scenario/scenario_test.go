@@ -19,6 +19,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 )
 
 // scenario is one file of testdata.
@@ -38,6 +39,8 @@ type step struct {
 	// write are manifests that appear or change, by file name; remove are names of those that go.
 	write  map[string][]byte
 	remove []string
+	// faults happen before the step.
+	faults []string
 	// want, packets and problems are the texts of the files of these names.
 	want, packets, problems string
 }
@@ -47,6 +50,16 @@ type settings struct {
 	plan      plan.Options
 	model     model.Options
 	nodePorts []netip.Prefix
+	// distort, unless nil, breaks the proxy: it sees other objects than there are.
+	distort func(proxy.Source) proxy.Source
+}
+
+// source is what the proxy sees.
+func (s settings) source(real proxy.Source) proxy.Source {
+	if s.distort == nil {
+		return real
+	}
+	return s.distort(real)
 }
 
 const (
@@ -113,6 +126,9 @@ func (s *scenario) add(name string, data []byte) error {
 		st.packets = string(data)
 	case "problems":
 		st.problems = string(data)
+	case "faults":
+		st.faults = strings.Split(strings.TrimSpace(string(data)), "\n")
+		return checkFaults(st.faults)
 	case "delete":
 		st.remove = strings.Fields(string(data))
 	default:
@@ -213,6 +229,7 @@ func TestReadScenarioRefusesWhatItCannotUse(t *testing.T) {
 		{"a gap", "-- 2.objects.yaml --\n", "numbers 1, 2, 3"},
 		{"a stray file", "-- notes --\n", "NUMBER.NAME"},
 		{"a misspelt file", "-- 1.wnat --\n", "not a file that a step can have"},
+		{"an unknown fault", "-- 1.faults --\nnfs mount\n", "not a fault"},
 		{"an unknown flag", "-- flags --\n--no-such-flag\n-- 1.want --\n", "flags"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -1,0 +1,135 @@
+package oracle
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// endpoint is one of a service port.
+type endpoint struct {
+	addr                               netip.AddrPort
+	local, ready, serving, terminating bool
+	// forSomeNode and forSomeZone say that there are hints, forNode and forZone that one is for this node.
+	forSomeNode, forNode, forSomeZone, forZone bool
+}
+
+// readSlice gives the endpoints of a slice to the service ports of the same names: several slices may serve one port.
+func (r *Oracle) readSlice(s *discoveryv1.EndpointSlice) {
+	service, named := s.Labels[discoveryv1.LabelServiceName]
+	_, headless := s.Labels[corev1.IsHeadlessService]
+	six := s.AddressType == discoveryv1.AddressTypeIPv6
+	if !named || headless || !six && s.AddressType != discoveryv1.AddressTypeIPv4 {
+		return
+	}
+	for _, p := range s.Ports {
+		if p.Port == nil || *p.Port == 0 {
+			continue
+		}
+		port := &corev1.ServicePort{}
+		if p.Name != nil {
+			port.Name = *p.Name
+		}
+		if p.Protocol != nil {
+			port.Protocol = *p.Protocol
+		}
+		of := key(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: service}}, port, six)
+		for i := range s.Endpoints {
+			if e, ok := r.readEndpoint(&s.Endpoints[i], uint16(*p.Port), six); ok {
+				r.endpoints[of] = append(r.endpoints[of], e)
+			}
+		}
+	}
+}
+
+// readEndpoint: of several addresses, which the API calls fungible, the first counts. What isn't said is ready, serving and
+// not terminating.
+func (r *Oracle) readEndpoint(e *discoveryv1.Endpoint, port uint16, six bool) (endpoint, bool) {
+	if len(e.Addresses) == 0 {
+		return endpoint{}, false
+	}
+	addr, err := netip.ParseAddr(e.Addresses[0])
+	if err != nil || addr.Is6() != six {
+		return endpoint{}, false
+	}
+	said := func(b *bool, otherwise bool) bool {
+		if b == nil {
+			return otherwise
+		}
+		return *b
+	}
+	out := endpoint{
+		addr:        netip.AddrPortFrom(addr, port),
+		local:       e.NodeName != nil && *e.NodeName == r.machine.Name,
+		ready:       said(e.Conditions.Ready, true),
+		serving:     said(e.Conditions.Serving, true),
+		terminating: said(e.Conditions.Terminating, false),
+	}
+	if e.Hints == nil {
+		return out, true
+	}
+	out.forSomeNode, out.forSomeZone = len(e.Hints.ForNodes) > 0, len(e.Hints.ForZones) > 0
+	out.forNode = slices.ContainsFunc(e.Hints.ForNodes, func(h discoveryv1.ForNode) bool { return h.Name == r.machine.Name })
+	out.forZone = slices.ContainsFunc(e.Hints.ForZones, func(h discoveryv1.ForZone) bool { return r.zone != "" && h.Name == r.zone })
+	return out, true
+}
+
+// choose returns the endpoints of policy Cluster and those of policy Local. Ready ones serve; where there are none, those
+// that still serve while they terminate (KEP-1669), for each policy on its own. Hints count for policy Cluster only, and not
+// in an emergency.
+func (r *Oracle) choose(list []endpoint) (cluster, local []endpoint) {
+	list = unique(list)
+	ready := func(e endpoint) bool { return e.ready }
+	lastHope := func(e endpoint) bool { return e.serving && e.terminating }
+	onNode := only(list, func(e endpoint) bool { return e.local })
+	if local = only(onNode, ready); len(local) == 0 {
+		local = only(onNode, lastHope)
+	}
+	if cluster = only(list, ready); len(cluster) == 0 {
+		return only(list, lastHope), local
+	}
+	return hinted(cluster), local
+}
+
+// hinted: hints count if every endpoint has one and one of them is for us; those for nodes go before those for zones.
+func hinted(list []endpoint) []endpoint {
+	all := func(f func(endpoint) bool) bool { return len(only(list, f)) == len(list) }
+	forNode := only(list, func(e endpoint) bool { return e.forNode })
+	forZone := only(list, func(e endpoint) bool { return e.forZone })
+	switch {
+	case len(forNode) > 0 && all(func(e endpoint) bool { return e.forSomeNode }):
+		return forNode
+	case len(forZone) > 0 && all(func(e endpoint) bool { return e.forSomeZone }):
+		return forZone
+	}
+	return list
+}
+
+func only(list []endpoint, f func(endpoint) bool) (out []endpoint) {
+	for _, e := range list {
+		if f(e) {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// unique leaves one of each address and port, the more usable one, in the order of addresses. The API says that an endpoint may be
+// in two slices for a while; an address that is used again may be in one as terminating, in the other as ready.
+func unique(list []endpoint) []endpoint {
+	rank := func(e endpoint) (n int) {
+		for _, yes := range []bool{!e.terminating, e.ready, e.serving, e.local, e.forNode, e.forSomeNode, e.forZone, e.forSomeZone} {
+			if n *= 2; yes {
+				n++
+			}
+		}
+		return n
+	}
+	list = slices.Clone(list)
+	slices.SortFunc(list, func(a, b endpoint) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(rank(b), rank(a))) })
+	return slices.CompactFunc(list, func(a, b endpoint) bool { return a.addr == b.addr })
+}

@@ -1,0 +1,144 @@
+package scenario
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
+)
+
+// goingOn is a UDP client that goes on, and with whom it is.
+type goingOn struct {
+	flow
+	// endpoint is invalid where nobody has answered last; seen is the address that the endpoint sees.
+	endpoint netip.AddrPort
+	seen     netip.Addr
+	packet   oracle.Packet
+}
+
+// forgetProbes removes what conntrack remembers of probes in the calling thread's namespace: a later one that happens to have an
+// earlier one's port would be led the old way.
+func forgetProbes() error {
+	var errs []error
+	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, probes{})
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// probes matches conntrack entries that are of no flow that goes on.
+type probes struct{}
+
+func (probes) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
+	return f.Forward.Protocol != unix.IPPROTO_UDP || f.Forward.SrcPort < firstFlowPort
+}
+
+// goOn has UDP clients go on, in order.
+func (a *performance) goOn(m *moment, truth *oracle.Oracle) *failure {
+	for name, f := range a.flows {
+		sends := slices.ContainsFunc(m.packets, func(q question) bool { return q.flow == name })
+		if !sends && f.endpoint.IsValid() && !truth.MayGoOn(f.packet, f.endpoint) {
+			a.endFlow(name) // its entry goes, sooner or later, and the endpoint may come back before or after that
+		}
+	}
+	settled := false
+	for n, q := range m.packets {
+		if q.flow == "" {
+			continue
+		}
+		if !settled {
+			if err := a.pipeline.settleFlows(); err != nil {
+				return &failure{packet: n, kind: "error", text: err.Error()}
+			}
+			settled = true
+		}
+		if f := a.goOnOne(q, truth); f != nil {
+			f.packet, f.kind = n, "flow: "+f.kind
+			return f
+		}
+	}
+	return nil
+}
+
+func (a *performance) goOnOne(q question, truth *oracle.Oracle) *failure {
+	p, h := a.packet(q)
+	known := a.flows[q.flow]
+	v := a.memory.Narrow(truth.Ask(p), p.From, time.Now())
+	switch {
+	case known == nil || !known.endpoint.IsValid():
+	case !truth.MayGoOn(p, known.endpoint):
+		a.moved++
+	default:
+		a.continued++
+		v = oracle.Verdict{Outcome: oracle.Answered, Endpoints: []oracle.Endpoint{{AddrPort: known.endpoint, Sees: known.seen}}}
+	}
+	l, ok := a.lineOf(q, p, v)
+	if v.Outcome == oracle.NotService || !ok {
+		a.endFlow(q.flow) // it would have an entry of its own
+		return nil
+	}
+	if known == nil {
+		conn, err := dialFlow(h, l, firstFlowPort+a.begun)
+		if err != nil {
+			return &failure{kind: "error", text: err.Error()}
+		}
+		a.begun++
+		known = &goingOn{flow: flow{conn: conn}, packet: p}
+		if a.flows == nil {
+			a.flows = map[string]*goingOn{}
+		}
+		a.flows[q.flow] = known
+	}
+	a.keep(l)
+	return a.ask(h, l, v, p, known)
+}
+
+// ask sends a datagram in a flow.
+func (a *performance) ask(h *lab.Host, l line, v oracle.Verdict, p oracle.Packet, known *goingOn) *failure {
+	wait := patience
+	switch {
+	case l.outcome == lab.TimedOut && a.thorough && a.last:
+		wait = longSilence
+	case l.outcome == lab.TimedOut:
+		wait = shortSilence
+	case a.thorough && a.last:
+		wait = noAnswer
+	}
+	answer := known.ask(wait)
+	known.endpoint = netip.AddrPort{}
+	if answer.Outcome != l.outcome {
+		return &failure{kind: fmt.Sprintf("%s instead of %s", answer.Outcome, l.outcome), text: fmt.Sprintf("%s: got %q (%v)", l.text, answer, answer.Err)}
+	}
+	s := server{}
+	if l.outcome == lab.Answered {
+		var err error
+		if s, err = a.traffic.answer(h, l, answer); err != nil {
+			return &failure{kind: "another answer", text: fmt.Sprintf("%s: %v", l.text, err)}
+		}
+		known.endpoint, known.seen = v.Endpoints[slices.Index(l.servers, s)].AddrPort, answer.Source.Addr()
+		a.memory.Note(v, p.From, known.endpoint, time.Now())
+	}
+	a.count(l, v, s)
+	return nil
+}
+
+func (a *performance) endFlow(name string) {
+	if f := a.flows[name]; f != nil {
+		_ = f.conn.Close() // nothing is lost with it
+		delete(a.flows, name)
+	}
+}
+
+func (a *performance) endFlows() {
+	for name := range a.flows {
+		a.endFlow(name)
+	}
+}

@@ -1,0 +1,654 @@
+package scenario
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
+)
+
+// player plays histories.
+type player struct {
+	lab *lab.Lab
+	// listings, unless nil, are two more hosts, for comparing nft's listings now and then.
+	listings *lab.Lab
+	// sabotage breaks the proxy on purpose.
+	sabotage func(*settings)
+	// thorough sends each packet of the last step many times, to see all that may come of it.
+	thorough bool
+	// until is when a history is broken off; zero means never.
+	until time.Time
+	// folder is where scenarios are written; empty means the one that the environment names.
+	folder string
+
+	plays, steps, faults, probes, continued, moved int
+	outcomes                                       map[oracle.Outcome]int
+	// lastPlay is what was noted in the last play.
+	lastPlay []recordedStep
+	// drawn counts, for each number of endpoints, which of them were drawn.
+	drawn map[int][]int
+}
+
+func newPlayer(l *lab.Lab) *player {
+	return &player{lab: l, outcomes: map[oracle.Outcome]int{}, drawn: map[int][]int{}}
+}
+
+// failure is where a history fails.
+type failure struct {
+	step int
+	// packet is the number of the packet that has failed, -1 if it was none.
+	packet int
+	// kind tells failures apart: what is left when a history gets smaller has to fail in the same way.
+	kind, text string
+}
+
+func (f *failure) String() string {
+	const most = 30
+	lines := strings.Split(f.text, "\n")
+	if len(lines) > most {
+		lines = append(lines[:most], "...")
+	}
+	return fmt.Sprintf("step %d: %s: %s", f.step+1, f.kind, strings.Join(lines, "\n"))
+}
+
+// performance is one play of a history.
+type performance struct {
+	*player
+	settings settings
+	folder   string
+	pipeline *pipeline
+	traffic  *traffic
+	files    map[string]oracle.Objects
+	memory   oracle.Memory
+	names    pinNames
+	// flows are UDP clients that go on; begun is how many have.
+	flows    map[string]*goingOn
+	begun    int
+	recorded []recordedStep
+	// last says that the last step is under way.
+	last bool
+	// counting guards the player's numbers.
+	counting sync.Mutex
+}
+
+// play plays a history, and returns where it fails, nil if it doesn't.
+func (p *player) play(h *history) (f *failure) {
+	p.plays++
+	folder, err := os.MkdirTemp("", "history")
+	if err != nil {
+		return &failure{0, -1, "error", err.Error()}
+	}
+	defer os.RemoveAll(folder) //nolint:errcheck // it is a temporary folder
+	a := &performance{player: p, folder: folder, files: map[string]oracle.Objects{}, traffic: &traffic{lab: p.lab, pins: map[string]string{}}}
+	if a.settings, err = parseSettings(h.flags); err != nil {
+		return &failure{0, -1, "error", err.Error()}
+	}
+	if p.sabotage != nil {
+		p.sabotage(&a.settings)
+	}
+	if err := a.begin(); err != nil {
+		return &failure{0, -1, "error", err.Error()}
+	}
+	defer func() {
+		p.lastPlay = a.recorded
+		a.endFlows()
+		err := errors.Join(a.pipeline.close(), cleanUp(p.lab.Node), p.lab.Node.Do(forgetForeignTables))
+		if err != nil && f == nil {
+			f = &failure{len(h.steps) - 1, -1, "error", "clean up: " + err.Error()}
+		}
+	}()
+	for i, m := range h.steps {
+		if !p.until.IsZero() && time.Now().After(p.until) {
+			break
+		}
+		a.last = i == len(h.steps)-1
+		if f := a.step(i, m); f != nil {
+			f.step = i
+			return f
+		}
+		p.steps++
+	}
+	return nil
+}
+
+// begin starts the proxy with the cluster that scenarios start with.
+func (a *performance) begin() (err error) {
+	text, err := os.ReadFile(common)
+	if err != nil {
+		return err
+	}
+	objects, err := readObjects(string(text))
+	if err != nil {
+		return err
+	}
+	a.files["cluster.yaml"] = objects
+	if err := os.WriteFile(filepath.Join(a.folder, "cluster.yaml"), text, 0o600); err != nil {
+		return err
+	}
+	if a.pipeline, err = startPipeline(a.lab.Node, a.settings, a.folder); err != nil {
+		return err
+	}
+	return a.pipeline.load()
+}
+
+// step does what happens in a step, and checks all that can be checked then.
+func (a *performance) step(i int, m *moment) *failure {
+	fail := func(kind string, err error) *failure { return &failure{packet: -1, kind: kind, text: err.Error()} }
+	if m.write["cluster.yaml"] != nil || slices.Contains(m.faults, restart) {
+		a.endFlows() // what goes while nobody looks, or with an address of the node, may go on
+	}
+	for _, fault := range m.faults {
+		if err := a.fault(fault); err != nil {
+			return fail("error", fmt.Errorf("%s: %w", fault, err))
+		}
+	}
+	if err := errors.Join(a.enter(m), a.pipeline.loadAfter(m.faults)); err != nil {
+		return fail("error", err)
+	}
+	state, err := planFolder(a.lab.Node, a.settings, a.folder)
+	if err != nil {
+		return fail("error", err)
+	}
+	if diff, err := a.await(m, state); err != nil || diff != "" {
+		return fail("kernel", differing(err, diff))
+	}
+	// What flows are to go is asked for after the sync that was awaited; the next one is after that.
+	if err := a.pipeline.settle(); err != nil {
+		return fail("error", err)
+	}
+	if i%forgetEvery == 0 {
+		if err := a.lab.Node.Do(forgetProbes); err != nil {
+			return fail("error", err)
+		}
+	}
+	a.recorded = append(a.recorded, recordedStep{})
+	if f := a.packets(i, m); f != nil {
+		a.note()
+		return f
+	}
+	if !m.hasty {
+		if err := a.pipeline.retire(); err != nil {
+			return fail("error", fmt.Errorf("retire chains: %w", err))
+		}
+		diff, err := a.differs(state, true)
+		if err != nil || diff != "" {
+			a.note()
+			return fail("kernel after retiring", differing(err, diff))
+		}
+	}
+	a.note()
+	return a.compareListings(i, m, state)
+}
+
+// forgetEvery is after how many steps conntrack forgets probes: long before a host has used all its ports.
+const forgetEvery = 100
+
+func differing(err error, diff string) error {
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("-planned from scratch +there:\n%s", diff)
+}
+
+// enter writes the step's files.
+func (a *performance) enter(m *moment) error {
+	for _, name := range m.remove {
+		delete(a.files, name)
+		if err := os.Remove(filepath.Join(a.folder, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	for name, objects := range m.write {
+		text := objects.yaml()
+		read, err := readObjects(text)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		a.files[name] = read
+		if err := os.WriteFile(filepath.Join(a.folder, name), []byte(text), 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m manifest) yaml() string {
+	var texts []string
+	for _, object := range m {
+		text, err := yaml.Marshal(object)
+		if err != nil {
+			panic(err)
+		}
+		texts = append(texts, string(text))
+	}
+	return strings.Join(texts, "---\n")
+}
+
+// readObjects reads a manifest for the oracle.
+func readObjects(text string) (o oracle.Objects, err error) {
+	for _, one := range strings.Split(text, "---\n") {
+		if strings.TrimSpace(one) == "" {
+			continue
+		}
+		object, _, err := scheme.Codecs.UniversalDeserializer().Decode([]byte(one), nil, nil)
+		if err != nil {
+			return o, err
+		}
+		switch object := object.(type) {
+		case *corev1.Service:
+			o.Services = append(o.Services, object)
+		case *discoveryv1.EndpointSlice:
+			o.Slices = append(o.Slices, object)
+		case *corev1.Node:
+			o.Node = object
+		case *networkingv1.ServiceCIDR:
+			o.ServiceCIDRs = append(o.ServiceCIDRs, object)
+		}
+	}
+	return o, nil
+}
+
+// fault does what others do, or to the program.
+func (a *performance) fault(fault string) (err error) {
+	a.faults++
+	a.pipeline, err = a.pipeline.fault(a.lab.Node, a.settings, fault)
+	for _, what := range []string{"flush ruleset", "delete table", " affinity"} {
+		if strings.Contains(fault, what) { // what is remembered has gone
+			a.memory.Forget()
+			a.names.forget()
+		}
+	}
+	return err
+}
+
+// await returns how the kernel differs from what is wanted. After a fault, that may take a while.
+func (a *performance) await(m *moment, state *fresh) (diff string, err error) {
+	if len(m.faults) == 0 {
+		return a.differs(state, false)
+	}
+	return a.pipeline.repaired(func() (string, error) { return a.differs(state, false) })
+}
+
+// ofClasses matches what is there until chains are retired: classes lead to chains, and some that none needs are left.
+var ofClasses = regexp.MustCompile(`^(ip6? dispatch|chain ip6? (nodeport-)?(affinity-|pick-)?[a-z-]+-[0-9]+$)`)
+
+// differs compares the kernel with what is planned from scratch: elements, chains and rules. Before chains are retired, there may be
+// more of them.
+func (a *performance) differs(state *fresh, retired bool) (string, error) {
+	there, chainsThere, err := inKernel(a.lab.Node, state.planner)
+	if err != nil {
+		return "", err
+	}
+	there = append(there, chainsThere...)
+	planned := append(elements(state.planner), chains(state.planner)...)
+	if !retired {
+		there = slices.DeleteFunc(there, func(line string) bool {
+			return ofClasses.MatchString(line) && !slices.Contains(planned, line)
+		})
+	}
+	if diff := difference(planned, there); diff != "" {
+		return diff, nil
+	}
+	return a.rulesDiffer(state)
+}
+
+// difference lists the lines that are in one list only.
+func difference(wanted, there []string) (diff string) {
+	for _, line := range wanted {
+		if !slices.Contains(there, line) {
+			diff += "- " + line + "\n"
+		}
+	}
+	for _, line := range there {
+		if !slices.Contains(wanted, line) {
+			diff += "+ " + line + "\n"
+		}
+	}
+	return diff
+}
+
+func (a *performance) rulesDiffer(state *fresh) (diff string, err error) {
+	err = a.lab.Node.Do(func() error {
+		conn, err := nft.Open()
+		if err != nil {
+			return err
+		}
+		defer conn.Close() //nolint:errcheck // it was only read from
+		for _, t := range state.planner.Tables() {
+			chain, err := conn.Differing(t)
+			if err != nil {
+				return err
+			}
+			if chain != "" {
+				diff += fmt.Sprintf("the rules of chain %s %s\n", t.Family, chain)
+			}
+		}
+		return nil
+	})
+	return diff, err
+}
+
+// compareListings compares nft's listing with that of a namespace in which all is programmed at once.
+func (a *performance) compareListings(i int, m *moment, state *fresh) *failure {
+	if a.listings == nil || i%20 != 19 || m.hasty {
+		return nil
+	}
+	fail := func(text string) *failure { return &failure{packet: -1, kind: "listing", text: text} }
+	program := programs()[0]
+	err := a.lab.Node.Do(forgetForeignTables)
+	if err = errors.Join(err, state.program(a.listings.Node)); err != nil {
+		return fail(err.Error())
+	}
+	once, err1 := program.list(a.listings.Node)
+	grown, err2 := program.reload(a.lab.Node, a.listings.Client)
+	if err := errors.Join(err1, err2, cleanUp(a.listings.Node)); err != nil {
+		return fail(err.Error())
+	}
+	if diff := cmp.Diff(byTable(once), byTable(grown)); diff != "" {
+		return fail("nft list ruleset (-programmed at once +step by step):\n" + diff)
+	}
+	return nil
+}
+
+// byTable is a listing in the order of its tables, which may have been made anew one by one.
+func byTable(listing string) map[string][]string {
+	tables := map[string][]string{}
+	for _, text := range strings.Split("\n"+sizes.ReplaceAllString(listing, ""), "\ntable ")[1:] {
+		family, _, _ := strings.Cut(text, " ")
+		tables[family] = append(tables[family], canonical("table "+strings.TrimSpace(text)+"\n")...)
+	}
+	return tables
+}
+
+// sizes are those of sets: they follow the most that a set has ever held.
+var sizes = regexp.MustCompile(`\n\t\tsize [0-9]+`)
+
+// forgetForeignTables deletes the tables that faults have made.
+func forgetForeignTables() error {
+	conn, err := nft.Open()
+	if err != nil {
+		return err
+	}
+	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
+		_, deleted := conn.DeleteTable(f, "foreign")
+		err = errors.Join(err, deleted)
+	}
+	return errors.Join(err, conn.Close())
+}
+
+// ownAddresses are the node's.
+var ownAddresses = []netip.Addr{
+	netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2"),
+}
+
+// oracle asks about the present state.
+func (a *performance) oracle() *oracle.Oracle {
+	var all oracle.Objects
+	for _, o := range a.files {
+		all.Services = append(all.Services, o.Services...)
+		all.Slices = append(all.Slices, o.Slices...)
+		all.ServiceCIDRs = append(all.ServiceCIDRs, o.ServiceCIDRs...)
+		if o.Node != nil {
+			all.Node = o.Node
+		}
+	}
+	pods := a.settings.plan.LocalPods
+	m := oracle.Machine{
+		Name: nodeName, Addresses: ownAddresses, MasqueradeAll: a.settings.plan.MasqueradeAll,
+		IgnoreExternalIPs: a.settings.model.IgnoreExternalIPs, NodePortAddresses: a.settings.nodePorts,
+	}
+	switch {
+	case pods[0].Interface != "":
+		m.LocalPod = func(p oracle.Packet) bool { return strings.HasPrefix(p.Device, pods[0].Interface) }
+	case pods[0].Prefix.IsValid():
+		m.LocalPod = func(p oracle.Packet) bool { return pods[0].Prefix.Contains(p.From) || pods[1].Prefix.Contains(p.From) }
+	}
+	return oracle.New(all, m)
+}
+
+// packets sends a step's packets: all at the same time, but for those of clients that are remembered.
+func (a *performance) packets(i int, m *moment) *failure {
+	truth := a.oracle()
+	var mu sync.Mutex
+	var failed *failure
+	var wg sync.WaitGroup
+	note := func(n int, f *failure) {
+		mu.Lock()
+		defer mu.Unlock()
+		if f != nil && (failed == nil || n < failed.packet) {
+			f.packet, failed = n, f
+		}
+	}
+	for n, q := range m.packets {
+		p, h := a.packet(q)
+		if q.flow != "" {
+			continue
+		}
+		v := truth.Ask(p)
+		l, ok := a.lineOf(q, p, v)
+		if !ok {
+			continue
+		}
+		if v.Affinity > 0 && v.Outcome == oracle.Answered {
+			note(n, a.remembered(h, q, p, v, l))
+			continue
+		}
+		a.keep(l)
+		wg.Go(func() { note(n, a.send(h, l, v)) })
+	}
+	wg.Wait()
+	if failed != nil {
+		return failed
+	}
+	return a.goOn(m, truth)
+}
+
+// packet tells the oracle where a packet comes from.
+func (a *performance) packet(q question) (oracle.Packet, *lab.Host) {
+	h, err := a.traffic.host(q.from)
+	if err != nil {
+		panic(err)
+	}
+	from := q.source
+	if !from.IsValid() {
+		from = h.Addr(q.to.Addr())
+	}
+	return oracle.Packet{From: from, Device: h.Device, To: q.to, Protocol: q.protocol}, h
+}
+
+// lineOf is what a scenario would say of a packet. Not everything can be said, or seen.
+func (a *performance) lineOf(q question, p oracle.Packet, v oracle.Verdict) (line, bool) {
+	text := q.from
+	if q.source.IsValid() {
+		text += "@" + q.source.String()
+	}
+	if q.protocol == "" {
+		text += " " + q.to.Addr().String() + "/icmp"
+	} else {
+		text += " " + q.to.String() + "/" + strings.ToLower(string(q.protocol))
+	}
+	if q.flow != "" {
+		text += " flow=" + q.flow
+	}
+	outcome, ok := a.outcome(q, p, v)
+	if !ok {
+		return line{}, false
+	}
+	l, err := parseLine(text + " " + outcome)
+	if err != nil {
+		panic(err)
+	}
+	return l, true
+}
+
+// outcome is that part of a line.
+func (a *performance) outcome(q question, p oracle.Packet, v oracle.Verdict) (string, bool) {
+	switch v.Outcome {
+	case oracle.Refused:
+		return "refused", true
+	case oracle.Dropped:
+		return "timeout", true
+	case oracle.NotService:
+		return a.untouched(q)
+	}
+	lost := 0
+	text := "="
+	for _, e := range v.Endpoints {
+		if !e.Sees.IsValid() {
+			lost++
+			continue
+		}
+		name := a.hostOf(e.Addr())
+		if name == "node" && q.protocol == corev1.ProtocolSCTP {
+			return "", false // it has no SCTP
+		}
+		seen := "kept"
+		if e.Sees != p.From {
+			seen = "node"
+		}
+		text += fmt.Sprintf(" %s:%d/%s", name, e.Port(), seen)
+	}
+	if lost == len(v.Endpoints) {
+		return "timeout", true
+	}
+	return text, lost == 0
+}
+
+// untouched is what comes of a packet that is none of the proxy's: a host without a server refuses, and nobody has the other
+// addresses.
+func (a *performance) untouched(q question) (string, bool) {
+	own := slices.Contains(ownAddresses, q.to.Addr())
+	switch {
+	case own && (q.protocol == "" || q.protocol == corev1.ProtocolSCTP):
+		return "", false // it answers; while it asks itself, its socket keeps it from refusing
+	case own:
+		return "refused", true
+	}
+	return "timeout", true
+}
+
+func (a *performance) hostOf(addr netip.Addr) string {
+	for _, h := range a.lab.Hosts() {
+		if h.Addr(addr) == addr {
+			return h.Name
+		}
+	}
+	return addr.String()
+}
+
+// How long silence is waited for. An answer that comes later goes unnoticed, which may happen; one that has to come is waited
+// for with patience.
+const (
+	shortSilence = 20 * time.Millisecond
+	longSilence  = 100 * time.Millisecond
+	noAnswer     = 400 * time.Millisecond
+)
+
+// send sends one packet, or as many as it takes to be sure.
+func (a *performance) send(h *lab.Host, l line, v oracle.Verdict) *failure {
+	n := len(l.servers)
+	tries, most := 1, 1
+	wait := patience
+	if l.outcome == lab.TimedOut {
+		wait = shortSilence
+	}
+	if a.thorough && a.last {
+		tries, most, wait = 2*n+2, 25*max(n, 1), noAnswer
+		if l.outcome == lab.TimedOut {
+			tries, wait = 2, longSilence
+		}
+	}
+	seen := map[server]bool{}
+	for i := 0; i < most && (i < tries || len(seen) < n); i++ {
+		s, f := a.try(h, l, wait)
+		if f != nil {
+			return f
+		}
+		if l.outcome == lab.Answered {
+			seen[s] = true
+		}
+		a.count(l, v, s)
+	}
+	if a.thorough && a.last && len(seen) < n {
+		return &failure{kind: "packet: not all endpoints", text: fmt.Sprintf("%s: only %v answered", l.text, seen)}
+	}
+	return nil
+}
+
+func (a *performance) count(l line, v oracle.Verdict, s server) {
+	a.counting.Lock()
+	defer a.counting.Unlock()
+	a.probes++
+	a.outcomes[v.Outcome]++
+	if n := len(l.servers); n > 1 && v.Affinity == 0 {
+		if a.drawn[n] == nil {
+			a.drawn[n] = make([]int, n)
+		}
+		a.drawn[n][slices.Index(l.servers, s)]++
+	}
+}
+
+// try sends one packet.
+func (a *performance) try(h *lab.Host, l line, wait time.Duration) (server, *failure) {
+	answer := probe(context.Background(), h, l, wait)
+	kind := fmt.Sprintf("packet: %s instead of %s", answer.Outcome, l.outcome)
+	if answer.Outcome != l.outcome {
+		return server{}, &failure{kind: kind, text: fmt.Sprintf("%s: got %q (%v)", l.text, answer, answer.Err)}
+	}
+	if l.outcome != lab.Answered {
+		return server{}, nil
+	}
+	s, err := a.traffic.answer(h, l, answer)
+	if err != nil {
+		return s, &failure{kind: "packet: another answer", text: fmt.Sprintf("%s: %v", l.text, err)}
+	}
+	return s, nil
+}
+
+// remembered sends packets of a client that is remembered.
+func (a *performance) remembered(h *lab.Host, q question, p oracle.Packet, v oracle.Verdict, l line) *failure {
+	a.keep(a.names.pinned(l, v, p.From))
+	if l.outcome != lab.Answered {
+		a.memory.Lose(v, p.From) // the only endpoint loses it
+		return a.send(h, l, v)
+	}
+	tries := 2
+	if a.thorough && a.last {
+		tries = 6
+	}
+	for range tries {
+		narrow := a.memory.Narrow(v, p.From, time.Now())
+		l, ok := a.lineOf(q, p, narrow)
+		if !ok {
+			return nil
+		}
+		s, f := a.try(h, l, map[bool]time.Duration{false: patience, true: noAnswer}[a.thorough && a.last])
+		if f != nil {
+			if len(narrow.Endpoints) < len(v.Endpoints) {
+				f.kind = "affinity: " + f.kind
+			}
+			return f
+		}
+		a.count(l, v, s)
+		a.memory.Note(v, p.From, narrow.Endpoints[slices.Index(l.servers, s)].AddrPort, time.Now())
+	}
+	return nil
+}

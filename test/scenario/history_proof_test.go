@@ -1,0 +1,159 @@
+package scenario
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// blind is a source that doesn't show everything.
+type blind struct {
+	proxy.Source
+	service func(types.NamespacedName, *corev1.Service) *corev1.Service
+}
+
+func (b *blind) Service(name types.NamespacedName) *corev1.Service {
+	return b.service(name, b.Source.Service(name).DeepCopy())
+}
+
+// withoutSourceRanges is a proxy that doesn't know them.
+func withoutSourceRanges(real proxy.Source) proxy.Source {
+	return &blind{Source: real, service: func(_ types.NamespacedName, s *corev1.Service) *corev1.Service {
+		if s != nil {
+			s.Spec.LoadBalancerSourceRanges = nil
+		}
+		return s
+	}}
+}
+
+// withoutInternalPolicy is a proxy that doesn't know it.
+func withoutInternalPolicy(real proxy.Source) proxy.Source {
+	return &blind{Source: real, service: func(_ types.NamespacedName, s *corev1.Service) *corev1.Service {
+		if s != nil {
+			s.Spec.InternalTrafficPolicy = nil
+		}
+		return s
+	}}
+}
+
+// withoutDeletions is a proxy for which a Service that goes stays as it was.
+func withoutDeletions(real proxy.Source) proxy.Source {
+	seen := map[types.NamespacedName]*corev1.Service{}
+	return &blind{Source: real, service: func(name types.NamespacedName, s *corev1.Service) *corev1.Service {
+		if s == nil {
+			return seen[name]
+		}
+		seen[name] = s
+		return s
+	}}
+}
+
+// TestFaultsAreFoundAndShrunk breaks the proxy on purpose. What is left of the history that finds out is a scenario of very
+// few steps and objects, which fails as long as the proxy is broken and no longer.
+func TestFaultsAreFoundAndShrunk(t *testing.T) {
+	r := newRig(t)
+	for name, c := range map[string]struct {
+		distort        func(proxy.Source) proxy.Source
+		seed           uint64 // of a history that finds it soon
+		steps, objects int
+	}{
+		"source-ranges-ignored":   {withoutSourceRanges, 2, 1, 2},
+		"internal-policy-ignored": {withoutInternalPolicy, 2, 1, 2},
+		"deletion-forgotten":      {withoutDeletions, 4, 2, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlayer(r.lab)
+			p.folder = t.TempDir()
+			p.sabotage = func(s *settings) { s.distort = c.distort }
+			s := find(t, p, c.seed, name)
+			t.Logf("%s", s.report)
+			if len(s.h.steps) > c.steps || s.h.objects() > c.objects {
+				t.Errorf("%d steps with %d objects are left, want at most %d with %d", len(s.h.steps), s.h.objects(), c.steps, c.objects)
+			}
+			found, err := readScenario(s.path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !r.fails(t, found, c.distort) {
+				t.Error("the scenario doesn't fail while the proxy is broken")
+			}
+			writePlans(t, r.lab.Node, found)
+			r.scenario(t, found)
+		})
+	}
+}
+
+// find plays histories until one fails, and shrinks it.
+func find(t *testing.T, p *player, first uint64, name string) *shrinker {
+	t.Helper()
+	for seed := first; seed < first+20; seed++ {
+		h := newHistory(seed, lengthOf(seed))
+		if f := p.play(h); f != nil {
+			t.Logf("after %d steps: %s", p.steps, f)
+			return p.shrink(h, f, name)
+		}
+	}
+	t.Fatalf("nothing was found in %d steps", p.steps)
+	return nil
+}
+
+// fails tells whether a scenario's packets, or the tables, are not as they should be.
+func (r *rig) fails(t *testing.T, s *scenario, distort func(proxy.Source) proxy.Source) bool {
+	t.Helper()
+	broken := s.settings
+	broken.distort = distort
+	p, err := startPipeline(r.lab.Node, broken, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := p.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	tr := &traffic{lab: r.lab, pins: map[string]string{}, settled: p.settleFlows}
+	a := &performance{player: &player{lab: r.lab}}
+	bad := false
+	for _, st := range s.steps {
+		if err := st.enter(p.folder); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.load(); err != nil {
+			t.Fatal(err)
+		}
+		state, err := planFolder(r.lab.Node, broken, p.folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines, err := parsePackets(st.packets)
+		if err != nil {
+			t.Fatal(err)
+		}
+		diff, err := a.differs(state, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bad = bad || diff != "" || len(tr.run(t.Context(), lines)) > 0
+	}
+	return bad
+}
+
+// writePlans does what -update does.
+func writePlans(t *testing.T, h *lab.Host, s *scenario) {
+	t.Helper()
+	folder := t.TempDir()
+	for _, st := range s.steps {
+		if err := st.enter(folder); err != nil {
+			t.Fatal(err)
+		}
+		state, err := planFolder(h, s.settings, folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st.want = state.wantText(s.settings)
+	}
+}

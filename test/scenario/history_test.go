@@ -1,0 +1,159 @@
+package scenario
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// history is what happens to a cluster and to its proxy, as data: it can be played again, in parts, and written as a scenario.
+type history struct {
+	flags []string
+	steps []*moment
+}
+
+// moment is one step.
+type moment struct {
+	// write are files that appear or are replaced, by name; remove are those that go. A file that isn't there can go.
+	write  map[string]manifest
+	remove []string
+	// faults happen before the files are written.
+	faults []string
+	// packets are sent when the kernel has what is wanted.
+	packets []question
+	// hasty leaves no time to retire chains before the next step.
+	hasty bool
+}
+
+// manifest is the objects of a file, as nested maps and lists.
+type manifest []map[string]any
+
+// question is a packet. The answer depends on what has happened before.
+type question struct {
+	from     string
+	source   netip.Addr
+	to       netip.AddrPort
+	protocol corev1.Protocol
+	// flow, unless empty, is a UDP client that goes on sending from the same port.
+	flow string
+}
+
+func (m *moment) put(file string, objects manifest) {
+	m.remove = slices.DeleteFunc(m.remove, func(name string) bool { return name == file })
+	m.write[file] = objects
+}
+
+func (m *moment) delete(file string) {
+	delete(m.write, file)
+	m.remove = append(m.remove, file)
+}
+
+func (m *moment) clone() *moment {
+	c := *m
+	c.write, c.remove, c.faults, c.packets = maps.Clone(m.write), slices.Clone(m.remove), slices.Clone(m.faults), slices.Clone(m.packets)
+	return &c
+}
+
+func (h *history) clone() *history {
+	c := &history{flags: h.flags}
+	for _, m := range h.steps {
+		c.steps = append(c.steps, m.clone())
+	}
+	return c
+}
+
+// setting reads an environment variable that is a number.
+func setting[T uint64 | int](t *testing.T, name string, otherwise T) T {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return T(n)
+}
+
+// The lengths of histories: short ones come into many situations, long ones are in need of what was done long before.
+var lengths = []int{30, 60, 60, 120, 300}
+
+func lengthOf(seed uint64) int { return lengths[seed%uint64(len(lengths))] }
+
+// Without being told how long, histories are played for so many steps, or for so long on a machine that is slow.
+const (
+	defaultSteps = 500
+	defaultTime  = time.Minute
+)
+
+// TestHistories plays random histories, one by one, until there were enough steps: some whose seeds are always the same, beside
+// others. After each step the kernel has just what is planned from scratch, and packets do what the oracle says; now and then
+// nft lists the same as where all is programmed at once. A failure is made as small as it can be, and written as a scenario.
+func TestHistories(t *testing.T) {
+	steps, until := setting(t, "HISTORY_STEPS", 0), time.Now().Add(defaultTime)
+	if minutes := setting(t, "HISTORY_MINUTES", 0); minutes > 0 {
+		steps, until = math.MaxInt, time.Now().Add(time.Duration(minutes)*time.Minute)
+	} else if steps > 0 {
+		until = time.Now().AddDate(1, 0, 0)
+	}
+	for name, seed := range map[string]uint64{
+		"always the same": 1, "drawn": setting(t, "HISTORY_SEED", uint64(time.Now().UnixMilli())),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPlayer(newLab(t))
+			p.until, p.listings = until, lab.ForTest(t, lab.Config{})
+			for ; p.steps < cmp.Or(steps, defaultSteps) && time.Now().Before(until); seed++ {
+				h := newHistory(seed, lengthOf(seed))
+				if f := p.play(h); f != nil {
+					t.Errorf("HISTORY_SEED=%d, after %d steps in all: %s", seed, p.steps, f)
+					t.Fatal(p.shrunk(h, f, fmt.Sprintf("history-%d", seed)))
+				}
+			}
+			t.Logf("seeds before %d: %s", seed, p.tally())
+			p.checkFairness(t)
+		})
+	}
+}
+
+// tally tells what was done.
+func (p *player) tally() string {
+	return fmt.Sprintf("%d histories, %d steps, %d faults, %d packets: %v; %d times a UDP client went on with its endpoint, %d times it couldn't",
+		p.plays, p.steps, p.faults, p.probes, p.outcomes, p.continued, p.moved)
+}
+
+// checkFairness: of n endpoints, each gets as many packets as another. Chi-square, by the Wilson-Hilferty approximation, at
+// odds of one in a hundred million.
+func (p *player) checkFairness(t *testing.T) {
+	t.Helper()
+	const mostSigmas = 5.6
+	for n, counts := range p.drawn {
+		total, sum := 0, 0.0
+		for _, c := range counts {
+			total += c
+		}
+		expected := float64(total) / float64(n)
+		if expected < 20 {
+			continue
+		}
+		for _, c := range counts {
+			sum += (float64(c) - expected) * (float64(c) - expected) / expected
+		}
+		k := float64(n - 1)
+		if sigmas := (math.Cbrt(sum/k) - (1 - 2/(9*k))) / math.Sqrt(2/(9*k)); sigmas > mostSigmas {
+			t.Errorf("of %d endpoints, in order, each was drawn so many times: %v, which is %.1f standard deviations off", n, counts, sigmas)
+		}
+	}
+}

@@ -1,0 +1,624 @@
+package scenario
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// world is a small cluster in which everything meets everything: names, addresses and node ports are few. It decides what
+// happens, and knows nothing of what the proxy makes of it.
+type world struct {
+	rand     *rand.Rand
+	services map[string]*member
+	created  int
+	node     corev1.Node
+	cidrs    [][]string
+	// flows are UDP clients that go on; none where most is 0, because it takes time to look at their conntrack entries.
+	flows       []question
+	most, begun int
+}
+
+// member is a Service with its slices.
+type member struct {
+	service corev1.Service
+	slices  []discoveryv1.EndpointSlice
+}
+
+// members is how many Services there are at most, serviceIPs how many cluster IPs they share.
+const (
+	members    = 10
+	serviceIPs = 14
+	// busy are the first of them, to which something happens more often, and where clients go on.
+	busy = 3
+)
+
+// serviceCIDR is where cluster IPs are from, otherCIDR is added and taken away.
+var serviceCIDR, otherCIDR = []string{"10.96.0.0/16", "fd00:10:96::/112"}, []string{"10.97.0.0/24", "fd00:10:97::/120"}
+
+func newWorld(r *rand.Rand) *world {
+	w := &world{rand: r, services: map[string]*member{}, cidrs: [][]string{serviceCIDR}}
+	w.node = corev1.Node{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+		ObjectMeta: metav1.ObjectMeta{Name: nodeName, Labels: map[string]string{corev1.LabelTopologyZone: "zone-a"}},
+	}
+	w.node.Status.Addresses = w.nodeAddresses(0)
+	w.most = one(w, 0, 4)
+	return w
+}
+
+// newHistory draws a history of a number of steps.
+func newHistory(seed uint64, steps int) *history {
+	w := newWorld(rand.New(rand.NewPCG(seed, 2)))
+	h := &history{flags: w.flags()}
+	for range steps {
+		h.steps = append(h.steps, w.step())
+	}
+	return h
+}
+
+// flags draws a command line.
+func (w *world) flags() (flags []string) {
+	for _, choices := range [][]string{
+		{"", "", "", "--cluster-cidr=", "--pod-interface-name-prefix=veth-pod", "--cluster-cidr=10.244.0.0/24,fd00:10:244::/64"},
+		{"", "", "", "--masquerade-all"},
+		{"", "", "", "--nodeport-addresses=192.0.2.0/24,2001:db8::/32", "--nodeport-addresses=192.0.2.2/32", "--nodeport-addresses=0.0.0.0/0,::/0"},
+		{"", "", "", "", "--ignore-external-ips"},
+	} {
+		if flag := choices[w.rand.IntN(len(choices))]; flag != "" {
+			flags = append(flags, flag)
+		}
+	}
+	return flags
+}
+
+// step draws what happens next: mostly one change, at times several at once or none, and at times a fault.
+func (w *world) step() *moment {
+	m := &moment{write: map[string]manifest{}, hasty: w.rand.IntN(3) == 0}
+	for range 1 + w.rand.IntN(8)/5*w.rand.IntN(4) {
+		w.change(m)
+	}
+	if w.rand.IntN(8) == 0 {
+		m.faults = w.faults()
+	}
+	for range 16 {
+		m.packets = append(m.packets, w.question())
+	}
+	m.packets = append(m.packets, w.goOn()...)
+	return m
+}
+
+// goOn has some of the clients send that go on. Now and then, another one takes the place of one of them.
+func (w *world) goOn() (list []question) {
+	q := w.question()
+	if s := w.services[fmt.Sprintf("svc-%d", w.rand.IntN(busy))]; s != nil {
+		q = w.questionTo(w.target(s))
+	}
+	if len(w.flows) < w.most && q.protocol == corev1.ProtocolUDP {
+		w.begun++
+		q.flow = fmt.Sprintf("flow-%d", w.begun)
+		w.flows = append(w.flows, q)
+	} else if len(w.flows) > 0 && w.rand.IntN(20) == 0 {
+		w.flows = w.flows[1:]
+	}
+	for _, q := range w.flows {
+		if w.rand.IntN(2) == 0 {
+			list = append(list, q)
+		}
+	}
+	return list
+}
+
+// change does one random thing.
+func (w *world) change(m *moment) {
+	if w.rand.IntN(20) == 0 {
+		w.changeCluster()
+		m.put("cluster.yaml", w.cluster())
+		return
+	}
+	name := fmt.Sprintf("svc-%d", w.rand.IntN(one(w, busy, members)))
+	file, s := name+".yaml", w.services[name]
+	switch {
+	case s == nil:
+		s = w.create(name)
+		w.services[name] = s
+	case w.rand.IntN(20) == 0:
+		delete(w.services, name)
+		m.delete(file)
+		return
+	default:
+		changes[w.rand.IntN(len(changes))](w, s)
+	}
+	m.put(file, s.manifest())
+}
+
+// changeCluster changes this Node or the ServiceCIDRs.
+func (w *world) changeCluster() {
+	switch w.rand.IntN(3) {
+	case 0:
+		w.node.Labels = map[string]string{}
+		if zone := w.rand.IntN(3); zone > 0 {
+			w.node.Labels[corev1.LabelTopologyZone] = []string{"", "zone-a", "zone-b"}[zone]
+		}
+	case 1:
+		w.node.Status.Addresses = w.nodeAddresses(w.rand.IntN(4))
+	default:
+		w.cidrs = [][][]string{{serviceCIDR}, {serviceCIDR, otherCIDR}, {otherCIDR}}[w.rand.IntN(3)]
+	}
+}
+
+// nodeAddresses lists the Node's addresses in some order.
+func (w *world) nodeAddresses(order int) (list []corev1.NodeAddress) {
+	texts := []string{"192.0.2.1", "2001:db8::1", "192.0.2.2", "2001:db8::2"}
+	if order&1 != 0 {
+		slices.Reverse(texts)
+	}
+	for i, text := range texts {
+		kind := corev1.NodeInternalIP
+		if order&2 != 0 && i%2 == 0 {
+			kind = corev1.NodeExternalIP
+		}
+		list = append(list, corev1.NodeAddress{Type: kind, Address: text})
+	}
+	return append(list, corev1.NodeAddress{Type: corev1.NodeHostName, Address: nodeName})
+}
+
+func (w *world) cluster() manifest {
+	out := manifest{tree(&w.node)}
+	for i, cidrs := range w.cidrs {
+		out = append(out, tree(&networkingv1.ServiceCIDR{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"},
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("cidr-%d", i)},
+			Spec:       networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
+		}))
+	}
+	return out
+}
+
+func (m *member) manifest() manifest {
+	out := manifest{tree(&m.service)}
+	for i := range m.slices {
+		out = append(out, tree(&m.slices[i]))
+	}
+	return out
+}
+
+// tree is an object as nested maps and lists, without what is empty.
+func tree(object any) map[string]any {
+	data, err := json.Marshal(object)
+	if err != nil {
+		panic(err)
+	}
+	var out map[string]any
+	if err := json.Unmarshal(data, &out); err != nil {
+		panic(err)
+	}
+	return prune(out).(map[string]any)
+}
+
+func prune(value any) any {
+	if m, ok := value.(map[string]any); ok {
+		for name, v := range m {
+			if v = prune(v); v == nil {
+				delete(m, name)
+			}
+		}
+		if len(m) == 0 {
+			return nil
+		}
+	}
+	return value
+}
+
+func (w *world) create(name string) *member {
+	w.created += w.rand.IntN(2) // now and then two are of the same age
+	m := &member{service: corev1.Service{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns", Name: name, CreationTimestamp: metav1.Unix(1_700_000_000+int64(w.created), 0),
+		},
+	}}
+	for _, f := range []func(*world, *member){
+		(*world).addresses, (*world).serviceType, (*world).ports, (*world).endpoints, (*world).externalIPs, (*world).balancers,
+	} {
+		f(w, m)
+	}
+	return m
+}
+
+// changes are what can happen to a Service.
+var changes = []func(*world, *member){
+	(*world).endpoints, (*world).endpoints, (*world).oneEndpoint, (*world).oneEndpoint, (*world).oneEndpoint, (*world).conditions,
+	(*world).conditions, (*world).hints, (*world).ports, (*world).addresses, (*world).serviceType, (*world).externalIPs, (*world).balancers,
+	(*world).sourceRanges, (*world).sourceRanges, (*world).policies, (*world).policies, (*world).affinity, (*world).affinity,
+	(*world).slicePorts, (*world).labels, (*world).moveSlice,
+}
+
+// some draws up to most of a list, without duplicates.
+func some[T any](w *world, list []T, most int) (out []T) {
+	for _, i := range w.rand.Perm(len(list))[:w.rand.IntN(min(most, len(list))+1)] {
+		out = append(out, list[i])
+	}
+	return out
+}
+
+func one[T any](w *world, list ...T) T { return list[w.rand.IntN(len(list))] }
+
+// clusterIP is the number-th cluster IP of a family.
+func clusterIP(number int, six bool) string {
+	if six {
+		return fmt.Sprintf("fd00:10:96::%x", number+1)
+	}
+	return fmt.Sprintf("10.96.0.%d", number+1)
+}
+
+// addresses draws cluster IPs; now and then it is another Service's.
+func (w *world) addresses(m *member) {
+	i := w.rand.IntN(serviceIPs)
+	four, six := clusterIP(i, false), clusterIP(i, true)
+	m.service.Spec.ClusterIP, m.service.Spec.ClusterIPs = "", one(w, []string{four}, []string{six}, []string{four, six}, []string{six, four})
+}
+
+// labels makes the Service somebody else's, or a kind that is not proxied, or takes that back.
+func (w *world) labels(m *member) {
+	m.service.Labels = nil
+	if m.service.Spec.Type == corev1.ServiceTypeExternalName || m.service.Spec.ClusterIP == corev1.ClusterIPNone {
+		m.service.Spec.Type, m.service.Spec.ClusterIP = corev1.ServiceTypeClusterIP, ""
+		w.ports(m)
+	}
+	switch w.rand.IntN(6) {
+	case 0:
+		m.service.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": one(w, "", "mesh")}
+	case 1:
+		m.service.Spec.Type = corev1.ServiceTypeExternalName
+	case 2:
+		m.service.Spec.ClusterIP = corev1.ClusterIPNone
+	}
+	for i := range m.slices {
+		delete(m.slices[i].Labels, corev1.IsHeadlessService)
+		if m.slices[i].Labels != nil && w.rand.IntN(6) == 0 {
+			m.slices[i].Labels[corev1.IsHeadlessService] = ""
+		}
+	}
+}
+
+var portPool = []corev1.ServicePort{
+	{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP},
+	{Name: "https", Port: 443, Protocol: corev1.ProtocolTCP},
+	{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP},
+	{Name: "dns", Port: 53, Protocol: corev1.ProtocolTCP},
+	{Name: "quic", Port: 443, Protocol: corev1.ProtocolUDP},
+	{Name: "sig", Port: 36412, Protocol: corev1.ProtocolSCTP},
+}
+
+func (w *world) ports(m *member) {
+	m.service.Spec.Ports = some(w, portPool, 3)
+	for i := range m.service.Spec.Ports {
+		if w.rand.IntN(8) == 0 {
+			m.service.Spec.Ports[i].Port += 1000
+		}
+	}
+	w.nodePorts(m)
+}
+
+func (w *world) serviceType(m *member) {
+	m.service.Spec.Type = one(w, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer)
+	m.service.Spec.HealthCheckNodePort = 0
+	w.nodePorts(m)
+}
+
+// nodePorts are now and then another Service's, too.
+func (w *world) nodePorts(m *member) {
+	for i := range m.service.Spec.Ports {
+		m.service.Spec.Ports[i].NodePort = 0
+		if t := m.service.Spec.Type; t == corev1.ServiceTypeNodePort || t == corev1.ServiceTypeLoadBalancer && w.rand.IntN(4) > 0 {
+			m.service.Spec.Ports[i].NodePort = int32(30000 + w.rand.IntN(serviceIPs))
+		}
+	}
+}
+
+// externalPool are addresses of external IPs, balancerPool those of load balancers; some are in both, some are the node's,
+// and some can't be used.
+var (
+	externalPool = []string{
+		"198.51.100.1", "198.51.100.2", "2001:db8:1::1", "2001:db8:1::2", "192.0.2.2", "2001:db8::2", "10.96.0.3", "fd00:10:96::3", "127.0.0.1", "bad",
+	}
+	balancerPool = []string{"203.0.113.1", "203.0.113.2", "198.51.100.1", "2001:db8:2::1", "2001:db8:2::2", "2001:db8:1::1", "192.0.2.2", "2001:db8::2"}
+	rangePool    = []string{
+		"192.0.2.0/24", "192.0.2.100/32", "192.0.2.64/26", "10.244.0.0/24", "10.0.0.0/8", " 192.0.2.1/32 ", "0.0.0.0/0", "203.0.113.128/25",
+		"2001:db8::/32", "2001:db8::100/128", "fd00:10:244::/64", "2001:db8::1/128", "::/0", "bad",
+	}
+)
+
+func (w *world) externalIPs(m *member) { m.service.Spec.ExternalIPs = some(w, externalPool, 2) }
+
+func (w *world) balancers(m *member) {
+	m.service.Status.LoadBalancer.Ingress = nil
+	for _, ip := range some(w, balancerPool, 3) {
+		ingress := corev1.LoadBalancerIngress{IP: ip}
+		if w.rand.IntN(3) == 0 {
+			mode := one(w, corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerIPModeProxy)
+			ingress.IPMode = &mode
+		}
+		m.service.Status.LoadBalancer.Ingress = append(m.service.Status.LoadBalancer.Ingress, ingress)
+	}
+}
+
+func (w *world) sourceRanges(m *member) {
+	m.service.Spec.LoadBalancerSourceRanges = some(w, rangePool, 3)
+	if len(m.service.Status.LoadBalancer.Ingress) == 0 {
+		w.balancers(m)
+	}
+}
+
+func (w *world) policies(m *member) {
+	internal := one(w, corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)
+	m.service.Spec.InternalTrafficPolicy = &internal
+	m.service.Spec.ExternalTrafficPolicy = one(w, corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal)
+}
+
+func (w *world) affinity(m *member) {
+	spec := &m.service.Spec
+	spec.SessionAffinity, spec.SessionAffinityConfig = corev1.ServiceAffinityNone, nil
+	if timeout := one[int32](w, 0, 2, 60, 10800); timeout > 0 {
+		spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
+	}
+}
+
+// endpoints draws all endpoints anew, in up to two slices for each family.
+func (w *world) endpoints(m *member) {
+	m.slices = nil
+	for n := range 2 * 2 {
+		if w.rand.IntN(4) == 0 {
+			continue
+		}
+		s := discoveryv1.EndpointSlice{
+			TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "ns", Name: fmt.Sprintf("%s-%d", m.service.Name, n),
+				Labels: map[string]string{discoveryv1.LabelServiceName: m.service.Name},
+			},
+			AddressType: []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}[n%2],
+			Endpoints:   []discoveryv1.Endpoint{},
+		}
+		for _, host := range some(w, endpointPool, 4) {
+			s.Endpoints = append(s.Endpoints, w.endpoint(n%2 == 1, host))
+		}
+		m.slices = append(m.slices, s)
+	}
+	w.slicePorts(m)
+	if w.rand.IntN(4) == 0 {
+		w.hints(m)
+	}
+}
+
+// slicePorts draws which numbers the names of ports stand for, in each slice on its own.
+func (w *world) slicePorts(m *member) {
+	for i := range m.slices {
+		m.slices[i].Ports = nil
+		for _, p := range portPool {
+			if w.rand.IntN(10) == 0 {
+				continue
+			}
+			number := one[int32](w, firstPort, secondPort)
+			m.slices[i].Ports = append(m.slices[i].Ports, discoveryv1.EndpointPort{Name: &p.Name, Port: &number, Protocol: &p.Protocol})
+		}
+	}
+}
+
+// place is a host that can be an endpoint.
+type place struct{ four, six, node string }
+
+var endpointPool = []place{
+	{"10.244.0.10", "fd00:10:244::10", nodeName}, {"10.244.0.11", "fd00:10:244::11", nodeName},
+	{"10.244.1.10", "fd00:10:244:1::10", "node-2"}, {"10.244.1.11", "fd00:10:244:1::11", ""}, {"192.0.2.1", "2001:db8::1", nodeName},
+}
+
+func (w *world) endpoint(six bool, host place) discoveryv1.Endpoint {
+	e := discoveryv1.Endpoint{Addresses: []string{host.four}}
+	if six {
+		e.Addresses[0] = host.six
+	}
+	if host.node != "" {
+		e.NodeName = &host.node
+	}
+	w.condition(&e)
+	return e
+}
+
+// condition draws one of the states that endpoints are in: what isn't said is the default.
+func (w *world) condition(e *discoveryv1.Endpoint) {
+	yes, no := true, false
+	e.Conditions = one(w,
+		discoveryv1.EndpointConditions{},
+		discoveryv1.EndpointConditions{Ready: &yes},
+		discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no},
+		discoveryv1.EndpointConditions{Ready: &no},
+		discoveryv1.EndpointConditions{Ready: &no, Serving: &no, Terminating: &no},
+		discoveryv1.EndpointConditions{Ready: &no, Serving: &yes, Terminating: &yes},
+		discoveryv1.EndpointConditions{Ready: &no, Serving: &no, Terminating: &yes},
+		discoveryv1.EndpointConditions{Ready: &yes, Terminating: &yes}, // publishNotReadyAddresses
+	)
+}
+
+func (w *world) conditions(m *member) {
+	for i := range m.slices {
+		for j := range m.slices[i].Endpoints {
+			if w.rand.IntN(2) == 0 {
+				w.condition(&m.slices[i].Endpoints[j])
+			}
+		}
+	}
+}
+
+// hints gives hints to all endpoints, to some, or takes them away.
+func (w *world) hints(m *member) {
+	zones, nodes, missing := w.rand.IntN(2) == 0, w.rand.IntN(2) == 0, w.rand.IntN(3) == 0
+	for i := range m.slices {
+		for j := range m.slices[i].Endpoints {
+			e := &m.slices[i].Endpoints[j]
+			e.Hints = nil
+			if !zones && !nodes || missing && w.rand.IntN(4) == 0 {
+				continue
+			}
+			e.Hints = &discoveryv1.EndpointHints{}
+			if zones {
+				e.Hints.ForZones = []discoveryv1.ForZone{{Name: one(w, "zone-a", "zone-b")}}
+			}
+			if nodes {
+				e.Hints.ForNodes = []discoveryv1.ForNode{{Name: one(w, nodeName, "node-2", "node-2")}}
+			}
+		}
+	}
+}
+
+// oneEndpoint adds, removes or replaces one endpoint of one slice.
+func (w *world) oneEndpoint(m *member) {
+	if len(m.slices) == 0 {
+		return
+	}
+	s := &m.slices[w.rand.IntN(len(m.slices))]
+	if n := len(s.Endpoints); n > 0 && w.rand.IntN(3) > 0 {
+		at := w.rand.IntN(n)
+		s.Endpoints = slices.Delete(slices.Clone(s.Endpoints), at, at+1)
+	}
+	if w.rand.IntN(3) > 0 {
+		s.Endpoints = append(s.Endpoints, w.endpoint(s.AddressType == discoveryv1.AddressTypeIPv6, one(w, endpointPool...)))
+	}
+}
+
+// moveSlice gives a slice to another Service, or to none, and all others back.
+func (w *world) moveSlice(m *member) {
+	for i := range m.slices {
+		m.slices[i].Labels = map[string]string{discoveryv1.LabelServiceName: m.service.Name}
+	}
+	if len(m.slices) > 0 {
+		s := &m.slices[w.rand.IntN(len(m.slices))]
+		s.Labels = map[string]string{discoveryv1.LabelServiceName: fmt.Sprintf("svc-%d", w.rand.IntN(members))}
+		if w.rand.IntN(4) == 0 {
+			s.Labels = nil
+		}
+	}
+}
+
+// faults draws what others do to the tables, to the program or to its batches.
+func (w *world) faults() (list []string) {
+	family := one(w, "ip", "ip6")
+	table := family + " " + plan.TableName
+	for range 1 + w.rand.IntN(5)/4 {
+		list = append(list, one(w,
+			restart, restart, restart, refuse, loseReply,
+			"nft flush ruleset",
+			"nft delete table "+table,
+			"nft flush map "+table+" "+one(w, "services", "nodeports", "endpoints", "local-endpoints", "dispatch", "backends", "slots", "affinity"),
+			"nft flush set "+table+" "+one(w, "hairpin", "cluster-ips", "allowed-sources", "lease", plan.StateSet),
+			"nft flush chain "+table+" "+one(w, "services", "postrouting", "external-local", "firewall", "translated"),
+			"nft add rule "+table+" services counter accept",
+			"nft insert rule "+table+" postrouting accept",
+			"nft add chain "+table+" foreign",
+			"nft add table "+family+" foreign",
+			"nft "+w.elementFault(family),
+			"nft "+w.elementFault(family),
+		))
+	}
+	return list
+}
+
+// elementFault deletes, adds or alters an element that may be there. A command that fails has done nothing, and is none.
+func (w *world) elementFault(family string) string {
+	six := family == "ip6"
+	vip := fmt.Sprintf("%s . %s", clusterIP(w.rand.IntN(serviceIPs), six), one(w, "tcp . 80", "tcp . 443", "udp . 53", "tcp . 53"))
+	backend := one(w, endpointPool...)
+	addr := backend.four
+	if six {
+		addr = backend.six
+	}
+	add, remove := "add element "+family+" "+plan.TableName, "delete element "+family+" "+plan.TableName
+	first := vip + " . 0"
+	return one(w,
+		fmt.Sprintf("%s services { %s }", remove, vip),
+		fmt.Sprintf("%s endpoints { %s }", remove, first),
+		fmt.Sprintf("%s endpoints { %s } ; %s endpoints { %s : %s . 9 }", remove, first, add, first, addr),
+		fmt.Sprintf("%s services { %s } ; %s services { %s : 200:0 }", remove, vip, add, vip),
+		fmt.Sprintf("%s services { %s : 100:0 }", add, vip),
+		fmt.Sprintf("%s cluster-ips { %s }", remove, clusterIP(w.rand.IntN(serviceIPs), six)),
+		fmt.Sprintf("%s node-addresses { %s }", add, addr),
+	)
+}
+
+// question draws a packet: mostly one to what some Service has.
+func (w *world) question() question {
+	if names := slices.Sorted(maps.Keys(w.services)); len(names) > 0 && w.rand.IntN(6) > 0 {
+		return w.questionTo(w.target(w.services[one(w, names...)]))
+	}
+	return w.questionTo(w.stray())
+}
+
+func (w *world) questionTo(addr netip.Addr, port corev1.ServicePort) question {
+	q := question{from: one(w, "client", "client-1", "node", "node", "pod-0", "pod-1", "remote-0", "remote-1")}
+	q.to, q.protocol = netip.AddrPortFrom(addr, uint16(port.Port)), port.Protocol
+	if !slices.Contains(ownAddresses, addr) && w.rand.IntN(30) == 0 {
+		q.to, q.protocol = netip.AddrPortFrom(addr, 0), ""
+	}
+	if q.from == "node" {
+		q.source = one(w, ownAddresses...)
+		for q.source.Is6() != addr.Is6() {
+			q.source = one(w, ownAddresses...)
+		}
+	}
+	return q
+}
+
+// stray draws an address and a port that may have nothing to do with each other.
+func (w *world) stray() (netip.Addr, corev1.ServicePort) {
+	port := one(w, portPool...)
+	if w.rand.IntN(3) == 0 {
+		port.Port = int32(30000 + w.rand.IntN(serviceIPs))
+		return one(w, ownAddresses...), port
+	}
+	texts := slices.Concat(externalPool[:len(externalPool)-2], balancerPool, []string{"10.96.0.200", "fd00:10:96::200", "10.97.0.9", "fd00:10:97::9"})
+	for range 4 {
+		texts = append(texts, clusterIP(w.rand.IntN(serviceIPs), w.rand.IntN(2) == 0))
+	}
+	return netip.MustParseAddr(one(w, texts...)), port
+}
+
+// target draws one of a Service's addresses and ports, or a node port.
+func (w *world) target(m *member) (netip.Addr, corev1.ServicePort) {
+	var addrs []netip.Addr
+	add := func(text string) {
+		if a, err := netip.ParseAddr(text); err == nil && !a.IsLoopback() {
+			addrs = append(addrs, a)
+		}
+	}
+	for _, text := range slices.Concat(m.service.Spec.ClusterIPs, m.service.Spec.ExternalIPs) {
+		add(text)
+	}
+	for _, ingress := range m.service.Status.LoadBalancer.Ingress {
+		add(ingress.IP)
+	}
+	addr, port := w.stray()
+	if len(m.service.Spec.Ports) == 0 {
+		return one(w, addrs...), port
+	}
+	port = one(w, m.service.Spec.Ports...)
+	if port.NodePort != 0 && w.rand.IntN(3) == 0 {
+		port.Port = port.NodePort
+		return one(w, slices.Concat(ownAddresses, ownAddresses[:2], ownAddresses[:2])...), port
+	}
+	if len(addrs) > 0 {
+		addr = one(w, addrs...)
+	}
+	return addr, port
+}

@@ -1,0 +1,79 @@
+package scenario
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// checkRender: the text of a plan is taken by nft, and the tables that nft makes of it are those of the plan: they are adopted as they
+// are, and nothing tells them from it.
+func (r *rig) checkRender(t *testing.T, st *step, state *fresh) {
+	t.Helper()
+	elements := map[nft.Family]map[string][]nft.Element{nft.IPv4: {}, nft.IPv6: {}}
+	put := func(e *nft.Element) {
+		elements[e.Set.Family][e.Set.Name] = append(elements[e.Set.Family][e.Set.Name], *e)
+	}
+	state.planner.Fit()
+	state.planner.Elements(put)
+	var text strings.Builder
+	for _, table := range state.planner.Tables() {
+		put(state.planner.State(table.Family))
+		text.WriteString(nft.Declare(table, elements[table.Family]))
+	}
+	for _, p := range r.programs {
+		_, err := p.run(r.loaded, text.String(), "-c", "-f", "-")
+		if err == nil {
+			_, err = p.run(r.loaded, text.String(), "-f", "-")
+		}
+		if err == nil {
+			err = r.loaded.Do(func() error { return sameTables(state.planner, elements) })
+		}
+		_, flushed := p.run(r.loaded, "", "flush", "ruleset")
+		if err := errors.Join(err, flushed); err != nil {
+			t.Errorf("step %d: %s -f what is rendered: %v", st.number, p.name, err)
+		}
+	}
+}
+
+// sameTables compares the tables of the calling thread's namespace with a plan, and lets the program adopt them.
+func sameTables(p *plan.Planner, elements map[nft.Family]map[string][]nft.Element) error {
+	conn, err := nft.Open()
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // it was only read from
+	for _, table := range p.Tables() {
+		lines, err := conn.Diff(table, elements[table.Family])
+		if err != nil {
+			return err
+		}
+		if diff := cmp.Diff([]nft.Line(nil), lines); diff != "" {
+			return fmt.Errorf("compared with the plan (-want +got):\n%s", diff)
+		}
+		chain, err := conn.Differing(table)
+		if err != nil {
+			return err
+		}
+		// nft puts a byteorder of no numbers into it, which does nothing.
+		if chain != "" && chain != "firewall" {
+			return fmt.Errorf("the rules of chain %s are others", chain)
+		}
+	}
+	kernel, err := apply.Open()
+	if err != nil {
+		return err
+	}
+	result, err := kernel.Sync(p)
+	if err == nil && result.Kind != apply.Adopted {
+		err = fmt.Errorf("the tables were %s instead of adopted: %s", result.Kind, result.Why)
+	}
+	return errors.Join(err, kernel.Close())
+}

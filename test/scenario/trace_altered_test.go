@@ -1,0 +1,281 @@
+package scenario
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/trace"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// alterations are what people do to a table by hand, and where a packet of pod-1 to 10.96.0.10:80 goes then, or to the Service
+// with affinity.
+var alterations = []struct {
+	name   string
+	sticky bool
+	// input is for nft -f; RULE(chain, n) stands for the handle of a rule.
+	input string
+	// want is what is foretold, and what packets do; why is a part of the reason.
+	want []string
+	why  string
+}{
+	{name: "as it should be", want: []string{"pod-0 sees 10.244.0.11", "remote-0 sees 10.244.0.11"}, why: "one of 2 by chance"},
+	{
+		name:  "the element of the Service is gone",
+		input: "delete element ip kube-nftproxy services { 10.96.0.10 . tcp . 80 }",
+		want:  []string{"refused"}, why: "a cluster IP without such a port",
+	},
+	{
+		name: "and that of its address",
+		input: "delete element ip kube-nftproxy services { 10.96.0.10 . tcp . 80 }\n" +
+			"delete element ip kube-nftproxy cluster-ips { 10.96.0.10 }",
+		want: []string{"timed out"}, why: "a service address that is not in use",
+	},
+	{
+		name:  "one endpoint is gone",
+		input: "delete element ip kube-nftproxy endpoints { 10.96.0.10 . tcp . 80 . 0 }",
+		want:  []string{"refused", "remote-0 sees 10.244.0.11"}, why: "map endpoints has no element 10.96.0.10 . tcp . 80 . 0",
+	},
+	{
+		name:  "one endpoint fewer than the class says",
+		input: "delete element ip kube-nftproxy endpoints { 10.96.0.10 . tcp . 80 . 1 }",
+		want:  []string{"pod-0 sees 10.244.0.11"},
+	},
+	{
+		name:   "one endpoint with affinity fewer than the class says",
+		sticky: true,
+		input:  "delete element ip kube-nftproxy slots { 10.96.0.11 . tcp . 80 . 1 }",
+		want:   []string{"pod-0 sees 10.244.0.11"},
+	},
+	{
+		name: "an endpoint is another",
+		input: "delete element ip kube-nftproxy endpoints { 10.96.0.10 . tcp . 80 . 0 }\n" +
+			"delete element ip kube-nftproxy endpoints { 10.96.0.10 . tcp . 80 . 1 }\n" +
+			"add element ip kube-nftproxy endpoints { 10.96.0.10 . tcp . 80 . 0 : 10.244.1.11 . 9090, 10.96.0.10 . tcp . 80 . 1 : 10.244.1.11 . 9090 }",
+		want: []string{"remote-1 sees 10.244.0.11"}, why: "one of 2 by chance",
+	},
+	{
+		name:  "the rule that draws is gone",
+		input: "delete rule ip kube-nftproxy cluster-2 handle RULE(cluster-2,-2)",
+		want:  []string{"pod-0 sees 10.244.0.11"},
+	},
+	{
+		name: "both rules that draw are gone",
+		input: "delete rule ip kube-nftproxy cluster-2 handle RULE(cluster-2,-2)\n" +
+			"delete rule ip kube-nftproxy cluster-2 handle RULE(cluster-2,-1)",
+		want: []string{"refused"}, why: "a cluster IP without such a port",
+	},
+	{
+		name:  "a rule goes before all",
+		input: "insert rule ip kube-nftproxy services ip saddr 10.244.0.0/24 tcp dport { 80, 443 } counter drop",
+		want:  []string{"timed out"}, why: `rule "ip saddr 10.244.0.0/24 `,
+	},
+	{
+		name:  "a rule before all matches others only",
+		input: "insert rule ip kube-nftproxy services ip saddr 10.244.7.0-10.244.7.9 tcp dport 1-100 counter drop",
+		want:  []string{"pod-0 sees 10.244.0.11", "remote-0 sees 10.244.0.11"},
+	},
+	{
+		name:  "a rule in the Service's chain",
+		input: "insert rule ip kube-nftproxy cluster-2 ip saddr 10.244.0.11 drop",
+		want:  []string{"timed out"}, why: `rule "ip saddr 10.244.0.11 drop" of chain cluster-2`,
+	},
+	{
+		name:  "a rule translates to somebody else",
+		input: "insert rule ip kube-nftproxy prerouting ip daddr 10.96.0.10 tcp dport 80 dnat to 10.244.1.11:9090",
+		want:  []string{"remote-1 sees 10.244.0.11"},
+	},
+	{
+		name:  "everything is masqueraded",
+		input: "add rule ip kube-nftproxy translated masquerade",
+		want:  []string{"pod-0 sees 192.0.2.1", "remote-0 sees 192.0.2.1"},
+	},
+	{
+		name:  "a chain's policy drops",
+		input: "add chain ip kube-nftproxy last { type filter hook postrouting priority 300; policy drop; }",
+		want:  []string{"timed out"}, why: "the policy of chain last is to drop",
+	},
+	{
+		name: "a chain that drops comes after masquerading",
+		input: "add rule ip kube-nftproxy translated masquerade\n" +
+			"add chain ip kube-nftproxy last { type filter hook postrouting priority 300; policy drop; }",
+		want: []string{"timed out"}, why: "the policy of chain last is to drop",
+	},
+	{name: "the lease has run out", input: "flush set ip kube-nftproxy lease", want: []string{"pod-0 sees 10.244.0.11", "remote-0 sees 10.244.0.11"}},
+	{name: "the table is dormant", input: "add table ip kube-nftproxy { flags dormant; }", want: []string{"lost"}, why: "is dormant"},
+	{name: "there is no table", input: "delete table ip kube-nftproxy", want: []string{"lost"}, why: "there is no table"},
+}
+
+// TestTraceFollowsAlteredRules: what somebody has done to the rules by hand is foretold as packets meet it.
+func TestTraceFollowsAlteredRules(t *testing.T) {
+	r := &rig{lab: newLab(t)}
+	folder := t.TempDir()
+	files := map[string]string{"web.yaml": alteredService, "cluster.yaml": ""}
+	common, err := os.ReadFile(common)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files["cluster.yaml"] = string(common)
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := parseSettings(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range alterations {
+		t.Run(a.name, func(t *testing.T) {
+			state, err := planFolder(r.lab.Node, s, folder)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := state.program(r.lab.Node); err != nil {
+				t.Fatal(err)
+			}
+			nftProgram := program{"nft", []string{"nft"}}
+			input := handles(t, r.lab.Node, a.input)
+			if _, err := nftProgram.run(r.lab.Node, input, "-f", "-"); err != nil {
+				t.Fatal(err)
+			}
+			l := line{from: "pod-1", to: netip.MustParseAddrPort("10.96.0.10:80"), protocol: model.TCP}
+			if a.sticky {
+				l.to = netip.MustParseAddrPort("10.96.0.11:80")
+			}
+			got, foretold := r.traced(t, l)
+			sent := r.sent(t, l)
+			if diff := cmp.Diff(a.want, foretold); diff != "" {
+				t.Errorf("foretold (-want +got):\n%s%+v", diff, got)
+			}
+			if a.want[0] == "lost" {
+				a.want = []string{"timed out"}
+			}
+			if diff := cmp.Diff(a.want, sent); diff != "" {
+				t.Errorf("what packets do (-want +got):\n%s", diff)
+			}
+			if why := got.Why + got.Ways[0].Why; !strings.Contains(why, a.why) {
+				t.Errorf("the reason is %q, want one with %q", why, a.why)
+			}
+			if err := r.lab.Node.Do(func() error { _, err := apply.Cleanup(); return err }); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// traced foretells where a line's packet goes.
+func (r *rig) traced(t *testing.T, l line) (got *trace.Trace, foretold []string) {
+	t.Helper()
+	err := r.lab.Node.Do(func() error {
+		conn, err := nft.Open()
+		if err != nil {
+			return err
+		}
+		defer conn.Close() //nolint:errcheck // it was only read from
+		table, err := conn.Read(nft.IPv4, plan.TableName)
+		if err != nil {
+			return err
+		}
+		p, err := trace.From(r.lab.Pods[1].IPv4, l.to, uint8(l.protocol), host.Routes{})
+		if err == nil {
+			got, err = trace.Follow(trace.Config{Table: table, Elements: conn, Routes: host.Routes{}}, p)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range got.Ways {
+		foretold = append(foretold, r.inWords(w, l)...)
+	}
+	slices.Sort(foretold)
+	return got, slices.Compact(foretold)
+}
+
+// sent sends packets until every one of two ways has been gone with all but certainty.
+func (r *rig) sent(t *testing.T, l line) (seen []string) {
+	t.Helper()
+	const tries = 30
+	for range tries {
+		a := probe(t.Context(), r.lab.Pods[1], l, nothingIn)
+		if a.Outcome == lab.TimedOut {
+			return []string{"timed out"}
+		}
+		text := fmt.Sprint(a.Outcome)
+		if a.Outcome == lab.Answered {
+			text = fmt.Sprintf("%s sees %s", a.Server, a.Source.Addr())
+		}
+		seen = append(seen, text)
+	}
+	slices.Sort(seen)
+	return slices.Compact(seen)
+}
+
+// rulePlace stands for the handle of a chain's rule, counted from the end.
+var rulePlace = regexp.MustCompile(`RULE\(([^,]+),-(\d)\)`)
+
+// handles puts the handles of rules into what nft is to do.
+func handles(t *testing.T, h *lab.Host, input string) string {
+	t.Helper()
+	var table *nft.ReadTable
+	err := h.Do(func() error {
+		conn, err := nft.Open()
+		if err != nil {
+			return err
+		}
+		defer conn.Close() //nolint:errcheck // it was only read from
+		table, err = conn.Read(nft.IPv4, plan.TableName)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rulePlace.ReplaceAllStringFunc(input, func(place string) string {
+		m := rulePlace.FindStringSubmatch(place)
+		rules := table.Chains[m[1]].Rules
+		return fmt.Sprint(rules[len(rules)-int(m[2][0]-'0')].Handle)
+	})
+}
+
+const alteredService = `apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{name: http, port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-4, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints:
+- {addresses: [10.244.0.10], nodeName: node-1}
+- {addresses: [10.244.1.10], nodeName: node-2}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: sticky, namespace: shop}
+spec: {clusterIP: 10.96.0.11, clusterIPs: [10.96.0.11], ports: [{name: http, port: 80}], sessionAffinity: ClientIP}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: sticky-4, namespace: shop, labels: {kubernetes.io/service-name: sticky}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints:
+- {addresses: [10.244.0.10], nodeName: node-1}
+- {addresses: [10.244.1.10], nodeName: node-2}
+`
