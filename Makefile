@@ -35,8 +35,8 @@ test-twin: ## the same packets through the rules of the real kube-proxy, which i
 test-kernels: ## tests on other kernels, in virtual machines (root)
 	hack/kernels.sh
 
-soak: ## repeats restarts under load and repairs for long (root), half an hour; RESTARTS=1000 REPAIRS=20
-	RESTARTS='$(RESTARTS)' REPAIRS='$(REPAIRS)' hack/soak.sh
+soak: ## repeats faults and restarts under load for long, and a day's changes in minutes (root); RESTARTS=1000 REPAIRS=20 CHANGES=8640000
+	RESTARTS='$(RESTARTS)' REPAIRS='$(REPAIRS)' API_FAULT='$(API_FAULT)' CHAOS='$(CHAOS)' CHANGES='$(CHANGES)' SERVICES='$(SERVICES)' HISTORY_MINUTES='$(HISTORY_MINUTES)' hack/soak.sh
 
 bench: ## kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; OUTPUT=. publishes it
 	QUICK='$(QUICK)' SIZES='$(SIZES)' OUTPUT='$(OUTPUT)' hack/bench.sh

@@ -3,46 +3,27 @@
 # hack/bench-kernels.sh. Packages, images and logs go to .cache/kernels; on the machine itself only QEMU and tools are installed.
 set -euo pipefail
 cache=$PWD/.cache/kernels
-DEBIAN_FRONTEND=noninteractive
-export DEBIAN_FRONTEND
-PATH=$PATH:/usr/sbin:/sbin
+. hack/archive.sh
 
-# aptof SUITE COMMAND...: apt-get with lists of that suite only, from the archive that the machine is configured for.
-aptof() {
-  local suite=$1 dir=$cache/apt/$1 uri keyring
-  shift
-  uri=$(sed -n 's/^URIs: *\([^ ]*\).*/\1/p' /etc/apt/sources.list.d/*.sources | head -1)
-  keyring=$(sed -n 's/^Signed-By: *//p' /etc/apt/sources.list.d/*.sources | head -1)
-  mkdir -p "$dir/sources" "$dir/lists/partial" "$dir/archives/partial"
-  printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: %s\n' "$uri" "$suite" "$keyring" \
-    >"$dir/sources/$suite.sources"
-  "apt-$1" -qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="$dir/sources" -o Dir::State::Lists="$dir/lists" \
-    -o Dir::Cache="$dir" -o Dir::State::Status=/dev/null -o APT::Sandbox::User=root "${@:2}"
-}
-
-# fetch SUITE PACKAGE FOLDER: unpacks a package, unless it is there.
-fetch() {
-  [ ! -d "$3" ] || return 0
-  [ -n "$(ls "$cache/apt/$1/lists" 2>/dev/null | grep Packages)" ] || aptof "$1" get update
-  mkdir -p "$3.part"
-  (cd "$3.part" && aptof "$1" get download "$2" && dpkg-deb -x ./*.deb . && rm ./*.deb)
-  mv "$3.part" "$3"
-}
-
+# suite KERNEL: where it comes from; the last two are whatever is newest there.
 suite() {
   case $1 in
   6.1) echo bookworm ;;
   6.12) echo trixie ;;
+  backports) echo trixie-backports ;;
+  sid) echo sid ;;
   *) echo "unknown kernel: $1" >&2 && exit 2 ;;
   esac
 }
 
+# fetch_kernel KERNEL: recent suites have cut it into several packages.
 fetch_kernel() {
-  local suite
+  local suite image
   [ ! -d "$cache/$1" ] || return 0
   suite=$(suite "$1")
   aptof "$suite" get update
-  fetch "$suite" "$(aptof "$suite" cache depends linux-image-amd64 | sed -n 's/.*Depends: //p')" "$cache/$1"
+  image=$(aptof "$suite" cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9]\)/\1/p')
+  fetch "$suite" "$cache/$1" "$image" $(aptof "$suite" cache depends "$image" | grep -o 'linux-[a-z]*-[0-9].*' || true)
 }
 
 # modules FOLDER ROOT: copies the listed modules and what they depend on into a root file system.
@@ -87,11 +68,11 @@ tools() {
     apt-get update -qq
     apt-get install -qq -y --no-install-recommends qemu-system-x86 cpio kmod xz-utils >/dev/null
   }
-  mkdir -p "$cache"
-  fetch bookworm busybox-static "$cache/busybox"
+  fetch bookworm "$cache/busybox" busybox-static
 }
 
-# boot KERNEL ROOT LOG [OPTION...]: runs a guest with that root file system until it is done, or $LIMIT seconds have passed.
+# boot KERNEL ROOT LOG [OPTION...]: runs a guest with that root file system until it is done, or $LIMIT seconds have passed; $APPEND goes
+# to its command line.
 # Its clock counts instructions, two nanoseconds each, so that a busy machine makes tests slow but lets none run into a
 # timeout. QEMU can do that for one processor.
 boot() {
@@ -104,6 +85,7 @@ boot() {
   rm -r "$root.$kernel"
   timeout "$LIMIT" qemu-system-x86_64 -M q35 -cpu max -smp 1 -icount "shift=1,sleep=${SLEEP:-on}" -m "${MEMORY:-2G}" \
     -display none -monitor none -serial "file:$log" "$@" -no-reboot -nic none \
-    -kernel "$(ls "$cache/$kernel"/boot/vmlinuz-*)" -initrd "$root.$kernel.cpio" -append "console=ttyS0 quiet panic=-1" || true
+    -kernel "$(ls "$cache/$kernel"/{boot/vmlinuz-*,usr/lib/modules/*/vmlinuz} 2>/dev/null | head -1)" -initrd "$root.$kernel.cpio" \
+    -append "console=ttyS0 quiet panic=-1 ${APPEND:-}" || true
   rm "$root.$kernel.cpio"
 }

@@ -1,10 +1,12 @@
-// Command plot draws the plots of docs/benchmarks.md from docs/benchmarks.json, which test/compare writes.
+// Command plot draws the plots of docs/benchmarks.md from docs/benchmarks.json, which test/compare writes, and the dashboard
+// of deploy/monitoring from docs/monitoring.json, which TestMonitoring records.
 //
-// In: the root of the checkout. Out: docs/plots/*.svg. Never: a figure that isn't in the file.
+// In: the root of the checkout. Out: docs/plots/*. Never: a figure that isn't in the files.
 package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -30,13 +32,14 @@ func main() {
 	if len(os.Args) > 1 {
 		root = os.Args[1]
 	}
-	if err := draw(root); err != nil {
+	if err := errors.Join(benchmarks(root), dashboard(root)); err != nil {
 		fmt.Fprintln(os.Stderr, "plot:", err)
 		os.Exit(1)
 	}
 }
 
-func draw(root string) error {
+// benchmarks draws the plots of docs/benchmarks.md.
+func benchmarks(root string) error {
 	b, err := os.ReadFile(filepath.Join(root, "docs/benchmarks.json"))
 	if err != nil {
 		return err

@@ -174,11 +174,14 @@ func (c *Cluster) startEtcd(ctx context.Context) (string, error) {
 }
 
 func (c *Cluster) startAPIServer(ctx context.Context, etcd string) error {
-	addr, err := freePort(c.config.Netns, c.config.Address)
-	if err != nil {
-		return err
+	if !c.server.IsValid() {
+		addr, err := freePort(c.config.Netns, c.config.Address)
+		if err != nil {
+			return err
+		}
+		c.server = addr
 	}
-	c.server = addr
+	addr := c.server
 	p, err := c.run("kube-apiserver", append([]string{
 		"--etcd-servers=" + etcd,
 		"--bind-address=" + addr.Addr().String(),
@@ -271,6 +274,21 @@ func (c *Cluster) Stop() {
 		c.processes[i].kill()
 	}
 	c.processes = nil
+}
+
+// KillServer ends the API server at once, as a node that loses power does; what it has stored stays with etcd.
+func (c *Cluster) KillServer() {
+	last := len(c.processes) - 1
+	c.processes[last].kill()
+	c.processes = c.processes[:last]
+}
+
+// RestartServer starts the API server anew after [Cluster.KillServer], at the address that it had, and returns when it is ready.
+func (c *Cluster) RestartServer(ctx context.Context) error {
+	if err := c.startAPIServer(ctx, c.etcd); err != nil {
+		return fmt.Errorf("restart kube-apiserver: %w", err)
+	}
+	return nil
 }
 
 // Pids returns the process IDs of etcd and kube-apiserver, for tests that pause or measure them.

@@ -45,6 +45,8 @@ func TestCluster(t *testing.T) {
 	t.Run("permissions", func(t *testing.T) { testPermissions(t, proxy) })
 	t.Run("service ranges", func(t *testing.T) { testServiceCIDRs(t, c, proxy) })
 	t.Run("kubeconfig", func(t *testing.T) { testKubeconfig(t, c) })
+	t.Run("transactions", func(t *testing.T) { testTransactions(t, c) })
+	t.Run("restart", func(t *testing.T) { testRestart(t, c) })
 
 	if got := processesOf(t, dir); len(got) != 2 {
 		t.Errorf("running before Stop: %q, want 2 processes", got)

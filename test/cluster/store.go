@@ -30,6 +30,7 @@ type Store struct {
 	ctx    context.Context
 	url    string
 	client *http.Client
+	each   int // operations in a transaction
 	ops    []storeOp
 	err    error
 }
@@ -52,9 +53,17 @@ type storeDelete struct {
 // opsEach is the number of objects in one transaction; etcd takes 128.
 const opsEach = 120
 
+// Singly has each write be a transaction of its own, as those of the API server are. All of a transaction have one resource version.
+// A client goes on with a watch that has ended behind the last version that it has seen; if the watch of a slow one ends in the middle
+// of a transaction, it never sees the rest. So whoever writes many objects while somebody watches should write them singly.
+func (s *Store) Singly() *Store {
+	s.each = 1
+	return s
+}
+
 // Store returns a store that works as long as the context.
 func (c *Cluster) Store(ctx context.Context) *Store {
-	return &Store{ctx: ctx, url: c.etcd, client: &http.Client{
+	return &Store{ctx: ctx, url: c.etcd, each: opsEach, client: &http.Client{
 		Timeout: time.Minute, Transport: &http.Transport{DialContext: c.dial()},
 	}}
 }
@@ -140,7 +149,7 @@ func storeKey(obj runtime.Object) (key string, version schema.GroupVersion, err 
 
 // add does a write sooner or later.
 func (s *Store) add(op storeOp) {
-	if s.ops = append(s.ops, op); len(s.ops) == opsEach {
+	if s.ops = append(s.ops, op); len(s.ops) >= s.each {
 		s.err = errors.Join(s.err, s.write())
 	}
 }
@@ -154,24 +163,53 @@ func (s *Store) Flush() error {
 }
 
 func (s *Store) write() error {
-	body, err := json.Marshal(map[string][]storeOp{"success": s.ops})
-	if err != nil {
-		return fmt.Errorf("write to etcd: %w", err)
-	}
+	ops := s.ops
 	s.ops = nil
-	req, err := http.NewRequestWithContext(s.ctx, http.MethodPost, s.url+"/v3/kv/txn", bytes.NewReader(body))
+	_, err := s.ask("/v3/kv/txn", map[string][]storeOp{"success": ops})
+	return err
+}
+
+// Compact has etcd forget all that was before the present state: who hasn't seen the changes until now can't be told of them
+// any more.
+func (s *Store) Compact() error {
+	answer, err := s.ask("/v3/kv/range", map[string][]byte{"key": []byte("/")})
 	if err != nil {
-		return fmt.Errorf("write to etcd: %w", err)
+		return err
+	}
+	var now struct {
+		Header struct{ Revision string }
+	}
+	if err := json.Unmarshal(answer, &now); err != nil {
+		return fmt.Errorf("read etcd's revision: %w", err)
+	}
+	_, err = s.ask("/v3/kv/compaction", map[string]any{"revision": now.Header.Revision, "physical": true})
+	return err
+}
+
+// ask sends a request to etcd's HTTP gateway and returns the answer.
+func (s *Store) ask(path string, request any) (answer []byte, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("ask etcd: %w", err)
+		}
+	}()
+	body, err := json.Marshal(request)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(s.ctx, http.MethodPost, s.url+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := s.client.Do(req)
 	if err != nil {
-		return fmt.Errorf("write to etcd: %w", err)
+		return nil, err
 	}
 	defer resp.Body.Close() //nolint:errcheck // it has been read
-	answer, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("write to etcd: %s: %s: %w", resp.Status, answer, err)
+	answer, err = io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", resp.Status, answer)
 	}
-	return nil
+	return answer, err
 }

@@ -51,6 +51,7 @@ func (w *world) startOn(h *lab.Host, kubeconfig string, flags ...string) *daemon
 	args := append([]string{
 		"--kubeconfig", kubeconfig, "--hostname-override", nodeName,
 		"--proxy-mode", "nftables", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2",
+		"--control-socket=", // labs share the file system
 	}, flags...)
 	running, err := proxy.Start(context.WithoutCancel(w.Context()), proxy.Config{
 		Host: h, Path: program, Args: args, Log: filepath.Join(w.dir, fmt.Sprintf("daemon-%d.log", daemons.Add(1))),

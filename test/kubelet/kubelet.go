@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -63,6 +64,7 @@ type Kubelet struct {
 	kick    chan struct{} // holds one when something may have to be done
 	cancel  context.CancelFunc
 	stopped sync.WaitGroup
+	server  *httptest.Server
 
 	daemonSets cache.Store
 	pods       cache.Store
@@ -81,6 +83,12 @@ func Start(c Config) (*Kubelet, error) {
 		cancel()
 		return nil, err
 	}
+	server, err := k.serveExec(ctx)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	k.server = server
 	factory := informers.NewSharedInformerFactory(k.client, 0)
 	follow := func(i cache.SharedIndexInformer) cache.Store {
 		_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -104,6 +112,8 @@ func Start(c Config) (*Kubelet, error) {
 // Stop kills all programs.
 func (k *Kubelet) Stop() {
 	k.cancel()
+	k.server.CloseClientConnections()
+	k.server.Close()
 	k.stopped.Wait()
 }
 

@@ -41,6 +41,9 @@ func (k *Kubelet) startPod(ctx context.Context, object *corev1.Pod) *pod {
 	p := &pod{Pod: object, kubelet: k, ended: make(chan struct{}), programs: map[string]*program.Program{}}
 	ctx, p.cancel = context.WithCancel(ctx)
 	p.status.Phase = corev1.PodPending
+	if object.Spec.HostNetwork {
+		p.status.PodIP = k.Host.IPv4.String()
+	}
 	k.stopped.Go(func() {
 		defer k.look()
 		defer close(p.ended)

@@ -14,8 +14,10 @@ type Spec struct {
 	// Root is a folder that nobody else uses, with the image's files and all mount points.
 	Root         string
 	ReadOnlyRoot bool
-	Binds        []Bind
-	Args, Env    []string
+	// Join is the process ID of a container's program whose view of the file system to share, for kubectl exec. 0: none.
+	Join      int
+	Binds     []Bind
+	Args, Env []string
 	// Capabilities are the numbers of those that the program may have, unless it is privileged and may have all.
 	Capabilities    []int
 	Privileged      bool

@@ -20,6 +20,8 @@ func (k *Kubelet) volume(ctx context.Context, p *corev1.Pod, v corev1.Volume) (p
 	switch {
 	case v.HostPath != nil:
 		return k.hostPath(v.HostPath)
+	case v.EmptyDir != nil:
+		return dir, os.MkdirAll(dir, 0o777)
 	case v.ConfigMap != nil:
 		files, err := k.configMap(ctx, p.Namespace, v.ConfigMap.Name, v.ConfigMap.Items)
 		if err != nil {

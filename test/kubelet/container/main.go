@@ -33,7 +33,11 @@ func become(file string) error {
 	if err := json.Unmarshal(text, &s); err != nil {
 		return err
 	}
-	if err := mountAll(s); err != nil {
+	view := mountAll
+	if s.Join != 0 {
+		view = join
+	}
+	if err := view(s); err != nil {
 		return err
 	}
 	if err := errors.Join(unix.Chroot(s.Root), unix.Chdir("/")); err != nil {
@@ -43,6 +47,20 @@ func become(file string) error {
 		return err
 	}
 	return fmt.Errorf("execute %s: %w", s.Args[0], unix.Exec(s.Args[0], s.Args, s.Env))
+}
+
+// join takes the view of the file system that a running container has.
+func join(s kubelet.Spec) error {
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", s.Join))
+	if err != nil {
+		return err
+	}
+	defer ns.Close() //nolint:errcheck // it was only read
+	// A thread that shares its root with others may not enter (setns(2)).
+	if err := errors.Join(unix.Unshare(unix.CLONE_FS), unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS)); err != nil {
+		return fmt.Errorf("enter mount namespace: %w", err)
+	}
+	return nil
 }
 
 // mountAll makes the container's view of the file system. What containers see read-only of /proc and /sys is read-only here;

@@ -1,0 +1,139 @@
+//go:build e2e
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// testTransactions has a watch that ends in the middle of a transaction lose the rest, and not so where each write has its own.
+func testTransactions(t *testing.T, c *Cluster) {
+	for name, tc := range map[string]struct {
+		store *Store
+		rest  int
+	}{
+		"together": {c.Store(t.Context()), 0},
+		"singly":   {c.Store(t.Context()).Singly(), 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for i := range 3 {
+				slice := testSlice()
+				slice.Namespace, slice.Name = "default", fmt.Sprintf("%s-%d", name, i)
+				tc.store.Slice(slice)
+			}
+			if err := tc.store.Flush(); err != nil {
+				t.Fatal(err)
+			}
+			stored := mustList(t, c, name)
+			// What comes behind the first of them, and a last one by which the end is known.
+			w, err := c.Client().DiscoveryV1().EndpointSlices("").Watch(t.Context(), metav1.ListOptions{ResourceVersion: stored[0].ResourceVersion})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Stop()
+			last := testSlice()
+			last.Name = name + "-last"
+			if err := c.Apply(t.Context(), last); err != nil {
+				t.Fatal(err)
+			}
+			rest := 0
+			for event := range w.ResultChan() {
+				if event.Object.(*discoveryv1.EndpointSlice).Name == last.Name {
+					break
+				}
+				rest++
+			}
+			if rest != tc.rest {
+				t.Errorf("behind the first of three writes come %d, want %d", rest, tc.rest)
+			}
+		})
+	}
+}
+
+// mustList returns the EndpointSlices whose names begin with a prefix, in the order of their versions.
+func mustList(t *testing.T, c *Cluster, prefix string) (found []discoveryv1.EndpointSlice) {
+	t.Helper()
+	list, err := c.Client().DiscoveryV1().EndpointSlices("").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range list.Items {
+		if len(s.Name) > len(prefix) && s.Name[:len(prefix)] == prefix {
+			found = append(found, s)
+		}
+	}
+	slices.SortStableFunc(found, func(a, b discoveryv1.EndpointSlice) int {
+		return compareVersions(a.ResourceVersion, b.ResourceVersion)
+	})
+	if len(found) != 3 {
+		t.Fatalf("%d EndpointSlices are there, want 3", len(found))
+	}
+	return found
+}
+
+func compareVersions(a, b string) int {
+	if len(a) != len(b) {
+		return len(a) - len(b)
+	}
+	return slices.Compare([]byte(a), []byte(b))
+}
+
+// testRestart has something written while there is no API server, and etcd forget the past: the API server serves it at its old address,
+// and can't go on with a watch from before.
+func testRestart(t *testing.T, c *Cluster) {
+	before, err := c.Client().DiscoveryV1().EndpointSlices("").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := c.Server()
+	c.KillServer()
+	if len(c.Pids()) != 1 {
+		t.Errorf("%d processes run without the API server, want etcd", len(c.Pids()))
+	}
+	store := c.Store(t.Context())
+	for i := range 2 {
+		slice := testSlice()
+		slice.Namespace, slice.Name = "default", fmt.Sprintf("meanwhile-%d", i)
+		store.Slice(slice)
+		if err := store.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := store.Compact(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := c.RestartServer(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if c.Server() != address || len(c.Pids()) != 2 {
+		t.Errorf("it serves at %s and was at %s; processes: %v", c.Server(), address, c.Pids())
+	}
+	if _, err := c.Client().DiscoveryV1().EndpointSlices("default").Get(t.Context(), "meanwhile-1", metav1.GetOptions{}); err != nil {
+		t.Errorf("what was written meanwhile: %v", err)
+	}
+	seconds := int64(10)
+	w, err := c.Client().DiscoveryV1().EndpointSlices("").Watch(t.Context(), metav1.ListOptions{
+		ResourceVersion: before.ResourceVersion, TimeoutSeconds: &seconds,
+	})
+	if err == nil {
+		defer w.Stop()
+		select {
+		case event := <-w.ResultChan():
+			err = apierrors.FromObject(event.Object)
+		case <-time.After(10 * time.Second):
+		}
+	}
+	if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+		t.Errorf("a watch from before: %v, want it to have expired", err)
+	}
+}

@@ -1,0 +1,532 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/faulty"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// besieged is a world whose daemon reaches the API server by way of one that makes faults. Somebody probes a Service that doesn't
+// change, and one without endpoints, all the time.
+type besieged struct {
+	*world
+	*faulty.Server
+	d          *daemon
+	kubeconfig string
+	tokenFile  string
+	// made numbers the changes.
+	made    int
+	wrong   sync.Map // what a probe got instead, and how often
+	answers atomic.Int64
+}
+
+func newBesieged(t *testing.T) *besieged {
+	t.Helper()
+	b := &besieged{world: newWorld(t, lab.Config{Pods: 3, Remotes: 1})}
+	b.serve(b.Pods[0], b.Pods[1])
+	var err error
+	b.Server, err = faulty.Start(faulty.Config{
+		Listen: faulty.Listen(netip.AddrPortFrom(b.Node.IPv4, 0).String(), b.Node.Do), Upstream: b.api.Proxy(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Server.Close)
+	b.kubeconfig, b.tokenFile = filepath.Join(b.dir, "faulty.kubeconfig"), filepath.Join(b.dir, "token")
+	b.setToken("first")
+	if err := b.Kubeconfig(b.kubeconfig, b.tokenFile); err != nil {
+		t.Fatal(err)
+	}
+	b.apply(service("stable"), slice("stable", "stable-1", endpoint(b.Pods[0].IPv4)), service("empty"), service("moving"))
+	b.change()
+	b.d = b.startOn(b.Node, b.kubeconfig)
+	reach(t, b.Pods[2], b.clusterIPs("stable")[0], "pod-0")
+	b.awaitChange(t, patience)
+	b.probe()
+	return b
+}
+
+func (b *besieged) setToken(token string) {
+	b.Helper()
+	if err := os.WriteFile(b.tokenFile, []byte(token), 0o600); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// probe asks until the test ends. A packet that is lost is not sent anew, with UDP, and an answer may take long on a busy machine.
+func (b *besieged) probe() {
+	ctx, cancel := context.WithCancel(b.Context())
+	var probes sync.WaitGroup
+	for name, want := range map[string]string{"stable": "pod-0", "empty": ""} {
+		to := b.clusterIPs(name)[0]
+		for _, proto := range protocols {
+			probes.Go(func() {
+				for ctx.Err() == nil {
+					a := b.Pods[2].Probe(ctx, proto, to, lab.Options{Timeout: patience / 4})
+					if a.Server != want && ctx.Err() == nil {
+						n, _ := b.wrong.LoadOrStore(fmt.Sprintf("%s %s: %v", name, proto, a), new(atomic.Int64))
+						n.(*atomic.Int64).Add(1)
+					}
+					b.answers.Add(1)
+					time.Sleep(5 * time.Millisecond)
+				}
+			})
+		}
+	}
+	b.Cleanup(func() {
+		cancel()
+		probes.Wait()
+	})
+}
+
+// rightAnswers fails the test if a probe got a wrong answer.
+func (b *besieged) rightAnswers(t *testing.T) {
+	t.Helper()
+	b.wrong.Range(func(what, n any) bool {
+		t.Errorf("%d times: %v", n.(*atomic.Int64).Load(), what)
+		return true
+	})
+	t.Logf("%d probes were answered", b.answers.Load())
+}
+
+// change makes a Service and deletes the one of the change before, and moves another to the other endpoint.
+func (b *besieged) change() {
+	b.Helper()
+	b.made++
+	fresh, gone := fmt.Sprintf("fresh-%d", b.made), fmt.Sprintf("fresh-%d", b.made-1)
+	b.apply(service(fresh), slice(fresh, fresh, endpoint(b.Pods[0].IPv4)), slice("moving", "moving-1", endpoint(b.Pods[b.made%2].IPv4)))
+	b.delete(service(gone), slice(gone, gone))
+}
+
+// changed returns an error until the last change is served.
+func (b *besieged) changed() error {
+	fresh := b.clusterIPs(fmt.Sprintf("fresh-%d", b.made))[0]
+	if err := errors.Join(
+		reached(b.Context(), b.Pods[2], model.TCP, b.clusterIPs("moving")[0], fmt.Sprintf("pod-%d", b.made%2)),
+		reached(b.Context(), b.Pods[2], model.TCP, fresh, "pod-0"),
+	); err != nil {
+		return err
+	}
+	if listing := nft(b, b.Node, "list", "map", "ip", "kube-nftproxy", "services"); strings.Contains(listing, fmt.Sprintf("fresh-%d:", b.made-1)) {
+		return fmt.Errorf("fresh-%d has gone and is still served:\n%s", b.made-1, listing)
+	}
+	return nil
+}
+
+// awaitChange waits until the last change is served, and returns how long that took.
+func (b *besieged) awaitChange(t *testing.T, within time.Duration) time.Duration {
+	t.Helper()
+	start := time.Now()
+	eventually(t, within, b.changed)
+	return time.Since(start)
+}
+
+// healthy returns an error unless the program says that it is well.
+func (b *besieged) healthy() error { return answer(b.d, "healthz", http.StatusOK) }
+
+// faultTime is how long the API server is away in the tests that have it away.
+func faultTime(t *testing.T) time.Duration {
+	t.Helper()
+	s := os.Getenv("API_FAULT")
+	if s == "" {
+		return 2 * time.Second
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// apiFaults each make a fault, have something change meanwhile, and end it.
+var apiFaults = []struct {
+	name string
+	make func(*testing.T, *besieged)
+	long bool // it takes a while
+}{
+	{"connections reset", func(t *testing.T, b *besieged) {
+		if b.Cut() == 0 {
+			t.Error("there was no connection")
+		}
+		b.change()
+	}, false},
+	{"watches ended", func(t *testing.T, b *besieged) {
+		if n := b.EndWatches(""); n < 3 {
+			t.Errorf("%d watches, want 3 or 4", n)
+		}
+		b.change()
+	}, false},
+	{"watches expired", func(t *testing.T, b *besieged) {
+		if n := b.Expire(); n < 3 {
+			t.Errorf("%d watches, want 3 or 4", n)
+		}
+		b.change()
+	}, false},
+	{"events twice", func(t *testing.T, b *besieged) {
+		b.Edit(func(e faulty.Event) []faulty.Event { return []faulty.Event{e, e} })
+		b.change()
+		eventually(t, patience, b.changed)
+		b.change()
+	}, false},
+	{"an object that can't be read", garbled, false},
+	{"Services late", func(t *testing.T, b *besieged) { late(t, b, "services") }, false},
+	{"EndpointSlices late", func(t *testing.T, b *besieged) { late(t, b, "endpointslices") }, true},
+	{"refused with 429", refusing(http.StatusTooManyRequests), true},
+	{"refused with 500", refusing(http.StatusInternalServerError), true},
+	{"refused with 503", refusing(http.StatusServiceUnavailable), true},
+	{"refused with 401", refusing(http.StatusUnauthorized), true},
+	{"refused with 403", refusing(http.StatusForbidden), true},
+	{"another token", func(_ *testing.T, b *besieged) {
+		b.setToken("second")
+		b.Require("second")
+		b.Cut()
+		b.change()
+	}, true},
+	{"a list from the past", past, true},
+	{"lists only", func(t *testing.T, b *besieged) {
+		b.Intercept(listsOnly)
+		b.Expire()
+		b.change()
+		eventually(t, 2*patience, b.changed)
+		b.change()
+	}, true},
+	{"the server lost its memory", restarted, false},
+	{"nobody listens", func(t *testing.T, b *besieged) {
+		b.Down()
+		b.awayWithRestart(t, faultTime(t))
+		if err := b.Up(); err != nil {
+			t.Fatal(err)
+		}
+	}, false},
+	{"packets are lost", func(t *testing.T, b *besieged) { b.lossy(t, b.away) }, true},
+	{"packets are lost, and the program restarts", func(t *testing.T, b *besieged) { b.lossy(t, b.awayWithRestart) }, true},
+	{"the server stands still", func(t *testing.T, b *besieged) {
+		still, resume := context.WithCancel(t.Context())
+		defer resume()
+		b.Edit(func(e faulty.Event) []faulty.Event { <-still.Done(); return []faulty.Event{e} })
+		b.Intercept(func(http.ResponseWriter, *http.Request) bool { <-still.Done(); return false })
+		b.away(t, faultTime(t))
+	}, true},
+	{"at random", random, false},
+}
+
+// lossy loses all packets between the program and the API server: nobody hears that the connection is dead.
+func (b *besieged) lossy(t *testing.T, during func(*testing.T, time.Duration)) {
+	_, port, _ := strings.Cut(b.Address(), ":")
+	nft(t, b.Node, fmt.Sprintf("add table inet lossy; add chain inet lossy out { type filter hook output priority 0; }; "+
+		"add rule inet lossy out tcp dport %s drop; add rule inet lossy out tcp sport %s drop", port, port))
+	during(t, faultTime(t))
+	nft(t, b.Node, "delete table inet lossy")
+}
+
+// away is the time in which there is no API server: the program says that it is well, and repairs what others break.
+func (b *besieged) away(t *testing.T, long time.Duration) {
+	t.Helper()
+	b.change()
+	never(t, long, b.healthy)
+	nft(t, b.Node, "delete element ip kube-nftproxy services { "+b.clusterIPs("moving")[0].Addr().String()+" . tcp . 80 }")
+	eventually(t, patience, b.unchanged)
+}
+
+// awayWithRestart restarts the program meanwhile: the rules stay.
+func (b *besieged) awayWithRestart(t *testing.T, long time.Duration) {
+	t.Helper()
+	b.away(t, long/2)
+	b.d.Kill()
+	b.d = b.startOn(b.Node, b.kubeconfig)
+	eventually(t, patience, func() error {
+		// Where packets are lost it takes half a minute to find out.
+		if len(b.d.lines("Cannot reach the API server"))+len(b.d.lines("Waiting to read all Services")) == 0 {
+			return errors.New("no word of it in the log")
+		}
+		return answer(b.d, "livez", http.StatusOK)
+	})
+	never(t, long/2, b.unchanged)
+}
+
+// unchanged returns an error unless the state before the last change is served.
+func (b *besieged) unchanged() error {
+	return reached(b.Context(), b.Pods[2], model.TCP, b.clusterIPs("moving")[0], fmt.Sprintf("pod-%d", (b.made-1)%2))
+}
+
+// late holds the events of one resource back while those of the others go on.
+func late(t *testing.T, b *besieged, resource string) {
+	held, release := context.WithCancel(t.Context())
+	defer release()
+	b.Edit(func(e faulty.Event) []faulty.Event {
+		if e.Resource == resource {
+			<-held.Done()
+		}
+		return []faulty.Event{e}
+	})
+	b.change()
+	b.change()
+	never(t, time.Second, b.healthy)
+}
+
+// garbled breaks an EndpointSlice on its way: the others come, the log names it, and its next form is as good as any.
+func garbled(t *testing.T, b *besieged) {
+	const name = "garbled"
+	addr := b.Pods[0].IPv4.String()
+	b.apply(service(name))
+	b.Edit(func(e faulty.Event) []faulty.Event {
+		if bytes.Contains(e.Raw, []byte(name)) {
+			e.Raw = bytes.ReplaceAll(e.Raw, append([]byte{byte(len(addr))}, addr...), append([]byte{0x7f}, addr...))
+		}
+		return []faulty.Event{e}
+	})
+	b.apply(slice(name, name, endpoint(b.Pods[0].IPv4)))
+	b.change()
+	eventually(t, patience, func() error {
+		if len(b.d.lines("can't be read", name)) == 0 {
+			return errors.New("no word of it in the log")
+		}
+		return b.changed()
+	})
+	b.Edit(nil)
+	b.apply(slice(name, name, endpoint(b.Pods[1].IPv4)))
+	reach(t, b.Pods[2], b.clusterIPs(name)[0], "pod-1")
+	b.change()
+}
+
+// random makes faults at random while objects change at random, for a while: CHAOS=10m says for how long.
+func random(t *testing.T, b *besieged) {
+	long := 5 * time.Second
+	if s := os.Getenv("CHAOS"); s != "" {
+		var err error
+		if long, err = time.ParseDuration(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	ctx, cancel := context.WithTimeout(t.Context(), long)
+	defer cancel()
+	changes, changed := 0, make(chan error, 1)
+	go func() {
+		r := rand.New(rand.NewPCG(seed, 1))
+		for ctx.Err() == nil {
+			if err := randomChanges(r)(b.world); err != nil {
+				changed <- err
+				return
+			}
+			changes++
+		}
+		changed <- nil
+	}()
+	made := map[string]int{}
+	for ctx.Err() == nil {
+		fault := randomFaults[r.IntN(len(randomFaults))]
+		fault.begin(b, r)
+		made[fault.name]++
+		time.Sleep(time.Duration(r.IntN(1000)) * time.Millisecond) // random moments are what this is about
+		b.Edit(nil)
+		b.Intercept(nil)
+		if err := b.Up(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := <-changed; err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d rounds of changes, faults: %v", changes, made)
+	b.change()
+}
+
+// randomFaults begin; whoever makes them ends them after a while.
+var randomFaults = []struct {
+	name  string
+	begin func(*besieged, *rand.Rand)
+}{
+	{"reset", func(b *besieged, _ *rand.Rand) { b.Cut() }},
+	{"ended", func(b *besieged, r *rand.Rand) { b.EndWatches([]string{"", "services", "endpointslices"}[r.IntN(3)]) }},
+	{"expired", func(b *besieged, _ *rand.Rand) { b.Expire() }},
+	{"down", func(b *besieged, _ *rand.Rand) { b.Down() }},
+	{"twice", func(b *besieged, _ *rand.Rand) {
+		b.Edit(func(e faulty.Event) []faulty.Event { return []faulty.Event{e, e} })
+	}},
+	{"slow", func(b *besieged, r *rand.Rand) {
+		pause := time.Duration(r.IntN(100)) * time.Millisecond
+		b.Edit(func(e faulty.Event) []faulty.Event { time.Sleep(pause); return []faulty.Event{e} })
+	}},
+	{"refused", func(b *besieged, r *rand.Rand) {
+		status := []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusTooManyRequests, http.StatusInternalServerError}[r.IntN(4)]
+		b.Intercept(func(w http.ResponseWriter, _ *http.Request) bool { faulty.Refuse(w, status); return true })
+		b.Cut()
+	}},
+	{"lists only", func(b *besieged, _ *rand.Rand) { b.Intercept(listsOnly); b.Expire() }},
+}
+
+// refusing has all requests be refused for a while, and the watches end.
+func refusing(status int) func(*testing.T, *besieged) {
+	return func(t *testing.T, b *besieged) {
+		var refused atomic.Int64
+		b.Intercept(func(w http.ResponseWriter, _ *http.Request) bool {
+			refused.Add(1)
+			faulty.Refuse(w, status)
+			return true
+		})
+		b.Cut()
+		b.change()
+		eventually(t, patience, func() error {
+			if n := refused.Load(); n < 4 {
+				return fmt.Errorf("%d requests were refused", n)
+			}
+			return nil
+		})
+	}
+}
+
+// restarted has the API server gone while something changes, and etcd forget that it did: after its return, what is gone isn't in a list.
+func restarted(t *testing.T, b *besieged) {
+	ctx, core, discovery := t.Context(), b.api.Client().CoreV1(), b.api.Client().DiscoveryV1()
+	gone := fmt.Sprintf("fresh-%d", b.made)
+	b.made++
+	fresh := fmt.Sprintf("fresh-%d", b.made)
+	svc, err := core.Services("default").Get(ctx, gone, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var slices [2]*discoveryv1.EndpointSlice
+	for i, name := range []string{gone, "moving-1"} {
+		if slices[i], err = discovery.EndpointSlices("default").Get(ctx, name, metav1.GetOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.api.KillServer()
+	store := b.api.Store(ctx)
+	store.Delete(service(gone))
+	store.Delete(slice(gone, gone))
+	svc.Name, svc.Spec.ClusterIP, svc.Spec.ClusterIPs = fresh, "10.96.77.7", []string{"10.96.77.7"}
+	slices[0].Name, slices[0].Labels[discoveryv1.LabelServiceName] = fresh, fresh
+	slices[1].ResourceVersion, slices[1].Endpoints = "", []discoveryv1.Endpoint{endpoint(b.Pods[b.made%2].IPv4)}
+	store.Service(svc)
+	store.Slice(slices[0])
+	store.Put(slices[1])
+	if err := errors.Join(store.Flush(), store.Compact()); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.healthy(); err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := b.api.RestartServer(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// listsOnly makes an API server that doesn't know of lists by way of watches, as older ones.
+func listsOnly(w http.ResponseWriter, r *http.Request) bool {
+	if r.URL.Query().Get("sendInitialEvents") == "" {
+		return false
+	}
+	faulty.Refuse(w, http.StatusUnprocessableEntity)
+	return true
+}
+
+// past answers the first list of each resource with what was there before a change, as after a restore of etcd.
+func past(t *testing.T, b *besieged) {
+	var lists sync.Map
+	for resource, path := range map[string]string{
+		"services": "/api/v1/services", "endpointslices": "/apis/discovery.k8s.io/v1/endpointslices",
+	} {
+		raw, err := b.api.Client().Discovery().RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/vnd.kubernetes.protobuf").DoRaw(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		lists.Store(resource, raw)
+	}
+	b.change()
+	b.awaitChange(t, patience)
+	b.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if listsOnly(w, r) {
+			return true
+		}
+		raw, kept := lists.Load(faulty.Resource(r))
+		if !kept || faulty.IsWatch(r) {
+			return false
+		}
+		lists.Delete(faulty.Resource(r))
+		w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf")
+		_, _ = w.Write(raw.([]byte))
+		return true
+	})
+	b.Expire()
+	eventually(t, patience, func() error {
+		left := 0
+		lists.Range(func(any, any) bool { left++; return true })
+		if left > 0 {
+			return fmt.Errorf("%d lists weren't asked for", left)
+		}
+		return nil
+	})
+	b.change()
+}
+
+// TestAPIFaults makes faults between the program and the API server, one after the other. Services go on being served, and when the
+// fault is over, what has changed meanwhile is served within seconds. API_FAULT=150s has the API server be away for so long, and makes
+// those faults, too, that take their time.
+func TestAPIFaults(t *testing.T) {
+	b := newBesieged(t)
+	for _, f := range apiFaults {
+		if f.long && os.Getenv("API_FAULT") == "" {
+			continue
+		}
+		t.Run(f.name, func(t *testing.T) {
+			f.make(t, b)
+			b.Edit(nil)
+			b.Intercept(nil)
+			took := b.awaitChange(t, 3*patience)
+			t.Logf("what changed was served %v after the end", took.Round(time.Millisecond))
+			// Attempts are ten seconds apart at most, and the third one has another token.
+			if bound := 30 * time.Second; took > bound {
+				t.Errorf("what changed was served after %v, want at most %v", took, bound)
+			}
+			if err := b.healthy(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	b.rightAnswers(t)
+	b.asFresh(t)
+}
+
+// asFresh compares with what a program makes that starts in a clean namespace and knows of no fault.
+func (b *besieged) asFresh(t *testing.T) {
+	t.Helper()
+	clean := b.startOn(b.Remotes[0], b.world.kubeconfig())
+	clean.awaitIdle(patience)
+	// Chains that nothing leads to any more stay for two seconds.
+	eventually(t, patience, func() error {
+		if diff := cmp.Diff(ruleset(t, b.Remotes[0]), ruleset(t, b.Node)); diff != "" {
+			return fmt.Errorf("ruleset against that of a fresh start (-want +got):\n%s", diff)
+		}
+		return nil
+	})
+	if panics := b.d.lines("panic"); len(panics) > 0 {
+		t.Errorf("panics: %s", strings.Join(panics, ""))
+	}
+}

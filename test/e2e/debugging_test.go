@@ -1,0 +1,128 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	docpage "github.com/kube-nftproxy/kube-nftproxy/test/page"
+)
+
+var update = flag.Bool("update", false, "rewrite what the commands print in docs/debugging.md")
+
+const debugging = "../../docs/debugging.md"
+
+// TestDebugging runs the commands of docs/debugging.md on a node with the faults that it tells of, and compares what they print.
+func TestDebugging(t *testing.T) {
+	manifests, err := os.ReadFile("testdata/debugging.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDesk(t, string(manifests))
+	if _, err := d.Pods[0].Serve(model.TCP, backendPort); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 { // connections that are counted
+		if got := d.Pods[1].Probe(t.Context(), model.TCP, addrPort("10.96.0.10"), lab.Options{}); got.Outcome != lab.Answered {
+			t.Fatal(got)
+		}
+	}
+	for _, args := range []string{"services", "services default/web", "services default/api", "services default/edge", "status", "verify"} {
+		part := strings.ReplaceAll(strings.Replace(args, "default/", "", 1), " ", "-")
+		text, _ := d.command(strings.Fields(args)...)
+		d.checkPart(part, "$ kube-nftproxy "+args+"\n"+text)
+	}
+	d.checkPart("watch", "$ kube-nftproxy watch\n"+d.watched(func() {
+		d.write(strings.Replace(string(manifests), "[10.244.0.10]", "[10.244.0.11]", 1))
+		d.await("services", "default/web", "10.244.0.11")
+		nft(t, d.Node, "flush ruleset")
+		d.await("status", "there is no table ip kube-nftproxy, ruleset last changed by nft")
+	}))
+	nft(t, d.Node, "add table inet firewall; add chain inet firewall forward { type filter hook forward priority 0; policy drop; }")
+	text, _ := d.command("status")
+	_, findings, _ := strings.Cut(text, "\n\n")
+	d.checkPart("status-firewall", "$ kube-nftproxy status\n[...]\n"+findings)
+}
+
+// await waits until a command with all but the last argument prints the last one.
+func (d *desk) await(args ...string) {
+	d.Helper()
+	last := len(args) - 1
+	eventually(d.T, patience, func() error {
+		if text, _ := d.command(args[:last]...); !strings.Contains(text, args[last]) {
+			return fmt.Errorf("%q isn't in:\n%s", args[last], text)
+		}
+		return nil
+	})
+}
+
+// watched returns what watch prints while f runs.
+func (d *desk) watched(f func()) string {
+	d.Helper()
+	cmd := d.Node.Command(d.Context(), program, "watch", "--control-socket", d.socket)
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	said, err := cmd.StderrPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		d.Fatal(err)
+	}
+	if line, err := bufio.NewReader(said).ReadString('\n'); !strings.HasPrefix(line, "Watching") {
+		d.Fatalf("watch says %q, %v", line, err)
+	}
+	f()
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		d.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		d.Errorf("watch ended with %v after Ctrl-C, want status 0", err)
+	}
+	return out.String()
+}
+
+// checkPart compares a part of the page, but for what differs from run to run.
+func (d *desk) checkPart(name, text string) {
+	d.Helper()
+	text = "```console\n" + strings.ReplaceAll(release.ReplaceAllString(text, "kernel 6.18.0"), d.dir, "/etc/kube-nftproxy") + "```\n"
+	if *update {
+		if err := docpage.Write(debugging, name, text); err != nil {
+			d.Fatal(err)
+		}
+	}
+	b, err := os.ReadFile(debugging)
+	if err != nil {
+		d.Fatal(err)
+	}
+	want, err := docpage.Part(string(b), name)
+	if err != nil {
+		d.Fatal(err)
+	}
+	if diff := cmp.Diff(alike(want), alike(text)); diff != "" {
+		d.Errorf("%s, part %s, isn't what the program prints; run this test with -update (-want +got):\n%s", debugging, name, diff)
+	}
+}
+
+var (
+	release  = regexp.MustCompile(`kernel \d+\.\d+\.\S*`)
+	measured = regexp.MustCompile(`kernel \d\S*|\d[\d.:]*(h|m|s|ms|µs)\b[\dhms.]*|\d\d:\d\d:\d\d\.\d+|pid \d+|generation \d+|\d+ (elements|rules|tables)|IPv[46] \d+`)
+	spaces   = regexp.MustCompile(` +`)
+)
+
+// alike takes out what differs from run to run and from kernel to kernel.
+func alike(text string) []string {
+	return strings.Split(spaces.ReplaceAllString(measured.ReplaceAllString(text, "N"), " "), "\n")
+}

@@ -1,0 +1,320 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// TestNoFileDescriptorsLeft takes them all away while the program runs: changes are programmed and repairs made all the same, the
+// log says what is missing, and who asks for the health gets no answer until there are some again.
+func TestNoFileDescriptorsLeft(t *testing.T) {
+	w := newWorld(t, lab.Config{Pods: 3})
+	w.serve(w.Pods[:2]...)
+	w.apply(service("web"), slice("web", "web-1", endpoint(w.Pods[0].IPv4)))
+	ip := w.clusterIPs("web")[0]
+	d := w.start("--nodeport-addresses", "192.0.2.0/24,198.51.100.0/24")
+	reach(t, w.Pods[2], ip, "pod-0")
+	d.awaitIdle(patience)
+
+	release := d.limitFiles(3)
+	silent := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if status, _, err := d.Get(ctx, "http://192.0.2.1:10256/healthz"); err == nil {
+			return fmt.Errorf("/healthz answers %d", status)
+		}
+		return nil
+	}
+	if err := silent(); err != nil {
+		t.Errorf("without file descriptors %v", err)
+	}
+	w.apply(slice("web", "web-1", endpoint(w.Pods[1].IPv4)))
+	reach(t, w.Pods[2], ip, "pod-1")
+	nft(t, w.Node, "flush ruleset")
+	reach(t, w.Pods[2], ip, "pod-1")
+	// The node's addresses can't be asked for.
+	w.addresses(netlink.AddrAdd, []netip.AddrPort{netip.MustParseAddrPort("198.51.100.5:1")})
+	eventually(t, patience, func() error {
+		if len(d.lines("too many open files", "node ip address")) == 0 {
+			return errors.New("nothing in the log about the node's addresses")
+		}
+		return nil
+	})
+	w.apply(slice("web", "web-1", endpoint(w.Pods[0].IPv4)))
+	reach(t, w.Pods[2], ip, "pod-0")
+	release()
+	eventually(t, patience, func() error { return answer(d, "healthz", http.StatusOK) })
+	eventually(t, patience, func() error {
+		if list := nft(t, w.Node, "list set ip kube-nftproxy node-addresses"); !strings.Contains(list, "198.51.100.5") {
+			return fmt.Errorf("an address from meanwhile isn't there:\n%s", list)
+		}
+		return nil
+	})
+	w.apply(slice("web", "web-1", endpoint(w.Pods[1].IPv4)))
+	reach(t, w.Pods[2], ip, "pod-1")
+}
+
+// limitFiles sets the number at which file descriptors end, and returns a function that sets it back.
+func (d *daemon) limitFiles(most uint64) (release func()) {
+	d.t.Helper()
+	var before unix.Rlimit
+	if err := unix.Prlimit(d.Pid(), unix.RLIMIT_NOFILE, nil, &before); err != nil {
+		d.t.Fatal(err)
+	}
+	if err := unix.Prlimit(d.Pid(), unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: most, Max: before.Max}, nil); err != nil {
+		d.t.Fatal(err)
+	}
+	return func() {
+		if err := unix.Prlimit(d.Pid(), unix.RLIMIT_NOFILE, &before, nil); err != nil {
+			d.t.Fatal(err)
+		}
+	}
+}
+
+// still is a node served from a folder of manifests.
+type still struct {
+	*testing.T
+	*lab.Lab
+	dir string
+}
+
+const stillService = `apiVersion: v1
+kind: Service
+metadata: {namespace: default, name: web}
+spec: {type: NodePort, clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ipFamilies: [IPv4], ports: [{name: tcp, port: 80, targetPort: 8080, nodePort: 30080}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: default, name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: tcp, protocol: TCP, port: 8080}]
+endpoints: [{addresses: ["%s"], nodeName: node-1, conditions: {ready: true}}]
+`
+
+func newStill(t *testing.T, c lab.Config) *still {
+	t.Helper()
+	s := &still{T: t, Lab: lab.ForTest(t, c), dir: t.TempDir()}
+	if err := os.Mkdir(filepath.Join(s.dir, "manifests"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range s.Pods {
+		if _, err := h.Serve(model.TCP, backendPort); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.serveBy(s.Pods[0])
+	return s
+}
+
+// serveBy makes a pod the Service's only endpoint.
+func (s *still) serveBy(h *lab.Host) {
+	s.Helper()
+	file := filepath.Join(s.dir, "manifests", "all.yaml")
+	if err := os.WriteFile(file+".new", fmt.Appendf(nil, stillService, h.IPv4), 0o600); err != nil {
+		s.Fatal(err)
+	}
+	if err := os.Rename(file+".new", file); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// startBy starts the program by another one, unless that is "".
+func (s *still) startBy(log string, by []string, flags ...string) *daemon {
+	s.Helper()
+	args := append(by, append([]string{program, "--manifests", filepath.Join(s.dir, "manifests"), "--hostname-override", nodeName,
+		"--control-socket", filepath.Join(s.dir, "control.sock"), "-v", "2"}, flags...)...)
+	running, err := proxy.Start(context.WithoutCancel(s.Context()), proxy.Config{Host: s.Node, Path: args[0], Args: args[1:], Log: log})
+	if err != nil {
+		s.Fatal(err)
+	}
+	d := &daemon{running, s.T}
+	s.Cleanup(d.end)
+	return d
+}
+
+var webIP = netip.MustParseAddrPort("10.96.0.10:80")
+
+// TestFewFileDescriptorsAtTheStart: with however few the program either serves, or ends and says why; it neither waits for ever nor
+// harms what is there.
+func TestFewFileDescriptorsAtTheStart(t *testing.T) {
+	s := newStill(t, lab.Config{Pods: 2})
+	first := s.startBy(filepath.Join(s.dir, "first.log"), nil)
+	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[1], model.TCP, webIP, "pod-0") })
+	first.Kill()
+	served, ended := 0, 0
+	for n := 4; n < 40; n += 4 {
+		d := s.startBy(filepath.Join(s.dir, fmt.Sprintf("few-%d.log", n)), []string{"prlimit", "--nofile=" + strconv.Itoa(n)})
+		eventually(t, patience, func() error {
+			select {
+			case <-d.Ended():
+				ended++
+				return nil
+			default:
+			}
+			if len(d.lines(`"Synced"`)) == 0 {
+				return fmt.Errorf("with %d file descriptors it neither serves nor ends: %s", n, d.LogTail(5))
+			}
+			served++
+			return nil
+		})
+		select {
+		case <-d.Ended():
+			// The second is what Go's runtime says, before any of ours.
+			if said := d.read(); !strings.Contains(said, "too many open files") && !strings.Contains(said, "epollcreate failed with 24") {
+				t.Errorf("with %d file descriptors it ends, and says only %s", n, said)
+			}
+		default:
+		}
+		d.Kill()
+		if err := reached(t.Context(), s.Pods[1], model.TCP, webIP, "pod-0"); err != nil {
+			t.Errorf("with %d file descriptors: %v", n, err)
+		}
+	}
+	t.Logf("%d starts served, %d ended", served, ended)
+	if served == 0 || ended == 0 {
+		t.Errorf("%d starts served, %d ended: want some of both", served, ended)
+	}
+}
+
+// TestNothingCanBeWritten has the log on a disk that is full and the control socket's folder missing: the program serves.
+func TestNothingCanBeWritten(t *testing.T) {
+	s := newStill(t, lab.Config{Pods: 2})
+	d := s.startBy("/dev/full", nil, "--control-socket", "/proc/nowhere/control.sock")
+	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[1], model.TCP, webIP, "pod-0") })
+	s.serveBy(s.Pods[1])
+	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[0], model.TCP, webIP, "pod-1") })
+	m := d.awaitIdle(patience)
+	if n := m[`kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"}`]; n != 0 {
+		t.Errorf("%v syncs failed", n)
+	}
+}
+
+// TestDevicesComeAndGo has a CNI that makes devices with addresses, renames and deletes them all the time, far more at once than the
+// kernel keeps for a slow reader. Node ports are served at the addresses that stay, no sync fails, and in the end the set of
+// addresses is that of the node.
+func TestDevicesComeAndGo(t *testing.T) {
+	s := newStill(t, lab.Config{Pods: 2})
+	d := s.startBy(filepath.Join(s.dir, "log"), nil, "--nodeport-addresses", "192.0.2.0/24,198.51.0.0/16")
+	at := netip.MustParseAddrPort("192.0.2.1:30080")
+	eventually(t, patience, func() error { return reached(t.Context(), s.Client, model.TCP, at, "pod-0") })
+	const rounds, devices = 3, 150
+	for round := range rounds {
+		err := s.Node.Do(func() error { return churn(devices, round) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, to := range []netip.AddrPort{at, netip.AddrPortFrom(churned(round, 0), 30080)} {
+			eventually(t, patience, func() error { return reached(t.Context(), s.Client, model.TCP, to, "pod-0") })
+		}
+	}
+	want := []string{"192.0.2.1"}
+	for round := range rounds {
+		want = append(want, churned(round, 0).String())
+	}
+	eventually(t, patience, func() error {
+		list := nft(t, s.Node, "list set ip kube-nftproxy node-addresses")
+		_, elements, _ := strings.Cut(list, "elements = {")
+		if n := strings.Count(elements, ",") + 1; n != len(want) {
+			return fmt.Errorf("%d addresses, want %q:\n%s", n, want, list)
+		}
+		for _, addr := range want {
+			if !strings.Contains(elements, addr) {
+				return fmt.Errorf("%s is missing:\n%s", addr, list)
+			}
+		}
+		return nil
+	})
+	s.serveBy(s.Pods[1])
+	eventually(t, patience, func() error { return reached(t.Context(), s.Client, model.TCP, at, "pod-1") })
+	if failed, _ := d.awaitIdle(patience).Sum("kubeproxy_sync_proxy_rules_nftables_sync_failures_total"); failed != 0 {
+		t.Errorf("%v syncs failed", failed)
+	}
+}
+
+// churned is the address of a device.
+func churned(round, device int) netip.Addr {
+	return netip.AddrFrom4([4]byte{198, 51, byte(round), byte(device + 1)})
+}
+
+// churn makes devices with an address each in the calling thread's namespace, renames them, and deletes all but the first.
+func churn(devices, round int) error {
+	links := make([]netlink.Link, devices)
+	for i := range links {
+		links[i] = &netlink.Veth{
+			LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("new%d-%d", round, i)}, PeerName: fmt.Sprintf("end%d-%d", round, i),
+		}
+		addr, err := netlink.ParseAddr(churned(round, i).String() + "/32")
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(netlink.LinkAdd(links[i]), netlink.AddrAdd(links[i], addr), netlink.LinkSetUp(links[i])); err != nil {
+			return err
+		}
+	}
+	for i, l := range links {
+		err := errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, fmt.Sprintf("cali%d-%d", round, i)), netlink.LinkSetUp(l))
+		if i > 0 {
+			err = errors.Join(err, netlink.LinkDel(l))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestPodsAreRecognisedByDevicesThatComeAndGo renames what pods come in by, and makes it anew: rules know it by its name, whenever it
+// has it.
+func TestPodsAreRecognisedByDevicesThatComeAndGo(t *testing.T) {
+	s := newStill(t, lab.Config{Pods: 2})
+	s.startBy(filepath.Join(s.dir, "log"), nil, "--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "veth-pod")
+	from := s.Pods[1]
+	seenAs := func(want netip.Addr) error {
+		a := from.Probe(t.Context(), model.TCP, webIP, lab.Options{})
+		if a.Outcome != lab.Answered || a.Source.Addr() != want {
+			return fmt.Errorf("%s, want to be seen as %s", a, want)
+		}
+		return nil
+	}
+	eventually(t, patience, func() error { return seenAs(from.IPv4) })
+	rename := func(old, name string) {
+		t.Helper()
+		if err := s.Node.Do(func() error {
+			link, err := netlink.LinkByName(old)
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetName(link, name)
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 5 {
+		rename(from.Device, "other0")
+		if err := seenAs(s.Node.IPv4); err != nil {
+			t.Errorf("by a device of another name: %v", err)
+		}
+		rename("other0", from.Device)
+		if err := seenAs(from.IPv4); err != nil {
+			t.Errorf("by a device of the old name: %v", err)
+		}
+	}
+}

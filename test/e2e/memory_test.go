@@ -1,0 +1,138 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// TestMemoryLimit runs the program in a control group with little memory, as a container with a limit has. With what the
+// documentation says it needs it serves, goes on serving while its tables are written anew, and stays within the limit. With less it
+// may be killed, and what it has programmed stays: then the same limit, doubled, is tried. MEMORY=96 says how many MiB to begin with.
+// 1,000 Services with ten endpoints each, unless BIG says otherwise.
+func TestMemoryLimit(t *testing.T) {
+	n, limit := 1000, 48
+	if os.Getenv("BIG") != "" {
+		n, limit = bigSize(t), 128
+	}
+	if s := os.Getenv("MEMORY"); s != "" {
+		var err error
+		if limit, err = strconv.Atoi(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := newWorld(t, lab.Config{Pods: 7, Remotes: 6})
+	for _, h := range append(w.Pods[:6:6], w.Remotes[:5]...) {
+		if _, err := h.ServeEcho(backendPort); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ips := w.createBig(n)
+	g := newGroup(t, limit<<20)
+	d := w.startIn(g)
+	alive := func() error {
+		select {
+		case <-d.Ended():
+			t.Fatalf("with %d MiB it ended: %v; peak %d MiB, %s", limit, d.Wait(), g.peak()>>20, d.LogTail(5))
+		default:
+		}
+		return nil
+	}
+	eventually(t, 2*time.Minute, func() error { return errors.Join(alive(), synced(d)) })
+	w.checkSample(ips[0])
+	const rewrites = 5
+	for i := range rewrites {
+		nft(t, w.Node, "flush ruleset")
+		eventually(t, time.Minute, func() error {
+			_ = alive()
+			m, err := d.scrape()
+			if done, _ := m.Sum("kubenftproxy_repairs_total"); err == nil && done <= float64(i) {
+				err = fmt.Errorf("%v repairs", done)
+			}
+			return err
+		})
+	}
+	w.checkSample(ips[sampleIndex(n, 1)])
+	_ = alive()
+	if bad := d.errors(); len(bad) > 0 {
+		t.Errorf("errors in the log: %q", bad)
+	}
+	t.Logf("%d Services with %d MiB: peak of the control group %d MiB, resident now %.0f MiB, at most %.0f MiB", n, limit, g.peak()>>20,
+		d.memory("VmRSS"), d.memory("VmHWM"))
+}
+
+// group is a control group with a limit for its memory.
+type group struct {
+	testing.TB
+	folder string
+	v1     bool
+}
+
+func newGroup(t testing.TB, limit int) *group {
+	t.Helper()
+	g := &group{TB: t}
+	name := fmt.Sprintf("knp-%d", os.Getpid())
+	root, file := "/sys/fs/cgroup", "memory.max"
+	if _, err := os.Stat(root + "/memory"); err == nil {
+		g.v1, root, file = true, root+"/memory", "memory.limit_in_bytes"
+	} else if err := os.WriteFile(root+"/cgroup.subtree_control", []byte("+memory"), 0); err != nil {
+		t.Fatal(err)
+	}
+	g.folder = filepath.Join(root, name)
+	if err := os.Mkdir(g.folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		eventually(t, patience, func() error { return os.Remove(g.folder) })
+	})
+	if err := os.WriteFile(filepath.Join(g.folder, file), []byte(strconv.Itoa(limit)), 0); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// peak is the most that it has used.
+func (g *group) peak() int {
+	file := "memory.peak"
+	if g.v1 {
+		file = "memory.max_usage_in_bytes"
+	}
+	text, err := os.ReadFile(filepath.Join(g.folder, file))
+	if err != nil {
+		return 0
+	}
+	n, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+	return n
+}
+
+// startIn starts the program in a control group, which it sees as a container sees its own.
+func (w *world) startIn(g *group) *daemon {
+	w.Helper()
+	mount := "mount --bind " + g.folder + " /sys/fs/cgroup"
+	if g.v1 {
+		mount += "/memory"
+	}
+	script := "echo $$ > " + g.folder + "/cgroup.procs && " + mount + ` && exec "$@"`
+	args := []string{"-m", "sh", "-c", script, "sh", program, "--kubeconfig", w.kubeconfig(), "--hostname-override", nodeName,
+		"--proxy-mode", "nftables", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2"}
+	running, err := proxy.Start(context.WithoutCancel(w.Context()), proxy.Config{
+		Host: w.Node, Path: "unshare", Args: args, Log: filepath.Join(w.dir, fmt.Sprintf("daemon-%d.log", daemons.Add(1))),
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+	d := &daemon{running, w.T}
+	w.Cleanup(d.end)
+	return d
+}

@@ -1,0 +1,61 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// TestPlugin runs commands by the real kubectl and the plugin of deploy/kubectl in the pod of a node.
+func TestPlugin(t *testing.T) {
+	s := newSite(t, lab.Config{Pods: 1}, nil)
+	s.sh(fmt.Sprintf(configured, s.api.Server()))
+	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
+	cart := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "cart"},
+		Spec:       corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{Name: "cart", Image: "none"}}},
+	}
+	if _, err := s.api.Client().CoreV1().Pods("default").Create(t.Context(), cart, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	const path = "PATH=$PWD/deploy/kubectl:$PATH "
+	version := strings.TrimSpace(s.sh(path + "kubectl -n kube-system exec daemonset/kube-nftproxy -c kube-nftproxy -- /usr/local/bin/kube-nftproxy --version"))
+	if !strings.HasPrefix(version, "kube-nftproxy ") {
+		t.Fatalf("kubectl exec answers %q", version)
+	}
+	for args, want := range map[string]string{
+		"node-1 --version":            version,
+		"--of default/cart --version": version,
+		"--all --version":             "node-1: " + version,
+	} {
+		if got := strings.TrimSpace(s.sh(path + "kubectl nftproxy " + args)); got != want {
+			t.Errorf("kubectl nftproxy %s says %q, want %q", args, got, want)
+		}
+	}
+	for args, want := range map[string]struct {
+		code int
+		says string
+	}{
+		"node-1 --no-such-flag":       {1, "unknown flag: --no-such-flag"},
+		"--all --no-such-flag":        {1, "node-1: "},
+		"node-2 --version":            {2, "no pod of kube-nftproxy on node node-2"},
+		"node-1":                      {2, "say which command"},
+		"--of cart --version":         {2, "--of takes NAMESPACE/POD"},
+		"--of default/none --version": {1, `pods "none" not found`},
+	} {
+		out, err := s.try(path + "kubectl nftproxy " + args)
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != want.code || !strings.Contains(out, want.says) {
+			t.Errorf("kubectl nftproxy %s: %v, %q; want exit code %d and %q", args, err, out, want.code, want.says)
+		}
+	}
+}

@@ -1,0 +1,309 @@
+package soak
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// remembered is the number of events of each kind that a watch can catch up with.
+const remembered = 1 << 14
+
+// API is an API server for one client. Its methods may be called from any goroutine.
+type API struct {
+	server *http.Server
+	// Delivered counts the events that were written to a client.
+	Delivered atomic.Int64
+
+	mu      sync.Mutex
+	changed *sync.Cond
+	version int64
+	kinds   map[string]*kind
+	conns   map[net.Conn]struct{}
+	away    bool
+	ends    int // goes up when all watches are to end
+}
+
+// kind is what there is of one kind, and its latest events.
+type kind struct {
+	api     *API
+	version string // of the API group
+	name    string
+	empty   func() object
+	objects map[string]stored
+	events  [remembered]stored
+	next    int64 // the number of the next event
+	readers map[*int64]struct{}
+}
+
+// stored is an event, or an object as the event by which it is there.
+type stored struct {
+	version int64
+	frame   []byte
+}
+
+// object is a pointer to an API type.
+type object interface {
+	metav1.Object
+	Marshal() ([]byte, error)
+}
+
+// Serve answers requests until Close.
+func Serve(l net.Listener) *API {
+	a := &API{version: 1, conns: map[net.Conn]struct{}{}}
+	a.changed = sync.NewCond(&a.mu)
+	add := func(version, name string, empty func() object) *kind {
+		return &kind{api: a, version: version, name: name, empty: empty, objects: map[string]stored{}, readers: map[*int64]struct{}{}}
+	}
+	a.kinds = map[string]*kind{
+		"services":       add("v1", "Service", func() object { return &corev1.Service{} }),
+		"nodes":          add("v1", "Node", func() object { return &corev1.Node{} }),
+		"endpointslices": add("discovery.k8s.io/v1", "EndpointSlice", func() object { return &discoveryv1.EndpointSlice{} }),
+		"servicecidrs":   add("networking.k8s.io/v1", "ServiceCIDR", func() object { return &networkingv1.ServiceCIDR{} }),
+	}
+	a.server = &http.Server{Handler: a, ReadHeaderTimeout: time.Minute, ConnState: a.connection}
+	go func() { _ = a.server.Serve(l) }() // until Close
+	return a
+}
+
+// Close ends all connections and the server.
+func (a *API) Close() {
+	a.EndWatches()
+	_ = a.server.Close() // nobody is left to be told
+}
+
+func (a *API) connection(c net.Conn, state http.ConnState) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch state {
+	case http.StateNew:
+		a.conns[c] = struct{}{}
+	case http.StateClosed, http.StateHijacked:
+		delete(a.conns, c)
+	}
+}
+
+// Cut closes all connections.
+func (a *API) Cut() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for c := range a.conns {
+		_ = c.Close() // that is the fault
+	}
+	a.changed.Broadcast()
+}
+
+// EndWatches ends all watches.
+func (a *API) EndWatches() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ends++
+	a.changed.Broadcast()
+}
+
+// Forget has no watch go on from where it was: the events until now are forgotten, and all watches end.
+func (a *API) Forget() {
+	a.mu.Lock()
+	for _, k := range a.kinds {
+		k.next += remembered
+		clear(k.events[:])
+	}
+	a.mu.Unlock()
+	a.EndWatches()
+}
+
+// SetAway ends all watches and refuses requests with status 503, or no longer does.
+func (a *API) SetAway(away bool) {
+	a.mu.Lock()
+	a.away = away
+	a.mu.Unlock()
+	a.EndWatches()
+}
+
+// Put stores an object and tells who watches.
+func (a *API) Put(resource string, o object) error { return a.change(resource, o, true) }
+
+// Delete deletes an object and tells who watches.
+func (a *API) Delete(resource string, o object) error { return a.change(resource, o, false) }
+
+func (a *API) change(resource string, o object, exists bool) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	k, key := a.kinds[resource], o.GetNamespace()+"/"+o.GetName()
+	_, existed := k.objects[key]
+	event := "MODIFIED"
+	switch {
+	case !exists && !existed:
+		return nil
+	case !exists:
+		event = "DELETED"
+	case !existed:
+		event = "ADDED"
+	}
+	a.version++
+	o.SetResourceVersion(strconv.FormatInt(a.version, 10))
+	raw, err := k.encode(o)
+	if err != nil {
+		return err
+	}
+	delete(k.objects, key)
+	if exists {
+		k.objects[key] = stored{a.version, frame("ADDED", raw)}
+	}
+	k.events[k.next%remembered] = stored{a.version, frame(event, raw)}
+	k.next++
+	a.changed.Broadcast()
+	return nil
+}
+
+// Lag returns how many events the slowest client has not been sent yet.
+func (a *API) Lag() (lag int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, k := range a.kinds {
+		for at := range k.readers {
+			lag = max(lag, k.next-*at)
+		}
+	}
+	return lag
+}
+
+// Watched tells whether a client watches Services and EndpointSlices.
+func (a *API) Watched() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.kinds["services"].readers) > 0 && len(a.kinds["endpointslices"].readers) > 0
+}
+
+// encode returns an object in the envelope that the API puts around it.
+func (k *kind) encode(o object) ([]byte, error) {
+	data, err := o.Marshal()
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", k.name, err)
+	}
+	envelope := &runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: k.version, Kind: k.name}, Raw: data}
+	raw, err := envelope.Marshal()
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", k.name, err)
+	}
+	return append([]byte("k8s\x00"), raw...), nil
+}
+
+func frame(event string, raw []byte) []byte {
+	encoded, err := (&metav1.WatchEvent{Type: event, Object: runtime.RawExtension{Raw: raw}}).Marshal()
+	if err != nil {
+		panic(err) // only what is required and missing is an error, and nothing is required
+	}
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(encoded))), encoded...)
+}
+
+// ServeHTTP implements http.Handler.
+func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	away, k := a.away, a.kinds[path.Base(r.URL.Path)]
+	a.mu.Unlock()
+	query := r.URL.Query()
+	switch {
+	case r.Method == http.MethodPost: // an Event
+		w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
+		w.WriteHeader(http.StatusCreated)
+		_, _ = io.Copy(w, r.Body) // the client may have gone
+		return
+	case away, k == nil, query.Get("watch") == "":
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	}
+	version, _ := strconv.ParseInt(query.Get("resourceVersion"), 10, 64)
+	initial, at, err := k.begin(version, query.Get("sendInitialEvents") == "true")
+	if err != nil {
+		w.WriteHeader(http.StatusInternalServerError)
+		return
+	}
+	if at == nil {
+		w.WriteHeader(http.StatusGone)
+		return
+	}
+	defer k.leave(at)
+	w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf;stream=watch")
+	k.stream(r, w, initial, at)
+}
+
+// begin returns what a watch begins with, and the number of the event that follows, or none where that has been forgotten.
+func (k *kind) begin(version int64, all bool) (frames [][]byte, at *int64, err error) {
+	k.api.mu.Lock()
+	defer k.api.mu.Unlock()
+	next := k.next
+	if all {
+		for _, s := range k.objects {
+			frames = append(frames, s.frame)
+		}
+		bookmark := k.empty()
+		bookmark.SetResourceVersion(strconv.FormatInt(k.api.version, 10))
+		bookmark.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
+		raw, err := k.encode(bookmark)
+		if err != nil {
+			return nil, nil, err
+		}
+		frames = append(frames, frame("BOOKMARK", raw))
+	} else {
+		for next > 0 && k.next-next < remembered && k.events[(next-1)%remembered].version > version {
+			next--
+		}
+		forgotten := next > 0 && (k.next-next == remembered || k.events[(next-1)%remembered].frame == nil)
+		if forgotten && version < k.api.version {
+			return nil, nil, nil
+		}
+	}
+	at = &next
+	k.readers[at] = struct{}{}
+	return frames, at, nil
+}
+
+func (k *kind) leave(at *int64) {
+	k.api.mu.Lock()
+	defer k.api.mu.Unlock()
+	delete(k.readers, at)
+}
+
+// stream sends events until the watch is ended, by whomever, or falls too far behind.
+func (k *kind) stream(r *http.Request, w http.ResponseWriter, frames [][]byte, at *int64) {
+	flusher := w.(http.Flusher)
+	k.api.mu.Lock()
+	ends := k.api.ends
+	k.api.mu.Unlock()
+	for {
+		for _, f := range frames {
+			if _, err := w.Write(f); err != nil {
+				return
+			}
+		}
+		flusher.Flush()
+		k.api.Delivered.Add(int64(len(frames)))
+		frames = frames[:0]
+		k.api.mu.Lock()
+		for k.next == *at && k.api.ends == ends && r.Context().Err() == nil {
+			k.api.changed.Wait()
+		}
+		if k.api.ends != ends || r.Context().Err() != nil || k.next-*at > remembered {
+			k.api.mu.Unlock()
+			return
+		}
+		for ; *at < k.next; *at++ {
+			frames = append(frames, k.events[*at%remembered].frame)
+		}
+		k.api.mu.Unlock()
+	}
+}

@@ -1,0 +1,559 @@
+//go:build twin
+
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+const (
+	endpoints = 10
+	patience  = 2 * time.Minute
+	// probed is the Service that nobody changes and somebody probes.
+	probed, probedAt = "probed", "10.96.0.10:80"
+)
+
+// size is how many changes are made to how many Services, and for how long at most.
+type size struct {
+	changes, services int
+	limit             time.Duration
+}
+
+func newSize(t *testing.T) size {
+	t.Helper()
+	read := func(name string, otherwise int) int {
+		if s := os.Getenv(name); s != "" {
+			n, err := strconv.Atoi(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		return otherwise
+	}
+	return size{read("CHANGES", 5_000), read("SERVICES", 100), time.Duration(read("MINUTES", 0)) * time.Minute}
+}
+
+// soaked is a program that reads from an [API], in a lab.
+type soaked struct {
+	*testing.T
+	*lab.Lab
+	*API
+	size
+	dir, kubeconfig, program string
+	p                        *program.Program
+	random                   *rand.Rand
+	broken                   atomic.Bool  // the ruleset is flushed and not repaired yet
+	flushes                  atomic.Int64 // how often it was
+	repairs                  []time.Duration
+	probes, failed           atomic.Int64
+	faults                   map[string]int
+}
+
+// TestTwinSoak makes changes as fast as the program is told of them, with faults all the time, and brings everything back to where it was.
+// So are memory, goroutines, files and the kernel's tables then. CHANGES=8640000 SERVICES=10000 are a day of 100 changes each second;
+// MINUTES=20 ends them earlier.
+func TestTwinSoak(t *testing.T) {
+	s := newSoaked(t)
+	// Maps and buffers grow to what a storm needs at its height, once.
+	const height = 80 // changes of each Service
+	s.storm(max(s.changes/10, height*s.services))
+	before, rules := s.settled(), s.ruleset(s.Node)
+	s.Logf("before: %v", before)
+	start := time.Now()
+	made := s.storm(s.changes)
+	spent := time.Since(start)
+	eventually(t, patience, func() error {
+		if diff := cmp.Diff(rules, s.ruleset(s.Node)); diff != "" {
+			return fmt.Errorf("ruleset in the end (-before +after):\n%.3000s", diff)
+		}
+		return nil
+	})
+	var after figures
+	err := await(t.Context(), patience, func() error {
+		after = s.settled()
+		return before.compare(after)
+	})
+	s.Logf("after:  %v", after)
+	if err != nil {
+		_, stacks, _ := s.p.Get(t.Context(), "http://127.0.0.1:10249/debug/pprof/goroutine?debug=1")
+		t.Errorf("%v\n%s", err, stacks)
+	}
+	fresh := s.start(s.Remotes[0], "fresh")
+	s.awaitIdle(fresh)
+	if diff := cmp.Diff(s.ruleset(s.Remotes[0]), rules); diff != "" {
+		t.Errorf("ruleset of a fresh start (-fresh +ours):\n%.3000s", diff)
+	}
+	t.Logf("%d changes of %d Services in %v; %d events were sent; faults: %v; %d probes", made, s.services, spent.Round(time.Second),
+		s.Delivered.Load(), s.faults, s.probes.Load())
+	m := s.metrics(s.p)
+	syncs, _ := m.Sum("kubeproxy_sync_proxy_rules_duration_seconds_count")
+	full, repairs := m[`kubenftproxy_batches_total{kind="full"}`], m[`kubenftproxy_repairs_total{reason="foreign_change"}`]
+	t.Logf("%v syncs, %v full batches, %v repairs", syncs, full, repairs)
+	if slices.Sort(s.repairs); len(s.repairs) > 0 {
+		t.Logf("a flush was repaired after %v (median), %v at most", s.repairs[len(s.repairs)/2], s.repairs[len(s.repairs)-1])
+	}
+	if n := s.failed.Load(); n > 0 {
+		t.Errorf("%d of %d probes were not answered by the endpoint", n, s.probes.Load())
+	}
+}
+
+func newSoaked(t *testing.T) *soaked {
+	t.Helper()
+	s := &soaked{
+		T: t, Lab: lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1}), size: newSize(t), dir: t.TempDir(),
+		random: rand.New(rand.NewPCG(1, 2)), faults: map[string]int{},
+	}
+	path, err := program.Build(t.Context(), s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var l net.Listener
+	if err := s.Node.Do(func() error {
+		l, err = new(net.ListenConfig).Listen(t.Context(), "tcp", netip.AddrPortFrom(s.Node.IPv4, 0).String())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	s.API = Serve(l)
+	t.Cleanup(s.API.Close)
+	s.kubeconfig = filepath.Join(s.dir, "kubeconfig")
+	text := "apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: \"http://" + l.Addr().String() + "\"}}]\n" +
+		"contexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n"
+	if err := os.WriteFile(s.kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.put("nodes", &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "1"},
+		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeInternalIP, Address: "2001:db8::1"}}},
+	})
+	s.put("servicecidrs", &networkingv1.ServiceCIDR{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12"}},
+	})
+	s.putProbed()
+	s.restoreAll()
+	for _, proto := range []model.Protocol{model.TCP, model.UDP} {
+		if _, err := s.Pods[0].Serve(proto, 8080); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.program = path
+	s.p = s.start(s.Node, "soaked")
+	s.awaitIdle(s.p)
+	s.probe()
+	return s
+}
+
+func (s *soaked) start(h *lab.Host, name string) *program.Program {
+	s.Helper()
+	p, err := program.Start(context.WithoutCancel(s.Context()), program.Config{
+		Host: h, Path: s.program, Log: filepath.Join(s.dir, name+".log"),
+		Args: []string{"--kubeconfig", s.kubeconfig, "--hostname-override=node-1", "--cluster-cidr=10.244.0.0/16", "--proxy-mode=nftables", "--profiling"},
+	})
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() {
+		p.Kill()
+		if s.Failed() {
+			s.Logf("end of the log of %s:\n%s", name, p.LogTail(20))
+		}
+	})
+	return p
+}
+
+func (s *soaked) put(resource string, o object) {
+	s.Helper()
+	if err := s.Put(resource, o); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func vip(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 97, byte(i / 250), byte(1 + i%250)}) }
+
+func backend(i, n int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 128 + byte(n%64), byte(i / 250), byte(1 + i%250)})
+}
+
+func service(name string, ip netip.Addr) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: ip.String(), ClusterIPs: []string{ip.String()}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}},
+		},
+	}
+}
+
+func slice(service string, addresses ...netip.Addr) *discoveryv1.EndpointSlice {
+	port, name, tcp, ready := int32(8080), "http", corev1.ProtocolTCP, true
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: service + "-1", UID: types.UID(service), Labels: map[string]string{discoveryv1.LabelServiceName: service},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &tcp, Port: &port}},
+	}
+	for _, a := range addresses {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{a.String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+		})
+	}
+	return s
+}
+
+// putProbed makes the Service that is probed, with TCP and UDP.
+func (s *soaked) putProbed() {
+	s.Helper()
+	svc, eps := service(probed, netip.MustParseAddrPort(probedAt).Addr()), slice(probed, s.Pods[0].IPv4)
+	udp, name, port := corev1.ProtocolUDP, "udp", *eps.Ports[0].Port
+	svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: name, Protocol: udp, Port: svc.Spec.Ports[0].Port})
+	eps.Ports = append(eps.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &udp, Port: &port})
+	s.put("services", svc)
+	s.put("endpointslices", eps)
+}
+
+// original returns the first form of a Service and of its EndpointSlice.
+func original(i int) (*corev1.Service, *discoveryv1.EndpointSlice) {
+	name := fmt.Sprintf("service-%d", i)
+	var addresses []netip.Addr
+	for n := range endpoints {
+		addresses = append(addresses, backend(i, n))
+	}
+	return service(name, vip(i)), slice(name, addresses...)
+}
+
+func (s *soaked) restoreAll() {
+	s.Helper()
+	for i := range s.services {
+		svc, eps := original(i)
+		s.put("services", svc)
+		s.put("endpointslices", eps)
+	}
+}
+
+// restore brings all objects back to their first form, and waits until the program has it in the kernel.
+func (s *soaked) restore() {
+	s.Helper()
+	s.restoreAll()
+	eventually(s.T, patience, func() error {
+		if lag := s.Lag(); lag > 0 || !s.Watched() {
+			return fmt.Errorf("%d events are not sent yet; somebody watches: %v", lag, s.Watched())
+		}
+		return nil
+	})
+	s.awaitIdle(s.p)
+}
+
+// storm makes changes and faults, brings all objects back, and returns how many changes it has made.
+func (s *soaked) storm(changes int) int {
+	s.Helper()
+	stop := s.makeFaults()
+	made := s.churn(changes)
+	stop()
+	s.restore()
+	return made
+}
+
+// churn makes changes, as fast as they are sent while the program watches, and returns how many.
+func (s *soaked) churn(changes int) int {
+	s.Helper()
+	const ahead = remembered / 4
+	start := time.Now()
+	for n := range changes {
+		s.change(n)
+		for n%256 == 0 && s.Lag() > ahead {
+			time.Sleep(time.Millisecond)
+		}
+		if n%256 == 0 && s.limit > 0 && time.Since(start) > s.limit {
+			return n
+		}
+	}
+	return changes
+}
+
+// change makes the change with a number: mostly another address in an EndpointSlice.
+func (s *soaked) change(n int) {
+	i := s.random.IntN(s.services)
+	svc, eps := original(i)
+	switch s.random.IntN(20) {
+	case 0:
+		if err := errors.Join(s.Delete("services", svc), s.Delete("endpointslices", eps)); err != nil {
+			s.Fatal(err)
+		}
+	case 1:
+		s.put("services", svc)
+	case 2:
+		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		s.put("services", svc)
+	case 3:
+		shared := i % 250
+		if i < 20 {
+			shared = 0 // who came last doesn't get it
+		}
+		svc.Spec.ExternalIPs = []string{netip.AddrFrom4([4]byte{198, 18, byte(i / 250), byte(shared)}).String()}
+		s.put("services", svc)
+	case 4:
+		const ports = 2768
+		svc.Spec.Type, svc.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, int32(30000+i%ports)
+		if i >= ports {
+			svc.Spec.Type, svc.Spec.Ports[0].NodePort = corev1.ServiceTypeLoadBalancer, 0
+			svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: netip.AddrFrom4([4]byte{198, 19, byte(i / 250), byte(i % 250)}).String()}}
+		}
+		s.put("services", svc)
+	case 5:
+		eps.Endpoints = eps.Endpoints[:s.random.IntN(endpoints)]
+		s.put("endpointslices", eps)
+	case 6:
+		eps.Endpoints[s.random.IntN(endpoints)].Conditions.Ready = new(bool)
+		s.put("endpointslices", eps)
+	default:
+		eps.Endpoints[s.random.IntN(endpoints)].Addresses[0] = backend(n%60_000, 20+n%40).String()
+		s.put("endpointslices", eps)
+	}
+}
+
+// makeFaults makes one fault after the other until the function that it returns has been called.
+func (s *soaked) makeFaults() (stop func()) {
+	ctx, cancel := context.WithCancel(s.Context())
+	var made sync.WaitGroup
+	faults := []struct {
+		name string
+		make func()
+	}{
+		{"connections cut", s.Cut}, {"watches ended", s.EndWatches}, {"history forgotten", s.Forget},
+		{"API server away for 2 s", func() { s.SetAway(true); sleep(ctx, 2*time.Second); s.SetAway(false) }},
+		{"ruleset flushed", s.flush},
+	}
+	between := 3 * time.Second
+	if s.services < 1000 {
+		between = 300 * time.Millisecond
+	}
+	made.Go(func() {
+		// Each is made once, however few changes there are.
+		for i := 0; i < len(faults) || sleep(ctx, between); i++ {
+			f := faults[i%len(faults)]
+			f.make()
+			s.faults[f.name]++
+		}
+	})
+	return func() { cancel(); made.Wait(); s.SetAway(false) }
+}
+
+// flush has somebody flush the ruleset, and waits until that is repaired.
+func (s *soaked) flush() {
+	s.broken.Store(true)
+	s.flushes.Add(1)
+	defer s.broken.Store(false)
+	if out, err := s.Node.Command(s.Context(), "nft", "flush", "ruleset").CombinedOutput(); err != nil {
+		s.Errorf("flush: %v: %s", err, out)
+		return
+	}
+	begin := time.Now()
+	err := await(s.Context(), patience, func() error {
+		a := s.Pods[1].Probe(s.Context(), model.TCP, netip.MustParseAddrPort(probedAt), lab.Options{})
+		if a.Server != "pod-0" {
+			return fmt.Errorf("after a flush: %v", a)
+		}
+		return nil
+	})
+	if err != nil {
+		s.Error(err)
+	}
+	s.repairs = append(s.repairs, time.Since(begin))
+}
+
+// sleep reports false if the context ended before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// probe asks the Service that doesn't change until the test ends. What fails between a flush and its repair doesn't count.
+func (s *soaked) probe() {
+	const long = 5 * time.Second // an answer takes its time on a busy machine, but with UDP nothing is sent anew
+	ctx, cancel := context.WithCancel(s.Context())
+	var probes sync.WaitGroup
+	for _, proto := range []model.Protocol{model.TCP, model.UDP} {
+		probes.Go(func() {
+			for sleep(ctx, 20*time.Millisecond) {
+				broken, flushes := s.broken.Load(), s.flushes.Load()
+				a := s.Pods[1].Probe(ctx, proto, netip.MustParseAddrPort(probedAt), lab.Options{Timeout: long})
+				s.probes.Add(1)
+				if a.Server != "pod-0" && ctx.Err() == nil && !broken && flushes == s.flushes.Load() {
+					s.failed.Add(1)
+					s.Logf("%s %s: %v", time.Now().Format(time.StampMilli), proto, a)
+				}
+			}
+		})
+	}
+	s.Cleanup(func() { cancel(); probes.Wait() })
+}
+
+func (s *soaked) metrics(p *program.Program) program.Samples {
+	s.Helper()
+	m, err := p.Metrics(s.Context())
+	if err != nil {
+		s.Fatal(err)
+	}
+	return m
+}
+
+// awaitIdle waits until a program has synced, nothing is owed, and chains that nothing leads to any more have gone.
+func (s *soaked) awaitIdle(p *program.Program) {
+	s.Helper()
+	eventually(s.T, patience, func() error {
+		m, err := p.Metrics(s.Context())
+		if err != nil {
+			return err
+		}
+		owed, _ := m.Sum("kubeproxy_sync_proxy_rules_endpoint_changes_pending")
+		more, _ := m.Sum("kubeproxy_sync_proxy_rules_service_changes_pending")
+		if last := m.LastSync(model.IPv4); last.IsZero() || time.Since(last) < 3*time.Second || owed+more > 0 {
+			return fmt.Errorf("last synced at %v, %v changes are pending", last, owed+more)
+		}
+		return nil
+	})
+}
+
+// figures are what has to return to where it was.
+type figures struct {
+	RSS, Heap                           float64 // MiB
+	Goroutines, Files, Elements, Chains int
+}
+
+func (f figures) String() string {
+	return fmt.Sprintf("RSS %.1f MiB, heap %.1f MiB, %d goroutines, %d files, %d elements, %d chains", f.RSS, f.Heap, f.Goroutines, f.Files, f.Elements, f.Chains)
+}
+
+// compare returns an error where there is more than before, by more than a tenth.
+func (f figures) compare(after figures) error {
+	var err error
+	for name, pair := range map[string][2]float64{
+		"MiB of RSS": {f.RSS, after.RSS}, "MiB of heap": {f.Heap, after.Heap},
+		"goroutines": {float64(f.Goroutines), float64(after.Goroutines)}, "files": {float64(f.Files), float64(after.Files)},
+	} {
+		const some = 2 // few of something may be one more at the moment
+		if pair[1] > pair[0]*1.1+some {
+			err = errors.Join(err, fmt.Errorf("%.1f %s became %.1f", pair[0], name, pair[1]))
+		}
+	}
+	if f.Elements != after.Elements || f.Chains != after.Chains {
+		err = errors.Join(err, fmt.Errorf("%d elements and %d chains became %d and %d", f.Elements, f.Chains, after.Elements, after.Chains))
+	}
+	return err
+}
+
+// settled waits until the program has given back what memory it doesn't need, and returns its figures.
+func (s *soaked) settled() figures {
+	s.Helper()
+	const enough = 0.98
+	quiet := 15 * time.Second
+	if s.services < 1000 {
+		quiet = time.Second
+	}
+	now := s.figures()
+	for last := 2 * now.RSS; now.RSS < last*enough; {
+		last = now.RSS
+		sleep(s.Context(), quiet)
+		now = s.figures()
+	}
+	return now
+}
+
+// figures collects the program's garbage and looks at it.
+func (s *soaked) figures() figures {
+	s.Helper()
+	for range 2 { // what is pooled outlives one collection
+		if status, body, err := s.p.Get(s.Context(), "http://127.0.0.1:10249/debug/pprof/heap?gc=1"); err != nil || status != 200 {
+			s.Fatalf("collect garbage: %d %s: %v", status, body, err)
+		}
+	}
+	m := s.metrics(s.p)
+	rss, err := s.p.Memory("VmRSS")
+	if err != nil {
+		s.Fatal(err)
+	}
+	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.p.Pid()))
+	if err != nil {
+		s.Fatal(err)
+	}
+	elements, _ := m.Sum("kubenftproxy_elements")
+	chains, _ := m.Sum("kubenftproxy_class_chains")
+	return figures{
+		RSS: rss, Heap: m["go_memstats_heap_alloc_bytes"] / (1 << 20), Goroutines: int(m["go_goroutines"]), Files: len(files),
+		Elements: int(elements), Chains: int(chains),
+	}
+}
+
+// sizes are the rooms of sets, which grow and never shrink.
+var sizes = regexp.MustCompile(` size \d+`)
+
+// ruleset returns a host's ruleset in an order of its own, without how much room there is in the sets.
+func (s *soaked) ruleset(h *lab.Host) (parts []string) {
+	s.Helper()
+	for _, family := range []string{"ip", "ip6"} {
+		out, err := h.Command(s.Context(), "nft", "-s", "list", "table", family, "kube-nftproxy").CombinedOutput()
+		if err != nil {
+			s.Logf("list: %v: %s", err, out)
+			return nil
+		}
+		for part := range strings.SplitSeq(string(out), "\n\n") {
+			form, list, _ := strings.Cut(part, "elements = {")
+			parts = append(parts, family+" "+sizes.ReplaceAllString(strings.Join(strings.Fields(form), " "), ""))
+			name, _, _ := strings.Cut(strings.TrimSpace(form), " {")
+			for element := range strings.SplitSeq(list, ",") {
+				parts = append(parts, family+" "+name+": "+strings.Trim(element, " \t\n{}"))
+			}
+		}
+	}
+	slices.Sort(parts)
+	return parts
+}
+
+func eventually(t *testing.T, within time.Duration, check func() error) {
+	t.Helper()
+	if err := await(t.Context(), within, check); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func await(ctx context.Context, within time.Duration, check func() error) error {
+	for deadline := time.Now().Add(within); ; {
+		err := check()
+		if err == nil || ctx.Err() != nil || time.Now().After(deadline) {
+			return err
+		}
+		sleep(ctx, 200*time.Millisecond)
+	}
+}
