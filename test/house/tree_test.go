@@ -21,8 +21,9 @@ func TestTreeTellsNothingOfAMachine(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if bytes.IndexByte(content, 0) >= 0 {
-			t.Errorf("%s: binary file", name)
+		picture := strings.HasPrefix(name, "docs/plots/") && bytes.HasPrefix(content, []byte("\x89PNG"))
+		if bytes.IndexByte(content, 0) >= 0 && !picture {
+			t.Errorf("%s: binary file that is no picture", name)
 			continue
 		}
 		for i, line := range strings.Split(string(content), "\n") {
