@@ -316,6 +316,19 @@ func (c *console) planAnew() *plan.Planner {
 
 // services tells of one Service, of those of a namespace, or of all.
 func (c *console) services(ctx context.Context, namespace, name string) (*view.Services, error) {
+	names, err := c.find(namespace, name)
+	if err != nil {
+		return nil, err
+	}
+	out, err := c.explain(ctx, names)
+	if name != "" && len(out.Services) == 0 {
+		return nil, notServed(namespace, name)
+	}
+	return out, err
+}
+
+// explain tells of the named Services.
+func (c *console) explain(ctx context.Context, names []types.NamespacedName) (*view.Services, error) {
 	facts := c.loop.Facts()
 	out := &view.Services{Node: c.nodeName, NodePortAddresses: []string{}, Services: []view.Service{}}
 	for _, list := range facts.NodeAddresses {
@@ -323,17 +336,7 @@ func (c *console) services(ctx context.Context, namespace, name string) (*view.S
 			out.NodePortAddresses = append(out.NodePortAddresses, a.String())
 		}
 	}
-	names, err := c.find(namespace, name)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, askLoop)
-	defer cancel()
-	conflicts, err := c.loop.Conflicts(ctx, names) // a loop that is busy has none to tell
-	lost := map[claim]string{}
-	for _, f := range conflicts {
-		lost[claim{f.Loser, f.Key}] = f.Winner.String()
-	}
+	lost, err := c.lost(ctx, names)
 	var keys []model.Key
 	for _, n := range names {
 		if x := model.Explain(c.source.Service(n), c.source.Slices(n), facts.Node, c.modelOptions()); x != nil {
@@ -345,11 +348,20 @@ func (c *console) services(ctx context.Context, namespace, name string) (*view.S
 			}
 		}
 	}
-	if name != "" && len(out.Services) == 0 {
-		return nil, notServed(namespace, name)
-	}
 	c.countConnections(out, keys)
-	return out, ctxErrorOnly(err)
+	return out, err
+}
+
+// lost are the frontends of the named Services that others have. A loop that is busy has none to tell.
+func (c *console) lost(ctx context.Context, names []types.NamespacedName) (map[claim]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, askLoop)
+	defer cancel()
+	conflicts, err := c.loop.Conflicts(ctx, names)
+	lost := map[claim]string{}
+	for _, f := range conflicts {
+		lost[claim{f.Loser, f.Key}] = f.Winner.String()
+	}
+	return lost, ctxErrorOnly(err)
 }
 
 // countConnections fills in how many connections there were so far, of the frontends in the order in which they are shown. Where the

@@ -12,22 +12,24 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/statuspage"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/zpages"
 )
 
-// metricsPort handles all paths of the metrics port, which are kube-proxy's.
+// metricsPort handles all paths of the metrics port: kube-proxy's, and the status page.
 func (d *daemon) metricsPort() http.Handler {
 	mux := health.MetricsHandler(prometheus.Gatherers{d.registry, metrics.RestClient()}, d.started)
 	slis.SLIMetricsWithReset{}.Install(mux)
 	mux.Handle("/configz", zpages.Configz(map[string]any{kubeproxy.GroupName: config.Effective(d.Config)}))
-	paths := []string{"/configz", "/healthz", "/metrics", "/proxyMode"}
+	paths := []string{"/configz", "/healthz", "/metrics", "/proxyMode", statuspage.Path}
 	if d.Gates.Enabled(config.ComponentFlagz) {
 		mux.Handle("/flagz", zpages.Flagz(d.flags))
-		paths = []string{"/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"}
+		paths = []string{"/configz", "/flagz", "/healthz", "/metrics", "/proxyMode", statuspage.Path}
 	}
 	if d.Gates.Enabled(config.ComponentStatusz) {
 		mux.Handle("/statusz", zpages.Statusz(version, config.Kubernetes, d.started, paths))
 	}
+	d.console.install(mux)
 	if d.Config.EnableProfiling {
 		zpages.Debug(mux, func(value string) error {
 			_, err := logs.GlogSetter(value)

@@ -1,13 +1,18 @@
 package main
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
 // Pages that tell of the program's inside, or change it, are there with --profiling only.
@@ -25,5 +30,38 @@ func TestDebugPagesHaveToBeAskedFor(t *testing.T) {
 				t.Errorf("%q: %s answers %d, want %d", args, page, w.Code, want)
 			}
 		}
+	}
+}
+
+// The status page is named by /statusz, and takes none of kube-proxy's paths: what that doesn't serve isn't served here.
+func TestStatusPageHasItsOwnPath(t *testing.T) {
+	d := &daemon{settings: parse(t, ""), registry: prometheus.NewRegistry(), started: time.Now()}
+	port := d.metricsPort()
+	get := func(path string) *httptest.ResponseRecorder {
+		w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil)
+		r.RemoteAddr, r.Host = "127.0.0.1:40000", "localhost:10249"
+		port.ServeHTTP(w, r)
+		return w
+	}
+	for path, want := range map[string]string{
+		"/status": "200 text/html; charset=utf-8", "/statusz": "200 text/plain; charset=utf-8", "/": "404 text/plain; charset=utf-8",
+		"/status/": "404 text/plain; charset=utf-8", "/status/page.js": "404 text/plain; charset=utf-8",
+	} {
+		if w := get(path); fmt.Sprint(w.Code, " ", w.Header().Get("Content-Type")) != want {
+			t.Errorf("%s answers %d %s, want %s", path, w.Code, w.Header().Get("Content-Type"), want)
+		}
+	}
+	if text := get("/statusz").Body.String(); !strings.Contains(text, "Paths: /configz /flagz /healthz /metrics /proxyMode /status\n") {
+		t.Errorf("/statusz says:\n%s", text)
+	}
+}
+
+// Services that aren't served stand among the others, without ports.
+func TestUnservedServicesAreShown(t *testing.T) {
+	names := []types.NamespacedName{{Namespace: "a", Name: "x"}, {Namespace: "b", Name: "x"}, {Namespace: "c", Name: "x"}}
+	served := view.Service{Namespace: "b", Name: "x", Ports: []view.ServicePort{{Name: "p"}}}
+	want := []view.Service{{Namespace: "a", Name: "x"}, served, {Namespace: "c", Name: "x"}}
+	if diff := cmp.Diff(want, withUnserved([]view.Service{served}, names)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -42,10 +42,12 @@ type account struct {
 	// waits says what the loop waits for before its first sync.
 	waits          string
 	last, lastSent past
-	syncs          uint64
-	failure        *view.Failure
-	repairs        []view.Repair
-	repaired       int
+	// recent are the last ones in a ring; the next place is syncs modulo its length.
+	recent   [mostRecent]past
+	syncs    uint64
+	failure  *view.Failure
+	repairs  []view.Repair
+	repaired int
 	// names are the first of the Services of the sync that is under way, more counts the others.
 	names []types.NamespacedName
 	more  int
@@ -63,6 +65,8 @@ type past struct {
 }
 
 const (
+	// mostRecent is how many syncs are remembered.
+	mostRecent = 200
 	// mostNamed is how many Services of a sync are remembered, mostRepairs how many repairs.
 	mostNamed, mostRepairs = 4, 8
 	// mostChanges is how many Services of one batch an observer is told of, one by one.
@@ -80,8 +84,9 @@ func (a *account) noteNames(sorted []types.NamespacedName) {
 // noteSynced remembers a sync that has succeeded.
 func (a *account) noteSynced(start, absorbed, end time.Time, r apply.Result) {
 	a.waits, a.failure = "", nil
-	a.syncs++
 	a.last = past{start, absorbed, end, r, a.names, a.more}
+	a.recent[a.syncs%mostRecent] = a.last
+	a.syncs++
 	if r.Kind == apply.Partial || r.Kind == apply.Full {
 		a.lastSent = a.last
 	}
@@ -138,6 +143,23 @@ func (p *Proxy) Status(ctx context.Context) (*view.Loop, error) {
 		}
 		return l
 	})
+}
+
+// Syncs returns the last ones that have succeeded, the oldest first. The loop only copies them; the rest is done here.
+func (p *Proxy) Syncs(ctx context.Context) ([]view.Sync, error) {
+	recent, err := ask(ctx, p, func() []past {
+		a := &p.account
+		if a.syncs < mostRecent {
+			return slices.Clone(a.recent[:a.syncs])
+		}
+		oldest := a.syncs % mostRecent
+		return append(slices.Clone(a.recent[oldest:]), a.recent[:oldest]...)
+	})
+	list := make([]view.Sync, len(recent))
+	for i := range recent {
+		list[i] = *recent[i].view()
+	}
+	return list, err
 }
 
 // Elements counts the elements of each family's table, as of the last sync that has changed any.

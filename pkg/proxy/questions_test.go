@@ -223,3 +223,38 @@ func TestObserverIsToldWhatHasChanged(t *testing.T) {
 		}
 	})
 }
+
+// TestSyncsAreRemembered fills the ring more than once.
+func TestSyncsAreRemembered(t *testing.T) {
+	run(t, func(b *bench) {
+		syncs := func() []view.Sync {
+			list, err := b.Syncs(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return list
+		}
+		if list := syncs(); len(list) != 0 {
+			t.Errorf("before the first one: %+v", list)
+		}
+		close(b.source.synced)
+		synctest.Wait()
+		for i := range mostRecent + 50 {
+			if list := syncs(); len(list) != min(i+1, mostRecent) || list[0].Kind == "full" != (i < mostRecent) {
+				t.Fatalf("after %d changes there are %d, the first is %+v", i, len(list), list[0])
+			}
+			time.Sleep(2 * time.Second)
+			b.set(i, 1)
+			synctest.Wait()
+		}
+		list := syncs()
+		for i := 1; i < len(list); i++ {
+			if want := fmt.Sprint("default/svc-", 50+i); !list[i].Time.After(list[i-1].Time) || len(list[i].Services) != 1 || list[i].Services[0] != want {
+				t.Fatalf("%d is %+v, want that of %s", i, list[i], want)
+			}
+		}
+		if diff := cmp.Diff(b.status(t).Last, &list[len(list)-1]); diff != "" {
+			t.Errorf("the last one (-want +got):\n%s", diff)
+		}
+	})
+}

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/statuspage"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// install adds the status page, which shows what the commands do.
+func (c *console) install(mux *http.ServeMux) {
+	statuspage.Install(mux, statuspage.Config{Status: c.status, Syncs: c.syncs, Services: c.search})
+}
+
+func (c *console) syncs(ctx context.Context) ([]view.Sync, error) {
+	ctx, cancel := context.WithTimeout(ctx, askLoop)
+	defer cancel()
+	return c.loop.Syncs(ctx)
+}
+
+// search answers the status page. Only those Services that it shows are explained, unless it wants those with which something is wrong.
+func (c *console) search(ctx context.Context, q statuspage.Query) (*statuspage.Found, error) {
+	all := c.source.Services()
+	names := all[:0:0]
+	for _, n := range all {
+		if strings.Contains(strings.ToLower(n.String()), q.Find) {
+			names = append(names, n)
+		}
+	}
+	if q.Wrong {
+		var err error
+		if names, err = c.wrongOf(ctx, names); err != nil {
+			return nil, err
+		}
+	}
+	found := &statuspage.Found{Total: len(all), Matching: len(names)}
+	names = names[min(q.Offset, len(names)):]
+	names = names[:min(q.Limit, len(names))]
+	v, err := c.explain(ctx, names)
+	found.Services, found.NodeAddresses = withUnserved(v.Services, names), v.NodePortAddresses
+	return found, err
+}
+
+// withUnserved adds those that aren't served, as headless ones, without any port, each at its place.
+func withUnserved(served []view.Service, names []types.NamespacedName) []view.Service {
+	list := make([]view.Service, 0, len(names))
+	for _, n := range names {
+		s := view.Service{Namespace: n.Namespace, Name: n.Name}
+		if len(served) > 0 && served[0].Namespace == n.Namespace && served[0].Name == n.Name {
+			s, served = served[0], served[1:]
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
+// wrongOf are those of the Services that need attention.
+func (c *console) wrongOf(ctx context.Context, names []types.NamespacedName) (wrong []types.NamespacedName, err error) {
+	facts := c.loop.Facts()
+	lost, err := c.lost(ctx, names)
+	for _, n := range names {
+		x := model.Explain(c.source.Service(n), c.source.Slices(n), facts.Node, c.modelOptions())
+		if x != nil && serviceView(x, &facts, lost).Wrong() {
+			wrong = append(wrong, n)
+		}
+	}
+	return wrong, err
+}

@@ -1,0 +1,206 @@
+package statuspage
+
+import (
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// The paths. /statusz, which is kube-proxy's, is something else.
+const (
+	Path         = "/status"
+	dataPath     = Path + "/data"
+	syncsPath    = Path + "/syncs"
+	servicesPath = Path + "/services"
+)
+
+// Config says where from the page has what it shows.
+type Config struct {
+	// Status tells how the program is.
+	Status func(context.Context) *view.Status
+	// Syncs are the last ones, the oldest first.
+	Syncs func(context.Context) ([]view.Sync, error)
+	// Services are those that are asked for.
+	Services func(context.Context, Query) (*Found, error)
+}
+
+// Query asks for a part of all Services.
+type Query struct {
+	// Find is contained in namespace/name, in small letters; Wrong leaves out those with which nothing is wrong.
+	Find  string
+	Wrong bool
+	// Of those, Offset many are passed over, and Limit is the most to be returned.
+	Offset, Limit int
+}
+
+// Found is what a query has found: Matching of Total Services, of which these are some.
+type Found struct {
+	Total, Matching int
+	NodeAddresses   []string
+	Services        []view.Service
+}
+
+// Bounds of a query.
+const (
+	defaultLimit, mostServices = 20, 50
+	// longestFind is a namespace and a name.
+	longestFind = 63 + 1 + 253
+)
+
+//go:embed page.html
+var html string
+
+//go:embed page.css
+var css string
+
+//go:embed page.js
+var js string
+
+// Install adds the page and what it reads to a mux. Only the node itself is answered, and who forwards a port to it.
+func Install(on *http.ServeMux, c Config) {
+	mux := http.NewServeMux()
+	on.Handle(Path, local(mux))
+	on.Handle(Path+"/", local(mux))
+	text := []byte(strings.NewReplacer("/*css*/", css, "/*js*/", js).Replace(html))
+	policy := contentPolicy()
+	mux.HandleFunc("GET "+Path, func(w http.ResponseWriter, _ *http.Request) {
+		protect(w.Header())
+		w.Header().Set("Content-Security-Policy", policy)
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		_, _ = w.Write(text) // the asker has gone: nobody to tell
+	})
+	// They are apart because the first takes much longer to find.
+	status := newPaced(func(ctx context.Context, _ struct{}) ([]byte, error) { return json.Marshal(c.Status(ctx)) })
+	mux.HandleFunc("GET "+dataPath, func(w http.ResponseWriter, r *http.Request) { answer(w, r, status, struct{}{}) })
+	syncs := newPaced(func(ctx context.Context, _ struct{}) ([]byte, error) { return c.syncs(ctx) })
+	mux.HandleFunc("GET "+syncsPath, func(w http.ResponseWriter, r *http.Request) { answer(w, r, syncs, struct{}{}) })
+	services := newPaced(c.services)
+	mux.HandleFunc("GET "+servicesPath, func(w http.ResponseWriter, r *http.Request) {
+		q, err := parse(r.URL.RawQuery)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		answer(w, r, services, q)
+	})
+}
+
+// local refuses those who come from another machine: the metrics port may be bound to more than loopback, for Prometheus, and not all who
+// reach it may know of all Services. A browser that was led here under a foreign name is refused, too (DNS rebinding).
+func local(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		from, err := netip.ParseAddrPort(r.RemoteAddr)
+		if err != nil || !from.Addr().Unmap().IsLoopback() || !loopbackName(r.Host) {
+			const advice = "only for this node: ask 127.0.0.1, or forward a port to it (kubectl port-forward)"
+			http.Error(w, advice, http.StatusForbidden)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// loopbackName reports whether the header Host names this machine as itself.
+func loopbackName(host string) bool {
+	name := strings.Trim(host, "[]")
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		name = h
+	}
+	addr, err := netip.ParseAddr(name)
+	return name == "localhost" || err == nil && addr.Unmap().IsLoopback()
+}
+
+// contentPolicy allows the page its own style and script, and to ask where it comes from. Trusted types keep the script itself from
+// turning text into elements.
+func contentPolicy() string {
+	hash := func(text string) string {
+		sum := sha256.Sum256([]byte(text))
+		return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
+	}
+	return fmt.Sprintf("default-src 'none'; style-src %s; script-src %s; connect-src 'self'; base-uri 'none'; form-action 'none'; "+
+		"frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'", hash(css), hash(js))
+}
+
+// protect sets the headers that all answers have.
+func protect(h http.Header) {
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+}
+
+// parse reads a query's parameters.
+func parse(raw string) (q Query, err error) {
+	values, err := url.ParseQuery(raw)
+	if err != nil {
+		return q, fmt.Errorf("read the query: %w", err)
+	}
+	number := func(name string, or, least int) int {
+		text := values.Get(name)
+		if text == "" {
+			return or
+		}
+		n, failed := strconv.Atoi(text)
+		if failed != nil || n < least {
+			err = fmt.Errorf("%s must be a number from %d on", name, least)
+		}
+		return n
+	}
+	q = Query{
+		Find: strings.ToLower(values.Get("find")), Wrong: values.Get("wrong") == "1",
+		Offset: number("offset", 0, 0), Limit: min(number("limit", defaultLimit, 1), mostServices),
+	}
+	if len(q.Find) > longestFind {
+		err = fmt.Errorf("find must be no longer than %d bytes", longestFind)
+	}
+	return q, err
+}
+
+// askTime is how long somebody waits for an answer.
+const askTime = 10 * time.Second
+
+// answer sends what is kept, or found now.
+func answer[Q comparable](w http.ResponseWriter, r *http.Request, from *paced[Q], q Q) {
+	ctx, cancel := context.WithTimeout(r.Context(), askTime)
+	defer cancel()
+	data, err := from.get(ctx, q)
+	if err != nil {
+		code := http.StatusInternalServerError
+		if errors.Is(err, errBusy) {
+			code = http.StatusServiceUnavailable
+		}
+		http.Error(w, err.Error(), code)
+		return
+	}
+	protect(w.Header())
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(data) // the asker has gone: nobody to tell
+}
+
+func (c *Config) syncs(ctx context.Context) ([]byte, error) {
+	list, err := c.Syncs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(list)
+}
+
+func (c *Config) services(ctx context.Context, q Query) ([]byte, error) {
+	found, err := c.Services(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(shorten(found, q.Offset))
+}
