@@ -3,7 +3,7 @@
 # Usage: hack/kernels.sh [6.1|6.12|sid|backports ...]      (default: 6.1 6.12 sid; needs root for apt-get)
 #   PACKAGES="pkg/apply test/lab"   packages whose tests to run
 #   RUN=regexp                      tests to run, as in go test -run
-#   MODE=short                      runs them with -test.short
+#   MODE=full                       also what is the same on every kernel: the foretelling of packets, the writing of nft text
 #   LIMIT=seconds                   after which a machine is given up, 3000 by default
 # Seconds in its output are the guest's, see boot.
 set -euo pipefail
@@ -28,7 +28,7 @@ tests() {
     mkdir "$dir"
     CGO_ENABLED=0 go test -c -ldflags '-s -w' -o "$dir/test" "./$p"
     [ ! -d "$p/testdata" ] || cp -r "$p/testdata" "$dir/"
-    echo ./test -test.v -test.timeout 1800s ${RUN:+-test.run "'$RUN'"} ${MODE:+-test.short} >"$dir/run"
+    echo ./test -test.v -test.timeout 1800s ${RUN:+-test.run "'$RUN'"} $([ "${MODE:-short}" = full ] || echo -test.short) >"$dir/run"
   done
 }
 
@@ -66,7 +66,7 @@ nfts() {
   suite=$(suite "$1")
   printf '#!/bin/sh\nexec chroot /nft/%s /usr/sbin/nft "$@"\n' "${suite%-backports}" >"$2/usr/sbin/nft"
   chmod 755 "$2/usr/sbin/nft"
-  echo "NFT_CHROOTS=${chroots#:}" >"$2/environment"
+  printf 'NFT_CHROOTS=%s\nHISTORY_STEPS=%s\n' "${chroots#:}" "${HISTORY_STEPS:-40}" >"$2/environment"
 }
 
 # report KERNEL LOG: fails unless all tests ran and passed.

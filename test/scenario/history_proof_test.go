@@ -55,6 +55,9 @@ func withoutDeletions(real proxy.Source) proxy.Source {
 // TestFaultsAreFoundAndShrunk breaks the proxy on purpose. What is left of the history that finds out is a scenario of very
 // few steps and objects, which fails as long as the proxy is broken and no longer.
 func TestFaultsAreFoundAndShrunk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a test of the tests")
+	}
 	r := newRig(t)
 	for name, c := range map[string]struct {
 		distort        func(proxy.Source) proxy.Source
