@@ -72,18 +72,18 @@ func newStatusCommand() *cobra.Command {
 			if err := q.client().Get(cmd.Context(), pageStatus, &s); err != nil {
 				return err
 			}
-			if err := q.print(os.Stdout, &s, s.Text); err != nil {
-				return err
-			}
-			return wrongIf(s.Wrong())
+			return q.answer(&s, s.Text, s.Wrong())
 		},
 	}
 	q.flags(cmd)
 	return cmd
 }
 
-// wrongIf returns errWrong if something is.
-func wrongIf(wrong bool) error {
+// answer prints what the daemon has answered, and returns errWrong if something is.
+func (q *question) answer(value any, text func(*view.Printer), wrong bool) error {
+	if err := q.print(os.Stdout, value, text); err != nil {
+		return err
+	}
 	if wrong {
 		return errWrong
 	}
@@ -111,10 +111,7 @@ func newServicesCommand() *cobra.Command {
 			if single {
 				text = v.Detail
 			}
-			if err := q.print(os.Stdout, &v, text); err != nil {
-				return err
-			}
-			return wrongIf((single || onlyWrong) && v.Wrong())
+			return q.answer(&v, text, (single || onlyWrong) && v.Wrong())
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			var names []string
@@ -153,10 +150,7 @@ func newVerifyCommand() *cobra.Command {
 			if err := q.client().Get(cmd.Context(), pageVerify, &v); err != nil {
 				return err
 			}
-			if err := q.print(os.Stdout, &v, v.Text); err != nil {
-				return err
-			}
-			return wrongIf(v.Total > 0)
+			return q.answer(&v, v.Text, v.Total > 0)
 		},
 	}
 	q.flags(cmd)

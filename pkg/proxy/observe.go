@@ -35,6 +35,9 @@ func (p *Proxy) observe(name types.NamespacedName, s *model.Service) {
 	was, planned := p.Planner.Present(name)
 	c := view.Change{Service: name.String(), What: "changed"}
 	var is plan.Present
+	if s != nil {
+		is = plan.PresentOf(s)
+	}
 	switch {
 	case s == nil && !planned:
 		return
@@ -42,9 +45,6 @@ func (p *Proxy) observe(name types.NamespacedName, s *model.Service) {
 		c.What = "gone"
 	case !planned:
 		c.What = "new"
-		is = plan.PresentOf(s)
-	default:
-		is = plan.PresentOf(s)
 	}
 	c.Added, c.Removed = differing(was.Endpoints, is.Endpoints, netip.AddrPort.String)
 	c.FrontendsAdded, c.FrontendsRemoved = differing(was.Frontends, is.Frontends, keyText)
