@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // checksum tells one content from another.
@@ -26,8 +27,9 @@ func (c content) sum() checksum {
 	return sha256.Sum256(c.data)
 }
 
-// readFolder returns the contents of all manifests in a folder, by path.
-func readFolder(folder string) (map[string]content, error) {
+// readFolder returns the contents of all manifests in a folder, by path. What a file lacks is told with it; what this
+// process lacks is no file's fault, and an error of the whole.
+func readFolder(folder string, read func(path string) ([]byte, error)) (map[string]content, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return nil, err
@@ -38,11 +40,20 @@ func readFolder(folder string) (map[string]content, error) {
 			continue
 		}
 		path := filepath.Join(folder, entry.Name())
-		if data, err := readRegular(path); !errors.Is(err, fs.ErrNotExist) {
+		data, err := read(path)
+		if isExhaustion(err) {
+			return nil, err
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
 			contents[path] = content{data, err}
 		}
 	}
 	return contents, nil
+}
+
+// isExhaustion says whether nothing can be read at the moment, whatever it is.
+func isExhaustion(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM)
 }
 
 func isManifest(name string) bool {

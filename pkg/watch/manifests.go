@@ -38,6 +38,7 @@ const (
 type Manifests struct {
 	Store
 	folder  string
+	read    func(path string) ([]byte, error)
 	parser  parser
 	report  func(model.Problem)
 	tracker *track.Tracker
@@ -83,6 +84,7 @@ func NewManifests(cfg Config) *Manifests {
 	m := &Manifests{
 		Store:   newStore(cfg),
 		folder:  cfg.Folder,
+		read:    readRegular,
 		parser:  newParser(),
 		report:  cfg.report(),
 		tracker: cfg.Tracker,
@@ -123,7 +125,7 @@ func (m *Manifests) Synced() <-chan struct{} {
 // Load reads the folder once and marks what changed since the last time. An error says that the folder itself cannot
 // be read, and that nothing changed. It must not be called while Run or another Load is running.
 func (m *Manifests) Load() error {
-	contents, err := readFolder(m.folder)
+	contents, err := readFolder(m.folder, m.read)
 	if err != nil {
 		return m.unreadable(err)
 	}

@@ -1,11 +1,14 @@
 package watch
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -290,6 +293,37 @@ func TestManifestsProblems(t *testing.T) {
 				t.Error("the same problems were reported again")
 			}
 		})
+	}
+}
+
+// TestManifestsOutOfFileDescriptors: what this process lacks says nothing about a file, so nothing is known at the start, and all
+// stays known later.
+func TestManifestsOutOfFileDescriptors(t *testing.T) {
+	f := newFolder(t)
+	f.write("web.yaml", serviceYAML("web", "10.96.0.10"))
+	none := func(path string) ([]byte, error) {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: syscall.EMFILE}
+	}
+	f.source.read = none
+	if err := f.source.Load(); !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("the first load without file descriptors: %v, want %v", err, syscall.EMFILE)
+	}
+	select {
+	case <-f.source.Synced():
+		t.Error("a folder whose files could not be read counts as read")
+	default:
+	}
+	f.source.read = readRegular
+	f.load()
+	f.source.read = none
+	if err := f.source.Load(); !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("a later load without file descriptors: %v, want %v", err, syscall.EMFILE)
+	}
+	if dirty := f.tracker.Take(); len(dirty.Services) != 0 {
+		t.Errorf("a load without file descriptors changed %v", dirty.Services)
+	}
+	if lines := f.reported(); lines != nil {
+		t.Errorf("reported as a file's fault: %q", lines)
 	}
 }
 
