@@ -22,6 +22,7 @@ conntrack conntrack
 sysctl    procps
 setpriv   util-linux
 curl      curl
+jq        jq
 xtables-legacy-multi iptables
 ipset     ipset
 ipvsadm   ipvsadm

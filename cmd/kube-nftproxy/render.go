@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -86,16 +85,11 @@ func planManifests(o *config.Options, fs *pflag.FlagSet, from string, stdin io.R
 	if err != nil {
 		return nil, err
 	}
-	folder, remove, err := folderOf(from, stdin)
-	if err != nil {
-		return nil, fmt.Errorf("read manifests: %w", err)
-	}
-	defer remove()
 	source := watch.NewManifests(watch.Config{
-		Folder: folder, NodeName: s.nodeName, Tracker: track.New(time.Now(), time.Now),
+		Folder: from, NodeName: s.nodeName, Tracker: track.New(time.Now(), time.Now),
 		Report: func(p model.Problem) { warn(warnings, p) },
 	})
-	if err := source.Load(); err != nil {
+	if err := load(source, from, stdin); err != nil {
 		return nil, err
 	}
 	return s.plan(source, warnings)
@@ -105,33 +99,26 @@ func warn(to io.Writer, p model.Problem) {
 	fmt.Fprintf(to, "Warning: %s %s %s: %s\n", p.Kind, p.Name, p.Field, p.Reason)
 }
 
-// folderOf returns a folder with the manifests of a file or a stream, and what removes it.
-func folderOf(from string, stdin io.Reader) (folder string, remove func(), err error) {
-	content := stdin
-	if from != "-" {
-		info, err := os.Stat(from)
-		if err != nil || info.IsDir() {
-			return from, func() {}, err
-		}
-		file, err := os.Open(from)
+// load has a source read a folder, a file or standard input. Nothing is written: in a pod the file system is read-only.
+func load(source *watch.Manifests, from string, stdin io.Reader) error {
+	if from == "-" {
+		b, err := io.ReadAll(stdin)
 		if err != nil {
-			return "", nil, err
+			return fmt.Errorf("read manifests: %w", err)
 		}
-		defer file.Close() //nolint:errcheck // it was only read from
-		content = file
+		source.LoadFrom("standard input", b)
+		return nil
 	}
-	if folder, err = os.MkdirTemp("", "kube-nftproxy-"); err != nil {
-		return "", nil, err
+	info, err := os.Stat(from)
+	if err == nil && info.IsDir() {
+		return source.Load()
 	}
-	remove = func() { _ = os.RemoveAll(folder) }
-	b, err := io.ReadAll(content)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(folder, "manifests.yaml"), b, 0o600)
-	}
+	b, err := os.ReadFile(from)
 	if err != nil {
-		remove()
+		return fmt.Errorf("read manifests: %w", err)
 	}
-	return folder, remove, err
+	source.LoadFrom(from, b)
+	return nil
 }
 
 // plan plans all that a source has.

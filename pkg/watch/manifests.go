@@ -129,6 +129,17 @@ func (m *Manifests) Load() error {
 	if err != nil {
 		return m.unreadable(err)
 	}
+	m.take(contents)
+	return nil
+}
+
+// LoadFrom is Load for what somebody has read: all that there is, in the format of one file, under a name for messages.
+func (m *Manifests) LoadFrom(name string, data []byte) {
+	m.take(map[string]content{name: {data: data}})
+}
+
+// take takes up what files hold, by path.
+func (m *Manifests) take(contents map[string]content) {
 	maps.DeleteFunc(m.files, func(path string, _ *file) bool {
 		_, exists := contents[path]
 		return !exists
@@ -138,7 +149,6 @@ func (m *Manifests) Load() error {
 	}
 	m.publish()
 	m.loaded.Do(func() { close(m.synced) })
-	return nil
 }
 
 func (m *Manifests) unreadable(err error) error {

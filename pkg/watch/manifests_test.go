@@ -152,6 +152,23 @@ func TestManifestsRead(t *testing.T) {
 	await(t, "sync", f.source.Synced())
 }
 
+func TestManifestsWithoutAFolder(t *testing.T) {
+	f := newFolder(t)
+	f.source.LoadFrom("standard input", []byte(everything+"---\nkind: [broken\n"))
+	if got := f.reported(); len(got) != 1 || !strings.Contains(got[0], "standard input") {
+		t.Errorf("problems: %q, want one that names where it comes from", got)
+	}
+	f = newFolder(t)
+	f.source.LoadFrom("standard input", []byte(everything))
+	if diff := cmp.Diff([]types.NamespacedName{db, web}, f.source.Services()); diff != "" {
+		t.Errorf("Services (-want +got):\n%s", diff)
+	}
+	f.source.LoadFrom("standard input", nil)
+	if got := f.source.Services(); len(got) != 0 {
+		t.Errorf("Services: %v, want none: what was read before doesn't count", got)
+	}
+}
+
 func TestManifestsMarkOnlyChanges(t *testing.T) {
 	f := newFolder(t)
 	both := serviceYAML("web", "172.30.0.1") + "---\n" + serviceYAML("db", "172.30.0.2")

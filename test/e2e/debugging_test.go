@@ -5,9 +5,11 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -44,6 +46,18 @@ func TestDebugging(t *testing.T) {
 		text, _ := d.command(strings.Fields(args)...)
 		d.checkPart(part, "$ kube-nftproxy "+args+"\n"+text)
 	}
+	for part, to := range map[string]string{"trace": "10.244.0.11 10.96.0.10:80", "trace-edge": "198.51.100.7 203.0.113.8:443"} {
+		text, _ := runCommand(t, d.Node, strings.Fields("trace "+to)...)
+		d.checkPart(part, "$ kube-nftproxy trace "+to+"\n"+text)
+	}
+	planned := filepath.Join(d.dir, "planned")
+	if err := errors.Join(os.Mkdir(planned, 0o700), os.WriteFile(filepath.Join(planned, "all.yaml"),
+		[]byte(strings.Replace(string(manifests), "[10.244.1.11], nodeName: node-2, conditions: {ready: false}", "[10.244.1.11], nodeName: node-2, conditions: {ready: true}", 1)), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	diff := "diff -f " + planned + " --hostname-override node-1 --proxy-mode nftables --cluster-cidr 10.244.0.0/16"
+	text, _ := runCommand(t, d.Node, strings.Fields(diff)...)
+	d.checkPart("diff", "$ kube-nftproxy "+diff+"\n"+text)
 	d.checkPart("watch", "$ kube-nftproxy watch\n"+d.watched(func() {
 		d.write(strings.Replace(string(manifests), "[10.244.0.10]", "[10.244.0.11]", 1))
 		d.await("services", "default/web", "10.244.0.11")
@@ -51,7 +65,7 @@ func TestDebugging(t *testing.T) {
 		d.await("status", "there is no table ip kube-nftproxy, ruleset last changed by nft")
 	}))
 	nft(t, d.Node, "add table inet firewall; add chain inet firewall forward { type filter hook forward priority 0; policy drop; }")
-	text, _ := d.command("status")
+	text, _ = d.command("status")
 	_, findings, _ := strings.Cut(text, "\n\n")
 	d.checkPart("status-firewall", "$ kube-nftproxy status\n[...]\n"+findings)
 }
@@ -118,7 +132,7 @@ func (d *desk) checkPart(name, text string) {
 
 var (
 	release  = regexp.MustCompile(`kernel \d+\.\d+\.\S*`)
-	measured = regexp.MustCompile(`kernel \d\S*|\d[\d.:]*(h|m|s|ms|µs)\b[\dhms.]*|\d\d:\d\d:\d\d\.\d+|pid \d+|generation \d+|\d+ (elements|rules|tables)|IPv[46] \d+`)
+	measured = regexp.MustCompile(`kernel \d\S*|(\d[\d.:]*(h|ms|m|s|µs))+\b|\d\d:\d\d:\d\d\.\d+|pid \d+|generation \d+|\d+ (elements|rules|tables)|IPv[46] \d+`)
 	spaces   = regexp.MustCompile(` +`)
 )
 

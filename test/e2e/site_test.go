@@ -67,7 +67,9 @@ func newSite(t *testing.T, c lab.Config, images map[string]kubelet.Image, flags 
 	labelled.Labels = map[string]string{corev1.LabelOSStable: "linux", corev1.LabelHostname: nodeName}
 	s.apply(labelled)
 	kubeconfig := filepath.Join(dir, "admin.conf")
-	ours := kubelet.Image{Root: filepath.Join(dir, "image"), Entrypoint: []string{"/usr/local/bin/kube-nftproxy"}}
+	ours := kubelet.Image{
+		Root: filepath.Join(dir, "image"), Entrypoint: []string{"/usr/local/bin/kube-nftproxy"}, Env: []string{"PATH=/usr/local/bin"},
+	}
 	container, err := kubelet.Build(t.Context(), dir)
 	err = errors.Join(err, s.api.Kubeconfig(kubeconfig, true), imageOf(ours.Root, program))
 	if err != nil {

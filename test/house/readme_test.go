@@ -35,13 +35,25 @@ func TestReadmeHasTheFlagsOfTheProgram(t *testing.T) {
 // mustHelp returns what the program, built from this source, says of itself.
 func mustHelp(t *testing.T) string {
 	t.Helper()
+	return mustSay(t, mustBuild(t), "--help")
+}
+
+// mustBuild builds the program from this source, and returns its path.
+func mustBuild(t *testing.T) string {
+	t.Helper()
 	program := filepath.Join(t.TempDir(), "kube-nftproxy")
 	if out, err := exec.Command("go", "build", "-o", program, module+"cmd/kube-nftproxy").CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
-	out, err := exec.Command(program, "--help").CombinedOutput()
+	return program
+}
+
+// mustSay returns what the program prints.
+func mustSay(t *testing.T, program string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(program, args...).CombinedOutput()
 	if err != nil {
-		t.Fatalf("--help: %v\n%s", err, out)
+		t.Fatalf("%q: %v\n%s", args, err, out)
 	}
 	return string(out)
 }

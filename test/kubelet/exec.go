@@ -24,14 +24,20 @@ import (
 // pkg/cri/streaming/remotecommand).
 const protocolV4 = "v4.channel.k8s.io"
 
-// serveExec answers the API server's requests for kubectl exec, and writes where into the Node.
-func (k *Kubelet) serveExec(ctx context.Context) (*httptest.Server, error) {
+// serve answers the API server's requests for kubectl exec, logs and port-forward, and writes where into the Node.
+func (k *Kubelet) serve(ctx context.Context) (*httptest.Server, error) {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /exec/{namespace}/{pod}/{container}", func(w http.ResponseWriter, r *http.Request) {
-		if err := k.exec(w, r); err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-		}
-	})
+	for pattern, answer := range map[string]func(http.ResponseWriter, *http.Request) error{
+		"POST /exec/{namespace}/{pod}/{container}":         k.exec,
+		"GET /containerLogs/{namespace}/{pod}/{container}": k.logs,
+		"/portForward/{namespace}/{pod}":                   k.forward,
+	} {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			if err := answer(w, r); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+			}
+		})
+	}
 	server := httptest.NewUnstartedServer(mux)
 	_ = server.Listener.Close() // it is in the test's namespace
 	err := k.Host.Do(func() (err error) {
@@ -39,7 +45,7 @@ func (k *Kubelet) serveExec(ctx context.Context) (*httptest.Server, error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("serve exec: %w", err)
+		return nil, fmt.Errorf("serve the API server: %w", err)
 	}
 	server.StartTLS()
 	port := int32(server.Listener.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
@@ -103,7 +109,8 @@ func (k *Kubelet) exec(w http.ResponseWriter, r *http.Request) error {
 	if errs, ok := streams[corev1.StreamTypeStderr]; ok {
 		cmd.Stderr = errs
 	}
-	return json.NewEncoder(streams[corev1.StreamTypeError]).Encode(status(cmd.Run()))
+	_ = json.NewEncoder(streams[corev1.StreamTypeError]).Encode(status(cmd.Run())) // unless who asked has gone
+	return nil
 }
 
 // status tells how a command ended, as the kubelet does.

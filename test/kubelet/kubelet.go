@@ -44,6 +44,8 @@ type Image struct {
 	Root string
 	// Entrypoint is executed where a container has no command.
 	Entrypoint []string
+	// Env are the image's variables, as in name=value.
+	Env []string
 }
 
 // Build builds the command container of the module around the working directory into a folder, and returns its path.
@@ -83,7 +85,7 @@ func Start(c Config) (*Kubelet, error) {
 		cancel()
 		return nil, err
 	}
-	server, err := k.serveExec(ctx)
+	server, err := k.serve(ctx)
 	if err != nil {
 		cancel()
 		return nil, err

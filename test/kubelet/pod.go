@@ -154,7 +154,7 @@ func (p *pod) spec(ctx context.Context, c *corev1.Container, image Image, root s
 	if err != nil {
 		return nil, err
 	}
-	s := &Spec{Root: root}
+	s := &Spec{Root: root, Env: slices.Clone(image.Env)}
 	for name, value := range values {
 		s.Env = append(s.Env, name+"="+value)
 	}

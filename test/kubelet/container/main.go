@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -46,7 +48,23 @@ func become(file string) error {
 	if err := limit(s); err != nil {
 		return err
 	}
-	return fmt.Errorf("execute %s: %w", s.Args[0], unix.Exec(s.Args[0], s.Args, s.Env))
+	path, err := look(s)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("execute %s: %w", path, unix.Exec(path, s.Args, s.Env))
+}
+
+// look finds a program by the container's variable PATH.
+func look(s kubelet.Spec) (string, error) {
+	os.Clearenv()
+	for _, variable := range s.Env {
+		name, value, _ := strings.Cut(variable, "=")
+		if err := os.Setenv(name, value); err != nil {
+			return "", err
+		}
+	}
+	return exec.LookPath(s.Args[0])
 }
 
 // join takes the view of the file system that a running container has.

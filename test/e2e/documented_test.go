@@ -1,0 +1,420 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	docpage "github.com/kube-nftproxy/kube-nftproxy/test/page"
+)
+
+// documents are the pages whose commands are run: all but architecture.md, where the same signs make drawings.
+func documents(t *testing.T) []string {
+	t.Helper()
+	found, err := filepath.Glob("../../docs/*.md")
+	if err != nil || len(found) < 12 {
+		t.Fatalf("%d pages in docs: %v", len(found), err)
+	}
+	found = slices.DeleteFunc(found, func(name string) bool { return filepath.Base(name) == "architecture.md" })
+	return append(found, "../../README.md", "../../SECURITY.md", "../../deploy/README.md")
+}
+
+// notRun are the commands that this test doesn't run, by the reason. Those of make and go test are looked up by test/house.
+var notRun = map[string][]string{
+	"another program; tests of hack/image and test/image read the same file": {
+		"ctr -n k8s.io images import bin/image/kube-nftproxy.tar",
+		"podman load -i bin/image/kube-nftproxy.tar",
+		"docker load -i bin/image/kube-nftproxy.tar",
+		"kind load image-archive bin/image/kube-nftproxy.tar",
+		"skopeo copy --all oci-archive:bin/image/kube-nftproxy.tar docker://registry.example.com/kube-nftproxy:v0.1.0",
+		"skopeo inspect docker://registry.example.com/kube-nftproxy:v0.1.0 | jq .Labels",
+		"skopeo inspect --raw docker://registry.example.com/kube-nftproxy:v0.1.0 | sha256sum",
+	},
+	"it is named, not recommended": {"docker login", "git describe", "nft -f", "nft list", "kubectl rollout restart", "kubeadm upgrade"},
+	"it changes the checkout":      {"git checkout REVISION && go version"},
+	"the page says that it isn't tested": {
+		"kubeadm upgrade apply v1.37.0 --skip-phases=addon/kube-proxy",
+		"sed -i 's|control-plane.example.com:6443|127.0.0.1:6444|' deploy/base/kubeconfig.conf",
+		"systemctl restart k3s",
+	},
+	"TestOperatorAsksAboutTheNode runs it, with packets": {"trace FROM ADDRESS:PORT --live"},
+	"TestDebugging runs it": {
+		"kube-nftproxy diff -f /etc/kube-nftproxy/planned --hostname-override node-1 --proxy-mode nftables --cluster-cidr 10.244.0.0/16",
+	},
+}
+
+// reader is an operator who follows the pages.
+type reader struct {
+	*site
+	// inPod and onNode are what PATH begins with: kube-nftproxy is run in the pod, or on a node without one.
+	inPod, onNode string
+}
+
+// documented are the commands of the pages in the order in which they are run, and what has to come of each.
+var documented = []struct {
+	command string
+	run     func(r *reader, command string)
+}{
+	// The cluster, from elsewhere.
+	{"kubectl apply -k deploy/base", says(`daemonset\.apps/kube-nftproxy`)},
+	{"install deploy/kubectl/kubectl-nftproxy /usr/local/bin/", (*reader).install},
+	{"kubectl apply -k deploy/monitoring", (*reader).applyMonitoring},
+	{"kubectl -n kube-system get pods -l k8s-app=kube-nftproxy -o wide", says(`kube-nftproxy-\w+ +1/1 +Running .* node-1 `)},
+	{"kubectl -n kube-system exec kube-nftproxy-x7f2p -- kube-nftproxy status", says(`health +healthy\n`, "kube-nftproxy-x7f2p", "$POD")},
+	{"kubectl nftproxy node-1 status", says(`(?s)health +healthy\n.*API server +https://`)},
+	{"kubectl nftproxy NODE status", says(`health +healthy\n`, "NODE", "node-1")},
+	{"kubectl describe pod", says(`Name: +cart\n`)},
+	{"kubectl get events -A --field-selector source=kube-nftproxy", says(`Warning +NotProgrammed +service/two .*203\.0\.113\.10`)},
+	{"kubectl get events --all-namespaces --field-selector reason=NotProgrammed", says(`service/two`)},
+	{"kubectl get events --field-selector reason=KubeProxyRunning", says(`No resources found`)},
+	{"kubectl -n kube-system logs --previous POD", says(`content of the proxy server's configuration file was updated`, "POD", "$POD")},
+	{"kubectl -n kube-system port-forward POD 10249", (*reader).portForward},
+	{"curl http://NODE:10249/metrics", says(`kubenftproxy_build_info\{`, "NODE", "192.0.2.1")},
+
+	// The program's own, in its pod.
+	{"kube-nftproxy --config /var/lib/kube-proxy/config.conf", says(`System initialized`, "config.conf", "config.conf --init-only")},
+	{"kube-nftproxy status", says(`health +healthy\n`)},
+	{"kube-nftproxy services", says(`default/web:http +10\.96\.0\.10:80 +tcp +ClusterIP +Cluster +1 of 4 `)},
+	{"kube-nftproxy services default/web", says(`\+ 10\.244\.0\.10:8080 +ready +on this node\n`)},
+	{"kube-nftproxy services default/api", ends(1, `10\.96\.0\.11:9090 .* refused: no endpoint`)},
+	{"kube-nftproxy services default/edge", ends(1, `load balancers ask at port 32000`)},
+	{"services NAMESPACE/NAME", says(`Service default/web\n`, "NAMESPACE/NAME", "default/web")},
+	{"services NAMESPACE/NAME --try", says(`\+ 10\.244\.0\.10:8080 .* answers in `, "NAMESPACE/NAME", "default/web")},
+	{"services --wrong", ends(1, `(?s)default/api.*default/two`)},
+	{"trace 10.244.1.7 10.96.0.10:80", says(`(?s)Service port: default/web:http.*10\.244\.0\.10:8080`)},
+	{"kube-nftproxy trace 10.244.1.7 10.96.0.10:80", says(`10\.244\.0\.10:8080`)},
+	{"trace FROM ADDRESS:PORT", says(`10\.244\.0\.10:8080`, "FROM ADDRESS:PORT", "node 10.96.0.10:80")},
+	{"kube-nftproxy trace 10.244.0.11 10.96.0.10:80", says(`100 % +to 10\.244\.0\.10:8080`)},
+	{"kube-nftproxy trace 198.51.100.7 203.0.113.8:443", ends(1, `100 % +dropped\n`)},
+	{"render -f FOLDER", says(`(?s)table ip kube-nftproxy \{.*"default/web:http"`, "FOLDER", "- < services/all.yaml")},
+	{"diff -f FOLDER", ends(1, `(?m)^- ip map services: .*10\.96\.0\.`, "FOLDER", "- < services/all.yaml")},
+	{"kube-nftproxy verify", says(`OK: 2 tables, `)},
+	{"kube-nftproxy watch", shows(`default/web changed [+-]10\.244\.0\.1`)},
+	{"watch -o json", shows(`"service":"default/web"`)},
+	{"kube-nftproxy bundle -f - > bundle.tar.gz", says(`status\.`, "bundle.tar.gz", "bundle.tar.gz && tar tzf bundle.tar.gz")},
+	{"kube-nftproxy status -o json | jq -r '.findings[] | select(.severity == \"wrong\") | .mend'", (*reader).mend},
+	{"kube-nftproxy services -o json | jq -r '.services[] | select(.ports[].endpoints == []) | .namespace + \"/\" + .name'", says(`(?m)^default/api$`)},
+	{"kube-nftproxy completion bash", says(`^$`, "bash", "bash | bash -n")},
+
+	// The node.
+	{"curl -s http://127.0.0.1:10249/proxyMode; echo", says(`^nftables\n$`)},
+	{"curl -s http://127.0.0.1:10256/healthz; echo", says(`"healthy": ?true`)},
+	{"curl -s http://127.0.0.1:10249/metrics | grep -E '^kube(proxy_sync_proxy_rules_last_timestamp|nftproxy_)'", says(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds\S* \d`)},
+	{"curl 'http://127.0.0.1:10249/debug/pprof/goroutine?debug=2'", says(`goroutine \d+ `)},
+	{"nft list map ip kube-nftproxy services", says(`10\.96\.0\.10 \. tcp \. 80 .*"default/web:http`)},
+	{"nft get element ip kube-nftproxy services '{ 10.96.0.10 . tcp . 80 }'", says(`10\.96\.0\.10 \. tcp \. 80 `)},
+	{"nft list ruleset", says(`(?s)table ip kube-nftproxy \{.*"default/web:http`)},
+	{"ss -ltnp sport = :PORT", says(`LISTEN .*:30443 .*users:`, "PORT", "30443")},
+	{"ss -lntup", says(`LISTEN .*:30443 .*users:`)},
+	{"sysctl net.ipv4.ip_local_port_range net.ipv4.ip_local_reserved_ports", says(`net\.ipv4\.ip_local_port_range = \d+\s\d+\nnet\.ipv4\.ip_local_reserved_ports = *\n`)},
+	{"sysctl -w net.ipv4.ip_local_reserved_ports=30000-32767", says(`ip_local_reserved_ports = 30000-32767\n`)},
+	{"cat /proc/sys/net/netfilter/nf_conntrack_{count,max}", says(`^\d+\n\d+\n$`)},
+	{"nft --debug=netlink -f file", says(`\[ cmp eq reg 1 0x00005000 \]`, "file", "<(echo 'table ip x { chain y { tcp dport 80 accept; }; }')")},
+	{"nft flush ruleset", (*reader).flush},
+
+	// The node, once the pods are gone.
+	{"kube-nftproxy --cleanup", (*reader).cleanup},
+	{"bin/kube-nftproxy --manifests ./services --hostname-override $(hostname) --cluster-cidr 10.244.0.0/16", (*reader).serveManifests},
+	{"nft delete table ip kube-nftproxy; nft delete table ip6 kube-nftproxy", (*reader).deleteTables},
+	{"ip netns add x", says(`^x\n$`, "add x", "add x && ip netns list")},
+}
+
+// TestEveryCommandIsRun fails where a command is new on a page, or changed, and where one that is run is on no page any more.
+func TestEveryCommandIsRun(t *testing.T) {
+	where, runs := map[string]string{}, map[string]bool{}
+	for _, name := range documents(t) {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range docpage.Commands(string(text)) {
+			where[c.Text] = fmt.Sprintf("%s:%d", strings.TrimPrefix(name, "../../"), c.Line)
+		}
+	}
+	add := func(command string) {
+		if where[command] == "" || runs[command] {
+			t.Errorf("no page has %q, or it is here twice", command)
+		}
+		runs[command] = true
+	}
+	for _, d := range documented {
+		add(d.command)
+	}
+	for _, commands := range notRun {
+		for _, command := range commands {
+			add(command)
+		}
+	}
+	for _, blocks := range mustReadPage(t, migrating, "sh") { // TestMigrating runs them all, and with them the same ones elsewhere
+		for _, block := range blocks {
+			for _, c := range docpage.Commands("```sh\n" + block + "```\n") {
+				runs[c.Text] = true
+			}
+		}
+	}
+	lookedUp := regexp.MustCompile(`^([A-Z_]+=\S+ )*(make|go test)\b`)
+	for command, at := range where {
+		if !runs[command] && !lookedUp.MatchString(command) {
+			t.Errorf("%s: no test runs %q: add it to those of TestDocumentedCommands", at, command)
+		}
+	}
+	if len(runs) < 80 {
+		t.Errorf("only %d commands are run", len(runs))
+	}
+}
+
+// TestDocumentedCommands runs the commands of the pages as they are there, but for what the pages say stands for something else.
+func TestDocumentedCommands(t *testing.T) {
+	r := newReader(t)
+	for _, d := range documented {
+		if !t.Run(d.command, func(t *testing.T) { r.T = t; d.run(r, d.command) }) {
+			break
+		}
+	}
+	r.T = t
+}
+
+// newReader makes a cluster with what the pages tell of, and lets our pod's program restart once.
+func newReader(t *testing.T) *reader {
+	r := &reader{site: newSite(t, lab.Config{Pods: 2}, nil)}
+	r.inPod, r.onNode = filepath.Join(r.dir, "in-pod"), filepath.Join(r.checkout, "bin")
+	inPod := "#!/bin/sh\nexec kubectl --namespace kube-system exec --stdin daemonset/kube-nftproxy --container kube-nftproxy -- kube-nftproxy \"$@\"\n"
+	manifests, err := os.ReadFile("testdata/debugging.yaml")
+	err = errors.Join(err, os.Mkdir(r.inPod, 0o700), copyFile(program, filepath.Join(r.onNode, "kube-nftproxy")),
+		os.WriteFile(filepath.Join(r.inPod, "kube-nftproxy"), []byte(inPod), 0o700), //nolint:gosec // it is executed
+		os.Mkdir(filepath.Join(r.checkout, "services"), 0o700), os.WriteFile(filepath.Join(r.checkout, "services", "all.yaml"), manifests, 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.sh(`kubectl apply -f services
+kubectl patch service edge --subresource=status -p '{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.8"}]}}}'`)
+	for _, name := range []string{"one", "two"} {
+		svc := service(name)
+		svc.Spec.Ports[0].Port, svc.Spec.ExternalIPs = 81, []string{"203.0.113.10"}
+		svc.Spec.Ports = svc.Spec.Ports[:1]
+		r.apply(svc)
+	}
+	cart := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "cart"},
+		Spec:       corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{Name: "cart", Image: "none"}}},
+	}
+	if _, err := r.api.Client().CoreV1().Pods("default").Create(t.Context(), cart, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Node.Serve(model.TCP, 30443); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Pods[0].Serve(model.TCP, backendPort); err != nil {
+		t.Fatal(err)
+	}
+	r.sh(fmt.Sprintf(configured, r.api.Server()))
+	_, before := r.pod("kube-nftproxy")
+	r.sh(`printf 'enableProfiling: true\nmetricsBindAddress: 0.0.0.0:10249\n' >> deploy/base/config.conf; kubectl apply -k deploy/base`)
+	eventually(r, patience, func() error {
+		select {
+		case <-before.Ended():
+			return nil
+		default:
+			return errors.New("it goes on with a configuration that was changed")
+		}
+	})
+	p, _ := r.pod("kube-nftproxy")
+	r.environ = append(r.environ, "POD="+p.Name)
+	return r
+}
+
+// command prepares a script as a reader's shell runs it on a host. It has a /run of its own, where the program's socket is.
+func (r *reader) command(ctx context.Context, h *lab.Host, script string) *lab.Cmd {
+	path := r.inPod
+	if r.pods() == 0 {
+		path = r.onNode
+	}
+	if regexp.MustCompile(`^(services|trace|render|diff|watch) `).MatchString(script) {
+		script = "kube-nftproxy " + script
+	}
+	cmd := h.Command(ctx, "unshare", "--mount", "bash", "-c", `mount -t tmpfs tmpfs /run && PATH=`+path+`:$PATH && eval "$1"`, "bash", script)
+	cmd.Dir, cmd.Env = r.checkout, r.environ
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
+	return cmd
+}
+
+// pods counts our pods.
+func (r *reader) pods() int {
+	list, err := r.api.Client().CoreV1().Pods("kube-system").List(r.Context(), metav1.ListOptions{LabelSelector: "k8s-app=kube-nftproxy"})
+	if err != nil {
+		r.Fatal(err)
+	}
+	return len(list.Items)
+}
+
+// says runs a command, with the second of each two replacements in place of the first, until it succeeds and prints what matches.
+func says(pattern string, replacements ...string) func(*reader, string) {
+	return ends(0, pattern, replacements...)
+}
+
+// ends is says with another exit code.
+func ends(code int, pattern string, replacements ...string) func(*reader, string) {
+	return func(r *reader, command string) {
+		r.ends(code, pattern, strings.NewReplacer(replacements...).Replace(command))
+	}
+}
+
+func (r *reader) ends(code int, pattern, script string) {
+	r.Helper()
+	eventually(r, patience, func() error {
+		cmd := r.command(r.Context(), r.Node, script)
+		out, err := cmd.CombinedOutput()
+		if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+			return err
+		}
+		if got := cmd.ProcessState.ExitCode(); got != code || !regexp.MustCompile(pattern).Match(out) {
+			return fmt.Errorf("%s: exit code %d, want %d, and %q in:\n%s", script, got, code, pattern, out[:min(len(out), 4000)])
+		}
+		return nil
+	})
+}
+
+// step is a line that is awaited, and what is done then.
+type step struct {
+	pattern string
+	do      func()
+}
+
+// follow runs a command on a host, takes the steps as it prints their lines, and ends it by Ctrl-C.
+func (r *reader) follow(h *lab.Host, script string, steps ...step) {
+	r.Helper()
+	ctx, cancel := context.WithTimeout(r.Context(), patience)
+	defer cancel()
+	cmd := r.command(ctx, h, script)
+	out, in, err := os.Pipe()
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer out.Close()
+	cmd.Stdout, cmd.Stderr = in, in
+	err = cmd.Start()
+	in.Close()
+	if err != nil {
+		r.Fatal(err)
+	}
+	said := ""
+	for lines := bufio.NewScanner(out); len(steps) > 0 && lines.Scan(); {
+		said += lines.Text() + "\n"
+		if regexp.MustCompile(steps[0].pattern).MatchString(lines.Text()) {
+			steps[0].do()
+			steps = steps[1:]
+		}
+	}
+	cancel()
+	err = cmd.Wait() // Ctrl-C is an error for some
+	if len(steps) > 0 {
+		r.Errorf("%s: %v, and no %q in:\n%s", script, err, steps[0].pattern, said)
+	}
+}
+
+// shows runs watch, replaces an endpoint once it listens, and waits for a line that matches.
+func shows(pattern string) func(*reader, string) {
+	return func(r *reader, command string) {
+		r.follow(r.Node, command, step{"^Watching", func() {
+			for _, address := range []string{"10.244.0.11", "10.244.0.10"} {
+				r.sh(`kubectl patch endpointslice web-x7f2p --type=json -p '[{"op":"replace","path":"/endpoints/0/addresses/0","value":"` + address + `"}]'`)
+			}
+		}}, step{pattern, func() {}})
+	}
+}
+
+func (r *reader) install(command string) {
+	r.ends(0, "", strings.Replace(command, "/usr/local/bin/", r.inPod, 1))
+	if out, err := r.try(r.inPod + "/kubectl-nftproxy --help"); err != nil || !strings.Contains(out, "Usage: kubectl nftproxy NODE COMMAND") {
+		r.Errorf("%v: %s", err, out)
+	}
+}
+
+// monitoringKinds are the kinds of the Prometheus operator, with any content.
+const monitoringKinds = `for kind in PodMonitor PrometheusRule; do cat <<END
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: ${kind,,}s.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  names: {kind: $kind, plural: ${kind,,}s, singular: ${kind,,}}
+  scope: Namespaced
+  versions:
+  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+END
+done | kubectl apply -f -`
+
+func (r *reader) applyMonitoring(command string) {
+	r.sh(monitoringKinds)
+	r.ends(0, `(?s)configmap/kube-nftproxy-dashboard .*podmonitor\.monitoring\.coreos\.com/.*prometheusrule\.monitoring\.coreos\.com/`, command)
+}
+
+// portForward asks for the status page from another machine.
+func (r *reader) portForward(command string) {
+	r.follow(r.Client, strings.Replace(command, "POD", "$POD", 1), step{`Forwarding from 127\.0\.0\.1:10249`, func() {
+		out, err := r.Client.Command(r.Context(), "curl", "-sSf", "http://127.0.0.1:10249/status").CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "<title>") {
+			r.Errorf("the status page by kubectl port-forward: %v\n%s", err, out)
+		}
+	}})
+}
+
+// mend has the node drop what it should forward, and does what the command prints.
+func (r *reader) mend(command string) {
+	nft(r, r.Node, "add table inet firewall; add chain inet firewall forward { type filter hook forward priority 0; policy drop; }")
+	r.ends(0, `(?m)^nft chain inet firewall forward '\{ policy accept; \}'\n`, command)
+	r.ends(0, "", command+" | head -n 1 | bash")
+	r.ends(0, "health +healthy\n", "kube-nftproxy status") // which ends with 1 if anything is wrong
+}
+
+func (r *reader) flush(command string) {
+	r.ends(0, "^$", command)
+	r.ends(0, "default/web", "nft list table ip kube-nftproxy")
+}
+
+// cleanup removes the pods, and then what they leave.
+func (r *reader) cleanup(command string) {
+	r.sh("kubectl delete -k deploy/base")
+	eventually(r, patience, func() error {
+		if n := r.pods(); n > 0 {
+			return fmt.Errorf("%d pods", n)
+		}
+		return nil
+	})
+	r.ends(0, "table ip kube-nftproxy", "nft list tables")
+	r.ends(0, "", command)
+	r.ends(0, `^$`, "nft list tables | grep kube-nftproxy || true")
+}
+
+// serveManifests asks a Service of the folder.
+func (r *reader) serveManifests(command string) {
+	r.follow(r.Node, command, step{".", func() {
+		eventually(r, patience, func() error { return reached(r.Context(), r.Pods[1], model.TCP, addrPort("10.96.0.10"), "pod-0") })
+	}})
+}
+
+func (r *reader) deleteTables(command string) {
+	r.ends(0, "table ip6? kube-nftproxy\ntable", "nft list tables")
+	r.ends(0, "^$", command)
+	if out := nft(r, r.Node, "list", "tables"); slices.Contains(strings.Fields(out), "kube-nftproxy") {
+		r.Errorf("tables left: %s", out)
+	}
+}

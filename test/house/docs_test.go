@@ -1,0 +1,342 @@
+package house
+
+import (
+	"fmt"
+	"go/ast"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/page"
+)
+
+// pages lists the documents.
+func pages(t *testing.T) (names []string) {
+	t.Helper()
+	for _, name := range files(t) {
+		if path.Ext(name) == ".md" {
+			names = append(names, name)
+		}
+	}
+	if len(names) < 15 {
+		t.Fatalf("found %d pages, want more: is %s the root?", len(names), root)
+	}
+	return names
+}
+
+var (
+	fenced   = regexp.MustCompile("(?ms)^```.*?^```$")
+	heading  = regexp.MustCompile(`(?m)^#+ +(.+)$`)
+	linked   = regexp.MustCompile(`\]\(([^()\s]+)\)`)
+	ourPages = regexp.MustCompile(`https://github\.com/kube-nftproxy/kube-nftproxy/blob/main/(\S+)`)
+)
+
+// anchors are the names by which a page's headings can be linked to, as GitHub makes them.
+func anchors(text string) map[string]bool {
+	found := map[string]bool{}
+	for _, m := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+		anchor := strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-', r == '_', unicode.IsLetter(r), unicode.IsDigit(r):
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, m[1])
+		unique := anchor
+		for n := 1; found[unique]; n++ {
+			unique = fmt.Sprintf("%s-%d", anchor, n)
+		}
+		found[unique] = true
+	}
+	return found
+}
+
+// follow returns an error unless a link leads to a file or folder here, and to a heading where it names one.
+func follow(from, link string) error {
+	name, anchor, anchored := strings.Cut(link, "#")
+	target := from
+	if name != "" {
+		target = path.Join(path.Dir(from), name)
+	}
+	info, err := os.Stat(filepath.Join(root, target))
+	if err != nil || !anchored {
+		return err
+	}
+	if info.IsDir() || path.Ext(target) != ".md" {
+		return fmt.Errorf("%s has no headings", target)
+	}
+	text, err := os.ReadFile(filepath.Join(root, target))
+	if err == nil && !anchors(string(text))[anchor] {
+		err = fmt.Errorf("%s has no heading for #%s", target, anchor)
+	}
+	return err
+}
+
+// TestLinksLeadSomewhere follows the links of pages, and those to our own pages of whatever else.
+func TestLinksLeadSomewhere(t *testing.T) {
+	n := 0
+	check := func(name, from, link string) {
+		n++
+		if err := follow(from, link); err != nil {
+			t.Errorf("%s: link %s: %v", name, link, err)
+		}
+	}
+	for _, name := range pages(t) {
+		for _, m := range linked.FindAllStringSubmatch(fenced.ReplaceAllString(mustRead(t, name), ""), -1) {
+			if !strings.Contains(m[1], "://") {
+				check(name, name, m[1])
+			}
+		}
+	}
+	for _, name := range files(t) {
+		if strings.HasPrefix(name, "deploy/") {
+			for _, m := range ourPages.FindAllStringSubmatch(mustRead(t, name), -1) {
+				check(name, "README.md", strings.Trim(m[1], `"',`))
+			}
+		}
+	}
+	if n < 100 {
+		t.Errorf("only %d links", n)
+	}
+}
+
+func TestAnchors(t *testing.T) {
+	found := anchors("# Those of `nft`: 1.0.6\n```\n# not this\n```\n## kubeadm: go back\n## kubeadm: go back\n## k3s, RKE2\n")
+	for _, want := range []string{"those-of-nft-106", "kubeadm-go-back", "kubeadm-go-back-1", "k3s-rke2"} {
+		if !found[want] {
+			t.Errorf("no %q among %v", want, found)
+		}
+	}
+	if len(found) != 4 {
+		t.Errorf("%v, want four", found)
+	}
+	for link, ok := range map[string]bool{
+		"docs/faq.md": true, "docs": true, "docs/none.md": false, "#flags": true, "#none": false, "docs/faq.md#questions": true, "docs/faq.md#none": false, "docs#x": false,
+	} {
+		if err := follow("README.md", link); (err == nil) != ok {
+			t.Errorf("%s: %v", link, err)
+		}
+	}
+}
+
+var (
+	metric = regexp.MustCompile(`\b(?:kubeproxy|kubenftproxy)_[a-z0-9_]*`)
+	inRow  = regexp.MustCompile("(?m)^\\| `(kube(?:nft)?proxy_[a-z0-9_]+)` \\| \\w+ \\|")
+)
+
+// TestNamedMetricsExist compares metrics that pages and deploy/ name with the tables of docs/metrics.md, which pkg/metrics writes.
+func TestNamedMetricsExist(t *testing.T) {
+	known := map[string]bool{}
+	for _, m := range inRow.FindAllStringSubmatch(mustRead(t, "docs/metrics.md"), -1) {
+		known[m[1]] = true
+	}
+	named := 0
+	for _, name := range files(t) {
+		if path.Ext(name) != ".md" && !strings.HasPrefix(name, "deploy/") {
+			continue
+		}
+		for _, m := range metric.FindAllString(mustRead(t, name), -1) {
+			named++
+			if !isMetric(known, m) {
+				t.Errorf("%s: there is no metric %s", name, m)
+			}
+		}
+	}
+	if len(known) < 30 || named < 100 {
+		t.Errorf("%d metrics are known, and %d times one is named: does this test still look in the right place?", len(known), named)
+	}
+}
+
+// isMetric says whether a name is a metric's, one of its series, or the beginning of one.
+func isMetric(known map[string]bool, name string) bool {
+	if strings.HasSuffix(name, "_") {
+		for k := range known {
+			if strings.HasPrefix(k, name) {
+				return true
+			}
+		}
+		return false
+	}
+	for _, suffix := range []string{"", "_bucket", "_sum", "_count"} {
+		if short, ok := strings.CutSuffix(name, suffix); ok && known[short] {
+			return true
+		}
+	}
+	return false
+}
+
+func TestIsMetric(t *testing.T) {
+	known := map[string]bool{"kubenftproxy_a_b": true}
+	for name, want := range map[string]bool{
+		"kubenftproxy_a_b": true, "kubenftproxy_a_b_sum": true, "kubenftproxy_": true, "kubenftproxy_a": false, "kubenftproxy_b_": false, "kubenftproxy_a_b_max": false,
+	} {
+		if got := isMetric(known, name); got != want {
+			t.Errorf("%s: %t, want %t", name, got, want)
+		}
+	}
+}
+
+// othersFlags are flags without a command before them that are another program's.
+var othersFlags = map[string]string{
+	"--service-node-port-range": "kube-apiserver", "--allow-privileged": "kube-apiserver", "--kube-proxy-config": "AKS",
+	"--metrics-port": "kube-proxy, hidden; accepted here", "--ignore-external-ips": "the test's own",
+}
+
+var (
+	code     = regexp.MustCompile("`([^`\n]+)`")
+	flagName = regexp.MustCompile(`(?:^|\s)(--[a-z][a-z0-9-]+)`)
+	ours     = regexp.MustCompile(`^(--|((bin/)?kube-nftproxy|status|services|trace|verify|watch|bundle|render|diff|completion)\b)`)
+)
+
+// TestNamedFlagsExist looks for the flags that pages name, alone or behind our program, among those of the program and its commands.
+func TestNamedFlagsExist(t *testing.T) {
+	program := mustBuild(t)
+	known := map[string]bool{}
+	for _, command := range []string{"", "status", "services", "trace", "verify", "watch", "bundle", "render", "diff", "completion"} {
+		for _, m := range usage.FindAllStringSubmatch(mustSay(t, program, append(strings.Fields(command), "--help")...), -1) {
+			known["--"+m[1]] = true
+		}
+	}
+	named, others := 0, map[string]bool{}
+	check := func(name, text string) {
+		if !ours.MatchString(text) {
+			return
+		}
+		for _, m := range flagName.FindAllStringSubmatch(text, -1) {
+			named++
+			others[m[1]] = true
+			if !known[m[1]] && othersFlags[m[1]] == "" {
+				t.Errorf("%s: there is no flag %s (%s)", name, m[1], text)
+			}
+		}
+	}
+	for _, name := range pages(t) {
+		text := mustRead(t, name)
+		for _, m := range code.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+			check(name, m[1])
+		}
+		for _, c := range page.Commands(text) {
+			check(name, c.Text)
+		}
+	}
+	for name := range othersFlags {
+		if !others[name] || known[name] {
+			t.Errorf("no page names %s, or it is ours now", name)
+		}
+	}
+	if named < 50 {
+		t.Errorf("only %d times a flag is named", named)
+	}
+}
+
+var (
+	making      = regexp.MustCompile(`^((?:[A-Z_]+=\S+ )*)make((?: [^|;&]+)?)`)
+	testCommand = regexp.MustCompile(`^(?:sudo )?((?:[A-Z_]+=\S+ )*)go test( [^|;&]+)`)
+)
+
+// TestNamedTargetsExist looks for what pages say to make, and the variables that they say to set, in Makefile and hack/.
+func TestNamedTargetsExist(t *testing.T) {
+	makefile, scripts := mustRead(t, "Makefile"), ""
+	for _, name := range files(t) {
+		if strings.HasPrefix(name, "hack/") && path.Ext(name) == ".sh" {
+			scripts += mustRead(t, name)
+		}
+	}
+	n := 0
+	for _, name := range pages(t) {
+		for _, c := range page.Commands(mustRead(t, name)) {
+			m := making.FindStringSubmatch(c.Text)
+			if m == nil {
+				continue
+			}
+			n++
+			for _, word := range strings.Fields(m[1] + " " + m[2]) {
+				if variable, _, ok := strings.Cut(word, "="); ok {
+					if !strings.Contains(scripts, "${"+variable+":") && !strings.Contains(scripts, "$"+variable) {
+						t.Errorf("%s:%d: nothing in hack/ uses %s", name, c.Line, variable)
+					}
+				} else if !strings.Contains(makefile, "\n"+word+": ") {
+					t.Errorf("%s:%d: there is no target %s", name, c.Line, word)
+				}
+			}
+		}
+	}
+	if n < 30 {
+		t.Errorf("only %d commands of make", n)
+	}
+}
+
+// TestNamedTestsExist looks for the packages and tests that pages say to run, and for whatever else looks like a test's name.
+func TestNamedTestsExist(t *testing.T) {
+	inPackage, everywhere := map[string][]string{}, map[string]bool{}
+	for _, s := range sources(t) {
+		if !s.test() {
+			continue
+		}
+		for _, decl := range s.Decls {
+			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv == nil {
+				inPackage["./"+s.dir] = append(inPackage["./"+s.dir], f.Name.Name)
+				everywhere[f.Name.Name] = true
+			}
+		}
+	}
+	run := regexp.MustCompile(`-run '?([^' /]+)`)
+	n := 0
+	for _, name := range pages(t) {
+		text := mustRead(t, name)
+		for _, c := range page.Commands(text) {
+			m := testCommand.FindStringSubmatch(c.Text)
+			if m == nil {
+				continue
+			}
+			n++
+			for _, word := range strings.Fields(m[2]) {
+				if strings.HasPrefix(word, "./") && inPackage[word] == nil && word != "./..." {
+					t.Errorf("%s:%d: there are no tests in %s", name, c.Line, word)
+				}
+				if r := run.FindStringSubmatch(m[2]); r != nil && strings.HasPrefix(word, "./") {
+					pattern := regexp.MustCompile(r[1])
+					if !slices.ContainsFunc(inPackage[word], pattern.MatchString) {
+						t.Errorf("%s:%d: %s has no test %s", name, c.Line, word, r[1])
+					}
+				}
+			}
+		}
+		for _, m := range regexp.MustCompile("`((?:Test|Fuzz|Benchmark)[A-Z]\\w+)[`/]").FindAllStringSubmatch(text, -1) {
+			n++
+			if !everywhere[m[1]] {
+				t.Errorf("%s: there is no %s", name, m[1])
+			}
+		}
+	}
+	if n < 50 {
+		t.Errorf("only %d tests are named", n)
+	}
+}
+
+// TestNamedFilesExist looks for files and folders of this repository that pages name.
+func TestNamedFilesExist(t *testing.T) {
+	named := regexp.MustCompile("`((?:cmd|deploy|docs|hack|pkg|test)/[A-Za-z0-9_./-]+)`")
+	n := 0
+	for _, name := range pages(t) {
+		if name == "test/scenario/conformance.md" {
+			continue // it names Kubernetes' own
+		}
+		for _, m := range named.FindAllStringSubmatch(mustRead(t, name), -1) {
+			n++
+			if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	if n < 50 {
+		t.Errorf("only %d files are named", n)
+	}
+}
