@@ -193,6 +193,10 @@ func (o *others) missed() bool {
 // received from. It stays empty without [Kernel.Listen].
 func (k *Kernel) Heard() <-chan struct{} { return k.others.heard }
 
+// Touched reports whether another program was heard to have changed our tables since they were last written anew. It asks nobody:
+// without [Kernel.Listen] it reports false.
+func (k *Kernel) Touched() bool { return k.others.suspicion() != "" }
+
 // Author names the program that was the last to commit something beside us, "unknown" if the kernel didn't say.
 func (k *Kernel) Author() string {
 	if c := k.others.last.Load(); c != nil {

@@ -51,6 +51,32 @@ func BenchmarkSetAll(b *testing.B) {
 	}
 }
 
+// BenchmarkSetMany replaces an endpoint of each of 1,000 Services among many, and takes what has changed.
+func BenchmarkSetMany(b *testing.B) {
+	const services, changed, endpoints = 10000, 1000, 10
+	p := New(testOptions())
+	var rounds [2][services]*model.Service
+	for i := range services {
+		for round := range rounds {
+			rounds[round][i] = benchService(i, endpoints, round)
+		}
+		p.Set(rounds[0][i].Name, rounds[0][i])
+	}
+	p.Track()
+	b.ReportAllocs()
+	for n := 0; b.Loop(); n++ {
+		p.Expect(changed)
+		for k := range changed {
+			i := n*changed + k
+			s := rounds[(1+i/services)%2][i%services]
+			p.Set(s.Name, s)
+		}
+		if c := p.Take(); len(c.Add) == 0 {
+			b.Fatal("nothing has changed")
+		}
+	}
+}
+
 // BenchmarkSetOne replaces an endpoint of one Service among many, and takes what has changed.
 func BenchmarkSetOne(b *testing.B) {
 	for _, size := range benchSizes {

@@ -37,10 +37,12 @@ func (c *Change) Empty() bool {
 type delta struct {
 	elements map[nft.ID]*transition
 	order    []*transition
-	chains   []classKey
-	unused   []Chain
-	grown    []*nft.Set
-	rules    bool
+	// room is where the next transitions are made, some at a time.
+	room   []transition
+	chains []classKey
+	unused []Chain
+	grown  []*nft.Set
+	rules  bool
 }
 
 // transition is an element as it was, and as it is; the zero element where there is none.
@@ -48,16 +50,25 @@ type transition struct{ was, is nft.Element }
 
 func newDelta() *delta { return &delta{elements: map[nft.ID]*transition{}} }
 
+// lasting is the number of elements for which memory is kept.
+const lasting = 256
+
+// expect makes room for a number of elements: growing step by step would take as long as what is done with them.
+func (d *delta) expect(elements int) {
+	if len(d.elements) == 0 && elements > lasting {
+		d.elements, d.order = make(map[nft.ID]*transition, elements), make([]*transition, 0, elements)
+	}
+}
+
 // reset forgets everything. The memory for elements serves again, unless there were very many.
 func (d *delta) reset() {
-	const many = 256
-	if len(d.order) > many {
+	if len(d.order) > lasting {
 		*d = *newDelta()
 		return
 	}
 	clear(d.elements)
 	clear(d.order)
-	*d = delta{elements: d.elements, order: d.order[:0]}
+	*d = delta{elements: d.elements, order: d.order[:0], room: d.room}
 }
 
 func (d *delta) put(e *nft.Element) { d.touch(e, nft.Element{}).is = *e }
@@ -69,7 +80,12 @@ func (d *delta) touch(e *nft.Element, was nft.Element) *transition {
 	id := e.ID()
 	t := d.elements[id]
 	if t == nil {
-		t = &transition{was: was}
+		const atOnce = 32
+		if len(d.room) == 0 {
+			d.room = make([]transition, atOnce)
+		}
+		t, d.room = &d.room[0], d.room[1:]
+		t.was = was
 		d.elements[id] = t
 		d.order = append(d.order, t)
 	}

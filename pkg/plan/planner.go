@@ -117,8 +117,13 @@ func New(o Options) *Planner {
 	return p
 }
 
-// Expect makes room for a number of Services, if there are none yet: growing step by step would cost as much as planning them.
+// Expect makes room for a number of Services that are about to change: growing step by step would cost as much as planning them.
 func (p *Planner) Expect(services int) {
+	// So many elements change with one of ten endpoints; but it may be that most Services turn out to be as they were.
+	const each, most = 4, 8192
+	if p.delta != nil {
+		p.delta.expect(min(each*services, most))
+	}
 	if len(p.services) > 0 {
 		return
 	}

@@ -70,7 +70,8 @@ func (a *arrangement) difference(before, set []netip.AddrPort) (removed, added [
 	case a != nil:
 		return difference(a.set, set)
 	}
-	return difference(sorted(before), set)
+	var room [small]netip.AddrPort
+	return difference(sortedIn(room[:0], before), set)
 }
 
 func rearrangeFew(before []netip.AddrPort, n int, removed, added []netip.AddrPort) []netip.AddrPort {
@@ -127,11 +128,15 @@ func difference(old, now []netip.AddrPort) (removed, added []netip.AddrPort) {
 	return append(removed, old[i:]...), append(added, now[j:]...)
 }
 
-func sorted(list []netip.AddrPort) []netip.AddrPort {
+// sorted returns a list if it is sorted, and otherwise a sorted copy.
+func sorted(list []netip.AddrPort) []netip.AddrPort { return sortedIn(nil, list) }
+
+// sortedIn makes the copy in the room given, if that is enough.
+func sortedIn(room, list []netip.AddrPort) []netip.AddrPort {
 	if slices.IsSortedFunc(list, netip.AddrPort.Compare) {
 		return list
 	}
-	list = slices.Clone(list)
+	list = append(room, list...)
 	slices.SortFunc(list, netip.AddrPort.Compare)
 	return list
 }

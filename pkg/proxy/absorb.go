@@ -27,9 +27,15 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) {
 		p.publish()
 	}
 	sorted := sortedNames(dirty.Services)
-	p.account.noteNames(sorted)
 	p.Planner.Expect(len(sorted))
-	p.build(sorted, p.absorbService)
+	absorbed := 0
+	p.build(sorted, func(name types.NamespacedName, s *model.Service) {
+		p.absorbService(name, s)
+		if absorbed++; absorbed%blockSize == 0 && p.broken() {
+			p.send(ctx, track.Dirty{}) // nobody waits for the others of thousands
+		}
+	})
+	p.account.noteNames(sorted)
 	if p.Planner.Conflicts() > 0 {
 		for _, name := range sorted {
 			p.reportConflicts(name)

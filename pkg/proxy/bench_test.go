@@ -141,6 +141,12 @@ func newStoredSource(b *testing.B, services, endpoints int) *storedSource {
 
 // open returns a proxy of IPv4 on this source and the kernel, for which everything is new.
 func (s *storedSource) open(b *testing.B) *Proxy {
+	kernel := openKernel(b)
+	b.Cleanup(func() { kernel.Close() }) //nolint:errcheck // nothing is left in it
+	return s.on(b, kernel)
+}
+
+func openKernel(b *testing.B) *apply.Kernel {
 	kernel, err := apply.Open()
 	if err != nil {
 		b.Fatal(err)
@@ -148,7 +154,11 @@ func (s *storedSource) open(b *testing.B) *Proxy {
 	if err := kernel.Listen(); err != nil {
 		b.Fatal(err)
 	}
-	b.Cleanup(func() { kernel.Close() }) //nolint:errcheck // nothing is left in it
+	return kernel
+}
+
+// on is open, on a kernel that somebody else closes.
+func (s *storedSource) on(b *testing.B, kernel Kernel) *Proxy {
 	families := model.Families[:1]
 	p := New(Config{
 		Source: s, Tracker: track.New(time.Now(), time.Now), Kernel: kernel,
@@ -216,6 +226,25 @@ func BenchmarkSync(b *testing.B) {
 	}
 }
 
+// BenchmarkBurst replaces an endpoint of each of 1,000 Services at once.
+func BenchmarkBurst(b *testing.B) {
+	const services, changed, endpoints = 10000, 1000, 10
+	lab.EnterNamespace(b)
+	s := newStoredSource(b, services, endpoints)
+	p := s.open(b)
+	p.sync(quietly(b))
+	b.ReportAllocs()
+	for n := 0; b.Loop(); n++ {
+		b.StopTimer()
+		for k := range changed {
+			i := n*changed + k
+			p.Tracker.Slice(s.put(b, i%services, endpoints, 1+i/services), track.Trigger{})
+		}
+		b.StartTimer()
+		p.sync(quietly(b))
+	}
+}
+
 // BenchmarkRolling replaces endpoints of one slice of a large Service at a time, beside a thousand small ones.
 func BenchmarkRolling(b *testing.B) {
 	for _, replaced := range []int{1, 10} {
@@ -236,6 +265,38 @@ func BenchmarkRolling(b *testing.B) {
 					p.Tracker.Slice(name, track.Trigger{})
 					b.StartTimer()
 					p.sync(quietly(b))
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkFirstRolling is the first change of a large Service after the start.
+func BenchmarkFirstRolling(b *testing.B) {
+	for _, replaced := range []int{1, 10} {
+		for _, endpoints := range []int{1000, 5000} {
+			b.Run(fmt.Sprintf("%d-of-%d", replaced, endpoints), func(b *testing.B) {
+				lab.EnterNamespace(b)
+				s := newStoredSource(b, 1000, 10)
+				name := s.put(b, 60000, 0, 0)
+				b.ReportAllocs()
+				for b.Loop() {
+					b.StopTimer()
+					for i := range endpoints / perSlice {
+						s.putSlice(b, name, i, replaced, 0)
+					}
+					kernel := openKernel(b)
+					p := s.on(b, kernel)
+					p.sync(quietly(b))
+					s.putSlice(b, name, 0, replaced, 1)
+					p.Tracker.Slice(name, track.Trigger{})
+					b.StartTimer()
+					p.sync(quietly(b))
+					b.StopTimer()
+					if err := kernel.Close(); err != nil { // it would listen to those that follow
+						b.Fatal(err)
+					}
+					b.StartTimer()
 				}
 			})
 		}

@@ -63,6 +63,49 @@ func TestAddressesThatCouldNotBeReadAreReadAgain(t *testing.T) {
 	})
 }
 
+// Addresses of the node that can't be read at the start aren't none: the rules that an earlier process has left serve node ports. But
+// all other Services don't wait for ever.
+func TestTheFirstSyncWaitsForAddresses(t *testing.T) {
+	for name, c := range map[string]struct {
+		fails  time.Duration
+		want   int
+		within time.Duration
+	}{
+		"read at once":  {0, 1, 0},
+		"read later":    {5 * time.Second, 1, 6 * time.Second},
+		"not for hours": {time.Hour, 0, 11 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(b *bench) {
+				begun := time.Now()
+				b.NodePorts = NodePortAddresses{
+					Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
+					Local: func() ([]netip.Addr, error) {
+						if time.Since(begun) < c.fails {
+							return nil, errors.New("too many open files")
+						}
+						return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil
+					},
+				}
+				first := -1
+				var at time.Duration
+				b.kernel.fail = func(n int) error {
+					if n == 1 {
+						first, at = len(b.Planner.NodeAddresses(model.IPv4)), time.Since(begun)
+					}
+					return nil
+				}
+				close(b.source.synced)
+				time.Sleep(30 * time.Second)
+				synctest.Wait()
+				if first != c.want || at > c.within {
+					t.Errorf("the first sync was after %v, with %d addresses; want %d within %v", at, first, c.want, c.within)
+				}
+			})
+		})
+	}
+}
+
 // counter adds up the series of a counter.
 func (b *bench) counter(t *testing.T, name string) (sum float64) {
 	t.Helper()

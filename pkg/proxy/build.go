@@ -13,8 +13,10 @@ import (
 
 // block is a number of Services that one goroutine makes of their objects.
 type block struct {
-	names    []types.NamespacedName
+	names []types.NamespacedName
+	// built are what they have become; what had been read of them is replaced by what has been now.
 	services []*model.Service
+	readings []*model.Reading
 	claimed  atomic.Bool
 	built    chan struct{}
 }
@@ -27,13 +29,15 @@ const blockSize = 32
 func (p *Proxy) build(names []types.NamespacedName, take func(types.NamespacedName, *model.Service)) {
 	if len(names) <= blockSize {
 		for _, name := range names {
-			take(name, p.rebuildService(name))
+			s, reading := p.buildService(name, p.readings[name])
+			p.remember(name, reading)
+			take(name, s)
 		}
 		return
 	}
 	blocks := make([]*block, 0, len(names)/blockSize+1)
 	for chunk := range slices.Chunk(names, blockSize) {
-		blocks = append(blocks, &block{names: chunk, built: make(chan struct{})})
+		blocks = append(blocks, p.newBlock(chunk))
 	}
 	var others sync.WaitGroup
 	for range min(runtime.GOMAXPROCS(0), len(blocks)) - 1 {
@@ -47,12 +51,22 @@ func (p *Proxy) build(names []types.NamespacedName, take func(types.NamespacedNa
 		p.buildBlock(b)
 		<-b.built
 		for i, name := range b.names {
-			delete(p.readings, name)
+			p.remember(name, b.readings[i])
 			take(name, b.services[i])
 		}
-		b.services = nil
+		b.services, b.readings = nil, nil
 	}
 	others.Wait()
+}
+
+func (p *Proxy) newBlock(names []types.NamespacedName) *block {
+	b := &block{
+		names: names, services: make([]*model.Service, len(names)), readings: make([]*model.Reading, len(names)), built: make(chan struct{}),
+	}
+	for i, name := range names {
+		b.readings[i] = p.readings[name]
+	}
+	return b
 }
 
 // buildBlock does nothing if somebody else has begun to.
@@ -60,24 +74,23 @@ func (p *Proxy) buildBlock(b *block) {
 	if !b.claimed.CompareAndSwap(false, true) {
 		return
 	}
-	b.services = make([]*model.Service, len(b.names))
 	for i, name := range b.names {
-		b.services[i] = p.buildService(name)
+		b.services[i], b.readings[i] = p.buildService(name, b.readings[i])
 	}
 	close(b.built)
 }
 
-func (p *Proxy) buildService(name types.NamespacedName) *model.Service {
-	return model.Build(p.Source.Service(name), p.Source.Slices(name), p.node, p.Model)
+// buildService makes a Service of its objects. Of one with many slices it takes what has been read before and returns what has been
+// now, nil of others: that of one changes at a time.
+func (p *Proxy) buildService(name types.NamespacedName, before *model.Reading) (*model.Service, *model.Reading) {
+	return model.Rebuild(before, p.Source.Service(name), p.Source.Stored(name), p.node, p.Model)
 }
 
-// rebuildService is buildService, but remembers what it has read of Services with many slices: that of one changes at a time.
-func (p *Proxy) rebuildService(name types.NamespacedName) *model.Service {
-	s, reading := model.Rebuild(p.readings[name], p.Source.Service(name), p.Source.Stored(name), p.node, p.Model)
-	if reading != nil {
-		p.readings[name] = reading
+// remember keeps what has been read of a Service.
+func (p *Proxy) remember(name types.NamespacedName, r *model.Reading) {
+	if r != nil {
+		p.readings[name] = r
 	} else {
 		delete(p.readings, name)
 	}
-	return s
 }

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync/atomic"
@@ -47,6 +48,8 @@ type Kernel interface {
 	Meddled() (bool, error)
 	// Heard has a value when somebody else has committed something; Author names who did it last.
 	Heard() <-chan struct{}
+	// Touched tells, for nothing, whether somebody else was heard to have changed our tables since they were last written anew.
+	Touched() bool
 	Author() string
 }
 
@@ -99,8 +102,8 @@ type Proxy struct {
 	unprogrammed []track.Trigger
 	// retireAt is when chains that nothing leads to are given up; zero if there are none.
 	retireAt time.Time
-	// lookAt is when it is time for a look at what others have done to the kernel's ruleset; heeded is when one was last taken
-	// because of what was heard of them.
+	// lookAt is when it is time for a look at what others have done to the kernel's ruleset; heeded is when they were last found to
+	// have done something.
 	lookAt, heeded time.Time
 	// timer fires at timerAt.
 	timer   *time.Timer
@@ -108,6 +111,8 @@ type Proxy struct {
 	// renewAt is when the lease of the tables is to be renewed; zero before the first sync.
 	renewAt time.Time
 	started bool
+	// refused says that the last sync failed: what is new may put right what was wrong with it.
+	refused bool
 	// synced is the end of the last successful sync.
 	synced time.Time
 	// checks are what load balancers may ask, on checkAddrs; they are handed over when they have changed.
@@ -169,6 +174,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	if err := p.awaitPodCIDRs(ctx); err != nil {
 		return err
 	}
+	p.awaitAddresses(ctx)
 	defer p.Checks.Close()
 	p.Tracker.Node()
 	p.Tracker.ServiceCIDRs()
@@ -227,6 +233,37 @@ func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
 	return nil
 }
 
+// awaitAddresses waits until the addresses of this node can be read, but not for ever: with none, an earlier process's rules would
+// lose all their node ports.
+func (p *Proxy) awaitAddresses(ctx context.Context) {
+	const patience, pause = 10 * time.Second, 100 * time.Millisecond
+	begun, said := p.Now(), false
+	for ctx.Err() == nil {
+		node := model.NodeOf(p.NodeName, p.Source.Node())
+		if p.NodeIP.IsValid() {
+			node.IPs[model.FamilyOf(p.NodeIP)] = p.NodeIP
+		}
+		var failed error
+		for _, f := range p.Families {
+			_, err := p.NodePorts.Addresses(f, node)
+			failed = errors.Join(failed, err)
+		}
+		if failed == nil || p.Now().Sub(begun) > patience {
+			return
+		}
+		if !said {
+			klog.FromContext(ctx).Error(failed, "Waiting to read the addresses of this node", "patience", patience)
+			said, p.account.waits = true, "to read the addresses of this node"
+		}
+		select {
+		case <-ctx.Done():
+		case question := <-p.questions:
+			question()
+		case <-time.After(pause):
+		}
+	}
+}
+
 // hasPodCIDRs reports whether a prefix of some family can be read from the Node.
 func (p *Proxy) hasPodCIDRs() bool {
 	node := p.Source.Node()
@@ -246,16 +283,17 @@ func (p *Proxy) step(ctx context.Context) {
 		p.sync(ctx)
 		return
 	}
+	p.listen(now)
+	if p.Kernel.Known() && !now.Before(p.lookAt) {
+		p.look(ctx, now)
+		return
+	}
 	at, due := p.Schedule.Next(now)
 	if due {
 		p.sync(ctx)
 		return
 	}
 	if p.Kernel.Known() {
-		if !now.Before(p.lookAt) {
-			p.look(ctx, now)
-			return
-		}
 		at = earlier(at, p.lookAt)
 		if !p.retireAt.IsZero() {
 			at = earlier(at, p.retireAt)
@@ -272,13 +310,28 @@ func (p *Proxy) step(ctx context.Context) {
 		p.Health.Queued(now)
 		p.Metrics.Queued(now)
 	case <-p.Kernel.Heard():
-		// At once, but no more often for somebody who changes the ruleset all the time.
-		if now := p.Now(); now.Sub(p.heeded) >= lookEvery {
-			p.lookAt, p.heeded = now, now
-		}
+		p.lookSoon(p.Now())
 	case <-p.timer.C:
 		p.timerAt = time.Time{}
 	}
+}
+
+// listen takes up what was heard of others, before anything that is due: it may be that all is broken.
+func (p *Proxy) listen(now time.Time) {
+	select {
+	case <-p.Kernel.Heard():
+		p.lookSoon(now)
+	default:
+	}
+}
+
+// lookSoon has a look taken at what others do: at once, but no more often than twice a second at who changes the ruleset all the time.
+func (p *Proxy) lookSoon(now time.Time) {
+	at := now
+	if next := p.heeded.Add(lookEvery); next.After(now) {
+		at = next
+	}
+	p.lookAt = earlier(p.lookAt, at)
 }
 
 // wakeAt sets the timer. A new one for each change would wake a thread of Go's only to have it wait less long.
@@ -315,10 +368,30 @@ func (p *Proxy) look(ctx context.Context, now time.Time) {
 		p.Schedule.Requested()
 	}
 	if meddled {
-		p.Kernel.Doubt()
-		p.doubted(metrics.ForeignChange)
-		p.Schedule.Requested()
+		p.foreign(now)
+		p.Schedule.Urgent()
 	}
+}
+
+// foreign has the next sync compare, because somebody else has changed the ruleset.
+func (p *Proxy) foreign(now time.Time) {
+	p.heeded, p.lookAt = now, now.Add(lookEvery)
+	p.Kernel.Doubt()
+	p.doubted(metrics.ForeignChange)
+}
+
+// broken reports whether somebody is known to have changed our tables, which is to be repaired before anything else. Who
+// does so all the time is given way to twice a second.
+func (p *Proxy) broken() bool {
+	if !p.Kernel.Known() || !p.Kernel.Touched() {
+		return false
+	}
+	now := p.Now()
+	if now.Sub(p.heeded) < lookEvery {
+		return false
+	}
+	p.foreign(now)
+	return true
 }
 
 // renew renews the lease of the tables when it is time to.
@@ -333,11 +406,17 @@ func (p *Proxy) renew(ctx context.Context, now time.Time) {
 	}
 }
 
-// sync takes up what has changed and sends it.
+// sync takes up what has changed and sends it. Where the tables may be broken, what has been taken up before goes first: in a storm
+// it takes far longer to plan what is new than to write all anew.
 func (p *Proxy) sync(ctx context.Context) {
-	logger := klog.FromContext(ctx)
 	start := p.Now()
 	p.Health.Queued(start)
+	if p.started && !p.refused && (p.broken() || !p.Kernel.Known()) {
+		if !p.send(ctx, track.Dirty{}) || p.idle() {
+			return
+		}
+		start = p.Now()
+	}
 	dirty := p.Tracker.Take()
 	p.Metrics.Changes(dirty.ServiceChanges, dirty.SliceChanges)
 	if dirty.Empty() && p.Kernel.Known() && !p.Planner.Changed() && start.Sub(p.synced) > lookEvery {
@@ -345,40 +424,103 @@ func (p *Proxy) sync(ctx context.Context) {
 		p.Kernel.Doubt()
 		p.doubted(metrics.Period)
 	}
+	p.send(ctx, dirty)
+}
+
+// idle reports whether nothing is known that the kernel doesn't hold.
+func (p *Proxy) idle() bool { return !p.Planner.Changed() && p.Tracker.Pending().Since.IsZero() }
+
+// send plans what is dirty, and brings the kernel to what is planned. It reports false where that has failed.
+func (p *Proxy) send(ctx context.Context, dirty track.Dirty) bool {
+	start := p.Now()
 	p.absorb(ctx, dirty)
-	absorbed := p.Now()
-	result, err := p.Kernel.Sync(p.Planner)
-	end := p.Now()
-	outcome := metrics.SyncResult{Full: result.Kind == apply.Full || result.Kind == apply.Adopted, Duration: end.Sub(start), End: end}
-	if err != nil {
-		p.Metrics.SyncFailed(outcome)
-		p.doubted(metrics.FailedSync)
-		p.account.noteFailed(end, err)
-		p.tell(end, absorbed.Sub(start), result, err)
-		retry := p.Schedule.Failed(end)
-		logger.Error(err, "Sync failed", "retryingTime", retry.Sub(end))
-		return
+	p.broken()
+	services := len(dirty.Services)
+	for attempt := 1; ; attempt++ {
+		absorbed := p.Now()
+		result, err := p.Kernel.Sync(p.Planner)
+		s := sending{start, absorbed, p.Now(), services}
+		if err == nil {
+			p.sent(ctx, s, result)
+			return true
+		}
+		again := p.interfered(err) && attempt < attempts
+		p.failed(s, result, err)
+		var pause time.Duration
+		if !again {
+			pause = p.Schedule.Failed(s.end).Sub(s.end)
+		}
+		klog.FromContext(ctx).Error(err, "Sync failed", "retryingTime", pause, "elapsed", s.end.Sub(s.start))
+		if !again {
+			return false
+		}
+		start = p.Now()
 	}
-	p.Schedule.Succeeded(end)
-	p.synced = end
+}
+
+// attempts is how often a sync is tried at once where others took away what it was about.
+const attempts = 3
+
+// interfered reports whether a sync has failed because somebody else has changed the ruleset meanwhile. Then there needn't be
+// anything wrong with what was sent.
+func (p *Proxy) interfered(failure error) bool {
+	if errors.Is(failure, nft.ErrUnknown) {
+		return false // it may have been this one
+	}
+	if meddled, err := p.Kernel.Meddled(); err != nil || !meddled {
+		return false
+	}
+	p.foreign(p.Now())
+	return true
+}
+
+// sending says how long a sync has taken, and with how many Services.
+type sending struct {
+	start, absorbed, end time.Time
+	services             int
+}
+
+// outcome tells the metrics of it.
+func (s *sending) outcome(r apply.Result) metrics.SyncResult {
+	return metrics.SyncResult{Full: r.Kind == apply.Full || r.Kind == apply.Adopted, Duration: s.end.Sub(s.start), End: s.end}
+}
+
+// failed tells everybody of a sync that has failed.
+func (p *Proxy) failed(s sending, r apply.Result, err error) {
+	p.refused = true
+	p.Metrics.SyncFailed(s.outcome(r))
+	p.doubted(metrics.FailedSync)
+	p.account.noteFailed(s.end, err)
+	p.tell(s.end, s.absorbed.Sub(s.start), r, err)
+}
+
+// sent tells everybody of a sync that has succeeded.
+func (p *Proxy) sent(ctx context.Context, s sending, result apply.Result) {
+	p.Schedule.Succeeded(s.end)
+	p.synced, p.refused = s.end, false
 	foreign := p.doubt == metrics.ForeignChange
-	p.account.noteSynced(start, absorbed, end, result)
-	p.tell(end, absorbed.Sub(start), result, nil)
-	p.succeeded(result, outcome)
+	p.account.noteSynced(s.start, s.absorbed, s.end, result)
+	p.tell(s.end, s.absorbed.Sub(s.start), result, nil)
+	p.succeeded(result, s.outcome(result))
 	level := 2
 	if result.Kind == apply.Full || !p.started {
 		level = 0
 	}
 	p.started = true
+	if result.Commit > 0 {
+		// What others have committed right after this batch, they may have done before anybody heard of it.
+		p.lookSoon(s.end)
+	}
+	logger := klog.FromContext(ctx)
 	if result.Why != "" {
 		logger = logger.WithValues("why", result.Why)
 		if foreign {
 			logger = logger.WithValues("lastChangedBy", p.Kernel.Author())
 		}
 	}
-	logger.V(level).Info("Synced", "kind", result.Kind, "services", len(dirty.Services),
-		"elements", result.Elements, "bytes", result.Bytes, "planning", absorbed.Sub(start), "commit", result.Commit,
-		"elapsed", end.Sub(start))
+	logger.V(level).Info("Synced", "kind", result.Kind, "services", s.services,
+		"elements", result.Elements, "bytes", result.Bytes, "planning", s.absorbed.Sub(s.start), "commit", result.Commit,
+		"elapsed", s.end.Sub(s.start))
 }
 
 // doubted notes why the next sync compares; the first reason counts until one succeeds.

@@ -39,6 +39,8 @@ type fakeSource struct {
 	node     *corev1.Node
 	cidrs    []*networkingv1.ServiceCIDR
 	synced   chan struct{}
+	// asked, unless nil, is told of each Service that is asked for.
+	asked func(types.NamespacedName)
 }
 
 func (s *fakeSource) Synced() <-chan struct{} { return s.synced }
@@ -68,6 +70,9 @@ func (s *fakeSource) Services() []types.NamespacedName {
 func (s *fakeSource) Service(n types.NamespacedName) *corev1.Service {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.asked != nil {
+		s.asked(n)
+	}
 	return s.services[n]
 }
 
@@ -96,6 +101,11 @@ type fakeKernel struct {
 	syncs   int
 	doubts  int
 	meddled bool
+	touched bool
+	// after has somebody come right after the next commit.
+	after bool
+	// sizes are the numbers of elements after each sync.
+	sizes []int
 	// blind is why Meddled can't tell.
 	blind error
 	heard chan struct{}
@@ -128,6 +138,12 @@ func (k *fakeKernel) Renew(*plan.Planner) error {
 
 func (k *fakeKernel) Heard() <-chan struct{} { return k.heard }
 
+func (k *fakeKernel) Touched() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.touched
+}
+
 func (k *fakeKernel) Author() string { return "nft (pid 7)" }
 
 func (k *fakeKernel) Meddled() (bool, error) {
@@ -147,17 +163,21 @@ func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
 		}
 	}
 	k.state = p.State(nft.IPv4).Comment
+	defer func() {
+		k.sizes = append(k.sizes, len(k.elements))
+		k.meddled, k.after = k.meddled || k.after, false
+	}()
 	if !k.known {
 		p.Untrack()
 		p.Prune()
 		k.elements = map[nft.ID]string{}
 		p.Elements(func(e *nft.Element) { k.elements[e.ID()] = e.String() })
 		p.Track()
-		k.known, k.meddled = true, false
+		k.known, k.meddled, k.touched = true, false, false
 		if k.asWanted {
 			return apply.Result{Kind: apply.Adopted}, nil
 		}
-		return apply.Result{Kind: apply.Full}, nil
+		return apply.Result{Kind: apply.Full, Commit: time.Microsecond}, nil
 	}
 	c := p.Take()
 	for _, e := range c.Delete {
@@ -166,7 +186,7 @@ func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
 	for _, e := range c.Add {
 		k.elements[e.ID()] = e.String()
 	}
-	return apply.Result{Kind: apply.Partial}, nil
+	return apply.Result{Kind: apply.Partial, Commit: time.Microsecond}, nil
 }
 
 func (k *fakeKernel) held() (list []string, syncs int) {

@@ -14,6 +14,7 @@ const firstRetry = 100 * time.Millisecond
 //
 //   - The first request ever, or the first one after a quiet time, is due at once.
 //   - Further requests are due the minimum interval after the end of the last run, so that a storm becomes a few runs.
+//   - One that is urgent is due at once, unless the last one failed.
 //   - After a failure a retry is due after 100 ms, and after twice as long for each further failure in a row, up to
 //     the longest backoff. A retry does not wait for the minimum interval, which is there to gather changes: it
 //     happens at most a few times in it. A new request does, and may then be due before the retry.
@@ -21,7 +22,7 @@ const firstRetry = 100 * time.Millisecond
 type Schedule struct {
 	minInterval, maxBackoff, maxInterval time.Duration
 
-	requested bool
+	requested, urgent bool
 	// ended is when the last run ended; zero before the first.
 	ended time.Time
 	// backoff is the delay of the retry that is owed, and 0 after a success.
@@ -45,6 +46,12 @@ func (s *Schedule) Requested() {
 	s.requested = true
 }
 
+// Urgent notes that a run should not wait for others to be gathered with it: something is broken. It does wait for the retry that
+// is owed after a failure.
+func (s *Schedule) Urgent() {
+	s.requested, s.urgent = true, true
+}
+
 // Next returns when the next run is due, and whether that moment has come. If it has, the run counts as begun: the
 // caller starts it now and ends it with Succeeded or Failed, and whatever is requested meanwhile asks for a further
 // run. If it has not, at lies in the future and can be slept until, unless a request comes first.
@@ -55,7 +62,7 @@ func (s *Schedule) Next(now time.Time) (at time.Time, due bool) {
 	if at.After(now) {
 		return at, false
 	}
-	s.requested = false
+	s.requested, s.urgent = false, false
 	return at, true
 }
 
@@ -73,6 +80,9 @@ func (s *Schedule) next(now time.Time) time.Time {
 	}
 	if s.requested {
 		wait = min(wait, s.minInterval)
+	}
+	if s.urgent && s.backoff == 0 {
+		wait = 0
 	}
 	return s.ended.Add(wait)
 }

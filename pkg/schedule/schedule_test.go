@@ -19,7 +19,7 @@ const (
 // A step happens at a virtual time and names the one thing that is done then.
 type step struct {
 	at time.Duration
-	do string // "request", "next", "ok" or "fail"
+	do string // "request", "urge", "next", "ok" or "fail"
 	// wantAt and wantDue are what Next returns; for "fail", wantAt is the time of the retry.
 	wantAt  time.Duration
 	wantDue bool
@@ -112,6 +112,21 @@ func TestSchedule(t *testing.T) {
 			{at: 50 * ms, do: "next", wantAt: 100 * ms},
 			{at: 100 * ms, do: "next", wantAt: 100 * ms, wantDue: true},
 		}},
+		{"what is urgent isn't gathered, and is so once", []step{
+			{at: 0, do: "ok"},
+			{at: 100 * ms, do: "request"},
+			{at: 200 * ms, do: "urge"},
+			{at: 200 * ms, do: "next", wantAt: 0, wantDue: true},
+			{at: 300 * ms, do: "ok"},
+			{at: 300 * ms, do: "request"},
+			{at: 300 * ms, do: "next", wantAt: 1300 * ms},
+		}},
+		{"what is urgent waits for the retry that is owed", []step{
+			{at: 0, do: "fail", wantAt: 100 * ms},
+			{at: 50 * ms, do: "urge"},
+			{at: 50 * ms, do: "next", wantAt: 100 * ms},
+			{at: 100 * ms, do: "next", wantAt: 100 * ms, wantDue: true},
+		}},
 		{"the maximum interval needs no request", []step{
 			{at: 0, do: "request"},
 			{at: 0, do: "next", wantAt: 0, wantDue: true},
@@ -169,6 +184,8 @@ func play(t *testing.T, s Schedule, steps []step) {
 		switch st.do {
 		case "request":
 			s.Requested()
+		case "urge":
+			s.Urgent()
 		case "ok":
 			s.Succeeded(now)
 		case "fail":

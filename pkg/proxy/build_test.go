@@ -1,0 +1,101 @@
+package proxy
+
+import (
+	"fmt"
+	"reflect"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// countingSource counts how often slices are read.
+type countingSource struct {
+	*fakeSource
+	reads atomic.Int32
+}
+
+func (s *countingSource) Stored(n types.NamespacedName) (list []model.Slice) {
+	for _, slice := range s.Slices(n) {
+		list = append(list, countedSlice{s, slice})
+	}
+	return list
+}
+
+type countedSlice struct {
+	source *countingSource
+	slice  *discoveryv1.EndpointSlice
+}
+
+func (s countedSlice) Read() *discoveryv1.EndpointSlice {
+	s.source.reads.Add(1)
+	return s.slice
+}
+
+// build has the proxy make some Services, and returns how many slices were read for that, and what came of the last Service.
+func (s *countingSource) build(p *Proxy, names []types.NamespacedName) (reads int, last *model.Service) {
+	s.reads.Store(0)
+	p.build(names, func(_ types.NamespacedName, built *model.Service) { last = built })
+	return int(s.reads.Load()), last
+}
+
+// TestOfManySlicesOnlyThoseThatHaveChangedAreRead: from the first change on, wherever a Service was first read.
+func TestOfManySlicesOnlyThoseThatHaveChangedAreRead(t *testing.T) {
+	const services, slices = 2 * blockSize, 5
+	s := &countingSource{fakeSource: &fakeSource{
+		services: map[types.NamespacedName]*corev1.Service{}, slices: map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
+	}}
+	var names []types.NamespacedName
+	for i := range services {
+		name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}
+		names = append(names, name)
+		s.services[name] = &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name},
+			Spec:       corev1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.0.%d", 1+i), Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}},
+		}
+		for n := range slices {
+			s.slices[name] = append(s.slices[name], largeSlice(name, n, 0))
+		}
+	}
+	p := New(Config{Source: s})
+	if reads, _ := s.build(p, names); reads != services*slices {
+		t.Fatalf("at first %d slices were read, want all %d", reads, services*slices)
+	}
+	changed := names[services-1]
+	s.slices[changed][3] = largeSlice(changed, 3, 1)
+	reads, got := s.build(p, []types.NamespacedName{changed})
+	if reads != 1 {
+		t.Errorf("after the first change %d slices were read, want the one that has changed", reads)
+	}
+	want := model.Build(s.services[changed], s.slices[changed], model.Node{}, model.Options{})
+	if diff := cmp.Diff(want, got, cmp.Exporter(func(reflect.Type) bool { return true })); diff != "" {
+		t.Errorf("the Service (-want +got):\n%s", diff)
+	}
+	s.slices[changed][3] = largeSlice(changed, 3, 2)
+	if reads, _ := s.build(p, names); reads != 1 {
+		t.Errorf("after a change among all %d slices were read, want the one that has changed", reads)
+	}
+	s.slices[changed] = s.slices[changed][:1]
+	s.build(p, names)
+	if _, remembered := p.readings[changed]; remembered {
+		t.Error("what was read of a Service with few slices is still there")
+	}
+}
+
+func largeSlice(service types.NamespacedName, number, round int) *discoveryv1.EndpointSlice {
+	port, protocol := int32(8080), corev1.ProtocolTCP
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: service.Namespace, Name: fmt.Sprintf("%s-%d", service.Name, number)},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Port: &port, Protocol: &protocol}},
+		Endpoints: []discoveryv1.Endpoint{
+			{Addresses: []string{fmt.Sprintf("10.%d.%d.1", round, number)}}, {Addresses: []string{fmt.Sprintf("10.9.%d.2", number)}},
+		},
+	}
+}

@@ -1,0 +1,237 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// touch has somebody change our tables, in a way that is heard of.
+func (k *fakeKernel) touch() {
+	k.mu.Lock()
+	k.meddled, k.touched = true, true
+	k.mu.Unlock()
+	select {
+	case k.heard <- struct{}{}:
+	default:
+	}
+}
+
+// takeSizes returns how many elements the kernel held after each sync since the last call.
+func (k *fakeKernel) takeSizes() []int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	taken := k.sizes
+	k.sizes = nil
+	return taken
+}
+
+// begin makes Services, has them programmed, and a change right before.
+func (b *bench) begin(t *testing.T, services int) {
+	t.Helper()
+	for i := range services {
+		b.set(i, 2)
+	}
+	close(b.source.synced)
+	synctest.Wait()
+	time.Sleep(time.Minute)
+	b.set(0, 1) // a sync just now, so that the next one would be due in a second
+	synctest.Wait()
+	b.kernel.takeSizes()
+}
+
+// What is broken is repaired at once, not when it is time to send what was gathered; and what has come meanwhile goes after it.
+func TestARepairWaitsForNothing(t *testing.T) {
+	run(t, func(b *bench) {
+		b.begin(t, 10)
+		before, _ := b.kernel.held()
+		begun := time.Now()
+		const more = 500
+		for i := range more {
+			b.set(10+i, 2)
+		}
+		b.kernel.touch()
+		synctest.Wait()
+		if passed := time.Since(begun); passed > 0 {
+			t.Fatalf("%v passed", passed)
+		}
+		after, _ := b.kernel.held()
+		if diff := cmp.Diff([]int{len(before), len(after)}, b.kernel.takeSizes()); diff != "" || len(after) <= len(before)+more {
+			t.Errorf("elements after each sync (-want +got):\n%s", diff)
+		}
+		b.check(t)
+	})
+}
+
+// Who never ceases to touch our tables has them written anew twice a second, and not all the time.
+func TestWhoTouchesAllTheTimeIsGivenWayTo(t *testing.T) {
+	run(t, func(b *bench) {
+		b.begin(t, 10)
+		_, before := b.kernel.held()
+		earlier := b.kernel.doubts
+		const seconds = 20
+		for i := range seconds * 100 {
+			b.set(i%10, i%3)
+			b.kernel.touch()
+			time.Sleep(time.Second / 100)
+		}
+		_, after := b.kernel.held()
+		b.kernel.mu.Lock()
+		defer b.kernel.mu.Unlock()
+		if doubts, syncs := b.kernel.doubts-earlier, after-before; doubts < seconds || doubts > 2*seconds+2 || syncs > 5*seconds {
+			t.Errorf("%d doubts and %d syncs in %d seconds", doubts, syncs, seconds)
+		}
+	})
+}
+
+// Planning thousands of Services takes longer than writing all anew: a repair comes in the middle of it.
+func TestARepairComesInTheMiddleOfPlanning(t *testing.T) {
+	run(t, func(b *bench) {
+		b.begin(t, 10)
+		before, _ := b.kernel.held()
+		const more = 20 * blockSize
+		var names []types.NamespacedName
+		for i := range more {
+			names = append(names, b.set(10+i, 2))
+		}
+		b.source.mu.Lock()
+		b.source.asked = func(name types.NamespacedName) {
+			if name == names[more/2] {
+				b.kernel.touch()
+			}
+		}
+		b.source.mu.Unlock()
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		after, _ := b.kernel.held()
+		sizes := b.kernel.takeSizes()
+		if len(sizes) != 2 || sizes[0] <= len(before) || sizes[0] >= len(after) || sizes[1] != len(after) {
+			t.Errorf("from %d to %d elements: %d after each sync, want a full one on the way", len(before), len(after), sizes)
+		}
+		b.check(t)
+	})
+}
+
+// A batch that fails because somebody has taken away what it is about is followed by a repair, at once.
+func TestABatchThatSomebodyMadeFail(t *testing.T) {
+	for name, c := range map[string]struct {
+		err     error
+		meddled bool
+		fails   int
+		want    int // syncs in no time
+	}{
+		"by others":                      {errors.New("no such file or directory"), true, 1, 2},
+		"by others, twice":               {errors.New("no such file or directory"), true, 2, 3},
+		"by others, again and again":     {errors.New("no such file or directory"), true, 100, attempts},
+		"by itself":                      {errors.New("device or resource busy"), false, 1, 1},
+		"nobody knows whether it failed": {fmt.Errorf("read: %w", nft.ErrUnknown), true, 1, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(b *bench) {
+				b.begin(t, 3)
+				time.Sleep(10 * time.Second)
+				_, before := b.kernel.held()
+				b.kernel.mu.Lock()
+				b.kernel.fail = func(n int) error {
+					if n <= before+c.fails {
+						b.kernel.meddled = c.meddled
+						return c.err
+					}
+					return nil
+				}
+				b.kernel.mu.Unlock()
+				b.set(1, 5)
+				synctest.Wait()
+				if _, syncs := b.kernel.held(); syncs-before != c.want {
+					t.Errorf("%d syncs at once, want %d", syncs-before, c.want)
+				}
+				b.kernel.mu.Lock()
+				b.kernel.fail = nil
+				b.kernel.mu.Unlock()
+				time.Sleep(time.Minute)
+				b.check(t)
+			})
+		})
+	}
+}
+
+// What the kernel will never take doesn't keep from it what would put that right.
+func TestWhatIsRefusedIsNotAllThatIsTried(t *testing.T) {
+	run(t, func(b *bench) {
+		b.begin(t, 3)
+		bad := types.NamespacedName{Namespace: "default", Name: "svc-7"}
+		b.kernel.mu.Lock()
+		b.kernel.fail = func(int) error {
+			if _, planned := b.Planner.Present(bad); planned {
+				return errors.New("invalid argument")
+			}
+			return nil
+		}
+		b.kernel.mu.Unlock()
+		b.set(7, 2)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if b.Kernel.Known() {
+			t.Fatal("it wasn't refused")
+		}
+		b.kernel.touch()
+		time.Sleep(10 * time.Second)
+		b.source.mu.Lock()
+		delete(b.source.services, bad)
+		b.source.mu.Unlock()
+		b.Tracker.Service(bad)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if !b.Kernel.Known() {
+			t.Error("the Service has gone, and still nothing is programmed")
+		}
+		b.check(t)
+	})
+}
+
+// While its own batch is sent nobody listens: what somebody does right after it is looked for.
+func TestALookFollowsEachBatch(t *testing.T) {
+	run(t, func(b *bench) {
+		b.begin(t, 3)
+		time.Sleep(10*time.Second + lookEvery/2)
+		b.kernel.mu.Lock()
+		doubts := b.kernel.doubts
+		b.kernel.fail = func(int) error { b.kernel.fail, b.kernel.after = nil, true; return nil }
+		b.kernel.mu.Unlock()
+		b.set(1, 1, func(s *corev1.Service) { s.Spec.ClusterIP = "10.96.9.9" })
+		synctest.Wait()
+		b.kernel.mu.Lock()
+		defer b.kernel.mu.Unlock()
+		if b.kernel.doubts != doubts+1 || !b.kernel.known {
+			t.Errorf("%d doubts and known %v after somebody came right after a batch, want one, and a repair", b.kernel.doubts-doubts, b.kernel.known)
+		}
+	})
+}
+
+// The log and the metrics say of a batch that somebody made fail that it was somebody.
+func TestWhoMadeABatchFailIsNamed(t *testing.T) {
+	run(t, func(b *bench) {
+		b.begin(t, 3)
+		time.Sleep(10 * time.Second)
+		b.kernel.mu.Lock()
+		b.kernel.fail = func(int) error {
+			b.kernel.fail, b.kernel.meddled = nil, true
+			return errors.New("no such file or directory")
+		}
+		b.kernel.mu.Unlock()
+		b.set(1, 5)
+		synctest.Wait()
+		repairs := count(t, b.registry, "kubenftproxy_repairs_total")
+		if repairs["foreign_change"] != 1 || repairs["failed_sync"] != 0 {
+			t.Errorf("repairs by reason: %v, want one of a foreign change", repairs)
+		}
+	})
+}

@@ -1,0 +1,227 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	ruletable "github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
+	"github.com/kube-nftproxy/kube-nftproxy/test/soak"
+)
+
+// stormy is a node whose program follows an API server in memory, which can change far more in a second than a real one.
+type stormy struct {
+	*testing.T
+	*lab.Lab
+	*soak.API
+	d        *daemon
+	kernel   *ruletable.Conn
+	services int
+	made     int
+}
+
+// storms are what changes while the ruleset is flushed.
+var storms = []struct {
+	name string
+	blow func(context.Context, *stormy)
+}{
+	{"100 changes a second", func(ctx context.Context, s *stormy) { s.changes(ctx, 100) }},
+	{"1,000 changes a second", func(ctx context.Context, s *stormy) { s.changes(ctx, 1000) }},
+	{"1,000 Services at once", func(_ context.Context, s *stormy) { s.changeAll(min(1000, s.services)) }},
+	{"all Services at once", func(_ context.Context, s *stormy) { s.changeAll(s.services) }},
+	{"as many changes as are read", func(ctx context.Context, s *stormy) { s.changes(ctx, 0) }},
+}
+
+// TestRepairInAStorm flushes the ruleset while Services change. Changes are gathered for a second, as kube-proxy does; a repair waits for
+// none of that. BIG is the number of Services, 1,000 unless it says otherwise, and REPAIRS how often each storm is met.
+func TestRepairInAStorm(t *testing.T) {
+	services, times := 1000, 4
+	if os.Getenv("BIG") != "" {
+		services = bigSize(t)
+	}
+	if n, err := strconv.Atoi(os.Getenv("REPAIRS")); err == nil {
+		times = n
+	}
+	s := newStormy(t, services)
+	for _, storm := range storms {
+		t.Run(storm.name, func(t *testing.T) {
+			var took []time.Duration
+			for range times {
+				took = append(took, s.flushIn(t, storm.blow))
+			}
+			slices.Sort(took)
+			at := func(percent int) time.Duration { return took[(len(took)-1)*percent/100].Round(time.Millisecond) }
+			t.Logf("%d flushes, %d Services with %d endpoints: repaired after %v (median), p90 %v, longest %v", times, services, endpointsEach,
+				at(50), at(90), at(100))
+			if median := at(50); median > time.Second {
+				t.Errorf("repaired after %v (median), want a second at most", median)
+			}
+		})
+	}
+}
+
+// flushIn flushes the ruleset in a storm, and returns how long the tables were gone.
+func (s *stormy) flushIn(t *testing.T, blow func(context.Context, *stormy)) time.Duration {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var storm sync.WaitGroup
+	defer storm.Wait()
+	defer cancel()
+	storm.Go(func() { blow(ctx, s) })
+	time.Sleep(rand.N(600 * time.Millisecond))
+	var flush sync.WaitGroup
+	flush.Go(func() {
+		if out, err := s.Node.Command(ctx, "nft", "flush", "ruleset").CombinedOutput(); err != nil {
+			t.Errorf("flush: %v: %s", err, out)
+		}
+	})
+	defer flush.Wait()
+	await := func(gone bool) time.Time {
+		for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			if (s.there() != nil) == gone {
+				return time.Now()
+			}
+		}
+		t.Fatalf("the tables didn't go or come for %v: gone %v", patience, !gone)
+		return time.Time{}
+	}
+	start := await(true)
+	return await(false).Sub(start)
+}
+
+// there returns an error unless both tables are there.
+func (s *stormy) there() error {
+	for _, f := range []ruletable.Family{ruletable.IPv4, ruletable.IPv6} {
+		found, err := s.kernel.HasTable(f, "kube-nftproxy")
+		if err != nil {
+			return err
+		}
+		if !found {
+			return errors.New("a table is missing")
+		}
+	}
+	return nil
+}
+
+// changes replaces endpoints, so many a second, or as many as the program reads if that is 0, until the context ends.
+func (s *stormy) changes(ctx context.Context, rate int) {
+	start := time.Now()
+	for made := 0; ctx.Err() == nil; made++ {
+		s.change(rand.IntN(s.services))
+		switch {
+		case rate == 0 && made%256 == 0:
+			for s.Lag() > 4096 && ctx.Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
+		case rate > 0:
+			time.Sleep(time.Until(start.Add(time.Duration(made+1) * time.Second / time.Duration(rate))))
+		}
+	}
+}
+
+func (s *stormy) changeAll(services int) {
+	for i := range services {
+		s.change(i)
+	}
+}
+
+// change replaces an endpoint of a Service.
+func (s *stormy) change(i int) {
+	s.made++
+	eps := stormSlice(i)
+	eps.Endpoints[s.made%endpointsEach].Addresses[0] = netip.AddrFrom4([4]byte{10, 200, byte(s.made >> 8), byte(s.made)}).String()
+	if err := s.Put("endpointslices", eps); err != nil {
+		s.Error(err)
+	}
+}
+
+func newStormy(t *testing.T, services int) *stormy {
+	t.Helper()
+	s := &stormy{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 2}), services: services}
+	var l net.Listener
+	err := s.Node.Do(func() (err error) {
+		l, err = new(net.ListenConfig).Listen(t.Context(), "tcp", netip.AddrPortFrom(s.Node.IPv4, 0).String())
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.API = soak.Serve(l)
+	t.Cleanup(s.API.Close)
+	dir := t.TempDir()
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	text := "apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: \"http://" + l.Addr().String() + "\"}}]\n" +
+		"contexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n"
+	err = errors.Join(
+		os.WriteFile(kubeconfig, []byte(text), 0o600),
+		s.Put("nodes", node()),
+		s.Put("servicecidrs", &networkingv1.ServiceCIDR{
+			ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12"}},
+		}),
+	)
+	for i := range services {
+		err = errors.Join(err, s.Put("services", stormService(i)), s.Put("endpointslices", stormSlice(i)))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	running, err := proxy.Start(context.WithoutCancel(t.Context()), proxy.Config{
+		Host: s.Node, Path: program, Log: filepath.Join(dir, "log"), Args: []string{
+			"--kubeconfig", kubeconfig, "--hostname-override", nodeName, "--cluster-cidr", "10.244.0.0/16", "-v", "2", "--control-socket=",
+			"--min-sync-period", "1s",
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.d = &daemon{running, t}
+	t.Cleanup(s.d.end)
+	s.d.awaitIdle(time.Minute)
+	if err := s.Node.Do(func() (err error) { s.kernel, err = ruletable.Open(); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.kernel.Close() })
+	return s
+}
+
+func stormName(i int) string { return fmt.Sprintf("service-%d", i) }
+
+func stormService(i int) *corev1.Service {
+	ip := netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)})
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: stormName(i), UID: types.UID(stormName(i))},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: ip.String(), ClusterIPs: []string{ip.String()}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+			Ports: []corev1.ServicePort{{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort}},
+		},
+	}
+}
+
+func stormSlice(i int) *discoveryv1.EndpointSlice {
+	s := slice(stormName(i), stormName(i)+"-1")
+	s.AddressType, s.Ports = discoveryv1.AddressTypeIPv4, s.Ports[:1]
+	for n := range endpointsEach {
+		s.Endpoints = append(s.Endpoints, elsewhere(endpoint(netip.AddrFrom4([4]byte{10, byte(128 + n), byte(i >> 8), byte(i)}))))
+	}
+	return s
+}
