@@ -22,7 +22,7 @@ func cleanup(ctx context.Context, logger klog.Logger, c *kubeproxy.KubeProxyConf
 	}
 	rival := takeover.New(takeover.Config{Metrics: c.MetricsBindAddress, Health: c.HealthzBindAddress})
 	if rival.Rival(ctx) {
-		logger.Info("A kube-proxy is running on this node: its rules stay")
+		logger.Info("A kube-proxy runs on this node, or it can't be told that none does: its rules stay")
 	} else {
 		err = errors.Join(err, takeover.Cleanup(logger, excludedFromIPVS(c)))
 	}

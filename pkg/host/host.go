@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"strings"
@@ -110,7 +111,7 @@ func checkRelease(release string) error {
 
 // Families lists the IP families that the kernel serves: IPv4, and IPv6 unless it is missing or disabled.
 func Families() []model.Family {
-	if _, err := os.Stat("/proc/net/if_inet6"); err != nil {
+	if _, err := os.Stat("/proc/net/if_inet6"); errors.Is(err, fs.ErrNotExist) {
 		return []model.Family{model.IPv4}
 	}
 	disabled, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/disable_ipv6")

@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -11,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // serverName is by what our servers can be told from kube-proxy's, whose pages are the same.
@@ -50,48 +54,69 @@ func ports(configured, fallback string) []string {
 	return list
 }
 
-// findRival asks the ports of a kube-proxy, and returns the page at which one answers, or "".
-func findRival(ctx context.Context, metrics, health string) string {
+// findRival asks the ports of a kube-proxy, and returns the page at which one answers, or "". With an error it isn't known that none
+// runs: it may be slow, or this process can't ask.
+func findRival(ctx context.Context, metrics, health string) (page string, unknown error) {
 	for _, at := range ports(metrics, defaultMetrics) {
-		if status, body := ask(ctx, at, "/proxyMode"); status == http.StatusOK &&
-			slices.Contains([]string{"iptables", "ipvs", "nftables"}, strings.TrimSpace(body)) {
-			return "http://" + at + "/proxyMode"
+		status, body, err := ask(ctx, at, "/proxyMode")
+		if status == http.StatusOK && slices.Contains([]string{"iptables", "ipvs", "nftables"}, strings.TrimSpace(body)) {
+			return "http://" + at + "/proxyMode", nil
 		}
+		unknown = errors.Join(unknown, err)
 	}
 	for _, at := range ports(health, defaultHealth) {
 		var answer struct{ LastUpdated, CurrentTime string }
-		if _, body := ask(ctx, at, "/healthz"); json.Unmarshal([]byte(body), &answer) == nil && answer.LastUpdated != "" &&
-			answer.CurrentTime != "" {
-			return "http://" + at + "/healthz"
+		_, body, err := ask(ctx, at, "/healthz")
+		if json.Unmarshal([]byte(body), &answer) == nil && answer.LastUpdated != "" && answer.CurrentTime != "" {
+			return "http://" + at + "/healthz", nil
 		}
+		unknown = errors.Join(unknown, err)
 	}
-	return ""
+	return "", unknown
 }
 
-// ask gets a page of somebody else's; ours counts as none. It makes the connection in the network namespace of the caller.
-func ask(ctx context.Context, at, path string) (status int, body string) {
+// ask gets a page of somebody else's; ours counts as none. It makes the connection in the network namespace of the caller. It fails
+// where that doesn't tell whether there is such a page.
+func ask(ctx context.Context, at, path string) (status int, body string, unknown error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", at)
 	if err != nil {
-		return 0, ""
+		return 0, "", uncertain(at, err)
 	}
 	defer func() { _ = conn.Close() }()
 	end, _ := ctx.Deadline()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+at+path, nil)
-	if err != nil || conn.SetDeadline(end) != nil || request.Write(conn) != nil {
-		return 0, ""
+	if err == nil {
+		err = errors.Join(conn.SetDeadline(end), request.Write(conn))
+	}
+	if err != nil {
+		return 0, "", uncertain(at, err)
 	}
 	response, err := http.ReadResponse(bufio.NewReader(conn), request)
 	if err != nil {
-		return 0, ""
+		return 0, "", uncertain(at, err)
 	}
 	defer response.Body.Close()
 	const longest = 1 << 16
 	text, err := io.ReadAll(io.LimitReader(response.Body, longest))
 	if err != nil || response.Header.Get("Server") == serverName {
-		return 0, ""
+		return 0, "", uncertain(at, err)
 	}
-	return response.StatusCode, string(text)
+	return response.StatusCode, string(text), nil
+}
+
+// uncertain returns an error where the one that asking has ended with doesn't tell that no kube-proxy answers.
+func uncertain(at string, err error) error {
+	var timed net.Error
+	if errors.As(err, &timed) && timed.Timeout() {
+		return fmt.Errorf("ask whether a kube-proxy runs: %s doesn't answer: %w", at, err)
+	}
+	for _, lack := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS} {
+		if errors.Is(err, lack) {
+			return fmt.Errorf("ask whether a kube-proxy runs: %w", err)
+		}
+	}
+	return nil
 }

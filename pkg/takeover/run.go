@@ -49,9 +49,12 @@ func New(c Config) *Takeover {
 // Every is the time between two looks. One takes a millisecond where there is nothing.
 const Every = 10 * time.Second
 
-// Rival reports whether a kube-proxy runs: nothing of it is to be touched then. It is to be asked before anything is removed,
+// Rival reports whether a kube-proxy runs, or may run: nothing of it is to be touched then. It is to be asked before anything is removed,
 // and takes a second at most.
-func (t *Takeover) Rival(ctx context.Context) bool { return findRival(ctx, t.Metrics, t.Health) != "" }
+func (t *Takeover) Rival(ctx context.Context) bool {
+	page, unknown := findRival(ctx, t.Metrics, t.Health)
+	return page != "" || unknown != nil
+}
 
 // Synced says that our tables are in place, so that kube-proxy's may go. It may be called more than once, by any goroutine.
 func (t *Takeover) Synced() { t.once.Do(func() { close(t.synced) }) }
@@ -78,14 +81,22 @@ func (t *Takeover) Run(ctx context.Context) {
 
 // look does what is to be done at the time: nothing but a report while a kube-proxy runs, or before our tables are in place.
 func (t *Takeover) look(ctx context.Context) {
+	var unknown error
 	if !t.taken {
-		t.noteRival(findRival(ctx, t.Metrics, t.Health))
+		var rival string
+		if rival, unknown = findRival(ctx, t.Metrics, t.Health); unknown == nil {
+			t.noteRival(rival)
+		}
+		t.noteFailed(unknown)
 	}
 	found := t.count()
 	select {
 	case <-t.synced:
 	default:
 		return
+	}
+	if unknown != nil {
+		return // one that runs must not lose its rules because it is slow to answer
 	}
 	if t.rival != "" {
 		t.tried = false

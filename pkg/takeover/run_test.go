@@ -7,10 +7,12 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
@@ -85,8 +87,8 @@ func TestWhoAnswers(t *testing.T) {
 				}
 				listen(t, tc.at, h)
 			}
-			if got := findRival(t.Context(), tc.metrics, tc.health); got != tc.want {
-				t.Errorf("found %q, want %q", got, tc.want)
+			if got, err := findRival(t.Context(), tc.metrics, tc.health); got != tc.want || err != nil {
+				t.Errorf("found %q, %v, want %q", got, err, tc.want)
 			}
 		})
 	}
@@ -183,6 +185,53 @@ func TestARunningKubeProxyIsLeftAlone(t *testing.T) {
 	b.check(t, "gone again", Leftovers{}, 2)
 	kubeProxy(t, "nft", "iptables")
 	b.check(t, "chains of iptables-nft", Leftovers{IPTablesNFT: all[IPTablesNFT]}, 3)
+}
+
+// A kube-proxy that is too busy to answer in time hasn't gone, nor has one that can't be asked.
+func TestAKubeProxyThatMayRunIsLeftAlone(t *testing.T) {
+	enter(t)
+	command(t, "", "nft", "add table ip kube-proxy; add table ip6 kube-proxy")
+	var slow atomic.Bool
+	served := pages(map[string]string{"/proxyMode": "iptables"})
+	server := listen(t, "127.0.0.1:10249", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if slow.Load() {
+			<-r.Context().Done()
+			return
+		}
+		served.ServeHTTP(w, r)
+	}))
+	b := newBench(t)
+	b.Synced()
+	both := Leftovers{NFTables: 2}
+	b.check(t, "while a kube-proxy runs", both, 1)
+	slow.Store(true)
+	b.check(t, "while it doesn't answer", both, 1)
+	if !newBench(t).Rival(b.ctx) {
+		t.Error("at a start, one that doesn't answer is taken for none")
+	}
+	server.Close()
+	withoutFiles(t, func() { b.look(b.ctx) })
+	if got := look(t)[NFTables]; got != 2 {
+		t.Errorf("%d tables after a look without file descriptors, want 2", got)
+	}
+	b.check(t, "when it has gone", Leftovers{}, 1)
+}
+
+// withoutFiles runs f while this process can't open anything.
+func withoutFiles(t *testing.T, f func()) {
+	t.Helper()
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	set := func(most uint64) {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: most, Max: before.Max}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(3)
+	defer set(before.Cur)
+	f()
 }
 
 // What can't be removed is tried again, but nobody fights with a kube-proxy that is started meanwhile: it can't answer where we serve.

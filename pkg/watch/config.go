@@ -21,9 +21,9 @@ type Config struct {
 	NodeName string
 	// Tracker is told the name of everything that changes.
 	Tracker *track.Tracker
-	// Failed, unless nil, is called, from any goroutine, with the name of a resource each time that the API server doesn't give
-	// it. That a watch ends is no failure.
-	Failed func(resource string)
+	// Failed, unless nil, is called, from any goroutine, with the name of a resource and the reason each time that the API server
+	// doesn't give it. That a watch ends is no failure.
+	Failed func(resource string, err error)
 	// Report is called, from any goroutine, for each object or file that cannot be used; nil means that nobody asks.
 	Report func(model.Problem)
 }

@@ -68,7 +68,7 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 			w, err := from.watch(ctx, o)
 			i.link.noted(ctx, err)
 			if unheard(err) {
-				cfg.failed(name)
+				cfg.failed(name, err)
 			}
 			return w, err
 		},
@@ -144,15 +144,22 @@ func (i *Informers) awaitAll(ctx context.Context) bool {
 			return false
 		}
 	}
-	// A restart would otherwise find the kernel to hold more than it knows of yet, and write everything anew.
+	// A restart would otherwise find the kernel to hold more than it knows of yet, and write everything anew without it.
+	late := time.NewTimer(serviceCIDRsPatience)
+	defer late.Stop()
 	select {
 	case <-i.serviceCIDRs.read:
 	case <-i.noServiceCIDRs:
+	case <-late.C:
+		klog.FromContext(ctx).Info("Going on without ServiceCIDRs, which can't be read yet", "waited", serviceCIDRsPatience)
 	case <-ctx.Done():
 		return false
 	}
 	return true
 }
+
+// serviceCIDRsPatience is how long Services that have all been read wait for the ServiceCIDRs, where nothing says that there are none.
+const serviceCIDRsPatience = 10 * time.Second
 
 // Synced returns a channel that is closed when all Services and EndpointSlices that exist have been read and marked,
 // and the Node has been looked for. It waits for the ServiceCIDRs too unless the API server refuses them: older ones don't
@@ -176,34 +183,39 @@ func selectNode(name string) func(*metav1.ListOptions) {
 	}
 }
 
-// tolerateError logs the first failure for the operator, and closes failed. The retries, which go on with a growing interval, and
-// watches that merely ended are for developers.
-func tolerateError(failed chan<- struct{}) cache.WatchErrorHandlerWithContext {
+// tolerateError logs the first refusal for the operator, and closes refused. The retries, which go on with a growing interval, and
+// watches that merely ended are for developers. That the API server can't answer now doesn't say that there are none.
+func tolerateError(refused chan<- struct{}) cache.WatchErrorHandlerWithContext {
 	var told atomic.Bool
 	return func(ctx context.Context, _ *cache.Reflector, err error) {
 		logger := klog.FromContext(ctx)
-		if isEnd(err) || told.Swap(true) {
+		if !isRefusal(err) || told.Swap(true) {
 			logger.V(4).Info("Stopped watching ServiceCIDRs; trying again", "err", err)
 			return
 		}
-		close(failed)
+		close(refused)
 		logger.Info("Cannot watch ServiceCIDRs; going on without them and trying again", "err", err)
 	}
+}
+
+// isRefusal says whether an API server doesn't know a kind of object, or doesn't let this client read it.
+func isRefusal(err error) bool {
+	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsMethodNotSupported(err)
 }
 
 // counting returns a handler that tells of failures before it does what another one does.
 func (c *Config) counting(resource string, then cache.WatchErrorHandlerWithContext) cache.WatchErrorHandlerWithContext {
 	return func(ctx context.Context, r *cache.Reflector, err error) {
 		if !isEnd(err) {
-			c.failed(resource)
+			c.failed(resource, err)
 		}
 		then(ctx, r, err)
 	}
 }
 
-func (c *Config) failed(resource string) {
+func (c *Config) failed(resource string, err error) {
 	if c.Failed != nil {
-		c.Failed(resource)
+		c.Failed(resource, err)
 	}
 }
 

@@ -3,9 +3,12 @@ package watch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -231,6 +234,34 @@ func TestInformersGoOnWithoutServiceCIDRs(t *testing.T) {
 	}
 }
 
+// An API server that can't answer at the moment may have ServiceCIDRs: a program that starts then would take them out of the rules that
+// the one before it has left.
+func TestInformersDontTakeAFailureForNoServiceCIDRs(t *testing.T) {
+	resource := schema.GroupResource{Group: "networking.k8s.io", Resource: "servicecidrs"}
+	for _, failure := range []error{
+		apierrors.NewInternalError(errors.New("no")),
+		apierrors.NewServiceUnavailable("no"),
+		apierrors.NewTooManyRequestsError("no"),
+		apierrors.NewServerTimeout(resource, "list", 0),
+		fmt.Errorf("dial tcp: %w", syscall.ECONNREFUSED),
+		fmt.Errorf("dial tcp: %w", syscall.EMFILE),
+	} {
+		t.Run(failure.Error(), func(t *testing.T) {
+			t.Parallel() // the pauses between attempts
+			client := fake.NewClientset(service("shop", "web"), &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}})
+			var failures atomic.Int32
+			client.PrependReactor("list", "servicecidrs", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return failures.Add(1) == 1, nil, failure
+			})
+			informers, _ := startInformers(t, client)
+			await(t, "sync", informers.Synced())
+			if n := failures.Load(); n < 2 || len(informers.ServiceCIDRs()) != 1 {
+				t.Errorf("synced after %d lists of ServiceCIDRs with %v, want the one there is", n, informers.ServiceCIDRs())
+			}
+		})
+	}
+}
+
 func TestFailuresOfTheAPIServerAreTold(t *testing.T) {
 	for _, resource := range []string{"services", "endpointslices", "nodes", "servicecidrs"} {
 		client := fake.NewClientset()
@@ -238,7 +269,10 @@ func TestFailuresOfTheAPIServerAreTold(t *testing.T) {
 			return true, nil, apierrors.NewInternalError(errors.New("no"))
 		})
 		failed := make(chan string, 1)
-		informers, err := NewInformers(Config{Client: client, NodeName: "node-1", Tracker: newTracker(), Failed: func(r string) {
+		informers, err := NewInformers(Config{Client: client, NodeName: "node-1", Tracker: newTracker(), Failed: func(r string, err error) {
+			if err == nil {
+				t.Errorf("nobody says why %s failed", r)
+			}
 			select {
 			case failed <- r:
 			default:

@@ -62,7 +62,7 @@ func TestRefusedConnectionsAreCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	failed, again := make(chan struct{}), atomic.Int64{}
-	informers, err := NewInformers(Config{Client: client, Connection: cfg, NodeName: "node-1", Tracker: newTracker(), Failed: func(r string) {
+	informers, err := NewInformers(Config{Client: client, Connection: cfg, NodeName: "node-1", Tracker: newTracker(), Failed: func(r string, _ error) {
 		if r == "services" && again.Add(1) == 3 {
 			close(failed)
 		}

@@ -55,16 +55,22 @@ func newBesieged(t *testing.T) *besieged {
 	t.Cleanup(b.Server.Close)
 	b.kubeconfig, b.tokenFile = filepath.Join(b.dir, "faulty.kubeconfig"), filepath.Join(b.dir, "token")
 	b.setToken("first")
-	if err := b.Kubeconfig(b.kubeconfig, b.tokenFile); err != nil {
+	if err := b.Kubeconfig(b.kubeconfig, faulty.Credentials{Token: b.tokenFile}); err != nil {
 		t.Fatal(err)
 	}
+	b.begin(t)
+	return b
+}
+
+// begin starts the program, and the probes once it serves.
+func (b *besieged) begin(t *testing.T) {
+	t.Helper()
 	b.apply(service("stable"), slice("stable", "stable-1", endpoint(b.Pods[0].IPv4)), service("empty"), service("moving"))
 	b.change()
 	b.d = b.startOn(b.Node, b.kubeconfig)
 	reach(t, b.Pods[2], b.clusterIPs("stable")[0], "pod-0")
 	b.awaitChange(t, patience)
 	b.probe()
-	return b
 }
 
 func (b *besieged) setToken(token string) {

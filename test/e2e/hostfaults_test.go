@@ -318,3 +318,56 @@ func TestPodsAreRecognisedByDevicesThatComeAndGo(t *testing.T) {
 		}
 	}
 }
+
+// TestTheBridgeOfPodsComesAndGoes renames the bridge that pods are recognised by, removes it, and makes it anew, as a network plugin does
+// that is installed anew.
+func TestTheBridgeOfPodsComesAndGoes(t *testing.T) {
+	const bridge = "cni0"
+	s := newStill(t, lab.Config{Pods: 3, Bridge: bridge})
+	d := s.startBy(filepath.Join(s.dir, "log"), nil, "--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", bridge)
+	from := s.Pods[2]
+	seen := func(server string, as netip.Addr) error {
+		a := from.Probe(t.Context(), model.TCP, webIP, lab.Options{})
+		if a.Outcome != lab.Answered || a.Source.Addr() != as || a.Server != server {
+			return fmt.Errorf("%s, want to be seen as %s by %s", a, as, server)
+		}
+		return nil
+	}
+	eventually(t, patience, func() error { return seen("pod-0", from.IPv4) })
+	ip := func(args ...string) {
+		t.Helper()
+		if out, err := s.Node.Command(t.Context(), "ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v: %s", strings.Join(args, " "), err, out)
+		}
+	}
+	for round := range 3 {
+		was, is := s.Pods[round%2], s.Pods[(round+1)%2]
+		ip("link", "set", bridge, "name", "other0")
+		if err := seen(was.Name, s.Node.IPv4); err != nil {
+			t.Errorf("by a bridge of another name: %v", err)
+		}
+		ip("link", "set", "other0", "name", bridge)
+		if err := seen(was.Name, from.IPv4); err != nil {
+			t.Errorf("by a bridge of the old name: %v", err)
+		}
+		ip("link", "delete", bridge)
+		if err := seen(was.Name, from.IPv4); err == nil {
+			t.Error("without a bridge it is answered")
+		}
+		s.serveBy(is)
+		ip("link", "add", bridge, "address", "02:6b:6e:02:00:00", "type", "bridge") // the pods know it by that
+		ip("link", "set", bridge, "up")
+		for _, pod := range s.Pods {
+			ip("link", "set", pod.Device, "master", bridge)
+			ip("route", "add", pod.IPv4.String()+"/32", "dev", bridge, "scope", "link")
+		}
+		eventually(t, patience, func() error { return seen(is.Name, from.IPv4) })
+	}
+	m := d.awaitIdle(patience)
+	if failed, _ := m.Sum("kubeproxy_sync_proxy_rules_nftables_sync_failures_total"); failed != 0 {
+		t.Errorf("%v syncs failed", failed)
+	}
+	if n := m[`kubenftproxy_batches_total{kind="full"}`]; n != 1 {
+		t.Errorf("%v full batches, want the first one only", n)
+	}
+}

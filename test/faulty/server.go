@@ -4,12 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
 	"strings"
@@ -34,11 +32,11 @@ type Config struct {
 type Server struct {
 	config  Config
 	proxy   *httputil.ReverseProxy
-	tls     *tls.Config
-	caPEM   []byte
 	address string
 
 	mu        sync.Mutex
+	authority *Authority
+	tls       *tls.Config  // never changed, but replaced
 	http      *http.Server // nil while nobody listens
 	listener  *listener
 	watches   map[*stream]struct{}
@@ -66,12 +64,14 @@ func Start(c Config) (*Server, error) {
 		Transport: transport, FlushInterval: -1, ModifyResponse: s.follow,
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { Refuse(w, http.StatusBadGateway) },
 	}
-	// The certificate of net/http/httptest is one for example.com.
-	certified := httptest.NewUnstartedServer(nil)
-	certified.StartTLS()
-	s.tls = &tls.Config{Certificates: certified.TLS.Certificates, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12}
-	s.caPEM = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certified.Certificate().Raw})
-	certified.Close()
+	s.tls = &tls.Config{NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12}
+	own, err := NewAuthority()
+	if err == nil {
+		err = s.Certify(own)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start faulty server: %w", err)
+	}
 	if err := s.Up(); err != nil {
 		return nil, err
 	}
@@ -92,7 +92,9 @@ func (s *Server) Up() error {
 	s.address = l.Addr().String()
 	s.listener = &listener{Listener: l, open: map[net.Conn]struct{}{}}
 	// Errors of single connections are what this is for; nobody wants to read of them.
-	s.http = &http.Server{Handler: http.HandlerFunc(s.serve), TLSConfig: s.tls.Clone(), ErrorLog: silent()}
+	s.http = &http.Server{Handler: http.HandlerFunc(s.serve), TLSConfig: &tls.Config{
+		GetConfigForClient: s.currentTLS, NextProtos: s.tls.NextProtos, MinVersion: tls.VersionTLS12,
+	}, ErrorLog: silent()}
 	go func(h *http.Server, l net.Listener) { _ = h.ServeTLS(l, "", "") }(s.http, s.listener) // it ends when the server is closed
 	return nil
 }
@@ -212,13 +214,19 @@ func (s *Server) edited(e Event) []Event {
 	return edit(e)
 }
 
-// Kubeconfig writes a kubeconfig file whose user has the token in a file, or none if that is "".
-func (s *Server) Kubeconfig(path, tokenFile string) error {
+// Credentials are files by which a client knows the server, and proves who it is. What is "" it hasn't; without a CA, the server's own is
+// written into the kubeconfig file.
+type Credentials struct{ Token, CA, Certificate, Key string }
+
+// Kubeconfig writes a kubeconfig file.
+func (s *Server) Kubeconfig(path string, c Credentials) error {
 	config := clientcmdapi.NewConfig()
-	config.Clusters["faulty"] = &clientcmdapi.Cluster{
-		Server: "https://" + s.address, CertificateAuthorityData: s.caPEM, TLSServerName: "example.com",
+	cluster := &clientcmdapi.Cluster{Server: "https://" + s.address, CertificateAuthority: c.CA, TLSServerName: serverName}
+	if c.CA == "" {
+		cluster.CertificateAuthorityData = s.CA()
 	}
-	config.AuthInfos["faulty"] = &clientcmdapi.AuthInfo{TokenFile: tokenFile}
+	config.Clusters["faulty"] = cluster
+	config.AuthInfos["faulty"] = &clientcmdapi.AuthInfo{TokenFile: c.Token, ClientCertificate: c.Certificate, ClientKey: c.Key}
 	config.Contexts["faulty"] = &clientcmdapi.Context{Cluster: "faulty", AuthInfo: "faulty"}
 	config.CurrentContext = "faulty"
 	if err := clientcmd.WriteToFile(*config, path); err != nil {
