@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"runtime/pprof"
 	"slices"
@@ -45,6 +46,9 @@ func withoutSecrets(address string) string {
 	}
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
+
+// userInfo is what a text has of a URL's user and password.
+var userInfo = regexp.MustCompile(`://[^/@\s"]*@`)
 
 // answered tells whether an error is an answer of somebody who is there, and doesn't want to say more.
 func answered(err error) bool {

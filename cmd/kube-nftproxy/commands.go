@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -58,8 +59,14 @@ func (q *question) socketFlag(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&q.socket, "control-socket", control.DefaultPath, "Socket of the running program, as its flag of the same name has it.")
 }
 
-// client asks the running program.
-func (q *question) client() *control.Client { return control.NewClient(q.socket) }
+// soon is how long a program that has nothing to compare may take to begin its answer: it waits for a busy loop for a part of that.
+const soon = 15 * time.Second
+
+// client asks the running program for what it knows, patient for what it has to find out first.
+func (q *question) client() *control.Client { return control.NewClient(q.socket).Within(soon) }
+func (q *question) patient() *control.Client {
+	return control.NewClient(q.socket).Within(control.AnswerTime)
+}
 
 func newStatusCommand() *cobra.Command {
 	var q question
@@ -92,14 +99,18 @@ func (q *question) answer(value any, text func(*view.Printer), wrong bool) error
 
 func newServicesCommand() *cobra.Command {
 	var q question
-	var onlyWrong bool
+	var onlyWrong, connecting bool
 	cmd := &cobra.Command{
 		Use: "services [NAMESPACE/NAME | NAME | NAMESPACE/]", Short: "Show Services as this node serves them", Args: cobra.MaximumNArgs(1),
 		Long: "Every address and port with its policy, affinity and endpoints. For one Service also every endpoint, and why it isn't used where it\n" +
 			"isn't: not ready, terminating, hinted to another zone, not on this node... A single Service with which something is wrong, as a\n" +
-			"port without endpoints, gives exit code 1.",
+			"port without endpoints, gives exit code 1. --try connects to its endpoints, which tells a closed port and a pod that is gone from\n" +
+			"what a proxy can be blamed for: the only thing that any of these commands sends.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			namespace, name, single := wanted(args)
+			if connecting && !single {
+				return errors.New("--try is for one Service: give its name")
+			}
 			var v view.Services
 			if err := q.client().Get(cmd.Context(), pageServices, &v, "namespace", namespace, "name", name); err != nil {
 				return err
@@ -111,7 +122,11 @@ func newServicesCommand() *cobra.Command {
 			if single {
 				text = v.Detail
 			}
-			return q.answer(&v, text, (single || onlyWrong) && v.Wrong())
+			fine := true
+			if connecting {
+				fine = try(cmd.Context(), &v)
+			}
+			return q.answer(&v, text, (single || onlyWrong) && v.Wrong() || !fine)
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			var names []string
@@ -122,6 +137,7 @@ func newServicesCommand() *cobra.Command {
 		},
 	}
 	q.flags(cmd)
+	cmd.Flags().BoolVar(&connecting, "try", false, "For one Service: connect to its endpoints from this node, and say what comes of it.")
 	cmd.Flags().BoolVar(&onlyWrong, "wrong", false, "Only Services with which something is wrong; exit code 1 if there are any.")
 	return cmd
 }
@@ -147,7 +163,7 @@ func newVerifyCommand() *cobra.Command {
 			"counts. What is under way, or has been repaired at the second look, isn't a difference. On a large cluster it takes some seconds.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var v view.Verification
-			if err := q.client().Get(cmd.Context(), pageVerify, &v); err != nil {
+			if err := q.patient().Get(cmd.Context(), pageVerify, &v); err != nil {
 				return err
 			}
 			return q.answer(&v, v.Text, v.Total > 0)
@@ -166,7 +182,7 @@ func newBundleCommand() *cobra.Command {
 			"No kubeconfig, token or certificate is in it; names and addresses of Services, endpoints and clients are.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if file == "-" {
-				return q.client().Copy(cmd.Context(), os.Stdout, pageBundle)
+				return q.patient().Copy(cmd.Context(), os.Stdout, pageBundle)
 			}
 			if file == "" {
 				file = "kube-nftproxy-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"
@@ -189,7 +205,7 @@ func (q *question) write(cmd *cobra.Command, file string) (err error) {
 	if err != nil {
 		return err
 	}
-	err = q.client().Copy(cmd.Context(), to, pageBundle)
+	err = q.patient().Copy(cmd.Context(), to, pageBundle)
 	if closed := to.Close(); err == nil {
 		err = closed
 	}

@@ -86,9 +86,8 @@ func (c *console) status(ctx context.Context) *view.Status {
 	c.countObjects(s)
 	c.askStatus(ctx, s)
 	c.judge(s)
-	s.Findings = append(s.Findings, c.unserved()...)
 	s.Findings = append(s.Findings, doctor.Look(ctx, doctor.Config{
-		Sysctls: "/proc/sys", Families: c.families, Drops: doctor.Drops, Rival: c.takeover.Rival, NodePorts: c.users.Find,
+		Others: c.causes(s), Sysctls: "/proc/sys", Families: c.families, Drops: doctor.Drops, Rival: c.takeover.Rival, NodePorts: c.users.Find,
 		Leftovers: func() (takeover.Leftovers, error) { return takeover.Look(excludedFromIPVS(c.Config)) },
 	})...)
 	return s
@@ -117,7 +116,7 @@ func (c *console) countObjects(s *view.Status) {
 		for _, slice := range slices {
 			s.Counts.Endpoints += len(slice.Endpoints)
 		}
-		if built := model.Build(c.source.Service(name), slices, facts.Node, c.modelOptions()); built != nil && len(built.Problems) > 0 {
+		if built := model.Build(c.source.Service(name), slices, facts.Node, c.modelOptions()); built != nil && len(built.Problems)+len(c.checks.Broken(name)) > 0 {
 			s.Counts.Problems++
 		}
 	}
@@ -171,7 +170,7 @@ func (c *console) judge(s *view.Status) {
 		s.Why = append(s.Why, "syncs fail: "+s.Loop.Failure.Error)
 	}
 	switch {
-	case a.Eligible:
+	case a.Eligible, s.Loop != nil && s.Loop.Waits != "": // or the Node hasn't been looked at
 	case c.source.Node() == nil:
 		s.Why = append(s.Why, fmt.Sprintf("there is no Node %q: is --hostname-override right?", c.nodeName))
 	default:
@@ -195,11 +194,12 @@ func newAPIClient(c *rest.Config, client kubernetes.Interface) *apiClient {
 }
 
 // failed notes a failure to list or watch.
-func (a *apiClient) failed(resource string) {
+func (a *apiClient) failed(resource string, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	f := a.failures[resource]
-	a.failures[resource] = view.WatchFailure{Resource: resource, Times: f.Times + 1, Last: time.Now()}
+	f := view.WatchFailure{Resource: resource, Times: a.failures[resource].Times + 1, Last: time.Now()}
+	whyFailed(&f, err)
+	a.failures[resource] = f
 }
 
 func (c *console) apiState(ctx context.Context) view.API {
@@ -316,13 +316,14 @@ func (c *console) planAnew() *plan.Planner {
 
 // services tells of one Service, of those of a namespace, or of all.
 func (c *console) services(ctx context.Context, namespace, name string) (*view.Services, error) {
-	names, err := c.find(namespace, name)
-	if err != nil {
-		return nil, err
-	}
+	names := c.find(namespace, name)
 	out, err := c.explain(ctx, names)
 	if name != "" && len(out.Services) == 0 {
-		return nil, notServed(namespace, name)
+		return nil, c.notServed(ctx, namespace, name)
+	}
+	if name != "" && len(out.Services) == 1 {
+		c.addSelector(ctx, &out.Services[0])
+		addFirewall(&out.Services[0])
 	}
 	return out, err
 }
@@ -336,11 +337,16 @@ func (c *console) explain(ctx context.Context, names []types.NamespacedName) (*v
 			out.NodePortAddresses = append(out.NodePortAddresses, a.String())
 		}
 	}
+	out.Unread = c.unreadKinds()
 	lost, err := c.lost(ctx, names)
+	noter := c.newNoter(&facts)
 	var keys []model.Key
 	for _, n := range names {
 		if x := model.Explain(c.source.Service(n), c.source.Slices(n), facts.Node, c.modelOptions()); x != nil {
-			out.Services = append(out.Services, *serviceView(x, &facts, lost))
+			s := serviceView(x, &facts, lost)
+			notes, wrong := noter.notes(x)
+			s.Notes, s.Problems = notes, append(s.Problems, wrong...)
+			out.Services = append(out.Services, *s)
 			for _, p := range x.Ports {
 				for i := range p.Frontends {
 					keys = append(keys, p.Frontends[i].Key)
@@ -397,24 +403,13 @@ func ctxErrorOnly(err error) error {
 }
 
 // find returns the names of Services in a namespace; one of a name alone is looked for in all of them.
-func (c *console) find(namespace, name string) (found []types.NamespacedName, err error) {
+func (c *console) find(namespace, name string) (found []types.NamespacedName) {
 	for _, n := range c.source.Services() {
 		if (namespace == "" || n.Namespace == namespace) && (name == "" || n.Name == name) {
 			found = append(found, n)
 		}
 	}
-	if name != "" && len(found) == 0 {
-		return nil, notServed(namespace, name)
-	}
-	return found, nil
-}
-
-func notServed(namespace, name string) error {
-	if namespace != "" {
-		name = namespace + "/" + name
-	}
-	return control.NotFound(fmt.Sprintf("no Service %s is served on this node: there is none of this name, or it is headless, of type "+
-		"ExternalName, without a cluster IP, or has the label service.kubernetes.io/service-proxy-name", name))
+	return found
 }
 
 // claim is a frontend that a service port wants.

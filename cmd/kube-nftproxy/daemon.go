@@ -167,6 +167,7 @@ type daemon struct {
 	lacks    <-chan error
 	flows    *conntrack.Reconciler
 	users    *nodeport.Watcher
+	checks   *health.Services
 	takeover *takeover.Takeover
 	started  time.Time
 	settle   sync.Once
@@ -247,9 +248,9 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	d.recorder = events.NewBroadcaster(d.sink)
 	d.reporter = report.New(logger, d.recorder.NewRecorder(scheme.Scheme, "kube-nftproxy"), d.metrics.Problem)
 	d.api = newAPIClient(connection, client)
-	cfg.Report, cfg.Failed = d.report, func(resource string) {
+	cfg.Report, cfg.Failed = d.report, func(resource string, err error) {
 		d.metrics.WatchFailed(resource)
-		d.api.failed(resource)
+		d.api.failed(resource, err)
 	}
 	cfg.Client, cfg.Connection = client, connection
 	d.source, err = watch.NewInformers(cfg)
@@ -312,6 +313,7 @@ func (d *daemon) run(ctx context.Context) error {
 	part("addresses", func(ctx context.Context) error { return host.FollowAddresses(ctx, d.tracker.Node) })
 	part("watch", d.source.Run)
 	part("conntrack", func(ctx context.Context) error { d.flows.Run(ctx); return nil })
+	part("memory", d.watchMemory)
 	part("nodeport", func(ctx context.Context) error { d.users.Run(ctx); return nil })
 	if d.File != "" {
 		part("configuration", d.AwaitChange)
@@ -356,10 +358,11 @@ func (d *daemon) modelOptions() model.Options {
 
 func (d *daemon) newLoop() *proxy.Proxy {
 	every, least := config.Periods(d.Config)
+	d.checks = health.NewServices(d.health.Healthy, d.report)
 	return proxy.New(proxy.Config{
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: d.planner,
 		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(least, every, every),
-		Flows: d.flows, NodePortUsers: d.users, Checks: health.NewServices(d.health.Healthy, d.report), Families: d.families,
+		Flows: d.flows, NodePortUsers: d.users, Checks: d.checks, Families: d.families,
 		NodeName: d.nodeName, NodeIP: d.nodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: d.nodePortAddresses(),
 		Model: d.modelOptions(), Report: d.report, Synced: d.synced, Observer: d.console, Now: time.Now,
 	})

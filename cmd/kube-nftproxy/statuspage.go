@@ -63,9 +63,13 @@ func withUnserved(served []view.Service, names []types.NamespacedName) []view.Se
 func (c *console) wrongOf(ctx context.Context, names []types.NamespacedName) (wrong []types.NamespacedName, err error) {
 	facts := c.loop.Facts()
 	lost, err := c.lost(ctx, names)
+	noter := c.newNoter(&facts)
 	for _, n := range names {
 		x := model.Explain(c.source.Service(n), c.source.Slices(n), facts.Node, c.modelOptions())
-		if x != nil && serviceView(x, &facts, lost).Wrong() {
+		if x == nil {
+			continue
+		}
+		if _, problems := noter.notes(x); len(problems) > 0 || serviceView(x, &facts, lost).Wrong() {
 			wrong = append(wrong, n)
 		}
 	}

@@ -28,11 +28,12 @@ func traceCommand() *cobra.Command {
 		Short: "Say which way the first packet of a connection goes, and why",
 		Long: `trace reads the rules and maps that the kernel of this node has, and says what they do to the first packet of a connection:
 which Service it is for, to which endpoints it may go with which probability, whom they see as its source, or why it is refused.
-Nothing is sent, and the daemon isn't asked. With --live, a real packet is waited for instead, and what the kernel does to it is
-told.
+Nothing is sent, and the daemon isn't asked. With --live, a real packet is waited for instead: what the kernel does to it is told,
+which other program's chain stops or translates it, by which interface it leaves, and whether it is answered, refused, or neither.
 
 FROM is an IP address, of a pod or of a machine elsewhere, or "node" for this node's own processes. The protocol is tcp, udp or
-sctp; tcp if not given. The exit code is 0 if every way leads to an endpoint, 1 if not.`,
+sctp; tcp if not given. The exit code is 0 if every way leads to an endpoint (with --live: if nothing stops the packet, and it is not
+left without an answer), 1 if not.`,
 		Example: `  kube-nftproxy trace 10.244.0.10 10.96.0.10:80
   kube-nftproxy trace node 10.96.0.10:53/udp -o wide
   kube-nftproxy trace 198.51.100.7 '[2001:db8::1]:30080/tcp' --live`,
@@ -72,17 +73,19 @@ func parsePacket(from, to string) (p trace.Packet, err error) {
 	case !given:
 		protocol = unix.IPPROTO_TCP
 	case !known:
-		return p, fmt.Errorf("%q is not a protocol: want tcp, udp or sctp", name)
+		return p, fmt.Errorf("%q is not a protocol: want ADDRESS:PORT and perhaps /tcp, /udp or /sctp; kube-nftproxy services NAMESPACE/NAME "+
+			"shows a Service's addresses", name)
 	}
 	at, err := netip.ParseAddrPort(where)
 	if err != nil {
-		return p, fmt.Errorf("read destination: %w; want ADDRESS:PORT/PROTOCOL, as 10.96.0.10:80/tcp or [fd00::1]:80/tcp", err)
+		return p, fmt.Errorf("read destination: %w; want ADDRESS:PORT/PROTOCOL, as 10.96.0.10:80/tcp or [fd00::1]:80/tcp (kube-nftproxy services NAMESPACE/NAME "+
+			"shows a Service's addresses)", err)
 	}
 	at = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 	var source netip.Addr
 	if from != sentByNode {
 		if source, err = netip.ParseAddr(from); err != nil {
-			return p, fmt.Errorf("read source: %w; want an IP address, or %q", err, sentByNode)
+			return p, fmt.Errorf("read source: %w; want an IP address, or %q (kubectl get pods -o wide shows a pod's)", err, sentByNode)
 		}
 	}
 	return trace.From(source.Unmap(), at, protocol, host.Routes{})
@@ -96,29 +99,33 @@ func familyOf(addr netip.Addr) nft.Family {
 }
 
 // foretell reads the tables, and follows a packet through them.
-func foretell(p trace.Packet) (*trace.Trace, *nft.ReadTable, error) {
+func foretell(p trace.Packet) (*trace.Trace, *nft.ReadTable, []nft.BaseChain, error) {
 	conn, err := nft.Open()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	defer conn.Close() //nolint:errcheck // it was only read from
 	table, err := conn.Read(familyOf(p.To.Addr()), plan.TableName)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	chains, err := conn.BaseChains(table.Family)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	t, err := trace.Follow(trace.Config{Table: table, Elements: conn, Routes: host.Routes{}, Chains: chains}, p)
-	return t, table, err
+	return t, table, chains, err
 }
 
 func tracePacket(to io.Writer, out *output, p trace.Packet) error {
-	t, _, err := foretell(p)
+	t, _, _, err := foretell(p)
 	if err != nil {
 		return err
 	}
+	return printForetold(to, out, t)
+}
+
+func printForetold(to io.Writer, out *output, t *trace.Trace) error {
 	if err := out.print(to, newTraceView(t), func(printer *view.Printer) { printTrace(printer, t) }); err != nil {
 		return err
 	}
@@ -278,9 +285,12 @@ const quiet = 300 * time.Millisecond
 
 // followLive waits for a packet, and tells what is heard of it.
 func followLive(to io.Writer, out *output, p trace.Packet, fromGiven bool, timeout time.Duration) error {
-	foretold, own, err := foretell(p)
+	foretold, own, chains, err := foretell(p)
 	if err != nil {
 		return err
+	}
+	if p.Own && p.NoRoute { // there will be no packet
+		return printForetold(to, out, foretold)
 	}
 	what := nft.Traced{Family: own.Family, To: p.To, Protocol: p.Protocol}
 	if fromGiven {
@@ -292,16 +302,24 @@ func followLive(to io.Writer, out *output, p trace.Packet, fromGiven bool, timeo
 	}
 	defer func() { _ = tracer.Close() }() // its table goes with the process in any case
 	events, err := firstPacket(tracer, timeout)
+	if err == nil && len(events) == 0 {
+		source := ""
+		if fromGiven {
+			source = p.From.String()
+		}
+		return missed(source, timeout)
+	}
 	if err != nil {
 		return err
 	}
 	list := make([]liveEvent, 0, len(events))
 	for _, e := range events {
-		if !e.Returned {
+		if endOfChain := e.Handle == 0 && !e.Policy; !e.Returned && !endOfChain {
 			list = append(list, inWords(own, e))
 		}
 	}
-	end := endOf(events)
+	way := journey{events, chains, p.Protocol}
+	end := way.end()
 	err = out.print(to, liveView{foretold.Frontend, list, end.text, end.stopped}, func(printer *view.Printer) {
 		if foretold.Frontend != "" {
 			printer.Printf("Service port: %s\n", printer.Paint(view.Bold, view.Printable(foretold.Frontend)))
@@ -323,34 +341,13 @@ type liveView struct {
 	Stopped  bool        `json:"stopped"`
 }
 
-// ending is what became of a packet.
-type ending struct {
-	text    string
-	stopped bool
-}
-
-// endOf says where a packet was seen last.
-func endOf(events []nft.TraceEvent) ending {
-	const dropped = 0
-	last := events[len(events)-1]
-	switch {
-	case last.Verdict == dropped && !last.Returned:
-		return ending{fmt.Sprintf("Stopped by chain %s of table %s.", last.Chain, last.Table), true}
-	case last.Chain == nft.TraceLeaving:
-		return ending{text: "It has left this node."}
-	case last.Chain == nft.TraceDelivered:
-		return ending{text: "It has reached this node's processes."}
-	}
-	return ending{text: "Nothing more is known: a route is missing, or what follows isn't nftables'."}
-}
-
-// firstPacket gathers all that is heard of the first packet that comes.
+// firstPacket gathers all that is heard of the first packet that comes; nothing if none does.
 func firstPacket(t *nft.Tracer, timeout time.Duration) (list []nft.TraceEvent, err error) {
 	deadline := time.Now().Add(timeout)
 	for len(list) == 0 {
 		left := time.Until(deadline)
 		if left <= 0 {
-			return nil, fmt.Errorf("no such packet within %s", timeout)
+			return nil, nil
 		}
 		if list, err = t.Next(left); err != nil {
 			return nil, err
@@ -425,6 +422,6 @@ func printLive(p *view.Printer, list []liveEvent) {
 		}
 	}
 	if !own {
-		p.Printf("No rule of table %s was asked: the connection was there already, or the table isn't.\n", plan.TableName)
+		p.Printf("No rule of table %s was asked.\n", plan.TableName)
 	}
 }

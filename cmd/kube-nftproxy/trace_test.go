@@ -307,7 +307,7 @@ func TestTraceLive(t *testing.T) {
 		"Service port: shop/sticky\n",
 		" -> 10.96.0.11:80\n  kube-nftproxy prerouting: the lease lasts; on to services: finds what a packet's destination stands for\n",
 		"otherwise pick one; on to pick-of-1: a new client: one of 1 by chance\n", "the client is remembered\n",
-		"the endpoint is known, goes to that endpoint\n10.244.0.11:", " -> 10.244.0.10:8080\n", "It has left this node.\n",
+		"the endpoint is known, goes to that endpoint\n10.244.0.11:", " -> 10.244.0.10:8080\n", "It has left this node by veth-pod0. 10.244.0.10:8080 has answered.\n",
 	} {
 		if !strings.Contains(r.out, want) {
 			t.Errorf("output lacks %q:\n%s", want, r.out)
@@ -323,7 +323,7 @@ func TestTraceLive(t *testing.T) {
 	if a := l.Pods[1].Probe(t.Context(), model.TCP, to, lab.Options{}); a.Outcome != lab.TimedOut {
 		t.Errorf("the packet that is dropped got %v", a)
 	}
-	want := "  guard pass: policy: drop\nStopped by chain pass of table guard.\n"
+	want := "  guard pass: policy: drop\nStopped by the policy of chain pass of table inet guard, which isn't kube-nftproxy's; to see it: nft -a list chain inet guard pass.\n"
 	if r := <-done; !errors.Is(r.err, errWrong) || !strings.HasSuffix(r.out, want) {
 		t.Errorf("a packet that is dropped: error %v, output that doesn't end with %q:\n%s", r.err, want, r.out)
 	}

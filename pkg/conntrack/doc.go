@@ -3,7 +3,7 @@
 // none at all, for as long as it sends. stale.go has the rules, table.go the kernel, reconciler.go the goroutine.
 //
 // In: [Desired] values, the frontends that have changed and their endpoints.
-// Out: deleted entries of the kernel's table, their number and the time it took.
+// Out: deleted entries of the kernel's table, their number and the time it took; with [Lookup], one entry.
 // Never: an established TCP connection, an SCTP association that was answered, the goroutine that syncs, a copy of the
 // kernel's table.
 package conntrack

@@ -11,7 +11,9 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,10 +27,24 @@ type Client struct {
 // NewClient returns one that connects to the socket at a path, when it asks.
 func NewClient(path string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", path)
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+		if err != nil {
+			return nil, err
+		}
+		if stopped := whyStopped(peer(conn)); stopped != nil { // it would never answer
+			_ = conn.Close()
+			return nil, stopped
+		}
+		return conn, nil
 	}
 	return &Client{path: path, http: http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+}
+
+// Within limits how long the program may take to begin its answer. One that is stopped, or gets no processor, would let a question
+// wait forever: its kernel accepts connections.
+func (c *Client) Within(d time.Duration) *Client {
+	c.http.Transport.(*http.Transport).ResponseHeaderTimeout = d
+	return c
 }
 
 // Get reads an answer into a value; the parameters are names and values in turn.
@@ -117,9 +133,77 @@ func (c *Client) unreachable(err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("only root and the user that kube-nftproxy runs as may use the socket %s", c.path)
 	}
+	if stopped := (*errStopped)(nil); errors.As(err, &stopped) {
+		return stopped
+	}
 	var failed *url.Error
 	if errors.As(err, &failed) {
+		if failed.Timeout() {
+			return c.silent()
+		}
 		err = failed.Err
 	}
 	return fmt.Errorf("ask the running program at %s: %w", c.path, err)
+}
+
+// silent is the error of a program that has the socket and doesn't answer.
+func (c *Client) silent() error {
+	conn, err := net.Dial("unix", c.path)
+	if err != nil {
+		return fmt.Errorf("kube-nftproxy doesn't answer at the socket %s: %w", c.path, err)
+	}
+	defer func() { _ = conn.Close() }()
+	pid, state := peer(conn)
+	if stopped := whyStopped(pid, state); stopped != nil {
+		return stopped
+	}
+	if state == "D" {
+		return fmt.Errorf("kube-nftproxy (pid %d) runs, but doesn't answer: it waits for the kernel (state D); /proc/%d/stack says where; %s", pid, pid, inForce)
+	}
+	return fmt.Errorf("kube-nftproxy (pid %d) runs, but doesn't answer: it gets no processor time (a limit, a frozen container), or it hangs; end it: "+
+		"a new one takes over without a gap; %s", pid, inForce)
+}
+
+const inForce = "its rules are in force, but changes go unseen, and after two minutes other programs' rules come before them; " +
+	"kube-nftproxy trace works without it"
+
+// errStopped is the error of a program that can't answer before somebody lets it go on.
+type errStopped struct{ pid int32 }
+
+func (e *errStopped) Error() string {
+	return fmt.Sprintf("kube-nftproxy (pid %d) is stopped, by a signal or a debugger: kill -CONT %d; %s", e.pid, e.pid, inForce)
+}
+
+func whyStopped(pid int32, state string) error {
+	if state == "T" || state == "t" {
+		return &errStopped{pid}
+	}
+	return nil
+}
+
+// peer is the process that listens at the other end of a socket, and its state; zero values where that can't be known.
+func peer(conn net.Conn) (pid int32, state string) {
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return 0, ""
+	}
+	if err := raw.Control(func(fd uintptr) {
+		if who, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = who.Pid
+		}
+	}); err != nil {
+		return 0, ""
+	}
+	return pid, stateOf(pid)
+}
+
+// stateOf is the letter that the kernel has for the state of a process, "" where that can't be seen.
+func stateOf(pid int32) string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return ""
+	}
+	_, rest, _ := strings.Cut(string(text), ") ") // the name may have blanks
+	state, _, _ := strings.Cut(rest, " ")
+	return state
 }

@@ -27,11 +27,13 @@ type Config struct {
 	Rival     func(context.Context) bool
 	// NodePorts lists the collisions of node ports.
 	NodePorts func() ([]model.Problem, error)
+	// Others are findings of somebody else, to be among these.
+	Others []view.Finding
 }
 
 // Look looks at everything. What can't be looked at is a finding, too.
 func Look(ctx context.Context, c Config) []view.Finding {
-	list := c.sysctls()
+	list := append(slices.Clip(c.Others), c.sysctls()...)
 	unable := func(what string, err error) {
 		if err != nil {
 			list = append(list, view.Finding{

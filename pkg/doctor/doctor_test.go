@@ -65,6 +65,10 @@ func TestSettings(t *testing.T) {
 		{"no forwarding", map[string]string{"net/ipv4/ip_forward": "0"}, []string{"wrong: this node doesn't forward IPv4 packets (net.ipv4.ip_forward = 0)"}},
 		{"no forwarding of IPv6", map[string]string{"net/ipv6/conf/all/forwarding": "0"},
 			[]string{"wrong: this node doesn't forward IPv6 packets (net.ipv6.conf.all.forwarding = 0)"}},
+		{"all but one forward", map[string]string{"net/ipv4/conf/eth1.7/forwarding": "0", "net/ipv4/conf/eth0/forwarding": "1", "net/ipv4/conf/lo/forwarding": "0"},
+			[]string{"warning: this node doesn't forward IPv4 packets that arrive by eth1.7 (forwarding = 0)"}},
+		{"none forwards", map[string]string{"net/ipv4/ip_forward": "0", "net/ipv4/conf/eth0/forwarding": "0"},
+			[]string{"wrong: this node doesn't forward IPv4 packets (net.ipv4.ip_forward = 0)"}},
 		{"strict on one interface", map[string]string{"net/ipv4/conf/eth0/rp_filter": "1"}, []string{"note: strict reverse path filtering (rp_filter = 1) on eth0"}},
 		{"strict for all, loose on one", map[string]string{"net/ipv4/conf/all/rp_filter": "1"}, []string{"note: strict reverse path filtering (rp_filter = 1) on eth0"}},
 		{"loose for all", map[string]string{"net/ipv4/conf/all/rp_filter": "2", "net/ipv4/conf/eth0/rp_filter": "1"}, nil},
@@ -93,6 +97,7 @@ func TestSettings(t *testing.T) {
 func TestEverythingElse(t *testing.T) {
 	c := Config{
 		Sysctls: settings(t, nil),
+		Others:  []view.Finding{{Severity: view.Warning, What: "somebody else's", Breaks: "this", Mend: "so"}},
 		Drops:   func([]model.Family) ([]Drop, error) { return nil, errors.New("not permitted") },
 		Leftovers: func() (takeover.Leftovers, error) {
 			return takeover.Leftovers{takeover.IPVS: 3, takeover.NFTables: 0}, nil
@@ -105,6 +110,7 @@ func TestEverythingElse(t *testing.T) {
 	}
 	want := []string{
 		"wrong: a kube-proxy runs on this node beside kube-nftproxy, and has rules of its own (ipvs 3)",
+		"warning: somebody else's",
 		"warning: the chains of others can't be looked at: not permitted",
 		"warning: Service default/web: on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)",
 	}
@@ -112,7 +118,7 @@ func TestEverythingElse(t *testing.T) {
 	if diff := cmp.Diff(want, brief(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if last := got[2]; last.Breaks != "it gets nothing" || last.Mend != "move it" {
+	if last := got[3]; last.Breaks != "it gets nothing" || last.Mend != "move it" {
 		t.Errorf("the collision: %+v", last)
 	}
 	c.Rival = func(context.Context) bool { return false }

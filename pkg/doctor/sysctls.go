@@ -16,6 +16,7 @@ import (
 func (c *Config) sysctls() (list []view.Finding) {
 	if slices.Contains(c.Families, model.IPv4) {
 		list = append(list, c.forwarding("IPv4", "net/ipv4/ip_forward")...)
+		list = append(list, c.someForward()...)
 		list = append(list, c.reversePath()...)
 	}
 	if slices.Contains(c.Families, model.IPv6) {
@@ -44,32 +45,68 @@ func (c *Config) forwarding(family, name string) []view.Finding {
 	}}
 }
 
+// someForward looks for interfaces that are excepted from forwarding. For IPv6 their own settings mean something else.
+func (c *Config) someForward() []view.Finding {
+	const folder = "net/ipv4/conf"
+	if n, ok := c.number("net/ipv4/ip_forward"); !ok || n == 0 {
+		return nil // and so say all interfaces
+	}
+	var names []string
+	for _, name := range c.interfaces(folder) {
+		if n, ok := c.number(folder + "/" + name + "/forwarding"); ok && n == 0 {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return []view.Finding{{
+		Severity: view.Warning, What: fmt.Sprintf("this node doesn't forward IPv4 packets that arrive by %s (forwarding = 0)", some(names)),
+		Breaks: "what pods or clients behind it send to Services, and what endpoints behind it answer",
+		Mend:   "sysctl -w net.ipv4.conf." + strings.ReplaceAll(names[0], ".", "/") + ".forwarding=1",
+	}}
+}
+
+// interfaces are those that have settings of their own, but loopback.
+func (c *Config) interfaces(folder string) (names []string) {
+	entries, err := os.ReadDir(filepath.Join(c.Sysctls, folder))
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		if !slices.Contains([]string{"all", "default", "lo"}, e.Name()) {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+// some names the first few.
+func some(names []string) string {
+	const few = 4
+	text := strings.Join(names[:min(few, len(names))], ", ")
+	if more := len(names) - few; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
 // reversePath finds interfaces that drop packets whose replies would leave by another one. The stricter of an interface's own setting
 // and that of all counts, but 2 wins over 1.
 func (c *Config) reversePath() []view.Finding {
 	const folder = "net/ipv4/conf"
 	all, _ := c.number(folder + "/all/rp_filter")
-	entries, err := os.ReadDir(filepath.Join(c.Sysctls, folder))
-	if err != nil {
-		return nil
-	}
 	var strict []string
-	for _, e := range entries {
-		own, ok := c.number(folder + "/" + e.Name() + "/rp_filter")
-		if ok && max(own, all) == 1 && !slices.Contains([]string{"all", "default", "lo"}, e.Name()) {
-			strict = append(strict, e.Name())
+	for _, name := range c.interfaces(folder) {
+		if own, ok := c.number(folder + "/" + name + "/rp_filter"); ok && max(own, all) == 1 {
+			strict = append(strict, name)
 		}
 	}
 	if len(strict) == 0 {
 		return nil
 	}
-	const few = 4
-	names := strings.Join(strict[:min(few, len(strict))], ", ")
-	if more := len(strict) - few; more > 0 {
-		names += fmt.Sprintf(" and %d more", more)
-	}
 	return []view.Finding{{
-		Severity: view.Note, What: "strict reverse path filtering (rp_filter = 1) on " + names,
+		Severity: view.Note, What: "strict reverse path filtering (rp_filter = 1) on " + some(strict),
 		Breaks: "replies of endpoints, and requests to node ports, that come in by another interface than the one the way back leads to: nodes " +
 			"with several networks, some pod networks. Otherwise nothing",
 		Mend: "sysctl -w net.ipv4.conf.all.rp_filter=2",

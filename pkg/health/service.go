@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -35,10 +36,11 @@ type Services struct {
 	crowd  *crowd
 
 	servers map[checkAt]server
-	broken  map[checkAt]struct{}
 
 	mu     sync.RWMutex
 	checks map[types.NamespacedName]Check
+	// broken says of each address that can't be listened on why.
+	broken map[checkAt]string
 }
 
 // checkAt is one address on which one Service's check is served.
@@ -63,7 +65,7 @@ func (s server) close() {
 func NewServices(healthy func() bool, failed func(model.Problem)) *Services {
 	return &Services{
 		healthy: healthy, failed: failed, listen: net.Listen, crowd: newCrowd(mostConnections),
-		servers: map[checkAt]server{}, broken: map[checkAt]struct{}{},
+		servers: map[checkAt]server{}, broken: map[checkAt]string{},
 	}
 }
 
@@ -88,7 +90,9 @@ func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Add
 			delete(s.servers, at)
 		}
 	}
-	maps.DeleteFunc(s.broken, func(at checkAt, _ struct{}) bool { _, ok := wanted[at]; return !ok })
+	s.mu.Lock()
+	maps.DeleteFunc(s.broken, func(at checkAt, _ string) bool { _, ok := wanted[at]; return !ok })
+	s.mu.Unlock()
 	for at := range wanted {
 		if _, is := s.servers[at]; !is {
 			s.open(at)
@@ -97,15 +101,33 @@ func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Add
 	return len(s.broken)
 }
 
+// Broken says why a Service's port can't be listened on, one line for each address. Any goroutine may call it.
+func (s *Services) Broken(name types.NamespacedName) (why []string) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for at, reason := range s.broken {
+		if at.service == name {
+			why = append(why, reason)
+		}
+	}
+	slices.Sort(why)
+	return why
+}
+
 // Close stops listening.
 func (s *Services) Close() { s.Sync(nil, nil) }
 
 func (s *Services) open(at checkAt) {
 	network := [...]string{"tcp4", "tcp6"}[model.FamilyOf(at.addr.Addr())]
 	l, err := s.listen(network, at.addr.String())
+	s.mu.Lock()
+	_, known := s.broken[at]
+	if delete(s.broken, at); err != nil {
+		s.broken[at] = err.Error()
+	}
+	s.mu.Unlock()
 	if err != nil {
-		if _, known := s.broken[at]; !known {
-			s.broken[at] = struct{}{}
+		if !known {
 			s.failed(model.Problem{
 				Kind: "Service", Name: at.service, Field: "spec.healthCheckNodePort", Event: "FailedToStartServiceHealthcheck", Action: "Listen",
 				Reason: fmt.Sprintf("failed to start healthcheck %q on port %d: %v", at.service, at.addr.Port(), err),
@@ -113,7 +135,6 @@ func (s *Services) open(at checkAt) {
 		}
 		return
 	}
-	delete(s.broken, at)
 	served := server{bounded(s.answer(at), s.crowd), l}
 	s.servers[at] = served
 	go func() { _ = served.Serve(l) }()

@@ -108,9 +108,12 @@ func TestATakenPortIsReportedOnceAndTriedAgain(t *testing.T) {
 	if len(problems) != 1 || problems[0].Name != web || problems[0].Event != "FailedToStartServiceHealthcheck" {
 		t.Errorf("problems: %+v, want one of default/web", problems)
 	}
+	if why := s.Broken(web); len(why) != 1 || why[0] != "address in use" || s.Broken(types.NamespacedName{Name: "other"}) != nil {
+		t.Errorf("default/web can't be asked for because of %q, want the address to be in use", why)
+	}
 	taken = false
-	if broken := s.Sync(checks, []netip.Addr{loopback}); broken != 0 {
-		t.Errorf("%d ports can't be listened on, want none", broken)
+	if broken := s.Sync(checks, []netip.Addr{loopback}); broken != 0 || s.Broken(web) != nil {
+		t.Errorf("%d ports can't be listened on (%q), want none", broken, s.Broken(web))
 	}
 	if status, _, _, err := askLoadBalancer(at); err != nil || status != http.StatusOK {
 		t.Errorf("status %d, error %v after the port became free", status, err)

@@ -16,6 +16,8 @@ type Explanation struct {
 	Ports []PortExplanation
 	// Others are endpoints that can't be for any port: those without a usable address, and those of slices that have no usable port.
 	Others []Candidate
+	// Notes say which of its addresses aren't served, and why.
+	Notes []string
 }
 
 // PortExplanation tells of one service port.
@@ -48,7 +50,7 @@ func Explain(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node No
 	if built == nil {
 		return nil
 	}
-	x := explainer{builder: builder{svc: svc, node: &node, opts: opts, out: &Service{Name: built.Name}}, out: &Explanation{Service: built}}
+	x := explainer{builder: builder{svc: svc, node: &node, opts: opts, out: &Service{Name: built.Name}}, out: &Explanation{Service: built, Notes: loadBalancerNotes(svc)}}
 	x.clusterIPs()
 	for _, s := range epSlices {
 		if s != nil {
@@ -245,12 +247,13 @@ func hintedZones(h *discoveryv1.EndpointHints) (names []string) {
 // whyNone says why a service port has no endpoints in any slice.
 func (x *explainer) whyNone(sp *ServicePort, epSlices []*discoveryv1.EndpointSlice) string {
 	var names []string
-	there, endpoints := false, 0
+	there, elsewhere, endpoints := false, false, 0
 	for _, s := range epSlices {
 		if s == nil {
 			continue
 		}
 		if f, ok := familyOfSlice(s.AddressType); !ok || f != sp.Family {
+			elsewhere = elsewhere || len(s.Endpoints) > 0
 			continue
 		}
 		there = true
@@ -265,11 +268,13 @@ func (x *explainer) whyNone(sp *ServicePort, epSlices []*discoveryv1.EndpointSli
 	slices.Sort(names)
 	names = slices.Compact(names)
 	switch {
+	case elsewhere && endpoints == 0:
+		return "its EndpointSlices have endpoints of another IP family only: its pods have no " + sp.Family.String() + " address, or it has the wrong ipFamilies"
 	case !there:
 		return "there is no EndpointSlice of " + sp.Family.String() + " for it: its selector matches no pod, or it has no selector and nobody " +
 			"has written one"
 	case endpoints == 0:
-		return "its EndpointSlices are empty: its selector matches no pod"
+		return "its EndpointSlices are empty: its selector matches no pod that has an " + sp.Family.String() + " address"
 	case len(names) == 0:
 		return "its EndpointSlices have no port: no container port of the pods is what the Service's targetPort says"
 	}

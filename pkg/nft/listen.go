@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -131,6 +133,7 @@ func (l *Listener) Next() (Commit, error) {
 		if heard {
 			c := l.next
 			l.next = Commit{}
+			c.PID = processOf(c.PID, c.Program)
 			return c, nil
 		}
 	}
@@ -180,6 +183,32 @@ func parseCommit(b []byte, c *Commit) {
 			c.Program = text(v)
 		}
 	})
+}
+
+// processOf turns the number that the kernel tells, which is that of a thread, into the process's, by which a person finds it. Where
+// that can't be known, as from inside of a container, it stays what it is.
+func processOf(pid int, program string) int {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return pid
+	}
+	var name string
+	process := pid
+	for line := range strings.Lines(string(status)) {
+		field, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		switch value = strings.TrimSpace(value); field {
+		case "Name":
+			name = value
+		case "Tgid":
+			if n, err := strconv.Atoi(value); err == nil {
+				process = n
+			}
+		}
+	}
+	if name != program {
+		return pid
+	}
+	return process
 }
 
 // Close ends it, and a [Listener.Next] that is waiting.

@@ -58,6 +58,7 @@ func few[T any](s *shortener, list []T) []T {
 func (s *shortener) service(v *view.Service) service {
 	out := service{Service: *v, Wrong: v.Wrong(), Ports: []port{}}
 	out.Problems = s.texts(v.Problems)
+	out.Notes = s.texts(v.Notes)
 	out.Unusable = few(s, v.Unusable)
 	for i := range v.Ports {
 		if i == mostListed || s.lines == 0 {

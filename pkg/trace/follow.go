@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -225,6 +226,7 @@ func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 			hooks[unix.NF_INET_POST_ROUTING] = true
 		}
 	}
+	var other []string
 	for _, ch := range c.Chains {
 		if !hooks[ch.Hook] || ch.Family == c.Table.Family.String() && ch.Table == c.Table.Name {
 			continue
@@ -235,7 +237,17 @@ func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 			list = append(list, where+" drops what it does not accept")
 		case ch.Type == "nat" && ch.Priority <= e.firstNAT(ch.Hook):
 			list = append(list, where+" may translate it first")
+		case ch.Type != "nat" && ch.Uses > 0:
+			other = append(other, fmt.Sprintf("%s %s %s", ch.Family, ch.Table, ch.Name))
 		}
+	}
+	if n := len(other); n > 0 {
+		const few = 5
+		names := strings.Join(other[:min(n, few)], ", ")
+		if n > few {
+			names += fmt.Sprintf(" and %d more", n-few)
+		}
+		list = append(list, "rules of others that may stop it: "+names+"; trace --live shows which do")
 	}
 	return list
 }

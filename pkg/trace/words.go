@@ -89,6 +89,13 @@ func found(steps []Step) bool {
 	})
 }
 
+// isClusterIP tells whether the destination was found to be a Service's, whatever the port.
+func (w *world) isClusterIP() bool {
+	return slices.ContainsFunc(w.steps, func(s Step) bool {
+		return slices.ContainsFunc(s.Facts, func(f Fact) bool { return f.Set == "cluster-ips" && !f.Missing })
+	})
+}
+
 // untouched says why no rule has translated the packet.
 func (w *world) untouched() string {
 	if !found(w.steps) {
@@ -165,6 +172,9 @@ func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) 
 		default:
 			list = append(list, fmt.Sprintf("the port is a node port of %s for %s", name, ProtocolName(protocol)))
 		}
+	}
+	if len(list) == 0 && slices.ContainsFunc(worlds, func(w *world) bool { return w.isClusterIP() }) {
+		list = append(list, fmt.Sprintf("kube-nftproxy services | grep %s shows which ports it has", e.packet.To.Addr()))
 	}
 	return list, nil
 }

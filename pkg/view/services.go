@@ -2,6 +2,7 @@ package view
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -9,8 +10,10 @@ import (
 type Services struct {
 	Node string `json:"node"`
 	// NodePortAddresses are where node ports are served on this node.
-	NodePortAddresses []string  `json:"nodePortAddresses"`
-	Services          []Service `json:"services"`
+	NodePortAddresses []string `json:"nodePortAddresses"`
+	// Unread are kinds of objects that haven't been read yet, so that what follows says little.
+	Unread   []string  `json:"unread,omitempty"`
+	Services []Service `json:"services"`
 }
 
 // Service is one Service as this node serves it.
@@ -25,6 +28,8 @@ type Service struct {
 	Unusable []Endpoint `json:"unusable,omitempty"`
 	// Problems are parts of the Service or its EndpointSlices that had to be left out.
 	Problems []string `json:"problems,omitempty"`
+	// Notes are what else to know, such as addresses that it has and that aren't served here.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // ServicePort is one port of a Service in one family.
@@ -76,6 +81,9 @@ type Endpoint struct {
 	Local   bool `json:"local"`
 	// WhyNot says why it isn't chosen by any policy that a frontend has, or not by one of them.
 	WhyNot string `json:"whyNot,omitempty"`
+	// Tried says what a connection to it from this node came to, where one was made; Fails that it came to nothing.
+	Tried string `json:"tried,omitempty"`
+	Fails bool   `json:"fails,omitempty"`
 }
 
 // Chosen reports whether any frontend sends traffic to the endpoint.
@@ -99,6 +107,9 @@ func (s *Service) Wrong() bool {
 
 // Wrong reports whether something about any of the Services needs attention.
 func (v *Services) Wrong() bool {
+	if len(v.Unread) > 0 {
+		return true
+	}
 	for i := range v.Services {
 		if v.Services[i].Wrong() {
 			return true
@@ -118,6 +129,7 @@ func (s *Service) portName(p *ServicePort) string {
 
 // Text writes one line for each frontend, and below it those endpoints that aren't chosen with the reason; wide adds the chosen ones.
 func (v *Services) Text(p *Printer) {
+	v.unread(p)
 	var rows [][]Cell
 	for i := range v.Services {
 		s := &v.Services[i]
@@ -223,11 +235,36 @@ func (s *Service) problems(p *Printer) {
 
 // Detail writes all that is known of each Service, with every endpoint and the reason against it.
 func (v *Services) Detail(p *Printer) {
+	v.unread(p)
 	for i := range v.Services {
 		if i > 0 {
 			p.Printf("\n")
 		}
 		v.detail(p, &v.Services[i])
+	}
+	if !v.tried() && !v.Wrong() {
+		p.Printf("\n%s\n", p.Paint(Dim, "Nothing here is wrong. If it doesn't work all the same: --try connects to the endpoints from this node,\n"+
+			"kube-nftproxy trace FROM ADDRESS:PORT --live follows a packet, kube-nftproxy status looks at the node."))
+	}
+}
+
+// tried reports whether connections to endpoints were made.
+func (v *Services) tried() bool {
+	for i := range v.Services {
+		for j := range v.Services[i].Ports {
+			if slices.ContainsFunc(v.Services[i].Ports[j].Endpoints, func(e Endpoint) bool { return e.Tried != "" }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// unread warns of conclusions from what isn't there yet.
+func (v *Services) unread(p *Printer) {
+	if len(v.Unread) > 0 {
+		p.Printf("%s %s: nothing is programmed yet, and what is shown here may be wrong; kube-nftproxy status says why\n\n",
+			p.Paint(Bad, "NOT READ YET"), strings.Join(v.Unread, ", "))
 	}
 }
 
@@ -246,10 +283,13 @@ func (v *Services) detail(p *Printer, s *Service) {
 	if s.HealthCheckNodePort != 0 {
 		p.Printf("\n  load balancers ask at port %d for ready endpoints on this node: %s\n", s.HealthCheckNodePort, families(s.LocalReady))
 	}
-	if len(s.Problems) > 0 {
+	if len(s.Problems)+len(s.Notes) > 0 {
 		p.Printf("\n")
 	}
 	s.problems(p)
+	for _, note := range s.Notes {
+		p.Printf("  %s\n", Printable(note))
+	}
 }
 
 func families(n map[string]int) string {
@@ -326,6 +366,9 @@ func endpointRows(list []Endpoint, wide bool) (rows [][]Cell) {
 		row := []Cell{{"    " + mark + " " + e.Address, style}, {Text: e.Conditions}, {Text: where}}
 		if wide {
 			row = append(row, Cell{Text: e.Slice})
+		}
+		if e.Tried != "" {
+			row = append(row, Cell{e.Tried, map[bool]Style{true: Bad, false: Good}[e.Fails]})
 		}
 		rows = append(rows, append(row, Cell{Text: e.WhyNot, Style: Warn}))
 	}

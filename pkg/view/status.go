@@ -113,11 +113,15 @@ type API struct {
 	Failures []WatchFailure `json:"failures,omitempty"`
 }
 
-// WatchFailure tells how often listing or watching a resource has failed, and when last.
+// WatchFailure tells how often listing or watching a resource has failed, and when and why last.
 type WatchFailure struct {
 	Resource string    `json:"resource"`
 	Times    int       `json:"times"`
 	Last     time.Time `json:"last"`
+	Error    string    `json:"error"`
+	// Forbidden and Unauthorized say what kind of failure it was.
+	Forbidden    bool `json:"forbidden,omitempty"`
+	Unauthorized bool `json:"unauthorized,omitempty"`
 }
 
 // Severity says how bad a finding is.
@@ -181,6 +185,8 @@ func (s *Status) healthRow(row rowFunc) {
 	switch {
 	case !s.Healthy:
 		row("health", Bad, "unhealthy: %s", strings.Join(s.Why, "; "))
+	case s.Loop != nil && s.Loop.Waits != "":
+		row("health", Bad, "not serving: %s", strings.Join(s.Why, "; "))
 	case len(s.Why) > 0:
 		row("health", Warn, "healthy, but %s", strings.Join(s.Why, "; "))
 	default:
@@ -202,7 +208,7 @@ func (s *Status) apiRows(row rowFunc) {
 		row(name, Plain, "%s, answers in %s", what, micros(s.API.AnswerMicros))
 	}
 	for _, f := range s.API.Failures {
-		row("", Warn, "listing or watching %s has failed %d times since the start, the last time %s", f.Resource, f.Times, ago(s.Time, f.Last))
+		row("", Warn, "listing or watching %s has failed %s since the start, the last one %s: %s", f.Resource, times(f.Times), ago(s.Time, f.Last), Printable(f.Error))
 	}
 }
 
@@ -307,6 +313,13 @@ func elements(n map[string]int) string {
 		}
 	}
 	return strings.Join(parts, ", ")
+}
+
+func times(n int) string {
+	if n == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times", n)
 }
 
 func micros(n int64) string { return (time.Duration(n) * time.Microsecond).String() }

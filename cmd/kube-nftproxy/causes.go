@@ -1,0 +1,295 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// causes are what keeps Services from working on this node that only the daemon can know: who it is, what it may read, and who else
+// writes its tables.
+func (c *console) causes(s *view.Status) []view.Finding {
+	list := c.unserved()
+	list = append(list, c.unread(s)...)
+	list = append(list, c.identity(s)...)
+	list = append(list, rivals(s)...)
+	pods := c.localEndpoints()
+	return append(append(list, c.strangers(pods)...), c.bridged(pods)...)
+}
+
+// unread tells of what the API server doesn't give: anything, as long as nothing is programmed for the lack of it, and later what it
+// refuses.
+func (c *console) unread(s *view.Status) (list []view.Finding) {
+	const lately = 30 * time.Second // it is asked again more often
+	waits := s.Loop != nil && s.Loop.Waits != ""
+	breaks := "whatever changes: it isn't seen, and Services stay as they are"
+	if waits {
+		breaks = "all Services: none is programmed before these have been read. Rules of an earlier process stay as they are"
+	}
+	if waits && !s.API.Answers {
+		return []view.Finding{{
+			Severity: view.Wrong, What: "the API server can't be asked: " + s.API.Error, Breaks: breaks,
+			Mend: "look at the address and the certificate authority in the kubeconfig; the address must be reachable without Services, unlike 10.96.0.1",
+		}}
+	}
+	for _, same := range alikeFailures(s.API.Failures) {
+		f := same[0]
+		if !waits && (!f.Forbidden && !f.Unauthorized || s.Time.Sub(f.Last) > lately) {
+			continue
+		}
+		var resources []string
+		for _, f := range same {
+			resources = append(resources, f.Resource)
+		}
+		finding := view.Finding{
+			Severity: view.Wrong, What: fmt.Sprintf("%s can't be read: %s", strings.Join(resources, ", "), f.Error), Breaks: breaks,
+			Mend: "look at the log, and at the API server's",
+		}
+		switch {
+		case f.Forbidden:
+			user := "(the one named above)"
+			if found := whoIsForbidden.FindStringSubmatch(f.Error); found != nil {
+				user = found[1]
+			}
+			finding.Mend = "kubectl create clusterrolebinding kube-nftproxy --clusterrole=system:node-proxier --user=" + user
+		case f.Unauthorized:
+			finding.Mend = "the token or client certificate isn't accepted: give the kubeconfig a valid one"
+		}
+		list = append(list, finding)
+	}
+	return list
+}
+
+// whoIsForbidden finds the user's name in what an API server says.
+var whoIsForbidden = regexp.MustCompile(`User "([^"]+)"`)
+
+// alikeFailures puts together those that one thing mends.
+func alikeFailures(list []view.WatchFailure) (groups [][]view.WatchFailure) {
+	for _, f := range list {
+		like := func(g []view.WatchFailure) bool {
+			return f.Forbidden && g[0].Forbidden || f.Unauthorized && g[0].Unauthorized || f.Error == g[0].Error
+		}
+		if i := slices.IndexFunc(groups, like); i >= 0 {
+			groups[i] = append(groups[i], f)
+		} else {
+			groups = append(groups, []view.WatchFailure{f})
+		}
+	}
+	return groups
+}
+
+// whyFailed says in few words why something can't be listed or watched, and tells two kinds of failures from all others.
+func whyFailed(f *view.WatchFailure, err error) {
+	f.Forbidden, f.Unauthorized = apierrors.IsForbidden(err), apierrors.IsUnauthorized(err)
+	text := err.Error()
+	var failed *url.Error
+	var said apierrors.APIStatus
+	switch {
+	case errors.As(err, &failed):
+		text = failed.Err.Error() // without the address, which is long and known
+	case errors.As(err, &said) && said.Status().Message != "":
+		text = said.Status().Message
+	}
+	f.Error = userInfo.ReplaceAllString(text, "://")
+}
+
+// identity tells where the program isn't on the Node that it is told to be.
+func (c *console) identity(s *view.Status) []view.Finding {
+	node := c.source.Node()
+	if node == nil {
+		if c.api == nil || s.Loop == nil || s.Loop.Waits != "" || !s.API.Answers {
+			return nil // nobody knows yet
+		}
+		return []view.Finding{{
+			Severity: view.Wrong, What: fmt.Sprintf("there is no Node %q", c.nodeName),
+			Breaks: "policy Local, zones and node ports: no endpoint is taken to be on this node, and load balancers are told to stay away",
+			Mend:   "--hostname-override with the name that kubectl get nodes shows for this machine",
+		}}
+	}
+	own, err := host.Addresses()
+	if err != nil {
+		return nil
+	}
+	var internal []string
+	for _, addr := range model.InternalIPs(node) {
+		if slices.Contains(own, addr) {
+			return nil
+		}
+		internal = append(internal, addr.String())
+	}
+	if len(internal) == 0 {
+		return nil
+	}
+	return []view.Finding{{
+		Severity: view.Wrong,
+		What:     fmt.Sprintf("no interface here has an address of Node %s (%s)", c.nodeName, strings.Join(internal, ", ")),
+		Breaks: "all Services, if this is the pod's own network instead of the node's; node ports and policy Local, if this is another Node. Nothing, " +
+			"where the Node's addresses are translated outside of it",
+		Mend: "hostNetwork: true in the pod's spec; --hostname-override with the name of this Node",
+	}}
+}
+
+// rivals tells of another instance of this program that wants something else, as with other flags: each undoes what the other does.
+func rivals(s *view.Status) []view.Finding {
+	const (
+		lately = 5 * time.Minute
+		often  = 3 // one that replaces another may take turns with it before that one ends
+	)
+	if s.Loop == nil {
+		return nil
+	}
+	times, by := 0, ""
+	for _, r := range s.Loop.Repairs {
+		if s.Time.Sub(r.Time) < lately && strings.HasPrefix(r.By, "kube-nftproxy (") {
+			times, by = times+1, r.By
+		}
+	}
+	if times < often {
+		return nil
+	}
+	return []view.Finding{{
+		Severity: view.Wrong,
+		What:     fmt.Sprintf("another %s writes the same tables and wants something else: %d of the last repairs undo what it did", by, times),
+		Breaks:   "all Services, now and then: they are as one of the two wants, then as the other",
+		Mend:     "end one of them: ps -eo pid,lstart,args | grep kube-nftproxy",
+	}}
+}
+
+// localEndpoints are the addresses of pods on this node that Services have as endpoints, each once, in order.
+func (c *console) localEndpoints() (list []netip.Addr) {
+	own, err := host.Addresses()
+	if err != nil {
+		return nil
+	}
+	for _, name := range c.source.Services() {
+		for _, slice := range c.source.Slices(name) {
+			for i := range slice.Endpoints {
+				e := &slice.Endpoints[i]
+				if e.NodeName == nil || *e.NodeName != c.nodeName || len(e.Addresses) == 0 {
+					continue
+				}
+				addr, err := netip.ParseAddr(e.Addresses[0])
+				if err == nil && !slices.Contains(own, addr) && !addr.IsLoopback() {
+					list = append(list, addr)
+				}
+			}
+		}
+	}
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Compact(list)
+}
+
+// strangers tells of pods on this node whose addresses aren't those of pods, according to the configuration.
+func (c *console) strangers(pods []netip.Addr) []view.Finding {
+	mode := c.Config.DetectLocalMode
+	if mode != config.ClusterCIDR && mode != config.NodeCIDR {
+		return nil
+	}
+	var strange []string
+	prefixes := c.podPrefixes()
+	for _, addr := range pods {
+		if p := prefixes[model.FamilyOf(addr)]; p.IsValid() && !p.Contains(addr) {
+			strange = append(strange, addr.String())
+		}
+	}
+	if len(strange) == 0 {
+		return nil
+	}
+	const few = 3
+	some := strings.Join(strange[:min(few, len(strange))], ", ")
+	if more := len(strange) - few; more > 0 {
+		some += fmt.Sprintf(" and %d more", more)
+	}
+	setting := "--cluster-cidr"
+	if mode == config.NodeCIDR {
+		setting = "the Node's podCIDRs"
+	}
+	return []view.Finding{{
+		Severity: view.Warning, What: fmt.Sprintf("pods on this node have addresses outside of %s (%s): %s", setting, joinPrefixes(prefixes), some),
+		Breaks: "whom these pods' connections to Services come from: they are taken for strangers and masqueraded, so that the node's address is seen",
+		Mend:   "clusterCIDR in the configuration with all prefixes of pods, or another detectLocalMode",
+	}}
+}
+
+// bridged tells of pods that answer each other past the kernel's rules: connections of one to a Service of which the other is an endpoint
+// get answers from an address that they don't know. Those that are masqueraded get them from this node.
+func (c *console) bridged(pods []netip.Addr) (list []view.Finding) {
+	bridges, err := host.Bridges()
+	if all, _ := config.Masquerading(c.Config); all || err != nil || len(bridges) == 0 {
+		return nil
+	}
+	for f, name := range [...]string{"iptables", "ip6tables"} {
+		setting := "bridge-nf-call-" + name
+		if text, err := os.ReadFile("/proc/sys/net/bridge/" + setting); err == nil && strings.TrimSpace(string(text)) == "1" {
+			continue
+		}
+		for _, b := range bridges {
+			behind := func(addr netip.Addr) bool { return model.FamilyOf(addr) == model.Family(f) && within(b.Prefixes, addr) }
+			if !slices.ContainsFunc(pods, behind) {
+				continue
+			}
+			list = append(list, view.Finding{
+				Severity: view.Wrong, What: fmt.Sprintf("pods on bridge %s answer each other past this node's rules (net.bridge.%s isn't 1)", b.Name, setting),
+				Breaks: fmt.Sprintf("connections of a pod to a Service whose endpoint is another pod on the same bridge, in %s: the answer isn't translated back", model.Family(f)),
+				Mend:   "modprobe br_netfilter; sysctl -w net.bridge." + setting + "=1",
+			})
+		}
+	}
+	return list
+}
+
+// podPrefixes are where pods' addresses should be.
+func (c *console) podPrefixes() (list [2]netip.Prefix) {
+	if pods := c.loop.Facts().PodCIDRs; pods != list {
+		return pods
+	}
+	for f := range list {
+		list[f] = c.localPods[f].Prefix
+	}
+	return list
+}
+
+func joinPrefixes(list [2]netip.Prefix) string {
+	var parts []string
+	for _, p := range list {
+		if p.IsValid() {
+			parts = append(parts, p.String())
+		}
+	}
+	return strings.Join(parts, ",")
+}
+
+// unreadKinds are those that nothing can be programmed without, and that can't be read.
+func (c *console) unreadKinds() (kinds []string) {
+	select {
+	case <-c.source.Synced():
+		return nil
+	default:
+	}
+	if c.api == nil {
+		return []string{"the folder"}
+	}
+	c.api.mu.Lock()
+	defer c.api.mu.Unlock()
+	for _, f := range c.api.failures {
+		kinds = append(kinds, f.Resource)
+	}
+	slices.Sort(kinds)
+	if len(kinds) == 0 {
+		kinds = []string{"services", "endpointslices"} // it has just begun
+	}
+	return kinds
+}

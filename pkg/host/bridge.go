@@ -1,0 +1,49 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Bridge is one on this machine.
+type Bridge struct {
+	Name string
+	// Prefixes are those whose addresses it reaches directly: what they send each other doesn't come to this machine as packets.
+	Prefixes []netip.Prefix
+}
+
+// Bridges lists those that have more than one port, and an address with others beside it.
+func Bridges() (list []Bridge, err error) {
+	links, err := netlink.LinkList()
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	ports := map[int]int{}
+	for _, l := range links {
+		ports[l.Attrs().MasterIndex]++
+	}
+	for _, l := range links {
+		if l.Type() != "bridge" || ports[l.Attrs().Index] < 2 {
+			continue
+		}
+		addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return nil, fmt.Errorf("list addresses of %s: %w", l.Attrs().Name, err)
+		}
+		b := Bridge{Name: l.Attrs().Name}
+		for _, a := range addrs {
+			addr, ok := netip.AddrFromSlice(a.IP)
+			ones, bits := a.Mask.Size()
+			if addr = addr.Unmap(); ok && ones < bits && !addr.IsLinkLocalUnicast() && bits == addr.BitLen() {
+				b.Prefixes = append(b.Prefixes, netip.PrefixFrom(addr, ones).Masked())
+			}
+		}
+		if len(b.Prefixes) > 0 {
+			list = append(list, b)
+		}
+	}
+	return list, nil
+}

@@ -1,0 +1,36 @@
+package nft
+
+import (
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestThreadsAreThoseOfTheirProcess: the kernel tells which thread has committed, a person looks for a process.
+func TestThreadsAreThoseOfTheirProcess(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	comm, err := os.ReadFile("/proc/thread-self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := strings.TrimSpace(string(comm))
+	threads, err := filepath.Glob("/proc/self/task/*")
+	if err != nil || len(threads) < 2 {
+		t.Fatalf("threads %q, %v, want some", threads, err)
+	}
+	if got := processOf(unix.Gettid(), name); got != os.Getpid() {
+		t.Errorf("thread %d is of process %d, want %d", unix.Gettid(), got, os.Getpid())
+	}
+	if got := processOf(unix.Gettid(), "another"); got != unix.Gettid() {
+		t.Errorf("a number that is another program's by now is told as %d, want it as it is", got)
+	}
+	const nobody = 1 << 30
+	if got := processOf(nobody, name); got != nobody {
+		t.Errorf("a process that has ended is told as %d, want it as it is", got)
+	}
+}
