@@ -302,17 +302,11 @@ func (p *proxy) measureSpread(ctx context.Context, w *world, e effort, f *Figure
 		return nil
 	}
 	say("%s, %s: %d changes, one after the other", w.size, p.name, e.spread)
-	var spent time.Duration
-	objects, bytes, err := p.allocations(ctx, func() (last program.Samples, err error) {
-		spent, err = p.cpuOf(func() error {
-			last, err = p.spread(ctx, w, e.spread)
-			return err
-		})
-		return last, err
-	})
-	f.add(spreadCPU, spent.Seconds()*1000/float64(e.spread))
-	f.add(allocations, objects/float64(e.spread))
-	f.add(allocatedBytes, bytes/float64(e.spread))
+	took, err := p.costOf(ctx, func() (program.Samples, error) { return p.spread(ctx, w, e.spread) })
+	n := float64(e.spread)
+	f.add(spreadCPU, took.processor.Seconds()*1000/n)
+	f.add(allocations, took.objects/n)
+	f.add(allocatedBytes, took.bytes/n)
 	return err
 }
 
@@ -331,28 +325,46 @@ func (p *proxy) spread(ctx context.Context, w *world, n int) (program.Samples, e
 	return p.settle(ctx)
 }
 
-// allocations returns what a program allocates on its heap while f runs, which returns its metrics at the end: objects and
-// bytes, without those of telling the metrics.
-func (p *proxy) allocations(ctx context.Context, f func() (program.Samples, error)) (objects, bytes float64, err error) {
+// spending is what a program has used: of the processors, and of its heap in objects and bytes.
+type spending struct {
+	processor      time.Duration
+	objects, bytes float64
+}
+
+// costOf returns what a program uses while f runs, which returns its metrics at the end, without what telling the metrics takes.
+func (p *proxy) costOf(ctx context.Context, f func() (program.Samples, error)) (c spending, err error) {
 	const scrapes = 10
 	first, err := p.metrics(ctx)
 	if err != nil {
-		return 0, 0, err
+		return c, err
 	}
 	before := first
-	for range scrapes {
-		if before, err = p.metrics(ctx); err != nil {
-			return 0, 0, err
+	telling, err := p.cpuOf(func() error {
+		for range scrapes {
+			if before, err = p.metrics(ctx); err != nil {
+				return err
+			}
 		}
+		return nil
+	})
+	if err != nil {
+		return c, err
 	}
 	counted := p.scrapes
-	after, err := f()
+	var after program.Samples
+	spent, err := p.cpuOf(func() error {
+		after, err = f()
+		return err
+	})
 	if err != nil {
-		return 0, 0, err
+		return c, err
 	}
 	n := float64(p.scrapes-counted) / scrapes
 	own := func(metric string) float64 {
 		return after[metric] - before[metric] - n*(before[metric]-first[metric])
 	}
-	return own("go_memstats_mallocs_total"), own("go_memstats_alloc_bytes_total"), nil
+	return spending{
+		processor: spent - time.Duration(n*float64(telling)),
+		objects:   own("go_memstats_mallocs_total"), bytes: own("go_memstats_alloc_bytes_total"),
+	}, nil
 }
