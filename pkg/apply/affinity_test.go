@@ -102,8 +102,7 @@ func TestManyClientsStay(t *testing.T) {
 			sync(t, k, p, Full)
 			to := ways(f, 0)
 			c := &crowd{wire: w, family: f, size: [...]int{1 << 16, 1 << 12}[f]}
-			if start := time.Now(); len(w.ask(f, 1<<10, to[0])) > 0 && time.Since(start) > time.Second/4 {
-				t.Log("an emulated machine: fewer clients")
+			if testing.Short() {
 				c.size = 1 << 12
 			}
 			c.were = w.ask(f, c.size, to[0])

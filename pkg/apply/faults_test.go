@@ -446,6 +446,9 @@ func receiveNow(fd int) ([]byte, unix.Sockaddr, error) {
 // TestNetlinkFaults has all calls of a kind fail for some time: during a change, a comparison, a rewrite, the renewal of the lease, and
 // a start. The kernel stays what it was or becomes what is wanted, the error says what happened, and afterwards all is right.
 func TestNetlinkFaults(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the answers are made up here, and drawn from in TestRandomNetlinkFaults")
+	}
 	for _, c := range netlinkFaults {
 		t.Run(c.name, func(t *testing.T) {
 			f := newFaulty(t)

@@ -295,7 +295,10 @@ func TestOthersCommitAllTheTime(t *testing.T) {
 				}
 				done <- n
 			}()
-			const changes = 60
+			changes := 60
+			if testing.Short() {
+				changes = 20
+			}
 			failed, full, whys := 0, 0, map[string]int{}
 			for range changes {
 				heard(t, f.k)

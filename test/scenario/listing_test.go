@@ -98,6 +98,5 @@ func (p program) reload(from, to *lab.Host) (text string, err error) {
 	if diff := cmp.Diff(canonical(text), canonical(again)); diff != "" {
 		return text, fmt.Errorf("%s lists what it has loaded in another way (-listed +loaded and listed):\n%s", p.name, diff)
 	}
-	_, err = p.run(to, "", "flush", "ruleset")
-	return text, err
+	return text, cleanUp(to)
 }
