@@ -34,7 +34,7 @@ tests() {
   done
 }
 
-# without ROOT TEST: the program, and the tests that take modules from under it, or look at a machine without IPv6.
+# without ROOT TEST: the program, and the tests that take modules from under it, set the clock, or look at a machine without IPv6.
 without() {
   local dir=$1/tests/$2
   mkdir "$dir"
@@ -96,7 +96,7 @@ trap 'rm -rf "$work"' EXIT
 base "$work/guest"
 tests "$work/guest"
 if packages | grep -qx test/kernels; then
-  for test in TestWithoutModules TestWithoutIPv6; do
+  for test in TestWithoutModules TestWithoutIPv6 TestClockJumps; do
     base "$work/$test"
     without "$work/$test" $test
   done
@@ -125,6 +125,11 @@ for kernel in "$@"; do
   machine "$kernel" "$work/rest" "" || status=1
   machine "$kernel" "$work/TestWithoutModules" -without-modules || status=1
   APPEND=ipv6.disable=1 machine "$kernel" "$work/TestWithoutIPv6" -without-ipv6 || status=1
+  if [ -d "$work/TestClockJumps" ]; then
+    nfts "$kernel" "$work/TestClockJumps"
+    machine "$kernel" "$work/TestClockJumps" -clock || status=1
+    rm -rf "$work/TestClockJumps/nft"
+  fi
   wait $scenarios || status=1
 done
 exit $status

@@ -241,6 +241,8 @@ func kindOf(name string) expr.Any {
 		return &expr.Numgen{}
 	case "payload":
 		return &expr.Payload{}
+	case "range":
+		return &expr.Range{}
 	case "reject":
 		return &expr.Reject{}
 	}

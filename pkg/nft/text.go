@@ -116,6 +116,8 @@ func (w *writer) expression(given Expr) {
 		w.hold(e.Register, &held{text: fmt.Sprintf("0x%x", e.Data), constant: e.Data})
 	case *expr.Cmp:
 		w.compare(e)
+	case *expr.Range:
+		w.between(e)
 	case *expr.Lookup:
 		w.lookup(e)
 	case *expr.Dynset:
@@ -318,6 +320,15 @@ func (w *writer) compare(e *expr.Cmp) {
 		operator = "== "
 	}
 	w.words = append(w.words, from.text+" "+operator+from.value(e.Data))
+}
+
+// between writes a comparison with two values; newer versions of nft make one of a range, too.
+func (w *writer) between(e *expr.Range) {
+	from, operator := w.get(e.Register), ""
+	if e.Op == expr.CmpOpNeq {
+		operator = "!= "
+	}
+	w.say("%s %s%s-%s", from.text, operator, from.value(e.FromData), from.value(e.ToData))
 }
 
 func (w *writer) lookup(e *expr.Lookup) {

@@ -48,6 +48,8 @@ func (e *evaluator) one(given nft.Expr, w *world) error {
 		w.store(x.Register, x.Data)
 	case *expr.Cmp:
 		w.compare(x)
+	case *expr.Range:
+		w.between(x)
 	case *expr.Dynset:
 		w.dynset(x)
 	case *expr.NAT:
@@ -256,6 +258,15 @@ func (w *world) compare(x *expr.Cmp) {
 		expr.CmpOpGt: order > 0, expr.CmpOpGte: order >= 0,
 	}[x.Op]
 	if !holds {
+		w.verdict = verdict{is: broken}
+	}
+}
+
+// between compares with both ends of a range, which are in it.
+func (w *world) between(x *expr.Range) {
+	b := w.load(x.Register, len(x.FromData))
+	inside := bytes.Compare(b, x.FromData) >= 0 && bytes.Compare(b, x.ToData) <= 0
+	if inside == (x.Op == expr.CmpOpNeq) {
 		w.verdict = verdict{is: broken}
 	}
 }

@@ -1,13 +1,14 @@
 //go:build kernels
 
-// Package kernels has the program run on kernels that lack something. It is for a virtual machine, hack/kernels.sh: modules are hidden,
-// and in the end the machine loads none any more.
+// Package kernels has the program run on kernels that lack something, and on a machine whose clock is set. It is for a virtual machine,
+// hack/kernels.sh: modules are hidden, and in the end the machine loads none any more.
 package kernels
 
 import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -25,6 +26,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
+
+// TestMain runs nothing on a machine that somebody may need.
+func TestMain(m *testing.M) {
+	if first, err := os.Readlink("/proc/1/exe"); err != nil || first != "/bin/busybox" {
+		fmt.Fprintln(os.Stderr, "these tests unload modules and set the clock: run them in a virtual machine, by hack/kernels.sh")
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
 
 const objects = `apiVersion: v1
 kind: Node

@@ -89,6 +89,16 @@ var alterations = []struct {
 		want:  []string{"pod-0 sees 10.244.0.11", "remote-0 sees 10.244.0.11"},
 	},
 	{
+		name:  "a rule matches all but a range that the client is in",
+		input: "insert rule ip kube-nftproxy services ip saddr != 10.244.0.0-10.244.0.255 tcp dport 80 counter drop",
+		want:  []string{"pod-0 sees 10.244.0.11", "remote-0 sees 10.244.0.11"},
+	},
+	{
+		name:  "a rule matches all but a range that the client isn't in",
+		input: "insert rule ip kube-nftproxy services ip saddr != 10.244.7.0-10.244.7.9 tcp dport 80 counter drop",
+		want:  []string{"timed out"}, why: `rule "ip saddr != 10.244.7.0-10.244.7.9 `,
+	},
+	{
 		name:  "a rule in the Service's chain",
 		input: "insert rule ip kube-nftproxy cluster-2 ip saddr 10.244.0.11 drop",
 		want:  []string{"timed out"}, why: `rule "ip saddr 10.244.0.11 drop" of chain cluster-2`,
