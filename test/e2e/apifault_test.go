@@ -41,7 +41,8 @@ type besieged struct {
 	answers atomic.Int64
 }
 
-func newBesieged(t *testing.T) *besieged {
+// besiege makes a world with a server of faults before its API server; the program isn't started.
+func besiege(t *testing.T) *besieged {
 	t.Helper()
 	b := &besieged{world: newWorld(t, lab.Config{Pods: 3, Remotes: 1})}
 	b.serve(b.Pods[0], b.Pods[1])
@@ -53,7 +54,14 @@ func newBesieged(t *testing.T) *besieged {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Server.Close)
-	b.kubeconfig, b.tokenFile = filepath.Join(b.dir, "faulty.kubeconfig"), filepath.Join(b.dir, "token")
+	b.kubeconfig = filepath.Join(b.dir, "faulty.kubeconfig")
+	return b
+}
+
+func newBesieged(t *testing.T) *besieged {
+	t.Helper()
+	b := besiege(t)
+	b.tokenFile = filepath.Join(b.dir, "token")
 	b.setToken("first")
 	if err := b.Kubeconfig(b.kubeconfig, faulty.Credentials{Token: b.tokenFile}); err != nil {
 		t.Fatal(err)

@@ -5,7 +5,6 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,28 +15,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/faulty"
-	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // newCertified returns a program besieged that knows the API server, and proves who it is, by files.
 // Beside the API server's authority it knows the next one.
 func newCertified(t *testing.T) (b *besieged, files faulty.Credentials, next *faulty.Authority) {
 	t.Helper()
-	b = &besieged{world: newWorld(t, lab.Config{Pods: 3, Remotes: 1})}
-	b.serve(b.Pods[0], b.Pods[1])
-	var err error
-	b.Server, err = faulty.Start(faulty.Config{
-		Listen: faulty.Listen(netip.AddrPortFrom(b.Node.IPv4, 0).String(), b.Node.Do), Upstream: b.api.Proxy(),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(b.Server.Close)
-	b.kubeconfig = filepath.Join(b.dir, "faulty.kubeconfig")
+	b = besiege(t)
 	files = faulty.Credentials{CA: filepath.Join(b.dir, "ca.crt"), Certificate: filepath.Join(b.dir, "client.crt"), Key: filepath.Join(b.dir, "client.key")}
 	if err := b.Kubeconfig(b.kubeconfig, files); err != nil {
 		t.Fatal(err)
 	}
+	var err error
 	if next, err = faulty.NewAuthority(); err != nil {
 		t.Fatal(err)
 	}
