@@ -20,13 +20,13 @@ import (
 )
 
 // causes are what keeps Services from working on this node that only the daemon can know: who it is, what it may read, and who else
-// writes its tables.
-func (c *console) causes(s *view.Status) []view.Finding {
+// writes its tables. Local are the addresses of the endpoints on this node.
+func (c *console) causes(s *view.Status, local []netip.Addr) []view.Finding {
 	list := c.unserved()
 	list = append(list, c.unread(s)...)
 	list = append(list, c.identity(s)...)
 	list = append(list, rivals(s)...)
-	pods := c.localEndpoints()
+	pods := podsAmong(local)
 	return append(append(list, c.strangers(pods)...), c.bridged(pods)...)
 }
 
@@ -168,28 +168,15 @@ func rivals(s *view.Status) []view.Finding {
 	}}
 }
 
-// localEndpoints are the addresses of pods on this node that Services have as endpoints, each once, in order.
-func (c *console) localEndpoints() (list []netip.Addr) {
+// podsAmong leaves of the addresses of local endpoints those of pods, each once, in order; the others are the node's own.
+func podsAmong(local []netip.Addr) []netip.Addr {
 	own, err := host.Addresses()
 	if err != nil {
 		return nil
 	}
-	for _, name := range c.source.Services() {
-		for _, slice := range c.source.Slices(name) {
-			for i := range slice.Endpoints {
-				e := &slice.Endpoints[i]
-				if e.NodeName == nil || *e.NodeName != c.nodeName || len(e.Addresses) == 0 {
-					continue
-				}
-				addr, err := netip.ParseAddr(e.Addresses[0])
-				if err == nil && !slices.Contains(own, addr) && !addr.IsLoopback() {
-					list = append(list, addr)
-				}
-			}
-		}
-	}
-	slices.SortFunc(list, netip.Addr.Compare)
-	return slices.Compact(list)
+	slices.SortFunc(local, netip.Addr.Compare)
+	local = slices.Compact(local)
+	return slices.DeleteFunc(local, func(addr netip.Addr) bool { return addr.IsLoopback() || slices.Contains(own, addr) })
 }
 
 // strangers tells of pods on this node whose addresses aren't those of pods, according to the configuration.

@@ -83,11 +83,11 @@ func (c *console) status(ctx context.Context) *view.Status {
 	if s.Mode == "" {
 		s.Mode = "iptables (the default)"
 	}
-	c.countObjects(s)
+	local := c.countObjects(s)
 	c.askStatus(ctx, s)
 	c.judge(s)
 	s.Findings = append(s.Findings, doctor.Look(ctx, doctor.Config{
-		Others: c.causes(s), Sysctls: "/proc/sys", Families: c.families, Drops: doctor.Drops, Rival: c.takeover.Rival, NodePorts: c.users.Find,
+		Others: c.causes(s, local), Sysctls: "/proc/sys", Families: c.families, Drops: doctor.Drops, Rival: c.takeover.Rival, NodePorts: c.users.Find,
 		Leftovers: func() (takeover.Leftovers, error) { return takeover.Look(excludedFromIPVS(c.Config)) },
 	})...)
 	return s
@@ -107,8 +107,8 @@ func (c *console) unserved() []view.Finding {
 	return []view.Finding{{Severity: view.Wrong, What: what, Breaks: "Services of an IP family aren't served: only those of " + fmt.Sprint(c.families), Mend: mend}}
 }
 
-// countObjects counts what there is in the API.
-func (c *console) countObjects(s *view.Status) {
+// countObjects counts what there is in the API, and returns the addresses of endpoints on this node: each object is read once.
+func (c *console) countObjects(s *view.Status) (local []netip.Addr) {
 	facts := c.loop.Facts()
 	for _, name := range c.source.Services() {
 		s.Counts.Services++
@@ -116,6 +116,7 @@ func (c *console) countObjects(s *view.Status) {
 		for _, slice := range slices {
 			s.Counts.Endpoints += len(slice.Endpoints)
 		}
+		local = append(local, model.LocalAddresses(slices, c.nodeName)...)
 		if built := model.Build(c.source.Service(name), slices, facts.Node, c.modelOptions()); built != nil && len(built.Problems)+len(c.checks.Broken(name)) > 0 {
 			s.Counts.Problems++
 		}
@@ -123,6 +124,7 @@ func (c *console) countObjects(s *view.Status) {
 	if p := c.tracker.Pending(); !p.Latest.IsZero() {
 		s.API.LastEvent = &p.Latest
 	}
+	return local
 }
 
 // askStatus fills in what only the loop knows.

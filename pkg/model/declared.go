@@ -2,7 +2,6 @@ package model
 
 import (
 	"fmt"
-	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -54,14 +53,4 @@ func loadBalancerNotes(svc *corev1.Service) (notes []string) {
 		}
 	}
 	return notes
-}
-
-// InternalIPs are all internal addresses of a Node that can be read, of both families.
-func InternalIPs(node *corev1.Node) (list []netip.Addr) {
-	for _, a := range node.Status.Addresses {
-		if addr, err := parseRaw(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
-			list = append(list, addr.Unmap())
-		}
-	}
-	return list
 }

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -35,6 +36,32 @@ func (n *Node) addIP(s string) {
 	if ip := &n.IPs[FamilyOf(addr)]; !ip.IsValid() && unusable(addr) == "" {
 		*ip = addr
 	}
+}
+
+// InternalIPs are all internal addresses of a Node that can be read, of both families.
+func InternalIPs(node *corev1.Node) (list []netip.Addr) {
+	for _, a := range node.Status.Addresses {
+		if addr, err := parseRaw(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
+			list = append(list, addr.Unmap())
+		}
+	}
+	return list
+}
+
+// LocalAddresses are the addresses of those endpoints of slices that are on the named node and can be read.
+func LocalAddresses(epSlices []*discoveryv1.EndpointSlice, nodeName string) (list []netip.Addr) {
+	for _, slice := range epSlices {
+		for i := range slice.Endpoints {
+			e := &slice.Endpoints[i]
+			if e.NodeName == nil || *e.NodeName != nodeName || len(e.Addresses) == 0 {
+				continue
+			}
+			if addr, err := netip.ParseAddr(e.Addresses[0]); err == nil {
+				list = append(list, addr)
+			}
+		}
+	}
+	return list
 }
 
 // PodCIDRs returns the first prefix of each family in a Node's spec.podCIDRs, from which the node's pods have their
