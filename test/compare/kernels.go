@@ -18,7 +18,7 @@ import (
 // and a larger one of ours, which shows whether a change's cost grows.
 var emulatedPlan = []round{
 	{size{1000, 10}, []string{kubeProxyNftables, kubeNftproxy}, effort{
-		changes: 3, ours: 20, spread: 40, idle: 20 * time.Second, calm: emulatedCalm, noBurst: true, packets: 4000,
+		changes: 3, ours: 20, spread: 40, idle: 20 * time.Second, calm: emulatedCalm, noBurst: true, packets: 4000, placements: 1,
 	}},
 	{size{5000, 10}, []string{kubeNftproxy}, effort{ours: 20, idle: 20 * time.Second, calm: emulatedCalm, noBurst: true}},
 }

@@ -135,11 +135,8 @@ type timer struct {
 	connections int
 }
 
-// measurePackets times packets of all streams.
-func measurePackets(ctx context.Context, w *world, e effort, f *Figures) error {
-	if e.packets == 0 {
-		return nil
-	}
+// measurePackets times a number of packets of each stream.
+func measurePackets(ctx context.Context, w *world, packets int, f *Figures) error {
 	say("%s, %s: packets", w.size, f.Program)
 	t := &timer{world: w}
 	defer t.close()
@@ -149,7 +146,7 @@ func measurePackets(ctx context.Context, w *world, e effort, f *Figures) error {
 		}
 	}
 	bursts := &Figures{Values: map[quantity][]float64{}}
-	if err := t.time(ctx, e.packets/perBurst, bursts); err != nil {
+	if err := t.time(ctx, packets/perBurst, bursts); err != nil {
 		return err
 	}
 	for _, s := range t.sites {

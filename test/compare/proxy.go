@@ -95,10 +95,28 @@ func (p *proxy) measure(ctx context.Context, w *world, e effort, f *Figures) err
 	if err := measureConnections(ctx, w, e, f); err != nil {
 		return err
 	}
-	if err := measurePackets(ctx, w, e, f); err != nil {
+	if err := p.measurePlacements(ctx, w, e, f); err != nil {
 		return err
 	}
 	return p.cleanUp(ctx)
+}
+
+// measurePlacements times packets with rules that are made anew each time.
+func (p *proxy) measurePlacements(ctx context.Context, w *world, e effort, f *Figures) error {
+	for n := range e.placements {
+		if n > 0 {
+			if err := p.cleanUp(ctx); err != nil {
+				return err
+			}
+			if _, err := p.start(ctx); err != nil {
+				return err
+			}
+		}
+		if err := measurePackets(ctx, w, e.packets/e.placements, f); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // cleanUp ends the program and removes its rules.
