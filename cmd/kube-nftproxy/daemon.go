@@ -153,7 +153,9 @@ type daemon struct {
 	tracker *track.Tracker
 	source  source
 	kernel  *apply.Kernel
-	planner *plan.Planner
+	// lockable says that tables are to be locked, and the kernel can.
+	lockable bool
+	planner  *plan.Planner
 	// counts are the connections to Services.
 	counts   *counters.Counters
 	health   *health.Health
@@ -218,6 +220,7 @@ func newDaemon(ctx context.Context, s *settings, families []model.Family) (*daem
 	if !d.takeover.Rival(ctx) {
 		d.kernel.TakeOver()
 	}
+	d.lockable = d.LockTables && d.canLock(logger)
 	d.console = &console{daemon: d}
 	d.planner = plan.New(d.planOptions())
 	if err := d.count(); err != nil {
@@ -225,6 +228,15 @@ func newDaemon(ctx context.Context, s *settings, families []model.Family) (*daem
 	}
 	d.loop = d.newLoop()
 	return d, nil
+}
+
+// canLock says in the log where the kernel can't lock tables.
+func (d *daemon) canLock(logger klog.Logger) bool {
+	can, err := d.kernel.CanLock()
+	if err != nil || !can {
+		logger.Error(err, "Tables are not locked: that takes Linux 6.9 or later. What others change in them is repaired")
+	}
+	return can
 }
 
 // openSource prepares to read from a folder, or from the API server.
@@ -344,7 +356,8 @@ func (d *daemon) nodePortAddresses() proxy.NodePortAddresses {
 func (d *daemon) planOptions() plan.Options {
 	nodePorts := d.nodePortAddresses()
 	all, mark := config.Masquerading(d.Config)
-	options := plan.Options{Families: d.families, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: d.localPods, CountEndpoints: d.CountEndpoints}
+	options := plan.Options{Families: d.families, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: d.localPods, CountEndpoints: d.CountEndpoints,
+		LockTables: d.lockable}
 	for _, f := range d.families {
 		options.AnyNodeAddress[f] = nodePorts.Any(f)
 	}

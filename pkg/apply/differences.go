@@ -83,7 +83,7 @@ func (c *comparison) differs(d view.Difference) {
 
 func (c *comparison) table(t *nft.Table, f found) error {
 	name := fmt.Sprintf("%s %s", t.Family, t.Name)
-	if c.out.Tables++; !f.exists {
+	if c.out.Tables++; !f.Exists {
 		c.differs(view.Difference{Table: name, Want: "the table, with all that is in it"})
 		return nil
 	}

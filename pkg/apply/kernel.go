@@ -154,6 +154,9 @@ func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 		why = k.others.suspicion()
 	}
 	if why == "" {
+		if err := k.claim(p.Tables()); err != nil {
+			return Result{}, err
+		}
 		// Nobody has listened while there was no process.
 		k.remember(p)
 		if k.counts != nil && first {
@@ -304,7 +307,7 @@ func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 	err := k.others.deafly(func() error { return k.send(b, kind) })
 	r := Result{Kind: kind, Elements: b.Elements(), Bytes: b.Len(), Commit: time.Since(start)}
 	if err != nil {
-		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), err)
+		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), forbidden(err))
 	}
 	k.known = true
 	// The generation that this batch made, if nobody else has come between: otherwise Meddled sees a difference.
@@ -333,7 +336,7 @@ func Cleanup() (deleted []string, err error) {
 	var errs []error
 	for _, f := range model.Families {
 		found, err := conn.DeleteTable(plan.NFT(f), plan.TableName)
-		errs = append(errs, err)
+		errs = append(errs, forbidden(err))
 		if found {
 			deleted = append(deleted, fmt.Sprintf("%s %s", plan.NFT(f), plan.TableName))
 		}
@@ -348,6 +351,11 @@ func (k *Kernel) Renew(p *plan.Planner) error {
 		return nil
 	}
 	b := k.reuse()
+	for _, t := range k.tables {
+		if t.Locked {
+			b.AddTable(t) // its lock is gone where the socket had to be replaced
+		}
+	}
 	leases := p.Leases()
 	for i, e := range leases {
 		if i == 0 || e.Set != leases[i-1].Set {

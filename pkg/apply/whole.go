@@ -10,7 +10,7 @@ import (
 
 // found is what a family's table holds, elements aside.
 type found struct {
-	exists bool
+	nft.TableInfo
 	sets   map[string]nft.SetInfo
 	chains map[string]nft.ChainInfo
 }
@@ -18,7 +18,7 @@ type found struct {
 func (k *Kernel) find(t *nft.Table) (found, error) {
 	f := found{sets: map[string]nft.SetInfo{}, chains: map[string]nft.ChainInfo{}}
 	var err error
-	if f.exists, err = k.conn.HasTable(t.Family, t.Name); err != nil || !f.exists {
+	if f.TableInfo, err = k.conn.Table(t.Family, t.Name); err != nil || !f.Exists {
 		return f, err
 	}
 	sets, err := k.conn.Sets(t.Family, t.Name)
@@ -52,8 +52,11 @@ func (k *Kernel) compare(p *plan.Planner) (why string, err error) {
 	}
 	for _, t := range p.Tables() {
 		f := held[t.Family]
-		if !f.exists {
+		switch {
+		case !f.Exists:
 			return fmt.Sprintf("there is no table %s %s", t.Family, t.Name), nil
+		case f.Lockable != t.Locked:
+			return fmt.Sprintf("table %s %s is to be locked: %t", t.Family, t.Name, t.Locked), nil
 		}
 		for _, differs := range []func() (string, error){
 			func() (string, error) { return compareSets(p, t, f), nil },
@@ -179,6 +182,13 @@ func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
 		if err != nil {
 			return Result{}, fmt.Errorf("read tables: %w", err)
 		}
+		if err := k.claimable(t, f.TableInfo); err != nil {
+			return Result{}, err
+		}
+		if f.Exists && f.Lockable != t.Locked {
+			b.DeleteTable(t.Family, t.Name)
+			f = found{}
+		}
 		b.AddTable(t)
 		leftovers[t.Family] = clearTable(b, p, t, f)
 		for _, c := range t.Chains {
@@ -219,7 +229,7 @@ func batchBytes(p *plan.Planner) int {
 // clearTable empties a table, removes what doesn't belong there, and makes the sets that it needs. It returns the names of
 // chains that have to stay for a while.
 func clearTable(b *nft.Batch, p *plan.Planner, t *nft.Table, f found) (leftovers []string) {
-	if f.exists {
+	if f.Exists {
 		b.FlushRules(t, "")
 	}
 	wanted := map[string]*nft.Set{}

@@ -55,6 +55,7 @@ func (o *Options) addProxying(fs *pflag.FlagSet) {
 	fs.StringVar(&o.clusterCIDR, "cluster-cidr", "", "Prefixes of the cluster's pods, one for each IP family at most, separated by a comma. Traffic to cluster IPs from elsewhere is masqueraded.")
 	fs.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "The bridge that pods come in by, with --detect-local-mode=BridgeInterface.")
 	fs.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "How the names of pods' interfaces begin, with --detect-local-mode=InterfaceNamePrefix.")
+	fs.BoolVar(&o.LockTables, "lock-tables", false, "Keep other programs from changing the tables while this one runs, and a flush of the ruleset from deleting them (Linux 6.9; the nft command of version 1.0.6 crashes when it lists such tables, 1.1.3 doesn't). Without it they are repaired.")
 	fs.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "Masquerade all traffic to cluster IPs.")
 	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit, "Bit of the packet mark that asks for masquerading, for other modes than nftables, 0 to 31.")
 	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "Prefixes of the local addresses on which node ports are served, or \"primary\" for the Node's primary address of each family. Default: primary in mode nftables, otherwise all but loopback.")

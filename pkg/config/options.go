@@ -42,6 +42,8 @@ type Options struct {
 	// connections to every endpoint.
 	MetricsServices int
 	CountEndpoints  bool
+	// LockTables keeps other programs from changing the tables.
+	LockTables bool
 	// Gates are kube-proxy's feature gates, as the configuration sets them.
 	Gates featuregate.MutableFeatureGate
 	// Notes tell what of the configuration has no meaning here, and what happens instead.

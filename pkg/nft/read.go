@@ -127,16 +127,46 @@ func (c *Conn) Generation() (uint32, error) {
 	return id, nil
 }
 
-// HasTable reports whether a table exists.
-func (c *Conn) HasTable(family Family, name string) (bool, error) {
-	found := false
-	err := c.dump(unix.NFT_MSG_GETTABLE, family, nil, func() { found = false }, func(b []byte) error {
-		attrs(b, func(typ uint16, v []byte) {
-			found = found || typ == unix.NFTA_TABLE_NAME && text(v) == name
-		})
+// TableInfo is what the kernel says of a table.
+type TableInfo struct {
+	Exists bool
+	// Lockable says that it was made to be locked, Owner is the port of the connection that has locked it, 0 if none has.
+	Lockable bool
+	Owner    uint32
+}
+
+// Table finds a table.
+func (c *Conn) Table(family Family, name string) (TableInfo, error) {
+	var found TableInfo
+	err := c.dump(unix.NFT_MSG_GETTABLE, family, nil, func() { found = TableInfo{} }, func(b []byte) error {
+		if t, its := parseTable(b); its == name {
+			found = t
+		}
 		return nil
 	})
 	return found, err
+}
+
+func parseTable(b []byte) (t TableInfo, name string) {
+	const owner = 7 // NFTA_TABLE_OWNER (kernel 5.12), which golang.org/x/sys/unix lacks
+	t.Exists = true
+	attrs(b, func(typ uint16, v []byte) {
+		switch typ {
+		case unix.NFTA_TABLE_NAME:
+			name = text(v)
+		case unix.NFTA_TABLE_FLAGS:
+			t.Lockable = be32(v)&tablePersist != 0
+		case owner:
+			t.Owner = be32(v)
+		}
+	})
+	return t, name
+}
+
+// HasTable reports whether a table exists.
+func (c *Conn) HasTable(family Family, name string) (bool, error) {
+	t, err := c.Table(family, name)
+	return t.Exists, err
 }
 
 // Chains lists the chains of a table.

@@ -24,6 +24,8 @@ type Options struct {
 	AnyNodeAddress [2]bool
 	// CountEndpoints counts connections for every endpoint, beside those for every frontend.
 	CountEndpoints bool
+	// LockTables keeps other programs from changing the tables, see the Locked of an nft.Table.
+	LockTables bool
 }
 
 // LocalPods recognises traffic from pods, kube-proxy's detect-local-mode. The zero value recognises none.

@@ -44,7 +44,7 @@ func (l *layout) table(o *Options) *nft.Table {
 		{Name: kindReject.name(), Comment: "nobody there: say so at once", Rules: l.reject()},
 		{Name: kindDrop.name(), Comment: "endpoints exist, but not for this traffic", Rules: []nft.Rule{rule("", countedDrop())}},
 	}
-	return &nft.Table{Family: l.nf, Name: TableName, Sets: l.sets(), Chains: chains, Comment: "Kubernetes services"}
+	return &nft.Table{Family: l.nf, Name: TableName, Sets: l.sets(), Chains: chains, Comment: "Kubernetes services", Locked: o.LockTables}
 }
 
 func base(name string, hook uint32, priority int32, comment string, rules ...nft.Rule) *nft.Chain {
