@@ -42,7 +42,12 @@ func Build(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node
 	if !proxied(svc) {
 		return nil
 	}
-	b := builder{svc: svc, node: &node, opts: opts}
+	b := builder{svc: svc, node: node, opts: opts}
+	b.build(epSlices)
+	return b.out
+}
+
+func (b *builder) build(epSlices []*discoveryv1.EndpointSlice) {
 	b.service()
 	for _, s := range epSlices {
 		if s != nil {
@@ -51,7 +56,6 @@ func Build(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node
 	}
 	b.groups.merge()
 	b.finish()
-	return b.out
 }
 
 // proxied follows kube-proxy's ShouldSkipService.
@@ -64,7 +68,7 @@ func proxied(svc *corev1.Service) bool {
 // A builder is the working memory of one Build.
 type builder struct {
 	svc  *corev1.Service
-	node *Node
+	node Node
 	opts Options
 	out  *Service
 
@@ -359,11 +363,16 @@ type port struct {
 // ports makes the service ports, each with its frontends, but without endpoints.
 func (b *builder) ports(affinity time.Duration) {
 	ports := b.usablePorts()
-	nPorts, nFronts := 0, 0
+	nPorts, nFronts, nodePorts := 0, 0, 0
+	for i := range ports {
+		if ports[i].nodePort != 0 {
+			nodePorts++
+		}
+	}
 	for f := range Families {
 		if b.cluster[f].IsValid() {
 			nPorts += len(ports)
-			nFronts += len(ports) * (len(b.fronts[f]) + 1)
+			nFronts += len(ports)*len(b.fronts[f]) + nodePorts
 		}
 	}
 	if nPorts == 0 {

@@ -50,7 +50,7 @@ func Explain(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node No
 	if built == nil {
 		return nil
 	}
-	x := explainer{builder: builder{svc: svc, node: &node, opts: opts, out: &Service{Name: built.Name}}, out: &Explanation{Service: built, Notes: loadBalancerNotes(svc)}}
+	x := explainer{builder: builder{svc: svc, node: node, opts: opts, out: &Service{Name: built.Name}}, out: &Explanation{Service: built, Notes: loadBalancerNotes(svc)}}
 	x.clusterIPs()
 	for _, s := range epSlices {
 		if s != nil {

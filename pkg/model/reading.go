@@ -10,8 +10,18 @@ import (
 
 // Slice is an EndpointSlice that is read when it is needed. Two that are equal (==) hold the same.
 type Slice interface {
-	// Read returns nil where it can't be read.
-	Read() *discoveryv1.EndpointSlice
+	// Read makes an object that slice, whatever it was before, in memory of its lists if they are long enough. It reports false where
+	// it can't be read.
+	Read(into *discoveryv1.EndpointSlice) bool
+}
+
+// Room is memory into which objects are read that nobody needs once a Service has been made of them: they are several times as large
+// as what becomes of them. The zero value is ready for use, by one goroutine at a time.
+type Room struct {
+	// Service is for the caller.
+	Service corev1.Service
+	slices  [manySlices]discoveryv1.EndpointSlice
+	groups  []group
 }
 
 // Reading is what a Service's EndpointSlices came to, with what each of them held: for the Service's next form only those have to be
@@ -33,31 +43,35 @@ type part struct {
 // manySlices is the number of slices from which it pays to remember what they held.
 const manySlices = 3
 
-// Rebuild returns what [Build] would, with less work: before is the Reading that came with an earlier form of the Service, or nil.
-// It returns no Reading for a Service with few slices.
-func Rebuild(before *Reading, svc *corev1.Service, stored []Slice, node Node, opts Options) (*Service, *Reading) {
+// Rebuild returns what [Build] would of room.Service, with less work: before is the Reading that came with an earlier form of the
+// Service, or nil. It returns no Reading for a Service with few slices.
+func Rebuild(room *Room, before *Reading, stored []Slice, node Node, opts Options) (*Service, *Reading) {
+	svc := &room.Service
 	if !proxied(svc) {
 		return nil, nil
 	}
 	if len(stored) < manySlices {
-		epSlices := make([]*discoveryv1.EndpointSlice, 0, len(stored))
-		for _, s := range stored {
-			if slice := s.Read(); slice != nil {
-				epSlices = append(epSlices, slice)
+		var few [manySlices]*discoveryv1.EndpointSlice
+		for i, s := range stored {
+			if s.Read(&room.slices[i]) {
+				few[i] = &room.slices[i]
 			}
 		}
-		return Build(svc, epSlices, node, opts), nil
+		b := builder{svc: svc, node: node, opts: opts, groups: groups{list: room.groups[:0]}}
+		b.build(few[:])
+		room.groups = b.groups.list
+		return b.out, nil
 	}
-	b := builder{svc: svc, node: &node, opts: opts}
+	b := builder{svc: svc, node: node, opts: opts}
 	b.service()
-	now := b.read(before, stored)
+	now := b.read(before, stored, &room.slices[0])
 	b.finish()
 	return b.out, now
 }
 
-// read fills the groups, and returns how.
-func (b *builder) read(before *Reading, stored []Slice) *Reading {
-	now := &Reading{node: *b.node, parts: make(map[Slice]*part, len(stored))}
+// read fills the groups, and returns how; one slice at a time is in the room.
+func (b *builder) read(before *Reading, stored []Slice, room *discoveryv1.EndpointSlice) *Reading {
+	now := &Reading{node: b.node, parts: make(map[Slice]*part, len(stored))}
 	for f := range Families {
 		now.served[f] = b.cluster[f].IsValid()
 	}
@@ -68,7 +82,7 @@ func (b *builder) read(before *Reading, stored []Slice) *Reading {
 	for _, s := range stored {
 		p := before.parts[s]
 		if p == nil {
-			p = b.part(s.Read())
+			p = b.part(s, room)
 			come = append(come, p)
 		}
 		now.parts[s] = p
@@ -88,16 +102,19 @@ func (b *builder) read(before *Reading, stored []Slice) *Reading {
 			}
 		}
 		now.groups.merge()
+		for i := range now.groups.list {
+			now.groups.list[i].found = nil
+		}
 	}
 	b.groups = now.groups
 	return now
 }
 
 // part reads one slice.
-func (b *builder) part(s *discoveryv1.EndpointSlice) *part {
+func (b *builder) part(s Slice, room *discoveryv1.EndpointSlice) *part {
 	alone := builder{node: b.node, cluster: b.cluster, out: &Service{}}
-	if s != nil {
-		alone.collect(s)
+	if s.Read(room) {
+		alone.collect(room)
 	}
 	for i := range alone.groups.list {
 		slices.SortFunc(alone.groups.list[i].found, compareEndpoints)

@@ -16,9 +16,23 @@ type storedSlice struct {
 	reads int
 }
 
-func (s *storedSlice) Read() *discoveryv1.EndpointSlice {
+// Read uses the memory of the room again, as a store does.
+func (s *storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	s.reads++
-	return s.slice
+	if s.slice == nil {
+		return false
+	}
+	endpoints, ports := append(into.Endpoints[:0], s.slice.Endpoints...), append(into.Ports[:0], s.slice.Ports...)
+	*into = *s.slice
+	into.Endpoints, into.Ports = endpoints, ports
+	return true
+}
+
+// read puts a Service into a room, in whose memory it is from then on.
+func read(svc *corev1.Service, into *Room) {
+	ports := append(into.Service.Spec.Ports[:0], svc.Spec.Ports...)
+	into.Service = *svc
+	into.Service.Spec.Ports = ports
 }
 
 // randomSlice returns a slice of a small world, in which slices often have the same endpoints in different states, or bad ones; nil
@@ -69,6 +83,8 @@ func TestRebuildIsBuild(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		var stored []Slice
 		var before *Reading
+		var room Room
+		var last, lastWanted *Service
 		svc, node := dual(), here
 		for step := range 150 {
 			switch op := r.IntN(10); {
@@ -90,10 +106,16 @@ func TestRebuildIsBuild(t *testing.T) {
 				list = append(list, s.(*storedSlice).slice)
 			}
 			var got *Service
-			got, before = Rebuild(before, svc, stored, node, Options{})
-			if diff := cmp.Diff(Build(svc, list, node, Options{}), got, exact); diff != "" {
+			read(svc, &room)
+			got, before = Rebuild(&room, before, stored, node, Options{})
+			want := Build(svc, list, node, Options{})
+			if diff := cmp.Diff(want, got, exact); diff != "" {
 				t.Fatalf("seed %d, step %d, %d slices (-from scratch +from the last form):\n%s", seed, step, len(stored), diff)
 			}
+			if diff := cmp.Diff(lastWanted, last, exact); diff != "" {
+				t.Fatalf("seed %d, step %d: the last form has become another one, in the room (-want +got):\n%s", seed, step, diff)
+			}
+			last, lastWanted = got, want
 		}
 	}
 }
@@ -104,11 +126,12 @@ func TestRebuildReadsWhatHasChanged(t *testing.T) {
 	for i := range 10 {
 		stored = append(stored, &storedSlice{slice: slice(fmt.Sprint("slice-", i), eps(fmt.Sprintf("%dr", i))...)})
 	}
-	_, before := Rebuild(nil, service(), stored, here, Options{})
+	room := Room{Service: *service()}
+	_, before := Rebuild(&room, nil, stored, here, Options{})
 	changed := &storedSlice{slice: slice("slice-3", eps("99r")...)}
 	kept := stored[3].(*storedSlice)
 	stored[3] = changed
-	got, _ := Rebuild(before, service(), stored, here, Options{})
+	got, _ := Rebuild(&room, before, stored, here, Options{})
 	if diff := cmp.Diff(list("0 1 2 4 5 6 7 8 9 99"), got.Ports[0].Cluster, exact); diff != "" {
 		t.Errorf("endpoints (-want +got):\n%s", diff)
 	}

@@ -117,7 +117,11 @@ func (g *groups) at(k groupKey) int {
 	if i := g.find(k); i >= 0 {
 		return i
 	}
-	g.list = append(g.list, group{groupKey: k})
+	var found []endpoint
+	if n := len(g.list); n < cap(g.list) {
+		found = g.list[:n+1][n].found[:0] // the memory is a room's
+	}
+	g.list = append(g.list, group{groupKey: k, found: found})
 	if g.byKey != nil {
 		g.byKey[k] = len(g.list) - 1
 	} else if len(g.list) == indexFrom {
@@ -145,7 +149,7 @@ func (g *group) merge() {
 	for i := range endpoints {
 		g.addrs[i], g.traits[i] = endpoints[i].AddrPort, endpoints[i].traits
 	}
-	g.present, g.found = presentIn(g.traits), nil
+	g.present, g.found = presentIn(g.traits), g.found[:0]
 }
 
 // localReady counts the distinct addresses of ready endpoints on this node over all groups, also those that no port of

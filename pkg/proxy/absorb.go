@@ -17,7 +17,7 @@ import (
 
 // absorb turns what is dirty into what is planned.
 func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) {
-	if dirty.Node && p.absorbNode(ctx) {
+	if dirty.Node && p.absorbNode(ctx) && p.Planner.Services() > 0 { // at the start all are dirty
 		dirty.Services = p.withAll(dirty.Services)
 	}
 	if dirty.ServiceCIDRs {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -32,19 +33,12 @@ type storedSource struct {
 	slices   map[types.NamespacedName][]*encodedSlice
 }
 
-func (s *storedSource) Service(n types.NamespacedName) *corev1.Service {
-	service := &corev1.Service{}
-	if err := service.Unmarshal(s.services[n]); err != nil {
+func (s *storedSource) ReadService(n types.NamespacedName, into *corev1.Service) bool {
+	*into = corev1.Service{Spec: corev1.ServiceSpec{Ports: into.Spec.Ports[:0]}}
+	if err := into.Unmarshal(s.services[n]); err != nil {
 		panic(err)
 	}
-	return service
-}
-
-func (s *storedSource) Slices(n types.NamespacedName) (list []*discoveryv1.EndpointSlice) {
-	for _, slice := range s.slices[n] {
-		list = append(list, slice.Read())
-	}
-	return list
+	return true
 }
 
 func (s *storedSource) Stored(n types.NamespacedName) (list []model.Slice) {
@@ -59,12 +53,12 @@ type encodedSlice struct {
 	endpoints int
 }
 
-func (s *encodedSlice) Read() *discoveryv1.EndpointSlice {
-	slice := &discoveryv1.EndpointSlice{Endpoints: make([]discoveryv1.Endpoint, 0, s.endpoints)}
-	if err := slice.Unmarshal(s.data); err != nil {
+func (s *encodedSlice) Read(into *discoveryv1.EndpointSlice) bool {
+	*into = discoveryv1.EndpointSlice{Endpoints: slices.Grow(into.Endpoints[:0], s.endpoints), Ports: into.Ports[:0]}
+	if err := into.Unmarshal(s.data); err != nil {
 		panic(err)
 	}
-	return slice
+	return true
 }
 
 // perSlice is the number of endpoints that the controller puts into a slice.

@@ -17,7 +17,6 @@ type block struct {
 	// built are what they have become; what had been read of them is replaced by what has been now.
 	services []*model.Service
 	readings []*model.Reading
-	claimed  atomic.Bool
 	built    chan struct{}
 }
 
@@ -29,27 +28,26 @@ const blockSize = 32
 func (p *Proxy) build(names []types.NamespacedName, take func(types.NamespacedName, *model.Service)) {
 	if len(names) <= blockSize {
 		for _, name := range names {
-			s, reading := p.buildService(name, p.readings[name])
+			s, reading := p.buildService(&p.room, name, p.readings[name])
 			p.remember(name, reading)
 			take(name, s)
 		}
 		return
 	}
-	blocks := make([]*block, 0, len(names)/blockSize+1)
+	w := &works{proxy: p, blocks: make([]*block, 0, len(names)/blockSize+1)}
 	for chunk := range slices.Chunk(names, blockSize) {
-		blocks = append(blocks, p.newBlock(chunk))
+		w.blocks = append(w.blocks, p.newBlock(chunk))
 	}
 	var others sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(blocks)) - 1 {
+	for range min(runtime.GOMAXPROCS(0), len(w.blocks)) - 1 {
 		others.Go(func() {
-			for _, b := range blocks {
-				p.buildBlock(b)
+			var room model.Room
+			for w.buildNext(&room) {
 			}
 		})
 	}
-	for _, b := range blocks {
-		p.buildBlock(b)
-		<-b.built
+	for _, b := range w.blocks {
+		w.await(b)
 		for i, name := range b.names {
 			p.remember(name, b.readings[i])
 			take(name, b.services[i])
@@ -57,6 +55,38 @@ func (p *Proxy) build(names []types.NamespacedName, take func(types.NamespacedNa
 		b.services, b.readings = nil, nil
 	}
 	others.Wait()
+}
+
+// works are the blocks that several goroutines build, each the next one that nobody has begun.
+type works struct {
+	proxy  *Proxy
+	blocks []*block
+	begun  atomic.Int64
+}
+
+// buildNext reports false if there is nothing left to begin.
+func (w *works) buildNext(room *model.Room) bool {
+	next := int(w.begun.Add(1)) - 1
+	if next >= len(w.blocks) {
+		return false
+	}
+	w.proxy.buildBlock(room, w.blocks[next])
+	return true
+}
+
+// await returns when a block has been built. Meanwhile it builds others: who only waited would leave a processor idle half of the time.
+func (w *works) await(b *block) {
+	for {
+		select {
+		case <-b.built:
+			return
+		default:
+		}
+		if !w.buildNext(&w.proxy.room) {
+			<-b.built
+			return
+		}
+	}
 }
 
 func (p *Proxy) newBlock(names []types.NamespacedName) *block {
@@ -69,21 +99,20 @@ func (p *Proxy) newBlock(names []types.NamespacedName) *block {
 	return b
 }
 
-// buildBlock does nothing if somebody else has begun to.
-func (p *Proxy) buildBlock(b *block) {
-	if !b.claimed.CompareAndSwap(false, true) {
-		return
-	}
+func (p *Proxy) buildBlock(room *model.Room, b *block) {
 	for i, name := range b.names {
-		b.services[i], b.readings[i] = p.buildService(name, b.readings[i])
+		b.services[i], b.readings[i] = p.buildService(room, name, b.readings[i])
 	}
 	close(b.built)
 }
 
 // buildService makes a Service of its objects. Of one with many slices it takes what has been read before and returns what has been
 // now, nil of others: that of one changes at a time.
-func (p *Proxy) buildService(name types.NamespacedName, before *model.Reading) (*model.Service, *model.Reading) {
-	return model.Rebuild(before, p.Source.Service(name), p.Source.Stored(name), p.node, p.Model)
+func (p *Proxy) buildService(room *model.Room, name types.NamespacedName, before *model.Reading) (*model.Service, *model.Reading) {
+	if !p.Source.ReadService(name, &room.Service) {
+		return nil, nil
+	}
+	return model.Rebuild(room, before, p.Source.Stored(name), p.node, p.Model)
 }
 
 // remember keeps what has been read of a Service.

@@ -3,8 +3,10 @@ package proxy
 import (
 	"fmt"
 	"reflect"
+	"runtime"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -33,9 +35,10 @@ type countedSlice struct {
 	slice  *discoveryv1.EndpointSlice
 }
 
-func (s countedSlice) Read() *discoveryv1.EndpointSlice {
+func (s countedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	s.source.reads.Add(1)
-	return s.slice
+	s.slice.DeepCopyInto(into)
+	return true
 }
 
 // build has the proxy make some Services, and returns how many slices were read for that, and what came of the last Service.
@@ -85,6 +88,54 @@ func TestOfManySlicesOnlyThoseThatHaveChangedAreRead(t *testing.T) {
 	s.build(p, names)
 	if _, remembered := p.readings[changed]; remembered {
 		t.Error("what was read of a Service with few slices is still there")
+	}
+}
+
+// pairedSource has Services that can only be read while another one is: that of an even block together with that of the next one.
+type pairedSource struct {
+	*fakeSource
+	begun map[types.NamespacedName]chan struct{}
+	waits map[types.NamespacedName]chan struct{}
+	alone atomic.Int32
+}
+
+func (s *pairedSource) ReadService(n types.NamespacedName, into *corev1.Service) bool {
+	if begun := s.begun[n]; begun != nil {
+		close(begun)
+	}
+	if other := s.waits[n]; other != nil {
+		select {
+		case <-other:
+		case <-time.After(5 * time.Second):
+			s.alone.Add(1)
+		}
+	}
+	return s.fakeSource.ReadService(n, into)
+}
+
+// TestWhoWaitsForABlockBuildsAnother: otherwise the loop would do nothing while another goroutine builds what it waits for, always
+// the very next block.
+func TestWhoWaitsForABlockBuildsAnother(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	const blocks = 6
+	s := &pairedSource{
+		fakeSource: &fakeSource{}, begun: map[types.NamespacedName]chan struct{}{}, waits: map[types.NamespacedName]chan struct{}{},
+	}
+	var names []types.NamespacedName
+	for i := range blocks * blockSize {
+		names = append(names, types.NamespacedName{Name: fmt.Sprint(i)})
+	}
+	for first := 0; first < len(names); first += 2 * blockSize {
+		met := make(chan struct{})
+		s.waits[names[first]], s.begun[names[first+blockSize]] = met, met
+	}
+	var taken []types.NamespacedName
+	New(Config{Source: s}).build(names, func(name types.NamespacedName, _ *model.Service) { taken = append(taken, name) })
+	if diff := cmp.Diff(names, taken); diff != "" {
+		t.Errorf("Services that were taken (-want +got):\n%s", diff)
+	}
+	if n := s.alone.Load(); n > 0 {
+		t.Errorf("%d of %d pairs of blocks were not built at the same time", n, blocks/2)
 	}
 }
 

@@ -4,12 +4,14 @@ import (
 	"context"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -127,6 +129,56 @@ func TestADeletedNodeKeepsItsAddresses(t *testing.T) {
 			if len(got) != 1 || !strings.Contains(got[0], tc.want) {
 				t.Errorf("Node %v: node ports are served at %v, want %s", tc.node, got, tc.want)
 			}
+		}
+	})
+}
+
+// listedSource counts how often all Services are asked for.
+type listedSource struct {
+	*fakeSource
+	listed atomic.Int32
+}
+
+func (s *listedSource) Services() []types.NamespacedName {
+	s.listed.Add(1)
+	return s.fakeSource.Services()
+}
+
+// TestANodeThatChangesReachesAllServices, which needn't be listed at the start: there, all are marked.
+func TestANodeThatChangesReachesAllServices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench()
+		s := &listedSource{fakeSource: b.source}
+		b.Source = s
+		inZone := func(zone string) *corev1.Node {
+			n := node()
+			n.Labels = map[string]string{corev1.LabelTopologyZone: zone}
+			return n
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- b.Run(ctx) }()
+		name := b.set(1, 2)
+		b.setNode(inZone("a"))
+		close(b.source.synced)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if held, syncs := b.kernel.held(); len(held) == 0 || syncs == 0 || s.listed.Load() != 0 {
+			t.Errorf("at the start: %d syncs, %d elements, all Services were listed %d times", syncs, len(held), s.listed.Load())
+		}
+		var asked []types.NamespacedName
+		b.source.mu.Lock()
+		b.source.asked = func(n types.NamespacedName) { asked = append(asked, n) }
+		b.source.mu.Unlock()
+		b.setNode(inZone("b"))
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if len(asked) != 1 || asked[0] != name || s.listed.Load() != 1 {
+			t.Errorf("in another zone: Services %v were read, all were listed %d times", asked, s.listed.Load())
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run() = %v", err)
 		}
 	})
 }

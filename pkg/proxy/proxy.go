@@ -28,6 +28,8 @@ import (
 type Source interface {
 	Services() []types.NamespacedName
 	Service(types.NamespacedName) *corev1.Service
+	// ReadService makes an object what Service would return, and reports false where that is nil.
+	ReadService(name types.NamespacedName, into *corev1.Service) bool
 	Slices(service types.NamespacedName) []*discoveryv1.EndpointSlice
 	// Stored returns what Slices does, to be read as far as it is needed.
 	Stored(service types.NamespacedName) []model.Slice
@@ -125,8 +127,9 @@ type Proxy struct {
 	// that flows of Services that went unseen are to be looked for as soon as they are there.
 	serviceCIDRs [2][]netip.Prefix
 	orphansDue   bool
-	// readings are what has been read of Services with many slices.
+	// readings are what has been read of Services with many slices; room is where the loop reads objects.
 	readings map[types.NamespacedName]*model.Reading
+	room     model.Room
 	// counted are the numbers of elements that the metrics show, with the sets' sizes.
 	counted map[*nft.Set][2]int
 	// doubt is why the next sync compares the tables with what is wanted; "" where it needn't, or where it is the first one.

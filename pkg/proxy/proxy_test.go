@@ -76,6 +76,14 @@ func (s *fakeSource) Service(n types.NamespacedName) *corev1.Service {
 	return s.services[n]
 }
 
+func (s *fakeSource) ReadService(n types.NamespacedName, into *corev1.Service) bool {
+	service := s.Service(n)
+	if service != nil {
+		service.DeepCopyInto(into)
+	}
+	return service != nil
+}
+
 func (s *fakeSource) Slices(n types.NamespacedName) []*discoveryv1.EndpointSlice {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +100,10 @@ func (s *fakeSource) Stored(n types.NamespacedName) (list []model.Slice) {
 // readSlice needn't be read any more.
 type readSlice struct{ slice *discoveryv1.EndpointSlice }
 
-func (s readSlice) Read() *discoveryv1.EndpointSlice { return s.slice }
+func (s readSlice) Read(into *discoveryv1.EndpointSlice) bool {
+	s.slice.DeepCopyInto(into)
+	return true
+}
 
 // fakeKernel does what the real one does to a planner, and fails when it is told to.
 type fakeKernel struct {

@@ -5,12 +5,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
@@ -111,7 +113,74 @@ func TestAStoredSliceIsTheSameUntilItChanges(t *testing.T) {
 	if after[0] != before[0] || after[1] == before[1] {
 		t.Errorf("the slice that stayed is the same: %v, the one that changed: %v", after[0] == before[0], after[1] == before[1])
 	}
-	if old, now := before[1].Read().Endpoints[0].Addresses[0], after[1].Read().Endpoints[0].Addresses[0]; old != "10.0.0.2" || now != "10.0.0.3" {
-		t.Errorf("read %s, then %s", old, now)
+	var room discoveryv1.EndpointSlice
+	for stored, want := range map[model.Slice]string{before[1]: "10.0.0.2", after[1]: "10.0.0.3"} {
+		if !stored.Read(&room) || len(room.Endpoints) != 1 || room.Endpoints[0].Addresses[0] != want {
+			t.Errorf("read %v, want one endpoint with address %s", room.Endpoints, want)
+		}
+	}
+}
+
+// What is read where another object has been is what is read afresh: nothing of the other one is left.
+func TestReadingWhereAnotherObjectWas(t *testing.T) {
+	s := newStore(Config{NodeName: "node-1", Tracker: newTracker()})
+	full := with(service("shop", "web"), func(o *corev1.Service) {
+		o.UID, o.CreationTimestamp = "1", metav1.Unix(1, 0)
+		o.Spec = corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "172.30.0.2", ClusterIPs: []string{"172.30.0.2", "fd00::2"},
+			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}, ExternalIPs: []string{"192.0.2.1"},
+			SessionAffinity: corev1.ServiceAffinityClientIP, LoadBalancerSourceRanges: []string{"192.0.2.0/24"},
+			SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(9))}},
+			ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: 30001,
+			InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyLocal),
+			Ports: []corev1.ServicePort{
+				{Name: "a", Protocol: corev1.ProtocolTCP, Port: 81, NodePort: 30081}, {Name: "b", Protocol: corev1.ProtocolUDP, Port: 82},
+			},
+		}
+		o.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.3", IPMode: new(corev1.LoadBalancerIPModeProxy)}}
+	})
+	plain := service("shop", "db")
+	fullSlice := with(slice("shop", "web-1", "web"), func(o *discoveryv1.EndpointSlice) {
+		o.UID, o.AddressType = "2", discoveryv1.AddressTypeIPv6
+		o.Ports = []discoveryv1.EndpointPort{
+			{Name: new("a"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(1))}, {Name: new("b"), Port: new(int32(2))},
+		}
+		o.Endpoints = []discoveryv1.Endpoint{
+			{
+				Addresses: []string{"fd00::3"}, NodeName: new("node-1"),
+				Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(true)},
+				Hints:      &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "a"}}},
+			},
+			{Addresses: []string{"fd00::4"}, NodeName: new("node-2")},
+		}
+	})
+	plainSlice := slice("shop", "db-1", "db")
+	for _, o := range []*corev1.Service{full, plain} {
+		if err := s.services.Add(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, o := range []*discoveryv1.EndpointSlice{fullSlice, plainSlice} {
+		if err := s.slices.Add(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var room corev1.Service
+	var sliceRoom discoveryv1.EndpointSlice
+	for _, name := range []types.NamespacedName{web, db, web, web, db} {
+		var afresh discoveryv1.EndpointSlice
+		stored := s.Stored(name)[0]
+		if !s.ReadService(name, &room) || !stored.Read(&sliceRoom) || !stored.Read(&afresh) {
+			t.Fatalf("%v can't be read", name)
+		}
+		if diff := cmp.Diff(s.Service(name), &room, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("Service (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(&afresh, &sliceRoom, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("EndpointSlice (-want +got):\n%s", diff)
+		}
+	}
+	if s.ReadService(types.NamespacedName{Namespace: "shop", Name: "nothing"}, &room) {
+		t.Error("a Service that doesn't exist has been read")
 	}
 }

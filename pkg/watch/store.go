@@ -34,15 +34,22 @@ func newStore(cfg Config) Store {
 
 // Service returns a Service, or nil where there is none or another proxy has to handle it.
 func (s *Store) Service(name types.NamespacedName) *corev1.Service {
-	stored := s.services.get(name)
-	if stored == nil || stored.excluded {
-		return nil
-	}
 	service := &corev1.Service{}
-	if !s.decoded("Service", stored, service) {
+	if !s.ReadService(name, service) {
 		return nil
 	}
 	return service
+}
+
+// ReadService makes an object what [Store.Service] would return, whatever it was before, in memory of its lists if they are long enough.
+// It reports false where there is nothing to return.
+func (s *Store) ReadService(name types.NamespacedName, into *corev1.Service) bool {
+	stored := s.services.get(name)
+	if stored == nil || stored.excluded {
+		return false
+	}
+	*into = corev1.Service{Spec: corev1.ServiceSpec{Ports: into.Spec.Ports[:0], ClusterIPs: into.Spec.ClusterIPs[:0]}}
+	return s.decoded("Service", stored, into)
 }
 
 // Services returns the names of all Services that [Store.Service] has an object for, in order.
@@ -61,7 +68,8 @@ func (s *Store) Services() []types.NamespacedName {
 func (s *Store) Slices(service types.NamespacedName) []*discoveryv1.EndpointSlice {
 	var list []*discoveryv1.EndpointSlice
 	for _, stored := range s.Stored(service) {
-		if slice := stored.Read(); slice != nil {
+		if slice := new(discoveryv1.EndpointSlice); stored.Read(slice) {
+			slice.Labels = map[string]string{discoveryv1.LabelServiceName: service.Name}
 			list = append(list, slice)
 		}
 	}
@@ -84,15 +92,15 @@ type storedSlice struct {
 	*object
 }
 
-// Read implements [model.Slice].
-func (s storedSlice) Read() *discoveryv1.EndpointSlice {
-	// Decoding appends to the list, which would be made anew five times while it grows to ten endpoints.
-	slice := &discoveryv1.EndpointSlice{Endpoints: make([]discoveryv1.Endpoint, 0, count(s.data, fieldEndpoints))}
-	if !s.store.decoded("EndpointSlice", s.object, slice) {
-		return nil
+// Read implements [model.Slice]. There are no labels in it: whose slice it is, the caller knows.
+func (s storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
+	endpoints := into.Endpoints[:0]
+	if n := count(s.data, fieldEndpoints); n > cap(endpoints) {
+		// Decoding appends to the list, which would be made anew five times while it grows to ten endpoints.
+		endpoints = make([]discoveryv1.Endpoint, 0, n)
 	}
-	slice.Labels = map[string]string{discoveryv1.LabelServiceName: s.service}
-	return slice
+	*into = discoveryv1.EndpointSlice{Endpoints: endpoints, Ports: into.Ports[:0]}
+	return s.store.decoded("EndpointSlice", s.object, into)
 }
 
 // Node returns the proxy's own Node, or nil while there is none.

@@ -16,8 +16,12 @@ type blind struct {
 	service func(types.NamespacedName, *corev1.Service) *corev1.Service
 }
 
-func (b *blind) Service(name types.NamespacedName) *corev1.Service {
-	return b.service(name, b.Source.Service(name).DeepCopy())
+func (b *blind) ReadService(name types.NamespacedName, into *corev1.Service) bool {
+	shown := b.service(name, b.Source.Service(name).DeepCopy())
+	if shown != nil {
+		shown.DeepCopyInto(into)
+	}
+	return shown != nil
 }
 
 // withoutSourceRanges is a proxy that doesn't know them.
