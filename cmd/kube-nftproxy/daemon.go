@@ -122,6 +122,7 @@ func serve(ctx context.Context, s *settings) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
 	defer stop()
+	signal.Ignore(syscall.SIGPIPE) // who reads the log may end
 	setMemory()
 	logger := klog.FromContext(ctx)
 	prepare := sync.OnceFunc(func() { prepareHost(logger, s.Config) })
@@ -285,6 +286,7 @@ func (d *daemon) connection(logger klog.Logger) (*rest.Config, error) {
 		cfg.AcceptContentTypes = c.ContentType + ",application/json"
 	}
 	rest.AddUserAgent(cfg, "kube-nftproxy/"+version)
+	cfg.Wrap(watch.Impatient)
 	return cfg, nil
 }
 

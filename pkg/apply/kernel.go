@@ -109,7 +109,8 @@ type Result struct {
 // next call finds out. In both cases packets meet either the old tables or the new ones.
 func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 	result, err := k.sync(p)
-	if err == nil {
+	if err == nil || errors.Is(err, unix.EPERM) {
+		// A table that its owner lets nobody delete must not keep ours away; pkg/takeover goes on trying.
 		k.takeOver, k.found = false, nil
 	}
 	return result, err

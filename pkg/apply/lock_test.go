@@ -145,12 +145,12 @@ func TestTheLockIsTakenAgainWithAnotherSocket(t *testing.T) {
 
 func TestTablesAreMadeAnewToBeLockedOrNot(t *testing.T) {
 	for _, first := range []bool{false, true} {
-		k, p := lockable(t)
+		k, _ := lockable(t)
 		sync(t, k, locked(first), Full)
 		if err := k.Close(); err != nil {
 			t.Fatal(err)
 		}
-		k, p = open(t), locked(!first)
+		k, p := open(t), locked(!first)
 		sync(t, k, p, Full)
 		checkKernel(t, k, p)
 		refusedToOthers(t, !first)

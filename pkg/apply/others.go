@@ -12,6 +12,8 @@ import (
 
 // others hears of what other programs commit.
 type others struct {
+	// wanted says that it is to hear, listener is nil as long as that has never succeeded.
+	wanted   bool
 	listener *nft.Listener
 	// ended is closed when nothing more is heard from the listener, deaf says that it isn't a member of the kernel's group.
 	ended chan struct{}
@@ -35,8 +37,9 @@ type others struct {
 
 // Listen makes the kernel say at once when another program has changed the ruleset, which one, and whether it was in our
 // tables. Without it [Kernel.Meddled] tells the same when it is asked, but not who it was, and has to read all elements to know
-// that none has another value. Commits of this process are neither heard nor slowed down.
+// that none has another value. Commits of this process are neither heard nor slowed down. After an error, Meddled tries again.
 func (k *Kernel) Listen() error {
+	k.others.wanted = true
 	return k.others.open()
 }
 
@@ -60,6 +63,9 @@ func (o *others) join() error {
 // ruleset's generation only.
 func (o *others) revive() {
 	if o.listener == nil {
+		if o.wanted {
+			_ = o.open() // the next look tries again
+		}
 		return
 	}
 	select {

@@ -1,11 +1,17 @@
 package apply
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // heard waits until the kernel says that somebody else has committed something.
@@ -67,4 +73,46 @@ func TestALargeChangeOfOthersIsHeard(t *testing.T) {
 	if got := k.Author(); !strings.HasPrefix(got, "nft (pid ") {
 		t.Errorf("Author() = %q after nft has added 20,000 elements", got)
 	}
+}
+
+// TestListeningIsTriedAgain: whoever can't listen at the start, for want of a file descriptor, does as soon as he can.
+func TestListeningIsTriedAgain(t *testing.T) {
+	lab.EnterNamespace(t)
+	k := open(t)
+	p := plan.New(options())
+	cluster(p)
+	withoutFiles(t, func() {
+		if err := k.Listen(); !errors.Is(err, unix.EMFILE) {
+			t.Fatalf("Listen() = %v, want %v", err, unix.EMFILE)
+		}
+		sync(t, k, p, Full)
+		if _, err := k.Meddled(); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := k.Meddled(); err != nil {
+		t.Error(err)
+	}
+	run(t, "nft", "add table ip others")
+	heard(t, k)
+	if author := k.Author(); !strings.HasPrefix(author, "nft ") {
+		t.Errorf("changed by %q, want nft", author)
+	}
+}
+
+// withoutFiles calls f while this process can open no further file.
+func withoutFiles(t *testing.T, f func()) {
+	t.Helper()
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	set := func(l unix.Rlimit) {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(unix.Rlimit{Cur: 3, Max: before.Max})
+	defer set(before)
+	f()
 }

@@ -1,9 +1,13 @@
 package apply
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -82,4 +86,29 @@ func TestTablesOfKubeProxyStayUnlessAskedFor(t *testing.T) {
 	if sync(t, k, p, Full); !hasRival(t) {
 		t.Error("kube-proxy's tables are gone")
 	}
+}
+
+// A table that its owner lets nobody else delete doesn't keep ours away.
+func TestATableOfKubeProxyThatIsLockedStays(t *testing.T) {
+	k, _ := lockable(t)
+	owner, err := nft.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer owner.Close()
+	b := nft.NewBatch(0)
+	b.AddTable(&nft.Table{Family: nft.IPv4, Name: KubeProxyTable, Locked: true})
+	if err := owner.Commit(b); err != nil {
+		t.Fatal(err)
+	}
+	p := plan.New(options())
+	cluster(p)
+	k.TakeOver()
+	if _, err := k.Sync(p); !errors.Is(err, unix.EPERM) || strings.Contains(err.Error(), "\x00") {
+		t.Errorf("Sync() = %v, want %v", err, unix.EPERM)
+	}
+	if sync(t, k, p, Full); !hasRival(t) {
+		t.Error("kube-proxy's table is gone")
+	}
+	checkKernel(t, k, p)
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"time"
@@ -23,18 +22,21 @@ const lookAgain = 30 * time.Second
 // renamed over, or as a ConfigMap's volume is updated. A new content that can't be used is logged, and passed over: the
 // program would not start with it. It returns nil when the context ends.
 func (o *Options) AwaitChange(ctx context.Context) error {
-	w, err := fsnotify.NewWatcher()
+	return o.awaitChange(ctx, watcherOf, lookAgain)
+}
+
+func (o *Options) awaitChange(ctx context.Context, watch func(file string) (*fsnotify.Watcher, error), every time.Duration) error {
+	w, err := watch(o.File)
 	if err != nil {
-		return fmt.Errorf("watch configuration file: %w", err)
-	}
-	defer w.Close() //nolint:errcheck // nothing is written
-	for _, dir := range foldersOf(o.File) {
-		if err := w.Add(dir); err != nil {
-			return fmt.Errorf("watch configuration file: %w", err)
-		}
+		// Other programs on the node may have taken all that the kernel gives.
+		klog.FromContext(ctx).Error(err, "Cannot watch the configuration file; looking at it now and then (fs.inotify.max_user_instances and "+
+			"max_user_watches may have to be raised)", "file", o.File, "interval", every)
+		w = &fsnotify.Watcher{} // says nothing
+	} else {
+		defer w.Close() //nolint:errcheck // nothing is written
 	}
 	seen := o.content
-	tick := time.NewTicker(lookAgain)
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		now, err := os.ReadFile(o.File)
@@ -57,6 +59,20 @@ func (o *Options) AwaitChange(ctx context.Context) error {
 			klog.FromContext(ctx).Error(err, "Cannot watch the configuration file", "file", o.File)
 		}
 	}
+}
+
+// watcherOf watches the folders that have something to do with a file.
+func watcherOf(file string) (*fsnotify.Watcher, error) {
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range foldersOf(file) {
+		if err := w.Add(dir); err != nil {
+			return nil, errors.Join(err, w.Close())
+		}
+	}
+	return w, nil
 }
 
 // foldersOf lists the folder of a path, and that of the file to which it leads.

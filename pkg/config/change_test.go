@@ -5,8 +5,11 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/fsnotify/fsnotify"
 )
 
 const header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -101,4 +104,27 @@ func TestAFileThatCannotBeUsedIsPassedOver(t *testing.T) {
 	}
 	write(t, path, header+"mode: ipvs\n")
 	mustEnd(t, ended)
+}
+
+// Where other programs have used up all that the kernel gives for watching, as many a node's have, the file is looked at.
+func TestAFileThatCannotBeWatchedIsLookedAt(t *testing.T) {
+	path := file(t, "mode: nftables\n")
+	o := mustComplete(t, "--config", path)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- o.awaitChange(t.Context(), func(string) (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }, time.Millisecond)
+	}()
+	select {
+	case err := <-ended:
+		t.Fatalf("without a watcher it ends with %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	write(t, path, header+"mode: iptables\n")
+	mustEnd(t, ended)
+}
+
+func TestAFolderThatHasGoneCannotBeWatched(t *testing.T) {
+	if w, err := watcherOf(filepath.Join(t.TempDir(), "gone", "config.conf")); err == nil {
+		t.Errorf("it is watched by %v", w)
+	}
 }

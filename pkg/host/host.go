@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -110,13 +111,22 @@ func checkRelease(release string) error {
 }
 
 // Families lists the IP families that the kernel serves: IPv4, and IPv6 unless it is missing or disabled.
-func Families() []model.Family {
-	if _, err := os.Stat("/proc/net/if_inet6"); errors.Is(err, fs.ErrNotExist) {
-		return []model.Family{model.IPv4}
+func Families() []model.Family { return families("/proc") }
+
+// families takes nothing for missing that can't be looked at: what the kernel lacks is found out later. IPv6 may be disabled in general,
+// and enabled on some interfaces: they have addresses then.
+func families(proc string) []model.Family {
+	only4 := []model.Family{model.IPv4}
+	addresses, err := os.ReadFile(filepath.Join(proc, "net/if_inet6"))
+	if err != nil {
+		if _, unknown := os.Stat(filepath.Join(proc, "net/dev")); errors.Is(err, fs.ErrNotExist) && unknown == nil {
+			return only4
+		}
+		return model.Families[:]
 	}
-	disabled, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/disable_ipv6")
-	if err == nil && strings.TrimSpace(string(disabled)) == "1" {
-		return []model.Family{model.IPv4}
+	disabled, err := os.ReadFile(filepath.Join(proc, "sys/net/ipv6/conf/all/disable_ipv6"))
+	if err == nil && strings.TrimSpace(string(disabled)) == "1" && len(addresses) == 0 {
+		return only4
 	}
 	return model.Families[:]
 }

@@ -2,8 +2,10 @@ package host
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -142,5 +144,32 @@ func add(t *testing.T, addr netip.Addr) {
 	}
 	if err := netlink.AddrAdd(lo, one); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestFamilies: what can't be looked at isn't missing, and IPv6 that is disabled in general may be enabled on an interface.
+func TestFamilies(t *testing.T) {
+	const address = "fd000000000000000000000000000001 02 40 00 80     eth0\n"
+	for name, c := range map[string]struct {
+		files map[string]string
+		want  int
+	}{
+		"both":                           {map[string]string{"net/dev": "", "net/if_inet6": address, "sys/net/ipv6/conf/all/disable_ipv6": "0\n"}, 2},
+		"no address yet":                 {map[string]string{"net/dev": "", "net/if_inet6": "", "sys/net/ipv6/conf/all/disable_ipv6": "0\n"}, 2},
+		"disabled":                       {map[string]string{"net/dev": "", "net/if_inet6": "", "sys/net/ipv6/conf/all/disable_ipv6": "1\n"}, 1},
+		"disabled but for an interface":  {map[string]string{"net/dev": "", "net/if_inet6": address, "sys/net/ipv6/conf/all/disable_ipv6": "1\n"}, 2},
+		"missing":                        {map[string]string{"net/dev": ""}, 1},
+		"nothing is known: no proc here": {nil, 2},
+	} {
+		proc := t.TempDir()
+		for path, text := range c.files {
+			path = filepath.Join(proc, path)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := families(proc); len(got) != c.want {
+			t.Errorf("%s: %v, want %d families", name, got, c.want)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 
@@ -415,7 +416,7 @@ func names(attrs []byte) string {
 	for i := 0; i < 2 && len(attrs) >= 4; i++ {
 		n := int(binary.NativeEndian.Uint16(attrs))
 		typ := binary.NativeEndian.Uint16(attrs[2:])
-		if n < 5 || n > len(attrs) || typ > 2 {
+		if n < 5 || n > len(attrs) || typ > 2 || bytes.IndexByte(attrs[4:n-1], 0) >= 0 { // a number, as a table's flags
 			break
 		}
 		if s != "" {

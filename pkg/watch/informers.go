@@ -13,6 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -59,13 +60,13 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 	lists := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			from.selected(&o)
-			list, err := from.list(ctx, o)
+			list, err := from.listAll(ctx, o)
 			i.link.noted(ctx, err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			from.selected(&o)
-			w, err := from.watch(ctx, o)
+			w, err := from.watchFrom(ctx, o)
 			i.link.noted(ctx, err)
 			if unheard(err) {
 				cfg.failed(name, err)
@@ -94,6 +95,27 @@ func access[List runtime.Object](client interface {
 }, selected func(*metav1.ListOptions)) resource {
 	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return client.List(ctx, o) }
 	return resource{list, client.Watch, selected}
+}
+
+// listAll takes an answer without a version for somebody else's: of any JSON, client-go makes a list of nothing.
+func (r resource) listAll(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	all, err := r.list(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	list, err := meta.ListAccessor(all)
+	if err == nil && list.GetResourceVersion() == "" {
+		err = errors.New("the answer isn't one of an API server: it has no resource version")
+	}
+	return all, err
+}
+
+// watchFrom watches what has changed since a version, if the API server knows of that.
+func (r resource) watchFrom(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	if err := r.current(ctx, o); err != nil {
+		return nil, err
+	}
+	return r.watch(ctx, o)
 }
 
 // follower makes [objects] follow the API server.

@@ -179,7 +179,8 @@ func TestInformersSelect(t *testing.T) {
 		"servicecidrs labels  fields ",
 		"services labels !service.kubernetes.io/service-proxy-name fields spec.clusterIP!=None",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
+	// Before a watch goes on from a list, one object is asked for.
+	if diff := cmp.Diff(want, slices.Compact(got)); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 }

@@ -1,0 +1,46 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// TestAWatchGoesOnOnlyWhereTheServerKnowsMore asks before a watch is taken up whether the server's data have gone back in time.
+func TestAWatchGoesOnOnlyWhereTheServerKnowsMore(t *testing.T) {
+	failure := errors.New("no")
+	for name, c := range map[string]struct {
+		from    metav1.ListOptions
+		now     string
+		failed  error
+		asked   bool
+		expired bool
+	}{
+		"nothing has happened":      {from: metav1.ListOptions{ResourceVersion: "900"}, now: "900", asked: true},
+		"something has":             {from: metav1.ListOptions{ResourceVersion: "900"}, now: "1000", asked: true},
+		"restored":                  {from: metav1.ListOptions{ResourceVersion: "1000"}, now: "900", asked: true, expired: true},
+		"versions of another kind":  {from: metav1.ListOptions{ResourceVersion: "1000"}, now: "b", asked: true},
+		"no answer":                 {from: metav1.ListOptions{ResourceVersion: "1000"}, failed: failure, asked: true},
+		"from the beginning":        {from: metav1.ListOptions{}, now: "1"},
+		"from any version":          {from: metav1.ListOptions{ResourceVersion: "0"}, now: "1"},
+		"all objects come at first": {from: metav1.ListOptions{ResourceVersion: "9", SendInitialEvents: ptr(true)}, now: "1"},
+	} {
+		asked := false
+		r := resource{list: func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			asked = true
+			if o.Limit != 1 || o.ResourceVersion != "" {
+				t.Errorf("%s: asks for %+v, want one object as it is now", name, o)
+			}
+			return &corev1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: c.now}}, c.failed
+		}}
+		err := r.current(t.Context(), c.from)
+		if asked != c.asked || apierrors.IsResourceExpired(err) != c.expired || errors.Is(err, failure) != (c.failed != nil) {
+			t.Errorf("%s: asked %v, got %v", name, asked, err)
+		}
+	}
+}

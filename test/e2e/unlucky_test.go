@@ -1,0 +1,297 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/faulty"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// TestEtcdIsRestoredFromABackup has the cluster go back in time while the program runs: what it serves follows, though resource versions
+// are lower than those that it knows.
+func TestEtcdIsRestoredFromABackup(t *testing.T) {
+	b := besiege(t)
+	from := b.Pods[2]
+	for _, name := range []string{"changes", "goes"} {
+		b.apply(service(name), slice(name, name, endpoint(b.Pods[0].IPv4)))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	if err := b.api.Backup(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Kubeconfig(b.kubeconfig, faulty.Credentials{}); err != nil {
+		t.Fatal(err)
+	}
+	changes, goes := b.clusterIPs("changes")[0], b.clusterIPs("goes")[0]
+	b.startOn(b.Node, b.kubeconfig)
+	reach(t, from, goes, "pod-0")
+	b.apply(service("comes"), slice("comes", "comes", endpoint(b.Pods[0].IPv4)), slice("changes", "changes", endpoint(b.Pods[1].IPv4)))
+	b.delete(service("goes"), slice("goes", "goes"))
+	comes := b.clusterIPs("comes")[0]
+	// More happens after the backup than after the restoration: for long, there is no version that is newer than those known.
+	for i := range 100 {
+		b.apply(slice("comes", "comes", endpoint(b.Pods[i%2].IPv4)))
+	}
+	reach(t, from, comes, "pod-1")
+	reach(t, from, changes, "pod-1")
+	reach(t, from, goes)
+
+	// The API server ends as it does for an update: every watch is ended in order, and taken up where it was.
+	restored, release := context.WithCancel(t.Context())
+	defer release()
+	b.Intercept(func(http.ResponseWriter, *http.Request) bool { <-restored.Done(); return false })
+	if n := b.EndWatches(""); n < 3 {
+		t.Errorf("%d watches, want 3 or 4", n)
+	}
+	if err := b.api.Restore(ctx); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	start := time.Now()
+	reach(t, from, changes, "pod-0")
+	reach(t, from, goes, "pod-0")
+	reach(t, from, comes)
+	t.Logf("served as restored after %v", time.Since(start).Round(time.Millisecond))
+	b.apply(slice("changes", "changes", endpoint(b.Pods[1].IPv4)))
+	reach(t, from, changes, "pod-1")
+}
+
+// strangers are answers that no API server gives: something before it does.
+var strangers = []struct {
+	name   string
+	status int
+	header map[string]string
+	body   string
+	long   bool // it takes a while
+}{
+	{"some other JSON", http.StatusOK, map[string]string{"Content-Type": "application/json"}, `{"status": "ok"}`, false},
+	{"closed for an hour", http.StatusServiceUnavailable, map[string]string{"Retry-After": "3600"}, "maintenance", false},
+	{"a page to log in", http.StatusOK, map[string]string{"Content-Type": "text/html"}, "<html>log in</html>", true},
+	{
+		"a list of another age", http.StatusOK, map[string]string{"Content-Type": "application/json"},
+		`{"kind": "ServiceList", "apiVersion": "v9", "metadata": {"resourceVersion": "1"}, "items": {"a": 1}}`, true,
+	},
+	{
+		"compressed garbage", http.StatusOK,
+		map[string]string{"Content-Type": "application/vnd.kubernetes.protobuf", "Content-Encoding": "gzip"}, "garbage", true,
+	},
+	{
+		"protobuf that ends early", http.StatusOK, map[string]string{"Content-Type": "application/vnd.kubernetes.protobuf"},
+		"k8s\x00\x0a\x11\x0a\x02v1\x12\x0bServi", true,
+	},
+	{"nothing", http.StatusOK, map[string]string{"Content-Type": "application/vnd.kubernetes.protobuf"}, "", true},
+}
+
+// TestSomebodyElseAnswers has others answer for the API server: nothing of it is believed, and nobody waits for an hour. With API_FAULT=2s
+// it tries answers of all kinds.
+func TestSomebodyElseAnswers(t *testing.T) {
+	b := newBesieged(t)
+	for _, stranger := range strangers {
+		if stranger.long && os.Getenv("API_FAULT") == "" {
+			continue
+		}
+		t.Run(stranger.name, func(t *testing.T) {
+			var answered atomic.Int64
+			b.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+				if listsOnly(w, r) { // a list is all there, or not
+					return true
+				}
+				answered.Add(1)
+				for name, value := range stranger.header {
+					w.Header().Set(name, value)
+				}
+				w.WriteHeader(stranger.status)
+				_, _ = io.WriteString(w, stranger.body)
+				return true
+			})
+			b.Cut()
+			b.change()
+			eventually(t, patience, func() error {
+				if n := answered.Load(); n < 4 {
+					return fmt.Errorf("%d requests were answered", n)
+				}
+				return nil
+			})
+			if err := b.healthy(); err != nil {
+				t.Error(err)
+			}
+			b.Intercept(nil)
+			b.awaitChange(t, patience)
+		})
+	}
+	b.rightAnswers(t)
+	b.asFresh(t)
+}
+
+// TestUnluckyServices has authors of Services and controllers do what is allowed and odd.
+func TestUnluckyServices(t *testing.T) {
+	w := newWorld(t, lab.Config{Pods: 3})
+	w.serve(w.Pods[:2]...)
+	w.apply(service("web"), slice("web", "web-1", endpoint(w.Pods[0].IPv4)))
+	web, from := w.clusterIPs("web")[0], w.Pods[2]
+	d := w.start()
+	reach(t, from, web, "pod-0")
+
+	t.Run("endpoints over and over", func(t *testing.T) {
+		var all []discoveryv1.Endpoint
+		for i := range 1000 {
+			all = append(all, endpoint(w.Pods[i%2].IPv4))
+		}
+		unready := endpoint(w.Pods[0].IPv4)
+		unready.Conditions.Ready = new(bool)
+		w.apply(service("many"), slice("many", "many-1", all...), slice("many", "many-2", all...), slice("many", "many-3", unready))
+		reach(t, from, w.clusterIPs("many")[0], "pod-0", "pod-1")
+		w.delete(slice("many", "many-1"), slice("many", "many-2"))
+		reach(t, from, w.clusterIPs("many")[0])
+	})
+	t.Run("Services that lead to Services", func(t *testing.T) {
+		w.apply(service("loop-1"), service("loop-2"))
+		one, two := w.clusterIPs("loop-1")[0], w.clusterIPs("loop-2")[0]
+		for name, to := range map[string]netip.Addr{"loop-1": two.Addr(), "loop-2": one.Addr()} {
+			s := slice(name, name, endpoint(to))
+			for i := range s.Ports {
+				*s.Ports[i].Port = servicePort
+			}
+			w.apply(s)
+		}
+		eventually(t, patience, func() error {
+			if list := nft(t, w.Node, "list map ip kube-nftproxy endpoints"); !strings.Contains(list, two.Addr().String()+" . 80") {
+				return errors.New(list)
+			}
+			return nil
+		})
+		reach(t, from, one)
+		reach(t, from, two)
+		reach(t, from, web, "pod-0")
+	})
+	t.Run("long names", func(t *testing.T) {
+		name := strings.Repeat("n", 63)
+		s := service(name)
+		s.Spec.Ports[0].Name, s.Spec.Ports[1].Name = strings.Repeat("t", 63), strings.Repeat("u", 63)
+		e := slice(name, name, endpoint(w.Pods[1].IPv4))
+		e.Ports[0].Name, e.Ports[1].Name = &s.Spec.Ports[0].Name, &s.Spec.Ports[1].Name
+		w.apply(s, e)
+		reach(t, from, w.clusterIPs(name)[0], "pod-1")
+	})
+	t.Run("deleted, but not yet gone", func(t *testing.T) {
+		s := service("final")
+		s.Finalizers = []string{"example.com/wait"}
+		e := slice("final", "final", endpoint(w.Pods[0].IPv4))
+		e.Finalizers = s.Finalizers
+		w.apply(s, e)
+		final := w.clusterIPs("final")[0]
+		reach(t, from, final, "pod-0")
+		services, slices := w.api.Client().CoreV1().Services("default"), w.api.Client().DiscoveryV1().EndpointSlices("default")
+		if err := errors.Join(services.Delete(t.Context(), "final", metav1.DeleteOptions{}), slices.Delete(t.Context(), "final", metav1.DeleteOptions{})); err != nil {
+			t.Fatal(err)
+		}
+		w.apply(slice("web", "web-1", endpoint(w.Pods[1].IPv4)))
+		reach(t, from, web, "pod-1") // what came before has been seen
+		reach(t, from, final, "pod-0")
+		none := []byte(`{"metadata": {"finalizers": null}}`)
+		if _, err := services.Patch(t.Context(), "final", types.MergePatchType, none, metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		reach(t, from, final)
+		if _, err := slices.Patch(t.Context(), "final", types.MergePatchType, none, metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Run("made anew at another address, again and again", func(t *testing.T) {
+		var before []netip.AddrPort
+		for i := range 20 {
+			s := service("anew")
+			s.Spec.ClusterIP = fmt.Sprintf("10.96.200.%d", i+1)
+			w.delete(service("anew"))
+			w.apply(s, slice("anew", "anew", endpoint(w.Pods[i%2].IPv4)))
+			before = append(before, w.clusterIPs("anew")...)
+		}
+		last := len(before) - 1
+		reach(t, from, before[last], "pod-1")
+		for _, to := range before[last-3 : last] {
+			if err := reached(t.Context(), from, model.TCP, to); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	t.Run("types that change all the time", func(t *testing.T) {
+		s := service("flaps")
+		w.apply(s, slice("flaps", "flaps", endpoint(w.Pods[0].IPv4)))
+		flaps := w.clusterIPs("flaps")[0]
+		reach(t, from, flaps, "pod-0")
+		for i := range 200 {
+			s := service("flaps")
+			s.Spec.Type = []corev1.ServiceType{corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer}[i%3]
+			if i%2 == 0 {
+				seconds := []int32{1, 86400}[i/2%2]
+				s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+				s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds}}
+			}
+			w.apply(s)
+			if i%20 == 0 {
+				if err := reached(t.Context(), from, model.TCP, flaps, "pod-0"); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		reach(t, from, flaps, "pod-0")
+	})
+	if failed, _ := d.awaitIdle(patience).Sum("kubeproxy_sync_proxy_rules_nftables_sync_failures_total"); failed != 0 {
+		t.Errorf("%v syncs failed", failed)
+	}
+	if wrong := d.errors(); len(wrong) > 0 {
+		t.Errorf("errors in the log: %s", strings.Join(wrong, ""))
+	}
+}
+
+// TestTheReaderOfTheLogEnds is what becomes of a program whose log goes into a pipe: it serves.
+func TestTheReaderOfTheLogEnds(t *testing.T) {
+	s := newStill(t, lab.Config{Pods: 2})
+	pipe := filepath.Join(s.dir, "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Both ends are held, so that nobody waits for the other; then nobody reads any more.
+	reader, err := os.OpenFile(pipe, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := s.startBy(filepath.Join(s.dir, "log"), []string{"sh", "-c", `pipe=$1; shift; exec "$@" 2> "$pipe"`, "sh", pipe})
+	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[1], model.TCP, webIP, "pod-0") })
+	if err := reader.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 4 {
+		s.serveBy(s.Pods[(i+1)%2])
+		eventually(t, patience, func() error {
+			return reached(t.Context(), s.Pods[1], model.TCP, webIP, fmt.Sprintf("pod-%d", (i+1)%2))
+		})
+	}
+	select {
+	case <-d.Ended():
+		t.Errorf("it has ended: %v", d.Wait())
+	default:
+	}
+	d.stop()
+}
