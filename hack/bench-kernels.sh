@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Measures kube-proxy and kube-nftproxy side by side on older kernels, Debian's, each in a virtual machine: test/compare in a
-# guest of hack/vm.sh. Half an hour for each kernel; only ratios mean anything, because the processor is emulated.
+# guest of hack/vm.sh, all kernels at the same time. Half an hour for each, in which it keeps a processor busy; only ratios mean
+# anything, because the guest's processor is emulated.
 #   OUTPUT=.           writes docs/benchmarks-kernels.json and its table in docs/benchmarks.md
-#   LIMIT=seconds      after which a machine is given up, 3600 by default
+#   LIMIT=seconds      after which a machine is given up, 7200 by default
 #   ARGS=...           further flags of test/compare in the guest, such as -only 1000x10
 # Usage: hack/bench-kernels.sh [6.1|6.12 ...]      (default: both; needs root for apt-get)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . hack/vm.sh
 # An idle machine leaps to its next timer.
-export LIMIT=${LIMIT:-3600} SLEEP=off MEMORY=6G
+export LIMIT=${LIMIT:-7200} SLEEP=off MEMORY=6G
 [ $# -gt 0 ] || set -- 6.1 6.12
 
 hack/deps.sh
@@ -31,10 +32,14 @@ CGO_ENABLED=0 go build -ldflags '-s -w' -o "$checkout/bin/compare" ./test/compar
 echo "PATH=/usr/sbin:/usr/bin:\$PATH timeout -s INT 3600 bin/compare -emulated -raw figures.json ${ARGS:-} && cat figures.json >/dev/ttyS1" >"$checkout/run"
 figures=
 for kernel in "$@"; do
-  boot "$kernel" "$work/guest" "$cache/$kernel.bench.log" -serial "file:$cache/$kernel.bench.json"
+  rm -f "$cache/$kernel".bench.{log,json}
+  boot "$kernel" "$work/guest" "$cache/$kernel.bench.log" -serial "file:$cache/$kernel.bench.json" &
+  figures+=${figures:+,}$cache/$kernel.bench.json
+done
+wait
+for kernel in "$@"; do
   if ! grep -a '^kernels: done' "$cache/$kernel.bench.log" || grep -a '^kernels: failed' "$cache/$kernel.bench.log"; then
     echo "$kernel: see $cache/$kernel.bench.log" >&2 && exit 1
   fi
-  figures+=${figures:+,}$cache/$kernel.bench.json
 done
 bin/compare -kernels "$figures" -output "${OUTPUT:-}"

@@ -3,6 +3,7 @@
 # Usage: hack/kernels.sh [6.1|6.12|sid|backports ...]      (default: 6.1 6.12 sid; needs root for apt-get)
 #   PACKAGES="pkg/apply test/lab"   packages whose tests to run
 #   RUN=regexp                      tests to run, as in go test -run
+#   COUNT=100                       how often, in one machine, to look for what fails seldom
 #   MODE=full                       also what is the same on every kernel: the foretelling of packets, the writing of nft text
 #   LIMIT=seconds                   after which a machine is given up, 3000 by default
 # There are two machines at a time. Seconds in its output are the guest's, see boot, and then this machine's.
@@ -30,7 +31,7 @@ tests() {
     mkdir "$dir"
     CGO_ENABLED=0 go test -c -ldflags '-s -w' -o "$dir/test" "./$p"
     [ ! -d "$p/testdata" ] || cp -r "$p/testdata" "$dir/"
-    echo ./test -test.v -test.timeout 1800s ${RUN:+-test.run "'$RUN'"} $([ "${MODE:-short}" = full ] || echo -test.short) >"$dir/run"
+    echo ./test -test.v -test.timeout 1800s ${RUN:+-test.run "'$RUN'"} ${COUNT:+-test.count "$COUNT"} $([ "${MODE:-short}" = full ] || echo -test.short) >"$dir/run"
   done
 }
 

@@ -322,6 +322,77 @@ func TestDialKeepsTalkingToEcho(t *testing.T) {
 	}
 }
 
+// A port that comes again to the same address may meet what conntrack remembers of its first time. The kernel has few to choose
+// from here, and would have to.
+func TestPortsDoNotComeAgain(t *testing.T) {
+	l := ForTest(t, Config{Pods: 1})
+	if err := l.Client.Sysctl("ipv4/ip_local_port_range", "40000 40031"); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[netip.AddrPort]string{}
+	note := func(who string, source netip.AddrPort) {
+		if before, known := seen[source]; known {
+			t.Errorf("%s has the port of %s: %s", who, before, source)
+		}
+		seen[source] = who
+	}
+	for _, proto := range protocols {
+		mustServe(t, l.Pods[0], proto, 80)
+		for _, addr := range l.Pods[0].Addrs() {
+			dst := netip.AddrPortFrom(addr, 80)
+			for i := range 40 {
+				got := l.Client.Probe(t.Context(), proto, dst, Options{})
+				if got.Outcome != Answered {
+					t.Fatalf("%s %s: %s", proto, dst, got)
+				}
+				note(fmt.Sprintf("probe %d of %s", i, proto), got.Source)
+			}
+			if proto == model.SCTP {
+				continue
+			}
+			for i := range 40 {
+				conn, err := l.Client.Dial(t.Context(), proto, dst)
+				if err != nil {
+					t.Fatal(err)
+				}
+				note(fmt.Sprintf("connection %d of %s", i, proto), netip.MustParseAddrPort(conn.LocalAddr().String()))
+				if err := conn.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
+}
+
+// A port that a server of the host listens on is passed over.
+func TestPortsThatAreTakenArePassedOver(t *testing.T) {
+	l := ForTest(t, Config{Pods: 1})
+	mustServe(t, l.Pods[0], model.TCP, 80)
+	for _, proto := range []model.Protocol{model.TCP, model.UDP} {
+		mustServe(t, l.Client, proto, firstPort)
+	}
+	for _, proto := range []model.Protocol{model.TCP, model.UDP} {
+		for _, addr := range l.Pods[0].Addrs() {
+			l.Client.ports.Store(0)
+			conn, err := l.Client.Dial(t.Context(), proto, netip.AddrPortFrom(addr, 80))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := netip.MustParseAddrPort(conn.LocalAddr().String()).Port(); got <= firstPort {
+				t.Errorf("dial %s %s: from port %d, want a later one than %d", proto, addr, got, firstPort)
+			}
+			if err := conn.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	l.Client.ports.Store(0)
+	got := l.Client.Probe(t.Context(), model.TCP, netip.AddrPortFrom(l.Pods[0].IPv4, 80), Options{})
+	if got.Outcome != Answered || got.Source.Port() <= firstPort {
+		t.Errorf("probe: %s, want an answer to a later port than %d", got, firstPort)
+	}
+}
+
 func TestServerCloseFreesThePort(t *testing.T) {
 	l := ForTest(t, Config{Pods: 1})
 	pod := l.Pods[0]

@@ -102,8 +102,9 @@ type Options struct {
 	Timeout time.Duration
 	// Source is the address to send from, for hosts that have several; the zero value lets the kernel choose.
 	Source netip.Addr
-	// SourcePort is the port to send from; zero means a new one for each probe. Conntrack remembers flows, so a port
-	// chosen at random would now and then continue an old one: UDP and SCTP take their ports in turn, all 28,232 of them.
+	// SourcePort is the port to send from; zero means a new one for each probe. Conntrack remembers flows, a SYN that
+	// nobody answered for two minutes, so a port chosen at random would now and then continue an old one: a host's
+	// probes and connections take their ports in turn, all 28,232 of them. (The kernel shuffles those of TCP every 10 s.)
 	SourcePort uint16
 }
 
@@ -159,8 +160,14 @@ func (h *Host) Dial(ctx context.Context, proto model.Protocol, dst netip.AddrPor
 	var dialer net.Dialer
 	dialer.SetMultipathTCP(false)
 	err = h.Do(func() error {
-		conn, err = dialer.DialContext(ctx, proto.String(), dst.String())
-		return err
+		return h.eachPort(func(port uint16) error {
+			dialer.LocalAddr = &net.TCPAddr{Port: int(port)}
+			if proto == model.UDP {
+				dialer.LocalAddr = &net.UDPAddr{Port: int(port)}
+			}
+			conn, err = dialer.DialContext(ctx, proto.String(), dst.String())
+			return err
+		})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("dial from %s: %w", h.Name, err)
@@ -173,7 +180,7 @@ func (h *Host) probe(ctx context.Context, proto model.Protocol, dst netip.AddrPo
 	return timed(func() Answer {
 		switch proto {
 		case model.TCP:
-			return probeTCP(ctx, dst, o)
+			return h.probeTCP(ctx, dst, o)
 		case model.UDP:
 			return h.probeUDP(ctx, dst, o)
 		case model.SCTP:
@@ -235,8 +242,8 @@ func (s socket) bind(dst netip.Addr, o Options) error {
 func (s socket) close() { _ = unix.Close(s.fd) }
 
 // probeTCP connects and reads the line. It closes with a reset, which leaves no port in TIME_WAIT.
-func probeTCP(ctx context.Context, dst netip.AddrPort, o Options) Answer {
-	s, err := open(ctx, dst.Addr(), unix.SOCK_STREAM, 0, o)
+func (h *Host) probeTCP(ctx context.Context, dst netip.AddrPort, o Options) Answer {
+	s, err := h.openPort(ctx, dst, unix.SOCK_STREAM, o)
 	if err != nil {
 		return Answer{Err: err}
 	}
@@ -288,7 +295,7 @@ func (s socket) readLine() ([]byte, error) {
 
 // probeUDP sends a datagram and reads the line.
 func (h *Host) probeUDP(ctx context.Context, dst netip.AddrPort, o Options) Answer {
-	s, err := h.openUDP(ctx, dst, o)
+	s, err := h.openPort(ctx, dst, unix.SOCK_DGRAM, o)
 	if err != nil {
 		return Answer{Err: err}
 	}
@@ -296,19 +303,27 @@ func (h *Host) probeUDP(ctx context.Context, dst netip.AddrPort, o Options) Answ
 	return s.exchange(dst, []byte("?\n"), func(reply []byte) ([]byte, bool) { return reply, true })
 }
 
-// openUDP opens a UDP socket; unless a source port is given, it takes the next one that is free.
-func (h *Host) openUDP(ctx context.Context, dst netip.AddrPort, o Options) (socket, error) {
+// openPort opens a TCP or UDP socket; unless a source port is given, it takes the next one that is free.
+func (h *Host) openPort(ctx context.Context, dst netip.AddrPort, kind int, o Options) (s socket, err error) {
 	if o.SourcePort != 0 {
-		return open(ctx, dst.Addr(), unix.SOCK_DGRAM, 0, o)
+		return open(ctx, dst.Addr(), kind, 0, o)
 	}
+	err = h.eachPort(func(port uint16) error {
+		o.SourcePort = port
+		s, err = open(ctx, dst.Addr(), kind, 0, o)
+		return err
+	})
+	return s, err
+}
+
+// eachPort calls open with the next ports until there is one that nobody has.
+func (h *Host) eachPort(open func(port uint16) error) error {
 	for range portCount {
-		o.SourcePort = h.nextPort()
-		s, err := open(ctx, dst.Addr(), unix.SOCK_DGRAM, 0, o)
-		if !errors.Is(err, unix.EADDRINUSE) {
-			return s, err
+		if err := open(h.nextPort()); !errors.Is(err, unix.EADDRINUSE) {
+			return err
 		}
 	}
-	return socket{}, fmt.Errorf("find a source port: %w", unix.EADDRINUSE)
+	return fmt.Errorf("find a source port: %w", unix.EADDRINUSE)
 }
 
 // firstPort and portCount are the kernel's own range of ports for clients.

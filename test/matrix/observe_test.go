@@ -40,10 +40,14 @@ type lookout struct {
 	host   map[string]*lab.Host
 	// silent has one element for each probe of a cell that may wait in vain.
 	silent chan struct{}
+	// nothingIn is how long an answer that must not come is waited for.
+	nothingIn time.Duration
 }
 
 func newLookout(l *lab.Lab) *lookout {
-	v := &lookout{lab: l, number: map[service]int{}, host: map[string]*lab.Host{}, silent: make(chan struct{}, silentAtOnce)}
+	v := &lookout{
+		lab: l, number: map[service]int{}, host: map[string]*lab.Host{}, silent: make(chan struct{}, silentAtOnce), nothingIn: nothingIn,
+	}
 	for i, s := range services() {
 		v.number[s] = i
 	}
@@ -95,7 +99,7 @@ func (v *lookout) cell(ctx context.Context, c cell, undecided time.Duration) obs
 	w := want(c)
 	switch {
 	case w.verdict == dropped:
-		return v.volley(ctx, c, nothingIn)
+		return v.volley(ctx, c, v.nothingIn)
 	case w.mixed():
 		return v.volley(ctx, c, undecided)
 	}
