@@ -34,6 +34,7 @@ func (l *layout) table(o *Options) *nft.Table {
 			rule("", dnatted(), goTo("translated")), askedFor(o)),
 		{Name: "translated", Comment: "packets with another destination than they came with", Rules: l.translated(o)},
 		{Name: "services", Comment: "finds what a packet's destination stands for", Rules: l.services(o)},
+		{Name: unusedPort, Comment: "a cluster IP without such a port", Rules: unused()},
 		{Name: kindExternalLocal.name(), Comment: "external address with policy Local", Rules: l.externalLocal(o, scopeVIP)},
 		{Name: "short-circuit", Comment: "local pods and this node reach every endpoint",
 			Rules: []nft.Rule{l.next(scopeVIP, l.scopes[scopeVIP].shortCircuit, stepLocal)}},
@@ -124,8 +125,20 @@ func (l *layout) unclaimed(forwarded []expr.Any) []nft.Rule {
 	daddr := []nft.Field{nft.DstAddr(l.nf)}
 	return []nft.Rule{
 		rule("the lease has run out", l.leased(false), jump("services")),
-		rule("a cluster IP without such a port", in(l.clusterIPs, daddr, false), forwarded, goTo(kindReject.name())),
+		rule("a cluster IP", in(l.clusterIPs, daddr, false), forwarded, goTo(unusedPort)),
 		rule("a service address that is not in use", in(l.serviceCIDRs, daddr, false), forwarded, countedDrop()),
+	}
+}
+
+// unusedPort is the chain of packets to cluster IPs for which no port was found. They are looked for once more: before kernel 6.17
+// ("netfilter: nf_tables: restart set lookup on base_seq change") who looks for an element in the moment in which a
+// batch replaces it may find neither the old one nor the new one.
+const unusedPort = "unused-port"
+
+func unused() []nft.Rule {
+	return []nft.Rule{
+		rule("a port that was replaced just then", jump("services")),
+		rule("a cluster IP without such a port", goTo(kindReject.name())),
 	}
 }
 

@@ -31,6 +31,8 @@ var alterations = []struct {
 	// want is what is foretold, and what packets do; why is a part of the reason.
 	want []string
 	why  string
+	// refused is how likely that is, where it isn't 0 or all.
+	refused float64
 }{
 	{name: "as it should be", want: []string{"pod-0 sees 10.244.0.11", "remote-0 sees 10.244.0.11"}, why: "one of 2 by chance"},
 	{
@@ -48,6 +50,7 @@ var alterations = []struct {
 		name:  "one endpoint is gone",
 		input: "delete element ip kube-nftproxy endpoints { 10.96.0.10 . tcp . 80 . 0 }",
 		want:  []string{"refused", "remote-0 sees 10.244.0.11"}, why: "map endpoints has no element 10.96.0.10 . tcp . 80 . 0",
+		refused: 0.25, // half of the first look, and half of the second one
 	},
 	{
 		name:  "one endpoint fewer than the class says",
@@ -177,8 +180,15 @@ func TestTraceFollowsAlteredRules(t *testing.T) {
 			if diff := cmp.Diff(a.want, sent); diff != "" {
 				t.Errorf("what packets do (-want +got):\n%s", diff)
 			}
-			if why := got.Why + got.Ways[0].Why; !strings.Contains(why, a.why) {
-				t.Errorf("the reason is %q, want one with %q", why, a.why)
+			why := got.Why
+			for _, way := range got.Ways {
+				why += "; " + way.Why
+				if a.refused > 0 && way.Outcome == trace.Refused && way.Probability != a.refused {
+					t.Errorf("refused with probability %v, want %v", way.Probability, a.refused)
+				}
+			}
+			if !strings.Contains(why, a.why) {
+				t.Errorf("the reasons are %q, want one with %q", why, a.why)
 			}
 			if err := r.lab.Node.Do(func() error { _, err := apply.Cleanup(); return err }); err != nil {
 				t.Fatal(err)
