@@ -352,11 +352,7 @@ func (k *Kernel) Renew(p *plan.Planner) error {
 		return nil
 	}
 	b := k.reuse()
-	for _, t := range k.tables {
-		if t.Locked {
-			b.AddTable(t) // its lock is gone where the socket had to be replaced
-		}
-	}
+	lock(b, k.tables) // which were unlocked where the socket had to be replaced
 	leases := p.Leases()
 	for i, e := range leases {
 		if i == 0 || e.Set != leases[i-1].Set {

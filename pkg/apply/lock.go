@@ -28,34 +28,24 @@ func (k *Kernel) CanLock() (bool, error) {
 // errLocked says what a refusal means.
 var errLocked = errors.New("another program has locked the table: does another kube-nftproxy run here?")
 
-// claimable is an error if somebody else has locked a table, wanted or not.
-func (k *Kernel) claimable(t *nft.Table, info nft.TableInfo) error {
-	if info.Owner == 0 {
-		return nil
-	}
-	port, err := k.conn.Port()
-	if err == nil && info.Owner != port {
-		err = errLocked
-	}
-	if err != nil {
-		return fmt.Errorf("table %s %s: %w", t.Family, t.Name, err)
-	}
-	return nil
-}
-
 // claim locks tables that have been found as they should be, as far as they are to be locked.
 func (k *Kernel) claim(tables []*nft.Table) error {
 	b := nft.NewBatch(0)
-	for _, t := range tables {
-		if t.Locked {
-			b.AddTable(t)
-		}
-	}
+	lock(b, tables)
 	if b.Empty() {
 		return nil
 	}
 	_, err := k.commit(b, Partial)
 	return err
+}
+
+// lock adds to a batch that tables are claimed, as far as they are to be locked. It does nothing to those that are.
+func lock(b *nft.Batch, tables []*nft.Table) {
+	for _, t := range tables {
+		if t.Locked {
+			b.AddTable(t)
+		}
+	}
 }
 
 // forbidden adds to an error what the kernel means by it.

@@ -105,6 +105,9 @@ func TestWhoComesNextLocksTheTables(t *testing.T) {
 	if _, err := next.Sync(again); !errors.Is(err, errLocked) || !errors.Is(err, unix.EPERM) {
 		t.Errorf("while the first one runs: %v", err)
 	}
+	if _, err := open(t).Sync(locked(false)); !errors.Is(err, errLocked) {
+		t.Errorf("while the first one runs, to make them anew: %v", err)
+	}
 	if err := k.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -182,9 +182,6 @@ func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
 		if err != nil {
 			return Result{}, fmt.Errorf("read tables: %w", err)
 		}
-		if err := k.claimable(t, f.TableInfo); err != nil {
-			return Result{}, err
-		}
 		if f.Exists && f.Lockable != t.Locked {
 			b.DeleteTable(t.Family, t.Name)
 			f = found{}

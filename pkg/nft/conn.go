@@ -73,19 +73,6 @@ func openSocket() (fd int, err error) {
 // Close closes the connection.
 func (c *Conn) Close() error { return os.NewSyscallError("close", unix.Close(c.fd)) }
 
-// Port is the number by which the kernel knows the connection; it changes when the socket had to be replaced.
-func (c *Conn) Port() (uint32, error) {
-	addr, err := unix.Getsockname(c.fd)
-	if err != nil {
-		return 0, os.NewSyscallError("getsockname", err)
-	}
-	nl, ok := addr.(*unix.SockaddrNetlink)
-	if !ok {
-		return 0, fmt.Errorf("netlink socket has an address of type %T", addr)
-	}
-	return nl.Pid, nil
-}
-
 // ready replaces a socket with which something went wrong: answers may be waiting in it, a dump may not have come to its end, or it
 // may be closed. Where there can't be another one, as without file descriptors, the old one has to do.
 func (c *Conn) ready() {

@@ -130,9 +130,8 @@ func (c *Conn) Generation() (uint32, error) {
 // TableInfo is what the kernel says of a table.
 type TableInfo struct {
 	Exists bool
-	// Lockable says that it was made to be locked, Owner is the port of the connection that has locked it, 0 if none has.
+	// Lockable says that it was made to be locked, whether or not it is at present.
 	Lockable bool
-	Owner    uint32
 }
 
 // Table finds a table.
@@ -148,7 +147,6 @@ func (c *Conn) Table(family Family, name string) (TableInfo, error) {
 }
 
 func parseTable(b []byte) (t TableInfo, name string) {
-	const owner = 7 // NFTA_TABLE_OWNER (kernel 5.12), which golang.org/x/sys/unix lacks
 	t.Exists = true
 	attrs(b, func(typ uint16, v []byte) {
 		switch typ {
@@ -156,8 +154,6 @@ func parseTable(b []byte) (t TableInfo, name string) {
 			name = text(v)
 		case unix.NFTA_TABLE_FLAGS:
 			t.Lockable = be32(v)&tablePersist != 0
-		case owner:
-			t.Owner = be32(v)
 		}
 	})
 	return t, name

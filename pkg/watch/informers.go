@@ -60,7 +60,7 @@ func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, n
 	lists := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			from.selected(&o)
-			list, err := from.listAll(ctx, o)
+			list, _, err := from.listed(ctx, o)
 			i.link.noted(ctx, err)
 			return list, err
 		},
@@ -97,17 +97,19 @@ func access[List runtime.Object](client interface {
 	return resource{list, client.Watch, selected}
 }
 
-// listAll takes an answer without a version for somebody else's: of any JSON, client-go makes a list of nothing.
-func (r resource) listAll(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	all, err := r.list(ctx, o)
-	if err != nil {
-		return nil, err
+// listed returns a list and its version. An answer without one is somebody else's: of any JSON, client-go makes a list of nothing.
+func (r resource) listed(ctx context.Context, o metav1.ListOptions) (all runtime.Object, version string, err error) {
+	if all, err = r.list(ctx, o); err != nil {
+		return nil, "", err
 	}
 	list, err := meta.ListAccessor(all)
 	if err == nil && list.GetResourceVersion() == "" {
 		err = errors.New("the answer isn't one of an API server: it has no resource version")
 	}
-	return all, err
+	if err != nil {
+		return nil, "", err
+	}
+	return all, list.GetResourceVersion(), nil
 }
 
 // watchFrom watches what has changed since a version, if the API server knows of that.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
@@ -17,18 +16,14 @@ func (r resource) current(ctx context.Context, o metav1.ListOptions) error {
 	if o.SendInitialEvents != nil || o.ResourceVersion == "" || o.ResourceVersion == "0" {
 		return nil // everything comes with it
 	}
-	one, err := r.list(ctx, metav1.ListOptions{LabelSelector: o.LabelSelector, FieldSelector: o.FieldSelector, Limit: 1})
+	_, now, err := r.listed(ctx, metav1.ListOptions{LabelSelector: o.LabelSelector, FieldSelector: o.FieldSelector, Limit: 1})
 	if err != nil {
 		return err
 	}
-	list, err := meta.ListAccessor(one)
-	if err != nil {
-		return fmt.Errorf("read the present resource version: %w", err)
-	}
-	order, err := resourceversion.CompareResourceVersion(list.GetResourceVersion(), o.ResourceVersion)
+	order, err := resourceversion.CompareResourceVersion(now, o.ResourceVersion)
 	if err != nil || order >= 0 {
 		return nil //nolint:nilerr // versions that can't be compared tell nothing
 	}
 	return apierrors.NewResourceExpired(fmt.Sprintf("the API server's data are of resource version %s, older than %s, which was known before: "+
-		"they have been restored", list.GetResourceVersion(), o.ResourceVersion))
+		"they have been restored", now, o.ResourceVersion))
 }

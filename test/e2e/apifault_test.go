@@ -396,21 +396,32 @@ var randomFaults = []struct {
 // refusing has all requests be refused for a while, and the watches end.
 func refusing(status int) func(*testing.T, *besieged) {
 	return func(t *testing.T, b *besieged) {
-		var refused atomic.Int64
-		b.Intercept(func(w http.ResponseWriter, _ *http.Request) bool {
-			refused.Add(1)
+		b.answered(t, func(w http.ResponseWriter, _ *http.Request) bool {
 			faulty.Refuse(w, status)
 			return true
 		})
-		b.Cut()
-		b.change()
-		eventually(t, patience, func() error {
-			if n := refused.Load(); n < 4 {
-				return fmt.Errorf("%d requests were refused", n)
-			}
-			return nil
-		})
 	}
+}
+
+// answered has answer answer all requests from now on, ends the watches, makes a change, and waits until answer has said of four requests
+// that they count.
+func (b *besieged) answered(t *testing.T, answer func(http.ResponseWriter, *http.Request) (counts bool)) {
+	t.Helper()
+	var answered atomic.Int64
+	b.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if answer(w, r) {
+			answered.Add(1)
+		}
+		return true
+	})
+	b.Cut()
+	b.change()
+	eventually(t, patience, func() error {
+		if n := answered.Load(); n < 4 {
+			return fmt.Errorf("%d requests were answered", n)
+		}
+		return nil
+	})
 }
 
 // restarted has the API server gone while something changes, and etcd forget that it did: after its return, what is gone isn't in a list.
