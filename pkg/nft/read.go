@@ -132,6 +132,8 @@ type TableInfo struct {
 	Exists bool
 	// Lockable says that it was made to be locked, whether or not it is at present.
 	Lockable bool
+	// Handle is its number, which no other table of this network namespace has had.
+	Handle uint64
 }
 
 // Table finds a table.
@@ -146,6 +148,9 @@ func (c *Conn) Table(family Family, name string) (TableInfo, error) {
 	return found, err
 }
 
+// tableHandle is NFTA_TABLE_HANDLE, which golang.org/x/sys/unix lacks.
+const tableHandle = 4
+
 func parseTable(b []byte) (t TableInfo, name string) {
 	t.Exists = true
 	attrs(b, func(typ uint16, v []byte) {
@@ -154,6 +159,8 @@ func parseTable(b []byte) (t TableInfo, name string) {
 			name = text(v)
 		case unix.NFTA_TABLE_FLAGS:
 			t.Lockable = be32(v)&tablePersist != 0
+		case tableHandle:
+			t.Handle = be64(v)
 		}
 	})
 	return t, name

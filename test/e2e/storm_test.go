@@ -89,6 +89,7 @@ func (s *stormy) flushIn(t *testing.T, blow func(context.Context, *stormy)) time
 	defer cancel()
 	storm.Go(func() { blow(ctx, s) })
 	time.Sleep(rand.N(600 * time.Millisecond))
+	before := s.tables(t)
 	var flush sync.WaitGroup
 	flush.Go(func() {
 		if out, err := s.Node.Command(ctx, "nft", "flush", "ruleset").CombinedOutput(); err != nil {
@@ -96,31 +97,34 @@ func (s *stormy) flushIn(t *testing.T, blow func(context.Context, *stormy)) time
 		}
 	})
 	defer flush.Wait()
-	await := func(gone bool) time.Time {
+	await := func(what string, is func(now tableNumbers) bool) time.Time {
 		for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-			if (s.there() != nil) == gone {
+			if is(s.tables(t)) {
 				return time.Now()
 			}
 		}
-		t.Fatalf("the tables didn't go or come for %v: gone %v", patience, !gone)
+		t.Fatalf("the tables aren't %s after %v", what, patience)
 		return time.Time{}
 	}
-	start := await(true)
-	return await(false).Sub(start)
+	// They may be back before anybody has seen that they were gone: then they are others.
+	start := await("flushed", func(now tableNumbers) bool { return now != before })
+	back := func(now tableNumbers) bool { return now[0] > before[0] && now[1] > before[1] }
+	return await("back", back).Sub(start)
 }
 
-// there returns an error unless both tables are there.
-func (s *stormy) there() error {
-	for _, f := range []ruletable.Family{ruletable.IPv4, ruletable.IPv6} {
-		found, err := s.kernel.HasTable(f, "kube-nftproxy")
+// tableNumbers are the handles of the tables of both families; 0 is none.
+type tableNumbers [2]uint64
+
+func (s *stormy) tables(t *testing.T) (now tableNumbers) {
+	t.Helper()
+	for i, f := range []ruletable.Family{ruletable.IPv4, ruletable.IPv6} {
+		info, err := s.kernel.Table(f, "kube-nftproxy")
 		if err != nil {
-			return err
+			t.Fatal(err)
 		}
-		if !found {
-			return errors.New("a table is missing")
-		}
+		now[i] = info.Handle
 	}
-	return nil
+	return now
 }
 
 // changes replaces endpoints, so many a second, or as many as the program reads if that is 0, until the context ends.
