@@ -234,6 +234,9 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 		b.AddChain(t, ch.Chain)
 		b.AddRules(t, ch.Chain)
 	}
+	for i := range c.Forget {
+		b.EnsureElement(&c.Forget[i]) // kernels before 6.3 have no message for what may not be there
+	}
 	var states []*nft.Element
 	for f, old := range k.states {
 		if s := p.State(f); *s != *old {
@@ -243,6 +246,9 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 	}
 	for _, e := range c.Delete {
 		b.DeleteElement(e)
+	}
+	for i := range c.Forget {
+		b.DeleteElement(&c.Forget[i])
 	}
 	for _, e := range c.Add {
 		b.AddElement(e)

@@ -129,10 +129,10 @@ func (o *others) note(c *nft.Commit, own string) {
 	}
 }
 
-// touchOf tells what a commit did to our tables. Clients may be forgotten, or remembered.
+// touchOf tells what a commit did to our tables. What packets add may be changed by others, too.
 func touchOf(c *nft.Commit) string {
 	for _, t := range c.Touched {
-		if !t.Elements || !plan.Remembers(t.Name) {
+		if !t.Elements || !plan.FilledByPackets(t.Name) {
 			return t.String()
 		}
 	}

@@ -240,13 +240,13 @@ func clearTable(b *nft.Batch, p *plan.Planner, t *nft.Table, f found) (leftovers
 			b.DeleteSet(t.Family, t.Name, name)
 		case tooSmall(info, s, p.Count(s)):
 			if s.Counter {
-				b.FlushSet(s, max(info.Count, p.Count(s))) // so that nothing that was counted is lost
+				b.FlushSet(s, max(info.Count, p.Most(s))) // so that nothing that was counted is lost
 			}
 			b.DeleteSet(t.Family, t.Name, name)
-		case s.Dynamic:
+		case plan.Remembers(name):
 			delete(wanted, name)
 		default:
-			b.FlushSet(s, max(info.Count, p.Count(s)))
+			b.FlushSet(s, max(info.Count, p.Most(s)))
 			s.Size = info.Size
 			delete(wanted, name)
 		}

@@ -25,7 +25,7 @@ func plain(i int) *model.Service {
 	p := &model.ServicePort{
 		Name: model.PortName{NamespacedName: s.Name, Port: "dns"}, Protocol: model.UDP, Family: model.IPv4, HasEndpoints: true,
 		Frontends: []model.Frontend{{Kind: model.ClusterIP, Key: model.Key{
-			Addr: netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)}), Port: 53, Protocol: model.UDP}}},
+			Addr: netip.AddrFrom4([4]byte{10, 97 + byte(i>>16), byte(i >> 8), byte(i)}), Port: 53, Protocol: model.UDP}}},
 	}
 	for e := range 10 {
 		p.Cluster = append(p.Cluster, netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i), byte(e)}), 8053))
@@ -110,7 +110,7 @@ func BenchmarkNewConnection(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		// Each is a new connection: 32,768 ports for each of the Services.
 		service := i / ports % 1000
-		to.Addr = [4]byte{10, 96, byte(service >> 8), byte(service)}
+		to.Addr = [4]byte{10, 97, byte(service >> 8), byte(service)}
 		copy(packet[16:], to.Addr[:])
 		binary.BigEndian.PutUint16(packet[20:], uint16(ports+i%ports))
 		must(unix.Sendto(fd, packet, 0, to))

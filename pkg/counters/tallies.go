@@ -156,7 +156,8 @@ func (t *tallies) mark(meanings *plan.Counters, e *nft.Counted, round int) {
 	t.claimAddress(e, round)
 }
 
-// claimAddress finds the Service that an address belongs to of which unused ports were asked for: elements of addresses don't say it.
+// claimAddress finds the Service that an address belongs to of which unused ports were asked for: elements of addresses don't say it,
+// and go when all is written anew.
 func (t *tallies) claimAddress(e *nft.Counted, round int) {
 	address := frontend{e.Set.Family, e.Key.Cut(0, e.Set.Family.AddrLen())}
 	f := t.frontends[address]
@@ -165,7 +166,7 @@ func (t *tallies) claimAddress(e *nft.Counted, round int) {
 	}
 	service, _, _ := strings.Cut(e.Comment, ":")
 	p := t.port(service)
-	p.round = round
+	p.round, f.round = round, round
 	if f.owner == "" {
 		p.add(plan.UnusedPort, f.by[plan.UnusedPort])
 	}

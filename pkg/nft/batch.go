@@ -19,7 +19,7 @@ type Batch struct {
 	// open are the lists of elements that still grow, one for each set, all of the same message type: elements of
 	// many sets may be given in any order and still travel in few messages.
 	open     []*elementList
-	openKind uint16
+	openKind elementKind
 
 	// Report asks for what the counters of deleted elements say, see [Batch.Gone]. It counts from when it is set.
 	Report bool
@@ -38,6 +38,15 @@ type elementList struct {
 	// elements is the length of the list.
 	elements int
 }
+
+// elementKind is the type of the messages that lists of elements travel in, with their flags.
+type elementKind struct{ msg, flags uint16 }
+
+var (
+	adds    = elementKind{unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE | unix.NLM_F_EXCL}
+	ensures = elementKind{unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE}
+	deletes = elementKind{unix.NFT_MSG_DELSETELEM, 0}
+)
 
 // maxElementList keeps a message's list of elements below the 64 KiB that an attribute's length can express.
 const maxElementList = 60 << 10
@@ -273,19 +282,22 @@ func (b *Batch) FlushSet(s *Set, n int) {
 }
 
 // AddElement adds an element that isn't there yet.
-func (b *Batch) AddElement(e *Element) { b.element(unix.NFT_MSG_NEWSETELEM, e) }
+func (b *Batch) AddElement(e *Element) { b.element(adds, e) }
+
+// EnsureElement adds an element unless it is there.
+func (b *Batch) EnsureElement(e *Element) { b.element(ensures, e) }
 
 // DeleteElement deletes an element that is there.
-func (b *Batch) DeleteElement(e *Element) { b.element(unix.NFT_MSG_DELSETELEM, e) }
+func (b *Batch) DeleteElement(e *Element) { b.element(deletes, e) }
 
-func (b *Batch) element(msg uint16, e *Element) {
-	if b.openKind != msg {
+func (b *Batch) element(kind elementKind, e *Element) {
+	if b.openKind != kind {
 		b.closeElements()
-		b.openKind = msg
+		b.openKind = kind
 	}
 	b.elements++
 	list := b.listOf(e.Set)
-	list.element(e, msg == unix.NFT_MSG_NEWSETELEM)
+	list.element(e, kind != deletes)
 	list.elements++
 	if len(list.buf) > maxElementList {
 		b.writeElements(list)
@@ -320,16 +332,12 @@ func (b *Batch) writeElements(l *elementList) {
 	if len(l.buf) == 0 {
 		return
 	}
-	var flags uint16
-	if b.openKind == unix.NFT_MSG_NEWSETELEM {
-		flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
-	}
-	off := b.startMessage(b.openKind, flags, l.set.Family)
+	off := b.startMessage(b.openKind.msg, b.openKind.flags, l.set.Family)
 	b.str(unix.NFTA_SET_ELEM_LIST_TABLE, l.set.Table)
 	b.str(unix.NFTA_SET_ELEM_LIST_SET, l.set.Name)
 	b.attr(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, l.buf)
 	b.end(off)
-	if b.openKind == unix.NFT_MSG_DELSETELEM {
+	if b.openKind == deletes {
 		b.echo(off, l.set, l.elements)
 	}
 	if l.err != nil {

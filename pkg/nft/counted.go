@@ -115,7 +115,7 @@ func (b *Batch) Reports() bool {
 		return true
 	}
 	for _, l := range b.open {
-		if l.set.Counter && b.Report && b.openKind == unix.NFT_MSG_DELSETELEM {
+		if l.set.Counter && b.Report && b.openKind == deletes {
 			return true
 		}
 	}

@@ -56,7 +56,7 @@ func sets() []*Set {
 		{Family: IPv4, Table: "t", Name: "dispatch", Key: []Field{Priority()}, Verdict: true},
 		{Family: IPv6, Table: "t", Name: "cidrs", Key: []Field{DstAddr(IPv6)}, Interval: true, Size: 16},
 		{Family: IPv6, Table: "t", Name: "sources", Key: []Field{DstAddr(IPv6), L4Proto(), DstPort(), SrcAddr(IPv6)}, Interval: true},
-		{Family: IPv4, Table: "t", Name: "affinity", Key: []Field{Priority(), SrcAddr(IPv4)}, Data: []Field{Priority()}, Dynamic: true, Size: 9},
+		{Family: IPv4, Table: "t", Name: "affinity", Key: []Field{Priority(), SrcAddr(IPv4)}, Data: []Field{Priority()}, Dynamic: true, Timeouts: true, Size: 9},
 		{Family: IPv4, Table: "t", Name: "lease", Key: []Field{L4Proto()}, Timeout: 2 * time.Minute, Comment: "while it runs"},
 	}
 }
@@ -198,7 +198,7 @@ func formed(name, comment string, size uint32, form uint16, timeout time.Duratio
 	if has(0) {
 		family = IPv6
 	}
-	s := &Set{Family: family, Table: "t", Name: name, Comment: comment, Size: size, Interval: has(1), Dynamic: has(2), Timeout: timeout}
+	s := &Set{Family: family, Table: "t", Name: name, Comment: comment, Size: size, Interval: has(1), Dynamic: has(2), Timeouts: has(2), Timeout: timeout}
 	s.Key = []Field{DstAddr(family)}
 	if has(3) {
 		s.Key = append(s.Key, L4Proto(), DstPort())

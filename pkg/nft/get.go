@@ -254,7 +254,7 @@ func (i *SetInfo) set(family Family, table string) *Set {
 	s := &Set{
 		Family: family, Table: table, Name: i.Name, Key: fieldsOf(i.shape.keyType, i.shape.keyLen), Size: i.Size, Timeout: i.shape.timeout,
 		Interval: i.shape.flags&unix.NFT_SET_INTERVAL != 0, Dynamic: i.shape.flags&unix.NFT_SET_EVAL != 0,
-		Counter: i.shape.expr == counterName,
+		Timeouts: i.shape.flags&unix.NFT_SET_TIMEOUT != 0 && i.shape.timeout == 0, Counter: i.shape.expr == counterName,
 	}
 	if i.shape.flags&unix.NFT_SET_MAP != 0 {
 		if s.Verdict = i.shape.dataType == verdictType; !s.Verdict {

@@ -32,8 +32,10 @@ type Set struct {
 	Verdict bool
 	// Interval allows ranges: prefixes in a key of one field, [Element.KeyEnd] in one of several.
 	Interval bool
-	// Dynamic lets rules add elements, which have timeouts; Size is then the most that there can be.
+	// Dynamic lets rules add elements; Size is then the most that there can be.
 	Dynamic bool
+	// Timeouts lets elements have timeouts of their own.
+	Timeouts bool
 	// Timeout is how long an element lasts unless it is added anew, in whole milliseconds; 0 is for ever.
 	Timeout time.Duration
 	// Size is the number of elements for which the kernel makes room at once. It selects the fixed hash table, which
@@ -60,9 +62,9 @@ func (s *Set) flags() uint32 {
 		f |= isMap
 	}
 	if s.Dynamic {
-		f |= expires | eval
+		f |= eval
 	}
-	if s.Timeout > 0 {
+	if s.Timeouts || s.Timeout > 0 {
 		f |= expires
 	}
 	return f

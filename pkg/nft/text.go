@@ -482,7 +482,7 @@ func (s *Set) properties() []string {
 	if s.Dynamic {
 		flags = append(flags, "dynamic")
 	}
-	if s.Dynamic || s.Timeout > 0 {
+	if s.Timeouts || s.Timeout > 0 {
 		flags = append(flags, "timeout")
 	}
 	if len(flags) > 0 {

@@ -17,6 +17,8 @@ type Change struct {
 	Chains []Chain
 	// Delete and Add are elements; one that is replaced stands in both.
 	Delete, Add []*nft.Element
+	// Forget are elements to delete that packets may have added, or not.
+	Forget []nft.Element
 	// Unused are chains that nothing leads to any more.
 	Unused []Chain
 }

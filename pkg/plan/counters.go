@@ -25,8 +25,7 @@ const (
 	NoEndpoints
 	// NoLocalEndpoints: dropped, because the policy is Local and no endpoint is on this node.
 	NoLocalEndpoints
-	// UnusedPort: the destination is a cluster IP, on a port that the Service doesn't have. Refused, unless the address is this
-	// node's own, too.
+	// UnusedPort: the destination is a cluster IP, on a port that the Service doesn't have. Refused.
 	UnusedPort
 	// UnusedAddress: the destination is an address of a ServiceCIDR that no Service has. Dropped, unless it is this node's own.
 	UnusedAddress
@@ -133,7 +132,7 @@ func ServiceID(v *nft.Value) uint32 { return v.AsUint32() & serviceBits }
 
 // counted calls each for every set whose elements have counters.
 func (l *layout) counted(each func(*nft.Set, role)) {
-	each(l.clusterIPs, role{fixed: UnusedPort})
+	each(l.unusedPorts, role{fixed: UnusedPort})
 	each(l.serviceCIDRs, role{fixed: UnusedAddress})
 	for i := range l.scopes {
 		s := &l.scopes[i]

@@ -19,6 +19,7 @@ type layout struct {
 	allowedSources *nft.Set
 	hairpin        *nft.Set
 	clusterIPs     *nft.Set
+	unusedPorts    *nft.Set
 	serviceCIDRs   *nft.Set
 	nodeAddresses  *nft.Set
 	lease          *nft.Set
@@ -42,6 +43,8 @@ const (
 	// affinityClients bounds what remembered clients can cost. Each takes up to 115 bytes of the kernel's memory once it has
 	// come, and 100 ns of a processor in every second, because the kernel looks through the map for expired ones so often.
 	affinityClients = 1 << 20
+	// unusedPortAddresses bounds for how many cluster IPs connections to unused ports are counted.
+	unusedPortAddresses = 1 << 16
 )
 
 // Lease is how long Services are found before other software's rules have translated a packet, unless the lease is renewed;
@@ -54,8 +57,12 @@ const (
 // StateSet is the name of the set whose one element says what the table holds.
 const StateSet = "state"
 
-// affinitySet is the name of the map of remembered clients.
-const affinitySet = "affinity"
+// affinitySet is the name of the map of remembered clients, unusedPortsSet that of the set of cluster IPs that were asked for ports
+// that nobody has.
+const (
+	affinitySet    = "affinity"
+	unusedPortsSet = "unused-ports"
+)
 
 func newLayout(family model.Family) *layout {
 	nf := NFT(family)
@@ -73,7 +80,7 @@ func newLayout(family model.Family) *layout {
 		l.dispatch[st] = l.hash(st.mapName(), "class -> chain, "+st.when(), prio, nil)
 		l.dispatch[st].Verdict = true
 	}
-	l.affinity = &nft.Set{Name: affinitySet, Key: []nft.Field{nft.Priority(), saddr}, Data: prio, Dynamic: true,
+	l.affinity = &nft.Set{Name: affinitySet, Key: []nft.Field{nft.Priority(), saddr}, Data: prio, Dynamic: true, Timeouts: true,
 		Size: affinityClients, Comment: "service id . client -> endpoint id"}
 	for ls := range lists {
 		l.backends[ls] = l.hash(ls.prefix()+"backends", "endpoint id -> "+ls.prefix()+"endpoint, where there is affinity",
@@ -83,6 +90,8 @@ func newLayout(family model.Family) *layout {
 		Comment: "loadBalancerSourceRanges"}
 	l.hairpin = l.hash("hairpin", "local endpoints that may reach themselves", []nft.Field{saddr, daddr}, nil)
 	l.clusterIPs = l.hash("cluster-ips", "for ports that no service has", []nft.Field{daddr}, nil)
+	l.unusedPorts = &nft.Set{Name: unusedPortsSet, Key: []nft.Field{daddr}, Dynamic: true, Size: unusedPortAddresses,
+		Comment: "cluster IPs that were asked for a port that no service has"}
 	l.serviceCIDRs = &nft.Set{Name: "service-cidrs", Key: []nft.Field{daddr}, Interval: true,
 		Comment: "for addresses that no service has"}
 	l.nodeAddresses = l.hash("node-addresses", "where node ports are served", []nft.Field{daddr}, nil)
@@ -136,5 +145,5 @@ func (l *layout) sets() []*nft.Set {
 		list = append(list, s.slots[:]...)
 	}
 	list = append(list, l.backends[:]...)
-	return append(list, l.affinity, l.allowedSources, l.hairpin, l.clusterIPs, l.serviceCIDRs, l.nodeAddresses)
+	return append(list, l.affinity, l.allowedSources, l.hairpin, l.clusterIPs, l.unusedPorts, l.serviceCIDRs, l.nodeAddresses)
 }

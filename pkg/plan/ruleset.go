@@ -34,7 +34,7 @@ func (l *layout) table(o *Options) *nft.Table {
 			rule("", dnatted(), goTo("translated")), askedFor(o)),
 		{Name: "translated", Comment: "packets with another destination than they came with", Rules: l.translated(o)},
 		{Name: "services", Comment: "finds what a packet's destination stands for", Rules: l.services(o)},
-		{Name: unusedPort, Comment: "a cluster IP without such a port", Rules: unused()},
+		{Name: unusedPort, Comment: "a cluster IP without such a port", Rules: l.unused()},
 		{Name: kindExternalLocal.name(), Comment: "external address with policy Local", Rules: l.externalLocal(o, scopeVIP)},
 		{Name: "short-circuit", Comment: "local pods and this node reach every endpoint",
 			Rules: []nft.Rule{l.next(scopeVIP, l.scopes[scopeVIP].shortCircuit, stepLocal)}},
@@ -135,9 +135,12 @@ func (l *layout) unclaimed(forwarded []expr.Any) []nft.Rule {
 // batch replaces it may find neither the old one nor the new one.
 const unusedPort = "unused-port"
 
-func unused() []nft.Rule {
+// What is refused is counted in a set that packets fill, not by the elements of cluster IPs: ten thousand counters that nearly all stay
+// at 0 would take a third of the kernel's time for a full batch. In a set that is full the rule does nothing.
+func (l *layout) unused() []nft.Rule {
 	return []nft.Rule{
 		rule("a port that was replaced just then", jump("services")),
+		rule("counted", update(l.unusedPorts, nft.DstAddr(l.nf))),
 		rule("a cluster IP without such a port", goTo(kindReject.name())),
 	}
 }

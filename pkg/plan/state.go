@@ -104,6 +104,11 @@ func (p *Planner) Take() *Change {
 		}
 	}
 	c.Delete, c.Add = d.elementsChanged()
+	for _, e := range c.Delete {
+		if l := p.layouts[familyOf(e.Set)]; e.Set == l.clusterIPs {
+			c.Forget = append(c.Forget, nft.Element{Set: l.unusedPorts, Key: e.Key})
+		}
+	}
 	d.reset()
 	return c
 }

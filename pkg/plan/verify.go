@@ -6,11 +6,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Remembers reports whether packets add the elements of the set of that name, whose clients are remembered in it.
+// FilledByPackets reports whether packets add the elements of the set of that name: what is in it is nobody's mistake.
+func FilledByPackets(set string) bool { return Remembers(set) || set == unusedPortsSet }
+
+// Remembers reports whether clients are remembered in the set of that name.
 func Remembers(set string) bool { return set == affinitySet }
 
 // ElementDigest is what an element adds to the digest in [Planner.State]; sums may overflow. Elements of the set of states, and
-// of remembered clients, add nothing and must not be given.
+// those that packets add, add nothing and must not be given.
 func ElementDigest(e *nft.Element) uint64 { return digest(e) }
 
 // StateDigest returns the digest in an element that [Planner.State] has returned.

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
 // expression does one expression in all worlds; those that there are then may be more.
@@ -353,9 +354,13 @@ func (w *world) looked(x *expr.Lookup, s *nft.Set, key nft.Value, f *nft.Found) 
 // dynset changes a set for those who come later. What it would find there itself was found by a lookup before.
 func (w *world) dynset(x *expr.Dynset) {
 	const deletes = 2
-	did := "remembers the client"
-	if x.Operation == deletes {
+	did := "counts it"
+	switch {
+	case !plan.Remembers(x.SetName):
+	case x.Operation == deletes:
 		did = "forgets what the client had"
+	default:
+		did = "remembers the client"
 	}
 	w.note(Fact{Set: x.SetName, Did: did})
 }

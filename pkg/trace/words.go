@@ -228,7 +228,9 @@ func effect(r *nft.ReadRule) string {
 		case *expr.Reject:
 			text = "is refused"
 		case *expr.Dynset:
-			text = [...]string{"the client is remembered", "the client is remembered", "what the client had is forgotten"}[min(x.Operation, 2)]
+			if text = "is counted"; plan.Remembers(x.SetName) {
+				text = [...]string{"the client is remembered", "the client is remembered", "what the client had is forgotten"}[min(x.Operation, 2)]
+			}
 		case *expr.Meta:
 			if x.SourceRegister && x.Key == expr.MetaKeyMARK {
 				text = "is to be masqueraded"

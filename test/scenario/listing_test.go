@@ -41,8 +41,9 @@ func (p program) run(h *lab.Host, input string, args ...string) (string, error) 
 }
 
 var (
-	// remembered are clients in the affinity map, which come and go with packets and time.
-	remembered = regexp.MustCompile(`(map affinity \{\n[^}]*?)\t\telements = \{[^}]*\}\n`)
+	// filled are the elements that come and go with packets and time: clients in the affinity map, and cluster IPs that were asked for
+	// unused ports.
+	filled = regexp.MustCompile(`((?:map affinity|set unused-ports) \{\n[^}]*?)\t\telements = \{[^}]*\}\n`)
 	// count is what recent versions of nft append to the size of a set, in spite of -s.
 	count = regexp.MustCompile(`\t# count [0-9]+`)
 	// elementList is the list of a set's elements, which may go over many lines.
@@ -50,10 +51,10 @@ var (
 	comma       = regexp.MustCompile(`,\s+`)
 )
 
-// list is "nft -s list ruleset" without remembered clients.
+// list is "nft -s list ruleset" without what packets have added.
 func (p program) list(h *lab.Host) (string, error) {
 	text, err := p.run(h, "", "-s", "list", "ruleset")
-	text = remembered.ReplaceAllString(text, "$1")
+	text = filled.ReplaceAllString(text, "$1")
 	return count.ReplaceAllString(text, ""), err
 }
 
