@@ -189,12 +189,15 @@ func BenchmarkFirstSync(b *testing.B) {
 				if _, err := apply.Cleanup(); err != nil {
 					b.Fatal(err)
 				}
-				p := s.open(b)
+				kernel := openKernel(b)
+				p := s.on(b, kernel)
 				b.StartTimer()
 				p.sync(quietly(b))
-				if !p.started {
-					b.Fatal("the sync has failed")
+				b.StopTimer()
+				if err := kernel.Close(); err != nil || !p.started {
+					b.Fatalf("synced: %t (%v)", p.started, err)
 				}
+				b.StartTimer()
 			}
 		})
 	}
