@@ -182,6 +182,9 @@ func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
 		if err != nil {
 			return Result{}, fmt.Errorf("read tables: %w", err)
 		}
+		if err := k.countFilled(t, f); err != nil {
+			return Result{}, fmt.Errorf("read tables: %w", err)
+		}
 		if f.Exists && f.Lockable != t.Locked {
 			b.DeleteTable(t.Family, t.Name)
 			f = found{}
@@ -209,6 +212,23 @@ func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
 		p.LeftOver(f, names)
 	}
 	return r, nil
+}
+
+// countFilled finds out how many elements packets have added to sets whose counters will be reported, where the kernel doesn't tell the
+// number (before 6.16): there has to be room for the reports.
+func (k *Kernel) countFilled(t *nft.Table, f found) error {
+	for _, s := range t.Sets {
+		info, exists := f.sets[s.Name]
+		if !exists || !s.Dynamic || !s.Counter || info.Count >= 0 || !info.Is(s) {
+			continue
+		}
+		info.Count = 0
+		if err := k.conn.EachElement(s, func(*nft.Element) { info.Count++ }); err != nil {
+			return err
+		}
+		f.sets[s.Name] = info
+	}
+	return nil
 }
 
 // batchBytes estimates the size of a batch with all elements, so that it is allocated once.
@@ -240,13 +260,13 @@ func clearTable(b *nft.Batch, p *plan.Planner, t *nft.Table, f found) (leftovers
 			b.DeleteSet(t.Family, t.Name, name)
 		case tooSmall(info, s, p.Count(s)):
 			if s.Counter {
-				b.FlushSet(s, max(info.Count, p.Most(s))) // so that nothing that was counted is lost
+				b.FlushSet(s, max(info.Count, p.Count(s))) // so that nothing that was counted is lost
 			}
 			b.DeleteSet(t.Family, t.Name, name)
 		case plan.Remembers(name):
 			delete(wanted, name)
 		default:
-			b.FlushSet(s, max(info.Count, p.Most(s)))
+			b.FlushSet(s, max(info.Count, p.Count(s)))
 			s.Size = info.Size
 			delete(wanted, name)
 		}

@@ -32,15 +32,6 @@ func (p *Planner) Fit() {
 // Count returns the number of elements that a set should have.
 func (p *Planner) Count(s *nft.Set) int { return p.counts[s] }
 
-// Most returns the number of elements that a set has at most, where packets don't remember clients in it: as many as it should have, or
-// as many as there are cluster IPs.
-func (p *Planner) Most(s *nft.Set) int {
-	if l := p.layouts[familyOf(s)]; s == l.unusedPorts {
-		return p.counts[l.clusterIPs]
-	}
-	return p.counts[s]
-}
-
 // EachCount calls f with the number of elements of each of a family's sets that holds what the cluster asks for.
 func (p *Planner) EachCount(f model.Family, each func(s *nft.Set, n int)) {
 	for _, s := range p.tables[f].Sets {
