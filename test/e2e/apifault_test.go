@@ -156,6 +156,17 @@ func (b *besieged) awaitChange(t *testing.T, within time.Duration) time.Duration
 	return time.Since(start)
 }
 
+// awaitWatches waits until everything is watched again: what changed last is served as soon as those watches are back that it came by.
+func (b *besieged) awaitWatches(t *testing.T) {
+	t.Helper()
+	eventually(t, patience, func() error {
+		if n := b.Watches(); n < 3 {
+			return fmt.Errorf("%d watches, want 3 or 4", n)
+		}
+		return nil
+	})
+}
+
 // healthy returns an error unless the program says that it is well.
 func (b *besieged) healthy() error { return answer(b.d, "healthz", http.StatusOK) }
 
@@ -521,6 +532,7 @@ func TestAPIFaults(t *testing.T) {
 			continue
 		}
 		t.Run(f.name, func(t *testing.T) {
+			b.awaitWatches(t)
 			f.make(t, b)
 			b.Edit(nil)
 			b.Intercept(nil)

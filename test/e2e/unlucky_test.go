@@ -57,6 +57,7 @@ func TestEtcdIsRestoredFromABackup(t *testing.T) {
 	reach(t, from, goes)
 
 	// The API server ends as it does for an update: every watch is ended in order, and taken up where it was.
+	b.awaitWatches(t)
 	restored, release := context.WithCancel(t.Context())
 	defer release()
 	b.Intercept(func(http.ResponseWriter, *http.Request) bool { <-restored.Done(); return false })

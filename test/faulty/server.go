@@ -123,6 +123,13 @@ func (s *Server) Cut() int {
 	return s.listener.reset()
 }
 
+// Watches returns how many there are.
+func (s *Server) Watches() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.watches)
+}
+
 // EndWatches ends all watches of a resource, or of all if it is "", as the API server does when their time is up, or when a client
 // reads too slowly. It returns how many there were.
 func (s *Server) EndWatches(resource string) (n int) {

@@ -100,7 +100,25 @@ type restarting struct {
 	startup time.Duration
 	changes int
 	ends    manners
-	path    string
+	// ahead are the next ends.
+	ahead []end
+	path  string
+}
+
+// end is how the program is ended.
+type end struct{ starting, kill bool }
+
+// nextEnd draws from the ends that are ahead: two of three in a start, half of them by SIGKILL, in no order.
+func (w *restarting) nextEnd() end {
+	if len(w.ahead) == 0 {
+		for i := range 6 {
+			w.ahead = append(w.ahead, end{starting: i%3 != 0, kill: i%2 == 0})
+		}
+		w.r.Shuffle(len(w.ahead), func(i, j int) { w.ahead[i], w.ahead[j] = w.ahead[j], w.ahead[i] })
+	}
+	next := w.ahead[0]
+	w.ahead = w.ahead[1:]
+	return next
 }
 
 // manners counts how the program was ended.
@@ -265,7 +283,8 @@ func (w *restarting) restart(t *testing.T) {
 	between := func(least, most time.Duration) {
 		sleepUntil(t.Context(), time.Now().Add(least+time.Duration(w.r.Int64N(int64(most-least)))))
 	}
-	if w.r.IntN(3) == 0 {
+	next := w.nextEnd()
+	if !next.starting {
 		w.awaitSync(t)
 		w.ends.working++
 		// The folder has to be quiet for 50 ms before it is read.
@@ -275,7 +294,7 @@ func (w *restarting) restart(t *testing.T) {
 		w.ends.starting++
 		between(w.startup/3, w.startup*5/4)
 	}
-	if w.r.IntN(2) == 0 {
+	if next.kill {
 		w.ends.kill++
 		w.running.Kill()
 	} else {
