@@ -520,14 +520,15 @@ func (n *node) fillUnusedPorts() {
 	n.Helper()
 	b := nft.NewBatch(0)
 	for _, s := range n.counters.meanings.Sets() {
+		if !s.Dynamic {
+			continue
+		}
 		for i := range int(s.Size) {
 			numbered := netip.AddrFrom4([4]byte{11, 1, byte(i >> 8), byte(i)})
 			if s.Family == nft.IPv6 {
 				numbered = netip.AddrFrom16(numbered.As16())
 			}
-			if s.Dynamic {
-				b.EnsureElement(&nft.Element{Set: s, Key: nft.Value{}.Addr(numbered)})
-			}
+			b.EnsureElement(&nft.Element{Set: s, Key: nft.Value{}.Addr(numbered)})
 		}
 	}
 	if err := n.Node.Do(func() error {

@@ -139,8 +139,8 @@ func remember(s *nft.Set, saddr nft.Field, op uint32, e expr.Dynset) []expr.Any 
 	return append(words, nft.Priority().Load(data), &e)
 }
 
-// update: update @set { FIELD }
-func update(s *nft.Set, f nft.Field) []expr.Any {
+// count: update @set { FIELD }, where the set has counters
+func count(s *nft.Set, f nft.Field) []expr.Any {
 	return append(key(f), &expr.Dynset{SrcRegKey: reg, SetName: s.Name, Operation: unix.NFT_DYNSET_OP_UPDATE})
 }
 
