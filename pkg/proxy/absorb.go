@@ -36,10 +36,8 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) {
 		}
 	})
 	p.account.noteNames(sorted)
-	if p.Planner.Conflicts() > 0 {
-		for _, name := range sorted {
-			p.reportConflicts(name)
-		}
+	for _, name := range p.Planner.TakeLosers() {
+		p.reportConflicts(name)
 	}
 	for _, times := range dirty.Triggers {
 		p.unprogrammed = append(p.unprogrammed, times...)
