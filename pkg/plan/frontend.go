@@ -145,7 +145,7 @@ func (l *layout) head(p *port, f *model.Frontend, each func(nft.Element)) {
 		each(nft.Element{Set: sc.affinity, Key: key, Data: nft.Value{}.Uint32(p.ids.register()), Comment: p.comment})
 	}
 	for _, src := range f.AllowedSources {
-		each(nft.Element{Set: l.allowedSources, Key: key.Addr(src.Addr()), KeyEnd: key.Addr(last(src))})
+		each(nft.Element{Set: l.allowedSources, Key: key.Addr(src.First), KeyEnd: key.Addr(src.Last)})
 	}
 }
 
@@ -175,16 +175,6 @@ func (p *port) uses(f *model.Frontend, ls list) bool {
 	clusterToo := f.Local && f.Kind != model.ClusterIP
 	wanted := !f.Local && ls == listCluster || f.Local && ls == listLocal || clusterToo
 	return wanted && p.hasEndpoints && len(p.lists[ls]) > 0
-}
-
-// last returns the last address of a prefix.
-func last(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	addr, _ := netip.AddrFromSlice(b)
-	return addr
 }
 
 // slots are the numbered elements that a frontend has of one list. There are very many of them, so that they are made one at
@@ -236,7 +226,7 @@ func (s *slots) at(i int, endpoint netip.AddrPort) *nft.Element {
 // of the port needs as well.
 func (l *layout) shared(p, other *port, each func(nft.Element)) {
 	for i := range p.frontends {
-		if f := &p.frontends[i]; f.Kind == model.ClusterIP {
+		if f := &p.frontends[i]; f.AtClusterIP() {
 			each(nft.Element{Set: l.clusterIPs, Key: nft.Value{}.Addr(f.Addr)})
 		}
 	}

@@ -78,7 +78,7 @@ func (c *claim) compare(d *claim) int {
 }
 
 func (c *claim) rank() int {
-	if c.frontend.Kind == model.ClusterIP {
+	if c.frontend.AtClusterIP() {
 		return 0
 	}
 	return 1

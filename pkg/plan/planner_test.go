@@ -125,7 +125,7 @@ func randomPort(r *rand.Rand, name types.NamespacedName, f model.Family, i, port
 	}
 	p.Hairpin = p.Local
 	p.HasEndpoints = len(p.Cluster)+len(p.Local) > 0
-	add := func(kind model.Kind, addr netip.Addr, number int, sources []netip.Prefix) {
+	add := func(kind model.Kind, addr netip.Addr, number int, sources []model.AddrRange) {
 		key := model.Key{Addr: addr, Port: uint16(number), Protocol: model.TCP, Family: f}
 		if slices.ContainsFunc(p.Frontends, func(f model.Frontend) bool { return f.Key == key }) {
 			return
@@ -137,7 +137,7 @@ func randomPort(r *rand.Rand, name types.NamespacedName, f model.Family, i, port
 		add(model.ExternalIP, testAddr(f, 97, r.IntN(4)), 80+port, nil)
 	}
 	if r.IntN(2) == 0 {
-		add(model.LoadBalancer, testAddr(f, 98, r.IntN(4)), 80+port, []netip.Prefix{netip.PrefixFrom(testAddr(f, 1, 0), 24).Masked()})
+		add(model.LoadBalancer, testAddr(f, 98, r.IntN(4)), 80+port, []model.AddrRange{model.RangeOf(netip.PrefixFrom(testAddr(f, 1, 0), 24))})
 	}
 	if r.IntN(2) == 0 {
 		add(model.NodePort, netip.Addr{}, 30000+r.IntN(6)*2+port, nil)
