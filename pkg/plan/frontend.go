@@ -189,16 +189,6 @@ func (l *layout) tail(p *port, each func(nft.Element, step, class)) {
 	each(nft.Element{}, stepRemember, class{kind: kindRemember, n: p.timeout, block: blockOf(p.number)})
 }
 
-// last returns the last address of a prefix.
-func last(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	addr, _ := netip.AddrFromSlice(b)
-	return addr
-}
-
 // slots are the numbered elements that a service port has of one list. There are very many of them, so that they are made one at
 // a time in the same place.
 type slots struct {

@@ -34,7 +34,7 @@ func (p *Planner) SetServiceCIDRs(f model.Family, cidrs []netip.Prefix) {
 	var elements []nft.Element
 	for _, c := range cidrs {
 		elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(c.Masked().Addr())})
-		if next := last(c).Next(); next.IsValid() {
+		if next := model.RangeOf(c).Last.Next(); next.IsValid() {
 			elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(next), IntervalEnd: true})
 		}
 	}

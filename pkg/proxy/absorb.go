@@ -36,9 +36,7 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) {
 		}
 	})
 	p.account.noteNames(sorted)
-	for _, name := range p.Planner.TakeLosers() {
-		p.reportConflicts(name)
-	}
+	p.reportConflicts()
 	for _, times := range dirty.Triggers {
 		p.unprogrammed = append(p.unprogrammed, times...)
 	}
