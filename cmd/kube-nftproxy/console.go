@@ -282,7 +282,11 @@ func (c *console) verify(ctx context.Context) (*view.Verification, error) {
 			}
 		}
 		var last *view.Verification
-		if last, err = apply.Differences(c.planAnew(), most); last != nil && err == nil {
+		var p *plan.Planner
+		if p, err = c.planAnew(ctx); err != nil {
+			return nil, err
+		}
+		if last, err = apply.Differences(p, most); last != nil && err == nil {
 			if last.Passing = v.First(); last.Total == 0 {
 				return last, nil
 			}
@@ -298,9 +302,14 @@ func (c *console) verify(ctx context.Context) (*view.Verification, error) {
 }
 
 // planAnew plans all Services as they are now, as if the program had just started.
-func (c *console) planAnew() *plan.Planner {
+func (c *console) planAnew(ctx context.Context) (*plan.Planner, error) {
 	facts := c.loop.Facts()
 	p := plan.New(c.planOptions())
+	numbers, err := c.loop.Numbers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p.TakeNumbers(numbers)
 	for _, f := range c.families {
 		p.SetNodeAddresses(f, facts.NodeAddresses[f])
 		p.SetServiceCIDRs(f, facts.ServiceCIDRs[f])
@@ -313,7 +322,8 @@ func (c *console) planAnew() *plan.Planner {
 	for _, name := range names {
 		p.Set(name, model.Build(c.source.Service(name), c.source.Slices(name), facts.Node, c.modelOptions()))
 	}
-	return p
+	p.Resumed()
+	return p, nil
 }
 
 // services tells of one Service, of those of a namespace, or of all.

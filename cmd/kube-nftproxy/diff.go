@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -23,7 +24,12 @@ The exit code is 0 if there is no difference, 1 if there is one. To compare the 
 		Example: `  kubectl get services,endpointslices,servicecidrs -A -o yaml | kube-nftproxy diff -f - --config=/var/lib/kube-proxy/config.conf`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			p, err := planManifests(o, cmd.Flags(), from, cmd.InOrStdin(), cmd.ErrOrStderr())
+			kernel, err := apply.Open()
+			if err != nil {
+				return err
+			}
+			defer kernel.Close() //nolint:errcheck // it was only read from
+			p, err := planManifests(o, cmd.Flags(), from, cmd.InOrStdin(), cmd.ErrOrStderr(), kernel)
 			if err != nil {
 				return err
 			}

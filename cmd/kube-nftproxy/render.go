@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -33,7 +34,7 @@ daemon are taken, so that its command line, with "render -f" in front, shows wha
   kubectl get services,endpointslices,servicecidrs -A -o yaml | kube-nftproxy render -f - --config=/var/lib/kube-proxy/config.conf`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			p, err := planManifests(o, cmd.Flags(), from, cmd.InOrStdin(), cmd.ErrOrStderr())
+			p, err := planManifests(o, cmd.Flags(), from, cmd.InOrStdin(), cmd.ErrOrStderr(), nil)
 			if err != nil {
 				return err
 			}
@@ -73,8 +74,8 @@ func elementsOf(p *plan.Planner) map[nft.Family]map[string][]nft.Element {
 	return all
 }
 
-// planManifests plans what the daemon would with these flags.
-func planManifests(o *config.Options, fs *pflag.FlagSet, from string, stdin io.Reader, warnings io.Writer) (*plan.Planner, error) {
+// planManifests plans what the daemon would with these flags, with the numbers that the kernel's tables have unless the kernel is nil.
+func planManifests(o *config.Options, fs *pflag.FlagSet, from string, stdin io.Reader, warnings io.Writer, kernel *apply.Kernel) (*plan.Planner, error) {
 	if from == "" {
 		return nil, errors.New("no manifests: give -f FOLDER, -f FILE, or -f - for standard input")
 	}
@@ -92,7 +93,7 @@ func planManifests(o *config.Options, fs *pflag.FlagSet, from string, stdin io.R
 	if err := load(source, from, stdin); err != nil {
 		return nil, err
 	}
-	return s.plan(source, warnings)
+	return s.plan(source, warnings, kernel)
 }
 
 func warn(to io.Writer, p model.Problem) {
@@ -122,10 +123,15 @@ func load(source *watch.Manifests, from string, stdin io.Reader) error {
 }
 
 // plan plans all that a source has.
-func (s *settings) plan(source *watch.Manifests, warnings io.Writer) (*plan.Planner, error) {
+func (s *settings) plan(source *watch.Manifests, warnings io.Writer, kernel *apply.Kernel) (*plan.Planner, error) {
 	d := &daemon{settings: s, families: host.Families()}
 	nodePorts := d.nodePortAddresses()
 	p := plan.New(d.planOptions())
+	if kernel != nil {
+		if err := kernel.Resume(p); err != nil {
+			return nil, err
+		}
+	}
 	node := model.NodeOf(s.nodeName, source.Node())
 	if s.nodeIP.IsValid() {
 		node.IPs[model.FamilyOf(s.nodeIP)] = s.nodeIP
@@ -148,6 +154,11 @@ func (s *settings) plan(source *watch.Manifests, warnings io.Writer) (*plan.Plan
 	}
 	for _, name := range source.Services() {
 		service := model.Build(source.Service(name), source.Slices(name), node, d.modelOptions())
+		if kernel != nil {
+			if err := kernel.Recall(p, []*model.Service{service}); err != nil {
+				return nil, err
+			}
+		}
 		p.Set(name, service)
 		if service != nil {
 			problems = append(problems, service.Problems...)
@@ -156,6 +167,7 @@ func (s *settings) plan(source *watch.Manifests, warnings io.Writer) (*plan.Plan
 	for _, problem := range problems {
 		warn(warnings, problem)
 	}
+	p.Resumed()
 	p.Prune()
 	p.Fit()
 	return p, nil

@@ -57,17 +57,17 @@ func TestDifferencesAreNamed(t *testing.T) {
 		want   []string
 	}{
 		"an element is gone": {
-			"delete element ip kube-nftproxy endpoints { 10.96.0.2 . tcp . 80 . 1 }",
-			[]string{"table ip kube-nftproxy, map endpoints, 10.96.0.2 . tcp . 80 . 1: missing, should be 10.244.0.2"},
+			"delete element ip kube-nftproxy endpoints { tcp . 8000:2000 . 1 }",
+			[]string{"table ip kube-nftproxy, map endpoints, tcp . 8000:2000 . 1: missing, should be 10.244.0.2"},
 		},
 		"an element too many": {
-			"add element ip kube-nftproxy endpoints { 10.96.0.2 . tcp . 80 . 9 : 10.0.0.1 . 80 }",
-			[]string{"table ip kube-nftproxy, map endpoints, 10.96.0.2 . tcp . 80 . 9: there is 10.0.0.1 . 80, should not be there"},
+			"add element ip kube-nftproxy endpoints { tcp . 8000:2000 . 9 : 10.0.0.1 . 80 }",
+			[]string{"table ip kube-nftproxy, map endpoints, tcp . 8000:2000 . 9: there is 10.0.0.1 . 80, should not be there"},
 		},
 		"an element with another value": {
-			"delete element ip kube-nftproxy endpoints { 10.96.0.2 . tcp . 80 . 1 }; " +
-				"add element ip kube-nftproxy endpoints { 10.96.0.2 . tcp . 80 . 1 : 10.0.0.1 . 80 }",
-			[]string{"table ip kube-nftproxy, map endpoints, 10.96.0.2 . tcp . 80 . 1: is 10.0.0.1 . 80, should be 10.244.0.2"},
+			"delete element ip kube-nftproxy endpoints { tcp . 8000:2000 . 1 }; " +
+				"add element ip kube-nftproxy endpoints { tcp . 8000:2000 . 1 : 10.0.0.1 . 80 }",
+			[]string{"table ip kube-nftproxy, map endpoints, tcp . 8000:2000 . 1: is 10.0.0.1 . 80, should be 10.244.0.2"},
 		},
 		"a Service's address is gone": {
 			"delete element ip kube-nftproxy services { 10.96.0.2 . tcp . 80 }",
@@ -144,7 +144,7 @@ func TestListing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"table ip kube-nftproxy {", "table ip6 kube-nftproxy {", "map services {", "chain cluster-4 {", "hook prerouting",
-		"10.96.0.2 . tcp . 80 . 1", "default/svc-2:http"} {
+		"tcp . 8000:2000 . 1", "default/svc-2:http"} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the listing lacks %q", want)
 		}

@@ -33,6 +33,8 @@ type Kernel struct {
 	takeOver bool
 	found    []nft.Family
 	others   others
+	// readable are the sets of an earlier process's tables that can be read.
+	readable map[*nft.Set]bool
 	check    check
 	counts   Counts
 }

@@ -78,18 +78,37 @@ func everything(i, endpoints int, affinity time.Duration, local bool) *model.Ser
 }
 
 func cluster(p *plan.Planner) {
-	for i := range 8 {
-		var affinity time.Duration
-		if i%2 == 1 {
-			affinity = 3 * time.Hour
-		}
-		s := everything(i, i%4*2, affinity, i >= 4)
+	for _, s := range services() {
 		p.Set(s.Name, s)
 	}
 	for _, f := range model.Families {
 		p.SetNodeAddresses(f, []netip.Addr{vip(f, 9999)})
 		p.SetServiceCIDRs(f, []netip.Prefix{netip.PrefixFrom(vip(f, 0), 16+int(f)*96).Masked()})
 	}
+}
+
+func services() (list []*model.Service) {
+	for i := range 8 {
+		var affinity time.Duration
+		if i%2 == 1 {
+			affinity = 3 * time.Hour
+		}
+		list = append(list, everything(i, i%4*2, affinity, i >= 4))
+	}
+	return list
+}
+
+// resume makes a planner that continues the work of another process, which had some of the Services.
+func resume(t testing.TB, k *Kernel, o plan.Options, services []*model.Service) *plan.Planner {
+	t.Helper()
+	p := plan.New(o)
+	if err := k.Resume(p); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Recall(p, services); err != nil {
+		t.Fatal(err)
+	}
+	return p
 }
 
 func open(t testing.TB) *Kernel {
@@ -182,9 +201,9 @@ func TestRestartAdoptsUnchangedTables(t *testing.T) {
 	k, p := open(t), plan.New(options())
 	cluster(p)
 	sync(t, k, p, Full)
-	again := plan.New(options())
-	cluster(again)
 	other := open(t)
+	again := resume(t, other, options(), services())
+	cluster(again)
 	sync(t, other, again, Adopted)
 	again.Set(types.NamespacedName{Namespace: "default", Name: "svc-3"}, nil)
 	sync(t, other, again, Partial)
@@ -208,7 +227,8 @@ func TestRestartAdoptsUnusedChains(t *testing.T) {
 			p.Retire()
 			sync(t, k, p, Partial)
 		}
-		again, other := plan.New(options()), open(t)
+		other := open(t)
+		again := resume(t, other, options(), services())
 		cluster(again)
 		sync(t, other, again, Adopted)
 		if got, want := again.Unused(), retired < 2; got != want {
@@ -232,8 +252,14 @@ func TestRestartAdoptsWhateverTheOrderOfServices(t *testing.T) {
 	older, younger := everything(1, 3, 0, false), everything(1, 5, 0, false)
 	older.Name.Name, older.Created = "older", time.Unix(1, 0)
 	younger.Name.Name, younger.Created = "younger", time.Unix(2, 0)
+	for _, port := range younger.Ports { // its own cluster IP
+		port.Name.Name = "younger"
+		port.Frontends[0].Addr = vip(port.Family, 5000)
+		port.Frontends[1].AllowedSources = nil
+	}
 	for i, order := range [][]*model.Service{{older, younger}, {younger, older}} {
-		k, p := open(t), plan.New(options())
+		k := open(t)
+		p := resume(t, k, options(), order)
 		for _, s := range order {
 			p.Set(s.Name, s)
 		}

@@ -51,11 +51,15 @@ func mustLock(t *testing.T) bool {
 }
 
 func locked(lock bool) *plan.Planner {
-	o := options()
-	o.LockTables = lock
-	p := plan.New(o)
+	p := plan.New(lockedOptions(lock))
 	cluster(p)
 	return p
+}
+
+func lockedOptions(lock bool) plan.Options {
+	o := options()
+	o.LockTables = lock
+	return o
 }
 
 // refusedToOthers is that another program may neither change nor delete the tables.
@@ -112,12 +116,16 @@ func TestWhoComesNextLocksTheTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	refusedToOthers(t, false)
-	sync(t, next, locked(true), Adopted)
+	again = resume(t, next, lockedOptions(true), services())
+	cluster(again)
+	sync(t, next, again, Adopted)
 	refusedToOthers(t, true)
 	if err := next.Close(); err != nil {
 		t.Fatal(err)
 	}
-	k, p = open(t), locked(true)
+	k = open(t)
+	p = resume(t, k, lockedOptions(true), services())
+	cluster(p)
 	sync(t, k, p, Adopted)
 	refusedToOthers(t, true)
 	checkKernel(t, k, p)

@@ -99,8 +99,8 @@ func TestNetlinkUnderPressure(t *testing.T) {
 				fmt.Fprintf(&text, "add element ip kube-nftproxy affinity { d47c:%x . 192.0.2.%d timeout 1h : d47c:1 }\n", i/250, i%250)
 			}
 			first := pod(model.IPv4, 0)
-			fmt.Fprintf(&text, "delete element ip kube-nftproxy endpoints { %[1]s . udp . 53 . 0 }\n"+
-				"add element ip kube-nftproxy endpoints { %[1]s . udp . 53 . 0 : %[2]s . 8081 }\n", vip(model.IPv4, 0), first.Addr())
+			fmt.Fprintf(&text, "delete element ip kube-nftproxy endpoints { udp . 8000:800 . 0 }\n"+
+				"add element ip kube-nftproxy endpoints { udp . 8000:800 . 0 : %s . 8081 }\n", first.Addr())
 			f.load(text.String(), first.Addr())
 			heard(f.TB, f.k)
 			f.repaired("an overrun")
@@ -139,7 +139,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 			var text strings.Builder
 			size := setSizes(f.TB, f.k)["ip endpoints"]
 			for i := range size {
-				fmt.Fprintf(&text, "add element ip kube-nftproxy endpoints { 198.51.%d.%d . udp . 53 . 0 : 10.0.0.1 . 53 }\n", i/250, i%250)
+				fmt.Fprintf(&text, "add element ip kube-nftproxy endpoints { udp . 8100:%x . 0 : 10.0.0.1 . 53 }\n", i)
 				if i == size-uint32(f.p.Count(f.set("endpoints")))-1 {
 					break
 				}
@@ -184,8 +184,8 @@ func TestNetlinkUnderPressure(t *testing.T) {
 
 // meddling alters an element of a Service whose packets nobody sends any more by then, in a way that no number tells.
 func meddling() string {
-	return fmt.Sprintf("delete element ip kube-nftproxy endpoints { %[1]s . udp . 53 . 0 }\n"+
-		"add element ip kube-nftproxy endpoints { %[1]s . udp . 53 . 0 : %[2]s . 8081 }\n", vip(model.IPv4, 0), pod(model.IPv4, 0).Addr())
+	return fmt.Sprintf("delete element ip kube-nftproxy endpoints { udp . 8000:800 . 0 }\n"+
+		"add element ip kube-nftproxy endpoints { udp . 8000:800 . 0 : %s . 8081 }\n", pod(model.IPv4, 0).Addr())
 }
 
 func (f *faulty) option(fd, option, value int) {

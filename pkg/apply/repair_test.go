@@ -36,8 +36,8 @@ func TestAChangeAfterForeignHandsIsRepaired(t *testing.T) {
 	for name, meddle := range map[string]string{
 		"flush ruleset":     "flush ruleset",
 		"delete one table":  "delete table ip6 kube-nftproxy",
-		"delete an element": "delete element ip kube-nftproxy endpoints { 10.96.0.2 . tcp . 80 . 1 }",
-		"add an element":    "add element ip kube-nftproxy endpoints { 10.96.0.2 . tcp . 80 . 4 : 10.0.0.1 . 80 }",
+		"delete an element": "delete element ip kube-nftproxy endpoints { tcp . 8000:2000 . 1 }",
+		"add an element":    "add element ip kube-nftproxy endpoints { tcp . 8000:2000 . 4 : 10.0.0.1 . 80 }",
 	} {
 		t.Run(name, func(t *testing.T) {
 			k, p := synced(t)
@@ -166,9 +166,10 @@ func TestLocalPodsAreRecognisedInAnotherWay(t *testing.T) {
 	sync(t, k, p, Nothing)
 	o := options()
 	o.LocalPods[model.IPv4] = pods
-	again := plan.New(o)
+	other := open(t)
+	again := resume(t, other, o, services())
 	cluster(again)
-	sync(t, open(t), again, Adopted)
+	sync(t, other, again, Adopted)
 }
 
 func TestFailedBatchChangesNothing(t *testing.T) {

@@ -17,8 +17,8 @@ import (
 
 // altered are changes that leave the numbers of all objects, and the comments of rules, as they are.
 var altered = map[string]struct{ meddle, why string }{
-	"a value":                {"delete element ip kube-nftproxy services { 10.96.0.2 . tcp . 80 }; add element ip kube-nftproxy services { 10.96.0.2 . tcp . 80 : 1000:1 }", "elements"},
-	"an endpoint":            {"delete element ip6 kube-nftproxy endpoints { fd00:10:96::2 . tcp . 80 . 0 }; add element ip6 kube-nftproxy endpoints { fd00:10:96::2 . tcp . 80 . 0 : 2001:db8::1 . 80 }", "elements"},
+	"a value":                {"delete element ip kube-nftproxy services { 10.96.0.2 . tcp . 80 }; add element ip kube-nftproxy services { 10.96.0.2 . tcp . 80 : 8000:2001 }", "elements"},
+	"an endpoint":            {"delete element ip6 kube-nftproxy endpoints { tcp . 8000:2000 . 0 }; add element ip6 kube-nftproxy endpoints { tcp . 8000:2000 . 0 : 2001:db8::1 . 80 }", "elements"},
 	"a verdict":              {"delete element ip kube-nftproxy dispatch { %s }; add element ip kube-nftproxy dispatch { %s : goto reject-packet }", "elements"},
 	"an element for another": {"delete element ip kube-nftproxy cluster-ips { 10.96.0.2 }; add element ip kube-nftproxy cluster-ips { 10.96.0.200 }", "elements"},
 	"a range":                {"delete element ip kube-nftproxy service-cidrs { 10.96.0.0/16 }; add element ip kube-nftproxy service-cidrs { 10.96.0.0/17 }", "elements"},

@@ -154,7 +154,9 @@ func Priority() Field {
 // NetworkPriority is the packet's priority in network byte order, which nft has in concatenations with ranges.
 func NetworkPriority() Field {
 	f := Priority()
-	f.print = func(b []byte) string { return fmt.Sprintf("%x:%x", binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])) }
+	f.print = func(b []byte) string {
+		return fmt.Sprintf("%x:%x", binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:]))
+	}
 	return f
 }
 

@@ -67,7 +67,7 @@ func (c *Counters) Meaning(e *nft.Element) (m, also Meaning) {
 
 // Counters tells what the counters of a planner's elements mean. It doesn't change, and may be used by any goroutine.
 type Counters struct {
-	sets         map[*nft.Set]role
+	sets   map[*nft.Set]role
 	list   []*nft.Set
 	owners []*nft.Set
 }

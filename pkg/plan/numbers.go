@@ -62,7 +62,7 @@ func (r *ring) after(n uint32) uint32 {
 
 // takeThis assigns a number, and reports false if it isn't free.
 func (r *ring) takeThis(n uint32) bool {
-	if n < r.first || n >= r.end || *r.word((n-r.first)/64)>>((n-r.first)%64)&1 == 1 {
+	if n < r.first || n >= r.end || *r.word((n - r.first) / 64)>>((n-r.first)%64)&1 == 1 {
 		return false
 	}
 	r.mark(n)
@@ -96,7 +96,7 @@ const (
 	perBlock    = 1 << 8
 	firstBlock  = 0xa0
 	endBlock    = 0x100
-	endOthers   = (firstBlock<<blockShift &^ ourBit) >> portShift
+	endOthers   = (firstBlock << blockShift &^ ourBit) >> portShift
 	firstNumber = 1
 )
 

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -12,6 +13,10 @@ import (
 type recalled struct {
 	numbers map[portID]uint32
 	ids     map[portID]map[netip.AddrPort]uint16
+}
+
+func newRecalled() recalled {
+	return recalled{numbers: map[portID]uint32{}, ids: map[portID]map[netip.AddrPort]uint16{}}
 }
 
 // Resume makes a planner continue the work of an earlier process, whose tables the kernel holds: its digests have the same key, and its
@@ -34,8 +39,55 @@ func (p *Planner) Resume(f model.Family, state State, remembering []nft.Element)
 		}
 	}
 	if p.recalled == nil {
-		p.recalled = &recalled{numbers: map[portID]uint32{}, ids: map[portID]map[netip.AddrPort]uint16{}}
+		r := newRecalled()
+		p.recalled = &r
 	}
+}
+
+// Numbers are those that a planner has assigned, for another one that is to assign the same.
+type Numbers struct {
+	states [2]State
+	// timeouts are those of the blocks of numbers.
+	timeouts [2][endBlock - firstBlock]uint32
+	recalled
+}
+
+// Numbers returns those of all Services.
+func (p *Planner) Numbers() *Numbers {
+	n := &Numbers{recalled: newRecalled()}
+	for _, f := range p.options.Families {
+		n.states[f] = p.state(f)
+		for i := range p.numbers[f].blocks {
+			n.timeouts[f][i] = p.numbers[f].blocks[i].timeout
+		}
+	}
+	for _, s := range p.services {
+		for f, sources := range s.sources {
+			if sources != nil {
+				n.numbers[sourcesID(s.name, model.Family(f))] = sources.number
+			}
+		}
+		for _, port := range s.ports {
+			n.numbers[port.id()] = port.number
+			if port.ids != nil {
+				n.ids[port.id()] = maps.Clone(port.ids.endpoints)
+			}
+		}
+	}
+	return n
+}
+
+// TakeNumbers makes a planner, before any Service is planned, assign the numbers of another one to the same Services.
+func (p *Planner) TakeNumbers(n *Numbers) {
+	for _, f := range p.options.Families {
+		p.Resume(f, n.states[f], nil)
+		for i, timeout := range n.timeouts[f] {
+			if timeout != 0 {
+				p.numbers[f].open(i, timeout, true)
+			}
+		}
+	}
+	p.recalled = &n.recalled
 }
 
 // Remembering is the map whose elements say which timeout a block of numbers has.

@@ -186,10 +186,11 @@ func (p *Planner) Elements(f func(*nft.Element)) {
 // digest of its elements that doesn't depend on their order, and where the assigning of numbers has come to.
 func (p *Planner) State(nf nft.Family) *nft.Element {
 	f := ofNFT(nf)
-	return &nft.Element{
-		Set: p.layouts[f].state, Key: nft.Value{}.Uint32(1),
-		Comment: State{Layout: p.layout[f], Key: p.keys[f], Digest: p.digests[f], Next: p.numbers[f].others.next}.String(),
-	}
+	return &nft.Element{Set: p.layouts[f].state, Key: nft.Value{}.Uint32(1), Comment: p.state(f).String()}
+}
+
+func (p *Planner) state(f model.Family) State {
+	return State{Layout: p.layout[f], Key: p.keys[f], Digest: p.digests[f], Next: p.numbers[f].others.next}
 }
 
 // State is what the element of the set [StateSet] says.

@@ -226,7 +226,7 @@ func marked() []expr.Any {
 func notForwarded() []expr.Any {
 	return []expr.Any{
 		&expr.Fib{Register: reg, ResultOIF: true, FlagDADDR: true, FlagMARK: true, FlagPRESENT: true},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(0)},
 	}
 }
 

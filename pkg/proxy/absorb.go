@@ -27,6 +27,11 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) {
 		p.publish()
 	}
 	sorted := sortedNames(dirty.Services)
+	if !p.started && p.Planner.Services() == 0 {
+		if err := p.Kernel.Resume(p.Planner); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot read the kernel's tables; session affinity of some clients may be lost")
+		}
+	}
 	p.Planner.Expect(len(sorted))
 	absorbed := 0
 	p.build(sorted, func(name types.NamespacedName, s *model.Service) {
@@ -35,6 +40,9 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) {
 			p.send(ctx, track.Dirty{}) // nobody waits for the others of thousands
 		}
 	})
+	if p.Planner.Recalling() {
+		p.Planner.Resumed()
+	}
 	p.account.noteNames(sorted)
 	p.reportConflicts()
 	for _, times := range dirty.Triggers {

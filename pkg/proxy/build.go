@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
@@ -30,6 +31,7 @@ func (p *Proxy) build(names []types.NamespacedName, take func(types.NamespacedNa
 		for _, name := range names {
 			s, reading := p.buildService(&p.room, name, p.readings[name])
 			p.remember(name, reading)
+			p.recall([]*model.Service{s})
 			take(name, s)
 		}
 		return
@@ -48,6 +50,7 @@ func (p *Proxy) build(names []types.NamespacedName, take func(types.NamespacedNa
 	}
 	for _, b := range w.blocks {
 		w.await(b)
+		p.recall(b.services)
 		for i, name := range b.names {
 			p.remember(name, b.readings[i])
 			take(name, b.services[i])
@@ -86,6 +89,18 @@ func (w *works) await(b *block) {
 			<-b.built
 			return
 		}
+	}
+}
+
+// recall makes Services that are planned for the first time have the numbers that the kernel's tables have. Without them they get others,
+// and all is written again.
+func (p *Proxy) recall(services []*model.Service) {
+	if !p.Planner.Recalling() {
+		return
+	}
+	if err := p.Kernel.Recall(p.Planner, services); err != nil {
+		klog.Background().Error(err, "Cannot read the numbers of Services in the kernel's tables; session affinity of some clients may be lost")
+		p.Planner.Resumed()
 	}
 }
 

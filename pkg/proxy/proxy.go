@@ -42,6 +42,10 @@ type Source interface {
 // Kernel brings the kernel's tables to what a planner wants.
 type Kernel interface {
 	Sync(*plan.Planner) (apply.Result, error)
+	// Resume and Recall make a planner assign the numbers of the process that has left the tables: Resume before anything is planned,
+	// Recall before the named Services are planned for the first time.
+	Resume(*plan.Planner) error
+	Recall(*plan.Planner, []*model.Service) error
 	Known() bool
 	// Renew renews the lease of the tables, which lasts for [plan.Lease].
 	Renew(*plan.Planner) error

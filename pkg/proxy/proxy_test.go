@@ -131,6 +131,10 @@ type fakeKernel struct {
 	fail  func(sync int) error
 }
 
+func (k *fakeKernel) Resume(*plan.Planner) error { return nil }
+
+func (k *fakeKernel) Recall(*plan.Planner, []*model.Service) error { return nil }
+
 func (k *fakeKernel) Known() bool { return k.known }
 
 func (k *fakeKernel) Doubt() {

@@ -190,6 +190,11 @@ func (p *Proxy) Conflicts(ctx context.Context, names []types.NamespacedName) ([]
 	})
 }
 
+// Numbers returns the numbers that have been assigned to Services.
+func (p *Proxy) Numbers(ctx context.Context) (*plan.Numbers, error) {
+	return ask(ctx, p, p.Planner.Numbers)
+}
+
 func (s *past) view() *view.Sync {
 	if s.end.IsZero() {
 		return nil
