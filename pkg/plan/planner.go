@@ -201,6 +201,7 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.noteWinners(old, now)
 	p.withdraw(old)
 	p.claim(now)
+	p.touchSources(p.contests)
 	for i := range p.contests {
 		c := &p.contests[i]
 		p.change(c.winner, p.claims[c.key].winner)
