@@ -128,6 +128,9 @@ func (c *Counters) End(gone []nft.Counted, all bool) {
 		clear(c.seen)
 		c.replacedAll, c.inherited = c.reading != nil, false
 	}
+	if c.crowded() {
+		c.begin()
+	}
 }
 
 // count adds what an element has counted since it was last seen.
@@ -166,11 +169,16 @@ func (c *Counters) Await(patience time.Duration) error {
 func (c *Counters) refresh() (reading <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.begin()
+	return c.reading
+}
+
+// begin is refresh for those who hold mu.
+func (c *Counters) begin() {
 	if c.reading == nil && !time.Now().Before(c.next) {
 		c.reading = make(chan struct{})
 		go c.read()
 	}
-	return c.reading
 }
 
 // every is the least time between two readings, and share how much longer than the last one took.
@@ -213,6 +221,10 @@ func (c *Counters) concluded(r reading) {
 	if c.torn++; r.whole {
 		c.torn = 0
 		c.forget(c.round)
+	}
+	if c.torn >= patienceWithTorn {
+		// What is there has been seen by one of so many readings, though none has seen all.
+		c.forget(c.round - patienceWithTorn + 1)
 	}
 	if r.whole || c.torn >= patienceWithTorn {
 		c.inherited = false
