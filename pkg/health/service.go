@@ -36,6 +36,7 @@ type Services struct {
 	crowd  *crowd
 
 	servers map[checkAt]server
+	addrs   []netip.Addr
 
 	mu     sync.RWMutex
 	checks map[types.NamespacedName]Check
@@ -76,9 +77,14 @@ func NewServices(healthy func() bool, failed func(model.Problem)) *Services {
 // for all of its family. A port that can't be listened on is reported once for each Service and tried again at each Sync, with no more
 // than some others; all other ports are served all the same. It returns the number of those that can't.
 func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Addr) (broken int) {
+	moved := !s.stay(checks, addrs)
 	s.mu.Lock()
 	s.checks = maps.Clone(checks)
 	s.mu.Unlock()
+	if !moved && len(s.broken) == 0 {
+		return 0
+	}
+	s.addrs = slices.Clone(addrs)
 	wanted := map[checkAt]struct{}{}
 	for name, c := range checks {
 		for _, a := range addrs {
@@ -117,6 +123,19 @@ func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Add
 		broken += len(why)
 	}
 	return broken
+}
+
+// stay reports whether checks are to be served just where they are served now.
+func (s *Services) stay(checks map[types.NamespacedName]Check, addrs []netip.Addr) bool {
+	if len(checks) != len(s.checks) || !slices.Equal(addrs, s.addrs) {
+		return false
+	}
+	for name, c := range checks {
+		if old, is := s.checks[name]; !is || old.Port != c.Port || old.Served != c.Served {
+			return false
+		}
+	}
+	return true
 }
 
 // Broken says why a Service's port can't be listened on, one line for each address. Any goroutine may call it.

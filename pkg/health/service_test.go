@@ -290,3 +290,22 @@ func TestManyPortsThatAreTaken(t *testing.T) {
 		left = now
 	}
 }
+
+// A change of endpoints alone is answered, and nothing of the sockets is looked at: there may be thousands.
+func TestCountsChangeWithoutALookAtSockets(t *testing.T) {
+	s, _ := pretending(t, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
+	addrs, checks := addresses("192.0.2.1", "2001:db8::1"), map[types.NamespacedName]Check{}
+	for i := range 1000 {
+		checks[types.NamespacedName{Name: fmt.Sprint(i)}] = Check{Port: uint16(1 + i), Served: both}
+	}
+	web := types.NamespacedName{Name: "7"}
+	s.Sync(checks, addrs)
+	most := 2 + testing.AllocsPerRun(1, func() { s.checks = maps.Clone(checks) })
+	checks[web] = Check{Port: 8, Served: both, Local: [2]int{3, 0}}
+	if n := testing.AllocsPerRun(1, func() { s.Sync(checks, addrs) }); n > most {
+		t.Errorf("%v allocations, want %v: those of the copy that is answered from", n, most)
+	}
+	if got := s.checks[web].Local; got != [2]int{3, 0} {
+		t.Errorf("%v local endpoints, want 3", got)
+	}
+}
