@@ -61,9 +61,7 @@ func frontendView(p *model.PortExplanation, f *model.Frontend, facts *proxy.Fact
 	if f.Local {
 		v.Policy, v.Endpoints = "Local", len(p.Local)
 	}
-	for _, r := range f.AllowedSources {
-		v.AllowedSources = append(v.AllowedSources, r.String())
-	}
+	v.AllowedSources = sourcesView(f.AllowedSources)
 	v.Address = netip.AddrPortFrom(f.Addr, f.Port).String()
 	if f.Kind == model.NodePort {
 		v.Address = fmt.Sprint(f.Port)
@@ -80,6 +78,22 @@ func frontendView(p *model.PortExplanation, f *model.Frontend, facts *proxy.Fact
 		v.Does = "dropped: policy Local, and no endpoint on this node can be used"
 	}
 	return v
+}
+
+// mostSources is how many source ranges of a frontend are shown: all frontends of a Service have the same.
+const mostSources = 100
+
+func sourcesView(ranges []model.AddrRange) (list []string) {
+	if ranges != nil && len(ranges) == 0 {
+		return []string{"none"}
+	}
+	for _, r := range ranges[:min(len(ranges), mostSources)] {
+		list = append(list, r.String())
+	}
+	if more := len(ranges) - mostSources; more > 0 {
+		list = append(list, fmt.Sprintf("and %d more", more))
+	}
+	return list
 }
 
 // endpointView tells why an endpoint isn't used: by any policy that there is, or by one of two.

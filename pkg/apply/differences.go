@@ -71,7 +71,7 @@ func (c *comparison) want() {
 		if c.wanted[e.Set] == nil {
 			c.wanted[e.Set] = make(map[uint64]bool, c.planner.Count(e.Set))
 		}
-		c.wanted[e.Set][plan.ElementDigest(e)] = false
+		c.wanted[e.Set][c.planner.Digest(e)] = false
 	})
 }
 
@@ -201,11 +201,11 @@ func (c *comparison) elements(s *nft.Set, table string) error {
 	delete(c.wanted, s)
 	strange := map[nft.ID]nft.Element{}
 	err := c.conn.EachElement(s, func(e *nft.Element) {
-		switch seen, is := wanted[plan.ElementDigest(e)]; {
+		switch seen, is := wanted[c.planner.Digest(e)]; {
 		case !is:
 			strange[e.ID()] = *e
 		case !seen:
-			wanted[plan.ElementDigest(e)] = true
+			wanted[c.planner.Digest(e)] = true
 			c.out.Elements++
 		}
 	})
@@ -228,7 +228,7 @@ func (c *comparison) missing(s *nft.Set, wanted map[uint64]bool) map[nft.ID]nft.
 		return missing
 	}
 	c.planner.Elements(func(e *nft.Element) {
-		if e.Set == s && !wanted[plan.ElementDigest(e)] {
+		if e.Set == s && !wanted[c.planner.Digest(e)] {
 			missing[e.ID()] = *e
 		}
 	})

@@ -67,7 +67,7 @@ func everything(i, endpoints int, affinity time.Duration, local bool) *model.Ser
 		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: model.ClusterIP, Local: local})
 		key.Addr = vip(f, 1000+i)
 		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: model.LoadBalancer, Local: local,
-			AllowedSources: []netip.Prefix{netip.PrefixFrom(vip(f, 0), 20+int(f)*80).Masked()}})
+			AllowedSources: []model.AddrRange{model.RangeOf(netip.PrefixFrom(vip(f, 0), 20+int(f)*80))}})
 		key.Addr = vip(f, 2000+i)
 		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: model.ExternalIP, Local: local})
 		key.Addr, key.Port = netip.Addr{}, uint16(30000+i)

@@ -123,7 +123,7 @@ func differs(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong 
 
 // sameElements reads all elements of a family, and compares them with its state.
 func sameElements(conn *nft.Conn, state *nft.Element, tables []*nft.Table) (bool, error) {
-	want, err := plan.StateDigest(state)
+	want, err := plan.ReadState(state)
 	if err != nil {
 		return false, err
 	}
@@ -133,10 +133,10 @@ func sameElements(conn *nft.Conn, state *nft.Element, tables []*nft.Table) (bool
 			if t.Family != state.Set.Family || s.Dynamic || s.Name == plan.StateSet {
 				continue
 			}
-			if err := conn.EachElement(s, func(e *nft.Element) { sum += plan.ElementDigest(e) }); err != nil {
+			if err := conn.EachElement(s, func(e *nft.Element) { sum += want.DigestOf(e) }); err != nil {
 				return false, err
 			}
 		}
 	}
-	return sum == want, nil
+	return sum == want.Digest, nil
 }

@@ -501,7 +501,7 @@ func TestSourceThatIsNotAllowedAnyMoreIsStopped(t *testing.T) {
 		n.pass(f, n.restrict(f, model.UDP, answers, here), 0)
 		answered := n.clients(f)
 		n.expect(answered, answers.String())
-		for _, before := range [][]netip.Prefix{here, nil} {
+		for _, before := range [][]model.AddrRange{here, nil} {
 			n.pass(f, n.restrict(f, model.UDP, at, before, answers), 0)
 			oneWay := n.clients(f)
 			n.expect(oneWay, noAnswer)
@@ -523,10 +523,10 @@ func TestSourceThatIsNotAllowedAnyMoreIsStopped(t *testing.T) {
 }
 
 // sources is the range of one address.
-func sources(a netip.Addr) []netip.Prefix { return []netip.Prefix{netip.PrefixFrom(a, a.BitLen())} }
+func sources(a netip.Addr) []model.AddrRange { return []model.AddrRange{{First: a, Last: a}} }
 
 // restrict is serve, with ranges for the load-balancer IP. Flows may go on to further endpoints.
-func (n *node) restrict(f model.Family, p model.Protocol, endpoint netip.AddrPort, allowed []netip.Prefix, further ...netip.AddrPort) *Desired {
+func (n *node) restrict(f model.Family, p model.Protocol, endpoint netip.AddrPort, allowed []model.AddrRange, further ...netip.AddrPort) *Desired {
 	n.Helper()
 	d := &Desired{}
 	sp := &model.ServicePort{

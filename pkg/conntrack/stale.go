@@ -49,7 +49,7 @@ type frontend struct {
 	// endpoints are those of UDP.
 	endpoints []netip.AddrPort
 	// allowed, if not nil, are the only sources that may send.
-	allowed []netip.Prefix
+	allowed []model.AddrRange
 	gone    bool
 }
 
@@ -65,7 +65,7 @@ func (f *frontend) allows(source netip.Addr) bool {
 		return true
 	}
 	// The range that begins last of those that don't begin behind the source is the only one that may contain it.
-	after := sort.Search(len(f.allowed), func(i int) bool { return source.Less(f.allowed[i].Addr()) })
+	after := sort.Search(len(f.allowed), func(i int) bool { return source.Less(f.allowed[i].First) })
 	return after > 0 && f.allowed[after-1].Contains(source)
 }
 
@@ -82,7 +82,7 @@ func (d *Desired) Frontend(k model.Key, endpoints []netip.AddrPort) {
 
 // Restrict says, after [Desired.Frontend], that only these sources may open flows to a frontend (loadBalancerSourceRanges); nil
 // allows all. The ranges have to be sorted and must not overlap. The list is kept and must never be changed.
-func (d *Desired) Restrict(k model.Key, allowed []netip.Prefix) {
+func (d *Desired) Restrict(k model.Key, allowed []model.AddrRange) {
 	f := d.frontends[k]
 	f.allowed = allowed
 	d.set(k, f)

@@ -142,10 +142,10 @@ func TestStale(t *testing.T) {
 
 // A flow that nobody has answered is in state new for kube-proxy's rules: each of its packets needs an allowed source.
 func TestSourcesThatAreNotAllowed(t *testing.T) {
-	prefixes := func(list ...string) []netip.Prefix {
-		out := []netip.Prefix{}
+	prefixes := func(list ...string) []model.AddrRange {
+		out := []model.AddrRange{}
 		for _, s := range list {
-			out = append(out, netip.MustParsePrefix(s))
+			out = append(out, model.RangeOf(netip.MustParsePrefix(s)))
 		}
 		return out
 	}
@@ -153,7 +153,7 @@ func TestSourcesThatAreNotAllowed(t *testing.T) {
 	for _, tc := range []struct {
 		name, source, server string
 		change               func(*Flow)
-		allowed              []netip.Prefix
+		allowed              []model.AddrRange
 		// what is said of UDP, and of TCP and SCTP, each without and with Undnated
 		want map[string]bool
 	}{
@@ -213,7 +213,7 @@ func TestSourcesThatAreAllowedAgain(t *testing.T) {
 		for _, d := range []*Desired{d, later} {
 			d.Frontend(k, endpoints("10.244.0.10:514"))
 		}
-		d.Restrict(k, []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")})
+		d.Restrict(k, []model.AddrRange{model.RangeOf(netip.MustParsePrefix("192.0.2.0/24"))})
 		f := flow(p, "203.0.113.5:514", "10.244.0.10:514")
 		if !d.Stale(&f) || d.welcomes(&f) || !later.welcomes(&f) || d.onlyUDP() != (p == model.UDP) {
 			t.Errorf("%s: stale %v, welcome %v, later %v, only UDP %v", p, d.Stale(&f), d.welcomes(&f), later.welcomes(&f), d.onlyUDP())

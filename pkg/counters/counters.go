@@ -297,12 +297,14 @@ func (c *Counters) take(list []nft.Counted) bool {
 	return true
 }
 
-// readOwners reads to which service ports the numbers of endpoints with affinity belong.
+// readOwners reads to which service ports the numbers of endpoints belong.
 func (c *Counters) readOwners() error {
 	owners := map[numbered]string{}
 	for _, s := range c.meanings.Owners() {
 		_, err := c.conn.EachCounted(s, func(e *nft.Counted) {
-			owners[numbered{s.Family, plan.ServiceID(&e.Data)}] = e.Comment
+			if number, ok := plan.OwnedNumber(&e.Element); ok {
+				owners[numbered{s.Family, number}] = e.Comment
+			}
 		})
 		if err != nil {
 			return err
@@ -310,6 +312,6 @@ func (c *Counters) readOwners() error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.affine = owners
+	c.owners = owners
 	return nil
 }

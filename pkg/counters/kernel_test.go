@@ -97,7 +97,7 @@ type shape struct {
 	local     bool
 	affinity  time.Duration
 	// sources may use the load balancer's address.
-	sources func(f model.Family) []netip.Prefix
+	sources func(f model.Family) []model.AddrRange
 }
 
 // set makes the Service what is said, and the kernel what is wanted.
@@ -261,12 +261,12 @@ func (n *node) keys() (names []string, keys []model.Key) {
 }
 
 // everybody restricts a load balancer's address to nobody.
-func everybody(model.Family) []netip.Prefix { return nil }
+func everybody(model.Family) []model.AddrRange { return nil }
 
 // firstClient restricts it to the first client.
-func (n *node) firstClient(f model.Family) []netip.Prefix {
+func (n *node) firstClient(f model.Family) []model.AddrRange {
 	addr := n.Client.Addr(clusterIP[f])
-	return []netip.Prefix{netip.PrefixFrom(addr, addr.BitLen())}
+	return []model.AddrRange{{First: addr, Last: addr}}
 }
 
 // everyWay makes some connections by each way that there is.

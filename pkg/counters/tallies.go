@@ -19,8 +19,8 @@ type tallies struct {
 	ports map[string]*entry
 	// endpoints have those of the endpoints of service ports, where they are counted.
 	endpoints map[endpoint]*entry
-	// affine are the service ports of numbers.
-	affine map[numbered]string
+	// owners are the service ports of numbers.
+	owners map[numbered]string
 	// kept is how many entries were left when some were last forgotten.
 	kept int
 }
@@ -80,7 +80,7 @@ func (t *tally) settle() {
 }
 
 func (t *tally) counts() Counts {
-	return Counts{Connections: t.by[plan.Forwarded], Refused: [Reasons]uint64{
+	return Counts{Connections: t.by[plan.Forwarded] + t.by[plan.Arrived], Refused: [Reasons]uint64{
 		NoEndpoints: t.by[plan.NoEndpoints], NoLocalEndpoints: t.by[plan.NoLocalEndpoints], SourceRange: t.dropped,
 		UnusedPort: t.by[plan.UnusedPort], UnusedAddress: t.by[plan.UnusedAddress],
 	}}
@@ -101,28 +101,28 @@ func (t *tallies) attribute(meanings *plan.Counters, e *nft.Counted, n uint64) {
 		if m == plan.Silent {
 			continue
 		}
-		t.total.add(m, n)
+		if m != plan.Arrived {
+			t.total.add(m, n)
+		}
 		if m == plan.UnusedAddress {
 			continue
 		}
-		f := t.frontend(frontend{e.Set.Family, e.Key}, e.Comment)
-		f.add(m, n)
-		if f.owner != "" {
-			t.port(f.owner).add(m, n)
+		owner := e.Comment
+		if !meanings.OfPort(e.Set) {
+			f := t.frontend(frontend{e.Set.Family, e.Key}, owner)
+			f.add(m, n)
+			owner = f.owner
+		}
+		if owner != "" && m != plan.Arrived {
+			t.port(owner).add(m, n)
 		}
 	}
 }
 
 // endpointOf returns what an element of an endpoint stands for.
 func (t *tallies) endpointOf(meanings *plan.Counters, e *nft.Counted) endpoint {
-	p := meanings.Endpoint(&e.Element)
-	at := endpoint{to: p.AddrPort}
-	if p.Service != 0 {
-		at.owner = t.affine[numbered{e.Set.Family, p.Service}]
-	} else if f := t.frontends[frontend{e.Set.Family, p.Frontend}]; f != nil {
-		at.owner = f.owner
-	}
-	return at
+	to, number := meanings.Endpoint(&e.Element)
+	return endpoint{to: to, owner: t.owners[numbered{e.Set.Family, number}]}
 }
 
 // frontend returns the entry of a frontend, whose service port is the present one.
@@ -155,7 +155,7 @@ func (t *tallies) mark(meanings *plan.Counters, e *nft.Counted, round int) {
 		}
 		return
 	}
-	if f := t.frontends[frontend{e.Set.Family, e.Key}]; f != nil {
+	if f := t.frontends[frontend{e.Set.Family, e.Key}]; f != nil && !meanings.OfPort(e.Set) {
 		f.round = round
 	}
 	if e.Comment == "" {
@@ -164,7 +164,9 @@ func (t *tallies) mark(meanings *plan.Counters, e *nft.Counted, round int) {
 	if p := t.ports[e.Comment]; p != nil {
 		p.round = round
 	}
-	t.claimAddress(e, round)
+	if !meanings.OfPort(e.Set) {
+		t.claimAddress(e, round)
+	}
 }
 
 // claimAddress finds the Service that an address belongs to of which unused ports were asked for: elements of addresses don't say it,

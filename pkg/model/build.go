@@ -22,6 +22,8 @@ const (
 type Options struct {
 	// IgnoreExternalIPs leaves out spec.externalIPs (feature gate AllowServiceExternalIPs=false).
 	IgnoreExternalIPs bool
+	// Limits bound the cost of one Service.
+	Limits Limits
 }
 
 // Build returns the Service as the node sees it, or nil if it is nothing to proxy: no Service, a headless one, one
@@ -29,31 +31,33 @@ type Options struct {
 // and slices of headless Services, and passes exactly the slices of this Service (nil ones are passed over).
 //
 // Ports are in the order IPv4, IPv6, and within a family in that of spec.ports. Frontends are in the order cluster
-// IP, externalIPs, load-balancer IPs, node port, and within a kind in that of the object. A family without a usable
-// cluster IP has no ports at all. No key occurs twice in a Service: of equal addresses the cluster IP wins, then the
-// load-balancer IP, which may be restricted to some sources, then the external IP.
+// IP, externalIPs, load-balancer IPs, node port, and within a kind in that of the object (of the addresses, above a limit). A family
+// without a usable cluster IP has no ports at all. No key occurs twice in a Service: of equal addresses the load-balancer IP wins,
+// which may be restricted to some sources, then the external IP, then the cluster IP, whose place the other one takes.
 //
-// What cannot be used is left out and becomes a Problem; those of the Service come first, then those of its slices by
-// name. The result does not depend on the order of slices, nor (but for the paths in Problems) on that of endpoints.
-// It shares no memory with API objects except strings, but its own lists may share memory.
+// Parts that cannot be used, and parts above a limit, are left out and become Problems; those of the Service come first, then those of
+// its slices by name. The result does not depend on the order of slices, nor (but for the paths in Problems) on that of endpoints.
+// It shares no memory with API objects except strings, but its own lists may share memory. The memory that it takes is bounded by
+// the limits and by the size of the objects.
 //
 // The rules are those of kube-proxy (serviceport.go, endpointslicecache.go, topology.go).
 func Build(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node, opts Options) *Service {
 	if !proxied(svc) {
 		return nil
 	}
-	b := builder{svc: svc, node: node, opts: opts}
+	b := newBuilder(svc, node, opts)
 	b.build(epSlices)
 	return b.out
 }
 
+func newBuilder(svc *corev1.Service, node Node, opts Options) builder {
+	return builder{svc: svc, node: node, opts: opts, limits: opts.Limits.orDefault()}
+}
+
 func (b *builder) build(epSlices []*discoveryv1.EndpointSlice) {
 	b.service()
-	for _, s := range epSlices {
-		if s != nil {
-			b.collect(s)
-		}
-	}
+	b.groups.reset(b.out.Ports)
+	b.collectAll(epSlices)
 	b.groups.merge()
 	b.finish()
 }
@@ -70,15 +74,18 @@ type builder struct {
 	svc  *corev1.Service
 	node Node
 	opts Options
-	out  *Service
+	// limits are those of opts, none of them 0.
+	limits Limits
+	out    *Service
 
 	// cluster holds the usable cluster IPs; a family without one is not served.
 	cluster [2]netip.Addr
 	// fronts holds the frontends by address of each served family, still without port and protocol.
 	fronts [2][]Frontend
 	groups groups
-	// ofService is the number of problems that aren't those of slices.
-	ofService int
+	// problems are those of the Service, over those of exceeded limits, ofSlices those of EndpointSlices.
+	problems       problems
+	over, ofSlices []Problem
 }
 
 // service makes everything but endpoints.
@@ -88,14 +95,28 @@ func (b *builder) service() {
 		Created: b.svc.CreationTimestamp.Time,
 	}
 	b.clusterIPs()
-	b.addresses()
-	b.ports(b.affinity())
+	ports, nodePorts := b.usablePorts()
+	b.addresses(len(ports), nodePorts)
+	b.ports(ports, nodePorts, b.affinity())
 	b.healthCheck()
-	b.ofService = len(b.out.Problems)
 }
 
 func (b *builder) problem(field, reason string) {
-	b.out.Problems = append(b.out.Problems, Problem{Kind: "Service", Name: b.out.Name, Field: field, Reason: reason})
+	b.problems.add(b.limits.Problems, b.problemOf(field, reason))
+}
+
+func (b *builder) problemOf(field, reason string) Problem {
+	return Problem{Kind: "Service", Name: b.out.Name, Field: field, Reason: reason}
+}
+
+// exceeds reports that the Service exceeds a limit, once for each limit.
+func (b *builder) exceeds(limit Limit, field string, have, most int, out, remedy string) {
+	if slices.ContainsFunc(b.over, func(p Problem) bool { return p.Limit == limit }) {
+		return
+	}
+	p := b.problemOf(field, limit.exceeded(have, most, out, remedy))
+	p.Limit = limit
+	b.over = append(b.over, p)
 }
 
 // clusterIPs follows kube-proxy's GetClusterIPByFamily: the first address that ipFamilies gives to a family, or, where
@@ -163,39 +184,78 @@ func parseVIP(s string) (addr netip.Addr, reason string) {
 	return addr, ""
 }
 
-// addresses fills fronts.
-func (b *builder) addresses() {
+// addresses fills fronts, for a number of ports of which some have node ports.
+func (b *builder) addresses(ports, nodePorts int) {
 	local := internalLocal(b.svc)
 	for _, f := range Families {
 		if addr := b.cluster[f]; addr.IsValid() {
 			b.fronts[f] = []Frontend{{Key: Key{Addr: addr, Family: f}, Kind: ClusterIP, Local: local}}
 		}
 	}
-	sources := b.sourceRanges()
+	ranges, known := b.sourceRanges()
 	if len(b.svc.Spec.ExternalIPs) == 0 && len(b.svc.Status.LoadBalancer.Ingress) == 0 {
 		return
 	}
-	seen := map[netip.Addr]bool{b.cluster[IPv4]: true, b.cluster[IPv6]: true}
+	seen := map[netip.Addr]bool{}
 	balancers := b.loadBalancerIPs(seen)
-	b.addFronts(ExternalIP, b.externalIPs(seen), nil)
-	for f := range balancers {
-		b.addFronts(LoadBalancer, balancers[f], b.allowedSources(Family(f), sources, balancers[f]))
+	external := b.externalIPs(seen)
+	balancers, external = b.withinLimits(balancers, external, ports, nodePorts)
+	b.addFronts(ExternalIP, external, [2][]AddrRange{})
+	var allowed [2][]AddrRange
+	for _, f := range Families {
+		allowed[f] = b.allowedSources(f, ranges, known, balancers)
 	}
+	b.addFronts(LoadBalancer, balancers, allowed)
 }
 
-func (b *builder) addFronts(kind Kind, addrs []netip.Addr, allowed []netip.Prefix) {
+// withinLimits leaves out addresses above the limits of addresses and frontends: at first external IPs, then load-balancer IPs.
+func (b *builder) withinLimits(balancers, external []netip.Addr, ports, nodePorts int) (_, _ []netip.Addr) {
+	const remedy = "load-balancer IPs are kept before external IPs, and lower addresses before higher ones; divide the Service"
+	n := len(balancers) + len(external)
+	keep := n
+	if keep > b.limits.Addresses {
+		keep = b.limits.Addresses
+		b.exceeds(LimitAddresses, "spec.externalIPs, status.loadBalancer.ingress", n, keep, fmt.Sprintf("%d addresses are not served", n-keep), remedy)
+	}
+	fixed := 0
+	for _, f := range Families {
+		if b.cluster[f].IsValid() {
+			fixed += ports + nodePorts
+		}
+	}
+	if most := b.limits.Frontends; keep > 0 && fixed+keep*ports > most {
+		fit := max(0, most-fixed) / ports
+		b.exceeds(LimitFrontends, "spec.externalIPs, status.loadBalancer.ingress", fixed+keep*ports, most,
+			fmt.Sprintf("%d of its addresses are not served", keep-fit), remedy)
+		keep = fit
+	}
+	if keep == n {
+		return balancers, external
+	}
+	slices.SortFunc(balancers, netip.Addr.Compare)
+	slices.SortFunc(external, netip.Addr.Compare)
+	balancers = balancers[:min(len(balancers), keep)]
+	return balancers, external[:keep-len(balancers)]
+}
+
+// addFronts adds frontends. One at the cluster IP takes the place of that which is there.
+func (b *builder) addFronts(kind Kind, addrs []netip.Addr, allowed [2][]AddrRange) {
 	local := externalLocal(b.svc)
 	for _, addr := range addrs {
 		f := FamilyOf(addr)
-		b.fronts[f] = append(b.fronts[f], Frontend{
-			Key: Key{Addr: addr, Family: f}, Kind: kind, Local: local, AllowedSources: allowed,
-		})
+		front := Frontend{Key: Key{Addr: addr, Family: f}, Kind: kind, Local: local, AllowedSources: allowed[f]}
+		if addr == b.cluster[f] {
+			front.ReplacesClusterIP = true
+			b.fronts[f][0] = front
+			continue
+		}
+		b.fronts[f] = append(b.fronts[f], front)
 	}
 }
 
 // loadBalancerIPs returns the addresses by which a load balancer's packets arrive unchanged (ipMode VIP, KEP-1860).
 // Those of a family that is not served are no problem: a load balancer may well translate between families.
-func (b *builder) loadBalancerIPs(seen map[netip.Addr]bool) (addrs [2][]netip.Addr) {
+func (b *builder) loadBalancerIPs(seen map[netip.Addr]bool) (addrs []netip.Addr) {
 	for i := range b.svc.Status.LoadBalancer.Ingress {
 		ing := &b.svc.Status.LoadBalancer.Ingress[i]
 		if ing.IP == "" || ing.IPMode != nil && *ing.IPMode != corev1.LoadBalancerIPModeVIP {
@@ -208,7 +268,7 @@ func (b *builder) loadBalancerIPs(seen map[netip.Addr]bool) (addrs [2][]netip.Ad
 		}
 		if f := FamilyOf(addr); b.cluster[f].IsValid() && !seen[addr] {
 			seen[addr] = true
-			addrs[f] = append(addrs[f], addr)
+			addrs = append(addrs, addr)
 		}
 	}
 	return addrs
@@ -238,8 +298,9 @@ func (b *builder) externalIPs(seen map[netip.Addr]bool) (addrs []netip.Addr) {
 	return addrs
 }
 
-// sourceRanges returns the valid ranges of both families. Blank strings are no problem, as in kube-proxy.
-func (b *builder) sourceRanges() (ranges []netip.Prefix) {
+// sourceRanges returns the valid ranges of both families. Blank strings are no problem, as in kube-proxy. If there are others and none
+// is valid, the ranges are not known.
+func (b *builder) sourceRanges() (ranges []netip.Prefix, known bool) {
 	given := false
 	for i, s := range b.svc.Spec.LoadBalancerSourceRanges {
 		s = strings.TrimSpace(s)
@@ -254,33 +315,59 @@ func (b *builder) sourceRanges() (ranges []netip.Prefix) {
 		}
 		ranges = append(ranges, prefix)
 	}
-	if given && len(ranges) == 0 {
-		b.problem("spec.loadBalancerSourceRanges", "no range is valid: the load-balancer IPs are open to all sources")
+	known = !given || len(ranges) > 0
+	if !known {
+		b.over = append(b.over, b.problemOf("spec.loadBalancerSourceRanges",
+			"no range is valid: the load-balancer IPs are closed to all sources; correct the ranges, or leave them out to admit all"))
 	}
-	return ranges
+	return ranges, known
 }
 
 // allowedSources returns who may reach the load-balancer IPs of one family; nil means everybody.
 //
 // Where a load balancer's IP is bound on the node, traffic from the node to that IP carries it as source as well; so a
 // node that is in a range must also be allowed by the name of these IPs.
-func (b *builder) allowedSources(f Family, ranges []netip.Prefix, vips []netip.Addr) (allowed []netip.Prefix) {
+func (b *builder) allowedSources(f Family, ranges []netip.Prefix, known bool, balancers []netip.Addr) []AddrRange {
+	if !known {
+		return []AddrRange{}
+	}
+	vips := slices.DeleteFunc(slices.Clone(balancers), func(a netip.Addr) bool { return FamilyOf(a) != f })
 	if len(vips) == 0 || openToAll(f, ranges) {
 		return nil
 	}
+	allowed := []AddrRange{}
 	fromNode := false
 	for _, r := range ranges {
 		if FamilyOf(r.Addr()) == f {
-			allowed = append(allowed, r)
+			allowed = append(allowed, RangeOf(r))
 			fromNode = fromNode || r.Contains(b.node.IPs[f])
 		}
 	}
+	allowed = mergeRanges(allowed)
+	n, most := len(allowed), b.limits.SourceRanges
+	kept := allowed[:min(n, most):min(n, most)]
 	if fromNode {
-		for _, vip := range vips {
-			allowed = append(allowed, netip.PrefixFrom(vip, vip.BitLen()))
+		slices.SortFunc(vips, netip.Addr.Compare)
+		both := withAddrs(kept, vips)
+		if n = max(n, len(both)); len(both) > most {
+			both = withAddrs(kept, vips[:most-len(kept)])
 		}
+		kept = both
 	}
-	return outermost(allowed)
+	if n > most {
+		b.exceeds(LimitSourceRanges, "spec.loadBalancerSourceRanges", n, most,
+			fmt.Sprintf("%s sources in the last %d ranges are refused", f, n-most), "use fewer, larger ranges")
+	}
+	return kept
+}
+
+// withAddrs returns ranges of one family with addresses of that family.
+func withAddrs(ranges []AddrRange, addrs []netip.Addr) []AddrRange {
+	out := slices.Clone(ranges)
+	for _, a := range addrs {
+		out = append(out, AddrRange{a, a})
+	}
+	return mergeRanges(out)
 }
 
 // openToAll says whether the valid source ranges leave the load-balancer IPs of a family open to all: one is /0, or
@@ -361,14 +448,8 @@ type port struct {
 }
 
 // ports makes the service ports, each with its frontends, but without endpoints.
-func (b *builder) ports(affinity time.Duration) {
-	ports := b.usablePorts()
-	nPorts, nFronts, nodePorts := 0, 0, 0
-	for i := range ports {
-		if ports[i].nodePort != 0 {
-			nodePorts++
-		}
-	}
+func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration) {
+	nPorts, nFronts := 0, 0
 	for f := range Families {
 		if b.cluster[f].IsValid() {
 			nPorts += len(ports)
@@ -415,12 +496,16 @@ func (b *builder) appendFronts(fronts []Frontend, f Family, p *port) []Frontend 
 	return fronts
 }
 
-// usablePorts returns the ports of the Service in the order of the object. Of two that claim the same name, port or
-// node port, the first wins.
-func (b *builder) usablePorts() []port {
-	ports := make([]port, 0, len(b.svc.Spec.Ports))
+// usablePorts returns the ports of the Service in the order of the object, and the number of those with a node port. Of two that claim
+// the same name, port or node port, the first wins.
+func (b *builder) usablePorts() (ports []port, nodePorts int) {
+	n, most := len(b.svc.Spec.Ports), b.limits.Ports
+	if n > most {
+		b.exceeds(LimitPorts, "spec.ports", n, most, fmt.Sprintf("ports from %s on are not served", index("spec.ports", most)), "divide the Service")
+	}
+	ports = make([]port, 0, min(n, most))
 	var t taken
-	for i := range b.svc.Spec.Ports {
+	for i := range min(n, most) {
 		in := &b.svc.Spec.Ports[i]
 		p := port{name: in.Name}
 		var ok bool
@@ -435,10 +520,12 @@ func (b *builder) usablePorts() []port {
 		if len(b.svc.Spec.Ports) > 1 && !t.claim(b, i, &p) {
 			continue
 		}
-		p.nodePort = b.usableNodePort(i, p.protocol, &t)
+		if p.nodePort = b.usableNodePort(i, p.protocol, &t); p.nodePort != 0 {
+			nodePorts++
+		}
 		ports = append(ports, p)
 	}
-	return ports
+	return ports, nodePorts
 }
 
 func (b *builder) usableNodePort(i int, protocol Protocol, t *taken) uint16 {
@@ -516,14 +603,29 @@ func portNumber(n int32) (uint16, bool) {
 	return uint16(n), true
 }
 
-// finish gives each service port its endpoints, and counts those of this node.
+// finish gives each service port its endpoints, counts those of this node, and lists the problems.
 func (b *builder) finish() {
-	sortByObject(b.out.Problems[b.ofService:])
-	b.out.Problems = slices.Clip(b.out.Problems)
-	for _, sp := range b.out.Ports {
-		if g := b.groups.find(groupKey{family: sp.Family, protocol: sp.Protocol, name: sp.Name.Port}); g >= 0 {
-			sp.choose(&b.groups.list[g].merged)
+	most, excess, ports := b.limits.PortEndpoints, 0, 0
+	for i, sp := range b.out.Ports {
+		m := b.groups.list[i].merged
+		if n := len(m.addrs); n > most {
+			m = m.usable(most)
+			excess, ports = max(excess, n), ports+1
 		}
+		sp.choose(&m)
+	}
+	if ports > 0 {
+		b.exceeds(LimitPortEndpoints, "EndpointSlices", excess, most, fmt.Sprintf("%d ports have more endpoints than they use", ports),
+			"ready ones are kept before others, and lower addresses before higher ones; divide the Service")
 	}
 	b.out.LocalReady = b.groups.localReady()
+	list := append(b.problems.all(b.problemOf("spec", "")), b.over...)
+	if most, n := 10*b.limits.Problems, len(b.ofSlices); n > 0 {
+		sortByObject(b.ofSlices)
+		if n > most {
+			list = append(list, b.problemOf("EndpointSlices", fmt.Sprintf("have %d more parts that cannot be used", n-most)))
+		}
+		list = append(list, b.ofSlices[:min(n, most)]...)
+	}
+	b.out.Problems = slices.Clip(list)
 }

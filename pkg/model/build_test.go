@@ -121,7 +121,7 @@ func TestBuildEverything(t *testing.T) {
 	v6.Ports = []discoveryv1.EndpointPort{{Name: new("dns"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(5353))}}
 
 	front := func(kind Kind, addr string, port uint16, proto Protocol, sources ...string) Frontend {
-		f := Frontend{Kind: kind, Local: kind != ClusterIP, AllowedSources: prefixes(sources...)}
+		f := Frontend{Kind: kind, Local: kind != ClusterIP, AllowedSources: ranges(sources...)}
 		f.Key = Key{Addr: netip.MustParseAddr(addr), Port: port, Protocol: proto}
 		f.Family = FamilyOf(f.Addr)
 		return f
@@ -253,8 +253,19 @@ func TestFrontends(t *testing.T) {
 		{name: "repeated addresses", edit: func(svc *corev1.Service) {
 			svc.Spec.ExternalIPs = []string{"1.1.1.1", "2.2.2.2", "1.1.1.1", "01.1.1.1", "10.0.0.1"}
 			svc.Spec.LoadBalancerSourceRanges = []string{"9.0.0.0/8"}
-			svc.Status = ingress("2.2.2.2", "10.0.0.1", "2.2.2.2")
-		}, want: []string{"IPv4 tcp/80 C10.0.0.1 E1.1.1.1 L2.2.2.2[9.0.0.0/8]"}},
+			svc.Status = ingress("2.2.2.2", "2.2.2.2")
+		}, want: []string{"IPv4 tcp/80 E10.0.0.1 E1.1.1.1 L2.2.2.2[9.0.0.0/8]"}},
+		{name: "a load balancer has the cluster IP", edit: func(svc *corev1.Service) {
+			svc.Spec.Type, svc.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, local
+			svc.Spec.HealthCheckNodePort = 32000
+			svc.Spec.ExternalIPs = []string{"10.0.0.1", "1.1.1.1"}
+			svc.Spec.LoadBalancerSourceRanges = []string{"9.0.0.0/8"}
+			svc.Status = ingress("2.2.2.2", "10.0.0.1")
+		}, want: []string{"IPv4 tcp/80 L10.0.0.1![9.0.0.0/8] E1.1.1.1! L2.2.2.2![9.0.0.0/8]"}},
+		{name: "ranges: adjacent ones and overlapping ones are joined", edit: func(svc *corev1.Service) {
+			svc.Spec.LoadBalancerSourceRanges = []string{"9.0.1.0/24", "9.0.0.0/24", "9.0.2.0/24", "9.0.2.128/25", "9.0.4.0/24", "255.255.255.255/32"}
+			svc.Status = ingress("2.2.2.2")
+		}, want: []string{"IPv4 tcp/80 C10.0.0.1 L2.2.2.2[9.0.0.0-9.0.2.255 9.0.4.0/24 255.255.255.255/32]"}},
 		{name: "ranges: /0 is no restriction", edit: func(svc *corev1.Service) {
 			svc.Spec.LoadBalancerSourceRanges = []string{"9.0.0.0/8", "1.2.3.4/0"}
 			svc.Status = ingress("2.2.2.2")
@@ -350,9 +361,9 @@ func TestBadService(t *testing.T) {
 		{"only bad ranges", func(svc *corev1.Service) {
 			svc.Spec.LoadBalancerSourceRanges = []string{"9.0.0.0/33"}
 			svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "2.2.2.2"}}
-		}, []string{plain + " L2.2.2.2"}, []string{
+		}, []string{plain + " L2.2.2.2[]"}, []string{
 			`spec.loadBalancerSourceRanges[0]: "9.0.0.0/33": IPv4 has no prefix of 33 bits`,
-			`spec.loadBalancerSourceRanges: no range is valid: the load-balancer IPs are open to all sources`}},
+			`spec.loadBalancerSourceRanges: no range is valid: the load-balancer IPs are closed to all sources; correct the ranges, or leave them out to admit all`}},
 		{"timeout 0", timeout(0), []string{"IPv4 tcp/80 sticky 3h0m0s C10.0.0.1"},
 			[]string{`spec.sessionAffinityConfig.clientIP.timeoutSeconds: 0 is not positive; using 10800`}},
 		{"timeout too long", timeout(86401), []string{"IPv4 tcp/80 sticky 24h0m0s C10.0.0.1"},

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -50,8 +51,11 @@ func Explain(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node No
 	if built == nil {
 		return nil
 	}
-	x := explainer{builder: builder{svc: svc, node: node, opts: opts, out: &Service{Name: built.Name}}, out: &Explanation{Service: built, Notes: loadBalancerNotes(svc)}}
+	x := explainer{builder: newBuilder(svc, node, opts), out: &Explanation{Service: built, Notes: loadBalancerNotes(svc)}}
+	x.builder.out = &Service{Name: built.Name}
 	x.clusterIPs()
+	x.groups.reset(built.Ports)
+	x.room = x.limits.Pairs
 	for _, s := range epSlices {
 		if s != nil {
 			x.slice(s)
@@ -69,6 +73,9 @@ type explainer struct {
 	builder
 	out   *Explanation
 	found map[groupKey][]candidate
+	// room is the number of candidates that may still be found.
+	room int
+	none [2]*nothing
 }
 
 // candidate is one with what decides about it.
@@ -118,14 +125,17 @@ func (x *explainer) unusable(s *discoveryv1.EndpointSlice, why string) {
 	}
 }
 
-// ofPort notes the endpoints of a slice for one of its ports; those without an address are told of once.
+// ofPort notes the endpoints of a slice for one of its ports, if the Service has that port; those without an address are told of once.
 func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f Family, p *discoveryv1.EndpointPort, first bool) {
-	protocol, _ := slicePortProtocol(p)
-	key := groupKey{family: f, protocol: protocol, name: *p.Name}
+	key := keyOf(p, f)
+	ofService := x.groups.find(key) < len(x.groups.list)-1
 	if x.found == nil {
 		x.found = map[groupKey][]candidate{}
 	}
 	for i := range s.Endpoints {
+		if !first && (!ofService || x.room == 0) {
+			return
+		}
 		c := x.candidate(s, &s.Endpoints[i])
 		addr, reason := addressOf(&s.Endpoints[i], f)
 		if reason != "" {
@@ -134,6 +144,10 @@ func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f Family, p *discoveryv
 			}
 			continue
 		}
+		if !ofService || x.room == 0 {
+			continue
+		}
+		x.room--
 		c.Addr = netip.AddrPortFrom(addr, uint16(*p.Port))
 		c.AddrPort = c.Addr
 		x.found[key] = append(x.found[key], c)
@@ -178,6 +192,12 @@ func (x *explainer) port(sp *ServicePort, epSlices []*discoveryv1.EndpointSlice)
 			c.NotLocal = c.NotCluster
 		} else {
 			c.NotCluster, c.NotLocal = x.against(c, forCluster), x.against(c, forLocal)
+			if c.NotCluster == "" && out.UsesCluster && !contains(sp.Cluster, c.Addr) {
+				c.NotCluster = aboveLimit
+			}
+			if c.NotLocal == "" && out.UsesLocal && !contains(sp.Local, c.Addr) {
+				c.NotLocal = aboveLimit
+			}
 		}
 		out.Candidates = append(out.Candidates, c.Candidate)
 	}
@@ -185,9 +205,17 @@ func (x *explainer) port(sp *ServicePort, epSlices []*discoveryv1.EndpointSlice)
 	return out
 }
 
+// aboveLimit is why an endpoint isn't used that would be if there were fewer.
+const aboveLimit = "the Service exceeds a limit (see its problems)"
+
+func contains(sorted []netip.AddrPort, a netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(sorted, a, netip.AddrPort.Compare)
+	return found
+}
+
 // preferred returns what is left of the endpoints with an address and port, and whether it is this one or its like.
 func preferred(merged []endpoint, e endpoint) (left endpoint, same bool) {
-	i := slices.IndexFunc(merged, func(m endpoint) bool { return m.AddrPort == e.AddrPort })
+	i, _ := slices.BinarySearchFunc(merged, e, func(a, b endpoint) int { return a.AddrPort.Compare(b.AddrPort) })
 	return merged[i], merged[i].traits == e.traits
 }
 
@@ -244,42 +272,65 @@ func hintedZones(h *discoveryv1.EndpointHints) (names []string) {
 	return names
 }
 
-// whyNone says why a service port has no endpoints in any slice.
-func (x *explainer) whyNone(sp *ServicePort, epSlices []*discoveryv1.EndpointSlice) string {
-	var names []string
-	there, elsewhere, endpoints := false, false, 0
+// nothing is what there is in the slices of a family, for service ports without endpoints.
+type nothing struct {
+	// here and elsewhere say that there are slices of this family, and endpoints of another one.
+	here, elsewhere bool
+	endpoints       int
+	// names are some of the names of ports.
+	names []string
+}
+
+// mostNames is how many names of ports are told.
+const mostNames = 20
+
+func (x *explainer) nothingOf(f Family, epSlices []*discoveryv1.EndpointSlice) *nothing {
+	if x.none[f] != nil {
+		return x.none[f]
+	}
+	n := &nothing{}
 	for _, s := range epSlices {
 		if s == nil {
 			continue
 		}
-		if f, ok := familyOfSlice(s.AddressType); !ok || f != sp.Family {
-			elsewhere = elsewhere || len(s.Endpoints) > 0
+		if family, ok := familyOfSlice(s.AddressType); !ok || family != f {
+			n.elsewhere = n.elsewhere || len(s.Endpoints) > 0
 			continue
 		}
-		there = true
-		endpoints += len(s.Endpoints)
+		n.here = true
+		n.endpoints += len(s.Endpoints)
 		for i := range s.Ports {
 			if _, reason := checkPort(&s.Ports[i]); reason == "" {
 				protocol, _ := slicePortProtocol(&s.Ports[i])
-				names = append(names, quotedName(*s.Ports[i].Name)+"/"+protocol.String())
+				n.names = append(n.names, quotedName(*s.Ports[i].Name)+"/"+protocol.String())
 			}
 		}
 	}
-	slices.Sort(names)
-	names = slices.Compact(names)
+	slices.Sort(n.names)
+	n.names = slices.Compact(n.names)
+	if more := len(n.names) - mostNames; more > 0 {
+		n.names = append(n.names[:mostNames], fmt.Sprintf("and %d more", more))
+	}
+	x.none[f] = n
+	return n
+}
+
+// whyNone says why a service port has no endpoints in any slice.
+func (x *explainer) whyNone(sp *ServicePort, epSlices []*discoveryv1.EndpointSlice) string {
+	n := x.nothingOf(sp.Family, epSlices)
 	switch {
-	case elsewhere && endpoints == 0:
+	case n.elsewhere && n.endpoints == 0:
 		return "its EndpointSlices have endpoints of another IP family only: its pods have no " + sp.Family.String() + " address, or it has the wrong ipFamilies"
-	case !there:
+	case !n.here:
 		return "there is no EndpointSlice of " + sp.Family.String() + " for it: its selector matches no pod, or it has no selector and nobody " +
 			"has written one"
-	case endpoints == 0:
+	case n.endpoints == 0:
 		return "its EndpointSlices are empty: its selector matches no pod that has an " + sp.Family.String() + " address"
-	case len(names) == 0:
+	case len(n.names) == 0:
 		return "its EndpointSlices have no port: no container port of the pods is what the Service's targetPort says"
 	}
 	return "no EndpointSlice with endpoints has a port named " + quotedName(sp.Name.Port) + "/" + sp.Protocol.String() + "; there is " +
-		strings.Join(names, ", ")
+		strings.Join(n.names, ", ")
 }
 
 func quotedName(s string) string { return `"` + s + `"` }

@@ -141,12 +141,14 @@ func checkService(t *testing.T, s *Service) {
 				t.Errorf("node port %+v has an address", f)
 			case f.Kind != NodePort && (!f.Addr.IsValid() || FamilyOf(f.Addr) != p.Family || f.Addr.Zone() != ""):
 				t.Errorf("frontend %+v of family %v", f, p.Family)
+			case f.Kind == ClusterIP && f.ReplacesClusterIP:
+				t.Errorf("cluster IP %+v replaces itself", f)
 			case f.Kind != NodePort && (!onePeer(f.Addr) || f.Addr.IsLoopback()):
 				t.Errorf("frontend at %v", f.Addr)
 			}
 			keys[f.Key] = true
 			for i, a := range f.AllowedSources {
-				if a != a.Masked() || FamilyOf(a.Addr()) != p.Family || i > 0 && f.AllowedSources[i-1].Overlaps(a) {
+				if FamilyOf(a.First) != p.Family || FamilyOf(a.Last) != p.Family || a.Last.Less(a.First) || i > 0 && touches(f.AllowedSources[i-1], a) {
 					t.Errorf("allowed sources %v", f.AllowedSources)
 				}
 			}

@@ -108,6 +108,14 @@ func TestServiceCIDRs(t *testing.T) {
 	}
 }
 
+// ranges returns nil for no prefixes.
+func ranges(list ...string) (out []AddrRange) {
+	for _, s := range list {
+		out = append(out, RangeOf(netip.MustParsePrefix(s)))
+	}
+	return out
+}
+
 func prefixes(list ...string) (out []netip.Prefix) {
 	for _, s := range list {
 		out = append(out, netip.MustParsePrefix(s))

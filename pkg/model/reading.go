@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -24,20 +25,57 @@ type Room struct {
 	groups  []group
 }
 
+// Room keeps lists of at most this many items for the next Service.
+const (
+	keepEndpoints = 1_000
+	keepPorts     = 64
+)
+
+// tidy gives up memory that only unusual objects need.
+func (r *Room) tidy() {
+	if cap(r.Service.Spec.Ports) > keepPorts {
+		r.Service = corev1.Service{}
+	}
+	for i := range r.slices {
+		if s := &r.slices[i]; cap(s.Endpoints) > keepEndpoints || cap(s.Ports) > keepPorts {
+			*s = discoveryv1.EndpointSlice{}
+		}
+	}
+	if cap(r.groups) > keepPorts {
+		r.groups = nil
+	}
+	for i := range r.groups {
+		if cap(r.groups[i].found) > keepEndpoints {
+			r.groups[i].found = nil
+		}
+	}
+}
+
 // Reading is what a Service's EndpointSlices came to, with what each of them held: for the Service's next form only those have to be
 // read that have changed since. It is immutable.
 type Reading struct {
-	// node and served are what a slice's part depends on, too.
+	// A slice's part depends on these, too.
 	node   Node
 	served [2]bool
+	ports  []groupKey
 	parts  map[Slice]*part
 	groups groups
 }
 
 // part is what one slice holds; the endpoints of each group are sorted.
 type part struct {
-	groups   []group
+	name     string
+	found    []found
 	problems []Problem
+	// targets and endpoints are the numbers of those that the slice has; kept is the number of endpoints that are in found, -1 for a
+	// slice that is left out.
+	targets, endpoints, kept int
+}
+
+// found are the endpoints of one slice for one group.
+type found struct {
+	group     int
+	endpoints []endpoint
 }
 
 // manySlices is the number of slices from which it pays to remember what they held.
@@ -50,6 +88,9 @@ func Rebuild(room *Room, before *Reading, stored []Slice, node Node, opts Option
 	if !proxied(svc) {
 		return nil, nil
 	}
+	defer room.tidy()
+	b := newBuilder(svc, node, opts)
+	b.groups.list = room.groups
 	if len(stored) < manySlices {
 		var few [manySlices]*discoveryv1.EndpointSlice
 		for i, s := range stored {
@@ -57,48 +98,64 @@ func Rebuild(room *Room, before *Reading, stored []Slice, node Node, opts Option
 				few[i] = &room.slices[i]
 			}
 		}
-		b := builder{svc: svc, node: node, opts: opts, groups: groups{list: room.groups[:0]}}
 		b.build(few[:])
 		room.groups = b.groups.list
 		return b.out, nil
 	}
-	b := builder{svc: svc, node: node, opts: opts}
 	b.service()
+	b.groups.reset(b.out.Ports)
 	now := b.read(before, stored, &room.slices[0])
+	room.groups, b.groups = b.groups.list, now.groups
 	b.finish()
 	return b.out, now
 }
 
-// read fills the groups, and returns how; one slice at a time is in the room.
+// read reads the slices that have changed, and returns what all hold; one slice at a time is in the room. The builder's groups are
+// empty before and after it.
 func (b *builder) read(before *Reading, stored []Slice, room *discoveryv1.EndpointSlice) *Reading {
-	now := &Reading{node: b.node, parts: make(map[Slice]*part, len(stored))}
+	now := &Reading{node: b.node, ports: b.groups.keys(), parts: make(map[Slice]*part, len(stored))}
 	for f := range Families {
 		now.served[f] = b.cluster[f].IsValid()
 	}
-	if before == nil || before.node != now.node || before.served != now.served {
+	if before == nil || before.node != now.node || before.served != now.served || !slices.Equal(before.ports, now.ports) {
 		before = &Reading{}
 	}
-	var come, gone []*part
+	var c cutter
+	c.limits = &b.limits
+	whole := true
 	for _, s := range stored {
 		p := before.parts[s]
 		if p == nil {
-			p = b.part(s, room)
-			come = append(come, p)
+			p = b.part(s, room, c.keep)
+		} else {
+			c.keep(p.targets, p.endpoints)
 		}
 		now.parts[s] = p
-		b.out.Problems = append(b.out.Problems, p.problems...)
+		whole = whole && p.kept == p.endpoints
+	}
+	if !whole || c.slices > b.limits.Slices || c.pairs > b.limits.Pairs {
+		b.cut(now, stored, room)
+	}
+	var come, gone []*part
+	for _, s := range stored {
+		p := now.parts[s]
+		if p != before.parts[s] {
+			come = append(come, p)
+		}
+		b.ofSlices = append(b.ofSlices, p.problems...)
 	}
 	for s, p := range before.parts {
-		if now.parts[s] == nil {
+		if now.parts[s] != p {
 			gone = append(gone, p)
 		}
 	}
+	now.groups = b.groups.empty()
 	if !now.groups.change(&before.groups, gone, come) {
-		now.groups = groups{}
+		now.groups = b.groups.empty()
 		for _, p := range now.parts {
-			for i := range p.groups {
-				g := &now.groups.list[now.groups.at(p.groups[i].groupKey)]
-				g.found = append(g.found, p.groups[i].found...)
+			for _, of := range p.found {
+				g := &now.groups.list[of.group]
+				g.found = append(g.found, of.endpoints...)
 			}
 		}
 		now.groups.merge()
@@ -106,38 +163,88 @@ func (b *builder) read(before *Reading, stored []Slice, room *discoveryv1.Endpoi
 			now.groups.list[i].found = nil
 		}
 	}
-	b.groups = now.groups
 	return now
 }
 
-// part reads one slice.
-func (b *builder) part(s Slice, room *discoveryv1.EndpointSlice) *part {
-	alone := builder{node: b.node, cluster: b.cluster, out: &Service{}}
-	if s.Read(room) {
-		alone.collect(room)
+// cut reads those slices again of which more or less is kept than before, in order of their names.
+func (b *builder) cut(now *Reading, stored []Slice, room *discoveryv1.EndpointSlice) {
+	sorted := slices.SortedFunc(slices.Values(stored), func(x, y Slice) int { return cmp.Compare(now.parts[x].name, now.parts[y].name) })
+	c := cutter{limits: &b.limits}
+	for _, s := range sorted {
+		p := now.parts[s]
+		keep, ok := c.keep(p.targets, p.endpoints)
+		if !ok {
+			keep = -1
+		}
+		if keep != p.kept {
+			p = b.part(s, room, func(int, int) (int, bool) { return keep, ok })
+		}
+		now.parts[s] = p
 	}
-	for i := range alone.groups.list {
-		slices.SortFunc(alone.groups.list[i].found, compareEndpoints)
-	}
-	return &part{alone.groups.list, alone.out.Problems}
+	c.report(b)
 }
 
-// change makes these the groups that others become when some parts go and others come. It reports false if it can't tell.
+// part reads one slice, of which keep tells how many endpoints are kept.
+func (b *builder) part(s Slice, room *discoveryv1.EndpointSlice, keep func(targets, endpoints int) (int, bool)) *part {
+	p := &part{}
+	if !s.Read(room) {
+		keep(0, 0)
+		return p
+	}
+	p.name, p.targets, p.endpoints = room.Name, b.targetsOf(room), len(room.Endpoints)
+	kept, ok := keep(p.targets, p.endpoints)
+	if p.kept = kept; !ok {
+		p.kept = -1
+		return p
+	}
+	before := b.ofSlices
+	b.ofSlices = nil
+	b.collect(room, kept)
+	p.problems, b.ofSlices = slices.Clip(b.ofSlices), before
+	for i := range b.groups.list {
+		if g := &b.groups.list[i]; len(g.found) > 0 {
+			slices.SortFunc(g.found, compareEndpoints)
+			p.found = append(p.found, found{i, slices.Clone(g.found)})
+			g.found = g.found[:0]
+		}
+	}
+	p.found = slices.Clip(p.found)
+	return p
+}
+
+// keys returns the keys of the groups of service ports.
+func (g *groups) keys() []groupKey {
+	keys := make([]groupKey, len(g.list)-1)
+	for i := range keys {
+		keys[i] = g.list[i].groupKey
+	}
+	return keys
+}
+
+// empty returns groups of the same ports without endpoints, in memory of their own. They cannot be searched.
+func (g *groups) empty() groups {
+	list := make([]group, len(g.list))
+	for i := range list {
+		list[i].groupKey = g.list[i].groupKey
+	}
+	return groups{list: list}
+}
+
+// change makes these the groups that others, of the same ports, become when some parts go and others come. It reports false if it
+// can't tell.
 func (g *groups) change(before *groups, gone, come []*part) bool {
-	*g = before.clone()
-	var differences [][2][]endpoint
+	for i := range before.list {
+		g.list[i].merged = before.list[i].merged
+	}
+	differences := make([][2][]endpoint, len(g.list))
 	for which, parts := range [2][]*part{gone, come} {
 		for _, p := range parts {
-			for i := range p.groups {
-				at := g.at(p.groups[i].groupKey)
-				for len(differences) <= at {
-					differences = append(differences, [2][]endpoint{})
-				}
+			for _, of := range p.found {
 				// Clipped, the list of the first part is only copied where there is another.
-				if d := &differences[at][which]; *d == nil {
-					*d = slices.Clip(p.groups[i].found)
+				if d := &differences[of.group][which]; *d == nil {
+					*d = slices.Clip(of.endpoints)
 				} else {
-					*d = append(*d, p.groups[i].found...)
+					*d = append(*d, of.endpoints...)
 				}
 			}
 		}

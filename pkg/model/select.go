@@ -3,7 +3,6 @@ package model
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"math/bits"
 	"net/netip"
 	"slices"
@@ -93,7 +92,8 @@ func presentIn(list []traits) (s traitSet) {
 	return s
 }
 
-// groups holds the endpoints of one Service by service port. Few ports are searched one by one, many by an index.
+// groups holds the endpoints of one Service by service port, in the order of Service.Ports. The last group holds the endpoints on
+// this node of slices with ports that no service port has. Few ports are searched one by one, many by an index.
 type groups struct {
 	list  []group
 	byKey map[groupKey]int
@@ -101,40 +101,41 @@ type groups struct {
 
 const indexFrom = 8 // groups
 
-// find returns the position of a group, or -1.
+// reset makes them empty groups for service ports, in memory of earlier ones.
+func (g *groups) reset(ports []*ServicePort) {
+	n := len(ports) + 1
+	g.byKey = nil
+	if n > indexFrom {
+		g.byKey = make(map[groupKey]int, n)
+	}
+	g.list = slices.Grow(g.list[:0], n)[:n]
+	for i := range g.list {
+		g.list[i] = group{found: g.list[i].found[:0]}
+		if i == len(ports) {
+			continue
+		}
+		key := groupKey{family: ports[i].Family, protocol: ports[i].Protocol, name: ports[i].Name.Port}
+		g.list[i].groupKey = key
+		if g.byKey != nil {
+			g.byKey[key] = i
+		}
+	}
+}
+
+// find returns the position of the group of a port; the last one for a port that the Service doesn't have.
 func (g *groups) find(k groupKey) int {
+	others := len(g.list) - 1
 	if g.byKey != nil {
 		if i, ok := g.byKey[k]; ok {
 			return i
 		}
-		return -1
+		return others
 	}
-	return slices.IndexFunc(g.list, func(have group) bool { return have.groupKey == k })
-}
-
-// at returns the position of a group, which is made if need be.
-func (g *groups) at(k groupKey) int {
-	if i := g.find(k); i >= 0 {
+	if i := slices.IndexFunc(g.list[:others], func(have group) bool { return have.groupKey == k }); i >= 0 {
 		return i
 	}
-	var found []endpoint
-	if n := len(g.list); n < cap(g.list) {
-		found = g.list[:n+1][n].found[:0] // the memory is a room's
-	}
-	g.list = append(g.list, group{groupKey: k, found: found})
-	if g.byKey != nil {
-		g.byKey[k] = len(g.list) - 1
-	} else if len(g.list) == indexFrom {
-		g.byKey = make(map[groupKey]int, 2*indexFrom)
-		for i := range g.list {
-			g.byKey[g.list[i].groupKey] = i
-		}
-	}
-	return len(g.list) - 1
+	return others
 }
-
-// clone returns groups that can be added to.
-func (g *groups) clone() groups { return groups{slices.Clone(g.list), maps.Clone(g.byKey)} }
 
 // merge merges what has been found in all groups.
 func (g *groups) merge() {
@@ -150,6 +151,40 @@ func (g *group) merge() {
 		g.addrs[i], g.traits[i] = endpoints[i].AddrPort, endpoints[i].traits
 	}
 	g.present, g.found = presentIn(g.traits), g.found[:0]
+}
+
+// usable returns at most n of the endpoints: ready ones before those that serve while they terminate, these before others, and lower
+// addresses before higher ones.
+func (m *merged) usable(n int) merged {
+	var of, keep [3]int
+	for _, t := range m.traits {
+		of[t.tier()]++
+	}
+	left := n
+	for i := range of {
+		keep[i] = min(of[i], left)
+		left -= keep[i]
+	}
+	out := merged{addrs: make([]netip.AddrPort, 0, n), traits: make([]traits, 0, n), twice: m.twice}
+	for i, t := range m.traits {
+		if keep[t.tier()] > 0 {
+			keep[t.tier()]--
+			out.addrs, out.traits = append(out.addrs, m.addrs[i]), append(out.traits, t)
+		}
+	}
+	out.present = presentIn(out.traits)
+	return out
+}
+
+// tier is smaller for an endpoint that is used before another one, the same on every node.
+func (t traits) tier() int {
+	switch {
+	case t.has(ready):
+		return 0
+	case t.has(serving | terminating):
+		return 1
+	}
+	return 2
 }
 
 // localReady counts the distinct addresses of ready endpoints on this node over all groups, also those that no port of
@@ -175,56 +210,175 @@ type target struct {
 	port  uint16
 }
 
-// collect adds the endpoints of one slice to the groups.
-func (b *builder) collect(s *discoveryv1.EndpointSlice) {
-	f, ok := familyOfSlice(s.AddressType)
-	if !ok {
-		b.sliceProblem(s, "addressType", quoted(string(s.AddressType), "not IPv4 or IPv6"))
+// collectAll adds the endpoints of slices to the groups, nil ones passed over, within the limits of slices and pairs.
+func (b *builder) collectAll(list []*discoveryv1.EndpointSlice) {
+	n, most := 0, 0
+	for _, s := range list {
+		if s != nil {
+			n, most = n+1, most+pairs(len(s.Ports), len(s.Endpoints))
+		}
+	}
+	if n <= b.limits.Slices && most <= b.limits.Pairs { // nearly always
+		for _, s := range list {
+			if s != nil {
+				b.collect(s, len(s.Endpoints))
+			}
+		}
 		return
 	}
-	if !b.cluster[f].IsValid() {
+	list = slices.DeleteFunc(slices.Clone(list), func(s *discoveryv1.EndpointSlice) bool { return s == nil })
+	slices.SortFunc(list, func(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
+	c := cutter{limits: &b.limits}
+	for _, s := range list {
+		if keep, ok := c.keep(b.targetsOf(s), len(s.Endpoints)); ok {
+			b.collect(s, keep)
+		}
+	}
+	c.report(b)
+}
+
+// pairs is the number of pairs of a slice's ports and endpoints.
+func pairs(ports, endpoints int) int { return ports * endpoints }
+
+// cutter finds the parts of slices that are above the limits of slices and pairs. It is told of the slices in order of their names.
+type cutter struct {
+	limits        *Limits
+	slices, pairs int
+}
+
+// keep returns the number of endpoints that are kept of a slice with a number of targets; ok is false if the slice is left out.
+func (c *cutter) keep(targets, endpoints int) (n int, ok bool) {
+	c.slices++
+	if c.slices > c.limits.Slices {
+		return 0, false
+	}
+	left := max(0, c.limits.Pairs-c.pairs)
+	c.pairs += pairs(targets, endpoints)
+	if targets > 0 {
+		endpoints = min(endpoints, left/targets)
+	}
+	return endpoints, true
+}
+
+// report reports the limits that the slices exceed.
+func (c *cutter) report(b *builder) {
+	if c.slices > c.limits.Slices {
+		b.exceeds(LimitSlices, "EndpointSlices", c.slices, c.limits.Slices, fmt.Sprintf("the last %d by name are not used", c.slices-c.limits.Slices),
+			"use larger EndpointSlices")
+	}
+	if c.pairs > c.limits.Pairs {
+		b.exceeds(LimitPairs, "EndpointSlices", c.pairs, c.limits.Pairs, fmt.Sprintf("%d are not used", c.pairs-c.limits.Pairs),
+			"EndpointSlices that are first by name are kept; divide the Service")
+	}
+}
+
+// targetsOf returns the number of targets of a slice.
+func (b *builder) targetsOf(s *discoveryv1.EndpointSlice) (n int) {
+	f, ok := familyOfSlice(s.AddressType)
+	if !ok || !b.cluster[f].IsValid() {
+		return 0
+	}
+	others, othersToo := len(b.groups.list)-1, 0
+	for i := range s.Ports {
+		if _, reason := checkPort(&s.Ports[i]); reason != "" {
+			continue
+		}
+		if b.groups.find(keyOf(&s.Ports[i], f)) == others {
+			othersToo = 1
+		} else {
+			n++
+		}
+	}
+	return min(n, b.limits.SlicePorts) + othersToo
+}
+
+// collect adds at most a number of the endpoints of one slice to the groups.
+func (b *builder) collect(s *discoveryv1.EndpointSlice, keep int) {
+	r := sliceReader{b: b, s: s}
+	r.read(keep)
+	b.ofSlices = append(b.ofSlices, r.problems.all(r.problemOf("ports, endpoints", ""))...)
+	b.ofSlices = append(b.ofSlices, r.over...)
+}
+
+// sliceReader reads one slice.
+type sliceReader struct {
+	b        *builder
+	s        *discoveryv1.EndpointSlice
+	problems problems
+	over     []Problem
+}
+
+func (r *sliceReader) read(keep int) {
+	f, ok := familyOfSlice(r.s.AddressType)
+	if !ok {
+		r.problem("addressType", quoted(string(r.s.AddressType), "not IPv4 or IPv6"))
+		return
+	}
+	if !r.b.cluster[f].IsValid() {
 		return
 	}
 	var buf [4]target
-	targets := b.targets(buf[:0], s, f)
-	for _, t := range targets {
-		g := &b.groups.list[t.group]
-		g.found = slices.Grow(g.found, len(s.Endpoints))
+	targets := r.targets(buf[:0], f)
+	if len(targets) == 0 {
+		return
 	}
-	if len(targets) > 0 {
-		b.addEndpoints(s, f, targets)
+	if keep < len(r.s.Endpoints) {
+		r.addFirst(f, targets, keep)
+		return
+	}
+	others := len(r.b.groups.list) - 1
+	for _, t := range targets {
+		if g := &r.b.groups.list[t.group]; t.group != others {
+			g.found = slices.Grow(g.found, len(r.s.Endpoints))
+		}
+	}
+	r.eachEndpoint(f, func(addr netip.Addr, t traits) { r.add(targets, addr, t) })
+}
+
+// addFirst adds some of the endpoints, those that are used before others.
+func (r *sliceReader) addFirst(f Family, targets []target, keep int) {
+	list := make([]endpoint, 0, len(r.s.Endpoints))
+	r.eachEndpoint(f, func(addr netip.Addr, t traits) { list = append(list, endpoint{netip.AddrPortFrom(addr, 0), t}) })
+	slices.SortFunc(list, func(a, b endpoint) int { return cmp.Or(cmp.Compare(a.tier(), b.tier()), compareEndpoints(a, b)) })
+	for _, e := range list[:min(keep, len(list))] {
+		r.add(targets, e.Addr(), e.traits)
 	}
 }
 
-func (b *builder) addEndpoints(s *discoveryv1.EndpointSlice, f Family, targets []target) {
-	bad := 0
-	for i := range s.Endpoints {
-		ep := &s.Endpoints[i]
-		addr, reason := addressOf(ep, f)
-		if reason != "" {
-			if bad++; bad <= maxEndpointProblems {
-				b.sliceProblem(s, index("endpoints", i)+".addresses", reason)
-			}
-			continue
-		}
-		t := b.traitsOf(ep)
-		for _, target := range targets {
-			g := &b.groups.list[target.group]
+func (r *sliceReader) add(targets []target, addr netip.Addr, t traits) {
+	for _, target := range targets {
+		g := &r.b.groups.list[target.group]
+		if target.group < len(r.b.groups.list)-1 || t.has(local) {
 			g.found = append(g.found, endpoint{netip.AddrPortFrom(addr, target.port), t})
 		}
 	}
+}
+
+// eachEndpoint calls each for every endpoint with a usable address.
+func (r *sliceReader) eachEndpoint(f Family, each func(netip.Addr, traits)) {
+	bad := 0
+	for i := range r.s.Endpoints {
+		ep := &r.s.Endpoints[i]
+		addr, reason := addressOf(ep, f)
+		if reason != "" {
+			if bad++; bad <= maxEndpointProblems {
+				r.problem(index("endpoints", i)+".addresses", reason)
+			}
+			continue
+		}
+		each(addr, r.b.traitsOf(ep))
+	}
 	if more := bad - maxEndpointProblems; more > 0 {
-		b.sliceProblem(s, "endpoints", fmt.Sprintf("%d more have no usable address", more))
+		r.problem("endpoints", fmt.Sprintf("%d more have no usable address", more))
 	}
 }
 
-func (b *builder) sliceProblem(s *discoveryv1.EndpointSlice, field, reason string) {
-	b.out.Problems = append(b.out.Problems, Problem{
-		Kind:   "EndpointSlice",
-		Name:   types.NamespacedName{Namespace: s.Namespace, Name: s.Name},
-		Field:  field,
-		Reason: reason,
-	})
+func (r *sliceReader) problem(field, reason string) {
+	r.problems.add(r.b.limits.Problems, r.problemOf(field, reason))
+}
+
+func (r *sliceReader) problemOf(field, reason string) Problem {
+	return Problem{Kind: "EndpointSlice", Name: types.NamespacedName{Namespace: r.s.Namespace, Name: r.s.Name}, Field: field, Reason: reason}
 }
 
 func familyOfSlice(t discoveryv1.AddressType) (Family, bool) {
@@ -237,21 +391,41 @@ func familyOfSlice(t discoveryv1.AddressType) (Family, bool) {
 	return 0, false
 }
 
-// targets appends the usable ports of a slice. No ports at all is what the controller writes where no pod has the
-// wanted named port, so it is no problem.
-func (b *builder) targets(targets []target, s *discoveryv1.EndpointSlice, f Family) []target {
-	for i := range s.Ports {
-		p := &s.Ports[i]
+// targets appends the usable ports of a slice that are ports of the Service, and one for all others together. No ports at all is what
+// the controller writes where no pod has the wanted named port, so it is no problem.
+func (r *sliceReader) targets(targets []target, f Family) []target {
+	others, othersToo, n := len(r.b.groups.list)-1, false, 0
+	for i := range r.s.Ports {
+		p := &r.s.Ports[i]
 		field, reason := checkPort(p)
 		if reason != "" {
-			b.sliceProblem(s, index("ports", i)+field, reason)
+			r.problem(index("ports", i)+field, reason)
 			continue
 		}
-		protocol, _ := slicePortProtocol(p)
-		at := b.groups.at(groupKey{family: f, protocol: protocol, name: *p.Name})
-		targets = append(targets, target{group: at, port: uint16(*p.Port)})
+		at := r.b.groups.find(keyOf(p, f))
+		if at == others {
+			othersToo = true
+			continue
+		}
+		if n++; n <= r.b.limits.SlicePorts {
+			targets = append(targets, target{group: at, port: uint16(*p.Port)})
+		}
+	}
+	if most := r.b.limits.SlicePorts; n > most {
+		p := r.problemOf("ports", LimitSlicePorts.exceeded(n, most, fmt.Sprintf("the last %d are not used", n-most), "divide the Service"))
+		p.Limit = LimitSlicePorts
+		r.over = append(r.over, p)
+	}
+	if othersToo {
+		targets = append(targets, target{group: others})
 	}
 	return targets
+}
+
+// keyOf returns the key of the group of a slice's port that is usable.
+func keyOf(p *discoveryv1.EndpointPort, f Family) groupKey {
+	protocol, _ := slicePortProtocol(p)
+	return groupKey{family: f, protocol: protocol, name: *p.Name}
 }
 
 // checkPort returns the field of a slice's port that is wrong and why, or two empty strings.

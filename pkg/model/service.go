@@ -106,10 +106,17 @@ type Frontend struct {
 	// Local is set where the traffic policy that governs this frontend is Local: the internal one for a cluster IP,
 	// the external one for all others.
 	Local bool
-	// AllowedSources, if not nil, are the only prefixes that may reach this frontend (loadBalancerSourceRanges). They
-	// are of the frontend's family, masked, sorted, and none contains another.
-	AllowedSources []netip.Prefix
+	// ReplacesClusterIP is set where a load-balancer IP or an external IP is the Service's own cluster IP. As in kube-proxy, it takes
+	// the place of the cluster IP: the external traffic policy and the source ranges hold.
+	ReplacesClusterIP bool
+	// AllowedSources, if not nil, are the only addresses that may reach this frontend (loadBalancerSourceRanges); none may if it is
+	// empty. They are of the frontend's family and sorted, and have gaps between them. All frontends of a Service and family that
+	// are restricted share one list.
+	AllowedSources []AddrRange
 }
+
+// AtClusterIP reports whether the frontend's address is the cluster IP of its Service, which the API server has allocated.
+func (f *Frontend) AtClusterIP() bool { return f.Kind == ClusterIP || f.ReplacesClusterIP }
 
 // ServicePort is one port of a Service in one family. It is immutable.
 type ServicePort struct {
@@ -171,6 +178,8 @@ type Problem struct {
 	Field string
 	// Reason says what is wrong and, where it isn't plain, what to do.
 	Reason string
+	// Limit is the limit that the object exceeds; empty for any other problem.
+	Limit Limit
 	// Event and Action are the reason and action of the Event that tells of it; empty for "NotProgrammed" and "Sync".
 	Event, Action string
 }

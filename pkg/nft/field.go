@@ -151,6 +151,13 @@ func Priority() Field {
 	})
 }
 
+// NetworkPriority is the packet's priority in network byte order, which nft has in concatenations with ranges.
+func NetworkPriority() Field {
+	f := Priority()
+	f.print = func(b []byte) string { return fmt.Sprintf("%x:%x", binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])) }
+	return f
+}
+
 // Mark is the packet's mark.
 func Mark() Field {
 	return metaField("meta mark", expr.MetaKeyMARK, 19, 4, orderHost, func(b []byte) string {

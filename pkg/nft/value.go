@@ -74,6 +74,13 @@ func (v Value) Uint32(n uint32) Value {
 	return v
 }
 
+// BigEndian appends a number in network byte order.
+func (v Value) BigEndian(n uint32) Value {
+	binary.BigEndian.PutUint32(v.b[v.n:], n)
+	v.n += 4
+	return v
+}
+
 // AsUint32 returns the first number of the value, in host byte order; 0 if it has none.
 func (v *Value) AsUint32() uint32 {
 	if v.n < 4 {

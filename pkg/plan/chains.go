@@ -9,12 +9,18 @@ import (
 
 // use notes that a class is chosen at a step; its chain is made if it isn't there.
 func (p *Planner) use(u use) {
+	if !u.kind.numbered() {
+		return // its chain is always there
+	}
 	n, dispatched := p.uses[u]
 	p.uses[u] = n + 1
 	if dispatched {
 		return
 	}
-	key := classKey{u.family, u.class}
+	if u.kind >= kindRemember {
+		p.releaseBlock(u)
+	}
+	key := classKey{u.family, u.ofChain()}
 	chain, exists := p.chains[key]
 	if !exists && p.delta != nil {
 		p.delta.addChain(key)
@@ -24,8 +30,21 @@ func (p *Planner) use(u use) {
 	p.put(&e)
 }
 
+// releaseBlock takes away what leads from a block of numbers to the chain of another timeout: the block has been empty.
+func (p *Planner) releaseBlock(now use) {
+	for u := range p.uses {
+		if u.family == now.family && u.kind >= kindRemember && u.block == now.block && u.n != now.n {
+			p.retireUse(u)
+		}
+	}
+}
+
 // drop notes that a class is chosen at a step once less. Its chain stays until [Planner.Retire].
-func (p *Planner) drop(u use) { p.uses[u]-- }
+func (p *Planner) drop(u use) {
+	if u.kind.numbered() {
+		p.uses[u]--
+	}
+}
 
 // Unused reports whether there are chains that nothing needs any more.
 func (p *Planner) Unused() bool {
@@ -71,12 +90,16 @@ func (p *Planner) inUse(c Chain) bool {
 func (p *Planner) retireUses() {
 	for u, n := range p.uses {
 		if n == 0 {
-			delete(p.uses, u)
-			p.chains[classKey{u.family, u.class}]--
-			e := p.layouts[u.family].dispatchElement(u.step, u.class)
-			p.remove(&e)
+			p.retireUse(u)
 		}
 	}
+}
+
+func (p *Planner) retireUse(u use) {
+	delete(p.uses, u)
+	p.chains[classKey{u.family, u.ofChain()}]--
+	e := p.layouts[u.family].dispatchElement(u.step, u.class)
+	p.remove(&e)
 }
 
 // LeftOver notes chains that were found in the kernel and that nothing leads to; [Planner.Retire] gives them up.
@@ -128,13 +151,16 @@ func (p *Planner) Dispatches(f nft.Family) []*nft.Set { return p.layouts[ofNFT(f
 // ended before it could retire the class. It will be retired. Only a planner that doesn't keep track can take note.
 func (p *Planner) FoundDispatch(e *nft.Element) {
 	l := p.layouts[familyOf(e.Set)]
-	v := e.Key.AsUint32()
-	u := use{l.family, step(slices.Index(l.dispatch[:], e.Set)), class{kind(v >> 24), v & 0xffffff}}
-	if _, known := p.uses[u]; known || !u.kind.exists() || l.dispatchElement(u.step, u.class) != *e {
+	c, ok := classOf(e.Chain)
+	if c.kind >= kindRemember {
+		c.block = blockOf(e.Key.AsUint32())
+	}
+	u := use{l.family, step(slices.Index(l.dispatch[:], e.Set)), c}
+	if _, known := p.uses[u]; known || !ok || l.dispatchElement(u.step, u.class) != *e {
 		return
 	}
 	p.uses[u] = 0
-	p.chains[classKey{u.family, u.class}]++
+	p.chains[classKey{u.family, c.ofChain()}]++
 	p.put(e)
 }
 

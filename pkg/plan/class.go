@@ -1,63 +1,103 @@
 package plan
 
 import (
-	"cmp"
 	"fmt"
+	"math/bits"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// A class says what happens to a packet once its frontend is known. Maps hold classes as plain numbers, and one small
-// map turns a class into a chain: an element that carries a verdict makes the kernel walk its whole map again on every
-// commit, one that carries a number doesn't.
+// The scratch register (meta priority) carries one of two words between the rules. Both have the top bit set, and nothing else on a
+// node uses such priorities: the rules clear the register in postrouting by that bit.
+//
+//	number | class         once a destination has been found: the class chooses a chain, the number names the service port
+//	number | endpoint id   with session affinity, where numbers have upper halves only
+const (
+	ourBit       = 0x8000_0000
+	classBits    = 0x0000_07ff
+	portBits     = 0xffff_f800 // a number
+	affineBits   = 0xffff_0000 // a number of a service port with session affinity
+	endpointBits = 0x0000_ffff
+	blockBits    = 0xff00_0000
+	portShift    = 11
+	affineShift  = 16
+	blockShift   = 24
+)
+
+// A class says what happens to a packet next. Maps hold classes as plain numbers, and one small map turns a class into a chain: an
+// element that carries a verdict makes the kernel walk its whole map again on every commit, one that carries a number doesn't.
+//
+// There are fewer classes than the register has room for, whatever Services ask for: numbers of endpoints and timeouts are rounded up
+// to those of tables. So no Service can use up the classes, or the chains, of others.
 type class struct {
 	kind kind
-	// n is the number of endpoints of a direct or pick class, the timeout in seconds of an affinity class.
+	// n is the size of the table of a direct or pick class, the timeout in seconds of a remember class.
 	n uint32
+	// block is the block of numbers of a remember class.
+	block uint8
 }
 
-// value is the class as it stands in maps: the kind in the top eight bits.
-func (c class) value() nft.Value { return nft.Value{}.Uint32(c.number()) }
+// number is the key of the class in the map of a step.
+func (c class) number() uint32 {
+	switch {
+	case c.kind >= kindRemember:
+		return uint32(c.block) << blockShift
+	case c.kind >= kindPick:
+		return uint32(c.kind-kindPick)<<8 | sizeIndex(c.n)
+	case c.kind >= kindDirect:
+		return uint32(c.kind-kindDirect+1)<<8 | sizeIndex(c.n)
+	}
+	return uint32(c.kind)
+}
 
-// number is the class as it stands in the scratch register.
-func (c class) number() uint32 { return uint32(c.kind)<<24 | c.n }
+// word is the class with the number of a service port, as maps hold them.
+func (c class) word(number uint32) nft.Value { return nft.Value{}.Uint32(number | c.number()) }
+
+// kindOf returns the kind of the class in a word.
+func kindOf(word uint32) kind {
+	code := word & classBits
+	if route := code >> 8; route > 0 {
+		return kindDirect + kind(route-1)
+	}
+	return kind(code)
+}
 
 // chain is the name of the chain of the class.
 func (c class) chain() string {
 	name := c.kind.name()
-	if c.kind.perCount() {
+	if c.kind.numbered() {
 		return fmt.Sprintf("%s-%d", name, c.n)
 	}
 	return name
 }
 
-// kind is the kind of a class: one of the fixed ones, or a stage with a scope and a route.
+// ofChain is the class without what its chain doesn't depend on.
+func (c class) ofChain() class { return class{kind: c.kind, n: c.n} }
+
+// kind is the kind of a class.
 type kind uint8
 
-// The kinds that have exactly one chain, which is always there.
 const (
+	// The kinds with exactly one chain, which is always there.
 	kindReject kind = 1 + iota
 	kindDrop
 	kindFirewall
 	kindExternalLocal
-	kindNodePortExternalLocal
+	// kindAffinity looks for the client's endpoint first; the kinds of the other routes follow.
+	kindAffinity
+	// kindDirect chooses an endpoint at random, from a table of some size; the kinds of the other routes follow.
+	kindDirect = kindAffinity + kind(routes)
+	// kindPick chooses an endpoint's id for a new client; that of the other list follows.
+	kindPick = kindDirect + kind(routes)
+	// kindRemember remembers a client's endpoint for some time.
+	kindRemember = kindPick + kind(lists)
+	kindEnd      = kindRemember + 1
 )
-
-// scope says what a frontend is matched by.
-type scope uint8
-
-const (
-	// scopeVIP is matched by address, protocol and port: cluster IPs, external IPs, load-balancer IPs.
-	scopeVIP scope = iota
-	// scopeNodePort is matched by protocol and port on the node's own addresses.
-	scopeNodePort
-	scopes
-)
-
-func (s scope) prefix() string { return [...]string{"", "nodeport-"}[s] }
 
 // route says which endpoints a packet may go to, and whether it is masqueraded.
 type route uint8
@@ -99,45 +139,36 @@ const (
 
 func (l list) prefix() string { return [...]string{"", "local-"}[l] }
 
-// The stages of classes that have a chain for every number in use.
-const (
-	stageDirect   = 0x10 // chooses an endpoint at random
-	stageAffinity = 0x30 // looks for the client's endpoint first
-	stagePick     = 0x50 // chooses an endpoint's id for a new client
-	stageEnd      = 0x70
-)
+func directKind(r route) kind   { return kindDirect + kind(r) }
+func affinityKind(r route) kind { return kindAffinity + kind(r) }
+func pickKind(l list) kind      { return kindPick + kind(l) }
 
-func directKind(s scope, r route) kind   { return stageDirect + kind(s)<<4 + kind(r) }
-func affinityKind(s scope, r route) kind { return stageAffinity + kind(s)<<4 + kind(r) }
-func pickKind(s scope, l list) kind      { return stagePick + kind(s)<<4 + kind(l) }
+// numbered reports whether the kind has a chain for every number in use.
+func (k kind) numbered() bool { return k >= kindDirect }
 
-func (k kind) perCount() bool { return k >= stageDirect }
-func (k kind) scope() scope   { return scope(k>>4&1) ^ 1 }
-func (k kind) route() route   { return route(k & 15) }
-func (k kind) list() list     { return list(k & 15) }
-
-func (k kind) stage() kind {
-	switch {
-	case k >= stagePick:
-		return stagePick
-	case k >= stageAffinity:
-		return stageAffinity
-	case k >= stageDirect:
-		return stageDirect
+// route is that of a direct or affinity kind.
+func (k kind) route() route {
+	if k >= kindDirect {
+		return route(k - kindDirect)
 	}
-	return 0
+	return route(k - kindAffinity)
 }
 
+// list is that of a pick kind.
+func (k kind) list() list { return list(k - kindPick) }
+
 func (k kind) name() string {
-	switch k.stage() {
-	case stageDirect:
-		return k.scope().prefix() + k.route().String()
-	case stageAffinity:
-		return "affinity-" + k.scope().prefix() + k.route().String()
-	case stagePick:
-		return k.scope().prefix() + "pick-" + k.list().prefix() + "of"
+	switch {
+	case k >= kindRemember:
+		return "remember"
+	case k >= kindPick:
+		return "pick-" + k.list().prefix() + "of"
+	case k >= kindDirect:
+		return k.route().String()
+	case k >= kindAffinity:
+		return "affinity-" + k.route().String()
 	}
-	return [...]string{"", "reject-packet", "drop-packet", "firewall", "external-local", "nodeport-external-local"}[k]
+	return [...]string{"", "reject-packet", "drop-packet", "firewall", "external-local"}[k]
 }
 
 // step is a point on a packet's way at which its class chooses a chain. Every step has a map of its own, and leads to later
@@ -153,24 +184,30 @@ const (
 	stepLocal
 	// stepPick: a client needs an endpoint; the chain comes back.
 	stepPick
+	// stepRemember: a client's endpoint is known; the chain comes back.
+	stepRemember
 	steps
 )
 
 func (s step) mapName() string {
-	return "dispatch" + [...]string{"", "-allowed", "-local", "-pick"}[s]
+	return "dispatch" + [...]string{"", "-allowed", "-local", "-pick", "-remember"}[s]
 }
 
 func (s step) when() string {
-	return [...]string{"at first", "after the firewall", "after external-local", "for a new client"}[s]
+	return [...]string{"at first", "after the firewall", "after external-local", "for a new client", "once its endpoint is known"}[s]
 }
 
 // fixedDispatch are the steps at which each of the kinds with one chain can be chosen.
-var fixedDispatch = map[kind][]step{
-	kindReject:                {stepFirst, stepAllowed, stepLocal},
-	kindDrop:                  {stepFirst, stepAllowed, stepLocal},
-	kindFirewall:              {stepFirst},
-	kindExternalLocal:         {stepFirst, stepAllowed},
-	kindNodePortExternalLocal: {stepFirst},
+func fixedDispatch(k kind) []step {
+	switch k {
+	case kindReject, kindDrop:
+		return []step{stepFirst, stepAllowed, stepLocal}
+	case kindFirewall, affinityKind(routeCluster), affinityKind(routeClusterLocal):
+		return []step{stepFirst}
+	case affinityKind(routeShortCircuit), affinityKind(routeLocal):
+		return []step{stepLocal}
+	}
+	return []step{stepFirst, stepAllowed}
 }
 
 // use is a class at a step in one family's table.
@@ -180,7 +217,7 @@ type use struct {
 	class
 }
 
-// classKey names a class within both tables.
+// classKey names the chain of a class within both tables.
 type classKey struct {
 	family model.Family
 	class
@@ -188,38 +225,78 @@ type classKey struct {
 
 // classOf finds the class whose chain has the given name.
 func classOf(name string) (class, bool) {
-	base, number, ok := cutLast(name, "-")
-	n, err := strconv.ParseUint(number, 10, 24)
-	if !ok || err != nil {
+	at := strings.LastIndex(name, "-")
+	if at < 0 {
 		return class{}, false
 	}
-	for k := range kind(stageEnd) {
-		if k.exists() && k.name() == base {
-			c := class{k, uint32(n)}
-			return c, c.chain() == name
+	n, err := strconv.ParseUint(name[at+1:], 10, 24)
+	if err != nil {
+		return class{}, false
+	}
+	for k := kindDirect; k < kindEnd; k++ {
+		if c := (class{kind: k, n: uint32(n)}); c.chain() == name {
+			return c, k == kindRemember && timeoutClass(c.n) == c.n || k < kindRemember && n > 0 && n <= mostSlots && tableSize(c.n) == c.n
 		}
 	}
 	return class{}, false
 }
 
-func cutLast(s, sep string) (before, after string, found bool) {
-	if i := strings.LastIndex(s, sep); i >= 0 {
-		return s[:i], s[i+len(sep):], true
+// A table has a slot for each endpoint, up to exactSlots; above, its size is rounded up to the next of eight in every octave. A rule
+// that draws an empty slot draws again.
+const (
+	exactSlots = 128
+	perOctave  = 8
+	exactBits  = 7 // exactSlots = 1 << exactBits
+	// mostSlots is the size of the largest table.
+	mostSlots = 1 << 16
+)
+
+// sizeIndex numbers the sizes of tables from 1; it returns that of the smallest table for n endpoints, n from 1 to mostSlots.
+func sizeIndex(n uint32) uint32 {
+	if n <= exactSlots {
+		return n
 	}
-	return s, "", false
+	octave := uint32(bits.Len32(n-1)) - 1 // n is above 1 << octave, and at most twice that
+	step := uint32(1) << octave / perOctave
+	return exactSlots + (octave-exactBits)*perOctave + (n-1<<octave+step-1)/step
 }
 
-// exists tells whether a number stands for a kind that has a chain for every number in use.
-func (k kind) exists() bool {
-	switch k.stage() {
-	case stageDirect, stageAffinity:
-		return k.route() < routes
-	case stagePick:
-		return k < stageEnd && k.list() < lists
+// sizeAt is the size with an index.
+func sizeAt(index uint32) uint32 {
+	if index <= exactSlots {
+		return index
 	}
-	return false
+	octave, part := (index-exactSlots-1)/perOctave+exactBits, (index-exactSlots-1)%perOctave+1
+	return 1<<octave + part*(1<<octave/perOctave)
+}
+
+// tableSize is the size of the table for n endpoints.
+func tableSize(n uint32) uint32 { return sizeAt(sizeIndex(n)) }
+
+// surelyFilled is a number of slots that every table of the size has filled.
+func surelyFilled(size uint32) uint32 {
+	if size <= exactSlots {
+		return size
+	}
+	return sizeAt(sizeIndex(size) - 1)
+}
+
+// timeouts are the times in seconds for which clients are remembered. Others are rounded up: each has a chain.
+var timeouts = [...]uint32{
+	1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 40, 45, 60, 75, 90, 120, 150, 180, 240, 300, 360, 420, 480, 600, 750, 900, 1200, 1500,
+	1800, 2400, 2700, 3600, 4500, 5400, 7200, 9000, 10800, 14400, 18000, 21600, 28800, 36000, 43200, 57600, 72000, 86400,
+}
+
+// Timeout returns for how long a client is remembered where session affinity asks for a time.
+func Timeout(wanted time.Duration) time.Duration {
+	return time.Duration(timeoutClass(uint32(min(wanted, 24*time.Hour)/time.Second))) * time.Second
+}
+
+func timeoutClass(seconds uint32) uint32 {
+	at, _ := slices.BinarySearch(timeouts[:], seconds)
+	return timeouts[min(at, len(timeouts)-1)]
 }
 
 func (c class) compare(d class) int {
-	return cmp.Or(cmp.Compare(c.kind, d.kind), cmp.Compare(c.n, d.n))
+	return slices.Compare([]uint32{uint32(c.kind), c.n}, []uint32{uint32(d.kind), d.n})
 }

@@ -4,28 +4,66 @@ import "testing"
 
 func TestChainNamesLeadBackToTheirClasses(t *testing.T) {
 	seen := map[string]class{}
-	values := map[uint32]class{}
-	l := newLayout(0)
-	for _, c := range l.samples() {
-		for _, n := range []uint32{1, 10, 86400} {
-			c.n = n
-			if other, ok := seen[c.chain()]; ok {
+	type key struct {
+		step   bool
+		number uint32
+	}
+	numbers := map[key]class{}
+	for k := kindDirect; k < kindEnd; k++ {
+		for _, n := range []uint32{1, 10, 128, 144, 60000, 86400, 1 << 16} {
+			c := class{kind: k, n: n}
+			if k < kindRemember {
+				c.n = tableSize(min(n, mostSlots))
+			} else {
+				c.n, c.block = timeoutClass(n), uint8(firstBlock+len(numbers)%64)
+			}
+			if other, ok := seen[c.chain()]; ok && other != c.ofChain() {
 				t.Fatalf("%v and %v have the same chain %s", c, other, c.chain())
 			}
-			seen[c.chain()] = c
-			if got, ok := classOf(c.chain()); !ok || got != c {
+			seen[c.chain()] = c.ofChain()
+			if got, ok := classOf(c.chain()); !ok || got != c.ofChain() {
 				t.Errorf("classOf(%q) = %v, %v, want %v", c.chain(), got, ok, c)
 			}
-			v := c.value()
-			if other, ok := values[v.AsUint32()]; ok {
+			at := key{k >= kindPick, c.number()}
+			if other, ok := numbers[at]; ok && other != c {
 				t.Errorf("%v and %v have the same number", c, other)
 			}
-			values[v.AsUint32()] = c
+			numbers[at] = c
+			if k < kindPick && (c.number()&^classBits != 0 || kindOf(c.number()|ourBit) != k) {
+				t.Errorf("%v has the number %x, which is read as kind %v", c, c.number(), kindOf(c.number()))
+			}
 		}
 	}
-	for _, name := range []string{"services", "external-local", "cluster-", "cluster-x", "cluster-007", "nonsense-3", "cluster-16777216", ""} {
+	for _, name := range []string{"services", "external-local", "cluster-", "cluster-x", "cluster-007", "cluster-129", "nonsense-3", "cluster-16777216",
+		"remember-13", ""} {
 		if c, ok := classOf(name); ok {
 			t.Errorf("classOf(%q) = %v", name, c)
 		}
+	}
+}
+
+// A table is large enough, and no larger than by an eighth.
+func TestSizesOfTables(t *testing.T) {
+	for n := uint32(1); n <= mostSlots; n++ {
+		size := tableSize(n)
+		if size < n || size > n+n/perOctave || sizeAt(sizeIndex(size)) != size || surelyFilled(size) > n || sizeIndex(size) > 0xff {
+			t.Fatalf("%d endpoints: size %d, index %d, %d surely filled", n, size, sizeIndex(size), surelyFilled(size))
+		}
+	}
+}
+
+func TestTimeoutsAreRoundedUp(t *testing.T) {
+	for seconds := uint32(1); seconds <= 86400; seconds++ {
+		if got := timeoutClass(seconds); got < seconds || got > seconds+seconds/3+1 {
+			t.Fatalf("%d seconds are rounded to %d", seconds, got)
+		}
+	}
+	for _, exact := range []uint32{1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10800, 86400} {
+		if got := timeoutClass(exact); got != exact {
+			t.Errorf("%d seconds are rounded to %d", exact, got)
+		}
+	}
+	if got := timeoutClass(100000); got != 86400 {
+		t.Errorf("more than a day is rounded to %d", got)
 	}
 }

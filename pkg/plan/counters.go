@@ -33,6 +33,8 @@ const (
 	Examined
 	// Allowed: the source was in loadBalancerSourceRanges.
 	Allowed
+	// Arrived: at a frontend with policy Local. Another element, of its service port, tells what became of it.
+	Arrived
 	// ToEndpoint: sent on to this endpoint, where [Options.CountEndpoints] is set.
 	ToEndpoint
 	// Meanings is the number of meanings.
@@ -48,15 +50,15 @@ func (c *Counters) Meaning(e *nft.Element) (m, also Meaning) {
 	case r.fixed != Silent:
 		return r.fixed, Silent
 	}
-	switch kind(e.Data.AsUint32() >> 24) {
+	switch kindOf(e.Data.AsUint32()) {
 	case kindReject:
 		m = NoEndpoints
 	case kindDrop:
 		m = NoLocalEndpoints
 	case kindFirewall:
 		m = Examined
-	case kindExternalLocal, kindNodePortExternalLocal:
-		m = Silent
+	case kindExternalLocal:
+		m = Arrived
 	default:
 		m = Forwarded
 	}
@@ -66,15 +68,16 @@ func (c *Counters) Meaning(e *nft.Element) (m, also Meaning) {
 // Counters tells what the counters of a planner's elements mean. It doesn't change, and may be used by any goroutine.
 type Counters struct {
 	sets         map[*nft.Set]role
-	list, owners []*nft.Set
+	list   []*nft.Set
+	owners []*nft.Set
 }
 
 // role is what all elements of a set have in common.
 type role struct {
 	// fixed is their meaning, where their class doesn't say it; also is one that they have besides.
 	fixed, also Meaning
-	// affine says that they are endpoints known by their ids.
-	affine bool
+	// ofPort says that they belong to no single frontend.
+	ofPort bool
 }
 
 // Counters returns what the counters mean.
@@ -88,7 +91,7 @@ func (p *Planner) Counters() *Counters {
 		}
 		l.counted(each)
 		if p.options.CountEndpoints {
-			c.owners = append(c.owners, l.scopes[scopeVIP].affinity, l.scopes[scopeNodePort].affinity)
+			c.owners = append(c.owners, l.services, l.nodePorts, l.restricted)
 			l.countedEndpoints(each)
 		}
 	}
@@ -102,58 +105,45 @@ func (c *Counters) Sets() []*nft.Set { return c.list }
 // Allows reports whether the elements of a set count what source ranges have allowed.
 func (c *Counters) Allows(s *nft.Set) bool { return c.sets[s].also == Allowed }
 
-// Owners returns the sets whose elements tell, by their comments, to which service port the ids belong that endpoints with affinity
-// have: the id is [Endpoint.Service].
+// OfPort reports whether the elements of a set belong to a service port, and not to one of its frontends.
+func (c *Counters) OfPort(s *nft.Set) bool { return c.sets[s].ofPort }
+
+// Owners returns the sets whose elements tell, by their comments, to which service port a number belongs that their data has.
 func (c *Counters) Owners() []*nft.Set { return c.owners }
 
-// Endpoint is what an element with the meaning ToEndpoint stands for.
-type Endpoint struct {
-	netip.AddrPort
-	// Frontend is the key of the frontend; empty where there is affinity, and Service is the number of the service port.
-	Frontend nft.Value
-	Service  uint32
+// OwnedNumber returns the number of a service port in an element of one of the Owners; false if it is no service port's.
+func OwnedNumber(e *nft.Element) (number uint32, ok bool) {
+	word := e.Data.AsUint32()
+	return word & portBits, kindOf(word) != kindFirewall
 }
 
-// Endpoint returns what an element with the meaning ToEndpoint stands for.
-func (c *Counters) Endpoint(e *nft.Element) (out Endpoint) {
-	const index, proto = 4, 4
-	out.AddrPort = e.Data.AsEndpoint(e.Set.Family)
-	if c.sets[e.Set].affine {
-		id := e.Key.Cut(proto, len(e.Key.Bytes()))
-		out.Service = ServiceID(&id)
-		return out
+// Endpoint returns what an element with the meaning ToEndpoint stands for: an endpoint, and the number of the service port.
+func (c *Counters) Endpoint(e *nft.Element) (endpoint netip.AddrPort, number uint32) {
+	const proto = 4
+	word := e.Key.Cut(proto, len(e.Key.Bytes()))
+	number = word.AsUint32() & portBits
+	if isAffine(number) {
+		number &= affineBits
 	}
-	out.Frontend = e.Key.Cut(0, len(e.Key.Bytes())-index)
-	return out
+	return e.Data.AsEndpoint(e.Set.Family), number
 }
-
-// ServiceID returns the number of a service port with affinity out of a register's value.
-func ServiceID(v *nft.Value) uint32 { return v.AsUint32() & serviceBits }
 
 // counted calls each for every set whose elements have counters.
 func (l *layout) counted(each func(*nft.Set, role)) {
 	each(l.unusedPorts, role{fixed: UnusedPort})
 	each(l.serviceCIDRs, role{fixed: UnusedAddress})
-	for i := range l.scopes {
-		s := &l.scopes[i]
-		each(s.classes, role{})
-		each(s.shortCircuit, role{})
-		each(s.local, role{})
-		if s.restricted != nil {
-			each(s.restricted, role{also: Allowed})
-		}
-	}
+	each(l.services, role{})
+	each(l.nodePorts, role{})
+	each(l.shortCircuit, role{ofPort: true})
+	each(l.local, role{ofPort: true})
+	each(l.restricted, role{also: Allowed})
 }
 
 // countedEndpoints calls each for every set of endpoints.
 func (l *layout) countedEndpoints(each func(*nft.Set, role)) {
-	for i := range l.scopes {
-		for _, s := range l.scopes[i].endpoints {
-			each(s, role{fixed: ToEndpoint})
-		}
-	}
-	for _, s := range l.backends {
-		each(s, role{fixed: ToEndpoint, affine: true})
+	for ls := range lists {
+		each(l.endpoints[ls], role{fixed: ToEndpoint})
+		each(l.backends[ls], role{fixed: ToEndpoint})
 	}
 }
 

@@ -9,12 +9,9 @@ import (
 )
 
 // FrontendSets returns the sets of a family in which every frontend has an element; [FrontendOf] reads its key.
-func FrontendSets(f model.Family) (list []*nft.Set) {
+func FrontendSets(f model.Family) []*nft.Set {
 	l := newLayout(f)
-	for i := range l.scopes {
-		list = append(list, l.scopes[i].classes)
-	}
-	return list
+	return []*nft.Set{l.services, l.nodePorts}
 }
 
 // FrontendOf returns the frontend that the key of an element of [FrontendSets] stands for. It reports false for anything else.

@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"net/netip"
 	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -9,7 +8,7 @@ import (
 
 // FlowSources returns the only sources that may open flows to a frontend, sorted; nil where all may. The list is shared and must not
 // be changed. It reports false if there is no such frontend.
-func (p *Planner) FlowSources(k model.Key) (allowed []netip.Prefix, exists bool) {
+func (p *Planner) FlowSources(k model.Key) (allowed []model.AddrRange, exists bool) {
 	c := p.claims[k].winner
 	if c.service == nil {
 		return nil, false
@@ -21,7 +20,7 @@ func (p *Planner) FlowSources(k model.Key) (allowed []netip.Prefix, exists bool)
 // a flow that nobody has answered meets the rules no more. All frontends of a Service have the same few lists, so that each pair
 // of them is compared once.
 func (p *Planner) touchSources(contests []contest) {
-	var was, is []netip.Prefix // the pair that was compared last: is isn't nil then
+	var was, is []model.AddrRange // the pair that was compared last: is isn't nil then
 	same := false
 	for i := range contests {
 		before, now := contests[i].winner, p.claims[contests[i].key].winner
@@ -38,6 +37,6 @@ func (p *Planner) touchSources(contests []contest) {
 }
 
 // identical reports whether two lists are the same memory.
-func identical(a, b []netip.Prefix) bool {
+func identical(a, b []model.AddrRange) bool {
 	return (a == nil) == (b == nil) && len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }

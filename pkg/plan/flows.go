@@ -56,16 +56,5 @@ func (p *Planner) FlowEndpoints(k model.Key) ([]netip.AddrPort, bool) {
 	return nil, true
 }
 
-// NodeAddresses returns the addresses of a family on which node ports are served, sorted.
-func (p *Planner) NodeAddresses(f model.Family) []netip.Addr {
-	var out []netip.Addr
-	if l := p.layouts[f]; l != nil {
-		for _, e := range p.ranges[l.nodeAddresses] {
-			if a, ok := netip.AddrFromSlice(e.Key.Bytes()); ok {
-				out = append(out, a)
-			}
-		}
-	}
-	slices.SortFunc(out, netip.Addr.Compare)
-	return out
-}
+// NodeAddresses returns the addresses of a family on which node ports are served, sorted; they must not be changed.
+func (p *Planner) NodeAddresses(f model.Family) []netip.Addr { return p.nodeAddresses[f] }

@@ -2,12 +2,13 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// port is a service port as it stands in the tables.
+// port is a service port as it stands in the tables: its frontends lead to its number, and its endpoints are found by that.
 type port struct {
 	name model.PortName
 	// comment is the name as elements have it.
@@ -15,6 +16,10 @@ type port struct {
 	protocol  model.Protocol
 	family    model.Family
 	frontends []model.Frontend
+	// number is 0 where there was none left: the port drops everything.
+	number uint32
+	// sources are those of the Service in the port's family; nil if it has none.
+	sources *sources
 	// lists are the endpoints of both policies, each in the order of its slots.
 	lists [lists][]netip.AddrPort
 	// arranged are lists of many endpoints, which change in place. Those that a later form of the port has taken over are passed.
@@ -24,9 +29,18 @@ type port struct {
 	serving      []netip.AddrPort
 	hasEndpoints bool
 	passed       [lists]bool
-	// timeout is that of affinity in seconds; with it go the ids.
+	// timeout is that of affinity in seconds, as it is in the tables; with it go the ids.
 	timeout uint32
 	ids     *affinePort
+}
+
+// sources are the source ranges of a Service in one family. They stand in the tables once, whatever the number of its load-balancer
+// addresses and ports.
+type sources struct {
+	family model.Family
+	// number is 0 where there was none left: no source is allowed.
+	number uint32
+	ranges []model.AddrRange
 }
 
 func (p *port) id() portID { return portID{p.name, p.protocol, p.family} }
@@ -62,11 +76,34 @@ func (p *port) backends(other *port, ls list) []netip.AddrPort {
 	return a.added
 }
 
-func scopeOf(f *model.Frontend) scope {
-	if f.Kind == model.NodePort {
-		return scopeNodePort
+// keepIDs takes the ids back from endpoints that only the port's earlier form had.
+func (p *port) keepIDs(before *port) {
+	if p.arranged == [lists]*arrangement{} {
+		p.ids.keep(p.lists[:]...)
+		return
 	}
-	return scopeVIP
+	for ls := range lists {
+		for _, e := range before.backends(p, ls) {
+			if !p.has(e) {
+				p.ids.remove(e)
+			}
+		}
+	}
+}
+
+// has tells whether one of the lists has an endpoint.
+func (p *port) has(e netip.AddrPort) bool {
+	for ls, a := range p.arranged {
+		if a == nil && slices.Contains(p.lists[ls], e) {
+			return true
+		}
+		if a != nil {
+			if _, found := slices.BinarySearchFunc(a.set, e, netip.AddrPort.Compare); found {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // value is the key by which a frontend stands in maps.
@@ -78,116 +115,81 @@ func value(k *model.Key) nft.Value {
 	return v.Proto(uint8(k.Protocol)).Port(k.Port)
 }
 
-// arrival is one step of a frontend's way: a map that holds its class, and the class.
-type arrival struct {
-	classes *nft.Set
-	step    step
-	class   class
-}
-
-// maxArrivals is the greatest number of arrivals of a frontend.
-const maxArrivals = 4
-
-// arrivals appends what a frontend does, as the classes that it has in the maps of its scope.
-func (l *layout) arrivals(out []arrival, p *port, f *model.Frontend) []arrival {
-	sc := &l.scopes[scopeOf(f)]
-	set, at := sc.classes, stepFirst
-	if f.AllowedSources != nil {
-		out = append(out, arrival{set, at, class{kind: kindFirewall}})
-		set, at = sc.restricted, stepAllowed
-	}
+// class is that of a frontend once its source may come.
+func (p *port) class(f *model.Frontend) class {
 	switch {
 	case !p.hasEndpoints:
-		return append(out, arrival{set, at, class{kind: kindReject}})
+		return class{kind: kindReject}
 	case f.Kind == model.ClusterIP && f.Local:
-		return append(out, arrival{set, at, p.class(f, routeClusterLocal)})
+		return p.routeClass(routeClusterLocal)
 	case f.Kind == model.ClusterIP:
-		return append(out, arrival{set, at, p.class(f, routeCluster)})
+		return p.routeClass(routeCluster)
 	case !f.Local:
-		return append(out, arrival{set, at, p.class(f, routeExternal)})
+		return p.routeClass(routeExternal)
 	}
-	apart := class{kind: kindExternalLocal}
-	if scopeOf(f) == scopeNodePort {
-		apart.kind = kindNodePortExternalLocal
-	}
-	return append(out,
-		arrival{set, at, apart},
-		arrival{sc.shortCircuit, stepLocal, p.class(f, routeShortCircuit)},
-		arrival{sc.local, stepLocal, p.class(f, routeLocal)})
+	return class{kind: kindExternalLocal}
 }
 
-// class is that of a frontend on a route. A list without endpoints drops: there are some, but not for this traffic.
-func (p *port) class(f *model.Frontend, r route) class {
+// routeClass is that of a route. A list without endpoints drops: there are some, but not for this traffic.
+func (p *port) routeClass(r route) class {
 	n := len(p.lists[r.list()])
 	switch {
-	case n == 0:
+	case n == 0 || p.number == 0:
 		return class{kind: kindDrop}
 	case p.ids != nil:
-		return class{affinityKind(scopeOf(f), r), p.timeout}
+		return class{kind: affinityKind(r)}
 	}
-	return class{directKind(scopeOf(f), r), uint32(n)}
+	return class{kind: directKind(r), n: tableSize(uint32(n))}
 }
 
-// head calls each for every element of a frontend that is not numbered.
-func (l *layout) head(p *port, f *model.Frontend, each func(nft.Element)) {
-	sc := &l.scopes[scopeOf(f)]
-	key := value(&f.Key)
-	var room [maxArrivals]arrival
-	for _, a := range l.arrivals(room[:0], p, f) {
-		each(nft.Element{Set: a.classes, Key: key, Data: a.class.value(), Comment: p.comment})
-	}
-	if p.ids != nil && p.hasEndpoints {
-		for ls := range lists {
-			if p.uses(f, ls) {
-				each(nft.Element{Set: sc.draw[ls], Key: key, Data: p.pick(f, ls).value()})
-			}
-		}
-		each(nft.Element{Set: sc.affinity, Key: key, Data: nft.Value{}.Uint32(p.ids.register()), Comment: p.comment})
-	}
-	for _, src := range f.AllowedSources {
-		each(nft.Element{Set: l.allowedSources, Key: key.Addr(src.Addr()), KeyEnd: key.Addr(last(src))})
-	}
+// apart reports whether a frontend tells traffic apart by where it comes from.
+func (p *port) apart() bool {
+	return p.hasEndpoints && slices.ContainsFunc(p.frontends, func(f model.Frontend) bool { return f.Local && f.Kind != model.ClusterIP })
 }
 
-// uses appends the classes of a frontend that have chains of their own.
-func (l *layout) uses(out []use, p *port, f *model.Frontend) []use {
-	var room [maxArrivals]arrival
-	for _, a := range l.arrivals(room[:0], p, f) {
-		if a.class.kind.perCount() {
-			out = append(out, use{l.family, a.step, a.class})
+// head calls each for the elements of a frontend, with the step at which the class in it chooses a chain.
+func (l *layout) head(p *port, f *model.Frontend, each func(nft.Element, step, class)) {
+	e := nft.Element{Set: l.services, Key: value(&f.Key), Comment: p.comment}
+	if f.Kind == model.NodePort {
+		e.Set = l.nodePorts
+	}
+	at, c := stepFirst, p.class(f)
+	if p.sources != nil && f.AllowedSources != nil {
+		firewall := class{kind: kindFirewall}
+		e.Data = firewall.word(p.sources.number)
+		each(e, at, firewall)
+		e.Set, at = l.restricted, stepAllowed
+	}
+	e.Data = c.word(p.number)
+	each(e, at, c)
+}
+
+// tail calls each for the elements of a service port that are neither numbered nor of one frontend. Those without a class come with
+// the zero class.
+func (l *layout) tail(p *port, each func(nft.Element, step, class)) {
+	if p.number == 0 || !p.hasEndpoints {
+		return
+	}
+	key := nft.Value{}.Uint32(p.number)
+	if p.apart() {
+		for set, r := range map[*nft.Set]route{l.shortCircuit: routeShortCircuit, l.local: routeLocal} {
+			c := p.routeClass(r)
+			each(nft.Element{Set: set, Key: key, Data: c.word(p.number), Comment: p.comment}, stepLocal, c)
 		}
+	}
+	if p.ids == nil {
+		return
 	}
 	for ls := range lists {
-		if p.ids != nil && p.uses(f, ls) {
-			out = append(out, use{l.family, stepPick, p.pick(f, ls)})
+		if n := len(p.lists[ls]); n > 0 {
+			c := class{kind: pickKind(ls), n: tableSize(uint32(n))}
+			each(nft.Element{Set: l.draw[ls], Key: key, Data: nft.Value{}.Uint32(p.number | c.number()), Comment: p.comment}, stepPick, c)
 		}
 	}
-	return out
+	each(nft.Element{}, stepRemember, class{kind: kindRemember, n: p.timeout, block: blockOf(p.number)})
 }
 
-// pick is the class that chooses an endpoint's id out of a list for a new client.
-func (p *port) pick(f *model.Frontend, ls list) class {
-	return class{pickKind(scopeOf(f), ls), uint32(len(p.lists[ls]))}
-}
-
-// uses tells whether a frontend leads to a port's list, and there is something in it.
-func (p *port) uses(f *model.Frontend, ls list) bool {
-	clusterToo := f.Local && f.Kind != model.ClusterIP
-	wanted := !f.Local && ls == listCluster || f.Local && ls == listLocal || clusterToo
-	return wanted && p.hasEndpoints && len(p.lists[ls]) > 0
-}
-
-// last returns the last address of a prefix.
-func last(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	addr, _ := netip.AddrFromSlice(b)
-	return addr
-}
-
-// slots are the numbered elements that a frontend has of one list. There are very many of them, so that they are made one at
+// slots are the numbered elements that a service port has of one list. There are very many of them, so that they are made one at
 // a time in the same place.
 type slots struct {
 	port *port
@@ -199,18 +201,18 @@ type slots struct {
 	room nft.Element
 }
 
-// fill makes them those of a claim; of none if it is none.
-func (s *slots) fill(l *layout, c *claim, ls list) {
+// fill makes them those of a list of a port.
+func (s *slots) fill(l *layout, p *port, ls list) {
 	s.n = 0
-	if c.service == nil || !c.port.uses(c.frontend, ls) {
+	if p.number == 0 || !p.hasEndpoints {
 		return
 	}
-	sc := &l.scopes[scopeOf(c.frontend)]
-	s.port, s.list, s.n, s.ids, s.key = c.port, ls, len(c.port.lists[ls]), c.port.ids, value(&c.frontend.Key)
-	s.room = nft.Element{Set: sc.endpoints[ls]}
+	s.port, s.list, s.n, s.ids = p, ls, len(p.lists[ls]), p.ids
 	if s.ids != nil {
-		s.room.Set = sc.slots[ls]
+		s.key, s.room = nft.Value{}.Uint32(p.number), nft.Element{Set: l.slots[ls]}
+		return
 	}
+	s.key, s.room = nft.Value{}.Proto(uint8(p.protocol)).Uint32(p.number), nft.Element{Set: l.endpoints[ls]}
 }
 
 // endpoints are those that stand in the slots.
@@ -232,24 +234,31 @@ func (s *slots) at(i int, endpoint netip.AddrPort) *nft.Element {
 	return &s.room
 }
 
-// shared calls each for every element that a service port needs and that others may need too, but for backends that the other form
-// of the port needs as well.
-func (l *layout) shared(p, other *port, each func(nft.Element)) {
+// backendElements calls each for the elements by which endpoints of a port with affinity are found, but for those that the other form
+// of the port has as well.
+func (l *layout) backendElements(p, other *port, each func(*nft.Element)) {
+	if p.ids == nil {
+		return
+	}
+	for ls := range lists {
+		e := nft.Element{Set: l.backends[ls]}
+		for _, endpoint := range p.backends(other, ls) {
+			e.Key = nft.Value{}.Proto(uint8(p.protocol)).Uint32(p.ids.endpointRegister(endpoint))
+			e.Data = nft.Endpoint(endpoint)
+			each(&e)
+		}
+	}
+}
+
+// shared calls each for every element that a service port needs and that others may need too. Such elements have no data, so that no
+// port can change those of another.
+func (l *layout) shared(p *port, each func(nft.Element)) {
 	for i := range p.frontends {
-		if f := &p.frontends[i]; f.Kind == model.ClusterIP {
+		if f := &p.frontends[i]; f.AtClusterIP() {
 			each(nft.Element{Set: l.clusterIPs, Key: nft.Value{}.Addr(f.Addr)})
 		}
 	}
 	for _, e := range p.hairpin {
 		each(nft.Element{Set: l.hairpin, Key: nft.Value{}.Addr(e.Addr()).Addr(e.Addr())})
-	}
-	if p.ids == nil {
-		return
-	}
-	for ls := range lists {
-		for _, e := range p.backends(other, ls) {
-			key := nft.Value{}.Proto(uint8(p.protocol)).Uint32(p.ids.endpointRegister(e))
-			each(nft.Element{Set: l.backends[ls], Key: key, Data: nft.Endpoint(e)})
-		}
 	}
 }

@@ -11,30 +11,22 @@ import (
 type layout struct {
 	family model.Family
 	nf     nft.Family
-	scopes [scopes]scopeSets
 
-	dispatch       [steps]*nft.Set
-	affinity       *nft.Set
-	backends       [lists]*nft.Set
-	allowedSources *nft.Set
-	hairpin        *nft.Set
-	clusterIPs     *nft.Set
-	unusedPorts    *nft.Set
-	serviceCIDRs   *nft.Set
-	nodeAddresses  *nft.Set
-	lease          *nft.Set
-	state          *nft.Set
-}
-
-// scopeSets are the maps that exist once for frontends matched by address and once for node ports.
-type scopeSets struct {
-	// key are the fields by which a frontend is matched.
-	key []nft.Field
-	// classes gives what to do at first sight; the others the class of a later step.
-	classes, shortCircuit, local, restricted *nft.Set
+	dispatch [steps]*nft.Set
+	// services and nodePorts give the class and number of a destination, restricted those after source ranges, shortCircuit and local
+	// those for both kinds of traffic to a frontend with policy Local.
+	services, nodePorts, restricted, shortCircuit, local *nft.Set
 	// endpoints holds the numbered endpoints of each list, slots their ids where there is affinity.
-	endpoints, slots, draw [lists]*nft.Set
-	affinity               *nft.Set
+	endpoints, slots, draw, backends [lists]*nft.Set
+	affinity                         *nft.Set
+	allowedSources                   *nft.Set
+	hairpin                          *nft.Set
+	clusterIPs                       *nft.Set
+	unusedPorts                      *nft.Set
+	serviceCIDRs                     *nft.Set
+	nodeAddresses                    *nft.Set
+	lease                            *nft.Set
+	state                            *nft.Set
 }
 
 // Sizes of sets. A set that is made for too few elements is made anew with room for more before it fills up.
@@ -67,35 +59,37 @@ const (
 func newLayout(family model.Family) *layout {
 	nf := NFT(family)
 	l := &layout{family: family, nf: nf}
-	daddr, saddr, proto, port := nft.DstAddr(nf), nft.SrcAddr(nf), nft.L4Proto(), nft.DstPort()
-	prio := []nft.Field{nft.Priority()}
-	endpoint := []nft.Field{daddr, port}
+	daddr, saddr, proto, port, prio := nft.DstAddr(nf), nft.SrcAddr(nf), nft.L4Proto(), nft.DstPort(), nft.Priority()
+	word, endpoint := []nft.Field{prio}, []nft.Field{daddr, port}
 
-	l.scopes[scopeVIP] = l.newScope("services", "", []nft.Field{daddr, proto, port})
-	l.scopes[scopeNodePort] = l.newScope("nodeports", "nodeport-", []nft.Field{proto, port})
-	l.scopes[scopeVIP].restricted = l.hash("services-restricted", "load-balancer address -> class for allowed sources",
-		[]nft.Field{daddr, proto, port}, prio)
-
+	l.services = l.hash(ServicesSet, "address -> class, service port", l.vip(), word)
+	l.nodePorts = l.hash(NodePortsSet, "node port -> class, service port", l.nodePort(), word)
+	l.restricted = l.hash("services-restricted", "load-balancer address -> class, service port, for allowed sources", l.vip(), word)
+	l.shortCircuit = l.hash("short-circuit", "policy Local: service port -> class for local pods and this node", word, word)
+	l.local = l.hash("local", "policy Local: service port -> class for all other clients", word, word)
 	for st := range steps {
-		l.dispatch[st] = l.hash(st.mapName(), "class -> chain, "+st.when(), prio, nil)
+		l.dispatch[st] = l.hash(st.mapName(), "class -> chain, "+st.when(), word, nil)
 		l.dispatch[st].Verdict = true
 	}
-	l.affinity = &nft.Set{Name: affinitySet, Key: []nft.Field{nft.Priority(), saddr}, Data: prio, Dynamic: true, Timeouts: true,
-		Size: affinityClients, Comment: "service id . client -> endpoint id"}
 	for ls := range lists {
-		l.backends[ls] = l.hash(ls.prefix()+"backends", "endpoint id -> "+ls.prefix()+"endpoint, where there is affinity",
-			[]nft.Field{proto, nft.Priority()}, endpoint)
+		p := ls.prefix()
+		l.endpoints[ls] = l.hash(p+"endpoints", "service port . index -> endpoint", []nft.Field{proto, prio, nft.Index()}, endpoint)
+		l.draw[ls] = l.hash(p+"draw", "service port -> class that picks an endpoint id", word, word)
+		l.slots[ls] = l.hash(p+"slots", "service port . index -> endpoint id, with session affinity", []nft.Field{prio, nft.Index()}, word)
+		l.backends[ls] = l.hash(p+"backends", "endpoint id -> "+p+"endpoint, with session affinity", []nft.Field{proto, prio}, endpoint)
 	}
-	l.allowedSources = &nft.Set{Name: "allowed-sources", Key: []nft.Field{daddr, proto, port, saddr}, Interval: true,
-		Comment: "loadBalancerSourceRanges"}
+	l.affinity = &nft.Set{Name: affinitySet, Key: []nft.Field{prio, saddr}, Data: word, Dynamic: true, Timeouts: true,
+		Size: affinityClients, Comment: "service port . client -> endpoint id"}
+	l.allowedSources = &nft.Set{Name: "allowed-sources", Key: []nft.Field{nft.NetworkPriority(), saddr}, Interval: true,
+		Comment: "Service . loadBalancerSourceRanges"}
 	l.hairpin = l.hash("hairpin", "local endpoints that may reach themselves", []nft.Field{saddr, daddr}, nil)
 	l.clusterIPs = l.hash("cluster-ips", "for ports that no service has", []nft.Field{daddr}, nil)
 	l.unusedPorts = &nft.Set{Name: unusedPortsSet, Key: []nft.Field{daddr}, Dynamic: true, Size: unusedPortAddresses,
 		Comment: "cluster IPs that were asked for a port that no service has"}
 	l.serviceCIDRs = &nft.Set{Name: "service-cidrs", Key: []nft.Field{daddr}, Interval: true,
 		Comment: "for addresses that no service has"}
-	l.nodeAddresses = l.hash("node-addresses", "where node ports are served", []nft.Field{daddr}, nil)
-	l.lease = &nft.Set{Name: LeaseSet, Key: []nft.Field{nft.L4Proto()}, Timeout: Lease,
+	l.nodeAddresses = l.hash(NodeAddressesSet, "where node ports are served", []nft.Field{daddr}, nil)
+	l.lease = &nft.Set{Name: LeaseSet, Key: []nft.Field{proto}, Timeout: Lease,
 		Comment: "renewed while kube-nftproxy runs; without, others come first"}
 	l.state = &nft.Set{Name: StateSet, Key: []nft.Field{nft.Mark()}, Comment: "what the last commit left here"}
 	for _, s := range l.sets() {
@@ -105,25 +99,12 @@ func newLayout(family model.Family) *layout {
 	return l
 }
 
-func (l *layout) newScope(name, prefix string, key []nft.Field) scopeSets {
-	prio := []nft.Field{nft.Priority()}
-	endpoint := []nft.Field{nft.DstAddr(l.nf), nft.DstPort()}
-	indexed := append(append([]nft.Field{}, key...), nft.Index())
-	s := scopeSets{
-		key:          key,
-		classes:      l.hash(name, "frontend -> class", key, prio),
-		shortCircuit: l.hash(name+"-short-circuit", "policy Local: class for local pods and this node", key, prio),
-		local:        l.hash(name+"-local", "policy Local: class for everybody else", key, prio),
-		affinity:     l.hash("affinity-"+name, "frontend -> service id", key, prio),
-	}
-	for ls := range lists {
-		p := prefix + ls.prefix()
-		s.endpoints[ls] = l.hash(p+"endpoints", "frontend . index -> endpoint", indexed, endpoint)
-		s.slots[ls] = l.hash(p+"slots", "frontend . index -> endpoint id, where there is affinity", indexed, prio)
-		s.draw[ls] = l.hash(p+"draw", "frontend -> class that picks an endpoint id", key, prio)
-	}
-	return s
+// vip are the fields by which an address and port are matched, nodePort those of a node port.
+func (l *layout) vip() []nft.Field {
+	return []nft.Field{nft.DstAddr(l.nf), nft.L4Proto(), nft.DstPort()}
 }
+
+func (l *layout) nodePort() []nft.Field { return []nft.Field{nft.L4Proto(), nft.DstPort()} }
 
 // hash is a set of the kernel's fixed hash table, in which looking is fastest.
 func (l *layout) hash(name, comment string, key, data []nft.Field) *nft.Set {
@@ -133,17 +114,9 @@ func (l *layout) hash(name, comment string, key, data []nft.Field) *nft.Set {
 // sets lists the sets in the order in which nft shows them.
 func (l *layout) sets() []*nft.Set {
 	list := append([]*nft.Set{l.state, l.lease}, l.dispatch[:]...)
-	for i := range l.scopes {
-		s := &l.scopes[i]
-		list = append(list, s.classes, s.shortCircuit, s.local)
-		if s.restricted != nil {
-			list = append(list, s.restricted)
-		}
-		list = append(list, s.endpoints[:]...)
-		list = append(list, s.affinity)
-		list = append(list, s.draw[:]...)
-		list = append(list, s.slots[:]...)
+	list = append(list, l.services, l.nodePorts, l.restricted, l.shortCircuit, l.local)
+	for _, s := range [][lists]*nft.Set{l.endpoints, l.draw, l.slots, l.backends} {
+		list = append(list, s[:]...)
 	}
-	list = append(list, l.backends[:]...)
 	return append(list, l.affinity, l.allowedSources, l.hairpin, l.clusterIPs, l.unusedPorts, l.serviceCIDRs, l.nodeAddresses)
 }

@@ -14,8 +14,12 @@ const (
 
 // ChainMeaning says in words what a chain stands for that packets of Services come to; "" if it has none of its own.
 func ChainMeaning(chain string) string {
-	for k := kindReject; k <= kindNodePortExternalLocal; k++ {
-		if k.name() == chain {
+	for k := kindReject; k < kindDirect; k++ {
+		switch {
+		case k.name() != chain:
+		case k >= kindAffinity:
+			return k.route().words() + "; a client stays with its endpoint"
+		default:
 			return meanings[k]
 		}
 	}
@@ -23,13 +27,21 @@ func ChainMeaning(chain string) string {
 	if !ok {
 		return ""
 	}
-	switch c.kind.stage() {
-	case stageAffinity:
-		return fmt.Sprintf("%s; a client stays with its endpoint for %s", c.kind.route().words(), time.Duration(c.n)*time.Second)
-	case stagePick:
-		return fmt.Sprintf("a new client: one of %d by chance", c.n)
+	switch {
+	case c.kind >= kindRemember:
+		return fmt.Sprintf("remembered for %s", time.Duration(c.n)*time.Second)
+	case c.kind >= kindPick:
+		return "a new client: " + share(c.n)
 	}
-	return fmt.Sprintf("%s; one of %d by chance", c.kind.route().words(), c.n)
+	return c.kind.route().words() + "; " + share(c.n)
+}
+
+// share says how an endpoint is drawn from a table.
+func share(size uint32) string {
+	if filled := surelyFilled(size); filled < size {
+		return fmt.Sprintf("one of %d to %d by chance", filled+1, size)
+	}
+	return fmt.Sprintf("one of %d by chance", size)
 }
 
 // Refuses reports whether packets that come to a chain are refused or dropped for what led them there.
@@ -37,11 +49,10 @@ func Refuses(chain string) bool { return chain == kindReject.name() || chain == 
 
 // meanings are those of the chains that are always there.
 var meanings = map[kind]string{
-	kindReject:                "no endpoints",
-	kindDrop:                  "there are endpoints, but none for this traffic: its policy is Local, and none of them is on this node",
-	kindFirewall:              "loadBalancerSourceRanges",
-	kindExternalLocal:         "externalTrafficPolicy Local",
-	kindNodePortExternalLocal: "externalTrafficPolicy Local, by node port",
+	kindReject:        "no endpoints",
+	kindDrop:          "there are endpoints, but none for this traffic: its policy is Local, and none of them is on this node",
+	kindFirewall:      "loadBalancerSourceRanges",
+	kindExternalLocal: "externalTrafficPolicy Local",
 }
 
 // words say which endpoints a route leads to.

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -12,6 +13,10 @@ func (p *Planner) SetNodeAddresses(f model.Family, addrs []netip.Addr) {
 	l := p.layouts[f]
 	if l == nil {
 		return
+	}
+	p.nodeAddresses[f] = slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare)
+	if p.options.AnyNodeAddress[f] {
+		return // no rule looks at the set
 	}
 	var elements []nft.Element
 	for _, a := range addrs {
@@ -29,7 +34,7 @@ func (p *Planner) SetServiceCIDRs(f model.Family, cidrs []netip.Prefix) {
 	var elements []nft.Element
 	for _, c := range cidrs {
 		elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(c.Masked().Addr())})
-		if next := last(c).Next(); next.IsValid() {
+		if next := model.RangeOf(c).Last.Next(); next.IsValid() {
 			elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(next), IntervalEnd: true})
 		}
 	}

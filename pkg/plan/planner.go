@@ -3,7 +3,6 @@ package plan
 import (
 	"cmp"
 	"net/netip"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,27 +25,39 @@ type Planner struct {
 	noLocal [2]struct{ internal, external int }
 	// losers counts the claims that another Service has won.
 	losers int
-	shared map[nft.ID]sharedElement
+	// shared counts the service ports that need an element.
+	shared map[nft.ID]int32
 	// uses counts the frontends that choose a class at a step; 0 means that the class can still be chosen there.
 	uses map[use]int
 	// chains counts the steps at which a class's chain can be chosen; 0 means that nothing leads there any more.
 	chains    map[classKey]int
 	leftovers []Chain
-	ids       [2]*ids
+	numbers   [2]*numbers
+	// sourceRanges counts the elements of source ranges.
+	sourceRanges int
 	// ranges are elements that stand for this node and the cluster, not for a Service.
 	ranges map[*nft.Set][]nft.Element
+
+	// lost are Services of which what they have lost to others may have changed, since somebody last asked.
+	lost map[types.NamespacedName]struct{}
+	// recalled are numbers that an earlier process had assigned; nil once all Services have been planned.
+	recalled *recalled
+
+	// nodeAddresses are where node ports are served.
+	nodeAddresses [2][]netip.Addr
 
 	// flows are the UDP frontends whose flows may have to go, since somebody last asked.
 	flows map[model.Key]struct{}
 
 	digests [2]uint64
+	keys    [2]digestKey
 	counts  map[*nft.Set]int
 	layout  [2]uint64
 	// delta is nil as long as nobody keeps track.
 	delta *delta
 	// contests, usesRoom and slots are working memory of one call.
 	contests []contest
-	usesRoom [2][]use
+	usesRoom []use
 	slots    [2]slots
 }
 
@@ -55,21 +66,20 @@ type service struct {
 	name    types.NamespacedName
 	created time.Time
 	ports   []*port
+	// index finds the ports of a Service with many.
+	index   map[portID]*port
+	sources [2]*sources
+	// left says what had to be left out, because the node has no room for it.
+	left []Excess
 }
 
 // claim is a service port's wish to be reached by a key. A cluster IP, which the API server allocates, wins over what anybody
-// can write into a Service of their own; otherwise the older Service wins.
+// can write into a Service of their own, and a load-balancer IP, which a controller allocates, over an external IP; otherwise the
+// older Service wins.
 type claim struct {
 	service  *service
 	port     *port
 	frontend *model.Frontend
-}
-
-// contenders are the claims to one key.
-type contenders struct {
-	winner claim
-	// losers are in the order in which they would win.
-	losers []claim
 }
 
 func (c *claim) compare(d *claim) int {
@@ -78,16 +88,13 @@ func (c *claim) compare(d *claim) int {
 }
 
 func (c *claim) rank() int {
-	if c.frontend.Kind == model.ClusterIP {
+	switch {
+	case c.frontend.AtClusterIP():
 		return 0
+	case c.frontend.Kind == model.LoadBalancer:
+		return 1
 	}
-	return 1
-}
-
-// sharedElement is an element that several service ports need.
-type sharedElement struct {
-	data  nft.Value
-	users int32
+	return 2
 }
 
 // New returns a planner for an empty cluster. It doesn't keep track of changes before [Planner.Track].
@@ -96,7 +103,8 @@ func New(o Options) *Planner {
 		options:  o,
 		services: map[types.NamespacedName]*service{},
 		claims:   map[model.Key]contenders{},
-		shared:   map[nft.ID]sharedElement{},
+		shared:   map[nft.ID]int32{},
+		lost:     map[types.NamespacedName]struct{}{},
 		uses:     map[use]int{},
 		chains:   map[classKey]int{},
 		ranges:   map[*nft.Set][]nft.Element{},
@@ -108,7 +116,7 @@ func New(o Options) *Planner {
 		if o.CountEndpoints {
 			l.countedEndpoints(func(s *nft.Set, _ role) { s.Counter = true })
 		}
-		p.layouts[f], p.ids[f] = l, newIDs()
+		p.layouts[f], p.numbers[f], p.keys[f] = l, newNumbers(), newDigestKey()
 		p.lay(f)
 		for _, e := range l.fixed() {
 			p.put(&e)
@@ -129,7 +137,7 @@ func (p *Planner) Expect(services int) {
 	}
 	p.services = make(map[types.NamespacedName]*service, services)
 	p.claims = make(map[model.Key]contenders, services)
-	p.shared = make(map[nft.ID]sharedElement, services)
+	p.shared = make(map[nft.ID]int32, services)
 }
 
 // lay makes the constant part of a family's table.
@@ -161,8 +169,8 @@ func (p *Planner) Leases() (list []nft.Element) {
 // fixed are the elements that are always there.
 func (l *layout) fixed() []nft.Element {
 	out := l.leases()
-	for k := kindReject; k <= kindNodePortExternalLocal; k++ {
-		for _, st := range fixedDispatch[k] {
+	for k := kindReject; k < kindDirect; k++ {
+		for _, st := range fixedDispatch(k) {
 			out = append(out, l.dispatchElement(st, class{kind: k}))
 		}
 	}
@@ -178,14 +186,7 @@ func (l *layout) leases() (list []nft.Element) {
 }
 
 func (l *layout) dispatchElement(st step, c class) nft.Element {
-	return nft.Element{Set: l.dispatch[st], Key: c.value(), Chain: c.chain(), Jump: st == stepPick}
-}
-
-// Conflict is a frontend that more than one Service claims.
-type Conflict struct {
-	Key           model.Key
-	Kind          model.Kind
-	Winner, Loser model.PortName
+	return nft.Element{Set: l.dispatch[st], Key: nft.Value{}.Uint32(c.number()), Chain: c.chain(), Jump: st >= stepPick}
 }
 
 // Set makes the named Service what s says, or removes it where s is nil.
@@ -204,17 +205,20 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.touchSources(p.contests)
 	for i := range p.contests {
 		c := &p.contests[i]
-		p.change(c.winner, p.claims[c.key].winner)
+		is := p.claims[c.key].winner
+		p.change(c.winner, is)
+		p.noteLosses(c.winner.service, is.service, old, now)
 	}
 	clear(p.contests)
-	p.share(now, old, 1)
-	p.share(old, now, -1)
+	p.changePorts(old, now)
+	p.share(now, 1)
+	p.share(old, -1)
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
-	p.releaseIDs(old, now)
+	p.giveBack(old, now)
 }
 
-// newService prepares a Service for the tables. What an earlier form of it had keeps its slots and ids.
+// newService prepares a Service for the tables. What an earlier form of it had keeps its slots and numbers.
 func (p *Planner) newService(s *model.Service, old *service) *service {
 	out := &service{name: s.Name, created: s.Created, ports: make([]*port, 0, len(s.Ports))}
 	for _, sp := range s.Ports {
@@ -229,32 +233,75 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 		for ls, endpoints := range [lists][]netip.AddrPort{sp.Cluster, sp.Local} {
 			n.arrange(before, list(ls), endpoints)
 		}
-		if sp.Affinity > 0 {
-			p.giveIDs(n, before, sp.Affinity)
-		}
+		p.assign(n, before, sp.Affinity)
 		out.ports = append(out.ports, n)
 	}
+	p.assignSources(out, old)
+	out.makeIndex()
 	return out
 }
 
-// giveIDs numbers a service port with affinity and its endpoints. Without a number to be had, which takes 65,535 such
-// ports, it goes without affinity.
-func (p *Planner) giveIDs(n, before *port, timeout time.Duration) {
-	n.ids = p.ids[n.family].port(n.id())
-	if n.ids == nil {
+// assign gives a service port its number, that of its earlier form if it can, and ids to its endpoints where there is affinity. Without
+// a number to be had for a port with affinity it serves without.
+func (p *Planner) assign(n, before *port, affinity time.Duration) {
+	numbers := p.numbers[n.family]
+	if affinity > 0 {
+		n.timeout = timeoutClass(uint32(affinity / time.Second))
+		n.ids = before.ids
+		if n.ids == nil || before.timeout != n.timeout {
+			number := p.recallNumber(n.id(), n.timeout)
+			if number == 0 {
+				number = numbers.affine(n.timeout)
+			}
+			n.ids = newAffinePort(number)
+		}
+		if n.number = n.ids.number; n.number == 0 {
+			n.ids, n.timeout = nil, 0
+		} else {
+			p.giveIDs(n, before)
+			return
+		}
+	}
+	if n.number = before.number; n.number != 0 && before.ids == nil {
 		return
 	}
-	n.timeout = uint32(timeout / time.Second)
+	if n.number = p.recallNumber(n.id(), 0); n.number == 0 {
+		n.number = numbers.other()
+	}
+}
+
+// giveIDs numbers the endpoints of a service port with affinity.
+func (p *Planner) giveIDs(n, before *port) {
+	known := p.recallIDs(n.id())
 	for ls := range lists {
 		for _, e := range sorted(n.backends(before, ls)) {
-			n.ids.add(e)
+			n.ids.add(e, known)
 		}
+	}
+}
+
+// manyPorts is the number of ports from which a Service has an index of them.
+const manyPorts = 8
+
+func (s *service) makeIndex() {
+	if len(s.ports) < manyPorts {
+		return
+	}
+	s.index = make(map[portID]*port, len(s.ports))
+	for _, p := range s.ports {
+		s.index[p.id()] = p
 	}
 }
 
 // port finds a service port; it returns an empty one where there is none.
 func (s *service) port(id portID) *port {
-	if s != nil {
+	switch {
+	case s == nil:
+	case s.index != nil:
+		if p := s.index[id]; p != nil {
+			return p
+		}
+	default:
 		for _, p := range s.ports {
 			if p.id() == id {
 				return p
@@ -264,134 +311,84 @@ func (s *service) port(id portID) *port {
 	return &port{}
 }
 
-// contest is a key with the claim that won it before a change, if there was one.
-type contest struct {
-	key    model.Key
-	winner claim
-}
-
-// noteWinners lists the keys that either form of a Service claims, with the present winner of each. The earlier form claims
-// its keys still.
-func (p *Planner) noteWinners(old, now *service) {
-	p.contests = p.contests[:0]
-	note := func(k model.Key, c *contenders) {
-		p.touchFlows(k)
-		p.contests = append(p.contests, contest{k, c.winner})
-	}
-	old.eachFrontend(func(c claim) {
-		contenders := p.claims[c.frontend.Key]
-		note(c.frontend.Key, &contenders)
-	})
-	now.eachFrontend(func(c claim) {
-		contenders := p.claims[c.frontend.Key]
-		if !contenders.has(old) {
-			note(c.frontend.Key, &contenders)
-		}
-	})
-}
-
-// has tells whether a Service is among the contenders.
-func (c *contenders) has(s *service) bool {
-	return s != nil && (c.winner.service == s || slices.ContainsFunc(c.losers, func(l claim) bool { return l.service == s }))
-}
-
-func (s *service) eachFrontend(f func(claim)) {
-	if s == nil {
-		return
-	}
-	for _, p := range s.ports {
-		for i := range p.frontends {
-			f(claim{s, p, &p.frontends[i]})
-		}
-	}
-}
-
-func (p *Planner) withdraw(s *service) {
-	s.eachFrontend(func(c claim) {
-		list := p.claims[c.frontend.Key]
-		switch {
-		case list.winner.service != s:
-			list.losers = slices.DeleteFunc(list.losers, func(d claim) bool { return d.service == s })
-		case len(list.losers) == 0:
-			delete(p.claims, c.frontend.Key)
-			return
-		default:
-			list.winner = list.losers[0]
-			list.losers = slices.Delete(list.losers, 0, 1)
-		}
-		p.losers--
-		p.claims[c.frontend.Key] = list
-	})
-}
-
-func (p *Planner) claim(s *service) {
-	s.eachFrontend(func(c claim) {
-		list, claimed := p.claims[c.frontend.Key]
-		if !claimed {
-			p.claims[c.frontend.Key] = contenders{winner: c}
-			return
-		}
-		loser := c
-		if c.compare(&list.winner) < 0 {
-			loser, list.winner = list.winner, c
-		}
-		at, _ := slices.BinarySearchFunc(list.losers, loser, func(a, b claim) int { return a.compare(&b) })
-		list.losers = slices.Insert(list.losers, at, loser)
-		p.losers++
-		p.claims[c.frontend.Key] = list
-	})
-}
-
-// ConflictsOf returns the keys of the named Service that another one claims too, with the loser of each. It is to be asked
-// when all Services are up to date: an address that goes from one to another is claimed by both in between.
-func (p *Planner) ConflictsOf(name types.NamespacedName) []Conflict {
-	var out []Conflict
-	p.services[name].eachFrontend(func(c claim) {
-		list := p.claims[c.frontend.Key]
-		for _, loser := range list.losers {
-			out = append(out, Conflict{
-				Key: c.frontend.Key, Kind: loser.frontend.Kind, Winner: list.winner.port.name, Loser: loser.port.name,
-			})
-		}
-	})
-	return out
-}
-
 // change replaces the elements of one claim to a key by those of another; either may be none.
 func (p *Planner) change(was, is claim) {
 	if was.frontend == is.frontend {
 		return
 	}
-	drops, uses := p.usesRoom[0][:0], p.usesRoom[1][:0]
-	var l *layout
+	drops := p.usesRoom[:0]
 	if was.service != nil {
-		l = p.layouts[was.port.family]
-		l.head(was.port, was.frontend, func(e nft.Element) { p.remove(&e) })
-		drops = l.uses(drops, was.port, was.frontend)
+		l := p.layouts[was.port.family]
+		l.head(was.port, was.frontend, func(e nft.Element, st step, c class) {
+			p.remove(&e)
+			drops = append(drops, use{l.family, st, c})
+		})
 	}
 	if is.service != nil {
-		l = p.layouts[is.port.family]
-		l.head(is.port, is.frontend, func(e nft.Element) { p.put(&e) })
-		uses = l.uses(uses, is.port, is.frontend)
-	}
-	for _, u := range uses {
-		p.use(u)
+		l := p.layouts[is.port.family]
+		l.head(is.port, is.frontend, func(e nft.Element, st step, c class) {
+			p.put(&e)
+			p.use(use{l.family, st, c})
+		})
 	}
 	for _, u := range drops {
 		p.drop(u)
 	}
-	p.usesRoom = [2][]use{drops, uses}
-	for ls := range lists {
-		p.changeSlots(l, &was, &is, ls)
+	p.usesRoom = drops
+}
+
+// changePorts replaces the elements of service ports that are no frontend's.
+func (p *Planner) changePorts(old, now *service) {
+	if old != nil {
+		for _, before := range old.ports {
+			if n := now.port(before.id()); n.frontends == nil {
+				p.changePort(p.layouts[before.family], before, n)
+			}
+		}
+	}
+	if now != nil {
+		for _, n := range now.ports {
+			p.changePort(p.layouts[n.family], old.port(n.id()), n)
+		}
+	}
+	for f, l := range p.layouts {
+		if l != nil {
+			p.changeSources(l, old.sourcesOf(f), now.sourcesOf(f))
+		}
 	}
 }
 
-func (p *Planner) changeSlots(l *layout, was, is *claim, ls list) {
+func (p *Planner) changePort(l *layout, old, now *port) {
+	drops := p.usesRoom[:0]
+	l.tail(old, func(e nft.Element, st step, c class) {
+		if e.Set != nil {
+			p.remove(&e)
+		}
+		drops = append(drops, use{l.family, st, c})
+	})
+	l.tail(now, func(e nft.Element, st step, c class) {
+		if e.Set != nil {
+			p.put(&e)
+		}
+		p.use(use{l.family, st, c})
+	})
+	for _, u := range drops {
+		p.drop(u)
+	}
+	p.usesRoom = drops
+	l.backendElements(old, now, p.remove)
+	l.backendElements(now, old, p.put)
+	for ls := range lists {
+		p.changeSlots(l, old, now, ls)
+	}
+}
+
+func (p *Planner) changeSlots(l *layout, was, is *port, ls list) {
 	old, now := &p.slots[0], &p.slots[1]
 	old.fill(l, was, ls)
 	now.fill(l, is, ls)
 	common := min(old.n, now.n)
-	if a := is.arrangement(ls); a != nil && is.follows(was) && old.ids == now.ids && common > 0 {
+	if a := is.arranged[ls]; a != nil && was.passed[ls] && a == was.arranged[ls] && was.number == is.number && common > 0 {
 		for _, r := range a.undo {
 			if r.slot < common && r.endpoint != a.endpoints[r.slot] {
 				p.remove(old.at(r.slot, r.endpoint))
@@ -411,8 +408,9 @@ func (p *Planner) changeSlots(l *layout, was, is *claim, ls list) {
 
 func (p *Planner) changeAllSlots(old, now *slots) {
 	before, after := old.endpoints(), now.endpoints()
+	same := old.key == now.key && old.ids == now.ids
 	for i := range max(old.n, now.n) {
-		if i < old.n && i < now.n && old.ids == now.ids && before[i] == after[i] {
+		if i < old.n && i < now.n && same && before[i] == after[i] {
 			continue
 		}
 		if i < old.n {
@@ -424,15 +422,25 @@ func (p *Planner) changeAllSlots(old, now *slots) {
 	}
 }
 
-// arrangement is that of a claim's list, if it can be changed in place.
-func (c *claim) arrangement(ls list) *arrangement {
-	if c.service == nil {
-		return nil
+// giveBack gives back the numbers that a Service has used and doesn't need any more.
+func (p *Planner) giveBack(old, now *service) {
+	if old != nil {
+		for _, o := range old.ports {
+			if o.number != now.port(o.id()).number {
+				p.numbers[o.family].giveBack(o.number)
+			}
+		}
+		for f, s := range old.sources {
+			if s != nil && now.sourcesOf(f) == nil {
+				p.numbers[f].giveBack(s.number)
+			}
+		}
 	}
-	return c.port.arranged[ls]
-}
-
-// follows tells whether a claim is the later form of another, so that its arrangements were made of the other's.
-func (c *claim) follows(d *claim) bool {
-	return c.service != nil && d.service != nil && c.service.name == d.service.name && c.port.id() == d.port.id()
+	if now != nil {
+		for _, n := range now.ports {
+			if before := old.port(n.id()); n.ids != nil && n.ids == before.ids {
+				n.keepIDs(before)
+			}
+		}
+	}
 }

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -84,16 +85,58 @@ func (k *fakeKernel) apply(c *Change) {
 	}
 }
 
-func (k *fakeKernel) String() string {
-	var lines []string
+// canonical lists all that the kernel holds, with names for the numbers that a planner has assigned: histories may assign others.
+func (k *fakeKernel) canonical(p *Planner) string {
+	type named struct {
+		f    model.Family
+		word uint32
+	}
+	owners, endpoints := map[named]string{}, map[named]string{}
+	for _, s := range p.services {
+		for f, src := range s.sources {
+			if src != nil {
+				owners[named{model.Family(f), src.number}] = fmt.Sprintf("<sources of %s %d>", s.name, f)
+			}
+		}
+		for _, port := range s.ports {
+			owners[named{port.family, port.number}] = fmt.Sprintf("<%s %v>", port.name, port.family)
+			if port.ids != nil {
+				for e := range port.ids.endpoints {
+					endpoints[named{port.family, port.ids.endpointRegister(e)}] = e.String()
+				}
+			}
+		}
+	}
+	lines := map[string]bool{}
 	for _, e := range k.elements {
-		lines = append(lines, e.String())
+		words := strings.Fields(e.String())
+		for i, w := range words {
+			var high, low uint32
+			if n, _ := fmt.Sscanf(w, "%x:%x", &high, &low); n != 2 || fmt.Sprintf("%x:%x", high, low) != w {
+				continue
+			}
+			word := high<<16 | low
+			number := word & portBits
+			if isAffine(number) {
+				number &= affineBits
+			}
+			owner, endpoint := owners[named{familyOf(e.Set), number}], endpoints[named{familyOf(e.Set), word}]
+			switch name := e.Set.Name; {
+			case name == "dispatch-remember":
+				words[i] = "<block>"
+			case owner == "":
+			case endpoint != "" && (strings.HasSuffix(name, "slots") || strings.HasSuffix(name, "backends")):
+				words[i] = owner + endpoint
+			default:
+				words[i] = fmt.Sprintf("%s%x", owner, word&^number)
+			}
+		}
+		lines[strings.Join(words, " ")] = true
 	}
 	for c := range k.chains {
-		lines = append(lines, "chain "+c)
+		lines["chain "+c] = true
 	}
-	slices.Sort(lines)
-	return strings.Join(lines, "\n")
+	return strings.Join(slices.Sorted(maps.Keys(lines)), "\n")
 }
 
 // random returns a Service of a small world, in which Services often claim the same addresses.
@@ -125,7 +168,7 @@ func randomPort(r *rand.Rand, name types.NamespacedName, f model.Family, i, port
 	}
 	p.Hairpin = p.Local
 	p.HasEndpoints = len(p.Cluster)+len(p.Local) > 0
-	add := func(kind model.Kind, addr netip.Addr, number int, sources []netip.Prefix) {
+	add := func(kind model.Kind, addr netip.Addr, number int, sources []model.AddrRange) {
 		key := model.Key{Addr: addr, Port: uint16(number), Protocol: model.TCP, Family: f}
 		if slices.ContainsFunc(p.Frontends, func(f model.Frontend) bool { return f.Key == key }) {
 			return
@@ -137,7 +180,7 @@ func randomPort(r *rand.Rand, name types.NamespacedName, f model.Family, i, port
 		add(model.ExternalIP, testAddr(f, 97, r.IntN(4)), 80+port, nil)
 	}
 	if r.IntN(2) == 0 {
-		add(model.LoadBalancer, testAddr(f, 98, r.IntN(4)), 80+port, []netip.Prefix{netip.PrefixFrom(testAddr(f, 1, 0), 24).Masked()})
+		add(model.LoadBalancer, testAddr(f, 98, r.IntN(4)), 80+port, []model.AddrRange{{First: testAddr(f, 1, 0), Last: testAddr(f, 1, 1+i)}})
 	}
 	if r.IntN(2) == 0 {
 		add(model.NodePort, netip.Addr{}, 30000+r.IntN(6)*2+port, nil)
@@ -190,15 +233,9 @@ func TestAnyHistoryOfManyEndpointsEndsLikeAFreshStart(t *testing.T) {
 	kernel := newFakeKernel(t, p)
 	world := map[types.NamespacedName]*model.Service{}
 	var sets [3][]netip.AddrPort
-	// Of two endpoints with one number, that which came later has another.
-	numbers := map[uint16]bool{}
 	draw := func(n int) (list []netip.AddrPort) {
 		for len(list) < n {
-			e := someEndpoint(r)
-			if n := number(hashEndpoint(e)); !numbers[n] {
-				numbers[n] = true
-				list = append(list, e)
-			}
+			list = append(list, someEndpoint(r))
 		}
 		return list
 	}
@@ -273,20 +310,35 @@ func checkFresh(t *testing.T, p *Planner, k *fakeKernel, world map[types.Namespa
 			copyRange(fresh, set.Family, elements)
 		}
 	}
-	if diff := cmp.Diff(newFakeKernel(t, fresh).String(), k.String()); diff != "" {
+	if diff := cmp.Diff(newFakeKernel(t, fresh).canonical(fresh), k.canonical(p)); diff != "" {
 		t.Fatalf("elements (-from scratch +by increments):\n%s", diff)
 	}
-	for f := range p.ids {
-		for id, have := range p.ids[f].ports {
-			if want := fresh.ids[f].ports[id]; len(have.endpoints) != len(want.endpoints) || len(have.taken) != len(want.taken) {
-				t.Fatalf("%v: %d endpoints have %d numbers, from scratch %d have %d", id, len(have.endpoints), len(have.taken),
-					len(want.endpoints), len(want.taken))
+	for _, f := range model.Families {
+		used := 0
+		for _, s := range p.services {
+			if s.sources[f] != nil {
+				used++
+			}
+			for _, port := range s.ports {
+				if port.family == f && port.ids == nil {
+					used++
+				}
+				if port.family == f && port.ids != nil && len(port.ids.endpoints) != mostIDs-port.ids.ids.free {
+					t.Fatalf("%v: %d endpoints have %d ids", port.id(), len(port.ids.endpoints), mostIDs-port.ids.ids.free)
+				}
 			}
 		}
-	}
-	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
-		if got, want := p.State(f).Comment, fresh.State(f).Comment; got != want {
-			t.Fatalf("state by increments is %q, from scratch %q", got, want)
+		if others := p.numbers[f].others; used != int(others.end-others.first)-others.free {
+			t.Fatalf("%d numbers are assigned, %d are in use", int(others.end-others.first)-others.free, used)
+		}
+		var digest uint64
+		for _, e := range k.elements {
+			if familyOf(e.Set) == f {
+				digest += p.keys[f].digest(&e)
+			}
+		}
+		if digest != p.digests[f] {
+			t.Fatalf("%v: the digest is %x, that of the elements %x", f, p.digests[f], digest)
 		}
 	}
 	for _, table := range p.Tables() {
@@ -339,23 +391,29 @@ func TestOlderServiceWinsAndTheOtherTakesOver(t *testing.T) {
 	}
 	younger, older := service("a-younger", 2), service("b-older", 1)
 	p.Set(younger.Name, younger)
-	if got := p.ConflictsOf(younger.Name); len(got) != 0 {
+	if got, all := p.ConflictsOf(younger.Name); all != 0 {
 		t.Errorf("conflicts of the only Service: %v", got)
 	}
 	if got := owner(); got != "default/a-younger:0" {
 		t.Errorf("alone: owner is %q", got)
 	}
 	p.Set(older.Name, older)
-	for _, name := range []types.NamespacedName{older.Name, younger.Name} {
-		got := p.ConflictsOf(name)
-		if len(got) != 1 || got[0].Winner.Name != "b-older" || got[0].Loser.Name != "a-younger" {
-			t.Errorf("conflicts of %s: %+v, want b-older to win over a-younger", name, got)
-		}
+	if _, all := p.ConflictsOf(older.Name); all != 0 {
+		t.Errorf("the winner has lost %d", all)
+	}
+	if got, all := p.ConflictsOf(younger.Name); all != 1 || got[0].Winner.Name != "b-older" || got[0].Loser.Name != "a-younger" {
+		t.Errorf("conflicts: %+v, want b-older to win over a-younger", got)
+	}
+	if got := p.TakeLosers(); !slices.Contains(got, younger.Name) {
+		t.Errorf("losers are %v", got)
 	}
 	if got := owner(); got != "default/b-older:0" || p.Conflicts() != 1 {
 		t.Errorf("after the older one came: owner is %q, %d conflicts", got, p.Conflicts())
 	}
 	p.Set(older.Name, nil)
+	if got := p.TakeLosers(); !slices.Contains(got, younger.Name) {
+		t.Errorf("after the winner went, losers are %v", got)
+	}
 	if got := owner(); got != "default/a-younger:0" || p.Conflicts() != 0 {
 		t.Errorf("after the older one went: owner is %q, %d conflicts", got, p.Conflicts())
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -26,24 +27,29 @@ func (l *layout) table(o *Options) *nft.Table {
 			rule("", l.leased(true), jump("services"))),
 		base("output", unix.NF_INET_LOCAL_OUT, dstnat, "packets of this node",
 			rule("", l.leased(true), jump("services"))),
-		base("prerouting-unclaimed", unix.NF_INET_PRE_ROUTING, dstnat+afterwards, "arrived, and nobody has translated them",
-			l.unclaimed(destinationIsThisNode(expr.CmpOpNeq))...),
-		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, dstnat+afterwards, "of this node, and nobody has translated them",
-			l.unclaimed(nil)...),
+		base("prerouting-unclaimed", unix.NF_INET_PRE_ROUTING, dstnat+afterwards, "arrived, and no program has translated them",
+			l.unclaimed(true)...),
+		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, dstnat+afterwards, "of this node, and no program has translated them",
+			l.unclaimed(false)...),
+		base("input", unix.NF_INET_LOCAL_IN, srcnat-afterwards, "packets for this node",
+			rule("", hasBits(ourBit), goTo("clear-register"))),
+		base("postrouting-translated", unix.NF_INET_POST_ROUTING, srcnat-afterwards, "packets before any program masquerades them",
+			rule("", hasBits(ourBit), goTo("clear-register")),
+			rule("translated to a cluster IP by another program", dnatted(), in(l.clusterIPs, []nft.Field{nft.DstAddr(l.nf)}, false), countedDrop())),
 		base("postrouting", unix.NF_INET_POST_ROUTING, srcnat, "masquerading",
 			rule("", dnatted(), goTo("translated")), askedFor(o)),
+		{Name: "clear-register", Comment: "the priority is the kernel's again", Rules: l.clearRegister()},
 		{Name: "translated", Comment: "packets with another destination than they came with", Rules: l.translated(o)},
-		{Name: "services", Comment: "finds what a packet's destination stands for", Rules: l.services(o)},
+		{Name: "services", Comment: "finds the Service of a packet's destination", Rules: l.find(o)},
 		{Name: unusedPort, Comment: "a cluster IP without such a port", Rules: l.unused()},
-		{Name: kindExternalLocal.name(), Comment: "external address with policy Local", Rules: l.externalLocal(o, scopeVIP)},
-		{Name: "short-circuit", Comment: "local pods and this node reach every endpoint",
-			Rules: []nft.Rule{l.next(scopeVIP, l.scopes[scopeVIP].shortCircuit, stepLocal)}},
-		{Name: kindNodePortExternalLocal.name(), Comment: "node port with policy Local", Rules: l.externalLocal(o, scopeNodePort)},
-		{Name: "nodeport-short-circuit", Comment: "local pods and this node reach every endpoint",
-			Rules: []nft.Rule{l.next(scopeNodePort, l.scopes[scopeNodePort].shortCircuit, stepLocal)}},
+		{Name: kindExternalLocal.name(), Comment: "external address or node port with policy Local", Rules: l.externalLocal(o)},
+		{Name: "to-any", Comment: "local pods and this node reach every endpoint", Rules: []nft.Rule{l.next(l.shortCircuit)}},
 		{Name: kindFirewall.name(), Comment: "load-balancer address with source ranges", Rules: l.firewall()},
-		{Name: kindReject.name(), Comment: "nobody there: say so at once", Rules: l.reject()},
+		{Name: kindReject.name(), Comment: "no endpoint: refused at once", Rules: l.reject()},
 		{Name: kindDrop.name(), Comment: "endpoints exist, but not for this traffic", Rules: []nft.Rule{rule("", countedDrop())}},
+	}
+	for r := range routes {
+		chains = append(chains, &nft.Chain{Name: affinityKind(r).name(), Comment: "a client stays with its endpoint", Rules: l.sticky(o, r)})
 	}
 	return &nft.Table{Family: l.nf, Name: TableName, Sets: l.sets(), Chains: chains, Comment: "Kubernetes services", Locked: o.LockTables}
 }
@@ -57,36 +63,34 @@ func (l *layout) leased(lasts bool) []expr.Any {
 	return in(l.lease, []nft.Field{nft.L4Proto()}, !lasts)
 }
 
-// services: the class of an address, else the class of a node port.
-func (l *layout) services(o *Options) []nft.Rule {
-	vip, np := &l.scopes[scopeVIP], &l.scopes[scopeNodePort]
-	nodePort := setPriority(key(np.key...), np.classes)
-	rules := []nft.Rule{l.next(scopeVIP, vip.classes, stepFirst)}
+// find: the class of an address, else the class of a node port.
+func (l *layout) find(o *Options) []nft.Rule {
+	nodePort := setPriority(key(l.nodePort()...), l.nodePorts)
+	first := dispatch(classBits, l.dispatch[stepFirst])
+	rules := []nft.Rule{rule("", setPriority(key(l.vip()...), l.services), first)}
 	if !o.AnyNodeAddress[l.family] {
 		onNode := in(l.nodeAddresses, []nft.Field{nft.DstAddr(l.nf)}, false)
-		return append(rules, rule("", onNode, nodePort, dispatch(l.dispatch[stepFirst])))
+		return append(rules, rule("", onNode, nodePort, first))
 	}
 	loopback := netip.MustParsePrefix([...]string{"127.0.0.0/8", "::1/128"}[l.family])
-	return append(rules, rule("", destinationIsThisNode(expr.CmpOpEq), address(nft.DstAddr(l.nf), expr.CmpOpNeq, loopback),
-		nodePort, dispatch(l.dispatch[stepFirst])))
+	return append(rules, rule("", destinationIsThisNode(expr.CmpOpEq), address(nft.DstAddr(l.nf), expr.CmpOpNeq, loopback), nodePort, first))
 }
 
-// next: meta priority set FRONTEND map @classes meta priority vmap @dispatch
-func (l *layout) next(s scope, classes *nft.Set, st step) nft.Rule {
-	return rule("", setPriority(key(l.scopes[s].key...), classes), dispatch(l.dispatch[st]))
+// next: meta priority set meta priority & ffff:f800 meta priority set meta priority map @classes meta priority & 0:7ff vmap @dispatch-local
+func (l *layout) next(classes *nft.Set) nft.Rule {
+	return rule("", keepBits(portBits), setPriority(key(nft.Priority()), classes), dispatch(classBits, l.dispatch[stepLocal]))
 }
 
-// externalLocal sends local pods and this node to any endpoint, and everybody else to local ones. Only this node's own
+// externalLocal sends local pods and this node to any endpoint, and all others to local ones. Only this node's own
 // traffic is masqueraded: its source address may be one that the endpoint's node can't answer to through here.
-func (l *layout) externalLocal(o *Options, s scope) []nft.Rule {
-	shortCircuit := goTo(s.prefix() + "short-circuit")
+func (l *layout) externalLocal(o *Options) []nft.Rule {
 	var rules []nft.Rule
 	if pods := o.LocalPods[l.family]; pods.known() {
-		rules = append(rules, rule("a local pod", l.localPods(pods, false), shortCircuit))
+		rules = append(rules, rule("a local pod", l.localPods(pods, false), goTo("to-any")))
 	}
 	return append(rules,
-		rule("this node", sourceIsThisNode(), markPacket(o.MasqueradeMark), shortCircuit),
-		l.next(s, l.scopes[s].local, stepLocal))
+		rule("this node", sourceIsThisNode(), markPacket(o.MasqueradeMark), goTo("to-any")),
+		l.next(l.local))
 }
 
 // localPods matches packets that come from local pods, or with negate those that don't.
@@ -102,11 +106,20 @@ func (l *layout) localPods(p LocalPods, negate bool) []expr.Any {
 }
 
 func (l *layout) firewall() []nft.Rule {
-	vip := &l.scopes[scopeVIP]
-	source := append(append([]nft.Field{}, vip.key...), nft.SrcAddr(l.nf))
 	return []nft.Rule{
-		rule("not in loadBalancerSourceRanges", in(l.allowedSources, source, true), countedDrop()),
-		l.next(scopeVIP, vip.restricted, stepAllowed),
+		rule("", keepBits(portBits)),
+		rule("not in loadBalancerSourceRanges", l.source(), notIn(l.allowedSources), countedDrop()),
+		rule("", setPriority(key(l.vip()...), l.restricted), dispatch(classBits, l.dispatch[stepAllowed])),
+	}
+}
+
+// source puts the register and the source address into registers. The register is in network order, as nft has the fields of a
+// concatenation with ranges.
+func (l *layout) source() []expr.Any {
+	return []expr.Any{
+		nft.Priority().Load(reg),
+		&expr.Byteorder{SourceRegister: reg, DestRegister: reg, Op: expr.ByteorderHton, Len: 4, Size: 4},
+		nft.SrcAddr(l.nf).Load(reg + 1),
 	}
 }
 
@@ -118,16 +131,21 @@ func (l *layout) reject() []nft.Rule {
 	}
 }
 
-// unclaimed handles what nobody has translated: Services, if kube-nftproxy is gone for longer than its lease lasts and
-// another proxy may have taken over, and addresses of services that no service port stands for. Forwarded packets only:
-// who owns such an address on this node, as a node-local DNS cache does, may answer there.
-func (l *layout) unclaimed(forwarded []expr.Any) []nft.Rule {
+// unclaimed handles packets that no program has translated: Services, if kube-nftproxy is away for longer than its lease lasts and
+// another proxy may have taken over, and addresses of services that no service port stands for. Of packets that arrive, those only
+// that are to be forwarded: a program that owns such an address on this node, as a node-local DNS cache does, may answer there, and so
+// may a transparent proxy to which policy routing leads.
+func (l *layout) unclaimed(arrived bool) []nft.Rule {
 	daddr := []nft.Field{nft.DstAddr(l.nf)}
-	return []nft.Rule{
-		rule("the lease has run out", l.leased(false), jump("services")),
-		rule("a cluster IP", in(l.clusterIPs, daddr, false), forwarded, goTo(unusedPort)),
-		rule("a service address that is not in use", in(l.serviceCIDRs, daddr, false), forwarded, countedDrop()),
+	var forwarded []expr.Any
+	rules := []nft.Rule{rule("the lease has run out", l.leased(false), jump("services"))}
+	if arrived {
+		forwarded = destinationIsThisNode(expr.CmpOpNeq)
+		rules = append(rules, rule("policy routing by mark doesn't forward it", marked(), notForwarded(), accept()))
 	}
+	return append(rules,
+		rule("a cluster IP", in(l.clusterIPs, daddr, false), forwarded, goTo(unusedPort)),
+		rule("a service address that is not in use", in(l.serviceCIDRs, daddr, false), forwarded, countedDrop()))
 }
 
 // unusedPort is the chain of packets to cluster IPs for which no port was found. They are looked for once more: before kernel 6.17
@@ -145,11 +163,26 @@ func (l *layout) unused() []nft.Rule {
 	}
 }
 
-// translated handles the packets that somebody has given another destination.
+// clearRegister gives a packet the priority that the kernel would have given it: for IPv4 that of its type of service
+// (rt_tos2priority). A priority that a process has set for its socket is lost on the first packet.
+func (l *layout) clearRegister() []nft.Rule {
+	rules := []nft.Rule{rule("", setPriorityTo(0))}
+	if l.family == model.IPv6 {
+		return rules
+	}
+	// ip_tos2prio of net/ipv4/route.c, of which only two bits of the type of service count.
+	const bulk, interactive, both = 0x08, 0x10, 0x18
+	return append(rules,
+		rule("", typeOfService(0), back()),
+		rule("", typeOfService(bulk), setPriorityTo(2)),
+		rule("", typeOfService(interactive), setPriorityTo(6)),
+		rule("", typeOfService(both), setPriorityTo(4)))
+}
+
+// translated handles the packets that a program has given another destination.
 func (l *layout) translated(o *Options) []nft.Rule {
 	hairpin := in(l.hairpin, []nft.Field{nft.SrcAddr(l.nf), nft.DstAddr(l.nf)}, false)
 	return []nft.Rule{
-		rule("the scratch register is not left behind", clearPriority()),
 		askedFor(o),
 		rule("an endpoint that reaches itself", hairpin, masquerade()),
 	}
@@ -164,42 +197,72 @@ func askedFor(o *Options) nft.Rule {
 // classChain builds the chain of a class that has one for every number in use.
 func (l *layout) classChain(o *Options, c class) *nft.Chain {
 	ch := &nft.Chain{Name: c.chain()}
-	switch c.kind.stage() {
-	case stageDirect:
-		ch.Rules = l.direct(o, c.kind.scope(), c.kind.route(), c.n)
-	case stageAffinity:
-		ch.Rules = l.sticky(o, c.kind.scope(), c.kind.route(), time.Duration(c.n)*time.Second)
-	case stagePick:
+	switch {
+	case c.kind >= kindRemember:
+		saddr := nft.SrcAddr(l.nf)
+		timeout := expr.Dynset{Timeout: time.Duration(c.n) * time.Second}
+		ch.Rules = []nft.Rule{rule("", remember(l.affinity, saddr, unix.NFT_DYNSET_OP_UPDATE, timeout))}
+	case c.kind >= kindPick:
 		ch.Rules = l.pick(c)
+	case c.kind >= kindDirect:
+		ch.Rules = l.direct(o, c.kind.route(), c.n)
 	default:
 		panic(fmt.Sprintf("class %v has no chain of its own", c))
 	}
 	return ch
 }
 
-// fewer is the comment of a rule for a packet that found its class just before a batch came with fewer endpoints, and drew one
-// that has gone: the first one is there.
-const fewer = "fewer by now"
-
-// direct: dnat to FRONTEND . numgen random mod n map @endpoints
-func (l *layout) direct(o *Options, s scope, r route, n uint32) []nft.Rule {
-	sc := &l.scopes[s]
-	rules := append(l.masqueradeRoute(o, r), rule("", dnat(l.nf, indexed(sc.key, n), sc.endpoints[r.list()])))
-	if n == 1 {
-		return rules
+// draws are the sizes from which a slot of a table is drawn, until one is filled: a table of more than exactSlots has some empty ones. The
+// last is for a packet that found its class just before a batch came with fewer endpoints.
+func draws(size uint32) []uint32 {
+	switch filled := surelyFilled(size); {
+	case size == 1:
+		return []uint32{1}
+	case filled == size:
+		return []uint32{size, 1}
+	default:
+		// A table is full to eight ninths at least, so that an endpoint's share is off by a thousandth at most.
+		return []uint32{size, size, size, filled, 1}
 	}
-	return append(rules, rule(fewer, dnat(l.nf, indexed(sc.key, 1), sc.endpoints[r.list()])))
 }
 
-// pick: meta priority set FRONTEND . numgen random mod n map @slots
-func (l *layout) pick(c class) []nft.Rule {
-	s := &l.scopes[c.kind.scope()]
-	slots := s.slots[c.kind.list()]
-	rules := []nft.Rule{rule("", setPriority(indexed(s.key, c.n), slots))}
-	if c.n == 1 {
-		return rules
+// fewer is the comment of a rule for a packet that found its class just before a batch came with fewer endpoints, and drew one
+// that has gone: the first one is there. undone is that of a rule for a packet whose service port has gone.
+const (
+	fewer  = "fewer by now"
+	undone = "gone by now"
+)
+
+// direct: dnat to meta l4proto . meta priority . numgen random mod n map @endpoints
+func (l *layout) direct(o *Options, r route, n uint32) []nft.Rule {
+	rules := append(l.masqueradeRoute(o, r), rule("", keepBits(portBits)))
+	for _, size := range draws(n) {
+		rules = append(rules, rule(drawComment(n, size), dnat(l.nf, indexed([]nft.Field{nft.L4Proto(), nft.Priority()}, size), l.endpoints[r.list()])))
 	}
-	return append(rules, rule(fewer, hasPriority(c.number()), setPriority(indexed(s.key, 1), slots)))
+	return append(rules, rule(undone, setPriorityTo(0)))
+}
+
+func drawComment(n, size uint32) string {
+	switch {
+	case size == n:
+		return ""
+	case size == 1:
+		return fewer
+	}
+	return "an empty slot three times"
+}
+
+// pick: meta priority set meta priority . numgen random mod n map @slots
+func (l *layout) pick(c class) []nft.Rule {
+	rules := []nft.Rule{rule("", keepBits(affineBits))}
+	for i, size := range draws(c.n) {
+		var none []expr.Any
+		if i > 0 {
+			none = hasNoBits(endpointBits)
+		}
+		rules = append(rules, rule(drawComment(c.n, size), none, setPriority(indexed([]nft.Field{nft.Priority()}, size), l.slots[c.kind.list()])))
+	}
+	return rules
 }
 
 // masqueradeRoute marks the packets of a route that need masquerading.
@@ -220,40 +283,31 @@ func (l *layout) masqueradeRoute(o *Options, r route) []nft.Rule {
 	return nil
 }
 
-// The scratch register holds a service's id in its upper half and, once an endpoint is known, that endpoint's id within
-// the service in its lower half; 0 is no endpoint's.
-const (
-	serviceBits  = 0xffff0000
-	endpointBits = 0x0000ffff
-)
-
 // sticky sends a client to the endpoint that it had before, if that endpoint still serves it; otherwise it picks one and
-// remembers it. The kernel never overwrites the data of a remembered client, hence delete before update.
-func (l *layout) sticky(o *Options, s scope, r route, timeout time.Duration) []nft.Rule {
-	sc := &l.scopes[s]
+// remembers it. The kernel never overwrites the data of a remembered client, hence the deletion.
+func (l *layout) sticky(o *Options, r route) []nft.Rule {
 	saddr := nft.SrcAddr(l.nf)
-	update := expr.Dynset{Timeout: timeout}
 	toBackend := dnat(l.nf, key(nft.L4Proto(), nft.Priority()), l.backends[r.list()])
+	keepTime := dispatch(blockBits, l.dispatch[stepRemember])
 	return append(l.masqueradeRoute(o, r),
-		rule("the service's id", setPriority(key(sc.key...), sc.affinity)),
+		rule("the service port's number", keepBits(affineBits)),
 		rule("a client that was here before", setPriority(key(nft.Priority(), saddr), l.affinity)),
-		rule("its time starts anew", hasEndpointID(), remember(l.affinity, saddr, unix.NFT_DYNSET_OP_UPDATE, update)),
+		rule("its time starts again", hasBits(endpointBits), keepTime),
 		rule("same endpoint, if it still serves", toBackend),
-		rule("otherwise pick one", setPriority(key(sc.key...), sc.draw[r.list()]), dispatch(l.dispatch[stepPick])),
-		rule("", remember(l.affinity, saddr, dynsetDelete, expr.Dynset{})),
-		rule("", remember(l.affinity, saddr, unix.NFT_DYNSET_OP_UPDATE, update)),
-		rule("", toBackend))
+		rule("it doesn't", hasBits(endpointBits), remember(l.affinity, saddr, dynsetDelete, expr.Dynset{})),
+		rule("pick one", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[r.list()]), dispatch(endpointBits, l.dispatch[stepPick])),
+		rule("", hasBits(endpointBits), keepTime),
+		rule("", toBackend),
+		rule(undone, setPriorityTo(0)))
 }
 
-// samples holds a class of every kind that has a chain for every number in use.
+// samples holds a class of every kind that has a chain for every number in use, with an exact table and a rounded one.
 func (l *layout) samples() []class {
 	var list []class
-	for s := range scopes {
-		for r := range routes {
-			list = append(list, class{directKind(s, r), 1}, class{affinityKind(s, r), 1})
-		}
-		for ls := range lists {
-			list = append(list, class{pickKind(s, ls), 1})
+	for k := kindDirect; k < kindEnd; k++ {
+		list = append(list, class{kind: k, n: 1})
+		if k < kindRemember {
+			list = append(list, class{kind: k, n: 3}, class{kind: k, n: tableSize(exactSlots + 1)})
 		}
 	}
 	return list

@@ -1,8 +1,6 @@
 package plan
 
 import (
-	"fmt"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -26,7 +24,6 @@ func (l *layout) sample(o *Options) *nft.Table {
 
 // HasForm reports whether an element of the set [StateSet] says that its table has the form of a sample.
 func HasForm(state *nft.Element, sample *nft.Table) bool {
-	var form, sum uint64
-	_, err := fmt.Sscanf(state.Comment, stateComment, &form, &sum)
-	return err == nil && form == nft.Fingerprint(sample)
+	found, err := ReadState(state)
+	return err == nil && found.Layout == nft.Fingerprint(sample)
 }

@@ -86,14 +86,15 @@ func rearrangeFew(before []netip.AddrPort, n int, removed, added []netip.AddrPor
 // afresh lets every slot choose, the last one first.
 func afresh(set []netip.AddrPort) []netip.AddrPort {
 	var room [small]uint64
-	endpoints, hashes := slices.Clone(set), appendHashes(room[:0], set)
-	for slot := len(hashes) - 1; slot > 0; slot-- {
-		if w := lowest(slot, hashes[:slot], hashes[slot]); w >= 0 {
-			hashes[slot], hashes[w] = hashes[w], hashes[slot]
-			endpoints[slot], endpoints[w] = endpoints[w], endpoints[slot]
+	a := arrangement{endpoints: slices.Clone(set), hashes: appendHashes(room[:0], set), final: true}
+	for slot := len(set) - 1; slot > 0; slot-- {
+		holder := a.at(slot)
+		if w := a.lowest(slot, holder); w >= 0 {
+			a.put(slot, a.at(w))
+			a.put(w, holder)
 		}
 	}
-	return endpoints
+	return a.endpoints
 }
 
 func byHash(set []netip.AddrPort) []netip.AddrPort {
@@ -101,7 +102,7 @@ func byHash(set []netip.AddrPort) []netip.AddrPort {
 	for i, e := range set {
 		list[i] = newRival(e)
 	}
-	slices.SortFunc(list, func(x, y rival) int { return cmp.Compare(x.hash, y.hash) })
+	slices.SortFunc(list, func(x, y rival) int { return x.compare(&y) })
 	endpoints := make([]netip.AddrPort, len(set))
 	for i := range list {
 		endpoints[i] = list[i].endpoint
@@ -141,7 +142,8 @@ func sortedIn(room, list []netip.AddrPort) []netip.AddrPort {
 	return list
 }
 
-// rival is an endpoint with the hash by which it competes for slots.
+// rival is an endpoint with the hash by which it competes for slots. The hash orders endpoints, the address tells them apart: anybody
+// can find two endpoints with one hash.
 type rival struct {
 	hash     uint64
 	endpoint netip.AddrPort
@@ -149,13 +151,26 @@ type rival struct {
 
 func newRival(e netip.AddrPort) rival { return rival{hashEndpoint(e), e} }
 
-// hashEndpoint returns a hash of 64 bits. That two endpoints of one service port share it is taken to be impossible.
+func (r *rival) compare(o *rival) int {
+	return cmp.Or(cmp.Compare(r.hash, o.hash), r.endpoint.Compare(o.endpoint))
+}
+
+// beats tells whether one rival wins a slot over another.
+func (r *rival) beats(o *rival, slot int) bool {
+	mine, others := score(slot, r.hash), score(slot, o.hash)
+	return mine < others || mine == others && r.compare(o) < 0
+}
+
+// hashMask is all ones but in tests, which cut hashes short.
+var hashMask = ^uint64(0)
+
+// hashEndpoint returns a hash of 64 bits.
 func hashEndpoint(e netip.AddrPort) uint64 {
 	var b [18]byte
 	a := e.Addr().As16()
 	copy(b[:], a[:])
 	binary.LittleEndian.PutUint16(b[16:], e.Port())
-	return xxhash.Sum64(b[:])
+	return xxhash.Sum64(b[:]) & hashMask
 }
 
 // score is an endpoint's number for a slot; the lowest wins.
@@ -227,11 +242,11 @@ func (a *arrangement) sortUndo() {
 // change makes it the arrangement of a set of which some endpoints have been removed and others added.
 func (a *arrangement) change(removed, added []netip.AddrPort) {
 	for len(removed) > 0 && len(added) > 0 {
-		a.exchange(newRival(added[0]), hashEndpoint(removed[0]), len(a.hashes)-1)
+		a.exchange(newRival(added[0]), newRival(removed[0]), len(a.hashes)-1)
 		removed, added = removed[1:], added[1:]
 	}
 	for _, e := range removed {
-		a.remove(hashEndpoint(e))
+		a.remove(newRival(e))
 	}
 	for _, e := range added {
 		a.insert(newRival(e))
@@ -239,6 +254,10 @@ func (a *arrangement) change(removed, added []netip.AddrPort) {
 }
 
 func (a *arrangement) at(slot int) rival { return rival{a.hashes[slot], a.endpoints[slot]} }
+
+func (a *arrangement) holds(slot int, r *rival) bool {
+	return a.hashes[slot] == r.hash && a.endpoints[slot] == r.endpoint
+}
 
 func (a *arrangement) put(slot int, r rival) {
 	if !a.final && slot < a.before {
@@ -250,57 +269,67 @@ func (a *arrangement) put(slot int, r rival) {
 // insert adds an endpoint and with it a slot, which is the first to choose.
 func (a *arrangement) insert(in rival) {
 	slot := len(a.hashes)
-	winner := lowest(slot, a.hashes, in.hash)
+	winner := a.lowest(slot, in)
 	w := in
 	if winner >= 0 {
 		w = a.at(winner)
 	}
 	a.hashes, a.endpoints = append(a.hashes, w.hash), append(a.endpoints, w.endpoint)
 	if winner >= 0 {
-		a.exchange(in, w.hash, slot-1)
+		a.exchange(in, w, slot-1)
 	}
 }
 
 // remove takes out an endpoint and with it the last slot, whose holder is left over.
-func (a *arrangement) remove(out uint64) {
+func (a *arrangement) remove(out rival) {
 	slot := len(a.hashes) - 1
 	last := a.at(slot)
 	a.hashes, a.endpoints = a.hashes[:slot], a.endpoints[:slot]
-	if last.hash != out {
+	if last != out {
 		a.exchange(last, out, slot-1)
 	}
 }
 
-// exchange lets the slots from top downwards choose anew after one endpoint has come and another has gone.
-func (a *arrangement) exchange(in rival, out uint64, top int) {
+// exchange lets the slots from top downwards choose again after one endpoint has come and another has gone.
+func (a *arrangement) exchange(in, out rival, top int) {
 	for slot := top; slot >= 0; slot-- {
-		holder := a.hashes[slot]
-		if holder != out {
-			if score(slot, in.hash) < score(slot, holder) {
-				displaced := a.at(slot)
-				a.put(slot, in)
-				in = displaced
+		if !a.holds(slot, &out) {
+			if score(slot, in.hash) <= score(slot, a.hashes[slot]) {
+				if holder := a.at(slot); in.beats(&holder, slot) {
+					a.put(slot, in)
+					in = holder
+				}
 			}
 			continue
 		}
-		winner := lowest(slot, a.hashes[:slot], in.hash)
+		winner := a.lowest(slot, in)
 		if winner < 0 {
 			a.put(slot, in)
 			return
 		}
-		w := a.at(winner)
-		a.put(slot, w)
-		out = w.hash
+		out = a.at(winner)
+		a.put(slot, out)
 	}
 }
 
-// lowest returns the index of the hash with the lowest score for a slot, or -1 if the newcomer's is lower than all.
-func lowest(slot int, hashes []uint64, newcomer uint64) int {
-	best, winner := score(slot, newcomer), -1
-	for i, h := range hashes {
-		if s := score(slot, h); s < best {
-			best, winner = s, i
+// lowest returns which of the endpoints in the slots below has the lowest score for a slot, or -1 if the newcomer's is lower than all.
+func (a *arrangement) lowest(slot int, newcomer rival) int {
+	best, winner := score(slot, newcomer.hash), -1
+	for i, h := range a.hashes[:slot] {
+		s := score(slot, h)
+		if s > best {
+			continue
 		}
+		if s == best {
+			r, holder := a.at(i), newcomer
+			if winner >= 0 {
+				holder = a.at(winner)
+			}
+			if r.compare(&holder) > 0 {
+				continue
+			}
+		}
+		best, winner = s, i
 	}
 	return winner
 }

@@ -148,3 +148,11 @@ func BenchmarkRearrange(b *testing.B) {
 		})
 	}
 }
+
+// Anybody can find endpoints with one hash. They must not be taken for each other.
+func TestHashesThatCollide(t *testing.T) {
+	hashMask = 3
+	defer func() { hashMask = ^uint64(0) }()
+	t.Run("arrangements", TestRearrangeForgetsHistory)
+	t.Run("plans", TestAnyHistoryOfManyEndpointsEndsLikeAFreshStart)
+}

@@ -1,10 +1,12 @@
 package plan
 
 import (
+	"crypto/rand"
+	"encoding/binary"
 	"fmt"
 	"slices"
 
-	"github.com/cespare/xxhash/v2"
+	"github.com/dchest/siphash"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -13,7 +15,7 @@ import (
 // put notes that an element is wanted which was not. It doesn't keep the element.
 func (p *Planner) put(e *nft.Element) {
 	f := familyOf(e.Set)
-	p.digests[f] += digest(e)
+	p.digests[f] += p.keys[f].digest(e)
 	p.counts[e.Set]++
 	if p.delta != nil {
 		p.delta.put(e)
@@ -24,7 +26,7 @@ func (p *Planner) put(e *nft.Element) {
 // remove notes that an element is not wanted any more.
 func (p *Planner) remove(e *nft.Element) {
 	f := familyOf(e.Set)
-	p.digests[f] -= digest(e)
+	p.digests[f] -= p.keys[f].digest(e)
 	p.counts[e.Set]--
 	if p.delta != nil {
 		p.delta.remove(e)
@@ -48,49 +50,28 @@ func NFT(f model.Family) nft.Family {
 	return nft.IPv6
 }
 
-// share counts the elements that service ports have in common: n is 1 for a Service that comes, -1 for one that goes. The other is
-// its other form, if there is one.
-func (p *Planner) share(s, other *service, n int) {
+// share counts the elements that service ports have in common: n is 1 for a Service that comes, -1 for one that goes.
+func (p *Planner) share(s *service, n int32) {
 	if s == nil {
 		return
 	}
 	for _, port := range s.ports {
-		p.layouts[port.family].shared(port, other.port(port.id()), func(e nft.Element) { p.shareElement(e, int32(n)) })
+		p.layouts[port.family].shared(port, func(e nft.Element) { p.shareElement(&e, n) })
 	}
 }
 
-func (p *Planner) shareElement(e nft.Element, n int32) {
+func (p *Planner) shareElement(e *nft.Element, n int32) {
 	id := e.ID()
-	s, shared := p.shared[id]
+	users, shared := p.shared[id]
 	if !shared {
-		s.data = e.Data
-		p.put(&e)
+		p.put(e)
 	}
-	if s.users += n; s.users > 0 {
-		p.shared[id] = s
+	if users += n; users > 0 {
+		p.shared[id] = users
 		return
 	}
-	e.Data = s.data
-	p.remove(&e)
+	p.remove(e)
 	delete(p.shared, id)
-}
-
-// releaseIDs gives back the numbers that a Service has used and doesn't need any more.
-func (p *Planner) releaseIDs(old, now *service) {
-	if old != nil {
-		for _, o := range old.ports {
-			if o.ids != nil && now.port(o.id()).ids == nil {
-				p.ids[o.family].release(o.id())
-			}
-		}
-	}
-	if now != nil {
-		for _, n := range now.ports {
-			if n.ids != nil {
-				n.keepIDs(old.port(n.id()))
-			}
-		}
-	}
 }
 
 // Take returns what has changed since the last call, or since [Planner.Track], and forgets it. It is what leads from the tables as they were then
@@ -150,6 +131,7 @@ func (p *Planner) Track() { p.delta = newDelta() }
 // Elements calls f for every element that should be there; f must not keep or change it.
 func (p *Planner) Elements(f func(*nft.Element)) {
 	var room nft.Element // one for all: there may be a million
+	none := &port{}
 	each := func(e nft.Element) {
 		room = e
 		f(&room)
@@ -167,38 +149,85 @@ func (p *Planner) Elements(f func(*nft.Element)) {
 			each(e)
 		}
 	}
-	for id, s := range p.shared {
-		each(nft.Element{Set: id.Set, Key: id.Key, Data: s.data})
+	for id := range p.shared {
+		each(nft.Element{Set: id.Set, Key: id.Key})
+	}
+	head := func(e nft.Element, _ step, _ class) {
+		if e.Set != nil {
+			each(e)
+		}
 	}
 	for _, list := range p.claims {
 		c := &list.winner
-		l := p.layouts[c.port.family]
-		l.head(c.port, c.frontend, each)
-		for ls := range lists {
-			s := &p.slots[0]
-			s.fill(l, c, ls)
-			for i, e := range s.endpoints() {
-				f(s.at(i, e))
+		p.layouts[c.port.family].head(c.port, c.frontend, head)
+	}
+	for _, s := range p.services {
+		for fam, sources := range s.sources {
+			if sources != nil {
+				p.layouts[fam].sourceElements(sources, f)
+			}
+		}
+		for _, port := range s.ports {
+			l := p.layouts[port.family]
+			l.tail(port, head)
+			l.backendElements(port, none, f)
+			for ls := range lists {
+				s := &p.slots[0]
+				s.fill(l, port, ls)
+				for i, e := range s.endpoints() {
+					f(s.at(i, e))
+				}
 			}
 		}
 	}
 }
 
-// Conflicts counts the claims that another Service has won.
-func (p *Planner) Conflicts() int { return p.losers }
-
-// State returns the element that tells a later process what a family's table holds: the form of the table, and a digest
-// of its elements that doesn't depend on their order.
+// State returns the element that tells a later process what a family's table holds: the form of the table, the key and the value of a
+// digest of its elements that doesn't depend on their order, and where the assigning of numbers has come to.
 func (p *Planner) State(nf nft.Family) *nft.Element {
 	f := ofNFT(nf)
 	return &nft.Element{
 		Set: p.layouts[f].state, Key: nft.Value{}.Uint32(1),
-		Comment: fmt.Sprintf(stateComment, p.layout[f], p.digests[f]),
+		Comment: State{Layout: p.layout[f], Key: p.keys[f], Digest: p.digests[f], Next: p.numbers[f].others.next}.String(),
 	}
 }
 
-// digest is a hash of all that makes up an element. Digests of elements are added up.
-func digest(e *nft.Element) uint64 {
+// State is what the element of the set [StateSet] says.
+type State struct {
+	// Layout is a fingerprint of all in the table but its elements, Digest the sum of the digests of these.
+	Layout, Digest uint64
+	// Key is that of the digest. Whoever knows it can make elements that don't show in it; only root can read it.
+	Key digestKey
+	// Next is the number to assign next.
+	Next uint32
+}
+
+const stateComment = "layout %016x key %016x%016x next %x digest %016x"
+
+// String returns the comment of the element.
+func (s State) String() string {
+	return fmt.Sprintf(stateComment, s.Layout, s.Key[0], s.Key[1], s.Next, s.Digest)
+}
+
+// ReadState reads what an element says.
+func ReadState(e *nft.Element) (s State, err error) {
+	if _, err := fmt.Sscanf(e.Comment, stateComment, &s.Layout, &s.Key[0], &s.Key[1], &s.Next, &s.Digest); err != nil {
+		return s, fmt.Errorf("read state in %q: %w", e.Comment, err)
+	}
+	return s, nil
+}
+
+// digestKey is the key of digests. It is random, so that a tenant can't choose objects whose elements have the digest of others.
+type digestKey [2]uint64
+
+func newDigestKey() (k digestKey) {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	return digestKey{binary.LittleEndian.Uint64(b[:8]), binary.LittleEndian.Uint64(b[8:])}
+}
+
+// digest is a keyed hash (SipHash) of all that makes up an element. Digests of elements are added up.
+func (k digestKey) digest(e *nft.Element) uint64 {
 	var room [256]byte
 	b := append(room[:0], e.Set.Name...)
 	b = append(b, 0, byte(len(e.Key.Bytes())))
@@ -213,8 +242,15 @@ func digest(e *nft.Element) uint64 {
 	b = append(b, e.Chain...)
 	b = append(b, 0)
 	b = append(b, nft.CutComment(e.Comment)...) // as it is read back
-	return xxhash.Sum64(b)
+	return siphash.Hash(k[0], k[1], b)
 }
+
+// DigestOf is what an element adds to the digest of a state with this key; sums may overflow. Elements of the set of states, and
+// those that packets add, add nothing and must not be given.
+func (s *State) DigestOf(e *nft.Element) uint64 { return s.Key.digest(e) }
+
+// Digest is what an element adds to the digest in the [Planner.State] of its family.
+func (p *Planner) Digest(e *nft.Element) uint64 { return p.keys[familyOf(e.Set)].digest(e) }
 
 // fingerprint is a hash of everything in a table that isn't an element, with one chain of every kind of class.
 func (l *layout) fingerprint(o *Options) uint64 {

@@ -66,23 +66,28 @@ func setPriority(keyWords []expr.Any, s *nft.Set) []expr.Any {
 	return append(keyWords, lookup(s), &expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: reg})
 }
 
-// hasPriority: meta priority VALUE
-func hasPriority(value uint32) []expr.Any {
-	return append(key(nft.Priority()), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(value)})
-}
-
-// clearPriority: meta priority set none
-func clearPriority() []expr.Any {
+// setPriorityTo: meta priority set VALUE
+func setPriorityTo(value uint32) []expr.Any {
 	return []expr.Any{
-		&expr.Immediate{Register: reg, Data: make([]byte, 4)},
+		&expr.Immediate{Register: reg, Data: word(value)},
 		&expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: reg},
 	}
 }
 
-// dispatch: meta priority vmap @dispatch
-func dispatch(s *nft.Set) []expr.Any {
-	return append(key(nft.Priority()),
+// keepBits: meta priority set meta priority & mask
+func keepBits(mask uint32) []expr.Any {
+	return append(priorityBits(reg, mask), &expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: reg})
+}
+
+// dispatch: meta priority & mask vmap @dispatch
+func dispatch(mask uint32, s *nft.Set) []expr.Any {
+	return append(priorityBits(reg, mask),
 		&expr.Lookup{SourceRegister: reg, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: s.Name})
+}
+
+// notIn: KEY != @set, of a key that is loaded
+func notIn(s *nft.Set) []expr.Any {
+	return []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: s.Name, Invert: true}}
 }
 
 // dnat: dnat ip to KEY map @set
@@ -125,15 +130,20 @@ func priorityBits(at, mask uint32) []expr.Any {
 	}
 }
 
-// hasEndpointID: meta priority & 0:ffff != none
-func hasEndpointID() []expr.Any {
-	return append(priorityBits(reg, endpointBits), &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)})
+// hasBits: meta priority & mask != none
+func hasBits(mask uint32) []expr.Any {
+	return append(priorityBits(reg, mask), &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)})
+}
+
+// hasNoBits: meta priority & mask == none
+func hasNoBits(mask uint32) []expr.Any {
+	return append(priorityBits(reg, mask), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(0)})
 }
 
 // remember: update @affinity { meta priority & ffff:0 . ip saddr timeout T : meta priority }; forget is the same with delete,
 // which needs the data register too
 func remember(s *nft.Set, saddr nft.Field, op uint32, e expr.Dynset) []expr.Any {
-	words := append(priorityBits(reg, serviceBits), saddr.Load(reg+1))
+	words := append(priorityBits(reg, affineBits), saddr.Load(reg+1))
 	data := reg + 1 + uint32(saddr.Registers())
 	e.SrcRegKey, e.SrcRegData, e.SetName, e.Operation = reg, data, s.Name, op
 	return append(words, nft.Priority().Load(data), &e)
@@ -206,6 +216,34 @@ func inputInterface(op expr.CmpOp, name string, prefix bool) []expr.Any {
 		&expr.Cmp{Op: op, Register: reg, Data: data},
 	}
 }
+
+// marked: meta mark != 0
+func marked() []expr.Any {
+	return append(key(nft.Mark()), &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)})
+}
+
+// notForwarded: fib daddr . mark oif missing
+func notForwarded() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: reg, ResultOIF: true, FlagDADDR: true, FlagMARK: true, FlagPRESENT: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{0}},
+	}
+}
+
+// typeOfService: @nh,8,8 & 0x18 == VALUE
+func typeOfService(value byte) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: 1, Len: 1},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{0x18}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{value}},
+	}
+}
+
+// accept: accept
+func accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }
+
+// back: return
+func back() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}} }
 
 func jump(chain string) []expr.Any {
 	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}

@@ -36,11 +36,7 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) {
 		}
 	})
 	p.account.noteNames(sorted)
-	if p.Planner.Conflicts() > 0 {
-		for _, name := range sorted {
-			p.reportConflicts(name)
-		}
-	}
+	p.reportConflicts()
 	for _, times := range dirty.Triggers {
 		p.unprogrammed = append(p.unprogrammed, times...)
 	}

@@ -32,20 +32,23 @@ func (n NodePortAddresses) everywhere(f model.Family, node model.Node) bool {
 	return !own || n.Any(f)
 }
 
-// Addresses lists the addresses of a family on which node ports are served, sorted.
+// Addresses lists the addresses of a family on which node ports are served, sorted. All are addresses of this node's interfaces: as with
+// kube-proxy, a primary address that no interface has is none of them until one has it. It returns the error of n.Local.
 func (n NodePortAddresses) Addresses(f model.Family, node model.Node) ([]netip.Addr, error) {
 	everywhere := n.everywhere(f, node)
-	if len(n.Prefixes) == 0 && !everywhere {
-		return []netip.Addr{node.IPs[f]}, nil
-	}
 	local, err := n.Local()
 	if err != nil {
 		return nil, err
 	}
+	wanted := func(a netip.Addr) bool {
+		if everywhere || len(n.Prefixes) == 0 {
+			return everywhere || a == node.IPs[f]
+		}
+		return slices.ContainsFunc(n.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
 	var out []netip.Addr
 	for _, a := range local {
-		inside := func(p netip.Prefix) bool { return p.Contains(a) }
-		if model.FamilyOf(a) == f && !a.IsLoopback() && (everywhere || slices.ContainsFunc(n.Prefixes, inside)) {
+		if model.FamilyOf(a) == f && !a.IsLoopback() && wanted(a) {
 			out = append(out, a)
 		}
 	}

@@ -37,6 +37,8 @@ func TestNodePortAddresses(t *testing.T) {
 			[2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{false, true}},
 		{"primary unknown", nil, model.Node{}, [2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{},
 			[2]bool{true, true}},
+		{"primary on no interface", nil, model.Node{IPs: [2]netip.Addr{netip.MustParseAddr("198.51.100.200"), netip.MustParseAddr("2001:db8::1")}},
+			[2][]netip.Addr{nil, addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},
 		{"prefixes", prefixes("198.51.100.0/24", "2001:db8::/64"), known,
 			[2][]netip.Addr{addrs("198.51.100.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},
 		{"a prefix without addresses", prefixes("203.0.113.0/24"), known, [2][]netip.Addr{nil, addrs("2001:db8::1")}, [2]bool{},

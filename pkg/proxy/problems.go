@@ -11,23 +11,80 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// reportNew reports those of a Service's problems that it didn't have before.
+// objectKinds are the kinds of objects that are counted where they have problems.
+var objectKinds = [...]string{"Service", "EndpointSlice", "ServiceCIDR", "Node"}
+
+// problemBook remembers the problems that have been reported, so that each is reported once.
+type problemBook struct {
+	// lists are the problems by the Service that they came with, objects the numbers of objects of each kind in a list.
+	lists   map[types.NamespacedName][]model.Problem
+	objects map[types.NamespacedName][len(objectKinds)]int
+	// total is the sum of objects, changed whether it has changed since it was last shown.
+	total   [len(objectKinds)]int
+	changed bool
+	// conflicts are those that each losing Service has.
+	conflicts map[types.NamespacedName]map[model.Problem]struct{}
+}
+
+func newProblemBook() problemBook {
+	return problemBook{
+		lists: map[types.NamespacedName][]model.Problem{}, objects: map[types.NamespacedName][len(objectKinds)]int{},
+		conflicts: map[types.NamespacedName]map[model.Problem]struct{}{},
+	}
+}
+
+// reportNew reports those of a Service's problems that it didn't have before. Its cost is linear in the number of both.
 func (p *Proxy) reportNew(name types.NamespacedName, problems []model.Problem) {
-	known := p.problems[name]
-	if len(known)+len(problems) == 0 {
+	b := &p.problems
+	before := b.lists[name]
+	if slices.Equal(before, problems) {
 		return
 	}
-	p.problemsChanged = true
+	known := make(map[model.Problem]struct{}, len(before))
+	for _, problem := range before {
+		known[problem] = struct{}{}
+	}
 	for _, problem := range problems {
-		if !slices.Contains(known, problem) {
+		if _, old := known[problem]; !old {
 			p.Report(problem)
 		}
 	}
+	b.count(name, problems)
 	if len(problems) == 0 {
-		delete(p.problems, name)
+		delete(b.lists, name)
 		return
 	}
-	p.problems[name] = problems
+	b.lists[name] = problems
+}
+
+// count brings the numbers of objects with problems up to date with a new list of one Service.
+func (b *problemBook) count(name types.NamespacedName, problems []model.Problem) {
+	type object struct {
+		kind string
+		name types.NamespacedName
+	}
+	seen := make(map[object]struct{}, len(problems))
+	var now [len(objectKinds)]int
+	for i := range problems {
+		o := object{problems[i].Kind, problems[i].Name}
+		if _, again := seen[o]; again {
+			continue
+		}
+		seen[o] = struct{}{}
+		if kind := slices.Index(objectKinds[:], o.kind); kind >= 0 {
+			now[kind]++
+		}
+	}
+	before := b.objects[name]
+	for kind := range now {
+		b.total[kind] += now[kind] - before[kind]
+	}
+	b.changed = b.changed || now != before
+	if len(problems) == 0 {
+		delete(b.objects, name)
+		return
+	}
+	b.objects[name] = now
 }
 
 // fieldOf tells where in a Service a kind of frontend comes from.
@@ -36,47 +93,52 @@ var fieldOf = [...]string{
 	model.NodePort: "spec.ports[].nodePort",
 }
 
-// reportConflicts reports what a Service and another one both claim.
-func (p *Proxy) reportConflicts(name types.NamespacedName) {
-	for _, c := range p.Planner.ConflictsOf(name) {
-		p.reportConflict(c)
+// reportConflicts reports the frontends that Services claim and others have, once for as long as that holds.
+func (p *Proxy) reportConflicts() {
+	for _, loser := range p.Planner.TakeLosers() {
+		list, all := p.Planner.ConflictsOf(loser)
+		before := p.problems.conflicts[loser]
+		if all == 0 {
+			delete(p.problems.conflicts, loser)
+			continue
+		}
+		problems := make([]model.Problem, 0, len(list)+1)
+		for i := range list {
+			problems = append(problems, conflictProblem(&list[i]))
+		}
+		if all > len(list) {
+			problems = append(problems, model.Problem{Kind: "Service", Name: loser, Field: "spec", Reason: fmt.Sprintf(
+				"other Services have more than %d of its addresses and ports; no more are reported", len(list))})
+		}
+		now := make(map[model.Problem]struct{}, len(problems))
+		for _, problem := range problems {
+			if _, old := before[problem]; !old {
+				p.Report(problem)
+			}
+			now[problem] = struct{}{}
+		}
+		p.problems.conflicts[loser] = now
 	}
 }
 
-func (p *Proxy) reportConflict(c plan.Conflict) {
+func conflictProblem(c *plan.Conflict) model.Problem {
 	at := netip.AddrPortFrom(c.Key.Addr, c.Key.Port).String()
 	if !c.Key.Addr.IsValid() {
 		at = fmt.Sprint(c.Key.Port)
 	}
-	problem := model.Problem{
+	return model.Problem{
 		Kind: "Service", Name: c.Loser.NamespacedName, Field: fieldOf[c.Kind],
 		Reason: fmt.Sprintf("%s/%s goes to %s, which claims it too", at, c.Key.Protocol, c.Winner),
 	}
-	if _, known := p.conflicts[problem]; known {
-		return
-	}
-	p.conflicts[problem] = struct{}{}
-	p.Report(problem)
 }
 
-// countProblems counts the objects that have problems; conflicts that are over may be reported again.
+// countProblems shows how many objects of each kind have problems.
 func (p *Proxy) countProblems() {
-	if len(p.conflicts) > 0 && p.Planner.Conflicts() == 0 {
-		clear(p.conflicts)
-	}
-	if !p.problemsChanged {
+	if !p.problems.changed {
 		return
 	}
-	p.problemsChanged = false
-	objects := map[string]map[types.NamespacedName]struct{}{"Service": {}, "EndpointSlice": {}, "ServiceCIDR": {}, "Node": {}}
-	for _, list := range p.problems {
-		for _, problem := range list {
-			if objects[problem.Kind] != nil {
-				objects[problem.Kind][problem.Name] = struct{}{}
-			}
-		}
-	}
-	for kind, names := range objects {
-		p.Metrics.Rejected(kind, len(names))
+	p.problems.changed = false
+	for kind, n := range p.problems.total {
+		p.Metrics.Rejected(objectKinds[kind], n)
 	}
 }

@@ -98,10 +98,8 @@ type Proxy struct {
 	node model.Node
 	// podCIDRs are where local pods have their addresses from, if the Node says so.
 	podCIDRs [2]netip.Prefix
-	// problems are those of each Service that have been reported; conflicts those between Services.
-	problems        map[types.NamespacedName][]model.Problem
-	problemsChanged bool
-	conflicts       map[model.Problem]struct{}
+	// problems are those that have been reported.
+	problems problemBook
 	// unprogrammed are the times of changes that the kernel doesn't hold yet.
 	unprogrammed []track.Trigger
 	// retireAt is when chains that nothing leads to are given up; zero if there are none.
@@ -159,7 +157,7 @@ const lookEvery = 500 * time.Millisecond
 // New returns a proxy that has done nothing yet.
 func New(c Config) *Proxy {
 	return &Proxy{
-		Config: c, problems: map[types.NamespacedName][]model.Problem{}, conflicts: map[model.Problem]struct{}{},
+		Config: c, problems: newProblemBook(),
 		readings: map[types.NamespacedName]*model.Reading{}, counted: map[*nft.Set][2]int{}, checks: map[types.NamespacedName]health.Check{}, questions: make(chan func()),
 	}
 }

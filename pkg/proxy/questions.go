@@ -183,7 +183,8 @@ func (p *Proxy) Conflicts(ctx context.Context, names []types.NamespacedName) ([]
 			return nil
 		}
 		for _, n := range names {
-			list = append(list, p.Planner.ConflictsOf(n)...)
+			conflicts, _ := p.Planner.ConflictsOf(n)
+			list = append(list, conflicts...)
 		}
 		return list
 	})

@@ -1,0 +1,61 @@
+package model
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// AddrRange is all addresses from First to Last, which are of one family.
+type AddrRange struct {
+	First, Last netip.Addr
+}
+
+// RangeOf returns the range of the addresses of a valid prefix.
+func RangeOf(p netip.Prefix) AddrRange {
+	first := p.Masked().Addr()
+	b := first.AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	last, _ := netip.AddrFromSlice(b)
+	return AddrRange{first, last}
+}
+
+// Contains reports whether an address is in the range.
+func (r AddrRange) Contains(a netip.Addr) bool {
+	return a.BitLen() == r.First.BitLen() && r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
+}
+
+// String returns the range as a prefix if it is one, otherwise as "first-last".
+func (r AddrRange) String() string {
+	a, b := r.First.AsSlice(), r.Last.AsSlice()
+	bits := 0
+	for bits < len(a)*8 && (a[bits/8]^b[bits/8])&(0x80>>(bits%8)) == 0 {
+		bits++
+	}
+	if p := netip.PrefixFrom(r.First, bits); RangeOf(p) == r {
+		return p.String()
+	}
+	return r.First.String() + "-" + r.Last.String()
+}
+
+// mergeRanges sorts ranges of one family in place, and joins those that overlap or touch.
+func mergeRanges(ranges []AddrRange) []AddrRange {
+	slices.SortFunc(ranges, func(a, b AddrRange) int { return a.First.Compare(b.First) })
+	kept := ranges[:0]
+	for _, r := range ranges {
+		if n := len(kept); n > 0 && touches(kept[n-1], r) {
+			if kept[n-1].Last.Compare(r.Last) < 0 {
+				kept[n-1].Last = r.Last
+			}
+			continue
+		}
+		kept = append(kept, r)
+	}
+	return slices.Clip(kept)
+}
+
+// touches reports whether a range that starts no earlier than another overlaps it or follows it without a gap.
+func touches(a, b AddrRange) bool {
+	return b.First.Compare(a.Last) <= 0 || b.First == a.Last.Next()
+}

@@ -1,0 +1,214 @@
+package plan
+
+import (
+	"container/heap"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// contenders are the claims to one key.
+type contenders struct {
+	winner claim
+	// losers are the others; nil if there are none.
+	losers *losers
+}
+
+// losers hold claims so that the next winner is found without looking at all of them: anybody can claim an address.
+type losers struct {
+	// waiting is a heap; what has been withdrawn stays in it for a while.
+	waiting claims
+	// present are the Services whose claims count.
+	present map[*service]struct{}
+}
+
+// claims is a heap, the next winner first.
+type claims []claim
+
+func (c claims) Len() int           { return len(c) }
+func (c claims) Less(i, j int) bool { return c[i].compare(&c[j]) < 0 }
+func (c claims) Swap(i, j int)      { c[i], c[j] = c[j], c[i] }
+func (c *claims) Push(x any)        { *c = append(*c, x.(claim)) }
+func (c *claims) Pop() any {
+	last := len(*c) - 1
+	x := (*c)[last]
+	(*c)[last] = claim{}
+	*c = (*c)[:last]
+	return x
+}
+
+func (l *losers) has(s *service) bool {
+	if l == nil {
+		return false
+	}
+	_, present := l.present[s]
+	return present
+}
+
+func (l *losers) add(c claim) {
+	l.present[c.service] = struct{}{}
+	heap.Push(&l.waiting, c)
+}
+
+// remove withdraws the claim of a Service.
+func (l *losers) remove(s *service) {
+	delete(l.present, s)
+	if len(l.waiting) > 2*len(l.present)+manyPorts {
+		l.waiting = slices.DeleteFunc(l.waiting, func(c claim) bool { return !l.has(c.service) })
+		heap.Init(&l.waiting)
+	}
+}
+
+// next takes out the claim that wins over the others.
+func (l *losers) next() claim {
+	for {
+		c := heap.Pop(&l.waiting).(claim)
+		if l.has(c.service) {
+			delete(l.present, c.service)
+			return c
+		}
+	}
+}
+
+// Conflict is a frontend that more than one Service claims.
+type Conflict struct {
+	Key           model.Key
+	Kind          model.Kind
+	Winner, Loser model.PortName
+}
+
+// contest is a key with the claim that won it before a change, if there was one.
+type contest struct {
+	key    model.Key
+	winner claim
+}
+
+// noteWinners lists the keys that either form of a Service claims, with the present winner of each. The earlier form claims
+// its keys still.
+func (p *Planner) noteWinners(old, now *service) {
+	p.contests = p.contests[:0]
+	note := func(k model.Key, c *contenders) {
+		p.touchFlows(k)
+		p.contests = append(p.contests, contest{k, c.winner})
+	}
+	old.eachFrontend(func(c claim) {
+		contenders := p.claims[c.frontend.Key]
+		note(c.frontend.Key, &contenders)
+	})
+	now.eachFrontend(func(c claim) {
+		contenders := p.claims[c.frontend.Key]
+		if !contenders.has(old) {
+			note(c.frontend.Key, &contenders)
+		}
+	})
+}
+
+// has tells whether a Service is among the contenders.
+func (c *contenders) has(s *service) bool {
+	return s != nil && (c.winner.service == s || c.losers.has(s))
+}
+
+func (s *service) eachFrontend(f func(claim)) {
+	if s == nil {
+		return
+	}
+	for _, p := range s.ports {
+		for i := range p.frontends {
+			f(claim{s, p, &p.frontends[i]})
+		}
+	}
+}
+
+func (p *Planner) withdraw(s *service) {
+	s.eachFrontend(func(c claim) {
+		list := p.claims[c.frontend.Key]
+		switch {
+		case !list.has(s):
+			return
+		case list.winner.service != s:
+			list.losers.remove(s)
+		case list.losers == nil:
+			delete(p.claims, c.frontend.Key)
+			return
+		default:
+			list.winner = list.losers.next()
+		}
+		p.losers--
+		if len(list.losers.present) == 0 {
+			list.losers = nil
+		}
+		p.claims[c.frontend.Key] = list
+	})
+}
+
+func (p *Planner) claim(s *service) {
+	s.eachFrontend(func(c claim) {
+		list, claimed := p.claims[c.frontend.Key]
+		switch {
+		case !claimed:
+			p.claims[c.frontend.Key] = contenders{winner: c}
+			return
+		case list.has(s):
+			return // one Service claims a key once
+		case list.losers == nil:
+			list.losers = &losers{present: map[*service]struct{}{}}
+		}
+		loser := c
+		if c.compare(&list.winner) < 0 {
+			loser, list.winner = list.winner, c
+		}
+		list.losers.add(loser)
+		p.losers++
+		p.claims[c.frontend.Key] = list
+	})
+}
+
+// noteLosses notes which Services' losses may have changed with the winner of a key, where one form of a Service makes way for another.
+func (p *Planner) noteLosses(was, is, old, now *service) {
+	if p.losers == 0 && (was == nil || was == old) && (is == nil || is == now) {
+		return
+	}
+	for _, s := range []*service{was, is, old, now} {
+		if s != nil {
+			p.lost[s.name] = struct{}{}
+		}
+	}
+}
+
+// TakeLosers returns the Services of which what they have lost to others may have changed since the last call.
+func (p *Planner) TakeLosers() []types.NamespacedName {
+	if len(p.lost) == 0 {
+		return nil
+	}
+	names := make([]types.NamespacedName, 0, len(p.lost))
+	for name := range p.lost {
+		names = append(names, name)
+	}
+	clear(p.lost)
+	slices.SortFunc(names, model.CompareNames)
+	return names
+}
+
+// mostConflicts is how many conflicts of one Service are listed.
+const mostConflicts = 20
+
+// ConflictsOf returns the keys that the named Service claims and another one has, the first of them, and the number of all. It is to be
+// asked when all Services are up to date: an address that passes from one to another is claimed by both in between.
+func (p *Planner) ConflictsOf(name types.NamespacedName) (list []Conflict, all int) {
+	s := p.services[name]
+	s.eachFrontend(func(c claim) {
+		winner := p.claims[c.frontend.Key].winner
+		if winner.service == s {
+			return
+		}
+		if all++; all <= mostConflicts {
+			list = append(list, Conflict{Key: c.frontend.Key, Kind: c.frontend.Kind, Winner: winner.port.name, Loser: c.port.name})
+		}
+	})
+	return list, all
+}
+
+// Conflicts counts the claims that another Service has won.
+func (p *Planner) Conflicts() int { return p.losers }

@@ -1,0 +1,204 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// recalled are the numbers that an earlier process had assigned, as far as they have been read back.
+type recalled struct {
+	numbers map[portID]uint32
+	ids     map[portID]map[netip.AddrPort]uint16
+}
+
+// Resume makes a planner continue the work of an earlier process, whose tables the kernel holds: its digests have the same key, and its
+// numbers can be recalled. It comes before any Service. The elements are those of [Planner.Remembering].
+func (p *Planner) Resume(f model.Family, state State, remembering []nft.Element) {
+	p.keys[f], p.digests[f] = state.Key, 0
+	p.Elements(func(e *nft.Element) {
+		if familyOf(e.Set) == f {
+			p.digests[f] += p.keys[f].digest(e)
+		}
+	})
+	numbers := p.numbers[f]
+	if state.Next >= firstNumber && state.Next < endOthers {
+		numbers.others.next = state.Next
+	}
+	for i := range remembering {
+		c, ok := classOf(remembering[i].Chain)
+		if block := int(blockOf(remembering[i].Key.AsUint32())) - firstBlock; ok && block >= 0 {
+			numbers.open(block, c.n, true)
+		}
+	}
+	if p.recalled == nil {
+		p.recalled = &recalled{numbers: map[portID]uint32{}, ids: map[portID]map[netip.AddrPort]uint16{}}
+	}
+}
+
+// Remembering is the map whose elements say which timeout a block of numbers has.
+func (p *Planner) Remembering(f model.Family) *nft.Set { return p.layouts[f].dispatch[stepRemember] }
+
+// Recalling reports whether numbers of an earlier process can be recalled.
+func (p *Planner) Recalling() bool { return p.recalled != nil }
+
+// Resumed says that all Services of the start have been planned: no more numbers are recalled.
+func (p *Planner) Resumed() {
+	p.recalled = nil
+	for _, t := range p.numbers {
+		if t != nil {
+			for i := range t.blocks {
+				t.blocks[i].recalled = false
+			}
+		}
+	}
+}
+
+// Get reads elements by their keys, see [nft.Conn.Get].
+type Get func(s *nft.Set, keys []nft.Value) ([]*nft.Found, error)
+
+// Recall reads back the numbers that an earlier process had assigned to Services which are about to be planned.
+func (p *Planner) Recall(get Get, services []*model.Service) error {
+	q := questions{get: get}
+	for _, s := range services {
+		if s != nil {
+			p.askNumbers(&q, s)
+		}
+	}
+	if err := q.answer(); err != nil {
+		return err
+	}
+	for _, s := range services {
+		if s != nil {
+			p.askIDs(&q, s)
+		}
+	}
+	for q.open() { // how many slots there are, which ids they hold, whose these are
+		if err := q.answer(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// questions are keys to look up, by set, with what to do with each element found.
+type questions struct {
+	get   Get
+	order []*nft.Set
+	keys  map[*nft.Set][]nft.Value
+	found map[*nft.Set][]func(*nft.Found)
+}
+
+func (q *questions) open() bool { return len(q.order) > 0 }
+
+func (q *questions) ask(s *nft.Set, key nft.Value, found func(*nft.Found)) {
+	if q.keys == nil {
+		q.keys, q.found = map[*nft.Set][]nft.Value{}, map[*nft.Set][]func(*nft.Found){}
+	}
+	if q.keys[s] == nil {
+		q.order = append(q.order, s)
+	}
+	q.keys[s], q.found[s] = append(q.keys[s], key), append(q.found[s], found)
+}
+
+// answer looks up all that has been asked so far; what is found may ask more.
+func (q *questions) answer() error {
+	order, keys, found := q.order, q.keys, q.found
+	q.order, q.keys, q.found = nil, nil, nil
+	for _, s := range order {
+		list, err := q.get(s, keys[s])
+		if err != nil {
+			return fmt.Errorf("read numbers of an earlier process: %w", err)
+		}
+		for i, e := range list {
+			if e != nil {
+				found[s][i](e)
+			}
+		}
+	}
+	return nil
+}
+
+// mostAsked is how many frontends of a service port are looked up: they all have the same number, but some may be another Service's.
+const mostAsked = 4
+
+// askNumbers asks for the elements of a Service's frontends. Those of another Service have another comment.
+func (p *Planner) askNumbers(q *questions, s *model.Service) {
+	for _, sp := range s.Ports {
+		l := p.layouts[sp.Family]
+		if l == nil {
+			continue
+		}
+		id, comment := portID{sp.Name, sp.Protocol, sp.Family}, nft.CutComment(sp.Name.String())
+		note := func(e *nft.Found) {
+			switch word := e.Data.AsUint32(); {
+			case e.Comment != comment:
+			case kindOf(word) == kindFirewall:
+				p.recalled.numbers[sourcesID(s.Name, sp.Family)] = word & portBits
+			default:
+				p.recalled.numbers[id] = word & portBits
+			}
+		}
+		for i := range sp.Frontends[:min(len(sp.Frontends), mostAsked)] {
+			f := &sp.Frontends[i]
+			switch {
+			case f.Kind == model.NodePort:
+				q.ask(l.nodePorts, value(&f.Key), note)
+			case f.AllowedSources != nil:
+				q.ask(l.restricted, value(&f.Key), note)
+				fallthrough
+			default:
+				q.ask(l.services, value(&f.Key), note)
+			}
+		}
+	}
+}
+
+// askIDs asks for the ids of endpoints of service ports with affinity.
+func (p *Planner) askIDs(q *questions, s *model.Service) {
+	for _, sp := range s.Ports {
+		l := p.layouts[sp.Family]
+		id := portID{sp.Name, sp.Protocol, sp.Family}
+		number := p.recalled.numbers[id]
+		if l == nil || sp.Affinity == 0 || !isAffine(number) {
+			continue
+		}
+		ids := map[netip.AddrPort]uint16{}
+		p.recalled.ids[id] = ids
+		for ls := range lists {
+			key := nft.Value{}.Uint32(number)
+			q.ask(l.draw[ls], key, func(e *nft.Found) {
+				index := e.Data.AsUint32() & 0xff
+				for i := range min(sizeAt(index), mostSlots) {
+					q.ask(l.slots[ls], key.Uint32(i), func(e *nft.Found) {
+						word := e.Data.AsUint32()
+						q.ask(l.backends[ls], nft.Value{}.Proto(uint8(sp.Protocol)).Uint32(word), func(e *nft.Found) {
+							ids[e.Data.AsEndpoint(l.nf)] = uint16(word & endpointBits)
+						})
+					})
+				}
+			})
+		}
+	}
+}
+
+// recallNumber assigns the number that an earlier process had assigned; 0 if there is none.
+func (p *Planner) recallNumber(id portID, timeout uint32) uint32 {
+	if p.recalled == nil {
+		return 0
+	}
+	if n := p.recalled.numbers[id]; n != 0 && p.numbers[id.family].recall(n, timeout) {
+		return n
+	}
+	return 0
+}
+
+// recallIDs returns the ids that endpoints of a service port had.
+func (p *Planner) recallIDs(id portID) map[netip.AddrPort]uint16 {
+	if p.recalled == nil {
+		return nil
+	}
+	return p.recalled.ids[id]
+}

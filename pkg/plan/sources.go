@@ -1,0 +1,104 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// MostSourceRanges is the number of source ranges that all Services of a node may have together, ranges of adjacent prefixes counted
+// once. The kernel's work for a change of one grows with their number.
+const MostSourceRanges = 10_000
+
+// Excess is a part of a Service that is left out because the node has no room for it.
+type Excess struct {
+	// Field is the path of what is left out, Reason says what the limit is.
+	Field, Reason string
+}
+
+// Excess returns what of the named Service is left out.
+func (p *Planner) Excess(name types.NamespacedName) []Excess {
+	if s := p.services[name]; s != nil {
+		return s.left
+	}
+	return nil
+}
+
+func (s *service) sourcesOf(f int) *sources {
+	if s == nil {
+		return nil
+	}
+	return s.sources[f]
+}
+
+// assignSources gives the source ranges of a Service a number in each family in which it has any. Without room for them, no source is
+// allowed.
+func (p *Planner) assignSources(s, old *service) {
+	for _, port := range s.ports {
+		f := port.family
+		for i := range port.frontends {
+			if ranges := port.frontends[i].AllowedSources; ranges != nil {
+				if s.sources[f] == nil {
+					s.sources[f] = p.newSources(s, old.sourcesOf(int(f)), port, ranges)
+				}
+				port.sources = s.sources[f]
+				break
+			}
+		}
+	}
+}
+
+func (p *Planner) newSources(s *service, before *sources, port *port, ranges []model.AddrRange) *sources {
+	out := &sources{family: port.family, ranges: ranges}
+	if before != nil {
+		out.number = before.number
+	}
+	if out.number == 0 {
+		out.number = p.recallNumber(sourcesID(s.name, port.family), 0)
+	}
+	if out.number == 0 {
+		out.number = p.numbers[port.family].other()
+	}
+	rest := p.sourceRanges
+	if before != nil {
+		rest -= len(before.ranges)
+	}
+	if rest+len(ranges) > MostSourceRanges {
+		out.ranges = nil
+		s.left = append(s.left, Excess{"spec.loadBalancerSourceRanges", fmt.Sprintf(
+			"no source is allowed: the Services of this node have %d source ranges, and there is room for %d", rest, MostSourceRanges)})
+	}
+	p.sourceRanges = rest + len(out.ranges)
+	return out
+}
+
+// sourcesID identifies the source ranges of a Service among service ports: no port has a name with a space.
+func sourcesID(name types.NamespacedName, f model.Family) portID {
+	return portID{name: model.PortName{NamespacedName: name, Port: " sources"}, family: f}
+}
+
+// sourceElements calls each for every source range of a Service.
+func (l *layout) sourceElements(s *sources, each func(*nft.Element)) {
+	if s == nil || s.number == 0 {
+		return
+	}
+	key := nft.Value{}.BigEndian(s.number)
+	for _, r := range s.ranges {
+		each(&nft.Element{Set: l.allowedSources, Key: key.Addr(r.First), KeyEnd: key.Addr(r.Last)})
+	}
+}
+
+func (p *Planner) changeSources(l *layout, was, is *sources) {
+	if was != nil && is != nil && was.number == is.number && slices.Equal(was.ranges, is.ranges) {
+		return
+	}
+	l.sourceElements(was, p.remove)
+	l.sourceElements(is, p.put)
+	if was != nil && is == nil {
+		p.sourceRanges -= len(was.ranges)
+	}
+}
