@@ -377,7 +377,7 @@ func (d *daemon) newLoop() *proxy.Proxy {
 	return proxy.New(proxy.Config{
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: d.planner,
 		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(least, every, every),
-		Flows: d.flows, NodePortUsers: d.users, Checks: d.checks, Families: d.families,
+		Flows: d.flows, Earlier: func() ([]model.Key, error) { return apply.EarlierUDP(d.families) }, NodePortUsers: d.users, Checks: d.checks, Families: d.families,
 		NodeName: d.nodeName, NodeIP: d.nodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: d.nodePortAddresses(),
 		Model: d.modelOptions(), Report: d.report, Synced: d.synced, Observer: d.console, Now: time.Now,
 	})

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -175,7 +176,7 @@ func (n *node) withdraw() {
 // pass deletes what is stale and checks how much that is.
 func (n *node) pass(f model.Family, d *Desired, deleted int) {
 	n.Helper()
-	out, err := n.table.Delete(n.Context(), f, !d.Undnated, d.Stale)
+	out, err := n.table.Delete(n.Context(), f, d.onlyUDP(), d.Stale)
 	if err != nil {
 		n.Fatal(err)
 	}
@@ -455,7 +456,6 @@ func TestTranslationsOfOthersAreLeftAlone(t *testing.T) {
 	n.expect(others, plugin.String())
 	d := n.serve(f, model.UDP, b)
 	d.Undnated = true
-	d.Orphans(f, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")})
 	n.pass(f, d, len(clients))
 	n.expect(clients, b.String())
 	n.expect(others, plugin.String())
@@ -490,17 +490,181 @@ func TestMasqueradedClientFollows(t *testing.T) {
 	n.expect(clients, b.String())
 }
 
-// A Service that went while nobody was looking takes its clients with it, as far as it had addresses of Services.
+// Ranges that are narrowed, or added, stop a client that nobody answers, whatever it sends; one that was answered goes on, as with
+// kube-proxy.
+func TestSourceThatIsNotAllowedAnyMoreIsStopped(t *testing.T) {
+	forFamilies(t, func(n *node, f model.Family) {
+		silent := n.listen([...]string{"10.244.0.10:5353", "[fd00:10:244::a]:5353"}[f])
+		answers := n.pod(f, 11)
+		at := silent.LocalAddr().(*net.UDPAddr).AddrPort()
+		here, elsewhere := sources(nodeAddresses[f]), sources(addr([...]string{"198.51.100.9", "2001:db8:9::9"}[f]))
+		n.pass(f, n.restrict(f, model.UDP, answers, here), 0)
+		answered := n.clients(f)
+		n.expect(answered, answers.String())
+		for _, before := range [][]model.AddrRange{here, nil} {
+			n.pass(f, n.restrict(f, model.UDP, at, before, answers), 0)
+			oneWay := n.clients(f)
+			n.expect(oneWay, noAnswer)
+			if got := received(silent); got != len(oneWay) {
+				t.Fatalf("%d packets of %d came to the endpoint before", got, len(oneWay))
+			}
+			n.pass(f, n.restrict(f, model.UDP, at, elsewhere, answers), 1)
+			n.expect(oneWay, noAnswer)
+			if got := received(silent); got != len(oneWay)-1 {
+				t.Errorf("%d packets came to the endpoint after the ranges of one of %d frontends exclude the client", got, len(oneWay))
+			}
+			n.expect(answered, answers.String())
+			for _, c := range oneWay {
+				_ = c.Close()
+			}
+			n.pass(f, n.restrict(f, model.UDP, at, here, answers), 0)
+		}
+	})
+}
+
+// sources is the range of one address.
+func sources(a netip.Addr) []model.AddrRange { return []model.AddrRange{{First: a, Last: a}} }
+
+// restrict is serve, with ranges for the load-balancer IP. Flows may go on to further endpoints.
+func (n *node) restrict(f model.Family, p model.Protocol, endpoint netip.AddrPort, allowed []model.AddrRange, further ...netip.AddrPort) *Desired {
+	n.Helper()
+	d := &Desired{}
+	sp := &model.ServicePort{
+		Name: model.PortName{NamespacedName: service}, Protocol: p, Family: f, Cluster: []netip.AddrPort{endpoint},
+		HasEndpoints: true, Frontends: frontends(f, p),
+	}
+	sp.Frontends[1].AllowedSources = allowed
+	n.planner.Set(service, &model.Service{Name: service, Ports: []*model.ServicePort{sp}})
+	if _, err := n.kernel.Sync(n.planner); err != nil {
+		n.Fatal(err)
+	}
+	serving := append([]netip.AddrPort{endpoint}, further...)
+	slices.SortFunc(serving, netip.AddrPort.Compare)
+	for _, fe := range sp.Frontends {
+		d.Frontend(fe.Key, serving)
+		d.Restrict(fe.Key, fe.AllowedSources)
+	}
+	d.NodeAddresses(f, []netip.Addr{nodeAddresses[f]})
+	return d
+}
+
+// listen opens a socket that answers nobody.
+func (n *node) listen(at string) *net.UDPConn {
+	n.Helper()
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addrPort(at)))
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// received counts the packets that wait in a socket, and takes them. All are there: packets on loopback arrive while they are sent.
+func received(c *net.UDPConn) (packets int) {
+	_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+	for b := make([]byte, 16); ; packets++ {
+		if _, err := c.Read(b); err != nil {
+			return packets
+		}
+	}
+}
+
+// A SYN that nobody answers is in state new, too: repeated by a source that isn't allowed any more it doesn't come to the endpoint.
+func TestSYNOfASourceThatIsNotAllowedAnyMore(t *testing.T) {
+	forFamilies(t, func(n *node, f model.Family) {
+		at := addrPort([...]string{"10.244.0.10:5353", "[fd00:10:244::a]:5353"}[f])
+		drop := fmt.Sprintf("add table inet endpoint; add chain inet endpoint c { type filter hook input priority 0; }; "+
+			"add rule inet endpoint c %s daddr %s tcp dport 5353 drop", [...]string{"ip", "ip6"}[f], at.Addr())
+		run(n, "nft", drop)
+		here, elsewhere := sources(nodeAddresses[f]), sources(addr([...]string{"198.51.100.9", "2001:db8:9::9"}[f]))
+		n.echo(at)
+		n.restrict(f, model.TCP, at, here)
+		// The SYN is repeated after a second.
+		stopped, free := n.connect(destinations(f)[1]), n.connect(destinations(f)[0])
+		n.pass(f, n.restrict(f, model.TCP, at, here), 0)
+		n.pass(f, n.restrict(f, model.TCP, at, elsewhere), 1)
+		run(n, "nft", "delete table inet endpoint")
+		if !connected(free, 10*time.Second) {
+			n.Error("a client of the cluster IP isn't connected by the repeated SYN")
+		}
+		if connected(stopped, 500*time.Millisecond) {
+			n.Error("connected by a repeated SYN, though the source isn't allowed any more")
+		}
+	})
+}
+
+// connect begins a connection and returns its socket.
+func (n *node) connect(to netip.AddrPort) int {
+	n.Helper()
+	family, at := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(to.Port())})
+	if to.Addr().Is6() {
+		family, at = unix.AF_INET6, &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
+	} else {
+		at.(*unix.SockaddrInet4).Addr = to.Addr().As4()
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() { _ = unix.Close(fd) })
+	if err := unix.Connect(fd, at); err != unix.EINPROGRESS {
+		n.Fatalf("connect: %v, want that it is in progress", err)
+	}
+	return fd
+}
+
+// connected reports whether a connection comes about in time.
+func connected(fd int, patience time.Duration) bool {
+	events := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+	count, err := unix.Poll(events, int(patience/time.Millisecond))
+	if err != nil || count != 1 {
+		return false
+	}
+	errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	return err == nil && errno == 0
+}
+
+// A Service that went while no process ran takes its clients with it, because the earlier tables tell which frontends there were. A flow
+// that another program has translated at an address of the same ServiceCIDR stays that program's.
 func TestClientOfServiceThatWentUnseenIsCutOff(t *testing.T) {
 	forFamilies(t, func(n *node, f model.Family) {
-		a, clients := n.served(f)
+		another := addrPort([...]string{"10.96.0.200:53", "[fd00:10:96::200]:53"}[f])
+		plugin := n.pod(f, 11)
+		run(n, "nft", fmt.Sprintf("add table inet another; add chain inet another out { type nat hook output priority -101; }; "+
+			"add rule inet another out %s daddr %s udp dport 53 dnat to %s", [...]string{"ip", "ip6"}[f], another.Addr(), plugin))
+		foreign, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(another))
+		if err != nil {
+			n.Fatal(err)
+		}
+		n.Cleanup(func() { foreign.Close() })
+		if got := n.ask(foreign, 5*time.Second); got != plugin.String() {
+			n.Fatalf("the other program's client is answered by %s, want %s", got, plugin)
+		}
+		_, clients := n.served(f)
+		earlier, err := apply.EarlierUDP(model.Families[:])
+		if err != nil || len(earlier) != len(clients) {
+			n.Fatalf("frontends of the earlier tables: %v, %v; want %d", earlier, err, len(clients))
+		}
 		n.withdraw()
+		if now, err := apply.EarlierUDP(model.Families[:]); err != nil || len(now) > 0 {
+			n.Errorf("after the Service went, there are %v, %v", now, err)
+		}
 		d := &Desired{Undnated: true}
-		d.Orphans(f, []netip.Prefix{netip.MustParsePrefix([...]string{"10.96.0.0/16", "fd00:10:96::/112"}[f])})
-		n.pass(f, d, 2)
+		for _, k := range earlier {
+			d.Gone(k)
+		}
+		d.NodeAddresses(f, []netip.Addr{nodeAddresses[f]})
+		n.pass(f, d, len(clients))
 		n.expect(clients[:2], noAnswer)
-		// Nothing tells whose the port of this node was.
-		n.expect(clients[2:], a.String())
+		n.expect(clients[2:], refused)
+		left := false
+		if _, err := n.table.Delete(n.Context(), f, true, func(flow *Flow) bool {
+			left = left || flow.Destination == another
+			return false
+		}); err != nil || !left {
+			n.Errorf("the other program's flow was deleted (%v)", err)
+		}
+		n.expect([]*net.UDPConn{foreign}, plugin.String())
 	})
 }
 

@@ -187,7 +187,7 @@ func (r *Reconciler) reconcile(ctx context.Context, d *Desired) (failed error) {
 		r.table = table
 	}
 	for _, f := range model.Families {
-		if !d.about(f) {
+		if d.count[f] == 0 {
 			continue
 		}
 		err := r.family(ctx, f, d)
@@ -202,7 +202,7 @@ func (r *Reconciler) reconcile(ctx context.Context, d *Desired) (failed error) {
 // searched reports the end of a pass over all families that the request is about.
 func (r *Reconciler) searched(d *Desired, err error) {
 	for _, f := range model.Families {
-		if d.about(f) {
+		if d.count[f] > 0 {
 			r.Metrics.FlowsSearched(f, err)
 		}
 	}
@@ -220,7 +220,7 @@ func (r *Reconciler) family(ctx context.Context, f model.Family, d *Desired) err
 		}
 		return yes
 	}
-	out, err := r.table.Delete(ctx, f, !d.Undnated, stale)
+	out, err := r.table.Delete(ctx, f, d.onlyUDP(), stale)
 	if err != nil && out.Seen == 0 {
 		return err
 	}

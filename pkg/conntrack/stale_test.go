@@ -1,11 +1,13 @@
 package conntrack
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
@@ -93,7 +95,10 @@ func TestStale(t *testing.T) {
 		{
 			name: "as a bridge sees it", to: "10.96.0.1:53", server: "10.96.0.1:53", change: func(f *Flow) { f.Zone = 65520 },
 		},
-		{name: "an endpoint that has the frontend's address", to: "10.96.0.7:7", server: "10.96.0.7:7"},
+		{
+			// The next SYN meets the rules, to the same end.
+			name: "an endpoint that has the frontend's address", to: "10.96.0.7:7", server: "10.96.0.7:7", others: true,
+		},
 		{name: "service scaled to zero", to: "10.96.0.2:53", server: "10.244.0.10:53", change: replied, udp: true, udpAll: true},
 		{name: "no endpoints, no rules then", to: "10.96.0.2:53", server: "10.96.0.2:53", udp: true, udpAll: true, others: true},
 		{name: "no endpoints, but somebody answers", to: "10.96.0.2:53", server: "10.96.0.2:53", change: replied},
@@ -135,59 +140,95 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// Translated UDP flows from addresses of Services that nobody knows are stale where it was said what such addresses are.
-func TestOrphans(t *testing.T) {
+// A flow that nobody has answered is in state new for kube-proxy's rules: each of its packets needs an allowed source.
+func TestSourcesThatAreNotAllowed(t *testing.T) {
+	prefixes := func(list ...string) []model.AddrRange {
+		out := []model.AddrRange{}
+		for _, s := range list {
+			out = append(out, model.RangeOf(netip.MustParsePrefix(s)))
+		}
+		return out
+	}
+	ranges := prefixes("10.0.0.0/8", "10.245.0.0/32", "192.0.2.128/25", "198.51.100.7/32")[1:]
 	for _, tc := range []struct {
-		name       string
-		to, server string
-		protocol   model.Protocol
-		want       bool
+		name, source, server string
+		change               func(*Flow)
+		allowed              []model.AddrRange
+		// what is said of UDP, and of TCP and SCTP, each without and with Undnated
+		want map[string]bool
 	}{
-		{name: "a Service that went unseen", to: "10.96.0.99:53", server: "10.244.0.10:53", want: true},
-		{name: "IPv6", to: "[fd00::99]:53", server: "[fd00::1:10]:53", want: true},
-		{name: "a port that a Service lost unseen", to: "10.96.0.1:54", server: "10.244.0.10:53", want: true},
-		{name: "TCP", to: "10.96.0.99:53", server: "10.244.0.10:53", protocol: model.TCP},
-		{name: "SCTP", to: "10.96.0.99:53", server: "10.244.0.10:53", protocol: model.SCTP},
-		{name: "never translated", to: "10.96.0.99:53", server: "10.96.0.99:53"},
-		{name: "a present endpoint", to: "10.96.0.1:53", server: "10.244.0.10:53"},
-		{name: "outside of the prefix", to: "10.97.0.1:53", server: "10.244.0.10:53"},
-		{name: "a port of this node, as a network plugin's hostPort", to: "192.0.2.1:30099", server: "10.244.0.10:53"},
-		{name: "the prefix of the other family", to: "[fd01::99]:53", server: "[fd00::1:10]:53"},
+		{name: "no ranges", source: "203.0.113.9:4000"},
+		{name: "in the first range", source: "10.245.0.0:4000", allowed: ranges},
+		{name: "first of a range", source: "192.0.2.128:4000", allowed: ranges},
+		{name: "last of a range", source: "192.0.2.255:4000", allowed: ranges},
+		{name: "in the last range", source: "198.51.100.7:4000", allowed: ranges},
+		{name: "before all ranges", source: "10.244.255.255:4000", allowed: ranges, want: always},
+		{name: "before a range", source: "192.0.2.127:4000", allowed: ranges, want: always},
+		{name: "behind a range", source: "192.0.3.0:4000", allowed: ranges, want: always},
+		{name: "behind all ranges", source: "198.51.100.8:4000", allowed: ranges, want: always},
+		{name: "no source is allowed", source: "10.245.0.0:4000", allowed: prefixes(), want: always},
+		{name: "answered", source: "203.0.113.9:4000", allowed: ranges, change: func(f *Flow) { f.Replied = true }},
+		{name: "translated in another zone", source: "203.0.113.9:4000", allowed: ranges, change: func(f *Flow) { f.Zone = 5 }, want: always},
+		{name: "not translated", source: "203.0.113.9:4000", server: "203.0.113.5:514", allowed: ranges, want: always},
+		{
+			name: "as a bridge sees it", source: "203.0.113.9:4000", server: "203.0.113.5:514", allowed: ranges,
+			change: func(f *Flow) { f.Zone = 65520 },
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			p := tc.protocol
-			if p == 0 {
-				p = model.UDP
+			got, server := map[string]bool{}, tc.server
+			if server == "" {
+				server = "10.244.0.10:514"
 			}
-			f := flow(p, tc.to, tc.server)
-			for _, undnated := range []bool{false, true} {
-				d := desired(undnated)
-				if d.Stale(&f) {
-					t.Errorf("stale without a prefix (undnated %v)", undnated)
+			for _, p := range []model.Protocol{model.UDP, model.TCP, model.SCTP} {
+				for _, undnated := range []bool{false, true} {
+					f := flow(p, "203.0.113.5:514", server)
+					f.Source = addrPort(tc.source)
+					if tc.change != nil {
+						tc.change(&f)
+					}
+					d := &Desired{Undnated: undnated}
+					d.Frontend(key(p, "203.0.113.5:514"), endpoints("10.244.0.10:514"))
+					d.Restrict(key(p, "203.0.113.5:514"), tc.allowed)
+					if d.Stale(&f) {
+						got[fmt.Sprint(p, undnated)] = true
+					}
 				}
-				d.Orphans(model.IPv4, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")})
-				d.Orphans(model.IPv6, []netip.Prefix{netip.MustParsePrefix("fd00::/112")})
-				if got := d.Stale(&f); got != tc.want {
-					t.Errorf("stale: %v, want %v (undnated %v)", got, tc.want, undnated)
-				}
+			}
+			if diff := cmp.Diff(tc.want, got, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("stale (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-// A request for orphans comes together with later ones, and for a family without a single frontend too.
-func TestOrphansAreMerged(t *testing.T) {
-	var d, later Desired
-	d.Frontend(key(model.UDP, "10.96.0.1:53"), endpoints("10.244.0.1:53"))
-	later.Orphans(model.IPv6, []netip.Prefix{netip.MustParsePrefix("fd00::/112")})
-	d.merge(&later)
-	d.merge(&Desired{})
-	f := flow(model.UDP, "[fd00::99]:53", "[fd00::1:10]:53")
-	if !d.Stale(&f) || !d.about(model.IPv6) {
-		t.Errorf("stale %v, about IPv6 %v; want both", d.Stale(&f), d.about(model.IPv6))
-	}
-	if later.about(model.IPv4) {
-		t.Error("there is nothing to look for in IPv4")
+var always = map[string]bool{"udp false": true, "udp true": true, "tcp false": true, "tcp true": true, "sctp false": true, "sctp true": true}
+
+// A source that is allowed again while a pass for narrower ranges reads keeps its flow; other protocols than UDP are read only where a
+// request is about them.
+func TestSourcesThatAreAllowedAgain(t *testing.T) {
+	for _, p := range []model.Protocol{model.UDP, model.TCP} {
+		k := key(p, "203.0.113.5:514")
+		d, later := &Desired{}, &Desired{}
+		for _, d := range []*Desired{d, later} {
+			d.Frontend(k, endpoints("10.244.0.10:514"))
+		}
+		d.Restrict(k, []model.AddrRange{model.RangeOf(netip.MustParsePrefix("192.0.2.0/24"))})
+		f := flow(p, "203.0.113.5:514", "10.244.0.10:514")
+		if !d.Stale(&f) || d.welcomes(&f) || !later.welcomes(&f) || d.onlyUDP() != (p == model.UDP) {
+			t.Errorf("%s: stale %v, welcome %v, later %v, only UDP %v", p, d.Stale(&f), d.welcomes(&f), later.welcomes(&f), d.onlyUDP())
+		}
+		d.merge(later)
+		if d.Stale(&f) {
+			t.Errorf("%s: stale after the request that allows the source", p)
+		}
+		gone := &Desired{}
+		gone.Gone(k)
+		d.merge(gone)
+		d.forgetGone()
+		if !d.onlyUDP() || d.count[model.IPv4] != 0 {
+			t.Errorf("%s: %d frontends are left, only UDP %v", p, d.count[model.IPv4], d.onlyUDP())
+		}
 	}
 }
 

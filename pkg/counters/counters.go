@@ -60,8 +60,8 @@ type Counters struct {
 	// inherited says that an earlier process has made the elements: what they have counted by now is where counting begins.
 	inherited bool
 	tallies
-	// round is the number of the present or last reading, torn how many in a row haven't seen all elements.
-	round, torn int
+	// round is the number of the present or last reading, torn how many in a row haven't seen all elements, from tornSince on.
+	round, torn, tornSince int
 	// reading is closed when the reading under way has ended; nil if there is none. The next one may begin at next.
 	reading chan struct{}
 	next    time.Time
@@ -128,6 +128,9 @@ func (c *Counters) End(gone []nft.Counted, all bool) {
 		clear(c.seen)
 		c.replacedAll, c.inherited = c.reading != nil, false
 	}
+	if c.crowded() {
+		c.begin()
+	}
 }
 
 // count adds what an element has counted since it was last seen.
@@ -166,11 +169,16 @@ func (c *Counters) Await(patience time.Duration) error {
 func (c *Counters) refresh() (reading <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.begin()
+	return c.reading
+}
+
+// begin is refresh for those who hold mu.
+func (c *Counters) begin() {
 	if c.reading == nil && !time.Now().Before(c.next) {
 		c.reading = make(chan struct{})
 		go c.read()
 	}
-	return c.reading
 }
 
 // every is the least time between two readings, and share how much longer than the last one took.
@@ -210,13 +218,19 @@ func (c *Counters) concluded(r reading) {
 	if r.allowed && len(c.replaced) == 0 && !c.replacedAll {
 		c.settle()
 	}
-	if c.torn++; r.whole {
-		c.torn = 0
+	if c.torn++; c.torn == 1 {
+		c.tornSince = c.round
+	}
+	switch {
+	case r.whole:
 		c.forget(c.round)
+	case c.torn == patienceWithTorn:
+		// What is there has been seen by one of so many readings, though none has seen all.
+		c.forget(c.tornSince)
+	default:
+		return
 	}
-	if r.whole || c.torn >= patienceWithTorn {
-		c.inherited = false
-	}
+	c.torn, c.inherited = 0, false
 }
 
 func (c *Counters) readSets() (r reading, err error) {

@@ -2,7 +2,9 @@ package counters
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -637,5 +639,50 @@ func TestSetsWithoutCountersAreMadeAnew(t *testing.T) {
 	again := n.Client.Probe(t.Context(), model.TCP, netip.AddrPortFrom(external[0], servicePort), lab.Options{})
 	if again.Outcome != lab.Answered || again.Server != first.Server {
 		t.Errorf("a client that was with %s is with %s", first, again)
+	}
+}
+
+// What Services that come and go have counted is forgotten though nobody asks for the counts.
+func TestServicesThatComeAndGoAreForgotten(t *testing.T) {
+	n := newNode(t)
+	n.set(shape{endpoints: n.Pods, sources: everybody}, apply.Full)
+	n.everyWay()
+	n.check("before")
+	classes := n.counters.meanings.Sets()
+	set := classes[slices.IndexFunc(classes, func(s *nft.Set) bool { return s.Name == "services" && s.Family == nft.IPv4 })]
+	remembered := func() (entries int, reading <-chan struct{}) {
+		n.counters.mu.Lock()
+		defer n.counters.mu.Unlock()
+		return n.counters.entries(), n.counters.reading
+	}
+	before, _ := remembered()
+	const services, each = 20_000, 100
+	most := 0
+	for i := range services {
+		gone := nft.Counted{Element: nft.Element{Set: set, Comment: fmt.Sprintf("shop/churn-%d:http", i)}, Packets: 1}
+		at := model.Key{Addr: netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)}), Port: 80, Protocol: model.TCP}
+		_, gone.Key = plan.FrontendID(at)
+		n.counters.Begin()
+		n.counters.End([]nft.Counted{gone}, false)
+		if i%each != 0 {
+			continue
+		}
+		n.counters.mu.Lock()
+		n.counters.next = time.Time{} // as if a second had passed
+		n.counters.mu.Unlock()
+		entries, reading := remembered()
+		if most = max(most, entries); reading != nil {
+			<-reading
+		}
+	}
+	// Two entries for each, since the last reading.
+	if limit := 2*before + fewEntries + 4*each; most > limit {
+		t.Errorf("%d entries of %d Services that have gone are remembered, want at most %d", most, services, limit)
+	}
+	n.counters.mu.Lock()
+	total := n.counters.total.counts().Connections
+	n.counters.mu.Unlock()
+	if want := n.wanted("total").Connections + services; total != want {
+		t.Errorf("the total is %d, want %d", total, want)
 	}
 }

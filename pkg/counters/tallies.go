@@ -21,7 +21,18 @@ type tallies struct {
 	endpoints map[endpoint]*entry
 	// owners are the service ports of numbers.
 	owners map[numbered]string
+	// kept is how many entries were left when some were last forgotten.
+	kept int
 }
+
+// fewEntries aren't worth a reading of their own.
+const fewEntries = 1024
+
+// crowded reports whether there are so many entries that those about nothing any more are to be forgotten, whether or not anybody reads
+// the metrics: twice as many as were left the last time.
+func (t *tallies) crowded() bool { return t.entries() > 2*t.kept+fewEntries }
+
+func (t *tallies) entries() int { return len(t.frontends) + len(t.ports) + len(t.endpoints) }
 
 // frontend is how elements show a frontend; for an address without a port it is the address alone.
 type frontend struct {
@@ -203,6 +214,7 @@ func (t *tallies) forget(round int) {
 			delete(t.endpoints, k)
 		}
 	}
+	t.kept = t.entries()
 }
 
 // Port is what the frontends of a service port have counted together.

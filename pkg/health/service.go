@@ -36,12 +36,16 @@ type Services struct {
 	crowd  *crowd
 
 	servers map[checkAt]server
+	addrs   []netip.Addr
 
 	mu     sync.RWMutex
 	checks map[types.NamespacedName]Check
-	// broken says of each address that can't be listened on why.
-	broken map[checkAt]string
+	// broken says of each address that can't be listened on why, by Service.
+	broken map[types.NamespacedName]map[netip.AddrPort]string
 }
+
+// mostRetries is how many addresses that couldn't be listened on one [Services.Sync] tries again: it may be called twice a second.
+const mostRetries = 100
 
 // checkAt is one address on which one Service's check is served.
 type checkAt struct {
@@ -65,17 +69,22 @@ func (s server) close() {
 func NewServices(healthy func() bool, failed func(model.Problem)) *Services {
 	return &Services{
 		healthy: healthy, failed: failed, listen: net.Listen, crowd: newCrowd(mostConnections),
-		servers: map[checkAt]server{}, broken: map[checkAt]string{},
+		servers: map[checkAt]server{}, broken: map[types.NamespacedName]map[netip.AddrPort]string{},
 	}
 }
 
 // Sync makes the given checks all that there are, served on the given addresses of this node; an unspecified address stands
-// for all of its family. A port that can't be listened on is reported once and tried again at each Sync; the others are
-// served all the same. It returns the number of those.
+// for all of its family. A port that can't be listened on is reported once for each Service and tried again at each Sync, with no more
+// than some others; all other ports are served all the same. It returns the number of those that can't.
 func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Addr) (broken int) {
+	moved := !s.stay(checks, addrs)
 	s.mu.Lock()
 	s.checks = maps.Clone(checks)
 	s.mu.Unlock()
+	if !moved && len(s.broken) == 0 {
+		return 0
+	}
+	s.addrs = slices.Clone(addrs)
 	wanted := map[checkAt]struct{}{}
 	for name, c := range checks {
 		for _, a := range addrs {
@@ -91,24 +100,50 @@ func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Add
 		}
 	}
 	s.mu.Lock()
-	maps.DeleteFunc(s.broken, func(at checkAt, _ string) bool { _, ok := wanted[at]; return !ok })
-	s.mu.Unlock()
-	for at := range wanted {
-		if _, is := s.servers[at]; !is {
-			s.open(at)
+	for name, why := range s.broken {
+		maps.DeleteFunc(why, func(addr netip.AddrPort, _ string) bool { _, ok := wanted[checkAt{name, addr}]; return !ok })
+		if len(why) == 0 {
+			delete(s.broken, name)
 		}
 	}
-	return len(s.broken)
+	s.mu.Unlock()
+	retries := 0
+	for at := range wanted {
+		if _, is := s.servers[at]; is {
+			continue
+		}
+		if _, known := s.broken[at.service][at.addr]; known {
+			if retries++; retries > mostRetries {
+				continue // the order is another one next time
+			}
+		}
+		s.open(at)
+	}
+	for _, why := range s.broken {
+		broken += len(why)
+	}
+	return broken
+}
+
+// stay reports whether checks are to be served just where they are served now.
+func (s *Services) stay(checks map[types.NamespacedName]Check, addrs []netip.Addr) bool {
+	if len(checks) != len(s.checks) || !slices.Equal(addrs, s.addrs) {
+		return false
+	}
+	for name, c := range checks {
+		if old, is := s.checks[name]; !is || old.Port != c.Port || old.Served != c.Served {
+			return false
+		}
+	}
+	return true
 }
 
 // Broken says why a Service's port can't be listened on, one line for each address. Any goroutine may call it.
 func (s *Services) Broken(name types.NamespacedName) (why []string) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	for at, reason := range s.broken {
-		if at.service == name {
-			why = append(why, reason)
-		}
+	for _, reason := range s.broken[name] {
+		why = append(why, reason)
 	}
 	slices.Sort(why)
 	return why
@@ -120,14 +155,8 @@ func (s *Services) Close() { s.Sync(nil, nil) }
 func (s *Services) open(at checkAt) {
 	network := [...]string{"tcp4", "tcp6"}[model.FamilyOf(at.addr.Addr())]
 	l, err := s.listen(network, at.addr.String())
-	s.mu.Lock()
-	_, known := s.broken[at]
-	if delete(s.broken, at); err != nil {
-		s.broken[at] = err.Error()
-	}
-	s.mu.Unlock()
-	if err != nil {
-		if !known {
+	if told := s.note(at, err); err != nil {
+		if !told {
 			s.failed(model.Problem{
 				Kind: "Service", Name: at.service, Field: "spec.healthCheckNodePort", Event: "FailedToStartServiceHealthcheck", Action: "Listen",
 				Reason: fmt.Sprintf("failed to start healthcheck %q on port %d: %v", at.service, at.addr.Port(), err),
@@ -138,6 +167,26 @@ func (s *Services) open(at checkAt) {
 	served := server{bounded(s.answer(at), s.crowd), l}
 	s.servers[at] = served
 	go func() { _ = served.Serve(l) }()
+}
+
+// note notes what came of listening at an address, and reports whether its Service had another failure before.
+func (s *Services) note(at checkAt, err error) (before bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	why := s.broken[at.service]
+	before = len(why) > 0
+	switch {
+	case err == nil:
+		delete(why, at.addr)
+	case why == nil:
+		s.broken[at.service] = map[netip.AddrPort]string{at.addr: err.Error()}
+	default:
+		why[at.addr] = err.Error()
+	}
+	if err == nil && before && len(why) == 0 {
+		delete(s.broken, at.service)
+	}
+	return before
 }
 
 // answer says, on any path and by any method, how many endpoints this node has.

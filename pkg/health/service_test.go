@@ -2,6 +2,7 @@ package health
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"net"
@@ -248,4 +249,63 @@ func TestATakenAddressDoesNotStopOthers(t *testing.T) {
 	expect("another one is taken", 1, []string{"web", "web"}, others)
 	delete(checks, web)
 	expect("the Service is gone", 0, []string{"web", "web"}, map[string]int{"tcp4 192.0.2.1:2": 1, "tcp6 [2001:db8::1]:2": 1})
+}
+
+// Ports that can't be listened on are tried again a hundred at a time, and new ones at once: however many there are, the loop, which
+// looks twice a second, goes on.
+func TestManyPortsThatAreTaken(t *testing.T) {
+	told := 0
+	s, ports := pretending(t, func(model.Problem) { told++ })
+	tries := 0
+	free := false
+	s.listen = func(network, address string) (net.Listener, error) {
+		if tries++; !free {
+			return nil, errors.New("cannot assign requested address")
+		}
+		return ports.listen(network, address)
+	}
+	const services, addrs = 300, 2
+	checks := map[types.NamespacedName]Check{}
+	for i := range services {
+		checks[types.NamespacedName{Name: fmt.Sprint(i)}] = Check{Port: uint16(1 + i), Served: both}
+	}
+	sync := func(wantTries, wantBroken int) {
+		t.Helper()
+		tries = 0
+		if broken := s.Sync(checks, addresses("192.0.2.1", "192.0.2.2")); tries != wantTries || broken != wantBroken {
+			t.Errorf("%d tries, %d ports can't be listened on; want %d, %d", tries, broken, wantTries, wantBroken)
+		}
+	}
+	sync(services*addrs, services*addrs)
+	sync(mostRetries, services*addrs)
+	checks[types.NamespacedName{Name: "new"}] = Check{Port: 1000, Served: both}
+	sync(mostRetries+addrs, services*addrs+addrs)
+	if told != services+1 {
+		t.Errorf("%d problems were told, want one for each of %d Services", told, services+1)
+	}
+	free = true
+	for left := services*addrs + addrs; left > 0; {
+		now := max(left-mostRetries, 0)
+		sync(min(left, mostRetries), now)
+		left = now
+	}
+}
+
+// A change of endpoints alone is answered, and nothing of the sockets is looked at: there may be thousands.
+func TestCountsChangeWithoutALookAtSockets(t *testing.T) {
+	s, _ := pretending(t, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
+	addrs, checks := addresses("192.0.2.1", "2001:db8::1"), map[types.NamespacedName]Check{}
+	for i := range 1000 {
+		checks[types.NamespacedName{Name: fmt.Sprint(i)}] = Check{Port: uint16(1 + i), Served: both}
+	}
+	web := types.NamespacedName{Name: "7"}
+	s.Sync(checks, addrs)
+	most := 2 + testing.AllocsPerRun(1, func() { s.checks = maps.Clone(checks) })
+	checks[web] = Check{Port: 8, Served: both, Local: [2]int{3, 0}}
+	if n := testing.AllocsPerRun(1, func() { s.Sync(checks, addrs) }); n > most {
+		t.Errorf("%v allocations, want %v: those of the copy that is answered from", n, most)
+	}
+	if got := s.checks[web].Local; got != [2]int{3, 0} {
+		t.Errorf("%v local endpoints, want 3", got)
+	}
 }

@@ -39,7 +39,7 @@ type Socket struct {
 // loopbackDevice is the index of the interface lo in every network namespace.
 const loopbackDevice = 1
 
-// takes reports whether the socket would get packets of a family to one of the addresses.
+// takes reports whether the socket would get packets of a family to one of the addresses, which are sorted.
 func (s *Socket) takes(f model.Family, addrs []netip.Addr) bool {
 	at := s.Local.Addr()
 	switch {
@@ -49,7 +49,8 @@ func (s *Socket) takes(f model.Family, addrs []netip.Addr) bool {
 		both := at.Is6() && !s.V6Only
 		return (both || model.FamilyOf(at) == f) && s.Device != loopbackDevice
 	}
-	return slices.Contains(addrs, at.WithZone(""))
+	_, found := slices.BinarySearchFunc(addrs, at.WithZone(""), netip.Addr.Compare)
+	return found
 }
 
 // port is a node port, whatever the family.

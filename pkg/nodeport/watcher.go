@@ -29,6 +29,8 @@ const (
 	// mostServices is the number of Services that are told one by one that their node ports are in the ephemeral range. With
 	// more it is plainly the node that is to be mended, and every node of a cluster may be in the same state.
 	mostServices = 10
+	// mostTold is the number of Services that are told of listeners after one search; the others are told after the next ones.
+	mostTold = 20
 )
 
 // Metrics counts collisions and searches.
@@ -99,8 +101,8 @@ func (w *Watcher) Service(name types.NamespacedName, ports []model.Key) {
 	w.changed()
 }
 
-// Addresses sets the addresses of a family on which node ports are served. It never waits for a search, and the list must not
-// be changed afterwards.
+// Addresses sets the addresses of a family on which node ports are served; they have to be sorted. It never waits for a search, and
+// the list must not be changed afterwards.
 func (w *Watcher) Addresses(f model.Family, addrs []netip.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -223,13 +225,27 @@ func (w *Watcher) listeners(s *served, ports Range, e Ephemeral, now time.Time) 
 	return found, err
 }
 
-// tellListeners tells each Service with a collision that is new of all that it has.
+// tellListeners tells each Service with a collision that is new of all that it has, but no more than some at once: a process that
+// listens on every port is one process.
 func (w *Watcher) tellListeners(list []collision, now time.Time) {
+	told := 0
 	for _, of := range byService(list) {
+		if told == mostTold && !w.known(Listener, of) {
+			continue
+		}
 		if w.news(Listener, of, now) {
 			w.Report(listenerProblem(w.NodeName, of))
+			told++
 		}
 	}
+}
+
+// known reports whether all of the collisions have been told.
+func (w *Watcher) known(cause Cause, list []collision) bool {
+	return !slices.ContainsFunc(list, func(c collision) bool {
+		_, told := w.told[notice{cause, c.service, c.port}]
+		return !told
+	})
 }
 
 func (w *Watcher) tellEphemeral(e Ephemeral, list []collision, now time.Time) {

@@ -135,6 +135,40 @@ func TestACollisionIsToldOnceAndClears(t *testing.T) {
 	})
 }
 
+// One process that listens on the node ports of many Services is told to each of them, some after every search.
+func TestAProcessOnEveryNodePort(t *testing.T) {
+	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
+		const services = 2*mostTold + 5
+		var sockets []Socket
+		for i := range services {
+			sockets = append(sockets, socket(model.TCP, fmt.Sprintf("0.0.0.0:%d", 30000+i)))
+		}
+		n.listen(sockets...)
+		for i := range services {
+			w.Service(types.NamespacedName{Namespace: "default", Name: fmt.Sprint(i)}, dual(model.TCP, uint16(30000+i)))
+		}
+		told := map[string]int{}
+		time.Sleep(10 * time.Second)
+		for _, want := range []int{mostTold, mostTold, 5, 0} {
+			synctest.Wait()
+			n.mu.Lock()
+			if len(n.problems) != want {
+				t.Errorf("%d problems after a search, want %d", len(n.problems), want)
+			}
+			for _, p := range n.problems {
+				told[p]++
+			}
+			n.problems = nil
+			n.mu.Unlock()
+			time.Sleep(period)
+		}
+		n.expect(t, services, 0)
+		if len(told) != services {
+			t.Errorf("%d of %d Services were told", len(told), services)
+		}
+	})
+}
+
 func TestAServiceThatGoesTakesItsCollisionWithIt(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.listen(socket(model.TCP, "0.0.0.0:30080"))

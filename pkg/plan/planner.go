@@ -202,6 +202,7 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.noteWinners(old, now)
 	p.withdraw(old)
 	p.claim(now)
+	p.touchSources(p.contests)
 	for i := range p.contests {
 		c := &p.contests[i]
 		is := p.claims[c.key].winner

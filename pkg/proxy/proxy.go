@@ -85,6 +85,8 @@ type Config struct {
 	Checks *health.Services
 	// Flows deletes flows that keep traffic from where it belongs now.
 	Flows Flows
+	// Earlier, unless nil, reads the UDP frontends that the tables of an earlier process have.
+	Earlier func() ([]model.Key, error)
 	// Report is told of everything in the API that could not be used.
 	Report func(model.Problem)
 	// Synced, unless nil, is called after each sync that has succeeded.
@@ -125,10 +127,9 @@ type Proxy struct {
 	checksChanged bool
 	// addressesAt is when the addresses of the node are to be asked for again, because it failed; zero if it didn't.
 	addressesAt time.Time
-	// serviceCIDRs are where Services have their addresses from; they may be read later than the Services. orphansDue says
-	// that flows of Services that went unseen are to be looked for as soon as they are there.
+	// serviceCIDRs are where Services have their addresses from; they may be read later than the Services.
 	serviceCIDRs [2][]netip.Prefix
-	orphansDue   bool
+	flows        flowState
 	// readings are what has been read of Services with many slices; room is where the loop reads objects.
 	readings map[types.NamespacedName]*model.Reading
 	room     model.Room
@@ -173,6 +174,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	defer p.timer.Stop()
 	p.Health.Updated(now)
 	p.Metrics.Queued(now)
+	p.readEarlier(ctx)
 	if !p.awaitSource(ctx) {
 		return nil
 	}

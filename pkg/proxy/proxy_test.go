@@ -559,51 +559,147 @@ func TestFlowsOfChangedFrontendsAreLookedAt(t *testing.T) {
 	})
 }
 
-// Flows of Services that went while nobody was looking are known by the ServiceCIDR, which may be read late.
+// Flows of Services that went while no process ran are known by what the earlier tables had. Those of another program, to an address of
+// a ServiceCIDR too, as of a Service that is left to another proxy, stay that program's.
 func TestFlowsOfServicesThatWentUnseen(t *testing.T) {
-	orphan := func(at string) *conntrack.Flow {
+	flow := func(at string) *conntrack.Flow {
 		return &conntrack.Flow{Protocol: model.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("10.244.9.9:1234"),
 			Destination: netip.MustParseAddrPort(at), Server: netip.MustParseAddrPort("10.244.1.1:8080")}
 	}
-	run(t, func(b *bench) {
+	frontend := func(at string) model.Key {
+		a := netip.MustParseAddrPort(at)
+		return model.Key{Addr: a.Addr(), Port: a.Port(), Protocol: model.UDP}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench()
+		b.Earlier = func() ([]model.Key, error) {
+			return []model.Key{frontend("10.96.0.77:53"), frontend("10.96.0.2:80")}, nil
+		}
+		b.source.cidrs = []*networkingv1.ServiceCIDR{{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}}}}
 		udp := func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }
 		b.setProtocol(b.set(1, 0, udp), corev1.ProtocolUDP, "10.244.1.1")
 		close(b.source.synced)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- b.Run(ctx) }()
 		synctest.Wait()
-		if first := b.flows.take(); len(first) != 1 || first[0].Stale(orphan("10.96.0.77:53")) {
-			t.Fatalf("without a ServiceCIDR: %+v, want one request that leaves foreign flows", first)
+		first := b.flows.take()
+		if len(first) != 1 || !first[0].Stale(flow("10.96.0.77:53")) || first[0].Stale(flow("10.96.0.2:80")) || first[0].Stale(flow("10.96.0.200:53")) {
+			t.Errorf("%+v, want one request in which only flows to the deleted frontend are stale", first)
 		}
-		b.source.mu.Lock()
-		b.source.cidrs = []*networkingv1.ServiceCIDR{{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}}}}
-		b.source.mu.Unlock()
-		b.Tracker.ServiceCIDRs()
+		b.set(2, 0, udp)
 		time.Sleep(5 * time.Second)
-		got := b.flows.take()
-		if len(got) != 1 || got[0].Undnated || !got[0].Stale(orphan("10.96.0.77:53")) || got[0].Stale(orphan("10.97.0.77:53")) ||
-			got[0].Stale(orphan("10.96.0.2:80")) {
-			t.Errorf("with one: %+v, want one request in which only flows of unknown Services are stale", got)
+		if got := b.flows.take(); len(got) != 1 || got[0].Stale(flow("10.96.0.77:53")) {
+			t.Errorf("later: %+v, want one request without what was deleted before the start", got)
 		}
-		b.Tracker.ServiceCIDRs()
+		cancel()
+		<-done
+	})
+}
+
+// A start isn't held up by tables that take long to read.
+func TestEarlierFrontendsThatTakeLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench()
+		endless := make(chan struct{})
+		b.Earlier = func() ([]model.Key, error) { <-endless; return nil, nil }
+		close(b.source.synced)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- b.Run(ctx) }()
+		time.Sleep(patienceWithEarlier)
+		synctest.Wait()
+		if _, syncs := b.kernel.held(); syncs != 1 {
+			t.Errorf("%d syncs, want one", syncs)
+		}
+		close(endless)
+		cancel()
+		<-done
+	})
+}
+
+// What was sent to a node port at an address that isn't served yet has gone its way untranslated. Once it is served, flows and SYNs
+// to its node ports meet the rules; those to other addresses aren't looked at.
+func TestANodeAddressIsAdded(t *testing.T) {
+	flow := func(p model.Protocol, at string) *conntrack.Flow {
+		to := netip.MustParseAddrPort(at)
+		return &conntrack.Flow{Protocol: p, Source: netip.MustParseAddrPort("192.0.2.100:1234"), Destination: to, Server: to}
+	}
+	run(t, func(b *bench) {
+		var mu sync.Mutex
+		local := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+		b.NodePorts.Local = func() ([]netip.Addr, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(local), nil
+		}
+		add := func(a string) {
+			mu.Lock()
+			local = append(local, netip.MustParseAddr(a))
+			mu.Unlock()
+			b.Tracker.Node()
+			time.Sleep(5 * time.Second)
+		}
+		for i, p := range []corev1.Protocol{corev1.ProtocolUDP, corev1.ProtocolTCP} {
+			b.setProtocol(b.set(i, 0, func(s *corev1.Service) {
+				s.Spec.Type, s.Spec.Ports[0].NodePort, s.Spec.Ports[0].Protocol = corev1.ServiceTypeNodePort, 30080, p
+			}), p, "10.244.1.1")
+		}
+		close(b.source.synced)
 		time.Sleep(5 * time.Second)
+		b.flows.take()
+		add("fe80::1")
 		if got := b.flows.take(); len(got) != 0 {
-			t.Errorf("it was asked for again: %+v", got)
+			t.Errorf("a link-local address led to %d requests", len(got))
+		}
+		add("192.0.2.2")
+		got := b.flows.take()
+		if len(got) != 1 {
+			t.Fatalf("%d requests, want one", len(got))
+		}
+		for _, p := range []model.Protocol{model.UDP, model.TCP} {
+			if !got[0].Stale(flow(p, "192.0.2.2:30080")) || got[0].Stale(flow(p, "192.0.2.3:30080")) || got[0].Stale(flow(p, "10.96.0.1:80")) {
+				t.Errorf("%s: %+v, want that flows to the node port at the new address are stale, and no others", p, got[0])
+			}
 		}
 	})
 }
 
-// Where the tables are just right, no Service has gone unseen: what another proxy has translated stays its own.
-func TestRestartWithoutChangesLeavesForeignFlows(t *testing.T) {
-	run(t, func(b *bench) {
-		b.kernel.asWanted = true
-		b.source.cidrs = []*networkingv1.ServiceCIDR{{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16"}}}}
-		close(b.source.synced)
-		time.Sleep(5 * time.Second)
-		foreign := &conntrack.Flow{Protocol: model.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("10.244.9.9:1234"),
-			Destination: netip.MustParseAddrPort("10.96.0.77:53"), Server: netip.MustParseAddrPort("10.244.1.1:8080")}
-		if got := b.flows.take(); len(got) != 1 || !got[0].Undnated || got[0].Stale(foreign) {
-			t.Errorf("after an adoption: %+v, want one request that leaves foreign flows", got)
-		}
-	})
+// A change of source ranges concerns flows of every protocol that nobody has answered. Another change of such a Service is none of TCP's.
+func TestFlowsOfSourcesThatAreNotAllowedAnyMore(t *testing.T) {
+	flow := func(p model.Protocol) *conntrack.Flow {
+		return &conntrack.Flow{Protocol: p, DNAT: true, Source: netip.MustParseAddrPort("192.0.2.100:1234"),
+			Destination: netip.MustParseAddrPort("203.0.113.5:80"), Server: netip.MustParseAddrPort("10.244.1.1:8080")}
+	}
+	for _, p := range []corev1.Protocol{corev1.ProtocolUDP, corev1.ProtocolTCP} {
+		number := map[corev1.Protocol]model.Protocol{corev1.ProtocolUDP: model.UDP, corev1.ProtocolTCP: model.TCP}[p]
+		run(t, func(b *bench) {
+			set := func(ranges ...string) (requests []*conntrack.Desired) {
+				b.set(1, 0, func(s *corev1.Service) {
+					s.Spec.Type, s.Spec.Ports[0].Protocol, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, p, ranges
+					s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.5"}}
+				})
+				b.setProtocol(types.NamespacedName{Namespace: "default", Name: "svc-1"}, p, "10.244.1.1")
+				time.Sleep(5 * time.Second)
+				return b.flows.take()
+			}
+			set()
+			close(b.source.synced)
+			synctest.Wait()
+			b.flows.take()
+			if got := set("192.0.2.0/24"); len(got) == 0 || got[0].Stale(flow(number)) || got[0].Undnated {
+				t.Errorf("%s: after ranges were added that allow the client: %+v, want a request that leaves its flow", p, got)
+			}
+			if got := set("198.51.100.0/24"); len(got) == 0 || !got[0].Stale(flow(number)) || got[0].Undnated {
+				t.Errorf("%s: after the ranges were narrowed: %+v, want a request in which its flow is stale", p, got)
+			}
+			b.setProtocol(types.NamespacedName{Namespace: "default", Name: "svc-1"}, p, "10.244.1.1", "10.244.1.2")
+			time.Sleep(5 * time.Second)
+			if got := b.flows.take(); p == corev1.ProtocolTCP && len(got) != 0 {
+				t.Errorf("an endpoint of TCP led to %d requests", len(got))
+			}
+		})
+	}
 }
 
 // setProtocol replaces a Service's slices by one with the given endpoints.

@@ -1,0 +1,36 @@
+package apply
+
+import (
+	"cmp"
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// EarlierUDP returns the UDP frontends that the tables of some families have, in the network namespace of the calling thread. That
+// there are no tables isn't an error. Frontends that change meanwhile may be missing. The kernel's work grows with the square of the
+// number of frontends.
+func EarlierUDP(families []model.Family) (keys []model.Key, err error) {
+	conn, err := nft.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = cmp.Or(err, conn.Close()) }()
+	for _, f := range families {
+		for _, s := range plan.FrontendSets(f) {
+			err := conn.EachElement(s, func(e *nft.Element) {
+				if k, ok := plan.FrontendOf(f, &e.Key); ok && k.Protocol == model.UDP {
+					keys = append(keys, k)
+				}
+			})
+			if err != nil && !errors.Is(err, unix.ENOENT) {
+				return keys, err
+			}
+		}
+	}
+	return keys, nil
+}
