@@ -136,6 +136,23 @@ func TestLimitsOfFrontends(t *testing.T) {
 	}
 }
 
+// TestAnExceededLimitIsReportedOnce, also where both families exceed it.
+func TestAnExceededLimitIsReportedOnce(t *testing.T) {
+	svc := dual()
+	svc.Spec.LoadBalancerSourceRanges = []string{"7.0.0.0/8", "9.0.0.0/8", "11.0.0.0/8", "fd07::/16", "fd09::/16", "fd0b::/16"}
+	got := Build(svc, nil, here, Options{Limits: only(LimitSourceRanges)})
+	if diff := cmp.Diff([]string{"Service: " + string(LimitSourceRanges)}, exceeded(got)); diff != "" {
+		t.Errorf("limits exceeded (-want +got):\n%s", diff)
+	}
+	for _, p := range got.Ports {
+		for _, f := range p.Frontends {
+			if f.Kind == LoadBalancer && len(f.AllowedSources) != 2 {
+				t.Errorf("%v: sources %v", f.Key, f.AllowedSources)
+			}
+		}
+	}
+}
+
 // manyPorts is a Service with ports p0, p1 …; web is a slice of ports p0, p1 … with endpoints as eps has them.
 func manyPorts(n int) *corev1.Service {
 	return edit(func(svc *corev1.Service) {
@@ -171,6 +188,11 @@ func hosts(s *Service) (out []string) {
 // TestLimitsOfEndpoints has each limit at and above, in any order of slices, and built at once or of what was read before.
 func TestLimitsOfEndpoints(t *testing.T) {
 	type list = []*discoveryv1.EndpointSlice
+	bad := func(name string) *discoveryv1.EndpointSlice {
+		s := portsSlice(name, 1, "9r")
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{})
+		return s
+	}
 	unused := func(name string, ports int, endpoints string) *discoveryv1.EndpointSlice {
 		s := portsSlice(name, ports, endpoints)
 		for i := 1; i < ports; i++ {
@@ -194,7 +216,7 @@ func TestLimitsOfEndpoints(t *testing.T) {
 		want   []string
 	}{
 		{"slices at", LimitSlices, 1, list{portsSlice("b", 1, "2r"), portsSlice("a", 1, "1r")}, "", []string{"1 2"}},
-		{"slices above", LimitSlices, 1, list{portsSlice("c", 1, "3r"), portsSlice("b", 1, "2r"), portsSlice("d", 1, "4r"), portsSlice("a", 1, "1r")},
+		{"slices above", LimitSlices, 1, list{portsSlice("c", 1, "3r"), portsSlice("b", 1, "2r"), bad("d"), portsSlice("a", 1, "1r")},
 			"Service", []string{"1 2"}},
 		{"ports of a slice at", LimitSlicePorts, 1, list{same("a", 2)}, "", []string{"1 1"}},
 		{"ports of a slice above", LimitSlicePorts, 1, list{same("a", 3)}, "EndpointSlice", []string{"1 1"}},
