@@ -176,3 +176,18 @@ func TestTheSameEndpointTwice(t *testing.T) {
 		t.Errorf("candidates %+v, want that of slice new chosen, and that of slice old refused as a duplicate", list)
 	}
 }
+
+// An endpoint above a limit has that as its reason, whichever limit it is.
+func TestEndpointsAboveALimitAreExplained(t *testing.T) {
+	list := []*discoveryv1.EndpointSlice{slice("a", eps("1r 2r")...), slice("b", eps("3r 4r")...)}
+	for title, limits := range map[string]Limits{"slices": {Slices: 1}, "pairs": {Pairs: 2}, "endpoints of a port": {PortEndpoints: 2}} {
+		x := Explain(service(), list, here, Options{Limits: limits})
+		var got []string
+		for _, c := range x.Ports[0].Candidates {
+			got = append(got, c.NotCluster)
+		}
+		if diff := cmp.Diff([]string{"", "", aboveLimit, aboveLimit}[:len(got)], got); diff != "" || len(got) < 2 {
+			t.Errorf("limit of %s (-want +got):\n%s", title, diff)
+		}
+	}
+}

@@ -158,6 +158,11 @@ func index(list string, i int) string {
 	return list + "[" + strconv.Itoa(i) + "]"
 }
 
+// quoted returns a reason with the value that it is about, of which only the beginning is shown if it is long.
 func quoted(value, reason string) string {
+	const longest = 100
+	if len(value) > longest {
+		value = value[:longest] + "..."
+	}
 	return strconv.Quote(value) + ": " + reason
 }

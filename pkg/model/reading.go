@@ -64,6 +64,7 @@ type Reading struct {
 
 // part is what one slice holds; the endpoints of each group are sorted.
 type part struct {
+	// name is that of the slice, empty if it cannot be read.
 	name     string
 	found    []found
 	problems []Problem
@@ -127,7 +128,7 @@ func (b *builder) read(before *Reading, stored []Slice, room *discoveryv1.Endpoi
 		p := before.parts[s]
 		if p == nil {
 			p = b.part(s, room, c.keep)
-		} else {
+		} else if p.name != "" {
 			c.keep(p.targets, p.endpoints)
 		}
 		now.parts[s] = p
@@ -168,10 +169,13 @@ func (b *builder) read(before *Reading, stored []Slice, room *discoveryv1.Endpoi
 
 // cut reads those slices again of which more or less is kept than before, in order of their names.
 func (b *builder) cut(now *Reading, stored []Slice, room *discoveryv1.EndpointSlice) {
-	sorted := slices.SortedFunc(slices.Values(stored), func(x, y Slice) int { return cmp.Compare(now.parts[x].name, now.parts[y].name) })
+	sorted := slices.SortedStableFunc(slices.Values(stored), func(x, y Slice) int { return cmp.Compare(now.parts[x].name, now.parts[y].name) })
 	c := cutter{limits: &b.limits}
 	for _, s := range sorted {
 		p := now.parts[s]
+		if p.name == "" {
+			continue
+		}
 		keep, ok := c.keep(p.targets, p.endpoints)
 		if !ok {
 			keep = -1
@@ -188,7 +192,6 @@ func (b *builder) cut(now *Reading, stored []Slice, room *discoveryv1.EndpointSl
 func (b *builder) part(s Slice, room *discoveryv1.EndpointSlice, keep func(targets, endpoints int) (int, bool)) *part {
 	p := &part{}
 	if !s.Read(room) {
-		keep(0, 0)
 		return p
 	}
 	p.name, p.targets, p.endpoints = room.Name, b.targetsOf(room), len(room.Endpoints)

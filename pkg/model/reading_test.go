@@ -77,9 +77,14 @@ func randomSlice(r *rand.Rand, number, endpoints int) *discoveryv1.EndpointSlice
 	return s
 }
 
-// Whatever happens to a Service and its slices, what is made of the last form and of what has changed is what is made of everything.
+// Whatever happens to a Service and its slices, what is made of the last form and of what has changed is what is made of everything; with
+// every second seed, the Service exceeds its limits now and then.
 func TestRebuildIsBuild(t *testing.T) {
 	for seed := range uint64(6) {
+		var opts Options
+		if seed%2 == 1 {
+			opts.Limits = Limits{Slices: 8, Pairs: 150, PortEndpoints: 60}
+		}
 		r := rand.New(rand.NewPCG(seed, 7))
 		var stored []Slice
 		var before *Reading
@@ -107,8 +112,8 @@ func TestRebuildIsBuild(t *testing.T) {
 			}
 			var got *Service
 			read(svc, &room)
-			got, before = Rebuild(&room, before, stored, node, Options{})
-			want := Build(svc, list, node, Options{})
+			got, before = Rebuild(&room, before, stored, node, opts)
+			want := Build(svc, list, node, opts)
 			if diff := cmp.Diff(want, got, exact); diff != "" {
 				t.Fatalf("seed %d, step %d, %d slices (-from scratch +from the last form):\n%s", seed, step, len(stored), diff)
 			}

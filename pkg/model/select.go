@@ -227,7 +227,7 @@ func (b *builder) collectAll(list []*discoveryv1.EndpointSlice) {
 		return
 	}
 	list = slices.DeleteFunc(slices.Clone(list), func(s *discoveryv1.EndpointSlice) bool { return s == nil })
-	slices.SortFunc(list, func(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(list, func(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
 	c := cutter{limits: &b.limits}
 	for _, s := range list {
 		if keep, ok := c.keep(b.targetsOf(s), len(s.Endpoints)); ok {

@@ -102,6 +102,9 @@ func TestWithoutPodCIDRsItEnds(t *testing.T) {
 
 func TestADeletedNodeKeepsItsAddresses(t *testing.T) {
 	run(t, func(b *bench) {
+		b.NodePorts.Local = func() ([]netip.Addr, error) {
+			return []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")}, nil
+		}
 		close(b.source.synced)
 		at := func(addrs ...string) *corev1.Node {
 			n := node()
@@ -129,6 +132,39 @@ func TestADeletedNodeKeepsItsAddresses(t *testing.T) {
 			if len(got) != 1 || !strings.Contains(got[0], tc.want) {
 				t.Errorf("Node %v: node ports are served at %v, want %s", tc.node, got, tc.want)
 			}
+		}
+	})
+}
+
+// TestAnAddressOfTheNodeCountsWhenAnInterfaceHasIt: before, it is another machine's, and health checks have nowhere to listen.
+func TestAnAddressOfTheNodeCountsWhenAnInterfaceHasIt(t *testing.T) {
+	run(t, func(b *bench) {
+		up := netip.MustParseAddr("192.0.2.1")
+		var local atomic.Pointer[[]netip.Addr]
+		local.Store(&[]netip.Addr{netip.MustParseAddr("203.0.113.1")})
+		b.NodePorts.Local = func() ([]netip.Addr, error) { return *local.Load(), nil }
+		n := node()
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeExternalIP, Address: up.String()}}
+		close(b.source.synced)
+		b.setNode(n)
+		served := func() (list []string) {
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			held, _ := b.kernel.held()
+			for _, e := range held {
+				if strings.Contains(e, "ip node-addresses") {
+					list = append(list, e)
+				}
+			}
+			return list
+		}
+		if got := served(); len(got) != 0 {
+			t.Errorf("no interface has the address: node ports are served at %v", got)
+		}
+		local.Store(&[]netip.Addr{up})
+		b.Tracker.Node() // as host.FollowAddresses does
+		if got := served(); len(got) != 1 || !strings.Contains(got[0], up.String()) {
+			t.Errorf("an interface has the address: node ports are served at %v", got)
 		}
 	})
 }

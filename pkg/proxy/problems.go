@@ -112,7 +112,9 @@ func (p *Proxy) reportConflicts() {
 		}
 		now := make(map[model.Problem]struct{}, len(problems))
 		for _, problem := range problems {
-			if _, old := before[problem]; !old {
+			_, old := before[problem]
+			_, again := now[problem] // of the other family
+			if !old && !again {
 				p.Report(problem)
 			}
 			now[problem] = struct{}{}

@@ -97,8 +97,10 @@ type target struct {
 type claim struct {
 	service  *corev1.Service
 	port     *corev1.ServicePort
-	internal bool           // it is the cluster IP
-	sources  []netip.Prefix // those that may send; nil means all
+	internal bool // it is the cluster IP
+	// allocated says that the address is the Service's cluster IP, whatever else it is.
+	allocated bool
+	sources   []netip.Prefix // those that may send; nil means all
 }
 
 // New reads the objects.

@@ -46,26 +46,26 @@ func has(list []netip.Addr, a netip.Addr) bool {
 }
 
 // readService makes a Service's claims. A family in which it has no cluster IP it doesn't serve. Of two of its own ports
-// that want the same, the first has it; of equal addresses, the cluster IP goes first, then that of the load balancer.
+// that want the same, the first has it; of equal addresses, that of the load balancer goes first, then the external IP, then the cluster IP.
 func (r *Oracle) readService(s *corev1.Service) {
 	internal := clusterIPs(s)
 	balancers := balancerIPs(s)
 	mine := map[target]bool{}
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
-		for _, a := range internal {
-			r.inUse[a] = true
-			r.claim(mine, a, p.Port, claim{service: s, port: p, internal: true})
-		}
 		for _, a := range balancers {
 			if has(internal, a) {
-				r.claim(mine, a, p.Port, claim{service: s, port: p, sources: r.sources(s, a, balancers)})
+				r.claim(mine, a, p.Port, claim{service: s, port: p, allocated: slices.Contains(internal, a), sources: r.sources(s, a, balancers)})
 			}
 		}
 		for _, text := range s.Spec.ExternalIPs {
 			if a, ok := usable(text); ok && has(internal, a) && !r.machine.IgnoreExternalIPs {
-				r.claim(mine, a, p.Port, claim{service: s, port: p})
+				r.claim(mine, a, p.Port, claim{service: s, port: p, allocated: slices.Contains(internal, a)})
 			}
+		}
+		for _, a := range internal {
+			r.inUse[a] = true
+			r.claim(mine, a, p.Port, claim{service: s, port: p, internal: true, allocated: true})
 		}
 		for _, a := range internal {
 			if p.NodePort != 0 {
@@ -92,8 +92,8 @@ func (r *Oracle) claimTarget(mine map[target]bool, t target, c claim) {
 }
 
 func (c claim) before(d claim) bool {
-	if c.internal != d.internal {
-		return c.internal
+	if c.allocated != d.allocated {
+		return c.allocated
 	}
 	a, b := c.service, d.service
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
@@ -111,12 +111,14 @@ func balancerIPs(s *corev1.Service) (list []netip.Addr) {
 	return list
 }
 
-// sources are who may send to a load balancer's address; nil means everybody. What a node that may sends to an address
-// that it has itself, comes from that address.
+// sources are who may send to a load balancer's address; nil means everybody, and a list of which nothing can be read nobody. What a
+// node that may sends to an address that it has itself, comes from that address.
 func (r *Oracle) sources(s *corev1.Service, to netip.Addr, balancers []netip.Addr) (list []netip.Prefix) {
-	node := false
+	node, readable, given := false, false, false
 	for _, text := range s.Spec.LoadBalancerSourceRanges {
-		p, err := netip.ParsePrefix(strings.TrimSpace(text))
+		text = strings.TrimSpace(text)
+		p, err := netip.ParsePrefix(text)
+		readable, given = readable || err == nil, given || text != ""
 		if err != nil || p.Addr().Is4() != to.Is4() {
 			continue
 		}
@@ -125,6 +127,9 @@ func (r *Oracle) sources(s *corev1.Service, to netip.Addr, balancers []netip.Add
 		}
 		list = append(list, p)
 		node = node || slices.ContainsFunc(r.primary, p.Contains)
+	}
+	if given && !readable {
+		return []netip.Prefix{}
 	}
 	for _, a := range balancers {
 		if node {

@@ -1,0 +1,473 @@
+package model
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// few are limits that small objects reach.
+var few = Limits{
+	Ports: 3, Addresses: 4, Frontends: 12, SourceRanges: 2, Slices: 2, SlicePorts: 2, Pairs: 8, PortEndpoints: 3, Problems: 2,
+}
+
+// only returns the default limits with one of those of few.
+func only(l Limit) (out Limits) {
+	out = DefaultLimits()
+	switch l {
+	case LimitPorts:
+		out.Ports = few.Ports
+	case LimitAddresses:
+		out.Addresses = few.Addresses
+	case LimitFrontends:
+		out.Frontends = few.Frontends
+	case LimitSourceRanges:
+		out.SourceRanges = few.SourceRanges
+	case LimitSlices:
+		out.Slices = few.Slices
+	case LimitSlicePorts:
+		out.SlicePorts = few.SlicePorts
+	case LimitPairs:
+		out.Pairs = few.Pairs
+	case LimitPortEndpoints:
+		out.PortEndpoints = few.PortEndpoints
+	}
+	return out
+}
+
+// exceeded lists the limits of problems, with the kind of object.
+func exceeded(s *Service) (list []string) {
+	for _, p := range s.Problems {
+		if p.Limit != "" {
+			list = append(list, p.Kind+": "+string(p.Limit))
+		}
+	}
+	return list
+}
+
+// TestLimitsOfFrontends has each limit below, at and above. Above, the excess is left out and reported once.
+func TestLimitsOfFrontends(t *testing.T) {
+	ports := func(n int) func(*corev1.Service) {
+		return func(svc *corev1.Service) {
+			svc.Spec.Ports = nil
+			for i := range n {
+				svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(80 + i), NodePort: int32(30080 + i)})
+			}
+		}
+	}
+	// The addresses are in an order that isn't theirs.
+	addresses := func(external, balancers int) func(*corev1.Service) {
+		return func(svc *corev1.Service) {
+			for i := range external {
+				svc.Spec.ExternalIPs = append(svc.Spec.ExternalIPs, fmt.Sprint("1.1.1.", (external-i)*7))
+			}
+			for i := range balancers {
+				svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: fmt.Sprint("2.2.2.", (balancers-i)*7)})
+			}
+		}
+	}
+	ranges := func(list ...string) func(*corev1.Service) {
+		return func(svc *corev1.Service) {
+			addresses(0, 1)(svc)
+			svc.Spec.LoadBalancerSourceRanges = list
+		}
+	}
+	both := func(edits ...func(*corev1.Service)) func(*corev1.Service) {
+		return func(svc *corev1.Service) {
+			for _, e := range edits {
+				e(svc)
+			}
+		}
+	}
+	const c = "IPv4 tcp/80 C10.0.0.1"
+	const node = "192.0.2.1/32"
+	for _, tc := range []struct {
+		name  string
+		limit Limit
+		edit  func(svc *corev1.Service)
+		over  bool
+		want  []string
+	}{
+		{"ports below", LimitPorts, ports(2), false, []string{c + " N:30080", "IPv4 tcp/81 C10.0.0.1 N:30081"}},
+		{"ports at", LimitPorts, ports(3), false, []string{c + " N:30080", "IPv4 tcp/81 C10.0.0.1 N:30081", "IPv4 tcp/82 C10.0.0.1 N:30082"}},
+		{"ports above", LimitPorts, ports(5), true, []string{c + " N:30080", "IPv4 tcp/81 C10.0.0.1 N:30081", "IPv4 tcp/82 C10.0.0.1 N:30082"}},
+		{"addresses below", LimitAddresses, addresses(1, 2), false, []string{c + " E1.1.1.7 L2.2.2.14 L2.2.2.7"}},
+		{"addresses at", LimitAddresses, addresses(2, 2), false, []string{c + " E1.1.1.14 E1.1.1.7 L2.2.2.14 L2.2.2.7"}},
+		{"addresses above, external IPs go first", LimitAddresses, addresses(3, 2), true, []string{c + " E1.1.1.7 E1.1.1.14 L2.2.2.7 L2.2.2.14"}},
+		{"addresses above, all are load-balancer IPs", LimitAddresses, addresses(2, 5), true, []string{c + " L2.2.2.7 L2.2.2.14 L2.2.2.21 L2.2.2.28"}},
+		// 2 ports with node ports take 4 frontends; each address takes 2.
+		{"frontends at", LimitFrontends, both(ports(2), addresses(2, 2)), false, []string{
+			c + " E1.1.1.14 E1.1.1.7 L2.2.2.14 L2.2.2.7 N:30080", "IPv4 tcp/81 C10.0.0.1 E1.1.1.14 E1.1.1.7 L2.2.2.14 L2.2.2.7 N:30081"}},
+		{"frontends above", LimitFrontends, both(ports(2), addresses(3, 2)), true, []string{
+			c + " E1.1.1.7 E1.1.1.14 L2.2.2.7 L2.2.2.14 N:30080", "IPv4 tcp/81 C10.0.0.1 E1.1.1.7 E1.1.1.14 L2.2.2.7 L2.2.2.14 N:30081"}},
+		{"frontends above, cluster IPs and node ports stay", LimitFrontends, both(ports(6), addresses(1, 1)), true, []string{
+			c + " N:30080", "IPv4 tcp/81 C10.0.0.1 N:30081", "IPv4 tcp/82 C10.0.0.1 N:30082", "IPv4 tcp/83 C10.0.0.1 N:30083",
+			"IPv4 tcp/84 C10.0.0.1 N:30084", "IPv4 tcp/85 C10.0.0.1 N:30085"}},
+		{"ranges at, merged", LimitSourceRanges, ranges("12.0.0.0/24", "8.0.0.0/8", "12.0.1.0/24", "8.8.0.0/16"), false,
+			[]string{c + " L2.2.2.7[8.0.0.0/8 12.0.0.0/23]"}},
+		{"ranges above are closed", LimitSourceRanges, ranges("9.0.0.0/8", "7.0.0.0/8", "11.0.0.0/8"), true,
+			[]string{c + " L2.2.2.7[7.0.0.0/8 9.0.0.0/8]"}},
+		{"ranges above with this node", LimitSourceRanges, ranges(node, "7.0.0.0/8", "202.0.0.0/8"), true,
+			[]string{c + " L2.2.2.7[7.0.0.0/8 " + node + "]"}},
+		{"ranges at, and the address for this node", LimitSourceRanges, ranges(node, "3.0.0.0/8"), true,
+			[]string{c + " L2.2.2.7[3.0.0.0/8 " + node + "]"}},
+		{"ranges below, and the address for this node", LimitSourceRanges, ranges(node), false, []string{c + " L2.2.2.7[2.2.2.7/32 " + node + "]"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got := Build(edit(tc.edit), nil, here, Options{Limits: only(tc.limit)})
+			if diff := cmp.Diff(tc.want, describe(got)); diff != "" {
+				t.Errorf("frontends (-want +got):\n%s", diff)
+			}
+			var over []string
+			if tc.over {
+				over = []string{"Service: " + string(tc.limit)}
+			}
+			if diff := cmp.Diff(over, exceeded(got)); diff != "" || len(got.Problems) != len(over) {
+				t.Errorf("limits exceeded (-want +got):\n%s\nproblems: %v", diff, got.Problems)
+			}
+		})
+	}
+}
+
+// TestAnExceededLimitIsReportedOnce, also where both families exceed it.
+func TestAnExceededLimitIsReportedOnce(t *testing.T) {
+	svc := dual()
+	svc.Spec.LoadBalancerSourceRanges = []string{"7.0.0.0/8", "9.0.0.0/8", "11.0.0.0/8", "fd07::/16", "fd09::/16", "fd0b::/16"}
+	got := Build(svc, nil, here, Options{Limits: only(LimitSourceRanges)})
+	if diff := cmp.Diff([]string{"Service: " + string(LimitSourceRanges)}, exceeded(got)); diff != "" {
+		t.Errorf("limits exceeded (-want +got):\n%s", diff)
+	}
+	for _, p := range got.Ports {
+		for _, f := range p.Frontends {
+			if f.Kind == LoadBalancer && len(f.AllowedSources) != 2 {
+				t.Errorf("%v: sources %v", f.Key, f.AllowedSources)
+			}
+		}
+	}
+}
+
+// manyPorts is a Service with ports p0, p1 …; web is a slice of ports p0, p1 … with endpoints as eps has them.
+func manyPorts(n int) *corev1.Service {
+	return edit(func(svc *corev1.Service) {
+		svc.Spec.Ports = nil
+		for i := range n {
+			svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(80 + i)})
+		}
+	})
+}
+
+func portsSlice(name string, ports int, endpoints string) *discoveryv1.EndpointSlice {
+	s := slice(name, eps(endpoints)...)
+	s.Ports = nil
+	for i := range ports {
+		s.Ports = append(s.Ports, endpointPort(fmt.Sprint("p", i), corev1.ProtocolTCP, 8080))
+	}
+	return s
+}
+
+// hosts lists the last bytes of the endpoints of each port of a Service.
+func hosts(s *Service) (out []string) {
+	for _, p := range s.Ports {
+		var list []string
+		for _, e := range p.Cluster {
+			b := e.Addr().As4()
+			list = append(list, fmt.Sprint(b[3]))
+		}
+		out = append(out, strings.Join(list, " "))
+	}
+	return out
+}
+
+// TestLimitsOfEndpoints has each limit at and above, in any order of slices, and built at once or of what was read before.
+func TestLimitsOfEndpoints(t *testing.T) {
+	type list = []*discoveryv1.EndpointSlice
+	bad := func(name string) *discoveryv1.EndpointSlice {
+		s := portsSlice(name, 1, "9r")
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{})
+		return s
+	}
+	unused := func(name string, ports int, endpoints string) *discoveryv1.EndpointSlice {
+		s := portsSlice(name, ports, endpoints)
+		for i := 1; i < ports; i++ {
+			s.Ports[i].Name = new(fmt.Sprint("unused-", i))
+		}
+		return s
+	}
+	same := func(name string, ports int) *discoveryv1.EndpointSlice {
+		s := portsSlice(name, 1, "1r")
+		for i := 1; i < ports; i++ {
+			s.Ports = append(s.Ports, endpointPort("p0", corev1.ProtocolTCP, int32(8080+i)))
+		}
+		return s
+	}
+	for _, tc := range []struct {
+		name   string
+		limit  Limit
+		ports  int
+		slices list
+		over   string
+		want   []string
+	}{
+		{"slices at", LimitSlices, 1, list{portsSlice("b", 1, "2r"), portsSlice("a", 1, "1r")}, "", []string{"1 2"}},
+		{"slices above", LimitSlices, 1, list{portsSlice("c", 1, "3r"), portsSlice("b", 1, "2r"), bad("d"), portsSlice("a", 1, "1r")},
+			"Service", []string{"1 2"}},
+		{"ports of a slice at", LimitSlicePorts, 1, list{same("a", 2)}, "", []string{"1 1"}},
+		{"ports of a slice above", LimitSlicePorts, 1, list{same("a", 3)}, "EndpointSlice", []string{"1 1"}},
+		{"ports that the Service doesn't have don't count", LimitSlicePorts, 1, list{unused("a", 100, "1r 2r")}, "", []string{"1 2"}},
+		{"pairs at", LimitPairs, 2, list{portsSlice("a", 2, "1r 2r 3r 4r")}, "", []string{"1 2 3 4", "1 2 3 4"}},
+		{"pairs above in one slice, ready ones stay", LimitPairs, 2, list{portsSlice("a", 2, "1 2r 3 4r 5r 6r")}, "Service",
+			[]string{"2 4 5 6", "2 4 5 6"}},
+		{"pairs above in the third slice", LimitPairs, 2, list{portsSlice("c", 2, "5r 6r 7r"), portsSlice("b", 2, "3r"), portsSlice("a", 2, "1r 2r")},
+			"Service", []string{"1 2 3 5", "1 2 3 5"}},
+		{"pairs of ports that the Service doesn't have don't count", LimitPairs, 1, list{unused("a", 100, "1r 2r 3r 4r")}, "", []string{"1 2 3 4"}},
+		{"endpoints of a port at", LimitPortEndpoints, 2, list{portsSlice("a", 2, "1r 2r 3r")}, "", []string{"1 2 3", "1 2 3"}},
+		{"endpoints of a port above, ready ones stay", LimitPortEndpoints, 2, list{portsSlice("b", 2, "1 5r 6r"), portsSlice("a", 1, "2r 3r"), portsSlice("c", 2, "4r")},
+			"Service", []string{"2 3 4", "4 5 6"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			opts := Options{Limits: only(tc.limit)}
+			var over []string
+			if tc.over != "" {
+				over = []string{tc.over + ": " + string(tc.limit)}
+			}
+			for range 3 {
+				tc.slices = append(tc.slices[1:len(tc.slices):len(tc.slices)], tc.slices[0])
+				got := Build(manyPorts(tc.ports), tc.slices, here, opts)
+				if diff := cmp.Diff(tc.want, hosts(got)); diff != "" {
+					t.Errorf("endpoints (-want +got):\n%s", diff)
+				}
+				if diff := cmp.Diff(over, exceeded(got)); diff != "" || len(got.Problems) != len(over) {
+					t.Errorf("limits exceeded (-want +got):\n%s\nproblems: %v", diff, got.Problems)
+				}
+				var stored []Slice
+				for _, s := range append(slices.Clone(tc.slices), portsSlice("z1", 0, ""), portsSlice("z2", 0, "")) {
+					stored = append(stored, &storedSlice{slice: s})
+				}
+				if tc.limit == LimitSlices {
+					stored = stored[:len(tc.slices)]
+				}
+				rebuilt, _ := Rebuild(&Room{Service: *manyPorts(tc.ports)}, nil, stored, here, opts)
+				if diff := cmp.Diff(got, rebuilt, exact); diff != "" {
+					t.Errorf("from stored slices (-Build +Rebuild):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+// TestProblemsAreBounded: some are told, the number of the others is told once, and that of an exceeded limit is told beside them.
+func TestProblemsAreBounded(t *testing.T) {
+	s := slice("a", eps("1r 2r 3r 4r 5r")...)
+	for i := range s.Endpoints {
+		s.Endpoints[i].Addresses = nil
+	}
+	for range 7 {
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{})
+	}
+	svc := edit(func(svc *corev1.Service) {
+		for range 10 {
+			svc.Spec.ExternalIPs = append(svc.Spec.ExternalIPs, "1::", strings.Repeat("x", 100_000))
+		}
+		svc.Spec.ExternalIPs = append(svc.Spec.ExternalIPs, "1.1.1.1", "1.1.1.2")
+	})
+	got := Build(svc, []*discoveryv1.EndpointSlice{s}, here, Options{Limits: Limits{Problems: 3, Addresses: 1}})
+	var reasons []string
+	for _, p := range got.Problems {
+		reasons = append(reasons, fmt.Sprintf("%s %s: %.30s", p.Kind, p.Field, p.Reason))
+		if len(p.Reason) > 500 {
+			t.Errorf("a reason of %d bytes", len(p.Reason))
+		}
+	}
+	want := []string{
+		`Service spec.externalIPs[0]: "1::": the Service has no IPv6`, `Service spec.externalIPs[1]: "xxxxxxxxxxxxxxxxxxxxxxxxxxxxx`,
+		`Service spec.externalIPs[2]: "1::": the Service has no IPv6`, `Service spec: and 17 more parts that cannot `,
+		`Service spec.externalIPs, status.loadBalancer.ingress: 2 are above the limit of 1 loa`,
+		`EndpointSlice ports[1].name: is missing`, `EndpointSlice ports[2].name: is missing`, `EndpointSlice ports[3].name: is missing`,
+		`EndpointSlice ports, endpoints: and 8 more parts that cannot b`,
+	}
+	if diff := cmp.Diff(want, reasons); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+	var many []*discoveryv1.EndpointSlice
+	for i := range 100 {
+		c := *s
+		c.Name = fmt.Sprintf("s-%03d", i)
+		many = append(many, &c)
+	}
+	got = Build(service(), many, here, Options{Limits: Limits{Problems: 3}})
+	if n := len(got.Problems); n != 31 || !strings.Contains(got.Problems[0].Reason, "370 more") {
+		t.Errorf("%d problems of 100 bad slices, the first one %v", n, got.Problems[0])
+	}
+}
+
+// TestSourceRangesAreShared: a Service has one list of each family, however many addresses and ports.
+func TestSourceRangesAreShared(t *testing.T) {
+	svc := dual()
+	svc.Spec.LoadBalancerSourceRanges = append(svc.Spec.LoadBalancerSourceRanges, "2001:db8:1::/48")
+	lists := map[*AddrRange]Family{}
+	for _, p := range build(t, svc).Ports {
+		for _, f := range p.Frontends {
+			if f.AllowedSources != nil {
+				lists[&f.AllowedSources[0]] = f.Family
+			}
+		}
+	}
+	if len(lists) != 2 {
+		t.Errorf("%d lists of source ranges, want one of each family", len(lists))
+	}
+}
+
+func TestMergedRanges(t *testing.T) {
+	for in, want := range map[string]string{
+		"10.0.0.0/8 10.1.0.0/16":                             "[10.0.0.0/8]",
+		"10.0.0.0/24 10.0.1.0/24 10.0.3.0/24":                "[10.0.0.0/23 10.0.3.0/24]",
+		"10.0.1.0/24 10.0.2.0/24":                            "[10.0.1.0-10.0.2.255]",
+		"0.0.0.0/1 128.0.0.0/1":                              "[0.0.0.0/0]",
+		"255.255.255.255/32 0.0.0.0/32":                      "[0.0.0.0/32 255.255.255.255/32]",
+		"fd00::/64 fd00:0:0:1::/64 ffff:ffff::/32":           "[fd00::/63 ffff:ffff::/32]",
+		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128 ::/128": "[::/128 ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128]",
+	} {
+		list := mergeRanges(ranges(strings.Fields(in)...))
+		if got := fmt.Sprint(list); got != want {
+			t.Errorf("%s: %s, want %s", in, got, want)
+		}
+		for _, s := range strings.Fields(in) {
+			p := netip.MustParsePrefix(s)
+			for _, a := range []netip.Addr{p.Addr(), RangeOf(p).Last} {
+				if !slices.ContainsFunc(list, func(r AddrRange) bool { return r.Contains(a) }) {
+					t.Errorf("%s: %v is in no range", in, a)
+				}
+			}
+		}
+	}
+	if r := RangeOf(netip.MustParsePrefix("10.0.0.0/8")); r.Contains(netip.MustParseAddr("11.0.0.0")) || r.Contains(netip.MustParseAddr("::10.0.0.0")) {
+		t.Errorf("%v contains addresses outside of it", r)
+	}
+}
+
+// TestOneObjectTakesLittleMemory counts the bytes that are allocated for the worst objects that etcd stores (1.5 MB). The comment of
+// each has the number of elements that it would come to without limits.
+func TestOneObjectTakesLittleMemory(t *testing.T) {
+	ips := func(n int) (list []string) {
+		for i := range n {
+			list = append(list, netip.AddrFrom4([4]byte{198, byte(i >> 16), byte(i >> 8), byte(i)}).String())
+		}
+		return list
+	}
+	ports := func(svc *corev1.Service, n int) {
+		*svc = *manyPorts(n)
+	}
+	big := func(ports, endpoints int, used bool) *discoveryv1.EndpointSlice {
+		s := slice("big")
+		s.Ports = nil
+		for i := range ports {
+			name := fmt.Sprint("p", i)
+			if !used {
+				name = fmt.Sprint("unused-", i)
+			}
+			s.Ports = append(s.Ports, endpointPort(name, corev1.ProtocolTCP, int32(1+i%65535)))
+		}
+		for i := range endpoints {
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}).String()}})
+		}
+		return s
+	}
+	const mb = 1 << 20
+	for _, tc := range []struct {
+		name      string
+		svc       *corev1.Service
+		slices    []*discoveryv1.EndpointSlice
+		most      uint64
+		frontends int
+		endpoints int
+	}{
+		// 37,500,000 frontends
+		{"addresses x ports", edit(func(svc *corev1.Service) {
+			ports(svc, 1_000)
+			svc.Spec.ExternalIPs = ips(37_500)
+		}), nil, 16 * mb, 10_000, 0},
+		// 100,000 frontends
+		{"addresses", edit(func(svc *corev1.Service) { svc.Spec.ExternalIPs = ips(100_000) }), nil, 32 * mb, 4_001, 0},
+		{"addresses that cannot be used", edit(func(svc *corev1.Service) { svc.Spec.ExternalIPs = slices.Repeat([]string{"1::"}, 300_000) }), nil, 100 * mb, 1, 0},
+		{"ports", edit(func(svc *corev1.Service) { ports(svc, 50_000) }), nil, 8 * mb, 2_000, 0},
+		{"source ranges", edit(func(svc *corev1.Service) {
+			for i := range 80_000 {
+				svc.Spec.LoadBalancerSourceRanges = append(svc.Spec.LoadBalancerSourceRanges, netip.AddrFrom4([4]byte{10, byte(i >> 15), byte(i >> 7), byte(i << 1)}).String()+"/32")
+			}
+			svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "2.2.2.2"}}
+		}), nil, 64 * mb, 2, 0},
+		// 20,000,000 endpoints that nothing uses
+		{"ports of a slice that the Service doesn't have", manyPorts(1), []*discoveryv1.EndpointSlice{big(20_000, 1_000, false)}, mb, 1, 0},
+		// 20,000,000 endpoints; the slice's ports that are left out count as one port.
+		{"ports x endpoints of a slice", manyPorts(20_000), []*discoveryv1.EndpointSlice{big(20_000, 1_000, true)}, 64 * mb, 2_000, 200_000 / 2_001 * 2_000},
+		{"endpoints", manyPorts(1), []*discoveryv1.EndpointSlice{big(1, 30_000, true)}, 8 * mb, 1, 16_384},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			got := Build(tc.svc, tc.slices, here, Options{})
+			runtime.ReadMemStats(&after)
+			n := after.TotalAlloc - before.TotalAlloc
+			t.Logf("%d KiB", n>>10)
+			if n > tc.most {
+				t.Errorf("%d MB are allocated, want at most %d", n/mb, tc.most/mb)
+			}
+			frontends, endpoints, ranges := 0, 0, 0
+			for _, p := range got.Ports {
+				frontends, endpoints = frontends+len(p.Frontends), endpoints+len(p.Cluster)
+				for i := range p.Frontends {
+					ranges = max(ranges, len(p.Frontends[i].AllowedSources))
+				}
+			}
+			if frontends != tc.frontends || endpoints != tc.endpoints || ranges > 1_000 {
+				t.Errorf("%d frontends, %d endpoints, %d ranges, want %d, %d", frontends, endpoints, ranges, tc.frontends, tc.endpoints)
+			}
+			if len(got.Problems) > 30 {
+				t.Errorf("%d problems", len(got.Problems))
+			}
+		})
+	}
+}
+
+// TestRoomIsTidied: the memory that an unusual object took is given back.
+func TestRoomIsTidied(t *testing.T) {
+	room := Room{}
+	for _, ports := range []int{2_000, 1} {
+		endpoints := "1r"
+		if ports == 1 {
+			endpoints = strings.Repeat("1r ", 5_000)
+		}
+		read(manyPorts(ports), &room)
+		Rebuild(&room, nil, []Slice{&storedSlice{slice: portsSlice("a", ports, endpoints)}}, here, Options{})
+		n := cap(room.Service.Spec.Ports) + cap(room.groups)
+		for _, g := range room.groups {
+			n += cap(g.found)
+		}
+		for _, s := range room.slices {
+			n += cap(s.Endpoints) + cap(s.Ports)
+		}
+		if n > 2_000 {
+			t.Errorf("after a Service of %d ports, %d items of memory are kept", ports, n)
+		}
+	}
+}
+
+// TestPortsThatAreGoneLeaveNothing: a Service whose ports change has what a new one would have.
+func TestPortsThatAreGoneLeaveNothing(t *testing.T) {
+	stored := []Slice{&storedSlice{slice: portsSlice("a", 5, "1r")}, &storedSlice{slice: portsSlice("b", 5, "2r")}, &storedSlice{slice: portsSlice("c", 5, "3r")}}
+	_, before := Rebuild(&Room{Service: *manyPorts(5)}, nil, stored, here, Options{})
+	got, now := Rebuild(&Room{Service: *manyPorts(2)}, before, stored, here, Options{})
+	if diff := cmp.Diff([]string{"1 2 3", "1 2 3"}, hosts(got)); diff != "" {
+		t.Errorf("endpoints (-want +got):\n%s", diff)
+	}
+	if n := len(now.groups.list); n != 3 {
+		t.Errorf("%d groups are kept for 2 ports, want these and that of all others", n)
+	}
+}

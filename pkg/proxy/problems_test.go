@@ -1,0 +1,171 @@
+package proxy
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+func named(i int) types.NamespacedName {
+	return types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("svc-", i)}
+}
+
+// reporting returns a proxy with nothing but a book of problems, and the problems that it reports.
+func reporting() (*Proxy, *[]model.Problem) {
+	reported := &[]model.Problem{}
+	p := &Proxy{problems: newProblemBook()}
+	p.Report = func(problem model.Problem) { *reported = append(*reported, problem) }
+	return p, reported
+}
+
+// The cost of problems grows with their number, not with its square: eight times as many take about eight times as long, not 64 times.
+func TestProblemsOfOneServiceAreComparedLinearly(t *testing.T) {
+	least := func(n int) time.Duration {
+		best := time.Hour
+		for range 3 {
+			p, reported := reporting()
+			list := func(from int) (list []model.Problem) {
+				for i := range n {
+					list = append(list, model.Problem{Kind: "Service", Name: named(1), Field: fmt.Sprint(from + i)})
+				}
+				return list
+			}
+			before, now := list(0), list(n/2)
+			begin := time.Now()
+			p.reportNew(named(1), before)
+			p.reportNew(named(1), now)
+			best = min(best, time.Since(begin))
+			if len(*reported) != n+n/2 {
+				t.Fatalf("%d reports of %d problems, then as many of which half are new", len(*reported), n)
+			}
+		}
+		return best
+	}
+	if few, many := least(2_000), least(16_000); many > 30*few {
+		t.Errorf("2,000 problems take %v, 16,000 take %v", few, many)
+	}
+}
+
+func TestObjectsWithProblemsAreCounted(t *testing.T) {
+	p, _ := reporting()
+	of := func(kind string, i int, field string) model.Problem {
+		return model.Problem{Kind: kind, Name: named(i), Field: field}
+	}
+	expect := func(when string, services, slices int) {
+		t.Helper()
+		if got := p.problems.total; got != [len(objectKinds)]int{services, slices} {
+			t.Errorf("%s: %v objects of kinds %v, want %d, %d", when, got, objectKinds, services, slices)
+		}
+	}
+	p.reportNew(named(1), []model.Problem{of("Service", 1, "a"), of("EndpointSlice", 7, "x"), of("Service", 1, "b"), of("EndpointSlice", 8, "y")})
+	expect("one Service with two slices", 1, 2)
+	p.reportNew(named(2), []model.Problem{of("Service", 2, "a"), of("File", 2, "a")})
+	expect("another one", 2, 2)
+	p.problems.changed = false
+	p.reportNew(named(2), []model.Problem{of("Service", 2, "b")})
+	expect("another problem of the same object", 2, 2)
+	if p.problems.changed {
+		t.Error("the numbers are shown again although they are the same")
+	}
+	p.reportNew(named(1), []model.Problem{of("EndpointSlice", 8, "y")})
+	expect("partly corrected", 1, 1)
+	p.reportNew(named(1), nil)
+	p.reportNew(named(2), nil)
+	expect("all corrected", 0, 0)
+	if n := len(p.problems.lists) + len(p.problems.objects); n != 0 {
+		t.Errorf("%d lists are kept of Services without problems", n)
+	}
+}
+
+// fakeClaims are conflicts by the Service that loses them.
+type fakeClaims map[types.NamespacedName]int
+
+func (c fakeClaims) TakeLosers() []types.NamespacedName {
+	set := map[types.NamespacedName]struct{}{}
+	for name := range c {
+		set[name] = struct{}{}
+	}
+	return sortedNames(set)
+}
+
+func (c fakeClaims) ConflictsOf(loser types.NamespacedName) (list []plan.Conflict) {
+	for i := range min(c[loser], mostConflicts) {
+		list = append(list, plan.Conflict{
+			Key: model.Key{Port: uint16(i + 1), Protocol: model.TCP}, Kind: model.NodePort,
+			Loser: model.PortName{NamespacedName: loser}, Winner: model.PortName{NamespacedName: named(0)},
+		})
+	}
+	return list
+}
+
+func TestConflictsAreForgottenWithTheLoser(t *testing.T) {
+	p, reported := reporting()
+	expect := func(when string, c fakeClaims, reports, kept int) {
+		t.Helper()
+		*reported = nil
+		p.reportConflicts(c)
+		n := 0
+		for _, list := range p.problems.conflicts {
+			n += len(list)
+		}
+		if len(*reported) != reports || n != kept {
+			t.Errorf("%s: %d reports, %d conflicts are kept, want %d, %d", when, len(*reported), n, reports, kept)
+		}
+	}
+	expect("two losers", fakeClaims{named(1): 2, named(2): 1}, 3, 3)
+	expect("again", fakeClaims{named(1): 2, named(2): 1}, 0, 3)
+	expect("one conflict more, one loser wins", fakeClaims{named(1): 3, named(2): 0}, 1, 3)
+	expect("it loses again", fakeClaims{named(2): 1}, 1, 4)
+	expect("both win", fakeClaims{named(1): 0, named(2): 0}, 0, 0)
+	expect("very many", fakeClaims{named(1): 10_000}, mostConflicts+1, mostConflicts+1)
+	// A conflict that lasts doesn't keep those of Services that come and go.
+	for i := range 100 {
+		p.reportConflicts(fakeClaims{named(1): 1, named(10 + i): 1})
+		p.reportConflicts(fakeClaims{named(10 + i): 0})
+	}
+	if n := len(p.problems.conflicts); n != 1 {
+		t.Errorf("conflicts of %d Services are kept, want those of 1", n)
+	}
+}
+
+// Until the planner tells its losers, they are found among the Services that have changed.
+func TestALoserIsFoundThroughTheWinner(t *testing.T) {
+	p, reported := reporting()
+	p.Planner = plan.New(plan.Options{Families: model.Families[:]})
+	service := func(i int) *model.Service {
+		key := model.Key{Port: 30_000, Protocol: model.TCP}
+		return &model.Service{Name: named(i), Ports: []*model.ServicePort{{
+			Name: model.PortName{NamespacedName: named(i)}, Protocol: model.TCP, Frontends: []model.Frontend{{Key: key, Kind: model.NodePort}}}}}
+	}
+	set := func(i int, s *model.Service) []types.NamespacedName {
+		*reported = nil
+		p.Planner.Set(named(i), s)
+		p.reportConflicts(dirtyClaims{p.Planner, []types.NamespacedName{named(i)}, &p.problems})
+		var losers []types.NamespacedName
+		for _, problem := range *reported {
+			losers = append(losers, problem.Name)
+		}
+		return losers
+	}
+	for _, step := range []struct {
+		i    int
+		s    *model.Service
+		want []types.NamespacedName
+	}{
+		{2, service(2), nil}, {3, service(3), []types.NamespacedName{named(3)}}, {1, service(1), []types.NamespacedName{named(2), named(3)}},
+		{1, service(1), nil}, {1, nil, []types.NamespacedName{named(3)}}, {2, nil, nil},
+	} {
+		if got := set(step.i, step.s); !slices.Equal(got, step.want) {
+			t.Errorf("after svc-%d: %v lose, want %v", step.i, got, step.want)
+		}
+	}
+	if n := len(p.problems.conflicts); n != 0 {
+		t.Errorf("conflicts of %d Services are kept", n)
+	}
+}
