@@ -241,7 +241,7 @@ func (d *daemon) canLock(logger klog.Logger) bool {
 func (d *daemon) openSource(logger klog.Logger) error {
 	cfg := watch.Config{Folder: d.Manifests, NodeName: d.nodeName, Tracker: d.tracker}
 	if d.Manifests != "" {
-		d.reporter = report.New(logger, nil, d.metrics.Problem)
+		d.reporter = report.New(logger, nil, report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
 		cfg.Report = d.report
 		d.source = watch.NewManifests(cfg)
 		return nil
@@ -256,7 +256,7 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	}
 	d.sink = report.NewSink(&events.EventSinkImpl{Interface: client.EventsV1()})
 	d.recorder = events.NewBroadcaster(d.sink)
-	d.reporter = report.New(logger, d.recorder.NewRecorder(scheme.Scheme, "kube-nftproxy"), d.metrics.Problem)
+	d.reporter = report.New(logger, d.recorder.NewRecorder(scheme.Scheme, "kube-nftproxy"), report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
 	d.api = newAPIClient(connection, client)
 	cfg.Report, cfg.Failed = d.report, func(resource string, err error) {
 		d.metrics.WatchFailed(resource)
