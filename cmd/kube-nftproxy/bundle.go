@@ -9,10 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"runtime/pprof"
 	"slices"
@@ -34,21 +32,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
-
-// withoutSecrets takes user and password out of an address, and whatever a question may hold.
-func withoutSecrets(address string) string {
-	u, err := url.Parse(address)
-	if err != nil || u.Host == "" {
-		if strings.Contains(address, "@") {
-			return "(not shown: it may hold a password)"
-		}
-		return address
-	}
-	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
-}
-
-// userInfo is what a text has of a URL's user and password.
-var userInfo = regexp.MustCompile(`://[^/@\s"]*@`)
 
 // answered tells whether an error is an answer of somebody who is there, and doesn't want to say more.
 func answered(err error) bool {
@@ -173,11 +156,7 @@ func (c *console) configuration() ([]byte, error) { return yaml.Marshal(config.E
 func flagsText(flags *pflag.FlagSet) []byte {
 	var b bytes.Buffer
 	flags.Visit(func(f *pflag.Flag) {
-		value := f.Value.String()
-		if f.Name == "master" {
-			value = withoutSecrets(value)
-		}
-		fmt.Fprintf(&b, "--%s=%s\n", f.Name, value)
+		fmt.Fprintf(&b, "--%s=%s\n", f.Name, config.FlagValue(f))
 	})
 	return b.Bytes()
 }

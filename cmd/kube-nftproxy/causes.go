@@ -103,7 +103,7 @@ func whyFailed(f *view.WatchFailure, err error) {
 	case errors.As(err, &said) && said.Status().Message != "":
 		text = said.Status().Message
 	}
-	f.Error = userInfo.ReplaceAllString(text, "://")
+	f.Error = config.Redact(text)
 }
 
 // identity tells where the program isn't on the Node that it is told to be.

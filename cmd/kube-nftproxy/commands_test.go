@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
@@ -132,30 +131,6 @@ func TestExitCodes(t *testing.T) {
 		if got := execute(root); got != want {
 			t.Errorf("%v: exit code %d, want %d", err, got, want)
 		}
-	}
-}
-
-func TestWithoutSecrets(t *testing.T) {
-	for in, want := range map[string]string{
-		"https://10.96.0.1:443":                     "https://10.96.0.1:443",
-		"https://admin:hunter2@api.example/x?t=abc": "https://api.example/x",
-		"admin:hunter2@api.example":                 "(not shown: it may hold a password)",
-		"10.0.0.1:6443":                             "10.0.0.1:6443",
-		"":                                          "",
-	} {
-		if got := withoutSecrets(in); got != want {
-			t.Errorf("%q: %q, want %q", in, got, want)
-		}
-	}
-	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
-	fs.String("master", "", "")
-	fs.String("kubeconfig", "", "")
-	fs.String("other", "x", "")
-	if err := fs.Parse([]string{"--master=https://admin:hunter2@api.example", "--kubeconfig=/etc/k"}); err != nil {
-		t.Fatal(err)
-	}
-	if got := string(flagsText(fs)); got != "--kubeconfig=/etc/k\n--master=https://api.example\n" {
-		t.Errorf("flags: %q", got)
 	}
 }
 

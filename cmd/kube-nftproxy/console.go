@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/doctor"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
@@ -208,7 +209,7 @@ func (c *console) apiState(ctx context.Context) view.API {
 	if c.api == nil {
 		return view.API{Source: "manifests in " + c.Manifests, Answers: true}
 	}
-	s := view.API{Source: withoutSecrets(c.api.host)}
+	s := view.API{Source: config.WithoutSecrets(c.api.host)}
 	const patience = 2 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -218,7 +219,7 @@ func (c *console) apiState(ctx context.Context) view.API {
 	if s.Answers = err == nil || answered(err); s.Answers {
 		s.AnswerMicros = max(1, time.Since(start).Microseconds())
 	} else {
-		s.Error = err.Error()
+		s.Error = config.Redact(err.Error())
 	}
 	c.api.mu.Lock()
 	defer c.api.mu.Unlock()

@@ -18,10 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/events"
-	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/klog/v2"
 
@@ -81,7 +78,7 @@ func run(ctx context.Context, o *config.Options, fs *pflag.FlagSet) error {
 	if err := logsapi.ValidateAndApplyAsField(&o.Config.Logging, o.Gates, field.NewPath("logging")); err != nil {
 		return fmt.Errorf("initialize logging: %w", err)
 	}
-	cliflag.PrintFlags(fs)
+	printFlags(klog.FromContext(ctx), fs)
 	if err := o.Validate(); err != nil {
 		return fmt.Errorf("failed validate: %w", err)
 	}
@@ -224,7 +221,7 @@ func newDaemon(ctx context.Context, s *settings, families []model.Family) (*daem
 	d.lockable = d.LockTables && d.canLock(logger)
 	d.console = &console{daemon: d}
 	d.planner = plan.New(d.planOptions())
-	if err := d.count(); err != nil {
+	if err := d.count(logger); err != nil {
 		return d, err
 	}
 	d.loop = d.newLoop()
@@ -244,7 +241,7 @@ func (d *daemon) canLock(logger klog.Logger) bool {
 func (d *daemon) openSource(logger klog.Logger) error {
 	cfg := watch.Config{Folder: d.Manifests, NodeName: d.nodeName, Tracker: d.tracker}
 	if d.Manifests != "" {
-		d.reporter = report.New(logger, nil, d.metrics.Problem)
+		d.reporter = report.New(logger, nil, report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
 		cfg.Report = d.report
 		d.source = watch.NewManifests(cfg)
 		return nil
@@ -259,7 +256,7 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	}
 	d.sink = report.NewSink(&events.EventSinkImpl{Interface: client.EventsV1()})
 	d.recorder = events.NewBroadcaster(d.sink)
-	d.reporter = report.New(logger, d.recorder.NewRecorder(scheme.Scheme, "kube-nftproxy"), d.metrics.Problem)
+	d.reporter = report.New(logger, d.recorder.NewRecorder(scheme.Scheme, "kube-nftproxy"), report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
 	d.api = newAPIClient(connection, client)
 	cfg.Report, cfg.Failed = d.report, func(resource string, err error) {
 		d.metrics.WatchFailed(resource)
@@ -268,26 +265,6 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	cfg.Client, cfg.Connection = client, connection
 	d.source, err = watch.NewInformers(cfg)
 	return err
-}
-
-func (d *daemon) connection(logger klog.Logger) (*rest.Config, error) {
-	c := &d.Config.ClientConnection
-	load := func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags(d.Master, c.Kubeconfig) }
-	if c.Kubeconfig == "" && d.Master == "" {
-		logger.Info("Neither kubeconfig file nor master URL was specified, falling back to in-cluster config")
-		load = rest.InClusterConfig
-	}
-	cfg, err := load()
-	if err != nil {
-		return nil, err
-	}
-	cfg.QPS, cfg.Burst, cfg.ContentType = c.QPS, int(c.Burst), c.ContentType
-	if cfg.AcceptContentTypes = c.AcceptContentTypes; cfg.AcceptContentTypes == "" {
-		cfg.AcceptContentTypes = c.ContentType + ",application/json"
-	}
-	rest.AddUserAgent(cfg, "kube-nftproxy/"+version)
-	cfg.Wrap(watch.Impatient)
-	return cfg, nil
 }
 
 // run runs all parts until the context ends or one of them fails, and then waits for the others.
@@ -358,7 +335,8 @@ func (d *daemon) nodePortAddresses() proxy.NodePortAddresses {
 func (d *daemon) planOptions() plan.Options {
 	nodePorts := d.nodePortAddresses()
 	all, mark := config.Masquerading(d.Config)
-	options := plan.Options{Families: d.families, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: d.localPods, CountEndpoints: d.CountEndpoints,
+	options := plan.Options{Families: d.families, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: d.localPods,
+		CountConnections: d.CountConnections, CountEndpoints: d.CountEndpoints,
 		LockTables: d.lockable}
 	for _, f := range d.families {
 		options.AnyNodeAddress[f] = nodePorts.Any(f)

@@ -23,7 +23,7 @@ func (d *daemon) metricsPort() http.Handler {
 	mux.Handle("/configz", zpages.Configz(map[string]any{kubeproxy.GroupName: config.Effective(d.Config)}))
 	paths := []string{"/configz", "/healthz", "/metrics", "/proxyMode", statuspage.Path}
 	if d.Gates.Enabled(config.ComponentFlagz) {
-		mux.Handle("/flagz", zpages.Flagz(d.flags))
+		mux.Handle("/flagz", zpages.Flagz(d.flags, config.FlagValue))
 		paths = []string{"/configz", "/flagz", "/healthz", "/metrics", "/proxyMode", statuspage.Path}
 	}
 	if d.Gates.Enabled(config.ComponentStatusz) {

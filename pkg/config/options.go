@@ -38,10 +38,10 @@ type Options struct {
 	ControlSocket string
 	// Cleanup and InitOnly ask for something else than to serve.
 	Cleanup, InitOnly bool
-	// MetricsServices is the number of service ports that have series of their own among the metrics; CountEndpoints counts
-	// connections to every endpoint.
-	MetricsServices int
-	CountEndpoints  bool
+	// MetricsServices is the number of service ports that have series of their own among the metrics. CountConnections counts
+	// connections to Services; CountEndpoints counts them to every endpoint, too.
+	MetricsServices                  int
+	CountConnections, CountEndpoints bool
 	// LockTables keeps other programs from changing the tables.
 	LockTables bool
 	// Gates are kube-proxy's feature gates, as the configuration sets them.
@@ -67,7 +67,7 @@ type Note struct {
 
 // NewOptions returns the defaults.
 func NewOptions() *Options {
-	o := &Options{Config: Default(), healthzPort: HealthzPort, metricsPort: MetricsPort, MetricsServices: DefaultMetricsServices}
+	o := &Options{Config: Default(), healthzPort: HealthzPort, metricsPort: MetricsPort, MetricsServices: DefaultMetricsServices, CountConnections: true}
 	o.periods.sync, o.periods.min = DefaultSyncPeriod, DefaultMinSyncPeriod
 	o.iptables, o.ipvs = o.periods, o.periods
 	o.ignored.bootID, o.ignored.machineID = "/proc/sys/kernel/random/boot_id", "/etc/machine-id,/var/lib/dbus/machine-id"
@@ -117,6 +117,9 @@ func (o *Options) Validate() error {
 	}
 	if o.MetricsServices < 0 {
 		errs = append(errs, field.Invalid(field.NewPath("--metrics-services"), o.MetricsServices, "must be greater than or equal to 0"))
+	}
+	if o.CountEndpoints && !o.CountConnections {
+		errs = append(errs, field.Invalid(field.NewPath("--count-endpoints"), o.CountEndpoints, "needs --count-connections"))
 	}
 	return errs.ToAggregate()
 }

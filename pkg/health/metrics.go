@@ -15,11 +15,13 @@ import (
 // process, for the header Process-Start-Time-Unix.
 func MetricsHandler(g prometheus.Gatherer, started time.Time) *http.ServeMux {
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{
+	mux.Handle("/metrics", keepAnswers(promhttp.HandlerFor(g, promhttp.HandlerOpts{
 		// One collector that fails, such as that of /proc, must not take the others with it.
 		ErrorHandling:    promhttp.ContinueOnError,
 		ProcessStartTime: started,
-	}))
+		// keepAnswers sends one request at a time.
+		MaxRequestsInFlight: 1,
+	})))
 	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { text(w, "nftables") })
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, r *http.Request) {
 		// It fails if the metrics of /metrics/slis aren't served: then nobody wants to know.

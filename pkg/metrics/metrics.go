@@ -36,6 +36,7 @@ type Metrics struct {
 	conflicts                                prometheus.Gauge
 	leftovers                                *prometheus.GaugeVec
 	problems                                 *prometheus.CounterVec
+	problemsSuppressed                       *prometheus.CounterVec
 	checkPortsFailed                         prometheus.Gauge
 	nodePortCollisions                       *prometheus.GaugeVec
 	nodePortSearches                         *prometheus.CounterVec
@@ -163,7 +164,10 @@ func (m *Metrics) registerState(r registry) {
 		"What there is of kube-proxy on the node, left or of one that runs, by kind: tables of nftables, chains of iptables-nft and "+
 			"iptables-legacy, virtual servers, sets and the device of ipvs.", "kind")
 	m.problems = r.counters("kubenftproxy_problems_total",
-		"Problems reported, each in the log and as an Event on the object, by the object's kind. One that stays counts once.", "kind")
+		"Problems found, each in the log and as an Event on the object, by the object's kind. One that stays counts once.", "kind")
+	m.problemsSuppressed = r.counters("kubenftproxy_problems_suppressed_total",
+		"Problems of kubenftproxy_problems_total that were not reported, by the object's kind: in ten minutes, 20 of an object and 500 of "+
+			"the node are.", "kind")
 	m.checkPortsFailed = r.gauge("kubenftproxy_health_check_ports_failed",
 		"Addresses and ports of Services' healthCheckNodePort that can't be listened on.")
 	m.registerNodePorts(r)
@@ -229,6 +233,7 @@ func (m *Metrics) touch() {
 	for _, kind := range []string{"Service", "EndpointSlice", "ServiceCIDR", "Node"} {
 		m.Rejected(kind, 0)
 		m.problems.WithLabelValues(kind)
+		m.problemsSuppressed.WithLabelValues(kind)
 	}
 	for _, resource := range []string{"services", "endpointslices", "servicecidrs", "nodes"} {
 		m.watchErrors.WithLabelValues(resource)
@@ -443,9 +448,14 @@ func (m *Metrics) Leftovers(kind string, n int) {
 	m.leftovers.WithLabelValues(kind).Set(float64(n))
 }
 
-// Problem counts a problem that was reported, by the kind of its object.
+// Problem counts a problem by the kind of its object.
 func (m *Metrics) Problem(kind string) {
 	m.problems.WithLabelValues(kind).Inc()
+}
+
+// ProblemSuppressed counts a problem that was not reported because there were too many, by the kind of its object.
+func (m *Metrics) ProblemSuppressed(kind string) {
+	m.problemsSuppressed.WithLabelValues(kind).Inc()
 }
 
 // HealthCheckPortsFailed sets how many addresses and ports of health check node ports can't be listened on.

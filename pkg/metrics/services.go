@@ -50,7 +50,7 @@ func RegisterServices(reg prometheus.Registerer, source ServiceCounts, most int)
 	}
 	s := &services{
 		source: source, most: most,
-		connections: describe("connections_total", "New connections to Services through this node that were sent on to an endpoint."),
+		connections: describe("connections_total", "New connections to Services through this node that were sent on to an endpoint. With --count-connections, as all metrics of connections."),
 		refused: describe("refused_total", "New connections to Services through this node that were refused or dropped, by reason: "+
 			"no_endpoints; no_local_endpoints, the traffic policy is Local and none is here; source_range, not in "+
 			"loadBalancerSourceRanges; unused_port, no Service has that port of a cluster IP; unused_address, no Service has that address. "+

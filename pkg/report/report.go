@@ -8,6 +8,7 @@ package report
 
 import (
 	"cmp"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/events"
@@ -21,12 +22,16 @@ type Reporter struct {
 	logger klog.Logger
 	// recorder is nil where there is no API server.
 	recorder events.EventRecorder
-	count    func(kind string)
+	count    Count
+	budget   budget
 }
 
-// New returns a reporter that writes Events too unless recorder is nil. It tells count the kind of object of each problem.
-func New(logger klog.Logger, recorder events.EventRecorder, count func(kind string)) *Reporter {
-	return &Reporter{logger, recorder, count}
+// Count is told of each problem with the kind of its object; Suppressed beside that, where the problem is not reported.
+type Count struct{ Problem, Suppressed func(kind string) }
+
+// New returns a reporter that writes Events too unless recorder is nil.
+func New(logger klog.Logger, recorder events.EventRecorder, count Count) *Reporter {
+	return &Reporter{logger: logger, recorder: recorder, count: count}
 }
 
 // apiVersions are those of the kinds that Events can be about.
@@ -34,10 +39,23 @@ var apiVersions = map[string]string{
 	"Service": "v1", "Node": "v1", "EndpointSlice": "discovery.k8s.io/v1", "ServiceCIDR": "networking.k8s.io/v1",
 }
 
-// Problem reports one problem. The caller sees to it that each is reported once.
+// Problem reports one problem, unless there are too many. The caller sees to it that each is reported once.
 func (r *Reporter) Problem(p model.Problem) {
+	r.count.Problem(p.Kind)
+	verdict, before := r.budget.take(p, time.Now())
+	if before > 0 {
+		r.logger.Info("Problems were not reported", "number", before, "window", window)
+	}
+	if verdict != reported {
+		r.count.Suppressed(p.Kind)
+		if verdict == lastOne {
+			r.logger.Info("Too many problems; for a while, further ones are only counted", "kind", p.Kind, "object", p.Name,
+				"mostOfAnObject", perObject, "mostOfTheNode", perNode, "window", window)
+		}
+		return
+	}
+	p.Reason = short(p.Reason)
 	r.logger.Info("An object can't be served as it says", "kind", p.Kind, "object", p.Name, "field", p.Field, "reason", p.Reason)
-	r.count(p.Kind)
 	version, known := apiVersions[p.Kind]
 	if r.recorder == nil || !known {
 		return

@@ -3,8 +3,11 @@ package report
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -28,7 +31,7 @@ func TestProblemsAreLoggedAndBecomeEvents(t *testing.T) {
 	} {
 		var log bytes.Buffer
 		counted := map[string]int{}
-		count := func(kind string) { counted[kind]++ }
+		count := Count{Problem: func(kind string) { counted[kind]++ }}
 		recorder := events.NewFakeRecorder(1)
 		New(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), recorder, count).Problem(c.problem)
 		event := ""
@@ -54,7 +57,7 @@ func TestProblemsAreLoggedAndBecomeEvents(t *testing.T) {
 
 func TestEventsOfTheStart(t *testing.T) {
 	recorder := events.NewFakeRecorder(2)
-	r := New(klog.Background(), recorder, func(string) {})
+	r := New(klog.Background(), recorder, Count{})
 	r.Started("node-1")
 	r.ServerFailed("node-1", "FailedToStartMetricServer", errors.New("port taken"))
 	for _, want := range []string{"Normal Starting ", "Warning FailedToStartMetricServer port taken"} {
@@ -62,5 +65,32 @@ func TestEventsOfTheStart(t *testing.T) {
 			t.Errorf("event %q, want %q", got, want)
 		}
 	}
-	New(klog.Background(), nil, func(string) {}).Started("node-1") // without an API server there is nobody to tell
+	New(klog.Background(), nil, Count{}).Started("node-1") // without an API server there is nobody to tell
+}
+
+// TestAFloodOfProblemsIsCounted: of many problems, few become log lines and Events, for one object and for many.
+func TestAFloodOfProblemsIsCounted(t *testing.T) {
+	for name, want := range map[string]struct{ objects, reported, notices int }{
+		"of one object": {1, perObject, 1}, "of some objects": {10, 10 * perObject, 10}, "of many objects": {5000, perNode, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			const floods, each = 2, 10_000
+			var log bytes.Buffer
+			found, suppressed := 0, 0
+			recorder := events.NewFakeRecorder(floods * each)
+			r := New(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), recorder,
+				Count{func(string) { found++ }, func(string) { suppressed++ }})
+			for range floods {
+				for i := range each {
+					r.Problem(model.Problem{Kind: "Service", Name: types.NamespacedName{Name: fmt.Sprint(i % want.objects)}, Reason: strings.Repeat("x", 5000)})
+				}
+				time.Sleep(window + time.Second)
+			}
+			lines := strings.Count(log.String(), "\n")
+			if most := floods * (want.reported + want.notices); found != floods*each || suppressed != floods*(each-want.reported) ||
+				len(recorder.Events) != floods*want.reported || lines != most+floods-1 || log.Len() > lines*(longestText+400) {
+				t.Errorf("%s: found %d, suppressed %d, %d Events, %d lines of %d bytes; want %d reported", name, found, suppressed, len(recorder.Events), lines, log.Len(), floods*want.reported)
+			}
+		})
+	}
 }

@@ -3,17 +3,17 @@ package statuspage
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 )
 
 const (
 	// fresh is how long an answer is as good as a new one.
 	fresh = 500 * time.Millisecond
-	// share is how much longer than the last search the pause after it is, but no longer than longestPause. There are two kinds of
-	// searches that take long: so all askers together have a tenth of one processor, however many they are and however often they ask.
-	share        = 19
-	longestPause = 5 * time.Second
-	// mostKept is how many answers are kept.
+	// share is how much longer than a search the pause after it is. So all askers of all pages together have a tenth of one processor,
+	// however many they are, however often they ask and however long a search takes.
+	share = 9
+	// mostKept is how many answers of a page are kept.
 	mostKept = 4
 	// searchTime is how long a search may take.
 	searchTime = 20 * time.Second
@@ -21,14 +21,23 @@ const (
 
 var errBusy = errors.New("find the answer: too many ask")
 
-// paced searches for answers one at a time, with pauses, and keeps the last ones.
-type paced[Q comparable] struct {
-	search func(context.Context, Q) ([]byte, error)
-	// gate is held by whoever uses the fields below.
-	gate chan struct{}
-	kept map[Q]kept
+// gate lets one search of all pages pass at a time, with pauses.
+type gate struct {
+	// turn is held by whoever searches, or looks at next.
+	turn chan struct{}
 	// next is when the next search may begin.
 	next time.Time
+}
+
+func newGate() *gate { return &gate{turn: make(chan struct{}, 1)} }
+
+// paced searches for answers of one page, and keeps the last ones.
+type paced[Q comparable] struct {
+	*gate
+	search func(context.Context, Q) ([]byte, error)
+
+	mu   sync.Mutex
+	kept map[Q]kept
 }
 
 // kept is an answer, and when it was found.
@@ -37,8 +46,8 @@ type kept struct {
 	at   time.Time
 }
 
-func newPaced[Q comparable](search func(context.Context, Q) ([]byte, error)) *paced[Q] {
-	return &paced[Q]{search: search, gate: make(chan struct{}, 1), kept: map[Q]kept{}}
+func newPaced[Q comparable](g *gate, search func(context.Context, Q) ([]byte, error)) *paced[Q] {
+	return &paced[Q]{gate: g, search: search, kept: map[Q]kept{}}
 }
 
 // get returns an answer: a fresh one if it may be searched for, otherwise the last one, otherwise it waits.
@@ -56,16 +65,47 @@ func (p *paced[Q]) get(ctx context.Context, q Q) ([]byte, error) {
 	}
 }
 
+// last returns the last answer, if there is one.
+func (p *paced[Q]) last(q Q) (last kept, known bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last, known = p.kept[q]
+	return last, known
+}
+
+// keep keeps an answer, or forgets the last one where there is an error.
+func (p *paced[Q]) keep(q Q, k kept, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil {
+		delete(p.kept, q)
+		return
+	}
+	if _, known := p.kept[q]; !known && len(p.kept) >= mostKept {
+		clear(p.kept)
+	}
+	p.kept[q] = k
+}
+
 // try is get, but returns how long to wait instead of waiting for the end of a pause.
 func (p *paced[Q]) try(ctx context.Context, q Q) (data []byte, pause time.Duration, err error) {
-	select {
-	case p.gate <- struct{}{}:
-		defer func() { <-p.gate }()
-	case <-ctx.Done():
-		return nil, 0, errBusy
+	if last, known := p.last(q); known {
+		// While another search runs, the last answer has to do.
+		select {
+		case p.turn <- struct{}{}:
+		default:
+			return last.data, 0, nil
+		}
+	} else {
+		select {
+		case p.turn <- struct{}{}:
+		case <-ctx.Done():
+			return nil, 0, errBusy
+		}
 	}
+	defer func() { <-p.turn }()
 	start := time.Now()
-	last, known := p.kept[q]
+	last, known := p.last(q)
 	switch pause = p.next.Sub(start); {
 	case known && (pause > 0 || start.Sub(last.at) < fresh):
 		return last.data, 0, nil
@@ -77,14 +117,7 @@ func (p *paced[Q]) try(ctx context.Context, q Q) (data []byte, pause time.Durati
 	defer cancel()
 	data, err = p.search(ctx, q)
 	end := time.Now()
-	p.next = end.Add(min(share*end.Sub(start), longestPause))
-	if err != nil {
-		delete(p.kept, q)
-		return nil, 0, err
-	}
-	if !known && len(p.kept) >= mostKept {
-		clear(p.kept)
-	}
-	p.kept[q] = kept{data, end}
-	return data, 0, nil
+	p.next = end.Add(share * end.Sub(start))
+	p.keep(q, kept{data, end}, err)
+	return data, 0, err
 }

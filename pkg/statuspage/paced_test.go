@@ -29,35 +29,39 @@ func (s *slow) search(ctx context.Context, _ int) ([]byte, error) {
 	return fmt.Append(nil, s.searches), s.err
 }
 
-// TestManyAskersCostLittle lets a hundred ask all the time, half of them the same.
+// TestManyAskersCostLittle has 150 askers of three pages ask all the time, some of them the same. It counts searches: those of all pages
+// together take a tenth of the time, also where one takes longer than askers wait.
 func TestManyAskersCostLittle(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const lasts = time.Minute
-		s := slow{takes: 100 * time.Millisecond}
-		p := newPaced(s.search)
-		var wg sync.WaitGroup
-		for asker := range 100 {
-			wg.Go(func() {
-				for start := time.Now(); time.Since(start) < lasts; time.Sleep(20 * time.Millisecond) {
-					ctx, cancel := context.WithTimeout(t.Context(), askTime)
-					if _, err := p.get(ctx, max(0, asker-50)); err != nil && !errors.Is(err, errBusy) {
-						t.Error(err)
+	for _, takes := range []time.Duration{10 * time.Millisecond, 100 * time.Millisecond, 12 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			lasts, began := 600*takes, time.Now()
+			s, all := slow{takes: takes}, newGate()
+			pages := []*paced[int]{newPaced(all, s.search), newPaced(all, s.search), newPaced(all, s.search)}
+			var wg sync.WaitGroup
+			for asker := range 150 {
+				wg.Go(func() {
+					for start := time.Now(); time.Since(start) < lasts; time.Sleep(max(20*time.Millisecond, takes/5)) {
+						ctx, cancel := context.WithTimeout(t.Context(), askTime)
+						if _, err := pages[asker%3].get(ctx, max(0, asker-50)); err != nil && !errors.Is(err, errBusy) {
+							t.Error(err)
+						}
+						cancel()
 					}
-					cancel()
-				}
-			})
-		}
-		wg.Wait()
-		if s.spent > lasts/15 || s.spent < lasts/30 {
-			t.Errorf("%v of %v went to searching, want a twentieth", s.spent, lasts)
-		}
-	})
+				})
+			}
+			wg.Wait()
+			lasts = time.Since(began) // the last askers have waited
+			if most := int(lasts/takes)/(share+1) + 2; s.searches > most || s.searches < most/2 {
+				t.Errorf("%d searches of %v each in %v, want at most %d, and half of that", s.searches, takes, lasts, most)
+			}
+		})
+	}
 }
 
 func TestAnswersAreFresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := slow{takes: 10 * time.Millisecond}
-		p := newPaced(s.search)
+		p := newPaced(newGate(), s.search)
 		at := func(wait time.Duration, q int, want string, took time.Duration) {
 			t.Helper()
 			time.Sleep(wait)
@@ -74,16 +78,36 @@ func TestAnswersAreFresh(t *testing.T) {
 		at(fresh, 0, "3", s.takes)                       // and no longer
 		s.takes = 3 * time.Second                        // it gets hard
 		at(fresh, 0, "4", s.takes)                       //
-		at(longestPause-time.Millisecond, 0, "4", 0)     // within the pause the old one has to do
+		at(share*s.takes-time.Millisecond, 0, "4", 0)    // within the pause the old one has to do
 		at(time.Millisecond, 0, "5", s.takes)            // the pause has an end
-		at(0, 2, "6", longestPause+s.takes)              //
+		at(0, 2, "6", share*s.takes+s.takes)             //
 		s.err = errors.New("no luck")                    //
-		time.Sleep(longestPause)                         //
+		time.Sleep(share * s.takes)                      //
 		if _, err := p.get(t.Context(), 0); err == nil { // what fails isn't kept
 			t.Error("an error isn't told")
 		}
 		s.err = nil
-		at(0, 0, "8", longestPause+s.takes)
+		at(0, 0, "8", share*s.takes+s.takes)
+	})
+}
+
+// TestAPageIsShownWhileAnotherIsSearchedFor: an answer that is kept does not wait.
+func TestAPageIsShownWhileAnotherIsSearchedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, all := slow{takes: time.Second}, newGate()
+		one, other := newPaced(all, s.search), newPaced(all, s.search)
+		if _, err := one.get(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(share * s.takes)
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		wg.Go(func() { _, _ = other.get(t.Context(), 0) })
+		synctest.Wait()
+		start := time.Now()
+		if got, err := one.get(t.Context(), 0); string(got) != "1" || err != nil || time.Since(start) != 0 {
+			t.Errorf("got %s, %v after %v", got, err, time.Since(start))
+		}
 	})
 }
 
@@ -91,7 +115,7 @@ func TestAnswersAreFresh(t *testing.T) {
 func TestAnAskerWhoGoesSpoilsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := slow{takes: time.Second}
-		p := newPaced(s.search)
+		p := newPaced(newGate(), s.search)
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { _, _ = p.get(ctx, 0) }()
 		synctest.Wait()

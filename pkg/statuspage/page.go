@@ -82,12 +82,12 @@ func Install(on *http.ServeMux, c Config) {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 		_, _ = w.Write(text) // the asker has gone: nobody to tell
 	})
-	// They are apart because the first takes much longer to find.
-	status := newPaced(func(ctx context.Context, _ struct{}) ([]byte, error) { return json.Marshal(c.Status(ctx)) })
+	all := newGate()
+	status := newPaced(all, func(ctx context.Context, _ struct{}) ([]byte, error) { return json.Marshal(c.Status(ctx)) })
 	mux.HandleFunc("GET "+dataPath, func(w http.ResponseWriter, r *http.Request) { answer(w, r, status, struct{}{}) })
-	syncs := newPaced(func(ctx context.Context, _ struct{}) ([]byte, error) { return c.syncs(ctx) })
+	syncs := newPaced(all, func(ctx context.Context, _ struct{}) ([]byte, error) { return c.syncs(ctx) })
 	mux.HandleFunc("GET "+syncsPath, func(w http.ResponseWriter, r *http.Request) { answer(w, r, syncs, struct{}{}) })
-	services := newPaced(c.services)
+	services := newPaced(all, c.services)
 	mux.HandleFunc("GET "+servicesPath, func(w http.ResponseWriter, r *http.Request) {
 		q, err := parse(r.URL.RawQuery)
 		if err != nil {

@@ -12,6 +12,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -225,4 +227,26 @@ func TestAnswersAreBounded(t *testing.T) {
 	if n := len(a.found.Services[0].Ports[0].Frontends[0].AllowedSources); n != 100 {
 		t.Errorf("the view was cut to %d", n)
 	}
+}
+
+// TestAllPagesHaveOneGate: after a search for one page, a search for another has to wait.
+func TestAllPagesHaveOneGate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const takes = 100 * time.Millisecond
+		mux := http.NewServeMux()
+		Install(mux, Config{
+			Status:   func(context.Context) *view.Status { time.Sleep(takes); return &view.Status{} },
+			Syncs:    func(context.Context) ([]view.Sync, error) { time.Sleep(takes); return nil, nil },
+			Services: func(context.Context, Query) (*Found, error) { time.Sleep(takes); return &Found{}, nil },
+		})
+		for i, path := range []string{dataPath, syncsPath, servicesPath} {
+			start, want := time.Now(), takes
+			if i > 0 {
+				want += share * takes
+			}
+			if w := do(mux, http.MethodGet, path); w.Code != http.StatusOK || time.Since(start) != want {
+				t.Errorf("%s: %d after %v, want %v", path, w.Code, time.Since(start), want)
+			}
+		}
+	})
 }

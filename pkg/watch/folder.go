@@ -3,6 +3,8 @@ package watch
 import (
 	"crypto/sha256"
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -69,5 +71,19 @@ func readRegular(path string) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fs.ErrNotExist
 	}
-	return os.ReadFile(path)
+	return readAtMost(path, largestFile)
+}
+
+// readAtMost returns an error if a file has more than so many bytes.
+func readAtMost(path string, most int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(data)) > most {
+		return nil, fmt.Errorf("%s has more than %d bytes, which is too much", path, most)
+	}
+	return data, err
 }

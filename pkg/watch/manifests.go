@@ -69,9 +69,11 @@ type storedKind struct {
 
 // file is what is known of a file.
 type file struct {
-	sum      checksum     // of the content that was read last
-	objects  []fileObject // of the last content that could be parsed
+	sum      checksum // of the content that was read last
+	objects  []fileObject
 	problems []model.Problem
+	// kept are objects of earlier contents that stay in force: as long as some document cannot be read, it may be theirs.
+	kept []fileObject
 }
 
 type fileObject struct {
@@ -192,7 +194,7 @@ func (m *Manifests) reload(logger klog.Logger, err error) {
 	}
 }
 
-// readFile brings m.files up to date with a file's content. A file that cannot be read or parsed keeps its objects.
+// readFile brings m.files up to date with a file's content. A file that cannot be read keeps its objects.
 func (m *Manifests) readFile(path string, c content) {
 	known := m.files[path]
 	if known == nil {
@@ -206,32 +208,39 @@ func (m *Manifests) readFile(path string, c content) {
 	for _, problem := range known.problems { // a new content is reported even if it has the old one's problems
 		delete(m.told, problem)
 	}
-	objects, problems, err := m.parse(path, c)
-	if err != nil {
-		known.problems = []model.Problem{fileProblem(path, err)}
+	if c.err != nil {
+		known.problems = []model.Problem{fileProblem(path, c.err)}
 		return
 	}
-	known.objects, known.problems = objects, problems
+	m.parse(path, c.data, known)
 }
 
-func (m *Manifests) parse(path string, c content) ([]fileObject, []model.Problem, error) {
-	if c.err != nil {
-		return nil, nil, c.err
+// parse makes a file what its content says.
+func (m *Manifests) parse(path string, data []byte, into *file) {
+	result := m.parser.parse(path, data)
+	before := slices.Concat(into.objects, into.kept)
+	into.objects, into.kept, into.problems = nil, nil, result.problems
+	type identity struct {
+		kind
+		types.NamespacedName
 	}
-	result, err := m.parser.parse(path, c.data)
-	if err != nil {
-		return nil, nil, err
-	}
-	var objects []fileObject
+	known := map[identity]struct{}{}
 	for _, item := range result.objects {
 		k := kindOf(item)
 		encoded, err := m.kinds[k].transform(item)
 		if err != nil {
-			return nil, nil, err
+			into.problems, result.unread = append(into.problems, fileProblem(path, err)), result.unread+1
+			continue
 		}
-		objects = append(objects, fileObject{k, encoded.(*object)})
+		o := fileObject{k, encoded.(*object)}
+		into.objects = append(into.objects, o)
+		known[identity{k, o.NamespacedName}] = struct{}{}
 	}
-	return objects, result.problems, nil
+	for _, o := range before {
+		if _, again := known[identity{o.kind, o.NamespacedName}]; result.unread > 0 && !again {
+			into.kept = append(into.kept, o)
+		}
+	}
 }
 
 func kindOf(item runtime.Object) kind {
@@ -263,19 +272,19 @@ func (m *Manifests) publish() {
 			m.kinds[k].publish(wanted)
 		}
 	})
+	told := map[model.Problem]struct{}{}
 	for _, problem := range problems {
-		if _, known := m.told[problem]; !known {
+		_, before := m.told[problem]
+		if _, now := told[problem]; !before && !now {
 			m.report(problem)
 		}
+		told[problem] = struct{}{}
 	}
-	m.told = map[model.Problem]struct{}{}
-	for _, problem := range problems {
-		m.told[problem] = struct{}{}
-	}
+	m.told = told
 }
 
-// merge gathers the objects of all files by kind and key. Of two with the same name the one in the first file, by the
-// files' names, wins.
+// merge gathers the objects of all files by kind and key. Of two with the same name the one in the first file wins, by the files' names,
+// and in one file the first one. What a file keeps of an earlier content gives way to all others.
 func (m *Manifests) merge() ([kindCount]map[types.NamespacedName]*object, []model.Problem) {
 	var objects [kindCount]map[types.NamespacedName]*object
 	for k := range objects {
@@ -283,15 +292,32 @@ func (m *Manifests) merge() ([kindCount]map[types.NamespacedName]*object, []mode
 	}
 	var problems []model.Problem
 	winners := map[*object]string{}
-	for _, path := range slices.Sorted(maps.Keys(m.files)) {
+	paths := slices.Sorted(maps.Keys(m.files))
+	for _, path := range paths {
 		problems = append(problems, m.files[path].problems...)
+		duplicates := 0
 		for _, o := range m.files[path].objects {
-			if winner, taken := objects[o.kind][o.NamespacedName]; taken {
-				problems = append(problems, m.duplicate(o, path, winners[winner]))
+			winner, taken := objects[o.kind][o.NamespacedName]
+			if !taken {
+				objects[o.kind][o.NamespacedName] = o.object
+				winners[o.object] = path
 				continue
 			}
-			objects[o.kind][o.NamespacedName] = o.object
-			winners[o.object] = path
+			if duplicates++; duplicates <= m.parser.reports {
+				problems = append(problems, m.duplicate(o, path, winners[winner]))
+			}
+		}
+		if more := duplicates - m.parser.reports; more > 0 {
+			problems = append(problems, model.Problem{
+				Kind: "File", Name: types.NamespacedName{Name: path}, Reason: fmt.Sprintf("has %d more objects that are there twice", more),
+			})
+		}
+	}
+	for _, path := range paths {
+		for _, o := range m.files[path].kept {
+			if _, taken := objects[o.kind][o.NamespacedName]; !taken {
+				objects[o.kind][o.NamespacedName] = o.object
+			}
 		}
 	}
 	return objects, problems

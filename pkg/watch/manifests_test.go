@@ -216,7 +216,9 @@ func TestManifestsBrokenFile(t *testing.T) {
 	f.write("a.yaml", serviceYAML("web", "172.30.0.1"))
 	f.load()
 
-	for _, broken := range []string{"kind: [Service", serviceYAML("web", "172.30.0.9") + "---\nkind: Service\n"} {
+	for _, broken := range []string{
+		"kind: [Service", "kind: Service\n", strings.Replace(serviceYAML("web", "172.30.0.9"), "80", "eighty", 1),
+	} {
 		f.write("a.yaml", broken)
 		if got := f.load(); !got.Empty() {
 			t.Errorf("reading %q marked %+v, want nothing", broken, got)
@@ -224,7 +226,7 @@ func TestManifestsBrokenFile(t *testing.T) {
 		if got := f.source.Service(web); got == nil || got.Spec.ClusterIP != "172.30.0.1" {
 			t.Errorf("with %q Service() = %v, want the last good one", broken, got)
 		}
-		if got := f.reported(); len(got) != 1 || !strings.HasPrefix(got[0], "File a.yaml parse document ") {
+		if got := f.reported(); len(got) != 1 || !strings.HasPrefix(got[0], "File a.yaml document 1, line 1: cannot be read") {
 			t.Errorf("with %q reported %q, want one problem of the file", broken, got)
 		}
 		if f.load(); len(f.reported()) != 0 {
@@ -255,8 +257,8 @@ func TestManifestsProblems(t *testing.T) {
 			files: map[string]string{"a.yaml": "apiVersion: example.com/v1\nkind: Widget\n---\n" +
 				"apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n---\n" + serviceYAML("web", "172.30.0.1")},
 			want: []string{
-				"File a.yaml " + unused("example.com/v1, Kind=Widget"),
-				"File a.yaml " + unused("/v1, Kind=Pod"),
+				"File a.yaml document 1, line 1: " + unused("example.com/v1, Kind=Widget"),
+				"File a.yaml document 2, line 4: " + unused("/v1, Kind=Pod"),
 			},
 			known: []types.NamespacedName{web},
 		},
@@ -271,13 +273,13 @@ func TestManifestsProblems(t *testing.T) {
 		{
 			name:  "misspelt field",
 			files: map[string]string{"a.yaml": strings.Replace(serviceYAML("web", "172.30.0.1"), "ports", "prots", 1)},
-			want:  []string{`File a.yaml strict decoding error: unknown field "spec.prots"`},
+			want:  []string{`File a.yaml document 1, line 1: strict decoding error: unknown field "spec.prots"`},
 			known: []types.NamespacedName{web},
 		},
 		{
 			name:  "no name",
 			files: map[string]string{"a.yaml": "apiVersion: v1\nkind: Service\n"},
-			want:  []string{"File a.yaml is missing in an object of kind /v1, Kind=Service"},
+			want:  []string{"File a.yaml document 1, line 1: is missing in an object of kind /v1, Kind=Service"},
 		},
 		{
 			name: "slice without a service",
@@ -289,7 +291,7 @@ func TestManifestsProblems(t *testing.T) {
 		{
 			name:  "broken from the start",
 			files: map[string]string{"a.yaml": "[", "b.yaml": serviceYAML("web", "172.30.0.1")},
-			want:  []string{"File a.yaml parse document 1: "},
+			want:  []string{"File a.yaml document 1, line 1: cannot be read and is left out: "},
 			known: []types.NamespacedName{web},
 		},
 	} {

@@ -2,28 +2,44 @@ package watch
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
+
+// fileBudget bounds what one file of manifests may cost.
+type fileBudget struct {
+	// documents is how many documents of a file are read, objects how many of its objects are used, and reports how many problems of
+	// it are reported one by one.
+	documents, objects, reports int
+	// object is the size of an object as JSON, in bytes; an API server takes no larger request. depth is how many Lists may lie in
+	// each other, and text how many bytes of an error are reported.
+	object, depth, text int
+}
+
+// largestFile is in bytes. It has room for 200,000 Services with ten endpoints each.
+const largestFile = 256 << 20
+
+var usualBudget = fileBudget{documents: 1_000_000, objects: 1_000_000, reports: 20, object: 3 << 20, depth: 4, text: 500}
 
 // parser reads manifests. The decoder knows all kinds of the API groups that it needs, and is strict: a misspelt field
 // is reported, as kubectl would.
 type parser struct {
 	decoder runtime.Decoder
+	fileBudget
 }
 
 func newParser() parser {
@@ -31,85 +47,172 @@ func newParser() parser {
 	utilruntime.Must(corev1.AddToScheme(scheme))
 	utilruntime.Must(discoveryv1.AddToScheme(scheme))
 	utilruntime.Must(networkingv1.AddToScheme(scheme))
-	return parser{decoder: serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()}
+	return parser{serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer(), usualBudget}
 }
 
 // parsed is what a file holds: objects with defaults set, in the file's order, and what is wrong with it.
 type parsed struct {
 	objects  []runtime.Object
 	problems []model.Problem
+	// unread is how many documents and items of Lists cannot be read.
+	unread int
 }
 
-// parse reads all documents of a YAML or JSON file. It returns an error if one of them isn't well-formed, since the
-// rest of the file cannot be trusted then; a document of a kind that isn't used is a problem only.
-func (p parser) parse(path string, content []byte) (parsed, error) {
-	var result parsed
-	documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(content), 4096)
-	for number := 1; ; number++ {
-		var document runtime.RawExtension
-		err := documents.Decode(&document)
-		if errors.Is(err, io.EOF) {
-			return result, nil
+// reading is the parsing of one file.
+type reading struct {
+	parser
+	parsed
+	path string
+	// number and line are those of the document that is being read, more is how many problems there are beside those of parsed.
+	number, line, more int
+}
+
+// parse reads all documents of a YAML or JSON file. A document that cannot be read, or an item of a List, is a problem, and left out.
+func (p parser) parse(path string, content []byte) parsed {
+	r := &reading{parser: p, path: path}
+	for _, d := range split(content) {
+		if r.number++; r.number > p.documents {
+			r.unreadable(fmt.Errorf("there are more than %d documents", p.documents))
+			break
 		}
-		if err == nil {
-			err = p.document(path, document.Raw, &result)
-		}
-		if err != nil {
-			return parsed{}, fmt.Errorf("parse document %d: %w", number, err)
+		r.document(d)
+	}
+	if r.more > 0 {
+		r.problems = append(r.problems, model.Problem{Kind: "File", Name: types.NamespacedName{Name: path}, Reason: fmt.Sprintf("has %d more problems", r.more)})
+	}
+	return r.parsed
+}
+
+func (r *reading) document(d document) {
+	r.line = d.line
+	values, err := d.values()
+	if err == nil {
+		r.values(values)
+		return
+	}
+	parts := resplit(d)
+	if len(parts) < 2 {
+		r.unreadable(err)
+		return
+	}
+	r.complain("", "a line --- is missing or misspelt between two documents")
+	for _, part := range parts {
+		r.line = part.line
+		if values, err := part.values(); err != nil {
+			r.unreadable(err)
+		} else {
+			r.values(values)
 		}
 	}
 }
 
-func (p parser) document(path string, raw []byte, into *parsed) error {
-	if raw = bytes.TrimSpace(raw); len(raw) == 0 || bytes.Equal(raw, []byte("null")) {
-		return nil
+func (r *reading) values(list []json.RawMessage) {
+	for _, value := range list {
+		r.value(value, 0)
 	}
-	item, kind, err := p.decoder.Decode(raw, nil, nil)
+}
+
+// value reads an object, or a List in so many others.
+func (r *reading) value(value json.RawMessage, depth int) {
+	if value = bytes.TrimSpace(value); bytes.Equal(value, []byte("null")) {
+		return
+	}
+	var head struct {
+		metav1.TypeMeta
+		Items []json.RawMessage
+	}
+	if err := json.Unmarshal(value, &head); err != nil {
+		r.unreadable(err)
+		return
+	}
+	element, isList := strings.CutSuffix(head.Kind, "List")
+	switch {
+	case !isList:
+		r.object(value)
+	case depth == r.depth:
+		r.unreadable(errors.New("Lists lie in too many other Lists"))
+	case element != "" && !used[schema.FromAPIVersionAndKind(head.APIVersion, element)]:
+		r.complain("", unused(head.GroupVersionKind().String()))
+	default:
+		for _, item := range head.Items {
+			if element != "" {
+				item = typed(item, metav1.TypeMeta{APIVersion: head.APIVersion, Kind: element})
+			}
+			r.value(item, depth+1)
+		}
+	}
+}
+
+// used are the kinds of objects that are served.
+var used = map[schema.GroupVersionKind]bool{
+	corev1.SchemeGroupVersion.WithKind("Service"):            true,
+	corev1.SchemeGroupVersion.WithKind("Node"):               true,
+	discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"): true,
+	networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"):  true,
+}
+
+// typed returns an item with the type that its List gives it, unless it has one. Only an object has one.
+func typed(item json.RawMessage, t metav1.TypeMeta) json.RawMessage {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(item, &fields) != nil || fields == nil || fields["kind"] != nil || fields["apiVersion"] != nil {
+		return item
+	}
+	head := fmt.Appendf(nil, `{"kind":%q,"apiVersion":%q`, t.Kind, t.APIVersion)
+	if len(fields) > 0 {
+		head = append(head, ',')
+	}
+	return append(head, bytes.TrimPrefix(bytes.TrimSpace(item), []byte("{"))...)
+}
+
+func (r *reading) object(value json.RawMessage) {
+	switch {
+	case len(value) > r.parser.object:
+		r.unreadable(fmt.Errorf("an object has %d bytes, more than %d", len(value), r.parser.object))
+		return
+	case len(r.objects) >= r.parser.objects:
+		r.unreadable(fmt.Errorf("there are more than %d objects", r.parser.objects))
+		return
+	}
+	item, kind, err := r.decoder.Decode(value, nil, nil)
 	switch {
 	case runtime.IsNotRegisteredError(err):
-		into.complain("File", types.NamespacedName{Name: path}, "", unused(kind.String()))
-		return nil
+		r.complain("", unused(kind.String()))
+		return
 	case item != nil && runtime.IsStrictDecodingError(err):
-		into.complain("File", types.NamespacedName{Name: path}, "", err.Error())
+		r.complain("", err.Error())
 	case err != nil:
-		return err
+		r.unreadable(err)
+		return
 	}
-	return p.item(path, item, kind.String(), into)
-}
-
-func (p parser) item(path string, item runtime.Object, kind string, into *parsed) error {
-	switch item := item.(type) {
-	case *corev1.List: // of any kinds
-		for _, element := range item.Items {
-			if err := p.document(path, element.Raw, into); err != nil {
-				return err
-			}
-		}
-		return nil
-	case *corev1.Service, *discoveryv1.EndpointSlice, *corev1.Node, *networkingv1.ServiceCIDR:
-		into.add(path, item, kind)
-		return nil
+	if !used[*kind] {
+		r.complain("", unused(kind.String()))
+		return
 	}
-	if !meta.IsListType(item) {
-		into.complain("File", types.NamespacedName{Name: path}, "", unused(kind))
-		return nil
-	}
-	return meta.EachListItem(item, func(element runtime.Object) error {
-		return p.item(path, element, kind, into)
-	})
-}
-
-func (r *parsed) add(path string, item runtime.Object, kind string) {
 	setDefaults(item)
 	if item.(metav1.Object).GetName() == "" {
-		r.complain("File", types.NamespacedName{Name: path}, "metadata.name", "is missing in an object of kind "+kind)
+		r.complain("metadata.name", "is missing in an object of kind "+kind.String())
 		return
 	}
 	r.objects = append(r.objects, item)
 }
 
-func (r *parsed) complain(kind string, name types.NamespacedName, field, reason string) {
-	r.problems = append(r.problems, model.Problem{Kind: kind, Name: name, Field: field, Reason: reason})
+// unreadable reports a document, or an item of a List, that cannot be read.
+func (r *reading) unreadable(err error) {
+	r.unread++
+	r.complain("", fmt.Sprintf("cannot be read and is left out: %v", err))
+}
+
+// complain reports a problem of the document that is being read.
+func (r *reading) complain(field, reason string) {
+	if len(r.problems) >= r.reports {
+		r.more++
+		return
+	}
+	if len(reason) > r.text {
+		reason = strings.ToValidUTF8(reason[:r.text], "") + "…"
+	}
+	reason = fmt.Sprintf("document %d, line %d: %s", r.number, r.line, reason)
+	r.problems = append(r.problems, model.Problem{Kind: "File", Name: types.NamespacedName{Name: r.path}, Field: field, Reason: reason})
 }
 
 func unused(kind string) string {

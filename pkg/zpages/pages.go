@@ -40,12 +40,12 @@ type flagz struct {
 	Flags             map[string]string `json:"flags"`
 }
 
-// Flagz answers with the command line's flags and their values.
-func Flagz(fs *pflag.FlagSet) http.Handler {
+// Flagz answers with the command line's flags and their values. shown returns a flag's value without secrets.
+func Flagz(fs *pflag.FlagSet, shown func(*pflag.Flag) string) http.Handler {
 	return page{kind: "Flagz", object: func() any {
-		return flagz{metav1.ObjectMeta{Name: Component}, valuesOf(fs)}
+		return flagz{metav1.ObjectMeta{Name: Component}, valuesOf(fs, shown)}
 	}, text: func(w io.Writer) {
-		values := valuesOf(fs)
+		values := valuesOf(fs, shown)
 		names := make([]string, 0, len(values))
 		for name := range values {
 			names = append(names, name)
@@ -57,9 +57,9 @@ func Flagz(fs *pflag.FlagSet) http.Handler {
 	}}
 }
 
-func valuesOf(fs *pflag.FlagSet) map[string]string {
+func valuesOf(fs *pflag.FlagSet, shown func(*pflag.Flag) string) map[string]string {
 	values := map[string]string{}
-	fs.VisitAll(func(f *pflag.Flag) { values[f.Name] = f.Value.String() })
+	fs.VisitAll(func(f *pflag.Flag) { values[f.Name] = shown(f) })
 	return values
 }
 

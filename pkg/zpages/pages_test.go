@@ -28,7 +28,7 @@ func TestFlagz(t *testing.T) {
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	fs.String("zone", "here", "")
 	fs.Int("answer", 42, "")
-	h := Flagz(fs)
+	h := Flagz(fs, func(f *pflag.Flag) string { return f.Value.String() })
 	text := "\nkube-nftproxy flagz\n" + warning + "answer=42\nzone=here\n"
 	for _, tc := range []struct {
 		accept, kind, want string

@@ -16,6 +16,9 @@ import (
 // livezURL is where the daemon says that it lives, inside of the node.
 const livezURL = "http://127.0.0.1:10256/livez"
 
+// patience is how long anything may take that normally takes milliseconds.
+const patience = lab.Patience
+
 // daemon is a running kube-nftproxy.
 type daemon struct{ *program.Program }
 
@@ -31,7 +34,7 @@ func startDaemon(host *lab.Host, log, path string, args ...string) (*daemon, err
 
 // stop ends the daemon as a kubelet does: it asks, and does not wait for ever.
 func (d *daemon) stop() error {
-	timer := time.AfterFunc(2*time.Second, d.Kill)
+	timer := time.AfterFunc(patience/4, d.Kill)
 	defer timer.Stop()
 	_ = d.Signal(syscall.SIGTERM) // it may have ended before
 	var exit *exec.ExitError
@@ -74,9 +77,9 @@ func (n numbers) kernel() time.Duration {
 	return time.Duration(n.Samples["kubenftproxy_batch_duration_seconds_sum"] * float64(time.Second))
 }
 
-// await repeats check until it succeeds, for at most ten seconds; what it waits for offers no event.
+// await repeats check until it succeeds, until patience is over; what it waits for offers no event.
 func (d *daemon) await(ctx context.Context, what string, check func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return d.Await(ctx, 5*time.Millisecond, what, check)
 }

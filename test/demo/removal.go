@@ -126,7 +126,7 @@ func (d *demo) removal(ctx context.Context) error {
 
 // watched makes the change in the middle of a stream of requests, and returns the stream when it has ended.
 func (d *demo) watched(ctx context.Context) (*stream, error) {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	s := newStream()
 	go s.run(ctx, d.asker, d.moved.Name)
@@ -144,7 +144,7 @@ func (d *demo) watched(ctx context.Context) (*stream, error) {
 	s.change(at)
 	<-s.done
 	if errors.Is(s.err, context.DeadlineExceeded) {
-		return nil, &mismatch{"Traffic follows the change.", "no more answers from " + d.moved.Name, "answers from it 15 s later"}
+		return nil, &mismatch{"Traffic follows the change.", "no more answers from " + d.moved.Name, fmt.Sprintf("answers from it %v later", patience)}
 	}
 	return s, s.err
 }

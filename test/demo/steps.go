@@ -231,7 +231,7 @@ func (d *demo) connect(ctx context.Context) (*connection, error) {
 }
 
 func (c *connection) read() (string, error) {
-	if err := c.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return "", err
 	}
 	line, err := c.lines.ReadString('\n')

@@ -18,7 +18,7 @@ import (
 )
 
 // patience is how long anything may take that normally takes milliseconds: both processors are often busy.
-const patience = 20 * time.Second
+const patience = lab.Patience
 
 // daemon is our program under test.
 type daemon struct {

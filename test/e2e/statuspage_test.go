@@ -148,11 +148,30 @@ func (b *browser) syncs() uint64 {
 	return s.Loop.Syncs
 }
 
-// run runs the browser, and returns what it prints. Anything that it has to say about the page is an error.
+// run runs the browser, and returns what it prints. Anything that it has to say about the page is an error. A browser that fails or hangs,
+// as it does on a busy machine, is started again.
 func (b *browser) run(url string, args ...string) string {
 	b.Helper()
-	const most = 30 * time.Second
-	ctx, cancel := context.WithTimeout(b.Context(), most)
+	const attempts = 3
+	for i := 1; ; i++ {
+		out, said, err := b.runOnce(url, args...)
+		if err == nil {
+			if lines := regexp.MustCompile(`(?m)^.*CONSOLE.*$`).FindAllString(said, -1); len(lines) > 0 {
+				b.Errorf("the browser complains:\n%s", strings.Join(lines, "\n"))
+			}
+			return out
+		}
+		if i == attempts || b.Context().Err() != nil {
+			b.Fatalf("chromium, attempt %d: %v\n%s", i, err, said)
+		}
+		b.Logf("chromium, attempt %d: %v", i, err)
+	}
+}
+
+// runOnce returns what the browser prints, and its log.
+func (b *browser) runOnce(url string, args ...string) (printed, log string, err error) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.Context(), 2*patience)
 	defer cancel()
 	profile := b.TempDir()
 	cmd := b.Node.Command(ctx, b.path, append([]string{
@@ -163,13 +182,8 @@ func (b *browser) run(url string, args ...string) string {
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	cmd.WaitDelay = time.Second
-	if err := cmd.Run(); err != nil {
-		b.Fatalf("chromium: %v\n%s", err, &said)
-	}
-	if lines := regexp.MustCompile(`(?m)^.*CONSOLE.*$`).FindAllString(said.String(), -1); len(lines) > 0 {
-		b.Errorf("the browser complains:\n%s", strings.Join(lines, "\n"))
-	}
-	return out.String()
+	err = cmd.Run()
+	return out.String(), said.String(), err
 }
 
 // shown is the page as a browser has it after seven seconds.

@@ -9,10 +9,15 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 )
+
+// Patience is how long tests wait for an event that normally takes milliseconds: other programs may use all processors. It is the one
+// place to raise it. A test that fails takes that long; a test that succeeds does not.
+const Patience = time.Minute
 
 // Config says which hosts a Lab has besides the node.
 type Config struct {

@@ -135,16 +135,60 @@ func bind(name string) error {
 	return nil
 }
 
-// unbind removes a name; a name that is gone already is no error.
+// unbind removes a name; a name that is gone already is no error. Namespaces may be mounted at it several times: "ip netns add" of
+// another program mounts the folder over itself, with all mounts in it.
 func unbind(name string) error {
 	path := filepath.Join(namesDir, name)
-	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+	if err := unmountAll(path); err != nil {
 		return fmt.Errorf("unmount namespace %s: %w", name, err)
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	err := os.Remove(path)
+	if errors.Is(err, unix.EBUSY) {
+		err = removeCovered(path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove name of namespace: %w", err)
 	}
 	return nil
+}
+
+// unmountAll unmounts what can be seen at a path, until nothing is mounted there.
+func unmountAll(path string) error {
+	for {
+		switch err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err {
+		case nil:
+		case unix.EINVAL, unix.ENOENT:
+			return nil
+		default:
+			return err
+		}
+	}
+}
+
+// removeCovered removes a file on which something is mounted below another mount of the folder, where no path leads. In a mount
+// namespace in which nothing is mounted there the file can be removed; the kernel then unmounts it in all others. The thread of that
+// namespace ends with its goroutine.
+func removeCovered(path string) error {
+	removed := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		removed <- func() error {
+			if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+				return err
+			}
+			if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+				return err
+			}
+			if err := unmountAll(namesDir); err != nil {
+				return err
+			}
+			if err := unmountAll(path); err != nil {
+				return err
+			}
+			return os.Remove(path)
+		}()
+	}()
+	return <-removed
 }
 
 // remove lets go of the host's namespace.

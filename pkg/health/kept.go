@@ -1,0 +1,103 @@
+package health
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"net/http"
+	"time"
+)
+
+const (
+	// burst is how much time answers may take at once, and share the part of one processor that they may have in the long run.
+	burst = 5 * time.Second
+	share = 10
+	// mostKept is how many answers are kept: Prometheus servers ask for two forms.
+	mostKept = 4
+	// longestWait is how long an asker waits for an answer.
+	longestWait = askTime
+)
+
+// keptAnswers bounds what all askers of a handler cost together. It makes one answer at a time; all who asked before share it. It makes
+// new answers as long as they take less than a tenth of one processor, beyond a burst. After that it sends the last one again.
+type keptAnswers struct {
+	from http.Handler
+	// turn is held by whoever uses the fields below.
+	turn    chan struct{}
+	answers map[string]*keptAnswer
+	// credit is the time that answers may take now, as of the time paid.
+	credit time.Duration
+	paid   time.Time
+}
+
+// keptAnswer is an answer, and when the making of it began.
+type keptAnswer struct {
+	begun  time.Time
+	header http.Header
+	code   int
+	body   bytes.Buffer
+}
+
+func keepAnswers(from http.Handler) *keptAnswers {
+	return &keptAnswers{from: from, turn: make(chan struct{}, 1), answers: map[string]*keptAnswer{}, credit: burst, paid: time.Now()}
+}
+
+// ServeHTTP implements http.Handler.
+func (k *keptAnswers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	late := time.NewTimer(longestWait)
+	defer late.Stop()
+	for asked := time.Now(); ; {
+		select {
+		case k.turn <- struct{}{}:
+		case <-late.C:
+			http.Error(w, "too many ask", http.StatusServiceUnavailable)
+			return
+		}
+		a, pause := k.answer(r, asked)
+		<-k.turn
+		if a != nil {
+			maps.Copy(w.Header(), a.header)
+			w.WriteHeader(a.code)
+			_, _ = w.Write(a.body.Bytes()) // the asker has gone
+			return
+		}
+		select {
+		case <-time.After(pause):
+		case <-late.C:
+			http.Error(w, "too many ask", http.StatusServiceUnavailable)
+			return
+		}
+	}
+}
+
+// answer returns an answer, or how long to wait before there can be one.
+func (k *keptAnswers) answer(r *http.Request, asked time.Time) (*keptAnswer, time.Duration) {
+	form := r.Header.Get("Accept") + "\n" + r.Header.Get("Accept-Encoding") + "\n" + r.URL.RawQuery
+	last := k.answers[form]
+	if last != nil && !last.begun.Before(asked) {
+		return last, 0
+	}
+	begun := time.Now()
+	k.credit, k.paid = min(burst, k.credit+begun.Sub(k.paid)/share), begun
+	if k.credit <= 0 {
+		return last, time.Millisecond - k.credit*share
+	}
+	made := &keptAnswer{begun: begun, header: http.Header{}, code: http.StatusOK}
+	// Others get this answer too, even if this asker goes.
+	k.from.ServeHTTP(made, r.Clone(context.WithoutCancel(r.Context())))
+	k.credit -= time.Since(begun)
+	if last == nil && len(k.answers) >= mostKept {
+		clear(k.answers)
+	}
+	k.answers[form] = made
+	return made, 0
+}
+
+// Header implements http.ResponseWriter.
+func (a *keptAnswer) Header() http.Header { return a.header }
+
+// WriteHeader implements http.ResponseWriter.
+func (a *keptAnswer) WriteHeader(code int) { a.code = code }
+
+// Write implements http.ResponseWriter.
+func (a *keptAnswer) Write(data []byte) (int, error) { return a.body.Write(data) }

@@ -1,0 +1,143 @@
+package watch
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"regexp"
+
+	"sigs.k8s.io/yaml"
+)
+
+// document is the text of one document of a file.
+type document struct {
+	text []byte
+	// line is the number of its first line in the file.
+	line int
+}
+
+// split returns the documents of a file. Separators are found before anything is parsed, so that no document can hide the next one.
+// Documents without content are left out.
+func split(content []byte) []document {
+	content = bytes.TrimPrefix(content, []byte("\ufeff"))
+	return cut(content, 1, func(line, _ []byte) (skip int, found bool) { return len("---"), isSeparator(line) })
+}
+
+// resplit returns the documents in a text that cannot be parsed, where the separator between them is missing or misspelt. A document
+// begins there at the start of a line, with the field apiVersion or kind, or with a brace.
+func resplit(d document) []document {
+	seen := map[string]bool{}
+	return cut(d.text, d.line, func(line, rest []byte) (skip int, found bool) {
+		if brokenSeparator.Match(line) && beginning.Match(withContent(rest)) {
+			clear(seen)
+			return len(line), true
+		}
+		key := string(beginning.Find(line))
+		if found = seen[key] || key == "{"; found {
+			clear(seen)
+		}
+		if key != "" {
+			seen[key] = true
+		}
+		return 0, found
+	})
+}
+
+// withContent returns the rest of a text from the first line on that is neither empty nor a comment.
+func withContent(text []byte) []byte {
+	for len(text) > 0 {
+		line, rest, _ := bytes.Cut(text, []byte("\n"))
+		if line = bytes.TrimSpace(line); len(line) > 0 && line[0] != '#' {
+			break
+		}
+		text = rest
+	}
+	return text
+}
+
+// brokenSeparator matches lines that were meant to be separators; beginning matches how a document begins.
+var brokenSeparator, beginning = regexp.MustCompile(`^\s*--[-\s]*$`), regexp.MustCompile(`^(?:apiVersion:|kind:|\{)`)
+
+// isSeparator reports whether a line ends a document (YAML 1.2, section 9.1.2).
+func isSeparator(line []byte) bool {
+	rest, found := bytes.CutPrefix(line, []byte("---"))
+	if !found {
+		rest, found = bytes.CutPrefix(line, []byte("..."))
+	}
+	return found && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
+}
+
+// cut cuts a text before the lines that begins reports, and leaves out so many bytes of them. The number is that of the first line.
+func cut(text []byte, number int, begins func(line, rest []byte) (skip int, found bool)) (list []document) {
+	start, first := 0, number
+	add := func(end, next int) {
+		if d := (document{text[start:end], first}); d.hasContent() {
+			list = append(list, d.trimmed())
+		}
+		start, first = next, number
+	}
+	for at := 0; at < len(text); number++ {
+		end := len(text)
+		if i := bytes.IndexByte(text[at:], '\n'); i >= 0 {
+			end = at + i + 1
+		}
+		if skip, found := begins(text[at:end], text[end:]); found {
+			add(at, at+skip)
+		}
+		at = end
+	}
+	add(len(text), len(text))
+	return list
+}
+
+// hasContent reports whether there is more than comments and directives.
+func (d document) hasContent() bool {
+	for line := range bytes.Lines(d.text) {
+		if line = bytes.TrimSpace(line); len(line) > 0 && line[0] != '#' && line[0] != '%' && !isSeparator(line) {
+			return true
+		}
+	}
+	return false
+}
+
+// trimmed returns a document without empty lines before it.
+func (d document) trimmed() document {
+	for {
+		line, rest, found := bytes.Cut(d.text, []byte("\n"))
+		if !found || len(bytes.TrimSpace(line)) > 0 {
+			return d
+		}
+		d = document{rest, d.line + 1}
+	}
+}
+
+// values returns what a document holds as JSON: one value, or several if it is JSON. The same field twice is an error.
+func (d document) values() ([]json.RawMessage, error) {
+	if text := bytes.TrimSpace(d.text); len(text) > 0 && text[0] == '{' {
+		list, err := stream(text)
+		if err == nil || len(list) > 0 {
+			return list, err
+		}
+		// The parser of YAML would leave out what comes after a value in braces.
+		if len(resplit(d)) > 1 {
+			return nil, err
+		}
+	}
+	value, err := yaml.YAMLToJSONStrict(d.text)
+	return []json.RawMessage{value}, err
+}
+
+// stream returns the values of a text that is JSON.
+func stream(text []byte) (list []json.RawMessage, err error) {
+	for d := json.NewDecoder(bytes.NewReader(text)); ; {
+		var value json.RawMessage
+		switch err := d.Decode(&value); {
+		case errors.Is(err, io.EOF):
+			return list, nil
+		case err != nil:
+			return list, err
+		}
+		list = append(list, value)
+	}
+}

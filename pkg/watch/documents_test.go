@@ -1,0 +1,181 @@
+package watch
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// between puts a text between two documents that are in order.
+func between(text string) string {
+	return serviceYAML("web", "172.30.0.1") + "---\n" + text + "\n---\n" + serviceYAML("db", "172.30.0.2")
+}
+
+// TestADocumentThatCannotBeReadIsLeftOut: its neighbours in the file, and other files, are served. It is reported once.
+func TestADocumentThatCannotBeReadIsLeftOut(t *testing.T) {
+	x := serviceYAML("x", "172.30.0.3")
+	other := types.NamespacedName{Namespace: "shop", Name: "x"}
+	service := func(name string) string {
+		return fmt.Sprintf(`{"apiVersion": "v1", "kind": "Service", "metadata": {"name": %q, "namespace": "shop"}}`, name)
+	}
+	for _, tc := range []struct {
+		name, file string
+		reports    int
+		also       []types.NamespacedName
+	}{
+		{"syntax", between("kind: [Service"), 1, nil},
+		{"an open quote", between(`kind: "Service`), 1, nil},
+		{"a tab", between("kind: Service\n\tapiVersion: v1"), 1, nil},
+		{"indentation", between("apiVersion: v1\n  kind: Service\n metadata: {name: x}"), 1, nil},
+		{"a field of a wrong type", between(strings.Replace(x, "80", "eighty", 1)), 1, nil},
+		{"no object", between("- apiVersion: v1"), 1, nil},
+		{"a word", between("Service"), 1, nil},
+		{"no kind", between("apiVersion: v1"), 1, nil},
+		{"a kind that is no word", between("apiVersion: v1\nkind: {}"), 1, nil},
+		{"a kind that is not known", between("apiVersion: v1\nkind: Servic"), 1, nil},
+		{"a kind that is not used", between("apiVersion: v1\nkind: Pod"), 1, nil},
+		{"a List of a kind that is not used", between("apiVersion: v1\nkind: PodList\nitems: [{}, {}, {}]"), 1, nil},
+		{"a field twice", between("apiVersion: v1\nkind: Service\nmetadata: {name: x}\nmetadata: {name: y}"), 1, nil},
+		{"an unknown alias", between("apiVersion: *v\nkind: Service"), 1, nil},
+		{"bytes that are no text", between("kind: \xff\xfe\x00"), 1, nil},
+		{"an indented separator", between(x + "  ---\n" + serviceYAML("z", "172.30.0.4")), 1,
+			[]types.NamespacedName{other, {Namespace: "shop", Name: "z"}}},
+		{"a separator of two dashes", between(x + "--\n" + serviceYAML("z", "172.30.0.4")), 1, []types.NamespacedName{other, {Namespace: "shop", Name: "z"}}},
+		{"no separator", between(x + serviceYAML("z", "172.30.0.4")), 1, []types.NamespacedName{other, {Namespace: "shop", Name: "z"}}},
+		{"no separator before what cannot be read", between(x + strings.Replace(serviceYAML("z", "172.30.0.4"), "80", "eighty", 1)), 2, []types.NamespacedName{other}},
+		{"a separator with a comment and blanks", between(x + "--- # y\r\n" + serviceYAML("z", "172.30.0.4") + "...\n"), 0,
+			[]types.NamespacedName{other, {Namespace: "shop", Name: "z"}}},
+		{"a separator in a text", between(strings.Replace(x, "{name: x, namespace: shop}", "{name: x, namespace: shop, annotations: {a: \"\n  ---\n  kind\"}}", 1)), 0,
+			[]types.NamespacedName{other}},
+		{"a directive", "%YAML 1.1\n---\n" + between(x), 0, []types.NamespacedName{other}},
+		{"a byte order mark", "\ufeff" + between(x), 0, []types.NamespacedName{other}},
+		{"JSON", between(service("x") + "\n" + service("z")), 0, []types.NamespacedName{other, {Namespace: "shop", Name: "z"}}},
+		{"broken JSON among JSON", between(service("x") + "\n{\"kind\": \n" + service("z")), 2, []types.NamespacedName{other, {Namespace: "shop", Name: "z"}}},
+		{"an item of a List", between(`{"apiVersion": "v1", "kind": "List", "items": [` + service("x") + `, {"kind": "Service"}, 7, ` + service("z") + "]}"), 2,
+			[]types.NamespacedName{other, {Namespace: "shop", Name: "z"}}},
+		{"an item of a ServiceList", between(`{"apiVersion": "v1", "kind": "ServiceList", "items": [{"metadata": {"name": "x", "namespace": "shop"}}, {"spec": {"ports": 7}}, {}, null]}`), 2,
+			[]types.NamespacedName{other}},
+		{"Lists in Lists", between(strings.Repeat(`{"apiVersion": "v1", "kind": "List", "items": [`, 9) + strings.Repeat("]}", 9)), 1, nil},
+		{"an object that is too large", between(strings.Replace(x, "metadata: {", "metadata: {labels: {a: "+strings.Repeat("x", usualBudget.object)+"}, ", 1)), 1, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f := newFolder(t)
+			f.write("a.yaml", tc.file)
+			f.write("b.yaml", serviceYAML("other-file", "172.30.0.9"))
+			f.load()
+			want := append([]types.NamespacedName{db, {Namespace: "shop", Name: "other-file"}, web}, tc.also...)
+			sorted := cmpopts.SortSlices(func(a, b types.NamespacedName) bool { return a.Name < b.Name })
+			if diff := cmp.Diff(want, f.source.Services(), sorted); diff != "" {
+				t.Errorf("Services (-want +got):\n%s", diff)
+			}
+			if got := f.reported(); len(got) != tc.reports {
+				t.Errorf("reported %q, want %d lines", got, tc.reports)
+			}
+			if f.load(); len(f.reported()) != 0 {
+				t.Error("reported again")
+			}
+		})
+	}
+}
+
+// TestWhatADocumentHeldBeforeStaysInForce as long as a document of the file cannot be read, and no other file has the object.
+func TestWhatADocumentHeldBeforeStaysInForce(t *testing.T) {
+	f := newFolder(t)
+	address := func(want string) {
+		t.Helper()
+		f.load()
+		got := ""
+		if s := f.source.Service(web); s != nil {
+			got = s.Spec.ClusterIP
+		}
+		if got != want {
+			t.Errorf("address %q, want %q", got, want)
+		}
+	}
+	db, broken := serviceYAML("db", "172.30.0.2")+"---\n", "kind: [Service\n"
+	f.write("a.yaml", db+serviceYAML("web", "172.30.0.1"))
+	address("172.30.0.1")
+	f.write("a.yaml", db+broken)
+	address("172.30.0.1")
+	f.write("a.yaml", db+"# still\n"+broken)
+	address("172.30.0.1")
+	f.write("b.yaml", serviceYAML("web", "172.30.0.7"))
+	address("172.30.0.7")
+	f.remove("b.yaml")
+	address("172.30.0.1")
+	f.write("a.yaml", db)
+	address("")
+	f.write("a.yaml", db+broken)
+	address("")
+}
+
+// TestManifestsAreBounded: what is beyond a limit is left out, and reported in few lines.
+func TestManifestsAreBounded(t *testing.T) {
+	f := newFolder(t)
+	f.source.parser.documents, f.source.parser.objects, f.source.parser.reports = 8, 6, 2
+	var text strings.Builder
+	for i := range 20 {
+		fmt.Fprintf(&text, "---\n%s---\nkind: [\n", serviceYAML(fmt.Sprint("s", i), "172.30.0.1"))
+	}
+	f.write("a.yaml", text.String())
+	f.write("b.yaml", strings.ReplaceAll(text.String(), "kind: [", ""))
+	f.load()
+	if got := f.source.Services(); len(got) != 6 {
+		t.Errorf("Services: %v, want six", got)
+	}
+	got := f.reported()
+	want := []string{
+		"File a.yaml document 2, line 7: cannot", "File a.yaml document 4, line 14: cannot", "File a.yaml has 3 more problems",
+		"File b.yaml document 7, line", "File b.yaml document 8, line", "File b.yaml has 1 more problems",
+		"Service s0 is in a.yaml and again", "Service s1 is in a.yaml and again", "File b.yaml has 2 more objects that are there twice",
+	}
+	if len(got) != len(want) {
+		t.Fatalf("reported %d lines: %q", len(got), got)
+	}
+	for i := range want {
+		if !strings.HasPrefix(got[i], want[i]) {
+			t.Errorf("line %d: %q, want %q", i, got[i], want[i])
+		}
+	}
+}
+
+func TestAFileThatIsTooLarge(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.yaml")
+	if err := os.WriteFile(path, make([]byte, 11), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readAtMost(path, 10); err == nil {
+		t.Error("a file of 11 bytes is read where 10 are the most")
+	}
+	if data, err := readAtMost(path, 11); len(data) != 11 || err != nil {
+		t.Errorf("a file of 11 bytes: %d, %v", len(data), err)
+	}
+}
+
+// FuzzSplit: however a text is cut, nothing of it is invented.
+func FuzzSplit(f *testing.F) {
+	for _, s := range []string{"a\n---\nb", " ---\nkind: x\nkind: y", "...\n--- # c\n{}\n", "---", "\ufeff---\r\n", "%YAML 1.1\n---\na"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		rest := string(content)
+		for _, d := range split(content) {
+			for _, part := range append(resplit(d), d) {
+				if !strings.Contains(string(content), string(part.text)) || part.line < 1 || part.line > strings.Count(string(content), "\n")+1 {
+					t.Errorf("line %d, %q of %q", part.line, part.text, content)
+				}
+			}
+			_, after, found := strings.Cut(rest, string(d.text))
+			if !found {
+				t.Fatalf("%q is not in %q", d.text, rest)
+			}
+			rest = after
+		}
+	})
+}
