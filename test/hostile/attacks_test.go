@@ -22,10 +22,9 @@ type attack struct {
 	objects func(n *node, version int) []runtime.Object
 	// silent says that evilIP need not answer.
 	silent bool
-	// memory is the most that the program may take, in MiB; 0 means mostMemory.
-	memory float64
 }
 
+// mostMemory bounds what the program may take at any time, in MiB.
 const mostMemory = 200
 
 // attacks are sized so that what should be added is much less than what a product of two of their numbers would be.
@@ -161,31 +160,35 @@ func ranges(n int) (list []string) {
 	return list
 }
 
-// TestAttacks floods the node with each attack. Bank's changes are served meanwhile, after a flush of the ruleset, and while the attack is
-// taken back. Elements, memory and log lines add up, and nothing is left over.
+// TestAttacks floods the node with each attack. Bank's changes are served meanwhile, after a flush of the ruleset, after a restart, and while
+// the attack is taken back. Elements, memory and log lines add up, and nothing is left over.
 func TestAttacks(t *testing.T) {
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
 			n := newBank(t)
+			bank := func(when string) { t.Logf("bank waits %v %s, %v without evil", n.bank(), when, n.usual) }
 			before, lines := n.elements(), n.lines()
 			n.forgetPeak()
 			var objects []runtime.Object
 			for version := range 3 {
 				objects = a.objects(n, version)
 				n.put("evil", objects...)
-				took := n.bank()
-				t.Logf("version %d: bank waits %v, usually %v", version, took, n.usual)
+				bank(fmt.Sprintf("beside version %d", version))
 			}
 			if !a.silent {
-				n.until(patience, "evil's cluster IP", n.evilServed)
+				n.until(patience, "evil's cluster IP", func() error { return n.answered(evilIP+":1", "pod-2") })
 			}
 			n.atMost("elements", float64(n.elements()), float64(before+mostElements(objects)))
 			n.atMost("log lines", float64(n.lines()-lines), float64(100+60*len(objects)))
 			n.nft("flush", "ruleset")
-			t.Logf("bank waits %v for the repair", n.until(patience, "the repair", n.bankServed))
-			n.atMost("MiB of memory", n.memory("VmHWM"), max(a.memory, mostMemory))
+			t.Logf("bank waits %v for a repair", n.until(patience, "the repair", n.bankServed))
+			n.atMost("MiB of memory", n.memory("VmHWM"), mostMemory)
+			n.Kill()
+			n.start()
+			bank("after a restart")
+			n.atMost("MiB of memory after a restart", n.memory("VmHWM"), mostMemory)
 			n.drop("evil")
-			t.Logf("bank waits %v while evil's objects are deleted", n.bank())
+			bank("while evil's objects are deleted")
 			n.until(patience, "the removal", func() error {
 				if now := n.elements(); now > before {
 					return fmt.Errorf("%d elements, %d before the attack", now, before)
@@ -194,13 +197,6 @@ func TestAttacks(t *testing.T) {
 			})
 		})
 	}
-}
-
-func (n *node) evilServed() error {
-	if got := n.ask(netip.MustParseAddrPort(evilIP + ":1")); got != "pod-2" {
-		return fmt.Errorf("%s, want pod-2", got)
-	}
-	return nil
 }
 
 // atMost fails the test where a figure is over its bound.

@@ -298,9 +298,12 @@ func (h *history) one(truth *oracle.Oracle, from *lab.Host, to netip.AddrPort, m
 	if memory {
 		v = h.clients.Narrow(v, p.From, time.Now())
 	}
-	var options lab.Options
-	if v.Outcome == oracle.Dropped {
+	options := lab.Options{Timeout: soon}
+	switch {
+	case v.Outcome == oracle.Dropped:
 		options.Timeout = 30 * time.Millisecond
+	case memory:
+		options.Timeout = surely
 	}
 	got := from.Probe(h.Context(), model.TCP, to, options)
 	wrong := fmt.Errorf("%s asks %s: %v, want %s by %v", from.Name, to, got, v.Outcome, v.Endpoints)

@@ -60,7 +60,7 @@ func TestTwins(t *testing.T) {
 	named(false, trap.Addr())
 	n.synced("bank", sticky(service("bank/pay", "fd00:10:96::10")), slice("bank/pay", 0, []string{"https"}, backendPort, bank.IPv6))
 	for range 20 {
-		if got := n.ask(netip.MustParseAddrPort("[fd00:10:96::10]:8443")); got != bank.Name {
+		if got := n.ask(n.Client, "[fd00:10:96::10]:8443", surely); got != bank.Name {
 			t.Fatalf("bank/pay is answered by %q, want %s", got, bank.Name)
 		}
 	}
@@ -93,11 +93,10 @@ func (n *node) trap() (bank *lab.Host, trap netip.AddrPort) {
 func TestNamesOfOneNumber(t *testing.T) {
 	n := newNode(t, 12)
 	n.synced("bank", sticky(service("bank/pay", "10.96.0.10")), slice("bank/pay", 0, []string{"https"}, backendPort, n.Pods[0].IPv4, n.Pods[1].IPv4))
-	to := netip.MustParseAddrPort("10.96.0.10:8443")
 	hosts := append(slices.Clone(n.Clients), n.Pods[2:]...)
 	var with []string
 	for _, h := range hosts {
-		with = append(with, n.ask(to, h))
+		with = append(with, n.ask(h, "10.96.0.10:8443", surely))
 	}
 	name := collide("aaa")
 	n.synced("evil", sticky(service(name, evilIP)), slice(name, 0, []string{"https"}, backendPort, n.Pods[2].IPv4))
@@ -105,7 +104,7 @@ func TestNamesOfOneNumber(t *testing.T) {
 	n.start()
 	lost := 0
 	for i, h := range hosts {
-		if n.ask(to, h) != with[i] {
+		if n.ask(h, "10.96.0.10:8443", surely) != with[i] {
 			lost++
 		}
 	}
@@ -138,7 +137,7 @@ func TestForgedDigest(t *testing.T) {
 			}
 			write(n.Pods[0].IPv6, first)
 			n.settle()
-			if got := n.ask(to); got != "pod-0" {
+			if got := n.ask(n.Client, to.String(), surely); got != "pod-0" {
 				t.Fatalf("bank/pay is answered by %s, want pod-0", got)
 			}
 			n.Kill()
@@ -149,7 +148,7 @@ func TestForgedDigest(t *testing.T) {
 			}
 			write(n.Pods[1].IPv6, evil)
 			n.start()
-			if got := n.ask(to); got != "pod-1" {
+			if got := n.ask(n.Client, to.String(), surely); got != "pod-1" {
 				t.Errorf("bank/pay is answered by %s, want pod-1", got)
 			}
 		})

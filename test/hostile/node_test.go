@@ -198,13 +198,7 @@ func (n *node) settle() {
 	s := service("mark/mark", "10.96.0.99")
 	s.Spec.Ports = ports(n.marks, 1)
 	n.put("mark", s, slice("mark/mark", 0, portNames(s.Spec.Ports), backendPort, n.Pods[3].IPv4))
-	to := netip.AddrPortFrom(netip.MustParseAddr("10.96.0.99"), uint16(n.marks))
-	n.until(10*patience, "a mark", func() error {
-		if got := n.ask(to); got != "pod-3" {
-			return fmt.Errorf("%s", got)
-		}
-		return nil
-	})
+	n.until(10*patience, "a mark", func() error { return n.answered(fmt.Sprintf("10.96.0.99:%d", n.marks), "pod-3") })
 }
 
 // until repeats check until it returns nil, and fails the test when the time is up.
@@ -219,14 +213,16 @@ func (n *node) until(limit time.Duration, what string, check func() error) time.
 	return time.Since(begin)
 }
 
-// ask sends one TCP connection to an address, from the client unless said otherwise, and returns the name of the host that answers,
-// or the outcome.
-func (n *node) ask(to netip.AddrPort, from ...*lab.Host) string {
-	h := n.Client
-	if len(from) > 0 {
-		h = from[0]
-	}
-	a := h.Probe(n.Context(), model.TCP, to, lab.Options{})
+// How long a packet is waited for: one that is asked for again and again, one that has to be answered, one that must not be.
+const (
+	soon    = 100 * time.Millisecond
+	surely  = 2 * time.Second
+	silence = lab.DefaultTimeout
+)
+
+// ask sends one TCP connection and returns the name of the host that answers, or the outcome.
+func (n *node) ask(from *lab.Host, to string, wait time.Duration) string {
+	a := from.Probe(n.Context(), model.TCP, netip.MustParseAddrPort(to), lab.Options{Timeout: wait})
 	if a.Outcome == lab.Failed {
 		n.Errorf("probe %s: %v", to, a.Err)
 	}
@@ -234,6 +230,14 @@ func (n *node) ask(to netip.AddrPort, from ...*lab.Host) string {
 		return a.Server
 	}
 	return a.Outcome.String()
+}
+
+// answered returns an error unless a host answers the client soon.
+func (n *node) answered(to, host string) error {
+	if got := n.ask(n.Client, to, soon); got != host {
+		return fmt.Errorf("%s: %s, want %s", to, got, host)
+	}
+	return nil
 }
 
 // bank moves bank's Service to its other pod, and returns how long its clients wait for that. Meanwhile, only bank's pods may answer.
@@ -246,13 +250,12 @@ func (n *node) bank() time.Duration {
 
 // bankServed asks each of bank's addresses once.
 func (n *node) bankServed() error {
-	want := n.Pods[n.serving].Name
 	for _, to := range bankAddresses {
-		switch got := n.ask(netip.MustParseAddrPort(to)); got {
-		case want:
-		case "pod-2", "pod-3":
+		got := n.ask(n.Client, to, soon)
+		if got == "pod-2" || got == "pod-3" {
 			n.Fatalf("bank's %s is answered by %s, which is evil's", to, got)
-		default:
+		}
+		if want := n.Pods[n.serving].Name; got != want {
 			return fmt.Errorf("%s: %s, want %s", to, got, want)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,17 +26,16 @@ func TestThief(t *testing.T) {
 	thief := service("evil/thief", evilIP)
 	thief.Spec.Ports, thief.Spec.ExternalIPs = ports(8443, 1), []string{"203.0.113.10", "10.96.0.10"}
 	n.synced("evil", thief, slice("evil/thief", 0, portNames(thief.Spec.Ports), backendPort, n.Pods[2].IPv4))
-	n.put("bank", bankService())
+	n.synced("bank", append(bankSlices(n.Pods[0]), bankService())...)
+	n.until(patience, "bank's Service", n.bankServed)
 	n.bank()
 	n.Kill()
 	n.start()
-	if err := n.bankServed(); err != nil {
-		t.Errorf("after a restart: %v", err)
-	}
+	n.until(patience, "bank's Service after a restart", n.bankServed)
 	closed := bankService()
 	closed.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24"}
 	n.synced("bank", append(bankSlices(n.Pods[0]), closed)...)
-	if got := n.ask(netip.MustParseAddrPort("203.0.113.10:8443")); got != "timed out" {
+	if got := n.ask(n.Client, "203.0.113.10:8443", silence); got != "timed out" {
 		t.Errorf("a source outside of the ranges: %s, want it timed out", got)
 	}
 }
@@ -47,7 +47,7 @@ func TestOwnClusterIP(t *testing.T) {
 	s.Status.LoadBalancer.Ingress[0].IP = s.Spec.ClusterIP
 	s.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24"}
 	n.synced("bank", append(bankSlices(n.Pods[0]), s)...)
-	if got := n.ask(netip.MustParseAddrPort("10.96.0.10:8443")); got != "timed out" {
+	if got := n.ask(n.Client, "10.96.0.10:8443", silence); got != "timed out" {
 		t.Errorf("a source outside of the ranges: %s, want it timed out", got)
 	}
 }
@@ -59,12 +59,12 @@ func TestTooManyRanges(t *testing.T) {
 	s.Spec.LoadBalancerSourceRanges = ranges(1_500)
 	n.put("bank", append(bankSlices(n.Pods[n.serving]), s)...)
 	n.until(patience, "the ranges", func() error {
-		if got := n.ask(netip.MustParseAddrPort("203.0.113.10:8443")); got != "timed out" {
+		if got := n.ask(n.Client, "203.0.113.10:8443", silence); got != "timed out" {
 			return fmt.Errorf("a source outside of the ranges: %s, want it timed out", got)
 		}
 		return nil
 	})
-	if got := n.ask(netip.MustParseAddrPort("10.96.0.10:8443")); got != n.Pods[n.serving].Name {
+	if got := n.ask(n.Client, "10.96.0.10:8443", surely); got != n.Pods[n.serving].Name {
 		t.Errorf("the cluster IP: %s, want %s", got, n.Pods[n.serving].Name)
 	}
 }
@@ -197,15 +197,9 @@ func TestFamilyOffAndOn(t *testing.T) {
 	}
 	n.serving = 1 - n.serving
 	n.put("bank", append(bankSlices(n.Pods[n.serving]), bankService())...)
-	v4 := netip.MustParseAddrPort("10.96.0.10:8443")
-	n.until(patience, "IPv4", func() error {
-		if got := n.ask(v4); got != n.Pods[n.serving].Name {
-			return fmt.Errorf("%s", got)
-		}
-		return nil
-	})
+	n.until(patience, "IPv4", func() error { return n.answered("10.96.0.10:8443", n.Pods[n.serving].Name) })
 	restore()
-	if got := n.ask(netip.MustParseAddrPort("[fd00:10:96::10]:8443")); got == n.Pods[1-n.serving].Name {
+	if got := n.ask(n.Client, "[fd00:10:96::10]:8443", silence); got == n.Pods[1-n.serving].Name {
 		t.Errorf("IPv6 is back: %s answers, which is no endpoint of bank any more", got)
 	}
 	deadline := time.Now().Add(30 * time.Second)
@@ -262,5 +256,20 @@ func (n *node) withoutIPv6() (restore func()) {
 		if err != nil {
 			n.Fatal(err)
 		}
+	}
+}
+
+// TestFlagzHidesPasswords asks for the flags of a program whose flag has a password in a URL.
+func TestFlagzHidesPasswords(t *testing.T) {
+	n := newNode(t, 1)
+	n.Kill()
+	n.Program = n.run("", n.log, "--master", "https://user:hidden-one@127.0.0.1:1", "--hostname-override", "node-1", "--control-socket=")
+	var page []byte
+	n.until(patience, "the page", func() (err error) {
+		_, page, err = n.Get(t.Context(), "http://127.0.0.1:10249/flagz")
+		return err
+	})
+	if strings.Contains(string(page), "hidden-one") {
+		t.Error("/flagz shows the password")
 	}
 }
