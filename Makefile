@@ -14,7 +14,7 @@ demo: ## show it at work in network namespaces, in two minutes (root); API=1: ag
 	hack/deps.sh
 	API='$(API)' hack/demo.sh
 
-test: ## everything that CI runs: lint, house, unit, netns, e2e, ratios (root)
+test: ## everything that CI runs: lint, house, unit, netns, hostile, e2e, ratios (root)
 	hack/test.sh
 
 test-unit: ## unit tests with the race detector, without privileges
@@ -22,6 +22,9 @@ test-unit: ## unit tests with the race detector, without privileges
 
 test-netns: ## all tests that need no API server, with real packets in network namespaces (root)
 	hack/test.sh netns
+
+test-hostile: ## one tenant's objects against another's packets, in two minutes (root); HOSTILE_SEED, HOSTILE_STEPS: other histories
+	HOSTILE_SEED='$(HOSTILE_SEED)' HOSTILE_STEPS='$(HOSTILE_STEPS)' hack/test.sh hostile
 
 test-e2e: ## tests against a real etcd and kube-apiserver, which are built first (root)
 	hack/test.sh e2e
@@ -65,4 +68,4 @@ update: ## rewrite what tests compare with: goldens, and the table of flags in R
 clean: ## delete bin/
 	rm -rf bin
 
-.PHONY: help build image demo test test-unit test-netns test-e2e test-ratios test-twin test-kernels soak bench bench-kernels bench-stages fuzz vuln lint verify update clean
+.PHONY: help build image demo test test-unit test-netns test-hostile test-e2e test-ratios test-twin test-kernels soak bench bench-kernels bench-stages fuzz vuln lint verify update clean

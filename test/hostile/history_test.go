@@ -1,0 +1,323 @@
+package hostile
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
+)
+
+// Without other settings, histories are always the same.
+const (
+	defaultSeed  = 1
+	defaultSteps = 60
+)
+
+// TestHistories draws hostile acts of evil, one by one, and ordinary changes of bank. After each of them, packets to bank's addresses do
+// what the oracle says of bank's objects alone, and elements and log lines add up. HOSTILE_SEED and HOSTILE_STEPS draw others.
+func TestHistories(t *testing.T) {
+	seed, steps := setting(t, "HOSTILE_SEED", defaultSeed), setting(t, "HOSTILE_STEPS", defaultSteps)
+	h := &history{
+		node: newBank(t), rand: rand.New(rand.NewPCG(uint64(seed), 15)), evil: map[string][]runtime.Object{}, twins: twins(300),
+		names: []string{collide("evil"), collide("aaa")},
+	}
+	h.drawBank()
+	h.synced("bank", h.bank...)
+	h.follows("at the start")
+	first, before, lines := h.bank, h.elements(), h.lines()
+	h.forgetPeak()
+	for step := range steps {
+		what := h.step()
+		when := fmt.Sprintf("HOSTILE_SEED=%d, step %d, after %s", seed, step+1, what)
+		h.follows(when)
+		objects := slices.Concat(append(values(h.evil), h.bank)...)
+		h.written += len(objects)
+		if got, most := h.elements(), before+mostElements(objects); got > most {
+			t.Fatalf("%s: %d elements, want at most %d", when, got, most)
+		}
+	}
+	h.atMost("log lines", float64(h.lines()-lines), float64(1_000+10*h.written))
+	h.atMost("MiB of memory", h.memory("VmHWM"), mostMemory)
+	for file := range h.evil {
+		h.drop(file)
+	}
+	h.bank = first
+	h.synced("bank", h.bank...)
+	h.follows("after the removal of all that is evil's")
+	h.until(patience, "the removal", func() error {
+		if got := h.elements(); got > before {
+			return fmt.Errorf("%d elements, want at most %d", got, before)
+		}
+		return nil
+	})
+}
+
+func setting(t *testing.T, name string, otherwise int) int {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
+}
+
+// values are those of a map, in the order of its keys.
+func values[T any](m map[string]T) (list []T) {
+	for _, name := range sortedKeys(m) {
+		list = append(list, m[name])
+	}
+	return list
+}
+
+func sortedKeys[T any](m map[string]T) (keys []string) {
+	for name := range m {
+		keys = append(keys, name)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// history is a node, what the tenants have written, and what bank's clients remember.
+type history struct {
+	*node
+	rand  *rand.Rand
+	evil  map[string][]runtime.Object
+	bank  []runtime.Object
+	twins []netip.Addr
+	names []string
+	// clients are those of bank with session affinity.
+	clients oracle.Memory
+	written int
+}
+
+// acts are what evil does to a Service of its own.
+var acts = []struct {
+	name string
+	do   func(*history, *corev1.Service) []runtime.Object
+}{
+	{"twins", func(h *history, s *corev1.Service) []runtime.Object {
+		s.Spec.ClusterIPs = []string{"fd00:10:96::666"}
+		s.Spec.Ports = sticky(s).Spec.Ports
+		if h.rand.IntN(3) == 0 {
+			s.Spec.SessionAffinity = ""
+		}
+		list := some(h, h.twins, 250)
+		return slicesOf(s.Namespace+"/"+s.Name, []string{"https"}, int32(one(h, 1, 8080, 8443)), append(list, h.Pods[2].IPv6))
+	}},
+	{"a name of bank's number", func(h *history, s *corev1.Service) []runtime.Object {
+		s.Namespace, s.Name = split(one(h, h.names...))
+		sticky(s)
+		return h.endpoints(s)
+	}},
+	{"unusable addresses", func(h *history, s *corev1.Service) []runtime.Object {
+		s.Spec.ExternalIPs = slices.Repeat([]string{one(h, "1::", "239.1.1.1", "127.0.0.1", "bad", "")}, h.rand.IntN(3_000))
+		return h.endpoints(s)
+	}},
+	{"a product", func(h *history, s *corev1.Service) []runtime.Object {
+		s.Spec.Ports = ports(one(h, 1, 65_500), 1+h.rand.IntN(30))
+		s.Spec.ExternalIPs = texts(addresses("198.18.0.1", h.rand.IntN(60), 1))
+		return h.endpoints(s)
+	}},
+	{"bank's addresses", func(h *history, s *corev1.Service) []runtime.Object {
+		s.Spec.ExternalIPs = some(h, boundaryAddresses, len(boundaryAddresses))
+		s.Spec.Ports = append(ports(8443, 1), corev1.ServicePort{Name: "u", Protocol: corev1.ProtocolUDP, Port: 8443})
+		return h.endpoints(s)
+	}},
+	{"bank's name", func(h *history, s *corev1.Service) []runtime.Object {
+		s.Name = "pay"
+		sticky(s)
+		return h.endpoints(s)
+	}},
+	{"long names", func(h *history, s *corev1.Service) []runtime.Object {
+		s.Name = strings.Repeat("x", one(h, 63, 253))
+		s.Spec.Ports[0].Name = strings.Repeat("y", 63)
+		return h.endpoints(s)
+	}},
+	{"boundary numbers", func(h *history, s *corev1.Service) []runtime.Object {
+		sticky(s)
+		s.Spec.Ports[0].Port, s.Spec.Ports[0].NodePort = one[int32](h, -1, 0, 1, 65_535, 65_536, math.MaxInt32), one[int32](h, 0, 1, 65_535, 70_000)
+		s.Spec.Ports[0].Protocol = one(h, "", corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP, "ICMP")
+		s.Spec.Type = corev1.ServiceTypeNodePort
+		timeout := one[int32](h, math.MinInt32, 0, 1, 86_400, 86_401, math.MaxInt32)
+		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
+		return h.endpoints(s)
+	}},
+	{"source ranges", func(h *history, s *corev1.Service) []runtime.Object {
+		s.Spec.Type, s.Status.LoadBalancer.Ingress = corev1.ServiceTypeLoadBalancer, []corev1.LoadBalancerIngress{{IP: "203.0.113.66"}}
+		s.Spec.LoadBalancerSourceRanges = append(ranges(h.rand.IntN(300)),
+			some(h, []string{"0.0.0.0/0", "0.0.0.0/1", "198.18.0.0/15", "198.18.0.0/32", "255.255.255.255/32", "10.0.0.1/8", "::/0", "bad", ""}, 9)...)
+		s.Spec.Ports = ports(1, 1+h.rand.IntN(10))
+		return h.endpoints(s)
+	}},
+}
+
+// boundaryAddresses are bank's, those beside it, and those at the ends of prefixes, some in a form that is not canonical.
+var boundaryAddresses = []string{
+	"10.96.0.10", "fd00:10:96::10", "203.0.113.10", "::ffff:10.96.0.10", "010.096.000.010", " 10.96.0.10", "fd00:10:96:0::10", "10.96.0.0",
+	"10.96.255.255", "fd00:10:96::ffff", "0.0.0.0", "255.255.255.255", "255.255.255.254", "::", "fe80::1%eth0", "203.0.113.11",
+}
+
+// step does an act of evil, an ordinary change of bank, or a fault.
+func (h *history) step() (what string) {
+	file := fmt.Sprintf("evil-%d", h.rand.IntN(6))
+	switch n := h.rand.IntN(20); {
+	case n < 4:
+		h.drawBank()
+		h.synced("bank", h.bank...)
+		return "bank's own change"
+	case n < 6 && h.evil[file] != nil:
+		delete(h.evil, file)
+		h.drop(file)
+		h.settle()
+		return "a removal"
+	case n == 6:
+		h.Kill()
+		h.start()
+		return "a restart"
+	case n == 7:
+		h.nft("flush", "ruleset")
+		h.clients.Forget()
+		return "a flush"
+	}
+	a := acts[h.rand.IntN(len(acts))]
+	s := service("evil/"+file, fmt.Sprintf("10.96.6.%d", 1+h.rand.IntN(6)))
+	s.Spec.Ports = ports(80, 1)
+	others := a.do(h, s)
+	s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
+	h.evil[file] = append([]runtime.Object{s}, others...)
+	h.synced(file, h.evil[file]...)
+	return a.name
+}
+
+// endpoints draws evil's endpoints: its pods, addresses of which no host has any, bank's cluster IP and the node.
+func (h *history) endpoints(s *corev1.Service) []runtime.Object {
+	list := some(h, append(addresses("10.244.16.1", 20, 1),
+		h.Pods[2].IPv4, h.Pods[3].IPv4, netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("192.0.2.1")), 24)
+	return slicesOf(s.Namespace+"/"+s.Name, portNames(s.Spec.Ports), int32(one(h, 1, backendPort, 65_535)), list)
+}
+
+// drawBank draws what bank wants.
+func (h *history) drawBank() {
+	s := bankService()
+	s.Spec.LoadBalancerSourceRanges = one(h, nil, []string{"192.0.2.0/24"}, []string{"198.51.100.0/24"}, []string{"192.0.2.100/32", "10.244.0.12/32"})
+	if h.rand.IntN(2) == 0 {
+		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	}
+	h.clients.Forget()
+	h.bank = []runtime.Object{s}
+	for number, list := range [][]netip.Addr{{h.Pods[0].IPv4, h.Pods[1].IPv4}, {h.Pods[0].IPv6, h.Pods[1].IPv6}} {
+		if list = some(h, list, 2); len(list) > 0 {
+			h.bank = append(h.bank, slice("bank/pay", number, []string{"https"}, backendPort, list...))
+		}
+	}
+}
+
+// some draws at most so many of a list, in any order.
+func some[T any](h *history, list []T, most int) (out []T) {
+	for _, i := range h.rand.Perm(len(list))[:h.rand.IntN(min(most, len(list))+1)] {
+		out = append(out, list[i])
+	}
+	return out
+}
+
+func one[T any](h *history, list ...T) T { return list[h.rand.IntN(len(list))] }
+
+// follows waits until packets follow bank's objects, and checks that they go on to.
+func (h *history) follows(when string) {
+	h.Helper()
+	truth := h.oracle()
+	h.until(patience, when+": bank's packets", func() error { return h.check(truth, false) })
+	for range 3 {
+		if err := h.check(truth, true); err != nil {
+			h.Fatalf("%s: %v", when, err)
+		}
+	}
+}
+
+// oracle knows bank's objects, the Node and the ServiceCIDRs.
+func (h *history) oracle() *oracle.Oracle {
+	var all oracle.Objects
+	for _, o := range append(clusterObjects(), h.bank...) {
+		switch o := o.(type) {
+		case *corev1.Service:
+			all.Services = append(all.Services, o)
+		case *discoveryv1.EndpointSlice:
+			all.Slices = append(all.Slices, o)
+		case *corev1.Node:
+			all.Node = o
+		case *networkingv1.ServiceCIDR:
+			all.ServiceCIDRs = append(all.ServiceCIDRs, o)
+		}
+	}
+	pods := []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")}
+	return oracle.New(all, oracle.Machine{
+		Name: "node-1", Addresses: []netip.Addr{h.Node.IPv4, h.Node.IPv6},
+		LocalPod: func(p oracle.Packet) bool { return pods[0].Contains(p.From) || pods[1].Contains(p.From) },
+	})
+}
+
+// check sends a packet from the client, from a pod of evil and from the node to each of bank's addresses, and to a port that bank does not
+// have. With memory, clients have to stay with their endpoints.
+func (h *history) check(truth *oracle.Oracle, memory bool) error {
+	for _, from := range []*lab.Host{h.Client, h.Pods[2], h.Node} {
+		for _, to := range append([]string{"10.96.0.10:1", "[fd00:10:96::10]:1"}, bankAddresses...) {
+			if err := h.one(truth, from, netip.MustParseAddrPort(to), memory); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// one sends one packet.
+func (h *history) one(truth *oracle.Oracle, from *lab.Host, to netip.AddrPort, memory bool) error {
+	p := oracle.Packet{From: from.Addr(to.Addr()), Device: from.Device, To: to, Protocol: corev1.ProtocolTCP}
+	if from == h.Node && h.Node.Addr(to.Addr()) == to.Addr() {
+		p.From = to.Addr()
+	}
+	v := truth.Ask(p)
+	if memory {
+		v = h.clients.Narrow(v, p.From, time.Now())
+	}
+	options := lab.Options{Timeout: soon}
+	switch {
+	case v.Outcome == oracle.Dropped:
+		options.Timeout = 30 * time.Millisecond
+	case memory:
+		options.Timeout = surely
+	}
+	got := from.Probe(h.Context(), model.TCP, to, options)
+	wrong := fmt.Errorf("%s asks %s: %v, want %s by %v", from.Name, to, got, v.Outcome, v.Endpoints)
+	switch {
+	case got.Outcome == lab.Answered && v.Outcome == oracle.Answered:
+		for _, e := range v.Endpoints {
+			if e.AddrPort == got.Local {
+				h.clients.Note(v, p.From, e.AddrPort, time.Now())
+				return nil
+			}
+		}
+		return wrong
+	case got.Outcome == lab.Refused && v.Outcome == oracle.Refused, got.Outcome == lab.TimedOut && v.Outcome == oracle.Dropped:
+		return nil
+	}
+	return wrong
+}

@@ -1,0 +1,223 @@
+package hostile
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cespare/xxhash/v2"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// sticky gives a Service one port, 8443, and session affinity.
+func sticky(s *corev1.Service) *corev1.Service {
+	s.Spec.Ports = []corev1.ServicePort{{Name: "https", Protocol: corev1.ProtocolTCP, Port: 8443}}
+	s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	return s
+}
+
+// collide returns a name in a namespace, for a Service whose port https has the number that bank/pay's had when numbers were
+// hashes of names.
+func collide(namespace string) string {
+	number := func(name string) uint64 { return number16(xxhash.Sum64String(name + ":https/tcp")) }
+	for i := 0; ; i++ {
+		if name := fmt.Sprintf("%s/a%d", namespace, i); number(name) == number("bank/pay") {
+			return name
+		}
+	}
+}
+
+// TestTwins has evil add and remove twins, endpoints that share a 64-bit hash, so that one of them is left over under the numbers that
+// bank's Service and endpoint will have. No rule names an endpoint that is removed, and bank's clients reach bank's endpoint only.
+func TestTwins(t *testing.T) {
+	n := newNode(t, 1)
+	bank, trap := n.trap()
+	double := twin(trap.Addr(), evilPrefix)
+	name := collide("evil")
+	base := addresses("2001:db8:d::1", 200, 1)
+	named := func(want bool, a netip.Addr) {
+		t.Helper()
+		if got := strings.Contains(n.nft("list", "table", "ip6", "kube-nftproxy"), a.String()); got != want {
+			t.Errorf("rules name %s: %v, want %v", a, got, want)
+		}
+	}
+	for _, more := range [][]netip.Addr{nil, {trap.Addr()}, {trap.Addr(), double}, {trap.Addr()}} {
+		all := append(slices.Clone(base), more...)
+		n.synced("evil", sticky(service(name, "fd00:10:96::666")), slice(name, 0, []string{"https"}, int32(trap.Port()), all...))
+	}
+	named(true, trap.Addr())
+	named(false, double)
+	n.drop("evil")
+	n.settle()
+	named(false, trap.Addr())
+	n.synced("bank", sticky(service("bank/pay", "fd00:10:96::10")), slice("bank/pay", 0, []string{"https"}, backendPort, bank.IPv6))
+	for range 20 {
+		if got := n.ask(n.Client, "[fd00:10:96::10]:8443", surely); got != bank.Name {
+			t.Fatalf("bank/pay is answered by %q, want %s", got, bank.Name)
+		}
+	}
+}
+
+// trap returns a pod of bank, and an endpoint of evil that serves and whose hash gave it the same number.
+func (n *node) trap() (bank *lab.Host, trap netip.AddrPort) {
+	n.Helper()
+	for _, bank := range n.Pods[:2] {
+		want := number16(hashOf(netip.AddrPortFrom(bank.IPv6, backendPort)))
+		for _, h := range n.Pods[2:] {
+			for port := uint16(backendPort + 1); port > 0; port++ {
+				e := netip.AddrPortFrom(h.IPv6, port)
+				if number16(hashOf(e)) != want {
+					continue
+				}
+				if _, err := h.Serve(model.TCP, port); err != nil {
+					n.Fatal(err)
+				}
+				return bank, e
+			}
+		}
+	}
+	n.Fatal("no port of evil's pods has the number")
+	return nil, netip.AddrPort{}
+}
+
+// TestNamesOfOneNumber restarts the program beside a Service whose name had the number of bank's, and is first in the alphabet. Every
+// client of bank stays with its endpoint.
+func TestNamesOfOneNumber(t *testing.T) {
+	n := newNode(t, 12)
+	n.synced("bank", sticky(service("bank/pay", "10.96.0.10")), slice("bank/pay", 0, []string{"https"}, backendPort, n.Pods[0].IPv4, n.Pods[1].IPv4))
+	hosts := append(slices.Clone(n.Clients), n.Pods[2:]...)
+	var with []string
+	for _, h := range hosts {
+		with = append(with, n.ask(h, "10.96.0.10:8443", surely))
+	}
+	name := collide("aaa")
+	n.synced("evil", sticky(service(name, evilIP)), slice(name, 0, []string{"https"}, backendPort, n.Pods[2].IPv4))
+	n.Kill()
+	n.start()
+	lost := 0
+	for i, h := range hosts {
+		if n.ask(h, "10.96.0.10:8443", surely) != with[i] {
+			lost++
+		}
+	}
+	if lost > 0 {
+		t.Errorf("%d of %d clients of bank/pay lost their endpoint", lost, len(hosts))
+	}
+}
+
+// TestForgedDigest moves bank's endpoint while the program is down, and evil's to an address that leaves the sum of the elements' unkeyed
+// hashes as it was. After the start, bank's clients reach bank's new endpoint.
+func TestForgedDigest(t *testing.T) {
+	for _, forged := range []bool{false, true} {
+		t.Run(fmt.Sprintf("forged=%v", forged), func(t *testing.T) {
+			n := newNode(t, 1)
+			to := netip.MustParseAddrPort("[fd00:10:96::10]:8443")
+			evilTo := netip.MustParseAddrPort("[fd00:10:96::66]:8443")
+			first := netip.MustParseAddr("2001:db8:e::1")
+			write := func(bank, evil netip.Addr) {
+				for _, o := range []struct {
+					name, ip string
+					endpoint netip.Addr
+				}{{"bank/pay", "fd00:10:96::10", bank}, {"evil/e", "fd00:10:96::66", evil}} {
+					s := sticky(service(o.name, o.ip))
+					s.Spec.SessionAffinity = ""
+					e := slice(o.name, 0, []string{"https"}, backendPort, o.endpoint)
+					e.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{o.endpoint.String()}}}
+					namespace, _ := split(o.name)
+					n.put(namespace, s, e)
+				}
+			}
+			write(n.Pods[0].IPv6, first)
+			n.settle()
+			if got := n.ask(n.Client, to.String(), surely); got != "pod-0" {
+				t.Fatalf("bank/pay is answered by %s, want pod-0", got)
+			}
+			n.Kill()
+			evil := first
+			if forged {
+				sum := digestOf(to, n.Pods[0].IPv6) + digestOf(evilTo, first)
+				evil = forge(evilTo, first, sum-digestOf(to, n.Pods[1].IPv6))
+			}
+			write(n.Pods[1].IPv6, evil)
+			n.start()
+			if got := n.ask(n.Client, to.String(), surely); got != "pod-1" {
+				t.Errorf("bank/pay is answered by %s, want pod-1", got)
+			}
+		})
+	}
+}
+
+// element is the text that was hashed for the only endpoint of a frontend: set, key, data.
+func element(frontend netip.AddrPort, endpoint netip.Addr) []byte {
+	word := func(b []byte, values ...byte) []byte {
+		return append(append(b, values...), make([]byte, 4-len(values))...)
+	}
+	vip, dst := frontend.Addr().As16(), endpoint.As16()
+	b := append([]byte("endpoints\x00"), 28)
+	b = word(append(b, vip[:]...), 6)
+	b = word(b, byte(frontend.Port()>>8), byte(frontend.Port()))
+	b = append(word(b), 0, 20)
+	b = word(append(b, dst[:]...), backendPort>>8, backendPort&0xff)
+	return append(b, 0)
+}
+
+func digestOf(frontend netip.AddrPort, endpoint netip.Addr) uint64 {
+	return xxhash.Sum64(element(frontend, endpoint))
+}
+
+// The constants of xxHash64 for ends of less than eight bytes.
+const prime3 uint64 = 0x165667B19E3779F9
+
+// forge returns an endpoint, like another one but for its bytes 7 to 14, whose element has a digest. These bytes are one lane of the
+// text, so it computes the state before and after that lane.
+func forge(frontend netip.AddrPort, like netip.Addr, digest uint64) netip.Addr {
+	const lane = 48
+	text := element(frontend, like)
+	le := binary.LittleEndian
+	// After: the digest backwards.
+	h := digest
+	h ^= h >> 32
+	h *= inverse(prime3)
+	h ^= h>>29 ^ h>>58
+	h *= inverse(prime2)
+	h ^= h >> 33
+	end := text[lane+8:]
+	for i := len(end) - 1; i >= 4; i-- {
+		h = bits.RotateLeft64(h*inverse(prime1), -11) ^ uint64(end[i])*prime5
+	}
+	h = bits.RotateLeft64((h-prime3)*inverse(prime2), -23) ^ uint64(le.Uint32(end))*prime1
+	after := bits.RotateLeft64((h-prime4)*inverse(prime1), -27)
+	// Before: four accumulators of the first 32 bytes, then two lanes.
+	seeds := [4]uint64{prime1, prime2, 0, 0}
+	seeds[0] += prime2
+	seeds[3] -= prime1
+	v := func(i int) uint64 { return bits.RotateLeft64(seeds[i]+le.Uint64(text[8*i:])*prime2, 31) * prime1 }
+	h = bits.RotateLeft64(v(0), 1) + bits.RotateLeft64(v(1), 7) + bits.RotateLeft64(v(2), 12) + bits.RotateLeft64(v(3), 18)
+	for i := range 4 {
+		h = (h^mixed(v(i)))*prime1 + prime4
+	}
+	h += uint64(len(text))
+	for at := 32; at < lane; at += 8 {
+		h = bits.RotateLeft64(h^mixed(le.Uint64(text[at:])), 27)*prime1 + prime4
+	}
+	b := like.As16()
+	le.PutUint64(b[7:], unmixed(after^h))
+	return netip.AddrFrom16(b)
+}
+
+func TestForge(t *testing.T) {
+	to, like := netip.MustParseAddrPort("[fd00:10:96::66]:8443"), netip.MustParseAddr("2001:db8:e::1")
+	for _, digest := range []uint64{0, 1, 0x123456789abcdef} {
+		if got := digestOf(to, forge(to, like, digest)); got != digest {
+			t.Errorf("digest %x, want %x", got, digest)
+		}
+	}
+}

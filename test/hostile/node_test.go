@@ -1,0 +1,381 @@
+package hostile
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// patience bounds the time from the moment bank writes an object until packets follow it, whatever evil does. An idle node takes
+// a fortieth of it. The attacks are sized so that a loop whose cost multiplies takes twice as long at least.
+const patience = 3 * time.Second
+
+const backendPort = 8080
+
+// built builds the program once. KNP_PROGRAM names another one, to see which attacks an earlier version did not withstand.
+var built = sync.OnceValues(func() (string, error) {
+	if path := os.Getenv("KNP_PROGRAM"); path != "" {
+		return path, nil
+	}
+	return program.Build(context.Background(), scratch)
+})
+
+// scratch is where the program is built.
+var scratch string
+
+func TestMain(m *testing.M) {
+	var err error
+	if scratch, err = os.MkdirTemp("", "knp-hostile-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(scratch)
+	os.Exit(code)
+}
+
+// node is a lab whose node runs the program on a folder of manifests. pod-0 and pod-1 are bank's, the other pods evil's.
+type node struct {
+	*testing.T
+	*lab.Lab
+	folder, log string
+	flags       []string
+	*program.Program
+	// serving is the pod that bank's slice names.
+	serving int
+	// marks counts the calls of settle.
+	marks int
+	// usual is the time of a change of bank without an attack.
+	usual time.Duration
+}
+
+// newNode makes a lab with so many clients, whose pods serve, and starts the program with a Node and a ServiceCIDR.
+func newNode(t *testing.T, clients int) *node {
+	t.Helper()
+	n := &node{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 4, Clients: clients}), folder: t.TempDir()}
+	n.log = filepath.Join(t.TempDir(), "log")
+	for _, h := range n.Pods {
+		for _, proto := range []model.Protocol{model.TCP, model.UDP} {
+			if _, err := h.Serve(proto, backendPort); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	n.giveEvil("10.244.16.0/20")
+	n.put("cluster", clusterObjects()...)
+	n.flags = []string{
+		"--manifests", n.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "--control-socket=",
+	}
+	n.start()
+	return n
+}
+
+// giveEvil makes all addresses of a prefix those of pod-2.
+func (n *node) giveEvil(prefix string) {
+	n.Helper()
+	_, dst, err := net.ParseCIDR(prefix)
+	if err != nil {
+		n.Fatal(err)
+	}
+	pod := n.Pods[2]
+	route := func(h *lab.Host, device string, r netlink.Route) error {
+		return h.Do(func() error {
+			link, err := netlink.LinkByName(device)
+			if err != nil {
+				return err
+			}
+			r.LinkIndex, r.Dst = link.Attrs().Index, dst
+			return netlink.RouteAdd(&r)
+		})
+	}
+	err = errors.Join(
+		route(pod, "lo", netlink.Route{Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}),
+		route(n.Node, pod.Device, netlink.Route{Gw: pod.IPv4.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}))
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+// newBank is newNode with bank's Service, which is served.
+func newBank(t *testing.T) *node {
+	t.Helper()
+	n := newNode(t, 1)
+	n.put("bank", bankService())
+	for range 3 {
+		n.usual = max(n.usual, n.bank())
+	}
+	return n
+}
+
+// start runs the program and waits for its first sync.
+func (n *node) start() {
+	n.Helper()
+	n.Program = n.run("", n.log, n.flags...)
+	ctx, cancel := context.WithTimeout(n.Context(), 10*patience)
+	defer cancel()
+	if _, err := n.AwaitSync(ctx, n.Started()); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// run starts an instance of the program, by another path unless that is empty, which is killed at the end of the test.
+func (n *node) run(path, log string, flags ...string) *program.Program {
+	n.Helper()
+	if path == "" {
+		var err error
+		if path, err = built(); err != nil {
+			n.Fatal(err)
+		}
+	}
+	p, err := program.Start(context.WithoutCancel(n.Context()), program.Config{Host: n.Node, Path: path, Args: flags, Log: log})
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(p.Kill)
+	return p
+}
+
+// put writes a file of objects at once. Another file of that name is replaced.
+func (n *node) put(name string, objects ...runtime.Object) {
+	n.Helper()
+	var b bytes.Buffer
+	for _, o := range objects {
+		if err := json.NewEncoder(&b).Encode(o); err != nil {
+			n.Fatal(err)
+		}
+	}
+	hidden := filepath.Join(n.folder, "."+name)
+	err := os.WriteFile(hidden, b.Bytes(), 0o600)
+	if err = errors.Join(err, os.Rename(hidden, n.file(name))); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// drop removes a file of objects.
+func (n *node) drop(name string) {
+	n.Helper()
+	if err := os.Remove(n.file(name)); err != nil {
+		n.Fatal(err)
+	}
+}
+
+func (n *node) file(name string) string { return filepath.Join(n.folder, name+".json") }
+
+// synced writes a file of objects and waits until the kernel has them.
+func (n *node) synced(name string, objects ...runtime.Object) {
+	n.Helper()
+	n.put(name, objects...)
+	n.settle()
+}
+
+// settle waits until the kernel has what has been written so far: a Service that is written now is served.
+func (n *node) settle() {
+	n.Helper()
+	n.marks++
+	s := service("mark/mark", "10.96.0.99")
+	s.Spec.Ports = ports(n.marks, 1)
+	n.put("mark", s, slice("mark/mark", 0, portNames(s.Spec.Ports), backendPort, n.Pods[3].IPv4))
+	n.until(10*patience, "a mark", func() error { return n.answered(fmt.Sprintf("10.96.0.99:%d", n.marks), "pod-3") })
+}
+
+// until repeats check until it returns nil, and fails the test when the time is up.
+func (n *node) until(limit time.Duration, what string, check func() error) time.Duration {
+	n.Helper()
+	begin := time.Now()
+	ctx, cancel := context.WithTimeout(n.Context(), limit)
+	defer cancel()
+	if err := n.Await(ctx, 5*time.Millisecond, what, func(context.Context) error { return check() }); err != nil {
+		n.Fatalf("after %v: %v", time.Since(begin).Round(time.Millisecond), err)
+	}
+	return time.Since(begin)
+}
+
+// How long a packet is waited for: one that is asked for again and again, one that has to be answered, one that must not be.
+const (
+	soon    = 100 * time.Millisecond
+	surely  = 2 * time.Second
+	silence = lab.DefaultTimeout
+)
+
+// ask sends one TCP connection and returns the name of the host that answers, or the outcome.
+func (n *node) ask(from *lab.Host, to string, wait time.Duration) string {
+	a := from.Probe(n.Context(), model.TCP, netip.MustParseAddrPort(to), lab.Options{Timeout: wait})
+	if a.Outcome == lab.Failed {
+		n.Errorf("probe %s: %v", to, a.Err)
+	}
+	if a.Server != "" {
+		return a.Server
+	}
+	return a.Outcome.String()
+}
+
+// answered returns an error unless a host answers the client soon.
+func (n *node) answered(to, host string) error {
+	if got := n.ask(n.Client, to, soon); got != host {
+		return fmt.Errorf("%s: %s, want %s", to, got, host)
+	}
+	return nil
+}
+
+// bank moves bank's Service to its other pod, and returns how long its clients wait for that. Meanwhile, only bank's pods may answer.
+func (n *node) bank() time.Duration {
+	n.Helper()
+	n.serving = 1 - n.serving
+	n.put("bank", append(bankSlices(n.Pods[n.serving]), bankService())...)
+	return n.until(patience, "bank's change", n.bankServed)
+}
+
+// bankServed asks each of bank's addresses once.
+func (n *node) bankServed() error {
+	for _, to := range bankAddresses {
+		got := n.ask(n.Client, to, soon)
+		if got == "pod-2" || got == "pod-3" {
+			n.Fatalf("bank's %s is answered by %s, which is evil's", to, got)
+		}
+		if want := n.Pods[n.serving].Name; got != want {
+			return fmt.Errorf("%s: %s, want %s", to, got, want)
+		}
+	}
+	return nil
+}
+
+// nft runs a command of nft on the node.
+func (n *node) nft(args ...string) string {
+	n.Helper()
+	out, err := n.Node.Command(n.Context(), "nft", args...).CombinedOutput()
+	if err != nil {
+		n.Fatalf("nft %s: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// elements counts the elements of all of the program's sets in the kernel. Kernels before 6.16 do not tell: it asks the program.
+func (n *node) elements() (count int) {
+	n.Helper()
+	err := n.Node.Do(func() error {
+		conn, err := nft.Open()
+		if err != nil {
+			return err
+		}
+		defer conn.Close() //nolint:errcheck // it was only read from
+		for _, family := range []nft.Family{nft.IPv4, nft.IPv6} {
+			sets, err := conn.Sets(family, "kube-nftproxy")
+			if err != nil {
+				return err
+			}
+			for i := range sets {
+				if sets[i].Count < 0 {
+					count = -1
+					return nil
+				}
+				count += sets[i].Count
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	if count < 0 {
+		samples, err := n.Metrics(n.Context())
+		if err != nil {
+			n.Fatal(err)
+		}
+		sum, _ := samples.Sum("kubenftproxy_elements")
+		count = int(sum)
+	}
+	return count
+}
+
+// lines counts the lines of the program's log.
+func (n *node) lines() int {
+	n.Helper()
+	text, err := os.ReadFile(n.log)
+	if err != nil {
+		n.Fatal(err)
+	}
+	return bytes.Count(text, []byte("\n"))
+}
+
+// memory returns a value of /proc/PID/status in MiB.
+func (n *node) memory(field string) float64 {
+	n.Helper()
+	mib, err := n.Memory(field)
+	if err != nil {
+		n.Fatal(err)
+	}
+	return mib
+}
+
+// forgetPeak makes VmHWM begin again at the memory that the program has now (proc_pid_clear_refs(5)).
+func (n *node) forgetPeak() {
+	n.Helper()
+	if err := os.WriteFile("/proc/"+strconv.Itoa(n.Pid())+"/clear_refs", []byte("5"), 0o200); err != nil {
+		n.Fatal(err)
+	}
+}
+
+func clusterObjects() []runtime.Object {
+	return []runtime.Object{
+		&corev1.Node{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+			ObjectMeta: metav1.ObjectMeta{Name: "node-1", Labels: map[string]string{corev1.LabelTopologyZone: "zone-a"}},
+			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+				{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeInternalIP, Address: "2001:db8::1"},
+			}},
+		},
+		&networkingv1.ServiceCIDR{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"},
+			ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
+			Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16", "fd00:10:96::/112"}},
+		},
+	}
+}
+
+// bankAddresses are where bank's clients connect to: cluster IPs, a load-balancer IP that a controller has assigned, node ports.
+var bankAddresses = []string{
+	"10.96.0.10:8443", "[fd00:10:96::10]:8443", "203.0.113.10:8443", "192.0.2.1:30443", "[2001:db8::1]:30443",
+}
+
+func bankService() *corev1.Service {
+	s := service("bank/pay", "10.96.0.10", "fd00:10:96::10")
+	s.CreationTimestamp = metav1.Unix(1_700_000_000, 0) // evil's are older
+	s.Spec.Type = corev1.ServiceTypeLoadBalancer
+	s.Spec.Ports = []corev1.ServicePort{{Name: "https", Protocol: corev1.ProtocolTCP, Port: 8443, NodePort: 30443}}
+	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.10"}}
+	s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"}
+	return s
+}
+
+func bankSlices(h *lab.Host) []runtime.Object {
+	return []runtime.Object{slice("bank/pay", 0, []string{"https"}, backendPort, h.IPv4), slice("bank/pay", 1, []string{"https"}, backendPort, h.IPv6)}
+}
+
+// split returns namespace and name.
+func split(name string) (string, string) {
+	namespace, name, _ := strings.Cut(name, "/")
+	return namespace, name
+}

@@ -1,0 +1,275 @@
+package hostile
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// TestThief has an older Service of evil claim all of bank's addresses as externalIPs, before and after bank's Service exists, and
+// across a restart. Bank's packets stay bank's, and so do the source ranges of its load-balancer IP.
+func TestThief(t *testing.T) {
+	n := newNode(t, 1)
+	thief := service("evil/thief", evilIP)
+	thief.Spec.Ports, thief.Spec.ExternalIPs = ports(8443, 1), []string{"203.0.113.10", "10.96.0.10"}
+	n.synced("evil", thief, slice("evil/thief", 0, portNames(thief.Spec.Ports), backendPort, n.Pods[2].IPv4))
+	n.synced("bank", append(bankSlices(n.Pods[0]), bankService())...)
+	n.until(patience, "bank's Service", n.bankServed)
+	n.bank()
+	n.Kill()
+	n.start()
+	n.until(patience, "bank's Service after a restart", n.bankServed)
+	closed := bankService()
+	closed.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24"}
+	n.synced("bank", append(bankSlices(n.Pods[0]), closed)...)
+	if got := n.ask(n.Client, "203.0.113.10:8443", silence); got != "timed out" {
+		t.Errorf("a source outside of the ranges: %s, want it timed out", got)
+	}
+}
+
+// TestOwnClusterIP assigns bank's cluster IP as its load-balancer IP too: its source ranges count there.
+func TestOwnClusterIP(t *testing.T) {
+	n := newNode(t, 1)
+	s := bankService()
+	s.Status.LoadBalancer.Ingress[0].IP = s.Spec.ClusterIP
+	s.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24"}
+	n.synced("bank", append(bankSlices(n.Pods[0]), s)...)
+	if got := n.ask(n.Client, "10.96.0.10:8443", silence); got != "timed out" {
+		t.Errorf("a source outside of the ranges: %s, want it timed out", got)
+	}
+}
+
+// TestTooManyRanges restricts a load-balancer IP to more source ranges than a Service may have: sources in none of them stay outside.
+func TestTooManyRanges(t *testing.T) {
+	n := newBank(t)
+	s := bankService()
+	s.Spec.LoadBalancerSourceRanges = ranges(1_500)
+	n.put("bank", append(bankSlices(n.Pods[n.serving]), s)...)
+	n.until(patience, "the ranges", func() error {
+		if got := n.ask(n.Client, "203.0.113.10:8443", silence); got != "timed out" {
+			return fmt.Errorf("a source outside of the ranges: %s, want it timed out", got)
+		}
+		return nil
+	})
+	if got := n.ask(n.Client, "10.96.0.10:8443", surely); got != n.Pods[n.serving].Name {
+		t.Errorf("the cluster IP: %s, want %s", got, n.Pods[n.serving].Name)
+	}
+}
+
+// TestNarrowedRanges removes the source of a UDP flow that gets no reply from the source ranges: the flow stops.
+func TestNarrowedRanges(t *testing.T) {
+	n := newNode(t, 1)
+	sink := n.listen(n.Pods[0], 514)
+	write := func(sources string) {
+		s := bankService()
+		s.Spec.Ports = []corev1.ServicePort{{Name: "syslog", Protocol: corev1.ProtocolUDP, Port: 514}}
+		s.Spec.LoadBalancerSourceRanges = []string{sources}
+		e := slice("bank/pay", 0, []string{"syslog"}, 514, n.Pods[0].IPv4)
+		udp := corev1.ProtocolUDP
+		e.Ports[0].Protocol = &udp
+		n.synced("bank", s, e)
+	}
+	write("192.0.2.0/24")
+	flow, err := n.Client.Dial(t.Context(), model.UDP, netip.MustParseAddrPort("203.0.113.10:514"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer flow.Close() //nolint:errcheck // it was only written to
+	arrives := func() error {
+		if _, err := flow.Write([]byte("log")); err != nil {
+			return err
+		}
+		if err := sink.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+			return err
+		}
+		_, _, err := sink.ReadFrom(make([]byte, 10))
+		return err
+	}
+	n.until(patience, "the first packet", arrives)
+	write("198.51.100.0/24")
+	n.until(patience, "the flow's end", func() error {
+		for range 5 {
+			if err := arrives(); err == nil {
+				return errors.New("a packet arrives")
+			}
+		}
+		return nil
+	})
+}
+
+// listen opens a UDP socket on a host that never answers.
+func (n *node) listen(h interface{ Do(func() error) error }, port int) (conn *net.UDPConn) {
+	n.Helper()
+	err := h.Do(func() (err error) {
+		conn, err = net.ListenUDP("udp4", &net.UDPAddr{Port: port})
+		return err
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// TestTwoInstances runs a second instance beside the first, by another name or with other settings. Bank's changes are served, and the
+// two do not rewrite each other's rules.
+func TestTwoInstances(t *testing.T) {
+	for _, second := range []struct {
+		name, file string
+		flags      []string
+	}{
+		{name: "same settings", file: "kube-nftproxy"},
+		{name: "same settings, another name", file: "kube-proxy"},
+		{name: "other settings", file: "kube-nftproxy", flags: []string{"--masquerade-all"}},
+		{name: "other settings, another name", file: "kube-proxy", flags: []string{"--cluster-cidr="}},
+	} {
+		t.Run(second.name, func(t *testing.T) {
+			t.Parallel()
+			n := newBank(t)
+			path, err := built()
+			if err != nil {
+				t.Fatal(err)
+			}
+			link := filepath.Join(t.TempDir(), second.file)
+			if err := os.Symlink(path, link); err != nil {
+				t.Fatal(err)
+			}
+			second := n.run(link, filepath.Join(t.TempDir(), "log"), slices.Concat(n.flags, second.flags,
+				[]string{"--metrics-bind-address=127.0.0.1:10259", "--healthz-bind-address=127.0.0.1:10266"})...)
+			n.until(10*time.Second, "the second instance", func() error {
+				_, _, err := second.Get(t.Context(), "http://127.0.0.1:10266/livez")
+				return err
+			})
+			n.bank()
+			n.until(10*patience, "the end of the fight", func() error {
+				before := n.generation()
+				time.Sleep(2 * time.Second) // no event ends a fight: two that fight commit some eight times meanwhile
+				if commits := n.generation() - before; commits > 1 {
+					return fmt.Errorf("%d commits in two seconds", commits)
+				}
+				return nil
+			})
+			n.bank()
+		})
+	}
+}
+
+// generation is the number of commits to the node's ruleset so far, whoever made them.
+func (n *node) generation() (g uint32) {
+	n.Helper()
+	err := n.Node.Do(func() error {
+		conn, err := nft.Open()
+		if err != nil {
+			return err
+		}
+		defer conn.Close() //nolint:errcheck // it was only read from
+		g, err = conn.Generation()
+		return err
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	return g
+}
+
+// TestFamilyOffAndOn restarts the program while the node has no IPv6, and moves bank's endpoint meanwhile. When IPv6 is back, stale
+// rules do not answer, and bank is served as soon as the program, or the kubelet that restarts it, has noticed.
+func TestFamilyOffAndOn(t *testing.T) {
+	n := newBank(t)
+	n.Kill()
+	restore := n.withoutIPv6()
+	n.Program = n.run("", n.log, n.flags...)
+	if _, err := n.AwaitSync(t.Context(), n.Started(), model.IPv4); err != nil {
+		t.Fatal(err)
+	}
+	n.serving = 1 - n.serving
+	n.put("bank", append(bankSlices(n.Pods[n.serving]), bankService())...)
+	n.until(patience, "IPv4", func() error { return n.answered("10.96.0.10:8443", n.Pods[n.serving].Name) })
+	restore()
+	if got := n.ask(n.Client, "[fd00:10:96::10]:8443", silence); got == n.Pods[1-n.serving].Name {
+		t.Errorf("IPv6 is back: %s answers, which is no endpoint of bank any more", got)
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	for n.bankServed() != nil {
+		select {
+		case <-n.Ended():
+			n.start()
+		case <-time.After(100 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("30 s after IPv6 is back: %v", n.bankServed())
+		}
+	}
+}
+
+// withoutIPv6 disables IPv6 on the node. The function that it returns enables it, with addresses, routes and neighbours as they were.
+func (n *node) withoutIPv6() (restore func()) {
+	n.Helper()
+	const six = netlink.FAMILY_V6
+	var addrs []netlink.Addr
+	var routes []netlink.Route
+	var neighbours []netlink.Neigh
+	err := n.Node.Do(func() (err error) {
+		if addrs, err = netlink.AddrList(nil, six); err != nil {
+			return err
+		}
+		if routes, err = netlink.RouteList(nil, six); err != nil {
+			return err
+		}
+		neighbours, err = netlink.NeighList(0, six)
+		return err
+	})
+	if err = errors.Join(err, n.Node.Sysctl("ipv6/conf/all/disable_ipv6", "1")); err != nil {
+		n.Fatal(err)
+	}
+	return func() {
+		n.Helper()
+		err := errors.Join(n.Node.Sysctl("ipv6/conf/all/disable_ipv6", "0"), n.Node.Do(func() (failed error) {
+			for _, a := range addrs {
+				link, err := netlink.LinkByIndex(a.LinkIndex)
+				if err == nil && !a.IP.IsLoopback() {
+					err = netlink.AddrReplace(link, &a)
+				}
+				failed = errors.Join(failed, err)
+			}
+			for _, r := range routes {
+				failed = errors.Join(failed, netlink.RouteReplace(&r))
+			}
+			for _, x := range neighbours {
+				failed = errors.Join(failed, netlink.NeighSet(&x))
+			}
+			return failed
+		}))
+		if err != nil {
+			n.Fatal(err)
+		}
+	}
+}
+
+// TestFlagzHidesPasswords asks for the flags of a program whose flag has a password in a URL.
+func TestFlagzHidesPasswords(t *testing.T) {
+	n := newNode(t, 1)
+	n.Kill()
+	n.Program = n.run("", n.log, "--master", "https://user:hidden-one@127.0.0.1:1", "--hostname-override", "node-1", "--control-socket=")
+	var page []byte
+	n.until(patience, "the page", func() (err error) {
+		_, page, err = n.Get(t.Context(), "http://127.0.0.1:10249/flagz")
+		return err
+	})
+	if strings.Contains(string(page), "hidden-one") {
+		t.Error("/flagz shows the password")
+	}
+}
