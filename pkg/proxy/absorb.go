@@ -44,7 +44,7 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) {
 		p.Planner.Resumed()
 	}
 	p.account.noteNames(sorted)
-	p.reportConflicts()
+	p.reportConflicts(p.Planner)
 	for _, times := range dirty.Triggers {
 		p.unprogrammed = append(p.unprogrammed, times...)
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
 // countingSource counts how often slices are read.
@@ -66,7 +67,7 @@ func TestOfManySlicesOnlyThoseThatHaveChangedAreRead(t *testing.T) {
 			s.slices[name] = append(s.slices[name], largeSlice(name, n, 0))
 		}
 	}
-	p := New(Config{Source: s})
+	p := New(Config{Source: s, Planner: plan.New(plan.Options{})})
 	if reads, _ := s.build(p, names); reads != services*slices {
 		t.Fatalf("at first %d slices were read, want all %d", reads, services*slices)
 	}
@@ -130,7 +131,7 @@ func TestWhoWaitsForABlockBuildsAnother(t *testing.T) {
 		s.waits[names[first]], s.begun[names[first+blockSize]] = met, met
 	}
 	var taken []types.NamespacedName
-	New(Config{Source: s}).build(names, func(name types.NamespacedName, _ *model.Service) { taken = append(taken, name) })
+	New(Config{Source: s, Planner: plan.New(plan.Options{})}).build(names, func(name types.NamespacedName, _ *model.Service) { taken = append(taken, name) })
 	if diff := cmp.Diff(names, taken); diff != "" {
 		t.Errorf("Services that were taken (-want +got):\n%s", diff)
 	}

@@ -93,10 +93,16 @@ var fieldOf = [...]string{
 	model.NodePort: "spec.ports[].nodePort",
 }
 
+// claims tell of frontends that more than one Service claims; see [plan.Planner].
+type claims interface {
+	TakeLosers() []types.NamespacedName
+	ConflictsOf(loser types.NamespacedName) (list []plan.Conflict, all int)
+}
+
 // reportConflicts reports the frontends that Services claim and others have, once for as long as that holds.
-func (p *Proxy) reportConflicts() {
-	for _, loser := range p.Planner.TakeLosers() {
-		list, all := p.Planner.ConflictsOf(loser)
+func (p *Proxy) reportConflicts(c claims) {
+	for _, loser := range c.TakeLosers() {
+		list, all := c.ConflictsOf(loser)
 		before := p.problems.conflicts[loser]
 		if all == 0 {
 			delete(p.problems.conflicts, loser)

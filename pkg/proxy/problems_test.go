@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
@@ -94,14 +93,14 @@ func (c fakeClaims) TakeLosers() []types.NamespacedName {
 	return sortedNames(set)
 }
 
-func (c fakeClaims) ConflictsOf(loser types.NamespacedName) (list []plan.Conflict) {
-	for i := range min(c[loser], mostConflicts) {
+func (c fakeClaims) ConflictsOf(loser types.NamespacedName) (list []plan.Conflict, all int) {
+	for i := range min(c[loser], 20) {
 		list = append(list, plan.Conflict{
 			Key: model.Key{Port: uint16(i + 1), Protocol: model.TCP}, Kind: model.NodePort,
 			Loser: model.PortName{NamespacedName: loser}, Winner: model.PortName{NamespacedName: named(0)},
 		})
 	}
-	return list
+	return list, c[loser]
 }
 
 func TestConflictsAreForgottenWithTheLoser(t *testing.T) {
@@ -123,7 +122,7 @@ func TestConflictsAreForgottenWithTheLoser(t *testing.T) {
 	expect("one conflict more, one loser wins", fakeClaims{named(1): 3, named(2): 0}, 1, 3)
 	expect("it loses again", fakeClaims{named(2): 1}, 1, 4)
 	expect("both win", fakeClaims{named(1): 0, named(2): 0}, 0, 0)
-	expect("very many", fakeClaims{named(1): 10_000}, mostConflicts+1, mostConflicts+1)
+	expect("very many", fakeClaims{named(1): 10_000}, 21, 21)
 	// A conflict that lasts doesn't keep those of Services that come and go.
 	for i := range 100 {
 		p.reportConflicts(fakeClaims{named(1): 1, named(10 + i): 1})
@@ -131,41 +130,5 @@ func TestConflictsAreForgottenWithTheLoser(t *testing.T) {
 	}
 	if n := len(p.problems.conflicts); n != 1 {
 		t.Errorf("conflicts of %d Services are kept, want those of 1", n)
-	}
-}
-
-// Until the planner tells its losers, they are found among the Services that have changed.
-func TestALoserIsFoundThroughTheWinner(t *testing.T) {
-	p, reported := reporting()
-	p.Planner = plan.New(plan.Options{Families: model.Families[:]})
-	service := func(i int) *model.Service {
-		key := model.Key{Port: 30_000, Protocol: model.TCP}
-		return &model.Service{Name: named(i), Ports: []*model.ServicePort{{
-			Name: model.PortName{NamespacedName: named(i)}, Protocol: model.TCP, Frontends: []model.Frontend{{Key: key, Kind: model.NodePort}}}}}
-	}
-	set := func(i int, s *model.Service) []types.NamespacedName {
-		*reported = nil
-		p.Planner.Set(named(i), s)
-		p.reportConflicts(dirtyClaims{p.Planner, []types.NamespacedName{named(i)}, &p.problems})
-		var losers []types.NamespacedName
-		for _, problem := range *reported {
-			losers = append(losers, problem.Name)
-		}
-		return losers
-	}
-	for _, step := range []struct {
-		i    int
-		s    *model.Service
-		want []types.NamespacedName
-	}{
-		{2, service(2), nil}, {3, service(3), []types.NamespacedName{named(3)}}, {1, service(1), []types.NamespacedName{named(2), named(3)}},
-		{1, service(1), nil}, {1, nil, []types.NamespacedName{named(3)}}, {2, nil, nil},
-	} {
-		if got := set(step.i, step.s); !slices.Equal(got, step.want) {
-			t.Errorf("after svc-%d: %v lose, want %v", step.i, got, step.want)
-		}
-	}
-	if n := len(p.problems.conflicts); n != 0 {
-		t.Errorf("conflicts of %d Services are kept", n)
 	}
 }

@@ -29,6 +29,9 @@ type world struct {
 	misses                  []Fact
 	facts                   []Fact // of the rule that is at work
 
+	// drawnFrom is the world that has drawn a number in the rule that is at work; nil if none was drawn.
+	drawnFrom *world
+
 	verdict verdict
 	outcome Outcome
 	why     string
@@ -132,9 +135,10 @@ func (e *evaluator) chain(name string, worlds []*world) (back []*world, err erro
 func (e *evaluator) rule(ch *nft.ReadChain, r *nft.ReadRule, worlds []*world) (next, back []*world, err error) {
 	active := worlds
 	for _, w := range active {
-		w.facts, w.verdict = nil, verdict{}
+		w.facts, w.verdict, w.drawnFrom = nil, verdict{}, nil
 	}
 	var decided []*world
+	missed := map[*world]*world{}
 	for _, x := range r.Exprs {
 		if active, err = e.expression(x, active); err != nil {
 			return nil, nil, fmt.Errorf("chain %s: %w", ch.Name, err)
@@ -142,6 +146,11 @@ func (e *evaluator) rule(ch *nft.ReadChain, r *nft.ReadRule, worlds []*world) (n
 		active = slices.DeleteFunc(slices.Clone(active), func(w *world) bool {
 			if w.verdict.is == broken {
 				w.verdict = verdict{}
+				if other := missed[w.drawnFrom]; other != nil && w.drawnFrom != nil {
+					other.chance += w.chance // numbers that have found nothing are all the same to the next rule
+					return true
+				}
+				missed[w.drawnFrom] = w
 				w.miss()
 				next = append(next, w)
 				return true

@@ -283,6 +283,7 @@ func draw(x *expr.Numgen, worlds []*world) []*world {
 		}
 		w.note(Fact{Drawn: x.Modulus})
 		w.chance /= float64(x.Modulus)
+		w.drawnFrom = w
 		for n := range x.Modulus {
 			c := w
 			if n+1 < x.Modulus {
