@@ -163,8 +163,8 @@ func TestAnExchangedAddressIsServedThroughoutAStorm(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(b *bench) {
-				for i := range storm {
-					b.set(i, 1)
+				for i := range storm { // each is to give something up
+					b.set(i, 1, external(fmt.Sprintf("198.51.%d.%d", i/200, i%200+1)))
 				}
 				b.set(c.from, 1, external("192.0.2.1"))
 				b.set(c.to, 1, external("192.0.2.2"))
