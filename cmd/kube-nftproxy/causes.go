@@ -153,7 +153,7 @@ func rivals(s *view.Status) []view.Finding {
 	}
 	times, by := 0, ""
 	for _, r := range s.Loop.Repairs {
-		if s.Time.Sub(r.Time) < lately && strings.HasPrefix(r.By, "kube-nftproxy (") {
+		if s.Time.Sub(r.Time) < lately && (strings.HasPrefix(r.By, "kube-nftproxy (") || strings.HasPrefix(r.By, "kube-proxy (")) {
 			times, by = times+1, r.By
 		}
 	}

@@ -30,6 +30,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, confined(os.Args[2:]))
 		os.Exit(1)
 	}
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
 	os.Exit(m.Run())
 }
 

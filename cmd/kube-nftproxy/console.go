@@ -96,6 +96,12 @@ func (c *console) status(ctx context.Context) *view.Status {
 
 // unserved tells of IP families that the host has and that aren't served, because the kernel lacks something.
 func (c *console) unserved() []view.Finding {
+	if family, appeared := c.appeared(); appeared {
+		return []view.Finding{{
+			Severity: view.Wrong, What: fmt.Sprintf("this host has had %s since after the start", family),
+			Breaks: fmt.Sprintf("Services of %s: none is served", family), Mend: "wait half a minute: the program exits, to be restarted and serve it",
+		}}
+	}
 	o := c.planOptions()
 	if o.Families = host.Families(); len(o.Families) <= len(c.families) {
 		return nil
@@ -138,7 +144,7 @@ func (c *console) askStatus(ctx context.Context, s *view.Status) {
 		return
 	}
 	p := c.tracker.Pending()
-	if s.Loop.Pending = p.Services; !p.Since.IsZero() {
+	if s.Loop.Pending += p.Services; !p.Since.IsZero() {
 		s.Loop.OldestChange = &p.Since
 	}
 	s.Counts.Elements = map[string]int{}
@@ -168,6 +174,9 @@ func (c *console) judge(s *view.Status) {
 	}
 	if s.Loop != nil && s.Loop.Waits != "" {
 		s.Why = append(s.Why, "nothing is programmed yet: waiting "+s.Loop.Waits)
+	}
+	if s.Loop != nil && s.Loop.Other != "" {
+		s.Why = append(s.Why, fmt.Sprintf("another instance (%s) serves this node; this one waits until that has gone", s.Loop.Other))
 	}
 	if s.Loop != nil && s.Loop.Failure != nil {
 		s.Why = append(s.Why, "syncs fail: "+s.Loop.Failure.Error)

@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -29,6 +30,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/instance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nodeport"
@@ -123,7 +125,8 @@ func serve(ctx context.Context, s *settings) error {
 	setMemory()
 	logger := klog.FromContext(ctx)
 	prepare := sync.OnceFunc(func() { prepareHost(logger, s.Config) })
-	for families := host.Families(); ; {
+	s.hostFamilies = host.Families()
+	for families := s.hostFamilies; ; {
 		d, err := newDaemon(ctx, s, families)
 		if err != nil {
 			return err
@@ -151,6 +154,9 @@ type daemon struct {
 	tracker *track.Tracker
 	source  source
 	kernel  *apply.Kernel
+	// lease is renewed beside the loop; instance tells whether another process of this program serves.
+	lease    *apply.Lease
+	instance *instance.Instance
 	// lockable says that tables are to be locked, and the kernel can.
 	lockable bool
 	planner  *plan.Planner
@@ -164,13 +170,17 @@ type daemon struct {
 	reporter *report.Reporter
 	families []model.Family
 	// lacks has why the families can't be served, or nil, as soon as it is known.
-	lacks    <-chan error
-	flows    *conntrack.Reconciler
-	users    *nodeport.Watcher
-	checks   *health.Services
-	takeover *takeover.Takeover
-	started  time.Time
-	settle   sync.Once
+	lacks <-chan error
+	// addressed has a value when an address of the machine has changed: an IP family may have come.
+	addressed chan struct{}
+	flows     *conntrack.Reconciler
+	users     *nodeport.Watcher
+	checks    *health.Services
+	takeover  *takeover.Takeover
+	started   time.Time
+	settle    sync.Once
+	// firstSync says that a sync has succeeded.
+	firstSync atomic.Bool
 	// loop is what keeps the kernel in step; console answers commands about all of this.
 	loop    *proxy.Proxy
 	console *console
@@ -180,7 +190,7 @@ type daemon struct {
 }
 
 func newDaemon(ctx context.Context, s *settings, families []model.Family) (*daemon, error) {
-	d := &daemon{settings: s, started: time.Now(), registry: prometheus.NewRegistry(), families: families}
+	d := &daemon{settings: s, started: time.Now(), registry: prometheus.NewRegistry(), families: families, addressed: make(chan struct{}, 1)}
 	logger := klog.FromContext(ctx)
 	// The messages of the first three lines are kube-proxy's, which some look for.
 	logger.Info("Using nftables Proxier", "node", s.nodeName, "families", fmt.Sprint(d.families))
@@ -216,12 +226,19 @@ func newDaemon(ctx context.Context, s *settings, families []model.Family) (*daem
 		logger.Error(err, "Cannot listen to what other programs do to the ruleset; it is looked at twice a second")
 	}
 	if !d.takeover.Rival(ctx) {
-		d.kernel.TakeOver()
+		d.kernel.TakeOver(func() bool { return !d.takeover.Rival(ctx) })
 	}
 	d.lockable = d.LockTables && d.canLock(logger)
 	d.console = &console{daemon: d}
 	d.planner = plan.New(d.planOptions())
 	if err := d.count(logger); err != nil {
+		return d, err
+	}
+	d.instance = instance.New(instance.Name, instance.Own())
+	d.instance.Unknown = func(err error) {
+		logger.Error(err, "Another process may be an instance of this program, and can't be asked; this one serves")
+	}
+	if err := d.keepLease(logger); err != nil {
 		return d, err
 	}
 	d.loop = d.newLoop()
@@ -301,7 +318,12 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	server("healthz", d.Config.HealthzBindAddress, d.health.Handler(), "FailedToStartProxierHealthcheck")
 	server("metrics", d.Config.MetricsBindAddress, d.metricsPort(), "FailedToStartMetricServer")
-	part("addresses", func(ctx context.Context) error { return host.FollowAddresses(ctx, d.tracker.Node) })
+	part("addresses", func(ctx context.Context) error {
+		return host.FollowAddresses(ctx, func() {
+			d.tracker.Node()
+			d.lookForFamilies()
+		})
+	})
 	part("watch", d.source.Run)
 	part("conntrack", func(ctx context.Context) error { d.flows.Run(ctx); return nil })
 	part("memory", d.watchMemory)
@@ -311,7 +333,17 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	part("takeover", func(ctx context.Context) error { d.takeover.Run(ctx); return nil })
 	part("control", func(ctx context.Context) error { control.Serve(ctx, d.ControlSocket, d.console.handler()); return nil })
-	part("proxy", d.proxy)
+	part("lease", func(ctx context.Context) error { d.lease.Run(ctx); return nil })
+	part("families", d.awaitFamily)
+	part("proxy", func(ctx context.Context) error {
+		// The others learn that this one has gone when it doesn't commit anything any more.
+		agreeing, leave := context.WithCancel(context.WithoutCancel(ctx))
+		var others sync.WaitGroup
+		others.Go(func() { d.instance.Run(agreeing) })
+		defer others.Wait()
+		defer leave()
+		return d.proxy(ctx)
+	})
 	wg.Wait()
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
 		return err
@@ -358,5 +390,6 @@ func (d *daemon) newLoop() *proxy.Proxy {
 		Flows: d.flows, Earlier: func() ([]model.Key, error) { return apply.EarlierUDP(d.families) }, NodePortUsers: d.users, Checks: d.checks, Families: d.families,
 		NodeName: d.nodeName, NodeIP: d.nodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: d.nodePortAddresses(),
 		Model: d.modelOptions(), Report: d.report, Synced: d.synced, Observer: d.console, Now: time.Now,
+		Turn: d.instance, Renews: d.lockable,
 	})
 }

@@ -18,6 +18,8 @@ type settings struct {
 	*config.Options
 	flags    *pflag.FlagSet
 	nodeName string
+	// hostFamilies are the IP families that the host had at the start, those that the kernel lacks something for among them.
+	hostFamilies []model.Family
 	// nodeIP is taken for the Node's address of its family; invalid for none.
 	nodeIP netip.Addr
 	// localPods tells how pods are recognised, except in mode NodeCIDR, where the Node says so.

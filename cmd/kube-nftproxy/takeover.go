@@ -39,6 +39,7 @@ func (d *daemon) newTakeover() *takeover.Takeover {
 		NodeName: d.nodeName, Metrics: d.Config.MetricsBindAddress, Health: d.Config.HealthzBindAddress,
 		Excluded: excludedFromIPVS(d.Config), Report: d.report,
 		Count: func(k takeover.Kind, n int) { d.metrics.Leftovers(string(k), n) },
+		Found: func() { d.kernel.KeepKubeProxy() },
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -103,9 +104,10 @@ func BenchmarkScale(b *testing.B) {
 
 type uncounted struct{}
 
-func (uncounted) Begin()                  {}
-func (uncounted) End([]nft.Counted, bool) {}
-func (uncounted) Adopted()                {}
+func (uncounted) Await(time.Duration) error { return nil }
+func (uncounted) Begin()                    {}
+func (uncounted) End([]nft.Counted, bool)   {}
+func (uncounted) Adopted()                  {}
 
 // BenchmarkAdopt goes from a new process's plan to the finding that the kernel holds it already.
 func BenchmarkAdopt(b *testing.B) {

@@ -20,8 +20,10 @@ type Kernel struct {
 	known bool
 	// doubted says that it was known until somebody doubted it.
 	doubted bool
-	// generation is that of the kernel's ruleset as it was left by us, or read before it was found to be ours.
-	generation uint32
+	// generation is that of the kernel's ruleset as it was left by us, or read before it was found to be ours; renewed is how many
+	// renewals of the lease it counts. Those that came later aren't foreign.
+	generation, renewed uint32
+	renewals            renewals
 	// states are the state elements that the kernel holds.
 	states map[nft.Family]*nft.Element
 	// tables are what was wanted when all was last written or compared, and elements how many.
@@ -29,10 +31,8 @@ type Kernel struct {
 	elements int
 	// difference is the batch of the last differences that were sent; its memory serves again.
 	difference *nft.Batch
-	// takeOver says that kube-proxy's tables are to be replaced; found are the families in which it had one at the last look.
-	takeOver bool
-	found    []nft.Family
-	others   others
+	takeOver   takeOver
+	others     others
 	// readable are the sets of an earlier process's tables that can be read.
 	readable map[*nft.Set]bool
 	check    check
@@ -41,6 +41,9 @@ type Kernel struct {
 
 // Counts takes what elements have counted before they go.
 type Counts interface {
+	// Await reads what present elements have counted, unless that was done lately, and waits no longer than a time. It comes before a
+	// batch whose deletions are too many for the kernel to report.
+	Await(time.Duration) error
 	// Begin comes before a batch that deletes elements with counters, End after it, with what was counted by those that went; all
 	// says that every element was made anew.
 	Begin()
@@ -113,7 +116,7 @@ func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 	result, err := k.sync(p)
 	if err == nil || errors.Is(err, unix.EPERM) {
 		// A table that its owner lets nobody delete must not keep ours away; pkg/takeover goes on trying.
-		k.takeOver, k.found = false, nil
+		k.takeOver.settle()
 	}
 	return result, err
 }
@@ -135,24 +138,24 @@ func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 		// What came and went while the first plan was made has never been in the kernel.
 		p.Prune()
 	}
-	generation, err := k.conn.Generation()
+	now, err := k.now()
 	if err != nil {
 		return Result{}, err
 	}
 	first := len(k.states) == 0
 	why, err := k.compare(p)
-	if err == nil && k.takeOver {
-		k.found, err = KubeProxyTables(k.conn)
+	if err == nil {
+		err = k.takeOver.find(k.conn)
 	}
 	if err != nil {
 		return Result{}, fmt.Errorf("read tables: %w", err)
 	}
-	if why == "" && len(k.found) > 0 {
+	if why == "" && len(k.takeOver.found) > 0 {
 		why = "kube-proxy's tables are to go"
 	}
 	// Whatever is committed by others from here on is noticed.
-	k.others.counted(generation, int(generation-k.generation))
-	k.generation = generation
+	k.others.counted(now.generation, k.foreign(now))
+	k.reach(now)
 	if why == "" {
 		why = k.others.suspicion()
 	}
@@ -170,7 +173,7 @@ func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 	}
 	result, err := k.rewrite(p, why)
 	if err == nil {
-		k.others.settled(generation)
+		k.others.settled(now.generation)
 		k.check.due = false
 	}
 	return result, err
@@ -180,15 +183,16 @@ func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 // compare then, and what is to be changed is a difference still. Otherwise who changes the ruleset all the time would have
 // everything written anew with every change of a Service.
 func (k *Kernel) harmless() bool {
-	if !k.doubted || k.takeOver || k.others.suspicion() != "" {
+	if !k.doubted || k.takeOver.wanted || k.others.suspicion() != "" {
 		return false
 	}
-	generation, err := k.conn.Generation()
-	if err != nil || generation == k.generation || !k.others.harmless(k.generation, generation) {
+	now, err := k.now()
+	if err != nil || k.foreign(now) == 0 || !k.others.harmless(k.generation, now.generation) {
 		return false
 	}
-	k.others.counted(generation, int(generation-k.generation))
-	k.generation, k.known, k.doubted = generation, true, false
+	k.others.counted(now.generation, k.foreign(now))
+	k.reach(now)
+	k.known, k.doubted = true, false
 	return true
 }
 
@@ -197,10 +201,11 @@ func (k *Kernel) harmless() bool {
 // later what came of it.
 func (k *Kernel) Meddled() (bool, error) {
 	k.others.revive()
-	generation, err := k.conn.Generation()
-	if err != nil || generation != k.generation {
+	now, err := k.now()
+	if err != nil || k.foreign(now) != 0 {
 		return err == nil, err
 	}
+	k.reach(now)
 	k.verify()
 	return k.others.suspicion() != "", nil
 }
@@ -321,13 +326,22 @@ func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 	k.known = true
 	// The generation that this batch made, if nobody else has come between: otherwise Meddled sees a difference.
 	k.generation++
+	if kind == Full {
+		k.renewals.last.Store(start.UnixNano())
+	}
 	return r, nil
 }
+
+// patienceForCounts is how long a batch waits for the counters of what it deletes to be read.
+const patienceForCounts = 200 * time.Millisecond
 
 // send sends a batch, and passes on what the elements that it deletes have counted.
 func (k *Kernel) send(b *nft.Batch, kind Kind) error {
 	if k.counts == nil || kind == Partial && !b.Reports() {
 		return k.conn.Commit(b)
+	}
+	if b.TooMany() {
+		_ = k.counts.Await(patienceForCounts) // what couldn't be read isn't counted: the batch must not wait
 	}
 	k.counts.Begin()
 	err := k.conn.Commit(b)
@@ -353,26 +367,24 @@ func Cleanup() (deleted []string, err error) {
 	return deleted, errors.Join(errs...)
 }
 
-// Renew renews the lease of the tables, see [plan.Lease]; it does nothing while it isn't known whether they are there. After
-// an error the next sync compares them with what is wanted.
+// Renew renews the lease of locked tables, which no other connection may change, see [Lease]. It does nothing while it isn't known
+// whether they are there. After an error the next sync compares them with what is wanted.
 func (k *Kernel) Renew(p *plan.Planner) error {
 	if !k.known {
 		return nil
 	}
 	b := k.reuse()
 	lock(b, k.tables) // which were unlocked where the socket had to be replaced
-	leases := p.Leases()
+	leases, start := p.Leases(), time.Now()
 	for i, e := range leases {
 		if i == 0 || e.Set != leases[i-1].Set {
-			b.FlushSet(e.Set, 0) // an element that has run out can't be deleted by its key
+			renew(b, e.Set, leases)
 		}
-	}
-	for i := range leases {
-		b.AddElement(&leases[i])
 	}
 	if _, err := k.commit(b, Partial); err != nil {
 		return fmt.Errorf("renew the lease: %w", err)
 	}
+	k.renewals.last.Store(start.UnixNano())
 	return nil
 }
 

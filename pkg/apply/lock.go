@@ -48,6 +48,16 @@ func lock(b *nft.Batch, tables []*nft.Table) {
 	}
 }
 
+// Release gives up the lock of the tables, so that another process can write them; the next sync claims them.
+func (k *Kernel) Release() {
+	for _, t := range k.tables {
+		if t.Locked {
+			k.conn.Release()
+			return
+		}
+	}
+}
+
 // forbidden adds to an error what the kernel means by it.
 func forbidden(err error) error {
 	if errors.Is(err, unix.EPERM) {

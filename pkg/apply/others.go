@@ -2,6 +2,7 @@ package apply
 
 import (
 	"os"
+	"slices"
 	"strings"
 	locks "sync" // tests have a function of the other name
 	"sync/atomic"
@@ -33,6 +34,17 @@ type others struct {
 	since   uint32
 	unheard int
 	lost    bool
+	// ports are those of the last sockets by which the lease was renewed.
+	ports [2]uint32
+}
+
+// renewedBy says by which socket the lease is renewed from now on.
+func (o *others) renewedBy(port uint32) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ports[0] != port {
+		o.ports = [2]uint32{port, o.ports[0]}
+	}
 }
 
 // Listen makes the kernel say at once when another program has changed the ruleset, which one, and whether it was in our
@@ -79,6 +91,12 @@ func (o *others) revive() {
 	}
 }
 
+// isOurs reports whether a program of a name is this one, by its own name, or by the link that replaces kube-proxy in its image. Two
+// instances agree which one serves; one that is about to stop may still commit.
+func isOurs(program, own string) bool {
+	return program == own || program == "kube-nftproxy" || program == "kube-proxy"
+}
+
 // ownName is the kernel's name of this process.
 func ownName() string {
 	text, err := os.ReadFile("/proc/self/comm")
@@ -96,7 +114,9 @@ func (o *others) listen(l *nft.Listener, ended chan<- struct{}, own string) {
 		if err != nil {
 			return
 		}
-		o.note(&c, own)
+		if !o.note(&c, own) {
+			continue
+		}
 		o.last.Store(&c)
 		select {
 		case o.heard <- struct{}{}:
@@ -105,28 +125,37 @@ func (o *others) listen(l *nft.Listener, ended chan<- struct{}, own string) {
 	}
 }
 
-func (o *others) note(c *nft.Commit, own string) {
+// note takes up a commit. It reports false for a renewal of the lease by this process.
+func (o *others) note(c *nft.Commit, own string) (foreign bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if c.Lost {
 		o.lost = true
-		return
+		return true
 	}
+	renewal := c.Port != 0 && slices.Contains(o.ports[:], c.Port)
 	touch := touchOf(c)
+	if renewal {
+		touch = ""
+	}
 	if touch != "" {
 		o.calmFrom = c.Generation
 	} else if c.Generation != o.calmTo+1 {
 		o.calmFrom = c.Generation - 1
 	}
 	o.calmTo = c.Generation
+	if renewal {
+		return false
+	}
 	if o.since != 0 && after(c.Generation, o.since) {
 		o.unheard--
 	}
 	// A second instance of this program, as while one replaces another, writes what it wants: the tables tell what that is, and
 	// two that undo each other's work would never end.
-	if touch != "" && c.Program != own && o.touched == "" && after(c.Generation, o.fixed) {
+	if touch != "" && !isOurs(c.Program, own) && o.touched == "" && after(c.Generation, o.fixed) {
 		o.touched, o.touchedIn = "somebody has touched it: "+touch, c.Generation
 	}
+	return true
 }
 
 // touchOf tells what a commit did to our tables. What packets add may be changed by others, too.

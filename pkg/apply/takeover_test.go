@@ -23,6 +23,8 @@ func rival(t *testing.T) {
 	}
 }
 
+func alone() bool { return true }
+
 func hasRival(t *testing.T) bool {
 	t.Helper()
 	return strings.Contains(run(t, "nft", "list tables"), "kube-proxy\n")
@@ -43,7 +45,7 @@ func TestKubeProxysTablesAreReplacedInOneBatch(t *testing.T) {
 			before(t, p)
 			rival(t)
 			k := open(t)
-			k.TakeOver()
+			k.TakeOver(alone)
 			generation, err := k.conn.Generation()
 			if err != nil {
 				t.Fatal(err)
@@ -65,7 +67,7 @@ func TestTablesOfKubeProxyThatComeLaterAreLeftAlone(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
 	cluster(p)
-	k.TakeOver()
+	k.TakeOver(alone)
 	sync(t, k, p, Full)
 	rival(t)
 	k.Doubt()
@@ -88,6 +90,39 @@ func TestTablesOfKubeProxyStayUnlessAskedFor(t *testing.T) {
 	}
 }
 
+// A kube-proxy that starts while this program waits, or plans, or makes its batch, keeps its tables.
+func TestAKubeProxyThatStartsBeforeTheFirstSyncKeepsItsTables(t *testing.T) {
+	for name, c := range map[string]struct {
+		// runs tells from which question on a kube-proxy answers, cancelled that another look has found it.
+		runs      int
+		cancelled bool
+	}{
+		"before the tables are compared": {runs: 1},
+		"while the batch is made":        {runs: 2},
+		"and another look has found it":  {runs: 100, cancelled: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lab.EnterNamespace(t)
+			k, p := open(t), plan.New(options())
+			cluster(p)
+			rival(t)
+			asked := 0
+			k.TakeOver(func() bool { asked++; return asked < c.runs })
+			if c.cancelled {
+				k.KeepKubeProxy()
+			}
+			if sync(t, k, p, Full); !hasRival(t) {
+				t.Errorf("kube-proxy's tables are gone; it was asked for %d times", asked)
+			}
+			checkKernel(t, k, p)
+			k.Doubt()
+			if sync(t, k, p, Adopted); !hasRival(t) {
+				t.Error("the next sync deleted kube-proxy's tables")
+			}
+		})
+	}
+}
+
 // A table that its owner lets nobody else delete doesn't keep ours away.
 func TestATableOfKubeProxyThatIsLockedStays(t *testing.T) {
 	k, _ := lockable(t)
@@ -103,7 +138,7 @@ func TestATableOfKubeProxyThatIsLockedStays(t *testing.T) {
 	}
 	p := plan.New(options())
 	cluster(p)
-	k.TakeOver()
+	k.TakeOver(alone)
 	if _, err := k.Sync(p); !errors.Is(err, unix.EPERM) || strings.Contains(err.Error(), "\x00") {
 		t.Errorf("Sync() = %v, want %v", err, unix.EPERM)
 	}

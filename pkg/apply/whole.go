@@ -174,7 +174,6 @@ func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
 	p.Fit()
 	b := nft.NewBatch(batchBytes(p))
 	b.Report = k.counts != nil && len(k.states) > 0 // what an earlier process has left isn't counted
-	k.replace(b)
 	tables := p.Tables()
 	leftovers := map[nft.Family][]string{}
 	for _, t := range tables {
@@ -202,6 +201,7 @@ func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
 	for _, t := range tables {
 		b.AddElement(p.State(t.Family))
 	}
+	k.replace(b)
 	r, err := k.commit(b, Full)
 	r.Why = why
 	if err != nil {

@@ -42,7 +42,7 @@ type Metrics struct {
 	nodePortSearches                         *prometheus.CounterVec
 
 	checks, repairs *prometheus.CounterVec
-	drift           prometheus.Gauge
+	drift, standby  prometheus.Gauge
 	flowPasses      *prometheus.CounterVec
 	watchErrors     *prometheus.CounterVec
 }
@@ -195,6 +195,8 @@ func (m *Metrics) registerTrust(r registry) {
 			"another program has changed or deleted our tables.", "reason")
 	m.drift = r.gauge("kubenftproxy_drift",
 		"1 while the kernel may hold something else than what is wanted, as long as a sync fails; otherwise 0.")
+	m.standby = r.gauge("kubenftproxy_standing_by",
+		"1 while another instance of the program serves this node and this one waits, else 0.")
 	m.flowPasses = r.counters("kubenftproxy_conntrack_passes_total",
 		"Searches for stale conntrack entries, by result: done or failed. One that failed is tried again.", "ip_family", "result")
 	m.watchErrors = r.counters("kubenftproxy_watch_errors_total",
@@ -361,6 +363,14 @@ const (
 
 // Doubted reports that the kernel may hold something else than what is wanted.
 func (m *Metrics) Doubted() { m.drift.Set(1) }
+
+// StandingBy reports whether another instance serves.
+func (m *Metrics) StandingBy(waits bool) {
+	m.standby.Set(0)
+	if waits {
+		m.standby.Set(1)
+	}
+}
 
 // Checked reports a comparison of the kernel's tables with what is wanted, after which they agree; repaired is set where
 // they had to be written anew.

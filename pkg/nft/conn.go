@@ -73,6 +73,23 @@ func openSocket() (fd int, err error) {
 // Close closes the connection.
 func (c *Conn) Close() error { return os.NewSyscallError("close", unix.Close(c.fd)) }
 
+// Port returns the number of the socket that the next request is sent by, which no other netlink socket in the network namespace has,
+// as [Commit.Port] tells it.
+func (c *Conn) Port() (uint32, error) {
+	c.ready()
+	address, err := unix.Getsockname(c.fd)
+	if err != nil {
+		return 0, os.NewSyscallError("getsockname", err)
+	}
+	return address.(*unix.SockaddrNetlink).Pid, nil
+}
+
+// Release replaces the socket: what the kernel has locked to it is free.
+func (c *Conn) Release() {
+	c.broken = true
+	c.ready()
+}
+
 // ready replaces a socket with which something went wrong: answers may be waiting in it, a dump may not have come to its end, or it
 // may be closed. Where there can't be another one, as without file descriptors, the old one has to do.
 func (c *Conn) ready() {
@@ -247,7 +264,8 @@ func (c *Conn) concluded(a *answers) error {
 
 type header struct {
 	typ, flags uint16
-	seq        uint32
+	// port is that of the socket whose request the message is about.
+	seq, port uint32
 }
 
 // ends reports whether nothing follows in answer to a request.
@@ -264,6 +282,7 @@ func forEachMessage(b []byte, f func(header, []byte)) bool {
 			typ:   binary.NativeEndian.Uint16(b[4:]),
 			flags: binary.NativeEndian.Uint16(b[6:]),
 			seq:   binary.NativeEndian.Uint32(b[8:]),
+			port:  binary.NativeEndian.Uint32(b[12:]),
 		}, b[unix.NLMSG_HDRLEN:n])
 		b = b[min((n+3)&^3, len(b)):]
 	}

@@ -88,9 +88,11 @@ type echoes struct {
 	expected int
 }
 
-// maxEchoes is the most that the kernel is asked to report at once: each takes up to half a KiB of its memory.
+// maxEchoes is the most that the kernel is asked to report at once. Until the end of the commit, each report takes 7.7 KiB of the
+// kernel's memory that no control group is charged for (an skb of NLMSG_GOODSIZE: nf_tables_setelem_notify); in the socket's
+// buffer, where the kernel has packed them, half a KiB.
 const (
-	maxEchoes = 200_000
+	maxEchoes = 5000
 	echoBytes = 512
 )
 
@@ -120,6 +122,17 @@ func (b *Batch) Reports() bool {
 		}
 	}
 	return false
+}
+
+// TooMany reports whether the batch asks for more reports than the kernel is to make: nothing is reported then.
+func (b *Batch) TooMany() bool {
+	n := b.echoes.expected
+	for _, l := range b.open {
+		if l.set.Counter && b.Report && b.openKind == deletes {
+			n += l.elements
+		}
+	}
+	return n > maxEchoes
 }
 
 // Gone returns the deleted elements whose counters were not 0, once a batch with Report has been committed.

@@ -15,6 +15,8 @@ import (
 // Commit is what the kernel tells of a transaction.
 type Commit struct {
 	Generation uint32
+	// Port is the number of the socket that sent it, see [Conn.Port].
+	Port uint32
 	// PID and Program are those of the process that sent it; 0 and "" where the kernel doesn't say.
 	PID     int
 	Program string
@@ -125,7 +127,7 @@ func (l *Listener) Next() (Commit, error) {
 			case h.typ>>8 != unix.NFNL_SUBSYS_NFTABLES || len(payload) < 4:
 			case h.typ&0xff == unix.NFT_MSG_NEWGEN:
 				parseCommit(payload[4:], &l.next)
-				heard = true
+				l.next.Port, heard = h.port, true
 			default:
 				l.touched(h.typ, payload)
 			}

@@ -15,8 +15,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// absorb turns what is dirty into what is planned.
-func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) {
+// absorb turns what has just changed into what is planned, as far as there is time, and returns the Services that were planned.
+func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.NamespacedName {
 	if dirty.Node && p.absorbNode(ctx) && p.Planner.Services() > 0 { // at the start all are dirty
 		dirty.Services = p.withAll(dirty.Services)
 	}
@@ -26,29 +26,13 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) {
 	if dirty.Node || dirty.ServiceCIDRs {
 		p.publish()
 	}
-	sorted := sortedNames(dirty.Services)
-	if !p.started && p.Planner.Services() == 0 {
+	p.noteTriggers(dirty.Triggers)
+	if !p.started && p.Planner.Services() == 0 && !p.Planner.Recalling() {
 		if err := p.Kernel.Resume(p.Planner); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot read the kernel's tables; session affinity of some clients may be lost")
 		}
 	}
-	p.Planner.Expect(len(sorted))
-	absorbed := 0
-	p.build(sorted, func(name types.NamespacedName, s *model.Service) {
-		p.absorbService(name, s)
-		if absorbed++; absorbed%blockSize == 0 && p.broken() {
-			p.send(ctx, track.Dirty{}) // nobody waits for the others of thousands
-		}
-	})
-	if p.Planner.Recalling() {
-		p.Planner.Resumed()
-	}
-	p.account.noteNames(sorted)
-	p.reportConflicts(p.Planner)
-	for _, times := range dirty.Triggers {
-		p.unprogrammed = append(p.unprogrammed, times...)
-	}
-	p.countProblems()
+	return p.planFresh(sortedNames(dirty.Services))
 }
 
 func sortedNames(set map[types.NamespacedName]struct{}) []types.NamespacedName {

@@ -18,25 +18,30 @@ type block struct {
 	// built are what they have become; what had been read of them is replaced by what has been now.
 	services []*model.Service
 	readings []*model.Reading
-	built    chan struct{}
+	// n is how many of them there was time for; built is closed when no more are made.
+	n     int
+	built chan struct{}
 }
 
 // blockSize is large enough for handing over to cost nothing, and small enough for nobody to wait long.
 const blockSize = 32
 
-// build makes Services of their objects, and calls take with each, in the order of the names. What becomes of one doesn't depend
-// on the others, so all processors do it where there are many; take is only called by the caller's goroutine.
-func (p *Proxy) build(names []types.NamespacedName, take func(types.NamespacedName, *model.Service)) {
+// build makes Services of their objects, and calls take with each, in the order of the names, until it returns false, or late, unless nil,
+// reports true. What becomes of one doesn't depend on the others, so all processors do it where there are many; take is only called by
+// the caller's goroutine.
+func (p *Proxy) build(names []types.NamespacedName, late func() bool, take func(types.NamespacedName, *model.Service) (more bool)) {
 	if len(names) <= blockSize {
 		for _, name := range names {
 			s, reading := p.buildService(&p.room, name, p.readings[name])
 			p.remember(name, reading)
 			p.recall([]*model.Service{s})
-			take(name, s)
+			if !take(name, s) || late != nil && late() {
+				return
+			}
 		}
 		return
 	}
-	w := &works{proxy: p, blocks: make([]*block, 0, len(names)/blockSize+1)}
+	w := &works{proxy: p, late: late, blocks: make([]*block, 0, len(names)/blockSize+1), room: make(chan struct{}, mostAhead), stop: make(chan struct{})}
 	for chunk := range slices.Chunk(names, blockSize) {
 		w.blocks = append(w.blocks, p.newBlock(chunk))
 	}
@@ -44,27 +49,54 @@ func (p *Proxy) build(names []types.NamespacedName, take func(types.NamespacedNa
 	for range min(runtime.GOMAXPROCS(0), len(w.blocks)) - 1 {
 		others.Go(func() {
 			var room model.Room
-			for w.buildNext(&room) {
+			for w.enter() {
+				if !w.buildNext(&room) {
+					return
+				}
 			}
 		})
 	}
+	defer others.Wait()
+	defer close(w.stop)
 	for _, b := range w.blocks {
 		w.await(b)
-		p.recall(b.services)
-		for i, name := range b.names {
+		<-w.room
+		p.recall(b.services[:b.n])
+		for i, name := range b.names[:b.n] {
 			p.remember(name, b.readings[i])
-			take(name, b.services[i])
+			if !take(name, b.services[i]) {
+				return
+			}
+		}
+		if late != nil && late() {
+			return
 		}
 		b.services, b.readings = nil, nil
 	}
-	others.Wait()
 }
+
+// mostAhead is how many blocks are built before they are taken, in vain where nobody takes them any more.
+const mostAhead = 32
 
 // works are the blocks that several goroutines build, each the next one that nobody has begun.
 type works struct {
 	proxy  *Proxy
+	late   func() bool
 	blocks []*block
 	begun  atomic.Int64
+	// room has a value for each block that has begun and isn't taken; stop is closed when no further one is wanted.
+	room chan struct{}
+	stop chan struct{}
+}
+
+// enter waits for room for another block. It reports false if none is wanted.
+func (w *works) enter() bool {
+	select {
+	case w.room <- struct{}{}:
+		return true
+	case <-w.stop:
+		return false
+	}
 }
 
 // buildNext reports false if there is nothing left to begin.
@@ -73,7 +105,7 @@ func (w *works) buildNext(room *model.Room) bool {
 	if next >= len(w.blocks) {
 		return false
 	}
-	w.proxy.buildBlock(room, w.blocks[next])
+	w.proxy.buildBlock(room, w.blocks[next], w.late)
 	return true
 }
 
@@ -84,6 +116,12 @@ func (w *works) await(b *block) {
 		case <-b.built:
 			return
 		default:
+		}
+		select {
+		case w.room <- struct{}{}:
+		default: // it has begun: all before it were taken
+			<-b.built
+			return
 		}
 		if !w.buildNext(&w.proxy.room) {
 			<-b.built
@@ -114,9 +152,12 @@ func (p *Proxy) newBlock(names []types.NamespacedName) *block {
 	return b
 }
 
-func (p *Proxy) buildBlock(room *model.Room, b *block) {
+func (p *Proxy) buildBlock(room *model.Room, b *block, late func() bool) {
 	for i, name := range b.names {
 		b.services[i], b.readings[i] = p.buildService(room, name, b.readings[i])
+		if b.n = i + 1; late != nil && late() {
+			break
+		}
 	}
 	close(b.built)
 }

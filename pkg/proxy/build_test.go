@@ -45,7 +45,7 @@ func (s countedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 // build has the proxy make some Services, and returns how many slices were read for that, and what came of the last Service.
 func (s *countingSource) build(p *Proxy, names []types.NamespacedName) (reads int, last *model.Service) {
 	s.reads.Store(0)
-	p.build(names, func(_ types.NamespacedName, built *model.Service) { last = built })
+	p.build(names, nil, func(_ types.NamespacedName, built *model.Service) bool { last = built; return true })
 	return int(s.reads.Load()), last
 }
 
@@ -131,7 +131,7 @@ func TestWhoWaitsForABlockBuildsAnother(t *testing.T) {
 		s.waits[names[first]], s.begun[names[first+blockSize]] = met, met
 	}
 	var taken []types.NamespacedName
-	New(Config{Source: s, Planner: plan.New(plan.Options{})}).build(names, func(name types.NamespacedName, _ *model.Service) { taken = append(taken, name) })
+	New(Config{Source: s, Planner: plan.New(plan.Options{})}).build(names, nil, func(name types.NamespacedName, _ *model.Service) bool { taken = append(taken, name); return true })
 	if diff := cmp.Diff(names, taken); diff != "" {
 		t.Errorf("Services that were taken (-want +got):\n%s", diff)
 	}

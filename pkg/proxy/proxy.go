@@ -47,8 +47,12 @@ type Kernel interface {
 	Resume(*plan.Planner) error
 	Recall(*plan.Planner, []*model.Service) error
 	Known() bool
-	// Renew renews the lease of the tables, which lasts for [plan.Lease].
+	// Renew renews the lease of the tables, which lasts for [plan.Lease], where nobody does beside the loop, see [Config.Renews]. Leased
+	// returns when anybody last did, the zero time for never.
 	Renew(*plan.Planner) error
+	Leased() time.Time
+	// Release gives up what keeps another process from writing the tables, until the next Sync.
+	Release()
 	// Doubt makes the next Sync compare instead of believe; Meddled tells whether somebody else has committed anything.
 	Doubt()
 	Meddled() (bool, error)
@@ -89,6 +93,10 @@ type Config struct {
 	Earlier func() ([]model.Key, error)
 	// Report is told of everything in the API that could not be used.
 	Report func(model.Problem)
+	// Renews says that the loop renews the lease, as of tables that are locked to its connection.
+	Renews bool
+	// Turn, unless nil, tells whether another instance of this program serves instead of this one.
+	Turn Turn
 	// Synced, unless nil, is called after each sync that has succeeded.
 	Synced func()
 	// Observer, unless nil, is told of each commit while it is watched.
@@ -104,7 +112,10 @@ type Proxy struct {
 	podCIDRs [2]netip.Prefix
 	// problems are those that have been reported.
 	problems problemBook
-	// unprogrammed are the times of changes that the kernel doesn't hold yet.
+	// queue are the Services that have changed and that there was no time for; triggers are the times of changes of Services that aren't
+	// planned yet, unprogrammed those of changes that are, and that the kernel doesn't hold.
+	queue        queue
+	triggers     map[types.NamespacedName][]track.Trigger
 	unprogrammed []track.Trigger
 	// retireAt is when chains that nothing leads to are given up; zero if there are none.
 	retireAt time.Time
@@ -117,6 +128,8 @@ type Proxy struct {
 	// renewAt is when the lease of the tables is to be renewed; zero before the first sync.
 	renewAt time.Time
 	started bool
+	// otherReported says that the API was told of another instance.
+	otherReported bool
 	// refused says that the last sync failed: what is new may put right what was wrong with it.
 	refused bool
 	// synced is the end of the last successful sync.
@@ -161,7 +174,7 @@ const lookEvery = 500 * time.Millisecond
 // New returns a proxy that has done nothing yet.
 func New(c Config) *Proxy {
 	return &Proxy{
-		Config: c, problems: newProblemBook(),
+		Config: c, problems: newProblemBook(), queue: newQueue(), triggers: map[types.NamespacedName][]track.Trigger{},
 		readings: map[types.NamespacedName]*model.Reading{}, counted: map[*nft.Set][2]int{}, checks: map[types.NamespacedName]health.Check{}, questions: make(chan func()),
 	}
 }
@@ -185,8 +198,15 @@ func (p *Proxy) Run(ctx context.Context) error {
 	defer p.Checks.Close()
 	p.Tracker.Node()
 	p.Tracker.ServiceCIDRs()
+	if p.Turn != nil {
+		p.Turn.Ready()
+	}
 	for ctx.Err() == nil {
-		p.step(ctx)
+		if p.maySend() {
+			p.step(ctx)
+		} else {
+			p.standBy(ctx)
+		}
 	}
 	return nil
 }
@@ -283,6 +303,7 @@ func (p *Proxy) hasPodCIDRs() bool {
 
 // step runs a sync if one is due, and otherwise waits for a reason.
 func (p *Proxy) step(ctx context.Context) {
+	p.answer()
 	now := p.Now()
 	if !p.retireAt.IsZero() && !now.Before(p.retireAt) && p.Kernel.Known() {
 		p.retireAt = time.Time{}
@@ -318,8 +339,22 @@ func (p *Proxy) step(ctx context.Context) {
 		p.Metrics.Queued(now)
 	case <-p.Kernel.Heard():
 		p.lookSoon(p.Now())
+	case <-p.turn():
 	case <-p.timer.C:
 		p.timerAt = time.Time{}
+	}
+}
+
+// answer answers questions that wait: the loop may have something to do all the time.
+func (p *Proxy) answer() {
+	const most = 8
+	for range most {
+		select {
+		case question := <-p.questions:
+			question()
+		default:
+			return
+		}
 	}
 }
 
@@ -403,7 +438,7 @@ func (p *Proxy) broken() bool {
 
 // renew renews the lease of the tables when it is time to.
 func (p *Proxy) renew(ctx context.Context, now time.Time) {
-	if p.renewAt.IsZero() || now.Before(p.renewAt) {
+	if !p.Renews || p.renewAt.IsZero() || now.Before(p.renewAt) {
 		return
 	}
 	p.renewAt = now.Add(renewEvery)
@@ -414,39 +449,74 @@ func (p *Proxy) renew(ctx context.Context, now time.Time) {
 }
 
 // sync takes up what has changed and sends it. Where the tables may be broken, what has been taken up before goes first: in a storm
-// it takes far longer to plan what is new than to write all anew.
+// it takes far longer to plan what is new than to write all anew. New changes go before those that there was no time for.
 func (p *Proxy) sync(ctx context.Context) {
 	start := p.Now()
 	p.Health.Queued(start)
 	if p.started && !p.refused && (p.broken() || !p.Kernel.Known()) {
-		if !p.send(ctx, track.Dirty{}) || p.idle() {
+		if !p.send(ctx, start, nil) || p.idle() {
 			return
 		}
 		start = p.Now()
 	}
+	waited := p.queue.waiting() > 0
+	if p.started || !waited {
+		if !p.syncFresh(ctx, start, waited) {
+			return
+		}
+	}
+	if waited {
+		start = p.Now()
+		if planned := p.planWaiting(); p.sendable() {
+			p.send(ctx, start, planned)
+		}
+	}
+	if p.queue.waiting() > 0 {
+		p.Schedule.Urgent()
+	}
+}
+
+// syncFresh takes up and sends what has just changed, and nothing if others have waited and nothing has. It reports whether the loop may
+// go on.
+func (p *Proxy) syncFresh(ctx context.Context, start time.Time, waited bool) bool {
 	dirty := p.Tracker.Take()
 	p.Metrics.Changes(dirty.ServiceChanges, dirty.SliceChanges)
+	if waited && dirty.Empty() {
+		return true
+	}
 	if dirty.Empty() && p.Kernel.Known() && !p.Planner.Changed() && start.Sub(p.synced) > lookEvery {
 		// Nothing has happened for a long time: see whether the tables are still ours.
 		p.Kernel.Doubt()
 		p.doubted(metrics.Period)
 	}
-	p.send(ctx, dirty)
+	planned := p.absorb(ctx, dirty)
+	return !p.sendable() || p.send(ctx, start, planned)
 }
 
-// idle reports whether nothing is known that the kernel doesn't hold.
-func (p *Proxy) idle() bool { return !p.Planner.Changed() && p.Tracker.Pending().Since.IsZero() }
+// sendable reports whether what is planned may be sent. At the start nothing is before all is planned: half of the tables would be less
+// than what an earlier process has left.
+func (p *Proxy) sendable() bool { return p.started || p.queue.waiting() == 0 }
 
-// send plans what is dirty, and brings the kernel to what is planned. It reports false where that has failed.
-func (p *Proxy) send(ctx context.Context, dirty track.Dirty) bool {
-	start := p.Now()
-	p.absorb(ctx, dirty)
+// idle reports whether nothing is known that the kernel doesn't hold.
+func (p *Proxy) idle() bool {
+	return !p.Planner.Changed() && p.Tracker.Pending().Since.IsZero() && p.queue.waiting() == 0
+}
+
+// send brings the kernel to what is planned, of which some Services were since a time. It reports false where that has failed.
+func (p *Proxy) send(ctx context.Context, start time.Time, planned []types.NamespacedName) bool {
+	p.account.noteNames(planned)
+	p.countProblems()
 	p.broken()
-	services := len(dirty.Services)
+	if !p.maySend() {
+		return false
+	}
+	if p.Planner.Recalling() {
+		p.Planner.Resumed()
+	}
 	for attempt := 1; ; attempt++ {
 		absorbed := p.Now()
 		result, err := p.Kernel.Sync(p.Planner)
-		s := sending{start, absorbed, p.Now(), services}
+		s := sending{start, absorbed, p.Now(), len(planned)}
 		if err == nil {
 			p.sent(ctx, s, result)
 			return true

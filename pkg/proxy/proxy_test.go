@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -41,6 +42,8 @@ type fakeSource struct {
 	synced   chan struct{}
 	// asked, unless nil, is told of each Service that is asked for.
 	asked func(types.NamespacedName)
+	// took is how long reading a Service takes.
+	took time.Duration
 }
 
 func (s *fakeSource) Synced() <-chan struct{} { return s.synced }
@@ -78,6 +81,10 @@ func (s *fakeSource) Service(n types.NamespacedName) *corev1.Service {
 
 func (s *fakeSource) ReadService(n types.NamespacedName, into *corev1.Service) bool {
 	service := s.Service(n)
+	s.mu.Lock()
+	took := s.took
+	s.mu.Unlock()
+	time.Sleep(took)
 	if service != nil {
 		service.DeepCopyInto(into)
 	}
@@ -123,12 +130,16 @@ type fakeKernel struct {
 	// renewals are the times at which the lease was renewed; renewal is what comes of it.
 	renewals []time.Time
 	renewal  error
+	// written is when all was last written.
+	written  time.Time
 	elements map[nft.ID]string
 	// asWanted says that an earlier process has left just what is wanted.
 	asWanted bool
 	// state is what the last commit left in the table of IPv4.
 	state string
 	fail  func(sync int) error
+	// committed, unless nil, is told of all elements after each sync.
+	committed func([]string)
 }
 
 func (k *fakeKernel) Resume(*plan.Planner) error { return nil }
@@ -150,6 +161,17 @@ func (k *fakeKernel) Renew(*plan.Planner) error {
 	k.renewals = append(k.renewals, time.Now())
 	return k.renewal
 }
+
+func (k *fakeKernel) Leased() time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if n := len(k.renewals); n > 0 {
+		return k.renewals[n-1]
+	}
+	return k.written
+}
+
+func (k *fakeKernel) Release() {}
 
 func (k *fakeKernel) Heard() <-chan struct{} { return k.heard }
 
@@ -179,6 +201,9 @@ func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
 	}
 	k.state = p.State(nft.IPv4).Comment
 	defer func() {
+		if k.committed != nil {
+			k.committed(slices.Collect(maps.Values(k.elements)))
+		}
 		k.sizes = append(k.sizes, len(k.elements))
 		k.meddled, k.after = k.meddled || k.after, false
 	}()
@@ -192,6 +217,7 @@ func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
 		if k.asWanted {
 			return apply.Result{Kind: apply.Adopted}, nil
 		}
+		k.written = time.Now()
 		return apply.Result{Kind: apply.Full, Commit: time.Microsecond}, nil
 	}
 	c := p.Take()
@@ -265,6 +291,7 @@ func newBench() *bench {
 		NodePorts: NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }},
 		Now:       time.Now,
 		Flows:     b.flows,
+		Renews:    true,
 		Checks:    health.NewServices(func() bool { return true }, func(model.Problem) {}),
 		Report: func(p model.Problem) {
 			b.mu.Lock()
@@ -322,7 +349,12 @@ func run(t *testing.T, f func(b *bench)) {
 // check compares what the kernel holds with what a fresh planner makes of the source.
 func (b *bench) check(t *testing.T) {
 	t.Helper()
+	numbers, err := b.Numbers(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
 	fresh := plan.New(plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000})
+	fresh.TakeNumbers(numbers)
 	for _, name := range b.source.Services() {
 		fresh.Set(name, model.Build(b.source.Service(name), b.source.Slices(name), model.Node{Name: "node-1"}, model.Options{}))
 	}

@@ -40,7 +40,9 @@ func (p *Proxy) publish() {
 // account is what the loop remembers of its syncs, for those who ask. Noting it costs no memory but at a repair or a failure.
 type account struct {
 	// waits says what the loop waits for before its first sync.
-	waits          string
+	waits string
+	// other is the instance that serves instead of this one, "" if there is none.
+	other          string
 	last, lastSent past
 	// recent are the last ones in a ring; the next place is syncs modulo its length.
 	recent   [mostRecent]past
@@ -136,8 +138,8 @@ func (p *Proxy) Status(ctx context.Context) (*view.Loop, error) {
 			Waits: a.waits, Last: a.last.view(), LastSent: a.lastSent.view(), Failure: a.failure, Syncs: a.syncs,
 			Repairs: slices.Clone(a.repairs), RepairsTotal: a.repaired,
 		}
-		if !p.renewAt.IsZero() {
-			renewed := p.renewAt.Add(-renewEvery)
+		l.Other, l.Pending = a.other, p.queue.waiting()
+		if renewed := p.Kernel.Leased(); !renewed.IsZero() {
 			ends := renewed.Add(plan.Lease)
 			l.LeaseRenewed, l.LeaseEnds = &renewed, &ends
 		}

@@ -23,6 +23,8 @@ type Config struct {
 	// Report is told of a kube-proxy that runs; Count of how much of each kind is left, at every look.
 	Report func(model.Problem)
 	Count  func(Kind, int)
+	// Found, unless nil, is called by the goroutine of [Takeover.Run] each time that it finds a kube-proxy that runs.
+	Found func()
 }
 
 // Takeover removes what kube-proxy left, once, and tells when a kube-proxy works beside us.
@@ -145,6 +147,9 @@ func (t *Takeover) noteFailed(err error) {
 func (t *Takeover) noteRival(rival string) {
 	switch {
 	case rival != "" && t.rival == "":
+		if t.Found != nil {
+			t.Found()
+		}
 		t.report(fmt.Sprintf("a kube-proxy is running on this node, as %s says. Its rules are left alone and ours are beside them; "+
 			"they are removed when it has gone. Stop it: kubectl -n kube-system delete daemonset kube-proxy", rival))
 	case rival == "" && t.rival != "":

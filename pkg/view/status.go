@@ -51,6 +51,8 @@ type Counts struct {
 type Loop struct {
 	// Waits says what the loop waits for before it programs anything; empty once it has begun.
 	Waits string `json:"waits,omitempty"`
+	// Other names the process of another instance that serves while this one waits.
+	Other string `json:"otherInstance,omitempty"`
 	// Last is the last sync that succeeded, LastSent the last one that sent anything.
 	Last     *Sync    `json:"last,omitempty"`
 	LastSent *Sync    `json:"lastSent,omitempty"`

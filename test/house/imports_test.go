@@ -15,6 +15,7 @@ var pipeline = map[string][]string{
 	"pkg/nft":        {},
 	"pkg/track":      {},
 	"pkg/schedule":   {},
+	"pkg/instance":   {},
 	"pkg/watch":      {"pkg/model", "pkg/track"},
 	"pkg/plan":       {"pkg/model", "pkg/nft"},
 	"pkg/probe":      {"pkg/nft"},
@@ -39,7 +40,7 @@ var pipeline = map[string][]string{
 		"pkg/track", "pkg/view",
 	},
 	"cmd/kube-nftproxy": {
-		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/control", "pkg/counters", "pkg/doctor", "pkg/health", "pkg/host", "pkg/metrics", "pkg/model",
+		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/control", "pkg/counters", "pkg/doctor", "pkg/health", "pkg/host", "pkg/instance", "pkg/metrics", "pkg/model",
 		"pkg/nft", "pkg/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/report", "pkg/schedule", "pkg/statuspage", "pkg/takeover", "pkg/trace", "pkg/track", "pkg/view",
 		"pkg/watch", "pkg/zpages",
 	},

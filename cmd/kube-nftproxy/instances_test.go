@@ -1,0 +1,315 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// asProgram, as a variable of the environment, makes the test the program itself, by whatever name it is run.
+const asProgram = "RUN_AS_KUBE_NFTPROXY"
+
+// node is where several processes of the program run, each with a folder of its own.
+type node struct {
+	*testing.T
+	*lab.Lab
+	dir string
+}
+
+func newNode(t *testing.T) *node {
+	n := &node{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 2}), dir: t.TempDir()}
+	for _, pod := range n.Pods {
+		if _, err := pod.Serve(model.TCP, 8080); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n
+}
+
+// process is a running program, and the folder with its objects.
+type process struct {
+	*program.Program
+	folder, metrics string
+	node            *node
+}
+
+// start runs the program by a name of its own, with ports that no other has, and the objects of a pod.
+func (n *node) start(name string, number, pod int, flags ...string) *process {
+	n.Helper()
+	p := &process{folder: filepath.Join(n.dir, fmt.Sprint(number)), metrics: fmt.Sprintf("127.0.0.1:%d", 20000+number), node: n}
+	test, err := os.Executable()
+	if err == nil {
+		err = os.MkdirAll(filepath.Join(p.folder, "objects"), 0o755)
+	}
+	if err == nil {
+		err = os.Symlink(test, filepath.Join(p.folder, name))
+	}
+	if err != nil {
+		n.Fatal(err)
+	}
+	p.serve(pod)
+	args := append([]string{
+		"--hostname-override", "node-1", "--metrics-bind-address", p.metrics, "--healthz-bind-address", fmt.Sprintf("127.0.0.1:%d", 21000+number),
+		"--control-socket", filepath.Join(p.folder, "control"), "-v", "2",
+	}, flags...)
+	if !slices.Contains(flags, "--master") {
+		args = append(args, "--manifests", filepath.Join(p.folder, "objects"))
+	}
+	p.Program, err = program.Start(context.WithoutCancel(n.Context()), program.Config{
+		Host: n.Node, Path: filepath.Join(p.folder, name), Args: args, Log: filepath.Join(p.folder, "log"), Env: []string{asProgram + "=1"},
+	})
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.Cleanup(func() {
+		p.Kill()
+		if n.Failed() {
+			n.Logf("end of the log of process %d:\n%s", number, p.LogTail(20))
+		}
+	})
+	return p
+}
+
+// serve makes a pod the only endpoint of the Service.
+func (p *process) serve(pod int) {
+	p.node.Helper()
+	text := strings.ReplaceAll(oneService, "10.244.0.10", p.node.Pods[pod].IPv4.String())
+	file := filepath.Join(p.folder, "objects", "all.yaml")
+	err := os.WriteFile(file+".new", []byte(text), 0o600)
+	if err == nil {
+		err = os.Rename(file+".new", file)
+	}
+	if err != nil {
+		p.node.Fatal(err)
+	}
+}
+
+// metric reads a metric, of whatever labels.
+func (p *process) metric(name string) float64 {
+	p.node.Helper()
+	_, body, err := p.Get(p.node.Context(), "http://"+p.metrics+"/metrics")
+	if err != nil {
+		p.node.Fatal(err)
+	}
+	sum := 0.0
+	for line := range strings.Lines(string(body)) {
+		series, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if bare, _, _ := strings.Cut(series, "{"); bare == name {
+			var v float64
+			if _, err := fmt.Sscan(value, &v); err != nil {
+				p.node.Fatal(err)
+			}
+			sum += v
+		}
+	}
+	return sum
+}
+
+func (n *node) eventually(done func() error) {
+	n.Helper()
+	var err error
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if err = done(); err == nil {
+			return
+		}
+	}
+	n.Fatal(err)
+}
+
+// reaches returns nil if a connection to the Service comes to a pod.
+func (n *node) reaches(pod int) error {
+	to := netip.MustParseAddrPort("10.96.0.10:80")
+	if a := n.Client.Probe(n.Context(), model.TCP, to, lab.Options{}); a.Server != fmt.Sprintf("pod-%d", pod) {
+		return fmt.Errorf("%+v, want an answer of pod-%d", a, pod)
+	}
+	return nil
+}
+
+// says returns nil if there is a line with a text in the log.
+func (p *process) says(text string) error {
+	if log := p.LogTail(1000); !strings.Contains(log, text) {
+		return fmt.Errorf("the log doesn't say %q:\n%s", text, log)
+	}
+	return nil
+}
+
+func (n *node) nft(command string) string {
+	n.Helper()
+	out, err := n.Node.Command(n.Context(), "nft", command).CombinedOutput()
+	if err != nil {
+		n.Fatalf("nft %s: %v: %s", command, err, out)
+	}
+	return string(out)
+}
+
+// leased returns nil if the lease of IPv4 has all its elements.
+func (n *node) leased() error {
+	if list := n.nft("list set ip kube-nftproxy lease"); strings.Count(list, "expires") != 3 {
+		return errors.New(list)
+	}
+	return nil
+}
+
+// A process that waits for an API server renews the lease of the tables that an earlier one has left.
+func TestTheLeaseLastsWhileTheAPIServerIsAway(t *testing.T) {
+	n := newNode(t)
+	first := n.start("kube-nftproxy", 1, 0)
+	n.eventually(func() error { return n.reaches(0) })
+	first.Kill()
+	n.nft("flush set ip kube-nftproxy lease")
+	if n.leased() == nil {
+		t.Fatal("the lease has not run out")
+	}
+	waits := n.start("kube-nftproxy", 2, 0, "--master", "http://127.0.0.1:1")
+	n.eventually(n.leased)
+	if strings.Contains(waits.LogTail(1000), `"Synced"`) {
+		t.Error("it has synced without an API server")
+	}
+	if err := n.reaches(0); err != nil {
+		t.Error(err)
+	}
+}
+
+// Two instances with other names, flags and objects: the newer serves, the older says so and commits nothing; it serves again when the newer
+// has gone.
+func TestTwoInstancesNeverFight(t *testing.T) {
+	n := newNode(t)
+	older := n.start("kube-nftproxy", 1, 0)
+	n.eventually(func() error { return n.reaches(0) })
+	newer := n.start("kube-proxy", 2, 1, "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "--detect-local-mode", "ClusterCIDR")
+	n.eventually(func() error { return n.reaches(1) })
+	n.eventually(func() error { return older.says("another instance (kube-proxy, pid") })
+	if got := older.metric("kubenftproxy_standing_by"); got != 1 {
+		t.Errorf("kubenftproxy_standing_by of the older one is %v", got)
+	}
+	full := func() [2]float64 {
+		const name = "kubenftproxy_batches_total"
+		return [2]float64{older.metric(name), newer.metric("kubenftproxy_repairs_total")}
+	}
+	before := full()
+	older.serve(0) // what changes there is not served
+	for pod := range 6 {
+		newer.serve(pod % 2)
+		n.eventually(func() error { return n.reaches(pod % 2) })
+	}
+	time.Sleep(2 * time.Second) // four looks of each at what the other one does
+	if after := full(); after != before {
+		t.Errorf("batches of the older one, and repairs of the newer one: %v, then %v", before, after)
+	}
+	if err := n.reaches(1); err != nil {
+		t.Error(err)
+	}
+	newer.Kill()
+	n.eventually(func() error { return n.reaches(0) })
+	if got := older.metric("kubenftproxy_standing_by"); got != 0 {
+		t.Errorf("kubenftproxy_standing_by is %v when the newer one has gone", got)
+	}
+}
+
+// Tables that are locked to the older one's connection are the newer one's as soon as that serves.
+func TestLockedTablesAreHandedOver(t *testing.T) {
+	n := newNode(t)
+	older := n.start("kube-nftproxy", 1, 0, "--lock-tables")
+	n.eventually(func() error { return n.reaches(0) })
+	if older.says("Tables are not locked") == nil {
+		t.Skip("kernels before 6.9 can't lock tables")
+	}
+	newer := n.start("kube-nftproxy", 2, 1, "--lock-tables")
+	n.eventually(func() error { return n.reaches(1) })
+	newer.serve(0)
+	n.eventually(func() error { return n.reaches(0) })
+	if newer.says("Sync failed") == nil {
+		t.Error("the newer one has met a lock")
+	}
+	older.serve(1)
+	newer.Kill()
+	n.eventually(func() error { return n.reaches(1) })
+}
+
+// A newer one that can't serve yet leaves the older one alone, and takes no connection away when it can.
+func TestANewerInstanceThatWaitsLetsTheOlderServe(t *testing.T) {
+	n := newNode(t)
+	older := n.start("kube-nftproxy", 1, 0)
+	n.eventually(func() error { return n.reaches(0) })
+	n.start("kube-nftproxy", 2, 0, "--master", "http://127.0.0.1:1")
+	for pod := range 4 {
+		older.serve(pod % 2)
+		n.eventually(func() error { return n.reaches(pod % 2) })
+	}
+	if err := older.says("another instance"); err == nil {
+		t.Error("the older one has stood back")
+	}
+	done := make(chan struct{})
+	lost := 0
+	go func() {
+		defer close(done)
+		for range 300 {
+			if err := n.reaches(1); err != nil {
+				lost++
+			}
+		}
+	}()
+	n.start("kube-nftproxy", 3, 1)
+	n.eventually(func() error { return older.says("another instance") })
+	if <-done; lost > 0 {
+		t.Errorf("%d of 300 connections were lost while another instance took over", lost)
+	}
+}
+
+// Tables of a family that is not served go; when the host has it again, the program exits to be restarted.
+func TestAFamilyThatComesAndGoes(t *testing.T) {
+	n := newNode(t)
+	first := n.start("kube-nftproxy", 1, 0)
+	n.eventually(func() error { return n.reaches(0) })
+	first.Kill()
+	if tables := n.nft("list tables"); !strings.Contains(tables, "ip6 kube-nftproxy") {
+		t.Fatalf("without a table of IPv6: %s", tables)
+	}
+	set := func(value string) {
+		if err := n.Node.Sysctl("ipv6/conf/all/disable_ipv6", value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("1")
+	only4 := n.start("kube-nftproxy", 2, 1)
+	n.eventually(func() error { return n.reaches(1) })
+	n.eventually(func() error {
+		if tables := n.nft("list tables"); strings.Contains(tables, "ip6 kube-nftproxy") {
+			return errors.New(tables)
+		}
+		return nil
+	})
+	if got := only4.metric("kubenftproxy_repairs_total"); got != 0 {
+		t.Errorf("%v repairs because of a table that it has deleted itself", got)
+	}
+	set("0")
+	select {
+	case <-only4.Ended():
+	case <-time.After(time.Minute):
+		t.Fatal("it doesn't exit when the host has IPv6")
+	}
+	if err := only4.Wait(); err == nil {
+		t.Error("it exits with status 0")
+	}
+	if err := only4.says("this host has had IPv6 since after the start"); err != nil {
+		t.Error(err)
+	}
+	n.start("kube-nftproxy", 3, 1)
+	n.eventually(func() error {
+		if tables := n.nft("list tables"); !strings.Contains(tables, "ip6 kube-nftproxy") {
+			return errors.New(tables)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,151 @@
+package apply
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// renewed starts the renewal of the lease beside a kernel, and returns what counts the renewals and the attempts so far, and the
+// failures that were reported.
+func renewed(t *testing.T, k *Kernel, p *plan.Planner) (count func() uint32, attempts *atomic.Int32, failures chan error) {
+	t.Helper()
+	l, err := k.Lease(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	failures = make(chan error, 100)
+	attempts = &atomic.Int32{}
+	l.Every, l.Failed = 5*time.Millisecond, func(err error) { failures <- err }
+	l.May = func() bool { attempts.Add(1); return true }
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); l.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return func() uint32 {
+		k.renewals.mu.Lock()
+		defer k.renewals.mu.Unlock()
+		return k.renewals.count
+	}, attempts, failures
+}
+
+// leaseLasts reports whether the lease of a family has all its elements.
+func leaseLasts(t *testing.T, family string) bool {
+	t.Helper()
+	return strings.Count(run(t, "nft", "list set "+family+" kube-nftproxy lease"), "expires") == 3
+}
+
+// The lease of an earlier process's tables is renewed before the first sync, and while the loop does something else.
+func TestTheLeaseIsRenewedWithoutTheLoop(t *testing.T) {
+	lab.EnterNamespace(t)
+	first, p := open(t), plan.New(options())
+	cluster(p)
+	sync(t, first, p, Full)
+	run(t, "nft", "flush set ip kube-nftproxy lease; flush set ip6 kube-nftproxy lease")
+	if leaseLasts(t, "ip") || leaseLasts(t, "ip6") {
+		t.Fatal("the lease has not run out")
+	}
+	p = plan.New(options())
+	cluster(p)
+	k := open(t)
+	count, _, failures := renewed(t, k, p)
+	eventually(t, func() bool { return count() > 0 })
+	if !leaseLasts(t, "ip") || !leaseLasts(t, "ip6") {
+		t.Error("the lease of an earlier process's tables is not renewed")
+	}
+	if k.Leased().IsZero() {
+		t.Error("Leased() is zero after a renewal")
+	}
+	sync(t, k, p, Adopted)
+	if n := len(failures); n > 0 {
+		t.Errorf("%d failures, the first: %v", n, <-failures)
+	}
+}
+
+// Renewals are not taken for another program's commits: nothing is compared or rewritten because of them.
+func TestRenewalsAreNotForeign(t *testing.T) {
+	for name, listens := range map[string]bool{"with a listener": true, "without": false} {
+		t.Run(name, func(t *testing.T) {
+			k, p := synced(t)
+			if listens {
+				if err := k.Listen(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			count, _, _ := renewed(t, k, p)
+			for i := range 20 {
+				before := count()
+				s := everything(20+i%4, 1+i%3, 0, false)
+				p.Set(s.Name, s)
+				sync(t, k, p, Partial)
+				eventually(t, func() bool { return count() > before+1 })
+				if meddled, err := k.Meddled(); meddled || err != nil {
+					t.Fatalf("Meddled() = %t, %v after renewals", meddled, err)
+				}
+				sync(t, k, p, Nothing)
+			}
+			if k.others.missed() {
+				t.Error("renewals count as unheard")
+			}
+			if n := len(k.Heard()); n > 0 || k.Author() != "unknown" {
+				t.Errorf("%d commits heard, by %s", n, k.Author())
+			}
+			checkKernel(t, k, p)
+			// What others do between renewals is seen.
+			run(t, "nft", "add table ip somebody")
+			if meddled, err := k.Meddled(); !meddled || err != nil {
+				t.Errorf("Meddled() = %t, %v after nft has made a table", meddled, err)
+			}
+			run(t, "nft", "flush chain ip kube-nftproxy services")
+			if listens {
+				eventually(t, k.Touched)
+			}
+			k.Doubt()
+			sync(t, k, p, Full)
+		})
+	}
+}
+
+// Tables that are gone are not made, and their loss is no failure; a lease of another form is left alone.
+func TestOnlyLeasesThatAreThereAreRenewed(t *testing.T) {
+	k, p := synced(t)
+	l, err := k.Lease(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.conn.Close() //nolint:errcheck // nothing is lost
+	run(t, "nft", "delete table ip kube-nftproxy; delete table ip6 kube-nftproxy; "+
+		"add table ip6 kube-nftproxy; add set ip6 kube-nftproxy lease { type inet_proto; timeout 1s; }")
+	if err := l.renew(); err != nil {
+		t.Error(err)
+	}
+	if count := k.renewals.count; count != 0 {
+		t.Errorf("%d renewals, want none", count)
+	}
+	if tables := run(t, "nft", "list ruleset"); strings.Contains(tables, "expires") || strings.Contains(tables, "table ip ") {
+		t.Errorf("a renewal has changed tables of another form:\n%s", tables)
+	}
+}
+
+// A lease that another connection has locked can't be renewed; that is said once, and tried again until it can.
+func TestAFailingRenewalIsReportedOnceAndTriedAgain(t *testing.T) {
+	k, p := lockable(t)
+	sync(t, k, p, Full)
+	count, attempts, failures := renewed(t, open(t), p)
+	if err := <-failures; !strings.Contains(err.Error(), "locked") {
+		t.Errorf("failed with %v", err)
+	}
+	eventually(t, func() bool { return attempts.Load() > 10 })
+	if n := len(failures); n > 0 {
+		t.Errorf("%d more failures were reported", n)
+	}
+	if err := k.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return count() > 0 })
+}

@@ -1,0 +1,205 @@
+package instance
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// process is one of several in a test, with a loop that serves while it may.
+type process struct {
+	*Instance
+	name string
+	end  context.CancelFunc
+	gone chan struct{}
+}
+
+// crowd is some processes, of which at most one may serve at any time.
+type crowd struct {
+	*testing.T
+	socket  string
+	mu      sync.Mutex
+	serving []string
+	unknown chan error
+}
+
+func newCrowd(t *testing.T) *crowd {
+	return &crowd{T: t, socket: fmt.Sprintf("@%s-%d", t.Name(), time.Now().UnixNano()), unknown: make(chan error, 10)}
+}
+
+// start starts a process; started is its age.
+func (c *crowd) start(name string, started int64, ready bool) *process {
+	ctx, cancel := context.WithCancel(c.Context())
+	p := &process{Instance: New(c.socket, Record{ID: name, PID: int(started), Name: name, Started: started}), name: name, end: cancel, gone: make(chan struct{})}
+	p.Unknown = func(err error) { c.unknown <- err }
+	if ready {
+		p.Ready()
+	}
+	agreeing, leave := context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		defer close(p.gone)
+		p.Run(agreeing)
+	}()
+	go func() {
+		defer leave() // not before it has stopped
+		c.loop(ctx, p)
+		c.serve(p, false)
+	}()
+	c.Cleanup(func() { p.exit() })
+	return p
+}
+
+func (c *crowd) loop(ctx context.Context, p *process) {
+	for ctx.Err() == nil {
+		granted := p.Granted()
+		c.serve(p, granted)
+		if !granted {
+			p.Stopped()
+		}
+		select {
+		case <-p.Changed():
+		case <-ctx.Done():
+		}
+	}
+}
+
+// serve notes who serves, and fails where that are two.
+func (c *crowd) serve(p *process, serves bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.serving = slices.DeleteFunc(c.serving, func(name string) bool { return name == p.name })
+	if serves {
+		c.serving = append(c.serving, p.name)
+	}
+	if len(c.serving) > 1 {
+		c.Errorf("%s serve at once", strings.Join(c.serving, " and "))
+	}
+}
+
+func (p *process) exit() {
+	p.end()
+	<-p.gone
+}
+
+func (c *crowd) await(want string) {
+	c.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		c.mu.Lock()
+		got := strings.Join(c.serving, " ")
+		c.mu.Unlock()
+		if got == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			c.Fatalf("%q serves, want %q", got, want)
+		}
+	}
+}
+
+// awaitOther waits until a process knows which one serves instead.
+func (c *crowd) awaitOther(p *process, want string) {
+	c.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		other := p.Other()
+		if strings.HasPrefix(other, want+", pid ") {
+			return
+		}
+		if time.Now().After(deadline) {
+			c.Fatalf("%s knows of %q, want %q", p.name, other, want)
+		}
+	}
+}
+
+func TestTheNewestThatIsReadyServes(t *testing.T) {
+	c := newCrowd(t)
+	a := c.start("a", 1, true)
+	c.await("a")
+	b := c.start("b", 2, false)
+	c.awaitOther(b, "a")
+	c.await("a") // b reads the API still
+	b.Ready()
+	c.await("b")
+	c.awaitOther(a, "b")
+	d := c.start("d", 0, true) // it started before all others, and came late
+	c.awaitOther(d, "b")
+	c.await("b")
+	b.exit()
+	c.await("a")
+	c.awaitOther(d, "a")
+	a.exit()
+	c.await("d")
+	d.exit()
+	c.await("")
+}
+
+// Whoever is ready does not wait for one that is newer and isn't.
+func TestAnOlderOneThatIsReadyServesUntilTheNewerIs(t *testing.T) {
+	c := newCrowd(t)
+	b := c.start("b", 2, false)
+	for !b.Alone() {
+		time.Sleep(time.Millisecond)
+	}
+	c.start("a", 1, true)
+	c.await("a")
+	b.Ready()
+	c.await("b")
+}
+
+func TestManyThatComeAndGo(t *testing.T) {
+	c := newCrowd(t)
+	var all []*process
+	for i := range 8 {
+		all = append(all, c.start(fmt.Sprint(i), int64(i), true))
+	}
+	for i := len(all) - 1; i >= 0; i-- {
+		c.await(fmt.Sprint(i))
+		all[i].exit()
+	}
+}
+
+// A process that holds the name and says nothing keeps this one from serving for a moment only.
+func TestWhoDoesNotAgreeIsPassedOver(t *testing.T) {
+	for name, handle := range map[string]func(net.Conn){
+		"refuses":      func(conn net.Conn) { _ = conn.Close() },
+		"says nothing": func(net.Conn) {},
+		"says much":    func(conn net.Conn) { _, _ = conn.Write([]byte(strings.Repeat("x", 10*longest))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCrowd(t)
+			l, err := net.Listen("unix", c.socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = l.Close() })
+			go func() {
+				for {
+					conn, err := l.Accept()
+					if err != nil {
+						return
+					}
+					handle(conn)
+				}
+			}()
+			c.start("a", 1, true)
+			c.await("a")
+			if err := <-c.unknown; err == nil {
+				t.Error("it does not say so")
+			}
+			_ = l.Close()
+			b := c.start("b", 2, false)
+			c.awaitOther(b, "a")
+		})
+	}
+}
+
+func TestRecordsOfOneProcessDiffer(t *testing.T) {
+	a, b := Own(), Own()
+	if a.ID == b.ID || a.PID == 0 || a.Name == "" || a.newer(b) == b.newer(a) {
+		t.Errorf("two records of this process: %+v, %+v", a, b)
+	}
+}

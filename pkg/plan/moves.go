@@ -1,0 +1,65 @@
+package plan
+
+import (
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// Moves tells which frontends the named Service has given up, and which it has taken, once it is what s says, nil for none.
+func (p *Planner) Moves(name types.NamespacedName, s *model.Service) (given, taken []model.Frontend) {
+	var is []*model.ServicePort
+	if s != nil {
+		for _, port := range s.Ports {
+			if p.layouts[port.Family] != nil {
+				is = append(is, port)
+			}
+		}
+	}
+	var was []*port
+	if old := p.services[name]; old != nil {
+		was = old.ports
+	}
+	same := len(was) == len(is)
+	for i := 0; same && i < len(was); i++ {
+		same = sameKeys(was[i].frontends, is[i].Frontends)
+	}
+	if same {
+		return nil, nil
+	}
+	had := map[model.Key]bool{}
+	for _, port := range was {
+		for i := range port.frontends {
+			had[port.frontends[i].Key] = true
+		}
+	}
+	for _, port := range is {
+		for i := range port.Frontends {
+			f := &port.Frontends[i]
+			if !had[f.Key] {
+				taken = append(taken, *f)
+			}
+			delete(had, f.Key)
+		}
+	}
+	for _, port := range was {
+		for i := range port.frontends {
+			if f := &port.frontends[i]; had[f.Key] {
+				given = append(given, *f)
+			}
+		}
+	}
+	return given, taken
+}
+
+func sameKeys(a, b []model.Frontend) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i].Key != b[i].Key {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,342 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+)
+
+// slow makes reading a Service take a time.
+func (b *bench) slow(d time.Duration) {
+	b.source.mu.Lock()
+	defer b.source.mu.Unlock()
+	b.source.took = d
+}
+
+// holds tells whether the kernel leads an address to an endpoint.
+func (b *bench) holds(parts ...string) bool {
+	list, _ := b.kernel.held()
+	return slices.ContainsFunc(list, func(e string) bool { return containsAll(e, parts) })
+}
+
+// A storm that takes long to plan keeps neither a small change waiting, nor a question, nor what others have broken.
+func TestNobodyWaitsForAStorm(t *testing.T) {
+	run(t, func(b *bench) {
+		b.begin(t, 20)
+		time.Sleep(10 * time.Second)
+		const each = 5 * time.Millisecond
+		b.slow(each)
+		const storm = 1000 // five seconds
+		begun := time.Now()
+		for i := range storm {
+			b.set(100+i, 1)
+		}
+		time.Sleep(time.Second)
+		if time.Since(begun) > 2*time.Second {
+			t.Fatal("time has passed")
+		}
+		changed := time.Now()
+		name := b.set(3, 0)
+		b.endpoint(name, "10.244.77.77")
+		for !b.holds("10.244.77.77") {
+			if passed := time.Since(changed); passed > 300*time.Millisecond {
+				t.Fatalf("a small change waits for more than %v in a storm", passed)
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		asked := time.Now()
+		l := b.status(t)
+		if passed := time.Since(asked); passed > 250*time.Millisecond || l.Pending < storm/4 {
+			t.Errorf("a question took %v; %d Services wait", passed, l.Pending)
+		}
+		broken := time.Now()
+		doubts := b.kernel.doubts
+		b.kernel.touch()
+		for {
+			b.kernel.mu.Lock()
+			repaired := b.kernel.doubts > doubts && b.kernel.known && !b.kernel.touched
+			b.kernel.mu.Unlock()
+			if repaired {
+				break
+			}
+			if passed := time.Since(broken); passed > 500*time.Millisecond {
+				t.Fatalf("what is broken stays so for more than %v", passed)
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		b.slow(0)
+		time.Sleep(10 * time.Second)
+		b.check(t)
+		if l := b.status(t); l.Pending != 0 {
+			t.Errorf("%d Services wait for ever", l.Pending)
+		}
+	})
+}
+
+// endpoint makes an address the only endpoint of a Service.
+func (b *bench) endpoint(name types.NamespacedName, addr string) {
+	b.setProtocol(name, corev1.ProtocolTCP, addr)
+}
+
+// Small changes that never end leave time for those that wait.
+func TestAStormEndsThoughSmallChangesDoNot(t *testing.T) {
+	run(t, func(b *bench) {
+		b.begin(t, 20)
+		b.slow(5 * time.Millisecond)
+		const storm = 400
+		for i := range storm {
+			b.set(100+i, 1)
+		}
+		for range 600 {
+			b.set(1, 1)
+			b.set(2, 1)
+			time.Sleep(10 * time.Millisecond)
+		}
+		b.source.mu.Lock()
+		b.source.took = 0
+		b.source.mu.Unlock()
+		if l := b.status(t); l.Pending > 2 {
+			t.Errorf("%d Services of a storm of two seconds wait after six", l.Pending)
+		}
+		time.Sleep(5 * time.Second)
+		b.check(t)
+	})
+}
+
+// At the start nothing is sent before all is planned; questions are answered meanwhile.
+func TestTheFirstBatchIsWhole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench()
+		const services = 300
+		for i := range services {
+			b.set(i, 1)
+		}
+		b.source.took = 5 * time.Millisecond
+		close(b.source.synced)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- b.Run(ctx) }()
+		time.Sleep(400 * time.Millisecond)
+		asked := time.Now()
+		if l := b.status(t); time.Since(asked) > 250*time.Millisecond || l.Pending == 0 {
+			t.Errorf("a question at the start took %v; %d wait", time.Since(asked), l.Pending)
+		}
+		b.set(services, 1) // comes with the others, or after them
+		time.Sleep(10 * time.Second)
+		sizes := b.kernel.takeSizes()
+		if len(sizes) == 0 || sizes[0] < sizes[len(sizes)-1]*9/10 {
+			t.Errorf("elements after each sync: %d, want all in the first one", sizes)
+		}
+		b.source.mu.Lock()
+		b.source.took = 0
+		b.source.mu.Unlock()
+		b.check(t)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Two Services exchange an address in the middle of a storm, in any order of their names: after each batch the address leads somewhere.
+func TestAnExchangedAddressIsServedThroughoutAStorm(t *testing.T) {
+	const storm = 300
+	external := func(ips ...string) func(*corev1.Service) {
+		return func(s *corev1.Service) { s.Spec.ExternalIPs = ips }
+	}
+	for name, c := range map[string]struct{ from, to int }{
+		"the first name gives": {0, storm - 1},
+		"the last name gives":  {storm - 1, 0},
+		"neighbours":           {5, 6},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(b *bench) {
+				for i := range storm { // each is to give something up
+					b.set(i, 1, external(fmt.Sprintf("198.51.%d.%d", i/200, i%200+1)))
+				}
+				b.set(c.from, 1, external("192.0.2.1"))
+				b.set(c.to, 1, external("192.0.2.2"))
+				b.set(storm+1, 1, external("192.0.2.3"))
+				close(b.source.synced)
+				synctest.Wait()
+				time.Sleep(time.Minute)
+				lost := atomic.Int32{}
+				b.kernel.mu.Lock()
+				b.kernel.committed = func(elements []string) {
+					for _, addr := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.3"} {
+						if !slices.ContainsFunc(elements, func(e string) bool { return containsAll(e, []string{"services", addr, "default/svc"}) }) {
+							lost.Add(1)
+						}
+					}
+				}
+				b.kernel.mu.Unlock()
+				b.slow(5 * time.Millisecond)
+				b.Tracker.Together(func() {
+					for i := range storm {
+						b.set(i, 2)
+					}
+					// Two exchange theirs, and what a Service that is deleted has had goes to a third one.
+					b.set(c.from, 2, external("192.0.2.2"))
+					b.set(c.to, 2, external("192.0.2.1"))
+					gone := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", storm+1)}
+					b.source.mu.Lock()
+					delete(b.source.services, gone)
+					b.source.mu.Unlock()
+					b.Tracker.Service(gone)
+					b.set((c.to+c.from)/2+10, 2, external("192.0.2.3"))
+				})
+				time.Sleep(20 * time.Second)
+				b.slow(0)
+				b.kernel.mu.Lock()
+				b.kernel.committed = nil
+				b.kernel.mu.Unlock()
+				if n := lost.Load(); n > 0 {
+					t.Errorf("an address led nowhere after %d batches", n)
+				}
+				if sizes := b.kernel.takeSizes(); len(sizes) < 5 {
+					t.Errorf("%d batches: the storm was not sliced", len(sizes))
+				}
+				b.check(t)
+			})
+		})
+	}
+}
+
+// While syncs fail, the times of changes take a bounded amount of memory.
+func TestTimesOfChangesAreBounded(t *testing.T) {
+	run(t, func(b *bench) {
+		b.begin(t, 30)
+		b.kernel.mu.Lock()
+		b.kernel.fail = func(int) error { return errors.New("no") }
+		b.kernel.mu.Unlock()
+		for range 100 {
+			for i := range 30 {
+				name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}
+				for range 10 {
+					b.Tracker.Slice(name, track.Trigger{At: time.Now().Add(time.Second)})
+				}
+			}
+			time.Sleep(31 * time.Second)
+		}
+		synctest.Wait()
+		if n := len(b.unprogrammed); n != mostUnprogrammed {
+			t.Errorf("%d times are kept, want %d of 30,000", n, mostUnprogrammed)
+		}
+		b.kernel.mu.Lock()
+		b.kernel.fail = nil
+		b.kernel.mu.Unlock()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := len(b.unprogrammed) + len(b.triggers); n != 0 {
+			t.Errorf("%d times are kept after a sync has succeeded", n)
+		}
+	})
+}
+
+func containsAll(text string, parts []string) bool {
+	return !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(text, p) })
+}
+
+// fakeTurn says what it is told to.
+type fakeTurn struct {
+	granted, stopped atomic.Bool
+	ready            chan struct{}
+	changed          chan struct{}
+	other            atomic.Pointer[string]
+}
+
+func (f *fakeTurn) Ready()                   { close(f.ready) }
+func (f *fakeTurn) Stopped()                 { f.stopped.Store(true) }
+func (f *fakeTurn) Granted() bool            { return f.granted.Load() }
+func (f *fakeTurn) Changed() <-chan struct{} { return f.changed }
+func (f *fakeTurn) Other() string {
+	if s := f.other.Load(); s != nil {
+		return *s
+	}
+	return ""
+}
+
+func (f *fakeTurn) grant(granted bool, other string) {
+	f.other.Store(&other)
+	f.granted.Store(granted)
+	f.changed <- struct{}{}
+}
+
+// While another instance serves nothing is committed, and that is said; when it has gone, all that has changed meanwhile is served.
+func TestOneThatStandsByCommitsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench()
+		turn := &fakeTurn{ready: make(chan struct{}), changed: make(chan struct{}, 1)}
+		b.Turn = turn
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- b.Run(ctx) }()
+		synctest.Wait()
+		select {
+		case <-turn.ready:
+			t.Error("it was ready before it had read anything")
+		default:
+		}
+		b.set(1, 1)
+		close(b.source.synced)
+		<-turn.ready
+		time.Sleep(time.Minute)
+		if _, syncs := b.kernel.held(); syncs != 0 {
+			t.Errorf("%d syncs before it was granted", syncs)
+		}
+		turn.grant(true, "")
+		synctest.Wait()
+		b.check(t)
+
+		turn.grant(false, "kube-proxy, pid 7")
+		synctest.Wait()
+		_, before := b.kernel.held()
+		if !turn.stopped.Load() {
+			t.Error("it doesn't say that it has stopped")
+		}
+		for i := range 10 {
+			b.set(i, 2)
+			b.kernel.touch()
+			time.Sleep(time.Minute)
+		}
+		if _, syncs := b.kernel.held(); syncs != before {
+			t.Errorf("%d syncs while another instance serves", syncs-before)
+		}
+		if other := b.status(t).Other; other != "kube-proxy, pid 7" || !b.Config.Health.Healthy() {
+			t.Errorf("the status says %q serves, healthy %t", other, b.Config.Health.Healthy())
+		}
+		if got := count(t, b.registry, "kubenftproxy_standing_by")[""]; got != 1 {
+			t.Errorf("kubenftproxy_standing_by is %v", got)
+		}
+		turn.grant(true, "")
+		time.Sleep(10 * time.Second)
+		b.check(t)
+		turn.grant(false, "kube-nftproxy, pid 8")
+		synctest.Wait()
+		turn.grant(true, "")
+		synctest.Wait()
+		if got := count(t, b.registry, "kubenftproxy_standing_by")[""]; got != 0 || b.status(t).Other != "" {
+			t.Errorf("kubenftproxy_standing_by is %v, and %q serves, after the other one has gone", got, b.status(t).Other)
+		}
+		events := slices.DeleteFunc(slices.Clone(b.problems), func(p model.Problem) bool { return p.Event != "AnotherInstanceServes" })
+		if len(events) != 1 || events[0].Kind != "Node" || !strings.Contains(events[0].Reason, "kube-proxy, pid 7") {
+			t.Errorf("reported %+v, want one Event on the Node", events)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
