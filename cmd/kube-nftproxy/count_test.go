@@ -17,7 +17,7 @@ func TestPossibleCPUs(t *testing.T) {
 func TestConnectionsAreCountedUnlessToldOtherwise(t *testing.T) {
 	for args, want := range map[string]bool{"": true, "--count-connections": true, "--count-connections=false": false} {
 		d := &daemon{settings: parse(t, args)}
-		if got := d.planOptions().CountConnections; got != want {
+		if got := !d.planOptions().Uncounted; got != want {
 			t.Errorf("%q: %t, want %t", args, got, want)
 		}
 	}

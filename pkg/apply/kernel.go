@@ -251,6 +251,9 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 			b.DeleteElement(old)
 		}
 	}
+	for i := range c.Remade {
+		remake(b, &c.Remade[i])
+	}
 	for _, e := range c.Delete {
 		b.DeleteElement(e)
 	}
@@ -276,6 +279,18 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 		k.states[s.Set.Family] = s
 	}
 	return result, nil
+}
+
+// remake deletes a set, and makes it again.
+func remake(b *nft.Batch, r *plan.Remade) {
+	t := table(r.Chain.Family)
+	b.FlushRules(t, r.Chain.Name)
+	b.DeleteSet(r.Set.Family, r.Set.Table, r.Set.Name)
+	b.AddSet(r.Set)
+	b.AddRules(t, r.Chain.Chain)
+	for i := range r.Elements {
+		b.AddElement(&r.Elements[i])
+	}
 }
 
 // anew tells why a change can't be sent as a difference, or "" if it can.

@@ -269,3 +269,41 @@ func TestRestartAdoptsWhateverTheOrderOfServices(t *testing.T) {
 		}
 	}
 }
+
+// Where many source ranges go at once, their set is made again, and holds those of other Services.
+func TestManySourceRangesGo(t *testing.T) {
+	k, p := synced(t)
+	s := everything(500, 3, 0, false)
+	with := func(n int) {
+		for _, port := range s.Ports {
+			ranges := []model.AddrRange{}
+			for i := range n {
+				ranges = append(ranges, model.AddrRange{First: vip(port.Family, 4*i), Last: vip(port.Family, 4*i+1)})
+			}
+			port.Frontends[1].AllowedSources = ranges
+		}
+		p.Set(s.Name, s)
+		sync(t, k, p, Partial)
+		checkKernel(t, k, p)
+		k.Doubt()
+		sync(t, k, p, Adopted)
+	}
+	for _, n := range []int{900, 3, 400, 395, 0} {
+		changed := *s
+		changed.Ports = nil
+		for _, port := range s.Ports {
+			clone := *port
+			clone.Frontends = slices.Clone(port.Frontends)
+			changed.Ports = append(changed.Ports, &clone)
+		}
+		s = &changed
+		with(n)
+	}
+	p.Set(s.Name, nil)
+	sync(t, k, p, Partial)
+	checkKernel(t, k, p)
+	run(t, "nft", "flush ruleset")
+	k.Doubt()
+	sync(t, k, p, Full)
+	checkKernel(t, k, p)
+}

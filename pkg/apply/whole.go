@@ -265,6 +265,8 @@ func clearTable(b *nft.Batch, p *plan.Planner, t *nft.Table, f found) (leftovers
 			b.DeleteSet(t.Family, t.Name, name)
 		case plan.Remembers(name):
 			delete(wanted, name)
+		case s.Interval && len(s.Key) > 1:
+			b.DeleteSet(t.Family, t.Name, name) // the kernel takes very long to delete its elements
 		default:
 			b.FlushSet(s, max(info.Count, p.Count(s)))
 			s.Size = info.Size

@@ -343,7 +343,7 @@ func (b *builder) allowedSources(f Family, ranges []netip.Prefix, known bool, ba
 			fromNode = fromNode || r.Contains(b.node.IPs[f])
 		}
 	}
-	allowed = mergeRanges(allowed)
+	allowed = append([]AddrRange{}, asPrefixes(mergeRanges(allowed))...)
 	n, most := len(allowed), b.limits.SourceRanges
 	kept := allowed[:min(n, most):min(n, most)]
 	if fromNode {
@@ -367,7 +367,7 @@ func withAddrs(ranges []AddrRange, addrs []netip.Addr) []AddrRange {
 	for _, a := range addrs {
 		out = append(out, AddrRange{a, a})
 	}
-	return mergeRanges(out)
+	return asPrefixes(mergeRanges(out))
 }
 
 // openToAll says whether the valid source ranges leave the load-balancer IPs of a family open to all: one is /0, or

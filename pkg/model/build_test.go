@@ -265,7 +265,7 @@ func TestFrontends(t *testing.T) {
 		{name: "ranges: adjacent ones and overlapping ones are joined", edit: func(svc *corev1.Service) {
 			svc.Spec.LoadBalancerSourceRanges = []string{"9.0.1.0/24", "9.0.0.0/24", "9.0.2.0/24", "9.0.2.128/25", "9.0.4.0/24", "255.255.255.255/32"}
 			svc.Status = ingress("2.2.2.2")
-		}, want: []string{"IPv4 tcp/80 C10.0.0.1 L2.2.2.2[9.0.0.0-9.0.2.255 9.0.4.0/24 255.255.255.255/32]"}},
+		}, want: []string{"IPv4 tcp/80 C10.0.0.1 L2.2.2.2[9.0.0.0/23 9.0.2.0/24 9.0.4.0/24 255.255.255.255/32]"}},
 		{name: "ranges: /0 is no restriction", edit: func(svc *corev1.Service) {
 			svc.Spec.LoadBalancerSourceRanges = []string{"9.0.0.0/8", "1.2.3.4/0"}
 			svc.Status = ingress("2.2.2.2")

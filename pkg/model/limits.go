@@ -17,7 +17,7 @@ type Limits struct {
 	// Frontends is the number of addresses times ports, and of node ports, of both families. It must be at least 4 times Ports:
 	// cluster IPs and node ports always fit. Addresses are left out as for Addresses.
 	Frontends int
-	// SourceRanges is the number of source ranges of one family, after ranges that overlap or touch have become one. The lower
+	// SourceRanges is the number of source ranges of one family, after those that overlap or touch have been joined. The lower
 	// addresses stay. Sources in other ranges are refused.
 	SourceRanges int
 	// Slices is the number of EndpointSlices. The first ones by name stay.

@@ -39,6 +39,29 @@ func (r AddrRange) String() string {
 	return r.First.String() + "-" + r.Last.String()
 }
 
+// asPrefixes splits ranges into the fewest prefixes. The kernel looks up a range as the prefixes that it consists of.
+func asPrefixes(ranges []AddrRange) (out []AddrRange) {
+	for _, r := range ranges {
+		for first := r.First; ; {
+			bits := first.BitLen()
+			for bits > 0 {
+				larger := netip.PrefixFrom(first, bits-1)
+				if larger.Masked().Addr() != first || RangeOf(larger).Last.Compare(r.Last) > 0 {
+					break
+				}
+				bits--
+			}
+			p := RangeOf(netip.PrefixFrom(first, bits))
+			out = append(out, p)
+			if p.Last == r.Last {
+				break
+			}
+			first = p.Last.Next()
+		}
+	}
+	return out
+}
+
 // mergeRanges sorts ranges of one family in place, and joins those that overlap or touch.
 func mergeRanges(ranges []AddrRange) []AddrRange {
 	slices.SortFunc(ranges, func(a, b AddrRange) int { return a.First.Compare(b.First) })

@@ -17,10 +17,21 @@ type Change struct {
 	Chains []Chain
 	// Delete and Add are elements; one that is replaced stands in both.
 	Delete, Add []*nft.Element
+	// Remade are sets that are to be deleted and made again with all their elements, and the chains whose rules use them: so many elements
+	// of theirs change that this takes less time. None of Delete and Add is in them.
+	Remade []Remade
 	// Forget are elements to delete that packets may have added, or not.
 	Forget []nft.Element
 	// Unused are chains that nothing leads to any more.
 	Unused []Chain
+}
+
+// Remade is a set to make again.
+type Remade struct {
+	Set *nft.Set
+	// Chain has all rules that use the set.
+	Chain    Chain
+	Elements []nft.Element
 }
 
 // Chain is a chain in the table of a family.
@@ -31,7 +42,7 @@ type Chain struct {
 
 // Empty reports whether there is nothing to do.
 func (c *Change) Empty() bool {
-	return !c.Rules && len(c.Grown)+len(c.Chains)+len(c.Delete)+len(c.Add)+len(c.Unused) == 0
+	return !c.Rules && len(c.Grown)+len(c.Chains)+len(c.Remade)+len(c.Delete)+len(c.Add)+len(c.Unused) == 0
 }
 
 // delta collects what happens to elements between two calls of [Planner.Take]; what comes and goes again, or goes and

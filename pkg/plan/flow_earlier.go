@@ -10,7 +10,7 @@ import (
 
 // FrontendSets returns the sets of a family in which every frontend has an element; [FrontendOf] reads its key.
 func FrontendSets(f model.Family) []*nft.Set {
-	l := newLayout(f)
+	l := newLayout(f, &Options{})
 	return []*nft.Set{l.services, l.nodePorts}
 }
 

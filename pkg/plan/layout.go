@@ -56,7 +56,7 @@ const (
 	unusedPortsSet = "unused-ports"
 )
 
-func newLayout(family model.Family) *layout {
+func newLayout(family model.Family, o *Options) *layout {
 	nf := NFT(family)
 	l := &layout{family: family, nf: nf}
 	daddr, saddr, proto, port, prio := nft.DstAddr(nf), nft.SrcAddr(nf), nft.L4Proto(), nft.DstPort(), nft.Priority()
@@ -95,7 +95,10 @@ func newLayout(family model.Family) *layout {
 	for _, s := range l.sets() {
 		s.Family, s.Table = nf, TableName
 	}
-	l.counted(func(s *nft.Set, _ role) { s.Counter = true })
+	l.counted(func(s *nft.Set, _ role) { s.Counter = !o.Uncounted })
+	if o.CountEndpoints {
+		l.countedEndpoints(func(s *nft.Set, _ role) { s.Counter = true })
+	}
 	return l
 }
 

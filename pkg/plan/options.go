@@ -22,8 +22,8 @@ type Options struct {
 	// AnyNodeAddress accepts node ports on every local address of the family but loopback, instead of those given to
 	// [Planner.SetNodePortAddresses].
 	AnyNodeAddress [2]bool
-	// CountConnections counts connections for every frontend.
-	CountConnections bool
+	// Uncounted leaves connections uncounted.
+	Uncounted bool
 	// CountEndpoints counts connections for every endpoint, beside those for every frontend.
 	CountEndpoints bool
 	// LockTables keeps other programs from changing the tables, see the Locked of an nft.Table.

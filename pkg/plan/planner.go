@@ -112,10 +112,7 @@ func New(o Options) *Planner {
 		counts:   map[*nft.Set]int{},
 	}
 	for _, f := range o.Families {
-		l := newLayout(f)
-		if o.CountEndpoints {
-			l.countedEndpoints(func(s *nft.Set, _ role) { s.Counter = true })
-		}
+		l := newLayout(f, &p.options)
 		p.layouts[f], p.numbers[f], p.keys[f] = l, newNumbers(), newDigestKey()
 		p.lay(f)
 		for _, e := range l.fixed() {

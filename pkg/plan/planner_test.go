@@ -62,6 +62,12 @@ func (k *fakeKernel) apply(c *Change) {
 	for _, ch := range c.Chains {
 		k.chains[NFT(ch.Family).String()+" "+ch.Name] = true
 	}
+	for _, r := range c.Remade {
+		maps.DeleteFunc(k.elements, func(id nft.ID, _ nft.Element) bool { return id.Set == r.Set })
+		for i := range r.Elements {
+			k.add(&r.Elements[i])
+		}
+	}
 	for _, e := range c.Delete {
 		if _, ok := k.elements[e.ID()]; !ok {
 			k.t.Fatalf("delete %v: not there", e)

@@ -9,7 +9,7 @@ import (
 func Samples(o Options) []*nft.Table {
 	var list []*nft.Table
 	for _, f := range o.Families {
-		list = append(list, newLayout(f).sample(&o))
+		list = append(list, newLayout(f, &o).sample(&o))
 	}
 	return list
 }

@@ -85,6 +85,7 @@ func (p *Planner) Take() *Change {
 		}
 	}
 	c.Delete, c.Add = d.elementsChanged()
+	p.remakeSources(c)
 	for _, e := range c.Delete {
 		if l := p.layouts[familyOf(e.Set)]; e.Set == l.clusterIPs {
 			c.Forget = append(c.Forget, nft.Element{Set: l.unusedPorts, Key: e.Key})

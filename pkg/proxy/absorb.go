@@ -136,13 +136,16 @@ func (p *Proxy) absorbService(name types.NamespacedName, s *model.Service) {
 	if s != nil {
 		problems = s.Problems
 	}
-	p.reportNew(name, problems)
 	p.absorbCheck(name, s)
 	p.tellNodePorts(name, s)
 	if p.observed() {
 		p.observe(name, s)
 	}
 	p.Planner.Set(name, s)
+	for _, e := range p.Planner.Excess(name) {
+		problems = append(slices.Clip(problems), model.Problem{Kind: "Service", Name: name, Field: e.Field, Reason: e.Reason})
+	}
+	p.reportNew(name, problems)
 }
 
 // absorbCheck takes up what load balancers may ask about a Service.
