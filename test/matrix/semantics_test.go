@@ -196,8 +196,9 @@ Written by ` + "`go test ./test/matrix -update`" + `. Every statement is proved 
 - Endpoints are on this node (local), on others (remote), on both, or this node itself (host network).
 - Without endpoints, every address refuses every client, whatever the policies.
 - With session affinity, all connections of one client go to one of these endpoints, by whichever address of the service
-  port. Where a policy excludes that one, the client is given another and stays there, also when it comes by the first
-  address again.
+  port. Where a policy excludes that one, the client gets another and stays there, also when it comes by the first
+  address again. This needs an endpoint that both addresses may use: if the local endpoints and the endpoints that topology
+  hints select have none in common, a client that uses both addresses by turns keeps its endpoint at neither.
 - "This node" is a process that calls from the node's second address. From the first one it reaches the same endpoints,
   which then always see the node.
 - An endpoint elsewhere that is given its own connection drops it: its own address comes from outside. With a proxy on
