@@ -50,9 +50,9 @@ func TestTheLeaseIsRenewedWithoutTheLoop(t *testing.T) {
 	if leaseLasts(t, "ip") || leaseLasts(t, "ip6") {
 		t.Fatal("the lease has not run out")
 	}
-	p = plan.New(options())
-	cluster(p)
 	k := open(t)
+	p = resume(t, k, options(), services())
+	cluster(p)
 	count, _, failures := renewed(t, k, p)
 	eventually(t, func() bool { return count() > 0 })
 	if !leaseLasts(t, "ip") || !leaseLasts(t, "ip6") {

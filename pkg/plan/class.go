@@ -20,8 +20,9 @@ import (
 const (
 	ourBit       = 0x8000_0000
 	classBits    = 0x0000_07ff
-	portBits     = 0xffff_f800 // a number
-	affineBits   = 0xffff_0000 // a number of a service port with session affinity
+	wordBits     = ourBit | classBits // of a word that has a class
+	portBits     = 0xffff_f800        // a number
+	affineBits   = 0xffff_0000        // a number of a service port with session affinity
 	endpointBits = 0x0000_ffff
 	blockBits    = 0xff00_0000
 	portShift    = 11
@@ -50,9 +51,9 @@ func (c class) number() uint32 {
 	case c.kind >= kindPick:
 		return uint32(c.kind-kindPick)<<8 | sizeIndex(c.n)
 	case c.kind >= kindDirect:
-		return uint32(c.kind-kindDirect+1)<<8 | sizeIndex(c.n)
+		return ourBit | uint32(c.kind-kindDirect+1)<<8 | sizeIndex(c.n)
 	}
-	return uint32(c.kind)
+	return ourBit | uint32(c.kind)
 }
 
 // word is the class with the number of a service port, as maps hold them.
@@ -182,19 +183,20 @@ const (
 	stepAllowed
 	// stepLocal: traffic to a frontend with policy Local has been told apart by where it comes from.
 	stepLocal
-	// stepPick: a client needs an endpoint; the chain comes back.
+	// stepPick: a client needs an endpoint; the chain comes back. The step for the other list follows.
 	stepPick
+	stepPickLocal
 	// stepRemember: a client's endpoint is known; the chain comes back.
 	stepRemember
 	steps
 )
 
 func (s step) mapName() string {
-	return "dispatch" + [...]string{"", "-allowed", "-local", "-pick", "-remember"}[s]
+	return "dispatch" + [...]string{"", "-allowed", "-local", "-pick", "-pick-local", "-remember"}[s]
 }
 
 func (s step) when() string {
-	return [...]string{"at first", "after the firewall", "after external-local", "for a new client", "once its endpoint is known"}[s]
+	return [...]string{"at first", "after the firewall", "after external-local", "for a new client", "for a new client, of local endpoints", "once its endpoint is known"}[s]
 }
 
 // fixedDispatch are the steps at which each of the kinds with one chain can be chosen.

@@ -20,8 +20,9 @@ type port struct {
 	number uint32
 	// sources are those of the Service in the port's family; nil if it has none.
 	sources *sources
-	// lists are the endpoints of both policies, each in the order of its slots.
-	lists [lists][]netip.AddrPort
+	// lists are the endpoints of both policies, each in the order of its slots, see [rearrange]; scored is its limit.
+	lists  [lists][]netip.AddrPort
+	scored int
 	// arranged are lists of many endpoints, which change in place. Those that a later form of the port has taken over are passed.
 	arranged [lists]*arrangement
 	hairpin  []netip.AddrPort
@@ -51,7 +52,10 @@ func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort) {
 	if before.passed[ls] {
 		known = nil
 	}
-	p.lists[ls], p.arranged[ls] = rearrange(list, known, endpoints)
+	if before.scored != p.scored || len(list) > p.scored {
+		list, known = nil, nil
+	}
+	p.lists[ls], p.arranged[ls] = rearrange(list, known, endpoints, p.scored)
 	before.passed[ls] = known != nil || before.passed[ls]
 }
 
@@ -183,7 +187,7 @@ func (l *layout) tail(p *port, each func(nft.Element, step, class)) {
 	for ls := range lists {
 		if n := len(p.lists[ls]); n > 0 {
 			c := class{kind: pickKind(ls), n: tableSize(uint32(n))}
-			each(nft.Element{Set: l.draw[ls], Key: key, Data: nft.Value{}.Uint32(p.number | c.number()), Comment: p.comment}, stepPick, c)
+			each(nft.Element{Set: l.draw[ls], Key: key, Data: nft.Value{}.Uint32(p.number | c.number()), Comment: p.comment}, stepPick+step(ls), c)
 		}
 	}
 	each(nft.Element{}, stepRemember, class{kind: kindRemember, n: p.timeout, block: blockOf(p.number)})

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -224,13 +225,13 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 		}
 		n := &port{
 			name: sp.Name, comment: sp.Name.String(), protocol: sp.Protocol, family: sp.Family, frontends: sp.Frontends,
-			hairpin: sp.Hairpin, serving: sp.Serving, hasEndpoints: sp.HasEndpoints,
+			hairpin: sp.Hairpin, serving: sp.Serving, hasEndpoints: sp.HasEndpoints, scored: scoredOf(len(s.Ports)),
 		}
 		before := old.port(n.id())
 		for ls, endpoints := range [lists][]netip.AddrPort{sp.Cluster, sp.Local} {
 			n.arrange(before, list(ls), endpoints)
 		}
-		p.assign(n, before, sp.Affinity)
+		out.left = append(out.left, p.assign(n, before, sp.Affinity)...)
 		out.ports = append(out.ports, n)
 	}
 	p.assignSources(out, old)
@@ -239,8 +240,8 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 }
 
 // assign gives a service port its number, that of its earlier form if it can, and ids to its endpoints where there is affinity. Without
-// a number to be had for a port with affinity it serves without.
-func (p *Planner) assign(n, before *port, affinity time.Duration) {
+// a number to be had for a port with affinity it serves without. It returns the parts that are left out for want of a number.
+func (p *Planner) assign(n, before *port, affinity time.Duration) (left []Excess) {
 	numbers := p.numbers[n.family]
 	if affinity > 0 {
 		n.timeout = timeoutClass(uint32(affinity / time.Second))
@@ -252,19 +253,25 @@ func (p *Planner) assign(n, before *port, affinity time.Duration) {
 			}
 			n.ids = newAffinePort(number)
 		}
-		if n.number = n.ids.number; n.number == 0 {
-			n.ids, n.timeout = nil, 0
-		} else {
+		if n.number = n.ids.number; n.number != 0 {
 			p.giveIDs(n, before)
-			return
+			return nil
 		}
+		n.ids, n.timeout = nil, 0
+		left = append(left, Excess{"spec.sessionAffinity", fmt.Sprintf(
+			"%s port %q has no session affinity: the node has no number left for a service port with this timeout", n.family, n.name.Port)})
 	}
 	if n.number = before.number; n.number != 0 && before.ids == nil {
-		return
+		return left
 	}
 	if n.number = p.recallNumber(n.id(), 0); n.number == 0 {
 		n.number = numbers.other()
 	}
+	if n.number == 0 {
+		left = append(left, Excess{"spec.ports", fmt.Sprintf("%s port %q drops all connections: the node has no number left for a service port",
+			n.family, n.name.Port)})
+	}
+	return left
 }
 
 // giveIDs numbers the endpoints of a service port with affinity.

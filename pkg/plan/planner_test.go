@@ -517,3 +517,51 @@ func TestReplacingOneEndpointTouchesAHandfulOfElements(t *testing.T) {
 		t.Errorf("replacing one of ten endpoints wrote %.1f elements on average, want at most 5", mean)
 	}
 }
+
+// A Service for which the node has no room loses that part, says so, and costs others nothing.
+func TestANodeWithoutRoom(t *testing.T) {
+	p := New(testOptions())
+	kernel := newFakeKernel(t, p)
+	s := random(rand.New(rand.NewPCG(1, 1)), 0)
+	port := *s.Ports[0]
+	key := model.Key{Addr: testAddr(model.IPv4, 98, 1), Port: 80, Protocol: model.TCP}
+	port.Frontends = []model.Frontend{{Kind: model.LoadBalancer, Key: key}}
+	with := func(name string, ranges, affinity int) {
+		s, port := *s, port
+		s.Name.Name, port.Name.Name, port.Affinity = name, name, time.Duration(affinity)*time.Second
+		port.Frontends = slices.Clone(port.Frontends)
+		port.Frontends[0].Addr = testAddr(model.IPv4, 98, len(p.services))
+		port.Frontends[0].AllowedSources = make([]model.AddrRange, ranges)
+		for i := range ranges {
+			port.Frontends[0].AllowedSources[i] = model.AddrRange{First: testAddr(model.IPv4, 1, 2*i), Last: testAddr(model.IPv4, 1, 2*i)}
+		}
+		s.Ports = []*model.ServicePort{&port}
+		p.Set(s.Name, &s)
+		kernel.apply(p.Take())
+	}
+	excess := func(name string) []Excess { return p.Excess(types.NamespacedName{Namespace: "default", Name: name}) }
+	with("first", MostSourceRanges-1, 0)
+	with("second", 2, 0)
+	if got := excess("second"); len(got) != 1 || len(excess("first")) != 0 || p.Count(p.layouts[0].allowedSources) != MostSourceRanges-1 {
+		t.Errorf("too many source ranges: %v, %v, %d elements", excess("first"), got, p.Count(p.layouts[0].allowedSources))
+	}
+	with("second", 1, 0)
+	if got := excess("second"); len(got) != 0 || p.Count(p.layouts[0].allowedSources) != MostSourceRanges {
+		t.Errorf("just enough source ranges: %v", got)
+	}
+	p.numbers[0].others.free = 0
+	with("third", 0, 0)
+	for i := range p.numbers[0].blocks {
+		p.numbers[0].open(i, 1, false)
+		p.numbers[0].blocks[i].free = 0
+	}
+	with("fourth", 0, 3600)
+	if third, fourth := excess("third"), excess("fourth"); len(third) != 1 || len(fourth) != 2 {
+		t.Errorf("no numbers: %v, %v", third, fourth)
+	}
+	for _, e := range kernel.elements {
+		if e.Comment == "default/third:0" && kindOf(e.Data.AsUint32()) != kindDrop && e.Set.Name == "services-restricted" {
+			t.Errorf("a port without a number is %v", e.String())
+		}
+	}
+}

@@ -43,7 +43,6 @@ func (l *layout) table(o *Options) *nft.Table {
 		{Name: "services", Comment: "finds the Service of a packet's destination", Rules: l.find(o)},
 		{Name: unusedPort, Comment: "a cluster IP without such a port", Rules: l.unused()},
 		{Name: kindExternalLocal.name(), Comment: "external address or node port with policy Local", Rules: l.externalLocal(o)},
-		{Name: "to-any", Comment: "local pods and this node reach every endpoint", Rules: []nft.Rule{l.next(l.shortCircuit)}},
 		{Name: kindFirewall.name(), Comment: "load-balancer address with source ranges", Rules: l.firewall()},
 		{Name: kindReject.name(), Comment: "no endpoint: refused at once", Rules: l.reject()},
 		{Name: kindDrop.name(), Comment: "endpoints exist, but not for this traffic", Rules: []nft.Rule{rule("", countedDrop())}},
@@ -66,31 +65,32 @@ func (l *layout) leased(lasts bool) []expr.Any {
 // find: the class of an address, else the class of a node port.
 func (l *layout) find(o *Options) []nft.Rule {
 	nodePort := setPriority(key(l.nodePort()...), l.nodePorts)
-	first := dispatch(classBits, l.dispatch[stepFirst])
-	rules := []nft.Rule{rule("", setPriority(key(l.vip()...), l.services), first)}
+	// One rule for both: the kernel walks all that a map of verdicts leads to, at every commit, once for each rule that uses it.
+	first := rule("", dispatch(wordBits, l.dispatch[stepFirst]))
+	rules := []nft.Rule{rule("", setPriority(key(l.vip()...), l.services))}
+	notFound := hasNoBits(ourBit)
 	if !o.AnyNodeAddress[l.family] {
 		onNode := in(l.nodeAddresses, []nft.Field{nft.DstAddr(l.nf)}, false)
-		return append(rules, rule("", onNode, nodePort, first))
+		return append(rules, rule("", notFound, onNode, nodePort), first)
 	}
 	loopback := netip.MustParsePrefix([...]string{"127.0.0.0/8", "::1/128"}[l.family])
-	return append(rules, rule("", destinationIsThisNode(expr.CmpOpEq), address(nft.DstAddr(l.nf), expr.CmpOpNeq, loopback), nodePort, first))
-}
-
-// next: meta priority set meta priority & ffff:f800 meta priority set meta priority map @classes meta priority & 0:7ff vmap @dispatch-local
-func (l *layout) next(classes *nft.Set) nft.Rule {
-	return rule("", keepBits(portBits), setPriority(key(nft.Priority()), classes), dispatch(classBits, l.dispatch[stepLocal]))
+	return append(rules, rule("", notFound, destinationIsThisNode(expr.CmpOpEq), address(nft.DstAddr(l.nf), expr.CmpOpNeq, loopback), nodePort), first)
 }
 
 // externalLocal sends local pods and this node to any endpoint, and all others to local ones. Only this node's own
 // traffic is masqueraded: its source address may be one that the endpoint's node can't answer to through here.
+//
+// What has been found is a key of neither map, so that the rules after it find nothing.
 func (l *layout) externalLocal(o *Options) []nft.Rule {
-	var rules []nft.Rule
+	number := key(nft.Priority())
+	rules := []nft.Rule{rule("", keepBits(portBits))}
 	if pods := o.LocalPods[l.family]; pods.known() {
-		rules = append(rules, rule("a local pod", l.localPods(pods, false), goTo("to-any")))
+		rules = append(rules, rule("a local pod", l.localPods(pods, false), setPriority(number, l.shortCircuit)))
 	}
 	return append(rules,
-		rule("this node", sourceIsThisNode(), markPacket(o.MasqueradeMark), goTo("to-any")),
-		l.next(l.local))
+		rule("this node", hasNoBits(classBits), sourceIsThisNode(), setPriority(number, l.shortCircuit), markPacket(o.MasqueradeMark)),
+		rule("all others", setPriority(number, l.local)),
+		rule("", dispatch(wordBits, l.dispatch[stepLocal])))
 }
 
 // localPods matches packets that come from local pods, or with negate those that don't.
@@ -109,7 +109,7 @@ func (l *layout) firewall() []nft.Rule {
 	return []nft.Rule{
 		rule("", keepBits(portBits)),
 		rule("not in loadBalancerSourceRanges", l.source(), notIn(l.allowedSources), countedDrop()),
-		rule("", setPriority(key(l.vip()...), l.restricted), dispatch(classBits, l.dispatch[stepAllowed])),
+		rule("", setPriority(key(l.vip()...), l.restricted), dispatch(wordBits, l.dispatch[stepAllowed])),
 	}
 }
 
@@ -221,7 +221,7 @@ func draws(size uint32) []uint32 {
 	case filled == size:
 		return []uint32{size, 1}
 	default:
-		// A table is full to eight ninths at least, so that an endpoint's share is off by a thousandth at most.
+		// A table is full to eight ninths at least, so that an endpoint's share is off by little more than a thousandth.
 		return []uint32{size, size, size, filled, 1}
 	}
 }
@@ -295,7 +295,7 @@ func (l *layout) sticky(o *Options, r route) []nft.Rule {
 		rule("its time starts again", hasBits(endpointBits), keepTime),
 		rule("same endpoint, if it still serves", toBackend),
 		rule("it doesn't", hasBits(endpointBits), remember(l.affinity, saddr, dynsetDelete, expr.Dynset{})),
-		rule("pick one", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[r.list()]), dispatch(endpointBits, l.dispatch[stepPick])),
+		rule("pick one", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[r.list()]), dispatch(endpointBits, l.dispatch[stepPick+step(r.list())])),
 		rule("", hasBits(endpointBits), keepTime),
 		rule("", toBackend),
 		rule(undone, setPriorityTo(0)))

@@ -22,19 +22,16 @@ import (
 
 // rearrange returns the arrangement of a set of endpoints, given that of another set: an earlier one of the same service
 // port, or nil. The result doesn't depend on which; the time does: O(n) for each endpoint that differs, of about three nanoseconds
-// for an endpoint. The set is sorted, and neither list has duplicates.
+// for an endpoint. The set is sorted, and neither list has duplicates. At most as many as most compete; before must be of the same limit.
 //
 // Of many endpoints it also returns what makes the next change cheap. Handed in as known, that is changed in place, and with it the
 // list before.
-func rearrange(before []netip.AddrPort, known *arrangement, set []netip.AddrPort) ([]netip.AddrPort, *arrangement) {
+func rearrange(before []netip.AddrPort, known *arrangement, set []netip.AddrPort, most int) ([]netip.AddrPort, *arrangement) {
 	if known != nil {
 		known.undo, known.before, known.removed, known.added = known.undo[:0], len(before), nil, nil
 	}
-	if len(set) > maxScored {
-		return byHash(set), nil
-	}
-	if len(before) > maxScored {
-		return afresh(set), nil
+	if len(set) > most {
+		return grouped(set), nil
 	}
 	removed, added := known.difference(before, set)
 	differ := len(removed) + len(added)
@@ -54,9 +51,37 @@ func rearrange(before []netip.AddrPort, known *arrangement, set []netip.AddrPort
 	return known.endpoints, known
 }
 
-// maxScored is the number of endpoints of one service port above which they stand in the order of their hashes instead:
-// from scratch, scoring takes a time that grows with the square, about 0.1 s at this number.
-const maxScored = 16384
+// mostScored is the number of endpoints up to which all of one service port compete with each other. From scratch that takes a time that
+// grows with the square, about 15 ms at this number; so a Service with many ports has a lower limit.
+const mostScored = 5120
+
+// scoredOf is the limit for each list of a Service with a number of ports.
+func scoredOf(ports int) int { return min(mostScored, 4*mostScored/max(ports, 1)) }
+
+// perGroup is the greatest number of endpoints that compete with each other where there are more than the limit.
+const perGroup = 512
+
+// grouped returns the arrangement of very many endpoints: groups by hash, in each of which the endpoints compete, take turns. One endpoint
+// that comes or goes changes some hundred slots, where the order by address would change a third of all.
+func grouped(set []netip.AddrPort) []netip.AddrPort {
+	groups := make([][]netip.AddrPort, 1<<bits.Len(uint(len(set)/perGroup)))
+	for _, e := range set {
+		g := hashEndpoint(e) >> 32 % uint64(len(groups))
+		groups[g] = append(groups[g], e)
+	}
+	for g := range groups {
+		groups[g] = afresh(groups[g])
+	}
+	list := make([]netip.AddrPort, 0, len(set))
+	for row := 0; len(list) < len(set); row++ {
+		for _, g := range groups {
+			if row < len(g) {
+				list = append(list, g[row])
+			}
+		}
+	}
+	return list
+}
 
 // many is the number of endpoints from which arrangements are changed in place, small that up to which no memory of the heap is
 // needed for hashes.
@@ -95,19 +120,6 @@ func afresh(set []netip.AddrPort) []netip.AddrPort {
 		}
 	}
 	return a.endpoints
-}
-
-func byHash(set []netip.AddrPort) []netip.AddrPort {
-	list := make([]rival, len(set))
-	for i, e := range set {
-		list[i] = newRival(e)
-	}
-	slices.SortFunc(list, func(x, y rival) int { return x.compare(&y) })
-	endpoints := make([]netip.AddrPort, len(set))
-	for i := range list {
-		endpoints[i] = list[i].endpoint
-	}
-	return endpoints
 }
 
 // difference returns what of one sorted list is not in another, and what of the other is not in the one.

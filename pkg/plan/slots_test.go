@@ -23,7 +23,7 @@ func someEndpoint(r *rand.Rand) netip.AddrPort {
 
 // fresh is the arrangement of a set that nothing is known of.
 func fresh(set []netip.AddrPort) []netip.AddrPort {
-	list, _ := rearrange(nil, nil, set)
+	list, _ := rearrange(nil, nil, set, mostScored)
 	return list
 }
 
@@ -33,8 +33,8 @@ func TestRearrangeDependsOnTheSetAlone(t *testing.T) {
 		in := endpoints(r, n)
 		want := fresh(in)
 		other := sorted(append(endpoints(r, r.IntN(5)), in[:r.IntN(n+1)]...))
-		have, known := rearrange(endpoints(r, r.IntN(5)), nil, other)
-		if got, _ := rearrange(have, known, in); !slices.Equal(got, want) {
+		have, known := rearrange(endpoints(r, r.IntN(5)), nil, other, mostScored)
+		if got, _ := rearrange(have, known, in, mostScored); !slices.Equal(got, want) {
 			t.Fatalf("%d endpoints after %d others: %v, want %v", n, len(other), got, want)
 		}
 		if got := sorted(want); !slices.Equal(got, in) {
@@ -43,14 +43,31 @@ func TestRearrangeDependsOnTheSetAlone(t *testing.T) {
 	}
 }
 
-// An arrangement of more endpoints than are scored is none to start from.
-func TestRearrangeFromTooMany(t *testing.T) {
-	in := endpoints(rand.New(rand.NewPCG(1, 3)), maxScored+1)
-	before, known := rearrange(nil, nil, in)
-	in = in[1:]
-	got, _ := rearrange(before, known, in)
-	if want := fresh(in); !slices.Equal(got, want) {
-		t.Errorf("one endpoint less than %d: the order is another than from scratch", maxScored+1)
+// An arrangement of more endpoints than compete with each other holds all of them, depends on the set alone, and is stable.
+func TestVeryManyEndpoints(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 3))
+	for _, n := range []int{mostScored + 1, 16384} {
+		in := endpoints(r, n)
+		before := fresh(in)
+		if got := sorted(before); !slices.Equal(got, in) {
+			t.Fatalf("%d endpoints: not a permutation", n)
+		}
+		total := 0
+		const rounds = 10
+		for range rounds {
+			in = slices.Clone(in)
+			in[r.IntN(n)] = someEndpoint(r)
+			in = sorted(in)
+			after := fresh(in)
+			total += changed(before, after)
+			before = after
+		}
+		if mean := total / rounds; mean > n/8 {
+			t.Errorf("one of %d endpoints replaced changes %d slots", n, mean)
+		}
+	}
+	if limit := scoredOf(1000); 1000*limit*limit > 2*4*mostScored*mostScored {
+		t.Errorf("1,000 ports have %d endpoints that compete", limit)
 	}
 }
 
@@ -76,9 +93,9 @@ func TestRearrangeIsStable(t *testing.T) {
 				before := fresh(in)
 				in[r.IntN(n)] = someEndpoint(r)
 				in = sorted(in)
-				after, _ := rearrange(before, nil, in)
+				after, _ := rearrange(before, nil, in, mostScored)
 				replaced += changed(before, after)
-				more, _ := rearrange(after, nil, sorted(append(in, someEndpoint(r))))
+				more, _ := rearrange(after, nil, sorted(append(in, someEndpoint(r))), mostScored)
 				added += changed(after, more)
 			}
 			bound := 2*math.Log(float64(n)) + 3
@@ -99,7 +116,7 @@ func TestRearrangeForgetsHistory(t *testing.T) {
 	for _, n := range []int{0, many} {
 		r := rand.New(rand.NewPCG(7, 8))
 		list := endpoints(r, n)
-		have, known := rearrange(nil, nil, list)
+		have, known := rearrange(nil, nil, list, mostScored)
 		for step := range 1000 {
 			switch op := r.IntN(3); {
 			case op == 0 || len(list) == 0:
@@ -115,7 +132,7 @@ func TestRearrangeForgetsHistory(t *testing.T) {
 			}
 			list = sorted(list)
 			before, arranged := slices.Clone(have), known
-			have, known = rearrange(have, known, list)
+			have, known = rearrange(have, known, list, mostScored)
 			if want := fresh(list); !slices.Equal(have, want) {
 				t.Fatalf("step %d, %d endpoints: %v, from scratch %v", step, len(list), have, want)
 			}
@@ -140,10 +157,10 @@ func BenchmarkRearrange(b *testing.B) {
 			other := slices.Clone(in)
 			other[n/2] = someEndpoint(r)
 			sets := [][]netip.AddrPort{in, sorted(other)}
-			have, known := rearrange(fresh(in), nil, sets[1])
+			have, known := rearrange(fresh(in), nil, sets[1], mostScored)
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				have, known = rearrange(have, known, sets[i%2])
+				have, known = rearrange(have, known, sets[i%2], mostScored)
 			}
 		})
 	}
