@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/cespare/xxhash/v2"
+	"github.com/dchest/siphash"
 )
 
 // A service port's endpoints stand in numbered slots, so that a random number chooses one. Which endpoint stands in which
@@ -70,7 +70,11 @@ func grouped(set []netip.AddrPort) []netip.AddrPort {
 		groups[g] = append(groups[g], e)
 	}
 	for g := range groups {
-		groups[g] = afresh(groups[g])
+		if len(groups[g]) <= 4*perGroup {
+			groups[g] = afresh(groups[g])
+		} else { // chosen to be in one group
+			slices.SortFunc(groups[g], netip.AddrPort.Compare)
+		}
 	}
 	list := make([]netip.AddrPort, 0, len(set))
 	for row := 0; len(list) < len(set); row++ {
@@ -176,13 +180,16 @@ func (r *rival) beats(o *rival, slot int) bool {
 // hashMask is all ones but in tests, which cut hashes short.
 var hashMask = ^uint64(0)
 
-// hashEndpoint returns a hash of 64 bits.
+// slotKey is the same on all nodes: they have to agree. Endpoints with one hash can still not be made in numbers, as with a simpler hash.
+const slotKey = 0x9e3779b97f4a7c15
+
+// hashEndpoint returns a hash of 64 bits (SipHash).
 func hashEndpoint(e netip.AddrPort) uint64 {
 	var b [18]byte
 	a := e.Addr().As16()
 	copy(b[:], a[:])
 	binary.LittleEndian.PutUint16(b[16:], e.Port())
-	return xxhash.Sum64(b[:]) & hashMask
+	return siphash.Hash(slotKey, slotKey, b[:]) & hashMask
 }
 
 // score is an endpoint's number for a slot; the lowest wins.

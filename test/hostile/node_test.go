@@ -25,6 +25,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -272,7 +273,7 @@ func (n *node) nft(args ...string) string {
 	return string(out)
 }
 
-// elements counts the elements of all of the program's sets in the kernel. Kernels before 6.16 do not tell: it asks the program.
+// elements counts the elements of all of the program's sets in the kernel, but those that packets add. Kernels before 6.16 do not tell: it asks the program.
 func (n *node) elements() (count int) {
 	n.Helper()
 	err := n.Node.Do(func() error {
@@ -287,6 +288,9 @@ func (n *node) elements() (count int) {
 				return err
 			}
 			for i := range sets {
+				if plan.FilledByPackets(sets[i].Name) {
+					continue
+				}
 				if sets[i].Count < 0 {
 					count = -1
 					return nil
