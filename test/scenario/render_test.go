@@ -62,8 +62,7 @@ func sameTables(p *plan.Planner, elements map[nft.Family]map[string][]nft.Elemen
 		if err != nil {
 			return err
 		}
-		// nft puts a byteorder of no numbers into it, which does nothing.
-		if chain != "" && chain != "firewall" {
+		if chain != "" {
 			return fmt.Errorf("the rules of chain %s are others", chain)
 		}
 	}
