@@ -161,16 +161,13 @@ func (r *rival) beats(o *rival, slot int) bool {
 	return mine < others || mine == others && r.compare(o) < 0
 }
 
-// hashMask is all ones but in tests, which cut hashes short.
-var hashMask = ^uint64(0)
-
 // hashEndpoint returns a hash of 64 bits.
 func hashEndpoint(e netip.AddrPort) uint64 {
 	var b [18]byte
 	a := e.Addr().As16()
 	copy(b[:], a[:])
 	binary.LittleEndian.PutUint16(b[16:], e.Port())
-	return xxhash.Sum64(b[:]) & hashMask
+	return xxhash.Sum64(b[:])
 }
 
 // score is an endpoint's number for a slot; the lowest wins.
