@@ -63,14 +63,10 @@ func render(to io.Writer, p *plan.Planner) error {
 	return nil
 }
 
-// elementsOf lists the elements of a plan by family and set.
+// elementsOf lists the elements of a plan by family and set. That of the state is not among them: it holds a secret key.
 func elementsOf(p *plan.Planner) map[nft.Family]map[string][]nft.Element {
 	all := map[nft.Family]map[string][]nft.Element{nft.IPv4: {}, nft.IPv6: {}}
-	put := func(e *nft.Element) { all[e.Set.Family][e.Set.Name] = append(all[e.Set.Family][e.Set.Name], *e) }
-	p.Elements(put)
-	for _, t := range p.Tables() {
-		put(p.State(t.Family))
-	}
+	p.Elements(func(e *nft.Element) { all[e.Set.Family][e.Set.Name] = append(all[e.Set.Family][e.Set.Name], *e) })
 	return all
 }
 

@@ -157,16 +157,16 @@ a cluster IP: any endpoint; one of 2 by chance
 		{name: "the node, rule by rule", args: []string{"node", "10.96.0.11:80/tcp", "-o", "wide"}, want: `192.0.2.1 -> 10.96.0.11:80/tcp, sent by this node
 Service port: shop/sticky
 
-a cluster IP: any endpoint; a client stays with its endpoint for 3h0m0s
+a cluster IP: any endpoint; a client stays with its endpoint
   100 %  to 10.244.0.10:8080  masqueraded as 192.0.2.1: not from a local pod
 
 Rules that act, on the first of these ways:
   output output: meta l4proto @lease jump services
       lease: tcp
-  output services: meta priority set ip daddr . meta l4proto . th dport map @services meta priority vmap @dispatch
-      services: 10.96.0.11 . tcp . 80 : 3000:2a30  # shop/sticky
-      dispatch: 3000:2a30 : goto affinity-cluster-10800
-  output affinity-cluster-10800: ip saddr & 255.255.0.0 != 10.244.0.0 meta mark set meta mark | 0x00004000 comment "not from a local pod"
+  output services: meta priority set ip daddr . meta l4proto . th dport map @services meta priority & 0:7ff vmap @dispatch
+      services: 10.96.0.11 . tcp . 80 : a000:5  # shop/sticky
+      dispatch: 0:5 : goto affinity-cluster
+  output affinity-cluster: ip saddr & 255.255.0.0 != 10.244.0.0 meta mark set meta mark | 0x00004000 comment "not from a local pod"
       marks it to be masqueraded
 `},
 		{name: "from outside to a node port", args: []string{"192.0.2.100", "192.0.2.1:30080"}, want: `192.0.2.100 -> 192.0.2.1:30080/tcp, arrives by eth0
@@ -305,9 +305,9 @@ func TestTraceLive(t *testing.T) {
 	}
 	for _, want := range []string{
 		"Service port: shop/sticky\n",
-		" -> 10.96.0.11:80\n  kube-nftproxy prerouting: the lease lasts; on to services: finds what a packet's destination stands for\n",
-		"otherwise pick one; on to pick-of-1: a new client: one of 1 by chance\n", "the client is remembered\n",
-		"the endpoint is known, goes to that endpoint\n10.244.0.11:", " -> 10.244.0.10:8080\n", "It has left this node by veth-pod0. 10.244.0.10:8080 has answered.\n",
+		" -> 10.96.0.11:80\n  kube-nftproxy prerouting: the lease lasts; on to services: finds the Service of a packet's destination\n",
+		"pick one; on to pick-of-1: a new client: one of 1 by chance\n", "the client is remembered\n",
+		"the endpoint is known, goes to that endpoint\n", " -> 10.244.0.10:8080\n", "It has left this node by veth-pod0. 10.244.0.10:8080 has answered.\n",
 	} {
 		if !strings.Contains(r.out, want) {
 			t.Errorf("output lacks %q:\n%s", want, r.out)
@@ -376,15 +376,18 @@ func TestDiff(t *testing.T) {
 		t.Errorf("error %v, want that something differs", err)
 	}
 	for _, line := range []string{
-		`- ip map services: 10.96.0.11 . tcp . 80 comment "shop/sticky" : 3000:2a30`, `+ ip map services: 10.96.0.11 . tcp . 81 comment "shop/sticky" : 3000:2a30`,
-		`- ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 200:0`, `+ ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 1000:1`,
-		`+ ip map dispatch: 1000:1 : goto cluster-1`, `+ ip chain cluster-1`, `- ip set mine`, `- ip chain cluster-2: counter accept`,
-		`+ ip map endpoints: 10.96.0.13 . tcp . 80 . 0 : 10.244.1.10 . 8080`,
-		`+ ip chain cluster-1: dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 1 map @endpoints`,
+		`- ip map services: 10.96.0.11 . tcp . 80 comment "shop/sticky" : a000:5`, `+ ip map services: 10.96.0.11 . tcp . 81 comment "shop/sticky" : a100:5`,
+		`- ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 8000:1002`, `+ ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 8000:1101`,
+		`+ ip map dispatch: 0:101 : goto cluster-1`, `+ ip chain cluster-1`, `- ip set mine`, `- ip chain cluster-2: counter accept`,
+		`+ ip map endpoints: tcp . 8000:1000 . 0 : 10.244.1.10 . 8080`,
+		`+ ip chain cluster-1: dnat ip to meta l4proto . meta priority . numgen random mod 1 map @endpoints`,
 	} {
 		if !strings.Contains(out, line+"\n") {
 			t.Errorf("output lacks %q:\n%s", line, out)
 		}
+	}
+	if strings.Contains(out, "map state") || strings.Contains(out, "set state") {
+		t.Errorf("the state is shown, which holds a secret key:\n%s", out)
 	}
 	if strings.Contains(out, "ip6") {
 		t.Errorf("nothing of IPv6 differs:\n%s", out)
@@ -422,8 +425,11 @@ func TestRender(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("nft -c: %v: %s", err, out)
 	}
-	if !strings.Contains(first, "\t\t\t10.96.0.12 . tcp . 80 comment \"shop/empty\" : 100:0") {
+	if !strings.Contains(first, "\t\t\t10.96.0.12 . tcp . 80 comment \"shop/empty\" : 8000:801") {
 		t.Errorf("output lacks a Service:\n%s", first)
+	}
+	if strings.Contains(first, "digest") {
+		t.Errorf("output has the state, which holds a secret key:\n%s", first)
 	}
 	if _, err := l.run(renderCommand(), "-f", "/nowhere"); err == nil {
 		t.Error("no error for manifests that aren't there")

@@ -14,7 +14,7 @@ import (
 )
 
 // Listing reads our tables and writes them much as nft list would, without running it. What can't be read is said in the error; the
-// rest is there all the same.
+// rest is there all the same. The secret key in the element of [plan.StateSet] is left out.
 func Listing() ([]byte, error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -64,6 +64,11 @@ func listSet(conn *nft.Conn, b *bytes.Buffer, s *nft.Set) error {
 		word = "map"
 	}
 	elements, err := conn.Elements(s)
+	if s.Name == plan.StateSet {
+		for i := range elements {
+			elements[i].Comment = "(not shown: it holds a secret key)"
+		}
+	}
 	lines := s.List(elements)
 	fmt.Fprintf(b, "\t%s %s { # %d elements\n", word, s.Name, len(elements))
 	if err != nil {

@@ -76,8 +76,10 @@ func (n *node) start() {
 			return err
 		}
 		n.kernel = kernel
-		n.counters, err = Open(n.planner.Counters())
-		return err
+		if n.counters, err = Open(n.planner.Counters()); err != nil {
+			return err
+		}
+		return kernel.Resume(n.planner)
 	})
 	if err != nil {
 		n.Fatal(err)
@@ -103,8 +105,19 @@ type shape struct {
 // set makes the Service what is said, and the kernel what is wanted.
 func (n *node) set(s shape, want apply.Kind) {
 	n.Helper()
-	n.planner.Set(service, n.service(s))
+	n.plan(s)
 	n.sync(want)
+}
+
+// plan makes the Service what is said, with the numbers that an earlier process had assigned.
+func (n *node) plan(s shape) {
+	n.Helper()
+	next := n.service(s)
+	if err := n.kernel.Recall(n.planner, []*model.Service{next}); err != nil {
+		n.Fatal(err)
+	}
+	n.planner.Set(service, next)
+	n.planner.Resumed()
 }
 
 func (n *node) sync(want apply.Kind) {
@@ -162,8 +175,13 @@ func (n *node) ask(from *lab.Host, to [2]netip.Addr, port uint16, times int, out
 				if to == n.Node.Addrs() {
 					name = f.String() + " " + proto.String() + " node port"
 				}
-				note(n.wanted(name))
+				arrived := n.wanted(name)
+				note(arrived)
 				note(n.wanted("total"))
+				if to != clusterIP { // it counts who comes; who finds no local endpoint is counted for the service port
+					arrived.Connections += arrived.Refused[NoLocalEndpoints]
+					arrived.Refused[NoLocalEndpoints] = 0
+				}
 			}
 		}
 	}
@@ -357,7 +375,7 @@ func TestCountsAreThereAfterARepair(t *testing.T) {
 	n.check("more than will be counted afterwards")
 	const element = "{ 198.51.100.7 . tcp . 80 }"
 	nft("delete element ip kube-nftproxy services " + element)
-	nft("add element ip kube-nftproxy services " + strings.Replace(element, " }", " comment \"shop/cart:tcp\" : 1200:2 }", 1))
+	nft("add element ip kube-nftproxy services " + strings.Replace(element, " }", " comment \"shop/cart:tcp\" : 8000:b02 }", 1))
 	n.everyWay()
 	n.check("after somebody has replaced an element")
 }
@@ -629,7 +647,7 @@ func TestSetsWithoutCountersAreMadeAnew(t *testing.T) {
 	first := n.Client.Probe(t.Context(), model.TCP, netip.AddrPortFrom(external[0], servicePort), lab.Options{})
 	n.options.CountEndpoints = counting
 	n.start()
-	n.planner.Set(service, n.service(open))
+	n.plan(open)
 	r, err := n.kernel.Sync(n.planner)
 	if err != nil || r.Kind != apply.Full || !strings.Contains(r.Why, "another form") {
 		t.Fatalf("sync: %s (%s), %v; want a full one, because sets have another form", r.Kind, r.Why, err)

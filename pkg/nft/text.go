@@ -274,7 +274,12 @@ func (w *writer) fib(e *expr.Fib) {
 	}
 	w.hold(e.Register, &held{text: "fib " + strings.Join(what, " . ") + " " + result, print: func(b []byte) string {
 		v, _ := hostWord(b)
-		if v == unix.RTN_LOCAL {
+		switch {
+		case e.FlagPRESENT && v == 0:
+			return "missing"
+		case e.FlagPRESENT:
+			return "exists"
+		case v == unix.RTN_LOCAL:
 			return "local"
 		}
 		return strconv.Itoa(int(v))

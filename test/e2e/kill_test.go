@@ -16,6 +16,8 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"regexp"
+	"strconv"
 )
 
 // TestKillNine changes Services at random and kills the daemon at random moments. What is in the kernel in the end is what
@@ -51,7 +53,7 @@ func TestKillNine(t *testing.T) {
 	clean.awaitIdle(patience)
 	// Chains that nothing leads to any more stay for two seconds.
 	eventually(t, patience, func() error {
-		if diff := cmp.Diff(ruleset(t, w.Remotes[0]), ruleset(t, w.Node)); diff != "" {
+		if diff := cmp.Diff(unnumbered(ruleset(t, w.Remotes[0])), unnumbered(ruleset(t, w.Node))); diff != "" {
 			return fmt.Errorf("ruleset after %d kills, against that of a fresh start (-want +got):\n%s", rounds, diff)
 		}
 		return nil
@@ -164,4 +166,73 @@ func ruleset(t testing.TB, h *lab.Host) []string {
 	}
 	slices.Sort(parts)
 	return parts
+}
+
+// unnumbered is a ruleset in which service ports and endpoints have names instead of the numbers that a process has happened to
+// assign, and without the state, which has a key of its own in every namespace.
+func unnumbered(lines []string) (out []string) {
+	names, ids := map[string]string{}, map[string]string{}
+	for _, line := range lines {
+		if m := heads.FindStringSubmatch(line); m != nil {
+			family, number, class := m[1], word(m[4]), word(m[4])&0x7ff
+			what := m[3]
+			if class == 3 { // the number is that of the Service's source ranges
+				what, _, _ = strings.Cut(what, ":")
+				what += " sources"
+			}
+			names[family+numberOf(number)] = what
+		}
+		if m := backends.FindStringSubmatch(line); m != nil {
+			ids[m[1]+m[2]] = m[3]
+		}
+	}
+	for _, line := range lines {
+		family, _, _ := strings.Cut(line, " ")
+		switch {
+		case strings.Contains(line, " set state: "):
+			continue
+		case strings.Contains(line, " map dispatch-remember: "):
+			_, line, _ = strings.Cut(line, " : ")
+			line = family + " map dispatch-remember: " + line
+		default:
+			fields := strings.Fields(line)
+			for i, f := range fields {
+				if !words.MatchString(f) || word(f) < 1<<31 {
+					continue
+				}
+				rest := word(f) - word(numberOf(word(f)))
+				text := fmt.Sprintf("<%s>%x", names[family+numberOf(word(f))], rest)
+				if e, ok := ids[family+f]; ok {
+					text = fmt.Sprintf("<%s>(%s)", names[family+numberOf(word(f))], e)
+				}
+				fields[i] = text
+			}
+			line = strings.Join(fields, " ")
+		}
+		out = append(out, line)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+var (
+	heads    = regexp.MustCompile(`^(ip6?) map (services|nodeports|services-restricted): .* comment "(.*)" : ([0-9a-f]+:[0-9a-f]+)$`)
+	backends = regexp.MustCompile(`^(ip6?) map (?:local-)?backends: \w+ \. ([0-9a-f]+:[0-9a-f]+) : (.*)$`)
+	words    = regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{1,4}$`)
+)
+
+// word reads what the rules carry in the priority.
+func word(text string) uint32 {
+	high, low, _ := strings.Cut(text, ":")
+	a, _ := strconv.ParseUint(high, 16, 16)
+	b, _ := strconv.ParseUint(low, 16, 16)
+	return uint32(a<<16 | b)
+}
+
+// numberOf is the number of a service port in a word: with session affinity it is the upper half.
+func numberOf(word uint32) string {
+	if word >= 0xa000_0000 {
+		return fmt.Sprintf("%x:0", word>>16)
+	}
+	return fmt.Sprintf("%x:%x", word>>16, word&0xf800)
 }

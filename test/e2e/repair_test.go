@@ -51,9 +51,9 @@ var faults = []struct{ name, command, why string }{
 	{"a map of another form", "flush table ip kube-nftproxy; delete set ip kube-nftproxy hairpin; " +
 		"add set ip kube-nftproxy hairpin { type ipv4_addr; }", "hairpin"},
 	{"an element deleted", "delete element ip kube-nftproxy services { 10.96.0.10 . tcp . 80 }", "services"},
-	{"an element added", "add element ip kube-nftproxy endpoints { 10.96.0.10 . tcp . 80 . 7 : 10.0.0.1 . 99 }", "endpoints"},
-	{"a value altered", "delete element ip kube-nftproxy endpoints { 10.96.0.10 . tcp . 80 . 0 }; " +
-		"add element ip kube-nftproxy endpoints { 10.96.0.10 . tcp . 80 . 0 : 10.0.0.1 . 99 }", "endpoints"},
+	{"an element added", "add element ip kube-nftproxy endpoints { tcp . %NUMBER% . 7 : 10.0.0.1 . 99 }", "endpoints"},
+	{"a value altered", "delete element ip kube-nftproxy endpoints { tcp . %NUMBER% . 0 }; " +
+		"add element ip kube-nftproxy endpoints { tcp . %NUMBER% . 0 : 10.0.0.1 . 99 }", "endpoints"},
 	{"a class altered", "delete element ip6 kube-nftproxy services { fd00:10:96::a . tcp . 80 }; " +
 		"add element ip6 kube-nftproxy services { fd00:10:96::a . tcp . 80 : 1000:2 }", "services"},
 	{"a range altered", "delete element ip kube-nftproxy service-cidrs { 10.96.0.0/16 }; " +
@@ -326,7 +326,13 @@ func (w *repaired) repair(t *testing.T, command, why string) time.Duration {
 	logged := len(w.read())
 	if strings.Contains(command, "%") {
 		handle, comment := w.ruleOf(t, "cluster-1")
-		command = strings.NewReplacer("%HANDLE%", handle, "%COMMENT%", comment).Replace(command)
+		number := ""
+		for _, line := range w.want {
+			if m := heads.FindStringSubmatch(line); m != nil && strings.HasPrefix(line, "ip map services: 10.96.0.10 . tcp . 80 ") {
+				number = numberOf(word(m[4]))
+			}
+		}
+		command = strings.NewReplacer("%HANDLE%", handle, "%COMMENT%", comment, "%NUMBER%", number).Replace(command)
 	}
 	generation := w.generation(t)
 	begin := time.Now()

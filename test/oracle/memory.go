@@ -1,14 +1,15 @@
 package oracle
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
 )
 
 // Memory follows which endpoint each client is with, by session affinity. A client belongs to a service port, whichever of
-// its addresses it uses; it stays for as long as the endpoint may get its packets and no more time passes between two of
-// them than the timeout.
+// its addresses it uses; it stays for as long as the endpoint may get its packets, no more time passes between two of
+// them than the timeout, and neither the timeout nor the endpoint goes away in between.
 type Memory struct {
 	clients map[client]pin
 }
@@ -21,6 +22,7 @@ type client struct {
 type pin struct {
 	endpoint netip.AddrPort
 	until    time.Time
+	timeout  time.Duration
 }
 
 // Narrow leaves of a verdict what may come of the packet of this client.
@@ -44,7 +46,33 @@ func (m *Memory) Note(v Verdict, from netip.Addr, endpoint netip.AddrPort, now t
 	if m.clients == nil {
 		m.clients = map[client]pin{}
 	}
-	m.clients[client{v.Port, from}] = pin{endpoint, now.Add(v.Affinity - v.Affinity/5)}
+	m.clients[client{v.Port, from}] = pin{endpoint, now.Add(v.Affinity - v.Affinity/5), v.Affinity}
+}
+
+// Follow notes what the objects are now. A client is forgotten when its Service has another timeout, and when its endpoint isn't
+// chosen any more: it is another one if it returns. One that only policy Local chooses may be forgotten, too.
+func (m *Memory) Follow(r *Oracle) {
+	for c, p := range m.clients {
+		of := fmt.Sprintf("%s six=%v", c.port, c.addr.Is6())
+		chosen, _ := r.choose(r.endpoints[of])
+		if r.affinities[of] != p.timeout || !slices.ContainsFunc(chosen, func(e endpoint) bool { return e.addr == p.endpoint }) {
+			delete(m.clients, c)
+		}
+	}
+}
+
+// Restart notes that the program was started anew. It finds a service port by its addresses: where others have the cluster IP, it may
+// not know the clients any more.
+func (m *Memory) Restart(r *Oracle) {
+	has := map[string]bool{}
+	for t, c := range r.claims {
+		has[key(c.service, c.port, t.six)] = has[key(c.service, c.port, t.six)] || c.internal
+	}
+	for c := range m.clients {
+		if !has[fmt.Sprintf("%s six=%v", c.port, c.addr.Is6())] {
+			delete(m.clients, c)
+		}
+	}
 }
 
 // Lose notes that nobody knows which endpoint has got a client's packet.

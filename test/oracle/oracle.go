@@ -76,13 +76,15 @@ type Endpoint struct {
 
 // Oracle knows the cluster.
 type Oracle struct {
-	machine   Machine
-	primary   []netip.Addr // of the Node
-	zone      string
-	cidrs     []netip.Prefix
-	claims    map[target]claim
-	inUse     map[netip.Addr]bool // cluster IPs
-	endpoints map[string][]endpoint
+	machine Machine
+	primary []netip.Addr // of the Node
+	zone    string
+	cidrs   []netip.Prefix
+	claims  map[target]claim
+	// affinities are the timeouts of service ports by family.
+	affinities map[string]time.Duration
+	inUse      map[netip.Addr]bool // cluster IPs
+	endpoints  map[string][]endpoint
 }
 
 // target is a destination; it has no address if it is a node port.
@@ -100,12 +102,14 @@ type claim struct {
 	internal bool // it is the cluster IP
 	// allocated says that the address is the Service's cluster IP, whatever else it is.
 	allocated bool
-	sources   []netip.Prefix // those that may send; nil means all
+	// balanced says that a load balancer has the address.
+	balanced bool
+	sources  []netip.Prefix // those that may send; nil means all
 }
 
 // New reads the objects.
 func New(o Objects, m Machine) *Oracle {
-	r := &Oracle{machine: m, claims: map[target]claim{}, inUse: map[netip.Addr]bool{}, endpoints: map[string][]endpoint{}}
+	r := &Oracle{machine: m, claims: map[target]claim{}, inUse: map[netip.Addr]bool{}, affinities: map[string]time.Duration{}, endpoints: map[string][]endpoint{}}
 	r.readNode(o.Node)
 	for _, c := range o.ServiceCIDRs {
 		for _, text := range c.Spec.CIDRs {

@@ -55,7 +55,7 @@ func (r *Oracle) readService(s *corev1.Service) {
 		p := &s.Spec.Ports[i]
 		for _, a := range balancers {
 			if has(internal, a) {
-				r.claim(mine, a, p.Port, claim{service: s, port: p, allocated: slices.Contains(internal, a), sources: r.sources(s, a, balancers)})
+				r.claim(mine, a, p.Port, claim{service: s, port: p, allocated: slices.Contains(internal, a), balanced: true, sources: r.sources(s, a, balancers)})
 			}
 		}
 		for _, text := range s.Spec.ExternalIPs {
@@ -65,6 +65,7 @@ func (r *Oracle) readService(s *corev1.Service) {
 		}
 		for _, a := range internal {
 			r.inUse[a] = true
+			r.affinities[key(s, p, a.Is6())] = affinity(s)
 			r.claim(mine, a, p.Port, claim{service: s, port: p, internal: true, allocated: true})
 		}
 		for _, a := range internal {
@@ -79,8 +80,8 @@ func (r *Oracle) claim(mine map[target]bool, a netip.Addr, port int32, c claim) 
 	r.claimTarget(mine, target{a, uint16(port), protocol(c.port.Protocol), a.Is6()}, c)
 }
 
-// claimTarget: a cluster IP, which is allocated, goes before what anybody can write into a Service; then the older Service,
-// then the one whose name comes first.
+// claimTarget: a cluster IP, which is allocated, goes before an address that a load balancer has, and that before what anybody can
+// write into a Service; then the older Service, then the one whose name comes first.
 func (r *Oracle) claimTarget(mine map[target]bool, t target, c claim) {
 	if mine[t] {
 		return
@@ -92,8 +93,10 @@ func (r *Oracle) claimTarget(mine map[target]bool, t target, c claim) {
 }
 
 func (c claim) before(d claim) bool {
-	if c.allocated != d.allocated {
-		return c.allocated
+	for _, ahead := range [][2]bool{{c.allocated, d.allocated}, {c.balanced, d.balanced}} {
+		if ahead[0] != ahead[1] {
+			return ahead[0]
+		}
 	}
 	a, b := c.service, d.service
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time),

@@ -163,11 +163,7 @@ func (a *performance) step(i int, m *moment) *failure {
 	if err := errors.Join(a.enter(m), a.pipeline.loadAfter(m.faults)); err != nil {
 		return fail("error", err)
 	}
-	state, err := planFolder(a.lab.Node, a.settings, a.folder)
-	if err != nil {
-		return fail("error", err)
-	}
-	if diff, err := a.await(m, state); err != nil || diff != "" {
+	if diff, err := a.await(m); err != nil || diff != "" {
 		return fail("kernel", differing(err, diff))
 	}
 	// What flows are to go is asked for after the sync that was awaited; the next one is after that.
@@ -179,6 +175,7 @@ func (a *performance) step(i int, m *moment) *failure {
 			return fail("error", err)
 		}
 	}
+	a.memory.Follow(a.oracle())
 	a.recorded = append(a.recorded, recordedStep{})
 	if f := a.packets(i, m); f != nil {
 		a.note()
@@ -188,14 +185,14 @@ func (a *performance) step(i int, m *moment) *failure {
 		if err := a.pipeline.retire(); err != nil {
 			return fail("error", fmt.Errorf("retire chains: %w", err))
 		}
-		diff, err := a.differs(state, true)
+		diff, err := a.differsFromPlan(true)
 		if err != nil || diff != "" {
 			a.note()
 			return fail("kernel after retiring", differing(err, diff))
 		}
 	}
 	a.note()
-	return a.compareListings(i, m, state)
+	return a.compareListings(i, m)
 }
 
 // forgetEvery is after how many steps conntrack forgets probes: long before a host has used all its ports.
@@ -270,6 +267,9 @@ func readObjects(text string) (o oracle.Objects, err error) {
 func (a *performance) fault(fault string) (err error) {
 	a.faults++
 	a.pipeline, err = a.pipeline.fault(a.lab.Node, a.settings, fault)
+	if fault == restart {
+		a.memory.Restart(a.oracle())
+	}
 	for _, what := range []string{"flush ruleset", "delete table", " affinity"} {
 		if strings.Contains(fault, what) { // what is remembered has gone
 			a.memory.Forget()
@@ -280,15 +280,28 @@ func (a *performance) fault(fault string) (err error) {
 }
 
 // await returns how the kernel differs from what is wanted. After a fault, that may take a while.
-func (a *performance) await(m *moment, state *fresh) (diff string, err error) {
+func (a *performance) await(m *moment) (diff string, err error) {
 	if len(m.faults) == 0 {
-		return a.differs(state, false)
+		return a.differsFromPlan(false)
 	}
-	return a.pipeline.repaired(func() (string, error) { return a.differs(state, false) })
+	return a.pipeline.repaired(func() (string, error) { return a.differsFromPlan(false) })
+}
+
+// plan plans the folder from scratch, with the numbers that the proxy has assigned.
+func (a *performance) plan() (*fresh, error) {
+	return planFolder(a.lab.Node, a.settings, a.folder, a.pipeline.kernel.assigned())
+}
+
+func (a *performance) differsFromPlan(retired bool) (string, error) {
+	state, err := a.plan()
+	if err != nil {
+		return "", err
+	}
+	return a.differs(state, retired)
 }
 
 // ofClasses matches what is there until chains are retired: classes lead to chains, and some that none needs are left.
-var ofClasses = regexp.MustCompile(`^(ip6? dispatch|chain ip6? (nodeport-)?(affinity-|pick-)?[a-z-]+-[0-9]+$)`)
+var ofClasses = regexp.MustCompile(`^(ip6? dispatch|chain ip6? [a-z-]+-[0-9]+$)`)
 
 // differs compares the kernel with what is planned from scratch: elements, chains and rules. Before chains are retired, there may be
 // more of them.
@@ -347,13 +360,17 @@ func (a *performance) rulesDiffer(state *fresh) (diff string, err error) {
 }
 
 // compareListings compares nft's listing with that of a namespace in which all is programmed at once.
-func (a *performance) compareListings(i int, m *moment, state *fresh) *failure {
+func (a *performance) compareListings(i int, m *moment) *failure {
 	if a.listings == nil || i%20 != 19 || m.hasty {
 		return nil
 	}
 	fail := func(text string) *failure { return &failure{packet: -1, kind: "listing", text: text} }
 	program := programs()[0]
-	err := a.lab.Node.Do(forgetForeignTables)
+	state, err := a.plan()
+	if err != nil {
+		return fail(err.Error())
+	}
+	err = a.lab.Node.Do(forgetForeignTables)
 	if err = errors.Join(err, state.program(a.listings.Node)); err != nil {
 		return fail(err.Error())
 	}

@@ -132,7 +132,7 @@ func (r *rig) fails(t *testing.T, s *scenario, distort func(proxy.Source) proxy.
 		if err := p.load(); err != nil {
 			t.Fatal(err)
 		}
-		state, err := planFolder(r.lab.Node, broken, p.folder)
+		state, err := planFolder(r.lab.Node, broken, p.folder, p.kernel.assigned())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -157,7 +157,7 @@ func writePlans(t *testing.T, h *lab.Host, s *scenario) {
 		if err := st.enter(folder); err != nil {
 			t.Fatal(err)
 		}
-		state, err := planFolder(h, s.settings, folder)
+		state, err := planFolder(h, s.settings, folder, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -545,13 +545,13 @@ func (w *world) elementFault(family string) string {
 		addr = backend.six
 	}
 	add, remove := "add element "+family+" "+plan.TableName, "delete element "+family+" "+plan.TableName
-	first := vip + " . 0"
+	first := fmt.Sprintf("%s . 8000:%x . 0", one(w, "tcp", "udp"), 0x800*(1+w.rand.IntN(members)))
 	return one(w,
 		fmt.Sprintf("%s services { %s }", remove, vip),
 		fmt.Sprintf("%s endpoints { %s }", remove, first),
 		fmt.Sprintf("%s endpoints { %s } ; %s endpoints { %s : %s . 9 }", remove, first, add, first, addr),
-		fmt.Sprintf("%s services { %s } ; %s services { %s : 200:0 }", remove, vip, add, vip),
-		fmt.Sprintf("%s services { %s : 100:0 }", add, vip),
+		fmt.Sprintf("%s services { %s } ; %s services { %s : 8000:802 }", remove, vip, add, vip),
+		fmt.Sprintf("%s services { %s : 8000:801 }", add, vip),
 		fmt.Sprintf("%s cluster-ips { %s }", remove, clusterIP(w.rand.IntN(serviceIPs), six)),
 		fmt.Sprintf("%s node-addresses { %s }", add, addr),
 	)

@@ -68,6 +68,8 @@ type recorder struct {
 	syncs   int
 	errs    []error
 	changed chan struct{}
+	// numbers are those that the planner has assigned by the last sync.
+	numbers *plan.Numbers
 	// fault, unless empty, happens to the next sync.
 	fault string
 }
@@ -77,6 +79,7 @@ func (r *recorder) Sync(p *plan.Planner) (apply.Result, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.syncs++
+	r.numbers = p.Numbers()
 	if err != nil {
 		r.errs = append(r.errs, err)
 	}
@@ -90,6 +93,13 @@ func (r *recorder) state() (int, <-chan struct{}, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.syncs, r.changed, errors.Join(r.errs...)
+}
+
+// assigned returns the numbers that the planner has assigned by the last sync.
+func (r *recorder) assigned() *plan.Numbers {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.numbers
 }
 
 // startPipeline starts the loop. Nothing is read from the folder before [pipeline.load].
@@ -218,7 +228,7 @@ func (p *pipeline) retire() error {
 	return nil
 }
 
-// fresh is what a planner makes of a folder's objects that has seen nothing before them.
+// fresh is what a planner makes of a folder's objects that has seen nothing before them, except for the numbers it was given.
 type fresh struct {
 	planner  *plan.Planner
 	services []*model.Service
@@ -227,7 +237,8 @@ type fresh struct {
 	cidrs    [2][]netip.Prefix
 }
 
-func planFolder(h *lab.Host, s settings, folder string) (*fresh, error) {
+// planFolder plans the objects of a folder, with numbers that were assigned before unless they are nil.
+func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers) (*fresh, error) {
 	manifests := watch.NewManifests(watch.Config{Folder: folder, NodeName: nodeName, Tracker: track.New(time.Now(), time.Now)})
 	if err := manifests.Load(); err != nil {
 		return nil, err
@@ -235,6 +246,9 @@ func planFolder(h *lab.Host, s settings, folder string) (*fresh, error) {
 	source := s.source(manifests)
 	f := &fresh{planner: plan.New(s.plan), node: model.NodeOf(nodeName, source.Node())}
 	f.cidrs, _ = model.ServiceCIDRs(source.ServiceCIDRs())
+	if numbers != nil {
+		f.planner.TakeNumbers(numbers)
+	}
 	for _, family := range s.plan.Families {
 		addrs, err := nodePorts(h, s).Addresses(family, f.node)
 		if err != nil {
@@ -251,6 +265,7 @@ func planFolder(h *lab.Host, s settings, folder string) (*fresh, error) {
 			f.services = append(f.services, service)
 		}
 	}
+	f.planner.Resumed()
 	// A Service that lost a conflict to a later one has left its classes behind.
 	f.planner.Prune()
 	return f, nil

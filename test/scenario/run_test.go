@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -126,18 +127,21 @@ func (r *rig) step(t *testing.T, s *scenario, st *step, p *pipeline, tr *traffic
 	if err := st.enter(p.folder); err != nil {
 		t.Fatalf("step %d: write manifests: %v", st.number, err)
 	}
-	state, err := planFolder(r.lab.Node, s.settings, p.folder)
-	if err != nil {
-		t.Fatalf("step %d: plan: %v", st.number, err)
+	plan := func(numbers *plan.Numbers) *fresh {
+		state, err := planFolder(r.lab.Node, s.settings, p.folder, numbers)
+		if err != nil {
+			t.Fatalf("step %d: plan: %v", st.number, err)
+		}
+		return state
 	}
 	if !testing.Short() {
-		r.checkPlan(t, s, st, state)
+		r.checkPlan(t, s, st, plan(nil))
 	}
 	if err := errors.Join(r.lab.Node.Do(forgetDatagrams), p.loadAfter(st.faults)); err != nil {
 		t.Fatalf("step %d: %v", st.number, err)
 	}
 	if len(st.faults) > 0 {
-		r.awaitRepair(t, st, p, state)
+		r.awaitRepair(t, st, p, plan)
 	}
 	if diff := cmp.Diff(strings.Split(st.problems, "\n"), strings.Split(p.reported(), "\n")); diff != "" {
 		t.Errorf("step %d: reported problems (-want +got):\n%s", st.number, diff)
@@ -145,6 +149,7 @@ func (r *rig) step(t *testing.T, s *scenario, st *step, p *pipeline, tr *traffic
 	if !testing.Short() {
 		r.checkTrace(t, st, tr)
 	}
+	state := plan(p.kernel.assigned())
 	r.checkPackets(t, st, tr, state)
 	if slices.Contains(st.faults, haste) {
 		return
@@ -163,10 +168,10 @@ func (r *rig) step(t *testing.T, s *scenario, st *step, p *pipeline, tr *traffic
 }
 
 // awaitRepair waits until the kernel has what is wanted.
-func (r *rig) awaitRepair(t *testing.T, st *step, p *pipeline, state *fresh) {
+func (r *rig) awaitRepair(t *testing.T, st *step, p *pipeline, plan func(*plan.Numbers) *fresh) {
 	t.Helper()
 	a := &performance{player: &player{lab: r.lab}}
-	if diff, err := p.repaired(func() (string, error) { return a.differs(state, false) }); err != nil || diff != "" {
+	if diff, err := p.repaired(func() (string, error) { return a.differs(plan(p.kernel.assigned()), false) }); err != nil || diff != "" {
 		t.Errorf("step %d: after faults: %v (-planned +there):\n%s", st.number, err, diff)
 	}
 }

@@ -48,37 +48,37 @@ var alterations = []struct {
 	},
 	{
 		name:  "one endpoint is gone",
-		input: "delete element ip kube-nftproxy endpoints { 10.96.0.10 . tcp . 80 . 0 }",
-		want:  []string{"refused", "remote-0 sees 10.244.0.11"}, why: "map endpoints has no element 10.96.0.10 . tcp . 80 . 0",
+		input: "delete element ip kube-nftproxy endpoints { tcp . 8000:800 . 0 }",
+		want:  []string{"refused", "remote-0 sees 10.244.0.11"}, why: "map endpoints has no element tcp . 8000:800 . 0",
 		refused: 0.25, // half of the first look, and half of the second one
 	},
 	{
 		name:  "one endpoint fewer than the class says",
-		input: "delete element ip kube-nftproxy endpoints { 10.96.0.10 . tcp . 80 . 1 }",
+		input: "delete element ip kube-nftproxy endpoints { tcp . 8000:800 . 1 }",
 		want:  []string{"pod-0 sees 10.244.0.11"},
 	},
 	{
 		name:   "one endpoint with affinity fewer than the class says",
 		sticky: true,
-		input:  "delete element ip kube-nftproxy slots { 10.96.0.11 . tcp . 80 . 1 }",
+		input:  "delete element ip kube-nftproxy slots { a000:0 . 1 }",
 		want:   []string{"pod-0 sees 10.244.0.11"},
 	},
 	{
 		name: "an endpoint is another",
-		input: "delete element ip kube-nftproxy endpoints { 10.96.0.10 . tcp . 80 . 0 }\n" +
-			"delete element ip kube-nftproxy endpoints { 10.96.0.10 . tcp . 80 . 1 }\n" +
-			"add element ip kube-nftproxy endpoints { 10.96.0.10 . tcp . 80 . 0 : 10.244.1.11 . 9090, 10.96.0.10 . tcp . 80 . 1 : 10.244.1.11 . 9090 }",
+		input: "delete element ip kube-nftproxy endpoints { tcp . 8000:800 . 0 }\n" +
+			"delete element ip kube-nftproxy endpoints { tcp . 8000:800 . 1 }\n" +
+			"add element ip kube-nftproxy endpoints { tcp . 8000:800 . 0 : 10.244.1.11 . 9090, tcp . 8000:800 . 1 : 10.244.1.11 . 9090 }",
 		want: []string{"remote-1 sees 10.244.0.11"}, why: "one of 2 by chance",
 	},
 	{
 		name:  "the rule that draws is gone",
-		input: "delete rule ip kube-nftproxy cluster-2 handle RULE(cluster-2,-2)",
+		input: "delete rule ip kube-nftproxy cluster-2 handle RULE(cluster-2,-3)",
 		want:  []string{"pod-0 sees 10.244.0.11"},
 	},
 	{
 		name: "both rules that draw are gone",
-		input: "delete rule ip kube-nftproxy cluster-2 handle RULE(cluster-2,-2)\n" +
-			"delete rule ip kube-nftproxy cluster-2 handle RULE(cluster-2,-1)",
+		input: "delete rule ip kube-nftproxy cluster-2 handle RULE(cluster-2,-3)\n" +
+			"delete rule ip kube-nftproxy cluster-2 handle RULE(cluster-2,-2)",
 		want: []string{"refused"}, why: "a cluster IP without such a port",
 	},
 	{
@@ -153,7 +153,7 @@ func TestTraceFollowsAlteredRules(t *testing.T) {
 	}
 	for _, a := range alterations {
 		t.Run(a.name, func(t *testing.T) {
-			state, err := planFolder(r.lab.Node, s, folder)
+			state, err := planFolder(r.lab.Node, s, folder, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
