@@ -218,7 +218,7 @@ type guest struct {
 
 // entertain answers a guest until it leaves. What it claims is handed over, and its connection with it.
 func (i *Instance) entertain(ctx context.Context, conn net.Conn, claims chan<- *guest) {
-	defer conn.Close() //nolint:errcheck // nothing is lost
+	defer func() { _ = conn.Close() }() // nothing is lost
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	g := &guest{Conn: conn, lines: bufio.NewReaderSize(conn, longest)}
@@ -296,7 +296,7 @@ func (i *Instance) visit(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer conn.Close() //nolint:errcheck // nothing is lost
+	defer func() { _ = conn.Close() }() // nothing is lost
 	context.AfterFunc(ctx, func() { _ = conn.Close() })
 	if err := trusted(conn); err != nil {
 		return err

@@ -130,7 +130,7 @@ func (r *reading) value(value json.RawMessage, depth int) {
 	case !isList:
 		r.object(value)
 	case depth == r.depth:
-		r.unreadable(errors.New("Lists lie in too many other Lists"))
+		r.unreadable(errors.New("too many Lists lie in each other"))
 	case element != "" && !used[schema.FromAPIVersionAndKind(head.APIVersion, element)]:
 		r.complain("", unused(head.GroupVersionKind().String()))
 	default:
