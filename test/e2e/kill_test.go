@@ -189,7 +189,7 @@ func unnumbered(lines []string) (out []string) {
 	for _, line := range lines {
 		family, _, _ := strings.Cut(line, " ")
 		switch {
-		case strings.Contains(line, ": 0x00000001 comment \"layout "):
+		case strings.Contains(line, ": 0x00000001 comment \"layout "), strings.Contains(line, " set node-addresses"):
 			continue
 		case strings.Contains(line, " map dispatch-remember: "):
 			_, line, _ = strings.Cut(line, " : ")
