@@ -202,7 +202,7 @@ func unnumbered(lines []string) (out []string) {
 				}
 				rest := word(f) - word(numberOf(word(f)))
 				text := fmt.Sprintf("<%s>%x", names[family+numberOf(word(f))], rest)
-				if e, ok := ids[family+f]; ok {
+				if e, ok := ids[family+f]; ok && (strings.Contains(line, "slots: ") || strings.Contains(line, "backends: ")) {
 					text = fmt.Sprintf("<%s>(%s)", names[family+numberOf(word(f))], e)
 				}
 				fields[i] = text
