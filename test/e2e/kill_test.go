@@ -189,7 +189,7 @@ func unnumbered(lines []string) (out []string) {
 	for _, line := range lines {
 		family, _, _ := strings.Cut(line, " ")
 		switch {
-		case strings.Contains(line, " set state: "):
+		case strings.Contains(line, ": 0x00000001 comment \"layout "), strings.Contains(line, " set node-addresses"):
 			continue
 		case strings.Contains(line, " map dispatch-remember: "):
 			_, line, _ = strings.Cut(line, " : ")
@@ -202,7 +202,7 @@ func unnumbered(lines []string) (out []string) {
 				}
 				rest := word(f) - word(numberOf(word(f)))
 				text := fmt.Sprintf("<%s>%x", names[family+numberOf(word(f))], rest)
-				if e, ok := ids[family+f]; ok {
+				if e, ok := ids[family+f]; ok && (strings.Contains(line, "slots: ") || strings.Contains(line, "backends: ")) {
 					text = fmt.Sprintf("<%s>(%s)", names[family+numberOf(word(f))], e)
 				}
 				fields[i] = text
