@@ -378,7 +378,7 @@ func (d *daemon) planOptions() plan.Options {
 
 // modelOptions are what Services are built with.
 func (d *daemon) modelOptions() model.Options {
-	return model.Options{IgnoreExternalIPs: !d.Gates.Enabled(config.AllowServiceExternalIPs)}
+	return model.Options{IgnoreExternalIPs: !d.Gates.Enabled(config.AllowServiceExternalIPs), Limits: d.limits}
 }
 
 func (d *daemon) newLoop() *proxy.Proxy {

@@ -26,6 +26,7 @@ type settings struct {
 	localPods [2]plan.LocalPods
 	// nodePorts are the prefixes of addresses on which node ports are served; none stands for the primary addresses.
 	nodePorts []netip.Prefix
+	limits    model.Limits
 }
 
 // newSettings takes options that have been validated.
@@ -40,6 +41,9 @@ func newSettings(o *config.Options, flags *pflag.FlagSet) (*settings, error) {
 	}
 	if s.localPods, err = localPods(o); err != nil {
 		return nil, err
+	}
+	if s.limits, err = model.LimitsOf(o.ServiceLimits); err != nil {
+		return nil, fmt.Errorf("--service-limits: %w", err)
 	}
 	s.nodePorts, err = nodePortPrefixes(o.Config.NodePortAddresses)
 	return s, err

@@ -76,6 +76,7 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 	fs.Var(&address{to: &c.HealthzBindAddress, kind: "ipport"}, "healthz-bind-address", "Address of /healthz and /livez; empty for none.")
 	fs.Var(&address{to: &c.MetricsBindAddress, kind: "ipport"}, "metrics-bind-address", "Address of /metrics; empty for none.")
 	fs.IntVar(&o.MetricsServices, "metrics-services", o.MetricsServices, "How many ports of Services, the busiest, have series of their own among the metrics; 0 for none. All are in the totals.")
+	fs.StringToIntVar(&o.ServiceLimits, "service-limits", o.ServiceLimits, "Limits of one Service that are not the default ones, as name=number: ports, addresses, frontends, source-ranges, slices, slice-ports, pairs (of endpoints and ports), endpoints (of a port), problems. A Service above a limit loses the excess, with an Event.")
 	fs.BoolVar(&o.CountConnections, "count-connections", o.CountConnections, "Count connections to each port of a Service. It costs 16 bytes for every frontend and possible CPU. Without it, the metrics about connections are missing.")
 	fs.BoolVar(&o.CountEndpoints, "count-endpoints", false, "Count connections to each endpoint, not only to each port of a Service. It costs memory and time for every endpoint.")
 	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "End if one of these addresses can't be bound, instead of trying again.")

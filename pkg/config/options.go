@@ -40,7 +40,9 @@ type Options struct {
 	Cleanup, InitOnly bool
 	// MetricsServices is the number of service ports that have series of their own among the metrics. CountConnections counts
 	// connections to Services; CountEndpoints counts them to every endpoint, too.
-	MetricsServices                  int
+	MetricsServices int
+	// ServiceLimits are limits of one Service by name, where they are not the default ones.
+	ServiceLimits                    map[string]int
 	CountConnections, CountEndpoints bool
 	// LockTables keeps other programs from changing the tables.
 	LockTables bool

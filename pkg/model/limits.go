@@ -3,6 +3,9 @@ package model
 import (
 	"cmp"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 )
 
 // Limits bound the cost of one Service with its EndpointSlices, whoever wrote them. Each is far above real use. An object above a limit
@@ -96,4 +99,30 @@ func (p *problems) all(of Problem) []Problem {
 	}
 	of.Reason = fmt.Sprintf("and %d more parts that cannot be used", p.more)
 	return append(p.list, of)
+}
+
+// LimitsOf returns the default limits with those that are given by name. It fails for a name that is none, or a number that cannot be a limit.
+func LimitsOf(given map[string]int) (Limits, error) {
+	l := DefaultLimits()
+	fields := map[string]*int{
+		"ports": &l.Ports, "addresses": &l.Addresses, "frontends": &l.Frontends, "source-ranges": &l.SourceRanges, "slices": &l.Slices,
+		"slice-ports": &l.SlicePorts, "pairs": &l.Pairs, "endpoints": &l.PortEndpoints, "problems": &l.Problems,
+	}
+	for name, n := range given {
+		switch field := fields[name]; {
+		case field == nil:
+			return l, fmt.Errorf("limit %q is unknown: use %s", name, strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
+		case n < 1:
+			return l, fmt.Errorf("limit %s is %d: it must be at least 1", name, n)
+		default:
+			*field = n
+		}
+	}
+	switch {
+	case l.Frontends < 4*l.Ports:
+		return l, fmt.Errorf("limit frontends is %d: it must be at least 4 times the limit ports, %d", l.Frontends, 4*l.Ports)
+	case l.PortEndpoints > 1<<16-1:
+		return l, fmt.Errorf("limit endpoints is %d: it must be at most 65535", l.PortEndpoints)
+	}
+	return l, nil
 }
