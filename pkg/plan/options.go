@@ -26,6 +26,8 @@ type Options struct {
 	Uncounted bool
 	// CountEndpoints counts connections for every endpoint, beside those for every frontend.
 	CountEndpoints bool
+	// Room bounds all Services together; a field that is 0 stands for that of [DefaultRoom].
+	Room Room
 	// LockTables keeps other programs from changing the tables, see the Locked of an nft.Table.
 	LockTables bool
 }

@@ -34,8 +34,9 @@ type Planner struct {
 	chains    map[classKey]int
 	leftovers []Chain
 	numbers   [2]*numbers
-	// sourceRanges counts the elements of source ranges.
-	sourceRanges int
+	// taken is the room that all Services have taken, namespaces that of each namespace.
+	taken      taken
+	namespaces map[string]*taken
 	// ranges are elements that stand for this node and the cluster, not for a Service.
 	ranges map[*nft.Set][]nft.Element
 
@@ -70,8 +71,9 @@ type service struct {
 	// index finds the ports of a Service with many.
 	index   map[portID]*port
 	sources [2]*sources
-	// left says what had to be left out, because the node has no room for it.
-	left []Excess
+	// weight is the number of elements for which it takes room; left are the parts for which there is none.
+	weight int
+	left   []Excess
 }
 
 // claim is a service port's wish to be reached by a key. A cluster IP, which the API server allocates, wins over what anybody
@@ -100,17 +102,19 @@ func (c *claim) rank() int {
 
 // New returns a planner for an empty cluster. It doesn't keep track of changes before [Planner.Track].
 func New(o Options) *Planner {
+	o.Room = o.Room.orDefault()
 	p := &Planner{
-		options:  o,
-		services: map[types.NamespacedName]*service{},
-		claims:   map[model.Key]contenders{},
-		shared:   map[nft.ID]int32{},
-		lost:     map[types.NamespacedName]struct{}{},
-		uses:     map[use]int{},
-		chains:   map[classKey]int{},
-		ranges:   map[*nft.Set][]nft.Element{},
-		flows:    map[model.Key]struct{}{},
-		counts:   map[*nft.Set]int{},
+		options:    o,
+		services:   map[types.NamespacedName]*service{},
+		claims:     map[model.Key]contenders{},
+		shared:     map[nft.ID]int32{},
+		lost:       map[types.NamespacedName]struct{}{},
+		namespaces: map[string]*taken{},
+		uses:       map[use]int{},
+		chains:     map[classKey]int{},
+		ranges:     map[*nft.Set][]nft.Element{},
+		flows:      map[model.Key]struct{}{},
+		counts:     map[*nft.Set]int{},
 	}
 	for _, f := range o.Families {
 		l := newLayout(f, &p.options)
@@ -214,11 +218,17 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
 	p.giveBack(old, now)
+	p.weigh(old, now)
 }
 
 // newService prepares a Service for the tables. What an earlier form of it had keeps its slots and numbers.
 func (p *Planner) newService(s *model.Service, old *service) *service {
 	out := &service{name: s.Name, created: s.Created, ports: make([]*port, 0, len(s.Ports))}
+	var reason string
+	if out.weight, reason = p.fits(s, old); reason != "" {
+		out.left = append(out.left, Excess{"spec", reason})
+		return out
+	}
 	for _, sp := range s.Ports {
 		if p.layouts[sp.Family] == nil {
 			continue
@@ -242,16 +252,11 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 // assign gives a service port its number, that of its earlier form if it can, and ids to its endpoints where there is affinity. Without
 // a number to be had for a port with affinity it serves without. It returns the parts that are left out for want of a number.
 func (p *Planner) assign(n, before *port, affinity time.Duration) (left []Excess) {
-	numbers := p.numbers[n.family]
 	if affinity > 0 {
 		n.timeout = timeoutClass(uint32(affinity / time.Second))
 		n.ids = before.ids
 		if n.ids == nil || before.timeout != n.timeout {
-			number := p.recallNumber(n.id(), n.timeout)
-			if number == 0 {
-				number = numbers.affine(n.timeout)
-			}
-			n.ids = newAffinePort(number)
+			n.ids = newAffinePort(p.number(n.id(), n.timeout))
 		}
 		if n.number = n.ids.number; n.number != 0 {
 			p.giveIDs(n, before)
@@ -259,16 +264,13 @@ func (p *Planner) assign(n, before *port, affinity time.Duration) (left []Excess
 		}
 		n.ids, n.timeout = nil, 0
 		left = append(left, Excess{"spec.sessionAffinity", fmt.Sprintf(
-			"%s port %q has no session affinity: the node has no number left for a service port with this timeout", n.family, n.name.Port)})
+			"%s port %q has no session affinity: no number is left for a service port of this namespace and timeout", n.family, n.name.Port)})
 	}
 	if n.number = before.number; n.number != 0 && before.ids == nil {
 		return left
 	}
-	if n.number = p.recallNumber(n.id(), 0); n.number == 0 {
-		n.number = numbers.other()
-	}
-	if n.number == 0 {
-		left = append(left, Excess{"spec.ports", fmt.Sprintf("%s port %q drops all connections: the node has no number left for a service port",
+	if n.number = p.number(n.id(), 0); n.number == 0 {
+		left = append(left, Excess{"spec.ports", fmt.Sprintf("%s port %q drops all connections: no number is left for a service port of this namespace",
 			n.family, n.name.Port)})
 	}
 	return left
@@ -343,6 +345,9 @@ func (p *Planner) change(was, is claim) {
 
 // changePorts replaces the elements of service ports that are no frontend's.
 func (p *Planner) changePorts(old, now *service) {
+	if old == nil && now == nil {
+		return
+	}
 	if old != nil {
 		for _, before := range old.ports {
 			if n := now.port(before.id()); n.frontends == nil {
@@ -357,7 +362,7 @@ func (p *Planner) changePorts(old, now *service) {
 	}
 	for f, l := range p.layouts {
 		if l != nil {
-			p.changeSources(l, old.sourcesOf(f), now.sourcesOf(f))
+			p.changeSources(l, cmp.Or(old, now).name.Namespace, old.sourcesOf(f), now.sourcesOf(f))
 		}
 	}
 }
@@ -431,12 +436,12 @@ func (p *Planner) giveBack(old, now *service) {
 	if old != nil {
 		for _, o := range old.ports {
 			if o.number != now.port(o.id()).number {
-				p.numbers[o.family].giveBack(o.number)
+				p.giveNumberBack(o.family, old.name.Namespace, o.number)
 			}
 		}
 		for f, s := range old.sources {
 			if s != nil && now.sourcesOf(f) == nil {
-				p.numbers[f].giveBack(s.number)
+				p.giveNumberBack(model.Family(f), old.name.Namespace, s.number)
 			}
 		}
 	}

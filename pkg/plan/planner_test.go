@@ -539,14 +539,16 @@ func TestANodeWithoutRoom(t *testing.T) {
 		p.Set(s.Name, &s)
 		kernel.apply(p.Take())
 	}
+	// The Services are all in one namespace.
+	const share = 10_000 / perNamespace
 	excess := func(name string) []Excess { return p.Excess(types.NamespacedName{Namespace: "default", Name: name}) }
-	with("first", MostSourceRanges-1, 0)
+	with("first", share-1, 0)
 	with("second", 2, 0)
-	if got := excess("second"); len(got) != 1 || len(excess("first")) != 0 || p.Count(p.layouts[0].allowedSources) != MostSourceRanges-1 {
+	if got := excess("second"); len(got) != 1 || len(excess("first")) != 0 || p.Count(p.layouts[0].allowedSources) != share-1 {
 		t.Errorf("too many source ranges: %v, %v, %d elements", excess("first"), got, p.Count(p.layouts[0].allowedSources))
 	}
 	with("second", 1, 0)
-	if got := excess("second"); len(got) != 0 || p.Count(p.layouts[0].allowedSources) != MostSourceRanges {
+	if got := excess("second"); len(got) != 0 || p.Count(p.layouts[0].allowedSources) != share {
 		t.Errorf("just enough source ranges: %v", got)
 	}
 	p.numbers[0].others.free = 0
@@ -556,8 +558,14 @@ func TestANodeWithoutRoom(t *testing.T) {
 		p.numbers[0].blocks[i].free = 0
 	}
 	with("fourth", 0, 3600)
-	if third, fourth := excess("third"), excess("fourth"); len(third) != 1 || len(fourth) != 2 {
+	if third, fourth := excess("third"), excess("fourth"); len(third) != 2 || len(fourth) != 3 {
 		t.Errorf("no numbers: %v, %v", third, fourth)
+	}
+	for name := range p.services {
+		p.Set(name, nil)
+	}
+	if p.taken != (taken{}) || len(p.namespaces) != 0 {
+		t.Errorf("without Services, %+v are taken, by %d namespaces", p.taken, len(p.namespaces))
 	}
 	for _, e := range kernel.elements {
 		if e.Comment == "default/third:0" && kindOf(e.Data.AsUint32()) != kindDrop && e.Set.Name == "services-restricted" {

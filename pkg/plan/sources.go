@@ -10,24 +10,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// MostSourceRanges is the number of source ranges that all Services of a node may have together, ranges of adjacent prefixes counted
-// once. The kernel's work for a change of one grows with their number.
-const MostSourceRanges = 10_000
-
-// Excess is a part of a Service that is left out because the node has no room for it.
-type Excess struct {
-	// Field is the path of what is left out, Reason says what the limit is.
-	Field, Reason string
-}
-
-// Excess returns what of the named Service is left out.
-func (p *Planner) Excess(name types.NamespacedName) []Excess {
-	if s := p.services[name]; s != nil {
-		return s.left
-	}
-	return nil
-}
-
 func (s *service) sourcesOf(f int) *sources {
 	if s == nil {
 		return nil
@@ -58,21 +40,27 @@ func (p *Planner) newSources(s *service, before *sources, port *port, ranges []m
 		out.number = before.number
 	}
 	if out.number == 0 {
-		out.number = p.recallNumber(sourcesID(s.name, port.family), 0)
+		out.number = p.number(sourcesID(s.name, port.family), 0)
 	}
-	if out.number == 0 {
-		out.number = p.numbers[port.family].other()
-	}
-	rest := p.sourceRanges
+	most, t := p.options.Room.SourceRanges, p.of(s.name.Namespace)
 	if before != nil {
-		rest -= len(before.ranges)
+		p.taken.ranges, t.ranges = p.taken.ranges-len(before.ranges), t.ranges-len(before.ranges)
 	}
-	if rest+len(ranges) > MostSourceRanges {
+	const field, closed = "spec.loadBalancerSourceRanges", "no source is allowed: "
+	switch n := len(ranges); {
+	case out.number == 0:
 		out.ranges = nil
-		s.left = append(s.left, Excess{"spec.loadBalancerSourceRanges", fmt.Sprintf(
-			"no source is allowed: the Services of this node have %d source ranges, and there is room for %d", rest, MostSourceRanges)})
+		s.left = append(s.left, Excess{field, closed + "no number is left for the source ranges of a Service of this namespace"})
+	case t.ranges+n > most/perNamespace:
+		out.ranges = nil
+		s.left = append(s.left, Excess{field, closed + fmt.Sprintf("the Service has %d source ranges, the others of its namespace %d, and a namespace has room for %d",
+			n, t.ranges, most/perNamespace)})
+	case p.taken.ranges+n > most:
+		out.ranges = nil
+		s.left = append(s.left, Excess{field, closed + fmt.Sprintf("the Service has %d source ranges, all others %d, and the node has room for %d",
+			n, p.taken.ranges, most)})
 	}
-	p.sourceRanges = rest + len(out.ranges)
+	p.taken.ranges, t.ranges = p.taken.ranges+len(out.ranges), t.ranges+len(out.ranges)
 	return out
 }
 
@@ -92,14 +80,15 @@ func (l *layout) sourceElements(s *sources, each func(*nft.Element)) {
 	}
 }
 
-func (p *Planner) changeSources(l *layout, was, is *sources) {
+func (p *Planner) changeSources(l *layout, namespace string, was, is *sources) {
 	if was != nil && is != nil && was.number == is.number && slices.Equal(was.ranges, is.ranges) {
 		return
 	}
 	l.sourceElements(was, p.remove)
 	l.sourceElements(is, p.put)
 	if was != nil && is == nil {
-		p.sourceRanges -= len(was.ranges)
+		p.taken.ranges -= len(was.ranges)
+		p.of(namespace).ranges -= len(was.ranges)
 	}
 }
 

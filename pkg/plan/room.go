@@ -1,0 +1,161 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// Room is how much all Services of a node may take together. The Services of one namespace may take a quarter of each, so that no tenant
+// leaves none to others.
+type Room struct {
+	// Elements is the number of frontends and endpoints of all Services, of both families; an endpoint counts twice with session affinity.
+	Elements int
+	// SourceRanges is the number of source ranges, as the fewest prefixes. The kernel's work for a change of one grows with their number.
+	SourceRanges int
+}
+
+// perNamespace is the part of the room of a node that one namespace may take, as a divisor.
+const perNamespace = 4
+
+// DefaultRoom returns the room that a node has unless another is set.
+func DefaultRoom() Room { return Room{Elements: 4_000_000, SourceRanges: 10_000} }
+
+// RoomOf returns the default room with the numbers that are given by name. It fails for a name that is none, or a number below 1.
+func RoomOf(given map[string]int) (Room, error) {
+	r := DefaultRoom()
+	fields := map[string]*int{"node-elements": &r.Elements, "node-source-ranges": &r.SourceRanges}
+	for name, n := range given {
+		switch field := fields[name]; {
+		case field == nil:
+			return r, fmt.Errorf("limit %q is unknown: use %s", name, strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
+		case n < 1:
+			return r, fmt.Errorf("limit %s is %d: it must be at least 1", name, n)
+		default:
+			*field = n
+		}
+	}
+	return r, nil
+}
+
+func (r Room) orDefault() Room {
+	d := DefaultRoom()
+	return Room{cmp.Or(r.Elements, d.Elements), cmp.Or(r.SourceRanges, d.SourceRanges)}
+}
+
+// Excess is a part of a Service that is left out because the node has no room for it.
+type Excess struct {
+	// Field is the path of the part, Reason says which limit is exceeded.
+	Field, Reason string
+}
+
+// Excess returns the parts of the named Service that are left out.
+func (p *Planner) Excess(name types.NamespacedName) []Excess {
+	if s := p.services[name]; s != nil {
+		return s.left
+	}
+	return nil
+}
+
+// taken is the room that Services have taken.
+type taken struct {
+	elements, ranges int
+	// numbers are those of service ports and source ranges of a family, affine those with session affinity.
+	numbers, affine [2]int
+}
+
+// of returns the room that a namespace has taken.
+func (p *Planner) of(namespace string) *taken {
+	t := p.namespaces[namespace]
+	if t == nil {
+		t = &taken{}
+		p.namespaces[namespace] = t
+	}
+	return t
+}
+
+// weight is the number of elements that a Service takes.
+func weight(s *model.Service) (n int) {
+	for _, port := range s.Ports {
+		each := 1
+		if port.Affinity > 0 {
+			each = 2
+		}
+		n += len(port.Frontends) + each*(len(port.Cluster)+len(port.Local))
+	}
+	return n
+}
+
+// fits takes room for the elements of a Service instead of those of its earlier form. It reports false, with the reason, if there is not
+// enough.
+func (p *Planner) fits(s *model.Service, old *service) (n int, reason string) {
+	n = weight(s)
+	most, t := p.options.Room.Elements, p.of(s.Name.Namespace)
+	all, own := p.taken.elements, t.elements
+	if old != nil {
+		all, own = all-old.weight, own-old.weight
+	}
+	switch {
+	case own+n > most/perNamespace:
+		return 0, fmt.Sprintf("the Service is not served: it takes %d elements, the others of its namespace take %d, and a namespace has %d", n, own, most/perNamespace)
+	case all+n > most:
+		return 0, fmt.Sprintf("the Service is not served: it takes %d elements, all others take %d, and the node has %d", n, all, most)
+	}
+	return n, ""
+}
+
+// weigh notes that the elements of a Service have changed.
+func (p *Planner) weigh(old, now *service) {
+	for s, sign := range map[*service]int{old: -1, now: 1} {
+		if s != nil {
+			p.taken.elements += sign * s.weight
+			t := p.of(s.name.Namespace)
+			if t.elements += sign * s.weight; *t == (taken{}) {
+				delete(p.namespaces, s.name.Namespace)
+			}
+		}
+	}
+}
+
+// number assigns a number to something of a namespace, with a timeout to a service port with session affinity: that which it has had, if
+// it is recalled. 0 means that there is none, or that the namespace has its share.
+func (p *Planner) number(id portID, timeout uint32) (n uint32) {
+	numbers, t := p.numbers[id.family], p.of(id.name.Namespace)
+	used, most := &t.numbers[id.family], int(endOthers)
+	if timeout > 0 {
+		used, most = &t.affine[id.family], len(numbers.blocks)*perBlock
+	}
+	if *used >= most/perNamespace {
+		return 0
+	}
+	if n = p.recallNumber(id, timeout); n == 0 {
+		if timeout > 0 {
+			n = numbers.affine(timeout)
+		} else {
+			n = numbers.other()
+		}
+	}
+	if n != 0 {
+		*used++
+	}
+	return n
+}
+
+// giveNumberBack takes a number back from something of a namespace; 0 is none.
+func (p *Planner) giveNumberBack(f model.Family, namespace string, n uint32) {
+	if n == 0 {
+		return
+	}
+	p.numbers[f].giveBack(n)
+	if t := p.of(namespace); isAffine(n) {
+		t.affine[f]--
+	} else {
+		t.numbers[f]--
+	}
+}
