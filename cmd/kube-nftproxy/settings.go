@@ -27,6 +27,7 @@ type settings struct {
 	// nodePorts are the prefixes of addresses on which node ports are served; none stands for the primary addresses.
 	nodePorts []netip.Prefix
 	limits    model.Limits
+	room      plan.Room
 }
 
 // newSettings takes options that have been validated.
@@ -42,11 +43,29 @@ func newSettings(o *config.Options, flags *pflag.FlagSet) (*settings, error) {
 	if s.localPods, err = localPods(o); err != nil {
 		return nil, err
 	}
-	if s.limits, err = model.LimitsOf(o.ServiceLimits); err != nil {
-		return nil, fmt.Errorf("--service-limits: %w", err)
+	if s.limits, s.room, err = limits(o.Limits); err != nil {
+		return nil, fmt.Errorf("--limits: %w", err)
 	}
 	s.nodePorts, err = nodePortPrefixes(o.Config.NodePortAddresses)
 	return s, err
+}
+
+// limits tells the limits of one Service from those of the node, whose names begin with "node-".
+func limits(given map[string]int) (model.Limits, plan.Room, error) {
+	service, node := map[string]int{}, map[string]int{}
+	for name, n := range given {
+		if strings.HasPrefix(name, "node-") {
+			node[name] = n
+		} else {
+			service[name] = n
+		}
+	}
+	l, err := model.LimitsOf(service)
+	if err != nil {
+		return l, plan.Room{}, err
+	}
+	r, err := plan.RoomOf(node)
+	return l, r, err
 }
 
 // nodeName is the name by which kube-proxy too knows its Node: trimmed and in lower case.

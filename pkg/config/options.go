@@ -41,8 +41,8 @@ type Options struct {
 	// MetricsServices is the number of service ports that have series of their own among the metrics. CountConnections counts
 	// connections to Services; CountEndpoints counts them to every endpoint, too.
 	MetricsServices int
-	// ServiceLimits are limits of one Service by name, where they are not the default ones.
-	ServiceLimits                    map[string]int
+	// Limits are limits of one Service, or of all of the node, by name, where they are not the default ones.
+	Limits                           map[string]int
 	CountConnections, CountEndpoints bool
 	// LockTables keeps other programs from changing the tables.
 	LockTables bool
