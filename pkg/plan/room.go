@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Room is how much all Services of a node may take together. The Services of one namespace may take a quarter of each, so that no tenant
-// leaves none to others.
+// Room is how much all Services of a node may take together. The Services of one namespace may take a quarter of each, and half of the numbers,
+// so that no tenant leaves none to others.
 type Room struct {
 	// Elements is the number of frontends and endpoints of all Services, of both families; an endpoint counts twice with session affinity.
 	Elements int
@@ -21,8 +21,8 @@ type Room struct {
 	SourceRanges int
 }
 
-// perNamespace is the part of the room of a node that one namespace may take, as a divisor.
-const perNamespace = 4
+// perNamespace is the part of the room of a node that one namespace may take, as a divisor; numbersPerNamespace that of the numbers.
+const perNamespace, numbersPerNamespace = 4, 2
 
 // DefaultRoom returns the room that a node has unless another is set.
 func DefaultRoom() Room { return Room{Elements: 4_000_000, SourceRanges: 10_000} }
@@ -131,7 +131,7 @@ func (p *Planner) number(id portID, timeout uint32) (n uint32) {
 	if timeout > 0 {
 		used, most = &t.affine[id.family], len(numbers.blocks)*perBlock
 	}
-	if *used >= most/perNamespace {
+	if *used >= most/numbersPerNamespace {
 		return 0
 	}
 	if n = p.recallNumber(id, timeout); n == 0 {

@@ -1,0 +1,109 @@
+package apply
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// BenchmarkFrontends writes Services with one and with three frontends a port into an empty namespace. It reports the number of elements,
+// the kernel's part of the batch, and the kernel's memory, of which other programs change some MiB.
+func BenchmarkFrontends(b *testing.B) {
+	for _, size := range sizes[1:] {
+		for _, f := range model.Families {
+			for _, frontends := range []int{1, 3} {
+				b.Run(fmt.Sprintf("%dx%d/%s/%d", size.services, size.endpoints, f, frontends), func(b *testing.B) {
+					lab.EnterNamespace(b)
+					p := plan.New(options())
+					for i := range size.services {
+						s := wide(f, i, size.endpoints, frontends)
+						p.Set(s.Name, s)
+					}
+					for b.Loop() {
+						b.StopTimer()
+						if _, err := Cleanup(); err != nil {
+							b.Fatal(err)
+						}
+						k, before := open(b), kernelMemory(b)
+						b.StartTimer()
+						r := sync(b, k, p, Full)
+						b.StopTimer()
+						b.ReportMetric(float64(r.Elements), "elements")
+						b.ReportMetric(float64(r.Commit.Milliseconds()), "commit-ms")
+						b.ReportMetric(kernelMemory(b)-before, "kernel-MiB")
+						b.StartTimer()
+					}
+				})
+			}
+		}
+	}
+}
+
+// BenchmarkFrontendAdded gives a Service of 5,000 endpoints one external IP more, or one less.
+func BenchmarkFrontendAdded(b *testing.B) {
+	lab.EnterNamespace(b)
+	k, p := open(b), plan.New(options())
+	s := wide(model.IPv4, 0, 5000, 1)
+	p.Set(s.Name, s)
+	sync(b, k, p, Full)
+	for i := 0; b.Loop(); i++ {
+		s := wide(model.IPv4, 0, 5000, 2-i%2)
+		p.Set(s.Name, s)
+		r := sync(b, k, p, Partial)
+		b.ReportMetric(float64(r.Elements), "elements")
+	}
+}
+
+// wide is a Service of one family with a cluster IP, and external IPs for the other frontends.
+func wide(f model.Family, i, endpoints, frontends int) *model.Service {
+	s := &model.Service{Name: types.NamespacedName{Namespace: fmt.Sprint("team-", i%10), Name: fmt.Sprint("svc-", i)}}
+	p := &model.ServicePort{
+		Name: model.PortName{NamespacedName: s.Name, Port: "http"}, Protocol: model.TCP, Family: f, HasEndpoints: true,
+	}
+	at := func(net, n int) netip.Addr {
+		if f == model.IPv4 {
+			return netip.AddrFrom4([4]byte{byte(net), byte(n >> 16), byte(n >> 8), byte(n)})
+		}
+		return netip.AddrFrom16([16]byte{0: 0xfd, 1: byte(net), 13: byte(n >> 16), 14: byte(n >> 8), 15: byte(n)})
+	}
+	for n := range frontends {
+		kind := model.ExternalIP
+		if n == 0 {
+			kind = model.ClusterIP
+		}
+		p.Frontends = append(p.Frontends, model.Frontend{Kind: kind, Key: model.Key{Addr: at(20+n, i), Port: 80, Protocol: model.TCP, Family: f}})
+	}
+	for e := range endpoints {
+		p.Cluster = append(p.Cluster, netip.AddrPortFrom(at(100, i*endpoints+e), 8080))
+	}
+	s.Ports = []*model.ServicePort{p}
+	return s
+}
+
+// kernelMemory is what the kernel's objects and counters take, in MiB.
+func kernelMemory(b *testing.B) (sum float64) {
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, line := range strings.Split(string(text), "\n") {
+		if fields := strings.Fields(line); len(fields) > 1 && (fields[0] == "SUnreclaim:" || fields[0] == "Percpu:" || fields[0] == "VmallocUsed:") {
+			kib, err := strconv.ParseFloat(fields[1], 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			sum += kib / 1024
+		}
+	}
+	return sum
+}
