@@ -163,9 +163,10 @@ a cluster IP: any endpoint; a client stays with its endpoint
 Rules that act, on the first of these ways:
   output output: meta l4proto @lease jump services
       lease: tcp
-  output services: meta priority set ip daddr . meta l4proto . th dport map @services meta priority & 0:7ff vmap @dispatch
+  output services: meta priority set ip daddr . meta l4proto . th dport map @services
       services: 10.96.0.11 . tcp . 80 : a000:5  # shop/sticky
-      dispatch: 0:5 : goto affinity-cluster
+  output services: meta priority & 8000:7ff vmap @dispatch
+      dispatch: 8000:5 : goto affinity-cluster
   output affinity-cluster: ip saddr & 255.255.0.0 != 10.244.0.0 meta mark set meta mark | 0x00004000 comment "not from a local pod"
       marks it to be masqueraded
 `},
@@ -378,7 +379,7 @@ func TestDiff(t *testing.T) {
 	for _, line := range []string{
 		`- ip map services: 10.96.0.11 . tcp . 80 comment "shop/sticky" : a000:5`, `+ ip map services: 10.96.0.11 . tcp . 81 comment "shop/sticky" : a100:5`,
 		`- ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 8000:1002`, `+ ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 8000:1101`,
-		`+ ip map dispatch: 0:101 : goto cluster-1`, `+ ip chain cluster-1`, `- ip set mine`, `- ip chain cluster-2: counter accept`,
+		`+ ip map dispatch: 8000:101 : goto cluster-1`, `+ ip chain cluster-1`, `- ip set mine`, `- ip chain cluster-2: counter accept`,
 		`+ ip map endpoints: tcp . 8000:1000 . 0 : 10.244.1.10 . 8080`,
 		`+ ip chain cluster-1: dnat ip to meta l4proto . meta priority . numgen random mod 1 map @endpoints`,
 	} {
