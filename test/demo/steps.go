@@ -329,13 +329,15 @@ func (d *demo) listing(ctx context.Context) error {
 	}
 	d.out.indented(string(out))
 	d.out.line("")
-	d.out.note("One lookup in this map sorts a packet, however many Services there are. 1000:2 is the")
-	d.out.note("class of cluster IPs with two endpoints, whose chain picks one; 100:0 that of empty ones.")
+	d.out.note("One lookup in this map sorts a packet, however many Services there are. The upper bits of the")
+	d.out.note("result are the number of a service port, the lower ones a class: those of two endpoints of a")
+	d.out.note("cluster IP end in 102 or 902, and lead to the chain that draws one of two.")
 	d.out.note("The counters are of new connections: only their first packets come here.")
-	want := fmt.Sprintf("%s . tcp . %d comment \"default/web:http\" : 1000:2", web4.Addr(), web4.Port())
+	want := fmt.Sprintf("%s . tcp . %d comment \"default/web:http\" : NUMBER|102", web4.Addr(), web4.Port())
 	// Without /etc/protocols nft prints the protocol's number.
-	uncounted := counted.ReplaceAllString(string(out), "")
-	found := strings.Contains(uncounted, want) || strings.Contains(uncounted, strings.Replace(want, "tcp", "6", 1))
+	entry := regexp.MustCompile(fmt.Sprintf(`%s \. (tcp|6) \. %d comment "default/web:http" : 8[0-9a-f]{3}:[0-9a-f]*[19]02\b`,
+		regexp.QuoteMeta(web4.Addr().String()), web4.Port()))
+	found := entry.MatchString(counted.ReplaceAllString(string(out), ""))
 	return d.expect(found, "Service web is there, with the two endpoints that are left.", want,
 		"the listing above")
 }
