@@ -177,6 +177,20 @@ func (p *Planner) noteLosses(was, is, old, now *service) {
 	}
 }
 
+// noteLosers notes some of the Services that lose to another one now.
+func (p *Planner) noteLosers(l *losers) {
+	if l == nil {
+		return
+	}
+	n := 0
+	for s := range l.present {
+		if n++; n > mostConflicts {
+			return
+		}
+		p.lost[s.name] = struct{}{}
+	}
+}
+
 // TakeLosers returns the Services of which what they have lost to others may have changed since the last call.
 func (p *Planner) TakeLosers() []types.NamespacedName {
 	if len(p.lost) == 0 {

@@ -207,9 +207,13 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.touchSources(p.contests)
 	for i := range p.contests {
 		c := &p.contests[i]
-		is := p.claims[c.key].winner
+		list := p.claims[c.key]
+		is := list.winner
 		p.change(c.winner, is)
 		p.noteLosses(c.winner.service, is.service, old, now)
+		if c.winner.service != is.service {
+			p.noteLosers(list.losers)
+		}
 	}
 	clear(p.contests)
 	p.changePorts(old, now)
