@@ -45,7 +45,7 @@ func (d *daemon) awaitFamily(ctx context.Context) error {
 func (d *daemon) lookForFamilies() {
 	select {
 	case d.addressed <- struct{}{}:
-	default: // somebody has said so already
+	default: // an earlier look has reported it
 	}
 }
 

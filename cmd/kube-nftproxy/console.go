@@ -99,7 +99,7 @@ func (c *console) unserved() []view.Finding {
 	if family, appeared := c.appeared(); appeared {
 		return []view.Finding{{
 			Severity: view.Wrong, What: fmt.Sprintf("this host has had %s since after the start", family),
-			Breaks: fmt.Sprintf("Services of %s: none is served", family), Mend: "wait half a minute: the program exits, to be restarted and serve it",
+			Breaks: fmt.Sprintf("Services of %s: none is served", family), Mend: "wait half a minute: the program exits, and serves the family after the kubelet has restarted it",
 		}}
 	}
 	o := c.planOptions()
