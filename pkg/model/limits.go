@@ -108,15 +108,8 @@ func LimitsOf(given map[string]int) (Limits, error) {
 		"ports": &l.Ports, "addresses": &l.Addresses, "frontends": &l.Frontends, "source-ranges": &l.SourceRanges, "slices": &l.Slices,
 		"slice-ports": &l.SlicePorts, "pairs": &l.Pairs, "endpoints": &l.PortEndpoints, "problems": &l.Problems,
 	}
-	for name, n := range given {
-		switch field := fields[name]; {
-		case field == nil:
-			return l, fmt.Errorf("limit %q is unknown: use %s", name, strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
-		case n < 1:
-			return l, fmt.Errorf("limit %s is %d: it must be at least 1", name, n)
-		default:
-			*field = n
-		}
+	if err := SetLimits(given, fields); err != nil {
+		return l, err
 	}
 	switch {
 	case l.Frontends < 4*l.Ports:
@@ -125,4 +118,19 @@ func LimitsOf(given map[string]int) (Limits, error) {
 		return l, fmt.Errorf("limit endpoints is %d: it must be at most 65535", l.PortEndpoints)
 	}
 	return l, nil
+}
+
+// SetLimits sets fields, by their names, to the numbers that are given. It fails for a name that is none, or a number below 1.
+func SetLimits(given map[string]int, fields map[string]*int) error {
+	for name, n := range given {
+		switch field := fields[name]; {
+		case field == nil:
+			return fmt.Errorf("limit %q is unknown: use %s", name, strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
+		case n < 1:
+			return fmt.Errorf("limit %s is %d: it must be at least 1", name, n)
+		default:
+			*field = n
+		}
+	}
+	return nil
 }

@@ -57,9 +57,9 @@ type Planner struct {
 	layout  [2]uint64
 	// delta is nil as long as nobody keeps track.
 	delta *delta
-	// contests, usesRoom and slots are working memory of one call.
+	// contests, takenOut and slots are working memory of one call.
 	contests []contest
-	usesRoom []use
+	takenOut []use
 	slots    [2]slots
 }
 
@@ -326,25 +326,39 @@ func (p *Planner) change(was, is claim) {
 	if was.frontend == is.frontend {
 		return
 	}
-	drops := p.usesRoom[:0]
 	if was.service != nil {
 		l := p.layouts[was.port.family]
-		l.head(was.port, was.frontend, func(e nft.Element, st step, c class) {
-			p.remove(&e)
-			drops = append(drops, use{l.family, st, c})
-		})
+		l.head(was.port, was.frontend, func(e nft.Element, st step, c class) { p.takeOut(&e, use{l.family, st, c}) })
 	}
 	if is.service != nil {
 		l := p.layouts[is.port.family]
-		l.head(is.port, is.frontend, func(e nft.Element, st step, c class) {
-			p.put(&e)
-			p.use(use{l.family, st, c})
-		})
+		l.head(is.port, is.frontend, func(e nft.Element, st step, c class) { p.putIn(&e, use{l.family, st, c}) })
 	}
-	for _, u := range drops {
+	p.dropTakenOut()
+}
+
+// takeOut removes an element, if there is one, that chooses a class; [Planner.dropTakenOut] gives up the class. In between, what is put in
+// may choose it.
+func (p *Planner) takeOut(e *nft.Element, u use) {
+	if e.Set != nil {
+		p.remove(e)
+	}
+	p.takenOut = append(p.takenOut, u)
+}
+
+// putIn adds an element, if there is one, that chooses a class.
+func (p *Planner) putIn(e *nft.Element, u use) {
+	if e.Set != nil {
+		p.put(e)
+	}
+	p.use(u)
+}
+
+func (p *Planner) dropTakenOut() {
+	for _, u := range p.takenOut {
 		p.drop(u)
 	}
-	p.usesRoom = drops
+	p.takenOut = p.takenOut[:0]
 }
 
 // changePorts replaces the elements of service ports that are no frontend's.
@@ -372,23 +386,9 @@ func (p *Planner) changePorts(old, now *service) {
 }
 
 func (p *Planner) changePort(l *layout, old, now *port) {
-	drops := p.usesRoom[:0]
-	l.tail(old, func(e nft.Element, st step, c class) {
-		if e.Set != nil {
-			p.remove(&e)
-		}
-		drops = append(drops, use{l.family, st, c})
-	})
-	l.tail(now, func(e nft.Element, st step, c class) {
-		if e.Set != nil {
-			p.put(&e)
-		}
-		p.use(use{l.family, st, c})
-	})
-	for _, u := range drops {
-		p.drop(u)
-	}
-	p.usesRoom = drops
+	l.tail(old, func(e nft.Element, st step, c class) { p.takeOut(&e, use{l.family, st, c}) })
+	l.tail(now, func(e nft.Element, st step, c class) { p.putIn(&e, use{l.family, st, c}) })
+	p.dropTakenOut()
 	l.backendElements(old, now, p.remove)
 	l.backendElements(now, old, p.put)
 	for ls := range lists {

@@ -3,9 +3,6 @@ package plan
 import (
 	"cmp"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -30,18 +27,8 @@ func DefaultRoom() Room { return Room{Elements: 4_000_000, SourceRanges: 10_000}
 // RoomOf returns the default room with the numbers that are given by name. It fails for a name that is none, or a number below 1.
 func RoomOf(given map[string]int) (Room, error) {
 	r := DefaultRoom()
-	fields := map[string]*int{"node-elements": &r.Elements, "node-source-ranges": &r.SourceRanges}
-	for name, n := range given {
-		switch field := fields[name]; {
-		case field == nil:
-			return r, fmt.Errorf("limit %q is unknown: use %s", name, strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
-		case n < 1:
-			return r, fmt.Errorf("limit %s is %d: it must be at least 1", name, n)
-		default:
-			*field = n
-		}
-	}
-	return r, nil
+	err := model.SetLimits(given, map[string]*int{"node-elements": &r.Elements, "node-source-ranges": &r.SourceRanges})
+	return r, err
 }
 
 func (r Room) orDefault() Room {
