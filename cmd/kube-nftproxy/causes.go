@@ -35,14 +35,14 @@ func (c *console) causes(s *view.Status, local []netip.Addr) []view.Finding {
 func (c *console) unread(s *view.Status) (list []view.Finding) {
 	const lately = 30 * time.Second // it is asked again more often
 	waits := s.Loop != nil && s.Loop.Waits != ""
-	breaks := "whatever changes: it isn't seen, and Services stay as they are"
+	impact := "the program sees no changes, and the rules stay as they are"
 	if waits {
-		breaks = "all Services: none is programmed before these have been read. Rules of an earlier process stay as they are"
+		impact = "no Service is programmed until these have been read. The rules of an earlier process stay in place"
 	}
 	if waits && !s.API.Answers {
 		return []view.Finding{{
-			Severity: view.Wrong, What: "the API server can't be asked: " + s.API.Error, Breaks: breaks,
-			Mend: "look at the address and the certificate authority in the kubeconfig; the address must be reachable without Services, unlike 10.96.0.1",
+			Severity: view.Wrong, What: "the API server does not answer: " + s.API.Error, Impact: impact,
+			Fix: "check the address and the certificate authority in the kubeconfig. The address must be reachable without Services: do not use a cluster IP such as 10.96.0.1",
 		}}
 	}
 	for _, same := range alikeFailures(s.API.Failures) {
@@ -55,8 +55,8 @@ func (c *console) unread(s *view.Status) (list []view.Finding) {
 			resources = append(resources, f.Resource)
 		}
 		finding := view.Finding{
-			Severity: view.Wrong, What: fmt.Sprintf("%s can't be read: %s", strings.Join(resources, ", "), f.Error), Breaks: breaks,
-			Mend: "look at the log, and at the API server's",
+			Severity: view.Wrong, What: fmt.Sprintf("cannot read %s: %s", strings.Join(resources, ", "), f.Error), Impact: impact,
+			Fix: "check the log of this program and the log of the API server",
 		}
 		switch {
 		case f.Forbidden:
@@ -64,9 +64,9 @@ func (c *console) unread(s *view.Status) (list []view.Finding) {
 			if found := whoIsForbidden.FindStringSubmatch(f.Error); found != nil {
 				user = found[1]
 			}
-			finding.Mend = "kubectl create clusterrolebinding kube-nftproxy --clusterrole=system:node-proxier --user=" + user
+			finding.Fix = "kubectl create clusterrolebinding kube-nftproxy --clusterrole=system:node-proxier --user=" + user
 		case f.Unauthorized:
-			finding.Mend = "the token or client certificate isn't accepted: give the kubeconfig a valid one"
+			finding.Fix = "the API server rejects the token or the client certificate: put a valid one into the kubeconfig"
 		}
 		list = append(list, finding)
 	}
@@ -115,8 +115,8 @@ func (c *console) identity(s *view.Status) []view.Finding {
 		}
 		return []view.Finding{{
 			Severity: view.Wrong, What: fmt.Sprintf("there is no Node %q", c.nodeName),
-			Breaks: "policy Local, zones and node ports: no endpoint is taken to be on this node, and load balancers are told to stay away",
-			Mend:   "--hostname-override with the name that kubectl get nodes shows for this machine",
+			Impact: "policy Local, zones and node ports: the program finds no endpoint on this node, and health check node ports report no local endpoints",
+			Fix:    "set --hostname-override to the name of this machine in the output of kubectl get nodes",
 		}}
 	}
 	own, err := host.Addresses()
@@ -136,9 +136,9 @@ func (c *console) identity(s *view.Status) []view.Finding {
 	return []view.Finding{{
 		Severity: view.Wrong,
 		What:     fmt.Sprintf("no interface here has an address of Node %s (%s)", c.nodeName, strings.Join(internal, ", ")),
-		Breaks: "all Services, if this is the pod's own network instead of the node's; node ports and policy Local, if this is another Node. Nothing, " +
-			"where the Node's addresses are translated outside of it",
-		Mend: "hostNetwork: true in the pod's spec; --hostname-override with the name of this Node",
+		Impact: "all Services, if the pod does not use the host network; node ports and policy Local, if the name belongs to another Node. None, " +
+			"if a gateway outside the node translates the Node's addresses",
+		Fix: "set hostNetwork: true in the pod's spec, or set --hostname-override to the name of this Node",
 	}}
 }
 
@@ -162,9 +162,9 @@ func rivals(s *view.Status) []view.Finding {
 	}
 	return []view.Finding{{
 		Severity: view.Wrong,
-		What:     fmt.Sprintf("another %s writes the same tables and wants something else: %d of the last repairs undo what it did", by, times),
-		Breaks:   "all Services, now and then: they are as one of the two wants, then as the other",
-		Mend:     "end one of them: ps -eo pid,lstart,args | grep kube-nftproxy",
+		What:     fmt.Sprintf("another %s writes the same tables with other contents: %d of the last repairs reverted its changes", by, times),
+		Impact:   "all Services: the rules alternate between the two programs",
+		Fix:      "stop one of them: ps -eo pid,lstart,args | grep kube-nftproxy",
 	}}
 }
 
@@ -206,8 +206,8 @@ func (c *console) strangers(pods []netip.Addr) []view.Finding {
 	}
 	return []view.Finding{{
 		Severity: view.Warning, What: fmt.Sprintf("pods on this node have addresses outside of %s (%s): %s", setting, joinPrefixes(prefixes), some),
-		Breaks: "whom these pods' connections to Services come from: they are taken for strangers and masqueraded, so that the node's address is seen",
-		Mend:   "clusterCIDR in the configuration with all prefixes of pods, or another detectLocalMode",
+		Impact: "source addresses: the rules masquerade connections from these pods to Services as external traffic, so that endpoints see the node's address",
+		Fix:    "set clusterCIDR in the configuration to all prefixes of pods, or set another detectLocalMode",
 	}}
 }
 
@@ -229,9 +229,9 @@ func (c *console) bridged(pods []netip.Addr) (list []view.Finding) {
 				continue
 			}
 			list = append(list, view.Finding{
-				Severity: view.Wrong, What: fmt.Sprintf("pods on bridge %s answer each other past this node's rules (net.bridge.%s isn't 1)", b.Name, setting),
-				Breaks: fmt.Sprintf("connections of a pod to a Service whose endpoint is another pod on the same bridge, in %s: the answer isn't translated back", model.Family(f)),
-				Mend:   "modprobe br_netfilter; sysctl -w net.bridge." + setting + "=1",
+				Severity: view.Wrong, What: fmt.Sprintf("replies between pods on bridge %s bypass the rules of this node (net.bridge.%s is not 1)", b.Name, setting),
+				Impact: fmt.Sprintf("%s connections of a pod to a Service whose endpoint is on the same bridge fail: the reply is not translated back", model.Family(f)),
+				Fix:    "modprobe br_netfilter; sysctl -w net.bridge." + setting + "=1",
 			})
 		}
 	}

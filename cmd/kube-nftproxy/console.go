@@ -98,8 +98,8 @@ func (c *console) status(ctx context.Context) *view.Status {
 func (c *console) unserved() []view.Finding {
 	if family, appeared := c.appeared(); appeared {
 		return []view.Finding{{
-			Severity: view.Wrong, What: fmt.Sprintf("this host has had %s since after the start", family),
-			Breaks: fmt.Sprintf("Services of %s: none is served", family), Mend: "wait half a minute: the program exits, and serves the family after the kubelet has restarted it",
+			Severity: view.Wrong, What: fmt.Sprintf("this host got %s after the program started", family),
+			Impact: fmt.Sprintf("no %s Service is served", family), Fix: "wait 30 seconds: the program exits, and serves the family after the kubelet has restarted it",
 		}}
 	}
 	o := c.planOptions()
@@ -110,8 +110,8 @@ func (c *console) unserved() []view.Finding {
 	if err != nil || len(lacks) == 0 {
 		return nil
 	}
-	what, mend, _ := strings.Cut(probe.Advice(lacks), ": ")
-	return []view.Finding{{Severity: view.Wrong, What: what, Breaks: "Services of an IP family aren't served: only those of " + fmt.Sprint(c.families), Mend: mend}}
+	what, fix := probe.Advice(lacks)
+	return []view.Finding{{Severity: view.Wrong, What: what, Impact: "only Services of " + fmt.Sprint(c.families) + " are served", Fix: fix}}
 }
 
 // countObjects counts what there is in the API, and returns the addresses of endpoints on this node: each object is read once.

@@ -25,7 +25,7 @@ func serviceView(x *model.Explanation, facts *proxy.Facts, lost map[claim]string
 		}
 	}
 	for _, p := range x.Problems {
-		s.Problems = append(s.Problems, fmt.Sprintf("%s %s, %s: %s", p.Kind, p.Name, p.Field, p.Reason))
+		s.Problems = append(s.Problems, fmt.Sprintf("%s %s, %s: %s", p.Kind, p.Name, p.Field, p.Text()))
 	}
 	for i := range x.Others {
 		s.Unusable = append(s.Unusable, endpointView(&x.Others[i], &model.PortExplanation{}))

@@ -54,14 +54,15 @@ func servable(families []model.Family, lacks []probe.Missing) error {
 	if len(lacks) == 0 {
 		return nil
 	}
-	l := &lacking{advice: probe.Advice(lacks)}
+	what, fix := probe.Advice(lacks)
+	l := &lacking{advice: what + ": " + fix}
 	for _, f := range families {
 		if !slices.ContainsFunc(lacks, func(m probe.Missing) bool { return m.Family == plan.NFT(f) }) {
 			l.servable = append(l.servable, f)
 		}
 	}
 	if modulesDisabled("/proc/sys/kernel/modules_disabled") {
-		l.advice += "; the sysctl kernel.modules_disabled keeps modules from being loaded until the node is started anew"
+		l.advice += "; the sysctl kernel.modules_disabled prevents loading modules until the node reboots"
 	}
 	return l
 }

@@ -93,7 +93,7 @@ func planManifests(o *config.Options, fs *pflag.FlagSet, from string, stdin io.R
 }
 
 func warn(to io.Writer, p model.Problem) {
-	fmt.Fprintf(to, "Warning: %s %s %s: %s\n", p.Kind, p.Name, p.Field, p.Reason)
+	fmt.Fprintf(to, "Warning: %s %s %s: %s\n", p.Kind, p.Name, p.Field, p.Text())
 }
 
 // load has a source read a folder, a file or standard input. Nothing is written: in a pod the file system is read-only.

@@ -15,7 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Config says what to look at. Each function may be nil: then that isn't looked at.
+// Config lists the checks. A check whose function is nil is skipped.
 type Config struct {
 	// Sysctls is the folder of the settings, usually /proc/sys.
 	Sysctls  string
@@ -27,18 +27,18 @@ type Config struct {
 	Rival     func(context.Context) bool
 	// NodePorts lists the collisions of node ports.
 	NodePorts func() ([]model.Problem, error)
-	// Others are findings of somebody else, to be among these.
+	// Others are findings of the caller, to be sorted among these.
 	Others []view.Finding
 }
 
-// Look looks at everything. What can't be looked at is a finding, too.
+// Look runs all checks. A check that fails is a finding, too.
 func Look(ctx context.Context, c Config) []view.Finding {
 	list := append(slices.Clip(c.Others), c.sysctls()...)
 	unable := func(what string, err error) {
 		if err != nil {
 			list = append(list, view.Finding{
-				Severity: view.Warning, What: fmt.Sprintf("%s can't be looked at: %v", what, err), Breaks: "perhaps nothing",
-				Mend: "run kube-nftproxy with the capability NET_ADMIN in the node's network namespace",
+				Severity: view.Warning, What: fmt.Sprintf("cannot check %s: %v", what, err), Impact: "unknown",
+				Fix: "run kube-nftproxy with the capability NET_ADMIN in the node's network namespace",
 			})
 		}
 	}
@@ -47,19 +47,19 @@ func Look(ctx context.Context, c Config) []view.Finding {
 		for _, d := range drops {
 			list = append(list, d.finding())
 		}
-		unable("the chains of others", err)
+		unable("chains of other programs", err)
 	}
 	if c.Leftovers != nil {
 		left, err := c.Leftovers()
 		list = append(list, kubeProxy(left, c.Rival != nil && c.Rival(ctx))...)
-		unable("what kube-proxy left", err)
+		unable("leftovers of kube-proxy", err)
 	}
 	if c.NodePorts != nil {
 		problems, err := c.NodePorts()
 		for _, p := range problems {
 			list = append(list, nodePort(p))
 		}
-		unable("the sockets on this node", err)
+		unable("the sockets of this node", err)
 	}
 	order := []view.Severity{view.Wrong, view.Warning, view.Note}
 	slices.SortStableFunc(list, func(a, b view.Finding) int {
@@ -68,20 +68,20 @@ func Look(ctx context.Context, c Config) []view.Finding {
 	return list
 }
 
-// Drop is a chain at which forwarded packets are dropped unless some rule accepts them.
+// Drop is a chain that drops forwarded packets unless a rule accepts them.
 type Drop struct {
-	// Chain names it for a person, Mend is the command that makes it accept.
-	Chain, Mend string
+	// Chain names it for a person. Fix is the command that makes it accept by default.
+	Chain, Fix string
 	// Rules reports whether it has any rules, which may accept.
 	Rules bool
 }
 
 func (d Drop) finding() view.Finding {
 	f := view.Finding{
-		Severity: view.Warning, What: fmt.Sprintf("%s drops forwarded packets that no rule of it accepts (policy drop)", d.Chain),
-		Breaks: "connections of pods and of clients from outside to Services: to endpoints on this node and elsewhere, unless the pod network's " +
-			"rules accept them. Connections of the node itself are not forwarded and work",
-		Mend: d.Mend,
+		Severity: view.Warning, What: fmt.Sprintf("%s drops forwarded packets that none of its rules accepts (policy drop)", d.Chain),
+		Impact: "pods and external clients cannot reach Services, unless the rules of the pod network accept the packets. Connections of the node " +
+			"itself are not affected",
+		Fix: d.Fix,
 	}
 	if !d.Rules {
 		f.Severity = view.Wrong
@@ -116,7 +116,7 @@ func Drops(families []model.Family) (list []Drop, err error) {
 	}
 	legacy, err := takeover.LegacyForwardDrops()
 	for _, command := range legacy {
-		list = append(list, Drop{Chain: "chain FORWARD of " + command, Mend: command + " -P FORWARD ACCEPT", Rules: true})
+		list = append(list, Drop{Chain: "chain FORWARD of " + command, Fix: command + " -P FORWARD ACCEPT", Rules: true})
 	}
 	return list, err
 }
@@ -127,18 +127,18 @@ func dropping(ch *nft.BaseChain) (d Drop, drops bool) {
 	}
 	d = Drop{
 		Chain: fmt.Sprintf("table %s %s, chain %s", ch.Family, ch.Table, ch.Name), Rules: ch.Uses > 0,
-		Mend: fmt.Sprintf("nft chain %s %s %s '{ policy accept; }'", ch.Family, ch.Table, ch.Name),
+		Fix: fmt.Sprintf("nft chain %s %s %s '{ policy accept; }'", ch.Family, ch.Table, ch.Name),
 	}
 	if ch.Table == "filter" && ch.Name == "FORWARD" {
 		command := map[string]string{"ip": "iptables", "ip6": "ip6tables"}[ch.Family]
 		if command != "" {
-			d.Mend = command + " -P FORWARD ACCEPT"
+			d.Fix = command + " -P FORWARD ACCEPT"
 		}
 	}
 	return d, true
 }
 
-// kubeProxy tells of a kube-proxy that runs, or of what one left.
+// kubeProxy reports a running kube-proxy, or the leftovers of one.
 func kubeProxy(left takeover.Leftovers, runs bool) []view.Finding {
 	var parts []string
 	for _, k := range takeover.Kinds {
@@ -153,30 +153,28 @@ func kubeProxy(left takeover.Leftovers, runs bool) []view.Finding {
 			there = " (" + there + ")"
 		}
 		return []view.Finding{{
-			Severity: view.Wrong, What: "a kube-proxy runs on this node beside kube-nftproxy, and has rules of its own" + there,
-			Breaks: "what Services do here: connections are translated by whichever rules come first", Mend: "kubectl -n kube-system delete daemonset kube-proxy",
+			Severity: view.Wrong, What: "a kube-proxy runs on this node beside kube-nftproxy, with its own rules" + there,
+			Impact: "both programs translate connections to Services: the first rule that matches wins", Fix: "kubectl -n kube-system delete daemonset kube-proxy",
 		}}
 	case there != "":
 		return []view.Finding{{
 			Severity: view.Warning, What: "a kube-proxy has left rules on this node: " + there,
-			Breaks: "new connections by rules that nobody keeps up to date, where they come before ours; connections that end by themselves keep some of ipvs",
-			Mend:   "restart kube-nftproxy, which removes them (or iptables-save | grep KUBE- shows whose they are)",
+			Impact: "new connections may match stale rules of kube-proxy first. Some IPVS entries stay until their connections end",
+			Fix:    "restart kube-nftproxy, which removes them (to list them: iptables-save | grep KUBE-)",
 		}}
 	}
 	return nil
 }
 
-// nodePort makes a finding of a collision: its reason says what it breaks and what to do.
+// nodePort makes a finding of a collision.
 func nodePort(p model.Problem) view.Finding {
-	what, rest, _ := strings.Cut(p.Reason, ": ")
 	object := p.Kind + " " + p.Name.String()
 	if p.Name.Namespace == "" {
 		object = p.Kind + " " + p.Name.Name
 	}
-	breaks, mend, _ := strings.Cut(rest, "; ")
 	severity := view.Warning
 	if p.Event == "NodePortInEphemeralRange" {
 		severity = view.Note
 	}
-	return view.Finding{Severity: severity, What: object + ": " + what, Breaks: breaks, Mend: mend}
+	return view.Finding{Severity: severity, What: object + ": " + p.Reason, Impact: p.Impact, Fix: p.Fix}
 }

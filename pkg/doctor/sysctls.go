@@ -40,8 +40,8 @@ func (c *Config) forwarding(family, name string) []view.Finding {
 		return nil
 	}
 	return []view.Finding{{
-		Severity: view.Wrong, What: fmt.Sprintf("this node doesn't forward %s packets (%s = 0)", family, dotted(name)),
-		Breaks: "connections of pods, and of clients from outside, to Services; the node's own work", Mend: "sysctl -w " + dotted(name) + "=1",
+		Severity: view.Wrong, What: fmt.Sprintf("this node does not forward %s packets (%s = 0)", family, dotted(name)),
+		Impact: "pods and external clients cannot reach Services. Processes on the node are not affected", Fix: "sysctl -w " + dotted(name) + "=1",
 	}}
 }
 
@@ -61,9 +61,9 @@ func (c *Config) someForward() []view.Finding {
 		return nil
 	}
 	return []view.Finding{{
-		Severity: view.Warning, What: fmt.Sprintf("this node doesn't forward IPv4 packets that arrive by %s (forwarding = 0)", some(names)),
-		Breaks: "what pods or clients behind it send to Services, and what endpoints behind it answer",
-		Mend:   "sysctl -w net.ipv4.conf." + strings.ReplaceAll(names[0], ".", "/") + ".forwarding=1",
+		Severity: view.Warning, What: fmt.Sprintf("this node does not forward IPv4 packets that arrive by %s (forwarding = 0)", some(names)),
+		Impact: "pods and clients behind these interfaces cannot reach Services, and replies of endpoints behind them are lost",
+		Fix:    "sysctl -w net.ipv4.conf." + strings.ReplaceAll(names[0], ".", "/") + ".forwarding=1",
 	}}
 }
 
@@ -107,9 +107,9 @@ func (c *Config) reversePath() []view.Finding {
 	}
 	return []view.Finding{{
 		Severity: view.Note, What: "strict reverse path filtering (rp_filter = 1) on " + some(strict),
-		Breaks: "replies of endpoints, and requests to node ports, that come in by another interface than the one the way back leads to: nodes " +
-			"with several networks, some pod networks. Otherwise nothing",
-		Mend: "sysctl -w net.ipv4.conf.all.rp_filter=2",
+		Impact: "on nodes with several networks, and in some pod networks, the kernel drops packets that arrive by another interface than the route back " +
+			"uses: replies of endpoints, and requests to node ports. On other nodes, none",
+		Fix: "sysctl -w net.ipv4.conf.all.rp_filter=2",
 	}}
 }
 
@@ -131,9 +131,9 @@ func (c *Config) connections() []view.Finding {
 	}
 	return []view.Finding{{
 		Severity: severity, What: fmt.Sprintf("connection tracking is %d %% full (%d of %d connections)", 100*n/most, n, most),
-		Breaks: "all new connections, not only those to Services, once it is full (\"nf_conntrack: table full, dropping packet\" in the kernel's log)",
-		Mend: fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d, and conntrack.maxPerCore or conntrack.min in the configuration; "+
-			"conntrack -L shows whose they are", 2*most),
+		Impact: "when the table is full, the kernel drops all new connections, not only connections to Services (kernel log: \"nf_conntrack: table full, dropping packet\")",
+		Fix: fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d, and set conntrack.maxPerCore or conntrack.min in the configuration; "+
+			"conntrack -L lists the connections", 2*most),
 	}}
 }
 
@@ -142,9 +142,9 @@ func (c *Config) liberal() []view.Finding {
 		return nil
 	}
 	return []view.Finding{{
-		Severity: view.Note, What: "TCP packets outside of the window count as invalid (nf_conntrack_tcp_be_liberal = 0)",
-		Breaks: "long transfers on lossy networks: such a packet isn't translated back, and its receiver resets the connection. Otherwise nothing",
-		Mend:   "conntrack.tcpBeLiberal: true in the configuration, or sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1",
+		Severity: view.Note, What: "the kernel treats TCP packets outside the window as invalid (nf_conntrack_tcp_be_liberal = 0)",
+		Impact: "long transfers on lossy networks may be reset: such a packet is not translated back, and its receiver resets the connection",
+		Fix:    "set conntrack.tcpBeLiberal: true in the configuration, or run sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1",
 	}}
 }
 

@@ -171,15 +171,27 @@ type Node struct {
 
 // Problem is a part of an API object that could not be used, and why. It never stops anything else.
 type Problem struct {
-	// Object is the Kubernetes kind and name of the object that should be mended.
+	// Kind and Name are the Kubernetes kind and name of the object that should be fixed.
 	Kind string
 	Name types.NamespacedName
 	// Field is the path of the offending field, such as "spec.externalIPs[1]".
 	Field string
-	// Reason says what is wrong and, where it isn't plain, what to do.
-	Reason string
+	// Reason is the fact. Where they are known, Impact is its effect and Fix is the remedy.
+	Reason, Impact, Fix string
 	// Limit is the limit that the object exceeds; empty for any other problem.
 	Limit Limit
 	// Event and Action are the reason and action of the Event that tells of it; empty for "NotProgrammed" and "Sync".
 	Event, Action string
+}
+
+// Text returns the reason with its impact and fix, in one line.
+func (p Problem) Text() string {
+	text := p.Reason
+	if p.Impact != "" {
+		text += ": " + p.Impact
+	}
+	if p.Fix != "" {
+		text += "; " + p.Fix
+	}
+	return text
 }

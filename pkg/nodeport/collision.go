@@ -154,9 +154,10 @@ func listenerProblem(node string, list []collision) model.Problem {
 	first := list[0]
 	return model.Problem{
 		Kind: "Service", Name: first.service, Field: field, Event: "NodePortCollision", Action: "Listen",
-		Reason: fmt.Sprintf("on node %s a local process listens on %s: what is sent to this port of the node's addresses goes to this "+
-			"Service, and the process doesn't get it; move the process to another port, or choose another node port "+
-			"(`%s` on the node tells which process it is)", node, listed(list, collision.where), first.command()),
+		Reason: fmt.Sprintf("on node %s a local process listens on %s", node, listed(list, collision.where)),
+		Impact: "packets to this port of the node's addresses reach the Service, and the process does not receive them",
+		Fix: fmt.Sprintf("move the process to another port, or choose another node port (to find the process, run `%s` on the node)",
+			first.command()),
 	}
 }
 
@@ -176,20 +177,25 @@ func (c collision) command() string {
 func ephemeralProblem(node string, e Ephemeral, list []collision) model.Problem {
 	return model.Problem{
 		Kind: "Service", Name: list[0].service, Field: field, Event: "NodePortInEphemeralRange", Action: "Allocate",
-		Reason: fmt.Sprintf("on node %s the kernel may give %s to any process, as part of net.ipv4.ip_local_port_range (%s): a process "+
-			"that is given it and listens there gets nothing; %s", node, listed(list, collision.name), e.Range, remedy),
+		Reason: fmt.Sprintf("on node %s the kernel may give %s to any process, as part of net.ipv4.ip_local_port_range (%s)",
+			node, listed(list, collision.name), e.Range),
+		Impact: impact, Fix: remedy,
 	}
 }
 
-const remedy = "add the cluster's node ports to net.ipv4.ip_local_reserved_ports, or move the range"
+// impact and remedy are the same for a Service and for a node.
+const (
+	impact = "a process that gets such a port and listens there receives no packets"
+	remedy = "add the cluster's node ports to net.ipv4.ip_local_reserved_ports, or move the range"
+)
 
 // nodeProblem tells of the collisions of all Services with the ephemeral range.
 func nodeProblem(node string, e Ephemeral, list []collision) model.Problem {
 	return model.Problem{
 		Kind: "Node", Name: types.NamespacedName{Name: node}, Field: "net.ipv4.ip_local_port_range",
 		Event: "NodePortInEphemeralRange", Action: "Allocate",
-		Reason: fmt.Sprintf("%s contains node ports of Services, which the kernel may give to any process: %s; a process that is given "+
-			"one and listens there gets nothing; %s", e.Range, listed(list, collision.owned), remedy),
+		Reason: fmt.Sprintf("%s contains node ports of Services, which the kernel may give to any process: %s", e.Range, listed(list, collision.owned)),
+		Impact: impact, Fix: remedy,
 	}
 }
 

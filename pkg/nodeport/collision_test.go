@@ -98,10 +98,10 @@ func TestOneCollisionForEachPort(t *testing.T) {
 	sockets := []Socket{socket(model.TCP, "[::]:30443"), socket(model.TCP, "[::]:30080"), socket(model.TCP, "0.0.0.0:30080"),
 		socket(model.TCP, "0.0.0.0:30080")}
 	list := s.listeners(sockets, func(*Socket) bool { return true })
-	want := "on node node-1 a local process listens on 30080/TCP (at 0.0.0.0:30080), 30443/TCP (at [::]:30443): what is sent to this " +
-		"port of the node's addresses goes to this Service, and the process doesn't get it; move the process to another port, or " +
-		"choose another node port (`ss -lntp sport = :30080` on the node tells which process it is)"
-	if got := listenerProblem("node-1", list).Reason; got != want {
+	want := "on node node-1 a local process listens on 30080/TCP (at 0.0.0.0:30080), 30443/TCP (at [::]:30443): packets to this " +
+		"port of the node's addresses reach the Service, and the process does not receive them; move the process to another port, or " +
+		"choose another node port (to find the process, run `ss -lntp sport = :30080` on the node)"
+	if got := listenerProblem("node-1", list).Text(); got != want {
 		t.Errorf("message (-want +got):\n%s", cmp.Diff(want, got))
 	}
 	if n := countPorts(list); n != 2 {
@@ -120,7 +120,7 @@ func TestMessagesFitAnEvent(t *testing.T) {
 	}
 	e := Ephemeral{Range: Range{10000, 65535}}
 	for _, p := range []model.Problem{listenerProblem(node, list), ephemeralProblem(node, e, list), nodeProblem(node, e, list)} {
-		if n := len(p.Field) + 2 + len(p.Reason); n > 1024 {
+		if n := len(p.Field) + 2 + len(p.Text()); n > 1024 {
 			t.Errorf("%s about a %s: %d characters", p.Event, p.Kind, n)
 		}
 	}

@@ -34,8 +34,8 @@ func (m Missing) String() string {
 	return fmt.Sprintf("%s (module %s, CONFIG_%s)", m.name, m.module, m.option)
 }
 
-// Advice says in one line what the kernel lacks and what to do about it.
-func Advice(list []Missing) string {
+// Advice names everything that the kernel lacks, and the remedy.
+func Advice(list []Missing) (what, fix string) {
 	var names, modules []string
 	for _, m := range list {
 		if name := m.String(); !slices.Contains(names, name) {
@@ -45,12 +45,12 @@ func Advice(list []Missing) string {
 			modules = append(modules, m.module)
 		}
 	}
-	remedy := "use a newer kernel, or one that was built with this"
+	fix = "use a newer kernel, or one that was built with this"
 	if len(modules) > 0 {
-		remedy = fmt.Sprintf("on the node, run modprobe -a %s; if there are no such modules, install the package that has them, or %s",
-			strings.Join(modules, " "), remedy)
+		fix = fmt.Sprintf("on the node, run modprobe -a %s; if there are no such modules, install the package that has them, or %s",
+			strings.Join(modules, " "), fix)
 	}
-	return fmt.Sprintf("the kernel lacks %s: %s", strings.Join(names, ", "), remedy)
+	return "the kernel lacks " + strings.Join(names, ", "), fix
 }
 
 func chainFeature(c *nft.Chain) feature {

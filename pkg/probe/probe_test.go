@@ -124,7 +124,8 @@ func TestAdvice(t *testing.T) {
 		{[]Missing{{nft.IPv4, feature{name: "sets with counters"}, unix.EOPNOTSUPP}},
 			"the kernel lacks sets with counters (operation not supported): use a newer kernel, or one that was built with this"},
 	} {
-		if diff := cmp.Diff(tc.want, Advice(tc.list)); diff != "" {
+		what, fix := Advice(tc.list)
+		if diff := cmp.Diff(tc.want, what+": "+fix); diff != "" {
 			t.Errorf("advice (-want +got):\n%s", diff)
 		}
 	}

@@ -54,15 +54,15 @@ func (r *Reporter) Problem(p model.Problem) {
 		}
 		return
 	}
-	p.Reason = short(p.Reason)
-	r.logger.Info("An object can't be served as it says", "kind", p.Kind, "object", p.Name, "field", p.Field, "reason", p.Reason)
+	reason := short(p.Text())
+	r.logger.Info("Part of an object cannot be used", "kind", p.Kind, "object", p.Name, "field", p.Field, "reason", reason)
 	version, known := apiVersions[p.Kind]
 	if r.recorder == nil || !known {
 		return
 	}
 	object := &corev1.ObjectReference{APIVersion: version, Kind: p.Kind, Namespace: p.Name.Namespace, Name: p.Name.Name}
-	reason, action := cmp.Or(p.Event, "NotProgrammed"), cmp.Or(p.Action, "Sync")
-	r.recorder.Eventf(object, nil, corev1.EventTypeWarning, reason, action, "%s: %s", p.Field, p.Reason)
+	event, action := cmp.Or(p.Event, "NotProgrammed"), cmp.Or(p.Action, "Sync")
+	r.recorder.Eventf(object, nil, corev1.EventTypeWarning, event, action, "%s: %s", p.Field, reason)
 }
 
 // startAction is the action of Events about the program as a whole (kube-proxy: app/server.go).

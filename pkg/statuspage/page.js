@@ -79,8 +79,8 @@
 
   const finding = f => el("div", {class: "finding"},
     el("p", {}, el("strong", {class: f.severity === "wrong" ? "bad" : f.severity === "warning" ? "warn" : "dim"}, f.severity), " " + f.what),
-    f.breaks ? el("p", {class: "dim"}, "breaks: " + f.breaks) : undefined,
-    f.mend ? el("p", {class: "dim"}, "mend: ", el("code", {}, f.mend)) : undefined);
+    f.impact ? el("p", {class: "dim"}, "impact: " + f.impact) : undefined,
+    f.fix ? el("p", {class: "dim"}, "fix: ", el("code", {}, f.fix)) : undefined);
 
   function showFindings(s) {
     const notes = s.findings.filter(f => f.severity === "note"), others = s.findings.filter(f => f.severity !== "note");

@@ -139,10 +139,10 @@ const (
 // Finding is something about the node that keeps Services from working, or may.
 type Finding struct {
 	Severity Severity `json:"severity"`
-	// What is the fact, Breaks what it breaks, Mend the command that mends it.
+	// What is the fact, Impact its effect on Services, Fix the command or setting that removes the cause.
 	What   string `json:"what"`
-	Breaks string `json:"breaks"`
-	Mend   string `json:"mend"`
+	Impact string `json:"impact"`
+	Fix    string `json:"fix"`
 }
 
 // Wrong reports whether anything is, warnings and notes aside.
@@ -276,8 +276,8 @@ func (s *Status) findings(p *Printer) {
 		}
 		shown++
 		style := map[Severity]Style{Wrong: Bad, Warning: Warn, Note: Dim}[f.Severity]
-		p.Printf("%s %s\n    breaks: %s\n    mend:   %s\n", p.Paint(style, strings.ToUpper(string(f.Severity))), Printable(f.What), Printable(f.Breaks),
-			Printable(f.Mend))
+		p.Printf("%s %s\n    impact: %s\n    fix:    %s\n", p.Paint(style, strings.ToUpper(string(f.Severity))), Printable(f.What), Printable(f.Impact),
+			Printable(f.Fix))
 	}
 	if shown == 0 {
 		p.Printf("%s\n", p.Paint(Good, "Nothing on this node is in the way."))

@@ -172,12 +172,12 @@ Nothing on this node is in the way.
 	bad.Loop.Failure = &Failure{"no space", bad.Started, 9}
 	bad.Loop.Pending, bad.Loop.OldestChange = 2, &bad.Started
 	bad.Loop.Repairs, bad.Loop.RepairsTotal = []Repair{{bad.Time, "foreign_change", "no table", "nft (pid 1)"}}, 5
-	bad.Findings = []Finding{{Wrong, "a fact", "much", "mend it"}}
+	bad.Findings = []Finding{{Wrong, "a fact", "much", "do this"}}
 	got := printed(t, bad.Text)
 	for _, want := range []string{
 		"unhealthy: it isn't", "doesn't answer: connection refused", "watching services has failed 3 times since the start, the last one 0s ago: it is forbidden", "failing     since 1h0m0s ago, 9 times: no space",
 		"pending     2 Services, the oldest change is 1h0m0s old", "0s ago (foreign_change): no table, ruleset last changed by nft (pid 1)",
-		"WRONG a fact\n    breaks: much\n    mend:   mend it\n",
+		"WRONG a fact\n    impact: much\n    fix:    do this\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("lacks %q:\n%s", want, got)

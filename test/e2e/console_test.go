@@ -316,7 +316,7 @@ func TestStatusCommandNamesTheCause(t *testing.T) {
 		t.Fatal(err)
 	}
 	probe(lab.TimedOut)
-	says(1, `WRONG this node doesn't forward IPv4 packets`, `sysctl -w net\.ipv4\.ip_forward=1`)
+	says(1, `WRONG this node does not forward IPv4 packets`, `sysctl -w net\.ipv4\.ip_forward=1`)
 	if err := d.Node.Sysctl("ipv4/ip_forward", "1"); err != nil {
 		t.Fatal(err)
 	}

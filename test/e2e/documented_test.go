@@ -108,7 +108,7 @@ var documented = []struct {
 	{"kube-nftproxy watch", shows(`default/web changed [+-]10\.244\.0\.1`)},
 	{"watch -o json", shows(`"service":"default/web"`)},
 	{"kube-nftproxy bundle -f - > bundle.tar.gz", says(`status\.`, "bundle.tar.gz", "bundle.tar.gz && tar tzf bundle.tar.gz")},
-	{"kube-nftproxy status -o json | jq -r '.findings[] | select(.severity == \"wrong\") | .mend'", (*reader).mend},
+	{"kube-nftproxy status -o json | jq -r '.findings[] | select(.severity == \"wrong\") | .fix'", (*reader).fix},
 	{"kube-nftproxy services -o json | jq -r '.services[] | select(.ports[].endpoints == []) | .namespace + \"/\" + .name'", says(`(?m)^default/api$`)},
 	{"kube-nftproxy completion bash", says(`^$`, "bash", "bash | bash -n")},
 
@@ -377,8 +377,8 @@ func (r *reader) portForward(command string) {
 	}})
 }
 
-// mend has the node drop what it should forward, and does what the command prints.
-func (r *reader) mend(command string) {
+// fix adds a chain that drops forwarded packets, and runs the command that the finding prints.
+func (r *reader) fix(command string) {
 	nft(r, r.Node, "add table inet firewall; add chain inet firewall forward { type filter hook forward priority 0; policy drop; }")
 	r.ends(0, `(?m)^nft chain inet firewall forward '\{ policy accept; \}'\n`, command)
 	r.ends(0, "", command+" | head -n 1 | bash")

@@ -270,7 +270,7 @@ func (o *operator) testPackets() {
 		nft(o.T, o.Node, "delete table "+strings.Fields(s.nft)[2]+" other")
 	}
 	o.nodeSysctl("ipv4/conf/veth-pod1/forwarding", "0")
-	o.says(0, "status", `WARNING this node doesn't forward IPv4 packets that arrive by veth-pod1`, `mend: +sysctl -w net\.ipv4\.conf\.veth-pod1\.forwarding=1`)
+	o.says(0, "status", `WARNING this node does not forward IPv4 packets that arrive by veth-pod1`, `fix: +sysctl -w net\.ipv4\.conf\.veth-pod1\.forwarding=1`)
 	o.live(client, vip("fine"), lab.TimedOut, 1, `Nothing more is known\. What comes next is routing`)
 	o.nodeSysctl("ipv4/conf/veth-pod1/forwarding", "1")
 	o.says(2, "trace 10.244.0.11 "+vip("fine").String()+" --live --timeout 20ms", `no such packet within 20ms: it doesn't reach this node \(look at 10\.244\.0\.11's own routes`)
@@ -297,12 +297,12 @@ func TestOperatorAsksAboutTheNode(t *testing.T) {
 		code             int
 		says             []string
 	}{
-		{"another name", right, []string{"--hostname-override", "node1"}, 1, []string{`WRONG there is no Node "node1"`, `mend: +--hostname-override with the name`}},
+		{"another name", right, []string{"--hostname-override", "node1"}, 1, []string{`WRONG there is no Node "node1"`, `fix: +set --hostname-override to the name`}},
 		{"other prefixes", right, []string{"--cluster-cidr", "10.99.0.0/16"}, 0,
 			[]string{`WARNING pods on this node have addresses outside of --cluster-cidr \(10\.99\.0\.0/16\): 10\.244\.0\.10`}},
 		{"no rights", o.withRights(), nil, 1, []string{`not serving: nothing is programmed yet`,
-			`WRONG endpointslices can't be read: .*User "half-blind" cannot list`, `clusterrolebinding .*system:node-proxier --user=half-blind`}},
-		{"no token", o.withToken("nobody's"), nil, 1, []string{`WRONG endpointslices, nodes, servicecidrs, services can't be read: Unauthorized`, "mend: +the token"}},
+			`WRONG cannot read endpointslices: .*User "half-blind" cannot list`, `clusterrolebinding .*system:node-proxier --user=half-blind`}},
+		{"no token", o.withToken("nobody's"), nil, 1, []string{`WRONG cannot read endpointslices, nodes, servicecidrs, services: Unauthorized`, "fix: +the API server rejects"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o.restart(c.kubeconfig, c.flags...)
@@ -317,7 +317,7 @@ func TestOperatorAsksAboutTheNode(t *testing.T) {
 		other.Name, other.Status.Addresses[0].Address, other.Status.Addresses[1].Address = otherNode, "192.0.2.2", "2001:db8::2"
 		o.on(t).apply(other)
 		o.restart(right, "--hostname-override", otherNode)
-		o.on(t).says(1, "status", `WRONG no interface here has an address of Node node-2 \(192\.0\.2\.2, 2001:db8::2\)`, `mend: +hostNetwork: true`)
+		o.on(t).says(1, "status", `WRONG no interface here has an address of Node node-2 \(192\.0\.2\.2, 2001:db8::2\)`, `fix: +set hostNetwork: true`)
 	})
 	t.Run("two", func(t *testing.T) {
 		o.restart(right)
@@ -374,7 +374,7 @@ func (o *operator) testBridge() {
 		o.nodeSysctl(setting, "0")
 	}
 	reaches(lab.TimedOut)
-	o.says(1, "status", `WRONG pods on bridge brpod answer each other past this node's rules`, `sysctl -w net\.bridge\.bridge-nf-call-iptables=1`)
+	o.says(1, "status", `WRONG replies between pods on bridge brpod bypass the rules of this node`, `sysctl -w net\.bridge\.bridge-nf-call-iptables=1`)
 	o.run("link del brpod")
 }
 
