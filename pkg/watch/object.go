@@ -71,14 +71,14 @@ const (
 // wants to know what it has.
 func exclude(metadata []byte) *object {
 	o := &object{excluded: true}
-	for r := (reader{rest: metadata}); r.next() && r.err == nil; {
-		switch r.number {
+	for f := range fieldsOf(metadata) {
+		switch f.number {
 		case fieldName:
-			o.Name = string(r.content)
+			o.Name = string(f.content())
 		case fieldNamespace:
-			o.Namespace = unique.Make(string(r.content)).Value()
+			o.Namespace = unique.Make(string(f.content())).Value()
 		case fieldResourceVersion:
-			o.version = string(r.content)
+			o.version = string(f.content())
 		}
 	}
 	return o

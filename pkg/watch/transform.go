@@ -107,8 +107,8 @@ func (t transformer) trigger(o *object, metadata []byte) time.Time {
 // stripNode leaves out the conditions above all: the kubelet renews them every few minutes.
 func stripNode(n *corev1.Node) *corev1.Node {
 	stripped := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, DeletionTimestamp: n.DeletionTimestamp},
-		Spec:       corev1.NodeSpec{PodCIDR: n.Spec.PodCIDR, PodCIDRs: n.Spec.PodCIDRs, Taints: n.Spec.Taints},
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name, DeletionTimestamp: n.DeletionTimestamp},
+		Spec:       corev1.NodeSpec{PodCIDRs: n.Spec.PodCIDRs, Taints: n.Spec.Taints},
 		Status:     corev1.NodeStatus{Addresses: n.Status.Addresses},
 	}
 	if zone, ok := n.Labels[corev1.LabelTopologyZone]; ok {
@@ -119,7 +119,7 @@ func stripNode(n *corev1.Node) *corev1.Node {
 
 func stripServiceCIDR(c *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDR {
 	return &networkingv1.ServiceCIDR{
-		ObjectMeta: metav1.ObjectMeta{Name: c.Name, UID: c.UID},
+		ObjectMeta: metav1.ObjectMeta{Name: c.Name},
 		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: c.Spec.CIDRs},
 	}
 }

@@ -37,7 +37,7 @@ func TestServiceKeepsWhatTheProxyReads(t *testing.T) {
 	vip := corev1.LoadBalancerIPModeVIP
 	kept := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "shop", Name: "web", UID: "u1", ResourceVersion: "7",
+			Namespace: "shop", Name: "web", ResourceVersion: "7",
 			CreationTimestamp: metav1.NewTime(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC).Local()),
 		},
 		Spec: corev1.ServiceSpec{
@@ -57,7 +57,7 @@ func TestServiceKeepsWhatTheProxyReads(t *testing.T) {
 		}},
 	}
 	sent := kept.DeepCopy()
-	sent.Labels = map[string]string{"app": "web"}
+	sent.UID, sent.Labels = "u1", map[string]string{"app": "web"}
 	sent.Annotations = map[string]string{"note": "long"}
 	sent.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}
 	sent.Spec.Selector = map[string]string{"app": "web"}
@@ -76,7 +76,7 @@ func TestServiceKeepsWhatTheProxyReads(t *testing.T) {
 func TestSliceKeepsWhatTheProxyReads(t *testing.T) {
 	kept := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "shop", Name: "web-1", UID: "u1", ResourceVersion: "7",
+			Namespace: "shop", Name: "web-1", ResourceVersion: "7",
 			Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
@@ -94,7 +94,7 @@ func TestSliceKeepsWhatTheProxyReads(t *testing.T) {
 		},
 	}
 	sent := kept.DeepCopy()
-	sent.Labels["app"] = "web"
+	sent.UID, sent.Labels["app"] = "u1", "web"
 	sent.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-03-01T12:00:00.5Z"}
 	sent.Endpoints[0].Addresses = append(sent.Endpoints[0].Addresses, "10.0.0.2")
 	sent.Endpoints[0].TargetRef = &corev1.ObjectReference{Name: "pod"}
@@ -116,18 +116,18 @@ func TestSliceKeepsWhatTheProxyReads(t *testing.T) {
 func TestNodeKeepsWhatTheProxyReads(t *testing.T) {
 	kept := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: "node-1", UID: "u1", ResourceVersion: "7",
+			Name: "node-1", ResourceVersion: "7",
 			Labels:            map[string]string{corev1.LabelTopologyZone: "a"},
 			DeletionTimestamp: ptr(metav1.NewTime(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC).Local())),
 		},
 		Spec: corev1.NodeSpec{
-			PodCIDR: "10.0.1.0/24", PodCIDRs: []string{"10.0.1.0/24"},
+			PodCIDRs: []string{"10.0.1.0/24"},
 			Taints: []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}},
 		},
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.10"}}},
 	}
 	sent := kept.DeepCopy()
-	sent.Labels["kubernetes.io/os"] = "linux"
+	sent.UID, sent.Spec.PodCIDR, sent.Labels["kubernetes.io/os"] = "u1", "10.0.1.0/24", "linux"
 	sent.Annotations = map[string]string{"note": "long"}
 	sent.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady}}
 	sent.Status.Images = []corev1.ContainerImage{{Names: []string{"registry.example.com/app"}}}

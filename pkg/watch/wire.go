@@ -1,8 +1,10 @@
 package watch
 
 import (
-	"encoding/binary"
 	"errors"
+	"iter"
+
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // kept says what is stored of a field of an encoded protobuf message: all of it, the first if it is repeated, or of a message
@@ -23,7 +25,7 @@ const (
 // missing here is missing everywhere.
 var (
 	keptOfService = kept{fields: []kept{
-		1: {fields: []kept{1: {how: all}, 3: {how: all}, 5: {how: all}, 8: {how: all}}}, // metadata: name, namespace, uid, creationTimestamp
+		1: {fields: []kept{1: {how: all}, 3: {how: all}, 8: {how: all}}}, // metadata: name, namespace, creationTimestamp
 		2: {fields: []kept{ // spec
 			1:  {fields: []kept{1: {how: all}, 2: {how: all}, 3: {how: all}, 5: {how: all}}}, // ports: name, protocol, port, nodePort
 			3:  {how: all},                                                                   // clusterIP
@@ -44,7 +46,7 @@ var (
 		}}}},
 	}}
 	keptOfSlice = kept{fields: []kept{
-		1: {fields: []kept{1: {how: all}, 3: {how: all}, 5: {how: all}}}, // metadata: name, namespace, uid
+		1: {fields: []kept{1: {how: all}, 3: {how: all}}}, // metadata: name, namespace
 		2: {fields: []kept{ // endpoints
 			1: {how: first}, // addresses: the API gives no meaning to the others
 			2: {how: all},   // conditions
@@ -59,22 +61,22 @@ var (
 // strip appends to a buffer what is stored of an encoded message.
 func strip(into, data []byte, keep []kept) ([]byte, error) {
 	var seen uint64
-	for r := (reader{rest: data}); r.next(); {
-		if r.err != nil {
-			return into, r.err
+	for f, err := range fieldsOf(data) {
+		if err != nil {
+			return into, err
 		}
-		if r.number >= len(keep) {
+		if int(f.number) >= len(keep) {
 			continue
 		}
-		field, bit := keep[r.number], uint64(1)<<r.number
+		stored, bit := keep[f.number], uint64(1)<<f.number
 		switch {
-		case field.how == all, field.how == first && seen&bit == 0:
-			into = append(into, r.field...)
-		case field.fields != nil:
-			into = append(into, r.tag()...)
+		case stored.how == all, stored.how == first && seen&bit == 0:
+			into = append(append(into, f.tag...), f.value...)
+		case stored.fields != nil:
+			into = append(into, f.tag...)
 			start := len(into)
 			var err error
-			if into, err = strip(into, r.content, field.fields); err != nil {
+			if into, err = strip(into, f.content(), stored.fields); err != nil {
 				return into, err
 			}
 			into = insertLength(into, start)
@@ -84,85 +86,71 @@ func strip(into, data []byte, keep []kept) ([]byte, error) {
 	return into, nil
 }
 
-// insertLength puts the length of what follows start before it.
+// insertLength inserts, at start, the length of all bytes from there to the end.
 func insertLength(b []byte, start int) []byte {
-	var length [binary.MaxVarintLen64]byte
-	n := binary.PutUvarint(length[:], uint64(len(b)-start))
-	b = append(b, length[:n]...)
-	copy(b[start+n:], b[start:len(b)-n])
-	copy(b[start:], length[:n])
+	size := len(b) - start
+	n := protowire.SizeVarint(uint64(size))
+	b = append(b, make([]byte, n)...)
+	copy(b[start+n:], b[start:start+size])
+	protowire.AppendVarint(b[:start], uint64(size))
 	return b
 }
 
 var errWire = errors.New("not an encoded protobuf message")
 
-// reader goes through the fields of an encoded message.
-type reader struct {
-	rest []byte
-	// number is that of the present field, field all of it, content what it holds if it isn't a number.
-	number         int
-	field, content []byte
-	tagLength      int
-	err            error
+// field is one field of an encoded message: its tag and its value, as they are encoded.
+type field struct {
+	number     protowire.Number
+	kind       protowire.Type
+	tag, value []byte
 }
 
-// next goes to the next field, and reports false at the end. What isn't a field sets err.
-func (r *reader) next() bool {
-	if len(r.rest) == 0 || r.err != nil {
-		return false
+// content returns the bytes of a string or a message, and nil of a number.
+func (f *field) content() []byte {
+	if f.kind != protowire.BytesType {
+		return nil
 	}
-	const variable, fixed64, bytes, fixed32 = 0, 1, 2, 5
-	tag, n := binary.Uvarint(r.rest)
-	r.number, r.tagLength = int(tag>>3), n
-	size := uint64(0)
-	if n > 0 {
-		switch tag & 7 {
-		case variable:
-			_, m := binary.Uvarint(r.rest[n:])
-			size = uint64(m)
-			if m <= 0 {
-				n = 0
+	content, _ := protowire.ConsumeBytes(f.value)
+	return content
+}
+
+// fieldsOf iterates over the fields of an encoded message. The last pair has an error if the rest is not a field. Groups, which no API
+// object uses, count as such.
+func fieldsOf(data []byte) iter.Seq2[field, error] {
+	return func(yield func(field, error) bool) {
+		for len(data) > 0 {
+			number, kind, n := protowire.ConsumeTag(data)
+			if n < 0 || kind == protowire.StartGroupType {
+				yield(field{}, errWire)
+				return
 			}
-		case fixed64:
-			size = 8
-		case fixed32:
-			size = 4
-		case bytes:
-			length, m := binary.Uvarint(r.rest[n:])
-			if n += m; m <= 0 {
-				n = 0
+			m := protowire.ConsumeFieldValue(number, kind, data[n:])
+			if m < 0 {
+				yield(field{}, errWire)
+				return
 			}
-			size = length
-		default: // groups are of another age
-			n = 0
+			if !yield(field{number, kind, data[:n], data[n : n+m]}, nil) {
+				return
+			}
+			data = data[n+m:]
 		}
 	}
-	if n <= 0 || r.number <= 0 || size > uint64(len(r.rest)-n) {
-		r.err = errWire
-		return true
-	}
-	end := n + int(size)
-	r.field, r.content, r.rest = r.rest[:end], r.rest[n:end], r.rest[end:]
-	return true
 }
 
-// tag is the beginning of the present field, which says its number and type.
-func (r *reader) tag() []byte { return r.field[:r.tagLength] }
-
 // find returns what the last field of that number in a message holds, or nil.
-func find(data []byte, number int) (content []byte) {
-	for r := (reader{rest: data}); r.next() && r.err == nil; {
-		if r.number == number {
-			content = r.content
+func find(data []byte, number protowire.Number) (content []byte) {
+	for f := range fieldsOf(data) {
+		if f.number == number {
+			content = f.content()
 		}
 	}
 	return content
 }
 
 // count returns the number of fields of that number in a message.
-func count(data []byte, number int) (n int) {
-	for r := (reader{rest: data}); r.next() && r.err == nil; {
-		if r.number == number {
+func count(data []byte, number protowire.Number) (n int) {
+	for f := range fieldsOf(data) {
+		if f.number == number {
 			n++
 		}
 	}
@@ -170,11 +158,11 @@ func count(data []byte, number int) (n int) {
 }
 
 // entry returns the value of a map's entry with a key, and whether there is one. The map is a field of that number.
-func entry(data []byte, number int, key string) (value string, ok bool) {
+func entry(data []byte, number protowire.Number, key string) (value string, ok bool) {
 	const keyField, valueField = 1, 2
-	for r := (reader{rest: data}); r.next() && r.err == nil; {
-		if r.number == number && string(find(r.content, keyField)) == key {
-			value, ok = string(find(r.content, valueField)), true
+	for f := range fieldsOf(data) {
+		if f.number == number && string(find(f.content(), keyField)) == key {
+			value, ok = string(find(f.content(), valueField)), true
 		}
 	}
 	return value, ok

@@ -2,10 +2,15 @@ package watch
 
 import (
 	"errors"
+	"go/types"
+	"path/filepath"
 	"reflect"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/go/packages"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -74,7 +79,7 @@ func TestStripping(t *testing.T) {
 func strippedService(s *corev1.Service) *corev1.Service {
 	out := s.DeepCopy()
 	out.ObjectMeta = metav1.ObjectMeta{
-		Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion, CreationTimestamp: s.CreationTimestamp,
+		Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion, CreationTimestamp: s.CreationTimestamp,
 	}
 	spec := &out.Spec
 	spec.Selector, spec.LoadBalancerIP, spec.ExternalName, spec.PublishNotReadyAddresses = nil, "", "", false
@@ -91,7 +96,7 @@ func strippedService(s *corev1.Service) *corev1.Service {
 
 func strippedSlice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	out := s.DeepCopy()
-	out.ObjectMeta = metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion}
+	out.ObjectMeta = metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, ResourceVersion: s.ResourceVersion}
 	for i := range out.Ports {
 		out.Ports[i].AppProtocol = nil
 	}
@@ -99,6 +104,90 @@ func strippedSlice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 		out.Endpoints[i] = discoveryv1.Endpoint{Addresses: e.Addresses[:1], Conditions: e.Conditions, NodeName: e.NodeName, Hints: e.Hints}
 	}
 	return out
+}
+
+// TestFieldsThatAreReadAreStored finds all fields of Services and EndpointSlices that the program reads outside of this package, and looks
+// for them in the lists of stored fields. A field that is missing there is empty for its reader.
+func TestFieldsThatAreReadAreStored(t *testing.T) {
+	known := map[string]bool{}
+	noteStored(reflect.TypeFor[corev1.Service](), keptOfService, known)
+	noteStored(reflect.TypeFor[discoveryv1.EndpointSlice](), keptOfSlice, known)
+	cfg := &packages.Config{Mode: packages.NeedName | packages.NeedFiles | packages.NeedImports | packages.NeedTypes | packages.NeedSyntax | packages.NeedTypesInfo, Dir: "../.."}
+	list, err := packages.Load(cfg, "./pkg/model", "./pkg/proxy", "./pkg/health", "./pkg/report", "./cmd/...")
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := 0
+	for _, p := range list {
+		for _, err := range p.Errors {
+			t.Fatal(err)
+		}
+		for expression, selection := range p.TypesInfo.Selections {
+			name, at := selectedField(selection), p.Fset.Position(expression.Pos())
+			if filepath.Base(at.Filename) == "declared.go" {
+				continue // it explains a Service that a command has just read from the API server
+			}
+			stored, ours := known[name]
+			if !ours {
+				continue
+			}
+			if read++; !stored {
+				t.Errorf("%s: %s is read, and missing in keptOfService or keptOfSlice", at, name)
+			}
+		}
+	}
+	if read < 30 {
+		t.Errorf("only %d fields were found", read)
+	}
+}
+
+// selectedField returns, for example, k8s.io/api/core/v1.ServiceSpec.ClusterIP. The type is that of the value before the first dot, so that
+// metadata of a Service differs from that of a Node.
+func selectedField(s *types.Selection) string {
+	of := s.Recv()
+	if p, ok := of.(*types.Pointer); ok {
+		of = p.Elem()
+	}
+	return types.TypeString(of, nil) + "." + s.Obj().Name()
+}
+
+// noteStored notes for each field of a type whether it is stored, and so on for the types of those fields of which a part is.
+func noteStored(of reflect.Type, keep kept, known map[string]bool) {
+	for of.Kind() == reflect.Slice || of.Kind() == reflect.Pointer {
+		of = of.Elem()
+	}
+	if of.Kind() != reflect.Struct {
+		return
+	}
+	for i := range of.NumField() {
+		f := of.Field(i)
+		var stored kept
+		if _, rest, ok := strings.Cut(f.Tag.Get("protobuf"), ","); ok {
+			text, _, _ := strings.Cut(rest, ",")
+			if number, err := strconv.Atoi(text); err == nil && number < len(keep.fields) {
+				stored = keep.fields[number]
+			}
+		}
+		if f.Anonymous {
+			noteEmbedded(of, f.Type, stored, known)
+			continue
+		}
+		known[of.PkgPath()+"."+of.Name()+"."+f.Name] = stored.how != 0 || stored.fields != nil
+		if stored.fields != nil {
+			noteStored(f.Type, stored, known)
+		}
+	}
+}
+
+// noteEmbedded notes the fields of an object's metadata, which are those of the object for Go.
+func noteEmbedded(of, embedded reflect.Type, keep kept, known map[string]bool) {
+	inner := map[string]bool{}
+	noteStored(embedded, keep, inner)
+	for name, stored := range inner {
+		if field, ok := strings.CutPrefix(name, embedded.PkgPath()+"."+embedded.Name()+"."); ok {
+			known[of.PkgPath()+"."+of.Name()+"."+field] = stored
+		}
+	}
 }
 
 // FuzzStrip: whatever comes is stripped to a message that can be read again, or is an error; stripping is done once and for all.
