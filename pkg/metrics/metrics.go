@@ -95,7 +95,7 @@ func (m *Metrics) registerSync(r registry) {
 	m.syncFailures = r.counters("kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
 		"Syncs that failed, and left the rules of before in force.", "ip_family")
 	m.cleanupFailures = r.counters("kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
-		"Deletions of chains no longer used that failed, to be tried again.", "ip_family")
+		"Always 0: a sync deletes unused chains itself. If it fails, kubeproxy_sync_proxy_rules_nftables_sync_failures_total counts it.", "ip_family")
 }
 
 // registerChanges makes kube-proxy's metrics of what has changed and of what the rules lack.
@@ -321,13 +321,6 @@ func (m *Metrics) Programmed(f model.Family, d time.Duration) {
 func (m *Metrics) NoLocalEndpoints(f model.Family, internal, external int) {
 	m.noLocalEndpoints.WithLabelValues("internal", f.String()).Set(float64(internal))
 	m.noLocalEndpoints.WithLabelValues("external", f.String()).Set(float64(external))
-}
-
-// CleanupFailed reports that chains no longer used could not be deleted.
-func (m *Metrics) CleanupFailed() {
-	for _, f := range m.families {
-		m.cleanupFailures.WithLabelValues(f.String()).Inc()
-	}
 }
 
 // FlowsDeleted reports one search for stale conntrack entries of a family: how long it took and how many it deleted.

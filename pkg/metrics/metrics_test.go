@@ -32,7 +32,6 @@ func everything(m *Metrics) {
 	m.Changes(2, 3)
 	m.Synced(SyncResult{Full: true, Duration: time.Second, End: end})
 	m.SyncFailed(SyncResult{Duration: time.Millisecond, End: end})
-	m.CleanupFailed()
 	m.Programmed(model.IPv4, 300*time.Millisecond)
 	m.FlowsDeleted(model.IPv4, time.Millisecond, 7)
 	m.HealthzAnswered(503)

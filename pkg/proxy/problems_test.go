@@ -3,7 +3,6 @@ package proxy
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -23,31 +22,36 @@ func reporting() (*Proxy, *[]model.Problem) {
 	return p, reported
 }
 
-// The cost of problems grows with their number, not with its square: eight times as many take about eight times as long, not 64 times.
-func TestProblemsOfOneServiceAreComparedLinearly(t *testing.T) {
-	least := func(n int) time.Duration {
-		best := time.Hour
-		for range 3 {
-			p, reported := reporting()
-			list := func(from int) (list []model.Problem) {
-				for i := range n {
-					list = append(list, model.Problem{Kind: "Service", Name: named(1), Field: fmt.Sprint(from + i)})
-				}
-				return list
-			}
-			before, now := list(0), list(n/2)
-			begin := time.Now()
-			p.reportNew(named(1), before)
-			p.reportNew(named(1), now)
-			best = min(best, time.Since(begin))
-			if len(*reported) != n+n/2 {
-				t.Fatalf("%d reports of %d problems, then as many of which half are new", len(*reported), n)
-			}
-		}
-		return best
+// manyProblems are n problems of one Service, numbered from a number on.
+func manyProblems(from, n int) (list []model.Problem) {
+	for i := range n {
+		list = append(list, model.Problem{Kind: "Service", Name: named(1), Field: fmt.Sprint(from + i)})
 	}
-	if few, many := least(2_000), least(16_000); many > 30*few {
-		t.Errorf("2,000 problems take %v, 16,000 take %v", few, many)
+	return list
+}
+
+func TestOnlyNewProblemsAreReported(t *testing.T) {
+	p, reported := reporting()
+	const n = 2_000
+	p.reportNew(named(1), manyProblems(0, n))
+	p.reportNew(named(1), manyProblems(n/2, n))
+	if len(*reported) != n+n/2 {
+		t.Errorf("%d reports of %d problems, then as many of which half are new", len(*reported), n)
+	}
+}
+
+// BenchmarkProblems compares the problems of one Service with its former ones. The time of one problem is the same for all numbers.
+func BenchmarkProblems(b *testing.B) {
+	for _, n := range []int{2_000, 16_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			before, now := manyProblems(0, n), manyProblems(n/2, n)
+			for b.Loop() {
+				p, _ := reporting()
+				p.reportNew(named(1), before)
+				p.reportNew(named(1), now)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/problem")
+		})
 	}
 }
 

@@ -193,3 +193,27 @@ func TestLoopsEnd(t *testing.T) {
 		t.Errorf("no error, but %+v", got)
 	}
 }
+
+// TestLookupsHaveWords compares the names of sets in the words of rules with the sets of the tables: a set that a rule without a comment
+// looks up has words, and all words belong to a set.
+func TestLookupsHaveWords(t *testing.T) {
+	table := planned(3, time.Hour).Tables()[0]
+	exists := map[string]bool{}
+	for _, s := range table.Sets {
+		exists[s.Name] = true
+	}
+	for name := range lookups {
+		if !exists[name] {
+			t.Errorf("there are words for %q, which is no set", name)
+		}
+	}
+	for _, ch := range table.Chains {
+		for _, r := range ch.Rules {
+			for _, x := range r.Exprs {
+				if l, ok := x.(*expr.Lookup); ok && r.Comment == "" && lookups[l.SetName] == "" {
+					t.Errorf("a rule of chain %s looks up %s: neither has words", ch.Name, l.SetName)
+				}
+			}
+		}
+	}
+}

@@ -254,6 +254,8 @@ var lookups = map[string]string{
 	plan.NodeAddressesSet: "is for an address of this node",
 	"dispatch":            "is for a Service",
 	"dispatch-allowed":    "may come in",
+	"services-restricted": "comes from an allowed source",
+	"dispatch-remember":   "the client is remembered",
 	"dispatch-local":      "policy Local tells who it is from",
 	"dispatch-pick":       "needs an endpoint",
 	"endpoints":           "draws an endpoint",
