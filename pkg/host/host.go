@@ -1,8 +1,8 @@
-// Package host asks this machine what the proxy needs to know of it.
+// Package host reads and sets the parts of this machine that the proxy depends on, other than its ruleset.
 //
-// In: the network namespace and the kernel that the process runs in.
-// Out: addresses and capabilities.
-// Never: a change.
+// In: the network namespace and the kernel that the process runs in; conntrack sysctls and oom_score_adj from the configuration.
+// Out: addresses and capabilities; sysctls that are set, and the conntrack module loaded.
+// Never: a change that the configuration or the start of a proxy does not ask for.
 package host
 
 import (

@@ -20,7 +20,7 @@ type Options struct {
 	// LocalPods tells, for each family, how traffic of this node's pods is recognised; see [Planner.SetLocalPods].
 	LocalPods [2]LocalPods
 	// AnyNodeAddress accepts node ports on every local address of the family but loopback, instead of those given to
-	// [Planner.SetNodePortAddresses].
+	// [Planner.SetNodeAddresses].
 	AnyNodeAddress [2]bool
 	// Uncounted leaves connections uncounted.
 	Uncounted bool

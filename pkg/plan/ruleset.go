@@ -153,8 +153,8 @@ func (l *layout) unclaimed(arrived bool) []nft.Rule {
 // batch replaces it may find neither the old one nor the new one.
 const unusedPort = "unused-port"
 
-// What is refused is counted in a set that packets fill, not by the elements of cluster IPs: ten thousand counters that nearly all stay
-// at 0 would take a fifth to a third of the kernel's time for a full batch. In a set that is full the rule does nothing.
+// unused are the rules of that chain. They count refused packets in a set that packets fill, not by the elements of cluster IPs: ten thousand
+// counters, of which nearly all stay at 0, would take a fifth to a third of the kernel's time for a full batch. In a full set the rule does nothing.
 func (l *layout) unused() []nft.Rule {
 	return []nft.Rule{
 		rule("a port that was replaced just then", jump("services")),

@@ -29,8 +29,7 @@ var protocols = []protocol{
 	{"ip6tables-legacy", "ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, layout6},
 }
 
-// legacyTables lists those of the tables that are there in which kube-proxy may have something. Asking for one that isn't
-// there would make it, and load a module.
+// tables lists the existing tables in which kube-proxy may have rules. Asking for a missing table would create it, and load a module.
 func (p *protocol) tables() (list []string, err error) {
 	names, err := os.ReadFile(filepath.Join("/proc/thread-self/net", p.names))
 	if errors.Is(err, os.ErrNotExist) {

@@ -3,6 +3,7 @@ package house
 import (
 	"go/ast"
 	"go/token"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -157,4 +158,90 @@ func selector(n ast.Node) string {
 		}
 	}
 	return ""
+}
+
+// docLink finds a name in brackets, with or without its package before it and a method or field after it.
+var docLink = regexp.MustCompile(`\[\*?(?:([a-z]\w*)\.)?([A-Z]\w*)(?:\.(\w+))?\]`)
+
+// TestDocLinksResolve finds links in comments to names of the project that do not exist.
+func TestDocLinksResolve(t *testing.T) {
+	names := map[string]map[string]bool{} // of each package, by its name
+	all := sources(t)
+	for _, s := range all {
+		if names[s.Name.Name] == nil {
+			names[s.Name.Name] = map[string]bool{}
+		}
+		for _, decl := range s.Decls {
+			noteNames(decl, names[s.Name.Name])
+		}
+	}
+	for _, s := range all {
+		for _, group := range s.Comments {
+			for _, link := range docLink.FindAllStringSubmatch(group.Text(), -1) {
+				of := link[1]
+				if of == "" {
+					of = s.Name.Name
+				} else if names[of] == nil {
+					continue // a package of another module
+				}
+				name := link[2]
+				if link[3] != "" {
+					name += "." + link[3]
+				}
+				if !names[of][name] {
+					t.Errorf("%s: %s leads nowhere", s.at(group), link[0])
+				}
+			}
+		}
+	}
+}
+
+// noteNames notes the names that a declaration makes, and those of methods and fields after the name of their type.
+func noteNames(decl ast.Decl, names map[string]bool) {
+	switch d := decl.(type) {
+	case *ast.FuncDecl:
+		if name := d.Name.Name; d.Recv == nil {
+			names[name] = true
+		} else {
+			names[receiver(d)+"."+name] = true
+		}
+	case *ast.GenDecl:
+		for _, spec := range d.Specs {
+			switch spec := spec.(type) {
+			case *ast.ValueSpec:
+				for _, id := range spec.Names {
+					names[id.Name] = true
+				}
+			case *ast.TypeSpec:
+				names[spec.Name.Name] = true
+				ast.Inspect(spec.Type, func(n ast.Node) bool {
+					if f, ok := n.(*ast.Field); ok {
+						for _, id := range f.Names {
+							names[spec.Name.Name+"."+id.Name] = true
+						}
+					}
+					return true
+				})
+			}
+		}
+	}
+}
+
+// TestCommentsNameTheirFunction finds comments that begin with another name than that of their function.
+func TestCommentsNameTheirFunction(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.test() {
+			continue
+		}
+		for _, decl := range s.Decls {
+			d, ok := decl.(*ast.FuncDecl)
+			if !ok || d.Doc == nil {
+				continue
+			}
+			first, _, _ := strings.Cut(strings.TrimSpace(d.Doc.Text()), " ")
+			if !strings.EqualFold(strings.Trim(first, ",:;"), d.Name.Name) {
+				t.Errorf("%s: the comment of %s begins with %q", s.at(d.Doc), d.Name.Name, first)
+			}
+		}
+	}
 }
