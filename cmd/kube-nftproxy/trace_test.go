@@ -254,7 +254,8 @@ func TestTraceNamesOthers(t *testing.T) {
 	l := newTracedLab(t)
 	nftDo(t, l, "add table inet guard; add chain inet guard pass { type filter hook forward priority 0; policy drop; }; "+
 		"add chain inet guard post { type filter hook input priority 0; policy drop; }; "+
-		"add table ip early; add chain ip early nat { type nat hook prerouting priority -110; }")
+		"add table ip early; add chain ip early nat { type nat hook prerouting priority -110; }; "+
+		"add table ip late; add chain ip late nat { type nat hook prerouting priority 0; }")
 	out, err := l.run(traceCommand(), "10.244.0.11", "10.96.0.10:80")
 	want := `
 Also on the way (not followed):
@@ -263,6 +264,15 @@ Also on the way (not followed):
 `
 	if err != nil || !strings.HasSuffix(out, want) {
 		t.Errorf("error %v, output ends otherwise (-want +got):\n%s", err, cmp.Diff(want, out))
+	}
+	out, err = l.run(traceCommand(), "10.244.0.11", "10.96.0.10:81")
+	want = `
+Also on the way (not followed):
+  chain ip early nat (hook prerouting, priority -110) may translate it first
+  chain ip late nat (hook prerouting, priority 0) may translate it first
+`
+	if !errors.Is(err, errWrong) || !strings.HasSuffix(out, want) {
+		t.Errorf("a port that is refused after all translations: error %v, output ends otherwise (-want +got):\n%s", err, cmp.Diff(want, out))
 	}
 	nftDo(t, l, "add table ip kube-nftproxy { flags dormant; }")
 	out, err = l.run(traceCommand(), "10.244.0.11", "10.96.0.10:80")

@@ -30,7 +30,7 @@ func TestWithoutItsLeaseOthersComeFirst(t *testing.T) {
 			arrive("with a lease", ours)
 			runOut()
 			arrive("without", ours)
-			run(t, "nft", fmt.Sprintf(`add table %[1]s other; add chain %[1]s other c { type nat hook prerouting priority -95; };
+			run(t, "nft", fmt.Sprintf(`add table %[1]s other; add chain %[1]s other c { type nat hook prerouting priority 0; };
 				add rule %[1]s other c meta l4proto udp dnat to %[2]s`, nf, theirs))
 			arrive("another proxy, without a lease", theirs)
 			if err := k.Renew(p); err != nil {

@@ -20,16 +20,18 @@ func TestPacketsLeaveWithTheirPriority(t *testing.T) {
 	w := newWire(t)
 	p, k := newStickyPlanner(sticky(0, 0, 1, 2, 3)), open(t)
 	sync(t, k, p, Full)
-	vip, elsewhere := ways(model.IPv4, 0)[0], netip.MustParseAddrPort("198.51.100.9:99")
+	vip := ways(model.IPv4, 0)[0]
+	elsewhere, later := netip.MustParseAddrPort("198.51.100.9:99"), netip.MustParseAddrPort("198.51.100.10:99")
 	run(t, "nft", fmt.Sprintf(`
 		table ip other {
-			chain output { type nat hook output priority -150; ip daddr %s meta l4proto udp dnat to %s; }
+			chain output { type nat hook output priority -150; ip daddr %[1]s meta l4proto udp dnat to %[3]s; }
+			chain later { type nat hook output priority -90; ip daddr %[2]s meta l4proto udp dnat to %[3]s; }
 			chain postrouting { type nat hook postrouting priority 100; ip saddr 192.0.2.0/24 masquerade; }
 		}
 		table inet look {
 			set seen { typeof meta priority; flags dynamic; }
 			chain postrouting { type filter hook postrouting priority 300; oifname "out" meta l4proto udp update @seen { meta priority }; }
-		}`, elsewhere.Addr(), pod(model.IPv4, 1)))
+		}`, elsewhere.Addr(), later.Addr(), pod(model.IPv4, 1)))
 	for _, c := range []struct {
 		name      string
 		to        netip.AddrPort
@@ -44,6 +46,7 @@ func TestPacketsLeaveWithTheirPriority(t *testing.T) {
 		{"both", vip, unix.IPPROTO_IP, unix.IP_TOS, 0x18, "0:4"},
 		{"IPv6", ways(model.IPv6, 0)[0], unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 0x10, "none"},
 		{"translated by another program", elsewhere, unix.SOL_SOCKET, unix.SO_PRIORITY, 5, "0:5"},
+		{"translated later by another program", later, unix.SOL_SOCKET, unix.SO_PRIORITY, 5, "0:5"},
 	} {
 		run(t, "nft", "flush set inet look seen")
 		for range 4 { // sockets, and so connections

@@ -12,12 +12,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Hook priorities: DNAT and masquerading stand where other software expects a service proxy to have them; what nobody has
-// translated by then is looked at once more, in a nat chain too, so that no established connection pays for it.
+// Hook priorities: DNAT and masquerading stand where other software expects a service proxy to have them. Packets that no program has
+// translated meet rules once more, in nat chains too, so that established connections have no overhead. The kernel evaluates all nat chains of a
+// hook at dstnat, in the order of their priorities, until one translates the packet.
 const (
-	dstnat     = -100
-	srcnat     = 100
-	afterwards = 10
+	dstnat      = -100
+	srcnat      = 100
+	early       = 10
+	afterOthers = 1000
 )
 
 // table builds the constant part of one family's table.
@@ -27,13 +29,13 @@ func (l *layout) table(o *Options) *nft.Table {
 			rule("", l.leased(true), jump("services"))),
 		base("output", unix.NF_INET_LOCAL_OUT, dstnat, "packets of this node",
 			rule("", l.leased(true), jump("services"))),
-		base("prerouting-unclaimed", unix.NF_INET_PRE_ROUTING, dstnat+afterwards, "arrived, and no program has translated them",
+		base("prerouting-unclaimed", unix.NF_INET_PRE_ROUTING, afterOthers, "arrived, and no program has translated them",
 			l.unclaimed(true)...),
-		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, dstnat+afterwards, "of this node, and no program has translated them",
+		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, afterOthers, "of this node, and no program has translated them",
 			l.unclaimed(false)...),
-		base("input", unix.NF_INET_LOCAL_IN, srcnat-afterwards, "packets for this node",
+		base("input", unix.NF_INET_LOCAL_IN, srcnat-early, "packets for this node",
 			rule("", hasBits(ourBit), goTo("clear-register"))),
-		base("postrouting-translated", unix.NF_INET_POST_ROUTING, srcnat-afterwards, "packets before any program masquerades them",
+		base("postrouting-translated", unix.NF_INET_POST_ROUTING, srcnat-early, "packets before any program masquerades them",
 			rule("", hasBits(ourBit), goTo("clear-register")),
 			rule("translated to a cluster IP by another program", dnatted(), in(l.clusterIPs, []nft.Field{nft.DstAddr(l.nf)}, false), countedDrop())),
 		base("postrouting", unix.NF_INET_POST_ROUTING, srcnat, "masquerading",

@@ -235,7 +235,7 @@ func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 		switch {
 		case ch.Drops:
 			list = append(list, where+" drops what it does not accept")
-		case ch.Type == "nat" && ch.Priority <= e.firstNAT(ch.Hook):
+		case ch.Type == "nat" && ch.Priority <= e.reached(ch.Hook, worlds):
 			list = append(list, where+" may translate it first")
 		case ch.Type != "nat" && ch.Uses > 0:
 			other = append(other, fmt.Sprintf("%s %s %s", ch.Family, ch.Table, ch.Name))
@@ -252,11 +252,13 @@ func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 	return list
 }
 
-// firstNAT is the priority of our first chain at a hook.
-func (e *evaluator) firstNAT(hook uint32) int32 {
-	list := chainsAt(e.table, hook)
-	if len(list) == 0 {
-		return 0
+// reached is the priority of our last chain at a hook in which a rule matched the packet on some way, or of our first chain there.
+func (e *evaluator) reached(hook uint32, worlds []*world) (priority int32) {
+	for i, ch := range chainsAt(e.table, hook) {
+		matched := func(s Step) bool { return s.Chain == ch.Name }
+		if i == 0 || slices.ContainsFunc(worlds, func(w *world) bool { return slices.ContainsFunc(w.steps, matched) }) {
+			priority = ch.Priority
+		}
 	}
-	return list[0].Priority
+	return priority
 }
