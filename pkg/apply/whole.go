@@ -155,10 +155,16 @@ func (k *Kernel) compareState(want *nft.Element) (string, error) {
 		return "", err
 	case len(list) != 1:
 		return "nothing tells what it holds", nil
-	case list[0].Comment != want.Comment:
-		return fmt.Sprintf("it holds %q, wanted is %q", list[0].Comment, want.Comment), nil
+	case list[0].Comment == want.Comment:
+		return "", nil
 	}
-	return "", nil
+	// The comments hold the key and are not shown.
+	have, err := plan.ReadState(&list[0])
+	wanted, unexpected := plan.ReadState(want)
+	if parts := have.Differs(wanted); err == nil && parts != "" {
+		return "not as wanted: " + parts, unexpected
+	}
+	return "this version cannot read what it holds", unexpected
 }
 
 // adoptSizes makes the planner's sizes those of the kernel's sets.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/dchest/siphash"
 
@@ -187,7 +188,7 @@ func (p *Planner) Elements(f func(*nft.Element)) {
 // digest of its elements that doesn't depend on their order, and where the assigning of numbers has come to.
 func (p *Planner) State(nf nft.Family) *nft.Element {
 	f := ofNFT(nf)
-	return &nft.Element{Set: p.layouts[f].state, Key: nft.Value{}.Uint32(1), Comment: p.state(f).String()}
+	return &nft.Element{Set: p.layouts[f].state, Key: nft.Value{}.Uint32(1), Comment: p.state(f).comment()}
 }
 
 func (p *Planner) state(f model.Family) State {
@@ -206,17 +207,32 @@ type State struct {
 
 const stateComment = "layout %016x key %016x%016x next %x digest %016x"
 
-// String returns the comment of the element.
-func (s State) String() string {
+// comment is that of the element. It holds the key: no log, page or command may show it.
+func (s State) comment() string {
 	return fmt.Sprintf(stateComment, s.Layout, s.Key[0], s.Key[1], s.Next, s.Digest)
 }
 
 // ReadState reads what an element says.
 func ReadState(e *nft.Element) (s State, err error) {
 	if _, err := fmt.Sscanf(e.Comment, stateComment, &s.Layout, &s.Key[0], &s.Key[1], &s.Next, &s.Digest); err != nil {
-		return s, fmt.Errorf("read state in %q: %w", e.Comment, err)
+		return s, fmt.Errorf("read state: %w", err)
 	}
 	return s, nil
+}
+
+// Differs names the parts in which a table with this state differs from one with another state, without values: "" if there are none.
+func (s State) Differs(other State) string {
+	var parts []string
+	if s.Layout != other.Layout {
+		parts = append(parts, "sets, chains or rules")
+	}
+	if s.Key != other.Key || s.Digest != other.Digest {
+		parts = append(parts, "elements")
+	}
+	if s.Next != other.Next {
+		parts = append(parts, "the next number")
+	}
+	return strings.Join(parts, ", ")
 }
 
 // digestKey is the key of digests. It is random, so that a tenant can't choose objects whose elements have the digest of others.

@@ -1,0 +1,137 @@
+package hostile
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// TestTheKeyIsNotShown reads the keys of the digests from the kernel, as root can, and looks for them in the program's log, pages and commands:
+// after a start, after a start on tables that hold other elements, and after a repair of the element that has the key.
+func TestTheKeyIsNotShown(t *testing.T) {
+	n := newNode(t, 1)
+	n.synced("bank", append(bankSlices(n.Pods[0]), bankService())...)
+	n.Kill()
+	n.flags = append(n.flags, "--control-socket", filepath.Join(t.TempDir(), "socket"), "-v", "10")
+	keys := map[string]bool{}
+	look := func(when, reason string) {
+		n.until(10*patience, reason, func() error { // the page is kept for some time
+			if text := n.get("/status/data"); !strings.Contains(text, reason) {
+				return errors.New(text)
+			}
+			return nil
+		})
+		for _, family := range []string{"ip", "ip6"} {
+			key := regexp.MustCompile(` key ([0-9a-f]{16})([0-9a-f]{16}) `).FindStringSubmatch(n.nft("list", "set", family, "kube-nftproxy", "state"))
+			if key == nil {
+				t.Fatalf("%s: no key in the state of %s", when, family)
+			}
+			for _, half := range key[1:] {
+				number, err := strconv.ParseUint(half, 16, 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				keys[half], keys[strconv.FormatUint(number, 10)] = true, true
+			}
+		}
+		outputs := n.outputs()
+		for name, text := range outputs {
+			for key := range keys {
+				if i := strings.Index(text, key); i >= 0 {
+					t.Errorf("%s, %s shows the key: ...%.200s", when, name, text[max(0, i-80):])
+				}
+			}
+		}
+		for _, name := range []string{"the log", "status", "bundle's kube-nftproxy/status.json"} {
+			if !strings.Contains(outputs[name], reason) {
+				t.Errorf("%s, %s lacks %q:\n%.3000s", when, name, reason, outputs[name])
+			}
+		}
+	}
+	n.start()
+	look("after a start", "adopted")
+	n.Kill()
+	n.put("bank", append(bankSlices(n.Pods[1]), bankService())...)
+	n.start()
+	look("after a start on other elements", "not as wanted: elements")
+	n.nft("add element ip kube-nftproxy state { 2 }; delete element ip kube-nftproxy state { 1 }")
+	look("after a repair", "this version cannot read what it holds")
+}
+
+// get returns a page of the program.
+func (n *node) get(page string) string {
+	n.Helper()
+	_, body, err := n.Get(n.Context(), "http://127.0.0.1:10249"+page)
+	if err != nil {
+		n.Fatal(err)
+	}
+	return string(body)
+}
+
+// outputs returns what the program shows, by the names of its sources. Sources that fail or say nothing fail the test.
+func (n *node) outputs() map[string]string {
+	n.Helper()
+	log, err := os.ReadFile(n.log)
+	if err != nil {
+		n.Fatal(err)
+	}
+	all := map[string]string{"the log": string(log)}
+	for _, page := range []string{"/status/data", "/status/syncs", "/status/services", "/metrics", "/configz", "/flagz", "/statusz"} {
+		all[page] = n.get(page)
+	}
+	path, err := built()
+	if err != nil {
+		n.Fatal(err)
+	}
+	socket := []string{"--control-socket", n.flags[len(n.flags)-3]}
+	for _, command := range [][]string{
+		append([]string{"status"}, socket...), append([]string{"services", "-o", "json"}, socket...),
+		append([]string{"verify", "-o", "json"}, socket...), append([]string{"bundle", "-f", "-"}, socket...),
+		{"trace", "192.0.2.100", "10.96.0.10:8443", "-o", "json"}, {"render", "-f", n.folder}, {"diff", "-f", n.folder},
+	} {
+		var out, errOut bytes.Buffer
+		cmd := n.Node.Command(n.Context(), path, command...)
+		cmd.Stdout, cmd.Stderr = &out, &errOut
+		err := cmd.Run() // some exit with 1 where something is wrong
+		if out.Len() == 0 {
+			n.Errorf("%s: %v, no output\n%s", command, err, errOut.String())
+		}
+		if command[0] == "bundle" {
+			n.unpack(all, &out)
+		}
+		all[command[0]] = out.String() + errOut.String()
+	}
+	return all
+}
+
+// unpack adds the files of an archive.
+func (n *node) unpack(all map[string]string, archive io.Reader) {
+	n.Helper()
+	z, err := gzip.NewReader(archive)
+	if err != nil {
+		n.Fatal(err)
+	}
+	r := tar.NewReader(z)
+	for {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			n.Fatal(err)
+		}
+		content, err := io.ReadAll(r)
+		if err != nil {
+			n.Fatal(err)
+		}
+		all["bundle's "+h.Name] = string(content)
+	}
+}
