@@ -381,7 +381,7 @@ func TestDiff(t *testing.T) {
 		t.Errorf("nothing differs: error %v, output:\n%s", err, out)
 	}
 	l.write(t, strings.ReplaceAll(strings.Replace(tracedManifests, "{port: 80}", "{port: 81}", 1), "internalTrafficPolicy: Local, ", ""))
-	nftDo(t, l, "insert rule ip kube-nftproxy cluster-2 counter accept\nadd table ip kube-nftproxy { set mine { type ipv4_addr; }; }")
+	nftDo(t, l, "insert rule ip kube-nftproxy endpoints-of-2 counter accept\nadd table ip kube-nftproxy { set mine { type ipv4_addr; }; }")
 	out, err := l.run(diffCommand(), args...)
 	if !errors.Is(err, errWrong) {
 		t.Errorf("error %v, want that something differs", err)
@@ -389,9 +389,9 @@ func TestDiff(t *testing.T) {
 	for _, line := range []string{
 		`- ip map services: 10.96.0.11 . tcp . 80 comment "shop/sticky" : a000:5`, `+ ip map services: 10.96.0.11 . tcp . 81 comment "shop/sticky" : a100:5`,
 		`- ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 8000:1002`, `+ ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 8000:1101`,
-		`+ ip map dispatch: 8000:101 : goto cluster-1`, `+ ip chain cluster-1`, `- ip set mine`, `- ip chain cluster-2: counter accept`,
+		`+ ip map dispatch: 8000:101 : goto endpoints-of-1`, `+ ip chain endpoints-of-1`, `- ip set mine`, `- ip chain endpoints-of-2: counter accept`,
 		`+ ip map endpoints: tcp . 8000:1000 . 0 : 10.244.1.10 . 8080`,
-		`+ ip chain cluster-1: dnat ip to meta l4proto . meta priority . numgen random mod 1 map @endpoints`,
+		`+ ip chain endpoints-of-1: dnat ip to meta l4proto . meta priority . numgen random mod 1 map @endpoints`,
 	} {
 		if !strings.Contains(out, line+"\n") {
 			t.Errorf("output lacks %q:\n%s", line, out)

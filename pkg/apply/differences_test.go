@@ -74,12 +74,12 @@ func TestDifferencesAreNamed(t *testing.T) {
 			[]string{"table ip kube-nftproxy, map services, 10.96.0.2 . tcp . 80 (default/svc-2:http): missing, should be "},
 		},
 		"a rule is gone": {
-			"flush chain ip kube-nftproxy cluster-4",
-			[]string{"table ip kube-nftproxy, chain cluster-4: is no rules, should be "},
+			"flush chain ip kube-nftproxy endpoints-of-4",
+			[]string{"table ip kube-nftproxy, chain endpoints-of-4: is no rules, should be "},
 		},
 		"a rule too many": {
-			"add rule ip kube-nftproxy cluster-4 drop",
-			[]string{"table ip kube-nftproxy, chain cluster-4: is "},
+			"add rule ip kube-nftproxy endpoints-of-4 drop",
+			[]string{"table ip kube-nftproxy, chain endpoints-of-4: is "},
 		},
 		"a base chain drops": {
 			"chain ip6 kube-nftproxy prerouting { policy drop; }",
@@ -143,7 +143,7 @@ func TestListing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"table ip kube-nftproxy {", "table ip6 kube-nftproxy {", "map services {", "chain cluster-4 {", "hook prerouting",
+	for _, want := range []string{"table ip kube-nftproxy {", "table ip6 kube-nftproxy {", "map services {", "chain endpoints-of-4 {", "hook prerouting",
 		"tcp . 8000:2000 . 1", "default/svc-2:http"} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the listing lacks %q", want)

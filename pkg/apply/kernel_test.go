@@ -239,7 +239,7 @@ func TestRestartAdoptsUnusedChains(t *testing.T) {
 			sync(t, other, again, Partial)
 		}
 		checkKernel(t, other, again)
-		if got := run(t, "nft", "list chains"); strings.Contains(got, "local-4") {
+		if got := run(t, "nft", "list chains"); strings.Contains(got, "local-endpoints-of-4") {
 			t.Errorf("chains that nothing needs are left:\n%s", got)
 		}
 		sync(t, other, again, Nothing)

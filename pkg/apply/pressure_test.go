@@ -159,7 +159,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 			f.p.Set(s.Name, nil)
 			f.sync()
 			f.p.Retire()
-			f.unheard("add chain ip kube-nftproxy foreign; add rule ip kube-nftproxy foreign jump cluster-9")
+			f.unheard("add chain ip kube-nftproxy foreign; add rule ip kube-nftproxy foreign jump endpoints-of-9")
 			f.repairedWhile("of a chain in use", func() error {
 				f.p.Retire()
 				_, err := f.k.Sync(f.p)
@@ -169,7 +169,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 				f.p.Retire()
 				f.sync()
 			}
-			if got := run(f.TB, "nft", "list chains"); strings.Contains(got, "cluster-9") || strings.Contains(got, "foreign") {
+			if got := run(f.TB, "nft", "list chains"); strings.Contains(got, "endpoints-of-9") || strings.Contains(got, "foreign") {
 				f.Errorf("chains that nobody needs are left:\n%s", got)
 			}
 		},

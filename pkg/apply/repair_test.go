@@ -247,7 +247,7 @@ func TestAServiceThatGoesLeavesNothing(t *testing.T) {
 	if diff := cmp.Diff(before, inKernel(t, k, p)); diff != "" {
 		t.Errorf("elements (-before +after a Service came and went):\n%s", diff)
 	}
-	if got := run(t, "nft", "list chains"); strings.Contains(got, "local-4") {
+	if got := run(t, "nft", "list chains"); strings.Contains(got, "local-endpoints-of-4") {
 		t.Errorf("chains of the Service that went are left:\n%s", got)
 	}
 }

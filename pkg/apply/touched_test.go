@@ -30,7 +30,7 @@ func meddle(t *testing.T, command string) {
 	t.Helper()
 	if n := strings.Count(command, "%s"); n > 0 {
 		list := run(t, "nft", "list map ip kube-nftproxy dispatch")
-		before, _, _ := strings.Cut(list, " : goto cluster-4")
+		before, _, _ := strings.Cut(list, " : goto endpoints-of-4")
 		command = strings.ReplaceAll(command, "%s", before[strings.LastIndexAny(before, " \t{")+1:])
 	}
 	run(t, "nft", command)
@@ -72,21 +72,21 @@ func TestWhatOthersTouchIsWrittenAnew(t *testing.T) {
 
 func TestARuleWithTheSameCommentIsNoticed(t *testing.T) {
 	k, p := listening(t)
-	before := run(t, "nft", "-s", "list chain ip kube-nftproxy cluster-4")
+	before := run(t, "nft", "-s", "list chain ip kube-nftproxy endpoints-of-4")
 	var number, comment string
-	for line := range strings.Lines(run(t, "nft", "-a", "list chain ip kube-nftproxy cluster-4")) {
+	for line := range strings.Lines(run(t, "nft", "-a", "list chain ip kube-nftproxy endpoints-of-4")) {
 		if rule, handle, _ := strings.Cut(line, " # handle "); strings.Contains(rule, " comment ") {
 			number = strings.TrimSpace(handle)
 			_, comment, _ = strings.Cut(rule, " comment ")
 		}
 	}
-	run(t, "nft", fmt.Sprintf("replace rule ip kube-nftproxy cluster-4 handle %s accept comment %s", number, comment))
+	run(t, "nft", fmt.Sprintf("replace rule ip kube-nftproxy endpoints-of-4 handle %s accept comment %s", number, comment))
 	heard(t, k)
 	k.Doubt()
-	if r := sync(t, k, p, Full); !strings.Contains(r.Why, "of cluster-4") {
+	if r := sync(t, k, p, Full); !strings.Contains(r.Why, "of endpoints-of-4") {
 		t.Errorf("because %q, want the rule and its chain", r.Why)
 	}
-	if after := run(t, "nft", "-s", "list chain ip kube-nftproxy cluster-4"); after != before {
+	if after := run(t, "nft", "-s", "list chain ip kube-nftproxy endpoints-of-4"); after != before {
 		t.Errorf("the chain is\n%s\nwas\n%s", after, before)
 	}
 	settled(t, k, p)
@@ -98,14 +98,14 @@ func TestARuleThatWasReplacedUnheardOf(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k, p := listening(t)
 			handle, comment := "", ""
-			for line := range strings.Lines(run(t, "nft", "-a", "list chain ip kube-nftproxy cluster-4")) {
+			for line := range strings.Lines(run(t, "nft", "-a", "list chain ip kube-nftproxy endpoints-of-4")) {
 				if rule, number, _ := strings.Cut(line, " # handle "); strings.Contains(rule, " comment ") {
 					handle = strings.TrimSpace(number)
 					_, comment, _ = strings.Cut(rule, " comment ")
 				}
 			}
 			err := k.others.deafly(func() error {
-				run(t, "nft", fmt.Sprintf("replace rule ip kube-nftproxy cluster-4 handle %s %s comment %s", handle, rule, comment))
+				run(t, "nft", fmt.Sprintf("replace rule ip kube-nftproxy endpoints-of-4 handle %s %s comment %s", handle, rule, comment))
 				return nil
 			})
 			if err != nil {
@@ -115,7 +115,7 @@ func TestARuleThatWasReplacedUnheardOf(t *testing.T) {
 			sync(t, k, p, Adopted)
 			meddled(t, k)
 			k.Doubt()
-			if r := sync(t, k, p, Full); !strings.Contains(r.Why, "the rules of chain cluster-4 do something else") {
+			if r := sync(t, k, p, Full); !strings.Contains(r.Why, "the rules of chain endpoints-of-4 do something else") {
 				t.Errorf("because %q", r.Why)
 			}
 			settled(t, k, p)

@@ -135,7 +135,7 @@ func TestElementsReadBackAsTheyWereWritten(t *testing.T) {
 	addr := netip.MustParseAddr("192.0.2.1")
 	for text, e := range map[string]Element{
 		"ip endpoints { 10.0.0.7 . tcp . 80 . 7 : 10.0.0.7 . 8080 }": *testElement(testMap(), 7),
-		"ip dispatch { 1000:3 : goto cluster-3 }":                    {Set: verdicts, Key: Value{}.Uint32(0x10000003), Chain: "cluster-3"},
+		"ip dispatch { 1000:3 : goto endpoints-of-3 }":               {Set: verdicts, Key: Value{}.Uint32(0x10000003), Chain: "endpoints-of-3"},
 		"ip dispatch { 5000:3 : jump pick-of-3 }":                    {Set: verdicts, Key: Value{}.Uint32(0x50000003), Chain: "pick-of-3", Jump: true},
 		"ip sources { 192.0.2.1 . 192.0.2.1 - 192.0.2.1 . 192.0.2.1 }": {
 			Set: sources, Key: Value{}.Addr(addr).Addr(addr), KeyEnd: Value{}.Addr(addr).Addr(addr)},

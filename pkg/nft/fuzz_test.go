@@ -119,7 +119,7 @@ func FuzzAnswers(f *testing.F) {
 
 // An element that is written is read again as it was, but for a comment that is too long for nft.
 func FuzzElement(f *testing.F) {
-	f.Add([]byte{10, 96, 0, 10}, uint8(6), uint16(80), uint32(3), "shop/web:http", "cluster-3", true)
+	f.Add([]byte{10, 96, 0, 10}, uint8(6), uint16(80), uint32(3), "shop/web:http", "endpoints-of-3", true)
 	f.Add(make([]byte, 16), uint8(255), uint16(0), uint32(0), "", "", false)
 	f.Fuzz(func(t *testing.T, address []byte, protocol uint8, port uint16, number uint32, comment, chain string, flag bool) {
 		addr, ok := netip.AddrFromSlice(address)

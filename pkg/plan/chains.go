@@ -152,8 +152,11 @@ func (p *Planner) Dispatches(f nft.Family) []*nft.Set { return p.layouts[ofNFT(f
 func (p *Planner) FoundDispatch(e *nft.Element) {
 	l := p.layouts[familyOf(e.Set)]
 	c, ok := classOf(e.Chain)
-	if c.kind >= kindRemember {
-		c.block = blockOf(e.Key.AsUint32())
+	switch word := e.Key.AsUint32(); {
+	case c.kind >= kindRemember:
+		c.block = blockOf(word)
+	case c.kind >= kindDirect && c.kind < kindPick:
+		c.kind = kindOf(word)
 	}
 	u := use{l.family, step(slices.Index(l.dispatch[:], e.Set)), c}
 	if _, known := p.uses[u]; known || !ok || l.dispatchElement(u.step, u.class) != *e {

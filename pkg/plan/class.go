@@ -20,6 +20,7 @@ import (
 const (
 	ourBit       = 0x8000_0000
 	classBits    = 0x0000_07ff
+	routeBits    = 0x0000_0700        // of a direct class
 	wordBits     = ourBit | classBits // of a word that has a class
 	portBits     = 0xffff_f800        // a number
 	affineBits   = 0xffff_0000        // a number of a service port with session affinity
@@ -51,7 +52,7 @@ func (c class) number() uint32 {
 	case c.kind >= kindPick:
 		return uint32(c.kind-kindPick)<<8 | sizeIndex(c.n)
 	case c.kind >= kindDirect:
-		return ourBit | uint32(c.kind-kindDirect+1)<<8 | sizeIndex(c.n)
+		return ourBit | c.kind.route().bits() | sizeIndex(c.n)
 	}
 	return ourBit | uint32(c.kind)
 }
@@ -77,8 +78,13 @@ func (c class) chain() string {
 	return name
 }
 
-// ofChain is the class without what its chain doesn't depend on.
-func (c class) ofChain() class { return class{kind: c.kind, n: c.n} }
+// ofChain is the class without the parts on which its chain does not depend: the block of numbers, and the route beyond its list.
+func (c class) ofChain() class {
+	if c.kind >= kindDirect && c.kind < kindPick {
+		c.kind = directKind(c.kind.route().list().route())
+	}
+	return class{kind: c.kind, n: c.n}
+}
 
 // kind is the kind of a class.
 type kind uint8
@@ -91,7 +97,8 @@ const (
 	kindExternalLocal
 	// kindAffinity looks for the client's endpoint first; the kinds of the other routes follow.
 	kindAffinity
-	// kindDirect chooses an endpoint at random, from a table of some size; the kinds of the other routes follow.
+	// kindDirect chooses an endpoint at random, from a table of some size; the kinds of the other routes follow. Routes to the same list
+	// share a chain for each size: the cost of each element of a map grows with the number of rules that look up the map.
 	kindDirect = kindAffinity + kind(routes)
 	// kindPick chooses an endpoint's id for a new client; that of the other list follows.
 	kindPick = kindDirect + kind(routes)
@@ -129,6 +136,9 @@ func (r route) list() list {
 	return listCluster
 }
 
+// bits are those of the route in a class.
+func (r route) bits() uint32 { return uint32(r+1) << 8 }
+
 // list is one of the two lists of endpoints of a service port.
 type list uint8
 
@@ -139,6 +149,9 @@ const (
 )
 
 func (l list) prefix() string { return [...]string{"", "local-"}[l] }
+
+// route is the first route to the list.
+func (l list) route() route { return [...]route{routeCluster, routeClusterLocal}[l] }
 
 func directKind(r route) kind   { return kindDirect + kind(r) }
 func affinityKind(r route) kind { return kindAffinity + kind(r) }
@@ -165,7 +178,7 @@ func (k kind) name() string {
 	case k >= kindPick:
 		return "pick-" + k.list().prefix() + "of"
 	case k >= kindDirect:
-		return k.route().String()
+		return k.route().list().prefix() + "endpoints-of"
 	case k >= kindAffinity:
 		return "affinity-" + k.route().String()
 	}
@@ -243,12 +256,13 @@ func classOf(name string) (class, bool) {
 	return class{}, false
 }
 
-// A table has a slot for each endpoint, up to exactSlots; above, its size is rounded up to the next of eight in every octave. A rule
-// that draws an empty slot draws again.
+// A table has a slot for each endpoint, up to exactSlots; above, its size is rounded up to the next of four in every octave. A rule
+// that draws an empty slot draws again. There are few sizes because each one in use costs every element of the map some 20 ns or more in a
+// commit: the kernel checks the data of an element for each rule that looks up the map.
 const (
-	exactSlots = 128
-	perOctave  = 8
-	exactBits  = 7 // exactSlots = 1 << exactBits
+	exactSlots = 16
+	perOctave  = 4
+	exactBits  = 4 // exactSlots = 1 << exactBits
 	// mostSlots is the size of the largest table.
 	mostSlots = 1 << 16
 )

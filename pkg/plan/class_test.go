@@ -10,7 +10,7 @@ func TestChainNamesLeadBackToTheirClasses(t *testing.T) {
 	}
 	numbers := map[key]class{}
 	for k := kindDirect; k < kindEnd; k++ {
-		for _, n := range []uint32{1, 10, 128, 144, 60000, 86400, 1 << 16} {
+		for _, n := range []uint32{1, 10, 16, 18, 20, 60000, 86400, 1 << 16} {
 			c := class{kind: k, n: n}
 			if k < kindRemember {
 				c.n = tableSize(min(n, mostSlots))
@@ -34,7 +34,7 @@ func TestChainNamesLeadBackToTheirClasses(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"services", "external-local", "cluster-", "cluster-x", "cluster-007", "cluster-129", "nonsense-3", "cluster-16777216",
+	for _, name := range []string{"services", "external-local", "endpoints-of-", "endpoints-of-x", "endpoints-of-007", "endpoints-of-17", "nonsense-3", "endpoints-of-16777216",
 		"remember-13", ""} {
 		if c, ok := classOf(name); ok {
 			t.Errorf("classOf(%q) = %v", name, c)
@@ -42,7 +42,7 @@ func TestChainNamesLeadBackToTheirClasses(t *testing.T) {
 	}
 }
 
-// A table is large enough, and no larger than by an eighth.
+// A table has room for all endpoints, and is larger by a quarter at most.
 func TestSizesOfTables(t *testing.T) {
 	for n := uint32(1); n <= mostSlots; n++ {
 		size := tableSize(n)

@@ -33,7 +33,7 @@ func ChainMeaning(chain string) string {
 	case c.kind >= kindPick:
 		return "a new client: " + share(c.n)
 	}
-	return c.kind.route().words() + "; " + share(c.n)
+	return c.kind.route().list().words() + "; " + share(c.n)
 }
 
 // share says how an endpoint is drawn from a table.
@@ -54,6 +54,9 @@ var meanings = map[kind]string{
 	kindFirewall:      "loadBalancerSourceRanges",
 	kindExternalLocal: "externalTrafficPolicy Local",
 }
+
+// words say which endpoints a list has.
+func (l list) words() string { return [...]string{"any endpoint", "endpoints on this node only"}[l] }
 
 // words say which endpoints a route leads to.
 func (r route) words() string {

@@ -49,6 +49,9 @@ func (l *layout) table(o *Options) *nft.Table {
 		{Name: kindReject.name(), Comment: "no endpoint: refused at once", Rules: l.reject()},
 		{Name: kindDrop.name(), Comment: "endpoints exist, but not for this traffic", Rules: []nft.Rule{rule("", countedDrop())}},
 	}
+	for ls := range lists {
+		chains = append(chains, &nft.Chain{Name: ls.fewer(), Comment: "fewer endpoints by now: the first one exists", Rules: l.first(ls)})
+	}
 	for r := range routes {
 		chains = append(chains, &nft.Chain{Name: affinityKind(r).name(), Comment: "a client stays with its endpoint", Rules: l.sticky(o, r)})
 	}
@@ -207,49 +210,57 @@ func (l *layout) classChain(o *Options, c class) *nft.Chain {
 	case c.kind >= kindPick:
 		ch.Rules = l.pick(c)
 	case c.kind >= kindDirect:
-		ch.Rules = l.direct(o, c.kind.route(), c.n)
+		ch.Rules = l.direct(o, c.kind.route().list(), c.n)
 	default:
 		panic(fmt.Sprintf("class %v has no chain of its own", c))
 	}
 	return ch
 }
 
-// draws are the sizes from which a slot of a table is drawn, until one is filled: a table of more than exactSlots has some empty ones. The
-// last is for a packet that found its class just before a batch came with fewer endpoints.
+// draws are the sizes from which a slot of a table is drawn, until one is filled: a table of more than exactSlots has some empty ones. Five
+// sixths of its slots or more are filled, so that an endpoint's share is off by a hundredth at most.
 func draws(size uint32) []uint32 {
-	switch filled := surelyFilled(size); {
-	case size == 1:
-		return []uint32{1}
-	case filled == size:
-		return []uint32{size, 1}
-	default:
-		// A table is full to eight ninths at least, so that an endpoint's share is off by little more than a thousandth.
-		return []uint32{size, size, size, filled, 1}
+	if filled := surelyFilled(size); filled < size {
+		return []uint32{size, size, size, filled}
 	}
+	return []uint32{size}
 }
 
-// fewer is the comment of a rule for a packet that found its class just before a batch came with fewer endpoints, and drew one
-// that has gone: the first one is there. undone is that of a rule for a packet whose service port has gone.
-const (
-	fewer  = "fewer by now"
-	undone = "gone by now"
-)
+// undone is the comment of a rule for a packet whose service port a batch deleted after the packet had found its class.
+const undone = "gone by now"
+
+// fewer is the chain for a packet that drew the slot of an endpoint that a batch deleted after the packet had found its class.
+func (l list) fewer() string { return "fewer-" + l.prefix() + "endpoints" }
 
 // direct: dnat to meta l4proto . meta priority . numgen random mod n map @endpoints
-func (l *layout) direct(o *Options, r route, n uint32) []nft.Rule {
-	rules := append(l.masqueradeRoute(o, r), rule("", keepBits(portBits)))
-	for _, size := range draws(n) {
-		rules = append(rules, rule(drawComment(n, size), dnat(l.nf, indexed([]nft.Field{nft.L4Proto(), nft.Priority()}, size), l.endpoints[r.list()])))
+func (l *layout) direct(o *Options, ls list, n uint32) []nft.Rule {
+	var rules []nft.Rule
+	for r := range routes {
+		for _, mark := range l.masqueradeRoute(o, r) {
+			if r.list() == ls {
+				rules = append(rules, rule(mark.Comment, hasRoute(r), mark.Exprs))
+			}
+		}
 	}
-	return append(rules, rule(undone, setPriorityTo(0)))
+	rules = append(rules, rule("", keepBits(portBits)))
+	for _, size := range draws(n) {
+		rules = append(rules, rule(drawComment(n, size), l.toEndpoint(ls, size)))
+	}
+	return append(rules, rule("", goTo(ls.fewer())))
+}
+
+// first sends a packet to the endpoint of a service port that exists as long as the service port has any.
+func (l *layout) first(ls list) []nft.Rule {
+	return []nft.Rule{rule("", l.toEndpoint(ls, 1)), rule(undone, setPriorityTo(0))}
+}
+
+func (l *layout) toEndpoint(ls list, size uint32) []expr.Any {
+	return dnat(l.nf, indexed([]nft.Field{nft.L4Proto(), nft.Priority()}, size), l.endpoints[ls])
 }
 
 func drawComment(n, size uint32) string {
-	switch {
-	case size == n:
+	if size == n {
 		return ""
-	case size == 1:
-		return fewer
 	}
 	return "an empty slot three times"
 }
@@ -273,11 +284,11 @@ func (l *layout) masqueradeRoute(o *Options, r route) []nft.Rule {
 	pods := o.LocalPods[l.family]
 	switch r {
 	case routeExternal:
-		return []nft.Rule{rule("", mark)}
+		return []nft.Rule{rule("from outside to any endpoint", mark)}
 	case routeCluster, routeClusterLocal:
 		switch {
 		case o.MasqueradeAll:
-			return []nft.Rule{rule("", mark)}
+			return []nft.Rule{rule("all traffic to cluster IPs", mark)}
 		case pods.known():
 			return []nft.Rule{rule("not from a local pod", l.localPods(pods, true), mark)}
 		}
@@ -298,6 +309,7 @@ func (l *layout) sticky(o *Options, r route) []nft.Rule {
 		rule("same endpoint, if it still serves", toBackend),
 		rule("it doesn't", hasBits(endpointBits), remember(l.affinity, saddr, dynsetDelete, expr.Dynset{})),
 		rule("pick one", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[r.list()]), dispatch(endpointBits, l.dispatch[stepPick+step(r.list())])),
+		rule("fewer by now: the first one exists", hasNoBits(endpointBits), setPriority(indexed([]nft.Field{nft.Priority()}, 1), l.slots[r.list()])),
 		rule("", hasBits(endpointBits), keepTime),
 		rule("", toBackend),
 		rule(undone, setPriorityTo(0)))

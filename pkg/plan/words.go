@@ -140,6 +140,11 @@ func hasNoBits(mask uint32) []expr.Any {
 	return append(priorityBits(reg, mask), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(0)})
 }
 
+// hasRoute: meta priority & 0:700 == ROUTE, of a word with a direct class
+func hasRoute(r route) []expr.Any {
+	return append(priorityBits(reg, routeBits), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(r.bits())})
+}
+
 // remember: update @affinity { meta priority & ffff:0 . ip saddr timeout T : meta priority }; forget is the same with delete,
 // which needs the data register too
 func remember(s *nft.Set, saddr nft.Field, op uint32, e expr.Dynset) []expr.Any {

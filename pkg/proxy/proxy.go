@@ -158,9 +158,9 @@ type Proxy struct {
 	questions chan func()
 }
 
-// retireAfter is how long a chain outlives the last element that led to it. A service that is scaled to and fro finds it
-// again, and kernels before 6.2 hold on to it for some milliseconds.
-const retireAfter = 2 * time.Second
+// retireAfter is how long a chain outlives the last element that led to it. A new chain makes the kernel walk the map that the chain looks
+// up, so a Service whose size alternates must not have one made each time. Kernels before 6.2 refer to the chain for some milliseconds.
+const retireAfter = 10 * time.Minute
 
 // renewEvery leaves room for two failures before the lease runs out.
 const renewEvery = plan.Lease / 3

@@ -122,7 +122,7 @@ func TestNodeKeepsWhatTheProxyReads(t *testing.T) {
 		},
 		Spec: corev1.NodeSpec{
 			PodCIDRs: []string{"10.0.1.0/24"},
-			Taints: []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}},
+			Taints:   []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}},
 		},
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.10"}}},
 	}

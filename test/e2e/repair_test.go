@@ -43,9 +43,9 @@ var faults = []struct{ name, command, why string }{
 	{"a base chain's policy", "add chain ip kube-nftproxy prerouting { policy drop; }", "chain prerouting"},
 	{"a base chain's priority", "flush chain ip kube-nftproxy prerouting; delete chain ip kube-nftproxy prerouting; " +
 		"add chain ip kube-nftproxy prerouting { type nat hook prerouting priority 50; }", "chain prerouting"},
-	{"a rule deleted", "delete rule ip kube-nftproxy cluster-1 handle %HANDLE%", "cluster-1"},
+	{"a rule deleted", "delete rule ip kube-nftproxy endpoints-of-1 handle %HANDLE%", "endpoints-of-1"},
 	{"a rule added", "insert rule ip kube-nftproxy services counter drop", "chain services"},
-	{"a rule replaced", "replace rule ip kube-nftproxy cluster-1 handle %HANDLE% accept comment %COMMENT%", "cluster-1"},
+	{"a rule replaced", "replace rule ip kube-nftproxy endpoints-of-1 handle %HANDLE% accept comment %COMMENT%", "endpoints-of-1"},
 	{"a set added", "add set ip6 kube-nftproxy foreign { type ipv6_addr; }", "sets instead of"},
 	{"a map emptied", "flush map ip kube-nftproxy services", "services"},
 	{"a map of another form", "flush table ip kube-nftproxy; delete set ip kube-nftproxy hairpin; " +
@@ -325,7 +325,7 @@ func (w *repaired) repair(t *testing.T, command, why string) time.Duration {
 	before := w.metrics(t)
 	logged := len(w.read())
 	if strings.Contains(command, "%") {
-		handle, comment := w.ruleOf(t, "cluster-1")
+		handle, comment := w.ruleOf(t, "endpoints-of-1")
 		number := ""
 		for _, line := range w.want {
 			if m := heads.FindStringSubmatch(line); m != nil && strings.HasPrefix(line, "ip map services: 10.96.0.10 . tcp . 80 ") {
