@@ -150,7 +150,7 @@ func TestTraceTellsTheWay(t *testing.T) {
 		{name: "a pod to a cluster IP", args: []string{"10.244.0.10", "10.96.0.10:80"}, want: `10.244.0.10 -> 10.96.0.10:80/tcp, arrives by veth-pod0
 Service port: shop/web:http
 
-a cluster IP: any endpoint; one of 2 by chance
+any endpoint; one of 2 by chance
   50 %  to 10.244.0.10:8080  masqueraded as 192.0.2.1: an endpoint that reaches itself
   50 %  to 10.244.1.10:8080  source kept: 10.244.0.10
 `},
@@ -173,9 +173,9 @@ Rules that act, on the first of these ways:
 		{name: "from outside to a node port", args: []string{"192.0.2.100", "192.0.2.1:30080"}, want: `192.0.2.100 -> 192.0.2.1:30080/tcp, arrives by eth0
 Service port: shop/web:http
 
-from outside with policy Cluster: any endpoint, masqueraded; one of 2 by chance
-  50 %  to 10.244.0.10:8080  masqueraded as 192.0.2.1: from outside: the answer has to come back this way
-  50 %  to 10.244.1.10:8080  masqueraded as 192.0.2.1: from outside: the answer has to come back this way
+any endpoint; one of 2 by chance
+  50 %  to 10.244.0.10:8080  masqueraded as 192.0.2.1: from outside: replies return by this node
+  50 %  to 10.244.1.10:8080  masqueraded as 192.0.2.1: from outside: replies return by this node
 `},
 		{name: "source ranges", args: []string{"192.0.2.100", "203.0.113.10:80"}, wrong: true, want: `192.0.2.100 -> 203.0.113.10:80/tcp, arrives by eth0
 Service port: shop/web:http

@@ -284,7 +284,7 @@ func (l *layout) masqueradeRoute(o *Options, r route) []nft.Rule {
 	pods := o.LocalPods[l.family]
 	switch r {
 	case routeExternal:
-		return []nft.Rule{rule("from outside to any endpoint", mark)}
+		return []nft.Rule{rule("from outside: replies return by this node", mark)}
 	case routeCluster, routeClusterLocal:
 		switch {
 		case o.MasqueradeAll:

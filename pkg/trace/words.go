@@ -121,14 +121,8 @@ var usuallyMissed = []string{
 
 // whyMasqueraded is the comment of what asked for it.
 func (w *world) whyMasqueraded() string {
-	if s := w.markedBy; s != nil {
-		switch {
-		case s.Comment != "":
-			return s.Comment
-		case strings.Contains(s.Chain, "external"):
-			return "from outside: the answer has to come back this way"
-		}
-		return "all traffic to cluster IPs is"
+	if w.markedBy != nil {
+		return w.markedBy.Comment
 	}
 	for _, s := range slices.Backward(w.steps) {
 		if s.Comment != "" {
