@@ -16,7 +16,7 @@ import (
 
 // allowed are the licenses that may be in the image: it does what they ask for, which is to pass on their text and to say
 // where the source is.
-var allowed = []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "MPL-2.0"}
+var allowed = []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "ISC", "MIT", "MPL-2.0"}
 
 // Files with these names hold licenses, or what has to be passed on beside them.
 var (

@@ -28,7 +28,7 @@ func TestUpgrade(t *testing.T) {
 	w.path = older
 	w.start(t)
 	w.awaitSync(t)
-	if got := nft(t, w.Node, "list map ip kube-nftproxy destinations"); !strings.Contains(got, "10.96.0.10") {
+	if got := nft(t, w.Node, "list map ip kube-nftproxy destinations"); !strings.Contains(got, "10.244.0.11") {
 		t.Fatalf("the program that should make other tables doesn't:\n%s", got)
 	}
 	pins := w.pins(t)
