@@ -172,4 +172,5 @@ func TestHashesThatCollide(t *testing.T) {
 	defer func() { hashMask = ^uint64(0) }()
 	t.Run("arrangements", TestRearrangeForgetsHistory)
 	t.Run("plans", TestAnyHistoryOfManyEndpointsEndsLikeAFreshStart)
+	t.Run("starts", TestAStartAdoptsNothingButThePlan)
 }

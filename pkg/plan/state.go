@@ -260,7 +260,7 @@ func (k digestKey) digest(e *nft.Element) uint64 {
 	b = append(b, e.Chain...)
 	b = append(b, 0)
 	b = append(b, nft.CutComment(e.Comment)...) // as it is read back
-	return siphash.Hash(k[0], k[1], b)
+	return siphash.Hash(k[0], k[1], b) & hashMask
 }
 
 // DigestOf is what an element adds to the digest of a state with this key; sums may overflow. Elements of the set of states, and
