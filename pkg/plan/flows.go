@@ -2,7 +2,6 @@ package plan
 
 import (
 	"net/netip"
-	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
@@ -35,26 +34,11 @@ func (p *Planner) Keys(f func(model.Key)) {
 	}
 }
 
-// FlowEndpoints returns the endpoints with which flows to a frontend may go on, for UDP sorted; the list is shared and must not be
-// changed. It reports false if there is no such frontend.
-func (p *Planner) FlowEndpoints(k model.Key) ([]netip.AddrPort, bool) {
-	c := p.claims[k].winner
-	switch {
-	case c.service == nil:
-		return nil, false
-	case k.Protocol == model.UDP:
-		return c.port.serving, true
+// FlowEndpoints returns the endpoints with which flows to a UDP frontend may go on, sorted; the list is shared and must not be changed. It
+// is nil if there is no such frontend.
+func (p *Planner) FlowEndpoints(k model.Key) []netip.AddrPort {
+	if c := p.claims[k].winner; c.service != nil {
+		return c.port.serving
 	}
-	for ls, l := range c.port.lists {
-		if len(l) > 0 {
-			if c.port.arranged[ls] != nil {
-				l = slices.Clone(l) // it changes in place
-			}
-			return l, true
-		}
-	}
-	return nil, true
+	return nil
 }
-
-// NodeAddresses returns the addresses of a family on which node ports are served, sorted; they must not be changed.
-func (p *Planner) NodeAddresses(f model.Family) []netip.Addr { return p.nodeAddresses[f] }

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"net/netip"
-	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -11,12 +10,8 @@ import (
 // SetNodeAddresses sets the addresses of this node on which node ports of a family are served.
 func (p *Planner) SetNodeAddresses(f model.Family, addrs []netip.Addr) {
 	l := p.layouts[f]
-	if l == nil {
+	if l == nil || p.options.AnyNodeAddress[f] { // no rule looks at the set
 		return
-	}
-	p.nodeAddresses[f] = slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare)
-	if p.options.AnyNodeAddress[f] {
-		return // no rule looks at the set
 	}
 	var elements []nft.Element
 	for _, a := range addrs {

@@ -45,9 +45,6 @@ type Planner struct {
 	// recalled are numbers that an earlier process had assigned; nil once all Services have been planned.
 	recalled *recalled
 
-	// nodeAddresses are where node ports are served.
-	nodeAddresses [2][]netip.Addr
-
 	// flows are the UDP frontends whose flows may have to go, since somebody last asked.
 	flows map[model.Key]struct{}
 

@@ -280,26 +280,6 @@ func TestAnyHistoryOfManyEndpointsEndsLikeAFreshStart(t *testing.T) {
 	}
 }
 
-// Who is told of flows' endpoints looks at them beside the loop.
-func TestFlowEndpointsStayAsTheyWere(t *testing.T) {
-	p := New(testOptions())
-	var list, want []netip.AddrPort
-	for round := range 3 {
-		s := benchService(1, 2*many, 0)
-		port := s.Ports[0]
-		port.Cluster[0] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{1, 1, 1, byte(round)}), 8080)
-		p.Set(s.Name, s)
-		if !slices.Equal(list, want) {
-			t.Errorf("round %d: a list that was handed out has changed", round)
-		}
-		list, _ = p.FlowEndpoints(port.Frontends[0].Key)
-		want = slices.Clone(list)
-	}
-	if len(list) != 2*many {
-		t.Errorf("%d endpoints, want %d", len(list), 2*many)
-	}
-}
-
 // checkFresh compares what increments have led to with what a new planner would write for the same world.
 func checkFresh(t *testing.T, p *Planner, k *fakeKernel, world map[types.NamespacedName]*model.Service) {
 	t.Helper()

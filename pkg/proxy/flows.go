@@ -94,8 +94,7 @@ func (p *Proxy) addFlows(d *conntrack.Desired, k model.Key) {
 	case !exists:
 		d.Gone(k)
 	case k.Protocol == model.UDP:
-		endpoints, _ := p.Planner.FlowEndpoints(k)
-		d.Frontend(k, endpoints)
+		d.Frontend(k, p.Planner.FlowEndpoints(k))
 		d.Restrict(k, allowed)
 	case d.Undnated || allowed != nil:
 		d.Frontend(k, nil)
