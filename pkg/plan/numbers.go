@@ -3,6 +3,7 @@ package plan
 import (
 	"math/bits"
 	"net/netip"
+	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
@@ -149,6 +150,16 @@ func (t *numbers) affine(timeout uint32) uint32 {
 		return t.blocks[recalled].take() << affineShift
 	}
 	return 0
+}
+
+// any reports whether there is a number to assign: with a timeout to a service port with affinity.
+func (t *numbers) any(timeout uint32) bool {
+	if timeout == 0 {
+		return t.others.free > 0
+	}
+	return slices.ContainsFunc(t.blocks[:], func(b block) bool {
+		return b.ring == nil || b.free == perBlock || b.timeout == timeout && b.free > 0
+	})
 }
 
 // open makes a block that of a timeout.

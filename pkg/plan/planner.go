@@ -37,6 +37,9 @@ type Planner struct {
 	// taken is the room that all Services have taken, namespaces that of each namespace.
 	taken      taken
 	namespaces map[string]*taken
+	// waiting are the Services of which a part is left out, by namespace; in those that are freed, some may have room by now.
+	waiting map[string]map[types.NamespacedName]struct{}
+	freed   map[string]struct{}
 	// ranges are elements that stand for this node and the cluster, not for a Service.
 	ranges map[*nft.Set][]nft.Element
 
@@ -68,9 +71,10 @@ type service struct {
 	// index finds the ports of a Service with many.
 	index   map[portID]*port
 	sources [2]*sources
-	// weight is the number of elements for which it takes room; left are the parts for which there is none.
+	// weight is the number of elements for which it takes room; left are the parts for which there is none, lacks the room for these.
 	weight int
 	left   []Excess
+	lacks  lacking
 }
 
 // claim is a service port's wish to be reached by a key. A cluster IP, which the API server allocates, wins over what anybody
@@ -107,6 +111,8 @@ func New(o Options) *Planner {
 		shared:     map[nft.ID]int32{},
 		lost:       map[types.NamespacedName]struct{}{},
 		namespaces: map[string]*taken{},
+		waiting:    map[string]map[types.NamespacedName]struct{}{},
+		freed:      map[string]struct{}{},
 		uses:       map[use]int{},
 		chains:     map[classKey]int{},
 		ranges:     map[*nft.Set][]nft.Element{},
@@ -190,7 +196,7 @@ func (l *layout) dispatchElement(st step, c class) nft.Element {
 
 // Set makes the named Service what s says, or removes it where s is nil.
 func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
-	old := p.services[name]
+	old, before := p.services[name], p.takenBy(name.Namespace)
 	var now *service
 	if s != nil {
 		now = p.newService(s, old)
@@ -220,16 +226,19 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.countNoLocal(old, -1)
 	p.giveBack(old, now)
 	p.weigh(old, now)
+	p.noteRoom(name, before, old, now)
 }
 
 // newService prepares a Service for the tables. What an earlier form of it had keeps its slots and numbers.
 func (p *Planner) newService(s *model.Service, old *service) *service {
 	out := &service{name: s.Name, created: s.Created, ports: make([]*port, 0, len(s.Ports))}
-	var reason string
-	if out.weight, reason = p.fits(s, old); reason != "" {
-		out.left = append(out.left, Excess{"spec", reason})
+	weight := weight(s)
+	if reason := p.lacksElements(s.Name.Namespace, weight, old); reason != "" {
+		out.leave("spec", reason)
+		out.lacks.elements = weight
 		return out
 	}
+	out.weight = weight
 	for _, sp := range s.Ports {
 		if p.layouts[sp.Family] == nil {
 			continue
@@ -242,7 +251,7 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 		for ls, endpoints := range [lists][]netip.AddrPort{sp.Cluster, sp.Local} {
 			n.arrange(before, list(ls), endpoints)
 		}
-		out.left = append(out.left, p.assign(n, before, sp.Affinity)...)
+		p.assign(out, n, before, sp.Affinity)
 		out.ports = append(out.ports, n)
 	}
 	p.assignSources(out, old)
@@ -250,9 +259,9 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 	return out
 }
 
-// assign gives a service port its number, that of its earlier form if it can, and ids to its endpoints where there is affinity. Without
-// a number to be had for a port with affinity it serves without. It returns the parts that are left out for want of a number.
-func (p *Planner) assign(n, before *port, affinity time.Duration) (left []Excess) {
+// assign gives a port of a Service its number, that of its earlier form if it can, and ids to its endpoints where there is affinity.
+// Without a number to be had for a port with affinity it serves without.
+func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 	if affinity > 0 {
 		n.timeout = timeoutClass(uint32(affinity / time.Second))
 		n.ids = before.ids
@@ -261,20 +270,21 @@ func (p *Planner) assign(n, before *port, affinity time.Duration) (left []Excess
 		}
 		if n.number = n.ids.number; n.number != 0 {
 			p.giveIDs(n, before)
-			return nil
+			return
 		}
+		s.leave("spec.sessionAffinity", fmt.Sprintf(
+			"%s port %q has no session affinity: no number is left for a service port of this namespace and timeout", n.family, n.name.Port))
+		s.lacks.affine[n.family] = n.timeout
 		n.ids, n.timeout = nil, 0
-		left = append(left, Excess{"spec.sessionAffinity", fmt.Sprintf(
-			"%s port %q has no session affinity: no number is left for a service port of this namespace and timeout", n.family, n.name.Port)})
 	}
 	if n.number = before.number; n.number != 0 && before.ids == nil {
-		return left
+		return
 	}
 	if n.number = p.number(n.id(), 0); n.number == 0 {
-		left = append(left, Excess{"spec.ports", fmt.Sprintf("%s port %q drops all connections: no number is left for a service port of this namespace",
-			n.family, n.name.Port)})
+		s.leave("spec.ports", fmt.Sprintf("%s port %q drops all connections: no number is left for a service port of this namespace",
+			n.family, n.name.Port))
+		s.lacks.number[n.family] = true
 	}
-	return left
 }
 
 // giveIDs numbers the endpoints of a service port with affinity.

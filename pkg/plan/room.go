@@ -67,6 +67,23 @@ func (p *Planner) of(namespace string) *taken {
 	return t
 }
 
+// takenBy is a copy of the room that a namespace has taken.
+func (p *Planner) takenBy(namespace string) taken {
+	if t := p.namespaces[namespace]; t != nil {
+		return *t
+	}
+	return taken{}
+}
+
+// less reports whether this is less of anything than another one.
+func (t taken) less(o *taken) bool {
+	less := t.elements < o.elements || t.ranges < o.ranges
+	for f := range t.numbers {
+		less = less || t.numbers[f] < o.numbers[f] || t.affine[f] < o.affine[f]
+	}
+	return less
+}
+
 // weight is the number of elements that a Service takes.
 func weight(s *model.Service) (n int) {
 	for _, port := range s.Ports {
@@ -79,22 +96,20 @@ func weight(s *model.Service) (n int) {
 	return n
 }
 
-// fits takes room for the elements of a Service instead of those of its earlier form. It reports false, with the reason, if there is not
-// enough.
-func (p *Planner) fits(s *model.Service, old *service) (n int, reason string) {
-	n = weight(s)
-	most, t := p.options.Room.Elements, p.of(s.Name.Namespace)
-	all, own := p.taken.elements, t.elements
+// lacksElements returns the reason why a Service of a namespace cannot take a number of elements instead of those of its earlier form; "" if it can.
+func (p *Planner) lacksElements(namespace string, n int, old *service) string {
+	most := p.options.Room.Elements
+	all, own := p.taken.elements, p.of(namespace).elements
 	if old != nil {
 		all, own = all-old.weight, own-old.weight
 	}
 	switch {
 	case own+n > most/perNamespace:
-		return 0, fmt.Sprintf("the Service is not served: it takes %d elements, the others of its namespace take %d, and a namespace has %d", n, own, most/perNamespace)
+		return fmt.Sprintf("the Service is not served: it takes %d elements, the others of its namespace take %d, and a namespace has %d", n, own, most/perNamespace)
 	case all+n > most:
-		return 0, fmt.Sprintf("the Service is not served: it takes %d elements, all others take %d, and the node has %d", n, all, most)
+		return fmt.Sprintf("the Service is not served: it takes %d elements, all others take %d, and the node has %d", n, all, most)
 	}
-	return n, ""
+	return ""
 }
 
 // weigh notes that the elements of a Service have changed.
@@ -110,15 +125,23 @@ func (p *Planner) weigh(old, now *service) {
 	}
 }
 
-// number assigns a number to something of a namespace, with a timeout to a service port with session affinity: that which it has had, if
-// it is recalled. 0 means that there is none, or that the namespace has its share.
-func (p *Planner) number(id portID, timeout uint32) (n uint32) {
+// used returns the count of numbers of a namespace, and reports whether it may have another one: with a timeout for a service port with
+// session affinity.
+func (p *Planner) used(id portID, timeout uint32) (used *int, more bool) {
 	numbers, t := p.numbers[id.family], p.of(id.name.Namespace)
 	used, most := &t.numbers[id.family], int(endOthers)
 	if timeout > 0 {
 		used, most = &t.affine[id.family], len(numbers.blocks)*perBlock
 	}
-	if *used >= most/numbersPerNamespace {
+	return used, *used < most/numbersPerNamespace
+}
+
+// number assigns a number to something of a namespace, with a timeout to a service port with session affinity: that which it has had, if
+// it is recalled. 0 means that there is none, or that the namespace has its share.
+func (p *Planner) number(id portID, timeout uint32) (n uint32) {
+	numbers := p.numbers[id.family]
+	used, more := p.used(id, timeout)
+	if !more {
 		return 0
 	}
 	if n = p.recallNumber(id, timeout); n == 0 {

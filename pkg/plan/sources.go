@@ -42,26 +42,35 @@ func (p *Planner) newSources(s *service, before *sources, port *port, ranges []m
 	if out.number == 0 {
 		out.number = p.number(sourcesID(s.name, port.family), 0)
 	}
-	most, t := p.options.Room.SourceRanges, p.of(s.name.Namespace)
+	t := p.of(s.name.Namespace)
 	if before != nil {
 		p.taken.ranges, t.ranges = p.taken.ranges-len(before.ranges), t.ranges-len(before.ranges)
 	}
 	const field, closed = "spec.loadBalancerSourceRanges", "no source is allowed: "
-	switch n := len(ranges); {
+	switch reason := p.lacksRanges(s.name.Namespace, len(ranges)); {
 	case out.number == 0:
 		out.ranges = nil
-		s.left = append(s.left, Excess{field, closed + "no number is left for the source ranges of a Service of this namespace"})
-	case t.ranges+n > most/perNamespace:
+		s.leave(field, closed+"no number is left for the source ranges of a Service of this namespace")
+		s.lacks.number[port.family] = true
+	case reason != "":
 		out.ranges = nil
-		s.left = append(s.left, Excess{field, closed + fmt.Sprintf("the Service has %d source ranges, the others of its namespace %d, and a namespace has room for %d",
-			n, t.ranges, most/perNamespace)})
-	case p.taken.ranges+n > most:
-		out.ranges = nil
-		s.left = append(s.left, Excess{field, closed + fmt.Sprintf("the Service has %d source ranges, all others %d, and the node has room for %d",
-			n, p.taken.ranges, most)})
+		s.leave(field, closed+reason)
+		s.lacks.ranges[port.family] = len(ranges)
 	}
 	p.taken.ranges, t.ranges = p.taken.ranges+len(out.ranges), t.ranges+len(out.ranges)
 	return out
+}
+
+// lacksRanges returns the reason why a Service of a namespace cannot have a number of source ranges; "" if it can.
+func (p *Planner) lacksRanges(namespace string, n int) string {
+	most, t := p.options.Room.SourceRanges, p.of(namespace)
+	switch {
+	case t.ranges+n > most/perNamespace:
+		return fmt.Sprintf("the Service has %d source ranges, the others of its namespace %d, and a namespace has room for %d", n, t.ranges, most/perNamespace)
+	case p.taken.ranges+n > most:
+		return fmt.Sprintf("the Service has %d source ranges, all others %d, and the node has room for %d", n, p.taken.ranges, most)
+	}
+	return ""
 }
 
 // sourcesID identifies the source ranges of a Service among service ports: no port has a name with a space.

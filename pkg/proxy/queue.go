@@ -282,4 +282,7 @@ func (p *Proxy) planned(names []types.NamespacedName) {
 	if p.started || p.queue.waiting() == 0 {
 		p.reportConflicts(p.Planner)
 	}
+	if p.started {
+		p.queue.push(p.Planner.TakeWaiting()) // for which there was no room on this node, and is now
+	}
 }
