@@ -3,6 +3,8 @@ package model
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -262,6 +264,32 @@ func TestLimitsOfEndpoints(t *testing.T) {
 	}
 }
 
+// TestASliceThatIsFirstByName takes the place of the last one, where there are as many slices as may be.
+func TestASliceThatIsFirstByName(t *testing.T) {
+	opts := Options{Limits: Limits{Slices: 3}}
+	stored := []Slice{&storedSlice{slice: portsSlice("a", 1, "1r")}}
+	for i, name := range []string{"b", "c", "d"} {
+		stored = append(stored, &storedSlice{slice: portsSlice(name, 1, fmt.Sprint(i+2, "r"))})
+	}
+	_, before := Rebuild(&Room{Service: *manyPorts(1)}, nil, stored[1:], here, opts)
+	got, _ := Rebuild(&Room{Service: *manyPorts(1)}, before, stored, here, opts)
+	if diff := cmp.Diff([]string{"1 2 3"}, hosts(got)); diff != "" || len(exceeded(got)) != 1 {
+		t.Errorf("limits exceeded: %v; endpoints (-want +got):\n%s", exceeded(got), diff)
+	}
+}
+
+// TestPortsThatAreLeftOutAreNoPairs: ports of a slice above their limit take no room of the pairs.
+func TestPortsThatAreLeftOutAreNoPairs(t *testing.T) {
+	s := portsSlice("a", 1, "1r 2r 3r 4r")
+	for i := range 3 {
+		s.Ports = append(s.Ports, endpointPort("p0", corev1.ProtocolTCP, int32(8081+i)))
+	}
+	got := Build(manyPorts(1), []*discoveryv1.EndpointSlice{s}, here, Options{Limits: Limits{SlicePorts: 2, Pairs: 8}})
+	if n := len(got.Ports[0].Cluster); n != 8 || !slices.Equal(exceeded(got), []string{"EndpointSlice: " + string(LimitSlicePorts)}) {
+		t.Errorf("%d endpoints, limits exceeded: %v", n, exceeded(got))
+	}
+}
+
 // TestProblemsAreBounded: some are told, the number of the others is told once, and that of an exceeded limit is told beside them.
 func TestProblemsAreBounded(t *testing.T) {
 	s := slice("a", eps("1r 2r 3r 4r 5r")...)
@@ -472,6 +500,25 @@ func TestPortsThatAreGoneLeaveNothing(t *testing.T) {
 	}
 }
 
+// TestLimitsAreDocumented: the threat model has the default limits in its tables.
+func TestLimitsAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/threat-model.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := DefaultLimits()
+	for row, n := range map[string]int{
+		"service ports of a Service": l.Ports, "load-balancer and external IPs of a Service": l.Addresses, "frontends of a Service": l.Frontends,
+		"source ranges of a Service and family": l.SourceRanges, "EndpointSlices of a Service": l.Slices, "ports of an EndpointSlice": l.SlicePorts,
+		"endpoints times ports of a Service": l.Pairs, "endpoints of a service port in one family": l.PortEndpoints, "problems reported of an object": l.Problems,
+	} {
+		number := regexp.MustCompile(`(?m)^\| ` + row + `[^|]*\| ([0-9,]+)`).FindSubmatch(page)
+		if number == nil || strings.ReplaceAll(string(number[1]), ",", "") != fmt.Sprint(n) {
+			t.Errorf("%s: the page has %s, the limit is %d", row, number, n)
+		}
+	}
+}
+
 func TestLimitsByName(t *testing.T) {
 	if got, err := LimitsOf(nil); err != nil || got != DefaultLimits() {
 		t.Errorf("without any: %+v, %v", got, err)
@@ -485,7 +532,7 @@ func TestLimitsByName(t *testing.T) {
 		`"port" is unknown: use addresses,`:               {"port": 1},
 		"limit slices is 0: it must be at least 1":        {"slices": 0},
 		"it must be at least 4 times the limit ports, 12": {"ports": 3, "frontends": 11},
-		"must be at most 65535":                           {"endpoints": 70000},
+		"must be at most 65535":                           {"endpoints": 65536},
 	} {
 		if _, err := LimitsOf(given); err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("%v: error %v, want one with %q", given, err, text)

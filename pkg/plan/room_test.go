@@ -1,0 +1,109 @@
+package plan
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// TestLimitsOfANodeAreDocumented: the threat model has them in its tables.
+func TestLimitsOfANodeAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/threat-model.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	room := DefaultRoom()
+	for row, n := range map[string]int{
+		"conflicts reported of a Service": mostConflicts, "frontends and endpoints of all Services": room.Elements, "source ranges of all Services": room.SourceRanges,
+		"service ports with session affinity": perBlock * (endBlock - firstBlock), "other service ports": endOthers - firstNumber,
+	} {
+		number := regexp.MustCompile(`(?m)^\| ` + row + `[^|]*\| ([0-9,]+)`).FindSubmatch(page)
+		if number == nil || strings.ReplaceAll(string(number[1]), ",", "") != fmt.Sprint(n) {
+			t.Errorf("%s: the page has %s, the limit is %d", row, number, n)
+		}
+	}
+	if got, err := RoomOf(map[string]int{"node-elements": 5, "node-source-ranges": 6}); err != nil || got != (Room{5, 6}) {
+		t.Errorf("by name: %+v, %v", got, err)
+	}
+	if got, err := RoomOf(nil); err != nil || got != room || (Room{}).orDefault() != room {
+		t.Errorf("without any: %+v, %v", got, err)
+	}
+}
+
+// TestAnEndpointWithAffinityIsTwoElements, so that a Service takes room for all that it adds to the tables.
+func TestAnEndpointWithAffinityIsTwoElements(t *testing.T) {
+	for affinity, want := range []int{0: 1 + 3 + 2, 1: 1 + 2*(3+2)} {
+		s := benchService(0, 3, 0)
+		s.Ports[0].Local, s.Ports[0].Affinity = s.Ports[0].Cluster[:2], 1e9*3600
+		if affinity == 0 {
+			s.Ports[0].Affinity = 0
+		}
+		if n := weight(s); n != want {
+			t.Errorf("affinity %d: %d elements, want %d", affinity, n, want)
+		}
+	}
+}
+
+// TestANamespaceHasHalfOfTheNumbers, of both kinds.
+func TestANamespaceHasHalfOfTheNumbers(t *testing.T) {
+	for timeout, all := range map[uint32]int{0: endOthers, 3600: perBlock * (endBlock - firstBlock)} {
+		p := New(testOptions())
+		id := func(namespace string) portID {
+			return portID{name: model.PortName{NamespacedName: types.NamespacedName{Namespace: namespace, Name: "s"}}}
+		}
+		used, _ := p.used(id("a"), timeout)
+		*used = all/2 - 1
+		last, none, other := p.number(id("a"), timeout), p.number(id("a"), timeout), p.number(id("b"), timeout)
+		if last == 0 || none != 0 || other == 0 || *used != all/2 {
+			t.Errorf("timeout %d: the last number of a namespace is %x, the next one %x, that of another namespace %x", timeout, last, none, other)
+		}
+		p.giveNumberBack(model.IPv4, "a", last)
+		if *used != all/2-1 || p.number(id("a"), timeout) == 0 {
+			t.Errorf("timeout %d: %d numbers are used after one was given back", timeout, *used)
+		}
+	}
+}
+
+// TestConflictsAreBounded: of one Service 20 are listed, and of the losers of one address 20 learn of another winner at once.
+func TestConflictsAreBounded(t *testing.T) {
+	for addresses, want := range map[int]int{20: 20, 21: 20, 1000: 20} {
+		p := New(testOptions())
+		var loser types.NamespacedName
+		for i := range 2 {
+			s := benchService(i, 1, 0)
+			front := s.Ports[0].Frontends[0]
+			for a := range addresses {
+				front.Kind, front.Addr = model.ExternalIP, testAddr(model.IPv4, 98, a)
+				s.Ports[0].Frontends = append(s.Ports[0].Frontends, front)
+			}
+			p.Set(s.Name, s)
+			loser = s.Name
+		}
+		if list, all := p.ConflictsOf(loser); len(list) != want || all != addresses {
+			t.Errorf("%d of %d conflicts are listed, want %d of %d", len(list), all, want, addresses)
+		}
+	}
+	p := New(testOptions())
+	for i := range 100 {
+		s := benchService(i, 1, 0)
+		front := s.Ports[0].Frontends[0]
+		front.Kind, front.Addr = model.ExternalIP, testAddr(model.IPv4, 98, 0)
+		s.Ports[0].Frontends = append(s.Ports[0].Frontends, front)
+		p.Set(s.Name, s)
+	}
+	winner, list := benchService(0, 1, 0).Name, p.TakeLosers()
+	if !slices.Contains(list, benchService(99, 1, 0).Name) {
+		t.Errorf("a loser is not among %v", list)
+	}
+	p.Set(winner, nil)
+	if n := len(p.TakeLosers()); n < 2 || n > 20+2 {
+		t.Errorf("%d Services learn of another winner, want some, and at most 20 beside both winners", n)
+	}
+}
