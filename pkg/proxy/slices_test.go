@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
@@ -29,6 +30,27 @@ func (b *bench) slow(d time.Duration) {
 func (b *bench) holds(parts ...string) bool {
 	list, _ := b.kernel.held()
 	return slices.ContainsFunc(list, func(e string) bool { return containsAll(e, parts) })
+}
+
+// A Service for which there was no room is served once another one takes less, although nothing about it has changed.
+func TestAServiceIsServedOnceThereIsRoom(t *testing.T) {
+	run(t, func(b *bench) {
+		// A namespace has room for ten elements.
+		b.Planner = plan.New(plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000, Room: plan.Room{Elements: 40}})
+		close(b.source.synced)
+		b.set(1, 9)
+		time.Sleep(10 * time.Second)
+		b.set(2, 3)
+		time.Sleep(10 * time.Second)
+		if b.holds("10.96.0.3") || len(b.problems) != 1 {
+			t.Errorf("of two Services of which one fits, the kernel holds both: %t; problems: %v", b.holds("10.96.0.3"), b.problems)
+		}
+		b.set(1, 5)
+		time.Sleep(10 * time.Second)
+		if !b.holds("10.96.0.3") || !b.holds("10.244.2.3") {
+			t.Error("there is room for both Services now, and one is still left out")
+		}
+	})
 }
 
 // A storm that takes long to plan keeps neither a small change waiting, nor a question, nor what others have broken.
