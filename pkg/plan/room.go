@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -42,12 +43,16 @@ type Excess struct {
 	Field, Reason string
 }
 
-// Excess returns the parts of the named Service that are left out.
+// Excess returns the parts of the named Service that are left out: the first of them, and the number of all others.
 func (p *Planner) Excess(name types.NamespacedName) []Excess {
-	if s := p.services[name]; s != nil {
-		return s.left
+	s := p.services[name]
+	switch {
+	case s == nil:
+		return nil
+	case s.lacks.parts > mostLeft:
+		return append(slices.Clip(s.left), Excess{"spec", fmt.Sprintf("and %d more parts for which there is no room", s.lacks.parts-mostLeft)})
 	}
-	return nil
+	return s.left
 }
 
 // taken is the room that Services have taken.

@@ -71,6 +71,24 @@ func TestANamespaceHasHalfOfTheNumbers(t *testing.T) {
 	}
 }
 
+// TestPartsThatAreLeftOutAreBounded: a Service of which very many ports find no number has 20 reasons, and the number of all others.
+func TestPartsThatAreLeftOutAreBounded(t *testing.T) {
+	for ports, want := range map[int]int{20: 20, 21: 21, 2000: 21} {
+		p := New(testOptions())
+		p.numbers[0].others.free = 0
+		s := benchService(0, 1, 0)
+		for i := 1; i < ports; i++ {
+			port := *s.Ports[0]
+			port.Name.Port = fmt.Sprint(i)
+			s.Ports = append(s.Ports, &port)
+		}
+		p.Set(s.Name, s)
+		if list := p.Excess(s.Name); len(list) != want || want == 21 && !strings.Contains(list[20].Reason, fmt.Sprintf("and %d more", ports-20)) {
+			t.Errorf("%d ports without a number: %d reasons, want %d; the last is %v", ports, len(list), want, list[len(list)-1])
+		}
+	}
+}
+
 // TestConflictsAreBounded: of one Service 20 are listed, and of the losers of one address 20 learn of another winner at once.
 func TestConflictsAreBounded(t *testing.T) {
 	for addresses, want := range map[int]int{20: 20, 21: 20, 1000: 20} {

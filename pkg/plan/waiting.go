@@ -11,14 +11,23 @@ import (
 // lacking is the room that there was not for parts of a Service: for a number of elements; in a family for a number of source ranges, for
 // the number of a service port or of source ranges, and for that of a service port with a timeout of session affinity.
 type lacking struct {
+	// parts is the number of these parts.
+	parts    int
 	elements int
 	ranges   [2]int
 	number   [2]bool
 	affine   [2]uint32
 }
 
+// mostLeft is how many parts of one Service that are left out are listed; one more tells the number of the others.
+const mostLeft = 20
+
 // leave notes that a part of a Service is left out.
-func (s *service) leave(field, reason string) { s.left = append(s.left, Excess{field, reason}) }
+func (s *service) leave(field, reason string) {
+	if s.lacks.parts++; s.lacks.parts <= mostLeft {
+		s.left = append(s.left, Excess{field, reason})
+	}
+}
 
 // fits reports whether there is room by now for a part of a Service that is left out.
 func (p *Planner) fits(s *service) bool {
@@ -38,7 +47,7 @@ func (p *Planner) fits(s *service) bool {
 // noteRoom notes whether a Service waits for room, and whether another one may have some now: because this one takes less than before, or
 // because it had to wait and has found some.
 func (p *Planner) noteRoom(name types.NamespacedName, before taken, old, now *service) {
-	list, waits, waited := p.waiting[name.Namespace], now != nil && len(now.left) > 0, old != nil && len(old.left) > 0
+	list, waits, waited := p.waiting[name.Namespace], now != nil && now.lacks.parts > 0, old != nil && old.lacks.parts > 0
 	switch {
 	case waits && list == nil:
 		p.waiting[name.Namespace] = map[types.NamespacedName]struct{}{name: {}}
@@ -49,7 +58,7 @@ func (p *Planner) noteRoom(name types.NamespacedName, before taken, old, now *se
 	case waited:
 		delete(list, name)
 	}
-	if len(p.waiting) > 0 && (waited && (!waits || len(now.left) < len(old.left)) || p.takenBy(name.Namespace).less(&before)) {
+	if len(p.waiting) > 0 && (waited && (!waits || now.lacks.parts < old.lacks.parts) || p.takenBy(name.Namespace).less(&before)) {
 		p.freed[name.Namespace] = struct{}{}
 	}
 }

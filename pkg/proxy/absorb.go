@@ -142,8 +142,9 @@ func (p *Proxy) absorbService(name types.NamespacedName, s *model.Service) {
 		p.observe(name, s)
 	}
 	p.Planner.Set(name, s)
+	problems = slices.Clip(problems) // which are the Service's
 	for _, e := range p.Planner.Excess(name) {
-		problems = append(slices.Clip(problems), model.Problem{Kind: "Service", Name: name, Field: e.Field, Reason: e.Reason})
+		problems = append(problems, model.Problem{Kind: "Service", Name: name, Field: e.Field, Reason: e.Reason})
 	}
 	p.reportNew(name, problems)
 }
