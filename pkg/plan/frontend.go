@@ -82,7 +82,7 @@ func (p *port) backends(other *port, ls list) []netip.AddrPort {
 
 // keepIDs takes the ids back from endpoints that only the port's earlier form had.
 func (p *port) keepIDs(before *port) {
-	if p.arranged == [lists]*arrangement{} {
+	if !p.searchable() {
 		p.ids.keep(p.lists[:]...)
 		return
 	}
@@ -93,6 +93,16 @@ func (p *port) keepIDs(before *port) {
 			}
 		}
 	}
+}
+
+// searchable reports whether some list changes in place, and no long one would have to be searched from its beginning.
+func (p *port) searchable() bool {
+	for ls, a := range p.arranged {
+		if a == nil && len(p.lists[ls]) > many {
+			return false
+		}
+	}
+	return p.arranged != [lists]*arrangement{}
 }
 
 // has tells whether one of the lists has an endpoint.

@@ -7,6 +7,9 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 func endpoints(r *rand.Rand, n int) []netip.AddrPort {
@@ -173,4 +176,37 @@ func TestHashesThatCollide(t *testing.T) {
 	t.Run("arrangements", TestRearrangeForgetsHistory)
 	t.Run("plans", TestAnyHistoryOfManyEndpointsEndsLikeAFreshStart)
 	t.Run("starts", TestAStartAdoptsNothingButThePlan)
+}
+
+// TestIDsOfManyEndpointsAreKeptLinearly: where very many endpoints of a port with affinity are in groups and some of them are on this node, a
+// change costs about eight times as much with eight times as many, not 64 times.
+func TestIDsOfManyEndpointsAreKeptLinearly(t *testing.T) {
+	const few, ports = 1500, 80 // of which one has endpoints: more than compete with each other
+	least := func(n int) time.Duration {
+		p := New(testOptions())
+		p.Track()
+		best := time.Hour
+		for round := range 6 {
+			s := benchService(0, n, round)
+			port := s.Ports[0]
+			port.Affinity, port.Cluster = time.Hour, sorted(port.Cluster)
+			port.Local = port.Cluster[:many+50+round]
+			for i := 1; i < ports; i++ {
+				s.Ports = append(s.Ports, &model.ServicePort{Name: model.PortName{Port: fmt.Sprint(i)}})
+			}
+			begin := time.Now()
+			p.Set(s.Name, s)
+			if round > 1 { // the list of this node is changed in place from here on
+				best = min(best, time.Since(begin))
+			}
+			p.Take()
+		}
+		return best
+	}
+	if n := scoredOf(ports); n >= few || n < many+60 {
+		t.Fatalf("%d endpoints compete with each other", n)
+	}
+	if some, all := least(few), least(8*few); all > 20*some {
+		t.Errorf("%d endpoints take %v, 8 times as many %v", few, some, all)
+	}
 }
