@@ -191,18 +191,21 @@ func (p *Planner) noteLosers(l *losers) {
 	}
 }
 
-// TakeLosers returns the Services of which what they have lost to others may have changed since the last call.
-func (p *Planner) TakeLosers() []types.NamespacedName {
-	if len(p.lost) == 0 {
-		return nil
-	}
-	names := make([]types.NamespacedName, 0, len(p.lost))
+// mostLosers is how many Services one call returns: one address that changes hands may be lost by very many.
+const mostLosers = 100
+
+// TakeLosers returns some of the Services of which what they have lost to others may have changed since they were last returned. More
+// reports whether there are others.
+func (p *Planner) TakeLosers() (names []types.NamespacedName, more bool) {
 	for name := range p.lost {
+		if len(names) == mostLosers {
+			break
+		}
 		names = append(names, name)
+		delete(p.lost, name)
 	}
-	clear(p.lost)
 	slices.SortFunc(names, model.CompareNames)
-	return names
+	return names, len(p.lost) > 0
 }
 
 // mostConflicts is how many conflicts of one Service are listed.

@@ -390,14 +390,14 @@ func TestOlderServiceWinsAndTheOtherTakesOver(t *testing.T) {
 	if got, all := p.ConflictsOf(younger.Name); all != 1 || got[0].Winner.Name != "b-older" || got[0].Loser.Name != "a-younger" {
 		t.Errorf("conflicts: %+v, want b-older to win over a-younger", got)
 	}
-	if got := p.TakeLosers(); !slices.Contains(got, younger.Name) {
+	if got, _ := p.TakeLosers(); !slices.Contains(got, younger.Name) {
 		t.Errorf("losers are %v", got)
 	}
 	if got := owner(); got != "default/b-older:0" || p.Conflicts() != 1 {
 		t.Errorf("after the older one came: owner is %q, %d conflicts", got, p.Conflicts())
 	}
 	p.Set(older.Name, nil)
-	if got := p.TakeLosers(); !slices.Contains(got, younger.Name) {
+	if got, _ := p.TakeLosers(); !slices.Contains(got, younger.Name) {
 		t.Errorf("after the winner went, losers are %v", got)
 	}
 	if got := owner(); got != "default/a-younger:0" || p.Conflicts() != 0 {

@@ -64,7 +64,7 @@ func TestFreedRoomIsUsed(t *testing.T) {
 		quantity string
 		// first and second want more than there is, less leaves enough.
 		first, second, less int
-		// namespaces are those of Services that take a share of the node's room together, and leave first as much as it takes.
+		// others is the number of namespaces of other Services, each of which takes a quarter of the node's room.
 		others int
 	}{
 		"elements of a namespace":      {"elements", 6, 5, 5, 0},
@@ -110,10 +110,12 @@ func TestFreedRoomIsUsed(t *testing.T) {
 				t.Errorf("%d Services are planned again although no room has become free", n)
 			}
 			if tc.less > 0 {
-				c.set(tc.quantity, "a", 1, tc.first+1) // is left out itself, or takes more
+				c.set(tc.quantity, "a", 1, tc.first+1)
 				c.set(tc.quantity, "a", 1, tc.first)
+				if n := c.again(); n != 0 || len(c.freed) != 0 {
+					t.Errorf("%d Services are planned again although less room has become free than they take", n)
+				}
 			}
-			c.again()
 			c.set(tc.quantity, "a", 1, tc.less)
 			if n := c.again(); n != 1 || len(c.Excess(second)) != 0 {
 				t.Errorf("%d Services are planned again, %v of the second is left out", n, c.Excess(second))

@@ -22,7 +22,8 @@ type problemBook struct {
 	// total is the sum of objects, changed whether it has changed since it was last shown.
 	total   [len(objectKinds)]int
 	changed bool
-	// conflicts are those that each losing Service has.
+	// more says that conflicts are still to be reported; conflicts are those that each losing Service has.
+	more      bool
 	conflicts map[types.NamespacedName]map[model.Problem]struct{}
 }
 
@@ -95,13 +96,16 @@ var fieldOf = [...]string{
 
 // claims tell of frontends that more than one Service claims; see [plan.Planner].
 type claims interface {
-	TakeLosers() []types.NamespacedName
+	TakeLosers() (names []types.NamespacedName, more bool)
 	ConflictsOf(loser types.NamespacedName) (list []plan.Conflict, all int)
 }
 
-// reportConflicts reports the frontends that Services claim and others have, once for as long as that holds.
+// reportConflicts reports the frontends that Services claim and others have, once for as long as that holds. Where there are very many, the
+// next sync reports more.
 func (p *Proxy) reportConflicts(c claims) {
-	for _, loser := range c.TakeLosers() {
+	losers, more := c.TakeLosers()
+	p.problems.more = more
+	for _, loser := range losers {
 		list, all := c.ConflictsOf(loser)
 		before := p.problems.conflicts[loser]
 		if all == 0 {

@@ -89,12 +89,12 @@ func TestObjectsWithProblemsAreCounted(t *testing.T) {
 // fakeClaims are conflicts by the Service that loses them.
 type fakeClaims map[types.NamespacedName]int
 
-func (c fakeClaims) TakeLosers() []types.NamespacedName {
+func (c fakeClaims) TakeLosers() (names []types.NamespacedName, more bool) {
 	set := map[types.NamespacedName]struct{}{}
 	for name := range c {
 		set[name] = struct{}{}
 	}
-	return sortedNames(set)
+	return sortedNames(set), false
 }
 
 func (c fakeClaims) ConflictsOf(loser types.NamespacedName) (list []plan.Conflict, all int) {

@@ -471,7 +471,7 @@ func (p *Proxy) sync(ctx context.Context) {
 			p.send(ctx, start, planned)
 		}
 	}
-	if p.queue.waiting() > 0 {
+	if p.queue.waiting() > 0 || p.problems.more {
 		p.Schedule.Urgent()
 	}
 }

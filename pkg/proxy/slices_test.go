@@ -360,3 +360,20 @@ func TestOneThatStandsByCommitsNothing(t *testing.T) {
 		}
 	})
 }
+
+// Of very many Services that claim one address, each that loses is told, some with each sync.
+func TestVeryManyLosersAreTold(t *testing.T) {
+	run(t, func(b *bench) {
+		const all = 250
+		for i := range all {
+			b.set(1+i, 1, func(svc *corev1.Service) { svc.Spec.ExternalIPs = []string{"192.0.2.77"} })
+		}
+		close(b.source.synced)
+		time.Sleep(5 * time.Second)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if n := len(b.problems); n != all-1 {
+			t.Errorf("%d Services are told, want %d", n, all-1)
+		}
+	})
+}
