@@ -178,35 +178,28 @@ func TestHashesThatCollide(t *testing.T) {
 	t.Run("starts", TestAStartAdoptsNothingButThePlan)
 }
 
-// TestIDsOfManyEndpointsAreKeptLinearly: where very many endpoints of a port with affinity are in groups and some of them are on this node, a
-// change costs about eight times as much with eight times as many. It was 200 times as much when one list was searched for each endpoint.
-func TestIDsOfManyEndpointsAreKeptLinearly(t *testing.T) {
-	const few, ports = 1500, 80 // of which one has endpoints: more than compete with each other
-	least := func(n int) time.Duration {
-		p := New(testOptions())
-		p.Track()
-		best := time.Hour
-		for round := range 6 {
-			s := benchService(0, n, round)
-			port := s.Ports[0]
-			port.Affinity, port.Cluster = time.Hour, sorted(port.Cluster)
-			port.Local = port.Cluster[:many+50+round]
-			for i := 1; i < ports; i++ {
-				s.Ports = append(s.Ports, &model.ServicePort{Name: model.PortName{Port: fmt.Sprint(i)}})
+// BenchmarkIDsOfManyEndpoints changes the endpoints of a port with affinity, where very many endpoints are in groups and some of them are on this
+// node. The time of one endpoint does not grow with their number.
+func BenchmarkIDsOfManyEndpoints(b *testing.B) {
+	const ports = 80 // one of them has endpoints: more than compete with each other
+	for _, n := range []int{1500, 12000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			p := New(testOptions())
+			p.Track()
+			for round := 0; b.Loop(); round++ {
+				b.StopTimer()
+				s := benchService(0, n, round)
+				port := s.Ports[0]
+				port.Affinity, port.Cluster = time.Hour, sorted(port.Cluster)
+				port.Local = port.Cluster[:many+50+round%8]
+				for i := 1; i < ports; i++ {
+					s.Ports = append(s.Ports, &model.ServicePort{Name: model.PortName{Port: fmt.Sprint(i)}})
+				}
+				b.StartTimer()
+				p.Set(s.Name, s)
+				p.Take()
 			}
-			begin := time.Now()
-			p.Set(s.Name, s)
-			if round > 1 { // the list of this node is changed in place from here on
-				best = min(best, time.Since(begin))
-			}
-			p.Take()
-		}
-		return best
-	}
-	if n := scoredOf(ports); n >= few || n < many+60 {
-		t.Fatalf("%d endpoints compete with each other", n)
-	}
-	if some, all := least(few), least(8*few); all > 60*some {
-		t.Errorf("%d endpoints take %v, 8 times as many %v", few, some, all)
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/endpoint")
+		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -363,6 +364,9 @@ func (b *bench) check(t *testing.T) {
 	fresh.Elements(func(e *nft.Element) { want = append(want, e.String()) })
 	slices.Sort(want)
 	got, _ := b.kernel.held()
+	got = slices.DeleteFunc(got, func(e string) bool { // an unused class stays until its chain is retired
+		return strings.Contains(e, " dispatch") && !slices.Contains(want, e)
+	})
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("elements (-want +in the kernel):\n%s", diff)
 	}

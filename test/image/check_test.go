@@ -87,7 +87,7 @@ func checkConfig(t *testing.T, i *oneImage, arch string) {
 	const oci = "org.opencontainers.image."
 	labels := map[string]string{
 		oci + "title": "kube-nftproxy", oci + "description": "Kubernetes Services on a node by native nftables, in the place of kube-proxy",
-		oci + "licenses": "Apache-2.0 AND BSD-3-Clause AND ISC AND MIT", oci + "created": "2023-11-14T22:13:20Z",
+		oci + "licenses": "Apache-2.0 AND BSD-3-Clause AND CC0-1.0 AND ISC AND MIT", oci + "created": "2023-11-14T22:13:20Z",
 		oci + "source":        "https://github.com/kube-nftproxy/kube-nftproxy",
 		oci + "documentation": "https://github.com/kube-nftproxy/kube-nftproxy/tree/main/docs",
 		oci + "version":       version, oci + "revision": revision, "io.github.kube-nftproxy.go-version": goVersion(t),
