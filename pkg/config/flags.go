@@ -28,41 +28,41 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 
 func (o *Options) addGeneral(fs *pflag.FlagSet) {
 	c := o.Config
-	fs.StringVar(&o.File, "config", "", "Path of a KubeProxyConfiguration file. Where it is given, it replaces the flags that have a field in it.")
-	fs.StringVar(&o.WriteTo, "write-config-to", "", "Write the configuration that flags or file lead to, to this file, and end.")
-	fs.BoolVar(&o.Cleanup, "cleanup", false, "Remove the rules of this program and of kube-proxy, whatever its mode, and end.")
-	fs.BoolVar(&o.InitOnly, "init-only", false, "Do what needs more privileges than CAP_NET_ADMIN, and end.")
-	fs.Var(cliflag.NewMapStringBool(&c.FeatureGates), "feature-gates", "Feature gates of kube-proxy, as Name=true,Name=false. Those that are about something that isn't done here are accepted.")
-	fs.StringVar(&o.hostname, "hostname-override", "", "Name of this Node, if it isn't the host's name.")
-	fs.Var(&address{to: &c.BindAddress, kind: "ip"}, "bind-address", "Address to take for the Node's primary one; nothing is bound to it.")
-	fs.StringVar(&o.Manifests, "manifests", "", "Folder of Service, EndpointSlice, Node and ServiceCIDR manifests (YAML or JSON) to serve instead of an API server's. Changes are followed.")
+	fs.StringVar(&o.File, "config", "", "Path of a KubeProxyConfiguration file. The file overrides all flags that have a field in it.")
+	fs.StringVar(&o.WriteTo, "write-config-to", "", "Write the resulting configuration to this file, then exit.")
+	fs.BoolVar(&o.Cleanup, "cleanup", false, "Remove the rules of this program and of kube-proxy, in any mode, then exit.")
+	fs.BoolVar(&o.InitOnly, "init-only", false, "Set the conntrack sysctls, which need more privileges than CAP_NET_ADMIN, then exit (for an init container).")
+	fs.Var(cliflag.NewMapStringBool(&c.FeatureGates), "feature-gates", "Feature gates of kube-proxy, as Name=true,Name=false. Gates that do not apply to this program are accepted and ignored.")
+	fs.StringVar(&o.hostname, "hostname-override", "", "Name of this Node, if it differs from the host name.")
+	fs.Var(&address{to: &c.BindAddress, kind: "ip"}, "bind-address", "Primary address of this Node, instead of the address in the Node object. The program does not listen on it.")
+	fs.StringVar(&o.Manifests, "manifests", "", "Folder of Service, EndpointSlice, Node and ServiceCIDR manifests (YAML or JSON) to serve instead of the objects of an API server. The program watches it for changes.")
 }
 
 func (o *Options) addAPI(fs *pflag.FlagSet) {
 	c := &o.Config.ClientConnection
-	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "Path of the kubeconfig file with the API server's address and credentials. Without it and --master, those of the pod are used.")
-	fs.StringVar(&o.Master, "master", "", "Address of the API server; overrides that of the kubeconfig file.")
+	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "Path of the kubeconfig file with the address and credentials of the API server. Default: the address and credentials of the pod.")
+	fs.StringVar(&o.Master, "master", "", "Address of the API server; overrides the address in the kubeconfig file.")
 	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType, "Content type of requests to the API server.")
 	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "Requests per second to the API server.")
-	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "Requests to the API server that may come at once.")
-	fs.DurationVar(&o.Config.ConfigSyncPeriod.Duration, "config-sync-period", o.Config.ConfigSyncPeriod.Duration, "Accepted and without effect: what the API server sends is handled once, and there is nothing to compare it with.")
+	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "Requests that may be sent to the API server at once.")
+	fs.DurationVar(&o.Config.ConfigSyncPeriod.Duration, "config-sync-period", o.Config.ConfigSyncPeriod.Duration, "Accepted and ignored: the program keeps no second copy of the objects to resync.")
 }
 
 func (o *Options) addProxying(fs *pflag.FlagSet) {
 	c := o.Config
-	fs.Var(&word{(*string)(&c.Mode), "ProxyMode"}, "proxy-mode", "Which of kube-proxy's modes to stand in for: iptables, ipvs or nftables. nftables does the work in any case; the mode says on which addresses node ports are served by default.")
-	fs.Var(&word{(*string)(&c.DetectLocalMode), "LocalMode"}, "detect-local-mode", "How traffic of pods is recognised: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix.")
-	fs.StringVar(&o.clusterCIDR, "cluster-cidr", "", "Prefixes of the cluster's pods, one for each IP family at most, separated by a comma. Traffic to cluster IPs from elsewhere is masqueraded.")
-	fs.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "The bridge that pods come in by, with --detect-local-mode=BridgeInterface.")
-	fs.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "How the names of pods' interfaces begin, with --detect-local-mode=InterfaceNamePrefix.")
+	fs.Var(&word{(*string)(&c.Mode), "ProxyMode"}, "proxy-mode", "Mode of kube-proxy to replace: iptables, ipvs or nftables. The program always uses nftables; the mode selects the addresses on which it serves node ports by default.")
+	fs.Var(&word{(*string)(&c.DetectLocalMode), "LocalMode"}, "detect-local-mode", "How to recognise traffic of local pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix.")
+	fs.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDRs of the cluster's pods, at most one for each IP family, separated by a comma. Traffic to cluster IPs from other sources is masqueraded.")
+	fs.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "Bridge to which pods are attached, with --detect-local-mode=BridgeInterface.")
+	fs.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "Prefix of the names of pod interfaces, with --detect-local-mode=InterfaceNamePrefix.")
 	fs.BoolVar(&o.LockTables, "lock-tables", false, "Keep other programs from changing the tables while this one runs, and a flush of the ruleset from deleting them (Linux 6.9; the nft command of version 1.0.6 crashes when it lists such tables, 1.1.3 doesn't). Without it they are repaired.")
 	fs.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "Masquerade all traffic to cluster IPs.")
-	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit, "Bit of the packet mark that asks for masquerading, for other modes than nftables, 0 to 31.")
-	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "Prefixes of the local addresses on which node ports are served, or \"primary\" for the Node's primary address of each family. Default: primary in mode nftables, otherwise all but loopback.")
+	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit, "Bit of the packet mark that requests masquerading, 0 to 31, in modes other than nftables.")
+	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "CIDRs of the local addresses on which node ports are served, or \"primary\" for the Node's primary address of each family. Default: primary in mode nftables, otherwise all addresses except loopback.")
 }
 
 func (o *Options) addSyncing(fs *pflag.FlagSet) {
-	const every, least = "How often the tables are checked, and the longest time before a failed sync is tried again", "Least time between two syncs. The first change after a quiet time is not held up"
+	const every, least = "Interval at which the tables are checked, and longest delay before a failed sync is retried", "Minimum time between two syncs. The first change after a quiet period is synced immediately"
 	fs.DurationVar(&o.periods.sync, "sync-period", o.periods.sync, every+".")
 	fs.DurationVar(&o.periods.min, "min-sync-period", o.periods.min, least+".")
 	fs.DurationVar(&o.iptables.sync, "iptables-sync-period", o.iptables.sync, "The same as --sync-period, unless the mode is ipvs.")
@@ -75,16 +75,16 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 	c := o.Config
 	fs.Var(&address{to: &c.HealthzBindAddress, kind: "ipport"}, "healthz-bind-address", "Address of /healthz and /livez; empty for none.")
 	fs.Var(&address{to: &c.MetricsBindAddress, kind: "ipport"}, "metrics-bind-address", "Address of /metrics; empty for none.")
-	fs.IntVar(&o.MetricsServices, "metrics-services", o.MetricsServices, "How many ports of Services, the busiest, have series of their own among the metrics; 0 for none. All are in the totals.")
-	fs.StringToIntVar(&o.Limits, "limits", o.Limits, "Limits that are not the default ones, as name=number. Of one Service: ports, addresses, frontends, source-ranges, slices, slice-ports, pairs (of endpoints and ports), endpoints (of a port), problems. Of all Services of the node: node-elements, node-source-ranges; one namespace may take a quarter of these. A Service above a limit loses the excess, with an Event.")
-	fs.BoolVar(&o.CountConnections, "count-connections", o.CountConnections, "Count connections to each port of a Service. It costs 16 bytes for every frontend and possible CPU. Without it, the metrics about connections are missing.")
-	fs.BoolVar(&o.CountEndpoints, "count-endpoints", false, "Count connections to each endpoint, not only to each port of a Service. It costs memory and time for every endpoint.")
-	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "End if one of these addresses can't be bound, instead of trying again.")
+	fs.IntVar(&o.MetricsServices, "metrics-services", o.MetricsServices, "Number of service ports with their own series in the metrics, busiest first; 0 for none. The totals include all.")
+	fs.StringToIntVar(&o.Limits, "limits", o.Limits, "Limits that differ from the defaults, as name=number. Of one Service: ports, addresses, frontends, source-ranges, slices, slice-ports, pairs (of endpoints and ports), endpoints (of a port), problems. Of all Services on the node: node-elements, node-source-ranges; one namespace may use a quarter of these. The excess of a Service above a limit is not programmed, and reported with an Event.")
+	fs.BoolVar(&o.CountConnections, "count-connections", o.CountConnections, "Count connections to each service port, at the cost of 16 bytes for each frontend and possible CPU. If false, there are no metrics of connections.")
+	fs.BoolVar(&o.CountEndpoints, "count-endpoints", false, "Count connections to each endpoint, not only to each service port, at the cost of memory and time for each endpoint.")
+	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "Exit if one of these addresses cannot be bound, instead of retrying.")
 	fs.BoolVar(&c.EnableProfiling, "profiling", false, "Serve /debug/pprof and /debug/flags beside /metrics.")
-	fs.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "The previous minor version, to show metrics that are hidden since then.")
-	fs.Int32Var(&o.healthzPort, "healthz-port", o.healthzPort, "Port of /healthz where its address has none; 0 for no server.")
-	fs.Int32Var(&o.metricsPort, "metrics-port", o.metricsPort, "Port of /metrics where its address has none; 0 for no server.")
-	fs.StringVar(&o.ControlSocket, "control-socket", o.ControlSocket, "Socket at which commands such as \"kube-nftproxy status\" reach this program; only root and its own user may. Empty for none.")
+	fs.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "Previous minor version whose hidden metrics are shown.")
+	fs.Int32Var(&o.healthzPort, "healthz-port", o.healthzPort, "Port of /healthz if --healthz-bind-address has none; 0 for no server.")
+	fs.Int32Var(&o.metricsPort, "metrics-port", o.metricsPort, "Port of /metrics if --metrics-bind-address has none; 0 for no server.")
+	fs.StringVar(&o.ControlSocket, "control-socket", o.ControlSocket, "Socket on which the program answers commands such as \"kube-nftproxy status\", for root and its own user. Empty for none.")
 	deprecate(fs, "healthz-port", "use --healthz-bind-address")
 	deprecate(fs, "metrics-port", "use --metrics-bind-address")
 }
@@ -97,21 +97,21 @@ func deprecate(fs *pflag.FlagSet, flag, instead string) {
 
 func (o *Options) addKernel(fs *pflag.FlagSet) {
 	c := &o.Config.Conntrack
-	fs.Int32Var(o.Config.OOMScoreAdj, "oom-score-adj", *o.Config.OOMScoreAdj, "What to set the process's oom_score_adj to, -1000 to 1000.")
-	fs.Int32Var(c.MaxPerCore, "conntrack-max-per-core", *c.MaxPerCore, "Connections that are tracked per CPU core; 0 leaves the limit as it is, and --conntrack-min aside.")
-	fs.Int32Var(c.Min, "conntrack-min", *c.Min, "Connections that are tracked at least, whatever --conntrack-max-per-core says.")
-	fs.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "Set nf_conntrack_tcp_be_liberal to 1: packets outside of the TCP window aren't invalid.")
-	fs.DurationVar(&c.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", c.TCPEstablishedTimeout.Duration, "Timeout of established TCP connections; 0 leaves it as it is.")
-	fs.DurationVar(&c.TCPCloseWaitTimeout.Duration, "conntrack-tcp-timeout-close-wait", c.TCPCloseWaitTimeout.Duration, "Timeout of TCP connections in CLOSE_WAIT; 0 leaves it as it is.")
-	fs.DurationVar(&c.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "Timeout of UDP flows without a reply; 0 leaves it as it is.")
-	fs.DurationVar(&c.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "Timeout of UDP flows with replies; 0 leaves it as it is.")
+	fs.Int32Var(o.Config.OOMScoreAdj, "oom-score-adj", *o.Config.OOMScoreAdj, "Value for oom_score_adj of the process, -1000 to 1000.")
+	fs.Int32Var(c.MaxPerCore, "conntrack-max-per-core", *c.MaxPerCore, "Maximum number of tracked connections per CPU core; 0 leaves the limit unchanged and ignores --conntrack-min.")
+	fs.Int32Var(c.Min, "conntrack-min", *c.Min, "Minimum number of tracked connections, regardless of --conntrack-max-per-core.")
+	fs.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "Set nf_conntrack_tcp_be_liberal to 1: packets outside the TCP window are not invalid.")
+	fs.DurationVar(&c.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", c.TCPEstablishedTimeout.Duration, "Timeout of established TCP connections; 0 leaves it unchanged.")
+	fs.DurationVar(&c.TCPCloseWaitTimeout.Duration, "conntrack-tcp-timeout-close-wait", c.TCPCloseWaitTimeout.Duration, "Timeout of TCP connections in CLOSE_WAIT; 0 leaves it unchanged.")
+	fs.DurationVar(&c.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "Timeout of UDP flows without a reply; 0 leaves it unchanged.")
+	fs.DurationVar(&c.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "Timeout of UDP flows with replies; 0 leaves it unchanged.")
 }
 
 // addIgnored adds flags of kube-proxy's that have no meaning here.
 func (o *Options) addIgnored(fs *pflag.FlagSet) {
-	const ipvs = "There is no IPVS; accepted and ignored."
+	const ipvs = "Accepted and ignored: the program does not use IPVS."
 	c := o.Config
-	fs.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "Node ports are never served on loopback; accepted and ignored.")
+	fs.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "Accepted and ignored: node ports are never served on loopback.")
 	fs.StringVar(&c.IPVS.Scheduler, "ipvs-scheduler", "", ipvs)
 	fs.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "CIDRs of IPVS virtual servers that clean-up leaves alone: after a start in place of mode ipvs, and with --cleanup.")
 	fs.BoolVar(&c.IPVS.StrictARP, "ipvs-strict-arp", false, ipvs)

@@ -64,7 +64,7 @@ func New(reg prometheus.Registerer, c Config) *Metrics {
 	}
 	m := &Metrics{families: c.Families}
 	r := registry{reg, c.NativeHistograms}
-	r.gauges("kubenftproxy_build_info", "1; the labels tell which program this is.", "version", "goversion").
+	r.gauges("kubenftproxy_build_info", "Always 1, with the version of the program and of Go as labels.", "version", "goversion").
 		WithLabelValues(c.Version, runtime.Version()).Set(1)
 	m.registerSync(r)
 	m.registerChanges(r)
@@ -80,20 +80,20 @@ func New(reg prometheus.Registerer, c Config) *Metrics {
 // registerSync makes kube-proxy's metrics of one sync.
 func (m *Metrics) registerSync(r registry) {
 	m.syncDuration = r.histograms("kubeproxy_sync_proxy_rules_duration_seconds",
-		"Time that one sync took, full or partial, successful or not.", durationBuckets(), "ip_family")
+		"Duration of one sync, full or partial, successful or failed.", durationBuckets(), "ip_family")
 	m.fullSyncDuration = r.histograms("kubeproxy_sync_full_proxy_rules_duration_seconds",
-		"Time that one full sync took: one that wrote the whole table.", durationBuckets(), "ip_family")
+		"Duration of one full sync, which rewrites the whole table.", durationBuckets(), "ip_family")
 	m.partialSyncDuration = r.histograms("kubeproxy_sync_partial_proxy_rules_duration_seconds",
-		"Time that one partial sync took: one that wrote only what had changed.", durationBuckets(), "ip_family")
+		"Duration of one partial sync, which writes only changes.", durationBuckets(), "ip_family")
 	m.programmingDuration = r.histograms("kubeproxy_network_programming_duration_seconds",
 		"Time from the change of an EndpointSlice, by its annotation endpoints.kubernetes.io/last-change-trigger-time, "+
-			"to its rules being in the kernel.", programmingBuckets(), "ip_family")
+			"until its rules are in the kernel.", programmingBuckets(), "ip_family")
 	m.lastSync = r.gauges("kubeproxy_sync_proxy_rules_last_timestamp_seconds",
 		"Unix time of the end of the last successful sync.", "ip_family")
 	m.lastQueued = r.gauges("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
-		"Unix time at which a sync was last asked for.", "ip_family")
+		"Unix time of the last request for a sync.", "ip_family")
 	m.syncFailures = r.counters("kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
-		"Syncs that failed, and left the rules of before in force.", "ip_family")
+		"Failed syncs. The previous rules stay in force.", "ip_family")
 	m.cleanupFailures = r.counters("kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
 		"Always 0: a sync deletes unused chains itself. If it fails, kubeproxy_sync_proxy_rules_nftables_sync_failures_total counts it.", "ip_family")
 }
@@ -116,7 +116,7 @@ func (m *Metrics) registerChanges(r registry) {
 // registerConntrack makes kube-proxy's metrics of the deletion of stale flows.
 func (m *Metrics) registerConntrack(r registry) {
 	m.conntrackDuration = r.histograms("kubeproxy_conntrack_reconciler_sync_duration_seconds",
-		"Time that one search for stale conntrack entries took, with their deletion.", durationBuckets(), "ip_family")
+		"Duration of one search for stale conntrack entries and their deletion.", durationBuckets(), "ip_family")
 	m.conntrackDeleted = r.counters("kubeproxy_conntrack_reconciler_deleted_entries_total",
 		"Stale conntrack entries deleted.", "ip_family")
 }
@@ -124,26 +124,26 @@ func (m *Metrics) registerConntrack(r registry) {
 // registerHealth makes kube-proxy's counters of health answers.
 func (m *Metrics) registerHealth(r registry) {
 	m.healthz = r.counters("kubeproxy_proxy_healthz_total",
-		"Answers given to /healthz on the health port, by HTTP status code.", "code")
+		"Responses of /healthz on the health port, by HTTP status code.", "code")
 	m.livez = r.counters("kubeproxy_proxy_livez_total",
-		"Answers given to /livez on the health port, by HTTP status code.", "code")
+		"Responses of /livez on the health port, by HTTP status code.", "code")
 }
 
 // registerBatches makes our own metrics of what is sent to the kernel.
 func (m *Metrics) registerBatches(r registry) {
 	m.batches = r.counters("kubenftproxy_batches_total",
-		"Netlink batches that the kernel accepted; one covers both IP families. Kind full wrote the whole table, kind "+
-			"partial what had changed.", "kind")
+		"Netlink batches that the kernel accepted, each for both IP families, by kind: full rewrites the whole table, partial "+
+			"writes only changes.", "kind")
 	m.batchBytes = r.histogram("kubenftproxy_batch_bytes",
 		"Size of one accepted netlink batch.", prometheus.ExponentialBuckets(256, 4, 12))
 	m.batchElements = r.histogram("kubenftproxy_batch_elements",
 		"Set and map elements that one accepted netlink batch added or deleted.",
 		prometheus.ExponentialBuckets(1, 4, 12))
 	m.batchDuration = r.histogram("kubenftproxy_batch_duration_seconds",
-		"Time that the kernel took for one accepted netlink batch, from sending it to the return of the system call.",
+		"Duration of the system call that sends one accepted netlink batch.",
 		durationBuckets())
 	m.adopted = r.counter("kubenftproxy_restarts_adopted_total",
-		"Starts that found the table of an earlier run unchanged and went on from it.")
+		"Starts that adopted the unchanged table of an earlier process.")
 }
 
 // registerState makes our own metrics of what is in the rules.
@@ -151,56 +151,56 @@ func (m *Metrics) registerState(r registry) {
 	m.elements = r.gauges("kubenftproxy_elements",
 		"Elements in a set or map of the table.", "ip_family", "set")
 	m.capacity = r.gauges("kubenftproxy_capacity_elements",
-		"Elements for which a set or map of the table has room. At three quarters all is written anew, with more room. Sets without "+
-			"this need none.", "ip_family", "set")
+		"Maximum number of elements of a set or map of the table. At three quarters of it, a full sync makes the set larger. Sets "+
+			"without a maximum have no series.", "ip_family", "set")
 	m.classChains = r.gauges("kubenftproxy_class_chains",
-		"Chains of the table that spread connections over endpoints; there is one for each number of endpoints in use, "+
-			"and variants of it.", "ip_family")
+		"Chains of the table that distribute connections over endpoints: up to four for each size of endpoint tables in use, and one for each "+
+			"timeout of session affinity.", "ip_family")
 	m.rejected = r.gauges("kubenftproxy_rejected_objects",
-		"API objects of which some part is not usable and had to be left out, by their kind.", "kind")
+		"API objects with a part that is not programmed, because it is invalid or exceeds a limit, by kind.", "kind")
 	m.conflicts = r.gauge("kubenftproxy_conflicts",
-		"Frontends (address, port and protocol) that more than one Service claims; one has it, and an Event on the others says so.")
+		"Frontends (address, port and protocol) that more than one Service claims. One Service gets it; the others get an Event.")
 	m.leftovers = r.gauges("kubenftproxy_leftovers",
-		"What there is of kube-proxy on the node, left or of one that runs, by kind: tables of nftables, chains of iptables-nft and "+
-			"iptables-legacy, virtual servers, sets and the device of ipvs.", "kind")
+		"kube-proxy objects on the node, left over or in use, by kind: nftables tables, chains of iptables-nft and iptables-legacy, "+
+			"virtual servers, sets and the device of IPVS.", "kind")
 	m.problems = r.counters("kubenftproxy_problems_total",
-		"Problems found, each in the log and as an Event on the object, by the object's kind. One that stays counts once.", "kind")
+		"Problems found in objects, by the kind of the object. A problem that persists counts once. Each problem is in the log and in an Event.", "kind")
 	m.problemsSuppressed = r.counters("kubenftproxy_problems_suppressed_total",
-		"Problems of kubenftproxy_problems_total that were not reported, by the object's kind: in ten minutes, 20 of an object and 500 of "+
-			"the node are.", "kind")
+		"Problems of kubenftproxy_problems_total without a log line and Event, by the kind of the object. Within ten minutes, 20 problems of an object and "+
+			"500 of the node are reported.", "kind")
 	m.checkPortsFailed = r.gauge("kubenftproxy_health_check_ports_failed",
-		"Addresses and ports of Services' healthCheckNodePort that can't be listened on.")
+		"Addresses and ports of Services' healthCheckNodePort on which the program cannot listen.")
 	m.registerNodePorts(r)
 }
 
 // registerNodePorts makes our own metrics of node ports that something else on this node uses.
 func (m *Metrics) registerNodePorts(r registry) {
 	m.nodePortCollisions = r.gauges("kubenftproxy_node_port_collisions",
-		"Node ports of Services that collide with this node's own use of ports, by cause: listener, a local process listens on it, and "+
-			"gets nothing that is sent to the node's addresses, because the Service does; ephemeral_range, the kernel may give it to any "+
+		"Node ports of Services that conflict with the use of ports on this node, by cause: listener, a local process listens on it, and "+
+			"receives no packets, because the Service receives them; ephemeral_range, the kernel may give it to any "+
 			"process (net.ipv4.ip_local_port_range without net.ipv4.ip_local_reserved_ports).", "cause")
 	m.nodePortSearches = r.counters("kubenftproxy_node_port_searches_total",
-		"Searches for collisions of node ports, by result: done or failed. While they fail, the numbers of collisions are those of the "+
-			"last one done.", "result")
+		"Searches for conflicts of node ports, by result: done or failed. While searches fail, kubenftproxy_node_port_collisions keeps the result of the "+
+			"last successful search.", "result")
 }
 
 // registerTrust makes our own metrics of whether what the proxy goes by can be trusted: what the kernel holds, what the API
 // server tells.
 func (m *Metrics) registerTrust(r registry) {
 	m.checks = r.counters("kubenftproxy_checks_total",
-		"Comparisons of the kernel's tables with what is wanted, by their reason: foreign_change, another program has changed the "+
-			"ruleset; period, nothing has happened for the sync period; failed_sync, the last sync has failed.", "reason")
+		"Comparisons of the kernel's tables with the plan, by reason: foreign_change, another program changed the "+
+			"ruleset; period, nothing changed for the sync period; failed_sync, the last sync failed.", "reason")
 	m.repairs = r.counters("kubenftproxy_repairs_total",
-		"Comparisons that found a difference, and all was written anew, by the reason of the comparison. But for failed_sync, "+
-			"another program has changed or deleted our tables.", "reason")
+		"Full syncs after a comparison found a difference, by the reason of the comparison. Except for failed_sync, "+
+			"another program changed or deleted the tables of kube-nftproxy.", "reason")
 	m.drift = r.gauge("kubenftproxy_drift",
-		"1 while the kernel may hold something else than what is wanted, as long as a sync fails; otherwise 0.")
+		"1 if the last sync failed and the rules may be out of date, else 0.")
 	m.standby = r.gauge("kubenftproxy_standing_by",
-		"1 while another instance of the program serves this node and this one waits, else 0.")
+		"1 if another instance of the program serves this node and this instance waits, else 0.")
 	m.flowPasses = r.counters("kubenftproxy_conntrack_passes_total",
-		"Searches for stale conntrack entries, by result: done or failed. One that failed is tried again.", "ip_family", "result")
+		"Searches for stale conntrack entries, by result: done or failed. A failed search is retried.", "ip_family", "result")
 	m.watchErrors = r.counters("kubenftproxy_watch_errors_total",
-		"Failures to list or watch objects of the API server, by resource. Until one succeeds again, changes go unseen.", "resource")
+		"Failed list and watch requests to the API server, by resource. The program sees no changes until a request succeeds.", "resource")
 }
 
 // touch makes the series whose labels are known beforehand appear at once. The gauges of times and of elements are not

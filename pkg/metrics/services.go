@@ -50,21 +50,21 @@ func RegisterServices(reg prometheus.Registerer, source ServiceCounts, most int)
 	}
 	s := &services{
 		source: source, most: most,
-		connections: describe("connections_total", "New connections to Services through this node that were sent on to an endpoint. With --count-connections, as all metrics of connections."),
+		connections: describe("connections_total", "New connections to Services through this node that were forwarded to an endpoint. All metrics of connections need --count-connections."),
 		refused: describe("refused_total", "New connections to Services through this node that were refused or dropped, by reason: "+
-			"no_endpoints; no_local_endpoints, the traffic policy is Local and none is here; source_range, not in "+
-			"loadBalancerSourceRanges; unused_port, no Service has that port of a cluster IP; unused_address, no Service has that address. "+
-			"A client that tries again counts again.", "reason"),
-		service: describe("service_connections_total", "Those of kubenftproxy_connections_total to one port of a Service; the busiest only.",
+			"no_endpoints; no_local_endpoints, the traffic policy is Local and this node has no endpoint; source_range, the source is not in "+
+			"loadBalancerSourceRanges; unused_port, no Service uses that port of a cluster IP; unused_address, no Service uses that address. "+
+			"Each retry of a client counts.", "reason"),
+		service: describe("service_connections_total", "New connections forwarded for one service port. Only the busiest service ports have series.",
 			"namespace", "service", "port"),
-		serviceRefused: describe("service_refused_total", "Those of kubenftproxy_refused_total to one port of a Service; the busiest only. "+
-			"An unused port counts for the Service, with an empty port.", "namespace", "service", "port", "reason"),
-		endpoint: describe("endpoint_connections_total", "Those of kubenftproxy_service_connections_total that were sent on to one endpoint; "+
-			"the busiest only, and with --count-endpoints.", "namespace", "service", "port", "endpoint"),
+		serviceRefused: describe("service_refused_total", "New connections refused or dropped for one service port, by reason. Only the busiest service ports have series. "+
+			"A connection to an unused port counts for the Service, with an empty port.", "namespace", "service", "port", "reason"),
+		endpoint: describe("endpoint_connections_total", "New connections forwarded to one endpoint of a service port. Needs --count-endpoints. "+
+			"Only the busiest endpoints have series.", "namespace", "service", "port", "endpoint"),
 		readings: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kubenftproxy_connection_readings_total",
-			Help: "Scrapes that wanted to know what the kernel has counted of connections, by result: done or failed. After one that failed " +
-				"the numbers are older ones.",
+			Help: "Readings of the kernel's connection counters for a scrape, by result: done or failed. After a failed reading, " +
+				"the metrics have the previous values.",
 		}, []string{"result"}),
 		ports: shown{}, endpoints: shown{},
 	}
