@@ -56,7 +56,7 @@ func (d *daemon) dropUnserved() {
 		klog.Background().Info("Deleted the table of an IP family that is not served: an earlier process had left it", "ipFamily", f)
 	}
 	if err != nil {
-		klog.Background().Error(err, "The table of an IP family that is not served stays")
+		klog.Background().Error(err, "Failed to delete the table of an IP family that is not served")
 	}
 }
 
@@ -67,6 +67,6 @@ func (d *daemon) keepLease(logger klog.Logger) (err error) {
 		return err
 	}
 	d.lease.May = func() bool { return d.instance.Alone() && !(d.lockable && d.firstSync.Load()) }
-	d.lease.Failed = func(err error) { logger.Error(err, "Cannot renew the lease of the tables; it is tried again") }
+	d.lease.Failed = func(err error) { logger.Error(err, "Failed to renew the lease of the tables, will retry") }
 	return nil
 }

@@ -176,7 +176,7 @@ func (c *console) judge(s *view.Status) {
 		s.Why = append(s.Why, "nothing is programmed yet: waiting "+s.Loop.Waits)
 	}
 	if s.Loop != nil && s.Loop.Other != "" {
-		s.Why = append(s.Why, fmt.Sprintf("another instance (%s) serves this node; this one waits until that has gone", s.Loop.Other))
+		s.Why = append(s.Why, fmt.Sprintf("another instance (%s) serves this node; this instance waits until it exits", s.Loop.Other))
 	}
 	if s.Loop != nil && s.Loop.Failure != nil {
 		s.Why = append(s.Why, "syncs fail: "+s.Loop.Failure.Error)

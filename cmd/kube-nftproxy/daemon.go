@@ -65,7 +65,7 @@ func newCommand() *cobra.Command {
 			return run(cmd.Context(), o, cmd.Flags())
 		},
 	}
-	cmd.Flags().Var(&show, "version", "Print the version and end; with raw, say what it was built with, too. A version, as vX.Y.Z, is accepted and ignored.")
+	cmd.Flags().Var(&show, "version", "Print the version and exit; with raw, also print how the program was built. A version, as vX.Y.Z, is accepted and ignored.")
 	cmd.Flags().Lookup("version").NoOptDefVal = "true"
 	o.AddFlags(cmd.Flags())
 	addCommands(cmd)
@@ -223,7 +223,7 @@ func newDaemon(ctx context.Context, s *settings, families []model.Family) (*daem
 		return d, err
 	}
 	if err := d.kernel.Listen(); err != nil {
-		logger.Error(err, "Cannot listen to what other programs do to the ruleset; it is looked at twice a second")
+		logger.Error(err, "Cannot listen for foreign changes of the ruleset; polling it twice a second")
 	}
 	if !d.takeover.Rival(ctx) {
 		d.kernel.TakeOver(func() bool { return !d.takeover.Rival(ctx) })
@@ -236,7 +236,7 @@ func newDaemon(ctx context.Context, s *settings, families []model.Family) (*daem
 	}
 	d.instance = instance.New(instance.Name, instance.Own())
 	d.instance.Unknown = func(err error) {
-		logger.Error(err, "Another process may be an instance of this program, and can't be asked; this one serves")
+		logger.Error(err, "Cannot query a process that may be another instance of this program; this instance serves")
 	}
 	if err := d.keepLease(logger); err != nil {
 		return d, err

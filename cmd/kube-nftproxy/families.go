@@ -33,7 +33,7 @@ func (d *daemon) probe(ctx context.Context) <-chan error {
 	go func() {
 		lacks, err := askKernel(d.planOptions())
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot find out whether the kernel lacks something; if it does, no sync will succeed")
+			klog.FromContext(ctx).Error(err, "Cannot check the kernel for missing features; if it lacks one, every sync fails")
 		}
 		answer <- servable(d.families, lacks)
 	}()

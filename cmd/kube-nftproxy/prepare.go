@@ -19,14 +19,14 @@ func prepareHost(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration) {
 		UDP: c.Conntrack.UDPTimeout.Duration, UDPStream: c.Conntrack.UDPStreamTimeout.Duration,
 	}
 	if err := host.LoadConntrack(); err != nil {
-		logger.V(2).Info("Cannot have conntrack loaded; it may be there all the same", "err", err)
+		logger.V(2).Info("Failed to load the conntrack module; it may already be loaded", "err", err)
 	}
 	set, err := wanted.Set(cmp.Or(os.Getenv(host.SysctlRoot), "/"))
 	for _, s := range set {
 		logger.Info("Set sysctl", "file", s.File, "value", s.Value)
 	}
 	if err != nil {
-		logger.Info("Conntrack isn't set up as configured; give the container a writable /proc/sys, run it once with --init-only as root, "+
+		logger.Info("Conntrack is not configured as requested; give the container a writable /proc/sys, run it once with --init-only as root, "+
 			"or set the fields of conntrack in the configuration to 0", "err", err)
 	}
 	if err := host.SetOOMScore("/", int(*c.OOMScoreAdj)); err != nil {

@@ -18,16 +18,16 @@ import (
 func cleanup(ctx context.Context, logger klog.Logger, c *kubeproxy.KubeProxyConfiguration) error {
 	deleted, err := apply.Cleanup()
 	for _, table := range deleted {
-		logger.Info("Removed our rules", "table", table)
+		logger.Info("Removed the rules of kube-nftproxy", "table", table)
 	}
 	rival := takeover.New(takeover.Config{Metrics: c.MetricsBindAddress, Health: c.HealthzBindAddress})
 	if rival.Rival(ctx) {
-		logger.Info("A kube-proxy runs on this node, or it can't be told that none does: its rules stay")
+		logger.Info("A kube-proxy runs on this node, or its absence cannot be confirmed; keeping its rules")
 	} else {
 		err = errors.Join(err, takeover.Cleanup(logger, excludedFromIPVS(c)))
 	}
 	if err != nil {
-		logger.Error(err, "Not everything could be removed")
+		logger.Error(err, "Failed to remove all rules")
 		return errors.New("encountered an error while tearing down rules")
 	}
 	return nil

@@ -29,7 +29,7 @@ func (o *Options) awaitChange(ctx context.Context, watch func(file string) (*fsn
 	w, err := watch(o.File)
 	if err != nil {
 		// Other programs on the node may have taken all that the kernel gives.
-		klog.FromContext(ctx).Error(err, "Cannot watch the configuration file; looking at it now and then (fs.inotify.max_user_instances and "+
+		klog.FromContext(ctx).Error(err, "Cannot watch the configuration file; polling it instead (fs.inotify.max_user_instances and "+
 			"max_user_watches may have to be raised)", "file", o.File, "interval", every)
 		w = &fsnotify.Watcher{} // says nothing
 	} else {
@@ -47,7 +47,7 @@ func (o *Options) awaitChange(ctx context.Context, watch func(file string) (*fsn
 			if err := usable(now); err == nil {
 				return ErrChanged
 			} else {
-				klog.FromContext(ctx).Error(err, "The configuration file was updated, and can't be used; going on with what it was", "file", o.File)
+				klog.FromContext(ctx).Error(err, "The updated configuration file is invalid; keeping the previous configuration", "file", o.File)
 			}
 		}
 		select {

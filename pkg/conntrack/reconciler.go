@@ -249,7 +249,7 @@ func (r *Reconciler) log(ctx context.Context, err error) {
 	case ctx.Err() != nil:
 	case err == nil:
 		if r.failure != "" {
-			logger.Info("Conntrack entries are reconciled again")
+			logger.Info("Reconciling conntrack entries succeeds again")
 		}
 		r.failure = ""
 	case err.Error() != r.failure:

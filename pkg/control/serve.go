@@ -57,7 +57,7 @@ func serveOn(ctx context.Context, s *socket, handler http.Handler) {
 		select {
 		case err := <-served:
 			if !errors.Is(err, http.ErrServerClosed) {
-				klog.FromContext(ctx).Error(err, "Cannot answer commands any more, will try again")
+				klog.FromContext(ctx).Error(err, "Stopped answering commands, will retry")
 			}
 			_ = s.Close()
 			return

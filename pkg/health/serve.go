@@ -45,7 +45,7 @@ func serve(
 		if hardFail {
 			return err
 		}
-		klog.FromContext(ctx).Error(err, "Cannot serve HTTP, will try again", "in", retry)
+		klog.FromContext(ctx).Error(err, "Cannot serve HTTP, will retry", "in", retry)
 		select {
 		case <-ctx.Done():
 			return nil

@@ -54,7 +54,7 @@ func FollowAddresses(ctx context.Context, changed func()) error {
 		if ctx.Err() != nil {
 			break
 		}
-		klog.FromContext(ctx).Error(err, "Changes of addresses may have gone unheard, looking again", "in", subscribeAgain)
+		klog.FromContext(ctx).Error(err, "Changes of addresses may have been missed; reading all addresses again", "in", subscribeAgain)
 		select {
 		case <-ctx.Done():
 		case <-time.After(subscribeAgain):

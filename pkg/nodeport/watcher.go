@@ -290,7 +290,7 @@ func (w *Watcher) log(ctx context.Context, err error) {
 	switch {
 	case err == nil:
 		if w.failure != "" {
-			logger.Info("Collisions of node ports are searched for again")
+			logger.Info("Searching for collisions of node ports succeeds again")
 		}
 		w.failure = ""
 	case err.Error() != w.failure:

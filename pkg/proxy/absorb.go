@@ -90,7 +90,7 @@ func (p *Proxy) absorbNodePorts(ctx context.Context, node model.Node) {
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Failed to get node ip address matching nodeport cidrs, services with nodeport may not work as intended",
 				"ipFamily", f)
-			p.addressesAt = p.Now().Add(addressesAgain)
+			p.addressesAt = p.Now().Add(addressesRetry)
 			continue
 		}
 		p.Planner.SetNodeAddresses(f, addrs)

@@ -40,7 +40,7 @@ func (p *Proxy) readEarlier(ctx context.Context) {
 	go func() {
 		keys, err := p.Earlier()
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot read the frontends of an earlier process; UDP flows to those that are deleted stay")
+			klog.FromContext(ctx).Error(err, "Cannot read the frontends of an earlier process; UDP flows to deleted frontends stay")
 		}
 		read <- keys
 	}()
@@ -48,7 +48,7 @@ func (p *Proxy) readEarlier(ctx context.Context) {
 	case p.flows.earlier = <-read:
 	case <-ctx.Done():
 	case <-time.After(patienceWithEarlier):
-		klog.FromContext(ctx).Info("The frontends of an earlier process are too many to be read; UDP flows to those that are deleted stay",
+		klog.FromContext(ctx).Info("An earlier process has too many frontends to read; UDP flows to deleted frontends stay",
 			"waited", patienceWithEarlier)
 	}
 }

@@ -25,7 +25,7 @@ func TestTheLeaseIsRenewedInTime(t *testing.T) {
 				synctest.Wait()
 				last := time.Now()
 				if adopted {
-					time.Sleep(lookEvery)
+					time.Sleep(checkEvery)
 					synctest.Wait()
 					if list := b.kernel.renewedAt(); len(list) != 1 {
 						t.Fatalf("renewed %d times after tables were adopted, want once", len(list))

@@ -512,7 +512,7 @@ func TestForeignCommitsThatAreHeardAreLookedIntoAtOnce(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)
 		b.set(1, 1)
-		time.Sleep(3*time.Second + lookEvery/3)
+		time.Sleep(3*time.Second + checkEvery/3)
 		synctest.Wait()
 		meddle := func() {
 			b.kernel.mu.Lock()

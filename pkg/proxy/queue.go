@@ -166,9 +166,9 @@ type slice struct {
 // late reports whether it is time to send. What has been built by then is planned still, unless that takes as long again.
 func (s *slice) late() bool { return s.Now().Sub(s.begun) >= longestSlice }
 
-// over reports whether nothing more may be planned, because it takes too long, or something is broken.
+// over reports whether planning has to stop, because it takes too long or the tables need a repair.
 func (s *slice) over() bool {
-	if len(s.absorbed)%blockSize == 0 && len(s.absorbed) > 0 && s.broken() {
+	if len(s.absorbed)%blockSize == 0 && len(s.absorbed) > 0 && s.checkTables() {
 		return true
 	}
 	return s.Now().Sub(s.begun) >= 2*longestSlice

@@ -61,7 +61,7 @@ func (p *Proxy) noteOther(ctx context.Context, other string) {
 	p.checksChanged = true
 	p.Metrics.StandingBy(true)
 	if p.account.other = other; p.otherReported {
-		klog.FromContext(ctx).Info("Another instance serves this node; this one waits until that has gone", "other", other)
+		klog.FromContext(ctx).Info("Another instance serves this node; this instance waits until it exits", "other", other)
 		return
 	}
 	p.otherReported = true
@@ -75,13 +75,12 @@ func (p *Proxy) noteOther(ctx context.Context, other string) {
 // resume takes up serving. The tables are compared with what is wanted.
 func (p *Proxy) resume(ctx context.Context) {
 	if p.account.other != "" {
-		klog.FromContext(ctx).Info("No other instance serves this node any more; this one does", "other", p.account.other)
+		klog.FromContext(ctx).Info("No other instance serves this node any more; this instance takes over", "other", p.account.other)
 		p.account.other = ""
 		p.Metrics.StandingBy(false)
 	}
 	if p.started {
-		p.Kernel.Doubt()
-		p.doubted(metrics.ForeignChange)
+		p.compareBecause(metrics.ForeignChange)
 	}
 	p.Schedule.Urgent()
 }

@@ -203,7 +203,7 @@ func TestWhatIsRefusedIsNotAllThatIsTried(t *testing.T) {
 func TestALookFollowsEachBatch(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 3)
-		time.Sleep(10*time.Second + lookEvery/2)
+		time.Sleep(10*time.Second + checkEvery/2)
 		b.kernel.mu.Lock()
 		doubts := b.kernel.doubts
 		b.kernel.fail = func(int) error { b.kernel.fail, b.kernel.after = nil, true; return nil }

@@ -49,7 +49,7 @@ func (r *Reporter) Problem(p model.Problem) {
 	if verdict != reported {
 		r.count.Suppressed(p.Kind)
 		if verdict == lastOne {
-			r.logger.Info("Too many problems; for a while, further ones are only counted", "kind", p.Kind, "object", p.Name,
+			r.logger.Info("Too many problems; further ones are only counted", "kind", p.Kind, "object", p.Name,
 				"mostOfAnObject", perObject, "mostOfTheNode", perNode, "window", window)
 		}
 		return

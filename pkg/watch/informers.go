@@ -175,7 +175,7 @@ func (i *Informers) awaitAll(ctx context.Context) bool {
 	case <-i.serviceCIDRs.read:
 	case <-i.noServiceCIDRs:
 	case <-late.C:
-		klog.FromContext(ctx).Info("Going on without ServiceCIDRs, which can't be read yet", "waited", serviceCIDRsPatience)
+		klog.FromContext(ctx).Info("Continuing without ServiceCIDRs, which cannot be read yet", "waited", serviceCIDRsPatience)
 	case <-ctx.Done():
 		return false
 	}
@@ -214,11 +214,11 @@ func tolerateError(refused chan<- struct{}) cache.WatchErrorHandlerWithContext {
 	return func(ctx context.Context, _ *cache.Reflector, err error) {
 		logger := klog.FromContext(ctx)
 		if !isRefusal(err) || told.Swap(true) {
-			logger.V(4).Info("Stopped watching ServiceCIDRs; trying again", "err", err)
+			logger.V(4).Info("Stopped watching ServiceCIDRs, will retry", "err", err)
 			return
 		}
 		close(refused)
-		logger.Info("Cannot watch ServiceCIDRs; going on without them and trying again", "err", err)
+		logger.Info("Cannot watch ServiceCIDRs; continuing without them, will retry", "err", err)
 	}
 }
 

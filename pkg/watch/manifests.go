@@ -190,7 +190,7 @@ func (m *Manifests) follow(ctx context.Context, watcher *fsnotify.Watcher) error
 // reload keeps what is known where the folder cannot be read: it may be in the middle of being replaced.
 func (m *Manifests) reload(logger klog.Logger, err error) {
 	if err = errors.Join(err, m.Load()); err != nil {
-		logger.Error(err, "Keeping the manifests that were read before; trying again", "interval", recheck)
+		logger.Error(err, "Keeping the previous manifests, will retry", "interval", recheck)
 	}
 }
 

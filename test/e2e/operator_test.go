@@ -323,7 +323,7 @@ func TestOperatorAsksAboutTheNode(t *testing.T) {
 		o.restart(right)
 		o.on(t).says(0, "status", "health +healthy\n")
 		second := o.startOn(o.Node, right, "--hostname-override", otherNode, "--healthz-bind-address", "", "--metrics-bind-address", "")
-		o.on(t).says(0, "status", fmt.Sprintf(`another instance \(kube-nftproxy, pid %d\) serves this node; this one waits until that has gone`, second.Pid()))
+		o.on(t).says(0, "status", fmt.Sprintf(`another instance \(kube-nftproxy, pid %d\) serves this node; this instance waits until it exits`, second.Pid()))
 		second.Kill()
 	})
 	t.Run("stopped", func(t *testing.T) {

@@ -148,7 +148,7 @@ func TestReadOnlySysctlsUnlikeKubeProxy(t *testing.T) {
 		}
 		reach(t, w.Pods[1], w.clusterIPs("web")[0], "pod-0")
 		d := &daemon{p, t}
-		if said := d.lines("Conntrack isn't set up as configured"); len(said) != warnings || len(d.lines("read-only file system")) < warnings || len(d.errors()) > 0 {
+		if said := d.lines("Conntrack is not configured as requested"); len(said) != warnings || len(d.lines("read-only file system")) < warnings || len(d.errors()) > 0 {
 			t.Errorf("%s: %d warnings, want %d; errors %q:\n%s", flags, len(said), warnings, d.errors(), d.read())
 		}
 		p.Kill()

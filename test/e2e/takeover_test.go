@@ -111,7 +111,7 @@ func TestKubeProxyIsReportedWhileItRunsAndRemovedAfterwards(t *testing.T) {
 	d.stop()
 
 	w.leaveRules()
-	for _, want := range []string{"Removed our rules", ""} {
+	for _, want := range []string{"Removed the rules of kube-nftproxy", ""} {
 		start := time.Now()
 		out, err := w.Node.Command(t.Context(), program, "--cleanup").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), want) || want == "" && strings.Contains(string(out), "Removed") {

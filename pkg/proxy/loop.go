@@ -1,0 +1,257 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// Run keeps the kernel's tables as planned until the context ends. It changes nothing before the source has been read, and leaves the
+// tables in place when it returns. It fails if the Node has no prefixes of pods, and [Config.NodeCIDR] needs them.
+func (p *Proxy) Run(ctx context.Context) error {
+	now := p.Now()
+	p.timer = time.NewTimer(0)
+	defer p.timer.Stop()
+	p.Health.Updated(now)
+	p.Metrics.Queued(now)
+	p.readEarlier(ctx)
+	if !p.awaitSource(ctx) {
+		return nil
+	}
+	if err := p.awaitPodCIDRs(ctx); err != nil {
+		return err
+	}
+	p.awaitAddresses(ctx)
+	defer p.Checks.Close()
+	p.Tracker.Node()
+	p.Tracker.ServiceCIDRs()
+	if p.Turn != nil {
+		p.Turn.Ready()
+	}
+	for ctx.Err() == nil {
+		if p.maySend() {
+			p.step(ctx)
+		} else {
+			p.standBy(ctx)
+		}
+	}
+	return nil
+}
+
+// step does the first of these that is due: retire chains, periodic work, a sync. If none is due, it waits for an event.
+func (p *Proxy) step(ctx context.Context) {
+	p.answer()
+	now := p.Now()
+	if p.retireDue(now) {
+		p.retireAt = time.Time{}
+		p.Planner.Retire()
+		p.sync(ctx)
+		return
+	}
+	p.receiveForeignChanges(now)
+	if p.Kernel.Known() && !now.Before(p.trust.checkAt) {
+		p.periodic(ctx, now)
+		return
+	}
+	if at, due := p.Schedule.Next(now); due {
+		p.sync(ctx)
+	} else {
+		p.wait(ctx, p.nextWork(at), now)
+	}
+}
+
+// retireDue reports whether it is time to delete chains that nothing leads to.
+func (p *Proxy) retireDue(now time.Time) bool {
+	return !p.retireAt.IsZero() && !now.Before(p.retireAt) && p.Kernel.Known()
+}
+
+// nextWork returns the time of the next work, of which the next sync is at a time.
+func (p *Proxy) nextWork(sync time.Time) time.Time {
+	if !p.Kernel.Known() {
+		return sync
+	}
+	at := earlier(sync, p.trust.checkAt)
+	if !p.retireAt.IsZero() {
+		at = earlier(at, p.retireAt)
+	}
+	return at
+}
+
+// wait returns at a time, or at an event: a question, a change in the API, a foreign change of the ruleset, another instance.
+func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
+	p.wakeAt(until, now)
+	select {
+	case <-ctx.Done():
+	case question := <-p.questions:
+		question()
+	case <-p.Tracker.Ready():
+		p.Schedule.Requested()
+		now := p.Now()
+		p.Health.Queued(now)
+		p.Metrics.Queued(now)
+	case <-p.Kernel.Heard():
+		p.trust.checkSoon(p.Now())
+	case <-p.turn():
+	case <-p.timer.C:
+		p.timerAt = time.Time{}
+	}
+}
+
+// periodic does the work of twice a second: it reads addresses again that could not be read, opens health check ports that were in use,
+// renews the lease, and checks for foreign changes.
+func (p *Proxy) periodic(ctx context.Context, now time.Time) {
+	if !p.addressesAt.IsZero() && !now.Before(p.addressesAt) {
+		p.addressesAt = time.Time{}
+		p.Tracker.Node()
+	}
+	p.syncChecks()
+	p.renew(ctx, now)
+	p.checkForeignChanges(ctx, now)
+}
+
+// answer answers waiting questions. The loop may have work all the time.
+func (p *Proxy) answer() {
+	const most = 8
+	for range most {
+		select {
+		case question := <-p.questions:
+			question()
+		default:
+			return
+		}
+	}
+}
+
+// wakeAt sets the timer. A new timer for each change would wake a thread of the runtime to shorten its sleep.
+func (p *Proxy) wakeAt(at, now time.Time) {
+	if at != p.timerAt {
+		p.timer.Reset(at.Sub(now))
+		p.timerAt = at
+	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// renew renews the lease of the tables if that is due.
+func (p *Proxy) renew(ctx context.Context, now time.Time) {
+	if !p.Renews || p.renewAt.IsZero() || now.Before(p.renewAt) {
+		return
+	}
+	p.renewAt = now.Add(renewEvery)
+	if err := p.Kernel.Renew(p.Planner); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot renew the lease")
+		p.Schedule.Requested()
+	}
+}
+
+// sync plans changes and commits them. If the tables may be damaged, it commits the present plan first: in a storm, planning takes
+// far longer than a full write. New changes come before changes that wait in the queue.
+func (p *Proxy) sync(ctx context.Context) {
+	start := p.Now()
+	p.Health.Queued(start)
+	if p.started && !p.rejected && (p.checkTables() || !p.Kernel.Known()) {
+		if !p.commit(ctx, start, nil) || p.idle() {
+			return
+		}
+		start = p.Now()
+	}
+	waiting := p.queue.waiting() > 0
+	if p.started || !waiting {
+		if !p.syncFresh(ctx, start, waiting) {
+			return
+		}
+	}
+	if waiting {
+		start = p.Now()
+		if planned := p.planWaiting(); p.complete() {
+			p.commit(ctx, start, planned)
+		}
+	}
+	if p.queue.waiting() > 0 || p.problems.more {
+		p.Schedule.Urgent()
+	}
+}
+
+// syncFresh plans and commits new changes. If others wait and there are no new ones, it does nothing. It returns false after a commit
+// that failed.
+func (p *Proxy) syncFresh(ctx context.Context, start time.Time, waiting bool) bool {
+	dirty := p.Tracker.Take()
+	p.Metrics.Changes(dirty.ServiceChanges, dirty.SliceChanges)
+	if waiting && dirty.Empty() {
+		return true
+	}
+	if dirty.Empty() && p.Kernel.Known() && !p.Planner.Changed() && start.Sub(p.lastCommit) > checkEvery {
+		p.compareBecause(metrics.Period) // there was no change for the sync period
+	}
+	planned := p.absorb(ctx, dirty)
+	return !p.complete() || p.commit(ctx, start, planned)
+}
+
+// complete reports whether the plan may be committed. At the start it has to have all Services: a part of the plan would take the other
+// Services of an earlier process away.
+func (p *Proxy) complete() bool { return p.started || p.queue.waiting() == 0 }
+
+// idle reports whether the kernel has all known changes.
+func (p *Proxy) idle() bool {
+	return !p.Planner.Changed() && p.Tracker.Pending().Since.IsZero() && p.queue.waiting() == 0
+}
+
+// commit brings the kernel to the plan, in which the given Services have changed since start. It returns false if the kernel rejects it.
+func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.NamespacedName) bool {
+	p.account.noteNames(planned)
+	p.countProblems()
+	p.checkTables()
+	if !p.maySend() {
+		return false
+	}
+	if p.Planner.Recalling() {
+		p.Planner.Resumed()
+	}
+	for attempt := 1; ; attempt++ {
+		begun := p.Now()
+		result, err := p.Kernel.Sync(p.Planner)
+		t := times{start, begun, p.Now(), len(planned)}
+		if err == nil {
+			p.onCommitted(ctx, t, result)
+			return true
+		}
+		again := p.interfered(err) && attempt < attempts
+		p.onRejected(t, result, err)
+		var pause time.Duration
+		if !again {
+			pause = p.Schedule.Failed(t.end).Sub(t.end)
+		}
+		klog.FromContext(ctx).Error(err, "Sync failed", "retryingTime", pause, "elapsed", t.end.Sub(t.start))
+		if !again {
+			return false
+		}
+		start = p.Now()
+	}
+}
+
+// attempts is the number of immediate attempts of a sync that foreign changes made fail.
+const attempts = 3
+
+// interfered reports whether the ruleset has foreign changes since the last check, which may have made a sync fail. Then the next attempt
+// compares.
+func (p *Proxy) interfered(failure error) bool {
+	if errors.Is(failure, nft.ErrUnknown) {
+		return false // the change may be this sync's
+	}
+	if changed, err := p.Kernel.Meddled(); err != nil || !changed {
+		return false
+	}
+	p.distrust(p.Now())
+	return true
+}

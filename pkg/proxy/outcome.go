@@ -1,0 +1,122 @@
+package proxy
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// times are those of a sync: the start of planning, the start of the commit and its end, and the number of Services in it.
+type times struct {
+	start, begun, end time.Time
+	services          int
+}
+
+// result is the sync as metrics count it.
+func (t *times) result(r apply.Result) metrics.SyncResult {
+	return metrics.SyncResult{Full: r.Kind == apply.Full || r.Kind == apply.Adopted, Duration: t.end.Sub(t.start), End: t.end}
+}
+
+// onRejected notes a sync that failed, and tells the listeners.
+func (p *Proxy) onRejected(t times, r apply.Result, err error) {
+	p.rejected = true
+	p.Metrics.SyncFailed(t.result(r))
+	p.noteReason(metrics.FailedSync)
+	p.account.noteFailed(t.end, err)
+	p.tell(t.end, t.begun.Sub(t.start), r, err)
+}
+
+// onCommitted notes a sync that succeeded, and tells the listeners.
+func (p *Proxy) onCommitted(ctx context.Context, t times, result apply.Result) {
+	p.Schedule.Succeeded(t.end)
+	p.lastCommit, p.rejected = t.end, false
+	author := p.authorOf(p.trust.reason)
+	p.account.noteSynced(t.start, t.begun, t.end, result)
+	p.tell(t.end, t.begun.Sub(t.start), result, nil)
+	p.tellListeners(result, t.result(result))
+	level := 2
+	if result.Kind == apply.Full || !p.started {
+		level = 0
+	}
+	p.started = true
+	if result.Commit > 0 {
+		// A foreign change directly after this batch may not have been announced.
+		p.trust.checkSoon(t.end)
+	}
+	logger := klog.FromContext(ctx)
+	if result.Why != "" {
+		logger = logger.WithValues("why", result.Why)
+		if author != "" {
+			logger = logger.WithValues("lastChangedBy", author)
+		}
+	}
+	logger.V(level).Info("Synced", "kind", result.Kind, "services", t.services,
+		"elements", result.Elements, "bytes", result.Bytes, "planning", t.begun.Sub(t.start), "commit", result.Commit,
+		"elapsed", t.end.Sub(t.start))
+}
+
+// tellListeners tells all that depend on a successful sync: health, metrics, the search for stale flows, health check node ports.
+func (p *Proxy) tellListeners(r apply.Result, outcome metrics.SyncResult) {
+	p.Health.Updated(outcome.End)
+	p.Metrics.Synced(outcome)
+	if p.Synced != nil {
+		p.Synced()
+	}
+	if p.trust.reason != "" {
+		p.Metrics.Checked(p.trust.reason, r.Kind == apply.Full)
+		if r.Kind == apply.Full {
+			p.account.noteRepair(outcome.End, p.trust.reason, r.Why, p.authorOf(p.trust.reason))
+		}
+		p.trust.reason = ""
+	}
+	for _, t := range p.unprogrammed {
+		family := model.IPv4
+		if t.IPv6 {
+			family = model.IPv6
+		}
+		p.Metrics.Programmed(family, outcome.End.Sub(t.At))
+	}
+	p.unprogrammed = nil
+	p.syncFlows(r.Kind)
+	p.syncChecks()
+	switch r.Kind {
+	case apply.Adopted:
+		if !p.started {
+			p.Metrics.Adopted()
+			p.renewAt = outcome.End // how much is left of an earlier process's lease isn't known
+		}
+	case apply.Full, apply.Partial:
+		if r.Kind == apply.Full {
+			p.renewAt = outcome.End.Add(renewEvery)
+		}
+		p.Metrics.Sent(metrics.Batch{Full: r.Kind == apply.Full, Bytes: r.Bytes, Elements: r.Elements, Kernel: r.Commit})
+	}
+	if r.Kind != apply.Nothing {
+		p.countElements()
+	}
+	if p.retireAt.IsZero() && p.Planner.Unused() {
+		p.retireAt = outcome.End.Add(retireAfter)
+	}
+}
+
+func (p *Proxy) countElements() {
+	for _, f := range p.Families {
+		p.Planner.EachCount(f, func(s *nft.Set, n int) {
+			now := [2]int{n, int(s.Size)}
+			if counted, known := p.counted[s]; !known || counted != now {
+				p.counted[s] = now
+				p.Metrics.Elements(f, s.Name, n, now[1])
+			}
+		})
+		p.Metrics.ClassChains(f, p.Planner.ClassChains(f))
+		internal, external := p.Planner.NoLocalEndpoints(f)
+		p.Metrics.NoLocalEndpoints(f, internal, external)
+	}
+	p.Metrics.Conflicts(p.Planner.Conflicts())
+}

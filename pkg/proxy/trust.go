@@ -1,0 +1,95 @@
+package proxy
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
+)
+
+// checkEvery is the time between two checks for foreign changes of the ruleset. A check takes some microseconds.
+const checkEvery = 500 * time.Millisecond
+
+// trust decides when the loop checks for foreign changes, and whether the next sync compares the tables with the plan before it writes.
+type trust struct {
+	// checkAt is the time of the next check, lastForeign the time of the last foreign change.
+	checkAt, lastForeign time.Time
+	// reason is why the next sync compares; "" if it does not have to, or if it is the first one.
+	reason metrics.Reason
+}
+
+// checkSoon schedules a check for foreign changes: immediately, but at most twice a second.
+func (t *trust) checkSoon(now time.Time) {
+	at := now
+	if next := t.lastForeign.Add(checkEvery); next.After(now) {
+		at = next
+	}
+	t.checkAt = earlier(t.checkAt, at)
+}
+
+// receiveForeignChanges schedules a check if the kernel has announced a foreign change. It comes before all work that is due, because all
+// tables may be gone.
+func (p *Proxy) receiveForeignChanges(now time.Time) {
+	select {
+	case <-p.Kernel.Heard():
+		p.trust.checkSoon(now)
+	default:
+	}
+}
+
+// checkForeignChanges requests a sync that compares if the ruleset has foreign changes.
+func (p *Proxy) checkForeignChanges(ctx context.Context, now time.Time) {
+	p.trust.checkAt = now.Add(checkEvery)
+	changed, err := p.Kernel.Meddled()
+	if err != nil {
+		// If the sync fails too, it is counted and retried, and the health shows it.
+		klog.FromContext(ctx).Error(err, "Cannot tell whether the ruleset has changed")
+		p.compareBecause(metrics.FailedSync)
+		p.Schedule.Requested()
+	}
+	if changed {
+		p.distrust(now)
+		p.Schedule.Urgent()
+	}
+}
+
+// checkTables makes the next sync compare if a foreign change of the program's tables is known, and returns whether it does. Tables
+// that another program changes all the time are compared at most twice a second.
+func (p *Proxy) checkTables() (changed bool) {
+	now := p.Now()
+	if !p.Kernel.Known() || !p.Kernel.Touched() || now.Sub(p.trust.lastForeign) < checkEvery {
+		return false
+	}
+	p.distrust(now)
+	return true
+}
+
+// distrust makes the next sync compare, because of a foreign change.
+func (p *Proxy) distrust(now time.Time) {
+	p.trust.lastForeign, p.trust.checkAt = now, now.Add(checkEvery)
+	p.compareBecause(metrics.ForeignChange)
+}
+
+// compareBecause makes the next sync compare. The first reason counts until a sync succeeds.
+func (p *Proxy) compareBecause(reason metrics.Reason) {
+	p.Kernel.Doubt()
+	p.noteReason(reason)
+}
+
+// noteReason notes why the next sync compares.
+func (p *Proxy) noteReason(reason metrics.Reason) {
+	p.Metrics.Doubted()
+	if p.trust.reason == "" {
+		p.trust.reason = reason
+	}
+}
+
+// authorOf names the program that made the last foreign change, if that is the reason.
+func (p *Proxy) authorOf(reason metrics.Reason) string {
+	if reason != metrics.ForeignChange {
+		return ""
+	}
+	return p.Kernel.Author()
+}
