@@ -133,10 +133,10 @@ func (p *Planner) weigh(old, now *service) {
 // used returns the count of numbers of a namespace, and reports whether it may have another one: with a timeout for a service port with
 // session affinity.
 func (p *Planner) used(id portID, timeout uint32) (used *int, more bool) {
-	numbers, t := p.numbers[id.family], p.of(id.name.Namespace)
+	t := p.of(id.name.Namespace)
 	used, most := &t.numbers[id.family], int(endOthers)
 	if timeout > 0 {
-		used, most = &t.affine[id.family], len(numbers.blocks)*perBlock
+		used, most = &t.affine[id.family], (endBlock-firstBlock)*perBlock
 	}
 	return used, *used < most/numbersPerNamespace
 }

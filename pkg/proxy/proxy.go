@@ -152,7 +152,7 @@ type Proxy struct {
 
 // retireAfter is how long a chain outlives the last element that led to it. A new chain makes the kernel walk the map that the chain looks
 // up, so a Service whose size alternates must not have one made each time. Kernels before 6.2 refer to the chain for some milliseconds.
-const retireAfter = 10 * time.Minute
+const retireAfter = 30 * time.Second
 
 // renewEvery leaves room for two failures before the lease runs out.
 const renewEvery = plan.Lease / 3

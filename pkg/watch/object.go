@@ -71,7 +71,10 @@ const (
 // wants to know what it has.
 func exclude(metadata []byte) *object {
 	o := &object{excluded: true}
-	for f := range fieldsOf(metadata) {
+	for f, err := range fieldsOf(metadata) {
+		if err != nil {
+			break
+		}
 		switch f.number {
 		case fieldName:
 			o.Name = string(f.content())

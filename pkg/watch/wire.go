@@ -139,7 +139,10 @@ func fieldsOf(data []byte) iter.Seq2[field, error] {
 
 // find returns what the last field of that number in a message holds, or nil.
 func find(data []byte, number protowire.Number) (content []byte) {
-	for f := range fieldsOf(data) {
+	for f, err := range fieldsOf(data) {
+		if err != nil {
+			break
+		}
 		if f.number == number {
 			content = f.content()
 		}
@@ -149,7 +152,10 @@ func find(data []byte, number protowire.Number) (content []byte) {
 
 // count returns the number of fields of that number in a message.
 func count(data []byte, number protowire.Number) (n int) {
-	for f := range fieldsOf(data) {
+	for f, err := range fieldsOf(data) {
+		if err != nil {
+			break
+		}
 		if f.number == number {
 			n++
 		}
@@ -160,7 +166,10 @@ func count(data []byte, number protowire.Number) (n int) {
 // entry returns the value of a map's entry with a key, and whether there is one. The map is a field of that number.
 func entry(data []byte, number protowire.Number, key string) (value string, ok bool) {
 	const keyField, valueField = 1, 2
-	for f := range fieldsOf(data) {
+	for f, err := range fieldsOf(data) {
+		if err != nil {
+			break
+		}
 		if f.number == number && string(find(f.content(), keyField)) == key {
 			value, ok = string(find(f.content(), valueField)), true
 		}

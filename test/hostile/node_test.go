@@ -288,7 +288,7 @@ func (n *node) elements() (count int) {
 				return err
 			}
 			for i := range sets {
-				if plan.FilledByPackets(sets[i].Name) {
+				if plan.FilledByPackets(sets[i].Name) || strings.HasPrefix(sets[i].Name, "dispatch") { // unused classes stay for a while
 					continue
 				}
 				if sets[i].Count < 0 {
