@@ -29,6 +29,8 @@ type Kernel struct {
 	// tables are what was wanted when all was last written or compared, and elements how many.
 	tables   []*nft.Table
 	elements int
+	// atOnce is [mostAtOnce].
+	atOnce int
 	// difference is the batch of the last differences that were sent; its memory serves again.
 	difference *nft.Batch
 	takeOver   takeOver
@@ -74,7 +76,7 @@ func Open() (*Kernel, error) {
 		return nil, fmt.Errorf(noTables, err)
 	}
 	return &Kernel{
-		conn: conn, states: map[nft.Family]*nft.Element{}, difference: nft.NewBatch(0), others: others{heard: make(chan struct{}, 1)},
+		conn: conn, atOnce: mostAtOnce, states: map[nft.Family]*nft.Element{}, difference: nft.NewBatch(0), others: others{heard: make(chan struct{}, 1)},
 	}, nil
 }
 

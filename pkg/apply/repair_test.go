@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -54,6 +55,59 @@ func TestAChangeAfterForeignHandsIsRepaired(t *testing.T) {
 			checkKernel(t, k, p)
 			sync(t, k, p, Nothing)
 		})
+	}
+}
+
+// After a flush, small Services are in the kernel before a large one, which comes in another batch.
+func TestAFlushIsRepairedInParts(t *testing.T) {
+	k, p := synced(t)
+	large := wide(model.IPv4, 1000, 500, 1)
+	p.Set(large.Name, large)
+	sync(t, k, p, Partial)
+	hook := &afterRewrite{do: func() {
+		listing := run(t, "nft", "list table ip kube-nftproxy")
+		if has := strings.Contains(listing, large.Name.String()); has || !strings.Contains(listing, "10.96.0.1 ") {
+			t.Errorf("the large Service is in the first batch: %t; it is:\n%s", has, listing)
+		}
+		if refused := run(t, "nft", "list set ip kube-nftproxy cluster-ips"); strings.Contains(refused, "elements") {
+			t.Errorf("packets to a Service that is to come are refused:\n%s", refused)
+		}
+	}}
+	k.atOnce, k.counts = 100, hook
+	run(t, "nft", "flush ruleset")
+	k.Doubt()
+	sync(t, k, p, Full)
+	checkKernel(t, k, p)
+	k.Doubt()
+	sync(t, k, p, Adopted)
+}
+
+// A flush between two parts of a repair is repaired, and a part that is missing is found.
+func TestAFlushBetweenPartsIsRepaired(t *testing.T) {
+	k, p := synced(t)
+	large := wide(model.IPv4, 1000, 500, 1)
+	p.Set(large.Name, large)
+	sync(t, k, p, Partial)
+	k.atOnce, k.counts = 100, &afterRewrite{do: func() { run(t, "nft", "delete table ip kube-nftproxy") }}
+	run(t, "nft", "flush ruleset")
+	k.Doubt()
+	if _, err := k.Sync(p); err == nil {
+		t.Error("no part failed")
+	}
+	sync(t, k, p, Full)
+	checkKernel(t, k, p)
+}
+
+// afterRewrite does something once after the first batch of a rewrite.
+type afterRewrite struct {
+	uncounted
+	do func()
+}
+
+func (c *afterRewrite) End(_ []nft.Counted, all bool) {
+	if do := c.do; all && do != nil {
+		c.do = nil
+		do()
 	}
 }
 

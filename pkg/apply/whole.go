@@ -2,6 +2,7 @@ package apply
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -174,13 +175,17 @@ func adoptSizes(t *nft.Table, f found) {
 	}
 }
 
-// rewrite replaces all that the tables hold in one batch, without reading elements first. Remembered clients stay.
+// mostAtOnce is the number of elements that one batch writes after somebody has deleted the tables: the kernel takes half a second.
+const mostAtOnce = 250_000
+
+// rewrite replaces all that the tables hold in one batch, without reading elements first. Remembered clients stay. Where there are no
+// tables any more, many elements come in several batches: small Services do not wait for large ones.
 func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
 	p.Prune()
 	p.Fit()
-	b := nft.NewBatch(batchBytes(p))
+	b, most := nft.NewBatch(batchBytes(p)), math.MaxInt
 	b.Report = k.counts != nil && len(k.states) > 0 // what an earlier process has left isn't counted
-	tables := p.Tables()
+	tables, missing := p.Tables(), 0
 	leftovers := map[nft.Family][]string{}
 	for _, t := range tables {
 		f, err := k.find(t)
@@ -194,6 +199,9 @@ func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
 			b.DeleteTable(t.Family, t.Name)
 			f = found{}
 		}
+		if !f.Exists {
+			missing++
+		}
 		b.AddTable(t)
 		leftovers[t.Family] = clearTable(b, p, t, f)
 		for _, c := range t.Chains {
@@ -203,14 +211,31 @@ func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
 			b.AddRules(t, c)
 		}
 	}
-	p.Elements(b.AddElement)
+	k.replace(b)
+	if missing == len(tables) && len(k.states) > 0 {
+		most = k.atOnce
+	}
+	r := Result{Why: why}
+	send := func() error {
+		kind := Full
+		if r.Elements > 0 {
+			kind = Partial
+		}
+		part, err := k.commit(b, kind)
+		r.Elements, r.Bytes, r.Commit = r.Elements+part.Elements, r.Bytes+part.Bytes, r.Commit+part.Commit
+		b.Reset()
+		return err
+	}
+	err := p.ElementsInParts(most, b.AddElement, send)
+	r.Kind = Full
+	if err != nil {
+		return r, err
+	}
+	// The last part has what tells that nothing is missing.
 	for _, t := range tables {
 		b.AddElement(p.State(t.Family))
 	}
-	k.replace(b)
-	r, err := k.commit(b, Full)
-	r.Why = why
-	if err != nil {
+	if err := send(); err != nil {
 		return r, err
 	}
 	k.remember(p)

@@ -4,6 +4,8 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -132,6 +134,12 @@ func (p *Planner) Track() { p.delta = newDelta() }
 
 // Elements calls f for every element that should be there; f must not keep or change it.
 func (p *Planner) Elements(f func(*nft.Element)) {
+	_ = p.ElementsInParts(math.MaxInt, f, nil) // there is one part
+}
+
+// ElementsInParts is Elements, and calls next before each further part of about as many elements, until that fails. Each Service is in one
+// part, the smaller Services before the larger ones.
+func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() error) error {
 	var room nft.Element // one for all: there may be a million
 	none := &port{}
 	each := func(e nft.Element) {
@@ -151,19 +159,23 @@ func (p *Planner) Elements(f func(*nft.Element)) {
 			each(e)
 		}
 	}
-	for id := range p.shared {
-		each(nft.Element{Set: id.Set, Key: id.Key})
-	}
 	head := func(e nft.Element, _ step, _ class) {
 		if e.Set != nil {
 			each(e)
 		}
 	}
-	for _, list := range p.claims {
-		c := &list.winner
-		p.layouts[c.port.family].head(c.port, c.frontend, head)
+	services, part := slices.Collect(maps.Values(p.services)), 0
+	if p.taken.elements > most {
+		slices.SortFunc(services, func(a, b *service) int { return a.weight - b.weight })
 	}
-	for _, s := range p.services {
+	for _, s := range services {
+		if part > 0 && s.weight > most-part {
+			if err := next(); err != nil {
+				return err
+			}
+			part = 0
+		}
+		part += s.weight
 		for fam, sources := range s.sources {
 			if sources != nil {
 				p.layouts[fam].sourceElements(sources, f)
@@ -171,6 +183,11 @@ func (p *Planner) Elements(f func(*nft.Element)) {
 		}
 		for _, port := range s.ports {
 			l := p.layouts[port.family]
+			for i := range port.frontends {
+				if frontend := &port.frontends[i]; p.claims[frontend.Key].winner.frontend == frontend {
+					l.head(port, frontend, head)
+				}
+			}
 			l.tail(port, head)
 			l.backendElements(port, none, f)
 			for ls := range lists {
@@ -182,6 +199,11 @@ func (p *Planner) Elements(f func(*nft.Element)) {
 			}
 		}
 	}
+	// Until all are there, no packet to a cluster IP is refused.
+	for id := range p.shared {
+		each(nft.Element{Set: id.Set, Key: id.Key})
+	}
+	return nil
 }
 
 // State returns the element that tells a later process what a family's table holds: the form of the table, the key and the value of a
