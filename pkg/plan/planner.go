@@ -232,7 +232,7 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 // newService prepares a Service for the tables. What an earlier form of it had keeps its slots and numbers.
 func (p *Planner) newService(s *model.Service, old *service) *service {
 	out := &service{name: s.Name, created: s.Created, ports: make([]*port, 0, len(s.Ports))}
-	weight := weight(s)
+	weight := Weight(s)
 	if reason := p.lacksElements(s.Name.Namespace, weight, old); reason != "" {
 		out.leave("spec", reason)
 		out.lacks.elements = weight

@@ -89,8 +89,19 @@ func (t taken) less(o *taken) bool {
 	return less
 }
 
-// weight is the number of elements that a Service takes.
-func weight(s *model.Service) (n int) {
+// Weight returns the number of elements that the named Service takes.
+func (p *Planner) Weight(name types.NamespacedName) int {
+	if s := p.services[name]; s != nil {
+		return s.weight
+	}
+	return 0
+}
+
+// Weight returns the number of elements that a Service takes, 0 for nil.
+func Weight(s *model.Service) (n int) {
+	if s == nil {
+		return 0
+	}
 	for _, port := range s.Ports {
 		each := 1
 		if port.Affinity > 0 {

@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
@@ -161,14 +162,20 @@ type slice struct {
 	absorbed []types.NamespacedName
 	// fresh says that the Services have just changed, so that others wait for longer.
 	fresh bool
+	// large says that a large Service was planned: no other one has room in the same batch.
+	large bool
 }
+
+// largeWeight is the number of elements above which a Service that changes waits for all smaller ones, and is alone in its batch. To plan and
+// to commit so many takes some ten milliseconds.
+const largeWeight = 10_000
 
 // late reports whether it is time to send. What has been built by then is planned still, unless that takes as long again.
 func (s *slice) late() bool { return s.Now().Sub(s.begun) >= longestSlice }
 
 // over reports whether planning has to stop, because it takes too long or the tables need a repair.
 func (s *slice) over() bool {
-	if len(s.absorbed)%blockSize == 0 && len(s.absorbed) > 0 && s.checkTables() {
+	if s.large || len(s.absorbed)%blockSize == 0 && len(s.absorbed) > 0 && s.checkTables() {
 		return true
 	}
 	return s.Now().Sub(s.begun) >= 2*longestSlice
@@ -179,7 +186,11 @@ func (s *slice) plan(names []types.NamespacedName) (rest []types.NamespacedName)
 	taken := 0
 	s.build(names, s.late, func(name types.NamespacedName, service *model.Service) bool {
 		taken++
-		if !s.postponed(name, service, taken < len(names)) {
+		if large := plan.Weight(service) > largeWeight; large && s.fresh && s.started {
+			s.queue.push([]types.NamespacedName{name})
+			return !s.over()
+		} else if !s.postponed(name, service, taken < len(names)) {
+			s.large = s.large || large && s.started
 			s.absorbService(name, service)
 			s.absorbed = append(s.absorbed, name)
 		}
@@ -232,6 +243,15 @@ func (s *slice) give() {
 // planFresh plans Services that have just changed. What there is no time for has to wait.
 func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
 	s := slice{Proxy: p, begun: p.Now(), fresh: true}
+	if p.started {
+		names = slices.DeleteFunc(names, func(name types.NamespacedName) bool {
+			large := p.Planner.Weight(name) > largeWeight
+			if large {
+				p.queue.push([]types.NamespacedName{name})
+			}
+			return large
+		})
+	}
 	p.Planner.Expect(len(names))
 	rest := s.plan(names)
 	p.queue.push(rest)

@@ -105,6 +105,42 @@ func TestNobodyWaitsForAStorm(t *testing.T) {
 	})
 }
 
+// A large Service, whether it is new or changes, comes alone, in a batch behind the small Services that have changed with it.
+func TestSmallServicesDoNotWaitForLargeOnes(t *testing.T) {
+	run(t, func(b *bench) {
+		b.begin(t, 20)
+		for round := range 2 {
+			time.Sleep(10 * time.Second)
+			var sizes []int
+			b.kernel.mu.Lock()
+			b.kernel.committed = func(elements []string) { sizes = append(sizes, len(elements)) }
+			before := len(b.kernel.elements)
+			b.kernel.mu.Unlock()
+			b.Tracker.Together(func() {
+				for i := range 2 { // svc-0 and svc-1 come first by name
+					var list []string
+					for e := range largeWeight + 1 + round*5000 {
+						list = append(list, fmt.Sprintf("10.%d.%d.%d", 10+i, e/250, 1+e%250))
+					}
+					b.setProtocol(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc-", i)}, corev1.ProtocolTCP, list...)
+				}
+				b.set(19, 5+round) // of 2
+			})
+			time.Sleep(10 * time.Second)
+			b.kernel.mu.Lock()
+			b.kernel.committed = nil
+			b.kernel.mu.Unlock()
+			for i := range sizes {
+				sizes[i] -= before
+			}
+			if len(sizes) < 3 || sizes[0] < 1 || sizes[0] > 10 || sizes[1] > largeWeight+10 {
+				t.Errorf("round %d: %d elements more after the batches, want a few, then those of one large Service, then those of both", round, sizes)
+			}
+			b.check(t)
+		}
+	})
+}
+
 // endpoint makes an address the only endpoint of a Service.
 func (b *bench) endpoint(name types.NamespacedName, addr string) {
 	b.setProtocol(name, corev1.ProtocolTCP, addr)
