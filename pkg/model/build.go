@@ -51,7 +51,16 @@ func Build(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node
 }
 
 func newBuilder(svc *corev1.Service, node Node, opts Options) builder {
-	return builder{svc: svc, node: node, opts: opts, limits: opts.Limits.orDefault()}
+	b := builder{svc: svc, node: node, opts: opts, limits: opts.Limits.orDefault()}
+	// With session affinity each pair is two elements. Where a policy is Local, those of endpoints on this node are there twice.
+	if svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+		b.limits.Pairs = max(1, b.limits.Pairs/2)
+	}
+	if svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal ||
+		svc.Spec.InternalTrafficPolicy != nil && *svc.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal {
+		b.limits.Pairs = max(1, b.limits.Pairs/2)
+	}
+	return b
 }
 
 func (b *builder) build(epSlices []*discoveryv1.EndpointSlice) {

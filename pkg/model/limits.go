@@ -27,8 +27,9 @@ type Limits struct {
 	Slices int
 	// SlicePorts is the number of ports of one EndpointSlice that are ports of the Service, too. The first ones of the list stay.
 	SlicePorts int
-	// Pairs is the number of pairs of an endpoint and a port of the Service in all EndpointSlices, of both families. The slices stay
-	// that are first by name. Of the slice that exceeds the limit, ready endpoints stay before others, and lower addresses before higher ones.
+	// Pairs is the number of pairs of an endpoint and a port of the Service in all EndpointSlices, of both families; half of it with
+	// session affinity, and half of that with a policy Local. The slices stay that are first by name. Of the slice that exceeds the limit, ready endpoints stay before others,
+	// and lower addresses before higher ones.
 	Pairs int
 	// PortEndpoints is the number of different endpoints of one service port in one family. Ready ones stay before others, and lower
 	// addresses before higher ones.
@@ -42,7 +43,7 @@ type Limits struct {
 func DefaultLimits() Limits {
 	return Limits{
 		Ports: 2_000, Addresses: 4_000, Frontends: 10_000, SourceRanges: 1_000,
-		Slices: 4_000, SlicePorts: 2_000, Pairs: 200_000, PortEndpoints: 16_384, Problems: 20,
+		Slices: 4_000, SlicePorts: 2_000, Pairs: 40_000, PortEndpoints: 16_384, Problems: 20,
 	}
 }
 

@@ -290,6 +290,36 @@ func TestPortsThatAreLeftOutAreNoPairs(t *testing.T) {
 	}
 }
 
+// TestPairsThatAreMoreElements: with session affinity, or a policy Local, each pair is twice as many elements, so that half as many are kept.
+func TestPairsThatAreMoreElements(t *testing.T) {
+	affinity := func(svc *corev1.Service) { svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }
+	local := func(svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal }
+	internal := func(svc *corev1.Service) {
+		svc.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
+	}
+	for name, tc := range map[string]struct {
+		edits []func(*corev1.Service)
+		want  int
+	}{
+		"neither":                  {nil, 8},
+		"affinity":                 {[]func(*corev1.Service){affinity}, 4},
+		"external policy Local":    {[]func(*corev1.Service){local}, 4},
+		"internal policy Local":    {[]func(*corev1.Service){internal}, 4},
+		"affinity, policies Local": {[]func(*corev1.Service){affinity, local, internal}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			svc := manyPorts(2)
+			for _, edit := range tc.edits {
+				edit(svc)
+			}
+			got := Build(svc, []*discoveryv1.EndpointSlice{portsSlice("a", 2, "1r 2r 3r 4r 5r")}, here, Options{Limits: only(LimitPairs)})
+			if len(got.Problems) != 1 || !strings.Contains(got.Problems[0].Reason, fmt.Sprintf("limit of %d ", tc.want)) {
+				t.Errorf("problems: %v, want one of a limit of %d", got.Problems, tc.want)
+			}
+		})
+	}
+}
+
 // TestProblemsAreBounded: some are told, the number of the others is told once, and that of an exceeded limit is told beside them.
 func TestProblemsAreBounded(t *testing.T) {
 	s := slice("a", eps("1r 2r 3r 4r 5r")...)
@@ -434,7 +464,7 @@ func TestOneObjectTakesLittleMemory(t *testing.T) {
 		// 20,000,000 endpoints that nothing uses
 		{"ports of a slice that the Service doesn't have", manyPorts(1), []*discoveryv1.EndpointSlice{big(20_000, 1_000, false)}, mb, 1, 0},
 		// 20,000,000 endpoints; the slice's ports that are left out count as one port.
-		{"ports x endpoints of a slice", manyPorts(20_000), []*discoveryv1.EndpointSlice{big(20_000, 1_000, true)}, 64 * mb, 2_000, 200_000 / 2_001 * 2_000},
+		{"ports x endpoints of a slice", manyPorts(20_000), []*discoveryv1.EndpointSlice{big(20_000, 1_000, true)}, 64 * mb, 2_000, 40_000 / 2_001 * 2_000},
 		{"endpoints", manyPorts(1), []*discoveryv1.EndpointSlice{big(1, 30_000, true)}, 8 * mb, 1, 16_384},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
