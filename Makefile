@@ -41,8 +41,8 @@ test-kernels: ## tests on other kernels, in virtual machines (root)
 soak: ## repeats faults and restarts under load for long, and a day's changes in minutes (root); RESTARTS=1000 REPAIRS=20 CHANGES=8640000
 	RESTARTS='$(RESTARTS)' REPAIRS='$(REPAIRS)' API_FAULT='$(API_FAULT)' CHAOS='$(CHAOS)' CHANGES='$(CHANGES)' SERVICES='$(SERVICES)' HISTORY_MINUTES='$(HISTORY_MINUTES)' hack/soak.sh
 
-bench: ## kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; OUTPUT=. publishes it
-	QUICK='$(QUICK)' SIZES='$(SIZES)' OUTPUT='$(OUTPUT)' hack/bench.sh
+bench: ## kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; LIMITS=1: only objects at their limits; OUTPUT=. publishes it
+	QUICK='$(QUICK)' LIMITS='$(LIMITS)' SIZES='$(SIZES)' OUTPUT='$(OUTPUT)' hack/bench.sh
 
 bench-kernels: ## the same ratios on other kernels, in virtual machines (root), half an hour for each; OUTPUT=. publishes them
 	OUTPUT='$(OUTPUT)' hack/bench-kernels.sh $(KERNELS)

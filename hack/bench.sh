@@ -2,6 +2,7 @@
 # Measures kube-proxy and kube-nftproxy side by side on real clusters, in one run: test/compare. Takes about an hour.
 #   QUICK=1            a small size, in under five minutes
 #   SIZES=10000x10,... only these sizes of the plan: Services x endpoints
+#   LIMITS=1           only the worst case: objects at their limits, and unrelated changes and repairs beside them; ten minutes
 #   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md and README.md, and docs/plots
 # The lane ratios of hack/test.sh measures less, in two minutes, and fails where a ratio is off by a factor.
 # Usage: hack/bench.sh
@@ -11,5 +12,11 @@ hack/deps.sh
 hack/build.sh
 hack/kubernetes.sh etcd kube-apiserver kube-proxy
 go build -o bin/compare ./test/compare
+limits() {
+  REQUIRE_NETNS=1 go test -run '^$' -bench 'Limits|Room' -benchtime 1x ./pkg/proxy
+  bin/compare -limits
+}
+if [ -n "${LIMITS:-}" ]; then limits && exit; fi
 bin/compare ${QUICK:+-quick} -only "${SIZES:-}" -output "${OUTPUT:-}"
+[ -n "${QUICK:-}" ] || limits
 if [ -n "${OUTPUT:-}" ]; then go run -C hack/plot . "$(realpath "$OUTPUT")"; fi

@@ -10,6 +10,9 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
 // settings are the command line.
@@ -23,6 +26,9 @@ type settings struct {
 	raw          string
 	kernels      string
 	ours, theirs string
+	// limits says to measure the limits instead, with a tenant of so many elements, pairs of a Service, and source ranges.
+	limits                                 bool
+	limitElements, limitPairs, limitRanges int
 }
 
 func main() {
@@ -38,6 +44,10 @@ func main() {
 	flag.StringVar(&s.kernels, "kernels", "", "measure nothing: write into output what -raw of runs on other kernels has left in these files, as in a.json,b.json")
 	flag.StringVar(&s.ours, "kube-nftproxy", "bin/kube-nftproxy", "our program")
 	flag.StringVar(&s.theirs, "kube-proxy", "bin/kubernetes/kube-proxy", "kube-proxy")
+	flag.BoolVar(&s.limits, "limits", false, "measure unrelated changes and repairs beside a tenant at its limits, instead of the plan; -raw keeps the log")
+	flag.IntVar(&s.limitElements, "limit-elements", plan.DefaultRoom().Elements/4, "elements of the tenant, with -limits")
+	flag.IntVar(&s.limitPairs, "limit-pairs", model.DefaultLimits().Pairs, "endpoints times ports of each of its Services, with -limits")
+	flag.IntVar(&s.limitRanges, "limit-ranges", plan.DefaultRoom().SourceRanges/4, "its source ranges, with -limits")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -50,6 +60,9 @@ func main() {
 func run(ctx context.Context, s settings) error {
 	if s.kernels != "" {
 		return publishKernels(s.output, strings.Split(s.kernels, ","))
+	}
+	if s.limits {
+		return measureLimits(ctx, s)
 	}
 	report, err := measureAll(ctx, s)
 	if err != nil {

@@ -1,0 +1,323 @@
+package proxy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/report"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// hostile is a Service above its limits with its EndpointSlices. Two versions of it differ in as much as its author may change at once.
+type hostile struct {
+	service *corev1.Service
+	slices  []*discoveryv1.EndpointSlice
+}
+
+// atLimits are the rows of the table of limits of one object in docs/threat-model.md.
+var atLimits = []struct {
+	name string
+	make func(version int) hostile
+}{
+	{"service ports", func(v int) hostile {
+		return hostile{hostileService(50_000), []*discoveryv1.EndpointSlice{hostileSlice(v, 0, 2_000, 1)}}
+	}},
+	{"addresses", func(v int) hostile {
+		return hostile{hostileService(1, externalIPs(v, 100_000)), nil}
+	}},
+	{"frontends", func(v int) hostile {
+		return hostile{hostileService(1_000, externalIPs(v, 37_500)), nil}
+	}},
+	{"source ranges", func(v int) hostile {
+		return hostile{hostileService(1, sourceRanges(v, 80_000)), nil}
+	}},
+	{"EndpointSlices", func(v int) hostile {
+		return hostile{hostileService(1), hostileSlices(v, 5_000, 1, 4)}
+	}},
+	{"ports of a slice", func(v int) hostile {
+		return hostile{hostileService(2_000), []*discoveryv1.EndpointSlice{hostileSlice(v, 0, 20_000, 10)}}
+	}},
+	{"endpoints times ports", func(v int) hostile {
+		return hostile{hostileService(200), hostileSlices(v, 2, 200, 1_000)}
+	}},
+	{"endpoints times ports, affinity", func(v int) hostile {
+		return hostile{hostileService(200, withAffinity), hostileSlices(v, 2, 200, 1_000)}
+	}},
+	{"endpoints times ports, Local", func(v int) hostile {
+		return hostile{hostileService(200, withLocal), hostileSlices(v, 2, 200, 1_000)}
+	}},
+	{"endpoints times ports, Local, affinity", func(v int) hostile {
+		return hostile{hostileService(200, withLocal, withAffinity), hostileSlices(v, 2, 200, 1_000)}
+	}},
+	{"endpoints of a port", func(v int) hostile {
+		return hostile{hostileService(1), hostileSlices(v, 30, 1, 1_000)}
+	}},
+	{"endpoints of a port, affinity", func(v int) hostile {
+		return hostile{hostileService(1, withAffinity), hostileSlices(v, 30, 1, 1_000)}
+	}},
+	{"problems", func(v int) hostile {
+		return hostile{hostileService(1, func(s *corev1.Service) { s.Spec.ExternalIPs = slices.Repeat([]string{"1::"}, 300_000+v) }), nil}
+	}},
+	{"conflicts", func(v int) hostile {
+		return hostile{hostileService(1_000, func(s *corev1.Service) {
+			s.Name, s.CreationTimestamp = "loser", metav1.Unix(2, 0)
+			s.Spec.ClusterIP, s.Spec.ClusterIPs = "10.96.255.2", nil
+			s.Spec.ExternalIPs = addressesFrom(198, 0, 9+v)
+		}), nil}
+	}},
+}
+
+// BenchmarkLimits takes a Service above each limit from stored objects to the kernel's acknowledgement, beside 1,000 others: first the Service
+// appears, then all that its author can change at once changes, then it disappears. The times are the longest of the three: build-ms of
+// making the Service of its objects, loop-ms of that and of planning and encoding, commit-ms of the kernel's part. The lines of the log and
+// the Events are those of all three.
+func BenchmarkLimits(b *testing.B) {
+	for _, limit := range atLimits {
+		b.Run(limit.name, func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				lab.EnterNamespace(b)
+				s := newStoredSource(b, 1_000, 10)
+				if limit.name == "conflicts" {
+					winner := hostile{hostileService(1_000, func(s *corev1.Service) { s.Spec.ExternalIPs = addressesFrom(198, 0, 9) }), nil}
+					s.store(b, winner)
+				}
+				m := newMeter(b, s)
+				m.sync(b)
+				m.reset()
+				b.StartTimer()
+				for version := range 2 {
+					m.sync(b, s.store(b, limit.make(version)))
+				}
+				m.sync(b, s.remove(limit.make(0)))
+				b.StopTimer()
+				m.report(b)
+				b.StartTimer()
+			}
+		})
+	}
+}
+
+// BenchmarkRoom takes all Services that the room of a node has place for from stored objects to the kernel's acknowledgement, in one batch, and
+// then what one Service's author can change at once.
+func BenchmarkRoom(b *testing.B) {
+	room, limits := plan.DefaultRoom(), model.DefaultLimits()
+	const namespaces = 4
+	for name, kind := range map[string]struct {
+		// each is what a Service takes of the whole.
+		whole, each int
+		make        func(version int) hostile
+	}{
+		"elements": {room.Elements, limits.Pairs + limits.Pairs/1_000, func(v int) hostile {
+			return hostile{hostileService(limits.Pairs / 1_000), hostileSlices(v, 1, limits.Pairs/1_000, 1_000)}
+		}},
+		"source ranges": {room.SourceRanges, limits.SourceRanges / 2, func(v int) hostile {
+			return hostile{hostileService(1, sourceRanges(v, limits.SourceRanges/2)), nil}
+		}},
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				lab.EnterNamespace(b)
+				s := newStoredSource(b, 0, 0)
+				one := func(i, version int) types.NamespacedName {
+					h := kind.make(version)
+					h.service.Namespace, h.service.Name = fmt.Sprint("evil-", i%namespaces), fmt.Sprint("big-", i)
+					h.service.Spec.ClusterIP = fmt.Sprintf("10.97.0.%d", i)
+					for j := range h.service.Status.LoadBalancer.Ingress {
+						h.service.Status.LoadBalancer.Ingress[j].IP = fmt.Sprintf("203.0.113.%d", i)
+					}
+					return s.store(b, h)
+				}
+				for i := range kind.whole / namespaces / kind.each * namespaces {
+					one(i, 0)
+				}
+				m := newMeter(b, s)
+				b.StartTimer()
+				m.sync(b)
+				b.StopTimer()
+				m.report(b)
+				m.reset()
+				b.StartTimer()
+				m.sync(b, one(0, 1))
+				b.StopTimer()
+				b.ReportMetric(millis(m.loop), "change-loop-ms")
+				b.ReportMetric(millis(m.commit), "change-commit-ms")
+				b.StartTimer()
+			}
+		})
+	}
+}
+
+// meter measures syncs: the longest of each kind of time, the most elements, and all lines of the log.
+type meter struct {
+	p                   *Proxy
+	build, loop, commit time.Duration
+	elements            int
+	log                 *lines
+}
+
+// newMeter opens a proxy on a source, which has not synced yet.
+func newMeter(b *testing.B, s *storedSource) *meter {
+	m := &meter{p: s.open(b), log: &lines{}}
+	m.p.node.Name = m.p.NodeName
+	m.p.Report = report.New(klog.New(m.log), m.log, report.Count{Problem: func(string) {}, Suppressed: func(string) {}}).Problem
+	return m
+}
+
+func (m *meter) reset() {
+	*m.log = lines{}
+	*m = meter{p: m.p, log: m.log}
+}
+
+// sync has the kernel have some Services that have changed, and all that have changed before.
+func (m *meter) sync(b *testing.B, names ...types.NamespacedName) {
+	p := m.p
+	for _, name := range names {
+		start := time.Now()
+		p.buildService(&p.room, name, p.readings[name])
+		m.build = max(m.build, time.Since(start))
+		p.Tracker.Service(name)
+	}
+	ctx := klog.NewContext(b.Context(), klog.New(m.log))
+	start := time.Now()
+	for again := true; again; again = p.queue.waiting() > 0 {
+		before := p.account.syncs
+		p.sync(ctx)
+		if p.refused {
+			b.Fatalf("the sync has failed: %v", p.account.failure)
+		}
+		for n := before; n < p.account.syncs; n++ {
+			r := &p.account.recent[n%mostRecent].result
+			m.commit, m.elements = max(m.commit, r.Commit), max(m.elements, r.Elements)
+			start = start.Add(r.Commit)
+		}
+		if p.account.syncs > before {
+			m.loop, start = max(m.loop, time.Since(start)), time.Now()
+		}
+	}
+}
+
+func (m *meter) report(b *testing.B) {
+	b.ReportMetric(millis(m.build), "build-ms")
+	b.ReportMetric(millis(m.loop), "loop-ms")
+	b.ReportMetric(millis(m.commit), "commit-ms")
+	b.ReportMetric(float64(m.elements), "elements")
+	b.ReportMetric(float64(m.log.lines), "log-lines")
+	b.ReportMetric(float64(m.log.events), "events")
+}
+
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// lines counts the lines of a log, and Events.
+type lines struct{ lines, events int }
+
+func (l *lines) Init(klog.RuntimeInfo)                                   {}
+func (l *lines) Enabled(level int) bool                                  { return level == 0 }
+func (l *lines) Info(int, string, ...any)                                { l.lines++ }
+func (l *lines) Error(error, string, ...any)                             { l.lines++ }
+func (l *lines) WithValues(...any) klog.LogSink                          { return l }
+func (l *lines) WithName(string) klog.LogSink                            { return l }
+func (l *lines) Eventf(_, _ runtime.Object, _, _, _, _ string, _ ...any) { l.events++ }
+
+// store stores a Service and its slices.
+func (s *storedSource) store(b *testing.B, h hostile) types.NamespacedName {
+	name := types.NamespacedName{Namespace: h.service.Namespace, Name: h.service.Name}
+	s.services[name], s.slices[name] = encoded(b, h.service), nil
+	for _, slice := range h.slices {
+		slice.Namespace = name.Namespace
+		s.slices[name] = append(s.slices[name], &encodedSlice{encoded(b, slice), len(slice.Endpoints)})
+	}
+	return name
+}
+
+// remove forgets a Service and its slices.
+func (s *storedSource) remove(h hostile) types.NamespacedName {
+	name := types.NamespacedName{Namespace: h.service.Namespace, Name: h.service.Name}
+	delete(s.services, name)
+	delete(s.slices, name)
+	return name
+}
+
+// hostileService is a Service with ports, changed in some ways.
+func hostileService(ports int, change ...func(*corev1.Service)) *corev1.Service {
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "evil", Name: "big", CreationTimestamp: metav1.Unix(1, 0)}}
+	s.Spec.ClusterIP = "10.96.255.1"
+	for i := range ports {
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Protocol: corev1.ProtocolTCP, Port: int32(1 + i)})
+	}
+	for _, c := range change {
+		c(s)
+	}
+	return s
+}
+
+func externalIPs(version, n int) func(*corev1.Service) {
+	return func(s *corev1.Service) { s.Spec.ExternalIPs = addressesFrom(198, version, n) }
+}
+
+func sourceRanges(version, n int) func(*corev1.Service) {
+	return func(s *corev1.Service) {
+		s.Spec.Type, s.Status.LoadBalancer.Ingress = corev1.ServiceTypeLoadBalancer, []corev1.LoadBalancerIngress{{IP: "203.0.113.1"}}
+		for i := range n { // no two of them can be joined
+			s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges,
+				netip.AddrFrom4([4]byte{10 + byte(version), byte(i >> 15), byte(i >> 7), byte(i << 1)}).String()+"/32")
+		}
+	}
+}
+
+func withAffinity(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }
+
+func withLocal(s *corev1.Service) {
+	local := corev1.ServiceInternalTrafficPolicyLocal
+	s.Spec.Type, s.Spec.InternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, &local
+	s.Spec.ExternalIPs = []string{"198.51.100.1"}
+}
+
+// addressesFrom returns addresses below first, which are others in each version.
+func addressesFrom(first byte, version, n int) (list []string) {
+	for i := range n {
+		list = append(list, netip.AddrFrom4([4]byte{first + byte(version), byte(i >> 16), byte(i >> 8), byte(i)}).String())
+	}
+	return list
+}
+
+func hostileSlices(version, n, ports, endpoints int) (list []*discoveryv1.EndpointSlice) {
+	for i := range n {
+		list = append(list, hostileSlice(version, i, ports, endpoints))
+	}
+	return list
+}
+
+// hostileSlice is the number-th EndpointSlice of a hostile Service. All its ports are others in each version.
+func hostileSlice(version, number, ports, endpoints int) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "evil", Name: fmt.Sprintf("big-%06d", number)},
+		AddressType: discoveryv1.AddressTypeIPv4,
+	}
+	protocol, ready := corev1.ProtocolTCP, true
+	for i := range ports {
+		name, port := fmt.Sprint("p", i), int32(1+i+version)
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &port})
+	}
+	node := "node-1"
+	for i := range endpoints {
+		addr := netip.AddrFrom4([4]byte{11, byte(number >> 6), byte(number<<2) | byte(i>>8), byte(i)})
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+			NodeName: &node, Addresses: []string{addr.String()}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
+	}
+	return s
+}
