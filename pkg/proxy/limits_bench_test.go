@@ -197,7 +197,7 @@ func (m *meter) sync(b *testing.B, names ...types.NamespacedName) {
 	for again := true; again; again = p.queue.waiting() > 0 {
 		before := p.account.syncs
 		p.sync(ctx)
-		if p.refused {
+		if p.rejected {
 			b.Fatalf("the sync has failed: %v", p.account.failure)
 		}
 		for n := before; n < p.account.syncs; n++ {
