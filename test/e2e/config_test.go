@@ -72,7 +72,7 @@ func TestKubeadmsConfiguration(t *testing.T) {
 
 	v.put("..2", strings.Replace(config, `mode: ""`, "mode: none", 1))
 	eventually(t, patience, func() error {
-		if len(d.lines("was updated, and can't be used")) == 0 {
+		if len(d.lines("The updated configuration file is invalid")) == 0 {
 			return errors.New("a configuration that can't be used isn't mentioned")
 		}
 		return nil
