@@ -68,7 +68,7 @@ func TestMalformedObjects(t *testing.T) {
 		t.Errorf("rejected objects (-want +got):\n%s", diff)
 	}
 	for object, n := range map[string]int{"default/fqdn-2": 1, "default/orphan-1": 1, "default/second": 2} {
-		if lines := d.lines("can't be served", fmt.Sprintf("object=%q", object)); len(lines) != n {
+		if lines := d.lines("Part of an object cannot be used", fmt.Sprintf("object=%q", object)); len(lines) != n {
 			t.Errorf("%d lines in the log about %s, want %d: %q", len(lines), object, n, lines)
 		}
 	}
