@@ -67,7 +67,7 @@ func TestNodePortCollision(t *testing.T) {
 		"NodePortCollision Service web": 1, "NodePortInEphemeralRange Service dns": 1, "NodePortInEphemeralRange Node node-1": 1,
 	}
 	eventually(t, patience, func() error { return nodePortEvents(w, want) })
-	if got := d.lines("An object can't be served as it says", "default/web", "30080/TCP (at 0.0.0.0:30080)", "on node node-1"); len(got) != 1 {
+	if got := d.lines("Part of an object cannot be used", "default/web", "30080/TCP (at 0.0.0.0:30080)", "on node node-1"); len(got) != 1 {
 		t.Errorf("%d lines in the log tell of the process, want 1: %q", len(got), got)
 	}
 
