@@ -50,8 +50,8 @@ func targets() (all []target) {
 var columns = []client{pod, secondary, outside, remote, itself, remoteItself}
 
 var headings = map[client]string{
-	pod: "a pod on this node", secondary: "this node", outside: "a machine outside", remote: "a pod elsewhere",
-	itself: "an endpoint on this node", remoteItself: "an endpoint elsewhere",
+	pod: "a pod on this node", secondary: "this node", outside: "an external client", remote: "a pod on another node",
+	itself: "an endpoint on this node", remoteItself: "an endpoint on another node",
 }
 
 // result tells in a few words what comes of all cells that are one on the page. They must not differ.
@@ -118,7 +118,7 @@ func change(before, after wanted) string {
 		switch {
 		case before.endpoints[host] == o:
 		case o == reached(host, fromNode):
-			return "endpoints see the node"
+			return "endpoints see the node's address"
 		case o == reached(host, kept):
 			return "endpoints see the client's own address"
 		default:
@@ -129,7 +129,7 @@ func change(before, after wanted) string {
 		return ""
 	}
 	if len(before.endpoints) > len(after.endpoints) && (after.verdict == "" || after.verdict == dropped) {
-		return "reaches endpoints on this node only; dropped if there is none"
+		return "reaches only endpoints on this node; dropped if there are none"
 	}
 	return "from " + before.String() + " to " + after.String()
 }
@@ -183,26 +183,36 @@ func (tg target) changes(a, b mode, who client) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// preface explains the words of the page.
-const preface = `# What comes of a packet to a Service
+// preface defines the words of the page.
+const preface = `# The destination of a packet to a Service
 
-Written by ` + "`go test ./test/matrix -update`" + `. Every statement is proved by packets in ` + "`make test`" + `, for IPv4 and IPv6, TCP and UDP
-(and SCTP in the first table): %s cells in %d modes. The real kube-proxy is held to the same in ` + "`make test-twin`" + `.
+This page is for operators and developers. It has the result for each kind of address, traffic policy, client and placement of endpoints.
 
-- **all**, **local**: any endpoint, any endpoint on this node.
-- **refused**: TCP reset or ICMP port unreachable; **dropped**: silence.
-- **kept**, **node**: the endpoint sees the client's own address, or this node's (masqueraded). **itself**: what an
-  endpoint sees that is given its own connection.
-- Endpoints are on this node (local), on others (remote), on both, or this node itself (host network).
-- Without endpoints, every address refuses every client, whatever the policies.
-- With session affinity, all connections of one client go to one of these endpoints, by whichever address of the service
-  port. Where a policy excludes that one, the client gets another and stays there, also when it comes by the first
-  address again. This needs an endpoint that both addresses may use: if the local endpoints and the endpoints that topology
-  hints select have none in common, a client that uses both addresses by turns keeps its endpoint at neither.
-- "This node" is a process that calls from the node's second address. From the first one it reaches the same endpoints,
-  which then always see the node.
-- An endpoint elsewhere that is given its own connection drops it: its own address comes from outside. With a proxy on
-  each node, its own node would have masqueraded it.
+` + "`go test ./test/matrix -update`" + ` writes this page. In ` + "`make test`" + `, packets prove every statement, for IPv4 and IPv6, TCP and UDP (and SCTP in the
+first table): %s cells in %d modes. ` + "`make test-twin`" + ` sends the same packets through the real kube-proxy.
+
+| word | meaning |
+|---|---|
+| **all** | the packet reaches any endpoint |
+| **local** | the packet reaches any endpoint on this node |
+| **refused** | TCP reset or ICMP port unreachable |
+| **dropped** | no answer |
+| **kept** | the endpoint sees the client's own address |
+| **node** | the endpoint sees this node's address (masqueraded) |
+| **itself** | an endpoint gets its own connection; the word after it is the source address that the endpoint sees |
+
+The column *endpoints* is their placement: on this node (local), on other nodes (remote), on both, or this node itself (host network).
+
+- Without endpoints, every address refuses every client, regardless of the policies.
+- "This node" is a process that sends from the node's second address. From the first address it reaches the same endpoints, and they always see
+  the node's address.
+- An endpoint on another node drops its own connection, because the packet returns with the endpoint's own source address. With a proxy on
+  each node, the endpoint's node would have masqueraded the packet.
+
+With session affinity, all connections of one client reach one of these endpoints, at any address of the service port. If a policy excludes that
+endpoint at one address, the client gets another endpoint. It then keeps the new endpoint at all addresses. This needs an endpoint that both addresses may use. If
+the local endpoints and the endpoints that topology hints select have none in common, a client that alternates between both addresses keeps its
+endpoint at neither.
 `
 
 // text is the page.
@@ -243,9 +253,9 @@ func text(t *testing.T) string {
 			}
 		}
 	}
-	b.WriteString("\n## What changes with other flags\n")
+	b.WriteString("\n## Changes with other flags\n")
 	sections(&b, "", func(m mode) (mode, bool) { return base, !m.masqueradeAll && m != base })
-	sections(&b, "`--masquerade-all`, in addition: ", func(m mode) (mode, bool) { return mode{detector: m.detector}, m.masqueradeAll })
+	sections(&b, "With `--masquerade-all`, in addition: ", func(m mode) (mode, bool) { return mode{detector: m.detector}, m.masqueradeAll })
 	return b.String()
 }
 
@@ -266,7 +276,7 @@ func sections(b *strings.Builder, heading string, choose func(mode) (mode, bool)
 	}
 	for _, rows := range order {
 		names := strings.Join(modesOf[rows], ", ")
-		fmt.Fprintf(b, "\n### %s%s\n\n| to | from | |\n|---|---|---|\n%s", heading, names, rows)
+		fmt.Fprintf(b, "\n### %s%s\n\n| to | from | change |\n|---|---|---|\n%s", heading, names, rows)
 	}
 }
 
