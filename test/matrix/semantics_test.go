@@ -211,8 +211,8 @@ The column *endpoints* is their placement: on this node (local), on other nodes 
 
 With session affinity, all connections of one client reach one of these endpoints, at any address of the service port. If a policy excludes that
 endpoint at one address, the client gets another endpoint. It then keeps the new endpoint at all addresses. This needs an endpoint that both addresses may use. If
-the local endpoints and the endpoints that topology hints select have none in common, a client that alternates between both addresses keeps its
-endpoint at neither.
+no local endpoint is among the endpoints that topology hints select, a client that alternates between both addresses keeps its endpoint at
+neither.
 `
 
 // text is the page.
