@@ -217,8 +217,8 @@ func (l *layout) classChain(o *Options, c class) *nft.Chain {
 	return ch
 }
 
-// draws are the sizes from which a slot of a table is drawn, until one is filled: a table of more than exactSlots has some empty ones. Five
-// sixths of its slots or more are filled, so that an endpoint's share is off by a hundredth at most.
+// draws are the sizes from which a slot of a table is drawn, until one is filled: a table of more than exactSlots has some empty ones. More
+// than four fifths of its slots are filled, so that an endpoint's share is off by a hundredth at most.
 func draws(size uint32) []uint32 {
 	if filled := surelyFilled(size); filled < size {
 		return []uint32{size, size, size, filled}
