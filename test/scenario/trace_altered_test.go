@@ -72,13 +72,13 @@ var alterations = []struct {
 	},
 	{
 		name:  "the rule that draws is gone",
-		input: "delete rule ip kube-nftproxy cluster-2 handle RULE(cluster-2,-3)",
+		input: "delete rule ip kube-nftproxy endpoints-of-2 handle RULE(endpoints-of-2,-2)",
 		want:  []string{"pod-0 sees 10.244.0.11"},
 	},
 	{
 		name: "both rules that draw are gone",
-		input: "delete rule ip kube-nftproxy cluster-2 handle RULE(cluster-2,-3)\n" +
-			"delete rule ip kube-nftproxy cluster-2 handle RULE(cluster-2,-2)",
+		input: "delete rule ip kube-nftproxy endpoints-of-2 handle RULE(endpoints-of-2,-2)\n" +
+			"delete rule ip kube-nftproxy fewer-endpoints handle RULE(fewer-endpoints,-2)",
 		want: []string{"refused"}, why: "a cluster IP without such a port",
 	},
 	{
@@ -103,8 +103,8 @@ var alterations = []struct {
 	},
 	{
 		name:  "a rule in the Service's chain",
-		input: "insert rule ip kube-nftproxy cluster-2 ip saddr 10.244.0.11 drop",
-		want:  []string{"timed out"}, why: `rule "ip saddr 10.244.0.11 drop" of chain cluster-2`,
+		input: "insert rule ip kube-nftproxy endpoints-of-2 ip saddr 10.244.0.11 drop",
+		want:  []string{"timed out"}, why: `rule "ip saddr 10.244.0.11 drop" of chain endpoints-of-2`,
 	},
 	{
 		name:  "a rule translates to somebody else",
