@@ -60,13 +60,12 @@ func (d *daemon) dropUnserved() {
 	}
 }
 
-// keepLease prepares to renew the lease beside the loop: while this process serves, or no other one does. Of locked tables the loop renews
-// it, once it has claimed them.
+// keepLease prepares to renew the lease beside the loop: while this process serves, or no other one does.
 func (d *daemon) keepLease(logger klog.Logger) (err error) {
 	if d.lease, err = d.kernel.Lease(d.planner); err != nil {
 		return err
 	}
-	d.lease.May = func() bool { return d.instance.Alone() && !(d.lockable && d.firstSync.Load()) }
+	d.lease.May = d.instance.Alone
 	d.lease.Failed = func(err error) { logger.Error(err, "Failed to renew the lease of the tables, will retry") }
 	return nil
 }

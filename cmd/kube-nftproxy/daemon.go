@@ -9,7 +9,6 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -157,8 +156,6 @@ type daemon struct {
 	// lease is renewed beside the loop; instance tells whether another process of this program serves.
 	lease    *apply.Lease
 	instance *instance.Instance
-	// lockable says that tables are to be locked, and the kernel can.
-	lockable bool
 	planner  *plan.Planner
 	// counts are the connections to Services.
 	counts   *counters.Counters
@@ -179,8 +176,6 @@ type daemon struct {
 	takeover  *takeover.Takeover
 	started   time.Time
 	settle    sync.Once
-	// firstSync says that a sync has succeeded.
-	firstSync atomic.Bool
 	// loop is what keeps the kernel in step; console answers commands about all of this.
 	loop    *proxy.Proxy
 	console *console
@@ -228,7 +223,6 @@ func newDaemon(ctx context.Context, s *settings, families []model.Family) (*daem
 	if !d.takeover.Rival(ctx) {
 		d.kernel.TakeOver(func() bool { return !d.takeover.Rival(ctx) })
 	}
-	d.lockable = d.LockTables && d.canLock(logger)
 	d.console = &console{daemon: d}
 	d.planner = plan.New(d.planOptions())
 	if err := d.count(logger); err != nil {
@@ -243,15 +237,6 @@ func newDaemon(ctx context.Context, s *settings, families []model.Family) (*daem
 	}
 	d.loop = d.newLoop()
 	return d, nil
-}
-
-// canLock says in the log where the kernel can't lock tables.
-func (d *daemon) canLock(logger klog.Logger) bool {
-	can, err := d.kernel.CanLock()
-	if err != nil || !can {
-		logger.Error(err, "Tables are not locked: that takes Linux 6.9 or later. What others change in them is repaired")
-	}
-	return can
 }
 
 // openSource prepares to read from a folder, or from the API server.
@@ -368,8 +353,7 @@ func (d *daemon) planOptions() plan.Options {
 	nodePorts := d.nodePortAddresses()
 	all, mark := config.Masquerading(d.Config)
 	options := plan.Options{Families: d.families, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: d.localPods,
-		Room: d.room, Uncounted: !d.CountConnections, CountEndpoints: d.CountEndpoints,
-		LockTables: d.lockable}
+		Room: d.room, Uncounted: !d.CountConnections, CountEndpoints: d.CountEndpoints}
 	for _, f := range d.families {
 		options.AnyNodeAddress[f] = nodePorts.Any(f)
 	}
@@ -390,6 +374,6 @@ func (d *daemon) newLoop() *proxy.Proxy {
 		Flows: d.flows, Earlier: func() ([]model.Key, error) { return apply.EarlierUDP(d.families) }, NodePortUsers: d.users, Checks: d.checks, Families: d.families,
 		NodeName: d.nodeName, NodeIP: d.nodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: d.nodePortAddresses(),
 		Model: d.modelOptions(), Report: d.report, Synced: d.synced, Observer: d.console, Now: time.Now,
-		Turn: d.instance, Renews: d.lockable,
+		Turn: d.instance,
 	})
 }

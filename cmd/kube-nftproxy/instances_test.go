@@ -217,26 +217,6 @@ func TestTwoInstancesNeverFight(t *testing.T) {
 	}
 }
 
-// Tables that are locked to the older one's connection are the newer one's as soon as that serves.
-func TestLockedTablesAreHandedOver(t *testing.T) {
-	n := newNode(t)
-	older := n.start("kube-nftproxy", 1, 0, "--lock-tables")
-	n.eventually(func() error { return n.reaches(0) })
-	if older.says("Tables are not locked") == nil {
-		t.Skip("kernels before 6.9 can't lock tables")
-	}
-	newer := n.start("kube-nftproxy", 2, 1, "--lock-tables")
-	n.eventually(func() error { return n.reaches(1) })
-	newer.serve(0)
-	n.eventually(func() error { return n.reaches(0) })
-	if newer.says("Sync failed") == nil {
-		t.Error("the newer one has met a lock")
-	}
-	older.serve(1)
-	newer.Kill()
-	n.eventually(func() error { return n.reaches(1) })
-}
-
 // A newer one that can't serve yet leaves the older one alone, and takes no connection away when it can.
 func TestANewerInstanceThatWaitsLetsTheOlderServe(t *testing.T) {
 	n := newNode(t)

@@ -57,7 +57,6 @@ func containerLimit(folder string) (int64, bool) {
 func (d *daemon) synced() {
 	d.takeover.Synced()
 	d.settle.Do(func() {
-		d.firstSync.Store(true)
 		d.dropUnserved()
 		if os.Getenv("GOGC") == "" {
 			debug.SetGCPercent(growthLater)

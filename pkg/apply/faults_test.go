@@ -485,8 +485,7 @@ func TestNetlinkFaults(t *testing.T) {
 			_, _ = f.k.Sync(f.p)
 			f.whole("after a rewrite")
 
-			f.calls.Decide(c.make())
-			_ = f.k.Renew(f.p)
+			f.renew(c.make())
 			f.whole("after a renewal")
 
 			again := open(t)
@@ -500,6 +499,17 @@ func TestNetlinkFaults(t *testing.T) {
 			f.whole("after another start")
 		})
 	}
+}
+
+// renew renews the lease while calls fail.
+func (f *faulty) renew(decide func(*fault.Call) fault.Result) {
+	f.Helper()
+	f.calls.Decide(nil)
+	l, err := f.k.Lease(f.p)
+	f.must(err)
+	defer l.conn.Close() //nolint:errcheck // nothing is lost
+	f.calls.Decide(decide)
+	_ = l.renew()
 }
 
 func (f *faulty) expect(when string, err error, word string) {
@@ -522,17 +532,18 @@ func TestRandomNetlinkFaults(t *testing.T) {
 	failed := 0
 	for range steps {
 		f.change()
-		f.calls.Decide(func(c *fault.Call) fault.Result {
+		sometimes := func(c *fault.Call) fault.Result {
 			if ofCalls.IntN(10) == 0 {
 				return netlinkFaults[ofCalls.IntN(len(netlinkFaults))].make()(c)
 			}
 			return fault.Result{}
-		})
+		}
+		f.calls.Decide(sometimes)
 		if r.IntN(10) == 0 {
 			f.k.Doubt()
 		}
 		if r.IntN(20) == 0 {
-			_ = f.k.Renew(f.p)
+			f.renew(sometimes)
 		}
 		if r.IntN(20) == 0 {
 			run(t, "nft", fmt.Sprintf("add table ip somebody-%d", f.step))

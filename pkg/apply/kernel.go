@@ -162,9 +162,6 @@ func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 		why = k.others.suspicion()
 	}
 	if why == "" {
-		if err := k.claim(p.Tables()); err != nil {
-			return Result{}, err
-		}
 		// Nobody has listened while there was no process.
 		k.remember(p)
 		if k.counts != nil && first {
@@ -338,7 +335,7 @@ func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 	err := k.others.deafly(func() error { return k.send(b, kind) })
 	r := Result{Kind: kind, Elements: b.Elements(), Bytes: b.Len(), Commit: time.Since(start)}
 	if err != nil {
-		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), forbidden(err))
+		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), err)
 	}
 	k.known = true
 	// The generation that this batch made, if nobody else has come between: otherwise Meddled sees a difference.
@@ -376,33 +373,12 @@ func Cleanup() (deleted []string, err error) {
 	var errs []error
 	for _, f := range model.Families {
 		found, err := conn.DeleteTable(plan.NFT(f), plan.TableName)
-		errs = append(errs, forbidden(err))
+		errs = append(errs, err)
 		if found {
 			deleted = append(deleted, fmt.Sprintf("%s %s", plan.NFT(f), plan.TableName))
 		}
 	}
 	return deleted, errors.Join(errs...)
-}
-
-// Renew renews the lease of locked tables, which no other connection may change, see [Lease]. It does nothing while it isn't known
-// whether they are there. After an error the next sync compares them with what is wanted.
-func (k *Kernel) Renew(p *plan.Planner) error {
-	if !k.known {
-		return nil
-	}
-	b := k.reuse()
-	lock(b, k.tables) // which were unlocked where the socket had to be replaced
-	leases, start := p.Leases(), time.Now()
-	for i, e := range leases {
-		if i == 0 || e.Set != leases[i-1].Set {
-			renew(b, e.Set, leases)
-		}
-	}
-	if _, err := k.commit(b, Partial); err != nil {
-		return fmt.Errorf("renew the lease: %w", err)
-	}
-	k.renewals.last.Store(start.UnixNano())
-	return nil
 }
 
 // Doubt makes the next sync compare the tables with what is wanted, as at the start.

@@ -66,7 +66,7 @@ type Lease struct {
 	elements []nft.Element
 	// Every is the time between two renewals.
 	Every time.Duration
-	// May reports whether this process serves the tables, and their lock does not keep another connection from changing them.
+	// May reports whether this process serves the tables.
 	May func() bool
 	// Failed is called when a renewal fails, but not again before one has succeeded.
 	Failed func(error)
@@ -144,7 +144,7 @@ func (l *Lease) renew() error {
 	}
 	l.kernel.others.renewedBy(port)
 	if err := l.conn.Commit(b); err != nil {
-		return forbidden(err)
+		return err
 	}
 	r.count++
 	r.last.Store(time.Now().UnixNano())

@@ -33,24 +33,18 @@ func TestWithoutItsLeaseOthersComeFirst(t *testing.T) {
 			run(t, "nft", fmt.Sprintf(`add table %[1]s other; add chain %[1]s other c { type nat hook prerouting priority 0; };
 				add rule %[1]s other c meta l4proto udp dnat to %[2]s`, nf, theirs))
 			arrive("another proxy, without a lease", theirs)
-			if err := k.Renew(p); err != nil {
-				t.Fatal(err)
-			}
+			renewOnce(t, k, p)
 			arrive("another proxy, with a new lease", ours)
 			runOut()
 			k.Doubt()
 			sync(t, k, p, Adopted) // a lease that has run out is no reason to write everything
-			if err := k.Renew(p); err != nil {
-				t.Fatal(err)
-			}
+			renewOnce(t, k, p)
 			arrive("after a restart", ours)
 			if meddled, err := k.Meddled(); meddled || err != nil {
 				t.Errorf("Meddled() = %t, %v after renewing the lease", meddled, err)
 			}
 			run(t, "nft", "flush ruleset")
-			if err := k.Renew(p); err == nil || k.Known() {
-				t.Errorf("Renew() = %v without tables, known %t", err, k.Known())
-			}
+			k.Doubt()
 			sync(t, k, p, Full)
 			arrive("after a repair", ours)
 		})
@@ -65,9 +59,7 @@ func TestALeaseRunsOut(t *testing.T) {
 		list, err := k.conn.Elements(p.Leases()[0].Set)
 		return err == nil && len(list) == 0
 	})
-	if err := k.Renew(p); err != nil {
-		t.Error(err)
-	}
+	renewOnce(t, k, p)
 	if list, err := k.conn.Elements(p.Leases()[0].Set); err != nil || len(list) != 3 {
 		t.Errorf("%d elements, %v; want 3", len(list), err)
 	}

@@ -39,9 +39,7 @@ func TestOtherProgramsAreHeardOfByName(t *testing.T) {
 	s := everything(2, 6, 0, false)
 	p.Set(s.Name, s)
 	sync(t, k, p, Partial)
-	if err := k.Renew(p); err != nil {
-		t.Fatal(err)
-	}
+	renewOnce(t, k, p)
 	run(t, "nft", "delete table ip somebody")
 	times := 0
 	for ; k.Author() == first || !strings.HasPrefix(k.Author(), "nft (pid "); times++ {

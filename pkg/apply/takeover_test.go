@@ -2,12 +2,14 @@ package apply
 
 import (
 	"errors"
+	"fmt"
+	"os/exec"
 	"strings"
+	locks "sync" // tests have a function of the other name
 	"testing"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -124,18 +126,10 @@ func TestAKubeProxyThatStartsBeforeTheFirstSyncKeepsItsTables(t *testing.T) {
 }
 
 // A table that its owner lets nobody else delete doesn't keep ours away.
-func TestATableOfKubeProxyThatIsLockedStays(t *testing.T) {
-	k, _ := lockable(t)
-	owner, err := nft.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer owner.Close()
-	b := nft.NewBatch(0)
-	b.AddTable(&nft.Table{Family: nft.IPv4, Name: KubeProxyTable, Locked: true})
-	if err := owner.Commit(b); err != nil {
-		t.Fatal(err)
-	}
+func TestATableOfKubeProxyThatHasAnOwnerStays(t *testing.T) {
+	lab.EnterNamespace(t)
+	k := open(t)
+	defer own(t, "table ip "+KubeProxyTable+" { flags owner; }", KubeProxyTable)()
 	p := plan.New(options())
 	cluster(p)
 	k.TakeOver(alone)
@@ -146,4 +140,27 @@ func TestATableOfKubeProxyThatIsLockedStays(t *testing.T) {
 		t.Error("kube-proxy's table is gone")
 	}
 	checkKernel(t, k, p)
+}
+
+// own has another program make a table of IPv4 that belongs to it, in place of the one that is there. The table is gone after release.
+func own(t *testing.T, definition, name string) (release func()) {
+	t.Helper()
+	owner := exec.Command("nft", "--interactive")
+	commands, err := owner.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := owner.Start(); err != nil {
+		t.Fatal(err)
+	}
+	release = locks.OnceFunc(func() {
+		_ = commands.Close()
+		_ = owner.Wait() // its status is that of its last command
+	})
+	t.Cleanup(release)
+	if _, err := fmt.Fprintf(commands, "add table ip %[1]s; delete table ip %[1]s; %[2]s\n", name, strings.ReplaceAll(definition, "\n", ";")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return strings.Contains(run(t, "nft", "list tables ip; list ruleset ip"), "flags owner") })
+	return release
 }

@@ -53,11 +53,8 @@ func (k *Kernel) compare(p *plan.Planner) (why string, err error) {
 	}
 	for _, t := range p.Tables() {
 		f := held[t.Family]
-		switch {
-		case !f.Exists:
+		if !f.Exists {
 			return fmt.Sprintf("there is no table %s %s", t.Family, t.Name), nil
-		case f.Lockable != t.Locked:
-			return fmt.Sprintf("table %s %s is to be locked: %t", t.Family, t.Name, t.Locked), nil
 		}
 		for _, differs := range []func() (string, error){
 			func() (string, error) { return compareSets(p, t, f), nil },
@@ -194,10 +191,6 @@ func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
 		}
 		if err := k.countFilled(t, f); err != nil {
 			return Result{}, fmt.Errorf("read tables: %w", err)
-		}
-		if f.Exists && f.Lockable != t.Locked {
-			b.DeleteTable(t.Family, t.Name)
-			f = found{}
 		}
 		if !f.Exists {
 			missing++

@@ -55,7 +55,6 @@ func (o *Options) addProxying(fs *pflag.FlagSet) {
 	fs.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDRs of the cluster's pods, at most one for each IP family, separated by a comma. Traffic to cluster IPs from other sources is masqueraded.")
 	fs.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "Bridge to which pods are attached, with --detect-local-mode=BridgeInterface.")
 	fs.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "Prefix of the names of pod interfaces, with --detect-local-mode=InterfaceNamePrefix.")
-	fs.BoolVar(&o.LockTables, "lock-tables", false, "Keep other programs from changing the tables while this one runs, and a flush of the ruleset from deleting them (Linux 6.9; the nft command of version 1.0.6 crashes when it lists such tables, 1.1.3 doesn't). Without it they are repaired.")
 	fs.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "Masquerade all traffic to cluster IPs.")
 	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit, "Bit of the packet mark that requests masquerading, 0 to 31, in modes other than nftables.")
 	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "CIDRs of the local addresses on which node ports are served, or \"primary\" for the Node's primary address of each family. Default: primary in mode nftables, otherwise all addresses except loopback.")

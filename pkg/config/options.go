@@ -44,8 +44,6 @@ type Options struct {
 	// Limits are limits of one Service, or of all of the node, by name, where they are not the default ones.
 	Limits                           map[string]int
 	CountConnections, CountEndpoints bool
-	// LockTables keeps other programs from changing the tables.
-	LockTables bool
 	// Gates are kube-proxy's feature gates, as the configuration sets them.
 	Gates featuregate.MutableFeatureGate
 	// Notes tell what of the configuration has no meaning here, and what happens instead.

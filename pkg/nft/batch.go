@@ -112,28 +112,15 @@ func (b *Batch) startMessage(msg, flags uint16, family Family) int {
 	return b.last
 }
 
-// AddTable creates a table; one that exists already is left as it is, but for being locked.
+// AddTable creates a table; one that exists already is left as it is.
 func (b *Batch) AddTable(t *Table) {
 	off := b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t.Family)
 	b.str(unix.NFTA_TABLE_NAME, t.Name)
-	b.u32(unix.NFTA_TABLE_FLAGS, t.flags())
+	b.u32(unix.NFTA_TABLE_FLAGS, 0)
 	if t.Comment != "" {
 		b.comment(tableUserData, t.Comment)
 	}
 	b.end(off)
-}
-
-// Flags of tables (kernel: include/uapi/linux/netfilter/nf_tables.h, enum nft_table_flags), which golang.org/x/sys/unix lacks.
-const (
-	tableOwner   = 2
-	tablePersist = 4
-)
-
-func (t *Table) flags() uint32 {
-	if t.Locked {
-		return tableOwner | tablePersist
-	}
-	return 0
 }
 
 // tableUserData is NFTA_TABLE_USERDATA (kernel 5.10), which golang.org/x/sys/unix lacks.

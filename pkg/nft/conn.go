@@ -84,12 +84,6 @@ func (c *Conn) Port() (uint32, error) {
 	return address.(*unix.SockaddrNetlink).Pid, nil
 }
 
-// Release replaces the socket: what the kernel has locked to it is free.
-func (c *Conn) Release() {
-	c.broken = true
-	c.ready()
-}
-
 // ready replaces a socket with which something went wrong: answers may be waiting in it, a dump may not have come to its end, or it
 // may be closed. Where there can't be another one, as without file descriptors, the old one has to do.
 func (c *Conn) ready() {

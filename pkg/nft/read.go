@@ -130,8 +130,6 @@ func (c *Conn) Generation() (uint32, error) {
 // TableInfo is what the kernel says of a table.
 type TableInfo struct {
 	Exists bool
-	// Lockable says that it was made to be locked, whether or not it is at present.
-	Lockable bool
 	// Handle is its number, which no other table of this network namespace has had.
 	Handle uint64
 }
@@ -157,8 +155,6 @@ func parseTable(b []byte) (t TableInfo, name string) {
 		switch typ {
 		case unix.NFTA_TABLE_NAME:
 			name = text(v)
-		case unix.NFTA_TABLE_FLAGS:
-			t.Lockable = be32(v)&tablePersist != 0
 		case tableHandle:
 			t.Handle = be64(v)
 		}

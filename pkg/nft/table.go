@@ -13,9 +13,6 @@ type Table struct {
 	Sets    []*Set
 	Chains  []*Chain
 	Comment string
-	// Locked makes it that of the connection that sends it, until that ends: nobody else can change it, and who flushes the ruleset
-	// passes it over. It stays when the connection ends, and whoever comes next can lock it. (Flags owner and persist; kernel 6.9.)
-	Locked bool
 }
 
 // Set describes a set or, if it has data, a map.

@@ -28,8 +28,6 @@ type Options struct {
 	CountEndpoints bool
 	// Room bounds all Services together; a field that is 0 stands for that of [DefaultRoom].
 	Room Room
-	// LockTables keeps other programs from changing the tables, see the Locked of an nft.Table.
-	LockTables bool
 }
 
 // LocalPods recognises traffic from pods, kube-proxy's detect-local-mode. The zero value recognises none.

@@ -55,7 +55,7 @@ func (l *layout) table(o *Options) *nft.Table {
 	for r := range routes {
 		chains = append(chains, &nft.Chain{Name: affinityKind(r).name(), Comment: "a client stays with its endpoint", Rules: l.sticky(o, r)})
 	}
-	return &nft.Table{Family: l.nf, Name: TableName, Sets: l.sets(), Chains: chains, Comment: "Kubernetes services", Locked: o.LockTables}
+	return &nft.Table{Family: l.nf, Name: TableName, Sets: l.sets(), Chains: chains, Comment: "Kubernetes services"}
 }
 
 func base(name string, hook uint32, priority int32, comment string, rules ...nft.Rule) *nft.Chain {

@@ -85,9 +85,6 @@ func history(t *testing.T, offsets []int64) (list []string) {
 			synctest.Wait()
 			happened("healthy %t", b.Health.Healthy())
 		}
-		for _, at := range b.kernel.renewedAt() {
-			list = append(list, fmt.Sprintf("lease renewed at %v", at.Sub(begin)))
-		}
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("Run() = %v", err)

@@ -104,14 +104,13 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 }
 
 // periodic does the work of twice a second: it reads addresses again that could not be read, opens health check ports that were in use,
-// renews the lease, and checks for foreign changes.
+// and checks for foreign changes.
 func (p *Proxy) periodic(ctx context.Context, now time.Time) {
 	if !p.addressesAt.IsZero() && !now.Before(p.addressesAt) {
 		p.addressesAt = time.Time{}
 		p.Tracker.Node()
 	}
 	p.syncChecks()
-	p.renew(ctx, now)
 	p.checkForeignChanges(ctx, now)
 }
 
@@ -141,18 +140,6 @@ func earlier(a, b time.Time) time.Time {
 		return a
 	}
 	return b
-}
-
-// renew renews the lease of the tables if that is due.
-func (p *Proxy) renew(ctx context.Context, now time.Time) {
-	if !p.Renews || p.renewAt.IsZero() || now.Before(p.renewAt) {
-		return
-	}
-	p.renewAt = now.Add(renewEvery)
-	if err := p.Kernel.Renew(p.Planner); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot renew the lease")
-		p.Schedule.Requested()
-	}
 }
 
 // sync plans changes and commits them. If the tables may be damaged, it commits the present plan first: in a storm, planning takes

@@ -89,12 +89,8 @@ func (p *Proxy) tellListeners(r apply.Result, outcome metrics.SyncResult) {
 	case apply.Adopted:
 		if !p.started {
 			p.Metrics.Adopted()
-			p.renewAt = outcome.End // how much is left of an earlier process's lease isn't known
 		}
 	case apply.Full, apply.Partial:
-		if r.Kind == apply.Full {
-			p.renewAt = outcome.End.Add(renewEvery)
-		}
 		p.Metrics.Sent(metrics.Batch{Full: r.Kind == apply.Full, Bytes: r.Bytes, Elements: r.Elements, Kernel: r.Commit})
 	}
 	if r.Kind != apply.Nothing {

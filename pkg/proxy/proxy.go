@@ -43,12 +43,8 @@ type Kernel interface {
 	Resume(*plan.Planner) error
 	Recall(*plan.Planner, []*model.Service) error
 	Known() bool
-	// Renew renews the lease of the tables, which lasts for [plan.Lease], where nobody does beside the loop, see [Config.Renews]. Leased
-	// returns when anybody last did, the zero time for never.
-	Renew(*plan.Planner) error
+	// Leased returns when the lease of the tables was last renewed, the zero time for never. It lasts for [plan.Lease].
 	Leased() time.Time
-	// Release gives up what keeps another process from writing the tables, until the next Sync.
-	Release()
 	// Doubt makes the next Sync compare instead of believe; Meddled tells whether somebody else has committed anything.
 	Doubt()
 	Meddled() (bool, error)
@@ -89,8 +85,6 @@ type Config struct {
 	Earlier func() ([]model.Key, error)
 	// Report is told of everything in the API that could not be used.
 	Report func(model.Problem)
-	// Renews says that the loop renews the lease, as of tables that are locked to its connection.
-	Renews bool
 	// Turn, unless nil, tells whether another instance of this program serves instead of this one.
 	Turn Turn
 	// Synced, unless nil, is called after each sync that has succeeded.
@@ -119,8 +113,6 @@ type Proxy struct {
 	// timer fires at timerAt.
 	timer   *time.Timer
 	timerAt time.Time
-	// renewAt is when the lease of the tables is to be renewed; zero before the first sync.
-	renewAt time.Time
 	started bool
 	// otherReported says that the API was told of another instance.
 	otherReported bool
@@ -153,9 +145,6 @@ type Proxy struct {
 // retireAfter is how long a chain outlives the last element that led to it. A new chain makes the kernel walk the map that the chain looks
 // up, so a Service whose size alternates must not have one made each time. Kernels before 6.2 refer to the chain for some milliseconds.
 const retireAfter = 30 * time.Second
-
-// renewEvery leaves room for two failures before the lease runs out.
-const renewEvery = plan.Lease / 3
 
 // addressesRetry is the time between two attempts to read the addresses of the node.
 const addressesRetry = 2 * time.Second

@@ -128,9 +128,6 @@ type fakeKernel struct {
 	// blind is why Meddled can't tell.
 	blind error
 	heard chan struct{}
-	// renewals are the times at which the lease was renewed; renewal is what comes of it.
-	renewals []time.Time
-	renewal  error
 	// written is when all was last written.
 	written  time.Time
 	elements map[nft.ID]string
@@ -156,23 +153,11 @@ func (k *fakeKernel) Doubt() {
 	k.doubts++
 }
 
-func (k *fakeKernel) Renew(*plan.Planner) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.renewals = append(k.renewals, time.Now())
-	return k.renewal
-}
-
 func (k *fakeKernel) Leased() time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if n := len(k.renewals); n > 0 {
-		return k.renewals[n-1]
-	}
 	return k.written
 }
-
-func (k *fakeKernel) Release() {}
 
 func (k *fakeKernel) Heard() <-chan struct{} { return k.heard }
 
@@ -292,7 +277,6 @@ func newBench() *bench {
 		NodePorts: NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }},
 		Now:       time.Now,
 		Flows:     b.flows,
-		Renews:    true,
 		Checks:    health.NewServices(func() bool { return true }, func(model.Problem) {}),
 		Report: func(p model.Problem) {
 			b.mu.Lock()

@@ -36,7 +36,6 @@ func (p *Proxy) turn() <-chan struct{} {
 
 // standBy waits for a reason to look again whether this process may serve. What changes meanwhile is planned afterwards.
 func (p *Proxy) standBy(ctx context.Context) {
-	p.Kernel.Release()
 	p.Turn.Stopped()
 	p.noteOther(ctx, p.Turn.Other())
 	p.Health.Updated(p.Now()) // nothing is owed: the other process does it

@@ -237,3 +237,23 @@ func TestWhoMadeABatchFailIsNamed(t *testing.T) {
 		}
 	})
 }
+
+// A look at what others do to the ruleset isn't put off by changes that never cease.
+func TestAStormHidesNobody(t *testing.T) {
+	run(t, func(b *bench) {
+		close(b.source.synced)
+		synctest.Wait()
+		b.kernel.mu.Lock()
+		b.kernel.meddled = true
+		b.kernel.mu.Unlock()
+		for i := range 30 {
+			b.set(1, 1+i%3)
+			time.Sleep(50 * time.Millisecond)
+		}
+		b.kernel.mu.Lock()
+		defer b.kernel.mu.Unlock()
+		if b.kernel.doubts == 0 {
+			t.Error("not noticed in one and a half seconds of changes")
+		}
+	})
+}

@@ -118,50 +118,6 @@ func TestHarmlessChangesOfOthers(t *testing.T) {
 	}
 }
 
-// TestLockedTables: with --lock-tables there is nothing to be repaired, and nothing lost, whatever another program tries.
-func TestLockedTables(t *testing.T) {
-	w := newRepaired(t, "--lock-tables")
-	if err := w.kernel.Commit(foreignTable()); err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	served := make(chan error, 1)
-	requests := 0
-	go func() {
-		var err error
-		for ; err == nil && ctx.Err() == nil; requests++ {
-			err = reached(t.Context(), w.Pods[1], model.UDP, w.ips[requests%len(w.ips)], "pod-0")
-		}
-		served <- err
-	}()
-	for range 20 {
-		nft(t, w.Node, "flush ruleset")
-		for _, f := range []ruletable.Family{ruletable.IPv4, ruletable.IPv6} {
-			if _, err := w.kernel.DeleteTable(f, "kube-nftproxy"); !errors.Is(err, syscall.EPERM) {
-				t.Errorf("table %s deleted: %v, want it to be refused", f, err)
-			}
-		}
-	}
-	stop()
-	if err := <-served; err != nil || requests < 20 {
-		t.Errorf("request %d: %v", requests, err)
-	}
-	if found, err := w.kernel.HasTable(ruletable.IPv4, "other"); found || err != nil {
-		t.Errorf("the ruleset wasn't flushed: another table is there (%t, %v)", found, err)
-	}
-	m := w.metrics(t)
-	if full := m[`kubenftproxy_batches_total{kind="full"}`]; m[repairs] != 0 || full != 1 {
-		t.Errorf("%v repairs, %v full batches; want the first one only", m[repairs], full)
-	}
-}
-
-// foreignTable makes a table of somebody else's.
-func foreignTable() *ruletable.Batch {
-	b := ruletable.NewBatch(0)
-	b.AddTable(&ruletable.Table{Family: ruletable.IPv4, Name: "other"})
-	return b
-}
-
 const (
 	checks  = `kubenftproxy_checks_total{reason="foreign_change"}`
 	repairs = `kubenftproxy_repairs_total{reason="foreign_change"}`
@@ -219,7 +175,7 @@ type repaired struct {
 	want   []string
 }
 
-func newRepaired(t *testing.T, flags ...string) *repaired {
+func newRepaired(t *testing.T) *repaired {
 	t.Helper()
 	w := &repaired{Lab: lab.ForTest(t, lab.Config{Pods: 2})}
 	for _, proto := range protocols {
@@ -262,9 +218,9 @@ func newRepaired(t *testing.T, flags ...string) *repaired {
 		t.Fatal(err)
 	}
 	running, err := proxy.Start(context.WithoutCancel(t.Context()), proxy.Config{
-		Host: w.Node, Path: program, Log: filepath.Join(dir, "log"), Args: append([]string{
+		Host: w.Node, Path: program, Log: filepath.Join(dir, "log"), Args: []string{
 			"--manifests", folder, "--hostname-override", nodeName, "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2",
-		}, flags...),
+		},
 	})
 	if err != nil {
 		t.Fatal(err)
