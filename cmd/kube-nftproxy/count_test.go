@@ -1,10 +1,6 @@
 package main
 
-import (
-	"testing"
-
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
-)
+import "testing"
 
 func TestPossibleCPUs(t *testing.T) {
 	for list, want := range map[string]int{"0-255\n": 256, "0": 1, "0-3,8,10-11\n": 7, "": 0, "x": 0, "3-1": 0} {
@@ -20,10 +16,5 @@ func TestConnectionsAreCountedUnlessToldOtherwise(t *testing.T) {
 		if got := !d.planOptions().Uncounted; got != want {
 			t.Errorf("%q: %t, want %t", args, got, want)
 		}
-	}
-	o := config.NewOptions()
-	o.CountConnections, o.CountEndpoints = false, true
-	if o.Gates = parse(t, "").Gates; o.Validate() == nil {
-		t.Error("--count-endpoints without --count-connections is accepted")
 	}
 }

@@ -353,7 +353,7 @@ func (d *daemon) planOptions() plan.Options {
 	nodePorts := d.nodePortAddresses()
 	all, mark := config.Masquerading(d.Config)
 	options := plan.Options{Families: d.families, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: d.localPods,
-		Room: d.room, Uncounted: !d.CountConnections, CountEndpoints: d.CountEndpoints}
+		Room: d.room, Uncounted: !d.CountConnections}
 	for _, f := range d.families {
 		options.AnyNodeAddress[f] = nodePorts.Any(f)
 	}

@@ -77,7 +77,6 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 	fs.IntVar(&o.MetricsServices, "metrics-services", o.MetricsServices, "Number of service ports with their own series in the metrics, busiest first; 0 for none. The totals include all.")
 	fs.StringToIntVar(&o.Limits, "limits", o.Limits, "Limits that differ from the defaults, as name=number. Of one Service: ports, addresses, frontends, source-ranges, slices, slice-ports, pairs (of endpoints and ports), endpoints (of a port), problems. Of all Services on the node: node-elements, node-source-ranges; one namespace may use a quarter of these. The excess of a Service above a limit is not programmed, and reported with an Event.")
 	fs.BoolVar(&o.CountConnections, "count-connections", o.CountConnections, "Count connections to each service port, at the cost of 16 bytes for each frontend and possible CPU. If false, there are no metrics of connections.")
-	fs.BoolVar(&o.CountEndpoints, "count-endpoints", false, "Count connections to each endpoint, not only to each service port, at the cost of memory and time for each endpoint.")
 	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "Exit if one of these addresses cannot be bound, instead of retrying.")
 	fs.BoolVar(&c.EnableProfiling, "profiling", false, "Serve /debug/pprof and /debug/flags beside /metrics.")
 	fs.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "Previous minor version whose hidden metrics are shown.")

@@ -39,11 +39,11 @@ type Options struct {
 	// Cleanup and InitOnly ask for something else than to serve.
 	Cleanup, InitOnly bool
 	// MetricsServices is the number of service ports that have series of their own among the metrics. CountConnections counts
-	// connections to Services; CountEndpoints counts them to every endpoint, too.
+	// connections to Services.
 	MetricsServices int
 	// Limits are limits of one Service, or of all of the node, by name, where they are not the default ones.
-	Limits                           map[string]int
-	CountConnections, CountEndpoints bool
+	Limits           map[string]int
+	CountConnections bool
 	// Gates are kube-proxy's feature gates, as the configuration sets them.
 	Gates featuregate.MutableFeatureGate
 	// Notes tell what of the configuration has no meaning here, and what happens instead.
@@ -117,9 +117,6 @@ func (o *Options) Validate() error {
 	}
 	if o.MetricsServices < 0 {
 		errs = append(errs, field.Invalid(field.NewPath("--metrics-services"), o.MetricsServices, "must be greater than or equal to 0"))
-	}
-	if o.CountEndpoints && !o.CountConnections {
-		errs = append(errs, field.Invalid(field.NewPath("--count-endpoints"), o.CountEndpoints, "needs --count-connections"))
 	}
 	return errs.ToAggregate()
 }

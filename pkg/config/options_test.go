@@ -246,13 +246,13 @@ func TestWritingAndReadingIsTheSame(t *testing.T) {
 }
 
 func TestFlagsOfCounters(t *testing.T) {
-	if o := mustComplete(t); o.MetricsServices != DefaultMetricsServices || o.CountEndpoints {
-		t.Errorf("by default %d Services have series, and endpoints count: %t", o.MetricsServices, o.CountEndpoints)
+	if o := mustComplete(t); o.MetricsServices != DefaultMetricsServices {
+		t.Errorf("by default %d Services have series", o.MetricsServices)
 	}
-	// They have no field in a file, and count beside one.
-	o := mustComplete(t, "--config", "testdata/kubeadm.yaml", "--metrics-services", "0", "--count-endpoints")
-	if o.MetricsServices != 0 || !o.CountEndpoints {
-		t.Errorf("got %d and %t, want 0 and true", o.MetricsServices, o.CountEndpoints)
+	// It has no field in a file, and counts beside one.
+	o := mustComplete(t, "--config", "testdata/kubeadm.yaml", "--metrics-services", "0")
+	if o.MetricsServices != 0 {
+		t.Errorf("got %d, want 0", o.MetricsServices)
 	}
 	if o, err := complete(t, "--metrics-services", "-1"); err != nil || o.Validate() == nil {
 		t.Errorf("-1 is accepted (%v)", err)

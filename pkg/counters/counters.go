@@ -237,9 +237,6 @@ func (c *Counters) readSets() (r reading, err error) {
 	c.mu.Lock()
 	c.round++
 	c.mu.Unlock()
-	if err := c.readOwners(); err != nil {
-		return r, err
-	}
 	r.whole, r.allowed = true, true
 	for _, s := range c.meanings.Sets() {
 		whole, err := c.readSet(s)
@@ -295,23 +292,4 @@ func (c *Counters) take(list []nft.Counted) bool {
 		c.mark(c.meanings, e, c.round)
 	}
 	return true
-}
-
-// readOwners reads to which service ports the numbers of endpoints belong.
-func (c *Counters) readOwners() error {
-	owners := map[numbered]string{}
-	for _, s := range c.meanings.Owners() {
-		_, err := c.conn.EachCounted(s, func(e *nft.Counted) {
-			if number, ok := plan.OwnedNumber(&e.Element); ok {
-				owners[numbered{s.Family, number}] = e.Comment
-			}
-		})
-		if err != nil {
-			return err
-		}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.owners = owners
-	return nil
 }

@@ -43,7 +43,7 @@ var (
 )
 
 func options() plan.Options {
-	return plan.Options{Families: model.Families[:], MasqueradeMark: 1 << 14, CountEndpoints: true, LocalPods: [2]plan.LocalPods{
+	return plan.Options{Families: model.Families[:], MasqueradeMark: 1 << 14, LocalPods: [2]plan.LocalPods{
 		{Prefix: netip.MustParsePrefix("10.244.0.0/16")}, {Prefix: netip.MustParsePrefix("fd00:10:244::/56")},
 	}}
 }
@@ -416,61 +416,6 @@ func TestANewProcessCountsFromItsStart(t *testing.T) {
 	n.check("by that process")
 }
 
-func TestEndpointsCount(t *testing.T) {
-	n := newNode(t)
-	for _, affinity := range []time.Duration{0, time.Hour} {
-		n.set(shape{endpoints: []*lab.Host{n.Pods[1], n.Remotes[0]}, sources: everybody, affinity: affinity}, n.kind())
-		before := n.endpoints()
-		want := map[string]uint64{}
-		for range 6 {
-			for _, f := range model.Families {
-				for _, proto := range protocols {
-					a := n.Pods[0].Probe(t.Context(), proto, netip.AddrPortFrom(clusterIP[f], servicePort), lab.Options{})
-					if a.Outcome != lab.Answered {
-						t.Fatal(a)
-					}
-					want[proto.String()+" "+a.Local.String()]++
-				}
-			}
-		}
-		got := n.endpoints()
-		for name, count := range before {
-			if got[name] -= count; got[name] == 0 {
-				delete(got, name)
-			}
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Fatalf("affinity %s: endpoints (-want +got):\n%s", affinity, diff)
-		}
-	}
-	n.set(shape{endpoints: n.Pods[1:], sources: everybody}, apply.Partial)
-	for name := range n.endpoints() {
-		if strings.Contains(name, n.Remotes[0].IPv4.String()) || strings.Contains(name, n.Remotes[0].IPv6.String()) {
-			t.Errorf("%s is remembered", name)
-		}
-	}
-}
-
-// kind is what the next sync does.
-func (n *node) kind() apply.Kind {
-	if n.kernel.Known() {
-		return apply.Partial
-	}
-	return apply.Full
-}
-
-func (n *node) endpoints() map[string]uint64 {
-	n.Helper()
-	if _, err := n.fresh(nil); err != nil {
-		n.Fatal(err)
-	}
-	list := map[string]uint64{}
-	for _, e := range n.counters.Endpoints() {
-		list[e.Port+" "+e.Endpoint.String()] += e.Connections
-	}
-	return list
-}
-
 func TestCountsOfAServiceGoWithIt(t *testing.T) {
 	n := newNode(t)
 	n.set(shape{endpoints: n.Pods, sources: everybody}, apply.Full)
@@ -487,7 +432,7 @@ func TestCountsOfAServiceGoWithIt(t *testing.T) {
 		t.Errorf("after it has gone there is %+v", got)
 	}
 	n.counters.mu.Lock()
-	if left := len(n.counters.frontends) + len(n.counters.endpoints) + len(n.counters.seen); left > 0 {
+	if left := len(n.counters.frontends) + len(n.counters.seen); left > 0 {
 		t.Errorf("%d things are remembered of it", left)
 	}
 	if got := n.counters.total.counts(); got != total {
@@ -639,25 +584,19 @@ func (n *node) askOn(f model.Family, times int) (c Counts) {
 // An upgrade from tables whose elements have no counters, and any other that gives some, takes one batch.
 func TestSetsWithoutCountersAreMadeAnew(t *testing.T) {
 	n := newNode(t)
-	counting := n.options.CountEndpoints
-	n.options.CountEndpoints = !counting
+	n.options.Uncounted = true
 	n.start()
 	open := shape{endpoints: []*lab.Host{n.Pods[0], n.Remotes[0]}, sources: everybody, affinity: time.Hour}
 	n.set(open, apply.Full)
-	first := n.Client.Probe(t.Context(), model.TCP, netip.AddrPortFrom(external[0], servicePort), lab.Options{})
-	n.options.CountEndpoints = counting
+	n.options.Uncounted = false
 	n.start()
 	n.plan(open)
 	r, err := n.kernel.Sync(n.planner)
-	if err != nil || r.Kind != apply.Full || !strings.Contains(r.Why, "another form") {
-		t.Fatalf("sync: %s (%s), %v; want a full one, because sets have another form", r.Kind, r.Why, err)
+	if err != nil || r.Kind != apply.Full {
+		t.Fatalf("sync: %s (%s), %v; want a full one", r.Kind, r.Why, err)
 	}
 	n.everyWay()
 	n.check("after the upgrade")
-	again := n.Client.Probe(t.Context(), model.TCP, netip.AddrPortFrom(external[0], servicePort), lab.Options{})
-	if again.Outcome != lab.Answered || again.Server != first.Server {
-		t.Errorf("a client that was with %s is with %s", first, again)
-	}
 }
 
 // What Services that come and go have counted is forgotten though nobody asks for the counts.

@@ -1,7 +1,6 @@
 package counters
 
 import (
-	"net/netip"
 	"strings"
 	"time"
 
@@ -17,10 +16,6 @@ type tallies struct {
 	frontends map[frontend]*entry
 	// ports have those of service ports, by the comments of their elements; they outlive a frontend that goes.
 	ports map[string]*entry
-	// endpoints have those of the endpoints of service ports, where they are counted.
-	endpoints map[endpoint]*entry
-	// owners are the service ports of numbers.
-	owners map[numbered]string
 	// kept is how many entries were left when some were last forgotten.
 	kept int
 }
@@ -32,22 +27,12 @@ const fewEntries = 1024
 // the metrics: twice as many as were left the last time.
 func (t *tallies) crowded() bool { return t.entries() > 2*t.kept+fewEntries }
 
-func (t *tallies) entries() int { return len(t.frontends) + len(t.ports) + len(t.endpoints) }
+func (t *tallies) entries() int { return len(t.frontends) + len(t.ports) }
 
 // frontend is how elements show a frontend; for an address without a port it is the address alone.
 type frontend struct {
 	family nft.Family
 	key    nft.Value
-}
-
-type endpoint struct {
-	owner string
-	to    netip.AddrPort
-}
-
-type numbered struct {
-	family nft.Family
-	id     uint32
 }
 
 // entry is a tally, with its service port, and the last reading that has seen something of it.
@@ -65,9 +50,7 @@ type tally struct {
 }
 
 func newTallies() tallies {
-	return tallies{
-		frontends: map[frontend]*entry{}, ports: map[string]*entry{}, endpoints: map[endpoint]*entry{},
-	}
+	return tallies{frontends: map[frontend]*entry{}, ports: map[string]*entry{}}
 }
 
 func (t *tally) add(m plan.Meaning, n uint64) { t.by[m] += n }
@@ -89,14 +72,6 @@ func (t *tally) counts() Counts {
 // attribute adds what an element has counted to all that it is about.
 func (t *tallies) attribute(meanings *plan.Counters, e *nft.Counted, n uint64) {
 	m, also := meanings.Meaning(&e.Element)
-	if m == plan.ToEndpoint {
-		at := t.endpointOf(meanings, e)
-		if t.endpoints[at] == nil {
-			t.endpoints[at] = &entry{owner: at.owner}
-		}
-		t.endpoints[at].add(m, n)
-		return
-	}
 	for _, m := range []plan.Meaning{m, also} {
 		if m == plan.Silent {
 			continue
@@ -117,12 +92,6 @@ func (t *tallies) attribute(meanings *plan.Counters, e *nft.Counted, n uint64) {
 			t.port(owner).add(m, n)
 		}
 	}
-}
-
-// endpointOf returns what an element of an endpoint stands for.
-func (t *tallies) endpointOf(meanings *plan.Counters, e *nft.Counted) endpoint {
-	to, number := meanings.Endpoint(&e.Element)
-	return endpoint{to: to, owner: t.owners[numbered{e.Set.Family, number}]}
 }
 
 // frontend returns the entry of a frontend, whose service port is the present one.
@@ -149,12 +118,6 @@ func (t *tallies) port(owner string) *entry {
 
 // mark notes that a reading has seen an element, so that what it is about is kept.
 func (t *tallies) mark(meanings *plan.Counters, e *nft.Counted, round int) {
-	if m, _ := meanings.Meaning(&e.Element); m == plan.ToEndpoint {
-		if at := t.endpoints[t.endpointOf(meanings, e)]; at != nil {
-			at.round = round
-		}
-		return
-	}
 	if f := t.frontends[frontend{e.Set.Family, e.Key}]; f != nil && !meanings.OfPort(e.Set) {
 		f.round = round
 	}
@@ -209,11 +172,6 @@ func (t *tallies) forget(round int) {
 			delete(t.ports, k)
 		}
 	}
-	for k, e := range t.endpoints {
-		if e.round < round {
-			delete(t.endpoints, k)
-		}
-	}
 	t.kept = t.entries()
 }
 
@@ -223,13 +181,6 @@ type Port struct {
 	// to no port of the Service. Names that are longer together than 127 bytes are cut at the end.
 	Namespace, Service, Port string
 	Counts
-}
-
-// Endpoint is what was sent on to one endpoint of a service port.
-type Endpoint struct {
-	Namespace, Service, Port string
-	Endpoint                 netip.AddrPort
-	Connections              uint64
 }
 
 // Total returns what all Services have counted together, those that have gone included.
@@ -248,19 +199,6 @@ func (c *Counters) Ports() []Port {
 		p := Port{Counts: e.counts()}
 		p.Namespace, p.Service, p.Port = names(owner)
 		list = append(list, p)
-	}
-	return list
-}
-
-// Endpoints returns the endpoints to which anything was sent, in no order; none unless [plan.Options.CountEndpoints] is set.
-func (c *Counters) Endpoints() []Endpoint {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	list := make([]Endpoint, 0, len(c.endpoints))
-	for at, e := range c.endpoints {
-		out := Endpoint{Endpoint: at.to, Connections: e.by[plan.ToEndpoint]}
-		out.Namespace, out.Service, out.Port = names(at.owner)
-		list = append(list, out)
 	}
 	return list
 }

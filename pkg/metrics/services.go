@@ -17,14 +17,10 @@ type ServiceCounts interface {
 	Await(patience time.Duration) error
 	Total() counters.Counts
 	Ports() []counters.Port
-	Endpoints() []counters.Endpoint
 }
 
 // patience is how long a scrape waits for the kernel's counters. Where there are very many, the next one has them.
 const patience = time.Second
-
-// endpointsEach bounds the series of endpoints: so many for each service port that may have series of its own.
-const endpointsEach = 10
 
 // services collects what was counted of connections to Services.
 //
@@ -35,11 +31,11 @@ type services struct {
 	source ServiceCounts
 	most   int
 
-	connections, refused, service, serviceRefused, endpoint *prometheus.Desc
-	readings                                                *prometheus.CounterVec
+	connections, refused, service, serviceRefused *prometheus.Desc
+	readings                                      *prometheus.CounterVec
 
-	mu               sync.Mutex
-	ports, endpoints shown
+	mu    sync.Mutex
+	ports shown
 }
 
 // RegisterServices registers what was counted of connections to Services, with series of their own for at most so many service
@@ -59,14 +55,12 @@ func RegisterServices(reg prometheus.Registerer, source ServiceCounts, most int)
 			"namespace", "service", "port"),
 		serviceRefused: describe("service_refused_total", "New connections refused or dropped for one service port, by reason. Only the busiest service ports have series. "+
 			"A connection to an unused port counts for the Service, with an empty port.", "namespace", "service", "port", "reason"),
-		endpoint: describe("endpoint_connections_total", "New connections forwarded to one endpoint of a service port. Needs --count-endpoints. "+
-			"Only the busiest endpoints have series.", "namespace", "service", "port", "endpoint"),
 		readings: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "kubenftproxy_connection_readings_total",
 			Help: "Readings of the kernel's connection counters for a scrape, by result: done or failed. After a failed reading, " +
 				"the metrics have the previous values.",
 		}, []string{"result"}),
-		ports: shown{}, endpoints: shown{},
+		ports: shown{},
 	}
 	for _, result := range []string{resultDone, resultFailed} {
 		s.readings.WithLabelValues(result)
@@ -76,7 +70,7 @@ func RegisterServices(reg prometheus.Registerer, source ServiceCounts, most int)
 
 // Describe implements [prometheus.Collector].
 func (s *services) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.connections, s.refused, s.service, s.serviceRefused, s.endpoint} {
+	for _, d := range []*prometheus.Desc{s.connections, s.refused, s.service, s.serviceRefused} {
 		to <- d
 	}
 	s.readings.Describe(to)
@@ -100,7 +94,7 @@ func (s *services) Collect(to chan<- prometheus.Metric) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range choose(s.ports, s.source.Ports(), s.most, portSeries, portSum) {
+	for _, p := range s.ports.choose(s.source.Ports(), s.most) {
 		if p.Port != "" || p.Connections > 0 {
 			send(s.service, p.Connections, p.Namespace, p.Service, p.Port)
 		}
@@ -110,29 +104,26 @@ func (s *services) Collect(to chan<- prometheus.Metric) {
 			}
 		}
 	}
-	for _, e := range choose(s.endpoints, s.source.Endpoints(), s.most*endpointsEach, endpointSeries, endpointSum) {
-		send(s.endpoint, e.Connections, e.Namespace, e.Service, e.Port, e.Endpoint.String())
-	}
 }
 
-// series are the labels of something that may have series of its own.
-type series [4]string
+// series are the labels of a service port that may have series of its own.
+type series [3]string
 
 // shown are those that had some at the last scrape.
 type shown map[series]struct{}
 
 // choose returns the busiest, no more than most, and notes that they are shown.
-func choose[T any](s shown, list []T, most int, name func(*T) series, sum func(*T) uint64) []T {
+func (s shown) choose(list []counters.Port, most int) []counters.Port {
 	if len(list) > most {
-		slices.SortFunc(list, func(a, b T) int {
-			x, y := name(&a), name(&b)
-			return cmp.Or(cmp.Compare(s.weight(y, sum(&b)), s.weight(x, sum(&a))), slices.Compare(x[:], y[:]))
+		slices.SortFunc(list, func(a, b counters.Port) int {
+			x, y := portSeries(&a), portSeries(&b)
+			return cmp.Or(cmp.Compare(s.weight(y, portSum(&b)), s.weight(x, portSum(&a))), slices.Compare(x[:], y[:]))
 		})
 		list = list[:most]
 	}
 	clear(s)
 	for i := range list {
-		s[name(&list[i])] = struct{}{}
+		s[portSeries(&list[i])] = struct{}{}
 	}
 	return list
 }
@@ -154,9 +145,3 @@ func portSum(p *counters.Port) uint64 {
 	}
 	return n
 }
-
-func endpointSeries(e *counters.Endpoint) series {
-	return series{e.Namespace, e.Service, e.Port, e.Endpoint.String()}
-}
-
-func endpointSum(e *counters.Endpoint) uint64 { return e.Connections }

@@ -3,7 +3,6 @@ package metrics
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"testing"
 	"time"
 
@@ -42,15 +41,7 @@ func (f *fakeCounts) Total() (c counters.Counts) {
 
 func (f *fakeCounts) Ports() []counters.Port { return append([]counters.Port{}, f.ports...) }
 
-func (f *fakeCounts) Endpoints() (list []counters.Endpoint) {
-	for i, p := range f.ports {
-		list = append(list, counters.Endpoint{Namespace: p.Namespace, Service: p.Service, Port: p.Port, Connections: p.Connections,
-			Endpoint: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), 8080)})
-	}
-	return list
-}
-
-const perService, perEndpoint = "kubenftproxy_service_connections_total", "kubenftproxy_endpoint_connections_total"
+const perService = "kubenftproxy_service_connections_total"
 
 func TestOnlyTheBusiestServicesHaveSeries(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
@@ -59,9 +50,6 @@ func TestOnlyTheBusiestServicesHaveSeries(t *testing.T) {
 	want := map[string]float64{"shop,http,svc-999": 1000, "shop,http,svc-998": 999, "shop,http,svc-997": 998}
 	if diff := cmp.Diff(want, values(t, reg, perService)); diff != "" {
 		t.Errorf("the busiest (-want +got):\n%s", diff)
-	}
-	if got := len(values(t, reg, perEndpoint)); got != 3*endpointsEach {
-		t.Errorf("got %d series of endpoints, want %d", got, 3*endpointsEach)
 	}
 	if got := values(t, reg, "kubenftproxy_connections_total")[""]; got != 500500 {
 		t.Errorf("got %v connections in all, want 500500", got)
@@ -82,7 +70,7 @@ func TestOnlyTheBusiestServicesHaveSeries(t *testing.T) {
 func TestNoServiceHasSeries(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
 	RegisterServices(reg, busy(5), 0)
-	for _, name := range []string{perService, perEndpoint, "kubenftproxy_service_refused_total"} {
+	for _, name := range []string{perService, "kubenftproxy_service_refused_total"} {
 		if got := values(t, reg, name); len(got) > 0 {
 			t.Errorf("%s has series: %v", name, got)
 		}

@@ -1,8 +1,6 @@
 package plan
 
 import (
-	"net/netip"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
@@ -35,8 +33,6 @@ const (
 	Allowed
 	// Arrived: at a frontend with policy Local. Another element, of its service port, tells what became of it.
 	Arrived
-	// ToEndpoint: sent on to this endpoint, where [Options.CountEndpoints] is set.
-	ToEndpoint
 	// Meanings is the number of meanings.
 	Meanings
 )
@@ -67,9 +63,8 @@ func (c *Counters) Meaning(e *nft.Element) (m, also Meaning) {
 
 // Counters tells what the counters of a planner's elements mean. It doesn't change, and may be used by any goroutine.
 type Counters struct {
-	sets   map[*nft.Set]role
-	list   []*nft.Set
-	owners []*nft.Set
+	sets map[*nft.Set]role
+	list []*nft.Set
 }
 
 // role is what all elements of a set have in common.
@@ -84,22 +79,16 @@ type role struct {
 func (p *Planner) Counters() *Counters {
 	c := &Counters{sets: map[*nft.Set]role{}}
 	for _, f := range p.options.Families {
-		l := p.layouts[f]
-		each := func(s *nft.Set, r role) {
+		p.layouts[f].counted(func(s *nft.Set, r role) {
 			c.sets[s] = r
 			c.list = append(c.list, s)
-		}
-		l.counted(each)
-		if p.options.CountEndpoints {
-			c.owners = append(c.owners, l.services, l.nodePorts, l.restricted)
-			l.countedEndpoints(each)
-		}
+		})
 	}
 	return c
 }
 
 // Sets returns the sets to read: those of Examined before those of Allowed, so that what is dropped is never more than the
-// difference of the two, and endpoints last.
+// difference of the two.
 func (c *Counters) Sets() []*nft.Set { return c.list }
 
 // Allows reports whether the elements of a set count what source ranges have allowed.
@@ -107,26 +96,6 @@ func (c *Counters) Allows(s *nft.Set) bool { return c.sets[s].also == Allowed }
 
 // OfPort reports whether the elements of a set belong to a service port, and not to one of its frontends.
 func (c *Counters) OfPort(s *nft.Set) bool { return c.sets[s].ofPort }
-
-// Owners returns the sets whose elements tell, by their comments, to which service port a number belongs that their data has.
-func (c *Counters) Owners() []*nft.Set { return c.owners }
-
-// OwnedNumber returns the number of a service port in an element of one of the Owners; false if it is no service port's.
-func OwnedNumber(e *nft.Element) (number uint32, ok bool) {
-	word := e.Data.AsUint32()
-	return word & portBits, kindOf(word) != kindFirewall
-}
-
-// Endpoint returns what an element with the meaning ToEndpoint stands for: an endpoint, and the number of the service port.
-func (c *Counters) Endpoint(e *nft.Element) (endpoint netip.AddrPort, number uint32) {
-	const proto = 4
-	word := e.Key.Cut(proto, len(e.Key.Bytes()))
-	number = word.AsUint32() & portBits
-	if isAffine(number) {
-		number &= affineBits
-	}
-	return e.Data.AsEndpoint(e.Set.Family), number
-}
 
 // counted calls each for every set whose elements have counters.
 func (l *layout) counted(each func(*nft.Set, role)) {
@@ -137,14 +106,6 @@ func (l *layout) counted(each func(*nft.Set, role)) {
 	each(l.shortCircuit, role{ofPort: true})
 	each(l.local, role{ofPort: true})
 	each(l.restricted, role{also: Allowed})
-}
-
-// countedEndpoints calls each for every set of endpoints.
-func (l *layout) countedEndpoints(each func(*nft.Set, role)) {
-	for ls := range lists {
-		each(l.endpoints[ls], role{fixed: ToEndpoint})
-		each(l.backends[ls], role{fixed: ToEndpoint})
-	}
 }
 
 // FrontendID returns how a frontend's elements show it: its family, and its key in the maps.

@@ -96,9 +96,6 @@ func newLayout(family model.Family, o *Options) *layout {
 		s.Family, s.Table = nf, TableName
 	}
 	l.counted(func(s *nft.Set, _ role) { s.Counter = !o.Uncounted })
-	if o.CountEndpoints {
-		l.countedEndpoints(func(s *nft.Set, _ role) { s.Counter = true })
-	}
 	return l
 }
 

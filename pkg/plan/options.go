@@ -24,8 +24,6 @@ type Options struct {
 	AnyNodeAddress [2]bool
 	// Uncounted leaves connections uncounted.
 	Uncounted bool
-	// CountEndpoints counts connections for every endpoint, beside those for every frontend.
-	CountEndpoints bool
 	// Room bounds all Services together; a field that is 0 stands for that of [DefaultRoom].
 	Room Room
 }

@@ -21,7 +21,7 @@ import (
 func ours() []*nft.Table {
 	pods := plan.LocalPods{Interface: "cni0"}
 	return plan.Samples(plan.Options{
-		Families: model.Families[:], MasqueradeMark: 1 << 14, LocalPods: [2]plan.LocalPods{pods, pods}, CountEndpoints: true,
+		Families: model.Families[:], MasqueradeMark: 1 << 14, LocalPods: [2]plan.LocalPods{pods, pods},
 	})
 }
 
