@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -301,11 +300,6 @@ func surelyFilled(size uint32) uint32 {
 var timeouts = [...]uint32{
 	1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 40, 45, 60, 75, 90, 120, 150, 180, 240, 300, 360, 420, 480, 600, 750, 900, 1200, 1500,
 	1800, 2400, 2700, 3600, 4500, 5400, 7200, 9000, 10800, 14400, 18000, 21600, 28800, 36000, 43200, 57600, 72000, 86400,
-}
-
-// Timeout returns for how long a client is remembered where session affinity asks for a time.
-func Timeout(wanted time.Duration) time.Duration {
-	return time.Duration(timeoutClass(uint32(min(wanted, 24*time.Hour)/time.Second))) * time.Second
 }
 
 func timeoutClass(seconds uint32) uint32 {

@@ -229,7 +229,7 @@ func (s *switchOver) take(t testing.TB) (busy int) {
 	t.Helper()
 	logger, _ := logged(t)
 	s.on(t, func() (err error) {
-		busy, err = Drain(logger, nil)
+		busy, err = remove(newNotes(logger), nil, true)
 		return err
 	})
 	return busy

@@ -183,7 +183,7 @@ func TestOnlyKubeProxysRulesGo(t *testing.T) {
 				}
 				before := generation(t)
 				logger, log := logged(t)
-				if busy, err := Drain(logger, nil); err != nil || busy != 0 {
+				if busy, err := remove(newNotes(logger), nil, true); err != nil || busy != 0 {
 					t.Fatal(busy, err)
 				}
 				if diff := cmp.Diff(want, b.save(t)); diff != "" {

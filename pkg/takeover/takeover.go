@@ -100,15 +100,10 @@ func Cleanup(logger klog.Logger, excluded []netip.Prefix) error {
 	return err
 }
 
-// Drain removes what kube-proxy left. What connections by ipvs need stays until they have ended: it then returns the number of
-// virtual servers that are left, and is to be called again.
-func Drain(logger klog.Logger, excluded []netip.Prefix) (busy int, err error) {
-	return remove(newNotes(logger), excluded, true)
-}
-
 // remove removes in the order in which things depend on each other: rules use sets. In mode ipvs, the rules accept what ipvs
 // forwards, masquerade what this node sends from an address on the device, and keep others from the node's own ports at
-// those addresses; so they stay as long as the addresses.
+// those addresses; so they stay as long as the addresses. If patient, it leaves what connections by ipvs need until they end, returns the
+// number of virtual servers that are left as busy, and is to be called again.
 func remove(note *notes, excluded []netip.Prefix, patient bool) (busy int, err error) {
 	link, busy, err := removeServers(note, excluded, patient)
 	if patient && (busy > 0 || err != nil) {
