@@ -14,8 +14,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// RenewEvery is the time between two renewals of the lease. It leaves room for two failures before the lease runs out.
-const RenewEvery = plan.Lease / 3
+// renewEvery is the time between two renewals of the lease. It leaves room for two failures before the lease runs out.
+const renewEvery = plan.Lease / 3
 
 // renewAgain is the time between a renewal that has failed and the next one.
 const renewAgain = 2 * time.Second
@@ -78,7 +78,7 @@ func (k *Kernel) Lease(p *plan.Planner) (*Lease, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open connection for the lease: %w", err)
 	}
-	l := &Lease{kernel: k, conn: conn, Every: RenewEvery, May: func() bool { return true }, Failed: func(error) {}}
+	l := &Lease{kernel: k, conn: conn, Every: renewEvery, May: func() bool { return true }, Failed: func(error) {}}
 	for _, e := range p.Leases() {
 		set := *e.Set
 		if n := len(l.elements); n > 0 && l.elements[n-1].Set.Family == set.Family {

@@ -12,13 +12,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// ErrChanged ends the program, so that whoever runs it starts it anew with what the file says now (kube-proxy's words).
-var ErrChanged = errors.New("content of the proxy server's configuration file was updated")
+// errChanged ends the program, so that whoever runs it starts it anew with what the file says now (kube-proxy's words).
+var errChanged = errors.New("content of the proxy server's configuration file was updated")
 
 // lookAgain is how often the file is read where no event says that it has changed.
 const lookAgain = 30 * time.Second
 
-// AwaitChange returns ErrChanged when the configuration file has another content, however it got there: written in place,
+// AwaitChange returns errChanged when the configuration file has another content, however it got there: written in place,
 // renamed over, or as a ConfigMap's volume is updated. A new content that can't be used is logged, and passed over: the
 // program would not start with it. It returns nil when the context ends.
 func (o *Options) AwaitChange(ctx context.Context) error {
@@ -45,7 +45,7 @@ func (o *Options) awaitChange(ctx context.Context, watch func(file string) (*fsn
 				continue
 			}
 			if err := usable(now); err == nil {
-				return ErrChanged
+				return errChanged
 			} else {
 				klog.FromContext(ctx).Error(err, "The updated configuration file is invalid; keeping the previous configuration", "file", o.File)
 			}
@@ -94,5 +94,5 @@ func usable(data []byte) error {
 		return err
 	}
 	applyPlatformDefaults(c)
-	return Validate(c, gates).ToAggregate()
+	return validate(c, gates).ToAggregate()
 }

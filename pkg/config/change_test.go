@@ -29,8 +29,8 @@ func mustEnd(t *testing.T, ended <-chan error) {
 	t.Helper()
 	select {
 	case err := <-ended:
-		if !errors.Is(err, ErrChanged) {
-			t.Errorf("AwaitChange() = %v, want %v", err, ErrChanged)
+		if !errors.Is(err, errChanged) {
+			t.Errorf("AwaitChange() = %v, want %v", err, errChanged)
 		}
 	case <-time.After(20 * time.Second):
 		t.Fatal("the change was not noticed")

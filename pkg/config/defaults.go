@@ -33,19 +33,19 @@ const Primary = "primary"
 
 // The periods where nothing else is said. kube-proxy waits for a second between two syncs.
 const (
-	DefaultSyncPeriod    = 30 * time.Second
-	DefaultMinSyncPeriod = 100 * time.Millisecond
+	defaultSyncPeriod    = 30 * time.Second
+	defaultMinSyncPeriod = 100 * time.Millisecond
 )
 
-// Default returns the configuration of an empty file.
-func Default() *kubeproxy.KubeProxyConfiguration {
+// defaultConfiguration returns the configuration of an empty file.
+func defaultConfiguration() *kubeproxy.KubeProxyConfiguration {
 	c := &kubeproxy.KubeProxyConfiguration{}
-	SetDefaults(c)
+	setDefaults(c)
 	return c
 }
 
-// SetDefaults fills in what isn't set (kube-proxy: SetDefaults_KubeProxyConfiguration).
-func SetDefaults(c *kubeproxy.KubeProxyConfiguration) {
+// setDefaults fills in what isn't set (kube-proxy: SetDefaults_KubeProxyConfiguration).
+func setDefaults(c *kubeproxy.KubeProxyConfiguration) {
 	orElse(&c.BindAddress, "0.0.0.0")
 	healthz, metrics := "0.0.0.0", "127.0.0.1"
 	if addr, err := model.ParseAddr(c.BindAddress); err != nil || addr.Is6() {
@@ -53,15 +53,15 @@ func SetDefaults(c *kubeproxy.KubeProxyConfiguration) {
 	}
 	orElse(&c.HealthzBindAddress, healthz)
 	orElse(&c.MetricsBindAddress, metrics)
-	c.HealthzBindAddress = withPort(c.HealthzBindAddress, HealthzPort)
-	c.MetricsBindAddress = withPort(c.MetricsBindAddress, MetricsPort)
+	c.HealthzBindAddress = withPort(c.HealthzBindAddress, defaultHealthzPort)
+	c.MetricsBindAddress = withPort(c.MetricsBindAddress, defaultMetricsPort)
 
-	orElse(&c.IPTables.SyncPeriod.Duration, DefaultSyncPeriod)
-	orElse(&c.IPVS.SyncPeriod.Duration, DefaultSyncPeriod)
-	orElse(&c.NFTables.SyncPeriod.Duration, DefaultSyncPeriod)
-	orElse(&c.IPTables.MinSyncPeriod.Duration, DefaultMinSyncPeriod)
-	orElse(&c.IPVS.MinSyncPeriod.Duration, DefaultMinSyncPeriod)
-	orElse(&c.NFTables.MinSyncPeriod.Duration, DefaultMinSyncPeriod)
+	orElse(&c.IPTables.SyncPeriod.Duration, defaultSyncPeriod)
+	orElse(&c.IPVS.SyncPeriod.Duration, defaultSyncPeriod)
+	orElse(&c.NFTables.SyncPeriod.Duration, defaultSyncPeriod)
+	orElse(&c.IPTables.MinSyncPeriod.Duration, defaultMinSyncPeriod)
+	orElse(&c.IPVS.MinSyncPeriod.Duration, defaultMinSyncPeriod)
+	orElse(&c.NFTables.MinSyncPeriod.Duration, defaultMinSyncPeriod)
 	orNew(&c.IPTables.LocalhostNodePorts, true)
 	orNew(&c.IPTables.MasqueradeBit, 14)
 	orNew(&c.NFTables.MasqueradeBit, 14)

@@ -30,7 +30,7 @@ func decode(data []byte) (*kubeproxy.KubeProxyConfiguration, []Note, error) {
 		notes = append(notes, Note{"portRange", "kube-proxy hasn't used it for years, and it is ignored"})
 		c.PortRange = ""
 	}
-	SetDefaults(c)
+	setDefaults(c)
 	return c, notes, nil
 }
 

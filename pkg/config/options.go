@@ -17,12 +17,12 @@ import (
 
 // Ports that the deprecated flags --healthz-port and --metrics-port stand for, and that a bare address is completed with.
 const (
-	HealthzPort = 10256
-	MetricsPort = 10249
+	defaultHealthzPort = 10256
+	defaultMetricsPort = 10249
 )
 
-// DefaultMetricsServices is the number of service ports that have series of their own among the metrics.
-const DefaultMetricsServices = 100
+// defaultMetricsServices is the number of service ports that have series of their own among the metrics.
+const defaultMetricsServices = 100
 
 // Options are the command line, and after [Options.Complete] the configuration that it leads to.
 type Options struct {
@@ -67,8 +67,8 @@ type Note struct {
 
 // NewOptions returns the defaults.
 func NewOptions() *Options {
-	o := &Options{Config: Default(), healthzPort: HealthzPort, metricsPort: MetricsPort, MetricsServices: DefaultMetricsServices, CountConnections: true}
-	o.periods.sync, o.periods.min = DefaultSyncPeriod, DefaultMinSyncPeriod
+	o := &Options{Config: defaultConfiguration(), healthzPort: defaultHealthzPort, metricsPort: defaultMetricsPort, MetricsServices: defaultMetricsServices, CountConnections: true}
+	o.periods.sync, o.periods.min = defaultSyncPeriod, defaultMinSyncPeriod
 	o.iptables, o.ipvs = o.periods, o.periods
 	o.ignored.bootID, o.ignored.machineID = "/proc/sys/kernel/random/boot_id", "/etc/machine-id,/var/lib/dbus/machine-id"
 	return o
@@ -111,7 +111,7 @@ func (o *Options) Complete(fs *pflag.FlagSet) error {
 
 // Validate returns everything that is wrong with the completed options.
 func (o *Options) Validate() error {
-	errs := Validate(o.Config, o.Gates)
+	errs := validate(o.Config, o.Gates)
 	if o.Manifests != "" && (o.Config.ClientConnection.Kubeconfig != "" || o.Master != "") {
 		errs = append(errs, field.Invalid(field.NewPath("--manifests"), o.Manifests, "can't be combined with an API server's address"))
 	}

@@ -76,7 +76,7 @@ func TestFlagsGiveWayToTheFile(t *testing.T) {
 		name      string
 	}
 	got := result{sync, min, all, mark, c.ClusterCIDR, uint32(c.Logging.Verbosity), vmodule(c), c.HostnameOverride}
-	want := result{20 * time.Second, DefaultMinSyncPeriod, false, 1 << 14, "", 4, "flag file", "of-the-flag"}
+	want := result{20 * time.Second, defaultMinSyncPeriod, false, 1 << 14, "", 4, "flag file", "of-the-flag"}
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -246,7 +246,7 @@ func TestWritingAndReadingIsTheSame(t *testing.T) {
 }
 
 func TestFlagsOfCounters(t *testing.T) {
-	if o := mustComplete(t); o.MetricsServices != DefaultMetricsServices {
+	if o := mustComplete(t); o.MetricsServices != defaultMetricsServices {
 		t.Errorf("by default %d Services have series", o.MetricsServices)
 	}
 	// It has no field in a file, and counts beside one.

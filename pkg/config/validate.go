@@ -15,9 +15,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Validate returns everything that is wrong with a configuration, whose feature gates have been read, in kube-proxy's words
+// validate returns everything that is wrong with a configuration, whose feature gates have been read, in kube-proxy's words
 // and under its paths (kube-proxy: apis/config/validation).
-func Validate(c *kubeproxy.KubeProxyConfiguration, gates featuregate.FeatureGate) field.ErrorList {
+func validate(c *kubeproxy.KubeProxyConfiguration, gates featuregate.FeatureGate) field.ErrorList {
 	v := &validator{root: field.NewPath("KubeProxyConfiguration")}
 	v.sections(c)
 	v.conntrack(&c.Conntrack)

@@ -25,8 +25,8 @@ type Flow struct {
 	DNAT bool
 }
 
-// Translated reports whether packets go elsewhere than where the client sends them.
-func (f *Flow) Translated() bool { return f.DNAT || f.Server != f.Destination }
+// translated reports whether packets go elsewhere than where the client sends them.
+func (f *Flow) translated() bool { return f.DNAT || f.Server != f.Destination }
 
 // Desired says what is true of some frontends: of those that have changed since the last pass, or of all. Flows to any
 // others are left alone. It must not be changed once a [Reconciler] has it.
@@ -182,14 +182,14 @@ func (d *Desired) Stale(f *Flow) bool {
 	case !known:
 		return false
 	case to.gone:
-		return f.Protocol == model.UDP && f.Translated()
+		return f.Protocol == model.UDP && f.translated()
 	case !f.Replied && !to.allows(f.Source.Addr()):
-		return f.Translated() || f.Zone == 0
+		return f.translated() || f.Zone == 0
 	case f.Protocol != model.UDP:
-		return d.Undnated && !f.Translated() && f.Zone == 0
+		return d.Undnated && !f.translated() && f.Zone == 0
 	case to.serves(f.Server):
 		return false
-	case f.Translated():
+	case f.translated():
 		return true
 	case f.Zone != 0:
 		return false
@@ -204,7 +204,7 @@ func (d *Desired) welcomes(f *Flow) bool {
 	case !known, to.gone, !f.Replied && !to.allows(f.Source.Addr()):
 		return false
 	case f.Protocol != model.UDP:
-		return f.Translated()
+		return f.translated()
 	}
 	return to.serves(f.Server)
 }

@@ -144,8 +144,8 @@ func (c *Counters) count(e *nft.Counted, at place) {
 	}
 }
 
-// ErrBusy says that a reading is under way for longer than one wanted to wait.
-var ErrBusy = errors.New("the kernel's counters are still being read")
+// errBusy says that a reading is under way for longer than one wanted to wait.
+var errBusy = errors.New("the kernel's counters are still being read")
 
 // Await waits until what present elements have counted has been read lately, but no longer than a time. What was read before
 // is there in any case.
@@ -157,7 +157,7 @@ func (c *Counters) Await(patience time.Duration) error {
 		select {
 		case <-reading:
 		case <-late.C:
-			return ErrBusy
+			return errBusy
 		}
 	}
 	c.mu.Lock()

@@ -84,12 +84,12 @@ func followOnce(ctx context.Context, changed func(), missed bool) error {
 	return fmt.Errorf("hear of address changes: %w", why)
 }
 
-// SkipKernelCheck is the environment variable by which kube-proxy too is told to go on with an older kernel.
-const SkipKernelCheck = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
+// skipKernelCheck is the environment variable by which kube-proxy too is told to go on with an older kernel.
+const skipKernelCheck = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 
 // CheckKernel reports a kernel that is older than what nftables mode is supported on.
 func CheckKernel() error {
-	if os.Getenv(SkipKernelCheck) != "" {
+	if os.Getenv(skipKernelCheck) != "" {
 		return nil
 	}
 	var u unix.Utsname
@@ -105,7 +105,7 @@ func checkRelease(release string) error {
 		return fmt.Errorf("read kernel version %q: %w", release, err)
 	}
 	if major < 5 || major == 5 && minor < 13 {
-		return fmt.Errorf("kernel %s is too old: 5.13 or later is needed (set %s to try all the same)", release, SkipKernelCheck)
+		return fmt.Errorf("kernel %s is too old: 5.13 or later is needed (set %s to try all the same)", release, skipKernelCheck)
 	}
 	return nil
 }

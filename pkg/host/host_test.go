@@ -30,7 +30,7 @@ func TestCheckRelease(t *testing.T) {
 }
 
 func TestCheckKernelCanBeSkipped(t *testing.T) {
-	t.Setenv(SkipKernelCheck, "1")
+	t.Setenv(skipKernelCheck, "1")
 	if err := CheckKernel(); err != nil {
 		t.Error(err)
 	}

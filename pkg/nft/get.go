@@ -303,11 +303,8 @@ func opaque(length int) Field {
 	return Field{name: "?", len: length, print: func(b []byte) string { return fmt.Sprintf("0x%x", b) }}
 }
 
-// KeyLen and DataLen are the lengths in bytes of what a rule looks up, and what it gets.
+// KeyLen is the length in bytes of what a rule looks up.
 func (s *Set) KeyLen() int { return length(s.Key) }
-
-// DataLen is the length of a map's data; see [Set.KeyLen].
-func (s *Set) DataLen() int { return s.dataLen() }
 
 // ValueOf is a key or data as it stands in a register.
 func ValueOf(b []byte) (v Value, err error) {

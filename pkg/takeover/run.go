@@ -48,8 +48,8 @@ func New(c Config) *Takeover {
 	return &Takeover{Config: c, synced: make(chan struct{}), left: Leftovers{}}
 }
 
-// Every is the time between two looks. One takes a millisecond where there is nothing.
-const Every = 10 * time.Second
+// lookEvery is the time between two looks. One takes a millisecond where there is nothing.
+const lookEvery = 10 * time.Second
 
 // Rival reports whether a kube-proxy runs, or may run: nothing of it is to be touched then. It is to be asked before anything is removed,
 // and takes a second at most.
@@ -70,7 +70,7 @@ func (t *Takeover) Run(ctx context.Context) {
 		t.look(ctx)
 		// A node may have very much to look at.
 		const share = 20
-		timer := time.NewTimer(max(Every, share*time.Since(start)))
+		timer := time.NewTimer(max(lookEvery, share*time.Since(start)))
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -139,7 +139,7 @@ func (t *Takeover) noteFailed(err error) {
 	}
 	if text := err.Error(); text != t.failed {
 		t.failed = text
-		t.note.Error(err, "Something of kube-proxy couldn't be looked at or removed; it will be tried again", "interval", Every)
+		t.note.Error(err, "Something of kube-proxy couldn't be looked at or removed; it will be tried again", "interval", lookEvery)
 	}
 }
 

@@ -28,8 +28,8 @@ type Cell struct {
 	Style
 }
 
-// Text makes plain cells.
-func Text(texts ...string) []Cell {
+// cells makes plain cells.
+func cells(texts ...string) []Cell {
 	row := make([]Cell, len(texts))
 	for i, t := range texts {
 		row[i] = Cell{Text: t}
@@ -77,7 +77,7 @@ func (p *Printer) Table(header []string, rows [][]Cell) {
 		return
 	}
 	if len(header) > 0 {
-		head := Text(header...)
+		head := cells(header...)
 		for i := range head {
 			head[i].Style = Bold
 		}
@@ -113,8 +113,8 @@ func (p *Printer) row(row []Cell, widths []int) {
 	p.Printf("%s\n", line.String())
 }
 
-// Count returns a number of things, as 1 endpoint or 2 endpoints.
-func Count(n int, thing string) string {
+// count returns a number of things, as 1 endpoint or 2 endpoints.
+func count(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing
 	}

@@ -153,7 +153,7 @@ func (v *Services) Text(p *Printer) {
 func (s *Service) portRows(sp *ServicePort, wide bool) (rows [][]Cell) {
 	for i := range sp.Frontends {
 		f := &sp.Frontends[i]
-		rows = append(rows, append(Text(s.portName(sp), f.Address, sp.Protocol, f.Kind, f.Policy),
+		rows = append(rows, append(cells(s.portName(sp), f.Address, sp.Protocol, f.Kind, f.Policy),
 			Cell{sp.count(f), countStyle(f.Endpoints)}, Cell{Text: affinity(sp)}, Cell{Text: connections(f)}, Cell{f.note(sp, wide), Warn}))
 	}
 	return rows
@@ -170,9 +170,9 @@ func (sp *ServicePort) count(f *Frontend) string {
 // share says the same in words, as 2 of 3 endpoints.
 func (sp *ServicePort) share(f *Frontend) string {
 	if all := len(sp.Endpoints); f.Endpoints != all {
-		return fmt.Sprintf("%d of %s", f.Endpoints, Count(all, "endpoint"))
+		return fmt.Sprintf("%d of %s", f.Endpoints, count(all, "endpoint"))
 	}
-	return Count(f.Endpoints, "endpoint")
+	return count(f.Endpoints, "endpoint")
 }
 
 func countStyle(n int) Style {
@@ -212,7 +212,7 @@ func (f *Frontend) note(sp *ServicePort, wide bool) string {
 		parts = append(parts, sp.Why)
 	}
 	if wide && f.FromThisNode != nil {
-		parts = append(parts, "this node's pods and processes: "+Count(*f.FromThisNode, "endpoint"))
+		parts = append(parts, "this node's pods and processes: "+count(*f.FromThisNode, "endpoint"))
 	}
 	if n := len(f.AllowedSources); n > 0 {
 		const few = 2
@@ -315,7 +315,7 @@ func (v *Services) portDetail(p *Printer, s *Service, sp *ServicePort) {
 		if f.Kind == "NodePort" {
 			address += " on " + strings.Join(v.nodePortAddresses(sp.Family), ", ")
 		}
-		row := append(Text("    "+f.Kind, address, "policy "+f.Policy), Cell{sp.share(f), countStyle(f.Endpoints)})
+		row := append(cells("    "+f.Kind, address, "policy "+f.Policy), Cell{sp.share(f), countStyle(f.Endpoints)})
 		if f.Connections != nil {
 			row = append(row, Cell{Text: connections(f) + " connections"})
 		}

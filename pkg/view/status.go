@@ -165,12 +165,12 @@ func (s *Status) Text(p *Printer) {
 	row("node", Plain, "%s, kernel %s%s", s.Node, s.Kernel, features(s.Features, p.Wide))
 	row("program", Plain, "kube-nftproxy %s, started %s", s.Version, ago(s.Time, s.Started))
 	row("serves", Plain, "%s, as mode %s, local pods by %s", strings.Join(s.Families, " and "), s.Mode, s.LocalMode)
-	row("counts", Plain, "%s, %s, elements %s", Count(s.Counts.Services, "Service"), Count(s.Counts.Endpoints, "endpoint"), elements(s.Counts.Elements))
+	row("counts", Plain, "%s, %s, elements %s", count(s.Counts.Services, "Service"), count(s.Counts.Endpoints, "endpoint"), elements(s.Counts.Elements))
 	if n := s.Counts.Problems; n > 0 {
-		row("", Warn, "with parts that can't be used: %s (kube-nftproxy services --wrong)", Count(n, "Service"))
+		row("", Warn, "with parts that can't be used: %s (kube-nftproxy services --wrong)", count(n, "Service"))
 	}
 	if n := s.Counts.Conflicts; n > 0 {
-		row("", Warn, "claimed by more than one Service: %s (kube-nftproxy services --wrong)", Count(n, "frontend"))
+		row("", Warn, "claimed by more than one Service: %s (kube-nftproxy services --wrong)", count(n, "frontend"))
 	}
 	s.apiRows(row)
 	if s.Loop != nil {
@@ -230,7 +230,7 @@ func (l *Loop) rows(now time.Time, row rowFunc) {
 	}
 	pending, style := "nothing", Plain
 	if l.Pending > 0 {
-		pending, style = Count(l.Pending, "Service"), Warn
+		pending, style = count(l.Pending, "Service"), Warn
 	}
 	if l.OldestChange != nil {
 		pending += fmt.Sprintf(", the oldest change is %s old", short(now.Sub(*l.OldestChange)))
@@ -264,7 +264,7 @@ func (s *Sync) text(now time.Time) string {
 			what += fmt.Sprintf(" and %d more", s.More)
 		}
 	}
-	return fmt.Sprintf("%s, %s, %s, in %s (kernel %s)", ago(now, s.Time), what, Count(s.Elements, "element"), micros(s.TotalMicros), micros(s.CommitMicros))
+	return fmt.Sprintf("%s, %s, %s, in %s (kernel %s)", ago(now, s.Time), what, count(s.Elements, "element"), micros(s.TotalMicros), micros(s.CommitMicros))
 }
 
 func (s *Status) findings(p *Printer) {
@@ -283,7 +283,7 @@ func (s *Status) findings(p *Printer) {
 		p.Printf("%s\n", p.Paint(Good, "Nothing on this node is in the way."))
 	}
 	if notes > 0 {
-		p.Printf("%s\n", p.Paint(Dim, Count(notes, "note")+" with -o wide."))
+		p.Printf("%s\n", p.Paint(Dim, count(notes, "note")+" with -o wide."))
 	}
 }
 

@@ -31,7 +31,7 @@ func colored(p *Printer) { p.Color = true }
 
 func TestTable(t *testing.T) {
 	table := func(p *Printer) {
-		p.Table([]string{"NAME", "N"}, [][]Cell{{{Text: "größe"}, {Text: "1", Style: Bad}}, {{Text: "b\x1b[2J"}, {}}, Text("only")})
+		p.Table([]string{"NAME", "N"}, [][]Cell{{{Text: "größe"}, {Text: "1", Style: Bad}}, {{Text: "b\x1b[2J"}, {}}, cells("only")})
 	}
 	if diff := cmp.Diff("NAME   N\ngröße  1\nb?[2J\nonly\n", printed(t, table)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -55,7 +55,7 @@ func (full) Write([]byte) (int, error) { return 0, errors.New("disk full") }
 
 func TestErrorsOfWriting(t *testing.T) {
 	p := NewPrinter(full{})
-	p.Table(nil, [][]Cell{Text("a"), Text("b")})
+	p.Table(nil, [][]Cell{cells("a"), cells("b")})
 	if p.Err() == nil {
 		t.Error("no error")
 	}

@@ -15,8 +15,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Component names the program on its pages.
-const Component = "kube-nftproxy"
+// component names the program on its pages.
+const component = "kube-nftproxy"
 
 const warning = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.\n"
 
@@ -43,7 +43,7 @@ type flagz struct {
 // Flagz answers with the command line's flags and their values. shown returns a flag's value without secrets.
 func Flagz(fs *pflag.FlagSet, shown func(*pflag.Flag) string) http.Handler {
 	return page{kind: "Flagz", object: func() any {
-		return flagz{metav1.ObjectMeta{Name: Component}, valuesOf(fs, shown)}
+		return flagz{metav1.ObjectMeta{Name: component}, valuesOf(fs, shown)}
 	}, text: func(w io.Writer) {
 		values := valuesOf(fs, shown)
 		names := make([]string, 0, len(values))
@@ -79,7 +79,7 @@ type statusz struct {
 func Statusz(version, emulated string, started time.Time, paths []string) http.Handler {
 	status := func() statusz {
 		return statusz{
-			metav1.ObjectMeta{Name: Component}, metav1.NewTime(started), int64(time.Since(started).Seconds()),
+			metav1.ObjectMeta{Name: component}, metav1.NewTime(started), int64(time.Since(started).Seconds()),
 			runtime.Version(), version, emulated, paths,
 		}
 	}
@@ -110,7 +110,7 @@ func (p page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		case media == "" || media == "*/*" || media == "text/*" || media == "text/plain":
 			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-			fmt.Fprintf(w, "\n%s %s\n%s", Component, strings.ToLower(p.kind), warning) //nolint:errcheck // the asker has gone
+			fmt.Fprintf(w, "\n%s %s\n%s", component, strings.ToLower(p.kind), warning) //nolint:errcheck // the asker has gone
 			p.text(w)
 			return
 		}
