@@ -1,7 +1,6 @@
 package conntrack
 
 import (
-	"encoding/binary"
 	"errors"
 	"testing"
 	"time"
@@ -9,17 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // A reply that is cut, or doesn't come, ends a pass with an error: it must neither wait for ever nor take the part for the whole. The
 // next pass, with new sockets, does what it couldn't.
 func TestRepliesThatAreCutOrLost(t *testing.T) {
-	for length, want := range map[uint32]error{0: unix.EAGAIN, 4: errTruncated, 100: errTruncated, 250: errTruncated} {
+	for length, want := range map[uint32]error{0: unix.EAGAIN, 4: netlink.ErrTruncated, 100: netlink.ErrTruncated, 250: netlink.ErrTruncated} {
 		enterNamespace(t)
 		table := openTable(t)
 		insert(t, table, synthetic(model.UDP, 10, 100))
 		program := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: length}}
-		if err := unix.SetsockoptSockFprog(table.read.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+		if err := unix.SetsockoptSockFprog(table.read.FD(), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
 			&unix.SockFprog{Len: 1, Filter: &program[0]}); err != nil {
 			t.Fatal(err)
 		}
@@ -31,17 +31,6 @@ func TestRepliesThatAreCutOrLost(t *testing.T) {
 		again, err := openTable(t).Delete(t.Context(), model.IPv4, true, changed(10).Stale)
 		if err != nil || out.Deleted+again.Deleted != 100 {
 			t.Errorf("after replies that end after %d bytes: %+v and %+v, %v; want 100 deleted", length, out, again, err)
-		}
-	}
-}
-
-func TestMessagesSayWhetherTheyAreWhole(t *testing.T) {
-	b := appendHeader(nil, 1, 0, 2, 3)
-	binary.NativeEndian.PutUint32(b, uint32(len(b)))
-	two := append(append([]byte{}, b...), b...)
-	for n := range len(two) + 1 {
-		if got, want := isWhole(two[:n]), n == len(b) || n == len(two); got != want {
-			t.Errorf("isWhole of %d bytes of two messages = %v", n, got)
 		}
 	}
 }

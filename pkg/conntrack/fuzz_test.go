@@ -8,8 +8,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // Whatever the kernel says of an entry, what is deleted is that entry and no other: the deletion names the same flow, and it is
@@ -18,36 +20,36 @@ func FuzzEntry(f *testing.F) {
 	zone := flow(model.UDP, "[fd00::1]:53", "[fd00::2]:5353")
 	zone.Zone, zone.ID, zone.Replied, zone.DNAT = 9, 1<<31, true, true
 	for _, seed := range []Flow{flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"), zone} {
-		whole := payload(seed)
+		whole := append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, attributes(seed)...)
 		f.Add(whole)
 		f.Add(whole[:len(whole)-4])
-		f.Add(append(bytes.Clone(whole), whole[nfgenLen:]...))
-		f.Add(appendAttribute(bytes.Clone(whole), attrTupleOrig|nested, nil))
+		f.Add(append(bytes.Clone(whole), attributes(seed)...))
+		f.Add(netlink.AppendAttribute(bytes.Clone(whole), attrTupleOrig|nested, nil))
 	}
 	tuple := appendTuple(nil, attrTupleOrig, model.UDP, zone.Source, zone.Destination)
-	zoned := append(bytes.Clone(tuple), appendAttribute(nil, tupleZone, []byte{0, 7})...)
+	zoned := append(bytes.Clone(tuple), netlink.AppendAttribute(nil, tupleZone, []byte{0, 7})...)
 	binary.NativeEndian.PutUint16(zoned, uint16(len(zoned)))
-	f.Add(append(bytes.Clone(payload(zone)), zoned...))
+	f.Add(append(append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, attributes(zone)...), zoned...))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var want, got Flow
-		e, ok := parse(data, &want)
+		e, ok := parse(netlink.Message{Payload: data}.Object(), &want)
 		if !ok {
 			return
 		}
 		var b batch
-		b.add(e, 1)
-		b.add(e, 2)
+		b.add(e)
+		b.add(e)
 		if len(e.zone) > 0 && !bytes.Contains(b.buf, e.zone) {
 			t.Errorf("the deletion lacks the zone %x", e.zone)
 		}
 		found := 0
-		for m := range messages(b.buf) {
+		for m := range netlink.Messages(b.buf) {
 			found++
-			if m.typ != msgDelete {
-				t.Fatalf("message type %d", m.typ)
+			if m.Type != msgDelete {
+				t.Fatalf("message type %d", m.Type)
 			}
-			if deleted := named(m.payload, &got); !deleted {
-				t.Fatalf("%+v makes a deletion that names nothing: %x", want, m.payload)
+			if deleted := named(m.Object(), &got); !deleted {
+				t.Fatalf("%+v makes a deletion that names nothing: %x", want, m.Payload)
 			}
 			// A deletion says nothing of the rest, nor of a zone that replies alone have.
 			same := cmp.Options{cmpopts.EquateComparable(netip.AddrPort{}), cmpopts.IgnoreFields(Flow{}, "Server", "Replied", "DNAT", "Zone")}
@@ -62,7 +64,7 @@ func FuzzEntry(f *testing.F) {
 }
 
 // named reads what a deletion names: the tuple of the original direction, and the id.
-func named(payload []byte, f *Flow) bool {
-	e, _ := parse(payload, f)
+func named(attributes []byte, f *Flow) bool {
+	e, _ := parse(attributes, f)
 	return len(e.tuple) > 0 && len(e.id) > 0 && f.Destination.IsValid()
 }

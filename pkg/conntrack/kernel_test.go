@@ -21,6 +21,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -756,25 +757,25 @@ func insert(t testing.TB, n *Netlink, flows func(yield func(Flow, uint16) bool))
 		if b.count == 0 {
 			return
 		}
-		if refused, err := n.write.sendBatch(&b); err != nil || refused > 0 {
+		if refused, err := sendBatch(n.write, &b); err != nil || refused > 0 {
 			t.Fatalf("insert entries: %d refused: %v", refused, err)
 		}
 		b.reset()
 	}
 	for f, zone := range flows {
 		b.last = len(b.buf)
-		b.buf = appendHeader(b.buf, unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_CREATE|unix.NLM_F_EXCL, nfFamily(model.FamilyOf(f.Source.Addr())), n.write.nextSeq())
+		b.buf = netlink.AppendHeader(b.buf, unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_CREATE|unix.NLM_F_EXCL, 0, nfFamily(model.FamilyOf(f.Source.Addr())))
 		b.buf = appendTuple(b.buf, attrTupleOrig, f.Protocol, f.Source, f.Destination)
 		b.buf = appendTuple(b.buf, attrTupleReply, f.Protocol, f.Server, f.Source)
-		b.buf = appendAttribute(b.buf, attrStatus, binary.BigEndian.AppendUint32(nil, statusReplied|assured|confirmed))
-		b.buf = appendAttribute(b.buf, timeout, binary.BigEndian.AppendUint32(nil, 3600))
+		b.buf = netlink.AppendAttribute(b.buf, attrStatus, binary.BigEndian.AppendUint32(nil, statusReplied|assured|confirmed))
+		b.buf = netlink.AppendAttribute(b.buf, timeout, binary.BigEndian.AppendUint32(nil, 3600))
 		if zone != 0 {
-			b.buf = appendAttribute(b.buf, attrZone, binary.BigEndian.AppendUint16(nil, zone))
+			b.buf = netlink.AppendAttribute(b.buf, attrZone, binary.BigEndian.AppendUint16(nil, zone))
 		}
 		if f.Protocol == model.TCP {
 			b.buf = appendEstablished(b.buf)
 		}
-		binary.NativeEndian.PutUint32(b.buf[b.last:], uint32(len(b.buf)-b.last))
+		netlink.Finish(b.buf, b.last)
 		if b.count++; b.count == 128 {
 			flush()
 		}
@@ -784,17 +785,17 @@ func insert(t testing.TB, n *Netlink, flows func(yield func(Flow, uint16) bool))
 
 func appendEstablished(b []byte) []byte {
 	const protoInfo, infoTCP, tcpState, established = 4, 1, 1, 3
-	state := appendAttribute(nil, tcpState, []byte{established})
-	return appendAttribute(b, protoInfo|nested, appendAttribute(nil, infoTCP|nested, state))
+	state := netlink.AppendAttribute(nil, tcpState, []byte{established})
+	return netlink.AppendAttribute(b, protoInfo|nested, netlink.AppendAttribute(nil, infoTCP|nested, state))
 }
 
 func appendTuple(b []byte, typ uint16, p model.Protocol, src, dst netip.AddrPort) []byte {
 	family := 2 * uint16(model.FamilyOf(src.Addr()))
-	ip := appendAttribute(appendAttribute(nil, 1+family, src.Addr().AsSlice()), 2+family, dst.Addr().AsSlice())
-	proto := appendAttribute(nil, protoNumber, []byte{byte(p)})
-	proto = appendAttribute(proto, protoSourcePort, binary.BigEndian.AppendUint16(nil, src.Port()))
-	proto = appendAttribute(proto, protoDestinationPort, binary.BigEndian.AppendUint16(nil, dst.Port()))
-	return appendAttribute(b, typ|nested, appendAttribute(appendAttribute(nil, tupleIP|nested, ip), tupleProto|nested, proto))
+	ip := netlink.AppendAttribute(netlink.AppendAttribute(nil, 1+family, src.Addr().AsSlice()), 2+family, dst.Addr().AsSlice())
+	proto := netlink.AppendAttribute(nil, protoNumber, []byte{byte(p)})
+	proto = netlink.AppendAttribute(proto, protoSourcePort, binary.BigEndian.AppendUint16(nil, src.Port()))
+	proto = netlink.AppendAttribute(proto, protoDestinationPort, binary.BigEndian.AppendUint16(nil, dst.Port()))
+	return netlink.AppendAttribute(b, typ|nested, netlink.AppendAttribute(netlink.AppendAttribute(nil, tupleIP|nested, ip), tupleProto|nested, proto))
 }
 
 // synthetic makes entries of many services: vip(i) has endpoints e of synthetic pods.
@@ -910,7 +911,7 @@ func TestLostErrors(t *testing.T) {
 	enterNamespace(t)
 	table, other := openTable(t), openTable(t)
 	// The kernel doubles it, and has a minimum that a few errors fill.
-	if err := unix.SetsockoptInt(table.write.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
+	if err := unix.SetsockoptInt(table.write.FD(), unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
 		t.Fatal(err)
 	}
 	const services, each = 10, 100
@@ -941,11 +942,11 @@ func TestEntryOfAnotherIDStays(t *testing.T) {
 	f := flow(model.UDP, "10.96.0.1:53", "10.244.0.10:53")
 	insert(t, table, func(yield func(Flow, uint16) bool) { yield(f, 0) })
 	e := entry{
-		tuple: appendTuple(nil, attrTupleOrig, f.Protocol, f.Source, f.Destination),
-		id:    appendAttribute(nil, attrID, []byte{1, 2, 3, 4}),
+		tuple: appendTuple(nil, attrTupleOrig, f.Protocol, f.Source, f.Destination)[unix.SizeofNlAttr:],
+		id:    []byte{1, 2, 3, 4},
 	}
 	table.batch = batch{family: unix.NFPROTO_IPV4}
-	table.batch.add(e, table.write.nextSeq())
+	table.batch.add(e)
 	var out Outcome
 	if err := table.deleteBatch(&out); err != nil || out.Deleted != 0 {
 		t.Errorf("got %+v, %v; want 0 deleted", out, err)
@@ -1029,8 +1030,8 @@ func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 			if out.Seen != tc.seen || out.Deleted != tc.deleted || out.Partial {
 				t.Errorf("got %+v, want %d seen, %d deleted", out, tc.seen, tc.deleted)
 			}
-			if table.read.seq != 1 {
-				t.Errorf("the table was read %d times, want once", table.read.seq)
+			if table.read.Seq != 1 {
+				t.Errorf("the table was read %d times, want once", table.read.Seq)
 			}
 			t.Logf("%d entries, %d deleted, %d KiB allocated", out.Seen, out.Deleted, bytes>>10)
 			if bytes > most {
@@ -1089,8 +1090,8 @@ func BenchmarkPass(b *testing.B) {
 					if out, err = table.Delete(b.Context(), model.IPv4, !d.Undnated, d.Stale); err != nil {
 						b.Fatal(err)
 					}
-					if table.read.seq != 1 {
-						b.Fatalf("the table was read %d times, want once", table.read.seq)
+					if table.read.Seq != 1 {
+						b.Fatalf("the table was read %d times, want once", table.read.Seq)
 					}
 					if err := table.Close(); err != nil {
 						b.Fatal(err)

@@ -1,7 +1,6 @@
 package conntrack
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"testing"
@@ -11,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// payload builds what the kernel says of a flow.
-func payload(f Flow) []byte {
-	b := []byte{unix.NFPROTO_IPV4, 0, 0, 0}
-	b = appendTuple(b, attrTupleOrig, f.Protocol, f.Source, f.Destination)
+// attributes builds what the kernel says of a flow.
+func attributes(f Flow) []byte {
+	b := appendTuple(nil, attrTupleOrig, f.Protocol, f.Source, f.Destination)
 	b = appendTuple(b, attrTupleReply, f.Protocol, f.Server, f.Source)
 	var status uint32
 	if f.Replied {
@@ -25,11 +24,11 @@ func payload(f Flow) []byte {
 	if f.DNAT {
 		status |= statusDNAT
 	}
-	b = appendAttribute(b, attrStatus, binary.BigEndian.AppendUint32(nil, status))
+	b = netlink.AppendAttribute(b, attrStatus, binary.BigEndian.AppendUint32(nil, status))
 	if f.Zone != 0 {
-		b = appendAttribute(b, attrZone, binary.BigEndian.AppendUint16(nil, f.Zone))
+		b = netlink.AppendAttribute(b, attrZone, binary.BigEndian.AppendUint16(nil, f.Zone))
 	}
-	return appendAttribute(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
+	return netlink.AppendAttribute(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
 }
 
 func TestParse(t *testing.T) {
@@ -37,7 +36,7 @@ func TestParse(t *testing.T) {
 	v4.Replied, v4.ID, v6.Zone, v6.ID = true, 7, 9, 1<<31
 	for _, want := range []Flow{v4, v6} {
 		var got Flow
-		e, ok := parse(payload(want), &got)
+		e, ok := parse(attributes(want), &got)
 		if diff := cmp.Diff(want, got, cmpopts.EquateComparable(want.Source)); diff != "" || !ok {
 			t.Errorf("%v (-want +got):\n%s", ok, diff)
 		}
@@ -49,7 +48,7 @@ func TestParse(t *testing.T) {
 
 // Whatever is cut off, no entry comes out that would make a deletion without a tuple: that deletes everything.
 func TestParseRefusesWhatIsCutOff(t *testing.T) {
-	whole := payload(flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"))
+	whole := attributes(flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"))
 	for n := range whole {
 		var f Flow
 		if e, ok := parse(whole[:n], &f); ok {
@@ -61,19 +60,10 @@ func TestParseRefusesWhatIsCutOff(t *testing.T) {
 // Without the kernel's modules every request is answered by EINVAL, the one with the filter too, which old kernels refuse in
 // the same way. What is logged says what is missing.
 func TestAbsentModulesAreNamed(t *testing.T) {
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	kernel := pair[1]
-	n := &Netlink{read: &socket{fd: pair[0], buf: make([]byte, readBuffer)}, write: &socket{}}
-	t.Cleanup(func() {
-		_ = n.read.close()
-		_ = unix.Close(kernel)
-	})
+	n, kernel := withKernel(t)
 	answered := make(chan error, 1)
 	go func() {
-		buf := make([]byte, readBuffer)
+		buf := make([]byte, 1<<10)
 		for seq := range uint32(2) {
 			if _, err := unix.Read(kernel, buf); err != nil {
 				answered <- err
@@ -88,13 +78,33 @@ func TestAbsentModulesAreNamed(t *testing.T) {
 		}
 		answered <- nil
 	}()
-	_, err = n.Delete(t.Context(), model.IPv4, true, func(*Flow) bool { return true })
+	_, err := n.Delete(t.Context(), model.IPv4, true, func(*Flow) bool { return true })
 	if !errors.Is(err, errAbsent) || !errors.Is(err, unix.EINVAL) {
 		t.Errorf("Delete() = %v, want that modules are missing", err)
 	}
 	if err := <-answered; err != nil {
 		t.Error(err)
 	}
+}
+
+// withKernel makes a table whose kernel is the other end of a pair of sockets.
+func withKernel(t *testing.T) (n *Netlink, kernel int) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n = &Netlink{write: &netlink.Socket{}}
+	if n.read, err = netlink.Open(); err == nil {
+		err = unix.Dup3(pair[0], n.read.FD(), unix.O_CLOEXEC)
+	}
+	if err = errors.Join(err, unix.Close(pair[0])); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = n.read.Close()
+		_ = unix.Close(pair[1])
+	})
+	return n, pair[1]
 }
 
 func reply(typ, flags uint16, payload []byte) []byte {
@@ -108,7 +118,7 @@ func reply(typ, flags uint16, payload []byte) []byte {
 func code(e unix.Errno) []byte { return binary.NativeEndian.AppendUint32(nil, uint32(-int32(e))) }
 
 func TestEndOfDump(t *testing.T) {
-	one := payload(flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"))
+	one := append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, attributes(flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"))...)
 	entry, done := reply(0, unix.NLM_F_MULTI, one), reply(unix.NLMSG_DONE, unix.NLM_F_MULTI, code(0))
 	for _, tc := range []struct {
 		name    string
@@ -127,27 +137,16 @@ func TestEndOfDump(t *testing.T) {
 		{name: "failed at the end", want: unix.ENOMEM, seen: 1, replies: [][]byte{entry, reply(unix.NLMSG_DONE, 0, code(unix.ENOMEM))}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			s := &socket{fd: pair[0], seq: 1, buf: make([]byte, readBuffer)}
-			t.Cleanup(func() {
-				_ = s.close()
-				_ = unix.Close(pair[1])
-			})
+			n, kernel := withKernel(t)
 			for _, r := range tc.replies {
-				if _, err := unix.Write(pair[1], r); err != nil {
+				if _, err := unix.Write(kernel, r); err != nil {
 					t.Fatal(err)
 				}
 			}
-			seen := 0
-			err = s.eachOfDump(context.Background(), func([]byte) error {
-				seen++
-				return nil
-			})
-			if !errors.Is(err, tc.want) || seen != tc.seen {
-				t.Errorf("%d entries, %v; want %d, %v", seen, err, tc.seen, tc.want)
+			var out Outcome
+			err := n.dump(t.Context(), false, func(*Flow) bool { return false }, &out)
+			if !errors.Is(err, tc.want) || out.Seen != tc.seen {
+				t.Errorf("%d entries, %v; want %d, %v", out.Seen, err, tc.seen, tc.want)
 			}
 		})
 	}

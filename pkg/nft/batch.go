@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // Batch is a list of changes that the kernel makes all at once or not at all. Its methods never fail: the first bad
@@ -79,7 +81,7 @@ func (b *Batch) Elements() int { return b.elements }
 func (b *Batch) Len() int { return len(b.buf) }
 
 func (b *Batch) control(typ uint16) {
-	off := b.begin(typ, unix.NLM_F_REQUEST, 0)
+	off := b.begin(typ, 0, 0)
 	binary.BigEndian.PutUint16(b.buf[off+18:], unix.NFNL_SUBSYS_NFTABLES)
 	b.end(off)
 }
@@ -87,17 +89,13 @@ func (b *Batch) control(typ uint16) {
 // begin opens a message: netlink header, then nfgenmsg.
 func (b *Batch) begin(typ, flags uint16, family Family) int {
 	off := len(b.buf)
-	b.buf = append(b.buf, make([]byte, 20)...)
-	binary.NativeEndian.PutUint16(b.buf[off+4:], typ)
-	binary.NativeEndian.PutUint16(b.buf[off+6:], flags)
-	binary.NativeEndian.PutUint32(b.buf[off+8:], b.seq)
+	b.buf = netlink.AppendHeader(b.buf, typ, flags, b.seq, uint8(family))
 	b.seq++
-	b.buf[off+16] = byte(family)
 	return off
 }
 
 func (b *Batch) end(off int) {
-	binary.NativeEndian.PutUint32(b.buf[off:], uint32(len(b.buf)-off))
+	netlink.Finish(b.buf, off)
 }
 
 // message opens a message of the nftables subsystem.
@@ -108,7 +106,7 @@ func (b *Batch) message(msg, flags uint16, family Family) int {
 
 func (b *Batch) startMessage(msg, flags uint16, family Family) int {
 	b.ops++
-	b.last = b.begin(unix.NFNL_SUBSYS_NFTABLES<<8|msg, unix.NLM_F_REQUEST|flags, family)
+	b.last = b.begin(unix.NFNL_SUBSYS_NFTABLES<<8|msg, flags, family)
 	return b.last
 }
 
@@ -334,29 +332,18 @@ func (b *Batch) writeElements(l *elementList) {
 }
 
 // finish closes the batch and asks for an acknowledgement of the last change: kernels before 6.10 don't acknowledge the
-// end of a batch. It returns the sequence number to wait for.
-func (b *Batch) finish() (seq uint32) {
-	seq = b.askAck()
+// end of a batch. It returns the place of the acknowledged message in the batch.
+func (b *Batch) finish() (ack uint32) {
+	ack = b.askAck()
 	b.control(unix.NFNL_MSG_BATCH_END)
-	return seq
+	return ack
 }
 
-// askAck asks for an acknowledgement of the last change, and returns its sequence number.
-func (b *Batch) askAck() (seq uint32) {
+// askAck asks for an acknowledgement of the last change, and returns its place in the batch.
+func (b *Batch) askAck() (ack uint32) {
 	b.closeElements()
-	flags := binary.NativeEndian.Uint16(b.buf[b.last+6:])
-	binary.NativeEndian.PutUint16(b.buf[b.last+6:], flags|unix.NLM_F_ACK)
-	return binary.NativeEndian.Uint32(b.buf[b.last+8:])
-}
-
-// number gives the messages the sequence numbers from first on, and returns the last one.
-func (b *Batch) number(first uint32) (last uint32) {
-	last = first - 1
-	for off := 0; off+unix.NLMSG_HDRLEN <= len(b.buf); off += int(binary.NativeEndian.Uint32(b.buf[off:])) {
-		last++
-		binary.NativeEndian.PutUint32(b.buf[off+8:], last)
-	}
-	return last
+	netlink.AddFlags(b.buf, b.last, unix.NLM_F_ACK)
+	return uint32(b.ops)
 }
 
 // describe tells which change a sequence number belongs to, for an error message.

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 func testMap() *Set {
@@ -36,14 +38,16 @@ func parse(t *testing.T, b *Batch) []message {
 			t.Fatalf("message of %d bytes in %d", n, len(buf))
 		}
 		m := message{typ: binary.NativeEndian.Uint16(buf[4:]), flags: binary.NativeEndian.Uint16(buf[6:])}
-		attrs(buf[20:n], func(typ uint16, v []byte) {
+		for typ, v := range netlink.Attributes(buf[20:n]) {
 			switch typ {
 			case unix.NFTA_SET_ELEM_LIST_SET:
-				m.set = text(v)
+				m.set = netlink.Text(v)
 			case unix.NFTA_SET_ELEM_LIST_ELEMENTS:
-				attrs(v, func(uint16, []byte) { m.elements++ })
+				for range netlink.Attributes(v) {
+					m.elements++
+				}
 			}
-		})
+		}
 		out = append(out, m)
 		buf = buf[n:]
 	}
@@ -117,13 +121,13 @@ func TestCommentsAreCutToWhatNftAccepts(t *testing.T) {
 	var enc encoder
 	enc.element(e, true)
 	var comment string
-	attrs(enc.buf, func(_ uint16, v []byte) {
-		attrs(v, func(typ uint16, v []byte) {
+	for _, v := range netlink.Attributes(enc.buf) {
+		for typ, v := range netlink.Attributes(v) {
 			if typ == unix.NFTA_SET_ELEM_USERDATA {
 				comment = commentOf(v)
 			}
-		})
-	})
+		}
+	}
 	if len(comment) != maxComment-1 {
 		t.Errorf("a comment of 300 bytes became one of %d, want %d", len(comment), maxComment-1)
 	}
@@ -144,7 +148,9 @@ func TestElementsReadBackAsTheyWereWritten(t *testing.T) {
 		enc.element(&e, true)
 		var got Element
 		var err error
-		attrs(enc.buf, func(_ uint16, v []byte) { got, err = parseElement(e.Set, v) })
+		for _, v := range netlink.Attributes(enc.buf) {
+			got, err = parseElement(e.Set, v)
+		}
 		if err != nil || got != e {
 			t.Errorf("%s: read back as %v, %v", text, got.String(), err)
 		}
@@ -160,18 +166,23 @@ func TestReadersSurviveGarbage(t *testing.T) {
 	good.AddElement(testElement(testMap(), 1))
 	good.finish()
 	for cut := range len(good.buf) {
-		forEachMessage(good.buf[:cut], func(_ header, payload []byte) {
-			attrs(payload, func(_ uint16, v []byte) { _, _ = parseElement(testMap(), v) })
-			parseSet(payload)
-			_ = extAck(header{flags: 0x300}, payload)
-		})
+		for m := range netlink.Messages(good.buf[:cut]) {
+			for _, v := range netlink.Attributes(m.Payload) {
+				_, _ = parseElement(testMap(), v)
+			}
+			parseSet(m.Payload)
+			m.Flags = 0x300
+			_ = m.Explanation()
+		}
 	}
 	for i := range good.buf {
 		bad := append([]byte(nil), good.buf...)
 		bad[i] ^= 0xff
-		forEachMessage(bad, func(_ header, payload []byte) {
-			attrs(payload, func(_ uint16, v []byte) { _, _ = parseElement(testMap(), v) })
-		})
+		for m := range netlink.Messages(bad) {
+			for _, v := range netlink.Attributes(m.Payload) {
+				_, _ = parseElement(testMap(), v)
+			}
+		}
 	}
 	if got := good.describe(12345); got != "message 12345" {
 		t.Errorf("describe of an unknown message = %q", got)

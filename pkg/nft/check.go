@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -21,35 +22,25 @@ func (c *Conn) Check(b *Batch) ([]Refused, error) {
 		return nil, b.err
 	}
 	ack := b.askAck()
-	if err := c.growSendBuffer(len(b.buf)); err != nil {
-		return nil, err
-	}
-	c.drain()
-	if err := unix.Sendto(c.fd, b.buf, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+	first, err := c.socket.Send(b.buf)
+	if err != nil {
 		return nil, fmt.Errorf("send batch of %d bytes: %w", len(b.buf), err)
 	}
 	var list []Refused
 	answered := false
-	for {
-		n, _, err := unix.Recvfrom(c.fd, c.buf, unix.MSG_DONTWAIT)
-		switch {
-		case err == unix.EINTR:
-			continue
-		case err == unix.EAGAIN && answered:
-			return list, nil
-		case err != nil:
+	for m, err := range c.socket.Receive(false) {
+		if err != nil {
 			return nil, fmt.Errorf("read replies to a batch that is only tried: %w", err)
 		}
-		forEachMessage(c.buf[:n], func(h header, payload []byte) {
-			if h.typ != unix.NLMSG_ERROR {
-				return
-			}
-			answered = answered || h.seq == ack
-			if errno := errnoOf(payload); errno != 0 {
-				list = append(list, Refused{int(h.seq), fmt.Errorf("%s: %w%s", b.describe(h.seq), errno, extAck(h, payload))})
-			}
-		})
+		answered = answered || m.Ends() && m.Seq == first+ack
+		if m.Errno() != 0 {
+			list = append(list, Refused{int(m.Seq - first), b.refusal(m)})
+		}
 	}
+	if !answered {
+		return nil, errors.New("read replies to a batch that is only tried: no acknowledgement")
+	}
+	return list, nil
 }
 
 // Messages returns how many messages the batch has by now.

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // What became of a batch is known from its answers only: an error means that nothing was done, an acknowledgement counts where no
@@ -15,7 +17,7 @@ func TestWhatBecameOfABatch(t *testing.T) {
 	said := func(seq uint32, errno unix.Errno) func(*answers) {
 		return func(a *answers) {
 			payload := append(binary.NativeEndian.AppendUint32(nil, -uint32(errno)), make([]byte, unix.NLMSG_HDRLEN)...)
-			a.message(NewBatch(0), header{typ: unix.NLMSG_ERROR, flags: 0x100, seq: seq}, payload)
+			a.message(NewBatch(0), netlink.Message{Type: unix.NLMSG_ERROR, Flags: 0x100, Seq: seq, Payload: payload})
 		}
 	}
 	lost := func(a *answers) { a.lost = unix.ENOBUFS }
@@ -37,15 +39,15 @@ func TestWhatBecameOfABatch(t *testing.T) {
 		"a batch after refused":             {[]func(*answers){said(ack+2, unix.EBUSY), said(ack, 0)}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c2, a := &Conn{}, answers{first: first, ack: ack}
+			c2, a := &Conn{&netlink.Socket{}}, answers{first: first, ack: ack}
 			for _, answer := range c.answers {
 				answer(&a)
 			}
 			if err := c2.concluded(&a); !errors.Is(err, c.want) {
 				t.Errorf("got %v, want %v", err, c.want)
 			}
-			if trust := a.lost == nil && !errors.Is(c.want, ErrUnknown); c2.broken == trust {
-				t.Errorf("the socket counts as broken: %v", c2.broken)
+			if trust := a.lost == nil && !errors.Is(c.want, ErrUnknown); c2.socket.Broken == trust {
+				t.Errorf("the socket counts as broken: %v", c2.socket.Broken)
 			}
 		})
 	}

@@ -1,13 +1,12 @@
 package nft
 
 import (
-	"bytes"
-	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // Counted is an element with what its counter says.
@@ -16,66 +15,45 @@ type Counted struct {
 	Packets uint64
 }
 
-// EachCounted calls f for the elements of a set, which f must not keep, with what their counters say. While the ruleset changes
-// some may come twice or be left out; whole says that it has not changed. The cost is that of [Conn.Elements].
+// EachElement calls f for the elements of a set, which f must not keep. The cost is that of [Conn.Elements], but for the memory.
+// While other programs change the ruleset it goes on: whoever needs to know whether they changed this table asks for the generation
+// before and after, and for what was committed in between.
+func (c *Conn) EachElement(s *Set, f func(*Element)) error {
+	_, err := c.EachCounted(s, func(e *Counted) { f(&e.Element) })
+	return err
+}
+
+// EachCounted is [Conn.EachElement] with what the counters say. While the ruleset changes some elements may come twice or be left
+// out; whole says that it has not changed.
 func (c *Conn) EachCounted(s *Set, f func(*Counted)) (whole bool, err error) {
-	request := append(attribute(unix.NFTA_SET_ELEM_LIST_TABLE, cstring(s.Table)),
-		attribute(unix.NFTA_SET_ELEM_LIST_SET, cstring(s.Name))...)
-	if err := c.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, s.Family, request); err != nil {
-		return false, err
-	}
-	torn := false
-	l := listing{seq: c.seq, torn: &torn}
-	err = c.receive(func(h header, payload []byte) bool {
-		l.message(h, payload, func(b []byte) error { return eachCounted(s, b, f) })
-		return l.done
-	})
-	if err = cmp.Or(err, l.failed); err != nil {
-		return false, fmt.Errorf("read counters of %s %s: %w", s.Family, s.Name, err)
+	torn, err := c.list(unix.NFT_MSG_GETSETELEM, s.Family, elementsOf(s), func(object []byte) error { return eachCounted(s, object, f) })
+	if err != nil {
+		return false, fmt.Errorf("list elements of %s %s: %w", s.Family, s.Name, err)
 	}
 	return !torn, nil
 }
 
-func eachCounted(s *Set, message []byte, f func(*Counted)) (failed error) {
+func eachCounted(s *Set, object []byte, f func(*Counted)) (failed error) {
 	var room Counted // one for all: there may be very many
-	attrs(message, func(typ uint16, v []byte) {
-		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-			return
+	for _, b := range elements(object) {
+		var err error
+		if room.Element, err = parseElement(s, b); err != nil {
+			failed = err
+			continue
 		}
-		attrs(v, func(_ uint16, v []byte) {
-			var err error
-			if room.Element, err = parseElement(s, v); err != nil {
-				failed = err
-				return
-			}
-			room.Packets = packetsOf(v)
-			f(&room)
-		})
-	})
+		room.Packets = packetsOf(b)
+		f(&room)
+	}
 	return failed
 }
 
 // packetsOf finds what an element's counter says.
-func packetsOf(element []byte) (packets uint64) {
-	counter := false
-	attrs(element, func(typ uint16, v []byte) {
-		if typ != unix.NFTA_SET_ELEM_EXPR {
-			return
-		}
-		attrs(v, func(typ uint16, v []byte) {
-			switch {
-			case typ == unix.NFTA_EXPR_NAME:
-				counter = string(bytes.TrimRight(v, "\x00")) == counterName
-			case typ == unix.NFTA_EXPR_DATA && counter:
-				attrs(v, func(typ uint16, v []byte) {
-					if typ == unix.NFTA_COUNTER_PACKETS {
-						packets = be64(v)
-					}
-				})
-			}
-		})
-	})
-	return packets
+func packetsOf(element []byte) uint64 {
+	expression := netlink.Find(element, unix.NFTA_SET_ELEM_EXPR)
+	if netlink.Text(netlink.Find(expression, unix.NFTA_EXPR_NAME)) != counterName {
+		return 0
+	}
+	return netlink.Uint64(netlink.Find(netlink.Find(expression, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS))
 }
 
 // echoes are the deletions of a batch that the kernel is asked to report, with what the elements' counters said when they went:
@@ -152,51 +130,26 @@ func (b *Batch) silence() {
 func (c *Conn) awaitEchoes(b *Batch) {
 	switch n := b.echoes.expected; {
 	case n == 0:
-	case n > maxEchoes, c.growReceiveBuffer(n*echoBytes) != nil:
+	case n > maxEchoes, c.socket.GrowReceiveBuffer(n*echoBytes) != nil:
 		b.silence()
 	}
 }
 
-// errSmall says that the kernel didn't give as much as was asked for.
-var errSmall = errors.New("too small a receive buffer")
-
-// growReceiveBuffer makes room for replies of n bytes beside the usual ones.
-func (c *Conn) growReceiveBuffer(n int) error {
-	const usual = 64 << 10
-	if n += usual; n <= c.rcvbuf {
-		return nil
-	}
-	var err error
-	if c.rcvbuf == 0 {
-		if c.rcvbuf, err = unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUF); err != nil || n <= c.rcvbuf {
-			return err
-		}
-	}
-	_ = unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, n)
-	if c.rcvbuf, err = unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUF); err == nil && c.rcvbuf < n {
-		err = errSmall
-	}
-	return err
-}
-
 // reported takes up a report of deletions.
-func (b *Batch) reported(payload []byte) {
-	if len(payload) < nfgenLen {
-		return
-	}
+func (b *Batch) reported(m netlink.Message) {
 	var table, name string
-	attrs(payload[nfgenLen:], func(typ uint16, v []byte) {
+	for typ, v := range netlink.Attributes(m.Object()) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_LIST_TABLE:
-			table = text(v)
+			table = netlink.Text(v)
 		case unix.NFTA_SET_ELEM_LIST_SET:
-			name = text(v)
+			name = netlink.Text(v)
 		}
-	})
+	}
 	for _, s := range b.echoes.sets {
-		if s.Name == name && s.Table == table && s.Family == Family(payload[0]) {
+		if s.Name == name && s.Table == table && s.Family == Family(m.Family()) {
 			// What can't be read hasn't been counted: no reason to doubt the commit.
-			_ = eachCounted(s, payload[nfgenLen:], func(e *Counted) {
+			_ = eachCounted(s, m.Object(), func(e *Counted) {
 				if e.Packets > 0 {
 					b.gone = append(b.gone, *e)
 				}

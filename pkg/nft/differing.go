@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // Differing reads the rules of a table, and returns the first of the chains whose rules do something else than theirs here; "" if
@@ -15,19 +17,19 @@ import (
 func (c *Conn) Differing(t *Table) (chain string, err error) {
 	found := map[string][][]byte{}
 	request := attribute(unix.NFTA_RULE_TABLE, cstring(t.Name))
-	err = c.dumpOnce(unix.NFT_MSG_GETRULE, t.Family, request, new(bool), func(b []byte) error {
+	_, err = c.list(unix.NFT_MSG_GETRULE, t.Family, request, func(b []byte) error {
 		var in, chain string
 		var list []byte
-		attrs(b, func(typ uint16, v []byte) {
+		for typ, v := range netlink.Attributes(b) {
 			switch typ {
 			case unix.NFTA_RULE_TABLE:
-				in = text(v)
+				in = netlink.Text(v)
 			case unix.NFTA_RULE_CHAIN:
-				chain = text(v)
+				chain = netlink.Text(v)
 			case unix.NFTA_RULE_EXPRESSIONS:
 				list = bytes.Clone(v)
 			}
-		})
+		}
 		if in == t.Name {
 			found[chain] = append(found[chain], list)
 		}
@@ -58,7 +60,9 @@ func (c *Conn) Differing(t *Table) (chain string, err error) {
 // with the defaults of what wasn't.
 func sameExpressions(family Family, want []expr.Any, list []byte) (bool, error) {
 	var got [][]byte
-	attrs(list, func(_ uint16, v []byte) { got = append(got, v) })
+	for _, v := range netlink.Attributes(list) {
+		got = append(got, v)
+	}
 	if len(got) != len(want) {
 		return false, nil
 	}
@@ -90,24 +94,24 @@ func sameExpression(got, sent []byte) bool {
 func withoutMapIPs(b []byte) []byte {
 	const mapIPs = 1 // NF_NAT_RANGE_MAP_IPS
 	b = bytes.Clone(b)
-	attrs(b, func(typ uint16, v []byte) {
+	for typ, v := range netlink.Attributes(b) {
 		if typ == unix.NFTA_NAT_FLAGS && len(v) == 4 {
 			v[3] &^= mapIPs
 		}
-	})
+	}
 	return b
 }
 
 // expression splits an expression into its name and its data.
 func expression(b []byte) (name string, data []byte) {
-	attrs(b, func(typ uint16, v []byte) {
+	for typ, v := range netlink.Attributes(b) {
 		switch typ {
 		case unix.NFTA_EXPR_NAME:
-			name = text(v)
+			name = netlink.Text(v)
 		case unix.NFTA_EXPR_DATA:
 			data = v
 		}
-	})
+	}
 	return name, data
 }
 
@@ -119,11 +123,11 @@ func holds(list, wanted []byte) bool {
 		want := b[4:n]
 		nested, plain := typ&unix.NLA_F_NESTED != 0, typ&^unix.NLA_F_NESTED
 		there, same := false, false
-		attrs(list, func(t uint16, v []byte) {
+		for t, v := range netlink.Attributes(list) {
 			if t == plain {
 				there, same = true, bytes.Equal(v, want) || sameRegister(v, want) || nested && holds(v, want)
 			}
-		})
+		}
 		all = all && (same || !there && len(bytes.Trim(want, "\x00")) == 0)
 		b = b[min((n+3)&^3, len(b)):]
 	}
@@ -133,5 +137,5 @@ func holds(list, wanted []byte) bool {
 // sameRegister reports whether the kernel's number of a register is another name of one that was sent: it calls the 32-bit
 // registers 8, 12, 16 and 20 by their old numbers 1 to 4.
 func sameRegister(got, sent []byte) bool {
-	return len(got) == 4 && len(sent) == 4 && be32(sent) >= 8 && be32(sent)%4 == 0 && be32(got) == be32(sent)/4-1
+	return len(got) == 4 && len(sent) == 4 && netlink.Uint32(sent) >= 8 && netlink.Uint32(sent)%4 == 0 && netlink.Uint32(got) == netlink.Uint32(sent)/4-1
 }

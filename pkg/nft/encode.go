@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // encoder appends netlink attributes. Its methods never fail: the first error is remembered.
@@ -29,11 +31,7 @@ func (b *encoder) unnest(off int) {
 }
 
 func (b *encoder) attr(typ uint16, value []byte) {
-	n := 4 + len(value)
-	b.buf = binary.NativeEndian.AppendUint16(b.buf, uint16(n))
-	b.buf = binary.NativeEndian.AppendUint16(b.buf, typ)
-	b.buf = append(b.buf, value...)
-	b.pad(n)
+	b.buf = netlink.AppendAttribute(b.buf, typ, value)
 }
 
 func (b *encoder) str(typ uint16, s string) {
@@ -42,7 +40,7 @@ func (b *encoder) str(typ uint16, s string) {
 	b.buf = binary.NativeEndian.AppendUint16(b.buf, typ)
 	b.buf = append(b.buf, s...)
 	b.buf = append(b.buf, 0)
-	b.pad(n)
+	b.buf = netlink.Pad(b.buf, n)
 }
 
 // comment writes what nft shows as the comment of an element, a rule and so on, cut to what it can read back.
@@ -54,13 +52,7 @@ func (b *encoder) comment(typ uint16, s string) {
 	b.buf = append(b.buf, 0, byte(len(s)+1))
 	b.buf = append(b.buf, s...)
 	b.buf = append(b.buf, 0)
-	b.pad(n)
-}
-
-func (b *encoder) pad(n int) {
-	for ; n&3 != 0; n++ {
-		b.buf = append(b.buf, 0)
-	}
+	b.buf = netlink.Pad(b.buf, n)
 }
 
 func (b *encoder) u32(typ uint16, v uint32) {

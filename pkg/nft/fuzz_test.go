@@ -10,15 +10,17 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // answer makes what the kernel might send: one message of a type, with attributes after its nfgenmsg.
 func answer(typ, flags uint16, attributes ...[]byte) []byte {
 	body := append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, bytes.Join(attributes, nil)...)
-	return netlink(typ, flags, body)
+	return frame(typ, flags, body)
 }
 
-func netlink(typ, flags uint16, body []byte) []byte {
+func frame(typ, flags uint16, body []byte) []byte {
 	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.NLMSG_HDRLEN+len(body)))
 	b = binary.NativeEndian.AppendUint16(b, typ)
 	b = binary.NativeEndian.AppendUint16(b, flags)
@@ -61,58 +63,73 @@ func sets() []*Set {
 	}
 }
 
-// readAll hands bytes to everything that reads the kernel's answers, and returns what a listing says in the end.
-func readAll(data []byte) *listing {
-	l := &listing{seq: 1}
+// readAll hands an answer to everything that reads the kernel's answers, and returns what the listing of objects says in the end:
+// [netlink.ErrTruncated] if the answer has no end.
+func readAll(t testing.TB, data []byte) error {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = unix.Write(pair[1], data)
+	err = errors.Join(err, unix.Dup3(pair[0], c.socket.FD(), unix.O_CLOEXEC), unix.Shutdown(pair[1], unix.SHUT_WR))
+	defer func() {
+		if err := errors.Join(err, c.Close(), unix.Close(pair[0]), unix.Close(pair[1])); err != nil {
+			t.Fatal(err)
+		}
+	}()
 	list := sets()
-	forEachMessage(data, func(h header, payload []byte) {
-		l.message(h, payload, func(b []byte) error {
-			var c Commit
-			parseCommit(b, &c)
-			parseSet(b)
-			parseChain(b)
-			parseRule(b)
-			commentOf(b)
-			verdict(b)
-			packetsOf(b)
-			for _, s := range list {
-				_ = eachCounted(s, b, func(e *Counted) {
-					_ = e.String()
-					e.Data.AsEndpoint(s.Family)
-				})
-				e, err := parseElement(s, b)
-				_ = e.String()
-				if err != nil && len(e.Key.Bytes()) > maxValue {
-					return err
-				}
-			}
-			return nil
-		})
-		extAck(h, payload)
+	for m := range netlink.Messages(data) {
+		m.Explanation()
 		gone := Batch{echoes: echoes{sets: list}}
-		gone.reported(payload)
+		gone.reported(m)
+	}
+	_, failed := c.list(unix.NFT_MSG_GETSET, IPv4, nil, func(b []byte) error {
+		var c Commit
+		parseCommit(b, &c)
+		parseSet(b)
+		parseChain(b)
+		parseRule(b)
+		commentOf(b)
+		verdict(b)
+		packetsOf(b)
+		for _, s := range list {
+			_ = eachCounted(s, b, func(e *Counted) {
+				_ = e.String()
+				e.Data.AsEndpoint(s.Family)
+			})
+			e, err := parseElement(s, b)
+			_ = e.String()
+			if err != nil && len(e.Key.Bytes()) > maxValue {
+				return err
+			}
+		}
+		return nil
 	})
-	return l
+	return failed
 }
 
 // Whatever the kernel says: nothing panics or goes on for ever, no value is longer than its room, and what comes after the end
 // of a list changes nothing.
 func FuzzAnswers(f *testing.F) {
 	f.Add(everything())
-	f.Add(netlink(unix.NLMSG_ERROR, 0, nil))
-	f.Add(netlink(unix.NLMSG_DONE, 0, []byte{0xff, 0xff}))
-	f.Add(netlink(of(unix.NFT_MSG_NEWSET), 0, []byte{1, 2, 3}))
+	f.Add(frame(unix.NLMSG_ERROR, 0, nil))
+	f.Add(frame(unix.NLMSG_DONE, 0, []byte{0xff, 0xff}))
+	f.Add(frame(of(unix.NFT_MSG_NEWSET), 0, []byte{1, 2, 3}))
 	f.Add(answer(of(unix.NFT_MSG_NEWGEN), 0, attribute(unix.NFTA_GEN_PROC_NAME, []byte("nft\x00")), attribute(unix.NFTA_GEN_ID, []byte{0, 0, 0, 9})))
 	refused := append(binary.NativeEndian.AppendUint32(nil, ^uint32(unix.ENOENT)+1), make([]byte, unix.NLMSG_HDRLEN)...)
-	f.Add(netlink(unix.NLMSG_ERROR, 0x300, append(refused, attribute(1, []byte("no such table\x00"))...)))
+	f.Add(frame(unix.NLMSG_ERROR, 0x300, append(refused, attribute(1, []byte("no such table\x00"))...)))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		l := readAll(data)
-		if !l.done {
+		failed := readAll(t, data)
+		if errors.Is(failed, netlink.ErrTruncated) {
 			return
 		}
-		after := readAll(append(bytes.Clone(data), answer(of(unix.NFT_MSG_NEWSET), unix.NLM_F_DUMP_INTR)...))
-		if (l.failed == nil) != (after.failed == nil) {
-			t.Errorf("a list that ended with %v ends with %v when something follows", l.failed, after.failed)
+		after := readAll(t, append(bytes.Clone(data), answer(of(unix.NFT_MSG_NEWSET), unix.NLM_F_DUMP_INTR)...))
+		if (failed == nil) != (after == nil) {
+			t.Errorf("a list that ended with %v ends with %v when something follows", failed, after)
 		}
 	})
 }
@@ -143,13 +160,13 @@ func FuzzElement(f *testing.F) {
 			b.element(&want, true)
 			want.Comment = want.Comment[:min(len(want.Comment), maxComment-1)]
 			read := 0
-			attrs(b.buf, func(_ uint16, value []byte) {
+			for _, value := range netlink.Attributes(b.buf) {
 				read++
 				got, err := parseElement(want.Set, value)
 				if err != nil || got != want {
 					t.Errorf("wrote %s, read %s (%v)", &want, &got, err)
 				}
-			})
+			}
 			if read != 1 || b.err != nil {
 				t.Errorf("%s is read %d times (%v)", &want, read, b.err)
 			}
@@ -170,12 +187,12 @@ func FuzzSet(f *testing.F) {
 		b.AddSet(s)
 		b.finish()
 		found := false
-		forEachMessage(b.buf, func(h header, payload []byte) {
-			if h.typ != of(unix.NFT_MSG_NEWSET) {
-				return
+		for m := range netlink.Messages(b.buf) {
+			if m.Type != of(unix.NFT_MSG_NEWSET) {
+				continue
 			}
 			found = true
-			got, table := parseSet(payload[nfgenLen:])
+			got, table := parseSet(m.Object())
 			if !got.Is(s) || got.Size != size || table != "t" || got.Name != name {
 				t.Errorf("made %+v, read %+v in table %q", s, got, table)
 			}
@@ -184,7 +201,7 @@ func FuzzSet(f *testing.F) {
 					t.Errorf("%+v is taken for %+v", got, other)
 				}
 			}
-		})
+		}
 		if !found {
 			t.Error("no set was made")
 		}
@@ -217,12 +234,15 @@ func formed(name, comment string, size uint32, form uint16, timeout time.Duratio
 // What stops a list in the middle is told by the message that ends it: without looking there, half a list is taken for the whole.
 func TestAListThatEndsInTheMiddleIsNone(t *testing.T) {
 	for _, typ := range []uint16{unix.NLMSG_DONE, unix.NLMSG_ERROR} {
-		l := readAll(append(everything(), netlink(typ, 0, binary.NativeEndian.AppendUint32(nil, ^uint32(unix.ENOENT)+1))...))
-		if !l.done || !errors.Is(l.failed, unix.ENOENT) {
-			t.Errorf("message type %d: ended %v with %v, want %v", typ, l.done, l.failed, unix.ENOENT)
+		err := readAll(t, append(everything(), frame(typ, 0, binary.NativeEndian.AppendUint32(nil, ^uint32(unix.ENOENT)+1))...))
+		if !errors.Is(err, unix.ENOENT) {
+			t.Errorf("message type %d: ended with %v, want %v", typ, err, unix.ENOENT)
 		}
 	}
-	if l := readAll(netlink(unix.NLMSG_DONE, 0, make([]byte, 4))); !l.done || l.failed != nil {
-		t.Errorf("a whole list: ended %v with %v", l.done, l.failed)
+	if err := readAll(t, frame(unix.NLMSG_DONE, 0, make([]byte, 4))); err != nil {
+		t.Errorf("a whole list: ended with %v", err)
+	}
+	if err := readAll(t, everything()); !errors.Is(err, netlink.ErrTruncated) {
+		t.Errorf("a list without an end: %v, want %v", err, netlink.ErrTruncated)
 	}
 }

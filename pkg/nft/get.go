@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // Expr is an expression of a rule as the kernel has it.
@@ -110,14 +112,14 @@ func (c *Conn) readFlags(t *ReadTable) error {
 	return c.dump(unix.NFT_MSG_GETTABLE, t.Family, nil, begin, func(b []byte) error {
 		var name string
 		var flags uint32
-		attrs(b, func(typ uint16, v []byte) {
+		for typ, v := range netlink.Attributes(b) {
 			switch typ {
 			case unix.NFTA_TABLE_NAME:
-				name = text(v)
+				name = netlink.Text(v)
 			case unix.NFTA_TABLE_FLAGS:
-				flags = be32(v)
+				flags = netlink.Uint32(v)
 			}
-		})
+		}
 		if name == t.Name {
 			t.Exists, t.Dormant = true, flags&dormant != 0
 		}
@@ -133,11 +135,11 @@ func (c *Conn) readChains(t *ReadTable) error {
 			return nil
 		}
 		ch := &ReadChain{ChainInfo: info}
-		attrs(b, func(typ uint16, v []byte) {
+		for typ, v := range netlink.Attributes(b) {
 			if typ == chainUserData {
 				ch.Comment = commentOf(v)
 			}
-		})
+		}
 		t.Chains[info.Name] = ch
 		return nil
 	})
@@ -158,11 +160,13 @@ func (c *Conn) readRules(t *ReadTable) error {
 			return nil
 		}
 		r.Handle, r.Comment = info.Handle, info.Comment
-		attrs(b, func(typ uint16, v []byte) {
+		for typ, v := range netlink.Attributes(b) {
 			if typ == unix.NFTA_RULE_EXPRESSIONS {
-				attrs(v, func(_ uint16, e []byte) { r.Exprs = append(r.Exprs, decode(t.Family, e)) })
+				for _, e := range netlink.Attributes(v) {
+					r.Exprs = append(r.Exprs, decode(t.Family, e))
+				}
 			}
-		})
+		}
 		ch.Rules = append(ch.Rules, r)
 		return nil
 	})
@@ -189,27 +193,27 @@ func decode(family Family, b []byte) Expr {
 // byteOrderOf reads an expression that the library doesn't.
 func byteOrderOf(data []byte) *expr.Byteorder {
 	e := &expr.Byteorder{}
-	attrs(data, func(typ uint16, v []byte) {
+	for typ, v := range netlink.Attributes(data) {
 		switch typ {
 		case unix.NFTA_BYTEORDER_SREG:
-			e.SourceRegister = be32(v)
+			e.SourceRegister = netlink.Uint32(v)
 		case unix.NFTA_BYTEORDER_DREG:
-			e.DestRegister = be32(v)
+			e.DestRegister = netlink.Uint32(v)
 		case unix.NFTA_BYTEORDER_OP:
-			e.Op = expr.ByteorderOp(be32(v))
+			e.Op = expr.ByteorderOp(netlink.Uint32(v))
 		case unix.NFTA_BYTEORDER_LEN:
-			e.Len = be32(v)
+			e.Len = netlink.Uint32(v)
 		case unix.NFTA_BYTEORDER_SIZE:
-			e.Size = be32(v)
+			e.Size = netlink.Uint32(v)
 		}
-	})
+	}
 	return e
 }
 
 func isVerdict(data []byte) (verdict bool) {
-	attrs(data, func(typ uint16, v []byte) {
-		verdict = verdict || typ == unix.NFTA_IMMEDIATE_DREG && be32(v) == unix.NFT_REG_VERDICT
-	})
+	for typ, v := range netlink.Attributes(data) {
+		verdict = verdict || typ == unix.NFTA_IMMEDIATE_DREG && netlink.Uint32(v) == unix.NFT_REG_VERDICT
+	}
 	return verdict
 }
 
@@ -345,79 +349,37 @@ func (c *Conn) Get(s *Set, keys []Value) ([]*Found, error) {
 
 // getSome asks once. The kernel answers up to the first that is missing.
 func (c *Conn) getSome(s *Set, keys []Value, found []*Found) (n int, missing bool, err error) {
-	if err := c.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, s.Family, getRequest(s, keys)); err != nil {
-		return 0, false, err
-	}
-	for done := false; !done; {
-		size, _, err := unix.Recvfrom(c.fd, c.buf, 0)
-		if err == unix.EINTR {
-			continue
+	for m, err := range c.ask(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, s.Family, getRequest(s, keys)) {
+		if err == unix.ENOENT {
+			return n, true, nil
 		}
-		if err != nil {
+		if err != nil || m.Ends() {
 			return n, false, err
 		}
-		forEachMessage(c.buf[:size], func(h header, payload []byte) {
-			if h.seq != c.seq || done {
-				return
+		for _, b := range elements(m.Object()) {
+			f, err := parseFound(s, b)
+			if err != nil {
+				return n, false, err
 			}
-			if !h.ends() {
-				err = noteFound(s, payload[min(nfgenLen, len(payload)):], found, &n, err)
-				return
+			if n < len(found) {
+				found[n] = &f
+				n++
 			}
-			done = true
-			switch errno := errnoOf(payload); errno {
-			case 0:
-			case unix.ENOENT:
-				missing = true
-			default:
-				err = errno
-			}
-		})
-		if err != nil {
-			return n, missing, err
 		}
 	}
-	return n, missing, nil
-}
-
-func noteFound(s *Set, b []byte, found []*Found, n *int, err error) error {
-	attrs(b, func(typ uint16, v []byte) {
-		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-			return
-		}
-		attrs(v, func(_ uint16, v []byte) {
-			f, failed := parseFound(s, v)
-			if failed != nil {
-				err = failed
-			}
-			if *n < len(found) {
-				found[*n] = &f
-				*n++
-			}
-		})
-	})
-	return err
+	return n, false, nil
 }
 
 func parseFound(s *Set, b []byte) (f Found, err error) {
 	f.Element, err = parseElement(s, b)
-	attrs(b, func(typ uint16, v []byte) {
+	for typ, v := range netlink.Attributes(b) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_EXPIRATION:
-			f.Expires = time.Duration(be64(v)) * time.Millisecond
+			f.Expires = time.Duration(netlink.Uint64(v)) * time.Millisecond
 		case unix.NFTA_SET_ELEM_DATA:
-			attrs(v, func(typ uint16, v []byte) {
-				if typ != unix.NFTA_DATA_VERDICT {
-					return
-				}
-				attrs(v, func(typ uint16, v []byte) {
-					if typ == unix.NFTA_VERDICT_CODE {
-						f.Verdict = int32(be32(v))
-					}
-				})
-			})
+			_, f.Verdict = verdict(v)
 		}
-	})
+	}
 	return f, err
 }
 

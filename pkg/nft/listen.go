@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // Commit is what the kernel tells of a transaction.
@@ -122,16 +124,17 @@ func (l *Listener) Next() (Commit, error) {
 			return Commit{}, fmt.Errorf("listen to nftables: %w", err)
 		}
 		heard := false
-		forEachMessage(l.buf[:n], func(h header, payload []byte) {
+		for m, err := range netlink.Messages(l.buf[:n]) {
 			switch {
-			case h.typ>>8 != unix.NFNL_SUBSYS_NFTABLES || len(payload) < 4:
-			case h.typ&0xff == unix.NFT_MSG_NEWGEN:
-				parseCommit(payload[4:], &l.next)
-				l.next.Port, heard = h.port, true
+			case err != nil: // the rest of a reply is cut off
+			case m.Type>>8 != unix.NFNL_SUBSYS_NFTABLES:
+			case m.Type&0xff == unix.NFT_MSG_NEWGEN:
+				parseCommit(m.Object(), &l.next)
+				l.next.Port, heard = m.Port, true
 			default:
-				l.touched(h.typ, payload)
+				l.touched(m)
 			}
-		})
+		}
 		if heard {
 			c := l.next
 			l.next = Commit{}
@@ -142,31 +145,31 @@ func (l *Listener) Next() (Commit, error) {
 }
 
 // touched notes a change of the table; there may be a million of elements, so each kind of change is noted once.
-func (l *Listener) touched(typ uint16, payload []byte) {
+func (l *Listener) touched(m netlink.Message) {
 	var table, name string
 	nameAttr := uint16(unix.NFTA_SET_NAME) // with elements, rules and objects it has the same number
-	kind := typ & 0xff
+	kind := m.Type & 0xff
 	if kind == unix.NFT_MSG_NEWCHAIN || kind == unix.NFT_MSG_DELCHAIN {
 		nameAttr = unix.NFTA_CHAIN_NAME
 	}
 	ofTable := kind == unix.NFT_MSG_NEWTABLE || kind == unix.NFT_MSG_DELTABLE
-	attrs(payload[4:], func(typ uint16, v []byte) {
+	for typ, v := range netlink.Attributes(m.Object()) {
 		switch {
 		case typ == unix.NFTA_SET_TABLE: // the first of every kind of object
-			table = text(v)
+			table = netlink.Text(v)
 		case typ == nameAttr && !ofTable:
-			name = text(v)
+			name = netlink.Text(v)
 		}
-	})
+	}
 	if ofTable {
 		name = table
 	}
-	family := Family(payload[0])
+	family := Family(m.Family())
 	if table != l.table || family != IPv4 && family != IPv6 {
 		return
 	}
 	t := Touch{
-		Family: family, Change: messageName(typ), Name: name,
+		Family: family, Change: messageName(m.Type), Name: name,
 		Elements: kind == unix.NFT_MSG_NEWSETELEM || kind == unix.NFT_MSG_DELSETELEM,
 	}
 	if !slices.Contains(l.next.Touched, t) {
@@ -175,16 +178,16 @@ func (l *Listener) touched(typ uint16, payload []byte) {
 }
 
 func parseCommit(b []byte, c *Commit) {
-	attrs(b, func(typ uint16, v []byte) {
+	for typ, v := range netlink.Attributes(b) {
 		switch typ {
 		case unix.NFTA_GEN_ID:
-			c.Generation = be32(v)
+			c.Generation = netlink.Uint32(v)
 		case unix.NFTA_GEN_PROC_PID:
-			c.PID = int(be32(v))
+			c.PID = int(netlink.Uint32(v))
 		case unix.NFTA_GEN_PROC_NAME:
-			c.Program = text(v)
+			c.Program = netlink.Text(v)
 		}
-	})
+	}
 }
 
 // processOf turns the number that the kernel tells, which is that of a thread, into the process's, by which a person finds it. Where

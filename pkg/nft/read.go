@@ -1,11 +1,13 @@
 package nft
 
 import (
-	"encoding/binary"
 	"fmt"
+	"iter"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // ChainInfo is what the kernel says of a chain.
@@ -58,39 +60,6 @@ func (i *SetInfo) Is(s *Set) bool {
 	return i.shape == want
 }
 
-// attrs walks a list of attributes.
-func attrs(b []byte, f func(typ uint16, value []byte)) {
-	for len(b) >= 4 {
-		n := int(binary.NativeEndian.Uint16(b))
-		if n < 4 || n > len(b) {
-			return
-		}
-		f(binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), b[4:n])
-		b = b[min((n+3)&^3, len(b)):]
-	}
-}
-
-func text(b []byte) string {
-	if n := len(b); n > 0 && b[n-1] == 0 {
-		b = b[:n-1]
-	}
-	return string(b)
-}
-
-func be32(b []byte) uint32 {
-	if len(b) < 4 {
-		return 0
-	}
-	return binary.BigEndian.Uint32(b)
-}
-
-func be64(b []byte) uint64 {
-	if len(b) < 8 {
-		return 0
-	}
-	return binary.BigEndian.Uint64(b)
-}
-
 func attribute(typ uint16, value []byte) []byte {
 	var b encoder
 	b.attr(typ, value)
@@ -100,31 +69,16 @@ func attribute(typ uint16, value []byte) []byte {
 // Generation returns the number of the ruleset's present generation in this network namespace. Every commit of anybody adds
 // one to it.
 func (c *Conn) Generation() (uint32, error) {
-	var id uint32
-	var refused unix.Errno
-	err := c.request(unix.NFT_MSG_GETGEN, 0, unix.NFPROTO_UNSPEC, nil)
-	if err == nil {
-		err = c.receive(func(h header, payload []byte) bool {
-			switch {
-			case h.typ == unix.NLMSG_ERROR:
-				refused = errnoOf(payload)
-			case h.typ == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN && len(payload) >= nfgenLen:
-				var c Commit
-				parseCommit(payload[nfgenLen:], &c)
-				id = c.Generation
-			}
-			return true
-		})
+	m, err := c.socket.AskOne(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, unix.NFPROTO_UNSPEC, nil)
+	var now Commit
+	parseCommit(m.Object(), &now)
+	if err == nil && now.Generation == 0 {
+		err = netlink.ErrTruncated
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return 0, fmt.Errorf("read ruleset generation: %w", err)
-	case refused != 0:
-		return 0, fmt.Errorf("read ruleset generation: %w", refused)
-	case id == 0:
-		return 0, fmt.Errorf("read ruleset generation: %w", errTruncated)
 	}
-	return id, nil
+	return now.Generation, nil
 }
 
 // TableInfo is what the kernel says of a table.
@@ -151,14 +105,14 @@ const tableHandle = 4
 
 func parseTable(b []byte) (t TableInfo, name string) {
 	t.Exists = true
-	attrs(b, func(typ uint16, v []byte) {
+	for typ, v := range netlink.Attributes(b) {
 		switch typ {
 		case unix.NFTA_TABLE_NAME:
-			name = text(v)
+			name = netlink.Text(v)
 		case tableHandle:
-			t.Handle = be64(v)
+			t.Handle = netlink.Uint64(v)
 		}
-	})
+	}
 	return t, name
 }
 
@@ -181,29 +135,29 @@ func (c *Conn) Chains(family Family, table string) ([]ChainInfo, error) {
 }
 
 func parseChain(b []byte) (ch ChainInfo, table string) {
-	attrs(b, func(typ uint16, v []byte) {
+	for typ, v := range netlink.Attributes(b) {
 		switch typ {
 		case unix.NFTA_CHAIN_TABLE:
-			table = text(v)
+			table = netlink.Text(v)
 		case unix.NFTA_CHAIN_NAME:
-			ch.Name = text(v)
+			ch.Name = netlink.Text(v)
 		case unix.NFTA_CHAIN_TYPE:
-			ch.Type = text(v)
+			ch.Type = netlink.Text(v)
 		case unix.NFTA_CHAIN_POLICY:
-			ch.Drops = be32(v) == nfDrop
+			ch.Drops = netlink.Uint32(v) == nfDrop
 		case unix.NFTA_CHAIN_USE:
-			ch.Uses = be32(v)
+			ch.Uses = netlink.Uint32(v)
 		case unix.NFTA_CHAIN_HOOK:
-			attrs(v, func(typ uint16, v []byte) {
+			for typ, v := range netlink.Attributes(v) {
 				switch typ {
 				case unix.NFTA_HOOK_HOOKNUM:
-					ch.Hook = be32(v)
+					ch.Hook = netlink.Uint32(v)
 				case unix.NFTA_HOOK_PRIORITY:
-					ch.Priority = int32(be32(v))
+					ch.Priority = int32(netlink.Uint32(v))
 				}
-			})
+			}
 		}
-	})
+	}
 	return ch, table
 }
 
@@ -225,38 +179,38 @@ const setCount = 20
 
 func parseSet(b []byte) (s SetInfo, table string) {
 	s.Count = -1
-	attrs(b, func(typ uint16, v []byte) {
+	for typ, v := range netlink.Attributes(b) {
 		switch typ {
 		case unix.NFTA_SET_TABLE:
-			table = text(v)
+			table = netlink.Text(v)
 		case unix.NFTA_SET_NAME:
-			s.Name = text(v)
+			s.Name = netlink.Text(v)
 		case unix.NFTA_SET_FLAGS:
-			s.shape.flags = be32(v)
+			s.shape.flags = netlink.Uint32(v)
 		case unix.NFTA_SET_KEY_TYPE:
-			s.shape.keyType = be32(v)
+			s.shape.keyType = netlink.Uint32(v)
 		case unix.NFTA_SET_KEY_LEN:
-			s.shape.keyLen = be32(v)
+			s.shape.keyLen = netlink.Uint32(v)
 		case unix.NFTA_SET_DATA_TYPE:
-			s.shape.dataType = be32(v)
+			s.shape.dataType = netlink.Uint32(v)
 		case unix.NFTA_SET_DATA_LEN:
-			s.shape.dataLen = be32(v)
+			s.shape.dataLen = netlink.Uint32(v)
 		case unix.NFTA_SET_USERDATA:
 			s.shape.userData = string(v)
 		case unix.NFTA_SET_TIMEOUT:
-			s.shape.timeout = time.Duration(be64(v)) * time.Millisecond
+			s.shape.timeout = time.Duration(netlink.Uint64(v)) * time.Millisecond
 		case setExpr:
 			s.shape.expr, _ = expression(v)
 		case setCount:
-			s.Count = int(be32(v))
+			s.Count = int(netlink.Uint32(v))
 		case unix.NFTA_SET_DESC:
-			attrs(v, func(typ uint16, v []byte) {
+			for typ, v := range netlink.Attributes(v) {
 				if typ == unix.NFTA_SET_DESC_SIZE {
-					s.Size = be32(v)
+					s.Size = netlink.Uint32(v)
 				}
-			})
+			}
 		}
-	})
+	}
 	return s, table
 }
 
@@ -267,16 +221,16 @@ func (c *Conn) RuleComments(family Family, table string) (map[string][]string, e
 	begin := func() { byChain = map[string][]string{} }
 	err := c.dump(unix.NFT_MSG_GETRULE, family, request, begin, func(b []byte) error {
 		var in, chain, comment string
-		attrs(b, func(typ uint16, v []byte) {
+		for typ, v := range netlink.Attributes(b) {
 			switch typ {
 			case unix.NFTA_RULE_TABLE:
-				in = text(v)
+				in = netlink.Text(v)
 			case unix.NFTA_RULE_CHAIN:
-				chain = text(v)
+				chain = netlink.Text(v)
 			case unix.NFTA_RULE_USERDATA:
 				comment = commentOf(v)
 			}
-		})
+		}
 		if in == table {
 			byChain[chain] = append(byChain[chain], comment)
 		}
@@ -289,7 +243,7 @@ func (c *Conn) RuleComments(family Family, table string) (map[string][]string, e
 func commentOf(udata []byte) string {
 	for len(udata) >= 2 && len(udata) >= 2+int(udata[1]) {
 		if udata[0] == 0 {
-			return text(udata[2 : 2+int(udata[1])])
+			return netlink.Text(udata[2 : 2+int(udata[1])])
 		}
 		udata = udata[2+int(udata[1]):]
 	}
@@ -300,23 +254,15 @@ func commentOf(udata []byte) string {
 // only, unless nobody waits. While the kernel resizes a set that was made without a size, an element may come twice.
 func (c *Conn) Elements(s *Set) ([]Element, error) {
 	var list []Element
-	request := append(attribute(unix.NFTA_SET_ELEM_LIST_TABLE, cstring(s.Table)),
-		attribute(unix.NFTA_SET_ELEM_LIST_SET, cstring(s.Name))...)
-	err := c.dump(unix.NFT_MSG_GETSETELEM, s.Family, request, func() { list = nil }, func(b []byte) error {
-		var failed error
-		attrs(b, func(typ uint16, v []byte) {
-			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-				return
+	err := c.dump(unix.NFT_MSG_GETSETELEM, s.Family, elementsOf(s), func() { list = nil }, func(object []byte) error {
+		for _, b := range elements(object) {
+			e, err := parseElement(s, b)
+			if err != nil {
+				return err
 			}
-			attrs(v, func(_ uint16, v []byte) {
-				e, err := parseElement(s, v)
-				if err != nil {
-					failed = err
-				}
-				list = append(list, e)
-			})
-		})
-		return failed
+			list = append(list, e)
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list elements of %s %s: %w", s.Family, s.Name, err)
@@ -324,11 +270,21 @@ func (c *Conn) Elements(s *Set) ([]Element, error) {
 	return list, nil
 }
 
+// elementsOf are the attributes of a request for all elements of a set.
+func elementsOf(s *Set) []byte {
+	return append(attribute(unix.NFTA_SET_ELEM_LIST_TABLE, cstring(s.Table)), attribute(unix.NFTA_SET_ELEM_LIST_SET, cstring(s.Name))...)
+}
+
+// elements yields the elements that a message lists.
+func elements(object []byte) iter.Seq2[uint16, []byte] {
+	return netlink.Attributes(netlink.Find(object, unix.NFTA_SET_ELEM_LIST_ELEMENTS))
+}
+
 func parseElement(s *Set, b []byte) (Element, error) {
 	e := Element{Set: s}
 	var failed error
 	value := func(nested []byte) (v Value) {
-		attrs(nested, func(typ uint16, b []byte) {
+		for typ, b := range netlink.Attributes(nested) {
 			switch {
 			case typ != unix.NFTA_DATA_VALUE:
 			case len(b) > maxValue:
@@ -336,40 +292,30 @@ func parseElement(s *Set, b []byte) (Element, error) {
 			default:
 				v.n = byte(copy(v.b[:], b))
 			}
-		})
+		}
 		return v
 	}
-	attrs(b, func(typ uint16, v []byte) {
+	for typ, v := range netlink.Attributes(b) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.Key = value(v)
 		case setElemKeyEnd:
 			e.KeyEnd = value(v)
 		case unix.NFTA_SET_ELEM_FLAGS:
-			e.IntervalEnd = be32(v)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+			e.IntervalEnd = netlink.Uint32(v)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Data = value(v)
-			e.Chain, e.Jump = verdict(v)
+			var code int32
+			e.Chain, code = verdict(v)
+			e.Jump = code == unix.NFT_JUMP
 		case unix.NFTA_SET_ELEM_USERDATA:
 			e.Comment = commentOf(v)
 		}
-	})
+	}
 	return e, failed
 }
 
-func verdict(data []byte) (chain string, jump bool) {
-	attrs(data, func(typ uint16, v []byte) {
-		if typ != unix.NFTA_DATA_VERDICT {
-			return
-		}
-		attrs(v, func(typ uint16, v []byte) {
-			switch typ {
-			case unix.NFTA_VERDICT_CHAIN:
-				chain = text(v)
-			case unix.NFTA_VERDICT_CODE:
-				jump = int32(be32(v)) == unix.NFT_JUMP
-			}
-		})
-	})
-	return chain, jump
+func verdict(data []byte) (chain string, code int32) {
+	v := netlink.Find(data, unix.NFTA_DATA_VERDICT)
+	return netlink.Text(netlink.Find(v, unix.NFTA_VERDICT_CHAIN)), int32(netlink.Uint32(netlink.Find(v, unix.NFTA_VERDICT_CODE)))
 }

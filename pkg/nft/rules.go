@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // RuleInfo is what can be told of a rule that somebody else has made, without understanding it.
@@ -36,20 +38,22 @@ func (c *Conn) Rules(family Family, table string) ([]RuleInfo, error) {
 }
 
 func parseRule(b []byte) (r RuleInfo, table string) {
-	attrs(b, func(typ uint16, v []byte) {
+	for typ, v := range netlink.Attributes(b) {
 		switch typ {
 		case unix.NFTA_RULE_TABLE:
-			table = text(v)
+			table = netlink.Text(v)
 		case unix.NFTA_RULE_CHAIN:
-			r.Chain = text(v)
+			r.Chain = netlink.Text(v)
 		case unix.NFTA_RULE_HANDLE:
-			r.Handle = be64(v)
+			r.Handle = netlink.Uint64(v)
 		case unix.NFTA_RULE_USERDATA:
 			r.Comment = commentOf(v)
 		case unix.NFTA_RULE_EXPRESSIONS:
-			attrs(v, func(_ uint16, e []byte) { r.readExpression(e) })
+			for _, e := range netlink.Attributes(v) {
+				r.readExpression(e)
+			}
 		}
-	})
+	}
 	return r, table
 }
 
@@ -57,25 +61,25 @@ func parseRule(b []byte) (r RuleInfo, table string) {
 func (r *RuleInfo) readExpression(e []byte) {
 	switch name, data := expression(e); name {
 	case "immediate":
-		attrs(data, func(typ uint16, v []byte) {
+		for typ, v := range netlink.Attributes(data) {
 			if typ != unix.NFTA_IMMEDIATE_DATA {
-				return
+				continue
 			}
 			if chain, _ := verdict(v); chain != "" {
 				r.Targets = append(r.Targets, chain)
 			}
-		})
+		}
 	case "match":
 		var match string
 		var info []byte
-		attrs(data, func(typ uint16, v []byte) {
+		for typ, v := range netlink.Attributes(data) {
 			switch typ {
 			case unix.NFTA_MATCH_NAME:
-				match = text(v)
+				match = netlink.Text(v)
 			case unix.NFTA_MATCH_INFO:
 				info = v
 			}
-		})
+		}
 		if match == "comment" {
 			info, _, _ = bytes.Cut(info, []byte{0})
 			r.Comment = string(info)

@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // Tracer hears what the kernel does with packets that it has marked. The marks are set by a table of its own, which goes with it: the
@@ -54,7 +56,7 @@ func Trace(table string, what Traced) (t *Tracer, err error) {
 	if t.listener, err = Open(); err != nil {
 		return t, err
 	}
-	if err = unix.SetsockoptInt(t.listener.fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTRACE); err != nil {
+	if err = unix.SetsockoptInt(t.listener.socket.FD(), unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTRACE); err != nil {
 		return t, fmt.Errorf("listen to traced packets: %w", err)
 	}
 	if t.owner, err = Open(); err != nil {
@@ -145,7 +147,7 @@ func (t *Tracer) Close() error {
 
 // Next waits for the next events; there are none when the time is up.
 func (t *Tracer) Next(patience time.Duration) ([]TraceEvent, error) {
-	ready := []unix.PollFd{{Fd: int32(t.listener.fd), Events: unix.POLLIN}}
+	ready := []unix.PollFd{{Fd: int32(t.listener.socket.FD()), Events: unix.POLLIN}}
 	n, err := unix.Poll(ready, int(patience.Milliseconds()))
 	if err == unix.EINTR || err == nil && n == 0 {
 		return nil, nil
@@ -153,52 +155,55 @@ func (t *Tracer) Next(patience time.Duration) ([]TraceEvent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("wait for traced packets: %w", err)
 	}
-	size, _, err := unix.Recvfrom(t.listener.fd, t.listener.buf, 0)
-	if err != nil {
-		return nil, fmt.Errorf("listen to traced packets: %w", err)
-	}
+	const most = 1 << 10 // where packets come faster than they are read
 	var list []TraceEvent
-	forEachMessage(t.listener.buf[:size], func(h header, payload []byte) {
-		if h.typ == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE && len(payload) > nfgenLen {
-			list = append(list, parseTrace(payload[nfgenLen:]))
+	for m, err := range t.listener.socket.Receive(false) {
+		if err != nil {
+			return nil, fmt.Errorf("listen to traced packets: %w", err)
 		}
-	})
+		if m.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE {
+			list = append(list, parseTrace(m.Object()))
+		}
+		if len(list) == most {
+			break
+		}
+	}
 	return list, nil
 }
 
 func parseTrace(b []byte) (e TraceEvent) {
 	var network, transport []byte
-	attrs(b, func(typ uint16, v []byte) {
+	for typ, v := range netlink.Attributes(b) {
 		switch typ {
 		case unix.NFTA_TRACE_ID:
-			e.ID = be32(v)
+			e.ID = netlink.Uint32(v)
 		case unix.NFTA_TRACE_TABLE:
-			e.Table = text(v)
+			e.Table = netlink.Text(v)
 		case unix.NFTA_TRACE_CHAIN:
-			e.Chain = text(v)
+			e.Chain = netlink.Text(v)
 		case unix.NFTA_TRACE_RULE_HANDLE:
-			e.Handle = be64(v)
+			e.Handle = netlink.Uint64(v)
 		case unix.NFTA_TRACE_TYPE:
-			e.Policy, e.Returned = be32(v) == unix.NFT_TRACETYPE_POLICY, be32(v) == unix.NFT_TRACETYPE_RETURN
+			e.Policy, e.Returned = netlink.Uint32(v) == unix.NFT_TRACETYPE_POLICY, netlink.Uint32(v) == unix.NFT_TRACETYPE_RETURN
 		case unix.NFTA_TRACE_MARK:
-			e.Mark = be32(v)
+			e.Mark = netlink.Uint32(v)
 		case unix.NFTA_TRACE_POLICY:
-			e.Verdict = int32(be32(v))
+			e.Verdict = int32(netlink.Uint32(v))
 		case unix.NFTA_TRACE_VERDICT:
-			attrs(v, func(typ uint16, v []byte) {
+			for typ, v := range netlink.Attributes(v) {
 				switch typ {
 				case unix.NFTA_VERDICT_CODE:
-					e.Verdict = int32(be32(v))
+					e.Verdict = int32(netlink.Uint32(v))
 				case unix.NFTA_VERDICT_CHAIN:
-					e.Target = text(v)
+					e.Target = netlink.Text(v)
 				}
-			})
+			}
 		case unix.NFTA_TRACE_NETWORK_HEADER:
 			network = v
 		case unix.NFTA_TRACE_TRANSPORT_HEADER:
 			transport = v
 		}
-	})
+	}
 	e.From, e.To = addresses(network, transport)
 	return e
 }

@@ -12,7 +12,8 @@ import (
 // Only proxy and the command see everything.
 var pipeline = map[string][]string{
 	"pkg/model":      {},
-	"pkg/nft":        {},
+	"pkg/netlink":    {},
+	"pkg/nft":        {"pkg/netlink"},
 	"pkg/track":      {},
 	"pkg/schedule":   {},
 	"pkg/instance":   {},
@@ -20,7 +21,7 @@ var pipeline = map[string][]string{
 	"pkg/plan":       {"pkg/model", "pkg/nft"},
 	"pkg/probe":      {"pkg/nft"},
 	"pkg/apply":      {"pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/view"},
-	"pkg/conntrack":  {"pkg/model"},
+	"pkg/conntrack":  {"pkg/model", "pkg/netlink"},
 	"pkg/counters":   {"pkg/model", "pkg/nft", "pkg/plan"},
 	"pkg/nodeport":   {"pkg/model"},
 	"pkg/report":     {"pkg/model"},
@@ -46,12 +47,12 @@ var pipeline = map[string][]string{
 	},
 }
 
-// pure lists the packages without a clock, a log or a system; nft has a file for each of its sockets, which need the system.
+// pure lists the packages without a clock, a log or a system; nft has a file for its listener, which needs the system.
 var pure = []string{"pkg/model", "pkg/nft", "pkg/plan", "pkg/track"}
 
 var impure = []string{"k8s.io/klog", "k8s.io/client-go", "log", "log/slog", "net/http", "os", "os/exec", "os/signal"}
 
-var systemFiles = []string{"pkg/nft/conn.go", "pkg/nft/listen.go"}
+var systemFiles = []string{"pkg/nft/listen.go"}
 
 // clock lists what reads the time or waits for it.
 var clock = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTimer", "NewTicker"}

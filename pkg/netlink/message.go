@@ -1,0 +1,180 @@
+package netlink
+
+import (
+	"encoding/binary"
+	"errors"
+	"iter"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrTruncated means that the end of a reply is missing.
+var ErrTruncated = errors.New("a reply is truncated")
+
+// Message is one netlink message.
+type Message struct {
+	Type, Flags uint16
+	// Seq is the number of the request that the message answers, Port the number of the socket that sent the request.
+	Seq, Port uint32
+	// Payload is everything after the header. It is valid until the next message is received.
+	Payload []byte
+}
+
+// Ends reports whether no message follows in answer to a request.
+func (m Message) Ends() bool { return m.Type == unix.NLMSG_DONE || m.Type == unix.NLMSG_ERROR }
+
+// Errno returns the error in a message that [Message.Ends] an answer; 0 for success.
+func (m Message) Errno() unix.Errno {
+	if !m.Ends() || len(m.Payload) < 4 {
+		return 0
+	}
+	return unix.Errno(-int32(binary.NativeEndian.Uint32(m.Payload)))
+}
+
+// Explanation returns the kernel's text about an error; "" if it sent none.
+func (m Message) Explanation() string {
+	const capped, hasAttributes, text = 0x100, 0x200, 1
+	if m.Flags&hasAttributes == 0 || len(m.Payload) < 4+unix.NLMSG_HDRLEN {
+		return ""
+	}
+	skip := 4 + unix.NLMSG_HDRLEN
+	if m.Flags&capped == 0 {
+		skip = 4 + int(binary.NativeEndian.Uint32(m.Payload[4:]))
+	}
+	return Text(Find(m.Payload[min(skip, len(m.Payload)):], text))
+}
+
+// familyLen is the size of struct nfgenmsg, which begins with the family of an object.
+const familyLen = 4
+
+// Object returns the attributes of the object that the message is about.
+func (m Message) Object() []byte { return m.Payload[min(familyLen, len(m.Payload)):] }
+
+// Family returns the protocol family of that object, one of NFPROTO_*.
+func (m Message) Family() uint8 {
+	if len(m.Payload) < familyLen {
+		return unix.NFPROTO_UNSPEC
+	}
+	return m.Payload[0]
+}
+
+// Messages yields the messages in a buffer. If the last one is not whole, [ErrTruncated] comes after the others.
+func Messages(buffer []byte) iter.Seq2[Message, error] {
+	return func(yield func(Message, error) bool) {
+		for b := buffer; len(b) > 0; {
+			n := 0
+			if len(b) >= unix.NLMSG_HDRLEN {
+				n = int(binary.NativeEndian.Uint32(b))
+			}
+			if n < unix.NLMSG_HDRLEN || n > len(b) {
+				yield(Message{}, ErrTruncated)
+				return
+			}
+			m := Message{
+				Type:    binary.NativeEndian.Uint16(b[4:]),
+				Flags:   binary.NativeEndian.Uint16(b[6:]),
+				Seq:     binary.NativeEndian.Uint32(b[8:]),
+				Port:    binary.NativeEndian.Uint32(b[12:]),
+				Payload: b[unix.NLMSG_HDRLEN:n],
+			}
+			if !yield(m, nil) {
+				return
+			}
+			b = b[min(align(n), len(b)):]
+		}
+	}
+}
+
+// AppendHeader begins a message about objects of a family. [Finish] sets its length.
+func AppendHeader(b []byte, typ, flags uint16, seq uint32, family uint8) []byte {
+	b = append(b, 0, 0, 0, 0)
+	b = binary.NativeEndian.AppendUint16(b, typ)
+	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST|flags)
+	b = binary.NativeEndian.AppendUint32(b, seq)
+	return append(b, 0, 0, 0, 0, family, unix.NFNETLINK_V0, 0, 0)
+}
+
+// Finish sets the length of the message that begins at start and ends with the buffer.
+func Finish(b []byte, start int) { binary.NativeEndian.PutUint32(b[start:], uint32(len(b)-start)) }
+
+// AddFlags sets flags of the message that begins at start.
+func AddFlags(b []byte, start int, flags uint16) {
+	at := b[start+6:]
+	binary.NativeEndian.PutUint16(at, binary.NativeEndian.Uint16(at)|flags)
+}
+
+// AppendAttribute appends an attribute. For a nested one, the type includes NLA_F_NESTED.
+func AppendAttribute(b []byte, typ uint16, value []byte) []byte {
+	n := unix.SizeofNlAttr + len(value)
+	b = binary.NativeEndian.AppendUint16(b, uint16(n))
+	b = binary.NativeEndian.AppendUint16(b, typ)
+	return Pad(append(b, value...), n)
+}
+
+// Pad appends zeros after n bytes of an attribute, up to the next one.
+func Pad(b []byte, n int) []byte {
+	for ; n != align(n); n++ {
+		b = append(b, 0)
+	}
+	return b
+}
+
+func align(n int) int { return (n + 3) &^ 3 }
+
+// Attributes yields the attributes in a list: types without their flags, and values. It stops at one that is not whole.
+func Attributes(list []byte) iter.Seq2[uint16, []byte] {
+	return func(yield func(uint16, []byte) bool) {
+		for b := list; len(b) >= unix.SizeofNlAttr; {
+			n := int(binary.NativeEndian.Uint16(b))
+			if n < unix.SizeofNlAttr || n > len(b) {
+				return
+			}
+			if !yield(binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), b[unix.SizeofNlAttr:n]) {
+				return
+			}
+			b = b[min(align(n), len(b)):]
+		}
+	}
+}
+
+// Find returns the value of the first attribute of a type in a list; nil if there is none.
+func Find(list []byte, typ uint16) []byte {
+	for t, v := range Attributes(list) {
+		if t == typ {
+			return v
+		}
+	}
+	return nil
+}
+
+// Text reads an attribute that is a string.
+func Text(b []byte) string {
+	if n := len(b); n > 0 && b[n-1] == 0 {
+		b = b[:n-1]
+	}
+	return string(b)
+}
+
+// Uint16 reads an attribute in network byte order; a value that is too short is 0.
+func Uint16(b []byte) uint16 {
+	if len(b) < 2 {
+		return 0
+	}
+	return binary.BigEndian.Uint16(b)
+}
+
+// Uint32 is [Uint16] for 32 bits.
+func Uint32(b []byte) uint32 {
+	if len(b) < 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(b)
+}
+
+// Uint64 is [Uint16] for 64 bits.
+func Uint64(b []byte) uint64 {
+	if len(b) < 8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(b)
+}

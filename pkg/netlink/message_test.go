@@ -1,0 +1,28 @@
+package netlink
+
+import (
+	"errors"
+	"testing"
+)
+
+// A buffer that is cut anywhere says so after the messages before the cut. Only padding may be missing at the end.
+func TestMessagesSayWhetherTheyAreWhole(t *testing.T) {
+	one := AppendHeader(nil, 1, 0, 3, 2)
+	one = append(AppendAttribute(one, 7, []byte("four")), 5, 0, 8, 0, 'x')
+	Finish(one, 0)
+	padded := Pad(append([]byte{}, one...), len(one))
+	two := append(padded, one...)
+	for n := range len(two) + 1 {
+		whole, err := 0, error(nil)
+		for m, failed := range Messages(two[:n]) {
+			if err = failed; failed == nil && m.Type == 1 && m.Seq == 3 && m.Family() == 2 {
+				whole++
+			}
+		}
+		wanted := (n + len(padded) - len(one)) / len(padded)
+		cut := n > wanted*len(padded)
+		if whole != wanted || errors.Is(err, ErrTruncated) != cut {
+			t.Errorf("%d bytes of two messages: %d messages, %v; want %d, truncated %v", n, whole, err, wanted, cut)
+		}
+	}
+}

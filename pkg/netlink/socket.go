@@ -1,0 +1,259 @@
+package netlink
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Socket is one netlink socket of netfilter, in the network namespace of the thread that opened it. It must not be used by two
+// goroutines at once.
+type Socket struct {
+	fd  int
+	buf []byte
+	// sendRoom and receiveRoom are the known sizes of the socket's buffers in bytes; 0 if unknown.
+	sendRoom, receiveRoom int
+	// Seq is the number of the last message that was sent. No number is used twice, so that no late answer is taken for another's.
+	Seq uint32
+	// Broken says that the socket may hold stale answers, or is unusable. The next [Socket.Send] replaces it.
+	Broken bool
+}
+
+const (
+	// readBuffer is the size of one read. The kernel fills at most 32 KiB, so larger reads make dumps no faster.
+	readBuffer = 64 << 10
+	// patience is the time in microseconds to wait for a reply. The kernel makes each reply while the request is sent, or while the
+	// previous reply is read, so that no load delays it: a missing reply was lost.
+	patience = 250_000
+	// errorRoom is the space in bytes for replies. The kernel may answer every message of a failing batch with an error.
+	errorRoom = 4 << 20
+)
+
+// errTooSmall means that the kernel gave less memory than requested.
+var errTooSmall = errors.New("the kernel gives a socket less memory than this needs (net.core.wmem_max or rmem_max may be too small)")
+
+// Open opens a socket. Most requests need CAP_NET_ADMIN.
+func Open() (*Socket, error) {
+	fd, err := open()
+	if err != nil {
+		return nil, err
+	}
+	return &Socket{fd: fd, buf: make([]byte, readBuffer)}, nil
+}
+
+func open() (fd int, err error) {
+	fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return -1, fmt.Errorf("open netlink socket: %w", err)
+	}
+	err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	if err == nil {
+		err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: patience})
+	}
+	if err != nil {
+		return -1, errors.Join(fmt.Errorf("bind netlink socket: %w", err), unix.Close(fd))
+	}
+	// These only improve error messages, shorten replies, and make room for more of them. None is needed.
+	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1)
+	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, errorRoom)
+	return fd, nil
+}
+
+// Close closes the socket.
+func (s *Socket) Close() error { return os.NewSyscallError("close", unix.Close(s.fd)) }
+
+// FD returns the file descriptor, which changes when the socket is replaced.
+func (s *Socket) FD() int { return s.fd }
+
+// Port returns the number of the socket that sends the next message. No other netlink socket in the network namespace has this number.
+func (s *Socket) Port() (uint32, error) {
+	s.ready()
+	address, err := unix.Getsockname(s.fd)
+	if err != nil {
+		return 0, os.NewSyscallError("getsockname", err)
+	}
+	return address.(*unix.SockaddrNetlink).Pid, nil
+}
+
+// Replace closes the socket and opens another one: everything that the kernel has locked to it is free.
+func (s *Socket) Replace() {
+	s.Broken = true
+	s.ready()
+}
+
+// ready replaces a broken socket: answers may be waiting in it, a dump may not have ended, or it may be closed. If no other one can be
+// opened, for example without file descriptors, the old one stays.
+func (s *Socket) ready() {
+	if !s.Broken {
+		return
+	}
+	fd, err := open()
+	if err != nil || !sameNamespace(fd, s.fd) {
+		_ = unix.Close(fd) // -1 after an error
+		s.drain()
+		return
+	}
+	_ = unix.Close(s.fd)
+	s.fd, s.sendRoom, s.receiveRoom, s.Broken = fd, 0, 0, false
+}
+
+// sameNamespace reports whether two sockets are in the same network namespace, or one of them is not a socket.
+func sameNamespace(a, b int) bool {
+	one, err := unix.GetsockoptUint64(a, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	other, gone := unix.GetsockoptUint64(b, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	return err != nil || gone != nil || one == other
+}
+
+// drain discards replies to an earlier request whose reader gave up.
+func (s *Socket) drain() {
+	most := 1 << 10 // a descriptor that is another file's by now may never be empty
+	for _, err := range s.Receive(false) {
+		_ = err // the socket is broken anyway
+		if most--; most == 0 {
+			return
+		}
+	}
+}
+
+// Send sends all messages of a buffer in one system call, and gives them the next numbers, of which first is that of the first message.
+// The kernel works on them within that call: the replies, if they aren't a dump, are in the socket when it returns.
+func (s *Socket) Send(messages []byte) (first uint32, err error) {
+	s.ready()
+	first = s.Seq + 1
+	for off := 0; off+unix.NLMSG_HDRLEN <= len(messages); off += int(binary.NativeEndian.Uint32(messages[off:])) {
+		s.Seq++
+		binary.NativeEndian.PutUint32(messages[off+8:], s.Seq)
+	}
+	if err := s.growSendBuffer(len(messages)); err != nil {
+		return first, err
+	}
+	err = unix.Sendto(s.fd, messages, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	s.Broken = s.Broken || err != nil
+	return first, err
+}
+
+// growSendBuffer makes the socket accept n bytes at once, which netlink must take whole.
+func (s *Socket) growSendBuffer(n int) error {
+	need := n + n/4 + 4096
+	if err := grow(s.fd, &s.sendRoom, need, unix.SO_SNDBUF, unix.SO_SNDBUFFORCE); err != nil {
+		s.Broken = s.Broken || err != errTooSmall
+		return fmt.Errorf("set send buffer to %d bytes: %w", need, err)
+	}
+	return nil
+}
+
+// GrowReceiveBuffer makes room for replies of n bytes beside the usual ones.
+func (s *Socket) GrowReceiveBuffer(n int) error {
+	const usual = 64 << 10
+	s.ready()
+	return grow(s.fd, &s.receiveRoom, n+usual, unix.SO_RCVBUF, unix.SO_RCVBUFFORCE)
+}
+
+// grow makes a socket's buffer have a size in bytes, if it is smaller. The kernel reports twice the requested size, and netlink compares
+// the length of a message with this.
+func grow(fd int, room *int, need, option, force int) (err error) {
+	if *room == 0 {
+		*room, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, option)
+	}
+	if err != nil || need <= *room {
+		return err
+	}
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, need) == unix.EPERM {
+		// In a user namespace, such as that of a rootless node, the limit is net.core.wmem_max.
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, need)
+	}
+	if *room, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, option); err == nil && *room < need {
+		err = errTooSmall
+	}
+	return err
+}
+
+// Receive yields the messages in the socket. If wait is set it waits for more, and a reply that does not come is an error. Otherwise the
+// loop ends when the socket is empty. After an error the socket is [Socket.Broken], and the loop ends, but for two: after [ErrTruncated]
+// and after the first ENOBUFS, which means that the kernel dropped replies, the others follow.
+func (s *Socket) Receive(wait bool) iter.Seq2[Message, error] {
+	flags := unix.MSG_DONTWAIT
+	if wait {
+		flags = 0
+	}
+	return func(yield func(Message, error) bool) {
+		for dropped := false; ; {
+			n, _, err := unix.Recvfrom(s.fd, s.buf, flags)
+			switch {
+			case err == unix.EINTR:
+			case err == nil && n > 0:
+				if !s.each(s.buf[:n], yield) {
+					return
+				}
+			case !wait && (err == unix.EAGAIN || err == nil):
+				return
+			default:
+				last := dropped || err != unix.ENOBUFS
+				dropped, s.Broken = true, true
+				switch err {
+				case nil:
+					err = ErrTruncated
+				case unix.EAGAIN:
+					err = fmt.Errorf("no reply: %w", err)
+				}
+				if !yield(Message{}, err) || last {
+					return
+				}
+			}
+		}
+	}
+}
+
+// each yields the messages of one reply.
+func (s *Socket) each(reply []byte, yield func(Message, error) bool) bool {
+	for m, err := range Messages(reply) {
+		s.Broken = s.Broken || err != nil
+		if !yield(m, err) {
+			return false
+		}
+	}
+	return true
+}
+
+// Ask sends one request about objects of a family, and yields the messages of its answer. The last one is an error, the message that
+// [Message.Ends] a dump (NLM_F_DUMP) or acknowledges the request (NLM_F_ACK), or the only one. A dump whose reader stops early leaves the
+// socket [Socket.Broken].
+func (s *Socket) Ask(typ, flags uint16, family uint8, attributes []byte) iter.Seq2[Message, error] {
+	return func(yield func(Message, error) bool) {
+		request := append(AppendHeader(nil, typ, flags, 0, family), attributes...)
+		Finish(request, 0)
+		seq, err := s.Send(request)
+		if err != nil {
+			yield(Message{}, fmt.Errorf("send request: %w", err))
+			return
+		}
+		single := flags&(unix.NLM_F_DUMP|unix.NLM_F_ACK) == 0
+		for m, err := range s.Receive(true) {
+			if err == nil && m.Seq != seq {
+				continue
+			}
+			last := single || err != nil || m.Ends()
+			if errno := m.Errno(); errno != 0 {
+				err = errno
+			}
+			if more := yield(m, err); last {
+				return
+			} else if !more {
+				s.Broken = true
+				return
+			}
+		}
+	}
+}
+
+// AskOne sends one request and returns the message that answers it.
+func (s *Socket) AskOne(typ uint16, family uint8, attributes []byte) (answer Message, err error) {
+	for answer, err = range s.Ask(typ, 0, family, attributes) {
+	}
+	return answer, err
+}
