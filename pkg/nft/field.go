@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -130,16 +131,21 @@ func DstPort() Field {
 // L4Proto is the packet's transport protocol.
 func L4Proto() Field {
 	return metaField("meta l4proto", expr.MetaKeyL4PROTO, 12, 1, orderHost, func(b []byte) string {
-		switch b[0] {
-		case unix.IPPROTO_TCP:
-			return "tcp"
-		case unix.IPPROTO_UDP:
-			return "udp"
-		case unix.IPPROTO_SCTP:
-			return "sctp"
-		}
-		return strconv.Itoa(int(b[0]))
+		return cmp.Or(ProtocolName(b[0]), strconv.Itoa(int(b[0])))
 	})
+}
+
+// ProtocolName returns the word for a transport protocol of Services; "" for any other.
+func ProtocolName(protocol uint8) string {
+	switch protocol {
+	case unix.IPPROTO_TCP:
+		return "tcp"
+	case unix.IPPROTO_UDP:
+		return "udp"
+	case unix.IPPROTO_SCTP:
+		return "sctp"
+	}
+	return ""
 }
 
 // Priority is the packet's priority, our 32-bit scratch register: nft can't print a rule in which the result of a map

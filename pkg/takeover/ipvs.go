@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 // ipvs speaks to the kernel's ipvs by the number of its family in generic netlink.
@@ -56,8 +59,7 @@ type server struct {
 }
 
 func (s server) String() string {
-	name := map[uint16]string{unix.IPPROTO_TCP: "TCP", unix.IPPROTO_UDP: "UDP", unix.IPPROTO_SCTP: "SCTP"}[s.protocol]
-	return fmt.Sprintf("%s %s", name, netip.AddrPortFrom(s.addr, s.port))
+	return fmt.Sprintf("%s %s", strings.ToUpper(nft.ProtocolName(uint8(s.protocol))), netip.AddrPortFrom(s.addr, s.port))
 }
 
 func (s server) attribute() *nl.RtAttr {

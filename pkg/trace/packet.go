@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 
@@ -41,15 +42,7 @@ func (p Packet) family() nft.Family {
 
 // ProtocolName is the word for a transport protocol.
 func ProtocolName(p uint8) string {
-	switch p {
-	case unix.IPPROTO_TCP:
-		return "tcp"
-	case unix.IPPROTO_UDP:
-		return "udp"
-	case unix.IPPROTO_SCTP:
-		return "sctp"
-	}
-	return fmt.Sprintf("protocol-%d", p)
+	return cmp.Or(nft.ProtocolName(p), fmt.Sprintf("protocol-%d", p))
 }
 
 // Elements answers for single elements of sets.
