@@ -4,7 +4,13 @@ package main
 import (
 	"fmt"
 	"os"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/command"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/daemon"
 )
+
+// version is set when the program is built.
+var version = "dev"
 
 func main() {
 	defer func() {
@@ -13,5 +19,5 @@ func main() {
 			panic(r)
 		}
 	}()
-	os.Exit(start(newCommand(), os.Args[1:]))
+	os.Exit(command.Run(version, daemon.Run))
 }

@@ -232,12 +232,12 @@ func (k *Kernel) Heard() <-chan struct{} { return k.others.heard }
 // without [Kernel.Listen] it reports false.
 func (k *Kernel) Touched() bool { return k.others.suspicion() != "" }
 
-// Author names the program that was the last to commit something beside us, "unknown" if the kernel didn't say.
-func (k *Kernel) Author() string {
+// Author returns the process that was the last to commit something beside this program, zero if the kernel didn't say.
+func (k *Kernel) Author() nft.Author {
 	if c := k.others.last.Load(); c != nil {
 		return c.Author()
 	}
-	return nft.Commit{}.Author()
+	return nft.Author{}
 }
 
 // deafly runs f while nothing is heard. What others commit meanwhile shows in the ruleset's generation.

@@ -32,7 +32,7 @@ func TestOtherProgramsAreHeardOfByName(t *testing.T) {
 	}
 	run(t, "nft", "add table ip somebody")
 	heard(t, k)
-	first := k.Author()
+	first := k.Author().String()
 	if !strings.HasPrefix(first, "nft (pid ") {
 		t.Errorf("Author() = %q after nft has made a table", first)
 	}
@@ -42,7 +42,7 @@ func TestOtherProgramsAreHeardOfByName(t *testing.T) {
 	renewOnce(t, k, p)
 	run(t, "nft", "delete table ip somebody")
 	times := 0
-	for ; k.Author() == first || !strings.HasPrefix(k.Author(), "nft (pid "); times++ {
+	for ; k.Author().String() == first || !strings.HasPrefix(k.Author().String(), "nft (pid "); times++ {
 		heard(t, k)
 	}
 	if times += len(k.Heard()); times != 1 {
@@ -68,7 +68,7 @@ func TestALargeChangeOfOthersIsHeard(t *testing.T) {
 	}
 	run(t, "nft", "-f", file)
 	heard(t, k)
-	if got := k.Author(); !strings.HasPrefix(got, "nft (pid ") {
+	if got := k.Author().String(); !strings.HasPrefix(got, "nft (pid ") {
 		t.Errorf("Author() = %q after nft has added 20,000 elements", got)
 	}
 }
@@ -93,7 +93,7 @@ func TestListeningIsTriedAgain(t *testing.T) {
 	}
 	run(t, "nft", "add table ip others")
 	heard(t, k)
-	if author := k.Author(); !strings.HasPrefix(author, "nft ") {
+	if author := k.Author().String(); !strings.HasPrefix(author, "nft ") {
 		t.Errorf("changed by %q, want nft", author)
 	}
 }

@@ -108,7 +108,7 @@ func TestRenewalsAreNotForeign(t *testing.T) {
 			if k.others.missed() {
 				t.Error("renewals count as unheard")
 			}
-			if n := len(k.Heard()); n > 0 || k.Author() != "unknown" {
+			if n := len(k.Heard()); n > 0 || k.Author().Program != "" {
 				t.Errorf("%d commits heard, by %s", n, k.Author())
 			}
 			checkKernel(t, k, p)

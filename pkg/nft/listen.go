@@ -42,12 +42,21 @@ func (t Touch) String() string {
 	return fmt.Sprintf("%s %s %s", t.Family, t.Change, t.Name)
 }
 
-// Author names who sent it, as a person would look for it.
-func (c Commit) Author() string {
-	if c.Program == "" {
+// Author is the process that sent a commit; zero where the kernel does not say.
+type Author struct {
+	Program string
+	PID     int
+}
+
+// Author returns the process that sent it.
+func (c Commit) Author() Author { return Author{c.Program, c.PID} }
+
+// String names the process as a person would look for it.
+func (a Author) String() string {
+	if a.Program == "" {
 		return "unknown"
 	}
-	return fmt.Sprintf("%s (pid %d)", c.Program, c.PID)
+	return fmt.Sprintf("%s (pid %d)", a.Program, a.PID)
 }
 
 // Listener hears of every transaction while it is a member of the kernel's group for nftables, in the network namespace of the

@@ -10,6 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
 // times are those of a sync: the start of planning, the start of the commit and its end, and the number of Services in it.
@@ -36,7 +37,7 @@ func (p *Proxy) onRejected(t times, r apply.Result, err error) {
 func (p *Proxy) onCommitted(ctx context.Context, t times, result apply.Result) {
 	p.Schedule.Succeeded(t.end)
 	p.lastCommit, p.rejected = t.end, false
-	author := p.authorOf(p.trust.reason)
+	author, _ := p.authorOf(p.trust.reason)
 	p.account.noteSynced(t.start, t.begun, t.end, result)
 	p.tell(t.end, t.begun.Sub(t.start), result, nil)
 	p.tellListeners(result, t.result(result))
@@ -71,7 +72,8 @@ func (p *Proxy) tellListeners(r apply.Result, outcome metrics.SyncResult) {
 	if p.trust.reason != "" {
 		p.Metrics.Checked(p.trust.reason, r.Kind == apply.Full)
 		if r.Kind == apply.Full {
-			p.account.noteRepair(outcome.End, p.trust.reason, r.Why, p.authorOf(p.trust.reason))
+			author, program := p.authorOf(p.trust.reason)
+			p.account.noteRepair(view.Repair{Time: outcome.End, Reason: string(p.trust.reason), Why: r.Why, By: author, Program: program})
 		}
 		p.trust.reason = ""
 	}

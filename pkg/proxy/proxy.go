@@ -52,7 +52,7 @@ type Kernel interface {
 	Heard() <-chan struct{}
 	// Touched tells, for nothing, whether somebody else was heard to have changed our tables since they were last written anew.
 	Touched() bool
-	Author() string
+	Author() nft.Author
 }
 
 // Config is all that a proxy needs.

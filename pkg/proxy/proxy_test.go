@@ -167,7 +167,7 @@ func (k *fakeKernel) Touched() bool {
 	return k.touched
 }
 
-func (k *fakeKernel) Author() string { return "nft (pid 7)" }
+func (k *fakeKernel) Author() nft.Author { return nft.Author{Program: "nft", PID: 7} }
 
 func (k *fakeKernel) Meddled() (bool, error) {
 	k.mu.Lock()

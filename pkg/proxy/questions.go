@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
@@ -105,13 +104,13 @@ func (a *account) noteFailed(at time.Time, err error) {
 	a.failure = &f
 }
 
-// noteRepair remembers that all was written anew, and why.
-func (a *account) noteRepair(at time.Time, reason metrics.Reason, why, author string) {
+// noteRepair remembers that all was written again, and why.
+func (a *account) noteRepair(r view.Repair) {
 	a.repaired++
 	if len(a.repairs) == mostRepairs {
 		a.repairs = slices.Delete(a.repairs, 0, 1)
 	}
-	a.repairs = append(a.repairs, view.Repair{Time: at, Reason: string(reason), Why: why, By: author})
+	a.repairs = append(a.repairs, r)
 }
 
 // ask has the loop answer a question between two syncs. It fails if the loop doesn't get to it before the context ends.

@@ -103,7 +103,7 @@ func TestStatusTellsOfRepairs(t *testing.T) {
 			t.Fatalf("%d repairs, %d listed, want %d and %d", l.RepairsTotal, len(l.Repairs), mostRepairs+2, mostRepairs)
 		}
 		last := l.Repairs[mostRepairs-1]
-		if last.By != "nft (pid 7)" || last.Reason != "foreign_change" || time.Since(last.Time) > 20*time.Second {
+		if last.By != "nft (pid 7)" || last.Program != "nft" || last.Reason != "foreign_change" || time.Since(last.Time) > 20*time.Second {
 			t.Errorf("the last repair: %+v", last)
 		}
 	})

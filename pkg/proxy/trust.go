@@ -86,10 +86,11 @@ func (p *Proxy) noteReason(reason metrics.Reason) {
 	}
 }
 
-// authorOf names the program that made the last foreign change, if that is the reason.
-func (p *Proxy) authorOf(reason metrics.Reason) string {
+// authorOf names the program that made the last foreign change, if that is the reason: with its process, and alone.
+func (p *Proxy) authorOf(reason metrics.Reason) (author, program string) {
 	if reason != metrics.ForeignChange {
-		return ""
+		return "", ""
 	}
-	return p.Kernel.Author()
+	a := p.Kernel.Author()
+	return a.String(), a.Program
 }

@@ -95,10 +95,12 @@ type Failure struct {
 // Repair is a time at which the tables weren't what they should be.
 type Repair struct {
 	Time time.Time `json:"time"`
-	// Reason is that of the comparison, Why what was different, By who had last changed the ruleset.
+	// Reason is that of the comparison, Why what was different, By the process that had last changed the ruleset.
 	Reason string `json:"reason"`
 	Why    string `json:"why"`
 	By     string `json:"by,omitempty"`
+	// Program is the name of that process's program alone; "" if it is not known.
+	Program string `json:"-"`
 }
 
 // API is what is known of the connection to where objects come from.

@@ -171,7 +171,7 @@ Nothing on this node is in the way.
 	bad.API.Failures = []WatchFailure{{Resource: "services", Times: 3, Last: bad.Time, Error: "it is forbidden"}}
 	bad.Loop.Failure = &Failure{"no space", bad.Started, 9}
 	bad.Loop.Pending, bad.Loop.OldestChange = 2, &bad.Started
-	bad.Loop.Repairs, bad.Loop.RepairsTotal = []Repair{{bad.Time, "foreign_change", "no table", "nft (pid 1)"}}, 5
+	bad.Loop.Repairs, bad.Loop.RepairsTotal = []Repair{{bad.Time, "foreign_change", "no table", "nft (pid 1)", "nft"}}, 5
 	bad.Findings = []Finding{{Wrong, "a fact", "much", "do this"}}
 	got := printed(t, bad.Text)
 	for _, want := range []string{

@@ -9,25 +9,30 @@ import (
 )
 
 // pipeline says which of our packages each may import: those before it, or those that hold the values it is handed.
-// Only proxy and the command see everything.
+// The console sees what it reads of the daemon, and only the daemon sees nearly everything. No package but the program sees the daemon.
 var pipeline = map[string][]string{
-	"pkg/model":      {},
-	"pkg/netlink":    {},
-	"pkg/nft":        {"pkg/netlink"},
-	"pkg/track":      {},
-	"pkg/schedule":   {},
-	"pkg/instance":   {},
-	"pkg/watch":      {"pkg/model", "pkg/track"},
-	"pkg/plan":       {"pkg/model", "pkg/nft"},
-	"pkg/probe":      {"pkg/nft"},
-	"pkg/apply":      {"pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/view"},
-	"pkg/conntrack":  {"pkg/model", "pkg/netlink"},
-	"pkg/counters":   {"pkg/model", "pkg/nft", "pkg/plan"},
-	"pkg/nodeport":   {"pkg/model"},
-	"pkg/report":     {"pkg/model"},
-	"pkg/host":       {"pkg/model"},
-	"pkg/config":     {"pkg/model"},
+	"pkg/model":     {},
+	"pkg/netlink":   {},
+	"pkg/nft":       {"pkg/netlink"},
+	"pkg/track":     {},
+	"pkg/schedule":  {},
+	"pkg/instance":  {},
+	"pkg/watch":     {"pkg/model", "pkg/track"},
+	"pkg/plan":      {"pkg/model", "pkg/nft"},
+	"pkg/probe":     {"pkg/nft"},
+	"pkg/apply":     {"pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/view"},
+	"pkg/conntrack": {"pkg/model", "pkg/netlink"},
+	"pkg/counters":  {"pkg/model", "pkg/nft", "pkg/plan"},
+	"pkg/nodeport":  {"pkg/model"},
+	"pkg/report":    {"pkg/model"},
+	"pkg/host":      {"pkg/model"},
+	"pkg/config":    {"pkg/model"},
+	"pkg/command": {
+		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/control", "pkg/host", "pkg/model", "pkg/nft", "pkg/plan", "pkg/settings",
+		"pkg/trace", "pkg/track", "pkg/view", "pkg/watch",
+	},
 	"pkg/metrics":    {"pkg/counters", "pkg/model"},
+	"pkg/settings":   {"pkg/config", "pkg/host", "pkg/model", "pkg/plan", "pkg/proxy"},
 	"pkg/statuspage": {"pkg/view"},
 	"pkg/zpages":     {},
 	"pkg/view":       {},
@@ -40,11 +45,16 @@ var pipeline = map[string][]string{
 		"pkg/apply", "pkg/conntrack", "pkg/health", "pkg/metrics", "pkg/model", "pkg/nft", "pkg/plan", "pkg/schedule",
 		"pkg/track", "pkg/view",
 	},
-	"cmd/kube-nftproxy": {
-		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/control", "pkg/counters", "pkg/doctor", "pkg/health", "pkg/host", "pkg/instance", "pkg/metrics", "pkg/model",
-		"pkg/nft", "pkg/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/report", "pkg/schedule", "pkg/statuspage", "pkg/takeover", "pkg/trace", "pkg/track", "pkg/view",
+	"pkg/console": {
+		"pkg/apply", "pkg/config", "pkg/control", "pkg/counters", "pkg/doctor", "pkg/health", "pkg/host", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe",
+		"pkg/proxy", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track", "pkg/view",
+	},
+	"pkg/daemon": {
+		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/console", "pkg/control", "pkg/counters", "pkg/health", "pkg/host", "pkg/instance", "pkg/metrics", "pkg/model",
+		"pkg/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/report", "pkg/schedule", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track",
 		"pkg/watch", "pkg/zpages",
 	},
+	"cmd/kube-nftproxy": {"pkg/command", "pkg/daemon"},
 }
 
 // pure lists the packages without a clock, a log or a system; nft has a file for its listener, which needs the system.

@@ -1,0 +1,147 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
+)
+
+// renderCommand writes what would be programmed.
+func renderCommand() *cobra.Command {
+	o := config.NewOptions()
+	var from string
+	cmd := &cobra.Command{
+		Use:   "render -f MANIFESTS",
+		Short: "Write what would be programmed for manifests, as nft text",
+		Long: `render writes the tables that the daemon would program on this node for the given Services and EndpointSlices, in the
+language of nft: "nft -c -f" accepts them. Nothing is changed, and neither the daemon nor the API server is asked. All flags of the
+daemon are taken, so that its command line, with "render -f" in front, shows what it makes of the manifests.`,
+		Example: `  kube-nftproxy render -f manifests/ --cluster-cidr=10.244.0.0/16
+  kubectl get services,endpointslices,servicecidrs -A -o yaml | kube-nftproxy render -f - --config=/var/lib/kube-proxy/config.conf`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			p, err := planManifests(o, cmd.Flags(), from, cmd.InOrStdin(), cmd.ErrOrStderr(), nil)
+			if err != nil {
+				return err
+			}
+			return render(cmd.OutOrStdout(), p)
+		},
+	}
+	manifestFlags(cmd, o, &from)
+	return cmd
+}
+
+// manifestFlags adds -f, and the daemon's flags.
+func manifestFlags(cmd *cobra.Command, o *config.Options, from *string) {
+	o.AddFlags(cmd.Flags())
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Hidden = true })
+	cmd.Flags().StringVarP(from, "filename", "f", "", "Folder or file of manifests (Service, EndpointSlice, Node, ServiceCIDR; YAML or JSON), or - for standard input.")
+}
+
+// render writes the tables of a plan.
+func render(to io.Writer, p *plan.Planner) error {
+	elements := elementsOf(p)
+	for _, t := range p.Tables() {
+		if _, err := io.WriteString(to, nft.Declare(t, elements[t.Family])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// elementsOf lists the elements of a plan by family and set. That of the state is not among them: it holds a secret key.
+func elementsOf(p *plan.Planner) map[nft.Family]map[string][]nft.Element {
+	all := map[nft.Family]map[string][]nft.Element{nft.IPv4: {}, nft.IPv6: {}}
+	p.Elements(func(e *nft.Element) { all[e.Set.Family][e.Set.Name] = append(all[e.Set.Family][e.Set.Name], *e) })
+	return all
+}
+
+// planManifests plans what the daemon would with these flags, with the numbers that the kernel's tables have unless the kernel is nil.
+func planManifests(o *config.Options, fs *pflag.FlagSet, from string, stdin io.Reader, warnings io.Writer, kernel *apply.Kernel) (*plan.Planner, error) {
+	if from == "" {
+		return nil, errors.New("no manifests: give -f FOLDER, -f FILE, or -f - for standard input")
+	}
+	if err := errors.Join(o.Complete(fs), o.Validate()); err != nil {
+		return nil, err
+	}
+	s, err := settings.New(o, fs)
+	if err != nil {
+		return nil, err
+	}
+	source := watch.NewManifests(watch.Config{
+		Folder: from, NodeName: s.NodeName, Tracker: track.New(time.Now(), time.Now),
+		Report: func(p model.Problem) { warn(warnings, p) },
+	})
+	if err := load(source, from, stdin); err != nil {
+		return nil, err
+	}
+	return planObjects(s, source, warnings, kernel)
+}
+
+func warn(to io.Writer, p model.Problem) {
+	fmt.Fprintf(to, "Warning: %s %s %s: %s\n", p.Kind, p.Name, p.Field, p.Text())
+}
+
+// load has a source read a folder, a file or standard input. Nothing is written: in a pod the file system is read-only.
+func load(source *watch.Manifests, from string, stdin io.Reader) error {
+	if from == "-" {
+		b, err := io.ReadAll(stdin)
+		if err != nil {
+			return fmt.Errorf("read manifests: %w", err)
+		}
+		source.LoadFrom("standard input", b)
+		return nil
+	}
+	info, err := os.Stat(from)
+	if err == nil && info.IsDir() {
+		return source.Load()
+	}
+	b, err := os.ReadFile(from)
+	if err != nil {
+		return fmt.Errorf("read manifests: %w", err)
+	}
+	source.LoadFrom(from, b)
+	return nil
+}
+
+// planObjects plans all that a source has, as the daemon would after its start.
+func planObjects(s *settings.Settings, source *watch.Manifests, warnings io.Writer, kernel *apply.Kernel) (*plan.Planner, error) {
+	families := host.Families()
+	p := plan.New(s.PlanOptions(families))
+	var recall settings.Recall
+	if kernel != nil {
+		if err := kernel.Resume(p); err != nil {
+			return nil, err
+		}
+		recall = kernel.Recall
+	}
+	facts, problems, err := s.Facts(source, families)
+	if err != nil {
+		return nil, err
+	}
+	more, err := s.Plan(p, families, source, &facts, recall)
+	if err != nil {
+		return nil, err
+	}
+	for _, problem := range append(problems, more...) {
+		warn(warnings, problem)
+	}
+	p.Prune()
+	p.Fit()
+	return p, nil
+}

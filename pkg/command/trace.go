@@ -1,0 +1,427 @@
+package command
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/trace"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// traceCommand follows a packet through the rules that the kernel has.
+func traceCommand() *cobra.Command {
+	var out output
+	var live bool
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "trace FROM ADDRESS:PORT[/PROTOCOL]",
+		Short: "Say which way the first packet of a connection goes, and why",
+		Long: `trace reads the rules and maps that the kernel of this node has, and says what they do to the first packet of a connection:
+which Service it is for, to which endpoints it may go with which probability, whom they see as its source, or why it is refused.
+Nothing is sent, and the daemon isn't asked. With --live, a real packet is waited for instead: what the kernel does to it is told,
+which other program's chain stops or translates it, by which interface it leaves, and whether it is answered, refused, or neither.
+
+FROM is an IP address, of a pod or of a machine elsewhere, or "node" for this node's own processes. The protocol is tcp, udp or
+sctp; tcp if not given. The exit code is 0 if every way leads to an endpoint (with --live: if nothing stops the packet, and it is not
+left without an answer), 1 if not.`,
+		Example: `  kube-nftproxy trace 10.244.0.10 10.96.0.10:80
+  kube-nftproxy trace node 10.96.0.10:53/udp -o wide
+  kube-nftproxy trace 198.51.100.7 '[2001:db8::1]:30080/tcp' --live`,
+		Args: cobra.ExactArgs(2),
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 0 {
+				return []string{sentByNode}, cobra.ShellCompDirectiveNoFileComp
+			}
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p, err := parsePacket(args[0], args[1])
+			if err != nil {
+				return err
+			}
+			if live {
+				return followLive(cmd.OutOrStdout(), &out, p, args[0] != sentByNode, timeout)
+			}
+			return tracePacket(cmd.OutOrStdout(), &out, p)
+		},
+	}
+	out.flags(cmd)
+	cmd.Flags().BoolVar(&live, "live", false, "Wait for a real packet, and tell what the kernel does to it.")
+	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "How long to wait for a packet with --live.")
+	return cmd
+}
+
+// sentByNode is the source of what this node's own processes send.
+const sentByNode = "node"
+
+var protocols = map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
+
+func parsePacket(from, to string) (p trace.Packet, err error) {
+	where, name, given := strings.Cut(to, "/")
+	protocol, known := protocols[strings.ToLower(name)]
+	switch {
+	case !given:
+		protocol = unix.IPPROTO_TCP
+	case !known:
+		return p, fmt.Errorf("%q is not a protocol: want ADDRESS:PORT and perhaps /tcp, /udp or /sctp; kube-nftproxy services NAMESPACE/NAME "+
+			"shows a Service's addresses", name)
+	}
+	at, err := netip.ParseAddrPort(where)
+	if err != nil {
+		return p, fmt.Errorf("read destination: %w; want ADDRESS:PORT/PROTOCOL, as 10.96.0.10:80/tcp or [fd00::1]:80/tcp (kube-nftproxy services NAMESPACE/NAME "+
+			"shows a Service's addresses)", err)
+	}
+	at = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+	var source netip.Addr
+	if from != sentByNode {
+		if source, err = netip.ParseAddr(from); err != nil {
+			return p, fmt.Errorf("read source: %w; want an IP address, or %q (kubectl get pods -o wide shows a pod's)", err, sentByNode)
+		}
+	}
+	return trace.From(source.Unmap(), at, protocol, host.Routes{})
+}
+
+func familyOf(addr netip.Addr) nft.Family {
+	if addr.Is4() {
+		return nft.IPv4
+	}
+	return nft.IPv6
+}
+
+// foretell reads the tables, and follows a packet through them.
+func foretell(p trace.Packet) (*trace.Trace, *nft.ReadTable, []nft.BaseChain, error) {
+	conn, err := nft.Open()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	defer conn.Close() //nolint:errcheck // it was only read from
+	table, err := conn.Read(familyOf(p.To.Addr()), plan.TableName)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	chains, err := conn.BaseChains(table.Family)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	t, err := trace.Follow(trace.Config{Table: table, Elements: conn, Routes: host.Routes{}, Chains: chains}, p)
+	return t, table, chains, err
+}
+
+func tracePacket(to io.Writer, out *output, p trace.Packet) error {
+	t, _, _, err := foretell(p)
+	if err != nil {
+		return err
+	}
+	return printForetold(to, out, t)
+}
+
+func printForetold(to io.Writer, out *output, t *trace.Trace) error {
+	if err := out.print(to, newTraceView(t), func(printer *view.Printer) { printTrace(printer, t) }); err != nil {
+		return err
+	}
+	for _, w := range t.Ways {
+		if w.Outcome != trace.Translated || w.NoRoute {
+			return errWrong
+		}
+	}
+	return nil
+}
+
+// traceView is a trace for programs.
+type traceView struct {
+	From      string `json:"from"`
+	Interface string `json:"interface,omitempty"`
+	To        string `json:"to"`
+	Protocol  string `json:"protocol"`
+	*trace.Trace
+}
+
+func newTraceView(t *trace.Trace) traceView {
+	return traceView{t.Packet.From.String(), t.Packet.Interface, t.Packet.To.String(), trace.ProtocolName(t.Packet.Protocol), t}
+}
+
+func printTrace(p *view.Printer, t *trace.Trace) {
+	how := "sent by this node"
+	switch {
+	case !t.Packet.Own && t.Packet.Interface == "":
+		how = "arrives from somewhere"
+	case !t.Packet.Own:
+		how = "arrives by " + t.Packet.Interface
+	}
+	p.Printf("%s, %s\n", t.Packet, how)
+	if t.Frontend != "" {
+		p.Printf("Service port: %s\n", p.Paint(view.Bold, view.Printable(t.Frontend)))
+	}
+	if t.Why != "" {
+		p.Printf("%s\n", p.Paint(view.Bad, t.Why))
+	}
+	p.Printf("\n")
+	printWays(p, t.Ways)
+	printList(p, "Hints:", t.Hints)
+	printList(p, "Also on the way (not followed):", t.Also)
+	if p.Wide && len(t.Ways) > 0 {
+		printSteps(p, t.Ways[0].Steps)
+	}
+}
+
+// manyWays is how many ways of a kind are shown unless more are asked for.
+const manyWays = 20
+
+// printWays writes what ways have in common once, before them.
+func printWays(p *view.Printer, ways []trace.Way) {
+	last := ""
+	var rows [][]view.Cell
+	flush := func() {
+		shown := len(rows)
+		if !p.Wide {
+			shown = min(shown, manyWays)
+		}
+		p.Table(nil, rows[:shown])
+		if n := len(rows) - shown; n > 0 {
+			p.Printf("  and %d more; -o wide shows them\n", n)
+		}
+		rows = nil
+	}
+	for _, w := range ways {
+		if w.Why != last {
+			flush()
+			p.Printf("%s\n", view.Printable(w.Why))
+			last = w.Why
+		}
+		rows = append(rows, wayRow(w))
+	}
+	flush()
+}
+
+func wayRow(w trace.Way) []view.Cell {
+	percent := strconv.FormatFloat(w.Probability*100, 'g', 3, 64)
+	chance := view.Cell{Text: "  " + percent + " %"}
+	switch w.Outcome {
+	case trace.Translated:
+		seen := "source kept: " + w.Source.String()
+		if w.Masqueraded {
+			seen = "masqueraded as " + w.Source.String() + ": " + w.MasqueradedWhy
+		}
+		where := "to " + w.To.String()
+		style := view.Good
+		switch {
+		case w.NoRoute:
+			where, style, seen = where+", to which this node has no route", view.Bad, ""
+		case w.Here:
+			where += " (this node)"
+		}
+		return []view.Cell{chance, {Text: where, Style: style}, {Text: seen}}
+	case trace.Refused, trace.Dropped:
+		return []view.Cell{chance, {Text: strings.TrimSpace(string(w.Outcome) + " " + w.How), Style: view.Bad}}
+	}
+	return []view.Cell{chance, {Text: string(w.Outcome), Style: view.Warn}, {Text: "goes on to " + w.To.String() + " as from " + w.Source.String()}}
+}
+
+func printList(p *view.Printer, title string, lines []string) {
+	if len(lines) == 0 {
+		return
+	}
+	p.Printf("\n%s\n", title)
+	for _, l := range lines {
+		p.Printf("  %s\n", view.Printable(l))
+	}
+}
+
+func printSteps(p *view.Printer, steps []trace.Step) {
+	p.Printf("\nRules that act, on the first of these ways:\n")
+	for _, s := range steps {
+		p.Printf("  %s %s: %s\n", s.Hook, s.Chain, view.Printable(s.Rule))
+		for _, f := range s.Facts {
+			p.Printf("      %s\n", p.Paint(view.Dim, view.Printable(factText(f))))
+		}
+	}
+}
+
+func factText(f trace.Fact) string {
+	switch {
+	case f.Did != "":
+		return f.Did
+	case f.Drawn > 0:
+		return fmt.Sprintf("draws one of %d numbers", f.Drawn)
+	case f.Missing:
+		return fmt.Sprintf("%s: no %s", f.Set, f.Key)
+	}
+	text := f.Set + ": " + f.Key
+	if f.Value != "" {
+		text += " : " + f.Value
+	}
+	if f.Comment != "" {
+		text += "  # " + f.Comment
+	}
+	return text
+}
+
+// liveTable is the name of the table that marks packets.
+const liveTable = "kube-nftproxy-trace"
+
+// liveEvent is an event in words.
+type liveEvent struct {
+	Table string `json:"table"`
+	Chain string `json:"chain"`
+	// Text says what was done in words, Rule is the rule in nft's language.
+	Text string `json:"text"`
+	Rule string `json:"rule,omitempty"`
+	From string `json:"from,omitempty"`
+	To   string `json:"to,omitempty"`
+}
+
+// quiet is how long nothing is heard of a packet when it has gone.
+const quiet = 300 * time.Millisecond
+
+// followLive waits for a packet, and tells what is heard of it.
+func followLive(to io.Writer, out *output, p trace.Packet, fromGiven bool, timeout time.Duration) error {
+	foretold, own, chains, err := foretell(p)
+	if err != nil {
+		return err
+	}
+	if p.Own && p.NoRoute { // there will be no packet
+		return printForetold(to, out, foretold)
+	}
+	what := nft.Traced{Family: own.Family, To: p.To, Protocol: p.Protocol}
+	if fromGiven {
+		what.From = p.From
+	}
+	tracer, err := nft.Trace(liveTable+"-"+strconv.Itoa(unix.Getpid()), what)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tracer.Close() }() // its table goes with the process in any case
+	events, err := firstPacket(tracer, timeout)
+	if err == nil && len(events) == 0 {
+		source := ""
+		if fromGiven {
+			source = p.From.String()
+		}
+		return missed(source, timeout)
+	}
+	if err != nil {
+		return err
+	}
+	list := make([]liveEvent, 0, len(events))
+	for _, e := range events {
+		if endOfChain := e.Handle == 0 && !e.Policy; !e.Returned && !endOfChain {
+			list = append(list, inWords(own, e))
+		}
+	}
+	way := journey{events, chains, p.Protocol}
+	end := way.end()
+	err = out.print(to, liveView{foretold.Frontend, list, end.text, end.stopped}, func(printer *view.Printer) {
+		if foretold.Frontend != "" {
+			printer.Printf("Service port: %s\n", printer.Paint(view.Bold, view.Printable(foretold.Frontend)))
+		}
+		printLive(printer, list)
+		printer.Printf("%s\n", end.text)
+	})
+	if err == nil && end.stopped {
+		err = errWrong
+	}
+	return err
+}
+
+// liveView is what was heard, for programs.
+type liveView struct {
+	Frontend string      `json:"frontend"`
+	Events   []liveEvent `json:"events"`
+	End      string      `json:"end"`
+	Stopped  bool        `json:"stopped"`
+}
+
+// firstPacket gathers all that is heard of the first packet that comes; nothing if none does.
+func firstPacket(t *nft.Tracer, timeout time.Duration) (list []nft.TraceEvent, err error) {
+	deadline := time.Now().Add(timeout)
+	for len(list) == 0 {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return nil, nil
+		}
+		if list, err = t.Next(left); err != nil {
+			return nil, err
+		}
+	}
+	id := list[0].ID
+	for {
+		more, err := t.Next(quiet)
+		if err != nil {
+			return nil, err
+		}
+		if len(more) == 0 {
+			break
+		}
+		list = append(list, more...)
+	}
+	var own []nft.TraceEvent
+	for _, e := range list {
+		if e.ID == id {
+			own = append(own, e)
+		}
+	}
+	return own, nil
+}
+
+// inWords says what an event means: of our rules in words, of others' by their numbers.
+func inWords(own *nft.ReadTable, e nft.TraceEvent) liveEvent {
+	l := liveEvent{Table: e.Table, Chain: e.Chain, Text: nft.VerdictText(e.Verdict, e.Target)}
+	if e.To.IsValid() {
+		l.From, l.To = e.From.String(), e.To.String()
+	}
+	switch {
+	case e.Policy:
+		l.Text = "policy: " + l.Text
+	case e.Table != own.Name:
+		l.Text = fmt.Sprintf("rule with handle %d: %s", e.Handle, l.Text)
+	default:
+		if r := ruleOf(own, e); r != nil {
+			l.Rule = nft.RuleLine(nft.Text(own.Family, r.Exprs, own.Sets), r.Comment)
+			l.Text = trace.Words(own, r, e.Target)
+		}
+	}
+	return l
+}
+
+func ruleOf(own *nft.ReadTable, e nft.TraceEvent) *nft.ReadRule {
+	if ch := own.Chains[e.Chain]; ch != nil {
+		for i := range ch.Rules {
+			if ch.Rules[i].Handle == e.Handle {
+				return &ch.Rules[i]
+			}
+		}
+	}
+	return nil
+}
+
+func printLive(p *view.Printer, list []liveEvent) {
+	from, to := "", ""
+	own := false
+	for _, l := range list {
+		if l.To != "" && (l.From != from || l.To != to) {
+			from, to = l.From, l.To
+			p.Printf("%s\n", p.Paint(view.Bold, from+" -> "+to))
+		}
+		if strings.HasPrefix(l.Table, liveTable) {
+			continue // they are there only to see the packet
+		}
+		own = own || l.Table == plan.TableName
+		p.Printf("  %s %s: %s\n", l.Table, l.Chain, view.Printable(l.Text))
+		if p.Wide && l.Rule != "" {
+			p.Printf("      %s\n", p.Paint(view.Dim, view.Printable(l.Rule)))
+		}
+	}
+	if !own {
+		p.Printf("No rule of table %s was asked.\n", plan.TableName)
+	}
+}

@@ -1,0 +1,448 @@
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+const tracedManifests = `apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
+---
+apiVersion: networking.k8s.io/v1
+kind: ServiceCIDR
+metadata: {name: kubernetes}
+spec: {cidrs: [10.96.0.0/16]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  type: LoadBalancer
+  loadBalancerSourceRanges: [198.51.100.0/24]
+  ports: [{name: http, port: 80, nodePort: 30080}]
+status: {loadBalancer: {ingress: [{ip: 203.0.113.10}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: sticky, namespace: shop}
+spec: {clusterIP: 10.96.0.11, clusterIPs: [10.96.0.11], sessionAffinity: ClientIP, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: empty, namespace: shop}
+spec: {clusterIP: 10.96.0.12, clusterIPs: [10.96.0.12], ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: near, namespace: shop}
+spec: {clusterIP: 10.96.0.13, clusterIPs: [10.96.0.13], internalTrafficPolicy: Local, ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [10.244.0.10], nodeName: node-1}, {addresses: [10.244.1.10], nodeName: node-2}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: sticky-1, namespace: shop, labels: {kubernetes.io/service-name: sticky}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: [10.244.0.10], nodeName: node-1}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: near-1, namespace: shop, labels: {kubernetes.io/service-name: near}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: [10.244.1.10], nodeName: node-2}]
+`
+
+// tracedLab is a lab whose node has the tables for a file of manifests.
+type tracedLab struct {
+	*lab.Lab
+	file string
+}
+
+// flags are those of the daemon that planned the tables.
+var tracedFlags = []string{"--hostname-override=node-1", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56"}
+
+func newTracedLab(t *testing.T) *tracedLab {
+	t.Helper()
+	l := &tracedLab{lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1}), filepath.Join(t.TempDir(), "all.yaml")}
+	l.write(t, tracedManifests)
+	l.program(t)
+	return l
+}
+
+func (l *tracedLab) write(t *testing.T, manifests string) {
+	t.Helper()
+	if err := os.WriteFile(l.file, []byte(manifests), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// program does what the daemon would.
+func (l *tracedLab) program(t *testing.T) {
+	t.Helper()
+	err := l.Node.Do(func() error {
+		o := config.NewOptions()
+		cmd := &cobra.Command{}
+		o.AddFlags(cmd.Flags())
+		if err := cmd.ParseFlags(tracedFlags); err != nil {
+			return err
+		}
+		p, err := planManifests(o, cmd.Flags(), l.file, nil, os.Stderr, nil)
+		if err != nil {
+			return err
+		}
+		kernel, err := apply.Open()
+		if err != nil {
+			return err
+		}
+		_, err = kernel.Sync(p)
+		return errors.Join(err, kernel.Close())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run runs a command on the node.
+func (l *tracedLab) run(cmd *cobra.Command, args ...string) (out string, err error) {
+	var stdout bytes.Buffer
+	cmd.SetArgs(args)
+	cmd.SetOut(&stdout)
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	err = l.Node.Do(cmd.Execute)
+	return stdout.String(), err
+}
+
+func TestTraceTellsTheWay(t *testing.T) {
+	l := newTracedLab(t)
+	for _, c := range []struct {
+		name  string
+		args  []string
+		want  string
+		wrong bool
+	}{
+		{name: "a pod to a cluster IP", args: []string{"10.244.0.10", "10.96.0.10:80"}, want: `10.244.0.10 -> 10.96.0.10:80/tcp, arrives by veth-pod0
+Service port: shop/web:http
+
+any endpoint; one of 2 by chance
+  50 %  to 10.244.0.10:8080  masqueraded as 192.0.2.1: an endpoint that reaches itself
+  50 %  to 10.244.1.10:8080  source kept: 10.244.0.10
+`},
+		{name: "the node, rule by rule", args: []string{"node", "10.96.0.11:80/tcp", "-o", "wide"}, want: `192.0.2.1 -> 10.96.0.11:80/tcp, sent by this node
+Service port: shop/sticky
+
+a cluster IP: any endpoint; a client stays with its endpoint
+  100 %  to 10.244.0.10:8080  masqueraded as 192.0.2.1: not from a local pod
+
+Rules that act, on the first of these ways:
+  output output: meta l4proto @lease jump services
+      lease: tcp
+  output services: meta priority set ip daddr . meta l4proto . th dport map @services
+      services: 10.96.0.11 . tcp . 80 : a000:5  # shop/sticky
+  output services: meta priority & 8000:7ff vmap @dispatch
+      dispatch: 8000:5 : goto affinity-cluster
+  output affinity-cluster: ip saddr & 255.255.0.0 != 10.244.0.0 meta mark set meta mark | 0x00004000 comment "not from a local pod"
+      marks it to be masqueraded
+`},
+		{name: "from outside to a node port", args: []string{"192.0.2.100", "192.0.2.1:30080"}, want: `192.0.2.100 -> 192.0.2.1:30080/tcp, arrives by eth0
+Service port: shop/web:http
+
+any endpoint; one of 2 by chance
+  50 %  to 10.244.0.10:8080  masqueraded as 192.0.2.1: from outside: replies return by this node
+  50 %  to 10.244.1.10:8080  masqueraded as 192.0.2.1: from outside: replies return by this node
+`},
+		{name: "source ranges", args: []string{"192.0.2.100", "203.0.113.10:80"}, wrong: true, want: `192.0.2.100 -> 203.0.113.10:80/tcp, arrives by eth0
+Service port: shop/web:http
+
+not in loadBalancerSourceRanges
+  100 %  dropped
+`},
+		{name: "no endpoints", args: []string{"node", "10.96.0.12:80"}, wrong: true, want: `192.0.2.1 -> 10.96.0.12:80/tcp, sent by this node
+Service port: shop/empty
+
+no endpoints
+  100 %  refused with a TCP reset
+`},
+		{name: "no local endpoints", args: []string{"10.244.0.11", "10.96.0.13:80"}, wrong: true, want: `10.244.0.11 -> 10.96.0.13:80/tcp, arrives by veth-pod1
+Service port: shop/near
+
+there are endpoints, but none for this traffic: its policy is Local, and none of them is on this node
+  100 %  dropped
+`},
+		{name: "another protocol", args: []string{"10.244.0.11", "10.96.0.10:80/udp"}, wrong: true, want: `10.244.0.11 -> 10.96.0.10:80/udp, arrives by veth-pod1
+
+a cluster IP without such a port
+  100 %  refused with an ICMP error
+
+Hints:
+  shop/web:http has this address and port for tcp
+`},
+		{name: "an unused address", args: []string{"10.244.0.11", "10.96.7.7:80"}, wrong: true, want: `10.244.0.11 -> 10.96.7.7:80/tcp, arrives by veth-pod1
+
+a service address that is not in use
+  100 %  dropped
+`},
+		{name: "no Service, but a node port elsewhere", args: []string{"10.244.0.11", "192.0.2.77:30080"}, wrong: true,
+			want: `10.244.0.11 -> 192.0.2.77:30080/tcp, arrives by veth-pod1
+
+not a Service's address and port
+  100 %  untouched  goes on to 192.0.2.77:30080 as from 10.244.0.11
+
+Hints:
+  the port is a node port of shop/web:http, but node ports are not served at this address (--nodeport-addresses)
+`},
+		{name: "the other family", args: []string{"fd00:10:244::10", "[fd00:10:96::10]:80"}, wrong: true,
+			want: `fd00:10:244::10 -> [fd00:10:96::10]:80/tcp, arrives by veth-pod0
+
+not a Service's address and port
+  100 %  untouched  goes on to [fd00:10:96::10]:80 as from fd00:10:244::10
+`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			out, err := l.run(traceCommand(), c.args...)
+			if !strings.HasPrefix(out, c.want) || !strings.Contains(strings.Join(c.args, " "), "wide") && out != c.want {
+				t.Errorf("output (-want +got):\n%s", cmp.Diff(c.want, out))
+			}
+			if got := errors.Is(err, errWrong); got != c.wrong || err != nil && !got {
+				t.Errorf("error %v, want something wrong: %v", err, c.wrong)
+			}
+		})
+	}
+	out, err := l.run(traceCommand(), "10.244.0.11", "10.96.0.10:80", "-o", "json")
+	var v traceView
+	if failed := json.Unmarshal([]byte(out), &v); failed != nil || err != nil {
+		t.Fatalf("-o json: %v, %v:\n%s", err, failed, out)
+	}
+	if v.Frontend != "shop/web:http" || len(v.Ways) != 2 || len(v.Ways[0].Steps) == 0 || v.Ways[1].Probability != 0.5 {
+		t.Errorf("-o json:\n%s", out)
+	}
+	for _, args := range [][]string{{"pod", "10.96.0.10:80"}, {"node", "10.96.0.10"}, {"node", "10.96.0.10:80/icmp"}, {"fd00::1", "10.96.0.10:80"}} {
+		if _, err := l.run(traceCommand(), args...); err == nil || errors.Is(err, errWrong) {
+			t.Errorf("trace %v: error %v, want one about the arguments", args, err)
+		}
+	}
+}
+
+// TestTraceNamesOthers: a chain of another table whose policy is to drop is named, and a table that is switched off.
+func TestTraceNamesOthers(t *testing.T) {
+	l := newTracedLab(t)
+	nftDo(t, l, "add table inet guard; add chain inet guard pass { type filter hook forward priority 0; policy drop; }; "+
+		"add chain inet guard post { type filter hook input priority 0; policy drop; }; "+
+		"add table ip early; add chain ip early nat { type nat hook prerouting priority -110; }; "+
+		"add table ip late; add chain ip late nat { type nat hook prerouting priority 0; }")
+	out, err := l.run(traceCommand(), "10.244.0.11", "10.96.0.10:80")
+	want := `
+Also on the way (not followed):
+  chain ip early nat (hook prerouting, priority -110) may translate it first
+  chain inet guard pass (hook forward, priority 0) drops what it does not accept
+`
+	if err != nil || !strings.HasSuffix(out, want) {
+		t.Errorf("error %v, output ends otherwise (-want +got):\n%s", err, cmp.Diff(want, out))
+	}
+	out, err = l.run(traceCommand(), "10.244.0.11", "10.96.0.10:81")
+	want = `
+Also on the way (not followed):
+  chain ip early nat (hook prerouting, priority -110) may translate it first
+  chain ip late nat (hook prerouting, priority 0) may translate it first
+`
+	if !errors.Is(err, errWrong) || !strings.HasSuffix(out, want) {
+		t.Errorf("a port that is refused after all translations: error %v, output ends otherwise (-want +got):\n%s", err, cmp.Diff(want, out))
+	}
+	nftDo(t, l, "add table ip kube-nftproxy { flags dormant; }")
+	out, err = l.run(traceCommand(), "10.244.0.11", "10.96.0.10:80")
+	if !errors.Is(err, errWrong) || !strings.Contains(out, "table ip kube-nftproxy is dormant") {
+		t.Errorf("error %v, output %q, want that the table is dormant", err, out)
+	}
+}
+
+func nftDo(t *testing.T, l *tracedLab, input string) {
+	t.Helper()
+	cmd := l.Node.Command(t.Context(), "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(input)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("nft: %v: %s", err, out)
+	}
+}
+
+// TestTraceLive: a real packet is followed to its endpoint, and nothing is left behind.
+func TestTraceLive(t *testing.T) {
+	l := newTracedLab(t)
+	if _, err := l.Pods[0].Serve(model.TCP, 8080); err != nil {
+		t.Fatal(err)
+	}
+	type result struct {
+		out string
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		out, err := l.run(traceCommand(), "10.244.0.11", "10.96.0.11:80", "--live", "--timeout=10s")
+		done <- result{out, err}
+	}()
+	awaitTable(t, l, true)
+	to := netip.MustParseAddrPort("10.96.0.11:80")
+	if a := l.Pods[1].Probe(t.Context(), model.TCP, to, lab.Options{Timeout: 3 * time.Second}); a.Outcome != lab.Answered {
+		t.Errorf("the packet that is traced got %v", a)
+	}
+	r := <-done
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	for _, want := range []string{
+		"Service port: shop/sticky\n",
+		" -> 10.96.0.11:80\n  kube-nftproxy prerouting: the lease lasts; on to services: finds the Service of a packet's destination\n",
+		"pick one; on to pick-of-1: a new client: one of 1 by chance\n", "the client is remembered\n",
+		"the endpoint is known, goes to that endpoint\n", " -> 10.244.0.10:8080\n", "It has left this node by veth-pod0. 10.244.0.10:8080 has answered.\n",
+	} {
+		if !strings.Contains(r.out, want) {
+			t.Errorf("output lacks %q:\n%s", want, r.out)
+		}
+	}
+	awaitTable(t, l, false)
+	nftDo(t, l, "add table inet guard; add chain inet guard pass { type filter hook forward priority 0; policy drop; }")
+	go func() {
+		out, err := l.run(traceCommand(), "10.244.0.11", "10.96.0.11:80", "--live", "--timeout=10s")
+		done <- result{out, err}
+	}()
+	awaitTable(t, l, true)
+	if a := l.Pods[1].Probe(t.Context(), model.TCP, to, lab.Options{}); a.Outcome != lab.TimedOut {
+		t.Errorf("the packet that is dropped got %v", a)
+	}
+	want := "  guard pass: policy: drop\nStopped by the policy of chain pass of table inet guard, which isn't kube-nftproxy's; to see it: nft -a list chain inet guard pass.\n"
+	if r := <-done; !errors.Is(r.err, errWrong) || !strings.HasSuffix(r.out, want) {
+		t.Errorf("a packet that is dropped: error %v, output that doesn't end with %q:\n%s", r.err, want, r.out)
+	}
+	if out, err := l.run(traceCommand(), "10.244.0.11", "10.96.0.11:80", "--live", "--timeout=20ms"); err == nil || errors.Is(err, errWrong) {
+		t.Errorf("without a packet: error %v, output %q", err, out)
+	}
+	awaitTable(t, l, false)
+}
+
+// awaitTable waits until the table that marks packets is there, or isn't.
+func awaitTable(t *testing.T, l *tracedLab, wanted bool) {
+	t.Helper()
+	deadline := time.Now().Add(5 * time.Second)
+	err := l.Node.Do(func() error {
+		conn, err := nft.Open()
+		if err != nil {
+			return err
+		}
+		defer conn.Close() //nolint:errcheck // it was only read from
+		for {
+			found := false
+			chains, err := conn.BaseChains(nft.IPv4)
+			for _, ch := range chains {
+				found = found || strings.HasPrefix(ch.Table, liveTable)
+			}
+			if err != nil || found == wanted {
+				return err
+			}
+			if time.Now().After(deadline) {
+				return errors.New("waited too long")
+			}
+		}
+	})
+	if err != nil {
+		t.Fatalf("wait for the table of --live to be there (%v): %v", wanted, err)
+	}
+}
+
+// TestDiff: what differs is shown, each way, and says so by its exit code.
+func TestDiff(t *testing.T) {
+	l := newTracedLab(t)
+	args := append([]string{"-f", l.file}, tracedFlags...)
+	if out, err := l.run(diffCommand(), args...); err != nil || out != "" {
+		t.Errorf("nothing differs: error %v, output:\n%s", err, out)
+	}
+	l.write(t, strings.ReplaceAll(strings.Replace(tracedManifests, "{port: 80}", "{port: 81}", 1), "internalTrafficPolicy: Local, ", ""))
+	nftDo(t, l, "insert rule ip kube-nftproxy endpoints-of-2 counter accept\nadd table ip kube-nftproxy { set mine { type ipv4_addr; }; }")
+	out, err := l.run(diffCommand(), args...)
+	if !errors.Is(err, errWrong) {
+		t.Errorf("error %v, want that something differs", err)
+	}
+	for _, line := range []string{
+		`- ip map services: 10.96.0.11 . tcp . 80 comment "shop/sticky" : a000:5`, `+ ip map services: 10.96.0.11 . tcp . 81 comment "shop/sticky" : a100:5`,
+		`- ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 8000:1002`, `+ ip map services: 10.96.0.13 . tcp . 80 comment "shop/near" : 8000:1101`,
+		`+ ip map dispatch: 8000:101 : goto endpoints-of-1`, `+ ip chain endpoints-of-1`, `- ip set mine`, `- ip chain endpoints-of-2: counter accept`,
+		`+ ip map endpoints: tcp . 8000:1000 . 0 : 10.244.1.10 . 8080`,
+		`+ ip chain endpoints-of-1: dnat ip to meta l4proto . meta priority . numgen random mod 1 map @endpoints`,
+	} {
+		if !strings.Contains(out, line+"\n") {
+			t.Errorf("output lacks %q:\n%s", line, out)
+		}
+	}
+	if strings.Contains(out, "map state") || strings.Contains(out, "set state") {
+		t.Errorf("the state is shown, which holds a secret key:\n%s", out)
+	}
+	if strings.Contains(out, "ip6") {
+		t.Errorf("nothing of IPv6 differs:\n%s", out)
+	}
+	nftDo(t, l, "delete table ip kube-nftproxy")
+	l.program(t)
+	if out, err := l.run(diffCommand(), args...); err != nil || out != "" {
+		t.Errorf("nothing differs any more: error %v, output:\n%s", err, out)
+	}
+	if out, err := l.run(diffCommand()); err == nil || errors.Is(err, errWrong) {
+		t.Errorf("without -f: error %v, output %q", err, out)
+	}
+}
+
+// TestRender: a folder, a file and standard input are the same, and nft takes what comes of them.
+func TestRender(t *testing.T) {
+	l := newTracedLab(t)
+	stdin := renderCommand()
+	stdin.SetIn(strings.NewReader(tracedManifests))
+	first, err := l.run(renderCommand(), append([]string{"-f", l.file}, tracedFlags...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, other := range []struct {
+		cmd  *cobra.Command
+		from string
+	}{{renderCommand(), filepath.Dir(l.file)}, {stdin, "-"}} {
+		out, err := l.run(other.cmd, append([]string{"-f", other.from}, tracedFlags...)...)
+		if diff := cmp.Diff(first, out); err != nil || diff != "" {
+			t.Errorf("-f %s: error %v, output (-of a file +got):\n%s", other.from, err, diff)
+		}
+	}
+	cmd := l.Client.Command(t.Context(), "nft", "-c", "-f", "-")
+	cmd.Stdin = strings.NewReader(first)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("nft -c: %v: %s", err, out)
+	}
+	if !strings.Contains(first, "\t\t\t10.96.0.12 . tcp . 80 comment \"shop/empty\" : 8000:801") {
+		t.Errorf("output lacks a Service:\n%s", first)
+	}
+	if strings.Contains(first, "digest") {
+		t.Errorf("output has the state, which holds a secret key:\n%s", first)
+	}
+	if _, err := l.run(renderCommand(), "-f", "/nowhere"); err == nil {
+		t.Error("no error for manifests that aren't there")
+	}
+}

@@ -1,0 +1,114 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+const (
+	// tryFor is how long an endpoint may take to accept a connection.
+	tryFor = time.Second
+	// triesAtOnce, and mostTries in all.
+	triesAtOnce, mostTries = 16, 128
+)
+
+// attempt is an endpoint that is tried.
+type attempt struct {
+	*view.Endpoint
+	protocol string
+}
+
+// try connects to the endpoints of Services from this node, and notes what came of it. It reports whether all went well that are in use.
+func try(ctx context.Context, v *view.Services) bool {
+	var all []attempt
+	for i := range v.Services {
+		for j := range v.Services[i].Ports {
+			p := &v.Services[i].Ports[j]
+			for k := range p.Endpoints {
+				switch e := &p.Endpoints[k]; {
+				case p.Protocol != "tcp" && p.Protocol != "udp":
+					e.Tried = "not tried: " + p.Protocol
+				case len(all) == mostTries:
+					e.Tried = "not tried: there are many"
+				default:
+					all = append(all, attempt{e, p.Protocol})
+				}
+			}
+		}
+	}
+	var group sync.WaitGroup
+	limit := make(chan struct{}, triesAtOnce)
+	for _, e := range all {
+		how := connect
+		if e.protocol == "udp" {
+			how = send
+		}
+		group.Go(func() {
+			limit <- struct{}{}
+			e.Tried, e.Fails = how(ctx, e.Address)
+			<-limit
+		})
+	}
+	group.Wait()
+	fine := true
+	for _, e := range all {
+		fine = fine && (!e.Fails || !e.Chosen())
+	}
+	return fine
+}
+
+// connect says what an address does with a connection.
+func connect(ctx context.Context, address string) (what string, fails bool) {
+	ctx, cancel := context.WithTimeout(ctx, tryFor)
+	defer cancel()
+	begin := time.Now()
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err == nil {
+		_ = conn.Close()
+		return fmt.Sprintf("answers in %v", time.Since(begin).Round(time.Microsecond)), false
+	}
+	return inShort(err), true
+}
+
+// refusal is how long a machine may take to refuse a datagram.
+const refusal = 300 * time.Millisecond
+
+// send says whether an address refuses an empty datagram: what a server of UDP would answer nobody can know.
+func send(ctx context.Context, address string) (what string, fails bool) {
+	conn, err := new(net.Dialer).DialContext(ctx, "udp", address)
+	if err == nil {
+		defer func() { _ = conn.Close() }()
+		_, err = conn.Write(nil)
+	}
+	if err == nil {
+		if err = conn.SetReadDeadline(time.Now().Add(refusal)); err == nil {
+			_, err = conn.Read(make([]byte, 1))
+		}
+		if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			return "doesn't refuse; of UDP no more can be told", false
+		}
+	}
+	return inShort(err), true
+}
+
+// inShort says what an error of a connection means.
+func inShort(err error) string {
+	switch {
+	case errors.Is(err, unix.ECONNREFUSED):
+		return "refuses: nobody listens on that port there (is it what the Service's targetPort should be?)"
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Sprintf("doesn't answer within %v: the pod is gone or hangs, or its network or a NetworkPolicy is in the way", tryFor)
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
+		return "can't be reached: this node has no route to it, or is told that there is none"
+	}
+	return "can't be reached: " + err.Error()
+}

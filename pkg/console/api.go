@@ -1,0 +1,118 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// API asks the API server whether it answers, and remembers failures to list or watch. Its methods are safe for concurrent use.
+type API struct {
+	host     string
+	client   kubernetes.Interface
+	mu       sync.Mutex
+	failures map[string]view.WatchFailure
+}
+
+// NewAPI takes the address of the API server, which may hold secrets, and a client of it.
+func NewAPI(host string, client kubernetes.Interface) *API {
+	return &API{host: host, client: client, failures: map[string]view.WatchFailure{}}
+}
+
+// Failed notes a failure to list or watch a resource.
+func (a *API) Failed(resource string, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	f := view.WatchFailure{Resource: resource, Times: a.failures[resource].Times + 1, Last: time.Now()}
+	whyFailed(&f, err)
+	a.failures[resource] = f
+}
+
+// State asks the API server whether it answers, for two seconds at most.
+func (a *API) State(ctx context.Context) view.API {
+	s := view.API{Source: config.WithoutSecrets(a.host)}
+	const patience = 2 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	start := time.Now()
+	err := a.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	// An API server that refuses to say how it is, is there.
+	if s.Answers = err == nil || answered(err); s.Answers {
+		s.AnswerMicros = max(1, time.Since(start).Microseconds())
+	} else {
+		s.Error = config.Redact(err.Error())
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, f := range a.failures {
+		s.Failures = append(s.Failures, f)
+	}
+	slices.SortFunc(s.Failures, func(a, b view.WatchFailure) int { return strings.Compare(a.Resource, b.Resource) })
+	return s
+}
+
+// whyFailed says in few words why something can't be listed or watched, and tells two kinds of failures from all others.
+func whyFailed(f *view.WatchFailure, err error) {
+	f.Forbidden, f.Unauthorized = apierrors.IsForbidden(err), apierrors.IsUnauthorized(err)
+	text := err.Error()
+	var failed *url.Error
+	var said apierrors.APIStatus
+	switch {
+	case errors.As(err, &failed):
+		text = failed.Err.Error() // without the address, which is long and known
+	case errors.As(err, &said) && said.Status().Message != "":
+		text = said.Status().Message
+	}
+	f.Error = config.Redact(text)
+}
+
+// answered tells whether an error is an answer of somebody who is there, and doesn't want to say more.
+func answered(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err)
+}
+
+// failing are the resources that could not be listed or watched, in order.
+func (a *API) failing() (resources []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, f := range a.failures {
+		resources = append(resources, f.Resource)
+	}
+	slices.Sort(resources)
+	return resources
+}
+
+// askAPI is how long the API server may take to tell of a Service.
+const askAPI = 2 * time.Second
+
+// live asks the API server for the Services of a name as they are there. It isn't known where there is no API server, or no answer.
+func (a *API) live(ctx context.Context, namespace, name string) (list []model.Declared, known bool) {
+	if a == nil {
+		return nil, false
+	}
+	ctx, cancel := context.WithTimeout(ctx, askAPI)
+	defer cancel()
+	found, err := a.client.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(), // what a proxy may do, other than get
+	})
+	if err != nil {
+		return nil, false
+	}
+	for i := range found.Items {
+		list = append(list, model.DeclaredAs(&found.Items[i]))
+	}
+	return list, true
+}

@@ -1,0 +1,58 @@
+package console
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+func TestRecentProblems(t *testing.T) {
+	var r Problems
+	for i := range 250 {
+		r.Note(model.Problem{Field: strings.Repeat("x", i)})
+	}
+	list := r.all()
+	if len(list) != 200 || len(list[0].Problem.Field) != 50 || list[0].Time.IsZero() {
+		t.Errorf("%d problems are remembered, the first of length %d; want the last 200", len(list), len(list[0].Problem.Field))
+	}
+}
+
+// TestArchiveSaysWhatIsMissing keeps the rest where one part can't be had.
+func TestArchiveSaysWhatIsMissing(t *testing.T) {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	a := &archive{gzip: z, tar: tar.NewWriter(z)}
+	a.addValue("status", nil, nil, errors.New("too busy"))
+	a.add("versions.txt", []byte("v1"), nil)
+	if err := a.close(); err != nil {
+		t.Fatal(err)
+	}
+	unzipped, err := gzip.NewReader(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for r := tar.NewReader(unzipped); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		content, readErr := io.ReadAll(r)
+		if err != nil || readErr != nil {
+			t.Fatal(err, readErr)
+		}
+		got[h.Name] = string(content)
+	}
+	want := map[string]string{"kube-nftproxy/status.json": "\ncan't be had: too busy\n", "kube-nftproxy/versions.txt": "v1"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

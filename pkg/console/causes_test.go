@@ -1,0 +1,92 @@
+package console
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+func TestNamesThatMayHaveBeenMeant(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		want bool
+	}{
+		{"web", "web", true}, {"web", "wbe", true}, {"web", "webs", true}, {"web", "weg", true}, {"checkout", "checkout-v2", true}, {"frontend", "fronted", true},
+		{"web", "api", false}, {"web", "bew", false}, {"a", "ab", true}, {"ab", "abcd", false}, {"", "web", false},
+	} {
+		if got := nearly(c.a, c.b); got != c.want || nearly(c.b, c.a) != got {
+			t.Errorf("nearly(%q, %q) = %v, want %v both ways", c.a, c.b, got, c.want)
+		}
+	}
+}
+
+func TestWhyListsFail(t *testing.T) {
+	slices := schema.GroupResource{Group: "discovery.k8s.io", Resource: "endpointslices"}
+	for _, c := range []struct {
+		name string
+		err  error
+		want view.WatchFailure
+	}{
+		{"forbidden", fmt.Errorf("failed to list: %w", apierrors.NewForbidden(slices, "", errors.New("User \"u\" cannot"))),
+			view.WatchFailure{Error: "endpointslices.discovery.k8s.io is forbidden: User \"u\" cannot", Forbidden: true}},
+		{"unauthorized", apierrors.NewUnauthorized("Unauthorized"), view.WatchFailure{Error: "Unauthorized", Unauthorized: true}},
+		{"without its address", fmt.Errorf("failed to list: %w", &url.Error{Op: "Get", URL: "https://a:secret@10.0.0.1/api?x=y", Err: errors.New("connection refused")}),
+			view.WatchFailure{Error: "connection refused"}},
+		{"without secrets", errors.New("ask https://a:secret@10.0.0.1/api: no"), view.WatchFailure{Error: "ask https://10.0.0.1/api: no"}},
+	} {
+		var got view.WatchFailure
+		whyFailed(&got, c.err)
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", c.name, diff)
+		}
+	}
+}
+
+func TestFailuresThatOneThingMends(t *testing.T) {
+	list := []view.WatchFailure{
+		{Resource: "a", Error: "a is forbidden", Forbidden: true}, {Resource: "b", Error: "no route"}, {Resource: "c", Error: "c is forbidden", Forbidden: true},
+		{Resource: "d", Error: "no route"}, {Resource: "e", Error: "refused"},
+	}
+	var got [][]string
+	for _, g := range alikeFailures(list) {
+		var names []string
+		for _, f := range g {
+			names = append(names, f.Resource)
+		}
+		got = append(got, names)
+	}
+	if diff := cmp.Diff([][]string{{"a", "c"}, {"b", "d"}, {"e"}}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestRivals tells a fight from one program that replaces another, and from others' changes.
+func TestRivals(t *testing.T) {
+	now := time.Now()
+	repair := func(ago time.Duration, program string) view.Repair {
+		return view.Repair{Time: now.Add(-ago), By: program + " (pid 7)", Program: program}
+	}
+	const other = "kube-nftproxy"
+	for _, c := range []struct {
+		name    string
+		repairs []view.Repair
+		want    int
+	}{
+		{"a fight", []view.Repair{repair(3*time.Second, other), repair(2*time.Second, other), repair(time.Second, other)}, 1},
+		{"a replacement", []view.Repair{repair(3*time.Second, other), repair(2*time.Second, other)}, 0},
+		{"long ago", []view.Repair{repair(time.Hour, other), repair(time.Hour, other), repair(time.Second, other)}, 0},
+		{"somebody else", []view.Repair{repair(3*time.Second, "nft"), repair(2*time.Second, "nft"), repair(time.Second, "nft")}, 0},
+	} {
+		if got := rivals(&view.Status{Time: now, Loop: &view.Loop{Repairs: c.repairs}}); len(got) != c.want {
+			t.Errorf("%s: %+v, want %d findings", c.name, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,142 @@
+package console
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// serviceView turns what the model explains into what is shown.
+func serviceView(x *model.Explanation, facts *proxy.Facts, lost map[claim]string) *view.Service {
+	s := &view.Service{
+		Namespace: x.Name.Namespace, Name: x.Name.Name, Ports: []view.ServicePort{}, HealthCheckNodePort: x.HealthCheckNodePort,
+	}
+	if x.HealthCheckNodePort != 0 {
+		s.LocalReady = map[string]int{}
+		for _, f := range model.Families {
+			if x.Serves(f) {
+				s.LocalReady[f.String()] = x.LocalReady[f]
+			}
+		}
+	}
+	for _, p := range x.Problems {
+		s.Problems = append(s.Problems, fmt.Sprintf("%s %s, %s: %s", p.Kind, p.Name, p.Field, p.Text()))
+	}
+	for i := range x.Others {
+		s.Unusable = append(s.Unusable, endpointView(&x.Others[i], &model.PortExplanation{}))
+	}
+	for i := range x.Ports {
+		s.Ports = append(s.Ports, portView(&x.Ports[i], facts, lost))
+	}
+	return s
+}
+
+func portView(p *model.PortExplanation, facts *proxy.Facts, lost map[claim]string) view.ServicePort {
+	v := view.ServicePort{
+		Name: p.Name.Port, Protocol: p.Protocol.String(), Family: p.Family.String(), AffinitySeconds: int64(p.Affinity.Seconds()),
+		Frontends: []view.Frontend{}, Endpoints: []view.Endpoint{}, Why: p.Why,
+	}
+	for i := range p.Frontends {
+		f := frontendView(p, &p.Frontends[i], facts)
+		f.LostTo = lost[claim{p.Name, p.Frontends[i].Key}]
+		v.Frontends = append(v.Frontends, f)
+	}
+	for i := range p.Candidates {
+		v.Endpoints = append(v.Endpoints, endpointView(&p.Candidates[i], p))
+	}
+	return v
+}
+
+var kindNames = [...]string{
+	model.ClusterIP: "ClusterIP", model.ExternalIP: "ExternalIP", model.LoadBalancer: "LoadBalancer", model.NodePort: "NodePort",
+}
+
+func frontendView(p *model.PortExplanation, f *model.Frontend, facts *proxy.Facts) view.Frontend {
+	v := view.Frontend{Kind: kindNames[f.Kind], Policy: "Cluster", Endpoints: len(p.Cluster)}
+	if f.Local {
+		v.Policy, v.Endpoints = "Local", len(p.Local)
+	}
+	v.AllowedSources = sourcesView(f.AllowedSources)
+	v.Address = netip.AddrPortFrom(f.Addr, f.Port).String()
+	if f.Kind == model.NodePort {
+		v.Address = fmt.Sprint(f.Port)
+	}
+	if f.Local && f.Kind != model.ClusterIP {
+		v.FromThisNode = new(len(p.Cluster))
+	}
+	switch {
+	case !p.HasEndpoints:
+		v.Does = "refused: no endpoint in the cluster can be used"
+	case f.Kind == model.NodePort && len(facts.NodeAddresses[p.Family]) == 0:
+		v.Does = "not served: no address of this node is in --nodeport-addresses"
+	case v.Endpoints == 0:
+		v.Does = "dropped: policy Local, and no endpoint on this node can be used"
+	}
+	return v
+}
+
+// mostSources is how many source ranges of a frontend are shown: all frontends of a Service have the same.
+const mostSources = 100
+
+func sourcesView(ranges []model.AddrRange) (list []string) {
+	if ranges != nil && len(ranges) == 0 {
+		return []string{"none"}
+	}
+	for _, r := range ranges[:min(len(ranges), mostSources)] {
+		list = append(list, r.String())
+	}
+	if more := len(ranges) - mostSources; more > 0 {
+		list = append(list, fmt.Sprintf("and %d more", more))
+	}
+	return list
+}
+
+// endpointView tells why an endpoint isn't used: by any policy that there is, or by one of two.
+func endpointView(c *model.Candidate, p *model.PortExplanation) view.Endpoint {
+	e := view.Endpoint{
+		Node: c.Node, Slice: c.Slice, OnThisNode: c.OnThisNode, Conditions: conditions(c),
+		Cluster: p.UsesCluster && c.NotCluster == "", Local: p.UsesLocal && c.NotLocal == "",
+	}
+	switch {
+	case !c.Addr.IsValid():
+		e.Address = "(no address)"
+	case c.Addr.Port() == 0:
+		e.Address = c.Addr.Addr().String()
+	default:
+		e.Address = c.Addr.String()
+	}
+	switch {
+	case e.Cluster && (e.Local || !p.UsesLocal), e.Local && !p.UsesCluster:
+	case e.Cluster:
+		e.WhyNot = "not for policy Local: " + c.NotLocal
+	case e.Local:
+		e.WhyNot = "not for policy Cluster: " + c.NotCluster
+	case !p.UsesCluster && p.UsesLocal && c.NotCluster == "":
+		e.WhyNot = "policy Local: " + c.NotLocal
+	default:
+		e.WhyNot = cmp.Or(c.NotCluster, c.NotLocal)
+	}
+	return e
+}
+
+// conditions shows an endpoint's conditions in a few words.
+func conditions(c *model.Candidate) string {
+	var words []string
+	if c.Ready {
+		words = append(words, "ready")
+	} else {
+		words = append(words, "not ready")
+	}
+	if c.Terminating {
+		words = append(words, "terminating")
+	}
+	if c.Serving && c.Terminating && !c.Ready {
+		words = append(words, "serving")
+	}
+	return strings.Join(words, ", ")
+}

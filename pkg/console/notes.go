@@ -1,0 +1,172 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// noter says about Services what their ports and endpoints don't show, though somebody may look for it.
+type noter struct {
+	facts *proxy.Facts
+	// own are this node's addresses.
+	own []netip.Addr
+	// broken says why a Service's health check port isn't served.
+	broken func(types.NamespacedName) []string
+}
+
+// newNoter reads what all Services have in common.
+func (c *Console) newNoter(facts *proxy.Facts) *noter {
+	n := &noter{facts: facts, broken: c.Broken}
+	n.own, _ = host.Addresses() // without them there is a note less
+	return n
+}
+
+// notes are in the order in which somebody reads the Service.
+func (n *noter) notes(x *model.Explanation) (notes, wrong []string) {
+	notes = append(notes, x.Notes...)
+	for _, sp := range x.Ports {
+		for i := range sp.Frontends {
+			f := &sp.Frontends[i]
+			if (f.Kind == model.ExternalIP || f.Kind == model.LoadBalancer) && slices.Contains(n.own, f.Addr) {
+				notes = append(notes, fmt.Sprintf("%s is an address of this node itself: what arrives for %s goes to this Service, and no process of the node "+
+					"that listens there gets it", f.Addr, netip.AddrPortFrom(f.Addr, f.Port)))
+			}
+		}
+		for i := range sp.Candidates {
+			if addr := sp.Candidates[i].Addr.Addr(); within(n.facts.ServiceCIDRs[sp.Family], addr) {
+				wrong = append(wrong, fmt.Sprintf("endpoint %s is a Service's address: a packet is translated once only, so this one goes nowhere; name the "+
+					"pods behind it instead", sp.Candidates[i].Addr))
+			}
+		}
+	}
+	for _, why := range n.broken(x.Name) {
+		wrong = append(wrong, fmt.Sprintf("load balancers get no answer at the health check port, and so send nothing here: %s "+
+			"(ss -ltnp sport = :%d shows who has it)", why, x.HealthCheckNodePort))
+	}
+	return unique(notes), unique(wrong)
+}
+
+func unique(list []string) []string {
+	var out []string
+	for _, s := range list {
+		if !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func within(prefixes []netip.Prefix, addr netip.Addr) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// notServed says why a Service isn't served.
+func (c *Console) notServed(ctx context.Context, namespace, name string) error {
+	full := name
+	if namespace != "" {
+		full = namespace + "/" + name
+	}
+	list, known := c.API.live(ctx, namespace, name)
+	switch {
+	case !known:
+		return control.NotFound(fmt.Sprintf("no Service %s is served on this node: there is none of this name, or it is headless, of type "+
+			"ExternalName, without a cluster IP, or has the label service.kubernetes.io/service-proxy-name", full))
+	case len(list) > 0:
+		return control.NotFound(fmt.Sprintf("Service %s isn't served by kube-nftproxy: %s", list[0].Name,
+			cmp.Or(list[0].WhyNot, "it isn't seen here; kube-nftproxy status tells whether changes arrive")))
+	}
+	text := fmt.Sprintf("there is no Service %s in the cluster", full)
+	if alike := c.alike(namespace, name); len(alike) > 0 {
+		text += "; there is " + strings.Join(alike, ", ")
+	}
+	return control.NotFound(text)
+}
+
+// alike are Services that may have been meant: of the same name elsewhere, or of nearly the same name.
+func (c *Console) alike(namespace, name string) (list []string) {
+	const few = 3
+	for _, n := range c.Source.Services() {
+		if len(list) < few && (n.Name == name || (namespace == "" || n.Namespace == namespace) && nearly(n.Name, name)) {
+			list = append(list, n.String())
+		}
+	}
+	return list
+}
+
+// nearly tells names that differ by one letter, or by two that changed places, or of which one begins with the other.
+func nearly(a, b string) bool {
+	if len(a) > len(b) {
+		a, b = b, a
+	}
+	begin := 0
+	for begin < len(a) && a[begin] == b[begin] {
+		begin++
+	}
+	end := 0
+	for end < len(a)-begin && a[len(a)-1-end] == b[len(b)-1-end] {
+		end++
+	}
+	switch left, right := len(a)-begin-end, len(b)-begin-end; {
+	case begin == len(a) && begin >= 3, left <= 1 && right <= 1:
+		return true
+	default:
+		return left == 2 && right == 2 && a[begin] == b[begin+1] && a[begin+1] == b[begin]
+	}
+}
+
+// addSelector says what a Service's pods are selected by, where it has none that could be used.
+func (c *Console) addSelector(ctx context.Context, s *view.Service) {
+	none := func(p view.ServicePort) bool { return p.Why != "" }
+	if !slices.ContainsFunc(s.Ports, none) {
+		return
+	}
+	list, known := c.API.live(ctx, s.Namespace, s.Name)
+	if !known || len(list) == 0 {
+		return
+	}
+	if selector := list[0].Selector; len(selector) > 0 {
+		s.Notes = append(s.Notes, fmt.Sprintf("its pods are those that kubectl -n %s get pods -l %s lists", s.Namespace, labels.FormatLabels(selector)))
+	} else {
+		s.Notes = append(s.Notes, "it has no selector: somebody has to write an EndpointSlice with the label kubernetes.io/service-name: "+s.Name)
+	}
+}
+
+// addFirewall names the chains that may keep load balancers from asking for a Service's health.
+func addFirewall(s *view.Service) {
+	if s.HealthCheckNodePort == 0 {
+		return
+	}
+	conn, err := nft.Open()
+	if err != nil {
+		return
+	}
+	defer conn.Close() //nolint:errcheck // it was only read from
+	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
+		chains, err := conn.BaseChains(f)
+		if err != nil {
+			return
+		}
+		for _, ch := range chains {
+			if ch.Hook == unix.NF_INET_LOCAL_IN && ch.Drops {
+				s.Notes = append(s.Notes, fmt.Sprintf("chain %s of table %s %s drops what it doesn't accept of what arrives for this node itself: if load "+
+					"balancers take the node for failed, let it accept tcp port %d", ch.Name, ch.Family, ch.Table, s.HealthCheckNodePort))
+			}
+		}
+	}
+	s.Notes = unique(s.Notes)
+}

@@ -1,0 +1,71 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// errInFlight says that a verification saw a change under way.
+var errInFlight = errors.New("changes kept coming")
+
+// verify compares the kernel with tables that are planned anew from the API's objects, beside the loop. What differs once and not
+// at the second look was a change under way, or has been repaired.
+func (c *Console) verify(ctx context.Context) (*view.Verification, error) {
+	c.verifying.Lock()
+	defer c.verifying.Unlock()
+	defer debug.FreeOSMemory() // on a large cluster it has taken much, and nobody needs that again soon
+	const (
+		looks, most = 4, 100
+		between     = 1200 * time.Millisecond // chains that nothing leads to any more go after two seconds
+	)
+	var v *view.Verification
+	err := errInFlight
+	for i := range looks {
+		if i > 0 {
+			select {
+			case <-time.After(between):
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		var last *view.Verification
+		var p *plan.Planner
+		if p, err = c.planAnew(ctx); err != nil {
+			return nil, err
+		}
+		if last, err = apply.Differences(p, most); last != nil && err == nil {
+			if last.Passing = v.First(); last.Total == 0 {
+				return last, nil
+			}
+			v = last
+		} else if !errors.Is(err, apply.ErrMoving) && !errors.Is(err, unix.EINTR) {
+			return nil, err
+		}
+	}
+	if v != nil {
+		return v, nil
+	}
+	return nil, fmt.Errorf("compare the kernel with what is wanted: %w: %w", errInFlight, err)
+}
+
+// planAnew plans all Services as they are now, as if the program had just started.
+func (c *Console) planAnew(ctx context.Context) (*plan.Planner, error) {
+	facts := c.Loop.Facts()
+	p := plan.New(c.Tables)
+	numbers, err := c.Loop.Numbers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p.TakeNumbers(numbers)
+	_, err = c.Plan(p, c.Families, c.Source, &facts, nil)
+	return p, err
+}

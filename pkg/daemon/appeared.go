@@ -1,0 +1,71 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// familiesEvery is the time between two looks at the IP families of the host. A look reads two files.
+const familiesEvery = 30 * time.Second
+
+// appeared returns an IP family that the host has had only since after the start, if there is one.
+func (d *daemon) appeared() (model.Family, bool) {
+	for _, f := range host.Families() {
+		if !slices.Contains(d.hostFamilies, f) {
+			return f, true
+		}
+	}
+	return 0, false
+}
+
+// awaitFamily fails when the host has another IP family than at the start: the process is to be restarted, and serves it then.
+func (d *daemon) awaitFamily(ctx context.Context) error {
+	for tick := time.NewTicker(familiesEvery); ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		case <-d.addressed:
+		}
+		if f, appeared := d.appeared(); appeared {
+			return fmt.Errorf("this host has had %s since after the start, when it had %v only; the process exits so that it is restarted and serves both",
+				f, d.hostFamilies)
+		}
+	}
+}
+
+// lookForFamilies has the families looked at because an address has changed.
+func (d *daemon) lookForFamilies() {
+	select {
+	case d.addressed <- struct{}{}:
+	default: // an earlier look has reported it
+	}
+}
+
+// dropUnserved deletes tables of an earlier process in IP families that this one does not serve.
+func (d *daemon) dropUnserved() {
+	dropped, err := d.kernel.DropUnserved(d.families)
+	for _, f := range dropped {
+		klog.Background().Info("Deleted the table of an IP family that is not served: an earlier process had left it", "ipFamily", f)
+	}
+	if err != nil {
+		klog.Background().Error(err, "Failed to delete the table of an IP family that is not served")
+	}
+}
+
+// keepLease prepares to renew the lease beside the loop: while this process serves, or no other one does.
+func (d *daemon) keepLease(logger klog.Logger) (err error) {
+	if d.lease, err = d.kernel.Lease(d.planner); err != nil {
+		return err
+	}
+	d.lease.May = d.instance.Alone
+	d.lease.Failed = func(err error) { logger.Error(err, "Failed to renew the lease of the tables, will retry") }
+	return nil
+}

@@ -1,0 +1,53 @@
+package daemon
+
+import (
+	"os"
+	"strconv"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/counters"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
+)
+
+// count takes up what the kernel counts of connections to Services. Commands ask [counters.Counters.Connections] for frontends. Without
+// counters there are no metrics of them, rather than metrics that say 0.
+func (d *daemon) count(logger klog.Logger) (err error) {
+	if d.counts, err = counters.Open(d.planner.Counters()); err != nil {
+		return err
+	}
+	d.kernel.Count(d.counts)
+	if !d.CountConnections {
+		return nil
+	}
+	metrics.RegisterServices(d.registry, d.counts, d.MetricsServices)
+	const many, file = 64, "/sys/devices/system/cpu/possible"
+	if text, err := os.ReadFile(file); err == nil {
+		if n := possibleCPUs(string(text)); n > many {
+			logger.Info("Counters of connections use much memory on this machine; set --count-connections=false to disable them",
+				"possibleCPUs", n, "bytesPerElement", n*counterBytes)
+		}
+	}
+	return nil
+}
+
+// counterBytes is what the kernel holds for a counter and a CPU that this machine may have: packets and bytes.
+const counterBytes = 16
+
+// possibleCPUs counts the CPUs in a list such as "0-3,8", or returns 0 if it cannot be read.
+func possibleCPUs(list string) (n int) {
+	for _, part := range strings.Split(strings.TrimSpace(list), ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		if !isRange {
+			last = first
+		}
+		from, err := strconv.Atoi(first)
+		to, failed := strconv.Atoi(last)
+		if err != nil || failed != nil || to < from {
+			return 0
+		}
+		n += to - from + 1
+	}
+	return n
+}

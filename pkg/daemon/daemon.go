@@ -1,0 +1,350 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/console"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/counters"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/instance"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nodeport"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/report"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
+)
+
+// Run does what the options ask for, and returns when that is done, when the context ends, or when a signal comes. It completes and validates
+// the options, which the flags have set. The stages of its errors are kube-proxy's.
+func Run(ctx context.Context, version string, o *config.Options, fs *pflag.FlagSet) error {
+	if err := o.Complete(fs); err != nil {
+		return fmt.Errorf("failed complete: %w", err)
+	}
+	if err := logsapi.ValidateAndApplyAsField(&o.Config.Logging, o.Gates, field.NewPath("logging")); err != nil {
+		return fmt.Errorf("initialize logging: %w", err)
+	}
+	printFlags(klog.FromContext(ctx), fs)
+	if err := o.Validate(); err != nil {
+		return fmt.Errorf("failed validate: %w", err)
+	}
+	s, err := settings.New(o, fs)
+	if err != nil {
+		return fmt.Errorf("failed validate: %w", err)
+	}
+	logger := klog.FromContext(ctx)
+	for _, n := range o.Notes {
+		logger.Info("Configuration: "+n.Text, "subject", n.Subject)
+	}
+	switch {
+	case o.WriteTo != "":
+		if err := config.Write(o.WriteTo, o.Config); err != nil {
+			return err
+		}
+		logger.Info("Wrote configuration", "file", o.WriteTo)
+		return nil
+	case o.Cleanup:
+		return cleanup(ctx, logger, s)
+	}
+	if err := serve(ctx, version, s); err != nil {
+		logger.Error(err, "Error running ProxyServer") // kube-proxy's words
+		return err
+	}
+	return nil
+}
+
+// serve prepares the machine, and serves until a signal comes.
+func serve(ctx context.Context, version string, s *settings.Settings) error {
+	if err := host.CheckKernel(); err != nil {
+		return err
+	}
+	if s.InitOnly {
+		prepareHost(klog.FromContext(ctx), s.Config)
+		klog.FromContext(ctx).Info("System initialized and --init-only specified")
+		return nil
+	}
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	signal.Ignore(syscall.SIGPIPE) // who reads the log may end
+	setMemory()
+	logger := klog.FromContext(ctx)
+	prepare := sync.OnceFunc(func() { prepareHost(logger, s.Config) })
+	hostFamilies := host.Families()
+	for families := hostFamilies; ; {
+		d, err := newDaemon(ctx, version, s, hostFamilies, families)
+		if err != nil {
+			return err
+		}
+		prepare() // not before it is known that everything else is in order
+		err = d.run(ctx)
+		if families = remaining(logger, families, err); len(families) == 0 {
+			return err
+		}
+		if err := d.kernel.Close(); err != nil {
+			return err
+		}
+	}
+}
+
+// source is where the objects come from.
+type source interface {
+	proxy.Source
+	Run(context.Context) error
+}
+
+// daemon holds the parts of the program, in the order of the data that flows through them.
+type daemon struct {
+	*settings.Settings
+	version string
+	// hostFamilies are the IP families that the host had at the start, those that the kernel lacks something for among them.
+	hostFamilies []model.Family
+	tracker      *track.Tracker
+	source       source
+	kernel       *apply.Kernel
+	// lease is renewed beside the loop; instance tells whether another process of this program serves.
+	lease    *apply.Lease
+	instance *instance.Instance
+	planner  *plan.Planner
+	// counts are the connections to Services.
+	counts   *counters.Counters
+	health   *health.Health
+	metrics  *metrics.Metrics
+	registry *prometheus.Registry
+	recorder events.EventBroadcaster
+	sink     *report.Sink
+	reporter *report.Reporter
+	families []model.Family
+	// lacks has why the families can't be served, or nil, as soon as it is known.
+	lacks <-chan error
+	// addressed has a value when an address of the machine has changed: an IP family may have come.
+	addressed chan struct{}
+	flows     *conntrack.Reconciler
+	users     *nodeport.Watcher
+	checks    *health.Services
+	takeover  *takeover.Takeover
+	started   time.Time
+	settle    sync.Once
+	// loop is what keeps the kernel in step; console answers commands about all of this.
+	loop    *proxy.Proxy
+	console *console.Console
+	// api is nil where objects come from a folder.
+	api      *console.API
+	problems console.Problems
+	commits  console.Commits
+}
+
+func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFamilies, families []model.Family) (*daemon, error) {
+	d := &daemon{
+		Settings: s, version: version, hostFamilies: hostFamilies, started: time.Now(), registry: prometheus.NewRegistry(), families: families,
+		addressed: make(chan struct{}, 1),
+	}
+	logger := klog.FromContext(ctx)
+	// The messages of the first three lines are kube-proxy's, which some look for.
+	logger.Info("Using nftables Proxier", "node", s.NodeName, "families", fmt.Sprint(d.families))
+	logger.Info("Version info", "version", version)
+	logger.Info("Golang settings", "GOGC", os.Getenv("GOGC"), "GOMAXPROCS", os.Getenv("GOMAXPROCS"), "GOTRACEBACK", os.Getenv("GOTRACEBACK"))
+	if err := checkFamilies(logger, s.Config, d.families); err != nil {
+		return nil, err
+	}
+	d.lacks = d.probe(ctx)
+	d.tracker = track.New(d.started, time.Now)
+	d.metrics = d.registerMetrics()
+	s.ApplyGates()
+	every, _ := config.Periods(s.Config)
+	d.health = health.New(health.Config{
+		Timeout: 2 * every, Now: time.Now, Families: d.families, NoNode: s.Manifests != "", Counter: d.metrics,
+	})
+	d.flows = conntrack.New(conntrack.Config{
+		Metrics: d.metrics, Open: func() (conntrack.Table, error) { return conntrack.OpenNetlink() },
+	})
+	if err := d.openSource(logger); err != nil {
+		return nil, err
+	}
+	d.users = nodeport.New(nodeport.Config{
+		NodeName: d.NodeName, Listening: nodeport.Listening, Own: nodeport.OwnSockets, Ephemeral: nodeport.ReadEphemeral,
+		Report: d.report, Metrics: d.metrics,
+	})
+	d.takeover = d.newTakeover()
+	var err error
+	if d.kernel, err = apply.Open(); err != nil {
+		return d, err
+	}
+	if err := d.kernel.Listen(); err != nil {
+		logger.Error(err, "Cannot listen for foreign changes of the ruleset; polling it twice a second")
+	}
+	if !d.takeover.Rival(ctx) {
+		d.kernel.TakeOver(func() bool { return !d.takeover.Rival(ctx) })
+	}
+	d.planner = plan.New(d.PlanOptions(d.families))
+	if err := d.count(logger); err != nil {
+		return d, err
+	}
+	d.instance = instance.New(instance.Name, instance.Own())
+	d.instance.Unknown = func(err error) {
+		logger.Error(err, "Cannot query a process that may be another instance of this program; this instance serves")
+	}
+	if err := d.keepLease(logger); err != nil {
+		return d, err
+	}
+	d.loop = d.newLoop()
+	d.console = d.newConsole()
+	return d, nil
+}
+
+// openSource prepares to read from a folder, or from the API server.
+func (d *daemon) openSource(logger klog.Logger) error {
+	cfg := watch.Config{Folder: d.Manifests, NodeName: d.NodeName, Tracker: d.tracker}
+	if d.Manifests != "" {
+		d.reporter = report.New(logger, nil, report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
+		cfg.Report = d.report
+		d.source = watch.NewManifests(cfg)
+		return nil
+	}
+	connection, err := d.connection(logger)
+	if err != nil {
+		return fmt.Errorf("connect to the API server: %w", err)
+	}
+	client, err := kubernetes.NewForConfig(connection)
+	if err != nil {
+		return fmt.Errorf("connect to the API server: %w", err)
+	}
+	d.sink = report.NewSink(&events.EventSinkImpl{Interface: client.EventsV1()})
+	d.recorder = events.NewBroadcaster(d.sink)
+	d.reporter = report.New(logger, d.recorder.NewRecorder(scheme.Scheme, "kube-nftproxy"), report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
+	d.api = console.NewAPI(connection.Host, client)
+	cfg.Report, cfg.Failed = d.report, func(resource string, err error) {
+		d.metrics.WatchFailed(resource)
+		d.api.Failed(resource, err)
+	}
+	cfg.Client, cfg.Connection = client, connection
+	d.source, err = watch.NewInformers(cfg)
+	return err
+}
+
+// run runs all parts until the context ends or one of them fails, and then waits for the others.
+func (d *daemon) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	part := func(name string, f func(context.Context) error) {
+		wg.Go(func() {
+			if err := f(klog.NewContext(ctx, klog.FromContext(ctx).WithName(name))); err != nil {
+				cancel(fmt.Errorf("%s: %w", name, err))
+			}
+		})
+	}
+	if d.recorder != nil {
+		defer d.recorder.Shutdown()
+		if err := d.recorder.StartRecordingToSinkWithContext(ctx); err != nil {
+			return fmt.Errorf("record events: %w", err)
+		}
+	}
+	d.reporter.Started(d.NodeName)
+	server := func(name, address string, handler http.Handler, event string) {
+		part(name, func(ctx context.Context) error {
+			err := health.Serve(ctx, address, takeover.Named(handler), health.RetryInterval, d.Config.BindAddressHardFail)
+			if err != nil {
+				const moment = 3 * time.Second
+				d.reporter.ServerFailed(d.NodeName, event, err)
+				if d.sink != nil {
+					d.sink.Await(event, moment)
+				}
+			}
+			return err
+		})
+	}
+	server("healthz", d.Config.HealthzBindAddress, d.health.Handler(), "FailedToStartProxierHealthcheck")
+	server("metrics", d.Config.MetricsBindAddress, d.metricsPort(), "FailedToStartMetricServer")
+	part("addresses", func(ctx context.Context) error {
+		return host.FollowAddresses(ctx, func() {
+			d.tracker.Node()
+			d.lookForFamilies()
+		})
+	})
+	part("watch", d.source.Run)
+	part("conntrack", func(ctx context.Context) error { d.flows.Run(ctx); return nil })
+	part("memory", d.watchMemory)
+	part("nodeport", func(ctx context.Context) error { d.users.Run(ctx); return nil })
+	if d.File != "" {
+		part("configuration", d.AwaitChange)
+	}
+	part("takeover", func(ctx context.Context) error { d.takeover.Run(ctx); return nil })
+	part("control", func(ctx context.Context) error { control.Serve(ctx, d.ControlSocket, d.console.Handler()); return nil })
+	part("lease", func(ctx context.Context) error { d.lease.Run(ctx); return nil })
+	part("families", d.awaitFamily)
+	part("proxy", func(ctx context.Context) error {
+		// The others learn that this one has gone when it doesn't commit anything any more.
+		agreeing, leave := context.WithCancel(context.WithoutCancel(ctx))
+		var others sync.WaitGroup
+		others.Go(func() { d.instance.Run(agreeing) })
+		defer others.Wait()
+		defer leave()
+		return d.proxy(ctx)
+	})
+	wg.Wait()
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	klog.FromContext(ctx).Info("Stopped; the rules stay in place")
+	return nil
+}
+
+// report tells an operator of a problem, and remembers it.
+func (d *daemon) report(p model.Problem) {
+	d.problems.Note(p)
+	d.reporter.Problem(p)
+}
+
+func (d *daemon) newLoop() *proxy.Proxy {
+	every, least := config.Periods(d.Config)
+	d.checks = health.NewServices(d.health.Healthy, d.report)
+	return proxy.New(proxy.Config{
+		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: d.planner,
+		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(least, every, every),
+		Flows: d.flows, Earlier: func() ([]model.Key, error) { return apply.EarlierUDP(d.families) }, NodePortUsers: d.users, Checks: d.checks, Families: d.families,
+		NodeName: d.NodeName, NodeIP: d.NodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: d.NodePortAddresses(),
+		Model: d.ModelOptions(), Report: d.report, Synced: d.synced, Observer: &d.commits, Now: time.Now,
+		Turn: d.instance,
+	})
+}
+
+// newConsole hands what a console reads to a new one.
+func (d *daemon) newConsole() *console.Console {
+	return console.New(console.Parts{
+		Settings: d.Settings, Version: d.version, Started: d.started, Families: d.families, Tables: d.PlanOptions(d.families),
+		Source: d.source, Loop: d.loop, API: d.api, Commits: &d.commits, Problems: &d.problems, Gatherer: d.gatherer(),
+		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, Broken: d.checks.Broken,
+		Rival: d.takeover.Rival, NodePorts: d.users.Find, Appeared: d.appeared,
+		Lacks: func(families []model.Family) ([]probe.Missing, error) {
+			return askKernel(d.PlanOptions(families))
+		},
+	})
+}

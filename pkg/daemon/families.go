@@ -1,0 +1,149 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"k8s.io/klog/v2"
+	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
+)
+
+// lacking is why a program can't go on as it is: the kernel lacks something. Families that aren't affected may be served.
+type lacking struct {
+	servable []model.Family
+	advice   string
+}
+
+func (l *lacking) Error() string { return l.advice }
+
+// probe finds out, beside all that the start waits for anyway, whether the kernel lacks something; the channel has the answer.
+func (d *daemon) probe(ctx context.Context) <-chan error {
+	answer := make(chan error, 1)
+	go func() {
+		lacks, err := askKernel(d.PlanOptions(d.families))
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot check the kernel for missing features; if it lacks one, every sync fails")
+		}
+		answer <- servable(d.families, lacks)
+	}()
+	return answer
+}
+
+func askKernel(o plan.Options) ([]probe.Missing, error) {
+	kernel, err := apply.Open()
+	if err != nil {
+		return nil, nil //nolint:nilerr // the start ends because of it: another connection is opened there
+	}
+	lacks, err := kernel.Lacks(o)
+	return lacks, errors.Join(err, kernel.Close())
+}
+
+// servable returns nil where the kernel lacks nothing.
+func servable(families []model.Family, lacks []probe.Missing) error {
+	if len(lacks) == 0 {
+		return nil
+	}
+	what, fix := probe.Advice(lacks)
+	l := &lacking{advice: what + ": " + fix}
+	for _, f := range families {
+		if !slices.ContainsFunc(lacks, func(m probe.Missing) bool { return m.Family == plan.NFT(f) }) {
+			l.servable = append(l.servable, f)
+		}
+	}
+	if modulesDisabled("/proc/sys/kernel/modules_disabled") {
+		l.advice += "; the sysctl kernel.modules_disabled prevents loading modules until the node reboots"
+	}
+	return l
+}
+
+// proxy keeps the kernel in step, once it is known that it has what that takes.
+func (d *daemon) proxy(ctx context.Context) error {
+	if err := <-d.lacks; err != nil {
+		return err
+	}
+	return d.loop.Run(ctx)
+}
+
+// remaining is what to serve after the program has ended with an error: the families for which the kernel has everything, or none.
+func remaining(logger klog.Logger, families []model.Family, err error) []model.Family {
+	var l *lacking
+	if !errors.As(err, &l) {
+		return nil
+	}
+	for _, f := range families {
+		if len(l.servable) > 0 && !slices.Contains(l.servable, f) {
+			logger.Error(l, "Services of an IP family are not served", "family", f)
+		}
+	}
+	return l.servable
+}
+
+// modulesDisabled reads a file that holds 1 once the kernel doesn't load modules any more.
+func modulesDisabled(file string) bool {
+	text, err := os.ReadFile(file)
+	return err == nil && strings.TrimSpace(string(text)) == "1"
+}
+
+// checkFamilies compares a configuration with the IP families that this host has, in kube-proxy's words (app/server.go:
+// checkBadConfig, checkBadIPConfig). What makes the program useless is an error, the rest is said in the log.
+func checkFamilies(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration, families []model.Family) error {
+	const incomplete = "Kube-proxy configuration may be incomplete or incorrect"
+	cluster := familiesOf(strings.Split(c.ClusterCIDR, ","))
+	if nodePorts := familiesOf(c.NodePortAddresses); len(families) == 2 && len(cluster) == 2 && len(nodePorts) == 1 {
+		logger.Info(incomplete, "err", fmt.Sprintf("cluster appears to be dual-stack but nodePortAddresses contains only %s addresses; "+
+			"NodePort connections will be accepted on all local %s IPs", nodePorts[0], otherThan(nodePorts[0])))
+	}
+	if len(families) != 1 {
+		return nil
+	}
+	if bind, err := model.ParseAddr(c.BindAddress); err == nil && !bind.IsUnspecified() && model.FamilyOf(bind) != families[0] {
+		return fmt.Errorf("no support for primary IP family %q", otherThan(families[0]))
+	}
+	var errs []error
+	for _, server := range []struct{ field, address string }{
+		{"healthzBindAddress", c.HealthzBindAddress}, {"metricsBindAddress", c.MetricsBindAddress},
+	} {
+		at, err := netip.ParseAddrPort(server.address)
+		if err == nil && !at.Addr().IsUnspecified() && model.FamilyOf(at.Addr()) != families[0] {
+			errs = append(errs, fmt.Errorf("cluster is %s-only but %s is %s", families[0], server.field, otherThan(families[0])))
+		}
+	}
+	if len(cluster) > 0 && !slices.Contains(cluster, families[0]) {
+		errs = append(errs, fmt.Errorf("cluster is %s-only but clusterCIDRs contains only %s addresses", families[0], cluster[0]))
+		if c.DetectLocalMode == config.ClusterCIDR {
+			return fmt.Errorf("kube-proxy configuration is incorrect: %w", errors.Join(errs...))
+		}
+	}
+	if len(errs) > 0 {
+		logger.Info(incomplete, "err", errors.Join(errs...))
+	}
+	return nil
+}
+
+// familiesOf returns the families of prefixes, each once; what isn't a prefix, such as "primary", has none.
+func familiesOf(prefixes []string) (found []model.Family) {
+	for _, s := range prefixes {
+		if p, err := model.ParsePrefix(s); err == nil && !slices.Contains(found, model.FamilyOf(p.Addr())) {
+			found = append(found, model.FamilyOf(p.Addr()))
+		}
+	}
+	return found
+}
+
+func otherThan(f model.Family) model.Family {
+	if f == model.IPv4 {
+		return model.IPv6
+	}
+	return model.IPv4
+}

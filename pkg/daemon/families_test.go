@@ -1,0 +1,97 @@
+package daemon
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
+)
+
+func TestCheckFamilies(t *testing.T) {
+	ip4, both := []model.Family{model.IPv4}, model.Families[:]
+	for _, tc := range []struct {
+		args       string
+		families   []model.Family
+		said, fail string
+	}{
+		{"--cluster-cidr=10.0.0.0/8", ip4, "", ""},
+		{"--cluster-cidr=10.0.0.0/8,fd00::/56", ip4, "", ""},
+		{"--cluster-cidr=fd00::/56", both, "", ""},
+		{"--cluster-cidr=fd00::/56", ip4, "", "kube-proxy configuration is incorrect: cluster is IPv4-only but clusterCIDRs contains only IPv6 addresses"},
+		{"--cluster-cidr=fd00::/56 --detect-local-mode=NodeCIDR", ip4, "clusterCIDRs contains only IPv6 addresses", ""},
+		{"--cluster-cidr=10.0.0.0/8,fd00::/56 --nodeport-addresses=10.0.0.0/8", both, "nodePortAddresses contains only IPv4 addresses", ""},
+		{"--cluster-cidr=10.0.0.0/8,fd00::/56 --nodeport-addresses=10.0.0.0/8,::/0", both, "", ""},
+		{"--cluster-cidr=10.0.0.0/8,fd00::/56 --nodeport-addresses=primary", both, "", ""},
+		{"--metrics-bind-address=[::1]:10249", ip4, "cluster is IPv4-only but metricsBindAddress is IPv6", ""},
+		{"--metrics-bind-address=[::]:10249", ip4, "", ""},
+		{"--bind-address=192.0.2.1", ip4, "", ""},
+		{"--bind-address=::", ip4, "", ""},
+		{"--bind-address=2001:db8::1", both, "", ""},
+		{"--bind-address=2001:db8::1", ip4, "", `no support for primary IP family "IPv6"`},
+	} {
+		var log bytes.Buffer
+		err := checkFamilies(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), parse(t, tc.args).Config, tc.families)
+		if got := log.String(); !strings.Contains(got, tc.said) || (got == "") != (tc.said == "") {
+			t.Errorf("%s on %v: log %q, want %q", tc.args, tc.families, got, tc.said)
+		}
+		if (err == nil) != (tc.fail == "") || err != nil && err.Error() != tc.fail {
+			t.Errorf("%s on %v: %v, want %q", tc.args, tc.families, err, tc.fail)
+		}
+	}
+}
+
+// Where one family can be served, the program goes on with it and says once what the other lacks; where none can, it ends.
+func TestWhatIsServedWhereTheKernelLacksSomething(t *testing.T) {
+	ip4, ip6 := probe.Missing{Family: nft.IPv4, Err: unix.ENOENT}, probe.Missing{Family: nft.IPv6, Err: unix.EOPNOTSUPP}
+	for _, tc := range []struct {
+		lacks []probe.Missing
+		ends  bool
+		left  []model.Family
+		said  string
+	}{
+		{lacks: nil},
+		{lacks: []probe.Missing{ip6}, ends: true, left: []model.Family{model.IPv4}, said: "operation not supported"},
+		{lacks: []probe.Missing{ip4, ip4}, ends: true, left: []model.Family{model.IPv6}, said: "no such file or directory"},
+		{lacks: []probe.Missing{ip4, ip6}, ends: true},
+	} {
+		var log bytes.Buffer
+		err := servable(model.Families[:], tc.lacks)
+		left := remaining(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), model.Families[:], fmt.Errorf("proxy: %w", err))
+		if (err != nil) != tc.ends || !slices.Equal(left, tc.left) {
+			t.Errorf("lacking %v: %v, and %v are left, want %v", tc.lacks, err, left, tc.left)
+		}
+		lines := strings.Count(log.String(), "\n")
+		if (tc.said == "") != (lines == 0) || lines > 1 || !strings.Contains(log.String(), tc.said) {
+			t.Errorf("lacking %v: log %q, want one line with %q", tc.lacks, log.String(), tc.said)
+		}
+	}
+	if left := remaining(klog.Background(), model.Families[:], unix.ENOMEM); left != nil {
+		t.Errorf("after any other error %v are left", left)
+	}
+}
+
+func TestModulesDisabled(t *testing.T) {
+	for text, want := range map[string]bool{"1\n": true, "0\n": false, "": false} {
+		file := filepath.Join(t.TempDir(), "modules_disabled")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := modulesDisabled(file); got != want {
+			t.Errorf("modulesDisabled of %q: %v, want %v", text, got, want)
+		}
+	}
+	if modulesDisabled("/no/such/file") {
+		t.Error("without the file, modules are disabled")
+	}
+}

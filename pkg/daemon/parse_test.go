@@ -1,0 +1,34 @@
+package daemon
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
+)
+
+// parse returns the settings for flags.
+func parse(t *testing.T, args string) *settings.Settings {
+	t.Helper()
+	o := config.NewOptions()
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	o.AddFlags(fs)
+	err := fs.Parse(strings.Fields(args))
+	if err == nil {
+		err = o.Complete(fs)
+	}
+	if err == nil {
+		err = o.Validate()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := settings.New(o, fs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}

@@ -1,0 +1,42 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
+)
+
+// cleanup removes our tables and all that kube-proxy has left, whatever its mode was. A kube-proxy that runs has left nothing: where a
+// node goes back to it, new connections go by its rules already. What cleanup returns is kube-proxy's.
+func cleanup(ctx context.Context, logger klog.Logger, s *settings.Settings) error {
+	deleted, err := apply.Cleanup()
+	for _, table := range deleted {
+		logger.Info("Removed the rules of kube-nftproxy", "table", table)
+	}
+	rival := takeover.New(takeover.Config{Metrics: s.Config.MetricsBindAddress, Health: s.Config.HealthzBindAddress})
+	if rival.Rival(ctx) {
+		logger.Info("A kube-proxy runs on this node, or its absence cannot be confirmed; keeping its rules")
+	} else {
+		err = errors.Join(err, takeover.Cleanup(logger, s.ExcludedFromIPVS()))
+	}
+	if err != nil {
+		logger.Error(err, "Failed to remove all rules")
+		return errors.New("encountered an error while tearing down rules")
+	}
+	return nil
+}
+
+// newTakeover prepares to remove what kube-proxy left; the ports are those at which a kube-proxy that runs answers.
+func (d *daemon) newTakeover() *takeover.Takeover {
+	return takeover.New(takeover.Config{
+		NodeName: d.NodeName, Metrics: d.Config.MetricsBindAddress, Health: d.Config.HealthzBindAddress,
+		Excluded: d.ExcludedFromIPVS(), Report: d.report,
+		Count: func(k takeover.Kind, n int) { d.metrics.Leftovers(string(k), n) },
+		Found: func() { d.kernel.KeepKubeProxy() },
+	})
+}

@@ -1,0 +1,61 @@
+package settings
+
+import (
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
+)
+
+// Facts derives from the Node and the ServiceCIDRs of a source what a daemon would plan with, for the given IP families, and what could
+// not be used. It fails if the addresses of this host cannot be read.
+func (s *Settings) Facts(source proxy.Source, families []model.Family) (facts proxy.Facts, problems []model.Problem, err error) {
+	object := source.Node()
+	facts.Node = model.NodeOf(s.NodeName, object)
+	if s.NodeIP.IsValid() {
+		facts.Node.IPs[model.FamilyOf(s.NodeIP)] = s.NodeIP
+	}
+	facts.ServiceCIDRs, problems = model.ServiceCIDRs(source.ServiceCIDRs())
+	nodePorts := s.NodePortAddresses()
+	for _, f := range families {
+		if facts.NodeAddresses[f], err = nodePorts.Addresses(f, facts.Node); err != nil {
+			return facts, problems, err
+		}
+	}
+	if s.Config.DetectLocalMode == config.NodeCIDR && object != nil {
+		pods, more := model.PodCIDRs(object)
+		facts.PodCIDRs, problems = pods, append(problems, more...)
+	}
+	return facts, problems, nil
+}
+
+// Recall makes a planner assign the numbers that the kernel's tables have to Services which are about to be planned.
+type Recall func(*plan.Planner, []*model.Service) error
+
+// Plan plans all Services of a source with a new planner for the given IP families, as the daemon does at its start, and returns the
+// problems of their objects. recall may be nil; an error is that of recall.
+func (s *Settings) Plan(p *plan.Planner, families []model.Family, source proxy.Source, facts *proxy.Facts, recall Recall) (problems []model.Problem, err error) {
+	for _, f := range families {
+		p.SetNodeAddresses(f, facts.NodeAddresses[f])
+		p.SetServiceCIDRs(f, facts.ServiceCIDRs[f])
+		if facts.PodCIDRs[model.IPv4].IsValid() || facts.PodCIDRs[model.IPv6].IsValid() {
+			p.SetLocalPods(f, plan.LocalPods{Prefix: facts.PodCIDRs[f]})
+		}
+	}
+	names := source.Services()
+	p.Expect(len(names))
+	for _, name := range names {
+		service := model.Build(source.Service(name), source.Slices(name), facts.Node, s.ModelOptions())
+		if recall != nil {
+			if err := recall(p, []*model.Service{service}); err != nil {
+				return problems, err
+			}
+		}
+		p.Set(name, service)
+		if service != nil {
+			problems = append(problems, service.Problems...)
+		}
+	}
+	p.Resumed()
+	return problems, nil
+}

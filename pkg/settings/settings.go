@@ -1,0 +1,180 @@
+package settings
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
+)
+
+// Settings are the checked options of one process, and what follows from them.
+type Settings struct {
+	*config.Options
+	// Flags are those of the command line.
+	Flags *pflag.FlagSet
+	// NodeName is the name of the Node that the program runs on.
+	NodeName string
+	// NodeIP is taken for the Node's address of its family; invalid for none.
+	NodeIP netip.Addr
+	// LocalPods tells how pods are recognised, except in mode NodeCIDR, where the Node says so.
+	LocalPods [2]plan.LocalPods
+	// nodePorts are the prefixes of addresses on which node ports are served; none stands for the primary addresses.
+	nodePorts []netip.Prefix
+	limits    model.Limits
+	room      plan.Room
+}
+
+// New takes options that have been validated, and the flags that they were read from.
+func New(o *config.Options, flags *pflag.FlagSet) (*Settings, error) {
+	s := &Settings{Options: o, Flags: flags}
+	var err error
+	if s.NodeName, err = nodeName(o.Config.HostnameOverride); err != nil {
+		return nil, err
+	}
+	if addr, err := model.ParseAddr(o.Config.BindAddress); err == nil && !addr.IsUnspecified() {
+		s.NodeIP = addr
+	}
+	if s.LocalPods, err = localPods(o); err != nil {
+		return nil, err
+	}
+	if s.limits, s.room, err = limits(o.Limits); err != nil {
+		return nil, fmt.Errorf("--limits: %w", err)
+	}
+	s.nodePorts, err = nodePortPrefixes(o.Config.NodePortAddresses)
+	return s, err
+}
+
+// NodePortAddresses choose where node ports are served.
+func (s *Settings) NodePortAddresses() proxy.NodePortAddresses {
+	return proxy.NodePortAddresses{Prefixes: s.nodePorts, Local: host.Addresses}
+}
+
+// PlanOptions are what tables of the given IP families are planned with.
+func (s *Settings) PlanOptions(families []model.Family) plan.Options {
+	nodePorts := s.NodePortAddresses()
+	all, mark := config.Masquerading(s.Config)
+	options := plan.Options{Families: families, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: s.LocalPods,
+		Room: s.room, Uncounted: !s.CountConnections}
+	for _, f := range families {
+		options.AnyNodeAddress[f] = nodePorts.Any(f)
+	}
+	return options
+}
+
+// ModelOptions are what Services are built with.
+func (s *Settings) ModelOptions() model.Options {
+	return model.Options{IgnoreExternalIPs: !s.Gates.Enabled(config.AllowServiceExternalIPs), Limits: s.limits}
+}
+
+// ExcludedFromIPVS are the addresses of virtual servers that mode ipvs leaves alone; the list has been validated.
+func (s *Settings) ExcludedFromIPVS() (list []netip.Prefix) {
+	for _, text := range s.Config.IPVS.ExcludeCIDRs {
+		if p, err := model.ParsePrefix(text); err == nil {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// ConfigText is the effective configuration as YAML. It has names of files that hold secrets, not their content.
+func (s *Settings) ConfigText() ([]byte, error) { return yaml.Marshal(config.Effective(s.Config)) }
+
+// FlagsText lists the flags that were given, one a line, without secrets.
+func (s *Settings) FlagsText() []byte {
+	var b bytes.Buffer
+	s.Flags.Visit(func(f *pflag.Flag) { fmt.Fprintf(&b, "--%s=%s\n", f.Name, config.FlagValue(f)) })
+	return b.Bytes()
+}
+
+// Build is the line that --version=raw prints: the program, its version, and how it was built.
+func Build(version string) string {
+	return fmt.Sprintf("kube-nftproxy %s, %s, %s, %s/%s", version, runtime.Version(), runtime.Compiler, runtime.GOOS, runtime.GOARCH)
+}
+
+// limits tells the limits of one Service from those of the node, whose names begin with "node-".
+func limits(given map[string]int) (model.Limits, plan.Room, error) {
+	service, node := map[string]int{}, map[string]int{}
+	for name, n := range given {
+		if strings.HasPrefix(name, "node-") {
+			node[name] = n
+		} else {
+			service[name] = n
+		}
+	}
+	l, err := model.LimitsOf(service)
+	if err != nil {
+		return l, plan.Room{}, err
+	}
+	r, err := plan.RoomOf(node)
+	return l, r, err
+}
+
+// nodeName is the name by which kube-proxy too knows its Node: trimmed and in lower case.
+func nodeName(override string) (string, error) {
+	name := override
+	if name == "" {
+		var err error
+		if name, err = os.Hostname(); err != nil {
+			return "", fmt.Errorf("find this node's name (give --hostname-override): %w", err)
+		}
+	}
+	name = strings.ToLower(strings.TrimSpace(name))
+	if name == "" {
+		return "", fmt.Errorf("find this node's name: %q is empty; give --hostname-override", override)
+	}
+	return name, nil
+}
+
+func localPods(o *config.Options) (pods [2]plan.LocalPods, err error) {
+	c := o.Config
+	switch c.DetectLocalMode {
+	case config.BridgeInterface:
+		p := plan.LocalPods{Interface: c.DetectLocal.BridgeInterface}
+		return [2]plan.LocalPods{p, p}, nil
+	case config.InterfaceNamePrefix:
+		p := plan.LocalPods{Interface: c.DetectLocal.InterfaceNamePrefix, InterfacePrefix: true}
+		return [2]plan.LocalPods{p, p}, nil
+	case config.ClusterCIDR:
+		if c.ClusterCIDR == "" {
+			return pods, nil
+		}
+		for _, s := range strings.Split(c.ClusterCIDR, ",") {
+			p, err := model.ParsePrefix(s)
+			if err != nil {
+				return pods, err
+			}
+			pods[model.FamilyOf(p.Addr())].Prefix = p
+		}
+	}
+	return pods, nil
+}
+
+// nodePortPrefixes returns none for the primary addresses, and everything where nothing is said.
+func nodePortPrefixes(list []string) ([]netip.Prefix, error) {
+	if len(list) == 0 {
+		return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}, nil
+	}
+	var out []netip.Prefix
+	for _, s := range list {
+		if s == config.Primary {
+			return nil, nil
+		}
+		p, err := model.ParsePrefix(s)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}

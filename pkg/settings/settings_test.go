@@ -1,0 +1,82 @@
+package settings
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+func parse(t *testing.T, args string) *Settings {
+	t.Helper()
+	o := config.NewOptions()
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	o.AddFlags(fs)
+	err := fs.Parse(strings.Fields(args))
+	if err == nil {
+		err = o.Complete(fs)
+	}
+	if err == nil {
+		err = o.Validate()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := New(o, fs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestSettings(t *testing.T) {
+	all := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+	ip4 := netip.MustParsePrefix("10.244.0.0/16")
+	for _, tc := range []struct {
+		args      string
+		name      string
+		nodeIP    netip.Addr
+		pods      [2]plan.LocalPods
+		nodePorts []netip.Prefix
+	}{
+		{args: "--hostname-override=Node-1", name: "node-1", nodePorts: all},
+		{args: "--hostname-override=n --proxy-mode=nftables", name: "n"},
+		{args: "--hostname-override=n --nodeport-addresses=10.244.0.0/16 --bind-address=192.0.2.9", name: "n",
+			nodePorts: []netip.Prefix{ip4}, nodeIP: netip.MustParseAddr("192.0.2.9")},
+		{args: "--hostname-override=n --nodeport-addresses=primary --cluster-cidr=fd00::/56,10.244.0.0/16", name: "n",
+			pods: [2]plan.LocalPods{{Prefix: ip4}, {Prefix: netip.MustParsePrefix("fd00::/56")}}},
+		{args: "--hostname-override=n --proxy-mode=nftables --detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=veth --cluster-cidr=10.0.0.0/8",
+			name: "n", pods: [2]plan.LocalPods{{Interface: "veth", InterfacePrefix: true}, {Interface: "veth", InterfacePrefix: true}}},
+		{args: "--hostname-override=n --proxy-mode=nftables --detect-local-mode=BridgeInterface --pod-bridge-interface=br0",
+			name: "n", pods: [2]plan.LocalPods{{Interface: "br0"}, {Interface: "br0"}}},
+		{args: "--hostname-override=n --proxy-mode=nftables --detect-local-mode=NodeCIDR --cluster-cidr=10.0.0.0/8", name: "n"},
+	} {
+		s := parse(t, tc.args)
+		if s.NodeName != tc.name || s.NodeIP != tc.nodeIP || s.LocalPods != tc.pods || !slices.Equal(s.nodePorts, tc.nodePorts) {
+			t.Errorf("%s: name %q, address %v, pods %v, node ports %v", tc.args, s.NodeName, s.NodeIP, s.LocalPods, s.nodePorts)
+		}
+	}
+}
+
+func TestWithoutANameTheHostHasOne(t *testing.T) {
+	if s := parse(t, ""); s.NodeName == "" || s.NodeName != strings.ToLower(s.NodeName) {
+		t.Errorf("the node's name is %q", s.NodeName)
+	}
+	if model.FamilyOf(parse(t, "--bind-address=::").NodeIP) != model.IPv6 && parse(t, "--bind-address=::").NodeIP.IsValid() {
+		t.Error("an unspecified --bind-address is taken for the node's")
+	}
+}
+
+func TestConnectionsAreCountedUnlessToldOtherwise(t *testing.T) {
+	for args, want := range map[string]bool{"": true, "--count-connections": true, "--count-connections=false": false} {
+		if got := !parse(t, args).PlanOptions(model.Families[:]).Uncounted; got != want {
+			t.Errorf("%q: %t, want %t", args, got, want)
+		}
+	}
+}
