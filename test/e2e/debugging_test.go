@@ -111,6 +111,7 @@ func (d *desk) watched(f func()) string {
 // checkPart compares a part of the page, but for what differs from run to run.
 func (d *desk) checkPart(name, text string) {
 	d.Helper()
+	text = secondSync.ReplaceAllString(text, "last sync ")
 	text = "```console\n" + strings.ReplaceAll(release.ReplaceAllString(text, "kernel 6.18.0"), d.dir, "/etc/kube-nftproxy") + "```\n"
 	if *update {
 		if err := docpage.Write(debugging, name, text); err != nil {
@@ -131,9 +132,11 @@ func (d *desk) checkPart(name, text string) {
 }
 
 var (
-	release  = regexp.MustCompile(`kernel \d+\.\d+\.\S*`)
-	measured = regexp.MustCompile(`kernel \d\S*|(\d[\d.:]*(h|ms|m|s|µs))+\b|\d\d:\d\d:\d\d\.\d+|pid \d+|generation \d+|\d+ (elements|rules|tables)|IPv[46] \d+`)
-	spaces   = regexp.MustCompile(` +`)
+	// secondSync is a sync without a change after the one that the page shows, which comes or not.
+	secondSync = regexp.MustCompile(`last sync +\S+ ago, nothing.*\nlast sent `)
+	release    = regexp.MustCompile(`kernel \d+\.\d+\.\S*`)
+	measured   = regexp.MustCompile(`kernel \d\S*|(\d[\d.:]*(h|ms|m|s|µs))+\b|\d\d:\d\d:\d\d\.\d+|pid \d+|generation \d+|\d+ (elements|rules|tables)|IPv[46] \d+`)
+	spaces     = regexp.MustCompile(` +`)
 )
 
 // alike takes out what differs from run to run and from kernel to kernel.
