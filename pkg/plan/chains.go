@@ -61,6 +61,9 @@ func (p *Planner) Unused() bool {
 	return len(p.leftovers) > 0
 }
 
+// HasLeftOvers reports whether there are chains that a rewrite has left behind, see [Planner.LeftOver].
+func (p *Planner) HasLeftOvers() bool { return len(p.leftovers) > 0 }
+
 // Retire gives up chains that nothing needs any more, in two steps that must be a second apart: the first call takes away
 // what leads to them, the next one the chains, because kernels before 6.2 hold on to a chain for a while after the last
 // element that led there has gone. What it does comes out of the next [Planner.Take].

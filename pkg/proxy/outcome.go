@@ -101,6 +101,9 @@ func (p *Proxy) tellListeners(r apply.Result, outcome metrics.SyncResult) {
 	if p.retireAt.IsZero() && p.Planner.Unused() {
 		p.retireAt = outcome.End.Add(retireAfter)
 	}
+	if p.Planner.HasLeftOvers() {
+		p.retireAt = earlier(p.retireAt, outcome.End.Add(retireLeftOversAfter))
+	}
 }
 
 func (p *Proxy) countElements() {

@@ -146,6 +146,9 @@ type Proxy struct {
 // up, so a Service whose size alternates must not have one made each time. Kernels before 6.2 refer to the chain for some milliseconds.
 const retireAfter = 30 * time.Second
 
+// retireLeftOversAfter is how long a chain stays that a rewrite has left behind.
+const retireLeftOversAfter = 2 * time.Second
+
 // addressesRetry is the time between two attempts to read the addresses of the node.
 const addressesRetry = 2 * time.Second
 
