@@ -134,7 +134,11 @@ var attacks = []attack{
 			timeout := int32(100 + i)
 			s.Spec.Ports, s.Spec.SessionAffinity = ports(80, 1), corev1.ServiceAffinityClientIP
 			s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
-			list = append(list, s, slice(name, 0, portNames(s.Spec.Ports), backendPort, addresses("10.244.16.1", 1+(i+version)%200, 1)...))
+			endpoints := 1 + (i+version)%200
+			if i >= 200 { // all numbers are in use; more would be a test of reading 6 MB of manifests
+				endpoints = 1 + (i+version)%5
+			}
+			list = append(list, s, slice(name, 0, portNames(s.Spec.Ports), backendPort, addresses("10.244.16.1", endpoints, 1)...))
 		}
 		return append(list, evil(n, func(*corev1.Service) {})...)
 	}},
