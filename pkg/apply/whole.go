@@ -178,7 +178,11 @@ const mostAtOnce = 250_000
 // rewrite replaces all that the tables hold in one batch, without reading elements first. Remembered clients stay. Where there are no
 // tables any more, many elements come in several batches: small Services do not wait for large ones.
 func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
-	p.Prune()
+	if len(k.states) == 0 {
+		p.Prune()
+	} else {
+		p.ForgetLeftOvers() // a packet between two lookups still finds the chain of a class that was in use
+	}
 	p.Fit()
 	b, most := nft.NewBatch(batchBytes(p)), math.MaxInt
 	b.Report = k.counts != nil && len(k.states) > 0 // what an earlier process has left isn't counted

@@ -27,6 +27,14 @@ func NodeOf(name string, node *corev1.Node) Node {
 	return n
 }
 
+// WithIP returns the node with addr as its primary address of addr's family, or the node as it is if addr is invalid.
+func (n Node) WithIP(addr netip.Addr) Node {
+	if addr.IsValid() {
+		n.IPs[FamilyOf(addr)] = addr
+	}
+	return n
+}
+
 func (n *Node) addIP(s string) {
 	addr, err := parseRaw(s)
 	if err != nil {

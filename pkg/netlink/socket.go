@@ -80,12 +80,6 @@ func (s *Socket) Port() (uint32, error) {
 	return address.(*unix.SockaddrNetlink).Pid, nil
 }
 
-// Replace closes the socket and opens another one: everything that the kernel has locked to it is free.
-func (s *Socket) Replace() {
-	s.Broken = true
-	s.ready()
-}
-
 // ready replaces a broken socket: answers may be waiting in it, a dump may not have ended, or it may be closed. If no other one can be
 // opened, for example without file descriptors, the old one stays.
 func (s *Socket) ready() {

@@ -144,20 +144,22 @@ func (c *Conn) dump(msg uint16, family Family, request []byte, begin func(), f f
 	return fmt.Errorf("list nftables objects: the ruleset kept changing: %w", unix.EINTR)
 }
 
-// list asks for a list of objects once, and calls f for each, with its attributes, until f fails. It reads on to the end: closing the
-// socket would unlock tables. If the ruleset changed meanwhile, the list is torn: objects may be missing or come twice.
-func (c *Conn) list(msg uint16, family Family, request []byte, f func(object []byte) error) (torn bool, failed error) {
+// list asks for a list of objects once, and calls f for each, with its attributes, until f fails. If the ruleset changed meanwhile, the list
+// is torn: objects may be missing or come twice.
+func (c *Conn) list(msg uint16, family Family, request []byte, f func(object []byte) error) (torn bool, err error) {
 	for m, err := range c.ask(msg, unix.NLM_F_DUMP, family, request) {
 		torn = torn || m.Flags&unix.NLM_F_DUMP_INTR != 0
-		switch {
-		case failed != nil:
-		case err != nil:
-			failed = fmt.Errorf("list nftables objects: %w", err)
-		case !m.Ends():
-			failed = f(m.Object())
+		if err != nil {
+			return torn, fmt.Errorf("list nftables objects: %w", err)
+		}
+		if m.Ends() {
+			break
+		}
+		if err := f(m.Object()); err != nil {
+			return torn, err
 		}
 	}
-	return torn, failed
+	return torn, nil
 }
 
 // ask sends a request and yields the messages of the answer; see [netlink.Socket.Ask].

@@ -58,7 +58,7 @@ func (p *Planner) Unused() bool {
 			return true
 		}
 	}
-	return len(p.leftovers) > 0
+	return p.HasLeftOvers()
 }
 
 // HasLeftOvers reports whether there are chains that a rewrite has left behind, see [Planner.LeftOver].
@@ -124,10 +124,13 @@ func (p *Planner) LeftOvers(f nft.Family) int {
 	return n
 }
 
-// Prune lets go of chains that nothing leads to, all at once. Only a planner that doesn't keep track can: the kernel's tables
-// are about to be written anew.
+// ForgetLeftOvers forgets the chains of [Planner.LeftOver]: a rewrite is about to delete them, or to leave them behind once more.
+func (p *Planner) ForgetLeftOvers() { p.leftovers = nil }
+
+// Prune lets go of chains that nothing leads to, all at once. Only a planner that does not keep track can: the kernel's tables
+// are about to be rewritten.
 func (p *Planner) Prune() {
-	p.leftovers = nil
+	p.ForgetLeftOvers()
 	p.retireUses()
 	for key, dispatched := range p.chains {
 		if dispatched == 0 {

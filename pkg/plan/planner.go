@@ -225,7 +225,8 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
 	p.giveBack(old, now)
-	p.weigh(old, now)
+	p.weigh(now, 1)
+	p.weigh(old, -1)
 	p.noteRoom(name, before, old, now)
 }
 

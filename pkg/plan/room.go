@@ -115,7 +115,7 @@ func Weight(s *model.Service) (n int) {
 // lacksElements returns the reason why a Service of a namespace cannot take a number of elements instead of those of its earlier form; "" if it can.
 func (p *Planner) lacksElements(namespace string, n int, old *service) string {
 	most := p.options.Room.Elements
-	all, own := p.taken.elements, p.of(namespace).elements
+	all, own := p.taken.elements, p.takenBy(namespace).elements
 	if old != nil {
 		all, own = all-old.weight, own-old.weight
 	}
@@ -128,16 +128,15 @@ func (p *Planner) lacksElements(namespace string, n int, old *service) string {
 	return ""
 }
 
-// weigh notes that the elements of a Service have changed.
-func (p *Planner) weigh(old, now *service) {
-	for s, sign := range map[*service]int{old: -1, now: 1} {
-		if s != nil {
-			p.taken.elements += sign * s.weight
-			t := p.of(s.name.Namespace)
-			if t.elements += sign * s.weight; *t == (taken{}) {
-				delete(p.namespaces, s.name.Namespace)
-			}
-		}
+// weigh counts the elements of a Service that is added, n = 1, or removed, n = -1.
+func (p *Planner) weigh(s *service, n int) {
+	if s == nil {
+		return
+	}
+	p.taken.elements += n * s.weight
+	t := p.of(s.name.Namespace)
+	if t.elements += n * s.weight; *t == (taken{}) {
+		delete(p.namespaces, s.name.Namespace)
 	}
 }
 

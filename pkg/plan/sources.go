@@ -63,7 +63,7 @@ func (p *Planner) newSources(s *service, before *sources, port *port, ranges []m
 
 // lacksRanges returns the reason why a Service of a namespace cannot have a number of source ranges; "" if it can.
 func (p *Planner) lacksRanges(namespace string, n int) string {
-	most, t := p.options.Room.SourceRanges, p.of(namespace)
+	most, t := p.options.Room.SourceRanges, p.takenBy(namespace)
 	switch {
 	case t.ranges+n > most/perNamespace:
 		return fmt.Sprintf("the Service has %d source ranges, the others of its namespace %d, and a namespace has room for %d", n, t.ranges, most/perNamespace)

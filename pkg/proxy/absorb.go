@@ -54,9 +54,7 @@ func (p *Proxy) absorbNode(ctx context.Context) (changed bool) {
 	} else if node.IPs == ([2]netip.Addr{}) {
 		node.IPs = p.node.IPs // it gets its addresses some time after it has registered
 	}
-	if p.NodeIP.IsValid() {
-		node.IPs[model.FamilyOf(p.NodeIP)] = p.NodeIP
-	}
+	node = node.WithIP(p.NodeIP)
 	if node.IPs != p.node.IPs {
 		message := "NodeIPs changed for the node" // this and the other message are kube-proxy's
 		if p.node.IPs == ([2]netip.Addr{}) {

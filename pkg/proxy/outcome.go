@@ -37,7 +37,7 @@ func (p *Proxy) onRejected(t times, r apply.Result, err error) {
 func (p *Proxy) onCommitted(ctx context.Context, t times, result apply.Result) {
 	p.Schedule.Succeeded(t.end)
 	p.lastCommit, p.rejected = t.end, false
-	author, _ := p.authorOf(p.trust.reason)
+	author := p.onCompared(t.end, result)
 	p.account.noteSynced(t.start, t.begun, t.end, result)
 	p.tell(t.end, t.begun.Sub(t.start), result, nil)
 	p.tellListeners(result, t.result(result))
@@ -62,20 +62,28 @@ func (p *Proxy) onCommitted(ctx context.Context, t times, result apply.Result) {
 		"elapsed", t.end.Sub(t.start))
 }
 
+// onCompared notes a sync that has compared the tables with the plan, if it did, and restores trust in them. It returns the author of the last
+// foreign change, if that is why the sync compared.
+func (p *Proxy) onCompared(at time.Time, r apply.Result) (author string) {
+	reason := p.trust.reason
+	if reason == "" {
+		return ""
+	}
+	author, program := p.authorOf(reason)
+	p.Metrics.Checked(reason, r.Kind == apply.Full)
+	if r.Kind == apply.Full {
+		p.account.noteRepair(view.Repair{Time: at, Reason: string(reason), Why: r.Why, By: author, Program: program})
+	}
+	p.trust.reason = ""
+	return author
+}
+
 // tellListeners tells all that depend on a successful sync: health, metrics, the search for stale flows, health check node ports.
 func (p *Proxy) tellListeners(r apply.Result, outcome metrics.SyncResult) {
 	p.Health.Updated(outcome.End)
 	p.Metrics.Synced(outcome)
 	if p.Synced != nil {
 		p.Synced()
-	}
-	if p.trust.reason != "" {
-		p.Metrics.Checked(p.trust.reason, r.Kind == apply.Full)
-		if r.Kind == apply.Full {
-			author, program := p.authorOf(p.trust.reason)
-			p.account.noteRepair(view.Repair{Time: outcome.End, Reason: string(p.trust.reason), Why: r.Why, By: author, Program: program})
-		}
-		p.trust.reason = ""
 	}
 	for _, t := range p.unprogrammed {
 		family := model.IPv4

@@ -67,10 +67,7 @@ func (p *Proxy) awaitAddresses(ctx context.Context) {
 	const patience, pause = 10 * time.Second, 100 * time.Millisecond
 	begun, said := p.Now(), false
 	for ctx.Err() == nil {
-		node := model.NodeOf(p.NodeName, p.Source.Node())
-		if p.NodeIP.IsValid() {
-			node.IPs[model.FamilyOf(p.NodeIP)] = p.NodeIP
-		}
+		node := model.NodeOf(p.NodeName, p.Source.Node()).WithIP(p.NodeIP)
 		var failed error
 		for _, f := range p.Families {
 			_, err := p.NodePorts.Addresses(f, node)

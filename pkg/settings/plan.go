@@ -11,10 +11,7 @@ import (
 // not be used. It fails if the addresses of this host cannot be read.
 func (s *Settings) Facts(source proxy.Source, families []model.Family) (facts proxy.Facts, problems []model.Problem, err error) {
 	object := source.Node()
-	facts.Node = model.NodeOf(s.NodeName, object)
-	if s.NodeIP.IsValid() {
-		facts.Node.IPs[model.FamilyOf(s.NodeIP)] = s.NodeIP
-	}
+	facts.Node = model.NodeOf(s.NodeName, object).WithIP(s.NodeIP)
 	facts.ServiceCIDRs, problems = model.ServiceCIDRs(source.ServiceCIDRs())
 	nodePorts := s.NodePortAddresses()
 	for _, f := range families {
