@@ -84,12 +84,15 @@ func TestStatusPage(t *testing.T) {
 
 	// A change, and a search.
 	b.change(strings.Replace(string(debugging), "[10.244.0.10]", "[10.244.0.99]", 1), "10.244.0.99:8080")
-	page = b.show("#find=DEFAULT/WE", "10.244.0.99:8080", "1 to 1 of 1 (of 3)")
+	eventually(t, patience, func() error { // the page asks for Services and for syncs apart, and an answer may be half a second old
+		page = b.show("#find=DEFAULT/WE", "10.244.0.99:8080", "1 to 1 of 1 (of 3)")
+		if n := page.points(); n <= syncs {
+			return fmt.Errorf("%d points are in the plot after a change; before it there were %d", n, syncs)
+		}
+		return nil
+	})
 	if diff := cmp.Diff([]string{"default/web"}, page.services()); diff != "" {
 		t.Errorf("Services that a search shows (-want +got):\n%s", diff)
-	}
-	if n := page.points(); n <= syncs {
-		t.Errorf("%d points are in the plot after a change; before it there were %d", n, syncs)
 	}
 	if diff := cmp.Diff([]string{"default/api", "default/edge"}, b.show("#wrong=1").services()); diff != "" {
 		t.Errorf("Services with which something is wrong (-want +got):\n%s", diff)
