@@ -3,7 +3,7 @@ package apply
 import (
 	"errors"
 	"fmt"
-	"strings"
+
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -228,10 +228,10 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 	if c.Empty() {
 		return Result{Kind: Nothing}, nil
 	}
-	if why := anew(c); why != "" {
+	if c.Rules {
 		k.known = false
 		p.Untrack()
-		return k.rewrite(p, why)
+		return k.rewrite(p, "local pods are recognised in another way")
 	}
 	b := k.reuse()
 	b.Report = k.counts != nil
@@ -280,38 +280,22 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 	return result, nil
 }
 
-// remake deletes a set, and makes it again.
+// remake deletes a set, and adds it again.
 func remake(b *nft.Batch, r *plan.Remade) {
-	t := table(r.Chain.Family)
-	b.FlushRules(t, r.Chain.Name)
+	for _, c := range r.Chains {
+		b.FlushRules(table(c.Family), c.Name)
+	}
+	if r.Set.Counter {
+		b.FlushSet(r.Set, len(r.Elements)) // so that the kernel reports the counters
+	}
 	b.DeleteSet(r.Set.Family, r.Set.Table, r.Set.Name)
 	b.AddSet(r.Set)
-	b.AddRules(t, r.Chain.Chain)
+	for _, c := range r.Chains {
+		b.AddRules(table(c.Family), c.Chain)
+	}
 	for i := range r.Elements {
 		b.AddElement(&r.Elements[i])
 	}
-}
-
-// anew tells why a change can't be sent as a difference, or "" if it can.
-func anew(c *plan.Change) string {
-	switch {
-	case c.Rules:
-		return "local pods are recognised in another way"
-	case len(c.Grown) > 0:
-		return outgrown(c.Grown)
-	}
-	return ""
-}
-
-// outgrown tells why everything is written anew before a set is full. Kernels since 6.5 would raise its size, but only once
-// the batch is committed, and its hash table keeps its buckets: with a hundred times as many elements as it was made for,
-// finding one takes a hundred times as long.
-func outgrown(sets []*nft.Set) string {
-	var names []string
-	for _, s := range sets {
-		names = append(names, s.Family.String()+" "+s.Name)
-	}
-	return "little room left in " + strings.Join(names, ", ")
 }
 
 // reuse returns an empty batch in the memory of the last one, unless that was large.

@@ -389,7 +389,7 @@ func TestCountsAreThereAfterSetsHaveGrown(t *testing.T) {
 		s := plain(i)
 		n.planner.Set(s.Name, s)
 	}
-	n.sync(apply.Full)
+	n.sync(apply.Partial)
 	n.everyWay()
 	n.check("in larger sets")
 }

@@ -9,16 +9,14 @@ import (
 
 // Change is the difference between what was taken last and what is wanted now. It is applied in the order of its fields.
 type Change struct {
-	// Grown are sets that are about to fill up: they have to be made anew, with room for more elements.
-	Grown []*nft.Set
 	// Rules is set where the constant rules are others now: everything has to be written anew.
 	Rules bool
 	// Chains are chains to add, with their rules.
 	Chains []Chain
 	// Delete and Add are elements; one that is replaced stands in both.
 	Delete, Add []*nft.Element
-	// Remade are sets that are to be deleted and made again with all their elements, and the chains whose rules use them: so many elements
-	// of theirs change that this takes less time. None of Delete and Add is in them.
+	// Remade are sets to delete and to add again with all their elements: a set that is about to exceed its size, and one of ranges of which so
+	// many change that this takes less time. None of Delete and Add is in them.
 	Remade []Remade
 	// Forget are elements to delete that packets may have added, or not.
 	Forget []nft.Element
@@ -26,11 +24,11 @@ type Change struct {
 	Unused []Chain
 }
 
-// Remade is a set to make again.
+// Remade is a set to delete and to add again.
 type Remade struct {
 	Set *nft.Set
-	// Chain has all rules that use the set.
-	Chain    Chain
+	// Chains are the chains whose rules use the set.
+	Chains   []Chain
 	Elements []nft.Element
 }
 
@@ -42,7 +40,7 @@ type Chain struct {
 
 // Empty reports whether there is nothing to do.
 func (c *Change) Empty() bool {
-	return !c.Rules && len(c.Grown)+len(c.Chains)+len(c.Remade)+len(c.Delete)+len(c.Add)+len(c.Unused) == 0
+	return !c.Rules && len(c.Chains)+len(c.Remade)+len(c.Delete)+len(c.Add)+len(c.Unused) == 0
 }
 
 // delta collects what happens to elements between two calls of [Planner.Take]; what comes and goes again, or goes and

@@ -22,11 +22,24 @@ func (p *Planner) Fit() {
 		if s.Size == 0 || s.Dynamic {
 			continue
 		}
-		s.Size = minimumSize
-		for int(s.Size) < 2*n {
-			s.Size *= 2
-		}
+		s.Size = sizeFor(n)
 	}
+}
+
+// largeSet is the number of elements from which a set is large, largeSize the least size of a large set. The kernel takes 32 MB for its buckets.
+// A large set is not deleted and added again before several namespaces have filled their room.
+const largeSet, largeSize = 1 << 16, 1 << 21
+
+// sizeFor returns the size of a set for n elements: at least room for as many again.
+func sizeFor(n int) uint32 {
+	size := uint32(minimumSize)
+	if n > largeSet {
+		size = largeSize
+	}
+	for int(size) < 2*n {
+		size *= 2
+	}
+	return size
 }
 
 // Count returns the number of elements that a set should have.

@@ -89,6 +89,15 @@ func (l *layout) sourceElements(s *sources, each func(*nft.Element)) {
 	}
 }
 
+// eachSource returns a function that calls another one for every source range of a family.
+func (l *layout) eachSource(services map[types.NamespacedName]*service) func(func(*nft.Element)) {
+	return func(each func(*nft.Element)) {
+		for _, s := range services {
+			l.sourceElements(s.sources[l.family], each)
+		}
+	}
+}
+
 func (p *Planner) changeSources(l *layout, namespace string, was, is *sources) {
 	if was != nil && is != nil && was.number == is.number && slices.Equal(was.ranges, is.ranges) {
 		return
@@ -98,34 +107,5 @@ func (p *Planner) changeSources(l *layout, namespace string, was, is *sources) {
 	if was != nil && is == nil {
 		p.taken.ranges -= len(was.ranges)
 		p.of(namespace).ranges -= len(was.ranges)
-	}
-}
-
-// fewRanges is how many source ranges are deleted one by one.
-const fewRanges = 8
-
-// remakeSources has the sets of source ranges made again of which many elements go. The kernel deletes one in a time that grows with the
-// number of elements that were added before it, and makes room for all others in no more time than for some hundred of them.
-func (p *Planner) remakeSources(c *Change) {
-	for _, l := range p.layouts {
-		if l == nil {
-			continue
-		}
-		of := func(e *nft.Element) bool { return e.Set == l.allowedSources }
-		gone := 0
-		for _, e := range c.Delete {
-			if of(e) {
-				gone++
-			}
-		}
-		if gone <= fewRanges {
-			continue
-		}
-		c.Delete, c.Add = slices.DeleteFunc(c.Delete, of), slices.DeleteFunc(c.Add, of)
-		r := Remade{Set: l.allowedSources, Chain: Chain{l.family, &nft.Chain{Name: kindFirewall.name(), Rules: l.firewall()}}}
-		for _, s := range p.services {
-			l.sourceElements(s.sources[l.family], func(e *nft.Element) { r.Elements = append(r.Elements, *e) })
-		}
-		c.Remade = append(c.Remade, r)
 	}
 }

@@ -81,14 +81,14 @@ func (p *Planner) shareElement(e *nft.Element, n int32) {
 // to [Planner.Tables] and [Planner.Elements].
 func (p *Planner) Take() *Change {
 	d := p.delta
-	c := &Change{Grown: d.grown, Rules: d.rules, Unused: d.unused}
+	c := &Change{Rules: d.rules, Unused: d.unused}
 	for _, key := range d.chains {
 		if _, ok := p.chains[key]; ok {
 			c.Chains = append(c.Chains, Chain{key.family, p.layouts[key.family].classChain(&p.options, key.class)})
 		}
 	}
 	c.Delete, c.Add = d.elementsChanged()
-	p.remakeSources(c)
+	p.remake(c)
 	for _, e := range c.Delete {
 		if l := p.layouts[familyOf(e.Set)]; e.Set == l.clusterIPs {
 			c.Forget = append(c.Forget, nft.Element{Set: l.unusedPorts, Key: e.Key})
