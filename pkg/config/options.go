@@ -30,8 +30,10 @@ type Options struct {
 	Config *kubeproxy.KubeProxyConfiguration
 	// File is the configuration's file, WriteTo where the effective one is to be written; empty for none.
 	File, WriteTo string
-	// Master is the API server's URL; it overrides the kubeconfig's, and the file has no field for it.
+	// Master is the API server's URL, or several ones separated by commas; it overrides the kubeconfig's, and the file has no field for it.
 	Master string
+	// LearnAPIServers says that the addresses of the Service default/kubernetes are used after a failure of the API server.
+	LearnAPIServers bool
 	// Manifests is a folder of objects that stands in for an API server.
 	Manifests string
 	// ControlSocket is where commands on this node reach the program; empty for nowhere.

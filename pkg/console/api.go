@@ -21,15 +21,15 @@ import (
 
 // API asks the API server whether it answers, and remembers failures to list or watch. Its methods are safe for concurrent use.
 type API struct {
-	host     string
+	server   func() string
 	client   kubernetes.Interface
 	mu       sync.Mutex
 	failures map[string]view.WatchFailure
 }
 
-// NewAPI takes the address of the API server, which may hold secrets, and a client of it.
-func NewAPI(host string, client kubernetes.Interface) *API {
-	return &API{host: host, client: client, failures: map[string]view.WatchFailure{}}
+// NewAPI takes a function that returns the address of the API server in use, which may hold secrets, and a client of it.
+func NewAPI(server func() string, client kubernetes.Interface) *API {
+	return &API{server: server, client: client, failures: map[string]view.WatchFailure{}}
 }
 
 // Failed notes a failure to list or watch a resource.
@@ -43,7 +43,7 @@ func (a *API) Failed(resource string, err error) {
 
 // State asks the API server whether it answers, for two seconds at most.
 func (a *API) State(ctx context.Context) view.API {
-	s := view.API{Source: config.WithoutSecrets(a.host)}
+	s := view.API{Source: config.WithoutSecrets(a.server())}
 	const patience = 2 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -17,20 +18,25 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 )
 
-// connection returns how to reach the API server. No address in it, nor in its errors, holds a password: client-go logs addresses.
-func (d *daemon) connection(logger klog.Logger) (*rest.Config, error) {
+// connection returns the configuration of the connection to the API server, and a function that returns the address in use. No address in
+// either, nor in errors, holds a password: client-go logs addresses.
+func (d *daemon) connection(logger klog.Logger) (cfg *rest.Config, server func() string, err error) {
 	c := &d.Config.ClientConnection
-	load := func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags(d.Master, c.Kubeconfig) }
+	addresses, serverName := d.addresses()
+	load := func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags(addresses[0], c.Kubeconfig) }
 	if c.Kubeconfig == "" && d.Master == "" {
 		logger.Info("Neither kubeconfig file nor master URL was specified, falling back to in-cluster config")
 		load = rest.InClusterConfig
 	}
-	cfg, err := load()
+	if cfg, err = load(); err == nil {
+		cfg.ServerName = cmp.Or(cfg.ServerName, serverName)
+		server, err = failover(cfg, addresses[1:], d.learned(), logger)
+	}
 	if err == nil {
 		err = hidePassword(cfg)
 	}
 	if err != nil {
-		return nil, d.withoutAddresses(err)
+		return nil, nil, d.withoutAddresses(err)
 	}
 	cfg.QPS, cfg.Burst, cfg.ContentType = c.QPS, int(c.Burst), c.ContentType
 	if cfg.AcceptContentTypes = c.AcceptContentTypes; cfg.AcceptContentTypes == "" {
@@ -38,17 +44,48 @@ func (d *daemon) connection(logger klog.Logger) (*rest.Config, error) {
 	}
 	rest.AddUserAgent(cfg, "kube-nftproxy/"+d.version)
 	cfg.Wrap(watch.Impatient)
-	return cfg, nil
+	return cfg, server, nil
+}
+
+// addresses returns the addresses of the API server that a flag or else the kubeconfig file lists, and the name in their certificates if the file
+// lists several ones. The first address is empty if client-go finds out the only one.
+func (d *daemon) addresses() (list []string, serverName string) {
+	if d.Master != "" {
+		return strings.Split(d.Master, ","), ""
+	}
+	file, err := clientcmd.LoadFromFile(d.Config.ClientConnection.Kubeconfig)
+	if err != nil {
+		return []string{""}, "" // client-go reports the error
+	}
+	current := file.Contexts[file.CurrentContext]
+	if current == nil || file.Clusters[current.Cluster] == nil {
+		return []string{""}, ""
+	}
+	cluster := file.Clusters[current.Cluster]
+	if list = strings.Split(cluster.Server, ","); len(list) == 1 {
+		return []string{""}, ""
+	}
+	return list, cluster.TLSServerName
+}
+
+// learned returns a function that returns the hosts of the API servers that the cluster lists, or nil if they are not to be used.
+func (d *daemon) learned() func() []string {
+	if !d.LearnAPIServers {
+		return nil
+	}
+	return func() []string { return apiServers(d.source.Slices) }
 }
 
 // withoutAddresses returns an error in which the addresses that were configured have no secrets.
 func (d *daemon) withoutAddresses(err error) error {
 	text := err.Error()
-	hide := func(address string) {
-		if shown := config.WithoutSecrets(address); shown != address {
-			text = strings.ReplaceAll(text, address, shown)
-			quoted := strings.Trim(strconv.Quote(address), `"`)
-			text = strings.ReplaceAll(text, quoted, shown)
+	hide := func(list string) {
+		for address := range strings.SplitSeq(list, ",") {
+			if shown := config.WithoutSecrets(address); shown != address {
+				text = strings.ReplaceAll(text, address, shown)
+				quoted := strings.Trim(strconv.Quote(address), `"`)
+				text = strings.ReplaceAll(text, quoted, shown)
+			}
 		}
 	}
 	hide(d.Master)

@@ -228,7 +228,7 @@ func (d *daemon) openSource(logger klog.Logger) error {
 		d.source = watch.NewManifests(cfg)
 		return nil
 	}
-	connection, err := d.connection(logger)
+	connection, server, err := d.connection(logger)
 	if err != nil {
 		return fmt.Errorf("connect to the API server: %w", err)
 	}
@@ -239,7 +239,7 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	d.sink = report.NewSink(&events.EventSinkImpl{Interface: client.EventsV1()})
 	d.recorder = events.NewBroadcaster(d.sink)
 	d.reporter = report.New(logger, d.recorder.NewRecorder(scheme.Scheme, "kube-nftproxy"), report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
-	d.api = console.NewAPI(connection.Host, client)
+	d.api = console.NewAPI(server, client)
 	cfg.Report, cfg.Failed = d.report, func(resource string, err error) {
 		d.metrics.WatchFailed(resource)
 		d.api.Failed(resource, err)

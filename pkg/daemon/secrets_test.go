@@ -137,7 +137,7 @@ func TestNoPasswordIsShown(t *testing.T) {
 
 // use reads from the API server as the program does, and writes what status says of it.
 func (d *daemon) use(out *outputs) error {
-	connection, err := d.connection(klog.FromContext(out))
+	connection, server, err := d.connection(klog.FromContext(out))
 	if err != nil {
 		return err
 	}
@@ -145,7 +145,7 @@ func (d *daemon) use(out *outputs) error {
 	if err != nil {
 		return err
 	}
-	d.api = console.NewAPI(connection.Host, client)
+	d.api = console.NewAPI(server, client)
 	_, err = client.CoreV1().Services("").List(out, metav1.ListOptions{})
 	if err != nil {
 		d.api.Failed("services", err)

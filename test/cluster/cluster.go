@@ -53,6 +53,7 @@ type Cluster struct {
 	authority authority
 	server    netip.AddrPort
 	etcd      string     // its URL
+	log       string     // the end of the names of logs
 	processes []*process // in the order of their start
 	client    kubernetes.Interface
 }
@@ -226,7 +227,7 @@ func (c *Cluster) run(name string, args ...string) (*process, error) {
 		// ip replaces itself by the program, so the process is our child, and dies with us, all the same.
 		argv = append([]string{"ip", "netns", "exec", c.config.Netns}, argv...)
 	}
-	p, err := startProcess(name, c.path(name+".log"), argv)
+	p, err := startProcess(name, c.path(name+c.log+".log"), argv)
 	if err != nil {
 		return nil, err
 	}
@@ -289,6 +290,17 @@ func (c *Cluster) RestartServer(ctx context.Context) error {
 		return fmt.Errorf("restart kube-apiserver: %w", err)
 	}
 	return nil
+}
+
+// AddServer starts another API server on the same etcd, at another port. The cluster that it returns has no process but this server; its Stop
+// does not stop etcd.
+func (c *Cluster) AddServer(ctx context.Context) (*Cluster, error) {
+	other := &Cluster{config: c.config, authority: c.authority, etcd: c.etcd, log: "-other"}
+	if err := other.startAPIServer(ctx, c.etcd); err != nil {
+		other.Stop()
+		return nil, fmt.Errorf("start another kube-apiserver: %w", err)
+	}
+	return other, nil
 }
 
 // Pids returns the process IDs of etcd and kube-apiserver, for tests that pause or measure them.

@@ -1,0 +1,151 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+)
+
+// servers sends each request to the API server that has answered last, and tries the next one if that one fails. Kubernetes clients know one
+// address only (kubernetes/kubernetes#18174).
+type servers struct {
+	http.RoundTripper
+	configured []string
+	// learned returns the addresses of API servers that the cluster lists; it may be nil.
+	learned func() []string
+	logger  klog.Logger
+
+	mu      sync.Mutex
+	current string
+}
+
+// failover makes a connection use other addresses, too, and the hosts that learned returns, unless it is nil. All servers need the same scheme,
+// path, credentials and certificate authority. It returns a function that returns the address in use.
+func failover(cfg *rest.Config, others []string, learned func() []string, logger klog.Logger) (current func() string, err error) {
+	if len(others) == 0 && learned == nil {
+		return func() string { return cfg.Host }, nil
+	}
+	first, path, err := rest.DefaultServerUrlFor(cfg)
+	if err != nil {
+		return nil, err
+	}
+	s := &servers{learned: learned, logger: logger, configured: []string{first.Host}, current: first.Host}
+	for _, address := range others {
+		other := rest.CopyConfig(cfg)
+		other.Host = strings.TrimSpace(address)
+		u, p, err := rest.DefaultServerUrlFor(other)
+		switch {
+		case err != nil:
+			return nil, err
+		case u.User != nil:
+			return nil, errors.New("only the first address of an API server may hold a user and a password; they are sent to all servers")
+		case u.Scheme != first.Scheme || u.Path != first.Path || p != path:
+			return nil, fmt.Errorf("the addresses of API servers differ in more than host and port: %s and %s", first.Redacted(), u.Redacted())
+		}
+		s.configured = append(s.configured, u.Host)
+	}
+	if cfg.Dial == nil {
+		const patience, keepAlive = 5 * time.Second, 30 * time.Second // client-go would wait for 30 s until the next server has its turn
+		cfg.Dial = (&net.Dialer{Timeout: patience, KeepAlive: keepAlive}).DialContext
+	}
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		s.RoundTripper = next
+		return s
+	})
+	return func() string { return (&url.URL{Scheme: first.Scheme, Host: s.at(), Path: first.Path}).String() }, nil
+}
+
+// all returns the hosts of all servers, in the order in which they are tried.
+func (s *servers) all() []string {
+	list := slices.Clone(s.configured)
+	if s.learned == nil {
+		return list
+	}
+	for _, host := range s.learned() {
+		if !slices.Contains(list, host) {
+			list = append(list, host)
+		}
+	}
+	return list
+}
+
+func (s *servers) at() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.current
+}
+
+// RoundTrip implements http.RoundTripper. A request that has reached no server is sent to the next one; client-go repeats others.
+func (s *servers) RoundTrip(r *http.Request) (*http.Response, error) {
+	for tried := 1; ; tried++ {
+		host := s.at()
+		sent := r.Clone(r.Context())
+		sent.URL.Host, sent.Host = host, ""
+		resp, err := s.RoundTripper.RoundTrip(sent)
+		if r.Context().Err() != nil || err == nil && !unavailable(resp.StatusCode) {
+			return resp, err
+		}
+		n := s.failed(host, resp, err)
+		var unsent *net.OpError
+		if !errors.As(err, &unsent) || unsent.Op != "dial" || r.Body != nil || tried >= n {
+			return resp, err
+		}
+	}
+}
+
+// unavailable reports whether an API server, or a load balancer before it, says that it cannot serve now.
+func unavailable(status int) bool {
+	return status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout
+}
+
+// failed makes the next server the current one, unless another request has done so. It returns the number of servers.
+func (s *servers) failed(host string, resp *http.Response, err error) int {
+	if err == nil {
+		err = fmt.Errorf("it answered %s", resp.Status)
+	}
+	list := s.all()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := list[(slices.Index(list, host)+1)%len(list)]
+	if host != s.current || next == host {
+		return len(list)
+	}
+	s.current = next
+	s.logger.Info("API server failed; using the next one", "server", host, "next", next, "err", err)
+	return len(list)
+}
+
+// WrappedRoundTripper lets client-go find the transport inside.
+func (s *servers) WrappedRoundTripper() http.RoundTripper { return s.RoundTripper }
+
+// apiServers returns the addresses of the API servers by the EndpointSlices of the Service kubernetes: those that are ready.
+func apiServers(slicesOf func(types.NamespacedName) []*discoveryv1.EndpointSlice) (hosts []string) {
+	for _, slice := range slicesOf(types.NamespacedName{Namespace: "default", Name: "kubernetes"}) {
+		port := slices.IndexFunc(slice.Ports, func(p discoveryv1.EndpointPort) bool { return p.Name != nil && *p.Name == "https" && p.Port != nil })
+		if port < 0 {
+			continue
+		}
+		for _, e := range slice.Endpoints {
+			if ready := e.Conditions.Ready; ready != nil && !*ready || len(e.Addresses) == 0 {
+				continue
+			}
+			if _, err := netip.ParseAddr(e.Addresses[0]); err == nil {
+				hosts = append(hosts, net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(*slice.Ports[port].Port))))
+			}
+		}
+	}
+	return hosts
+}

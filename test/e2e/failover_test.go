@@ -1,0 +1,83 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// TestAPIServerFailover kills two API servers by turns, and changes a Service on the one that is left.
+func TestAPIServerFailover(t *testing.T) {
+	w := newWorld(t, lab.Config{Pods: 3})
+	w.serve(w.Pods[0], w.Pods[1])
+	other, err := w.api.AddServer(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Stop()
+	w.apply(service("web"), slice("web", "web-1", endpoint(w.Pods[0].IPv4)), kubernetesSlice(other))
+	to := w.clusterIPs("web")[0]
+	both := "https://" + w.api.Server().String() + ",https://" + other.Server().String()
+	listing := filepath.Join(w.dir, "both.kubeconfig")
+	text, err := os.ReadFile(w.kubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = bytes.ReplaceAll(text, []byte("https://"+w.api.Server().String()), []byte(both))
+	if err := os.WriteFile(listing, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, flags := range map[string][]string{
+		"flag": {"--master=" + both}, "kubeconfig": {"--kubeconfig=" + listing}, "learned": {"--learn-api-servers"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := w.start(flags...)
+			defer d.Kill()
+			eventually(t, patience, func() error { return synced(d) })
+			serve := func(c *cluster.Cluster, pod *lab.Host, servers string) {
+				t.Helper()
+				if err := c.Apply(t.Context(), slice("web", "web-1", endpoint(pod.IPv4))); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, patience, func() error { return reached(t.Context(), w.Pods[2], model.TCP, to, pod.Name) })
+				if failed := len(d.lines("API server failed")); failed != strings.Count(servers, "x") {
+					t.Errorf("the log has %d failures of an API server, want %q:\n%s", failed, servers, d.LogTail(20))
+				}
+			}
+			serve(w.api, w.Pods[1], "")
+			w.api.KillServer()
+			serve(other, w.Pods[0], "x")
+			if err := w.api.RestartServer(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			other.Stop()
+			serve(w.api, w.Pods[1], "xx")
+			if err := other.RestartServer(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// kubernetesSlice lists an API server as servers list themselves outside of tests. All servers of a slice have the same port.
+func kubernetesSlice(c *cluster.Cluster) *discoveryv1.EndpointSlice {
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: "kubernetes", Namespace: corev1.NamespaceDefault, Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("https"), Port: ptr.To(int32(c.Server().Port())), Protocol: ptr.To(corev1.ProtocolTCP)}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{c.Server().Addr().String()}}},
+	}
+}
