@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/component-base/featuregate"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -34,6 +35,8 @@ type Options struct {
 	Master string
 	// LearnAPIServers says that the addresses of the Service default/kubernetes are used after a failure of the API server.
 	LearnAPIServers bool
+	// StartupTaint is the key of a taint that is removed from the Node after the first sync; empty for none.
+	StartupTaint string
 	// Manifests is a folder of objects that stands in for an API server.
 	Manifests string
 	// ControlSocket is where commands on this node reach the program; empty for nowhere.
@@ -116,6 +119,12 @@ func (o *Options) Validate() error {
 	errs := validate(o.Config, o.Gates)
 	if o.Manifests != "" && (o.Config.ClientConnection.Kubeconfig != "" || o.Master != "") {
 		errs = append(errs, field.Invalid(field.NewPath("--manifests"), o.Manifests, "can't be combined with an API server's address"))
+	}
+	if o.Manifests != "" && o.StartupTaint != "" {
+		errs = append(errs, field.Invalid(field.NewPath("--startup-taint"), o.StartupTaint, "requires an API server, and --manifests is set"))
+	}
+	if problems := validation.IsQualifiedName(o.StartupTaint); o.StartupTaint != "" && len(problems) > 0 {
+		errs = append(errs, field.Invalid(field.NewPath("--startup-taint"), o.StartupTaint, strings.Join(problems, "; ")))
 	}
 	if o.MetricsServices < 0 {
 		errs = append(errs, field.Invalid(field.NewPath("--metrics-services"), o.MetricsServices, "must be greater than or equal to 0"))

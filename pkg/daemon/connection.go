@@ -30,7 +30,7 @@ func (d *daemon) connection(logger klog.Logger) (cfg *rest.Config, server func()
 	}
 	if cfg, err = load(); err == nil {
 		cfg.ServerName = cmp.Or(cfg.ServerName, serverName)
-		server, err = failover(cfg, addresses[1:], d.learned(), logger)
+		server, err = watch.Failover(cfg, addresses[1:], d.learned(), logger)
 	}
 	if err == nil {
 		err = hidePassword(cfg)
@@ -73,7 +73,7 @@ func (d *daemon) learned() func() []string {
 	if !d.LearnAPIServers {
 		return nil
 	}
-	return func() []string { return apiServers(d.source.Slices) }
+	return func() []string { return d.source.APIServers() }
 }
 
 // withoutAddresses returns an error in which the addresses that were configured have no secrets.

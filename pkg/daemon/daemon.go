@@ -118,6 +118,8 @@ func serve(ctx context.Context, version string, s *settings.Settings) error {
 type source interface {
 	proxy.Source
 	Run(context.Context) error
+	// APIServers returns the addresses of the API servers that the objects list.
+	APIServers() []string
 }
 
 // daemon holds the parts of the program, in the order of the data that flows through them.
@@ -152,11 +154,14 @@ type daemon struct {
 	takeover  *takeover.Takeover
 	started   time.Time
 	settle    sync.Once
+	// firstSync is closed after the first sync.
+	firstSync chan struct{}
 	// loop is what keeps the kernel in step; console answers commands about all of this.
 	loop    *proxy.Proxy
 	console *console.Console
-	// api is nil where objects come from a folder.
+	// api and client are nil where objects come from a folder.
 	api      *console.API
+	client   kubernetes.Interface
 	problems console.Problems
 	commits  console.Commits
 }
@@ -164,7 +169,7 @@ type daemon struct {
 func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFamilies, families []model.Family) (*daemon, error) {
 	d := &daemon{
 		Settings: s, version: version, hostFamilies: hostFamilies, started: time.Now(), registry: prometheus.NewRegistry(), families: families,
-		addressed: make(chan struct{}, 1),
+		addressed: make(chan struct{}, 1), firstSync: make(chan struct{}),
 	}
 	logger := klog.FromContext(ctx)
 	// The messages of the first three lines are kube-proxy's, which some look for.
@@ -239,7 +244,7 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	d.sink = report.NewSink(&events.EventSinkImpl{Interface: client.EventsV1()})
 	d.recorder = events.NewBroadcaster(d.sink)
 	d.reporter = report.New(logger, d.recorder.NewRecorder(scheme.Scheme, "kube-nftproxy"), report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
-	d.api = console.NewAPI(server, client)
+	d.api, d.client = console.NewAPI(server, client), client
 	cfg.Report, cfg.Failed = d.report, func(resource string, err error) {
 		d.metrics.WatchFailed(resource)
 		d.api.Failed(resource, err)
@@ -295,6 +300,9 @@ func (d *daemon) run(ctx context.Context) error {
 	part("nodeport", func(ctx context.Context) error { d.users.Run(ctx); return nil })
 	if d.File != "" {
 		part("configuration", d.AwaitChange)
+	}
+	if d.StartupTaint != "" {
+		part("taint", (&watch.StartupTaint{Client: d.client, Key: d.StartupTaint, Node: d.source.Node, Synced: d.firstSync}).Run)
 	}
 	part("takeover", func(ctx context.Context) error { d.takeover.Run(ctx); return nil })
 	part("control", func(ctx context.Context) error { control.Serve(ctx, d.ControlSocket, d.console.Handler()); return nil })

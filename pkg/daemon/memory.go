@@ -57,6 +57,7 @@ func containerLimit(folder string) (int64, bool) {
 func (d *daemon) synced() {
 	d.takeover.Synced()
 	d.settle.Do(func() {
+		close(d.firstSync)
 		d.dropUnserved()
 		if os.Getenv("GOGC") == "" {
 			debug.SetGCPercent(growthLater)

@@ -91,12 +91,16 @@ func TestNoPasswordIsShown(t *testing.T) {
 		works      bool
 	}{
 		{"--master", "--master " + withPassword, true},
+		{"--master with a second address", "--master " + withPassword + ",http://127.0.0.2:1", true},
+		{"--master with a password in the second address", "--master http://127.0.0.2:1," + withPassword, false},
 		{"--master without a scheme", "--master " + strings.TrimPrefix(withPassword, "http://"), true},
 		{"--master that does not answer", "--master " + nobody, false},
 		{"--master that is not an address", "--master http://u:" + secret + "%zz@h:port", false},
 		{"--master with a path and no scheme", "--master u:" + secret + "@h/path", false},
 		{"--master with a token in the query", "--master http://h:port?token=" + secret, false},
 		{"kubeconfig", "--kubeconfig " + kubeconfig(withPassword, ""), true},
+		{"kubeconfig with several servers", "--kubeconfig " + kubeconfig(withPassword+",http://127.0.0.2:1", ""), true},
+		{"kubeconfig with a password in the second address", "--kubeconfig " + kubeconfig("http://127.0.0.2:1,"+withPassword, ""), false},
 		{"kubeconfig with a server that does not answer", "--kubeconfig " + kubeconfig(nobody, ""), false},
 		{"kubeconfig with a server that is not an address", "--kubeconfig " + kubeconfig("http://u:"+secret+"/ @h:port", ""), false},
 		{"kubeconfig with a proxy that does not answer", "--kubeconfig " + kubeconfig("http://127.0.0.2:1", nobody), false},

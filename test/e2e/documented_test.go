@@ -127,6 +127,8 @@ var documented = []struct {
 	{"nft --debug=netlink -f file", says(`\[ cmp eq reg 1 0x00005000 \]`, "file", "<(echo 'table ip x { chain y { tcp dport 80 accept; }; }')")},
 	{"nft flush ruleset", (*reader).flush},
 
+	{"kubectl apply -k deploy/startup-taint", says(`validatingadmissionpolicybinding\S* created`)},
+
 	// The node, once the pods are gone.
 	{"kube-nftproxy --cleanup", (*reader).cleanup},
 	{"bin/kube-nftproxy --manifests ./services --hostname-override $(hostname) --cluster-cidr 10.244.0.0/16", (*reader).serveManifests},

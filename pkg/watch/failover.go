@@ -1,4 +1,4 @@
-package daemon
+package watch
 
 import (
 	"errors"
@@ -32,9 +32,9 @@ type servers struct {
 	current string
 }
 
-// failover makes a connection use other addresses, too, and the hosts that learned returns, unless it is nil. All servers need the same scheme,
+// Failover makes a connection use other addresses, too, and the hosts that learned returns, unless it is nil. All servers need the same scheme,
 // path, credentials and certificate authority. It returns a function that returns the address in use.
-func failover(cfg *rest.Config, others []string, learned func() []string, logger klog.Logger) (current func() string, err error) {
+func Failover(cfg *rest.Config, others []string, learned func() []string, logger klog.Logger) (current func() string, err error) {
 	if len(others) == 0 && learned == nil {
 		return func() string { return cfg.Host }, nil
 	}
@@ -131,9 +131,9 @@ func (s *servers) failed(host string, resp *http.Response, err error) int {
 // WrappedRoundTripper lets client-go find the transport inside.
 func (s *servers) WrappedRoundTripper() http.RoundTripper { return s.RoundTripper }
 
-// apiServers returns the addresses of the API servers by the EndpointSlices of the Service kubernetes: those that are ready.
-func apiServers(slicesOf func(types.NamespacedName) []*discoveryv1.EndpointSlice) (hosts []string) {
-	for _, slice := range slicesOf(types.NamespacedName{Namespace: "default", Name: "kubernetes"}) {
+// APIServers returns the addresses with ports of the API servers, by the EndpointSlices of the Service default/kubernetes: those that are ready.
+func (s *Store) APIServers() (hosts []string) {
+	for _, slice := range s.Slices(types.NamespacedName{Namespace: "default", Name: "kubernetes"}) {
 		port := slices.IndexFunc(slice.Ports, func(p discoveryv1.EndpointPort) bool { return p.Name != nil && *p.Name == "https" && p.Port != nil })
 		if port < 0 {
 			continue

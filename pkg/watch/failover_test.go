@@ -1,4 +1,4 @@
-package daemon
+package watch
 
 import (
 	"fmt"
@@ -65,7 +65,7 @@ func TestFailover(t *testing.T) {
 	a, b, c := newFakeServer(t, "a"), newFakeServer(t, "b"), newFakeServer(t, "c")
 	cfg := &rest.Config{Host: a.URL}
 	learned := []string{b.host(), c.host()}
-	current, err := failover(cfg, []string{" " + b.URL}, func() []string { return learned }, klog.Background())
+	current, err := Failover(cfg, []string{" " + b.URL}, func() []string { return learned }, klog.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestFailover(t *testing.T) {
 
 func TestOneServerHasNoFailover(t *testing.T) {
 	cfg := &rest.Config{Host: "https://192.0.2.1:6443"}
-	current, err := failover(cfg, nil, nil, klog.Background())
+	current, err := Failover(cfg, nil, nil, klog.Background())
 	if err != nil || current() != "https://192.0.2.1:6443" || cfg.WrapTransport != nil || cfg.Dial != nil {
 		t.Errorf("%v, %v, %+v", current(), err, cfg)
 	}
@@ -107,7 +107,7 @@ func TestServersThatDiffer(t *testing.T) {
 	for address, want := range map[string]string{
 		"http://192.0.2.2": other, "https://192.0.2.2/cluster": other, "": other, "https://me:secret@192.0.2.2": password, "https://192.0.2.2:port": "host must be a URL",
 	} {
-		_, err := failover(&rest.Config{Host: "https://192.0.2.1"}, []string{address}, nil, klog.Background())
+		_, err := Failover(&rest.Config{Host: "https://192.0.2.1"}, []string{address}, nil, klog.Background())
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v, want an error with %q", address, err, want)
 		}
