@@ -185,7 +185,7 @@ func TestIsMetric(t *testing.T) {
 
 // othersFlags are flags without a command before them that are another program's.
 var othersFlags = map[string]string{
-	"--register-with-taints": "the kubelet",
+	"--register-with-taints":    "the kubelet",
 	"--service-node-port-range": "kube-apiserver", "--allow-privileged": "kube-apiserver", "--kube-proxy-config": "AKS",
 	"--metrics-port": "kube-proxy, hidden; accepted here", "--ignore-external-ips": "the test's own",
 }
