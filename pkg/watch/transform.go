@@ -20,6 +20,9 @@ const (
 	labelHeadless         = corev1.IsHeadlessService
 )
 
+// labelMultiCluster is on the EndpointSlices of a Service of several clusters. Some implementations have no derived Service (KEP-1645).
+const labelMultiCluster = "multicluster.kubernetes.io/service-name"
+
 // transformer turns API objects into their stored form. It holds no more than what somebody downstream reads.
 type transformer struct {
 	report func(model.Problem)
@@ -75,14 +78,17 @@ func (t transformer) stored(kind string, metadata []byte, keep []kept, data []by
 func (t transformer) slice(data []byte) (*object, error) {
 	const addressType = 4
 	metadata := find(data, fieldMetadata)
-	if _, headless := entry(metadata, fieldLabels, labelHeadless); headless {
+	_, headless := entry(metadata, fieldLabels, labelHeadless)
+	_, imported := entry(metadata, fieldLabels, labelMultiCluster)
+	owner, owned := entry(metadata, fieldLabels, discoveryv1.LabelServiceName)
+	if headless || imported && !owned {
 		return exclude(metadata), nil
 	}
 	o := t.stored("EndpointSlice", metadata, keptOfSlice.fields, data)
 	if o.excluded {
 		return o, nil
 	}
-	o.service, _ = entry(metadata, fieldLabels, discoveryv1.LabelServiceName)
+	o.service = owner
 	o.trigger = track.Trigger{At: t.trigger(o, metadata), IPv6: string(find(data, addressType)) == string(discoveryv1.AddressTypeIPv6)}
 	return o, nil
 }
