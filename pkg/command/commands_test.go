@@ -47,6 +47,26 @@ func TestWhatIsACommand(t *testing.T) {
 	}
 }
 
+// TestMistypedCommands exit with 2 and name the command; other arguments stay errors of the daemon.
+func TestMistypedCommands(t *testing.T) {
+	for args, similar := range map[string]string{
+		"staus": "status", "staus -o json": "status", "servces default/web": "services", "veriffy": "verify",
+		"status": "", "extra arg": "", "": "", "-v 2 staus": "", "--staus": "",
+	} {
+		root := newCommand("dev", nil)
+		err := mistyped(root, strings.Fields(args))
+		if (err != nil) != (similar != "") || err != nil && !strings.Contains(err.Error(), similar) {
+			t.Errorf("%q: %v, want an error with %q", args, err, similar)
+		}
+	}
+	before := os.Args
+	t.Cleanup(func() { os.Args = before })
+	os.Args = []string{"kube-nftproxy", "staus"}
+	if code := Run("dev", nil); code != exitUnable {
+		t.Errorf("staus: exit code %d, want %d", code, exitUnable)
+	}
+}
+
 func TestWantedServices(t *testing.T) {
 	for arg, want := range map[string][3]any{
 		"":                 {"", "", false},

@@ -17,18 +17,37 @@ import (
 // Daemon runs the program until the context ends. The options are as the flags have set them, not completed and not validated.
 type Daemon func(ctx context.Context, version string, o *config.Options, flags *pflag.FlagSet) error
 
-// Run runs what the arguments of the process ask for, and returns the exit code. Without a command it is the daemon, as kube-proxy would be.
+// Run runs the command that the arguments of the process name, and returns the exit code. Without a command it runs the daemon, as kube-proxy would.
 func Run(version string, daemon Daemon) int {
 	root, args := newCommand(version, daemon), os.Args[1:]
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd(args...)
+	if err := mistyped(root, args); err != nil {
+		fmt.Fprintf(os.Stderr, "Error: %v\n", err)
+		return exitUnable
+	}
 	if isCommand(root, args) {
 		return execute(root)
 	}
 	return cli.Run(root)
 }
 
-// isCommand reports whether the arguments ask for something else than the daemon.
+// mistyped returns an error if the first argument is close to the name of a command. Other arguments are for the daemon, which rejects them as kube-proxy does.
+func mistyped(root *cobra.Command, args []string) error {
+	if len(args) == 0 || args[0] == "" || strings.HasPrefix(args[0], "-") {
+		return nil
+	}
+	if found, _, _ := root.Find(args); found != root {
+		return nil
+	}
+	root.SuggestionsMinimumDistance = 2
+	if similar := root.SuggestionsFor(args[0]); len(similar) > 0 {
+		return fmt.Errorf("unknown command %q; similar commands: %s", args[0], strings.Join(similar, ", "))
+	}
+	return nil
+}
+
+// isCommand reports whether the arguments name a command. Otherwise they are for the daemon.
 func isCommand(root *cobra.Command, args []string) bool {
 	found, _, err := root.Find(args)
 	return err == nil && found != root || len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd)
@@ -41,8 +60,8 @@ func newCommand(version string, daemon Daemon) *cobra.Command {
 	show := versionFlag("false")
 	cmd := &cobra.Command{
 		Use:   "kube-nftproxy",
-		Short: "kube-nftproxy serves Kubernetes Services on a node by nftables",
-		Long:  "kube-nftproxy watches Services and EndpointSlices, and programs the kernel's nftables so that this node's\npods and processes, and clients from outside, reach the endpoints behind them.",
+		Short: "Serve Kubernetes Services on a node with nftables",
+		Long:  "kube-nftproxy watches Services and EndpointSlices. It programs nftables on this node, so that pods, processes of the node\nand external clients reach the endpoints of Services.",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if strings.Join(args, "") != "" {
 				return fmt.Errorf("%q does not take any arguments, got %q", cmd.CommandPath(), args)
