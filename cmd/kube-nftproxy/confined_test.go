@@ -159,7 +159,7 @@ func TestConfined(t *testing.T) {
 			}
 			for line := range strings.Lines(p.LogTail(1000)) {
 				// The kernel shows the names of tables of iptables-legacy to root only.
-				if strings.HasPrefix(line, "E") && (user == "0" || !strings.Contains(line, "Something of kube-proxy couldn't be looked at")) {
+				if strings.HasPrefix(line, "E") && (user == "0" || !strings.Contains(line, "Failed to read or remove rules of kube-proxy")) {
 					t.Errorf("an error: %s", p.LogTail(1000))
 				}
 			}

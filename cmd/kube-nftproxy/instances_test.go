@@ -282,7 +282,7 @@ func TestAFamilyThatComesAndGoes(t *testing.T) {
 	if err := only4.Wait(); err == nil {
 		t.Error("it exits with status 0")
 	}
-	if err := only4.says("this host has had IPv6 since after the start"); err != nil {
+	if err := only4.says("this host has IPv6 now"); err != nil {
 		t.Error(err)
 	}
 	n.start("kube-nftproxy", 3, 1)

@@ -84,7 +84,7 @@ func (c *comparison) differs(d view.Difference) {
 func (c *comparison) table(t *nft.Table, f found) error {
 	name := fmt.Sprintf("%s %s", t.Family, t.Name)
 	if c.out.Tables++; !f.Exists {
-		c.differs(view.Difference{Table: name, Want: "the table, with all that is in it"})
+		c.differs(view.Difference{Table: name, Want: "the table"})
 		return nil
 	}
 	c.chains(t, name, f)
@@ -111,7 +111,7 @@ func (c *comparison) table(t *nft.Table, f found) error {
 	}
 	for set := range f.sets {
 		if !sets[set] {
-			c.differs(view.Difference{Table: name, In: "set " + set, Have: "a set that isn't ours"})
+			c.differs(view.Difference{Table: name, In: "set " + set, Have: "an unknown set"})
 		}
 	}
 	return nil
@@ -144,7 +144,7 @@ func (c *comparison) chains(t *nft.Table, name string, f found) {
 	}
 	for ch := range f.chains {
 		if !wanted[ch] {
-			c.differs(view.Difference{Table: name, In: "chain " + ch, Have: "a chain that isn't ours"})
+			c.differs(view.Difference{Table: name, In: "chain " + ch, Have: "an unknown chain"})
 		}
 	}
 }
@@ -183,7 +183,7 @@ func (c *comparison) rules(t *nft.Table, name string) error {
 		if err != nil || chain == "" {
 			return err
 		}
-		c.differs(view.Difference{Table: name, In: "chain " + chain, Have: "rules that do something else", Want: "our rules"})
+		c.differs(view.Difference{Table: name, In: "chain " + chain, Have: "other rules", Want: "the planned rules"})
 		without(chain)
 	}
 }

@@ -62,7 +62,7 @@ func TestDifferencesAreNamed(t *testing.T) {
 		},
 		"an element too many": {
 			"add element ip kube-nftproxy endpoints { tcp . 8000:2000 . 9 : 10.0.0.1 . 80 }",
-			[]string{"table ip kube-nftproxy, map endpoints, tcp . 8000:2000 . 9: there is 10.0.0.1 . 80, should not be there"},
+			[]string{"table ip kube-nftproxy, map endpoints, tcp . 8000:2000 . 9: is 10.0.0.1 . 80, should not exist"},
 		},
 		"an element with another value": {
 			"delete element ip kube-nftproxy endpoints { tcp . 8000:2000 . 1 }; " +
@@ -87,12 +87,12 @@ func TestDifferencesAreNamed(t *testing.T) {
 		},
 		"a chain and a set of somebody's": {
 			"add chain ip kube-nftproxy mine; add set ip kube-nftproxy theirs { type ipv4_addr; }",
-			[]string{"table ip kube-nftproxy, chain mine: there is a chain that isn't ours, should not be there",
-				"table ip kube-nftproxy, set theirs: there is a set that isn't ours, should not be there"},
+			[]string{"table ip kube-nftproxy, chain mine: is an unknown chain, should not exist",
+				"table ip kube-nftproxy, set theirs: is an unknown set, should not exist"},
 		},
 		"a table is gone": {
 			"delete table ip6 kube-nftproxy",
-			[]string{"table ip6 kube-nftproxy: missing, should be the table, with all that is in it"},
+			[]string{"table ip6 kube-nftproxy: missing, should be the table"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -130,7 +130,7 @@ func TestARuleThatDoesSomethingElse(t *testing.T) {
 		t.Fatalf("no such rule in\n%s", listing)
 	}
 	run(t, "nft", "replace rule ip kube-nftproxy reject-packet handle "+rule[1]+" accept")
-	want := []string{"table ip kube-nftproxy, chain reject-packet: is rules that do something else, should be our rules"}
+	want := []string{"table ip kube-nftproxy, chain reject-packet: is other rules, should be the planned rules"}
 	if diff := cmp.Diff(want, inWords(compared(t))); diff != "" {
 		t.Errorf("(-want +got):\n%s\n%s", diff, listing)
 	}

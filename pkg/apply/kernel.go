@@ -153,7 +153,7 @@ func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 		return Result{}, fmt.Errorf("read tables: %w", err)
 	}
 	if why == "" && len(k.takeOver.found) > 0 {
-		why = "kube-proxy's tables are to go"
+		why = "kube-proxy's tables are deleted"
 	}
 	// Whatever is committed by others from here on is noticed.
 	k.others.counted(now.generation, k.foreign(now))
@@ -231,7 +231,7 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 	if c.Rules {
 		k.known = false
 		p.Untrack()
-		return k.rewrite(p, "local pods are recognised in another way")
+		return k.rewrite(p, "the rules that recognise local pods have changed")
 	}
 	b := k.reuse()
 	b.Report = k.counts != nil

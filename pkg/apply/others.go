@@ -153,7 +153,7 @@ func (o *others) note(c *nft.Commit, own string) (foreign bool) {
 	// A second instance of this program, as while one replaces another, writes what it wants: the tables tell what that is, and
 	// two that undo each other's work would never end.
 	if touch != "" && !isOurs(c.Program, own) && o.touched == "" && after(c.Generation, o.fixed) {
-		o.touched, o.touchedIn = "somebody has touched it: "+touch, c.Generation
+		o.touched, o.touchedIn = "another program has changed it: "+touch, c.Generation
 	}
 	return true
 }

@@ -123,7 +123,7 @@ func TestDoubtFindsWhatWasMeddledWith(t *testing.T) {
 		"flushed chain":  {"flush chain ip6 kube-nftproxy postrouting", "the rules of chain postrouting", false},
 		"extra chain":    {"add chain ip kube-nftproxy foreign", "chains instead of", false},
 		"extra set":      {"add set ip kube-nftproxy foreign { type ipv4_addr; }", "sets instead of", false},
-		"state":          {"flush set ip kube-nftproxy state", "nothing tells what it holds", false},
+		"state":          {"flush set ip kube-nftproxy state", "its element state is missing", false},
 		"other table":    {"add table ip somebody", "", false},
 		"missing chain":  {"flush chain ip kube-nftproxy output && delete chain ip kube-nftproxy output", "chains instead of", false},
 		"flushed a map":  {"flush map ip kube-nftproxy dispatch-pick", "set dispatch-pick has", true},

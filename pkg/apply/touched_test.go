@@ -61,7 +61,7 @@ func TestWhatOthersTouchIsWrittenAnew(t *testing.T) {
 			heard(t, k)
 			k.Doubt()
 			r := sync(t, k, p, Full)
-			if want := "somebody has touched it: ip"; !strings.HasPrefix(r.Why, want) && !strings.Contains(r.Why, "has") {
+			if want := "another program has changed it: ip"; !strings.HasPrefix(r.Why, want) && !strings.Contains(r.Why, "has") {
 				t.Errorf("because %q, want one that begins with %q", r.Why, want)
 			}
 			checkKernel(t, k, p)
@@ -115,7 +115,7 @@ func TestARuleThatWasReplacedUnheardOf(t *testing.T) {
 			sync(t, k, p, Adopted)
 			meddled(t, k)
 			k.Doubt()
-			if r := sync(t, k, p, Full); !strings.Contains(r.Why, "the rules of chain endpoints-of-4 do something else") {
+			if r := sync(t, k, p, Full); !strings.Contains(r.Why, "the rules of chain endpoints-of-4 differ from the plan") {
 				t.Errorf("because %q", r.Why)
 			}
 			settled(t, k, p)
@@ -188,7 +188,7 @@ func TestWhatWasAlteredUnheardOf(t *testing.T) {
 			}
 			meddled(t, k)
 			k.Doubt()
-			if r := sync(t, k, p, Full); !strings.Contains(r.Why, "its elements are not ours") {
+			if r := sync(t, k, p, Full); !strings.Contains(r.Why, "its elements differ from the plan") {
 				t.Errorf("because %q", r.Why)
 			}
 			checkKernel(t, k, p)
@@ -212,7 +212,7 @@ func TestWhatWasMissedAmongVeryMany(t *testing.T) {
 	k.elements = readable + 1
 	meddled(t, k)
 	k.Doubt()
-	if r := sync(t, k, p, Full); !strings.Contains(r.Why, "nobody heard") {
+	if r := sync(t, k, p, Full); !strings.Contains(r.Why, "unnoticed") {
 		t.Errorf("because %q", r.Why)
 	}
 	checkKernel(t, k, p)

@@ -37,7 +37,7 @@ const readable = 200_000
 func (k *Kernel) verify() {
 	if k.others.missed() {
 		if k.elements > readable {
-			k.others.suspect("it may have been changed while nobody heard", k.generation)
+			k.others.suspect("another program may have changed it unnoticed", k.generation)
 			return
 		}
 		k.check.due = true
@@ -82,7 +82,7 @@ func (k *Kernel) checked(o outcome) {
 	case o.err != nil:
 		c.due = true
 		if c.failures++; c.failures >= patienceOfCheck {
-			k.others.suspect("somebody may have changed it, and reading it fails: "+o.err.Error(), o.generation)
+			k.others.suspect("another program may have changed it, and reading it fails: "+o.err.Error(), o.generation)
 			c.failures = 0
 		}
 	case o.wrong != "":
@@ -105,7 +105,7 @@ func differs(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong 
 			return "", 0, err
 		}
 		if chain != "" && wrong == "" {
-			wrong = fmt.Sprintf("table %s %s: the rules of chain %s do something else", t.Family, t.Name, chain)
+			wrong = fmt.Sprintf("table %s %s: the rules of chain %s differ from the plan", t.Family, t.Name, chain)
 		}
 	}
 	for _, state := range states {
@@ -114,7 +114,7 @@ func differs(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong 
 			return "", 0, err
 		}
 		if !same && wrong == "" {
-			wrong = fmt.Sprintf("table %s %s: its elements are not ours", state.Set.Family, plan.TableName)
+			wrong = fmt.Sprintf("table %s %s: its elements differ from the plan", state.Set.Family, plan.TableName)
 		}
 	}
 	now, err = conn.Generation()

@@ -140,7 +140,7 @@ func (k *Kernel) compareRules(t *nft.Table) (string, error) {
 			want = append(want, r.Comment)
 		}
 		if !slices.Equal(comments[c.Name], want) {
-			return fmt.Sprintf("the rules of chain %s are not ours", c.Name), nil
+			return fmt.Sprintf("the rules of chain %s differ from the plan", c.Name), nil
 		}
 	}
 	return "", nil
@@ -152,7 +152,7 @@ func (k *Kernel) compareState(want *nft.Element) (string, error) {
 	case err != nil:
 		return "", err
 	case len(list) != 1:
-		return "nothing tells what it holds", nil
+		return "its element state is missing", nil
 	case list[0].Comment == want.Comment:
 		return "", nil
 	}

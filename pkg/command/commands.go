@@ -14,20 +14,20 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// addCommands adds what can be asked of the program that runs on this node.
+// addCommands adds the commands, most of which query the program that runs on this node.
 func addCommands(root *cobra.Command) {
 	asking := []*cobra.Command{newStatusCommand(), newServicesCommand(), newVerifyCommand(), newWatchCommand(), newBundleCommand()}
 	for _, c := range asking {
 		c.Long = c.Short + ".\n\n" + c.Long + exitCodes
 	}
 	root.AddCommand(asking...)
-	// Those that ask the kernel, or a folder, need no running program.
+	// These commands read the kernel or a folder, and need no running program.
 	root.AddCommand(traceCommand(), renderCommand(), diffCommand())
 }
 
-const exitCodes = "\n\nExit codes: 0 all is well, 1 something is wrong, 2 wrong usage or nobody answers."
+const exitCodes = "\n\nExit codes: 0 no problem found, 1 problem found, 2 invalid usage or no answer from the running program."
 
-// question is what commands that ask the daemon have in common.
+// question has the flags that all commands that query the daemon share.
 type question struct {
 	output
 	socket string
@@ -39,13 +39,13 @@ func (q *question) flags(cmd *cobra.Command) {
 }
 
 func (q *question) socketFlag(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&q.socket, "control-socket", control.DefaultPath, "Socket of the running program, as its flag of the same name has it.")
+	cmd.Flags().StringVar(&q.socket, "control-socket", control.DefaultPath, "Control socket of the running program: the value of its own flag --control-socket.")
 }
 
-// soon is how long a program that has nothing to compare may take to begin its answer: it waits for a busy loop for a part of that.
+// soon is the timeout for the first byte of an answer that needs no comparison. The program waits for a busy loop for a part of it.
 const soon = 15 * time.Second
 
-// client asks the running program for what it knows, patient for what it has to find out first.
+// client returns a client for answers that the running program has at hand; patient returns one for answers that take longer.
 func (q *question) client() *control.Client { return control.NewClient(q.socket).Within(soon) }
 func (q *question) patient() *control.Client {
 	return control.NewClient(q.socket).Within(control.AnswerTime)
@@ -54,9 +54,9 @@ func (q *question) patient() *control.Client {
 func newStatusCommand() *cobra.Command {
 	var q question
 	cmd := &cobra.Command{
-		Use: "status", Short: "Tell how kube-nftproxy and this node are", Args: cobra.NoArgs,
-		Long: "Health and why, the last sync and what for, what is pending, repairs and who made them necessary, the connection to the API server,\n" +
-			"and what is misconfigured on this node, each with what it breaks and the command that mends it.",
+		Use: "status", Short: "Show the health of kube-nftproxy and this node", Args: cobra.NoArgs,
+		Long: "The output has the health with reasons, the last sync, pending changes, repairs and the programs that caused them, the connection\n" +
+			"to the API server, and configuration errors of this node. Each error has its impact and the command that fixes it.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var s view.Status
 			if err := q.client().Get(cmd.Context(), control.PageStatus, &s); err != nil {
@@ -69,7 +69,7 @@ func newStatusCommand() *cobra.Command {
 	return cmd
 }
 
-// answer prints what the daemon has answered, and returns errWrong if something is.
+// answer prints the answer of the daemon. It returns errWrong if the answer has a problem.
 func (q *question) answer(value any, text func(*view.Printer), wrong bool) error {
 	if err := q.print(os.Stdout, value, text); err != nil {
 		return err
@@ -85,14 +85,14 @@ func newServicesCommand() *cobra.Command {
 	var onlyWrong, connecting bool
 	cmd := &cobra.Command{
 		Use: "services [NAMESPACE/NAME | NAME | NAMESPACE/]", Short: "Show Services as this node serves them", Args: cobra.MaximumNArgs(1),
-		Long: "Every address and port with its policy, affinity and endpoints. For one Service also every endpoint, and why it isn't used where it\n" +
-			"isn't: not ready, terminating, hinted to another zone, not on this node... A single Service with which something is wrong, as a\n" +
-			"port without endpoints, gives exit code 1. --try connects to its endpoints, which tells a closed port and a pod that is gone from\n" +
-			"what a proxy can be blamed for: the only thing that any of these commands sends.",
+		Long: "The output has each address and port with its policy, affinity and endpoints. For one Service, it also has each endpoint, and the\n" +
+			"reason if an endpoint is not used: not ready, terminating, hinted to another zone, or not on this node. For one Service, the exit\n" +
+			"code is 1 if the Service has a problem, such as a port without endpoints. --try connects to the endpoints, to find closed ports\n" +
+			"and deleted pods. No other command sends packets to endpoints.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			namespace, name, single := wanted(args)
 			if connecting && !single {
-				return errors.New("--try is for one Service: give its name")
+				return errors.New("--try needs the name of one Service")
 			}
 			var v view.Services
 			if err := q.client().Get(cmd.Context(), control.PageServices, &v, "namespace", namespace, "name", name); err != nil {
@@ -120,12 +120,12 @@ func newServicesCommand() *cobra.Command {
 		},
 	}
 	q.flags(cmd)
-	cmd.Flags().BoolVar(&connecting, "try", false, "For one Service: connect to its endpoints from this node, and say what comes of it.")
-	cmd.Flags().BoolVar(&onlyWrong, "wrong", false, "Only Services with which something is wrong; exit code 1 if there are any.")
+	cmd.Flags().BoolVar(&connecting, "try", false, "For one Service: connect to its endpoints from this node, and show the results.")
+	cmd.Flags().BoolVar(&onlyWrong, "wrong", false, "Show only Services with a problem; exit code 1 if there are any.")
 	return cmd
 }
 
-// wanted reads which Services are meant. A name without a namespace is looked for in all.
+// wanted parses the argument of the command services. A name without a namespace matches Services in all namespaces.
 func wanted(args []string) (namespace, name string, single bool) {
 	if len(args) == 0 {
 		return "", "", false
@@ -134,16 +134,16 @@ func wanted(args []string) (namespace, name string, single bool) {
 	if !found {
 		namespace, name = "", namespace
 	}
-	name, _, _ = strings.Cut(name, ":") // as other commands name a port
+	name, _, _ = strings.Cut(name, ":") // other commands print NAMESPACE/NAME:PORT
 	return namespace, name, name != ""
 }
 
 func newVerifyCommand() *cobra.Command {
 	var q question
 	cmd := &cobra.Command{
-		Use: "verify", Short: "Compare what the kernel holds with what it should, element by element", Args: cobra.NoArgs,
-		Long: "What it should hold is planned anew from the objects of the API, so that nothing the running program may have got wrong on the way\n" +
-			"counts. What is under way, or has been repaired at the second look, isn't a difference. On a large cluster it takes some seconds.",
+		Use: "verify", Short: "Compare the tables in the kernel with the plan, element by element", Args: cobra.NoArgs,
+		Long: "The program makes a new plan from the objects of the API, so that errors of its earlier syncs are found. A difference that a second\n" +
+			"comparison no longer finds is not an error: it was a change in progress, or has been repaired. Large clusters take some seconds.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var v view.Verification
 			if err := q.patient().Get(cmd.Context(), control.PageVerify, &v); err != nil {
@@ -161,8 +161,8 @@ func newBundleCommand() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use: "bundle", Short: "Write an archive for a bug report, without secrets", Args: cobra.NoArgs,
-		Long: "A tar.gz file with the answers of all commands, the configuration, metrics, problems, tables in nft's language, versions and sysctls.\n" +
-			"No kubeconfig, token or certificate is in it; names and addresses of Services, endpoints and clients are.",
+		Long: "The tar.gz file has the output of all commands, the configuration, metrics, problems, tables as nft text, versions and sysctls.\n" +
+			"It has names and addresses of Services, endpoints and clients, but no kubeconfig, token or certificate.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if file == "-" {
 				return q.patient().Copy(cmd.Context(), os.Stdout, control.PageBundle)
@@ -178,7 +178,7 @@ func newBundleCommand() *cobra.Command {
 		},
 	}
 	q.socketFlag(cmd)
-	cmd.Flags().StringVarP(&file, "file", "f", "", "Where to write it; - is standard output. Default: a file in this folder, named by the time.")
+	cmd.Flags().StringVarP(&file, "file", "f", "", "Output file; - for standard output. Default: a file in the current folder, named by the time.")
 	return cmd
 }
 

@@ -17,10 +17,10 @@ func diffCommand() *cobra.Command {
 	var from string
 	cmd := &cobra.Command{
 		Use:   "diff -f MANIFESTS",
-		Short: "Compare what would be programmed for manifests with what the kernel has",
-		Long: `diff plans the given manifests as the daemon would, and compares the plan with the tables that the kernel of this node has: "-"
-is in the kernel and would go, "+" would be added. What packets have added isn't compared, nor what says when the tables were written.
-The exit code is 0 if there is no difference, 1 if there is one. To compare the kernel with what the running daemon wants, use verify.`,
+		Short: "Compare the tables for manifests with the tables in the kernel",
+		Long: `diff plans the given manifests as the daemon would, and compares the plan with the tables in the kernel of this node. Lines with "-"
+are only in the kernel, lines with "+" only in the plan. Elements that packets add, and the element "state", are not compared.
+The exit code is 0 without a difference, 1 with one. To compare the kernel with the plan of the running daemon, use verify.`,
 		Example: `  kubectl get services,endpointslices,servicecidrs -A -o yaml | kube-nftproxy diff -f - --config=/var/lib/kube-proxy/config.conf`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -19,8 +19,9 @@ func newWatchCommand() *cobra.Command {
 	var q question
 	cmd := &cobra.Command{
 		Use: "watch", Short: "Show changes as they are committed", Args: cobra.NoArgs,
-		Long: "One line for each Service in each batch that the kernel has committed: endpoints and addresses that came and went, elements, and the\n" +
-			"microseconds that planning and the kernel took. It ends when it is interrupted. Where it can't keep up, it says how much it missed.",
+		Long: "The output has one line for each Service in each committed batch: added and removed endpoints and addresses, the number of elements,\n" +
+			"and the microseconds of planning and of the kernel. If the terminal is too slow, a line has the number of skipped batches.\n" +
+			"Interrupt the command to stop it.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
@@ -31,10 +32,10 @@ func newWatchCommand() *cobra.Command {
 	return cmd
 }
 
-// watch prints commits until the context ends: lines of JSON or documents of YAML, where that is wanted.
+// watch prints commits until the context ends, as text, lines of JSON, or documents of YAML.
 func (q *question) watch(ctx context.Context) error {
 	p := q.printer(os.Stdout)
-	begun := func() { fmt.Fprintln(os.Stderr, "Watching; Ctrl-C ends it.") }
+	begun := func() { fmt.Fprintln(os.Stderr, "Watching; press Ctrl-C to stop.") }
 	return q.client().Follow(ctx, control.PageWatch, begun, func(line []byte) error {
 		switch q.format {
 		case formatJSON:

@@ -15,19 +15,19 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Exit codes of the commands, not of the daemon, which ends as kube-proxy does: with 0 or 1.
+// Exit codes of the commands. The daemon exits as kube-proxy does: with 0 or 1.
 const (
 	exitFine = 0
-	// exitWrong says that the command did its work, and that something is wrong with what it looked at.
+	// exitWrong means that the command has found a problem.
 	exitWrong = 1
-	// exitUnable says that the command could not do its work: wrong usage, or nobody answers.
+	// exitUnable means that the command failed: invalid usage, or no answer from the running program.
 	exitUnable = 2
 )
 
-// errWrong is what a command returns that has printed what is wrong: exit code 1, and not a word more.
+// errWrong is the error of a command that has printed the problems it found: exit code 1, without another message.
 var errWrong = errors.New("something is wrong")
 
-// output is how a command prints what it has found. A command makes one, calls flags, and hands its result to print.
+// output prints the result of a command. A command makes one, calls flags, and passes its result to print.
 type output struct {
 	format string
 	color  string
@@ -49,7 +49,7 @@ var whenToColor = []string{"auto", "always", "never"}
 func (o *output) flags(cmd *cobra.Command) {
 	o.format, o.color = formatTable, "auto"
 	cmd.Flags().VarP(&oneOf{&o.format, formats}, "output", "o", "Format: table, wide, json or yaml.")
-	cmd.Flags().Var(&oneOf{&o.color, whenToColor}, "color", "Colours: always, never, or auto: on a terminal, unless NO_COLOR is set.")
+	cmd.Flags().Var(&oneOf{&o.color, whenToColor}, "color", "Use of colours: always, never, or auto (on a terminal, unless NO_COLOR is set).")
 	complete(cmd, "output", formats)
 	complete(cmd, "color", whenToColor)
 }
@@ -90,7 +90,7 @@ func (o *output) printer(to io.Writer) *view.Printer {
 	return p
 }
 
-// isTerminal reports whether somebody looks at what is written.
+// isTerminal reports whether the output is a terminal.
 func isTerminal(to io.Writer) bool {
 	f, ok := to.(*os.File)
 	if !ok || os.Getenv("TERM") == "dumb" {
@@ -122,7 +122,7 @@ func (v *oneOf) Set(s string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("want one of %v", v.words)
+	return fmt.Errorf("must be one of %v", v.words)
 }
 
 // execute runs a command that isn't the daemon, and returns its exit code.
@@ -139,7 +139,7 @@ func execute(root *cobra.Command) int {
 	}
 	fmt.Fprintf(os.Stderr, "Error: %v\n", err)
 	if !understood {
-		fmt.Fprintf(os.Stderr, "%s --help tells more.\n", cmd.CommandPath())
+		fmt.Fprintf(os.Stderr, "Run %s --help for usage.\n", cmd.CommandPath())
 	}
 	return exitUnable
 }

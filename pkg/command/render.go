@@ -21,16 +21,16 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 )
 
-// renderCommand writes what would be programmed.
+// renderCommand prints the tables for manifests.
 func renderCommand() *cobra.Command {
 	o := config.NewOptions()
 	var from string
 	cmd := &cobra.Command{
 		Use:   "render -f MANIFESTS",
-		Short: "Write what would be programmed for manifests, as nft text",
-		Long: `render writes the tables that the daemon would program on this node for the given Services and EndpointSlices, in the
-language of nft: "nft -c -f" accepts them. Nothing is changed, and neither the daemon nor the API server is asked. All flags of the
-daemon are taken, so that its command line, with "render -f" in front, shows what it makes of the manifests.`,
+		Short: "Print the tables for manifests, as nft text",
+		Long: `render prints the tables that the daemon would program on this node for the given Services and EndpointSlices. "nft -c -f" accepts
+the output. The command changes nothing, and queries neither the daemon nor the API server. It accepts all flags of the daemon: to
+see the effect of a command line of the daemon, insert "render -f MANIFESTS" before its flags.`,
 		Example: `  kube-nftproxy render -f manifests/ --cluster-cidr=10.244.0.0/16
   kubectl get services,endpointslices,servicecidrs -A -o yaml | kube-nftproxy render -f - --config=/var/lib/kube-proxy/config.conf`,
 		Args: cobra.NoArgs,
@@ -74,7 +74,7 @@ func elementsOf(p *plan.Planner) map[nft.Family]map[string][]nft.Element {
 // planManifests plans what the daemon would with these flags, with the numbers that the kernel's tables have unless the kernel is nil.
 func planManifests(o *config.Options, fs *pflag.FlagSet, from string, stdin io.Reader, warnings io.Writer, kernel *apply.Kernel) (*plan.Planner, error) {
 	if from == "" {
-		return nil, errors.New("no manifests: give -f FOLDER, -f FILE, or -f - for standard input")
+		return nil, errors.New("no manifests: set -f FOLDER, -f FILE, or -f - for standard input")
 	}
 	if err := errors.Join(o.Complete(fs), o.Validate()); err != nil {
 		return nil, err

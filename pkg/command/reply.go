@@ -16,13 +16,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// ending is what became of a packet.
+// ending is the result for a packet.
 type ending struct {
 	text    string
 	stopped bool
 }
 
-// journey is what was heard of one packet.
+// journey is the list of events of one packet.
 type journey struct {
 	events []nft.TraceEvent
 	// chains are the base chains of all tables.
@@ -30,7 +30,7 @@ type journey struct {
 	protocol uint8
 }
 
-// end says where the packet was seen last, and what came of it.
+// end describes where the packet was seen last, and its result.
 func (j *journey) end() ending {
 	const dropped = 0
 	last := j.events[len(j.events)-1]
@@ -39,24 +39,24 @@ func (j *journey) end() ending {
 	case last.Verdict == dropped && !last.Returned && !strings.HasPrefix(last.Table, liveTable):
 		return ending{j.stopper(last), true}
 	case last.Chain == nft.TraceLeaving, last.Chain == nft.TraceDelivered:
-		text := "It has left this node."
+		text := "The packet left this node."
 		if device, _, err := (host.Routes{}).Out(where.Addr()); err == nil {
-			text = fmt.Sprintf("It has left this node by %s.", device)
+			text = fmt.Sprintf("The packet left this node by %s.", device)
 		}
 		if last.Chain == nft.TraceDelivered {
-			text = "It has reached this node's processes."
+			text = "The packet was delivered to this node."
 		}
 		if by := j.translator(); by != "" {
-			text = fmt.Sprintf("It was translated to %s by %s, before kube-nftproxy could. %s", where, by, text)
+			text = fmt.Sprintf("Another program translated it to %s: %s, before kube-nftproxy. %s", where, by, text)
 		}
 		came := j.answer(where)
 		return ending{strings.TrimSpace(text + " " + came.text), came.stopped}
 	}
-	return ending{"Nothing more is known. What comes next is routing: this node has no route to it, doesn't forward it, or strict reverse path filtering " +
-		"drops it (kube-nftproxy status -o wide); or something stops it that isn't nftables'.", true}
+	return ending{"The kernel reported nothing more of this packet. Possible causes: this node has no route to the destination, does not forward packets, or drops " +
+		"this one by strict reverse path filtering (see kube-nftproxy status -o wide); or the kernel drops it outside of nftables.", true}
 }
 
-// stopper names the rule, or the policy, that has dropped the packet, and how to see it.
+// stopper names the rule or policy that has dropped the packet, and the command that lists it.
 func (j *journey) stopper(e nft.TraceEvent) string {
 	if e.Table == plan.TableName {
 		return fmt.Sprintf("Stopped by chain %s of table %s.", e.Chain, e.Table)
@@ -72,14 +72,14 @@ func (j *journey) stopper(e nft.TraceEvent) string {
 	if e.Policy {
 		what = "the policy of chain " + e.Chain
 	}
-	text := fmt.Sprintf("Stopped by %s of table %s, which isn't kube-nftproxy's", what, strings.TrimSpace(family+" "+e.Table))
+	text := fmt.Sprintf("Stopped by %s of table %s, which belongs to another program", what, strings.TrimSpace(family+" "+e.Table))
 	if family != "" {
-		text += fmt.Sprintf("; to see it: nft -a list chain %s %s %s", family, e.Table, e.Chain)
+		text += fmt.Sprintf("; to list it: nft -a list chain %s %s %s", family, e.Table, e.Chain)
 	}
 	return text + "."
 }
 
-// translator names the chain of others after which the packet had another destination, "" if there was none.
+// translator names the chain of another program that has changed the destination, or returns "".
 func (j *journey) translator() string {
 	var to netip.AddrPort
 	var before nft.TraceEvent
@@ -105,7 +105,7 @@ func (j *journey) lastAddress() (to netip.AddrPort) {
 	return to
 }
 
-// own reports whether any rule of ours was asked about where the packet should go.
+// own reports whether any rule of this program was evaluated for the packet.
 func (j *journey) own() bool {
 	for _, e := range j.events {
 		if e.Table == plan.TableName {
@@ -115,13 +115,13 @@ func (j *journey) own() bool {
 	return false
 }
 
-// replies is how long an answer is waited for, look the time between two looks.
+// replies is the time to wait for an answer, look the time between two lookups.
 const (
 	replies = time.Second
 	look    = 20 * time.Millisecond
 )
 
-// answer says what has come back, according to the kernel's connection tracking.
+// answer describes the reply, according to the kernel's connection tracking.
 func (j *journey) answer(where netip.AddrPort) ending {
 	from, to := j.events[0].From, j.events[0].To
 	if !from.IsValid() || !to.IsValid() {
@@ -133,27 +133,27 @@ func (j *journey) answer(where netip.AddrPort) ending {
 		case err != nil:
 			return ending{}
 		case flow == nil && !j.own():
-			return ending{"Connection tracking doesn't know it: a rule has exempted it (notrack), and so no rule can translate it. The chains above " +
-				"that aren't kube-nftproxy's are where to look.", true}
+			return ending{"Connection tracking has no entry for it: a rule has exempted the packet (notrack), so that no rule can translate it. Check the chains " +
+				"of other programs above.", true}
 		case flow == nil && j.protocol == unix.IPPROTO_TCP: // a reset that is the only answer ends the entry
-			return ending{fmt.Sprintf("%s has refused it (TCP reset): nobody listens on port %d there, or something on the way rejects it.", where, where.Port()), true}
+			return ending{fmt.Sprintf("%s refused the connection (TCP reset): nothing listens on port %d, or a firewall on the path rejects it.", where, where.Port()), true}
 		case flow == nil:
 			return ending{}
 		case flow.Replied:
-			return ending{text: fmt.Sprintf("%s has answered.", where)}
+			return ending{text: fmt.Sprintf("%s answered.", where)}
 		case time.Since(begin) > replies:
 			closed := ""
 			if j.protocol != unix.IPPROTO_TCP { // a refusal is an ICMP error, and doesn't show
-				closed = fmt.Sprintf("nobody listens on port %d there, ", where.Port())
+				closed = fmt.Sprintf("nothing listens on port %d, ", where.Port())
 			}
-			return ending{fmt.Sprintf("%s hasn't answered within %v: %sthe pod is gone or hangs, or the packet or its answer is lost on the way: a NetworkPolicy, "+
-				"a route, the other node.", where, replies, closed), true}
+			return ending{fmt.Sprintf("%s has not answered within %v: %sthe pod is gone or hangs, or the packet or its answer was lost on the path (NetworkPolicy, "+
+				"route, remote node).", where, replies, closed), true}
 		}
 	}
 }
 
-// missed says why a packet may not have been seen.
+// missed returns the error for a packet that was not seen, with possible causes.
 func missed(source string, timeout time.Duration) error {
-	return fmt.Errorf("no such packet within %s: it doesn't reach this node (look at %s's own routes and at what it asks for), "+
-		"or it is part of a connection that is open already", timeout, cmp.Or(source, "the sender"))
+	return fmt.Errorf("no matching packet within %s: it does not reach this node (check the routes of %s and the address that it connects to), "+
+		"or it is part of an established connection", timeout, cmp.Or(source, "the sender"))
 }

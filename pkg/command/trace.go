@@ -18,22 +18,22 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// traceCommand follows a packet through the rules that the kernel has.
+// traceCommand follows a packet through the rules in the kernel.
 func traceCommand() *cobra.Command {
 	var out output
 	var live bool
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "trace FROM ADDRESS:PORT[/PROTOCOL]",
-		Short: "Say which way the first packet of a connection goes, and why",
-		Long: `trace reads the rules and maps that the kernel of this node has, and says what they do to the first packet of a connection:
-which Service it is for, to which endpoints it may go with which probability, whom they see as its source, or why it is refused.
-Nothing is sent, and the daemon isn't asked. With --live, a real packet is waited for instead: what the kernel does to it is told,
-which other program's chain stops or translates it, by which interface it leaves, and whether it is answered, refused, or neither.
+		Short: "Show the path of the first packet of a connection, and the reasons for it",
+		Long: `trace reads the rules and maps in the kernel of this node, and evaluates them for the first packet of a connection. It shows the
+Service, the possible endpoints with their probabilities, and the source address that the endpoints see, or the reason for a refusal.
+It sends nothing, and does not query the daemon. With --live, it waits for a real packet instead, and shows the chains that the packet
+passes, the chain of another program that stops or translates it, the outgoing interface, and whether the endpoint answers.
 
-FROM is an IP address, of a pod or of a machine elsewhere, or "node" for this node's own processes. The protocol is tcp, udp or
-sctp; tcp if not given. The exit code is 0 if every way leads to an endpoint (with --live: if nothing stops the packet, and it is not
-left without an answer), 1 if not.`,
+FROM is the IP address of a pod or of another machine, or "node" for the processes of this node. The protocol is tcp, udp or sctp; the
+default is tcp. The exit code is 0 if every path leads to an endpoint (with --live: if nothing stops the packet and it is not left
+without an answer), otherwise 1.`,
 		Example: `  kube-nftproxy trace 10.244.0.10 10.96.0.10:80
   kube-nftproxy trace node 10.96.0.10:53/udp -o wide
   kube-nftproxy trace 198.51.100.7 '[2001:db8::1]:30080/tcp' --live`,
@@ -56,7 +56,7 @@ left without an answer), 1 if not.`,
 		},
 	}
 	out.flags(cmd)
-	cmd.Flags().BoolVar(&live, "live", false, "Wait for a real packet, and tell what the kernel does to it.")
+	cmd.Flags().BoolVar(&live, "live", false, "Wait for a real packet, and show its path through the kernel.")
 	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "How long to wait for a packet with --live.")
 	return cmd
 }
@@ -73,19 +73,19 @@ func parsePacket(from, to string) (p trace.Packet, err error) {
 	case !given:
 		protocol = unix.IPPROTO_TCP
 	case !known:
-		return p, fmt.Errorf("%q is not a protocol: want ADDRESS:PORT and perhaps /tcp, /udp or /sctp; kube-nftproxy services NAMESPACE/NAME "+
-			"shows a Service's addresses", name)
+		return p, fmt.Errorf("unknown protocol %q: use ADDRESS:PORT, or add /tcp, /udp or /sctp; kube-nftproxy services NAMESPACE/NAME "+
+			"shows the addresses of a Service", name)
 	}
 	at, err := netip.ParseAddrPort(where)
 	if err != nil {
-		return p, fmt.Errorf("read destination: %w; want ADDRESS:PORT/PROTOCOL, as 10.96.0.10:80/tcp or [fd00::1]:80/tcp (kube-nftproxy services NAMESPACE/NAME "+
-			"shows a Service's addresses)", err)
+		return p, fmt.Errorf("read destination: %w; use ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:80/tcp or [fd00::1]:80/tcp (kube-nftproxy services NAMESPACE/NAME "+
+			"shows the addresses of a Service)", err)
 	}
 	at = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 	var source netip.Addr
 	if from != sentByNode {
 		if source, err = netip.ParseAddr(from); err != nil {
-			return p, fmt.Errorf("read source: %w; want an IP address, or %q (kubectl get pods -o wide shows a pod's)", err, sentByNode)
+			return p, fmt.Errorf("read source: %w; use an IP address, or %q (kubectl get pods -o wide shows the addresses of pods)", err, sentByNode)
 		}
 	}
 	return trace.From(source.Unmap(), at, protocol, host.Routes{})
@@ -154,7 +154,7 @@ func printTrace(p *view.Printer, t *trace.Trace) {
 	how := "sent by this node"
 	switch {
 	case !t.Packet.Own && t.Packet.Interface == "":
-		how = "arrives from somewhere"
+		how = "arrives by an unknown interface"
 	case !t.Packet.Own:
 		how = "arrives by " + t.Packet.Interface
 	}
@@ -168,7 +168,7 @@ func printTrace(p *view.Printer, t *trace.Trace) {
 	p.Printf("\n")
 	printWays(p, t.Ways)
 	printList(p, "Hints:", t.Hints)
-	printList(p, "Also on the way (not followed):", t.Also)
+	printList(p, "Chains of other programs on the path (not evaluated):", t.Also)
 	if p.Wide && len(t.Ways) > 0 {
 		printSteps(p, t.Ways[0].Steps)
 	}
@@ -216,7 +216,7 @@ func wayRow(w trace.Way) []view.Cell {
 		style := view.Good
 		switch {
 		case w.NoRoute:
-			where, style, seen = where+", to which this node has no route", view.Bad, ""
+			where, style, seen = where+", no route from this node", view.Bad, ""
 		case w.Here:
 			where += " (this node)"
 		}
@@ -224,7 +224,7 @@ func wayRow(w trace.Way) []view.Cell {
 	case trace.Refused, trace.Dropped:
 		return []view.Cell{chance, {Text: strings.TrimSpace(string(w.Outcome) + " " + w.How), Style: view.Bad}}
 	}
-	return []view.Cell{chance, {Text: string(w.Outcome), Style: view.Warn}, {Text: "goes on to " + w.To.String() + " as from " + w.Source.String()}}
+	return []view.Cell{chance, {Text: string(w.Outcome), Style: view.Warn}, {Text: "continues to " + w.To.String() + " with source " + w.Source.String()}}
 }
 
 func printList(p *view.Printer, title string, lines []string) {
@@ -238,7 +238,7 @@ func printList(p *view.Printer, title string, lines []string) {
 }
 
 func printSteps(p *view.Printer, steps []trace.Step) {
-	p.Printf("\nRules that act, on the first of these ways:\n")
+	p.Printf("\nRules that act on the packet, on the first of these paths:\n")
 	for _, s := range steps {
 		p.Printf("  %s %s: %s\n", s.Hook, s.Chain, view.Printable(s.Rule))
 		for _, f := range s.Facts {
@@ -280,10 +280,10 @@ type liveEvent struct {
 	To   string `json:"to,omitempty"`
 }
 
-// quiet is how long nothing is heard of a packet when it has gone.
+// quiet is the time without events after which a packet counts as gone.
 const quiet = 300 * time.Millisecond
 
-// followLive waits for a packet, and tells what is heard of it.
+// followLive waits for a packet, and prints its events.
 func followLive(to io.Writer, out *output, p trace.Packet, fromGiven bool, timeout time.Duration) error {
 	foretold, own, chains, err := foretell(p)
 	if err != nil {
@@ -341,7 +341,7 @@ type liveView struct {
 	Stopped  bool        `json:"stopped"`
 }
 
-// firstPacket gathers all that is heard of the first packet that comes; nothing if none does.
+// firstPacket returns the events of the first packet that arrives, or none after the timeout.
 func firstPacket(t *nft.Tracer, timeout time.Duration) (list []nft.TraceEvent, err error) {
 	deadline := time.Now().Add(timeout)
 	for len(list) == 0 {
@@ -373,7 +373,7 @@ func firstPacket(t *nft.Tracer, timeout time.Duration) (list []nft.TraceEvent, e
 	return own, nil
 }
 
-// inWords says what an event means: of our rules in words, of others' by their numbers.
+// inWords describes an event: a rule of this program in words, a rule of another program by its handle.
 func inWords(own *nft.ReadTable, e nft.TraceEvent) liveEvent {
 	l := liveEvent{Table: e.Table, Chain: e.Chain, Text: nft.VerdictText(e.Verdict, e.Target)}
 	if e.To.IsValid() {
@@ -422,6 +422,6 @@ func printLive(p *view.Printer, list []liveEvent) {
 		}
 	}
 	if !own {
-		p.Printf("No rule of table %s was asked.\n", plan.TableName)
+		p.Printf("No rule of table %s was evaluated.\n", plan.TableName)
 	}
 }

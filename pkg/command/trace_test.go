@@ -160,7 +160,7 @@ Service port: shop/sticky
 a cluster IP: any endpoint; a client stays with its endpoint
   100 %  to 10.244.0.10:8080  masqueraded as 192.0.2.1: not from a local pod
 
-Rules that act, on the first of these ways:
+Rules that act on the packet, on the first of these paths:
   output output: meta l4proto @lease jump services
       lease: tcp
   output services: meta priority set ip daddr . meta l4proto . th dport map @services
@@ -212,7 +212,7 @@ a service address that is not in use
 			want: `10.244.0.11 -> 192.0.2.77:30080/tcp, arrives by veth-pod1
 
 not a Service's address and port
-  100 %  untouched  goes on to 192.0.2.77:30080 as from 10.244.0.11
+  100 %  untouched  continues to 192.0.2.77:30080 with source 10.244.0.11
 
 Hints:
   the port is a node port of shop/web:http, but node ports are not served at this address (--nodeport-addresses)
@@ -221,7 +221,7 @@ Hints:
 			want: `fd00:10:244::10 -> [fd00:10:96::10]:80/tcp, arrives by veth-pod0
 
 not a Service's address and port
-  100 %  untouched  goes on to [fd00:10:96::10]:80 as from fd00:10:244::10
+  100 %  untouched  continues to [fd00:10:96::10]:80 with source fd00:10:244::10
 `},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -258,7 +258,7 @@ func TestTraceNamesOthers(t *testing.T) {
 		"add table ip late; add chain ip late nat { type nat hook prerouting priority 0; }")
 	out, err := l.run(traceCommand(), "10.244.0.11", "10.96.0.10:80")
 	want := `
-Also on the way (not followed):
+Chains of other programs on the path (not evaluated):
   chain ip early nat (hook prerouting, priority -110) may translate it first
   chain inet guard pass (hook forward, priority 0) drops what it does not accept
 `
@@ -267,7 +267,7 @@ Also on the way (not followed):
 	}
 	out, err = l.run(traceCommand(), "10.244.0.11", "10.96.0.10:81")
 	want = `
-Also on the way (not followed):
+Chains of other programs on the path (not evaluated):
   chain ip early nat (hook prerouting, priority -110) may translate it first
   chain ip late nat (hook prerouting, priority 0) may translate it first
 `
@@ -316,9 +316,9 @@ func TestTraceLive(t *testing.T) {
 	}
 	for _, want := range []string{
 		"Service port: shop/sticky\n",
-		" -> 10.96.0.11:80\n  kube-nftproxy prerouting: the lease lasts; on to services: finds the Service of a packet's destination\n",
+		" -> 10.96.0.11:80\n  kube-nftproxy prerouting: the lease is valid; on to services: finds the Service of a packet's destination\n",
 		"pick one; on to pick-of-1: a new client: one of 1 by chance\n", "the client is remembered\n",
-		"the endpoint is known, goes to that endpoint\n", " -> 10.244.0.10:8080\n", "It has left this node by veth-pod0. 10.244.0.10:8080 has answered.\n",
+		"the endpoint is known, is translated to that endpoint\n", " -> 10.244.0.10:8080\n", "The packet left this node by veth-pod0. 10.244.0.10:8080 answered.\n",
 	} {
 		if !strings.Contains(r.out, want) {
 			t.Errorf("output lacks %q:\n%s", want, r.out)
@@ -334,7 +334,7 @@ func TestTraceLive(t *testing.T) {
 	if a := l.Pods[1].Probe(t.Context(), model.TCP, to, lab.Options{}); a.Outcome != lab.TimedOut {
 		t.Errorf("the packet that is dropped got %v", a)
 	}
-	want := "  guard pass: policy: drop\nStopped by the policy of chain pass of table inet guard, which isn't kube-nftproxy's; to see it: nft -a list chain inet guard pass.\n"
+	want := "  guard pass: policy: drop\nStopped by the policy of chain pass of table inet guard, which belongs to another program; to list it: nft -a list chain inet guard pass.\n"
 	if r := <-done; !errors.Is(r.err, errWrong) || !strings.HasSuffix(r.out, want) {
 		t.Errorf("a packet that is dropped: error %v, output that doesn't end with %q:\n%s", r.err, want, r.out)
 	}

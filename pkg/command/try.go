@@ -27,7 +27,7 @@ type attempt struct {
 	protocol string
 }
 
-// try connects to the endpoints of Services from this node, and notes what came of it. It reports whether all went well that are in use.
+// try connects to the endpoints of Services from this node, and stores the results. It reports whether all endpoints in use answer.
 func try(ctx context.Context, v *view.Services) bool {
 	var all []attempt
 	for i := range v.Services {
@@ -38,7 +38,7 @@ func try(ctx context.Context, v *view.Services) bool {
 				case p.Protocol != "tcp" && p.Protocol != "udp":
 					e.Tried = "not tried: " + p.Protocol
 				case len(all) == mostTries:
-					e.Tried = "not tried: there are many"
+					e.Tried = fmt.Sprintf("not tried: more than %d endpoints", mostTries)
 				default:
 					all = append(all, attempt{e, p.Protocol})
 				}
@@ -66,7 +66,7 @@ func try(ctx context.Context, v *view.Services) bool {
 	return fine
 }
 
-// connect says what an address does with a connection.
+// connect opens a TCP connection to an address, and describes the result.
 func connect(ctx context.Context, address string) (what string, fails bool) {
 	ctx, cancel := context.WithTimeout(ctx, tryFor)
 	defer cancel()
@@ -82,7 +82,7 @@ func connect(ctx context.Context, address string) (what string, fails bool) {
 // refusal is how long a machine may take to refuse a datagram.
 const refusal = 300 * time.Millisecond
 
-// send says whether an address refuses an empty datagram: what a server of UDP would answer nobody can know.
+// send sends an empty datagram, and reports a refusal. The answer of a UDP server cannot be predicted.
 func send(ctx context.Context, address string) (what string, fails bool) {
 	conn, err := new(net.Dialer).DialContext(ctx, "udp", address)
 	if err == nil {
@@ -94,21 +94,21 @@ func send(ctx context.Context, address string) (what string, fails bool) {
 			_, err = conn.Read(make([]byte, 1))
 		}
 		if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-			return "doesn't refuse; of UDP no more can be told", false
+			return "no refusal (a UDP server need not answer)", false
 		}
 	}
 	return inShort(err), true
 }
 
-// inShort says what an error of a connection means.
+// inShort describes the cause of a connection error.
 func inShort(err error) string {
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
-		return "refuses: nobody listens on that port there (is it what the Service's targetPort should be?)"
+		return "connection refused: nothing listens on this port (check targetPort)"
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Sprintf("doesn't answer within %v: the pod is gone or hangs, or its network or a NetworkPolicy is in the way", tryFor)
+		return fmt.Sprintf("no answer within %v: the pod is gone or hangs, or its network or a NetworkPolicy drops the packets", tryFor)
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES), errors.Is(err, unix.EINVAL):
-		return "can't be reached: this node has no route to it, or is told that there is none"
+		return "unreachable: this node has no route, or a router reports that there is none"
 	}
-	return "can't be reached: " + err.Error()
+	return "unreachable: " + err.Error()
 }

@@ -71,7 +71,7 @@ func (a *archive) add(name string, content []byte, err error) {
 		return
 	}
 	if err != nil {
-		content = append(content, "\ncan't be had: "+err.Error()+"\n"...)
+		content = append(content, "\nnot available: "+err.Error()+"\n"...)
 	}
 	h := &tar.Header{Name: "kube-nftproxy/" + name, Mode: 0o600, Size: int64(len(content)), ModTime: a.at, Typeflag: tar.TypeReg}
 	if a.err = a.tar.WriteHeader(h); a.err == nil {
@@ -101,7 +101,7 @@ func (a *archive) close() error { return errors.Join(a.err, a.tar.Close(), a.gzi
 // bundle writes all that helps to find out what is wrong. Nothing that was read from a kubeconfig, a token or the environment is in it.
 func (c *Console) bundle(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet {
-		http.Error(w, "only GET: nothing can be changed here", http.StatusMethodNotAllowed)
+		http.Error(w, "only GET is supported", http.StatusMethodNotAllowed)
 		return
 	}
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(2 * control.AnswerTime))
@@ -135,7 +135,7 @@ func (c *Console) bundle(w http.ResponseWriter, r *http.Request) {
 	err = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
 	a.add("goroutines.txt", stacks.Bytes(), err)
 	if err := a.close(); err != nil {
-		klog.FromContext(ctx).V(2).Info("An archive was not finished", "err", err)
+		klog.FromContext(ctx).V(2).Info("Failed to write a bundle", "err", err)
 	}
 }
 

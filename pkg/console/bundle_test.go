@@ -51,7 +51,7 @@ func TestArchiveSaysWhatIsMissing(t *testing.T) {
 		}
 		got[h.Name] = string(content)
 	}
-	want := map[string]string{"kube-nftproxy/status.json": "\ncan't be had: too busy\n", "kube-nftproxy/versions.txt": "v1"}
+	want := map[string]string{"kube-nftproxy/status.json": "\nnot available: too busy\n", "kube-nftproxy/versions.txt": "v1"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// noter says about Services what their ports and endpoints don't show, though somebody may look for it.
+// noter adds facts about Services that their ports and endpoints do not show.
 type noter struct {
 	facts *proxy.Facts
 	// own are this node's addresses.
@@ -36,27 +36,27 @@ func (c *Console) newNoter(facts *proxy.Facts) *noter {
 	return n
 }
 
-// notes are in the order in which somebody reads the Service.
+// notes returns the facts in the order of the Service's fields, and separately those that are errors.
 func (n *noter) notes(x *model.Explanation) (notes, wrong []string) {
 	notes = append(notes, x.Notes...)
 	for _, sp := range x.Ports {
 		for i := range sp.Frontends {
 			f := &sp.Frontends[i]
 			if (f.Kind == model.ExternalIP || f.Kind == model.LoadBalancer) && slices.Contains(n.own, f.Addr) {
-				notes = append(notes, fmt.Sprintf("%s is an address of this node itself: what arrives for %s goes to this Service, and no process of the node "+
-					"that listens there gets it", f.Addr, netip.AddrPortFrom(f.Addr, f.Port)))
+				notes = append(notes, fmt.Sprintf("%s is an address of this node: packets to %s reach this Service, and a process of the node "+
+					"that listens there does not receive them", f.Addr, netip.AddrPortFrom(f.Addr, f.Port)))
 			}
 		}
 		for i := range sp.Candidates {
 			if addr := sp.Candidates[i].Addr.Addr(); within(n.facts.ServiceCIDRs[sp.Family], addr) {
-				wrong = append(wrong, fmt.Sprintf("endpoint %s is a Service's address: a packet is translated once only, so this one goes nowhere; name the "+
-					"pods behind it instead", sp.Candidates[i].Addr))
+				wrong = append(wrong, fmt.Sprintf("endpoint %s is an address of a Service: a packet is translated only once, and does not reach the pods; use "+
+					"the addresses of the pods", sp.Candidates[i].Addr))
 			}
 		}
 	}
 	for _, why := range n.broken(x.Name) {
-		wrong = append(wrong, fmt.Sprintf("load balancers get no answer at the health check port, and so send nothing here: %s "+
-			"(ss -ltnp sport = :%d shows who has it)", why, x.HealthCheckNodePort))
+		wrong = append(wrong, fmt.Sprintf("load balancers get no answer at the health check node port, and send no traffic to this node: %s "+
+			"(ss -ltnp sport = :%d shows the process that uses the port)", why, x.HealthCheckNodePort))
 	}
 	return unique(notes), unique(wrong)
 }
@@ -75,7 +75,7 @@ func within(prefixes []netip.Prefix, addr netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// notServed says why a Service isn't served.
+// notServed returns the reason why a Service is not served.
 func (c *Console) notServed(ctx context.Context, namespace, name string) error {
 	full := name
 	if namespace != "" {
@@ -84,15 +84,15 @@ func (c *Console) notServed(ctx context.Context, namespace, name string) error {
 	list, known := c.API.live(ctx, namespace, name)
 	switch {
 	case !known:
-		return control.NotFound(fmt.Sprintf("no Service %s is served on this node: there is none of this name, or it is headless, of type "+
-			"ExternalName, without a cluster IP, or has the label service.kubernetes.io/service-proxy-name", full))
+		return control.NotFound(fmt.Sprintf("Service %s is not served on this node: it does not exist, is headless, is of type ExternalName, has no cluster IP, or has "+
+			"the label service.kubernetes.io/service-proxy-name", full))
 	case len(list) > 0:
-		return control.NotFound(fmt.Sprintf("Service %s isn't served by kube-nftproxy: %s", list[0].Name,
-			cmp.Or(list[0].WhyNot, "it isn't seen here; kube-nftproxy status tells whether changes arrive")))
+		return control.NotFound(fmt.Sprintf("Service %s is not served by kube-nftproxy: %s", list[0].Name,
+			cmp.Or(list[0].WhyNot, "the program has not received it; kube-nftproxy status shows whether changes arrive")))
 	}
 	text := fmt.Sprintf("there is no Service %s in the cluster", full)
 	if alike := c.alike(namespace, name); len(alike) > 0 {
-		text += "; there is " + strings.Join(alike, ", ")
+		text += "; similar names: " + strings.Join(alike, ", ")
 	}
 	return control.NotFound(text)
 }
@@ -140,9 +140,9 @@ func (c *Console) addSelector(ctx context.Context, s *view.Service) {
 		return
 	}
 	if selector := list[0].Selector; len(selector) > 0 {
-		s.Notes = append(s.Notes, fmt.Sprintf("its pods are those that kubectl -n %s get pods -l %s lists", s.Namespace, labels.FormatLabels(selector)))
+		s.Notes = append(s.Notes, fmt.Sprintf("to list its pods: kubectl -n %s get pods -l %s", s.Namespace, labels.FormatLabels(selector)))
 	} else {
-		s.Notes = append(s.Notes, "it has no selector: somebody has to write an EndpointSlice with the label kubernetes.io/service-name: "+s.Name)
+		s.Notes = append(s.Notes, "it has no selector: create an EndpointSlice with the label kubernetes.io/service-name: "+s.Name)
 	}
 }
 
@@ -163,8 +163,8 @@ func addFirewall(s *view.Service) {
 		}
 		for _, ch := range chains {
 			if ch.Hook == unix.NF_INET_LOCAL_IN && ch.Drops {
-				s.Notes = append(s.Notes, fmt.Sprintf("chain %s of table %s %s drops what it doesn't accept of what arrives for this node itself: if load "+
-					"balancers take the node for failed, let it accept tcp port %d", ch.Name, ch.Family, ch.Table, s.HealthCheckNodePort))
+				s.Notes = append(s.Notes, fmt.Sprintf("chain %s of table %s %s drops packets to this node that it does not accept: if load "+
+					"balancers report the node as failed, accept TCP port %d in this chain", ch.Name, ch.Family, ch.Table, s.HealthCheckNodePort))
 			}
 		}
 	}

@@ -88,7 +88,7 @@ func (c *Console) askStatus(ctx context.Context, s *view.Status) {
 	defer cancel()
 	var err error
 	if s.Loop, err = c.Loop.Status(ctx); err != nil {
-		s.Why = append(s.Why, fmt.Sprintf("the loop hasn't answered for %v: it is in the middle of a long sync, or stuck", askLoop))
+		s.Why = append(s.Why, fmt.Sprintf("the sync loop has not answered for %v: a long sync is running, or the loop hangs", askLoop))
 		return
 	}
 	p := c.Pending()
@@ -132,12 +132,12 @@ func (c *Console) judge(s *view.Status) {
 	switch {
 	case a.Eligible, s.Loop != nil && s.Loop.Waits != "": // or the Node hasn't been looked at
 	case c.Source.Node() == nil:
-		s.Why = append(s.Why, fmt.Sprintf("there is no Node %q: is --hostname-override right?", c.NodeName))
+		s.Why = append(s.Why, fmt.Sprintf("there is no Node %q: check --hostname-override", c.NodeName))
 	default:
-		s.Why = append(s.Why, "the Node is being deleted, so /healthz tells load balancers to stay away")
+		s.Why = append(s.Why, "the Node is being deleted: /healthz fails, so that load balancers send no new connections")
 	}
 	if !s.API.Answers {
-		s.Why = append(s.Why, "the API server doesn't answer: the rules stay as they are, and changes go unseen")
+		s.Why = append(s.Why, "the API server does not answer: the rules stay as they are, and changes do not arrive")
 	}
 }
 
@@ -157,6 +157,6 @@ func kernelFeatures(release string) []view.Feature {
 	return []view.Feature{
 		{Name: "chains freed at once (6.2)", Has: since(6, 2)},
 		{Name: "sets that grow (6.5)", Has: since(6, 5)},
-		{Name: "numbers of elements told (6.16)", Has: since(6, 16)},
+		{Name: "numbers of elements reported (6.16)", Has: since(6, 16)},
 	}
 }

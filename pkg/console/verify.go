@@ -54,7 +54,7 @@ func (c *Console) verify(ctx context.Context) (*view.Verification, error) {
 	if v != nil {
 		return v, nil
 	}
-	return nil, fmt.Errorf("compare the kernel with what is wanted: %w: %w", errInFlight, err)
+	return nil, fmt.Errorf("compare the kernel with the plan: %w: %w", errInFlight, err)
 }
 
 // planAnew plans all Services as they are now, as if the program had just started.

@@ -21,7 +21,7 @@ const AnswerTime = 2 * time.Minute
 func Answer[T any](f func(*http.Request) (T, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
-			http.Error(w, "only GET: nothing can be changed here", http.StatusMethodNotAllowed)
+			http.Error(w, "only GET is supported", http.StatusMethodNotAllowed)
 			return
 		}
 		// What is asked for may take a while to find out.
@@ -51,7 +51,7 @@ const patience = 10 * time.Second
 func Stream[T any](f *Feed[T], lost func(*T, uint64)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
-			http.Error(w, "only GET: nothing can be changed here", http.StatusMethodNotAllowed)
+			http.Error(w, "only GET is supported", http.StatusMethodNotAllowed)
 			return
 		}
 		reader := f.Subscribe()

@@ -126,10 +126,10 @@ func (c *Client) ask(ctx context.Context, page string, params []string) (io.Read
 func (c *Client) unreachable(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("no kube-nftproxy runs here: there is no socket %s; run the command on the node, in the pod of the node "+
-			"(kubectl exec), or give --control-socket as the running program has it", c.path)
+		return fmt.Errorf("no kube-nftproxy runs here: there is no socket %s; run the command on the node, or in the pod of the node "+
+			"(kubectl exec), or set --control-socket to the value of the running program", c.path)
 	case errors.Is(err, unix.ECONNREFUSED):
-		return fmt.Errorf("kube-nftproxy doesn't run: it left the socket %s, and nobody answers there; look at its log", c.path)
+		return fmt.Errorf("kube-nftproxy does not run: no process answers at the socket %s; check the log of kube-nftproxy", c.path)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("only root and the user that kube-nftproxy runs as may use the socket %s", c.path)
 	}
@@ -150,7 +150,7 @@ func (c *Client) unreachable(err error) error {
 func (c *Client) silent() error {
 	conn, err := net.Dial("unix", c.path)
 	if err != nil {
-		return fmt.Errorf("kube-nftproxy doesn't answer at the socket %s: %w", c.path, err)
+		return fmt.Errorf("kube-nftproxy does not answer at the socket %s: %w", c.path, err)
 	}
 	defer func() { _ = conn.Close() }()
 	pid, state := peer(conn)
@@ -158,13 +158,13 @@ func (c *Client) silent() error {
 		return stopped
 	}
 	if state == "D" {
-		return fmt.Errorf("kube-nftproxy (pid %d) runs, but doesn't answer: it waits for the kernel (state D); /proc/%d/stack says where; %s", pid, pid, inForce)
+		return fmt.Errorf("kube-nftproxy (pid %d) runs, but does not answer: it waits for the kernel (state D; see /proc/%d/stack); %s", pid, pid, inForce)
 	}
-	return fmt.Errorf("kube-nftproxy (pid %d) runs, but doesn't answer: it gets no processor time (a limit, a frozen container), or it hangs; end it: "+
-		"a new one takes over without a gap; %s", pid, inForce)
+	return fmt.Errorf("kube-nftproxy (pid %d) runs, but does not answer: it gets no processor time (a limit, a frozen container), or it hangs; kill it: "+
+		"a new process takes over without a gap; %s", pid, inForce)
 }
 
-const inForce = "its rules are in force, but changes go unseen, and after two minutes other programs' rules come before them; " +
+const inForce = "its rules stay in force, but changes are not programmed, and after two minutes the rules of other programs take precedence; " +
 	"kube-nftproxy trace works without it"
 
 // errStopped is the error of a program that can't answer before somebody lets it go on.

@@ -74,7 +74,7 @@ func TestASocketOfAKilledProgramIsReplaced(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := who(t, path); err == nil || !strings.Contains(err.Error(), "kube-nftproxy doesn't run") {
+	if _, err := who(t, path); err == nil || !strings.Contains(err.Error(), "kube-nftproxy does not run") {
 		t.Errorf("without a program: %v", err)
 	}
 	served(t, path, "next")

@@ -31,8 +31,8 @@ func Serve(ctx context.Context, path string, handler http.Handler) {
 		if err != nil {
 			if text := err.Error(); text != failed {
 				failed = text
-				logger.Info("Commands such as \"kube-nftproxy status\" can't reach this program; "+
-					"mount a folder that can be written to, or say --control-socket=\"\"", "err", err, "retryingTime", lookEvery)
+				logger.Info("Commands such as \"kube-nftproxy status\" cannot reach this program; "+
+					"mount a writable folder, or set --control-socket=\"\"", "err", err, "retryingTime", lookEvery)
 			}
 			wait(ctx, lookEvery)
 			continue

@@ -35,7 +35,7 @@ func (d *daemon) awaitFamily(ctx context.Context) error {
 		case <-d.addressed:
 		}
 		if f, appeared := d.appeared(); appeared {
-			return fmt.Errorf("this host has had %s since after the start, when it had %v only; the process exits so that it is restarted and serves both",
+			return fmt.Errorf("this host has %s now; at the start of the process, it had only %v. The process exits, and serves both after its restart",
 				f, d.hostFamilies)
 		}
 	}

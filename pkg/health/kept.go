@@ -50,7 +50,7 @@ func (k *keptAnswers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		select {
 		case k.turn <- struct{}{}:
 		case <-late.C:
-			http.Error(w, "too many ask", http.StatusServiceUnavailable)
+			http.Error(w, "too many requests", http.StatusServiceUnavailable)
 			return
 		}
 		a, pause := k.answer(r, asked)
@@ -64,7 +64,7 @@ func (k *keptAnswers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		select {
 		case <-time.After(pause):
 		case <-late.C:
-			http.Error(w, "too many ask", http.StatusServiceUnavailable)
+			http.Error(w, "too many requests", http.StatusServiceUnavailable)
 			return
 		}
 	}

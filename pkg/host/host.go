@@ -81,7 +81,7 @@ func followOnce(ctx context.Context, changed func(), missed bool) error {
 	for range updates {
 		changed()
 	}
-	return fmt.Errorf("hear of address changes: %w", why)
+	return fmt.Errorf("receive address changes: %w", why)
 }
 
 // skipKernelCheck is the environment variable by which kube-proxy too is told to go on with an older kernel.
@@ -105,7 +105,7 @@ func checkRelease(release string) error {
 		return fmt.Errorf("read kernel version %q: %w", release, err)
 	}
 	if major < 5 || major == 5 && minor < 13 {
-		return fmt.Errorf("kernel %s is too old: 5.13 or later is needed (set %s to try all the same)", release, skipKernelCheck)
+		return fmt.Errorf("kernel %s is too old: 5.13 or later is needed (set %s to start anyway)", release, skipKernelCheck)
 	}
 	return nil
 }

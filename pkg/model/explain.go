@@ -107,7 +107,7 @@ func (x *explainer) slice(s *discoveryv1.EndpointSlice) {
 		}
 	}
 	if !usable {
-		x.unusable(s, "its slice has no port: no container port of the pod is what the Service's targetPort says")
+		x.unusable(s, "its slice has no port: no container port of the pod matches the targetPort of the Service")
 	}
 }
 
@@ -188,7 +188,7 @@ func (x *explainer) port(sp *ServicePort, epSlices []*discoveryv1.EndpointSlice)
 	for i := range found {
 		c := &found[i]
 		if better, same := preferred(merged, c.endpoint); !same {
-			c.NotCluster = "the same address and port is there a second time, " + states(better.traits)
+			c.NotCluster = "duplicate: the same address and port exist a second time, " + states(better.traits)
 			c.NotLocal = c.NotCluster
 		} else {
 			c.NotCluster, c.NotLocal = x.against(c, forCluster), x.against(c, forLocal)
@@ -322,12 +322,12 @@ func (x *explainer) whyNone(sp *ServicePort, epSlices []*discoveryv1.EndpointSli
 	case n.elsewhere && n.endpoints == 0:
 		return "its EndpointSlices have endpoints of another IP family only: its pods have no " + sp.Family.String() + " address, or it has the wrong ipFamilies"
 	case !n.here:
-		return "there is no EndpointSlice of " + sp.Family.String() + " for it: its selector matches no pod, or it has no selector and nobody " +
-			"has written one"
+		return "there is no EndpointSlice of " + sp.Family.String() + " for it: its selector matches no pod, or it has no selector and needs " +
+			"an EndpointSlice made by hand"
 	case n.endpoints == 0:
 		return "its EndpointSlices are empty: its selector matches no pod that has an " + sp.Family.String() + " address"
 	case len(n.names) == 0:
-		return "its EndpointSlices have no port: no container port of the pods is what the Service's targetPort says"
+		return "its EndpointSlices have no port: no container port of the pods matches the targetPort of the Service"
 	}
 	return "no EndpointSlice with endpoints has a port named " + quotedName(sp.Name.Port) + "/" + sp.Protocol.String() + "; there is " +
 		strings.Join(n.names, ", ")

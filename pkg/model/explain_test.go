@@ -148,8 +148,8 @@ func TestWhyThereIsNoEndpoint(t *testing.T) {
 	}{
 		{"no slice", nil, "there is no EndpointSlice of IPv4", ""},
 		{"an empty slice", []*discoveryv1.EndpointSlice{sliceOf("a", nil, "http")}, "its selector matches no pod", ""},
-		{"a targetPort that no container has", []*discoveryv1.EndpointSlice{sliceOf("a", eps("1r"))}, "no container port of the pods is what the Service's targetPort says",
-			"no container port of the pod is what the Service's targetPort says"},
+		{"a targetPort that no container has", []*discoveryv1.EndpointSlice{sliceOf("a", eps("1r"))}, "no container port of the pods matches the targetPort of the Service",
+			"no container port of the pod matches the targetPort of the Service"},
 		{"another port name", []*discoveryv1.EndpointSlice{sliceOf("a", eps("1r"), "web")}, `has a port named "http"/udp; there is "web"/udp`, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestTheSameEndpointTwice(t *testing.T) {
 	x := Explain(explained(corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyCluster, "http"),
 		[]*discoveryv1.EndpointSlice{sliceOf("new", eps("1r"), "http"), sliceOf("old", eps("1st"), "http")}, here, Options{})
 	list := x.Ports[0].Candidates
-	if len(list) != 2 || list[0].NotCluster != "" || list[1].NotCluster != "the same address and port is there a second time, ready" {
+	if len(list) != 2 || list[0].NotCluster != "" || list[1].NotCluster != "duplicate: the same address and port exist a second time, ready" {
 		t.Errorf("candidates %+v, want that of slice new chosen, and that of slice old refused as a duplicate", list)
 	}
 }

@@ -140,7 +140,7 @@ func conflictProblem(c *plan.Conflict) model.Problem {
 	}
 	return model.Problem{
 		Kind: "Service", Name: c.Loser.NamespacedName, Field: fieldOf[c.Kind],
-		Reason: fmt.Sprintf("%s/%s goes to %s, which claims it too", at, c.Key.Protocol, c.Winner),
+		Reason: fmt.Sprintf("%s/%s is not programmed: already used by %s", at, c.Key.Protocol, c.Winner),
 	}
 }
 

@@ -19,7 +19,7 @@ const (
 	searchTime = 20 * time.Second
 )
 
-var errBusy = errors.New("find the answer: too many ask")
+var errBusy = errors.New("find the answer: too many requests")
 
 // gate lets one search of all pages pass at a time, with pauses.
 type gate struct {

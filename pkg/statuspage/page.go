@@ -104,7 +104,7 @@ func local(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		from, err := netip.ParseAddrPort(r.RemoteAddr)
 		if err != nil || !from.Addr().Unmap().IsLoopback() || !loopbackName(r.Host) {
-			const advice = "only for this node: ask 127.0.0.1, or forward a port to it (kubectl port-forward)"
+			const advice = "this page is for this node only: use 127.0.0.1, or kubectl port-forward"
 			http.Error(w, advice, http.StatusForbidden)
 			return
 		}
@@ -154,7 +154,7 @@ func parse(raw string) (q Query, err error) {
 		}
 		n, failed := strconv.Atoi(text)
 		if failed != nil || n < least {
-			err = fmt.Errorf("%s must be a number from %d on", name, least)
+			err = fmt.Errorf("%s must be a number, %d or more", name, least)
 		}
 		return n
 	}

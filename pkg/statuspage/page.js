@@ -47,8 +47,8 @@
     const wrong = s.findings.filter(f => f.severity === "wrong").length;
     const but = [];
     if (!loop) but.push("busy"); else if (loop.waits) but.push("waiting " + loop.waits); else if (loop.failure) but.push("syncs fail");
-    if (!s.api.answers) but.push("the API server doesn't answer");
-    if (wrong) but.push(count(wrong, "thing") + " on this node " + (wrong === 1 ? "is" : "are") + " wrong");
+    if (!s.api.answers) but.push("the API server does not answer");
+    if (wrong) but.push(count(wrong, "problem") + " on this node");
     state.className = !s.healthy ? "bad" : but.length ? "warn" : "good";
     state.textContent = (s.healthy ? "healthy" : "not healthy") + (but.length ? ", but: " + but.join("; ") : "");
     document.title = (state.className === "good" ? "" : "! ") + s.node + " – kube-nftproxy";
@@ -64,15 +64,15 @@
     add("Endpoints", number(s.counts.endpoints));
     for (const [family, n] of Object.entries(s.counts.elements || {})) add("Elements " + family, number(n));
     add("Pending", number(l.pending || 0), l.oldestChange ? "oldest for " + since(s, l.oldestChange) : "");
-    add("Problems", number(s.counts.problems), "left out in part", s.counts.problems > 0);
+    add("Problems", number(s.counts.problems), "objects not fully programmed", s.counts.problems > 0);
     add("Conflicts", number(s.counts.conflicts), "addresses claimed twice", s.counts.conflicts > 0);
     add("Repairs", number(l.repairsTotal || 0), "since the start", l.repairsTotal > 0);
     add("Syncs", number(l.syncs || 0), "in " + span(new Date(s.time) - new Date(s.started)));
-    list.push(el("div", {class: s.api.answers ? "long" : "long bad"}, el("dt", {}, "Objects from"), el("dd", {}, s.api.source, el("small", {}, s.api.answers ? (s.api.answerMicroseconds ? "answers in " + micros(s.api.answerMicroseconds) : "") : s.api.error || "doesn't answer"))));
+    list.push(el("div", {class: s.api.answers ? "long" : "long bad"}, el("dt", {}, "Objects from"), el("dd", {}, s.api.source, el("small", {}, s.api.answers ? (s.api.answerMicroseconds ? "answers in " + micros(s.api.answerMicroseconds) : "") : s.api.error || "does not answer"))));
     list.push(el("div", {class: "long"}, el("dt", {}, "Program"), el("dd", {}, s.version, el("small", {}, "kernel " + s.kernel + ", mode " + s.mode))));
     if (l.leaseEnds) {
       const left = new Date(l.leaseEnds) - new Date(s.time);
-      add("Lease", left > 0 ? "for " + span(left) : "run out", "renewed " + since(s, l.leaseRenewed) + " ago", left <= 0);
+      add("Lease", left > 0 ? "for " + span(left) : "expired", "renewed " + since(s, l.leaseRenewed) + " ago", left <= 0);
     }
     id("numbers").replaceChildren(...list);
   }
@@ -98,14 +98,14 @@
   }
 
   const names = sync => (sync.services || []).join(", ") + (sync.more ? " and " + number(sync.more) + " more" : "");
-  const kinds = {full: "everything written anew", adopted: "compared with the kernel, all as wanted", partial: "what changed", nothing: "nothing to send"};
+  const kinds = {full: "full rewrite", adopted: "tables adopted, equal to the plan", partial: "changes", nothing: "nothing to send"};
   const kind = sync => (kinds[sync.kind] || sync.kind) + (sync.why ? " (" + sync.why + ")" : "");
 
   function showSyncs(s, syncs) {
     const last = syncs[syncs.length - 1];
     const failure = s.loop && s.loop.failure;
-    id("last").textContent = failure ? "Fails for " + since(s, failure.since) + ", " + count(failure.times, "time") + ": " + failure.error
-      : !last ? "None yet." : "The last one, " + since(s, last.time) + " ago: " + kind(last) + (names(last) ? " for " + names(last) : "") + ", " +
+    id("last").textContent = failure ? "Failing for " + since(s, failure.since) + ", " + count(failure.times, "time") + ": " + failure.error
+      : !last ? "None yet." : "The last sync, " + since(s, last.time) + " ago: " + kind(last) + (names(last) ? " for " + names(last) : "") + ", " +
       count(last.elements, "element") + ", in " + micros(last.totalMicroseconds) + " (kernel " + micros(last.commitMicroseconds) + ").";
     id("last").className = failure ? "bad" : "";
     const rows = syncs.slice(-newest).reverse().map(y => el("tr", {}, ...[clock(y.time), kind(y), micros(y.totalMicroseconds), micros(y.commitMicroseconds),
@@ -162,9 +162,9 @@
   function portPart(name, p, nodes) {
     const rows = p.frontends.map(f => {
       const notes = [];
-      if (f.lostTo) notes.push("goes to " + f.lostTo + ", which claims it too");
+      if (f.lostTo) notes.push("not programmed: already used by " + f.lostTo);
       if (f.does) notes.push(f.does);
-      if (f.allowedSources) notes.push("only from " + f.allowedSources.join(", "));
+      if (f.allowedSources) notes.push("allowed sources: " + f.allowedSources.join(", "));
       const cell = (label, text, style) => el("td", {"data-label": label, class: style}, text);
       return el("tr", {},
         cell("", f.kind === "NodePort" ? ":" + f.address + (nodes ? " on " + nodes : "") : f.address), cell("", p.protocol), cell("", f.kind), cell("policy", f.policy),
@@ -175,7 +175,7 @@
     const heads = ["Address", "Protocol", "Kind", "Policy", "Endpoints", "Connections", ""];
     const parts = [el("table", {}, el("thead", {}, el("tr", {}, ...heads.map(text => el("th", {scope: "col"}, text)))), el("tbody", {}, ...rows))];
     if (p.moreFrontends) parts.push(el("p", {class: "dim"}, "and " + number(p.moreFrontends) + " more addresses"));
-    if (p.affinitySeconds) parts.push(el("p", {class: "dim"}, "a client stays with its endpoint for " + p.affinitySeconds + " s"));
+    if (p.affinitySeconds) parts.push(el("p", {class: "dim"}, "session affinity for " + p.affinitySeconds + " s"));
     if (p.endpointCount === 0) return [...parts, el("p", {class: "bad"}, "no endpoints: " + (p.why || ""))];
     const key = name + " " + (p.name || "") + " " + p.protocol + " " + p.family;
     const label = count(p.endpointCount, "endpoint") + (p.name ? " of port " + p.name : "") + ", " + p.family;
@@ -194,10 +194,10 @@
     for (const text of s.problems || []) part.append(el("p", {class: "bad"}, "problem: " + text));
     for (const p of s.ports) part.append(...portPart(name, p, nodes.filter(a => a.includes(":") === (p.family === "IPv6")).join(", ")));
     if (s.morePorts) part.append(el("p", {class: "dim"}, "and " + number(s.morePorts) + " more ports: kube-nftproxy services " + name));
-    if (s.unusable) part.append(el("p", {}, "endpoints that can't be for any port:"), el("ul", {class: "endpoints"}, ...s.unusable.map(endpointLine)));
+    if (s.unusable) part.append(el("p", {}, "endpoints that cannot be used for any port:"), el("ul", {class: "endpoints"}, ...s.unusable.map(endpointLine)));
     if (s.healthCheckNodePort) {
       const ready = Object.entries(s.localReady || {}).map(([family, n]) => n + " " + family).join(", ");
-      part.append(el("p", {class: "dim"}, "load balancers ask at port " + s.healthCheckNodePort + " for ready endpoints on this node: " + ready));
+      part.append(el("p", {class: "dim"}, "health check node port " + s.healthCheckNodePort + ", ready endpoints on this node: " + ready));
     }
     return part;
   }
@@ -212,7 +212,7 @@
     const text = JSON.stringify(v);
     if (text === shown) return;
     shown = text;
-    // Whoever has just walked to an element by keyboard stays there.
+    // The element that has the keyboard focus keeps it.
     const at = document.activeElement && document.activeElement.id;
     id("services").replaceChildren(...v.services.map(s => servicePart(s, v.nodePortAddresses || [])));
     if (at && document.activeElement.id !== at && id(at)) id(at).focus({preventScroll: true});
@@ -220,7 +220,7 @@
 
   const path = () => "status/services?" + new URLSearchParams({find: query.find, wrong: query.wrong ? "1" : "0", offset: query.offset, limit: limit});
 
-  // The rest: when to ask
+  // Refreshing
 
   let timer, running = false, again = false, heard = 0, answers = 0, latest = [];
 
@@ -232,7 +232,7 @@
     const wanted = path();
     try {
       const [status, syncs, services] = await Promise.all([ask("status/data"), ask("status/syncs").catch(() => latest), ask(wanted)]);
-      latest = syncs; // those of before where the loop is too busy to tell
+      latest = syncs; // the earlier ones if the loop is too busy to answer
       heard = performance.now();
       document.documentElement.dataset.answers = ++answers;
       showState(status);
@@ -241,10 +241,10 @@
       showSyncs(status, syncs);
       showRepairs(status);
       if (wanted === path()) showServices(services);
-      id("age").textContent = "as of " + clock(status.time) + ", anew every " + every / 1000 + " s";
+      id("age").textContent = "as of " + clock(status.time) + ", updated every " + every / 1000 + " s";
       id("age").className = "dim";
     } catch (e) {
-      id("age").textContent = (answers ? "no answer for " + span(performance.now() - heard) + "; what is shown is old: " : "no answer: ") + e.message;
+      id("age").textContent = (answers ? "no answer for " + span(performance.now() - heard) + "; the data below is old: " : "no answer: ") + e.message;
       id("age").className = "bad";
     }
     running = false;
@@ -252,7 +252,7 @@
     if (!document.hidden) timer = setTimeout(refresh, every);
   }
 
-  function searchAnew(offset) {
+  function startSearch(offset) {
     query.find = id("find").value.trim();
     query.wrong = id("wrong").checked;
     query.offset = Math.max(0, offset);
@@ -273,11 +273,11 @@
   }
 
   let typing;
-  id("find").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => searchAnew(0), searchDelay); });
-  id("wrong").addEventListener("change", () => searchAnew(0));
-  id("search").addEventListener("submit", event => { event.preventDefault(); searchAnew(0); });
-  id("before").addEventListener("click", () => searchAnew(query.offset - limit));
-  id("after").addEventListener("click", () => searchAnew(query.offset + limit));
+  id("find").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => startSearch(0), searchDelay); });
+  id("wrong").addEventListener("change", () => startSearch(0));
+  id("search").addEventListener("submit", event => { event.preventDefault(); startSearch(0); });
+  id("before").addEventListener("click", () => startSearch(query.offset - limit));
+  id("after").addEventListener("click", () => startSearch(query.offset + limit));
   document.addEventListener("visibilitychange", () => { if (document.hidden) clearTimeout(timer); else refresh(); });
   window.addEventListener("resize", () => { plot(latest); });
   window.addEventListener("hashchange", fromAddress);

@@ -195,8 +195,8 @@ func TestOnlyKubeProxysRulesGo(t *testing.T) {
 				if batches := int(generation(t) - before); b == "nft" && batches != len(families) {
 					t.Errorf("%d batches for %d families", batches, len(families))
 				}
-				if strings.Count(log(), "Removed what kube-proxy had left") < 4 || strings.Contains(log(), "stays") ||
-					strings.Count(log(), "The policy of FORWARD is to drop") != len(families) {
+				if strings.Count(log(), "Removed leftovers of kube-proxy") < 4 || strings.Contains(log(), "Keeping a chain") ||
+					strings.Count(log(), "The policy of chain FORWARD is drop") != len(families) {
 					t.Errorf("log:\n%s", log())
 				}
 				// What isn't there is no error, and nothing is done.

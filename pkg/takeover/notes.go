@@ -27,18 +27,18 @@ func (n *notes) chains(c change) {
 		n.removed(c.table, fmt.Sprintf("chains with their rules: %d, rules that led to them: %d", len(c.removal.chains), len(c.jumps)))
 	}
 	if c.unaccepted {
-		n.Info("The policy of FORWARD is to drop. kube-proxy's rules accepted replies and traffic that it masquerades, as in mode nftables "+
-			"none do: see that those of the network plugin accept the traffic of pods", "where", c.table)
+		n.Info("The policy of chain FORWARD is drop. The removed rules of kube-proxy accepted replies and masqueraded packets; check that the "+
+			"rules of the pod network accept the traffic of pods", "where", c.table)
 	}
 	for _, name := range c.keptNames() {
 		if where := c.table + " " + name; !n.kept[where] {
 			n.kept[where] = true
-			n.Info("A chain of kube-proxy's stays, because something else leads to it", "where", c.table, "chain", name,
+			n.Info("Keeping a chain of kube-proxy to which another rule leads", "where", c.table, "chain", name,
 				"by", c.removal.kept[name])
 		}
 	}
 }
 
 func (n *notes) removed(where, what string) {
-	n.Info("Removed what kube-proxy had left", "where", where, "what", what)
+	n.Info("Removed leftovers of kube-proxy", "where", where, "what", what)
 }

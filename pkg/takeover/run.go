@@ -139,7 +139,7 @@ func (t *Takeover) noteFailed(err error) {
 	}
 	if text := err.Error(); text != t.failed {
 		t.failed = text
-		t.note.Error(err, "Something of kube-proxy couldn't be looked at or removed; it will be tried again", "interval", lookEvery)
+		t.note.Error(err, "Failed to read or remove rules of kube-proxy, will retry", "interval", lookEvery)
 	}
 }
 
@@ -150,10 +150,10 @@ func (t *Takeover) noteRival(rival string) {
 		if t.Found != nil {
 			t.Found()
 		}
-		t.report(fmt.Sprintf("a kube-proxy is running on this node, as %s says. Its rules are left alone and ours are beside them; "+
-			"they are removed when it has gone. Stop it: kubectl -n kube-system delete daemonset kube-proxy", rival))
+		t.report(fmt.Sprintf("a kube-proxy is running on this node beside kube-nftproxy (%s answers). Its rules stay until it stops, and are then "+
+			"removed. Stop it: kubectl -n kube-system delete daemonset kube-proxy", rival))
 	case rival == "" && t.rival != "":
-		t.note.Info("The kube-proxy that ran on this node has gone", "answered", t.rival)
+		t.note.Info("The kube-proxy on this node has stopped", "answered", t.rival)
 	}
 	t.rival = rival
 }
@@ -173,9 +173,9 @@ func (t *Takeover) appearedIn(found Leftovers) Leftovers {
 func (t *Takeover) noteAppeared(found Leftovers) {
 	appeared := t.appearedIn(found)
 	if appeared.any() && !t.appeared {
-		t.report(fmt.Sprintf("rules of kube-proxy have appeared beside ours (%v): a kube-proxy was started on this node, too. They are "+
-			"left alone. Stop it, as by kubectl -n kube-system delete daemonset kube-proxy, and start kube-nftproxy anew, which removes "+
-			"what it leaves", map[Kind]int(appeared)))
+		t.report(fmt.Sprintf("rules of kube-proxy have appeared (%v): a kube-proxy was started on this node beside kube-nftproxy. Its rules "+
+			"stay. Stop it: kubectl -n kube-system delete daemonset kube-proxy. Then restart kube-nftproxy, which removes "+
+			"the rules", map[Kind]int(appeared)))
 	}
 	t.appeared = appeared.any()
 }

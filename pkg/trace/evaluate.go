@@ -114,7 +114,7 @@ func (e *evaluator) chain(name string, worlds []*world) (back []*world, err erro
 		return nil, fmt.Errorf("there is no chain %s", name)
 	}
 	if e.depth++; e.depth > maxDepth {
-		return nil, errors.New("chains lead back to themselves")
+		return nil, errors.New("the chains form a loop")
 	}
 	defer func() { e.depth-- }()
 	live := worlds

@@ -31,12 +31,12 @@ func Follow(c Config, p Packet) (*Trace, error) {
 	var err error
 	switch {
 	case p.Own && p.NoRoute:
-		t.Why = fmt.Sprintf("this node has no route to %s: its processes are told so (network is unreachable) before any rule is met; a default route will do", p.To.Addr())
+		t.Why = fmt.Sprintf("this node has no route to %s: its processes get the error \"network is unreachable\" before any rule is evaluated. Add a route, such as a default route", p.To.Addr())
 		w.end(Refused, "")
 	case !c.Table.Exists:
-		t.Why = fmt.Sprintf("there is no table %s %s on this node: kube-nftproxy hasn't run, or somebody has deleted it", c.Table.Family, c.Table.Name)
+		t.Why = fmt.Sprintf("there is no table %s %s on this node: kube-nftproxy has not run, or another program has deleted the table", c.Table.Family, c.Table.Name)
 	case c.Table.Dormant:
-		t.Why = fmt.Sprintf("table %s %s is dormant: somebody has switched it off, no packet meets its rules", c.Table.Family, c.Table.Name)
+		t.Why = fmt.Sprintf("table %s %s is dormant: another program has switched it off, and the kernel does not evaluate its rules", c.Table.Family, c.Table.Name)
 	default:
 		if worlds, err = e.through(worlds); err != nil {
 			return nil, fmt.Errorf("follow %s: %w", p, err)
@@ -116,7 +116,7 @@ func (e *evaluator) route(w *world) error {
 	case err != nil:
 		return err
 	case w.translated && w.to.Addr().IsLoopback() && !e.packet.Own:
-		w.end(Dropped, "its endpoint is a loopback address, which only this node's own packets reach")
+		w.end(Dropped, "its endpoint is a loopback address, which only packets of this node reach")
 	case typ == unix.RTN_LOCAL && !e.packet.Own:
 		return nil
 	case typ != unix.RTN_LOCAL && typ != unix.RTN_UNICAST:
@@ -247,7 +247,7 @@ func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 		if n > few {
 			names += fmt.Sprintf(" and %d more", n-few)
 		}
-		list = append(list, "rules of others that may stop it: "+names+"; trace --live shows which do")
+		list = append(list, "other chains with rules that may stop it: "+names+"; trace --live shows whether they do")
 	}
 	return list
 }

@@ -143,7 +143,7 @@ func TestFollow(t *testing.T) {
 			"50% translated 10.244.1.2:8080 from 10.244.0.9: a cluster IP: any endpoint; a client stays with its endpoint"}},
 		{name: "remembered", endpoints: 2, affinity: time.Hour, from: "10.244.0.9", alter: remember, want: []string{
 			"100% translated 10.244.1.2:8080 from 10.244.0.9: a cluster IP: any endpoint; a client stays with its endpoint, " +
-				"and this one has been there before"}},
+				"and this client is remembered"}},
 		{name: "an expression of others", endpoints: 2, from: "10.244.0.9", alter: unlike, want: []string{
 			"100% unknown 10.96.0.10:80 from 10.244.0.9: a rule has an expression that isn't followed: limit"}},
 		{name: "a rule that returns", endpoints: 2, from: "10.244.0.9", alter: func(k *fake) {

@@ -13,7 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// reason says in words why a world came to its end.
+// reason describes why a packet reached its result.
 func (w *world) reason() string {
 	switch {
 	case w.outcome == Unknown:
@@ -35,7 +35,7 @@ func (w *world) reason() string {
 		}
 	}
 	if w.remembered() {
-		meaning += ", and this one has been there before"
+		meaning += ", and this client is remembered"
 	}
 	return cmp.Or(meaning, "a rule translates it")
 }
@@ -101,7 +101,7 @@ func (w *world) untouched() string {
 	if !found(w.steps) {
 		return "not a Service's address and port"
 	}
-	return "it is a Service's, but " + w.broken()
+	return "a Service has this address and port, but " + w.broken()
 }
 
 // broken says what is missing where a Service's packet isn't translated.
@@ -137,7 +137,7 @@ func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) 
 	lease := func(f Fact) bool { return f.Set == plan.LeaseSet && f.Missing }
 	for _, w := range worlds {
 		if slices.ContainsFunc(w.misses, lease) && !slices.ContainsFunc(w.steps, func(s Step) bool { return slices.ContainsFunc(s.Facts, held) }) {
-			list = append(list, "the lease has run out: kube-nftproxy does not run on this node, or can't commit; other software's DNAT comes first")
+			list = append(list, "the lease has expired: kube-nftproxy does not run on this node, or its commits fail; DNAT rules of other programs take precedence")
 			break
 		}
 	}
@@ -168,14 +168,14 @@ func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) 
 		}
 	}
 	if len(list) == 0 && slices.ContainsFunc(worlds, func(w *world) bool { return w.isClusterIP() }) {
-		list = append(list, fmt.Sprintf("kube-nftproxy services | grep %s shows which ports it has", e.packet.To.Addr()))
+		list = append(list, fmt.Sprintf("to list the ports of this address: kube-nftproxy services | grep %s", e.packet.To.Addr()))
 	}
 	return list, nil
 }
 
 func held(f Fact) bool { return f.Set == plan.LeaseSet && !f.Missing }
 
-// nameOf finds what is at a key of one of our sets.
+// nameOf returns the comment of the element with a key in a set, or "".
 func (e *evaluator) nameOf(set string, key nft.Value) (string, error) {
 	s := e.table.Sets[set]
 	if s == nil || s.KeyLen() != len(key.Bytes()) {
@@ -188,7 +188,7 @@ func (e *evaluator) nameOf(set string, key nft.Value) (string, error) {
 	return found[0].Comment, nil
 }
 
-// Words says what a rule does whose conditions are met, and what the chain stands for that it leads to.
+// Words describes the effect of a rule that matches, and the meaning of the chain that it leads to.
 func Words(t *nft.ReadTable, r *nft.ReadRule, target string) string {
 	text := r.Comment
 	if text == "" {
@@ -204,7 +204,7 @@ func Words(t *nft.ReadTable, r *nft.ReadRule, target string) string {
 	return text
 }
 
-// effect is what the last expression that does anything does.
+// effect describes the last expression of a rule that has an effect.
 func effect(r *nft.ReadRule) string {
 	text := ""
 	for _, x := range r.Exprs {
@@ -214,8 +214,8 @@ func effect(r *nft.ReadRule) string {
 		case *expr.Numgen:
 			text = "draws one of " + fmt.Sprint(x.Modulus)
 		case *expr.NAT:
-			if text = strings.TrimPrefix(text+", ", ", ") + "goes to that endpoint"; x.Type != expr.NATTypeDestNAT {
-				text = "has another source from here on"
+			if text = strings.TrimPrefix(text+", ", ", ") + "is translated to that endpoint"; x.Type != expr.NATTypeDestNAT {
+				text = "gets another source address"
 			}
 		case *expr.Masq:
 			text = "is masqueraded"
@@ -223,14 +223,14 @@ func effect(r *nft.ReadRule) string {
 			text = "is refused"
 		case *expr.Dynset:
 			if text = "is counted"; plan.Remembers(x.SetName) {
-				text = [...]string{"the client is remembered", "the client is remembered", "what the client had is forgotten"}[min(x.Operation, 2)]
+				text = [...]string{"the client is remembered", "the client is remembered", "the client is forgotten"}[min(x.Operation, 2)]
 			}
 		case *expr.Meta:
 			if x.SourceRegister && x.Key == expr.MetaKeyMARK {
-				text = "is to be masqueraded"
+				text = "is marked for masquerading"
 			}
 		case *expr.Ct:
-			text = "has another destination than it came with"
+			text = "was translated"
 		case *expr.Verdict:
 			if x.Kind == expr.VerdictDrop {
 				text = "is dropped"
@@ -240,17 +240,17 @@ func effect(r *nft.ReadRule) string {
 	return text
 }
 
-// lookups say what it means that something is found in a set.
+// lookups describe a packet that is found in a set.
 var lookups = map[string]string{
-	plan.LeaseSet:         "the lease lasts",
+	plan.LeaseSet:         "the lease is valid",
 	plan.ServicesSet:      "is for a Service's address",
 	plan.NodePortsSet:     "is for a node port",
 	plan.NodeAddressesSet: "is for an address of this node",
 	"dispatch":            "is for a Service",
-	"dispatch-allowed":    "may come in",
+	"dispatch-allowed":    "is allowed",
 	"services-restricted": "comes from an allowed source",
 	"dispatch-remember":   "the client is remembered",
-	"dispatch-local":      "policy Local tells who it is from",
+	"dispatch-local":      "policy Local depends on its source",
 	"dispatch-pick":       "needs an endpoint",
 	"endpoints":           "draws an endpoint",
 	"local-endpoints":     "draws an endpoint on this node",

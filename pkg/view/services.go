@@ -146,7 +146,7 @@ func (v *Services) Text(p *Printer) {
 		p.Printf("No Services.\n")
 	}
 	if v.Wrong() && !p.Wide {
-		p.Printf("\n%s\n", p.Paint(Dim, "kube-nftproxy services NAMESPACE/NAME shows every endpoint of a Service, and why it isn't used."))
+		p.Printf("\n%s\n", p.Paint(Dim, "kube-nftproxy services NAMESPACE/NAME shows each endpoint of a Service, and why it is not used."))
 	}
 }
 
@@ -203,7 +203,7 @@ func connections(f *Frontend) string {
 func (f *Frontend) note(sp *ServicePort, wide bool) string {
 	var parts []string
 	if f.LostTo != "" {
-		parts = append(parts, "goes to "+f.LostTo+", which claims it too")
+		parts = append(parts, "not programmed: already used by "+f.LostTo)
 	}
 	if f.Does != "" {
 		parts = append(parts, f.Does)
@@ -222,7 +222,7 @@ func (f *Frontend) note(sp *ServicePort, wide bool) string {
 		} else if n > few {
 			list += fmt.Sprintf(" and %d more", n-few)
 		}
-		parts = append(parts, "only from "+list)
+		parts = append(parts, "allowed sources: "+list)
 	}
 	return strings.Join(parts, "; ")
 }
@@ -243,8 +243,8 @@ func (v *Services) Detail(p *Printer) {
 		v.detail(p, &v.Services[i])
 	}
 	if !v.tried() && !v.Wrong() {
-		p.Printf("\n%s\n", p.Paint(Dim, "Nothing here is wrong. If it doesn't work all the same: --try connects to the endpoints from this node,\n"+
-			"kube-nftproxy trace FROM ADDRESS:PORT --live follows a packet, kube-nftproxy status looks at the node."))
+		p.Printf("\n%s\n", p.Paint(Dim, "No problem found. If the Service does not work: --try connects to the endpoints from this node,\n"+
+			"kube-nftproxy trace FROM ADDRESS:PORT --live follows a packet, kube-nftproxy status checks the node."))
 	}
 }
 
@@ -260,10 +260,10 @@ func (v *Services) tried() bool {
 	return false
 }
 
-// unread warns of conclusions from what isn't there yet.
+// unread warns of objects that have not been read yet.
 func (v *Services) unread(p *Printer) {
 	if len(v.Unread) > 0 {
-		p.Printf("%s %s: nothing is programmed yet, and what is shown here may be wrong; kube-nftproxy status says why\n\n",
+		p.Printf("%s %s: nothing is programmed yet, and this output may be incomplete; kube-nftproxy status shows the reason\n\n",
 			p.Paint(Bad, "NOT READ YET"), strings.Join(v.Unread, ", "))
 	}
 }
@@ -277,11 +277,11 @@ func (v *Services) detail(p *Printer, s *Service) {
 		v.portDetail(p, s, &s.Ports[j])
 	}
 	if len(s.Unusable) > 0 {
-		p.Printf("\n  endpoints that can't be used for any port:\n")
+		p.Printf("\n  endpoints that cannot be used for any port:\n")
 		p.Table(nil, endpointRows(s.Unusable, false))
 	}
 	if s.HealthCheckNodePort != 0 {
-		p.Printf("\n  load balancers ask at port %d for ready endpoints on this node: %s\n", s.HealthCheckNodePort, families(s.LocalReady))
+		p.Printf("\n  health check node port %d, ready endpoints on this node: %s\n", s.HealthCheckNodePort, families(s.LocalReady))
 	}
 	if len(s.Problems)+len(s.Notes) > 0 {
 		p.Printf("\n")
@@ -305,7 +305,7 @@ func families(n map[string]int) string {
 func (v *Services) portDetail(p *Printer, s *Service, sp *ServicePort) {
 	p.Printf("\n  port %s, %s, %s", quotedPort(sp), sp.Protocol, sp.Family)
 	if sp.AffinitySeconds > 0 {
-		p.Printf(", a client stays with its endpoint for %d s", sp.AffinitySeconds)
+		p.Printf(", session affinity for %d s", sp.AffinitySeconds)
 	}
 	p.Printf("\n")
 	var rows [][]Cell

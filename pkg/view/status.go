@@ -169,7 +169,7 @@ func (s *Status) Text(p *Printer) {
 	row("serves", Plain, "%s, as mode %s, local pods by %s", strings.Join(s.Families, " and "), s.Mode, s.LocalMode)
 	row("counts", Plain, "%s, %s, elements %s", count(s.Counts.Services, "Service"), count(s.Counts.Endpoints, "endpoint"), elements(s.Counts.Elements))
 	if n := s.Counts.Problems; n > 0 {
-		row("", Warn, "with parts that can't be used: %s (kube-nftproxy services --wrong)", count(n, "Service"))
+		row("", Warn, "not fully programmed: %s (kube-nftproxy services --wrong)", count(n, "Service"))
 	}
 	if n := s.Counts.Conflicts; n > 0 {
 		row("", Warn, "claimed by more than one Service: %s (kube-nftproxy services --wrong)", count(n, "frontend"))
@@ -205,7 +205,7 @@ func (s *Status) apiRows(row rowFunc) {
 	}
 	switch {
 	case !s.API.Answers:
-		row(name, Bad, "%s: doesn't answer: %s", what, s.API.Error)
+		row(name, Bad, "%s: does not answer: %s", what, s.API.Error)
 	case s.API.AnswerMicros == 0:
 		row("objects", Plain, "%s", what)
 	default:
@@ -239,7 +239,7 @@ func (l *Loop) rows(now time.Time, row rowFunc) {
 	}
 	row("pending", style, "%s", pending)
 	if l.LeaseEnds != nil {
-		row("lease", Plain, "renewed %s, runs out in %s unless renewed", ago(now, *l.LeaseRenewed), short(l.LeaseEnds.Sub(now)))
+		row("lease", Plain, "renewed %s, expires in %s unless renewed", ago(now, *l.LeaseRenewed), short(l.LeaseEnds.Sub(now)))
 	}
 	if l.RepairsTotal == 0 {
 		row("repairs", Plain, "none since the start")
@@ -282,7 +282,7 @@ func (s *Status) findings(p *Printer) {
 			Printable(f.Fix))
 	}
 	if shown == 0 {
-		p.Printf("%s\n", p.Paint(Good, "Nothing on this node is in the way."))
+		p.Printf("%s\n", p.Paint(Good, "No problem found on this node."))
 	}
 	if notes > 0 {
 		p.Printf("%s\n", p.Paint(Dim, count(notes, "note")+" with -o wide."))

@@ -57,7 +57,7 @@ func (d *Difference) String() string {
 	case d.Have == "":
 		return fmt.Sprintf("%s%s: missing, should be %s", at, of, d.Want)
 	case d.Want == "":
-		return fmt.Sprintf("%s%s: there is %s, should not be there", at, of, d.Have)
+		return fmt.Sprintf("%s%s: is %s, should not exist", at, of, d.Have)
 	}
 	return fmt.Sprintf("%s%s: is %s, should be %s", at, of, d.Have, d.Want)
 }
@@ -65,10 +65,10 @@ func (d *Difference) String() string {
 // Text writes a line for each difference.
 func (v *Verification) Text(p *Printer) {
 	if v.Total == 0 {
-		p.Printf("%s: %d tables, %d rules and %d elements are what they should be (ruleset generation %d).\n", p.Paint(Good, "OK"), v.Tables,
+		p.Printf("%s: %d tables, %d rules and %d elements match the plan (ruleset generation %d).\n", p.Paint(Good, "OK"), v.Tables,
 			v.Rules, v.Elements, v.Generation)
 		if v.Passing != nil {
-			p.Printf("A moment ago there was a difference, a change under way or one that has been repaired: %s\n", Printable(v.Passing.String()))
+			p.Printf("An earlier comparison found a difference that is gone now (a change in progress, or repaired): %s\n", Printable(v.Passing.String()))
 		}
 		return
 	}

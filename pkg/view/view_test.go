@@ -81,20 +81,20 @@ func sample() *Services {
 func TestServices(t *testing.T) {
 	want := `SERVICE           ADDRESS       PROTOCOL  KIND       POLICY   ENDPOINTS  AFFINITY  CONNECTIONS  NOTE
 default/web:http  10.96.0.1:80  tcp       ClusterIP  Cluster  1 of 2     60s       7
-default/web:http  30080         tcp       NodePort   Local    0 of 2     60s       -            dropped; only from a, b and 1 more
+default/web:http  30080         tcp       NodePort   Local    0 of 2     60s       -            dropped; allowed sources: a, b and 1 more
 default/web       [fd00::1]:80  udp       ClusterIP  Cluster  0          -         -
 PROBLEM default/web: something can't be used
 
-kube-nftproxy services NAMESPACE/NAME shows every endpoint of a Service, and why it isn't used.
+kube-nftproxy services NAMESPACE/NAME shows each endpoint of a Service, and why it is not used.
 `
 	if diff := cmp.Diff(want, printed(t, sample().Text)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	want = `Service default/web
 
-  port http, tcp, IPv4, a client stays with its endpoint for 60 s
+  port http, tcp, IPv4, session affinity for 60 s
     ClusterIP  10.96.0.1:80        policy Cluster  1 of 2 endpoints  7 connections
-    NodePort   30080 on 192.0.2.1  policy Local    0 of 2 endpoints  dropped; this node's pods and processes: 1 endpoint; only from a, b, c
+    NodePort   30080 on 192.0.2.1  policy Local    0 of 2 endpoints  dropped; this node's pods and processes: 1 endpoint; allowed sources: a, b, c
     + 10.1.1.1:8080  ready      on m          not for policy Local: it isn't here
     - 10.1.1.2:8080  not ready  on this node  not ready
 
@@ -107,7 +107,7 @@ PROBLEM default/web: something can't be used
 	if diff := cmp.Diff(want, printed(t, sample().Detail)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	for _, want := range []string{"nobody is there", "only from a, b, c"} {
+	for _, want := range []string{"nobody is there", "allowed sources: a, b, c"} {
 		if got := printed(t, sample().Text, wide); !strings.Contains(got, want) {
 			t.Errorf("wide lacks %q:\n%s", want, got)
 		}
@@ -159,7 +159,7 @@ last sync   2s ago, partial for default/web and 3 more, 5 elements, in 200µs (k
 pending     nothing
 repairs     none since the start
 
-Nothing on this node is in the way.
+No problem found on this node.
 1 note with -o wide.
 `
 	if diff := cmp.Diff(want, printed(t, healthy().Text)); diff != "" {
@@ -175,7 +175,7 @@ Nothing on this node is in the way.
 	bad.Findings = []Finding{{Wrong, "a fact", "much", "do this"}}
 	got := printed(t, bad.Text)
 	for _, want := range []string{
-		"unhealthy: it isn't", "doesn't answer: connection refused", "watching services has failed 3 times since the start, the last one 0s ago: it is forbidden", "failing     since 1h0m0s ago, 9 times: no space",
+		"unhealthy: it isn't", "does not answer: connection refused", "watching services has failed 3 times since the start, the last one 0s ago: it is forbidden", "failing     since 1h0m0s ago, 9 times: no space",
 		"pending     2 Services, the oldest change is 1h0m0s old", "0s ago (foreign_change): no table, ruleset last changed by nft (pid 1)",
 		"WRONG a fact\n    impact: much\n    fix:    do this\n",
 	} {
@@ -213,7 +213,7 @@ func TestCommits(t *testing.T) {
 	}}
 	got := printed(t, c.Text)
 	for _, want := range []string{
-		"(2 commits were too fast for this terminal)", "default/a changed +1 +2 +3 +4 +2 more -7  3 elements, plan 10µs, kernel 20µs", "default/b gone  (same batch)",
+		"(2 commits skipped: the terminal is too slow)", "default/a changed +1 +2 +3 +4 +2 more -7  3 elements, plan 10µs, kernel 20µs", "default/b gone  (same batch)",
 		"... and 1 more in the same batch",
 	} {
 		if !strings.Contains(got, want) {
@@ -229,8 +229,8 @@ func TestCommits(t *testing.T) {
 func TestVerification(t *testing.T) {
 	v := Verification{Tables: 2, Rules: 3, Elements: 4, Generation: 5, Passing: &Difference{Table: "ip x", In: "map m", Key: "k", Have: "1", Want: "2", Service: "default/web"}}
 	got := printed(t, v.Text)
-	if want := "OK: 2 tables, 3 rules and 4 elements are what they should be (ruleset generation 5).\nA moment ago there was a difference, a change under way " +
-		"or one that has been repaired: table ip x, map m, k (default/web): is 1, should be 2\n"; got != want {
+	if want := "OK: 2 tables, 3 rules and 4 elements match the plan (ruleset generation 5).\nAn earlier comparison found a difference that is gone now " +
+		"(a change in progress, or repaired): table ip x, map m, k (default/web): is 1, should be 2\n"; got != want {
 		t.Errorf("got %q", got)
 	}
 	v = Verification{Total: 2, Differences: []Difference{{Table: "ip x", Want: "there"}}}

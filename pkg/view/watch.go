@@ -39,7 +39,7 @@ type Change struct {
 func (c *Commit) Text(p *Printer) {
 	at := c.Time.Local().Format("15:04:05.000000")
 	if c.Lost > 0 {
-		p.Printf("%s\n", p.Paint(Warn, fmt.Sprintf("%s  (%d commits were too fast for this terminal)", at, c.Lost)))
+		p.Printf("%s\n", p.Paint(Warn, fmt.Sprintf("%s  (%d commits skipped: the terminal is too slow)", at, c.Lost)))
 	}
 	cost := fmt.Sprintf("%s, plan %dµs, kernel %dµs", count(c.Elements, "element"), c.PlanMicros, c.CommitMicros)
 	switch {
@@ -47,9 +47,9 @@ func (c *Commit) Text(p *Printer) {
 		p.Printf("%s  %s %s\n", at, p.Paint(Bad, "FAILED"), Printable(c.Failed))
 		return
 	case c.Why != "":
-		p.Printf("%s  %s: %s; %s\n", at, p.Paint(Warn, "all written anew"), Printable(c.Why), cost)
+		p.Printf("%s  %s: %s; %s\n", at, p.Paint(Warn, "full rewrite"), Printable(c.Why), cost)
 	case len(c.Services) == 0:
-		p.Printf("%s  no Service: chains that nothing leads to any more are given up; %s\n", at, cost)
+		p.Printf("%s  no Service: unused chains deleted; %s\n", at, cost)
 	}
 	for i := range c.Services {
 		p.Printf("%s  %s  %s\n", at, c.Services[i].text(p), cost)

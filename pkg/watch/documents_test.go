@@ -133,7 +133,7 @@ func TestManifestsAreBounded(t *testing.T) {
 	want := []string{
 		"File a.yaml document 2, line 7: cannot", "File a.yaml document 4, line 14: cannot", "File a.yaml has 3 more problems",
 		"File b.yaml document 7, line", "File b.yaml document 8, line", "File b.yaml has 1 more problems",
-		"Service s0 is in a.yaml and again", "Service s1 is in a.yaml and again", "File b.yaml has 2 more objects that are there twice",
+		"Service s0 is in a.yaml and again", "Service s1 is in a.yaml and again", "File b.yaml has 2 more duplicate objects",
 	}
 	if len(got) != len(want) {
 		t.Fatalf("reported %d lines: %q", len(got), got)

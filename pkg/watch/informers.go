@@ -104,7 +104,7 @@ func (r resource) listed(ctx context.Context, o metav1.ListOptions) (all runtime
 	}
 	list, err := meta.ListAccessor(all)
 	if err == nil && list.GetResourceVersion() == "" {
-		err = errors.New("the answer isn't one of an API server: it has no resource version")
+		err = errors.New("the answer is not from an API server: it has no resource version")
 	}
 	if err != nil {
 		return nil, "", err

@@ -134,7 +134,7 @@ func TestWhatCannotBeReadIsLeftOut(t *testing.T) {
 			if diff := cmp.Diff([]string{"web-2"}, got); diff != "" {
 				t.Errorf("slices (-want +got):\n%s", diff)
 			}
-			if len(problems) == 0 || problems[0].Name.Name != "web-1" || !strings.Contains(problems[0].Reason, "can't be read") {
+			if len(problems) == 0 || problems[0].Name.Name != "web-1" || !strings.Contains(problems[0].Reason, "cannot be read") {
 				t.Errorf("reported: %+v", problems)
 			}
 		})

@@ -259,7 +259,7 @@ func fileProblem(path string, err error) model.Problem {
 	return model.Problem{
 		Kind:   "File",
 		Name:   types.NamespacedName{Name: path},
-		Reason: err.Error() + "; what the file held before stays in force",
+		Reason: err.Error() + "; the previous content of the file stays in force",
 	}
 }
 
@@ -309,7 +309,7 @@ func (m *Manifests) merge() ([kindCount]map[types.NamespacedName]*object, []mode
 		}
 		if more := duplicates - m.parser.reports; more > 0 {
 			problems = append(problems, model.Problem{
-				Kind: "File", Name: types.NamespacedName{Name: path}, Reason: fmt.Sprintf("has %d more objects that are there twice", more),
+				Kind: "File", Name: types.NamespacedName{Name: path}, Reason: fmt.Sprintf("has %d more duplicate objects", more),
 			})
 		}
 	}

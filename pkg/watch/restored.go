@@ -24,6 +24,6 @@ func (r resource) current(ctx context.Context, o metav1.ListOptions) error {
 	if err != nil || order >= 0 {
 		return nil //nolint:nilerr // versions that can't be compared tell nothing
 	}
-	return apierrors.NewResourceExpired(fmt.Sprintf("the API server's data are of resource version %s, older than %s, which was known before: "+
-		"they have been restored", now, o.ResourceVersion))
+	return apierrors.NewResourceExpired(fmt.Sprintf("the API server's data have resource version %s, older than the known version %s: "+
+		"they were restored from a backup", now, o.ResourceVersion))
 }

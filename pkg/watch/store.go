@@ -139,5 +139,5 @@ func (s *Store) decoded(kind string, stored *object, into message) bool {
 }
 
 func unreadable(kind string, name types.NamespacedName, err error) model.Problem {
-	return model.Problem{Kind: kind, Name: name, Reason: fmt.Sprintf("the API server sent what can't be read (%v); it counts as absent", err)}
+	return model.Problem{Kind: kind, Name: name, Reason: fmt.Sprintf("the API server sent an object that cannot be read (%v); it is ignored", err)}
 }

@@ -161,7 +161,7 @@ func TestServicesCommandNamesTheCause(t *testing.T) {
 		{name: "terminating", slices: []string{deskSlice("terminating", "s3", deskPort, remotePod, strings.Replace(readyPod, "ready: true", "ready: false, terminating: true", 1))},
 			from: "pod-1", to: "vip", outcome: lab.Answered, says: `- 10\.244\.0\.10:8080 .*terminating \(others are ready\)`},
 		{name: "target-port", slices: []string{deskSlice("target-port", "s4", "", readyPod)}, from: "pod-1", to: "vip", outcome: lab.Refused,
-			says: "no container port of the pods is what the Service's targetPort says", code: 1},
+			says: "no container port of the pods matches the targetPort of the Service", code: 1},
 		{name: "port-name", slices: []string{deskSlice("port-name", "s5", "{name: web, port: 8080, protocol: TCP}", readyPod)}, from: "pod-1", to: "vip",
 			outcome: lab.Refused, says: `has a port named "http"/tcp; there is "web"/tcp`, code: 1},
 		{name: "no-slice", from: "pod-1", to: "vip", outcome: lab.Refused, says: "there is no EndpointSlice of IPv4 for it: its selector matches no pod", code: 1},
@@ -174,13 +174,13 @@ func TestServicesCommandNamesTheCause(t *testing.T) {
 			says: `- 10\.244\.0\.10:8080 .*hinted to other zones \(zone-b; this node is in zone-a\)`},
 		{name: "sources", spec: "type: LoadBalancer, loadBalancerSourceRanges: [198.51.100.0/24]", status: "loadBalancer: {ingress: [{ip: 203.0.113.10}]}",
 			slices: []string{deskSlice("sources", "s10", deskPort, readyPod)}, from: "client", to: "203.0.113.10", outcome: lab.TimedOut,
-			says: `203\.0\.113\.10:80 .*only from 198\.51\.100\.0/24`},
+			says: `203\.0\.113\.10:80 .*allowed sources: 198\.51\.100\.0/24`},
 		{name: "node-port", spec: "type: NodePort", slices: []string{deskSlice("node-port", "s11", deskPort, readyPod)}, from: "node", to: "127.0.0.1",
 			outcome: lab.Refused, says: `NodePort +30011 on 192\.0\.2\.1 `},
 		{name: "bad-address", slices: []string{deskSlice("bad-address", "s12", deskPort, "{addresses: [10.244.0.300]}")}, from: "pod-1", to: "vip", outcome: lab.Refused,
 			says: `"10\.244\.0\.300": not an IP address`, code: 1},
 		{name: "taken", spec: "externalIPs: [203.0.113.10]", slices: []string{deskSlice("taken", "s13", deskPort, readyPod)}, from: "pod-1", to: "vip", outcome: lab.Answered,
-			says: `203\.0\.113\.10:80 .*goes to default/sources:http, which claims it too`, code: 1},
+			says: `203\.0\.113\.10:80 .*not programmed: already used by default/sources:http`, code: 1},
 	}
 	manifests := deskNode
 	for i, s := range situations {
@@ -339,7 +339,7 @@ func TestStatusCommandNamesTheCause(t *testing.T) {
 	says(0, `WARNING Service default/web: on node node-1 a local process listens on 30001/TCP`)
 
 	d.program.Kill()
-	if text, code := d.command("status"); code != 2 || !strings.Contains(text, "kube-nftproxy doesn't run: it left the socket") {
+	if text, code := d.command("status"); code != 2 || !strings.Contains(text, "kube-nftproxy does not run: no process answers at the socket") {
 		t.Errorf("without the program: exit code %d: %s", code, text)
 	}
 }
@@ -374,8 +374,8 @@ func TestConsoleWithAnAPIServer(t *testing.T) {
 	w.api.KillServer()
 	eventually(t, patience, func() error {
 		text, code := runCommand(t, w.Node, "status", "--control-socket", socket)
-		if code != 1 || !regexp.MustCompile(`API server .*doesn't answer: .*connect: connection refused`).MatchString(text) ||
-			!strings.Contains(text, "healthy, but the API server doesn't answer: the rules stay as they are, and changes go unseen") {
+		if code != 1 || !regexp.MustCompile(`API server .*does not answer: .*connect: connection refused`).MatchString(text) ||
+			!strings.Contains(text, "healthy, but the API server does not answer: the rules stay as they are, and changes do not arrive") {
 			return fmt.Errorf("without the API server: exit code %d:\n%s", code, text)
 		}
 		return nil
@@ -414,7 +414,7 @@ func checkBundle(t *testing.T, file, kubeconfig string) {
 		"metrics.txt": "kubeproxy_sync_proxy_rules_duration_seconds_bucket", "tables.nft": "default/web:tcp", "versions.txt": "kernel ",
 		"sysctls.txt": "net/ipv4/ip_forward = 1", "goroutines.txt": "goroutine profile", "problems.json": "", "status.json": `"healthy": true`,
 	} {
-		if content, ok := files[name]; !ok || !strings.Contains(content, want) || strings.Contains(content, "can't be had") {
+		if content, ok := files[name]; !ok || !strings.Contains(content, want) || strings.Contains(content, "not available: ") {
 			t.Errorf("file %s (there: %v) lacks %q:\n%.300s", name, ok, want, content)
 		}
 	}

@@ -93,7 +93,7 @@ var documented = []struct {
 	{"kube-nftproxy services", says(`default/web:http +10\.96\.0\.10:80 +tcp +ClusterIP +Cluster +1 of 4 `)},
 	{"kube-nftproxy services default/web", says(`\+ 10\.244\.0\.10:8080 +ready +on this node\n`)},
 	{"kube-nftproxy services default/api", ends(1, `10\.96\.0\.11:9090 .* refused: no endpoint`)},
-	{"kube-nftproxy services default/edge", ends(1, `load balancers ask at port 32000`)},
+	{"kube-nftproxy services default/edge", ends(1, `health check node port 32000`)},
 	{"services NAMESPACE/NAME", says(`Service default/web\n`, "NAMESPACE/NAME", "default/web")},
 	{"services NAMESPACE/NAME --try", says(`\+ 10\.244\.0\.10:8080 .* answers in `, "NAMESPACE/NAME", "default/web")},
 	{"services --wrong", ends(1, `(?s)default/api.*default/two`)},

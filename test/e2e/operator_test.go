@@ -157,7 +157,7 @@ func TestOperatorAsksAboutServices(t *testing.T) {
 	}{
 		{name: "typo", command: "services default/typo", code: 1, says: `selector matches no pod that has an IPv4 address(.|\n)*get pods -l app=typo lists`,
 			slices: []*discoveryv1.EndpointSlice{{ObjectMeta: slice("typo", "typo").ObjectMeta, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{}}}},
-		{name: "unwritten", command: "services default/unwritten", code: 1, says: `it has no selector: somebody has to write an EndpointSlice`,
+		{name: "unwritten", command: "services default/unwritten", code: 1, says: `it has no selector: create an EndpointSlice`,
 			change: func(s *corev1.Service) { s.Spec.Selector = nil }},
 		{name: "other-family", command: "services default/other-family", code: 1, says: `endpoints of another IP family only: its pods have no IPv4 address`,
 			slices: []*discoveryv1.EndpointSlice{slice("other-family", "other-family", endpoint(o.Pods[0].IPv6))}},
@@ -171,8 +171,8 @@ func TestOperatorAsksAboutServices(t *testing.T) {
 			change: func(s *corev1.Service) {
 				s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "cilium"}
 			}},
-		{name: "checkout", command: "services default/chekcout", code: 2, says: `there is no Service default/chekcout in the cluster; there is default/checkout`},
-		{name: "elsewhere", command: "services shop/elsewhere", code: 2, says: `no Service shop/elsewhere in the cluster; there is default/elsewhere`},
+		{name: "checkout", command: "services default/chekcout", code: 2, says: `there is no Service default/chekcout in the cluster; similar names: default/checkout`},
+		{name: "elsewhere", command: "services shop/elsewhere", code: 2, says: `no Service shop/elsewhere in the cluster; similar names: default/elsewhere`},
 		{name: "waiting", command: "services default/waiting", code: 0, says: `it has no load balancer yet`, change: balancer,
 			slices: []*discoveryv1.EndpointSlice{slice("waiting", "waiting", here)}},
 		{name: "proxied", command: "services default/proxied", code: 0, says: `203\.0\.113\.50 isn't served here \(its ipMode is Proxy\)`,
@@ -181,23 +181,23 @@ func TestOperatorAsksAboutServices(t *testing.T) {
 				s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.50", IPMode: &mode}}
 			},
 			slices: []*discoveryv1.EndpointSlice{slice("proxied", "proxied", here)}},
-		{name: "hijack", command: "services default/hijack", code: 0, says: `192\.0\.2\.1 is an address of this node itself: what arrives for 192\.0\.2\.1:80 goes to this`,
+		{name: "hijack", command: "services default/hijack", code: 0, says: `192\.0\.2\.1 is an address of this node: packets to 192\.0\.2\.1:80 reach this`,
 			change: func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.1"} },
 			slices: []*discoveryv1.EndpointSlice{slice("hijack", "hijack", here)}},
-		{name: "chained", command: "services default/chained", code: 1, says: `endpoint 10\.96\.0\.1:8080 is a Service's address: a packet is translated once only`,
+		{name: "chained", command: "services default/chained", code: 1, says: `endpoint 10\.96\.0\.1:8080 is an address of a Service: a packet is translated only once`,
 			slices: []*discoveryv1.EndpointSlice{slice("chained", "chained", endpoint(netip.MustParseAddr("10.96.0.1")))}},
-		{name: "closed", command: "services default/closed --try", code: 1, says: `\+ 10\.244\.0\.10:8081 +ready +on this node +refuses: nobody listens on that port`,
+		{name: "closed", command: "services default/closed --try", code: 1, says: `\+ 10\.244\.0\.10:8081 +ready +on this node +connection refused: nothing listens on this port`,
 			slices: []*discoveryv1.EndpointSlice{atPort(slice("closed", "closed", here), 8081)}},
 		{name: "closed-udp", command: "services default/closed-udp --try", code: 1,
-			says:   `\+ 10\.244\.0\.10:8080 .*doesn't refuse(.|\n)*\+ 10\.244\.0\.11:8080 .*refuses: nobody listens on that port`,
+			says:   `\+ 10\.244\.0\.10:8080 .*no refusal(.|\n)*\+ 10\.244\.0\.11:8080 .*connection refused: nothing listens on this port`,
 			change: func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP },
 			slices: []*discoveryv1.EndpointSlice{overUDP(slice("closed-udp", "closed-udp", here, endpoint(o.Pods[1].IPv4)))}},
 		{name: "half-dead", command: "services default/half-dead --try", code: 1,
-			says:   `\+ 10\.244\.0\.99:8080 .*doesn't answer within 1s: the pod is gone or hangs(.|\n)*\+ 10\.244\.1\.10:8080 .*answers in `,
+			says:   `\+ 10\.244\.0\.99:8080 .*no answer within 1s: the pod is gone or hangs(.|\n)*\+ 10\.244\.1\.10:8080 .*answers in `,
 			slices: []*discoveryv1.EndpointSlice{slice("half-dead", "half-dead", nobody, there)}},
-		{name: "fine", command: "services default/fine", code: 0, says: `Nothing here is wrong\. If it doesn't work all the same: --try`,
+		{name: "fine", command: "services default/fine", code: 0, says: `No problem found\. If the Service does not work: --try`,
 			slices: []*discoveryv1.EndpointSlice{slice("fine", "fine", here, there)}},
-		{name: "refusing", command: "trace 10.244.0.11 VIP:81", code: 1, says: `without such a port(.|\n)*services \| grep VIP shows which ports it has`},
+		{name: "refusing", command: "trace 10.244.0.11 VIP:81", code: 1, says: `without such a port(.|\n)*to list the ports of this address: kube-nftproxy services \| grep VIP`},
 	}
 	var objects []runtime.Object
 	for _, s := range situations {
@@ -233,7 +233,7 @@ func (o *operator) testHealthCheckPort() {
 		s.Spec.Type, s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal, port
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.51"}}
 	}), slice("checked", "checked", endpoint(o.Pods[0].IPv4)))
-	o.says(1, "services default/checked", `PROBLEM .* no answer at the health check port.*address already in use \(ss -ltnp sport = :32123 shows who`)
+	o.says(1, "services default/checked", `PROBLEM .* no answer at the health check node port.*address already in use \(ss -ltnp sport = :32123 shows the process`)
 	o.says(0, "status", `with parts that can't be used: \d+ Services? \(kube-nftproxy services --wrong\)`)
 	if err := l.Close(); err != nil {
 		o.Fatal(err)
@@ -247,33 +247,33 @@ func (o *operator) testHealthCheckPort() {
 func (o *operator) testPackets() {
 	client := o.Pods[1]
 	vip := func(name string) netip.AddrPort { return o.clusterIPs(name)[0] }
-	o.live(client, vip("fine"), lab.Answered, 0, `It has left this node by veth-\w+\. 10\.244\.[01]\.10:8080 has answered\.`)
-	o.live(client, vip("closed"), lab.Refused, 1, `10\.244\.0\.10:8081 has refused it \(TCP reset\): nobody listens on port 8081`)
+	o.live(client, vip("fine"), lab.Answered, 0, `The packet left this node by veth-\w+\. 10\.244\.[01]\.10:8080 answered\.`)
+	o.live(client, vip("closed"), lab.Refused, 1, `10\.244\.0\.10:8081 refused the connection \(TCP reset\): nothing listens on port 8081`)
 	o.apply(slice("half-dead", "half-dead", endpoint(netip.MustParseAddr("10.244.0.99"))))
 	o.says(0, "services default/half-dead", `policy Cluster +1 endpoint `)
-	o.live(client, vip("half-dead"), lab.TimedOut, 1, `left this node by eth0\. 10\.244\.0\.99:8080 hasn't answered within 1s`)
+	o.live(client, vip("half-dead"), lab.TimedOut, 1, `left this node by eth0\. 10\.244\.0\.99:8080 has not answered within 1s`)
 	for _, s := range []struct {
 		nft     string
 		outcome lab.Outcome
 		says    string
 	}{
 		{"add table inet other; add chain inet other pass { type filter hook forward priority 0; }; add rule inet other pass tcp dport 8080 drop", lab.TimedOut,
-			`Stopped by rule \d+ of chain pass of table inet other, which isn't kube-nftproxy's; to see it: nft -a list chain inet other pass`},
+			`Stopped by rule \d+ of chain pass of table inet other, which belongs to another program; to list it: nft -a list chain inet other pass`},
 		{"add table ip other; add chain ip other pre { type filter hook prerouting priority raw; }; add rule ip other pre ip daddr 10.96.0.0/16 notrack", lab.TimedOut,
-			`Connection tracking doesn't know it: a rule has exempted it \(notrack\)`},
+			`Connection tracking has no entry for it: a rule has exempted the packet \(notrack\)`},
 		{"add table ip other; add chain ip other pre { type nat hook prerouting priority -150; }; add rule ip other pre tcp dport 80 dnat to 10.244.0.10:9999", lab.Refused,
 			`translated to 10\.244\.0\.10:9999 by chain pre of table other, before kube-nftproxy could`},
 	} {
 		nft(o.T, o.Node, s.nft)
-		o.says(0, "trace 10.244.0.11 "+vip("fine").String(), `Also on the way(.|\n)* other p`)
+		o.says(0, "trace 10.244.0.11 "+vip("fine").String(), `Chains of other programs on the path(.|\n)* other p`)
 		o.live(client, vip("fine"), s.outcome, 1, s.says)
 		nft(o.T, o.Node, "delete table "+strings.Fields(s.nft)[2]+" other")
 	}
 	o.nodeSysctl("ipv4/conf/veth-pod1/forwarding", "0")
 	o.says(0, "status", `WARNING this node does not forward IPv4 packets that arrive by veth-pod1`, `fix: +sysctl -w net\.ipv4\.conf\.veth-pod1\.forwarding=1`)
-	o.live(client, vip("fine"), lab.TimedOut, 1, `Nothing more is known\. What comes next is routing`)
+	o.live(client, vip("fine"), lab.TimedOut, 1, `The kernel reported nothing more of this packet\. Possible causes: this node has no route`)
 	o.nodeSysctl("ipv4/conf/veth-pod1/forwarding", "1")
-	o.says(2, "trace 10.244.0.11 "+vip("fine").String()+" --live --timeout 20ms", `no such packet within 20ms: it doesn't reach this node \(look at 10\.244\.0\.11's own routes`)
+	o.says(2, "trace 10.244.0.11 "+vip("fine").String()+" --live --timeout 20ms", `no matching packet within 20ms: it does not reach this node \(check the routes of 10\.244\.0\.11`)
 }
 
 func (o *operator) nodeSysctl(key, value string) {
@@ -288,7 +288,7 @@ func TestOperatorAsksAboutTheNode(t *testing.T) {
 	o := newOperator(t)
 	right := o.kubeconfig()
 	o.apply(web("web", nil), slice("web", "web", endpoint(o.Pods[0].IPv4)))
-	o.says(0, "status", "health +healthy\n(.|\n)*Nothing on this node is in the way")
+	o.says(0, "status", "health +healthy\n(.|\n)*No problem found on this node")
 
 	t.Run("bridge", func(t *testing.T) { o.on(t).testBridge() })
 	for _, c := range []struct {
@@ -370,7 +370,7 @@ func (o *operator) testBridge() {
 	}
 	if !absent {
 		reaches(lab.Answered)
-		o.says(0, "status", "Nothing on this node is in the way")
+		o.says(0, "status", "No problem found on this node")
 		o.nodeSysctl(setting, "0")
 	}
 	reaches(lab.TimedOut)

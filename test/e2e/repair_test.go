@@ -59,7 +59,7 @@ var faults = []struct{ name, command, why string }{
 	{"a range altered", "delete element ip kube-nftproxy service-cidrs { 10.96.0.0/16 }; " +
 		"add element ip kube-nftproxy service-cidrs { 10.96.0.0/24 }", "service-cidrs"},
 	{"the lease deleted", "flush set ip kube-nftproxy lease", "lease"},
-	{"the state deleted", "flush set ip kube-nftproxy state", "nothing tells what it holds"},
+	{"the state deleted", "flush set ip kube-nftproxy state", "its element state is missing"},
 	{"a table made anew by hand", "delete table ip kube-nftproxy; add table ip kube-nftproxy; add chain ip kube-nftproxy services", "sets instead of"},
 }
 

@@ -66,7 +66,7 @@ func TestStatusPage(t *testing.T) {
 		b.pictures(string(debugging), dir)
 	}
 	page := b.show("", "on node-1", "healthy", "default/web", "10.96.0.10:80", "10.244.0.10:8080", "default/api", "no endpoints", "default/edge",
-		":30443 on 192.0.2.1", "203.0.113.8:443", "only from 198.51.100.0/24", "policy Local", "not ready", "hinted to other zones", "1 to 3 of 3")
+		":30443 on 192.0.2.1", "203.0.113.8:443", "allowed sources: 198.51.100.0/24", "policy Local", "not ready", "hinted to other zones", "1 to 3 of 3")
 	var syncs uint64
 	eventually(t, patience, func() error { // the loop may look after the tables meanwhile
 		page, syncs = b.show(""), b.syncs()
