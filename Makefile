@@ -1,4 +1,4 @@
-# Bare `make` lists the targets. What takes more than a line is a script in hack/.
+# `make` without a target lists the targets. Longer recipes are scripts in hack/.
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -7,14 +7,14 @@ help: ## list the targets
 build: ## build bin/kube-nftproxy, a static binary
 	hack/build.sh
 
-image: ## make bin/image/kube-nftproxy.tar, an OCI image for amd64 and arm64; PUSH=registry/name:tag pushes it
+image: ## build bin/image/kube-nftproxy.tar, an OCI image for amd64 and arm64; PUSH=registry/name:tag also pushes it
 	hack/image.sh
 
-demo: ## show it at work in network namespaces, in two minutes (root); API=1: against a real kube-apiserver
+demo: ## demonstrate the program in network namespaces, in two minutes (root); API=1: with a real kube-apiserver
 	hack/deps.sh
 	API='$(API)' hack/demo.sh
 
-test: ## everything that CI runs: lint, house, unit, netns, hostile, e2e, ratios (root)
+test: ## all lanes that CI runs: lint, house, unit, netns, hostile, e2e, ratios (root)
 	hack/test.sh
 
 test-unit: ## unit tests with the race detector, without privileges
@@ -23,46 +23,46 @@ test-unit: ## unit tests with the race detector, without privileges
 test-netns: ## all tests that need no API server, with real packets in network namespaces (root)
 	hack/test.sh netns
 
-test-hostile: ## one tenant's objects against another's packets, in two minutes (root); HOSTILE_SEED, HOSTILE_STEPS: other histories
+test-hostile: ## objects of one tenant against packets of another tenant, in two minutes (root); HOSTILE_SEED, HOSTILE_STEPS: other histories
 	HOSTILE_SEED='$(HOSTILE_SEED)' HOSTILE_STEPS='$(HOSTILE_STEPS)' hack/test.sh hostile
 
-test-e2e: ## tests against a real etcd and kube-apiserver, which are built first (root)
+test-e2e: ## tests with a real etcd and kube-apiserver; builds both first (root)
 	hack/test.sh e2e
 
-test-ratios: ## kube-proxy and kube-nftproxy measured in two minutes; fails where a ratio is off by a factor (root)
+test-ratios: ## measure kube-proxy and kube-nftproxy in two minutes; fails if a ratio is wrong by a factor (root)
 	hack/test.sh ratios
 
-test-twin: ## the same packets through the rules of the real kube-proxy, which is built first (root)
+test-twin: ## the same packets through the rules of the real kube-proxy; builds it first (root)
 	hack/test.sh twin
 
 test-kernels: ## tests on other kernels, in virtual machines (root)
 	hack/kernels.sh
 
-soak: ## repeats faults and restarts under load for long, and a day's changes in minutes (root); RESTARTS=1000 REPAIRS=20 CHANGES=8640000
+soak: ## repeat faults and restarts under load for more than an hour, and the changes of a day in minutes (root); RESTARTS=1000 REPAIRS=20 CHANGES=8640000
 	RESTARTS='$(RESTARTS)' REPAIRS='$(REPAIRS)' API_FAULT='$(API_FAULT)' CHAOS='$(CHAOS)' CHANGES='$(CHANGES)' SERVICES='$(SERVICES)' HISTORY_MINUTES='$(HISTORY_MINUTES)' hack/soak.sh
 
-bench: ## kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; LIMITS=1: only objects at their limits; OUTPUT=. publishes it
+bench: ## measure kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; LIMITS=1: only objects at their limits; OUTPUT=. writes the figures into docs/
 	QUICK='$(QUICK)' LIMITS='$(LIMITS)' SIZES='$(SIZES)' OUTPUT='$(OUTPUT)' hack/bench.sh
 
-bench-kernels: ## the same ratios on other kernels, in virtual machines (root), half an hour for each; OUTPUT=. publishes them
+bench-kernels: ## measure the same ratios on other kernels, in virtual machines (root), half an hour for each; OUTPUT=. writes them into docs/
 	OUTPUT='$(OUTPUT)' hack/bench-kernels.sh $(KERNELS)
 
-bench-stages: ## benchmarks of each stage (root), in the format of benchstat; COUNT=10 repeats them
+bench-stages: ## run the benchmarks of each stage (root), in the format of benchstat; COUNT=10 repeats them
 	hack/stages.sh
 
-fuzz: ## fuzz everything that parses, each target for FUZZTIME=30s; plain tests try what was found before
+fuzz: ## fuzz all parsers, each target for FUZZTIME=30s; plain tests repeat the inputs that were found
 	FUZZTIME='$(FUZZTIME)' hack/fuzz.sh $(TARGETS)
 
-vuln: ## look for known vulnerabilities; asks vuln.go.dev
+vuln: ## search for known vulnerabilities; queries vuln.go.dev
 	hack/vuln.sh
 
 lint: ## gofmt, go vet, staticcheck, errcheck, go mod tidy
 	hack/test.sh lint
 
-verify: ## what to run before a commit: lint, house rules, unit tests
+verify: ## run the checks before a commit: lint, house rules, unit tests
 	hack/test.sh lint house unit
 
-update: ## rewrite what tests compare with: goldens, and the table of flags in README.md
+update: ## rewrite expected results of tests: goldens, and the table of flags in README.md
 	hack/update.sh
 
 clean: ## delete bin/

@@ -3,7 +3,7 @@
 # guest of hack/vm.sh, all kernels at the same time. Half an hour for each, in which it keeps a processor busy; only ratios mean
 # anything, because the guest's processor is emulated.
 #   OUTPUT=.           writes docs/benchmarks-kernels.json and its table in docs/benchmarks.md
-#   LIMIT=seconds      after which a machine is given up, 7200 by default
+#   LIMIT=seconds      time limit of a machine, 7200 by default
 #   ARGS=...           further flags of test/compare in the guest, such as -only 1000x10
 # Usage: hack/bench-kernels.sh [6.1|6.12 ...]      (default: both; needs root for apt-get)
 set -euo pipefail

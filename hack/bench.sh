@@ -4,7 +4,7 @@
 #   SIZES=10000x10,... only these sizes of the plan: Services x endpoints
 #   LIMITS=1           only the worst case: objects at their limits, and unrelated changes and repairs beside them; ten minutes
 #   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md and README.md, and docs/plots
-# The lane ratios of hack/test.sh measures less, in two minutes, and fails where a ratio is off by a factor.
+# The lane ratios of hack/test.sh measures less, in two minutes, and fails if a ratio is wrong by a factor.
 # Usage: hack/bench.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds the program: static, and the same bytes wherever and whenever it is built with the same Go.
-#   BINARY=FILE     where it goes, bin/kube-nftproxy by default
-#   VERSION=TEXT    what --version prints, by default what git tells
-#   GOARCH, GOOS    for which machines, as for go build
+# Builds a static program. Builds with the same Go version have the same bytes.
+#   BINARY=FILE     output file, bin/kube-nftproxy by default
+#   VERSION=TEXT    text of --version, by default from git
+#   GOARCH, GOOS    target platform, as for go build
 set -euo pipefail
 cd "$(dirname "$0")/.."
 binary=${BINARY:-bin/kube-nftproxy}

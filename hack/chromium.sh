@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=$PWD/bin/chromium
 [ -x "$dir/start" ] && exit 0
-command -v apt-get >/dev/null || { echo "chromium: no apt-get here: put a program that starts Chromium at $dir/start" >&2 && exit 1; }
+command -v apt-get >/dev/null || { echo "chromium: apt-get is missing: create a program $dir/start that starts Chromium" >&2 && exit 1; }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/partial" "$work/root"

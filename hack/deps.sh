@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the demo and the tests call and this machine lacks, with apt-get, on Debian 12 or newer. It does nothing
-# where nothing is missing. Go itself has to be there. Usage: hack/deps.sh
+# Installs missing programs that the demo and the tests need, with apt-get, on Debian 12 or newer. It does nothing
+# if none is missing. Go must be installed. Usage: hack/deps.sh
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -33,7 +33,7 @@ LIST
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 install="apt-get install --yes --no-install-recommends ${missing[*]}"
-command -v apt-get >/dev/null || fail "missing: ${missing[*]} (names of Debian's packages); this is no Debian, so install them yourself"
+command -v apt-get >/dev/null || fail "missing: ${missing[*]} (names of Debian packages); apt-get is missing, so install them yourself"
 [ "$(id -u)" -eq 0 ] || fail "missing: ${missing[*]}; run as root: $install"
 echo "deps: installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes everything that parses, each target for FUZZTIME. What is found is kept in the package's testdata/fuzz, from where
-# go test tries it ever after. Usage: [FUZZTIME=30s] hack/fuzz.sh [TARGET ...]     (default: all; a target is Fuzz...)
+# Fuzzes all parsers, each target for FUZZTIME. Inputs that fail are kept in the package's testdata/fuzz, and go test repeats
+# them. Usage: [FUZZTIME=30s] hack/fuzz.sh [TARGET ...]     (default: all; a target is Fuzz...)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 failed=0

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes bin/image/kube-nftproxy.tar, an OCI image for several architectures. It needs Go and nothing else. Its last line is the
-# image's digest, which is the same for everybody who builds the same source with the same Go and the same variables. See
+# Builds bin/image/kube-nftproxy.tar, an OCI image for several architectures. It needs Go and nothing else. Its last line is the
+# image's digest, which depends only on the source, the Go version and these variables. See
 # docs/image.md.
-#   VERSION=TEXT             what --version prints and the image is labelled with, by default what git tells
-#   SOURCE_DATE_EPOCH=N      the time of everything in the image, by default that of the commit
-#   REVISION=COMMIT          the commit that the image is labelled with, by default what git tells
-#   IMAGE=NAME:TAG           by which the tar file is loaded, kube-nftproxy:$VERSION by default
-#   ARCHITECTURES="amd64 …"  for which, by default amd64 and arm64
-#   PUSH=REGISTRY/NAME:TAG   pushes it too, with the credentials of docker login
+#   VERSION=TEXT             text of --version and label of the image, by default from git
+#   SOURCE_DATE_EPOCH=N      time of all files in the image, by default the time of the commit
+#   REVISION=COMMIT          commit in the label of the image, by default from git
+#   IMAGE=NAME:TAG           name of the image in the tar file, kube-nftproxy:$VERSION by default
+#   ARCHITECTURES="amd64 …"  architectures, by default amd64 and arm64
+#   PUSH=REGISTRY/NAME:TAG   also pushes the image, with the credentials of docker login
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export VERSION=${VERSION:-$(git describe --tags --always --dirty --abbrev=12 2>/dev/null || echo dev)}

@@ -3,9 +3,9 @@
 # Usage: hack/kernels.sh [6.1|6.12|sid|backports ...]      (default: 6.1 6.12 sid; needs root for apt-get)
 #   PACKAGES="pkg/apply test/lab"   packages whose tests to run
 #   RUN=regexp                      tests to run, as in go test -run
-#   COUNT=100                       how often, in one machine, to look for what fails seldom
-#   MODE=full                       also what is the same on every kernel: the foretelling of packets, the writing of nft text
-#   LIMIT=seconds                   after which a machine is given up, 3000 by default
+#   COUNT=100                       repetitions in one machine, to find rare failures
+#   MODE=full                       also tests that do not depend on the kernel: the prediction of packets, the rendering of nft text
+#   LIMIT=seconds                   time limit of a machine, 3000 by default
 # There are two machines at a time. Seconds in its output are the guest's, see boot, and then this machine's.
 set -euo pipefail
 cd "$(dirname "$0")/.."

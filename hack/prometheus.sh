@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=bin/prometheus
 [ -x $bin/prometheus ] && [ -x $bin/promtool ] && exit 0
-command -v apt-get >/dev/null || { echo "prometheus: no apt-get here: put prometheus and promtool into $bin" >&2 && exit 1; }
+command -v apt-get >/dev/null || { echo "prometheus: apt-get is missing: copy prometheus and promtool to $bin" >&2 && exit 1; }
 mkdir -p $bin
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs the lanes of the tests, stops at the first that fails, and sums up. Usage: hack/test.sh [lane ...]
+# Runs the lanes of the tests, stops at the first failure, and prints a summary. Usage: hack/test.sh [lane ...]
 #   lint   checks of the source: see lint.sh
-#   house  the style as tests
-#   unit   all tests without privileges, with the race detector; what needs root skips
-#   netns  all tests as root, in network namespaces; nothing may skip for want of privilege
-#   hostile the program against objects that a tenant writes to hurt another, as root, alone: it bounds times
+#   house  rules about source, documents and manifests
+#   unit   all tests without privileges, with the race detector; tests that need root are skipped
+#   netns  all tests as root, in network namespaces; no test may be skipped for missing privileges
+#   hostile the program against hostile objects of a tenant, as root, without other lanes, because it bounds times
 #   e2e    the tests with the build tag e2e: a real etcd and kube-apiserver
-#   ratios kube-proxy and ours measured on one small cluster; fails where a ratio is off by a factor
-#   twin   the tests with the build tag twin: the real kube-proxy beside ours; only when asked for
+#   ratios kube-proxy and kube-nftproxy, measured on one small cluster; fails if a ratio is wrong by a factor
+#   twin   the tests with the build tag twin, with the real kube-proxy; runs only if named
 # The output of each lane is kept in bin/test. The last line counts every test once, however many lanes ran it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -38,7 +38,7 @@ tests() { # lane, arguments of go test...
 unprivileged=()
 [ "$(id -u)" -ne 0 ] || unprivileged=(-exec 'setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all')
 
-root() { [ "$(id -u)" -eq 0 ] || { echo "this lane makes network namespaces: run it as root" >&2 && return 1; }; }
+root() { [ "$(id -u)" -eq 0 ] || { echo "this lane creates network namespaces: run it as root" >&2 && return 1; }; }
 
 lint() { hack/lint.sh $out/lint.json; }
 house() { tests house ./test/house/...; }

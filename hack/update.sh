@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rewrites what tests compare with, in every package whose tests take the flag -update. A reviewer reads the diff.
+# Rewrites the expected results of tests, in all packages whose tests have the flag -update. A reviewer reads the diff.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 grep -rlE 'flag\.Bool(Var)?\(.*"update"' --include='*_test.go' cmd pkg test | xargs -r -n1 dirname | sort -u |

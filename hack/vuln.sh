@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Looks for known vulnerabilities in what the program calls, and in Go itself. The database is online (vuln.go.dev), so CI
-# doesn't run this. Usage: [GOVULNCHECK=latest] hack/vuln.sh [argument of govulncheck ...]     (default: ./cmd/...)
+# Searches for known vulnerabilities in the code that the program calls, and in Go itself. The database is online (vuln.go.dev), so CI
+# does not run this script. Usage: [GOVULNCHECK=latest] hack/vuln.sh [argument of govulncheck ...]     (default: ./cmd/...)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- ./cmd/...

@@ -48,7 +48,7 @@ func TestPlugin(t *testing.T) {
 		"node-1 --no-such-flag":       {1, "unknown flag: --no-such-flag"},
 		"--all --no-such-flag":        {1, "node-1: "},
 		"node-2 --version":            {2, "no pod of kube-nftproxy on node node-2"},
-		"node-1":                      {2, "say which command"},
+		"node-1":                      {2, "no command"},
 		"--of cart --version":         {2, "--of takes NAMESPACE/POD"},
 		"--of default/none --version": {1, `pods "none" not found`},
 	} {
