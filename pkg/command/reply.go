@@ -47,7 +47,7 @@ func (j *journey) end() ending {
 			text = "The packet was delivered to this node."
 		}
 		if by := j.translator(); by != "" {
-			text = fmt.Sprintf("Another program translated it to %s: %s, before kube-nftproxy. %s", where, by, text)
+			text = fmt.Sprintf("It was translated to %s by %s, before the rules of kube-nftproxy. %s", where, by, text)
 		}
 		came := j.answer(where)
 		return ending{strings.TrimSpace(text + " " + came.text), came.stopped}

@@ -155,7 +155,7 @@ func TestOperatorAsksAboutServices(t *testing.T) {
 		change        func(*corev1.Service)
 		slices        []*discoveryv1.EndpointSlice
 	}{
-		{name: "typo", command: "services default/typo", code: 1, says: `selector matches no pod that has an IPv4 address(.|\n)*get pods -l app=typo lists`,
+		{name: "typo", command: "services default/typo", code: 1, says: `selector matches no pod that has an IPv4 address(.|\n)*get pods -l app=typo`,
 			slices: []*discoveryv1.EndpointSlice{{ObjectMeta: slice("typo", "typo").ObjectMeta, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{}}}},
 		{name: "unwritten", command: "services default/unwritten", code: 1, says: `it has no selector: create an EndpointSlice`,
 			change: func(s *corev1.Service) { s.Spec.Selector = nil }},
@@ -234,12 +234,12 @@ func (o *operator) testHealthCheckPort() {
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.51"}}
 	}), slice("checked", "checked", endpoint(o.Pods[0].IPv4)))
 	o.says(1, "services default/checked", `PROBLEM .* no answer at the health check node port.*address already in use \(ss -ltnp sport = :32123 shows the process`)
-	o.says(0, "status", `with parts that can't be used: \d+ Services? \(kube-nftproxy services --wrong\)`)
+	o.says(0, "status", `not fully programmed: \d+ Services? \(kube-nftproxy services --wrong\)`)
 	if err := l.Close(); err != nil {
 		o.Fatal(err)
 	}
 	nft(o.T, o.Node, "add table inet guard; add chain inet guard in { type filter hook input priority 0; policy drop; }; add rule inet guard in tcp dport != 32123 accept")
-	o.says(0, "services default/checked", `chain in of table inet guard drops .* let it accept tcp port 32123`)
+	o.says(0, "services default/checked", `chain in of table inet guard drops .* accept TCP port 32123 in this chain`)
 	nft(o.T, o.Node, "delete table inet guard")
 }
 
@@ -262,7 +262,7 @@ func (o *operator) testPackets() {
 		{"add table ip other; add chain ip other pre { type filter hook prerouting priority raw; }; add rule ip other pre ip daddr 10.96.0.0/16 notrack", lab.TimedOut,
 			`Connection tracking has no entry for it: a rule has exempted the packet \(notrack\)`},
 		{"add table ip other; add chain ip other pre { type nat hook prerouting priority -150; }; add rule ip other pre tcp dport 80 dnat to 10.244.0.10:9999", lab.Refused,
-			`translated to 10\.244\.0\.10:9999 by chain pre of table other, before kube-nftproxy could`},
+			`translated to 10\.244\.0\.10:9999 by chain pre of table other, before the rules of kube-nftproxy`},
 	} {
 		nft(o.T, o.Node, s.nft)
 		o.says(0, "trace 10.244.0.11 "+vip("fine").String(), `Chains of other programs on the path(.|\n)* other p`)
@@ -308,7 +308,7 @@ func TestOperatorAsksAboutTheNode(t *testing.T) {
 			o.restart(c.kubeconfig, c.flags...)
 			o.on(t).says(c.code, "status", c.says...)
 			if c.name == "no rights" {
-				o.on(t).says(1, "services default/web", `NOT READ YET endpointslices: .*kube-nftproxy status says why`)
+				o.on(t).says(1, "services default/web", `NOT READ YET endpointslices: .*kube-nftproxy status shows the reason`)
 			}
 		})
 	}
