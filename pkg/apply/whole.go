@@ -162,7 +162,7 @@ func (k *Kernel) compareState(want *nft.Element) (string, error) {
 	if parts := have.Differs(wanted); err == nil && parts != "" {
 		return "not as wanted: " + parts, unexpected
 	}
-	return "this version cannot read what it holds", unexpected
+	return "this version cannot read its element state", unexpected
 }
 
 // adoptSizes makes the planner's sizes those of the kernel's sets.

@@ -168,7 +168,7 @@ Rules that act on the packet, on the first of these paths:
   output services: meta priority & 8000:7ff vmap @dispatch
       dispatch: 8000:5 : goto affinity-cluster
   output affinity-cluster: ip saddr & 255.255.0.0 != 10.244.0.0 meta mark set meta mark | 0x00004000 comment "not from a local pod"
-      marks it to be masqueraded
+      marks it for masquerading
 `},
 		{name: "from outside to a node port", args: []string{"192.0.2.100", "192.0.2.1:30080"}, want: `192.0.2.100 -> 192.0.2.1:30080/tcp, arrives by eth0
 Service port: shop/web:http

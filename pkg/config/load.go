@@ -27,7 +27,7 @@ func decode(data []byte) (*kubeproxy.KubeProxyConfiguration, []Note, error) {
 		notes = append(notes, Note{"configuration file", "Using lenient decoding as strict decoding failed: " + strict.Error()})
 	}
 	if c.PortRange != "" {
-		notes = append(notes, Note{"portRange", "kube-proxy hasn't used it for years, and it is ignored"})
+		notes = append(notes, Note{"portRange", "the field has no effect in kube-proxy either, and is ignored"})
 		c.PortRange = ""
 	}
 	setDefaults(c)

@@ -17,16 +17,16 @@ func notes(c *kubeproxy.KubeProxyConfiguration) (list []Note) {
 	if c.Mode != modeNFTables {
 		note("mode", "Services are served by nftables, although the mode is %q; its section's sync periods and masquerading count", c.Mode)
 		if len(c.NodePortAddresses) == 0 {
-			note("nodePortAddresses", "node ports are served on all addresses of the node but loopback, as this mode has it; "+
-				"mode nftables would serve them on the primary ones")
+			note("nodePortAddresses", "node ports are served on all addresses of the node except loopback, as in this mode of kube-proxy; "+
+				"mode nftables would serve them only on the primary addresses")
 		}
 	}
 	timeouts := c.IPVS.TCPTimeout.Duration + c.IPVS.TCPFinTimeout.Duration + c.IPVS.UDPTimeout.Duration
 	if c.Mode == modeIPVS && (c.IPVS.Scheduler != "" || c.IPVS.StrictARP || timeouts != 0) {
-		note("ipvs", "there is no IPVS: endpoints are chosen at random, timeouts are those of conntrack, and ARP is left alone")
+		note("ipvs", "the program does not use IPVS: endpoints are chosen at random, conntrack has the timeouts, and ARP is unchanged")
 	}
 	if c.Winkernel != (kubeproxy.KubeProxyWinkernelConfiguration{}) || c.WindowsRunAsService {
-		note("winkernel", "it is about Windows, and ignored")
+		note("winkernel", "the field is for Windows, and is ignored")
 	}
 	return append(list, gateNotes(c.FeatureGates)...)
 }
@@ -36,7 +36,7 @@ func gateNotes(set map[string]bool) (list []Note) {
 	act := acting()
 	for name := range set {
 		if !slices.Contains(act, featuregate.Feature(name)) && name != "AllAlpha" && name != "AllBeta" {
-			list = append(list, Note{"featureGates." + name, "it is about something that isn't done here, and ignored"})
+			list = append(list, Note{"featureGates." + name, "the gate does not apply to this program, and is ignored"})
 		}
 	}
 	slices.SortFunc(list, func(a, b Note) int { return cmp.Compare(a.Subject, b.Subject) })

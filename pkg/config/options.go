@@ -118,7 +118,7 @@ func (o *Options) Complete(fs *pflag.FlagSet) error {
 func (o *Options) Validate() error {
 	errs := validate(o.Config, o.Gates)
 	if o.Manifests != "" && (o.Config.ClientConnection.Kubeconfig != "" || o.Master != "") {
-		errs = append(errs, field.Invalid(field.NewPath("--manifests"), o.Manifests, "can't be combined with an API server's address"))
+		errs = append(errs, field.Invalid(field.NewPath("--manifests"), o.Manifests, "cannot be combined with an address of an API server"))
 	}
 	if o.Manifests != "" && o.StartupTaint != "" {
 		errs = append(errs, field.Invalid(field.NewPath("--startup-taint"), o.StartupTaint, "requires an API server, and --manifests is set"))

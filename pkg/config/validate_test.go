@@ -62,7 +62,7 @@ func TestInvalidFlags(t *testing.T) {
 		"--metrics-bind-address=1.2.3.4:70000":             `"70000" is not a valid number`,
 		"--conntrack-min=x":                                "invalid argument",
 		"--no-such-flag":                                   "unknown flag",
-		"--manifests=x --kubeconfig=y":                     "can't be combined",
+		"--manifests=x --kubeconfig=y":                     "cannot be combined",
 		"--proxy-mode=nftables --feature-gates=AllAlpha=x": "invalid value",
 	} {
 		o, err := complete(t, strings.Fields(args)...)

@@ -57,7 +57,7 @@ const (
 var errInterrupted = errors.New("reading was interrupted")
 
 // errAbsent is what a kernel without connection tracking, or without its netlink interface, comes down to.
-var errAbsent = errors.New("the kernel's modules nf_conntrack and nf_conntrack_netlink are missing or can't be loaded")
+var errAbsent = errors.New("the kernel's modules nf_conntrack and nf_conntrack_netlink are missing or cannot be loaded")
 
 // Netlink is the kernel's conntrack table in the network namespace of the thread that opened it. It must not be used by two
 // goroutines at once.

@@ -90,7 +90,7 @@ func (c *Client) Follow(ctx context.Context, page string, begun func(), f func(l
 	if ctx.Err() != nil {
 		return nil
 	}
-	return errors.Join(errors.New("the running program has ended"), lines.Err())
+	return errors.Join(errors.New("the running program has exited"), lines.Err())
 }
 
 func (c *Client) ask(ctx context.Context, page string, params []string) (io.ReadCloser, error) {
@@ -143,7 +143,7 @@ func (c *Client) unreachable(err error) error {
 		}
 		err = failed.Err
 	}
-	return fmt.Errorf("ask the running program at %s: %w", c.path, err)
+	return fmt.Errorf("query the running program at %s: %w", c.path, err)
 }
 
 // silent is the error of a program that has the socket and doesn't answer.

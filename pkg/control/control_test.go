@@ -193,8 +193,8 @@ func TestStreamEndsWithTheServer(t *testing.T) {
 		}
 	}
 	cancel()
-	if err := <-ended; err == nil || !strings.Contains(err.Error(), "has ended") {
-		t.Errorf("the stream ended with %v, want to be told that the program has", err)
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "has exited") {
+		t.Errorf("the stream ended with %v, want that the program has exited", err)
 	}
 	<-done
 }

@@ -30,7 +30,7 @@ func listen(ctx context.Context, path string) (*socket, error) {
 		return nil, fmt.Errorf("make the control socket: %w", err)
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
-		return nil, fmt.Errorf("make the control socket: %s is there and is not a socket", path)
+		return nil, fmt.Errorf("make the control socket: %s exists and is not a socket", path)
 	}
 	// The kernel takes over the mode that the socket has before it gets its name.
 	private := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {

@@ -116,7 +116,7 @@ func (d *daemon) watchMemory(ctx context.Context) error {
 	followMemory(ctx, groupFolder, func(used, limit int64) {
 		d.report(model.Problem{
 			Kind: "Node", Name: types.NamespacedName{Name: d.NodeName}, Field: "memory", Event: "MemoryLimitNear", Action: "Sync",
-			Reason: fmt.Sprintf("kube-nftproxy uses %d of the %d MiB of its container's memory limit, at which the kernel ends it; "+
+			Reason: fmt.Sprintf("kube-nftproxy uses %d MiB of %d MiB, the memory limit of its container. The kernel kills the program at the limit: "+
 				"raise resources.limits.memory", used>>20, limit>>20),
 		})
 	})

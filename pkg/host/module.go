@@ -15,7 +15,7 @@ func LoadConntrack() error {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|statistics, unix.NLM_F_ACK)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	if _, err := req.Execute(unix.NETLINK_NETFILTER, 0); err != nil {
-		return fmt.Errorf("ask for connection tracking: %w", err)
+		return fmt.Errorf("request connection tracking: %w", err)
 	}
 	return nil
 }

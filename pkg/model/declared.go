@@ -24,13 +24,13 @@ func DeclaredAs(svc *corev1.Service) Declared {
 	other, others := svc.Labels[label]
 	switch {
 	case svc.Spec.Type == corev1.ServiceTypeExternalName:
-		d.WhyNot = fmt.Sprintf("it is of type ExternalName: DNS answers with the name %s, and no proxy has to do with it", svc.Spec.ExternalName)
+		d.WhyNot = fmt.Sprintf("it is of type ExternalName: DNS returns the name %s, and no proxy serves it", svc.Spec.ExternalName)
 	case others:
-		d.WhyNot = fmt.Sprintf("its label %s=%s leaves it to another proxy; without the label it would be served here", label, other)
+		d.WhyNot = fmt.Sprintf("its label %s=%s assigns it to another proxy", label, other)
 	case svc.Spec.ClusterIP == corev1.ClusterIPNone:
-		d.WhyNot = "it is headless (clusterIP: None): DNS answers with the pods' own addresses and ports, and no proxy has to do with it"
+		d.WhyNot = "it is headless (clusterIP: None): DNS returns the addresses of its pods, and no proxy serves it"
 	case svc.Spec.ClusterIP == "":
-		d.WhyNot = "the API server hasn't given it a cluster IP"
+		d.WhyNot = "the API server has not assigned a cluster IP"
 	}
 	return d
 }
@@ -41,15 +41,15 @@ func loadBalancerNotes(svc *corev1.Service) (notes []string) {
 		return nil
 	}
 	if len(svc.Status.LoadBalancer.Ingress) == 0 {
-		return []string{"it has no load balancer yet: status.loadBalancer is empty; the cloud's controller, or what stands in for it, gives it an address"}
+		return []string{"it has no load balancer yet: status.loadBalancer is empty; a load-balancer controller must assign an address"}
 	}
 	for _, ing := range svc.Status.LoadBalancer.Ingress {
 		switch {
 		case ing.IP == "":
-			notes = append(notes, "its load balancer is known by a name, not by an address: it sends to the node ports")
+			notes = append(notes, "its load balancer has a name, not an address, and sends traffic to the node ports")
 		case ing.IPMode != nil && *ing.IPMode != corev1.LoadBalancerIPModeVIP:
-			notes = append(notes, fmt.Sprintf("%s isn't served here (its ipMode is %s): the load balancer itself has that address, also for pods, and "+
-				"sends to the node ports", ing.IP, *ing.IPMode))
+			notes = append(notes, fmt.Sprintf("%s is not served here (its ipMode is %s): packets to it, also from pods, reach the load balancer, which "+
+				"sends traffic to the node ports", ing.IP, *ing.IPMode))
 		}
 	}
 	return notes

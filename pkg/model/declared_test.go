@@ -25,7 +25,7 @@ func TestAddressesOfLoadBalancers(t *testing.T) {
 		{"none", balancer(), []string{"no load balancer yet"}},
 		{"all served", balancer(corev1.LoadBalancerIngress{IP: "203.0.113.1"}, corev1.LoadBalancerIngress{IP: "203.0.113.2", IPMode: &vip}), nil},
 		{"one of each kind", balancer(corev1.LoadBalancerIngress{IP: "203.0.113.1"}, corev1.LoadBalancerIngress{IP: "203.0.113.2", IPMode: &proxied},
-			corev1.LoadBalancerIngress{Hostname: "lb.example.com"}), []string{"203.0.113.2 isn't served here", "by a name"}},
+			corev1.LoadBalancerIngress{Hostname: "lb.example.com"}), []string{"203.0.113.2 is not served here", "has a name"}},
 	} {
 		got := loadBalancerNotes(c.svc)
 		if len(got) != len(c.want) {
@@ -50,7 +50,7 @@ func TestServicesOfOthers(t *testing.T) {
 		{corev1.ServiceSpec{ClusterIP: "None"}, nil, "headless"},
 		{corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "db.example.com"}, nil, "db.example.com"},
 		{corev1.ServiceSpec{ClusterIP: "10.96.0.1"}, map[string]string{"service.kubernetes.io/service-proxy-name": ""}, "another proxy"},
-		{corev1.ServiceSpec{}, nil, "hasn't given it"},
+		{corev1.ServiceSpec{}, nil, "has not assigned"},
 	} {
 		got := DeclaredAs(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b", Labels: c.labels}, Spec: c.spec})
 		if got.Name.String() != "a/b" || (c.want == "") != (got.WhyNot == "") || !strings.Contains(got.WhyNot, c.want) {

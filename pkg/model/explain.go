@@ -239,7 +239,7 @@ func (x *explainer) against(c *candidate, demanded traits) string {
 	case lacks == 0:
 		return ""
 	case lacks&local != 0 && c.Node == "":
-		return "the slice doesn't say that it is on this node"
+		return "its EndpointSlice has no node name for it"
 	case lacks&local != 0:
 		return "not on this node, but on " + c.Node
 	case lacks&ready != 0 && c.has(terminating):
@@ -255,7 +255,7 @@ func (x *explainer) against(c *candidate, demanded traits) string {
 	case lacks&zoneHint != 0:
 		return "hinted to other zones (" + strings.Join(hintedZones(c.hints), ", ") + "; this node is in " + x.node.Zone + ")"
 	}
-	return "it lacks something that is demanded"
+	return "it does not match the policy"
 }
 
 func hintedNodes(h *discoveryv1.EndpointHints) (names []string) {

@@ -36,7 +36,7 @@ const (
 const maxReads = 3
 
 // errAbsent is what a kernel comes down to that doesn't list sockets.
-var errAbsent = errors.New("the kernel's modules tcp_diag and udp_diag are missing or can't be loaded")
+var errAbsent = errors.New("the kernel's modules tcp_diag and udp_diag are missing or cannot be loaded")
 
 // Listening lists the sockets of this network namespace, of TCP and UDP, that listen on a port of the range. The kernel leaves
 // out all others: the request costs what there are of listening sockets, not of connections. It needs no privilege.

@@ -209,7 +209,7 @@ func blame(questions []question, refused []nft.Refused) ([]Missing, error) {
 		}
 		err := refused[i].Err
 		if !slices.ContainsFunc(answers, func(a error) bool { return errors.Is(err, a) }) {
-			return nil, fmt.Errorf("ask the kernel for %s: %w", q.what.name, err)
+			return nil, fmt.Errorf("probe the kernel for %s: %w", q.what.name, err)
 		}
 		lacks := lacking[q.family]
 		if !slices.ContainsFunc(q.needs, func(f feature) bool { return lacks[f.name] }) && !lacks[q.what.name] {

@@ -119,13 +119,13 @@ func ask[T any](ctx context.Context, p *Proxy, question func() T) (answer T, err
 	select {
 	case p.questions <- func() { answers <- question() }:
 	case <-ctx.Done():
-		return answer, fmt.Errorf("ask the loop: it is busy: %w", ctx.Err())
+		return answer, fmt.Errorf("query the loop: it is busy: %w", ctx.Err())
 	}
 	select {
 	case answer = <-answers:
 		return answer, nil
 	case <-ctx.Done():
-		return answer, fmt.Errorf("ask the loop: %w", ctx.Err())
+		return answer, fmt.Errorf("query the loop: %w", ctx.Err())
 	}
 }
 

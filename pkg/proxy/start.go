@@ -55,7 +55,7 @@ func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-late.C:
 			return fmt.Errorf("timeout waiting for PodCIDR allocation on node %q: no CIDR is in its spec.podCIDRs after %v; "+
-				"use another --detect-local-mode if the network doesn't need any", p.NodeName, patience)
+				"use another --detect-local-mode if the pod network does not need it", p.NodeName, patience)
 		}
 	}
 	return nil

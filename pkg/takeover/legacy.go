@@ -133,7 +133,7 @@ type xtables struct {
 
 func openXtables(p protocol) (*xtables, error) {
 	if strconv.IntSize != 64 {
-		return nil, fmt.Errorf("open tables of %s: the layout of this platform isn't known", p.command)
+		return nil, fmt.Errorf("open tables of %s: the layout of this platform is unknown", p.command)
 	}
 	fd, err := unix.Socket(p.family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -111,11 +111,11 @@ func ask(ctx context.Context, at, path string) (status int, body string, unknown
 func uncertain(at string, err error) error {
 	var timed net.Error
 	if errors.As(err, &timed) && timed.Timeout() {
-		return fmt.Errorf("ask whether a kube-proxy runs: %s doesn't answer: %w", at, err)
+		return fmt.Errorf("check for a running kube-proxy: %s does not answer: %w", at, err)
 	}
 	for _, lack := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS} {
 		if errors.Is(err, lack) {
-			return fmt.Errorf("ask whether a kube-proxy runs: %w", err)
+			return fmt.Errorf("check for a running kube-proxy: %w", err)
 		}
 	}
 	return nil

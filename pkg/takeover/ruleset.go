@@ -57,7 +57,7 @@ func (s *ruleset) removal() removal {
 			builtin[c.name], drops[c.name] = true, c.drops
 		case !isKubeProxys(s.table, c.name):
 		case c.elsewhere:
-			r.kept[c.name] = "a map, or a rule that can't be read"
+			r.kept[c.name] = "a map, or an unreadable rule"
 		default:
 			r.chains[c.name] = true
 		}

@@ -56,7 +56,7 @@ func TestWhatIsKubeProxys(t *testing.T) {
 		},
 		{
 			name: "what leads to it can't be read", table: "nat", chains: []string{"KUBE-MARK-MASQ", "KUBE-SEP-B"}, elsewhere: "KUBE-MARK-MASQ",
-			gone: []string{"KUBE-SEP-B"}, kept: map[string]string{"KUBE-MARK-MASQ": "a map, or a rule that can't be read"},
+			gone: []string{"KUBE-SEP-B"}, kept: map[string]string{"KUBE-MARK-MASQ": "a map, or an unreadable rule"},
 		},
 		{
 			name: "the kubelet's", table: "filter", chains: []string{"INPUT", "KUBE-FIREWALL", "KUBE-KUBELET-CANARY", "KUBE-PROXY-CANARY"},

@@ -79,7 +79,7 @@ func (e *evaluator) one(given nft.Expr, w *world) error {
 
 // strange ends where nobody can say what the kernel would do.
 func (w *world) strange(x nft.Expr) {
-	w.end(Unknown, "a rule has an expression that isn't followed: "+x.Name)
+	w.end(Unknown, "trace cannot evaluate an expression of a rule: "+x.Name)
 }
 
 // store puts bytes into a register; the rest of the last word becomes 0.
@@ -140,7 +140,7 @@ func (w *world) header(p Packet, base expr.PayloadBase) []byte {
 	return append(append(b, w.source.AsSlice()...), w.to.Addr().AsSlice()...)
 }
 
-const didMark = "marks it to be masqueraded"
+const didMark = "marks it for masquerading"
 
 func (w *world) meta(p Packet, x *expr.Meta) {
 	if x.SourceRegister {
@@ -359,7 +359,7 @@ func (w *world) dynset(x *expr.Dynset) {
 	switch {
 	case !plan.Remembers(x.SetName):
 	case x.Operation == deletes:
-		did = "forgets what the client had"
+		did = "forgets the client"
 	default:
 		did = "remembers the client"
 	}

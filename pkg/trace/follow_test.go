@@ -145,7 +145,7 @@ func TestFollow(t *testing.T) {
 			"100% translated 10.244.1.2:8080 from 10.244.0.9: a cluster IP: any endpoint; a client stays with its endpoint, " +
 				"and this client is remembered"}},
 		{name: "an expression of others", endpoints: 2, from: "10.244.0.9", alter: unlike, want: []string{
-			"100% unknown 10.96.0.10:80 from 10.244.0.9: a rule has an expression that isn't followed: limit"}},
+			"100% unknown 10.96.0.10:80 from 10.244.0.9: trace cannot evaluate an expression of a rule: limit"}},
 		{name: "a rule that returns", endpoints: 2, from: "10.244.0.9", alter: func(k *fake) {
 			k.table.Chains["services"].Rules[0].Exprs = []nft.Expr{{Name: "immediate", Any: &expr.Verdict{Kind: expr.VerdictReturn}}}
 		}, want: []string{"100% refused 10.96.0.10:80 from 10.244.0.9: a cluster IP without such a port"}},

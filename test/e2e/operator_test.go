@@ -161,13 +161,13 @@ func TestOperatorAsksAboutServices(t *testing.T) {
 			change: func(s *corev1.Service) { s.Spec.Selector = nil }},
 		{name: "other-family", command: "services default/other-family", code: 1, says: `endpoints of another IP family only: its pods have no IPv4 address`,
 			slices: []*discoveryv1.EndpointSlice{slice("other-family", "other-family", endpoint(o.Pods[0].IPv6))}},
-		{name: "headless", command: "services default/headless", code: 2, says: `it is headless \(clusterIP: None\): DNS answers with the pods' own addresses`,
+		{name: "headless", command: "services default/headless", code: 2, says: `it is headless \(clusterIP: None\): DNS returns the addresses of its pods`,
 			change: func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }},
-		{name: "external-name", command: "services default/external-name", code: 2, says: `of type ExternalName: DNS answers with the name db\.example\.com`,
+		{name: "external-name", command: "services default/external-name", code: 2, says: `of type ExternalName: DNS returns the name db\.example\.com`,
 			change: func(s *corev1.Service) {
 				s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "db.example.com", Ports: s.Spec.Ports}
 			}},
-		{name: "others", command: "services default/others", code: 2, says: `its label service\.kubernetes\.io/service-proxy-name=cilium leaves it to another proxy`,
+		{name: "others", command: "services default/others", code: 2, says: `its label service\.kubernetes\.io/service-proxy-name=cilium assigns it to another proxy`,
 			change: func(s *corev1.Service) {
 				s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "cilium"}
 			}},
@@ -175,7 +175,7 @@ func TestOperatorAsksAboutServices(t *testing.T) {
 		{name: "elsewhere", command: "services shop/elsewhere", code: 2, says: `no Service shop/elsewhere in the cluster; similar names: default/elsewhere`},
 		{name: "waiting", command: "services default/waiting", code: 0, says: `it has no load balancer yet`, change: balancer,
 			slices: []*discoveryv1.EndpointSlice{slice("waiting", "waiting", here)}},
-		{name: "proxied", command: "services default/proxied", code: 0, says: `203\.0\.113\.50 isn't served here \(its ipMode is Proxy\)`,
+		{name: "proxied", command: "services default/proxied", code: 0, says: `203\.0\.113\.50 is not served here \(its ipMode is Proxy\)`,
 			change: func(s *corev1.Service) {
 				balancer(s)
 				s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.50", IPMode: &mode}}

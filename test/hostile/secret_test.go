@@ -61,7 +61,7 @@ func TestTheKeyIsNotShown(t *testing.T) {
 	n.start()
 	look("after a start on other elements", "not as wanted: elements")
 	n.nft("add element ip kube-nftproxy state { 2 }; delete element ip kube-nftproxy state { 1 }")
-	look("after a repair", "this version cannot read what it holds")
+	look("after a repair", "this version cannot read its element state")
 }
 
 // get returns a page of the program.
