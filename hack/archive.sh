@@ -21,7 +21,7 @@ aptof() {
     -o Dir::Cache="$dir" -o Dir::State::Status=/dev/null -o APT::Sandbox::User=root "${@:2}"
 }
 
-# lists SUITE: downloads what a suite has, unless it is there.
+# lists SUITE: downloads the package lists of a suite, unless they exist.
 lists() { [ -n "$(ls "$cache/apt/$1/lists" 2>/dev/null | grep Packages)" ] || aptof "$1" get update; }
 
 # unpack FOLDER: unpacks all packages that are in a folder into it, and deletes them.
@@ -33,7 +33,7 @@ unpack() {
   done
 }
 
-# fetch SUITE FOLDER PACKAGE...: unpacks packages, without what they depend on, unless the folder is there.
+# fetch SUITE FOLDER PACKAGE...: unpacks packages, without their dependencies, unless the folder exists.
 fetch() {
   local suite=$1 folder=$2
   shift 2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches Chromium, Debian's packages of it and of what it needs and isn't here, into bin/chromium, without installing them, and
-# writes the program bin/chromium/start. It does nothing where that is there. Usage: hack/chromium.sh
+# Downloads Debian's packages of Chromium, and its missing dependencies, into bin/chromium, without installing them, and
+# writes the program bin/chromium/start. It does nothing if that program exists. Usage: hack/chromium.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=$PWD/bin/chromium

@@ -21,7 +21,7 @@ packages() {
   done
 }
 
-# tests ROOT: the test programs, and what they call, except nft; the last are the matches and targets of iptables.
+# tests ROOT: the test programs, and the programs that they call, except nft; the last are the matches and targets of iptables.
 tests() {
   local p dir
   programs "$1" $(command -v ip xtables-nft-multi xtables-legacy-multi ipset ipvsadm) /usr/lib/*/xtables/*.so

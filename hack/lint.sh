@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks the source without running it. Every check is one line, also in the format of go test -json in the file $1, if
-# given. All checks run, whatever fails.
+# given. All checks run, even if one fails.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 report=${1:-/dev/null}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Unpacks the nft of Debian's suites, with the libraries that it loads, into bin/nft/SUITE, and prints those folders for NFT_CHROOTS: the
-# tests of test/scenario have each list our tables and load its own listing. Usage: hack/nfts.sh [SUITE ...]   (default: all three)
+# tests of test/scenario let each version list the tables and load its own listing. Usage: hack/nfts.sh [SUITE ...]   (default: all three)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=$PWD/bin/nft/.cache

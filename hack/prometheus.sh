@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fetches prometheus and promtool, Debian's package, into bin/prometheus, without installing it: an installed one starts a
-# server. It does nothing where they are there. Usage: hack/prometheus.sh
+# server. It does nothing if they exist. Usage: hack/prometheus.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=bin/prometheus

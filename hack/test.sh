@@ -25,7 +25,7 @@ tagged() { # tag
   comm -13 <(go list -f "$format" ./... | sort) <(go list -tags "$1" -f "$format" ./... | sort) | cut -d ' ' -f 1
 }
 
-# tests runs go test, keeps what it says and shows the essence.
+# tests runs go test, keeps its output and shows a summary.
 tests() { # lane, arguments of go test...
   local lane=$1
   shift
@@ -34,7 +34,7 @@ tests() { # lane, arguments of go test...
   [ "${status[0]}" -eq 0 ] || { cat $out/$lane.json.err && return 1; }
 }
 
-# Root without capabilities and without a way to get them is nobody special, but can read the clone and Go's cache.
+# Root without capabilities has no more rights than another user, but can read the clone and Go's cache.
 unprivileged=()
 [ "$(id -u)" -ne 0 ] || unprivileged=(-exec 'setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all')
 

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 grep -rlE 'flag\.Bool(Var)?\(.*"update"' --include='*_test.go' cmd pkg test | xargs -r -n1 dirname | sort -u |
   while read -r package; do
-    # A test may fail after it has rewritten its golden; what counts is the next run without -update.
+    # A test may fail after it has rewritten its golden; only the next run without -update counts.
     go test -count=1 "./$package" -update || true
   done
 git status --short

@@ -5,7 +5,7 @@ set -euo pipefail
 cache=$PWD/.cache/kernels
 . hack/archive.sh
 
-# suite KERNEL: where it comes from; the last two are whatever is newest there.
+# suite KERNEL: prints Debian's suite of a kernel; the last two have the newest kernel of the suite.
 suite() {
   case $1 in
   6.1) echo bookworm ;;
@@ -26,7 +26,7 @@ fetch_kernel() {
   fetch "$suite" "$cache/$1" "$image" $(aptof "$suite" cache depends "$image" | grep -o 'linux-[a-z]*-[0-9].*' || true)
 }
 
-# modules FOLDER ROOT: copies the listed modules and what they depend on into a root file system.
+# modules FOLDER ROOT: copies the listed modules and their dependencies into a root file system.
 modules() {
   local from to version
   from=$(ls -d "$1"/lib/modules/* "$1"/usr/lib/modules/* 2>/dev/null | head -1 || true)
@@ -42,7 +42,7 @@ modules() {
   depmod -b "$2" "$version"
 }
 
-# base ROOT: what every guest has: busybox, and an init that executes each /tests/NAME/run.
+# base ROOT: the base of every guest: busybox, and an init that executes each /tests/NAME/run.
 base() {
   mkdir -p "$1/bin" "$1/sbin" "$1/usr/sbin" "$1/tests"
   cp "$cache/busybox/bin/busybox" "$1/bin/"
@@ -62,7 +62,7 @@ programs() {
   done
 }
 
-# tools installs QEMU and what the above calls.
+# tools installs QEMU and the programs that the functions above call.
 tools() {
   (for c in qemu-system-x86_64 cpio depmod xz; do command -v $c || exit; done) >/dev/null || {
     apt-get update -qq
