@@ -151,7 +151,7 @@ func (m *Metrics) registerState(r registry) {
 	m.elements = r.gauges("kubenftproxy_elements",
 		"Elements in a set or map of the table.", "ip_family", "set")
 	m.capacity = r.gauges("kubenftproxy_capacity_elements",
-		"Maximum number of elements of a set or map of the table. At three quarters of it, a full sync makes the set larger. Sets "+
+		"Maximum number of elements of a set or map of the table. At three quarters of it, the next sync replaces the set with a larger one. Sets "+
 			"without a maximum have no series.", "ip_family", "set")
 	m.classChains = r.gauges("kubenftproxy_class_chains",
 		"Chains of the table that distribute connections over endpoints: up to four for each size of endpoint tables in use, and one for each "+
