@@ -32,7 +32,7 @@ func Answer[T any](f func(*http.Request) (T, error)) http.HandlerFunc {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(value) // the asker has gone: nobody to tell
+		_ = json.NewEncoder(w).Encode(value) // the client has closed the connection
 	}
 }
 

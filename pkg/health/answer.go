@@ -89,6 +89,6 @@ func reply(w http.ResponseWriter, a answer, ok bool) (code int) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	_, _ = w.Write(body) // the asker has gone: nobody to tell
+	_, _ = w.Write(body) // the client has closed the connection
 	return code
 }

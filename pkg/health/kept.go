@@ -58,7 +58,7 @@ func (k *keptAnswers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if a != nil {
 			maps.Copy(w.Header(), a.header)
 			w.WriteHeader(a.code)
-			_, _ = w.Write(a.body.Bytes()) // the asker has gone
+			_, _ = w.Write(a.body.Bytes()) // the client has closed the connection
 			return
 		}
 		select {

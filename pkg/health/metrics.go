@@ -42,5 +42,5 @@ func MetricsHandler(g prometheus.Gatherer, started time.Time) *http.ServeMux {
 func text(w http.ResponseWriter, body string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, _ = io.WriteString(w, body) // the asker has gone: nobody to tell
+	_, _ = io.WriteString(w, body) // the client has closed the connection
 }

@@ -80,7 +80,7 @@ func Install(on *http.ServeMux, c Config) {
 		protect(w.Header())
 		w.Header().Set("Content-Security-Policy", policy)
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		_, _ = w.Write(text) // the asker has gone: nobody to tell
+		_, _ = w.Write(text) // the client has closed the connection
 	})
 	all := newGate()
 	status := newPaced(all, func(ctx context.Context, _ struct{}) ([]byte, error) { return json.Marshal(c.Status(ctx)) })
@@ -186,7 +186,7 @@ func answer[Q comparable](w http.ResponseWriter, r *http.Request, from *paced[Q]
 	}
 	protect(w.Header())
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(data) // the asker has gone: nobody to tell
+	_, _ = w.Write(data) // the client has closed the connection
 }
 
 func (c *Config) syncs(ctx context.Context) ([]byte, error) {

@@ -110,7 +110,7 @@ func (p page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		case media == "" || media == "*/*" || media == "text/*" || media == "text/plain":
 			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-			fmt.Fprintf(w, "\n%s %s\n%s", component, strings.ToLower(p.kind), warning) //nolint:errcheck // the asker has gone
+			fmt.Fprintf(w, "\n%s %s\n%s", component, strings.ToLower(p.kind), warning) //nolint:errcheck // the client has closed the connection
 			p.text(w)
 			return
 		}
