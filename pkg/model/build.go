@@ -12,33 +12,35 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Limits of sessionAffinityConfig.clientIP.timeoutSeconds, as the API server has them.
+// The default and the maximum of sessionAffinityConfig.clientIP.timeoutSeconds in the API server, in seconds.
 const (
 	defaultAffinity = 10800
 	maxAffinity     = 86400
 )
 
-// Options are the settings that change what a Service means.
+// Options are the settings that affect the result of [Build].
 type Options struct {
-	// IgnoreExternalIPs leaves out spec.externalIPs (feature gate AllowServiceExternalIPs=false).
+	// IgnoreExternalIPs ignores spec.externalIPs (feature gate AllowServiceExternalIPs=false).
 	IgnoreExternalIPs bool
 	// Limits bound the cost of one Service.
 	Limits Limits
 }
 
-// Build returns the Service as the node sees it, or nil if it is nothing to proxy: no Service, a headless one, one
-// without cluster IP, or an ExternalName. It doesn't look at labels: the caller has left out Services of another proxy
-// and slices of headless Services, and passes exactly the slices of this Service (nil ones are passed over).
+// Build returns the Service as this node should program it. It returns nil if there is nothing to program: svc is nil, headless,
+// an ExternalName, or has no cluster IP. It does not read labels. The caller filters out Services of another proxy and slices of
+// headless Services, and passes exactly the slices of this Service. Nil slices are ignored.
 //
-// Ports are in the order IPv4, IPv6, and within a family in that of spec.ports. Frontends are in the order cluster
-// IP, externalIPs, load-balancer IPs, node port, and within a kind in that of the object (of the addresses, above a limit). A family
-// without a usable cluster IP has no ports at all. No key occurs twice in a Service: of equal addresses the load-balancer IP wins,
-// which may be restricted to some sources, then the external IP, then the cluster IP, whose place the other one takes.
+// Ports are in the order IPv4, IPv6, and within a family in the order of spec.ports. A family without a usable cluster IP has no
+// ports. Frontends are in the order cluster IP, externalIPs, load-balancer IPs, node port, and within a kind in the order of the
+// object (above a limit, in the order of the addresses).
 //
-// Parts that cannot be used, and parts above a limit, are left out and become Problems; those of the Service come first, then those of
-// its slices by name. The result does not depend on the order of slices, nor (but for the paths in Problems) on that of endpoints.
-// It shares no memory with API objects except strings, but its own lists may share memory. The memory that it takes is bounded by
-// the limits and by the size of the objects.
+// No key occurs twice in a Service. Of equal addresses the load-balancer IP takes precedence, because source ranges may restrict
+// it, then the external IP, then the cluster IP. The frontend takes the position of the cluster IP.
+//
+// Parts that are invalid or exceed a limit are left out and become Problems: first those of the Service, then those of its slices
+// by name. The result does not depend on the order of slices, nor on the order of endpoints (except for the paths in Problems).
+// The result shares no memory with API objects except strings. Its own lists may share memory. The limits and the size of the
+// objects bound the memory.
 //
 // The rules are those of kube-proxy (serviceport.go, endpointslicecache.go, topology.go).
 func Build(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node, opts Options) *Service {
@@ -52,7 +54,7 @@ func Build(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node
 
 func newBuilder(svc *corev1.Service, node Node, opts Options) builder {
 	b := builder{svc: svc, node: node, opts: opts, limits: opts.Limits.orDefault()}
-	// With session affinity each pair is two elements. Where a policy is Local, those of endpoints on this node are there twice.
+	// With session affinity each pair takes two elements. With a policy Local, pairs of endpoints on this node are in two lists.
 	if svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		b.limits.Pairs = max(1, b.limits.Pairs/2)
 	}
@@ -83,21 +85,21 @@ type builder struct {
 	svc  *corev1.Service
 	node Node
 	opts Options
-	// limits are those of opts, none of them 0.
+	// limits are the limits of opts, with defaults for zero fields.
 	limits Limits
 	out    *Service
 
 	// cluster holds the usable cluster IPs; a family without one is not served.
 	cluster [2]netip.Addr
-	// fronts holds the frontends by address of each served family, still without port and protocol.
+	// fronts holds one frontend for each address of each served family. Port and protocol are not set yet.
 	fronts [2][]Frontend
 	groups groups
-	// problems are those of the Service, over those of exceeded limits, ofSlices those of EndpointSlices.
+	// problems are those of the Service. over are its exceeded limits, ofSlices the problems of EndpointSlices.
 	problems       problems
 	over, ofSlices []Problem
 }
 
-// service makes everything but endpoints.
+// service sets all fields of the Service except endpoints.
 func (b *builder) service() {
 	b.out = &Service{
 		Name:    types.NamespacedName{Namespace: b.svc.Namespace, Name: b.svc.Name},
@@ -118,7 +120,7 @@ func (b *builder) problemOf(field, reason string) Problem {
 	return Problem{Kind: "Service", Name: b.out.Name, Field: field, Reason: reason}
 }
 
-// exceeds reports that the Service exceeds a limit, once for each limit.
+// exceeds adds a problem about an exceeded limit, once for each limit.
 func (b *builder) exceeds(limit Limit, field string, have, most int, out, remedy string) {
 	if slices.ContainsFunc(b.over, func(p Problem) bool { return p.Limit == limit }) {
 		return
@@ -128,8 +130,8 @@ func (b *builder) exceeds(limit Limit, field string, have, most int, out, remedy
 	b.over = append(b.over, p)
 }
 
-// clusterIPs follows kube-proxy's GetClusterIPByFamily: the first address that ipFamilies gives to a family, or, where
-// there are no ipFamilies, that of spec.clusterIP.
+// clusterIPs follows kube-proxy's GetClusterIPByFamily: each family gets its first address according to ipFamilies. Without
+// ipFamilies, spec.clusterIP is the only address.
 func (b *builder) clusterIPs() {
 	spec := &b.svc.Spec
 	if len(spec.IPFamilies) == 0 {
@@ -176,7 +178,7 @@ func familyOfName(name corev1.IPFamily) (Family, bool) {
 	return 0, false
 }
 
-// parseVIP returns an address that can be the destination of a Service, or why it can't.
+// parseVIP returns the address of a frontend, or the reason why it cannot be one.
 func parseVIP(s string) (addr netip.Addr, reason string) {
 	addr, err := parseRaw(s)
 	if err != nil {
@@ -193,7 +195,7 @@ func parseVIP(s string) (addr netip.Addr, reason string) {
 	return addr, ""
 }
 
-// addresses fills fronts, for a number of ports of which some have node ports.
+// addresses sets fronts. The numbers of ports and of node ports serve to check the limit of frontends.
 func (b *builder) addresses(ports, nodePorts int) {
 	local := internalLocal(b.svc)
 	for _, f := range Families {
@@ -217,7 +219,7 @@ func (b *builder) addresses(ports, nodePorts int) {
 	b.addFronts(LoadBalancer, balancers, allowed)
 }
 
-// withinLimits leaves out addresses above the limits of addresses and frontends: at first external IPs, then load-balancer IPs.
+// withinLimits drops addresses above the limits of addresses and frontends: external IPs first, then load-balancer IPs.
 func (b *builder) withinLimits(balancers, external []netip.Addr, ports, nodePorts int) (_, _ []netip.Addr) {
 	const remedy = "load-balancer IPs are kept before external IPs, and lower addresses before higher ones; divide the Service"
 	n := len(balancers) + len(external)
@@ -247,7 +249,7 @@ func (b *builder) withinLimits(balancers, external []netip.Addr, ports, nodePort
 	return balancers, external[:keep-len(balancers)]
 }
 
-// addFronts adds frontends. One at the cluster IP takes the place of that which is there.
+// addFronts adds a frontend for each address. A frontend at the cluster IP replaces the frontend of kind ClusterIP.
 func (b *builder) addFronts(kind Kind, addrs []netip.Addr, allowed [2][]AddrRange) {
 	local := externalLocal(b.svc)
 	for _, addr := range addrs {
@@ -262,8 +264,8 @@ func (b *builder) addFronts(kind Kind, addrs []netip.Addr, allowed [2][]AddrRang
 	}
 }
 
-// loadBalancerIPs returns the addresses by which a load balancer's packets arrive unchanged (ipMode VIP, KEP-1860).
-// Those of a family that is not served are no problem: a load balancer may well translate between families.
+// loadBalancerIPs returns the ingress IPs that packets still carry as destination when they reach the node (ipMode VIP,
+// KEP-1860). An IP of a family that is not served is no problem: the load balancer may translate between families.
 func (b *builder) loadBalancerIPs(seen map[netip.Addr]bool) (addrs []netip.Addr) {
 	for i := range b.svc.Status.LoadBalancer.Ingress {
 		ing := &b.svc.Status.LoadBalancer.Ingress[i]
@@ -307,8 +309,8 @@ func (b *builder) externalIPs(seen map[netip.Addr]bool) (addrs []netip.Addr) {
 	return addrs
 }
 
-// sourceRanges returns the valid ranges of both families. Blank strings are no problem, as in kube-proxy. If there are others and none
-// is valid, the ranges are not known.
+// sourceRanges returns the valid ranges of both families. Blank strings are ignored, as in kube-proxy. known is false if ranges
+// are given and none is valid.
 func (b *builder) sourceRanges() (ranges []netip.Prefix, known bool) {
 	given := false
 	for i, s := range b.svc.Spec.LoadBalancerSourceRanges {
@@ -332,10 +334,10 @@ func (b *builder) sourceRanges() (ranges []netip.Prefix, known bool) {
 	return ranges, known
 }
 
-// allowedSources returns who may reach the load-balancer IPs of one family; nil means everybody.
+// allowedSources returns the sources that may reach the load-balancer IPs of one family; nil admits all.
 //
-// Where a load balancer's IP is bound on the node, traffic from the node to that IP carries it as source as well; so a
-// node that is in a range must also be allowed by the name of these IPs.
+// If a load-balancer IP is bound on the node, traffic from the node to that IP also has it as source. So if the ranges contain
+// the node, the load-balancer IPs are allowed too.
 func (b *builder) allowedSources(f Family, ranges []netip.Prefix, known bool, balancers []netip.Addr) []AddrRange {
 	if !known {
 		return []AddrRange{}
@@ -370,7 +372,7 @@ func (b *builder) allowedSources(f Family, ranges []netip.Prefix, known bool, ba
 	return kept
 }
 
-// withAddrs returns ranges of one family with addresses of that family.
+// withAddrs returns the union of ranges and addresses of one family.
 func withAddrs(ranges []AddrRange, addrs []netip.Addr) []AddrRange {
 	out := slices.Clone(ranges)
 	for _, a := range addrs {
@@ -379,9 +381,8 @@ func withAddrs(ranges []AddrRange, addrs []netip.Addr) []AddrRange {
 	return asPrefixes(mergeRanges(out))
 }
 
-// openToAll says whether the valid source ranges leave the load-balancer IPs of a family open to all: one is /0, or
-// none is of this family. The latter holds even if there are ranges of the other family, as in kube-proxy; whoever
-// wants it strict changes it here.
+// openToAll reports whether the valid source ranges admit all sources of a family: one range is /0, or no range is of this
+// family. The latter is true even if there are ranges of the other family, as in kube-proxy.
 func openToAll(f Family, ranges []netip.Prefix) bool {
 	open := true
 	for _, r := range ranges {
@@ -401,8 +402,8 @@ func internalLocal(svc *corev1.Service) bool {
 	return p != nil && *p == corev1.ServiceInternalTrafficPolicyLocal
 }
 
-// externalLocal follows kube-proxy's ExternalPolicyLocal: the policy of a Service that is not open to the outside is
-// ignored. It counts externalIPs as they stand in the object.
+// externalLocal follows kube-proxy's ExternalPolicyLocal: the policy of a Service without external frontends is ignored. Invalid
+// and ignored externalIPs count, too.
 func externalLocal(svc *corev1.Service) bool {
 	if svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
 		return false
@@ -456,7 +457,7 @@ type port struct {
 	number, nodePort uint16 // nodePort 0 means none
 }
 
-// ports makes the service ports, each with its frontends, but without endpoints.
+// ports sets the service ports with their frontends, without endpoints.
 func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration) {
 	nPorts, nFronts := 0, 0
 	for f := range Families {
@@ -505,8 +506,8 @@ func (b *builder) appendFronts(fronts []Frontend, f Family, p *port) []Frontend 
 	return fronts
 }
 
-// usablePorts returns the ports of the Service in the order of the object, and the number of those with a node port. Of two that claim
-// the same name, port or node port, the first wins.
+// usablePorts returns the valid ports of the Service in the order of the object, and the number of those with a node port. If two
+// ports have the same name, port or node port, the first one is kept.
 func (b *builder) usablePorts() (ports []port, nodePorts int) {
 	n, most := len(b.svc.Spec.Ports), b.limits.Ports
 	if n > most {
@@ -547,14 +548,14 @@ func (b *builder) usableNodePort(i int, protocol Protocol, t *taken) uint16 {
 		b.problem(index("spec.ports", i)+".nodePort", fmt.Sprintf("%d is not a port", in))
 		return 0
 	}
-	if len(b.svc.Spec.Ports) > 1 && t.has(portKey{nodePort: true, protocol: protocol, number: number}) {
+	if len(b.svc.Spec.Ports) > 1 && t.take(portKey{nodePort: true, protocol: protocol, number: number}) {
 		b.problem(index("spec.ports", i)+".nodePort", fmt.Sprintf("%d is used twice for %s", in, protocol))
 		return 0
 	}
 	return number
 }
 
-// A portKey is what only one port of a Service can have: a name, port, or node port of a protocol.
+// A portKey is a key that is unique among the ports of a Service: a name, port, or node port of a protocol.
 type portKey struct {
 	name     string
 	number   uint16
@@ -562,20 +563,20 @@ type portKey struct {
 	protocol Protocol
 }
 
-// taken holds what the ports seen so far have claimed.
+// taken holds the keys of the ports seen so far.
 type taken map[portKey]bool
 
-// has says whether the key was taken already, and takes it.
-func (t *taken) has(k portKey) bool {
+// take adds the key and reports whether it was taken before.
+func (t *taken) take(k portKey) bool {
 	if *t == nil {
 		*t = taken{}
 	}
-	was := (*t)[k]
+	before := (*t)[k]
 	(*t)[k] = true
-	return was
+	return before
 }
 
-// claim takes the name and the number of item i of spec.ports; it takes neither where it cannot have both.
+// claim takes the name and the number of item i of spec.ports. If one of them is taken, it takes neither and returns false.
 func (t *taken) claim(b *builder, i int, p *port) bool {
 	name := portKey{name: p.name, protocol: p.protocol}
 	number := portKey{number: p.number, protocol: p.protocol}
@@ -587,8 +588,8 @@ func (t *taken) claim(b *builder, i int, p *port) bool {
 		b.problem(index("spec.ports", i)+".name", quoted(p.name, "is used twice for "+p.protocol.String()))
 		return false
 	}
-	t.has(number)
-	t.has(name)
+	t.take(number)
+	t.take(name)
 	return true
 }
 
@@ -612,7 +613,7 @@ func portNumber(n int32) (uint16, bool) {
 	return uint16(n), true
 }
 
-// finish gives each service port its endpoints, counts those of this node, and lists the problems.
+// finish selects the endpoints of each service port, counts those of this node, and lists the problems.
 func (b *builder) finish() {
 	most, excess, ports := b.limits.PortEndpoints, 0, 0
 	for i, sp := range b.out.Ports {

@@ -22,7 +22,7 @@ var (
 	name = types.NamespacedName{Namespace: "ns", Name: "svc"}
 )
 
-// service is an IPv4 Service with one unnamed port.
+// service returns an IPv4 Service with one unnamed port.
 func service() *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "svc", CreationTimestamp: metav1.NewTime(born)},
@@ -36,7 +36,7 @@ func service() *corev1.Service {
 	}
 }
 
-// edit returns service with changes.
+// edit returns a service with a change.
 func edit(change func(svc *corev1.Service)) *corev1.Service {
 	svc := service()
 	change(svc)
@@ -67,7 +67,7 @@ func dual() *corev1.Service {
 	})
 }
 
-// slice is an IPv4 slice whose unnamed TCP port is 8080.
+// slice returns an IPv4 slice with the unnamed TCP port 8080.
 func slice(name string, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name},
@@ -81,7 +81,7 @@ func endpointPort(name string, protocol corev1.Protocol, number int32) discovery
 	return discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &number}
 }
 
-// build calls Build, and fails the test on any problem.
+// build calls Build and fails the test on any problem.
 func build(t *testing.T, svc *corev1.Service, list ...*discoveryv1.EndpointSlice) *Service {
 	t.Helper()
 	got := Build(svc, list, here, Options{})
@@ -129,7 +129,7 @@ func TestBuildEverything(t *testing.T) {
 	nodePort := func(f Family, port uint16, proto Protocol) Frontend {
 		return Frontend{Key: Key{Port: port, Protocol: proto, Family: f}, Kind: NodePort, Local: true}
 	}
-	// The node is in a range, so its load-balancer IPs are allowed; one of them is in a range anyway.
+	// The ranges contain the node, so the load-balancer IPs are allowed. The other one is in a range already.
 	allowed := []string{"192.0.2.0/24", "198.51.100.200/32", "203.0.113.0/24"}
 	v4Fronts := func(port, node uint16, proto Protocol) []Frontend {
 		return []Frontend{
@@ -144,7 +144,7 @@ func TestBuildEverything(t *testing.T) {
 		return []Frontend{
 			front(ClusterIP, "fd00::1", port, proto),
 			front(ExternalIP, "2001:db8::100", port, proto),
-			front(LoadBalancer, "2001:db8::200", port, proto), // no range of this family: open
+			front(LoadBalancer, "2001:db8::200", port, proto), // no range of this family: admits all
 			nodePort(IPv6, node, proto),
 		}
 	}
@@ -174,8 +174,8 @@ func TestBuildEverything(t *testing.T) {
 	}
 }
 
-// describe prints what an API field can change of a Service, one word for each frontend: kind, address or node port,
-// "!" where it is Local, and its allowed sources.
+// describe prints the effects of API fields on a Service, one word for each frontend: kind, address or node port, "!" if it is
+// Local, and its allowed sources.
 func describe(s *Service) (out []string) {
 	for _, sp := range s.Ports {
 		line := fmt.Sprintf("%s %s/%d", sp.Family, sp.Protocol, sp.Frontends[0].Port)
@@ -304,7 +304,7 @@ func TestFrontends(t *testing.T) {
 	}
 }
 
-// TestBadService has one wrong thing beside an otherwise good Service: exactly that is reported and missing.
+// TestBadService has one invalid field in each Service: exactly that field is reported and left out.
 func TestBadService(t *testing.T) {
 	const v4, v6 = corev1.IPv4Protocol, corev1.IPv6Protocol
 	const plain = "IPv4 tcp/80 C10.0.0.1"
@@ -408,7 +408,7 @@ func problemsOf(kind, object string, fieldsAndReasons []string) (out []Problem) 
 	return out
 }
 
-// TestBadSlice has one bad slice, "bad", beside the good one "a" with endpoint 10.1.0.1.
+// TestBadSlice has one invalid slice, "bad", and the valid slice "a" with endpoint 10.1.0.1.
 func TestBadSlice(t *testing.T) {
 	address := func(addr ...string) func(s *discoveryv1.EndpointSlice) {
 		return func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses = addr }
@@ -472,7 +472,7 @@ func TestBadSlice(t *testing.T) {
 	}
 }
 
-// TestLoopbackEndpoint keeps what kube-proxy does, although the API server refuses such endpoints.
+// TestLoopbackEndpoint: loopback endpoints are used, as in kube-proxy, although the API server rejects them.
 func TestLoopbackEndpoint(t *testing.T) {
 	got := build(t, service(), slice("a", discoveryv1.Endpoint{Addresses: []string{"127.0.0.1"}}))
 	want := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8080")}
@@ -501,7 +501,7 @@ func TestHealthCheck(t *testing.T) {
 	}
 }
 
-// TestLocalReady counts addresses, not endpoints; also of ports that the Service hasn't, as kube-proxy does.
+// TestLocalReady counts addresses, not endpoints. As in kube-proxy, it includes ports that the Service does not have.
 func TestLocalReady(t *testing.T) {
 	s := slice("a", eps("1rsl 2rsl 3rs 4stl 5rsl 5stl 6stl 6l")...)
 	s.Ports = append(s.Ports, endpointPort("", corev1.ProtocolTCP, 8081), endpointPort("other", corev1.ProtocolUDP, 1))
@@ -512,7 +512,7 @@ func TestLocalReady(t *testing.T) {
 	}
 }
 
-// big returns n endpoints in slices of 100, of every sort, with repeated addresses.
+// big returns n endpoints in slices of 100, with all combinations of conditions and with duplicate addresses.
 func big(r *rand.Rand, n int) (list []*discoveryv1.EndpointSlice) {
 	for i := range n {
 		if i%100 == 0 {
@@ -530,7 +530,7 @@ func big(r *rand.Rand, n int) (list []*discoveryv1.EndpointSlice) {
 	return list
 }
 
-// TestOrderDoesNotMatter and leaves the objects as they were.
+// TestOrderDoesNotMatter also checks that Build does not change the objects.
 func TestOrderDoesNotMatter(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -584,7 +584,7 @@ func BenchmarkBuild(b *testing.B) {
 			s := slice(fmt.Sprint("s", i))
 			for j := range size.each {
 				s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
-					// Controllers fill slices in no order of addresses.
+					// Controllers do not sort slices by address.
 					Addresses:  []string{fmt.Sprintf("10.1.%d.%d", (i*37+j*11)%256, (i*91+j*53)%256)},
 					Conditions: discoveryv1.EndpointConditions{Ready: new(true), Serving: new(true), Terminating: new(false)},
 					NodeName:   new(fmt.Sprint("node-", j)),

@@ -8,16 +8,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Declared is what a person should know of a Service that they ask about, served or not.
+// Declared describes a Service for a user who asks about it, served or not.
 type Declared struct {
 	Name types.NamespacedName
-	// WhyNot says why no proxy of this kind serves it; empty if one should.
+	// WhyNot is the reason why no proxy of this kind serves it, or empty.
 	WhyNot string
-	// Selector is what its pods are selected by.
+	// Selector is the Service's pod selector.
 	Selector map[string]string
 }
 
-// DeclaredAs tells of a Service as the API server has it, unlike the ones that are watched, which lack what isn't served.
+// DeclaredAs describes a Service as the API server returns it. Watched Services lack fields that are not needed to serve them.
 func DeclaredAs(svc *corev1.Service) Declared {
 	d := Declared{Name: types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}, Selector: svc.Spec.Selector}
 	const label = "service.kubernetes.io/service-proxy-name"
@@ -35,7 +35,7 @@ func DeclaredAs(svc *corev1.Service) Declared {
 	return d
 }
 
-// loadBalancerNotes tells which addresses of load balancers aren't served, and why.
+// loadBalancerNotes returns the load-balancer addresses that are not served, with the reason of each.
 func loadBalancerNotes(svc *corev1.Service) (notes []string) {
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil

@@ -1,7 +1,6 @@
-// Package model turns Kubernetes objects into what the proxy needs to know of them.
+// Package model turns Kubernetes objects into the values that the proxy programs.
 //
 // In: one Service, its EndpointSlices, and this Node.
-// Out: an immutable [Service]: its ports, the frontends by which each is reached, and the endpoints already selected
-// for this node.
-// Never: a clock, a log, a socket, or a change to an object that it was given.
+// Out: an immutable [Service]: its ports, their frontends, and the endpoints selected for this node.
+// Never: reads a clock, logs, opens a socket, or changes an object that it is given.
 package model

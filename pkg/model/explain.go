@@ -10,42 +10,42 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// Explanation is a Service as [Build] returns it, with what became of every endpoint in its slices, and why.
+// Explanation is the result of [Build], with the reason why each endpoint is or is not used.
 type Explanation struct {
 	*Service
 	// Ports are those of the Service, in the same order.
 	Ports []PortExplanation
-	// Others are endpoints that can't be for any port: those without a usable address, and those of slices that have no usable port.
+	// Others are endpoints that no port can use: without a usable address, or in slices without a usable port.
 	Others []Candidate
-	// Notes say which of its addresses aren't served, and why.
+	// Notes list addresses that are not served, with the reasons.
 	Notes []string
 }
 
-// PortExplanation tells of one service port.
+// PortExplanation explains one service port.
 type PortExplanation struct {
 	*ServicePort
 	// Candidates are all endpoints with this port in any slice, sorted by address.
 	Candidates []Candidate
-	// UsesCluster and UsesLocal say whether any frontend needs endpoints of the policy.
+	// UsesCluster and UsesLocal report whether any frontend needs endpoints of the policy.
 	UsesCluster, UsesLocal bool
-	// Why says why the port has no candidates at all; empty where it has some.
+	// Why is the reason why the port has no candidates; empty if it has some.
 	Why string
 }
 
 // Candidate is one endpoint as a slice has it.
 type Candidate struct {
-	// Addr is the zero AddrPort where the endpoint has none that could be used.
+	// Addr is the zero AddrPort if the endpoint has no usable address.
 	Addr netip.AddrPort
-	// Slice names the EndpointSlice, Node where the endpoint is.
+	// Slice is the name of the EndpointSlice, Node that of the endpoint's node.
 	Slice, Node string
-	// Ready, Serving and Terminating are its conditions, OnThisNode whether it is on this node.
+	// Ready, Serving and Terminating are its conditions. OnThisNode is true if it is on this node.
 	Ready, Serving, Terminating, OnThisNode bool
-	// NotCluster and NotLocal say why it isn't chosen for policies Cluster and Local; empty where it is.
+	// NotCluster and NotLocal are the reasons why policies Cluster and Local do not use it; empty if they do.
 	NotCluster, NotLocal string
 }
 
-// Explain tells of a Service what Build makes of it and why: an endpoint is among those of a policy that some frontend uses if and
-// only if a candidate with its address and port has no reason against it. It returns nil where Build does.
+// Explain returns the result of Build with reasons. An endpoint is among those of a used policy if and only if a candidate with
+// its address and port has no reason against that policy. It returns nil if Build does.
 func Explain(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node, opts Options) *Explanation {
 	built := Build(svc, epSlices, node, opts)
 	if built == nil {
@@ -68,24 +68,24 @@ func Explain(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node No
 	return x.out
 }
 
-// explainer is the working memory of one Explain. The builder only lends its reading of objects.
+// explainer is the working memory of one Explain. It embeds a builder for its methods that read objects.
 type explainer struct {
 	builder
 	out   *Explanation
 	found map[groupKey][]candidate
-	// room is the number of candidates that may still be found.
+	// room is the number of candidates that may still be added.
 	room int
 	none [2]*nothing
 }
 
-// candidate is one with what decides about it.
+// candidate is a Candidate with the traits and hints that decide about it.
 type candidate struct {
 	Candidate
 	endpoint
 	hints *discoveryv1.EndpointHints
 }
 
-// slice finds the candidates of one slice.
+// slice adds the candidates of one slice.
 func (x *explainer) slice(s *discoveryv1.EndpointSlice) {
 	f, known := familyOfSlice(s.AddressType)
 	if !known || !x.cluster[f].IsValid() {
@@ -111,7 +111,7 @@ func (x *explainer) slice(s *discoveryv1.EndpointSlice) {
 	}
 }
 
-// unusable notes that no endpoint of a slice can be used.
+// unusable adds all endpoints of a slice to Others, with a reason.
 func (x *explainer) unusable(s *discoveryv1.EndpointSlice, why string) {
 	for i := range s.Endpoints {
 		c := x.candidate(s, &s.Endpoints[i])
@@ -125,7 +125,8 @@ func (x *explainer) unusable(s *discoveryv1.EndpointSlice, why string) {
 	}
 }
 
-// ofPort notes the endpoints of a slice for one of its ports, if the Service has that port; those without an address are told of once.
+// ofPort adds the endpoints of a slice for one of its ports, if the Service has that port. Endpoints without a usable address are
+// added only for the first port.
 func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f Family, p *discoveryv1.EndpointPort, first bool) {
 	key := keyOf(p, f)
 	ofService := x.groups.find(key) < len(x.groups.list)-1
@@ -205,7 +206,7 @@ func (x *explainer) port(sp *ServicePort, epSlices []*discoveryv1.EndpointSlice)
 	return out
 }
 
-// aboveLimit is why an endpoint isn't used that would be if there were fewer.
+// aboveLimit is the reason for an endpoint that only a limit excludes.
 const aboveLimit = "the Service exceeds a limit (see its problems)"
 
 func contains(sorted []netip.AddrPort, a netip.AddrPort) bool {
@@ -213,13 +214,13 @@ func contains(sorted []netip.AddrPort, a netip.AddrPort) bool {
 	return found
 }
 
-// preferred returns what is left of the endpoints with an address and port, and whether it is this one or its like.
+// preferred returns the merged endpoint with the address and port of e, and whether it has the same traits as e.
 func preferred(merged []endpoint, e endpoint) (left endpoint, same bool) {
 	i, _ := slices.BinarySearchFunc(merged, e, func(a, b endpoint) int { return a.AddrPort.Compare(b.AddrPort) })
 	return merged[i], merged[i].traits == e.traits
 }
 
-// states tells of an endpoint's conditions.
+// states names an endpoint's conditions.
 func states(t traits) string {
 	switch {
 	case t&terminating != 0 && t&serving != 0:
@@ -232,7 +233,7 @@ func states(t traits) string {
 	return "not ready"
 }
 
-// against says what an endpoint lacks of what is demanded; it is empty if and only if it has all.
+// against returns the reason why an endpoint lacks a demanded trait; empty if and only if it lacks none.
 func (x *explainer) against(c *candidate, demanded traits) string {
 	lacks := demanded &^ c.traits
 	switch {
@@ -272,16 +273,15 @@ func hintedZones(h *discoveryv1.EndpointHints) (names []string) {
 	return names
 }
 
-// nothing is what there is in the slices of a family, for service ports without endpoints.
+// nothing summarizes the slices of a family, to explain service ports without endpoints.
 type nothing struct {
-	// here and elsewhere say that there are slices of this family, and endpoints of another one.
+	// here is true if there are slices of this family, elsewhere if there are endpoints of the other family.
 	here, elsewhere bool
 	endpoints       int
-	// names are some of the names of ports.
+	// names are the names of the slices' ports, at most mostNames.
 	names []string
 }
 
-// mostNames is how many names of ports are told.
 const mostNames = 20
 
 func (x *explainer) nothingOf(f Family, epSlices []*discoveryv1.EndpointSlice) *nothing {
@@ -315,7 +315,7 @@ func (x *explainer) nothingOf(f Family, epSlices []*discoveryv1.EndpointSlice) *
 	return n
 }
 
-// whyNone says why a service port has no endpoints in any slice.
+// whyNone returns the reason why a service port has no endpoints in any slice.
 func (x *explainer) whyNone(sp *ServicePort, epSlices []*discoveryv1.EndpointSlice) string {
 	n := x.nothingOf(sp.Family, epSlices)
 	switch {

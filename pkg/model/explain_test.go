@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// explained is a Service with one port, http, and an external one of the given policies.
+// explained returns a Service with the port http, an external IP, and the given policies.
 func explained(internal corev1.ServiceInternalTrafficPolicy, external corev1.ServiceExternalTrafficPolicy, ports ...string) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}}
 	s.Spec = corev1.ServiceSpec{
@@ -27,7 +27,7 @@ func explained(internal corev1.ServiceInternalTrafficPolicy, external corev1.Ser
 	return s
 }
 
-// sliceOf is a slice of IPv4 with the named ports.
+// sliceOf returns an IPv4 slice with the named ports.
 func sliceOf(name string, endpoints []discoveryv1.Endpoint, ports ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: endpoints}
 	for _, p := range ports {
@@ -36,7 +36,7 @@ func sliceOf(name string, endpoints []discoveryv1.Endpoint, ports ...string) *di
 	return s
 }
 
-// TestChosenAreThoseWithoutAReason is the promise: what Build has chosen, and what nothing speaks against, are the same.
+// TestChosenAreThoseWithoutAReason: Build selects exactly the endpoints against which Explain has no reason.
 func TestChosenAreThoseWithoutAReason(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	policies := []bool{false, true}
@@ -45,7 +45,7 @@ func TestChosenAreThoseWithoutAReason(t *testing.T) {
 		svc := explained(pickOne(rng, corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal),
 			pickOne(rng, corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal), "http", "admin")
 		if pickOne(rng, policies...) {
-			svc.Spec.Type = corev1.ServiceTypeClusterIP // then the external policy counts for nothing
+			svc.Spec.Type = corev1.ServiceTypeClusterIP // the external policy is ignored
 		}
 		var list []*discoveryv1.EndpointSlice
 		for i := range rng.IntN(4) {
@@ -108,7 +108,7 @@ func TestReasons(t *testing.T) {
 	for _, c := range []struct {
 		name, endpoints string
 		internal        corev1.ServiceInternalTrafficPolicy
-		// of is the address of the endpoint that is looked at; cluster and local are parts of the reasons, "-" for none.
+		// of is the address of the endpoint under test; cluster and local are parts of the reasons, "-" for none.
 		of, notCluster, notLocal string
 	}{
 		{"chosen", "1rl", cluster, "1", "-", "-"},
@@ -143,7 +143,7 @@ func TestWhyThereIsNoEndpoint(t *testing.T) {
 		name   string
 		slices []*discoveryv1.EndpointSlice
 		want   string
-		// other is the reason against an endpoint that is for no port.
+		// other is the reason against an endpoint in Others.
 		other string
 	}{
 		{"no slice", nil, "there is no EndpointSlice of IPv4", ""},
@@ -177,7 +177,7 @@ func TestTheSameEndpointTwice(t *testing.T) {
 	}
 }
 
-// An endpoint above a limit has that as its reason, whichever limit it is.
+// An endpoint above a limit has that as its reason, for every limit.
 func TestEndpointsAboveALimitAreExplained(t *testing.T) {
 	list := []*discoveryv1.EndpointSlice{slice("a", eps("1r 2r")...), slice("b", eps("3r 4r")...)}
 	for title, limits := range map[string]Limits{"slices": {Slices: 1}, "pairs": {Pairs: 2}, "endpoints of a port": {PortEndpoints: 2}} {

@@ -12,7 +12,7 @@ import (
 	"k8s.io/utils/net"
 )
 
-// An address means what it means to Kubernetes, or nothing; written out, it is read as the same again.
+// ParseAddr agrees with Kubernetes or returns an error. The address survives String and ParseAddr.
 func FuzzParseAddr(f *testing.F) {
 	for _, s := range []string{
 		"10.0.0.1", "010.000.00.01", "fd00:0001::00000a", "::ffff:010.0.0.1", "::ffff:a00:1", "10.0.0", "10.0.0.256", "fe80::1%eth0", "", ".", "::", "0::0:0.0.0.00",
@@ -37,7 +37,7 @@ func FuzzParseAddr(f *testing.F) {
 	})
 }
 
-// A prefix means what it means to Kubernetes, or nothing; it has no host bits, and written out it is read as the same again.
+// ParsePrefix agrees with Kubernetes or returns an error. The prefix has no host bits and survives String and ParsePrefix.
 func FuzzParsePrefix(f *testing.F) {
 	for _, s := range []string{
 		"10.1.2.3/8", "010.01.2.3/08", "0.0.0.0/0", "::/0", "::ffff:10.1.2.3/104", "::ffff:10.1.2.3/64", "10.0.0.0/33", "10.0.0.0/+8", "fd00::/129", "/", "10.0.0.0/",
@@ -75,8 +75,8 @@ func samePrefix(p netip.Prefix, n *gonet.IPNet) bool {
 	return p.Addr() == first && p.Bits() == ones && p.Addr().BitLen() == bits
 }
 
-// Whatever is in a Service and its EndpointSlices: nothing panics, the order of slices makes no difference, and what comes out is
-// what the plan relies on.
+// Build does not panic on any Service and EndpointSlices. The order of slices does not change the result, and the result has the
+// properties that the plan relies on.
 func FuzzBuild(f *testing.F) {
 	mustMarshal := func(m interface{ Marshal() ([]byte, error) }) []byte {
 		data, err := m.Marshal()
@@ -111,7 +111,7 @@ func FuzzBuild(f *testing.F) {
 			return
 		}
 		if one.Namespace == two.Namespace && one.Name == two.Name {
-			two.Name += "'" // two slices have two names: problems are sorted by them
+			two.Name += "'" // problems are sorted by the slice's name, so names must differ
 		}
 		node, opts := here, Options{IgnoreExternalIPs: ignore}
 		node.Name = nodeName
@@ -126,7 +126,7 @@ func FuzzBuild(f *testing.F) {
 	})
 }
 
-// checkService looks at what the plan relies on.
+// checkService checks the properties that the plan relies on.
 func checkService(t *testing.T, s *Service) {
 	t.Helper()
 	keys := map[Key]bool{}

@@ -8,38 +8,38 @@ import (
 	"strings"
 )
 
-// Limits bound the cost of one Service with its EndpointSlices, whoever wrote them. Each is far above real use. An object above a limit
-// loses the excess and nothing else, in the same way on every node and whatever the order of events, and has one [Problem] for each
-// limit that it exceeds. A field that is 0 stands for that of [DefaultLimits].
+// Limits bound the cost of one Service with its EndpointSlices, even for a hostile author. Each is far above real use. An object
+// above a limit loses only the excess. Every node leaves out the same parts, in any order of events, and reports one [Problem]
+// for each exceeded limit. A zero field stands for the field of [DefaultLimits].
 type Limits struct {
-	// Ports is the number of service ports (items of spec.ports). The first ones of the list stay.
+	// Ports is the number of service ports (items of spec.ports). The first ones of the list are kept.
 	Ports int
-	// Addresses is the number of load-balancer IPs and external IPs of both families. Load-balancer IPs stay before external IPs, and
-	// among these the lower addresses stay.
+	// Addresses is the number of load-balancer IPs and external IPs of both families. Load-balancer IPs are kept before external
+	// IPs, and lower addresses before higher ones.
 	Addresses int
-	// Frontends is the number of addresses times ports, and of node ports, of both families. It must be at least 4 times Ports:
-	// cluster IPs and node ports always fit. Addresses are left out as for Addresses.
+	// Frontends is the number of addresses times ports, plus node ports, of both families. It must be at least 4 times Ports, so
+	// that cluster IPs and node ports always fit. Excess addresses are left out in the order of Addresses.
 	Frontends int
-	// SourceRanges is the number of source ranges of one family, after those that overlap or touch have been joined. The lower
-	// addresses stay. Sources in other ranges are refused.
+	// SourceRanges is the number of source ranges of one family, after overlapping and adjacent ones are merged. Lower addresses
+	// are kept. Sources in the other ranges are refused.
 	SourceRanges int
-	// Slices is the number of EndpointSlices. The first ones by name stay.
+	// Slices is the number of EndpointSlices. The first ones by name are kept.
 	Slices int
-	// SlicePorts is the number of ports of one EndpointSlice that are ports of the Service, too. The first ones of the list stay.
+	// SlicePorts is the number of ports of one EndpointSlice that the Service has, too. The first ones of the list are kept.
 	SlicePorts int
-	// Pairs is the number of pairs of an endpoint and a port of the Service in all EndpointSlices, of both families; half of it with
-	// session affinity, and half of that with a policy Local. The slices stay that are first by name. Of the slice that exceeds the limit, ready endpoints stay before others,
-	// and lower addresses before higher ones.
+	// Pairs is the number of pairs of an endpoint and a port of the Service in all EndpointSlices, of both families. Session
+	// affinity halves it, and a policy Local halves it once more. The first slices by name are kept. Of the slice that exceeds the
+	// limit, ready endpoints are kept before others, and lower addresses before higher ones.
 	Pairs int
-	// PortEndpoints is the number of different endpoints of one service port in one family. Ready ones stay before others, and lower
-	// addresses before higher ones.
+	// PortEndpoints is the number of different endpoints of one service port in one family. Ready ones are kept before others, and
+	// lower addresses before higher ones.
 	PortEndpoints int
-	// Problems is the number of problems that are reported of one object; one more tells the number of all others. Of all
-	// EndpointSlices of a Service together, 10 times as many are reported.
+	// Problems is the number of problems that are reported for one object. One more problem counts the rest. All EndpointSlices of
+	// a Service together report at most 10 times as many.
 	Problems int
 }
 
-// DefaultLimits returns the limits that hold unless others are set.
+// DefaultLimits returns the default of each limit.
 func DefaultLimits() Limits {
 	return Limits{
 		Ports: 2_000, Addresses: 4_000, Frontends: 10_000, SourceRanges: 1_000,
@@ -47,7 +47,7 @@ func DefaultLimits() Limits {
 	}
 }
 
-// orDefault returns the limits without zero fields.
+// orDefault returns the limits with defaults for zero fields.
 func (l Limits) orDefault() Limits {
 	d := DefaultLimits()
 	return Limits{
@@ -72,19 +72,19 @@ const (
 	LimitPortEndpoints Limit = "endpoints of one port"
 )
 
-// exceeded returns the reason of a problem: the number and its limit, the part that is left out, and the remedy.
+// exceeded returns the reason of a problem: the number and its limit, the excess part, and the remedy.
 func (l Limit) exceeded(have, most int, out, remedy string) string {
 	return fmt.Sprintf("%d are above the limit of %d %s: %s; %s", have, most, l, out, remedy)
 }
 
-// problems collects those of one object.
+// problems collects the problems of one object.
 type problems struct {
 	list []Problem
-	// more is the number of those above the limit.
+	// more counts the problems above the limit.
 	more int
 }
 
-// add takes a problem, which is only counted where there are already as many as the limit.
+// add adds a problem. Above the limit, it only counts the problem.
 func (p *problems) add(limit int, problem Problem) {
 	if len(p.list) < limit {
 		p.list = append(p.list, problem)
@@ -93,7 +93,7 @@ func (p *problems) add(limit int, problem Problem) {
 	}
 }
 
-// all returns the problems of an object, and one more that counts the others.
+// all returns the problems of an object. If some were only counted, a last problem states their number.
 func (p *problems) all(of Problem) []Problem {
 	if p.more == 0 {
 		return p.list
@@ -102,7 +102,7 @@ func (p *problems) all(of Problem) []Problem {
 	return append(p.list, of)
 }
 
-// LimitsOf returns the default limits with those that are given by name. It fails for a name that is none, or a number that cannot be a limit.
+// LimitsOf returns the default limits, overridden by the given ones. It fails for an unknown name or an invalid number.
 func LimitsOf(given map[string]int) (Limits, error) {
 	l := DefaultLimits()
 	fields := map[string]*int{
@@ -121,7 +121,7 @@ func LimitsOf(given map[string]int) (Limits, error) {
 	return l, nil
 }
 
-// SetLimits sets fields, by their names, to the numbers that are given. It fails for a name that is none, or a number below 1.
+// SetLimits sets fields by name to the given numbers. It fails for an unknown name or a number below 1.
 func SetLimits(given map[string]int, fields map[string]*int) error {
 	for name, n := range given {
 		switch field := fields[name]; {

@@ -15,12 +15,12 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// few are limits that small objects reach.
+// few are limits that small objects can reach.
 var few = Limits{
 	Ports: 3, Addresses: 4, Frontends: 12, SourceRanges: 2, Slices: 2, SlicePorts: 2, Pairs: 8, PortEndpoints: 3, Problems: 2,
 }
 
-// only returns the default limits with one of those of few.
+// only returns the default limits with one limit from few.
 func only(l Limit) (out Limits) {
 	out = DefaultLimits()
 	switch l {
@@ -44,7 +44,7 @@ func only(l Limit) (out Limits) {
 	return out
 }
 
-// exceeded lists the limits of problems, with the kind of object.
+// exceeded lists the limits in problems, with the kind of object.
 func exceeded(s *Service) (list []string) {
 	for _, p := range s.Problems {
 		if p.Limit != "" {
@@ -54,7 +54,7 @@ func exceeded(s *Service) (list []string) {
 	return list
 }
 
-// TestLimitsOfFrontends has each limit below, at and above. Above, the excess is left out and reported once.
+// TestLimitsOfFrontends tests each limit below, at and above. Above, the excess is left out and reported once.
 func TestLimitsOfFrontends(t *testing.T) {
 	ports := func(n int) func(*corev1.Service) {
 		return func(svc *corev1.Service) {
@@ -64,7 +64,7 @@ func TestLimitsOfFrontends(t *testing.T) {
 			}
 		}
 	}
-	// The addresses are in an order that isn't theirs.
+	// The addresses are not sorted.
 	addresses := func(external, balancers int) func(*corev1.Service) {
 		return func(svc *corev1.Service) {
 			for i := range external {
@@ -138,7 +138,7 @@ func TestLimitsOfFrontends(t *testing.T) {
 	}
 }
 
-// TestAnExceededLimitIsReportedOnce, also where both families exceed it.
+// TestAnExceededLimitIsReportedOnce also if both families exceed it.
 func TestAnExceededLimitIsReportedOnce(t *testing.T) {
 	svc := dual()
 	svc.Spec.LoadBalancerSourceRanges = []string{"7.0.0.0/8", "9.0.0.0/8", "11.0.0.0/8", "fd07::/16", "fd09::/16", "fd0b::/16"}
@@ -155,7 +155,7 @@ func TestAnExceededLimitIsReportedOnce(t *testing.T) {
 	}
 }
 
-// manyPorts is a Service with ports p0, p1 …; web is a slice of ports p0, p1 … with endpoints as eps has them.
+// manyPorts returns a Service with ports p0, p1 and so on. web returns a slice with these ports and the endpoints that eps reads.
 func manyPorts(n int) *corev1.Service {
 	return edit(func(svc *corev1.Service) {
 		svc.Spec.Ports = nil
@@ -187,7 +187,7 @@ func hosts(s *Service) (out []string) {
 	return out
 }
 
-// TestLimitsOfEndpoints has each limit at and above, in any order of slices, and built at once or of what was read before.
+// TestLimitsOfEndpoints tests each limit at and above, in any order of slices, from scratch and from an earlier Reading.
 func TestLimitsOfEndpoints(t *testing.T) {
 	type list = []*discoveryv1.EndpointSlice
 	bad := func(name string) *discoveryv1.EndpointSlice {
@@ -264,7 +264,7 @@ func TestLimitsOfEndpoints(t *testing.T) {
 	}
 }
 
-// TestASliceThatIsFirstByName takes the place of the last one, where there are as many slices as may be.
+// TestASliceThatIsFirstByName replaces the last slice if the number of slices is at the limit.
 func TestASliceThatIsFirstByName(t *testing.T) {
 	opts := Options{Limits: Limits{Slices: 3}}
 	stored := []Slice{&storedSlice{slice: portsSlice("a", 1, "1r")}}
@@ -278,7 +278,7 @@ func TestASliceThatIsFirstByName(t *testing.T) {
 	}
 }
 
-// TestPortsThatAreLeftOutAreNoPairs: ports of a slice above their limit take no room of the pairs.
+// TestPortsThatAreLeftOutAreNoPairs: ports of a slice above their limit do not count as pairs.
 func TestPortsThatAreLeftOutAreNoPairs(t *testing.T) {
 	s := portsSlice("a", 1, "1r 2r 3r 4r")
 	for i := range 3 {
@@ -290,7 +290,8 @@ func TestPortsThatAreLeftOutAreNoPairs(t *testing.T) {
 	}
 }
 
-// TestPairsThatAreMoreElements: with session affinity, or a policy Local, each pair is twice as many elements, so that half as many are kept.
+// TestPairsThatAreMoreElements: with session affinity or a policy Local, each pair takes twice as many elements, so half as many
+// pairs are kept.
 func TestPairsThatAreMoreElements(t *testing.T) {
 	affinity := func(svc *corev1.Service) { svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }
 	local := func(svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal }
@@ -320,7 +321,7 @@ func TestPairsThatAreMoreElements(t *testing.T) {
 	}
 }
 
-// TestProblemsAreBounded: some are told, the number of the others is told once, and that of an exceeded limit is told beside them.
+// TestProblemsAreBounded: some problems are reported, one counts the rest, and exceeded limits are reported in addition.
 func TestProblemsAreBounded(t *testing.T) {
 	s := slice("a", eps("1r 2r 3r 4r 5r")...)
 	for i := range s.Endpoints {
@@ -365,7 +366,7 @@ func TestProblemsAreBounded(t *testing.T) {
 	}
 }
 
-// TestSourceRangesAreShared: a Service has one list of each family, however many addresses and ports.
+// TestSourceRangesAreShared: a Service has one list of ranges for each family, for all addresses and ports.
 func TestSourceRangesAreShared(t *testing.T) {
 	svc := dual()
 	svc.Spec.LoadBalancerSourceRanges = append(svc.Spec.LoadBalancerSourceRanges, "2001:db8:1::/48")
@@ -410,8 +411,8 @@ func TestMergedRanges(t *testing.T) {
 	}
 }
 
-// TestOneObjectTakesLittleMemory counts the bytes that are allocated for the worst objects that etcd stores (1.5 MB). The comment of
-// each has the number of elements that it would come to without limits.
+// TestOneObjectTakesLittleMemory counts the bytes allocated for the largest objects that etcd stores (1.5 MB). The comment of
+// each object states its number of elements without limits.
 func TestOneObjectTakesLittleMemory(t *testing.T) {
 	ips := func(n int) (list []string) {
 		for i := range n {
@@ -461,7 +462,7 @@ func TestOneObjectTakesLittleMemory(t *testing.T) {
 			}
 			svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "2.2.2.2"}}
 		}), nil, 64 * mb, 2, 0},
-		// 20,000,000 endpoints that nothing uses
+		// 20,000,000 unused endpoints
 		{"ports of a slice that the Service doesn't have", manyPorts(1), []*discoveryv1.EndpointSlice{big(20_000, 1_000, false)}, mb, 1, 0},
 		// 20,000,000 endpoints; the slice's ports that are left out count as one port.
 		{"ports x endpoints of a slice", manyPorts(20_000), []*discoveryv1.EndpointSlice{big(20_000, 1_000, true)}, 64 * mb, 2_000, 20_000 / 2_001 * 2_000},
@@ -494,7 +495,7 @@ func TestOneObjectTakesLittleMemory(t *testing.T) {
 	}
 }
 
-// TestRoomIsTidied: the memory that an unusual object took is given back.
+// TestRoomIsTidied: the memory of an unusually large object is released.
 func TestRoomIsTidied(t *testing.T) {
 	room := Room{}
 	for _, ports := range []int{2_000, 1} {
@@ -517,7 +518,7 @@ func TestRoomIsTidied(t *testing.T) {
 	}
 }
 
-// TestPortsThatAreGoneLeaveNothing: a Service whose ports change has what a new one would have.
+// TestPortsThatAreGoneLeaveNothing: after its ports change, a Service equals a new one.
 func TestPortsThatAreGoneLeaveNothing(t *testing.T) {
 	stored := []Slice{&storedSlice{slice: portsSlice("a", 5, "1r")}, &storedSlice{slice: portsSlice("b", 5, "2r")}, &storedSlice{slice: portsSlice("c", 5, "3r")}}
 	_, before := Rebuild(&Room{Service: *manyPorts(5)}, nil, stored, here, Options{})
@@ -530,7 +531,7 @@ func TestPortsThatAreGoneLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestLimitsAreDocumented: the threat model has the default limits in its tables.
+// TestLimitsAreDocumented: the tables of the threat model list the default limits.
 func TestLimitsAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../docs/threat-model.md")
 	if err != nil {

@@ -8,9 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// NodeOf returns what the proxy needs to know of the Node with the given name. The primary address of a family is the
-// first internal IP, else the first external IP, of that family (kube-proxy: GetNodeHostIPs). Addresses that cannot
-// be read are passed over. If node is nil, only the name is known.
+// NodeOf returns the model of the named Node. The primary address of a family is the first internal IP, else the first external
+// IP, of that family (kube-proxy: GetNodeHostIPs). Invalid addresses are ignored. If node is nil, only the name is set.
 func NodeOf(name string, node *corev1.Node) Node {
 	n := Node{Name: name}
 	if node == nil {
@@ -27,7 +26,7 @@ func NodeOf(name string, node *corev1.Node) Node {
 	return n
 }
 
-// WithIP returns the node with addr as its primary address of addr's family, or the node as it is if addr is invalid.
+// WithIP returns the node with addr as primary address of addr's family, or an unchanged node if addr is invalid.
 func (n Node) WithIP(addr netip.Addr) Node {
 	if addr.IsValid() {
 		n.IPs[FamilyOf(addr)] = addr
@@ -46,7 +45,7 @@ func (n *Node) addIP(s string) {
 	}
 }
 
-// InternalIPs are all internal addresses of a Node that can be read, of both families.
+// InternalIPs returns the valid internal addresses of a Node, of both families.
 func InternalIPs(node *corev1.Node) (list []netip.Addr) {
 	for _, a := range node.Status.Addresses {
 		if addr, err := parseRaw(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
@@ -56,7 +55,7 @@ func InternalIPs(node *corev1.Node) (list []netip.Addr) {
 	return list
 }
 
-// LocalAddresses are the addresses of those endpoints of slices that are on the named node and can be read.
+// LocalAddresses returns the valid addresses of the endpoints that are on the named node.
 func LocalAddresses(epSlices []*discoveryv1.EndpointSlice, nodeName string) (list []netip.Addr) {
 	for _, slice := range epSlices {
 		for i := range slice.Endpoints {
@@ -72,9 +71,8 @@ func LocalAddresses(epSlices []*discoveryv1.EndpointSlice, nodeName string) (lis
 	return list
 }
 
-// PodCIDRs returns the first prefix of each family in a Node's spec.podCIDRs, from which the node's pods have their
-// addresses (kube-proxy: detect-local-mode NodeCIDR). A family without one has the zero Prefix. What can't be read is left
-// out and is one of the problems.
+// PodCIDRs returns the first prefix of each family in a Node's spec.podCIDRs (kube-proxy: detect-local-mode NodeCIDR). A family
+// without one has the zero Prefix. An invalid prefix is left out and becomes a problem.
 func PodCIDRs(node *corev1.Node) (cidrs [2]netip.Prefix, problems []Problem) {
 	for i, s := range node.Spec.PodCIDRs {
 		prefix, err := parsePrefix(s)
@@ -92,7 +90,7 @@ func PodCIDRs(node *corev1.Node) (cidrs [2]netip.Prefix, problems []Problem) {
 	return cidrs, problems
 }
 
-// unusable says why no packet can be sent to an address as to one peer; it is empty where one can.
+// unusable returns the reason why an address cannot be a single destination, or an empty string.
 func unusable(addr netip.Addr) string {
 	switch {
 	case addr.IsUnspecified():
@@ -105,5 +103,5 @@ func unusable(addr netip.Addr) string {
 	return ""
 }
 
-// broadcast is the address of everybody on the link.
+// broadcast is the limited broadcast address.
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})

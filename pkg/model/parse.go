@@ -18,9 +18,8 @@ var (
 	errZone      = errors.New("an IPv6 zone has no meaning outside its node; leave it out")
 )
 
-// ParseAddr reads an address as Kubernetes does: leading zeros are decimal (010.0.0.1 is 10.0.0.1, see kubernetes
-// issue 100895), and an IPv4-mapped IPv6 address is the IPv4 address in it. Zones are refused. On error the returned
-// Addr is invalid.
+// ParseAddr reads an address as Kubernetes does: leading zeros are decimal (010.0.0.1 is 10.0.0.1, see kubernetes issue 100895),
+// and an IPv4-mapped IPv6 address becomes IPv4. Zones are invalid. On error the returned Addr is invalid.
 func ParseAddr(s string) (netip.Addr, error) {
 	addr, err := parseRaw(s)
 	if err != nil {
@@ -29,9 +28,8 @@ func ParseAddr(s string) (netip.Addr, error) {
 	return addr.Unmap(), nil
 }
 
-// ParsePrefix reads an address prefix as Kubernetes does: leading zeros are decimal, and host bits may be set, but are
-// masked in the result. A prefix inside ::ffff:0:0/96 is the IPv4 prefix in it. Zones are refused. On error the
-// returned Prefix is invalid.
+// ParsePrefix reads an address prefix as Kubernetes does: leading zeros are decimal, and host bits are masked. A prefix inside
+// ::ffff:0:0/96 becomes the IPv4 prefix. Zones are invalid. On error the returned Prefix is invalid.
 func ParsePrefix(s string) (netip.Prefix, error) {
 	prefix, err := parsePrefix(s)
 	if err != nil {
@@ -64,7 +62,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return prefix, nil
 }
 
-// parseRaw leaves IPv4-mapped addresses as they are. Well-formed input costs no allocation.
+// parseRaw keeps IPv4-mapped addresses. It does not allocate for canonical input.
 func parseRaw(s string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(s)
 	if err != nil {
@@ -79,8 +77,8 @@ func parseRaw(s string) (netip.Addr, error) {
 	return addr, nil
 }
 
-// withoutLeadingZeros takes the leading zeros off each number of an address. net/netip refuses them because some
-// programs read them as octal; Kubernetes objects may hold them, and always meant decimal.
+// withoutLeadingZeros removes the leading zeros of each number of an address. net/netip rejects them because some programs read
+// them as octal. Kubernetes objects may contain them and always meant decimal.
 func withoutLeadingZeros(s string) string {
 	out := make([]byte, 0, len(s))
 	for i := range len(s) {
@@ -97,8 +95,8 @@ func isHex(c byte) bool {
 	return '0' <= c && c <= '9' || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F'
 }
 
-// ServiceCIDRs returns the prefixes of all ServiceCIDR objects by family: masked, sorted, and none inside another. A
-// prefix that cannot be read is left out and is one of the problems, which are sorted by object.
+// ServiceCIDRs returns the prefixes of all ServiceCIDR objects by family: masked, sorted, and without nested prefixes. An invalid
+// prefix is left out and becomes a problem. Problems are sorted by object.
 func ServiceCIDRs(objs []*networkingv1.ServiceCIDR) (perFamily [2][]netip.Prefix, problems []Problem) {
 	for _, obj := range objs {
 		if obj == nil {
@@ -126,8 +124,7 @@ func ServiceCIDRs(objs []*networkingv1.ServiceCIDR) (perFamily [2][]netip.Prefix
 	return perFamily, problems
 }
 
-// outermost sorts masked prefixes in place and drops each that lies inside another: interval sets of nftables take no
-// overlap.
+// outermost sorts masked prefixes in place and removes each that is inside another: interval sets of nftables cannot overlap.
 func outermost(prefixes []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(prefixes, netip.Prefix.Compare)
 	kept := prefixes[:0]
@@ -140,12 +137,12 @@ func outermost(prefixes []netip.Prefix) []netip.Prefix {
 	return kept
 }
 
-// sortByObject makes the order of problems independent of the order of objects, and keeps it within each.
+// sortByObject sorts problems by object and keeps their order within an object.
 func sortByObject(problems []Problem) {
 	slices.SortStableFunc(problems, func(a, b Problem) int { return CompareNames(a.Name, b.Name) })
 }
 
-// CompareNames orders names by namespace, and in a namespace by name.
+// CompareNames orders names by namespace, then by name.
 func CompareNames(a, b types.NamespacedName) int {
 	if c := strings.Compare(a.Namespace, b.Namespace); c != 0 {
 		return c
@@ -158,7 +155,7 @@ func index(list string, i int) string {
 	return list + "[" + strconv.Itoa(i) + "]"
 }
 
-// quoted returns a reason with the value that it is about, of which only the beginning is shown if it is long.
+// quoted returns a reason preceded by the value that it is about. Long values are truncated.
 func quoted(value, reason string) string {
 	const longest = 100
 	if len(value) > longest {

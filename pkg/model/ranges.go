@@ -5,12 +5,12 @@ import (
 	"slices"
 )
 
-// AddrRange is all addresses from First to Last, which are of one family.
+// AddrRange holds the addresses from First to Last, inclusive. Both are of one family.
 type AddrRange struct {
 	First, Last netip.Addr
 }
 
-// RangeOf returns the range of the addresses of a valid prefix.
+// RangeOf returns the range of a valid prefix.
 func RangeOf(p netip.Prefix) AddrRange {
 	first := p.Masked().Addr()
 	b := first.AsSlice()
@@ -39,7 +39,7 @@ func (r AddrRange) String() string {
 	return r.First.String() + "-" + r.Last.String()
 }
 
-// asPrefixes splits ranges into the fewest prefixes. The kernel looks up a range as the prefixes that it consists of.
+// asPrefixes splits ranges into the fewest prefixes. The kernel stores a range as its prefixes.
 func asPrefixes(ranges []AddrRange) (out []AddrRange) {
 	for _, r := range ranges {
 		for first := r.First; ; {
@@ -62,7 +62,7 @@ func asPrefixes(ranges []AddrRange) (out []AddrRange) {
 	return out
 }
 
-// mergeRanges sorts ranges of one family in place, and joins those that overlap or touch.
+// mergeRanges sorts ranges of one family in place, and merges overlapping and adjacent ones.
 func mergeRanges(ranges []AddrRange) []AddrRange {
 	slices.SortFunc(ranges, func(a, b AddrRange) int { return a.First.Compare(b.First) })
 	kept := ranges[:0]
@@ -78,7 +78,7 @@ func mergeRanges(ranges []AddrRange) []AddrRange {
 	return slices.Clip(kept)
 }
 
-// touches reports whether a range that starts no earlier than another overlaps it or follows it without a gap.
+// touches reports whether b overlaps a or follows it without a gap. b must not start before a.
 func touches(a, b AddrRange) bool {
 	return b.First.Compare(a.Last) <= 0 || b.First == a.Last.Next()
 }

@@ -9,17 +9,17 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// Slice is an EndpointSlice that is read when it is needed. Two that are equal (==) hold the same.
+// Slice is a stored EndpointSlice that is decoded on demand. Two equal values (==) have the same content.
 type Slice interface {
-	// Read makes an object that slice, whatever it was before, in memory of its lists if they are long enough. It reports false where
-	// it can't be read.
+	// Read decodes the slice into an object, whatever its content before, and reuses the memory of its lists. It returns false if
+	// the slice cannot be decoded.
 	Read(into *discoveryv1.EndpointSlice) bool
 }
 
-// Room is memory into which objects are read that nobody needs once a Service has been made of them: they are several times as large
-// as what becomes of them. The zero value is ready for use, by one goroutine at a time.
+// Room is scratch memory for decoded objects. Decoded objects are several times as large as the Service that is made of them, so
+// their memory is reused. The zero value is ready for use, by one goroutine at a time.
 type Room struct {
-	// Service is for the caller.
+	// Service is the Service to build. The caller fills it.
 	Service corev1.Service
 	slices  [manySlices]discoveryv1.EndpointSlice
 	groups  []group
@@ -31,7 +31,7 @@ const (
 	keepPorts     = 64
 )
 
-// tidy gives up memory that only unusual objects need.
+// tidy releases the memory of unusually large objects.
 func (r *Room) tidy() {
 	if cap(r.Service.Spec.Ports) > keepPorts {
 		r.Service = corev1.Service{}
@@ -51,10 +51,9 @@ func (r *Room) tidy() {
 	}
 }
 
-// Reading is what a Service's EndpointSlices came to, with what each of them held: for the Service's next form only those have to be
-// read that have changed since. It is immutable.
+// Reading caches the content of a Service's EndpointSlices, so that after a change only changed slices are read. It is immutable.
 type Reading struct {
-	// A slice's part depends on these, too.
+	// The parts depend on these three fields, too. If one changes, all parts are stale.
 	node   Node
 	served [2]bool
 	ports  []groupKey
@@ -62,14 +61,14 @@ type Reading struct {
 	groups groups
 }
 
-// part is what one slice holds; the endpoints of each group are sorted.
+// part is the content of one slice. The endpoints of each group are sorted.
 type part struct {
-	// name is that of the slice, empty if it cannot be read.
+	// name is the name of the slice, empty if it cannot be read.
 	name     string
 	found    []found
 	problems []Problem
-	// targets and endpoints are the numbers of those that the slice has; kept is the number of endpoints that are in found, -1 for a
-	// slice that is left out.
+	// targets and endpoints are the numbers of targets and endpoints of the slice. kept is the number of endpoints that were read
+	// into found, or -1 if the slice is left out.
 	targets, endpoints, kept int
 }
 
@@ -79,12 +78,12 @@ type found struct {
 	endpoints []endpoint
 }
 
-// manySlices is the number of slices from which it pays to remember what they held.
+// manySlices is the smallest number of slices for which a Reading saves time.
 const manySlices = 3
 
-// Rebuild returns what [Build] would of room.Service, with less work: before is the Reading that came with an earlier form of the
-// Service, or nil. It returns no Reading for a Service with few slices.
-func Rebuild(room *Room, before *Reading, stored []Slice, node Node, opts Options) (*Service, *Reading) {
+// Rebuild returns the same as [Build] for room.Service, with less work. previous is the Reading of the Service's last call, or
+// nil. The returned Reading is nil for a Service with few slices.
+func Rebuild(room *Room, previous *Reading, stored []Slice, node Node, opts Options) (*Service, *Reading) {
 	svc := &room.Service
 	if !proxied(svc) {
 		return nil, nil
@@ -105,74 +104,75 @@ func Rebuild(room *Room, before *Reading, stored []Slice, node Node, opts Option
 	}
 	b.service()
 	b.groups.reset(b.out.Ports)
-	now := b.read(before, stored, &room.slices[0])
-	room.groups, b.groups = b.groups.list, now.groups
+	current := b.read(previous, stored, &room.slices[0])
+	room.groups, b.groups = b.groups.list, current.groups
 	b.finish()
-	return b.out, now
+	return b.out, current
 }
 
-// read reads the slices that have changed, and returns what all hold; one slice at a time is in the room. The builder's groups are
-// empty before and after it.
-func (b *builder) read(before *Reading, stored []Slice, room *discoveryv1.EndpointSlice) *Reading {
-	now := &Reading{node: b.node, ports: b.groups.keys(), parts: make(map[Slice]*part, len(stored))}
+// read reads the slices that have changed and returns the new Reading. It decodes one slice at a time into room. The builder's
+// groups are empty previous and after the call.
+func (b *builder) read(previous *Reading, stored []Slice, room *discoveryv1.EndpointSlice) *Reading {
+	current := &Reading{node: b.node, ports: b.groups.keys(), parts: make(map[Slice]*part, len(stored))}
 	for f := range Families {
-		now.served[f] = b.cluster[f].IsValid()
+		current.served[f] = b.cluster[f].IsValid()
 	}
-	if before == nil || before.node != now.node || before.served != now.served || !slices.Equal(before.ports, now.ports) {
-		before = &Reading{}
+	if previous == nil || previous.node != current.node || previous.served != current.served || !slices.Equal(previous.ports, current.ports) {
+		previous = &Reading{}
 	}
 	var c cutter
 	c.limits = &b.limits
 	whole := true
 	for _, s := range stored {
-		p := before.parts[s]
+		p := previous.parts[s]
 		if p == nil {
 			p = b.part(s, room, c.keep)
 		} else if p.name != "" {
 			c.keep(p.targets, p.endpoints)
 		}
-		now.parts[s] = p
+		current.parts[s] = p
 		whole = whole && p.kept == p.endpoints
 	}
 	if !whole || c.slices > b.limits.Slices || c.pairs > b.limits.Pairs {
-		b.cut(now, stored, room)
+		b.cut(current, stored, room)
 	}
-	var come, gone []*part
+	var added, removed []*part
 	for _, s := range stored {
-		p := now.parts[s]
-		if p != before.parts[s] {
-			come = append(come, p)
+		p := current.parts[s]
+		if p != previous.parts[s] {
+			added = append(added, p)
 		}
 		b.ofSlices = append(b.ofSlices, p.problems...)
 	}
-	for s, p := range before.parts {
-		if now.parts[s] != p {
-			gone = append(gone, p)
+	for s, p := range previous.parts {
+		if current.parts[s] != p {
+			removed = append(removed, p)
 		}
 	}
-	now.groups = b.groups.empty()
-	if !now.groups.change(&before.groups, gone, come) {
-		now.groups = b.groups.empty()
-		for _, p := range now.parts {
+	current.groups = b.groups.empty()
+	if !current.groups.change(&previous.groups, removed, added) {
+		current.groups = b.groups.empty()
+		for _, p := range current.parts {
 			for _, of := range p.found {
-				g := &now.groups.list[of.group]
+				g := &current.groups.list[of.group]
 				g.found = append(g.found, of.endpoints...)
 			}
 		}
-		now.groups.merge()
-		for i := range now.groups.list {
-			now.groups.list[i].found = nil
+		current.groups.merge()
+		for i := range current.groups.list {
+			current.groups.list[i].found = nil
 		}
 	}
-	return now
+	return current
 }
 
-// cut reads those slices again of which more or less is kept than before, in order of their names.
-func (b *builder) cut(now *Reading, stored []Slice, room *discoveryv1.EndpointSlice) {
-	sorted := slices.SortedStableFunc(slices.Values(stored), func(x, y Slice) int { return cmp.Compare(now.parts[x].name, now.parts[y].name) })
+// cut reads again each slice of which another number of endpoints is kept than before, in order of their names.
+func (b *builder) cut(current *Reading, stored []Slice, room *discoveryv1.EndpointSlice) {
+	byName := func(x, y Slice) int { return cmp.Compare(current.parts[x].name, current.parts[y].name) }
+	sorted := slices.SortedStableFunc(slices.Values(stored), byName)
 	c := cutter{limits: &b.limits}
 	for _, s := range sorted {
-		p := now.parts[s]
+		p := current.parts[s]
 		if p.name == "" {
 			continue
 		}
@@ -183,12 +183,12 @@ func (b *builder) cut(now *Reading, stored []Slice, room *discoveryv1.EndpointSl
 		if keep != p.kept {
 			p = b.part(s, room, func(int, int) (int, bool) { return keep, ok })
 		}
-		now.parts[s] = p
+		current.parts[s] = p
 	}
 	c.report(b)
 }
 
-// part reads one slice, of which keep tells how many endpoints are kept.
+// part reads one slice. keep returns how many of its endpoints are kept.
 func (b *builder) part(s Slice, room *discoveryv1.EndpointSlice, keep func(targets, endpoints int) (int, bool)) *part {
 	p := &part{}
 	if !s.Read(room) {
@@ -224,7 +224,7 @@ func (g *groups) keys() []groupKey {
 	return keys
 }
 
-// empty returns groups of the same ports without endpoints, in memory of their own. They cannot be searched.
+// empty returns groups of the same ports without endpoints, in new memory. find does not work on them.
 func (g *groups) empty() groups {
 	list := make([]group, len(g.list))
 	for i := range list {
@@ -233,17 +233,17 @@ func (g *groups) empty() groups {
 	return groups{list: list}
 }
 
-// change makes these the groups that others, of the same ports, become when some parts go and others come. It reports false if it
-// can't tell.
-func (g *groups) change(before *groups, gone, come []*part) bool {
+// change sets these groups to the groups before, less the endpoints of the removed parts, plus those of the added parts. It
+// returns false if the result is ambiguous (see merged.change).
+func (g *groups) change(before *groups, removed, added []*part) bool {
 	for i := range before.list {
 		g.list[i].merged = before.list[i].merged
 	}
 	differences := make([][2][]endpoint, len(g.list))
-	for which, parts := range [2][]*part{gone, come} {
+	for which, parts := range [2][]*part{removed, added} {
 		for _, p := range parts {
 			for _, of := range p.found {
-				// Clipped, the list of the first part is only copied where there is another.
+				// Clipped, so that a second part copies the list rather than overwrites that of the first.
 				if d := &differences[of.group][which]; *d == nil {
 					*d = slices.Clip(of.endpoints)
 				} else {
@@ -260,28 +260,28 @@ func (g *groups) change(before *groups, gone, come []*part) bool {
 	return true
 }
 
-// difference returns what of each list is not in the other.
-func difference(gone, come []endpoint) (removed, added []endpoint) {
-	for _, list := range [][]endpoint{gone, come} {
-		if !slices.IsSortedFunc(list, compareEndpoints) { // those of more than one part
+// difference returns the endpoints that only one of the two lists holds.
+func difference(before, after []endpoint) (removed, added []endpoint) {
+	for _, list := range [][]endpoint{before, after} {
+		if !slices.IsSortedFunc(list, compareEndpoints) { // a list of several parts
 			slices.SortFunc(list, compareEndpoints)
 		}
 	}
-	for len(gone) > 0 && len(come) > 0 {
-		switch c := compareEndpoints(gone[0], come[0]); {
+	for len(before) > 0 && len(after) > 0 {
+		switch c := compareEndpoints(before[0], after[0]); {
 		case c < 0:
-			removed, gone = append(removed, gone[0]), gone[1:]
+			removed, before = append(removed, before[0]), before[1:]
 		case c > 0:
-			added, come = append(added, come[0]), come[1:]
+			added, after = append(added, after[0]), after[1:]
 		default:
-			gone, come = gone[1:], come[1:]
+			before, after = before[1:], after[1:]
 		}
 	}
-	return append(removed, gone...), append(added, come...)
+	return append(removed, before...), append(added, after...)
 }
 
-// change takes out endpoints and puts in others. It reports false where an address and port are there twice: which of them counts
-// can't be told from what is left.
+// change removes and adds endpoints. It returns false if an address and port has duplicates: the remaining list does not tell
+// which duplicate is preferred now.
 func (m *merged) change(removed, added []endpoint) bool {
 	if m.twice {
 		return false
@@ -292,7 +292,7 @@ func (m *merged) change(removed, added []endpoint) bool {
 	old := *m
 	n := len(old.addrs) - len(removed) + len(added)
 	*m = merged{addrs: make([]netip.AddrPort, 0, n), traits: make([]traits, 0, n)}
-	next := 0 // what of the old ones is still to be copied
+	next := 0 // index of the first old endpoint that is not copied yet
 	copyUntil := func(e netip.AddrPort) (there bool) {
 		n, there := slices.BinarySearchFunc(old.addrs[next:], e, netip.AddrPort.Compare)
 		m.addrs, m.traits = append(m.addrs, old.addrs[next:next+n]...), append(m.traits, old.traits[next:next+n]...)

@@ -10,13 +10,13 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// storedSlice counts how often it is read.
+// storedSlice counts its calls of Read.
 type storedSlice struct {
 	slice *discoveryv1.EndpointSlice
 	reads int
 }
 
-// Read uses the memory of the room again, as a store does.
+// Read reuses the memory of the object, as a store does.
 func (s *storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	s.reads++
 	if s.slice == nil {
@@ -28,15 +28,15 @@ func (s *storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	return true
 }
 
-// read puts a Service into a room, in whose memory it is from then on.
+// read puts a Service into a room.
 func read(svc *corev1.Service, into *Room) {
 	ports := append(into.Service.Spec.Ports[:0], svc.Spec.Ports...)
 	into.Service = *svc
 	into.Service.Spec.Ports = ports
 }
 
-// randomSlice returns a slice of a small world, in which slices often have the same endpoints in different states, or bad ones; nil
-// now and then, which can't be read.
+// randomSlice returns a slice with few possible endpoints, so that slices share endpoints with different conditions, and invalid
+// ones. Sometimes it returns nil, for a slice that cannot be read.
 func randomSlice(r *rand.Rand, number, endpoints int) *discoveryv1.EndpointSlice {
 	if r.IntN(50) == 0 {
 		return nil
@@ -50,9 +50,9 @@ func randomSlice(r *rand.Rand, number, endpoints int) *discoveryv1.EndpointSlice
 	for host := range endpoints {
 		net := number
 		switch r.IntN(200) {
-		case 0: // an address of another slice's
+		case 0: // an address from another slice
 			net = r.IntN(9)
-		case 1: // of another endpoint's
+		case 1: // the address of another endpoint
 			host = r.IntN(endpoints)
 		}
 		if r.IntN(2) == 0 {
@@ -77,8 +77,8 @@ func randomSlice(r *rand.Rand, number, endpoints int) *discoveryv1.EndpointSlice
 	return s
 }
 
-// Whatever happens to a Service and its slices, what is made of the last form and of what has changed is what is made of everything; with
-// every second seed, the Service exceeds its limits now and then.
+// Rebuild from the previous Reading equals Build from scratch, after any changes of a Service and its slices. With every second
+// seed, the Service sometimes exceeds its limits.
 func TestRebuildIsBuild(t *testing.T) {
 	for seed := range uint64(6) {
 		var opts Options
@@ -125,7 +125,7 @@ func TestRebuildIsBuild(t *testing.T) {
 	}
 }
 
-// Only what has changed is read.
+// Rebuild reads only changed slices.
 func TestRebuildReadsWhatHasChanged(t *testing.T) {
 	var stored []Slice
 	for i := range 10 {

@@ -15,10 +15,10 @@ import (
 // maxEndpointProblems is the number of bad endpoints of one slice that are reported one by one; the rest are counted.
 const maxEndpointProblems = 3
 
-// traits are what decides whether an endpoint is used.
+// traits are the facts about an endpoint that decide whether it is used.
 type traits uint8
 
-// The traits; of two endpoints with the same address and port, that with the larger number is taken (merge).
+// The traits. If two endpoints have the same address and port, the larger number is kept (see merge).
 const (
 	hintsZone traits = 1 << iota // has a hint for some zone
 	zoneHint                     // has a hint for this node's zone
@@ -35,10 +35,10 @@ type endpoint struct {
 	traits
 }
 
-// has says whether all of the wanted traits are among them.
+// has reports whether all wanted traits are set.
 func (t traits) has(want traits) bool { return t&want == want }
 
-// A groupKey says which service port an endpoint is for.
+// A groupKey identifies the service port of an endpoint within a Service.
 type groupKey struct {
 	family   Family
 	protocol Protocol
@@ -47,19 +47,19 @@ type groupKey struct {
 
 type group struct {
 	groupKey
-	// found are endpoints as they are found, in any order.
+	// found are the endpoints in the order in which they are read, with duplicates.
 	found []endpoint
 	merged
 }
 
-// merged are the endpoints of a group, sorted by address and port, none of which is there twice, with the traits of each. They are
+// merged are the endpoints of a group, with the traits of each. They are sorted by address and port, free of duplicates, and
 // immutable.
 type merged struct {
 	addrs  []netip.AddrPort
 	traits []traits
-	// present are the traits that some endpoint has. There are few different ones, however many endpoints there are.
+	// present is the set of traits of all endpoints. It has few members even if there are many endpoints.
 	present traitSet
-	// twice is set where an address and port were found more than once.
+	// twice is true if duplicates were removed.
 	twice bool
 }
 
@@ -77,7 +77,7 @@ func (s *traitSet) each(f func(traits)) {
 	}
 }
 
-// some says whether the set has a combination with all of the wanted traits.
+// some reports whether any combination in the set has all wanted traits.
 func (s *traitSet) some(want traits) (found bool) {
 	s.each(func(t traits) { found = found || t.has(want) })
 	return found
@@ -92,8 +92,8 @@ func presentIn(list []traits) (s traitSet) {
 	return s
 }
 
-// groups holds the endpoints of one Service by service port, in the order of Service.Ports. The last group holds the endpoints on
-// this node of slices with ports that no service port has. Few ports are searched one by one, many by an index.
+// groups holds the endpoints of one Service by service port, in the order of Service.Ports. The last group holds endpoints on
+// this node from slice ports that match no service port. A long list of ports has an index.
 type groups struct {
 	list  []group
 	byKey map[groupKey]int
@@ -101,7 +101,7 @@ type groups struct {
 
 const indexFrom = 8 // groups
 
-// reset makes them empty groups for service ports, in memory of earlier ones.
+// reset makes the groups empty, one for each service port, and reuses memory.
 func (g *groups) reset(ports []*ServicePort) {
 	n := len(ports) + 1
 	g.byKey = nil
@@ -122,7 +122,7 @@ func (g *groups) reset(ports []*ServicePort) {
 	}
 }
 
-// find returns the position of the group of a port; the last one for a port that the Service doesn't have.
+// find returns the position of the group of a port. If the Service has no such port, this is the last group.
 func (g *groups) find(k groupKey) int {
 	others := len(g.list) - 1
 	if g.byKey != nil {
@@ -137,7 +137,7 @@ func (g *groups) find(k groupKey) int {
 	return others
 }
 
-// merge merges what has been found in all groups.
+// merge merges the found endpoints of each group.
 func (g *groups) merge() {
 	for i := range g.list {
 		g.list[i].merge()
@@ -153,8 +153,8 @@ func (g *group) merge() {
 	g.present, g.found = presentIn(g.traits), g.found[:0]
 }
 
-// usable returns at most n of the endpoints: ready ones before those that serve while they terminate, these before others, and lower
-// addresses before higher ones.
+// usable returns at most n of the endpoints. It prefers ready endpoints, then serving and terminating ones, then others, and
+// within these lower addresses.
 func (m *merged) usable(n int) merged {
 	var of, keep [3]int
 	for _, t := range m.traits {
@@ -176,7 +176,7 @@ func (m *merged) usable(n int) merged {
 	return out
 }
 
-// tier is smaller for an endpoint that is used before another one, the same on every node.
+// tier returns the preference of an endpoint, 0 for the best. It is the same on every node.
 func (t traits) tier() int {
 	switch {
 	case t.has(ready):
@@ -187,8 +187,8 @@ func (t traits) tier() int {
 	return 2
 }
 
-// localReady counts the distinct addresses of ready endpoints on this node over all groups, also those that no port of
-// the Service uses, as kube-proxy does.
+// localReady counts the distinct addresses of ready endpoints on this node over all groups. As in kube-proxy, it includes
+// endpoints that no port of the Service uses.
 func (g *groups) localReady() (count [2]int) {
 	var addrs []netip.Addr
 	for i := range g.list {
@@ -204,13 +204,13 @@ func (g *groups) localReady() (count [2]int) {
 	return count
 }
 
-// A target is one port of a slice: which group its endpoints belong to, and with which port number.
+// A target is one port of a slice: the group of its endpoints, and their port number.
 type target struct {
 	group int
 	port  uint16
 }
 
-// collectAll adds the endpoints of slices to the groups, nil ones passed over, within the limits of slices and pairs.
+// collectAll adds the endpoints of slices to the groups, within the limits of slices and pairs. Nil slices are ignored.
 func (b *builder) collectAll(list []*discoveryv1.EndpointSlice) {
 	n, most := 0, 0
 	for _, s := range list {
@@ -237,16 +237,16 @@ func (b *builder) collectAll(list []*discoveryv1.EndpointSlice) {
 	c.report(b)
 }
 
-// pairs is the number of pairs of a slice's ports and endpoints.
+// pairs returns the number of pairs of a slice's ports and endpoints.
 func pairs(ports, endpoints int) int { return ports * endpoints }
 
-// cutter finds the parts of slices that are above the limits of slices and pairs. It is told of the slices in order of their names.
+// cutter counts slices and pairs against their limits. Its caller passes the slices in order of their names.
 type cutter struct {
 	limits        *Limits
 	slices, pairs int
 }
 
-// keep returns the number of endpoints that are kept of a slice with a number of targets; ok is false if the slice is left out.
+// keep counts one slice and returns how many of its endpoints are within the limits. ok is false if the whole slice is left out.
 func (c *cutter) keep(targets, endpoints int) (n int, ok bool) {
 	c.slices++
 	if c.slices > c.limits.Slices {
@@ -292,7 +292,7 @@ func (b *builder) targetsOf(s *discoveryv1.EndpointSlice) (n int) {
 	return min(n, b.limits.SlicePorts) + othersToo
 }
 
-// collect adds at most a number of the endpoints of one slice to the groups.
+// collect adds at most keep endpoints of one slice to the groups.
 func (b *builder) collect(s *discoveryv1.EndpointSlice, keep int) {
 	r := sliceReader{b: b, s: s}
 	r.read(keep)
@@ -335,7 +335,7 @@ func (r *sliceReader) read(keep int) {
 	r.eachEndpoint(f, func(addr netip.Addr, t traits) { r.add(targets, addr, t) })
 }
 
-// addFirst adds some of the endpoints, those that are used before others.
+// addFirst adds the best keep endpoints of the slice (see tier).
 func (r *sliceReader) addFirst(f Family, targets []target, keep int) {
 	list := make([]endpoint, 0, len(r.s.Endpoints))
 	r.eachEndpoint(f, func(addr netip.Addr, t traits) { list = append(list, endpoint{netip.AddrPortFrom(addr, 0), t}) })
@@ -354,7 +354,7 @@ func (r *sliceReader) add(targets []target, addr netip.Addr, t traits) {
 	}
 }
 
-// eachEndpoint calls each for every endpoint with a usable address.
+// eachEndpoint calls each for every endpoint with a usable address, and adds problems for the others.
 func (r *sliceReader) eachEndpoint(f Family, each func(netip.Addr, traits)) {
 	bad := 0
 	for i := range r.s.Endpoints {
@@ -391,8 +391,8 @@ func familyOfSlice(t discoveryv1.AddressType) (Family, bool) {
 	return 0, false
 }
 
-// targets appends the usable ports of a slice that are ports of the Service, and one for all others together. No ports at all is what
-// the controller writes where no pod has the wanted named port, so it is no problem.
+// targets appends the usable ports of the slice that the Service has, and one target for all other usable ports together. An
+// empty list of ports is no problem: the EndpointSlice controller writes it if no pod has the named target port.
 func (r *sliceReader) targets(targets []target, f Family) []target {
 	others, othersToo, n := len(r.b.groups.list)-1, false, 0
 	for i := range r.s.Ports {
@@ -422,13 +422,13 @@ func (r *sliceReader) targets(targets []target, f Family) []target {
 	return targets
 }
 
-// keyOf returns the key of the group of a slice's port that is usable.
+// keyOf returns the group key of a slice's port. The port must be usable (see checkPort).
 func keyOf(p *discoveryv1.EndpointPort, f Family) groupKey {
 	protocol, _ := slicePortProtocol(p)
 	return groupKey{family: f, protocol: protocol, name: *p.Name}
 }
 
-// checkPort returns the field of a slice's port that is wrong and why, or two empty strings.
+// checkPort returns the invalid field of a slice's port and the reason, or two empty strings.
 func checkPort(p *discoveryv1.EndpointPort) (field, reason string) {
 	if p.Name == nil {
 		return ".name", "is missing"
@@ -452,8 +452,8 @@ func slicePortProtocol(p *discoveryv1.EndpointPort) (Protocol, bool) {
 	return protocolOf(*p.Protocol)
 }
 
-// addressOf returns the address of an endpoint, or why it has none. Only the first counts: the API lets a consumer
-// choose any, and kube-proxy takes this one. Loopback addresses are let through, as kube-proxy does.
+// addressOf returns the address of an endpoint, or the reason why it has none. It uses the first address, as kube-proxy does; the
+// API permits any. As in kube-proxy, loopback addresses are valid.
 func addressOf(ep *discoveryv1.Endpoint, f Family) (addr netip.Addr, reason string) {
 	if len(ep.Addresses) == 0 {
 		return addr, "has no address"
@@ -472,7 +472,7 @@ func addressOf(ep *discoveryv1.Endpoint, f Family) (addr netip.Addr, reason stri
 	return addr, ""
 }
 
-// traitsOf reads missing conditions as ready, serving and not terminating, as the API says.
+// traitsOf reads a missing condition as ready, serving and not terminating, as the API defines.
 func (b *builder) traitsOf(ep *discoveryv1.Endpoint) (t traits) {
 	if c := ep.Conditions.Ready; c == nil || *c {
 		t |= ready
@@ -508,16 +508,15 @@ func (n *Node) hints(h *discoveryv1.EndpointHints) (t traits) {
 	return t
 }
 
-// merge sorts endpoints in place and leaves one of each address and port. A pod's address may be used again while the
-// old pod still terminates: then the one that is not terminating counts. An endpoint that is moving between slices may
-// be in two of them in different states: then the choice is kube-proxy's accident of order, and here the more usable
-// one.
+// merge sorts endpoints in place and removes duplicates of an address and port. A new pod may get the address of a pod that still
+// terminates: the endpoint that is not terminating is kept. An endpoint that moves between slices may be in two of them with
+// different conditions: kube-proxy keeps the last one it reads, this function the more usable one.
 func merge(endpoints []endpoint) []endpoint {
 	slices.SortFunc(endpoints, compareEndpoints)
 	return slices.CompactFunc(endpoints, func(a, b endpoint) bool { return a.AddrPort == b.AddrPort })
 }
 
-// compareEndpoints puts of two endpoints with one address and port that before the other which counts.
+// compareEndpoints sorts by address and port, and puts the preferred one of two equal ones first.
 func compareEndpoints(a, b endpoint) int {
 	if c := a.AddrPort.Compare(b.AddrPort); c != 0 {
 		return c
@@ -525,12 +524,10 @@ func compareEndpoints(a, b endpoint) int {
 	return cmp.Compare(b.traits^terminating, a.traits^terminating)
 }
 
-// choose selects the endpoints of a service port, out of merged ones. It follows kube-proxy's CategorizeEndpoints:
-// ready endpoints, or where there are none, those that still serve while they terminate; for Cluster and Local each on
-// its own.
+// choose selects the endpoints of a service port from merged endpoints. It follows kube-proxy's CategorizeEndpoints: ready
+// endpoints, or if there are none, endpoints that still serve while they terminate. Cluster and Local are selected independently.
 //
-// Cluster is also needed where all external frontends are Local: pods and the node itself reach every endpoint through
-// them.
+// Cluster is also needed if all external frontends are Local: through these, pods and the node itself reach every endpoint.
 func (sp *ServicePort) choose(m *merged) {
 	usesCluster, usesLocal := sp.policies()
 	forCluster, forLocal := demands(&m.present, usesLocal)
@@ -548,8 +545,8 @@ func (sp *ServicePort) choose(m *merged) {
 	}
 }
 
-// demands returns what an endpoint must have to be chosen for policy Cluster, and for policy Local; the latter says nothing where no
-// frontend uses it. Explain goes by it, too.
+// demands returns the traits that an endpoint needs for policy Cluster and for policy Local. forLocal is meaningless if no
+// frontend uses policy Local. Explain relies on demands, too.
 func demands(present *traitSet, usesLocal bool) (forCluster, forLocal traits) {
 	forCluster = ready | topology(present)
 	if !present.some(ready) {
@@ -562,7 +559,7 @@ func demands(present *traitSet, usesLocal bool) (forCluster, forLocal traits) {
 	return forCluster, forLocal
 }
 
-// policies says whether any frontend needs endpoints of policy Cluster, and of policy Local.
+// policies reports whether any frontend needs endpoints of policy Cluster, and of policy Local.
 func (sp *ServicePort) policies() (cluster, local bool) {
 	for i := range sp.Frontends {
 		f := &sp.Frontends[i]
@@ -572,9 +569,9 @@ func (sp *ServicePort) policies() (cluster, local bool) {
 	return cluster, local
 }
 
-// topology returns the hint that an endpoint must have to be used for policy Cluster, or 0. A kind of hint counts only
-// where every ready endpoint has one and one of them is for us; hints for nodes go before those for zones (KEP-3015).
-// Fields that controllers turn into hints, such as trafficDistribution, are not read.
+// topology returns the hint that an endpoint must have to be used for policy Cluster, or 0. Hints of one kind apply only if every
+// ready endpoint has one and one of them matches this node. Hints for nodes precede those for zones (KEP-3015). Fields that
+// controllers turn into hints, such as trafficDistribution, are not read.
 func topology(present *traitSet) traits {
 	common, seen := hintsNode|hintsZone, traits(0)
 	present.each(func(t traits) {
@@ -592,8 +589,8 @@ func topology(present *traitSet) traits {
 	return 0
 }
 
-// pick returns the chosen endpoints, nil if there are none. Where all are, or one of the lists made before is the same, it
-// returns that list: there may be very many endpoints.
+// pick returns the chosen endpoints, or nil if there are none. To save memory, it returns the list of all endpoints or one of the
+// lists in made if that is equal.
 func (m *merged) pick(chosen func(traits) bool, made ...[]netip.AddrPort) []netip.AddrPort {
 	all, some := true, false
 	m.present.each(func(t traits) {

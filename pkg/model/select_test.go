@@ -12,12 +12,12 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// eps reads endpoints in shorthand: one word each, the last number of the address, then
+// eps reads endpoints in shorthand, one word each: the last number of the address, then
 //
 //	r ready, s serving, t terminating, l on this node;
 //	n and N a hint for another and for this node; z and Z likewise for the zone.
 //
-// An endpoint that is ready or serving has to say so.
+// Without r or s, these conditions are false.
 func eps(text string) (list []discoveryv1.Endpoint) {
 	for word := range strings.FieldsSeq(text) {
 		flags := strings.TrimLeft(word, "0123456789")
@@ -46,7 +46,7 @@ func eps(text string) (list []discoveryv1.Endpoint) {
 	return list
 }
 
-// list reads the last numbers of addresses, as eps.
+// list reads the last numbers of addresses, as eps does.
 func list(text string) (out []netip.AddrPort) {
 	for word := range strings.FieldsSeq(text) {
 		out = append(out, netip.MustParseAddrPort("10.1.0."+word+":8080"))
@@ -136,7 +136,7 @@ func TestSelect(t *testing.T) {
 	}
 }
 
-// endpointsOf leaves of a service port only what selection decides.
+// endpointsOf returns only the fields of a service port that selection sets.
 func endpointsOf(sp *ServicePort) ServicePort {
 	return ServicePort{Cluster: sp.Cluster, Local: sp.Local, Hairpin: sp.Hairpin, HasEndpoints: sp.HasEndpoints}
 }
@@ -163,7 +163,7 @@ func TestEqualListsShareMemory(t *testing.T) {
 	}
 }
 
-// TestManyPorts has more ports than are searched one by one.
+// TestManyPorts has enough ports for an index.
 func TestManyPorts(t *testing.T) {
 	svc, s := service(), slice("a", eps("1rs 2rs")...)
 	svc.Spec.Ports, s.Ports = nil, nil
@@ -183,7 +183,7 @@ func TestManyPorts(t *testing.T) {
 	}
 }
 
-// A UDP flow may go on with any endpoint that is ready or serving, whatever else is said of it.
+// A UDP flow may continue with any endpoint that is ready or serving.
 func TestServingIsForFlowsThatHaveBegun(t *testing.T) {
 	yes, no := true, false
 	port, name, udp := int32(53), "", corev1.ProtocolUDP

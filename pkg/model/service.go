@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Family is an IP family; its number is an index into a pair.
+// Family is an IP family. Its number is the index into arrays of two, such as Node.IPs.
 type Family uint8
 
 // The two IP families.
@@ -20,7 +20,7 @@ const (
 // Families lists both families in the order in which they are handled.
 var Families = [...]Family{IPv4, IPv6}
 
-// FamilyOf returns the family of a valid address; an IPv4-mapped IPv6 address counts as IPv6.
+// FamilyOf returns the family of a valid address. An IPv4-mapped IPv6 address is IPv6.
 func FamilyOf(addr netip.Addr) Family {
 	if addr.Is4() {
 		return IPv4
@@ -59,7 +59,7 @@ func (p Protocol) String() string {
 	return "unknown"
 }
 
-// Kind says which field of a Service an address or port comes from.
+// Kind names the field of a Service that an address or port comes from.
 type Kind uint8
 
 // The kinds of frontends.
@@ -70,13 +70,13 @@ const (
 	NodePort
 )
 
-// String returns the kind's name.
+// String returns the kind as messages show it, such as "externalIP".
 func (k Kind) String() string {
 	return [...]string{"ClusterIP", "externalIP", "load-balancer IP", "node port"}[k]
 }
 
-// PortName names one port of one Service; the port's own name is empty where the Service has a single unnamed port.
-// Together with a Protocol it identifies a service port (kube-proxy: ServicePortName).
+// PortName names one port of one Service. Port is empty if the Service has a single unnamed port. Together with a Protocol it
+// identifies a service port (kube-proxy: ServicePortName).
 type PortName struct {
 	types.NamespacedName
 	Port string
@@ -90,8 +90,8 @@ func (p PortName) String() string {
 	return p.Namespace + "/" + p.Name + ":" + p.Port
 }
 
-// Key is what a packet is matched by. A node port has no address of its own: Addr is the zero Addr, and Family says
-// which family's node addresses are meant.
+// Key holds the fields of a packet that select a frontend. For a node port, Addr is the zero Addr: the key stands for all node
+// addresses of Family.
 type Key struct {
 	Addr     netip.Addr
 	Port     uint16
@@ -103,19 +103,18 @@ type Key struct {
 type Frontend struct {
 	Key
 	Kind Kind
-	// Local is set where the traffic policy that governs this frontend is Local: the internal one for a cluster IP,
-	// the external one for all others.
+	// Local is true if the traffic policy of this frontend is Local. The internal policy applies to a cluster IP, the external
+	// policy to all other kinds.
 	Local bool
-	// ReplacesClusterIP is set where a load-balancer IP or an external IP is the Service's own cluster IP. As in kube-proxy, it takes
-	// the place of the cluster IP: the external traffic policy and the source ranges hold.
+	// ReplacesClusterIP is true if a load-balancer IP or external IP equals the cluster IP. As in kube-proxy, this frontend then
+	// replaces the cluster IP: the external traffic policy and the source ranges apply.
 	ReplacesClusterIP bool
-	// AllowedSources, if not nil, are the only addresses that may reach this frontend (loadBalancerSourceRanges); none may if it is
-	// empty. They are of the frontend's family and sorted, and have gaps between them. All frontends of a Service and family that
-	// are restricted share one list.
+	// AllowedSources are the sources that may reach this frontend (loadBalancerSourceRanges): nil admits all, an empty list none.
+	// They are of the frontend's family, sorted and disjoint. All restricted frontends of a Service and family share one list.
 	AllowedSources []AddrRange
 }
 
-// AtClusterIP reports whether the frontend's address is the cluster IP of its Service, which the API server has allocated.
+// AtClusterIP reports whether the frontend's address is the cluster IP that the API server allocated to its Service.
 func (f *Frontend) AtClusterIP() bool { return f.Kind == ClusterIP || f.ReplacesClusterIP }
 
 // ServicePort is one port of a Service in one family. It is immutable.
@@ -125,33 +124,32 @@ type ServicePort struct {
 	Family   Family
 	// Affinity is the timeout of ClientIP session affinity; 0 means none.
 	Affinity time.Duration
-	// Cluster holds the endpoints for policy Cluster, which a frontend with the external policy Local needs too: for
-	// local pods and this node. Local holds those for policy Local. Each is sorted and free of duplicates, and nil where no
-	// frontend needs it.
+	// Cluster and Local are the endpoints for policy Cluster and for policy Local. Both are sorted and free of duplicates, and nil
+	// if no frontend needs them. A frontend with the external policy Local needs Cluster too: for local pods and this node.
 	Cluster, Local []netip.AddrPort
-	// Hairpin holds the endpoints of Cluster and Local that are pods of this node: these may reach themselves.
+	// Hairpin holds the endpoints of Cluster and Local that are pods of this node. These pods may reach themselves.
 	Hairpin []netip.AddrPort
-	// Serving holds, for UDP only, every endpoint with which a flow that has begun may go on: ready or serving,
-	// terminating or not, whatever policies and topology say; sorted and free of duplicates.
+	// Serving holds, for UDP only, every endpoint that may continue an existing flow: ready or serving, regardless of termination,
+	// policies and topology. It is sorted and free of duplicates.
 	Serving []netip.AddrPort
-	// HasEndpoints says that some endpoint is usable somewhere in the cluster: where it is set, a frontend without
-	// endpoints for its policy drops; where it is not, it rejects.
+	// HasEndpoints is true if any endpoint in the cluster is usable. If a frontend has no endpoints for its policy, it drops
+	// packets if HasEndpoints is set, and rejects them otherwise.
 	HasEndpoints bool
-	// Frontends are the ways to reach this port, cluster IP first.
+	// Frontends lists the frontends of this port, the cluster IP first.
 	Frontends []Frontend
 }
 
 // Service is one Service as this node sees it. It is immutable.
 type Service struct {
 	Name types.NamespacedName
-	// Created decides between two Services that claim one frontend: the older one wins.
+	// Created decides a conflict between two Services: the older one gets the frontend.
 	Created time.Time
 	Ports   []*ServicePort
-	// HealthCheckNodePort is the port on which a load balancer asks for local endpoints; 0 means none.
+	// HealthCheckNodePort is the port on which load balancers query the number of local endpoints; 0 means none.
 	HealthCheckNodePort uint16
 	// LocalReady is the number of distinct addresses of ready endpoints on this node, by family.
 	LocalReady [2]int
-	// Problems are the parts of the Service or its EndpointSlices that had to be left out.
+	// Problems are the parts of the Service or of its EndpointSlices that are not programmed.
 	Problems []Problem
 }
 
@@ -160,27 +158,27 @@ func (s *Service) Serves(f Family) bool {
 	return slices.ContainsFunc(s.Ports, func(p *ServicePort) bool { return p.Family == f })
 }
 
-// Node is what the proxy needs to know of its own Node.
+// Node holds the facts about this Node that decide about endpoints.
 type Node struct {
 	Name string
 	// Zone is the label topology.kubernetes.io/zone; empty means unknown.
 	Zone string
-	// IPs holds the node's primary address of each family; the zero Addr where there is none.
+	// IPs holds the node's primary address of each family, or the zero Addr.
 	IPs [2]netip.Addr
 }
 
-// Problem is a part of an API object that could not be used, and why. It never stops anything else.
+// Problem is a part of an API object that is not programmed, and the reason. It does not affect other objects.
 type Problem struct {
 	// Kind and Name are the Kubernetes kind and name of the object that should be fixed.
 	Kind string
 	Name types.NamespacedName
 	// Field is the path of the offending field, such as "spec.externalIPs[1]".
 	Field string
-	// Reason is the fact. Where they are known, Impact is its effect and Fix is the remedy.
+	// Reason states the fact, Impact its effect, and Fix the remedy. Impact and Fix may be empty.
 	Reason, Impact, Fix string
-	// Limit is the limit that the object exceeds; empty for any other problem.
+	// Limit is the limit that the object exceeds, or empty.
 	Limit Limit
-	// Event and Action are the reason and action of the Event that tells of it; empty for "NotProgrammed" and "Sync".
+	// Event and Action are the reason and action of the Event. Empty stands for "NotProgrammed" and "Sync".
 	Event, Action string
 }
 
