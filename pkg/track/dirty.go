@@ -6,32 +6,32 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// maxTriggers bounds the memory for one Service's triggers. A Service that has more of them than this in one commit
-// has a rolling update of many slices; the oldest ones, whose latency is greatest, are kept.
+// maxTriggers limits the memory for one Service's triggers. A Service that exceeds it within one commit has a rolling update of
+// many slices. The oldest ones, which have the greatest latency, are kept.
 const maxTriggers = 100
 
-// Trigger is when a change of endpoints happened in the cluster, by the annotation of an EndpointSlice.
+// Trigger is the time of a change of endpoints in the cluster, from the annotation of an EndpointSlice.
 type Trigger struct {
-	// At is zero where it isn't known.
+	// At is zero if the time is unknown.
 	At time.Time
-	// IPv6 says that the endpoints are of that family.
+	// IPv6 is true for IPv6 endpoints.
 	IPv6 bool
 }
 
-// Dirty is what changed between two calls of [Tracker.Take]. Its zero value is empty and ready for use.
+// Dirty is the set of changes between two calls of [Tracker.Take]. The zero value is empty and ready for use.
 type Dirty struct {
-	// Services are those whose object or EndpointSlices changed. Nil and empty mean the same.
+	// Services are the Services with a changed object or changed EndpointSlices. Nil and empty mean the same.
 	Services map[types.NamespacedName]struct{}
-	// Node says that the proxy's own Node changed.
+	// Node is true if this Node changed.
 	Node bool
-	// ServiceCIDRs says that the cluster's service address ranges changed.
+	// ServiceCIDRs is true if the cluster's service address ranges changed.
 	ServiceCIDRs bool
-	// Triggers are when changes of a Service's endpoints happened in the cluster, at most 100 for each Service, the oldest first as far as the events came in order (kube-proxy:
-	// network_programming_duration_seconds).
+	// Triggers are the times of changes of a Service's endpoints in the cluster, at most 100 for each Service, in the order of the
+	// events (kube-proxy: network_programming_duration_seconds).
 	Triggers map[types.NamespacedName][]Trigger
-	// ServiceChanges is the number of Service events, SliceChanges that of EndpointSlice events.
+	// ServiceChanges is the number of Service events, SliceChanges the number of EndpointSlice events.
 	ServiceChanges, SliceChanges int
-	// Since is when the first of the changes was marked; zero where there is none.
+	// Since is the time of the first mark; zero if there is none.
 	Since time.Time
 }
 

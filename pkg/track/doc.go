@@ -1,6 +1,6 @@
-// Package track gathers the names of what changed until somebody has time for them.
+// Package track collects the names of changed objects until the proxy takes them.
 //
 // In: marks from any goroutine: a Service, one of its EndpointSlices, the Node, or the ServiceCIDRs changed.
-// Out: a [Dirty] with the names that changed since the last one, and a channel that says when there is one.
-// Never: a copy of an API object, a log, or a clock of its own.
+// Out: a [Dirty] with the names that changed since the last one, and a channel that signals new marks.
+// Never: copies an API object, logs, or reads a clock other than the given one.
 package track

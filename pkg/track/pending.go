@@ -2,17 +2,17 @@ package track
 
 import "time"
 
-// Pending is what waits to be taken.
+// Pending describes the marks that wait for [Tracker.Take].
 type Pending struct {
-	// Services is how many are dirty.
+	// Services is the number of dirty Services.
 	Services int
-	// Since is when the first of the changes was marked; zero where there is none.
+	// Since is the time of the first mark; zero if there is none.
 	Since time.Time
-	// Latest is when a change was last marked after a time without any; zero if there never was one.
+	// Latest is the time of the last first mark, including marks that were taken; zero if there never was one.
 	Latest time.Time
 }
 
-// Pending tells what is dirty now, and takes nothing.
+// Pending describes the current marks without taking them.
 func (t *Tracker) Pending() Pending {
 	t.mu.Lock()
 	defer t.mu.Unlock()

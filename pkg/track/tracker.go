@@ -7,29 +7,29 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Tracker is a set of dirty names. All methods may be called from any goroutine, and marking costs the same however
-// much is dirty already.
+// Tracker is a set of dirty names. All methods may be called from any goroutine. The cost of marking does not depend on the size
+// of the set.
 type Tracker struct {
 	now   func() time.Time
 	since time.Time
 	ready chan struct{}
 
-	// together is held by [Tracker.Together] and, for a moment, by [Tracker.Take].
+	// together is held during [Tracker.Together] and briefly during [Tracker.Take].
 	together sync.Mutex
 
 	mu    sync.Mutex
 	dirty Dirty
-	// latest is [Dirty.Since] of what was taken last and wasn't empty.
+	// latest is [Dirty.Since] of the last taken set that was not empty.
 	latest time.Time
 }
 
-// New returns a tracker of nothing. Triggers older than since, usually the start of the process, are dropped: they
-// say how long the proxy was away, not how long programming took. The clock now is read for [Dirty.Since] only.
+// New returns an empty tracker. Triggers older than since, usually the start of the process, are dropped: they measure the
+// downtime of the proxy, not the latency of programming. The clock now is only read for [Dirty.Since].
 func New(since time.Time, now func() time.Time) *Tracker {
 	return &Tracker{now: now, since: since, ready: make(chan struct{}, 1)}
 }
 
-// Service marks a Service whose object was added, changed or removed.
+// Service marks a Service after its object was added, changed or removed.
 func (t *Tracker) Service(name types.NamespacedName) {
 	t.mark(func(d *Dirty) {
 		d.addService(name)
@@ -37,8 +37,8 @@ func (t *Tracker) Service(name types.NamespacedName) {
 	})
 }
 
-// Slice marks a Service one of whose EndpointSlices was added, changed or removed. The trigger is when the change
-// that led to it happened in the cluster; zero means that this isn't known.
+// Slice marks a Service after one of its EndpointSlices was added, changed or removed. The trigger is the time of that change in
+// the cluster; zero means unknown.
 func (t *Tracker) Slice(service types.NamespacedName, trigger Trigger) {
 	t.mark(func(d *Dirty) {
 		d.addService(service)
@@ -54,26 +54,25 @@ func (t *Tracker) Node() {
 	t.mark(func(d *Dirty) { d.Node = true })
 }
 
-// ServiceCIDRs marks the union of all ServiceCIDR objects.
+// ServiceCIDRs marks the set of all ServiceCIDR objects.
 func (t *Tracker) ServiceCIDRs() {
 	t.mark(func(d *Dirty) { d.ServiceCIDRs = true })
 }
 
-// Together runs f; what f marks is taken as a whole, never a part of it. Others may mark meanwhile, but f must not take.
+// Together runs f. [Tracker.Take] takes all marks of f or none. Other goroutines may mark meanwhile. f must not call Take.
 func (t *Tracker) Together(f func()) {
 	t.together.Lock()
 	defer t.together.Unlock()
 	f()
 }
 
-// Ready returns a channel of capacity one that has a value whenever something became dirty since it was last
-// received from. After a [Tracker.Take] that came first it can be signalled with nothing left to take.
+// Ready returns a channel of capacity one that receives a value when the set becomes dirty. After a [Tracker.Take] that precedes
+// the receive, the value may be left although the set is empty.
 func (t *Tracker) Ready() <-chan struct{} {
 	return t.ready
 }
 
-// Take hands over all that is dirty, and starts anew. It waits for a [Tracker.Together] that is under way. The caller owns
-// the result.
+// Take returns all marks and empties the set. It waits for a running [Tracker.Together]. The caller owns the result.
 func (t *Tracker) Take() Dirty {
 	t.together.Lock()
 	defer t.together.Unlock()
@@ -97,6 +96,6 @@ func (t *Tracker) mark(change func(*Dirty)) {
 
 	select {
 	case t.ready <- struct{}{}:
-	default: // a signal is waiting already
+	default: // a signal is pending already
 	}
 }

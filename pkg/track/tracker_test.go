@@ -18,7 +18,7 @@ var (
 	db    = types.NamespacedName{Namespace: "shop", Name: "db"}
 )
 
-// newTracker returns a tracker whose clock stands at one minute past start and advances a second at each reading.
+// newTracker returns a tracker whose clock starts one minute after start and advances a second at each reading.
 func newTracker() *Tracker {
 	at := start.Add(time.Minute)
 	return New(start, func() time.Time {
@@ -145,7 +145,7 @@ func TestTriggersAreBounded(t *testing.T) {
 	}
 }
 
-// Whatever is marked while others take must be taken exactly once.
+// Each mark is taken exactly once, even if other goroutines mark and take concurrently.
 func TestConcurrentMarksAreNotLost(t *testing.T) {
 	tr := New(start, func() time.Time { return start })
 	const markers, marks = 8, 500
@@ -214,7 +214,7 @@ func BenchmarkTake(b *testing.B) {
 	}
 }
 
-// What is marked together is taken together, however often somebody takes.
+// Marks made together are taken together, at any frequency of Take.
 func TestTogether(t *testing.T) {
 	const rounds = 1000
 	tr := newTracker()

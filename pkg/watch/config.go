@@ -8,23 +8,23 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// Config says what to watch and whom to tell.
+// Config configures a source of API objects.
 type Config struct {
-	// Client is the API server's client; only [NewInformers] uses it.
+	// Client is the client of the API server. Only [NewInformers] uses it.
 	Client kubernetes.Interface
-	// Connection, unless nil, is how Services and EndpointSlices are watched: what comes as protobuf isn't decoded, but stripped
-	// as it is. Client watches them otherwise.
+	// Connection, if not nil, serves to watch Services and EndpointSlices: protobuf is stripped without decoding. If it is nil,
+	// Client watches them.
 	Connection *rest.Config
-	// Folder is where manifests are; only [NewManifests] uses it.
+	// Folder is the path of the folder of manifests. Only [NewManifests] uses it.
 	Folder string
-	// NodeName is the name of the Node whose proxy this is.
+	// NodeName is the name of this Node.
 	NodeName string
-	// Tracker is told the name of everything that changes.
+	// Tracker receives the name of each changed object.
 	Tracker *track.Tracker
-	// Failed, unless nil, is called, from any goroutine, with the name of a resource and the reason each time that the API server
-	// doesn't give it. That a watch ends is no failure.
+	// Failed, if not nil, is called from any goroutine each time a list or watch fails, with the resource and the reason. The
+	// regular end of a watch is no failure.
 	Failed func(resource string, err error)
-	// Report is called, from any goroutine, for each object or file that cannot be used; nil means that nobody asks.
+	// Report, if not nil, is called from any goroutine for each object or file that cannot be used.
 	Report func(model.Problem)
 }
 

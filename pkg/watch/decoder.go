@@ -17,13 +17,13 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// watcher watches one resource, and gives those of its objects that come as protobuf in their stored form.
+// watcher watches one resource. It decodes protobuf objects of one kind to their stored form.
 type watcher struct {
 	client   rest.Interface
 	resource string
 }
 
-// watchers are two for Services and EndpointSlices.
+// watchers returns a watcher for Services and one for EndpointSlices.
 func (t transformer) watchers(cfg *rest.Config) (services, slices watcher, err error) {
 	client := func(path string, version schema.GroupVersion, kind string, store storing) (*rest.RESTClient, error) {
 		c := rest.CopyConfig(cfg)
@@ -45,7 +45,7 @@ func (t transformer) watchers(cfg *rest.Config) (services, slices watcher, err e
 	return watcher{core, "services"}, watcher{discovery, "endpointslices"}, err
 }
 
-// Watch does what a typed client's does.
+// Watch does the same as a typed client's Watch.
 func (w watcher) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	var timeout time.Duration
 	if o.TimeoutSeconds != nil {
@@ -58,7 +58,7 @@ func (w watcher) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interfa
 // storing returns the stored form of an encoded object.
 type storing func([]byte) (*object, error)
 
-// codecs are client-go's, but for objects of one kind that are encoded as protobuf.
+// codecs are client-go's codecs, except for protobuf objects of one kind.
 type codecs struct {
 	runtime.NegotiatedSerializer
 	kind  schema.GroupVersionKind
@@ -76,18 +76,18 @@ func (c codecs) SupportedMediaTypes() []runtime.SerializerInfo {
 	return list
 }
 
-// decoder makes the stored form of an object directly from what the API server has sent.
+// decoder converts the bytes from the API server directly to the stored form.
 type decoder struct {
 	runtime.Serializer
 	kind  schema.GroupVersionKind
 	store storing
 }
 
-// magic is what a protobuf of the API begins with; a runtime.Unknown follows, which holds the object.
+// magic is the prefix of the API's protobuf. A runtime.Unknown follows, which contains the object.
 const magic = "k8s\x00"
 
-// Decode implements runtime.Decoder. What isn't an object of the kind, such as a Status, and what has no name, as a bookmark, is
-// left to client-go.
+// Decode implements runtime.Decoder. client-go's decoder handles other kinds, such as a Status, and objects without a name, such
+// as a bookmark.
 func (d decoder) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
 	const typeMeta, kind, raw = 1, 2, 2
 	envelope, isProtobuf := bytes.CutPrefix(data, []byte(magic))

@@ -25,7 +25,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// sent is an object as the API server sends it in a watch.
+// sent returns an object as the API server sends it in a watch.
 func sent(t testing.TB, item runtime.Object, version schema.GroupVersion) []byte {
 	t.Helper()
 	codec := scheme.Codecs.EncoderForVersion(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), version)
@@ -41,7 +41,7 @@ func sliceDecoder() decoder {
 	return decoder{protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), t.slice}
 }
 
-// What is decoded is what would have been stored of the same object, had client-go decoded it.
+// The decoder and client-go's decoder with transform lead to the same stored form.
 func TestDecoderStores(t *testing.T) {
 	slice := bigSlice(7, 3)
 	got, kind, err := sliceDecoder().Decode(sent(t, slice, discoveryv1.SchemeGroupVersion), nil, nil)
@@ -56,7 +56,7 @@ func TestDecoderStores(t *testing.T) {
 	}
 }
 
-// Everything else is as without us.
+// All other content is decoded as by client-go.
 func TestDecoderLeavesAlone(t *testing.T) {
 	bookmark := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
 		ResourceVersion: "7", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
@@ -94,7 +94,7 @@ type change struct {
 	object []byte
 }
 
-// apiServer answers watches as the API server does: with what there is, a bookmark, and the changes that follow.
+// apiServer answers watches as the API server does: existing objects, a bookmark, then changes.
 type apiServer struct {
 	t       *testing.T
 	initial map[string][]byte // by resource

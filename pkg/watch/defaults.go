@@ -9,8 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// setDefaults fills in what an API server would have, as far as the proxy depends on it. It allocates nothing: a
-// Service without a cluster IP or node port stays without.
+// setDefaults sets the API server's defaults in fields that the proxy depends on. It allocates no cluster IPs and no node ports.
 func setDefaults(item runtime.Object) {
 	switch item := item.(type) {
 	case *corev1.Service:
@@ -59,8 +58,8 @@ func setClusterIPDefaults(spec *corev1.ServiceSpec) {
 	}
 }
 
-// familiesOf returns nil where one of the addresses isn't valid: a list that is too short would assign the wrong
-// family to those after it.
+// familiesOf returns the families of addresses, or nil if one of them is invalid: a shorter list would assign wrong families to
+// the addresses after it.
 func familiesOf(addresses []string) []corev1.IPFamily {
 	var families []corev1.IPFamily
 	for _, address := range addresses {

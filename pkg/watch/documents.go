@@ -10,22 +10,22 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// document is the text of one document of a file.
+// document is one YAML document of a file.
 type document struct {
 	text []byte
 	// line is the number of its first line in the file.
 	line int
 }
 
-// split returns the documents of a file. Separators are found before anything is parsed, so that no document can hide the next one.
+// split returns the documents of a file. It finds separators before anything is parsed, so no document can hide the next one.
 // Documents without content are left out.
 func split(content []byte) []document {
 	content = bytes.TrimPrefix(content, []byte("\ufeff"))
 	return cut(content, 1, func(line, _ []byte) (skip int, found bool) { return len("---"), isSeparator(line) })
 }
 
-// resplit returns the documents in a text that cannot be parsed, where the separator between them is missing or misspelt. A document
-// begins there at the start of a line, with the field apiVersion or kind, or with a brace.
+// resplit splits a text that cannot be parsed because the separator between two documents is missing or misspelt. It starts a new
+// document at a line that begins with the field apiVersion or kind, or with a brace.
 func resplit(d document) []document {
 	seen := map[string]bool{}
 	return cut(d.text, d.line, func(line, rest []byte) (skip int, found bool) {
@@ -44,7 +44,7 @@ func resplit(d document) []document {
 	})
 }
 
-// withContent returns the rest of a text from the first line on that is neither empty nor a comment.
+// withContent returns the text without leading empty lines and comments.
 func withContent(text []byte) []byte {
 	for len(text) > 0 {
 		line, rest, _ := bytes.Cut(text, []byte("\n"))
@@ -56,7 +56,7 @@ func withContent(text []byte) []byte {
 	return text
 }
 
-// brokenSeparator matches lines that were meant to be separators; beginning matches how a document begins.
+// brokenSeparator matches misspelt separators; beginning matches the start of a document.
 var brokenSeparator, beginning = regexp.MustCompile(`^\s*--[-\s]*$`), regexp.MustCompile(`^(?:apiVersion:|kind:|\{)`)
 
 // isSeparator reports whether a line ends a document (YAML 1.2, section 9.1.2).
@@ -68,7 +68,8 @@ func isSeparator(line []byte) bool {
 	return found && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
 }
 
-// cut cuts a text before the lines that begins reports, and leaves out so many bytes of them. The number is that of the first line.
+// cut splits a text before each line for which begins returns true, and drops the first skip bytes of that part. number is the
+// line number of the start of the text.
 func cut(text []byte, number int, begins func(line, rest []byte) (skip int, found bool)) (list []document) {
 	start, first := 0, number
 	add := func(end, next int) {
@@ -91,7 +92,7 @@ func cut(text []byte, number int, begins func(line, rest []byte) (skip int, foun
 	return list
 }
 
-// hasContent reports whether there is more than comments and directives.
+// hasContent reports whether the document has more than comments and directives.
 func (d document) hasContent() bool {
 	for line := range bytes.Lines(d.text) {
 		if line = bytes.TrimSpace(line); len(line) > 0 && line[0] != '#' && line[0] != '%' && !isSeparator(line) {
@@ -101,7 +102,7 @@ func (d document) hasContent() bool {
 	return false
 }
 
-// trimmed returns a document without empty lines before it.
+// trimmed returns the document without leading empty lines.
 func (d document) trimmed() document {
 	for {
 		line, rest, found := bytes.Cut(d.text, []byte("\n"))
@@ -112,14 +113,14 @@ func (d document) trimmed() document {
 	}
 }
 
-// values returns what a document holds as JSON: one value, or several if it is JSON. The same field twice is an error.
+// values returns the content of a document as JSON: one value, or several if it is JSON. A duplicate field is an error.
 func (d document) values() ([]json.RawMessage, error) {
 	if text := bytes.TrimSpace(d.text); len(text) > 0 && text[0] == '{' {
 		list, err := stream(text)
 		if err == nil || len(list) > 0 {
 			return list, err
 		}
-		// The parser of YAML would leave out what comes after a value in braces.
+		// The YAML parser would ignore the rest after a value in braces.
 		if len(resplit(d)) > 1 {
 			return nil, err
 		}
@@ -128,7 +129,7 @@ func (d document) values() ([]json.RawMessage, error) {
 	return []json.RawMessage{value}, err
 }
 
-// stream returns the values of a text that is JSON.
+// stream returns the values of a JSON text.
 func stream(text []byte) (list []json.RawMessage, err error) {
 	for d := json.NewDecoder(bytes.NewReader(text)); ; {
 		var value json.RawMessage

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// between puts a text between two documents that are in order.
+// between puts a text between two valid documents.
 func between(text string) string {
 	return serviceYAML("web", "172.30.0.1") + "---\n" + text + "\n---\n" + serviceYAML("db", "172.30.0.2")
 }
@@ -84,7 +84,8 @@ func TestADocumentThatCannotBeReadIsLeftOut(t *testing.T) {
 	}
 }
 
-// TestWhatADocumentHeldBeforeStaysInForce as long as a document of the file cannot be read, and no other file has the object.
+// TestWhatADocumentHeldBeforeStaysInForce: while a document of a file is unreadable, the file's earlier objects stay in use,
+// unless another file has them.
 func TestWhatADocumentHeldBeforeStaysInForce(t *testing.T) {
 	f := newFolder(t)
 	address := func(want string) {
@@ -115,7 +116,7 @@ func TestWhatADocumentHeldBeforeStaysInForce(t *testing.T) {
 	address("")
 }
 
-// TestManifestsAreBounded: what is beyond a limit is left out, and reported in few lines.
+// TestManifestsAreBounded: content beyond a limit is left out, and reported in few lines.
 func TestManifestsAreBounded(t *testing.T) {
 	f := newFolder(t)
 	f.source.parser.documents, f.source.parser.objects, f.source.parser.reports = 8, 6, 2
@@ -158,7 +159,7 @@ func TestAFileThatIsTooLarge(t *testing.T) {
 	}
 }
 
-// FuzzSplit: however a text is cut, nothing of it is invented.
+// FuzzSplit: the parts of a text contain nothing that is not in the text.
 func FuzzSplit(f *testing.F) {
 	for _, s := range []string{"a\n---\nb", " ---\nkind: x\nkind: y", "...\n--- # c\n{}\n", "---", "\ufeff---\r\n", "%YAML 1.1\n---\na"} {
 		f.Add([]byte(s))

@@ -13,10 +13,10 @@ import (
 	"syscall"
 )
 
-// checksum tells one content from another.
+// checksum identifies the content of a file.
 type checksum [sha256.Size]byte
 
-// content is what a file holds, or why it cannot be read.
+// content is the content of a file, or the error of reading it.
 type content struct {
 	data []byte
 	err  error
@@ -29,8 +29,8 @@ func (c content) sum() checksum {
 	return sha256.Sum256(c.data)
 }
 
-// readFolder returns the contents of all manifests in a folder, by path. What a file lacks is told with it; what this
-// process lacks is no file's fault, and an error of the whole.
+// readFolder returns the contents of all manifests in a folder, by path. An error that concerns one file is part of its content.
+// A lack of resources of this process is an error of readFolder itself.
 func readFolder(folder string, read func(path string) ([]byte, error)) (map[string]content, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -53,7 +53,7 @@ func readFolder(folder string, read func(path string) ([]byte, error)) (map[stri
 	return contents, nil
 }
 
-// isExhaustion says whether nothing can be read at the moment, whatever it is.
+// isExhaustion reports whether an error would affect every file: no file descriptors or no memory.
 func isExhaustion(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM)
 }
@@ -62,7 +62,7 @@ func isManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
-// readRegular takes what isn't a regular file for absent: a pipe would block.
+// readRegular treats other than regular files as absent: a pipe would block.
 func readRegular(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -74,13 +74,13 @@ func readRegular(path string) ([]byte, error) {
 	return readAtMost(path, largestFile)
 }
 
-// readAtMost returns an error if a file has more than so many bytes.
+// readAtMost returns an error if the file has more than most bytes.
 func readAtMost(path string, most int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // it was only read
+	defer f.Close() //nolint:errcheck // read only
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err == nil && int64(len(data)) > most {
 		return nil, fmt.Errorf("%s has more than %d bytes, which is too much", path, most)

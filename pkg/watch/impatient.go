@@ -5,9 +5,9 @@ import (
 	"strconv"
 )
 
-// Impatient bounds how long an API server, or whatever stands before it, can have a client wait that it has refused for now (the header
-// Retry-After). client-go obeys for as long as it says, without a word: after an hour of maintenance that ended early, changes of an hour
-// would be missing.
+// Impatient limits the delay that an API server or a proxy before it can impose on clients (the header Retry-After). client-go
+// obeys any delay without a log line: if a maintenance of an hour ended early, changes would still be missing for the rest of the
+// hour.
 func Impatient(next http.RoundTripper) http.RoundTripper { return impatient{next} }
 
 type impatient struct{ http.RoundTripper }
@@ -26,5 +26,5 @@ func (i impatient) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// WrappedRoundTripper lets client-go find the transport inside.
+// WrappedRoundTripper gives client-go access to the inner transport.
 func (i impatient) WrappedRoundTripper() http.RoundTripper { return i.RoundTripper }

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// answering is a transport that gives one answer, or fails.
+// answering is a transport that returns one answer or error.
 type answering struct {
 	after string
 	err   error

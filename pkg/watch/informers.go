@@ -22,19 +22,19 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Informers is the source that reads from the API server. It needs the permissions to list and watch services,
-// endpointslices, servicecidrs and nodes (ClusterRole system:node-proxier has them).
+// Informers is the source that reads from the API server. It needs permission to list and watch services, endpointslices,
+// servicecidrs and nodes (ClusterRole system:node-proxier).
 type Informers struct {
 	Store
 	followers []follower
 	link      link
 	clock     endingClock
-	// noServiceCIDRs is closed when the API server has refused to give them for the first time.
+	// noServiceCIDRs is closed when the API server first refuses access to them.
 	noServiceCIDRs chan struct{}
 	synced         chan struct{}
 }
 
-// NewInformers returns a source that has read nothing yet.
+// NewInformers returns a source without objects. Run reads them.
 func NewInformers(cfg Config) (*Informers, error) {
 	i := &Informers{Store: newStore(cfg), clock: endingClock{ended: make(chan struct{})}, synced: make(chan struct{}), noServiceCIDRs: make(chan struct{})}
 	core, discovery, networking := cfg.Client.CoreV1(), cfg.Client.DiscoveryV1(), cfg.Client.NetworkingV1()
@@ -55,34 +55,34 @@ func NewInformers(cfg Config) (*Informers, error) {
 	return i, nil
 }
 
-// follow makes objects of a kind follow the API server, once Run is called.
+// follow adds a follower for objects of one kind. Run starts it.
 func (i *Informers) follow(cfg Config, from resource, kind any, into *objects, name string, failed cache.WatchErrorHandlerWithContext) {
 	lists := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			from.selected(&o)
 			list, _, err := from.listed(ctx, o)
-			i.link.noted(ctx, err)
+			i.link.record(ctx, err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			from.selected(&o)
 			w, err := from.watchFrom(ctx, o)
-			i.link.noted(ctx, err)
-			if unheard(err) {
+			i.link.record(ctx, err)
+			if isSilent(err) {
 				cfg.failed(name, err)
 			}
 			return w, err
 		},
 	}, cfg.Client)
 	between := pauses()
-	// Objects may come in the stored form, which is one type for all kinds.
+	// No expected type: objects in stored form have the same Go type for all kinds.
 	reflector := cache.NewReflectorWithOptions(lists, nil, into, cache.ReflectorOptions{
 		Name: name, TypeDescription: fmt.Sprintf("%T", kind), Backoff: &between, Clock: i.clock,
 	})
 	i.followers = append(i.followers, follower{reflector, cfg.counting(name, failed)})
 }
 
-// resource is how objects of a kind are had from the API server.
+// resource gives access to objects of one kind in the API server.
 type resource struct {
 	list     func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	watch    func(context.Context, metav1.ListOptions) (watch.Interface, error)
@@ -97,7 +97,8 @@ func access[List runtime.Object](client interface {
 	return resource{list, client.Watch, selected}
 }
 
-// listed returns a list and its version. An answer without one is somebody else's: of any JSON, client-go makes a list of nothing.
+// listed returns a list and its resource version. A list without one is an error: it is not from an API server. client-go decodes
+// any JSON as an empty list.
 func (r resource) listed(ctx context.Context, o metav1.ListOptions) (all runtime.Object, version string, err error) {
 	if all, err = r.list(ctx, o); err != nil {
 		return nil, "", err
@@ -112,7 +113,7 @@ func (r resource) listed(ctx context.Context, o metav1.ListOptions) (all runtime
 	return all, list.GetResourceVersion(), nil
 }
 
-// watchFrom watches what has changed since a version, if the API server knows of that.
+// watchFrom watches changes since a version, if the API server still has that version.
 func (r resource) watchFrom(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	if err := r.current(ctx, o); err != nil {
 		return nil, err
@@ -120,13 +121,13 @@ func (r resource) watchFrom(ctx context.Context, o metav1.ListOptions) (watch.In
 	return r.watch(ctx, o)
 }
 
-// follower makes [objects] follow the API server.
+// follower keeps [objects] up to date with the API server.
 type follower struct {
 	*cache.Reflector
 	failed cache.WatchErrorHandlerWithContext
 }
 
-// run goes on until the context ends. The pauses grow unless it went well for a while.
+// run lists and watches until the context ends. The pauses between failures grow, and shrink again after a while without failure.
 func (f follower) run(ctx context.Context) {
 	for next := pauses(); ctx.Err() == nil; {
 		start := time.Now()
@@ -143,7 +144,7 @@ func (f follower) run(ctx context.Context) {
 	}
 }
 
-// Run feeds the tracker until the context ends, and returns nil then. It must be called once.
+// Run reads and watches all objects and marks changes until the context ends. It returns nil. Call it once.
 func (i *Informers) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -159,7 +160,7 @@ func (i *Informers) Run(ctx context.Context) error {
 	return nil
 }
 
-// awaitAll reports false if the context ended before everything was read.
+// awaitAll waits until everything was read. It returns false if the context ended first.
 func (i *Informers) awaitAll(ctx context.Context) bool {
 	for _, o := range []*objects{i.services, i.slices, i.nodes} {
 		select {
@@ -168,7 +169,7 @@ func (i *Informers) awaitAll(ctx context.Context) bool {
 			return false
 		}
 	}
-	// A restart would otherwise find the kernel to hold more than it knows of yet, and write everything anew without it.
+	// After a restart, a plan without ServiceCIDRs would differ from the kernel's tables and cause a rewrite without them.
 	late := time.NewTimer(serviceCIDRsPatience)
 	defer late.Stop()
 	select {
@@ -182,12 +183,11 @@ func (i *Informers) awaitAll(ctx context.Context) bool {
 	return true
 }
 
-// serviceCIDRsPatience is how long Services that have all been read wait for the ServiceCIDRs, where nothing says that there are none.
+// serviceCIDRsPatience is the longest wait for ServiceCIDRs after all Services were read, if the API server does not refuse them.
 const serviceCIDRsPatience = 10 * time.Second
 
-// Synced returns a channel that is closed when all Services and EndpointSlices that exist have been read and marked,
-// and the Node has been looked for. It waits for the ServiceCIDRs too unless the API server refuses them: older ones don't
-// have them.
+// Synced returns a channel that is closed when all Services and EndpointSlices were read and marked and the Node was queried. It
+// also waits for ServiceCIDRs, up to a time limit, unless the API server refuses them: older API servers do not have them.
 func (i *Informers) Synced() <-chan struct{} {
 	return i.synced
 }
@@ -207,13 +207,13 @@ func selectNode(name string) func(*metav1.ListOptions) {
 	}
 }
 
-// tolerateError logs the first refusal for the operator, and closes refused. The retries, which go on with a growing interval, and
-// watches that merely ended are for developers. That the API server can't answer now doesn't say that there are none.
+// tolerateError logs the first refusal at the default level and closes refused. It logs retries, which have growing intervals,
+// and regular ends of watches at a debug level. A temporary failure is no refusal: ServiceCIDRs may exist.
 func tolerateError(refused chan<- struct{}) cache.WatchErrorHandlerWithContext {
-	var told atomic.Bool
+	var reported atomic.Bool
 	return func(ctx context.Context, _ *cache.Reflector, err error) {
 		logger := klog.FromContext(ctx)
-		if !isRefusal(err) || told.Swap(true) {
+		if !isRefusal(err) || reported.Swap(true) {
 			logger.V(4).Info("Stopped watching ServiceCIDRs, will retry", "err", err)
 			return
 		}
@@ -222,12 +222,12 @@ func tolerateError(refused chan<- struct{}) cache.WatchErrorHandlerWithContext {
 	}
 }
 
-// isRefusal says whether an API server doesn't know a kind of object, or doesn't let this client read it.
+// isRefusal reports whether the API server does not have a resource or does not let this client read it.
 func isRefusal(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsMethodNotSupported(err)
 }
 
-// counting returns a handler that tells of failures before it does what another one does.
+// counting returns a handler that calls Failed and then another handler.
 func (c *Config) counting(resource string, then cache.WatchErrorHandlerWithContext) cache.WatchErrorHandlerWithContext {
 	return func(ctx context.Context, r *cache.Reflector, err error) {
 		if !isEnd(err) {

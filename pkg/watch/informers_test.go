@@ -52,7 +52,7 @@ func await(t *testing.T, what string, done <-chan struct{}) {
 	}
 }
 
-// awaitMarks gathers marks until one of the wanted kind has come, and returns all of them.
+// awaitMarks collects marks until enough returns true, and returns all of them.
 func awaitMarks(t *testing.T, tracker *track.Tracker, enough func(track.Dirty) bool) track.Dirty {
 	t.Helper()
 	all := track.Dirty{Services: map[types.NamespacedName]struct{}{}, Triggers: map[types.NamespacedName][]track.Trigger{}}
@@ -76,7 +76,7 @@ func marked(name types.NamespacedName) func(track.Dirty) bool {
 	}
 }
 
-// watchAll makes the fake client say when a resource is being watched: it doesn't send what happened since the list.
+// watchAll signals when each resource is being watched: the fake client does not send changes between list and watch.
 func watchAll(client *fake.Clientset, resources ...string) (watching <-chan struct{}) {
 	var mu sync.Mutex
 	done := make(chan struct{})
@@ -138,7 +138,7 @@ func TestInformers(t *testing.T) {
 		t.Errorf("the services have %d and %d slices, want 0 and 1", left, joined)
 	}
 
-	// A no-op, then a deletion: what the no-op marked, if it did, would come with the deletion's mark.
+	// An update without effect, then a deletion: a mark for the update would arrive with the mark for the deletion.
 	same := with(service("shop", "web"), func(s *corev1.Service) { s.Annotations = map[string]string{"a": "b"} })
 	if _, err := client.CoreV1().Services("shop").Update(ctx, same, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
@@ -179,13 +179,13 @@ func TestInformersSelect(t *testing.T) {
 		"servicecidrs labels  fields ",
 		"services labels !service.kubernetes.io/service-proxy-name fields spec.clusterIP!=None",
 	}
-	// Before a watch goes on from a list, one object is asked for.
+	// Before a watch continues from a list, one object is listed.
 	if diff := cmp.Diff(want, slices.Compact(got)); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 }
 
-// Nothing is synced before Services and EndpointSlices both are.
+// Synced waits for both Services and EndpointSlices.
 func TestInformersWaitForBoth(t *testing.T) {
 	for _, late := range []string{"services", "endpointslices", "nodes"} {
 		t.Run(late, func(t *testing.T) {
@@ -210,7 +210,7 @@ func TestInformersWaitForBoth(t *testing.T) {
 	}
 }
 
-// An API server older than 1.33 has no ServiceCIDRs in v1, and an old ClusterRole doesn't permit them.
+// An API server older than 1.33 has no ServiceCIDRs in v1, and an old ClusterRole does not permit them.
 func TestInformersGoOnWithoutServiceCIDRs(t *testing.T) {
 	resource := schema.GroupResource{Group: "networking.k8s.io", Resource: "servicecidrs"}
 	for _, refusal := range []error{
@@ -235,8 +235,8 @@ func TestInformersGoOnWithoutServiceCIDRs(t *testing.T) {
 	}
 }
 
-// An API server that can't answer at the moment may have ServiceCIDRs: a program that starts then would take them out of the rules that
-// the one before it has left.
+// An API server with a temporary failure may have ServiceCIDRs. A process that starts without them would remove them from the
+// rules of the previous process.
 func TestInformersDontTakeAFailureForNoServiceCIDRs(t *testing.T) {
 	resource := schema.GroupResource{Group: "networking.k8s.io", Resource: "servicecidrs"}
 	for _, failure := range []error{
@@ -248,7 +248,7 @@ func TestInformersDontTakeAFailureForNoServiceCIDRs(t *testing.T) {
 		fmt.Errorf("dial tcp: %w", syscall.EMFILE),
 	} {
 		t.Run(failure.Error(), func(t *testing.T) {
-			t.Parallel() // the pauses between attempts
+			t.Parallel() // retries take seconds
 			client := fake.NewClientset(service("shop", "web"), &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}})
 			var failures atomic.Int32
 			client.PrependReactor("list", "servicecidrs", func(clienttesting.Action) (bool, runtime.Object, error) {

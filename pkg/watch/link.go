@@ -14,15 +14,15 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// link is the way to the API server. It says once that nobody answers there, and when somebody does again: client-go is silent about
-// connections that are refused.
+// link is the connection to the API server. It logs once when the API server does not answer, and once when it answers again:
+// client-go does not log refused connections.
 type link struct {
 	mu   sync.Mutex
 	lost time.Time // zero while the API server answers
 }
 
-// noted takes note of how a request ended.
-func (l *link) noted(ctx context.Context, err error) {
+// record records the result of a request.
+func (l *link) record(ctx context.Context, err error) {
 	var unanswered *url.Error
 	var answer apierrors.APIStatus
 	lost, found := errors.As(err, &unanswered), err == nil || errors.As(err, &answer)
@@ -42,18 +42,18 @@ func (l *link) noted(ctx context.Context, err error) {
 	}
 }
 
-// unheard tells whether a watch failed in a way that client-go keeps to itself, to try again.
-func unheard(err error) bool {
+// isSilent reports whether client-go retries a watch after this error without calling an error handler.
+func isSilent(err error) bool {
 	return utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err)
 }
 
-// pauses are those between two attempts while the API server fails. Those of client-go's informers grow to a minute: so long would
-// the changes of an outage go unseen after its end. A kubelet tries as often.
+// pauses returns the pauses between retries while the API server fails. client-go's informers back off to one minute, so changes
+// could stay unseen for that long after an outage. The kubelet retries as often as this.
 func pauses() wait.Backoff {
 	return wait.Backoff{Duration: 800 * time.Millisecond, Cap: 5 * time.Second, Steps: 8, Factor: 2, Jitter: 1}
 }
 
-// endingClock lets nobody wait beyond the end: some of a reflector's pauses don't heed the context.
+// endingClock ends all waits when the source stops: some of a reflector's pauses ignore the context.
 type endingClock struct {
 	clock.RealClock
 	ended chan struct{}

@@ -24,7 +24,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// TestTheLinkIsToldOfOnce has a line for the first request that nobody answers, and for the first one that somebody does.
+// TestTheLinkIsToldOfOnce: the first request without an answer is logged, and the first one with an answer after it.
 func TestTheLinkIsToldOfOnce(t *testing.T) {
 	refused := &url.Error{Op: "Get", URL: "https://192.0.2.1", Err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}}
 	forbidden := apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("no"))
@@ -33,20 +33,20 @@ func TestTheLinkIsToldOfOnce(t *testing.T) {
 	var l link
 	for i, step := range []struct {
 		err  error
-		want string // "" for nothing
+		want string // "" for no log line
 	}{
 		{nil, ""}, {refused, "Cannot reach the API server"}, {refused, ""}, {errors.New("something else"), ""},
 		{nil, "Reached the API server again"}, {nil, ""}, {refused, "Cannot reach"}, {forbidden, "Reached"}, {forbidden, ""},
 	} {
 		log.Reset()
-		l.noted(ctx, step.err)
+		l.record(ctx, step.err)
 		if got := log.String(); !strings.Contains(got, step.want) || (got == "") != (step.want == "") {
 			t.Errorf("step %d, %v: said %q, want %q", i, step.err, got, step.want)
 		}
 	}
 }
 
-// TestRefusedConnectionsAreCounted: client-go keeps them to itself, and tries again within seconds. The end comes at once all the same.
+// TestRefusedConnectionsAreCounted: client-go retries them silently for seconds. Run returns at once all the same.
 func TestRefusedConnectionsAreCounted(t *testing.T) {
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -84,7 +84,7 @@ func TestRefusedConnectionsAreCounted(t *testing.T) {
 	}
 }
 
-// TestPausesAreShort: nobody waits longer than ten seconds for the API server to be asked again.
+// TestPausesAreShort: no pause before a retry is longer than ten seconds.
 func TestPausesAreShort(t *testing.T) {
 	p, longest := pauses(), time.Duration(0)
 	for range 1000 {
@@ -95,10 +95,10 @@ func TestPausesAreShort(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBeReadIsLeftOut garbles an object on its way: it counts as absent and is reported, and all others are there.
+// TestWhatCannotBeReadIsLeftOut corrupts an object in transit: it is absent and reported, and all others are present.
 func TestWhatCannotBeReadIsLeftOut(t *testing.T) {
 	for name, garble := range map[string]func([]byte) []byte{
-		// The length of an address, within an endpoint; and that of an endpoint, which is seen at once.
+		// One case corrupts the length of an address within an endpoint, the other that of an endpoint, which strip detects.
 		"within": func(b []byte) []byte { return bytes.Replace(b, []byte("\x0810.0.0.1"), []byte("\x7f10.0.0.1"), 1) },
 		"without": func(b []byte) []byte {
 			return bytes.Replace(b, []byte("\x0a\x0810.0.0.1"), []byte("\x7f\x7f10.0.0.1"), 1)

@@ -21,20 +21,18 @@ import (
 )
 
 const (
-	// quiet is how long nothing must happen in the folder before it is read: editors, and whoever unpacks an
-	// archive, cause many events.
+	// quiet is the time without events before the folder is read: editors and archive tools cause many events.
 	quiet = 50 * time.Millisecond
-	// patience is how long events may put off the reading.
+	// patience is the longest delay of a read while events continue.
 	patience = time.Second
-	// recheck is how often the folder is read without an event: links to files elsewhere, and network file systems,
-	// cause none.
+	// recheck is the interval of reads without events: links to files in other folders, and network file systems, cause none.
 	recheck = 30 * time.Second
 )
 
-// Manifests is the source that reads a folder of YAML and JSON files: the files *.yaml, *.yml and *.json directly in
-// it, and none whose name starts with a dot. They hold Services, EndpointSlices, the Node and ServiceCIDRs in API
-// version v1 of their groups, or Lists of them. What the API server would default is defaulted (see defaults.go), but
-// nothing is allocated, and no controller makes EndpointSlices.
+// Manifests is the source that reads a folder of YAML and JSON files: the files *.yaml, *.yml and *.json directly in it, except
+// those whose name starts with a dot. They contain Services, EndpointSlices, the Node and ServiceCIDRs in API version v1 of their
+// groups, or Lists of them. Fields are defaulted as in the API server (see defaults.go), but no addresses or ports are allocated,
+// and no controller makes EndpointSlices.
 type Manifests struct {
 	Store
 	folder  string
@@ -46,8 +44,8 @@ type Manifests struct {
 	synced  chan struct{}
 	loaded  sync.Once
 
-	files map[string]*file // by path; only read and written by Load
-	told  map[model.Problem]struct{}
+	files    map[string]*file // by path; only Load reads and writes it
+	reported map[model.Problem]struct{}
 }
 
 // kind is an index into Manifests.kinds.
@@ -61,18 +59,18 @@ const (
 	kindCount
 )
 
-// storedKind says where the objects of a kind go.
+// storedKind holds the objects of a kind.
 type storedKind struct {
 	name string
 	*objects
 }
 
-// file is what is known of a file.
+// file is the last known state of a file.
 type file struct {
-	sum      checksum // of the content that was read last
+	sum      checksum // of the last content
 	objects  []fileObject
 	problems []model.Problem
-	// kept are objects of earlier contents that stay in force: as long as some document cannot be read, it may be theirs.
+	// kept are objects of earlier contents. They stay in use while a document cannot be read, because it may contain them.
 	kept []fileObject
 }
 
@@ -81,7 +79,7 @@ type fileObject struct {
 	*object
 }
 
-// NewManifests returns a source that has read nothing yet.
+// NewManifests returns a source without objects. Run or Load reads them.
 func NewManifests(cfg Config) *Manifests {
 	m := &Manifests{
 		Store:   newStore(cfg),
@@ -102,14 +100,14 @@ func NewManifests(cfg Config) *Manifests {
 	return m
 }
 
-// Run reads the folder and then its changes until the context ends, and returns nil then. It returns an error if the
-// folder cannot be read at the start or cannot be watched. It must be called once.
+// Run reads the folder, then follows its changes until the context ends. It returns nil then, or an error if the folder cannot be
+// read at the start or cannot be watched. Call it once.
 func (m *Manifests) Run(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("watch folder of manifests (fs.inotify.max_user_instances may have to be raised): %w", err)
 	}
-	defer watcher.Close() //nolint:errcheck // nothing depends on it any more
+	defer watcher.Close() //nolint:errcheck // unused from here on
 	if err := watcher.Add(m.folder); err != nil {
 		return m.unreadable(err)
 	}
@@ -119,13 +117,13 @@ func (m *Manifests) Run(ctx context.Context) error {
 	return m.follow(ctx, watcher)
 }
 
-// Synced returns a channel that is closed when the folder has been read for the first time.
+// Synced returns a channel that is closed after the first read of the folder.
 func (m *Manifests) Synced() <-chan struct{} {
 	return m.synced
 }
 
-// Load reads the folder once and marks what changed since the last time. An error says that the folder itself cannot
-// be read, and that nothing changed. It must not be called while Run or another Load is running.
+// Load reads the folder once and marks changes since the last read. After an error, which means that the folder is not readable,
+// nothing has changed. Do not call it during Run or another Load.
 func (m *Manifests) Load() error {
 	contents, err := readFolder(m.folder, m.read)
 	if err != nil {
@@ -135,12 +133,12 @@ func (m *Manifests) Load() error {
 	return nil
 }
 
-// LoadFrom is Load for what somebody has read: all that there is, in the format of one file, under a name for messages.
+// LoadFrom does the same as Load with the content of one file that holds all objects. Messages use the given name.
 func (m *Manifests) LoadFrom(name string, data []byte) {
 	m.take(map[string]content{name: {data: data}})
 }
 
-// take takes up what files hold, by path.
+// take updates the files and stores to the given contents, by path.
 func (m *Manifests) take(contents map[string]content) {
 	maps.DeleteFunc(m.files, func(path string, _ *file) bool {
 		_, exists := contents[path]
@@ -157,14 +155,14 @@ func (m *Manifests) unreadable(err error) error {
 	return fmt.Errorf("read folder of manifests %q (it must exist and be readable): %w", m.folder, err)
 }
 
-// follow reads the folder after each burst of events. Events about the folder are enough: a change of a file that a
-// link in the folder points to, as in a mounted ConfigMap, comes with a new link.
+// follow reads the folder after each burst of events. Events about the folder suffice: if a link in the folder gets a new target,
+// as in a mounted ConfigMap, the link itself changes.
 func (m *Manifests) follow(ctx context.Context, watcher *fsnotify.Watcher) error {
 	logger := klog.FromContext(ctx)
 	again := time.NewTicker(recheck)
 	defer again.Stop()
 	var settled <-chan time.Time
-	var latest time.Time // when the burst has to be read, even if it goes on
+	var latest time.Time // the latest time to read, even if the burst continues
 	for {
 		select {
 		case <-ctx.Done():
@@ -178,7 +176,7 @@ func (m *Manifests) follow(ctx context.Context, watcher *fsnotify.Watcher) error
 			logger.Error(err, "Missed changes of manifests; reading all again", "folder", m.folder)
 			settled = time.After(quiet)
 		case <-again.C:
-			// A folder that was replaced by another one of the same name has to be watched anew.
+			// If another folder of the same name replaced this one, the watch must be renewed.
 			m.reload(logger, watcher.Add(m.folder))
 		case <-settled:
 			settled = nil
@@ -187,14 +185,14 @@ func (m *Manifests) follow(ctx context.Context, watcher *fsnotify.Watcher) error
 	}
 }
 
-// reload keeps what is known where the folder cannot be read: it may be in the middle of being replaced.
+// reload keeps all objects if the folder cannot be read: a program may be replacing it.
 func (m *Manifests) reload(logger klog.Logger, err error) {
 	if err = errors.Join(err, m.Load()); err != nil {
 		logger.Error(err, "Keeping the previous manifests, will retry", "interval", recheck)
 	}
 }
 
-// readFile brings m.files up to date with a file's content. A file that cannot be read keeps its objects.
+// readFile updates m.files with a file's content. A file that cannot be read keeps its objects.
 func (m *Manifests) readFile(path string, c content) {
 	known := m.files[path]
 	if known == nil {
@@ -205,8 +203,8 @@ func (m *Manifests) readFile(path string, c content) {
 		return
 	}
 	known.sum = c.sum()
-	for _, problem := range known.problems { // a new content is reported even if it has the old one's problems
-		delete(m.told, problem)
+	for _, problem := range known.problems { // report a new content even if it has the same problems
+		delete(m.reported, problem)
 	}
 	if c.err != nil {
 		known.problems = []model.Problem{fileProblem(path, c.err)}
@@ -215,7 +213,7 @@ func (m *Manifests) readFile(path string, c content) {
 	m.parse(path, c.data, known)
 }
 
-// parse makes a file what its content says.
+// parse sets a file's objects and problems from its content.
 func (m *Manifests) parse(path string, data []byte, into *file) {
 	result := m.parser.parse(path, data)
 	before := slices.Concat(into.objects, into.kept)
@@ -263,8 +261,8 @@ func fileProblem(path string, err error) model.Problem {
 	}
 }
 
-// publish makes the stores hold what the files do, and marks and reports the differences. What changed at one time is
-// programmed at one time: an address may go from one Service to another.
+// publish updates the stores to the content of all files, and marks and reports the differences. All changes of one read are
+// marked together, so that they are programmed together: an address may move from one Service to another.
 func (m *Manifests) publish() {
 	objects, problems := m.merge()
 	m.tracker.Together(func() {
@@ -272,19 +270,19 @@ func (m *Manifests) publish() {
 			m.kinds[k].publish(wanted)
 		}
 	})
-	told := map[model.Problem]struct{}{}
+	reported := map[model.Problem]struct{}{}
 	for _, problem := range problems {
-		_, before := m.told[problem]
-		if _, now := told[problem]; !before && !now {
+		_, before := m.reported[problem]
+		if _, now := reported[problem]; !before && !now {
 			m.report(problem)
 		}
-		told[problem] = struct{}{}
+		reported[problem] = struct{}{}
 	}
-	m.told = told
+	m.reported = reported
 }
 
-// merge gathers the objects of all files by kind and key. Of two with the same name the one in the first file wins, by the files' names,
-// and in one file the first one. What a file keeps of an earlier content gives way to all others.
+// merge returns the objects of all files by kind and name. Of duplicates it keeps the one in the first file by name, and within a
+// file the first one. Objects kept from an earlier content have the lowest precedence.
 func (m *Manifests) merge() ([kindCount]map[types.NamespacedName]*object, []model.Problem) {
 	var objects [kindCount]map[types.NamespacedName]*object
 	for k := range objects {

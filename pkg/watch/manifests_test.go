@@ -20,7 +20,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// folder is a folder of manifests, the source that reads it, and what that reported.
+// folder is a folder of manifests, the source that reads it, and the problems that the source reported.
 type folder struct {
 	t       *testing.T
 	path    string
@@ -56,7 +56,7 @@ func (f *folder) remove(name string) {
 	}
 }
 
-// load reads the folder and returns what that marked.
+// load reads the folder and returns the marks.
 func (f *folder) load() track.Dirty {
 	f.t.Helper()
 	if err := f.source.Load(); err != nil {
@@ -67,7 +67,7 @@ func (f *folder) load() track.Dirty {
 	return dirty
 }
 
-// reported returns kind, name and reason of what was reported since the last time, without the folder's path.
+// reported returns kind, name and reason of new problems, without the folder's path.
 func (f *folder) reported() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -315,8 +315,8 @@ func TestManifestsProblems(t *testing.T) {
 	}
 }
 
-// TestManifestsOutOfFileDescriptors: what this process lacks says nothing about a file, so nothing is known at the start, and all
-// stays known later.
+// TestManifestsOutOfFileDescriptors: a lack of file descriptors is no problem of a file. At the start nothing is known, and later
+// all objects are kept.
 func TestManifestsOutOfFileDescriptors(t *testing.T) {
 	f := newFolder(t)
 	f.write("web.yaml", serviceYAML("web", "10.96.0.10"))
@@ -355,7 +355,7 @@ func TestManifestsNeedAFolder(t *testing.T) {
 	}
 }
 
-// Each way in which a file can change must be noticed without anybody asking.
+// Every kind of change of a file is noticed.
 func TestManifestsFollow(t *testing.T) {
 	for _, tc := range []struct {
 		name    string

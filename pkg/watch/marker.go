@@ -7,8 +7,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// marker turns changes of objects into marks. Each of its methods gets the state before and after, nil where the
-// object did not or does not exist, and marks nothing where these look the same to the proxy.
+// marker turns changes of objects into marks. Its methods take the state before and after, nil if the object does not exist, and
+// mark nothing if both are the same to the proxy.
 type marker struct {
 	nodeName string
 	tracker  *track.Tracker
@@ -22,23 +22,23 @@ func (m marker) service(before, after *object) {
 	m.tracker.Service(existing(before, after).NamespacedName)
 }
 
-// slice marks two Services where a slice moves from one to the other; kube-proxy leaves the endpoints with both.
+// slice marks both Services if a slice moves from one to the other. kube-proxy leaves the endpoints with both.
 func (m marker) slice(before, after *object) {
 	if same(before, after) {
 		return
 	}
 	m.reportOrphan(after)
-	left, wasOwned := before.ownerName()
+	previous, hadOwner := before.ownerName()
 	owner, owned := after.ownerName()
-	if wasOwned && left != owner {
-		m.tracker.Slice(left, track.Trigger{})
+	if hadOwner && previous != owner {
+		m.tracker.Slice(previous, track.Trigger{})
 	}
 	if owned {
 		m.tracker.Slice(owner, newTrigger(before, after))
 	}
 }
 
-// newTrigger returns zero where the trigger is the one of the state before: it has been measured then.
+// newTrigger returns the trigger of the state after, or zero if it is unchanged and was measured already.
 func newTrigger(before, after *object) track.Trigger {
 	if before != nil && before.trigger.At.Equal(after.trigger.At) {
 		return track.Trigger{}

@@ -15,8 +15,8 @@ import (
 
 const endpointsPerService = 10
 
-// A cluster with 50,000 Services of 10 endpoints each must fit in 100 MB, 200 bytes for each endpoint with its share of
-// the Service, the EndpointSlice, and the stores' keys and indexes. Measured with a tenth of it.
+// A cluster with 50,000 Services of 10 endpoints each must fit in 100 MB: 200 bytes for each endpoint with its share of the
+// Service, the EndpointSlice, and the stores' keys and indexes. The test uses a tenth of it.
 func TestMemoryPerEndpoint(t *testing.T) {
 	if got := bytesPerEndpoint(t, 5000); got > 200 {
 		t.Errorf("the stores take %.0f bytes per endpoint, want at most 200", got)
@@ -50,7 +50,7 @@ func BenchmarkSlices(b *testing.B) {
 	}
 }
 
-// bytesPerEndpoint returns the heap that the stores for a number of Services keep, divided by the number of endpoints.
+// bytesPerEndpoint returns the heap size of the stores for a number of Services, divided by the number of endpoints.
 func bytesPerEndpoint(t testing.TB, services int) float64 {
 	t.Helper()
 	before := heap()
@@ -66,7 +66,7 @@ func bytesPerEndpoint(t testing.TB, services int) float64 {
 
 func heap() uint64 {
 	runtime.GC()
-	runtime.GC() // the first one may only have moved what was pooled
+	runtime.GC() // the first collection may only empty sync.Pools
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
 	return stats.HeapAlloc

@@ -14,35 +14,34 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// object is an API object as it is stored: stripped of what nobody reads, and encoded. As Go structs, a cluster's
-// EndpointSlices are more pointers, padding and unused fields than content; encoded they take a third of the memory,
-// the garbage collector has nothing to scan in them, and whether something changed is a comparison of bytes.
-// It is immutable, so two goroutines may hold it.
+// object is an API object in its stored form: stripped of unused fields, and encoded. As Go structs, a cluster's EndpointSlices
+// consist mostly of pointers, padding and unused fields. Encoded they take a third of the memory, the garbage collector does not
+// scan them, and a comparison of bytes detects changes. An object is immutable.
 type object struct {
 	types.NamespacedName
-	version string // metadata.resourceVersion; not part of data, so that a new one alone is no change
+	version string // metadata.resourceVersion; not part of data, so that a new version alone is no change
 	// service is the name of the Service that an EndpointSlice belongs to, in the same namespace.
 	service string
-	// trigger is when the change that led to this state of an EndpointSlice happened; zero where it isn't known.
+	// trigger is the time of the change that led to this state of an EndpointSlice; zero if unknown.
 	trigger track.Trigger
-	// excluded is set where a label selector of the API server's would have kept the object out; data is nil then.
+	// excluded is set if a label selector of the API server would exclude the object. data is nil then.
 	excluded bool
 	data     []byte
 }
 
-// GetObjectMeta implements metav1.ObjectMetaAccessor, by which client-go's stores find an object's key and version.
+// GetObjectMeta implements metav1.ObjectMetaAccessor, with which client-go's stores find an object's key and version.
 func (o *object) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name, ResourceVersion: o.version}
 }
 
-// message is what the API's types have in common.
+// message is the interface of all API types used here.
 type message interface {
 	metav1.Object
 	Marshal() ([]byte, error)
 	Unmarshal([]byte) error
 }
 
-// encode returns the stored form of an object that has been stripped already; original has its resource version.
+// encode returns the stored form of a stripped object. original has its resource version.
 func encode(original metav1.Object, stripped message) (*object, error) {
 	data, err := stripped.Marshal()
 	if err != nil {
@@ -55,7 +54,7 @@ func encode(original metav1.Object, stripped message) (*object, error) {
 	}, nil
 }
 
-// The fields of objects' metadata that are read from the encoded form.
+// Numbers of the fields that are read from the encoded form.
 const (
 	fieldMetadata  = 1 // of every kind
 	fieldEndpoints = 2 // of an EndpointSlice
@@ -67,8 +66,7 @@ const (
 	fieldAnnotations     = 12
 )
 
-// exclude returns the stored form of an object that nobody is to see. It is stored nevertheless, since client-go
-// wants to know what it has.
+// exclude returns the stored form of an excluded object. It is stored because client-go compares its list with the store.
 func exclude(metadata []byte) *object {
 	o := &object{excluded: true}
 	for f, err := range fieldsOf(metadata) {
@@ -87,8 +85,8 @@ func exclude(metadata []byte) *object {
 	return o
 }
 
-// stored returns the stored form of an encoded object. Nothing is decoded and encoded again: that would take most of the
-// time of a change.
+// stored returns the stored form of an encoded object. It neither decodes nor encodes the object: this would dominate the time of
+// a change.
 func stored(metadata []byte, keep []kept, data []byte) (*object, error) {
 	o := exclude(metadata)
 	buffer := buffers.Get().(*[]byte)
@@ -102,16 +100,16 @@ func stored(metadata []byte, keep []kept, data []byte) (*object, error) {
 	return o, nil
 }
 
-// buffers are for what is being stripped: its length isn't known beforehand.
+// buffers hold stripped objects while their length is unknown.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// GetObjectKind and DeepCopyObject implement runtime.Object, for a decoder that stores what it reads.
+// GetObjectKind implements runtime.Object, for a decoder that returns stored forms.
 func (o *object) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
 
 // DeepCopyObject implements runtime.Object.
 func (o *object) DeepCopyObject() runtime.Object { return o }
 
-// decode fails where the API server has sent what isn't an object of the kind: only the fields that are stored have been looked for.
+// decode decodes a stored object. It fails if the API server sent invalid content: strip reads only the fields it stores.
 func (o *object) decode(into message) error {
 	if err := into.Unmarshal(o.data); err != nil {
 		return err
@@ -120,7 +118,7 @@ func (o *object) decode(into message) error {
 	return nil
 }
 
-// ownerName returns the Service that an EndpointSlice belongs to, if the slice exists and says so.
+// ownerName returns the Service of an EndpointSlice. It returns false if the slice is nil or names no Service.
 func (o *object) ownerName() (types.NamespacedName, bool) {
 	if o == nil || o.service == "" {
 		return types.NamespacedName{}, false
@@ -128,7 +126,7 @@ func (o *object) ownerName() (types.NamespacedName, bool) {
 	return types.NamespacedName{Namespace: o.Namespace, Name: o.service}, true
 }
 
-// same reports whether two states of an object, nil where it doesn't exist, look the same to the proxy.
+// same reports whether two states of an object, nil if it does not exist, are the same to the proxy.
 func same(a, b *object) bool {
 	aSeen, bSeen := a != nil && !a.excluded, b != nil && !b.excluded
 	if !aSeen || !bSeen {

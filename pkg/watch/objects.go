@@ -11,20 +11,20 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// objects are all API objects of one kind, in their stored form, by name. A reflector of client-go's keeps them up to date, and
-// what changes is handed on by the goroutine that brings it: with an informer it would go through three queues to three other
-// goroutines, and with a change now and then the kernel has to wake a thread for each. All methods may be called from any
-// goroutine, but only one at a time may change something.
+// objects holds all API objects of one kind in their stored form, by name. A reflector of client-go updates it. The same
+// goroutine calls changed: an informer would pass each change through three queues to three other goroutines, and for a single
+// change the kernel has to wake a thread for each. All methods may be called from any goroutine, but only one at a time may
+// change objects.
 type objects struct {
 	transform cache.TransformFunc
-	// changed is told of what has been stored: the state before and after, nil where the object did not or does not exist.
+	// changed is called after each change with the state before and after, nil if the object does not exist.
 	changed func(before, after *object)
-	// read is closed when everything that exists has been stored and handed on for the first time.
+	// read is closed when all existing objects were stored and passed to changed for the first time.
 	read chan struct{}
 
 	mu     sync.RWMutex
 	byName map[types.NamespacedName]*object
-	// byService finds EndpointSlices, in order of their names; it stays empty for all other kinds.
+	// byService holds the EndpointSlices of each Service, in order of their names. It is empty for other kinds.
 	byService map[types.NamespacedName][]*object
 }
 
@@ -60,7 +60,7 @@ func (s *objects) of(service types.NamespacedName) []*object {
 	return slices.Clone(s.byService[service])
 }
 
-// put stores an object, and hands it on.
+// put stores an object and calls changed.
 func (s *objects) put(after *object) {
 	s.mu.Lock()
 	before := s.byName[after.NamespacedName]
@@ -75,7 +75,7 @@ func (s *objects) put(after *object) {
 	s.changed(before, after)
 }
 
-// remove forgets an object if there is one of that name, and says so.
+// remove removes an object, if it exists, and calls changed.
 func (s *objects) remove(name types.NamespacedName) {
 	s.mu.Lock()
 	before := s.byName[name]
@@ -100,7 +100,7 @@ func (s *objects) unlink(before *object) {
 	s.byService[owner] = rest
 }
 
-// keep removes all objects but those of the given names.
+// keep removes all objects except those for whose names wanted returns true.
 func (s *objects) keep(wanted func(types.NamespacedName) bool) {
 	for _, o := range s.list() {
 		if !wanted(o.NamespacedName) {
@@ -109,7 +109,7 @@ func (s *objects) keep(wanted func(types.NamespacedName) bool) {
 	}
 }
 
-// Transformer implements cache.TransformingStore: while the reflector gathers all objects, it holds them in the stored form.
+// Transformer implements cache.TransformingStore. With it, the reflector holds the objects of a list in the stored form.
 func (s *objects) Transformer() cache.TransformFunc { return s.transform }
 
 // Add implements cache.ReflectorStore.
@@ -127,7 +127,7 @@ func (s *objects) Update(item any) error { return s.Add(item) }
 
 // Delete implements cache.ReflectorStore.
 func (s *objects) Delete(item any) error {
-	o, err := meta.Accessor(item) // in the stored form or not
+	o, err := meta.Accessor(item) // in the stored form or decoded
 	if err != nil {
 		return err
 	}
@@ -135,7 +135,7 @@ func (s *objects) Delete(item any) error {
 	return nil
 }
 
-// Replace implements cache.ReflectorStore. What isn't in the list was deleted while nobody watched.
+// Replace implements cache.ReflectorStore. An object that is missing in the list was deleted while there was no watch.
 func (s *objects) Replace(list []any, _ string) error {
 	exist := make(map[types.NamespacedName]struct{}, len(list))
 	for _, item := range list {
@@ -156,5 +156,5 @@ func (s *objects) Replace(list []any, _ string) error {
 	return nil
 }
 
-// Resync implements cache.ReflectorStore. What is stored has been handed on, so there is nothing to do.
+// Resync implements cache.ReflectorStore. All stored objects have been passed to changed already.
 func (s *objects) Resync() error { return nil }

@@ -16,7 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// What changed while the watch was broken shows in the list that follows: what is new, what differs, and what is missing.
+// A list after a broken watch marks all new, changed and missing objects.
 func TestListsMark(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -56,7 +56,7 @@ func TestListsMark(t *testing.T) {
 	}
 }
 
-// What is gone, or belongs to another Service now, isn't found by the Service any more.
+// A slice that is deleted or belongs to another Service now is not found by its old Service.
 func TestSlicesAreFoundByTheirService(t *testing.T) {
 	o := newStore(Config{NodeName: "node-1", Tracker: newTracker()}).slices
 	found := func(of types.NamespacedName) (list []string) {
@@ -91,7 +91,7 @@ func TestSlicesAreFoundByTheirService(t *testing.T) {
 	}
 }
 
-// What is the same needn't be read again.
+// Unchanged slices are equal (==), so that they need not be read again.
 func TestAStoredSliceIsTheSameUntilItChanges(t *testing.T) {
 	s := newStore(Config{NodeName: "node-1", Tracker: newTracker()})
 	put := func(name, addr string) {
@@ -121,7 +121,7 @@ func TestAStoredSliceIsTheSameUntilItChanges(t *testing.T) {
 	}
 }
 
-// What is read where another object has been is what is read afresh: nothing of the other one is left.
+// Reading into the memory of another object leaves nothing of that object.
 func TestReadingWhereAnotherObjectWas(t *testing.T) {
 	s := newStore(Config{NodeName: "node-1", Tracker: newTracker()})
 	full := with(service("shop", "web"), func(o *corev1.Service) {

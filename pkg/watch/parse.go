@@ -20,23 +20,23 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// fileBudget bounds what one file of manifests may cost.
+// fileBudget limits the cost of one file of manifests.
 type fileBudget struct {
-	// documents is how many documents of a file are read, objects how many of its objects are used, and reports how many problems of
-	// it are reported one by one.
+	// documents is the largest number of documents that are read, objects that of objects that are used, and reports that of
+	// problems that are reported one by one.
 	documents, objects, reports int
-	// object is the size of an object as JSON, in bytes; an API server takes no larger request. depth is how many Lists may lie in
-	// each other, and text how many bytes of an error are reported.
+	// object is the largest size of an object as JSON, in bytes; the API server has the same limit for a request. depth is the
+	// deepest nesting of Lists, and text the largest number of bytes of an error message.
 	object, depth, text int
 }
 
-// largestFile is in bytes. It has room for 200,000 Services with ten endpoints each.
+// largestFile is the largest size of a file, in bytes: enough for 200,000 Services with ten endpoints each.
 const largestFile = 256 << 20
 
 var usualBudget = fileBudget{documents: 1_000_000, objects: 1_000_000, reports: 20, object: 3 << 20, depth: 4, text: 500}
 
-// parser reads manifests. The decoder knows all kinds of the API groups that it needs, and is strict: a misspelt field
-// is reported, as kubectl would.
+// parser reads manifests. The decoder knows all kinds of the API groups that it needs. It is strict: a misspelt field is
+// reported, as in kubectl.
 type parser struct {
 	decoder runtime.Decoder
 	fileBudget
@@ -50,24 +50,24 @@ func newParser() parser {
 	return parser{serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer(), usualBudget}
 }
 
-// parsed is what a file holds: objects with defaults set, in the file's order, and what is wrong with it.
+// parsed is the content of a file: its objects in order, with defaults, and its problems.
 type parsed struct {
 	objects  []runtime.Object
 	problems []model.Problem
-	// unread is how many documents and items of Lists cannot be read.
+	// unread is the number of documents and items of Lists that cannot be read.
 	unread int
 }
 
-// reading is the parsing of one file.
+// reading is the state of parsing one file.
 type reading struct {
 	parser
 	parsed
 	path string
-	// number and line are those of the document that is being read, more is how many problems there are beside those of parsed.
+	// number and line are those of the current document. more is the number of problems that are not listed in parsed.
 	number, line, more int
 }
 
-// parse reads all documents of a YAML or JSON file. A document that cannot be read, or an item of a List, is a problem, and left out.
+// parse reads all documents of a YAML or JSON file. A document or an item of a List that cannot be read becomes a problem.
 func (p parser) parse(path string, content []byte) parsed {
 	r := &reading{parser: p, path: path}
 	for _, d := range split(content) {
@@ -112,7 +112,7 @@ func (r *reading) values(list []json.RawMessage) {
 	}
 }
 
-// value reads an object, or a List in so many others.
+// value reads an object or a List. depth is the number of enclosing Lists.
 func (r *reading) value(value json.RawMessage, depth int) {
 	if value = bytes.TrimSpace(value); bytes.Equal(value, []byte("null")) {
 		return
@@ -151,7 +151,7 @@ var used = map[schema.GroupVersionKind]bool{
 	networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"):  true,
 }
 
-// typed returns an item with the type that its List gives it, unless it has one. Only an object has one.
+// typed returns an item of a List with the type of the List. It does not change an item that has a type or is no object.
 func typed(item json.RawMessage, t metav1.TypeMeta) json.RawMessage {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(item, &fields) != nil || fields == nil || fields["kind"] != nil || fields["apiVersion"] != nil {
@@ -196,13 +196,13 @@ func (r *reading) object(value json.RawMessage) {
 	r.objects = append(r.objects, item)
 }
 
-// unreadable reports a document, or an item of a List, that cannot be read.
+// unreadable reports a document or an item of a List that cannot be read.
 func (r *reading) unreadable(err error) {
 	r.unread++
 	r.complain("", fmt.Sprintf("cannot be read and is left out: %v", err))
 }
 
-// complain reports a problem of the document that is being read.
+// complain reports a problem of the current document.
 func (r *reading) complain(field, reason string) {
 	if len(r.problems) >= r.reports {
 		r.more++

@@ -9,12 +9,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// current returns an error that has a reflector read everything anew, where the API server is behind what a watch is to go on from: its
-// data have been restored from a backup. Such a watch would be silent until as much has happened again, and what has gone with the
-// restoration would never be told. One object is asked for, so that the answer comes from the data and not from what a server remembers.
+// current returns an error that causes a reflector to list all objects again, if the API server's data are older than the version
+// from which a watch should continue: they were restored from a backup. Such a watch would be silent until the server reaches
+// that version again, and would never report the changes that the restoration undid. current lists one object, so that the answer
+// comes from the data and not from a cache of the server.
 func (r resource) current(ctx context.Context, o metav1.ListOptions) error {
 	if o.SendInitialEvents != nil || o.ResourceVersion == "" || o.ResourceVersion == "0" {
-		return nil // everything comes with it
+		return nil // the answer contains all objects
 	}
 	_, now, err := r.listed(ctx, metav1.ListOptions{LabelSelector: o.LabelSelector, FieldSelector: o.FieldSelector, Limit: 1})
 	if err != nil {
@@ -22,7 +23,7 @@ func (r resource) current(ctx context.Context, o metav1.ListOptions) error {
 	}
 	order, err := resourceversion.CompareResourceVersion(now, o.ResourceVersion)
 	if err != nil || order >= 0 {
-		return nil //nolint:nilerr // versions that can't be compared tell nothing
+		return nil //nolint:nilerr // versions that cannot be compared
 	}
 	return apierrors.NewResourceExpired(fmt.Sprintf("the API server's data have resource version %s, older than the known version %s: "+
 		"they were restored from a backup", now, o.ResourceVersion))

@@ -11,7 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// TestAWatchGoesOnOnlyWhereTheServerKnowsMore asks before a watch is taken up whether the server's data have gone back in time.
+// TestAWatchGoesOnOnlyWhereTheServerKnowsMore: before a watch, the source checks whether the server's data are older than its
+// own.
 func TestAWatchGoesOnOnlyWhereTheServerKnowsMore(t *testing.T) {
 	failure := errors.New("no")
 	for name, c := range map[string]struct {

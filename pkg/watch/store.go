@@ -13,15 +13,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Store hands out what a source has read so far. All methods may be called from any goroutine. Each call decodes the
-// object anew, so the caller owns what it gets. The objects hold only what the proxy reads: see transform.go.
+// Store returns the objects that a source has read. All methods may be called from any goroutine. Each call decodes a new object,
+// which the caller owns. The objects have only the fields that the proxy reads (see wire.go).
 type Store struct {
 	nodeName                              string
 	report                                func(model.Problem)
 	services, slices, nodes, serviceCIDRs *objects
 }
 
-// newStore returns a store of nothing, which marks and reports what is put into it.
+// newStore returns an empty store, which marks and reports changes of its objects.
 func newStore(cfg Config) Store {
 	mark := marker{nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report()}
 	transform := transformer{report: cfg.report()}.transform
@@ -32,7 +32,7 @@ func newStore(cfg Config) Store {
 	}
 }
 
-// Service returns a Service, or nil where there is none or another proxy has to handle it.
+// Service returns a Service, or nil if it does not exist or is assigned to another proxy.
 func (s *Store) Service(name types.NamespacedName) *corev1.Service {
 	service := &corev1.Service{}
 	if !s.ReadService(name, service) {
@@ -41,8 +41,8 @@ func (s *Store) Service(name types.NamespacedName) *corev1.Service {
 	return service
 }
 
-// ReadService makes an object what [Store.Service] would return, whatever it was before, in memory of its lists if they are long enough.
-// It reports false where there is nothing to return.
+// ReadService decodes the same Service as [Store.Service] into an object, whatever its content before, and reuses the memory of
+// its lists. It returns false if there is no such Service.
 func (s *Store) ReadService(name types.NamespacedName, into *corev1.Service) bool {
 	stored := s.services.get(name)
 	if stored == nil || stored.excluded {
@@ -52,7 +52,7 @@ func (s *Store) ReadService(name types.NamespacedName, into *corev1.Service) boo
 	return s.decoded("Service", stored, into)
 }
 
-// Services returns the names of all Services that [Store.Service] has an object for, in order.
+// Services returns the names of all Services that [Store.Service] returns, in order.
 func (s *Store) Services() []types.NamespacedName {
 	var names []types.NamespacedName
 	for _, stored := range s.services.list() {
@@ -64,7 +64,7 @@ func (s *Store) Services() []types.NamespacedName {
 	return names
 }
 
-// Slices returns the EndpointSlices that belong to a Service, of all address types, in order of their names.
+// Slices returns the EndpointSlices of a Service, of all address types, in order of their names.
 func (s *Store) Slices(service types.NamespacedName) []*discoveryv1.EndpointSlice {
 	var list []*discoveryv1.EndpointSlice
 	for _, stored := range s.Stored(service) {
@@ -76,7 +76,7 @@ func (s *Store) Slices(service types.NamespacedName) []*discoveryv1.EndpointSlic
 	return list
 }
 
-// Stored returns what [Store.Slices] does, to be decoded as far as it is needed.
+// Stored returns the same slices as [Store.Slices], for decoding on demand.
 func (s *Store) Stored(service types.NamespacedName) []model.Slice {
 	found := s.slices.of(service)
 	list := make([]model.Slice, len(found))
@@ -92,18 +92,18 @@ type storedSlice struct {
 	*object
 }
 
-// Read implements [model.Slice]. There are no labels in it: whose slice it is, the caller knows.
+// Read implements [model.Slice]. The stored form has no labels; the caller knows the Service.
 func (s storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	endpoints := into.Endpoints[:0]
 	if n := count(s.data, fieldEndpoints); n > cap(endpoints) {
-		// Decoding appends to the list, which would be made anew five times while it grows to ten endpoints.
+		// Decoding appends to the list. Without capacity, the list would be reallocated five times for ten endpoints.
 		endpoints = make([]discoveryv1.Endpoint, 0, n)
 	}
 	*into = discoveryv1.EndpointSlice{Endpoints: endpoints, Ports: into.Ports[:0]}
 	return s.store.decoded("EndpointSlice", s.object, into)
 }
 
-// Node returns the proxy's own Node, or nil while there is none.
+// Node returns this Node, or nil if it does not exist.
 func (s *Store) Node() *corev1.Node {
 	stored := s.nodes.get(types.NamespacedName{Name: s.nodeName})
 	if stored == nil {
@@ -129,7 +129,7 @@ func (s *Store) ServiceCIDRs() []*networkingv1.ServiceCIDR {
 	return list
 }
 
-// decoded reports false, and what is wrong, where an object is left out because it can't be read.
+// decoded decodes a stored object. If this fails, it reports a problem and returns false.
 func (s *Store) decoded(kind string, stored *object, into message) bool {
 	err := stored.decode(into)
 	if err != nil {

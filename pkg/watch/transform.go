@@ -13,8 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// The labels by which other proxies' Services and headless Services' EndpointSlices are told from ours. Any value,
-// even an empty one, excludes (KEP-2447 and KEP-0752).
+// Labels that mark Services of other proxies and EndpointSlices of headless Services. Any value excludes an object, even an empty
+// one (KEP-2447 and KEP-0752).
 const (
 	labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 	labelHeadless         = corev1.IsHeadlessService
@@ -28,7 +28,7 @@ type transformer struct {
 	report func(model.Problem)
 }
 
-// transform is a cache.TransformFunc. It leaves alone what went through it before.
+// transform is a cache.TransformFunc. It returns objects in stored form unchanged.
 func (t transformer) transform(item any) (any, error) {
 	switch item := item.(type) {
 	case *object:
@@ -45,7 +45,7 @@ func (t transformer) transform(item any) (any, error) {
 	return nil, fmt.Errorf("store %T: not a kind that is watched", item)
 }
 
-// marshalled stores an object that somebody else has decoded.
+// marshalled encodes and stores a decoded object.
 func marshalled(item message, store func([]byte) (*object, error)) (*object, error) {
 	data, err := item.Marshal()
 	if err != nil {
@@ -54,7 +54,7 @@ func marshalled(item message, store func([]byte) (*object, error)) (*object, err
 	return store(data)
 }
 
-// service stores an encoded Service.
+// service returns the stored form of an encoded Service.
 func (t transformer) service(data []byte) (*object, error) {
 	const spec, clusterIP = 2, 3
 	metadata := find(data, fieldMetadata)
@@ -64,7 +64,7 @@ func (t transformer) service(data []byte) (*object, error) {
 	return t.stored("Service", metadata, keptOfService.fields, data), nil
 }
 
-// stored leaves out what can't be read: one such object must not keep all others from being seen.
+// stored returns nil for an object that cannot be read, and reports it: one such object must not hide all others.
 func (t transformer) stored(kind string, metadata []byte, keep []kept, data []byte) *object {
 	o, err := stored(metadata, keep, data)
 	if err != nil {
@@ -74,7 +74,7 @@ func (t transformer) stored(kind string, metadata []byte, keep []kept, data []by
 	return o
 }
 
-// slice stores an encoded EndpointSlice.
+// slice returns the stored form of an encoded EndpointSlice.
 func (t transformer) slice(data []byte) (*object, error) {
 	const addressType = 4
 	metadata := find(data, fieldMetadata)
@@ -110,7 +110,7 @@ func (t transformer) trigger(o *object, metadata []byte) time.Time {
 	return at.UTC()
 }
 
-// stripNode leaves out the conditions above all: the kubelet renews them every few minutes.
+// stripNode keeps only fields that the proxy reads. The kubelet updates the conditions every few minutes.
 func stripNode(n *corev1.Node) *corev1.Node {
 	stripped := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, DeletionTimestamp: n.DeletionTimestamp},

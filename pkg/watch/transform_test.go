@@ -16,7 +16,7 @@ import (
 
 func ptr[T any](value T) *T { return &value }
 
-// put stores what the API server would send.
+// put stores objects as if the API server sent them.
 func put(t *testing.T, store *Store, items ...metav1.Object) {
 	t.Helper()
 	for _, item := range items {

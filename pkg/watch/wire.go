@@ -7,8 +7,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// kept says what is stored of a field of an encoded protobuf message: all of it, the first if it is repeated, or of a message
-// what is stored of its fields, by their numbers. The zero value stands for nothing.
+// kept says how much of a field of an encoded protobuf message is stored: all of it, the first one of a repeated field, or some
+// fields of a message, by their numbers. The zero value stands for nothing.
 type kept struct {
 	how
 	fields []kept
@@ -21,8 +21,8 @@ const (
 	first
 )
 
-// What is stored of a Service and of an EndpointSlice, by the field numbers in generated.proto of their API groups. A field that is
-// missing here is missing everywhere.
+// The stored fields of a Service and of an EndpointSlice, by the field numbers in generated.proto of their API groups. The
+// program sees all other fields as empty.
 var (
 	keptOfService = kept{fields: []kept{
 		1: {fields: []kept{1: {how: all}, 3: {how: all}, 8: {how: all}}}, // metadata: name, namespace, creationTimestamp
@@ -41,14 +41,14 @@ var (
 			22: {how: all},                                                                   // internalTrafficPolicy
 		}},
 		3: {fields: []kept{1: {fields: []kept{ // status.loadBalancer
-			// ingress: ip, ipMode. Entries without an address stay, so that the indexes of the others do.
+			// ingress: ip, ipMode. Entries without an address are stored too, because problems contain indexes.
 			1: {fields: []kept{1: {how: all}, 3: {how: all}}},
 		}}}},
 	}}
 	keptOfSlice = kept{fields: []kept{
 		1: {fields: []kept{1: {how: all}, 3: {how: all}}}, // metadata: name, namespace
 		2: {fields: []kept{ // endpoints
-			1: {how: first}, // addresses: the API gives no meaning to the others
+			1: {how: first}, // addresses: the API does not define the meaning of further ones
 			2: {how: all},   // conditions
 			6: {how: all},   // nodeName
 			8: {how: all},   // hints
@@ -58,7 +58,7 @@ var (
 	}}
 )
 
-// strip appends to a buffer what is stored of an encoded message.
+// strip appends the stored fields of an encoded message to a buffer.
 func strip(into, data []byte, keep []kept) ([]byte, error) {
 	var seen uint64
 	for f, err := range fieldsOf(data) {
@@ -86,7 +86,7 @@ func strip(into, data []byte, keep []kept) ([]byte, error) {
 	return into, nil
 }
 
-// insertLength inserts, at start, the length of all bytes from there to the end.
+// insertLength inserts the length of b[start:] at start.
 func insertLength(b []byte, start int) []byte {
 	size := len(b) - start
 	n := protowire.SizeVarint(uint64(size))
@@ -98,14 +98,14 @@ func insertLength(b []byte, start int) []byte {
 
 var errWire = errors.New("not an encoded protobuf message")
 
-// field is one field of an encoded message: its tag and its value, as they are encoded.
+// field is one field of an encoded message: its encoded tag and value.
 type field struct {
 	number     protowire.Number
 	kind       protowire.Type
 	tag, value []byte
 }
 
-// content returns the bytes of a string or a message, and nil of a number.
+// content returns the bytes of a string or a message, or nil for a number.
 func (f *field) content() []byte {
 	if f.kind != protowire.BytesType {
 		return nil
@@ -114,8 +114,8 @@ func (f *field) content() []byte {
 	return content
 }
 
-// fieldsOf iterates over the fields of an encoded message. The last pair has an error if the rest is not a field. Groups, which no API
-// object uses, count as such.
+// fieldsOf iterates over the fields of an encoded message. The last pair has an error if the rest is invalid. Groups are invalid:
+// no API object uses them.
 func fieldsOf(data []byte) iter.Seq2[field, error] {
 	return func(yield func(field, error) bool) {
 		for len(data) > 0 {
@@ -137,7 +137,7 @@ func fieldsOf(data []byte) iter.Seq2[field, error] {
 	}
 }
 
-// find returns what the last field of that number in a message holds, or nil.
+// find returns the content of a message's last field with a number, or nil.
 func find(data []byte, number protowire.Number) (content []byte) {
 	for f, err := range fieldsOf(data) {
 		if err != nil {
@@ -150,7 +150,7 @@ func find(data []byte, number protowire.Number) (content []byte) {
 	return content
 }
 
-// count returns the number of fields of that number in a message.
+// count returns the number of a message's fields with a number.
 func count(data []byte, number protowire.Number) (n int) {
 	for f, err := range fieldsOf(data) {
 		if err != nil {
@@ -163,7 +163,7 @@ func count(data []byte, number protowire.Number) (n int) {
 	return n
 }
 
-// entry returns the value of a map's entry with a key, and whether there is one. The map is a field of that number.
+// entry returns the value of a key in a map field, and whether the map has the key.
 func entry(data []byte, number protowire.Number, key string) (value string, ok bool) {
 	const keyField, valueField = 1, 2
 	for f, err := range fieldsOf(data) {

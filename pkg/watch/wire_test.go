@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// fill sets every field of an object, in lists and maps twice and once.
+// fill sets every field of an object, with two elements in lists and one in maps.
 func fill(v reflect.Value, counter *int) {
 	*counter++
 	switch v.Kind() {
@@ -55,7 +55,7 @@ func fill(v reflect.Value, counter *int) {
 	}
 }
 
-// TestStripping compares what is left of objects with all fields set, field by field, with the same thing done to Go structs.
+// TestStripping sets all fields of objects and compares the stripped form, field by field, with the same operation on Go structs.
 func TestStripping(t *testing.T) {
 	counter := 0
 	service, slice := &corev1.Service{}, &discoveryv1.EndpointSlice{}
@@ -106,8 +106,8 @@ func strippedSlice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	return out
 }
 
-// TestFieldsThatAreReadAreStored finds all fields of Services and EndpointSlices that the program reads outside of this package, and looks
-// for them in the lists of stored fields. A field that is missing there is empty for its reader.
+// TestFieldsThatAreReadAreStored finds all fields of Services and EndpointSlices that other packages read, and looks them up in
+// the lists of stored fields. A field that is not stored is empty for its reader.
 func TestFieldsThatAreReadAreStored(t *testing.T) {
 	known := map[string]bool{}
 	noteStored(reflect.TypeFor[corev1.Service](), keptOfService, known)
@@ -125,7 +125,7 @@ func TestFieldsThatAreReadAreStored(t *testing.T) {
 		for expression, selection := range p.TypesInfo.Selections {
 			name, at := selectedField(selection), p.Fset.Position(expression.Pos())
 			if filepath.Base(at.Filename) == "declared.go" {
-				continue // it explains a Service that a command has just read from the API server
+				continue // it reads a Service that a command has just read from the API server
 			}
 			stored, ours := known[name]
 			if !ours {
@@ -151,7 +151,7 @@ func selectedField(s *types.Selection) string {
 	return types.TypeString(of, nil) + "." + s.Obj().Name()
 }
 
-// noteStored notes for each field of a type whether it is stored, and so on for the types of those fields of which a part is.
+// noteStored records for each field of a type whether it is stored, recursively for the types of partly stored fields.
 func noteStored(of reflect.Type, keep kept, known map[string]bool) {
 	for of.Kind() == reflect.Slice || of.Kind() == reflect.Pointer {
 		of = of.Elem()
@@ -179,7 +179,7 @@ func noteStored(of reflect.Type, keep kept, known map[string]bool) {
 	}
 }
 
-// noteEmbedded notes the fields of an object's metadata, which are those of the object for Go.
+// noteEmbedded records the fields of an object's embedded metadata, which Go promotes to the object.
 func noteEmbedded(of, embedded reflect.Type, keep kept, known map[string]bool) {
 	inner := map[string]bool{}
 	noteStored(embedded, keep, inner)
@@ -190,7 +190,7 @@ func noteEmbedded(of, embedded reflect.Type, keep kept, known map[string]bool) {
 	}
 }
 
-// FuzzStrip: whatever comes is stripped to a message that can be read again, or is an error; stripping is done once and for all.
+// FuzzStrip: any input is stripped to a valid message or is an error. Stripping twice equals stripping once.
 func FuzzStrip(f *testing.F) {
 	data, err := bigSlice(1, 2).Marshal()
 	if err != nil {
