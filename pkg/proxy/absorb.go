@@ -15,9 +15,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// absorb turns what has just changed into what is planned, as far as there is time, and returns the Services that were planned.
+// absorb plans new changes within the time of one batch, and returns the planned Services.
 func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.NamespacedName {
-	if dirty.Node && p.absorbNode(ctx) && p.Planner.Services() > 0 { // at the start all are dirty
+	if dirty.Node && p.absorbNode(ctx) && p.Planner.Services() > 0 { // at the start all Services are dirty already
 		dirty.Services = p.withAll(dirty.Services)
 	}
 	if dirty.ServiceCIDRs {
@@ -44,19 +44,19 @@ func sortedNames(set map[types.NamespacedName]struct{}) []types.NamespacedName {
 	return names
 }
 
-// absorbNode takes up this node's object. It reports a change of what Services depend on.
+// absorbNode reads this node's object. It returns whether a field changed that Services depend on.
 func (p *Proxy) absorbNode(ctx context.Context) (changed bool) {
 	object := p.Source.Node()
 	p.Health.Node(object)
 	node := model.NodeOf(p.NodeName, object)
 	if object == nil && p.node.Name != "" {
-		node = p.node // a Node that is deleted registers anew, and the machine stays what it is
+		node = p.node // a deleted Node registers again; until then, the machine's facts remain valid
 	} else if node.IPs == ([2]netip.Addr{}) {
-		node.IPs = p.node.IPs // it gets its addresses some time after it has registered
+		node.IPs = p.node.IPs // a Node gets its addresses some time after it registers
 	}
 	node = node.WithIP(p.NodeIP)
 	if node.IPs != p.node.IPs {
-		message := "NodeIPs changed for the node" // this and the other message are kube-proxy's
+		message := "NodeIPs changed for the node" // both messages are kube-proxy's
 		if p.node.IPs == ([2]netip.Addr{}) {
 			message = "Successfully retrieved NodeIPs"
 		}
@@ -71,7 +71,7 @@ func (p *Proxy) absorbNode(ctx context.Context) (changed bool) {
 	return changed
 }
 
-// withAll adds all Services that there are.
+// withAll adds the names of all Services.
 func (p *Proxy) withAll(dirty map[types.NamespacedName]struct{}) map[types.NamespacedName]struct{} {
 	if dirty == nil {
 		dirty = map[types.NamespacedName]struct{}{}
@@ -93,7 +93,7 @@ func (p *Proxy) absorbNodePorts(ctx context.Context, node model.Node) {
 		}
 		p.Planner.SetNodeAddresses(f, addrs)
 		p.nodeAddrs[f] = addrs
-		p.tellNodeAddresses(f, addrs)
+		p.setNodeAddresses(f, addrs)
 		if p.NodePorts.everywhere(f, node) {
 			addrs = []netip.Addr{unspecified[f]}
 		}
@@ -101,8 +101,8 @@ func (p *Proxy) absorbNodePorts(ctx context.Context, node model.Node) {
 	}
 }
 
-// absorbPodCIDRs takes up where this node's pods have their addresses from. A Node that has none, as when it registers
-// anew, leaves those that there were.
+// absorbPodCIDRs plans with the prefixes of this node's pods. A Node without prefixes, such as one that has just registered
+// again, leaves the previous ones in force.
 func (p *Proxy) absorbPodCIDRs(ctx context.Context, object *corev1.Node) {
 	cidrs, problems := model.PodCIDRs(object)
 	p.reportNew(types.NamespacedName{Name: p.NodeName}, problems)
@@ -116,7 +116,7 @@ func (p *Proxy) absorbPodCIDRs(ctx context.Context, object *corev1.Node) {
 	}
 }
 
-// unspecified stands for all addresses of a family.
+// unspecified are the addresses that stand for all addresses of a family.
 var unspecified = [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 
 func (p *Proxy) absorbServiceCIDRs() {
@@ -128,26 +128,26 @@ func (p *Proxy) absorbServiceCIDRs() {
 	}
 }
 
-// absorbService takes up what has been made of a Service, nil where it is nothing to proxy.
+// absorbService plans a Service; nil removes it from the plan.
 func (p *Proxy) absorbService(name types.NamespacedName, s *model.Service) {
 	var problems []model.Problem
 	if s != nil {
 		problems = s.Problems
 	}
 	p.absorbCheck(name, s)
-	p.tellNodePorts(name, s)
+	p.setNodePorts(name, s)
 	if p.observed() {
 		p.observe(name, s)
 	}
 	p.Planner.Set(name, s)
-	problems = slices.Clip(problems) // which are the Service's
+	problems = slices.Clip(problems) // the list belongs to the Service: append must copy it
 	for _, e := range p.Planner.Excess(name) {
 		problems = append(problems, model.Problem{Kind: "Service", Name: name, Field: e.Field, Reason: e.Reason})
 	}
 	p.reportNew(name, problems)
 }
 
-// absorbCheck takes up what load balancers may ask about a Service.
+// absorbCheck updates the Service's health check for load balancers.
 func (p *Proxy) absorbCheck(name types.NamespacedName, s *model.Service) {
 	old, had := p.checks[name]
 	if s == nil || s.HealthCheckNodePort == 0 {
@@ -164,7 +164,7 @@ func (p *Proxy) absorbCheck(name types.NamespacedName, s *model.Service) {
 	}
 }
 
-// syncChecks hands over what has changed; ports that could not be listened on are tried again each time.
+// syncChecks applies changed health checks. It retries ports that could not be opened.
 func (p *Proxy) syncChecks() {
 	if p.checksChanged {
 		broken := p.Checks.Sync(p.checks, slices.Concat(p.checkAddrs[:]...))

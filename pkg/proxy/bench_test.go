@@ -26,7 +26,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// storedSource hands out objects as a store of encoded ones does: decoded anew at every call.
+// storedSource decodes its objects at each call, as watch.Store does.
 type storedSource struct {
 	*fakeSource
 	services map[types.NamespacedName][]byte
@@ -61,10 +61,10 @@ func (s *encodedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	return true
 }
 
-// perSlice is the number of endpoints that the controller puts into a slice.
+// perSlice is the number of endpoints that the EndpointSlice controller puts into a slice.
 const perSlice = 100
 
-// putSlice stores one slice of a Service; replaced of its endpoints are others in every round.
+// putSlice stores one slice of a Service. In every round, another part of its endpoints (replaced) is new.
 func (s *storedSource) putSlice(b *testing.B, name types.NamespacedName, number, replaced, round int) {
 	portName, protocol, port, ready := "http", corev1.ProtocolTCP, int32(8080), true
 	slice := &discoveryv1.EndpointSlice{
@@ -94,7 +94,7 @@ func encoded(b *testing.B, o interface{ Marshal() ([]byte, error) }) []byte {
 	return data
 }
 
-// put stores a Service with one slice; round tells two forms of it apart by one endpoint.
+// put stores a Service with one slice. Each round replaces one endpoint.
 func (s *storedSource) put(b *testing.B, i, endpoints, round int) types.NamespacedName {
 	name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}
 	portName, protocol, port, ready := "http", corev1.ProtocolTCP, int32(8080), true
@@ -133,10 +133,10 @@ func newStoredSource(b *testing.B, services, endpoints int) *storedSource {
 	return s
 }
 
-// open returns a proxy of IPv4 on this source and the kernel, for which everything is new.
+// open returns an IPv4 proxy on this source and the kernel, before its first sync.
 func (s *storedSource) open(b *testing.B) *Proxy {
 	kernel := openKernel(b)
-	b.Cleanup(func() { kernel.Close() }) //nolint:errcheck // nothing is left in it
+	b.Cleanup(func() { kernel.Close() }) //nolint:errcheck // it holds nothing any more
 	return s.on(b, kernel)
 }
 
@@ -151,7 +151,7 @@ func openKernel(b *testing.B) *apply.Kernel {
 	return kernel
 }
 
-// on is open, on a kernel that somebody else closes.
+// on returns the same on a given kernel, which the caller closes.
 func (s *storedSource) on(b *testing.B, kernel Kernel) *Proxy {
 	families := model.Families[:1]
 	p := New(Config{
@@ -172,12 +172,12 @@ func (s *storedSource) on(b *testing.B, kernel Kernel) *Proxy {
 
 var sizes = []struct{ services, endpoints int }{{1000, 10}, {10000, 10}, {5000, 50}, {45000, 1}, {50000, 10}}
 
-// quietly is a context whose logger says nothing.
+// quietly returns a context with a logger that discards everything.
 func quietly(b *testing.B) context.Context {
 	return klog.NewContext(b.Context(), klog.Logger{})
 }
 
-// BenchmarkFirstSync goes from stored objects to the kernel's acknowledgement of everything.
+// BenchmarkFirstSync measures from stored objects to the kernel's acknowledgement of the first sync.
 func BenchmarkFirstSync(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
@@ -203,7 +203,7 @@ func BenchmarkFirstSync(b *testing.B) {
 	}
 }
 
-// BenchmarkSync goes from a stored object's change to the kernel's acknowledgement.
+// BenchmarkSync measures from a change of a stored object to the kernel's acknowledgement.
 func BenchmarkSync(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
@@ -242,7 +242,7 @@ func BenchmarkBurst(b *testing.B) {
 	}
 }
 
-// BenchmarkRolling replaces endpoints of one slice of a large Service at a time, beside a thousand small ones.
+// BenchmarkRolling replaces endpoints of one slice of a large Service at a time, beside a thousand small Services.
 func BenchmarkRolling(b *testing.B) {
 	for _, replaced := range []int{1, 10} {
 		for _, endpoints := range []int{100, 1000, 5000} {
@@ -268,7 +268,7 @@ func BenchmarkRolling(b *testing.B) {
 	}
 }
 
-// BenchmarkFirstRolling is the first change of a large Service after the start.
+// BenchmarkFirstRolling measures the first change of a large Service after the start.
 func BenchmarkFirstRolling(b *testing.B) {
 	for _, replaced := range []int{1, 10} {
 		for _, endpoints := range []int{1000, 5000} {
@@ -290,7 +290,7 @@ func BenchmarkFirstRolling(b *testing.B) {
 					b.StartTimer()
 					p.sync(quietly(b))
 					b.StopTimer()
-					if err := kernel.Close(); err != nil { // it would listen to those that follow
+					if err := kernel.Close(); err != nil { // or it would listen during the next runs
 						b.Fatal(err)
 					}
 					b.StartTimer()

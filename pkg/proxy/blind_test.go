@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Where the kernel can't be asked whether somebody has changed the ruleset, the tables are compared: if that fails, too, it is
-// counted and tried again like any sync.
+// If the kernel cannot report foreign changes, the tables are compared. If that fails too, it is counted and retried like any
+// sync.
 func TestALookThatFailsMakesAComparison(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)
@@ -43,7 +43,7 @@ func TestALookThatFailsMakesAComparison(t *testing.T) {
 	})
 }
 
-// plannedAddresses is the number of IPv4 addresses on which the plan has node ports.
+// plannedAddresses returns the number of IPv4 addresses on which the plan has node ports.
 func (b *bench) plannedAddresses() (count int) {
 	b.Planner.EachCount(model.IPv4, func(s *nft.Set, n int) {
 		if s.Name == plan.NodeAddressesSet {
@@ -53,7 +53,7 @@ func (b *bench) plannedAddresses() (count int) {
 	return count
 }
 
-// Addresses of the node that couldn't be read are read again, although nothing tells of a change.
+// A failed read of the node's addresses is retried without an announced change.
 func TestAddressesThatCouldNotBeReadAreReadAgain(t *testing.T) {
 	run(t, func(b *bench) {
 		fails := 3
@@ -75,8 +75,8 @@ func TestAddressesThatCouldNotBeReadAreReadAgain(t *testing.T) {
 	})
 }
 
-// Addresses of the node that can't be read at the start aren't none: the rules that an earlier process has left serve node ports. But
-// all other Services don't wait for ever.
+// If the node's addresses cannot be read at the start, the first sync waits for them, to keep the node ports of an earlier
+// process. It waits for a limited time, because of all other Services.
 func TestTheFirstSyncWaitsForAddresses(t *testing.T) {
 	for name, c := range map[string]struct {
 		fails  time.Duration
@@ -118,7 +118,7 @@ func TestTheFirstSyncWaitsForAddresses(t *testing.T) {
 	}
 }
 
-// counter adds up the series of a counter.
+// counter returns the sum of all series of a counter.
 func (b *bench) counter(t *testing.T, name string) (sum float64) {
 	t.Helper()
 	families, err := b.registry.Gather()

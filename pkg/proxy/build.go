@@ -12,23 +12,22 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// block is a number of Services that one goroutine makes of their objects.
+// block is a group of Services that one goroutine builds.
 type block struct {
 	names []types.NamespacedName
-	// built are what they have become; what had been read of them is replaced by what has been now.
+	// services are the results. readings holds the previous readings, then the new ones.
 	services []*model.Service
 	readings []*model.Reading
-	// n is how many of them there was time for; built is closed when no more are made.
+	// n is the number of Services built in time. built is closed when the block is complete or out of time.
 	n     int
 	built chan struct{}
 }
 
-// blockSize is large enough for handing over to cost nothing, and small enough for nobody to wait long.
+// blockSize is large enough to make the hand-over cheap, and small enough to keep waiting short.
 const blockSize = 32
 
-// build makes Services of their objects, and calls take with each, in the order of the names, until it returns false, or late, unless nil,
-// reports true. What becomes of one doesn't depend on the others, so all processors do it where there are many; take is only called by
-// the caller's goroutine.
+// build builds Services and calls take with each, in the order of names, until take returns false or late, if not nil, returns
+// true. Services are independent of each other, so all processors build if there are many. The caller's goroutine calls take.
 func (p *Proxy) build(names []types.NamespacedName, late func() bool, take func(types.NamespacedName, *model.Service) (more bool)) {
 	if len(names) <= blockSize {
 		for _, name := range names {
@@ -75,21 +74,21 @@ func (p *Proxy) build(names []types.NamespacedName, late func() bool, take func(
 	}
 }
 
-// mostAhead is how many blocks are built before they are taken, in vain where nobody takes them any more.
+// mostAhead is the largest number of blocks built but not taken. They are wasted if take returns false.
 const mostAhead = 32
 
-// works are the blocks that several goroutines build, each the next one that nobody has begun.
+// works are the blocks of one build. Each goroutine builds the next block that is not started.
 type works struct {
 	proxy  *Proxy
 	late   func() bool
 	blocks []*block
 	begun  atomic.Int64
-	// room has a value for each block that has begun and isn't taken; stop is closed when no further one is wanted.
+	// room has a value for each block that was started and is not taken. stop is closed when no further block is needed.
 	room chan struct{}
 	stop chan struct{}
 }
 
-// enter waits for room for another block. It reports false if none is wanted.
+// enter waits for room for another block. It returns false if no further block is needed.
 func (w *works) enter() bool {
 	select {
 	case w.room <- struct{}{}:
@@ -99,7 +98,7 @@ func (w *works) enter() bool {
 	}
 }
 
-// buildNext reports false if there is nothing left to begin.
+// buildNext builds the next block. It returns false if none is left.
 func (w *works) buildNext(room *model.Room) bool {
 	next := int(w.begun.Add(1)) - 1
 	if next >= len(w.blocks) {
@@ -109,7 +108,7 @@ func (w *works) buildNext(room *model.Room) bool {
 	return true
 }
 
-// await returns when a block has been built. Meanwhile it builds others: who only waited would leave a processor idle half of the time.
+// await waits for a block and builds others meanwhile. Mere waiting would leave a processor idle half of the time.
 func (w *works) await(b *block) {
 	for {
 		select {
@@ -119,7 +118,7 @@ func (w *works) await(b *block) {
 		}
 		select {
 		case w.room <- struct{}{}:
-		default: // it has begun: all before it were taken
+		default: // all earlier blocks are taken, so this one was started
 			<-b.built
 			return
 		}
@@ -130,8 +129,8 @@ func (w *works) await(b *block) {
 	}
 }
 
-// recall makes Services that are planned for the first time have the numbers that the kernel's tables have. Without them they get others,
-// and all is written again.
+// recall reserves for new Services the numbers that they have in the kernel's tables. With other numbers, the tables would need a
+// full sync.
 func (p *Proxy) recall(services []*model.Service) {
 	if !p.Planner.Recalling() {
 		return
@@ -162,8 +161,8 @@ func (p *Proxy) buildBlock(room *model.Room, b *block, late func() bool) {
 	close(b.built)
 }
 
-// buildService makes a Service of its objects. Of one with many slices it takes what has been read before and returns what has been
-// now, nil of others: that of one changes at a time.
+// buildService builds a Service from its objects. If the Service has many slices, it reuses the previous reading and returns the
+// new one, else nil.
 func (p *Proxy) buildService(room *model.Room, name types.NamespacedName, before *model.Reading) (*model.Service, *model.Reading) {
 	if !p.Source.ReadService(name, &room.Service) {
 		return nil, nil
@@ -171,7 +170,7 @@ func (p *Proxy) buildService(room *model.Room, name types.NamespacedName, before
 	return model.Rebuild(room, before, p.Source.Stored(name), p.node, p.Model)
 }
 
-// remember keeps what has been read of a Service.
+// remember keeps the reading of a Service.
 func (p *Proxy) remember(name types.NamespacedName, r *model.Reading) {
 	if r != nil {
 		p.readings[name] = r

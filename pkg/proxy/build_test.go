@@ -18,7 +18,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// countingSource counts how often slices are read.
+// countingSource counts reads of slices.
 type countingSource struct {
 	*fakeSource
 	reads atomic.Int32
@@ -42,14 +42,14 @@ func (s countedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	return true
 }
 
-// build has the proxy make some Services, and returns how many slices were read for that, and what came of the last Service.
+// build makes the proxy build some Services. It returns the number of slices read, and the last Service.
 func (s *countingSource) build(p *Proxy, names []types.NamespacedName) (reads int, last *model.Service) {
 	s.reads.Store(0)
 	p.build(names, nil, func(_ types.NamespacedName, built *model.Service) bool { last = built; return true })
 	return int(s.reads.Load()), last
 }
 
-// TestOfManySlicesOnlyThoseThatHaveChangedAreRead: from the first change on, wherever a Service was first read.
+// TestOfManySlicesOnlyThoseThatHaveChangedAreRead: from the first change on, for any goroutine that first read the Service.
 func TestOfManySlicesOnlyThoseThatHaveChangedAreRead(t *testing.T) {
 	const services, slices = 2 * blockSize, 5
 	s := &countingSource{fakeSource: &fakeSource{
@@ -92,7 +92,7 @@ func TestOfManySlicesOnlyThoseThatHaveChangedAreRead(t *testing.T) {
 	}
 }
 
-// pairedSource has Services that can only be read while another one is: that of an even block together with that of the next one.
+// pairedSource blocks the read of a Service until another one is read: one of an even block with one of the next block.
 type pairedSource struct {
 	*fakeSource
 	begun map[types.NamespacedName]chan struct{}
@@ -114,8 +114,7 @@ func (s *pairedSource) ReadService(n types.NamespacedName, into *corev1.Service)
 	return s.fakeSource.ReadService(n, into)
 }
 
-// TestWhoWaitsForABlockBuildsAnother: otherwise the loop would do nothing while another goroutine builds what it waits for, always
-// the very next block.
+// TestWhoWaitsForABlockBuildsAnother: otherwise the loop would idle while another goroutine builds the next block.
 func TestWhoWaitsForABlockBuildsAnother(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	const blocks = 6

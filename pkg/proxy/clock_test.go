@@ -16,10 +16,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// jumped is a time as time.Now returns it after somebody has set the machine's clock: the hour of the day is another, and what the
-// kernel calls monotonic goes on.
+// jumped returns a time as time.Now returns it after the machine's clock was set: the wall clock jumps, the monotonic clock does
+// not.
 func jumped(t time.Time, seconds int64) time.Time {
-	// As package time has it: 33 bits of seconds since 1885 above 30 bits of nanoseconds, beside the monotonic clock.
+	// The layout of package time: 33 bits of seconds since 1885 above 30 bits of nanoseconds, beside the monotonic clock.
 	wall := (*uint64)(unsafe.Pointer(&t))
 	*wall += uint64(seconds) << 30
 	return t
@@ -35,8 +35,8 @@ func TestJumpedIsWhatItSays(t *testing.T) {
 	}
 }
 
-// The clock of the machine is set for and back while Services change, syncs fail and nothing happens. All happens when it would have
-// happened.
+// The machine's clock is set forward and back while Services change, syncs fail and the loop idles. Each event happens at the
+// same monotonic time as without.
 func TestTheClockIsSet(t *testing.T) {
 	want := history(t, nil)
 	if len(want) < 20 {
@@ -48,9 +48,9 @@ func TestTheClockIsSet(t *testing.T) {
 	}
 }
 
-// history runs the proxy for some minutes, in which the clock is set to one offset after the other, and lists what happened when.
+// history runs the proxy for some minutes, sets the clock to one offset after the other, and lists the events with their times.
 func history(t *testing.T, offsets []int64) (list []string) {
-	real := time.Now() // that of the bubble has no monotonic part
+	real := time.Now() // the bubble's time has no monotonic part
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
 		happened := func(format string, args ...any) {

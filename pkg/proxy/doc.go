@@ -1,6 +1,6 @@
-// Package proxy is the loop that keeps the kernel at what the cluster wants. One goroutine owns everything that changes.
+// Package proxy is the loop that keeps the kernel's tables as planned. One goroutine owns all mutable state.
 //
 // In: names that a tracker has marked, objects from a source.
-// Out: the kernel's tables, metrics, health, reports of what could not be used.
-// Never: an element, a rule or an API call of its own.
+// Out: the kernel's tables, metrics, health, reports of problems.
+// Never: makes an element or a rule, or calls the API.
 package proxy

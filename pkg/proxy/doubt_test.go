@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// count reads the series of a metric that has one label at most, by the label's value.
+// count returns the series of a metric with at most one label, by the label's value.
 func count(t *testing.T, g prometheus.Gatherer, name string) map[string]float64 {
 	t.Helper()
 	families, err := g.Gather()

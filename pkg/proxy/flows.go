@@ -13,25 +13,25 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Flows deletes connection tracking entries beside the loop; it takes over what it is given.
+// Flows deletes connection tracking entries beside the loop. It takes ownership of its arguments.
 type Flows interface {
 	Request(*conntrack.Desired)
 }
 
-// flowState is what is remembered of flows from one sync to the next.
+// flowState is the state about flows that one sync leaves for the next.
 type flowState struct {
 	// earlier are the UDP frontends of an earlier process, until the first sync.
 	earlier []model.Key
-	// served are the addresses on which node ports were served after the last sync.
+	// served are the addresses that served node ports after the last sync.
 	served [2][]netip.Addr
 }
 
-// patienceWithEarlier is how long a start waits for what the tables of an earlier process hold. The kernel's work grows with the square
-// of the number of frontends: it is some 10 ms with 10,000.
+// patienceWithEarlier is the longest time that a start waits for the frontends of an earlier process. The kernel's work grows
+// with the square of the number of frontends: some 10 ms for 10,000.
 const patienceWithEarlier = time.Second
 
-// readEarlier reads which UDP frontends the tables of an earlier process have. Flows to those that don't exist any more, because
-// their Services were deleted while no process ran, are the program's own. Any other flow may be another program's.
+// readEarlier reads the UDP frontends in the tables of an earlier process. A frontend may be missing in the plan because its
+// Service was deleted while no process ran. Its flows are the program's own. Other unknown flows may be another program's.
 func (p *Proxy) readEarlier(ctx context.Context) {
 	if p.Earlier == nil {
 		return
@@ -53,9 +53,9 @@ func (p *Proxy) readEarlier(ctx context.Context) {
 	}
 }
 
-// syncFlows has the flows looked at that may have to go now that the kernel holds what is wanted: those of changed frontends; those
-// to an address that serves node ports from now on; or after a time without rules, those of all, because a flow that began without
-// rules stays without.
+// syncFlows requests a search for stale flows after a commit: flows of changed frontends; flows to an address that serves node
+// ports from now on; and after a time without rules flows of all frontends, because a flow that began without rules is not
+// translated.
 func (p *Proxy) syncFlows(kind apply.Kind) {
 	changed := p.Planner.TakeFlows()
 	all := kind == apply.Full || !p.started
@@ -87,7 +87,7 @@ func (p *Proxy) syncFlows(kind apply.Kind) {
 	p.Flows.Request(d)
 }
 
-// addFlows adds what is true of a frontend now.
+// addFlows adds the current state of a frontend.
 func (p *Proxy) addFlows(d *conntrack.Desired, k model.Key) {
 	allowed, exists := p.Planner.FlowSources(k)
 	switch {
@@ -102,8 +102,8 @@ func (p *Proxy) addFlows(d *conntrack.Desired, k model.Key) {
 	}
 }
 
-// nodeAddressAdded reports whether node ports are served on an address on which they weren't before. Link-local addresses don't
-// count: a pod that starts brings one along, and nobody sends to a node port there.
+// nodeAddressAdded reports whether an address newly serves node ports. Link-local addresses are ignored: each pod that starts
+// adds one, and clients do not send to a node port there.
 func (p *Proxy) nodeAddressAdded() (added bool) {
 	for f, now := range p.nodeAddrs {
 		if slices.Equal(now, p.flows.served[f]) {

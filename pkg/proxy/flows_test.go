@@ -16,13 +16,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// slowTable holds one flow to each of many Services. A reading waits until it is let go on.
+// slowTable holds one flow to each of many Services. A read of the table blocks until the test releases it.
 type slowTable struct {
 	services int
 	goOn     chan struct{}
 
 	mu sync.Mutex
-	// begun counts the readings of the table that have begun, ended has what came of those that have ended.
+	// begun counts the reads that have begun; ended has the results of finished reads.
 	begun int
 	ended []string
 }
@@ -59,7 +59,7 @@ func (s *slowTable) state() (begun int, ended []string) {
 	return s.begun, s.ended
 }
 
-// flowTo is a flow to the first endpoint of a Service of the bench.
+// flowTo returns a flow to the first endpoint of a Service of the bench.
 func flowTo(i int) *conntrack.Flow {
 	return &conntrack.Flow{
 		Protocol: model.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("192.0.2.9:1234"),
@@ -68,8 +68,7 @@ func flowTo(i int) *conntrack.Flow {
 	}
 }
 
-// While the kernel's conntrack table is being read, however long that takes, Services are synced as ever, and all that changes
-// meanwhile is one further reading.
+// While the kernel's conntrack table is read, Services are synced as usual. All changes during the read lead to one further read.
 func TestSyncsDoNotWaitForFlows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const services, rounds = 1000, 100

@@ -21,13 +21,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// hostile is a Service above its limits with its EndpointSlices. Two versions of it differ in as much as its author may change at once.
+// hostile is a Service above its limits with its EndpointSlices. Its two versions differ in everything that its author may change
+// at once.
 type hostile struct {
 	service *corev1.Service
 	slices  []*discoveryv1.EndpointSlice
 }
 
-// atLimits are the rows of the table of limits of one object in docs/threat-model.md.
+// atLimits are the rows of the table about limits of one object in docs/threat-model.md.
 var atLimits = []struct {
 	name string
 	make func(version int) hostile
@@ -80,10 +81,10 @@ var atLimits = []struct {
 	}},
 }
 
-// BenchmarkLimits takes a Service above each limit from stored objects to the kernel's acknowledgement, beside 1,000 others: first the Service
-// appears, then all that its author can change at once changes, then it disappears. The times are the longest of the three: build-ms of
-// making the Service of its objects, loop-ms of that and of planning and encoding, commit-ms of the kernel's part. The lines of the log and
-// the Events are those of all three.
+// BenchmarkLimits takes a Service above each limit from stored objects to the kernel's acknowledgement, beside 1,000 others. The
+// Service is added, changed in everything that its author can change at once, and deleted. The times are the longest of the three
+// steps: build-ms to build the Service from its objects, loop-ms for that plus planning and encoding, commit-ms for the kernel.
+// The numbers of log lines and Events are those of all three.
 func BenchmarkLimits(b *testing.B) {
 	for _, limit := range atLimits {
 		b.Run(limit.name, func(b *testing.B) {
@@ -111,13 +112,13 @@ func BenchmarkLimits(b *testing.B) {
 	}
 }
 
-// BenchmarkRoom takes all Services that the room of a node has place for from stored objects to the kernel's acknowledgement, in one batch, and
-// then what one Service's author can change at once.
+// BenchmarkRoom takes as many Services as a node has room for from stored objects to the kernel's acknowledgement in one batch,
+// and then everything that one Service's author can change at once.
 func BenchmarkRoom(b *testing.B) {
 	room, limits := plan.DefaultRoom(), model.DefaultLimits()
 	const namespaces = 4
 	for name, kind := range map[string]struct {
-		// each is what a Service takes of the whole.
+		// each is the room that one Service takes of the whole.
 		whole, each int
 		make        func(version int) hostile
 	}{
@@ -162,7 +163,7 @@ func BenchmarkRoom(b *testing.B) {
 	}
 }
 
-// meter measures syncs: the longest of each kind of time, the most elements, and all lines of the log.
+// meter measures syncs: the longest time of each kind, the largest number of elements, and all lines of the log.
 type meter struct {
 	p                   *Proxy
 	build, loop, commit time.Duration
@@ -170,7 +171,7 @@ type meter struct {
 	log                 *lines
 }
 
-// newMeter opens a proxy on a source, which has not synced yet.
+// newMeter returns a meter with a proxy on a source, before its first sync.
 func newMeter(b *testing.B, s *storedSource) *meter {
 	m := &meter{p: s.open(b), log: &lines{}}
 	m.p.node.Name = m.p.NodeName
@@ -183,7 +184,7 @@ func (m *meter) reset() {
 	*m = meter{p: m.p, log: m.log}
 }
 
-// sync has the kernel have some Services that have changed, and all that have changed before.
+// sync commits all changes. names are the Services that have just changed.
 func (m *meter) sync(b *testing.B, names ...types.NamespacedName) {
 	p := m.p
 	for _, name := range names {
@@ -244,7 +245,7 @@ func (s *storedSource) store(b *testing.B, h hostile) types.NamespacedName {
 	return name
 }
 
-// remove forgets a Service and its slices.
+// remove removes a Service and its slices.
 func (s *storedSource) remove(h hostile) types.NamespacedName {
 	name := types.NamespacedName{Namespace: h.service.Namespace, Name: h.service.Name}
 	delete(s.services, name)
@@ -252,7 +253,7 @@ func (s *storedSource) remove(h hostile) types.NamespacedName {
 	return name
 }
 
-// hostileService is a Service with ports, changed in some ways.
+// hostileService returns a Service with a number of ports and changes.
 func hostileService(ports int, change ...func(*corev1.Service)) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "evil", Name: "big", CreationTimestamp: metav1.Unix(1, 0)}}
 	s.Spec.ClusterIP = "10.96.255.1"
@@ -272,7 +273,7 @@ func externalIPs(version, n int) func(*corev1.Service) {
 func sourceRanges(version, n int) func(*corev1.Service) {
 	return func(s *corev1.Service) {
 		s.Spec.Type, s.Status.LoadBalancer.Ingress = corev1.ServiceTypeLoadBalancer, []corev1.LoadBalancerIngress{{IP: "203.0.113.1"}}
-		for i := range n { // no two of them can be joined
+		for i := range n { // none of them can be merged
 			s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges,
 				netip.AddrFrom4([4]byte{10 + byte(version), byte(i >> 15), byte(i >> 7), byte(i << 1)}).String()+"/32")
 		}
@@ -287,7 +288,7 @@ func withLocal(s *corev1.Service) {
 	s.Spec.ExternalIPs = []string{"198.51.100.1"}
 }
 
-// addressesFrom returns addresses below first, which are others in each version.
+// addressesFrom returns n addresses below first. They differ between versions.
 func addressesFrom(first byte, version, n int) (list []string) {
 	for i := range n {
 		list = append(list, netip.AddrFrom4([4]byte{first + byte(version), byte(i >> 16), byte(i >> 8), byte(i)}).String())
@@ -302,7 +303,7 @@ func hostileSlices(version, n, ports, endpoints int) (list []*discoveryv1.Endpoi
 	return list
 }
 
-// hostileSlice is the number-th EndpointSlice of a hostile Service. All its ports are others in each version.
+// hostileSlice returns one EndpointSlice of a hostile Service. All its ports differ between versions.
 func hostileSlice(version, number, ports, endpoints int) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "evil", Name: fmt.Sprintf("big-%06d", number)},

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Run keeps the kernel's tables as planned until the context ends. It changes nothing before the source has been read, and leaves the
-// tables in place when it returns. It fails if the Node has no prefixes of pods, and [Config.NodeCIDR] needs them.
+// Run keeps the kernel's tables as planned until the context ends. It changes nothing before the source was read, and leaves the
+// tables in place when it returns. It fails if [Config.NodeCIDR] is set and the Node gets no pod prefixes.
 func (p *Proxy) Run(ctx context.Context) error {
 	now := p.Now()
 	p.timer = time.NewTimer(0)
@@ -66,12 +66,12 @@ func (p *Proxy) step(ctx context.Context) {
 	}
 }
 
-// retireDue reports whether it is time to delete chains that nothing leads to.
+// retireDue reports whether it is time to delete unused chains.
 func (p *Proxy) retireDue(now time.Time) bool {
 	return !p.retireAt.IsZero() && !now.Before(p.retireAt) && p.Kernel.Known()
 }
 
-// nextWork returns the time of the next work, of which the next sync is at a time.
+// nextWork returns the time of the next work. sync is the time of the next sync.
 func (p *Proxy) nextWork(sync time.Time) time.Time {
 	if !p.Kernel.Known() {
 		return sync
@@ -83,7 +83,8 @@ func (p *Proxy) nextWork(sync time.Time) time.Time {
 	return at
 }
 
-// wait returns at a time, or at an event: a question, a change in the API, a foreign change of the ruleset, another instance.
+// wait returns at a given time or at an event: a question, a change in the API, a foreign change of the ruleset, another
+// instance.
 func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 	p.wakeAt(until, now)
 	select {
@@ -103,8 +104,8 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 	}
 }
 
-// periodic does the work of twice a second: it reads addresses again that could not be read, opens health check ports that were in use,
-// and checks for foreign changes.
+// periodic does the work of twice a second: it retries failed reads of addresses and failed health check ports, and checks for
+// foreign changes.
 func (p *Proxy) periodic(ctx context.Context, now time.Time) {
 	if !p.addressesAt.IsZero() && !now.Before(p.addressesAt) {
 		p.addressesAt = time.Time{}
@@ -114,7 +115,7 @@ func (p *Proxy) periodic(ctx context.Context, now time.Time) {
 	p.checkForeignChanges(ctx, now)
 }
 
-// answer answers waiting questions. The loop may have work all the time.
+// answer answers waiting questions. wait also does, but a busy loop does not call wait.
 func (p *Proxy) answer() {
 	const most = 8
 	for range most {
@@ -142,8 +143,8 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// sync plans changes and commits them. If the tables may be damaged, it commits the present plan first: in a storm, planning takes
-// far longer than a full write. New changes come before changes that wait in the queue.
+// sync plans changes and commits them. If the tables may be damaged, it commits the present plan first: in a storm, planning
+// takes far longer than a full sync. New changes precede changes that wait in the queue.
 func (p *Proxy) sync(ctx context.Context) {
 	start := p.Now()
 	p.Health.Queued(start)
@@ -170,8 +171,8 @@ func (p *Proxy) sync(ctx context.Context) {
 	}
 }
 
-// syncFresh plans and commits new changes. If others wait and there are no new ones, it does nothing. It returns false after a commit
-// that failed.
+// syncFresh plans and commits new changes. It returns false after a failed commit. If there are no new changes but others wait,
+// it does nothing.
 func (p *Proxy) syncFresh(ctx context.Context, start time.Time, waiting bool) bool {
 	dirty := p.Tracker.Take()
 	p.Metrics.Changes(dirty.ServiceChanges, dirty.SliceChanges)
@@ -179,14 +180,14 @@ func (p *Proxy) syncFresh(ctx context.Context, start time.Time, waiting bool) bo
 		return true
 	}
 	if dirty.Empty() && p.Kernel.Known() && !p.Planner.Changed() && start.Sub(p.lastCommit) > checkEvery {
-		p.compareBecause(metrics.Period) // there was no change for the sync period
+		p.compareBecause(metrics.Period) // no changes for the sync period
 	}
 	planned := p.absorb(ctx, dirty)
 	return !p.complete() || p.commit(ctx, start, planned)
 }
 
-// complete reports whether the plan may be committed. At the start it has to have all Services: a part of the plan would take the other
-// Services of an earlier process away.
+// complete reports whether the plan may be committed. The first plan must have all Services: a partial plan would remove the
+// other Services of an earlier process.
 func (p *Proxy) complete() bool { return p.started || p.queue.waiting() == 0 }
 
 // idle reports whether the kernel has all known changes.
@@ -194,7 +195,7 @@ func (p *Proxy) idle() bool {
 	return !p.Planner.Changed() && p.Tracker.Pending().Since.IsZero() && p.queue.waiting() == 0
 }
 
-// commit brings the kernel to the plan, in which the given Services have changed since start. It returns false if the kernel rejects it.
+// commit commits the plan, in which the given Services changed since start. It returns false if the kernel rejects it.
 func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.NamespacedName) bool {
 	p.account.noteNames(planned)
 	p.countProblems()
@@ -227,14 +228,14 @@ func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.Nam
 	}
 }
 
-// attempts is the number of immediate attempts of a sync that foreign changes made fail.
+// attempts is the number of immediate attempts of a sync that foreign changes cause to fail.
 const attempts = 3
 
-// interfered reports whether the ruleset has foreign changes since the last check, which may have made a sync fail. Then the next attempt
-// compares.
+// interfered reports whether the ruleset has foreign changes since the last check, which may have caused a sync to fail. The next
+// attempt compares then.
 func (p *Proxy) interfered(failure error) bool {
 	if errors.Is(failure, nft.ErrUnknown) {
-		return false // the change may be this sync's
+		return false // the change may be that of this sync
 	}
 	if changed, err := p.Kernel.Meddled(); err != nil || !changed {
 		return false

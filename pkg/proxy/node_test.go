@@ -18,7 +18,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// setNode makes the Node what it is now, as an informer's handler would; nil deletes it.
+// setNode sets the Node, as an informer's handler would; nil deletes it.
 func (b *bench) setNode(node *corev1.Node) {
 	b.source.mu.Lock()
 	b.source.node = node
@@ -30,7 +30,7 @@ func node(podCIDRs ...string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: corev1.NodeSpec{PodCIDRs: podCIDRs}}
 }
 
-// recognises tells whether the rules in the kernel are those for pods with addresses in a prefix.
+// recognises reports whether the rules in the kernel recognise local pods by a prefix.
 func (b *bench) recognises(prefix string) bool {
 	o := plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000}
 	o.LocalPods[model.IPv4].Prefix = netip.MustParsePrefix(prefix)
@@ -63,7 +63,7 @@ func TestPodCIDRsOfTheNodeAreFollowed(t *testing.T) {
 			{node("10.244.1.0/24", "fd00::/64"), "10.244.1.0/24"},
 			{node("10.244.2.0/24", "10.244.3.0/24"), "10.244.2.0/24"},
 			{node("nonsense", "10.244.4.0/24"), "10.244.4.0/24"},
-			// It registers anew; its pods keep their addresses.
+			// The Node registers again. Its pods keep their addresses.
 			{nil, "10.244.4.0/24"}, {node(), "10.244.4.0/24"},
 		} {
 			b.setNode(tc.node)
@@ -136,7 +136,7 @@ func TestADeletedNodeKeepsItsAddresses(t *testing.T) {
 	})
 }
 
-// TestAnAddressOfTheNodeCountsWhenAnInterfaceHasIt: before, it is another machine's, and health checks have nowhere to listen.
+// TestAnAddressOfTheNodeCountsWhenAnInterfaceHasIt: before, it may be another machine's, and health checks cannot listen on it.
 func TestAnAddressOfTheNodeCountsWhenAnInterfaceHasIt(t *testing.T) {
 	run(t, func(b *bench) {
 		up := netip.MustParseAddr("192.0.2.1")
@@ -169,7 +169,7 @@ func TestAnAddressOfTheNodeCountsWhenAnInterfaceHasIt(t *testing.T) {
 	})
 }
 
-// listedSource counts how often all Services are asked for.
+// listedSource counts the lists of all Services.
 type listedSource struct {
 	*fakeSource
 	listed atomic.Int32
@@ -180,7 +180,7 @@ func (s *listedSource) Services() []types.NamespacedName {
 	return s.fakeSource.Services()
 }
 
-// TestANodeThatChangesReachesAllServices, which needn't be listed at the start: there, all are marked.
+// TestANodeThatChangesReachesAllServices: the first sync need not list them, because all are marked.
 func TestANodeThatChangesReachesAllServices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()

@@ -9,21 +9,21 @@ import (
 
 // NodePortAddresses chooses the local addresses on which node ports are served (kube-proxy: --nodeport-addresses).
 type NodePortAddresses struct {
-	// Prefixes are those from which local addresses are taken; empty stands for "primary".
+	// Prefixes select local addresses; empty stands for "primary".
 	Prefixes []netip.Prefix
 	// Local lists the addresses of this node's interfaces.
 	Local func() ([]netip.Addr, error)
 }
 
-// Any reports whether every local address of a family but loopback is meant.
+// Any reports whether node ports are served on every local address of a family except loopback.
 func (n NodePortAddresses) Any(f model.Family) bool {
 	return slices.ContainsFunc(n.Prefixes, func(p netip.Prefix) bool {
 		return model.FamilyOf(p.Addr()) == f && p.Bits() == 0
 	})
 }
 
-// everywhere reports whether every local address of a family is meant, as with kube-proxy: also without a known primary
-// address, and without a prefix of the family.
+// everywhere reports whether health checks listen on all local addresses of a family. As in kube-proxy, this includes a family
+// without a known primary address or without a prefix.
 func (n NodePortAddresses) everywhere(f model.Family, node model.Node) bool {
 	if len(n.Prefixes) == 0 {
 		return !node.IPs[f].IsValid() || node.IPs[f].IsLoopback()
@@ -32,8 +32,8 @@ func (n NodePortAddresses) everywhere(f model.Family, node model.Node) bool {
 	return !own || n.Any(f)
 }
 
-// Addresses lists the addresses of a family on which node ports are served, sorted. All are addresses of this node's interfaces: as with
-// kube-proxy, a primary address that no interface has is none of them until one has it. It returns the error of n.Local.
+// Addresses returns the addresses of a family on which node ports are served, sorted. All are addresses of this node's
+// interfaces. As in kube-proxy, this excludes a primary address that no interface has yet. It returns the error of n.Local.
 func (n NodePortAddresses) Addresses(f model.Family, node model.Node) ([]netip.Addr, error) {
 	everywhere := n.everywhere(f, node)
 	local, err := n.Local()

@@ -29,7 +29,7 @@ func TestNodePortAddresses(t *testing.T) {
 		node     model.Node
 		want     [2][]netip.Addr
 		any      [2]bool
-		// everywhere is where load balancers are answered at addresses that aren't listed.
+		// everywhere is true for families in which health checks listen on all addresses.
 		everywhere [2]bool
 	}{
 		{"primary", nil, known, [2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},

@@ -9,16 +9,17 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// NodePortUsers looks beside the loop for other users of the node ports. Its methods don't wait; it takes over what it is given.
+// NodePortUsers searches for other users of the node ports beside the loop. Its methods do not block. It takes ownership of its
+// arguments.
 type NodePortUsers interface {
-	// Service sets the node ports of a Service; none where there are none, or the Service has gone.
+	// Service sets the node ports of a Service, none for a Service that has none or was deleted.
 	Service(name types.NamespacedName, ports []model.Key)
 	// Addresses sets the addresses of a family on which node ports are served.
 	Addresses(f model.Family, addrs []netip.Addr)
 }
 
-// tellNodePorts hands over the node ports of a Service, nil where it has gone.
-func (p *Proxy) tellNodePorts(name types.NamespacedName, s *model.Service) {
+// setNodePorts passes the node ports of a Service, nil if it was deleted, to NodePortUsers.
+func (p *Proxy) setNodePorts(name types.NamespacedName, s *model.Service) {
 	if p.NodePortUsers != nil {
 		p.NodePortUsers.Service(name, p.nodePortsOf(s))
 	}
@@ -41,8 +42,8 @@ func (p *Proxy) nodePortsOf(s *model.Service) (keys []model.Key) {
 	return keys
 }
 
-// tellNodeAddresses hands over where node ports are served.
-func (p *Proxy) tellNodeAddresses(f model.Family, addrs []netip.Addr) {
+// setNodeAddresses passes the addresses that serve node ports to NodePortUsers.
+func (p *Proxy) setNodeAddresses(f model.Family, addrs []netip.Addr) {
 	if p.NodePortUsers != nil {
 		p.NodePortUsers.Addresses(f, addrs)
 	}

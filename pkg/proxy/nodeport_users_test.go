@@ -16,7 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// fakeUsers keeps the node ports and addresses that it was told of.
+// fakeUsers records node ports and addresses.
 type fakeUsers struct {
 	mu    sync.Mutex
 	ports map[types.NamespacedName][]model.Key
@@ -38,8 +38,8 @@ func (u *fakeUsers) Addresses(f model.Family, addrs []netip.Addr) {
 	u.addrs[f] = addrs
 }
 
-// told lists what it was told, after a sync.
-func (u *fakeUsers) told() (list []string) {
+// received lists the recorded calls since a sync.
+func (u *fakeUsers) received() (list []string) {
 	time.Sleep(5 * time.Second)
 	synctest.Wait()
 	u.mu.Lock()
@@ -53,7 +53,7 @@ func (u *fakeUsers) told() (list []string) {
 	return list
 }
 
-// TestNodePortsAreHandedOver follows a Service's node ports, and the addresses on which they are served.
+// TestNodePortsAreHandedOver follows a Service's node ports, and the addresses that serve them.
 func TestNodePortsAreHandedOver(t *testing.T) {
 	run(t, func(b *bench) {
 		users := &fakeUsers{ports: map[types.NamespacedName][]model.Key{}}
@@ -69,12 +69,12 @@ func TestNodePortsAreHandedOver(t *testing.T) {
 		}
 		b.set(1, 2)
 		b.set(2, 2, nodePort(30080))
-		// Nobody answers there, but packets are refused by us, and don't reach a process.
+		// Without endpoints, the rules reject packets before they reach a process.
 		b.set(3, 0, nodePort(30081))
 		close(b.source.synced)
 		expect := func(want ...string) {
 			t.Helper()
-			if diff := cmp.Diff(want, users.told()); diff != "" {
+			if diff := cmp.Diff(want, users.received()); diff != "" {
 				t.Errorf("node ports (-want +got):\n%s", diff)
 			}
 		}
@@ -93,7 +93,7 @@ func TestNodePortsAreHandedOver(t *testing.T) {
 		b.source.mu.Unlock()
 		b.Tracker.Service(name)
 		expect()
-		// Those of a family that isn't served are nobody's.
+		// Node ports of a family that is not served are not passed on.
 		b.Families = []model.Family{model.IPv6}
 		b.set(2, 2, nodePort(30080))
 		expect()

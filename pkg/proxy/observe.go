@@ -15,17 +15,17 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Observer is told of what is committed. It must never wait.
+// Observer receives each commit. Its methods must not block.
 type Observer interface {
-	// Watched reports whether anybody is interested; where nobody is, nothing is prepared.
+	// Watched reports whether there is a receiver. Without one, no commits are prepared.
 	Watched() bool
 	Committed(view.Commit)
 }
 
-// observed reports whether anybody wants to be told.
+// observed reports whether commits are watched.
 func (p *Proxy) observed() bool { return p.Observer != nil && p.Observer.Watched() }
 
-// observe notes what a Service is about to become.
+// observe records the change of a Service that is about to be planned.
 func (p *Proxy) observe(name types.NamespacedName, s *model.Service) {
 	a := &p.account
 	if len(a.changes) == mostChanges {
@@ -51,7 +51,7 @@ func (p *Proxy) observe(name types.NamespacedName, s *model.Service) {
 	a.changes = append(a.changes, c)
 }
 
-// differing lists what only one of two lists has.
+// differing returns the items that only one of two lists has.
 func differing[T comparable](was, is []T, text func(T) string) (added, removed []string) {
 	had := make(map[T]bool, len(was))
 	for _, e := range was {
@@ -78,8 +78,8 @@ func keyText(k model.Key) string {
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(k.Addr, k.Port), k.Protocol)
 }
 
-// tell tells the observer what a sync has come to; what failed is told again when it has succeeded.
-func (p *Proxy) tell(end time.Time, planning time.Duration, r apply.Result, failure error) {
+// notifyObserver passes the result of a sync to the observer. The changes of a failed sync are passed again after it succeeds.
+func (p *Proxy) notifyObserver(end time.Time, planning time.Duration, r apply.Result, failure error) {
 	a := &p.account
 	if !p.observed() {
 		a.changes, a.unlisted = nil, 0

@@ -19,28 +19,28 @@ type times struct {
 	services          int
 }
 
-// result is the sync as metrics count it.
+// result returns the sync as metrics count it.
 func (t *times) result(r apply.Result) metrics.SyncResult {
 	return metrics.SyncResult{Full: r.Kind == apply.Full || r.Kind == apply.Adopted, Duration: t.end.Sub(t.start), End: t.end}
 }
 
-// onRejected notes a sync that failed, and tells the listeners.
+// onRejected records a failed sync and notifies the listeners.
 func (p *Proxy) onRejected(t times, r apply.Result, err error) {
 	p.rejected = true
 	p.Metrics.SyncFailed(t.result(r))
 	p.noteReason(metrics.FailedSync)
 	p.account.noteFailed(t.end, err)
-	p.tell(t.end, t.begun.Sub(t.start), r, err)
+	p.notifyObserver(t.end, t.begun.Sub(t.start), r, err)
 }
 
-// onCommitted notes a sync that succeeded, and tells the listeners.
+// onCommitted records a successful sync and notifies the listeners.
 func (p *Proxy) onCommitted(ctx context.Context, t times, result apply.Result) {
 	p.Schedule.Succeeded(t.end)
 	p.lastCommit, p.rejected = t.end, false
 	author := p.onCompared(t.end, result)
 	p.account.noteSynced(t.start, t.begun, t.end, result)
-	p.tell(t.end, t.begun.Sub(t.start), result, nil)
-	p.tellListeners(result, t.result(result))
+	p.notifyObserver(t.end, t.begun.Sub(t.start), result, nil)
+	p.notifyListeners(result, t.result(result))
 	level := 2
 	if result.Kind == apply.Full || !p.started {
 		level = 0
@@ -62,8 +62,8 @@ func (p *Proxy) onCommitted(ctx context.Context, t times, result apply.Result) {
 		"elapsed", t.end.Sub(t.start))
 }
 
-// onCompared notes a sync that has compared the tables with the plan, if it did, and restores trust in them. It returns the author of the last
-// foreign change, if that is why the sync compared.
+// onCompared records the result of a comparison of the tables with the plan, if the sync made one, and restores trust. It returns
+// the author of the last foreign change, if that is the reason of the comparison.
 func (p *Proxy) onCompared(at time.Time, r apply.Result) (author string) {
 	reason := p.trust.reason
 	if reason == "" {
@@ -78,8 +78,9 @@ func (p *Proxy) onCompared(at time.Time, r apply.Result) (author string) {
 	return author
 }
 
-// tellListeners tells all that depend on a successful sync: health, metrics, the search for stale flows, health check node ports.
-func (p *Proxy) tellListeners(r apply.Result, outcome metrics.SyncResult) {
+// notifyListeners notifies all parts that depend on a successful sync: health, metrics, the search for stale flows, health check
+// node ports.
+func (p *Proxy) notifyListeners(r apply.Result, outcome metrics.SyncResult) {
 	p.Health.Updated(outcome.End)
 	p.Metrics.Synced(outcome)
 	if p.Synced != nil {

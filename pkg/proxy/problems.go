@@ -11,18 +11,18 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// objectKinds are the kinds of objects that are counted where they have problems.
+// objectKinds are the kinds of objects whose problems are counted.
 var objectKinds = [...]string{"Service", "EndpointSlice", "ServiceCIDR", "Node"}
 
-// problemBook remembers the problems that have been reported, so that each is reported once.
+// problemBook holds the reported problems, so that each is reported once.
 type problemBook struct {
-	// lists are the problems by the Service that they came with, objects the numbers of objects of each kind in a list.
+	// lists are the problems by the Service with which they were found. objects counts the objects of each kind in a list.
 	lists   map[types.NamespacedName][]model.Problem
 	objects map[types.NamespacedName][len(objectKinds)]int
-	// total is the sum of objects, changed whether it has changed since it was last shown.
+	// total is the sum of objects. changed is true if it differs from the metric.
 	total   [len(objectKinds)]int
 	changed bool
-	// more says that conflicts are still to be reported; conflicts are those that each losing Service has.
+	// more is true if conflicts are still to be reported. conflicts are those of each losing Service.
 	more      bool
 	conflicts map[types.NamespacedName]map[model.Problem]struct{}
 }
@@ -34,7 +34,7 @@ func newProblemBook() problemBook {
 	}
 }
 
-// reportNew reports those of a Service's problems that it didn't have before. Its cost is linear in the number of both.
+// reportNew reports the problems that a Service did not have before. Its cost is linear in the number of both.
 func (p *Proxy) reportNew(name types.NamespacedName, problems []model.Problem) {
 	b := &p.problems
 	before := b.lists[name]
@@ -58,7 +58,7 @@ func (p *Proxy) reportNew(name types.NamespacedName, problems []model.Problem) {
 	b.lists[name] = problems
 }
 
-// count brings the numbers of objects with problems up to date with a new list of one Service.
+// count updates the numbers of objects with problems to a new list of one Service.
 func (b *problemBook) count(name types.NamespacedName, problems []model.Problem) {
 	type object struct {
 		kind string
@@ -88,20 +88,20 @@ func (b *problemBook) count(name types.NamespacedName, problems []model.Problem)
 	b.objects[name] = now
 }
 
-// fieldOf tells where in a Service a kind of frontend comes from.
+// fieldOf is the field of a Service from which a kind of frontend comes.
 var fieldOf = [...]string{
 	model.ClusterIP: "spec.clusterIPs", model.ExternalIP: "spec.externalIPs", model.LoadBalancer: "status.loadBalancer.ingress",
 	model.NodePort: "spec.ports[].nodePort",
 }
 
-// claims tell of frontends that more than one Service claims; see [plan.Planner].
+// claims returns the conflicts between Services; see [plan.Planner].
 type claims interface {
 	TakeLosers() (names []types.NamespacedName, more bool)
 	ConflictsOf(loser types.NamespacedName) (list []plan.Conflict, all int)
 }
 
-// reportConflicts reports the frontends that Services claim and others have, once for as long as that holds. Where there are very many, the
-// next sync reports more.
+// reportConflicts reports each frontend that a Service claims and another one has, once while that is true. The cost of a sync is
+// bounded: the next sync reports the rest.
 func (p *Proxy) reportConflicts(c claims) {
 	losers, more := c.TakeLosers()
 	p.problems.more = more
@@ -144,7 +144,7 @@ func conflictProblem(c *plan.Conflict) model.Problem {
 	}
 }
 
-// countProblems shows how many objects of each kind have problems.
+// countProblems updates the metric of objects with problems.
 func (p *Proxy) countProblems() {
 	if !p.problems.changed {
 		return

@@ -14,7 +14,7 @@ func named(i int) types.NamespacedName {
 	return types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("svc-", i)}
 }
 
-// reporting returns a proxy with nothing but a book of problems, and the problems that it reports.
+// reporting returns a proxy with only a book of problems, and the list of reported problems.
 func reporting() (*Proxy, *[]model.Problem) {
 	reported := &[]model.Problem{}
 	p := &Proxy{problems: newProblemBook()}
@@ -22,7 +22,7 @@ func reporting() (*Proxy, *[]model.Problem) {
 	return p, reported
 }
 
-// manyProblems are n problems of one Service, numbered from a number on.
+// manyProblems returns n problems of one Service, numbered from a number on.
 func manyProblems(from, n int) (list []model.Problem) {
 	for i := range n {
 		list = append(list, model.Problem{Kind: "Service", Name: named(1), Field: fmt.Sprint(from + i)})
@@ -40,7 +40,7 @@ func TestOnlyNewProblemsAreReported(t *testing.T) {
 	}
 }
 
-// BenchmarkProblems compares the problems of one Service with its former ones. The time of one problem is the same for all numbers.
+// BenchmarkProblems compares the problems of one Service with its previous ones. The time for each problem is constant.
 func BenchmarkProblems(b *testing.B) {
 	for _, n := range []int{2_000, 16_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -86,7 +86,7 @@ func TestObjectsWithProblemsAreCounted(t *testing.T) {
 	}
 }
 
-// fakeClaims are conflicts by the Service that loses them.
+// fakeClaims are the numbers of conflicts by losing Service.
 type fakeClaims map[types.NamespacedName]int
 
 func (c fakeClaims) TakeLosers() (names []types.NamespacedName, more bool) {
@@ -127,7 +127,7 @@ func TestConflictsAreForgottenWithTheLoser(t *testing.T) {
 	expect("it loses again", fakeClaims{named(2): 1}, 1, 4)
 	expect("both win", fakeClaims{named(1): 0, named(2): 0}, 0, 0)
 	expect("very many", fakeClaims{named(1): 10_000}, 21, 21)
-	// A conflict that lasts doesn't keep those of Services that come and go.
+	// A long conflict does not keep other Services' deleted conflicts in memory.
 	for i := range 100 {
 		p.reportConflicts(fakeClaims{named(1): 1, named(10 + i): 1})
 		p.reportConflicts(fakeClaims{named(10 + i): 0})

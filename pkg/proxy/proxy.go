@@ -20,42 +20,44 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// Source holds the API objects. What it returns is shared and must not be changed.
+// Source holds the API objects. Returned objects are shared and must not be changed.
 type Source interface {
 	Services() []types.NamespacedName
 	Service(types.NamespacedName) *corev1.Service
-	// ReadService makes an object what Service would return, and reports false where that is nil.
+	// ReadService decodes the same Service as the method Service into an object. It returns false if that is nil.
 	ReadService(name types.NamespacedName, into *corev1.Service) bool
 	Slices(service types.NamespacedName) []*discoveryv1.EndpointSlice
-	// Stored returns what Slices does, to be read as far as it is needed.
+	// Stored returns the same slices as Slices, for decoding on demand.
 	Stored(service types.NamespacedName) []model.Slice
 	Node() *corev1.Node
 	ServiceCIDRs() []*networkingv1.ServiceCIDR
-	// Synced is closed when Services and EndpointSlices have both been read.
+	// Synced returns a channel that is closed when Services and EndpointSlices were both read.
 	Synced() <-chan struct{}
 }
 
-// Kernel brings the kernel's tables to what a planner wants.
+// Kernel brings the kernel's tables to the plan.
 type Kernel interface {
 	Sync(*plan.Planner) (apply.Result, error)
-	// Resume and Recall make a planner assign the numbers of the process that has left the tables: Resume before anything is planned,
-	// Recall before the named Services are planned for the first time.
+	// Resume and Recall make a planner assign the numbers of the process that left the tables. Resume is called before anything is
+	// planned, Recall before the given Services are planned for the first time.
 	Resume(*plan.Planner) error
 	Recall(*plan.Planner, []*model.Service) error
 	Known() bool
-	// Leased returns when the lease of the tables was last renewed, the zero time for never. It lasts for [plan.Lease].
+	// Leased returns the last renewal of the tables' lease, or the zero time. The lease lasts for [plan.Lease].
 	Leased() time.Time
-	// Doubt makes the next Sync compare instead of believe; Meddled tells whether somebody else has committed anything.
+	// Doubt makes the next Sync compare the tables with the plan. Meddled reports whether there were foreign changes of the
+	// ruleset.
 	Doubt()
 	Meddled() (bool, error)
-	// Heard has a value when somebody else has committed something; Author names who did it last.
+	// Heard has a value after a foreign change of the ruleset was announced. Author returns the author of the last one.
 	Heard() <-chan struct{}
-	// Touched tells, for nothing, whether somebody else was heard to have changed our tables since they were last written anew.
+	// Touched reports whether a foreign change of the program's tables was announced since the last full sync. It needs no system
+	// call.
 	Touched() bool
 	Author() nft.Author
 }
 
-// Config is all that a proxy needs.
+// Config holds the parts and settings of a proxy.
 type Config struct {
 	Source   Source
 	Tracker  *track.Tracker
@@ -68,91 +70,92 @@ type Config struct {
 	Families []model.Family
 	NodeName string
 	Model    model.Options
-	// NodeIP is taken for the Node's address of its family, whatever the Node says (kube-proxy: --bind-address); invalid for
-	// none.
+	// NodeIP, if valid, overrides the Node's address of its family (kube-proxy: --bind-address).
 	NodeIP netip.Addr
-	// NodeCIDR takes the prefixes of local pods from the Node (kube-proxy: detect-local-mode NodeCIDR), and waits for them.
+	// NodeCIDR reads the prefixes of local pods from the Node, and waits for them (kube-proxy: detect-local-mode NodeCIDR).
 	NodeCIDR bool
 	// NodePorts chooses the addresses on which node ports are served.
 	NodePorts NodePortAddresses
-	// NodePortUsers, unless nil, looks for other users of the node ports.
+	// NodePortUsers, if not nil, searches for other users of the node ports.
 	NodePortUsers NodePortUsers
-	// Checks answers load balancers that ask for local endpoints.
+	// Checks answers load balancers that query the number of local endpoints.
 	Checks *health.Services
-	// Flows deletes flows that keep traffic from where it belongs now.
+	// Flows deletes stale flows.
 	Flows Flows
-	// Earlier, unless nil, reads the UDP frontends that the tables of an earlier process have.
+	// Earlier, if not nil, returns the UDP frontends in the tables of an earlier process.
 	Earlier func() ([]model.Key, error)
-	// Report is told of everything in the API that could not be used.
+	// Report receives each problem of an API object.
 	Report func(model.Problem)
-	// Turn, unless nil, tells whether another instance of this program serves instead of this one.
+	// Turn, if not nil, decides whether this instance serves or stands by.
 	Turn Turn
-	// Synced, unless nil, is called after each sync that has succeeded.
+	// Synced, if not nil, is called after each successful sync.
 	Synced func()
-	// Observer, unless nil, is told of each commit while it is watched.
+	// Observer, if not nil, receives each commit while it is watched.
 	Observer Observer
 	Now      func() time.Time
 }
 
-// Proxy keeps the kernel at what the cluster wants.
+// Proxy keeps the kernel's tables as planned. See [Proxy.Run].
 type Proxy struct {
 	Config
 	node model.Node
-	// podCIDRs are where local pods have their addresses from, if the Node says so.
+	// podCIDRs are the prefixes of local pods, if they come from the Node.
 	podCIDRs [2]netip.Prefix
-	// problems are those that have been reported.
+	// problems are the reported problems.
 	problems problemBook
-	// queue are the Services that have changed and that there was no time for; triggers are the times of changes of Services that aren't
-	// planned yet, unprogrammed those of changes that are, and that the kernel doesn't hold.
+	// queue holds changed Services that wait to be planned. triggers are the times of changes that are not planned yet.
+	// unprogrammed are the times of changes that are planned but not committed.
 	queue        queue
 	triggers     map[types.NamespacedName][]track.Trigger
 	unprogrammed []track.Trigger
-	// retireAt is when chains that nothing leads to are given up; zero if there are none.
+	// retireAt is the time at which unused chains are deleted; zero if there are none.
 	retireAt time.Time
 	trust    trust
 	// timer fires at timerAt.
 	timer   *time.Timer
 	timerAt time.Time
 	started bool
-	// otherReported says that the API was told of another instance.
+	// otherReported is true after the Event about another instance.
 	otherReported bool
-	// rejected says that the last sync failed. A new change may remove the cause.
+	// rejected is true if the last sync failed. A new change may remove the cause.
 	rejected bool
 	// lastCommit is the end of the last successful sync.
 	lastCommit time.Time
-	// checks are what load balancers may ask, on checkAddrs; they are handed over when they have changed.
+	// checks are the health checks for load balancers, checkAddrs the addresses on which they listen. checksChanged is true if
+	// Checks does not have them yet.
 	checks        map[types.NamespacedName]health.Check
 	checkAddrs    [2][]netip.Addr
 	checksChanged bool
-	// addressesAt is when the addresses of the node are to be asked for again, because it failed; zero if it didn't.
+	// addressesAt is the time of the next attempt to read the node's addresses; zero if the last one succeeded.
 	addressesAt time.Time
-	// serviceCIDRs are where Services have their addresses from; they may be read later than the Services.
+	// serviceCIDRs are the prefixes of cluster IPs. They may be read later than the Services.
 	serviceCIDRs [2][]netip.Prefix
 	flows        flowState
-	// readings are what has been read of Services with many slices; room is where the loop reads objects.
+	// readings are the readings of Services with many slices. room is the loop's scratch memory for objects.
 	readings map[types.NamespacedName]*model.Reading
 	room     model.Room
-	// counted are the numbers of elements that the metrics show, with the sets' sizes.
+	// counted holds, for each set, the number of elements and the size that the metrics show.
 	counted map[*nft.Set][2]int
-	// nodeAddrs are where node ports are served.
+	// nodeAddrs are the addresses that serve node ports.
 	nodeAddrs [2][]netip.Addr
-	// facts is what others may know of what the loop goes by, account what it answers questions from.
+	// facts are the loop's facts for other goroutines. account holds the data for answers to questions.
 	facts     atomic.Pointer[Facts]
 	account   account
 	questions chan func()
 }
 
-// retireAfter is how long a chain outlives the last element that led to it. A new chain makes the kernel walk the map that the chain looks
-// up, so a Service whose size alternates must not have one made each time. Kernels before 6.2 refer to the chain for some milliseconds.
+// retireAfter is the time between the last use of a chain and its deletion. A new chain causes the kernel to walk the map that
+// the chain looks up, so a Service whose size alternates must not cause a new chain each time. Kernels before 6.2 refer to a
+// deleted chain for some milliseconds.
 const retireAfter = 30 * time.Second
 
-// retireLeftOversAfter is how long a chain stays that a rewrite has left behind.
+// retireLeftOversAfter is the time between a rewrite and the deletion of chains that it left.
 const retireLeftOversAfter = 2 * time.Second
 
 // addressesRetry is the time between two attempts to read the addresses of the node.
 const addressesRetry = 2 * time.Second
 
-// New returns a proxy that has done nothing yet.
+// New returns a proxy. Run starts it.
 func New(c Config) *Proxy {
 	return &Proxy{
 		Config: c, problems: newProblemBook(), queue: newQueue(), triggers: map[types.NamespacedName][]track.Trigger{},

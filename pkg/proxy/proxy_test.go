@@ -41,9 +41,9 @@ type fakeSource struct {
 	node     *corev1.Node
 	cidrs    []*networkingv1.ServiceCIDR
 	synced   chan struct{}
-	// asked, unless nil, is told of each Service that is asked for.
+	// asked, if not nil, is called with each Service that is read.
 	asked func(types.NamespacedName)
-	// took is how long reading a Service takes.
+	// took is the time that reading a Service takes.
 	took time.Duration
 }
 
@@ -105,7 +105,7 @@ func (s *fakeSource) Stored(n types.NamespacedName) (list []model.Slice) {
 	return list
 }
 
-// readSlice needn't be read any more.
+// readSlice is a decoded slice.
 type readSlice struct{ slice *discoveryv1.EndpointSlice }
 
 func (s readSlice) Read(into *discoveryv1.EndpointSlice) bool {
@@ -113,7 +113,7 @@ func (s readSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	return true
 }
 
-// fakeKernel does what the real one does to a planner, and fails when it is told to.
+// fakeKernel calls the planner as the real one does, and fails on demand.
 type fakeKernel struct {
 	mu      sync.Mutex
 	known   bool
@@ -121,22 +121,22 @@ type fakeKernel struct {
 	doubts  int
 	meddled bool
 	touched bool
-	// after has somebody come right after the next commit.
+	// after makes a foreign change right after the next commit.
 	after bool
 	// sizes are the numbers of elements after each sync.
 	sizes []int
-	// blind is why Meddled can't tell.
+	// blind is the error of Meddled.
 	blind error
 	heard chan struct{}
-	// written is when all was last written.
+	// written is the time of the last full sync.
 	written  time.Time
 	elements map[nft.ID]string
-	// asWanted says that an earlier process has left just what is wanted.
+	// asWanted means that an earlier process left exactly the planned tables.
 	asWanted bool
-	// state is what the last commit left in the table of IPv4.
+	// state is the state element of the IPv4 table after the last commit.
 	state string
 	fail  func(sync int) error
-	// committed, unless nil, is told of all elements after each sync.
+	// committed, if not nil, is called with all elements after each sync.
 	committed func([]string)
 }
 
@@ -226,7 +226,7 @@ func (k *fakeKernel) held() (list []string, syncs int) {
 	return list, k.syncs
 }
 
-// fakeFlows keeps what was asked for.
+// fakeFlows records requests.
 type fakeFlows struct {
 	mu       sync.Mutex
 	requests []*conntrack.Desired
@@ -247,7 +247,7 @@ func (f *fakeFlows) take() []*conntrack.Desired {
 	return taken
 }
 
-// bench holds a proxy on fakes.
+// bench is a proxy on fakes.
 type bench struct {
 	*Proxy
 	source   *fakeSource
@@ -287,7 +287,7 @@ func newBench() *bench {
 	return b
 }
 
-// set makes a Service with some endpoints, as an informer's handler would.
+// set stores a Service with some endpoints and marks it, as an informer's handler would.
 func (b *bench) set(i, endpoints int, mutate ...func(*corev1.Service)) types.NamespacedName {
 	name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}
 	svc := &corev1.Service{
@@ -331,7 +331,7 @@ func run(t *testing.T, f func(b *bench)) {
 	})
 }
 
-// check compares what the kernel holds with what a fresh planner makes of the source.
+// check compares the kernel's elements with those that a new planner makes from the source.
 func (b *bench) check(t *testing.T) {
 	t.Helper()
 	numbers, err := b.Numbers(context.Background())
@@ -348,7 +348,7 @@ func (b *bench) check(t *testing.T) {
 	fresh.Elements(func(e *nft.Element) { want = append(want, e.String()) })
 	slices.Sort(want)
 	got, _ := b.kernel.held()
-	got = slices.DeleteFunc(got, func(e string) bool { // an unused class stays until its chain is retired
+	got = slices.DeleteFunc(got, func(e string) bool { // an unused class stays until its chain is deleted
 		return strings.Contains(e, " dispatch") && !slices.Contains(want, e)
 	})
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -417,7 +417,7 @@ func TestAFailingKernelIsTriedAgainUntilItHoldsEverything(t *testing.T) {
 	})
 }
 
-// While the kernel fails, a chain that is due to go waits, and the loop doesn't spin: in a bubble time would stand still.
+// While the kernel fails, the deletion of unused chains waits and the loop does not spin: in a bubble, time would stand still.
 func TestAFailingKernelDelaysWhatIsDueToGo(t *testing.T) {
 	run(t, func(b *bench) {
 		b.set(1, 3)
@@ -491,7 +491,8 @@ func TestForeignCommitsAreLookedIntoWithinASecond(t *testing.T) {
 	})
 }
 
-// What is heard of is looked into at once, but somebody who changes the ruleset all the time costs no more than two looks a second.
+// An announced foreign change is checked at once. A program that changes the ruleset continuously causes at most two checks a
+// second.
 func TestForeignCommitsThatAreHeardAreLookedIntoAtOnce(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)
@@ -579,8 +580,8 @@ func TestFlowsOfChangedFrontendsAreLookedAt(t *testing.T) {
 	})
 }
 
-// Flows of Services that went while no process ran are known by what the earlier tables had. Those of another program, to an address of
-// a ServiceCIDR too, as of a Service that is left to another proxy, stay that program's.
+// Flows of Services that were deleted while no process ran are found by the earlier tables. Flows of another program stay, even
+// to an address of a ServiceCIDR, such as that of a Service of another proxy.
 func TestFlowsOfServicesThatWentUnseen(t *testing.T) {
 	flow := func(at string) *conntrack.Flow {
 		return &conntrack.Flow{Protocol: model.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("10.244.9.9:1234"),
@@ -617,7 +618,7 @@ func TestFlowsOfServicesThatWentUnseen(t *testing.T) {
 	})
 }
 
-// A start isn't held up by tables that take long to read.
+// A slow read of earlier tables does not delay the start.
 func TestEarlierFrontendsThatTakeLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()
@@ -638,8 +639,8 @@ func TestEarlierFrontendsThatTakeLong(t *testing.T) {
 	})
 }
 
-// What was sent to a node port at an address that isn't served yet has gone its way untranslated. Once it is served, flows and SYNs
-// to its node ports meet the rules; those to other addresses aren't looked at.
+// Packets to a node port at an address that is not served yet are not translated. Once it is served, flows and SYNs to its node
+// ports are stale; those to other addresses are not searched.
 func TestANodeAddressIsAdded(t *testing.T) {
 	flow := func(p model.Protocol, at string) *conntrack.Flow {
 		to := netip.MustParseAddrPort(at)
@@ -685,7 +686,7 @@ func TestANodeAddressIsAdded(t *testing.T) {
 	})
 }
 
-// A change of source ranges concerns flows of every protocol that nobody has answered. Another change of such a Service is none of TCP's.
+// A change of source ranges affects unreplied flows of every protocol. Other changes of such a Service do not affect TCP.
 func TestFlowsOfSourcesThatAreNotAllowedAnyMore(t *testing.T) {
 	flow := func(p model.Protocol) *conntrack.Flow {
 		return &conntrack.Flow{Protocol: p, DNAT: true, Source: netip.MustParseAddrPort("192.0.2.100:1234"),

@@ -15,7 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Facts are what the tables depend on besides Services. They are immutable: the loop makes new ones when any of them changes.
+// Facts are the inputs of the plan besides Services. They are immutable: the loop replaces them after a change.
 type Facts struct {
 	Node          model.Node
 	NodeAddresses [2][]netip.Addr
@@ -23,7 +23,7 @@ type Facts struct {
 	PodCIDRs      [2]netip.Prefix
 }
 
-// Facts returns those of the last sync; the zero Facts before the first one. Any goroutine may call it.
+// Facts returns the facts of the last sync, or the zero Facts before the first one. Any goroutine may call it.
 func (p *Proxy) Facts() Facts {
 	if f := p.facts.Load(); f != nil {
 		return *f
@@ -31,33 +31,33 @@ func (p *Proxy) Facts() Facts {
 	return Facts{}
 }
 
-// publish makes what the loop goes by visible to others.
+// publish makes the loop's facts visible to other goroutines.
 func (p *Proxy) publish() {
 	p.facts.Store(&Facts{Node: p.node, NodeAddresses: p.nodeAddrs, ServiceCIDRs: p.serviceCIDRs, PodCIDRs: p.podCIDRs})
 }
 
-// account is what the loop remembers of its syncs, for those who ask. Noting it costs no memory but at a repair or a failure.
+// account is the loop's memory of its syncs, for questions. Recording allocates only at a repair or a failure.
 type account struct {
-	// waits says what the loop waits for before its first sync.
+	// waits names the condition that the loop waits for before its first sync.
 	waits string
-	// other is the instance that serves instead of this one, "" if there is none.
+	// other is the instance that serves instead of this one, or "".
 	other          string
 	last, lastSent past
-	// recent are the last ones in a ring; the next place is syncs modulo its length.
+	// recent is a ring of the last syncs. The next position is syncs modulo its length.
 	recent   [mostRecent]past
 	syncs    uint64
 	failure  *view.Failure
 	repairs  []view.Repair
 	repaired int
-	// names are the first of the Services of the sync that is under way, more counts the others.
+	// names are the first Services of the current sync; more counts the others.
 	names []types.NamespacedName
 	more  int
-	// changes are what is to be told to the observer once it is committed.
+	// changes are the changes that the observer receives after the commit.
 	changes  []view.Change
 	unlisted int
 }
 
-// past is a sync that has succeeded.
+// past is a successful sync.
 type past struct {
 	start, absorbed, end time.Time
 	result               apply.Result
@@ -66,15 +66,15 @@ type past struct {
 }
 
 const (
-	// mostRecent is how many syncs are remembered.
+	// mostRecent is the number of syncs that are kept.
 	mostRecent = 200
-	// mostNamed is how many Services of a sync are remembered, mostRepairs how many repairs.
+	// mostNamed is the number of Services kept for each sync, mostRepairs the number of repairs.
 	mostNamed, mostRepairs = 4, 8
-	// mostChanges is how many Services of one batch an observer is told of, one by one.
+	// mostChanges is the number of Services of one batch that an observer receives one by one.
 	mostChanges = 64
 )
 
-// noteNames remembers which Services a sync is about. The list is kept if it is short; otherwise it would keep all names there are.
+// noteNames records the Services of a sync. It keeps a short list as is; a long one would keep all names in memory.
 func (a *account) noteNames(sorted []types.NamespacedName) {
 	a.names, a.more = sorted, 0
 	if n := len(sorted); n > mostNamed {
@@ -82,7 +82,7 @@ func (a *account) noteNames(sorted []types.NamespacedName) {
 	}
 }
 
-// noteSynced remembers a sync that has succeeded.
+// noteSynced records a successful sync.
 func (a *account) noteSynced(start, absorbed, end time.Time, r apply.Result) {
 	a.waits, a.failure = "", nil
 	a.last = past{start, absorbed, end, r, a.names, a.more}
@@ -93,18 +93,18 @@ func (a *account) noteSynced(start, absorbed, end time.Time, r apply.Result) {
 	}
 }
 
-// noteFailed remembers a sync that has failed.
+// noteFailed records a failed sync.
 func (a *account) noteFailed(at time.Time, err error) {
 	if a.failure == nil {
 		a.failure = &view.Failure{Since: at}
 	}
-	f := *a.failure // others may have it
+	f := *a.failure // other goroutines may have the old value
 	f.Error = err.Error()
 	f.Times++
 	a.failure = &f
 }
 
-// noteRepair remembers that all was written again, and why.
+// noteRepair records a full sync and its reason.
 func (a *account) noteRepair(r view.Repair) {
 	a.repaired++
 	if len(a.repairs) == mostRepairs {
@@ -113,7 +113,7 @@ func (a *account) noteRepair(r view.Repair) {
 	a.repairs = append(a.repairs, r)
 }
 
-// ask has the loop answer a question between two syncs. It fails if the loop doesn't get to it before the context ends.
+// ask makes the loop answer a question between two syncs. It fails if the context ends before the loop has answered.
 func ask[T any](ctx context.Context, p *Proxy, question func() T) (answer T, err error) {
 	answers := make(chan T, 1)
 	select {
@@ -129,7 +129,7 @@ func ask[T any](ctx context.Context, p *Proxy, question func() T) (answer T, err
 	}
 }
 
-// Status tells what the loop has done and what it waits for.
+// Status returns the state of the loop and the condition that it waits for.
 func (p *Proxy) Status(ctx context.Context) (*view.Loop, error) {
 	return ask(ctx, p, func() *view.Loop {
 		a := &p.account
@@ -146,7 +146,7 @@ func (p *Proxy) Status(ctx context.Context) (*view.Loop, error) {
 	})
 }
 
-// Syncs returns the last ones that have succeeded, the oldest first. The loop only copies them; the rest is done here.
+// Syncs returns the last successful syncs, the oldest first. The loop only copies them; this goroutine does the rest.
 func (p *Proxy) Syncs(ctx context.Context) ([]view.Sync, error) {
 	recent, err := ask(ctx, p, func() []past {
 		a := &p.account
@@ -163,7 +163,7 @@ func (p *Proxy) Syncs(ctx context.Context) ([]view.Sync, error) {
 	return list, err
 }
 
-// Elements counts the elements of each family's table, as of the last sync that has changed any.
+// Elements returns the number of elements of each family's table after the last sync.
 func (p *Proxy) Elements(ctx context.Context) ([2]int, error) {
 	return ask(ctx, p, func() (n [2]int) {
 		for _, f := range p.Families {
@@ -177,7 +177,7 @@ func (p *Proxy) Elements(ctx context.Context) ([2]int, error) {
 	})
 }
 
-// Conflicts returns the addresses and ports that more than one Service claims, of the named Services.
+// Conflicts returns the addresses and ports that the named Services and others claim.
 func (p *Proxy) Conflicts(ctx context.Context, names []types.NamespacedName) ([]plan.Conflict, error) {
 	return ask(ctx, p, func() (list []plan.Conflict) {
 		if p.Planner.Conflicts() == 0 {
@@ -191,7 +191,7 @@ func (p *Proxy) Conflicts(ctx context.Context, names []types.NamespacedName) ([]
 	})
 }
 
-// Numbers returns the numbers that have been assigned to Services.
+// Numbers returns the assigned numbers of Services.
 func (p *Proxy) Numbers(ctx context.Context) (*plan.Numbers, error) {
 	return ask(ctx, p, p.Planner.Numbers)
 }

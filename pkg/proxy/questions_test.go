@@ -20,7 +20,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// status asks the loop, which has a second.
+// status queries the loop with a timeout of a second.
 func (b *bench) status(t *testing.T) *view.Loop {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -109,7 +109,7 @@ func TestStatusTellsOfRepairs(t *testing.T) {
 	})
 }
 
-// TestABusyLoopIsSaidToBe asks while the kernel doesn't return.
+// TestABusyLoopIsSaidToBe queries the loop while the kernel blocks.
 func TestABusyLoopIsSaidToBe(t *testing.T) {
 	run(t, func(b *bench) {
 		goOn := make(chan struct{})
@@ -143,7 +143,7 @@ func TestFactsFollowTheNode(t *testing.T) {
 	})
 }
 
-// watcher is an observer that keeps what it is told.
+// watcher is an observer that records commits.
 type watcher struct {
 	watching atomic.Bool
 	mu       sync.Mutex
@@ -158,7 +158,7 @@ func (w *watcher) Committed(c view.Commit) {
 	w.commits = append(w.commits, c)
 }
 
-// take returns what it was told since the last call.
+// take returns the commits since the last call.
 func (w *watcher) take() []view.Commit {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -185,7 +185,7 @@ func TestObserverIsToldWhatHasChanged(t *testing.T) {
 			f()
 			synctest.Wait()
 			var changes []view.Change
-			for _, c := range w.take() { // others give up chains
+			for _, c := range w.take() { // other commits delete chains
 				changes = append(changes, c.Services...)
 			}
 			return changes

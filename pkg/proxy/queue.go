@@ -11,35 +11,35 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// longestSlice is how long the loop prepares Services before it sends what it has planned, and looks for repairs, questions and newer
-// changes. To plan what has been prepared it may take as long again.
+// longestSlice is the time for which the loop builds Services before it commits the plan and handles repairs, questions and newer
+// changes. Planning the built Services may take as long again.
 const longestSlice = 100 * time.Millisecond
 
-// queue are the Services that have changed and that the loop has had no time for. Newer changes come before them.
+// queue holds the changed Services that wait to be planned. Newer changes precede them.
 //
-// A Service that gives up an address, port or node port comes after those that have waited when it was looked at: one of them may take it
-// over, and between a batch without the old owner and a batch with the new one packets would be refused. Where two give up what the other
-// one takes, both are in one batch, but not more than mostChained.
+// A Service that releases an address, port or node port waits until all Services that wait now are planned. One of these may take
+// over the frontend, and packets would be rejected between a batch without the old owner and a batch with the new one. If two
+// Services exchange frontends, both are in one batch, up to mostChained Services.
 type queue struct {
 	names []types.NamespacedName
-	// head is how many have left the queue; queued are those that have not left by another way.
+	// head is the number of Services that left the queue in order. queued are those of names that still wait.
 	head   uint64
 	queued map[types.NamespacedName]struct{}
-	// givers are those that give something up, in the order in which they are to be planned.
+	// givers are the Services that release frontends, in the order in which they are planned.
 	givers []types.NamespacedName
 	giving map[types.NamespacedName]*giver
-	// takers are the givers that take a frontend.
+	// takers maps a frontend to the giver that takes it.
 	takers map[model.Key]types.NamespacedName
 }
 
-// giver is a Service that gives something up.
+// giver is a Service that releases frontends.
 type giver struct {
-	// after is the number of Services that have to have left the queue before.
+	// after is the value of queue.head from which the giver may be planned.
 	after        uint64
 	given, taken []model.Frontend
 }
 
-// mostChained is how many Services that exchange frontends are planned for one batch although its time is over.
+// mostChained is the largest number of Services that exchange frontends and are planned in one batch after its time is up.
 const mostChained = 64
 
 func newQueue() queue {
@@ -48,13 +48,13 @@ func newQueue() queue {
 	}
 }
 
-// waiting counts the Services that wait.
+// waiting returns the number of Services that wait.
 func (q *queue) waiting() int { return len(q.queued) + len(q.giving) }
 
-// tail is the number of Services that have left the queue when all that wait now have.
+// tail is the value of head after all Services that wait now are planned.
 func (q *queue) tail() uint64 { return q.head + uint64(len(q.names)) }
 
-// push adds Services at the end; where one waits already, it stays in its place.
+// push appends Services. One that waits already keeps its position.
 func (q *queue) push(names []types.NamespacedName) {
 	for _, n := range names {
 		if _, waits := q.queued[n]; !waits {
@@ -64,7 +64,7 @@ func (q *queue) push(names []types.NamespacedName) {
 	}
 }
 
-// next returns the Services in the order in which they wait, at most n.
+// next returns the first n Services that wait, in order.
 func (q *queue) next(n int) (list []types.NamespacedName) {
 	for _, name := range q.names {
 		if len(list) == n {
@@ -77,7 +77,7 @@ func (q *queue) next(n int) (list []types.NamespacedName) {
 	return list
 }
 
-// pop takes Services away that are the next ones.
+// pop removes the given Services, which are the next ones.
 func (q *queue) pop(names []types.NamespacedName) {
 	for _, name := range names {
 		delete(q.queued, name)
@@ -91,25 +91,25 @@ func (q *queue) pop(names []types.NamespacedName) {
 	}
 	q.head += uint64(n)
 	if q.names = q.names[n:]; len(q.names) == 0 {
-		q.names = nil // and its memory
+		q.names = nil // releases the memory
 	}
 }
 
-// remove takes a Service away, wherever it waits, and returns the place of one that gives something up.
-func (q *queue) remove(name types.NamespacedName) (was *giver) {
+// remove removes a Service from all positions. It returns its giver, or nil.
+func (q *queue) remove(name types.NamespacedName) (old *giver) {
 	delete(q.queued, name)
-	if was = q.giving[name]; was != nil {
+	if old = q.giving[name]; old != nil {
 		delete(q.giving, name)
-		for i := range was.taken {
-			if key := was.taken[i].Key; q.takers[key] == name {
+		for i := range old.taken {
+			if key := old.taken[i].Key; q.takers[key] == name {
 				delete(q.takers, key)
 			}
 		}
 	}
-	return was
+	return old
 }
 
-// put adds a Service that gives something up.
+// put adds a giver.
 func (q *queue) put(name types.NamespacedName, g *giver) {
 	q.givers = append(q.givers, name)
 	q.giving[name] = g
@@ -118,12 +118,12 @@ func (q *queue) put(name types.NamespacedName, g *giver) {
 	}
 }
 
-// give takes away the next Service that gives something up, if its time has come, and those that exchange frontends with it.
+// give removes and returns the next giver if it may be planned now, with the givers that exchange frontends with it.
 func (q *queue) give() (names []types.NamespacedName) {
 	for i, name := range q.givers {
 		g := q.giving[name]
 		if g == nil {
-			continue // it has changed since, or has come with another one
+			continue // it has changed since, or was planned with another giver
 		}
 		if g.after > q.head {
 			q.givers = slices.Delete(q.givers, 0, i)
@@ -155,25 +155,25 @@ func (q *queue) chain(first types.NamespacedName) []types.NamespacedName {
 	return names
 }
 
-// slice is the planning of as many Services as there is time for.
+// slice plans Services within the time for one batch.
 type slice struct {
 	*Proxy
 	begun    time.Time
 	absorbed []types.NamespacedName
-	// fresh says that the Services have just changed, so that others wait for longer.
+	// fresh is true for Services that have just changed, so that older changes still wait.
 	fresh bool
-	// large says that a large Service was planned: no other one has room in the same batch.
+	// large is true after a large Service was planned: its batch has no room for others.
 	large bool
 }
 
-// largeWeight is the number of elements above which a Service that changes waits for all smaller ones, and is alone in its batch. To plan and
-// to commit so many takes some ten milliseconds.
+// largeWeight is the number of elements above which a changed Service waits for all smaller ones and gets its own batch. Planning
+// and committing this number takes some ten milliseconds.
 const largeWeight = 10_000
 
-// late reports whether it is time to send. What has been built by then is planned still, unless that takes as long again.
+// late reports whether building must stop. Services built by then are planned, unless that takes as long again.
 func (s *slice) late() bool { return s.Now().Sub(s.begun) >= longestSlice }
 
-// over reports whether planning has to stop, because it takes too long or the tables need a repair.
+// over reports whether planning must stop, because its time is up or the tables need a repair.
 func (s *slice) over() bool {
 	if s.large || len(s.absorbed)%blockSize == 0 && len(s.absorbed) > 0 && s.checkTables() {
 		return true
@@ -181,7 +181,7 @@ func (s *slice) over() bool {
 	return s.Now().Sub(s.begun) >= 2*longestSlice
 }
 
-// plan plans Services, and returns those that there was no time for. It always plans the first one.
+// plan plans Services and returns those that are not planned for lack of time. It always plans the first one.
 func (s *slice) plan(names []types.NamespacedName) (rest []types.NamespacedName) {
 	taken := 0
 	s.build(names, s.late, func(name types.NamespacedName, service *model.Service) bool {
@@ -199,10 +199,11 @@ func (s *slice) plan(names []types.NamespacedName) (rest []types.NamespacedName)
 	return names[taken:]
 }
 
-// postponed has a Service wait that gives something up, unless no other one waits.
+// postponed puts a Service that releases frontends into the queue, and returns whether it did. It does not if no other Service
+// waits.
 func (s *slice) postponed(name types.NamespacedName, service *model.Service, more bool) bool {
 	q := &s.queue
-	was := q.remove(name)
+	old := q.remove(name)
 	if !more && q.waiting() == 0 {
 		return false
 	}
@@ -214,18 +215,18 @@ func (s *slice) postponed(name types.NamespacedName, service *model.Service, mor
 	if !s.fresh || slices.ContainsFunc(given, anyoneMay) {
 		g.after = q.tail()
 	}
-	if was != nil {
-		g.after = min(g.after, was.after)
+	if old != nil {
+		g.after = min(g.after, old.after)
 	}
 	q.put(name, g)
 	return true
 }
 
-// anyoneMay reports whether another Service may have claimed a frontend before it was given up. The API server gives a cluster IP and a node
-// port to nobody else before: who has them next is seen to change later.
+// anyoneMay reports whether another Service may claim a frontend before it is released. The API server assigns a cluster IP or a
+// node port to another Service only after its release, so that the new owner changes later.
 func anyoneMay(f model.Frontend) bool { return f.Kind != model.ClusterIP && f.Kind != model.NodePort }
 
-// give plans Services that give something up and whose time has come.
+// give plans the givers that may be planned now.
 func (s *slice) give() {
 	for first := true; first || !s.late(); first = false {
 		names := s.queue.give()
@@ -240,7 +241,7 @@ func (s *slice) give() {
 	}
 }
 
-// planFresh plans Services that have just changed. What there is no time for has to wait.
+// planFresh plans Services that have just changed. The rest waits in the queue.
 func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
 	s := slice{Proxy: p, begun: p.Now(), fresh: true}
 	if p.started {
@@ -262,10 +263,10 @@ func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
 	return s.absorbed
 }
 
-// planWaiting plans Services that have waited.
+// planWaiting plans Services from the queue.
 func (p *Proxy) planWaiting() []types.NamespacedName {
 	s := slice{Proxy: p, begun: p.Now()}
-	const atMost = 1 << 13 // more than there is time for
+	const atMost = 1 << 13 // more than one batch has time for
 	names := p.queue.next(atMost)
 	p.Planner.Expect(len(names))
 	rest := s.plan(names)
@@ -277,13 +278,13 @@ func (p *Proxy) planWaiting() []types.NamespacedName {
 	return s.absorbed
 }
 
-// mostUnprogrammed bounds the times of changes that wait for a sync to succeed; the oldest ones are kept.
+// mostUnprogrammed limits the times of changes that wait for a successful sync. The oldest ones are kept.
 const mostUnprogrammed = 10_000
 
-// mostTriggers bounds those of one Service that waits to be planned, see [track.Dirty].
+// mostTriggers limits those of one Service that waits to be planned, see [track.Dirty].
 const mostTriggers = 100
 
-// noteTriggers takes up when Services have changed.
+// noteTriggers records the times of changes of Services.
 func (p *Proxy) noteTriggers(all map[types.NamespacedName][]track.Trigger) {
 	for name, times := range all {
 		known := p.triggers[name]
@@ -291,7 +292,7 @@ func (p *Proxy) noteTriggers(all map[types.NamespacedName][]track.Trigger) {
 	}
 }
 
-// planned notes that what a sync sends has become of Services.
+// planned handles the effects of planning Services: times of changes, conflicts, and Services for which there is room now.
 func (p *Proxy) planned(names []types.NamespacedName) {
 	for _, name := range names {
 		if times, known := p.triggers[name]; known {
@@ -303,6 +304,6 @@ func (p *Proxy) planned(names []types.NamespacedName) {
 		p.reportConflicts(p.Planner)
 	}
 	if p.started {
-		p.queue.push(p.Planner.TakeWaiting()) // for which there was no room on this node, and is now
+		p.queue.push(p.Planner.TakeWaiting()) // Services that lacked room on this node until now
 	}
 }

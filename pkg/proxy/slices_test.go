@@ -19,20 +19,20 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// slow makes reading a Service take a time.
+// slow sets the time that reading a Service takes.
 func (b *bench) slow(d time.Duration) {
 	b.source.mu.Lock()
 	defer b.source.mu.Unlock()
 	b.source.took = d
 }
 
-// holds tells whether the kernel leads an address to an endpoint.
+// holds reports whether the kernel leads an address to an endpoint.
 func (b *bench) holds(parts ...string) bool {
 	list, _ := b.kernel.held()
 	return slices.ContainsFunc(list, func(e string) bool { return containsAll(e, parts) })
 }
 
-// A Service for which there was no room is served once another one takes less, although nothing about it has changed.
+// A Service without room is served after another one releases some, although it has not changed itself.
 func TestAServiceIsServedOnceThereIsRoom(t *testing.T) {
 	run(t, func(b *bench) {
 		// A namespace has room for ten elements.
@@ -53,7 +53,7 @@ func TestAServiceIsServedOnceThereIsRoom(t *testing.T) {
 	})
 }
 
-// A storm that takes long to plan keeps neither a small change waiting, nor a question, nor what others have broken.
+// During a storm that takes long to plan, small changes, questions and repairs do not wait.
 func TestNobodyWaitsForAStorm(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 20)
@@ -64,7 +64,7 @@ func TestNobodyWaitsForAStorm(t *testing.T) {
 		for i := range storm {
 			b.set(100+i, 1)
 		}
-		for !b.Tracker.Pending().Since.IsZero() { // until the loop works on all of them
+		for !b.Tracker.Pending().Since.IsZero() { // until the loop has taken all changes
 			time.Sleep(each)
 		}
 		changed := time.Now()
@@ -105,7 +105,7 @@ func TestNobodyWaitsForAStorm(t *testing.T) {
 	})
 }
 
-// A large Service, whether it is new or changes, comes alone, in a batch behind the small Services that have changed with it.
+// A large Service, new or changed, gets its own batch behind the small Services that changed with it.
 func TestSmallServicesDoNotWaitForLargeOnes(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 20)
@@ -117,7 +117,7 @@ func TestSmallServicesDoNotWaitForLargeOnes(t *testing.T) {
 			before := len(b.kernel.elements)
 			b.kernel.mu.Unlock()
 			b.Tracker.Together(func() {
-				for i := range 2 { // svc-0 and svc-1 come first by name
+				for i := range 2 { // svc-0 and svc-1 are first by name
 					var list []string
 					for e := range largeWeight + 1 + round*5000 {
 						list = append(list, fmt.Sprintf("10.%d.%d.%d", 10+i, e/250, 1+e%250))
@@ -146,7 +146,7 @@ func (b *bench) endpoint(name types.NamespacedName, addr string) {
 	b.setProtocol(name, corev1.ProtocolTCP, addr)
 }
 
-// Small changes that never end leave time for those that wait.
+// Continuous small changes leave time for waiting changes.
 func TestAStormEndsThoughSmallChangesDoNot(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 20)
@@ -171,7 +171,7 @@ func TestAStormEndsThoughSmallChangesDoNot(t *testing.T) {
 	})
 }
 
-// At the start nothing is sent before all is planned; questions are answered meanwhile.
+// The first batch is not sent before everything is planned. Questions are answered meanwhile.
 func TestTheFirstBatchIsWhole(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()
@@ -189,7 +189,7 @@ func TestTheFirstBatchIsWhole(t *testing.T) {
 		if l := b.status(t); time.Since(asked) > 250*time.Millisecond || l.Pending == 0 {
 			t.Errorf("a question at the start took %v; %d wait", time.Since(asked), l.Pending)
 		}
-		b.set(services, 1) // comes with the others, or after them
+		b.set(services, 1) // planned with the others, or after them
 		time.Sleep(10 * time.Second)
 		sizes := b.kernel.takeSizes()
 		if len(sizes) == 0 || sizes[0] < sizes[len(sizes)-1]*9/10 {
@@ -206,7 +206,7 @@ func TestTheFirstBatchIsWhole(t *testing.T) {
 	})
 }
 
-// Two Services exchange an address in the middle of a storm, in any order of their names: after each batch the address leads somewhere.
+// Two Services exchange an address during a storm, in any order of their names: after each batch the address has an endpoint.
 func TestAnExchangedAddressIsServedThroughoutAStorm(t *testing.T) {
 	const storm = 300
 	external := func(ips ...string) func(*corev1.Service) {
@@ -219,7 +219,7 @@ func TestAnExchangedAddressIsServedThroughoutAStorm(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(b *bench) {
-				for i := range storm { // each is to give something up
+				for i := range storm { // each one releases something later
 					b.set(i, 1, external(fmt.Sprintf("198.51.%d.%d", i/200, i%200+1)))
 				}
 				b.set(c.from, 1, external("192.0.2.1"))
@@ -243,7 +243,7 @@ func TestAnExchangedAddressIsServedThroughoutAStorm(t *testing.T) {
 					for i := range storm {
 						b.set(i, 2)
 					}
-					// Two exchange theirs, and what a Service that is deleted has had goes to a third one.
+					// Two exchange their addresses, and a third takes the address of a deleted one.
 					b.set(c.from, 2, external("192.0.2.2"))
 					b.set(c.to, 2, external("192.0.2.1"))
 					gone := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", storm+1)}
@@ -270,7 +270,7 @@ func TestAnExchangedAddressIsServedThroughoutAStorm(t *testing.T) {
 	}
 }
 
-// While syncs fail, the times of changes take a bounded amount of memory.
+// While syncs fail, the times of changes take bounded memory.
 func TestTimesOfChangesAreBounded(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 30)
@@ -305,7 +305,7 @@ func containsAll(text string, parts []string) bool {
 	return !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(text, p) })
 }
 
-// fakeTurn says what it is told to.
+// fakeTurn returns the values that the test sets.
 type fakeTurn struct {
 	granted, stopped atomic.Bool
 	ready            chan struct{}
@@ -330,7 +330,7 @@ func (f *fakeTurn) grant(granted bool, other string) {
 	f.changed <- struct{}{}
 }
 
-// While another instance serves nothing is committed, and that is said; when it has gone, all that has changed meanwhile is served.
+// While another instance serves, nothing is committed, and this is reported. After it exits, all changes are committed.
 func TestOneThatStandsByCommitsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()
@@ -397,7 +397,7 @@ func TestOneThatStandsByCommitsNothing(t *testing.T) {
 	})
 }
 
-// Of very many Services that claim one address, each that loses is told, some with each sync.
+// If very many Services claim one address, each losing one is reported, some with each sync.
 func TestVeryManyLosersAreTold(t *testing.T) {
 	run(t, func(b *bench) {
 		const all = 250

@@ -11,22 +11,22 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Turn tells whether this process or another instance of the program serves. Its methods do not wait.
+// Turn decides which instance of the program serves. Its methods do not block.
 type Turn interface {
-	// Ready says that this process can serve from now on, Stopped that it has noticed that it may not and commits nothing more.
+	// Ready announces that this process can serve. Stopped confirms that it commits nothing until it is granted again.
 	Ready()
 	Stopped()
 	Granted() bool
-	// Changed has a value when Granted may have changed.
+	// Changed has a value when the result of Granted may have changed.
 	Changed() <-chan struct{}
-	// Other names the process that serves instead of this one; "" where there is none, or it is not known.
+	// Other names the process that serves instead of this one, or "" if none is known.
 	Other() string
 }
 
-// maySend reports whether this process is the one that serves.
+// maySend reports whether this process serves.
 func (p *Proxy) maySend() bool { return p.Turn == nil || p.Turn.Granted() }
 
-// turn has a value when it may be another one's turn.
+// turn returns a channel that has a value when maySend may have changed.
 func (p *Proxy) turn() <-chan struct{} {
 	if p.Turn == nil {
 		return nil
@@ -34,11 +34,11 @@ func (p *Proxy) turn() <-chan struct{} {
 	return p.Turn.Changed()
 }
 
-// standBy waits for a reason to look again whether this process may serve. What changes meanwhile is planned afterwards.
+// standBy waits until this process may serve or the server changes. It plans changes only after that.
 func (p *Proxy) standBy(ctx context.Context) {
 	p.Turn.Stopped()
 	p.noteOther(ctx, p.Turn.Other())
-	p.Health.Updated(p.Now()) // nothing is owed: the other process does it
+	p.Health.Updated(p.Now()) // nothing is overdue: the other process serves
 	select {
 	case <-ctx.Done():
 	case question := <-p.questions:
@@ -50,12 +50,12 @@ func (p *Proxy) standBy(ctx context.Context) {
 	}
 }
 
-// noteOther tells, once for each of them, that another process serves.
+// noteOther reports another process that serves, once for each process.
 func (p *Proxy) noteOther(ctx context.Context, other string) {
 	if other == "" || other == p.account.other {
 		return
 	}
-	// The ports of health checks are the other one's, too.
+	// The other process also listens on the health check ports.
 	p.Checks.Sync(nil, nil)
 	p.checksChanged = true
 	p.Metrics.StandingBy(true)
@@ -71,7 +71,7 @@ func (p *Proxy) noteOther(ctx context.Context, other string) {
 	})
 }
 
-// resume takes up serving. The tables are compared with what is wanted.
+// resume starts to serve. The next sync compares the tables with the plan.
 func (p *Proxy) resume(ctx context.Context) {
 	if p.account.other != "" {
 		klog.FromContext(ctx).Info("No other instance serves this node any more; this instance takes over", "other", p.account.other)

@@ -12,7 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// awaitSource waits until the source has been read. It reports false if the context ended before.
+// awaitSource waits until the source was read. It returns false if the context ended first.
 func (p *Proxy) awaitSource(ctx context.Context) bool {
 	const patience = 10 * time.Second
 	late := time.NewTicker(patience)
@@ -34,7 +34,7 @@ func (p *Proxy) awaitSource(ctx context.Context) bool {
 	}
 }
 
-// awaitPodCIDRs waits until the Node says where its pods have their addresses from, if that is needed.
+// awaitPodCIDRs waits until the Node has prefixes of pods, if they are needed.
 func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
 	if !p.NodeCIDR {
 		return nil
@@ -61,8 +61,8 @@ func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
 	return nil
 }
 
-// awaitAddresses waits until the addresses of this node can be read, but not for ever: with none, an earlier process's rules would
-// lose all their node ports.
+// awaitAddresses waits until this node's addresses can be read, within a time limit: without addresses, the first commit would
+// remove all node ports of an earlier process.
 func (p *Proxy) awaitAddresses(ctx context.Context) {
 	const patience, pause = 10 * time.Second, 100 * time.Millisecond
 	begun, said := p.Now(), false
@@ -89,7 +89,7 @@ func (p *Proxy) awaitAddresses(ctx context.Context) {
 	}
 }
 
-// hasPodCIDRs reports whether a prefix of some family can be read from the Node.
+// hasPodCIDRs reports whether the Node has a valid prefix of any family.
 func (p *Proxy) hasPodCIDRs() bool {
 	node := p.Source.Node()
 	if node == nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// touch has somebody change our tables, in a way that is heard of.
+// touch makes an announced foreign change of the program's tables.
 func (k *fakeKernel) touch() {
 	k.mu.Lock()
 	k.meddled, k.touched = true, true
@@ -26,7 +26,7 @@ func (k *fakeKernel) touch() {
 	}
 }
 
-// takeSizes returns how many elements the kernel held after each sync since the last call.
+// takeSizes returns the numbers of elements after each sync since the last call.
 func (k *fakeKernel) takeSizes() []int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -35,7 +35,7 @@ func (k *fakeKernel) takeSizes() []int {
 	return taken
 }
 
-// begin makes Services, has them programmed, and a change right before.
+// begin creates Services, waits until they are programmed, and makes one more change.
 func (b *bench) begin(t *testing.T, services int) {
 	t.Helper()
 	for i := range services {
@@ -49,7 +49,7 @@ func (b *bench) begin(t *testing.T, services int) {
 	b.kernel.takeSizes()
 }
 
-// What is broken is repaired at once, not when it is time to send what was gathered; and what has come meanwhile goes after it.
+// A repair does not wait for the schedule. Changes that have come meanwhile follow it.
 func TestARepairWaitsForNothing(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 10)
@@ -72,7 +72,7 @@ func TestARepairWaitsForNothing(t *testing.T) {
 	})
 }
 
-// Who never ceases to touch our tables has them written anew twice a second, and not all the time.
+// A program that touches the tables continuously causes two repairs a second, not more.
 func TestWhoTouchesAllTheTimeIsGivenWayTo(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 10)
@@ -93,7 +93,7 @@ func TestWhoTouchesAllTheTimeIsGivenWayTo(t *testing.T) {
 	})
 }
 
-// Planning thousands of Services takes longer than writing all anew: a repair comes in the middle of it.
+// Planning thousands of Services takes longer than a full sync: a repair interrupts it.
 func TestARepairComesInTheMiddleOfPlanning(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 10)
@@ -104,7 +104,7 @@ func TestARepairComesInTheMiddleOfPlanning(t *testing.T) {
 			names = append(names, b.set(10+i, 2))
 		}
 		b.source.mu.Lock()
-		once := sync.OnceFunc(b.kernel.touch) // what is built and not taken is built again
+		once := sync.OnceFunc(b.kernel.touch) // interrupted blocks are built again
 		b.source.asked = func(name types.NamespacedName) {
 			if name == names[more/2] {
 				once()
@@ -122,13 +122,13 @@ func TestARepairComesInTheMiddleOfPlanning(t *testing.T) {
 	})
 }
 
-// A batch that fails because somebody has taken away what it is about is followed by a repair, at once.
+// A repair immediately follows a batch that failed because a foreign change deleted its objects.
 func TestABatchThatSomebodyMadeFail(t *testing.T) {
 	for name, c := range map[string]struct {
 		err     error
 		meddled bool
 		fails   int
-		want    int // syncs in no time
+		want    int // syncs without delay
 	}{
 		"by others":                      {errors.New("no such file or directory"), true, 1, 2},
 		"by others, twice":               {errors.New("no such file or directory"), true, 2, 3},
@@ -165,7 +165,7 @@ func TestABatchThatSomebodyMadeFail(t *testing.T) {
 	}
 }
 
-// What the kernel will never take doesn't keep from it what would put that right.
+// A change that the kernel always rejects does not block the change that corrects it.
 func TestWhatIsRefusedIsNotAllThatIsTried(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 3)
@@ -199,7 +199,7 @@ func TestWhatIsRefusedIsNotAllThatIsTried(t *testing.T) {
 	})
 }
 
-// While its own batch is sent nobody listens: what somebody does right after it is looked for.
+// The program does not receive announcements during its own batch, so it checks for foreign changes after each batch.
 func TestALookFollowsEachBatch(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 3)
@@ -218,7 +218,7 @@ func TestALookFollowsEachBatch(t *testing.T) {
 	})
 }
 
-// The log and the metrics say of a batch that somebody made fail that it was somebody.
+// The log and the metrics name the author of the foreign change that caused a batch to fail.
 func TestWhoMadeABatchFailIsNamed(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 3)
@@ -238,7 +238,7 @@ func TestWhoMadeABatchFailIsNamed(t *testing.T) {
 	})
 }
 
-// A look at what others do to the ruleset isn't put off by changes that never cease.
+// Continuous changes do not delay the check for foreign changes.
 func TestAStormHidesNobody(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Who waits for our tables before something else goes is told when they are in place, and not before.
+// Synced is called after the first successful sync, not before.
 func TestSyncedIsCalledAfterASuccess(t *testing.T) {
 	run(t, func(b *bench) {
 		var calls atomic.Int32

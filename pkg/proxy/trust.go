@@ -12,11 +12,12 @@ import (
 // checkEvery is the time between two checks for foreign changes of the ruleset. A check takes some microseconds.
 const checkEvery = 500 * time.Millisecond
 
-// trust decides when the loop checks for foreign changes, and whether the next sync compares the tables with the plan before it writes.
+// trust decides when the loop checks for foreign changes, and whether the next sync compares the tables with the plan before it
+// writes.
 type trust struct {
 	// checkAt is the time of the next check, lastForeign the time of the last foreign change.
 	checkAt, lastForeign time.Time
-	// reason is why the next sync compares; "" if it does not have to, or if it is the first one.
+	// reason is the reason why the next sync compares; "" if it does not have to, or if it is the first one.
 	reason metrics.Reason
 }
 
@@ -29,8 +30,8 @@ func (t *trust) checkSoon(now time.Time) {
 	t.checkAt = earlier(t.checkAt, at)
 }
 
-// receiveForeignChanges schedules a check if the kernel has announced a foreign change. It comes before all work that is due, because all
-// tables may be gone.
+// receiveForeignChanges schedules a check if the kernel has announced a foreign change. It precedes all other work, because all
+// tables may be deleted.
 func (p *Proxy) receiveForeignChanges(now time.Time) {
 	select {
 	case <-p.Kernel.Heard():
@@ -55,8 +56,8 @@ func (p *Proxy) checkForeignChanges(ctx context.Context, now time.Time) {
 	}
 }
 
-// checkTables makes the next sync compare if a foreign change of the program's tables is known, and returns whether it does. Tables
-// that another program changes all the time are compared at most twice a second.
+// checkTables makes the next sync compare if a foreign change of the program's tables is known, and returns whether it does.
+// Tables that another program changes continuously are compared at most twice a second.
 func (p *Proxy) checkTables() (changed bool) {
 	now := p.Now()
 	if !p.Kernel.Known() || !p.Kernel.Touched() || now.Sub(p.trust.lastForeign) < checkEvery {
@@ -78,7 +79,7 @@ func (p *Proxy) compareBecause(reason metrics.Reason) {
 	p.noteReason(reason)
 }
 
-// noteReason notes why the next sync compares.
+// noteReason records the reason why the next sync compares.
 func (p *Proxy) noteReason(reason metrics.Reason) {
 	p.Metrics.Doubted()
 	if p.trust.reason == "" {
