@@ -11,37 +11,37 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Batch is a list of changes that the kernel makes all at once or not at all. Its methods never fail: the first bad
-// object is remembered and comes out of [Conn.Commit].
+// Batch is a list of changes that the kernel commits as a whole or not at all. Its methods never fail: the batch keeps the first
+// error, and [Conn.Commit] returns it.
 type Batch struct {
 	encoder
-	// ops counts messages, elements counts those added and deleted.
+	// ops is the number of messages, elements that of added and deleted elements.
 	ops, elements int
 
-	// open are the lists of elements that still grow, one for each set, all of the same message type: elements of
-	// many sets may be given in any order and still travel in few messages.
+	// open are the unfinished lists of elements, one for each set, all of the same message type. So elements of many sets can be
+	// added in any order and still need few messages.
 	open     []*elementList
 	openKind elementKind
 
-	// Report asks for what the counters of deleted elements say, see [Batch.Gone]. It counts from when it is set.
+	// Report requests the counters of elements deleted from now on, see [Batch.Gone].
 	Report bool
-	// echoes are the deletions to be reported, gone is what has been.
+	// echoes are the deletions to be reported, gone the reported elements.
 	echoes echoes
 	gone   []Counted
 
-	last int // offset of the last real message
+	last int // offset of the last message
 	seq  uint32
 }
 
-// elementList is the growing list of elements of one message.
+// elementList is an unfinished message with a list of elements.
 type elementList struct {
 	encoder
 	set *Set
-	// elements is the length of the list.
+	// elements is the number of elements in the list.
 	elements int
 }
 
-// elementKind is the type of the messages that lists of elements travel in, with their flags.
+// elementKind is the type and flags of the messages that hold lists of elements.
 type elementKind struct{ msg, flags uint16 }
 
 var (
@@ -50,17 +50,17 @@ var (
 	deletes = elementKind{unix.NFT_MSG_DELSETELEM, 0}
 )
 
-// maxElementList keeps a message's list of elements below the 64 KiB that an attribute's length can express.
+// maxElementList is the largest size of a list of elements in bytes. An attribute's length has 16 bits.
 const maxElementList = 60 << 10
 
-// NewBatch returns an empty batch with room for a number of bytes.
+// NewBatch returns an empty batch with a capacity in bytes.
 func NewBatch(capacity int) *Batch {
 	b := &Batch{encoder: encoder{buf: make([]byte, 0, capacity+256)}, last: -1}
 	b.control(unix.NFNL_MSG_BATCH_BEGIN)
 	return b
 }
 
-// Reset empties the batch, which may have been committed, and keeps its memory.
+// Reset empties a batch, committed or not, and keeps its memory.
 func (b *Batch) Reset() {
 	*b = Batch{encoder: encoder{buf: b.buf[:0]}, open: b.open[:0], last: -1}
 	for _, l := range b.open[:cap(b.open)] {
@@ -71,10 +71,10 @@ func (b *Batch) Reset() {
 	b.control(unix.NFNL_MSG_BATCH_BEGIN)
 }
 
-// Empty reports whether nothing is in the batch.
+// Empty reports whether the batch has no changes.
 func (b *Batch) Empty() bool { return b.ops == 0 && len(b.open) == 0 }
 
-// Elements returns the number of elements added and deleted.
+// Elements returns the number of added and deleted elements.
 func (b *Batch) Elements() int { return b.elements }
 
 // Len returns the size of the batch in bytes.
@@ -110,7 +110,7 @@ func (b *Batch) startMessage(msg, flags uint16, family Family) int {
 	return b.last
 }
 
-// AddTable creates a table; one that exists already is left as it is.
+// AddTable creates a table. It does nothing if the table exists.
 func (b *Batch) AddTable(t *Table) {
 	off := b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, t.Family)
 	b.str(unix.NFTA_TABLE_NAME, t.Name)
@@ -124,14 +124,14 @@ func (b *Batch) AddTable(t *Table) {
 // tableUserData is NFTA_TABLE_USERDATA (kernel 5.10), which golang.org/x/sys/unix lacks.
 const tableUserData = 6
 
-// DeleteTable deletes a table and all that is in it; it must exist.
+// DeleteTable deletes a table with its content. The table must exist.
 func (b *Batch) DeleteTable(family Family, name string) {
 	off := b.message(unix.NFT_MSG_DELTABLE, 0, family)
 	b.str(unix.NFTA_TABLE_NAME, name)
 	b.end(off)
 }
 
-// FlushRules deletes the rules of all chains of a table; with a chain's name only of that one.
+// FlushRules deletes the rules of a chain, or of all chains of the table if chain is "".
 func (b *Batch) FlushRules(t *Table, chain string) {
 	off := b.message(unix.NFT_MSG_DELRULE, 0, t.Family)
 	b.str(unix.NFTA_RULE_TABLE, t.Name)
@@ -141,7 +141,7 @@ func (b *Batch) FlushRules(t *Table, chain string) {
 	b.end(off)
 }
 
-// AddChain creates a chain without its rules; one that exists already must be of the same kind.
+// AddChain creates a chain without rules. If the chain exists, it must be of the same kind.
 func (b *Batch) AddChain(t *Table, c *Chain) {
 	off := b.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.Family)
 	b.str(unix.NFTA_CHAIN_TABLE, t.Name)
@@ -163,7 +163,7 @@ func (b *Batch) AddChain(t *Table, c *Chain) {
 // chainUserData is NFTA_CHAIN_USERDATA (kernel 5.10), which golang.org/x/sys/unix lacks.
 const chainUserData = 12
 
-// DeleteChain deletes a chain, which must have no rules and no references.
+// DeleteChain deletes a chain without rules and references.
 func (b *Batch) DeleteChain(t *Table, name string) {
 	off := b.message(unix.NFT_MSG_DELCHAIN, 0, t.Family)
 	b.str(unix.NFTA_CHAIN_TABLE, t.Name)
@@ -171,7 +171,7 @@ func (b *Batch) DeleteChain(t *Table, name string) {
 	b.end(off)
 }
 
-// AddRules appends a chain's rules to it.
+// AddRules appends the chain's rules to the chain in the kernel.
 func (b *Batch) AddRules(t *Table, c *Chain) {
 	for i := range c.Rules {
 		b.addRule(t, c, &c.Rules[i])
@@ -198,8 +198,7 @@ func (b *Batch) addRule(t *Table, c *Chain, r *Rule) {
 	b.end(off)
 }
 
-// AddSet creates a set or map without elements. On one that exists it does nothing but, since kernel 6.5, raise the size
-// when the batch is committed.
+// AddSet creates a set or map without elements. If the set exists, the commit only raises its size, and only since kernel 6.5.
 func (b *Batch) AddSet(s *Set) {
 	off := b.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, s.Family)
 	b.str(unix.NFTA_SET_TABLE, s.Table)
@@ -249,7 +248,7 @@ const (
 	setFieldLen   = 1
 )
 
-// DeleteSet deletes a set with its elements; no rule may use it.
+// DeleteSet deletes a set with its elements. No rule may use the set.
 func (b *Batch) DeleteSet(family Family, table, name string) {
 	off := b.message(unix.NFT_MSG_DELSET, 0, family)
 	b.str(unix.NFTA_SET_TABLE, table)
@@ -257,7 +256,7 @@ func (b *Batch) DeleteSet(family Family, table, name string) {
 	b.end(off)
 }
 
-// FlushSet deletes all elements of a set, of which there are about n: the counters of no more are reported.
+// FlushSet deletes all elements of a set. n is about their number: at most n counters are reported.
 func (b *Batch) FlushSet(s *Set, n int) {
 	off := b.message(unix.NFT_MSG_DELSETELEM, 0, s.Family)
 	b.str(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table)
@@ -266,13 +265,13 @@ func (b *Batch) FlushSet(s *Set, n int) {
 	b.echo(off, s, n)
 }
 
-// AddElement adds an element that isn't there yet.
+// AddElement adds an element. The commit fails if the element exists.
 func (b *Batch) AddElement(e *Element) { b.element(adds, e) }
 
-// EnsureElement adds an element unless it is there.
+// EnsureElement adds an element if it does not exist.
 func (b *Batch) EnsureElement(e *Element) { b.element(ensures, e) }
 
-// DeleteElement deletes an element that is there.
+// DeleteElement deletes an element. The commit fails if the element does not exist.
 func (b *Batch) DeleteElement(e *Element) { b.element(deletes, e) }
 
 func (b *Batch) element(kind elementKind, e *Element) {
@@ -289,7 +288,7 @@ func (b *Batch) element(kind elementKind, e *Element) {
 	}
 }
 
-// listOf finds the growing list of a set; there are a few dozen sets, and neighbours tend to share one.
+// listOf returns the unfinished list of a set. Batches have a few dozen sets, and successive elements often share one.
 func (b *Batch) listOf(s *Set) *elementList {
 	for _, l := range b.open {
 		if l.set == s {
@@ -297,7 +296,7 @@ func (b *Batch) listOf(s *Set) *elementList {
 		}
 	}
 	if n := len(b.open); n < cap(b.open) && b.open[:n+1][n] != nil {
-		b.open = b.open[:n+1] // its memory is there from before the last [Batch.closeElements]
+		b.open = b.open[:n+1] // memory from before the last [Batch.closeElements]
 		b.open[n].set = s
 		return b.open[n]
 	}
@@ -331,22 +330,22 @@ func (b *Batch) writeElements(l *elementList) {
 	l.buf, l.elements = l.buf[:0], 0
 }
 
-// finish closes the batch and asks for an acknowledgement of the last change: kernels before 6.10 don't acknowledge the
-// end of a batch. It returns the place of the acknowledged message in the batch.
+// finish closes the batch and requests an acknowledgement of the last change: kernels before 6.10 do not acknowledge the end of a
+// batch. It returns the index of the acknowledged message in the batch.
 func (b *Batch) finish() (ack uint32) {
 	ack = b.askAck()
 	b.control(unix.NFNL_MSG_BATCH_END)
 	return ack
 }
 
-// askAck asks for an acknowledgement of the last change, and returns its place in the batch.
+// askAck requests an acknowledgement of the last change, and returns the index of its message in the batch.
 func (b *Batch) askAck() (ack uint32) {
 	b.closeElements()
 	netlink.AddFlags(b.buf, b.last, unix.NLM_F_ACK)
 	return uint32(b.ops)
 }
 
-// describe tells which change a sequence number belongs to, for an error message.
+// describe names the change with a sequence number, for an error message.
 func (b *Batch) describe(seq uint32) string {
 	for off := 0; off+20 <= len(b.buf); {
 		n := int(binary.NativeEndian.Uint32(b.buf[off:]))
@@ -398,7 +397,7 @@ func names(attrs []byte) string {
 	for i := 0; i < 2 && len(attrs) >= 4; i++ {
 		n := int(binary.NativeEndian.Uint16(attrs))
 		typ := binary.NativeEndian.Uint16(attrs[2:])
-		if n < 5 || n > len(attrs) || typ > 2 || bytes.IndexByte(attrs[4:n-1], 0) >= 0 { // a number, as a table's flags
+		if n < 5 || n > len(attrs) || typ > 2 || bytes.IndexByte(attrs[4:n-1], 0) >= 0 { // a number, such as a table's flags
 			break
 		}
 		if s != "" {

@@ -21,7 +21,7 @@ func testElement(s *Set, i int) *Element {
 	return &Element{Set: s, Key: Value{}.Addr(addr).Proto(6).Port(80).Uint32(uint32(i)), Data: Value{}.Addr(addr).Port(8080)}
 }
 
-// message is one message of a batch, taken apart.
+// message is one parsed message of a batch.
 type message struct {
 	typ      uint16
 	flags    uint16

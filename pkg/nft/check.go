@@ -7,16 +7,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Refused is one message of a batch that the kernel doesn't accept.
+// Refused is a message of a batch that the kernel rejects.
 type Refused struct {
-	// Message is what [Batch.Messages] returned after the message was added.
+	// Message is the value of [Batch.Messages] after the message was added.
 	Message int
 	Err     error
 }
 
-// Check has the kernel look at a batch without committing it, and returns what it refuses. It goes on after the first such
-// message, so that those that are refused only because they need an earlier one are returned, too. Nothing changes and nobody
-// is told: without its end, a batch is only tried, which is what "nft --check" does.
+// Check makes the kernel validate a batch without a commit, and returns the rejected messages. It continues after the first one,
+// so the result includes messages that only fail because an earlier one does. The kernel changes nothing and announces nothing:
+// it aborts a batch without an end, as for "nft --check".
 func (c *Conn) Check(b *Batch) ([]Refused, error) {
 	if b.err != nil {
 		return nil, b.err
@@ -43,7 +43,7 @@ func (c *Conn) Check(b *Batch) ([]Refused, error) {
 	return list, nil
 }
 
-// Messages returns how many messages the batch has by now.
+// Messages returns the current number of messages in the batch.
 func (b *Batch) Messages() int {
 	b.closeElements()
 	return b.ops

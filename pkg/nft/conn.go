@@ -11,11 +11,11 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// ErrUnknown is wrapped by errors after which it isn't known whether a batch was committed: the reply was lost.
+// ErrUnknown means that the kernel's reply was lost: the batch may have been committed or not.
 var ErrUnknown = errors.New("outcome unknown")
 
-// Conn is one lasting netlink connection to nftables, in the network namespace of the thread that opened it. It must
-// not be used by two goroutines at once. After an error its socket is replaced.
+// Conn is a netlink connection to nftables in the network namespace of the thread that opened it. It is not safe for concurrent
+// use. It replaces its socket after an error.
 type Conn struct{ socket *netlink.Socket }
 
 // Open opens a connection. The process needs CAP_NET_ADMIN.
@@ -30,12 +30,12 @@ func Open() (*Conn, error) {
 // Close closes the connection.
 func (c *Conn) Close() error { return c.socket.Close() }
 
-// Port returns the number of the socket that the next request is sent by, which no other netlink socket in the network namespace has,
-// as [Commit.Port] tells it.
+// Port returns the port ID of the socket that sends the next request. It is unique among the netlink sockets of the network
+// namespace and equals [Commit.Port] of the connection's commits.
 func (c *Conn) Port() (uint32, error) { return c.socket.Port() }
 
-// Commit sends the batch and returns nil only if the kernel has committed it. An error that wraps [ErrUnknown] means
-// that it may have been; any other error means that nothing was changed. A batch can be committed once.
+// Commit sends the batch and returns nil only if the kernel has committed it. After an error that wraps [ErrUnknown], it may have
+// been committed; after any other error, nothing was changed. A batch can be committed once.
 func (c *Conn) Commit(b *Batch) error {
 	if b.err != nil {
 		return b.err
@@ -49,8 +49,8 @@ func (c *Conn) Commit(b *Batch) error {
 	if err != nil {
 		return fmt.Errorf("send batch of %d bytes: %w", len(b.buf), err)
 	}
-	// The kernel works on a batch within sendmsg, so all answers are queued already: an empty queue without the acknowledgement
-	// means that it got lost.
+	// The kernel processes a batch within sendmsg, so all answers are queued already. If the queue is empty and the
+	// acknowledgement is missing, it was lost.
 	a := answers{first: first, ack: first + ack}
 	for m, err := range c.socket.Receive(false) {
 		if err != nil {
@@ -59,10 +59,10 @@ func (c *Conn) Commit(b *Batch) error {
 		}
 		a.message(b, m)
 	}
-	return c.concluded(&a)
+	return c.outcome(&a)
 }
 
-// DeleteTable deletes a table with all that is in it, and tells whether there was one.
+// DeleteTable deletes a table with its content, and returns whether the table existed.
 func (c *Conn) DeleteTable(family Family, name string) (deleted bool, err error) {
 	found, err := c.HasTable(family, name)
 	if err != nil || !found {
@@ -76,12 +76,12 @@ func (c *Conn) DeleteTable(family Family, name string) (deleted bool, err error)
 	return true, nil
 }
 
-// answers are what the kernel has said so far to a batch.
+// answers collects the kernel's answers to a batch.
 type answers struct {
-	// first and ack are the numbers of its first message, and of the one that is acknowledged.
+	// first and ack are the sequence numbers of the first and of the acknowledged message.
 	first, ack uint32
 	acked      bool
-	// refused is the first error; lost tells why there may have been others.
+	// refused is the first error. lost is the reason why other answers may be missing.
 	refused, lost error
 }
 
@@ -101,11 +101,11 @@ func (a *answers) message(b *Batch, m netlink.Message) {
 	}
 }
 
-// refusal says which message the kernel refused, and why.
+// refusal returns an error with the rejected message and the kernel's reason.
 func (b *Batch) refusal(m netlink.Message) error {
 	errno, why := m.Errno(), m.Explanation()
 	if errno == unix.ENFILE && why == "" {
-		why = "it is full" // of a set, which is all that the kernel means by it here
+		why = "it is full" // of a set: ENFILE has no other meaning here
 	}
 	if why != "" {
 		why = " (" + why + ")"
@@ -113,9 +113,9 @@ func (b *Batch) refusal(m netlink.Message) error {
 	return fmt.Errorf("%s: %w%s", b.describe(m.Seq), errno, why)
 }
 
-// concluded tells what became of a batch. A single error means that nothing was done. The acknowledgement alone doesn't say that
-// there was none: the message may have been right, and another one wrong.
-func (c *Conn) concluded(a *answers) error {
+// outcome returns the result of a batch. One error means that the kernel changed nothing. The acknowledgement alone does not mean
+// that there was no error: another message may have failed.
+func (c *Conn) outcome(a *answers) error {
 	switch {
 	case a.lost != nil:
 		c.socket.Broken = true
@@ -129,10 +129,10 @@ func (c *Conn) concluded(a *answers) error {
 	return a.refused
 }
 
-// dump asks for a list of objects and calls f for each, with its attributes. It starts again, with begin, when the kernel says
-// that the list changed meanwhile.
+// dump requests a list of objects and calls f with the attributes of each. If the list changes meanwhile, it calls begin and
+// starts again.
 func (c *Conn) dump(msg uint16, family Family, request []byte, begin func(), f func(object []byte) error) error {
-	const attempts = 100 // some ten milliseconds of another program that commits as often as it can
+	const attempts = 100 // some ten milliseconds while another program commits continuously
 	for range attempts {
 		begin()
 		torn, err := c.list(msg, family, request, f)
@@ -144,8 +144,8 @@ func (c *Conn) dump(msg uint16, family Family, request []byte, begin func(), f f
 	return fmt.Errorf("list nftables objects: the ruleset kept changing: %w", unix.EINTR)
 }
 
-// list asks for a list of objects once, and calls f for each, with its attributes, until f fails. If the ruleset changed meanwhile, the list
-// is torn: objects may be missing or come twice.
+// list requests a list of objects once, and calls f with the attributes of each until f fails. torn means that the ruleset
+// changed meanwhile: objects may be missing or listed twice.
 func (c *Conn) list(msg uint16, family Family, request []byte, f func(object []byte) error) (torn bool, err error) {
 	for m, err := range c.ask(msg, unix.NLM_F_DUMP, family, request) {
 		torn = torn || m.Flags&unix.NLM_F_DUMP_INTR != 0

@@ -10,8 +10,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// What became of a batch is known from its answers only: an error means that nothing was done, an acknowledgement counts where no
-// error can have been lost, and answers to other requests are none.
+// The result of a batch depends only on its answers: an error means that nothing changed; an acknowledgement is valid only if no
+// error can be missing; answers to other requests are ignored.
 func TestWhatBecameOfABatch(t *testing.T) {
 	const first, ack = 100, 107
 	said := func(seq uint32, errno unix.Errno) func(*answers) {
@@ -43,7 +43,7 @@ func TestWhatBecameOfABatch(t *testing.T) {
 			for _, answer := range c.answers {
 				answer(&a)
 			}
-			if err := c2.concluded(&a); !errors.Is(err, c.want) {
+			if err := c2.outcome(&a); !errors.Is(err, c.want) {
 				t.Errorf("got %v, want %v", err, c.want)
 			}
 			if trust := a.lost == nil && !errors.Is(c.want, ErrUnknown); c2.socket.Broken == trust {

@@ -9,22 +9,22 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Counted is an element with what its counter says.
+// Counted is an element with the value of its counter.
 type Counted struct {
 	Element
 	Packets uint64
 }
 
-// EachElement calls f for the elements of a set, which f must not keep. The cost is that of [Conn.Elements], but for the memory.
-// While other programs change the ruleset it goes on: whoever needs to know whether they changed this table asks for the generation
-// before and after, and for what was committed in between.
+// EachElement calls f for each element of a set. f must not keep the element. The cost is that of [Conn.Elements] without the
+// memory. It ignores changes of the ruleset meanwhile. To detect a change of this table, the caller compares the generations
+// before and after, and checks the commits in between.
 func (c *Conn) EachElement(s *Set, f func(*Element)) error {
 	_, err := c.EachCounted(s, func(e *Counted) { f(&e.Element) })
 	return err
 }
 
-// EachCounted is [Conn.EachElement] with what the counters say. While the ruleset changes some elements may come twice or be left
-// out; whole says that it has not changed.
+// EachCounted does the same as [Conn.EachElement], with the counters. If the ruleset changes meanwhile, whole is false: some
+// elements may be missing or listed twice.
 func (c *Conn) EachCounted(s *Set, f func(*Counted)) (whole bool, err error) {
 	torn, err := c.list(unix.NFT_MSG_GETSETELEM, s.Family, elementsOf(s), func(object []byte) error { return eachCounted(s, object, f) })
 	if err != nil {
@@ -34,7 +34,7 @@ func (c *Conn) EachCounted(s *Set, f func(*Counted)) (whole bool, err error) {
 }
 
 func eachCounted(s *Set, object []byte, f func(*Counted)) (failed error) {
-	var room Counted // one for all: there may be very many
+	var room Counted // reused for all elements: there may be very many
 	for _, b := range elements(object) {
 		var err error
 		if room.Element, err = parseElement(s, b); err != nil {
@@ -47,7 +47,7 @@ func eachCounted(s *Set, object []byte, f func(*Counted)) (failed error) {
 	return failed
 }
 
-// packetsOf finds what an element's counter says.
+// packetsOf returns the value of an element's counter.
 func packetsOf(element []byte) uint64 {
 	expression := netlink.Find(element, unix.NFTA_SET_ELEM_EXPR)
 	if netlink.Text(netlink.Find(expression, unix.NFTA_EXPR_NAME)) != counterName {
@@ -56,19 +56,19 @@ func packetsOf(element []byte) uint64 {
 	return netlink.Uint64(netlink.Find(netlink.Find(expression, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS))
 }
 
-// echoes are the deletions of a batch that the kernel is asked to report, with what the elements' counters said when they went:
-// nothing that is counted gets lost, and nothing has to be read before. It costs about as much as an element's deletion.
+// echoes are the deletions of a batch that the kernel must report with the final values of the counters. So no count is lost, and
+// nothing has to be read before. A report costs about as much as the deletion of an element.
 type echoes struct {
-	// messages are where those are that ask for it; sets are whose elements they delete.
+	// messages are the positions of messages that request a report; sets are the sets of their elements.
 	messages []int
 	sets     []*Set
-	// expected is the number of elements that will be reported.
+	// expected is the number of elements in the reports.
 	expected int
 }
 
-// maxEchoes is the most that the kernel is asked to report at once. Until the end of the commit, each report takes 7.7 KiB of the
-// kernel's memory that no control group is charged for (an skb of NLMSG_GOODSIZE: nf_tables_setelem_notify); in the socket's
-// buffer, where the kernel has packed them, half a KiB.
+// maxEchoes is the largest number of reports in one batch. Until the end of the commit, each report takes 7.7 KiB of kernel
+// memory that is not charged to any control group (an skb of NLMSG_GOODSIZE: nf_tables_setelem_notify). In the socket's buffer,
+// where the kernel has packed it, it takes half a KiB.
 const (
 	maxEchoes = 5000
 	echoBytes = 512
@@ -80,7 +80,7 @@ func (e *echoes) add(s *Set, message, n int) {
 	e.expected += n
 }
 
-// echo asks for reports of a message's deletions.
+// echo requests reports of a message's deletions.
 func (b *Batch) echo(message int, s *Set, n int) {
 	if s.Counter && b.Report {
 		flags := binary.NativeEndian.Uint16(b.buf[message+6:])
@@ -89,7 +89,7 @@ func (b *Batch) echo(message int, s *Set, n int) {
 	}
 }
 
-// Reports reports whether the batch deletes elements whose counters are asked for.
+// Reports returns whether the batch requests reports of deleted elements.
 func (b *Batch) Reports() bool {
 	if len(b.echoes.messages) > 0 {
 		return true
@@ -102,7 +102,7 @@ func (b *Batch) Reports() bool {
 	return false
 }
 
-// TooMany reports whether the batch asks for more reports than the kernel is to make: nothing is reported then.
+// TooMany returns whether the batch requests more reports than the limit. Then the kernel reports none.
 func (b *Batch) TooMany() bool {
 	n := b.echoes.expected
 	for _, l := range b.open {
@@ -113,10 +113,10 @@ func (b *Batch) TooMany() bool {
 	return n > maxEchoes
 }
 
-// Gone returns the deleted elements whose counters were not 0, once a batch with Report has been committed.
+// Gone returns the deleted elements whose counters were not 0, after the commit of a batch with Report.
 func (b *Batch) Gone() []Counted { return b.gone }
 
-// silence takes back that deletions are to be reported.
+// silence cancels the requests for reports.
 func (b *Batch) silence() {
 	for _, at := range b.echoes.messages {
 		flags := binary.NativeEndian.Uint16(b.buf[at+6:])
@@ -125,8 +125,8 @@ func (b *Batch) silence() {
 	b.echoes = echoes{}
 }
 
-// awaitEchoes makes room for the reports that a batch asks for. Without room nothing is reported: if reports filled the socket's
-// buffer, the acknowledgement would be lost.
+// awaitEchoes reserves space in the socket for the requested reports. If this fails, it cancels them: if reports filled the
+// socket's buffer, the acknowledgement would be lost.
 func (c *Conn) awaitEchoes(b *Batch) {
 	switch n := b.echoes.expected; {
 	case n == 0:
@@ -135,7 +135,7 @@ func (c *Conn) awaitEchoes(b *Batch) {
 	}
 }
 
-// reported takes up a report of deletions.
+// reported stores the elements of a report.
 func (b *Batch) reported(m netlink.Message) {
 	var table, name string
 	for typ, v := range netlink.Attributes(m.Object()) {
@@ -148,7 +148,7 @@ func (b *Batch) reported(m netlink.Message) {
 	}
 	for _, s := range b.echoes.sets {
 		if s.Name == name && s.Table == table && s.Family == Family(m.Family()) {
-			// What can't be read hasn't been counted: no reason to doubt the commit.
+			// An unreadable report only loses counts. It says nothing about the commit.
 			_ = eachCounted(s, m.Object(), func(e *Counted) {
 				if e.Packets > 0 {
 					b.gone = append(b.gone, *e)

@@ -6,16 +6,16 @@ import (
 	"slices"
 )
 
-// Line is a line of a comparison of what the kernel holds with what is wanted.
+// Line is one difference between the kernel's table and the wanted one.
 type Line struct {
-	// Wanted is set for what is missing in the kernel, and not set for what is there and not wanted.
+	// Wanted is true for an object that is missing in the kernel, and false for an unwanted one.
 	Wanted bool `json:"wanted"`
-	// Where is the family, and the set or chain; Text is the element or rule in nft's language, "" for the set or chain itself.
+	// Where is the family and the set or chain. Text is the element or rule in nft's language, or "" for the set or chain itself.
 	Where string `json:"where"`
 	Text  string `json:"text,omitempty"`
 }
 
-// String writes the line as diff does.
+// String returns the line in the format of diff.
 func (l Line) String() string {
 	sign := "- "
 	if l.Wanted {
@@ -27,8 +27,8 @@ func (l Line) String() string {
 	return sign + l.Where + ": " + l.Text
 }
 
-// Diff compares a table in the kernel with how it should be; elements are given by the names of their sets. What packets add, and the
-// sets named in ignore, are passed over. It reads all elements: the time that this takes grows with the square of their number.
+// Diff compares the kernel's table with the wanted one. elements are the wanted elements by set name. Elements added by packets,
+// and the sets in ignore, are ignored. It reads all elements: its time grows with the square of their number.
 func (c *Conn) Diff(want *Table, elements map[string][]Element, ignore ...string) ([]Line, error) {
 	have, err := c.Read(want.Family, want.Name)
 	if err != nil {
@@ -68,7 +68,7 @@ func (d *comparison) add(wanted bool, where, text string) {
 	d.lines = append(d.lines, Line{Wanted: wanted, Where: d.family + where, Text: text})
 }
 
-// set compares a set with its elements.
+// set compares the elements of a set.
 func (d *comparison) set(s *Set, elements []Element, ignored bool) error {
 	var there []Element
 	info, exists := d.have.Infos[s.Name]
@@ -163,7 +163,7 @@ func chainHead(typ string, hook uint32, priority int32, drops bool) string {
 	return fmt.Sprintf("type %s hook %s priority %d; policy %s;", typ, HookName(hook), priority, policy)
 }
 
-// ordered compares short lists whose order counts: what remains of the longest common one is the difference.
+// ordered compares short lists whose order matters. Items outside the longest common subsequence are differences.
 func (d *comparison) ordered(where string, have, want []string) {
 	longest := make([][]int, len(have)+1)
 	for i := range longest {

@@ -11,9 +11,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Differing reads the rules of a table, and returns the first of the chains whose rules do something else than theirs here; "" if
-// there is none. Chains that aren't there, or not wanted, are passed over. As with [Conn.EachElement], others may change the ruleset
-// meanwhile.
+// Differing compares the rules in the kernel with those of the table, and returns the name of the first chain with different
+// rules, or "". It ignores chains that exist on one side only. As in [Conn.EachElement], the ruleset may change meanwhile.
 func (c *Conn) Differing(t *Table) (chain string, err error) {
 	found := map[string][][]byte{}
 	request := attribute(unix.NFTA_RULE_TABLE, cstring(t.Name))
@@ -56,8 +55,8 @@ func (c *Conn) Differing(t *Table) (chain string, err error) {
 	return "", nil
 }
 
-// sameExpressions reports whether the kernel's list of expressions has what was sent, attribute by attribute. The kernel adds some
-// with the defaults of what wasn't.
+// sameExpressions reports whether the kernel's list of expressions has the sent attributes. The kernel adds attributes with
+// default values.
 func sameExpressions(family Family, want []expr.Any, list []byte) (bool, error) {
 	var got [][]byte
 	for _, v := range netlink.Attributes(list) {
@@ -85,12 +84,12 @@ func sameExpression(got, sent []byte) bool {
 	case "nat":
 		dataGot = withoutMapIPs(dataGot)
 	case "counter":
-		data = nil // what it has counted is not what the rule does
+		data = nil // ignore counted packets
 	}
 	return kind == kindGot && holds(dataGot, data)
 }
 
-// withoutMapIPs takes away a flag that the kernel sets by itself where a nat expression has an address.
+// withoutMapIPs clears a flag that the kernel sets in a nat expression with an address.
 func withoutMapIPs(b []byte) []byte {
 	const mapIPs = 1 // NF_NAT_RANGE_MAP_IPS
 	b = bytes.Clone(b)
@@ -115,7 +114,7 @@ func expression(b []byte) (name string, data []byte) {
 	return name, data
 }
 
-// holds reports whether a list of attributes has all of another one. What is zero may be missing.
+// holds reports whether a list has all attributes of another one. Attributes with value zero may be missing.
 func holds(list, wanted []byte) bool {
 	all := true
 	for b := wanted; len(b) >= 4; {
@@ -134,8 +133,8 @@ func holds(list, wanted []byte) bool {
 	return all
 }
 
-// sameRegister reports whether the kernel's number of a register is another name of one that was sent: it calls the 32-bit
-// registers 8, 12, 16 and 20 by their old numbers 1 to 4.
+// sameRegister reports whether two numbers stand for the same register. The kernel reports the 32-bit registers 8, 12, 16 and 20
+// under their old numbers 1 to 4.
 func sameRegister(got, sent []byte) bool {
 	return len(got) == 4 && len(sent) == 4 && netlink.Uint32(sent) >= 8 && netlink.Uint32(sent)%4 == 0 && netlink.Uint32(got) == netlink.Uint32(sent)/4-1
 }

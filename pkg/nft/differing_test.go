@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A rule that has counted packets is the rule that was sent.
+// A rule that has counted packets equals the rule that was sent.
 func TestWhatWasCountedIsNoDifference(t *testing.T) {
 	counted, err := expr.Marshal(unix.NFPROTO_IPV4, &expr.Counter{Packets: 3, Bytes: 180})
 	if err != nil {

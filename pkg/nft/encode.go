@@ -9,7 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// encoder appends netlink attributes. Its methods never fail: the first error is remembered.
+// encoder appends netlink attributes. Its methods never fail: it keeps the first error.
 type encoder struct {
 	buf []byte
 	err error
@@ -43,7 +43,7 @@ func (b *encoder) str(typ uint16, s string) {
 	b.buf = netlink.Pad(b.buf, n)
 }
 
-// comment writes what nft shows as the comment of an element, a rule and so on, cut to what it can read back.
+// comment appends the comment of an object as nft stores it, cut to the length that nft can read.
 func (b *encoder) comment(typ uint16, s string) {
 	s = CutComment(s)
 	n := 4 + 2 + len(s) + 1
@@ -61,7 +61,7 @@ func (b *encoder) u32(typ uint16, v uint32) {
 	b.buf = binary.BigEndian.AppendUint32(b.buf, v)
 }
 
-// counter writes the expression counter, which every element that is added gets a copy of.
+// counter appends a counter expression. Each added element gets a copy.
 func (b *encoder) counter(typ uint16) {
 	n := b.nest(typ)
 	b.str(unix.NFTA_EXPR_NAME, counterName)
@@ -72,7 +72,7 @@ func (b *encoder) counter(typ uint16) {
 	b.unnest(n)
 }
 
-// counterName is the kernel's name of the expression.
+// counterName is the kernel's name of the counter expression.
 const counterName = "counter"
 
 func (b *encoder) fail(err error) {
@@ -87,7 +87,7 @@ func (b *encoder) value(typ uint16, v *Value) {
 	b.unnest(n)
 }
 
-// element appends one element of a list; what belongs to a new element only is left out of a deletion.
+// element appends one element to a list. A deletion omits the attributes of new elements.
 func (b *encoder) element(e *Element, added bool) {
 	el := b.nest(unix.NFTA_LIST_ELEM)
 	b.value(unix.NFTA_SET_ELEM_KEY, &e.Key)

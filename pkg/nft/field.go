@@ -20,7 +20,7 @@ const (
 	IPv6 Family = unix.NFPROTO_IPV6
 )
 
-// String returns nft's keyword for the family, which is also the prefix of its payload expressions: "ip" or "ip6".
+// String returns nft's keyword for the family, "ip" or "ip6". It is also the prefix of its payload expressions.
 func (f Family) String() string {
 	if f == IPv4 {
 		return "ip"
@@ -36,10 +36,9 @@ func (f Family) AddrLen() int {
 	return 16
 }
 
-// Field is one part of the key or the data of a set: what nft calls it, how it is laid out, and how a packet's own value
-// gets into a register. The type numbers and the typeof encoding are nft's (enum datatypes in its include/datatype.h and
-// the typeof userdata of src/expression.c); nft aborts on a listing whose numbers are wrong, so tests compare them with
-// what nft itself writes.
+// Field is one part of the key or the data of a set: its name in nft, its layout, and the expression that loads it from a packet.
+// The type numbers and the typeof encoding are nft's (enum datatypes in its include/datatype.h and the typeof userdata of
+// src/expression.c). nft aborts on a listing with wrong numbers, so tests compare them with the numbers that nft writes.
 type Field struct {
 	name   string
 	typ    uint32
@@ -50,17 +49,16 @@ type Field struct {
 	print  func([]byte) string
 }
 
-// Name returns the nft expression whose value the field holds.
+// Name returns the field's expression in nft's language.
 func (f Field) Name() string { return f.name }
 
-// Load returns the expression that puts the packet's value of the field into a register. [Index] has none: it
-// needs a modulus.
+// Load returns the expression that loads the field's value from a packet into a register. [Index] has none: it needs a modulus.
 func (f Field) Load(reg uint32) expr.Any { return f.load(reg) }
 
-// Registers counts the 32-bit registers that the field takes.
+// Registers returns the number of 32-bit registers that the field takes.
 func (f Field) Registers() int { return f.slot() / 4 }
 
-// slot is the room a field takes in a concatenation: whole 32-bit words.
+// slot is the size in bytes of a field in a concatenation: a multiple of 4.
 func (f Field) slot() int { return (f.len + 3) &^ 3 }
 
 const (
@@ -116,7 +114,7 @@ func addrField(name string, f Family, desc, tmpl, offset uint32) Field {
 	}
 }
 
-// DstPort is the destination port of TCP, UDP and SCTP alike.
+// DstPort is the destination port of TCP, UDP and SCTP.
 func DstPort() Field {
 	return Field{
 		name: "th dport", typ: 13, len: 2, order: orderBig,
@@ -135,7 +133,7 @@ func L4Proto() Field {
 	})
 }
 
-// ProtocolName returns the word for a transport protocol of Services; "" for any other.
+// ProtocolName returns nft's keyword for a transport protocol of Services, or "".
 func ProtocolName(protocol uint8) string {
 	switch protocol {
 	case unix.IPPROTO_TCP:
@@ -148,8 +146,8 @@ func ProtocolName(protocol uint8) string {
 	return ""
 }
 
-// Priority is the packet's priority, our 32-bit scratch register: nft can't print a rule in which the result of a map
-// lookup is a key, but the priority may be set from a map and may be a key.
+// Priority is the packet's priority, the program's 32-bit scratch register. nft cannot print a rule in which the result of a map
+// lookup is a key. But a map lookup can set the priority, and the priority can be a key.
 func Priority() Field {
 	return metaField("meta priority", expr.MetaKeyPRIORITY, 23, 4, orderHost, func(b []byte) string {
 		v := binary.NativeEndian.Uint32(b)
@@ -157,7 +155,7 @@ func Priority() Field {
 	})
 }
 
-// NetworkPriority is the packet's priority in network byte order, which nft has in concatenations with ranges.
+// NetworkPriority is the packet's priority in network byte order, as nft has it in concatenations with ranges.
 func NetworkPriority() Field {
 	f := Priority()
 	f.print = func(b []byte) string {
@@ -182,8 +180,8 @@ func metaField(name string, key expr.MetaKey, typ uint32, length int, order uint
 	}
 }
 
-// Index is a number drawn by numgen. Its type is that of "numgen random mod 2" whatever the modulus in a rule: nft compares
-// types only, and with any other type (a mark, a jhash) it can't load its own listing, or crashes on it.
+// Index is a random number from numgen. Its type is that of "numgen random mod 2" for any modulus in a rule: nft compares only
+// types, and with any other type (a mark, a jhash) it cannot load its own listing, or crashes on it.
 func Index() Field {
 	return Field{
 		name: "numgen random mod 2", typ: 4, len: 4, order: orderHost,
@@ -192,7 +190,7 @@ func Index() Field {
 	}
 }
 
-// Userdata of nft is a list of type, length, value with one byte each for type and length.
+// nft's userdata is a list of types, lengths and values, with one byte each for type and length.
 
 func tlv(typ byte, value []byte) []byte {
 	return append([]byte{typ, byte(len(value))}, value...)
@@ -222,7 +220,7 @@ func typeofFields(fields []Field) []byte {
 	return typeofExpr(etypeConcat, parts)
 }
 
-// typeID is the number of the (concatenated) datatype: six bits for each part.
+// typeID returns the number of the (concatenated) datatype: six bits for each part.
 func typeID(fields []Field) uint32 {
 	var id uint32
 	for _, f := range fields {
@@ -249,7 +247,7 @@ func length(fields []Field) int {
 	return n
 }
 
-// printValue writes a value as nft would print it.
+// printValue returns a value as nft prints it.
 func printValue(fields []Field, v *Value) string {
 	b := v.Bytes()
 	var s []byte

@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attachFilter makes a socket take what ends a transaction (NFT_MSG_NEWGEN) and what concerns tables of a name. What other
-// programs do with millions of elements of theirs stays outside; otherwise it would overrun the socket's queue.
+// attachFilter makes a socket accept the end of each transaction (NFT_MSG_NEWGEN) and messages about tables of one name. It drops
+// other programs' messages, because millions of their elements would overrun the socket's queue.
 func attachFilter(fd int, table string) error {
-	// The kernel packs some dozens of messages into what it hands over as one. A filter can't loop, and before kernel 6.8 it
-	// has to fit in 20 KiB.
+	// The kernel packs some dozens of messages into one buffer. A filter cannot loop, and before kernel 6.8 it is limited to 20
+	// KiB.
 	var err error
 	for _, messages := range []int{64, 32, 16} {
 		var filter []unix.SockFilter
@@ -27,16 +27,16 @@ func attachFilter(fd int, table string) error {
 	return err
 }
 
-// filterFor returns a socket filter that looks at a number of messages, and accepts what has more of them. A load behind the end
-// makes it drop the packet.
+// filterFor returns a socket filter that looks at the first messages of a buffer, and accepts buffers with more. A load beyond
+// the end makes the filter drop the buffer.
 func filterFor(table string, messages int) ([]unix.SockFilter, error) {
 	const (
 		typeOffset = 4
-		nameOffset = 24 // headers of netlink and nfnetlink, and of the first attribute, which is the table's name
+		nameOffset = 24 // headers of netlink, nfnetlink and the first attribute, which is the table's name
 		accept     = 1 << 20
 	)
 	low, high := lowBytes()
-	// A filter loads in network byte order; the header is in that of the host.
+	// A filter loads in network byte order. The header is in host byte order.
 	newgen := uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN)))
 	program := []bpf.Instruction{
 		bpf.LoadAbsolute{Off: typeOffset, Size: 2},
@@ -44,13 +44,13 @@ func filterFor(table string, messages int) ([]unix.SockFilter, error) {
 		bpf.RetConstant{Val: accept},
 		bpf.LoadConstant{Dst: bpf.RegX, Val: 0},
 	}
-	part, offset := telling(table)
+	part, offset := sample(table)
 	for range messages {
 		program = append(program,
 			bpf.LoadIndirect{Off: nameOffset + offset, Size: 4},
 			bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: part, SkipTrue: 1},
 			bpf.RetConstant{Val: accept},
-			// X += the message's length, and what aligns it to four bytes.
+			// X += the message's length, aligned to four bytes
 			bpf.LoadIndirect{Off: high, Size: 1},
 			bpf.ALUOpConstant{Op: bpf.ALUOpShiftLeft, Val: 8},
 			bpf.ALUOpX{Op: bpf.ALUOpAdd},
@@ -71,15 +71,15 @@ func filterFor(table string, messages int) ([]unix.SockFilter, error) {
 	return filter, err
 }
 
-// telling returns four bytes from the middle of a name, which few others have there, and their offset. The filter does with
-// these; the listener compares the whole.
-func telling(name string) (part, offset uint32) {
+// sample returns four bytes from the middle of a name, which are rare in other names, and their offset. The filter compares only
+// these; the listener compares the whole name.
+func sample(name string) (part, offset uint32) {
 	b := append([]byte(name), 0, 0, 0, 0)
 	offset = uint32(len(name)/2) &^ 3
 	return binary.BigEndian.Uint32(b[offset:]), offset
 }
 
-// lowBytes returns the offsets of the lowest byte and the next one of a message's length.
+// lowBytes returns the offsets of the lowest and second lowest byte of a message's length.
 func lowBytes() (low, high uint32) {
 	if binary.NativeEndian.Uint16([]byte{1, 0}) == 1 {
 		return 0, 1

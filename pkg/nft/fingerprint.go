@@ -4,7 +4,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// Fingerprint is a hash of a table's constant part: sets (sizes aside), chains and rules, as they would be sent.
+// Fingerprint returns a hash of a table's constant part: sets without sizes, chains and rules, as encoded for the kernel.
 func Fingerprint(t *Table) uint64 {
 	b := NewBatch(64 << 10)
 	b.AddTable(t)

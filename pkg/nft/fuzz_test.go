@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// answer makes what the kernel might send: one message of a type, with attributes after its nfgenmsg.
+// answer returns a message that the kernel might send: with attributes after its nfgenmsg.
 func answer(typ, flags uint16, attributes ...[]byte) []byte {
 	body := append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, bytes.Join(attributes, nil)...)
 	return frame(typ, flags, body)
@@ -34,7 +34,7 @@ func frame(typ, flags uint16, body []byte) []byte {
 
 func of(msg uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | msg }
 
-// everything is a batch with one message of each kind, which looks as the kernel's listing of it does.
+// everything returns a batch with one message of each kind, in the form of the kernel's listing.
 func everything() []byte {
 	b := NewBatch(0)
 	t := &Table{Family: IPv4, Name: "t", Comment: "a table"}
@@ -63,7 +63,7 @@ func sets() []*Set {
 	}
 }
 
-// readAll hands an answer to everything that reads the kernel's answers, and returns what the listing of objects says in the end:
+// readAll passes an answer to every function that reads the kernel's answers, and returns the error of the listing of objects:
 // [netlink.ErrTruncated] if the answer has no end.
 func readAll(t testing.TB, data []byte) error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -112,8 +112,8 @@ func readAll(t testing.TB, data []byte) error {
 	return failed
 }
 
-// Whatever the kernel says: nothing panics or goes on for ever, no value is longer than its room, and what comes after the end
-// of a list changes nothing.
+// No answer of the kernel causes a panic or an endless loop. Values stay within their size, and data after the end of a list
+// change nothing.
 func FuzzAnswers(f *testing.F) {
 	f.Add(everything())
 	f.Add(frame(unix.NLMSG_ERROR, 0, nil))
@@ -134,7 +134,7 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-// An element that is written is read again as it was, but for a comment that is too long for nft.
+// An element survives encoding and decoding, except for a comment that is too long for nft.
 func FuzzElement(f *testing.F) {
 	f.Add([]byte{10, 96, 0, 10}, uint8(6), uint16(80), uint32(3), "shop/web:http", "endpoints-of-3", true)
 	f.Add(make([]byte, 16), uint8(255), uint16(0), uint32(0), "", "", false)
@@ -174,7 +174,7 @@ func FuzzElement(f *testing.F) {
 	})
 }
 
-// A set that is made is recognised, and none of another form is taken for it.
+// A set is recognised after encoding and decoding, and differs from sets of another form.
 func FuzzSet(f *testing.F) {
 	f.Add("services", "a comment", uint32(1024), uint16(0x35), int64(120_000))
 	f.Add("", "", uint32(0), uint16(0), int64(0))
@@ -208,7 +208,7 @@ func FuzzSet(f *testing.F) {
 	})
 }
 
-// formed makes a set out of the bits of a number.
+// formed derives a set from the bits of a number.
 func formed(name, comment string, size uint32, form uint16, timeout time.Duration) *Set {
 	has := func(bit int) bool { return form>>bit&1 != 0 }
 	family := IPv4
@@ -231,7 +231,7 @@ func formed(name, comment string, size uint32, form uint16, timeout time.Duratio
 	return s
 }
 
-// What stops a list in the middle is told by the message that ends it: without looking there, half a list is taken for the whole.
+// The message that ends a list may hold an error. Ignoring the error would treat a partial list as complete.
 func TestAListThatEndsInTheMiddleIsNone(t *testing.T) {
 	for _, typ := range []uint16{unix.NLMSG_DONE, unix.NLMSG_ERROR} {
 		err := readAll(t, append(everything(), frame(typ, 0, binary.NativeEndian.AppendUint32(nil, ^uint32(unix.ENOENT)+1))...))

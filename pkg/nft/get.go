@@ -11,15 +11,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Expr is an expression of a rule as the kernel has it.
+// Expr is an expression of a rule in the kernel.
 type Expr struct {
-	// Name is the kernel's.
+	// Name is the kernel's name of the expression.
 	Name string
-	// Any is nil where the expression isn't one of those that are understood.
+	// Any is the decoded expression, or nil for an unknown one.
 	Any expr.Any
 }
 
-// Planned are the expressions of a rule that is to be, as if they had been read.
+// Planned returns the expressions of a rule in the same form as those read from the kernel.
 func (r *Rule) Planned() []Expr {
 	list := make([]Expr, len(r.Exprs))
 	for i, e := range r.Exprs {
@@ -28,34 +28,33 @@ func (r *Rule) Planned() []Expr {
 	return list
 }
 
-// ReadRule is a rule as the kernel has it.
+// ReadRule is a rule in the kernel.
 type ReadRule struct {
 	Handle  uint64
 	Comment string
 	Exprs   []Expr
 }
 
-// ReadChain is a chain as the kernel has it.
+// ReadChain is a chain in the kernel.
 type ReadChain struct {
 	ChainInfo
 	Comment string
 	Rules   []ReadRule
 }
 
-// ReadTable is a table as the kernel has it, elements aside.
+// ReadTable is a table in the kernel, without elements.
 type ReadTable struct {
 	Family Family
 	Name   string
-	// Exists is false where there is no such table; Dormant says that no packet meets it.
+	// Exists is false if there is no such table. Dormant is true if the kernel ignores its chains.
 	Exists, Dormant bool
 	Chains          map[string]*ReadChain
-	// Sets are made from what the kernel says of each, to read and print elements by; Infos are what it says. Those without a name
-	// of their own are among them.
+	// Infos describe the sets, including anonymous ones. Sets are derived from Infos, to read and print elements.
 	Sets  map[string]*Set
 	Infos map[string]SetInfo
 }
 
-// Read reads a table with its rules. Where it changes meanwhile, the reading begins anew.
+// Read reads a table with its rules. If the table changes meanwhile, it starts again.
 func (c *Conn) Read(family Family, name string) (*ReadTable, error) {
 	const attempts = 10
 	for range attempts {
@@ -89,7 +88,7 @@ func (c *Conn) readOnce(family Family, name string) (*ReadTable, error) {
 	return t, c.readRules(t)
 }
 
-// readSets reads what rules look in, anonymous sets too.
+// readSets reads all sets, including anonymous ones.
 func (c *Conn) readSets(t *ReadTable) error {
 	begin := func() {
 		clear(t.Sets)
@@ -172,7 +171,7 @@ func (c *Conn) readRules(t *ReadTable) error {
 	})
 }
 
-// decode reads an expression, if it is one of those that Service rules are made of.
+// decode decodes an expression of a kind that Service rules use.
 func decode(family Family, b []byte) Expr {
 	name, data := expression(b)
 	e := Expr{Name: name}
@@ -190,7 +189,7 @@ func decode(family Family, b []byte) Expr {
 	return e
 }
 
-// byteOrderOf reads an expression that the library doesn't.
+// byteOrderOf decodes an expression that the library does not decode.
 func byteOrderOf(data []byte) *expr.Byteorder {
 	e := &expr.Byteorder{}
 	for typ, v := range netlink.Attributes(data) {
@@ -253,7 +252,7 @@ func kindOf(name string) expr.Any {
 	return nil
 }
 
-// set describes a set that somebody has made, well enough to read its elements and to print them.
+// set describes a set well enough to read and print its elements, even one that another program made.
 func (i *SetInfo) set(family Family, table string) *Set {
 	s := &Set{
 		Family: family, Table: table, Name: i.Name, Key: fieldsOf(i.shape.keyType, i.shape.keyLen), Size: i.Size, Timeout: i.shape.timeout,
@@ -268,10 +267,10 @@ func (i *SetInfo) set(family Family, table string) *Set {
 	return s
 }
 
-// verdictType is NFT_DATA_VERDICT, the type of the data of verdict maps.
+// verdictType is NFT_DATA_VERDICT, the data type of verdict maps.
 const verdictType = 0xffffff00
 
-// fieldsOf finds the fields that a type number stands for, six bits for each. What has none of ours becomes one field.
+// fieldsOf returns the fields for a type number, six bits for each. An unknown type becomes one unnamed field.
 func fieldsOf(typ, length uint32) []Field {
 	var fields []Field
 	n := 0
@@ -307,10 +306,10 @@ func opaque(length int) Field {
 	return Field{name: "?", len: length, print: func(b []byte) string { return fmt.Sprintf("0x%x", b) }}
 }
 
-// KeyLen is the length in bytes of what a rule looks up.
+// KeyLen returns the length of the key in bytes.
 func (s *Set) KeyLen() int { return length(s.Key) }
 
-// ValueOf is a key or data as it stands in a register.
+// ValueOf returns a key or data from its bytes in registers.
 func ValueOf(b []byte) (v Value, err error) {
 	if len(b) > maxValue {
 		return v, fmt.Errorf("read value: %d bytes", len(b))
@@ -319,19 +318,19 @@ func ValueOf(b []byte) (v Value, err error) {
 	return v, nil
 }
 
-// Found is an element that was asked for.
+// Found is the result of a lookup of an element.
 type Found struct {
 	Element
-	// Verdict is the code of a verdict map's element.
+	// Verdict is the verdict code of an element of a verdict map.
 	Verdict int32
-	// Expires is the time that is left; 0 if the element stays.
+	// Expires is the remaining time of the element; 0 if it has no timeout.
 	Expires time.Duration
 }
 
-// getAtOnce is how many elements are asked for by one request: their answers must fit in the socket's buffer.
+// getAtOnce is the number of elements in one request: the answers must fit in the socket's buffer.
 const getAtOnce = 256
 
-// Get asks for elements by their keys; nil stands for one that isn't there. The kernel looks each up as a packet would do.
+// Get looks up elements by key. The result is nil for a missing element. The kernel matches keys as it does for a packet.
 func (c *Conn) Get(s *Set, keys []Value) ([]*Found, error) {
 	found := make([]*Found, len(keys))
 	for from := 0; from < len(keys); {
@@ -347,7 +346,7 @@ func (c *Conn) Get(s *Set, keys []Value) ([]*Found, error) {
 	return found, nil
 }
 
-// getSome asks once. The kernel answers up to the first that is missing.
+// getSome sends one request. The kernel answers up to the first missing element.
 func (c *Conn) getSome(s *Set, keys []Value, found []*Found) (n int, missing bool, err error) {
 	for m, err := range c.ask(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, s.Family, getRequest(s, keys)) {
 		if err == unix.ENOENT {
@@ -400,14 +399,14 @@ func getRequest(s *Set, keys []Value) []byte {
 	return b.buf
 }
 
-// BaseChain is a chain of any table by which packets come.
+// BaseChain is a base chain of any table.
 type BaseChain struct {
-	// Family is the word for the table's family, Table its name.
+	// Family is nft's keyword for the table's family, Table its name.
 	Family, Table string
 	ChainInfo
 }
 
-// BaseChains lists the base chains of all tables that packets of a family can meet.
+// BaseChains returns the base chains of all tables that apply to packets of a family.
 func (c *Conn) BaseChains(family Family) (list []BaseChain, err error) {
 	const inet = Family(unix.NFPROTO_INET)
 	for _, f := range []Family{family, inet} {
@@ -430,7 +429,7 @@ func (c *Conn) BaseChains(family Family) (list []BaseChain, err error) {
 	return list, nil
 }
 
-// register returns the place of a register in a file of 16 words of 32 bits, and whether there is such a place: the verdict has none.
+// register returns the index of a register in 16 words of 32 bits, and whether it has one: the verdict register has none.
 func register(number uint32) (at int, ok bool) {
 	const oldRegisters = 4 // of 128 bits each
 	switch {
@@ -444,13 +443,13 @@ func register(number uint32) (at int, ok bool) {
 	return 0, false
 }
 
-// Register returns the offset in bytes of a register among all of them, which are 64 bytes; see [Registers].
+// Register returns the offset in bytes of a register within all registers (see [Registers]), and whether it has one.
 func Register(number uint32) (offset int, ok bool) {
 	at, ok := register(number)
 	return at * 4, ok
 }
 
-// Registers is the size of all registers together.
+// Registers is the size of all registers together, in bytes.
 const Registers = 64
 
 func hostWord(b []byte) (uint32, bool) {
@@ -460,10 +459,10 @@ func hostWord(b []byte) (uint32, bool) {
 	return binary.NativeEndian.Uint32(b), true
 }
 
-// KeyText writes a key of the set as nft does.
+// KeyText returns a key of the set in nft's language.
 func (s *Set) KeyText(v Value) string { return printValue(s.Key, &v) }
 
-// ValueText writes what an element leads to, as nft does; "" if the set is no map.
+// ValueText returns the data or verdict of an element in nft's language; "" if the set is no map.
 func (f *Found) ValueText() string {
 	switch {
 	case f.Set.Verdict:

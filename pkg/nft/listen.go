@@ -14,26 +14,26 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Commit is what the kernel tells of a transaction.
+// Commit is a transaction that the kernel announced.
 type Commit struct {
 	Generation uint32
-	// Port is the number of the socket that sent it, see [Conn.Port].
+	// Port is the port ID of the sender's socket, see [Conn.Port].
 	Port uint32
-	// PID and Program are those of the process that sent it; 0 and "" where the kernel doesn't say.
+	// PID and Program identify the sender's process; 0 and "" if the kernel does not report them.
 	PID     int
 	Program string
-	// Touched is what it did to the table that is listened for, an entry for each kind of change and object.
+	// Touched are the changes of tables of the given name, one for each kind of change and object.
 	Touched []Touch
-	// Lost says that the kernel had to drop something before this: there were more commits, or more was touched.
+	// Lost is true if the kernel dropped announcements before this one: commits or changes are missing.
 	Lost bool
 }
 
-// Touch is a change of something in a table.
+// Touch is a change of an object in a table.
 type Touch struct {
 	Family Family
-	// Change says what was done, as "add rule to"; Name is the set or chain concerned, or the table itself.
+	// Change is the kind of change, such as "add rule to". Name is the set or chain, or the table itself.
 	Change, Name string
-	// Elements says that the set itself is as it was.
+	// Elements is true if only elements of the set changed.
 	Elements bool
 }
 
@@ -42,16 +42,16 @@ func (t Touch) String() string {
 	return fmt.Sprintf("%s %s %s", t.Family, t.Change, t.Name)
 }
 
-// Author is the process that sent a commit; zero where the kernel does not say.
+// Author is the process that sent a commit. It is zero if the kernel does not report it.
 type Author struct {
 	Program string
 	PID     int
 }
 
-// Author returns the process that sent it.
+// Author returns the process that sent the commit.
 func (c Commit) Author() Author { return Author{c.Program, c.PID} }
 
-// String names the process as a person would look for it.
+// String returns the process in a form that a user can look up.
 func (a Author) String() string {
 	if a.Program == "" {
 		return "unknown"
@@ -59,20 +59,20 @@ func (a Author) String() string {
 	return fmt.Sprintf("%s (pid %d)", a.Program, a.PID)
 }
 
-// Listener hears of every transaction while it is a member of the kernel's group for nftables, in the network namespace of the
-// thread that opened it. A member makes every commit dearer, by about a microsecond for each element, because the
-// kernel describes to it what is done; leave the group while a batch of one's own is sent.
+// Listener receives the announcements of all transactions in the network namespace of the thread that opened it, while it is a
+// member of the kernel's nftables group. A member makes each commit slower, by about a microsecond for each element, because the
+// kernel describes every change. So leave the group during own commits.
 type Listener struct {
 	file  *os.File
 	fd    syscall.RawConn
 	buf   []byte
 	table string
-	// next is what is known of the transaction whose end hasn't been heard of yet.
+	// next is the current transaction, whose end was not received yet.
 	next Commit
 }
 
-// Listen opens a listener, which hears nothing before [Listener.Join]. It hears what is done to tables of a name, and of
-// everything else only that something was done.
+// Listen opens a listener, which receives announcements after [Listener.Join]. For tables of the given name they include the
+// changes; for other tables, only the end of the transaction.
 func Listen(table string) (*Listener, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -90,7 +90,7 @@ func Listen(table string) (*Listener, error) {
 
 func (l *Listener) setUp() error {
 	return l.control(func(fd int) error {
-		// An overrun is only dear, not wrong.
+		// An overrun is expensive but harmless.
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1<<20)
 		if err := attachFilter(fd, l.table); err != nil {
 			return fmt.Errorf("attach filter: %w", err)
@@ -107,10 +107,10 @@ func (l *Listener) control(f func(fd int) error) error {
 	return err
 }
 
-// Join makes it hear of what is committed from now on.
+// Join starts to receive announcements.
 func (l *Listener) Join() error { return l.membership(unix.NETLINK_ADD_MEMBERSHIP) }
 
-// Leave makes it hear nothing more. What it has heard already is still there for [Listener.Next].
+// Leave stops to receive announcements. [Listener.Next] still returns those received before.
 func (l *Listener) Leave() error { return l.membership(unix.NETLINK_DROP_MEMBERSHIP) }
 
 func (l *Listener) membership(option int) error {
@@ -119,8 +119,8 @@ func (l *Listener) membership(option int) error {
 	})
 }
 
-// Next waits for the end of the next transaction. Where the kernel had to drop something, it returns at once with
-// [Commit.Lost], and no generation.
+// Next waits for the end of the next transaction. If the kernel dropped announcements, it returns at once with [Commit.Lost] and
+// no generation.
 func (l *Listener) Next() (Commit, error) {
 	for {
 		n, err := l.file.Read(l.buf)
@@ -135,7 +135,7 @@ func (l *Listener) Next() (Commit, error) {
 		heard := false
 		for m, err := range netlink.Messages(l.buf[:n]) {
 			switch {
-			case err != nil: // the rest of a reply is cut off
+			case err != nil: // the rest of a message is missing
 			case m.Type>>8 != unix.NFNL_SUBSYS_NFTABLES:
 			case m.Type&0xff == unix.NFT_MSG_NEWGEN:
 				parseCommit(m.Object(), &l.next)
@@ -153,10 +153,10 @@ func (l *Listener) Next() (Commit, error) {
 	}
 }
 
-// touched notes a change of the table; there may be a million of elements, so each kind of change is noted once.
+// touched records a change of the table, each kind once: a commit may change a million elements.
 func (l *Listener) touched(m netlink.Message) {
 	var table, name string
-	nameAttr := uint16(unix.NFTA_SET_NAME) // with elements, rules and objects it has the same number
+	nameAttr := uint16(unix.NFTA_SET_NAME) // the same number for elements, rules and objects
 	kind := m.Type & 0xff
 	if kind == unix.NFT_MSG_NEWCHAIN || kind == unix.NFT_MSG_DELCHAIN {
 		nameAttr = unix.NFTA_CHAIN_NAME
@@ -164,7 +164,7 @@ func (l *Listener) touched(m netlink.Message) {
 	ofTable := kind == unix.NFT_MSG_NEWTABLE || kind == unix.NFT_MSG_DELTABLE
 	for typ, v := range netlink.Attributes(m.Object()) {
 		switch {
-		case typ == unix.NFTA_SET_TABLE: // the first of every kind of object
+		case typ == unix.NFTA_SET_TABLE: // the first attribute of every kind of object
 			table = netlink.Text(v)
 		case typ == nameAttr && !ofTable:
 			name = netlink.Text(v)
@@ -199,8 +199,8 @@ func parseCommit(b []byte, c *Commit) {
 	}
 }
 
-// processOf turns the number that the kernel tells, which is that of a thread, into the process's, by which a person finds it. Where
-// that can't be known, as from inside of a container, it stays what it is.
+// processOf returns the process ID for the thread ID that the kernel reports. If it cannot find the process, as from inside a
+// container, it returns the thread ID.
 func processOf(pid int, program string) int {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -225,5 +225,5 @@ func processOf(pid int, program string) int {
 	return process
 }
 
-// Close ends it, and a [Listener.Next] that is waiting.
+// Close closes the listener. A waiting [Listener.Next] returns an error.
 func (l *Listener) Close() error { return l.file.Close() }

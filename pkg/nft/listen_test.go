@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestThreadsAreThoseOfTheirProcess: the kernel tells which thread has committed, a person looks for a process.
+// TestThreadsAreThoseOfTheirProcess: the kernel reports a thread ID, the program shows the process ID.
 func TestThreadsAreThoseOfTheirProcess(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -10,42 +10,42 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// ChainInfo is what the kernel says of a chain.
+// ChainInfo describes a chain in the kernel.
 type ChainInfo struct {
 	Name string
 	// Type, Hook and Priority are those of a base chain; Type is empty for others.
 	Type     string
 	Hook     uint32
 	Priority int32
-	// Drops says that the policy of a base chain is to drop.
+	// Drops is true if the policy of a base chain is drop.
 	Drops bool
-	// Uses counts the chain's rules, and the rules and elements that lead to it.
+	// Uses is the number of the chain's rules plus the rules and elements that lead to it.
 	Uses uint32
 }
 
 // nfDrop is NF_DROP, which golang.org/x/sys/unix lacks.
 const nfDrop = 0
 
-// SetInfo is what the kernel says of a set.
+// SetInfo describes a set in the kernel.
 type SetInfo struct {
 	Name string
-	// Size is the number of elements that it was made for; 0 means no limit.
+	// Size is the declared size; 0 means no limit.
 	Size uint32
-	// Count is the number of elements in it, or -1 on kernels that don't tell (before 6.16).
+	// Count is the current number of elements, or -1 if the kernel does not report it (before 6.16).
 	Count int
 	shape setShape
 }
 
-// setShape are the properties that can't be changed on an existing set.
+// setShape holds the properties that cannot change on an existing set.
 type setShape struct {
 	flags, keyType, keyLen, dataType, dataLen uint32
 	timeout                                   time.Duration
 	userData                                  string
-	// expr is the name of the expression that every element gets; "" for none.
+	// expr is the name of the expression that each element gets, or "".
 	expr string
 }
 
-// Is reports whether the set in the kernel has the form of s, its size aside.
+// Is reports whether the set in the kernel has the same form as s, except its size.
 func (i *SetInfo) Is(s *Set) bool {
 	want := setShape{
 		flags: s.flags(), keyType: typeID(s.Key), keyLen: uint32(length(s.Key)), userData: string(s.userData()),
@@ -66,8 +66,7 @@ func attribute(typ uint16, value []byte) []byte {
 	return b.buf
 }
 
-// Generation returns the number of the ruleset's present generation in this network namespace. Every commit of anybody adds
-// one to it.
+// Generation returns the generation number of the ruleset in this network namespace. Every commit of any program increments it.
 func (c *Conn) Generation() (uint32, error) {
 	m, err := c.socket.AskOne(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, unix.NFPROTO_UNSPEC, nil)
 	var now Commit
@@ -81,14 +80,14 @@ func (c *Conn) Generation() (uint32, error) {
 	return now.Generation, nil
 }
 
-// TableInfo is what the kernel says of a table.
+// TableInfo describes a table in the kernel.
 type TableInfo struct {
 	Exists bool
-	// Handle is its number, which no other table of this network namespace has had.
+	// Handle is the table's number. The kernel does not reuse it in this network namespace.
 	Handle uint64
 }
 
-// Table finds a table.
+// Table returns the table of a name.
 func (c *Conn) Table(family Family, name string) (TableInfo, error) {
 	var found TableInfo
 	err := c.dump(unix.NFT_MSG_GETTABLE, family, nil, func() { found = TableInfo{} }, func(b []byte) error {
@@ -122,7 +121,7 @@ func (c *Conn) HasTable(family Family, name string) (bool, error) {
 	return t.Exists, err
 }
 
-// Chains lists the chains of a table.
+// Chains returns the chains of a table.
 func (c *Conn) Chains(family Family, table string) ([]ChainInfo, error) {
 	var list []ChainInfo
 	err := c.dump(unix.NFT_MSG_GETCHAIN, family, nil, func() { list = nil }, func(b []byte) error {
@@ -161,7 +160,7 @@ func parseChain(b []byte) (ch ChainInfo, table string) {
 	return ch, table
 }
 
-// Sets lists the sets and maps of a table, anonymous ones aside.
+// Sets returns the sets and maps of a table, without anonymous ones.
 func (c *Conn) Sets(family Family, table string) ([]SetInfo, error) {
 	var list []SetInfo
 	request := attribute(unix.NFTA_SET_TABLE, cstring(table))
@@ -214,7 +213,7 @@ func parseSet(b []byte) (s SetInfo, table string) {
 	return s, table
 }
 
-// RuleComments lists the comments of the rules of each chain of a table, in the rules' order.
+// RuleComments returns the comments of the rules of each chain of a table, in the order of the rules.
 func (c *Conn) RuleComments(family Family, table string) (map[string][]string, error) {
 	var byChain map[string][]string
 	request := attribute(unix.NFTA_RULE_TABLE, cstring(table))
@@ -239,7 +238,7 @@ func (c *Conn) RuleComments(family Family, table string) (map[string][]string, e
 	return byChain, err
 }
 
-// commentOf finds the comment, type 0, in nft's userdata of a rule or an element.
+// commentOf returns the comment (type 0) in nft's userdata of a rule or an element.
 func commentOf(udata []byte) string {
 	for len(udata) >= 2 && len(udata) >= 2+int(udata[1]) {
 		if udata[0] == 0 {
@@ -250,8 +249,8 @@ func commentOf(udata []byte) string {
 	return ""
 }
 
-// Elements lists the elements of a set. The kernel's work grows with the square of their number: ask for small sets
-// only, unless nobody waits. While the kernel resizes a set that was made without a size, an element may come twice.
+// Elements returns the elements of a set. The kernel's work grows with the square of their number: use it for small sets, or
+// where latency does not matter. While the kernel resizes a set without a declared size, an element may be listed twice.
 func (c *Conn) Elements(s *Set) ([]Element, error) {
 	var list []Element
 	err := c.dump(unix.NFT_MSG_GETSETELEM, s.Family, elementsOf(s), func() { list = nil }, func(object []byte) error {
@@ -270,12 +269,12 @@ func (c *Conn) Elements(s *Set) ([]Element, error) {
 	return list, nil
 }
 
-// elementsOf are the attributes of a request for all elements of a set.
+// elementsOf returns the attributes of a request for all elements of a set.
 func elementsOf(s *Set) []byte {
 	return append(attribute(unix.NFTA_SET_ELEM_LIST_TABLE, cstring(s.Table)), attribute(unix.NFTA_SET_ELEM_LIST_SET, cstring(s.Name))...)
 }
 
-// elements yields the elements that a message lists.
+// elements yields the elements in a message.
 func elements(object []byte) iter.Seq2[uint16, []byte] {
 	return netlink.Attributes(netlink.Find(object, unix.NFTA_SET_ELEM_LIST_ELEMENTS))
 }

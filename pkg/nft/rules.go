@@ -10,18 +10,18 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// RuleInfo is what can be told of a rule that somebody else has made, without understanding it.
+// RuleInfo describes any program's rule without decoding it.
 type RuleInfo struct {
 	Chain string
 	// Handle is the rule's number in its table.
 	Handle uint64
-	// Targets are the chains that it jumps or goes to by itself; those in the elements of a map aren't among them.
+	// Targets are the chains of the rule's own jumps and gotos, without those in the elements of a map.
 	Targets []string
-	// Comment is nft's, or that of an iptables rule.
+	// Comment is the comment of nft or of an iptables rule.
 	Comment string
 }
 
-// Rules lists the rules of a table in the order in which they are in their chains.
+// Rules returns the rules of a table in the order of their chains.
 func (c *Conn) Rules(family Family, table string) ([]RuleInfo, error) {
 	var list []RuleInfo
 	request := attribute(unix.NFTA_RULE_TABLE, cstring(table))
@@ -57,7 +57,7 @@ func parseRule(b []byte) (r RuleInfo, table string) {
 	return r, table
 }
 
-// readExpression takes from an expression what it says of other chains, and a comment of iptables, which is a match.
+// readExpression extracts target chains from an expression, and a comment of iptables, which is a match.
 func (r *RuleInfo) readExpression(e []byte) {
 	switch name, data := expression(e); name {
 	case "immediate":
@@ -87,7 +87,7 @@ func (r *RuleInfo) readExpression(e []byte) {
 	}
 }
 
-// DeleteRule deletes one rule, which must exist.
+// DeleteRule deletes one rule. The rule must exist.
 func (b *Batch) DeleteRule(family Family, table, chain string, handle uint64) {
 	off := b.message(unix.NFT_MSG_DELRULE, 0, family)
 	b.str(unix.NFTA_RULE_TABLE, table)

@@ -6,7 +6,7 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// Table is one table with everything in it that doesn't depend on elements.
+// Table is a table with its sets, chains and rules, but without elements.
 type Table struct {
 	Family  Family
 	Name    string
@@ -15,7 +15,7 @@ type Table struct {
 	Comment string
 }
 
-// Set describes a set or, if it has data, a map.
+// Set describes a set, or a map if it has data.
 type Set struct {
 	Family  Family
 	Table   string
@@ -25,24 +25,24 @@ type Set struct {
 	Key []Field
 	// Data are the fields of the data of a map; nil for a set or a verdict map.
 	Data []Field
-	// Verdict makes a map whose data are verdicts: element data is then [Element.Chain].
+	// Verdict makes a map with verdicts as data: see [Element.Chain].
 	Verdict bool
-	// Interval allows ranges: prefixes in a key of one field, [Element.KeyEnd] in one of several.
+	// Interval allows ranges: prefixes in a key of one field, [Element.KeyEnd] in a key of several.
 	Interval bool
-	// Dynamic lets rules add elements; Size is then the most that there can be.
+	// Dynamic lets rules add elements, up to Size.
 	Dynamic bool
-	// Timeouts lets elements have timeouts of their own.
+	// Timeouts allows elements to have their own timeouts.
 	Timeouts bool
-	// Timeout is how long an element lasts unless it is added anew, in whole milliseconds; 0 is for ever.
+	// Timeout is the default timeout of elements, in whole milliseconds; 0 means none.
 	Timeout time.Duration
-	// Size is the number of elements for which the kernel makes room at once. It selects the fixed hash table, which
-	// loads three times as fast; 0 lets the table grow. A batch that exceeds it fails with ENFILE.
+	// Size is the number of elements for which the kernel reserves memory. It selects the fixed hash table, which loads three
+	// times as fast; 0 lets the table grow. A batch that exceeds Size fails with ENFILE.
 	Size uint32
-	// Counter gives every element a counter of the packets that found it; an element that is added begins at 0.
+	// Counter gives each element a counter of matching packets, which starts at 0.
 	Counter bool
 }
 
-// IsMap reports whether elements carry data.
+// IsMap reports whether elements have data.
 func (s *Set) IsMap() bool { return s.Data != nil || s.Verdict }
 
 // flags returns the kernel's flags of the set.
@@ -82,7 +82,7 @@ func (s *Set) dataLen() int {
 	return length(s.Data)
 }
 
-// userData is what nft stores beside a set so that it can print it again: byte orders, typeof, comment.
+// userData returns the data that nft stores with a set to print it: byte orders, typeof, comment.
 func (s *Set) userData() []byte {
 	const (
 		keyByteOrder  = 0
@@ -112,7 +112,7 @@ func (s *Set) userData() []byte {
 	return u
 }
 
-// Chain is a base chain if it has a hook, otherwise one that is reached by jump or goto.
+// Chain is a base chain if it has a hook, else a chain that rules jump or go to.
 type Chain struct {
 	Name    string
 	Comment string
@@ -123,10 +123,10 @@ type Chain struct {
 	Rules    []Rule
 }
 
-// IsBase reports whether packets enter the chain from a hook.
+// IsBase reports whether the chain has a hook.
 func (c *Chain) IsBase() bool { return c.Type != "" }
 
-// Rule is a list of expressions with a comment, by which it is also recognised when it is read back.
+// Rule is a list of expressions with a comment, which also identifies the rule when it is read.
 type Rule struct {
 	Comment string
 	Exprs   []expr.Any
@@ -136,20 +136,20 @@ type Rule struct {
 type Element struct {
 	Set *Set
 	Key Value
-	// KeyEnd is the last key of a range in an interval set of several fields; otherwise empty.
+	// KeyEnd is the last key of a range in an interval set of several fields, else empty.
 	KeyEnd Value
 	// IntervalEnd marks the first key after a range in an interval set of one field.
 	IntervalEnd bool
-	// Data is the value of a map's element.
+	// Data is the data of a map's element.
 	Data Value
-	// Chain is the chain to which a verdict map's element goes; with Jump it comes back from there.
+	// Chain is the target chain of a verdict map's element. With Jump, the packet returns from it.
 	Chain string
 	Jump  bool
-	// Comment is shown by nft; it is cut to the 128 bytes that nft accepts.
+	// Comment is shown by nft. It is cut to the 128 bytes that nft accepts.
 	Comment string
 }
 
-// ID names an element within everything that is programmed: two elements with equal IDs can't be there at once.
+// ID identifies an element among all tables: two elements with equal IDs cannot exist at once.
 type ID struct {
 	Set         *Set
 	Key, KeyEnd Value
@@ -161,7 +161,7 @@ func (e *Element) ID() ID {
 	return ID{Set: e.Set, Key: e.Key, KeyEnd: e.KeyEnd, IntervalEnd: e.IntervalEnd}
 }
 
-// String returns the element in nft's syntax, preceded by the set that it belongs to.
+// String returns the element in nft's syntax, preceded by the name of its set.
 func (e *Element) String() string {
 	s := e.Set.Family.String() + " " + e.Set.Name + " { " + printValue(e.Set.Key, &e.Key)
 	if !e.KeyEnd.Empty() {
@@ -184,10 +184,10 @@ func (e *Element) String() string {
 	return s + " }"
 }
 
-// maxComment is the longest comment that nft can read back (NFTNL_UDATA_COMMENT_MAXLEN).
+// maxComment is the length of the longest comment that nft can read (NFTNL_UDATA_COMMENT_MAXLEN).
 const maxComment = 128
 
-// CutComment returns as much of a comment as an object can have.
+// CutComment returns the longest prefix of a comment that an object can have.
 func CutComment(s string) string { return s[:min(len(s), maxComment-1)] }
 
 func cstring(s string) []byte { return append([]byte(CutComment(s)), 0) }

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Text returns a rule in nft's language, without its comment. What isn't understood is named between question marks. The sets of
-// the rule's table tell how many registers a key takes.
+// Text returns a rule in nft's language, without its comment. Unknown expressions are named between question marks. sets are the
+// sets of the rule's table; they determine how many registers a key takes.
 func Text(family Family, exprs []Expr, sets map[string]*Set) string {
 	w := writer{family: family, sets: sets}
 	for _, e := range exprs {
@@ -23,7 +23,7 @@ func Text(family Family, exprs []Expr, sets map[string]*Set) string {
 	return strings.Join(w.words, " ")
 }
 
-// writer follows what registers hold, as text.
+// writer tracks the content of registers as text.
 type writer struct {
 	family Family
 	sets   map[string]*Set
@@ -31,14 +31,14 @@ type writer struct {
 	words  []string
 }
 
-// held is what a register holds.
+// held is the content of a register.
 type held struct {
 	text string
-	// print writes a value that it is compared with, or masked by; nil for hexadecimal.
+	// print formats a value that is compared with the content or masks it; nil for hexadecimal.
 	print func([]byte) string
-	// constant is the value itself where a rule gives it.
+	// constant is the value itself if a rule sets it.
 	constant []byte
-	// flag says that the text is a condition by itself: that a bit is set.
+	// flag is set if the text is itself a condition: one bit is set.
 	flag string
 }
 
@@ -59,7 +59,7 @@ func (w *writer) hold(reg uint32, h *held) {
 	}
 }
 
-// get returns what a register holds; a question mark where that isn't known.
+// get returns the content of a register, or a question mark if it is unknown.
 func (w *writer) get(reg uint32) *held {
 	at, ok := register(reg)
 	if !ok {
@@ -75,7 +75,7 @@ func (w *writer) at(word int) *held {
 	return &held{text: "?"}
 }
 
-// key is the text of the fields that are looked up in a set.
+// key returns the text of the fields that are looked up in a set.
 func (w *writer) key(reg uint32, set string) string {
 	at, ok := register(reg)
 	if !ok {
@@ -111,7 +111,7 @@ func (w *writer) expression(given Expr) {
 	case *expr.Bitwise:
 		w.bitwise(e)
 	case *expr.Byteorder:
-		w.hold(e.DestRegister, w.get(e.SourceRegister)) // what is shown is the same in any order
+		w.hold(e.DestRegister, w.get(e.SourceRegister)) // the text does not depend on the byte order
 	case *expr.Immediate:
 		w.hold(e.Register, &held{text: fmt.Sprintf("0x%x", e.Data), constant: e.Data})
 	case *expr.Cmp:
@@ -144,7 +144,7 @@ func (w *writer) expression(given Expr) {
 
 var numgenTypes = [...]string{"inc", "random"}
 
-// VerdictText is a verdict in nft's words.
+// VerdictText returns a verdict in nft's language.
 func VerdictText(code int32, chain string) string {
 	switch code {
 	case unix.NFT_GOTO:
@@ -216,7 +216,7 @@ func metaOf(key expr.MetaKey) *held {
 	return &held{text: fmt.Sprintf("meta key %d", key)}
 }
 
-// printPriority is what nft prints.
+// printPriority formats a priority as nft does.
 func printPriority(b []byte) string {
 	if v, ok := hostWord(b); ok && v == 0 {
 		return "none"
@@ -224,7 +224,7 @@ func printPriority(b []byte) string {
 	return Priority().print(b)
 }
 
-// printInterface prints a name, or with an asterisk how names begin.
+// printInterface formats an interface name, or the beginning of names with an asterisk.
 func printInterface(b []byte) string {
 	const ifNameSize = 16
 	name := string(bytes.TrimRight(b, "\x00"))
@@ -286,7 +286,7 @@ func (w *writer) fib(e *expr.Fib) {
 	}})
 }
 
-// bitwise: nft writes what sets, clears or turns bits in ways of their own.
+// bitwise: nft has separate notations to set, clear and toggle bits.
 func (w *writer) bitwise(e *expr.Bitwise) {
 	from := w.get(e.SourceRegister)
 	h := &held{print: from.print}
@@ -327,7 +327,7 @@ func (w *writer) compare(e *expr.Cmp) {
 	w.words = append(w.words, from.text+" "+operator+from.value(e.Data))
 }
 
-// between writes a comparison with two values; newer versions of nft make one of a range, too.
+// between formats a comparison with two values. Newer versions of nft also use it for a range.
 func (w *writer) between(e *expr.Range) {
 	from, operator := w.get(e.Register), ""
 	if e.Op == expr.CmpOpNeq {
@@ -396,10 +396,10 @@ func (w *writer) reject(e *expr.Reject) {
 	}
 }
 
-// hookNames are nft's words for the hooks of the IP families.
+// hookNames are nft's keywords for the hooks of the IP families.
 var hookNames = [...]string{"prerouting", "input", "forward", "output", "postrouting"}
 
-// HookName is nft's word for a hook of the IP families.
+// HookName returns nft's keyword for a hook of the IP families.
 func HookName(hook uint32) string {
 	if int(hook) < len(hookNames) {
 		return hookNames[hook]
@@ -407,7 +407,7 @@ func HookName(hook uint32) string {
 	return fmt.Sprintf("hook %d", hook)
 }
 
-// Declare returns a table in nft's language, with elements, so that nft -f makes it. The elements are sorted.
+// Declare returns a table with elements in nft's language, as input for nft -f. The elements are sorted.
 func Declare(t *Table, elements map[string][]Element) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table %s %s {\n", t.Family, t.Name)
@@ -447,7 +447,7 @@ func Declare(t *Table, elements map[string][]Element) string {
 	return b.String()
 }
 
-// text is the rule with its comment.
+// text returns the rule with its comment.
 func (r *Rule) text(family Family, sets map[string]*Set) string {
 	return RuleLine(Text(family, r.Planned(), sets), r.Comment)
 }
@@ -467,7 +467,7 @@ func (s *Set) head() string {
 	return "set " + s.Name
 }
 
-// properties are the lines with which nft declares a set.
+// properties returns the lines with which nft declares a set.
 func (s *Set) properties() []string {
 	typeof := "typeof " + fieldNames(s.Key)
 	switch {
@@ -510,7 +510,7 @@ func fieldNames(fields []Field) string {
 	return strings.Join(names, " . ")
 }
 
-// List returns elements as nft takes them, sorted: each once, and ranges whole.
+// List returns elements as input for nft: sorted, without duplicates, with complete ranges.
 func (s *Set) List(elements []Element) []string {
 	if s.Interval && len(s.Key) == 1 {
 		return s.ranges(elements)
@@ -542,7 +542,7 @@ func (e *Element) text() string {
 	return s
 }
 
-// printRanges writes a key some of whose fields are ranges.
+// printRanges formats a key with ranges in some fields.
 func printRanges(fields []Field, from, to *Value) string {
 	a, b := from.Bytes(), to.Bytes()
 	var parts []string
@@ -560,7 +560,7 @@ func printRanges(fields []Field, from, to *Value) string {
 	return strings.Join(parts, " . ")
 }
 
-// rangeText writes a range of addresses as a prefix if it is one.
+// rangeText formats a range of addresses, as a prefix if it is one.
 func rangeText(f Field, from, to []byte) string {
 	for bits := range len(from) * 8 {
 		if prefixed(from, to, bits) {
@@ -570,7 +570,7 @@ func rangeText(f Field, from, to []byte) string {
 	return f.print(from) + "-" + f.print(to)
 }
 
-// prefixed tells whether two values are the first and the last with the same leading bits.
+// prefixed reports whether two values are the first and the last one of a prefix of a given length.
 func prefixed(from, to []byte, bits int) bool {
 	for i := range len(from) * 8 {
 		a, b := from[i/8]>>(7-i%8)&1, to[i/8]>>(7-i%8)&1
@@ -581,14 +581,14 @@ func prefixed(from, to []byte, bits int) bool {
 	return true
 }
 
-// ranges joins the first and the one after the last key of each range.
+// ranges merges the first key of each range with the first key after it.
 func (s *Set) ranges(elements []Element) []string {
 	sorted := slices.Clone(elements)
 	slices.SortFunc(sorted, func(a, b Element) int {
 		switch c := bytes.Compare(a.Key.Bytes(), b.Key.Bytes()); {
 		case c != 0 || a.IntervalEnd == b.IntervalEnd:
 			return c
-		case a.IntervalEnd: // one range ends where the next begins
+		case a.IntervalEnd: // the end of one range is the start of the next
 			return -1
 		}
 		return 1
@@ -612,7 +612,7 @@ func (s *Set) ranges(elements []Element) []string {
 	return list
 }
 
-// before is the number before this one.
+// before returns the number minus one.
 func before(b []byte) []byte {
 	b = bytes.Clone(b)
 	for i := len(b) - 1; i >= 0; i-- {

@@ -13,39 +13,39 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Tracer hears what the kernel does with packets that it has marked. The marks are set by a table of its own, which goes with it: the
-// kernel deletes a table that has an owner as soon as the owner's socket is closed, however the process ends.
+// Tracer receives the kernel's trace events of marked packets. Rules in its own table mark the packets. The kernel deletes a
+// table with an owner when the owner's socket is closed, even if the process crashes.
 type Tracer struct {
 	owner, listener *Conn
 }
 
-// Traced says which packets are marked: the first ones of connections.
+// Traced selects the packets to mark: the first ones of connections.
 type Traced struct {
 	Family Family
-	// From is the source; invalid for any.
+	// From is the source address; invalid for any.
 	From     netip.Addr
 	To       netip.AddrPort
 	Protocol uint8
 }
 
-// TraceEvent is what a rule, or a chain at its end, did with a packet.
+// TraceEvent is the effect of a rule, or of the end of a chain, on a packet.
 type TraceEvent struct {
-	// ID is the same for all events of a packet.
+	// ID is equal in all events of a packet.
 	ID           uint32
 	Table, Chain string
-	// Handle is that of the rule; 0 at the end of a chain.
+	// Handle is the handle of the rule; 0 at the end of a chain.
 	Handle uint64
-	// Returned says that a chain has come to its end, Policy that a base chain's policy has decided.
+	// Returned is true at the end of a chain, Policy if the policy of a base chain decided.
 	Returned, Policy bool
-	// Verdict is the code, Target the chain that the packet went on to.
+	// Verdict is the verdict code, Target the next chain of the packet.
 	Verdict int32
 	Target  string
 	Mark    uint32
-	// From and To are the addresses at that moment; invalid where the kernel doesn't repeat them.
+	// From and To are the addresses at that moment; invalid if the kernel does not repeat them.
 	From, To netip.AddrPort
 }
 
-// Trace marks packets from now on.
+// Trace starts to mark packets.
 func Trace(table string, what Traced) (t *Tracer, err error) {
 	t = &Tracer{}
 	defer func() {
@@ -68,13 +68,13 @@ func Trace(table string, what Traced) (t *Tracer, err error) {
 	return t, nil
 }
 
-// Priorities of the chains that mark: before connection tracking; and of those that see what has come of a packet: after all.
+// Priorities of the chains that mark packets, before connection tracking, and of those that see the result, after all others.
 const (
 	beforeAll = -450
 	afterAll  = 450
 )
 
-// The chains that see a packet last, as it reaches this machine's processes, or leaves.
+// The last chains of a packet, before it reaches a local process or leaves.
 const (
 	TraceDelivered = "delivered"
 	TraceLeaving   = "leaving"
@@ -111,7 +111,7 @@ func (b *Batch) addOwnedTable(t *Table) {
 	b.end(off)
 }
 
-// rule marks the packets; of TCP those with SYN and without ACK.
+// rule returns the rule that marks packets: for TCP those with SYN and without ACK.
 func (w Traced) rule() Rule {
 	const reg = unix.NFT_REG32_00
 	equal := func(b []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: b} }
@@ -134,7 +134,7 @@ func (w Traced) rule() Rule {
 		&expr.Meta{Key: expr.MetaKeyNFTRACE, SourceRegister: true, Register: reg})}
 }
 
-// Close takes the marks away.
+// Close removes the table with its rules.
 func (t *Tracer) Close() error {
 	var errs []error
 	for _, c := range []*Conn{t.owner, t.listener} {
@@ -145,7 +145,7 @@ func (t *Tracer) Close() error {
 	return errors.Join(errs...)
 }
 
-// Next waits for the next events; there are none when the time is up.
+// Next waits for the next events. It returns none after the given time.
 func (t *Tracer) Next(patience time.Duration) ([]TraceEvent, error) {
 	ready := []unix.PollFd{{Fd: int32(t.listener.socket.FD()), Events: unix.POLLIN}}
 	n, err := unix.Poll(ready, int(patience.Milliseconds()))
@@ -155,7 +155,7 @@ func (t *Tracer) Next(patience time.Duration) ([]TraceEvent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("wait for traced packets: %w", err)
 	}
-	const most = 1 << 10 // where packets come faster than they are read
+	const most = 1 << 10 // packets may arrive faster than they are read
 	var list []TraceEvent
 	for m, err := range t.listener.socket.Receive(false) {
 		if err != nil {
@@ -208,7 +208,7 @@ func parseTrace(b []byte) (e TraceEvent) {
 	return e
 }
 
-// addresses reads them from headers; they are invalid where there are none.
+// addresses reads the addresses from headers. They are invalid if the headers are missing.
 func addresses(network, transport []byte) (from, to netip.AddrPort) {
 	at, n := 12, 4
 	if len(network) > 0 && network[0]>>4 == 6 {

@@ -5,20 +5,20 @@ import (
 	"net/netip"
 )
 
-// maxValue is the longest key that is used: two IPv6 addresses, a protocol and a port.
+// maxValue is the size of the longest key: two IPv6 addresses, a protocol and a port.
 const maxValue = 40
 
-// Value is the key or the data of an element, in the layout that the kernel compares: every field in whole 32-bit words.
-// It is comparable, and made by appending fields in the order of the set's own.
+// Value is the key or the data of an element, in the layout that the kernel compares: every field in whole 32-bit words. It is
+// comparable. Append the fields in the order of the set's fields.
 type Value struct {
 	n byte
 	b [maxValue]byte
 }
 
-// Bytes returns the encoded value; it must not be changed.
+// Bytes returns the encoded value. It must not be changed.
 func (v *Value) Bytes() []byte { return v.b[:v.n] }
 
-// Empty reports whether nothing has been appended.
+// Empty reports whether the value has no fields.
 func (v *Value) Empty() bool { return v.n == 0 }
 
 // Addr appends an IP address of 4 or 16 bytes.
@@ -27,7 +27,7 @@ func (v Value) Addr(a netip.Addr) Value {
 	return v
 }
 
-// addr is Addr in place: a Value is large enough for its copies to count where there are very many.
+// addr is Addr in place: copies of a Value are large and matter for very many values.
 func (v *Value) addr(a netip.Addr) {
 	if a.Is4() {
 		b := a.As4()
@@ -38,7 +38,7 @@ func (v *Value) addr(a netip.Addr) {
 	v.n += byte(copy(v.b[v.n:], b[:]))
 }
 
-// Endpoint is an IP address and a port.
+// Endpoint returns a value of an IP address and a port.
 func Endpoint(e netip.AddrPort) (v Value) {
 	v.addr(e.Addr())
 	binary.BigEndian.PutUint16(v.b[v.n:], e.Port())
@@ -46,21 +46,21 @@ func Endpoint(e netip.AddrPort) (v Value) {
 	return v
 }
 
-// Proto appends a protocol number as one part of a concatenation.
+// Proto appends a protocol number as part of a concatenation.
 func (v Value) Proto(p uint8) Value {
 	v.b[v.n] = p
 	v.n += 4
 	return v
 }
 
-// OnlyProto is a protocol number as a key of one field, which isn't padded.
+// OnlyProto appends a protocol number as the only field, which has no padding.
 func (v Value) OnlyProto(p uint8) Value {
 	v.b[v.n] = p
 	v.n++
 	return v
 }
 
-// Port appends a port as one part of a concatenation.
+// Port appends a port as part of a concatenation.
 func (v Value) Port(p uint16) Value {
 	binary.BigEndian.PutUint16(v.b[v.n:], p)
 	v.n += 4
@@ -81,7 +81,7 @@ func (v Value) BigEndian(n uint32) Value {
 	return v
 }
 
-// AsUint32 returns the first number of the value, in host byte order; 0 if it has none.
+// AsUint32 returns the first 4 bytes of the value as a number in host byte order; 0 if it is shorter.
 func (v *Value) AsUint32() uint32 {
 	if v.n < 4 {
 		return 0
@@ -89,7 +89,7 @@ func (v *Value) AsUint32() uint32 {
 	return binary.NativeEndian.Uint32(v.b[:])
 }
 
-// Cut returns the bytes from one offset up to another as a value.
+// Cut returns the bytes between two offsets as a value.
 func (v *Value) Cut(from, to int) (out Value) {
 	if from < to && to <= int(v.n) {
 		out.n = byte(copy(out.b[:], v.b[from:to]))
