@@ -14,7 +14,7 @@ var ErrTruncated = errors.New("a reply is truncated")
 // Message is one netlink message.
 type Message struct {
 	Type, Flags uint16
-	// Seq is the number of the request that the message answers, Port the number of the socket that sent the request.
+	// Seq is the number of the request that the message answers. Port is the port ID of the socket that sent the request.
 	Seq, Port uint32
 	// Payload is everything after the header. It is valid until the next message is received.
 	Payload []byte
@@ -58,7 +58,7 @@ func (m Message) Family() uint8 {
 	return m.Payload[0]
 }
 
-// Messages yields the messages in a buffer. If the last one is not whole, [ErrTruncated] comes after the others.
+// Messages yields the messages in a buffer. If the last one is incomplete, it yields [ErrTruncated] last.
 func Messages(buffer []byte) iter.Seq2[Message, error] {
 	return func(yield func(Message, error) bool) {
 		for b := buffer; len(b) > 0; {
@@ -85,7 +85,7 @@ func Messages(buffer []byte) iter.Seq2[Message, error] {
 	}
 }
 
-// AppendHeader begins a message about objects of a family. [Finish] sets its length.
+// AppendHeader appends the header of a message about objects of a family. [Finish] sets its length.
 func AppendHeader(b []byte, typ, flags uint16, seq uint32, family uint8) []byte {
 	b = append(b, 0, 0, 0, 0)
 	b = binary.NativeEndian.AppendUint16(b, typ)
@@ -111,7 +111,7 @@ func AppendAttribute(b []byte, typ uint16, value []byte) []byte {
 	return Pad(append(b, value...), n)
 }
 
-// Pad appends zeros after n bytes of an attribute, up to the next one.
+// Pad appends zeros after an attribute of n bytes, up to the alignment of the next one.
 func Pad(b []byte, n int) []byte {
 	for ; n != align(n); n++ {
 		b = append(b, 0)
@@ -121,7 +121,7 @@ func Pad(b []byte, n int) []byte {
 
 func align(n int) int { return (n + 3) &^ 3 }
 
-// Attributes yields the attributes in a list: types without their flags, and values. It stops at one that is not whole.
+// Attributes yields the attributes in a list: types without their flags, and values. It stops at an incomplete one.
 func Attributes(list []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for b := list; len(b) >= unix.SizeofNlAttr; {
@@ -155,7 +155,7 @@ func Text(b []byte) string {
 	return string(b)
 }
 
-// Uint16 reads an attribute in network byte order; a value that is too short is 0.
+// Uint16 reads an attribute in network byte order. It returns 0 if the value is too short.
 func Uint16(b []byte) uint16 {
 	if len(b) < 2 {
 		return 0
@@ -163,7 +163,7 @@ func Uint16(b []byte) uint16 {
 	return binary.BigEndian.Uint16(b)
 }
 
-// Uint32 is [Uint16] for 32 bits.
+// Uint32 does the same as [Uint16] for 32 bits.
 func Uint32(b []byte) uint32 {
 	if len(b) < 4 {
 		return 0
@@ -171,7 +171,7 @@ func Uint32(b []byte) uint32 {
 	return binary.BigEndian.Uint32(b)
 }
 
-// Uint64 is [Uint16] for 64 bits.
+// Uint64 does the same as [Uint16] for 64 bits.
 func Uint64(b []byte) uint64 {
 	if len(b) < 8 {
 		return 0

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A buffer that is cut anywhere says so after the messages before the cut. Only padding may be missing at the end.
+// A truncated buffer yields an error after the complete messages. Only padding may be missing at the end.
 func TestMessagesSayWhetherTheyAreWhole(t *testing.T) {
 	one := AppendHeader(nil, 1, 0, 3, 2)
 	one = append(AppendAttribute(one, 7, []byte("four")), 5, 0, 8, 0, 'x')

@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Socket is one netlink socket of netfilter, in the network namespace of the thread that opened it. It must not be used by two
-// goroutines at once.
+// Socket is one netlink socket of netfilter, in the network namespace of the thread that opened it. It is not safe for concurrent
+// use.
 type Socket struct {
 	fd  int
 	buf []byte
 	// sendRoom and receiveRoom are the known sizes of the socket's buffers in bytes; 0 if unknown.
 	sendRoom, receiveRoom int
-	// Seq is the number of the last message that was sent. No number is used twice, so that no late answer is taken for another's.
+	// Seq is the number of the last sent message. Numbers are never reused, so that a late answer cannot be mistaken.
 	Seq uint32
 	// Broken says that the socket may hold stale answers, or is unusable. The next [Socket.Send] replaces it.
 	Broken bool
@@ -57,7 +57,7 @@ func open() (fd int, err error) {
 	if err != nil {
 		return -1, errors.Join(fmt.Errorf("bind netlink socket: %w", err), unix.Close(fd))
 	}
-	// These only improve error messages, shorten replies, and make room for more of them. None is needed.
+	// These options are not required: they improve error messages, shorten replies, and reserve space for more of them.
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, errorRoom)
@@ -70,7 +70,8 @@ func (s *Socket) Close() error { return os.NewSyscallError("close", unix.Close(s
 // FD returns the file descriptor, which changes when the socket is replaced.
 func (s *Socket) FD() int { return s.fd }
 
-// Port returns the number of the socket that sends the next message. No other netlink socket in the network namespace has this number.
+// Port returns the port ID of the socket that sends the next message. It is unique among the netlink sockets of the network
+// namespace.
 func (s *Socket) Port() (uint32, error) {
 	s.ready()
 	address, err := unix.Getsockname(s.fd)
@@ -80,8 +81,8 @@ func (s *Socket) Port() (uint32, error) {
 	return address.(*unix.SockaddrNetlink).Pid, nil
 }
 
-// ready replaces a broken socket: answers may be waiting in it, a dump may not have ended, or it may be closed. If no other one can be
-// opened, for example without file descriptors, the old one stays.
+// ready replaces a broken socket: it may hold unread answers or an unfinished dump, or be closed. If no other socket can be
+// opened, for example for lack of file descriptors, the old one stays.
 func (s *Socket) ready() {
 	if !s.Broken {
 		return
@@ -103,9 +104,9 @@ func sameNamespace(a, b int) bool {
 	return err != nil || gone != nil || one == other
 }
 
-// drain discards replies to an earlier request whose reader gave up.
+// drain discards late replies to an earlier request.
 func (s *Socket) drain() {
-	most := 1 << 10 // a descriptor that is another file's by now may never be empty
+	most := 1 << 10 // the descriptor may belong to another file by now, which may never be empty
 	for _, err := range s.Receive(false) {
 		_ = err // the socket is broken anyway
 		if most--; most == 0 {
@@ -114,8 +115,8 @@ func (s *Socket) drain() {
 	}
 }
 
-// Send sends all messages of a buffer in one system call, and gives them the next numbers, of which first is that of the first message.
-// The kernel works on them within that call: the replies, if they aren't a dump, are in the socket when it returns.
+// Send sends all messages of a buffer in one system call. It numbers them consecutively and returns the first number. The kernel
+// processes them within that call: replies, except those of a dump, are in the socket when it returns.
 func (s *Socket) Send(messages []byte) (first uint32, err error) {
 	s.ready()
 	first = s.Seq + 1
@@ -131,7 +132,7 @@ func (s *Socket) Send(messages []byte) (first uint32, err error) {
 	return first, err
 }
 
-// growSendBuffer makes the socket accept n bytes at once, which netlink must take whole.
+// growSendBuffer lets the socket accept n bytes at once: netlink cannot split them.
 func (s *Socket) growSendBuffer(n int) error {
 	need := n + n/4 + 4096
 	if err := grow(s.fd, &s.sendRoom, need, unix.SO_SNDBUF, unix.SO_SNDBUFFORCE); err != nil {
@@ -141,15 +142,15 @@ func (s *Socket) growSendBuffer(n int) error {
 	return nil
 }
 
-// GrowReceiveBuffer makes room for replies of n bytes beside the usual ones.
+// GrowReceiveBuffer reserves space for replies of n bytes, in addition to the usual space.
 func (s *Socket) GrowReceiveBuffer(n int) error {
 	const usual = 64 << 10
 	s.ready()
 	return grow(s.fd, &s.receiveRoom, n+usual, unix.SO_RCVBUF, unix.SO_RCVBUFFORCE)
 }
 
-// grow makes a socket's buffer have a size in bytes, if it is smaller. The kernel reports twice the requested size, and netlink compares
-// the length of a message with this.
+// grow raises the size of a socket's buffer to need bytes, if it is smaller. The kernel reports twice the requested size, and
+// netlink compares the length of a message with this.
 func grow(fd int, room *int, need, option, force int) (err error) {
 	if *room == 0 {
 		*room, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, option)
@@ -167,9 +168,9 @@ func grow(fd int, room *int, need, option, force int) (err error) {
 	return err
 }
 
-// Receive yields the messages in the socket. If wait is set it waits for more, and a reply that does not come is an error. Otherwise the
-// loop ends when the socket is empty. After an error the socket is [Socket.Broken], and the loop ends, but for two: after [ErrTruncated]
-// and after the first ENOBUFS, which means that the kernel dropped replies, the others follow.
+// Receive yields the messages in the socket. If wait is set, it waits for more, and a missing reply is an error. Otherwise the
+// loop ends when the socket is empty. After most errors the socket is [Socket.Broken] and the loop ends. The exceptions are
+// [ErrTruncated] and the first ENOBUFS, which means that the kernel dropped replies: the loop continues after them.
 func (s *Socket) Receive(wait bool) iter.Seq2[Message, error] {
 	flags := unix.MSG_DONTWAIT
 	if wait {
@@ -214,9 +215,9 @@ func (s *Socket) each(reply []byte, yield func(Message, error) bool) bool {
 	return true
 }
 
-// Ask sends one request about objects of a family, and yields the messages of its answer. The last one is an error, the message that
-// [Message.Ends] a dump (NLM_F_DUMP) or acknowledges the request (NLM_F_ACK), or the only one. A dump whose reader stops early leaves the
-// socket [Socket.Broken].
+// Ask sends one request about objects of a family, and yields the messages of its answer. The last one is an error, the message
+// that [Message.Ends] a dump (NLM_F_DUMP) or acknowledges the request (NLM_F_ACK), or the only one. If the caller stops a dump
+// early, the socket is [Socket.Broken].
 func (s *Socket) Ask(typ, flags uint16, family uint8, attributes []byte) iter.Seq2[Message, error] {
 	return func(yield func(Message, error) bool) {
 		request := append(AppendHeader(nil, typ, flags, 0, family), attributes...)

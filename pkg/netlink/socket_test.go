@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A socket stays in use after an answer that was read to its end. It counts as broken after one that was left early, cut or lost, because
-// the rest could be taken for the next answer.
+// A socket is usable after a complete answer. It is broken after an answer that was abandoned, truncated or lost, because the
+// rest could be taken for the next answer.
 func TestSocketsAreBrokenByHalfAnAnswer(t *testing.T) {
 	say := func(typ uint16, seq uint32, payload ...byte) []byte {
 		b := append(AppendHeader(nil, typ, 0, seq, 0), payload...)
