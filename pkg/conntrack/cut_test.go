@@ -11,8 +11,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// A reply that is cut, or doesn't come, ends a pass with an error: it must neither wait for ever nor take the part for the whole. The
-// next pass, with new sockets, does what it couldn't.
+// A truncated or missing reply ends a pass with an error. The pass neither blocks nor treats the part as complete. The next pass,
+// with new sockets, deletes the rest.
 func TestRepliesThatAreCutOrLost(t *testing.T) {
 	for length, want := range map[uint32]error{0: unix.EAGAIN, 4: netlink.ErrTruncated, 100: netlink.ErrTruncated, 250: netlink.ErrTruncated} {
 		enterNamespace(t)

@@ -11,8 +11,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// A table that is full of others' connections keeps new ones from beginning, ours or not: the kernel drops their packets. Flows of an
-// endpoint that has gone are found and deleted all the same, and their clients come through in the room that this makes.
+// If the table is full of other connections, the kernel drops packets of new connections. Stale flows to a removed endpoint are
+// still found and deleted, and their clients connect in the space that this frees.
 func TestFullTableTwin(t *testing.T) {
 	const f = model.IPv4
 	n := newNode(t)
@@ -21,7 +21,7 @@ func TestFullTableTwin(t *testing.T) {
 	room := n.number("nf_conntrack_max") - n.number("nf_conntrack_count")
 	insert(t, n.table, unrelated(model.TCP, room))
 	if gone := n.number("nf_conntrack_max") - n.number("nf_conntrack_count"); gone > 0 {
-		insert(t, n.table, unrelated(model.UDP, gone)) // others have expired meanwhile
+		insert(t, n.table, unrelated(model.UDP, gone)) // other entries have expired meanwhile
 	}
 	late := n.clients(f)
 	n.expect(late, noAnswer)

@@ -14,8 +14,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Whatever the kernel says of an entry, what is deleted is that entry and no other: the deletion names the same flow, and it is
-// never one without a tuple, which deletes everything.
+// For any message of the kernel, a deletion names exactly the entry of that message, and always has a tuple: a deletion without a
+// tuple deletes everything.
 func FuzzEntry(f *testing.F) {
 	zone := flow(model.UDP, "[fd00::1]:53", "[fd00::2]:5353")
 	zone.Zone, zone.ID, zone.Replied, zone.DNAT = 9, 1<<31, true, true
@@ -51,7 +51,7 @@ func FuzzEntry(f *testing.F) {
 			if deleted := named(m.Object(), &got); !deleted {
 				t.Fatalf("%+v makes a deletion that names nothing: %x", want, m.Payload)
 			}
-			// A deletion says nothing of the rest, nor of a zone that replies alone have.
+			// A deletion has none of the other fields, nor the zone of the reply direction.
 			same := cmp.Options{cmpopts.EquateComparable(netip.AddrPort{}), cmpopts.IgnoreFields(Flow{}, "Server", "Replied", "DNAT", "Zone")}
 			if diff := cmp.Diff(want, got, same); diff != "" {
 				t.Errorf("flow (-read +deleted):\n%s", diff)
@@ -63,7 +63,7 @@ func FuzzEntry(f *testing.F) {
 	})
 }
 
-// named reads what a deletion names: the tuple of the original direction, and the id.
+// named reads the fields of a deletion: the tuple of the original direction, and the id.
 func named(attributes []byte, f *Flow) bool {
 	e, _ := parse(attributes, f)
 	return len(e.tuple) > 0 && len(e.id) > 0 && f.Destination.IsValid()

@@ -27,8 +27,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// enterNamespace gives the test a network namespace of its own, in which the addresses of pods are local and all
-// others are routed to nowhere. Its thread is never used again.
+// enterNamespace gives the test its own network namespace, in which pod addresses are local and all others have a route to a link
+// without a receiver. The thread is not reused.
 func enterNamespace(t testing.TB) {
 	t.Helper()
 	lab.EnterNamespace(t)
@@ -41,7 +41,7 @@ func enterNamespace(t testing.TB) {
 	} {
 		run(t, "ip", strings.Fields(args)...)
 	}
-	// The kernel does both beside the request; until then it drops what is sent to the link, or to the addresses.
+	// The kernel does both asynchronously. Until then, it drops packets to the link or to the addresses.
 	await(t, "state UP", "ip", "link", "show", "out")
 	for _, local := range []string{"fd00:10:244::a", "fd00:10:244::b", "2001:db8::1"} {
 		await(t, "local "+local+" ", "ip", "-6", "route", "show", "table", "local")
@@ -59,7 +59,7 @@ func run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// await runs a command until its output contains what is wanted.
+// await runs a command until its output contains a text.
 func await(t testing.TB, want, name string, args ...string) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); !strings.Contains(run(t, name, args...), want); {
@@ -69,7 +69,7 @@ func await(t testing.TB, want, name string, args ...string) {
 	}
 }
 
-// A node is a namespace with our rules and one Service.
+// A node is a namespace with the program's rules and one Service.
 type node struct {
 	testing.TB
 	kernel  *apply.Kernel
@@ -108,7 +108,7 @@ func openTable(t testing.TB) *Netlink {
 
 var service = types.NamespacedName{Namespace: "default", Name: "dns"}
 
-// frontends are the cluster IP, a load-balancer IP and a node port of a family.
+// frontends returns a cluster IP, a load-balancer IP and a node port of a family.
 func frontends(f model.Family, p model.Protocol) []model.Frontend {
 	at := [2][]string{
 		{"10.96.0.1:53", "10.96.0.2:53", "0.0.0.0:30053"},
@@ -123,7 +123,7 @@ func frontends(f model.Family, p model.Protocol) []model.Frontend {
 	return out
 }
 
-// destinations are where clients send to reach the frontends.
+// destinations returns the addresses at which clients reach the frontends.
 func destinations(f model.Family) []netip.AddrPort {
 	var out []netip.AddrPort
 	for _, fe := range frontends(f, model.UDP) {
@@ -136,7 +136,7 @@ func destinations(f model.Family) []netip.AddrPort {
 	return out
 }
 
-// serve programs the Service with these endpoints of one family and returns what the reconciler has to know of it.
+// serve programs the Service with endpoints of one family and returns the state for the reconciler.
 func (n *node) serve(f model.Family, p model.Protocol, endpoints ...netip.AddrPort) *Desired {
 	n.Helper()
 	d := &Desired{}
@@ -155,7 +155,7 @@ func (n *node) serve(f model.Family, p model.Protocol, endpoints ...netip.AddrPo
 	return d
 }
 
-// served programs one endpoint for UDP and returns it with clients that it has answered.
+// served programs one UDP endpoint and returns it with clients that have received its replies.
 func (n *node) served(f model.Family) (endpoint netip.AddrPort, clients []*net.UDPConn) {
 	n.Helper()
 	endpoint = n.pod(f, 10)
@@ -174,7 +174,7 @@ func (n *node) withdraw() {
 	}
 }
 
-// pass deletes what is stale and checks how much that is.
+// pass deletes stale flows and checks their number.
 func (n *node) pass(f model.Family, d *Desired, deleted int) {
 	n.Helper()
 	out, err := n.table.Delete(n.Context(), f, d.onlyUDP(), d.Stale)
@@ -193,7 +193,7 @@ func (n *node) entries() string {
 	return run(n, "conntrack", "-L") + run(n, "conntrack", "-L", "-f", "ipv6")
 }
 
-// pod starts a server that answers every packet with its own address.
+// pod starts a server that replies to every packet with its own address.
 func (n *node) pod(f model.Family, i int) netip.AddrPort {
 	n.Helper()
 	at := addrPort([...]string{fmt.Sprintf("10.244.0.%d:5353", i), fmt.Sprintf("[fd00:10:244::%x]:5353", i)}[f])
@@ -243,10 +243,10 @@ const (
 	noAnswer = "no answer"
 )
 
-// ask sends one packet and returns who answered it.
+// ask sends one packet and returns the server that replied.
 func (n *node) ask(c *net.UDPConn, patience time.Duration) string {
 	n.Helper()
-	// Rules that refuse or drop a packet of this node say so to the sender too.
+	// If the rules reject or drop a local packet, the sender gets an error.
 	if _, err := c.Write([]byte("who")); err != nil && !errors.Is(err, unix.EPERM) {
 		n.Fatalf("write to %s: %v", c.RemoteAddr(), err)
 	}
@@ -275,9 +275,9 @@ func (n *node) expect(clients []*net.UDPConn, want string) {
 	}
 }
 
-// trackBefore makes the kernel track connections, and decide about their translation, although our rules aren't there: as
-// rules of others do. (Where nobody has chains of type nat, later ones are asked about unanswered flows from before as
-// well; they can refuse but no longer translate.)
+// trackBefore makes the kernel track connections, and decide about their translation, without the program's rules, as another
+// program's rules do. (Without any chain of type nat, the kernel evaluates later ones for existing unreplied flows; they can
+// reject but no longer translate.)
 func (n *node) trackBefore() {
 	run(n, "nft", "add table inet other; add chain inet other c { type nat hook output priority -100; }; "+
 		"add chain inet other d { type nat hook postrouting priority 100; }; add rule inet other c ct state new counter")
@@ -433,8 +433,8 @@ func TestEstablishedTCPIsLeftAlone(t *testing.T) {
 	})
 }
 
-// A flow that a network plugin has sent to a pod, from a port of this node that is no node port, isn't ours; neither is one
-// with our node port's number through another machine's address.
+// A flow that a network plugin translated to a pod, from a port of this node that is no node port, is not stale; neither is one
+// with a node port's number at another machine's address.
 func TestTranslationsOfOthersAreLeftAlone(t *testing.T) {
 	n := newNode(t)
 	run(t, "nft", "add table ip portmap; add chain ip portmap out { type nat hook output priority -101; }; "+
@@ -462,7 +462,7 @@ func TestTranslationsOfOthersAreLeftAlone(t *testing.T) {
 	n.expect(others, plugin.String())
 }
 
-// The same pod serves on another port: a new targetPort.
+// The same pod serves on another port, as after a change of targetPort.
 func TestClientFollowsChangedPort(t *testing.T) {
 	forFamilies(t, func(n *node, f model.Family) {
 		old := n.pod(f, 10)
@@ -476,7 +476,7 @@ func TestClientFollowsChangedPort(t *testing.T) {
 	})
 }
 
-// Masquerading turns the reply's destination into this node, not its source.
+// Masquerading translates the reply's destination to this node, not its source.
 func TestMasqueradedClientFollows(t *testing.T) {
 	n := newNode(t)
 	run(t, "nft", "add table inet masq; add chain inet masq c { type nat hook postrouting priority 100; }; "+
@@ -491,8 +491,7 @@ func TestMasqueradedClientFollows(t *testing.T) {
 	n.expect(clients, b.String())
 }
 
-// Ranges that are narrowed, or added, stop a client that nobody answers, whatever it sends; one that was answered goes on, as with
-// kube-proxy.
+// Narrower or new source ranges stop a client without replies. A flow with replies continues, as in kube-proxy.
 func TestSourceThatIsNotAllowedAnyMoreIsStopped(t *testing.T) {
 	forFamilies(t, func(n *node, f model.Family) {
 		silent := n.listen([...]string{"10.244.0.10:5353", "[fd00:10:244::a]:5353"}[f])
@@ -523,10 +522,10 @@ func TestSourceThatIsNotAllowedAnyMoreIsStopped(t *testing.T) {
 	})
 }
 
-// sources is the range of one address.
+// sources returns the range of one address.
 func sources(a netip.Addr) []model.AddrRange { return []model.AddrRange{{First: a, Last: a}} }
 
-// restrict is serve, with ranges for the load-balancer IP. Flows may go on to further endpoints.
+// restrict does the same as serve, with ranges for the load-balancer IP. Flows may continue with further endpoints.
 func (n *node) restrict(f model.Family, p model.Protocol, endpoint netip.AddrPort, allowed []model.AddrRange, further ...netip.AddrPort) *Desired {
 	n.Helper()
 	d := &Desired{}
@@ -549,7 +548,7 @@ func (n *node) restrict(f model.Family, p model.Protocol, endpoint netip.AddrPor
 	return d
 }
 
-// listen opens a socket that answers nobody.
+// listen opens a socket that does not reply.
 func (n *node) listen(at string) *net.UDPConn {
 	n.Helper()
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(addrPort(at)))
@@ -560,7 +559,7 @@ func (n *node) listen(at string) *net.UDPConn {
 	return conn
 }
 
-// received counts the packets that wait in a socket, and takes them. All are there: packets on loopback arrive while they are sent.
+// received reads all queued packets of a socket and returns their number. Packets on loopback arrive while they are sent.
 func received(c *net.UDPConn) (packets int) {
 	_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 	for b := make([]byte, 16); ; packets++ {
@@ -570,7 +569,7 @@ func received(c *net.UDPConn) (packets int) {
 	}
 }
 
-// A SYN that nobody answers is in state new, too: repeated by a source that isn't allowed any more it doesn't come to the endpoint.
+// A SYN without reply is in state new, too: repeated by a source that is no longer allowed, it does not reach the endpoint.
 func TestSYNOfASourceThatIsNotAllowedAnyMore(t *testing.T) {
 	forFamilies(t, func(n *node, f model.Family) {
 		at := addrPort([...]string{"10.244.0.10:5353", "[fd00:10:244::a]:5353"}[f])
@@ -580,7 +579,7 @@ func TestSYNOfASourceThatIsNotAllowedAnyMore(t *testing.T) {
 		here, elsewhere := sources(nodeAddresses[f]), sources(addr([...]string{"198.51.100.9", "2001:db8:9::9"}[f]))
 		n.echo(at)
 		n.restrict(f, model.TCP, at, here)
-		// The SYN is repeated after a second.
+		// The kernel repeats the SYN after a second.
 		stopped, free := n.connect(destinations(f)[1]), n.connect(destinations(f)[0])
 		n.pass(f, n.restrict(f, model.TCP, at, here), 0)
 		n.pass(f, n.restrict(f, model.TCP, at, elsewhere), 1)
@@ -594,7 +593,7 @@ func TestSYNOfASourceThatIsNotAllowedAnyMore(t *testing.T) {
 	})
 }
 
-// connect begins a connection and returns its socket.
+// connect starts a connection and returns its socket.
 func (n *node) connect(to netip.AddrPort) int {
 	n.Helper()
 	family, at := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(to.Port())})
@@ -614,7 +613,7 @@ func (n *node) connect(to netip.AddrPort) int {
 	return fd
 }
 
-// connected reports whether a connection comes about in time.
+// connected reports whether the connection is established in time.
 func connected(fd int, patience time.Duration) bool {
 	events := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
 	count, err := unix.Poll(events, int(patience/time.Millisecond))
@@ -625,8 +624,8 @@ func connected(fd int, patience time.Duration) bool {
 	return err == nil && errno == 0
 }
 
-// A Service that went while no process ran takes its clients with it, because the earlier tables tell which frontends there were. A flow
-// that another program has translated at an address of the same ServiceCIDR stays that program's.
+// If a Service was deleted while no process ran, its flows are deleted, because the earlier tables have its frontends. A flow
+// that another program translated at an address of the same ServiceCIDR stays.
 func TestClientOfServiceThatWentUnseenIsCutOff(t *testing.T) {
 	forFamilies(t, func(n *node, f model.Family) {
 		another := addrPort([...]string{"10.96.0.200:53", "[fd00:10:96::200]:53"}[f])
@@ -669,7 +668,7 @@ func TestClientOfServiceThatWentUnseenIsCutOff(t *testing.T) {
 	})
 }
 
-// A connection that somebody accepted at the frontend's address before there were rules isn't ours to cut.
+// A connection that another process accepted at the frontend's address before there were rules is not deleted.
 func TestUntranslatedTCPThatIsEstablishedIsLeftAlone(t *testing.T) {
 	n := newNode(t)
 	n.trackBefore()
@@ -704,7 +703,7 @@ func TestConnectFromBeforeTheRulesSucceeds(t *testing.T) {
 	n.pass(model.IPv4, d, 0)
 	d.Undnated = true
 	n.pass(model.IPv4, d, 1)
-	// The SYN is repeated after a second.
+	// The kernel repeats the SYN after a second.
 	events := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
 	if count, err := unix.Poll(events, 10_000); err != nil || count != 1 {
 		t.Fatalf("wait for the connection: %d, %v\n%s", count, err, n.entries())
@@ -748,7 +747,7 @@ func (n *node) echoes(conn net.Conn) {
 	}
 }
 
-// insert makes entries in the kernel's table, translated to server where that is valid.
+// insert adds entries to the kernel's table, translated to server if that is valid.
 func insert(t testing.TB, n *Netlink, flows func(yield func(Flow, uint16) bool)) {
 	t.Helper()
 	const assured, confirmed, timeout = 1 << 2, 1 << 3, 7
@@ -798,7 +797,7 @@ func appendTuple(b []byte, typ uint16, p model.Protocol, src, dst netip.AddrPort
 	return netlink.AppendAttribute(b, typ|nested, netlink.AppendAttribute(netlink.AppendAttribute(nil, tupleIP|nested, ip), tupleProto|nested, proto))
 }
 
-// synthetic makes entries of many services: vip(i) has endpoints e of synthetic pods.
+// synthetic yields entries of many services: vip(i) has endpoints e of synthetic pods.
 func synthetic(p model.Protocol, services, each int) func(yield func(Flow, uint16) bool) {
 	return func(yield func(Flow, uint16) bool) {
 		for i := range services {
@@ -831,7 +830,7 @@ func TestManyEntries(t *testing.T) {
 	const services, each = 40, 100
 	insert(t, table, synthetic(model.UDP, services, each))
 	insert(t, table, synthetic(model.TCP, services, each))
-	// The first endpoint of every service is gone.
+	// The first endpoint of every service is removed.
 	d := &Desired{}
 	for i := range services {
 		d.Frontend(key(model.UDP, syntheticVIP(i).String()), list(i, 1))
@@ -861,7 +860,7 @@ func TestManyEntries(t *testing.T) {
 	}
 }
 
-// list returns the endpoints of a synthetic service without the first ones.
+// list returns the endpoints of a synthetic service except the first ones.
 func list(i, without int) (out []netip.AddrPort) {
 	for e := without; e < 10; e++ {
 		out = append(out, syntheticPod(i, e))
@@ -890,7 +889,7 @@ func TestEntryInAnotherZone(t *testing.T) {
 	}
 }
 
-// An entry that has gone meanwhile isn't counted and isn't an error.
+// An entry that expired meanwhile is not counted and is no error.
 func TestEntryThatHasGone(t *testing.T) {
 	enterNamespace(t)
 	table, other := openTable(t), openTable(t)
@@ -906,11 +905,11 @@ func TestEntryThatHasGone(t *testing.T) {
 	}
 }
 
-// Where the buffer for answers is small and can't be made larger, errors get lost, but no deletion.
+// If the buffer for answers is small and cannot be enlarged, errors are lost, but no deletion is.
 func TestLostErrors(t *testing.T) {
 	enterNamespace(t)
 	table, other := openTable(t), openTable(t)
-	// The kernel doubles it, and has a minimum that a few errors fill.
+	// The kernel doubles the size, and has a minimum that a few errors fill.
 	if err := unix.SetsockoptInt(table.write.FD(), unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -918,7 +917,7 @@ func TestLostErrors(t *testing.T) {
 	insert(t, other, synthetic(model.UDP, services, each))
 	gone := false
 	out, err := table.Delete(t.Context(), model.IPv4, true, func(f *Flow) bool {
-		// All but those of one service are gone when the first deletion is sent.
+		// The entries of all services but one expire before the first deletion is sent.
 		if !gone {
 			gone = true
 			if _, err := other.Delete(t.Context(), model.IPv4, true, func(f *Flow) bool { return f.Destination != syntheticVIP(0) }); err != nil {
@@ -935,7 +934,7 @@ func TestLostErrors(t *testing.T) {
 	}
 }
 
-// An entry of the same addresses and ports that came after the one that was looked at stays.
+// An entry with the same addresses and ports that replaced the entry under test stays.
 func TestEntryOfAnotherIDStays(t *testing.T) {
 	enterNamespace(t)
 	table := openTable(t)
@@ -957,7 +956,7 @@ func TestEntryOfAnotherIDStays(t *testing.T) {
 	}
 }
 
-// unrelated makes entries of clients of other machines, which no Service has anything to do with.
+// unrelated yields entries of clients of other machines, without any Service.
 func unrelated(p model.Protocol, n int) func(yield func(Flow, uint16) bool) {
 	return func(yield func(Flow, uint16) bool) {
 		for i := range n {
@@ -969,7 +968,7 @@ func unrelated(p model.Protocol, n int) func(yield func(Flow, uint16) bool) {
 	}
 }
 
-// changed says of services that the first of their ten endpoints has gone.
+// changed describes services that lost the first of their ten endpoints.
 func changed(services int) *Desired {
 	d := &Desired{}
 	for i := range services {
@@ -978,7 +977,7 @@ func changed(services int) *Desired {
 	return d
 }
 
-// allocated counts the bytes that f allocates, which is as much as it can hold at once.
+// allocated returns the bytes that f allocates, an upper limit of its memory.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -987,13 +986,13 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// 100,000 entries and 1,000 services that have lost an endpoint are one reading of the table, in memory that doesn't depend on
-// either: as much as for a hundred entries.
+// 100,000 entries and 1,000 services that lost an endpoint take one read of the table. The memory does not depend on either
+// number: it is the same for a hundred entries.
 func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 	const services, most = 1000, 512 << 10
 	each := 100
 	if testing.Short() {
-		each = 50 // a machine of 2 GiB tracks 65,536
+		each = 50 // a machine with 2 GiB tracks 65,536 connections
 	}
 	for _, tc := range []struct {
 		name          string
@@ -1003,7 +1002,7 @@ func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 	}{
 		{name: "few", ours: 1, seen: services, deleted: services},
 		{name: "all are the services'", ours: each, seen: services * each, deleted: services * each / 10},
-		// The kernel leaves out other protocols itself, unless all are asked for.
+		// The kernel filters by protocol, unless all are requested.
 		{name: "mostly of others", ours: 1, foreign: services * (each - 1) / 2, seen: services + services*(each-1)/2, deleted: services},
 		{
 			name: "at the start", ours: 1, foreign: services * (each - 1) / 2, undnated: true,
@@ -1041,10 +1040,10 @@ func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 	}
 }
 
-// BenchmarkPass goes through tables of several sizes. Of 1,000 UDP services, each has lost one of ten endpoints. Either all
-// entries are the services', and every tenth goes, or all but 1,000 are of others: half UDP, half TCP. "start" looks at all
-// protocols, as after the first sync. A namespace can't track more connections than the machine allows; larger tables are left
-// out.
+// BenchmarkPass reads tables of several sizes. Each of 1,000 UDP services has lost one of ten endpoints. Either all entries
+// belong to the services, and every tenth is deleted, or all but 1,000 are unrelated: half UDP, half TCP. "start" includes all
+// protocols, as after the first sync. A namespace cannot track more connections than the machine permits; larger tables are
+// skipped.
 func BenchmarkPass(b *testing.B) {
 	const services = 1000
 	limit, err := strconv.Atoi(strings.TrimSpace(run(b, "sysctl", "-n", "net.netfilter.nf_conntrack_max")))
@@ -1111,7 +1110,7 @@ func BenchmarkPass(b *testing.B) {
 	}
 }
 
-// processorTime is what this process has used, which tells more than the clock on a machine that does other things too.
+// processorTime returns the CPU time of this process, which is more reliable than elapsed time on a busy machine.
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var u unix.Rusage
@@ -1121,7 +1120,7 @@ func processorTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// insertMissing makes the services' entries that the last pass has deleted, or all of them.
+// insertMissing inserts the services' entries that the last pass deleted, or all of them.
 func insertMissing(b *testing.B, table *Netlink, services, each int) {
 	ours := 0
 	_, err := table.Delete(b.Context(), model.IPv4, true, func(f *Flow) bool {

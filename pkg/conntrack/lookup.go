@@ -12,14 +12,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Lookup asks the kernel for one entry, by the addresses of its first packet as they were before any translation; nil means that there
-// is none. The process needs CAP_NET_ADMIN.
+// Lookup returns the entry of a flow, or nil if there is none. The addresses are those of its first packet before any
+// translation. The process needs CAP_NET_ADMIN.
 func Lookup(p model.Protocol, from, to netip.AddrPort) (*Flow, error) {
 	s, err := netlink.Open()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = s.Close() }() // it was only read from
+	defer func() { _ = s.Close() }() // read only
 	m, err := s.AskOne(msgGet, nfFamily(model.FamilyOf(to.Addr())), tupleOf(p, from, to))
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
@@ -34,7 +34,7 @@ func Lookup(p model.Protocol, from, to netip.AddrPort) (*Flow, error) {
 	return &f, nil
 }
 
-// tupleOf is the attribute for the first direction of a connection.
+// tupleOf returns the attribute for the original direction of a connection.
 func tupleOf(p model.Protocol, from, to netip.AddrPort) []byte {
 	source, destination := uint16(1), uint16(2) // CTA_IP_V4_SRC, CTA_IP_V4_DST
 	if to.Addr().Is6() {

@@ -8,7 +8,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// TestLookup finds connections to Services by where they were meant to go, before anybody has answered and after.
+// TestLookup finds connections to Services by their original destination, before and after the first reply.
 func TestLookup(t *testing.T) {
 	for _, f := range model.Families {
 		t.Run(f.String(), func(t *testing.T) {

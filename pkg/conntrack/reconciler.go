@@ -12,32 +12,32 @@ import (
 )
 
 const (
-	// defaultInterval is the least time from the end of one pass to the next.
+	// defaultInterval is the least time between the end of one pass and the start of the next.
 	defaultInterval = time.Second
-	// maxShare is the part of the time, as a divisor, that passes may take: reading a million entries takes seconds.
+	// maxShare is the divisor for the largest share of time that passes may take: reading a million entries takes seconds.
 	maxShare = 5
-	// settle is how long a pass waits for packets that met the rules before they changed and whose entries are not in
-	// the table yet: one that comes after the pass would stay for ever.
+	// settle delays each pass. Packets that met the old rules may not have an entry yet. Without the delay, the pass would miss
+	// such an entry, and it would stay.
 	settle = 20 * time.Millisecond
-	// retryAfter is when a pass that failed is tried again at the latest.
+	// retryAfter is the longest time before a failed pass is retried.
 	retryAfter = 30 * time.Second
-	// maxGone is the number of frontends that are gone that a reconciler remembers while passes fail.
+	// maxGone is the largest number of deleted frontends that a reconciler keeps while passes fail.
 	maxGone = 1 << 16
 )
 
 // Table is the kernel's conntrack table.
 type Table interface {
-	// Delete deletes the flows of a family for which stale returns true; where udp is set it need not be asked about any
-	// other protocol. The flow is valid only until stale returns. An error doesn't mean that none has been deleted.
+	// Delete deletes the flows of a family for which stale returns true. If udp is set, it may skip other protocols. stale must
+	// not keep the flow. After an error, some flows may have been deleted.
 	Delete(ctx context.Context, f model.Family, udp bool, stale func(*Flow) bool) (Outcome, error)
 	Close() error
 }
 
-// Outcome is what became of one reading of the table.
+// Outcome is the result of one pass over the table.
 type Outcome struct {
-	// Seen counts the flows that the kernel showed, Deleted those that were deleted.
+	// Seen is the number of flows that were read, Deleted that of deleted flows.
 	Seen, Deleted int
-	// Partial says that the kernel was interrupted again and again, so that some flows may not have been seen.
+	// Partial is true if the kernel interrupted the read repeatedly, so that flows may have been missed.
 	Partial bool
 }
 
@@ -48,17 +48,17 @@ type Metrics interface {
 	FlowsSearched(f model.Family, err error)
 }
 
-// Config is what a reconciler needs.
+// Config holds the parts and settings of a reconciler.
 type Config struct {
-	// Open opens the table; it is called before the first pass, and after one that failed.
+	// Open opens the table. It is called before the first pass and after a failed one.
 	Open    func() (Table, error)
 	Metrics Metrics
 	// Interval is the least time between two passes; 0 stands for one second.
 	Interval time.Duration
 }
 
-// Reconciler deletes stale flows beside the goroutine that syncs. All requests that come while it waits or works are one
-// pass. What it remembers between passes is nothing; what it holds for the next one is bounded by the frontends that changed.
+// Reconciler deletes stale flows beside the goroutine that syncs. All requests during a pass or the time before it become one
+// pass. It keeps no state between passes. The state for the next pass is bounded by the number of changed frontends.
 type Reconciler struct {
 	Config
 	wake chan struct{}
@@ -66,13 +66,13 @@ type Reconciler struct {
 	mu      sync.Mutex
 	pending *Desired
 
-	// The rest belongs to Run.
+	// Only Run uses the fields below.
 	table Table
-	// failure is the error that was logged last.
+	// failure is the last logged error.
 	failure string
 }
 
-// New returns a reconciler that does nothing before [Reconciler.Run].
+// New returns a reconciler. [Reconciler.Run] starts it.
 func New(c Config) *Reconciler {
 	if c.Interval == 0 {
 		c.Interval = defaultInterval
@@ -80,9 +80,9 @@ func New(c Config) *Reconciler {
 	return &Reconciler{Config: c, wake: make(chan struct{}, 1)}
 }
 
-// Request asks for a pass, after the kernel has accepted what d says. It never waits for one. The reconciler owns d from
-// then on; the lists of endpoints and addresses in it stay shared with whoever else reads them. For a frontend that is in
-// several requests the last one counts.
+// Request requests a pass, after the kernel has committed the state in d. It does not block. The reconciler owns d from then on;
+// its lists of endpoints and addresses stay shared and must not be changed. For a frontend in several requests, the last one
+// applies.
 func (r *Reconciler) Request(d *Desired) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -97,8 +97,7 @@ func (r *Reconciler) Request(d *Desired) {
 	}
 }
 
-// Run makes passes until the context ends. Errors are logged, and what the pass was for is kept for the next one: no
-// failure stops anything.
+// Run makes passes until the context ends. It logs errors, and keeps the requests of a failed pass for the next one.
 func (r *Reconciler) Run(ctx context.Context) {
 	defer r.close()
 	var earliest time.Time
@@ -135,7 +134,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// pass does what is pending, and returns false if it has to be done again.
+// pass processes the pending requests. It returns false if they have to be retried.
 func (r *Reconciler) pass(ctx context.Context) bool {
 	d := r.take()
 	if d == nil {
@@ -147,7 +146,7 @@ func (r *Reconciler) pass(ctx context.Context) bool {
 		return true
 	}
 	r.close()
-	r.giveBack(d)
+	r.restore(d)
 	return false
 }
 
@@ -163,8 +162,8 @@ func (r *Reconciler) take() *Desired {
 	return d
 }
 
-// giveBack makes a pass that failed pending again, under what has been requested meanwhile.
-func (r *Reconciler) giveBack(d *Desired) {
+// restore makes the requests of a failed pass pending again. Newer requests override them.
+func (r *Reconciler) restore(d *Desired) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.pending != nil {
@@ -176,7 +175,7 @@ func (r *Reconciler) giveBack(d *Desired) {
 	r.pending = d
 }
 
-// reconcile reads the table of every family that the request is about; one that fails doesn't stop the other.
+// reconcile reads the table of each family in the request. An error in one family does not affect the other.
 func (r *Reconciler) reconcile(ctx context.Context, d *Desired) (failed error) {
 	if r.table == nil {
 		table, err := r.Open()
@@ -199,7 +198,7 @@ func (r *Reconciler) reconcile(ctx context.Context, d *Desired) (failed error) {
 	return failed
 }
 
-// searched reports the end of a pass over all families that the request is about.
+// searched reports the result of a pass for each family in the request.
 func (r *Reconciler) searched(d *Desired, err error) {
 	for _, f := range model.Families {
 		if d.count[f] > 0 {
@@ -234,15 +233,15 @@ func (r *Reconciler) family(ctx context.Context, f model.Family, d *Desired) err
 	return err
 }
 
-// welcome reports whether a flow is as a later request wants it, which waits for the next pass: it may have begun since the rules
-// have changed again, and its packets are on their way.
+// welcome reports whether a pending request allows a flow. The flow may have begun under newer rules, before this pass, and a
+// deletion would lose its packets.
 func (r *Reconciler) welcome(f *Flow) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.pending != nil && r.pending.welcomes(f)
 }
 
-// log logs an error when it is not the one before, and the end of a row of them.
+// log logs an error unless it equals the previous one, and the end of a series of errors.
 func (r *Reconciler) log(ctx context.Context, err error) {
 	logger := klog.FromContext(ctx)
 	switch {

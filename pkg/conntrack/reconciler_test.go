@@ -14,16 +14,16 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// A fakeTable holds flows and writes down when it was asked for what.
+// A fakeTable holds flows and records the time of each read.
 type fakeTable struct {
 	mu    sync.Mutex
 	start time.Time
 	flows []Flow
 	log   []string
-	// takes is how long each reading takes.
+	// takes is the time that each read takes.
 	takes time.Duration
 	err   error
-	// passes are how searches ended.
+	// passes are the results of passes.
 	passes []error
 }
 
@@ -92,13 +92,13 @@ func removed(p model.Protocol, at string) *Desired {
 	return d
 }
 
-// A client that has begun while a pass reads, under rules that are newer than what the pass is for, would lose its answer.
+// A client that begins during a pass under newer rules than those of the pass must keep its flow.
 func TestAPassLeavesWhatIsWantedByNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeTable{takes: 100 * time.Millisecond, flows: []Flow{
 			flow(model.UDP, "10.96.0.1:53", "10.244.0.1:53"), // begins under the later rules
-			flow(model.UDP, "10.96.0.1:53", "10.244.0.9:53"), // has to go under both
-			flow(model.UDP, "10.96.0.2:53", "10.244.0.1:53"), // the later request isn't about it
+			flow(model.UDP, "10.96.0.1:53", "10.244.0.9:53"), // stale under both
+			flow(model.UDP, "10.96.0.2:53", "10.244.0.1:53"), // not in the later request
 		}}
 		r := start(t, f)
 		r.Request(removed(model.UDP, "10.96.0.1:53"))
@@ -133,7 +133,7 @@ func TestRequestsBecomeOnePass(t *testing.T) {
 			"20ms IPv4 udp=true deleted=1", "1.02s IPv4 udp=false deleted=2", "1.02s IPv6 udp=false deleted=0",
 		}
 		f.expect(t, want...)
-		// Nothing is remembered.
+		// The reconciler keeps no state.
 		r.Request(removed(model.UDP, "10.96.0.9:53"))
 		time.Sleep(time.Second)
 		f.expect(t, append(want, "10.22s IPv4 udp=true deleted=0")...)

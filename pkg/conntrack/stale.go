@@ -8,52 +8,52 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Flow is one entry of the kernel's table, as far as the rules look at it.
+// Flow has the fields of an entry of the kernel's table that decide whether it is stale.
 type Flow struct {
 	Protocol model.Protocol
-	// Zone is the conntrack zone of either direction; 0 is the one that all traffic is in unless somebody says otherwise.
+	// Zone is the conntrack zone of either direction; 0 is the default zone.
 	Zone uint16
 	// ID is the kernel's number of the entry.
 	ID uint32
-	// Source and Destination are those of the packet that opened the flow, before any translation.
+	// Source and Destination are the addresses of the first packet, before any translation.
 	Source, Destination netip.AddrPort
-	// Server is where replies come from: the destination after translation.
+	// Server is the source of replies: the destination after translation.
 	Server netip.AddrPort
-	// Replied says that there has been a packet in the other direction.
+	// Replied is true after a packet in the other direction.
 	Replied bool
-	// DNAT is the kernel's own mark (IPS_DST_NAT). NAT by ipvs doesn't set it.
+	// DNAT is the kernel's flag IPS_DST_NAT. NAT by ipvs does not set it.
 	DNAT bool
 }
 
-// translated reports whether packets go elsewhere than where the client sends them.
+// translated reports whether packets reach another address than the client sends to.
 func (f *Flow) translated() bool { return f.DNAT || f.Server != f.Destination }
 
-// Desired says what is true of some frontends: of those that have changed since the last pass, or of all. Flows to any
-// others are left alone. It must not be changed once a [Reconciler] has it.
+// Desired is the wanted state of some frontends: of those that changed since the last pass, or of all. Flows to others are not
+// deleted. Do not change it after passing it to a [Reconciler].
 type Desired struct {
-	// Undnated asks for entries without DNAT, of every protocol: to be set after the first sync and after the rules were
-	// missing for a while, together with all frontends; and with all node ports after an address was added on which they are
-	// served. A flow that began without rules is never looked at again, even if the rules are there: UDP while the client
-	// sends, TCP while it repeats its SYN. See kubernetes issue 126468.
+	// Undnated includes entries of all protocols without DNAT. Set it with all frontends after the first sync and after a time
+	// without rules, and with all node ports after an address was added that serves them. The kernel never evaluates the rules
+	// again for a flow that began without them: UDP while the client sends, TCP while it repeats its SYN. See kubernetes issue
+	// 126468.
 	Undnated bool
 
 	frontends map[model.Key]frontend
-	// nodes are sorted.
+	// nodes are the node's addresses for node ports, sorted.
 	nodes [2][]netip.Addr
-	// count, others and gone count frontends: by family, those of other protocols than UDP, and those that are gone.
+	// count is the number of frontends by family, others that of protocols other than UDP, gone that of deleted frontends.
 	count        [2]int
 	others, gone int
 }
 
 type frontend struct {
-	// endpoints are those of UDP.
+	// endpoints are set for UDP only.
 	endpoints []netip.AddrPort
-	// allowed, if not nil, are the only sources that may send.
+	// allowed, if not nil, are the only sources that may open flows.
 	allowed []model.AddrRange
 	gone    bool
 }
 
-// serves reports whether a UDP flow may go on to that endpoint.
+// serves reports whether a UDP flow may continue with an endpoint.
 func (f *frontend) serves(e netip.AddrPort) bool {
 	_, found := slices.BinarySearchFunc(f.endpoints, e, netip.AddrPort.Compare)
 	return found
@@ -64,32 +64,31 @@ func (f *frontend) allows(source netip.Addr) bool {
 	if f.allowed == nil {
 		return true
 	}
-	// The range that begins last of those that don't begin behind the source is the only one that may contain it.
+	// Only the last range that does not begin after the source may contain it.
 	after := sort.Search(len(f.allowed), func(i int) bool { return source.Less(f.allowed[i].First) })
 	return after > 0 && f.allowed[after-1].Contains(source)
 }
 
-// Frontend says to which endpoints flows of a frontend may go on: all that are ready or serving, terminating ones
-// included, whatever traffic policy and topology say, because what has begun may end where it is. They may be none.
-// The list has to be sorted; it is kept and must never be changed, so that it can be shared by all frontends of a service
-// port. It isn't needed for other protocols than UDP.
+// Frontend sets the endpoints with which flows to a frontend may continue: all that are ready or serving, including terminating
+// ones, regardless of traffic policy and topology. The list may be empty. It must be sorted and must never change, so that all
+// frontends of a service port can share it. It is only used for UDP.
 //
-// kube-proxy (pkg/proxy/conntrack/cleanup.go) takes serving endpoints only, and so cuts off those that are ready without
-// serving, which spec.publishNotReadyAddresses brings about.
+// kube-proxy (pkg/proxy/conntrack/cleanup.go) keeps flows to serving endpoints only. So it cuts off endpoints that are ready but
+// not serving, which spec.publishNotReadyAddresses causes.
 func (d *Desired) Frontend(k model.Key, endpoints []netip.AddrPort) {
 	d.set(k, frontend{endpoints: endpoints})
 }
 
-// Restrict says, after [Desired.Frontend], that only these sources may open flows to a frontend (loadBalancerSourceRanges); nil
-// allows all. The ranges have to be sorted and must not overlap. The list is kept and must never be changed.
+// Restrict sets, after [Desired.Frontend], the only sources that may open flows to a frontend (loadBalancerSourceRanges); nil
+// allows all. The ranges must be sorted and disjoint, and must never change.
 func (d *Desired) Restrict(k model.Key, allowed []model.AddrRange) {
 	f := d.frontends[k]
 	f.allowed = allowed
 	d.set(k, f)
 }
 
-// Gone says that a frontend existed and doesn't any more: its Service was deleted, or the Service lost that port, node
-// port or address. It is needed once only, in the pass that follows.
+// Gone records that a frontend was deleted: its Service was deleted, or the Service lost that port, node port or address. It is
+// needed only for the next pass.
 func (d *Desired) Gone(k model.Key) {
 	d.set(k, frontend{gone: true})
 }
@@ -118,16 +117,16 @@ func (d *Desired) tally(k model.Key, n int) {
 	}
 }
 
-// NodeAddresses says on which addresses of this node node ports of a family are served; sorted, kept, and never to be
-// changed. Flows to other addresses are none of a node port's, whatever their port. (kube-proxy takes any address.)
+// NodeAddresses sets the addresses of this node that serve node ports of a family. The list must be sorted and never change.
+// Flows to other addresses do not belong to a node port, whatever their port. (kube-proxy accepts any address.)
 func (d *Desired) NodeAddresses(f model.Family, addrs []netip.Addr) {
 	d.nodes[f] = addrs
 }
 
-// onlyUDP reports whether flows of other protocols needn't be looked at.
+// onlyUDP reports whether flows of other protocols can be skipped.
 func (d *Desired) onlyUDP() bool { return !d.Undnated && d.others == 0 }
 
-// merge takes up what became true after what d says.
+// merge adds the state of a later request, which overrides this one.
 func (d *Desired) merge(later *Desired) {
 	d.Undnated = d.Undnated || later.Undnated
 	for k, f := range later.frontends {
@@ -140,7 +139,7 @@ func (d *Desired) merge(later *Desired) {
 	}
 }
 
-// forgetGone leaves out the frontends that are gone.
+// forgetGone removes the deleted frontends.
 func (d *Desired) forgetGone() {
 	for k, f := range d.frontends {
 		if f.gone {
@@ -151,28 +150,27 @@ func (d *Desired) forgetGone() {
 	d.gone = 0
 }
 
-// Stale reports whether an entry has to go, so that the next packet of its client meets the rules anew. It costs one look-up
-// by destination, one more if that is an address of this node, and one by source if that matters.
+// Stale reports whether an entry must be deleted, so that the kernel evaluates the rules for the client's next packet. It costs
+// one lookup by destination, one more if that is an address of this node, and one by source if the source matters.
 //
 //	UDP flow to a frontend                        stale if
-//	nobody has answered, source not allowed       always (in zone 0, if not translated)
+//	unreplied, source not allowed                 always (in zone 0, if not translated)
 //	translated to an endpoint in the list         never
-//	translated to anything else                   always; the service may have been scaled to zero: then the rules refuse
+//	translated to anything else                   always; the service may have been scaled to zero: then the rules reject
 //	not translated, endpoints in the list         always (in zone 0)
-//	not translated, no endpoints                  nobody has answered (in zone 0)
-//	translated, frontend gone                     always
-//	not translated, frontend gone                 never
+//	not translated, no endpoints                  unreplied (in zone 0)
+//	translated, frontend deleted                  always
+//	not translated, frontend deleted              never
 //
-// A flow that was answered goes on though its source isn't allowed any more, as with kube-proxy: its rules drop packets in state new,
-// which all packets of a flow are until there is an answer.
+// A flow with a reply continues although its source is no longer allowed, as in kube-proxy: its rules drop packets in state new,
+// the state of all packets of a flow before the first reply.
 //
-// A flow to a frontend without endpoints that somebody does answer, such as a process on a node that owns the address, works
-// as it is; one that nobody answers had better be refused. kube-proxy leaves both, and those of deleted Services too.
+// A flow to a frontend without endpoints may have replies, for example if a process on a node owns the address. Such a flow works
+// and stays. Without replies, the rules should reject it. kube-proxy keeps both, and those of deleted Services too.
 //
-// Of other protocols only flows that nobody has answered are stale: those whose source isn't allowed, and with Undnated those that
-// aren't translated. No connection that has come about is ever cut. Entries without translation in other zones than 0 are left
-// alone, because it is their purpose: the switch of a network plugin sees the same packet in its own zone before or after the
-// rules do.
+// Of other protocols, only unreplied flows are stale: those whose source is not allowed, and with Undnated those that are not
+// translated. No established connection is cut. Untranslated entries in zones other than 0 are intended: the switch of a network
+// plugin sees the same packet in its own zone before or after the rules do.
 func (d *Desired) Stale(f *Flow) bool {
 	if f.Protocol != model.UDP && f.Replied {
 		return false
@@ -197,7 +195,7 @@ func (d *Desired) Stale(f *Flow) bool {
 	return !f.Replied || len(to.endpoints) > 0
 }
 
-// welcomes reports whether a flow goes where packets to its frontend go.
+// welcomes reports whether a flow has the destination and source that the rules would allow.
 func (d *Desired) welcomes(f *Flow) bool {
 	to, known := d.find(f.Destination, f.Protocol)
 	switch {

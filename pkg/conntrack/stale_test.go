@@ -36,7 +36,7 @@ func endpoints(list ...string) []netip.AddrPort {
 	return out
 }
 
-// desired knows a service of two endpoints, one of none, one that is gone, and node ports of the same kinds.
+// desired returns the state of a service with two endpoints, one with none, a deleted one, and node ports of the same kinds.
 func desired(undnated bool) *Desired {
 	d := &Desired{Undnated: undnated}
 	for _, p := range []model.Protocol{model.UDP, model.TCP, model.SCTP} {
@@ -69,7 +69,7 @@ func TestStale(t *testing.T) {
 		name       string
 		to, server string
 		change     func(*Flow)
-		// what is said of UDP, of UDP with Undnated, and of TCP and SCTP with it
+		// expected results for UDP, for UDP with Undnated, and for TCP and SCTP with Undnated
 		udp, udpAll, others bool
 	}{
 		{name: "a present endpoint", to: "10.96.0.1:53", server: "10.244.0.10:53"},
@@ -96,7 +96,7 @@ func TestStale(t *testing.T) {
 			name: "as a bridge sees it", to: "10.96.0.1:53", server: "10.96.0.1:53", change: func(f *Flow) { f.Zone = 65520 },
 		},
 		{
-			// The next SYN meets the rules, to the same end.
+			// The next SYN meets the rules, with the same result.
 			name: "an endpoint that has the frontend's address", to: "10.96.0.7:7", server: "10.96.0.7:7", others: true,
 		},
 		{name: "service scaled to zero", to: "10.96.0.2:53", server: "10.244.0.10:53", change: replied, udp: true, udpAll: true},
@@ -140,7 +140,7 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// A flow that nobody has answered is in state new for kube-proxy's rules: each of its packets needs an allowed source.
+// A flow without replies is in state new for kube-proxy's rules: each packet needs an allowed source.
 func TestSourcesThatAreNotAllowed(t *testing.T) {
 	prefixes := func(list ...string) []model.AddrRange {
 		out := []model.AddrRange{}
@@ -154,7 +154,7 @@ func TestSourcesThatAreNotAllowed(t *testing.T) {
 		name, source, server string
 		change               func(*Flow)
 		allowed              []model.AddrRange
-		// what is said of UDP, and of TCP and SCTP, each without and with Undnated
+		// expected results for UDP, and for TCP and SCTP, each without and with Undnated
 		want map[string]bool
 	}{
 		{name: "no ranges", source: "203.0.113.9:4000"},
@@ -204,8 +204,8 @@ func TestSourcesThatAreNotAllowed(t *testing.T) {
 
 var always = map[string]bool{"udp false": true, "udp true": true, "tcp false": true, "tcp true": true, "sctp false": true, "sctp true": true}
 
-// A source that is allowed again while a pass for narrower ranges reads keeps its flow; other protocols than UDP are read only where a
-// request is about them.
+// A source that is allowed again during a pass for narrower ranges keeps its flow. Protocols other than UDP are read only if a
+// request needs them.
 func TestSourcesThatAreAllowedAgain(t *testing.T) {
 	for _, p := range []model.Protocol{model.UDP, model.TCP} {
 		k := key(p, "203.0.113.5:514")
@@ -278,8 +278,8 @@ func TestStaleAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkDesired is what the goroutine that syncs does for flows when 1,000 UDP frontends have changed: what has changed is
-// written down, and joined to what waits for a pass already.
+// BenchmarkDesired measures the work of the syncing goroutine for 1,000 changed UDP frontends: recording the changes and merging
+// them into a pending request.
 func BenchmarkDesired(b *testing.B) {
 	const frontends = 1000
 	keys, served := make([]model.Key, frontends), endpoints("10.244.0.1:53", "10.244.0.2:53")

@@ -44,28 +44,28 @@ const (
 )
 
 const (
-	// maxDeletes is the number of entries deleted by one sendmsg. Each may be answered by an error that waits in the
-	// socket's receive buffer.
+	// maxDeletes is the number of entries deleted by one sendmsg. Each may be answered by an error that waits in the socket's
+	// receive buffer.
 	maxDeletes = 512
-	// checkEvery is the number of entries after which a reading looks whether it is cancelled.
+	// checkEvery is the number of entries after which a read checks for cancellation.
 	checkEvery = 256
-	// maxReads is how often the table is read if the kernel says that it was interrupted.
+	// maxReads is the number of attempts to read the table if the kernel interrupts them.
 	maxReads = 5
 )
 
-// errInterrupted is what a reading of the table ends with that may have missed entries.
+// errInterrupted ends a read that may have missed entries.
 var errInterrupted = errors.New("reading was interrupted")
 
 // errAbsent is what a kernel without connection tracking, or without its netlink interface, comes down to.
 var errAbsent = errors.New("the kernel's modules nf_conntrack and nf_conntrack_netlink are missing or cannot be loaded")
 
-// Netlink is the kernel's conntrack table in the network namespace of the thread that opened it. It must not be used by two
-// goroutines at once.
+// Netlink is the kernel's conntrack table in the network namespace of the thread that opened it. It is not safe for concurrent
+// use.
 type Netlink struct {
-	// The kernel hands out the table piece by piece as it is read; what is found is deleted meanwhile by another socket.
+	// read receives the table piece by piece. write deletes stale entries meanwhile.
 	read, write *netlink.Socket
 	batch       batch
-	// unfiltered is set where the kernel doesn't know how to select by protocol.
+	// unfiltered is set if the kernel cannot filter by protocol.
 	unfiltered bool
 }
 
@@ -86,8 +86,8 @@ func OpenNetlink() (*Netlink, error) {
 // Close closes the connection.
 func (n *Netlink) Close() error { return errors.Join(n.read.Close(), n.write.Close()) }
 
-// Delete reads the table once and deletes what is stale on the way; see [Table]. Memory doesn't grow with the table nor with
-// the number of stale entries. After an error the connection should be closed.
+// Delete reads the table once and deletes stale entries during the read; see [Table]. Its memory does not depend on the size of
+// the table or the number of stale entries. After an error, close the connection.
 func (n *Netlink) Delete(ctx context.Context, f model.Family, udp bool, stale func(*Flow) bool) (Outcome, error) {
 	n.batch = batch{family: nfFamily(f), buf: n.batch.buf[:0]}
 	var out Outcome
@@ -111,7 +111,7 @@ func (n *Netlink) once(ctx context.Context, udp bool, stale func(*Flow) bool, ou
 		err = n.dump(ctx, false, stale, out)
 	}
 	if errors.Is(err, unix.EINVAL) {
-		// To nothing else in so plain a request does the kernel object.
+		// The kernel has no other reason to reject so simple a request.
 		err = fmt.Errorf("%w: %w", errAbsent, err)
 	}
 	if e := n.deleteBatch(out); e != nil {
@@ -120,8 +120,7 @@ func (n *Netlink) once(ctx context.Context, udp bool, stale func(*Flow) bool, ou
 	return err
 }
 
-// dump asks about every entry. Kernels before 5.8 don't know the filter and ignore it: [Desired.Stale] looks at the protocol
-// again.
+// dump reads every entry. Kernels before 5.8 ignore the filter: [Desired.Stale] checks the protocol again.
 func (n *Netlink) dump(ctx context.Context, udp bool, stale func(*Flow) bool, out *Outcome) error {
 	var filter []byte
 	if udp {
@@ -155,7 +154,7 @@ func (n *Netlink) dump(ctx context.Context, udp bool, stale func(*Flow) bool, ou
 	return nil
 }
 
-// deleteBatch deletes what is in the batch. Entries that went by themselves meanwhile are nothing to speak of.
+// deleteBatch deletes the entries in the batch. It ignores entries that expired meanwhile.
 func (n *Netlink) deleteBatch(out *Outcome) error {
 	b := &n.batch
 	if b.count == 0 {
@@ -174,7 +173,7 @@ func nfFamily(f model.Family) uint8 {
 	return [...]uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6}[f]
 }
 
-// A batch is a row of delete messages.
+// A batch is a sequence of delete messages.
 type batch struct {
 	family uint8
 	buf    []byte
@@ -189,7 +188,7 @@ func (b *batch) reset() { b.buf, b.count, b.last = b.buf[:0], 0, 0 }
 func (b *batch) add(e entry) {
 	b.last = len(b.buf)
 	b.buf = netlink.AppendHeader(b.buf, msgDelete, 0, 0, b.family)
-	// As the kernel gave them: the tuple holds the zone of a direction, if it has one of its own.
+	// Copied from the kernel's message: the tuple includes the zone of a direction, if it has its own.
 	b.buf = netlink.AppendAttribute(b.buf, attrTupleOrig|nested, e.tuple)
 	if e.zone != nil {
 		b.buf = netlink.AppendAttribute(b.buf, attrZone, e.zone)
@@ -199,11 +198,11 @@ func (b *batch) add(e entry) {
 	b.count++
 }
 
-// An entry holds the values of the attributes that tell one entry from all others.
+// An entry holds the attributes that identify an entry.
 type entry struct{ tuple, zone, id []byte }
 
-// parse reads the attributes of an entry into the flow, in place. It returns false for what can't be an entry of ours: one without
-// ports, or one that couldn't be named in a deletion. (A deletion without tuple would delete the whole table.)
+// parse reads the attributes of an entry into the flow, in place. It returns false for an entry that cannot belong to a Service
+// or cannot be deleted by name: without ports or without a tuple. (A deletion without a tuple would delete the whole table.)
 func parse(attributes []byte, f *Flow) (e entry, ok bool) {
 	*f = Flow{}
 	for typ, v := range netlink.Attributes(attributes) {
@@ -226,7 +225,7 @@ func parse(attributes []byte, f *Flow) (e entry, ok bool) {
 	return e, f.Destination.IsValid() && f.Server.IsValid() && len(e.id) == 4 && f.Destination.Port() != 0
 }
 
-// parseTuple reads one direction; an address that is missing stays invalid.
+// parseTuple reads one direction. A missing address stays invalid.
 func parseTuple(b []byte, src, dst *netip.AddrPort, zone *uint16) (p model.Protocol) {
 	var from, to netip.Addr
 	var fromPort, toPort uint16
@@ -273,7 +272,7 @@ func parseProto(b []byte) (p model.Protocol, src, dst uint16) {
 	return p, src, dst
 }
 
-// protocolFilter lets the kernel leave out all other protocols: a tuple to compare with, and which parts of it count.
+// protocolFilter returns an attribute with which the kernel skips other protocols: a tuple, and the parts of it to compare.
 func protocolFilter(p model.Protocol) []byte {
 	proto := netlink.AppendAttribute(nil, protoNumber, []byte{byte(p)})
 	tuple := netlink.AppendAttribute(nil, tupleProto|nested, proto)
@@ -281,8 +280,8 @@ func protocolFilter(p model.Protocol) []byte {
 	return netlink.AppendAttribute(netlink.AppendAttribute(nil, attrTupleOrig|nested, tuple), attrFilter|nested, flags)
 }
 
-// sendBatch sends all messages at once and returns how many the kernel refused, and the first error that isn't ENOENT. The
-// kernel works on them within the system call and answers errors only, but for the last message: all answers are there.
+// sendBatch sends all messages at once and returns the number of errors, and the first error that is not ENOENT. The kernel
+// processes them within the system call. It answers only errors and the last message, and all answers are queued.
 func sendBatch(s *netlink.Socket, b *batch) (refused int, first error) {
 	netlink.AddFlags(b.buf, b.last, unix.NLM_F_ACK)
 	if _, err := s.Send(b.buf); err != nil {
@@ -293,7 +292,7 @@ func sendBatch(s *netlink.Socket, b *batch) (refused int, first error) {
 		errno := m.Errno()
 		switch {
 		case err == unix.ENOBUFS:
-			// More errors than there is room for, as where the buffer can't be made larger: the deletions have been done.
+			// The buffer cannot hold all errors and cannot be enlarged. The deletions have been done.
 			answered = true
 		case err != nil:
 			return refused, fmt.Errorf("read acknowledgement: %w", err)

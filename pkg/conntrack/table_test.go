@@ -13,7 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// attributes builds what the kernel says of a flow.
+// attributes returns the attributes of a flow as the kernel sends them.
 func attributes(f Flow) []byte {
 	b := appendTuple(nil, attrTupleOrig, f.Protocol, f.Source, f.Destination)
 	b = appendTuple(b, attrTupleReply, f.Protocol, f.Server, f.Source)
@@ -46,7 +46,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// Whatever is cut off, no entry comes out that would make a deletion without a tuple: that deletes everything.
+// Truncated attributes never yield an entry that would lead to a deletion without a tuple, which deletes everything.
 func TestParseRefusesWhatIsCutOff(t *testing.T) {
 	whole := attributes(flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"))
 	for n := range whole {
@@ -57,8 +57,8 @@ func TestParseRefusesWhatIsCutOff(t *testing.T) {
 	}
 }
 
-// Without the kernel's modules every request is answered by EINVAL, the one with the filter too, which old kernels refuse in
-// the same way. What is logged says what is missing.
+// Without the kernel's modules every request fails with EINVAL, also the one with a filter, which old kernels reject in the same
+// way. The log names the missing modules.
 func TestAbsentModulesAreNamed(t *testing.T) {
 	n, kernel := withKernel(t)
 	answered := make(chan error, 1)
@@ -87,7 +87,7 @@ func TestAbsentModulesAreNamed(t *testing.T) {
 	}
 }
 
-// withKernel makes a table whose kernel is the other end of a pair of sockets.
+// withKernel returns a table whose kernel is the other end of a socket pair.
 func withKernel(t *testing.T) (n *Netlink, kernel int) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
