@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// answer is the body of /healthz and /livez, kube-proxy's field by field. Cloud load balancers and e2e tests look for
-// lastUpdated in it.
+// answer is the body of /healthz and /livez, with the same fields as kube-proxy's. Cloud load balancers and e2e tests read
+// lastUpdated.
 type answer struct {
-	// LastUpdated is the time of the answer where that is 200: the rules are as they should be now. Where it is not,
-	// it is when rules were last written.
+	// LastUpdated is the time of the answer if the status is 200: the rules are up to date. Otherwise it is the time of the last
+	// sync.
 	LastUpdated time.Time `json:"lastUpdated"`
 	CurrentTime time.Time `json:"currentTime"`
-	// NodeEligible is left out of the answer to /livez.
+	// NodeEligible is omitted in the answer to /livez.
 	NodeEligible *bool `json:"nodeEligible,omitempty"`
 	Healthy      bool  `json:"healthy"`
-	// Status is by IP family, and empty before the sync loop has started.
+	// Status is by IP family. It is empty before the sync loop starts.
 	Status map[string]familyStatus `json:"status"`
 }
 
@@ -25,10 +25,10 @@ type familyStatus struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// Handler returns the handler of the health port: /healthz is 200 where the proxy is healthy and the node eligible,
-// /livez where the proxy is healthy, and otherwise they are 503. Any method will do; any other path is 404.
+// Handler returns the handler of the health port. /healthz is 200 if the proxy is healthy and the node eligible, /livez if the
+// proxy is healthy; otherwise they are 503. All methods are accepted; any other path is 404.
 //
-// Probes should use /livez, so that a node which the autoscaler drains does not have its proxy restarted.
+// Probes should use /livez, so that the kubelet does not restart the proxy of a node that the autoscaler drains.
 func (h *Health) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/healthz", handle(h.healthz, h.config.Counter.HealthzAnswered))
@@ -36,7 +36,7 @@ func (h *Health) Handler() http.Handler {
 	return mux
 }
 
-// handle returns the handler of one path: ask says what to answer and whether all is well.
+// handle returns the handler of one path. ask returns the answer and whether all is well.
 func handle(ask func() (a answer, ok bool), count func(code int)) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		a, ok := ask()
@@ -44,7 +44,7 @@ func handle(ask func() (a answer, ok bool), count func(code int)) http.HandlerFu
 	}
 }
 
-// healthz answers for the proxy and its node.
+// healthz returns the answer for the proxy and its node.
 func (h *Health) healthz() (a answer, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -54,7 +54,7 @@ func (h *Health) healthz() (a answer, ok bool) {
 	return a, a.Healthy && nodeEligible
 }
 
-// livez answers for the proxy alone.
+// livez returns the answer for the proxy alone.
 func (h *Health) livez() (a answer, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -62,7 +62,7 @@ func (h *Health) livez() (a answer, ok bool) {
 	return a, a.Healthy
 }
 
-// answer returns what both answers have in common.
+// answer returns the common fields of both answers.
 func (h *Health) answer() answer {
 	now := h.config.Now()
 	a := answer{LastUpdated: h.updated, CurrentTime: now, Healthy: h.healthy(now), Status: map[string]familyStatus{}}
@@ -84,7 +84,7 @@ func reply(w http.ResponseWriter, a answer, ok bool) (code int) {
 	}
 	body, err := json.Marshal(a)
 	if err != nil {
-		code, body = http.StatusInternalServerError, nil // a year outside of 0 to 9999
+		code, body = http.StatusInternalServerError, nil // a year outside 0 to 9999
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")

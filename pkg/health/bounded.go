@@ -10,21 +10,21 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// What an asker can have of a server. Those of the health ports are anybody who reaches the node.
+// Limits for each client of a server. Any client that reaches the node can use the health ports.
 const (
-	// askTime is how long a question may take, with its body; answerTime is how long the answer may, from when its header was read.
-	// Profiles, which run for as long as the asker wants, get that time in addition.
+	// askTime is the limit for reading a request with its body, answerTime the limit for the response, from the end of the
+	// request's header. Profiles run for the requested time plus answerTime.
 	askTime, answerTime = 10 * time.Second, 30 * time.Second
-	// idleTime is how long a connection is kept for the next question.
+	// idleTime is the time that an idle connection is kept.
 	idleTime = 2 * time.Minute
-	// longestHeader and longestBody are in bytes; nothing that is served needs more than a few hundred.
+	// longestHeader and longestBody are in bytes. Requests need no more than a few hundred.
 	longestHeader, longestBody = 16 << 10, 64 << 10
-	// mostConnections is how many there may be at a server, and at all health check node ports together.
+	// mostConnections is the limit for one server, and for all health check node ports together.
 	mostConnections = 512
 )
 
-// bounded returns a server that no asker can fill up: neither by saying or reading nothing, or slowly, nor with much, nor with many
-// connections.
+// bounded returns a server that clients cannot exhaust: neither with slow or silent connections, nor with large requests, nor
+// with many connections.
 func bounded(handler http.Handler, c *crowd) *http.Server {
 	return &http.Server{
 		Handler:        http.MaxBytesHandler(handler, longestBody),
@@ -37,12 +37,12 @@ func bounded(handler http.Handler, c *crowd) *http.Server {
 	}
 }
 
-// Bounded returns a server with the limits of all our servers, for other sockets than the health ports. A handler that needs more time
-// for its answer says so ([http.ResponseController.SetWriteDeadline]).
+// Bounded returns a server with these limits, for sockets other than the health ports. A handler that needs more time calls
+// [http.ResponseController.SetWriteDeadline].
 func Bounded(handler http.Handler) *http.Server { return bounded(handler, newCrowd(mostConnections)) }
 
-// crowd closes the oldest connection when there are too many. So whoever comes last is heard: a probe takes a moment, and those who
-// hold connections on purpose are older.
+// crowd closes the oldest connection if there are too many, so that a new client is always served. A probe takes a moment;
+// connections that a client holds on purpose are older.
 type crowd struct {
 	most int
 
@@ -53,12 +53,12 @@ type crowd struct {
 
 func newCrowd(most int) *crowd { return &crowd{most: most, places: map[net.Conn]*list.Element{}} }
 
-// follow is told what becomes of each connection (http.Server.ConnState).
+// follow implements http.Server.ConnState.
 func (c *crowd) follow(conn net.Conn, state http.ConnState) {
 	switch state {
 	case http.StateNew:
 		if tooMany := c.enter(conn); tooMany != nil {
-			_ = tooMany.Close() // its server notices, and says StateClosed
+			_ = tooMany.Close() // its server calls follow with StateClosed
 		}
 	case http.StateClosed, http.StateHijacked:
 		c.leave(conn)

@@ -21,7 +21,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// pipes is a listener whose connections are in memory, so that time may be that of a synctest bubble.
+// pipes is a listener with connections in memory, for the virtual time of a synctest bubble.
 type pipes struct {
 	accepted chan net.Conn
 	closed   chan struct{}
@@ -49,14 +49,14 @@ func (p *pipes) Close() error {
 
 func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
-// dial returns the asker's end of a new connection.
+// dial returns the client's end of a new connection.
 func (p *pipes) dial() net.Conn {
 	asker, server := net.Pipe()
 	p.accepted <- server
 	return asker
 }
 
-// servers are all kinds of servers that the program has, each with a way to start it on a listener.
+// servers returns all kinds of the program's servers, each with a function that starts it on a listener.
 func servers() map[string]func(t *testing.T, l net.Listener) {
 	port := func(h http.Handler) func(*testing.T, net.Listener) {
 		return func(t *testing.T, l net.Listener) {
@@ -88,7 +88,7 @@ func servers() map[string]func(t *testing.T, l net.Listener) {
 
 const question = "GET /healthz HTTP/1.1\r\nHost: a\r\n"
 
-// heldFor tells how long a server keeps the connection of an asker who behaves in some way.
+// heldFor returns the time for which a server keeps the connection of a client with some behaviour.
 func heldFor(asker net.Conn, behave func(net.Conn)) time.Duration {
 	begin := time.Now()
 	behaved := make(chan struct{})
@@ -103,7 +103,7 @@ func heldFor(asker net.Conn, behave func(net.Conn)) time.Duration {
 	return held
 }
 
-// No asker holds a connection for long by saying nothing, by saying it byte by byte, or by not listening.
+// No client can hold a connection for long with silence, single bytes, or unread answers.
 func TestNobodyHoldsAConnection(t *testing.T) {
 	slowly := func(text string) func(net.Conn) {
 		return func(c net.Conn) {
@@ -160,7 +160,7 @@ func TestNobodyHoldsAConnection(t *testing.T) {
 	}
 }
 
-// A header or a body that is too long isn't read to its end.
+// A header or a body that is too long is not read completely.
 func TestNobodySaysMuch(t *testing.T) {
 	for name, start := range servers() {
 		for what, text := range map[string]string{
@@ -181,7 +181,7 @@ func TestNobodySaysMuch(t *testing.T) {
 						taken <- n
 					}()
 					go func() { _, _ = io.Copy(io.Discard, asker) }()
-					const most = 768 << 10 // net/http itself reads on for a while, in the hope of keeping the connection
+					const most = 768 << 10 // net/http itself reads further for a while, to reuse the connection
 					if n := <-taken; n > most {
 						t.Errorf("%d bytes of the %s were read", n, what)
 					}
@@ -191,7 +191,7 @@ func TestNobodySaysMuch(t *testing.T) {
 	}
 }
 
-// A handler that reads what it is sent gets no more than it may.
+// A handler that reads the body gets no more than the limit.
 func TestABodyHasAnEnd(t *testing.T) {
 	var read int64
 	server := bounded(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { read, _ = io.Copy(io.Discard, r.Body) }), newCrowd(1))
@@ -201,7 +201,7 @@ func TestABodyHasAnEnd(t *testing.T) {
 	}
 }
 
-// However many connections somebody holds, whoever comes next is answered.
+// With any number of open connections of one client, the next client is served.
 func TestNobodyKeepsOthersOut(t *testing.T) {
 	for name, start := range servers() {
 		t.Run(name, func(t *testing.T) {

@@ -1,7 +1,7 @@
-// Package health answers whether the proxy does its work: /healthz, which load balancers ask, and /livez, which probes
-// should ask, on one port, and /metrics with what belongs to it on another.
+// Package health reports whether the proxy works: /healthz for load balancers and /livez for probes on one port, /metrics and
+// related paths on another.
 //
-// In: when rules were asked for and when they were written, and this node's Node.
+// In: the times of requested and finished syncs, and this node's Node.
 // Out: HTTP answers with kube-proxy's codes, headers and bodies.
-// Never: a look at the rules or at the API server; whoever has news brings it.
+// Never: reads the rules or the API server; callers report news.
 package health

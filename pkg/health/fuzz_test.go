@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 )
 
-// Whatever somebody sends, each server answers in HTTP or closes the connection, and the next asker is answered.
+// For any input, each server answers in HTTP or closes the connection, and then serves the next client.
 func FuzzRequests(f *testing.F) {
 	for _, s := range []string{
 		question + "\r\n", "GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: application/openmetrics-text\r\nAccept-Encoding: gzip\r\n\r\n",

@@ -9,48 +9,48 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// taintToBeDeleted is the key of the taint that the cluster autoscaler puts on a node that it is about to remove
+// taintToBeDeleted is the key of the taint on a node that the cluster autoscaler is about to remove
 // (cluster-autoscaler/utils/taints). Load balancers should stop sending new connections to it: KEP-3836.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// Counter counts the answers given, by HTTP status code.
+// Counter counts answers by HTTP status code.
 type Counter interface {
 	HealthzAnswered(code int)
 	LivezAnswered(code int)
 }
 
-// Config is what a Health is made of.
+// Config holds the settings of a Health.
 type Config struct {
-	// Timeout is how long rules may be asked for and not be written before the proxy counts as unhealthy; kube-proxy
-	// has twice the syncPeriod.
+	// Timeout is the time after which a requested sync that has not succeeded makes the proxy unhealthy. kube-proxy uses twice the
+	// syncPeriod.
 	Timeout time.Duration
-	// Now is the clock of the answers: time.Now but in tests.
+	// Now is the clock of the answers: time.Now except in tests.
 	Now func() time.Time
-	// Families are the IP families served. One sync writes all of them, so they are healthy together.
+	// Families are the served IP families. One sync writes all of them, so they are healthy together.
 	Families []model.Family
-	// NoNode is set where no Node tells whether this node is to be used, as without an API server: it always is.
+	// NoNode makes the node always eligible, for a proxy without an API server.
 	NoNode bool
 	// Counter, if not nil, counts the answers.
 	Counter Counter
 }
 
-// Health is the health of the proxy. Its methods may be called by any goroutine.
+// Health is the health of the proxy. Its methods are safe for concurrent use.
 //
 // The rules are those of kube-proxy's proxier health server (pkg/proxy/healthcheck/proxy_health.go).
 type Health struct {
 	config Config
 
 	mu sync.Mutex
-	// updated is when rules were last written, and zero before Updated was called.
+	// updated is the time of the last successful sync; zero before the first call of Updated.
 	updated time.Time
-	// queued is when rules were first asked for since they were last written, and zero where nothing is owed.
+	// queued is the time of the first request since the last successful sync; zero if no sync is pending.
 	queued time.Time
-	// eligible says what the Node said when it was last seen.
+	// eligible is the last known eligibility of the Node.
 	eligible bool
 }
 
-// New returns the Health of a proxy that has not begun. Until Node is called the node counts as not eligible, unless
-// the Config says that there is none.
+// New returns the Health of a proxy that has not started. The node is not eligible before the first call of Node, unless
+// Config.NoNode is set.
 func New(c Config) *Health {
 	if c.Counter == nil {
 		c.Counter = uncounted{}
@@ -58,15 +58,14 @@ func New(c Config) *Health {
 	return &Health{config: c, eligible: c.NoNode}
 }
 
-// uncounted is the Counter of those who have none.
+// uncounted is the Counter for a Config without one.
 type uncounted struct{}
 
 func (uncounted) HealthzAnswered(int) {}
 func (uncounted) LivezAnswered(int)   {}
 
-// Queued notes that rules were asked for. As long as they have not been written, only the first call counts, so it can
-// be called for each request. Call it as well before a sync that nobody asked for: otherwise its failure goes unnoticed
-// here until the next request.
+// Queued records that a sync was requested. Until the next call of Updated, only the first call counts, so call it for each
+// request. Call it also before a sync without a request: otherwise its failure is not visible here until the next request.
 func (h *Health) Queued(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -75,16 +74,16 @@ func (h *Health) Queued(now time.Time) {
 	}
 }
 
-// Updated notes that rules were written: nothing that was asked for before is owed any more. Call it from the goroutine
-// that calls Queued, and once when the sync loop starts: the proxy is then healthy until the first sync is overdue.
+// Updated records a successful sync: no earlier request is pending. Call it from the goroutine that calls Queued, and once when
+// the sync loop starts: the proxy is then healthy until the first sync is overdue.
 func (h *Health) Updated(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.updated, h.queued = now, time.Time{}
 }
 
-// Node notes the state of this node's Node: it is eligible unless it is being deleted, by anybody or by the cluster
-// autoscaler. Nil, for a Node that is gone, changes nothing: as with kube-proxy the last state seen counts.
+// Node records the state of this node's Node: it is eligible unless it is being deleted, by any client or by the cluster
+// autoscaler. Nil, for a deleted Node, changes nothing: as in kube-proxy, the last state applies.
 func (h *Health) Node(node *corev1.Node) {
 	if node == nil || h.config.NoNode {
 		return
@@ -107,15 +106,15 @@ func eligible(node *corev1.Node) bool {
 	return true
 }
 
-// Healthy reports whether no rules are overdue. It is what the health check node ports of Services go by too; whether
-// the node is eligible has no part in it.
+// Healthy reports whether no sync is overdue. The health check node ports of Services use it, too. It does not depend on the
+// eligibility of the node.
 func (h *Health) Healthy() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.healthy(h.config.Now())
 }
 
-// healthy reports whether the oldest request that is owed is younger than the timeout.
+// healthy reports whether the oldest pending request is younger than the timeout.
 func (h *Health) healthy(now time.Time) bool {
 	return h.queued.IsZero() || now.Sub(h.queued) < h.config.Timeout
 }

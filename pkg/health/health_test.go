@@ -14,17 +14,17 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// The program's metrics are what counts the answers.
+// The program's metrics count the answers.
 var _ Counter = (*metrics.Metrics)(nil)
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 const timeout = time.Minute
 
-// clock is a time that the test moves.
+// clock is a time that the test sets.
 type clock struct{ now time.Time }
 
-// counts remembers the status codes by path.
+// counts holds the status codes by path.
 type counts map[string][]int
 
 func (c counts) HealthzAnswered(code int) { c["/healthz"] = append(c["/healthz"], code) }
@@ -140,7 +140,7 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// ask sends a request to a handler and returns what it answered.
+// ask sends a request to a handler and returns the response.
 func ask(h http.Handler, method, path string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(method, path, nil))

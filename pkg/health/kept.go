@@ -9,28 +9,28 @@ import (
 )
 
 const (
-	// burst is how much time answers may take at once, and share the part of one processor that they may have in the long run.
+	// burst is the processor time that answers may take at once. 1/share of one processor is the limit in the long run.
 	burst = 5 * time.Second
 	share = 10
-	// mostKept is how many answers are kept: Prometheus servers ask for two forms.
+	// mostKept is the number of kept answers: Prometheus servers request two formats.
 	mostKept = 4
-	// longestWait is how long an asker waits for an answer.
+	// longestWait is the longest time that a client waits for an answer.
 	longestWait = askTime
 )
 
-// keptAnswers bounds what all askers of a handler cost together. It makes one answer at a time; all who asked before share it. It makes
-// new answers as long as they take less than a tenth of one processor, beyond a burst. After that it sends the last one again.
+// keptAnswers limits the cost of all requests to a handler. It makes one answer at a time, and all earlier requests share it. It
+// makes new answers while they take less than a tenth of one processor, beyond a burst. Above that, it sends the last one again.
 type keptAnswers struct {
 	from http.Handler
-	// turn is held by whoever uses the fields below.
+	// turn is held by the goroutine that uses the fields below.
 	turn    chan struct{}
 	answers map[string]*keptAnswer
-	// credit is the time that answers may take now, as of the time paid.
+	// credit is the processor time that answers may take, at the time paid.
 	credit time.Duration
 	paid   time.Time
 }
 
-// keptAnswer is an answer, and when the making of it began.
+// keptAnswer is an answer and the time at which it was started.
 type keptAnswer struct {
 	begun  time.Time
 	header http.Header
@@ -70,7 +70,7 @@ func (k *keptAnswers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// answer returns an answer, or how long to wait before there can be one.
+// answer returns an answer, or the time to wait before the next attempt.
 func (k *keptAnswers) answer(r *http.Request, asked time.Time) (*keptAnswer, time.Duration) {
 	form := r.Header.Get("Accept") + "\n" + r.Header.Get("Accept-Encoding") + "\n" + r.URL.RawQuery
 	last := k.answers[form]
@@ -83,7 +83,7 @@ func (k *keptAnswers) answer(r *http.Request, asked time.Time) (*keptAnswer, tim
 		return last, time.Millisecond - k.credit*share
 	}
 	made := &keptAnswer{begun: begun, header: http.Header{}, code: http.StatusOK}
-	// Others get this answer too, even if this asker goes.
+	// Other clients get this answer too, even if this client disconnects.
 	k.from.ServeHTTP(made, r.Clone(context.WithoutCancel(r.Context())))
 	k.credit -= time.Since(begun)
 	if last == nil && len(k.answers) >= mostKept {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// slowPage counts how often it was made, and takes a time each time.
+// slowPage counts its calls and takes time for each.
 type slowPage struct {
 	takes time.Duration
 	made  int
@@ -31,7 +31,7 @@ func (s *slowPage) ask(h http.Handler, accept string) *httptest.ResponseRecorder
 	return w
 }
 
-// TestManyScrapesCostLittle has 200 askers ask all the time, half of them in a form of their own.
+// TestManyScrapesCostLittle has 200 clients that send requests continuously, half of them in another format.
 func TestManyScrapesCostLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lasts = 10 * time.Minute
@@ -55,7 +55,7 @@ func TestManyScrapesCostLittle(t *testing.T) {
 	})
 }
 
-// TestAScrapeIsFresh: an answer is of the time at which it was asked for, but where that would cost too much.
+// TestAScrapeIsFresh: an answer is not older than the request, unless that would exceed the limit.
 func TestAScrapeIsFresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &slowPage{takes: time.Second}
@@ -68,7 +68,7 @@ func TestAScrapeIsFresh(t *testing.T) {
 		for range 20 {
 			s.ask(h, "")
 		}
-		if s.made > 6 { // beyond the burst there is a tenth
+		if s.made > 6 { // beyond the burst, the limit is a tenth
 			t.Errorf("made %d answers of a second each, and no end", s.made)
 		}
 		time.Sleep(burst * share)

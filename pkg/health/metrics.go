@@ -10,21 +10,21 @@ import (
 	"k8s.io/component-base/metrics/prometheus/slis"
 )
 
-// MetricsHandler returns the handler of the metrics port: /metrics with what g gathers, /proxyMode, and /healthz, which
-// as in kube-proxy says only that the port answers. Further paths can be added to it. The time is the start of the
-// process, for the header Process-Start-Time-Unix.
+// MetricsHandler returns the handler of the metrics port: /metrics with the metrics of g, /proxyMode, and /healthz, which only
+// shows that the port answers, as in kube-proxy. More paths can be added. started is the start of the process, for the header
+// Process-Start-Time-Unix.
 func MetricsHandler(g prometheus.Gatherer, started time.Time) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", keepAnswers(promhttp.HandlerFor(g, promhttp.HandlerOpts{
-		// One collector that fails, such as that of /proc, must not take the others with it.
+		// If one collector fails, such as that of /proc, the others are still served.
 		ErrorHandling:    promhttp.ContinueOnError,
 		ProcessStartTime: started,
-		// keepAnswers sends one request at a time.
+		// keepAnswers already serializes requests.
 		MaxRequestsInFlight: 1,
 	})))
 	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { text(w, "nftables") })
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, r *http.Request) {
-		// It fails if the metrics of /metrics/slis aren't served: then nobody wants to know.
+		// It fails if /metrics/slis is not served. Then the result is not needed.
 		_ = slis.ObserveHealthcheck(r.Context(), "ping", "healthz", slis.Success)
 		if _, verbose := r.URL.Query()["verbose"]; verbose {
 			text(w, "[+]ping ok\nhealthz check passed\n")
@@ -33,7 +33,7 @@ func MetricsHandler(g prometheus.Gatherer, started time.Time) *http.ServeMux {
 		text(w, "ok")
 	})
 	mux.HandleFunc("/healthz/ping", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, "ok") // kube-proxy sends no headers of its own here
+		_, _ = io.WriteString(w, "ok") // as in kube-proxy, no headers of Kubernetes components
 	})
 	return mux
 }

@@ -2,14 +2,14 @@ package health
 
 import "time"
 
-// Account is what health is judged by.
+// Account holds the times that decide about health.
 type Account struct {
 	Healthy, Eligible bool
-	// Updated is when rules were last written, Owed since when they are asked for and not written; zero where nothing is.
+	// Updated is the time of the last successful sync. Owed is the time of the oldest pending request; zero if there is none.
 	Updated, Owed time.Time
 }
 
-// Account tells how things are now.
+// Account returns the current times.
 func (h *Health) Account() Account {
 	h.mu.Lock()
 	defer h.mu.Unlock()

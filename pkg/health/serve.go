@@ -11,18 +11,17 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// RetryInterval is kube-proxy's time between two attempts to listen.
+// RetryInterval is kube-proxy's interval between attempts to listen.
 const RetryInterval = 5 * time.Second
 
-// closeTimeout is how long answers that are being written may take after the end of ctx.
+// closeTimeout is the time for unfinished answers after the end of ctx.
 const closeTimeout = time.Second
 
-// Serve answers HTTP requests on a TCP address until ctx ends, and then returns nil. Where it cannot listen, or cannot
-// go on, it returns the error at once if hardFail is set (bindAddressHardFail), and otherwise logs it and tries again
-// after retry, for as long as it takes: the rules must be kept up to date though a port is taken. An empty address
-// means that the server is switched off: there is nothing to do.
+// Serve answers HTTP requests on a TCP address until ctx ends, and then returns nil. If it cannot listen or cannot continue, it
+// returns the error if hardFail is set (bindAddressHardFail). Otherwise it logs the error and tries again after retry, without
+// limit: the rules must stay up to date even if a port is in use. An empty address turns the server off.
 //
-// An address of 0.0.0.0 listens for IPv6 too, as with kube-proxy. The logger is that of ctx.
+// An address of 0.0.0.0 also listens on IPv6, as in kube-proxy. The logger comes from ctx.
 func Serve(ctx context.Context, addr string, handler http.Handler, retry time.Duration, hardFail bool) error {
 	if addr == "" {
 		return nil
@@ -33,7 +32,7 @@ func Serve(ctx context.Context, addr string, handler http.Handler, retry time.Du
 	})
 }
 
-// serve is Serve with the means to listen left open.
+// serve is Serve with a given function to listen.
 func serve(
 	ctx context.Context, handler http.Handler, retry time.Duration, hardFail bool, listen func() (net.Listener, error),
 ) error {
@@ -54,8 +53,8 @@ func serve(
 	}
 }
 
-// serveOnce listens and serves until ctx ends or the listener fails. It leaves no goroutine behind but those of
-// answers that outlast the grace they are given.
+// serveOnce listens and serves until ctx ends or the listener fails. Only the goroutines of answers that exceed closeTimeout
+// remain.
 func serveOnce(ctx context.Context, handler http.Handler, listen func() (net.Listener, error)) error {
 	l, err := listen()
 	if err != nil {
@@ -78,7 +77,7 @@ func serveOnce(ctx context.Context, handler http.Handler, listen func() (net.Lis
 	return nil
 }
 
-// shut ends a server: answers that are being written get a moment, then they are cut off.
+// shut stops a server. Unfinished answers get closeTimeout, then they are cut off.
 func shut(ctx context.Context, server *http.Server) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()

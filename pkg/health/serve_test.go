@@ -15,7 +15,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// quietly returns a context whose logger says nothing.
+// quietly returns a context with a logger that discards everything.
 func quietly(t *testing.T) context.Context {
 	return klog.NewContext(t.Context(), klog.Logger{})
 }
@@ -70,7 +70,7 @@ func TestServeRetries(t *testing.T) {
 	})
 }
 
-// TestServeAnswers lets the first two attempts fail, the third listener break, and the fourth serve until the end.
+// TestServeAnswers: the first two attempts fail, the third listener breaks, and the fourth serves until the end.
 func TestServeAnswers(t *testing.T) {
 	ctx, cancel := context.WithCancel(quietly(t))
 	dead, live := mustListen(t), mustListen(t)
@@ -115,7 +115,7 @@ func TestServeAnswers(t *testing.T) {
 	}
 }
 
-// TestServeCutsOff checks that an answer that never ends doesn't keep Serve from returning.
+// TestServeCutsOff: an endless answer does not prevent Serve from returning.
 func TestServeCutsOff(t *testing.T) {
 	ctx, cancel := context.WithCancel(quietly(t))
 	l := mustListen(t)

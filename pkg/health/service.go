@@ -15,22 +15,22 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Check is what a load balancer may ask about one Service: spec.healthCheckNodePort, on which this node says how many of
-// the Service's endpoints it has.
+// Check is the health check of one Service for load balancers: on spec.healthCheckNodePort, this node reports the number of the
+// Service's local endpoints.
 type Check struct {
 	Port uint16
-	// Served says in which families the Service is served: in the others nobody listens.
+	// Served are the families of the Service. In the other family, the port is closed.
 	Served [2]bool
 	// Local is the number of distinct addresses of ready endpoints on this node, by family.
 	Local [2]int
 }
 
-// Services answers load balancers that ask whether this node has endpoints of a Service with externalTrafficPolicy Local
-// (kube-proxy: pkg/proxy/healthcheck/service_health.go). Sync belongs to one goroutine.
+// Services serves the health checks of Services with externalTrafficPolicy Local (kube-proxy:
+// pkg/proxy/healthcheck/service_health.go). Only one goroutine may call Sync.
 type Services struct {
-	// healthy tells whether the rules are up to date: a proxy that can't follow says so to load balancers too.
+	// healthy reports whether the rules are up to date. If not, load balancers get that answer too.
 	healthy func() bool
-	// failed is told of each port that can't be listened on.
+	// failed receives a problem for each port that cannot be opened.
 	failed func(model.Problem)
 	listen func(network, address string) (net.Listener, error)
 	crowd  *crowd
@@ -40,32 +40,32 @@ type Services struct {
 
 	mu     sync.RWMutex
 	checks map[types.NamespacedName]Check
-	// broken says of each address that can't be listened on why, by Service.
+	// broken holds the reason for each address that cannot be opened, by Service.
 	broken map[types.NamespacedName]map[netip.AddrPort]string
 }
 
-// mostRetries is how many addresses that couldn't be listened on one [Services.Sync] tries again: it may be called twice a second.
+// mostRetries is the number of failed addresses that one [Services.Sync] retries: it may be called twice a second.
 const mostRetries = 100
 
-// checkAt is one address on which one Service's check is served.
+// checkAt is one address that serves one Service's check.
 type checkAt struct {
 	service types.NamespacedName
 	addr    netip.AddrPort
 }
 
-// server is what serves one check at one address.
+// server serves one check at one address.
 type server struct {
 	*http.Server
 	listener net.Listener
 }
 
-// close frees the port before it returns. http.Server.Close doesn't know a listener whose Serve hasn't begun yet.
+// close frees the port before it returns. http.Server.Close does not close a listener before Serve starts.
 func (s server) close() {
-	_ = s.listener.Close() // again by Server.Close, where Serve has begun
+	_ = s.listener.Close() // Server.Close may have closed it already
 	_ = s.Server.Close()
 }
 
-// NewServices returns a server of health checks that listens nowhere yet.
+// NewServices returns a server without checks.
 func NewServices(healthy func() bool, failed func(model.Problem)) *Services {
 	return &Services{
 		healthy: healthy, failed: failed, listen: net.Listen, crowd: newCrowd(mostConnections),
@@ -73,9 +73,9 @@ func NewServices(healthy func() bool, failed func(model.Problem)) *Services {
 	}
 }
 
-// Sync makes the given checks all that there are, served on the given addresses of this node; an unspecified address stands
-// for all of its family. A port that can't be listened on is reported once for each Service and tried again at each Sync, with no more
-// than some others; all other ports are served all the same. It returns the number of those that can't.
+// Sync replaces all checks and the addresses of this node that serve them. An unspecified address stands for all addresses of its
+// family. A port that cannot be opened is reported once for each Service and retried at each Sync, a limited number at a time.
+// Other ports are not affected. It returns the number of failed addresses.
 func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Addr) (broken int) {
 	moved := !s.stay(checks, addrs)
 	s.mu.Lock()
@@ -114,7 +114,7 @@ func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Add
 		}
 		if _, known := s.broken[at.service][at.addr]; known {
 			if retries++; retries > mostRetries {
-				continue // the order is another one next time
+				continue // the next Sync has another order
 			}
 		}
 		s.open(at)
@@ -125,7 +125,7 @@ func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Add
 	return broken
 }
 
-// stay reports whether checks are to be served just where they are served now.
+// stay reports whether ports and addresses are unchanged.
 func (s *Services) stay(checks map[types.NamespacedName]Check, addrs []netip.Addr) bool {
 	if len(checks) != len(s.checks) || !slices.Equal(addrs, s.addrs) {
 		return false
@@ -138,7 +138,7 @@ func (s *Services) stay(checks map[types.NamespacedName]Check, addrs []netip.Add
 	return true
 }
 
-// Broken says why a Service's port can't be listened on, one line for each address. Any goroutine may call it.
+// Broken returns the reasons why a Service's port cannot be opened, one line for each address. It is safe for concurrent use.
 func (s *Services) Broken(name types.NamespacedName) (why []string) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -149,7 +149,7 @@ func (s *Services) Broken(name types.NamespacedName) (why []string) {
 	return why
 }
 
-// Close stops listening.
+// Close closes all ports.
 func (s *Services) Close() { s.Sync(nil, nil) }
 
 func (s *Services) open(at checkAt) {
@@ -169,7 +169,7 @@ func (s *Services) open(at checkAt) {
 	go func() { _ = served.Serve(l) }()
 }
 
-// note notes what came of listening at an address, and reports whether its Service had another failure before.
+// note records the result of opening an address, and reports whether its Service had another failure before.
 func (s *Services) note(at checkAt, err error) (before bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -189,7 +189,7 @@ func (s *Services) note(at checkAt, err error) (before bool) {
 	return before
 }
 
-// answer says, on any path and by any method, how many endpoints this node has.
+// answer returns a handler that reports the number of local endpoints, on any path and for any method.
 func (s *Services) answer(at checkAt) http.Handler {
 	family := model.FamilyOf(at.addr.Addr())
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -17,7 +17,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// freePort returns a port of loopback that nobody listens on.
+// freePort returns an unused port of loopback.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -28,7 +28,7 @@ func freePort(t *testing.T) uint16 {
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-// both is a Service that is served in both families.
+// both are the served families of a dual-stack Service.
 var both = [2]bool{true, true}
 
 // askLoadBalancer returns status, body and weight, or the error of the connection.
@@ -121,9 +121,9 @@ func TestATakenPortIsReportedOnceAndTriedAgain(t *testing.T) {
 	}
 }
 
-// ports notes who listens where, without listening there.
+// ports records opened ports without opening them.
 type ports struct {
-	// taken can't be listened on.
+	// taken is an address that cannot be opened.
 	taken string
 	mu    sync.Mutex
 	open  map[string]int
@@ -149,14 +149,14 @@ func (p *ports) add(at string, n int) {
 	}
 }
 
-// list returns how many listen where.
+// list returns the number of listeners by address.
 func (p *ports) list() map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return maps.Clone(p.open)
 }
 
-// port is a listener whose end is noted before Close returns.
+// port is a listener that records its end before Close returns.
 type port struct {
 	net.Listener
 	closed func()
@@ -167,7 +167,7 @@ func (p *port) Close() error {
 	return p.Listener.Close()
 }
 
-// pretending makes a server of checks that only pretends to listen where it should.
+// pretending returns Services that only record their ports.
 func pretending(t *testing.T, failed func(model.Problem)) (*Services, *ports) {
 	p := &ports{open: map[string]int{}}
 	s := NewServices(func() bool { return true }, failed)
@@ -216,7 +216,8 @@ func TestWhereServicesListen(t *testing.T) {
 	}
 }
 
-// A port that is taken at one address is served at the others. Its Service is told once, and anew when it is taken again.
+// A port that is in use at one address is served at the others. Its Service gets one problem, and another one when the port is in
+// use again.
 func TestATakenAddressDoesNotStopOthers(t *testing.T) {
 	web, mail := types.NamespacedName{Namespace: "default", Name: "web"}, types.NamespacedName{Namespace: "default", Name: "mail"}
 	var told []string
@@ -251,8 +252,8 @@ func TestATakenAddressDoesNotStopOthers(t *testing.T) {
 	expect("the Service is gone", 0, []string{"web", "web"}, map[string]int{"tcp4 192.0.2.1:2": 1, "tcp6 [2001:db8::1]:2": 1})
 }
 
-// Ports that can't be listened on are tried again a hundred at a time, and new ones at once: however many there are, the loop, which
-// looks twice a second, goes on.
+// Failed ports are retried a hundred at a time, and new ones are opened at once, so that many failures do not block the loop,
+// which calls Sync twice a second.
 func TestManyPortsThatAreTaken(t *testing.T) {
 	told := 0
 	s, ports := pretending(t, func(model.Problem) { told++ })
@@ -291,7 +292,7 @@ func TestManyPortsThatAreTaken(t *testing.T) {
 	}
 }
 
-// A change of endpoints alone is answered, and nothing of the sockets is looked at: there may be thousands.
+// A change of endpoints alone is served without work for each socket: there may be thousands.
 func TestCountsChangeWithoutALookAtSockets(t *testing.T) {
 	s, _ := pretending(t, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
 	addrs, checks := addresses("192.0.2.1", "2001:db8::1"), map[types.NamespacedName]Check{}
