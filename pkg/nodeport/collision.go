@@ -12,34 +12,34 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Cause is why a node port counts as colliding.
+// Cause is the reason why a node port collides.
 type Cause string
 
-// The causes. A [Listener] takes new TCP connections, or UDP packets of anybody, at the node port; a port in the
-// [EphemeralRange] may become anybody's who connects or sends without choosing a port.
+// The causes. A [Listener] accepts new TCP connections, or UDP packets of any sender, at the node port. The kernel may assign a
+// port in the [EphemeralRange] to any process that connects or sends without choosing a port.
 const (
 	Listener       Cause = "listener"
 	EphemeralRange Cause = "ephemeral_range"
 )
 
-// Socket is a TCP socket that listens, or a UDP socket that is bound and not connected.
+// Socket is a listening TCP socket, or a UDP socket that is bound but not connected.
 type Socket struct {
 	Protocol model.Protocol
-	// Local is where it listens; one on an IPv4-mapped address counts as IPv4.
+	// Local is the bound address. An IPv4-mapped address is stored as IPv4.
 	Local netip.AddrPort
-	// V6Only is set where a socket on [::] doesn't take IPv4, too.
+	// V6Only is true if a socket on [::] does not accept IPv4.
 	V6Only bool
-	// Device is the index of the interface that it is bound to, or 0.
+	// Device is the index of the interface to which it is bound, or 0.
 	Device uint32
 	Inode  uint32
-	// Cookie tells it from all other sockets, earlier ones included.
+	// Cookie is unique among all sockets, including closed ones.
 	Cookie uint64
 }
 
 // loopbackDevice is the index of the interface lo in every network namespace.
 const loopbackDevice = 1
 
-// takes reports whether the socket would get packets of a family to one of the addresses, which are sorted.
+// takes reports whether the socket would receive packets of a family to one of the addresses, which are sorted.
 func (s *Socket) takes(f model.Family, addrs []netip.Addr) bool {
 	at := s.Local.Addr()
 	switch {
@@ -53,7 +53,7 @@ func (s *Socket) takes(f model.Family, addrs []netip.Addr) bool {
 	return found
 }
 
-// port is a node port, whatever the family.
+// port is a node port of both families.
 type port struct {
 	number   uint16
 	protocol model.Protocol
@@ -68,7 +68,7 @@ func (p port) compare(q port) int {
 	return cmp.Or(cmp.Compare(p.number, q.number), cmp.Compare(p.protocol, q.protocol))
 }
 
-// served are node ports with their Services, and where they are served.
+// served holds the node ports with their Services, and the addresses that serve them.
 type served struct {
 	services map[model.Key][]types.NamespacedName
 	addrs    [2][]netip.Addr
@@ -78,11 +78,11 @@ type served struct {
 type collision struct {
 	service types.NamespacedName
 	port    port
-	// at is where a process listens; invalid for other causes.
+	// at is the address of a listening socket; invalid for other causes.
 	at netip.AddrPort
 }
 
-// listeners returns the collisions with the sockets that count, sorted and one for each node port of a Service.
+// listeners returns the collisions with sockets for which counts returns true, sorted, one for each node port of a Service.
 func (s *served) listeners(sockets []Socket, counts func(*Socket) bool) (list []collision) {
 	for i := range sockets {
 		socket := &sockets[i]
@@ -103,7 +103,7 @@ func (s *served) listeners(sockets []Socket, counts func(*Socket) bool) (list []
 	return onePerPort(list)
 }
 
-// ephemeral returns the collisions with the range of ports that the kernel gives to processes.
+// ephemeral returns the collisions with the kernel's ephemeral port range.
 func (s *served) ephemeral(e Ephemeral) (list []collision) {
 	for key, names := range s.services {
 		if !e.Contains(key.Port) || len(s.addrs[key.Family]) == 0 {
@@ -116,7 +116,7 @@ func (s *served) ephemeral(e Ephemeral) (list []collision) {
 	return onePerPort(list)
 }
 
-// onePerPort sorts, by Services, and drops what is about the same node port of the same Service.
+// onePerPort sorts collisions by Service, and removes duplicates of a node port of a Service.
 func onePerPort(list []collision) []collision {
 	slices.SortFunc(list, func(a, b collision) int {
 		return cmp.Or(cmp.Compare(a.service.Namespace, b.service.Namespace), cmp.Compare(a.service.Name, b.service.Name),
@@ -125,7 +125,7 @@ func onePerPort(list []collision) []collision {
 	return slices.CompactFunc(list, func(a, b collision) bool { return a.service == b.service && a.port == b.port })
 }
 
-// countPorts counts the node ports.
+// countPorts returns the number of different node ports.
 func countPorts(list []collision) int {
 	ports := make(map[port]struct{}, len(list))
 	for _, c := range list {
@@ -134,7 +134,7 @@ func countPorts(list []collision) int {
 	return len(ports)
 }
 
-// byService cuts a sorted list into one for each Service.
+// byService splits a sorted list by Service.
 func byService(list []collision) (out [][]collision) {
 	for len(list) > 0 {
 		n := slices.IndexFunc(list, func(c collision) bool { return c.service != list[0].service })
@@ -146,10 +146,11 @@ func byService(list []collision) (out [][]collision) {
 	return out
 }
 
-// field is where a Service has its node ports.
+// field is the field of a Service with its node ports.
 const field = "spec.ports[].nodePort"
 
-// listenerProblem tells of all collisions of a Service with listeners: the API server keeps one Event of a kind for each object.
+// listenerProblem returns one problem for all listeners on a Service's node ports: the API server keeps one Event of a kind for
+// each object.
 func listenerProblem(node string, list []collision) model.Problem {
 	first := list[0]
 	return model.Problem{
@@ -164,7 +165,7 @@ func listenerProblem(node string, list []collision) model.Problem {
 // where returns, for example, 30080/TCP (at 0.0.0.0:30080).
 func (c collision) where() string { return fmt.Sprintf("%s (at %s)", c.port, c.at) }
 
-// command shows the process that listens.
+// command returns a command that shows the listening process.
 func (c collision) command() string {
 	kind := "t"
 	if c.port.protocol == model.UDP {
@@ -173,7 +174,7 @@ func (c collision) command() string {
 	return fmt.Sprintf("ss -ln%sp sport = :%d", kind, c.port.number)
 }
 
-// ephemeralProblem tells of the collisions of one Service with the ephemeral range.
+// ephemeralProblem returns the problem of one Service with node ports in the ephemeral range.
 func ephemeralProblem(node string, e Ephemeral, list []collision) model.Problem {
 	return model.Problem{
 		Kind: "Service", Name: list[0].service, Field: field, Event: "NodePortInEphemeralRange", Action: "Allocate",
@@ -183,13 +184,13 @@ func ephemeralProblem(node string, e Ephemeral, list []collision) model.Problem 
 	}
 }
 
-// impact and remedy are the same for a Service and for a node.
+// impact and remedy are the same for Services and nodes.
 const (
 	impact = "a process that gets such a port and listens there receives no packets"
 	remedy = "add the cluster's node ports to net.ipv4.ip_local_reserved_ports, or move the range"
 )
 
-// nodeProblem tells of the collisions of all Services with the ephemeral range.
+// nodeProblem returns the problem of a node whose ephemeral range contains node ports of any Service.
 func nodeProblem(node string, e Ephemeral, list []collision) model.Problem {
 	return model.Problem{
 		Kind: "Node", Name: types.NamespacedName{Name: node}, Field: "net.ipv4.ip_local_port_range",
@@ -204,7 +205,7 @@ func (c collision) name() string { return c.port.String() }
 // owned returns, for example, 30080/TCP of default/web.
 func (c collision) owned() string { return fmt.Sprintf("%s of %s", c.port, c.service) }
 
-// mostListed bounds a message: that of an Event may have 1,024 characters.
+// mostListed limits the length of a message: that of an Event may have 1,024 characters.
 const mostListed = 4
 
 func listed(list []collision, text func(collision) string) string {

@@ -24,12 +24,12 @@ func addrs(list ...string) (out []netip.Addr) {
 	return out
 }
 
-// key is a node port in a family.
+// key returns a node port in a family.
 func key(p model.Protocol, number uint16, f model.Family) model.Key {
 	return model.Key{Port: number, Protocol: p, Family: f}
 }
 
-// dual is a node port in both families.
+// dual returns a node port in both families.
 func dual(p model.Protocol, number uint16) []model.Key {
 	return []model.Key{key(p, number, model.IPv4), key(p, number, model.IPv6)}
 }
@@ -38,7 +38,7 @@ func socket(p model.Protocol, at string) Socket {
 	return Socket{Protocol: p, Local: netip.MustParseAddrPort(at)}
 }
 
-// TestWhatCollides has one socket at a time, against a Service with TCP 30080 in both families and one with UDP 30053 in IPv4.
+// TestWhatCollides tests one socket at a time, against a Service with TCP 30080 in both families and one with UDP 30053 in IPv4.
 func TestWhatCollides(t *testing.T) {
 	v6only, onLoopback, onVeth := socket(model.TCP, "[::]:30080"), socket(model.TCP, "0.0.0.0:30080"), socket(model.TCP, "0.0.0.0:30080")
 	v6only.V6Only, onLoopback.Device, onVeth.Device = true, 1, 2
@@ -89,7 +89,7 @@ func TestWhatCollides(t *testing.T) {
 	}
 }
 
-// TestOneCollisionForEachPort has as many sockets as a server with workers that share a port.
+// TestOneCollisionForEachPort tests several sockets on one port, as a server with several workers has.
 func TestOneCollisionForEachPort(t *testing.T) {
 	s := served{addrs: [2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, services: map[model.Key][]types.NamespacedName{}}
 	for _, k := range append(dual(model.TCP, 30080), dual(model.TCP, 30443)...) {
@@ -109,7 +109,7 @@ func TestOneCollisionForEachPort(t *testing.T) {
 	}
 }
 
-// TestMessagesFitAnEvent has longer names and more ports than anybody: the API server refuses notes above 1,024 characters.
+// TestMessagesFitAnEvent uses long names and many ports: the API server rejects notes above 1,024 characters.
 func TestMessagesFitAnEvent(t *testing.T) {
 	long := types.NamespacedName{Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 63)}
 	node := strings.Repeat("d", 253)

@@ -9,28 +9,29 @@ import (
 	"strings"
 )
 
-// Range is a range of ports, both ends included.
+// Range is a range of ports, inclusive.
 type Range struct{ First, Last uint16 }
 
-// String returns the range as 32768-60999.
+// String returns the range in the form 32768-60999.
 func (r Range) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
 func (r Range) contains(port uint16) bool { return r.First <= port && port <= r.Last }
 
-// Ephemeral are the ports of which the kernel gives one to a process that doesn't choose: both families have the same.
+// Ephemeral is the range from which the kernel assigns a port to a process that does not choose one. It is the same for both
+// families.
 type Ephemeral struct {
 	Range Range
-	// Reserved are parts of the range that the kernel gives to nobody.
+	// Reserved are parts of the range that the kernel does not assign.
 	Reserved []Range
 }
 
-// Contains reports whether the kernel may give the port to a process.
+// Contains reports whether the kernel may assign the port.
 func (e Ephemeral) Contains(port uint16) bool {
 	inside := func(r Range) bool { return r.contains(port) }
 	return inside(e.Range) && !slices.ContainsFunc(e.Reserved, inside)
 }
 
-// sysctls is the folder of the settings of the network namespace of the thread that reads them.
+// sysctls is the directory of the settings of the current thread's network namespace.
 const sysctls = "/proc/sys/net/ipv4"
 
 // ReadEphemeral reads the ephemeral range of this network namespace.
@@ -46,7 +47,7 @@ func ReadEphemeral() (Ephemeral, error) {
 	return parseEphemeral(texts[0], texts[1])
 }
 
-// parseEphemeral reads ip_local_port_range, as in "32768\t60999", and ip_local_reserved_ports, as in "30000-32767,40000".
+// parseEphemeral parses ip_local_port_range, such as "32768\t60999", and ip_local_reserved_ports, such as "30000-32767,40000".
 func parseEphemeral(ports, reserved string) (e Ephemeral, err error) {
 	if e.Range, err = parseRange(strings.Join(strings.Fields(ports), "-")); err != nil {
 		return e, err
@@ -64,7 +65,7 @@ func parseEphemeral(ports, reserved string) (e Ephemeral, err error) {
 	return e, nil
 }
 
-// parseRange reads a range, or a single port.
+// parseRange parses a range or a single port.
 func parseRange(s string) (Range, error) {
 	first, last, found := strings.Cut(s, "-")
 	if !found {

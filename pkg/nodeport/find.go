@@ -8,8 +8,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Find looks for collisions now, and returns what [Watcher.Run] would report of them, whether it has been reported or not. Any
-// goroutine may call it. A socket whose port the kernel may have chosen counts at once.
+// Find searches for collisions, and returns the problems of [Watcher.Run], reported before or not. It is safe for concurrent use.
+// It includes sockets whose port the kernel may have assigned, without a delay.
 func (w *Watcher) Find() ([]model.Problem, error) {
 	s, ports := w.served()
 	if len(s.services) == 0 {
@@ -35,7 +35,7 @@ func (w *Watcher) Find() ([]model.Problem, error) {
 	return problems, errors.Join(rangeErr, err)
 }
 
-// served returns a copy of what is served now, and the ports between which all node ports lie.
+// served returns a copy of the current node ports, and the range that contains all of them.
 func (w *Watcher) served() (*served, Range) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// TestFindTellsAgain asks for what has been told already; it tells nobody else, and our own sockets don't count.
+// TestFindTellsAgain: Find returns reported collisions again without reporting them, and ignores this process's sockets.
 func TestFindTellsAgain(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		if list, err := w.Find(); len(list) > 0 || err != nil {
@@ -47,7 +47,7 @@ func TestFindTellsAgain(t *testing.T) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		if len(n.problems) > 0 {
-			t.Errorf("told somebody: %q", n.problems)
+			t.Errorf("Find reported problems: %q", n.problems)
 		}
 	})
 }

@@ -39,7 +39,7 @@ func enterNode(t testing.TB) {
 // control sets a socket's options before it is bound.
 type control func(fd int) error
 
-// listen opens a socket as a process would; the test's end closes it.
+// listen opens a socket and closes it at the end of the test.
 func listen(t testing.TB, network, at string, options ...control) {
 	t.Helper()
 	c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
@@ -67,7 +67,7 @@ func listen(t testing.TB, network, at string, options ...control) {
 	t.Cleanup(func() { l.Close() })
 }
 
-// bind opens a socket that has an address and no more, of those that the package net doesn't take as they are.
+// bind opens a socket that the package net cannot open.
 func bind(t testing.TB, kind int, at unix.Sockaddr) (fd int) {
 	t.Helper()
 	family := unix.AF_INET
@@ -89,14 +89,14 @@ func onDevice(name string) control {
 	return func(fd int) error { return unix.BindToDevice(fd, name) }
 }
 
-// bothFamilies undoes what the package net does to a socket on [::].
+// bothFamilies reverts an option that the package net sets on a socket on [::].
 func bothFamilies(fd int) error {
 	return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
 }
 
 func port6Only(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) }
 
-// shown is a socket as the tests compare it.
+// shown returns a socket as text.
 func shown(s Socket) string {
 	text := fmt.Sprintf("%s %s", s.Protocol, s.Local)
 	if s.V6Only {
@@ -121,7 +121,7 @@ func listening(t testing.TB, r Range) (out []string, sockets []Socket) {
 	return out, sockets
 }
 
-// TestListening opens sockets of all kinds, and lists those that take what anybody sends.
+// TestListening opens sockets of all kinds, and lists those that accept packets of any sender.
 func TestListening(t *testing.T) {
 	enterNode(t)
 	listen(t, "tcp4", "0.0.0.0:30001")
@@ -142,7 +142,7 @@ func TestListening(t *testing.T) {
 	// Not in the range.
 	listen(t, "tcp4", "0.0.0.0:29999")
 	listen(t, "udp4", "0.0.0.0:30100")
-	// Connected: of TCP both ends, of UDP one.
+	// Connected sockets: both ends for TCP, one for UDP.
 	listen(t, "tcp4", "192.0.2.1:40000")
 	for _, network := range []string{"tcp4", "udp4"} {
 		d := net.Dialer{}
@@ -160,7 +160,7 @@ func TestListening(t *testing.T) {
 		}
 		t.Cleanup(func() { conn.Close() })
 	}
-	bind(t, unix.SOCK_STREAM, &unix.SockaddrInet4{Port: 30021}) // it doesn't listen: nothing is taken
+	bind(t, unix.SOCK_STREAM, &unix.SockaddrInet4{Port: 30021}) // bound, but not listening
 
 	got, sockets := listening(t, Range{30000, 30099})
 	want := []string{
@@ -185,13 +185,13 @@ func TestListening(t *testing.T) {
 	if len(cookies) != len(sockets) {
 		t.Errorf("%d cookies for %d sockets", len(cookies), len(sockets))
 	}
-	// Both ends of the range count.
+	// The range includes both ends.
 	if got, _ := listening(t, Range{30001, 30002}); !slices.Equal(got, []string{"tcp 0.0.0.0:30001", "tcp [::]:30002"}) {
 		t.Errorf("sockets from 30001 to 30002: %q", got)
 	}
 }
 
-// TestAbsent asks for a protocol that no kernel has, as others lack what lists TCP's sockets.
+// TestAbsent queries a protocol that no kernel has, as if the module for TCP sockets were missing.
 func TestAbsent(t *testing.T) {
 	enterNode(t)
 	if _, err := appendListening(nil, unix.AF_INET, 200, Range{0, 65535}); !errors.Is(err, errAbsent) {
@@ -199,7 +199,7 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// TestOwnSocketsAreThisProcessesAlone hands a listening socket over to another process.
+// TestOwnSocketsAreThisProcessesAlone passes a listening socket to another process.
 func TestOwnSocketsAreThisProcessesAlone(t *testing.T) {
 	enterNode(t)
 	l, err := net.ListenTCP("tcp4", &net.TCPAddr{Port: 30080})
@@ -251,8 +251,8 @@ func TestReadEphemeral(t *testing.T) {
 	}
 }
 
-// BenchmarkSearch is one search with 2,768 node ports, as many as there can be, and many sockets of others: half of them
-// listening TCP sockets, half UDP ones.
+// BenchmarkSearch measures one search with 2,768 node ports, the largest number, and many other sockets: half of them listening
+// TCP sockets, half UDP sockets.
 func BenchmarkSearch(b *testing.B) {
 	for _, c := range []struct {
 		name    string
@@ -294,7 +294,7 @@ func BenchmarkSearch(b *testing.B) {
 	}
 }
 
-// processor returns the processor time of this process so far, the kernel's included.
+// processor returns the CPU time of this process, including the kernel's.
 func processor(t testing.TB) time.Duration {
 	t.Helper()
 	var u unix.Rusage
@@ -304,7 +304,7 @@ func processor(t testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// discard are metrics of nobody.
+// discard are metrics without a receiver.
 type discard struct{}
 
 func (discard) NodePortCollisions(string, int) {}

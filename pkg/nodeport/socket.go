@@ -32,17 +32,17 @@ const (
 	messageLen = 72
 )
 
-// maxReads is how often the sockets are listed if the kernel says that it was interrupted.
+// maxReads is the number of attempts to list the sockets if the kernel interrupts them.
 const maxReads = 3
 
 // errAbsent is what a kernel comes down to that doesn't list sockets.
 var errAbsent = errors.New("the kernel's modules tcp_diag and udp_diag are missing or cannot be loaded")
 
-// Listening lists the sockets of this network namespace, of TCP and UDP, that listen on a port of the range. The kernel leaves
-// out all others: the request costs what there are of listening sockets, not of connections. It needs no privilege.
+// Listening returns the TCP and UDP sockets of this network namespace that listen on a port of the range. The kernel filters all
+// others: the cost depends on the number of listening sockets, not of connections. It needs no privilege.
 func Listening(ports Range) (list []Socket, err error) {
 	for _, p := range []model.Protocol{model.TCP, model.UDP} {
-		// Sockets on [::] take IPv4 as well, so both families are asked for, whichever are served.
+		// Sockets on [::] may accept IPv4, so both families are always queried.
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 			if list, err = appendListening(list, family, p, ports); err != nil {
 				return nil, fmt.Errorf("list sockets: %w", err)
@@ -52,7 +52,7 @@ func Listening(ports Range) (list []Socket, err error) {
 	return list, nil
 }
 
-// appendListening asks with a request of our own: the library's ask for all states, and of the answers keep no attribute.
+// appendListening sends its own request: the library's would query all states and drop the attributes of the answers.
 func appendListening(list []Socket, family uint8, p model.Protocol, ports Range) ([]Socket, error) {
 	before := len(list)
 	for range maxReads {
@@ -90,8 +90,8 @@ func request(family uint8, p model.Protocol, ports Range) []byte {
 	return appendFilter(b, ports)
 }
 
-// appendFilter appends a program of two instructions. Each says how far to go on if it holds and if not, and a number; a
-// socket passes if the program ends just at its end.
+// appendFilter appends a program of two instructions. Each has a number to compare, and the distances to jump if the comparison
+// is true and if it is false. A socket passes if the program ends exactly at its end.
 func appendFilter(b []byte, ports Range) []byte {
 	instruction := func(op uint8, port uint16, left uint16) {
 		const size, beyond = 8, 4
@@ -130,7 +130,7 @@ func parse(b []byte, p model.Protocol) (s Socket, ok bool) {
 	return s, true
 }
 
-// OwnSockets lists the inodes of this process's sockets.
+// OwnSockets returns the inodes of this process's sockets.
 func OwnSockets() (map[uint32]struct{}, error) {
 	const dir = "/proc/self/fd"
 	entries, err := os.ReadDir(dir)

@@ -16,45 +16,44 @@ import (
 )
 
 const (
-	// period is the time between two searches if nothing has changed: processes come and go.
+	// period is the time between two searches without changes: processes start and exit.
 	period = time.Minute
-	// settle is how long a search waits for more changes, least the time from one search to the next.
+	// settle is the delay of a search for further changes. least is the time from one search to the next.
 	settle = time.Second
 	least  = 5 * time.Second
-	// patience is how long a socket has to be there that may have its port by chance: it lies in the ephemeral range, and many
-	// who only ask somebody a question have one for a moment.
+	// patience is the age from which a socket in the ephemeral range counts. The kernel may have assigned its port: many clients
+	// have such a socket for a moment.
 	patience = period / 2
-	// forget is how long a collision that has gone isn't told again: a process that starts over and over is one message.
+	// forget is the time after which a collision that reappears is reported again: a crash loop causes one message.
 	forget = time.Hour
-	// mostServices is the number of Services that are told one by one that their node ports are in the ephemeral range. With
-	// more it is plainly the node that is to be mended, and every node of a cluster may be in the same state.
+	// mostServices is the number of Services up to which each one with node ports in the ephemeral range is reported. With more,
+	// the node needs the fix, and every node of a cluster may have the same setting.
 	mostServices = 10
-	// mostTold is the number of Services that are told of listeners after one search; the others are told after the next ones.
-	mostTold = 20
+	// mostReported is the number of Services whose listeners are reported after one search. The next searches report the rest.
+	mostReported = 20
 )
 
 // Metrics counts collisions and searches.
 type Metrics interface {
-	// NodePortCollisions sets how many node ports collide.
+	// NodePortCollisions sets the number of colliding node ports.
 	NodePortCollisions(cause string, n int)
 	// NodePortsSearched is called after each search.
 	NodePortsSearched(err error)
 }
 
-// Config is what a watcher needs.
+// Config holds the parts and settings of a watcher.
 type Config struct {
 	NodeName string
-	// Listening lists the sockets that listen on ports of a range; Own the inodes of those of this process.
+	// Listening returns the sockets that listen on ports of a range, Own the inodes of this process's sockets.
 	Listening func(Range) ([]Socket, error)
 	Own       func() (map[uint32]struct{}, error)
 	Ephemeral func() (Ephemeral, error)
-	// Report is told of each collision once.
+	// Report receives each collision once.
 	Report  func(model.Problem)
 	Metrics Metrics
 }
 
-// Watcher looks for collisions when the node ports or their addresses have changed, and every minute, beside the goroutine that
-// syncs.
+// Watcher searches for collisions when node ports or their addresses change, and every minute, beside the goroutine that syncs.
 type Watcher struct {
 	Config
 	wake chan struct{}
@@ -63,30 +62,30 @@ type Watcher struct {
 	ports map[types.NamespacedName][]model.Key
 	addrs [2][]netip.Addr
 
-	// The rest belongs to Run. told are the collisions that were told, with the time when they were last seen.
-	told map[notice]time.Time
-	// since is when sockets were first seen that may have their ports by chance.
+	// Only Run uses the fields below. reported are the reported collisions, with the time at which each was last seen.
+	reported map[notice]time.Time
+	// since is the time at which a socket in the ephemeral range was first seen.
 	since map[uint64]time.Time
-	// failure is the error that was logged last.
+	// failure is the last logged error.
 	failure string
 }
 
-// notice is what is told once; the one about the whole node has neither Service nor port.
+// notice identifies a reported collision. The one about the whole node has neither Service nor port.
 type notice struct {
 	cause   Cause
 	service types.NamespacedName
 	port    port
 }
 
-// New returns a watcher that does nothing before [Watcher.Run].
+// New returns a watcher. [Watcher.Run] starts it.
 func New(c Config) *Watcher {
 	return &Watcher{
 		Config: c, wake: make(chan struct{}, 1), ports: map[types.NamespacedName][]model.Key{},
-		told: map[notice]time.Time{}, since: map[uint64]time.Time{},
+		reported: map[notice]time.Time{}, since: map[uint64]time.Time{},
 	}
 }
 
-// Service sets the node ports of a Service; none removes it. It never waits for a search, and takes over the list.
+// Service sets the node ports of a Service; none removes it. It does not block, and takes ownership of the list.
 func (w *Watcher) Service(name types.NamespacedName, ports []model.Key) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -101,8 +100,7 @@ func (w *Watcher) Service(name types.NamespacedName, ports []model.Key) {
 	w.changed()
 }
 
-// Addresses sets the addresses of a family on which node ports are served; they have to be sorted. It never waits for a search, and
-// the list must not be changed afterwards.
+// Addresses sets the addresses of a family that serve node ports. They must be sorted and must not be changed. It does not block.
 func (w *Watcher) Addresses(f model.Family, addrs []netip.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -115,7 +113,7 @@ func (w *Watcher) Addresses(f model.Family, addrs []netip.Addr) {
 	}
 }
 
-// changed asks for a search.
+// changed requests a search.
 func (w *Watcher) changed() {
 	select {
 	case w.wake <- struct{}{}:
@@ -123,7 +121,7 @@ func (w *Watcher) changed() {
 	}
 }
 
-// Run searches until the context ends. Errors are logged and counted; no failure stops anything.
+// Run searches until the context ends. It logs and counts errors, and continues.
 func (w *Watcher) Run(ctx context.Context) {
 	due := time.NewTimer(period)
 	defer due.Stop()
@@ -158,7 +156,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// take returns what is served now, and the ports between which all node ports lie. What has asked for a search so far is settled.
+// take clears pending requests and returns the current node ports with the range that contains them.
 func (w *Watcher) take() (*served, Range) {
 	select {
 	case <-w.wake:
@@ -167,8 +165,7 @@ func (w *Watcher) take() (*served, Range) {
 	return w.served()
 }
 
-// search looks once for collisions of both causes. One that can't be looked for leaves what was found of it, and doesn't stop
-// the other.
+// search searches once for both causes. If one search fails, its previous results stay, and the other is not affected.
 func (w *Watcher) search(ctx context.Context) error {
 	now := time.Now()
 	s, ports := w.take()
@@ -183,12 +180,12 @@ func (w *Watcher) search(ctx context.Context) error {
 	listeners, socketErr := w.listeners(s, ports, e, now)
 	if socketErr == nil {
 		w.Metrics.NodePortCollisions(string(Listener), countPorts(listeners))
-		w.tellListeners(listeners, now)
+		w.reportListeners(listeners, now)
 	}
 	if rangeErr == nil {
 		overlap := s.ephemeral(e)
 		w.Metrics.NodePortCollisions(string(EphemeralRange), countPorts(overlap))
-		w.tellEphemeral(e, overlap, now)
+		w.reportEphemeral(e, overlap, now)
 	}
 	w.forget(now)
 	klog.FromContext(ctx).V(4).Info("Searched for collisions of node ports", "frontends", len(s.services),
@@ -196,7 +193,7 @@ func (w *Watcher) search(ctx context.Context) error {
 	return errors.Join(rangeErr, socketErr)
 }
 
-// listeners finds the sockets of others that listen on node ports.
+// listeners returns the collisions with other processes' sockets.
 func (w *Watcher) listeners(s *served, ports Range, e Ephemeral, now time.Time) ([]collision, error) {
 	sockets, err := w.Listening(ports)
 	if err != nil {
@@ -225,66 +222,66 @@ func (w *Watcher) listeners(s *served, ports Range, e Ephemeral, now time.Time) 
 	return found, err
 }
 
-// tellListeners tells each Service with a collision that is new of all that it has, but no more than some at once: a process that
+// reportListeners reports all collisions of each Service that has a new one. The number of Services is limited: a process that
 // listens on every port is one process.
-func (w *Watcher) tellListeners(list []collision, now time.Time) {
-	told := 0
+func (w *Watcher) reportListeners(list []collision, now time.Time) {
+	reported := 0
 	for _, of := range byService(list) {
-		if told == mostTold && !w.known(Listener, of) {
+		if reported == mostReported && !w.known(Listener, of) {
 			continue
 		}
-		if w.news(Listener, of, now) {
+		if w.record(Listener, of, now) {
 			w.Report(listenerProblem(w.NodeName, of))
-			told++
+			reported++
 		}
 	}
 }
 
-// known reports whether all of the collisions have been told.
+// known reports whether all of the collisions were reported before.
 func (w *Watcher) known(cause Cause, list []collision) bool {
 	return !slices.ContainsFunc(list, func(c collision) bool {
-		_, told := w.told[notice{cause, c.service, c.port}]
-		return !told
+		_, reported := w.reported[notice{cause, c.service, c.port}]
+		return !reported
 	})
 }
 
-func (w *Watcher) tellEphemeral(e Ephemeral, list []collision, now time.Time) {
+func (w *Watcher) reportEphemeral(e Ephemeral, list []collision, now time.Time) {
 	if len(list) == 0 {
 		return
 	}
-	if w.news(EphemeralRange, []collision{{}}, now) {
+	if w.record(EphemeralRange, []collision{{}}, now) {
 		w.Report(nodeProblem(w.NodeName, e, list))
 	}
 	services := byService(list)
 	for _, of := range services {
-		if w.news(EphemeralRange, of, now) && len(services) <= mostServices {
+		if w.record(EphemeralRange, of, now) && len(services) <= mostServices {
 			w.Report(ephemeralProblem(w.NodeName, e, of))
 		}
 	}
 }
 
-// news reports whether any of the collisions has not been told.
-func (w *Watcher) news(cause Cause, list []collision, now time.Time) (fresh bool) {
+// record records collisions as reported and returns whether any of them is new.
+func (w *Watcher) record(cause Cause, list []collision, now time.Time) (fresh bool) {
 	for _, c := range list {
 		n := notice{cause, c.service, c.port}
-		_, known := w.told[n]
+		_, known := w.reported[n]
 		fresh = fresh || !known
-		w.told[n] = now
+		w.reported[n] = now
 	}
 	return fresh
 }
 
-// forget drops what hasn't been seen for a long time, or is about a Service without node ports: it has gone, and one that comes
-// under its name is another.
+// forget removes collisions that were not seen for a long time, and those of Services without node ports: after a deletion, a
+// Service with the same name is another one.
 func (w *Watcher) forget(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	maps.DeleteFunc(w.told, func(n notice, seen time.Time) bool {
+	maps.DeleteFunc(w.reported, func(n notice, seen time.Time) bool {
 		return now.Sub(seen) >= forget || n.service.Name != "" && w.ports[n.service] == nil
 	})
 }
 
-// log logs an error when it is not the one before, and the end of a row of them.
+// log logs an error unless it equals the previous one, and the end of a series of errors.
 func (w *Watcher) log(ctx context.Context, err error) {
 	logger := klog.FromContext(ctx)
 	switch {

@@ -16,14 +16,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// fakeNode is a node with sockets, and writes down what it is told.
+// fakeNode is a node with sockets. It records problems and searches.
 type fakeNode struct {
 	mu        sync.Mutex
 	sockets   []Socket
 	own       map[uint32]struct{}
 	ephemeral Ephemeral
 	err       error
-	// searches are the times of searches, ranges what they asked for.
+	// searches are the times of searches, ranges the requested ranges.
 	searches []time.Duration
 	ranges   []Range
 	start    time.Time
@@ -60,14 +60,14 @@ func (n *fakeNode) NodePortsSearched(err error) {
 	}
 }
 
-// listen makes the sockets all that there are.
+// listen replaces all sockets.
 func (n *fakeNode) listen(sockets ...Socket) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.sockets = sockets
 }
 
-// expect checks the problems told since the last call, and how many node ports collide now by either cause.
+// expect checks the new problems, and the current numbers of colliding node ports by cause.
 func (n *fakeNode) expect(t *testing.T, listeners, ephemeral int, problems ...string) {
 	t.Helper()
 	synctest.Wait()
@@ -111,7 +111,7 @@ func TestACollisionIsToldOnceAndClears(t *testing.T) {
 		n.expect(t, 1, 0, webListens)
 		time.Sleep(time.Hour)
 		n.expect(t, 1, 0)
-		// A second port of the Service is news, and the first is told with it.
+		// A second port of the Service is reported, together with the first one.
 		n.listen(socket(model.TCP, "0.0.0.0:30080"), socket(model.UDP, "0.0.0.0:30053"))
 		w.Service(web, append(dual(model.TCP, 30080), dual(model.UDP, 30053)...))
 		time.Sleep(10 * time.Second)
@@ -119,7 +119,7 @@ func TestACollisionIsToldOnceAndClears(t *testing.T) {
 		n.listen()
 		time.Sleep(period)
 		n.expect(t, 0, 0)
-		// A process that starts over and over isn't told again and again.
+		// A process in a crash loop is not reported again.
 		for range 10 {
 			n.listen(socket(model.TCP, "0.0.0.0:30080"))
 			time.Sleep(period)
@@ -135,10 +135,10 @@ func TestACollisionIsToldOnceAndClears(t *testing.T) {
 	})
 }
 
-// One process that listens on the node ports of many Services is told to each of them, some after every search.
+// If one process listens on the node ports of many Services, each is reported, some after each search.
 func TestAProcessOnEveryNodePort(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
-		const services = 2*mostTold + 5
+		const services = 2*mostReported + 5
 		var sockets []Socket
 		for i := range services {
 			sockets = append(sockets, socket(model.TCP, fmt.Sprintf("0.0.0.0:%d", 30000+i)))
@@ -147,24 +147,24 @@ func TestAProcessOnEveryNodePort(t *testing.T) {
 		for i := range services {
 			w.Service(types.NamespacedName{Namespace: "default", Name: fmt.Sprint(i)}, dual(model.TCP, uint16(30000+i)))
 		}
-		told := map[string]int{}
+		reported := map[string]int{}
 		time.Sleep(10 * time.Second)
-		for _, want := range []int{mostTold, mostTold, 5, 0} {
+		for _, want := range []int{mostReported, mostReported, 5, 0} {
 			synctest.Wait()
 			n.mu.Lock()
 			if len(n.problems) != want {
 				t.Errorf("%d problems after a search, want %d", len(n.problems), want)
 			}
 			for _, p := range n.problems {
-				told[p]++
+				reported[p]++
 			}
 			n.problems = nil
 			n.mu.Unlock()
 			time.Sleep(period)
 		}
 		n.expect(t, services, 0)
-		if len(told) != services {
-			t.Errorf("%d of %d Services were told", len(told), services)
+		if len(reported) != services {
+			t.Errorf("%d of %d Services were reported", len(reported), services)
 		}
 	})
 }
@@ -178,7 +178,7 @@ func TestAServiceThatGoesTakesItsCollisionWithIt(t *testing.T) {
 		w.Service(web, nil)
 		time.Sleep(10 * time.Second)
 		n.expect(t, 0, 0)
-		// A new Service under the old name is told.
+		// A new Service with the old name is reported.
 		w.Service(web, dual(model.TCP, 30080))
 		time.Sleep(10 * time.Second)
 		n.expect(t, 1, 0, webListens)
@@ -210,7 +210,7 @@ func TestOwnSocketsAreNoCollision(t *testing.T) {
 	})
 }
 
-// TestSearches holds how often it is looked: not at all without node ports, soon after a change, seldom for many changes, every
+// TestSearches checks the times of searches: none without node ports, soon after a change, seldom during many changes, every
 // minute otherwise.
 func TestSearches(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
@@ -230,7 +230,7 @@ func TestSearches(t *testing.T) {
 			time.Sleep(100 * time.Millisecond) // searches at 6 s, 11 s and 16 s
 		}
 		time.Sleep(20 * time.Second)
-		w.Service(web, dual(model.TCP, 30080)) // nothing new
+		w.Service(web, dual(model.TCP, 30080)) // no change
 		time.Sleep(10 * time.Second)
 		w.Addresses(model.IPv4, addrs("192.0.2.1"))
 		time.Sleep(period)
@@ -245,7 +245,7 @@ func TestSearches(t *testing.T) {
 	})
 }
 
-// TestAPortByChanceIsNoListener is about a resolver's sockets, which wait for answers on ports that the kernel has chosen.
+// TestAPortByChanceIsNoListener tests a resolver's sockets, which wait for answers on ports that the kernel assigned.
 func TestAPortByChanceIsNoListener(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.ephemeral.Range = Range{30000, 60999}
@@ -263,7 +263,7 @@ func TestAPortByChanceIsNoListener(t *testing.T) {
 			time.Sleep(period)
 			n.expect(t, 0, 1)
 		}
-		time.Sleep(period) // and this one stays
+		time.Sleep(period) // this one stays open
 		n.expect(t, 1, 1, webListens)
 		n.mu.Lock()
 		n.ephemeral.Reserved = []Range{{30000, 32767}}
