@@ -19,7 +19,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// plain is a Service with a cluster IP and ten endpoints.
+// plain returns a Service with a cluster IP and ten endpoints.
 func plain(i int) *model.Service {
 	s := &model.Service{Name: types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}}
 	p := &model.ServicePort{
@@ -34,7 +34,7 @@ func plain(i int) *model.Service {
 	return s
 }
 
-// program writes so many Services into a namespace of the calling goroutine's.
+// program writes a number of Services into a new namespace of the calling goroutine.
 func program(b *testing.B, services int) (*plan.Planner, *apply.Kernel) {
 	b.Helper()
 	lab.EnterNamespace(b)
@@ -77,7 +77,7 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// BenchmarkNewConnection sends the first packet of a connection to a Service, from this node, whose way ends behind the rules.
+// BenchmarkNewConnection sends the first packet of a connection from this node to a Service. Rules behind the program's drop it.
 func BenchmarkNewConnection(b *testing.B) {
 	program(b, 1000)
 	must := func(err error) {
@@ -99,7 +99,7 @@ func BenchmarkNewConnection(b *testing.B) {
 	}
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 	must(err)
-	defer unix.Close(fd) //nolint:errcheck // it was only written to
+	defer unix.Close(fd) //nolint:errcheck // write only
 	packet := make([]byte, 28)
 	packet[0], packet[8], packet[9] = 0x45, 64, unix.IPPROTO_UDP
 	copy(packet[12:], []byte{192, 0, 2, 1})

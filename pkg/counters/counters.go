@@ -10,71 +10,72 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Counts are numbers of new connections, by what became of them.
+// Counts are numbers of new connections, by outcome.
 type Counts struct {
-	// Connections were sent on to an endpoint.
+	// Connections were translated to an endpoint.
 	Connections uint64
-	// Refused were refused or dropped. A client that tries again counts again.
+	// Refused were rejected or dropped. Each retry of a client counts.
 	Refused [Reasons]uint64
 }
 
-// Reason is why a connection was refused or dropped.
+// Reason is the reason why a connection was rejected or dropped.
 type Reason uint8
 
 // The reasons.
 const (
-	// NoEndpoints: the Service has none; refused.
+	// NoEndpoints: the Service has no endpoints; rejected.
 	NoEndpoints Reason = iota
-	// NoLocalEndpoints: the traffic policy is Local and none is on this node; dropped.
+	// NoLocalEndpoints: the traffic policy is Local and no endpoint is on this node; dropped.
 	NoLocalEndpoints
-	// SourceRange: the client isn't in loadBalancerSourceRanges; dropped.
+	// SourceRange: the client is not in loadBalancerSourceRanges; dropped.
 	SourceRange
-	// UnusedPort: the Service doesn't have that port on its cluster IP; refused. It belongs to the Service, not to a port.
+	// UnusedPort: the Service has no such port on its cluster IP; rejected. It is counted for the Service, not for a port.
 	UnusedPort
-	// UnusedAddress: no Service has that address of a ServiceCIDR; dropped. It belongs to no Service.
+	// UnusedAddress: no Service has that address of a ServiceCIDR; dropped. It is counted for no Service.
 	UnusedAddress
 	// Reasons is the number of reasons.
 	Reasons
 )
 
-// String returns the reason as metrics have it.
+// String returns the reason as a metric label.
 func (r Reason) String() string {
 	return [...]string{"no_endpoints", "no_local_endpoints", "source_range", "unused_port", "unused_address"}[r]
 }
 
-// Counters adds up. Its methods may be called by any goroutine.
+// Counters sums up the counts of elements. Its methods are safe for concurrent use.
 type Counters struct {
 	meanings *plan.Counters
-	// conn reads, and is used for nothing else.
+	// conn is only used to read counters.
 	conn *nft.Conn
 
 	mu sync.Mutex
-	// committing is set while a batch is sent that deletes counted elements; settled tells when there is none.
+	// committing is true during a batch that deletes counted elements. settled is signalled at its end.
 	committing bool
 	settled    *sync.Cond
-	// seen is what present elements had counted when they were last read; those that hadn't counted anything aren't there.
+	// seen holds the last known count of each present element, if it is not 0.
 	seen map[place]uint64
-	// replaced are elements that have gone since the reading under way began: what it says of them may be older.
+	// replaced are the elements that were deleted during the current reading, whose results about them may be stale.
 	replaced    map[place]struct{}
 	replacedAll bool
-	// inherited says that an earlier process has made the elements: what they have counted by now is where counting begins.
+	// inherited is true for elements of an earlier process: their first known counts are the starting points.
 	inherited bool
 	tallies
-	// round is the number of the present or last reading, torn how many in a row haven't seen all elements, from tornSince on.
+	// round is the number of the current or last reading. torn is the number of incomplete readings in a row, tornSince the first
+	// of them.
 	round, torn, tornSince int
-	// reading is closed when the reading under way has ended; nil if there is none. The next one may begin at next.
+	// reading is closed at the end of the current reading; nil if there is none. The next one may start at next.
 	reading chan struct{}
 	next    time.Time
 	failed  error
 }
 
-// place is where an element stands.
+// place identifies an element.
 type place struct {
 	set *nft.Set
 	key nft.Value
 }
 
-// Open returns counters for the elements of a planner, in the network namespace of the calling thread. They have counted nothing yet.
+// Open returns counters for the elements of a planner, in the network namespace of the calling thread. All counts are 0.
 func Open(meanings *plan.Counters) (*Counters, error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -87,7 +88,7 @@ func Open(meanings *plan.Counters) (*Counters, error) {
 	return c, nil
 }
 
-// Close waits for the reading under way, and closes the connection. Nothing may be asked afterwards.
+// Close waits for the current reading, and closes the connection. Do not call other methods afterwards.
 func (c *Counters) Close() error {
 	c.mu.Lock()
 	reading := c.reading
@@ -99,17 +100,18 @@ func (c *Counters) Close() error {
 	return c.conn.Close()
 }
 
-// Adopted says that the tables are those of an earlier process. What they have counted so far is read at once.
+// Adopted starts a reading: the tables are those of an earlier process, and their present counts are the starting points.
 func (c *Counters) Adopted() { c.refresh() }
 
-// Begin says that a batch that deletes counted elements is about to be sent.
+// Begin must be called before a batch that deletes counted elements.
 func (c *Counters) Begin() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.committing = true
 }
 
-// End says that it has been, and what the elements that went had counted. With all set, all elements have been made anew.
+// End must be called after that batch, with the final counts of the deleted elements. all means that the batch rewrote all
+// elements.
 func (c *Counters) End(gone []nft.Counted, all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -133,22 +135,22 @@ func (c *Counters) End(gone []nft.Counted, all bool) {
 	}
 }
 
-// count adds what an element has counted since it was last seen.
+// count adds the increase of an element's count since it was last seen.
 func (c *Counters) count(e *nft.Counted, at place) {
-	was := c.seen[at]
-	if e.Packets < was {
-		was = 0 // somebody has set it back, or replaced it
+	before := c.seen[at]
+	if e.Packets < before {
+		before = 0 // another program has reset or replaced it
 	}
-	if n := e.Packets - was; n > 0 && !c.inherited {
+	if n := e.Packets - before; n > 0 && !c.inherited {
 		c.attribute(c.meanings, e, n)
 	}
 }
 
-// errBusy says that a reading is under way for longer than one wanted to wait.
+// errBusy means that a reading did not end within the given time.
 var errBusy = errors.New("the kernel's counters are still being read")
 
-// Await waits until what present elements have counted has been read lately, but no longer than a time. What was read before
-// is there in any case.
+// Await waits until the counts of present elements were read recently, but no longer than patience. After an error, earlier
+// counts are still available.
 func (c *Counters) Await(patience time.Duration) error {
 	reading := c.refresh()
 	if reading != nil {
@@ -165,7 +167,7 @@ func (c *Counters) Await(patience time.Duration) error {
 	return c.failed
 }
 
-// refresh begins a reading unless the last one was lately. It returns nil if none is under way.
+// refresh starts a reading unless the last one was recent. It returns nil if none is running.
 func (c *Counters) refresh() (reading <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -173,7 +175,7 @@ func (c *Counters) refresh() (reading <-chan struct{}) {
 	return c.reading
 }
 
-// begin is refresh for those who hold mu.
+// begin does the same as refresh, for callers that hold mu.
 func (c *Counters) begin() {
 	if c.reading == nil && !time.Now().Before(c.next) {
 		c.reading = make(chan struct{})
@@ -181,7 +183,7 @@ func (c *Counters) begin() {
 	}
 }
 
-// every is the least time between two readings, and share how much longer than the last one took.
+// every is the least time between two readings; share times the duration of the last reading is another lower limit.
 const (
 	every = time.Second
 	share = 50
@@ -195,7 +197,7 @@ func (c *Counters) read() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.failed = err; err == nil {
-		c.concluded(r)
+		c.finish(r)
 	}
 	clear(c.replaced)
 	c.replacedAll = false
@@ -204,17 +206,17 @@ func (c *Counters) read() {
 	c.reading = nil
 }
 
-// patienceWithTorn is how many readings in a row may miss elements before what they have seen has to do.
+// patienceWithTorn is the number of incomplete readings in a row that together count as complete.
 const patienceWithTorn = 5
 
-// reading is what can be said of one.
+// reading is the result of a reading.
 type reading struct {
-	// whole says that it has seen all elements, allowed that it has seen all that say what source ranges have allowed.
+	// whole is true if the reading saw all elements, allowed if it saw all elements that count admitted sources.
 	whole, allowed bool
 }
 
-// concluded takes up that a reading has come to its end.
-func (c *Counters) concluded(r reading) {
+// finish processes the result of a successful reading.
+func (c *Counters) finish(r reading) {
 	if r.allowed && len(c.replaced) == 0 && !c.replacedAll {
 		c.settle()
 	}
@@ -225,7 +227,7 @@ func (c *Counters) concluded(r reading) {
 	case r.whole:
 		c.forget(c.round)
 	case c.torn == patienceWithTorn:
-		// What is there has been seen by one of so many readings, though none has seen all.
+		// Each present element was seen by at least one of these readings, although none saw all.
 		c.forget(c.tornSince)
 	default:
 		return
@@ -249,7 +251,7 @@ func (c *Counters) readSets() (r reading, err error) {
 	return r, nil
 }
 
-// chunk is how many elements are taken up at once: the loop waits no longer than for one.
+// chunk is the number of elements that are processed at once: the loop waits for one chunk at most.
 const chunk = 128
 
 func (c *Counters) readSet(s *nft.Set) (whole bool, err error) {
@@ -268,7 +270,7 @@ func (c *Counters) readSet(s *nft.Set) (whole bool, err error) {
 	return whole && untouched, err
 }
 
-// take takes up elements that have been read. It reports false where what was read may be older than what is there.
+// take processes read elements. It returns false if they may be stale.
 func (c *Counters) take(list []nft.Counted) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

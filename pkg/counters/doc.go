@@ -1,12 +1,12 @@
-// Package counters adds up what the kernel's elements have counted: new connections of every frontend and Service port, and those
-// refused or dropped, by reason.
+// Package counters sums up the counters of the kernel's elements: new connections of every frontend and service port, and
+// rejected or dropped connections, by reason.
 //
-// An element that is replaced, because a Service has another number of endpoints or another policy, takes its count with it.
-// The kernel reports the count in the batch that does so, so that nothing is lost, nothing is read before, and every number
-// belongs to what was true when it was counted. What present elements have counted is read when somebody asks, beside the loop,
-// and no more often than costs a fiftieth of one processor.
+// A new number of endpoints or a new policy of a Service replaces an element, and its counter is deleted with it. The kernel
+// reports the counter in the same batch. So no count is lost, nothing has to be read before, and every count is attributed by the
+// state at the time of counting. The counters of present elements are read on demand, beside the loop, and take at most a
+// fiftieth of one processor.
 //
-// In: counts of elements that are about to go; the kernel's lists of elements.
-// Out: numbers that only grow as long as the process lives and their Service exists.
-// Never: a change of the kernel's tables; a wait of the loop for a list.
+// In: counts of deleted elements; the kernel's lists of elements.
+// Out: numbers that never decrease during the life of the process and of their Service.
+// Never: changes the kernel's tables, blocks the loop during a list.
 package counters

@@ -20,7 +20,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// node is a machine with our tables, and everybody whose packets meet them.
+// node is a machine with the program's tables, and its clients.
 type node struct {
 	*testing.T
 	*lab.Lab
@@ -62,7 +62,7 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// start begins with a new process's memory.
+// start starts counters without the memory of an earlier process.
 func (n *node) start() {
 	n.Helper()
 	n.planner = plan.New(n.options)
@@ -93,23 +93,23 @@ func (n *node) start() {
 	})
 }
 
-// shape is what a test varies.
+// shape holds the properties of the Service that tests vary.
 type shape struct {
 	endpoints []*lab.Host
 	local     bool
 	affinity  time.Duration
-	// sources may use the load balancer's address.
+	// sources are the sources that may use the load-balancer IP.
 	sources func(f model.Family) []model.AddrRange
 }
 
-// set makes the Service what is said, and the kernel what is wanted.
+// set programs the Service in a shape, and checks the kind of sync.
 func (n *node) set(s shape, want apply.Kind) {
 	n.Helper()
 	n.plan(s)
 	n.sync(want)
 }
 
-// plan makes the Service what is said, with the numbers that an earlier process had assigned.
+// plan plans the Service in a shape, with the numbers of an earlier process.
 func (n *node) plan(s shape) {
 	n.Helper()
 	next := n.service(s)
@@ -161,7 +161,7 @@ func (n *node) service(s shape) *model.Service {
 	return out
 }
 
-// ask makes connections, and notes what should have been counted.
+// ask opens connections, and records the expected counts.
 func (n *node) ask(from *lab.Host, to [2]netip.Addr, port uint16, times int, outcome lab.Outcome, note func(*Counts)) {
 	n.Helper()
 	for _, f := range model.Families {
@@ -178,7 +178,7 @@ func (n *node) ask(from *lab.Host, to [2]netip.Addr, port uint16, times int, out
 				arrived := n.wanted(name)
 				note(arrived)
 				note(n.wanted("total"))
-				if to != clusterIP { // it counts who comes; who finds no local endpoint is counted for the service port
+				if to != clusterIP { // clients without local endpoints count for the service port
 					arrived.Connections += arrived.Refused[NoLocalEndpoints]
 					arrived.Refused[NoLocalEndpoints] = 0
 				}
@@ -187,7 +187,7 @@ func (n *node) ask(from *lab.Host, to [2]netip.Addr, port uint16, times int, out
 	}
 }
 
-// patience is short where nothing is to come: a TCP client doesn't try again within it.
+// patience is short if no answer is expected: a TCP client does not retry within it.
 func patience(o lab.Outcome) time.Duration {
 	if o == lab.TimedOut {
 		return 50 * time.Millisecond
@@ -205,7 +205,7 @@ func (n *node) wanted(name string) *Counts {
 func connected(c *Counts)            { c.Connections++ }
 func refused(r Reason) func(*Counts) { return func(c *Counts) { c.Refused[r]++ } }
 
-// check compares what was counted with what should have been.
+// check compares the counts with the expected ones.
 func (n *node) check(when string) {
 	n.Helper()
 	names, keys := n.keys()
@@ -219,7 +219,7 @@ func (n *node) check(when string) {
 	}
 	for name, c := range n.want {
 		if name != "total" {
-			// Ports and addresses that nobody has belong to no frontend.
+			// Unused ports and addresses belong to no frontend.
 			c.Refused[UnusedPort], c.Refused[UnusedAddress] = 0, 0
 		}
 		if *c != (Counts{}) {
@@ -251,7 +251,7 @@ func (n *node) check(when string) {
 	}
 }
 
-// fresh reads what was counted by now.
+// fresh reads the current counts.
 func (n *node) fresh(keys []model.Key) ([]Counts, error) {
 	n.counters.mu.Lock()
 	for n.counters.reading != nil {
@@ -266,7 +266,7 @@ func (n *node) fresh(keys []model.Key) ([]Counts, error) {
 }
 
 func (n *node) keys() (names []string, keys []model.Key) {
-	for _, p := range n.service(shape{sources: everybody}).Ports {
+	for _, p := range n.service(shape{sources: allSources}).Ports {
 		for _, f := range p.Frontends {
 			name := f.Family.String() + " " + f.Protocol.String() + " " + f.Addr.String()
 			if f.Kind == model.NodePort {
@@ -278,8 +278,8 @@ func (n *node) keys() (names []string, keys []model.Key) {
 	return names, keys
 }
 
-// everybody restricts a load balancer's address to nobody.
-func everybody(model.Family) []model.AddrRange { return nil }
+// allSources leaves a load-balancer IP without source ranges.
+func allSources(model.Family) []model.AddrRange { return nil }
 
 // firstClient restricts it to the first client.
 func (n *node) firstClient(f model.Family) []model.AddrRange {
@@ -287,7 +287,7 @@ func (n *node) firstClient(f model.Family) []model.AddrRange {
 	return []model.AddrRange{{First: addr, Last: addr}}
 }
 
-// everyWay makes some connections by each way that there is.
+// everyWay opens connections of every kind.
 func (n *node) everyWay() {
 	n.Helper()
 	n.ask(n.Pods[0], clusterIP, servicePort, 3, lab.Answered, connected)
@@ -302,7 +302,7 @@ func (n *node) everyWay() {
 func TestEveryConnectionCountsOnceAndStays(t *testing.T) {
 	n := newNode(t)
 	all := []*lab.Host{n.Pods[0], n.Pods[1], n.Remotes[0]}
-	open := shape{endpoints: all, sources: everybody}
+	open := shape{endpoints: all, sources: allSources}
 	n.set(open, apply.Full)
 	n.check("at first")
 	n.everyWay()
@@ -321,7 +321,7 @@ func TestEveryConnectionCountsOnceAndStays(t *testing.T) {
 	n.ask(n.Clients[1], balanced, servicePort, 1, lab.TimedOut, refused(SourceRange))
 	n.check("with policy Local and affinity")
 
-	n.set(shape{endpoints: all[2:], local: true, sources: everybody}, apply.Partial)
+	n.set(shape{endpoints: all[2:], local: true, sources: allSources}, apply.Partial)
 	n.ask(n.Client, external, servicePort, 2, lab.TimedOut, refused(NoLocalEndpoints))
 	n.ask(n.Client, n.Node.Addrs(), nodePort, 1, lab.TimedOut, refused(NoLocalEndpoints))
 	n.ask(n.Pods[0], clusterIP, servicePort, 1, lab.TimedOut, refused(NoLocalEndpoints))
@@ -338,7 +338,7 @@ func TestEveryConnectionCountsOnceAndStays(t *testing.T) {
 
 	n.set(open, apply.Partial)
 	n.everyWay()
-	// All is written anew before anybody has read what the last connections counted.
+	// A full sync precedes any reading of the last connections' counts.
 	n.planner.SetLocalPods(model.IPv4, plan.LocalPods{Prefix: netip.MustParsePrefix("10.0.0.0/8")})
 	n.sync(apply.Full)
 	n.check("after all was written anew")
@@ -348,7 +348,7 @@ func TestEveryConnectionCountsOnceAndStays(t *testing.T) {
 
 func TestCountsAreThereAfterARepair(t *testing.T) {
 	n := newNode(t)
-	open := shape{endpoints: []*lab.Host{n.Pods[0], n.Remotes[0]}, sources: everybody}
+	open := shape{endpoints: []*lab.Host{n.Pods[0], n.Remotes[0]}, sources: allSources}
 	n.set(open, apply.Full)
 	n.everyWay()
 	n.check("before somebody meddles")
@@ -363,14 +363,14 @@ func TestCountsAreThereAfterARepair(t *testing.T) {
 	n.sync(apply.Full)
 	n.everyWay()
 	n.check("after everything was replaced")
-	// What was counted since the last reading goes with the tables; the rest stays.
+	// Counts since the last reading are deleted with the tables. Earlier ones stay.
 	nft("flush ruleset")
 	n.kernel.Doubt()
 	n.sync(apply.Full)
 	n.check("after everything was lost")
 	n.everyWay()
 	n.check("and goes on")
-	// Somebody replaces an element, and its counter begins at 0 again.
+	// Another program replaces an element, and its counter restarts at 0.
 	n.everyWay()
 	n.check("more than will be counted afterwards")
 	const element = "{ 198.51.100.7 . tcp . 80 }"
@@ -382,7 +382,7 @@ func TestCountsAreThereAfterARepair(t *testing.T) {
 
 func TestCountsAreThereAfterSetsHaveGrown(t *testing.T) {
 	n := newNode(t)
-	n.set(shape{endpoints: n.Pods, sources: everybody}, apply.Full)
+	n.set(shape{endpoints: n.Pods, sources: allSources}, apply.Full)
 	n.everyWay()
 	const more = 1000
 	for i := range more {
@@ -396,7 +396,7 @@ func TestCountsAreThereAfterSetsHaveGrown(t *testing.T) {
 
 func TestANewProcessCountsFromItsStart(t *testing.T) {
 	n := newNode(t)
-	open := shape{endpoints: []*lab.Host{n.Pods[0], n.Remotes[0]}, sources: everybody}
+	open := shape{endpoints: []*lab.Host{n.Pods[0], n.Remotes[0]}, sources: allSources}
 	n.set(open, apply.Full)
 	n.everyWay()
 	n.check("by the first process")
@@ -406,11 +406,11 @@ func TestANewProcessCountsFromItsStart(t *testing.T) {
 	n.check("before the new process")
 	n.everyWay()
 	n.check("by the new process")
-	// One that writes all anew finds what the one before it has counted, too.
+	// A full sync by a new process keeps the earlier process's counts, too.
 	n.everyWay()
 	n.start()
 	clear(n.want)
-	n.set(shape{endpoints: open.endpoints[:1], sources: everybody}, apply.Full)
+	n.set(shape{endpoints: open.endpoints[:1], sources: allSources}, apply.Full)
 	n.check("before a process that finds other elements")
 	n.everyWay()
 	n.check("by that process")
@@ -418,10 +418,10 @@ func TestANewProcessCountsFromItsStart(t *testing.T) {
 
 func TestCountsOfAServiceGoWithIt(t *testing.T) {
 	n := newNode(t)
-	n.set(shape{endpoints: n.Pods, sources: everybody}, apply.Full)
+	n.set(shape{endpoints: n.Pods, sources: allSources}, apply.Full)
 	n.everyWay()
 	n.check("while it is there")
-	n.everyWay() // since the last reading, too
+	n.everyWay() // also since the last reading
 	total := *n.wanted("total")
 	n.planner.Set(service, nil)
 	n.sync(apply.Partial)
@@ -446,17 +446,17 @@ func TestCountsOfAServiceGoWithIt(t *testing.T) {
 			}
 		}
 	}
-	// One that nobody has asked for an unused port goes as well.
-	n.set(shape{endpoints: n.Pods, sources: everybody}, apply.Partial)
+	// An element of an unused port without any request is deleted as well.
+	n.set(shape{endpoints: n.Pods, sources: allSources}, apply.Partial)
 	n.planner.Set(service, nil)
 	n.sync(apply.Partial)
 }
 
-// Where more cluster IPs were asked for unused ports than are counted, the rest is refused as ever, and what is to be forgotten of them
-// costs one batch with everything.
+// If requests to unused ports arrive at more cluster IPs than are counted, the rest is rejected as usual. Forgetting them costs
+// one full sync.
 func TestMoreUnusedPortsThanAreCounted(t *testing.T) {
 	n := newNode(t)
-	n.set(shape{endpoints: n.Pods, sources: everybody}, apply.Full)
+	n.set(shape{endpoints: n.Pods, sources: allSources}, apply.Full)
 	n.fillUnusedPorts()
 	for _, f := range model.Families {
 		for _, proto := range protocols {
@@ -471,7 +471,7 @@ func TestMoreUnusedPortsThanAreCounted(t *testing.T) {
 		t.Fatalf("sync: %v", err)
 	}
 	n.sync(apply.Full)
-	n.set(shape{endpoints: n.Pods, sources: everybody}, apply.Partial)
+	n.set(shape{endpoints: n.Pods, sources: allSources}, apply.Partial)
 	clear(n.want)
 	n.everyWay()
 	total := n.wanted("total").Refused
@@ -480,7 +480,7 @@ func TestMoreUnusedPortsThanAreCounted(t *testing.T) {
 	}
 }
 
-// fillUnusedPorts has as many addresses counted as there can be.
+// fillUnusedPorts fills the set of counted addresses.
 func (n *node) fillUnusedPorts() {
 	n.Helper()
 	b := nft.NewBatch(0)
@@ -507,15 +507,15 @@ func (n *node) fillUnusedPorts() {
 	}
 }
 
-// inFlight is how many connections the kernel may miss in this test: what finds an element just before it is replaced may be counted by
-// it just after its counter was reported. It was one in nine of 250 runs.
+// inFlight is the number of connections that the kernel may miss in this test: a packet that found an element just before its
+// replacement may be counted just after the counter was reported. This happened for one connection in nine of 250 runs.
 const inFlight = 3
 
-// Packets are counted, elements replaced and counters read all at once.
+// Packets arrive, elements are replaced and counters are read concurrently.
 func TestNothingIsCountedTwiceOrLostWhileAllChanges(t *testing.T) {
 	n := newNode(t)
 	all := []*lab.Host{n.Pods[1], n.Remotes[0]}
-	n.set(shape{endpoints: all, sources: everybody}, apply.Full)
+	n.set(shape{endpoints: all, sources: allSources}, apply.Full)
 	const each = 150
 	answers := make(chan Counts, len(model.Families))
 	for _, f := range model.Families {
@@ -530,13 +530,13 @@ func TestNothingIsCountedTwiceOrLostWhileAllChanges(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				_, _ = n.fresh(nil) // it may fail in the middle of a change
+				_, _ = n.fresh(nil) // it may fail during a change
 			}
 		}
 	}()
 	var want Counts
 	for changes, ended := 0, 0; ended < len(model.Families); changes++ {
-		n.planner.Set(service, n.service(shape{endpoints: all[:1+changes%2], sources: everybody}))
+		n.planner.Set(service, n.service(shape{endpoints: all[:1+changes%2], sources: allSources}))
 		if changes%20 == 19 {
 			n.planner.SetLocalPods(model.IPv4, plan.LocalPods{Prefix: netip.PrefixFrom(n.Pods[0].IPv4, 16+changes%3).Masked()})
 		}
@@ -565,8 +565,8 @@ func TestNothingIsCountedTwiceOrLostWhileAllChanges(t *testing.T) {
 	}
 }
 
-// askOn asks for the Service again and again. A packet that has found two endpoints, and of those draws the second one when it has just
-// gone, is refused: it counts at both places.
+// askOn sends requests to the Service continuously. A packet that finds two endpoints and draws the second one just after its
+// removal is rejected: it counts as both.
 func (n *node) askOn(f model.Family, times int) (c Counts) {
 	for range times {
 		a := n.Pods[0].Probe(n.Context(), model.UDP, netip.AddrPortFrom(clusterIP[f], servicePort), lab.Options{})
@@ -581,12 +581,12 @@ func (n *node) askOn(f model.Family, times int) (c Counts) {
 	return c
 }
 
-// An upgrade from tables whose elements have no counters, and any other that gives some, takes one batch.
+// An upgrade from tables whose elements have no counters takes one batch, as does any change that adds counters.
 func TestSetsWithoutCountersAreMadeAnew(t *testing.T) {
 	n := newNode(t)
 	n.options.Uncounted = true
 	n.start()
-	open := shape{endpoints: []*lab.Host{n.Pods[0], n.Remotes[0]}, sources: everybody, affinity: time.Hour}
+	open := shape{endpoints: []*lab.Host{n.Pods[0], n.Remotes[0]}, sources: allSources, affinity: time.Hour}
 	n.set(open, apply.Full)
 	n.options.Uncounted = false
 	n.start()
@@ -599,10 +599,10 @@ func TestSetsWithoutCountersAreMadeAnew(t *testing.T) {
 	n.check("after the upgrade")
 }
 
-// What Services that come and go have counted is forgotten though nobody asks for the counts.
+// Counts of deleted Services are removed even if no client reads them.
 func TestServicesThatComeAndGoAreForgotten(t *testing.T) {
 	n := newNode(t)
-	n.set(shape{endpoints: n.Pods, sources: everybody}, apply.Full)
+	n.set(shape{endpoints: n.Pods, sources: allSources}, apply.Full)
 	n.everyWay()
 	n.check("before")
 	classes := n.counters.meanings.Sets()
@@ -632,7 +632,7 @@ func TestServicesThatComeAndGoAreForgotten(t *testing.T) {
 			<-reading
 		}
 	}
-	// Two entries for each, since the last reading.
+	// Two entries for each Service since the last reading.
 	if limit := 2*before + fewEntries + 4*each; most > limit {
 		t.Errorf("%d entries of %d Services that have gone are remembered, want at most %d", most, services, limit)
 	}

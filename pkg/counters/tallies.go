@@ -9,41 +9,41 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// tallies are sums for everything that has counted anything.
+// tallies are the sums of all objects with a count.
 type tallies struct {
 	total tally
-	// frontends have the tallies of frontends, and of cluster IPs for ports that nobody has.
+	// frontends are the tallies of frontends, and of unused ports on cluster IPs.
 	frontends map[frontend]*entry
-	// ports have those of service ports, by the comments of their elements; they outlive a frontend that goes.
+	// ports are the tallies of service ports, by the comments of their elements. They outlive deleted frontends.
 	ports map[string]*entry
-	// kept is how many entries were left when some were last forgotten.
+	// kept is the number of entries after the last call of forget.
 	kept int
 }
 
-// fewEntries aren't worth a reading of their own.
+// fewEntries is the number of entries that does not justify a reading.
 const fewEntries = 1024
 
-// crowded reports whether there are so many entries that those about nothing any more are to be forgotten, whether or not anybody reads
-// the metrics: twice as many as were left the last time.
+// crowded reports whether there are so many entries that stale ones must be removed even if no client reads the metrics: twice as
+// many as after the last removal.
 func (t *tallies) crowded() bool { return t.entries() > 2*t.kept+fewEntries }
 
 func (t *tallies) entries() int { return len(t.frontends) + len(t.ports) }
 
-// frontend is how elements show a frontend; for an address without a port it is the address alone.
+// frontend is the family and key of a frontend's elements. For an address without a port, the key is the address alone.
 type frontend struct {
 	family nft.Family
 	key    nft.Value
 }
 
-// entry is a tally, with its service port, and the last reading that has seen something of it.
+// entry is a tally with its service port and the last reading that saw one of its elements.
 type entry struct {
 	tally
 	owner string
 	round int
 }
 
-// tally has a number for each meaning, and the most that source ranges were ever seen to have dropped: that is the difference of
-// two numbers which aren't read at the same time.
+// tally has a number for each meaning, and the largest known number of packets that source ranges dropped. This is the difference
+// of two numbers that are not read at the same time.
 type tally struct {
 	by      [plan.Meanings]uint64
 	dropped uint64
@@ -55,7 +55,7 @@ func newTallies() tallies {
 
 func (t *tally) add(m plan.Meaning, n uint64) { t.by[m] += n }
 
-// settle takes up the present difference. What is examined must have been read before what is allowed.
+// settle updates dropped. Examined must have been read before Allowed.
 func (t *tally) settle() {
 	if examined, allowed := t.by[plan.Examined], t.by[plan.Allowed]; examined > allowed {
 		t.dropped = max(t.dropped, examined-allowed)
@@ -69,7 +69,7 @@ func (t *tally) counts() Counts {
 	}}
 }
 
-// attribute adds what an element has counted to all that it is about.
+// attribute adds an element's count to all tallies that it belongs to.
 func (t *tallies) attribute(meanings *plan.Counters, e *nft.Counted, n uint64) {
 	m, also := meanings.Meaning(&e.Element)
 	for _, m := range []plan.Meaning{m, also} {
@@ -94,7 +94,7 @@ func (t *tallies) attribute(meanings *plan.Counters, e *nft.Counted, n uint64) {
 	}
 }
 
-// frontend returns the entry of a frontend, whose service port is the present one.
+// frontend returns the entry of a frontend and sets its service port.
 func (t *tallies) frontend(f frontend, owner string) *entry {
 	e := t.frontends[f]
 	if e == nil {
@@ -116,7 +116,7 @@ func (t *tallies) port(owner string) *entry {
 	return e
 }
 
-// mark notes that a reading has seen an element, so that what it is about is kept.
+// mark records that a reading has seen an element, so that forget keeps its entries.
 func (t *tallies) mark(meanings *plan.Counters, e *nft.Counted, round int) {
 	if f := t.frontends[frontend{e.Set.Family, e.Key}]; f != nil && !meanings.OfPort(e.Set) {
 		f.round = round
@@ -132,8 +132,8 @@ func (t *tallies) mark(meanings *plan.Counters, e *nft.Counted, round int) {
 	}
 }
 
-// claimAddress finds the Service that an address belongs to of which unused ports were asked for: elements of addresses don't say it,
-// and go when all is written anew.
+// claimAddress finds the Service of an address with requests to unused ports. Elements for addresses do not name the Service, and
+// a full sync deletes them.
 func (t *tallies) claimAddress(e *nft.Counted, round int) {
 	address := frontend{e.Set.Family, e.Key.Cut(0, e.Set.Family.AddrLen())}
 	f := t.frontends[address]
@@ -149,7 +149,7 @@ func (t *tallies) claimAddress(e *nft.Counted, round int) {
 	f.owner = service
 }
 
-// settle takes up what source ranges have dropped.
+// settle updates the dropped packets of all tallies.
 func (t *tallies) settle() {
 	t.total.settle()
 	for _, e := range t.frontends {
@@ -160,7 +160,7 @@ func (t *tallies) settle() {
 	}
 }
 
-// forget drops what is about nothing any more, which a reading of everything has not seen.
+// forget removes entries without elements: a complete reading has not seen them.
 func (t *tallies) forget(round int) {
 	for k, e := range t.frontends {
 		if e.round < round {
@@ -175,22 +175,22 @@ func (t *tallies) forget(round int) {
 	t.kept = t.entries()
 }
 
-// Port is what the frontends of a service port have counted together.
+// Port holds the counts of all frontends of a service port together.
 type Port struct {
-	// Namespace and Service name it, with Port the name of the port; "" where there is one without a name, and for what belongs
-	// to no port of the Service. Names that are longer together than 127 bytes are cut at the end.
+	// Namespace, Service and Port name it. Port is "" for an unnamed port, and for counts that belong to no port of the Service.
+	// Names longer than 127 bytes together are truncated.
 	Namespace, Service, Port string
 	Counts
 }
 
-// Total returns what all Services have counted together, those that have gone included.
+// Total returns the counts of all Services together, including deleted ones.
 func (c *Counters) Total() Counts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.total.counts()
 }
 
-// Ports returns the service ports that have counted anything, in no order.
+// Ports returns the service ports with any count, unsorted.
 func (c *Counters) Ports() []Port {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -210,8 +210,8 @@ func names(owner string) (namespace, service, port string) {
 	return namespace, service, port
 }
 
-// Connections returns what each of the frontends has counted; it reads the kernel's counters before, for which it waits no longer than
-// patience, unless they were read lately. An error says that the numbers may be old; they are there nevertheless.
+// Connections returns the counts of each of the frontends. Unless the kernel's counters were read recently, it reads them and
+// waits up to patience. An error means that the returned counts may be old.
 func (c *Counters) Connections(frontends []model.Key, patience time.Duration) ([]Counts, error) {
 	err := c.Await(patience)
 	list := make([]Counts, len(frontends))
