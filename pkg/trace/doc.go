@@ -1,8 +1,7 @@
-// Package trace follows a packet through the rules of a table as the kernel has them, whatever they are: it does what each
-// expression does. Where a number is drawn, it goes all ways at once, each with its probability. Of the elements of maps it asks
-// for those alone that the packet's rules look up.
+// Package trace follows a packet through any rules in a table of the kernel: it evaluates each expression. Where a rule draws a
+// random number, it follows all ways, each with its probability. It reads only the elements that the packet's rules look up.
 //
-// In: a packet, a table's chains and rules, and what answers for single elements and for this machine's routes.
-// Out: where the packet goes, with which probability, what the receiver sees as its source, and why, in words.
-// Never: a socket, a clock, or anything sent.
+// In: a packet, a table's chains and rules, and functions that return single elements and this machine's routes.
+// Out: the packet's destinations with their probabilities, the source that the receiver sees, and the reasons, in words.
+// Never: opens a socket, reads a clock, sends a packet.
 package trace

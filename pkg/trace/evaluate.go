@@ -12,7 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// world is a packet on one of its ways, with what the kernel keeps beside it.
+// world is a packet on one of its ways, with the kernel's state about it.
 type world struct {
 	chance         float64
 	registers      [nft.Registers]byte
@@ -27,9 +27,9 @@ type world struct {
 	markedBy                *Step
 	steps                   []Step
 	misses                  []Fact
-	facts                   []Fact // of the rule that is at work
+	facts                   []Fact // of the current rule
 
-	// drawnFrom is the world that has drawn a number in the rule that is at work; nil if none was drawn.
+	// drawnFrom is the world that has drawn a number in the current rule; nil if there is none.
 	drawnFrom *world
 
 	verdict verdict
@@ -37,9 +37,9 @@ type world struct {
 	why     string
 }
 
-// verdict is what a rule has decided; none if it goes on.
+// verdict is the decision of a rule; none if the packet continues.
 type verdict struct {
-	is    kind
+	kind  kind
 	chain string
 }
 
@@ -49,14 +49,14 @@ const (
 	none kind = iota
 	broken
 	jump
-	goes
+	goTo
 	returns
 	accept
 	drop
-	ends // the outcome says how
+	final // outcome is set
 )
 
-// fork is a copy that can go another way.
+// fork returns a copy for another way.
 func (w *world) fork() *world {
 	c := *w
 	c.steps, c.misses, c.facts = slices.Clip(w.steps), slices.Clip(w.misses), slices.Clip(w.facts)
@@ -64,23 +64,23 @@ func (w *world) fork() *world {
 }
 
 func (w *world) end(o Outcome, why string) {
-	w.verdict, w.outcome, w.why = verdict{is: ends}, o, why
+	w.verdict, w.outcome, w.why = verdict{kind: final}, o, why
 }
 
 func (w *world) note(f Fact) { w.facts = append(w.facts, f) }
 
-// evaluator does what rules do, to many worlds at a time, so that few questions are asked for elements.
+// evaluator evaluates rules for many worlds at a time, so that it needs few requests for elements.
 type evaluator struct {
 	packet   Packet
 	table    *nft.ReadTable
 	elements Elements
 	routes   Routes
 	depth    int
-	// finished are those that a chain has decided on.
+	// finished are the worlds that the current base chain has decided.
 	finished []*world
 }
 
-// hook sends worlds through a base chain, and returns those that go on.
+// hook sends worlds through a base chain, and returns all of them. Those that it stopped have an outcome.
 func (e *evaluator) hook(ch *nft.ReadChain, worlds []*world) (on []*world, err error) {
 	e.finished = nil
 	for _, w := range worlds {
@@ -97,17 +97,17 @@ func (e *evaluator) hook(ch *nft.ReadChain, worlds []*world) (on []*world, err e
 	}
 	all := append(back, e.finished...)
 	for _, w := range all {
-		if w.verdict.is != ends {
+		if w.verdict.kind != final {
 			w.verdict = verdict{}
 		}
 	}
 	return all, nil
 }
 
-// maxDepth is how many chains the kernel lets a packet be in at once.
+// maxDepth is the kernel's limit of nested chains.
 const maxDepth = 16
 
-// chain sends worlds through a chain; it returns those that come back from it.
+// chain sends worlds through a chain, and returns those that return from it.
 func (e *evaluator) chain(name string, worlds []*world) (back []*world, err error) {
 	ch := e.table.Chains[name]
 	if ch == nil {
@@ -131,7 +131,7 @@ func (e *evaluator) chain(name string, worlds []*world) (back []*world, err erro
 	return append(back, live...), nil
 }
 
-// rule does a rule: next are the worlds that meet the next one, back those that leave the chain.
+// rule evaluates a rule. next are the worlds that continue with the next rule, back those that leave the chain.
 func (e *evaluator) rule(ch *nft.ReadChain, r *nft.ReadRule, worlds []*world) (next, back []*world, err error) {
 	active := worlds
 	for _, w := range active {
@@ -144,10 +144,10 @@ func (e *evaluator) rule(ch *nft.ReadChain, r *nft.ReadRule, worlds []*world) (n
 			return nil, nil, fmt.Errorf("chain %s: %w", ch.Name, err)
 		}
 		active = slices.DeleteFunc(slices.Clone(active), func(w *world) bool {
-			if w.verdict.is == broken {
+			if w.verdict.kind == broken {
 				w.verdict = verdict{}
 				if other := missed[w.drawnFrom]; other != nil && w.drawnFrom != nil {
-					other.chance += w.chance // numbers that have found nothing are all the same to the next rule
+					other.chance += w.chance // numbers without a match are the same to the next rule
 					return true
 				}
 				missed[w.drawnFrom] = w
@@ -155,10 +155,10 @@ func (e *evaluator) rule(ch *nft.ReadChain, r *nft.ReadRule, worlds []*world) (n
 				next = append(next, w)
 				return true
 			}
-			if w.verdict.is != none {
+			if w.verdict.kind != none {
 				decided = append(decided, w)
 			}
-			return w.verdict.is != none
+			return w.verdict.kind != none
 		})
 	}
 	line := nft.RuleLine(nft.Text(e.table.Family, r.Exprs, e.table.Sets), r.Comment)
@@ -170,7 +170,7 @@ func (e *evaluator) rule(ch *nft.ReadChain, r *nft.ReadRule, worlds []*world) (n
 	return append(next, more...), back, err
 }
 
-// miss keeps what a rule that didn't match had looked for.
+// miss records the failed lookups of a rule that did not match.
 func (w *world) miss() {
 	for _, f := range w.facts {
 		if f.Missing {
@@ -181,7 +181,7 @@ func (w *world) miss() {
 
 func (w *world) step(ch *nft.ReadChain, r *nft.ReadRule, line string) {
 	w.steps = append(w.steps, Step{
-		Hook: w.hook, Chain: ch.Name, Rule: line, Comment: r.Comment, Facts: w.facts, To: w.verdict.chain, Back: w.verdict.is == jump,
+		Hook: w.hook, Chain: ch.Name, Rule: line, Comment: r.Comment, Facts: w.facts, To: w.verdict.chain, Back: w.verdict.kind == jump,
 	})
 	for _, f := range w.facts {
 		if f.Did == didMark {
@@ -190,7 +190,7 @@ func (w *world) step(ch *nft.ReadChain, r *nft.ReadRule, line string) {
 	}
 }
 
-// decide does what verdicts say.
+// decide carries out the verdicts of worlds.
 func (e *evaluator) decide(worlds []*world) (next, back []*world, err error) {
 	groups := map[verdict][]*world{}
 	var order []verdict
@@ -203,13 +203,13 @@ func (e *evaluator) decide(worlds []*world) (next, back []*world, err error) {
 	}
 	for _, v := range order {
 		group := groups[v]
-		switch v.is {
-		case jump, goes:
+		switch v.kind {
+		case jump, goTo:
 			came, err := e.chain(v.chain, group)
 			if err != nil {
 				return nil, nil, err
 			}
-			if v.is == jump {
+			if v.kind == jump {
 				next = append(next, came...)
 			} else {
 				back = append(back, came...)
@@ -228,29 +228,29 @@ func (e *evaluator) decide(worlds []*world) (next, back []*world, err error) {
 	return next, back, nil
 }
 
-// decideBy turns a kernel's verdict into ours.
+// decideBy returns the verdict for a kernel's code.
 func decideBy(code int32, chain string) (verdict, bool) {
 	const nfDrop, nfAccept = 0, 1
 	switch code {
 	case unix.NFT_JUMP:
 		return verdict{jump, chain}, true
 	case unix.NFT_GOTO:
-		return verdict{goes, chain}, true
+		return verdict{goTo, chain}, true
 	case unix.NFT_RETURN:
-		return verdict{is: returns}, true
+		return verdict{kind: returns}, true
 	case unix.NFT_CONTINUE:
 		return verdict{}, true
 	case unix.NFT_BREAK:
-		return verdict{is: broken}, true
+		return verdict{kind: broken}, true
 	case nfDrop:
-		return verdict{is: drop}, true
+		return verdict{kind: drop}, true
 	case nfAccept:
-		return verdict{is: accept}, true
+		return verdict{kind: accept}, true
 	}
 	return verdict{}, false
 }
 
-// chainsAt lists the base chains of type nat at a hook, in the order in which packets meet them.
+// chainsAt returns the base chains of type nat at a hook, in the order of evaluation.
 func chainsAt(t *nft.ReadTable, hook uint32) (list []*nft.ReadChain) {
 	for _, ch := range t.Chains {
 		if ch.Type != "" && ch.Hook == hook {

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// expression does one expression in all worlds; those that there are then may be more.
+// expression evaluates one expression in all worlds. It may return more worlds.
 func (e *evaluator) expression(x nft.Expr, worlds []*world) ([]*world, error) {
 	switch x := x.Any.(type) {
 	case *expr.Numgen:
@@ -30,7 +30,7 @@ func (e *evaluator) expression(x nft.Expr, worlds []*world) ([]*world, error) {
 	return worlds, nil
 }
 
-// one does an expression that asks nobody for elements and draws nothing.
+// one evaluates an expression that neither looks up elements nor draws a number.
 func (e *evaluator) one(given nft.Expr, w *world) error {
 	switch x := given.Any.(type) {
 	case *expr.Payload:
@@ -77,12 +77,12 @@ func (e *evaluator) one(given nft.Expr, w *world) error {
 	return nil
 }
 
-// strange ends where nobody can say what the kernel would do.
+// strange ends a world at an expression whose effect is unknown.
 func (w *world) strange(x nft.Expr) {
 	w.end(Unknown, "trace cannot evaluate an expression of a rule: "+x.Name)
 }
 
-// store puts bytes into a register; the rest of the last word becomes 0.
+// store puts bytes into a register, and pads the last word with zeros.
 func (w *world) store(reg uint32, b []byte) {
 	at, ok := nft.Register(reg)
 	if !ok || at+len(b) > len(w.registers) {
@@ -96,7 +96,7 @@ func (w *world) store(reg uint32, b []byte) {
 
 func (w *world) storeWord(reg, v uint32) { w.store(reg, binary.NativeEndian.AppendUint32(nil, v)) }
 
-// load returns bytes of a register; nil if there are none.
+// load returns n bytes of a register; nil if there are none.
 func (w *world) load(reg uint32, n int) []byte {
 	at, ok := nft.Register(reg)
 	if !ok || at+n > len(w.registers) {
@@ -113,7 +113,7 @@ func (w *world) loadWord(reg uint32) uint32 {
 	return binary.NativeEndian.Uint32(b)
 }
 
-// payload knows the addresses and ports; what else is in a packet isn't known.
+// payload loads addresses and ports. Other parts of a packet are unknown.
 func (w *world) payload(p Packet, x *expr.Payload) {
 	header := w.header(p, x.Base)
 	if x.OperationType == expr.PayloadWrite || header == nil || int(x.Offset+x.Len) > len(header) {
@@ -123,7 +123,7 @@ func (w *world) payload(p Packet, x *expr.Payload) {
 	w.store(x.DestRegister, header[x.Offset:x.Offset+x.Len])
 }
 
-// header makes up what is known of a header. The source port is taken for one of those that nobody has a rule for.
+// header returns the known part of a header. The source port is an arbitrary one: no rule matches it.
 func (w *world) header(p Packet, base expr.PayloadBase) []byte {
 	const ttl, sourcePort = 64, 50000
 	switch {
@@ -238,7 +238,7 @@ func (w *world) bitwise(x *expr.Bitwise) {
 	w.store(x.DestRegister, out)
 }
 
-// byteOrder turns whole numbers round, and what is shorter than one not at all.
+// byteOrder converts whole numbers. Shorter values stay as they are.
 func (w *world) byteOrder(x *expr.Byteorder) {
 	b := bytes.Clone(w.load(x.SourceRegister, int(x.Len)))
 	if x.Size != 2 && x.Size != 4 || b == nil {
@@ -259,20 +259,20 @@ func (w *world) compare(x *expr.Cmp) {
 		expr.CmpOpGt: order > 0, expr.CmpOpGte: order >= 0,
 	}[x.Op]
 	if !holds {
-		w.verdict = verdict{is: broken}
+		w.verdict = verdict{kind: broken}
 	}
 }
 
-// between compares with both ends of a range, which are in it.
+// between compares with a range, inclusive.
 func (w *world) between(x *expr.Range) {
 	b := w.load(x.Register, len(x.FromData))
 	inside := bytes.Compare(b, x.FromData) >= 0 && bytes.Compare(b, x.ToData) <= 0
 	if inside == (x.Op == expr.CmpOpNeq) {
-		w.verdict = verdict{is: broken}
+		w.verdict = verdict{kind: broken}
 	}
 }
 
-// draw goes all ways that a number may lead.
+// draw returns a world for each possible number.
 func draw(x *expr.Numgen, worlds []*world) []*world {
 	out := make([]*world, 0, len(worlds)*int(x.Modulus))
 	for _, w := range worlds {
@@ -296,7 +296,7 @@ func draw(x *expr.Numgen, worlds []*world) []*world {
 	return out
 }
 
-// lookup asks for the elements of all worlds at once.
+// lookup looks up elements for all worlds in one request.
 func (e *evaluator) lookup(x *expr.Lookup, worlds []*world) error {
 	s := e.table.Sets[x.SetName]
 	if s == nil {
@@ -328,7 +328,7 @@ func (e *evaluator) lookup(x *expr.Lookup, worlds []*world) error {
 	return nil
 }
 
-// looked goes on with what has been found.
+// looked continues a world with the result of a lookup.
 func (w *world) looked(x *expr.Lookup, s *nft.Set, key nft.Value, f *nft.Found) {
 	fact := Fact{Set: s.Name, Key: s.KeyText(key), Missing: f == nil}
 	if f != nil {
@@ -337,7 +337,7 @@ func (w *world) looked(x *expr.Lookup, s *nft.Set, key nft.Value, f *nft.Found) 
 	w.note(fact)
 	switch {
 	case (f == nil) != x.Invert:
-		w.verdict = verdict{is: broken}
+		w.verdict = verdict{kind: broken}
 	case f == nil || !x.IsDestRegSet:
 	case s.Verdict:
 		v, ok := decideBy(f.Verdict, f.Chain)
@@ -352,7 +352,7 @@ func (w *world) looked(x *expr.Lookup, s *nft.Set, key nft.Value, f *nft.Found) 
 	}
 }
 
-// dynset changes a set for those who come later. What it would find there itself was found by a lookup before.
+// dynset ignores the update of a set, which only affects later packets. An earlier lookup covers the present content.
 func (w *world) dynset(x *expr.Dynset) {
 	const deletes = 2
 	did := "counts it"
@@ -377,10 +377,10 @@ func (w *world) nat(family nft.Family, x *expr.NAT) {
 		port = binary.BigEndian.Uint16(w.load(x.RegProtoMin, 2))
 	}
 	w.to, w.translated = netip.AddrPortFrom(addr, port), true
-	w.verdict = verdict{is: accept}
+	w.verdict = verdict{kind: accept}
 }
 
-// masquerade gives the packet this machine's address.
+// masquerade replaces the source by this machine's address.
 func (e *evaluator) masquerade(w *world) error {
 	source, err := e.routes.Masquerade(w.to.Addr())
 	if err != nil {
@@ -389,6 +389,6 @@ func (e *evaluator) masquerade(w *world) error {
 	if w.masqueraded = true; source.IsValid() {
 		w.source = source
 	}
-	w.verdict = verdict{is: accept}
+	w.verdict = verdict{kind: accept}
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Config is what a packet is followed through.
+// Config holds the rules and functions that Follow needs.
 type Config struct {
 	Table    *nft.ReadTable
 	Elements Elements
@@ -22,7 +22,7 @@ type Config struct {
 	Chains []nft.BaseChain
 }
 
-// Follow finds all ways that a packet may go.
+// Follow returns all ways of a packet.
 func Follow(c Config, p Packet) (*Trace, error) {
 	t := &Trace{Packet: p}
 	e := &evaluator{packet: p, table: c.Table, elements: c.Elements, routes: c.Routes}
@@ -50,7 +50,7 @@ func Follow(c Config, p Packet) (*Trace, error) {
 	}
 	for i := range t.Ways {
 		if t.Why != "" {
-			t.Ways[i].Why = "" // no rule has been met
+			t.Ways[i].Why = "" // no rule was evaluated
 		}
 	}
 	if t.Why == "" {
@@ -62,7 +62,7 @@ func Follow(c Config, p Packet) (*Trace, error) {
 	return t, nil
 }
 
-// through sends a packet by the hooks that it meets.
+// through sends a packet through its hooks.
 func (e *evaluator) through(worlds []*world) ([]*world, error) {
 	first := uint32(unix.NF_INET_PRE_ROUTING)
 	if e.packet.Own {
@@ -89,7 +89,7 @@ func (e *evaluator) through(worlds []*world) ([]*world, error) {
 	return append(all, leaving...), err
 }
 
-// at sends worlds through the chains of a hook. Chains of type nat are asked until one has translated the packet.
+// at sends worlds through the chains of a hook. Chains of type nat are skipped after one has translated the packet.
 func (e *evaluator) at(hook uint32, worlds []*world, translated func(*world) bool) ([]*world, error) {
 	for _, ch := range chainsAt(e.table, hook) {
 		var meet, pass []*world
@@ -109,7 +109,7 @@ func (e *evaluator) at(hook uint32, worlds []*world, translated func(*world) boo
 	return worlds, nil
 }
 
-// route finds the interface by which a packet leaves; none if it is for this machine.
+// route sets the interface by which a packet leaves; none for a packet to this machine.
 func (e *evaluator) route(w *world) error {
 	typ, err := e.routes.Type(w.to.Addr())
 	switch {
@@ -127,7 +127,7 @@ func (e *evaluator) route(w *world) error {
 	return err
 }
 
-// frontend takes the name of the Service port from what was found first.
+// frontend sets the name of the service port from the first element that was found.
 func (t *Trace) frontend(w *world) {
 	for _, s := range w.steps {
 		for _, f := range s.Facts {
@@ -138,7 +138,7 @@ func (t *Trace) frontend(w *world) {
 	}
 }
 
-// sameWay is what ways have in common that are shown as one.
+// sameWay holds the fields that ways must share to be shown as one.
 type sameWay struct {
 	outcome     Outcome
 	to          netip.AddrPort
@@ -147,7 +147,7 @@ type sameWay struct {
 	why         string
 }
 
-// ways joins worlds that come to the same end.
+// ways merges worlds with the same result.
 func (e *evaluator) ways(worlds []*world) ([]Way, error) {
 	index := map[sameWay]int{}
 	var list []Way
@@ -173,7 +173,7 @@ func (e *evaluator) ways(worlds []*world) ([]Way, error) {
 	return list, nil
 }
 
-// dropSteps leaves the steps to the first of ways that go alike: there may be thousands.
+// dropSteps keeps the steps only for the first one of similar ways: there may be thousands.
 func dropSteps(list []Way) {
 	type kind struct {
 		outcome     Outcome
@@ -190,7 +190,7 @@ func dropSteps(list []Way) {
 	}
 }
 
-// round makes sums of the same parts equal, whatever their order.
+// round makes sums equal that differ only in their order.
 func round(p float64) int { return int(p*1e9 + 0.5) }
 
 func (w *world) way() Way {
@@ -213,7 +213,7 @@ func (w *world) way() Way {
 	return way
 }
 
-// also lists what else stands on the way: the rules of others aren't followed.
+// also lists chains of other tables that may affect the packet: their rules are not followed.
 func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 	hooks := map[uint32]bool{unix.NF_INET_PRE_ROUTING: !e.packet.Own, unix.NF_INET_LOCAL_OUT: e.packet.Own}
 	for _, w := range worlds {
@@ -252,7 +252,8 @@ func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 	return list
 }
 
-// reached is the priority of our last chain at a hook in which a rule matched the packet on some way, or of our first chain there.
+// reached returns the priority of the program's last chain at a hook with a rule that matched the packet, or of its first chain
+// there.
 func (e *evaluator) reached(hook uint32, worlds []*world) (priority int32) {
 	for i, ch := range chainsAt(e.table, hook) {
 		matched := func(s Step) bool { return s.Chain == ch.Name }

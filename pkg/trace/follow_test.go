@@ -17,7 +17,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// fake is a kernel that holds a plan. Of ranges it knows only the first key. It counts what it is asked.
+// fake is a kernel that holds a plan. Of ranges it knows only the first key. It counts requests.
 type fake struct {
 	table     *nft.ReadTable
 	elements  map[string]map[nft.Value]*nft.Found
@@ -73,7 +73,7 @@ func (*fake) Out(netip.Addr) (string, netip.Addr, error) {
 
 func (*fake) Masquerade(netip.Addr) (netip.Addr, error) { return netip.MustParseAddr("192.0.2.1"), nil }
 
-// planned is a Service at 10.96.0.10:80 with a number of endpoints.
+// planned returns a plan for a Service at 10.96.0.10:80 with a number of endpoints.
 func planned(endpoints int, affinity time.Duration) *plan.Planner {
 	p := plan.New(plan.Options{Families: []model.Family{model.IPv4}, MasqueradeMark: 0x4000,
 		LocalPods: [2]plan.LocalPods{{Prefix: netip.MustParsePrefix("10.244.0.0/16")}}})
@@ -118,7 +118,7 @@ func TestEveryEndpointIsAsLikely(t *testing.T) {
 		if len(seen) != n || got.Frontend != "shop/web:http" {
 			t.Errorf("of %d endpoints %d are reached, the frontend is %q", n, len(seen), got.Frontend)
 		}
-		const asked = 12 // all elements that a rule looks up for all ways are asked for at once
+		const asked = 12 // one request for all elements that a rule looks up on all ways
 		if k.questions > asked {
 			t.Errorf("%d questions for %d endpoints, want %d at most", k.questions, n, asked)
 		}
@@ -168,11 +168,11 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// remember makes the client 10.244.0.9 one of the second endpoint.
+// remember stores the second endpoint for the client 10.244.0.9.
 func remember(k *fake) {
 	for key, f := range k.elements["backends"] {
 		if data := f.Data; data == nft.Endpoint(netip.MustParseAddrPort("10.244.1.2:8080")) {
-			id, err := nft.ValueOf(key.Bytes()[4:]) // behind the protocol
+			id, err := nft.ValueOf(key.Bytes()[4:]) // without the protocol
 			if err != nil {
 				panic(err)
 			}
@@ -194,8 +194,8 @@ func TestLoopsEnd(t *testing.T) {
 	}
 }
 
-// TestLookupsHaveWords compares the names of sets in the words of rules with the sets of the tables: a set that a rule without a comment
-// looks up has words, and all words belong to a set.
+// TestLookupsHaveWords compares the sets that have words with the sets of the tables: each set that a rule without a comment
+// looks up must have words, and each entry must belong to a set.
 func TestLookupsHaveWords(t *testing.T) {
 	table := planned(3, time.Hour).Tables()[0]
 	exists := map[string]bool{}

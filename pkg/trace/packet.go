@@ -14,13 +14,13 @@ import (
 type Packet struct {
 	From netip.Addr
 	To   netip.AddrPort
-	// Protocol is the number of the transport protocol.
+	// Protocol is the transport protocol number.
 	Protocol uint8
-	// Own says that this machine sends it; otherwise it arrives by Interface.
+	// Own is true if this machine sends the packet. Otherwise it arrives by Interface.
 	Own       bool
 	Interface string
-	// NoRoute says that this machine has no route: back to the source, or, for its own packets, to the destination, without which it
-	// doesn't even begin to send.
+	// NoRoute is true if this machine has no route: back to the source, or, for its own packets, to the destination. In the latter
+	// case it sends no packet.
 	NoRoute bool
 }
 
@@ -40,65 +40,65 @@ func (p Packet) family() nft.Family {
 	return nft.IPv6
 }
 
-// ProtocolName is the word for a transport protocol.
+// ProtocolName returns the name of a transport protocol.
 func ProtocolName(p uint8) string {
 	return cmp.Or(nft.ProtocolName(p), fmt.Sprintf("protocol-%d", p))
 }
 
-// Elements answers for single elements of sets.
+// Elements looks up single elements of sets.
 type Elements interface {
 	Get(s *nft.Set, keys []nft.Value) ([]*nft.Found, error)
 }
 
-// Routes answers for this machine's routes.
+// Routes looks up this machine's routes.
 type Routes interface {
-	// Type is the type of an address to this machine, as RTN_LOCAL.
+	// Type returns the route type of an address, such as RTN_LOCAL.
 	Type(addr netip.Addr) (uint32, error)
-	// Out is the interface by which packets to an address leave, and the address that they leave with where this machine sends them.
+	// Out returns the interface for packets to an address, and their source if this machine sends them.
 	Out(to netip.Addr) (device string, source netip.Addr, err error)
-	// Masquerade is the address that packets to an address have when they leave masqueraded.
+	// Masquerade returns the source of masqueraded packets to an address.
 	Masquerade(to netip.Addr) (netip.Addr, error)
 }
 
-// Outcome is what becomes of a packet.
+// Outcome is the result for a packet.
 type Outcome string
 
 // The outcomes.
 const (
-	// Untouched: no rule of the table does anything to it; it goes where it would without.
+	// Untouched: no rule of the table affects it.
 	Untouched Outcome = "untouched"
-	// Translated: it goes to an endpoint.
+	// Translated: it is sent to an endpoint.
 	Translated Outcome = "translated"
-	// Refused: the sender is told at once.
+	// Refused: the sender gets an error at once.
 	Refused Outcome = "refused"
-	// Dropped: the sender waits.
+	// Dropped: the sender gets no answer.
 	Dropped Outcome = "dropped"
-	// Unknown: a rule has something that this package doesn't follow.
+	// Unknown: a rule has an expression that this package cannot evaluate.
 	Unknown Outcome = "unknown"
 )
 
-// Way is one of the ways that a packet may go.
+// Way is one possible way of a packet.
 type Way struct {
 	Probability float64 `json:"probability"`
 	Outcome     Outcome `json:"outcome"`
-	// To is where it goes in the end, Source whom the receiver sees.
+	// To is its final destination, Source the source that the receiver sees.
 	To     netip.AddrPort `json:"to"`
 	Source netip.Addr     `json:"source"`
-	// Masqueraded says that Source is this machine's instead of the sender's.
+	// Masqueraded is true if Source is this machine's address instead of the sender's.
 	Masqueraded bool `json:"masqueraded"`
-	// Here says that it is for this machine itself, NoRoute that this machine has no route to it.
+	// Here is true if the destination is this machine, NoRoute if this machine has no route to it.
 	Here    bool `json:"here,omitempty"`
 	NoRoute bool `json:"noRoute,omitempty"`
-	// How says how the sender is told.
+	// How is the kind of error that the sender gets.
 	How string `json:"how,omitempty"`
-	// Why says in words why it goes this way; MasqueradedWhy why its source is another.
+	// Why is the reason for this way in words, MasqueradedWhy the reason for masquerading.
 	Why            string `json:"why"`
 	MasqueradedWhy string `json:"masqueradedWhy,omitempty"`
-	// Steps are the rules that have done something; only the first of ways that go alike has them.
+	// Steps are the rules with an effect. Of several similar ways, only the first has steps.
 	Steps []Step `json:"steps,omitempty"`
 }
 
-// Step is a rule that has done something to the packet.
+// Step is a rule with an effect on the packet.
 type Step struct {
 	Hook  string `json:"hook"`
 	Chain string `json:"chain"`
@@ -106,41 +106,41 @@ type Step struct {
 	Rule    string `json:"rule"`
 	Comment string `json:"comment,omitempty"`
 	Facts   []Fact `json:"facts,omitempty"`
-	// To is the chain that the packet went to next; Back says that it may come back from there.
+	// To is the next chain of the packet. Back is true if the packet may return from it.
 	To   string `json:"to,omitempty"`
 	Back bool   `json:"back,omitempty"`
 }
 
-// Fact is something that a rule found or did.
+// Fact is the result of a lookup, or an action of a rule.
 type Fact struct {
-	// Set, Key, Value and Comment are those of an element that was found. Missing says that there was none.
+	// Set, Key, Value and Comment describe an element. Missing is true if there was none.
 	Set     string `json:"set,omitempty"`
 	Key     string `json:"key,omitempty"`
 	Value   string `json:"value,omitempty"`
 	Comment string `json:"comment,omitempty"`
 	Missing bool   `json:"missing,omitempty"`
-	// Drawn is how many numbers one was drawn of.
+	// Drawn is the number of possible values of a random number.
 	Drawn uint32 `json:"drawn,omitempty"`
-	// Did is what was done, in words.
+	// Did is the action, in words.
 	Did string `json:"did,omitempty"`
 }
 
-// Trace is what a packet may do.
+// Trace is the result for a packet.
 type Trace struct {
 	Packet Packet `json:"-"`
-	// Frontend is the name of the Service port, "" if the packet is for none; Via are its address, protocol and port.
+	// Frontend is the name of the service port, or "". Via is its address, protocol and port.
 	Frontend string `json:"frontend"`
-	// Why says why there is no rule to follow, if there isn't.
+	// Why is the reason why no rule was followed, or "".
 	Why  string `json:"why,omitempty"`
 	Ways []Way  `json:"ways"`
-	// Hints are further things that may explain it.
+	// Hints are other facts that may explain the result.
 	Hints []string `json:"hints,omitempty"`
-	// Also lists base chains of other tables on the way that may stop it.
+	// Also lists base chains of other tables on the way that may drop the packet.
 	Also []string `json:"also,omitempty"`
 }
 
-// From makes a packet that comes from an address: one of this machine's own, or invalid for whichever it would send with, or one that is
-// reached by an interface.
+// From returns a packet from an address: one of this machine's own, an invalid one for the source that this machine would choose,
+// or a remote one.
 func From(from netip.Addr, to netip.AddrPort, protocol uint8, routes Routes) (Packet, error) {
 	p := Packet{From: from, To: to, Protocol: protocol, Own: !from.IsValid()}
 	if from.IsValid() && from.Is4() != to.Addr().Is4() {

@@ -40,7 +40,7 @@ func (w *world) reason() string {
 	return cmp.Or(meaning, "a rule translates it")
 }
 
-// remembered tells whether the endpoint is the one that the client had before.
+// remembered reports whether session affinity chose the endpoint.
 func (w *world) remembered() bool {
 	known := false
 	for _, s := range w.steps {
@@ -52,7 +52,7 @@ func (w *world) remembered() bool {
 	return known
 }
 
-// stopped says why a packet is refused or dropped: the rule that decided has a comment, or led to a chain that has a meaning.
+// stopped returns the reason why a packet is rejected or dropped: the comment of the deciding rule, or the meaning of its chain.
 func (w *world) stopped() string {
 	if w.outcome == Dropped && w.why != "" {
 		return w.why
@@ -72,7 +72,7 @@ func (w *world) stopped() string {
 		}
 	}
 	why = cmp.Or(last.Comment, why)
-	// What was a Service's and came to the rules for what nobody has translated has lost its way before.
+	// A packet to a Service that reaches the rules for untranslated packets was missed by the earlier rules.
 	unclaimed := func(s Step) bool { return strings.HasSuffix(s.Chain, "-unclaimed") && s.To != plan.ServicesSet }
 	if found(w.steps) && slices.ContainsFunc(w.steps, unclaimed) {
 		why = w.broken() + ", and then: " + why
@@ -80,7 +80,7 @@ func (w *world) stopped() string {
 	return why
 }
 
-// found tells whether the destination was a Service's.
+// found reports whether the destination is a Service's.
 func found(steps []Step) bool {
 	return slices.ContainsFunc(steps, func(s Step) bool {
 		return slices.ContainsFunc(s.Facts, func(f Fact) bool {
@@ -89,14 +89,14 @@ func found(steps []Step) bool {
 	})
 }
 
-// isClusterIP tells whether the destination was found to be a Service's, whatever the port.
+// isClusterIP reports whether the destination address is a Service's, on any port.
 func (w *world) isClusterIP() bool {
 	return slices.ContainsFunc(w.steps, func(s Step) bool {
 		return slices.ContainsFunc(s.Facts, func(f Fact) bool { return f.Set == "cluster-ips" && !f.Missing })
 	})
 }
 
-// untouched says why no rule has translated the packet.
+// untouched returns the reason why no rule has translated the packet.
 func (w *world) untouched() string {
 	if !found(w.steps) {
 		return "not a Service's address and port"
@@ -104,7 +104,7 @@ func (w *world) untouched() string {
 	return "a Service has this address and port, but " + w.broken()
 }
 
-// broken says what is missing where a Service's packet isn't translated.
+// broken returns the missing part if a Service's packet is not translated.
 func (w *world) broken() string {
 	for _, f := range slices.Backward(w.misses) {
 		if !slices.Contains(usuallyMissed, f.Set) && !plan.Remembers(f.Set) {
@@ -114,12 +114,12 @@ func (w *world) broken() string {
 	return "no rule translates it"
 }
 
-// usuallyMissed are sets in which most packets find nothing.
+// usuallyMissed are sets in which most packets find no element.
 var usuallyMissed = []string{
 	plan.ServicesSet, plan.NodePortsSet, plan.NodeAddressesSet, plan.LeaseSet, "cluster-ips", "service-cidrs", "hairpin",
 }
 
-// whyMasqueraded is the comment of what asked for it.
+// whyMasqueraded returns the comment of the rule or element that requested it.
 func (w *world) whyMasqueraded() string {
 	if w.markedBy != nil {
 		return w.markedBy.Comment
@@ -132,7 +132,7 @@ func (w *world) whyMasqueraded() string {
 	return ""
 }
 
-// hints looks for what may have been meant where no Service was found, and says what else is wrong.
+// hints suggests the intended Service if none was found, and lists other faults.
 func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) {
 	lease := func(f Fact) bool { return f.Set == plan.LeaseSet && f.Missing }
 	for _, w := range worlds {
