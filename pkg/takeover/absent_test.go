@@ -11,8 +11,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// Looking and cleaning where nothing is makes no table, one of iptables-legacy costs every packet, and loads no module. This test
-// comes before those that do.
+// Without leftovers, Look and Cleanup neither create a table (one of iptables-legacy slows down every packet) nor load a module.
+// This test runs before those that do.
 func TestNothingIsMadeOrLoaded(t *testing.T) {
 	lab.EnterNamespace(t)
 	before, modules := generation(t), loaded(t)
@@ -35,7 +35,7 @@ func TestNothingIsMadeOrLoaded(t *testing.T) {
 	}
 }
 
-// loaded lists the kernel's modules; those that are built in don't change.
+// loaded returns the loaded kernel modules.
 func loaded(t *testing.T) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir("/sys/module")

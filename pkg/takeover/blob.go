@@ -7,27 +7,27 @@ import (
 	"fmt"
 )
 
-// hooks are the built-in chains by the number of their hook.
+// hooks are the built-in chains by hook number.
 var hooks = [5]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
-// tableInfo says where in a table's entries the built-in chains are (struct ipt_getinfo, from valid_hooks on).
+// tableInfo holds the offsets of the built-in chains in a table's entries (struct ipt_getinfo, from valid_hooks on).
 type tableInfo struct {
 	ValidHooks            uint32
 	HookEntry, Underflow  [5]uint32
 	NumEntries, EntrySize uint32
 }
 
-// blob is the content of a table of iptables-legacy, as the kernel hands it out (linux/netfilter/x_tables.h): entries one
-// after the other, each with a header, matches and a target. A chain is a run of entries, a jump the offset of one. A user's
-// chain begins with an entry that has its name in a target called ERROR, and every chain ends with one that stands for its
-// policy, or for the return.
+// blob is the content of a table of iptables-legacy, as the kernel returns it (linux/netfilter/x_tables.h): a sequence of
+// entries, each with a header, matches and a target. A chain is a range of entries, a jump the offset of one. A user-defined
+// chain begins with an entry whose target is called ERROR and holds the chain's name. Every chain ends with an entry for its
+// policy or for the return.
 type blob struct {
 	tableInfo
 	layout
 	entries []byte
 }
 
-// layout is where in struct ipt_entry or ip6t_entry target_offset and next_offset are, and how long it is.
+// layout holds the offset of target_offset and next_offset in struct ipt_entry or ip6t_entry, and the size of the struct.
 type layout struct{ offsets, size int }
 
 var (
@@ -38,7 +38,7 @@ var (
 // counterSize is the size of struct xt_counters.
 const counterSize = 16
 
-// errLayout is what is wrong with a table that isn't as the kernel makes it.
+// errLayout means that a table differs from the layout that the kernel makes.
 var errLayout = errors.New("unexpected layout")
 
 // entry is one entry of a blob.
@@ -74,7 +74,7 @@ func cString(b []byte) string {
 	return string(b)
 }
 
-// verdict returns what a standard target does: jump to an offset, or if negative, a verdict or return.
+// verdict returns the value of a standard target: an offset to jump to, or if negative, a verdict or return.
 func (b *blob) verdict(e entry) (v int, standard bool) {
 	if nameOf(b.entries[e.target:]) != "" || e.next < e.target+targetHeader+4 {
 		return 0, false
@@ -82,13 +82,13 @@ func (b *blob) verdict(e entry) (v int, standard bool) {
 	return int(int32(binary.NativeEndian.Uint32(b.entries[e.target+targetHeader:]))), true
 }
 
-// jump returns the offset to which an entry jumps. A rule without a target has its own end for one.
+// jump returns the offset to which an entry jumps. A rule without a target jumps to its own end.
 func (b *blob) jump(e entry) (offset int, jumps bool) {
 	v, standard := b.verdict(e)
 	return v, standard && v >= 0 && v != e.next
 }
 
-// chainName returns the name of the chain that begins with an entry, or of the end of the table: "ERROR".
+// chainName returns the name of the chain that begins with an entry. It returns "ERROR" at the end of the table.
 func (b *blob) chainName(e entry) (string, bool) {
 	const longest = 30
 	data := b.entries[e.target+targetHeader : e.next]
@@ -113,19 +113,19 @@ func (b *blob) comment(e entry) string {
 	return ""
 }
 
-// content is a blob taken apart. Every entry belongs to a chain, its first or last one or a rule, save the end of the table.
+// content is a parsed blob. Every entry except the end of the table belongs to a chain: it is its first or last entry, or a rule.
 type content struct {
 	ruleset
 	entries []entry
-	// chainOf is the chain of each entry, ruleOf the place of each that is a rule in the ruleset, -1 for others.
+	// chainOf is the chain of each entry. ruleOf is the index of each rule in the ruleset, -1 for other entries.
 	chainOf []string
 	ruleOf  []int
 }
 
-// verdictDrop is how a standard target says that it drops: -NF_DROP-1.
+// verdictDrop is the value of a standard target that drops: -NF_DROP-1.
 const verdictDrop = -1
 
-// parse takes a blob apart.
+// parse parses a blob.
 func (b *blob) parse(table string) (*content, error) {
 	c := &content{ruleset: ruleset{table: table}}
 	first := map[int]string{}
@@ -136,7 +136,7 @@ func (b *blob) parse(table string) (*content, error) {
 			last[name], isLast[int(b.Underflow[h])] = int(b.Underflow[h]), true
 		}
 	}
-	starts := map[int]string{} // where a jump to a chain leads
+	starts := map[int]string{} // offset to which a jump to a chain leads
 	var begins []bool
 	current := ""
 	for offset := 0; offset < len(b.entries); {
@@ -190,7 +190,7 @@ func (b *blob) parse(table string) (*content, error) {
 	return c, nil
 }
 
-// without makes the blob without what is to be removed; of each of its entries it tells the place in the old one.
+// without returns the blob without the removed parts, and for each of its entries the index in the old one.
 func (b *blob) without(c *content, r *removal) (*blob, []int, error) {
 	goes := map[int]bool{}
 	for _, i := range r.jumps {
@@ -198,7 +198,7 @@ func (b *blob) without(c *content, r *removal) (*blob, []int, error) {
 	}
 	out := &blob{tableInfo: b.tableInfo, layout: b.layout}
 	var from []int
-	moved := map[int]int{} // old offset to new one, of an entry that is gone to that of the one after it
+	moved := map[int]int{} // old offset to new one; for a removed entry, that of the next entry
 	for i, e := range c.entries {
 		moved[e.offset] = len(out.entries)
 		if r.chains[c.chainOf[i]] || c.ruleOf[i] >= 0 && goes[c.ruleOf[i]] {
@@ -207,7 +207,7 @@ func (b *blob) without(c *content, r *removal) (*blob, []int, error) {
 		from = append(from, i)
 		out.entries = append(out.entries, b.entries[e.offset:e.next]...)
 	}
-	if err := out.mend(b, moved); err != nil {
+	if err := out.fixJumps(b, moved); err != nil {
 		return nil, nil, err
 	}
 	out.NumEntries, out.EntrySize = uint32(len(from)), uint32(len(out.entries))
@@ -220,8 +220,8 @@ func (b *blob) without(c *content, r *removal) (*blob, []int, error) {
 	return out, from, nil
 }
 
-// mend makes jumps lead to where their chains are now.
-func (b *blob) mend(old *blob, moved map[int]int) error {
+// fixJumps updates jumps to the new offsets of their chains.
+func (b *blob) fixJumps(old *blob, moved map[int]int) error {
 	for offset := 0; offset < len(b.entries); {
 		e, err := b.at(offset)
 		if err != nil {

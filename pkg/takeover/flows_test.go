@@ -20,7 +20,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// addresses are what the rules in testdata are about, by family.
+// addresses are those of the rules in testdata, by family.
 var addresses = [2]struct {
 	web, dns, empty, external netip.Addr
 	service, pods             string
@@ -35,10 +35,10 @@ var addresses = [2]struct {
 	},
 }
 
-// webName is the Service that has all kinds of addresses.
+// webName is the Service with all kinds of addresses.
 var webName = types.NamespacedName{Namespace: "default", Name: "web"}
 
-// ours is a plan for the Services that testdata is about; local pods are recognised or not.
+// ours returns a plan for the Services in testdata, with or without recognition of local pods.
 func ours(l *lab.Lab, pods bool) (*plan.Planner, *model.Service) {
 	options := plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000, AnyNodeAddress: [2]bool{true, true}}
 	web := &model.Service{Name: webName}
@@ -86,7 +86,7 @@ type flow struct {
 	lines *bufio.Reader
 }
 
-// check sends something by a flow and awaits the answer.
+// check sends a message and awaits the reply.
 func (f *flow) check(t testing.TB) {
 	t.Helper()
 	_ = f.SetDeadline(time.Now().Add(3 * time.Second))
@@ -99,7 +99,7 @@ func (f *flow) check(t testing.TB) {
 	}
 }
 
-// switchOver is a lab in which kube-proxy served and we are to.
+// switchOver is a lab in which this program replaces kube-proxy.
 type switchOver struct {
 	*lab.Lab
 	flows   []*flow
@@ -119,7 +119,7 @@ func newSwitchOver(t *testing.T) *switchOver {
 	if _, err := s.Pods[1].Serve(model.UDP, 5353); err != nil {
 		t.Fatal(err)
 	}
-	// Something of the node's own that nobody is to reach by a Service's address.
+	// A port of the node that must not be reachable at a Service's address.
 	if _, err := s.Node.Serve(model.TCP, 22); err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +134,7 @@ func (s *switchOver) on(t testing.TB, f func() error) {
 	}
 }
 
-// clients are who connects to what.
+// clients returns clients with the frontends to which they connect.
 func (s *switchOver) clients(f model.Family) []struct {
 	host  *lab.Host
 	proto model.Protocol
@@ -155,7 +155,7 @@ func (s *switchOver) clients(f model.Family) []struct {
 	}
 }
 
-// connect opens a flow of every kind, by whatever rules there are.
+// connect opens a flow of every kind, under the present rules.
 func (s *switchOver) connect(t testing.TB) {
 	t.Helper()
 	for _, f := range model.Families {
@@ -178,7 +178,7 @@ func (s *switchOver) connect(t testing.TB) {
 	}
 }
 
-// check checks the flows that are open, and opens new ones.
+// check checks the open flows, and opens new ones.
 func (s *switchOver) check(t testing.TB, when string) {
 	t.Helper()
 	for _, f := range s.flows {
@@ -201,7 +201,7 @@ func (s *switchOver) check(t testing.TB, when string) {
 	}
 }
 
-// serve puts our tables in place.
+// serve writes the program's tables.
 func (s *switchOver) serve(t testing.TB, pods bool) {
 	t.Helper()
 	s.planner, s.web = ours(s.Lab, pods)
@@ -224,7 +224,7 @@ func (s *switchOver) setWeb(t testing.TB, web *model.Service) {
 	})
 }
 
-// take removes what kube-proxy left, as far as it can be.
+// take removes kube-proxy's objects that are not in use.
 func (s *switchOver) take(t testing.TB) (busy int) {
 	t.Helper()
 	logger, _ := logged(t)
@@ -235,7 +235,7 @@ func (s *switchOver) take(t testing.TB) (busy int) {
 	return busy
 }
 
-// left counts what is left.
+// left counts the remaining objects.
 func (s *switchOver) left(t testing.TB) (l Leftovers) {
 	t.Helper()
 	s.on(t, func() (err error) {
@@ -261,7 +261,8 @@ func (s *switchOver) sh(t testing.TB, stdin, name string, args ...string) string
 	return string(out)
 }
 
-// Connections that kube-proxy's iptables rules have translated go on when the rules go, and new ones are ours.
+// Connections that kube-proxy's iptables rules translated continue after the removal of the rules. New connections meet the
+// program's rules.
 func TestConnectionsOutliveTheRules(t *testing.T) {
 	for _, b := range backends {
 		t.Run(string(b), func(t *testing.T) {

@@ -2,8 +2,8 @@ package takeover
 
 import "slices"
 
-// LegacyForwardDrops lists the commands, iptables-legacy and ip6tables-legacy, in whose table filter the chain FORWARD drops what no
-// rule accepts. A table that isn't there isn't asked for.
+// LegacyForwardDrops returns the commands, iptables-legacy or ip6tables-legacy, whose chain FORWARD of table filter has the
+// policy to drop. It does not read missing tables, because that would create them.
 func LegacyForwardDrops() (commands []string, err error) {
 	err = eachLegacy(func(s *xtables, table string) error {
 		if table != "filter" {

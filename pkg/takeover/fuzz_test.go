@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tableOf builds a table as the kernel lays it out: entries with a comment, or none, and a target with its data.
+// tableOf builds a table in the kernel's layout: entries with or without a comment, and a target with its data.
 type tableOf struct {
 	blob
 }
@@ -51,7 +51,7 @@ func (b *tableOf) verdict(comment string, v int) int {
 
 const accepts, returns = -2, -5
 
-// kubeProxysTable has a chain of kube-proxy, a rule that leads to it, and somebody else's chain.
+// kubeProxysTable returns a table with a chain of kube-proxy, a rule that leads to it, and another program's chain.
 func kubeProxysTable(l layout) blob {
 	b := tableOf{blob{layout: l}}
 	b.ValidHooks = 1
@@ -82,8 +82,8 @@ func encodeInfo(i tableInfo) []byte {
 	return b
 }
 
-// Whatever a table looks like, nothing panics. Without anything to remove it stays byte for byte as it is; otherwise what is left is
-// a table again, with all that isn't kube-proxy's.
+// No table causes a panic. A table without kube-proxy's objects stays the same byte for byte. Otherwise the rest is a valid table
+// with all other objects.
 func FuzzTable(f *testing.F) {
 	for _, l := range []layout{layout4, layout6} {
 		b := kubeProxysTable(l)
@@ -118,7 +118,7 @@ func FuzzTable(f *testing.F) {
 	})
 }
 
-// checkRest compares the chains and rules that are left with those that were to stay.
+// checkRest compares the remaining chains and rules with the expected ones.
 func checkRest(t *testing.T, before *content, r *removal, rest *blob) {
 	t.Helper()
 	after, err := rest.parse("nat")
@@ -141,7 +141,7 @@ func checkRest(t *testing.T, before *content, r *removal, rest *blob) {
 	}
 }
 
-// Whatever ipvs and ipset answer, nothing panics; a virtual server is named to the kernel as it was read.
+// No answer of ipvs or ipset causes a panic. A virtual server is encoded as it was decoded.
 func FuzzAnswers(f *testing.F) {
 	genl := make([]byte, nl.SizeofGenlmsg)
 	for _, s := range []server{
@@ -174,7 +174,7 @@ func FuzzAnswers(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// To the kernel an address may be as short as it is; from it, it comes with room for the longer one.
+		// The kernel accepts short addresses, but returns them with padding to the longer length.
 		m[svcAddr] = append(bytes.Clone(m[svcAddr]), make([]byte, 16)...)[:16]
 		if got, ok := serverOf(m); !ok || got != want {
 			t.Errorf("read %v, named %v", want, got)

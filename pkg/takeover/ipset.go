@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ipsetModule is there once the kernel has ipset: asking without would load the module.
+// ipsetModule exists if the kernel has ipset. A request without it would load the module.
 const ipsetModule = "/sys/module/ip_set"
 
-// kubeProxysIPSets lists the sets that have a name of kube-proxy's.
+// kubeProxysIPSets returns the sets with a name of kube-proxy's.
 func kubeProxysIPSets() (list []string, err error) {
 	if _, err := os.Stat(ipsetModule); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -43,7 +43,7 @@ func kubeProxysIPSets() (list []string, err error) {
 	return list, nil
 }
 
-// ipsetName returns the name of the set that a message is about, if any.
+// ipsetName returns the name of the set in a message, or "".
 func ipsetName(m []byte) (string, error) {
 	if len(m) < nl.SizeofNfgenmsg {
 		return "", nil
@@ -52,7 +52,7 @@ func ipsetName(m []byte) (string, error) {
 	return string(bytes.TrimRight(attributes[nl.IPSET_ATTR_SETNAME], "\x00")), err
 }
 
-// removeIPSets removes kube-proxy's sets; rules that use them must have gone.
+// removeIPSets removes kube-proxy's sets. Rules that use them must be removed before.
 func removeIPSets(note *notes) error {
 	list, err := kubeProxysIPSets()
 	if err != nil {

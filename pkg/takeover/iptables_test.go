@@ -21,7 +21,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// backend is one of the two of iptables.
+// backend is one of the two backends of iptables.
 type backend string
 
 var backends = []backend{"nft", "legacy"}
@@ -62,7 +62,7 @@ func (b backend) save(t testing.TB) string {
 	return regexp.MustCompile("(?m)^#.*\n").ReplaceAllString(out, "")
 }
 
-// more appends rules behind kube-proxy's: somebody's that were made later.
+// more appends another program's rules behind kube-proxy's.
 func (b backend) more(t testing.TB) {
 	t.Helper()
 	for _, c := range commands {
@@ -77,8 +77,8 @@ func (b backend) more(t testing.TB) {
 	b.countPolicies(t)
 }
 
-// countPolicies gives the built-in chains the counters that somebody's file says: iptables-legacy-restore sets those to zero
-// that aren't in its file.
+// countPolicies sets the counters of built-in chains from another file: iptables-legacy-restore resets those that are missing in
+// its file.
 func (b backend) countPolicies(t testing.TB) {
 	t.Helper()
 	rules := regexp.MustCompile("(?m)^([-[].*|:.* - .*)\n")
@@ -107,7 +107,7 @@ func command(t testing.TB, stdin, name string, args ...string) string {
 	return string(out)
 }
 
-// kubeProxy leaves what kube-proxy's mode makes in iptables, in the same form in which the real one made it.
+// kubeProxy creates the iptables rules of a kube-proxy mode, in the form in which kube-proxy made them.
 func kubeProxy(t testing.TB, b backend, mode string) {
 	t.Helper()
 	switch mode {
@@ -122,7 +122,7 @@ func kubeProxy(t testing.TB, b backend, mode string) {
 	}
 }
 
-// makeAccount makes an object that counts, to which a rule of mode iptables refers by its name.
+// makeAccount creates an accounting object to which a rule of mode iptables refers by name.
 func makeAccount(t testing.TB, name string) {
 	t.Helper()
 	const subsystem, newAccount, accountName = 7, 0, 1
@@ -134,7 +134,7 @@ func makeAccount(t testing.TB, name string) {
 	}
 }
 
-// generation is the number of changes to nftables so far.
+// generation returns the number of changes to nftables so far.
 func generation(t testing.TB) uint32 {
 	t.Helper()
 	conn, err := nft.Open()
@@ -158,13 +158,13 @@ func look(t testing.TB) Leftovers {
 	return l
 }
 
-// logged is a log and what was written to it.
+// logged returns a logger, and a function that returns its output.
 func logged(t testing.TB) (klog.Logger, func() string) {
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	return logger, logger.GetSink().(ktesting.Underlier).GetBuffer().String
 }
 
-// Everybody else's rules are afterwards as they would be had kube-proxy never been there: order, data, counters.
+// Afterwards, all other rules are the same as without kube-proxy: order, data, counters.
 func TestOnlyKubeProxysRulesGo(t *testing.T) {
 	for _, b := range backends {
 		for _, mode := range []string{"iptables", "ipvs"} {
@@ -199,7 +199,7 @@ func TestOnlyKubeProxysRulesGo(t *testing.T) {
 					strings.Count(log(), "The policy of chain FORWARD is drop") != len(families) {
 					t.Errorf("log:\n%s", log())
 				}
-				// What isn't there is no error, and nothing is done.
+				// Missing objects are no error, and nothing changes.
 				before = generation(t)
 				if err := Cleanup(logger, nil); err != nil {
 					t.Error(err)
@@ -220,7 +220,7 @@ func TestHalfGoneStates(t *testing.T) {
 			name string
 			edit func(text string) string
 			kept []string
-			// nft is an edit of the ruleset that only nft can make.
+			// nft is a change that only nft can make.
 			nft string
 		}{
 			{name: "no jumps", edit: func(s string) string { return jumps.ReplaceAllString(s, "") }},
@@ -274,7 +274,7 @@ func TestHalfGoneStates(t *testing.T) {
 				if diff := cmp.Diff(want, left); diff != "" {
 					t.Errorf("chains left (-want +got):\n%s", diff)
 				}
-				// A kubelet may have made the one that stays: it doesn't count.
+				// A kubelet may have made the chain that stays, so it is not counted.
 				if there := look(t); there.any() {
 					t.Errorf("leftovers: %v", there)
 				}
@@ -283,7 +283,7 @@ func TestHalfGoneStates(t *testing.T) {
 	}
 }
 
-// The command that is given where the kernel refuses does the same, save that it also takes a jump that isn't kube-proxy's.
+// The suggested command has the same effect if the kernel rejects the change, except that it also removes other programs' jumps.
 func TestTheCommandToRunByHand(t *testing.T) {
 	const b = backend("legacy")
 	lab.EnterNamespace(t)

@@ -15,10 +15,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// ipvs speaks to the kernel's ipvs by the number of its family in generic netlink.
+// ipvs holds the kernel's generic netlink family number of ipvs.
 type ipvs struct {
 	family int
-	// excluded are the addresses of virtual servers that aren't kube-proxy's (ipvs.excludeCIDRs).
+	// excluded are the addresses of other programs' virtual servers (ipvs.excludeCIDRs).
 	excluded []netip.Prefix
 }
 
@@ -37,7 +37,7 @@ const (
 	destActive, destInactive, destFamily                              = 7, 8, 11
 )
 
-// openIPVS returns nil where the kernel has no ipvs. All families are listed: asking for one by its name would load its module.
+// openIPVS returns nil if the kernel has no ipvs. It lists all families: a request for one by name would load its module.
 func openIPVS(excluded []netip.Prefix) (*ipvs, error) {
 	families, err := netlink.GenlFamilyList()
 	if err != nil {
@@ -78,7 +78,7 @@ func familyOf(a netip.Addr) uint16 {
 	return unix.AF_INET6
 }
 
-// dest is one of a virtual server's real servers; raw are its attributes.
+// dest is a real server of a virtual server. raw holds its attributes.
 type dest struct {
 	raw                      map[uint16][]byte
 	weight, active, inactive uint32
@@ -93,7 +93,7 @@ func (v *ipvs) request(command uint8, flags int, attributes ...*nl.RtAttr) ([][]
 	return r.Execute(unix.NETLINK_GENERIC, 0)
 }
 
-// list asks for objects and returns the attributes of each, which are nested in one of the given type.
+// list requests objects and returns the attributes of each, which are nested in one of type typ.
 func (v *ipvs) list(command uint8, typ uint16, attributes ...*nl.RtAttr) (list []map[uint16][]byte, err error) {
 	replies, err := v.request(command, unix.NLM_F_DUMP, attributes...)
 	if err != nil {
@@ -111,7 +111,7 @@ func (v *ipvs) list(command uint8, typ uint16, attributes ...*nl.RtAttr) (list [
 	return list, nil
 }
 
-// object returns the attributes of the object that a message is about, which are nested in one of the given type.
+// object returns the attributes of the object in a message, which are nested in one of type typ.
 func object(m []byte, typ uint16) (map[uint16][]byte, error) {
 	if len(m) < nl.SizeofGenlmsg {
 		return nil, nil
@@ -123,7 +123,7 @@ func object(m []byte, typ uint16) (map[uint16][]byte, error) {
 	return attributesOf(outer[typ])
 }
 
-// attributesOf reads a list of attributes. (The library's reader panics where padding is missing at the end.)
+// attributesOf parses a list of attributes. (The library's parser panics if padding is missing at the end.)
 func attributesOf(b []byte) (map[uint16][]byte, error) {
 	m := map[uint16][]byte{}
 	for len(b) >= unix.SizeofNlAttr {
@@ -137,7 +137,7 @@ func attributesOf(b []byte) (map[uint16][]byte, error) {
 	return m, nil
 }
 
-// servers lists the virtual servers with an address, but for those excluded; kube-proxy makes none for a firewall mark.
+// servers returns the virtual servers that have an address and are not excluded. kube-proxy makes none for a firewall mark.
 func (v *ipvs) servers() (list []server, err error) {
 	services, err := v.list(ipvsGetService, ipvsService)
 	if err != nil {
@@ -152,7 +152,7 @@ func (v *ipvs) servers() (list []server, err error) {
 	return list, nil
 }
 
-// serverOf reads a virtual server's attributes; one for a firewall mark has no address.
+// serverOf parses a virtual server's attributes. One for a firewall mark has no address.
 func serverOf(a map[uint16][]byte) (s server, ok bool) {
 	if len(a[svcFwmark]) > 0 || len(a[svcAF]) < 2 || len(a[svcProtocol]) < 2 || len(a[svcPort]) < 2 || len(a[svcAddr]) < 16 {
 		return s, false
@@ -183,7 +183,7 @@ func (v *ipvs) dests(s server) (list []dest, err error) {
 	return list, nil
 }
 
-// quiesce gives no new connections to a real server: its weight becomes zero.
+// quiesce sets the weight of a real server to zero, so that it gets no new connections.
 func (v *ipvs) quiesce(s server, d dest) error {
 	a := nl.NewRtAttr(ipvsDest|unix.NLA_F_NESTED, nil)
 	for _, typ := range []uint16{destAddr, destPort, destForward, destUpper, destLower, destFamily} {
@@ -205,8 +205,8 @@ func (v *ipvs) remove(s server) error {
 	return nil
 }
 
-// drain removes the virtual servers that nobody is connected to, and lets the others have no new connections. It returns those
-// that are left. Without patience it removes all.
+// drain removes the virtual servers without connections, and stops new connections to the others. It returns the remaining
+// servers. Without patience it removes all.
 func (v *ipvs) drain(patient bool) (left []server, removed int, err error) {
 	servers, err := v.servers()
 	if err != nil {
@@ -231,9 +231,9 @@ func (v *ipvs) drain(patient bool) (left []server, removed int, err error) {
 	return left, removed, errors.Join(errs...)
 }
 
-// drainOne lets a virtual server have no new connections, and tells whether it has any.
+// drainOne stops new connections to a virtual server, and reports whether it has any.
 func (v *ipvs) drainOne(s server) (busy bool, err error) {
-	// First all are stopped, then they are counted: a connection that comes between is seen.
+	// It counts connections only after all real servers are stopped, so that it counts a connection that begins meanwhile.
 	dests, err := v.dests(s)
 	if err != nil {
 		return true, err

@@ -19,10 +19,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// needIPVS skips a test where the kernel has no ipvs; in the virtual machines of hack/kernels.sh it has.
+// needIPVS skips a test if the kernel has no ipvs. The virtual machines of hack/kernels.sh have it.
 func needIPVS(t *testing.T) {
 	t.Helper()
-	// Where modules can't be loaded, it is there already or never will be.
+	// If modules cannot be loaded, the feature is built in or missing.
 	_ = exec.Command("modprobe", "-a", "ip_vs", "ip_vs_rr", "dummy").Run()
 	switch v, err := openIPVS(nil); {
 	case err != nil:
@@ -34,7 +34,7 @@ func needIPVS(t *testing.T) {
 	}
 }
 
-// kubeProxyIPVS leaves on the node what mode ipvs makes.
+// kubeProxyIPVS creates the objects of mode ipvs.
 func (s *switchOver) kubeProxyIPVS(t *testing.T, b backend) {
 	t.Helper()
 	s.sh(t, read(t, "ipvs-servers.txt"), "ipvsadm", "-R")
@@ -60,7 +60,7 @@ func (s *switchOver) kubeProxyIPVS(t *testing.T, b backend) {
 	})
 }
 
-// await polls, where the kernel tells nobody.
+// await polls, because the kernel sends no event.
 func await(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	const patience = 3 * time.Minute
@@ -71,7 +71,7 @@ func await(t testing.TB, what string, done func() bool) {
 	}
 }
 
-// scheduled lists the connections that ipvs knows: protocol, client, virtual server. One that has ended it knows for minutes.
+// scheduled lists the connections that ipvs knows: protocol, client, virtual server. ipvs keeps a closed connection for minutes.
 func (s *switchOver) scheduled(t testing.TB) (list []string) {
 	t.Helper()
 	for _, line := range strings.Split(s.sh(t, "", "ipvsadm", "-L", "-n", "-c"), "\n") {
@@ -100,13 +100,13 @@ func (s *switchOver) servers(t testing.TB) (list []string) {
 	return list
 }
 
-// Connections by ipvs go on until they end; meanwhile new ones are ours, whoever makes them, and nobody reaches the node's own
-// ports by a Service's address. With the last connection, everything goes.
+// Connections by ipvs continue until they end. Meanwhile new connections meet the program's rules, and the node's own ports are
+// not reachable at a Service's address. After the last connection, all objects are removed.
 func TestConnectionsByIPVSAreDrained(t *testing.T) {
 	needIPVS(t)
 	for _, tc := range []struct {
 		b    backend
-		pods bool // are local pods recognised?
+		pods bool // whether local pods are recognised
 	}{{"nft", false}, {"legacy", true}} {
 		t.Run(fmt.Sprintf("%s, pods known %t", tc.b, tc.pods), func(t *testing.T) {
 			s := newSwitchOver(t)
@@ -140,7 +140,7 @@ func TestConnectionsByIPVSAreDrained(t *testing.T) {
 			}
 			s.check(t, "while connections by ipvs go on")
 			s.checkDeleted(t)
-			// What comes now is remembered for a second after it, resets for ten; a closed connection would be for minutes.
+			// ipvs keeps idle entries for a second and resets for ten seconds, instead of minutes.
 			s.sh(t, "", "ipvsadm", "--set", "900", "1", "1")
 			for _, fl := range s.flows {
 				fl.check(t)
@@ -167,8 +167,8 @@ func TestConnectionsByIPVSAreDrained(t *testing.T) {
 	}
 }
 
-// checkDeleted checks that a Service that goes while its connections are drained gets no new ones: its virtual servers are still
-// there, but nobody is sent to them.
+// checkDeleted checks that a Service deleted during draining gets no new connections: its virtual servers still exist, but get no
+// new connections.
 func (s *switchOver) checkDeleted(t testing.TB) {
 	t.Helper()
 	s.setWeb(t, nil)
@@ -188,7 +188,7 @@ func (s *switchOver) checkDeleted(t testing.TB) {
 	s.check(t, "after a Service was deleted and made anew")
 }
 
-// isLocal tells whether an address is on the device.
+// isLocal reports whether an address is on the device.
 func (s *switchOver) isLocal(t testing.TB, a netip.Addr) (found bool) {
 	t.Helper()
 	s.on(t, func() error {
@@ -205,8 +205,8 @@ func (s *switchOver) isLocal(t testing.TB, a netip.Addr) (found bool) {
 	return found
 }
 
-// A cleanup waits for nobody. Virtual servers that the configuration excludes stay, and so do all where nothing says that
-// kube-proxy was there.
+// A cleanup does not wait for connections. Virtual servers that the configuration excludes stay, and all of them stay without
+// signs of kube-proxy.
 func TestCleanupOfIPVS(t *testing.T) {
 	needIPVS(t)
 	s := newSwitchOver(t)
@@ -242,7 +242,7 @@ func TestCleanupOfIPVS(t *testing.T) {
 	s.on(t, func() error { return Cleanup(logger, nil) })
 	check("after a cleanup that excludes none, where nothing says that kube-proxy was there")
 
-	// Half of it has gone already.
+	// Half of the objects are deleted already.
 	s.kubeProxyIPVS(t, "legacy")
 	s.on(t, func() error {
 		link, err := findDevice()
@@ -261,7 +261,7 @@ func TestCleanupOfIPVS(t *testing.T) {
 	}
 }
 
-// What isn't kube-proxy's is left alone though it has the name.
+// A device of the same name but another kind stays.
 func TestADeviceOfAnotherKindStays(t *testing.T) {
 	lab.EnterNamespace(t)
 	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: device}, PeerName: "other"}); err != nil {

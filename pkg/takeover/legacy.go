@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// protocol is one of the two that iptables-legacy has tables for.
+// protocol is one of the two protocols that iptables-legacy has tables for.
 type protocol struct {
-	command string // as in iptables-save
-	names   string // the file in which the kernel lists the tables that are there
+	command string // such as iptables-save
+	names   string // the kernel's file with the existing tables
 	family  int
 	level   int
 	layout
@@ -29,7 +29,8 @@ var protocols = []protocol{
 	{"ip6tables-legacy", "ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, layout6},
 }
 
-// tables lists the existing tables in which kube-proxy may have rules. Asking for a missing table would create it, and load a module.
+// tables returns the existing tables in which kube-proxy may have rules. A request for a missing table would create it, and load
+// a module.
 func (p *protocol) tables() (list []string, err error) {
 	names, err := os.ReadFile(filepath.Join("/proc/thread-self/net", p.names))
 	if errors.Is(err, os.ErrNotExist) {
@@ -47,7 +48,7 @@ func (p *protocol) tables() (list []string, err error) {
 	return list, nil
 }
 
-// countLegacy counts kube-proxy's chains in the tables that iptables-legacy has.
+// countLegacy counts kube-proxy's chains in the tables of iptables-legacy.
 func countLegacy() (n int, err error) {
 	err = eachLegacy(func(s *xtables, table string) error {
 		b, err := s.read(table)
@@ -68,7 +69,7 @@ func countLegacy() (n int, err error) {
 	return n, err
 }
 
-// removeLegacy removes kube-proxy's chains from the tables of iptables-legacy, each in one step.
+// removeLegacy removes kube-proxy's chains from the tables of iptables-legacy, with one change for each table.
 func removeLegacy(note *notes) error {
 	return eachLegacy(func(s *xtables, table string) error {
 		var done change
@@ -84,7 +85,7 @@ func removeLegacy(note *notes) error {
 	})
 }
 
-// byHand is the command that does the same to a table.
+// byHand returns the command that does the same to a table.
 func (p *protocol) byHand(table string) string {
 	var names []string
 	for _, t := range tables {
@@ -102,7 +103,7 @@ func (p *protocol) byHand(table string) string {
 		p.command)
 }
 
-// eachLegacy calls f for each table that is there, and goes on after an error.
+// eachLegacy calls f for each existing table, and continues after an error.
 func eachLegacy(f func(*xtables, string) error) error {
 	var errs []error
 	for _, p := range protocols {
@@ -124,8 +125,7 @@ func eachLegacy(f func(*xtables, string) error) error {
 	return errors.Join(errs...)
 }
 
-// xtables is a socket by which iptables-legacy speaks to the kernel. Any IP socket does; one for UDP needs no further
-// privilege beside CAP_NET_ADMIN.
+// xtables is a socket for the kernel interface of iptables-legacy. Any IP socket serves; one for UDP needs only CAP_NET_ADMIN.
 type xtables struct {
 	protocol
 	fd int
@@ -144,7 +144,7 @@ func openXtables(p protocol) (*xtables, error) {
 
 func (s *xtables) close() error { return os.NewSyscallError("close", unix.Close(s.fd)) }
 
-// The socket options of iptables (linux/netfilter_ipv4/ip_tables.h); ip6tables has the same.
+// The socket options of iptables (linux/netfilter_ipv4/ip_tables.h). ip6tables has the same.
 const (
 	setReplace     = 64
 	setAddCounters = 65
@@ -152,7 +152,7 @@ const (
 	getEntries     = 65
 )
 
-// longestTableName is the room for a table's name.
+// longestTableName is the size of a table's name.
 const longestTableName = 32
 
 func (s *xtables) get(option int, buf []byte) error {
@@ -174,7 +174,7 @@ func (s *xtables) set(option int, buf []byte) error {
 	return nil
 }
 
-// read reads a table. That it changes between its size and its content is EAGAIN.
+// read reads a table. It returns EAGAIN if the table changes between the reads of its size and of its content.
 func (s *xtables) read(table string) (b *blob, err error) {
 	err = again(func() (err error) {
 		b, err = s.readOnce(table)
@@ -208,7 +208,7 @@ func (s *xtables) readOnce(table string) (*blob, error) {
 	return b, nil
 }
 
-// clear takes kube-proxy's part out of a table, in one step; rules that stay keep their counters.
+// clear removes kube-proxy's part from a table in one change. Remaining rules keep their counters.
 func (s *xtables) clear(table string) (change, error) {
 	done := change{table: fmt.Sprintf("table %s of %s", table, s.command)}
 	unlock, err := lockXtables(lockFile)
@@ -239,8 +239,7 @@ func (s *xtables) clear(table string) (change, error) {
 	return done, s.addCounters(table, counted, from)
 }
 
-// replace replaces a table, unless it no longer has the number of entries that it had (EAGAIN), and returns the counters of
-// the entries that it had.
+// replace replaces a table and returns the counters of the old entries. It returns EAGAIN if the number of entries has changed.
 func (s *xtables) replace(table string, b *blob, entries int) ([]byte, error) {
 	counted := make([]byte, entries*counterSize)
 	// struct ipt_replace: name, valid_hooks, num_entries, size, hook_entry, underflow, num_counters, counters, entries.
@@ -255,7 +254,7 @@ func (s *xtables) replace(table string, b *blob, entries int) ([]byte, error) {
 		}
 	}
 	buf = binary.NativeEndian.AppendUint32(buf, uint32(entries))
-	// The collector moves nothing on the heap, and the slice is returned: the address holds.
+	// Objects on the heap do not move, and the slice is returned: the address stays valid.
 	buf = binary.NativeEndian.AppendUint64(buf, uint64(uintptr(unsafe.Pointer(unsafe.SliceData(counted)))))
 	if err := s.set(setReplace, append(buf, b.entries...)); err != nil {
 		return nil, fmt.Errorf("replace table: %w", err)
@@ -263,7 +262,7 @@ func (s *xtables) replace(table string, b *blob, entries int) ([]byte, error) {
 	return counted, nil
 }
 
-// addCounters gives the entries of a table the counters that they had: a table that has been replaced counts from zero.
+// addCounters adds the old counters to the entries of a replaced table, which count from zero.
 func (s *xtables) addCounters(table string, counted []byte, from []int) error {
 	// struct xt_counters_info: name, num_counters, padding to eight bytes, counters.
 	buf := make([]byte, longestTableName+8, longestTableName+8+len(from)*counterSize)
@@ -278,14 +277,15 @@ func (s *xtables) addCounters(table string, counted []byte, from []int) error {
 	return nil
 }
 
-// lockFile is what iptables-legacy locks while it changes a table: it reads it and writes it anew, as we do.
+// lockFile is the file that iptables-legacy locks while it changes a table: it reads and rewrites the table, as this program
+// does.
 const lockFile = "/run/xtables.lock"
 
-// lockWait is how long others may hold the lock; iptables-restore of very many rules takes seconds.
+// lockWait is the longest wait for the lock: iptables-restore takes seconds for very many rules.
 const lockWait = 10 * time.Second
 
-// lockXtables waits for the lock. Where the file can't be opened, as in a container that doesn't have the node's /run, nobody
-// else would see our lock either.
+// lockXtables waits for the lock. If the file cannot be opened, as in a container without the node's /run, other programs would
+// not see this lock.
 func lockXtables(name string) (unlock func(), err error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {

@@ -26,7 +26,7 @@ func openLegacy(t *testing.T) *xtables {
 	return s
 }
 
-// What somebody else does to a table between our reading and writing is never lost: the kernel refuses, and all begins anew.
+// A change by another program between read and write is never lost: the kernel rejects the write, and the change is retried.
 func TestATableThatChangesMeanwhile(t *testing.T) {
 	const b = backend("legacy")
 	lab.EnterNamespace(t)
@@ -66,7 +66,7 @@ func TestATableThatChangesMeanwhile(t *testing.T) {
 	}
 }
 
-// A table of another layout than expected is an error, never a panic or a wrong table.
+// An unexpected layout is an error, never a panic or a wrong table.
 func TestUnexpectedLayouts(t *testing.T) {
 	lab.EnterNamespace(t)
 	backend("legacy").restore(t, "foreign-")
@@ -107,14 +107,14 @@ func TestUnexpectedLayouts(t *testing.T) {
 	}
 }
 
-// While iptables holds the lock it may be about to write back what it has read.
+// While iptables holds the lock, it may be about to write a table that it has read.
 func TestTheLockIsWaitedFor(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "lock")
 	held, err := os.Create(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Flock(int(held.Fd()), unix.LOCK_SH); err != nil { // which only one who wants it alone waits for
+	if err := unix.Flock(int(held.Fd()), unix.LOCK_SH); err != nil { // only a request for an exclusive lock waits for it
 		t.Fatal(err)
 	}
 	locked := make(chan error)

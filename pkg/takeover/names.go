@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// tables are the tables of iptables in which kube-proxy makes chains, and the names of these (kube-proxy: cleanupLeftovers in
-// iptables/cleanup.go, iptablesCleanupChains in ipvs/proxier.go). Those of the kubelet aren't among them: KUBE-FIREWALL,
+// tables are the tables of iptables in which kube-proxy makes chains, with the names of these (kube-proxy: cleanupLeftovers in
+// iptables/cleanup.go, iptablesCleanupChains in ipvs/proxier.go). The kubelet's chains are not included: KUBE-FIREWALL,
 // KUBE-MARK-DROP, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT.
 var tables = []struct {
 	name   string
@@ -23,10 +23,10 @@ var tables = []struct {
 	{"mangle", []string{"KUBE-PROXY-CANARY"}},
 }
 
-// perService begin the names of nat chains that belong to one service or endpoint; KUBE-XLB- is that of versions before 1.24.
+// perService are the prefixes of nat chains for one service or endpoint. KUBE-XLB- is from versions before 1.24.
 var perService = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-SEP-", "KUBE-FW-", "KUBE-XLB-"}
 
-// isKubeProxys tells whether a chain has the name of one that kube-proxy makes.
+// isKubeProxys reports whether a chain has the name of one that kube-proxy makes.
 func isKubeProxys(table, chain string) bool {
 	for _, t := range tables {
 		if t.name == table && slices.Contains(t.chains, chain) {
@@ -36,11 +36,11 @@ func isKubeProxys(table, chain string) bool {
 	return table == "nat" && slices.ContainsFunc(perService, func(p string) bool { return strings.HasPrefix(chain, p) })
 }
 
-// shared are chains that a kubelet before 1.28 makes, too, and makes anew when they have gone: by themselves they say nothing of
-// a kube-proxy.
+// shared are chains that a kubelet before 1.28 makes, too, and restores after a deletion. Alone, they do not show that kube-proxy
+// ran.
 var shared = []string{"KUBE-MARK-MASQ", "KUBE-POSTROUTING"}
 
-// count counts kube-proxy's chains among those of a table.
+// count returns the number of kube-proxy's chains in a table.
 func count(table string, chains []string) (n int) {
 	certain := false
 	for _, c := range chains {
@@ -55,18 +55,18 @@ func count(table string, chains []string) (n int) {
 	return n
 }
 
-// isKubeProxysJump tells whether a rule of a built-in chain that leads to one of kube-proxy's chains was made by kube-proxy:
-// all versions mark theirs with a comment.
+// isKubeProxysJump reports whether kube-proxy made a rule of a built-in chain that leads to one of its chains: all versions add a
+// comment.
 func isKubeProxysJump(comment string) bool {
 	return strings.HasPrefix(comment, "kubernetes ") || strings.HasPrefix(comment, "kube-proxy ")
 }
 
-// device is that on which mode ipvs places the addresses of Services.
+// device is the device on which mode ipvs places the addresses of Services.
 const device = "kube-ipvs0"
 
-// ipsets lists the sets of mode ipvs (kube-proxy: ipvs/ipset.go).
+// ipsets returns the names of the sets of mode ipvs (kube-proxy: ipvs/ipset.go).
 func ipsets() []string {
-	// A longer name of a set for IPv6 is cut to what the kernel takes.
+	// kube-proxy cuts longer names of IPv6 sets to the kernel's limit.
 	const longest = 31
 	var names []string
 	for _, suffix := range []string{

@@ -13,10 +13,10 @@ import (
 // families are those of iptables and ip6tables.
 var families = []nft.Family{nft.IPv4, nft.IPv6}
 
-// attempts is how often a change is tried anew because somebody else's has come between looking and doing.
+// attempts is the number of attempts of a change if other programs change the ruleset between read and write.
 const attempts = 5
 
-// countNFT counts kube-proxy's chains in the tables that iptables-nft has.
+// countNFT counts kube-proxy's chains in the tables of iptables-nft.
 func countNFT(conn *nft.Conn) (n int, err error) {
 	for _, f := range families {
 		for _, t := range tables {
@@ -43,7 +43,7 @@ func removeNFT(conn *nft.Conn, note *notes) error {
 	return errors.Join(errs...)
 }
 
-// again tries anew where what was to be changed had been changed meanwhile.
+// again retries a change if its object was changed meanwhile.
 func again(try func() error) (err error) {
 	for range attempts {
 		err = try()
@@ -64,7 +64,7 @@ func removeNFTFamily(conn *nft.Conn, f nft.Family, note *notes) error {
 		}
 		r := s.removal()
 		table := &nft.Table{Family: f, Name: t.name}
-		// All rules go before all chains: a chain to which a rule leads can't be deleted.
+		// Delete all rules before all chains: a chain that a rule refers to cannot be deleted.
 		for _, i := range r.jumps {
 			b.DeleteRule(f, t.name, s.rules[i].chain, handles[i])
 		}
@@ -89,7 +89,7 @@ func removeNFTFamily(conn *nft.Conn, f nft.Family, note *notes) error {
 	return nil
 }
 
-// readNFT reads a table of iptables-nft, which needn't exist, with the handles of its rules.
+// readNFT reads a table of iptables-nft, if it exists, with the handles of its rules.
 func readNFT(conn *nft.Conn, f nft.Family, table string) (*ruleset, []uint64, error) {
 	s := &ruleset{table: table}
 	chains, err := conn.Chains(f, table)

@@ -6,22 +6,22 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// notes writes what has been done, and what couldn't be, to the log.
+// notes logs finished and failed changes.
 type notes struct {
 	klog.Logger
-	// kept are chains of which it has been said that they stay.
+	// kept are the remaining chains that were logged.
 	kept map[string]bool
 }
 
 func newNotes(logger klog.Logger) *notes { return &notes{logger, map[string]bool{}} }
 
-// change is what was taken out of a table of iptables.
+// change is the part that was removed from a table of iptables.
 type change struct {
 	table string
 	removal
 }
 
-// chains tells of chains removed, and once of those that had to stay.
+// chains logs removed chains, and once each chain that had to stay.
 func (n *notes) chains(c change) {
 	if !c.empty() {
 		n.removed(c.table, fmt.Sprintf("chains with their rules: %d, rules that led to them: %d", len(c.removal.chains), len(c.jumps)))

@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serverName is by what our servers can be told from kube-proxy's, whose pages are the same.
+// serverName distinguishes this program's servers from kube-proxy's, which have the same pages.
 const serverName = "kube-nftproxy"
 
-// Named makes a handler's answers say that they are ours.
+// Named adds the header Server with this program's name to a handler's answers.
 func Named(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Server", serverName)
@@ -28,16 +28,16 @@ func Named(h http.Handler) http.Handler {
 	})
 }
 
-// Where kube-proxy serves unless it is told otherwise.
+// Default addresses of kube-proxy's servers.
 const (
 	defaultMetrics = "127.0.0.1:10249"
 	defaultHealth  = "127.0.0.1:10256"
 )
 
-// askTimeout is how long a kube-proxy may take to answer.
+// askTimeout is the time within which a kube-proxy must answer.
 const askTimeout = time.Second
 
-// ports are where a kube-proxy may answer: those that we are to serve on ourselves, as it did, and its own.
+// ports returns the addresses at which a kube-proxy may answer: this program's own, which replaces it there, and the default.
 func ports(configured, fallback string) []string {
 	list := []string{fallback}
 	if at, err := netip.ParseAddrPort(configured); err == nil {
@@ -54,8 +54,8 @@ func ports(configured, fallback string) []string {
 	return list
 }
 
-// findRival asks the ports of a kube-proxy, and returns the page at which one answers, or "". With an error it isn't known that none
-// runs: it may be slow, or this process can't ask.
+// findRival queries the ports of a kube-proxy, and returns the page at which one answers, or "". An error means that a kube-proxy
+// may run: it may be slow, or this process cannot connect.
 func findRival(ctx context.Context, metrics, health string) (page string, unknown error) {
 	for _, at := range ports(metrics, defaultMetrics) {
 		status, body, err := ask(ctx, at, "/proxyMode")
@@ -75,8 +75,8 @@ func findRival(ctx context.Context, metrics, health string) (page string, unknow
 	return "", unknown
 }
 
-// ask gets a page of somebody else's; ours counts as none. It makes the connection in the network namespace of the caller. It fails
-// where that doesn't tell whether there is such a page.
+// ask requests a page. A page of this program counts as missing. The connection is made in the network namespace of the calling
+// thread. It fails if the result does not show whether the page exists.
 func ask(ctx context.Context, at, path string) (status int, body string, unknown error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -107,7 +107,7 @@ func ask(ctx context.Context, at, path string) (status int, body string, unknown
 	return response.StatusCode, string(text), nil
 }
 
-// uncertain returns an error where the one that asking has ended with doesn't tell that no kube-proxy answers.
+// uncertain returns an error if the failure of a request does not prove that no kube-proxy answers.
 func uncertain(at string, err error) error {
 	var timed net.Error
 	if errors.As(err, &timed) && timed.Timeout() {

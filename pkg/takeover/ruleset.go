@@ -5,49 +5,49 @@ import (
 	"slices"
 )
 
-// ruleset is a table of iptables, of either backend, as far as it matters which chain leads to which.
+// ruleset is a table of iptables, of either backend, with its chains and the references between them.
 type ruleset struct {
 	table  string
 	chains []chain
 	rules  []rule
 }
 
-// chain is one of a ruleset.
+// chain is a chain of a ruleset.
 type chain struct {
 	name    string
 	builtin bool
-	// drops says that the policy of a built-in chain is to drop.
+	// drops is true if the policy of a built-in chain is to drop.
 	drops bool
-	// elsewhere says that something leads to it that isn't among the rules.
+	// elsewhere is true if references to it exist outside the rules.
 	elsewhere bool
 }
 
-// rule is one of a ruleset.
+// rule is a rule of a ruleset.
 type rule struct {
 	chain   string
 	targets []string
 	comment string
 }
 
-// removal is what is to be taken out of a ruleset.
+// removal is the part of a ruleset to remove.
 type removal struct {
-	// chains go with all of their rules; jumps are the places in the ruleset of rules that go from chains that stay.
+	// chains are removed with their rules. jumps are the indexes of other rules to remove, from remaining chains.
 	chains map[string]bool
 	jumps  []int
-	// kept are chains of kube-proxy that have to stay, and what leads to them.
+	// kept maps kube-proxy's chains that have to stay to the reference that requires them.
 	kept map[string]string
-	// unaccepted says that the table drops what no rule accepts, and that kube-proxy's rules were among those that accept.
+	// unaccepted is true if the table drops packets that no rule accepts, and kube-proxy's rules accepted some.
 	unaccepted bool
 }
 
-// empty reports whether nothing is to be removed.
+// empty reports whether there is nothing to remove.
 func (r *removal) empty() bool { return len(r.chains)+len(r.jumps) == 0 }
 
-// keptNames lists the chains that stay.
+// keptNames returns the remaining chains.
 func (r *removal) keptNames() []string { return slices.Sorted(maps.Keys(r.kept)) }
 
-// removal finds what is kube-proxy's: its chains, and its rules that lead to them from built-in chains. A chain to which
-// somebody else's rule leads stays as it is, with all that it leads to itself.
+// removal returns kube-proxy's part: its chains, and its rules in built-in chains that lead to them. If another program's rule
+// leads to a chain, this chain and all chains that it leads to stay.
 func (s *ruleset) removal() removal {
 	r := removal{chains: map[string]bool{}, kept: map[string]string{}}
 	builtin, drops := map[string]bool{}, map[string]bool{}

@@ -13,62 +13,65 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Config is what a takeover needs.
+// Config holds the settings of a takeover.
 type Config struct {
 	NodeName string
-	// Metrics and Health are the addresses on which we are to serve; a kube-proxy that runs may answer there.
+	// Metrics and Health are this program's addresses. A running kube-proxy may answer there.
 	Metrics, Health string
-	// Excluded are the addresses of virtual servers that aren't kube-proxy's.
+	// Excluded are the addresses of other programs' virtual servers.
 	Excluded []netip.Prefix
-	// Report is told of a kube-proxy that runs; Count of how much of each kind is left, at every look.
+	// Report receives a problem about a running kube-proxy. Count receives the number of remaining objects of each kind, after
+	// every check.
 	Report func(model.Problem)
 	Count  func(Kind, int)
-	// Found, unless nil, is called by the goroutine of [Takeover.Run] each time that it finds a kube-proxy that runs.
+	// Found, if not nil, is called by the goroutine of [Takeover.Run] each time it finds a running kube-proxy.
 	Found func()
 }
 
-// Takeover removes what kube-proxy left, once, and tells when a kube-proxy works beside us.
+// Takeover removes the objects that kube-proxy left, once, and reports a kube-proxy that runs beside this program.
 type Takeover struct {
 	Config
 	synced chan struct{}
 	once   sync.Once
-	// rival is where a kube-proxy answered at the last look.
+	// rival is the page at which a kube-proxy answered at the last check.
 	rival string
-	// tried says that something has been removed, and left is what was left then; taken that nothing more is to be removed.
+	// tried is true after an attempt to remove, left is the number of remaining objects after it. taken is true if nothing more
+	// will be removed.
 	tried, taken bool
 	left         Leftovers
-	// appeared says that something has come back since, failed is the last failure that was logged.
+	// appeared is true if objects have appeared since. failed is the last logged failure.
 	appeared bool
 	failed   string
 	note     *notes
 }
 
-// New returns a takeover that has done nothing yet.
+// New returns a takeover. [Takeover.Run] starts it.
 func New(c Config) *Takeover {
 	return &Takeover{Config: c, synced: make(chan struct{}), left: Leftovers{}}
 }
 
-// lookEvery is the time between two looks. One takes a millisecond where there is nothing.
+// lookEvery is the time between two checks. A check without findings takes a millisecond.
 const lookEvery = 10 * time.Second
 
-// Rival reports whether a kube-proxy runs, or may run: nothing of it is to be touched then. It is to be asked before anything is removed,
-// and takes a second at most.
+// Rival reports whether a kube-proxy runs or may run. Call it before removing anything of kube-proxy's. It takes a second at
+// most.
 func (t *Takeover) Rival(ctx context.Context) bool {
 	page, unknown := findRival(ctx, t.Metrics, t.Health)
 	return page != "" || unknown != nil
 }
 
-// Synced says that our tables are in place, so that kube-proxy's may go. It may be called more than once, by any goroutine.
+// Synced records that the program's tables are in place, so that kube-proxy's can be removed. It is safe to call repeatedly and
+// concurrently.
 func (t *Takeover) Synced() { t.once.Do(func() { close(t.synced) }) }
 
-// Run looks at once, as soon as our tables are in place, and then every so often, until the context ends.
+// Run checks at once, as soon as the program's tables are in place, and then periodically until the context ends.
 func (t *Takeover) Run(ctx context.Context) {
 	t.note = newNotes(klog.FromContext(ctx))
 	synced := t.synced
 	for ctx.Err() == nil {
 		start := time.Now()
 		t.look(ctx)
-		// A node may have very much to look at.
+		// A check may take long on a node with very many objects.
 		const share = 20
 		timer := time.NewTimer(max(lookEvery, share*time.Since(start)))
 		select {
@@ -81,7 +84,7 @@ func (t *Takeover) Run(ctx context.Context) {
 	}
 }
 
-// look does what is to be done at the time: nothing but a report while a kube-proxy runs, or before our tables are in place.
+// look makes one check. While a kube-proxy runs, and before the program's tables are in place, it only reports.
 func (t *Takeover) look(ctx context.Context) {
 	var unknown error
 	if !t.taken {
@@ -98,13 +101,13 @@ func (t *Takeover) look(ctx context.Context) {
 		return
 	}
 	if unknown != nil {
-		return // one that runs must not lose its rules because it is slow to answer
+		return // a slow kube-proxy must not lose its rules
 	}
 	if t.rival != "" {
 		t.tried = false
 		return
 	}
-	// What couldn't be removed is tried again, but with somebody who makes it anew nobody fights.
+	// A failed removal is retried. But objects that another program adds again stay.
 	t.taken = t.taken || t.tried && t.appearedIn(found).any()
 	if t.taken {
 		t.noteAppeared(found)
@@ -113,14 +116,14 @@ func (t *Takeover) look(ctx context.Context) {
 	t.take()
 }
 
-// take removes what is there.
+// take removes kube-proxy's objects.
 func (t *Takeover) take() {
 	busy, err := remove(t.note, t.Excluded, true)
 	t.noteFailed(err)
 	t.tried, t.taken, t.left = true, err == nil && busy == 0, t.count()
 }
 
-// count looks at what is left.
+// count returns and reports the number of remaining objects.
 func (t *Takeover) count() Leftovers {
 	l, err := Look(t.Excluded)
 	t.noteFailed(err)
@@ -132,7 +135,7 @@ func (t *Takeover) count() Leftovers {
 	return l
 }
 
-// noteFailed logs a failure, once for as long as it stays the same.
+// noteFailed logs a failure unless it equals the previous one.
 func (t *Takeover) noteFailed(err error) {
 	if err == nil {
 		return
@@ -143,7 +146,7 @@ func (t *Takeover) noteFailed(err error) {
 	}
 }
 
-// noteRival reports a kube-proxy that runs, once each time.
+// noteRival reports a running kube-proxy, once each time.
 func (t *Takeover) noteRival(rival string) {
 	switch {
 	case rival != "" && t.rival == "":
@@ -158,7 +161,7 @@ func (t *Takeover) noteRival(rival string) {
 	t.rival = rival
 }
 
-// appearedIn returns what there is more than was left.
+// appearedIn returns the objects beyond those that had to stay.
 func (t *Takeover) appearedIn(found Leftovers) Leftovers {
 	appeared := Leftovers{}
 	for k, n := range found {
@@ -169,7 +172,7 @@ func (t *Takeover) appearedIn(found Leftovers) Leftovers {
 	return appeared
 }
 
-// noteAppeared reports what has appeared after all had been removed, once each time.
+// noteAppeared reports objects that have appeared after the removal, once each time.
 func (t *Takeover) noteAppeared(found Leftovers) {
 	appeared := t.appearedIn(found)
 	if appeared.any() && !t.appeared {

@@ -20,7 +20,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// enter gives the test a network namespace with a loopback interface.
+// enter creates a network namespace with a loopback interface.
 func enter(t *testing.T) {
 	t.Helper()
 	lab.EnterNamespace(t)
@@ -94,7 +94,7 @@ func TestWhoAnswers(t *testing.T) {
 	}
 }
 
-// bench is a takeover that is looked at step by step.
+// bench is a takeover that the test steps through.
 type bench struct {
 	*Takeover
 	ctx      context.Context
@@ -115,7 +115,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// check looks twice, and compares what is there and how many problems there were since the start.
+// check makes two checks, and compares the objects and the number of problems since the start.
 func (b *bench) check(t *testing.T, step string, want Leftovers, problems int) {
 	t.Helper()
 	for range 2 {
@@ -174,7 +174,7 @@ func TestARunningKubeProxyIsLeftAlone(t *testing.T) {
 	server.Close()
 	b.check(t, "when it has gone", Leftovers{}, 1)
 
-	// It is started anew: that is said each time, and nothing is touched.
+	// kube-proxy restarts: this is reported each time, and nothing is changed.
 	tables()
 	b.check(t, "tables of mode nftables", Leftovers{NFTables: 2}, 2)
 	kubeProxy(t, "legacy", "iptables")
@@ -187,7 +187,7 @@ func TestARunningKubeProxyIsLeftAlone(t *testing.T) {
 	b.check(t, "chains of iptables-nft", Leftovers{IPTablesNFT: all[IPTablesNFT]}, 3)
 }
 
-// A kube-proxy that is too busy to answer in time hasn't gone, nor has one that can't be asked.
+// A kube-proxy that does not answer in time, or cannot be queried, may still run.
 func TestAKubeProxyThatMayRunIsLeftAlone(t *testing.T) {
 	enter(t)
 	command(t, "", "nft", "add table ip kube-proxy; add table ip6 kube-proxy")
@@ -217,7 +217,7 @@ func TestAKubeProxyThatMayRunIsLeftAlone(t *testing.T) {
 	b.check(t, "when it has gone", Leftovers{}, 1)
 }
 
-// withoutFiles runs f while this process can't open anything.
+// withoutFiles runs f while this process cannot open files.
 func withoutFiles(t *testing.T, f func()) {
 	t.Helper()
 	var before unix.Rlimit
@@ -234,7 +234,7 @@ func withoutFiles(t *testing.T, f func()) {
 	f()
 }
 
-// What can't be removed is tried again, but nobody fights with a kube-proxy that is started meanwhile: it can't answer where we serve.
+// A failed removal is retried. But objects of a kube-proxy that starts meanwhile stay: it cannot answer on the program's ports.
 func TestNobodyFightsAfterAFailure(t *testing.T) {
 	enter(t)
 	kubeProxy(t, "nft", "ipvs")
@@ -256,7 +256,7 @@ func TestNobodyFightsAfterAFailure(t *testing.T) {
 	chains := look(t)[IPTablesLegacy]
 	b.check(t, "when a kube-proxy has come", Leftovers{IPTablesNFT: 1, IPVS: 6, IPTablesLegacy: chains}, 1)
 
-	// One that answers is seen to go.
+	// After one that answered, a missing answer means that it exited.
 	b = newBench(t)
 	server := listen(t, "127.0.0.1:10249", pages(map[string]string{"/proxyMode": "iptables"}))
 	b.Synced()
@@ -270,21 +270,21 @@ func TestNobodyFightsAfterAFailure(t *testing.T) {
 	b.check(t, "when that has gone, too", left, 2)
 }
 
-// What has to stay because somebody uses it isn't taken for something new.
+// A chain that stays because another rule uses it does not count as new.
 func TestAChainThatStaysIsNoKubeProxy(t *testing.T) {
 	enter(t)
 	kubeProxy(t, "nft", "iptables")
 	command(t, "", "nft", "add chain ip nat mine; add rule ip nat mine jump KUBE-EXT-CDGGSHYLG3RE2FKL")
 	b := newBench(t)
 	b.Synced()
-	// It leads to the Service's chain, that to its endpoints', and these to KUBE-MARK-MASQ.
+	// The rule leads to the Service's chain, this one to its endpoints' chains, and these to KUBE-MARK-MASQ.
 	left := Leftovers{IPTablesNFT: 5}
 	b.check(t, "after the take-over", left, 0)
 	command(t, "", "nft", "flush chain ip nat mine")
 	b.check(t, "once nobody uses it", left, 0)
 }
 
-// A kubelet of before 1.28 makes two of kube-proxy's chains, and makes them anew.
+// A kubelet before 1.28 makes two of kube-proxy's chains, and restores them.
 func TestAKubeletIsNoKubeProxy(t *testing.T) {
 	enter(t)
 	kubeProxy(t, "nft", "iptables")

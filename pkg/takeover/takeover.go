@@ -13,7 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Kind says in which place kube-proxy left something.
+// Kind is a kind of objects that kube-proxy leaves.
 type Kind string
 
 // The kinds of leftovers.
@@ -22,7 +22,7 @@ const (
 	NFTables Kind = "nftables"
 	// IPTablesNFT are chains of mode iptables or ipvs in the tables of iptables-nft.
 	IPTablesNFT Kind = "iptables-nft"
-	// IPTablesLegacy are such chains in those of iptables-legacy.
+	// IPTablesLegacy are such chains in the tables of iptables-legacy.
 	IPTablesLegacy Kind = "iptables-legacy"
 	// IPVS are the virtual servers, the sets and the device of mode ipvs.
 	IPVS Kind = "ipvs"
@@ -31,7 +31,8 @@ const (
 // Kinds are all kinds of leftovers.
 var Kinds = []Kind{NFTables, IPTablesNFT, IPTablesLegacy, IPVS}
 
-// Leftovers counts what kube-proxy left, by kind: tables; chains; virtual servers, sets and the device. Each kind has its count.
+// Leftovers is the number of objects that kube-proxy left, by kind: tables; chains; virtual servers, sets and the device. Each
+// kind that was read has an entry.
 type Leftovers map[Kind]int
 
 // any reports whether anything is left.
@@ -44,8 +45,8 @@ func (l Leftovers) any() bool {
 	return false
 }
 
-// Look counts what kube-proxy left, or a running one has. It changes nothing. After an error, the kinds that could be looked at
-// are in the result.
+// Look counts the objects of kube-proxy, running or not. It changes nothing. After an error, the result has the kinds that could
+// be read.
 func Look(excluded []netip.Prefix) (Leftovers, error) {
 	l := Leftovers{}
 	note := func(k Kind, n int, err error) error {
@@ -69,7 +70,7 @@ func Look(excluded []netip.Prefix) (Leftovers, error) {
 	return l, errors.Join(append(errs, note(NFTables, len(tables), err))...)
 }
 
-// countIPVS counts what there is of mode ipvs. Virtual servers alone may be anybody's.
+// countIPVS counts the objects of mode ipvs. Virtual servers alone may belong to another program.
 func countIPVS(excluded []netip.Prefix) (int, error) {
 	link, err := findDevice()
 	if err != nil {
@@ -94,16 +95,16 @@ func countIPVS(excluded []netip.Prefix) (int, error) {
 	return n + len(servers), err
 }
 
-// Cleanup removes all that kube-proxy left, whatever still uses it. It says in the log what it removes.
+// Cleanup removes all objects that kube-proxy left, even if they are in use, and logs each.
 func Cleanup(logger klog.Logger, excluded []netip.Prefix) error {
 	_, err := remove(newNotes(logger), excluded, false)
 	return err
 }
 
-// remove removes in the order in which things depend on each other: rules use sets. In mode ipvs, the rules accept what ipvs
-// forwards, masquerade what this node sends from an address on the device, and keep others from the node's own ports at
-// those addresses; so they stay as long as the addresses. If patient, it leaves what connections by ipvs need until they end, returns the
-// number of virtual servers that are left as busy, and is to be called again.
+// remove removes objects in the order of their dependencies: rules use sets. In mode ipvs, the rules accept packets that ipvs
+// forwards, masquerade this node's packets from an address on the device, and protect the node's own ports at those addresses. So
+// they stay as long as the addresses. If patient, objects that connections by ipvs need stay until these end: remove returns the
+// number of busy virtual servers, and the caller calls it again.
 func remove(note *notes, excluded []netip.Prefix, patient bool) (busy int, err error) {
 	link, busy, err := removeServers(note, excluded, patient)
 	if patient && (busy > 0 || err != nil) {
@@ -121,8 +122,8 @@ func remove(note *notes, excluded []netip.Prefix, patient bool) (busy int, err e
 	return busy, errors.Join(errs...)
 }
 
-// removeServers removes virtual servers, if they are kube-proxy's, and from the device the addresses that have none. It returns how
-// many are in use, and the device, or nil.
+// removeServers removes kube-proxy's virtual servers, and the device's addresses without one. It returns the number of servers in
+// use, and the device, or nil.
 func removeServers(note *notes, excluded []netip.Prefix, patient bool) (link netlink.Link, busy int, err error) {
 	if n, err := countIPVS(excluded); n == 0 || err != nil {
 		return nil, 0, err
