@@ -12,15 +12,15 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// errChanged ends the program, so that whoever runs it starts it anew with what the file says now (kube-proxy's words).
+// errChanged causes the program to exit, so that it is restarted with the new file (kube-proxy's words).
 var errChanged = errors.New("content of the proxy server's configuration file was updated")
 
-// lookAgain is how often the file is read where no event says that it has changed.
+// lookAgain is the interval of reads of the file without an event.
 const lookAgain = 30 * time.Second
 
-// AwaitChange returns errChanged when the configuration file has another content, however it got there: written in place,
-// renamed over, or as a ConfigMap's volume is updated. A new content that can't be used is logged, and passed over: the
-// program would not start with it. It returns nil when the context ends.
+// AwaitChange returns errChanged when the content of the configuration file has changed, by any means: a write in place, a
+// rename, or an update of a ConfigMap volume. An invalid content is logged and ignored: the program would not start with it. It
+// returns nil when the context ends.
 func (o *Options) AwaitChange(ctx context.Context) error {
 	return o.awaitChange(ctx, watcherOf, lookAgain)
 }
@@ -28,10 +28,10 @@ func (o *Options) AwaitChange(ctx context.Context) error {
 func (o *Options) awaitChange(ctx context.Context, watch func(file string) (*fsnotify.Watcher, error), every time.Duration) error {
 	w, err := watch(o.File)
 	if err != nil {
-		// Other programs on the node may have taken all that the kernel gives.
+		// Other programs on the node may have used all inotify instances.
 		klog.FromContext(ctx).Error(err, "Cannot watch the configuration file; polling it instead (fs.inotify.max_user_instances and "+
 			"max_user_watches may have to be raised)", "file", o.File, "interval", every)
-		w = &fsnotify.Watcher{} // says nothing
+		w = &fsnotify.Watcher{} // without events
 	} else {
 		defer w.Close() //nolint:errcheck // nothing is written
 	}
@@ -61,7 +61,7 @@ func (o *Options) awaitChange(ctx context.Context, watch func(file string) (*fsn
 	}
 }
 
-// watcherOf watches the folders that have something to do with a file.
+// watcherOf watches the directories of a file and of its link targets.
 func watcherOf(file string) (*fsnotify.Watcher, error) {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -75,7 +75,7 @@ func watcherOf(file string) (*fsnotify.Watcher, error) {
 	return w, nil
 }
 
-// foldersOf lists the folder of a path, and that of the file to which it leads.
+// foldersOf returns the directory of a path, and that of the file to which the path leads.
 func foldersOf(path string) []string {
 	dirs := []string{filepath.Dir(path)}
 	if target, err := filepath.EvalSymlinks(path); err == nil && filepath.Dir(target) != dirs[0] {

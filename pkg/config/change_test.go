@@ -14,7 +14,7 @@ import (
 
 const header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
-// changed starts to await a change of a file and returns a channel with the result.
+// changed starts AwaitChange for a file and returns a channel with the result.
 func changed(t *testing.T, path string) <-chan error {
 	t.Helper()
 	o := mustComplete(t, "--config", path)
@@ -83,7 +83,7 @@ func TestAChangedFileIsNoticed(t *testing.T) {
 	})
 }
 
-// What would not start is passed over, and what says the same isn't a change; the next change that can be used is noticed.
+// An invalid file and an unchanged content are ignored. The next valid change is noticed.
 func TestAFileThatCannotBeUsedIsPassedOver(t *testing.T) {
 	path := file(t, "mode: nftables\n")
 	o := mustComplete(t, "--config", path)
@@ -106,7 +106,7 @@ func TestAFileThatCannotBeUsedIsPassedOver(t *testing.T) {
 	mustEnd(t, ended)
 }
 
-// Where other programs have used up all that the kernel gives for watching, as many a node's have, the file is looked at.
+// If other programs have used all inotify instances, as on many nodes, the file is polled.
 func TestAFileThatCannotBeWatchedIsLookedAt(t *testing.T) {
 	path := file(t, "mode: nftables\n")
 	o := mustComplete(t, "--config", path)

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// The modes of kube-proxy on Linux. Whatever the mode, this program uses nftables; the mode says which section of the
-// configuration counts, and on which addresses node ports are served unless the configuration says it.
+// The modes of kube-proxy on Linux. This program uses nftables in all of them. The mode selects the section of the configuration
+// that applies, and the default of nodePortAddresses.
 const (
 	modeIPTables kubeproxy.ProxyMode = "iptables"
 	modeIPVS     kubeproxy.ProxyMode = "ipvs"
@@ -31,7 +31,7 @@ const (
 // Primary is the item of nodePortAddresses that stands for the Node's primary address of each family.
 const Primary = "primary"
 
-// The periods where nothing else is said. kube-proxy waits for a second between two syncs.
+// The default periods. kube-proxy waits for a second between two syncs.
 const (
 	defaultSyncPeriod    = 30 * time.Second
 	defaultMinSyncPeriod = 100 * time.Millisecond
@@ -44,7 +44,7 @@ func defaultConfiguration() *kubeproxy.KubeProxyConfiguration {
 	return c
 }
 
-// setDefaults fills in what isn't set (kube-proxy: SetDefaults_KubeProxyConfiguration).
+// setDefaults sets the defaults of unset fields (kube-proxy: SetDefaults_KubeProxyConfiguration).
 func setDefaults(c *kubeproxy.KubeProxyConfiguration) {
 	orElse(&c.BindAddress, "0.0.0.0")
 	healthz, metrics := "0.0.0.0", "127.0.0.1"
@@ -82,7 +82,7 @@ func setDefaults(c *kubeproxy.KubeProxyConfiguration) {
 	logsapi.SetRecommendedLoggingConfiguration(&c.Logging)
 }
 
-// applyPlatformDefaults fills in what depends on flags and file together (kube-proxy: platformApplyDefaults).
+// applyPlatformDefaults sets defaults that depend on flags and file together (kube-proxy: platformApplyDefaults).
 func applyPlatformDefaults(c *kubeproxy.KubeProxyConfiguration) {
 	orElse(&c.Mode, modeIPTables)
 	orElse(&c.DetectLocalMode, ClusterCIDR)
@@ -91,7 +91,7 @@ func applyPlatformDefaults(c *kubeproxy.KubeProxyConfiguration) {
 	}
 }
 
-// periodsOf returns the periods of the section that counts.
+// periodsOf returns the periods in the section of the mode.
 func periodsOf(c *kubeproxy.KubeProxyConfiguration) (sync, min *metav1.Duration) {
 	switch c.Mode {
 	case modeIPVS:
@@ -102,14 +102,14 @@ func periodsOf(c *kubeproxy.KubeProxyConfiguration) (sync, min *metav1.Duration)
 	return &c.IPTables.SyncPeriod, &c.IPTables.MinSyncPeriod
 }
 
-// Periods returns how often the tables are checked, and the least time between two syncs, by the section that counts.
+// Periods returns the interval of checks of the tables, and the least time between two syncs, from the section of the mode.
 func Periods(c *kubeproxy.KubeProxyConfiguration) (sync, min time.Duration) {
 	s, m := periodsOf(c)
 	return s.Duration, m.Duration
 }
 
-// Masquerading returns whether all traffic to cluster IPs is masqueraded, and the bit of the packet mark that asks for
-// masquerading, by the section that counts.
+// Masquerading returns whether all traffic to cluster IPs is masqueraded, and the packet mark that requests masquerading, from
+// the section of the mode.
 func Masquerading(c *kubeproxy.KubeProxyConfiguration) (all bool, mark uint32) {
 	if c.Mode == modeNFTables {
 		return c.NFTables.MasqueradeAll, 1 << *c.NFTables.MasqueradeBit
@@ -117,7 +117,7 @@ func Masquerading(c *kubeproxy.KubeProxyConfiguration) (all bool, mark uint32) {
 	return c.IPTables.MasqueradeAll, 1 << *c.IPTables.MasqueradeBit
 }
 
-// withPort completes a bare address with a port; anything else is left for validation to judge.
+// withPort adds a port to a bare address. Validation checks anything else.
 func withPort(address string, port int32) string {
 	addr, err := model.ParseAddr(address)
 	if err != nil {

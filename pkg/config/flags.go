@@ -13,7 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// AddFlags adds the flags: all of kube-proxy's on Linux with their names, types and defaults, and a few of ours.
+// AddFlags adds the flags: all of kube-proxy's on Linux with their names, types and defaults, and the program's own.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.SetNormalizeFunc(cliflag.WordSepNormalizeFunc)
 	o.addGeneral(fs)
@@ -107,7 +107,7 @@ func (o *Options) addKernel(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "Timeout of UDP flows with replies; 0 leaves it unchanged.")
 }
 
-// addIgnored adds flags of kube-proxy's that have no meaning here.
+// addIgnored adds flags of kube-proxy that have no effect here.
 func (o *Options) addIgnored(fs *pflag.FlagSet) {
 	const ipvs = "Accepted and ignored: the program does not use IPVS."
 	c := o.Config
@@ -122,7 +122,7 @@ func (o *Options) addIgnored(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ignored.machineID, "machine-id-file", o.ignored.machineID, "Accepted and ignored.")
 }
 
-// word is a flag for one of a few words, which validation checks.
+// word is a flag for one of a few words. Validation checks it.
 type word struct {
 	to   *string
 	kind string
@@ -130,13 +130,13 @@ type word struct {
 
 func (w *word) String() string { return *w.to }
 
-// Set takes any word.
+// Set accepts any word.
 func (w *word) Set(s string) error {
 	*w.to = s
 	return nil
 }
 
-// Type names the value in --help.
+// Type returns the name of the value in --help.
 func (w *word) Type() string { return w.kind }
 
 // address is a flag for an address ("ip"), or for one with or without a port ("ipport").
@@ -147,10 +147,10 @@ type address struct {
 
 func (a *address) String() string { return *a.to }
 
-// Type names the value in --help.
+// Type returns the name of the value in --help.
 func (a *address) Type() string { return a.kind }
 
-// Set checks in kube-proxy's words. An empty address of a server means none; an empty --bind-address changes nothing.
+// Set validates with kube-proxy's messages. An empty server address turns the server off; an empty --bind-address is ignored.
 func (a *address) Set(s string) error {
 	switch {
 	case s == "" && a.kind == "ip":

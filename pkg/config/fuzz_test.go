@@ -10,8 +10,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Whatever a configuration file holds, nothing panics; what is accepted is written so that it is read as the same again, without
-// anything to remark.
+// No configuration file causes a panic. An accepted configuration, written and read again, is the same without notes.
 func FuzzFile(f *testing.F) {
 	kubeadm, err := os.ReadFile("testdata/kubeadm.yaml")
 	if err != nil {
@@ -56,7 +55,7 @@ func FuzzFile(f *testing.F) {
 	})
 }
 
-// Whatever the command line holds, nothing panics; a flag that is taken can be given again as it is printed.
+// No command line causes a panic. The printed value of an accepted flag is accepted again.
 func FuzzFlags(f *testing.F) {
 	for _, s := range []string{
 		"--cluster-cidr\n10.244.0.0/16,fd00::/64\n-v\n4\n--proxy-mode=ipvs\n--ipvs-sync-period=3s", "--nodeport-addresses=primary\n--profiling",
@@ -73,7 +72,7 @@ func FuzzFlags(f *testing.F) {
 		if err := fs.Parse(strings.Split(line, "\n")); err != nil {
 			return
 		}
-		o.File = "" // what files hold is FuzzFile's
+		o.File = "" // FuzzFile tests the content of files
 		if o.Complete(fs) != nil || o.Validate() != nil {
 			return
 		}

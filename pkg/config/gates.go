@@ -10,16 +10,16 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// gatesText lists the feature gates of kube-proxy v1.36.3, of which all but a few are about other programs; it is made by
-// test/kubernetes/gates.
+// gatesText lists the feature gates of kube-proxy v1.36.3. Most of them affect only other programs. test/kubernetes/gates generates
+// the list.
 //
 //go:embed gates.txt
 var gatesText string
 
-// Kubernetes is the version of Kubernetes whose kube-proxy this program stands in for.
+// Kubernetes is the version of Kubernetes whose kube-proxy this program replaces.
 const Kubernetes = "1.36"
 
-// Gates whose setting acts here.
+// Gates with an effect here.
 const (
 	// AllowServiceExternalIPs: without it, spec.externalIPs of Services is ignored.
 	AllowServiceExternalIPs featuregate.Feature = "AllowServiceExternalIPs"
@@ -30,15 +30,15 @@ const (
 	NativeHistograms featuregate.Feature = "NativeHistograms"
 )
 
-// acting lists the gates whose setting acts here: those above, those that k8s.io/component-base looks at for the log, and those
-// of the API server's client, such as WatchListClient.
+// acting returns the gates with an effect here: those above, those that k8s.io/component-base reads for logging, and those of the
+// API server's client, such as WatchListClient.
 func acting() []featuregate.Feature {
 	return append(clientGates(),
 		AllowServiceExternalIPs, ComponentFlagz, ComponentStatusz, NativeHistograms,
 		logsapi.ContextualLogging, logsapi.LoggingAlphaOptions, logsapi.LoggingBetaOptions)
 }
 
-// gateNames is a registry of the client's that only notes the names.
+// gateNames is a client-go registry that only records names.
 type gateNames []featuregate.Feature
 
 // Add implements features.Registry of client-go.
@@ -53,12 +53,12 @@ func (n *gateNames) Add(gates map[clientfeatures.Feature]clientfeatures.FeatureS
 func clientGates() []featuregate.Feature {
 	var names gateNames
 	if err := clientfeatures.AddFeaturesToExistingFeatureGates(&names); err != nil {
-		panic(err) // it comes from Add
+		panic(err) // no other error is possible
 	}
 	return names
 }
 
-// forClient gives gates the form that client-go knows.
+// forClient adapts gates to client-go's interface.
 type forClient struct{ featuregate.FeatureGate }
 
 // Enabled implements features.Gates of client-go.
@@ -66,18 +66,18 @@ func (g forClient) Enabled(name clientfeatures.Feature) bool {
 	return g.FeatureGate.Enabled(featuregate.Feature(name))
 }
 
-// ApplyGates makes the feature gates those of the API server's client. It must come before a client is made.
+// ApplyGates sets the feature gates of client-go. Call it before a client is created.
 func (o *Options) ApplyGates() { clientfeatures.ReplaceFeatureGates(forClient{o.Gates}) }
 
-// Gate is a feature gate and how it is set.
+// Gate is a feature gate with its setting.
 type Gate struct {
 	Name string
-	// Stage is ALPHA, BETA, DEPRECATED, or empty for generally available.
+	// Stage is ALPHA, BETA, DEPRECATED, or empty for general availability.
 	Stage   string
 	Enabled bool
 }
 
-// ActingGates returns the feature gates whose setting acts here.
+// ActingGates returns the feature gates with an effect here.
 func (o *Options) ActingGates() []Gate {
 	all := o.Gates.GetAll()
 	var gates []Gate
@@ -87,7 +87,7 @@ func (o *Options) ActingGates() []Gate {
 	return gates
 }
 
-// newGates returns kube-proxy's feature gates, set as the map says. Unknown and locked ones are an error.
+// newGates returns kube-proxy's feature gates with the given settings. Unknown and locked gates are errors.
 func newGates(set map[string]bool) (featuregate.MutableFeatureGate, error) {
 	gates := featuregate.NewFeatureGate()
 	specs := map[featuregate.Feature]featuregate.FeatureSpec{}
@@ -103,7 +103,7 @@ func newGates(set map[string]bool) (featuregate.MutableFeatureGate, error) {
 			spec.PreRelease = featuregate.Deprecated
 		}
 		if name := featuregate.Feature(f[0]); name != "AllAlpha" && name != "AllBeta" {
-			specs[name] = spec // the two come with every set of gates
+			specs[name] = spec // every set of gates has these two
 		}
 	}
 	if err := gates.Add(specs); err != nil {

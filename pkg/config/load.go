@@ -11,8 +11,8 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// decode reads the content of a configuration file and fills in the defaults. Unknown, duplicate and misspelt fields are left out and
-// noted; anything else that is wrong is an error, in kube-proxy's words.
+// decode parses a configuration file and sets the defaults. Unknown, duplicate and misspelt fields are ignored and noted. Other
+// mistakes are errors, in kube-proxy's words.
 func decode(data []byte) (*kubeproxy.KubeProxyConfiguration, []Note, error) {
 	var notes []Note
 	c, strict := decodeWith(data, serializer.EnableStrict)
@@ -50,7 +50,7 @@ func decodeWith(data []byte, strictness serializer.CodecFactoryOptionsMutator) (
 func newScheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	if err := kubeproxy.AddToScheme(scheme); err != nil {
-		panic(err) // it is about the types of the library alone
+		panic(err) // it depends only on the types of the library
 	}
 	return scheme
 }
@@ -61,10 +61,10 @@ func Write(path string, c *kubeproxy.KubeProxyConfiguration) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, data, 0o644) //nolint:gosec // it holds no secret, and others are to read it
+	return os.WriteFile(path, data, 0o644) //nolint:gosec // it holds no secret, and other users may read it
 }
 
-// Effective returns a configuration without what doesn't count: of the sections of the modes, only one has periods.
+// Effective returns a configuration without ignored fields: only one of the sections of the modes has periods.
 func Effective(c *kubeproxy.KubeProxyConfiguration) *kubeproxy.KubeProxyConfiguration {
 	out := c.DeepCopy()
 	out.SetGroupVersionKind(kubeproxy.SchemeGroupVersion.WithKind("KubeProxyConfiguration"))

@@ -9,7 +9,7 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// notes lists what an operator asked for that has no meaning here.
+// notes returns notes about settings without effect.
 func notes(c *kubeproxy.KubeProxyConfiguration) (list []Note) {
 	note := func(subject, format string, args ...any) {
 		list = append(list, Note{subject, fmt.Sprintf(format, args...)})
@@ -31,7 +31,7 @@ func notes(c *kubeproxy.KubeProxyConfiguration) (list []Note) {
 	return append(list, gateNotes(c.FeatureGates)...)
 }
 
-// gateNotes says of the gates that were set which of them do nothing.
+// gateNotes returns notes about gates without effect.
 func gateNotes(set map[string]bool) (list []Note) {
 	act := acting()
 	for name := range set {

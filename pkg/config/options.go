@@ -16,20 +16,20 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// Ports that the deprecated flags --healthz-port and --metrics-port stand for, and that a bare address is completed with.
+// Default ports of the flags --healthz-port and --metrics-port (deprecated), and of bare addresses.
 const (
 	defaultHealthzPort = 10256
 	defaultMetricsPort = 10249
 )
 
-// defaultMetricsServices is the number of service ports that have series of their own among the metrics.
+// defaultMetricsServices is the default number of service ports with their own series in the metrics.
 const defaultMetricsServices = 100
 
-// Options are the command line, and after [Options.Complete] the configuration that it leads to.
+// Options are the command line, and after [Options.Complete] the resulting configuration.
 type Options struct {
-	// Config is what the flags say, or the file; defaults are filled in.
+	// Config is the configuration from the flags or the file, with defaults.
 	Config *kubeproxy.KubeProxyConfiguration
-	// File is the configuration's file, WriteTo where the effective one is to be written; empty for none.
+	// File is the configuration file, WriteTo the file for the effective configuration; empty for none.
 	File, WriteTo string
 	// Master is the API server's URL, or several ones separated by commas; it overrides the kubeconfig's, and the file has no field for it.
 	Master string
@@ -39,38 +39,38 @@ type Options struct {
 	StartupTaint string
 	// Manifests is a folder of objects that stands in for an API server.
 	Manifests string
-	// ControlSocket is where commands on this node reach the program; empty for nowhere.
+	// ControlSocket is the path of the socket for commands on this node; empty for none.
 	ControlSocket string
-	// Cleanup and InitOnly ask for something else than to serve.
+	// Cleanup and InitOnly select other work than serving.
 	Cleanup, InitOnly bool
-	// MetricsServices is the number of service ports that have series of their own among the metrics. CountConnections counts
+	// MetricsServices is the number of service ports with their own series in the metrics. CountConnections enables counters of
 	// connections to Services.
 	MetricsServices int
-	// Limits are limits of one Service, or of all of the node, by name, where they are not the default ones.
+	// Limits override the default limits of one Service, or of the node, by name.
 	Limits           map[string]int
 	CountConnections bool
-	// Gates are kube-proxy's feature gates, as the configuration sets them.
+	// Gates are kube-proxy's feature gates with the settings of the configuration.
 	Gates featuregate.MutableFeatureGate
-	// Notes tell what of the configuration has no meaning here, and what happens instead.
+	// Notes list settings without effect, and the behaviour instead.
 	Notes []Note
 
-	// content is what the file held.
+	// content is the content of the file.
 	content                  []byte
 	hostname                 string
 	healthzPort, metricsPort int32
 	clusterCIDR              string
-	// The periods have a flag for each of kube-proxy's modes, and one of ours for all of them.
+	// The periods have a flag for each of kube-proxy's modes, and one for all modes.
 	periods, iptables, ipvs struct{ sync, min time.Duration }
 	ignored                 struct{ bootID, machineID string }
 }
 
-// Note is one thing that an operator may have expected to matter.
+// Note is about a setting that does not have the effect that an operator may expect.
 type Note struct {
-	// Subject is a field or a flag, Text what happens instead.
+	// Subject is a field or a flag, Text the behaviour instead.
 	Subject, Text string
 }
 
-// NewOptions returns the defaults.
+// NewOptions returns options with defaults.
 func NewOptions() *Options {
 	o := &Options{Config: defaultConfiguration(), healthzPort: defaultHealthzPort, metricsPort: defaultMetricsPort, MetricsServices: defaultMetricsServices, CountConnections: true}
 	o.periods.sync, o.periods.min = defaultSyncPeriod, defaultMinSyncPeriod
@@ -79,8 +79,8 @@ func NewOptions() *Options {
 	return o
 }
 
-// Complete makes the configuration out of the parsed flags and the file. With a file, only flags that have no field in it,
-// those about logging, and --hostname-override count (kube-proxy: Options.Complete).
+// Complete derives the configuration from the parsed flags and the file. With a file, the only flags that apply are those without
+// a field in it, the logging flags, and --hostname-override (kube-proxy: Options.Complete).
 func (o *Options) Complete(fs *pflag.FlagSet) error {
 	if o.File != "" {
 		var err error
@@ -114,7 +114,7 @@ func (o *Options) Complete(fs *pflag.FlagSet) error {
 	return nil
 }
 
-// Validate returns everything that is wrong with the completed options.
+// Validate returns all errors in the completed options.
 func (o *Options) Validate() error {
 	errs := validate(o.Config, o.Gates)
 	if o.Manifests != "" && (o.Config.ClientConnection.Kubeconfig != "" || o.Master != "") {
@@ -132,7 +132,7 @@ func (o *Options) Validate() error {
 	return errs.ToAggregate()
 }
 
-// applyFlags takes over the flags that aren't fields of the configuration.
+// applyFlags applies the flags that are not fields of the configuration.
 func (o *Options) applyFlags(fs *pflag.FlagSet) {
 	c := o.Config
 	if o.WriteTo == "" {
@@ -160,7 +160,7 @@ func (o *Options) applyFlags(fs *pflag.FlagSet) {
 	}
 }
 
-// addressOf is where a server listens by its two flags; a deprecated port of 0 means nowhere.
+// addressOf returns the address of a server from its two flags. A deprecated port of 0 turns the server off.
 func addressOf(address string, port int32) string {
 	if port == 0 {
 		return ""
@@ -168,7 +168,7 @@ func addressOf(address string, port int32) string {
 	return withPort(address, port)
 }
 
-// logsFromFlags gives flags about logging precedence over the file; patterns of --vmodule go before the file's.
+// logsFromFlags gives logging flags precedence over the file. Patterns of --vmodule precede the file's.
 func logsFromFlags(fs *pflag.FlagSet, c *logsapi.LoggingConfiguration) error {
 	var own pflag.FlagSet
 	logsapi.AddFlags(c, &own)

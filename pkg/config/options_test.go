@@ -24,7 +24,7 @@ func complete(t *testing.T, args ...string) (*Options, error) {
 	return o, o.Complete(fs)
 }
 
-// mustComplete wants a command line to be valid.
+// mustComplete fails the test if a command line is invalid.
 func mustComplete(t *testing.T, args ...string) *Options {
 	t.Helper()
 	o, err := complete(t, args...)
@@ -249,7 +249,7 @@ func TestFlagsOfCounters(t *testing.T) {
 	if o := mustComplete(t); o.MetricsServices != defaultMetricsServices {
 		t.Errorf("by default %d Services have series", o.MetricsServices)
 	}
-	// It has no field in a file, and counts beside one.
+	// It has no field in a file, and applies in addition to one.
 	o := mustComplete(t, "--config", "testdata/kubeadm.yaml", "--metrics-services", "0")
 	if o.MetricsServices != 0 {
 		t.Errorf("got %d, want 0", o.MetricsServices)

@@ -8,11 +8,11 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// hidden stands for an address that cannot be shown in part.
+// hidden replaces an address that cannot be shown in part.
 const hidden = "(not shown: it may hold a password)"
 
-// WithoutSecrets returns an address without user, password, query and fragment. An address that cannot be parsed and may hold one of
-// them is not shown at all.
+// WithoutSecrets returns an address without user, password, query and fragment. It hides an address completely if it cannot be
+// parsed and may contain one of them.
 func WithoutSecrets(address string) string {
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" {
@@ -27,12 +27,12 @@ func WithoutSecrets(address string) string {
 // userInfo matches user and password of URLs: up to the last @ of a quoted string, or of a word.
 var quotedUserInfo, userInfo = regexp.MustCompile(`("(?:[^"\\]|\\.)*?://)(?:[^"\\]|\\.)*@`), regexp.MustCompile(`://(?:[^\s"\\]|\\.)*@`)
 
-// Redact returns a text, such as an error, without user and password of any URL in it.
+// Redact returns a text, such as an error, without the user and password of URLs.
 func Redact(text string) string {
 	return userInfo.ReplaceAllLiteralString(quotedUserInfo.ReplaceAllString(text, "$1"), "://")
 }
 
-// FlagValue returns the value of a flag as it may be shown: without passwords and tokens. Every output of flags uses it.
+// FlagValue returns the printable value of a flag: without passwords and tokens. Use it for all output of flags.
 func FlagValue(f *pflag.Flag) string {
 	if f.Name == "master" {
 		return WithoutSecrets(f.Value.String())

@@ -15,10 +15,10 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// kubeProxy is the real one, which hack/kubernetes.sh builds.
+// kubeProxy is the path of the original, which hack/kubernetes.sh builds.
 const kubeProxy = "../../bin/kubernetes/kube-proxy"
 
-// written lets kube-proxy write the configuration that a command line leads to, or say what is wrong with it.
+// written makes kube-proxy write the configuration for a command line, or returns its error.
 func written(t *testing.T, args []string) (text, refusal string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config")
@@ -33,7 +33,7 @@ func written(t *testing.T, args []string) (text, refusal string) {
 	return string(data), ""
 }
 
-// everyFlag is a flag of every kind, with a value that isn't the default.
+// everyFlag has every kind of flag, with values that differ from the defaults.
 const everyFlag = "--bind-address=10.9.8.7 --bind-address-hard-fail --cluster-cidr=10.1.0.0/16 --config-sync-period=3m --conntrack-max-per-core=1 " +
 	"--conntrack-min=2 --conntrack-tcp-be-liberal --conntrack-tcp-timeout-close-wait=3s --conntrack-tcp-timeout-established=4s " +
 	"--conntrack-udp-timeout=5s --conntrack-udp-timeout-stream=6s --detect-local-mode=NodeCIDR --feature-gates=AllowServiceExternalIPs=false " +
@@ -44,10 +44,10 @@ const everyFlag = "--bind-address=10.9.8.7 --bind-address-hard-fail --cluster-ci
 	"--master=http://m --metrics-bind-address=10.0.0.2:2 --nodeport-addresses=10.3.0.0/16 --oom-score-adj=3 --pod-bridge-interface=b " +
 	"--pod-interface-name-prefix=p --profiling --v=5 --boot-id-file=/b --machine-id-file=/m"
 
-// ourPeriod is what differs on purpose: kube-proxy waits for a second between two syncs, or, in mode ipvs, not at all.
+// ourPeriod matches the intended difference: kube-proxy waits for a second between two syncs, or, in mode ipvs, not at all.
 var ourPeriod = regexp.MustCompile(`minSyncPeriod: (0s|1s|100ms)`)
 
-// TestConfigurationsAreThoseOfKubeProxy compares what both make of the same flags and files.
+// TestConfigurationsAreThoseOfKubeProxy compares the configurations of both programs for the same flags and files.
 func TestConfigurationsAreThoseOfKubeProxy(t *testing.T) {
 	for _, tc := range []struct{ args, file string }{
 		{}, {args: "--proxy-mode=nftables"}, {args: "--proxy-mode=ipvs --ipvs-min-sync-period=1s"},
@@ -68,7 +68,7 @@ func TestConfigurationsAreThoseOfKubeProxy(t *testing.T) {
 		{file: "mode: nftables\nmode: ipvs\nclusterCIDR: 10.0.0.0/8\nCLUSTERCIDR: x\n"}, {file: "oomScoreAdj: null\nconntrack: null\nfeatureGates: null\n"},
 		{file: "conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s, udpTimeout: 1s, udpStreamTimeout: 2s, tcpBeLiberal: true}\n"},
 		{file: "logging: {flushFrequency: 0, options: {json: {infoBufferSize: \"0\"}}}\nconfigSyncPeriod: 0s\nnftables: {syncPeriod: 0s, minSyncPeriod: 0s}\n"},
-		// Refused by both.
+		// Both reject these.
 		{args: "--proxy-mode=userspace"}, {args: "--oom-score-adj=2000"}, {args: "--cluster-cidr=10.0.0.0"},
 		{args: "--cluster-cidr=10.0.0.0/8,11.0.0.0/8"}, {args: "--nodeport-addresses=primary,10.0.0.0/8"}, {args: "--healthz-bind-address=1.2.3.4"},
 		{args: "--detect-local-mode=x"}, {args: "--feature-gates=NoSuchGate=true"}, {args: "--feature-gates=MultiCIDRServiceAllocator=false"},
@@ -99,7 +99,7 @@ func TestConfigurationsAreThoseOfKubeProxy(t *testing.T) {
 	}
 }
 
-// compareRefusals wants both to refuse, for the same paths and reasons.
+// compareRefusals checks that both programs report errors for the same paths and reasons.
 func compareRefusals(t *testing.T, args []string, theirs string, ours error) {
 	t.Helper()
 	if theirs == "" || ours == nil {
@@ -130,7 +130,7 @@ func TestFlagsAreThoseOfKubeProxy(t *testing.T) {
 	found := 0
 	for _, line := range lines {
 		m := flag.FindStringSubmatch(line)
-		if m == nil || m[1] == "help" || m[1] == "version" { // these two are the command's
+		if m == nil || m[1] == "help" || m[1] == "version" { // the command defines these two
 			continue
 		}
 		found++
@@ -163,7 +163,7 @@ func TestFlagsAreThoseOfKubeProxy(t *testing.T) {
 	}
 }
 
-// TestOtherFormsOfAFileAreReadAsByKubeProxy compares files that don't begin as the others.
+// TestOtherFormsOfAFileAreReadAsByKubeProxy compares files in other formats.
 func TestOtherFormsOfAFileAreReadAsByKubeProxy(t *testing.T) {
 	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 	for _, text := range []string{

@@ -15,8 +15,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// validate returns everything that is wrong with a configuration, whose feature gates have been read, in kube-proxy's words
-// and under its paths (kube-proxy: apis/config/validation).
+// validate returns all errors in a configuration whose feature gates are parsed, with kube-proxy's messages and paths
+// (kube-proxy: apis/config/validation).
 func validate(c *kubeproxy.KubeProxyConfiguration, gates featuregate.FeatureGate) field.ErrorList {
 	v := &validator{root: field.NewPath("KubeProxyConfiguration")}
 	v.sections(c)
@@ -41,7 +41,7 @@ type validator struct {
 	errs field.ErrorList
 }
 
-// invalid notes an error; path is relative to the root, its parts separated by dots.
+// invalid adds an error. path is relative to the root; dots separate its parts.
 func (v *validator) invalid(path string, value any, why string) {
 	v.errs = append(v.errs, field.Invalid(v.at(path), value, why))
 }
@@ -54,7 +54,7 @@ func (v *validator) at(path string) *field.Path {
 	return p
 }
 
-// sections checks those parts that are about one mode.
+// sections validates the sections of the modes.
 func (v *validator) sections(c *kubeproxy.KubeProxyConfiguration) {
 	switch c.Mode {
 	case modeIPTables, "":
@@ -94,7 +94,7 @@ func (v *validator) conntrack(c *kubeproxy.KubeProxyConntrackConfiguration) {
 	v.notNegative(section+"UDPStreamTimeout", c.UDPStreamTimeout)
 }
 
-// notNegative takes an int32 or a duration.
+// notNegative validates an int32 or a duration.
 func (v *validator) notNegative(path string, value any) {
 	negative := false
 	switch n := value.(type) {
@@ -147,7 +147,7 @@ func (v *validator) prefix(at *field.Path, s string) {
 	}
 }
 
-// server checks where a server listens; an empty address is none.
+// server validates the address of a server. An empty address is valid.
 func (v *validator) server(path, address string) {
 	if address == "" {
 		return
@@ -181,7 +181,7 @@ func (v *validator) detectLocal(c *kubeproxy.KubeProxyConfiguration) {
 	}
 }
 
-// deviceName checks the name of a network device, or the beginning of one. The kernel has room for 15 bytes.
+// deviceName validates the name, or the beginning of the name, of a network device. The kernel's limit is 15 bytes.
 func (v *validator) deviceName(path, name string) {
 	switch {
 	case name == "":

@@ -83,7 +83,7 @@ func TestGates(t *testing.T) {
 	if err != nil || gates.Enabled(AllowServiceExternalIPs) || !gates.Enabled(ComponentFlagz) {
 		t.Errorf("AllowServiceExternalIPs is %t, ComponentFlagz %t, %v", gates.Enabled(AllowServiceExternalIPs), gates.Enabled(ComponentFlagz), err)
 	}
-	// Those that the client asks for are all known, and can be set.
+	// The client's gates are all known, and can be set.
 	o := mustComplete(t, "--feature-gates=WatchListClient=false,NativeHistograms=true")
 	got := map[string]Gate{}
 	for _, g := range o.ActingGates() {
