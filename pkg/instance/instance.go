@@ -16,36 +16,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Name is that of the abstract socket.
+// Name is the name of the abstract socket.
 const Name = "@kube-nftproxy/instance"
 
 const (
-	// patience is how long another process may take to answer, or to stop.
+	// patience is the time for another process to answer or to stop.
 	patience = 5 * time.Second
-	// again is the time until a name that can't be had is tried again.
+	// again is the time between two attempts to get the name.
 	again = time.Second
-	// mostRefusals is how often a process may end the connection at once before this one passes it over.
+	// mostRefusals is the number of connections that a holder may close at once before this process ignores it.
 	mostRefusals = 10
-	// mostGuests bounds connections, longest the bytes of a line.
+	// mostGuests limits connections, longest the bytes of a line.
 	mostGuests, longest = 64, 1 << 10
 )
 
-// Instance is this process among the others. Its methods may be called by any goroutine.
+// Instance is this process among others. Its methods are safe for concurrent use.
 type Instance struct {
 	name string
 	self Record
-	// Unknown is called when another process holds the name that this one can't agree with, once for each reason.
+	// Unknown is called when a process holds the name that this one cannot communicate with, once for each reason.
 	Unknown func(error)
 
 	granted atomic.Bool
 	changed chan struct{}
-	// wake has a value when this process has become ready; stopped when it has noticed that it may not serve.
+	// wake has a value when this process has become ready, stopped when it has stopped serving.
 	wake, stopped chan struct{}
 
 	mu          sync.Mutex
 	ready, held bool
 	other       *Record
-	// said is the last reason with which Unknown was called.
+	// said is the last reason passed to Unknown.
 	said string
 }
 
@@ -57,7 +57,7 @@ func New(name string, self Record) *Instance {
 	}
 }
 
-// Ready says that this process wants to serve from now on.
+// Ready announces that this process can serve.
 func (i *Instance) Ready() {
 	i.mu.Lock()
 	i.ready = true
@@ -74,17 +74,17 @@ func (i *Instance) Granted() bool { return i.granted.Load() }
 // Changed returns a channel of capacity one that has a value when Granted may have changed.
 func (i *Instance) Changed() <-chan struct{} { return i.changed }
 
-// Stopped says that this process has noticed that it may not serve, and does nothing more to the tables.
+// Stopped confirms that this process does not change the tables until it is granted again.
 func (i *Instance) Stopped() { signal(i.stopped) }
 
-// Alone reports whether no other process is known to have the name: the tables of an earlier one are this process's to look after.
+// Alone reports whether no other process is known: this process is responsible for the tables of an earlier one.
 func (i *Instance) Alone() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.held || i.granted.Load()
 }
 
-// Other names the process that serves instead of this one, "" if there is none.
+// Other names the process that serves instead of this one, or "".
 func (i *Instance) Other() string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -94,14 +94,14 @@ func (i *Instance) Other() string {
 	return i.other.String()
 }
 
-// grant lets this process serve, or not; mu is held.
+// grant sets whether this process may serve. The caller holds mu.
 func (i *Instance) grant(may bool) {
 	if i.granted.Swap(may) != may {
 		signal(i.changed)
 	}
 }
 
-// set notes who has the name: this process, which may serve then if it is ready; another one; or one that is not known.
+// set records the holder of the name: this process, which may serve if it is ready, another one, or an unknown one.
 func (i *Instance) set(held bool, other *Record) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -118,11 +118,11 @@ func (i *Instance) isReady() bool {
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
-	default: // a signal is waiting already
+	default: // a signal is pending already
 	}
 }
 
-// Run agrees with other processes until the context ends. It is to be started in the network namespace of the calling thread.
+// Run negotiates with other processes until the context ends, in the network namespace of the calling thread.
 func (i *Instance) Run(ctx context.Context) {
 	for refusals := 0; ctx.Err() == nil; {
 		l, err := net.Listen("unix", i.name)
@@ -137,7 +137,7 @@ func (i *Instance) Run(ctx context.Context) {
 			refusals = 0
 		case errors.Is(err, errRefused) && refusals < mostRefusals:
 			refusals++
-			pause(ctx, again/mostRefusals) // it may be about to leave
+			pause(ctx, again/mostRefusals) // it may be about to exit
 		default:
 			i.alone(err)
 			pause(ctx, again)
@@ -152,7 +152,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// alone has this process serve although it can't agree with whoever has the name.
+// alone lets this process serve although it cannot communicate with the holder.
 func (i *Instance) alone(err error) {
 	i.set(false, nil)
 	if text := err.Error(); text != i.said {
@@ -187,7 +187,7 @@ func (i *Instance) hold(ctx context.Context, l net.Listener) {
 	}
 }
 
-// accept takes guests in until the listener is closed.
+// accept accepts guests until the listener is closed.
 func (i *Instance) accept(ctx context.Context, l net.Listener, claims chan<- *guest) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -209,14 +209,14 @@ func (i *Instance) accept(ctx context.Context, l net.Listener, claims chan<- *gu
 	}
 }
 
-// guest is a process that is connected to this one, which holds the name.
+// guest is a process connected to this one, the holder.
 type guest struct {
 	net.Conn
 	lines  *bufio.Reader
 	record Record
 }
 
-// entertain answers a guest until it leaves. What it claims is handed over, and its connection with it.
+// entertain answers a guest until it disconnects or claims the name. A claim passes on the connection.
 func (i *Instance) entertain(ctx context.Context, conn net.Conn, claims chan<- *guest) {
 	defer func() { _ = conn.Close() }() // nothing is lost
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
@@ -246,11 +246,11 @@ func (i *Instance) entertain(ctx context.Context, conn net.Conn, claims chan<- *
 	}
 }
 
-// yield stops serving, frees the name for a guest, and waits until that one has it.
+// yield stops serving, releases the name for a guest, and waits until the guest has it.
 func (i *Instance) yield(ctx context.Context, l net.Listener, g *guest) {
 	other := g.record
 	select {
-	case <-i.stopped: // of an earlier time
+	case <-i.stopped: // of an earlier yield
 	default:
 	}
 	was := i.Granted()
@@ -268,7 +268,7 @@ func (i *Instance) yield(ctx context.Context, l net.Listener, g *guest) {
 	}
 }
 
-// awaitHolder waits a moment for another process to take the name, so that this one does not take it back at once.
+// awaitHolder waits briefly for another process to get the name, so that this one does not take it back at once.
 func awaitHolder(ctx context.Context, name string) {
 	const step = 10 * time.Millisecond
 	for begun := time.Now(); time.Since(begun) < again && ctx.Err() == nil; pause(ctx, step) {
@@ -284,12 +284,12 @@ var (
 	errRefused = errors.New("it does not agree")
 )
 
-// visit is connected to the holder of the name until that one leaves or yields. It fails where the two can't agree.
+// visit is connected to the holder until the holder exits or yields. It fails if they cannot communicate.
 func (i *Instance) visit(ctx context.Context) error {
 	conn, err := net.DialTimeout("unix", i.name, patience)
 	if err != nil {
 		if errors.Is(err, unix.ECONNREFUSED) {
-			pause(ctx, again/100) // it has just left
+			pause(ctx, again/100) // the holder has just exited
 			return nil
 		}
 		return fmt.Errorf("agree with another instance of this program: %w", err)
@@ -321,7 +321,7 @@ func (i *Instance) visit(ctx context.Context) error {
 	return i.wait(conn, lines, ready, i.self.newer(holder))
 }
 
-// wait waits until the holder leaves or yields, and says when this process becomes ready.
+// wait waits until the holder exits or yields, and announces when this process becomes ready.
 func (i *Instance) wait(conn net.Conn, lines *bufio.Reader, ready, newer bool) error {
 	_ = conn.SetReadDeadline(time.Time{})
 	done := make(chan error, 1)
@@ -338,7 +338,7 @@ func (i *Instance) wait(conn net.Conn, lines *bufio.Reader, ready, newer bool) e
 		case <-i.wake:
 			if !ready {
 				ready = true
-				_ = send(conn, message{Record: i.self, Ready: true}) // where it fails, the holder has left
+				_ = send(conn, message{Record: i.self, Ready: true}) // if this fails, the holder has exited
 			}
 		case err := <-done:
 			if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -349,7 +349,7 @@ func (i *Instance) wait(conn net.Conn, lines *bufio.Reader, ready, newer bool) e
 	}
 }
 
-// trusted fails where a process of another user is at the other end: root, and this process's own user, may do all to this one anyway.
+// trusted fails if the peer belongs to another user. Root and this process's user control this process anyway.
 func trusted(conn net.Conn) error {
 	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err != nil {
@@ -376,7 +376,7 @@ func send(to io.Writer, m message) error {
 	return err
 }
 
-// receive reads a line, which has a bound.
+// receive reads one line of bounded length.
 func receive(from *bufio.Reader) (m message, err error) {
 	line, err := from.ReadSlice('\n')
 	if err != nil {

@@ -19,7 +19,7 @@ type process struct {
 	gone chan struct{}
 }
 
-// crowd is some processes, of which at most one may serve at any time.
+// crowd is a group of processes, of which at most one may serve at any time.
 type crowd struct {
 	*testing.T
 	socket  string
@@ -32,7 +32,7 @@ func newCrowd(t *testing.T) *crowd {
 	return &crowd{T: t, socket: fmt.Sprintf("@%s-%d", t.Name(), time.Now().UnixNano()), unknown: make(chan error, 10)}
 }
 
-// start starts a process; started is its age.
+// start starts a process. started is its start time.
 func (c *crowd) start(name string, started int64, ready bool) *process {
 	ctx, cancel := context.WithCancel(c.Context())
 	p := &process{Instance: New(c.socket, Record{ID: name, PID: int(started), Name: name, Started: started}), name: name, end: cancel, gone: make(chan struct{})}
@@ -68,7 +68,7 @@ func (c *crowd) loop(ctx context.Context, p *process) {
 	}
 }
 
-// serve notes who serves, and fails where that are two.
+// serve records whether a process serves, and fails if two do.
 func (c *crowd) serve(p *process, serves bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -101,7 +101,7 @@ func (c *crowd) await(want string) {
 	}
 }
 
-// awaitOther waits until a process knows which one serves instead.
+// awaitOther waits until a process knows the serving one.
 func (c *crowd) awaitOther(p *process, want string) {
 	c.Helper()
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
@@ -121,11 +121,11 @@ func TestTheNewestThatIsReadyServes(t *testing.T) {
 	c.await("a")
 	b := c.start("b", 2, false)
 	c.awaitOther(b, "a")
-	c.await("a") // b reads the API still
+	c.await("a") // b still reads the API
 	b.Ready()
 	c.await("b")
 	c.awaitOther(a, "b")
-	d := c.start("d", 0, true) // it started before all others, and came late
+	d := c.start("d", 0, true) // the oldest process, which joins last
 	c.awaitOther(d, "b")
 	c.await("b")
 	b.exit()
@@ -137,7 +137,7 @@ func TestTheNewestThatIsReadyServes(t *testing.T) {
 	c.await("")
 }
 
-// Whoever is ready does not wait for one that is newer and isn't.
+// A ready process does not wait for a newer one that is not ready.
 func TestAnOlderOneThatIsReadyServesUntilTheNewerIs(t *testing.T) {
 	c := newCrowd(t)
 	b := c.start("b", 2, false)
@@ -162,7 +162,7 @@ func TestManyThatComeAndGo(t *testing.T) {
 	}
 }
 
-// A process that holds the name and says nothing keeps this one from serving for a moment only.
+// A silent holder delays another process only briefly.
 func TestWhoDoesNotAgreeIsPassedOver(t *testing.T) {
 	for name, handle := range map[string]func(net.Conn){
 		"refuses":      func(conn net.Conn) { _ = conn.Close() },

@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Record says which process an instance is.
+// Record identifies the process of an instance.
 type Record struct {
 	ID string `json:"id"`
-	// PID is its number as it knows it, which in a container may be another one for others; Name is that of its program.
+	// PID is the process ID in its own PID namespace. Name is the name of its program.
 	PID  int    `json:"pid"`
 	Name string `json:"name"`
-	// Started is when it started, in nanoseconds since the machine did: setting the clock does not change it.
+	// Started is the time of its start in nanoseconds since the boot. Setting the clock does not change it.
 	Started int64 `json:"started"`
 }
 
-// String names the process as a person would look for it.
+// String returns the process in a form that a user can look up.
 func (r Record) String() string { return fmt.Sprintf("%s, pid %d", r.Name, r.PID) }
 
-// newer reports whether a process started after another one.
+// newer reports whether this process started after the other one.
 func (r Record) newer(other Record) bool {
 	if r.Started != other.Started {
 		return r.Started > other.Started
@@ -31,7 +31,7 @@ func (r Record) newer(other Record) bool {
 	return r.ID > other.ID
 }
 
-// Own returns a record of this process that no other one has.
+// Own returns a unique record of this process.
 func Own() Record {
 	r := Record{ID: rand.Text(), PID: os.Getpid(), Name: "kube-nftproxy", Started: sinceBoot()}
 	if len(os.Args) > 0 {
@@ -48,7 +48,7 @@ func sinceBoot() int64 {
 	return t.Nano()
 }
 
-// message is a line that one process sends another.
+// message is one line between processes.
 type message struct {
 	Record
 	Ready bool `json:"ready,omitempty"`
