@@ -1,7 +1,7 @@
-// Package schedule decides when the proxy may next write its rules: at once after a quiet time, otherwise not before
-// a minimum interval has passed, soon again after a failure, and now and then even if nobody asked.
+// Package schedule decides when the proxy may sync next: at once after a quiet time, otherwise after a minimum interval, soon
+// after a failure, and periodically without a request.
 //
-// In: requests, the end of every run and how it went, and the time, which the caller brings.
-// Out: when the next run is due.
-// Never: a clock of its own, a timer, a goroutine or a lock.
+// In: requests, the end and result of every run, and the time, from the caller.
+// Out: the time of the next run.
+// Never: reads a clock, starts a timer or a goroutine, takes a lock.
 package schedule

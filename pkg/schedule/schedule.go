@@ -2,37 +2,35 @@ package schedule
 
 import "time"
 
-// firstRetry is how long after the first of a row of failures the run is tried again; the delay doubles from there.
-// It is short because a failed batch left the kernel unchanged, and the usual causes (an interrupted dump, a chain that
-// is still referenced) are gone in a moment. kube-proxy waits for a whole syncPeriod.
+// firstRetry is the delay of the retry after the first of several failures. The delay doubles with each further failure. It is
+// short because a failed batch leaves the kernel unchanged, and the usual causes (an interrupted dump, a chain that is still
+// referenced) disappear in a moment. kube-proxy waits for a whole syncPeriod.
 const firstRetry = 100 * time.Millisecond
 
-// Schedule says when the next run is due. It belongs to one goroutine, the one that runs; the zero Schedule is not
-// usable, see [New].
+// Schedule decides when the next run is due. It is not safe for concurrent use. Create it with [New].
 //
-// The rules are those of kube-proxy's runner (pkg/util/async/bounded_frequency_runner.go) but for the retries:
+// The rules are those of kube-proxy's runner (pkg/util/async/bounded_frequency_runner.go) except for the retries:
 //
-//   - The first request ever, or the first one after a quiet time, is due at once.
-//   - Further requests are due the minimum interval after the end of the last run, so that a storm becomes a few runs.
-//   - One that is urgent is due at once, unless the last one failed.
-//   - After a failure a retry is due after 100 ms, and after twice as long for each further failure in a row, up to
-//     the longest backoff. A retry does not wait for the minimum interval, which is there to gather changes: it
-//     happens at most a few times in it. A new request does, and may then be due before the retry.
-//   - When the maximum interval has passed since the end of the last run, a run is due although nobody asked.
+//   - The first request ever, and the first one after a quiet time, is due at once.
+//   - Other requests are due a minimum interval after the end of the last run, so that a storm leads to a few runs.
+//   - An urgent request is due at once, unless the last run failed.
+//   - After a failure a retry is due after 100 ms. The delay doubles with each further failure in a row, up to
+//     the longest backoff. A retry does not wait for the minimum interval, whose purpose is to collect changes: only a few
+//     retries fit in it. A new request waits for it, and may be due before the retry.
+//   - After the maximum interval since the end of the last run, a run is due without a request.
 type Schedule struct {
 	minInterval, maxBackoff, maxInterval time.Duration
 
 	requested, urgent bool
-	// ended is when the last run ended; zero before the first.
+	// ended is the end of the last run; zero before the first.
 	ended time.Time
-	// backoff is the delay of the retry that is owed, and 0 after a success.
+	// backoff is the delay of the pending retry; 0 after a success.
 	backoff time.Duration
 }
 
-// New returns the Schedule of a proxy that has not run yet: minInterval is the least time from the end of one run
-// to the next one that was asked for (minSyncPeriod, may be 0), maxBackoff the longest delay of a retry (syncPeriod;
-// less than 100 ms counts as 100 ms), and maxInterval the longest time without any run (kube-proxy: one hour; less
-// than minInterval counts as minInterval).
+// New returns the Schedule of a proxy before its first run. minInterval is the least time from the end of a run to the next
+// requested one (minSyncPeriod, may be 0). maxBackoff is the longest delay of a retry (syncPeriod, at least 100 ms). maxInterval
+// is the longest time without a run (kube-proxy: one hour; at least minInterval).
 func New(minInterval, maxBackoff, maxInterval time.Duration) Schedule {
 	return Schedule{
 		minInterval: minInterval,
@@ -41,22 +39,22 @@ func New(minInterval, maxBackoff, maxInterval time.Duration) Schedule {
 	}
 }
 
-// Requested notes that something has changed that a run should write. Any number of requests lead to one run.
+// Requested records that there are changes for a run. Any number of requests lead to one run.
 func (s *Schedule) Requested() {
 	s.requested = true
 }
 
-// Urgent notes that a run should not wait for others to be gathered with it: something is broken. It does wait for the retry that
-// is owed after a failure.
+// Urgent records that a run should not wait for more changes: the rules are damaged. After a failure, it waits for the pending
+// retry.
 func (s *Schedule) Urgent() {
 	s.requested, s.urgent = true, true
 }
 
-// Next returns when the next run is due, and whether that moment has come. If it has, the run counts as begun: the
-// caller starts it now and ends it with Succeeded or Failed, and whatever is requested meanwhile asks for a further
-// run. If it has not, at lies in the future and can be slept until, unless a request comes first.
+// Next returns the time of the next run, and whether it is due. If it is due, the caller must start it now and report its end
+// with Succeeded or Failed. Requests during the run lead to another run. If it is not due, at is in the future: the caller waits
+// until at or until a request.
 //
-// Before the first request ever there is nothing to repeat: at then is the maximum interval from now, time and again.
+// Before the first request, nothing is due: at is the maximum interval after now.
 func (s *Schedule) Next(now time.Time) (at time.Time, due bool) {
 	at = s.next(now)
 	if at.After(now) {
@@ -66,7 +64,7 @@ func (s *Schedule) Next(now time.Time) (at time.Time, due bool) {
 	return at, true
 }
 
-// next returns the earliest of the moments for which there is a reason.
+// next returns the earliest time for which there is a reason.
 func (s *Schedule) next(now time.Time) time.Time {
 	if s.ended.IsZero() {
 		if s.requested {
@@ -87,13 +85,12 @@ func (s *Schedule) next(now time.Time) time.Time {
 	return s.ended.Add(wait)
 }
 
-// Succeeded notes that a run ended well at the given time.
+// Succeeded records the end of a successful run.
 func (s *Schedule) Succeeded(end time.Time) {
 	s.ended, s.backoff = end, 0
 }
 
-// Failed notes that a run ended at the given time without having written what it should, and returns when it is
-// retried at the latest. The retry needs no request.
+// Failed records the end of a failed run, and returns the latest time of the retry. The retry needs no request.
 func (s *Schedule) Failed(end time.Time) (retryAt time.Time) {
 	s.ended = end
 	s.backoff = min(max(2*s.backoff, firstRetry), s.maxBackoff)

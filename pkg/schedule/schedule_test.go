@@ -16,11 +16,11 @@ const (
 	testMax     = time.Hour
 )
 
-// A step happens at a virtual time and names the one thing that is done then.
+// A step is one action at a virtual time.
 type step struct {
 	at time.Duration
 	do string // "request", "urge", "next", "ok" or "fail"
-	// wantAt and wantDue are what Next returns; for "fail", wantAt is the time of the retry.
+	// wantAt and wantDue are the expected results of Next. For "fail", wantAt is the time of the retry.
 	wantAt  time.Duration
 	wantDue bool
 }
@@ -174,7 +174,7 @@ func TestOddSettings(t *testing.T) {
 	}
 }
 
-// play does the steps in their order, counting time from an arbitrary start.
+// play carries out the steps in order, with time from an arbitrary start.
 func play(t *testing.T, s Schedule, steps []step) {
 	t.Helper()
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -203,7 +203,7 @@ func play(t *testing.T, s Schedule, steps []step) {
 	}
 }
 
-// loop is how an owner uses a Schedule: one timer, one channel of requests, nothing else to wait for.
+// loop uses a Schedule in the way of the proxy: one timer, one channel of requests.
 func loop(ctx context.Context, s Schedule, requests <-chan struct{}, run func() error) {
 	for {
 		at, due := s.Next(time.Now())
@@ -245,7 +245,7 @@ func TestLoop(t *testing.T) {
 			loop(ctx, New(testMin, testBackoff, testMax), requests, run)
 		}()
 
-		// Ten requests, 50 ms apart: the first runs at once, the rest are gathered into one run.
+		// Ten requests, 50 ms apart: the first one runs at once, the rest lead to one run.
 		for range 10 {
 			requests <- struct{}{}
 			time.Sleep(50 * time.Millisecond)
@@ -253,7 +253,7 @@ func TestLoop(t *testing.T) {
 		// A quiet time, then a request whose run fails twice.
 		time.Sleep(5 * time.Second)
 		requests <- struct{}{}
-		// Nothing for more than the maximum interval.
+		// No request for more than the maximum interval.
 		time.Sleep(testMax + time.Minute)
 		cancel()
 		<-done
