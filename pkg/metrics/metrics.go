@@ -11,7 +11,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Metrics is the one value by which the program reports numbers. Its methods may be called by any goroutine.
+// Metrics holds all metrics of the program. Its methods are safe for concurrent use.
 type Metrics struct {
 	families []model.Family
 
@@ -47,17 +47,17 @@ type Metrics struct {
 	watchErrors     *prometheus.CounterVec
 }
 
-// Config is what the metrics depend on.
+// Config holds the settings of the metrics.
 type Config struct {
-	// Families are those that the proxy serves; none means both.
+	// Families are the served families; none means both.
 	Families []model.Family
-	// NativeHistograms gives each histogram native buckets beside its own (kube-proxy: feature gate NativeHistograms).
+	// NativeHistograms adds native buckets to each histogram (kube-proxy: feature gate NativeHistograms).
 	NativeHistograms bool
-	// Version is the program's.
+	// Version is the program's version.
 	Version string
 }
 
-// New registers all metrics of the proxy in reg, and panics if one is there already.
+// New registers all metrics of the proxy in reg. It panics if one is registered already.
 func New(reg prometheus.Registerer, c Config) *Metrics {
 	if len(c.Families) == 0 {
 		c.Families = model.Families[:]
@@ -77,7 +77,7 @@ func New(reg prometheus.Registerer, c Config) *Metrics {
 	return m
 }
 
-// registerSync makes kube-proxy's metrics of one sync.
+// registerSync registers kube-proxy's metrics of syncs.
 func (m *Metrics) registerSync(r registry) {
 	m.syncDuration = r.histograms("kubeproxy_sync_proxy_rules_duration_seconds",
 		"Duration of one sync, full or partial, successful or failed.", durationBuckets(), "ip_family")
@@ -98,7 +98,7 @@ func (m *Metrics) registerSync(r registry) {
 		"Always 0: a sync deletes unused chains itself. If it fails, kubeproxy_sync_proxy_rules_nftables_sync_failures_total counts it.", "ip_family")
 }
 
-// registerChanges makes kube-proxy's metrics of what has changed and of what the rules lack.
+// registerChanges registers kube-proxy's metrics of changes and of service ports without local endpoints.
 func (m *Metrics) registerChanges(r registry) {
 	m.endpointsPending = r.gauge("kubeproxy_sync_proxy_rules_endpoint_changes_pending",
 		"Changes of EndpointSlices that are not in the rules yet.")
@@ -113,7 +113,7 @@ func (m *Metrics) registerChanges(r registry) {
 		"traffic_policy", "ip_family")
 }
 
-// registerConntrack makes kube-proxy's metrics of the deletion of stale flows.
+// registerConntrack registers kube-proxy's metrics of deleted flows.
 func (m *Metrics) registerConntrack(r registry) {
 	m.conntrackDuration = r.histograms("kubeproxy_conntrack_reconciler_sync_duration_seconds",
 		"Duration of one search for stale conntrack entries and their deletion.", durationBuckets(), "ip_family")
@@ -121,7 +121,7 @@ func (m *Metrics) registerConntrack(r registry) {
 		"Stale conntrack entries deleted.", "ip_family")
 }
 
-// registerHealth makes kube-proxy's counters of health answers.
+// registerHealth registers kube-proxy's counters of health answers.
 func (m *Metrics) registerHealth(r registry) {
 	m.healthz = r.counters("kubeproxy_proxy_healthz_total",
 		"Responses of /healthz on the health port, by HTTP status code.", "code")
@@ -129,7 +129,7 @@ func (m *Metrics) registerHealth(r registry) {
 		"Responses of /livez on the health port, by HTTP status code.", "code")
 }
 
-// registerBatches makes our own metrics of what is sent to the kernel.
+// registerBatches registers the program's own metrics of batches.
 func (m *Metrics) registerBatches(r registry) {
 	m.batches = r.counters("kubenftproxy_batches_total",
 		"Netlink batches that the kernel accepted, each for both IP families, by kind: full rewrites the whole table, partial "+
@@ -146,7 +146,7 @@ func (m *Metrics) registerBatches(r registry) {
 		"Starts that adopted the unchanged table of an earlier process.")
 }
 
-// registerState makes our own metrics of what is in the rules.
+// registerState registers the program's own metrics of the rules' content.
 func (m *Metrics) registerState(r registry) {
 	m.elements = r.gauges("kubenftproxy_elements",
 		"Elements in a set or map of the table.", "ip_family", "set")
@@ -173,7 +173,7 @@ func (m *Metrics) registerState(r registry) {
 	m.registerNodePorts(r)
 }
 
-// registerNodePorts makes our own metrics of node ports that something else on this node uses.
+// registerNodePorts registers the program's own metrics of node ports with other uses on this node.
 func (m *Metrics) registerNodePorts(r registry) {
 	m.nodePortCollisions = r.gauges("kubenftproxy_node_port_collisions",
 		"Node ports of Services that conflict with the use of ports on this node, by cause: listener, a local process listens on it, and "+
@@ -184,8 +184,8 @@ func (m *Metrics) registerNodePorts(r registry) {
 			"last successful search.", "result")
 }
 
-// registerTrust makes our own metrics of whether what the proxy goes by can be trusted: what the kernel holds, what the API
-// server tells.
+// registerTrust registers the program's own metrics of its inputs: drift and repairs of the tables, failed watches of the API
+// server.
 func (m *Metrics) registerTrust(r registry) {
 	m.checks = r.counters("kubenftproxy_checks_total",
 		"Comparisons of the kernel's tables with the plan, by reason: foreign_change, another program changed the "+
@@ -203,8 +203,8 @@ func (m *Metrics) registerTrust(r registry) {
 		"Failed list and watch requests to the API server, by resource. The program sees no changes until a request succeeds.", "resource")
 }
 
-// touch makes the series whose labels are known beforehand appear at once. The gauges of times and of elements are not
-// among them: a time of 0 would read as an age of decades, and which sets there are is the plan's business.
+// touch creates the series whose labels are known in advance. It excludes gauges of times and of elements: a time of 0 would
+// appear as an age of decades, and the plan determines the sets.
 func (m *Metrics) touch() {
 	for _, f := range m.families {
 		ip := f.String()
@@ -251,17 +251,17 @@ func (m *Metrics) touch() {
 	}
 }
 
-// SyncResult says how one sync of all families went.
+// SyncResult is the result of one sync of all families.
 type SyncResult struct {
-	// Full is set where the whole table was written, or read and compared, instead of what had changed.
+	// Full is true if the sync wrote or compared the whole tables, instead of changes.
 	Full bool
-	// Duration is the time from the start of the sync to its end.
+	// Duration is the time from the start to the end of the sync.
 	Duration time.Duration
-	// End is when the sync ended.
+	// End is the end of the sync.
 	End time.Time
 }
 
-// Synced reports a sync that succeeded: nothing is pending any more.
+// Synced records a successful sync: no change is pending.
 func (m *Metrics) Synced(r SyncResult) {
 	m.ran(r)
 	for _, f := range m.families {
@@ -271,7 +271,7 @@ func (m *Metrics) Synced(r SyncResult) {
 	m.servicesPending.Set(0)
 }
 
-// SyncFailed reports a sync that failed: what is pending stays pending.
+// SyncFailed records a failed sync: changes stay pending.
 func (m *Metrics) SyncFailed(r SyncResult) {
 	m.ran(r)
 	for _, f := range m.families {
@@ -279,7 +279,7 @@ func (m *Metrics) SyncFailed(r SyncResult) {
 	}
 }
 
-// ran observes the duration of a sync for each family; kube-proxy does so whether it succeeded or not.
+// ran observes the duration of a sync for each family, successful or not, as kube-proxy does.
 func (m *Metrics) ran(r SyncResult) {
 	kind := m.partialSyncDuration
 	if r.Full {
@@ -291,16 +291,16 @@ func (m *Metrics) ran(r SyncResult) {
 	}
 }
 
-// Queued reports that a sync was asked for at the given time. The age of the rules is the difference between this and
-// the time of the last successful sync, where positive.
+// Queued records the time of a request for a sync. The age of the rules is the difference between this and the time of the last
+// successful sync, if positive.
 func (m *Metrics) Queued(at time.Time) {
 	for _, f := range m.families {
 		m.lastQueued.WithLabelValues(f.String()).Set(unix(at))
 	}
 }
 
-// Changes reports that so many Services and EndpointSlices have changed. They count as pending until the next
-// successful sync, so the goroutine that syncs should report them, before the sync that takes them up.
+// Changes adds numbers of changed Services and EndpointSlices. They are pending until the next successful sync, so the syncing
+// goroutine should call this before that sync.
 func (m *Metrics) Changes(services, endpoints int) {
 	m.servicesTotal.Add(float64(services))
 	m.servicesPending.Add(float64(services))
@@ -308,22 +308,22 @@ func (m *Metrics) Changes(services, endpoints int) {
 	m.endpointsPending.Add(float64(endpoints))
 }
 
-// Programmed reports that the change of an EndpointSlice of a family took so long to get into the rules, counted from the
-// time in its annotation. A family that isn't served counts nothing.
+// Programmed observes the time from the change of an EndpointSlice, according to its annotation, to its commit. It ignores a
+// family that is not served.
 func (m *Metrics) Programmed(f model.Family, d time.Duration) {
 	if slices.Contains(m.families, f) {
 		m.programmingDuration.WithLabelValues(f.String()).Observe(d.Seconds())
 	}
 }
 
-// NoLocalEndpoints sets how many service ports of a family have traffic policy Local, internal or external, and
-// endpoints somewhere, but none on this node. In spite of the metric's name it is not a running total.
+// NoLocalEndpoints sets the number of a family's service ports with traffic policy Local, internal or external, and endpoints,
+// but none on this node. It is a gauge, despite the metric's name.
 func (m *Metrics) NoLocalEndpoints(f model.Family, internal, external int) {
 	m.noLocalEndpoints.WithLabelValues("internal", f.String()).Set(float64(internal))
 	m.noLocalEndpoints.WithLabelValues("external", f.String()).Set(float64(external))
 }
 
-// FlowsDeleted reports one search for stale conntrack entries of a family: how long it took and how many it deleted.
+// FlowsDeleted records one search for stale conntrack entries of a family: its duration and the number of deleted entries.
 func (m *Metrics) FlowsDeleted(f model.Family, took time.Duration, deleted int) {
 	m.conntrackDuration.WithLabelValues(f.String()).Observe(took.Seconds())
 	m.conntrackDeleted.WithLabelValues(f.String()).Add(float64(deleted))
@@ -335,7 +335,7 @@ const (
 	resultFailed = "failed"
 )
 
-// FlowsSearched reports the end of a search for stale conntrack entries of a family.
+// FlowsSearched records the end of a search for stale conntrack entries of a family.
 func (m *Metrics) FlowsSearched(f model.Family, err error) {
 	result := resultDone
 	if err != nil {
@@ -344,7 +344,7 @@ func (m *Metrics) FlowsSearched(f model.Family, err error) {
 	m.flowPasses.WithLabelValues(f.String(), result).Inc()
 }
 
-// Reason says why the kernel's tables are compared with what is wanted.
+// Reason is the reason of a comparison of the kernel's tables with the plan.
 type Reason string
 
 // The reasons.
@@ -354,10 +354,10 @@ const (
 	FailedSync    Reason = "failed_sync"
 )
 
-// Doubted reports that the kernel may hold something else than what is wanted.
+// Doubted records that the kernel's tables may differ from the plan.
 func (m *Metrics) Doubted() { m.drift.Set(1) }
 
-// StandingBy reports whether another instance serves.
+// StandingBy sets whether another instance serves.
 func (m *Metrics) StandingBy(waits bool) {
 	m.standby.Set(0)
 	if waits {
@@ -365,8 +365,7 @@ func (m *Metrics) StandingBy(waits bool) {
 	}
 }
 
-// Checked reports a comparison of the kernel's tables with what is wanted, after which they agree; repaired is set where
-// they had to be written anew.
+// Checked records a comparison of the kernel's tables with the plan, after which they agree. repaired is true if it rewrote them.
 func (m *Metrics) Checked(why Reason, repaired bool) {
 	m.drift.Set(0)
 	m.checks.WithLabelValues(string(why)).Inc()
@@ -375,7 +374,7 @@ func (m *Metrics) Checked(why Reason, repaired bool) {
 	}
 }
 
-// WatchFailed reports that objects of the API server could not be listed or watched.
+// WatchFailed counts a failure to list or watch objects of the API server.
 func (m *Metrics) WatchFailed(resource string) {
 	m.watchErrors.WithLabelValues(resource).Inc()
 }
@@ -390,7 +389,7 @@ func (m *Metrics) LivezAnswered(code int) {
 	m.livez.WithLabelValues(strconv.Itoa(code)).Inc()
 }
 
-// Elements sets how many elements a set or map of a family has, and for how many it has room; 0 is no limit.
+// Elements sets the number of elements of a family's set or map, and its capacity; 0 means no limit.
 func (m *Metrics) Elements(f model.Family, set string, n, capacity int) {
 	m.elements.WithLabelValues(f.String(), set).Set(float64(n))
 	if capacity > 0 {
@@ -398,7 +397,7 @@ func (m *Metrics) Elements(f model.Family, set string, n, capacity int) {
 	}
 }
 
-// ClassChains sets how many chains of a family spread connections over endpoints.
+// ClassChains sets the number of a family's chains that spread connections over endpoints.
 func (m *Metrics) ClassChains(f model.Family, n int) {
 	m.classChains.WithLabelValues(f.String()).Set(float64(n))
 }
@@ -409,17 +408,17 @@ const (
 	kindPartial = "partial"
 )
 
-// Batch is one netlink batch, covering both families, that the kernel accepted.
+// Batch is one netlink batch for both families that the kernel accepted.
 type Batch struct {
-	// Full is set where the batch wrote the whole table.
+	// Full is true if the batch wrote the whole tables.
 	Full bool
-	// Bytes is its size, Elements the number of set and map elements that it added or deleted.
+	// Bytes is its size, Elements the number of added and deleted elements.
 	Bytes, Elements int
-	// Kernel is the time from sending it to the return of the system call, in which the kernel applies it.
+	// Kernel is the duration of the system call, in which the kernel commits the batch.
 	Kernel time.Duration
 }
 
-// Sent reports a batch that the kernel accepted.
+// Sent records a batch that the kernel accepted.
 func (m *Metrics) Sent(b Batch) {
 	kind := kindPartial
 	if b.Full {
@@ -431,22 +430,22 @@ func (m *Metrics) Sent(b Batch) {
 	m.batchDuration.Observe(b.Kernel.Seconds())
 }
 
-// Adopted reports that the program found the table of an earlier run unchanged and went on from it.
+// Adopted records that the program adopted the tables of an earlier process.
 func (m *Metrics) Adopted() {
 	m.adopted.Inc()
 }
 
-// Rejected sets how many API objects of a kind, such as "Service", have some part that had to be left out.
+// Rejected sets the number of API objects of a kind, such as "Service", with parts that are not programmed.
 func (m *Metrics) Rejected(kind string, n int) {
 	m.rejected.WithLabelValues(kind).Set(float64(n))
 }
 
-// Conflicts sets how many frontends are claimed by more than one Service.
+// Conflicts sets the number of frontends that more than one Service claims.
 func (m *Metrics) Conflicts(n int) {
 	m.conflicts.Set(float64(n))
 }
 
-// Leftovers sets how much there is of kube-proxy on the node, by the kind of place.
+// Leftovers sets the number of kube-proxy's objects on the node, by kind.
 func (m *Metrics) Leftovers(kind string, n int) {
 	m.leftovers.WithLabelValues(kind).Set(float64(n))
 }
@@ -456,22 +455,22 @@ func (m *Metrics) Problem(kind string) {
 	m.problems.WithLabelValues(kind).Inc()
 }
 
-// ProblemSuppressed counts a problem that was not reported because there were too many, by the kind of its object.
+// ProblemSuppressed counts a problem that was not reported because of a limit, by the kind of its object.
 func (m *Metrics) ProblemSuppressed(kind string) {
 	m.problemsSuppressed.WithLabelValues(kind).Inc()
 }
 
-// HealthCheckPortsFailed sets how many addresses and ports of health check node ports can't be listened on.
+// HealthCheckPortsFailed sets the number of addresses and health check node ports that cannot be opened.
 func (m *Metrics) HealthCheckPortsFailed(n int) {
 	m.checkPortsFailed.Set(float64(n))
 }
 
-// NodePortCollisions sets how many node ports collide with this node's own use of ports, by the cause.
+// NodePortCollisions sets the number of node ports that collide with other uses on this node, by cause.
 func (m *Metrics) NodePortCollisions(cause string, n int) {
 	m.nodePortCollisions.WithLabelValues(cause).Set(float64(n))
 }
 
-// NodePortsSearched reports the end of a search for collisions of node ports.
+// NodePortsSearched records the end of a search for collisions of node ports.
 func (m *Metrics) NodePortsSearched(err error) {
 	result := resultDone
 	if err != nil {
@@ -480,7 +479,7 @@ func (m *Metrics) NodePortsSearched(err error) {
 	m.nodePortSearches.WithLabelValues(result).Inc()
 }
 
-// unix returns seconds since 1970 with their fraction, as Prometheus wants times.
+// unix returns seconds since 1970 with their fraction, Prometheus's format of times.
 func unix(t time.Time) float64 {
 	return float64(t.UnixNano()) / float64(time.Second)
 }

@@ -51,7 +51,8 @@ func everything(m *Metrics) {
 	m.NodePortsSearched(nil)
 }
 
-// TestPage holds names, types, labels and buckets fixed, on which dashboards depend, and keeps their page up to date.
+// TestPage compares names, types, labels and buckets with a golden file, because dashboards depend on them, and updates their
+// page.
 func TestPage(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
 	everything(New(reg, Config{Version: "v1"}))
@@ -77,7 +78,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// tableOf returns the metrics with a prefix as the page shows them.
+// tableOf returns the metrics with a prefix in the format of the page.
 func tableOf(t *testing.T, g prometheus.Gatherer, prefix string) string {
 	t.Helper()
 	families, err := g.Gather()
@@ -108,7 +109,7 @@ func labelsOf(f *dto.MetricFamily) []string {
 	return names
 }
 
-// describe returns one line per metric: its name, its type and its labels.
+// describe returns one line for each metric: its name, its type and its labels.
 func describe(t *testing.T, g prometheus.Gatherer) string {
 	t.Helper()
 	families, err := g.Gather()
@@ -123,7 +124,7 @@ func describe(t *testing.T, g prometheus.Gatherer) string {
 }
 
 func TestLint(t *testing.T) {
-	// kube-proxy has this gauge end like a counter; its name is an interface by now.
+	// The name of this gauge in kube-proxy ends like a counter's. Dashboards depend on it.
 	fixed := map[string]string{
 		"kubeproxy_sync_proxy_rules_no_local_endpoints_total": `non-counter metrics should not have "_total" suffix`,
 	}
@@ -143,7 +144,7 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// TestFromTheStart checks that whatever an alert would call rate() on is there before anything has happened.
+// TestFromTheStart checks that series for which alerts use rate() exist from the start.
 func TestFromTheStart(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
 	New(reg, Config{Version: "v1"})
@@ -265,7 +266,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// values returns the series of one metric by their label values; for a histogram the value is the sum.
+// values returns the series of one metric by label values. The value of a histogram is its sum.
 func values(t *testing.T, g prometheus.Gatherer, name string) map[string]float64 {
 	t.Helper()
 	families, err := g.Gather()
@@ -315,7 +316,7 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-// TestRegisterProcess checks the names that the kubernetes-mixin's dashboard asks for.
+// TestRegisterProcess checks the names that the kubernetes-mixin's dashboard uses.
 func TestRegisterProcess(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	New(reg, Config{Version: "v1"})

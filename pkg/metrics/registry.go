@@ -5,16 +5,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// durationBuckets returns kube-proxy's bounds, 0.001·2^n for n = 0 to 14, continued to n = -7 and n = 20. Doubling and
-// halving are exact, so the bounds in the middle are the same numbers, and print alike in the label le.
+// durationBuckets returns kube-proxy's bounds, 0.001·2^n for n = 0 to 14, extended to n = -7 and n = 20. Doubling and halving are
+// exact, so the bounds in the middle have the same values and the same text in the label le.
 func durationBuckets() []float64 {
 	const shortest = 0.001 / 128
 	return prometheus.ExponentialBuckets(shortest, 2, 28)
 }
 
-// programmingBuckets returns kube-proxy's 81 bounds for the network programming latency, in seconds: fine up to one minute,
-// where the service level objective lies, and coarse up to five. The first one, 0, is a slip of kube-proxy's (MergeBuckets of
-// k8s.io/component-base) that every scrape shows by now.
+// programmingBuckets returns kube-proxy's 81 bounds for the network programming latency, in seconds: fine up to one minute, near
+// the service level objective, and coarse up to five. The first one, 0, is a mistake in kube-proxy (MergeBuckets of
+// k8s.io/component-base) that is part of its metric.
 func programmingBuckets() []float64 {
 	b := []float64{0, 0.25, 0.5}
 	b = append(b, prometheus.LinearBuckets(1, 1, 59)...)
@@ -22,13 +22,13 @@ func programmingBuckets() []float64 {
 	return append(b, prometheus.LinearBuckets(120, 30, 7)...)
 }
 
-// registry makes collectors and registers them in one step.
+// registry creates and registers collectors.
 type registry struct {
 	prometheus.Registerer
 	native bool
 }
 
-// options are those of a histogram; native buckets are as fine and as many as those of other Kubernetes components.
+// options returns the options of a histogram. Native buckets have the resolution of other Kubernetes components.
 func (r registry) options(name, help string, buckets []float64) prometheus.HistogramOpts {
 	o := prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}
 	if r.native {
@@ -73,11 +73,11 @@ func (r registry) counter(name, help string) prometheus.Counter {
 	return c
 }
 
-// RegisterProcess registers process_* and all go_* metrics, those that every Kubernetes component has. It panics if
-// they are registered already.
+// RegisterProcess registers process_* and all go_* metrics, as every Kubernetes component does. It panics if they are registered
+// already.
 //
-// kubernetes_build_info is left out on purpose: the alert KubeVersionMismatch of the kubernetes-mixin counts its
-// distinct versions, and ours is not the cluster's.
+// It does not register kubernetes_build_info: the alert KubeVersionMismatch of the kubernetes-mixin counts its distinct versions,
+// and this program's version differs from the cluster's.
 func RegisterProcess(reg prometheus.Registerer) {
 	reg.MustRegister(process()...)
 }
@@ -89,15 +89,15 @@ func process() []prometheus.Collector {
 	}
 }
 
-// Feature is a feature gate of kube-proxy's.
+// Feature is a feature gate of kube-proxy.
 type Feature struct {
-	// Stage is ALPHA, BETA, DEPRECATED, or empty for one that is generally available.
+	// Stage is ALPHA, BETA, DEPRECATED, or empty for general availability.
 	Name, Stage string
 	Enabled     bool
 }
 
-// RegisterFeatures registers kubernetes_feature_enabled, which every Kubernetes component has, with the given gates: those
-// whose setting acts. It panics if it is registered already.
+// RegisterFeatures registers kubernetes_feature_enabled, as every Kubernetes component does, for the given gates. It panics if it
+// is registered already.
 func RegisterFeatures(reg prometheus.Registerer, features []Feature) {
 	enabled := registry{Registerer: reg}.gauges("kubernetes_feature_enabled",
 		"1 for a feature gate that is enabled; only those whose setting acts here.", "name", "stage")

@@ -9,11 +9,11 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // registers rest_client_* and hands them to client-go
 )
 
-// RestClient gathers rest_client_*: what client-go says of its requests. The registry that it knows holds much else, most of
-// which we have already: process_* and go_*, which take most of the time of a scrape, are taken out of it.
+// RestClient returns a gatherer of client-go's metrics, rest_client_*. client-go's registry also has process_* and go_*, which
+// the program has already and which dominate the time of a scrape. RestClient unregisters them there.
 func RestClient() prometheus.Gatherer {
 	for _, c := range process() {
-		legacyregistry.Registerer().Unregister(c) // by what it describes
+		legacyregistry.Registerer().Unregister(c) // identified by its descriptors
 	}
 	return prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
 		all, err := legacyregistry.DefaultGatherer.Gather()

@@ -11,22 +11,22 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/counters"
 )
 
-// ServiceCounts knows what the kernel has counted of connections to Services.
+// ServiceCounts returns the kernel's counts of connections to Services.
 type ServiceCounts interface {
-	// Await brings the numbers up to date, for which it takes no longer than patience.
+	// Await updates the counts, within patience.
 	Await(patience time.Duration) error
 	Total() counters.Counts
 	Ports() []counters.Port
 }
 
-// patience is how long a scrape waits for the kernel's counters. Where there are very many, the next one has them.
+// patience is the longest time that a scrape waits for the kernel's counters. If it is too short, the next scrape has them.
 const patience = time.Second
 
-// services collects what was counted of connections to Services.
+// services collects the counts of connections to Services.
 //
-// There may be more Services than a Prometheus server wants series, so that only the busiest have some. Which those are depends on
-// their numbers since the process began, and one that is shown goes only before one that has twice as many: series
-// rarely come and go, and each only grows as long as its Service exists. What isn't shown is the total less the sum.
+// There may be more Services than a Prometheus server should store, so only the busiest have series. The choice depends on the
+// counts since the start. A shown series is only replaced by one with twice its count: so series rarely change, and each only
+// grows while its Service exists. The rest is the total less the sum.
 type services struct {
 	source ServiceCounts
 	most   int
@@ -38,8 +38,8 @@ type services struct {
 	ports shown
 }
 
-// RegisterServices registers what was counted of connections to Services, with series of their own for at most so many service
-// ports. It panics if that is registered already.
+// RegisterServices registers the counts of connections to Services, with separate series for at most most service ports. It
+// panics if they are registered already.
 func RegisterServices(reg prometheus.Registerer, source ServiceCounts, most int) {
 	describe := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("kubenftproxy_"+name, help, labels, nil)
@@ -106,13 +106,13 @@ func (s *services) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// series are the labels of a service port that may have series of its own.
+// series are the labels of a service port.
 type series [3]string
 
-// shown are those that had some at the last scrape.
+// shown are the service ports with series at the last scrape.
 type shown map[series]struct{}
 
-// choose returns the busiest, no more than most, and notes that they are shown.
+// choose returns the busiest service ports, at most most, and records them as shown.
 func (s shown) choose(list []counters.Port, most int) []counters.Port {
 	if len(list) > most {
 		slices.SortFunc(list, func(a, b counters.Port) int {
@@ -128,7 +128,7 @@ func (s shown) choose(list []counters.Port, most int) []counters.Port {
 	return list
 }
 
-// weight counts what is shown twice.
+// weight doubles the count of a shown service port.
 func (s shown) weight(name series, n uint64) uint64 {
 	if _, ok := s[name]; ok {
 		return 2 * n

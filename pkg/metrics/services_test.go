@@ -12,13 +12,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/counters"
 )
 
-// fakeCounts are what Services have counted.
+// fakeCounts are given counts.
 type fakeCounts struct {
 	ports []counters.Port
 	err   error
 }
 
-// busy is the counts of so many Services, of which svc-0 has 1 connection, svc-1 2, and so on.
+// busy returns the counts of a number of Services: svc-0 has 1 connection, svc-1 has 2, and so on.
 func busy(services int) *fakeCounts {
 	f := &fakeCounts{}
 	for i := range services {
@@ -54,7 +54,7 @@ func TestOnlyTheBusiestServicesHaveSeries(t *testing.T) {
 	if got := values(t, reg, "kubenftproxy_connections_total")[""]; got != 500500 {
 		t.Errorf("got %v connections in all, want 500500", got)
 	}
-	// Who is shown stays, unless somebody has twice as many.
+	// A shown series stays, unless another one has twice its count.
 	f.ports[0].Connections = 1990
 	if diff := cmp.Diff(want, values(t, reg, perService)); diff != "" {
 		t.Errorf("after somebody has become busier (-want +got):\n%s", diff)
