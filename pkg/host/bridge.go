@@ -8,14 +8,14 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Bridge is one on this machine.
+// Bridge is a network bridge of this machine.
 type Bridge struct {
 	Name string
-	// Prefixes are those whose addresses it reaches directly: what they send each other doesn't come to this machine as packets.
+	// Prefixes are the subnets on the bridge. This machine does not see packets between their addresses.
 	Prefixes []netip.Prefix
 }
 
-// Bridges lists those that have more than one port, and an address with others beside it.
+// Bridges returns the bridges with more than one port and an address in a subnet.
 func Bridges() (list []Bridge, err error) {
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {

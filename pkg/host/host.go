@@ -23,11 +23,11 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Addresses lists the addresses of all interfaces.
+// Addresses returns the addresses of all interfaces.
 func Addresses() ([]netip.Addr, error) {
 	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	// A list that was interrupted lacks some, and perhaps nothing tells later that it does: whatever came or went in between
-	// may have been a device without addresses.
+	// An interrupted list may lack addresses, and no later event may report them: the interruption may have been a device without
+	// addresses.
 	for again := 0; again < 20 && errors.Is(err, netlink.ErrDumpInterrupted); again++ {
 		list, err = netlink.AddrList(nil, netlink.FAMILY_ALL)
 	}
@@ -43,11 +43,11 @@ func Addresses() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// subscribeAgain is the time between two attempts to hear of addresses.
+// subscribeAgain is the time between two attempts to subscribe to address changes.
 const subscribeAgain = time.Second
 
-// FollowAddresses calls changed whenever an address is added or removed, until the context ends. Where that can't be heard of, or
-// more happened at once than the kernel keeps, it tries again, and calls changed when it hears again: something may have gone unheard.
+// FollowAddresses calls changed whenever an address is added or removed, until the context ends. If the subscription fails or the
+// kernel drops events, it subscribes again, and then calls changed: events may be missing.
 func FollowAddresses(ctx context.Context, changed func()) error {
 	for missed := false; ctx.Err() == nil; missed = true {
 		err := followOnce(ctx, changed, missed)
@@ -63,14 +63,14 @@ func FollowAddresses(ctx context.Context, changed func()) error {
 	return nil
 }
 
-// followOnce hears of addresses until the subscription ends, which it does at the first error.
+// followOnce follows addresses until the subscription ends at the first error.
 func followOnce(ctx context.Context, changed func(), missed bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	updates := make(chan netlink.AddrUpdate, 64)
 	why := errors.New("the subscription ended")
 	err := netlink.AddrSubscribeWithOptions(updates, ctx.Done(), netlink.AddrSubscribeOptions{
-		ErrorCallback: func(err error) { why = err }, // before updates is closed
+		ErrorCallback: func(err error) { why = err }, // called before updates is closed
 	})
 	if err != nil {
 		return fmt.Errorf("subscribe to address changes: %w", err)
@@ -84,10 +84,10 @@ func followOnce(ctx context.Context, changed func(), missed bool) error {
 	return fmt.Errorf("receive address changes: %w", why)
 }
 
-// skipKernelCheck is the environment variable by which kube-proxy too is told to go on with an older kernel.
+// skipKernelCheck is the environment variable that also disables kube-proxy's check of the kernel version.
 const skipKernelCheck = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 
-// CheckKernel reports a kernel that is older than what nftables mode is supported on.
+// CheckKernel returns an error if the kernel is older than the minimum for nftables mode.
 func CheckKernel() error {
 	if os.Getenv(skipKernelCheck) != "" {
 		return nil
@@ -110,11 +110,11 @@ func checkRelease(release string) error {
 	return nil
 }
 
-// Families lists the IP families that the kernel serves: IPv4, and IPv6 unless it is missing or disabled.
+// Families returns the IP families of the kernel: IPv4, and IPv6 unless it is missing or disabled.
 func Families() []model.Family { return families("/proc") }
 
-// families takes nothing for missing that can't be looked at: what the kernel lacks is found out later. IPv6 may be disabled in general,
-// and enabled on some interfaces: they have addresses then.
+// families assumes IPv6 if it cannot read the settings: a later probe finds missing features. IPv6 may be disabled by default and
+// enabled on some interfaces, which then have addresses.
 func families(proc string) []model.Family {
 	only4 := []model.Family{model.IPv4}
 	addresses, err := os.ReadFile(filepath.Join(proc, "net/if_inet6"))

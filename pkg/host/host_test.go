@@ -49,8 +49,8 @@ func TestAddressesAreListedAndFollowed(t *testing.T) {
 	}
 }
 
-// A CNI may add more at once than the kernel keeps for a reader: the subscription ends then, and what comes later must be heard
-// of all the same.
+// A CNI plugin may add more addresses at once than the kernel queues: the subscription ends, and later changes must still be
+// noticed.
 func TestAddressesAreFollowedAfterAnOverrun(t *testing.T) {
 	lab.EnterNamespace(t)
 	gate, calls := make(chan struct{}), make(chan struct{}, 1<<16)
@@ -66,7 +66,7 @@ func TestAddressesAreFollowedAfterAnOverrun(t *testing.T) {
 	}
 	close(gate)
 	heard := 0
-	for quiet := false; !quiet; { // until all that was kept has been heard of
+	for quiet := false; !quiet; { // until all queued events are read
 		select {
 		case <-calls:
 			heard++
@@ -96,7 +96,7 @@ func follow(t *testing.T, changed func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // it never returns from there
+		runtime.LockOSThread() // the thread stays there
 		err := netns.Set(home)
 		if err == nil {
 			err = FollowAddresses(ctx, changed)
@@ -117,7 +117,7 @@ func follow(t *testing.T, changed func()) {
 	}
 }
 
-// routeSockets counts the sockets of this namespace that hear of addresses.
+// routeSockets counts this namespace's sockets with a subscription to addresses.
 func routeSockets(t *testing.T) (n int) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/thread-self/net/netlink")
@@ -147,7 +147,7 @@ func add(t *testing.T, addr netip.Addr) {
 	}
 }
 
-// TestFamilies: what can't be looked at isn't missing, and IPv6 that is disabled in general may be enabled on an interface.
+// TestFamilies: an unreadable setting does not mean missing, and IPv6 that is disabled by default may be enabled on an interface.
 func TestFamilies(t *testing.T) {
 	const address = "fd000000000000000000000000000001 02 40 00 80     eth0\n"
 	for name, c := range map[string]struct {

@@ -7,7 +7,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// In a machine that has just started, this is what loads the module: hack/kernels.sh runs it there.
+// On a freshly booted machine, this loads the module: hack/kernels.sh runs it there.
 func TestConntrackComesWhenAsked(t *testing.T) {
 	lab.EnterNamespace(t)
 	if err := LoadConntrack(); err != nil {

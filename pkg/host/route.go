@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Routes answers what the routes of this network namespace say.
+// Routes looks up routes in this network namespace.
 type Routes struct{}
 
-// Type is what an address is to this machine, as RTN_LOCAL or RTN_UNICAST.
+// Type returns the route type of an address, such as RTN_LOCAL or RTN_UNICAST.
 func (Routes) Type(addr netip.Addr) (uint32, error) {
 	r, err := routeTo(addr)
 	switch {
@@ -24,7 +24,7 @@ func (Routes) Type(addr netip.Addr) (uint32, error) {
 	return uint32(r.Type), nil
 }
 
-// Out is the interface by which packets to an address leave, and the source address that this machine's own packets have there.
+// Out returns the interface for packets to an address, and the source address of this machine's own packets to it.
 func (Routes) Out(to netip.Addr) (device string, source netip.Addr, err error) {
 	r, err := routeTo(to)
 	if err != nil {
@@ -38,8 +38,8 @@ func (Routes) Out(to netip.Addr) (device string, source netip.Addr, err error) {
 	return link.Attrs().Name, source.Unmap(), nil
 }
 
-// Masquerade is the address that packets are given which leave to an address masqueraded. It is that of the route, but never 127.0.0.1:
-// for IPv4 the kernel takes one that other machines may use, too.
+// Masquerade returns the source address of masqueraded packets to an address. It is the source of the route, but never 127.0.0.1:
+// for IPv4 the kernel chooses an address that is valid on other machines.
 func (r Routes) Masquerade(to netip.Addr) (netip.Addr, error) {
 	_, source, err := r.Out(to)
 	if err != nil || !source.Is4() || !source.IsLoopback() {

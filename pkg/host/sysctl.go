@@ -11,21 +11,20 @@ import (
 	"time"
 )
 
-// SysctlRoot is the environment variable that names the folder in which to look for proc/sys/net, for a container in which
-// the one of /proc is read-only. Default: the root folder.
+// SysctlRoot is the environment variable with the directory that contains proc/sys/net, for a container with a read-only /proc.
+// Default: the root directory.
 const SysctlRoot = "KUBE_NFTPROXY_SYSCTL_ROOT"
 
-// Conntrack is what connection tracking should be set to (kube-proxy: KubeProxyConntrackConfiguration). Zero leaves a value
-// as it is.
+// Conntrack holds settings of connection tracking (kube-proxy: KubeProxyConntrackConfiguration). Zero keeps a value unchanged.
 type Conntrack struct {
-	// MaxPerCore is the number of connections for each CPU; zero leaves the limit as it is, and Min aside.
+	// MaxPerCore is the number of connections for each CPU. Zero keeps the limit unchanged and ignores Min.
 	MaxPerCore, Min int
-	// TCPBeLiberal is never set back to off.
+	// TCPBeLiberal is never reset to off.
 	TCPBeLiberal                                 bool
 	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
 }
 
-// Setting is a file below the root folder and what was written into it.
+// Setting is a file below the root directory and the value written to it.
 type Setting struct {
 	File  string
 	Value int
@@ -35,14 +34,14 @@ const (
 	conntrackMax = "proc/sys/net/netfilter/nf_conntrack_max"
 	conntrackTCP = "proc/sys/net/netfilter/nf_conntrack_tcp_"
 	conntrackUDP = "proc/sys/net/netfilter/nf_conntrack_udp_timeout"
-	// hashSize is what kube-proxy reaches by /sys/module/nf_conntrack/parameters/hashsize; this file needs no writable /sys.
+	// hashSize is the same setting as kube-proxy's /sys/module/nf_conntrack/parameters/hashsize, without a writable /sys.
 	hashSize = "proc/sys/net/netfilter/nf_conntrack_buckets"
-	// mostConnections bounds what many CPUs lead to: the table takes some 300 bytes for each (kubernetes issue 126130).
+	// mostConnections limits the number on machines with many CPUs: each takes some 300 bytes (kubernetes issue 126130).
 	mostConnections = 1 << 20
 )
 
-// Set writes, below a root folder, the values that differ, and returns those that it has written with the errors about
-// others. The hash table has a bucket for every four connections, and is never made smaller.
+// Set writes the values that differ below a root directory. It returns the written values and the errors of others. The hash
+// table gets a bucket for every four connections, and is never made smaller.
 func (c Conntrack) Set(root string) (set []Setting, err error) {
 	var errs []error
 	write := func(file string, value int, enough func(now int) bool) (ok bool) {
@@ -53,7 +52,7 @@ func (c Conntrack) Set(root string) (set []Setting, err error) {
 		errs = append(errs, err)
 		return err == nil
 	}
-	// A namespace without a limit of its own has no business with the machine's hash table either.
+	// A namespace without its own limit must not change the machine's hash table either.
 	if n := c.max(runtime.NumCPU()); n > 0 && write(conntrackMax, n, same(n)) {
 		write(hashSize, n/4, func(now int) bool { return now >= n/4 })
 	}
@@ -74,7 +73,7 @@ func (c Conntrack) Set(root string) (set []Setting, err error) {
 	return set, errors.Join(errs...)
 }
 
-// max is the number of connections to track, 0 for no opinion.
+// max returns the number of connections to track, 0 to keep the limit.
 func (c Conntrack) max(cpus int) int {
 	switch {
 	case c.MaxPerCore <= 0:
@@ -87,7 +86,7 @@ func (c Conntrack) max(cpus int) int {
 
 func same(want int) func(int) bool { return func(now int) bool { return now == want } }
 
-// ensure writes a number into a file unless the one that it holds is good enough.
+// ensure writes a number to a file unless enough returns true for the present one.
 func ensure(root, file string, value int, enough func(now int) bool) (written bool, err error) {
 	path := filepath.Join(root, file)
 	text, err := os.ReadFile(path)
@@ -98,13 +97,13 @@ func ensure(root, file string, value int, enough func(now int) bool) (written bo
 	if err == nil && enough(now) {
 		return false, nil
 	}
-	if err := os.WriteFile(path, []byte(strconv.Itoa(value)), 0o644); err != nil { //nolint:gosec // the file is there
+	if err := os.WriteFile(path, []byte(strconv.Itoa(value)), 0o644); err != nil { //nolint:gosec // the file exists
 		return false, fmt.Errorf("set sysctl from %s to %d: %w", strings.TrimSpace(string(text)), value, err)
 	}
 	return true, nil
 }
 
-// SetOOMScore tells the kernel how willingly to kill this process when memory is short, -1000 to 1000.
+// SetOOMScore sets oom_score_adj of this process, -1000 to 1000.
 func SetOOMScore(root string, score int) error {
 	_, err := ensure(root, "proc/self/oom_score_adj", score, same(score))
 	return err

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// machine makes a folder with the files that are set, each of the given content.
+// machine creates a directory with the given files.
 func machine(t *testing.T, content map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -41,7 +41,7 @@ func TestConntrackIsSet(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		set  Conntrack
-		want map[string]string // what is written
+		want map[string]string // written values
 	}{
 		{name: "nothing wanted"},
 		{name: "everything", set: all, want: map[string]string{
@@ -81,7 +81,7 @@ func TestConntrackIsSet(t *testing.T) {
 	}
 }
 
-// What can't be set is said, and doesn't keep the rest from being set.
+// A value that cannot be written is reported, and the others are written.
 func TestConntrackWithoutFiles(t *testing.T) {
 	root := machine(t, map[string]string{hashSize: "1\n", conntrackUDP: "30\n"})
 	set, err := Conntrack{MaxPerCore: 1, Min: 100, UDP: time.Minute}.Set(root)
