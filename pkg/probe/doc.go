@@ -1,6 +1,6 @@
-// Package probe finds out what the kernel lacks of all that our tables use, and says what to do about it.
+// Package probe finds features that the tables use and the kernel lacks, and suggests a fix.
 //
 // In: the tables.
-// Out: for each thing that is missing its name, the kernel's option and the module that has it.
-// Never: a change of the ruleset; the kernel is asked by a batch that isn't committed.
+// Out: each missing feature with its name, the kernel's option and the module.
+// Never: changes the ruleset; the batch for the kernel is not committed.
 package probe

@@ -9,7 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Missing is something that the kernel lacks.
+// Missing is a feature that the kernel lacks.
 type Missing struct {
 	Family nft.Family
 	feature
@@ -17,16 +17,16 @@ type Missing struct {
 	Err error
 }
 
-// feature is something that tables are made of.
+// feature is a kernel feature that tables use.
 type feature struct {
-	// name is as in nft's syntax where there is one.
+	// name is in nft's syntax if possible.
 	name string
-	// option is that of the kernel's configuration without CONFIG_, module the file that has the feature where it is a module; both are
-	// empty where the feature comes with every kernel that is new enough.
+	// option is the kernel's configuration option without CONFIG_, module the module that may contain the feature. Both are empty
+	// for a feature of every supported kernel.
 	option, module string
 }
 
-// String says what is missing, and where it would be.
+// String names the feature and its option and module.
 func (m Missing) String() string {
 	if m.option == "" {
 		return fmt.Sprintf("%s (%v)", m.name, m.Err)
@@ -34,7 +34,7 @@ func (m Missing) String() string {
 	return fmt.Sprintf("%s (module %s, CONFIG_%s)", m.name, m.module, m.option)
 }
 
-// Advice names everything that the kernel lacks, and the remedy.
+// Advice returns the missing features in words, and the fix.
 func Advice(list []Missing) (what, fix string) {
 	var names, modules []string
 	for _, m := range list {
@@ -57,7 +57,7 @@ func chainFeature(c *nft.Chain) feature {
 	return feature{"chains of type " + c.Type, "NFT_NAT", "nft_chain_nat"}
 }
 
-// setFeature tells sets apart by what the kernel keeps them in, and what their elements can have.
+// setFeature distinguishes sets by the kernel's backend, and by the properties of their elements.
 func setFeature(s *nft.Set) feature {
 	var words []string
 	add := func(yes bool, word string) {
@@ -79,7 +79,7 @@ func setFeature(s *nft.Set) feature {
 	return feature{name: "sets with " + strings.Join(words, ", ")}
 }
 
-// expressionFeature tells expressions apart by what the kernel has them in, and by what may have come later than the rest.
+// expressionFeature distinguishes expressions by the kernel's module, and by parts that later kernels added.
 func expressionFeature(f nft.Family, e expr.Any) feature {
 	suffix := map[nft.Family]string{nft.IPv4: "4", nft.IPv6: "6"}[f]
 	switch e := e.(type) {

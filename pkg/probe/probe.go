@@ -13,13 +13,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Kernel is asked whether it would accept a batch.
+// Kernel validates a batch without a commit.
 type Kernel interface {
 	Check(*nft.Batch) ([]nft.Refused, error)
 }
 
-// Run asks the kernel for everything that the tables use, each thing once for each family, in one batch. An error means that it
-// isn't known what is missing.
+// Run validates everything that the tables use, each feature once for each family, in one batch. After an error, the missing
+// features are unknown.
 func Run(k Kernel, tables []*nft.Table) ([]Missing, error) {
 	b := nft.NewBatch(0)
 	var questions []question
@@ -35,12 +35,12 @@ func Run(k Kernel, tables []*nft.Table) ([]Missing, error) {
 	return blame(questions, refused)
 }
 
-// question is a message that the kernel accepts if it has a feature, and everything that the feature is used with.
+// question is a message that the kernel accepts if it has a feature and the features that the message also needs.
 type question struct {
 	message int
 	family  nft.Family
 	what    feature
-	// needs are the other features without which it is refused, too.
+	// needs are these other features.
 	needs []feature
 }
 
@@ -49,14 +49,14 @@ type asker struct {
 	batch     *nft.Batch
 	table     *nft.Table
 	questions []question
-	// sets are the names of those that are there; asked has the names of features that were asked for.
+	// sets are the names of the sets in the batch, asked the names of the features in it.
 	sets, asked map[string]bool
 }
 
-// tableName is that of the tables that are tried and never come to be.
+// tableName is the name of the tables in the batch, which are never committed.
 const tableName = "kube-nftproxy-probe"
 
-// What every question needs.
+// Features that every question needs.
 var (
 	table = feature{name: "tables"}
 	chain = feature{name: "chains"}
@@ -66,7 +66,7 @@ func (a *asker) ask() {
 	a.batch.AddDormantTable(a.table.Family, tableName)
 	a.question(table)
 	rules := &nft.Chain{Name: "rules"}
-	a.batch.AddChain(a.there(), rules)
+	a.batch.AddChain(a.ownTable(), rules)
 	a.question(chain, table)
 	a.baseChains()
 	for _, s := range a.table.Sets {
@@ -79,8 +79,8 @@ func (a *asker) ask() {
 	}
 }
 
-// there names the table.
-func (a *asker) there() *nft.Table { return &nft.Table{Family: a.table.Family, Name: tableName} }
+// ownTable returns the table of the batch.
+func (a *asker) ownTable() *nft.Table { return &nft.Table{Family: a.table.Family, Name: tableName} }
 
 func (a *asker) isNew(f feature) bool {
 	known := a.asked[f.name]
@@ -92,20 +92,20 @@ func (a *asker) question(what feature, needs ...feature) {
 	a.questions = append(a.questions, question{a.batch.Messages(), a.table.Family, what, needs})
 }
 
-// baseChains asks for base chains of each type.
+// baseChains adds a base chain of each type.
 func (a *asker) baseChains() {
 	for _, c := range a.table.Chains {
 		if !c.IsBase() {
 			continue
 		}
 		if f := chainFeature(c); a.isNew(f) {
-			a.batch.AddChain(a.there(), &nft.Chain{Name: c.Name, Type: c.Type, Hook: c.Hook, Priority: c.Priority})
+			a.batch.AddChain(a.ownTable(), &nft.Chain{Name: c.Name, Type: c.Type, Hook: c.Hook, Priority: c.Priority})
 			a.question(f, table)
 		}
 	}
 }
 
-// set makes a set, with little room, unless it is there.
+// set adds a set with a small size, unless the batch has it.
 func (a *asker) set(s *nft.Set) {
 	if a.sets[s.Name] {
 		return
@@ -118,18 +118,18 @@ func (a *asker) set(s *nft.Set) {
 	a.question(setFeature(s), table)
 }
 
-// phrase is an expression at the end of those that have to be in front of it, because they load the registers that it reads.
+// phrase is an expression with the expressions before it that load the registers that it reads.
 type phrase []expr.Any
 
-// phrases returns one for each kind of expression in the table: that with the fewest others which a kernel may lack. No expression
-// in front of the last one has its own phrase later.
+// phrases returns one phrase for each kind of expression in the table: the one with the fewest other expressions that a kernel
+// may lack. Expressions before the last one of a phrase get their own phrases earlier.
 func (a *asker) phrases() []phrase {
 	best := map[string]phrase{}
 	for _, c := range a.table.Chains {
 		for _, r := range c.Rules {
 			for i, e := range r.Exprs {
 				if _, ok := e.(*expr.Verdict); ok {
-					break // there is no such chain; every kernel has verdicts
+					break // the chain does not exist; every kernel has verdicts
 				}
 				p := phrase(r.Exprs[:i+1])
 				name := p.name(a.table.Family)
@@ -148,10 +148,10 @@ func (a *asker) compare(p, q phrase) int {
 	return cmp.Or(cmp.Compare(p.modules(f), q.modules(f)), cmp.Compare(len(p), len(q)), cmp.Compare(p.name(f), q.name(f)))
 }
 
-// name is that of the feature that a phrase asks for.
+// name returns the name of the feature that a phrase tests.
 func (p phrase) name(f nft.Family) string { return expressionFeature(f, p[len(p)-1]).name }
 
-// modules counts the expressions that may be modules.
+// modules returns the number of expressions that may be modules.
 func (p phrase) modules(f nft.Family) (n int) {
 	for _, e := range p {
 		if expressionFeature(f, e).module != "" {
@@ -161,7 +161,7 @@ func (p phrase) modules(f nft.Family) (n int) {
 	return n
 }
 
-// phrase asks for the last expression of one.
+// phrase adds a rule that tests the last expression of a phrase.
 func (a *asker) phrase(c *nft.Chain, p phrase) {
 	needs := []feature{chain}
 	for i, e := range p {
@@ -173,11 +173,11 @@ func (a *asker) phrase(c *nft.Chain, p phrase) {
 			needs = append(needs, expressionFeature(a.table.Family, e))
 		}
 	}
-	a.batch.AddRules(a.there(), &nft.Chain{Name: c.Name, Rules: []nft.Rule{{Exprs: p}}})
+	a.batch.AddRules(a.ownTable(), &nft.Chain{Name: c.Name, Rules: []nft.Rule{{Exprs: p}}})
 	a.question(expressionFeature(a.table.Family, p[len(p)-1]), needs...)
 }
 
-// setOf returns the set that an expression names.
+// setOf returns the set that an expression refers to.
 func (a *asker) setOf(e expr.Any) *nft.Set {
 	var name string
 	switch e := e.(type) {
@@ -194,11 +194,10 @@ func (a *asker) setOf(e expr.Any) *nft.Set {
 	return nil
 }
 
-// answers are those by which the kernel says that it hasn't something. What else it may say, such as that there is no memory, tells
-// nothing about what it has.
+// answers are the kernel's errors for a missing feature. Other errors, such as a lack of memory, say nothing about features.
 var answers = []error{unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT, unix.EINVAL, unix.ENOPROTOOPT}
 
-// blame finds the features because of which messages were refused: not those that need another one that is missing.
+// blame returns the missing features behind the rejected messages, without features whose messages need another missing one.
 func blame(questions []question, refused []nft.Refused) ([]Missing, error) {
 	var list []Missing
 	lacking := map[nft.Family]map[string]bool{nft.IPv4: {}, nft.IPv6: {}}

@@ -25,7 +25,7 @@ func ours() []*nft.Table {
 	})
 }
 
-// fake refuses messages.
+// fake rejects messages.
 type fake map[int]error
 
 func (f fake) Check(*nft.Batch) (list []nft.Refused, err error) {
@@ -35,7 +35,7 @@ func (f fake) Check(*nft.Batch) (list []nft.Refused, err error) {
 	return list, nil
 }
 
-// asked returns what is asked about tables.
+// asked returns the questions about tables.
 func asked(tables []*nft.Table) (list []question) {
 	b := nft.NewBatch(0)
 	for _, t := range tables {
@@ -46,7 +46,7 @@ func asked(tables []*nft.Table) (list []question) {
 	return list
 }
 
-// A kernel that lacks one thing refuses every message in which it is used. Only that thing is said to be missing.
+// A kernel that lacks one feature rejects every message that uses it. Only that feature is reported.
 func TestWhateverIsMissingIsNamed(t *testing.T) {
 	questions := asked(ours())
 	for _, lost := range questions {
@@ -69,7 +69,7 @@ func TestWhateverIsMissingIsNamed(t *testing.T) {
 	}
 }
 
-// Each kind of expression of our rules is asked for in each family, and what may be a module has its name.
+// Each kind of expression in the rules is tested in each family, and possible modules have names.
 func TestAllExpressionsAreAskedFor(t *testing.T) {
 	got := map[nft.Family]map[string]bool{nft.IPv4: {}, nft.IPv6: {}}
 	modules := map[string]bool{}
@@ -103,7 +103,7 @@ func TestAllExpressionsAreAskedFor(t *testing.T) {
 	}
 }
 
-// That there is no memory says nothing of what the kernel has.
+// A lack of memory says nothing about features.
 func TestOtherAnswersProveNothing(t *testing.T) {
 	got, err := Run(fake{3: fmt.Errorf("add chain: %w", unix.ENOMEM)}, ours())
 	if !errors.Is(err, unix.ENOMEM) || got != nil {
@@ -131,7 +131,7 @@ func TestAdvice(t *testing.T) {
 	}
 }
 
-// This kernel has everything, and being asked leaves nothing behind: no table, and a ruleset that has not changed.
+// This kernel has all features, and the probe leaves neither a table nor a change of the ruleset.
 func TestNothingIsMissingHere(t *testing.T) {
 	lab.EnterNamespace(t)
 	conn := open(t)
@@ -150,7 +150,7 @@ func TestNothingIsMissingHere(t *testing.T) {
 	}
 }
 
-// Asked for what no kernel has, it says so, of the family that needs it, and nothing else is blamed.
+// A feature that no kernel has is reported for the family that needs it, and no other feature is.
 func TestWhatNoKernelHasIsNamed(t *testing.T) {
 	lab.EnterNamespace(t)
 	tables := ours()
