@@ -7,8 +7,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 )
 
-// Facts derives from the Node and the ServiceCIDRs of a source what a daemon would plan with, for the given IP families, and what could
-// not be used. It fails if the addresses of this host cannot be read.
+// Facts returns the facts that a daemon would plan with, from the Node and the ServiceCIDRs of a source, for the given IP
+// families, and problems of these objects. It fails if the addresses of this host cannot be read.
 func (s *Settings) Facts(source proxy.Source, families []model.Family) (facts proxy.Facts, problems []model.Problem, err error) {
 	object := source.Node()
 	facts.Node = model.NodeOf(s.NodeName, object).WithIP(s.NodeIP)
@@ -26,11 +26,11 @@ func (s *Settings) Facts(source proxy.Source, families []model.Family) (facts pr
 	return facts, problems, nil
 }
 
-// Recall makes a planner assign the numbers that the kernel's tables have to Services which are about to be planned.
+// Recall makes a planner assign the numbers in the kernel's tables to Services that are about to be planned.
 type Recall func(*plan.Planner, []*model.Service) error
 
-// Plan plans all Services of a source with a new planner for the given IP families, as the daemon does at its start, and returns the
-// problems of their objects. recall may be nil; an error is that of recall.
+// Plan plans all Services of a source with a new planner for the given IP families, as the daemon does at its start. It returns
+// the problems of their objects, and the error of recall. recall may be nil.
 func (s *Settings) Plan(p *plan.Planner, families []model.Family, source proxy.Source, facts *proxy.Facts, recall Recall) (problems []model.Problem, err error) {
 	for _, f := range families {
 		p.SetNodeAddresses(f, facts.NodeAddresses[f])

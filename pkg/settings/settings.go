@@ -18,24 +18,24 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 )
 
-// Settings are the checked options of one process, and what follows from them.
+// Settings are the checked options of one process, and values derived from them.
 type Settings struct {
 	*config.Options
-	// Flags are those of the command line.
+	// Flags are the flags of the command line.
 	Flags *pflag.FlagSet
 	// NodeName is the name of the Node that the program runs on.
 	NodeName string
-	// NodeIP is taken for the Node's address of its family; invalid for none.
+	// NodeIP, if valid, overrides the Node's address of its family.
 	NodeIP netip.Addr
-	// LocalPods tells how pods are recognised, except in mode NodeCIDR, where the Node says so.
+	// LocalPods defines how local pods are recognised, except in mode NodeCIDR, in which the Node has the prefixes.
 	LocalPods [2]plan.LocalPods
-	// nodePorts are the prefixes of addresses on which node ports are served; none stands for the primary addresses.
+	// nodePorts are the prefixes of addresses that serve node ports; none stands for the primary addresses.
 	nodePorts []netip.Prefix
 	limits    model.Limits
 	room      plan.Room
 }
 
-// New takes options that have been validated, and the flags that they were read from.
+// New derives settings from validated options and their flags.
 func New(o *config.Options, flags *pflag.FlagSet) (*Settings, error) {
 	s := &Settings{Options: o, Flags: flags}
 	var err error
@@ -55,12 +55,12 @@ func New(o *config.Options, flags *pflag.FlagSet) (*Settings, error) {
 	return s, err
 }
 
-// NodePortAddresses choose where node ports are served.
+// NodePortAddresses returns the selection of addresses that serve node ports.
 func (s *Settings) NodePortAddresses() proxy.NodePortAddresses {
 	return proxy.NodePortAddresses{Prefixes: s.nodePorts, Local: host.Addresses}
 }
 
-// PlanOptions are what tables of the given IP families are planned with.
+// PlanOptions returns the options for tables of the given IP families.
 func (s *Settings) PlanOptions(families []model.Family) plan.Options {
 	nodePorts := s.NodePortAddresses()
 	all, mark := config.Masquerading(s.Config)
@@ -72,12 +72,12 @@ func (s *Settings) PlanOptions(families []model.Family) plan.Options {
 	return options
 }
 
-// ModelOptions are what Services are built with.
+// ModelOptions returns the options for building Services.
 func (s *Settings) ModelOptions() model.Options {
 	return model.Options{IgnoreExternalIPs: !s.Gates.Enabled(config.AllowServiceExternalIPs), Limits: s.limits}
 }
 
-// ExcludedFromIPVS are the addresses of virtual servers that mode ipvs leaves alone; the list has been validated.
+// ExcludedFromIPVS returns the addresses of virtual servers that mode ipvs ignores. The list has been validated.
 func (s *Settings) ExcludedFromIPVS() (list []netip.Prefix) {
 	for _, text := range s.Config.IPVS.ExcludeCIDRs {
 		if p, err := model.ParsePrefix(text); err == nil {
@@ -87,22 +87,22 @@ func (s *Settings) ExcludedFromIPVS() (list []netip.Prefix) {
 	return list
 }
 
-// ConfigText is the effective configuration as YAML. It has names of files that hold secrets, not their content.
+// ConfigText returns the effective configuration as YAML. It names files with secrets, but does not contain the secrets.
 func (s *Settings) ConfigText() ([]byte, error) { return yaml.Marshal(config.Effective(s.Config)) }
 
-// FlagsText lists the flags that were given, one a line, without secrets.
+// FlagsText returns the flags of the command line, one on each line, without secrets.
 func (s *Settings) FlagsText() []byte {
 	var b bytes.Buffer
 	s.Flags.Visit(func(f *pflag.Flag) { fmt.Fprintf(&b, "--%s=%s\n", f.Name, config.FlagValue(f)) })
 	return b.Bytes()
 }
 
-// Build is the line that --version=raw prints: the program, its version, and how it was built.
+// Build returns the output of --version=raw: the program, its version, and how it was built.
 func Build(version string) string {
 	return fmt.Sprintf("kube-nftproxy %s, %s, %s, %s/%s", version, runtime.Version(), runtime.Compiler, runtime.GOOS, runtime.GOARCH)
 }
 
-// limits tells the limits of one Service from those of the node, whose names begin with "node-".
+// limits separates the limits of one Service from those of the node, whose names begin with "node-".
 func limits(given map[string]int) (model.Limits, plan.Room, error) {
 	service, node := map[string]int{}, map[string]int{}
 	for name, n := range given {
@@ -120,7 +120,7 @@ func limits(given map[string]int) (model.Limits, plan.Room, error) {
 	return l, r, err
 }
 
-// nodeName is the name by which kube-proxy too knows its Node: trimmed and in lower case.
+// nodeName returns the name of the Node as kube-proxy derives it: trimmed and in lower case.
 func nodeName(override string) (string, error) {
 	name := override
 	if name == "" {
@@ -160,7 +160,7 @@ func localPods(o *config.Options) (pods [2]plan.LocalPods, err error) {
 	return pods, nil
 }
 
-// nodePortPrefixes returns none for the primary addresses, and everything where nothing is said.
+// nodePortPrefixes returns none for the primary addresses, and all prefixes for an empty list.
 func nodePortPrefixes(list []string) ([]netip.Prefix, error) {
 	if len(list) == 0 {
 		return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}, nil
