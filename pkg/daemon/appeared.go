@@ -12,10 +12,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// familiesEvery is the time between two looks at the IP families of the host. A look reads two files.
+// familiesEvery is the interval of checks of the host's IP families. A check reads two files.
 const familiesEvery = 30 * time.Second
 
-// appeared returns an IP family that the host has had only since after the start, if there is one.
+// appeared returns an IP family that the host has got since the start, if there is one.
 func (d *daemon) appeared() (model.Family, bool) {
 	for _, f := range host.Families() {
 		if !slices.Contains(d.hostFamilies, f) {
@@ -25,7 +25,7 @@ func (d *daemon) appeared() (model.Family, bool) {
 	return 0, false
 }
 
-// awaitFamily fails when the host has another IP family than at the start: the process is to be restarted, and serves it then.
+// awaitFamily returns an error when the host has got another IP family since the start: after a restart, the process serves it.
 func (d *daemon) awaitFamily(ctx context.Context) error {
 	for tick := time.NewTicker(familiesEvery); ; {
 		select {
@@ -41,11 +41,11 @@ func (d *daemon) awaitFamily(ctx context.Context) error {
 	}
 }
 
-// lookForFamilies has the families looked at because an address has changed.
+// lookForFamilies requests a check of the families after an address change.
 func (d *daemon) lookForFamilies() {
 	select {
 	case d.addressed <- struct{}{}:
-	default: // an earlier look has reported it
+	default: // an earlier request is pending
 	}
 }
 
@@ -60,7 +60,7 @@ func (d *daemon) dropUnserved() {
 	}
 }
 
-// keepLease prepares to renew the lease beside the loop: while this process serves, or no other one does.
+// keepLease prepares the renewal of the lease beside the loop: while this process serves, or none does.
 func (d *daemon) keepLease(logger klog.Logger) (err error) {
 	if d.lease, err = d.kernel.Lease(d.planner); err != nil {
 		return err

@@ -76,7 +76,7 @@ func (d *daemon) learned() func() []string {
 	return func() []string { return d.source.APIServers() }
 }
 
-// withoutAddresses returns an error in which the addresses that were configured have no secrets.
+// withoutAddresses returns an error without the secrets of configured addresses.
 func (d *daemon) withoutAddresses(err error) error {
 	text := err.Error()
 	hide := func(list string) {
@@ -98,7 +98,7 @@ func (d *daemon) withoutAddresses(err error) error {
 	return errors.New(config.Redact(text))
 }
 
-// hidePassword takes user and password out of the address of a connection. They are sent as net/http would send them.
+// hidePassword moves user and password from the address of a connection to a header, as net/http would send them.
 func hidePassword(cfg *rest.Config) error {
 	address, _, err := rest.DefaultServerUrlFor(cfg)
 	if err != nil {
@@ -114,7 +114,7 @@ func hidePassword(cfg *rest.Config) error {
 	return nil
 }
 
-// basicAuth sends user and password with each request. client-go calls it after it has logged the request.
+// basicAuth sends user and password with each request. client-go calls it after logging the request.
 type basicAuth struct {
 	http.RoundTripper
 	user *url.Userinfo
@@ -128,10 +128,10 @@ func (b basicAuth) RoundTrip(r *http.Request) (*http.Response, error) {
 	return b.RoundTripper.RoundTrip(r)
 }
 
-// WrappedRoundTripper lets client-go find the transport inside.
+// WrappedRoundTripper gives client-go access to the inner transport.
 func (b basicAuth) WrappedRoundTripper() http.RoundTripper { return b.RoundTripper }
 
-// discreet returns errors without passwords: those about a proxy hold the proxy's address.
+// discreet removes passwords from errors: errors about a proxy contain the proxy's address.
 type discreet struct{ http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -145,7 +145,7 @@ func (d discreet) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// WrappedRoundTripper lets client-go find the transport inside.
+// WrappedRoundTripper gives client-go access to the inner transport.
 func (d discreet) WrappedRoundTripper() http.RoundTripper { return d.RoundTripper }
 
 // printFlags logs all flags (kube-proxy: cliflag.PrintFlags).

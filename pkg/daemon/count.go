@@ -11,8 +11,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 )
 
-// count takes up what the kernel counts of connections to Services. Commands ask [counters.Counters.Connections] for frontends. Without
-// counters there are no metrics of them, rather than metrics that say 0.
+// count opens the counters of connections to Services. Without counters, their metrics are missing instead of 0.
 func (d *daemon) count(logger klog.Logger) (err error) {
 	if d.counts, err = counters.Open(d.planner.Counters()); err != nil {
 		return err
@@ -32,10 +31,10 @@ func (d *daemon) count(logger klog.Logger) (err error) {
 	return nil
 }
 
-// counterBytes is what the kernel holds for a counter and a CPU that this machine may have: packets and bytes.
+// counterBytes is the size of a counter in the kernel for each possible CPU: packets and bytes.
 const counterBytes = 16
 
-// possibleCPUs counts the CPUs in a list such as "0-3,8", or returns 0 if it cannot be read.
+// possibleCPUs returns the number of CPUs in a list such as "0-3,8", or 0 if it cannot be parsed.
 func possibleCPUs(list string) (n int) {
 	for _, part := range strings.Split(strings.TrimSpace(list), ",") {
 		first, last, isRange := strings.Cut(part, "-")

@@ -43,8 +43,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 )
 
-// Run does what the options ask for, and returns when that is done, when the context ends, or when a signal comes. It completes and validates
-// the options, which the flags have set. The stages of its errors are kube-proxy's.
+// Run does the work that the options select. It returns when this is done, when the context ends, or after a signal. It completes
+// and validates the options, which come from the flags. Its errors occur in the same order as kube-proxy's.
 func Run(ctx context.Context, version string, o *config.Options, fs *pflag.FlagSet) error {
 	if err := o.Complete(fs); err != nil {
 		return fmt.Errorf("failed complete: %w", err)
@@ -81,7 +81,7 @@ func Run(ctx context.Context, version string, o *config.Options, fs *pflag.FlagS
 	return nil
 }
 
-// serve prepares the machine, and serves until a signal comes.
+// serve prepares the machine, and serves until a signal.
 func serve(ctx context.Context, version string, s *settings.Settings) error {
 	if err := host.CheckKernel(); err != nil {
 		return err
@@ -93,7 +93,7 @@ func serve(ctx context.Context, version string, s *settings.Settings) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	signal.Ignore(syscall.SIGPIPE) // who reads the log may end
+	signal.Ignore(syscall.SIGPIPE) // the reader of the log may exit
 	setMemory()
 	logger := klog.FromContext(ctx)
 	prepare := sync.OnceFunc(func() { prepareHost(logger, s.Config) })
@@ -103,7 +103,7 @@ func serve(ctx context.Context, version string, s *settings.Settings) error {
 		if err != nil {
 			return err
 		}
-		prepare() // not before it is known that everything else is in order
+		prepare() // not before everything else is ready
 		err = d.run(ctx)
 		if families = remaining(logger, families, err); len(families) == 0 {
 			return err
@@ -114,7 +114,7 @@ func serve(ctx context.Context, version string, s *settings.Settings) error {
 	}
 }
 
-// source is where the objects come from.
+// source provides the objects.
 type source interface {
 	proxy.Source
 	Run(context.Context) error
@@ -122,20 +122,20 @@ type source interface {
 	APIServers() []string
 }
 
-// daemon holds the parts of the program, in the order of the data that flows through them.
+// daemon holds the parts of the program, in the order of the data flow.
 type daemon struct {
 	*settings.Settings
 	version string
-	// hostFamilies are the IP families that the host had at the start, those that the kernel lacks something for among them.
+	// hostFamilies are the host's IP families at the start, including those for which the kernel lacks features.
 	hostFamilies []model.Family
 	tracker      *track.Tracker
 	source       source
 	kernel       *apply.Kernel
-	// lease is renewed beside the loop; instance tells whether another process of this program serves.
+	// lease is renewed beside the loop. instance decides which process of the program serves.
 	lease    *apply.Lease
 	instance *instance.Instance
 	planner  *plan.Planner
-	// counts are the connections to Services.
+	// counts are the counters of connections to Services.
 	counts   *counters.Counters
 	health   *health.Health
 	metrics  *metrics.Metrics
@@ -144,9 +144,9 @@ type daemon struct {
 	sink     *report.Sink
 	reporter *report.Reporter
 	families []model.Family
-	// lacks has why the families can't be served, or nil, as soon as it is known.
+	// lacks receives the reason why families cannot be served, or nil.
 	lacks <-chan error
-	// addressed has a value when an address of the machine has changed: an IP family may have come.
+	// addressed has a value after an address of the machine has changed: there may be a new IP family.
 	addressed chan struct{}
 	flows     *conntrack.Reconciler
 	users     *nodeport.Watcher
@@ -172,7 +172,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 		addressed: make(chan struct{}, 1), firstSync: make(chan struct{}),
 	}
 	logger := klog.FromContext(ctx)
-	// The messages of the first three lines are kube-proxy's, which some look for.
+	// The first three messages are kube-proxy's; some tools search for them.
 	logger.Info("Using nftables Proxier", "node", s.NodeName, "families", fmt.Sprint(d.families))
 	logger.Info("Version info", "version", version)
 	logger.Info("Golang settings", "GOGC", os.Getenv("GOGC"), "GOMAXPROCS", os.Getenv("GOMAXPROCS"), "GOTRACEBACK", os.Getenv("GOTRACEBACK"))
@@ -224,7 +224,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	return d, nil
 }
 
-// openSource prepares to read from a folder, or from the API server.
+// openSource opens a folder or a connection to the API server.
 func (d *daemon) openSource(logger klog.Logger) error {
 	cfg := watch.Config{Folder: d.Manifests, NodeName: d.NodeName, Tracker: d.tracker}
 	if d.Manifests != "" {
@@ -309,7 +309,7 @@ func (d *daemon) run(ctx context.Context) error {
 	part("lease", func(ctx context.Context) error { d.lease.Run(ctx); return nil })
 	part("families", d.awaitFamily)
 	part("proxy", func(ctx context.Context) error {
-		// The others learn that this one has gone when it doesn't commit anything any more.
+		// This process leaves the other instances only after it has stopped committing.
 		agreeing, leave := context.WithCancel(context.WithoutCancel(ctx))
 		var others sync.WaitGroup
 		others.Go(func() { d.instance.Run(agreeing) })
@@ -325,7 +325,7 @@ func (d *daemon) run(ctx context.Context) error {
 	return nil
 }
 
-// report tells an operator of a problem, and remembers it.
+// report reports a problem and keeps it for the console.
 func (d *daemon) report(p model.Problem) {
 	d.problems.Note(p)
 	d.reporter.Problem(p)
@@ -344,7 +344,7 @@ func (d *daemon) newLoop() *proxy.Proxy {
 	})
 }
 
-// newConsole hands what a console reads to a new one.
+// newConsole returns a console with the parts that it reads.
 func (d *daemon) newConsole() *console.Console {
 	return console.New(console.Parts{
 		Settings: d.Settings, Version: d.version, Started: d.started, Families: d.families, Tables: d.PlanOptions(d.families),

@@ -19,7 +19,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 )
 
-// lacking is why a program can't go on as it is: the kernel lacks something. Families that aren't affected may be served.
+// lacking is the error that the kernel lacks features. Other families may be served.
 type lacking struct {
 	servable []model.Family
 	advice   string
@@ -27,7 +27,7 @@ type lacking struct {
 
 func (l *lacking) Error() string { return l.advice }
 
-// probe finds out, beside all that the start waits for anyway, whether the kernel lacks something; the channel has the answer.
+// probe checks, during the other work of the start, whether the kernel lacks features. The channel receives the result.
 func (d *daemon) probe(ctx context.Context) <-chan error {
 	answer := make(chan error, 1)
 	go func() {
@@ -43,13 +43,13 @@ func (d *daemon) probe(ctx context.Context) <-chan error {
 func askKernel(o plan.Options) ([]probe.Missing, error) {
 	kernel, err := apply.Open()
 	if err != nil {
-		return nil, nil //nolint:nilerr // the start ends because of it: another connection is opened there
+		return nil, nil //nolint:nilerr // the start opens another connection and fails with this error
 	}
 	lacks, err := kernel.Lacks(o)
 	return lacks, errors.Join(err, kernel.Close())
 }
 
-// servable returns nil where the kernel lacks nothing.
+// servable returns nil if the kernel lacks nothing.
 func servable(families []model.Family, lacks []probe.Missing) error {
 	if len(lacks) == 0 {
 		return nil
@@ -67,7 +67,7 @@ func servable(families []model.Family, lacks []probe.Missing) error {
 	return l
 }
 
-// proxy keeps the kernel in step, once it is known that it has what that takes.
+// proxy runs the loop after the probe has found no missing feature.
 func (d *daemon) proxy(ctx context.Context) error {
 	if err := <-d.lacks; err != nil {
 		return err
@@ -75,7 +75,7 @@ func (d *daemon) proxy(ctx context.Context) error {
 	return d.loop.Run(ctx)
 }
 
-// remaining is what to serve after the program has ended with an error: the families for which the kernel has everything, or none.
+// remaining returns the families to serve after an error: those for which the kernel has all features, or none.
 func remaining(logger klog.Logger, families []model.Family, err error) []model.Family {
 	var l *lacking
 	if !errors.As(err, &l) {
@@ -89,14 +89,14 @@ func remaining(logger klog.Logger, families []model.Family, err error) []model.F
 	return l.servable
 }
 
-// modulesDisabled reads a file that holds 1 once the kernel doesn't load modules any more.
+// modulesDisabled reads a file that contains 1 if the kernel does not load modules any more.
 func modulesDisabled(file string) bool {
 	text, err := os.ReadFile(file)
 	return err == nil && strings.TrimSpace(string(text)) == "1"
 }
 
-// checkFamilies compares a configuration with the IP families that this host has, in kube-proxy's words (app/server.go:
-// checkBadConfig, checkBadIPConfig). What makes the program useless is an error, the rest is said in the log.
+// checkFamilies compares a configuration with the IP families of this host, with kube-proxy's messages (app/server.go:
+// checkBadConfig, checkBadIPConfig). A mismatch that makes the program useless is an error. Others are logged.
 func checkFamilies(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration, families []model.Family) error {
 	const incomplete = "Kube-proxy configuration may be incomplete or incorrect"
 	cluster := familiesOf(strings.Split(c.ClusterCIDR, ","))
@@ -131,7 +131,7 @@ func checkFamilies(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration, fami
 	return nil
 }
 
-// familiesOf returns the families of prefixes, each once; what isn't a prefix, such as "primary", has none.
+// familiesOf returns the families of prefixes, without duplicates. Other items, such as "primary", have none.
 func familiesOf(prefixes []string) (found []model.Family) {
 	for _, s := range prefixes {
 		if p, err := model.ParsePrefix(s); err == nil && !slices.Contains(found, model.FamilyOf(p.Addr())) {

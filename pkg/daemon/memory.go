@@ -16,18 +16,18 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// How much the heap may grow between two collections, in percent of what was in use. Until the first sync most of it is garbage, and
-// there is something to be done in a hurry; from then on changes make little.
+// Growth of the heap between two collections, in percent. Until the first sync most of the heap is garbage, and speed matters.
+// Later changes cause little garbage.
 const (
 	growthAtStart = 200
 	growthLater   = 50
 )
 
-// groupFolder has the files of the container's control group.
+// groupFolder is the directory of the container's control group.
 const groupFolder = "/sys/fs/cgroup"
 
-// setMemory prepares the collector for the start. GOGC and GOMEMLIMIT, where they are set, are obeyed; where they aren't, the
-// heap stays within nine tenths of the container's memory limit while there is anything left to collect.
+// setMemory configures the garbage collector for the start. GOGC and GOMEMLIMIT take precedence. By default, the collector keeps
+// the heap within nine tenths of the container's memory limit.
 func setMemory() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(growthAtStart)
@@ -37,8 +37,8 @@ func setMemory() {
 	}
 }
 
-// containerLimit reads the memory limit of the control group whose files are in a folder, in bytes. It knows both versions of
-// control groups; where there is no limit, or no such file, it reports false.
+// containerLimit reads the memory limit of the control group in a directory, in bytes. It supports both versions of control
+// groups. It returns false if there is no limit or no such file.
 func containerLimit(folder string) (int64, bool) {
 	for _, name := range []string{"memory.max", "memory/memory.limit_in_bytes"} {
 		text, err := os.ReadFile(filepath.Join(folder, name))
@@ -46,14 +46,14 @@ func containerLimit(folder string) (int64, bool) {
 			continue
 		}
 		n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
-		const none = math.MaxInt64 / 2 // version 1 has a huge number for it, version 2 "max"
+		const none = math.MaxInt64 / 2 // version 1 has a huge number for no limit, version 2 "max"
 		return n, err == nil && n > 0 && n < none
 	}
 	return 0, false
 }
 
-// synced tells the parts that have waited for the first sync. The lists of objects and the batch that made the tables are garbage
-// then, several times what stays: it goes back to the system.
+// synced notifies the parts that wait for the first sync. The lists of objects and the first batch are garbage then, several
+// times the size of the rest. It returns this memory to the system.
 func (d *daemon) synced() {
 	d.takeover.Synced()
 	d.settle.Do(func() {
@@ -66,8 +66,8 @@ func (d *daemon) synced() {
 	})
 }
 
-// containerUse reads how much of its limit a control group uses, the kernel's memory for tables included. What the kernel would rather
-// drop than end anybody, files that nobody reads, isn't counted.
+// containerUse reads the memory use of a control group, including the kernel's memory for tables. It excludes inactive files,
+// which the kernel drops before it kills a process.
 func containerUse(folder string) (int64, bool) {
 	for _, v := range []struct{ current, stat, cached string }{
 		{"memory.current", "memory.stat", "inactive_file"},
@@ -81,7 +81,7 @@ func containerUse(folder string) (int64, bool) {
 		if err != nil {
 			return 0, false
 		}
-		stat, _ := os.ReadFile(filepath.Join(folder, v.stat)) // without it, all counts
+		stat, _ := os.ReadFile(filepath.Join(folder, v.stat)) // without it, all memory counts
 		for line := range strings.Lines(string(stat)) {
 			if name, value, _ := strings.Cut(strings.TrimSpace(line), " "); name == v.cached {
 				cached, _ := strconv.ParseInt(value, 10, 64)
@@ -93,7 +93,7 @@ func containerUse(folder string) (int64, bool) {
 	return 0, false
 }
 
-// nearLimit notices that little is left of a limit, once until there is more again.
+// nearLimit detects that the memory use is near the limit, once until it has decreased.
 type nearLimit struct {
 	limit  int64
 	warned bool
@@ -111,7 +111,7 @@ func (l *nearLimit) reached(used int64) bool {
 	return l.warned && !before
 }
 
-// watchMemory warns before the kernel ends the program because it has reached the container's limit.
+// watchMemory warns before the kernel kills the program at the container's limit.
 func (d *daemon) watchMemory(ctx context.Context) error {
 	followMemory(ctx, groupFolder, func(used, limit int64) {
 		d.report(model.Problem{
@@ -123,8 +123,8 @@ func (d *daemon) watchMemory(ctx context.Context) error {
 	return nil
 }
 
-// followMemory looks at a control group until the context ends, and calls near when little is left. The limit may be changed meanwhile.
-// The start, which takes most, may be over in a second: it is looked at more often.
+// followMemory checks a control group until the context ends, and calls near when the limit is near. The limit may change
+// meanwhile. It checks more often during the start, which takes most memory and may take only a second.
 func followMemory(ctx context.Context, folder string, near func(used, limit int64)) {
 	const early, often, seldom = time.Minute, 100 * time.Millisecond, 10 * time.Second
 	var l nearLimit

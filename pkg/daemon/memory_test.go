@@ -69,7 +69,7 @@ func TestContainerUse(t *testing.T) {
 	}
 }
 
-// A warning comes before the limit is reached, and not again with each look.
+// A warning precedes the limit, and is not repeated at each check.
 func TestNearLimit(t *testing.T) {
 	l := nearLimit{limit: 1000}
 	for i, step := range []struct {
@@ -97,7 +97,7 @@ func TestFollowMemory(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var following sync.WaitGroup
 	following.Go(func() { followMemory(ctx, folder, func(used, limit int64) { said <- [2]int64{used, limit} }) })
-	write("memory.max", "1600") // as when a pod is resized
+	write("memory.max", "1600") // as after a resize of a pod
 	if got, want := <-said, [2]int64{1500, 1600}; got != want {
 		t.Errorf("warned of %d, want %d", got, want)
 	}

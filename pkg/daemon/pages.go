@@ -15,7 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/zpages"
 )
 
-// metricsPort handles all paths of the metrics port: kube-proxy's, and the status page.
+// metricsPort returns the handler of the metrics port: kube-proxy's paths, and the status page.
 func (d *daemon) metricsPort() http.Handler {
 	mux := health.MetricsHandler(d.gatherer(), d.started)
 	slis.SLIMetricsWithReset{}.Install(mux)
@@ -38,12 +38,12 @@ func (d *daemon) metricsPort() http.Handler {
 	return mux
 }
 
-// gatherer has all metrics.
+// gatherer returns all metrics.
 func (d *daemon) gatherer() prometheus.Gatherer {
 	return prometheus.Gatherers{d.registry, metrics.RestClient()}
 }
 
-// registerMetrics makes all metrics but those of the API server's client.
+// registerMetrics registers all metrics except those of the API server's client.
 func (d *daemon) registerMetrics() *metrics.Metrics {
 	metrics.RegisterProcess(d.registry)
 	var features []metrics.Feature

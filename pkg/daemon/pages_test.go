@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Pages that tell of the program's inside, or change it, are there with --profiling only.
+// Pages that show or change internals exist only with --profiling.
 func TestDebugPagesHaveToBeAskedFor(t *testing.T) {
 	for args, want := range map[string]int{"": http.StatusNotFound, "--profiling": http.StatusOK} {
 		d := &daemon{Settings: parse(t, args), registry: prometheus.NewRegistry(), started: time.Now()}
@@ -29,7 +29,7 @@ func TestDebugPagesHaveToBeAskedFor(t *testing.T) {
 	}
 }
 
-// The status page is named by /statusz, and takes none of kube-proxy's paths: what that doesn't serve isn't served here.
+// /statusz lists the status page. Paths that kube-proxy does not serve are not served here either.
 func TestStatusPageHasItsOwnPath(t *testing.T) {
 	d := &daemon{Settings: parse(t, ""), registry: prometheus.NewRegistry(), started: time.Now()}
 	port := d.metricsPort()

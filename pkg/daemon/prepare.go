@@ -10,8 +10,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 )
 
-// prepareHost sets what a configuration asks for outside of nftables. kube-proxy ends where it can't; here it is a warning,
-// since Services work without.
+// prepareHost applies settings outside nftables. kube-proxy exits if this fails; this program logs a warning, because Services
+// work without.
 func prepareHost(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration) {
 	wanted := host.Conntrack{
 		MaxPerCore: int(*c.Conntrack.MaxPerCore), Min: int(*c.Conntrack.Min), TCPBeLiberal: c.Conntrack.TCPBeLiberal,

@@ -26,13 +26,13 @@ import (
 
 const secret = "S3CR3T"
 
-// outputs collects all that the program says.
+// outputs collects all output of the program.
 type outputs struct {
 	strings.Builder
 	context.Context
 }
 
-// listen collects the log at the highest verbosity, until the test's end.
+// listen collects the log at the highest verbosity, until the end of the test.
 func listen(t *testing.T) *outputs {
 	t.Helper()
 	out := &outputs{}
@@ -51,7 +51,7 @@ func listen(t *testing.T) *outputs {
 	return out
 }
 
-// check finds the secret, in the clear and as it would be sent.
+// check searches for the secret, in plain text and encoded.
 func (o *outputs) check(t *testing.T) {
 	t.Helper()
 	for _, form := range []string{secret, base64.StdEncoding.EncodeToString([]byte("u:" + secret))} {
@@ -63,8 +63,8 @@ func (o *outputs) check(t *testing.T) {
 	}
 }
 
-// TestNoPasswordIsShown has a password in each address that may have one, and looks for it in pages, in the bundle, in errors and in
-// the log at each verbosity. The API server gets it.
+// TestNoPasswordIsShown puts a password into each address that can contain one, and searches pages, the bundle, errors and the
+// log at each verbosity for it. The API server receives it.
 func TestNoPasswordIsShown(t *testing.T) {
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if user, password, _ := r.BasicAuth(); user != "u" || password != secret {
@@ -139,7 +139,7 @@ func TestNoPasswordIsShown(t *testing.T) {
 	}
 }
 
-// use reads from the API server as the program does, and writes what status says of it.
+// use reads from the API server as the program does, and writes the output of status.
 func (d *daemon) use(out *outputs) error {
 	connection, server, err := d.connection(klog.FromContext(out))
 	if err != nil {
@@ -163,7 +163,7 @@ type failing string
 
 func (f failing) RoundTrip(*http.Request) (*http.Response, error) { return nil, errors.New(string(f)) }
 
-// TestErrorsOfTheTransportAreRedacted: net/http shows the address of a proxy that the environment names and that is not usable.
+// TestErrorsOfTheTransportAreRedacted: net/http shows the address of an invalid proxy from the environment.
 func TestErrorsOfTheTransportAreRedacted(t *testing.T) {
 	_, err := discreet{failing(`invalid proxy address "http://u:` + secret + ` x@h"`)}.RoundTrip(nil) //nolint:bodyclose // there is none
 	if err == nil || err.Error() != `invalid proxy address "http://h"` {

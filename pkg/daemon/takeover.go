@@ -11,8 +11,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
 )
 
-// cleanup removes our tables and all that kube-proxy has left, whatever its mode was. A kube-proxy that runs has left nothing: where a
-// node goes back to it, new connections go by its rules already. What cleanup returns is kube-proxy's.
+// cleanup removes the program's tables and all objects that kube-proxy left, in any mode. It keeps those of a running kube-proxy:
+// if an administrator returns the node to kube-proxy, its rules handle new connections already. Its results are kube-proxy's.
 func cleanup(ctx context.Context, logger klog.Logger, s *settings.Settings) error {
 	deleted, err := apply.Cleanup()
 	for _, table := range deleted {
@@ -31,7 +31,7 @@ func cleanup(ctx context.Context, logger klog.Logger, s *settings.Settings) erro
 	return nil
 }
 
-// newTakeover prepares to remove what kube-proxy left; the ports are those at which a kube-proxy that runs answers.
+// newTakeover prepares the removal of kube-proxy's objects. The ports are those at which a running kube-proxy answers.
 func (d *daemon) newTakeover() *takeover.Takeover {
 	return takeover.New(takeover.Config{
 		NodeName: d.NodeName, Metrics: d.Config.MetricsBindAddress, Health: d.Config.HealthzBindAddress,
