@@ -19,7 +19,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// API asks the API server whether it answers, and remembers failures to list or watch. Its methods are safe for concurrent use.
+// API queries the API server's health, and keeps failures to list or watch. Its methods are safe for concurrent use.
 type API struct {
 	server   func() string
 	client   kubernetes.Interface
@@ -32,7 +32,7 @@ func NewAPI(server func() string, client kubernetes.Interface) *API {
 	return &API{server: server, client: client, failures: map[string]view.WatchFailure{}}
 }
 
-// Failed notes a failure to list or watch a resource.
+// Failed records a failure to list or watch a resource.
 func (a *API) Failed(resource string, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -41,7 +41,7 @@ func (a *API) Failed(resource string, err error) {
 	a.failures[resource] = f
 }
 
-// State asks the API server whether it answers, for two seconds at most.
+// State queries the API server's health, for two seconds at most.
 func (a *API) State(ctx context.Context) view.API {
 	s := view.API{Source: config.WithoutSecrets(a.server())}
 	const patience = 2 * time.Second
@@ -49,7 +49,7 @@ func (a *API) State(ctx context.Context) view.API {
 	defer cancel()
 	start := time.Now()
 	err := a.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
-	// An API server that refuses to say how it is, is there.
+	// An API server that rejects the query is reachable.
 	if s.Answers = err == nil || answered(err); s.Answers {
 		s.AnswerMicros = max(1, time.Since(start).Microseconds())
 	} else {
@@ -64,7 +64,7 @@ func (a *API) State(ctx context.Context) view.API {
 	return s
 }
 
-// whyFailed says in few words why something can't be listed or watched, and tells two kinds of failures from all others.
+// whyFailed sets a short reason for a failure to list or watch, and whether it is forbidden or unauthorized.
 func whyFailed(f *view.WatchFailure, err error) {
 	f.Forbidden, f.Unauthorized = apierrors.IsForbidden(err), apierrors.IsUnauthorized(err)
 	text := err.Error()
@@ -79,12 +79,12 @@ func whyFailed(f *view.WatchFailure, err error) {
 	f.Error = config.Redact(text)
 }
 
-// answered tells whether an error is an answer of somebody who is there, and doesn't want to say more.
+// answered reports whether an error is an answer of an API server that rejects the query.
 func answered(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err)
 }
 
-// failing are the resources that could not be listed or watched, in order.
+// failing returns the resources that could not be listed or watched, sorted.
 func (a *API) failing() (resources []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -95,10 +95,10 @@ func (a *API) failing() (resources []string) {
 	return resources
 }
 
-// askAPI is how long the API server may take to tell of a Service.
+// askAPI is the timeout of a query about a Service.
 const askAPI = 2 * time.Second
 
-// live asks the API server for the Services of a name as they are there. It isn't known where there is no API server, or no answer.
+// live queries the API server for the Services of a name. known is false without an API server, or without an answer.
 func (a *API) live(ctx context.Context, namespace, name string) (list []model.Declared, known bool) {
 	if a == nil {
 		return nil, false
@@ -106,7 +106,7 @@ func (a *API) live(ctx context.Context, namespace, name string) (list []model.De
 	ctx, cancel := context.WithTimeout(ctx, askAPI)
 	defer cancel()
 	found, err := a.client.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(), // what a proxy may do, other than get
+		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(), // a proxy has no permission for get
 	})
 	if err != nil {
 		return nil, false

@@ -28,7 +28,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Problems remembers the last problems that were reported.
+// Problems keeps the last reported problems.
 type Problems struct {
 	mu   sync.Mutex
 	list []reported
@@ -40,7 +40,7 @@ type reported struct {
 	Problem model.Problem `json:"problem"`
 }
 
-// Note remembers a problem.
+// Note adds a problem.
 func (r *Problems) Note(p model.Problem) {
 	const most = 200
 	r.mu.Lock()
@@ -57,7 +57,7 @@ func (r *Problems) all() []reported {
 	return slices.Clone(r.list)
 }
 
-// archive is a tar.gz file that is being written. Its first error is kept.
+// archive is an unfinished tar.gz file. It keeps its first error.
 type archive struct {
 	gzip *gzip.Writer
 	tar  *tar.Writer
@@ -65,7 +65,7 @@ type archive struct {
 	err  error
 }
 
-// add adds a file; what it couldn't be made of is its content then.
+// add adds a file. If err is not nil, it is the content.
 func (a *archive) add(name string, content []byte, err error) {
 	if a.err != nil {
 		return
@@ -79,7 +79,7 @@ func (a *archive) add(name string, content []byte, err error) {
 	}
 }
 
-// addValue adds a value as JSON and, unless text is nil, as people read it.
+// addValue adds a value as JSON and, unless text is nil, as text.
 func (a *archive) addValue(name string, value any, text func(*view.Printer), err error) {
 	if err != nil {
 		a.add(name+".json", nil, err)
@@ -98,7 +98,7 @@ func (a *archive) addValue(name string, value any, text func(*view.Printer), err
 
 func (a *archive) close() error { return errors.Join(a.err, a.tar.Close(), a.gzip.Close()) }
 
-// bundle writes all that helps to find out what is wrong. Nothing that was read from a kubeconfig, a token or the environment is in it.
+// bundle writes an archive for troubleshooting. It contains nothing from a kubeconfig, a token or the environment.
 func (c *Console) bundle(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet {
 		http.Error(w, "only GET is supported", http.StatusMethodNotAllowed)
@@ -153,7 +153,7 @@ func (c *Console) versions() []byte {
 	return fmt.Appendf(nil, "%s\nkernel %s\n%d CPUs, GOMAXPROCS %d\n", settings.Build(c.Version), kernelRelease(), runtime.NumCPU(), runtime.GOMAXPROCS(0))
 }
 
-// sysctls lists the settings that matter here.
+// sysctls lists relevant settings.
 func sysctls(root string) []byte {
 	var b bytes.Buffer
 	for _, pattern := range []string{

@@ -25,7 +25,7 @@ func TestRecentProblems(t *testing.T) {
 	}
 }
 
-// TestArchiveSaysWhatIsMissing keeps the rest where one part can't be had.
+// TestArchiveSaysWhatIsMissing: a failing part does not affect the others.
 func TestArchiveSaysWhatIsMissing(t *testing.T) {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)

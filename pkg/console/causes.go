@@ -15,8 +15,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// causes are what keeps Services from working on this node that only the daemon can know: who it is, what it may read, and who else
-// writes its tables. Local are the addresses of the endpoints on this node.
+// causes returns findings that need the daemon's knowledge: its identity, its permissions, and other programs that write its
+// tables. local are the addresses of the endpoints on this node.
 func (c *Console) causes(s *view.Status, local []netip.Addr) []view.Finding {
 	list := c.unserved()
 	list = append(list, c.unread(s)...)
@@ -26,10 +26,10 @@ func (c *Console) causes(s *view.Status, local []netip.Addr) []view.Finding {
 	return append(append(list, c.strangers(pods)...), c.bridged(pods)...)
 }
 
-// unread tells of what the API server doesn't give: anything, as long as nothing is programmed for the lack of it, and later what it
-// refuses.
+// unread reports objects that the API server does not return: any failure while nothing is programmed because of it, later only
+// refusals.
 func (c *Console) unread(s *view.Status) (list []view.Finding) {
-	const lately = 30 * time.Second // it is asked again more often
+	const lately = 30 * time.Second // retries are more frequent
 	waits := s.Loop != nil && s.Loop.Waits != ""
 	impact := "the program sees no changes, and the rules stay as they are"
 	if waits {
@@ -69,10 +69,10 @@ func (c *Console) unread(s *view.Status) (list []view.Finding) {
 	return list
 }
 
-// whoIsForbidden finds the user's name in what an API server says.
+// whoIsForbidden matches the user's name in an API server's error.
 var whoIsForbidden = regexp.MustCompile(`User "([^"]+)"`)
 
-// alikeFailures puts together those that one thing mends.
+// alikeFailures groups failures with the same fix.
 func alikeFailures(list []view.WatchFailure) (groups [][]view.WatchFailure) {
 	for _, f := range list {
 		like := func(g []view.WatchFailure) bool {
@@ -87,12 +87,12 @@ func alikeFailures(list []view.WatchFailure) (groups [][]view.WatchFailure) {
 	return groups
 }
 
-// identity tells where the program isn't on the Node that it is told to be.
+// identity reports that the program does not run on the Node with its name.
 func (c *Console) identity(s *view.Status) []view.Finding {
 	node := c.Source.Node()
 	if node == nil {
 		if c.API == nil || s.Loop == nil || s.Loop.Waits != "" || !s.API.Answers {
-			return nil // nobody knows yet
+			return nil // unknown yet
 		}
 		return []view.Finding{{
 			Severity: view.Wrong, What: fmt.Sprintf("there is no Node %q", c.NodeName),
@@ -123,11 +123,12 @@ func (c *Console) identity(s *view.Status) []view.Finding {
 	}}
 }
 
-// rivals tells of another instance of this program that wants something else, as with other flags: each undoes what the other does.
+// rivals reports another instance of the program with another plan, for example with other flags: each reverts the other's
+// changes.
 func rivals(s *view.Status) []view.Finding {
 	const (
 		lately = 5 * time.Minute
-		often  = 3 // one that replaces another may take turns with it before that one ends
+		often  = 3 // a replacement may take turns with the old instance before that exits
 	)
 	if s.Loop == nil {
 		return nil
@@ -149,7 +150,8 @@ func rivals(s *view.Status) []view.Finding {
 	}}
 }
 
-// podsAmong leaves of the addresses of local endpoints those of pods, each once, in order; the others are the node's own.
+// podsAmong returns the pods' addresses among those of local endpoints, sorted, without duplicates; the others are the node's
+// own.
 func podsAmong(local []netip.Addr) []netip.Addr {
 	own, err := host.Addresses()
 	if err != nil {
@@ -160,7 +162,7 @@ func podsAmong(local []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(local, func(addr netip.Addr) bool { return addr.IsLoopback() || slices.Contains(own, addr) })
 }
 
-// strangers tells of pods on this node whose addresses aren't those of pods, according to the configuration.
+// strangers reports local pods that the configuration does not recognise by their addresses.
 func (c *Console) strangers(pods []netip.Addr) []view.Finding {
 	mode := c.Config.DetectLocalMode
 	if mode != config.ClusterCIDR && mode != config.NodeCIDR {
@@ -192,8 +194,9 @@ func (c *Console) strangers(pods []netip.Addr) []view.Finding {
 	}}
 }
 
-// bridged tells of pods that answer each other past the kernel's rules: connections of one to a Service of which the other is an endpoint
-// get answers from an address that they don't know. Those that are masqueraded get them from this node.
+// bridged reports pods that reply to each other without passing the kernel's rules. A connection of one pod to a Service whose
+// endpoint is the other gets replies from an unexpected address. Masqueraded connections do not: their replies come from this
+// node.
 func (c *Console) bridged(pods []netip.Addr) (list []view.Finding) {
 	bridges, err := host.Bridges()
 	if all, _ := config.Masquerading(c.Config); all || err != nil || len(bridges) == 0 {
@@ -219,7 +222,7 @@ func (c *Console) bridged(pods []netip.Addr) (list []view.Finding) {
 	return list
 }
 
-// podPrefixes are where pods' addresses should be.
+// podPrefixes returns the configured prefixes of pods.
 func (c *Console) podPrefixes() (list [2]netip.Prefix) {
 	if pods := c.Loop.Facts().PodCIDRs; pods != list {
 		return pods

@@ -68,7 +68,7 @@ func TestFailuresThatOneThingMends(t *testing.T) {
 	}
 }
 
-// TestRivals tells a fight from one program that replaces another, and from others' changes.
+// TestRivals distinguishes a conflict from a replacement of the program, and from other programs' changes.
 func TestRivals(t *testing.T) {
 	now := time.Now()
 	repair := func(ago time.Duration, program string) view.Repair {

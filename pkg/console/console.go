@@ -22,9 +22,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Loop is what a console asks the daemon's loop.
+// Loop answers questions about the daemon's loop.
 type Loop interface {
-	// Facts are those of the last sync. Any other question waits for the end of the sync that is under way, or for the end of the context.
+	// Facts returns the facts of the last sync. The other methods wait for the end of the current sync, or for the end of the
+	// context.
 	Facts() proxy.Facts
 	Status(context.Context) (*view.Loop, error)
 	Syncs(context.Context) ([]view.Sync, error)
@@ -33,47 +34,48 @@ type Loop interface {
 	Numbers(context.Context) (*plan.Numbers, error)
 }
 
-// Parts are those of the daemon that a console reads. Any goroutine may call the functions.
+// Parts are the parts of the daemon that a console reads. The functions must be safe for concurrent use.
 type Parts struct {
 	*settings.Settings
-	// Version is the program's, Started the time of its start.
+	// Version is the program's version, Started the time of its start.
 	Version string
 	Started time.Time
-	// Families are the IP families that are served, Tables the options with which their tables are planned.
+	// Families are the served IP families, Tables the options with which their tables are planned.
 	Families []model.Family
 	Tables   plan.Options
 	Source   proxy.Source
 	Loop     Loop
-	// API is nil where objects come from a folder.
+	// API is nil if the objects come from a folder.
 	API      *API
 	Commits  *Commits
 	Problems *Problems
 	Gatherer prometheus.Gatherer
-	// Pending tells which changes the loop has not taken, Account for how long, Connections how often frontends were used.
+	// Pending returns the changes that the loop has not taken, Account since when, Connections the counts of frontends.
 	Pending     func() track.Pending
 	Account     func() health.Account
 	Connections func(frontends []model.Key, patience time.Duration) ([]counters.Counts, error)
-	// Broken says why the health check port of a Service isn't served.
+	// Broken returns the reasons why a Service's health check port is not served.
 	Broken func(types.NamespacedName) []string
-	// Rival tells whether a kube-proxy runs, NodePorts lists the collisions of node ports.
+	// Rival reports whether a kube-proxy runs. NodePorts returns the collisions of node ports.
 	Rival     func(context.Context) bool
 	NodePorts func() ([]model.Problem, error)
-	// Appeared returns an IP family that the host has had only since after the start. Lacks asks the kernel for features that IP families need.
+	// Appeared returns an IP family that the host has got since the start. Lacks queries the kernel for features that IP families
+	// need.
 	Appeared func() (model.Family, bool)
 	Lacks    func([]model.Family) ([]probe.Missing, error)
 }
 
-// Console answers questions.
+// Console answers questions about the daemon.
 type Console struct {
 	Parts
-	// verifying lets one verification run at a time: it takes as much memory as all tables.
+	// verifying serializes verifications: each takes as much memory as all tables.
 	verifying sync.Mutex
 }
 
 // New returns a console that reads the given parts.
 func New(p Parts) *Console { return &Console{Parts: p} }
 
-// Handler answers at the pages of the control socket.
+// Handler returns the handler of the control socket's pages.
 func (c *Console) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/"+control.PageStatus, control.Answer(func(r *http.Request) (*view.Status, error) { return c.status(r.Context()), nil }))
@@ -87,12 +89,12 @@ func (c *Console) Handler() http.Handler {
 	return mux
 }
 
-// Install adds the status page, which shows what the commands do.
+// Install adds the status page, which shows the same data as the commands.
 func (c *Console) Install(mux *http.ServeMux) {
 	statuspage.Install(mux, statuspage.Config{Status: c.status, Syncs: c.syncs, Services: c.search})
 }
 
-// Commits hands the commits of the loop to the commands that watch.
+// Commits passes the commits of the loop to the commands that watch.
 type Commits struct{ control.Feed[view.Commit] }
 
 // Committed implements [proxy.Observer].
@@ -100,5 +102,5 @@ func (c *Commits) Committed(v view.Commit) { c.Publish(v) }
 
 var _ proxy.Observer = &Commits{}
 
-// askLoop is how long the loop may take to answer: a sync of a large cluster takes a second.
+// askLoop is the timeout of questions to the loop: a sync of a large cluster takes a second.
 const askLoop = 3 * time.Second

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// serviceView turns what the model explains into what is shown.
+// serviceView converts an explanation to a view.
 func serviceView(x *model.Explanation, facts *proxy.Facts, lost map[claim]string) *view.Service {
 	s := &view.Service{
 		Namespace: x.Name.Namespace, Name: x.Name.Name, Ports: []view.ServicePort{}, HealthCheckNodePort: x.HealthCheckNodePort,
@@ -80,7 +80,7 @@ func frontendView(p *model.PortExplanation, f *model.Frontend, facts *proxy.Fact
 	return v
 }
 
-// mostSources is how many source ranges of a frontend are shown: all frontends of a Service have the same.
+// mostSources is the number of source ranges that are shown for a frontend: all frontends of a Service have the same.
 const mostSources = 100
 
 func sourcesView(ranges []model.AddrRange) (list []string) {
@@ -96,7 +96,7 @@ func sourcesView(ranges []model.AddrRange) (list []string) {
 	return list
 }
 
-// endpointView tells why an endpoint isn't used: by any policy that there is, or by one of two.
+// endpointView adds the reason why an endpoint is unused: by all used policies, or by one of two.
 func endpointView(c *model.Candidate, p *model.PortExplanation) view.Endpoint {
 	e := view.Endpoint{
 		Node: c.Node, Slice: c.Slice, OnThisNode: c.OnThisNode, Conditions: conditions(c),
@@ -124,7 +124,7 @@ func endpointView(c *model.Candidate, p *model.PortExplanation) view.Endpoint {
 	return e
 }
 
-// conditions shows an endpoint's conditions in a few words.
+// conditions returns an endpoint's conditions in a few words.
 func conditions(c *model.Candidate) string {
 	var words []string
 	if c.Ready {

@@ -25,14 +25,14 @@ type noter struct {
 	facts *proxy.Facts
 	// own are this node's addresses.
 	own []netip.Addr
-	// broken says why a Service's health check port isn't served.
+	// broken returns the reasons why a Service's health check port is not served.
 	broken func(types.NamespacedName) []string
 }
 
-// newNoter reads what all Services have in common.
+// newNoter reads the data that all Services share.
 func (c *Console) newNoter(facts *proxy.Facts) *noter {
 	n := &noter{facts: facts, broken: c.Broken}
-	n.own, _ = host.Addresses() // without them there is a note less
+	n.own, _ = host.Addresses() // without them, one kind of note is missing
 	return n
 }
 
@@ -97,7 +97,7 @@ func (c *Console) notServed(ctx context.Context, namespace, name string) error {
 	return control.NotFound(text)
 }
 
-// alike are Services that may have been meant: of the same name elsewhere, or of nearly the same name.
+// alike returns Services with the same name in another namespace, or with a similar name.
 func (c *Console) alike(namespace, name string) (list []string) {
 	const few = 3
 	for _, n := range c.Source.Services() {
@@ -108,7 +108,7 @@ func (c *Console) alike(namespace, name string) (list []string) {
 	return list
 }
 
-// nearly tells names that differ by one letter, or by two that changed places, or of which one begins with the other.
+// nearly reports whether names differ by one letter, by two swapped letters, or by an added end.
 func nearly(a, b string) bool {
 	if len(a) > len(b) {
 		a, b = b, a
@@ -129,7 +129,7 @@ func nearly(a, b string) bool {
 	}
 }
 
-// addSelector says what a Service's pods are selected by, where it has none that could be used.
+// addSelector adds the selector of a Service without usable pods.
 func (c *Console) addSelector(ctx context.Context, s *view.Service) {
 	none := func(p view.ServicePort) bool { return p.Why != "" }
 	if !slices.ContainsFunc(s.Ports, none) {
@@ -146,7 +146,7 @@ func (c *Console) addSelector(ctx context.Context, s *view.Service) {
 	}
 }
 
-// addFirewall names the chains that may keep load balancers from asking for a Service's health.
+// addFirewall adds the chains that may block load balancers' health checks of a Service.
 func addFirewall(s *view.Service) {
 	if s.HealthCheckNodePort == 0 {
 		return
@@ -155,7 +155,7 @@ func addFirewall(s *view.Service) {
 	if err != nil {
 		return
 	}
-	defer conn.Close() //nolint:errcheck // it was only read from
+	defer conn.Close() //nolint:errcheck // read only
 	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
 		chains, err := conn.BaseChains(f)
 		if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// names are those of all Services, for the shell to complete.
+// names returns the names of all Services, for shell completion.
 func (c *Console) names() []string {
 	list := []string{}
 	for _, n := range c.Source.Services() {
@@ -21,7 +21,7 @@ func (c *Console) names() []string {
 	return list
 }
 
-// services tells of one Service, of those of a namespace, or of all.
+// services describes one Service, those of a namespace, or all.
 func (c *Console) services(ctx context.Context, namespace, name string) (*view.Services, error) {
 	names := c.find(namespace, name)
 	out, err := c.explain(ctx, names)
@@ -35,7 +35,7 @@ func (c *Console) services(ctx context.Context, namespace, name string) (*view.S
 	return out, err
 }
 
-// explain tells of the named Services.
+// explain describes the named Services.
 func (c *Console) explain(ctx context.Context, names []types.NamespacedName) (*view.Services, error) {
 	facts := c.Loop.Facts()
 	out := &view.Services{Node: c.NodeName, NodePortAddresses: []string{}, Services: []view.Service{}}
@@ -65,7 +65,7 @@ func (c *Console) explain(ctx context.Context, names []types.NamespacedName) (*v
 	return out, err
 }
 
-// lost are the frontends of the named Services that others have. A loop that is busy has none to tell.
+// lost returns the frontends of the named Services that other Services have. It returns none if the loop is busy.
 func (c *Console) lost(ctx context.Context, names []types.NamespacedName) (map[claim]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, askLoop)
 	defer cancel()
@@ -77,8 +77,8 @@ func (c *Console) lost(ctx context.Context, names []types.NamespacedName) (map[c
 	return lost, ctxErrorOnly(err)
 }
 
-// countConnections fills in how many connections there were so far, of the frontends in the order in which they are shown. Where the
-// kernel's counters can't be read in time, the numbers are those of the last reading.
+// countConnections sets the numbers of connections of the frontends, in the order in which they are shown. If the kernel's
+// counters cannot be read in time, the numbers are those of the last reading.
 func (c *Console) countConnections(v *view.Services, keys []model.Key) {
 	const patience = time.Second
 	counts, err := c.Connections(keys, patience)
@@ -101,7 +101,7 @@ func (c *Console) countConnections(v *view.Services, keys []model.Key) {
 	}
 }
 
-// ctxErrorOnly drops an error that says no more than that the loop is busy.
+// ctxErrorOnly drops an error that only means that the loop is busy.
 func ctxErrorOnly(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil
@@ -109,7 +109,7 @@ func ctxErrorOnly(err error) error {
 	return err
 }
 
-// find returns the names of Services in a namespace; one of a name alone is looked for in all of them.
+// find returns the names of Services in a namespace. Without a namespace, it searches all.
 func (c *Console) find(namespace, name string) (found []types.NamespacedName) {
 	for _, n := range c.Source.Services() {
 		if (namespace == "" || n.Namespace == namespace) && (name == "" || n.Name == name) {
@@ -119,13 +119,13 @@ func (c *Console) find(namespace, name string) (found []types.NamespacedName) {
 	return found
 }
 
-// claim is a frontend that a service port wants.
+// claim is a frontend that a service port claims.
 type claim struct {
 	port model.PortName
 	key  model.Key
 }
 
-// unreadKinds are those that nothing can be programmed without, and that can't be read.
+// unreadKinds returns the required kinds of objects that cannot be read.
 func (c *Console) unreadKinds() (kinds []string) {
 	select {
 	case <-c.Source.Synced():
@@ -136,7 +136,7 @@ func (c *Console) unreadKinds() (kinds []string) {
 		return []string{"the folder"}
 	}
 	if kinds = c.API.failing(); len(kinds) == 0 {
-		kinds = []string{"services", "endpointslices"} // it has just begun
+		kinds = []string{"services", "endpointslices"} // it has just started
 	}
 	return kinds
 }

@@ -42,7 +42,7 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	return s
 }
 
-// unserved tells of IP families that the host has and that aren't served, because the kernel lacks something.
+// unserved reports the host's IP families that are not served, because the kernel lacks features.
 func (c *Console) unserved() []view.Finding {
 	if family, appeared := c.Appeared(); appeared {
 		return []view.Finding{{
@@ -62,7 +62,7 @@ func (c *Console) unserved() []view.Finding {
 	return []view.Finding{{Severity: view.Wrong, What: what, Impact: "only Services of " + fmt.Sprint(c.Families) + " are served", Fix: fix}}
 }
 
-// countObjects counts what there is in the API, and returns the addresses of endpoints on this node: each object is read once.
+// countObjects counts the API's objects, and returns the addresses of endpoints on this node: it reads each object once.
 func (c *Console) countObjects(s *view.Status) (local []netip.Addr) {
 	facts := c.Loop.Facts()
 	for _, name := range c.Source.Services() {
@@ -82,7 +82,7 @@ func (c *Console) countObjects(s *view.Status) (local []netip.Addr) {
 	return local
 }
 
-// askStatus fills in what only the loop knows.
+// askStatus sets the fields that only the loop knows.
 func (c *Console) askStatus(ctx context.Context, s *view.Status) {
 	ctx, cancel := context.WithTimeout(ctx, askLoop)
 	defer cancel()
@@ -110,7 +110,7 @@ func (c *Console) askStatus(ctx context.Context, s *view.Status) {
 	}
 }
 
-// judge says whether all is well, and why not.
+// judge sets whether the program and the Node are healthy, and the reasons if not.
 func (c *Console) judge(s *view.Status) {
 	a := c.Account()
 	s.Healthy, s.Eligible = a.Healthy && len(s.Why) == 0, a.Eligible
@@ -130,7 +130,7 @@ func (c *Console) judge(s *view.Status) {
 		s.Why = append(s.Why, "syncs fail: "+s.Loop.Failure.Error)
 	}
 	switch {
-	case a.Eligible, s.Loop != nil && s.Loop.Waits != "": // or the Node hasn't been looked at
+	case a.Eligible, s.Loop != nil && s.Loop.Waits != "": // or the Node was not read yet
 	case c.Source.Node() == nil:
 		s.Why = append(s.Why, fmt.Sprintf("there is no Node %q: check --hostname-override", c.NodeName))
 	default:
@@ -149,7 +149,7 @@ func kernelRelease() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// kernelFeatures are those that newer kernels have and that make a difference here.
+// kernelFeatures returns features of newer kernels that the program uses.
 func kernelFeatures(release string) []view.Feature {
 	var major, minor int
 	_, err := fmt.Sscanf(release, "%d.%d", &major, &minor)

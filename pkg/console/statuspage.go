@@ -17,7 +17,8 @@ func (c *Console) syncs(ctx context.Context) ([]view.Sync, error) {
 	return c.Loop.Syncs(ctx)
 }
 
-// search answers the status page. Only those Services that it shows are explained, unless it wants those with which something is wrong.
+// search answers queries of the status page. It explains only the Services on the page, except for a query for Services with
+// problems.
 func (c *Console) search(ctx context.Context, q statuspage.Query) (*statuspage.Found, error) {
 	all := c.Source.Services()
 	names := all[:0:0]
@@ -40,7 +41,7 @@ func (c *Console) search(ctx context.Context, q statuspage.Query) (*statuspage.F
 	return found, err
 }
 
-// withUnserved adds those that aren't served, as headless ones, without any port, each at its place.
+// withUnserved inserts Services that are not served, such as headless ones, without ports, in order.
 func withUnserved(served []view.Service, names []types.NamespacedName) []view.Service {
 	list := make([]view.Service, 0, len(names))
 	for _, n := range names {
@@ -53,7 +54,7 @@ func withUnserved(served []view.Service, names []types.NamespacedName) []view.Se
 	return list
 }
 
-// wrongOf are those of the Services that need attention.
+// wrongOf returns the Services that need attention.
 func (c *Console) wrongOf(ctx context.Context, names []types.NamespacedName) (wrong []types.NamespacedName, err error) {
 	facts := c.Loop.Facts()
 	lost, err := c.lost(ctx, names)

@@ -9,7 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Services that aren't served stand among the others, without ports.
+// Unserved Services appear among the others, without ports.
 func TestUnservedServicesAreShown(t *testing.T) {
 	names := []types.NamespacedName{{Namespace: "a", Name: "x"}, {Namespace: "b", Name: "x"}, {Namespace: "c", Name: "x"}}
 	served := view.Service{Namespace: "b", Name: "x", Ports: []view.ServicePort{{Name: "p"}}}

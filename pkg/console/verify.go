@@ -14,18 +14,18 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// errInFlight says that a verification saw a change under way.
+// errInFlight means that a verification met a change in progress.
 var errInFlight = errors.New("changes kept coming")
 
-// verify compares the kernel with tables that are planned anew from the API's objects, beside the loop. What differs once and not
-// at the second look was a change under way, or has been repaired.
+// verify compares the kernel with tables that are newly planned from the API's objects, beside the loop. A difference that a
+// second comparison does not find was a change in progress, or has been repaired.
 func (c *Console) verify(ctx context.Context) (*view.Verification, error) {
 	c.verifying.Lock()
 	defer c.verifying.Unlock()
-	defer debug.FreeOSMemory() // on a large cluster it has taken much, and nobody needs that again soon
+	defer debug.FreeOSMemory() // returns the memory, which is large for a large cluster
 	const (
 		looks, most = 4, 100
-		between     = 1200 * time.Millisecond // chains that nothing leads to any more go after two seconds
+		between     = 1200 * time.Millisecond // unused chains are deleted after two seconds
 	)
 	var v *view.Verification
 	err := errInFlight
@@ -57,7 +57,7 @@ func (c *Console) verify(ctx context.Context) (*view.Verification, error) {
 	return nil, fmt.Errorf("compare the kernel with the plan: %w: %w", errInFlight, err)
 }
 
-// planAnew plans all Services as they are now, as if the program had just started.
+// planAnew plans all present Services as after a start.
 func (c *Console) planAnew(ctx context.Context) (*plan.Planner, error) {
 	facts := c.Loop.Facts()
 	p := plan.New(c.Tables)
