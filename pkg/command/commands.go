@@ -182,7 +182,7 @@ func newBundleCommand() *cobra.Command {
 	return cmd
 }
 
-// write writes the archive to a file, or leaves none.
+// write writes the archive to a file, and removes the file after an error.
 func (q *question) write(cmd *cobra.Command, file string) (err error) {
 	to, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// TestWhatIsACommand keeps flags alone, and the values of flags, from being taken for one.
+// TestWhatIsACommand: flags alone, and the values of flags, are no commands.
 func TestWhatIsACommand(t *testing.T) {
 	for args, want := range map[string]bool{
 		"":                                     false,
@@ -112,7 +112,7 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestColours are on where somebody looks, unless they say no.
+// TestColours: colours are on by default on a terminal.
 func TestColours(t *testing.T) {
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {

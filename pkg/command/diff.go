@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// diffCommand compares what would be programmed with what the kernel has.
+// diffCommand compares the plan with the kernel's tables.
 func diffCommand() *cobra.Command {
 	o := config.NewOptions()
 	var out output
@@ -28,7 +28,7 @@ The exit code is 0 without a difference, 1 with one. To compare the kernel with 
 			if err != nil {
 				return err
 			}
-			defer kernel.Close() //nolint:errcheck // it was only read from
+			defer kernel.Close() //nolint:errcheck // read only
 			p, err := planManifests(o, cmd.Flags(), from, cmd.InOrStdin(), cmd.ErrOrStderr(), kernel)
 			if err != nil {
 				return err
@@ -57,7 +57,7 @@ func diff(p *plan.Planner) ([]nft.Line, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close() //nolint:errcheck // it was only read from
+	defer conn.Close() //nolint:errcheck // read only
 	elements := elementsOf(p)
 	lines := []nft.Line{}
 	for _, t := range p.Tables() {

@@ -54,14 +54,14 @@ func (o *output) flags(cmd *cobra.Command) {
 	complete(cmd, "color", whenToColor)
 }
 
-// complete lets the shell complete a flag by a list of words.
+// complete adds shell completion of a flag with a list of words.
 func complete(cmd *cobra.Command, flag string, words []string) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // there is no such flag
 	}
 }
 
-// print writes a value in the wanted format; text writes it as text, for table and wide.
+// print writes a value in the selected format; text writes it as text, for table and wide.
 func (o *output) print(to io.Writer, value any, text func(*view.Printer)) error {
 	switch o.format {
 	case formatJSON:
@@ -82,7 +82,7 @@ func (o *output) print(to io.Writer, value any, text func(*view.Printer)) error 
 	return p.Err()
 }
 
-// printer returns a printer in the wanted width, with colours if there are to be any.
+// printer returns a printer with the selected width and colours.
 func (o *output) printer(to io.Writer) *view.Printer {
 	p := view.NewPrinter(to)
 	p.Wide = o.format == formatWide
@@ -111,7 +111,7 @@ var _ pflag.Value = &oneOf{}
 // String implements pflag.Value.
 func (v *oneOf) String() string { return *v.to }
 
-// Type names the value in --help.
+// Type returns the name of the value in --help.
 func (v *oneOf) Type() string { return "string" }
 
 // Set implements pflag.Value.
@@ -125,7 +125,7 @@ func (v *oneOf) Set(s string) error {
 	return fmt.Errorf("must be one of %v", v.words)
 }
 
-// execute runs a command that isn't the daemon, and returns its exit code.
+// execute runs a command other than the daemon, and returns its exit code.
 func execute(root *cobra.Command) int {
 	root.SilenceErrors, root.SilenceUsage = true, true
 	understood := false

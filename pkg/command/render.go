@@ -64,14 +64,15 @@ func render(to io.Writer, p *plan.Planner) error {
 	return nil
 }
 
-// elementsOf lists the elements of a plan by family and set. That of the state is not among them: it holds a secret key.
+// elementsOf returns the elements of a plan by family and set, without the state element: it contains a secret key.
 func elementsOf(p *plan.Planner) map[nft.Family]map[string][]nft.Element {
 	all := map[nft.Family]map[string][]nft.Element{nft.IPv4: {}, nft.IPv6: {}}
 	p.Elements(func(e *nft.Element) { all[e.Set.Family][e.Set.Name] = append(all[e.Set.Family][e.Set.Name], *e) })
 	return all
 }
 
-// planManifests plans what the daemon would with these flags, with the numbers that the kernel's tables have unless the kernel is nil.
+// planManifests plans manifests as the daemon would with these flags. Unless kernel is nil, it uses the numbers in the kernel's
+// tables.
 func planManifests(o *config.Options, fs *pflag.FlagSet, from string, stdin io.Reader, warnings io.Writer, kernel *apply.Kernel) (*plan.Planner, error) {
 	if from == "" {
 		return nil, errors.New("no manifests: set -f FOLDER, -f FILE, or -f - for standard input")
@@ -97,7 +98,7 @@ func warn(to io.Writer, p model.Problem) {
 	fmt.Fprintf(to, "Warning: %s %s %s: %s\n", p.Kind, p.Name, p.Field, p.Text())
 }
 
-// load has a source read a folder, a file or standard input. Nothing is written: in a pod the file system is read-only.
+// load makes a source read a folder, a file or standard input. It writes no file: in a pod the file system is read-only.
 func load(source *watch.Manifests, from string, stdin io.Reader) error {
 	if from == "-" {
 		b, err := io.ReadAll(stdin)
@@ -119,7 +120,7 @@ func load(source *watch.Manifests, from string, stdin io.Reader) error {
 	return nil
 }
 
-// planObjects plans all that a source has, as the daemon would after its start.
+// planObjects plans all objects of a source, as the daemon does at its start.
 func planObjects(s *settings.Settings, source *watch.Manifests, warnings io.Writer, kernel *apply.Kernel) (*plan.Planner, error) {
 	families := host.Families()
 	p := plan.New(s.PlanOptions(families))

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
 )
 
-// Daemon runs the program until the context ends. The options are as the flags have set them, not completed and not validated.
+// Daemon runs the program until the context ends. The options come from the flags, not completed and not validated.
 type Daemon func(ctx context.Context, version string, o *config.Options, flags *pflag.FlagSet) error
 
 // Run runs the command that the arguments of the process name, and returns the exit code. Without a command it runs the daemon, as kube-proxy would.
@@ -53,7 +53,7 @@ func isCommand(root *cobra.Command, args []string) bool {
 	return err == nil && found != root || len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd)
 }
 
-// newCommand returns the root command, with all others below it.
+// newCommand returns the root command with its subcommands.
 func newCommand(version string, daemon Daemon) *cobra.Command {
 	o := config.NewOptions()
 	o.ControlSocket = control.DefaultPath

@@ -61,7 +61,7 @@ without an answer), otherwise 1.`,
 	return cmd
 }
 
-// sentByNode is the source of what this node's own processes send.
+// sentByNode is the source of packets of the node's own processes.
 const sentByNode = "node"
 
 var protocols = map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
@@ -104,7 +104,7 @@ func foretell(p trace.Packet) (*trace.Trace, *nft.ReadTable, []nft.BaseChain, er
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	defer conn.Close() //nolint:errcheck // it was only read from
+	defer conn.Close() //nolint:errcheck // read only
 	table, err := conn.Read(familyOf(p.To.Addr()), plan.TableName)
 	if err != nil {
 		return nil, nil, nil, err
@@ -137,7 +137,7 @@ func printForetold(to io.Writer, out *output, t *trace.Trace) error {
 	return nil
 }
 
-// traceView is a trace for programs.
+// traceView is the JSON form of a trace.
 type traceView struct {
 	From      string `json:"from"`
 	Interface string `json:"interface,omitempty"`
@@ -174,10 +174,10 @@ func printTrace(p *view.Printer, t *trace.Trace) {
 	}
 }
 
-// manyWays is how many ways of a kind are shown unless more are asked for.
+// manyWays is the number of ways of a kind that are shown by default.
 const manyWays = 20
 
-// printWays writes what ways have in common once, before them.
+// printWays writes common parts of ways once, before the ways.
 func printWays(p *view.Printer, ways []trace.Way) {
 	last := ""
 	var rows [][]view.Cell
@@ -273,7 +273,7 @@ const liveTable = "kube-nftproxy-trace"
 type liveEvent struct {
 	Table string `json:"table"`
 	Chain string `json:"chain"`
-	// Text says what was done in words, Rule is the rule in nft's language.
+	// Text is the action in words, Rule the rule in nft's language.
 	Text string `json:"text"`
 	Rule string `json:"rule,omitempty"`
 	From string `json:"from,omitempty"`
@@ -289,7 +289,7 @@ func followLive(to io.Writer, out *output, p trace.Packet, fromGiven bool, timeo
 	if err != nil {
 		return err
 	}
-	if p.Own && p.NoRoute { // there will be no packet
+	if p.Own && p.NoRoute { // no packet will be sent
 		return printForetold(to, out, foretold)
 	}
 	what := nft.Traced{Family: own.Family, To: p.To, Protocol: p.Protocol}
@@ -300,7 +300,7 @@ func followLive(to io.Writer, out *output, p trace.Packet, fromGiven bool, timeo
 	if err != nil {
 		return err
 	}
-	defer func() { _ = tracer.Close() }() // its table goes with the process in any case
+	defer func() { _ = tracer.Close() }() // the kernel deletes its table with the process anyway
 	events, err := firstPacket(tracer, timeout)
 	if err == nil && len(events) == 0 {
 		source := ""
@@ -333,7 +333,7 @@ func followLive(to io.Writer, out *output, p trace.Packet, fromGiven bool, timeo
 	return err
 }
 
-// liveView is what was heard, for programs.
+// liveView is the JSON form of the events.
 type liveView struct {
 	Frontend string      `json:"frontend"`
 	Events   []liveEvent `json:"events"`
@@ -413,7 +413,7 @@ func printLive(p *view.Printer, list []liveEvent) {
 			p.Printf("%s\n", p.Paint(view.Bold, from+" -> "+to))
 		}
 		if strings.HasPrefix(l.Table, liveTable) {
-			continue // they are there only to see the packet
+			continue // this chain only marks the end of the packet
 		}
 		own = own || l.Table == plan.TableName
 		p.Printf("  %s %s: %s\n", l.Table, l.Chain, view.Printable(l.Text))

@@ -85,7 +85,7 @@ type tracedLab struct {
 	file string
 }
 
-// flags are those of the daemon that planned the tables.
+// tracedFlags are the flags of the daemon that planned the tables.
 var tracedFlags = []string{"--hostname-override=node-1", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56"}
 
 func newTracedLab(t *testing.T) *tracedLab {
@@ -103,7 +103,7 @@ func (l *tracedLab) write(t *testing.T, manifests string) {
 	}
 }
 
-// program does what the daemon would.
+// program writes the tables as the daemon would.
 func (l *tracedLab) program(t *testing.T) {
 	t.Helper()
 	err := l.Node.Do(func() error {
@@ -249,7 +249,7 @@ not a Service's address and port
 	}
 }
 
-// TestTraceNamesOthers: a chain of another table whose policy is to drop is named, and a table that is switched off.
+// TestTraceNamesOthers: the output names a chain of another table with policy drop, and a dormant table.
 func TestTraceNamesOthers(t *testing.T) {
 	l := newTracedLab(t)
 	nftDo(t, l, "add table inet guard; add chain inet guard pass { type filter hook forward priority 0; policy drop; }; "+
@@ -290,7 +290,7 @@ func nftDo(t *testing.T, l *tracedLab, input string) {
 	}
 }
 
-// TestTraceLive: a real packet is followed to its endpoint, and nothing is left behind.
+// TestTraceLive follows a real packet to its endpoint, and leaves no table behind.
 func TestTraceLive(t *testing.T) {
 	l := newTracedLab(t)
 	if _, err := l.Pods[0].Serve(model.TCP, 8080); err != nil {
@@ -344,7 +344,7 @@ func TestTraceLive(t *testing.T) {
 	awaitTable(t, l, false)
 }
 
-// awaitTable waits until the table that marks packets is there, or isn't.
+// awaitTable waits until the table that marks packets exists, or does not.
 func awaitTable(t *testing.T, l *tracedLab, wanted bool) {
 	t.Helper()
 	deadline := time.Now().Add(5 * time.Second)
@@ -353,7 +353,7 @@ func awaitTable(t *testing.T, l *tracedLab, wanted bool) {
 		if err != nil {
 			return err
 		}
-		defer conn.Close() //nolint:errcheck // it was only read from
+		defer conn.Close() //nolint:errcheck // read only
 		for {
 			found := false
 			chains, err := conn.BaseChains(nft.IPv4)
@@ -373,7 +373,7 @@ func awaitTable(t *testing.T, l *tracedLab, wanted bool) {
 	}
 }
 
-// TestDiff: what differs is shown, each way, and says so by its exit code.
+// TestDiff: differences are shown in both directions, and set the exit code.
 func TestDiff(t *testing.T) {
 	l := newTracedLab(t)
 	args := append([]string{"-f", l.file}, tracedFlags...)
@@ -413,7 +413,7 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// TestRender: a folder, a file and standard input are the same, and nft takes what comes of them.
+// TestRender: a folder, a file and standard input give the same output, and nft accepts it.
 func TestRender(t *testing.T) {
 	l := newTracedLab(t)
 	stdin := renderCommand()

@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// tryFor is how long an endpoint may take to accept a connection.
+	// tryFor is the timeout of a connection.
 	tryFor = time.Second
-	// triesAtOnce, and mostTries in all.
+	// triesAtOnce is the number of concurrent attempts, mostTries that of all.
 	triesAtOnce, mostTries = 16, 128
 )
 
-// attempt is an endpoint that is tried.
+// attempt is an endpoint to connect to.
 type attempt struct {
 	*view.Endpoint
 	protocol string
@@ -79,7 +79,7 @@ func connect(ctx context.Context, address string) (what string, fails bool) {
 	return inShort(err), true
 }
 
-// refusal is how long a machine may take to refuse a datagram.
+// refusal is the time within which a machine rejects a datagram.
 const refusal = 300 * time.Millisecond
 
 // send sends an empty datagram, and reports a refusal. The answer of a UDP server cannot be predicted.

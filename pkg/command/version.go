@@ -7,14 +7,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 )
 
-// versionFlag is --version, in the forms that kube-proxy takes: true, false, raw for all that there is to say, or the version of
-// Kubernetes that a vendor wants reported. The last one is accepted and ignored: this program's version isn't one of Kubernetes.
+// versionFlag is --version, with the values that kube-proxy accepts: true, false, raw for all details, or a version of Kubernetes
+// that a vendor wants reported. The latter is accepted and ignored: this program's version is not one of Kubernetes.
 type versionFlag string
 
 // String implements pflag.Value.
 func (v *versionFlag) String() string { return string(*v) }
 
-// Type names the value in --help.
+// Type returns the name of the value in --help.
 func (v *versionFlag) Type() string { return "version" }
 
 // Set implements pflag.Value.
@@ -28,7 +28,7 @@ func (v *versionFlag) Set(s string) error {
 	return err
 }
 
-// text is what to print instead of doing anything else; "" for nothing.
+// text returns the text to print before exiting, or "".
 func (v *versionFlag) text(version string) string {
 	switch *v {
 	case "true":
