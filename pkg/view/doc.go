@@ -1,6 +1,6 @@
-// Package view holds what the commands show: values with JSON names, and their rendering as text for a person.
+// Package view holds the results of commands: values with JSON names, and their rendering as text.
 //
-// In: values that the daemon has filled in.
-// Out: tables and lines, with colours where they are wanted.
-// Never: a socket, a file, a clock, or a decision about Services.
+// In: values from the daemon.
+// Out: tables and lines, with or without colours.
+// Never: opens a socket or a file, reads a clock, or decides about Services.
 package view

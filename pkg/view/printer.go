@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// Style says how a piece of text stands out where there are colours.
+// Style is a style of text for terminals with colours.
 type Style string
 
-// The styles. Text without colours says the same: a style never carries meaning of its own.
+// The styles. A style never carries meaning of its own: text without colours has the same content.
 const (
 	Plain Style = ""
 	Good  Style = "\x1b[32m"
@@ -28,7 +28,7 @@ type Cell struct {
 	Style
 }
 
-// cells makes plain cells.
+// cells returns plain cells.
 func cells(texts ...string) []Cell {
 	row := make([]Cell, len(texts))
 	for i, t := range texts {
@@ -37,9 +37,9 @@ func cells(texts ...string) []Cell {
 	return row
 }
 
-// Printer writes text for a person. The first error of the writer is kept, and nothing is written after it.
+// Printer writes text. It keeps the first error of the writer, and writes nothing after it.
 type Printer struct {
-	// Color lets styles be seen. Wide shows columns and details that a narrow terminal has no room for.
+	// Color enables styles. Wide adds columns and details.
 	Color, Wide bool
 
 	to  io.Writer
@@ -70,8 +70,8 @@ func (p *Printer) Printf(format string, args ...any) {
 // gap is the space between two columns.
 const gap = 2
 
-// Table writes a header and rows in columns; without a header only the rows. The last column isn't padded, and a row may have
-// fewer cells than there are columns. What an object's name could do to a terminal is taken out.
+// Table writes a header and rows in columns. A nil header is omitted. The last column is not padded, and a row may have fewer
+// cells than there are columns. Control characters are replaced.
 func (p *Printer) Table(header []string, rows [][]Cell) {
 	if len(rows) == 0 {
 		return
@@ -113,7 +113,7 @@ func (p *Printer) row(row []Cell, widths []int) {
 	p.Printf("%s\n", line.String())
 }
 
-// count returns a number of things, as 1 endpoint or 2 endpoints.
+// count returns a number with a noun, such as 1 endpoint or 2 endpoints.
 func count(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing
@@ -121,7 +121,7 @@ func count(n int, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// Printable replaces characters that a terminal would obey.
+// Printable replaces characters that control a terminal.
 func Printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {

@@ -9,9 +9,9 @@ import (
 // Services are the Services that this node serves.
 type Services struct {
 	Node string `json:"node"`
-	// NodePortAddresses are where node ports are served on this node.
+	// NodePortAddresses are the addresses of this node that serve node ports.
 	NodePortAddresses []string `json:"nodePortAddresses"`
-	// Unread are kinds of objects that haven't been read yet, so that what follows says little.
+	// Unread are the kinds of objects that were not read yet, so that the rest is incomplete.
 	Unread   []string  `json:"unread,omitempty"`
 	Services []Service `json:"services"`
 }
@@ -21,20 +21,20 @@ type Service struct {
 	Namespace string        `json:"namespace"`
 	Name      string        `json:"name"`
 	Ports     []ServicePort `json:"ports"`
-	// HealthCheckNodePort is where load balancers ask, LocalReady how many ready endpoints they are told of, by family.
+	// HealthCheckNodePort is the port for load balancers' health checks, LocalReady the number of ready local endpoints by family.
 	HealthCheckNodePort uint16         `json:"healthCheckNodePort,omitempty"`
 	LocalReady          map[string]int `json:"localReady,omitempty"`
-	// Unusable are endpoints that can't be for any port.
+	// Unusable are endpoints that no port can use.
 	Unusable []Endpoint `json:"unusable,omitempty"`
-	// Problems are parts of the Service or its EndpointSlices that had to be left out.
+	// Problems are parts of the Service or its EndpointSlices that are not programmed.
 	Problems []string `json:"problems,omitempty"`
-	// Notes are what else to know, such as addresses that it has and that aren't served here.
+	// Notes are other facts, such as addresses that are not served here.
 	Notes []string `json:"notes,omitempty"`
 }
 
 // ServicePort is one port of a Service in one family.
 type ServicePort struct {
-	// Name is empty where the Service has a single port without a name.
+	// Name is empty if the Service has a single unnamed port.
 	Name     string `json:"name,omitempty"`
 	Protocol string `json:"protocol"`
 	Family   string `json:"family"`
@@ -42,7 +42,7 @@ type ServicePort struct {
 	AffinitySeconds int64      `json:"affinitySeconds,omitempty"`
 	Frontends       []Frontend `json:"frontends"`
 	Endpoints       []Endpoint `json:"endpoints"`
-	// Why says why there are no endpoints at all.
+	// Why is the reason why the port has no endpoints.
 	Why string `json:"why,omitempty"`
 }
 
@@ -53,17 +53,17 @@ type Frontend struct {
 	// Kind is ClusterIP, ExternalIP, LoadBalancer or NodePort; Policy is Cluster or Local.
 	Kind   string `json:"kind"`
 	Policy string `json:"policy"`
-	// Endpoints is how many endpoints new connections are spread over here.
+	// Endpoints is the number of endpoints for new connections on this node.
 	Endpoints int `json:"endpoints"`
-	// AllowedSources, where there are any, are the only ones that may connect.
+	// AllowedSources, if any, are the only sources that may connect.
 	AllowedSources []string `json:"allowedSources,omitempty"`
-	// Does says what becomes of a new connection where that isn't plain.
+	// Does describes the result for a new connection if it is not obvious.
 	Does string `json:"does,omitempty"`
-	// LostTo names the Service that has this address and port, where that is another one.
+	// LostTo names the Service that has this address and port instead.
 	LostTo string `json:"lostTo,omitempty"`
-	// FromThisNode is how many endpoints this node's pods and processes reach where the policy is Local for others only.
+	// FromThisNode is the number of endpoints for this node's pods and processes, if the policy is Local only for others.
 	FromThisNode *int `json:"fromThisNode,omitempty"`
-	// Connections counts new connections so far, Refused those that were refused or dropped, where they are counted.
+	// Connections is the number of new connections so far, Refused that of rejected or dropped ones, if they are counted.
 	Connections *uint64 `json:"connections,omitempty"`
 	Refused     *uint64 `json:"refused,omitempty"`
 }
@@ -73,23 +73,23 @@ type Endpoint struct {
 	Address string `json:"address"`
 	Node    string `json:"node,omitempty"`
 	Slice   string `json:"slice,omitempty"`
-	// Conditions are those of the EndpointSlice: ready, or what else.
+	// Conditions are the conditions in the EndpointSlice, such as "ready".
 	Conditions string `json:"conditions"`
 	OnThisNode bool   `json:"onThisNode,omitempty"`
-	// Cluster and Local say whether it is chosen on this node by policy Cluster and Local.
+	// Cluster and Local are true if policies Cluster and Local use it on this node.
 	Cluster bool `json:"cluster"`
 	Local   bool `json:"local"`
-	// WhyNot says why it isn't chosen by any policy that a frontend has, or not by one of them.
+	// WhyNot is the reason why no used policy, or one of two, uses it.
 	WhyNot string `json:"whyNot,omitempty"`
-	// Tried says what a connection to it from this node came to, where one was made; Fails that it came to nothing.
+	// Tried is the result of a connection to it from this node, if there was one. Fails is true if the connection failed.
 	Tried string `json:"tried,omitempty"`
 	Fails bool   `json:"fails,omitempty"`
 }
 
-// Chosen reports whether any frontend sends traffic to the endpoint.
+// Chosen reports whether any frontend uses the endpoint.
 func (e *Endpoint) Chosen() bool { return e.Cluster || e.Local }
 
-// Wrong reports whether something about the Service needs attention: a port without endpoints, a problem, an address lost.
+// Wrong reports whether the Service needs attention: a port without endpoints, a problem, a lost address.
 func (s *Service) Wrong() bool {
 	if len(s.Problems)+len(s.Unusable) > 0 {
 		return true
@@ -105,7 +105,7 @@ func (s *Service) Wrong() bool {
 	return false
 }
 
-// Wrong reports whether something about any of the Services needs attention.
+// Wrong reports whether any of the Services needs attention.
 func (v *Services) Wrong() bool {
 	if len(v.Unread) > 0 {
 		return true
@@ -127,7 +127,7 @@ func (s *Service) portName(p *ServicePort) string {
 	return s.fullName() + ":" + p.Name
 }
 
-// Text writes one line for each frontend, and below it those endpoints that aren't chosen with the reason; wide adds the chosen ones.
+// Text writes one line for each frontend, and below it the unused endpoints with reasons; wide adds the used ones.
 func (v *Services) Text(p *Printer) {
 	v.unread(p)
 	var rows [][]Cell
@@ -159,7 +159,7 @@ func (s *Service) portRows(sp *ServicePort, wide bool) (rows [][]Cell) {
 	return rows
 }
 
-// count shows how many of the endpoints a frontend uses, as 2 of 3.
+// count returns the share of endpoints that a frontend uses, such as 2 of 3.
 func (sp *ServicePort) count(f *Frontend) string {
 	if f.Endpoints == len(sp.Endpoints) {
 		return fmt.Sprint(f.Endpoints)
@@ -167,7 +167,7 @@ func (sp *ServicePort) count(f *Frontend) string {
 	return fmt.Sprintf("%d of %d", f.Endpoints, len(sp.Endpoints))
 }
 
-// share says the same in words, as 2 of 3 endpoints.
+// share returns the same in words, such as 2 of 3 endpoints.
 func (sp *ServicePort) share(f *Frontend) string {
 	if all := len(sp.Endpoints); f.Endpoints != all {
 		return fmt.Sprintf("%d of %s", f.Endpoints, count(all, "endpoint"))
@@ -199,7 +199,7 @@ func connections(f *Frontend) string {
 	return fmt.Sprint(*f.Connections)
 }
 
-// note says in one line what is special about a frontend.
+// note returns special properties of a frontend in one line.
 func (f *Frontend) note(sp *ServicePort, wide bool) string {
 	var parts []string
 	if f.LostTo != "" {
@@ -233,7 +233,7 @@ func (s *Service) problems(p *Printer) {
 	}
 }
 
-// Detail writes all that is known of each Service, with every endpoint and the reason against it.
+// Detail writes all details of each Service, with every endpoint and the reason against it.
 func (v *Services) Detail(p *Printer) {
 	v.unread(p)
 	for i := range v.Services {
@@ -248,7 +248,7 @@ func (v *Services) Detail(p *Printer) {
 	}
 }
 
-// tried reports whether connections to endpoints were made.
+// tried reports whether connections to endpoints were tried.
 func (v *Services) tried() bool {
 	for i := range v.Services {
 		for j := range v.Services[i].Ports {
@@ -336,7 +336,7 @@ func quotedPort(sp *ServicePort) string {
 	return sp.Name
 }
 
-// nodePortAddresses are those of a family.
+// nodePortAddresses returns those of a family.
 func (v *Services) nodePortAddresses(family string) (list []string) {
 	for _, a := range v.NodePortAddresses {
 		if strings.Contains(a, ":") == (family == "IPv6") {

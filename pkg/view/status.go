@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Status tells how the daemon and its node are.
+// Status describes the daemon and its node.
 type Status struct {
 	Node    string `json:"node"`
 	Version string `json:"version"`
@@ -15,67 +15,67 @@ type Status struct {
 	Features []Feature `json:"features"`
 	Time     time.Time `json:"time"`
 	Started  time.Time `json:"started"`
-	// Healthy is what /livez says, Eligible what /healthz says of the Node; Why says what keeps either from being so.
+	// Healthy is the result of /livez, Eligible the Node's part of /healthz. Why has the reasons if one is false.
 	Healthy  bool     `json:"healthy"`
 	Eligible bool     `json:"eligible"`
 	Why      []string `json:"why,omitempty"`
-	// Mode is the one of kube-proxy's that the configuration asks for; nftables does the work in any case.
+	// Mode is the configured mode of kube-proxy. The program uses nftables in any mode.
 	Mode      string   `json:"mode"`
 	LocalMode string   `json:"detectLocalMode"`
 	Families  []string `json:"families"`
 	Counts    Counts   `json:"counts"`
 	Loop      *Loop    `json:"loop,omitempty"`
 	API       API      `json:"api"`
-	// Findings are what is misconfigured on this node.
+	// Findings are problems of this node's configuration.
 	Findings []Finding `json:"findings"`
 }
 
-// Feature is something that a kernel can do or can't, and what of it.
+// Feature is a kernel feature.
 type Feature struct {
 	Name string `json:"name"`
 	Has  bool   `json:"has"`
 }
 
-// Counts are numbers of things.
+// Counts are numbers of objects and elements.
 type Counts struct {
 	Services int `json:"services"`
-	// Endpoints are those in EndpointSlices of Services, chosen or not.
+	// Endpoints counts endpoints in EndpointSlices of Services, used or not.
 	Endpoints int `json:"endpoints"`
-	// Problems are Services with parts that had to be left out; Conflicts are addresses and ports that more than one Service claims.
+	// Problems counts Services with parts that are not programmed, Conflicts the frontends that more than one Service claims.
 	Problems  int            `json:"problems"`
 	Conflicts int            `json:"conflicts"`
 	Elements  map[string]int `json:"elements"`
 }
 
-// Loop is what the loop says of itself.
+// Loop describes the loop.
 type Loop struct {
-	// Waits says what the loop waits for before it programs anything; empty once it has begun.
+	// Waits names the condition that the loop waits for before its first sync; empty after it.
 	Waits string `json:"waits,omitempty"`
-	// Other names the process of another instance that serves while this one waits.
+	// Other names another instance that serves while this one stands by.
 	Other string `json:"otherInstance,omitempty"`
-	// Last is the last sync that succeeded, LastSent the last one that sent anything.
+	// Last is the last successful sync, LastSent the last one with a batch.
 	Last     *Sync    `json:"last,omitempty"`
 	LastSent *Sync    `json:"lastSent,omitempty"`
 	Failure  *Failure `json:"failure,omitempty"`
 	Syncs    uint64   `json:"syncs"`
-	// Pending is how many Services have changed and aren't programmed; OldestChange is when the first of them did.
+	// Pending is the number of changed Services that are not programmed, OldestChange the time of the first change.
 	Pending      int        `json:"pending"`
 	OldestChange *time.Time `json:"oldestChange,omitempty"`
-	// Repairs are the last ones, the newest at the end; RepairsTotal counts all.
+	// Repairs are the last repairs, the newest last. RepairsTotal counts all.
 	Repairs      []Repair `json:"repairs,omitempty"`
 	RepairsTotal int      `json:"repairsTotal"`
-	// LeaseRenewed is when the lease of the tables was last renewed, LeaseEnds when it would run out.
+	// LeaseRenewed is the time of the lease's last renewal, LeaseEnds that of its expiry.
 	LeaseRenewed *time.Time `json:"leaseRenewed,omitempty"`
 	LeaseEnds    *time.Time `json:"leaseEnds,omitempty"`
 }
 
-// Sync is one that has succeeded.
+// Sync is a successful sync.
 type Sync struct {
 	Time time.Time `json:"time"`
-	// Kind is nothing, adopted, partial or full; Why says why a full one was needed.
+	// Kind is nothing, adopted, partial or full. Why is the reason of a full sync.
 	Kind string `json:"kind"`
 	Why  string `json:"why,omitempty"`
-	// Services are the first of those that had changed, More is how many more there were.
+	// Services are the first changed Services, More is the number of the others.
 	Services     []string `json:"services,omitempty"`
 	More         int      `json:"more,omitempty"`
 	Elements     int      `json:"elements"`
@@ -85,69 +85,69 @@ type Sync struct {
 	TotalMicros  int64    `json:"totalMicroseconds"`
 }
 
-// Failure is a sync that fails.
+// Failure is a failing sync.
 type Failure struct {
 	Error string    `json:"error"`
 	Since time.Time `json:"since"`
 	Times int       `json:"times"`
 }
 
-// Repair is a time at which the tables weren't what they should be.
+// Repair is a full sync because the tables differed from the plan.
 type Repair struct {
 	Time time.Time `json:"time"`
-	// Reason is that of the comparison, Why what was different, By the process that had last changed the ruleset.
+	// Reason is the reason of the comparison, Why the difference, By the process that last changed the ruleset.
 	Reason string `json:"reason"`
 	Why    string `json:"why"`
 	By     string `json:"by,omitempty"`
-	// Program is the name of that process's program alone; "" if it is not known.
+	// Program is the name of that program, or "".
 	Program string `json:"-"`
 }
 
-// API is what is known of the connection to where objects come from.
+// API describes the connection to the source of objects.
 type API struct {
 	// Source is the API server's address, or the folder of manifests.
 	Source string `json:"source"`
-	// Answers says whether the API server has answered just now, AnswerMicros in what time, Error why it hasn't.
+	// Answers is true if the API server answers. AnswerMicros is the duration of its answer, Error its error.
 	Answers      bool   `json:"answers"`
 	AnswerMicros int64  `json:"answerMicroseconds,omitempty"`
 	Error        string `json:"error,omitempty"`
-	// LastEvent is when the last change of anything was received.
+	// LastEvent is the time of the last received change.
 	LastEvent *time.Time `json:"lastEvent,omitempty"`
 	// Failures are the last failures to list or watch, by resource.
 	Failures []WatchFailure `json:"failures,omitempty"`
 }
 
-// WatchFailure tells how often listing or watching a resource has failed, and when and why last.
+// WatchFailure describes the failures to list or watch a resource: their number, and the last one.
 type WatchFailure struct {
 	Resource string    `json:"resource"`
 	Times    int       `json:"times"`
 	Last     time.Time `json:"last"`
 	Error    string    `json:"error"`
-	// Forbidden and Unauthorized say what kind of failure it was.
+	// Forbidden and Unauthorized are the kinds of failures with a known fix.
 	Forbidden    bool `json:"forbidden,omitempty"`
 	Unauthorized bool `json:"unauthorized,omitempty"`
 }
 
-// Severity says how bad a finding is.
+// Severity is the severity of a finding.
 type Severity string
 
-// The severities. Only what is wrong changes the exit code: a warning may be as it should be.
+// The severities. Only Wrong changes the exit code: a warning may be intended.
 const (
 	Wrong   Severity = "wrong"
 	Warning Severity = "warning"
 	Note    Severity = "note"
 )
 
-// Finding is something about the node that keeps Services from working, or may.
+// Finding is a fact about the node that breaks Services, or may do so.
 type Finding struct {
 	Severity Severity `json:"severity"`
-	// What is the fact, Impact its effect on Services, Fix the command or setting that removes the cause.
+	// What is the fact, Impact its effect on Services, Fix a command or setting that removes the cause.
 	What   string `json:"what"`
 	Impact string `json:"impact"`
 	Fix    string `json:"fix"`
 }
 
-// Wrong reports whether anything is, warnings and notes aside.
+// Wrong reports whether anything is wrong, except warnings and notes.
 func (s *Status) Wrong() bool {
 	for _, f := range s.Findings {
 		if f.Severity == Wrong {
@@ -157,7 +157,7 @@ func (s *Status) Wrong() bool {
 	return !s.Healthy || s.Loop == nil || s.Loop.Failure != nil || s.Loop.Waits != "" || !s.API.Answers
 }
 
-// Text writes a line for each thing.
+// Text writes one line for each fact.
 func (s *Status) Text(p *Printer) {
 	var rows [][]Cell
 	row := func(name string, style Style, format string, args ...any) {
@@ -289,7 +289,7 @@ func (s *Status) findings(p *Printer) {
 	}
 }
 
-// features lists what the kernel lacks, or everything where there is room.
+// features returns the missing features, or all if wide.
 func features(list []Feature, wide bool) string {
 	var lacks, has []string
 	for _, f := range list {
@@ -328,7 +328,7 @@ func times(n int) string {
 
 func micros(n int64) string { return (time.Duration(n) * time.Microsecond).String() }
 
-// ago tells how long before now something was.
+// ago returns the time from then to now.
 func ago(now, then time.Time) string {
 	if then.IsZero() {
 		return "never"

@@ -2,18 +2,18 @@ package view
 
 import "fmt"
 
-// Verification tells whether the kernel holds what it should.
+// Verification is the result of a comparison of the kernel with the plan.
 type Verification struct {
-	// Generation is that of the kernel's ruleset that was read.
+	// Generation is the generation of the compared ruleset.
 	Generation uint32 `json:"generation"`
-	// Tables, Rules and Elements count what was compared.
+	// Tables, Rules and Elements are the numbers of compared objects.
 	Tables   int `json:"tables"`
 	Rules    int `json:"rules"`
 	Elements int `json:"elements"`
-	// Differences are the first of them, Total is how many there are.
+	// Differences are the first differences, Total is the number of all.
 	Differences []Difference `json:"differences"`
 	Total       int          `json:"total"`
-	// Passing is a difference of an earlier look that had gone at this one: a change under way, or something that has been repaired.
+	// Passing is a difference of an earlier comparison that is gone: a change in progress, or a repaired one.
 	Passing *Difference `json:"passing,omitempty"`
 }
 
@@ -25,20 +25,20 @@ func (v *Verification) First() *Difference {
 	return &v.Differences[0]
 }
 
-// Difference is one thing in which the kernel differs from what is wanted.
+// Difference is one difference of the kernel from the plan.
 type Difference struct {
 	Table string `json:"table"`
-	// In is the set, map or chain; Key is an element's key, empty where the whole is meant.
+	// In is the set, map or chain. Key is an element's key, or empty for the whole object.
 	In  string `json:"in,omitempty"`
 	Key string `json:"key,omitempty"`
-	// Have is what the kernel holds, Want what it should; empty stands for nothing.
+	// Have is the kernel's content, Want the planned one; empty if missing.
 	Have string `json:"have,omitempty"`
 	Want string `json:"want,omitempty"`
-	// Service is the Service that the element is for, where that is known.
+	// Service is the Service of the element, if known.
 	Service string `json:"service,omitempty"`
 }
 
-// String tells the difference in words.
+// String returns the difference in words.
 func (d *Difference) String() string {
 	at := "table " + d.Table
 	if d.In != "" {

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// printed is what a value's text looks like.
+// printed returns a value's text.
 func printed(t *testing.T, text func(*Printer), set ...func(*Printer)) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -36,7 +36,7 @@ func TestTable(t *testing.T) {
 	if diff := cmp.Diff("NAME   N\ngröße  1\nb?[2J\nonly\n", printed(t, table)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	// Colours change nothing but themselves.
+	// Colours only add escape sequences.
 	with := printed(t, table, colored)
 	if !strings.Contains(with, "\x1b[31m1\x1b[0m") {
 		t.Errorf("no colour in %q", with)
@@ -239,7 +239,7 @@ func TestVerification(t *testing.T) {
 	}
 }
 
-// TestJSON keeps the names that scripts rely on: lists are never null.
+// TestJSON fixes the names that scripts rely on: lists are never null.
 func TestJSON(t *testing.T) {
 	b, err := json.Marshal(Services{NodePortAddresses: []string{}, Services: []Service{}})
 	if err != nil || string(b) != `{"node":"","nodePortAddresses":[],"services":[]}` {

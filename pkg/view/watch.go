@@ -6,25 +6,25 @@ import (
 	"time"
 )
 
-// Commit is what one sync has changed.
+// Commit is the result of one sync.
 type Commit struct {
 	Time time.Time `json:"time"`
-	// Kind is partial or full; Why says why a full one was needed.
+	// Kind is partial or full. Why is the reason of a full sync.
 	Kind string `json:"kind,omitempty"`
 	Why  string `json:"why,omitempty"`
-	// Failed is the error of a sync that failed: nothing has changed.
+	// Failed is the error of a failed sync: the kernel changed nothing.
 	Failed       string `json:"failed,omitempty"`
 	Elements     int    `json:"elements"`
 	PlanMicros   int64  `json:"planMicroseconds"`
 	CommitMicros int64  `json:"commitMicroseconds"`
-	// Services are the first of those that have changed, More is how many more there were.
+	// Services are the first changed Services, More is the number of the others.
 	Services []Change `json:"services,omitempty"`
 	More     int      `json:"more,omitempty"`
-	// Lost is how many commits before this one the reader was too slow for.
+	// Lost is the number of earlier commits that the reader was too slow for.
 	Lost uint64 `json:"lost,omitempty"`
 }
 
-// Change is what has changed of one Service.
+// Change is the change of one Service.
 type Change struct {
 	Service string `json:"service"`
 	// What is new, gone or changed.
