@@ -8,37 +8,37 @@ import (
 )
 
 const (
-	// window is the time in which at most so many problems of one object, and of all objects together, are reported.
+	// window is the period for which the numbers of reported problems are limited, for one object and in all.
 	window    = 10 * time.Minute
 	perObject = 20
 	perNode   = 500
-	// longestText is how much of a reason is reported, in bytes: an Event has room for 1,024.
+	// longestText is the longest reported reason, in bytes: an Event has room for 1,024.
 	longestText = 800
 )
 
-// budget bounds how many problems are reported. A flood of objects that cannot be served must not fill the log, nor the API server.
+// budget limits the number of reported problems. A flood of invalid objects must fill neither the log nor the API server.
 type budget struct {
 	mu      sync.Mutex
 	ends    time.Time
 	objects map[object]int
 	all     int
-	// suppressed is how many problems of this window were not reported.
+	// suppressed is the number of unreported problems in this window.
 	suppressed int
 }
 
 type object struct{ kind, namespace, name string }
 
-// verdict is what to do with a problem.
+// verdict is the decision about a problem.
 type verdict int
 
 const (
 	reported verdict = iota
-	// lastOne is the first problem that is not reported: that is said once for each object, and once for the node.
+	// lastOne is the first unreported problem: the limit is reported once for each object, and once for the node.
 	lastOne
 	suppressed
 )
 
-// take returns what to do with a problem, and how many were suppressed in a window that is over now.
+// take returns the decision about a problem, and the number of suppressed problems if a window has just ended.
 func (b *budget) take(p model.Problem, now time.Time) (v verdict, before int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -1,9 +1,9 @@
-// Package report tells an operator what in the API could not be used: in the log, and where there is an API server, as an
-// Event on the object that should be mended. It also writes the Events of the program's start.
+// Package report reports problems of API objects to an operator: in the log, and with an API server as an Event on the object
+// that needs a fix. It also writes the Events of the program's start.
 //
-// In: [model.Problem] values from any goroutine, and how the start went.
+// In: [model.Problem] values from any goroutine, and the result of the start.
 // Out: one log line and one Event for each problem; Events about the Node.
-// Never: a decision, or a wait for the API server, but for [Sink.Await].
+// Never: decides, or waits for the API server (except [Sink.Await]).
 package report
 
 import (
@@ -20,26 +20,26 @@ import (
 // Reporter reports problems.
 type Reporter struct {
 	logger klog.Logger
-	// recorder is nil where there is no API server.
+	// recorder is nil without an API server.
 	recorder events.EventRecorder
 	count    Count
 	budget   budget
 }
 
-// Count is told of each problem with the kind of its object; Suppressed beside that, where the problem is not reported.
+// Count has functions that count problems by the kind of their object: Problem for all, Suppressed for unreported ones.
 type Count struct{ Problem, Suppressed func(kind string) }
 
-// New returns a reporter that writes Events too unless recorder is nil.
+// New returns a reporter. It writes Events unless recorder is nil.
 func New(logger klog.Logger, recorder events.EventRecorder, count Count) *Reporter {
 	return &Reporter{logger: logger, recorder: recorder, count: count}
 }
 
-// apiVersions are those of the kinds that Events can be about.
+// apiVersions are the API versions of kinds that Events can be about.
 var apiVersions = map[string]string{
 	"Service": "v1", "Node": "v1", "EndpointSlice": "discovery.k8s.io/v1", "ServiceCIDR": "networking.k8s.io/v1",
 }
 
-// Problem reports one problem, unless there are too many. The caller sees to it that each is reported once.
+// Problem reports one problem, within the limits. The caller must report each problem only once.
 func (r *Reporter) Problem(p model.Problem) {
 	r.count.Problem(p.Kind)
 	verdict, before := r.budget.take(p, time.Now())
@@ -68,10 +68,10 @@ func (r *Reporter) Problem(p model.Problem) {
 // startAction is the action of Events about the program as a whole (kube-proxy: app/server.go).
 const startAction = "StartKubeProxy"
 
-// Started writes the Event of a start, on the Node.
+// Started writes the Event of a start to the Node.
 func (r *Reporter) Started(node string) { r.node(node, corev1.EventTypeNormal, "Starting", "") }
 
-// ServerFailed writes the Event of an HTTP server that can't be started, where that ends the program; the reason is
+// ServerFailed writes the Event of an HTTP server that cannot start, if the program exits because of it. The reason is
 // kube-proxy's for this server.
 func (r *Reporter) ServerFailed(node, reason string, err error) {
 	r.node(node, corev1.EventTypeWarning, reason, err.Error())

@@ -65,7 +65,7 @@ func TestEventsOfTheStart(t *testing.T) {
 			t.Errorf("event %q, want %q", got, want)
 		}
 	}
-	New(klog.Background(), nil, Count{}).Started("node-1") // without an API server there is nobody to tell
+	New(klog.Background(), nil, Count{}).Started("node-1") // without an API server, it does nothing
 }
 
 // TestAFloodOfProblemsIsCounted: of many problems, few become log lines and Events, for one object and for many.

@@ -8,15 +8,15 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// Sink passes Events on to the API server, and can be asked whether one has reached it: a program that is about to end would
-// otherwise take its last Events with it, as kube-proxy does.
+// Sink passes Events to the API server, and can wait until one has arrived. Without this, a program that exits would lose its
+// last Events, as kube-proxy does.
 type Sink struct {
 	events.EventSink
-	// reached has room for one reason; others are dropped.
+	// reached has capacity for one reason; others are dropped.
 	reached chan string
 }
 
-// NewSink returns a sink in front of another one.
+// NewSink returns a sink that passes Events to another one.
 func NewSink(to events.EventSink) *Sink { return &Sink{to, make(chan string, 1)} }
 
 // Create implements events.EventSink.
@@ -31,7 +31,7 @@ func (s *Sink) Create(ctx context.Context, e *eventsv1.Event) (*eventsv1.Event, 
 	return created, err
 }
 
-// Await waits until an Event with this reason has reached the API server, or the time is up, and reports which.
+// Await waits until an Event with this reason has arrived at the API server, and returns whether it did within the time.
 func (s *Sink) Await(reason string, within time.Duration) bool {
 	late := time.NewTimer(within)
 	defer late.Stop()

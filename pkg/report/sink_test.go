@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// slowSink takes its time, and refuses the Events that it is told to.
+// slowSink is slow, and rejects some Events.
 type slowSink struct {
 	events.EventSink
 	refuses string
