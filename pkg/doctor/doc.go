@@ -1,7 +1,7 @@
-// Package doctor looks for what on a node keeps Services from working though the tables are right.
+// Package doctor finds settings of a node that break Services although the tables are right.
 //
-// In: the sysctls, the ruleset and the tables of iptables-legacy of this network namespace; what kube-proxy left; who else uses node
+// In: the sysctls, the ruleset and the tables of iptables-legacy of this network namespace; kube-proxy's leftovers; other users of node
 // ports.
-// Out: findings, each with what it breaks and the command that mends it.
-// Never: a change.
+// Out: findings, each with its impact and a command that fixes it.
+// Never: changes anything.
 package doctor

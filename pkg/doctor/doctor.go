@@ -17,21 +17,21 @@ import (
 
 // Config lists the checks. A check whose function is nil is skipped.
 type Config struct {
-	// Sysctls is the folder of the settings, usually /proc/sys.
+	// Sysctls is the directory of the sysctls, usually /proc/sys.
 	Sysctls  string
 	Families []model.Family
-	// Drops lists the chains at which forwarded packets are dropped by default.
+	// Drops returns the chains that drop forwarded packets by default.
 	Drops func([]model.Family) ([]Drop, error)
-	// Leftovers counts what there is of kube-proxy; Rival tells whether one answers on its ports.
+	// Leftovers counts kube-proxy's objects. Rival reports whether one answers on its ports.
 	Leftovers func() (takeover.Leftovers, error)
 	Rival     func(context.Context) bool
-	// NodePorts lists the collisions of node ports.
+	// NodePorts returns the collisions of node ports.
 	NodePorts func() ([]model.Problem, error)
-	// Others are findings of the caller, to be sorted among these.
+	// Others are findings of the caller, which are sorted among these.
 	Others []view.Finding
 }
 
-// Look runs all checks. A check that fails is a finding, too.
+// Look runs all checks. A failed check is a finding, too.
 func Look(ctx context.Context, c Config) []view.Finding {
 	list := append(slices.Clip(c.Others), c.sysctls()...)
 	unable := func(what string, err error) {
@@ -70,7 +70,7 @@ func Look(ctx context.Context, c Config) []view.Finding {
 
 // Drop is a chain that drops forwarded packets unless a rule accepts them.
 type Drop struct {
-	// Chain names it for a person. Fix is the command that makes it accept by default.
+	// Chain is its name. Fix is a command that changes its policy to accept.
 	Chain, Fix string
 	// Rules reports whether it has any rules, which may accept.
 	Rules bool
@@ -90,7 +90,7 @@ func (d Drop) finding() view.Finding {
 	return f
 }
 
-// Drops finds such chains of nftables, iptables-nft's among them, and of iptables-legacy.
+// Drops returns such chains of nftables, including iptables-nft, and of iptables-legacy.
 func Drops(families []model.Family) (list []Drop, err error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -166,7 +166,7 @@ func kubeProxy(left takeover.Leftovers, runs bool) []view.Finding {
 	return nil
 }
 
-// nodePort makes a finding of a collision.
+// nodePort converts a collision to a finding.
 func nodePort(p model.Problem) view.Finding {
 	object := p.Kind + " " + p.Name.String()
 	if p.Name.Namespace == "" {

@@ -19,7 +19,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// settings makes a folder of settings; the defaults are those of a node on which all is well.
+// settings creates a directory of settings. The defaults are those of a healthy node.
 func settings(t *testing.T, changed map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -44,7 +44,7 @@ func settings(t *testing.T, changed map[string]string) string {
 	return root
 }
 
-// brief shows findings as severity and fact.
+// brief returns findings as severity and fact.
 func brief(list []view.Finding) (out []string) {
 	for _, f := range list {
 		if f.Impact == "" || f.Fix == "" {
@@ -134,7 +134,7 @@ func run(t *testing.T, name string, args ...string) {
 	}
 }
 
-// TestChainsThatDrop makes chains as firewalls do.
+// TestChainsThatDrop creates chains as firewalls do.
 func TestChainsThatDrop(t *testing.T) {
 	for _, c := range []struct {
 		name, nft string

@@ -12,7 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// sysctls looks at the settings. One that isn't there is passed over: the kernel has no such feature.
+// sysctls checks the settings. It skips missing ones: the kernel lacks the feature.
 func (c *Config) sysctls() (list []view.Finding) {
 	if slices.Contains(c.Families, model.IPv4) {
 		list = append(list, c.forwarding("IPv4", "net/ipv4/ip_forward")...)
@@ -45,11 +45,11 @@ func (c *Config) forwarding(family, name string) []view.Finding {
 	}}
 }
 
-// someForward looks for interfaces that are excepted from forwarding. For IPv6 their own settings mean something else.
+// someForward finds interfaces without forwarding. IPv6 settings of interfaces have another meaning.
 func (c *Config) someForward() []view.Finding {
 	const folder = "net/ipv4/conf"
 	if n, ok := c.number("net/ipv4/ip_forward"); !ok || n == 0 {
-		return nil // and so say all interfaces
+		return nil // then all interfaces are off
 	}
 	var names []string
 	for _, name := range c.interfaces(folder) {
@@ -67,7 +67,7 @@ func (c *Config) someForward() []view.Finding {
 	}}
 }
 
-// interfaces are those that have settings of their own, but loopback.
+// interfaces returns the interfaces with their own settings, except loopback.
 func (c *Config) interfaces(folder string) (names []string) {
 	entries, err := os.ReadDir(filepath.Join(c.Sysctls, folder))
 	if err != nil {
@@ -91,8 +91,8 @@ func some(names []string) string {
 	return text
 }
 
-// reversePath finds interfaces that drop packets whose replies would leave by another one. The stricter of an interface's own setting
-// and that of all counts, but 2 wins over 1.
+// reversePath finds interfaces that drop packets whose replies would leave by another interface. The stricter one of an
+// interface's own setting and that of all applies, but 2 overrides 1.
 func (c *Config) reversePath() []view.Finding {
 	const folder = "net/ipv4/conf"
 	all, _ := c.number(folder + "/all/rp_filter")
@@ -113,7 +113,7 @@ func (c *Config) reversePath() []view.Finding {
 	}}
 }
 
-// How full, in percent, the table of connections may be.
+// Limits for the use of the connection table, in percent.
 const (
 	fullish = 80
 	full    = 95
@@ -148,5 +148,5 @@ func (c *Config) liberal() []view.Finding {
 	}}
 }
 
-// dotted is a setting's name as sysctl has it.
+// dotted returns a setting's name in the form of sysctl.
 func dotted(name string) string { return strings.ReplaceAll(name, "/", ".") }
