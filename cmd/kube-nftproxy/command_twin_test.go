@@ -18,23 +18,23 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// ended is how a program ended and what it said.
+// ended is the result of a program.
 type ended struct {
 	Status int
-	// Stdout says that there was something on standard output, Usage that the flags were explained on the other one.
+	// Stdout is true for output to standard output, Usage for help text on standard error.
 	Stdout, Usage bool
-	// Said is the last line of standard error: the error, without what differs from run to run.
+	// Said is the last line of standard error without variable parts: the error.
 	Said string
 }
 
 var (
 	header  = regexp.MustCompile(`^[IEW]\d{4} \S+ +\d+ \S+\] `)
 	ourself = strings.NewReplacer("kube-nftproxy", "kube-proxy", "connect to the API server: ", "")
-	// ownWords are in parentheses at the end of some errors.
+	// ownWords matches differing words in parentheses at the end of some errors.
 	ownWords = regexp.MustCompile(`or blank \(blank means.*?\)|dual-stack pair of CIDRs.*`)
 )
 
-// runsTo runs a program to its end, in a namespace without a network.
+// runsTo runs a program until it exits, in a namespace without a network.
 func runsTo(t *testing.T, path string, args []string) ended {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -53,7 +53,7 @@ func runsTo(t *testing.T, path string, args []string) ended {
 	return ended{cmd.ProcessState.ExitCode(), stdout.Len() > 0, usage, last}
 }
 
-// TestCommandLinesEndAsThoseOfKubeProxy compares status and errors for command lines that lead to no service.
+// TestCommandLinesEndAsThoseOfKubeProxy compares exit codes and errors for command lines that do not lead to serving.
 func TestCommandLinesEndAsThoseOfKubeProxy(t *testing.T) {
 	lab.EnterNamespace(t)
 	theirs, err := filepath.Abs("../../bin/kubernetes/kube-proxy")

@@ -22,7 +22,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// confineArgs, as the first argument, makes the test a program that runs the others under a filter of system calls.
+// confineArgs, as the first argument, makes the test binary run the other arguments under a filter of system calls.
 const confineArgs = "confine"
 
 func TestMain(m *testing.M) {
@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// refused are the system calls that the profile RuntimeDefault of containerd and CRI-O refuses to a container that has no capability
-// but CAP_NET_ADMIN, on both architectures.
+// refused are the system calls that the profile RuntimeDefault of containerd and CRI-O rejects for a container with only the
+// capability CAP_NET_ADMIN, on both architectures.
 var refused = []uint32{
 	unix.SYS_ACCT, unix.SYS_ADD_KEY, unix.SYS_BPF, unix.SYS_CHROOT, unix.SYS_CLOCK_ADJTIME, unix.SYS_CLOCK_SETTIME, unix.SYS_DELETE_MODULE,
 	unix.SYS_FANOTIFY_INIT, unix.SYS_FINIT_MODULE, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSOPEN, unix.SYS_FSPICK, unix.SYS_INIT_MODULE,
@@ -49,9 +49,9 @@ var refused = []uint32{
 	unix.SYS_SET_MEMPOLICY, unix.SYS_SWAPOFF, unix.SYS_SWAPON, unix.SYS_UMOUNT2, unix.SYS_UNSHARE, unix.SYS_USERFAULTFD, unix.SYS_VHANGUP,
 }
 
-// confined runs a program in place of this one, under that filter. It returns only if it can't.
+// confined replaces this program by another one under that filter. It returns only after an error.
 func confined(args []string) error {
-	runtime.LockOSThread() // the filter and the capabilities are those of a thread
+	runtime.LockOSThread() // the filter and the capabilities apply to one thread
 	path, err := exec.LookPath(args[0])
 	if err != nil {
 		return err
@@ -103,8 +103,8 @@ ports: [{port: 8080}, {name: dns, port: 8080, protocol: UDP}]
 endpoints: [{addresses: [10.244.0.10], nodeName: node-1}]
 `
 
-// TestConfined runs the program with CAP_NET_ADMIN and nothing else, under a filter that refuses what containers may not call: as
-// root, and as a user who has the capability by inheritance.
+// TestConfined runs the program with CAP_NET_ADMIN only, under a filter that rejects system calls as for containers: as root, and
+// as a user with an inherited capability.
 func TestConfined(t *testing.T) {
 	for name, user := range map[string]string{"root": "0", "another user": "65532"} {
 		t.Run(name, func(t *testing.T) {
@@ -167,7 +167,7 @@ func TestConfined(t *testing.T) {
 	}
 }
 
-// status returns the first words of some fields of what the kernel says of a process.
+// status returns the first words of some fields of a process's status in /proc.
 func status(t *testing.T, pid int, fields map[string]string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -17,10 +17,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// asProgram, as a variable of the environment, makes the test the program itself, by whatever name it is run.
+// asProgram, an environment variable, turns the test binary into the program, under any name.
 const asProgram = "RUN_AS_KUBE_NFTPROXY"
 
-// node is where several processes of the program run, each with a folder of its own.
+// node runs several processes of the program, each with its own folder.
 type node struct {
 	*testing.T
 	*lab.Lab
@@ -37,14 +37,14 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// process is a running program, and the folder with its objects.
+// process is a running program with its folder of objects.
 type process struct {
 	*program.Program
 	folder, metrics string
 	node            *node
 }
 
-// start runs the program by a name of its own, with ports that no other has, and the objects of a pod.
+// start runs the program under a name, with unique ports, and the objects of a pod.
 func (n *node) start(name string, number, pod int, flags ...string) *process {
 	n.Helper()
 	p := &process{folder: filepath.Join(n.dir, fmt.Sprint(number)), metrics: fmt.Sprintf("127.0.0.1:%d", 20000+number), node: n}
@@ -95,7 +95,7 @@ func (p *process) serve(pod int) {
 	}
 }
 
-// metric reads a metric, of whatever labels.
+// metric reads a metric, with any labels.
 func (p *process) metric(name string) float64 {
 	p.node.Helper()
 	_, body, err := p.Get(p.node.Context(), "http://"+p.metrics+"/metrics")
@@ -127,7 +127,7 @@ func (n *node) eventually(done func() error) {
 	n.Fatal(err)
 }
 
-// reaches returns nil if a connection to the Service comes to a pod.
+// reaches returns nil if a connection to the Service reaches a pod.
 func (n *node) reaches(pod int) error {
 	to := netip.MustParseAddrPort("10.96.0.10:80")
 	if a := n.Client.Probe(n.Context(), model.TCP, to, lab.Options{}); a.Server != fmt.Sprintf("pod-%d", pod) {
@@ -136,7 +136,7 @@ func (n *node) reaches(pod int) error {
 	return nil
 }
 
-// says returns nil if there is a line with a text in the log.
+// says returns nil if a line of the log contains a text.
 func (p *process) says(text string) error {
 	if log := p.LogTail(1000); !strings.Contains(log, text) {
 		return fmt.Errorf("the log doesn't say %q:\n%s", text, log)
@@ -153,7 +153,7 @@ func (n *node) nft(command string) string {
 	return string(out)
 }
 
-// leased returns nil if the lease of IPv4 has all its elements.
+// leased returns nil if the IPv4 lease has all its elements.
 func (n *node) leased() error {
 	if list := n.nft("list set ip kube-nftproxy lease"); strings.Count(list, "expires") != 3 {
 		return errors.New(list)
@@ -161,7 +161,7 @@ func (n *node) leased() error {
 	return nil
 }
 
-// A process that waits for an API server renews the lease of the tables that an earlier one has left.
+// A process that waits for an API server renews the lease of an earlier process's tables.
 func TestTheLeaseLastsWhileTheAPIServerIsAway(t *testing.T) {
 	n := newNode(t)
 	first := n.start("kube-nftproxy", 1, 0)
@@ -181,8 +181,8 @@ func TestTheLeaseLastsWhileTheAPIServerIsAway(t *testing.T) {
 	}
 }
 
-// Two instances with other names, flags and objects: the newer serves, the older says so and commits nothing; it serves again when the newer
-// has gone.
+// Two instances have different names, flags and objects. The newer one serves; the older one reports this and commits nothing. It
+// serves again after the newer one exits.
 func TestTwoInstancesNeverFight(t *testing.T) {
 	n := newNode(t)
 	older := n.start("kube-nftproxy", 1, 0)
@@ -198,12 +198,12 @@ func TestTwoInstancesNeverFight(t *testing.T) {
 		return [2]float64{older.metric(name), newer.metric("kubenftproxy_repairs_total")}
 	}
 	before := full()
-	older.serve(0) // what changes there is not served
+	older.serve(0) // this change is not served
 	for pod := range 6 {
 		newer.serve(pod % 2)
 		n.eventually(func() error { return n.reaches(pod % 2) })
 	}
-	time.Sleep(2 * time.Second) // four looks of each at what the other one does
+	time.Sleep(2 * time.Second) // four checks of each process
 	if after := full(); after != before {
 		t.Errorf("batches of the older one, and repairs of the newer one: %v, then %v", before, after)
 	}
@@ -217,7 +217,7 @@ func TestTwoInstancesNeverFight(t *testing.T) {
 	}
 }
 
-// A newer one that can't serve yet leaves the older one alone, and takes no connection away when it can.
+// A newer instance that is not ready does not affect the older one, and breaks no connection when it becomes ready.
 func TestANewerInstanceThatWaitsLetsTheOlderServe(t *testing.T) {
 	n := newNode(t)
 	older := n.start("kube-nftproxy", 1, 0)
@@ -247,7 +247,7 @@ func TestANewerInstanceThatWaitsLetsTheOlderServe(t *testing.T) {
 	}
 }
 
-// Tables of a family that is not served go; when the host has it again, the program exits to be restarted.
+// Tables of an unserved family are deleted. When the host gets the family again, the program exits for a restart.
 func TestAFamilyThatComesAndGoes(t *testing.T) {
 	n := newNode(t)
 	first := n.start("kube-nftproxy", 1, 0)

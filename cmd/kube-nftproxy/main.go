@@ -1,4 +1,4 @@
-// Command kube-nftproxy serves Kubernetes Services on a node by nftables.
+// Command kube-nftproxy serves Kubernetes Services on a node with nftables.
 package main
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/daemon"
 )
 
-// version is set when the program is built.
+// version is set at build time.
 var version = "dev"
 
 func main() {
