@@ -10,15 +10,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// endpoint is one of a service port.
+// endpoint is an endpoint of a service port.
 type endpoint struct {
 	addr                               netip.AddrPort
 	local, ready, serving, terminating bool
-	// forSomeNode and forSomeZone say that there are hints, forNode and forZone that one is for this node.
+	// forSomeNode and forSomeZone are true if it has hints, forNode and forZone if one is for this node.
 	forSomeNode, forNode, forSomeZone, forZone bool
 }
 
-// readSlice gives the endpoints of a slice to the service ports of the same names: several slices may serve one port.
+// readSlice adds the endpoints of a slice to the service ports of the same names: several slices may serve one port.
 func (r *Oracle) readSlice(s *discoveryv1.EndpointSlice) {
 	service, named := s.Labels[discoveryv1.LabelServiceName]
 	_, headless := s.Labels[corev1.IsHeadlessService]
@@ -46,8 +46,8 @@ func (r *Oracle) readSlice(s *discoveryv1.EndpointSlice) {
 	}
 }
 
-// readEndpoint: of several addresses, which the API calls fungible, the first counts. What isn't said is ready, serving and
-// not terminating.
+// readEndpoint uses the first of several addresses, which the API calls fungible. Missing conditions mean ready, serving and not
+// terminating.
 func (r *Oracle) readEndpoint(e *discoveryv1.Endpoint, port uint16, six bool) (endpoint, bool) {
 	if len(e.Addresses) == 0 {
 		return endpoint{}, false
@@ -78,9 +78,9 @@ func (r *Oracle) readEndpoint(e *discoveryv1.Endpoint, port uint16, six bool) (e
 	return out, true
 }
 
-// choose returns the endpoints of policy Cluster and those of policy Local. Ready ones serve; where there are none, those
-// that still serve while they terminate (KEP-1669), for each policy on its own. Hints count for policy Cluster only, and not
-// in an emergency.
+// choose returns the endpoints of policy Cluster and those of policy Local. Ready ones serve; if there are none, those that still
+// serve while they terminate (KEP-1669), independently for each policy. Hints apply to policy Cluster only, and only to ready
+// endpoints.
 func (r *Oracle) choose(list []endpoint) (cluster, local []endpoint) {
 	list = unique(list)
 	ready := func(e endpoint) bool { return e.ready }
@@ -95,7 +95,7 @@ func (r *Oracle) choose(list []endpoint) (cluster, local []endpoint) {
 	return hinted(cluster), local
 }
 
-// hinted: hints count if every endpoint has one and one of them is for us; those for nodes go before those for zones.
+// hinted: hints apply if every endpoint has one and one of them is for this node. Hints for nodes precede those for zones.
 func hinted(list []endpoint) []endpoint {
 	all := func(f func(endpoint) bool) bool { return len(only(list, f)) == len(list) }
 	forNode := only(list, func(e endpoint) bool { return e.forNode })
@@ -118,8 +118,8 @@ func only(list []endpoint, f func(endpoint) bool) (out []endpoint) {
 	return out
 }
 
-// unique leaves one of each address and port, the more usable one, in the order of addresses. The API says that an endpoint may be
-// in two slices for a while; an address that is used again may be in one as terminating, in the other as ready.
+// unique removes duplicates of an address and port, keeps the more usable one, and sorts by address. An endpoint may temporarily
+// be in two slices. A reused address may be terminating in one and ready in the other.
 func unique(list []endpoint) []endpoint {
 	rank := func(e endpoint) (n int) {
 		for _, yes := range []bool{!e.terminating, e.ready, e.serving, e.local, e.forNode, e.forSomeNode, e.forZone, e.forSomeZone} {

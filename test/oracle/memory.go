@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Memory follows which endpoint each client is with, by session affinity. A client belongs to a service port, whichever of
-// its addresses it uses; it stays for as long as the endpoint may get its packets, no more time passes between two of
-// them than the timeout, and neither the timeout nor the endpoint goes away in between.
+// Memory tracks the endpoint of each client with session affinity. A client belongs to a service port, at any of its addresses.
+// It stays with its endpoint if the endpoint may receive its packets, no more than the timeout passes between two of them, and
+// neither the timeout nor the endpoint changes in between.
 type Memory struct {
 	clients map[client]pin
 }
@@ -25,7 +25,7 @@ type pin struct {
 	timeout  time.Duration
 }
 
-// Narrow leaves of a verdict what may come of the packet of this client.
+// Narrow returns the part of a verdict that is possible for this client's packet.
 func (m *Memory) Narrow(v Verdict, from netip.Addr, now time.Time) Verdict {
 	p, known := m.clients[client{v.Port, from}]
 	if v.Affinity == 0 || !known || !now.Before(p.until) {
@@ -37,8 +37,8 @@ func (m *Memory) Narrow(v Verdict, from netip.Addr, now time.Time) Verdict {
 	return v
 }
 
-// Note takes up which endpoint has got a client's packet. It isn't held to the last part of the timeout: the kernel's clock
-// isn't ours.
+// Note records the endpoint that received a client's packet. Memory does not rely on the last part of the timeout: the kernel's
+// clock is a different one.
 func (m *Memory) Note(v Verdict, from netip.Addr, endpoint netip.AddrPort, now time.Time) {
 	if v.Affinity == 0 {
 		return
@@ -49,8 +49,8 @@ func (m *Memory) Note(v Verdict, from netip.Addr, endpoint netip.AddrPort, now t
 	m.clients[client{v.Port, from}] = pin{endpoint, now.Add(v.Affinity - v.Affinity/5), v.Affinity}
 }
 
-// Follow notes what the objects are now. A client is forgotten when its Service has another timeout, and when its endpoint isn't
-// chosen any more: it is another one if it returns. One that only policy Local chooses may be forgotten, too.
+// Follow applies new objects. A client is forgotten if the timeout of its Service changes, or if its endpoint is not chosen any
+// more: a returning endpoint is another one. An endpoint that only policy Local chooses may be forgotten, too.
 func (m *Memory) Follow(r *Oracle) {
 	for c, p := range m.clients {
 		of := fmt.Sprintf("%s six=%v", c.port, c.addr.Is6())
@@ -61,8 +61,8 @@ func (m *Memory) Follow(r *Oracle) {
 	}
 }
 
-// Restart notes that the program was started anew. It finds a service port by its addresses: where others have the cluster IP, it may
-// not know the clients any more.
+// Restart records a restart of the program. The program finds a service port by its addresses: if another Service has the cluster
+// IP, it may not know the clients any more.
 func (m *Memory) Restart(r *Oracle) {
 	has := map[string]bool{}
 	for t, c := range r.claims {
@@ -75,8 +75,8 @@ func (m *Memory) Restart(r *Oracle) {
 	}
 }
 
-// Lose notes that nobody knows which endpoint has got a client's packet.
+// Lose records that the endpoint of a client's packet is unknown.
 func (m *Memory) Lose(v Verdict, from netip.Addr) { delete(m.clients, client{v.Port, from}) }
 
-// Forget notes that the kernel may have lost what it remembered.
+// Forget records that the kernel may have lost the affinity map.
 func (m *Memory) Forget() { clear(m.clients) }

@@ -10,7 +10,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// Objects are what the API server holds.
+// Objects are the objects in the API server.
 type Objects struct {
 	Services     []*corev1.Service
 	Slices       []*discoveryv1.EndpointSlice
@@ -18,15 +18,15 @@ type Objects struct {
 	ServiceCIDRs []*networkingv1.ServiceCIDR
 }
 
-// Machine is the node on which the program runs, and how it was started.
+// Machine is the node on which the program runs, with the program's settings.
 type Machine struct {
-	// Name is that of its Node.
+	// Name is the name of its Node.
 	Name string
-	// Addresses are those of its interfaces but loopback. The first of a family is the one that masquerading gives.
+	// Addresses are those of its interfaces except loopback. Masquerading uses the first one of a family.
 	Addresses []netip.Addr
-	// LocalPod tells whether a packet is taken for one of a pod on this node; nil where nothing was said that could tell.
+	// LocalPod reports whether the program takes a packet for one of a local pod; nil without a setting for that.
 	LocalPod func(Packet) bool
-	// MasqueradeAll masquerades everything to cluster IPs.
+	// MasqueradeAll masquerades all traffic to cluster IPs.
 	MasqueradeAll bool
 	// IgnoreExternalIPs is the feature gate AllowServiceExternalIPs=false.
 	IgnoreExternalIPs bool
@@ -34,17 +34,17 @@ type Machine struct {
 	NodePortAddresses []netip.Prefix
 }
 
-// Packet is the first of a connection.
+// Packet is the first packet of a connection.
 type Packet struct {
 	From netip.Addr
-	// Device is the interface of this node by which it comes; empty for a packet of the node's own.
+	// Device is the interface of this node by which it arrives; empty for a packet of the node itself.
 	Device string
 	To     netip.AddrPort
 	// Protocol is empty for an ICMP echo request, which has no port.
 	Protocol corev1.Protocol
 }
 
-// Outcome is what becomes of a packet.
+// Outcome is the result for a packet.
 type Outcome string
 
 // The outcomes.
@@ -55,26 +55,26 @@ const (
 	Answered   Outcome = "answered"
 )
 
-// Verdict is all that may come of a packet.
+// Verdict holds all possible results for a packet.
 type Verdict struct {
 	Outcome Outcome
-	// Port names the service port whose packet it is, "" if it is none's.
+	// Port names the packet's service port, or "".
 	Port string
-	// Endpoints are those of which one gets the packet, all with the same chance, sorted; for Answered only.
+	// Endpoints are the possible endpoints, all with the same probability, sorted; for Answered only.
 	Endpoints []Endpoint
-	// Affinity is for how long after its last packet a client stays with its endpoint; 0 without affinity.
+	// Affinity is the time after its last packet for which a client stays with its endpoint; 0 without affinity.
 	Affinity time.Duration
 }
 
-// Endpoint is one that may get a packet.
+// Endpoint is a possible endpoint of a packet.
 type Endpoint struct {
 	netip.AddrPort
-	// Sees is the address that the packet seems to come from. It is invalid where the endpoint will not have the packet,
-	// because it seems to come from the endpoint itself.
+	// Sees is the source address that the endpoint sees. It is invalid if the endpoint drops the packet because it has the
+	// endpoint's own address as source.
 	Sees netip.Addr
 }
 
-// Oracle knows the cluster.
+// Oracle holds the state of the cluster.
 type Oracle struct {
 	machine Machine
 	primary []netip.Addr // of the Node
@@ -87,7 +87,7 @@ type Oracle struct {
 	endpoints  map[string][]endpoint
 }
 
-// target is a destination; it has no address if it is a node port.
+// target is a destination. It has no address for a node port.
 type target struct {
 	addr     netip.Addr
 	port     uint16
@@ -95,19 +95,19 @@ type target struct {
 	six      bool
 }
 
-// claim is what a Service wants done with the packets to a target.
+// claim is the treatment that a Service wants for packets to a target.
 type claim struct {
 	service  *corev1.Service
 	port     *corev1.ServicePort
-	internal bool // it is the cluster IP
-	// allocated says that the address is the Service's cluster IP, whatever else it is.
+	internal bool // for the cluster IP
+	// allocated is true if the address is the Service's cluster IP, even if it is of another kind, too.
 	allocated bool
-	// balanced says that a load balancer has the address.
+	// balanced is true if a load balancer has the address.
 	balanced bool
-	sources  []netip.Prefix // those that may send; nil means all
+	sources  []netip.Prefix // the allowed sources; nil means all
 }
 
-// New reads the objects.
+// New returns an oracle for the objects.
 func New(o Objects, m Machine) *Oracle {
 	r := &Oracle{machine: m, claims: map[target]claim{}, inUse: map[netip.Addr]bool{}, affinities: map[string]time.Duration{}, endpoints: map[string][]endpoint{}}
 	r.readNode(o.Node)
@@ -146,7 +146,7 @@ func (r *Oracle) readNode(n *corev1.Node) {
 	}
 }
 
-// Ask tells what may come of a packet.
+// Ask returns the possible results for a packet.
 func (r *Oracle) Ask(p Packet) Verdict {
 	c, found := r.claimed(p)
 	if !found {
@@ -176,8 +176,8 @@ func (r *Oracle) Ask(p Packet) Verdict {
 	return v
 }
 
-// MayGoOn tells whether a UDP client that goes on sending from one port stays with the endpoint that it has: as long as that is
-// one of the Service's that is ready or still serves, whatever policies and hints say by now. What has begun may end where it is.
+// MayGoOn reports whether a UDP client that keeps sending from one port stays with its endpoint: this is so while the endpoint
+// belongs to the Service and is ready or serving, regardless of policies and hints. An existing flow may stay.
 func (r *Oracle) MayGoOn(p Packet, with netip.AddrPort) bool {
 	c, found := r.claimed(p)
 	if !found {
@@ -187,7 +187,7 @@ func (r *Oracle) MayGoOn(p Packet, with netip.AddrPort) bool {
 	return slices.ContainsFunc(list, func(e endpoint) bool { return e.addr == with && (e.ready || e.serving) })
 }
 
-// claimed finds whose packet it is. An address goes before a node port.
+// claimed returns the claim for a packet. An address takes precedence over a node port.
 func (r *Oracle) claimed(p Packet) (claim, bool) {
 	t := target{p.To.Addr(), p.To.Port(), p.Protocol, p.To.Addr().Is6()}
 	if c, ok := r.claims[t]; ok {
@@ -198,7 +198,7 @@ func (r *Oracle) claimed(p Packet) (claim, bool) {
 	return c, ok && r.servesNodePorts(p.To.Addr())
 }
 
-// unclaimed: a cluster IP refuses the ports that its Service doesn't have, and what a Service may get one day is dropped.
+// unclaimed: a cluster IP rejects unused ports, and packets to unassigned addresses of a ServiceCIDR are dropped.
 func (r *Oracle) unclaimed(p Packet) Verdict {
 	switch to := p.To.Addr(); {
 	case r.inUse[to]:
@@ -209,8 +209,9 @@ func (r *Oracle) unclaimed(p Packet) Verdict {
 	return Verdict{Outcome: NotService}
 }
 
-// local: does the policy keep the packet on this node? Each kind of address has its policy. The external one is about
-// traffic that another node could have got instead; pods and processes of this node have no choice, so they reach all.
+// local reports whether the policy keeps the packet on this node. Each kind of address has its policy. The external policy
+// applies to traffic that could reach another node instead; pods and processes of this node have no choice, so they reach all
+// endpoints.
 func (r *Oracle) local(c claim, p Packet) bool {
 	if c.internal {
 		policy := c.service.Spec.InternalTrafficPolicy
@@ -219,9 +220,10 @@ func (r *Oracle) local(c claim, p Packet) bool {
 	return externalLocal(c.service) && !r.isLocalPod(p) && !r.isNode(p)
 }
 
-// sees: a cluster IP masquerades everybody but local pods, provided that these can be told from others; an external
-// address with policy Cluster everybody, one with policy Local only processes of this node. An endpoint on this node that
-// reaches itself has to see the node, or it would answer itself. A node doesn't masquerade what it takes in for itself.
+// sees returns the source that the endpoint sees. A cluster IP masquerades all clients except local pods, if these can be
+// recognised; an external address with policy Cluster masquerades all, one with policy Local only processes of this node. An
+// endpoint on this node that reaches itself must see the node, or it would reply to itself. A node does not masquerade packets to
+// itself.
 func (r *Oracle) sees(c claim, p Packet, e endpoint) netip.Addr {
 	masquerade := !externalLocal(c.service) || r.isNode(p)
 	if c.internal {
@@ -247,14 +249,14 @@ func (r *Oracle) isNode(p Packet) bool { return r.isOwn(p.From) }
 
 func (r *Oracle) isOwn(a netip.Addr) bool { return slices.Contains(r.machine.Addresses, a) }
 
-// own is the node's address that masquerading gives.
+// own returns the node's address for masquerading.
 func (r *Oracle) own(like netip.Addr) netip.Addr {
 	i := slices.IndexFunc(r.machine.Addresses, func(a netip.Addr) bool { return a.Is4() == like.Is4() })
 	return r.machine.Addresses[i]
 }
 
-// servesNodePorts tells whether node ports are served at an address. Without a primary address of the family, or a prefix
-// of it where prefixes were given, all addresses serve.
+// servesNodePorts reports whether an address serves node ports. If the family has no primary address, or no prefix in a given
+// list, all addresses serve.
 func (r *Oracle) servesNodePorts(a netip.Addr) bool {
 	if !r.isOwn(a) {
 		return false

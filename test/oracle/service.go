@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// labelServiceProxyName is the label of Services that are another proxy's, whatever its value (KEP-2447).
+// labelServiceProxyName is the label of Services of another proxy, with any value (KEP-2447).
 const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
 func ours(s *corev1.Service) bool {
@@ -19,7 +19,7 @@ func ours(s *corev1.Service) bool {
 	return !others && s.Spec.Type != corev1.ServiceTypeExternalName && s.Spec.ClusterIP != corev1.ClusterIPNone && len(clusterIPs(s)) > 0
 }
 
-// clusterIPs are those of a Service, one of each family at most.
+// clusterIPs returns the cluster IPs of a Service, at most one of each family.
 func clusterIPs(s *corev1.Service) (list []netip.Addr) {
 	texts := s.Spec.ClusterIPs
 	if len(texts) == 0 {
@@ -33,20 +33,20 @@ func clusterIPs(s *corev1.Service) (list []netip.Addr) {
 	return list
 }
 
-// usable reads an address that can be a Service's.
+// usable parses an address that a Service can have.
 func usable(text string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(text)
 	bad := err != nil || a.IsLoopback() || a.IsUnspecified() || a.IsMulticast() || a == netip.MustParseAddr("255.255.255.255")
 	return a, !bad
 }
 
-// has tells whether there is an address of a's family.
+// has reports whether a list has an address of a's family.
 func has(list []netip.Addr, a netip.Addr) bool {
 	return slices.ContainsFunc(list, func(b netip.Addr) bool { return a.Is4() == b.Is4() })
 }
 
-// readService makes a Service's claims. A family in which it has no cluster IP it doesn't serve. Of two of its own ports
-// that want the same, the first has it; of equal addresses, that of the load balancer goes first, then the external IP, then the cluster IP.
+// readService adds a Service's claims. It does not serve a family without a cluster IP. If two of its own ports claim the same,
+// the first one gets it. Of equal addresses, the load balancer's precedes the external IP, and that the cluster IP.
 func (r *Oracle) readService(s *corev1.Service) {
 	internal := clusterIPs(s)
 	balancers := balancerIPs(s)
@@ -80,8 +80,8 @@ func (r *Oracle) claim(mine map[target]bool, a netip.Addr, port int32, c claim) 
 	r.claimTarget(mine, target{a, uint16(port), protocol(c.port.Protocol), a.Is6()}, c)
 }
 
-// claimTarget: a cluster IP, which is allocated, goes before an address that a load balancer has, and that before what anybody can
-// write into a Service; then the older Service, then the one whose name comes first.
+// claimTarget decides conflicts: an allocated cluster IP precedes an address of a load balancer, and that precedes an address
+// from the Service's spec; then the older Service wins, then the first one by name.
 func (r *Oracle) claimTarget(mine map[target]bool, t target, c claim) {
 	if mine[t] {
 		return
@@ -103,7 +103,7 @@ func (c claim) before(d claim) bool {
 		strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name)) < 0
 }
 
-// balancerIPs are the addresses to which a load balancer passes packets on unchanged.
+// balancerIPs returns the addresses that a load balancer leaves in packets.
 func balancerIPs(s *corev1.Service) (list []netip.Addr) {
 	for _, ingress := range s.Status.LoadBalancer.Ingress {
 		a, ok := usable(ingress.IP)
@@ -114,8 +114,8 @@ func balancerIPs(s *corev1.Service) (list []netip.Addr) {
 	return list
 }
 
-// sources are who may send to a load balancer's address; nil means everybody, and a list of which nothing can be read nobody. What a
-// node that may sends to an address that it has itself, comes from that address.
+// sources returns the sources that may send to a load balancer's address; nil means all, and a list without a valid entry none.
+// If a node is allowed and has the address itself, its packets have that address as source.
 func (r *Oracle) sources(s *corev1.Service, to netip.Addr, balancers []netip.Addr) (list []netip.Prefix) {
 	node, readable, given := false, false, false
 	for _, text := range s.Spec.LoadBalancerSourceRanges {
@@ -142,7 +142,7 @@ func (r *Oracle) sources(s *corev1.Service, to netip.Addr, balancers []netip.Add
 	return list
 }
 
-// externalLocal: the external policy is that of Services that are open to the outside.
+// externalLocal: the external policy applies to Services that are reachable from outside.
 func externalLocal(s *corev1.Service) bool {
 	open := s.Spec.Type == corev1.ServiceTypeNodePort || s.Spec.Type == corev1.ServiceTypeLoadBalancer || len(s.Spec.ExternalIPs) > 0
 	return open && s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
