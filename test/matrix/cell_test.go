@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// destination is one of the kinds of addresses that a Service has.
+// destination is a kind of address of a Service.
 type destination string
 
 const (
@@ -20,24 +20,24 @@ const (
 	loadBalancerIP destination = "LB IP"
 )
 
-// clusterIPAgain is tried after all others by clients that are remembered: by now, the policy of another address may have
-// given them another endpoint.
+// clusterIPAgain is tried last for clients with session affinity: the policy of another address may have given them another
+// endpoint meanwhile.
 const clusterIPAgain destination = "ClusterIP again"
 
-// A client that is remembered goes to these in this order.
+// A client with session affinity connects to these in this order.
 var destinations = []destination{clusterIP, nodePort, externalIP, loadBalancerIP}
 
-// client is who calls.
+// client is a kind of client.
 type client string
 
 const (
 	pod          client = "pod"           // on this node, not an endpoint
 	node         client = "node"          // a process of this node
 	secondary    client = "node 2nd"      // the same, from the node's second address
-	outside      client = "outside"       // a machine that is not part of the cluster
+	outside      client = "outside"       // a machine outside the cluster
 	remote       client = "remote pod"    // a pod on another node, not an endpoint
 	itself       client = "itself"        // an endpoint on this node
-	remoteItself client = "remote itself" // an endpoint on another node, whose packets come here all the same
+	remoteItself client = "remote itself" // an endpoint on another node, whose packets are routed here
 )
 
 var clients = []client{pod, node, secondary, outside, remote, itself, remoteItself}
@@ -52,20 +52,20 @@ const (
 
 var policies = []policy{cluster, local}
 
-// placement is where a Service's endpoints are.
+// placement is the location of a Service's endpoints.
 type placement string
 
 const (
 	localOnly   placement = "local"
 	remoteOnly  placement = "remote"
 	both        placement = "both"
-	hostNetwork placement = "host network" // this node itself is the endpoint
+	hostNetwork placement = "host network" // the endpoint is this node itself
 	nowhere     placement = "none"
 )
 
 var placements = []placement{localOnly, remoteOnly, both, hostNetwork, nowhere}
 
-// hosts lists the endpoints by the names of their hosts.
+// hosts returns the names of the endpoints' hosts.
 func (p placement) hosts() []string {
 	switch p {
 	case localOnly:
@@ -80,7 +80,7 @@ func (p placement) hosts() []string {
 	return nil
 }
 
-// onThisNode says whether an endpoint is.
+// onThisNode reports whether an endpoint is on this node.
 func onThisNode(host string) bool { return !strings.HasPrefix(host, "remote-") }
 
 // detector is a way to recognise the traffic of local pods.
@@ -91,18 +91,18 @@ const (
 	byNodeCIDR    detector = "NodeCIDR"
 	byBridge      detector = "BridgeInterface"
 	byPrefix      detector = "InterfaceNamePrefix"
-	byNothing     detector = "no detection" // mode ClusterCIDR, but nobody said which
+	byNothing     detector = "no detection" // mode ClusterCIDR, without --cluster-cidr
 )
 
 var detectors = []detector{byClusterCIDR, byNodeCIDR, byBridge, byPrefix, byNothing}
 
-// mode is how the program is started.
+// mode holds the settings of the program.
 type mode struct {
 	detector      detector
 	masqueradeAll bool
 }
 
-// base is the mode that also shows SCTP, and that the others are compared with in docs/semantics.md.
+// base is the mode that includes SCTP. docs/semantics.md compares the others with it.
 var base = mode{detector: byClusterCIDR}
 
 func modes() (all []mode) {
@@ -128,7 +128,7 @@ func (m mode) protocols() []model.Protocol {
 	return []model.Protocol{model.TCP, model.UDP}
 }
 
-// service is what distinguishes one Service from another.
+// service holds the properties that distinguish Services.
 type service struct {
 	internal, external policy
 	placement          placement
@@ -165,8 +165,8 @@ func (c cell) String() string {
 		c.service.internal, c.service.external, c.service.placement, affinity, c.family, c.protocol)
 }
 
-// possible tells whether there is such a client: an endpoint can't call where there is none of its kind. On the host
-// network, the endpoint itself is this node.
+// possible reports whether the client exists: an endpoint of a kind is a client only if there is one. On the host network, the
+// endpoint itself is this node.
 func (c cell) possible() bool {
 	_, ok := c.host()
 	return ok
@@ -192,11 +192,10 @@ func (c cell) host() (name string, ok bool) {
 	return "", false
 }
 
-// group is all cells that differ in the destination only. They are tried one after the other, because session affinity
-// joins them.
+// group is all cells that differ only in the destination. They are tried in sequence, because session affinity connects them.
 type group []cell
 
-// groups returns all of a mode, and how many cells were left out because they are impossible.
+// groups returns all groups of a mode, and the number of impossible cells.
 func groups(m mode) (all []group, leftOut int) {
 	for _, svc := range services() {
 		for _, who := range clients {
@@ -221,7 +220,7 @@ func groups(m mode) (all []group, leftOut int) {
 	return all, leftOut
 }
 
-// TestMatrixIsComplete counts every coordinate's values in the cells, and the cells themselves.
+// TestMatrixIsComplete counts the cells, and the values of every coordinate.
 func TestMatrixIsComplete(t *testing.T) {
 	cells, leftOut := 0, 0
 	seen := map[cell]bool{}
@@ -243,9 +242,9 @@ func TestMatrixIsComplete(t *testing.T) {
 			}
 		}
 	}
-	// Two values of each of the policies and four destinations, or with affinity five, for each pair of a placement and a
-	// client: five clients are always there, the local endpoint in three placements, the remote one in two. All that in one
-	// mode for one family and one protocol, then in all: ten modes with two protocols, one of them with another.
+	// Two values of each of the policies and four destinations (five with affinity) for each pair of a placement and a client:
+	// five clients always exist, the local endpoint in three placements, the remote one in two. All that in one mode for one
+	// family and one protocol, then in all: ten modes with two protocols, one of them with another.
 	const (
 		pairs     = 5*5 + 3 + 2
 		perFamily = 2 * 2 * (4 + 5) * pairs

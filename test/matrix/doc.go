@@ -1,13 +1,12 @@
-// Package matrix sends packets for every combination of what a Service can be and who can call it: kind of address,
-// client, traffic policies, placement of the endpoints, session affinity, the way in which local traffic is recognised,
-// masquerade-all, IP family and protocol. The program runs once for each mode, with all Services at once. What came of
-// each cell (which endpoints were reached, which source address they saw, or a refusal, or silence) is compared with
-// what test/oracle says of it; under the build tag twin, also with what the real kube-proxy does in a lab of equal addresses on
-// the same API server.
+// Package matrix sends packets for every combination of a Service's properties and its clients: kind of address, client, traffic
+// policies, placement of the endpoints, session affinity, the way in which local traffic is recognised, masquerade-all, IP family
+// and protocol. The program runs once for each mode, with all Services at once. The results of each cell (the reached endpoints,
+// the source address that they saw, or a rejection, or no answer) are compared with test/oracle. With the build tag twin, they
+// are also compared with those of the original kube-proxy, in a lab with equal addresses on the same API server.
 //
-// docs/semantics.md is written from what was observed.
+// docs/semantics.md is generated from the results.
 //
-// In: labs, our program, kube-proxy and an API server for the twin.
-// Out: at most fifty lines, each of which tells all about a cell that isn't as it should be.
-// Never: a rule taken from pkg/plan or pkg/model.
+// In: labs, the program, kube-proxy and an API server for the twin.
+// Out: at most fifty lines, each with all details of a failing cell.
+// Never: uses a rule from pkg/plan or pkg/model.
 package matrix

@@ -15,16 +15,16 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// startTime is how long a program may take until its rules are there.
+// startTime is the time within which a program must have its rules in place.
 const startTime = time.Minute
 
-// mostLines is how many failing cells are shown.
+// mostLines is the number of failing cells that are shown.
 const mostLines = 50
 
-// TestMatrix runs our program in each mode, on manifests, and tries every cell.
+// TestMatrix runs the program in each mode, on manifests, and tries every cell.
 func TestMatrix(t *testing.T) {
 	skipUpdate(t)
-	lab.ForTest(t, lab.Config{}) // skips where there is no privilege, before anything is built
+	lab.ForTest(t, lab.Config{}) // skips without privilege before building anything
 	binary := build(t)
 	manifests := writeManifests(t)
 	tried := 0
@@ -49,8 +49,8 @@ func TestMatrix(t *testing.T) {
 	t.Logf("%d cells tried, %d impossible ones left out, %d failures", tried, leftOut, report.failures)
 }
 
-// TestMatrixSeesFaults starts the program in one mode and tries the cells of another. What fails must be exactly the cells
-// for which the two modes differ.
+// TestMatrixSeesFaults starts the program in one mode and tries the cells of another. Exactly the cells for which the two modes
+// differ must fail.
 func TestMatrixSeesFaults(t *testing.T) {
 	skipUpdate(t)
 	lab.ForTest(t, lab.Config{})
@@ -68,7 +68,7 @@ func TestMatrixSeesFaults(t *testing.T) {
 			few := sample(fault.claimed)
 			v := newLookout(l)
 			got := v.observe(t.Context(), few)
-			// Where silence is wanted and an answer comes late, the fault wasn't seen. Who waits longer sees it.
+			// If no answer is expected and one arrives late, the fault was missed. A longer wait finds it.
 			v.nothingIn = patience
 			maps.Copy(got, v.observe(t.Context(), slices.DeleteFunc(slices.Clone(few), func(g group) bool {
 				return slices.Equal(differing([]group{g}, fault.real), failing(g, got))
@@ -93,7 +93,7 @@ func sample(m mode) []group {
 	})
 }
 
-// failing lists the cells that aren't as wanted.
+// failing lists the cells with unexpected results.
 func failing(g group, seen map[cell]observation) (cells []string) {
 	for _, c := range g {
 		if len(judge(group{c}, seen)) > 0 {
@@ -103,7 +103,7 @@ func failing(g group, seen map[cell]observation) (cells []string) {
 	return cells
 }
 
-// differing lists the cells of which something else is wanted in another mode.
+// differing lists the cells with other expected results in another mode.
 func differing(groups []group, other mode) (cells []string) {
 	for _, g := range groups {
 		for _, c := range g {
@@ -126,7 +126,7 @@ func build(t *testing.T) string {
 	return binary
 }
 
-// start runs a program on the lab's node until the test ends, and returns when its rules are there.
+// start runs a program on the lab's node until the test ends, and returns after its rules are in place.
 func start(t *testing.T, l *lab.Lab, path string, flags ...string) {
 	t.Helper()
 	p, err := program.Start(context.WithoutCancel(t.Context()), program.Config{
@@ -143,7 +143,7 @@ func start(t *testing.T, l *lab.Lab, path string, flags ...string) {
 	}
 }
 
-// report shows failures as long as there are not too many, and counts the others.
+// report shows failures up to a limit, and counts the others.
 type report struct {
 	failures int
 }

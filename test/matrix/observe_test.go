@@ -12,22 +12,22 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// Waiting for an answer that has to come may take as long as a loaded machine makes it; for one that must not come, it
-// always takes the whole time. Where some endpoints answer and one doesn't, an answer that is late would be taken for
-// silence; if that makes a cell fail, it is tried again with patience.
+// A wait for an expected answer may take as long as a loaded machine needs. A wait for no answer always takes the whole time. If
+// some endpoints answer and one does not, a late answer looks like none. If the cell fails because of that, it is tried again
+// with patience.
 const (
 	patience  = 5 * time.Second
 	undecided = 600 * time.Millisecond
 	nothingIn = 150 * time.Millisecond
 )
 
-// groupsAtOnce bounds what is tried at the same time, silentAtOnce the probes of those cells that may wait in vain.
+// groupsAtOnce limits concurrent groups, silentAtOnce the probes of cells that may wait for no answer.
 const (
 	groupsAtOnce = 128
 	silentAtOnce = 96
 )
 
-// observation is what came of a cell's tries: all different outcomes, in order.
+// observation holds the results of a cell's tries: all different outcomes, in order.
 type observation []outcome
 
 func (o observation) String() string { return list(o) }
@@ -35,12 +35,12 @@ func (o observation) String() string { return list(o) }
 // lookout sends packets in one lab.
 type lookout struct {
 	lab *lab.Lab
-	// number is the position of each Service, which gives its addresses.
+	// number is the position of each Service, which determines its addresses.
 	number map[service]int
 	host   map[string]*lab.Host
-	// silent has one element for each probe of a cell that may wait in vain.
+	// silent has one element for each probe of a cell that may wait for no answer.
 	silent chan struct{}
-	// nothingIn is how long an answer that must not come is waited for.
+	// nothingIn is the time to wait if no answer is expected.
 	nothingIn time.Duration
 }
 
@@ -57,7 +57,7 @@ func newLookout(l *lab.Lab) *lookout {
 	return v
 }
 
-// observe tries all cells, and returns what it saw by cell.
+// observe tries all cells, and returns the results by cell.
 func (v *lookout) observe(ctx context.Context, groups []group) map[cell]observation {
 	var mu sync.Mutex
 	all := map[cell]observation{}
@@ -77,7 +77,7 @@ func (v *lookout) observe(ctx context.Context, groups []group) map[cell]observat
 	return all
 }
 
-// group tries the cells of a group in their order.
+// group tries the cells of a group in order.
 func (v *lookout) group(ctx context.Context, g group) map[cell]observation {
 	try := func(undecided time.Duration) map[cell]observation {
 		seen := map[cell]observation{}
@@ -94,7 +94,7 @@ func (v *lookout) group(ctx context.Context, g group) map[cell]observation {
 	return seen
 }
 
-// cell tries until everything that may come has come, and enough times to exclude that something else can.
+// cell tries until all expected outcomes were seen, and often enough to exclude others.
 func (v *lookout) cell(ctx context.Context, c cell, undecided time.Duration) observation {
 	w := want(c)
 	switch {
@@ -109,7 +109,7 @@ func (v *lookout) cell(ctx context.Context, c cell, undecided time.Duration) obs
 	for n := 0; n < most && (n < least || !seen.complete(c, w)); n++ {
 		o := v.once(ctx, c, timeout)
 		if !slices.Contains(w.outcomes(), o) {
-			// It has failed. A few more tries, which wait no longer than for silence, tell what else there is.
+			// It has failed. A few more tries with a short timeout show other outcomes.
 			const more = 6
 			most, timeout = min(most, n+more), nothingIn
 		}
@@ -118,8 +118,8 @@ func (v *lookout) cell(ctx context.Context, c cell, undecided time.Duration) obs
 	return seen
 }
 
-// volley makes all tries of a cell at the same time, because some of them have to wait. A client that is to be
-// remembered has to come once before.
+// volley makes all tries of a cell concurrently, because some of them have to wait. A client with session affinity first connects
+// once.
 func (v *lookout) volley(ctx context.Context, c cell, timeout time.Duration) (seen observation) {
 	_, most := tries(c, want(c))
 	once := func() outcome {
@@ -141,7 +141,7 @@ func (v *lookout) volley(ctx context.Context, c cell, timeout time.Duration) (se
 	return seen
 }
 
-// with adds an outcome unless it is there.
+// with adds an outcome if it is missing.
 func (o observation) with(other outcome) observation {
 	at, found := slices.BinarySearch(o, other)
 	if found {
@@ -150,11 +150,10 @@ func (o observation) with(other outcome) observation {
 	return slices.Insert(o, at, other)
 }
 
-// mixed says that some connections are answered and others are not.
+// mixed reports whether some connections are answered and others are not.
 func (w wanted) mixed() bool { return w.verdict == "" && slices.Contains(w.outcomes(), dropped) }
 
-// slowFirst puts the groups that have to wait for silence at the beginning, so that nobody has to wait for them at the
-// end.
+// slowFirst moves the groups that wait for no answer to the beginning, so that the end is not delayed.
 func slowFirst(groups []group) []group {
 	waits := func(g group) (cells int) {
 		for _, c := range g {
@@ -167,15 +166,15 @@ func slowFirst(groups []group) []group {
 	return slices.SortedStableFunc(slices.Values(groups), func(a, b group) int { return cmp.Compare(waits(b), waits(a)) })
 }
 
-// complete says that nothing that is wanted is missing.
+// complete reports whether all expected outcomes were seen.
 func (o observation) complete(c cell, w wanted) bool {
 	return c.service.affinity || len(o) >= len(w.outcomes())
 }
 
-// tries returns how many of them a cell takes. Endpoints are drawn at random, all with the same chance: of three, some
-// are not drawn in 45 tries with a probability of less than 4·10^-8. So many tries are made before an endpoint counts as
-// one that can't be reached, whether it is missing or mustn't be reached. An endpoint elsewhere that
-// must reach nobody could be given itself of two, which looks the same; 25 times that is as unlikely.
+// tries returns the number of tries of a cell. Endpoints are drawn with equal probability: of three, some are not drawn in 45
+// tries with a probability of less than 4·10^-8. An endpoint counts as unreachable after this number of tries, whether it should
+// be reachable or not. If a remote endpoint must reach no endpoint, it may happen to get itself out of two, which looks the same;
+// 25 times this is as unlikely.
 func tries(c cell, w wanted) (least, most int) {
 	const certain = 45
 	switch {
@@ -223,16 +222,16 @@ func (v *lookout) source(c cell, a lab.Answer, from *lab.Host) string {
 	return a.Source.Addr().String()
 }
 
-// failure is a cell that isn't as wanted.
+// failure is a cell with an unexpected result.
 type failure struct {
 	cell cell
-	// text says what was wanted and what came.
+	// text describes the expected and the actual result.
 	text string
 }
 
 func (f failure) String() string { return f.cell.String() + ": " + f.text }
 
-// judge compares what was seen in a group of cells with what is wanted of them.
+// judge compares the results of a group with the expected ones.
 func judge(g group, seen map[cell]observation) (failures []failure) {
 	pin := ""
 	for _, c := range g {
@@ -255,8 +254,8 @@ func judge(g group, seen map[cell]observation) (failures []failure) {
 	return failures
 }
 
-// strangers lists the endpoints to which no client was pinned although some should have been. Each of at most three is
-// chosen with the same chance by 36 clients at least, so that it is nobody's with a probability of less than 10^-6.
+// strangers lists the endpoints that session affinity should have chosen for some client, but did not. Each of at most three is
+// chosen with equal probability by at least 36 clients, so that it is missing with a probability of less than 10^-6.
 func strangers(groups []group, seen map[cell]observation) (missing []string) {
 	type place struct {
 		mode      mode

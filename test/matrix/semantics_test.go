@@ -17,10 +17,10 @@ import (
 
 var update = flag.Bool("update", false, "write docs/semantics.md")
 
-// page is where a reader finds the rules.
+// page is the documentation page with the rules.
 var page = filepath.Join("..", "..", "docs", "semantics.md")
 
-// target is a kind of address with the policy that counts for it.
+// target is a kind of address with the policy that applies to it.
 type target struct {
 	name     string
 	dests    []destination
@@ -28,7 +28,7 @@ type target struct {
 	services func(policy, placement) []service
 }
 
-// targets are the rows of the page. The policy that doesn't count for an address takes both values.
+// targets are the rows of the page. The policy that does not apply to an address has both values.
 func targets() (all []target) {
 	internal := func(p policy, where placement) []service {
 		return []service{{p, cluster, where, false}, {p, local, where, false}}
@@ -45,8 +45,8 @@ func targets() (all []target) {
 	return all
 }
 
-// columns are the clients of the page. The node is there with its second address only: by the first it can't be seen
-// whether it is masqueraded.
+// columns are the clients of the page. The node appears only with its second address: with the first one, masquerading is not
+// visible.
 var columns = []client{pod, secondary, outside, remote, itself, remoteItself}
 
 var headings = map[client]string{
@@ -54,7 +54,7 @@ var headings = map[client]string{
 	itself: "an endpoint on this node", remoteItself: "an endpoint on another node",
 }
 
-// result tells in a few words what comes of all cells that are one on the page. They must not differ.
+// result describes in a few words the result of all cells that are one on the page. These must not differ.
 func (tg target) result(t *testing.T, m mode, who client, where placement) string {
 	t.Helper()
 	texts := map[string]bool{}
@@ -73,7 +73,7 @@ func (tg target) result(t *testing.T, m mode, who client, where placement) strin
 	return slices.Sorted(maps.Keys(texts))[0]
 }
 
-// describe tells which endpoints are reached and what they see: "all, kept; itself: node".
+// describe lists the endpoints with the sources that they see: "all, kept; itself: node".
 func describe(c cell) string {
 	if !c.possible() {
 		return ""
@@ -112,7 +112,7 @@ func describe(c cell) string {
 	return text + "; itself: " + apart
 }
 
-// change tells in words how a cell differs in another mode; empty if it doesn't.
+// change describes the difference of a cell in another mode in words; empty if there is none.
 func change(before, after wanted) string {
 	for host, o := range after.endpoints {
 		switch {
@@ -134,8 +134,8 @@ func change(before, after wanted) string {
 	return "from " + before.String() + " to " + after.String()
 }
 
-// changes tells how mode b differs from mode a, as rows of a table: for each change, the clients that see it at each of
-// the targets, joined where these are the same clients.
+// changes returns the differences between modes a and b as rows of a table: for each change, the affected clients at each of the
+// targets. Targets with the same clients are merged.
 func changes(a, b mode) string {
 	type row struct{ change, from string }
 	var rows []row
@@ -166,7 +166,7 @@ func changes(a, b mode) string {
 	return text.String()
 }
 
-// changes lists what is different for a client, whatever the placement.
+// changes lists the differences for a client, in any placement.
 func (tg target) changes(a, b mode, who client) []string {
 	all := map[string]bool{}
 	for _, p := range placements {
@@ -215,7 +215,7 @@ no local endpoint is among the endpoints that topology hints select, a client th
 neither.
 `
 
-// text is the page.
+// text returns the page.
 func text(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
@@ -259,7 +259,7 @@ func text(t *testing.T) string {
 	return b.String()
 }
 
-// sections writes how the modes that are chosen differ from those that are returned with the choice.
+// sections writes the differences of the chosen modes from the modes returned with the choice.
 func sections(b *strings.Builder, heading string, choose func(mode) (mode, bool)) {
 	modesOf := map[string][]string{}
 	var order []string
@@ -280,7 +280,7 @@ func sections(b *strings.Builder, heading string, choose func(mode) (mode, bool)
 	}
 }
 
-// thousands writes a number as a reader likes it.
+// thousands formats a number with separators.
 func thousands(n int) string {
 	if n < 1000 {
 		return fmt.Sprint(n)
@@ -288,7 +288,7 @@ func thousands(n int) string {
 	return fmt.Sprintf("%d,%03d", n/1000, n%1000)
 }
 
-// skipUpdate ends a test that has nothing to write.
+// skipUpdate ends a test that writes nothing.
 func skipUpdate(t *testing.T) {
 	t.Helper()
 	if *update {
@@ -296,7 +296,7 @@ func skipUpdate(t *testing.T) {
 	}
 }
 
-// TestSemantics compares the page with the rules, which the other tests prove.
+// TestSemantics compares the page with the oracle, which the other tests confirm.
 func TestSemantics(t *testing.T) {
 	want := text(t)
 	if t.Failed() {

@@ -18,10 +18,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/twin"
 )
 
-// TestTwin runs kube-proxy and our program in each mode, both on the same API server and each in a lab of its own with
-// the same addresses, and compares what comes of every cell.
+// TestTwin runs kube-proxy and the program in each mode, both on the same API server and each in its own lab with the same
+// addresses, and compares the results of every cell.
 func TestTwin(t *testing.T) {
-	lab.ForTest(t, lab.Config{}) // skips where there is no privilege, before anything is built
+	lab.ForTest(t, lab.Config{}) // skips without privilege before building anything
 	theirs, ours, err := twin.Build(t.Context(), t.TempDir(), t.Output())
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +76,7 @@ func TestTwin(t *testing.T) {
 	t.Logf("%d cells compared, %d failures", compared, report.failures)
 }
 
-// declared are the differences that are meant.
+// declared are the intended differences.
 var declared = []*declaredDifference{{
 	situation: "A client with affinity is given another endpoint by policy Local",
 	covers: func(c cell, theirs map[cell]observation) bool {
@@ -86,13 +86,13 @@ var declared = []*declaredDifference{{
 	},
 }}
 
-// declaredDifference is one that docs/differences.md has a line about.
+// declaredDifference is a difference with a row in docs/differences.md.
 type declaredDifference struct {
-	// situation is the beginning of that line.
+	// situation is the beginning of that row.
 	situation string
-	// covers says that what kube-proxy does in a cell is what the line says.
+	// covers reports whether the row describes kube-proxy's result in a cell.
 	covers func(c cell, theirs map[cell]observation) bool
-	// cells counts those in which it was seen.
+	// cells counts the cells with this difference.
 	cells int
 }
 
@@ -105,7 +105,7 @@ func covering(c cell, theirs map[cell]observation) *declaredDifference {
 	return nil
 }
 
-// checkDeclared fails for a difference that nobody can read of, and for one that was not seen in any cell.
+// checkDeclared fails for a difference without a row, and for a row that matches no cell.
 func checkDeclared(t *testing.T) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "differences.md"))
@@ -123,7 +123,7 @@ func checkDeclared(t *testing.T) {
 	}
 }
 
-// follow runs a program in a lab of its own, and returns when it has programmed everything.
+// follow runs a program in its own lab, and returns when it has programmed everything.
 func follow(t *testing.T, api *twin.API, path string, m mode) *lookout {
 	t.Helper()
 	l := newLab(t, m)
@@ -155,8 +155,8 @@ func observe(t *testing.T, cells []group, theirs, ours *lookout) (seen [2]map[ce
 	return seen
 }
 
-// compare holds what was seen of the two programs against each other. Clients that are remembered were given endpoints
-// at random; what they see must be one of the things that others see of the same Service without affinity.
+// compare compares the results of the two programs. Clients with session affinity have random endpoints: each result must be one
+// that clients without affinity get from the same Service.
 func compare(g group, seen [2]map[cell]observation) (failures []string) {
 	for _, c := range g {
 		theirs, ours := seen[0][c], seen[1][c]

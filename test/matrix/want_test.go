@@ -15,8 +15,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
 )
 
-// outcome is what comes of one connection: refused, dropped, or "HOST from SOURCE", in which SOURCE is kept, node, or an
-// address that should not be there.
+// outcome is the result of one connection: refused, dropped, or "HOST from SOURCE", in which SOURCE is kept, node, or an
+// unexpected address.
 type outcome string
 
 const (
@@ -31,14 +31,14 @@ const (
 
 func reached(host, source string) outcome { return outcome(host + " from " + source) }
 
-// wanted is what has to come of a cell: the same verdict always, or else each of the endpoints in some of the tries.
-// With session affinity it is one of them in all tries.
+// wanted is the expected result of a cell: always the same verdict, or each of the endpoints in some of the tries. With session
+// affinity, it is one of them in all tries.
 type wanted struct {
 	verdict   outcome
 	endpoints map[string]outcome
 }
 
-// outcomes lists what may be seen, in order.
+// outcomes lists the possible outcomes, in order.
 func (w wanted) outcomes() []outcome {
 	if w.verdict != "" {
 		return []outcome{w.verdict}
@@ -46,7 +46,7 @@ func (w wanted) outcomes() []outcome {
 	return slices.Sorted(maps.Values(w.endpoints))
 }
 
-// endpoint returns the one that an outcome belongs to.
+// endpoint returns the endpoint of an outcome.
 func (w wanted) endpoint(o outcome) string {
 	for host, outcome := range w.endpoints {
 		if outcome == o {
@@ -66,7 +66,7 @@ func list(outcomes []outcome) string {
 	return strings.Join(words, " | ")
 }
 
-// want asks the oracle.
+// want returns the oracle's verdict.
 func want(c cell) wanted {
 	name, _ := c.host()
 	from := hostAddress(name, c.family)
@@ -90,7 +90,7 @@ func want(c cell) wanted {
 	return w
 }
 
-// numbers are the positions of the Services, which give their addresses.
+// numbers are the positions of the Services, which determine their addresses.
 var numbers = sync.OnceValue(func() map[service]int {
 	all := map[service]int{}
 	for i, s := range services() {
@@ -112,7 +112,7 @@ func nameOf(addr netip.Addr) string {
 	return addr.String()
 }
 
-// arrival is what an endpoint sees of the client, if it sees it at all.
+// arrival is the client that an endpoint sees, if the endpoint gets the packet.
 func arrival(host string, sees, from netip.Addr) outcome {
 	switch {
 	case !sees.IsValid():
@@ -125,7 +125,7 @@ func arrival(host string, sees, from netip.Addr) outcome {
 	return reached(host, sees.String())
 }
 
-// oracles know the cluster, one for each mode.
+// oracles holds one oracle for each mode.
 var oracles sync.Map
 
 func oracleOf(m mode) *oracle.Oracle {
@@ -151,8 +151,8 @@ func oracleOf(m mode) *oracle.Oracle {
 	return o.(*oracle.Oracle)
 }
 
-// localPod tells whether the proxy takes a client for a local pod. A prefix of the whole cluster doesn't tell local pods from
-// others.
+// localPod returns a function that reports whether the proxy takes a client for a local pod. A prefix of the whole cluster does
+// not distinguish local pods from others.
 func (m mode) localPod() func(oracle.Packet) bool {
 	inside := func(prefixes ...string) func(oracle.Packet) bool {
 		return func(p oracle.Packet) bool {
@@ -172,7 +172,7 @@ func (m mode) localPod() func(oracle.Packet) bool {
 	return nil
 }
 
-// device is the interface of the node by which a host's packets come.
+// device returns the node's interface for a host's packets.
 func (m mode) device(host string) string {
 	kind, number, _ := strings.Cut(host, "-")
 	switch {
@@ -186,7 +186,7 @@ func (m mode) device(host string) string {
 	return "veth-" + kind + number
 }
 
-// TestWantedOutcomesTellEndpointsApart is a condition for following a pin from one address to the next.
+// TestWantedOutcomesTellEndpointsApart: without this, the test could not follow a pinned client from one address to the next.
 func TestWantedOutcomesTellEndpointsApart(t *testing.T) {
 	for _, m := range modes() {
 		all, _ := groups(m)

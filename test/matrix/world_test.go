@@ -20,7 +20,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// Where Services and endpoints listen; every Service has a port of each protocol.
+// Ports of Services and endpoints. Every Service has a port of each protocol.
 const (
 	servicePort  = 80
 	endpointPort = 8080
@@ -37,7 +37,7 @@ var secondaries = [2]netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustPars
 // bridge is the name of the bridge in the lab that has one.
 const bridge = "cni0"
 
-// flags tell the program of either kind about the mode.
+// flags returns the mode's flags, which both programs accept.
 func (m mode) flags() (flags []string) {
 	switch m.detector {
 	case byClusterCIDR:
@@ -55,7 +55,7 @@ func (m mode) flags() (flags []string) {
 	return flags
 }
 
-// newLab makes a lab in which all hosts that can be endpoints serve.
+// newLab returns a lab in which all possible endpoints serve.
 func newLab(t *testing.T, m mode) *lab.Lab {
 	t.Helper()
 	config := lab.Config{Pods: 3, Remotes: 3, NodeAddrs: secondaries[:]}
@@ -73,7 +73,7 @@ func newLab(t *testing.T, m mode) *lab.Lab {
 	return l
 }
 
-// name says all about a Service.
+// name returns all properties of a Service.
 func (s service) name() string {
 	affinity := ""
 	if s.affinity {
@@ -82,7 +82,7 @@ func (s service) name() string {
 	return strings.ReplaceAll(strings.ToLower(fmt.Sprintf("i%s-e%s-%s%s", s.internal, s.external, s.placement, affinity)), " ", "-")
 }
 
-// address returns the address and port by which Service number i is reached.
+// address returns the address and port of Service number i.
 func address(i int, d destination, f model.Family) netip.AddrPort {
 	first := map[destination][2]string{
 		clusterIP:      {"10.96.1.10", "fd00:10:96::110"},
@@ -101,18 +101,18 @@ func address(i int, d destination, f model.Family) netip.AddrPort {
 	return netip.AddrPortFrom(addr, port)
 }
 
-// nodePortOf returns the node port of all of a Service's ports, which differ in protocol. The numbers are below those
-// from which an API server allocates by itself.
+// nodePortOf returns the node port of all ports of a Service, which differ in protocol. The numbers are below those that an API
+// server allocates by itself.
 func nodePortOf(i int) int32 { return int32(30010 + i) }
 
-// healthPortOf is given to those Services that need one, for the same reason.
+// healthPortOf returns the health check node port, for Services that need one. The same range applies.
 func healthPortOf(i int) int32 { return int32(30060 + i) }
 
 func addresses(i int, d destination) []string {
 	return []string{address(i, d, model.IPv4).Addr().String(), address(i, d, model.IPv6).Addr().String()}
 }
 
-// objects is the cluster: this node, and all Services with their endpoints.
+// objects returns the cluster: this node, and all Services with their endpoints.
 func objects() []runtime.Object {
 	all := []runtime.Object{thisNode()}
 	for i, s := range services() {
@@ -168,7 +168,7 @@ func apiProtocol(p model.Protocol) corev1.Protocol {
 	return corev1.Protocol(strings.ToUpper(p.String()))
 }
 
-// endpoints makes a Service's slice of one family.
+// endpoints returns a Service's slice of one family.
 func endpoints(s service, f model.Family) *discoveryv1.EndpointSlice {
 	types := [2]discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}
 	slice := &discoveryv1.EndpointSlice{
@@ -196,7 +196,7 @@ func endpoints(s service, f model.Family) *discoveryv1.EndpointSlice {
 	return slice
 }
 
-// addressOf repeats what the lab promises about its addresses.
+// addressOf repeats the documented addresses of the lab.
 var addressOf = map[string][2]string{
 	"node":     {"192.0.2.1", "2001:db8::1"},
 	"pod-0":    {"10.244.0.10", "fd00:10:244::10"},
@@ -208,7 +208,7 @@ var addressOf = map[string][2]string{
 	"client":   {"192.0.2.100", "2001:db8::100"},
 }
 
-// writeManifests writes the objects to a folder; an API server brings a ServiceCIDR of its own.
+// writeManifests writes the objects to a folder, with a ServiceCIDR, which an API server creates itself.
 func writeManifests(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
