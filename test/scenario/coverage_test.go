@@ -9,12 +9,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// coverage notes what packets have shown, so that no feature goes without a scenario.
+// coverage records features that packets have shown, so that each feature has a scenario.
 type coverage map[string]bool
 
 var kinds = [...]model.Kind{model.ClusterIP, model.ExternalIP, model.LoadBalancer, model.NodePort}
 
-// wanted is what the suite as a whole has to show.
+// wanted lists the features that the suite must show.
 func wanted() (list []string) {
 	for _, f := range model.Families {
 		for _, k := range kinds {
@@ -42,7 +42,7 @@ func wanted() (list []string) {
 	return list
 }
 
-// note takes up what a line of packets has shown.
+// note records the features that a line of packets has shown.
 func (c coverage) note(l line, state *fresh, cidrs []netip.Prefix) {
 	f := model.FamilyOf(l.to.Addr())
 	port, front := state.find(l, f)
@@ -102,7 +102,7 @@ func (c coverage) noteAnswer(l line, port *model.ServicePort, front *model.Front
 	}
 }
 
-// noteUnclaimed takes up a line to an address and port that no service port has.
+// noteUnclaimed records a line to an address and port without a service port.
 func (c coverage) noteUnclaimed(l line, state *fresh, f model.Family, cidrs []netip.Prefix) {
 	for _, s := range state.services {
 		for _, p := range s.Ports {
@@ -119,7 +119,7 @@ func (c coverage) noteUnclaimed(l line, state *fresh, f model.Family, cidrs []ne
 
 func (c coverage) add(f model.Family, what string) { c[fmt.Sprintf("%s %s", f, what)] = true }
 
-// find returns the frontend that a line's packets meet.
+// find returns the frontend for a line's packets.
 func (f *fresh) find(l line, family model.Family) (*model.ServicePort, *model.Frontend) {
 	onNode := slices.Contains(f.nodeIPs[family], l.to.Addr())
 	for _, s := range f.services {
@@ -136,7 +136,7 @@ func (f *fresh) find(l line, family model.Family) (*model.ServicePort, *model.Fr
 	return nil, nil
 }
 
-// missing lists what no scenario has shown.
+// missing lists the features that no scenario has shown.
 func (c coverage) missing() (list []string) {
 	for _, w := range wanted() {
 		if !c[w] {

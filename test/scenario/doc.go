@@ -1,8 +1,8 @@
-// Package scenario proves what the proxy does, by examples that can be read: each file in testdata holds Kubernetes objects,
-// what should be planned for them, and what then becomes of packets. README.md tells how such a file is written.
+// Package scenario proves the proxy's behaviour with readable examples: each file in testdata holds Kubernetes objects, the plan
+// for them, and the results for packets. README.md explains how to write such a file.
 //
-// In: testdata/*.txtar, and the privilege to make network namespaces.
-// Out: for each scenario five proofs: the plan, the kernel's tables, nft's listing and loading of them, that changes lead to
-// where a fresh start does, and the packets.
-// Never: a word about how something is done, in a scenario.
+// In: testdata/*.txtar, and the privilege to create network namespaces.
+// Out: for each scenario five proofs: the plan, the kernel's tables, nft's listing and loading of them, equality of the results of
+// changes and of a fresh start, and the packets.
+// Never: describes an implementation in a scenario.
 package scenario

@@ -13,12 +13,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// Faults, besides "nft COMMAND": another program's command, which does nothing where it fails.
+// Faults, besides "nft COMMAND": another program's command, which changes nothing if it fails.
 const (
-	restart   = "restart"    // the program ends, and is started anew
-	refuse    = "refuse"     // the kernel refuses the next batch
-	loseReply = "lose-reply" // the next batch is committed, and the answer is lost
-	haste     = "haste"      // the next step comes before chains are retired
+	restart   = "restart"    // the program exits and is restarted
+	refuse    = "refuse"     // the kernel rejects the next batch
+	loseReply = "lose-reply" // the next batch is committed, and the reply is lost
+	haste     = "haste"      // the next step precedes the deletion of unused chains
 )
 
 func checkFaults(list []string) error {
@@ -34,7 +34,7 @@ func checkFaults(list []string) error {
 	return nil
 }
 
-// fault does something to the tables, or to the program, and returns the pipeline that is there afterwards.
+// fault makes a foreign change, or a fault of the program, and returns the pipeline after it.
 func (p *pipeline) fault(h *lab.Host, s settings, fault string) (*pipeline, error) {
 	switch fault {
 	case restart:
@@ -48,7 +48,7 @@ func (p *pipeline) fault(h *lab.Host, s settings, fault string) (*pipeline, erro
 		p.kernel.spoil(fault)
 	default:
 		if command, ok := strings.CutPrefix(fault, "nft "); ok {
-			// It may be about what isn't there.
+			// Its object may not exist.
 			_, _ = h.Command(context.Background(), "nft", strings.Split(command, " ")...).CombinedOutput()
 		}
 	}
@@ -65,11 +65,11 @@ func (p *pipeline) loadAfter(faults []string) error {
 	return nil
 }
 
-// repaired waits until nothing differs any longer, and returns what does.
+// repaired waits until there are no differences, and returns the remaining ones.
 func (p *pipeline) repaired(differs func() (string, error)) (diff string, err error) {
 	for deadline := time.Now().Add(patience); ; {
 		_, changed, _ := p.kernel.state()
-		// Others' changes are looked at twice a second, by the proxy's clock.
+		// The proxy checks for foreign changes twice a second, by its own clock.
 		p.clock.advance(time.Second)
 		settled := p.settle()
 		p.kernel.forgive()
@@ -84,7 +84,7 @@ func (p *pipeline) repaired(differs func() (string, error)) (diff string, err er
 	}
 }
 
-// sync does what a fault does to a batch.
+// sync applies a fault to a batch.
 func (r *recorder) sync(p *plan.Planner) (apply.Result, error) {
 	r.mu.Lock()
 	fault := r.fault
@@ -114,7 +114,7 @@ func (r *recorder) spoiled() bool {
 	return r.fault != ""
 }
 
-// forgive forgets the errors so far.
+// forgive drops the errors so far.
 func (r *recorder) forgive() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

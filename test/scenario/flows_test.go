@@ -20,7 +20,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// Ports that flows are sent from. Probes take theirs from below.
+// Source ports of flows. Probes use lower ones.
 const (
 	firstFlowPort = 61000
 	lastFlowPort  = 65535
@@ -45,14 +45,13 @@ func TestFlowLinesThatMakeNoSense(t *testing.T) {
 	}
 }
 
-// flow is a UDP client that goes on sending from one port, and the server that answered it last.
+// flow is a UDP client that keeps sending from one port, and the last server that replied.
 type flow struct {
 	conn   *net.UDPConn
 	server string
 }
 
-// goOn sends on in a line's flow, which the first such line opens. It has to stay with the server that it has for as long as
-// the line names it.
+// goOn sends in a line's flow, which the first such line opens. The flow must stay with its server as long as the line names it.
 func (tr *traffic) goOn(h *lab.Host, l line) error {
 	key := fmt.Sprintf("%s %s %s %s", l.from, l.source, l.to, l.flow)
 	f, open := tr.flows[key]
@@ -69,7 +68,7 @@ func (tr *traffic) goOn(h *lab.Host, l line) error {
 	}
 	patient, each := time.Now(), patience
 	if tr.settled == nil {
-		// A datagram is lost whose flow ends while it is answered.
+		// A datagram is lost if its flow is deleted before the reply.
 		patient, each = patient.Add(patience), patience/5
 	}
 	for {
@@ -96,7 +95,7 @@ func dialFlow(h *lab.Host, l line, port int) (conn *net.UDPConn, err error) {
 	return conn, err
 }
 
-// inFlow wants a line's outcome from a few packets.
+// inFlow expects a line's outcome from a few packets.
 func (tr *traffic) inFlow(h *lab.Host, l line, f *flow, timeout time.Duration) error {
 	tries := 3
 	if l.outcome == lab.TimedOut {
@@ -123,7 +122,7 @@ func (tr *traffic) inFlow(h *lab.Host, l line, f *flow, timeout time.Duration) e
 	return nil
 }
 
-// ask sends one datagram and waits for what comes back.
+// ask sends one datagram and waits for a reply.
 func (f *flow) ask(timeout time.Duration) lab.Answer {
 	buf := make([]byte, 512)
 	n := 0
@@ -152,8 +151,8 @@ func (f *flow) ask(timeout time.Duration) lab.Answer {
 	return lab.Answer{Err: err}
 }
 
-// send sends a datagram. What the socket has kept of an earlier one's refusal comes first, and nothing is sent then. Rules
-// that refuse or drop a packet of this host say so to the sender; which of the two it was tells the answer.
+// send sends a datagram. If the socket holds an earlier rejection, it returns that and sends nothing. If rules reject or drop a
+// local packet, the sender gets an error; the reply shows which of the two happened.
 func (f *flow) send() error {
 	_, err := f.conn.Write([]byte("who\n"))
 	if errors.Is(err, syscall.ECONNREFUSED) {
@@ -170,14 +169,14 @@ func isTimeout(err error) bool {
 	return errors.As(err, &netErr) && netErr.Timeout()
 }
 
-// notOfFlows matches conntrack entries of a protocol, but those of flows.
+// notOfFlows matches conntrack entries of a protocol, except those of flows.
 type notOfFlows struct{ protocol uint8 }
 
 func (m notOfFlows) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
 	return f.Forward.Protocol == m.protocol && f.Forward.SrcPort < firstFlowPort
 }
 
-// flowWatch is the kernel's conntrack table as the reconciler sees it. It tells when a pass has seen all that was asked for.
+// flowWatch is the kernel's conntrack table for the reconciler. It signals when a pass has processed all requests.
 type flowWatch struct {
 	conntrack.Table
 	flows *conntrack.Reconciler
@@ -188,11 +187,11 @@ type flowWatch struct {
 	met chan struct{}
 }
 
-// signs are addresses that nobody sends to; their port is the sign's number.
+// signs are unused addresses; the port is the sign's number.
 var signs = [2]netip.Addr{netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("100::1")}
 
-// settle waits for a pass that does all that was asked for before: requests are merged, so the pass that knows the last one,
-// which is the sign, knows them all. It counts as met once it has been asked of both families.
+// settle waits for a pass that processes all earlier requests. Requests are merged, so the pass with the last one, which is the
+// sign, has them all. The sign is met after both families were queried.
 func (w *flowWatch) settle() error {
 	w.mu.Lock()
 	w.sign++
@@ -206,7 +205,7 @@ func (w *flowWatch) settle() error {
 	select {
 	case <-met:
 		return nil
-	case <-time.After(10 * patience): // passes are rare where each takes long
+	case <-time.After(10 * patience): // passes are rare if each takes long
 		return errors.New("no pass through the conntrack table")
 	}
 }
@@ -223,9 +222,9 @@ func (w *flowWatch) Delete(ctx context.Context, f model.Family, udp bool, stale 
 	return out, err
 }
 
-// settleFlows waits until flows are where they belong, after [pipeline.load].
+// settleFlows waits after [pipeline.load] until stale flows are deleted.
 func (p *pipeline) settleFlows() error {
-	// The request for flows comes after the sync that load has seen.
+	// The request for flows follows the sync that load has awaited.
 	if err := p.settle(); err != nil {
 		return err
 	}

@@ -14,17 +14,17 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
 )
 
-// goingOn is a UDP client that goes on, and with whom it is.
+// goingOn is a UDP client that keeps sending, with its endpoint.
 type goingOn struct {
 	flow
-	// endpoint is invalid where nobody has answered last; seen is the address that the endpoint sees.
+	// endpoint is invalid if there was no reply. seen is the address that the endpoint sees.
 	endpoint netip.AddrPort
 	seen     netip.Addr
 	packet   oracle.Packet
 }
 
-// forgetProbes removes what conntrack remembers of probes in the calling thread's namespace: a later one that happens to have an
-// earlier one's port would be led the old way.
+// forgetProbes removes the conntrack entries of probes in the calling thread's namespace: a later probe with the same port would
+// follow the old entry.
 func forgetProbes() error {
 	var errs []error
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
@@ -34,19 +34,19 @@ func forgetProbes() error {
 	return errors.Join(errs...)
 }
 
-// probes matches conntrack entries that are of no flow that goes on.
+// probes matches conntrack entries other than those of flows that keep sending.
 type probes struct{}
 
 func (probes) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
 	return f.Forward.Protocol != unix.IPPROTO_UDP || f.Forward.SrcPort < firstFlowPort
 }
 
-// goOn has UDP clients go on, in order.
+// goOn makes UDP clients send, in order.
 func (a *performance) goOn(m *moment, truth *oracle.Oracle) *failure {
 	for name, f := range a.flows {
 		sends := slices.ContainsFunc(m.packets, func(q question) bool { return q.flow == name })
 		if !sends && f.endpoint.IsValid() && !truth.MayGoOn(f.packet, f.endpoint) {
-			a.endFlow(name) // its entry goes, sooner or later, and the endpoint may come back before or after that
+			a.endFlow(name) // its entry is deleted at some time, before or after the endpoint returns
 		}
 	}
 	settled := false
@@ -82,12 +82,12 @@ func (a *performance) goOnOne(q question, truth *oracle.Oracle) *failure {
 	}
 	l, ok := a.lineOf(q, p, v)
 	if v.Outcome == oracle.NotService || !ok {
-		a.endFlow(q.flow) // it would have an entry of its own
+		a.endFlow(q.flow) // it would have its own entry
 		return nil
 	}
 	if v.Outcome == oracle.Answered && l.outcome == lab.TimedOut {
-		// An endpoint gets it that can't answer, as when a client on another node is its own endpoint. With that one the flow goes on for
-		// as long as the endpoint serves, whatever is answered to others.
+		// The endpoint cannot reply, for example because the client is on another node and is its own endpoint. The flow stays with
+		// it for as long as it serves, independently of other clients' replies.
 		a.endFlow(q.flow)
 		return nil
 	}
@@ -138,7 +138,7 @@ func (a *performance) ask(h *lab.Host, l line, v oracle.Verdict, p oracle.Packet
 
 func (a *performance) endFlow(name string) {
 	if f := a.flows[name]; f != nil {
-		_ = f.conn.Close() // nothing is lost with it
+		_ = f.conn.Close() // nothing is lost
 		delete(a.flows, name)
 	}
 }

@@ -28,22 +28,22 @@ import (
 // player plays histories.
 type player struct {
 	lab *lab.Lab
-	// listings, unless nil, are two more hosts, for comparing nft's listings now and then.
+	// listings, unless nil, has two more hosts, for occasional comparisons of nft's listings.
 	listings *lab.Lab
-	// sabotage breaks the proxy on purpose.
+	// sabotage, if not nil, breaks the proxy on purpose.
 	sabotage func(*settings)
-	// thorough sends each packet of the last step many times, to see all that may come of it.
+	// thorough sends each packet of the last step many times, to see all possible results.
 	thorough bool
-	// until is when a history is broken off; zero means never.
+	// until is the time at which a history is aborted; zero means never.
 	until time.Time
-	// folder is where scenarios are written; empty means the one that the environment names.
+	// folder is the folder for written scenarios; empty means that of the environment.
 	folder string
 
 	plays, steps, faults, probes, continued, moved int
 	outcomes                                       map[oracle.Outcome]int
-	// lastPlay is what was noted in the last play.
+	// lastPlay is the record of the last play.
 	lastPlay []recordedStep
-	// drawn counts, for each number of endpoints, which of them were drawn.
+	// drawn counts, for each number of endpoints, how often each one was drawn.
 	drawn map[int][]int
 }
 
@@ -51,12 +51,12 @@ func newPlayer(l *lab.Lab) *player {
 	return &player{lab: l, outcomes: map[oracle.Outcome]int{}, drawn: map[int][]int{}}
 }
 
-// failure is where a history fails.
+// failure is the point at which a history fails.
 type failure struct {
 	step int
-	// packet is the number of the packet that has failed, -1 if it was none.
+	// packet is the number of the failed packet, or -1.
 	packet int
-	// kind tells failures apart: what is left when a history gets smaller has to fail in the same way.
+	// kind classifies failures: a smaller history must fail in the same way.
 	kind, text string
 }
 
@@ -79,24 +79,24 @@ type performance struct {
 	files    map[string]oracle.Objects
 	memory   oracle.Memory
 	names    pinNames
-	// flows are UDP clients that go on; begun is how many have.
+	// flows are UDP clients that keep sending; begun is their number.
 	flows    map[string]*goingOn
 	begun    int
 	recorded []recordedStep
-	// last says that the last step is under way.
+	// last is true during the last step.
 	last bool
 	// counting guards the player's numbers.
 	counting sync.Mutex
 }
 
-// play plays a history, and returns where it fails, nil if it doesn't.
+// play plays a history, and returns its failure, or nil.
 func (p *player) play(h *history) (f *failure) {
 	p.plays++
 	folder, err := os.MkdirTemp("", "history")
 	if err != nil {
 		return &failure{0, -1, "error", err.Error()}
 	}
-	defer os.RemoveAll(folder) //nolint:errcheck // it is a temporary folder
+	defer os.RemoveAll(folder) //nolint:errcheck // a temporary directory
 	a := &performance{player: p, folder: folder, files: map[string]oracle.Objects{}, traffic: &traffic{lab: p.lab, pins: map[string]string{}}}
 	if a.settings, err = parseSettings(h.flags); err != nil {
 		return &failure{0, -1, "error", err.Error()}
@@ -129,7 +129,7 @@ func (p *player) play(h *history) (f *failure) {
 	return nil
 }
 
-// begin starts the proxy with the cluster that scenarios start with.
+// begin starts the proxy with the initial cluster of scenarios.
 func (a *performance) begin() (err error) {
 	text, err := os.ReadFile(common)
 	if err != nil {
@@ -149,11 +149,11 @@ func (a *performance) begin() (err error) {
 	return a.pipeline.load()
 }
 
-// step does what happens in a step, and checks all that can be checked then.
+// step carries out a step, and makes all possible checks.
 func (a *performance) step(i int, m *moment) *failure {
 	fail := func(kind string, err error) *failure { return &failure{packet: -1, kind: kind, text: err.Error()} }
 	if m.write["cluster.yaml"] != nil || slices.Contains(m.faults, restart) {
-		a.endFlows() // what goes while nobody looks, or with an address of the node, may go on
+		a.endFlows() // the fate of flows is undefined after changes during downtime, or of the node's addresses
 	}
 	for _, fault := range m.faults {
 		if err := a.fault(fault); err != nil {
@@ -166,7 +166,7 @@ func (a *performance) step(i int, m *moment) *failure {
 	if diff, err := a.await(m); err != nil || diff != "" {
 		return fail("kernel", differing(err, diff))
 	}
-	// What flows are to go is asked for after the sync that was awaited; the next one is after that.
+	// The search for stale flows is requested after the awaited sync; the next sync is after that.
 	if err := a.pipeline.settle(); err != nil {
 		return fail("error", err)
 	}
@@ -195,7 +195,8 @@ func (a *performance) step(i int, m *moment) *failure {
 	return a.compareListings(i, m)
 }
 
-// forgetEvery is after how many steps conntrack forgets probes: long before a host has used all its ports.
+// forgetEvery is the number of steps after which the conntrack entries of probes are deleted: long before a host has used all its
+// ports.
 const forgetEvery = 100
 
 func differing(err error, diff string) error {
@@ -239,7 +240,7 @@ func (m manifest) yaml() string {
 	return strings.Join(texts, "---\n")
 }
 
-// readObjects reads a manifest for the oracle.
+// readObjects parses a manifest for the oracle.
 func readObjects(text string) (o oracle.Objects, err error) {
 	for _, one := range strings.Split(text, "---\n") {
 		if strings.TrimSpace(one) == "" {
@@ -263,7 +264,7 @@ func readObjects(text string) (o oracle.Objects, err error) {
 	return o, nil
 }
 
-// fault does what others do, or to the program.
+// fault makes a foreign change, or a fault of the program.
 func (a *performance) fault(fault string) (err error) {
 	a.faults++
 	a.pipeline, err = a.pipeline.fault(a.lab.Node, a.settings, fault)
@@ -271,7 +272,7 @@ func (a *performance) fault(fault string) (err error) {
 		a.memory.Restart(a.oracle())
 	}
 	for _, what := range []string{"flush ruleset", "delete table", " affinity"} {
-		if strings.Contains(fault, what) { // what is remembered has gone
+		if strings.Contains(fault, what) { // the affinity map is lost
 			a.memory.Forget()
 			a.names.forget()
 		}
@@ -279,7 +280,7 @@ func (a *performance) fault(fault string) (err error) {
 	return err
 }
 
-// await returns how the kernel differs from what is wanted. After a fault, that may take a while.
+// await returns the kernel's difference from the plan. After a fault, a repair may take a while.
 func (a *performance) await(m *moment) (diff string, err error) {
 	if len(m.faults) == 0 {
 		return a.differsFromPlan(false)
@@ -300,11 +301,11 @@ func (a *performance) differsFromPlan(retired bool) (string, error) {
 	return a.differs(state, retired)
 }
 
-// ofClasses matches what is there until chains are retired: classes lead to chains, and some that none needs are left.
+// ofClasses matches objects that differ before unused chains are deleted: classes lead to chains, and some unused ones remain.
 var ofClasses = regexp.MustCompile(`^(ip6? dispatch|chain ip6? [a-z-]+-[0-9]+$)`)
 
-// differs compares the kernel with what is planned from scratch: elements, chains and rules. Before chains are retired, there may be
-// more of them.
+// differs compares the kernel with a plan from scratch: elements, chains and rules. Before unused chains are deleted, there may
+// be more of them.
 func (a *performance) differs(state *fresh, retired bool) (string, error) {
 	there, chainsThere, err := inKernel(a.lab.Node, state.planner)
 	if err != nil {
@@ -323,7 +324,7 @@ func (a *performance) differs(state *fresh, retired bool) (string, error) {
 	return a.rulesDiffer(state)
 }
 
-// difference lists the lines that are in one list only.
+// difference lists the lines that only one of the lists has.
 func difference(wanted, there []string) (diff string) {
 	for _, line := range wanted {
 		if !slices.Contains(there, line) {
@@ -344,7 +345,7 @@ func (a *performance) rulesDiffer(state *fresh) (diff string, err error) {
 		if err != nil {
 			return err
 		}
-		defer conn.Close() //nolint:errcheck // it was only read from
+		defer conn.Close() //nolint:errcheck // read only
 		for _, t := range state.planner.Tables() {
 			chain, err := conn.Differing(t)
 			if err != nil {
@@ -359,7 +360,7 @@ func (a *performance) rulesDiffer(state *fresh) (diff string, err error) {
 	return diff, err
 }
 
-// compareListings compares nft's listing with that of a namespace in which all is programmed at once.
+// compareListings compares nft's listing with that of a namespace in which everything is programmed at once.
 func (a *performance) compareListings(i int, m *moment) *failure {
 	if a.listings == nil || i%20 != 19 || m.hasty {
 		return nil
@@ -385,7 +386,7 @@ func (a *performance) compareListings(i int, m *moment) *failure {
 	return nil
 }
 
-// byTable is a listing in the order of its tables, which may have been made anew one by one.
+// byTable returns a listing by table: the order of tables depends on rewrites.
 func byTable(listing string) map[string][]string {
 	tables := map[string][]string{}
 	for _, text := range strings.Split("\n"+sizes.ReplaceAllString(listing, ""), "\ntable ")[1:] {
@@ -395,10 +396,10 @@ func byTable(listing string) map[string][]string {
 	return tables
 }
 
-// sizes are those of sets: they follow the most that a set has ever held.
+// sizes matches the sizes of sets, which depend on the largest past number of elements.
 var sizes = regexp.MustCompile(`\n\t\tsize [0-9]+`)
 
-// forgetForeignTables deletes the tables that faults have made.
+// forgetForeignTables deletes the tables that faults have added.
 func forgetForeignTables() error {
 	conn, err := nft.Open()
 	if err != nil {
@@ -411,12 +412,12 @@ func forgetForeignTables() error {
 	return errors.Join(err, conn.Close())
 }
 
-// ownAddresses are the node's.
+// ownAddresses are the node's addresses.
 var ownAddresses = []netip.Addr{
 	netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2"),
 }
 
-// oracle asks about the present state.
+// oracle returns an oracle for the present state.
 func (a *performance) oracle() *oracle.Oracle {
 	var all oracle.Objects
 	for _, o := range a.files {
@@ -441,7 +442,7 @@ func (a *performance) oracle() *oracle.Oracle {
 	return oracle.New(all, m)
 }
 
-// packets sends a step's packets: all at the same time, but for those of clients that are remembered.
+// packets sends a step's packets: concurrently, except those of clients with session affinity.
 func (a *performance) packets(i int, m *moment) *failure {
 	truth := a.oracle()
 	var mu sync.Mutex
@@ -478,7 +479,7 @@ func (a *performance) packets(i int, m *moment) *failure {
 	return a.goOn(m, truth)
 }
 
-// packet tells the oracle where a packet comes from.
+// packet returns a question's packet for the oracle, and its source host.
 func (a *performance) packet(q question) (oracle.Packet, *lab.Host) {
 	h, err := a.traffic.host(q.from)
 	if err != nil {
@@ -491,7 +492,7 @@ func (a *performance) packet(q question) (oracle.Packet, *lab.Host) {
 	return oracle.Packet{From: from, Device: h.Device, To: q.to, Protocol: q.protocol}, h
 }
 
-// lineOf is what a scenario would say of a packet. Not everything can be said, or seen.
+// lineOf returns the line of a scenario for a packet. It returns false if a line cannot express it, or if it is not visible.
 func (a *performance) lineOf(q question, p oracle.Packet, v oracle.Verdict) (line, bool) {
 	text := q.from
 	if q.source.IsValid() {
@@ -516,7 +517,7 @@ func (a *performance) lineOf(q question, p oracle.Packet, v oracle.Verdict) (lin
 	return l, true
 }
 
-// outcome is that part of a line.
+// outcome returns the outcome part of a line.
 func (a *performance) outcome(q question, p oracle.Packet, v oracle.Verdict) (string, bool) {
 	switch v.Outcome {
 	case oracle.Refused:
@@ -535,7 +536,7 @@ func (a *performance) outcome(q question, p oracle.Packet, v oracle.Verdict) (st
 		}
 		name := a.hostOf(e.Addr())
 		if name == "node" && q.protocol == corev1.ProtocolSCTP {
-			return "", false // it has no SCTP
+			return "", false // no SCTP server
 		}
 		seen := "kept"
 		if e.Sees != p.From {
@@ -549,13 +550,13 @@ func (a *performance) outcome(q question, p oracle.Packet, v oracle.Verdict) (st
 	return text, lost == 0
 }
 
-// untouched is what comes of a packet that is none of the proxy's: a host without a server refuses, and nobody has the other
-// addresses.
+// untouched returns the result for a packet that the proxy does not handle: a host without a server rejects it, and the other
+// addresses are unused.
 func (a *performance) untouched(q question) (string, bool) {
 	own := slices.Contains(ownAddresses, q.to.Addr())
 	switch {
 	case own && (q.protocol == "" || q.protocol == corev1.ProtocolSCTP):
-		return "", false // it answers; while it asks itself, its socket keeps it from refusing
+		return "", false // an answer; while it connects to itself, its socket prevents a rejection
 	case own:
 		return "refused", true
 	}
@@ -571,15 +572,15 @@ func (a *performance) hostOf(addr netip.Addr) string {
 	return addr.String()
 }
 
-// How long silence is waited for. An answer that comes later goes unnoticed, which may happen; one that has to come is waited
-// for with patience.
+// Timeouts. If no answer is expected, a late one may go unnoticed, which is acceptable. For an expected answer, the timeout is
+// patience.
 const (
 	shortSilence = 20 * time.Millisecond
 	longSilence  = 100 * time.Millisecond
 	noAnswer     = 400 * time.Millisecond
 )
 
-// send sends one packet, or as many as it takes to be sure.
+// send sends one packet, or as many as certainty needs.
 func (a *performance) send(h *lab.Host, l line, v oracle.Verdict) *failure {
 	n := len(l.servers)
 	tries, most := 1, 1
@@ -640,11 +641,11 @@ func (a *performance) try(h *lab.Host, l line, wait time.Duration) (server, *fai
 	return s, nil
 }
 
-// remembered sends packets of a client that is remembered.
+// remembered sends packets of a client with session affinity.
 func (a *performance) remembered(h *lab.Host, q question, p oracle.Packet, v oracle.Verdict, l line) *failure {
 	a.keep(a.names.pinned(l, v, p.From))
 	if l.outcome != lab.Answered {
-		a.memory.Lose(v, p.From) // the only endpoint loses it
+		a.memory.Lose(v, p.From) // its only endpoint loses it
 		return a.send(h, l, v)
 	}
 	tries := 2

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// blind is a source that doesn't show everything.
+// blind is a source that hides some fields.
 type blind struct {
 	proxy.Source
 	service func(types.NamespacedName, *corev1.Service) *corev1.Service
@@ -24,7 +24,7 @@ func (b *blind) ReadService(name types.NamespacedName, into *corev1.Service) boo
 	return shown != nil
 }
 
-// withoutSourceRanges is a proxy that doesn't know them.
+// withoutSourceRanges hides source ranges.
 func withoutSourceRanges(real proxy.Source) proxy.Source {
 	return &blind{Source: real, service: func(_ types.NamespacedName, s *corev1.Service) *corev1.Service {
 		if s != nil {
@@ -34,7 +34,7 @@ func withoutSourceRanges(real proxy.Source) proxy.Source {
 	}}
 }
 
-// withoutInternalPolicy is a proxy that doesn't know it.
+// withoutInternalPolicy hides the internal policy.
 func withoutInternalPolicy(real proxy.Source) proxy.Source {
 	return &blind{Source: real, service: func(_ types.NamespacedName, s *corev1.Service) *corev1.Service {
 		if s != nil {
@@ -44,7 +44,7 @@ func withoutInternalPolicy(real proxy.Source) proxy.Source {
 	}}
 }
 
-// withoutDeletions is a proxy for which a Service that goes stays as it was.
+// withoutDeletions hides the deletion of a Service.
 func withoutDeletions(real proxy.Source) proxy.Source {
 	seen := map[types.NamespacedName]*corev1.Service{}
 	return &blind{Source: real, service: func(name types.NamespacedName, s *corev1.Service) *corev1.Service {
@@ -56,8 +56,8 @@ func withoutDeletions(real proxy.Source) proxy.Source {
 	}}
 }
 
-// TestFaultsAreFoundAndShrunk breaks the proxy on purpose. What is left of the history that finds out is a scenario of very
-// few steps and objects, which fails as long as the proxy is broken and no longer.
+// TestFaultsAreFoundAndShrunk breaks the proxy on purpose. The shrunk history is a scenario with very few steps and objects,
+// which fails only while the proxy is broken.
 func TestFaultsAreFoundAndShrunk(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a test of the tests")
@@ -108,7 +108,7 @@ func find(t *testing.T, p *player, first uint64, name string) *shrinker {
 	return nil
 }
 
-// fails tells whether a scenario's packets, or the tables, are not as they should be.
+// fails reports whether a scenario's packets or tables are wrong.
 func (r *rig) fails(t *testing.T, s *scenario, distort func(proxy.Source) proxy.Source) bool {
 	t.Helper()
 	broken := s.settings
@@ -149,7 +149,7 @@ func (r *rig) fails(t *testing.T, s *scenario, distort func(proxy.Source) proxy.
 	return bad
 }
 
-// writePlans does what -update does.
+// writePlans does the same as -update.
 func writePlans(t *testing.T, h *lab.Host, s *scenario) {
 	t.Helper()
 	folder := t.TempDir()

@@ -16,21 +16,21 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
 )
 
-// shrinkTime bounds how long a failing history is made smaller.
+// shrinkTime limits the time to shrink a failing history.
 const shrinkTime = 2 * time.Minute
 
-// shrinker makes a failing history smaller, as long as it fails in the same way.
+// shrinker shrinks a failing history while it fails in the same way.
 type shrinker struct {
 	*player
 	h        *history
 	f        *failure
 	deadline time.Time
 	plays    int
-	// path is the scenario's, report says all that is to be said.
+	// path is the path of the scenario, report the full report.
 	path, report string
 }
 
-// shrunk makes a failing history as small as it can be, writes it as a scenario, and tells where it is.
+// shrunk shrinks a failing history, writes it as a scenario, and returns a report with the path.
 func (p *player) shrunk(h *history, f *failure, name string) string {
 	return p.shrink(h, f, name).report
 }
@@ -61,7 +61,7 @@ func (p *player) shrink(h *history, f *failure, name string) *shrinker {
 	return s
 }
 
-// objects counts all objects of all steps.
+// objects returns the number of objects in all steps.
 func (h *history) objects() (n int) {
 	seen := map[string]bool{}
 	for _, m := range h.steps {
@@ -74,7 +74,7 @@ func (h *history) objects() (n int) {
 	return len(seen)
 }
 
-// fails tells whether a history fails in the same way, and takes it over if so.
+// fails reports whether a history fails in the same way, and adopts it if so.
 func (s *shrinker) fails(h *history) bool {
 	s.plays++
 	f := s.play(h)
@@ -86,7 +86,7 @@ func (s *shrinker) fails(h *history) bool {
 	return true
 }
 
-// run tries to leave out everything, over and over until nothing more can be.
+// run tries to remove each part, repeatedly, until no part can be removed.
 func (s *shrinker) run() {
 	for before := -1; before != s.size() && time.Now().Before(s.deadline); {
 		before = s.size()
@@ -105,7 +105,7 @@ func (s *shrinker) run() {
 	}
 }
 
-// size is what is to become less.
+// size is the number that run reduces.
 func (s *shrinker) size() (n int) {
 	for _, m := range s.h.steps {
 		n += 1000 + len(m.packets) + 100*len(m.faults) + 10*len(m.remove)
@@ -126,7 +126,7 @@ func (s *shrinker) try(change func(h *history)) bool {
 	return s.fails(h)
 }
 
-// dropSteps leaves out halves, then quarters and so on.
+// dropSteps removes halves, then quarters and so on.
 func (s *shrinker) dropSteps() {
 	for n := len(s.h.steps) / 2; n > 0; n /= 2 {
 		for from := 0; from+n < len(s.h.steps); {
@@ -137,7 +137,7 @@ func (s *shrinker) dropSteps() {
 	}
 }
 
-// mergeSteps does at once what two steps do one after the other.
+// mergeSteps merges two consecutive steps.
 func (s *shrinker) mergeSteps() {
 	for i := len(s.h.steps) - 2; i >= 0; i-- {
 		if i+1 >= len(s.h.steps) {
@@ -157,7 +157,7 @@ func (s *shrinker) mergeSteps() {
 	}
 }
 
-// onlyPacket leaves out all packets but the one that fails.
+// onlyPacket removes all packets except the failing one.
 func (s *shrinker) onlyPacket() bool {
 	return s.try(func(h *history) {
 		for i, m := range h.steps {
@@ -170,7 +170,7 @@ func (s *shrinker) onlyPacket() bool {
 	})
 }
 
-// drop leaves out one thing after the other, from the last to the first.
+// drop removes one item after the other, from the last to the first.
 func (s *shrinker) drop(count func(*moment) int, without func(*moment, int)) {
 	for i := len(s.h.steps) - 1; i >= 0; i-- {
 		if i >= len(s.h.steps) {
@@ -190,7 +190,7 @@ func (s *shrinker) dropFlags() {
 	}
 }
 
-// dropFields leaves out objects, and then what is in them: in all steps at once, or else in one of them.
+// dropFields removes objects, then their fields: in all steps at once, or else in one of them.
 func (s *shrinker) dropFields() {
 	files := map[string]bool{}
 	for _, m := range s.h.steps {
@@ -222,7 +222,7 @@ func (s *shrinker) dropFields() {
 	}
 }
 
-// nextPath returns a way to some part of a file that hasn't been tried; nil if there is none.
+// nextPath returns the path of an untried part of a file, or nil.
 func (s *shrinker) nextPath(file string, tried map[string]bool) (found []any) {
 	for _, m := range s.h.steps {
 		list := make([]any, len(m.write[file]))
@@ -236,7 +236,7 @@ func (s *shrinker) nextPath(file string, tried map[string]bool) (found []any) {
 	return nil
 }
 
-// kept are fields without which an object is none, or is one that the API server would not let in.
+// kept are fields without which an object is invalid.
 var kept = []string{"apiVersion", "kind", "metadata", "name", "namespace", "spec", "port", "protocol", "addresses", "addressType", "ip", "clusterIPs"}
 
 func untried(value any, path []any, tried map[string]bool) []any {
@@ -263,7 +263,7 @@ func untried(value any, path []any, tried map[string]bool) []any {
 	return nil
 }
 
-// without leaves out a part of a file.
+// without removes a part of a file.
 func (h *history) without(step int, file string, path []any) {
 	objects, ok := h.steps[step].write[file]
 	if !ok {
@@ -281,7 +281,7 @@ func (h *history) without(step int, file string, path []any) {
 	h.steps[step].write[file] = out
 }
 
-// remove returns a copy of a value without the part that a path leads to.
+// remove returns a copy of a value without the part at a path.
 func remove(value any, path []any) any {
 	switch value := value.(type) {
 	case map[string]any:
@@ -311,23 +311,23 @@ func remove(value any, path []any) any {
 	return value
 }
 
-// recordedStep is what a scenario says of a step. What is planned it doesn't say: that may be what is wrong.
+// recordedStep is the record of a step for a scenario. It lacks the plan, which may be the fault.
 type recordedStep struct {
 	packets  []string
 	problems string
 }
 
-// keep notes a line of packets.
+// keep records a line of packets.
 func (a *performance) keep(l line) {
 	step := &a.recorded[len(a.recorded)-1]
 	step.packets = append(step.packets, l.text)
 }
 
-// note notes what else a scenario says.
+// note records other results for a scenario.
 func (a *performance) note() { a.recorded[len(a.recorded)-1].problems = a.pipeline.reported() }
 
-// pinNames gives names to what clients are remembered for, see README.md. A scenario can't say that a client stays only if
-// it happens to be with a server that stays: then the name is another one.
+// pinNames names the servers of clients with session affinity, see README.md. A scenario can only express that a client stays if
+// its server stays: otherwise the name changes.
 type pinNames struct {
 	byClient map[string]pinName
 	given    int

@@ -17,7 +17,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// history is what happens to a cluster and to its proxy, as data: it can be played again, in parts, and written as a scenario.
+// history is a sequence of changes of a cluster and its proxy, as data: it can be replayed, in parts, and written as a scenario.
 type history struct {
 	flags []string
 	steps []*moment
@@ -25,27 +25,27 @@ type history struct {
 
 // moment is one step.
 type moment struct {
-	// write are files that appear or are replaced, by name; remove are those that go. A file that isn't there can go.
+	// write are new or replaced files by name; remove are removed ones, which may be missing.
 	write  map[string]manifest
 	remove []string
 	// faults happen before the files are written.
 	faults []string
-	// packets are sent when the kernel has what is wanted.
+	// packets are sent after the plan is committed.
 	packets []question
-	// hasty leaves no time to retire chains before the next step.
+	// hasty starts the next step before unused chains are deleted.
 	hasty bool
 }
 
 // manifest is the objects of a file, as nested maps and lists.
 type manifest []map[string]any
 
-// question is a packet. The answer depends on what has happened before.
+// question is a packet. Its result may depend on earlier packets.
 type question struct {
 	from     string
 	source   netip.Addr
 	to       netip.AddrPort
 	protocol corev1.Protocol
-	// flow, unless empty, is a UDP client that goes on sending from the same port.
+	// flow, unless empty, is a UDP client that keeps sending from the same port.
 	flow string
 }
 
@@ -73,7 +73,7 @@ func (h *history) clone() *history {
 	return c
 }
 
-// setting reads an environment variable that is a number.
+// setting reads a number from an environment variable.
 func setting[T uint64 | int](t *testing.T, name string, otherwise T) T {
 	t.Helper()
 	text := os.Getenv(name)
@@ -87,20 +87,20 @@ func setting[T uint64 | int](t *testing.T, name string, otherwise T) T {
 	return T(n)
 }
 
-// The lengths of histories: short ones come into many situations, long ones are in need of what was done long before.
+// The lengths of histories: short ones cover many situations, long ones depend on distant events.
 var lengths = []int{30, 60, 60, 120, 300}
 
 func lengthOf(seed uint64) int { return lengths[seed%uint64(len(lengths))] }
 
-// Without being told how long, histories are played for so many steps, or for so long on a machine that is slow.
+// By default, histories are played for a number of steps, or for a time on a slow machine.
 const (
 	defaultSteps = 500
 	defaultTime  = time.Minute
 )
 
-// TestHistories plays random histories, one by one, until there were enough steps: always the same unless it is told how long,
-// or where to begin. After each step the kernel has just what is planned from scratch, and packets do what the oracle says; now and then
-// nft lists the same as where all is programmed at once. A failure is made as small as it can be, and written as a scenario.
+// TestHistories plays random histories in sequence up to a number of steps: always the same ones, unless the environment sets a
+// duration or a seed. After each step the kernel holds exactly the plan from scratch, and packets match the oracle. Sometimes
+// nft's listing is compared with that of tables programmed at once. A failure is shrunk and written as a scenario.
 func TestHistories(t *testing.T) {
 	steps, until := setting(t, "HISTORY_STEPS", 0), time.Now().Add(defaultTime)
 	if minutes := setting(t, "HISTORY_MINUTES", 0); minutes > 0 {
@@ -130,14 +130,14 @@ func TestHistories(t *testing.T) {
 	}
 }
 
-// tally tells what was done.
+// tally describes the amount of work.
 func (p *player) tally() string {
 	return fmt.Sprintf("%d histories, %d steps, %d faults, %d packets: %v; %d times a UDP client went on with its endpoint, %d times it couldn't",
 		p.plays, p.steps, p.faults, p.probes, p.outcomes, p.continued, p.moved)
 }
 
-// checkFairness: of n endpoints, each gets as many packets as another. Chi-square, by the Wilson-Hilferty approximation, at
-// odds of one in a hundred million.
+// checkFairness: each of n endpoints gets the same share of packets. Chi-square, by the Wilson-Hilferty approximation, at a
+// probability of one in a hundred million.
 func (p *player) checkFairness(t *testing.T) {
 	t.Helper()
 	const mostSigmas = 5.6

@@ -16,15 +16,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// world is a small cluster in which everything meets everything: names, addresses and node ports are few. It decides what
-// happens, and knows nothing of what the proxy makes of it.
+// world is a small cluster with few names, addresses and node ports, so that conflicts are frequent. It draws the events,
+// independently of the proxy.
 type world struct {
 	rand     *rand.Rand
 	services map[string]*member
 	created  int
 	node     corev1.Node
 	cidrs    [][]string
-	// flows are UDP clients that go on; none where most is 0, because it takes time to look at their conntrack entries.
+	// flows are UDP clients that keep sending; none if most is 0, because checks of their conntrack entries take time.
 	flows       []question
 	most, begun int
 }
@@ -35,15 +35,15 @@ type member struct {
 	slices  []discoveryv1.EndpointSlice
 }
 
-// members is how many Services there are at most, serviceIPs how many cluster IPs they share.
+// members is the largest number of Services, serviceIPs the number of cluster IPs that they share.
 const (
 	members    = 10
 	serviceIPs = 14
-	// busy are the first of them, to which something happens more often, and where clients go on.
+	// busy is the number of Services with more changes, and with clients that keep sending.
 	busy = 3
 )
 
-// serviceCIDR is where cluster IPs are from, otherCIDR is added and taken away.
+// serviceCIDR has the cluster IPs. otherCIDR is added and removed.
 var serviceCIDR, otherCIDR = []string{"10.96.0.0/16", "fd00:10:96::/112"}, []string{"10.97.0.0/24", "fd00:10:97::/120"}
 
 func newWorld(r *rand.Rand) *world {
@@ -57,7 +57,7 @@ func newWorld(r *rand.Rand) *world {
 	return w
 }
 
-// newHistory draws a history of a number of steps.
+// newHistory draws a history with a number of steps.
 func newHistory(seed uint64, steps int) *history {
 	w := newWorld(rand.New(rand.NewPCG(seed, 2)))
 	h := &history{flags: w.flags()}
@@ -82,7 +82,7 @@ func (w *world) flags() (flags []string) {
 	return flags
 }
 
-// step draws what happens next: mostly one change, at times several at once or none, and at times a fault.
+// step draws the next events: mostly one change, sometimes several or none, and sometimes a fault.
 func (w *world) step() *moment {
 	m := &moment{write: map[string]manifest{}, hasty: w.rand.IntN(3) == 0}
 	for range 1 + w.rand.IntN(8)/5*w.rand.IntN(4) {
@@ -98,7 +98,7 @@ func (w *world) step() *moment {
 	return m
 }
 
-// goOn has some of the clients send that go on. Now and then, another one takes the place of one of them.
+// goOn makes some of the clients send that keep sending. Sometimes, a new client replaces one of them.
 func (w *world) goOn() (list []question) {
 	q := w.question()
 	if s := w.services[fmt.Sprintf("svc-%d", w.rand.IntN(busy))]; s != nil {
@@ -119,7 +119,7 @@ func (w *world) goOn() (list []question) {
 	return list
 }
 
-// change does one random thing.
+// change makes one random change.
 func (w *world) change(m *moment) {
 	if w.rand.IntN(20) == 0 {
 		w.changeCluster()
@@ -157,7 +157,7 @@ func (w *world) changeCluster() {
 	}
 }
 
-// nodeAddresses lists the Node's addresses in some order.
+// nodeAddresses returns the Node's addresses in some order.
 func (w *world) nodeAddresses(order int) (list []corev1.NodeAddress) {
 	texts := []string{"192.0.2.1", "2001:db8::1", "192.0.2.2", "2001:db8::2"}
 	if order&1 != 0 {
@@ -193,7 +193,7 @@ func (m *member) manifest() manifest {
 	return out
 }
 
-// tree is an object as nested maps and lists, without what is empty.
+// tree returns an object as nested maps and lists, without empty values.
 func tree(object any) map[string]any {
 	data, err := json.Marshal(object)
 	if err != nil {
@@ -221,7 +221,7 @@ func prune(value any) any {
 }
 
 func (w *world) create(name string) *member {
-	w.created += w.rand.IntN(2) // now and then two are of the same age
+	w.created += w.rand.IntN(2) // sometimes two Services have the same age
 	m := &member{service: corev1.Service{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
 		ObjectMeta: metav1.ObjectMeta{
@@ -236,7 +236,7 @@ func (w *world) create(name string) *member {
 	return m
 }
 
-// changes are what can happen to a Service.
+// changes are the possible changes of a Service.
 var changes = []func(*world, *member){
 	(*world).endpoints, (*world).endpoints, (*world).oneEndpoint, (*world).oneEndpoint, (*world).oneEndpoint, (*world).conditions,
 	(*world).conditions, (*world).hints, (*world).ports, (*world).addresses, (*world).serviceType, (*world).externalIPs, (*world).balancers,
@@ -244,7 +244,7 @@ var changes = []func(*world, *member){
 	(*world).slicePorts, (*world).labels, (*world).moveSlice,
 }
 
-// some draws up to most of a list, without duplicates.
+// some draws up to most items of a list, without duplicates.
 func some[T any](w *world, list []T, most int) (out []T) {
 	for _, i := range w.rand.Perm(len(list))[:w.rand.IntN(min(most, len(list))+1)] {
 		out = append(out, list[i])
@@ -262,14 +262,14 @@ func clusterIP(number int, six bool) string {
 	return fmt.Sprintf("10.96.0.%d", number+1)
 }
 
-// addresses draws cluster IPs; now and then it is another Service's.
+// addresses draws cluster IPs; sometimes another Service has them.
 func (w *world) addresses(m *member) {
 	i := w.rand.IntN(serviceIPs)
 	four, six := clusterIP(i, false), clusterIP(i, true)
 	m.service.Spec.ClusterIP, m.service.Spec.ClusterIPs = "", one(w, []string{four}, []string{six}, []string{four, six}, []string{six, four})
 }
 
-// labels makes the Service somebody else's, or a kind that is not proxied, or takes that back.
+// labels assigns the Service to another proxy, makes it a kind that is not proxied, or reverts that.
 func (w *world) labels(m *member) {
 	m.service.Labels = nil
 	if m.service.Spec.Type == corev1.ServiceTypeExternalName || m.service.Spec.ClusterIP == corev1.ClusterIPNone {
@@ -317,7 +317,7 @@ func (w *world) serviceType(m *member) {
 	w.nodePorts(m)
 }
 
-// nodePorts are now and then another Service's, too.
+// nodePorts draws node ports; sometimes another Service has them, too.
 func (w *world) nodePorts(m *member) {
 	for i := range m.service.Spec.Ports {
 		m.service.Spec.Ports[i].NodePort = 0
@@ -327,8 +327,8 @@ func (w *world) nodePorts(m *member) {
 	}
 }
 
-// externalPool are addresses of external IPs, balancerPool those of load balancers; some are in both, some are the node's,
-// and some can't be used.
+// externalPool are addresses of external IPs, balancerPool those of load balancers. Some are in both, some belong to the node,
+// and some are invalid.
 var (
 	externalPool = []string{
 		"198.51.100.1", "198.51.100.2", "2001:db8:1::1", "2001:db8:1::2", "192.0.2.2", "2001:db8::2", "10.96.0.3", "fd00:10:96::3", "127.0.0.1", "bad",
@@ -376,7 +376,7 @@ func (w *world) affinity(m *member) {
 	}
 }
 
-// endpoints draws all endpoints anew, in up to two slices for each family.
+// endpoints draws new endpoints, in up to two slices for each family.
 func (w *world) endpoints(m *member) {
 	m.slices = nil
 	for n := range 2 * 2 {
@@ -403,7 +403,7 @@ func (w *world) endpoints(m *member) {
 	}
 }
 
-// slicePorts draws which numbers the names of ports stand for, in each slice on its own.
+// slicePorts draws the numbers of named ports, independently for each slice.
 func (w *world) slicePorts(m *member) {
 	for i := range m.slices {
 		m.slices[i].Ports = nil
@@ -437,7 +437,7 @@ func (w *world) endpoint(six bool, host place) discoveryv1.Endpoint {
 	return e
 }
 
-// condition draws one of the states that endpoints are in: what isn't said is the default.
+// condition draws the conditions of an endpoint; missing ones have defaults.
 func (w *world) condition(e *discoveryv1.Endpoint) {
 	yes, no := true, false
 	e.Conditions = one(w,
@@ -462,7 +462,7 @@ func (w *world) conditions(m *member) {
 	}
 }
 
-// hints gives hints to all endpoints, to some, or takes them away.
+// hints gives hints to all endpoints, to some, or to none.
 func (w *world) hints(m *member) {
 	zones, nodes, missing := w.rand.IntN(2) == 0, w.rand.IntN(2) == 0, w.rand.IntN(3) == 0
 	for i := range m.slices {
@@ -498,7 +498,7 @@ func (w *world) oneEndpoint(m *member) {
 	}
 }
 
-// moveSlice gives a slice to another Service, or to none, and all others back.
+// moveSlice assigns a slice to another Service, or to none, and all others to their own.
 func (w *world) moveSlice(m *member) {
 	for i := range m.slices {
 		m.slices[i].Labels = map[string]string{discoveryv1.LabelServiceName: m.service.Name}
@@ -512,7 +512,7 @@ func (w *world) moveSlice(m *member) {
 	}
 }
 
-// faults draws what others do to the tables, to the program or to its batches.
+// faults draws foreign changes, restarts of the program, and failures of its batches.
 func (w *world) faults() (list []string) {
 	family := one(w, "ip", "ip6")
 	table := family + " " + plan.TableName
@@ -535,7 +535,7 @@ func (w *world) faults() (list []string) {
 	return list
 }
 
-// elementFault deletes, adds or alters an element that may be there. A command that fails has done nothing, and is none.
+// elementFault draws a change of an element that may exist. A command that fails changes nothing.
 func (w *world) elementFault(family string) string {
 	six := family == "ip6"
 	vip := fmt.Sprintf("%s . %s", clusterIP(w.rand.IntN(serviceIPs), six), one(w, "tcp . 80", "tcp . 443", "udp . 53", "tcp . 53"))
@@ -557,7 +557,7 @@ func (w *world) elementFault(family string) string {
 	)
 }
 
-// question draws a packet: mostly one to what some Service has.
+// question draws a packet: mostly one to a Service.
 func (w *world) question() question {
 	if names := slices.Sorted(maps.Keys(w.services)); len(names) > 0 && w.rand.IntN(6) > 0 {
 		return w.questionTo(w.target(w.services[one(w, names...)]))
@@ -580,7 +580,7 @@ func (w *world) questionTo(addr netip.Addr, port corev1.ServicePort) question {
 	return q
 }
 
-// stray draws an address and a port that may have nothing to do with each other.
+// stray draws an unrelated address and port.
 func (w *world) stray() (netip.Addr, corev1.ServicePort) {
 	port := one(w, portPool...)
 	if w.rand.IntN(3) == 0 {

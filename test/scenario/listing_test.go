@@ -20,7 +20,7 @@ type program struct {
 	argv []string
 }
 
-// programs are the nft of this machine, and those in the folders that the environment variable NFT_CHROOTS lists.
+// programs returns the nft of this machine, and those in the directories of the environment variable NFT_CHROOTS.
 func programs() []program {
 	list := []program{{"nft", []string{"nft"}}}
 	for _, dir := range filepath.SplitList(os.Getenv("NFT_CHROOTS")) {
@@ -41,26 +41,25 @@ func (p program) run(h *lab.Host, input string, args ...string) (string, error) 
 }
 
 var (
-	// filled are the elements that come and go with packets and time: clients in the affinity map, and cluster IPs that were asked for
+	// filled matches the elements that packets and time change: clients in the affinity map, and cluster IPs with requests to
 	// unused ports.
 	filled = regexp.MustCompile(`((?:map affinity|set unused-ports) \{\n[^}]*?)\t\telements = \{[^}]*\}\n`)
-	// count is what recent versions of nft append to the size of a set, in spite of -s.
+	// count matches the count that recent versions of nft append to the size of a set, in spite of -s.
 	count = regexp.MustCompile(`\t# count [0-9]+`)
-	// elementList is the list of a set's elements, which may go over many lines.
+	// elementList matches the list of a set's elements, which may have several lines.
 	elementList = regexp.MustCompile(`(?s)elements = \{ (.*?) \}\n`)
 	comma       = regexp.MustCompile(`,\s+`)
 )
 
-// list is "nft -s list ruleset" without what packets have added.
+// list returns "nft -s list ruleset" without elements that packets added.
 func (p program) list(h *lab.Host) (string, error) {
 	text, err := p.run(h, "", "-s", "list", "ruleset")
 	text = filled.ReplaceAllString(text, "$1")
 	return count.ReplaceAllString(text, ""), err
 }
 
-// canonical puts sets and chains of each table into the order of their names, and elements too: chains are listed in the
-// order in which they were made, ranges in whichever order the kernel keeps them, and
-// while it moves a set into a larger hash table perhaps twice.
+// canonical sorts the sets, chains and elements of each table by name. nft lists chains in the order of creation, and ranges in
+// the kernel's order. While the kernel moves a set to a larger hash table, an element may be listed twice.
 func canonical(listing string) []string {
 	listing = elementList.ReplaceAllStringFunc(listing, func(list string) string {
 		elements := comma.Split(elementList.FindStringSubmatch(list)[1], -1)

@@ -19,41 +19,40 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// line is one line of a packets file with its braces expanded: who sends packets where, and what comes back.
+// line is one line of a packets file with its braces expanded: the source and destination of packets, and their result.
 type line struct {
 	text string
 	from string
-	// source is the address to send from, for a host that has several; usually left to the kernel.
+	// source is the source address, for a host with several; usually the kernel chooses.
 	source netip.Addr
 	to     netip.AddrPort
 	// protocol is 0 for an echo request.
 	protocol model.Protocol
-	// outcome is that of every packet; where it is Answered, servers are all those that answer.
+	// outcome is the outcome of every packet. For Answered, servers are all servers that reply.
 	outcome lab.Outcome
 	servers []server
-	// affinity is set where one and the same server has to answer; pin, if not empty, is shared with other lines.
+	// affinity is set if all replies must come from the same server. Lines with the same pin, if not empty, share that server.
 	affinity bool
 	pin      string
-	// stays is set for a connection that is opened now and has to live until the scenario ends.
+	// stays is set for a connection that is opened now and must live until the scenario ends.
 	stays bool
-	// flow is set where a UDP client sends from the same port in all lines of this name, source and destination.
+	// flow is set if a UDP client sends from the same port in all lines with this name, source and destination.
 	flow string
-	// theirs is what comes of the packets with kube-proxy, where that is something else; why names the difference.
+	// theirs is the result with kube-proxy, if it differs; why names the difference.
 	theirs *line
 	why    string
-	// any is set in theirs where kube-proxy isn't consistent, or the packets wouldn't show it.
+	// any is set in theirs if kube-proxy's result varies, or is not visible in packets.
 	any bool
 }
 
-// server is one that answers, and the client's address that it sees: "kept", "node", or an address. Port is 0 where it
-// doesn't matter.
+// server is a server that replies, and the client's address that it sees: "kept", "node", or an address. Port is 0 for any port.
 type server struct {
 	name string
 	port uint16
 	seen string
 }
 
-// expand replaces {a,b} by a and by b, like a shell.
+// expand replaces {a,b} by a and by b, as a shell does.
 func expand(text string) []string {
 	open := strings.IndexByte(text, '{')
 	if open < 0 {
@@ -87,10 +86,10 @@ func parsePackets(text string) (lines []line, err error) {
 	return lines, nil
 }
 
-// theirsPattern is what follows the bar in a line.
+// theirsPattern matches the text after the bar in a line.
 var theirsPattern = regexp.MustCompile(`^\s*kube-proxy: (.*) \((.*)\)\s*$`)
 
-// parseBoth reads a line that may say, after a bar, what kube-proxy does instead.
+// parseBoth parses a line with an optional result for kube-proxy after a bar.
 func parseBoth(text string) (l line, err error) {
 	here, there, differs := strings.Cut(text, "|")
 	if l, err = parseLine(here); err != nil || !differs {
@@ -151,7 +150,7 @@ func parseLine(text string) (l line, err error) {
 	return l, nil
 }
 
-// parseSource reads HOST or HOST@ADDRESS.
+// parseSource parses HOST or HOST@ADDRESS.
 func parseSource(s string) (host string, addr netip.Addr, err error) {
 	host, text, given := strings.Cut(s, "@")
 	if given {
@@ -177,7 +176,7 @@ func parseDestination(s string) (to netip.AddrPort, protocol model.Protocol, err
 	if protocol == 0 {
 		return to, 0, fmt.Errorf("%q is not a protocol", proto)
 	}
-	// Brackets are optional: they are in the way where braces stand for both families.
+	// Brackets are optional: they are inconvenient if braces stand for both families.
 	at := strings.LastIndexByte(where, ':')
 	if at < 0 {
 		return to, 0, fmt.Errorf("%q has no port", where)
@@ -190,7 +189,7 @@ func parseDestination(s string) (to netip.AddrPort, protocol model.Protocol, err
 	return netip.AddrPortFrom(addr, uint16(port)), protocol, err
 }
 
-// parseServers reads "pod-0 pod-1:9090 from kept affinity=A"; a server's own "pod-0/node" goes before "from".
+// parseServers parses "pod-0 pod-1:9090 from kept affinity=A". A server's own "pod-0/node" overrides "from".
 func (l *line) parseServers(fields []string) error {
 	from := ""
 	for i := 0; i < len(fields); i++ {
@@ -240,27 +239,26 @@ func parseServer(text string) (s server, err error) {
 // traffic sends a scenario's packets.
 type traffic struct {
 	lab *lab.Lab
-	// pins tell which server a name of the scenario stands for.
+	// pins maps a name in the scenario to a server.
 	pins map[string]string
-	// open are the connections that have to live on.
+	// open are the connections that must stay open.
 	open []*connection
-	// flows are the sockets of UDP clients that go on.
+	// flows are the sockets of UDP clients that keep sending.
 	flows map[string]*flow
-	// settled waits until connection tracking has been brought to what is wanted. Where nobody can tell, flows are tried for a
-	// while.
+	// settled waits until stale flows are deleted. Without it, flows are retried for a while.
 	settled func() error
-	// foretell is called with each line that is run in order, before its packets.
+	// foretell is called with each line that runs in sequence, before its packets.
 	foretell func(line) error
 }
 
-// Waiting for an answer that has to come may take as long as a loaded machine makes it; for one that must not come, it
-// always takes the whole time.
+// Timeouts. A wait for an expected answer may take as long as a loaded machine needs. A wait for no answer always takes the whole
+// time.
 const (
 	patience  = 3 * time.Second
 	nothingIn = 150 * time.Millisecond
 )
 
-// run sends the packets of all lines, most of them at the same time, and returns what went wrong.
+// run sends the packets of all lines, most of them concurrently, and returns the failures.
 func (tr *traffic) run(ctx context.Context, lines []line) []error {
 	errs := tr.alive()
 	var mu sync.Mutex
@@ -287,7 +285,7 @@ func (tr *traffic) run(ctx context.Context, lines []line) []error {
 			errs = append(errs, err)
 		}
 	}
-	// The order matters to what clients are remembered for.
+	// The order matters for session affinity.
 	for _, l := range lines {
 		if !l.inOrder() {
 			continue
@@ -340,7 +338,7 @@ func probe(ctx context.Context, h *lab.Host, l line, timeout time.Duration) lab.
 	return h.Probe(ctx, l.protocol, l.to, o)
 }
 
-// refusal wants the same outcome from a few packets.
+// refusal expects the same outcome from a few packets.
 func refusal(ctx context.Context, h *lab.Host, l line) error {
 	tries, timeout := 3, patience
 	if l.outcome == lab.TimedOut {
@@ -354,7 +352,7 @@ func refusal(ctx context.Context, h *lab.Host, l line) error {
 	return nil
 }
 
-// spread wants answers from all servers and from no other. The chance that a server isn't chosen in so many tries is
+// spread expects answers from all servers and from no other. A server is not chosen in this number of tries with a probability
 // below one in a billion.
 func (tr *traffic) spread(ctx context.Context, h *lab.Host, l line) error {
 	n := len(l.servers)
@@ -373,7 +371,7 @@ func (tr *traffic) spread(ctx context.Context, h *lab.Host, l line) error {
 	return nil
 }
 
-// pinned wants all answers from one server.
+// pinned expects all answers from one server.
 func (tr *traffic) pinned(ctx context.Context, h *lab.Host, l line) error {
 	tries := 10
 	if testing.Short() {
@@ -399,7 +397,7 @@ func (tr *traffic) pinned(ctx context.Context, h *lab.Host, l line) error {
 	return nil
 }
 
-// answer finds the server that an answer comes from among those that may answer, and checks what it has seen.
+// answer returns the expected server that an answer comes from, and checks the address that it has seen.
 func (tr *traffic) answer(h *lab.Host, l line, a lab.Answer) (server, error) {
 	if a.Outcome != lab.Answered {
 		return server{}, fmt.Errorf("got %q (%v)", a, a.Err)
@@ -428,7 +426,7 @@ func (tr *traffic) answer(h *lab.Host, l line, a lab.Answer) (server, error) {
 	return s, nil
 }
 
-// connection is one to a server that returns each line.
+// connection is a connection to a server that echoes each line.
 type connection struct {
 	text string
 	conn net.Conn
@@ -445,13 +443,13 @@ func (tr *traffic) connect(ctx context.Context, h *lab.Host, l line) error {
 	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
-	if _, err := c.in.ReadString('\n'); err != nil { // the server's own line
+	if _, err := c.in.ReadString('\n'); err != nil { // the server's greeting
 		return err
 	}
 	return c.echo()
 }
 
-// echo proves that packets go both ways.
+// echo checks that packets pass in both directions.
 func (c *connection) echo() error {
 	if err := c.conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err

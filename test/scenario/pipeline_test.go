@@ -28,7 +28,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// pipeline is the proxy's own loop, at work in a namespace of the lab on a folder of manifests.
+// pipeline runs the proxy's loop in a namespace of the lab on a folder of manifests.
 type pipeline struct {
 	folder   string
 	manifest *watch.Manifests
@@ -43,7 +43,7 @@ type pipeline struct {
 	problems []string
 }
 
-// clock is the time of day plus what a test has advanced it by.
+// clock is the time of day plus an offset that tests increase.
 type clock struct {
 	mu     sync.Mutex
 	offset time.Duration
@@ -61,16 +61,16 @@ func (c *clock) advance(d time.Duration) {
 	c.offset += d
 }
 
-// recorder is the kernel, and counts the syncs so that they can be awaited.
+// recorder is the kernel. It counts the syncs so that tests can await them.
 type recorder struct {
 	*apply.Kernel
 	mu      sync.Mutex
 	syncs   int
 	errs    []error
 	changed chan struct{}
-	// numbers are those that the planner has assigned by the last sync.
+	// numbers are the planner's numbers at the last sync.
 	numbers *plan.Numbers
-	// fault, unless empty, happens to the next sync.
+	// fault, unless empty, affects the next sync.
 	fault string
 }
 
@@ -95,14 +95,14 @@ func (r *recorder) state() (int, <-chan struct{}, error) {
 	return r.syncs, r.changed, errors.Join(r.errs...)
 }
 
-// assigned returns the numbers that the planner has assigned by the last sync.
+// assigned returns the planner's numbers at the last sync.
 func (r *recorder) assigned() *plan.Numbers {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.numbers
 }
 
-// startPipeline starts the loop. Nothing is read from the folder before [pipeline.load].
+// startPipeline starts the loop. The folder is not read before [pipeline.load].
 func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 	p := &pipeline{folder: folder, clock: &clock{}, ended: make(chan error, 1)}
 	p.tracker = track.New(p.clock.now(), p.clock.now)
@@ -135,12 +135,12 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 		Flows:    flows,
 		Health:   health.New(health.Config{Timeout: time.Hour, Now: p.clock.now, NoNode: true}),
 		Schedule: schedule.New(0, time.Hour, time.Hour),
-		// Their sockets would be those of the process's own namespace, which has none of the lab's addresses.
+		// Real sockets would be in the process's own namespace, without the lab's addresses.
 		Checks:   health.NewServices(func() bool { return true }, func(model.Problem) {}),
 		Families: s.plan.Families, NodeName: nodeName, Model: s.model, NodePorts: nodePorts(h, s),
 		Report: p.report, Now: p.clock.now,
 	})
-	// The zero Logger is silent.
+	// The zero Logger discards everything.
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
 	p.stop = cancel
 	go func() {
@@ -153,7 +153,7 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 	return p, nil
 }
 
-// nodePorts lists the addresses of the host instead of those of the process's own namespace.
+// nodePorts selects from the addresses of the host instead of those of the process's own namespace.
 func nodePorts(h *lab.Host, s settings) proxy.NodePortAddresses {
 	return proxy.NodePortAddresses{Prefixes: s.nodePorts, Local: func() (addrs []netip.Addr, err error) {
 		err = h.Do(func() error {
@@ -188,7 +188,7 @@ func (p *pipeline) reported() string {
 	return strings.Join(list, "")
 }
 
-// load reads the folder and waits until the kernel holds what is in there.
+// load reads the folder and waits until the kernel has its content.
 func (p *pipeline) load() error {
 	if err := p.manifest.Load(); err != nil {
 		return err
@@ -196,8 +196,7 @@ func (p *pipeline) load() error {
 	return p.settle()
 }
 
-// settle waits until everything that is marked now has been sent. A sync that was under way already may be the first to
-// end; whatever it had not taken up is in the second.
+// settle waits until all present marks are committed. A running sync may end first; the second one has the rest.
 func (p *pipeline) settle() error {
 	const patience = 20 * time.Second
 	timeout := time.After(patience)
@@ -217,7 +216,7 @@ func (p *pipeline) settle() error {
 	return err
 }
 
-// retire lets so much time pass that every chain that nothing leads to is given up.
+// retire advances the clock until every unused chain is deleted.
 func (p *pipeline) retire() error {
 	for range 3 {
 		p.clock.advance(time.Minute)
@@ -228,7 +227,7 @@ func (p *pipeline) retire() error {
 	return nil
 }
 
-// fresh is what a planner makes of a folder's objects that has seen nothing before them, except for the numbers it was given.
+// fresh is the plan that a new planner makes from a folder's objects, with given numbers.
 type fresh struct {
 	planner  *plan.Planner
 	services []*model.Service
@@ -237,7 +236,7 @@ type fresh struct {
 	cidrs    [2][]netip.Prefix
 }
 
-// planFolder plans the objects of a folder, with numbers that were assigned before unless they are nil.
+// planFolder plans the objects of a folder, with earlier numbers unless they are nil.
 func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers) (*fresh, error) {
 	manifests := watch.NewManifests(watch.Config{Folder: folder, NodeName: nodeName, Tracker: track.New(time.Now(), time.Now)})
 	if err := manifests.Load(); err != nil {
@@ -266,12 +265,12 @@ func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers) (
 		}
 	}
 	f.planner.Resumed()
-	// A Service that lost a conflict to a later one has left its classes behind.
+	// A Service that lost a conflict to a later one leaves unused classes.
 	f.planner.Prune()
 	return f, nil
 }
 
-// elements lists what is planned.
+// elements lists the planned elements.
 func elements(p *plan.Planner) (list []string) {
 	p.Elements(func(e *nft.Element) { list = append(list, e.String()) })
 	slices.Sort(list)
@@ -288,7 +287,7 @@ func chains(p *plan.Planner) (list []string) {
 	return list
 }
 
-// wantText is what is planned, without what is always there.
+// wantText returns the plan without its constant part.
 func (f *fresh) wantText(s settings) string {
 	empty := plan.New(s.plan)
 	always := append(elements(empty), chains(empty)...)
@@ -300,7 +299,7 @@ func (f *fresh) wantText(s settings) string {
 	return strings.Join(all, "\n") + "\n"
 }
 
-// program writes the plan into the tables of a namespace.
+// program writes the plan to the tables of a namespace.
 func (f *fresh) program(h *lab.Host) error {
 	return h.Do(func() error {
 		kernel, err := apply.Open()
@@ -312,14 +311,14 @@ func (f *fresh) program(h *lab.Host) error {
 	})
 }
 
-// inKernel reads back the elements and chains of a namespace, apart from those that rules make and that say what is there.
+// inKernel reads the elements and chains of a namespace, except elements that rules add and the state element.
 func inKernel(h *lab.Host, p *plan.Planner) (elements, chains []string, err error) {
 	err = h.Do(func() error {
 		conn, err := nft.Open()
 		if err != nil {
 			return err
 		}
-		defer conn.Close() //nolint:errcheck // it was only read from
+		defer conn.Close() //nolint:errcheck // read only
 		for _, t := range p.Tables() {
 			list, err := conn.Chains(t.Family, t.Name)
 			if err != nil {
@@ -345,11 +344,11 @@ func inKernel(h *lab.Host, p *plan.Planner) (elements, chains []string, err erro
 	})
 	slices.Sort(elements)
 	slices.Sort(chains)
-	// While the kernel moves a set into a larger hash table, a dump may have an element twice.
+	// While the kernel moves a set to a larger hash table, a dump may have an element twice.
 	return slices.Compact(elements), chains, err
 }
 
-// cleanUp removes our tables and all conntrack entries from a namespace.
+// cleanUp removes the program's tables and all conntrack entries from a namespace.
 func cleanUp(h *lab.Host) error {
 	return h.Do(func() error {
 		_, err := apply.Cleanup()

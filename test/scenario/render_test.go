@@ -13,8 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// checkRender: the text of a plan is taken by nft, and the tables that nft makes of it are those of the plan: they are adopted as they
-// are, and nothing tells them from it.
+// checkRender: nft accepts the text of a plan, and the resulting tables equal those of the plan: the program adopts them.
 func (r *rig) checkRender(t *testing.T, st *step, state *fresh) {
 	t.Helper()
 	elements := map[nft.Family]map[string][]nft.Element{nft.IPv4: {}, nft.IPv6: {}}
@@ -49,7 +48,7 @@ func sameTables(p *plan.Planner, elements map[nft.Family]map[string][]nft.Elemen
 	if err != nil {
 		return err
 	}
-	defer conn.Close() //nolint:errcheck // it was only read from
+	defer conn.Close() //nolint:errcheck // read only
 	for _, table := range p.Tables() {
 		lines, err := conn.Diff(table, elements[table.Family])
 		if err != nil {
@@ -65,7 +64,7 @@ func sameTables(p *plan.Planner, elements map[nft.Family]map[string][]nft.Elemen
 			if err != nil {
 				return err
 			}
-			// There, nft holds what is remembered in another register.
+			// nft loads the affinity data into another register here.
 			if differs != "" && !strings.HasPrefix(differs, "affinity-") && !strings.HasPrefix(differs, "remember-") {
 				return fmt.Errorf("the rules of chain %s are others", differs)
 			}

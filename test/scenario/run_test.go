@@ -20,16 +20,16 @@ import (
 
 var update = flag.Bool("update", false, "write what is planned into the scenarios, instead of comparing it")
 
-// rig is what all scenarios share.
+// rig is shared by all scenarios.
 type rig struct {
 	lab *lab.Lab
-	// freshly and loaded are namespaces for tables that no packet meets.
+	// freshly and loaded are namespaces for tables without traffic.
 	freshly, loaded *lab.Host
 	programs        []program
 	coverage        coverage
 }
 
-// Ports on which every host but the clients serves; more than one, to see that the port of the endpoint is used.
+// Ports of the servers on every host except the clients. There are several, to check the endpoint's port.
 const (
 	firstPort, secondPort = 8080, 9090
 	echoPort              = 7070
@@ -43,7 +43,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// newLab makes a lab with all the servers.
+// newLab returns a lab with all the servers.
 func newLab(t *testing.T) *lab.Lab {
 	t.Helper()
 	l := lab.ForTest(t, lab.Config{Pods: 2, Remotes: 2, Clients: 2, NodeAddrs: []netip.Addr{
@@ -60,7 +60,7 @@ func mustServe(t *testing.T, h *lab.Host) {
 	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
 		for _, port := range []uint16{firstPort, secondPort} {
 			if p == model.SCTP && h.Device == "" {
-				continue // the raw sockets would keep the node from refusing
+				continue // the raw sockets would prevent rejections by the node
 			}
 			if _, err := h.Serve(p, port); err != nil {
 				t.Fatal(err)
@@ -90,14 +90,14 @@ func TestScenarios(t *testing.T) {
 		})
 	}
 	if run < len(paths) {
-		return // a part of the suite was asked for
+		return // only a part of the suite runs
 	}
 	if missing := r.coverage.missing(); len(missing) > 0 {
 		t.Errorf("no scenario shows:\n%s", strings.Join(missing, "\n"))
 	}
 }
 
-// scenario proves all that a scenario says.
+// scenario checks a whole scenario.
 func (r *rig) scenario(t *testing.T, s *scenario) {
 	folder := t.TempDir()
 	tr := &traffic{lab: r.lab, pins: map[string]string{}}
@@ -121,7 +121,7 @@ func (r *rig) scenario(t *testing.T, s *scenario) {
 	}
 }
 
-// step proves one step; its number is in all messages.
+// step checks one step. Its number is in all messages.
 func (r *rig) step(t *testing.T, s *scenario, st *step, p *pipeline, tr *traffic) {
 	t.Helper()
 	if err := st.enter(p.folder); err != nil {
@@ -167,7 +167,7 @@ func (r *rig) step(t *testing.T, s *scenario, st *step, p *pipeline, tr *traffic
 	}
 }
 
-// awaitRepair waits until the kernel has what is wanted.
+// awaitRepair waits until the kernel equals the plan.
 func (r *rig) awaitRepair(t *testing.T, st *step, p *pipeline, plan func(*plan.Numbers) *fresh) {
 	t.Helper()
 	a := &performance{player: &player{lab: r.lab}}
@@ -176,7 +176,7 @@ func (r *rig) awaitRepair(t *testing.T, st *step, p *pipeline, plan func(*plan.N
 	}
 }
 
-// checkPlan: the objects give what the scenario says.
+// checkPlan compares the plan with the scenario.
 func (r *rig) checkPlan(t *testing.T, s *scenario, st *step, state *fresh) {
 	t.Helper()
 	got := state.wantText(s.settings)
@@ -191,7 +191,7 @@ func (r *rig) checkPlan(t *testing.T, s *scenario, st *step, state *fresh) {
 	}
 }
 
-// checkKernel: a namespace's tables hold just what is planned.
+// checkKernel compares a namespace's tables with the plan.
 func (r *rig) checkKernel(t *testing.T, st *step, h *lab.Host, state *fresh) {
 	t.Helper()
 	gotElements, gotChains, err := inKernel(h, state.planner)
@@ -206,8 +206,8 @@ func (r *rig) checkKernel(t *testing.T, st *step, h *lab.Host, state *fresh) {
 	}
 }
 
-// checkListing: nft lists the tables, loads its own listing, and lists the same tables where everything was programmed at
-// once. Every version of nft at hand does, after the last step.
+// checkListing: nft lists the tables, loads its own listing, and lists the same as for tables that were programmed at once. After
+// the last step, all available versions of nft do this.
 func (r *rig) checkListing(t *testing.T, st *step, state *fresh, last bool) {
 	t.Helper()
 	if err := state.program(r.freshly); err != nil {
@@ -230,7 +230,7 @@ func (r *rig) checkListing(t *testing.T, st *step, state *fresh, last bool) {
 			continue
 		}
 		if i > 0 && testing.Short() {
-			continue // the first has found no difference
+			continue // the first one has found no difference
 		}
 		once, err := nft.list(r.freshly)
 		if err != nil {
@@ -242,7 +242,7 @@ func (r *rig) checkListing(t *testing.T, st *step, state *fresh, last bool) {
 	}
 }
 
-// checkPackets: packets do what the scenario says.
+// checkPackets compares the results for packets with the scenario.
 func (r *rig) checkPackets(t *testing.T, st *step, tr *traffic, state *fresh) {
 	t.Helper()
 	lines, err := parsePackets(st.packets)
@@ -259,8 +259,8 @@ func (r *rig) checkPackets(t *testing.T, st *step, tr *traffic, state *fresh) {
 
 func flushConntrack() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }
 
-// forgetDatagrams removes what conntrack remembers of UDP and SCTP in the calling thread's namespace: a later probe that
-// happens to have an earlier one's port would be led the old way. Flows that go on keep what they have.
+// forgetDatagrams removes the conntrack entries of UDP and SCTP in the calling thread's namespace: a later probe with the same
+// port would follow the old entry. Flows that keep sending keep their entries.
 func forgetDatagrams() error {
 	var errs []error
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {

@@ -28,20 +28,20 @@ type scenario struct {
 	archive  *txtar.Archive
 	settings settings
 	flags    []string
-	// leftOut is why the scenario isn't for kube-proxy, if it isn't.
+	// leftOut is the reason why the scenario does not apply to kube-proxy, or empty.
 	leftOut string
 	steps   []*step
 }
 
-// step is one state of the cluster, and what is to be seen then.
+// step is one state of the cluster, with the expected results.
 type step struct {
 	number int
-	// write are manifests that appear or change, by file name; remove are names of those that go.
+	// write are new or changed manifests by file name. remove are the names of removed ones.
 	write  map[string][]byte
 	remove []string
 	// faults happen before the step.
 	faults []string
-	// want, packets and problems are the texts of the files of these names.
+	// want, packets and problems are the contents of the files with these names.
 	want, packets, problems string
 }
 
@@ -50,11 +50,11 @@ type settings struct {
 	plan      plan.Options
 	model     model.Options
 	nodePorts []netip.Prefix
-	// distort, unless nil, breaks the proxy: it sees other objects than there are.
+	// distort, if not nil, breaks the proxy: the proxy reads altered objects.
 	distort func(proxy.Source) proxy.Source
 }
 
-// source is what the proxy sees.
+// source returns the source that the proxy reads.
 func (s settings) source(real proxy.Source) proxy.Source {
 	if s.distort == nil {
 		return real
@@ -68,7 +68,7 @@ const (
 	defaultClusterCIDR = "10.244.0.0/16,fd00:10:244::/56"
 )
 
-// common are manifests that every scenario starts with.
+// common is the path of the manifests with which every scenario starts.
 const common = "testdata/common/cluster.yaml"
 
 var stepFile = regexp.MustCompile(`^([0-9]+)\.([a-z0-9.-]+)$`)
@@ -105,7 +105,7 @@ func readScenario(path string) (*scenario, error) {
 	return s, err
 }
 
-// add takes up one file of a step.
+// add adds one file of a step.
 func (s *scenario) add(name string, data []byte) error {
 	match := stepFile.FindStringSubmatch(name)
 	if match == nil {
@@ -140,7 +140,7 @@ func (s *scenario) add(name string, data []byte) error {
 	return nil
 }
 
-// parseSettings reads flags of kube-proxy's names. Their defaults are those of the lab.
+// parseSettings parses flags with kube-proxy's names. Their defaults are those of the lab.
 func parseSettings(args []string) (settings, error) {
 	s := settings{plan: plan.Options{Families: model.Families[:], MasqueradeMark: masqueradeMark}}
 	fs := flag.NewFlagSet("flags", flag.ContinueOnError)
@@ -186,7 +186,7 @@ func parsePrefixes(list string) (out []netip.Prefix, err error) {
 	return out, nil
 }
 
-// enter brings a folder of manifests from the step before to this one.
+// enter updates a folder of manifests from the previous step to this one.
 func (st *step) enter(folder string) error {
 	for _, name := range st.remove {
 		if err := os.Remove(filepath.Join(folder, name)); err != nil {
@@ -201,7 +201,7 @@ func (st *step) enter(folder string) error {
 	return nil
 }
 
-// update writes what was planned into the scenario's file.
+// update writes the plan to the scenario's file.
 func (s *scenario) update(st *step, want string) error {
 	name := fmt.Sprintf("%d.want", st.number)
 	at := slices.IndexFunc(s.archive.Files, func(f txtar.File) bool { return f.Name == name })

@@ -21,17 +21,17 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// alterations are what people do to a table by hand, and where a packet of pod-1 to 10.96.0.10:80 goes then, or to the Service
-// with affinity.
+// alterations are manual changes of a table, with the resulting destination of a packet of pod-1 to 10.96.0.10:80, or to the
+// Service with affinity.
 var alterations = []struct {
 	name   string
 	sticky bool
-	// input is for nft -f; RULE(chain, n) stands for the handle of a rule.
+	// input is for nft -f. RULE(chain, n) stands for the handle of a rule.
 	input string
-	// want is what is foretold, and what packets do; why is a part of the reason.
+	// want are the predicted and actual results; why is a part of the reason.
 	want []string
 	why  string
-	// refused is how likely that is, where it isn't 0 or all.
+	// refused is the probability of a rejection, if it is neither 0 nor 1.
 	refused float64
 }{
 	{name: "as it should be", want: []string{"pod-0 sees 10.244.0.11", "remote-0 sees 10.244.0.11"}, why: "one of 2 by chance"},
@@ -50,7 +50,7 @@ var alterations = []struct {
 		name:  "one endpoint is gone",
 		input: "delete element ip kube-nftproxy endpoints { tcp . 8000:800 . 0 }",
 		want:  []string{"refused", "remote-0 sees 10.244.0.11"}, why: "map endpoints has no element tcp . 8000:800 . 0",
-		refused: 0.25, // half of the first look, and half of the second one
+		refused: 0.25, // half of the first lookup, and half of the second one
 	},
 	{
 		name:  "one endpoint fewer than the class says",
@@ -132,7 +132,7 @@ var alterations = []struct {
 	{name: "there is no table", input: "delete table ip kube-nftproxy", want: []string{"lost"}, why: "there is no table"},
 }
 
-// TestTraceFollowsAlteredRules: what somebody has done to the rules by hand is foretold as packets meet it.
+// TestTraceFollowsAlteredRules: traces of manually changed rules match the packets.
 func TestTraceFollowsAlteredRules(t *testing.T) {
 	r := &rig{lab: newLab(t)}
 	folder := t.TempDir()
@@ -197,7 +197,7 @@ func TestTraceFollowsAlteredRules(t *testing.T) {
 	}
 }
 
-// traced foretells where a line's packet goes.
+// traced returns the trace of a line's packet, with its possible results.
 func (r *rig) traced(t *testing.T, l line) (got *trace.Trace, foretold []string) {
 	t.Helper()
 	err := r.lab.Node.Do(func() error {
@@ -205,7 +205,7 @@ func (r *rig) traced(t *testing.T, l line) (got *trace.Trace, foretold []string)
 		if err != nil {
 			return err
 		}
-		defer conn.Close() //nolint:errcheck // it was only read from
+		defer conn.Close() //nolint:errcheck // read only
 		table, err := conn.Read(nft.IPv4, plan.TableName)
 		if err != nil {
 			return err
@@ -226,7 +226,7 @@ func (r *rig) traced(t *testing.T, l line) (got *trace.Trace, foretold []string)
 	return got, slices.Compact(foretold)
 }
 
-// sent sends packets until every one of two ways has been gone with all but certainty.
+// sent sends packets until each of two ways was taken with near certainty.
 func (r *rig) sent(t *testing.T, l line) (seen []string) {
 	t.Helper()
 	const tries = 30
@@ -245,10 +245,10 @@ func (r *rig) sent(t *testing.T, l line) (seen []string) {
 	return slices.Compact(seen)
 }
 
-// rulePlace stands for the handle of a chain's rule, counted from the end.
+// rulePlace matches a placeholder for the handle of a chain's rule, counted from the end.
 var rulePlace = regexp.MustCompile(`RULE\(([^,]+),-(\d)\)`)
 
-// handles puts the handles of rules into what nft is to do.
+// handles replaces placeholders in nft's input by the handles of rules.
 func handles(t *testing.T, h *lab.Host, input string) string {
 	t.Helper()
 	var table *nft.ReadTable
@@ -257,7 +257,7 @@ func handles(t *testing.T, h *lab.Host, input string) string {
 		if err != nil {
 			return err
 		}
-		defer conn.Close() //nolint:errcheck // it was only read from
+		defer conn.Close() //nolint:errcheck // read only
 		table, err = conn.Read(nft.IPv4, plan.TableName)
 		return err
 	})

@@ -16,15 +16,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// checkTrace: what is foretold for packets by reading the kernel's rules is what the scenario says of them. Lines whose outcome depends
-// on those before are looked at when it is their turn.
+// checkTrace compares traces through the kernel's rules with the lines of the scenario. A line that depends on earlier ones is
+// checked when its packets are sent.
 func (r *rig) checkTrace(t *testing.T, st *step, tr *traffic) {
 	t.Helper()
 	lines, err := parsePackets(st.packets)
 	if err != nil {
 		t.Fatalf("step %d: packets: %v", st.number, err)
 	}
-	lines = slices.DeleteFunc(lines, func(l line) bool { return l.protocol == 0 }) // it has no ports
+	lines = slices.DeleteFunc(lines, func(l line) bool { return l.protocol == 0 }) // without ports
 	ordered := func(l line) bool { return l.inOrder() }
 	for _, err := range r.foretellAll(tr, slices.DeleteFunc(slices.Clone(lines), ordered)) {
 		t.Errorf("step %d: %v", st.number, err)
@@ -44,7 +44,7 @@ func (r *rig) foretellAll(tr *traffic, lines []line) (errs []error) {
 		if err != nil {
 			return err
 		}
-		defer conn.Close() //nolint:errcheck // it was only read from
+		defer conn.Close() //nolint:errcheck // read only
 		var tables [2]*nft.ReadTable
 		for _, l := range lines {
 			table := &tables[model.FamilyOf(l.to.Addr())]
@@ -65,7 +65,7 @@ func (r *rig) foretellAll(tr *traffic, lines []line) (errs []error) {
 	return errs
 }
 
-// foretell compares one line; it is called inside of the node's namespace.
+// foretell compares one line. It runs in the node's namespace.
 func (r *rig) foretell(tr *traffic, l line, c trace.Config) error {
 	h, err := tr.host(l.from)
 	if err != nil {
@@ -86,7 +86,7 @@ func (r *rig) foretell(tr *traffic, l line, c trace.Config) error {
 	return r.compare(tr, l, h, got)
 }
 
-// compare compares a trace with what a line says.
+// compare compares a trace with a line.
 func (r *rig) compare(tr *traffic, l line, h *lab.Host, got *trace.Trace) error {
 	want := r.wanted(l, h)
 	if chosen := tr.pins[l.pin]; l.affinity && chosen != "" {
@@ -104,10 +104,10 @@ func (r *rig) compare(tr *traffic, l line, h *lab.Host, got *trace.Trace) error 
 	slices.Sort(foretold)
 	foretold = slices.Compact(foretold)
 	same := slices.Equal(want, foretold)
-	if l.affinity { // who is remembered has one of them
+	if l.affinity { // session affinity keeps one of them
 		same = len(foretold) > 0 && !slices.ContainsFunc(foretold, func(s string) bool { return !slices.Contains(want, s) })
 	}
-	if l.outcome != lab.Answered { // a packet that goes on to nobody may be lost or refused by others
+	if l.outcome != lab.Answered { // a packet to an unused address may be lost or rejected elsewhere
 		same = same || len(foretold) == 1 && foretold[0] == "lost" && l.outcome != lab.Refused
 	}
 	if !same {
@@ -116,7 +116,7 @@ func (r *rig) compare(tr *traffic, l line, h *lab.Host, got *trace.Trace) error 
 	return nil
 }
 
-// wanted is what a line says.
+// wanted returns a line's results.
 func (r *rig) wanted(l line, h *lab.Host) (list []string) {
 	if l.outcome != lab.Answered {
 		return []string{fmt.Sprint(l.outcome)}
@@ -139,7 +139,7 @@ func (r *rig) wanted(l line, h *lab.Host) (list []string) {
 	return slices.Compact(list)
 }
 
-// inWords is what a trace says, in the same words.
+// inWords returns a trace's result in the same words.
 func (r *rig) inWords(w trace.Way, l line) []string {
 	switch w.Outcome {
 	case trace.Refused:

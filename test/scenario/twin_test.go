@@ -25,16 +25,16 @@ import (
 type side struct {
 	lab  *lab.Lab
 	path string
-	// theirs is set for kube-proxy, which a line may expect to do something else.
+	// theirs is set for kube-proxy, for which a line may have another result.
 	theirs bool
 
-	// These are of the scenario that is running.
+	// The fields below belong to the running scenario.
 	proxy   *twin.Proxy
 	traffic *traffic
 }
 
-// TestTwin sends every scenario's packets through the rules of the real kube-proxy and of our program, both at work on one
-// API server.
+// TestTwin sends every scenario's packets through the rules of the original kube-proxy and of the program, both on one API
+// server.
 func TestTwin(t *testing.T) {
 	paths, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(paths) == 0 {
@@ -61,7 +61,7 @@ func TestTwin(t *testing.T) {
 	}
 }
 
-// runTwin brings both programs through all steps of a scenario, and then starts them anew.
+// runTwin runs both programs through all steps of a scenario, and then restarts them.
 func runTwin(t *testing.T, api *twin.API, s *scenario, sides []*side) {
 	sides = slices.DeleteFunc(slices.Clone(sides), func(side *side) bool { return !side.start(t, api, s) })
 	folder := manifests{}
@@ -74,8 +74,8 @@ func runTwin(t *testing.T, api *twin.API, s *scenario, sides []*side) {
 	restartTwin(t, api, s.steps[len(s.steps)-1], sides)
 }
 
-// start prepares a side's program with the scenario's flags, and clears everything up at the end. Where the scenario isn't
-// for that program it returns false.
+// start prepares a side's program with the scenario's flags, and cleans up at the end. It returns false if the scenario does not
+// apply to the program.
 func (s *side) start(t *testing.T, api *twin.API, sc *scenario) bool {
 	t.Helper()
 	reason := ""
@@ -111,8 +111,7 @@ func (s *side) start(t *testing.T, api *twin.API, sc *scenario) bool {
 
 const featureGate = "--feature-gates=AllowServiceExternalIPs=false"
 
-// kubeProxyFlags are those with which kube-proxy does what a scenario's flags say. That there is no --cluster-cidr says an
-// empty one.
+// kubeProxyFlags returns kube-proxy's flags for a scenario's flags. An empty --cluster-cidr stands for a missing one.
 func kubeProxyFlags(flags []string) []string {
 	out := []string{"--cluster-cidr=" + defaultClusterCIDR}
 	for _, flag := range flags {
@@ -134,7 +133,7 @@ func kubeProxyFlags(flags []string) []string {
 	return out
 }
 
-// stepTwin has the step's objects programmed on both sides, and sends the packets on both.
+// stepTwin programs the step's objects on both sides, and sends the packets on both.
 func stepTwin(t *testing.T, api *twin.API, st *step, folder manifests, sides []*side) {
 	t.Helper()
 	where := fmt.Sprintf("step %d", st.number)
@@ -155,9 +154,9 @@ func stepTwin(t *testing.T, api *twin.API, st *step, folder manifests, sides []*
 	})
 }
 
-// restartTwin kills both programs and starts them anew: connections live on, remembered clients stay with their servers,
-// and packets do what they did before. Left out are lines that depend on those before them, and differences: kube-proxy
-// forgets what made some.
+// restartTwin kills both programs and restarts them: connections continue, clients with session affinity stay with their servers,
+// and packets have the same results. It excludes lines that depend on earlier ones, and differences: kube-proxy loses the cause
+// of some.
 func restartTwin(t *testing.T, api *twin.API, last *step, sides []*side) {
 	t.Helper()
 	const where = "after a restart"
@@ -177,8 +176,7 @@ func restartTwin(t *testing.T, api *twin.API, last *step, sides []*side) {
 	})
 }
 
-// settlingPatience is how long programs may take to program a step, which takes them some 100 ms, and kube-proxy seconds
-// where it is started anew.
+// settlingPatience is the timeout for programming a step, which takes some 100 ms, and seconds for kube-proxy after a restart.
 const settlingPatience = 40 * time.Second
 
 func settle(t *testing.T, api *twin.API, where string, sides []*side) {
@@ -194,8 +192,8 @@ func settle(t *testing.T, api *twin.API, where string, sides []*side) {
 	}
 }
 
-// sendAll sends on each side, at the same time, the packets of what choose makes of a step's lines; of nothing, it makes
-// none.
+// sendAll sends on each side, concurrently, the packets of the lines that choose returns. It skips a line for which choose
+// returns nil.
 func sendAll(t *testing.T, st *step, where string, sides []*side, choose func(*side, *line) *line) {
 	t.Helper()
 	lines, err := parsePackets(st.packets)
@@ -219,7 +217,7 @@ func sendAll(t *testing.T, st *step, where string, sides []*side, choose func(*s
 	sending.Wait()
 }
 
-// manifests are the decoded files of a folder. A file that can't be decoded keeps what it held before.
+// manifests are the decoded files of a folder. A file that cannot be decoded keeps its earlier content.
 type manifests map[string][]runtime.Object
 
 func (m manifests) enter(st *step) error {
@@ -248,7 +246,7 @@ func (m manifests) objects() (all []runtime.Object) {
 	return all
 }
 
-// TestTwinMarksNameADifference has every line on which kube-proxy does something else name a row of docs/differences.md.
+// TestTwinMarksNameADifference: every line with another result for kube-proxy names a row of docs/differences.md.
 func TestTwinMarksNameADifference(t *testing.T) {
 	table, err := os.ReadFile("../../docs/differences.md")
 	if err != nil {
