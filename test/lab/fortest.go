@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EnterNamespace gives a test a network namespace of its own, with nothing in it but a loopback interface that is down. The
-// test keeps its thread, which is never used again. Without the privilege it does as ForTest does.
+// EnterNamespace gives a test a new network namespace, whose only interface is a loopback interface that is down. The test keeps
+// its thread, which is not reused. Without the privilege it behaves as ForTest.
 func EnterNamespace(t testing.TB) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -23,8 +23,8 @@ func EnterNamespace(t testing.TB) {
 	}
 }
 
-// ForTest makes a lab that is closed at the end of the test. Without the privilege for namespaces it skips the test,
-// unless the environment says REQUIRE_NETNS=1, which makes a failure of it.
+// ForTest returns a lab that is closed at the end of the test. Without the privilege for namespaces it skips the test, or fails
+// it if REQUIRE_NETNS=1.
 func ForTest(t testing.TB, c Config) *Lab {
 	t.Helper()
 	l, err := New(c)

@@ -12,27 +12,27 @@ import (
 
 // Host is one machine or pod of a Lab: a network namespace with an address of each family.
 type Host struct {
-	// Name is the host's name in the lab, for example "pod-0"; servers on it answer with it.
+	// Name is the host's name in the lab, for example "pod-0". Its servers answer with it.
 	Name string
-	// Netns is the name of its namespace, for "ip netns exec"; empty where namespaces cannot be named.
+	// Netns is the name of its namespace, for "ip netns exec"; empty if namespaces cannot have names.
 	Netns string
-	// Path is a file that stands for the namespace, for nsenter --net=; it is valid until the lab is closed.
+	// Path is a file that refers to the namespace, for nsenter --net=. It is valid until the lab is closed.
 	Path string
-	// Device is the node's device that leads to this host, "eth0" for the client; empty for the node itself. In a lab
-	// with a bridge, those of the pods are its ports.
+	// Device is the node's device for this host, "eth0" for the client; empty for the node itself. In a lab with a bridge, those
+	// of the pods are its ports.
 	Device string
 	// IPv4 and IPv6 are the host's addresses; for the node, its primary ones.
 	IPv4, IPv6 netip.Addr
 
 	lab *Lab
 	ns  *os.File
-	// ports counts the source ports that probes took.
+	// ports counts the source ports used by probes.
 	ports atomic.Uint32
 }
 
-// Do runs f inside of the host's namespace, on an OS thread of its own, and returns its error. Sockets, processes and
-// files of /proc/sys/net that f itself opens are the host's; goroutines that f starts are not in the namespace. f may
-// call Do of other hosts. It must not call t.FailNow. After Close it fails with an error that is os.ErrClosed.
+// Do runs f in the host's namespace, on its own OS thread, and returns its error. Sockets, processes and files of /proc/sys/net
+// that f itself opens belong to the host; goroutines that f starts are not in the namespace. f may call Do of other hosts. It
+// must not call t.FailNow. After Close, errors.Is(err, os.ErrClosed).
 func (h *Host) Do(f func() error) error {
 	return onThread(h.lab.home, func() error {
 		if err := enter(h.ns); err != nil {
@@ -63,7 +63,7 @@ func writeSysctl(s setting) error {
 	return nil
 }
 
-// Addr returns the host's address of the family that like has.
+// Addr returns the host's address of the same family as like.
 func (h *Host) Addr(like netip.Addr) netip.Addr {
 	if like.Is4() {
 		return h.IPv4
@@ -71,25 +71,25 @@ func (h *Host) Addr(like netip.Addr) netip.Addr {
 	return h.IPv6
 }
 
-// Addrs returns the host's IPv4 and its IPv6 address, to loop over the families.
+// Addrs returns the host's IPv4 and its IPv6 address, for loops over the families.
 func (h *Host) Addrs() [2]netip.Addr { return [2]netip.Addr{h.IPv4, h.IPv6} }
 
-// Command prepares a program to run inside of the host's namespace; it is killed when ctx ends. The file system is
-// the ordinary one: /sys in particular still shows the devices of the namespace the lab was started from.
+// Command prepares a program to run in the host's namespace. It is killed when ctx ends. The file system is the ordinary one:
+// /sys in particular still shows the devices of the namespace in which the lab was started.
 func (h *Host) Command(ctx context.Context, name string, args ...string) *Cmd {
 	return &Cmd{Cmd: exec.CommandContext(ctx, name, args...), host: h}
 }
 
-// Cmd is an exec.Cmd whose process starts inside of a Host's namespace.
+// Cmd is an exec.Cmd whose process starts in a Host's namespace.
 type Cmd struct {
 	*exec.Cmd
 	host *Host
 }
 
-// Start is exec.Cmd.Start inside of the namespace: a new process inherits the namespace of the thread that starts it.
+// Start does the same as exec.Cmd.Start in the namespace: a new process inherits the namespace of the thread that starts it.
 func (c *Cmd) Start() error { return c.host.Do(c.Cmd.Start) }
 
-// Run is exec.Cmd.Run inside of the namespace.
+// Run does the same as exec.Cmd.Run in the namespace.
 func (c *Cmd) Run() error {
 	if err := c.Start(); err != nil {
 		return err
@@ -97,7 +97,7 @@ func (c *Cmd) Run() error {
 	return c.Wait()
 }
 
-// Output is exec.Cmd.Output inside of the namespace.
+// Output does the same as exec.Cmd.Output in the namespace.
 func (c *Cmd) Output() (out []byte, err error) {
 	err = c.host.Do(func() error {
 		out, err = c.Cmd.Output()
@@ -106,7 +106,7 @@ func (c *Cmd) Output() (out []byte, err error) {
 	return out, err
 }
 
-// CombinedOutput is exec.Cmd.CombinedOutput inside of the namespace.
+// CombinedOutput does the same as exec.Cmd.CombinedOutput in the namespace.
 func (c *Cmd) CombinedOutput() (out []byte, err error) {
 	err = c.host.Do(func() error {
 		out, err = c.Cmd.CombinedOutput()

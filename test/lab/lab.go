@@ -15,29 +15,29 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// Patience is how long tests wait for an event that normally takes milliseconds: other programs may use all processors. It is the one
-// place to raise it. A test that fails takes that long; a test that succeeds does not.
+// Patience is the longest wait of tests for an event that normally takes milliseconds: other programs may use all processors. It
+// is the one place to raise it. Only a failing test takes that long.
 const Patience = time.Minute
 
-// Config says which hosts a Lab has besides the node.
+// Config selects the hosts of a Lab besides the node.
 type Config struct {
 	// Pods is the number of pods on the node, at most 200.
 	Pods int
 	// Remotes is the number of pods elsewhere in the cluster, at most 200.
 	Remotes int
-	// Clients is the number of machines outside of the cluster, at most 100; zero means one.
+	// Clients is the number of machines outside the cluster, at most 100; zero means one.
 	Clients int
-	// NodeAddrs are further addresses of the node, placed on its eth0. The kernel never prefers them as a source, so
-	// the node masquerades as its primary addresses.
+	// NodeAddrs are further addresses on the node's eth0. The kernel never prefers them as a source, so the node masquerades with
+	// its primary addresses.
 	NodeAddrs []netip.Addr
-	// Bridge is the name of a bridge on the node whose ports the pods' devices are. To IP, pods then come in by the
-	// bridge, and packets between two pods pass through the node as without it. Empty means no bridge.
+	// Bridge is the name of a bridge on the node with the pods' devices as ports; empty means no bridge. To IP, pods' packets then
+	// arrive by the bridge. Packets between two pods pass through the node as without it.
 	Bridge string
 }
 
-// Lab is a network of namespaces. Its methods may be called from several goroutines.
+// Lab is a network of namespaces. Its methods are safe for concurrent use.
 type Lab struct {
-	// Node is where the rules under test belong: it forwards, and sends its own packets by default to the client.
+	// Node is the host for the rules under test: it forwards, and its default route leads to the client.
 	Node *Host
 	// Pods are the pods on the node: "pod-0" and so on.
 	Pods []*Host
@@ -45,10 +45,10 @@ type Lab struct {
 	Remotes []*Host
 	// Client is the first of Clients.
 	Client *Host
-	// Clients are the machines outside of the cluster: "client", "client-1" and so on.
+	// Clients are the machines outside the cluster: "client", "client-1" and so on.
 	Clients []*Host
 
-	// prefix begins the name of every namespace of this lab.
+	// prefix is the beginning of the name of every namespace of this lab.
 	prefix string
 	// home is the namespace that a thread returns to.
 	home *os.File
@@ -58,8 +58,8 @@ type Lab struct {
 	servers map[*Server]struct{}
 }
 
-// New makes the namespaces and connects them; the caller must Close the lab. It first removes what a killed program
-// left behind. An error that errors.Is fs.ErrPermission means that the privilege for namespaces is missing.
+// New creates and connects the namespaces. The caller must Close the lab. It first removes the namespaces of killed programs. If
+// errors.Is(err, fs.ErrPermission), the privilege for namespaces is missing.
 func New(c Config) (*Lab, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func New(c Config) (*Lab, error) {
 	return l, nil
 }
 
-// complete fills in the defaults and refuses what the address plan has no room for.
+// complete sets the defaults and rejects numbers beyond the address plan.
 func (c *Config) complete() error {
 	if c.Clients == 0 {
 		c.Clients = 1
@@ -90,7 +90,7 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// lay puts the hosts with their names and addresses into l; none has a namespace yet.
+// lay adds the hosts with their names and addresses to l, without namespaces.
 func (l *Lab) lay(c Config) {
 	host := func(name, device, v4, v6 string, i int) *Host {
 		return &Host{Name: name, Device: device, IPv4: nth(v4, i), IPv6: nth(v6, i), lab: l}
@@ -114,7 +114,7 @@ func (l *Lab) lay(c Config) {
 	}
 }
 
-// nth returns the i-th address from first on; IPv6 addresses count in hexadecimal, ::1a follows ::19.
+// nth returns the i-th address from first on. IPv6 addresses count in hexadecimal: ::1a follows ::19.
 func nth(first string, i int) netip.Addr {
 	addr := netip.MustParseAddr(first)
 	for range i {
@@ -123,7 +123,7 @@ func nth(first string, i int) netip.Addr {
 	return addr
 }
 
-// Hosts lists all hosts, the node first.
+// Hosts returns all hosts, the node first.
 func (l *Lab) Hosts() []*Host {
 	hosts := []*Host{l.Node}
 	hosts = append(hosts, l.Clients...)
@@ -131,7 +131,7 @@ func (l *Lab) Hosts() []*Host {
 	return append(hosts, l.Remotes...)
 }
 
-// String is a table of the hosts, one per line: name, namespace, addresses, device on the node.
+// String returns a table of the hosts, one on each line: name, namespace, addresses, device on the node.
 func (l *Lab) String() string {
 	var b strings.Builder
 	for _, h := range l.Hosts() {
@@ -140,7 +140,7 @@ func (l *Lab) String() string {
 	return b.String()
 }
 
-// build makes the namespaces of all hosts and then the links.
+// build creates the namespaces of all hosts and then the links.
 func (l *Lab) build(c Config) error {
 	if err := l.spawn(); err != nil {
 		return err
@@ -153,7 +153,7 @@ func (l *Lab) build(c Config) error {
 	return l.connect(c)
 }
 
-// spawn makes one namespace per host, all on one thread: unshare takes the thread from each into the next.
+// spawn creates one namespace for each host, all on one thread: unshare moves the thread from one to the next.
 func (l *Lab) spawn() error {
 	var err error
 	if l.home, err = openHome(); err != nil {
@@ -172,7 +172,7 @@ func (l *Lab) spawn() error {
 	})
 }
 
-// openHome opens the namespace in which unlocked threads run.
+// openHome opens the namespace of unlocked threads.
 func openHome() (*os.File, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -183,7 +183,7 @@ func openHome() (*os.File, error) {
 	return os.NewFile(uintptr(home), "home"), nil
 }
 
-// connect wires every host to the node.
+// connect connects every host to the node.
 func (l *Lab) connect(c Config) error {
 	node, err := l.Node.netlink()
 	if err != nil {
@@ -219,8 +219,8 @@ func (l *Lab) connect(c Config) error {
 	return l.Node.awaitLocal(c.NodeAddrs...)
 }
 
-// Close stops all servers and removes all namespaces. It may be called again, and while probes run, which then fail.
-// Namespaces go once their last socket and process is gone; connections from Dial and commands are the caller's.
+// Close stops all servers and removes all namespaces. It may be called again, and during probes, which then fail. A namespace
+// exists until its last socket and process is gone; the caller closes connections from Dial and commands.
 func (l *Lab) Close() error {
 	l.mu.Lock()
 	if l.closed {
@@ -248,7 +248,7 @@ func (l *Lab) Close() error {
 	return errors.Join(errs...)
 }
 
-// adopt makes Close stop s too; false means that the lab is closed already.
+// adopt makes Close stop s too. It returns false if the lab is closed already.
 func (l *Lab) adopt(s *Server) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -258,14 +258,14 @@ func (l *Lab) adopt(s *Server) bool {
 	return !l.closed
 }
 
-// disown forgets a server that was closed.
+// disown removes a closed server.
 func (l *Lab) disown(s *Server) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.servers, s)
 }
 
-// netlink opens a route socket inside of the host's namespace.
+// netlink opens a route socket in the host's namespace.
 func (h *Host) netlink() (handle *netlink.Handle, err error) {
 	err = h.Do(func() error {
 		handle, err = netlink.NewHandle(netlinkRoute)

@@ -29,7 +29,7 @@ var everything = Config{Pods: 2, Remotes: 1, Clients: 2, NodeAddrs: []netip.Addr
 
 var protocols = []model.Protocol{model.TCP, model.UDP, model.SCTP}
 
-// mustServe starts a server that ends with the test's lab.
+// mustServe starts a server that stops with the test's lab.
 func mustServe(t testing.TB, h *Host, proto model.Protocol, port uint16) {
 	t.Helper()
 	if _, err := h.Serve(proto, port); err != nil {
@@ -184,7 +184,7 @@ func TestRefusalsAreNotRateLimited(t *testing.T) {
 	}
 }
 
-// A raw socket is handed the errors about all packets to its destination. A probe must not take another's for its own.
+// A raw socket receives the errors about all packets to its destination. A probe must ignore those of other probes.
 func TestRefusalsConcernOneProbe(t *testing.T) {
 	l := ForTest(t, Config{Pods: 1})
 	mustNft(t, l.Node, `table inet t { chain c { type filter hook forward priority 0;
@@ -235,8 +235,8 @@ func TestNatSeesEveryProtocol(t *testing.T) {
 	}
 }
 
-// A pod that reaches another by an address that is translated, with its own address kept, gets an answer only if that
-// passes through the node, too. Redirects would show after the first packets.
+// A pod that reaches another pod at a translated address, with its own address kept, gets a reply only if that passes through the
+// node, too. Redirects would take effect after the first packets.
 func TestPodsTalkThroughTheNodeWithABridge(t *testing.T) {
 	l := ForTest(t, Config{Pods: 2, Remotes: 1, Bridge: "cni0"})
 	mustNft(t, l.Node, `table inet t {
@@ -263,7 +263,7 @@ func TestPodsTalkThroughTheNodeWithABridge(t *testing.T) {
 			if got.Server != "pod-0" || got.Source.Addr() != l.Node.Addr(dst.Addr()) {
 				t.Errorf("pod-0 to itself, %s %s: %s (%v)", proto, dst, got, got.Err)
 			}
-			// Who comes in by another device doesn't match.
+			// A packet from another device does not match.
 			got = l.Remotes[0].Probe(t.Context(), proto, dst, Options{Timeout: 50 * time.Millisecond})
 			if got.Outcome != TimedOut {
 				t.Errorf("remote-0 %s %s: %s (%v)", proto, dst, got, got.Err)
@@ -322,8 +322,8 @@ func TestDialKeepsTalkingToEcho(t *testing.T) {
 	}
 }
 
-// A port that comes again to the same address may meet what conntrack remembers of its first time. The kernel has few to choose
-// from here, and would have to.
+// A port that is reused for the same address may meet the conntrack entry of its first use. The kernel has few ports to choose
+// from here, and would reuse them.
 func TestPortsDoNotComeAgain(t *testing.T) {
 	l := ForTest(t, Config{Pods: 1})
 	if err := l.Client.Sysctl("ipv4/ip_local_port_range", "40000 40031"); err != nil {
@@ -364,7 +364,7 @@ func TestPortsDoNotComeAgain(t *testing.T) {
 	}
 }
 
-// A port that a server of the host listens on is passed over.
+// A port of a server on the host is skipped.
 func TestPortsThatAreTakenArePassedOver(t *testing.T) {
 	l := ForTest(t, Config{Pods: 1})
 	mustServe(t, l.Pods[0], model.TCP, 80)
@@ -453,7 +453,7 @@ func TestCommandRunsInsideOfTheHost(t *testing.T) {
 	}
 }
 
-// namespace is the identity of the host's namespace.
+// namespace returns the identity of the host's namespace.
 func (h *Host) namespace() (id string, err error) {
 	err = h.Do(func() error {
 		id, err = os.Readlink("/proc/thread-self/ns/net")
@@ -536,7 +536,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 			t.Fatalf("%s: %s (%v)", proto, got, got.Err)
 		}
 	}
-	// The test keeps the node's namespace, so it sees its devices go when the namespaces at their other ends do.
+	// The test keeps the node's namespace, so it can observe that devices are deleted with the namespaces of their peers.
 	node, err := l.Node.netlink()
 	if err != nil {
 		t.Fatal(err)
@@ -562,7 +562,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	}
 }
 
-// devices are the names of the devices where the test runs.
+// devices returns the names of the devices in the test's namespace.
 func devices(t *testing.T) []string {
 	t.Helper()
 	links, err := netlink.LinkList()
@@ -595,7 +595,7 @@ func TestNewSweepsWhatKilledProgramsLeft(t *testing.T) {
 		t.Log("namespaces have no names here, so none can be left behind")
 		return
 	}
-	// No process can have this number: it is the limit of pid_max.
+	// No process can have this ID: it is the limit of pid_max.
 	names := []string{"knp-4194304-0-node", ".knp-4194304-0-lock"}
 	for _, name := range names {
 		if err := os.WriteFile(filepath.Join(namesDir, name), nil, 0o444); err != nil {

@@ -15,24 +15,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namesDir is where iproute2 looks for named namespaces.
+// namesDir is iproute2's directory of named namespaces.
 const namesDir = "/run/netns"
 
-// ownName matches the names this package gives; the group is the process that made the namespace.
+// ownName matches the names of this package. The group is the ID of the process that created the namespace.
 var ownName = regexp.MustCompile(`^knp-([0-9]+)-[0-9]+-`)
 
-// errEnded means that a function given to Do left by runtime.Goexit, as t.FailNow does.
+// errEnded means that a function given to Do called runtime.Goexit, as t.FailNow does.
 var errEnded = errors.New("run in namespace: the function ended its goroutine")
 
-// outcome is how a function run by onThread ended.
+// outcome is the result of a function run by onThread.
 type outcome struct {
 	err    error
 	panics any
 }
 
-// onThread runs f on an OS thread of its own and brings the thread back home. A thread that cannot be brought home
-// stays locked, so that the runtime destroys it with its goroutine. A panic of f is raised again in the caller, whose
-// deferred Close would not run otherwise.
+// onThread runs f on its own OS thread and returns the thread to its namespace. If that fails, the thread stays locked, so that
+// the runtime destroys it with its goroutine. A panic of f is raised again in the caller, because the caller's deferred Close
+// would not run otherwise.
 func onThread(home *os.File, f func() error) error {
 	ended := make(chan outcome, 1)
 	go func() {
@@ -56,8 +56,8 @@ func onThread(home *os.File, f func() error) error {
 	return end.err
 }
 
-// enter moves the calling thread into a namespace. Going through Control keeps a concurrent Close of the file from
-// handing its number to another file in between.
+// enter moves the calling thread to a namespace. Control prevents a concurrent Close of the file from releasing its number to
+// another file meanwhile.
 func enter(ns *os.File) error {
 	raw, err := ns.SyscallConn()
 	if err != nil {
@@ -65,13 +65,13 @@ func enter(ns *os.File) error {
 	}
 	var failed error
 	if err := raw.Control(func(fd uintptr) { failed = netns.Set(netns.NsHandle(fd)) }); err != nil {
-		return os.ErrClosed // Control has no other error, and does not say it in this word
+		return os.ErrClosed // Control has no other error, and does not return this one
 	}
 	return failed
 }
 
-// reserve returns a prefix that no other lab has, by creating a file nobody else has created. Where the directory
-// cannot be written, names are of no use, and any prefix will do.
+// reserve returns a unique prefix, by creating a new file. If the directory cannot be written, names do not matter, and any
+// prefix will do.
 func reserve() (string, error) {
 	if err := os.MkdirAll(namesDir, 0o755); err != nil {
 		return fmt.Sprintf("knp-%d-0-", os.Getpid()), nil
@@ -90,7 +90,7 @@ func reserve() (string, error) {
 	}
 }
 
-// unreserve gives a prefix back.
+// unreserve releases a prefix.
 func unreserve(prefix string) error {
 	if err := os.Remove(lockPath(prefix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("release names: %w", err)
@@ -101,8 +101,8 @@ func unreserve(prefix string) error {
 // lockPath is the file that reserves a prefix.
 func lockPath(prefix string) string { return filepath.Join(namesDir, "."+prefix+"lock") }
 
-// spawn makes the host's namespace and leaves the calling thread in it. A namespace that cannot be given a name, as
-// in a user namespace without a mount namespace, works all the same and is reachable through this process.
+// spawn creates the host's namespace and leaves the calling thread in it. A namespace without a name, as in a user namespace
+// without a mount namespace, also works and is reachable through this process.
 func (h *Host) spawn(prefix string) error {
 	ns, err := netns.New()
 	if err != nil {
@@ -135,8 +135,8 @@ func bind(name string) error {
 	return nil
 }
 
-// unbind removes a name; a name that is gone already is no error. Namespaces may be mounted at it several times: "ip netns add" of
-// another program mounts the folder over itself, with all mounts in it.
+// unbind removes a name. A missing name is no error. Several mounts may cover the name: "ip netns add" of another program mounts
+// the directory over itself, with all mounts in it.
 func unbind(name string) error {
 	path := filepath.Join(namesDir, name)
 	if err := unmountAll(path); err != nil {
@@ -152,7 +152,7 @@ func unbind(name string) error {
 	return nil
 }
 
-// unmountAll unmounts what can be seen at a path, until nothing is mounted there.
+// unmountAll unmounts all mounts that are visible at a path.
 func unmountAll(path string) error {
 	for {
 		switch err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err {
@@ -165,9 +165,9 @@ func unmountAll(path string) error {
 	}
 }
 
-// removeCovered removes a file on which something is mounted below another mount of the folder, where no path leads. In a mount
-// namespace in which nothing is mounted there the file can be removed; the kernel then unmounts it in all others. The thread of that
-// namespace ends with its goroutine.
+// removeCovered removes a file whose mount is hidden below another mount of the directory. In a mount namespace without these
+// mounts, the file can be removed, and the kernel then unmounts it in all others. The thread of that namespace exits with its
+// goroutine.
 func removeCovered(path string) error {
 	removed := make(chan error, 1)
 	go func() {
@@ -191,7 +191,7 @@ func removeCovered(path string) error {
 	return <-removed
 }
 
-// remove lets go of the host's namespace.
+// remove releases the host's namespace.
 func (h *Host) remove() error {
 	var errs []error
 	if h.Netns != "" {
@@ -203,8 +203,8 @@ func (h *Host) remove() error {
 	return errors.Join(errs...)
 }
 
-// sweep removes the names that killed programs left behind. It reports nothing, since a lab can be made without it.
-// A process of another process namespace may be taken for dead; it loses the names, but its lab goes on.
+// sweep removes the names that killed programs left behind. It ignores errors, because a lab works without it. It may take a
+// process of another PID namespace for dead: that process loses the names, but its lab continues.
 func sweep() {
 	entries, err := os.ReadDir(namesDir)
 	if err != nil {
@@ -222,7 +222,7 @@ func sweep() {
 	}
 }
 
-// dead reports whether there is no process of that number.
+// dead reports whether there is no process with that ID.
 func dead(pid string) bool {
 	number, err := strconv.Atoi(pid)
 	return err == nil && unix.Kill(number, 0) == unix.ESRCH

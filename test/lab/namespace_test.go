@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestNamesAreRemovedUnderStackedMounts does to /run/netns what "ip netns add" of other programs does, several times, and mounts a name
-// twice. It runs in a process with a mount namespace of its own, and a /run/netns of its own.
+// TestNamesAreRemovedUnderStackedMounts mounts /run/netns over itself several times, as "ip netns add" of other programs does,
+// and mounts a name twice. It runs in a process with its own mount namespace and /run/netns.
 func TestNamesAreRemovedUnderStackedMounts(t *testing.T) {
 	if os.Getenv("LAB_STACKED_MOUNTS") != "" {
 		stackMounts(t)

@@ -17,24 +17,23 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// DefaultTimeout is how long a probe waits for an answer unless told otherwise; without a network in between, an
-// answer takes less than a millisecond.
+// DefaultTimeout is the default timeout of a probe. Without a network in between, an answer takes less than a millisecond.
 const DefaultTimeout = 300 * time.Millisecond
 
-// Outcome is how a probe ended.
+// Outcome is the result of a probe.
 type Outcome uint8
 
 // The outcomes of a probe.
 const (
-	// Failed means that the probe could not be made or understood: a source port was taken, ctx was cancelled.
+	// Failed means that the probe could not be sent or understood: a source port was in use, ctx was cancelled.
 	Failed Outcome = iota
 	// Answered means that a server answered.
 	Answered
-	// Refused means a TCP reset or an ICMP error that says port or protocol unreachable.
+	// Refused means a TCP reset or an ICMP error port unreachable or protocol unreachable.
 	Refused
-	// TimedOut means that nothing came back.
+	// TimedOut means that there was no answer.
 	TimedOut
-	// Unreachable means an ICMP error that says host or network unreachable or prohibited, or no route.
+	// Unreachable means an ICMP error host or network unreachable or prohibited, or no route.
 	Unreachable
 )
 
@@ -64,11 +63,11 @@ type Answer struct {
 	Local netip.AddrPort
 	// RTT is the time from the first packet to the answer or the refusal.
 	RTT time.Duration
-	// Err is why the outcome is not Answered.
+	// Err is the reason why the outcome is not Answered.
 	Err error
 }
 
-// String tells the answer in one line, for example "pod-0 saw 192.0.2.100:40000 at 10.244.0.10:80" or "refused".
+// String returns the answer in one line, for example "pod-0 saw 192.0.2.100:40000 at 10.244.0.10:80" or "refused".
 func (a Answer) String() string {
 	switch {
 	case a.Outcome == Failed && a.Err != nil:
@@ -79,7 +78,7 @@ func (a Answer) String() string {
 	return fmt.Sprintf("%s saw %s at %s", a.Server, a.Source, a.Local)
 }
 
-// ParseAnswer reads a Server's line, which need not end in a newline.
+// ParseAnswer parses a Server's line, with or without a newline.
 func ParseAnswer(line string) (Answer, error) {
 	fields := strings.Fields(line)
 	if len(fields) != 3 {
@@ -98,18 +97,18 @@ func ParseAnswer(line string) (Answer, error) {
 
 // Options vary a probe; the zero value is a probe from any port that waits for DefaultTimeout.
 type Options struct {
-	// Timeout is how long to wait for the answer; zero means DefaultTimeout. An earlier deadline of ctx counts too.
+	// Timeout is the time to wait for the answer; zero means DefaultTimeout. An earlier deadline of ctx applies, too.
 	Timeout time.Duration
-	// Source is the address to send from, for hosts that have several; the zero value lets the kernel choose.
+	// Source is the source address, for hosts that have several; the zero value lets the kernel choose.
 	Source netip.Addr
-	// SourcePort is the port to send from; zero means a new one for each probe. Conntrack remembers flows, a SYN that
-	// nobody answered for two minutes, so a port chosen at random would now and then continue an old one: a host's
-	// probes and connections take their ports in turn, all 28,232 of them. (The kernel shuffles those of TCP every 10 s.)
+	// SourcePort is the source port; zero means a new one for each probe. Conntrack keeps entries, for an unanswered SYN two
+	// minutes, so a random port would sometimes match an old entry. Therefore a host's probes and connections use all 28,232 ports
+	// in turn. (The kernel shuffles those of TCP every 10 s.)
 	SourcePort uint16
 }
 
-// Probe sends one request from this host and tells what came of it: a TCP connection, a UDP datagram or an SCTP INIT.
-// A rule that drops the host's own outgoing packets shows as TimedOut like any other loss.
+// Probe sends one request from this host and returns the result: a TCP connection, a UDP datagram or an SCTP INIT. If a rule
+// drops the host's own outgoing packets, the outcome is TimedOut.
 func (h *Host) Probe(ctx context.Context, proto model.Protocol, dst netip.AddrPort, o Options) Answer {
 	return h.one(func() Answer { return h.probe(ctx, proto, dst, o) })
 }
@@ -119,7 +118,7 @@ func (h *Host) Ping(ctx context.Context, dst netip.Addr, o Options) Answer {
 	return h.one(func() Answer { return timed(func() Answer { return ping(ctx, dst, o) }) })
 }
 
-// one makes a probe inside of the host's namespace.
+// one makes a probe in the host's namespace.
 func (h *Host) one(f func() Answer) Answer {
 	var a Answer
 	if err := h.Do(func() error { a = f(); return nil }); err != nil {
@@ -128,8 +127,8 @@ func (h *Host) one(f func() Answer) Answer {
 	return a
 }
 
-// Spread makes n probes one after the other, each from a new socket, and counts the answers per server. Other outcomes
-// count under their words, "refused" or "timed out". The first probe that Failed ends it with an error.
+// Spread makes n probes in sequence, each from a new socket, and counts the answers by server. Other outcomes count by their
+// names, "refused" or "timed out". The first Failed probe ends it with an error.
 func (h *Host) Spread(ctx context.Context, proto model.Protocol, dst netip.AddrPort, n int, o Options) (map[string]int,
 	error) {
 	counts := map[string]int{}
@@ -150,9 +149,9 @@ func (h *Host) Spread(ctx context.Context, proto model.Protocol, dst netip.AddrP
 	return counts, err
 }
 
-// Dial opens a TCP connection or a connected UDP socket from inside of the host, for use by any goroutine. The caller
-// closes it; until then the namespace stays. A TCP connection refused by ICMP, as by nftables, may take a second to
-// fail, since the kernel only notes an answer that comes while it is sending; Probe sees it at once.
+// Dial opens a TCP connection or a connected UDP socket from the host, for use by any goroutine. The caller closes it; until then
+// the namespace stays. A TCP connection rejected by ICMP, as by nftables, may take a second to fail, because the kernel only
+// records an answer that arrives while it is sending. Probe returns at once.
 func (h *Host) Dial(ctx context.Context, proto model.Protocol, dst netip.AddrPort) (conn net.Conn, err error) {
 	if proto != model.TCP && proto != model.UDP {
 		return nil, fmt.Errorf("dial %s from %s: %s has no connections here", dst, h.Name, proto)
@@ -190,7 +189,7 @@ func (h *Host) probe(ctx context.Context, proto model.Protocol, dst netip.AddrPo
 	})
 }
 
-// timed measures a probe.
+// timed measures the duration of a probe.
 func timed(f func() Answer) Answer {
 	begin := time.Now()
 	a := f()
@@ -198,7 +197,7 @@ func timed(f func() Answer) Answer {
 	return a
 }
 
-// open opens a probe's socket, bound as the options say.
+// open opens a probe's socket, bound according to the options.
 func open(ctx context.Context, dst netip.Addr, kind, proto int, o Options) (socket, error) {
 	if o.Timeout == 0 {
 		o.Timeout = DefaultTimeout
@@ -217,7 +216,7 @@ func open(ctx context.Context, dst netip.Addr, kind, proto int, o Options) (sock
 	return s, nil
 }
 
-// bind sets the source address and port, if any is wanted.
+// bind sets the source address and port, if given.
 func (s socket) bind(dst netip.Addr, o Options) error {
 	if o.SourcePort == 0 && !o.Source.IsValid() {
 		return nil
@@ -238,10 +237,10 @@ func (s socket) bind(dst netip.Addr, o Options) error {
 	return nil
 }
 
-// close closes the socket. There is nothing left to lose, so its error is of no interest.
+// close closes the socket. Errors do not matter any more.
 func (s socket) close() { _ = unix.Close(s.fd) }
 
-// probeTCP connects and reads the line. It closes with a reset, which leaves no port in TIME_WAIT.
+// probeTCP connects and reads the line. It closes with a reset, so that no port stays in TIME_WAIT.
 func (h *Host) probeTCP(ctx context.Context, dst netip.AddrPort, o Options) Answer {
 	s, err := h.openPort(ctx, dst, unix.SOCK_STREAM, o)
 	if err != nil {
@@ -264,9 +263,9 @@ func (h *Host) probeTCP(ctx context.Context, dst netip.AddrPort, o Options) Answ
 	return answered(line)
 }
 
-// part ends a connection so that its ports can be used again at once. A reset of our own may find the server's socket
-// still busy with sending the line, and a SYN that follows is then queued to that dying socket and lost. So we end our
-// half and wait for the server's reset; if none comes, the reset of our close has to do.
+// part ends a connection so that its ports are reusable at once. A reset from this side may meet a server socket that is still
+// sending the line. The kernel would queue a following SYN to that dying socket and lose it. So part closes its half and waits
+// for the server's reset. If none arrives, close sends a reset.
 func (s socket) part() {
 	if unix.Shutdown(s.fd, unix.SHUT_WR) != nil {
 		return
@@ -303,7 +302,7 @@ func (h *Host) probeUDP(ctx context.Context, dst netip.AddrPort, o Options) Answ
 	return s.exchange(dst, []byte("?\n"), func(reply []byte) ([]byte, bool) { return reply, true })
 }
 
-// openPort opens a TCP or UDP socket; unless a source port is given, it takes the next one that is free.
+// openPort opens a TCP or UDP socket. Unless a source port is given, it uses the next free one.
 func (h *Host) openPort(ctx context.Context, dst netip.AddrPort, kind int, o Options) (s socket, err error) {
 	if o.SourcePort != 0 {
 		return open(ctx, dst.Addr(), kind, 0, o)
@@ -316,7 +315,7 @@ func (h *Host) openPort(ctx context.Context, dst netip.AddrPort, kind int, o Opt
 	return s, err
 }
 
-// eachPort calls open with the next ports until there is one that nobody has.
+// eachPort calls open with the next ports until one is free.
 func (h *Host) eachPort(open func(port uint16) error) error {
 	for range portCount {
 		if err := open(h.nextPort()); !errors.Is(err, unix.EADDRINUSE) {
@@ -326,7 +325,7 @@ func (h *Host) eachPort(open func(port uint16) error) error {
 	return fmt.Errorf("find a source port: %w", unix.EADDRINUSE)
 }
 
-// firstPort and portCount are the kernel's own range of ports for clients.
+// firstPort and portCount are the kernel's own range of ephemeral ports.
 const (
 	firstPort = 32768
 	portCount = 28232
@@ -335,8 +334,8 @@ const (
 // nextPort returns the ports of the range in turn.
 func (h *Host) nextPort() uint16 { return uint16(firstPort + (h.ports.Add(1)-1)%portCount) }
 
-// probeSCTP sends an INIT and waits for its INIT ACK. An ABORT is passed over: on a kernel that knows SCTP it is the
-// kernel that sends one, since it knows nothing of the raw sockets.
+// probeSCTP sends an INIT and waits for its INIT ACK. It ignores an ABORT: a kernel with SCTP sends one, because it does not know
+// the raw sockets.
 func (h *Host) probeSCTP(ctx context.Context, dst netip.AddrPort, o Options) Answer {
 	port := o.SourcePort
 	if port == 0 {
@@ -360,8 +359,7 @@ func (h *Host) probeSCTP(ctx context.Context, dst netip.AddrPort, o Options) Ans
 	})
 }
 
-// ping sends an echo request through a ping socket, for which the kernel fills in identifier and checksum and picks out
-// the reply.
+// ping sends an echo request through a ping socket, for which the kernel sets identifier and checksum and selects the reply.
 func ping(ctx context.Context, dst netip.Addr, o Options) Answer {
 	proto, kind := unix.IPPROTO_ICMP, byte(8)
 	if dst.Is6() {
@@ -384,8 +382,8 @@ func ping(ctx context.Context, dst netip.Addr, o Options) Answer {
 	return a
 }
 
-// exchange sends one packet and waits for the one that accept takes for its answer and reads the line from. A packet
-// that a rule does not let out (EPERM) may still be refused by an ICMP error, so that is waited for as well.
+// exchange sends one packet and waits for an answer, from which accept extracts the line. If a rule blocks the packet (EPERM), an
+// ICMP error may follow, so exchange waits for that as well.
 func (s socket) exchange(dst netip.AddrPort, packet []byte, accept func([]byte) ([]byte, bool)) Answer {
 	if err := reportErrors(s.fd, dst.Addr()); err != nil {
 		return Answer{Err: err}
@@ -417,7 +415,7 @@ func (s socket) exchange(dst netip.AddrPort, packet []byte, accept func([]byte) 
 	}
 }
 
-// answered reads a server's line.
+// answered parses a server's line.
 func answered(line []byte) Answer {
 	a, err := ParseAnswer(string(line))
 	if err != nil {
@@ -426,8 +424,8 @@ func answered(line []byte) Answer {
 	return a
 }
 
-// unanswered classifies an error. ICMPv6 "prohibited" is EACCES; a protocol that the other side does not speak is
-// ENOPROTOOPT in IPv4 and EPROTO in IPv6.
+// unanswered classifies an error. ICMPv6 "prohibited" is EACCES. An unsupported protocol is ENOPROTOOPT in IPv4 and EPROTO in
+// IPv6.
 func unanswered(err error) Answer {
 	a := Answer{Err: err}
 	switch {

@@ -6,7 +6,7 @@ import (
 	"math/rand/v2"
 )
 
-// The SCTP chunks and the parameter that are spoken, from RFC 9260 sections 3.3.2 and 3.3.3.
+// The SCTP chunks and the parameter in use, from RFC 9260 sections 3.3.2 and 3.3.3.
 const (
 	sctpInit    = 1
 	sctpInitAck = 2
@@ -27,18 +27,18 @@ type sctpPacket struct {
 	tag uint32
 	// chunk is sctpInit or sctpInitAck.
 	chunk uint8
-	// own is the tag that the sender wants to see in packets to it; not zero.
+	// own is the tag that the sender expects in packets to it; not zero.
 	own uint32
 	// cookie is the state cookie of an INIT ACK. The lab's servers write their line into it.
 	cookie []byte
 }
 
-// newInit is the INIT that begins an association.
+// newInit returns the INIT that starts an association.
 func newInit(source, target uint16) sctpPacket {
 	return sctpPacket{source: source, target: target, chunk: sctpInit, own: rand.Uint32() | 1}
 }
 
-// answer is the INIT ACK to an INIT.
+// answer returns the INIT ACK to an INIT.
 func (p sctpPacket) answer(cookie []byte) sctpPacket {
 	return sctpPacket{
 		source: p.target, target: p.source, tag: p.own,
@@ -73,7 +73,7 @@ func (p sctpPacket) bytes() []byte {
 	return b
 }
 
-// parseSCTP decodes what bytes encodes; false means that it is another packet or a broken one.
+// parseSCTP decodes the result of bytes. It returns false for other or invalid packets.
 func parseSCTP(b []byte) (sctpPacket, bool) {
 	if len(b) < sctpHead+sctpFixed || !sctpIntact(b) {
 		return sctpPacket{}, false

@@ -17,16 +17,16 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// farewell is how long a server waits for its client to close first; a client that never does, like nc, waits as long.
+// farewell is the time for which a server waits for its client to close first; some clients, such as nc, never do.
 const farewell = 200 * time.Millisecond
 
 // Server answers on one port of a Host, on all of the host's addresses, with one line per connection or datagram:
 //
 //	<host name> <client's address:port as seen> <own address:port as seen>
 type Server struct {
-	// Host is where the server runs.
+	// Host is the server's host.
 	Host *Host
-	// Proto and Port are what it serves.
+	// Proto and Port are the server's protocol and port.
 	Proto model.Protocol
 	Port  uint16
 
@@ -36,11 +36,11 @@ type Server struct {
 	open    map[io.Closer]struct{}
 }
 
-// Serve starts a server that sends the line and ends the connection (TCP), answers each datagram with the line (UDP),
-// or answers each INIT with an INIT ACK whose state cookie is the line (SCTP). Close, also of the lab, stops it. A TCP
-// client that ends its half first gets a reset after the line, otherwise the end comes after 200 ms. A port that is
-// taken is an error, save for SCTP, where a host's servers share the packets. As long as a host has an SCTP server,
-// its other SCTP ports are silent instead of refused.
+// Serve starts a server that sends the line and closes the connection (TCP), answers each datagram with the line (UDP), or
+// answers each INIT with an INIT ACK whose state cookie is the line (SCTP). Close, also of the lab, stops it. A TCP client that
+// closes its half first gets a reset after the line, otherwise the server closes after 200 ms. A port in use is an error, except
+// for SCTP, where a host's servers share the packets. While a host has an SCTP server, its other SCTP ports do not reject
+// packets.
 func (h *Host) Serve(proto model.Protocol, port uint16) (*Server, error) {
 	switch proto {
 	case model.TCP:
@@ -53,13 +53,13 @@ func (h *Host) Serve(proto model.Protocol, port uint16) (*Server, error) {
 	return nil, fmt.Errorf("serve on %s: protocol %d is not known", h.Name, proto)
 }
 
-// ServeEcho starts a TCP server that sends the line and then returns each further line that it receives, until the
-// client closes. It shows whether an established connection is still alive.
+// ServeEcho starts a TCP server that sends the line and then returns each further line that it receives, until the client closes.
+// It shows whether an established connection still works.
 func (h *Host) ServeEcho(port uint16) (*Server, error) {
 	return h.listen(model.TCP, port, h.listenTCP(echo))
 }
 
-// starter opens a server's sockets of one family and starts to serve; it runs inside of the namespace.
+// starter opens a server's sockets of one family and starts to serve, in the namespace.
 type starter func(s *Server, family netip.Addr) error
 
 // listen starts a server for both families.
@@ -98,30 +98,30 @@ func (s *Server) Close() error {
 	return errors.Join(errs...)
 }
 
-// run serves c in a goroutine, until f returns or Close closes c. A server that was closed already closes c at once.
+// run serves c in a goroutine, until f returns or Close closes c. If the server is closed already, it closes c at once.
 func (s *Server) run(c io.Closer, f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		_ = c.Close() // nobody has used it
+		_ = c.Close() // it is unused
 		return
 	}
 	s.open[c] = struct{}{}
 	s.running.Go(func() {
 		f()
-		_ = c.Close() // whoever closes second gets an error of no interest
+		_ = c.Close() // c may be closed already
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.open, c)
 	})
 }
 
-// line is a server's answer.
+// line returns a server's answer.
 func (s *Server) line(client, own netip.AddrPort) []byte {
 	return fmt.Appendf(nil, "%s %s %s\n", s.Host.Name, client, own)
 }
 
-// listenTCP serves connections: first the line, then what talk does.
+// listenTCP serves connections: it sends the line, then calls talk.
 func (h *Host) listenTCP(talk func(net.Conn)) starter {
 	return func(s *Server, family netip.Addr) error {
 		network := "tcp6"
@@ -139,7 +139,7 @@ func (h *Host) listenTCP(talk func(net.Conn)) starter {
 	}
 }
 
-// accept serves each connection in a goroutine of its own.
+// accept serves each connection in its own goroutine.
 func (s *Server) accept(listener net.Listener, talk func(net.Conn)) {
 	for {
 		conn, err := listener.Accept()
@@ -150,9 +150,8 @@ func (s *Server) accept(listener net.Listener, talk func(net.Conn)) {
 	}
 }
 
-// greet sends the line, talks, and lets the client close first. A client that does is answered by a reset: the kernel
-// forgets the connection before it sends that, so the client may use the same ports again at once, and none stays in
-// TIME_WAIT.
+// greet sends the line, calls talk, and lets the client close first. It answers such a client with a reset: the kernel deletes
+// the connection before it sends that, so the client may use the same ports again at once, and none stays in TIME_WAIT.
 func (s *Server) greet(conn *net.TCPConn, talk func(net.Conn)) {
 	client := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
 	own := conn.LocalAddr().(*net.TCPAddr).AddrPort()
@@ -164,7 +163,7 @@ func (s *Server) greet(conn *net.TCPConn, talk func(net.Conn)) {
 		return
 	}
 	if _, err := io.Copy(io.Discard, conn); err == nil {
-		_ = conn.SetLinger(0) // fails on a connection that is gone, which is as good
+		_ = conn.SetLinger(0) // fails on a closed connection, which is as good
 	}
 }
 
@@ -177,13 +176,13 @@ func echo(conn net.Conn) {
 	}
 }
 
-// request is a datagram that came in.
+// request is a received datagram.
 type request struct {
 	data        []byte
 	client, own netip.AddrPort
 }
 
-// answerer makes the answer to a datagram; nil is none.
+// answerer returns the answer to a datagram, or nil.
 type answerer func(*Server, request) []byte
 
 // answerUDP answers everything.
@@ -224,8 +223,8 @@ func (h *Host) listenPackets(kind int, answer answerer) starter {
 	}
 }
 
-// bindPackets binds the socket of one family and asks for the address that each packet was sent to. A raw socket has
-// one family only, and refuses to be told so.
+// bindPackets binds the socket of one family and enables control messages with the destination of each packet. A raw socket has
+// only one family, and rejects the option for that.
 func bindPackets(fd, kind int, to netip.AddrPort) error {
 	level, option := unix.IPPROTO_IP, unix.IP_PKTINFO
 	if to.Addr().Is6() {
@@ -242,7 +241,8 @@ func bindPackets(fd, kind int, to netip.AddrPort) error {
 	return os.NewSyscallError("bind", unix.Bind(fd, sockaddr(to)))
 }
 
-// serve answers until the socket is closed. An ICMP error, say of a client that did not wait, ends nothing.
+// serve answers until the socket is closed. An ICMP error, for example from a client that has closed its socket, does not stop
+// it.
 func (s *Server) serve(p packets, answer answerer) {
 	buf := make([]byte, 2048)
 	for {
@@ -254,7 +254,7 @@ func (s *Server) serve(p packets, answer answerer) {
 			continue
 		}
 		if reply := answer(s, r); reply != nil {
-			_ = p.send(reply, r) // a lost answer is the client's finding
+			_ = p.send(reply, r) // the client notices a lost answer
 		}
 	}
 }
@@ -290,7 +290,7 @@ func (p packets) receive(buf []byte) (request, error) {
 	return r, failed
 }
 
-// send sends the answer from the address that was asked. A full send buffer drops it.
+// send sends the answer from the address that the request was sent to. A full send buffer drops it.
 func (p packets) send(reply []byte, to request) error {
 	var failed error
 	err := p.raw.Read(func(fd uintptr) bool {

@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is how long a wait may go on before it looks at its context again.
+// patience is the longest wait between two checks of the context.
 const patience = 100 * time.Millisecond
 
-// socket is a non-blocking socket that is waited for with poll, on the calling thread: a probe is a handful of system
-// calls, with no goroutine to wake.
+// socket is a non-blocking socket with waits by poll on the calling thread: a probe is a few system calls without other
+// goroutines.
 type socket struct {
 	ctx      context.Context
 	fd       int
 	deadline time.Time
-	// port is the source port of what is sent through a raw socket, which is handed the ICMP errors about all ports.
+	// port is the source port of packets through a raw socket, which receives the ICMP errors about all ports.
 	port uint16
 }
 
@@ -61,7 +61,7 @@ func addrPort(sa unix.Sockaddr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// reportErrors makes the socket return every ICMP error, also those the kernel takes for passing ones.
+// reportErrors makes the socket return every ICMP error, including transient ones.
 func reportErrors(fd int, addr netip.Addr) error {
 	if addr.Is4() {
 		return os.NewSyscallError("set IP_RECVERR", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVERR, 1))
@@ -90,9 +90,9 @@ func (s socket) await(events int16) error {
 	}
 }
 
-// pending returns and clears the socket's error. It also knows an error that a connecting TCP socket only noted,
-// because the answer came while the socket was still busy sending; on a veth pair it mostly does. Such a socket would
-// otherwise wait for its second SYN, a second later, to be refused.
+// pending returns and clears the socket's error. It also finds an error that a connecting TCP socket only recorded because the
+// answer came while the socket was still sending, which is usual on a veth pair. Otherwise such a socket would wait a second for
+// its second SYN to be rejected.
 func (s socket) pending() error {
 	number, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	if err != nil {
@@ -120,7 +120,7 @@ func (s socket) connect(to netip.AddrPort) error {
 	return waited
 }
 
-// read reads what there is, waiting for it if need be. Zero bytes are the end of a connection, or an empty datagram.
+// read reads available data, and waits if there is none. Zero bytes are the end of a connection, or an empty datagram.
 func (s socket) read(buf []byte) (int, error) {
 	for {
 		n, err := unix.Read(s.fd, buf)
@@ -133,8 +133,8 @@ func (s socket) read(buf []byte) (int, error) {
 	}
 }
 
-// concerns says whether an error of a system call is about this socket's own packets. An ICMP error quotes the packet
-// that it is about, in the queue of errors; what isn't there is no ICMP error.
+// concerns reports whether an error of a system call is about this socket's own packets. The queue of errors has the packet that
+// an ICMP error quotes; an error without an entry is no ICMP error.
 func (s socket) concerns(err error) bool {
 	if s.port == 0 || err == unix.ETIMEDOUT {
 		return true
@@ -144,7 +144,7 @@ func (s socket) concerns(err error) bool {
 	return failed != nil || n < 2 || binary.BigEndian.Uint16(quoted) == s.port
 }
 
-// packetInfo is an IP_PKTINFO or IPV6_PKTINFO control message that makes a datagram leave from addr.
+// packetInfo is an IP_PKTINFO or IPV6_PKTINFO control message that sets the source of a datagram to addr.
 func packetInfo(addr netip.Addr) []byte {
 	if addr.Is4() {
 		info := unix.Inet4Pktinfo{Spec_dst: addr.As4()}
@@ -154,7 +154,7 @@ func packetInfo(addr netip.Addr) []byte {
 	return control(unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unsafe.Slice((*byte)(unsafe.Pointer(&info)), unsafe.Sizeof(info)))
 }
 
-// control builds one control message.
+// control encodes one control message.
 func control(level, kind int32, data []byte) []byte {
 	message := make([]byte, unix.CmsgSpace(len(data)))
 	header := (*unix.Cmsghdr)(unsafe.Pointer(&message[0]))
@@ -164,7 +164,7 @@ func control(level, kind int32, data []byte) []byte {
 	return message
 }
 
-// localAddr reads from the control messages of a datagram which address it was sent to.
+// localAddr returns the destination address of a datagram from its control messages.
 func localAddr(oob []byte) (netip.Addr, error) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {

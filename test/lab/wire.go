@@ -19,10 +19,10 @@ const netlinkRoute = unix.NETLINK_ROUTE
 // setting is a value of /proc/sys/net.
 type setting struct{ key, value string }
 
-// everywhere is set in each namespace before it has devices. Without duplicate address detection and autoconfiguration
-// an IPv6 address works at once and is the only one; without rate limits each refused packet is answered. The rate
-// mask of ICMPv6 cannot be emptied, so it names a type that nobody sends. Redirects, which a packet that leaves by the
-// bridge it came in by would cause, would lead hosts past the node.
+// everywhere is set in each namespace before it has devices. Without duplicate address detection and autoconfiguration, an IPv6
+// address works at once and is the only one. Without rate limits, each rejected packet gets an answer. The rate mask of ICMPv6
+// cannot be empty, so it names an unused type. Redirects, which a packet that leaves by the bridge it arrived on would cause,
+// would lead hosts past the node.
 var everywhere = []setting{
 	{"ipv4/conf/all/rp_filter", "0"},
 	{"ipv4/conf/default/rp_filter", "0"},
@@ -41,13 +41,13 @@ var everywhere = []setting{
 	{"ipv6/conf/default/addr_gen_mode", "1"},
 }
 
-// forwarding makes a router of the node.
+// forwarding makes the node a router.
 var forwarding = []setting{
 	{"ipv4/ip_forward", "1"},
 	{"ipv6/conf/all/forwarding", "1"},
 }
 
-// gateway4 and gateway6 are what the hosts call the node; no device has these addresses, permanent neighbours lead there.
+// gateway4 and gateway6 are the hosts' addresses for the node. No device has them; permanent neighbour entries lead to the node.
 var (
 	gateway4 = netip.MustParseAddr("169.254.1.1")
 	gateway6 = netip.MustParseAddr("fe80::1")
@@ -80,7 +80,7 @@ type side struct {
 	mac  net.HardwareAddr
 }
 
-// bridge adds a bridge to the node, and returns nil for one without a name.
+// bridge adds a bridge to the node. It returns nil for an empty name.
 func (l *Lab) bridge(node *netlink.Handle, name string) (*netlink.Bridge, error) {
 	if name == "" {
 		return nil, nil
@@ -97,8 +97,8 @@ func (l *Lab) bridge(node *netlink.Handle, name string) (*netlink.Bridge, error)
 	return bridge, node.LinkSetUp(bridge)
 }
 
-// passFrames keeps br_netfilter, on a machine that has that module loaded, from showing frames to the rules for packets:
-// it would translate them on the bridge, and a pod could not reach itself.
+// passFrames prevents br_netfilter, if the machine has loaded it, from passing frames to the rules for packets: these would be
+// translated on the bridge, and a pod could not reach itself.
 func passFrames() error {
 	for _, key := range []string{"bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"} {
 		if err := writeSysctl(setting{key, "0"}); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -108,8 +108,8 @@ func passFrames() error {
 	return nil
 }
 
-// plug connects host number n to the node: device there, eth0 here. If there is a bridge, the device becomes its port,
-// and the bridge is what the node and the host send to.
+// plug connects host number n to the node: device on the node, eth0 on the host. If there is a bridge, the device becomes its
+// port, and the node and the host send to the bridge.
 func (l *Lab) plug(node *netlink.Handle, h *Host, n int, bridge *netlink.Bridge) error {
 	far, err := h.netlink()
 	if err != nil {
@@ -144,8 +144,7 @@ func (l *Lab) plug(node *netlink.Handle, h *Host, n int, bridge *netlink.Bridge)
 	return errors.Join(h.routeHere(peer, near.mac), h.routeThere(near, peer.mac))
 }
 
-// pair describes the veth pair between the node and the host. The hardware addresses are given, so that neighbours
-// can be entered without asking for them.
+// pair describes the veth pair between the node and the host. Fixed hardware addresses permit neighbour entries without a lookup.
 func (h *Host) pair(n int) (*netlink.Veth, error) {
 	raw, err := h.ns.SyscallConn()
 	if err != nil {
@@ -166,8 +165,8 @@ func (s side) up() error {
 	return nil
 }
 
-// awaitUp returns when the device can send. The kernel activates the end that was started first in a work queue, and
-// drops what is sent before. Asking for a link waits for that work since Linux 6.8, so one round is the rule.
+// awaitUp returns when the device can send. The kernel activates the first started end in a work queue, and drops earlier
+// packets. Since Linux 6.8 a query for a link waits for that work, so one round usually suffices.
 func (s side) awaitUp() error {
 	name := s.link.Attrs().Name
 	return await(name+" up", func() (bool, error) {
@@ -176,8 +175,8 @@ func (s side) awaitUp() error {
 	})
 }
 
-// awaitLocal returns when the host takes packets for its IPv6 address. Even without duplicate address detection, the
-// kernel enters the address into its table of local routes in a work queue, after it has acknowledged the address.
+// awaitLocal returns when the host accepts packets to its IPv6 address. Even without duplicate address detection, the kernel adds
+// the address to its local routes in a work queue, after it has acknowledged the address.
 func (h *Host) awaitLocal(addrs ...netip.Addr) error {
 	handle, err := h.netlink()
 	if err != nil {
@@ -202,7 +201,7 @@ func (h *Host) awaitLocal(addrs ...netip.Addr) error {
 	return nil
 }
 
-// await asks until the answer is yes, for what the kernel announces to nobody. After a second it gives up.
+// await polls until ready returns true, for states that the kernel does not announce. It fails after a second.
 func await(what string, ready func() (bool, error)) error {
 	for range 1000 {
 		if yes, err := ready(); err != nil || yes {
@@ -222,7 +221,7 @@ func (h *Host) routeHere(s side, node net.HardwareAddr) error {
 	)
 }
 
-// routeThere teaches the node where the host is.
+// routeThere adds the routes to the host on the node.
 func (h *Host) routeThere(s side, host net.HardwareAddr) error {
 	var errs []error
 	for _, addr := range h.Addrs() {
@@ -235,8 +234,8 @@ func (h *Host) routeThere(s side, host net.HardwareAddr) error {
 	return errors.Join(errs...)
 }
 
-// address puts the node's addresses on eth0, the primary ones first. Further ones are deprecated, which tells the
-// kernel to choose them as a source last.
+// address adds the node's addresses to eth0, the primary ones first. Further ones are deprecated, so that the kernel chooses them
+// as a source last.
 func (l *Lab) address(node *netlink.Handle, further []netip.Addr) error {
 	eth0, err := node.LinkByName(l.Client.Device)
 	if err != nil {
@@ -250,7 +249,7 @@ func (l *Lab) address(node *netlink.Handle, further []netip.Addr) error {
 	return errors.Join(errs...)
 }
 
-// route sends what the node knows no other way for to the client, where it is dropped.
+// route sends packets without another route to the client, which drops them.
 func (l *Lab) route(node *netlink.Handle) error {
 	eth0, err := node.LinkByName(l.Client.Device)
 	if err != nil {
@@ -267,7 +266,7 @@ func (s side) address(addr netip.Addr, flags int) error {
 		a.Flags |= unix.IFA_F_NODAD
 	}
 	if flags&unix.IFA_F_DEPRECATED != 0 {
-		// The flag follows from the lifetimes: valid for ever, preferred for no time.
+		// The kernel derives the flag from the lifetimes: valid forever, preferred for no time.
 		a.Flags &^= unix.IFA_F_DEPRECATED
 		a.ValidLft, a.PreferedLft = forever, 0
 	}
@@ -280,7 +279,7 @@ func (s side) address(addr netip.Addr, flags int) error {
 // forever is INFINITY_LIFE_TIME of an address.
 const forever = 0xffffffff
 
-// neighbour enters a hardware address for good.
+// neighbour adds a permanent neighbour entry.
 func (s side) neighbour(addr netip.Addr, mac net.HardwareAddr) error {
 	err := s.NeighSet(&netlink.Neigh{
 		LinkIndex:    s.link.Attrs().Index,
@@ -308,7 +307,7 @@ func (s side) defaultVia(gateway, source netip.Addr) error {
 	return nil
 }
 
-// single is the network that has only addr, in the form the netlink package wants.
+// single returns the network with only addr, in the form of the netlink package.
 func single(addr netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}
 }
