@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// evilIP is the cluster IP of the Service with which an attack ends. It has to be served on port 1: an attack costs its author the part
-// of the object that is over a limit, and nothing else.
+// evilIP is the cluster IP of the last Service of an attack. It must be served on port 1: an attack may only cost its author the
+// excess part of the object.
 const evilIP = "10.96.6.6"
 
 // attack is a flood of objects.
@@ -20,14 +20,14 @@ type attack struct {
 	name string
 	// objects are those of tenant evil. They are written three times, with versions 0, 1 and 2.
 	objects func(n *node, version int) []runtime.Object
-	// silent says that evilIP need not answer.
+	// silent means that evilIP need not answer.
 	silent bool
 }
 
-// mostMemory bounds what the program may take at any time, in MiB.
+// mostMemory is the limit of the program's memory at any time, in MiB.
 const mostMemory = 200
 
-// attacks are sized so that what should be added is much less than what a product of two of their numbers would be.
+// The sizes of attacks make sums much smaller than any product of two of their numbers.
 var attacks = []attack{
 	{name: "nothing but a tenant", objects: func(n *node, version int) (list []runtime.Object) {
 		for i := range 200 {
@@ -135,7 +135,7 @@ var attacks = []attack{
 			s.Spec.Ports, s.Spec.SessionAffinity = ports(80, 1), corev1.ServiceAffinityClientIP
 			s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
 			endpoints := 1 + (i+version)%200
-			if i >= 200 { // all numbers are in use; more would be a test of reading 6 MB of manifests
+			if i >= 200 { // all numbers are in use; more would only test reading 6 MB of manifests
 				endpoints = 1 + (i+version)%5
 			}
 			list = append(list, s, slice(name, 0, portNames(s.Spec.Ports), backendPort, addresses("10.244.16.1", endpoints, 1)...))
@@ -144,7 +144,7 @@ var attacks = []attack{
 	}},
 }
 
-// evil returns the Service that an attack ends with, changed in some way, with its pod as an endpoint beside others.
+// evil returns the last Service of an attack with a change, and its pod as an endpoint beside others.
 func evil(n *node, change func(*corev1.Service), others ...netip.Addr) []runtime.Object {
 	s := service("evil/last", evilIP)
 	s.Spec.Ports = ports(1, 1)
@@ -156,7 +156,7 @@ func evil(n *node, change func(*corev1.Service), others ...netip.Addr) []runtime
 	return append(list, slice("evil/last", 0, portNames(s.Spec.Ports), backendPort, n.Pods[2].IPv4))
 }
 
-// ranges returns so many source ranges that no two of them can be merged. The lab's client is in none.
+// ranges returns n source ranges that cannot be merged. None contains the lab's client.
 func ranges(n int) (list []string) {
 	for _, a := range addresses("198.18.0.0", n, 2) {
 		list = append(list, a.String()+"/32")
@@ -164,8 +164,8 @@ func ranges(n int) (list []string) {
 	return list
 }
 
-// TestAttacks floods the node with each attack. Bank's changes are served meanwhile, after a flush of the ruleset, after a restart, and while
-// the attack is taken back. Elements, memory and log lines add up, and nothing is left over.
+// TestAttacks floods the node with each attack. Bank's changes are served meanwhile, after a flush of the ruleset, after a
+// restart, and during the removal of the attack. Elements, memory and log lines add up, and nothing is left over.
 func TestAttacks(t *testing.T) {
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
@@ -203,7 +203,7 @@ func TestAttacks(t *testing.T) {
 	}
 }
 
-// atMost fails the test where a figure is over its bound.
+// atMost fails the test if a figure exceeds its limit.
 func (n *node) atMost(what string, got, most float64) {
 	n.Helper()
 	n.Logf("%s: %.0f, at most %.0f", what, got, most)
@@ -215,7 +215,7 @@ func (n *node) atMost(what string, got, most float64) {
 // frontendsOfAService is the limit of the frontends of one Service.
 const frontendsOfAService = 10_000
 
-// mostElements bounds what objects may take in the kernel: a few elements for each frontend, for each endpoint of a service port and for
+// mostElements limits the elements of objects in the kernel: a few for each frontend, for each endpoint of a service port and for
 // each source range.
 func mostElements(objects []runtime.Object) int {
 	frontends, endpoints, named := 0, 0, map[string]bool{}

@@ -12,10 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// mostGrowth bounds, in MiB, what may stay of objects that have gone: garbage that Go has not given back, no more.
+// mostGrowth is the largest growth of memory in MiB after objects are deleted: only garbage that Go has not returned yet.
 const mostGrowth = 40
 
-// TestConflictsAreForgotten has two Services claim the same 5,000 keys, which are others each time, beside one conflict that lasts.
+// TestConflictsAreForgotten: two Services claim the same 5,000 keys, different ones each time, beside one long conflict.
 func TestConflictsAreForgotten(t *testing.T) {
 	n := newBank(t)
 	claims := func(file, ip string, keys int) {
@@ -31,7 +31,7 @@ func TestConflictsAreForgotten(t *testing.T) {
 	n.grows(60, func(round int) { claims("passing", fmt.Sprintf("198.18.%d.1", round), 5_000) })
 }
 
-// grows does something in many rounds, each with a change of bank. After the first half, memory does not grow any more.
+// grows repeats an action in many rounds, each with a change of bank. After the first half, memory must not grow.
 func (n *node) grows(rounds int, do func(round int)) {
 	n.Helper()
 	half := 0.0
@@ -45,8 +45,8 @@ func (n *node) grows(rounds int, do func(round int)) {
 	n.atMost("MiB of growth", n.memory("VmRSS")-half, mostGrowth)
 }
 
-// TestReportsOfDeletions deletes one element of 40,000 by hand. The kernel's memory while all is repaired is bounded: it reports each deletion
-// in a packet of eight kilobytes, if asked to.
+// TestReportsOfDeletions deletes one element of 40,000 by hand. The kernel's memory during the repair is bounded: on request, it
+// reports each deletion in a packet of eight kilobytes.
 func TestReportsOfDeletions(t *testing.T) {
 	const most = 150 // MiB; all reports at once take 300
 	n := newBank(t)
@@ -79,7 +79,7 @@ func TestReportsOfDeletions(t *testing.T) {
 	n.atMost("MiB of the kernel's memory", took[1], most)
 }
 
-// slab returns what the kernel's own objects take that it cannot do without, in MiB.
+// slab returns the size of the kernel's unreclaimable objects in MiB.
 func slab(t *testing.T) float64 {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

@@ -22,14 +22,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
 )
 
-// Without other settings, histories are always the same.
+// By default, histories are always the same.
 const (
 	defaultSeed  = 1
 	defaultSteps = 60
 )
 
-// TestHistories draws hostile acts of evil, one by one, and ordinary changes of bank. After each of them, packets to bank's addresses do
-// what the oracle says of bank's objects alone, and elements and log lines add up. HOSTILE_SEED and HOSTILE_STEPS draw others.
+// TestHistories draws hostile acts of evil, one by one, and ordinary changes of bank. After each of them, packets to bank's
+// addresses match the oracle for bank's objects alone, and elements and log lines add up. HOSTILE_SEED and HOSTILE_STEPS select
+// others.
 func TestHistories(t *testing.T) {
 	seed, steps := setting(t, "HOSTILE_SEED", defaultSeed), setting(t, "HOSTILE_STEPS", defaultSteps)
 	h := &history{
@@ -80,7 +81,7 @@ func setting(t *testing.T, name string, otherwise int) int {
 	return n
 }
 
-// values are those of a map, in the order of its keys.
+// values returns the values of a map, in the order of its keys.
 func values[T any](m map[string]T) (list []T) {
 	for _, name := range sortedKeys(m) {
 		list = append(list, m[name])
@@ -96,7 +97,7 @@ func sortedKeys[T any](m map[string]T) (keys []string) {
 	return keys
 }
 
-// history is a node, what the tenants have written, and what bank's clients remember.
+// history holds a node, the tenants' objects, and the session affinity of bank's clients.
 type history struct {
 	*node
 	rand  *rand.Rand
@@ -104,12 +105,12 @@ type history struct {
 	bank  []runtime.Object
 	twins []netip.Addr
 	names []string
-	// clients are those of bank with session affinity.
+	// clients are bank's clients with session affinity.
 	clients oracle.Memory
 	written int
 }
 
-// acts are what evil does to a Service of its own.
+// acts are evil's actions on a Service of its own.
 var acts = []struct {
 	name string
 	do   func(*history, *corev1.Service) []runtime.Object
@@ -170,13 +171,13 @@ var acts = []struct {
 	}},
 }
 
-// boundaryAddresses are bank's, those beside it, and those at the ends of prefixes, some in a form that is not canonical.
+// boundaryAddresses are bank's, adjacent ones, and the ends of prefixes, some not in canonical form.
 var boundaryAddresses = []string{
 	"10.96.0.10", "fd00:10:96::10", "203.0.113.10", "::ffff:10.96.0.10", "010.096.000.010", " 10.96.0.10", "fd00:10:96:0::10", "10.96.0.0",
 	"10.96.255.255", "fd00:10:96::ffff", "0.0.0.0", "255.255.255.255", "255.255.255.254", "::", "fe80::1%eth0", "203.0.113.11",
 }
 
-// step does an act of evil, an ordinary change of bank, or a fault.
+// step carries out an act of evil, an ordinary change of bank, or a fault.
 func (h *history) step() (what string) {
 	file := fmt.Sprintf("evil-%d", h.rand.IntN(6))
 	switch n := h.rand.IntN(20); {
@@ -208,14 +209,14 @@ func (h *history) step() (what string) {
 	return a.name
 }
 
-// endpoints draws evil's endpoints: its pods, addresses of which no host has any, bank's cluster IP and the node.
+// endpoints draws evil's endpoints: its pods, unused addresses, bank's cluster IP and the node.
 func (h *history) endpoints(s *corev1.Service) []runtime.Object {
 	list := some(h, append(addresses("10.244.16.1", 20, 1),
 		h.Pods[2].IPv4, h.Pods[3].IPv4, netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("192.0.2.1")), 24)
 	return slicesOf(s.Namespace+"/"+s.Name, portNames(s.Spec.Ports), int32(one(h, 1, backendPort, 65_535)), list)
 }
 
-// drawBank draws what bank wants.
+// drawBank draws a change of bank.
 func (h *history) drawBank() {
 	s := bankService()
 	s.Spec.LoadBalancerSourceRanges = one(h, nil, []string{"192.0.2.0/24"}, []string{"198.51.100.0/24"}, []string{"192.0.2.100/32", "10.244.0.12/32"})
@@ -231,7 +232,7 @@ func (h *history) drawBank() {
 	}
 }
 
-// some draws at most so many of a list, in any order.
+// some draws at most most items of a list, in any order.
 func some[T any](h *history, list []T, most int) (out []T) {
 	for _, i := range h.rand.Perm(len(list))[:h.rand.IntN(min(most, len(list))+1)] {
 		out = append(out, list[i])
@@ -241,7 +242,7 @@ func some[T any](h *history, list []T, most int) (out []T) {
 
 func one[T any](h *history, list ...T) T { return list[h.rand.IntN(len(list))] }
 
-// follows waits until packets follow bank's objects, and checks that they go on to.
+// follows waits until packets match bank's objects, and checks that this lasts.
 func (h *history) follows(when string) {
 	h.Helper()
 	truth := h.oracle()
@@ -253,7 +254,7 @@ func (h *history) follows(when string) {
 	}
 }
 
-// oracle knows bank's objects, the Node and the ServiceCIDRs.
+// oracle returns an oracle for bank's objects, the Node and the ServiceCIDRs.
 func (h *history) oracle() *oracle.Oracle {
 	var all oracle.Objects
 	for _, o := range append(clusterObjects(), h.bank...) {
@@ -275,8 +276,8 @@ func (h *history) oracle() *oracle.Oracle {
 	})
 }
 
-// check sends a packet from the client, from a pod of evil and from the node to each of bank's addresses, and to a port that bank does not
-// have. With memory, clients have to stay with their endpoints.
+// check sends a packet from the client, from a pod of evil and from the node to each of bank's addresses, and to an unused port.
+// With memory, clients must stay with their endpoints.
 func (h *history) check(truth *oracle.Oracle, memory bool) error {
 	for _, from := range []*lab.Host{h.Client, h.Pods[2], h.Node} {
 		for _, to := range append([]string{"10.96.0.10:1", "[fd00:10:96::10]:1"}, bankAddresses...) {

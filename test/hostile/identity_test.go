@@ -17,14 +17,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// sticky gives a Service one port, 8443, and session affinity.
+// sticky adds one port, 8443, and session affinity to a Service.
 func sticky(s *corev1.Service) *corev1.Service {
 	s.Spec.Ports = []corev1.ServicePort{{Name: "https", Protocol: corev1.ProtocolTCP, Port: 8443}}
 	s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	return s
 }
 
-// collide returns a name in a namespace, for a Service whose port https has the number that bank/pay's had when numbers were
+// collide returns the name of a Service in a namespace whose port https had the same number as that of bank/pay when numbers were
 // hashes of names.
 func collide(namespace string) string {
 	number := func(name string) uint64 { return number16(xxhash.Sum64String(name + ":https/tcp")) }
@@ -35,8 +35,8 @@ func collide(namespace string) string {
 	}
 }
 
-// TestTwins has evil add and remove twins, endpoints that share a 64-bit hash, so that one of them is left over under the numbers that
-// bank's Service and endpoint will have. No rule names an endpoint that is removed, and bank's clients reach bank's endpoint only.
+// TestTwins: evil adds and removes twins, endpoints with the same 64-bit hash, so that one of them is left under the numbers that
+// bank's Service and endpoint get later. No rule may name a removed endpoint, and bank's clients must only reach bank's endpoint.
 func TestTwins(t *testing.T) {
 	n := newNode(t, 1)
 	bank, trap := n.trap()
@@ -66,7 +66,7 @@ func TestTwins(t *testing.T) {
 	}
 }
 
-// trap returns a pod of bank, and an endpoint of evil that serves and whose hash gave it the same number.
+// trap returns a pod of bank, and a serving endpoint of evil whose hash gave it the same number.
 func (n *node) trap() (bank *lab.Host, trap netip.AddrPort) {
 	n.Helper()
 	for _, bank := range n.Pods[:2] {
@@ -88,8 +88,8 @@ func (n *node) trap() (bank *lab.Host, trap netip.AddrPort) {
 	return nil, netip.AddrPort{}
 }
 
-// TestNamesOfOneNumber restarts the program beside a Service whose name had the number of bank's, and is first in the alphabet. Every
-// client of bank stays with its endpoint.
+// TestNamesOfOneNumber restarts the program beside a Service whose name had the same number as bank's and is first in the
+// alphabet. Every client of bank stays with its endpoint.
 func TestNamesOfOneNumber(t *testing.T) {
 	n := newNode(t, 12)
 	n.synced("bank", sticky(service("bank/pay", "10.96.0.10")), slice("bank/pay", 0, []string{"https"}, backendPort, n.Pods[0].IPv4, n.Pods[1].IPv4))
@@ -113,8 +113,8 @@ func TestNamesOfOneNumber(t *testing.T) {
 	}
 }
 
-// TestForgedDigest moves bank's endpoint while the program is down, and evil's to an address that leaves the sum of the elements' unkeyed
-// hashes as it was. After the start, bank's clients reach bank's new endpoint.
+// TestForgedDigest moves bank's endpoint during downtime, and evil's to an address that keeps the sum of the elements' unkeyed
+// hashes unchanged. After the start, bank's clients reach bank's new endpoint.
 func TestForgedDigest(t *testing.T) {
 	for _, forged := range []bool{false, true} {
 		t.Run(fmt.Sprintf("forged=%v", forged), func(t *testing.T) {
@@ -155,7 +155,7 @@ func TestForgedDigest(t *testing.T) {
 	}
 }
 
-// element is the text that was hashed for the only endpoint of a frontend: set, key, data.
+// element returns the text that was hashed for the only endpoint of a frontend: set, key, data.
 func element(frontend netip.AddrPort, endpoint netip.Addr) []byte {
 	word := func(b []byte, values ...byte) []byte {
 		return append(append(b, values...), make([]byte, 4-len(values))...)
@@ -173,11 +173,11 @@ func digestOf(frontend netip.AddrPort, endpoint netip.Addr) uint64 {
 	return xxhash.Sum64(element(frontend, endpoint))
 }
 
-// The constants of xxHash64 for ends of less than eight bytes.
+// The constants of xxHash64 for a remainder of less than eight bytes.
 const prime3 uint64 = 0x165667B19E3779F9
 
-// forge returns an endpoint, like another one but for its bytes 7 to 14, whose element has a digest. These bytes are one lane of the
-// text, so it computes the state before and after that lane.
+// forge returns an endpoint whose element has a given digest. It differs from another endpoint only in bytes 7 to 14. These bytes
+// are one lane of the text, so it computes the state before and after that lane.
 func forge(frontend netip.AddrPort, like netip.Addr, digest uint64) netip.Addr {
 	const lane = 48
 	text := element(frontend, like)

@@ -30,13 +30,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// patience bounds the time from the moment bank writes an object until packets follow it, whatever evil does. An idle node takes
-// a fortieth of it. The attacks are sized so that a loop whose cost multiplies takes twice as long at least.
+// patience is the longest time from a change of bank until packets follow it, under any attack. An idle node takes a fortieth of
+// it. The sizes of the attacks make a loop with multiplied cost take at least twice as long.
 const patience = 3 * time.Second
 
 const backendPort = 8080
 
-// built builds the program once. KNP_PROGRAM names another one, to see which attacks an earlier version did not withstand.
+// built builds the program once. KNP_PROGRAM selects another one, for example an earlier version.
 var built = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv("KNP_PROGRAM"); path != "" {
 		return path, nil
@@ -44,7 +44,7 @@ var built = sync.OnceValues(func() (string, error) {
 	return program.Build(context.Background(), scratch)
 })
 
-// scratch is where the program is built.
+// scratch is the folder of the built program.
 var scratch string
 
 func TestMain(m *testing.M) {
@@ -65,15 +65,15 @@ type node struct {
 	folder, log string
 	flags       []string
 	*program.Program
-	// serving is the pod that bank's slice names.
+	// serving is the pod in bank's slice.
 	serving int
 	// marks counts the calls of settle.
 	marks int
-	// usual is the time of a change of bank without an attack.
+	// usual is the latency of a change of bank without an attack.
 	usual time.Duration
 }
 
-// newNode makes a lab with so many clients, whose pods serve, and starts the program with a Node and a ServiceCIDR.
+// newNode returns a lab with a number of clients and serving pods, and starts the program with a Node and a ServiceCIDR.
 func newNode(t *testing.T, clients int) *node {
 	t.Helper()
 	n := &node{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 4, Clients: clients}), folder: t.TempDir()}
@@ -94,7 +94,7 @@ func newNode(t *testing.T, clients int) *node {
 	return n
 }
 
-// giveEvil makes all addresses of a prefix those of pod-2.
+// giveEvil routes all addresses of a prefix to pod-2.
 func (n *node) giveEvil(prefix string) {
 	n.Helper()
 	_, dst, err := net.ParseCIDR(prefix)
@@ -120,7 +120,7 @@ func (n *node) giveEvil(prefix string) {
 	}
 }
 
-// newBank is newNode with bank's Service, which is served.
+// newBank does the same as newNode, with bank's served Service.
 func newBank(t *testing.T) *node {
 	t.Helper()
 	n := newNode(t, 1)
@@ -142,7 +142,7 @@ func (n *node) start() {
 	}
 }
 
-// run starts an instance of the program, by another path unless that is empty, which is killed at the end of the test.
+// run starts an instance of the program, from path unless that is empty, and kills it at the end of the test.
 func (n *node) run(path, log string, flags ...string) *program.Program {
 	n.Helper()
 	if path == "" {
@@ -159,7 +159,7 @@ func (n *node) run(path, log string, flags ...string) *program.Program {
 	return p
 }
 
-// put writes a file of objects at once. Another file of that name is replaced.
+// put writes a file of objects atomically, and replaces an existing one.
 func (n *node) put(name string, objects ...runtime.Object) {
 	n.Helper()
 	var b bytes.Buffer
@@ -185,14 +185,14 @@ func (n *node) drop(name string) {
 
 func (n *node) file(name string) string { return filepath.Join(n.folder, name+".json") }
 
-// synced writes a file of objects and waits until the kernel has them.
+// synced writes a file of objects and waits until they are programmed.
 func (n *node) synced(name string, objects ...runtime.Object) {
 	n.Helper()
 	n.put(name, objects...)
 	n.settle()
 }
 
-// settle waits until the kernel has what has been written so far: a Service that is written now is served.
+// settle waits until everything written so far is programmed: a Service that is written now is served.
 func (n *node) settle() {
 	n.Helper()
 	n.marks++
@@ -202,7 +202,7 @@ func (n *node) settle() {
 	n.until(10*patience, "a mark", func() error { return n.answered(fmt.Sprintf("10.96.0.99:%d", n.marks), "pod-3") })
 }
 
-// until repeats check until it returns nil, and fails the test when the time is up.
+// until repeats check until it returns nil, and fails the test after limit.
 func (n *node) until(limit time.Duration, what string, check func() error) time.Duration {
 	n.Helper()
 	begin := time.Now()
@@ -214,14 +214,14 @@ func (n *node) until(limit time.Duration, what string, check func() error) time.
 	return time.Since(begin)
 }
 
-// How long a packet is waited for: one that is asked for again and again, one that has to be answered, one that must not be.
+// Timeouts of packets: of one that is repeated, of one that must be answered, of one that must not be.
 const (
 	soon    = 100 * time.Millisecond
 	surely  = 2 * time.Second
 	silence = lab.DefaultTimeout
 )
 
-// ask sends one TCP connection and returns the name of the host that answers, or the outcome.
+// ask opens one TCP connection and returns the name of the answering host, or the outcome.
 func (n *node) ask(from *lab.Host, to string, wait time.Duration) string {
 	a := from.Probe(n.Context(), model.TCP, netip.MustParseAddrPort(to), lab.Options{Timeout: wait})
 	if a.Outcome == lab.Failed {
@@ -241,7 +241,7 @@ func (n *node) answered(to, host string) error {
 	return nil
 }
 
-// bank moves bank's Service to its other pod, and returns how long its clients wait for that. Meanwhile, only bank's pods may answer.
+// bank moves bank's Service to its other pod, and returns the latency for its clients. Meanwhile, only bank's pods may answer.
 func (n *node) bank() time.Duration {
 	n.Helper()
 	n.serving = 1 - n.serving
@@ -249,7 +249,7 @@ func (n *node) bank() time.Duration {
 	return n.until(patience, "bank's change", n.bankServed)
 }
 
-// bankServed asks each of bank's addresses once.
+// bankServed connects to each of bank's addresses once.
 func (n *node) bankServed() error {
 	for _, to := range bankAddresses {
 		got := n.ask(n.Client, to, soon)
@@ -273,7 +273,8 @@ func (n *node) nft(args ...string) string {
 	return string(out)
 }
 
-// elements counts the elements of all of the program's sets in the kernel, but those that packets add. Kernels before 6.16 do not tell: it asks the program.
+// elements returns the number of elements in the program's sets in the kernel, except those that packets add. Kernels before 6.16
+// do not report it: then it queries the program.
 func (n *node) elements() (count int) {
 	n.Helper()
 	err := n.Node.Do(func() error {
@@ -334,7 +335,7 @@ func (n *node) memory(field string) float64 {
 	return mib
 }
 
-// forgetPeak makes VmHWM begin again at the memory that the program has now (proc_pid_clear_refs(5)).
+// forgetPeak resets VmHWM to the program's present memory (proc_pid_clear_refs(5)).
 func (n *node) forgetPeak() {
 	n.Helper()
 	if err := os.WriteFile("/proc/"+strconv.Itoa(n.Pid())+"/clear_refs", []byte("5"), 0o200); err != nil {
@@ -359,7 +360,7 @@ func clusterObjects() []runtime.Object {
 	}
 }
 
-// bankAddresses are where bank's clients connect to: cluster IPs, a load-balancer IP that a controller has assigned, node ports.
+// bankAddresses are bank's frontends: cluster IPs, a load-balancer IP that a controller has assigned, node ports.
 var bankAddresses = []string{
 	"10.96.0.10:8443", "[fd00:10:96::10]:8443", "203.0.113.10:8443", "192.0.2.1:30443", "[2001:db8::1]:30443",
 }

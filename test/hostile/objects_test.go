@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// service returns a Service, named as in namespace/name, without ports.
+// service returns a Service named namespace/name, without ports.
 func service(name string, clusterIPs ...string) *corev1.Service {
 	s := &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}}
 	s.Namespace, s.Name = split(name)
@@ -23,7 +23,7 @@ func service(name string, clusterIPs ...string) *corev1.Service {
 	return s
 }
 
-// ports returns n TCP ports from first on, whose names are "p" and the number.
+// ports returns n TCP ports from first on, with the names "p" plus the number.
 func ports(first, n int) (list []corev1.ServicePort) {
 	for i := range n {
 		list = append(list, corev1.ServicePort{Name: fmt.Sprintf("p%d", first+i), Protocol: corev1.ProtocolTCP, Port: int32(first + i)})
@@ -39,7 +39,7 @@ func portNames(list []corev1.ServicePort) (names []string) {
 	return names
 }
 
-// slice returns the number-th EndpointSlice of a Service: endpoints of one family, on this node, that serve all named ports on one.
+// slice returns one EndpointSlice of a Service: local endpoints of one family that serve all named ports on one port.
 func slice(of string, number int, names []string, port int32, addrs ...netip.Addr) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}}
 	namespace, name := split(of)
@@ -59,7 +59,7 @@ func slice(of string, number int, names []string, port int32, addrs ...netip.Add
 	return s
 }
 
-// slicesOf splits many endpoints into slices of 1,000, the most that the API server accepts.
+// slicesOf splits endpoints into slices of 1,000, the API server's limit.
 func slicesOf(of string, names []string, port int32, addrs []netip.Addr) (list []runtime.Object) {
 	for len(addrs) > 0 {
 		n := min(len(addrs), 1000)
@@ -69,7 +69,7 @@ func slicesOf(of string, names []string, port int32, addrs []netip.Addr) (list [
 	return list
 }
 
-// addresses returns n addresses, every step-th one from first on.
+// addresses returns n addresses from first on, with a distance of step.
 func addresses(first string, n, step int) (list []netip.Addr) {
 	a := netip.MustParseAddr(first)
 	for range n {
@@ -96,22 +96,22 @@ const (
 	prime5 uint64 = 0x27D4EB2F165667C5
 )
 
-// inverse returns the number by which an odd factor is undone modulo 2^64.
+// inverse returns the multiplicative inverse of an odd factor modulo 2^64.
 func inverse(odd uint64) uint64 {
 	x := odd
-	for range 6 { // each step doubles the number of right bits, of which there are three
+	for range 6 { // each step doubles the number of correct bits, initially three
 		x *= 2 - odd*x
 	}
 	return x
 }
 
-// mixed is what xxHash64 makes of a lane of eight bytes, unmixed the lane of which it makes that.
+// mixed returns xxHash64's intermediate value for a lane of eight bytes. unmixed is its inverse.
 func mixed(lane uint64) uint64 { return bits.RotateLeft64(lane*prime2, 31) * prime1 }
 func unmixed(k uint64) uint64 {
 	return bits.RotateLeft64(k*inverse(prime1), -31) * inverse(prime2)
 }
 
-// twin returns the address under a /64 whose unkeyed xxHash64, with any port after it, is that of another address.
+// twin returns the address in a /64 whose unkeyed xxHash64, with any port after it, equals that of another address.
 func twin(of netip.Addr, prefix uint64) netip.Addr {
 	state := func(first uint64) uint64 { return bits.RotateLeft64((prime5+18)^mixed(first), 27)*prime1 + prime4 }
 	b := of.As16()
@@ -122,19 +122,19 @@ func twin(of netip.Addr, prefix uint64) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// hashOf is the unkeyed xxHash64 of an endpoint: address, then port.
+// hashOf returns the unkeyed xxHash64 of an endpoint: address, then port.
 func hashOf(e netip.AddrPort) uint64 {
 	b := e.Addr().As16()
 	return xxhash.Sum64(binary.LittleEndian.AppendUint16(b[:], e.Port()))
 }
 
-// number16 folds a hash into 1 to 65535.
+// number16 reduces a hash to 1 to 65535.
 func number16(hash uint64) uint64 { return hash%(1<<16-1) + 1 }
 
-// evilPrefix is the first /64 under which evil makes twins.
+// evilPrefix is the first /64 in which evil makes twins.
 const evilPrefix uint64 = 0x20010db8000e0000
 
-// twins returns n addresses, each under a /64 of its own, that share one hash.
+// twins returns n addresses, each in its own /64, with the same hash.
 func twins(n int) (list []netip.Addr) {
 	first := netip.MustParseAddr("2001:db8:d::1")
 	for i := range n {

@@ -19,8 +19,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// TestThief has an older Service of evil claim all of bank's addresses as externalIPs, before and after bank's Service exists, and
-// across a restart. Bank's packets stay bank's, and so do the source ranges of its load-balancer IP.
+// TestThief: an older Service of evil claims all of bank's addresses as externalIPs, before and after bank's Service exists, and
+// across a restart. Bank keeps its packets and the source ranges of its load-balancer IP.
 func TestThief(t *testing.T) {
 	n := newNode(t, 1)
 	thief := service("evil/thief", evilIP)
@@ -40,7 +40,7 @@ func TestThief(t *testing.T) {
 	}
 }
 
-// TestOwnClusterIP assigns bank's cluster IP as its load-balancer IP too: its source ranges count there.
+// TestOwnClusterIP assigns bank's cluster IP as its load-balancer IP too: its source ranges apply there.
 func TestOwnClusterIP(t *testing.T) {
 	n := newNode(t, 1)
 	s := bankService()
@@ -52,7 +52,7 @@ func TestOwnClusterIP(t *testing.T) {
 	}
 }
 
-// TestTooManyRanges restricts a load-balancer IP to more source ranges than a Service may have: sources in none of them stay outside.
+// TestTooManyRanges restricts a load-balancer IP to more source ranges than the limit: sources outside all of them are refused.
 func TestTooManyRanges(t *testing.T) {
 	n := newBank(t)
 	s := bankService()
@@ -69,7 +69,7 @@ func TestTooManyRanges(t *testing.T) {
 	}
 }
 
-// TestNarrowedRanges removes the source of a UDP flow that gets no reply from the source ranges: the flow stops.
+// TestNarrowedRanges removes the source of a UDP flow without replies from the source ranges: the flow stops.
 func TestNarrowedRanges(t *testing.T) {
 	n := newNode(t, 1)
 	sink := n.listen(n.Pods[0], 514)
@@ -87,7 +87,7 @@ func TestNarrowedRanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer flow.Close() //nolint:errcheck // it was only written to
+	defer flow.Close() //nolint:errcheck // write only
 	arrives := func() error {
 		if _, err := flow.Write([]byte("log")); err != nil {
 			return err
@@ -110,7 +110,7 @@ func TestNarrowedRanges(t *testing.T) {
 	})
 }
 
-// listen opens a UDP socket on a host that never answers.
+// listen opens a UDP socket on a host, which never replies.
 func (n *node) listen(h interface{ Do(func() error) error }, port int) (conn *net.UDPConn) {
 	n.Helper()
 	err := h.Do(func() (err error) {
@@ -124,8 +124,8 @@ func (n *node) listen(h interface{ Do(func() error) error }, port int) (conn *ne
 	return conn
 }
 
-// TestTwoInstances runs a second instance beside the first, by another name or with other settings. Bank's changes are served, and the
-// two do not rewrite each other's rules.
+// TestTwoInstances runs a second instance beside the first, with another name or other settings. Bank's changes are served, and
+// the instances do not rewrite each other's rules.
 func TestTwoInstances(t *testing.T) {
 	for _, second := range []struct {
 		name, file string
@@ -156,7 +156,7 @@ func TestTwoInstances(t *testing.T) {
 			n.bank()
 			n.until(10*patience, "the end of the fight", func() error {
 				before := n.generation()
-				time.Sleep(2 * time.Second) // no event ends a fight: two that fight commit some eight times meanwhile
+				time.Sleep(2 * time.Second) // a conflict has no event; two conflicting instances make some eight commits meanwhile
 				if commits := n.generation() - before; commits > 1 {
 					return fmt.Errorf("%d commits in two seconds", commits)
 				}
@@ -167,7 +167,7 @@ func TestTwoInstances(t *testing.T) {
 	}
 }
 
-// generation is the number of commits to the node's ruleset so far, whoever made them.
+// generation returns the number of commits to the node's ruleset so far, by any program.
 func (n *node) generation() (g uint32) {
 	n.Helper()
 	err := n.Node.Do(func() error {
@@ -175,7 +175,7 @@ func (n *node) generation() (g uint32) {
 		if err != nil {
 			return err
 		}
-		defer conn.Close() //nolint:errcheck // it was only read from
+		defer conn.Close() //nolint:errcheck // read only
 		g, err = conn.Generation()
 		return err
 	})
@@ -185,8 +185,8 @@ func (n *node) generation() (g uint32) {
 	return g
 }
 
-// TestFamilyOffAndOn restarts the program while the node has no IPv6, and moves bank's endpoint meanwhile. When IPv6 is back, stale
-// rules do not answer, and bank is served as soon as the program, or the kubelet that restarts it, has noticed.
+// TestFamilyOffAndOn restarts the program while the node has no IPv6, and moves bank's endpoint meanwhile. When IPv6 returns,
+// stale rules are not used, and bank is served as soon as the program, or the kubelet that restarts it, has noticed.
 func TestFamilyOffAndOn(t *testing.T) {
 	n := newBank(t)
 	n.Kill()
@@ -215,7 +215,7 @@ func TestFamilyOffAndOn(t *testing.T) {
 	}
 }
 
-// withoutIPv6 disables IPv6 on the node. The function that it returns enables it, with addresses, routes and neighbours as they were.
+// withoutIPv6 disables IPv6 on the node. The returned function enables it, with the previous addresses, routes and neighbours.
 func (n *node) withoutIPv6() (restore func()) {
 	n.Helper()
 	const six = netlink.FAMILY_V6
@@ -259,7 +259,7 @@ func (n *node) withoutIPv6() (restore func()) {
 	}
 }
 
-// TestFlagzHidesPasswords asks for the flags of a program whose flag has a password in a URL.
+// TestFlagzHidesPasswords queries the flags of a program with a password in the URL of a flag.
 func TestFlagzHidesPasswords(t *testing.T) {
 	n := newNode(t, 1)
 	n.Kill()

@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// TestTheKeyIsNotShown reads the keys of the digests from the kernel, as root can, and looks for them in the program's log, pages and commands:
-// after a start, after a start on tables that hold other elements, and after a repair of the element that has the key.
+// TestTheKeyIsNotShown reads the keys of the digests from the kernel, as root can, and searches the program's log, pages and
+// commands for them: after a start, after a start on tables with other elements, and after a repair of the element with the key.
 func TestTheKeyIsNotShown(t *testing.T) {
 	n := newNode(t, 1)
 	n.synced("bank", append(bankSlices(n.Pods[0]), bankService())...)
@@ -23,7 +23,7 @@ func TestTheKeyIsNotShown(t *testing.T) {
 	n.flags = append(n.flags, "--control-socket", filepath.Join(t.TempDir(), "socket"), "-v", "10")
 	keys := map[string]bool{}
 	look := func(when, reason string) {
-		n.until(10*patience, reason, func() error { // the page is kept for some time
+		n.until(10*patience, reason, func() error { // the page is cached for some time
 			if text := n.get("/status/data"); !strings.Contains(text, reason) {
 				return errors.New(text)
 			}
@@ -74,7 +74,7 @@ func (n *node) get(page string) string {
 	return string(body)
 }
 
-// outputs returns what the program shows, by the names of its sources. Sources that fail or say nothing fail the test.
+// outputs returns all output of the program, by source. A source that fails or is empty fails the test.
 func (n *node) outputs() map[string]string {
 	n.Helper()
 	log, err := os.ReadFile(n.log)
@@ -98,7 +98,7 @@ func (n *node) outputs() map[string]string {
 		var out, errOut bytes.Buffer
 		cmd := n.Node.Command(n.Context(), path, command...)
 		cmd.Stdout, cmd.Stderr = &out, &errOut
-		err := cmd.Run() // some exit with 1 where something is wrong
+		err := cmd.Run() // some exit with 1 after a finding
 		if out.Len() == 0 {
 			n.Errorf("%s: %v, no output\n%s", command, err, errOut.String())
 		}
