@@ -19,9 +19,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// measureBatch notes what no proxy with these maps can go below: the time that the kernel takes for one batch with the
-// elements of all Services, made beforehand, in a network namespace where nothing else happens. The sets have room for what
-// is to come, as ours do. There are no rules, and nothing is read, planned or encoded in that time.
+// measureBatch measures a lower limit for any proxy with these maps: the kernel's time for one batch with the elements of all
+// Services, prepared in advance, in an otherwise idle network namespace. The sets have their final size, as in kube-nftproxy.
+// There are no rules, and the time includes no reading, planning or encoding.
 func measureBatch(ctx context.Context, w *world, f *Figures) error {
 	const runs = 5
 	say("%s, a bare batch", w.size)
@@ -33,7 +33,7 @@ func measureBatch(ctx context.Context, w *world, f *Figures) error {
 	if err != nil {
 		return fmt.Errorf("make a network namespace: %w", err)
 	}
-	defer l.Close() //nolint:errcheck // nothing of it is used any more
+	defer l.Close() //nolint:errcheck // unused from here on
 	return l.Node.Do(func() error {
 		conn, err := nft.Open()
 		if err != nil {
@@ -56,7 +56,7 @@ func measureBatch(ctx context.Context, w *world, f *Figures) error {
 	})
 }
 
-// bare returns a batch with the elements of a plan, and the sets and chains that they need.
+// bare returns a batch with the elements of a plan, and their sets and chains.
 func bare(p *plan.Planner) *nft.Batch {
 	const tables, perElement = 64 << 10, 72
 	p.Prune()
@@ -77,7 +77,7 @@ func bare(p *plan.Planner) *nft.Batch {
 	return b
 }
 
-// forget deletes the tables. The kernel frees their elements behind the caller's back, which it is given time for.
+// forget deletes the tables. The kernel frees their elements asynchronously, so forget waits.
 func forget(ctx context.Context, conn *nft.Conn, p *plan.Planner) error {
 	b := nft.NewBatch(0)
 	for _, t := range p.Tables() {
@@ -93,7 +93,7 @@ func newPlanner() *plan.Planner {
 	return plan.New(plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000})
 }
 
-// planner plans all Services that there are, as our program does on the node.
+// planner plans all existing Services, as the program does on the node.
 func (w *world) planner(ctx context.Context) (*plan.Planner, error) {
 	slices := map[types.NamespacedName][]*discoveryv1.EndpointSlice{}
 	err := pager.New(pager.SimplePageFunc(func(o metav1.ListOptions) (kruntime.Object, error) {

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// planFor plans the Services of a cluster of that size.
+// planFor plans the Services of a cluster of one size.
 func planFor(z size) *plan.Planner {
 	w := &world{size: z, template: &corev1.Service{Spec: corev1.ServiceSpec{
 		ClusterIP: "10.96.0.200", Type: corev1.ServiceTypeClusterIP, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
@@ -28,7 +28,7 @@ func planFor(z size) *plan.Planner {
 	return p
 }
 
-// TestBareBatch has the kernel hold every element that is planned, and then nothing.
+// TestBareBatch: the kernel has every planned element, and none after the deletion.
 func TestBareBatch(t *testing.T) {
 	lab.EnterNamespace(t)
 	conn, err := nft.Open()

@@ -12,11 +12,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// bystander is another program that programs nftables in the proxy's network namespace, such as a firewall. The kernel holds
-// one lock from a batch's first message until it has committed the batch, and a bystander's batch has to wait for it: that
-// is how both proxies' hold on the lock is seen from outside. Its batch adds a table that is there already. It takes the
-// lock and changes nothing: nobody who looks out for changes of the ruleset is sent to work, and no listing has to begin
-// anew.
+// bystander is another program with nftables rules in the proxy's network namespace, such as a firewall. The kernel holds one
+// lock from a batch's first message until its commit, and a bystander's batch has to wait for it: so it measures the proxies' use
+// of the lock from outside. Its batch adds an existing table. It takes the lock and changes nothing, so it causes no checks by
+// programs that watch the ruleset, and no restart of listings.
 type bystander struct {
 	conn *nft.Conn
 	stop chan struct{}
@@ -26,12 +25,12 @@ type bystander struct {
 	waits []time.Duration
 }
 
-// bystanderPause lies between two of its batches.
+// bystanderPause is the pause between two of its batches.
 const bystanderPause = time.Millisecond
 
 var bystanderTable = &nft.Table{Family: nft.IPv4, Name: "bystander"}
 
-// newBystander sets one to work.
+// newBystander starts a bystander.
 func newBystander(host *lab.Host) (*bystander, error) {
 	b := &bystander{stop: make(chan struct{}), done: make(chan error, 1)}
 	err := host.Do(func() (err error) {
@@ -45,7 +44,7 @@ func newBystander(host *lab.Host) (*bystander, error) {
 	return b, nil
 }
 
-// work commits until it is told to stop.
+// work commits until close.
 func (b *bystander) work() error {
 	for {
 		batch := nft.NewBatch(0)
@@ -69,7 +68,7 @@ func (b *bystander) note(wait time.Duration) {
 	b.waits = append(b.waits, wait)
 }
 
-// take returns how long the batches took that were answered since the last call.
+// take returns the durations of the batches answered since the last call.
 func (b *bystander) take() waits {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -78,7 +77,7 @@ func (b *bystander) take() waits {
 	return taken
 }
 
-// close ends it and removes its table.
+// close stops it and removes its table.
 func (b *bystander) close() error {
 	close(b.stop)
 	err := <-b.done
@@ -87,7 +86,7 @@ func (b *bystander) close() error {
 	return errors.Join(err, b.conn.Commit(batch), b.conn.Close())
 }
 
-// waits are the times that batches took, one after the other.
+// waits are the durations of batches, in order.
 type waits []time.Duration
 
 func (w waits) longest() time.Duration {
@@ -97,8 +96,8 @@ func (w waits) longest() time.Duration {
 	return slices.Max(w)
 }
 
-// percentile99 is what 99 of 100 batches don't exceed. While one waits no further one is sent: those count that would have
-// been sent in that time, and would have waited for what was left of it.
+// percentile99 returns the duration that 99 of 100 batches do not exceed. During a wait no batch is sent. It includes the batches
+// that would have been sent in that time, with the rest of that wait.
 func (w waits) percentile99() time.Duration {
 	var all []time.Duration
 	for _, wait := range w {
@@ -114,8 +113,7 @@ func (w waits) percentile99() time.Duration {
 	return all[len(all)*99/100]
 }
 
-// measureBeside notes how long a bystander waits while the proxy programs everything, follows single changes, and many at
-// once.
+// measureBeside measures the waits of a bystander while the proxy programs everything, follows single changes, and many at once.
 func (p *proxy) measureBeside(ctx context.Context, w *world, e effort, f *Figures) (err error) {
 	if e.beside == 0 {
 		return nil

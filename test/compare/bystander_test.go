@@ -11,7 +11,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestBystanderWaits lets a large batch be committed beside a bystander: it has to wait, and leaves no trace.
+// TestBystanderWaits commits a large batch beside a bystander: the bystander has to wait, and leaves no trace.
 func TestBystanderWaits(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{})
 	var conn *nft.Conn
@@ -23,7 +23,7 @@ func TestBystanderWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	awaitBatches(t, b, 1) // the first makes the table
+	awaitBatches(t, b, 1) // the first one makes the table
 	before := generation(t, conn)
 	if alone := awaitBatches(t, b, 20).percentile99(); alone == 0 || alone > time.Second {
 		t.Errorf("99 of 100 batches of a bystander by itself took less than %v, want a moment", alone)
@@ -37,8 +37,8 @@ func TestBystanderWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	took := time.Since(start)
-	// The kernel copies the batch before it takes the lock, and the bystander may have to wait for a processor, also to say how long it has
-	// waited.
+	// The kernel copies the batch before it takes the lock. The bystander may also have to wait for a processor, even to record
+	// its waiting time.
 	var waited time.Duration
 	for deadline := time.Now().Add(10 * time.Second); waited < took/4 && time.Now().Before(deadline); {
 		waited = max(waited, awaitBatches(t, b, 1).longest())
@@ -54,7 +54,7 @@ func TestBystanderWaits(t *testing.T) {
 	}
 }
 
-// awaitBatches takes the bystander's times until there are so many.
+// awaitBatches collects the bystander's times until there are n.
 func awaitBatches(t *testing.T, b *bystander, n int) (all waits) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); len(all) < n; {
@@ -76,7 +76,7 @@ func generation(t *testing.T, conn *nft.Conn) uint32 {
 	return g
 }
 
-// manyElements makes a table with a set of that many addresses.
+// manyElements returns a batch with a table and a set with n addresses.
 func manyElements(n int) *nft.Batch {
 	table := &nft.Table{Family: nft.IPv4, Name: "large"}
 	set := &nft.Set{Family: nft.IPv4, Table: table.Name, Name: "s", Key: []nft.Field{nft.DstAddr(nft.IPv4)}, Size: uint32(2 * n)}
@@ -90,7 +90,7 @@ func manyElements(n int) *nft.Batch {
 	return batch
 }
 
-// TestWaits counts those who would have come while one waited.
+// TestWaits includes batches that would have been sent during a wait.
 func TestWaits(t *testing.T) {
 	ms := time.Millisecond
 	quick := make(waits, 0, 1000)
@@ -104,7 +104,7 @@ func TestWaits(t *testing.T) {
 	}{
 		{"none", nil, 0, 0},
 		{"one", waits{ms / 10}, ms / 10, ms / 10},
-		// 989 + 11 waits of 11, 10 ... 1 ms: the hundredth part are the ten longest.
+		// 989 + 11 waits of 11, 10 ... 1 ms: the ten longest are a hundredth.
 		{"one long one", append(quick[:989:989], 11*ms), 11 * ms, 2 * ms},
 		{"one that is short enough to be the hundredth part", append(quick[:989:989], 9*ms), 9 * ms, ms / 10},
 	} {

@@ -14,13 +14,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// change is one kind of single change. It is made a number of times, of another Service each time.
+// change is a kind of single change. It is repeated, with another Service each time.
 type change struct {
 	quantity
 	make func(w *world, k int)
 }
 
-// changes are the kinds, in their order: the last deletes the Services that the one before it has added.
+// changes are the kinds, in order: the last one deletes the Services that the one before it has added.
 var changes = []change{
 	{replaceEndpoint, func(w *world, k int) { w.store.Put(w.slice(w.spread(k), w.next(), w.endpoints)) }},
 	{addEndpoint, func(w *world, k int) { w.store.Put(w.slice(w.spread(k), 0, w.endpoints+1)) }},
@@ -29,11 +29,11 @@ var changes = []change{
 	{deleteService, func(w *world, k int) { w.store.Delete(w.service(w.services + k)) }},
 }
 
-// measureChanges times the sync that each of a number of single changes makes, when the proxy has been quiet for a while.
+// measureChanges measures the sync of each of a number of single changes, after a quiet time.
 func (p *proxy) measureChanges(ctx context.Context, w *world, e effort, f *Figures) error {
 	w.store = w.Store(ctx)
 	for i := range e.changes {
-		w.store.Put(w.slice(w.services+i, 0, w.endpoints)) // endpoints of the Services to come
+		w.store.Put(w.slice(w.services+i, 0, w.endpoints)) // endpoints for the added Services
 	}
 	if err := w.store.Flush(); err != nil {
 		return err
@@ -57,9 +57,9 @@ func (p *proxy) measureChanges(ctx context.Context, w *world, e effort, f *Figur
 	return w.store.Flush()
 }
 
-// sync makes a change and waits until it is programmed: the time spent in syncs, and from the change to the kernel. Metrics are
-// read some time before and after: who answers a scrape uses the processor and leaves garbage behind, and both would be
-// measured. They aren't read before the quiet time, in which kube-proxy may still sync what came last.
+// sync makes a change and waits until it is programmed. It returns the time spent in syncs, and the time from the change to the
+// kernel. It reads the metrics some time before and after, because a scrape uses the processor and leaves garbage, and both would
+// be measured. It does not read them before the quiet time, in which kube-proxy may still sync the previous change.
 func (p *proxy) sync(ctx context.Context, change func() error) (spent, follow time.Duration, err error) {
 	const recovery = 100 * time.Millisecond
 	if err := wait(ctx, p.quiet); err != nil {
@@ -77,7 +77,7 @@ func (p *proxy) sync(ctx context.Context, change func() error) (spent, follow ti
 		return 0, 0, err
 	}
 	var synced time.Time
-	// kube-proxy counts the time a moment after it has noted that the sync is done.
+	// kube-proxy updates the duration shortly after the end of the sync.
 	err = p.running.Await(ctx, time.Millisecond, "a sync and its duration", func(ctx context.Context) error {
 		after, err := p.metrics(ctx)
 		synced, spent = after.LastSync(model.IPv4), spentOf(after)-spentOf(before)
@@ -89,8 +89,8 @@ func (p *proxy) sync(ctx context.Context, change func() error) (spent, follow ti
 	return spent, synced.Sub(asked), err
 }
 
-// awaitCommit makes a change and waits until somebody has committed something to nftables, as iptables-nft does too, or for a
-// while: then there was nothing to commit, or it isn't nftables.
+// awaitCommit makes a change and waits until any program has committed to nftables, as iptables-nft does too, or for a limited
+// time: there may be nothing to commit, or the proxy may not use nftables.
 func (p *proxy) awaitCommit(ctx context.Context, change func() error) error {
 	const longest, between = 20 * time.Second, time.Millisecond
 	before, err := p.ruleset.Generation()
@@ -131,16 +131,16 @@ func (p *proxy) measureBurst(ctx context.Context, w *world, e effort, f *Figures
 	return nil
 }
 
-// burst is the number of Services that change at once.
+// burst returns the number of Services that change at once.
 func (w *world) burst() int { return min(1000, w.services) }
 
-// errLost is what syncs end with when the API server has kept changes to itself.
+// errLost means that the API server has not delivered some changes.
 var errLost = errors.New("changes were not delivered")
 
-// syncBurst replaces an endpoint of many Services and waits until all are programmed: the time spent in syncs. The store
-// writes many objects in one revision. When the API server closes a watch for being slow, as it does on a busy machine, the
-// watch that follows begins after the last revision that was seen, and what else came with that one is never delivered.
-// With objects that the API server itself has written this can't be. Then it is done again.
+// syncBurst replaces an endpoint of many Services, waits until all are programmed, and returns the time spent in syncs. The store
+// writes many objects in one revision. If the API server closes a slow watch, as on a busy machine, the next watch begins after
+// the last seen revision, and the rest of that revision is never delivered. This cannot happen with objects that the API server
+// itself has written. The burst is then repeated.
 func (p *proxy) syncBurst(ctx context.Context, w *world) (spent time.Duration, err error) {
 	const attempts = 3
 	for range attempts {
@@ -174,8 +174,7 @@ func (p *proxy) tryBurst(ctx context.Context, w *world) (spent time.Duration, er
 	return spentOf(after) - spentOf(before), err
 }
 
-// awaitChanges waits until a number of changes has been seen since there were so many. It ends with errLost when some are
-// missing for long.
+// awaitChanges waits until n changes were seen since counted. It returns errLost if some are missing for long.
 func (p *proxy) awaitChanges(ctx context.Context, counted float64, n int) error {
 	const long = 10 * time.Second
 	seen, since := 0.0, time.Now()
@@ -199,16 +198,16 @@ func (p *proxy) awaitChanges(ctx context.Context, counted float64, n int) error 
 	}
 }
 
-// rolling are Services of several sizes, whose endpoints come in slices of a hundred.
+// rolling are Services of several sizes, with endpoints in slices of a hundred.
 var rolling = []struct {
 	quantity
 	endpoints int
 }{{rolling100, 100}, {rolling1000, 1000}, {rolling5000, 5000}}
 
-// perSlice is the number of endpoints in a slice of a large Service, as the EndpointSlice controller has it.
+// perSlice is the EndpointSlice controller's number of endpoints in a slice.
 const perSlice = 100
 
-// putRolling makes those Services.
+// putRolling stores those Services.
 func (w *world) putRolling() {
 	for n, r := range rolling {
 		w.store.Put(w.serviceAt(rollingName(r.endpoints), netip.AddrFrom4([4]byte{10, 96, 254, byte(1 + n)})))
@@ -220,7 +219,7 @@ func (w *world) putRolling() {
 
 func rollingName(endpoints int) string { return fmt.Sprintf("rolling-%d", endpoints) }
 
-// rollingSlice is a slice of a large Service, a number of whose endpoints have been replaced in a round, which is at least 1.
+// rollingSlice returns a slice of a large Service with a number of endpoints replaced in a round, which is at least 1.
 func rollingSlice(endpoints, number, replaced, round int) *discoveryv1.EndpointSlice {
 	var addrs []netip.Addr
 	for e := range perSlice {
@@ -233,12 +232,12 @@ func rollingSlice(endpoints, number, replaced, round int) *discoveryv1.EndpointS
 	return endpointSlice(rollingName(endpoints), number+1, corev1.ProtocolTCP, endpointPort, addrs)
 }
 
-// measureRolling replaces ten endpoints of a slice at a time, and notes the time for each.
+// measureRolling replaces ten endpoints of a slice at a time, and records the time for each.
 func (p *proxy) measureRolling(ctx context.Context, w *world, e effort, f *Figures) error {
 	if !e.rolling {
 		return nil
 	}
-	w.rolled++ // what is there already would be no change
+	w.rolled++ // the present state would be no change
 	const steps, replaced = 5, 10
 	for _, r := range rolling {
 		say("%s, %s: %s", w.size, p.name, r.quantity)
@@ -257,14 +256,13 @@ func (p *proxy) measureRolling(ctx context.Context, w *world, e effort, f *Figur
 	return nil
 }
 
-// changesSeen counts the changes of EndpointSlices that have come.
+// changesSeen returns the number of received EndpointSlice changes.
 func changesSeen(m program.Samples) float64 {
 	return m["kubeproxy_sync_proxy_rules_endpoint_changes_total"]
 }
 
-// settle waits until all that was asked for is programmed and nothing has been synced for a while, and returns the metrics
-// then. A sync that was under way when the last change came doesn't have it, and is followed by another that takes as long
-// and counts at its end.
+// settle waits until all requests are programmed and there was no sync for a while, and returns the metrics then. If a sync was
+// running at the last change, another sync follows, which takes as long and is counted at its end.
 func (p *proxy) settle(ctx context.Context) (m program.Samples, err error) {
 	var longest time.Duration
 	last, since := time.Duration(-1), time.Now()
@@ -287,16 +285,15 @@ func (p *proxy) settle(ctx context.Context) (m program.Samples, err error) {
 	return m, err
 }
 
-// isPending tells whether a sync has been asked for since the last one ended. kube-proxy takes its count of pending changes
-// back to 0 when a sync begins, and both families share it.
+// isPending reports whether a sync was requested since the last one ended. kube-proxy resets its number of pending changes when a
+// sync begins, and both families share it.
 func isPending(m program.Samples) bool {
 	const queued, pending = `kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv4"}`,
 		"kubeproxy_sync_proxy_rules_endpoint_changes_pending"
 	return m[pending] > 0 || time.Unix(0, int64(m[queued]*1e9)).After(m.LastSync(model.IPv4))
 }
 
-// measureSpread notes the processor time and the allocations for single changes that come twenty a second, each of another
-// Service.
+// measureSpread measures the processor time and the allocations for single changes at twenty a second, each of another Service.
 func (p *proxy) measureSpread(ctx context.Context, w *world, e effort, f *Figures) error {
 	if e.spread == 0 {
 		return nil
@@ -310,7 +307,7 @@ func (p *proxy) measureSpread(ctx context.Context, w *world, e effort, f *Figure
 	return err
 }
 
-// spread makes the changes and returns the metrics when they are done.
+// spread makes the changes and returns the metrics after them.
 func (p *proxy) spread(ctx context.Context, w *world, n int) (program.Samples, error) {
 	const pause = 50 * time.Millisecond
 	for i := range n {
@@ -325,13 +322,13 @@ func (p *proxy) spread(ctx context.Context, w *world, n int) (program.Samples, e
 	return p.settle(ctx)
 }
 
-// spending is what a program has used: of the processors, and of its heap in objects and bytes.
+// spending is the use of resources: processor time, and heap allocations in objects and bytes.
 type spending struct {
 	processor      time.Duration
 	objects, bytes float64
 }
 
-// costOf returns what a program uses while f runs, which returns its metrics at the end, without what telling the metrics takes.
+// costOf returns the program's use of resources while f runs, without the cost of the scrape with which f ends.
 func (p *proxy) costOf(ctx context.Context, f func() (program.Samples, error)) (c spending, err error) {
 	const scrapes = 10
 	first, err := p.metrics(ctx)

@@ -9,18 +9,18 @@ import (
 	"strings"
 )
 
-// bound is the least that a ratio may be: how many times as much kube-proxy needs as we do, or a bare batch's share of our
-// first sync. Bounds are about a third of what a small cluster gives on two busy processors, or less: what breaks one has
-// become slower by a factor. Absolute times are never looked at.
+// bound is the least allowed ratio: kube-proxy's figure to kube-nftproxy's, or a bare batch to kube-nftproxy's first sync. Bounds
+// are about a third of the values of a small cluster on two busy processors, or less: a violation means a slowdown by a factor.
+// Absolute times are not checked.
 type bound struct {
 	name  string
 	ratio func(theirs, ours *Figures) (float64, bool)
 	least float64
-	// why is what it means when it is less.
+	// why is the meaning of a violation.
 	why string
 }
 
-// checkSize is the size that the bounds are for; at others, most ratios are far greater.
+// checkSize is the size for which the bounds apply; most ratios are far greater at others.
 var checkSize = size{1000, 10}
 
 const bareShareName = "a bare batch's share of the first sync"
@@ -45,7 +45,7 @@ var bounds = []bound{
 	against(waitSingle, 5, "a single change's batch has the kernel work longer"),
 }
 
-// against bounds kube-proxy's median by ours.
+// against returns a bound for kube-proxy's median divided by kube-nftproxy's.
 func against(q quantity, least float64, why string) bound {
 	return bound{string(q), func(theirs, ours *Figures) (float64, bool) {
 		a, ok := theirs.median(q)
@@ -54,17 +54,17 @@ func against(q quantity, least float64, why string) bound {
 	}, least, why}
 }
 
-// bareShare is the share of our first sync that the kernel needs for its elements in any case.
+// bareShare returns the share of kube-nftproxy's first sync that the kernel needs for the elements.
 func bareShare(_, ours *Figures) (float64, bool) {
 	bare, ok := ours.median(bareBatch)
 	sync, ok2 := ours.median(firstSync)
 	return bare / sync, ok && ok2 && sync > 0
 }
 
-// outcome is what came of a bound, in the words of go test -json: pass or fail.
+// outcome is the result of a bound, in the words of go test -json: pass or fail.
 type outcome struct{ Action, Package, Test, text string }
 
-// judge holds two programs' figures against the bounds.
+// judge compares two programs' figures with the bounds.
 func judge(theirs, ours *Figures) (list []outcome) {
 	for _, b := range bounds {
 		o := outcome{Action: "pass", Package: "test/compare", Test: strings.ReplaceAll(b.name, " ", "_")}
@@ -81,7 +81,7 @@ func judge(theirs, ours *Figures) (list []outcome) {
 	return list
 }
 
-// check writes a line for each bound, and into a file, if one is named, the outcomes. It fails if a ratio is off.
+// check writes a line for each bound, and the outcomes to a file, if one is named. It fails if a bound is violated.
 func (r *Report) check(w io.Writer, file string) error {
 	outcomes := judge(r.find(kubeProxyNftables, checkSize.String()), r.find(kubeNftproxy, checkSize.String()))
 	failed := 0

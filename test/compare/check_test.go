@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// healthy is a report whose every ratio is twice its bound.
+// healthy returns a report with each ratio at twice its bound.
 func healthy() (r *Report, theirs, ours *Figures) {
 	theirs = &Figures{Program: kubeProxyNftables, Size: checkSize.String(), Values: map[quantity][]float64{}}
 	ours = &Figures{Program: kubeNftproxy, Size: checkSize.String(), Values: map[quantity][]float64{bareBatch: {1}}}
@@ -22,7 +22,7 @@ func healthy() (r *Report, theirs, ours *Figures) {
 			theirs.Values[q] = []float64{2 * b.least}
 		}
 	}
-	// At another size, where all is lost, nobody looks.
+	// At another size, values are not checked, even if all are bad.
 	other := &Figures{Program: kubeProxyNftables, Size: "10x1", Values: map[quantity][]float64{}}
 	return &Report{Figures: []*Figures{other, theirs, ours}}, theirs, ours
 }
@@ -38,7 +38,7 @@ func TestCheckPasses(t *testing.T) {
 	}
 }
 
-// TestCheckFails breaks each bound by itself: below it, and not measured at all.
+// TestCheckFails breaks each bound by itself: by a value below it, and by a missing value.
 func TestCheckFails(t *testing.T) {
 	for _, b := range bounds {
 		t.Run(b.name, func(t *testing.T) {
@@ -55,7 +55,7 @@ func TestCheckFails(t *testing.T) {
 	}
 }
 
-// mustFail wants the check to fail with one line, of that bound, which says why.
+// mustFail expects one failed bound, with its reason.
 func mustFail(t *testing.T, r *Report, b bound, why string) {
 	t.Helper()
 	var out bytes.Buffer
@@ -72,7 +72,7 @@ func mustFail(t *testing.T, r *Report, b bound, why string) {
 	}
 }
 
-// failedIn reads what a file of outcomes says of those that failed.
+// failedIn returns the failed bounds in a file of outcomes.
 func failedIn(t *testing.T, file string) (failed []string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -95,7 +95,7 @@ func failedIn(t *testing.T, file string) (failed []string) {
 	return failed
 }
 
-// TestCheckOfNothing has no program measured.
+// TestCheckOfNothing checks a report without measurements.
 func TestCheckOfNothing(t *testing.T) {
 	if err := (&Report{}).check(&bytes.Buffer{}, ""); err == nil {
 		t.Error("check of an empty report = nil, want an error")

@@ -18,19 +18,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Real clients connect to a real HTTP server in a pod: directly, and by a Service that is one of many. The clients' sockets
-// block, so that a thread that waits is woken by the kernel and not by Go's runtime.
+// Real clients connect to a real HTTP server in a pod: directly, and through one of many Services. The clients' sockets block, so
+// that the kernel wakes a waiting thread, not Go's runtime.
 
-// target is a way to the server, and what is measured of it.
+// target is a way to the server, with its measured quantities.
 type target struct {
 	to netip.AddrPort
-	// rate is how many requests a second, each on a connection of its own.
+	// rate is the number of requests in a second, each on its own connection.
 	rate quantity
-	// handshake are shares of the times from a connection's first packet until the client has the server's answer to it.
+	// handshake are quantiles of the time from a connection's first packet to the server's answer.
 	handshake map[float64]quantity
 }
 
-// measureConnections times connections to a server by turns.
+// measureConnections measures connections to a server, by turns.
 func measureConnections(ctx context.Context, w *world, e effort, f *Figures) error {
 	if e.packets == 0 {
 		return nil
@@ -68,7 +68,7 @@ func measureConnections(ctx context.Context, w *world, e effort, f *Figures) err
 	return err
 }
 
-// connectByTurns makes one round: many handshakes one after the other, then as many requests as go within some time.
+// connectByTurns makes one round: many handshakes in sequence, then requests for a fixed time.
 func (w *world) connectByTurns(ctx context.Context, targets []target, f *Figures) error {
 	const handshakes, period = 500, 200 * time.Millisecond
 	times := &Figures{Values: map[quantity][]float64{}}
@@ -97,13 +97,13 @@ func (w *world) connectByTurns(ctx context.Context, targets []target, f *Figures
 			return fmt.Errorf("request from %s: %w", t.to, err)
 		}
 		f.add(t.rate, rate)
-		// Ports come again; no connection shall meet the one that had its port before. That there are none is an error to it.
+		// Ports are reused. No connection may match the entry of an earlier one. Without entries, the command fails.
 		_ = w.lab.Node.Command(ctx, "conntrack", "-D", "-p", "tcp", "--dport", strconv.Itoa(int(t.to.Port()))).Run()
 	}
 	return nil
 }
 
-// requests has several clients make one request after the other for some time, and returns how many were answered in a second.
+// requests makes requests in sequence from several clients for a fixed time, and returns the number of answers in a second.
 func (w *world) requests(to netip.AddrPort, period time.Duration) (rate float64, err error) {
 	counts, errs := make([]int, 2*runtime.NumCPU()), make([]error, 2*runtime.NumCPU())
 	var clients sync.WaitGroup
@@ -135,19 +135,19 @@ func handshake(to netip.AddrPort) (took time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing is left in it
+	defer unix.Close(fd) //nolint:errcheck // it holds no data
 	start := time.Now()
 	err = unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
 	return time.Since(start), err
 }
 
-// request makes a request on a connection of its own, which the server closes.
+// request makes a request on its own connection, which the server closes.
 func request(to netip.AddrPort) error {
 	fd, err := clientSocket()
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing is left in it
+	defer unix.Close(fd) //nolint:errcheck // it holds no data
 	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}); err != nil {
 		return err
 	}
@@ -171,9 +171,9 @@ func request(to netip.AddrPort) error {
 	return nil
 }
 
-// clientSocket opens a TCP socket that waits for five seconds at most until its packets are acknowledged; SO_SNDTIMEO would
-// have Go's signals end its calls. Its end is a reset: an ordinary one would leave the server's port in TIME-WAIT, and a
-// later connection that is masqueraded to the same port would wait for 10 ms or a second.
+// clientSocket opens a TCP socket with a timeout of five seconds for acknowledgements; with SO_SNDTIMEO, Go's signals would
+// interrupt its calls. It closes with a reset: an ordinary end would leave the server's port in TIME-WAIT, and a later connection
+// that is masqueraded to the same port would wait for 10 ms or a second.
 func clientSocket() (int, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

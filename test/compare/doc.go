@@ -1,8 +1,8 @@
-// Command compare runs kube-proxy and kube-nftproxy one after the other on the same cluster, a real etcd and kube-apiserver,
-// and writes down what each takes: to start, to follow changes of several kinds, to restart; its memory and processor time;
-// and what its rules cost a packet. Everything happens in network namespaces of its own.
+// Command compare runs kube-proxy and kube-nftproxy one after the other on the same cluster, with the original etcd and
+// kube-apiserver, and measures starts, several kinds of changes, restarts, memory, processor time, and the cost of the rules for
+// a packet. It uses its own network namespaces.
 //
-// In: a plan of sizes, and how often each thing is repeated (suite.go).
+// In: a plan of sizes with numbers of repetitions (suite.go).
 // Out: docs/benchmarks.json, and the tables in docs/benchmarks.md and README.md.
-// Never: a figure that this run didn't measure.
+// Never: reports a figure that this run did not measure.
 package main

@@ -16,7 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
-// quantity names what is measured; the names stay the same from run to run.
+// quantity names a measured quantity. The names are stable between runs.
 type quantity string
 
 // The quantities, in the order of the tables. Times are in seconds, memory in MiB, shares of one processor.
@@ -41,7 +41,7 @@ const (
 	steadyMemory quantity = "steady resident memory"
 	idleCPU      quantity = "processor when idle"
 	spreadCPU    quantity = "processor time for 1,000 single changes"
-	// Allocations are objects, and bytes.
+	// Allocations are counted in objects, and in bytes.
 	allocations    quantity = "allocations for a single change"
 	allocatedBytes quantity = "bytes allocated for a single change"
 
@@ -77,7 +77,7 @@ const (
 	requestsService    quantity = "HTTP requests a second, a connection each, by a Service"
 )
 
-// Report is the outcome of a run.
+// Report is the result of a run.
 type Report struct {
 	Kernel   string     `json:"kernel"`
 	CPUs     int        `json:"cpus"`
@@ -93,8 +93,8 @@ type Figures struct {
 	Values  map[quantity][]float64 `json:"values"`
 }
 
-// newReport returns a report that has what an earlier run has written into the checkout, if it was made with the same kernel
-// and processors: sizes that aren't measured again stay.
+// newReport returns a report with the figures of an earlier run from the checkout, if it had the same kernel and processors:
+// sizes that are not measured again are kept.
 func newReport(root string) *Report {
 	r := &Report{
 		Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Versions: "v1.36.3",
@@ -107,10 +107,10 @@ func newReport(root string) *Report {
 	return r
 }
 
-// reportFile is where a checkout keeps the raw figures.
+// reportFile is the file of a checkout with the raw figures.
 const reportFile = "docs/benchmarks.json"
 
-// kernel returns the kernel's version without what a distribution adds to it.
+// kernel returns the kernel's version without the distribution's suffix.
 func kernel() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -120,7 +120,7 @@ func kernel() string {
 	return version
 }
 
-// of returns the figures of a program at a size, which it starts anew.
+// of returns new, empty figures of a program at a size.
 func (r *Report) of(program string, z size) *Figures {
 	r.Figures = slices.DeleteFunc(r.Figures, func(f *Figures) bool { return f.Program == program && f.Size == z.String() })
 	f := &Figures{Program: program, Size: z.String(), Values: map[quantity][]float64{}}
@@ -138,7 +138,7 @@ func (r *Report) find(program, z string) *Figures {
 	return nil
 }
 
-// sizes lists the sizes that were measured, by their numbers of endpoints.
+// sizes returns the measured sizes, by number of endpoints.
 func (r *Report) sizes() (list []string) {
 	for _, f := range r.Figures {
 		if !slices.Contains(list, f.Size) {
@@ -149,7 +149,7 @@ func (r *Report) sizes() (list []string) {
 	return list
 }
 
-// endpointsOf is the number of endpoints in a size such as 1000x10, 0 if it is none.
+// endpointsOf returns the number of endpoints of a size such as 1000x10, 0 for anything else.
 func endpointsOf(size string) int {
 	var services, endpoints int
 	_, _ = fmt.Sscanf(size, "%dx%d", &services, &endpoints)
@@ -158,7 +158,7 @@ func endpointsOf(size string) int {
 
 func (f *Figures) add(q quantity, v float64) { f.Values[q] = append(f.Values[q], v) }
 
-// quantile returns the least value that isn't exceeded by that share of the values, and whether there are any.
+// quantile returns the least value that a given share of the values does not exceed, and whether there are any values.
 func (f *Figures) quantile(q quantity, share float64) (float64, bool) {
 	if f == nil || len(f.Values[q]) == 0 {
 		return 0, false

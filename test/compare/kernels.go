@@ -14,8 +14,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
-// emulatedPlan is what a virtual machine with an emulated processor can bear (hack/bench-kernels.sh): one small size of both,
-// and a larger one of ours, which shows whether a change's cost grows.
+// emulatedPlan is the plan for a virtual machine with an emulated processor (hack/bench-kernels.sh): one small size for both
+// programs, and a larger one for kube-nftproxy, to see whether a change's cost grows.
 var emulatedPlan = []round{
 	{size{1000, 10}, []string{kubeProxyNftables, kubeNftproxy}, effort{
 		changes: 3, ours: 20, spread: 40, idle: 20 * time.Second, calm: emulatedCalm, noBurst: true, packets: 4000, placements: 1,
@@ -23,14 +23,14 @@ var emulatedPlan = []round{
 	{size{5000, 10}, []string{kubeNftproxy}, effort{ours: 20, idle: 20 * time.Second, calm: emulatedCalm, noBurst: true}},
 }
 
-// emulatedCalm is time for the API server to work off what it has got: with a single processor, a program that starts would
-// wait for that. The clock leaps over what is left of it.
+// emulatedCalm is the time for the API server to finish its work: with a single processor, a program that starts would wait for
+// that. The clock skips the unused rest.
 const emulatedCalm = time.Minute
 
-// emulatedRest keeps the only processor of such a machine for the proxy: a look at its metrics takes some 10 ms there.
+// emulatedRest keeps the only processor of such a machine for the proxy: a scrape takes some 10 ms there.
 const emulatedRest = 100 * time.Millisecond
 
-// save writes the raw figures into a file.
+// save writes the raw figures to a file.
 func (r *Report) save(file string) error {
 	if file == "" {
 		return nil
@@ -57,11 +57,11 @@ func readJSON(file string, v any) error {
 	return nil
 }
 
-// kernelsFile is where a checkout keeps the raw figures of other kernels than the machine's, one report for each.
+// kernelsFile is the file of a checkout with the raw figures of other kernels, one report for each.
 const kernelsFile = "docs/benchmarks-kernels.json"
 
-// publishKernels prints how reports from other kernels compare and, if a checkout is given, writes them there. Those of
-// kernels that haven't been measured again stay.
+// publishKernels prints a comparison of reports from other kernels and, if a checkout is given, writes them there. It keeps
+// reports of kernels that were not measured again.
 func publishKernels(root string, files []string) error {
 	var reports []*Report
 	if root != "" {
@@ -92,13 +92,13 @@ func publishKernels(root string, files []string) error {
 	return page.Write(filepath.Join(root, "docs/benchmarks.md"), "kernels", text)
 }
 
-// series is the kernel's version without its third number, which is 0 in the names of some of Debian's.
+// series returns the kernel's version without its third number, which is 0 in some of Debian's names.
 func (r *Report) series() string {
 	numbers := strings.SplitN(r.Kernel, ".", 3)
 	return strings.Join(numbers[:min(2, len(numbers))], ".")
 }
 
-// kernelsPage has no times, only how many of ours one of kube-proxy's is, and how ours grow with the cluster.
+// kernelsPage has no times, only ratios: kube-proxy to kube-nftproxy, and large to small cluster.
 func kernelsPage(reports []*Report) string {
 	small, large := emulatedPlan[0].String(), emulatedPlan[1].String()
 	beside := func(r *Report) (a, b *Figures) { return r.find(kubeProxyNftables, small), r.find(kubeNftproxy, small) }
@@ -107,7 +107,7 @@ func kernelsPage(reports []*Report) string {
 		kernelsTable("kube-nftproxy with "+titleOf(large)+" as a multiple of that", reports, growth)
 }
 
-// kernelsTable has a column for each kernel: the first of two programs' figures divided by the second's.
+// kernelsTable has a column for each kernel: the first program's figures divided by the second's.
 func kernelsTable(title string, reports []*Report, pair func(*Report) (a, b *Figures)) string {
 	var b strings.Builder
 	b.WriteString(title + ":\n\n| |")
@@ -129,7 +129,7 @@ func kernelsTable(title string, reports []*Report, pair func(*Report) (a, b *Fig
 		row(string(q), func(f *Figures) (float64, bool) { return f.median(q) })
 	}
 	for _, q := range following {
-		// Of many changes some share the only processor with the API server's work for the one before, more or less of it.
+		// Some of many changes share the only processor with the API server's work for the previous one.
 		row(string(q), func(f *Figures) (float64, bool) { return f.quantile(q, 0.25) })
 	}
 	for _, q := range slices.Concat(cost, clients) {
@@ -141,7 +141,7 @@ func kernelsTable(title string, reports []*Report, pair func(*Report) (a, b *Fig
 	return b.String()
 }
 
-// titleOf is a size in words.
+// titleOf returns a size in words.
 func titleOf(z string) string {
 	services, endpoints, _ := strings.Cut(z, "x")
 	return services + " Services with " + endpoints + " endpoints each"

@@ -11,7 +11,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
-// measuredOn is what a run on a kernel leaves: kube-proxy takes slower times what we take, and we grow with the size.
+// measuredOn returns the report of a kernel: kube-proxy takes slower times as long as kube-nftproxy, whose times grow with the
+// size.
 func measuredOn(kernel string, slower, growth float64) *Report {
 	values := func(v float64) map[quantity][]float64 { return map[quantity][]float64{replaceEndpoint: {v, v, v}} }
 	small, large := emulatedPlan[0].String(), emulatedPlan[1].String()
@@ -22,7 +23,7 @@ func measuredOn(kernel string, slower, growth float64) *Report {
 	}}
 }
 
-// TestPublishKernels has a kernel that is measured again take its own column, and the others stay.
+// TestPublishKernels: a kernel that is measured again replaces its own column, and the others stay.
 func TestPublishKernels(t *testing.T) {
 	root, dir := t.TempDir(), t.TempDir()
 	if err := os.Mkdir(filepath.Join(root, "docs"), 0o755); err != nil {

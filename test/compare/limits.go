@@ -20,8 +20,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// evil is a tenant with one namespace at its limits: a number of elements in Services of which each has as many pairs of a port and an
-// endpoint as a Service may have, and source ranges.
+// evil is a tenant with one namespace at its limits: a number of elements in Services, each with the largest number of pairs of a
+// port and an endpoint, and source ranges.
 type evil struct {
 	*world
 	elements, pairs, ranges int
@@ -31,19 +31,19 @@ type evil struct {
 
 const (
 	evilNamespace = "evil"
-	// evilEndpoints is the number of endpoints of a slice: the most that the API server accepts.
+	// evilEndpoints is the number of endpoints of a slice, the API server's limit.
 	evilEndpoints = 1000
-	// evilRanges is the limit of source ranges of a Service.
+	// evilRanges is the limit of a Service's source ranges.
 	evilRanges = 1000
 )
 
-// ports is the number of ports of each large Service. One slice with all of them is a hundred kilobytes.
+// ports returns the number of ports of each large Service. One slice with all of them has a hundred kilobytes.
 func (e *evil) ports() int { return max(1, min(100, e.pairs/evilEndpoints)) }
 
-// slices is the number of slices of each large Service.
+// slices returns the number of slices of each large Service.
 func (e *evil) slices() int { return max(1, e.pairs/evilEndpoints/e.ports()) }
 
-// large is the number of large Services for which the namespace has room.
+// large returns the number of large Services for which the namespace has room.
 func (e *evil) large() int { return e.elements / (e.ports() + e.ports()*e.slices()*evilEndpoints) }
 
 func (e *evil) service(i, ports int) *corev1.Service {
@@ -71,7 +71,7 @@ func (e *evil) slice(i, number, round int) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// restricted is a Service with source ranges, which are others in each round.
+// restricted returns a Service with source ranges, which differ in each round.
 func (e *evil) restricted(i, ranges, round int) *corev1.Service {
 	s := e.service(100+i, 1)
 	s.Spec.Type = corev1.ServiceTypeLoadBalancer
@@ -115,11 +115,11 @@ func (e *evil) churn(ctx context.Context) error {
 	return nil
 }
 
-// watcher looks for elements in the kernel, which answers while it works on a batch.
+// watcher polls elements in the kernel, which answers even while it processes a batch.
 type watcher struct {
 	*world
 	conn *nft.Conn
-	// ports counts the ports that the unrelated Service has had.
+	// ports counts the past ports of the unrelated Service.
 	ports int
 }
 
@@ -147,7 +147,7 @@ func (w *watcher) await(ctx context.Context, addr netip.Addr, port int) error {
 	return fmt.Errorf("%s:%d is not in the kernel after %v", addr, port, longest)
 }
 
-// change gives an unrelated Service another port, and returns the time from the write to the kernel.
+// change sets a new port of an unrelated Service, and returns the time from the write to the kernel.
 func (w *watcher) change(ctx context.Context) (time.Duration, error) {
 	w.ports++
 	s := w.service(0)
@@ -171,7 +171,7 @@ func (w *watcher) flush(ctx context.Context) (time.Duration, error) {
 	return time.Since(start), err
 }
 
-// measureLimits prints how long unrelated changes and repairs take with a tenant at its limits, who does nothing, and who changes objects.
+// measureLimits prints the times of unrelated changes and repairs with a tenant at its limits, idle and changing objects.
 func measureLimits(ctx context.Context, s settings) (err error) {
 	dir, err := os.MkdirTemp("", "compare-")
 	if err != nil {
@@ -200,7 +200,7 @@ func measureLimits(ctx context.Context, s settings) (err error) {
 	if err := l.Node.Do(func() (err error) { w.conn, err = nft.Open(); return err }); err != nil {
 		return err
 	}
-	defer w.conn.Close() //nolint:errcheck // it was only asked
+	defer w.conn.Close() //nolint:errcheck // read only
 	p := newProxy(kubeNftproxy, s, kubeconfig, l.Node, s.raw)
 	if s.raw == "" {
 		p.log = filepath.Join(dir, "log")
@@ -232,7 +232,7 @@ func measureLimits(ctx context.Context, s settings) (err error) {
 	return errors.Join(err, <-done)
 }
 
-// awaitElements waits until the program says that the kernel has so many elements.
+// awaitElements waits until the program reports n elements in the kernel.
 func (p *proxy) awaitElements(ctx context.Context, n int) error {
 	return p.running.Await(ctx, 100*time.Millisecond, "elements", func(ctx context.Context) error {
 		m, err := p.metrics(ctx)
@@ -247,7 +247,7 @@ const limitChanges, limitFlushes = 100, 5
 
 // measure prints a row.
 func (w *watcher) measure(ctx context.Context, tenant string) error {
-	const quiet = 5 * time.Second // until the last repair is done for large Services, too
+	const quiet = 5 * time.Second // until the last repair of large Services is finished, too
 	say("%s", tenant)
 	_ = wait(ctx, quiet)
 	changes, err := repeat(limitChanges, func() (time.Duration, error) { return w.rested(ctx) })
@@ -265,7 +265,7 @@ func (w *watcher) measure(ctx context.Context, tenant string) error {
 	return nil
 }
 
-// measureUntil prints a row of the changes until something is done.
+// measureUntil prints a row of the changes until done receives.
 func (w *watcher) measureUntil(ctx context.Context, tenant string, done <-chan error) error {
 	say("%s", tenant)
 	var changes []time.Duration
@@ -285,7 +285,7 @@ func (w *watcher) measureUntil(ctx context.Context, tenant string, done <-chan e
 	}
 }
 
-// rested is a change after a pause, which is no divisor of the tenant's, and longer than changes are gathered for.
+// rested makes a change after a pause that is no divisor of the tenant's, and longer than the sync interval.
 func (w *watcher) rested(ctx context.Context) (time.Duration, error) {
 	_ = wait(ctx, 157*time.Millisecond)
 	return w.change(ctx)
@@ -296,7 +296,7 @@ func printRow(tenant string, changes []time.Duration, flushes string) {
 	fmt.Printf("| %s | %v, %v, %v of %d | %s |\n", tenant, changes[n/2], changes[(n-1)*99/100], changes[n-1], n, flushes)
 }
 
-// repeat returns times, in the order of their lengths.
+// repeat returns n times, sorted.
 func repeat(n int, f func() (time.Duration, error)) (list []time.Duration, err error) {
 	for range n {
 		d, err := f()

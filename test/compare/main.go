@@ -15,7 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// settings are the command line.
+// settings are the flags.
 type settings struct {
 	quick, check bool
 	outcomes     string
@@ -26,7 +26,8 @@ type settings struct {
 	raw          string
 	kernels      string
 	ours, theirs string
-	// limits says to measure the limits instead, with a tenant of so many elements, pairs of a Service, and source ranges.
+	// limits selects the measurement of limits instead, for a tenant with numbers of elements, pairs of a Service, and source
+	// ranges.
 	limits                                 bool
 	limitElements, limitPairs, limitRanges int
 }
@@ -81,7 +82,7 @@ func say(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s  "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
 }
 
-// wanted tells whether the command line asks for a name: its list is empty, or has it.
+// wanted reports whether a name is selected: its list is empty, or contains it.
 func wanted(list, name string) bool {
 	return list == "" || slices.Contains(strings.Split(list, ","), name)
 }

@@ -22,19 +22,19 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// Packets are put on the client's end of a node's cable. The kernel takes each through the node while the client is still
-// sending it, so the time of sending is that of all that the node does: receiving, connection tracking, the rules,
-// forwarding. What is measured is told apart by comparison: with another kind of packets, and with other nodes that are there
-// at the same time and have no proxy. Bursts of all kinds take turns within milliseconds, and a cost is the median of the
-// differences of two bursts of the same turn: what else the machine does hits both alike.
+// Packets are sent on the client's end of a node's veth pair. The kernel processes each in the node during the client's system
+// call, so the time of sending includes all work of the node: receiving, connection tracking, the rules, forwarding. Comparisons
+// separate the parts: with another kind of packets, and with other nodes without a proxy. Bursts of all kinds take turns within
+// milliseconds, and a cost is the median of the differences of two bursts of the same turn: other load of the machine affects
+// both.
 
 // perBurst is the number of packets in a burst.
 const perBurst = 64
 
-// echoPort is where a pod answers over UDP: the flows that are established.
+// echoPort is the UDP port on which a pod replies: for established flows.
 const echoPort = 5353
 
-// The Services by which packets are timed, beside those of the cluster.
+// The Services for timed packets, beside those of the cluster.
 var (
 	connectVIP  = netip.MustParseAddr("10.96.255.4")
 	echoVIP     = netip.MustParseAddr("10.96.255.1")
@@ -65,7 +65,7 @@ func (w *world) putPacketServices() {
 	}
 }
 
-// place is one of the nodes through which packets go.
+// place is one of the nodes that packets pass.
 type place uint8
 
 const (
@@ -73,14 +73,14 @@ const (
 	atProxy place = iota
 	// atBare is a node without any rules.
 	atBare
-	// atTracked is a node that tracks connections, and has no rules that a packet meets.
+	// atTracked is a node that tracks connections, without rules that match a packet.
 	atTracked
-	// atSingle is a node with a single rule for each kind of packets: nothing that translates addresses can do with less.
+	// atSingle is a node with a single rule for each kind of packets: the minimum for address translation.
 	atSingle
 	places
 )
 
-// rules are those of the nodes that have no proxy.
+// rules returns the rules of the nodes without a proxy.
 func (p place) rules(w *world) string {
 	switch p {
 	case atTracked:
@@ -106,7 +106,7 @@ func (p place) rules(w *world) string {
 type stream struct {
 	quantity
 	at place
-	// frame makes a packet.
+	// frame returns a packet.
 	frame func(t *timer, s *site) []byte
 }
 
@@ -127,15 +127,15 @@ var streams = []stream{
 	{newAffinity1000, atProxy, func(t *timer, s *site) []byte { return t.syn(s, affinityVIP[1000], servicePort) }},
 }
 
-// timer times packets.
+// timer measures packets.
 type timer struct {
 	*world
 	sites [places]*site
-	// connections counts those of all streams, so that no two are the same.
+	// connections counts the connections of all streams, so that all are different.
 	connections int
 }
 
-// measurePackets times a number of packets of each stream.
+// measurePackets measures a number of packets of each stream.
 func measurePackets(ctx context.Context, w *world, packets int, f *Figures) error {
 	say("%s, %s: packets", w.size, f.Program)
 	t := &timer{world: w}
@@ -158,8 +158,8 @@ func measurePackets(ctx context.Context, w *world, packets int, f *Figures) erro
 	return nil
 }
 
-// addCosts notes what a packet of each stream takes, and all extras: the median, and the range in which it would be in 95 of
-// 100 runs. Those of all bursts would be ten thousand values.
+// addCosts records the cost of a packet of each stream, and all extras: the median, and its 95 % confidence range. The values of
+// all bursts would be ten thousand.
 func (f *Figures) addCosts(bursts *Figures) {
 	for _, s := range streams {
 		if v, ok := bursts.median(s.quantity); ok {
@@ -179,7 +179,7 @@ func (f *Figures) addCosts(bursts *Figures) {
 	}
 }
 
-// differences are those within each round, in order of size.
+// differences returns the differences within each round, sorted.
 func (e extra) differences(bursts *Figures) []float64 {
 	more, less := bursts.Values[e.more], bursts.Values[e.less]
 	list := make([]float64, min(len(more), len(less)))
@@ -190,7 +190,7 @@ func (e extra) differences(bursts *Figures) []float64 {
 	return list
 }
 
-// time sends a burst of every stream in each round. What the first round takes isn't noted: caches are cold.
+// time sends a burst of every stream in each round. It discards the first round: caches are cold.
 func (t *timer) time(ctx context.Context, rounds int, f *Figures) error {
 	const between = 8
 	runtime.LockOSThread()
@@ -215,7 +215,7 @@ func (t *timer) time(ctx context.Context, rounds int, f *Figures) error {
 	return nil
 }
 
-// burst sends packets of a stream, and returns the seconds that each took.
+// burst sends packets of a stream, and returns the seconds for each.
 func (t *timer) burst(st *stream) (each float64, err error) {
 	s := t.sites[st.at]
 	var frames [perBurst][]byte
@@ -233,10 +233,10 @@ func (t *timer) burst(st *stream) (each float64, err error) {
 	return each, nil
 }
 
-// forget makes the nodes forget the connections that bursts have left; the established ones stay.
+// forget deletes the conntrack entries of bursts on the nodes, except the established flows.
 func (t *timer) forget(ctx context.Context) {
 	for _, s := range t.sites {
-		// That there are none is an error to conntrack.
+		// Without entries, conntrack fails.
 		_ = s.lab.Node.Command(ctx, "conntrack", "-D", "-p", "tcp", "--state", "SYN_SENT").Run()
 	}
 }
@@ -244,14 +244,14 @@ func (t *timer) forget(ctx context.Context) {
 // site is a node with its client and a pod.
 type site struct {
 	lab *lab.Lab
-	// own says that the lab is there for the packets only.
+	// own is true if the lab only serves the packets.
 	own bool
-	// socket puts frames on the client's cable; node is where they go.
+	// socket sends frames on the client's veth; node is their destination.
 	socket int
 	node   net.HardwareAddr
 	// flow and serviceFlow are packets of established flows.
 	flow, serviceFlow []byte
-	// sent is the number of packets.
+	// sent is the number of sent packets.
 	sent int
 	stop []func()
 }
@@ -292,16 +292,17 @@ func (t *timer) open(ctx context.Context, p place) (err error) {
 			return err
 		}
 		s.stop = append(s.stop, func() {
-			_ = h.Command(context.WithoutCancel(ctx), "nft", "delete table ip deaf").Run() // it goes soon in any case
+			_ = h.Command(context.WithoutCancel(ctx), "nft", "delete table ip deaf").Run() // the lab is removed anyway
 		})
 	}
 	return nil
 }
 
-// ends are where packets end: flows lead to the pod, and endpoints that nobody has are where the node's default route leads.
+// ends returns the hosts that receive packets: flows lead to the pod, and unused endpoints to the destination of the node's
+// default route.
 func (s *site) ends() []*lab.Host { return []*lab.Host{s.lab.Pods[0], s.lab.Client} }
 
-// deaf are the rules at the ends: having answered once, they take no more part in it. Refusals don't come from a client.
+// deaf are the rules at the ends: after one reply, they drop packets. Rejections by a client would be answers.
 const deaf = `table ip deaf {
  chain prerouting {
   type filter hook prerouting priority -400; policy drop
@@ -340,7 +341,7 @@ func (s *site) openSocket() error {
 	if s.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 		return fmt.Errorf("open a socket for packets: %w", err)
 	}
-	s.stop = append(s.stop, func() { _ = unix.Close(s.socket) }) // nothing is left in it
+	s.stop = append(s.stop, func() { _ = unix.Close(s.socket) }) // it holds no data
 	if err := unix.SetsockoptInt(s.socket, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1); err != nil {
 		return err
 	}
@@ -353,7 +354,7 @@ func (t *timer) establish(ctx context.Context, s *site, p place) error {
 	if err != nil {
 		return err
 	}
-	s.stop = append(s.stop, func() { _ = server.Close() }) // its socket is gone in any case
+	s.stop = append(s.stop, func() { _ = server.Close() }) // its socket is closed already
 	if s.flow, err = t.established(ctx, s, s.lab.Pods[0].IPv4); err != nil {
 		return err
 	}
@@ -363,7 +364,7 @@ func (t *timer) establish(ctx context.Context, s *site, p place) error {
 	return err
 }
 
-// established opens a UDP flow, sees an answer, and returns a further packet of the flow.
+// established opens a UDP flow, awaits a reply, and returns another packet of the flow.
 func (t *timer) established(ctx context.Context, s *site, addr netip.Addr) ([]byte, error) {
 	to := netip.AddrPortFrom(addr, echoPort)
 	conn, err := s.lab.Client.Dial(ctx, model.UDP, to)
@@ -384,7 +385,7 @@ func (t *timer) established(ctx context.Context, s *site, addr netip.Addr) ([]by
 	return s.packet(unix.IPPROTO_UDP, from, to, []byte{0, 12, 0, 0, 'h', 'i', '!', '\n'}), nil
 }
 
-// allArrived is an error if the packets didn't arrive at their ends: on other ways they cost something else.
+// allArrived returns an error if packets did not arrive at their ends: on other ways they have another cost.
 func (s *site) allArrived(ctx context.Context) error {
 	arrived := 0
 	for _, h := range s.ends() {
@@ -409,7 +410,7 @@ func (s *site) allArrived(ctx context.Context) error {
 
 var counters = regexp.MustCompile(`counter packets ([0-9]+)`)
 
-// close ends what is there for the packets only.
+// close removes the hosts that only serve the packets.
 func (t *timer) close() {
 	for _, s := range t.sites {
 		if s == nil {
@@ -419,31 +420,31 @@ func (t *timer) close() {
 			stop()
 		}
 		if s.own {
-			_ = s.lab.Close() // what is left goes with the process
+			_ = s.lab.Close() // the rest is deleted with the process
 		}
 	}
 }
 
-// ofFlow is a packet of the flow to the pod.
+// ofFlow returns a packet of the flow to the pod.
 func (t *timer) ofFlow(s *site) []byte { return s.flow }
 
-// ofServiceFlow is a packet of the flow to a Service.
+// ofServiceFlow returns a packet of the flow to a Service.
 func (t *timer) ofServiceFlow(s *site) []byte { return s.serviceFlow }
 
-// toEndpoint is the first packet of a connection to some endpoint of some Service.
+// toEndpoint returns the first packet of a connection to a random endpoint of a random Service.
 func (t *timer) toEndpoint(s *site) []byte {
 	return t.syn(s, t.endpoint(rand.IntN(t.services*t.world.endpoints)), endpointPort)
 }
 
-// toService is the first packet of a connection to some Service.
+// toService returns the first packet of a connection to a random Service.
 func (t *timer) toService(s *site) []byte { return t.syn(s, vip(rand.IntN(t.services)), servicePort) }
 
-// endpoint is an endpoint of some Service.
+// endpoint returns an endpoint of a Service.
 func (w *world) endpoint(n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, byte(128 + n/62500), byte(n / 250 % 250), byte(1 + n%250)})
 }
 
-// syn is the first packet of a connection of some client; no two have the same source.
+// syn returns the first packet of a connection of a random client; no two have the same source.
 func (t *timer) syn(s *site, addr netip.Addr, port uint16) []byte {
 	const clients, firstPort, ports = 1000, 1024, 60000
 	t.connections++
@@ -457,7 +458,7 @@ func (t *timer) syn(s *site, addr netip.Addr, port uint16) []byte {
 	return s.packet(unix.IPPROTO_TCP, from, netip.AddrPortFrom(addr, port), rest)
 }
 
-// packet is an Ethernet frame for the node: ports, and what follows them in the transport's header.
+// packet returns an Ethernet frame for the node, with the ports and the rest of the transport header.
 func (s *site) packet(proto byte, from, to netip.AddrPort, rest []byte) []byte {
 	const ipLen, ports = 20, 4
 	b := append([]byte{}, s.node...)
@@ -480,7 +481,7 @@ func (s *site) packet(proto byte, from, to netip.AddrPort, rest []byte) []byte {
 	return b
 }
 
-// checksum is the Internet checksum of an even number of bytes.
+// checksum returns the Internet checksum of an even number of bytes.
 func checksum(b []byte, sum uint32) uint16 {
 	for i := 0; i+1 < len(b); i += 2 {
 		sum += uint32(binary.BigEndian.Uint16(b[i:]))

@@ -8,7 +8,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestCostIsPaired: while the machine becomes slower, and something else runs in bursts of one kind, a cost stays what it is.
+// TestCostIsPaired: a slower machine, or load in bursts of one kind, does not change the measured cost.
 func TestCostIsPaired(t *testing.T) {
 	const cost, rounds, disturbed = 3e-7, 101, 30
 	bursts, f := &Figures{Values: map[quantity][]float64{}}, &Figures{Values: map[quantity][]float64{}}
@@ -36,7 +36,7 @@ func TestCostIsPaired(t *testing.T) {
 	}
 }
 
-// TestDroppedPacketsAreAnError: a packet that isn't forwarded is cheap.
+// TestDroppedPacketsAreAnError: a packet that is not forwarded is cheap.
 func TestDroppedPacketsAreAnError(t *testing.T) {
 	w := &world{size: size{services: 10, endpoints: 10}, lab: lab.ForTest(t, lab.Config{Pods: 1})}
 	tm := &timer{world: w}

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// page is the whole report in Markdown, one table for each size.
+// page returns the whole report in Markdown, one table for each size.
 func (r *Report) page() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Linux %s, %d processors, %s; kube-proxy %s; IPv4, a real API server. Medians; in brackets the least and the greatest\nvalue, or with 20 values and more the 99th percentile.\n",
@@ -77,7 +77,7 @@ func (r *Report) table(b *strings.Builder, z string) {
 	}
 }
 
-// multiples writes how many bare batches each program's first sync takes.
+// multiples writes the ratio of each program's first sync to a bare batch.
 func (r *Report) multiples(b *strings.Builder, programs []*Figures, ours *Figures) {
 	bare, _ := ours.median(bareBatch)
 	b.WriteString("| first sync, in bare batches |")
@@ -88,7 +88,7 @@ func (r *Report) multiples(b *strings.Builder, programs []*Figures, ours *Figure
 	b.WriteString(" |\n")
 }
 
-// extra is what a packet costs above another that needs less.
+// extra is the additional cost of one kind of packet over a simpler one.
 type extra struct {
 	name       string
 	more, less quantity
@@ -112,23 +112,23 @@ var extras = []extra{
 	{"the same with affinity, 1,000 endpoints", newAffinity1000, newDirect},
 }
 
-// extra is that cost.
+// extra returns that cost.
 func (f *Figures) extra(e extra) (float64, bool) { return f.median(quantity(e.name)) }
 
-// certain is the same where it is a cost at all.
+// certain returns it only if it exceeds its uncertainty.
 func (f *Figures) certain(e extra) (float64, bool) {
 	v, ok := f.extra(e)
 	return v, ok && v > f.uncertainty(e)
 }
 
-// uncertainty is half of the range in which the cost lies.
+// uncertainty returns half of the confidence range of the cost.
 func (f *Figures) uncertainty(e extra) float64 {
 	low, _ := f.quantile(quantity(e.name), 0)
 	high, _ := f.quantile(quantity(e.name), 1)
 	return (high - low) / 2
 }
 
-// worth is a quantity's median, or where more is better its inverse.
+// worth returns a quantity's median, or its inverse if more is better.
 func (f *Figures) worth(q quantity) (float64, bool) {
 	v, ok := f.median(q)
 	if q == requestsDirect || q == requestsService {
@@ -149,7 +149,7 @@ func ratio(theirs, ours *Figures, value func(*Figures) (float64, bool)) string {
 	return fmt.Sprintf(" %.0f×", a/b)
 }
 
-// cell shows a quantity: median, and how far values lie apart.
+// cell returns a quantity as text: the median and the spread.
 func (f *Figures) cell(q quantity) string {
 	m, ok := f.median(q)
 	if !ok {
@@ -180,7 +180,7 @@ func (f *Figures) cell(q quantity) string {
 	return s
 }
 
-// seconds shows a time with three digits or so.
+// seconds formats a time with about three digits.
 func seconds(v float64) string {
 	d := time.Duration(v * float64(time.Second))
 	for _, unit := range []time.Duration{time.Second, time.Millisecond, time.Microsecond} {
@@ -191,7 +191,7 @@ func seconds(v float64) string {
 	return d.String()
 }
 
-// summary is the README's table: the largest size that both have.
+// summary returns the README's table, for the largest size that both programs have.
 func (r *Report) summary() string {
 	var b strings.Builder
 	for _, z := range r.sizes() {

@@ -28,19 +28,19 @@ type proxy struct {
 	args       []string
 	host       *lab.Host
 	log        string
-	// quiet is how long it has to be left alone until a change is taken up at once.
+	// quiet is the idle time after which a change is synced at once.
 	quiet time.Duration
-	// rest is how long it has to be left alone between two looks at its metrics.
+	// rest is the idle time between two scrapes.
 	rest time.Duration
 
 	running *program.Program
-	// ruleset is the kernel's nftables on the host.
+	// ruleset reads the kernel's nftables on the host.
 	ruleset *nft.Conn
-	// scrapes counts how often the metrics have been read by metrics.
+	// scrapes counts the scrapes by metrics.
 	scrapes int
 }
 
-// rest is longer than what it waits for: a look at the metrics takes a processor for some milliseconds, and would be measured.
+// rest exceeds the time of a scrape, which uses a processor for some milliseconds, and would be measured.
 const rest = 20 * time.Millisecond
 
 func newProxy(name string, s settings, kubeconfig string, host *lab.Host, log string) *proxy {
@@ -62,7 +62,7 @@ func newProxy(name string, s settings, kubeconfig string, host *lab.Host, log st
 	return p
 }
 
-// measure runs the proxy through everything, and removes its rules.
+// measure makes all measurements of the proxy, and removes its rules.
 func (p *proxy) measure(ctx context.Context, w *world, e effort, f *Figures) error {
 	if err := wait(ctx, e.calm); err != nil {
 		return err
@@ -70,7 +70,7 @@ func (p *proxy) measure(ctx context.Context, w *world, e effort, f *Figures) err
 	if err := p.host.Do(func() (err error) { p.ruleset, err = nft.Open(); return err }); err != nil {
 		return err
 	}
-	defer p.ruleset.Close() //nolint:errcheck // it was only asked
+	defer p.ruleset.Close() //nolint:errcheck // read only
 	say("%s, %s: start", w.size, p.name)
 	if err := p.measureStart(ctx, f); err != nil {
 		return err
@@ -101,7 +101,7 @@ func (p *proxy) measure(ctx context.Context, w *world, e effort, f *Figures) err
 	return p.cleanUp(ctx)
 }
 
-// measurePlacements times packets with rules that are made anew each time.
+// measurePlacements measures packets with rules that are created again each time.
 func (p *proxy) measurePlacements(ctx context.Context, w *world, e effort, f *Figures) error {
 	for n := range e.placements {
 		if n > 0 {
@@ -119,13 +119,13 @@ func (p *proxy) measurePlacements(ctx context.Context, w *world, e effort, f *Fi
 	return nil
 }
 
-// cleanUp ends the program and removes its rules.
+// cleanUp stops the program and removes its rules.
 func (p *proxy) cleanUp(ctx context.Context) error {
 	p.running.Kill()
 	return p.host.Command(ctx, p.path, "--cleanup").Run()
 }
 
-// start runs the program and waits until it has synced.
+// start runs the program and waits for its first sync.
 func (p *proxy) start(ctx context.Context) (took time.Duration, err error) {
 	p.running, err = program.Start(ctx, program.Config{Host: p.host, Path: p.path, Args: p.args, Log: p.log, Rest: p.rest})
 	if err != nil {
@@ -138,7 +138,7 @@ func (p *proxy) start(ctx context.Context) (took time.Duration, err error) {
 	return synced.Sub(p.running.Started()), err
 }
 
-// measureStart starts the program and notes how long that took.
+// measureStart measures the start of the program.
 func (p *proxy) measureStart(ctx context.Context, f *Figures) error {
 	took, err := p.start(ctx)
 	if err != nil {
@@ -152,7 +152,7 @@ func (p *proxy) measureStart(ctx context.Context, f *Figures) error {
 	return nil
 }
 
-// measureFirstSync notes how long the first sync took. kube-proxy counts it a moment after it is done.
+// measureFirstSync measures the first sync. kube-proxy updates its metric shortly after the sync.
 func (p *proxy) measureFirstSync(ctx context.Context, f *Figures) error {
 	var spent time.Duration
 	err := p.running.Await(ctx, 10*time.Millisecond, "the first sync", func(ctx context.Context) error {
@@ -172,7 +172,7 @@ func (p *proxy) metrics(ctx context.Context) (program.Samples, error) {
 	return p.running.Metrics(ctx)
 }
 
-// spentOf is the time spent in all syncs so far.
+// spentOf returns the time spent in all syncs so far.
 func spentOf(m program.Samples) time.Duration {
 	return time.Duration(m[`kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family="IPv4"}`] * float64(time.Second))
 }
@@ -190,7 +190,7 @@ func (p *proxy) measureRestart(ctx context.Context, w *world, e effort, f *Figur
 	return nil
 }
 
-// measureMemory notes the program's peak and present resident memory, without programs that it runs.
+// measureMemory measures the program's peak and present resident memory, without its child processes.
 func (p *proxy) measureMemory(_ context.Context, _ *world, _ effort, f *Figures) error {
 	for field, into := range map[string]quantity{"VmHWM": peakMemory, "VmRSS": steadyMemory} {
 		mib, err := p.running.Memory(field)
@@ -202,7 +202,7 @@ func (p *proxy) measureMemory(_ context.Context, _ *world, _ effort, f *Figures)
 	return nil
 }
 
-// cpu is the processor time of the program and of the programs that it has run.
+// cpu returns the processor time of the program and its child processes.
 func (p *proxy) cpu() (time.Duration, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.running.Pid()))
 	if err != nil {
@@ -222,7 +222,7 @@ func (p *proxy) cpu() (time.Duration, error) {
 	return time.Duration(ticks) * time.Second / ticksPerSecond, nil
 }
 
-// cpuOf returns the processor time that passes while f runs.
+// cpuOf returns the processor time used while f runs.
 func (p *proxy) cpuOf(f func() error) (time.Duration, error) {
 	before, err := p.cpu()
 	if err != nil {
@@ -235,7 +235,7 @@ func (p *proxy) cpuOf(f func() error) (time.Duration, error) {
 	return after - before, err
 }
 
-// measureIdle notes the share of a processor that is used while nothing happens.
+// measureIdle measures the share of a processor used without changes.
 func (p *proxy) measureIdle(ctx context.Context, w *world, e effort, f *Figures) error {
 	if e.idle == 0 {
 		return nil
@@ -247,7 +247,7 @@ func (p *proxy) measureIdle(ctx context.Context, w *world, e effort, f *Figures)
 	return err
 }
 
-// wait waits for some time; there is nothing to wait for when nothing shall happen.
+// wait waits for a fixed time.
 func wait(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

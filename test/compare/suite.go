@@ -11,44 +11,45 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// size is how many Services there are, and how many endpoints each of them has.
+// size is the number of Services, and the number of endpoints of each.
 type size struct{ services, endpoints int }
 
 func (z size) String() string { return fmt.Sprintf("%dx%d", z.services, z.endpoints) }
 
-// round is what is measured at one size, and of whom.
+// round is one size with its programs and measurements.
 type round struct {
 	size
 	programs []string
 	effort   effort
 }
 
-// effort is how often things are repeated: kube-proxy takes seconds for what takes us a fraction of a millisecond.
+// effort holds numbers of repetitions: kube-proxy takes seconds where kube-nftproxy takes a fraction of a millisecond.
 type effort struct {
-	// changes is the number of single changes of each kind, ours that for our program; spread is the number of those that
-	// follow one another in short order.
+	// changes is the number of single changes of each kind, ours that for kube-nftproxy. spread is the number of changes in quick
+	// succession.
 	changes, ours, spread int
-	// again is how often our program repeats what others do once: starts, restarts, and many changes at once.
+	// again is the number of repetitions for kube-nftproxy of measurements made once for others: starts, restarts, and many
+	// changes at once.
 	again int
-	// idle is for how long nothing happens while the processor's time is taken.
+	// idle is the duration of the measurement of idle processor time.
 	idle time.Duration
 	// beside is the number of single changes while another program changes nftables, too: see bystander.go.
 	beside int
-	// noBurst leaves out many changes at once. Where the API server can't keep up it ends a watch, which goes on after the last
-	// revision that it has seen: what is left of a transaction of test/cluster, a single revision, is lost then.
+	// noBurst omits many changes at once. A slow API server ends a watch, and the client continues after the last revision that it
+	// has seen. A transaction of test/cluster has a single revision, so the rest of it would be lost.
 	noBurst bool
-	// calm is for how long the API server is left alone before a program starts.
+	// calm is the idle time of the API server before a program starts.
 	calm time.Duration
-	// rolling says that Services with many endpoints are there, and updated.
+	// rolling adds Services with many endpoints and their updates.
 	rolling bool
-	// packets is the number of packets of each kind that are timed; with them go the rounds of connections.
+	// packets is the number of timed packets of each kind. It also determines the rounds of connections.
 	packets int
-	// placements is how often the rules are made for packets: for the same rules a new connection takes 0.25 µs more or less, by
-	// where in its memory the kernel has put their elements.
+	// placements is the number of times that the rules are created for packets: with the same rules, a new connection takes 0.25
+	// µs more or less, depending on the location of the elements in the kernel's memory.
 	placements int
 }
 
-// plan lists what is measured. kube-proxy takes minutes to hours for the large sizes, hence they are ours alone.
+// plan lists the measurements. kube-proxy takes minutes to hours for the large sizes, so these are for kube-nftproxy only.
 func (s settings) plan() []round {
 	const idle = 20 * time.Second
 	all, both, ours := []string{kubeProxyIptables, kubeProxyNftables, kubeNftproxy}, []string{kubeProxyNftables, kubeNftproxy}, []string{kubeNftproxy}
@@ -85,7 +86,7 @@ func measureAll(ctx context.Context, s settings) (*Report, error) {
 	return report, nil
 }
 
-// measureRound runs one program after the other on a cluster of that size.
+// measureRound measures one program after the other on a cluster of one size.
 func measureRound(ctx context.Context, s settings, r round, report *Report) error {
 	dir, err := os.MkdirTemp("", "compare-")
 	if err != nil {
@@ -129,7 +130,7 @@ func measureRound(ctx context.Context, s settings, r round, report *Report) erro
 	return nil
 }
 
-// effortOf repeats more where it costs little.
+// effortOf increases the repetitions of cheap measurements.
 func effortOf(name string, e effort) effort {
 	const times = 10
 	if name == kubeNftproxy {

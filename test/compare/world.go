@@ -15,7 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// nodeName is the Node whose proxy is measured.
+// nodeName is the Node of the measured proxy.
 const nodeName = "node-1"
 
 // world is the cluster with its Services.
@@ -25,11 +25,11 @@ type world struct {
 	lab      *lab.Lab
 	store    *cluster.Store
 	template *corev1.Service
-	// rounds counts forms of EndpointSlices, rolled rounds of rolling updates.
+	// rounds counts versions of EndpointSlices, rolled the rounds of rolling updates.
 	rounds, rolled int
 }
 
-// fill makes the Node, the Services with one EndpointSlice each, and those by which packets are timed.
+// fill stores the Node, the Services with one EndpointSlice each, and those for timing packets.
 func (w *world) fill(ctx context.Context, rolling bool) error {
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: nodeName},
@@ -71,16 +71,16 @@ const (
 // vip is the cluster IP of a Service.
 func vip(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 96, byte(1 + i/250), byte(1 + i%250)}) }
 
-// next is the number of a further form of an EndpointSlice.
+// next returns the number of the next version of an EndpointSlice.
 func (w *world) next() int {
 	w.rounds++
 	return w.rounds
 }
 
-// spread leads from Service to Service in an order that nothing profits from.
+// spread permutes the Services, so that their order gives no advantage.
 func (w *world) spread(i int) int { return i * 7919 % w.services }
 
-// stamp makes an object's metadata as the API server would. The same name gets the same UID: a change isn't a new object.
+// stamp returns an object's metadata as the API server would set it. Equal names have equal UIDs: a change is not a new object.
 func stamp(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: "default", Name: name, UID: types.UID("0000-" + name),
@@ -88,7 +88,7 @@ func stamp(name string) metav1.ObjectMeta {
 	}
 }
 
-// service is a Service with a cluster IP.
+// service returns a Service with a cluster IP.
 func (w *world) service(i int) *corev1.Service {
 	return w.serviceAt(fmt.Sprintf("svc-%d", i), vip(i))
 }
@@ -101,7 +101,7 @@ func (w *world) serviceAt(name string, addr netip.Addr) *corev1.Service {
 	return s
 }
 
-// flipped is a Service with internal traffic policy Local, and at every second call the same Service with Cluster again.
+// flipped returns a Service with internal traffic policy Local, and at every second call the same Service with Cluster.
 func (w *world) flipped(k int) *corev1.Service {
 	s := w.service(w.spread(k / 2))
 	if k%2 == 0 {
@@ -125,7 +125,7 @@ func (w *world) slice(i, round, endpoints int) *discoveryv1.EndpointSlice {
 	return endpointSlice(fmt.Sprintf("svc-%d", i), 1, corev1.ProtocolTCP, endpointPort, addrs)
 }
 
-// endpointSlice is the slice of that number of a Service.
+// endpointSlice returns one slice of a Service.
 func endpointSlice(service string, number int, protocol corev1.Protocol, port int32, addrs []netip.Addr) *discoveryv1.EndpointSlice {
 	name, ready := "http", true
 	s := &discoveryv1.EndpointSlice{
