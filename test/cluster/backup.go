@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// Backup keeps what etcd holds now, for [Cluster.Restore]. etcd stands still meanwhile: its files are those that it would find after a
-// power failure.
+// Backup saves etcd's data for [Cluster.Restore]. etcd is paused meanwhile: its files are in the same state as after a power
+// failure.
 func (c *Cluster) Backup() error {
 	etcd := c.processes[0].pid
 	if err := syscall.Kill(etcd, syscall.SIGSTOP); err != nil {
@@ -22,8 +22,8 @@ func (c *Cluster) Backup() error {
 	return nil
 }
 
-// Restore brings etcd back to where it was at the [Cluster.Backup], as an administrator does after a disaster: objects vanish, return and
-// change, and resource versions begin again at a lower number. Both programs are killed for it and started anew.
+// Restore resets etcd to the [Cluster.Backup], as an administrator does after a disaster: objects vanish, return and change, and
+// resource versions restart at a lower number. It kills and restarts both programs.
 func (c *Cluster) Restore(ctx context.Context) error {
 	if err := c.restore(ctx); err != nil {
 		return fmt.Errorf("restore etcd: %w", err)

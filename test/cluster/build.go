@@ -9,9 +9,9 @@ import (
 	"path/filepath"
 )
 
-// Build runs hack/kubernetes.sh of the repository around the working directory, so that the programs named (default:
-// etcd and kube-apiserver) are in its folder bin/kubernetes, which it returns. Where they are already, that takes a
-// fraction of a second, else minutes. The script's output goes to log.
+// Build runs hack/kubernetes.sh of the repository around the working directory, to put the named programs (default: etcd and
+// kube-apiserver) into bin/kubernetes. It returns that folder. Existing programs take a fraction of a second, others minutes. The
+// script's output is written to log.
 func Build(ctx context.Context, log io.Writer, programs ...string) (string, error) {
 	root, err := repository()
 	if err != nil {

@@ -21,13 +21,13 @@ import (
 // DefaultServiceCIDR is the dual-stack range from which the API server allocates cluster IPs unless Config names others.
 const DefaultServiceCIDR = "10.96.0.0/16,fd00:10:96::/112"
 
-// pollInterval is the time between two looks at a program that is starting: neither offers an event to wait for.
+// pollInterval is the interval of checks of a starting program: neither program offers an event.
 const pollInterval = 50 * time.Millisecond
 
-// Config says where and how to run the two programs. Only Dir is required.
+// Config holds the settings of the two programs. Only Dir is required.
 type Config struct {
-	// Dir is a scratch folder for data, keys and the logs etcd.log and kube-apiserver.log. Start makes it if need be
-	// and empties what an earlier cluster left there; nobody removes it.
+	// Dir is a scratch folder for data, keys and the logs etcd.log and kube-apiserver.log. Start creates it if necessary and
+	// deletes the files of an earlier cluster. The caller removes it.
 	Dir string
 	// BinDir holds the programs etcd and kube-apiserver. Default: bin/kubernetes of the repository around the working
 	// directory.
@@ -35,15 +35,15 @@ type Config struct {
 	// ServiceCIDR is the range of cluster IPs, or one range per family joined by a comma; the
 	// family of the first is the default of Services. Default: DefaultServiceCIDR.
 	ServiceCIDR string
-	// Address is where the API server listens; a client must be able to reach it, so it may not be 0.0.0.0 or "::".
-	// etcd always listens on 127.0.0.1. Default: 127.0.0.1.
+	// Address is the address of the API server. Clients must be able to reach it, so it may not be 0.0.0.0 or "::". etcd always
+	// listens on 127.0.0.1. Default: 127.0.0.1.
 	Address netip.Addr
-	// Netns is the name (beneath /run/netns) of a network namespace to run both programs in; its loopback interface
-	// must be up. Default: the namespace of this process.
+	// Netns is the name (in /run/netns) of the network namespace of both programs; its loopback interface must be up. Default: the
+	// namespace of this process.
 	Netns string
-	// Log receives one line per step of Start. Default: nowhere.
+	// Log receives one line for each step of Start. Default: none.
 	Log io.Writer
-	// Flags are further flags of kube-apiserver.
+	// Flags are additional flags of kube-apiserver.
 	Flags []string
 }
 
@@ -58,10 +58,10 @@ type Cluster struct {
 	client    kubernetes.Interface
 }
 
-// Start runs etcd and kube-apiserver and returns when both serve: /readyz says yes, the Namespace default, the Service
-// kubernetes and the ServiceCIDR kubernetes exist, and user system:kube-proxy has its permissions. The context bounds
-// the start only; afterwards the cluster runs until Stop, or until this process ends. After an error nothing is left
-// running, and the error quotes the end of the log of a program that failed.
+// Start runs etcd and kube-apiserver and returns when both serve: /readyz is ok, the Namespace default, the Service kubernetes
+// and the ServiceCIDR kubernetes exist, and user system:kube-proxy has its permissions. The context limits only the start;
+// afterwards the cluster runs until Stop, or until this process exits. After an error no program runs, and the error quotes the
+// end of the log of a failed program.
 func Start(ctx context.Context, c Config) (*Cluster, error) {
 	c, err := c.complete()
 	if err != nil {
@@ -131,7 +131,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	return nil
 }
 
-// prepare makes the folder and the keys, and empties what an earlier cluster left.
+// prepare creates the folder and the keys, and deletes the files of an earlier cluster.
 func (c *Cluster) prepare() error {
 	if err := os.MkdirAll(c.config.Dir, 0o700); err != nil {
 		return err
@@ -149,7 +149,7 @@ func (c *Cluster) prepare() error {
 
 func (c *Cluster) path(name string) string { return filepath.Join(c.config.Dir, name) }
 
-// startEtcd returns the URL at which etcd serves.
+// startEtcd starts etcd and returns its URL.
 func (c *Cluster) startEtcd(ctx context.Context) (string, error) {
 	addr, err := freePort(c.config.Netns, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	if err != nil {
@@ -197,9 +197,9 @@ func (c *Cluster) startAPIServer(ctx context.Context, etcd string) error {
 		"--service-account-signing-key-file=" + c.path(accountKeyFile),
 		"--service-cluster-ip-range=" + c.config.ServiceCIDR,
 		"--service-node-port-range=30000-32767",
-		// Tests write the EndpointSlices of the Service kubernetes themselves, like all others.
+		// Tests write the EndpointSlices of the Service kubernetes themselves, as all others.
 		"--endpoint-reconciler-type=none",
-		// One test may write thousands of objects at once: no queue, no limit.
+		// A test may write thousands of objects at once: no queue, no limit.
 		"--enable-priority-and-fairness=false",
 		"--max-requests-inflight=10000",
 		"--max-mutating-requests-inflight=10000",
@@ -224,7 +224,7 @@ func (c *Cluster) startAPIServer(ctx context.Context, etcd string) error {
 func (c *Cluster) run(name string, args ...string) (*process, error) {
 	argv := append([]string{filepath.Join(c.config.BinDir, name)}, args...)
 	if c.config.Netns != "" {
-		// ip replaces itself by the program, so the process is our child, and dies with us, all the same.
+		// ip replaces itself with the program, so the process is still a child, and dies with this process.
 		argv = append([]string{"ip", "netns", "exec", c.config.Netns}, argv...)
 	}
 	p, err := startProcess(name, c.path(name+c.log+".log"), argv)
@@ -235,7 +235,7 @@ func (c *Cluster) run(name string, args ...string) (*process, error) {
 	return p, nil
 }
 
-// waitForDefaults waits for what the API server makes and learns only after it calls itself ready.
+// waitForDefaults waits for objects and permissions that the API server creates after it is ready.
 func (c *Cluster) waitForDefaults(ctx context.Context) error {
 	proxy, err := kubernetes.NewForConfig(c.Proxy())
 	if err != nil {
@@ -268,8 +268,8 @@ func (c *Cluster) waitForDefaults(ctx context.Context) error {
 	return nil
 }
 
-// Stop ends both programs at once and waits until they are gone. What they stored is scratch, so they get no time to
-// put it in order. A second Stop does nothing.
+// Stop kills both programs and waits until they are gone. Their data are scratch data, so they need no orderly shutdown. A second
+// Stop does nothing.
 func (c *Cluster) Stop() {
 	for i := len(c.processes) - 1; i >= 0; i-- {
 		c.processes[i].kill()
@@ -277,14 +277,14 @@ func (c *Cluster) Stop() {
 	c.processes = nil
 }
 
-// KillServer ends the API server at once, as a node that loses power does; what it has stored stays with etcd.
+// KillServer kills the API server, as a power failure of its node does; its stored data stay in etcd.
 func (c *Cluster) KillServer() {
 	last := len(c.processes) - 1
 	c.processes[last].kill()
 	c.processes = c.processes[:last]
 }
 
-// RestartServer starts the API server anew after [Cluster.KillServer], at the address that it had, and returns when it is ready.
+// RestartServer starts the API server after [Cluster.KillServer], at the same address, and returns when it is ready.
 func (c *Cluster) RestartServer(ctx context.Context) error {
 	if err := c.startAPIServer(ctx, c.etcd); err != nil {
 		return fmt.Errorf("restart kube-apiserver: %w", err)
@@ -312,18 +312,18 @@ func (c *Cluster) Pids() []int {
 	return pids
 }
 
-// Server returns the address and port at which the API server serves HTTPS.
+// Server returns the HTTPS address and port of the API server.
 func (c *Cluster) Server() netip.AddrPort { return c.server }
 
-// Client returns a client with all rights and no limit on its rate.
+// Client returns a client with all permissions and without a rate limit.
 func (c *Cluster) Client() kubernetes.Interface { return c.client }
 
-// Admin returns a configuration for a user with all rights (group system:masters) and no limit on its rate. It works
-// from any network namespace of this machine, even where the cluster runs in a namespace of its own.
+// Admin returns a configuration for a user with all permissions (group system:masters) and without a rate limit. It works in any
+// network namespace of this machine, even if the cluster runs in its own namespace.
 func (c *Cluster) Admin() *rest.Config { return c.restConfig(c.authority.adminToken) }
 
-// Proxy returns a configuration for the user system:kube-proxy, who has the rights of the ClusterRole
-// system:node-proxier; otherwise it is like Admin.
+// Proxy returns a configuration for the user system:kube-proxy, with the permissions of the ClusterRole system:node-proxier;
+// otherwise it equals Admin.
 func (c *Cluster) Proxy() *rest.Config { return c.restConfig(c.authority.proxyToken) }
 
 func (c *Cluster) restConfig(token string) *rest.Config {
@@ -340,9 +340,9 @@ func (c *Cluster) restConfig(token string) *rest.Config {
 	return config
 }
 
-// Kubeconfig writes a kubeconfig file for the administrator or, with admin false, for user system:kube-proxy. Unlike
-// Admin and Proxy, the file works only where the API server's address can be reached directly: where the cluster has
-// a network namespace of its own, in that one.
+// Kubeconfig writes a kubeconfig file for the administrator or, with admin false, for user system:kube-proxy. Unlike Admin and
+// Proxy, the file only works if the API server's address can be reached directly: if the cluster has its own network namespace,
+// only in that one.
 func (c *Cluster) Kubeconfig(path string, admin bool) error {
 	token := c.authority.proxyToken
 	if admin {

@@ -87,7 +87,7 @@ func testObjects(t *testing.T, c *Cluster, proxy kubernetes.Interface) {
 	if diff := cmp.Diff(want, mustSee(t, proxy)); diff != "" {
 		t.Errorf("after the status was emptied (-want +got):\n%s", diff)
 	}
-	for range 2 { // the second time they are gone already
+	for range 2 { // the second time they are deleted already
 		if err := c.Delete(ctx, node, service, slice); err != nil {
 			t.Fatal(err)
 		}
@@ -134,7 +134,7 @@ func testPermissions(t *testing.T, proxy kubernetes.Interface) {
 	}
 }
 
-// testServiceCIDRs watches them as system:kube-proxy: first comes the default one, then the one made here.
+// testServiceCIDRs watches them as system:kube-proxy: the default one, then the one created here.
 func testServiceCIDRs(t *testing.T, c *Cluster, proxy kubernetes.Interface) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
@@ -182,7 +182,7 @@ func testKubeconfig(t *testing.T, c *Cluster) {
 	}
 }
 
-// A cluster in a namespace of its own is reached from here by Admin, and by nothing else.
+// A cluster in its own namespace can be reached from here through Admin, and in no other way.
 func TestClusterInNetns(t *testing.T) {
 	name := fmt.Sprintf("cluster-test-%d", os.Getpid())
 	mustRun(t, "ip", "netns", "add", name)
@@ -207,7 +207,7 @@ func TestClusterInNetns(t *testing.T) {
 	}
 }
 
-// An error of the API server comes back at once, with the reason that it logged, and etcd is stopped.
+// An error of the API server is returned at once, with its logged reason, and etcd is stopped.
 func TestStartFails(t *testing.T) {
 	dir := t.TempDir()
 	c, err := Start(t.Context(), Config{Dir: dir, ServiceCIDR: "10.96.0.0/16,10.97.0.0/16"})
@@ -223,7 +223,7 @@ func TestStartFails(t *testing.T) {
 	}
 }
 
-// seen is what system:kube-proxy can read of the objects below; fields of an object that does not exist are empty.
+// seen is the state that system:kube-proxy can read of the objects below; fields of a missing object are empty.
 type seen struct {
 	NodeAddress, ClusterIP string
 	Port, NodePort         int32
@@ -334,7 +334,7 @@ func mustRun(t *testing.T, argv ...string) {
 	}
 }
 
-// processesOf returns the command lines of all processes that name dir in one.
+// processesOf returns the command lines of all processes that contain dir.
 func processesOf(t *testing.T, dir string) []string {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")

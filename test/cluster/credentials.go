@@ -25,14 +25,14 @@ const (
 	tokenFile       = "tokens.csv"
 )
 
-// authority is what clients need to know: whom to trust, and the tokens that prove who they are.
+// authority holds the credentials of clients: the trusted certificate, and the tokens of the users.
 type authority struct {
 	caPEM      []byte
 	adminToken string
 	proxyToken string
 }
 
-// newAuthority makes new keys, certificates and tokens and writes the API server's share of them to dir.
+// newAuthority creates keys, certificates and tokens and writes the API server's files to dir.
 func newAuthority(dir string, addr netip.Addr, ranges []netip.Prefix) (authority, error) {
 	a := authority{adminToken: rand.Text(), proxyToken: rand.Text()}
 	files, ca, err := makeCertificates(addr, ranges)
@@ -51,8 +51,8 @@ func newAuthority(dir string, addr netip.Addr, ranges []netip.Prefix) (authority
 	return a, nil
 }
 
-// makeCertificates returns the contents of the PEM files by name, and the certificate of the authority that signed
-// them. The authority's key is forgotten: it signs nothing else.
+// makeCertificates returns the contents of the PEM files by name, and the certificate of the authority that signed them. It
+// discards the authority's key, which signs nothing else.
 func makeCertificates(addr netip.Addr, ranges []netip.Prefix) (map[string][]byte, []byte, error) {
 	ca := template("kube-nftproxy test authority")
 	ca.IsCA, ca.BasicConstraintsValid, ca.KeyUsage = true, true, x509.KeyUsageCertSign
@@ -89,8 +89,8 @@ func template(name string) *x509.Certificate {
 	}
 }
 
-// servingTemplate covers every name by which a client may reach the API server, also through the Service kubernetes,
-// which has the first address of each range.
+// servingTemplate covers every name at which a client may reach the API server, including the Service kubernetes, which has the
+// first address of each range.
 func servingTemplate(addr netip.Addr, ranges []netip.Prefix) *x509.Certificate {
 	cert := template("kube-apiserver")
 	cert.KeyUsage = x509.KeyUsageDigitalSignature
@@ -126,7 +126,7 @@ func sign(cert, parent *x509.Certificate, public crypto.PublicKey, by crypto.Sig
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
 }
 
-// parseRanges reads prefixes joined by commas.
+// parseRanges parses prefixes joined by commas.
 func parseRanges(s string) ([]netip.Prefix, error) {
 	var ranges []netip.Prefix
 	for field := range strings.SplitSeq(s, ",") {

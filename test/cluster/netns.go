@@ -10,8 +10,8 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// dial returns a function that opens connections from within the cluster's network namespace. A socket belongs for
-// good to the namespace in which it was made, so the caller can use the connection from anywhere.
+// dial returns a function that opens connections in the cluster's network namespace. A socket belongs permanently to the
+// namespace in which it was created, so the caller can use the connection in any namespace.
 func (c *Cluster) dial() func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (conn net.Conn, err error) {
 		nsErr := within(c.config.Netns, func() {
@@ -24,7 +24,7 @@ func (c *Cluster) dial() func(ctx context.Context, network, address string) (net
 	}
 }
 
-// freePort returns addr with a port on which nobody listens at the moment.
+// freePort returns addr with a port that is unused at the moment.
 func freePort(namespace string, addr netip.Addr) (free netip.AddrPort, err error) {
 	nsErr := within(namespace, func() {
 		var listener *net.TCPListener
@@ -61,7 +61,7 @@ func within(namespace string, f func()) error {
 	}
 	f()
 	if err := netns.Set(own); err != nil {
-		// The thread stays locked and so ends with its goroutine: no other goroutine may find itself in there.
+		// The thread stays locked and so exits with its goroutine: no other goroutine may run in that namespace.
 		return fmt.Errorf("leave network namespace %s: %w", namespace, err)
 	}
 	runtime.UnlockOSThread()

@@ -14,14 +14,13 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// Apply creates each object, or replaces the one that has its name, in the order given. The status of a Node and a
-// Service is made equal to the one given, too, as the kubelet and a load-balancer controller would; that of a
-// ServiceCIDR only if it is not empty, because the API server looks after it. The objects given are not changed: what
-// the API server allocates is to be read with Client. It stops at the first error; a type other than Namespace, Node,
-// Service, EndpointSlice and ServiceCIDR is one.
+// Apply creates each object, or replaces the one with its name, in the given order. It also sets the status of a Node and a
+// Service, as the kubelet and a load-balancer controller would, and that of a ServiceCIDR only if it is not empty, because the
+// API server maintains it. It does not change the given objects: use Client to read allocated fields. It stops at the first
+// error. Types other than Namespace, Node, Service, EndpointSlice and ServiceCIDR are errors.
 func (c *Cluster) Apply(ctx context.Context, objs ...runtime.Object) error {
 	for _, obj := range objs {
-		// A write in between by the API server's own controllers makes a conflict.
+		// A concurrent write by the API server's own controllers causes a conflict.
 		err := retry.RetryOnConflict(retry.DefaultRetry, func() error { return c.apply(ctx, obj) })
 		if err != nil {
 			return fmt.Errorf("apply %s: %w", describe(obj), err)
@@ -69,8 +68,8 @@ func (c *Cluster) apply(ctx context.Context, obj runtime.Object) error {
 	return fmt.Errorf("unknown type %T", obj)
 }
 
-// Delete deletes each object by its name, in the order given; one that does not exist is no error. It does not wait
-// for finalizers. The types are those of Apply, and it stops at the first error.
+// Delete deletes each object by its name, in the given order. A missing object is no error. It does not wait for finalizers. The
+// types are those of Apply, and it stops at the first error.
 func (c *Cluster) Delete(ctx context.Context, objs ...runtime.Object) error {
 	for _, obj := range objs {
 		if err := c.delete(ctx, obj); err != nil && !apierrors.IsNotFound(err) {
@@ -110,8 +109,8 @@ type object interface {
 	runtime.Object
 }
 
-// put creates obj or replaces the object of its name, and returns what is then stored. It looks first: to create a
-// Service whose cluster IP is taken, even by itself, fails as invalid, not as existing already.
+// put creates obj or replaces the object of its name, and returns the stored object. It looks first: the creation of a Service
+// whose cluster IP is in use, even by itself, fails as invalid, not as already existing.
 func put[T object](ctx context.Context, w writer[T], obj T) (T, error) {
 	next := obj.DeepCopyObject().(T)
 	live, err := w.Get(ctx, next.GetName(), metav1.GetOptions{})
@@ -127,7 +126,7 @@ func put[T object](ctx context.Context, w writer[T], obj T) (T, error) {
 	return w.Update(ctx, next, metav1.UpdateOptions{})
 }
 
-// namespaceOf returns the namespace of obj, which is "default" where a manifest leaves it out.
+// namespaceOf returns the namespace of obj, "default" if a manifest omits it.
 func namespaceOf(obj metav1.Object) string {
 	if ns := obj.GetNamespace(); ns != "" {
 		return ns

@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// process is a child that the kernel kills when this process ends, however it ends.
+// process is a child that the kernel kills when this process exits in any way.
 type process struct {
 	name string
 	log  string // file with its output
 	pid  int
 	cmd  *exec.Cmd
-	done chan struct{} // closed when the child is gone and err is set
+	done chan struct{} // closed when the child has exited and err is set
 	err  error
 }
 
@@ -43,8 +43,8 @@ func startProcess(name, log string, argv []string) (*process, error) {
 	return p, nil
 }
 
-// run starts the child and waits for it on one thread: the parent whose death Pdeathsig reports is the thread that
-// forked, not the process (prctl(2)), so that thread must live as long as the child.
+// run starts the child and waits for it on one thread: the parent whose death Pdeathsig reports is the thread that forked, not
+// the process (prctl(2)), so that thread must live as long as the child.
 func (p *process) run(started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -58,14 +58,14 @@ func (p *process) run(started chan<- error) {
 	close(p.done)
 }
 
-// kill ends the child and waits until it is gone.
+// kill kills the child and waits until it has exited.
 func (p *process) kill() {
-	// The only error is that the child has ended by itself, which is what we want.
+	// The only error is that the child has exited already.
 	_ = p.cmd.Process.Kill()
 	<-p.done
 }
 
-// await repeats check until it succeeds. It gives up when ctx ends or the child does.
+// await repeats check until it succeeds, ctx ends, or the child exits.
 func (p *process) await(ctx context.Context, check func(context.Context) error) error {
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
@@ -84,7 +84,7 @@ func (p *process) await(ctx context.Context, check func(context.Context) error) 
 	}
 }
 
-// try bounds one check, for a program that has just begun may accept a connection and never answer.
+// try limits one check: a program that has just started may accept a connection and never answer.
 func (p *process) try(ctx context.Context, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -18,7 +18,7 @@ import (
 // parentEnv makes the test binary act as the parent in TestProcessDiesWithParent; its value is a scratch folder.
 const parentEnv = "CLUSTER_TEST_PARENT"
 
-// A parent killed without a chance to clean up takes its child along.
+// If the parent is killed without cleaning up, its child dies too.
 func TestProcessDiesWithParent(t *testing.T) {
 	if dir := os.Getenv(parentEnv); dir != "" {
 		actAsParent(dir)

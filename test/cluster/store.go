@@ -22,10 +22,9 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// Store writes objects straight to etcd, in the form in which the API server stores them; what is stored this way it serves
-// and watches like any others. A Store doesn't default, validate or allocate, so that it can hold what the API server
-// would refuse, and very many objects: the API server's allocator of cluster IPs counts all of them for each new one, so
-// that 10,000 Services take it minutes.
+// Store writes objects directly to etcd, in the API server's storage format. The API server serves and watches them as others. A
+// Store does not default, validate or allocate, so it can hold invalid objects and very many objects: the API server's allocator
+// of cluster IPs counts all of them for each new one, so 10,000 Services take minutes.
 type Store struct {
 	ctx    context.Context
 	url    string
@@ -53,23 +52,24 @@ type storeDelete struct {
 // opsEach is the number of objects in one transaction; etcd takes 128.
 const opsEach = 120
 
-// Singly has each write be a transaction of its own, as those of the API server are. All of a transaction have one resource version.
-// A client goes on with a watch that has ended behind the last version that it has seen; if the watch of a slow one ends in the middle
-// of a transaction, it never sees the rest. So whoever writes many objects while somebody watches should write them singly.
+// Singly writes each object in its own transaction, as the API server does. All writes of a transaction have one resource
+// version. After the end of a watch, a client continues behind the last version that it has seen. If the watch of a slow client
+// ends in the middle of a transaction, the client never sees the rest. So a caller that writes many objects during a watch should
+// write them singly.
 func (s *Store) Singly() *Store {
 	s.each = 1
 	return s
 }
 
-// Store returns a store that works as long as the context.
+// Store returns a store that works until the context ends.
 func (c *Cluster) Store(ctx context.Context) *Store {
 	return &Store{ctx: ctx, url: c.etcd, each: opsEach, client: &http.Client{
 		Timeout: time.Minute, Transport: &http.Transport{DialContext: c.dial()},
 	}}
 }
 
-// Service stores a Service as a new one, with the cluster IP that it names, and the IPAddress that claims it. The Service
-// should be a copy of one that the API server has returned.
+// Service stores a new Service with the cluster IP that it names, and the IPAddress that claims it. The Service should be a copy
+// of one that the API server has returned.
 func (s *Store) Service(svc *corev1.Service) {
 	ip, err := netip.ParseAddr(svc.Spec.ClusterIP)
 	if err != nil {
@@ -91,10 +91,10 @@ func (s *Store) Service(svc *corev1.Service) {
 	s.create(svc)
 }
 
-// Slice stores an EndpointSlice as a new one. It should be a copy of one that the API server has returned.
+// Slice stores a new EndpointSlice. It should be a copy of one that the API server has returned.
 func (s *Store) Slice(slice *discoveryv1.EndpointSlice) { s.create(slice) }
 
-// create stores an object with a UID and a creation time of its own.
+// create stores an object with a new UID and creation time.
 func (s *Store) create(obj runtime.Object) {
 	meta := obj.(metav1.Object)
 	meta.SetUID(uuid.NewUUID())
@@ -103,8 +103,8 @@ func (s *Store) create(obj runtime.Object) {
 	s.Put(obj)
 }
 
-// Put stores an object as it is, in the place of one with its name: a Service, EndpointSlice, Node or ServiceCIDR. It should
-// have a UID and a creation time, and no resource version.
+// Put stores an object unchanged, in place of one with its name: a Service, EndpointSlice, Node or ServiceCIDR. It should have a
+// UID and a creation time, and no resource version.
 func (s *Store) Put(obj runtime.Object) {
 	key, version, err := storeKey(obj)
 	if err != nil {
@@ -120,7 +120,7 @@ func (s *Store) Put(obj runtime.Object) {
 	s.add(storeOp{Put: &storePut{[]byte(key), value}})
 }
 
-// Delete deletes the object of that type and name, without regard to finalizers. One that isn't there is no error.
+// Delete deletes the object of that type and name, and ignores finalizers. A missing object is no error.
 func (s *Store) Delete(obj runtime.Object) {
 	key, _, err := storeKey(obj)
 	if err != nil {
@@ -130,7 +130,7 @@ func (s *Store) Delete(obj runtime.Object) {
 	s.add(storeOp{Delete: &storeDelete{[]byte(key)}})
 }
 
-// storeKey returns where the API server stores an object, and in which version.
+// storeKey returns the key of an object in etcd, and its storage version.
 func storeKey(obj runtime.Object) (key string, version schema.GroupVersion, err error) {
 	switch obj := obj.(type) {
 	case *corev1.Service:
@@ -147,14 +147,14 @@ func storeKey(obj runtime.Object) (key string, version schema.GroupVersion, err 
 	return "", version, fmt.Errorf("store %s: unknown type", describe(obj))
 }
 
-// add does a write sooner or later.
+// add queues a write.
 func (s *Store) add(op storeOp) {
 	if s.ops = append(s.ops, op); len(s.ops) >= s.each {
 		s.err = errors.Join(s.err, s.write())
 	}
 }
 
-// Flush writes what is left, and returns everything that went wrong.
+// Flush writes the queued objects, and returns all errors.
 func (s *Store) Flush() error {
 	if len(s.ops) > 0 {
 		s.err = errors.Join(s.err, s.write())
@@ -169,8 +169,7 @@ func (s *Store) write() error {
 	return err
 }
 
-// Compact has etcd forget all that was before the present state: who hasn't seen the changes until now can't be told of them
-// any more.
+// Compact makes etcd drop its history: a client that has not seen the present state cannot continue a watch.
 func (s *Store) Compact() error {
 	answer, err := s.ask("/v3/kv/range", map[string][]byte{"key": []byte("/")})
 	if err != nil {

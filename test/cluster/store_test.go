@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// testTransactions has a watch that ends in the middle of a transaction lose the rest, and not so where each write has its own.
+// testTransactions: a watch that ends in the middle of a transaction loses the rest, unless each write has its own transaction.
 func testTransactions(t *testing.T, c *Cluster) {
 	for name, tc := range map[string]struct {
 		store *Store
@@ -33,7 +33,7 @@ func testTransactions(t *testing.T, c *Cluster) {
 				t.Fatal(err)
 			}
 			stored := mustList(t, c, name)
-			// What comes behind the first of them, and a last one by which the end is known.
+			// The writes after the first one, and a last one that marks the end.
 			w, err := c.Client().DiscoveryV1().EndpointSlices("").Watch(t.Context(), metav1.ListOptions{ResourceVersion: stored[0].ResourceVersion})
 			if err != nil {
 				t.Fatal(err)
@@ -58,7 +58,7 @@ func testTransactions(t *testing.T, c *Cluster) {
 	}
 }
 
-// mustList returns the EndpointSlices whose names begin with a prefix, in the order of their versions.
+// mustList returns the EndpointSlices with a name prefix, in the order of their versions.
 func mustList(t *testing.T, c *Cluster, prefix string) (found []discoveryv1.EndpointSlice) {
 	t.Helper()
 	list, err := c.Client().DiscoveryV1().EndpointSlices("").List(t.Context(), metav1.ListOptions{})
@@ -86,8 +86,8 @@ func compareVersions(a, b string) int {
 	return slices.Compare([]byte(a), []byte(b))
 }
 
-// testRestart has something written while there is no API server, and etcd forget the past: the API server serves it at its old address,
-// and can't go on with a watch from before.
+// testRestart writes while there is no API server, and compacts etcd: the API server then serves at its old address, and cannot
+// continue an earlier watch.
 func testRestart(t *testing.T, c *Cluster) {
 	before, err := c.Client().DiscoveryV1().EndpointSlices("").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
