@@ -10,20 +10,20 @@ import (
 	"testing"
 )
 
-// listed is the number of tests in conformance.md, which is that of Kubernetes v1.36.
+// listed is the number of tests in conformance.md, from Kubernetes v1.36.
 const listed = 177
 
 var (
-	// row is a line of a table: a test, and what proves it.
+	// row matches a line of a table: a test and its proof.
 	row = regexp.MustCompile(`(?m)^\| ([^|]+) \| ([^|]+) \|$`)
-	// named is what a proof names: a step of a scenario, or a test of a package, perhaps a part of it.
+	// named matches the name of a proof: a step of a scenario, or a test or subtest of a package.
 	named      = regexp.MustCompile("`([^`]+)`")
 	namedStep  = regexp.MustCompile(`^([a-z0-9-]+\.txtar):([0-9]+)$`)
 	namedTest  = regexp.MustCompile(`^((?:pkg|test)/[a-z0-9/]+) (Test\w+)(?:/(.+))?$`)
 	withoutOne = regexp.MustCompile(`^(not the proxy|open): .+`)
 )
 
-// TestConformanceListNamesWhatExists keeps the list of Kubernetes' own tests true.
+// TestConformanceListNamesWhatExists checks the list of Kubernetes' own tests.
 func TestConformanceListNamesWhatExists(t *testing.T) {
 	text := mustRead(t, "test/scenario/conformance.md")
 	rows := slices.DeleteFunc(row.FindAllStringSubmatch(text, -1), func(r []string) bool { return r[1] == "test" })
@@ -47,7 +47,7 @@ func TestConformanceListNamesWhatExists(t *testing.T) {
 	}
 }
 
-// exists reports whether a name is that of a proof, with an error if there is none of that name.
+// exists reports whether a name has the form of a proof, with an error if that proof does not exist.
 func exists(name string) (bool, error) {
 	if m := namedStep.FindStringSubmatch(name); m != nil {
 		text, err := os.ReadFile(filepath.Join(root, "test/scenario/testdata", m[1]))

@@ -19,10 +19,10 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// base is the folder of the objects, with those that other folders build on.
+// base is the folder of the objects that other folders build on.
 const base = "deploy/base/"
 
-// kustomization is the part of kustomize's format that we use.
+// kustomization is the used part of kustomize's format.
 type kustomization struct {
 	APIVersion         string            `json:"apiVersion"`
 	Kind               string            `json:"kind"`
@@ -54,7 +54,7 @@ func mustKustomization(t *testing.T) (k kustomization) {
 	return k
 }
 
-// manifests decodes the objects of the base, and fails on fields that their types don't have.
+// manifests decodes the objects of the base, and fails on unknown fields.
 func manifests(t *testing.T) (out []runtime.Object) {
 	t.Helper()
 	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
@@ -79,7 +79,7 @@ func manifests(t *testing.T) (out []runtime.Object) {
 	return out
 }
 
-// the returns the one object of a type.
+// the returns the only object of a type.
 func the[T runtime.Object](t *testing.T, objects []runtime.Object) (found T) {
 	t.Helper()
 	n := 0
@@ -114,12 +114,12 @@ func TestEveryManifestIsDeployed(t *testing.T) {
 	}
 }
 
-// nodeProxier is what the ClusterRole system:node-proxier permits us, which the API server makes
-// (k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go): to list and watch these, and to write
-// Events. A test with a real API server proves it.
+// nodeProxier are the resources that the ClusterRole system:node-proxier permits to list and watch; it also permits to write
+// Events. The API server creates the role (k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go). An e2e
+// test checks it.
 var nodeProxier = []string{"endpointslices", "nodes", "servicecidrs", "services"}
 
-// TestRoleIsWhatIsWatched compares the role with the clients by which pkg/watch has access to the API server.
+// TestRoleIsWhatIsWatched compares the role with the clients that pkg/watch uses.
 func TestRoleIsWhatIsWatched(t *testing.T) {
 	watched := map[string]bool{}
 	for _, s := range sources(t) {
@@ -165,7 +165,7 @@ func TestRoleIsWhatIsWatched(t *testing.T) {
 	}
 }
 
-// TestDaemonSet checks what would fail only in a cluster.
+// TestDaemonSet checks for mistakes that would only be visible in a cluster.
 func TestDaemonSet(t *testing.T) {
 	objects := manifests(t)
 	daemons := the[*appsv1.DaemonSet](t, objects)
@@ -192,7 +192,7 @@ func TestDaemonSet(t *testing.T) {
 	checkProbes(t, pod.Spec.Containers[0])
 }
 
-// checkSecurity compares what a container may do with the least that there is.
+// checkSecurity compares a container's privileges with the minimum.
 func checkSecurity(t *testing.T, c corev1.Container) {
 	t.Helper()
 	yes, no := true, false
@@ -206,8 +206,8 @@ func checkSecurity(t *testing.T, c corev1.Container) {
 	}
 }
 
-// checkConfiguration looks for the ConfigMap's files at the place where arguments and the configuration expect them. The whole
-// folder has to be mounted: the kubelet doesn't update a file that is mounted by itself.
+// checkConfiguration looks for the ConfigMap's files at the paths in arguments and configuration. The whole folder must be
+// mounted: the kubelet does not update a file that is mounted by itself.
 func checkConfiguration(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 	t.Helper()
 	const folder = "/var/lib/kube-proxy"
@@ -232,7 +232,7 @@ func checkConfiguration(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 	}
 }
 
-// checkFlags looks for the arguments among the program's flags.
+// checkFlags looks up the arguments among the program's flags.
 func checkFlags(t *testing.T, args []string) {
 	t.Helper()
 	table := flagTable(mustHelp(t))

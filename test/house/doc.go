@@ -1,7 +1,6 @@
-// Package house has the house style as tests: what a reviewer would otherwise have to say again and again. It has no code
-// of its own.
+// Package house has the house style as tests, for remarks that a reviewer would otherwise repeat. It has no code of its own.
 //
 // In: the source of this repository.
-// Out: complaints.
-// Never: a matter of taste.
+// Out: violations.
+// Never: checks a matter of taste.
 package house

@@ -15,7 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
-// pages lists the documents.
+// pages returns the documents.
 func pages(t *testing.T) (names []string) {
 	t.Helper()
 	for _, name := range files(t) {
@@ -36,7 +36,7 @@ var (
 	ourPages = regexp.MustCompile(`https://github\.com/kube-nftproxy/kube-nftproxy/blob/main/(\S+)`)
 )
 
-// anchors are the names by which a page's headings can be linked to, as GitHub makes them.
+// anchors returns the anchors of a page's headings, as GitHub derives them.
 func anchors(text string) map[string]bool {
 	found := map[string]bool{}
 	for _, m := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
@@ -58,7 +58,7 @@ func anchors(text string) map[string]bool {
 	return found
 }
 
-// follow returns an error unless a link leads to a file or folder here, and to a heading where it names one.
+// follow returns an error unless a link leads to an existing file or folder, and to an existing heading if it names one.
 func follow(from, link string) error {
 	name, anchor, anchored := strings.Cut(link, "#")
 	target := from
@@ -79,7 +79,7 @@ func follow(from, link string) error {
 	return err
 }
 
-// TestLinksLeadSomewhere follows the links of pages, and those to our own pages of whatever else.
+// TestLinksLeadSomewhere follows the links of pages, and links to the project's pages in other files.
 func TestLinksLeadSomewhere(t *testing.T) {
 	n := 0
 	check := func(name, from, link string) {
@@ -131,7 +131,7 @@ var (
 	inRow  = regexp.MustCompile("(?m)^\\| `(kube(?:nft)?proxy_[a-z0-9_]+)` \\| \\w+ \\|")
 )
 
-// TestNamedMetricsExist compares metrics that pages and deploy/ name with the tables of docs/metrics.md, which pkg/metrics writes.
+// TestNamedMetricsExist compares the metrics in pages and deploy/ with the tables of docs/metrics.md, which pkg/metrics writes.
 func TestNamedMetricsExist(t *testing.T) {
 	known := map[string]bool{}
 	for _, m := range inRow.FindAllStringSubmatch(mustRead(t, "docs/metrics.md"), -1) {
@@ -154,7 +154,7 @@ func TestNamedMetricsExist(t *testing.T) {
 	}
 }
 
-// isMetric says whether a name is a metric's, one of its series, or the beginning of one.
+// isMetric reports whether a name is a metric, one of its series, or the prefix of one.
 func isMetric(known map[string]bool, name string) bool {
 	if strings.HasSuffix(name, "_") {
 		for k := range known {
@@ -183,7 +183,7 @@ func TestIsMetric(t *testing.T) {
 	}
 }
 
-// othersFlags are flags without a command before them that are another program's.
+// othersFlags are other programs' flags that appear without a command.
 var othersFlags = map[string]string{
 	"--register-with-taints":    "the kubelet",
 	"--service-node-port-range": "kube-apiserver", "--allow-privileged": "kube-apiserver", "--kube-proxy-config": "AKS",
@@ -196,7 +196,8 @@ var (
 	ours     = regexp.MustCompile(`^(--|((bin/)?kube-nftproxy|status|services|trace|verify|watch|bundle|render|diff|completion)\b)`)
 )
 
-// TestNamedFlagsExist looks for the flags that pages name, alone or behind our program, among those of the program and its commands.
+// TestNamedFlagsExist looks up the flags in pages, alone or behind the program's name, among those of the program and its
+// commands.
 func TestNamedFlagsExist(t *testing.T) {
 	program := mustBuild(t)
 	known := map[string]bool{}
@@ -242,7 +243,7 @@ var (
 	testCommand = regexp.MustCompile(`^(?:sudo )?((?:[A-Z_]+=\S+ )*)go test( [^|;&]+)`)
 )
 
-// TestNamedTargetsExist looks for what pages say to make, and the variables that they say to set, in Makefile and hack/.
+// TestNamedTargetsExist looks up the make targets and variables in pages, in Makefile and hack/.
 func TestNamedTargetsExist(t *testing.T) {
 	makefile, scripts := mustRead(t, "Makefile"), ""
 	for _, name := range files(t) {
@@ -274,7 +275,7 @@ func TestNamedTargetsExist(t *testing.T) {
 	}
 }
 
-// TestNamedTestsExist looks for the packages and tests that pages say to run, and for whatever else looks like a test's name.
+// TestNamedTestsExist looks up the packages and tests that pages run, and other names of tests.
 func TestNamedTestsExist(t *testing.T) {
 	inPackage, everywhere := map[string][]string{}, map[string]bool{}
 	for _, s := range sources(t) {
@@ -322,13 +323,13 @@ func TestNamedTestsExist(t *testing.T) {
 	}
 }
 
-// TestNamedFilesExist looks for files and folders of this repository that pages name.
+// TestNamedFilesExist looks up the files and folders of this repository in pages.
 func TestNamedFilesExist(t *testing.T) {
 	named := regexp.MustCompile("`((?:cmd|deploy|docs|hack|pkg|test)/[A-Za-z0-9_./-]+)`")
 	n := 0
 	for _, name := range pages(t) {
 		if name == "test/scenario/conformance.md" {
-			continue // it names Kubernetes' own
+			continue // it names files of Kubernetes
 		}
 		for _, m := range named.FindAllStringSubmatch(mustRead(t, name), -1) {
 			n++

@@ -22,7 +22,7 @@ func TestEveryPackageHasAComment(t *testing.T) {
 	}
 }
 
-// TestEveryPackageSaysWhatItDoes looks for the lines In:, Out: and Never: of a package's comment.
+// TestEveryPackageSaysWhatItDoes looks for the lines In:, Out: and Never: in a package's comment.
 func TestEveryPackageSaysWhatItDoes(t *testing.T) {
 	comments := map[string]string{}
 	for _, s := range sources(t) {
@@ -52,8 +52,8 @@ func TestEveryExportedNameHasAComment(t *testing.T) {
 	}
 }
 
-// undocumented lists the exported names that a declaration makes without saying what they are. A comment on a group of
-// constants or variables is enough for all of them, and methods of unexported types need none.
+// undocumented returns the exported names that a declaration defines without a comment. A comment on a group of constants or
+// variables suffices for all of them, and methods of unexported types need none.
 func undocumented(decl ast.Decl) (out []*ast.Ident) {
 	switch d := decl.(type) {
 	case *ast.FuncDecl:
@@ -101,20 +101,21 @@ func TestNoInit(t *testing.T) {
 	}
 }
 
-// constantCalls are the functions whose results are as good as constants.
+// constantCalls are functions whose results are as good as constants.
 var constantCalls = map[string]bool{
 	"errors.New": true, "fmt.Errorf": true, "regexp.MustCompile": true, "crc32.MakeTable": true,
 	"netip.MustParseAddr": true, "netip.MustParsePrefix": true, "netip.AddrFrom4": true, "netip.IPv6Unspecified": true,
 }
 
-// buildVariables are set when the program is built, by the linker or as the text of a file.
+// buildVariables are set at build time, by the linker or as the text of a file.
 var buildVariables = map[string]bool{
 	"cmd/kube-nftproxy version": true, "pkg/config gatesText": true,
-	"pkg/plan hashMask":   true, // tests cut hashes short
+	"pkg/plan hashMask":   true, // tests shorten hashes
 	"pkg/statuspage html": true, "pkg/statuspage css": true, "pkg/statuspage js": true,
 }
 
-// TestPackageVariablesAreConstant allows errors, tables and regular expressions, and that a type implements an interface.
+// TestPackageVariablesAreConstant permits errors, tables, regular expressions, and assertions that a type implements an
+// interface.
 func TestPackageVariablesAreConstant(t *testing.T) {
 	for _, s := range sources(t) {
 		if !s.program() {
@@ -150,7 +151,7 @@ func isConstant(values []ast.Expr) bool {
 	return len(values) > 0
 }
 
-// selector returns "pkg.Name" for such an expression, and nothing for others.
+// selector returns "pkg.Name" for such an expression, and an empty string for others.
 func selector(n ast.Node) string {
 	if s, ok := n.(*ast.SelectorExpr); ok {
 		if x, ok := s.X.(*ast.Ident); ok {
@@ -160,7 +161,7 @@ func selector(n ast.Node) string {
 	return ""
 }
 
-// docLink finds a name in brackets, with or without its package before it and a method or field after it.
+// docLink matches a name in brackets, with or without its package before it and a method or field after it.
 var docLink = regexp.MustCompile(`\[\*?(?:([a-z]\w*)\.)?([A-Z]\w*)(?:\.(\w+))?\]`)
 
 // TestDocLinksResolve finds links in comments to names of the project that do not exist.
@@ -196,7 +197,7 @@ func TestDocLinksResolve(t *testing.T) {
 	}
 }
 
-// noteNames notes the names that a declaration makes, and those of methods and fields after the name of their type.
+// noteNames records the names that a declaration defines, and those of methods and fields after the name of their type.
 func noteNames(decl ast.Decl, names map[string]bool) {
 	switch d := decl.(type) {
 	case *ast.FuncDecl:

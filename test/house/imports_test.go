@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// pipeline says which of our packages each may import: those before it, or those that hold the values it is handed.
-// The console sees what it reads of the daemon, and only the daemon sees nearly everything. No package but the program sees the daemon.
+// pipeline lists, for each package, the packages that it may import: earlier ones, or those with the values that it receives. The
+// console imports the packages whose data it reads, and only the daemon imports nearly all. Only the program imports the daemon.
 var pipeline = map[string][]string{
 	"pkg/model":     {},
 	"pkg/netlink":   {},
@@ -57,17 +57,17 @@ var pipeline = map[string][]string{
 	"cmd/kube-nftproxy": {"pkg/command", "pkg/daemon"},
 }
 
-// pure lists the packages without a clock, a log or a system; nft has a file for its listener, which needs the system.
+// pure lists the packages without a clock, a log or a system. nft has a file for its listener, which needs the system.
 var pure = []string{"pkg/model", "pkg/nft", "pkg/plan", "pkg/track"}
 
 var impure = []string{"k8s.io/klog", "k8s.io/client-go", "log", "log/slog", "net/http", "os", "os/exec", "os/signal"}
 
 var systemFiles = []string{"pkg/nft/listen.go"}
 
-// clock lists what reads the time or waits for it.
+// clock lists functions that read the time or wait for it.
 var clock = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTimer", "NewTicker"}
 
-// apiTypes lists the packages that know the types of the Kubernetes API.
+// apiTypes lists the packages that use the types of the Kubernetes API.
 var apiTypes = []string{"pkg/watch", "pkg/model", "pkg/proxy", "pkg/health", "pkg/report"}
 
 func TestImportsFollowThePipeline(t *testing.T) {
@@ -117,7 +117,7 @@ func TestAPITypesStayAtTheEdge(t *testing.T) {
 	}
 }
 
-// TestAddressesAreNetip lets the package net in only where connections are made.
+// TestAddressesAreNetip permits the package net only for connections.
 func TestAddressesAreNetip(t *testing.T) {
 	for _, s := range sources(t) {
 		if !s.program() {
@@ -145,7 +145,7 @@ func TestNoOtherTestingFrameworks(t *testing.T) {
 	}
 }
 
-// under tells whether an import path is one of the given, or below one.
+// under reports whether an import path is one of the given ones, or below one.
 func under(imported string, paths []string) bool {
 	return slices.ContainsFunc(paths, func(p string) bool { return imported == p || strings.HasPrefix(imported, p+"/") })
 }

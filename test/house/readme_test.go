@@ -32,7 +32,7 @@ func TestReadmeHasTheFlagsOfTheProgram(t *testing.T) {
 	}
 }
 
-// mustHelp returns what the program, built from this source, says of itself.
+// mustHelp returns the help of the program, built from this source.
 func mustHelp(t *testing.T) string {
 	t.Helper()
 	return mustSay(t, mustBuild(t), "--help")
@@ -48,7 +48,7 @@ func mustBuild(t *testing.T) string {
 	return program
 }
 
-// mustSay returns what the program prints.
+// mustSay returns the output of the program.
 func mustSay(t *testing.T, program string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(program, args...).CombinedOutput()
@@ -61,7 +61,7 @@ func mustSay(t *testing.T, program string, args ...string) string {
 // usage matches a line of the help: name, meaning, default.
 var usage = regexp.MustCompile(`(?m)^ +(?:-\w, )?--([\w-]+)(?: \S+)? {2,}(.*?)(?: \(default (.*)\))?$`)
 
-// flagTable makes a Markdown table of the help.
+// flagTable returns a Markdown table of the help.
 func flagTable(help string) string {
 	var b strings.Builder
 	b.WriteString("| Flag | Default | Meaning |\n|---|---|---|\n")

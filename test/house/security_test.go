@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestTheProgramRunsNoOther lets nothing that is built start another program: whoever takes the process over finds no way to that in
-// it, and the image needs no other program.
+// TestTheProgramRunsNoOther: the built program starts no other program. So an attacker in the process finds no way to that, and
+// the image needs no other program.
 func TestTheProgramRunsNoOther(t *testing.T) {
 	calls := []string{
 		"os.StartProcess", "syscall.Exec", "syscall.ForkExec", "syscall.StartProcess", "unix.Exec", "plugin.Open",
@@ -31,7 +31,7 @@ func TestTheProgramRunsNoOther(t *testing.T) {
 	}
 }
 
-// TestServersAreBounded lets HTTP servers be made in one place only, which sets their limits (tested there).
+// TestServersAreBounded: HTTP servers are created in only one place, which sets their limits (tested there).
 func TestServersAreBounded(t *testing.T) {
 	const where = "pkg/health/bounded.go"
 	made := 0

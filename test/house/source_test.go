@@ -20,25 +20,25 @@ const (
 // source is one Go file.
 type source struct {
 	*ast.File
-	// name is relative to the root, dir its folder.
+	// name is relative to the root, dir is the file's folder.
 	name, dir string
 	set       *token.FileSet
 }
 
 func (s source) test() bool { return strings.HasSuffix(s.name, "_test.go") }
 
-// at returns where a node is, for messages.
+// at returns the position of a node, for messages.
 func (s source) at(n ast.Node) string {
 	p := s.set.Position(n.Pos())
 	return s.name + ":" + strings.TrimPrefix(p.String(), p.Filename+":")
 }
 
-// program tells whether the file is part of what is built, as opposed to tests and scripts.
+// program reports whether the file is part of the built program, as opposed to tests and scripts.
 func (s source) program() bool {
 	return !s.test() && (strings.HasPrefix(s.name, "pkg/") || strings.HasPrefix(s.name, "cmd/"))
 }
 
-// files lists the files of the repository that have been written by somebody, relative to the root.
+// files returns the source files of the repository, relative to the root.
 func files(t *testing.T) []string {
 	t.Helper()
 	var out []string

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// private lists what tells of the machine something was written on. The strings are put together here so that this file
-// does not contain them.
+// private are strings about the machine on which files were written. They are joined here so that this file does not contain
+// them.
 var private = []string{
 	"/" + "work/", "/" + "root/", "/" + "home/", "/" + "Users/", "/" + "farm/", "." + "library/",
 	"proxy." + "golang.org", "goproxy" + ".", "deb." + "debian.org",
