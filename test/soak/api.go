@@ -22,7 +22,7 @@ import (
 // remembered is the number of events of each kind that a watch can catch up with.
 const remembered = 1 << 14
 
-// API is an API server for one client. Its methods may be called from any goroutine.
+// API is an API server for one client. Its methods are safe for concurrent use.
 type API struct {
 	server *http.Server
 	// Delivered counts the events that were written to a client.
@@ -34,10 +34,10 @@ type API struct {
 	kinds   map[string]*kind
 	conns   map[net.Conn]struct{}
 	away    bool
-	ends    int // goes up when all watches are to end
+	ends    int // incremented to end all watches
 }
 
-// kind is what there is of one kind, and its latest events.
+// kind holds the objects of one kind, and its latest events.
 type kind struct {
 	api     *API
 	version string // of the API group
@@ -49,7 +49,7 @@ type kind struct {
 	readers map[*int64]struct{}
 }
 
-// stored is an event, or an object as the event by which it is there.
+// stored is an event, or an object in the form of its last event.
 type stored struct {
 	version int64
 	frame   []byte
@@ -114,7 +114,7 @@ func (a *API) EndWatches() {
 	a.changed.Broadcast()
 }
 
-// Forget has no watch go on from where it was: the events until now are forgotten, and all watches end.
+// Forget drops all earlier events and ends all watches, so that no watch can continue.
 func (a *API) Forget() {
 	a.mu.Lock()
 	for _, k := range a.kinds {
@@ -125,7 +125,7 @@ func (a *API) Forget() {
 	a.EndWatches()
 }
 
-// SetAway ends all watches and refuses requests with status 503, or no longer does.
+// SetAway ends all watches and rejects requests with status 503, or stops doing so.
 func (a *API) SetAway(away bool) {
 	a.mu.Lock()
 	a.away = away
@@ -133,10 +133,10 @@ func (a *API) SetAway(away bool) {
 	a.EndWatches()
 }
 
-// Put stores an object and tells who watches.
+// Put stores an object and sends an event.
 func (a *API) Put(resource string, o object) error { return a.change(resource, o, true) }
 
-// Delete deletes an object and tells who watches.
+// Delete deletes an object and sends an event.
 func (a *API) Delete(resource string, o object) error { return a.change(resource, o, false) }
 
 func (a *API) change(resource string, o object, exists bool) error {
@@ -169,7 +169,7 @@ func (a *API) change(resource string, o object, exists bool) error {
 	return nil
 }
 
-// Lag returns how many events the slowest client has not been sent yet.
+// Lag returns the largest number of events that a client has not been sent yet.
 func (a *API) Lag() (lag int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -181,14 +181,14 @@ func (a *API) Lag() (lag int64) {
 	return lag
 }
 
-// Watched tells whether a client watches Services and EndpointSlices.
+// Watched reports whether a client watches Services and EndpointSlices.
 func (a *API) Watched() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return len(a.kinds["services"].readers) > 0 && len(a.kinds["endpointslices"].readers) > 0
 }
 
-// encode returns an object in the envelope that the API puts around it.
+// encode returns an object in the API's envelope.
 func (k *kind) encode(o object) ([]byte, error) {
 	data, err := o.Marshal()
 	if err != nil {
@@ -205,7 +205,7 @@ func (k *kind) encode(o object) ([]byte, error) {
 func frame(event string, raw []byte) []byte {
 	encoded, err := (&metav1.WatchEvent{Type: event, Object: runtime.RawExtension{Raw: raw}}).Marshal()
 	if err != nil {
-		panic(err) // only what is required and missing is an error, and nothing is required
+		panic(err) // the only possible error is a missing required field, and there is none
 	}
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(encoded))), encoded...)
 }
@@ -220,7 +220,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPost: // an Event
 		w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
 		w.WriteHeader(http.StatusCreated)
-		_, _ = io.Copy(w, r.Body) // the client may have gone
+		_, _ = io.Copy(w, r.Body) // the client may have disconnected
 		return
 	case away, k == nil, query.Get("watch") == "":
 		w.WriteHeader(http.StatusServiceUnavailable)
@@ -241,7 +241,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	k.stream(r, w, initial, at)
 }
 
-// begin returns what a watch begins with, and the number of the event that follows, or none where that has been forgotten.
+// begin returns the first frames of a watch, and the number of the next event, or nil if that was dropped.
 func (k *kind) begin(version int64, all bool) (frames [][]byte, at *int64, err error) {
 	k.api.mu.Lock()
 	defer k.api.mu.Unlock()
@@ -278,7 +278,7 @@ func (k *kind) leave(at *int64) {
 	delete(k.readers, at)
 }
 
-// stream sends events until the watch is ended, by whomever, or falls too far behind.
+// stream sends events until the watch ends or falls too far behind.
 func (k *kind) stream(r *http.Request, w http.ResponseWriter, frames [][]byte, at *int64) {
 	flusher := w.(http.Flusher)
 	k.api.mu.Lock()

@@ -35,11 +35,11 @@ import (
 const (
 	endpoints = 10
 	patience  = 2 * time.Minute
-	// probed is the Service that nobody changes and somebody probes.
+	// probed is the Service that is probed and does not change.
 	probed, probedAt = "probed", "10.96.0.10:80"
 )
 
-// size is how many changes are made to how many Services, and for how long at most.
+// size is the number of changes and of Services, and the longest duration.
 type size struct {
 	changes, services int
 	limit             time.Duration
@@ -70,18 +70,18 @@ type soaked struct {
 	p                        *program.Program
 	random                   *rand.Rand
 	broken                   atomic.Bool  // the ruleset is flushed and not repaired yet
-	flushes                  atomic.Int64 // how often it was
+	flushes                  atomic.Int64 // number of flushes
 	repairs                  []time.Duration
 	probes, failed           atomic.Int64
 	faults                   map[string]int
 }
 
-// TestTwinSoak makes changes as fast as the program is told of them, with faults all the time, and brings everything back to where it was.
-// So are memory, goroutines, files and the kernel's tables then. CHANGES=8640000 SERVICES=10000 are a day of 100 changes each second;
-// MINUTES=20 ends them earlier.
+// TestTwinSoak makes changes as fast as the program receives them, with continuous faults, and then restores the initial state.
+// Memory, goroutines, files and the kernel's tables must return to their initial state, too. CHANGES=8640000 SERVICES=10000 are a
+// day of 100 changes each second; MINUTES=20 ends them earlier.
 func TestTwinSoak(t *testing.T) {
 	s := newSoaked(t)
-	// Maps and buffers grow to what a storm needs at its height, once.
+	// Maps and buffers first grow to the size for a storm's peak.
 	const height = 80 // changes of each Service
 	s.storm(max(s.changes/10, height*s.services))
 	before, rules := s.settled(), s.ruleset(s.Node)
@@ -228,7 +228,7 @@ func slice(service string, addresses ...netip.Addr) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// putProbed makes the Service that is probed, with TCP and UDP.
+// putProbed stores the probed Service, with TCP and UDP.
 func (s *soaked) putProbed() {
 	s.Helper()
 	svc, eps := service(probed, netip.MustParseAddrPort(probedAt).Addr()), slice(probed, s.Pods[0].IPv4)
@@ -258,7 +258,7 @@ func (s *soaked) restoreAll() {
 	}
 }
 
-// restore brings all objects back to their first form, and waits until the program has it in the kernel.
+// restore resets all objects to their first form, and waits until they are programmed.
 func (s *soaked) restore() {
 	s.Helper()
 	s.restoreAll()
@@ -271,7 +271,7 @@ func (s *soaked) restore() {
 	s.awaitIdle(s.p)
 }
 
-// storm makes changes and faults, brings all objects back, and returns how many changes it has made.
+// storm makes changes and faults, restores all objects, and returns the number of changes.
 func (s *soaked) storm(changes int) int {
 	s.Helper()
 	stop := s.makeFaults()
@@ -281,7 +281,7 @@ func (s *soaked) storm(changes int) int {
 	return made
 }
 
-// churn makes changes, as fast as they are sent while the program watches, and returns how many.
+// churn makes changes while the program watches, as fast as they are sent, and returns their number.
 func (s *soaked) churn(changes int) int {
 	s.Helper()
 	const ahead = remembered / 4
@@ -298,7 +298,7 @@ func (s *soaked) churn(changes int) int {
 	return changes
 }
 
-// change makes the change with a number: mostly another address in an EndpointSlice.
+// change makes change number n: mostly another address in an EndpointSlice.
 func (s *soaked) change(n int) {
 	i := s.random.IntN(s.services)
 	svc, eps := original(i)
@@ -315,7 +315,7 @@ func (s *soaked) change(n int) {
 	case 3:
 		shared := i % 250
 		if i < 20 {
-			shared = 0 // who came last doesn't get it
+			shared = 0 // the Service that comes last does not get it
 		}
 		svc.Spec.ExternalIPs = []string{netip.AddrFrom4([4]byte{198, 18, byte(i / 250), byte(shared)}).String()}
 		s.put("services", svc)
@@ -339,7 +339,7 @@ func (s *soaked) change(n int) {
 	}
 }
 
-// makeFaults makes one fault after the other until the function that it returns has been called.
+// makeFaults makes faults in sequence until the returned function is called.
 func (s *soaked) makeFaults() (stop func()) {
 	ctx, cancel := context.WithCancel(s.Context())
 	var made sync.WaitGroup
@@ -356,7 +356,7 @@ func (s *soaked) makeFaults() (stop func()) {
 		between = 300 * time.Millisecond
 	}
 	made.Go(func() {
-		// Each is made once, however few changes there are.
+		// Each fault is made at least once, for any number of changes.
 		for i := 0; i < len(faults) || sleep(ctx, between); i++ {
 			f := faults[i%len(faults)]
 			f.make()
@@ -366,7 +366,7 @@ func (s *soaked) makeFaults() (stop func()) {
 	return func() { cancel(); made.Wait(); s.SetAway(false) }
 }
 
-// flush has somebody flush the ruleset, and waits until that is repaired.
+// flush flushes the ruleset, and waits for the repair.
 func (s *soaked) flush() {
 	s.broken.Store(true)
 	s.flushes.Add(1)
@@ -389,7 +389,7 @@ func (s *soaked) flush() {
 	s.repairs = append(s.repairs, time.Since(begin))
 }
 
-// sleep reports false if the context ended before.
+// sleep returns false if the context ended first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -399,9 +399,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// probe asks the Service that doesn't change until the test ends. What fails between a flush and its repair doesn't count.
+// probe connects to the unchanged Service until the test ends. It ignores failures between a flush and its repair.
 func (s *soaked) probe() {
-	const long = 5 * time.Second // an answer takes its time on a busy machine, but with UDP nothing is sent anew
+	const long = 5 * time.Second // an answer may take long on a busy machine, and UDP sends nothing again
 	ctx, cancel := context.WithCancel(s.Context())
 	var probes sync.WaitGroup
 	for _, proto := range []model.Protocol{model.TCP, model.UDP} {
@@ -429,7 +429,7 @@ func (s *soaked) metrics(p *program.Program) program.Samples {
 	return m
 }
 
-// awaitIdle waits until a program has synced, nothing is owed, and chains that nothing leads to any more have gone.
+// awaitIdle waits until a program has synced, no sync is pending, and unused chains are deleted.
 func (s *soaked) awaitIdle(p *program.Program) {
 	s.Helper()
 	eventually(s.T, patience, func() error {
@@ -446,7 +446,7 @@ func (s *soaked) awaitIdle(p *program.Program) {
 	})
 }
 
-// figures are what has to return to where it was.
+// figures must return to their initial values.
 type figures struct {
 	RSS, Heap                           float64 // MiB
 	Goroutines, Files, Elements, Chains int
@@ -456,14 +456,14 @@ func (f figures) String() string {
 	return fmt.Sprintf("RSS %.1f MiB, heap %.1f MiB, %d goroutines, %d files, %d elements, %d chains", f.RSS, f.Heap, f.Goroutines, f.Files, f.Elements, f.Chains)
 }
 
-// compare returns an error where there is more than before, by more than a tenth.
+// compare returns an error if a value has grown by more than a tenth.
 func (f figures) compare(after figures) error {
 	var err error
 	for name, pair := range map[string][2]float64{
 		"MiB of RSS": {f.RSS, after.RSS}, "MiB of heap": {f.Heap, after.Heap},
 		"goroutines": {float64(f.Goroutines), float64(after.Goroutines)}, "files": {float64(f.Files), float64(after.Files)},
 	} {
-		const some = 2 // few of something may be one more at the moment
+		const some = 2 // a small number may be one or two higher at the moment
 		if pair[1] > pair[0]*1.1+some {
 			err = errors.Join(err, fmt.Errorf("%.1f %s became %.1f", pair[0], name, pair[1]))
 		}
@@ -474,7 +474,7 @@ func (f figures) compare(after figures) error {
 	return err
 }
 
-// settled waits until the program has given back what memory it doesn't need, and returns its figures.
+// settled waits until the program has returned unused memory, and returns its figures.
 func (s *soaked) settled() figures {
 	s.Helper()
 	const enough = 0.98
@@ -491,10 +491,10 @@ func (s *soaked) settled() figures {
 	return now
 }
 
-// figures collects the program's garbage and looks at it.
+// figures makes the program collect garbage, and reads its figures.
 func (s *soaked) figures() figures {
 	s.Helper()
-	for range 2 { // what is pooled outlives one collection
+	for range 2 { // pooled objects survive one collection
 		if status, body, err := s.p.Get(s.Context(), "http://127.0.0.1:10249/debug/pprof/heap?gc=1"); err != nil || status != 200 {
 			s.Fatalf("collect garbage: %d %s: %v", status, body, err)
 		}
@@ -516,10 +516,10 @@ func (s *soaked) figures() figures {
 	}
 }
 
-// sizes are the rooms of sets, which grow and never shrink.
+// sizes matches the sizes of sets, which never shrink.
 var sizes = regexp.MustCompile(` size \d+`)
 
-// ruleset returns a host's ruleset in an order of its own, without how much room there is in the sets.
+// ruleset returns a host's ruleset in a canonical order, without the sizes of sets.
 func (s *soaked) ruleset(h *lab.Host) (parts []string) {
 	s.Helper()
 	for _, family := range []string{"ip", "ip6"} {
