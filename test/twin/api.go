@@ -19,22 +19,22 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 )
 
-// serviceCIDR is the API server's own range, away from all that tests use: it makes the Service kubernetes there, and makes
-// the ServiceCIDR kubernetes anew where a test does without.
+// serviceCIDR is the API server's own range, which tests do not use: the API server creates the Service kubernetes in it, and
+// restores the ServiceCIDR kubernetes if a test deletes it.
 const serviceCIDR = "10.200.0.0/16,fd00:10:200::/112"
 
-// API is an etcd and kube-apiserver whose objects are just those that were Set: whatever they say, nobody validates them,
-// allocates for them or reconciles them. An API and its proxies are for one goroutine.
+// API is an etcd and kube-apiserver with exactly the objects that were Set, without validation, allocation or reconciliation. An
+// API and its proxies are not safe for concurrent use.
 type API struct {
 	*cluster.Cluster
 	dir string
-	// nodeName is the node on which the proxies believe to be.
+	// nodeName is the name of the proxies' node.
 	nodeName string
 	stored   map[string]runtime.Object
 	marks    marks
 }
 
-// Start starts an API server in a folder, and waits until it serves.
+// Start starts an API server with its data in a folder, and waits until it serves.
 func Start(ctx context.Context, dir, nodeName string) (*API, error) {
 	c, err := cluster.Start(ctx, cluster.Config{Dir: filepath.Join(dir, "cluster"), ServiceCIDR: serviceCIDR})
 	if err != nil {
@@ -43,8 +43,8 @@ func Start(ctx context.Context, dir, nodeName string) (*API, error) {
 	return &API{Cluster: c, dir: dir, nodeName: nodeName, stored: map[string]runtime.Object{}}, nil
 }
 
-// Set makes the stored objects exactly those given, save for what the package adds to see them settle. Of two with
-// the same name the first counts. Objects that stay as they were are not written again.
+// Set replaces the stored objects with the given ones, plus the package's marks. Of two with the same name the first one is
+// stored. Unchanged objects are not written again.
 func (a *API) Set(ctx context.Context, objects []runtime.Object) error {
 	wanted := map[string]runtime.Object{}
 	for _, obj := range objects {
@@ -53,7 +53,7 @@ func (a *API) Set(ctx context.Context, objects []runtime.Object) error {
 		}
 	}
 	a.marks.advance(a.stored, wanted, a.nodeName)
-	// What the marks show has to be there before them.
+	// The objects must be stored before the marks.
 	if err := a.change(ctx, wanted); err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (a *API) Set(ctx context.Context, objects []runtime.Object) error {
 	return a.change(ctx, wanted)
 }
 
-// change deletes what isn't wanted and stores what is and isn't there like that; the package's own objects stay.
+// change deletes unwanted objects and stores new and changed ones. The package's own objects stay.
 func (a *API) change(ctx context.Context, wanted map[string]runtime.Object) error {
 	store := a.Store(ctx)
 	for _, name := range slices.Sorted(maps.Keys(a.stored)) {
@@ -84,7 +84,7 @@ func (a *API) change(ctx context.Context, wanted map[string]runtime.Object) erro
 	return store.Flush()
 }
 
-// identify gives an object what the API server would when it is created. All are equally old, unless they say otherwise.
+// identify sets the fields that the API server sets at creation. All objects have the same age by default.
 func (a *API) identify(obj, before runtime.Object) {
 	meta := obj.(metav1.Object)
 	if meta.GetUID() == "" && before != nil {
@@ -99,7 +99,7 @@ func (a *API) identify(obj, before runtime.Object) {
 	meta.SetResourceVersion("")
 }
 
-// nameOf is an object's type, namespace and name.
+// nameOf returns an object's type, namespace and name.
 func nameOf(obj runtime.Object) string {
 	meta := obj.(metav1.Object)
 	return fmt.Sprintf("%T %s/%s", obj, meta.GetNamespace(), meta.GetName())
@@ -111,7 +111,7 @@ func node(objects map[string]runtime.Object, name string) *corev1.Node {
 	return obj
 }
 
-// cidrs lists the prefixes of all ServiceCIDRs but the package's own.
+// cidrs returns the prefixes of all ServiceCIDRs except the package's own.
 func cidrs(objects map[string]runtime.Object) (list []string) {
 	for name, obj := range objects {
 		if cidr, is := obj.(*networkingv1.ServiceCIDR); is && !ours(name) {
@@ -122,10 +122,9 @@ func cidrs(objects map[string]runtime.Object) (list []string) {
 	return list
 }
 
-// Settle waits until each of the proxies has programmed all that was Set. It starts kube-proxy anew where that would otherwise
-// go by what it read when it started, and has it write everything anew where it has missed something: it takes up changed
-// ServiceCIDRs at some time only, and when it starts, it may lose the zone of its node, which comes before the handler is
-// there that it is for.
+// Settle waits until each of the proxies has programmed all objects. It restarts kube-proxy if kube-proxy would otherwise use
+// state from its start, and makes it rewrite everything if it has missed a change: it processes changed ServiceCIDRs with a
+// delay, and at its start it may lose the zone of its node, if that arrives before its handler is registered.
 func (a *API) Settle(ctx context.Context, proxies ...*Proxy) error {
 	for _, p := range proxies {
 		if err := p.refresh(ctx); err != nil {
@@ -143,11 +142,11 @@ func (a *API) Settle(ctx context.Context, proxies ...*Proxy) error {
 	}
 }
 
-// enough is the time after which kube-proxy has taken up what it will; normally, it takes 100 ms.
+// enough is the time after which kube-proxy makes no more changes; normally, it takes 100 ms.
 const enough = 5 * time.Second
 
-// awaitAll waits until the rules of each proxy are those for the objects. It returns true where kube-proxy doesn't get there
-// by itself.
+// awaitAll waits until the rules of each proxy match the objects. It returns true if kube-proxy does not reach that state by
+// itself.
 func (a *API) awaitAll(ctx context.Context, proxies []*Proxy) (missed bool, err error) {
 	for _, p := range proxies {
 		if p.String() != KubeProxy {
@@ -172,7 +171,7 @@ func (a *API) awaitAll(ctx context.Context, proxies []*Proxy) (missed bool, err 
 	return missed, nil
 }
 
-// resync makes kube-proxy write everything anew, as it does when its node moves to another zone. The node moves back later.
+// resync makes kube-proxy rewrite everything, by moving its node to another zone. The node moves back later.
 func (a *API) resync(ctx context.Context, proxies []*Proxy) error {
 	home := node(a.stored, a.nodeName)
 	if home == nil {

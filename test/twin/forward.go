@@ -9,7 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// Forwarder makes a server of this process's own namespace reachable at the same loopback address in a lab's host.
+// Forwarder makes a server of this process's own namespace available at the same loopback address on a lab's host.
 type Forwarder struct {
 	listener net.Listener
 	server   string
@@ -45,7 +45,7 @@ func (f *Forwarder) accept() {
 	}
 }
 
-// connect moves bytes both ways until either side ends: TLS says by itself what is complete.
+// connect copies bytes both ways until either side closes: TLS detects truncation.
 func (f *Forwarder) connect(client net.Conn) {
 	defer f.drop(client)
 	if !f.keep(client) {
@@ -53,20 +53,20 @@ func (f *Forwarder) connect(client net.Conn) {
 	}
 	server, err := net.Dial("tcp", f.server)
 	if err != nil {
-		return // the client's connection ends, as one to a server that is gone would
+		return // the client's connection closes, as if the server were gone
 	}
 	defer f.drop(server)
 	if !f.keep(server) {
 		return
 	}
 	f.beside.Go(func() {
-		_, _ = io.Copy(server, client) // how it ends doesn't matter
+		_, _ = io.Copy(server, client) // the result does not matter
 		_ = server.Close()
 	})
 	_, _ = io.Copy(client, server)
 }
 
-// keep notes a connection so that close can end it; false means that it is too late.
+// keep records a connection so that Close can close it. It returns false after Close.
 func (f *Forwarder) keep(c net.Conn) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -75,7 +75,7 @@ func (f *Forwarder) keep(c net.Conn) bool {
 }
 
 func (f *Forwarder) drop(c net.Conn) {
-	_ = c.Close() // perhaps for the second time
+	_ = c.Close() // perhaps a second time
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.conns, c)

@@ -16,9 +16,9 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// Decode reads the documents of a YAML file: Services, EndpointSlices, Nodes and ServiceCIDRs. Documents of other kinds are
-// left out. The API server defaults most of what is missing when it reads the objects; what it would have to allocate or
-// derive when they are created is derived here.
+// Decode parses the documents of a YAML file: Services, EndpointSlices, Nodes and ServiceCIDRs. It ignores documents of other
+// kinds. The API server sets most defaults when it reads the objects. Decode derives the fields that it would allocate or derive
+// when they are created.
 func Decode(text []byte) (objects []runtime.Object, err error) {
 	documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096)
 	for number := 1; ; number++ {
@@ -51,7 +51,7 @@ func setNamespace(obj metav1.Object) {
 	}
 }
 
-// complete makes a Service's cluster IPs and families agree.
+// complete derives a Service's cluster IPs and families from each other.
 func complete(svc *corev1.Service) {
 	setNamespace(svc)
 	spec := &svc.Spec

@@ -15,17 +15,17 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// marks are objects that show in the rules what a proxy has taken up. The API server serves the changes of objects of
-// one type in their order, so they are written last:
+// marks are objects whose state is visible in the rules, to see what a proxy has processed. The API server sends the changes of
+// objects of one type in order, so the marks are written last:
 //
-//   - a Service whose port is another one after each Set,
-//   - its EndpointSlices with that port, whose endpoints have a hint each: which of them is in the rules shows in
-//     which zone the proxy believes its node to be,
-//   - a ServiceCIDR that is another one after each change of the others.
+//   - a Service whose port changes after each Set,
+//   - its EndpointSlices with that port, whose endpoints have one hint each: the endpoint in the rules shows
+//     the zone in which the proxy believes its node to be,
+//   - a ServiceCIDR that changes after each change of the others.
 type marks struct {
 	number int    // of calls of Set
-	zone   string // the node's, or the last one that it had
-	homed  bool   // whether the node has one now
+	zone   string // the node's zone, or its last one
+	homed  bool   // whether the node has a zone now
 	ranges int    // of changes of the ServiceCIDRs
 }
 
@@ -42,10 +42,10 @@ var (
 	awayIPs = [2]string{"198.19.0.3", "2001:2:0:ffff::3"}
 )
 
-// ours tells by the name of an object, as nameOf makes it, whether it is a mark.
+// ours reports whether the name of an object, from nameOf, is that of a mark.
 func ours(name string) bool { return strings.Contains(name, markNamespace) }
 
-// advance makes the marks other ones than before.
+// advance changes the marks.
 func (m *marks) advance(before, after map[string]runtime.Object, nodeName string) {
 	m.number++
 	if m.ranges == 0 || !slices.Equal(cidrs(before), cidrs(after)) {
@@ -62,12 +62,12 @@ func (m *marks) advance(before, after map[string]runtime.Object, nodeName string
 
 func (m *marks) port() int32 { return int32(20000 + m.number%10000) }
 
-// prefixes are those of the ServiceCIDR.
+// prefixes returns those of the ServiceCIDR.
 func (m *marks) prefixes() []string {
 	return []string{fmt.Sprintf("198.18.%d.0/24", m.ranges%256), fmt.Sprintf("2001:2:0:%x::/64", m.ranges%256)}
 }
 
-// objects returns the marks as they are now.
+// objects returns the present marks.
 func (m *marks) objects() []runtime.Object {
 	meta := metav1.ObjectMeta{Namespace: markNamespace, Name: markName}
 	objects := []runtime.Object{
@@ -104,19 +104,18 @@ func (m *marks) slice(f model.Family) *discoveryv1.EndpointSlice {
 	}
 }
 
-// complete returns what is missing in a listing before the rules are those for all objects.
+// complete returns the missing marks in a listing, unless the rules are those for all objects.
 func (m *marks) complete(listing string) error {
 	return errors.Join(m.settled(listing), m.current(listing))
 }
 
-// settled returns what is missing in a listing of the rules before they are those for the objects. ServiceCIDRs are another
-// matter.
+// settled returns the missing marks in a listing, unless the rules are those for all objects except ServiceCIDRs.
 func (m *marks) settled(listing string) error { return m.endpoints(listing, true, !m.homed) }
 
-// away returns what is missing before the rules are those for a node that has moved away.
+// away returns the missing marks, unless the rules are those for a node in another zone.
 func (m *marks) away(listing string) error { return m.endpoints(listing, false, true) }
 
-// endpoints looks which of the Service's endpoints the rules have.
+// endpoints checks which of the Service's endpoints the rules have.
 func (m *marks) endpoints(listing string, home, away bool) error {
 	for _, f := range model.Families {
 		for text, want := range map[string]bool{
@@ -132,7 +131,7 @@ func (m *marks) endpoints(listing string, home, away bool) error {
 	return nil
 }
 
-// current returns what is missing before the rules are those for the ServiceCIDRs.
+// current returns the missing marks, unless the rules are those for the ServiceCIDRs.
 func (m *marks) current(listing string) error {
 	for _, prefix := range m.prefixes() {
 		if !strings.Contains(listing, prefix) {

@@ -16,25 +16,24 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// KubeProxy is the name of the program kube-proxy, which has to be started anew now and then.
+// KubeProxy is the name of the program kube-proxy, which sometimes needs a restart.
 const KubeProxy = "kube-proxy"
 
-// pollInterval is the time between two looks at the rules: listing them takes a process.
+// pollInterval is the interval of listings of the rules: each takes a process.
 const pollInterval = 20 * time.Millisecond
 
-// Config says what to run where.
+// Config holds the settings of a Proxy.
 type Config struct {
 	// Host is the node of a lab.
 	Host *lab.Host
-	// Path is the program, ours or kube-proxy, which it is by its name.
+	// Path is the path of the program, kube-nftproxy or kube-proxy according to its name.
 	Path string
-	// Flags are those that are about behaviour, the same for both programs: where the API server is and the node's name are
-	// added.
+	// Flags are flags about behaviour, the same for both programs. Those for the API server and the node's name are added.
 	Flags []string
 }
 
-// Build builds both programs, and those of the API server: kube-proxy where all Kubernetes programs are, ours into a folder.
-// What the build says goes to log.
+// Build builds both programs, and those of the API server: kube-proxy in the folder of all Kubernetes programs, kube-nftproxy in
+// dir. The output of the build is written to log.
 func Build(ctx context.Context, dir string, log io.Writer) (kubeProxy, kubeNftproxy string, err error) {
 	bin, err := cluster.Build(ctx, log, "etcd", "kube-apiserver", KubeProxy)
 	if err != nil {
@@ -51,7 +50,7 @@ type Proxy struct {
 	args    []string
 	forward *Forwarder
 	running *program.Program
-	// nodeIPs are those of the Node when the program was started.
+	// nodeIPs are those of the Node at the start of the program.
 	nodeIPs []corev1.NodeAddress
 }
 
@@ -64,7 +63,7 @@ func (a *API) Proxy(c Config) (*Proxy, error) {
 	p := &Proxy{config: c, api: a, args: append([]string{
 		"--kubeconfig=" + kubeconfig, "--hostname-override=" + a.nodeName, "--v=2",
 		"--proxy-mode=nftables", "--iptables-min-sync-period=10ms",
-		// These would set what belongs to the whole machine.
+		// These would change settings of the whole machine.
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 	}, c.Flags...)}
 	var err error
@@ -80,7 +79,7 @@ func (p *Proxy) String() string { return filepath.Base(p.config.Path) }
 // Log returns the file with the program's output.
 func (p *Proxy) Log() string { return filepath.Join(p.api.dir, p.String()+".log") }
 
-// Close ends the program and removes all rules from its node.
+// Close stops the program and removes all rules from its node.
 func (p *Proxy) Close() error {
 	if p.running != nil {
 		p.running.Kill()
@@ -92,7 +91,7 @@ func (p *Proxy) Close() error {
 	return errors.Join(err, p.forward.Close())
 }
 
-// refresh starts the program if it isn't running, and kube-proxy also if the Node's addresses aren't those that it started with.
+// refresh starts the program if it is not running, and restarts kube-proxy if the Node's addresses have changed since its start.
 func (p *Proxy) refresh(ctx context.Context) error {
 	var nodeIPs []corev1.NodeAddress
 	if n := node(p.api.stored, p.api.nodeName); n != nil {
@@ -112,7 +111,7 @@ func (p *Proxy) Restart(ctx context.Context) (err error) {
 	if n := node(p.api.stored, p.api.nodeName); n != nil {
 		p.nodeIPs = n.Status.Addresses
 	}
-	// The program must not end with the context of a single call.
+	// The program must not exit with the context of a single call.
 	p.running, err = program.Start(context.WithoutCancel(ctx), program.Config{
 		Host: p.config.Host, Path: p.config.Path, Args: p.args, Log: p.Log(),
 	})
@@ -123,7 +122,7 @@ func (p *Proxy) Restart(ctx context.Context) (err error) {
 	return err
 }
 
-// await waits until check finds nothing wrong with what nft lists.
+// await waits until check accepts nft's listing.
 func (p *Proxy) await(ctx context.Context, check func(listing string) error) error {
 	return p.running.Await(ctx, pollInterval, "its rules", func(ctx context.Context) error {
 		listing, err := p.list(ctx)
@@ -134,7 +133,7 @@ func (p *Proxy) await(ctx context.Context, check func(listing string) error) err
 	})
 }
 
-// list is what nft says of the node's rules.
+// list returns nft's listing of the node's rules.
 func (p *Proxy) list(ctx context.Context) (string, error) {
 	out, err := p.config.Host.Command(ctx, "nft", "list", "ruleset").CombinedOutput()
 	if err != nil {

@@ -64,7 +64,7 @@ func TestForward(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer server.Close() //nolint:errcheck // nothing depends on it
+	defer server.Close() //nolint:errcheck // the result does not matter
 	go echo(server)
 	at := netip.MustParseAddrPort(server.Addr().String())
 	f, err := Forward(l.Node, at)
@@ -75,7 +75,7 @@ func TestForward(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // it has done its duty
+	defer conn.Close() //nolint:errcheck // unused from here on
 	if _, err := conn.Write([]byte("hello\n")); err != nil {
 		t.Fatal(err)
 	}
@@ -106,13 +106,13 @@ func echo(server net.Listener) {
 			return
 		}
 		go func() {
-			_, _ = io.Copy(conn, conn) // how it ends doesn't matter
+			_, _ = io.Copy(conn, conn) // the result does not matter
 			_ = conn.Close()
 		}()
 	}
 }
 
-// TestMarks changes what the marks stand for: each has to be another one then, and only then.
+// TestMarks changes the state that each mark stands for: exactly that mark must change.
 func TestMarks(t *testing.T) {
 	objects := func(zone string, cidr ...string) map[string]runtime.Object {
 		all := map[string]runtime.Object{}
