@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// NotFound is the error of whoever was asked for something that there isn't.
+// NotFound is the error for an object that does not exist.
 type NotFound string
 
 // Error implements error.
 func (e NotFound) Error() string { return string(e) }
 
-// AnswerTime is how long an answer may take: a comparison of a million elements takes half a minute.
+// AnswerTime is the time limit of an answer: a comparison of a million elements takes half a minute.
 const AnswerTime = 2 * time.Minute
 
-// Answer makes a handler of a function whose result is sent as JSON.
+// Answer returns a handler that sends the result of a function as JSON.
 func Answer[T any](f func(*http.Request) (T, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
 			http.Error(w, "only GET is supported", http.StatusMethodNotAllowed)
 			return
 		}
-		// What is asked for may take a while to find out.
+		// The answer may take long.
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(AnswerTime))
 		value, err := f(r)
 		if err != nil {
@@ -44,10 +44,10 @@ func refuse(w http.ResponseWriter, err error) {
 	http.Error(w, err.Error(), code)
 }
 
-// patience is how long somebody who watches may take to read one value.
+// patience is the time within which a watching client must read one value.
 const patience = 10 * time.Second
 
-// Stream makes a handler that sends values as lines of JSON, until the asker goes.
+// Stream returns a handler that sends values as lines of JSON, until the client disconnects.
 func Stream[T any](f *Feed[T], lost func(*T, uint64)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
@@ -77,7 +77,7 @@ func Stream[T any](f *Feed[T], lost func(*T, uint64)) http.HandlerFunc {
 	}
 }
 
-// Param returns a parameter of a question.
+// Param returns a parameter of a request.
 func Param(r *http.Request, name string) string {
 	values, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {

@@ -18,13 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Client asks a running program.
+// Client queries a running program.
 type Client struct {
 	path string
 	http http.Client
 }
 
-// NewClient returns one that connects to the socket at a path, when it asks.
+// NewClient returns a client that connects to the socket at a path for each query.
 func NewClient(path string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
@@ -40,14 +40,14 @@ func NewClient(path string) *Client {
 	return &Client{path: path, http: http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 }
 
-// Within limits how long the program may take to begin its answer. One that is stopped, or gets no processor, would let a question
-// wait forever: its kernel accepts connections.
+// Within limits the time until the answer begins. A program that is stopped or gets no processor would let a query wait forever,
+// because its kernel accepts connections.
 func (c *Client) Within(d time.Duration) *Client {
 	c.http.Transport.(*http.Transport).ResponseHeaderTimeout = d
 	return c
 }
 
-// Get reads an answer into a value; the parameters are names and values in turn.
+// Get reads an answer into a value. The parameters are names and values in turn.
 func (c *Client) Get(ctx context.Context, page string, into any, params ...string) error {
 	body, err := c.ask(ctx, page, params)
 	if err != nil {
@@ -60,7 +60,7 @@ func (c *Client) Get(ctx context.Context, page string, into any, params ...strin
 	return nil
 }
 
-// Copy writes an answer as it is.
+// Copy copies an answer unchanged.
 func (c *Client) Copy(ctx context.Context, to io.Writer, page string, params ...string) error {
 	body, err := c.ask(ctx, page, params)
 	if err != nil {
@@ -71,7 +71,7 @@ func (c *Client) Copy(ctx context.Context, to io.Writer, page string, params ...
 	return err
 }
 
-// Follow calls f with each line of an answer that doesn't end by itself, and begun as soon as nothing is missed any more.
+// Follow calls f with each line of an endless answer. It calls begun as soon as no value can be missed.
 func (c *Client) Follow(ctx context.Context, page string, begun func(), f func(line []byte) error) error {
 	body, err := c.ask(ctx, page, nil)
 	if err != nil {
@@ -122,7 +122,7 @@ func (c *Client) ask(ctx context.Context, page string, params []string) (io.Read
 	return nil, errors.New(said)
 }
 
-// unreachable says what to do about a socket at which nobody answers.
+// unreachable adds advice to an error about a socket without a listener.
 func (c *Client) unreachable(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -146,7 +146,7 @@ func (c *Client) unreachable(err error) error {
 	return fmt.Errorf("query the running program at %s: %w", c.path, err)
 }
 
-// silent is the error of a program that has the socket and doesn't answer.
+// silent returns the error for a program that listens but does not answer.
 func (c *Client) silent() error {
 	conn, err := net.Dial("unix", c.path)
 	if err != nil {
@@ -167,7 +167,7 @@ func (c *Client) silent() error {
 const inForce = "its rules stay in force, but changes are not programmed, and after two minutes the rules of other programs take precedence; " +
 	"kube-nftproxy trace works without it"
 
-// errStopped is the error of a program that can't answer before somebody lets it go on.
+// errStopped is the error for a stopped process.
 type errStopped struct{ pid int32 }
 
 func (e *errStopped) Error() string {
@@ -181,7 +181,7 @@ func whyStopped(pid int32, state string) error {
 	return nil
 }
 
-// peer is the process that listens at the other end of a socket, and its state; zero values where that can't be known.
+// peer returns the process at the other end of a socket, and its state; zero values if unknown.
 func peer(conn net.Conn) (pid int32, state string) {
 	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err != nil {
@@ -197,13 +197,13 @@ func peer(conn net.Conn) (pid int32, state string) {
 	return pid, stateOf(pid)
 }
 
-// stateOf is the letter that the kernel has for the state of a process, "" where that can't be seen.
+// stateOf returns the kernel's letter for the state of a process, or "".
 func stateOf(pid int32) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return ""
 	}
-	_, rest, _ := strings.Cut(string(text), ") ") // the name may have blanks
+	_, rest, _ := strings.Cut(string(text), ") ") // the name may contain spaces
 	state, _, _ := strings.Cut(rest, " ")
 	return state
 }

@@ -50,7 +50,7 @@ func who(t *testing.T, path string) (name string, err error) {
 func socketPath(t *testing.T) string { return filepath.Join(t.TempDir(), "folder", "control.sock") }
 
 func TestOnlyTheOwnerMayConnect(t *testing.T) {
-	defer unix.Umask(unix.Umask(0)) // the most careless there is
+	defer unix.Umask(unix.Umask(0)) // the least restrictive one
 	path := socketPath(t)
 	stop := served(t, path, "one")
 	info, err := os.Stat(path)
@@ -63,7 +63,7 @@ func TestOnlyTheOwnerMayConnect(t *testing.T) {
 	}
 }
 
-// TestASocketOfAKilledProgramIsReplaced leaves a socket at which nobody listens.
+// TestASocketOfAKilledProgramIsReplaced leaves a socket without a listener.
 func TestASocketOfAKilledProgramIsReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "control.sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
@@ -80,7 +80,7 @@ func TestASocketOfAKilledProgramIsReplaced(t *testing.T) {
 	served(t, path, "next")
 }
 
-// TestTheNewerProgramHasThePath is an upgrade: the older one goes on, and must not take the path away when it ends.
+// TestTheNewerProgramHasThePath is an upgrade: the older program continues, and must not remove the path when it exits.
 func TestTheNewerProgramHasThePath(t *testing.T) {
 	path := socketPath(t)
 	stopOlder := served(t, path, "older")
@@ -115,7 +115,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	}
 }
 
-// TestAFileIsNotReplaced keeps a wrong path from costing somebody a file.
+// TestAFileIsNotReplaced: a wrong path must not destroy a file.
 func TestAFileIsNotReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "precious")
 	if err := os.WriteFile(path, []byte("data"), 0o600); err != nil {
@@ -129,7 +129,7 @@ func TestAFileIsNotReplaced(t *testing.T) {
 	}
 }
 
-// TestNobodyWaitsForASlowReader publishes more than there is room for, to one who doesn't read.
+// TestNobodyWaitsForASlowReader publishes more values than wait for one reader.
 func TestNobodyWaitsForASlowReader(t *testing.T) {
 	var f Feed[int]
 	if f.Watched() {
@@ -211,10 +211,10 @@ func TestAPathThatCannotBeMadeIsNoEnd(t *testing.T) {
 	if ctx.Err() == nil {
 		t.Error("Serve has returned before the context ended")
 	}
-	Serve(t.Context(), "", http.NotFoundHandler()) // switched off: there is nothing to do
+	Serve(t.Context(), "", http.NotFoundHandler()) // switched off
 }
 
-// TestAbandonedPaths tells when an older program may have the path back.
+// TestAbandonedPaths tests when an older program may get the path back.
 func TestAbandonedPaths(t *testing.T) {
 	path := socketPath(t)
 	if !abandoned(path) {

@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// Feed hands values to whoever reads at the time. Publishing never waits: a reader who is too slow loses the oldest values, and is
-// told how many.
+// Feed passes values to its present readers. Publishing never blocks: a slow reader loses the oldest values, and receives their
+// number.
 type Feed[T any] struct {
 	readers atomic.Int32
 
@@ -15,23 +15,23 @@ type Feed[T any] struct {
 	list map[*Reader[T]]struct{}
 }
 
-// Reader is one who reads a feed.
+// Reader is a reader of a feed.
 type Reader[T any] struct {
 	feed  *Feed[T]
 	ready chan struct{}
 
-	// These are guarded by the feed's mutex.
+	// The feed's mutex guards these fields.
 	waiting []T
 	lost    uint64
 }
 
-// mostWaiting is how many values wait for one reader.
+// mostWaiting is the number of values that wait for one reader.
 const mostWaiting = 256
 
-// Watched reports whether anybody reads.
+// Watched reports whether there are readers.
 func (f *Feed[T]) Watched() bool { return f.readers.Load() > 0 }
 
-// Publish hands a value to all readers.
+// Publish passes a value to all readers.
 func (f *Feed[T]) Publish(value T) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -44,12 +44,12 @@ func (f *Feed[T]) Publish(value T) {
 		r.waiting = append(r.waiting, value)
 		select {
 		case r.ready <- struct{}{}:
-		default: // a signal is waiting already
+		default: // a signal is pending already
 		}
 	}
 }
 
-// Subscribe returns a reader of all values that are published from now on.
+// Subscribe returns a reader of all values published from now on.
 func (f *Feed[T]) Subscribe() *Reader[T] {
 	r := &Reader[T]{feed: f, ready: make(chan struct{}, 1)}
 	f.mu.Lock()
@@ -70,7 +70,7 @@ func (r *Reader[T]) Close() {
 	r.feed.readers.Store(int32(len(r.feed.list)))
 }
 
-// Next returns the next value, and how many were lost before it. It waits for one until the context ends.
+// Next returns the next value, and the number of values lost before it. It waits for one until the context ends.
 func (r *Reader[T]) Next(ctx context.Context) (value T, lost uint64, err error) {
 	for {
 		if value, lost, ok := r.take(); ok {

@@ -13,18 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mode lets nobody but the owner, and root, connect.
+// mode permits only the owner and root to connect.
 const mode = 0o600
 
-// socket is one that listens at a path.
+// socket is a listening socket at a path.
 type socket struct {
 	*net.UnixListener
 	path string
 	file fs.FileInfo
 }
 
-// listen makes a socket at a path, in place of whatever socket is there: that of a program that has ended without removing it, or that
-// of an older one which this one is about to replace. There is no time at which anybody else could connect, or at which there is none.
+// listen creates a socket at a path and replaces an existing socket: one that a killed program left, or that of an older program
+// which this one replaces. At no time can another user connect, and at no time is there no socket.
 func listen(ctx context.Context, path string) (*socket, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("make the control socket: %w", err)
@@ -32,7 +32,7 @@ func listen(ctx context.Context, path string) (*socket, error) {
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
 		return nil, fmt.Errorf("make the control socket: %s exists and is not a socket", path)
 	}
-	// The kernel takes over the mode that the socket has before it gets its name.
+	// The kernel applies the socket's mode before the socket gets its name.
 	private := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var failed error
 		err := c.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), mode) })
@@ -72,7 +72,7 @@ func (s *socket) Close() error {
 	return errors.Join(err, s.UnixListener.Close())
 }
 
-// abandoned reports whether nobody answers at a path: there is nothing, or what a program left that was killed.
+// abandoned reports whether no program listens at a path: there is no socket, or a killed program left it.
 func abandoned(path string) bool {
 	conn, err := net.Dial("unix", path)
 	if err == nil {

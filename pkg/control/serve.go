@@ -11,15 +11,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
 )
 
-// DefaultPath is where the socket is unless somebody says otherwise. It has a folder of its own, which can be mounted where the root
-// file system is read-only.
+// DefaultPath is the default path of the socket. Its own directory can be a mount where the root file system is read-only.
 const DefaultPath = "/run/kube-nftproxy/control.sock"
 
-// lookEvery is the time between two looks at whether the socket is still there.
+// lookEvery is the interval of checks whether the socket still exists.
 const lookEvery = 10 * time.Second
 
-// Serve answers at the path until the context ends. Whatever goes wrong is said in the log, and tried again. A program that started
-// later takes the path over; when it has gone, this one takes it back.
+// Serve answers at the path until the context ends. It logs errors and tries again. A newer program replaces the socket; after
+// that one exits, this one restores its own.
 func Serve(ctx context.Context, path string, handler http.Handler) {
 	if path == "" {
 		return
@@ -62,7 +61,7 @@ func serveOn(ctx context.Context, s *socket, handler http.Handler) {
 			_ = s.Close()
 			return
 		case <-ctx.Done():
-			_ = server.Close() // with the connections; whoever watches is told by that
+			_ = server.Close() // closes the connections, which notifies watching clients
 		case <-ticker.C:
 			if !s.owned() {
 				_ = server.Close()
