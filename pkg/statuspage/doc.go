@@ -1,7 +1,7 @@
-// Package statuspage serves a page for a browser: how the program is, its last syncs, the Services of this node and why endpoints
-// aren't used. Everything is embedded: the page loads nothing from elsewhere.
+// Package statuspage serves a page for browsers: the state of the program, its last syncs, the Services of this node and the
+// reasons why endpoints are not used. Everything is embedded: the page loads nothing from other servers.
 //
 // In: views, from functions.
 // Out: HTTP handlers for the metrics port.
-// Never: changes anything, or asks more often than so that all askers together cost little.
+// Never: changes anything, or queries more often than a limit for all clients together.
 package statuspage

@@ -8,30 +8,30 @@ import (
 )
 
 const (
-	// fresh is how long an answer is as good as a new one.
+	// fresh is the time for which an answer is as good as a new one.
 	fresh = 500 * time.Millisecond
-	// share is how much longer than a search the pause after it is. So all askers of all pages together have a tenth of one processor,
-	// however many they are, however often they ask and however long a search takes.
+	// share is the ratio of the pause after a search to the search. So all clients of all pages together take a tenth of one
+	// processor, for any number of clients, any frequency of queries and any duration of a search.
 	share = 9
-	// mostKept is how many answers of a page are kept.
+	// mostKept is the number of cached answers of a page.
 	mostKept = 4
-	// searchTime is how long a search may take.
+	// searchTime is the time limit of a search.
 	searchTime = 20 * time.Second
 )
 
 var errBusy = errors.New("find the answer: too many requests")
 
-// gate lets one search of all pages pass at a time, with pauses.
+// gate permits one search of all pages at a time, with pauses.
 type gate struct {
-	// turn is held by whoever searches, or looks at next.
+	// turn is held by the goroutine that searches, or reads next.
 	turn chan struct{}
-	// next is when the next search may begin.
+	// next is the earliest start of the next search.
 	next time.Time
 }
 
 func newGate() *gate { return &gate{turn: make(chan struct{}, 1)} }
 
-// paced searches for answers of one page, and keeps the last ones.
+// paced searches for answers of one page, and caches the last ones.
 type paced[Q comparable] struct {
 	*gate
 	search func(context.Context, Q) ([]byte, error)
@@ -40,7 +40,7 @@ type paced[Q comparable] struct {
 	kept map[Q]kept
 }
 
-// kept is an answer, and when it was found.
+// kept is an answer, and the time of its search.
 type kept struct {
 	data []byte
 	at   time.Time
@@ -50,7 +50,7 @@ func newPaced[Q comparable](g *gate, search func(context.Context, Q) ([]byte, er
 	return &paced[Q]{gate: g, search: search, kept: map[Q]kept{}}
 }
 
-// get returns an answer: a fresh one if it may be searched for, otherwise the last one, otherwise it waits.
+// get returns an answer: a new one if a search is permitted, else the last one. Without a last one, it waits.
 func (p *paced[Q]) get(ctx context.Context, q Q) ([]byte, error) {
 	for {
 		data, pause, err := p.try(ctx, q)
@@ -73,7 +73,7 @@ func (p *paced[Q]) last(q Q) (last kept, known bool) {
 	return last, known
 }
 
-// keep keeps an answer, or forgets the last one where there is an error.
+// keep caches an answer, or removes the last one after an error.
 func (p *paced[Q]) keep(q Q, k kept, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -87,10 +87,10 @@ func (p *paced[Q]) keep(q Q, k kept, err error) {
 	p.kept[q] = k
 }
 
-// try is get, but returns how long to wait instead of waiting for the end of a pause.
+// try does the same as get, but returns the time to wait instead of waiting for the end of a pause.
 func (p *paced[Q]) try(ctx context.Context, q Q) (data []byte, pause time.Duration, err error) {
 	if last, known := p.last(q); known {
-		// While another search runs, the last answer has to do.
+		// While another search runs, the last answer is used.
 		select {
 		case p.turn <- struct{}{}:
 		default:
@@ -112,7 +112,7 @@ func (p *paced[Q]) try(ctx context.Context, q Q) (data []byte, pause time.Durati
 	case pause > 0:
 		return nil, pause, nil
 	}
-	// Others get this answer, too: it mustn't depend on whether this asker stays.
+	// Other clients get this answer, too, so it must not depend on this client's connection.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), searchTime)
 	defer cancel()
 	data, err = p.search(ctx, q)

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// slow answers with how many searches there were, each of which takes a time.
+// slow answers with the number of searches so far; each takes time.
 type slow struct {
 	takes    time.Duration
 	searches int
@@ -29,8 +29,8 @@ func (s *slow) search(ctx context.Context, _ int) ([]byte, error) {
 	return fmt.Append(nil, s.searches), s.err
 }
 
-// TestManyAskersCostLittle has 150 askers of three pages ask all the time, some of them the same. It counts searches: those of all pages
-// together take a tenth of the time, also where one takes longer than askers wait.
+// TestManyAskersCostLittle: 150 clients of three pages send queries continuously, some of them equal. The searches of all pages
+// together take a tenth of the time, even if one takes longer than clients wait.
 func TestManyAskersCostLittle(t *testing.T) {
 	for _, takes := range []time.Duration{10 * time.Millisecond, 100 * time.Millisecond, 12 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestManyAskersCostLittle(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			lasts = time.Since(began) // the last askers have waited
+			lasts = time.Since(began) // the last clients have waited
 			if most := int(lasts/takes)/(share+1) + 2; s.searches > most || s.searches < most/2 {
 				t.Errorf("%d searches of %v each in %v, want at most %d, and half of that", s.searches, takes, lasts, most)
 			}
@@ -72,18 +72,18 @@ func TestAnswersAreFresh(t *testing.T) {
 			}
 		}
 		at(0, 0, "1", s.takes)
-		at(0, 0, "1", 0)                                 // kept
-		at(0, 1, "2", share*s.takes+s.takes)             // another question has to wait for the end of the pause
-		at((share+1)*s.takes, 0, "1", 0)                 // the pause is over, but it is still fresh
-		at(fresh, 0, "3", s.takes)                       // and no longer
-		s.takes = 3 * time.Second                        // it gets hard
+		at(0, 0, "1", 0)                                 // cached
+		at(0, 1, "2", share*s.takes+s.takes)             // another query has to wait for the end of the pause
+		at((share+1)*s.takes, 0, "1", 0)                 // the pause is over, but the answer is still fresh
+		at(fresh, 0, "3", s.takes)                       // no longer fresh
+		s.takes = 3 * time.Second                        // searches become slow
 		at(fresh, 0, "4", s.takes)                       //
-		at(share*s.takes-time.Millisecond, 0, "4", 0)    // within the pause the old one has to do
-		at(time.Millisecond, 0, "5", s.takes)            // the pause has an end
+		at(share*s.takes-time.Millisecond, 0, "4", 0)    // within the pause, the old answer is used
+		at(time.Millisecond, 0, "5", s.takes)            // the pause is over
 		at(0, 2, "6", share*s.takes+s.takes)             //
 		s.err = errors.New("no luck")                    //
 		time.Sleep(share * s.takes)                      //
-		if _, err := p.get(t.Context(), 0); err == nil { // what fails isn't kept
+		if _, err := p.get(t.Context(), 0); err == nil { // errors are not cached
 			t.Error("an error isn't told")
 		}
 		s.err = nil
@@ -91,7 +91,7 @@ func TestAnswersAreFresh(t *testing.T) {
 	})
 }
 
-// TestAPageIsShownWhileAnotherIsSearchedFor: an answer that is kept does not wait.
+// TestAPageIsShownWhileAnotherIsSearchedFor: a cached answer does not wait.
 func TestAPageIsShownWhileAnotherIsSearchedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, all := slow{takes: time.Second}, newGate()
@@ -111,7 +111,7 @@ func TestAPageIsShownWhileAnotherIsSearchedFor(t *testing.T) {
 	})
 }
 
-// TestAnAskerWhoGoesSpoilsNothing: the answer is everybody's.
+// TestAnAskerWhoGoesSpoilsNothing: the answer of a client that disconnects serves all others.
 func TestAnAskerWhoGoesSpoilsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := slow{takes: time.Second}

@@ -19,7 +19,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// The paths. /statusz, which is kube-proxy's, is something else.
+// The paths. kube-proxy's /statusz is another page.
 const (
 	Path         = "/status"
 	dataPath     = Path + "/data"
@@ -27,36 +27,36 @@ const (
 	servicesPath = Path + "/services"
 )
 
-// Config says where from the page has what it shows.
+// Config has the sources of the page's data.
 type Config struct {
-	// Status tells how the program is.
+	// Status describes the program.
 	Status func(context.Context) *view.Status
-	// Syncs are the last ones, the oldest first.
+	// Syncs returns the last syncs, the oldest first.
 	Syncs func(context.Context) ([]view.Sync, error)
-	// Services are those that are asked for.
+	// Services returns the Services that match a query.
 	Services func(context.Context, Query) (*Found, error)
 }
 
-// Query asks for a part of all Services.
+// Query selects a part of all Services.
 type Query struct {
-	// Find is contained in namespace/name, in small letters; Wrong leaves out those with which nothing is wrong.
+	// Find is a substring of namespace/name, in lower case. Wrong selects only Services that need attention.
 	Find  string
 	Wrong bool
-	// Of those, Offset many are passed over, and Limit is the most to be returned.
+	// Offset is the number of matching Services to skip, Limit the largest number to return.
 	Offset, Limit int
 }
 
-// Found is what a query has found: Matching of Total Services, of which these are some.
+// Found is the result of a query: Matching of Total Services, and a part of these.
 type Found struct {
 	Total, Matching int
 	NodeAddresses   []string
 	Services        []view.Service
 }
 
-// Bounds of a query.
+// Limits of a query.
 const (
 	defaultLimit, mostServices = 20, 50
-	// longestFind is a namespace and a name.
+	// longestFind is the length of a namespace and a name.
 	longestFind = 63 + 1 + 253
 )
 
@@ -69,7 +69,7 @@ var css string
 //go:embed page.js
 var js string
 
-// Install adds the page and what it reads to a mux. Only the node itself is answered, and who forwards a port to it.
+// Install adds the page and its data to a mux. It only serves clients on this node, including forwarded ports.
 func Install(on *http.ServeMux, c Config) {
 	mux := http.NewServeMux()
 	on.Handle(Path, local(mux))
@@ -98,8 +98,8 @@ func Install(on *http.ServeMux, c Config) {
 	})
 }
 
-// local refuses those who come from another machine: the metrics port may be bound to more than loopback, for Prometheus, and not all who
-// reach it may know of all Services. A browser that was led here under a foreign name is refused, too (DNS rebinding).
+// local rejects clients on other machines: the metrics port may be bound to more than loopback, for Prometheus, and not all its
+// clients may see all Services. It also rejects a browser that was led here under another name (DNS rebinding).
 func local(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		from, err := netip.ParseAddrPort(r.RemoteAddr)
@@ -112,7 +112,7 @@ func local(h http.Handler) http.Handler {
 	})
 }
 
-// loopbackName reports whether the header Host names this machine as itself.
+// loopbackName reports whether the header Host is a loopback name or address.
 func loopbackName(host string) bool {
 	name := strings.Trim(host, "[]")
 	if h, _, err := net.SplitHostPort(host); err == nil {
@@ -122,7 +122,7 @@ func loopbackName(host string) bool {
 	return name == "localhost" || err == nil && addr.Unmap().IsLoopback()
 }
 
-// contentPolicy allows the page its own style and script, and to ask where it comes from. Trusted types keep the script itself from
+// contentPolicy permits the page's own style and script, and requests to its origin. Trusted types prevent the script from
 // turning text into elements.
 func contentPolicy() string {
 	hash := func(text string) string {
@@ -141,7 +141,7 @@ func protect(h http.Header) {
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 }
 
-// parse reads a query's parameters.
+// parse parses a query's parameters.
 func parse(raw string) (q Query, err error) {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
@@ -168,10 +168,10 @@ func parse(raw string) (q Query, err error) {
 	return q, err
 }
 
-// askTime is how long somebody waits for an answer.
+// askTime is the longest time that a client waits for an answer.
 const askTime = 10 * time.Second
 
-// answer sends what is kept, or found now.
+// answer sends a cached or a new answer.
 func answer[Q comparable](w http.ResponseWriter, r *http.Request, from *paced[Q], q Q) {
 	ctx, cancel := context.WithTimeout(r.Context(), askTime)
 	defer cancel()

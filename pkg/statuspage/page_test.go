@@ -20,7 +20,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// asked remembers the last query, and answers what it holds.
+// asked records the last query, and returns a given answer.
 type asked struct {
 	last  Query
 	found Found
@@ -79,7 +79,7 @@ func TestOnlyTheNodeMayRead(t *testing.T) {
 	}
 }
 
-// TestThePageIsByItself looks at what a browser is told: nothing may come from elsewhere, and only our style and script count.
+// TestThePageIsByItself checks the page's headers: content from other servers and foreign styles and scripts are forbidden.
 func TestThePageIsByItself(t *testing.T) {
 	w := do((&asked{}).port(), http.MethodGet, Path)
 	body, policy := w.Body.String(), w.Header().Get("Content-Security-Policy")
@@ -98,7 +98,7 @@ func TestThePageIsByItself(t *testing.T) {
 			t.Errorf("the policy %q has no %s", policy, want)
 		}
 	}
-	const namespace = "http://www.w3.org/2000/svg" // which nothing loads
+	const namespace = "http://www.w3.org/2000/svg" // a namespace, which is not loaded
 	elsewhere := regexp.MustCompile(`https?:|//[a-z]|src=|href=|@import|url\(|innerHTML|outerHTML|insertAdjacent|document\.write|\bon[a-z]+=| style=`)
 	if found := elsewhere.FindString(strings.ReplaceAll(body, namespace, "")); found != "" {
 		t.Errorf("the page has %q", found)
@@ -150,7 +150,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestDataIsNoMarkup: an answer that somebody takes for a page would still be none.
+// TestDataIsNoMarkup: a browser must not render an answer as a page.
 func TestDataIsNoMarkup(t *testing.T) {
 	w := do((&asked{}).port(), http.MethodGet, dataPath)
 	if strings.Contains(w.Body.String(), "<") || w.Header().Get("Content-Type") != "application/json" || w.Header().Get("X-Content-Type-Options") != "nosniff" {
@@ -165,7 +165,7 @@ func TestDataIsNoMarkup(t *testing.T) {
 	}
 }
 
-// huge is a Service with more than anybody wants to see.
+// huge returns a Service with more data than a page shows.
 func huge(n int) view.Service {
 	s := view.Service{Namespace: "default", Name: fmt.Sprint("huge-", n)}
 	for i := range 30 {
@@ -211,7 +211,7 @@ func TestAnswersAreBounded(t *testing.T) {
 			}
 		}
 	}
-	// Of the first one, endpoints of both kinds are listed.
+	// Of the first Service, used and unused endpoints are listed.
 	var used, unused int
 	for _, e := range got.Services[0].Ports[0].Endpoints {
 		if e.Cluster {
@@ -223,7 +223,7 @@ func TestAnswersAreBounded(t *testing.T) {
 	if diff := cmp.Diff([]int{mostListed, mostListed}, []int{used, unused}); diff != "" {
 		t.Errorf("endpoints that are used, and that aren't (-want +got):\n%s", diff)
 	}
-	// What the view's owner has is as it was.
+	// The caller's view is unchanged.
 	if n := len(a.found.Services[0].Ports[0].Frontends[0].AllowedSources); n != 100 {
 		t.Errorf("the view was cut to %d", n)
 	}

@@ -2,17 +2,17 @@ package statuspage
 
 import "github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 
-// What a Service may show, and what a page of Services: the API sets no bounds, or high ones.
+// Limits for one Service on a page, and for a whole page. The API has no limits, or high ones.
 const (
-	// mostListed is how long each list of a Service may be; of endpoints it is as many that are used, and as many that aren't.
+	// mostListed is the limit of each list of a Service; for endpoints, of used and of unused ones.
 	mostListed = 8
-	// mostLines is how many addresses and endpoints a page may have in all.
+	// mostLines is the limit of addresses and endpoints on a page.
 	mostLines = 800
-	// longestText is in bytes.
+	// longestText is the limit of a text in bytes.
 	longestText = 400
 )
 
-// services is a page of Services as it is sent.
+// services is a page of Services in the answer.
 type services struct {
 	Total         int       `json:"total"`
 	Matching      int       `json:"matching"`
@@ -21,7 +21,7 @@ type services struct {
 	Services      []service `json:"services"`
 }
 
-// service is one of them; what is more than its lists hold is only counted.
+// service is one Service in the answer. Items beyond the limits are only counted.
 type service struct {
 	view.Service
 	Wrong bool   `json:"wrong"`
@@ -36,7 +36,7 @@ type port struct {
 	MoreEndpoints int `json:"moreEndpoints,omitempty"`
 }
 
-// shortener counts the lines that are left.
+// shortener counts the remaining lines.
 type shortener struct{ lines int }
 
 func shorten(f *Found, offset int) services {
@@ -102,7 +102,7 @@ func (s *shortener) texts(list []string) (out []string) {
 	return out
 }
 
-// short returns the beginning of a text. A letter that is cut in the middle is made valid by whoever encodes it.
+// short returns the beginning of a text. The encoder replaces a truncated character.
 func short(text string) string {
 	if len(text) > longestText {
 		return text[:longestText] + "…"
