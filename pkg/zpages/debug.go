@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Debug adds profiles below /debug/pprof, and /debug/flags/v, by which the log's verbosity is set (kube-proxy: --profiling).
+// Debug adds profiles below /debug/pprof, and /debug/flags/v, which sets the log's verbosity (kube-proxy: --profiling).
 func Debug(mux *http.ServeMux, setVerbosity func(string) error) {
 	mux.Handle("/debug/pprof", http.RedirectHandler("/debug/pprof/", http.StatusFound))
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
@@ -27,7 +27,7 @@ func Debug(mux *http.ServeMux, setVerbosity func(string) error) {
 const flagsPage = "<html>\n<head>\n<title>/debug/flags/</title>\n</head>\n<body>\n/debug/flags/<br>\n<br>\n" +
 	"flags:<br>\n<table>\n<tr>v<br>\n</table>\n<br>\nfull flags configurable<br>\n</body>\n</html>\n"
 
-// verbosity takes a number as the body of a PUT.
+// verbosity sets the verbosity to the number in the body of a PUT.
 func verbosity(w http.ResponseWriter, r *http.Request, set func(string) error) {
 	if r.Method != http.MethodPut {
 		plain(w, http.StatusNotAcceptable, "unsupported http method")

@@ -15,12 +15,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// component names the program on its pages.
+// component is the name of the program on its pages.
 const component = "kube-nftproxy"
 
 const warning = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.\n"
 
-// Configz answers with configurations by the names of their API groups, as JSON.
+// Configz returns a handler for configurations by the names of their API groups, as JSON.
 func Configz(configs map[string]any) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		data, err := json.Marshal(configs)
@@ -34,13 +34,13 @@ func Configz(configs map[string]any) http.Handler {
 	})
 }
 
-// flagz is Flagz of config.k8s.io, but for its kind and version.
+// flagz is Flagz of config.k8s.io, without its kind and version.
 type flagz struct {
 	metav1.ObjectMeta `json:"metadata"`
 	Flags             map[string]string `json:"flags"`
 }
 
-// Flagz answers with the command line's flags and their values. shown returns a flag's value without secrets.
+// Flagz returns a handler for the command line's flags and their values. shown returns a flag's value without secrets.
 func Flagz(fs *pflag.FlagSet, shown func(*pflag.Flag) string) http.Handler {
 	return page{kind: "Flagz", object: func() any {
 		return flagz{metav1.ObjectMeta{Name: component}, valuesOf(fs, shown)}
@@ -63,7 +63,7 @@ func valuesOf(fs *pflag.FlagSet, shown func(*pflag.Flag) string) map[string]stri
 	return values
 }
 
-// statusz is Statusz of config.k8s.io, but for its kind and version.
+// statusz is Statusz of config.k8s.io, without its kind and version.
 type statusz struct {
 	metav1.ObjectMeta `json:"metadata"`
 	StartTime         metav1.Time `json:"startTime"`
@@ -74,8 +74,8 @@ type statusz struct {
 	Paths             []string    `json:"paths"`
 }
 
-// Statusz answers with the program's version, that of the Kubernetes whose component it stands in for, its age, and the paths
-// of other pages.
+// Statusz returns a handler for the program's version, the version of the replaced Kubernetes component, the uptime, and the
+// paths of other pages.
 func Statusz(version, emulated string, started time.Time, paths []string) http.Handler {
 	status := func() statusz {
 		return statusz{
@@ -90,7 +90,7 @@ func Statusz(version, emulated string, started time.Time, paths []string) http.H
 	}}
 }
 
-// page has two forms: a text for people, and an object for those who ask for its kind.
+// page has two forms: a text, and an object for clients that request its kind.
 type page struct {
 	kind string
 	// object returns the object without its kind and version.
@@ -98,7 +98,7 @@ type page struct {
 	text   func(io.Writer)
 }
 
-// ServeHTTP answers in the form that the header Accept asks for; application/json alone isn't enough to promise a form.
+// ServeHTTP answers in the form that the header Accept requests. application/json alone does not select a kind.
 func (p page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	accept := r.Header.Get("Accept")
 	for _, part := range strings.Split(accept, ",") {
@@ -121,7 +121,7 @@ func (p page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // group is the API group of the objects.
 const group = "config.k8s.io"
 
-// version returns which version of the kind the parameters of a media type ask for, or "".
+// version returns the version of the kind in the parameters of a media type, or "".
 func (p page) version(parameters string) string {
 	have := strings.Split(parameters, ";")
 	if !slices.Contains(have, "g="+group) || !slices.Contains(have, "as="+p.kind) {
@@ -148,7 +148,7 @@ func (p page) structured(w http.ResponseWriter, media, version string) {
 	send(w, data)
 }
 
-// encode returns the object with its kind and version, which are the same for all of its versions otherwise.
+// encode returns the object with its kind and version, which is the only difference between its versions.
 func (p page) encode(media, version string) ([]byte, error) {
 	data, err := json.Marshal(p.object())
 	if err != nil {
@@ -161,7 +161,7 @@ func (p page) encode(media, version string) ([]byte, error) {
 	return data, nil
 }
 
-// refuse answers somebody who wants a form that there isn't.
+// refuse rejects a request for an unsupported form.
 func (p page) refuse(w http.ResponseWriter) {
 	data, err := json.Marshal(metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotAcceptable,
@@ -169,12 +169,12 @@ func (p page) refuse(w http.ResponseWriter) {
 		Message: fmt.Sprintf("only text/plain, and application/json or application/yaml with ;g=%s;v=v1beta1;as=%s, can be had", group, p.kind),
 	})
 	if err != nil {
-		panic(err) // it is the same at all times
+		panic(err) // the data are constant
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusNotAcceptable)
 	send(w, data)
 }
 
-// send writes an answer; if that fails, the asker has gone, and there is nobody to tell.
+// send writes an answer. An error means that the client has disconnected.
 func send(w io.Writer, data []byte) { _, _ = w.Write(data) }
