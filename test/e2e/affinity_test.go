@@ -15,7 +15,7 @@ import (
 )
 
 // TestSessionAffinityGoesOn: clients stay with their endpoints when the program is killed, restarted and finds changes, and when
-// somebody else empties one of its chains; when somebody flushes the ruleset, they stay where they come next.
+// another program empties one of its chains. After a flush of the ruleset, they stay with their next endpoint.
 func TestSessionAffinityGoesOn(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 4, Remotes: 2, Clients: 6})
 	servers := slices.Concat(w.Pods[:3], w.Remotes)
@@ -30,7 +30,7 @@ func TestSessionAffinityGoesOn(t *testing.T) {
 
 	clients := slices.Concat(w.Clients, w.Pods[3:], []*lab.Host{w.Node})
 	addrs := w.webAddrs()
-	// where tells by whom each client is answered, in each protocol and family: always the same, by whatever address.
+	// where returns the server of each client, in each protocol and family: always the same, at every address.
 	where := func(when string) (out []string) {
 		t.Helper()
 		for _, c := range clients {

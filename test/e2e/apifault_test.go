@@ -27,8 +27,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// besieged is a world whose daemon reaches the API server by way of one that makes faults. Somebody probes a Service that doesn't
-// change, and one without endpoints, all the time.
+// besieged is a world whose daemon reaches the API server through a server that makes faults. A Service that does not change, and
+// one without endpoints, are probed continuously.
 type besieged struct {
 	*world
 	*faulty.Server
@@ -37,11 +37,11 @@ type besieged struct {
 	tokenFile  string
 	// made numbers the changes.
 	made    int
-	wrong   sync.Map // what a probe got instead, and how often
+	wrong   sync.Map // wrong results of probes, with their numbers
 	answers atomic.Int64
 }
 
-// besiege makes a world with a server of faults before its API server; the program isn't started.
+// besiege creates a world with a server of faults before its API server, without the program.
 func besiege(t *testing.T) *besieged {
 	t.Helper()
 	b := &besieged{world: newWorld(t, lab.Config{Pods: 3, Remotes: 1})}
@@ -88,7 +88,7 @@ func (b *besieged) setToken(token string) {
 	}
 }
 
-// probe asks until the test ends. A packet that is lost is not sent anew, with UDP, and an answer may take long on a busy machine.
+// probe probes until the test ends. UDP does not repeat a lost packet, and a reply may take long on a busy machine.
 func (b *besieged) probe() {
 	ctx, cancel := context.WithCancel(b.Context())
 	var probes sync.WaitGroup
@@ -124,7 +124,7 @@ func (b *besieged) rightAnswers(t *testing.T) {
 	t.Logf("%d probes were answered", b.answers.Load())
 }
 
-// change makes a Service and deletes the one of the change before, and moves another to the other endpoint.
+// change creates a Service, deletes the previous one, and moves another to the other endpoint.
 func (b *besieged) change() {
 	b.Helper()
 	b.made++
@@ -133,7 +133,7 @@ func (b *besieged) change() {
 	b.delete(service(gone), slice(gone, gone))
 }
 
-// changed returns an error until the last change is served.
+// changed returns nil if the last change is served.
 func (b *besieged) changed() error {
 	fresh := b.clusterIPs(fmt.Sprintf("fresh-%d", b.made))[0]
 	if err := errors.Join(
@@ -148,7 +148,7 @@ func (b *besieged) changed() error {
 	return nil
 }
 
-// awaitChange waits until the last change is served, and returns how long that took.
+// awaitChange waits until the last change is served, and returns the time that took.
 func (b *besieged) awaitChange(t *testing.T, within time.Duration) time.Duration {
 	t.Helper()
 	start := time.Now()
@@ -156,7 +156,7 @@ func (b *besieged) awaitChange(t *testing.T, within time.Duration) time.Duration
 	return time.Since(start)
 }
 
-// awaitWatches waits until everything is watched again: what changed last is served as soon as those watches are back that it came by.
+// awaitWatches waits until everything is watched again: a change is served only if the watches of its objects work.
 func (b *besieged) awaitWatches(t *testing.T) {
 	t.Helper()
 	eventually(t, patience, func() error {
@@ -167,10 +167,10 @@ func (b *besieged) awaitWatches(t *testing.T) {
 	})
 }
 
-// healthy returns an error unless the program says that it is well.
+// healthy returns an error unless the program reports that it is healthy.
 func (b *besieged) healthy() error { return answer(b.d, "healthz", http.StatusOK) }
 
-// faultTime is how long the API server is away in the tests that have it away.
+// faultTime returns the duration of the API server's outages.
 func faultTime(t *testing.T) time.Duration {
 	t.Helper()
 	s := os.Getenv("API_FAULT")
@@ -184,7 +184,7 @@ func faultTime(t *testing.T) time.Duration {
 	return d
 }
 
-// apiFaults each make a fault, have something change meanwhile, and end it.
+// apiFaults make a fault, call during for changes meanwhile, and remove the fault.
 var apiFaults = []struct {
 	name string
 	make func(*testing.T, *besieged)
@@ -256,7 +256,7 @@ var apiFaults = []struct {
 	{"at random", random, false},
 }
 
-// lossy loses all packets between the program and the API server: nobody hears that the connection is dead.
+// lossy drops all packets between the program and the API server: neither notices that the connection is dead.
 func (b *besieged) lossy(t *testing.T, during func(*testing.T, time.Duration)) {
 	_, port, _ := strings.Cut(b.Address(), ":")
 	nft(t, b.Node, fmt.Sprintf("add table inet lossy; add chain inet lossy out { type filter hook output priority 0; }; "+
@@ -265,7 +265,7 @@ func (b *besieged) lossy(t *testing.T, during func(*testing.T, time.Duration)) {
 	nft(t, b.Node, "delete table inet lossy")
 }
 
-// away is the time in which there is no API server: the program says that it is well, and repairs what others break.
+// away is an outage of the API server: the program reports that it is healthy, and repairs foreign changes.
 func (b *besieged) away(t *testing.T, long time.Duration) {
 	t.Helper()
 	b.change()
@@ -274,14 +274,14 @@ func (b *besieged) away(t *testing.T, long time.Duration) {
 	eventually(t, patience, b.unchanged)
 }
 
-// awayWithRestart restarts the program meanwhile: the rules stay.
+// awayWithRestart restarts the program during an outage: the rules stay.
 func (b *besieged) awayWithRestart(t *testing.T, long time.Duration) {
 	t.Helper()
 	b.away(t, long/2)
 	b.d.Kill()
 	b.d = b.startOn(b.Node, b.kubeconfig)
 	eventually(t, patience, func() error {
-		// Where packets are lost it takes half a minute to find out.
+		// With packet loss, the timeout takes half a minute.
 		if len(b.d.lines("Cannot reach the API server"))+len(b.d.lines("Waiting to read all Services")) == 0 {
 			return errors.New("no word of it in the log")
 		}
@@ -295,7 +295,7 @@ func (b *besieged) unchanged() error {
 	return reached(b.Context(), b.Pods[2], model.TCP, b.clusterIPs("moving")[0], fmt.Sprintf("pod-%d", (b.made-1)%2))
 }
 
-// late holds the events of one resource back while those of the others go on.
+// late delays the events of one resource while those of the others continue.
 func late(t *testing.T, b *besieged, resource string) {
 	held, release := context.WithCancel(t.Context())
 	defer release()
@@ -310,7 +310,7 @@ func late(t *testing.T, b *besieged, resource string) {
 	never(t, time.Second, b.healthy)
 }
 
-// garbled breaks an EndpointSlice on its way: the others come, the log names it, and its next form is as good as any.
+// garbled corrupts an EndpointSlice in transit: others are not affected, the log names it, and its next version is used.
 func garbled(t *testing.T, b *besieged) {
 	const name = "garbled"
 	addr := b.Pods[0].IPv4.String()
@@ -335,7 +335,7 @@ func garbled(t *testing.T, b *besieged) {
 	b.change()
 }
 
-// random makes faults at random while objects change at random, for a while: CHAOS=10m says for how long.
+// random makes random faults during random changes: CHAOS=10m sets the duration.
 func random(t *testing.T, b *besieged) {
 	long := 5 * time.Second
 	if s := os.Getenv("CHAOS"); s != "" {
@@ -366,7 +366,7 @@ func random(t *testing.T, b *besieged) {
 		fault := randomFaults[r.IntN(len(randomFaults))]
 		fault.begin(b, r)
 		made[fault.name]++
-		time.Sleep(time.Duration(r.IntN(1000)) * time.Millisecond) // random moments are what this is about
+		time.Sleep(time.Duration(r.IntN(1000)) * time.Millisecond) // random moments are the purpose
 		b.Edit(nil)
 		b.Intercept(nil)
 		if err := b.Up(); err != nil {
@@ -380,7 +380,7 @@ func random(t *testing.T, b *besieged) {
 	b.change()
 }
 
-// randomFaults begin; whoever makes them ends them after a while.
+// randomFaults begin a fault; the caller ends it after a while.
 var randomFaults = []struct {
 	name  string
 	begin func(*besieged, *rand.Rand)
@@ -404,7 +404,7 @@ var randomFaults = []struct {
 	{"lists only", func(b *besieged, _ *rand.Rand) { b.Intercept(listsOnly); b.Expire() }},
 }
 
-// refusing has all requests be refused for a while, and the watches end.
+// refusing rejects all requests for a while, and ends the watches.
 func refusing(status int) func(*testing.T, *besieged) {
 	return func(t *testing.T, b *besieged) {
 		b.answered(t, func(w http.ResponseWriter, _ *http.Request) bool {
@@ -414,8 +414,8 @@ func refusing(status int) func(*testing.T, *besieged) {
 	}
 }
 
-// answered has answer answer all requests from now on, ends the watches, makes a change, and waits until answer has said of four requests
-// that they count.
+// answered makes answer handle all requests, ends the watches, makes a change, and waits until answer has returned true for four
+// requests.
 func (b *besieged) answered(t *testing.T, answer func(http.ResponseWriter, *http.Request) (counts bool)) {
 	t.Helper()
 	var answered atomic.Int64
@@ -435,7 +435,8 @@ func (b *besieged) answered(t *testing.T, answer func(http.ResponseWriter, *http
 	})
 }
 
-// restarted has the API server gone while something changes, and etcd forget that it did: after its return, what is gone isn't in a list.
+// restarted makes a change while the API server is down, and compacts etcd: after the restart, deleted objects are only missing
+// in a list.
 func restarted(t *testing.T, b *besieged) {
 	ctx, core, discovery := t.Context(), b.api.Client().CoreV1(), b.api.Client().DiscoveryV1()
 	gone := fmt.Sprintf("fresh-%d", b.made)
@@ -474,7 +475,7 @@ func restarted(t *testing.T, b *besieged) {
 	}
 }
 
-// listsOnly makes an API server that doesn't know of lists by way of watches, as older ones.
+// listsOnly rejects lists by watches, as older API servers do.
 func listsOnly(w http.ResponseWriter, r *http.Request) bool {
 	if r.URL.Query().Get("sendInitialEvents") == "" {
 		return false
@@ -483,7 +484,7 @@ func listsOnly(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// past answers the first list of each resource with what was there before a change, as after a restore of etcd.
+// past answers the first list of each resource with the state before a change, as after a restore of etcd.
 func past(t *testing.T, b *besieged) {
 	var lists sync.Map
 	for resource, path := range map[string]string{
@@ -522,9 +523,8 @@ func past(t *testing.T, b *besieged) {
 	b.change()
 }
 
-// TestAPIFaults makes faults between the program and the API server, one after the other. Services go on being served, and when the
-// fault is over, what has changed meanwhile is served within seconds. API_FAULT=150s has the API server be away for so long, and makes
-// those faults, too, that take their time.
+// TestAPIFaults makes faults between the program and the API server, one after the other. Services stay served, and after the
+// fault, changes during it are served within seconds. API_FAULT=150s sets the duration of outages, and enables slow faults.
 func TestAPIFaults(t *testing.T) {
 	b := newBesieged(t)
 	for _, f := range apiFaults {
@@ -538,7 +538,7 @@ func TestAPIFaults(t *testing.T) {
 			b.Intercept(nil)
 			took := b.awaitChange(t, 3*patience)
 			t.Logf("what changed was served %v after the end", took.Round(time.Millisecond))
-			// Attempts are ten seconds apart at most, and the third one has another token.
+			// Attempts are at most ten seconds apart, and the third one has another token.
 			if bound := 30 * time.Second; took > bound {
 				t.Errorf("what changed was served after %v, want at most %v", took, bound)
 			}
@@ -551,12 +551,12 @@ func TestAPIFaults(t *testing.T) {
 	b.asFresh(t)
 }
 
-// asFresh compares with what a program makes that starts in a clean namespace and knows of no fault.
+// asFresh compares the rules with those of a program that starts in a clean namespace.
 func (b *besieged) asFresh(t *testing.T) {
 	t.Helper()
 	clean := b.startOn(b.Remotes[0], b.world.kubeconfig())
 	clean.awaitIdle(patience)
-	// Chains that nothing leads to any more stay for two seconds.
+	// Unused chains stay for two seconds.
 	eventually(t, patience, func() error {
 		if diff := cmp.Diff(unnumbered(ruleset(t, b.Remotes[0])), unnumbered(ruleset(t, b.Node))); diff != "" {
 			return fmt.Errorf("ruleset against that of a fresh start (-want +got):\n%s", diff)

@@ -24,11 +24,11 @@ import (
 const (
 	// endpointsEach is the number of endpoints of every Service of the big cluster.
 	endpointsEach = 10
-	// samples is the number of Services whose endpoints exist.
+	// samples is the number of Services with real endpoints.
 	samples = 50
 )
 
-// bigSize is the number of Services: 10,000, unless BIG says otherwise.
+// bigSize returns the number of Services: 10,000 by default, else BIG.
 func bigSize(t *testing.T) int {
 	n := 10000
 	if s := os.Getenv("BIG"); s != "" {
@@ -39,7 +39,7 @@ func bigSize(t *testing.T) int {
 	return n
 }
 
-// figures are the findings of a test, to be logged in one block.
+// figures are the results of a test, to be logged in one block.
 type figures struct{ lines []string }
 
 func (f *figures) add(what, format string, args ...any) {
@@ -81,7 +81,7 @@ func TestBigCluster(t *testing.T) {
 	testRestart(t, w, d, &f, ips[sampleIndex(n, 1)])
 }
 
-// synced returns nil once the program has done its first sync.
+// synced returns nil after the first sync.
 func synced(d *daemon) error {
 	m, err := d.scrape()
 	if err != nil {
@@ -94,14 +94,14 @@ func synced(d *daemon) error {
 	return nil
 }
 
-// sampleIndex spreads the samples over all Services.
+// sampleIndex distributes the samples over all Services.
 func sampleIndex(n, i int) int { return i * (n / samples) }
 
 func bigName(i int) string { return fmt.Sprintf("big-%05d", i) }
 
-// createBig stores the Services, one EndpointSlice for each and what belongs to them, and returns the cluster IPs in order.
-// It writes to etcd, past the API server, whose allocator of cluster IPs counts all of them for each new one: 10,000
-// Services take it minutes. The API server serves and watches them like any others.
+// createBig stores the Services with one EndpointSlice each, and returns the cluster IPs in order. It writes to etcd directly:
+// the API server's allocator of cluster IPs counts all of them for each new one, so 10,000 Services take minutes. The API server
+// serves and watches them as others.
 func (w *world) createBig(n int) []netip.AddrPort {
 	w.Helper()
 	first := service("template")
@@ -131,7 +131,8 @@ func (w *world) createBig(n int) []netip.AddrPort {
 	return ips
 }
 
-// bigSlice is the slice of Service number i: its endpoints are pods of the lab, five local and five remote ones, or made up.
+// bigSlice returns the slice of Service number i. Its endpoints are pods of the lab, five local and five remote ones, or unused
+// addresses.
 func (w *world) bigSlice(i int, real bool) *discoveryv1.EndpointSlice {
 	var endpoints []discoveryv1.Endpoint
 	for k := range endpointsEach {
@@ -151,7 +152,7 @@ func (w *world) bigSlice(i int, real bool) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// checkSample checks that connections to a sampled Service are all answered, by ten servers.
+// checkSample checks that all connections to a sampled Service are answered, by ten servers.
 func (w *world) checkSample(to netip.AddrPort) {
 	w.Helper()
 	from := []*lab.Host{w.Pods[6], w.Node, w.Client}
@@ -170,7 +171,7 @@ func (w *world) checkSample(to netip.AddrPort) {
 	}
 }
 
-// testReplace replaces one endpoint to and fro: each time one small batch, and new connections follow at once.
+// testReplace replaces one endpoint back and forth: each time by one small batch, and new connections follow at once.
 func testReplace(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPort) {
 	var latencies []time.Duration
 	var elements []float64
@@ -200,7 +201,7 @@ func testReplace(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPor
 		}
 		elements = append(elements, after["kubenftproxy_batch_elements_sum"]-before["kubenftproxy_batch_elements_sum"])
 		before = after
-		// Changes in a row are gathered for --min-sync-period; this is to measure the first one after a quiet time.
+		// Later changes are collected for --min-sync-period. This measures the first one after a quiet time.
 		time.Sleep(150 * time.Millisecond)
 	}
 	slices.Sort(latencies)
@@ -209,7 +210,7 @@ func testReplace(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPor
 	f.add("one endpoint replaced: elements in its only batch", "%v to %v", slices.Min(elements), slices.Max(elements))
 	f.add("one endpoint replaced: trigger until programmed (mean)", "%.1f ms",
 		1000*before[`kubeproxy_network_programming_duration_seconds_sum{ip_family="IPv4"}`]/before[`kubeproxy_network_programming_duration_seconds_count{ip_family="IPv4"}`])
-	// The endpoint, its right to reach itself, the state, and now and then endpoints that have to make room.
+	// The endpoint, its hairpin element, the state, and sometimes endpoints that are moved.
 	if most := slices.Max(elements); most > 16 {
 		t.Errorf("%v elements for one endpoint, want a handful", most)
 	}
@@ -221,7 +222,7 @@ func testReplace(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPor
 	}
 }
 
-// follow makes connections until the server answers, and tells how long that took.
+// follow opens connections until the server answers, and returns the time that took.
 func follow(ctx context.Context, from *lab.Host, to netip.AddrPort, server string) (time.Duration, error) {
 	begin := time.Now()
 	for time.Since(begin) < patience {
@@ -233,7 +234,7 @@ func follow(ctx context.Context, from *lab.Host, to netip.AddrPort, server strin
 	return 0, fmt.Errorf("%s doesn't answer at %s", server, to)
 }
 
-// testRestart restarts the daemon with nothing changed, under traffic: it sends nothing, and no packet notices.
+// testRestart restarts the daemon without changes, under traffic: it sends no batch, and no connection fails.
 func testRestart(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPort) {
 	line := w.dialEcho(to)
 	load := startLoad(t, w.Pods[6], to)
@@ -261,7 +262,7 @@ func testRestart(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPor
 	}
 }
 
-// dialEcho opens a TCP connection, and returns a function that checks that it is alive.
+// dialEcho opens a TCP connection, and returns a function that checks it.
 func (w *world) dialEcho(to netip.AddrPort) func() {
 	w.Helper()
 	conn, err := w.Pods[6].Dial(w.Context(), model.TCP, to)
@@ -287,7 +288,7 @@ func (w *world) dialEcho(to netip.AddrPort) func() {
 	}
 }
 
-// load makes a new connection every millisecond.
+// load opens a new connection every millisecond.
 type load struct {
 	made, lost int
 	slowest    time.Duration
@@ -296,7 +297,7 @@ type load struct {
 	stop, done chan struct{}
 }
 
-// startLoad starts to connect, from as many goroutines as keep the pace while the processors are busy.
+// startLoad starts to connect, with enough goroutines to keep the rate on busy processors.
 func startLoad(t *testing.T, from *lab.Host, to netip.AddrPort) *load {
 	l := &load{stop: make(chan struct{}), done: make(chan struct{})}
 	begin := time.Now()
@@ -306,7 +307,7 @@ func startLoad(t *testing.T, from *lab.Host, to netip.AddrPort) *load {
 	for range 8 {
 		running.Go(func() {
 			for range ticks {
-				// Shorter than the second after which TCP would send a lost SYN again.
+				// Shorter than the second after which TCP repeats a lost SYN.
 				a := from.Probe(context.WithoutCancel(t.Context()), model.TCP, to, lab.Options{Timeout: 900 * time.Millisecond})
 				mu.Lock()
 				l.note(a)
@@ -323,7 +324,7 @@ func startLoad(t *testing.T, from *lab.Host, to netip.AddrPort) *load {
 			case <-l.stop:
 				stopped = true
 			case <-ticker.C:
-				for ; sent < int(time.Since(begin)/time.Millisecond); sent++ { // what the processors had no time for
+				for ; sent < int(time.Since(begin)/time.Millisecond); sent++ { // catch up after missed ticks
 					ticks <- struct{}{}
 				}
 			}

@@ -16,13 +16,14 @@ import (
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// volume is a folder as the kubelet makes of a ConfigMap: each version is a folder, and a link leads to the present one.
+// volume is a folder in the form that the kubelet gives a ConfigMap: each version is a folder, and a link leads to the present
+// one.
 type volume struct {
 	*testing.T
 	dir string
 }
 
-// put makes text the content of the one file.
+// put makes text the content of the only file.
 func (v volume) put(version, text string) (path string) {
 	v.Helper()
 	path = filepath.Join(v.dir, "config.conf")
@@ -42,7 +43,7 @@ func (v volume) put(version, text string) (path string) {
 }
 
 // TestKubeadmsConfiguration runs the program as kubeadm's DaemonSet runs kube-proxy, and changes the ConfigMap: mode "" stands
-// for iptables, in which node ports are served on all addresses.
+// for iptables, in which all addresses serve node ports.
 func TestKubeadmsConfiguration(t *testing.T) {
 	second := [2]netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}
 	w := newWorld(t, lab.Config{Pods: 2, NodeAddrs: second[:]})

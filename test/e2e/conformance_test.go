@@ -28,8 +28,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestConformance does what those of Kubernetes' own tests do that need more than a scenario's packets. The list of all of
-// them is test/scenario/conformance.md.
+// TestConformance covers those of Kubernetes' own tests that need more than a scenario's packets. The list of all of them is
+// test/scenario/conformance.md.
 func TestConformance(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 3, Remotes: 1})
 	w.serve(w.Pods[0], w.Pods[1], w.Remotes[0])
@@ -58,7 +58,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// testCloseWait: the kernel's own timeout is a minute; a connection that one side has closed may be used for longer.
+// testCloseWait: the kernel's default timeout is a minute, but a connection may be used for longer after one side has closed.
 func testCloseWait(t *testing.T, w *world, _ *daemon) {
 	for name, want := range map[string]string{"close_wait": "3600", "established": "86400"} {
 		var got []byte
@@ -72,7 +72,7 @@ func testCloseWait(t *testing.T, w *world, _ *daemon) {
 	}
 }
 
-// testURLs asks what the kubelet's node and scripts ask, from the node.
+// testURLs sends the requests of kubelets and scripts, from the node.
 func testURLs(t *testing.T, w *world, d *daemon) {
 	for url, want := range map[string]string{
 		"http://127.0.0.1:10256/healthz": "lastUpdated", "http://127.0.0.1:10249/proxyMode": "nftables",
@@ -100,13 +100,13 @@ func testKubernetesService(t *testing.T, w *world, _ *daemon) {
 			if err != nil {
 				return err
 			}
-			defer conn.Close()                                                                           //nolint:errcheck // it was only to be opened
-			return tls.Client(conn, &tls.Config{InsecureSkipVerify: true}).HandshakeContext(t.Context()) //nolint:gosec // anybody's certificate will do
+			defer conn.Close()                                                                           //nolint:errcheck // only the connection matters
+			return tls.Client(conn, &tls.Config{InsecureSkipVerify: true}).HandshakeContext(t.Context()) //nolint:gosec // any certificate will do
 		})
 	}
 }
 
-// testRulesAreDeleted deletes the tables behind the proxy's back, in part and as a whole.
+// testRulesAreDeleted deletes the tables by another program, in part and as a whole.
 func testRulesAreDeleted(t *testing.T, w *world, _ *daemon) {
 	w.apply(balanced())
 	w.applySlices("a", endpointsOf(w.Pods[0]))
@@ -122,7 +122,7 @@ func testRulesAreDeleted(t *testing.T, w *world, _ *daemon) {
 	}
 }
 
-// testLargeRequests sends more than a packet holds, by TCP and in datagrams that are fragmented on their way.
+// testLargeRequests sends more than one packet holds, by TCP and in datagrams that are fragmented on their way.
 func testLargeRequests(t *testing.T, w *world, _ *daemon) {
 	server := w.Pods[0]
 	if _, err := server.ServeEcho(echoPort); err != nil {
@@ -145,7 +145,7 @@ func testLargeRequests(t *testing.T, w *world, _ *daemon) {
 				if err != nil {
 					return err
 				}
-				defer c.Close() //nolint:errcheck // it has done its duty
+				defer c.Close() //nolint:errcheck // unused from here on
 				var errs []error
 				for range 16 {
 					errs = append(errs, c.say(strings.Repeat("large", 10_000)))
@@ -179,7 +179,7 @@ func serveDatagrams(t *testing.T, h *lab.Host, port int) {
 				return
 			}
 			if err == nil {
-				_, _ = conn.WriteTo(buf[:n], from) // a lost answer is the client's finding
+				_, _ = conn.WriteTo(buf[:n], from) // the client notices a lost answer
 			}
 		}
 	})
@@ -195,7 +195,7 @@ func sendDatagram(ctx context.Context, from *lab.Host, to netip.AddrPort, size i
 	if err != nil {
 		return err
 	}
-	defer conn.Close() //nolint:errcheck // it has done its duty
+	defer conn.Close() //nolint:errcheck // unused from here on
 	if err := conn.SetDeadline(time.Now().Add(soon)); err != nil {
 		return err
 	}
@@ -210,8 +210,8 @@ func sendDatagram(ctx context.Context, from *lab.Host, to netip.AddrPort, size i
 	return nil
 }
 
-// testSCTPModule: to program an SCTP Service is no reason to load the kernel's module for SCTP sockets, which has been a
-// way into many a kernel.
+// testSCTPModule: an SCTP Service must not cause the kernel to load its module for SCTP sockets, which has had many
+// vulnerabilities.
 func testSCTPModule(t *testing.T, w *world, _ *daemon) {
 	loaded := func() bool {
 		t.Helper()
@@ -242,8 +242,8 @@ func testSCTPModule(t *testing.T, w *world, _ *daemon) {
 	}
 }
 
-// testHostPorts has ports of the node translated by others, as a network plugin does for hostPorts: beside node ports with
-// other numbers, and with the same number and another protocol.
+// testHostPorts has other rules translate ports of the node, as a network plugin does for hostPorts: beside node ports with other
+// numbers, and with the same number and another protocol.
 func testHostPorts(t *testing.T, w *world, _ *daemon) {
 	svc := balanced()
 	svc.Spec.Ports = svc.Spec.Ports[:1] // no UDP
@@ -269,7 +269,7 @@ func testHostPorts(t *testing.T, w *world, _ *daemon) {
 	}
 }
 
-// hostPorts is the table of a plugin that leads TCP port 8081 and UDP port 30080 of an address to a pod, and its name.
+// hostPorts returns the table of a plugin that translates TCP port 8081 and UDP port 30080 of an address to a pod, and its name.
 func hostPorts(addr netip.Addr, pod netip.AddrPort) (table, name string) {
 	family := "ip"
 	if addr.Is6() {
@@ -281,7 +281,7 @@ func hostPorts(addr netip.Addr, pod netip.AddrPort) (table, name string) {
 		"chain out { type nat hook output priority -100; %s; }; }", family, rules, rules), family + " hostports"
 }
 
-// testNodePortsAreNotBound: a process can listen on the number of a node port, and gets its packets when the Service is gone.
+// testNodePortsAreNotBound: a process can listen on the number of a node port, and gets its packets after the Service is deleted.
 func testNodePortsAreNotBound(t *testing.T, w *world, _ *daemon) {
 	svc := balanced()
 	w.apply(svc)
@@ -305,7 +305,7 @@ func testServiceCIDR(t *testing.T, w *world, _ *daemon) {
 	more := &networkingv1.ServiceCIDR{
 		ObjectMeta: metav1.ObjectMeta{Name: "more"},
 		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.123.0.0/24", "fd00:10:123::/112"}},
-		// Nobody else is there to say so.
+		// The test's cluster has no controller for this.
 		Status: networkingv1.ServiceCIDRStatus{Conditions: []metav1.Condition{{
 			Type: networkingv1.ServiceCIDRConditionReady, Status: metav1.ConditionTrue, Reason: "Test", LastTransitionTime: metav1.Now(),
 		}}},
@@ -326,8 +326,8 @@ func testServiceCIDR(t *testing.T, w *world, _ *daemon) {
 	}
 }
 
-// TestRollingUpdateLosesNobody replaces a Service's only endpoint again and again, as a Deployment does that has the old pod
-// serve while it terminates: no datagram goes unanswered and no connection is refused, from anywhere, with either policy.
+// TestRollingUpdateLosesNobody replaces a Service's only endpoint repeatedly, as a Deployment does whose old pod serves while it
+// terminates: each datagram gets a reply and no connection is rejected, from any client, with either policy.
 func TestRollingUpdateLosesNobody(t *testing.T) {
 	const rounds = 6
 	w := newWorld(t, lab.Config{Pods: 3})
@@ -396,8 +396,8 @@ func endingOf(h *lab.Host) [2]discoveryv1.Endpoint {
 	return [2]discoveryv1.Endpoint{terminating(e[0]), terminating(e[1])}
 }
 
-// hammer sends one request after the other to all addresses of Service web, until it is told to stop. It then returns how many
-// there were, and what became of those that weren't answered. A lost SYN would be sent again, but datagrams aren't.
+// hammer sends requests in sequence to all addresses of Service web until stop is called. stop returns their number and the first
+// failure. TCP would repeat a lost SYN, but UDP repeats nothing.
 func (w *world) hammer() (stop func() (int64, error)) {
 	w.Helper()
 	var requests atomic.Int64
@@ -420,7 +420,7 @@ func (w *world) hammer() (stop func() (int64, error)) {
 						mu.Unlock()
 					}
 					requests.Add(1)
-					time.Sleep(time.Millisecond) // two processors have other work to do, too
+					time.Sleep(time.Millisecond) // the processors have other work to do, too
 				}
 			})
 		}

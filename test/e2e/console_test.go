@@ -28,7 +28,7 @@ import (
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// desk is a lab whose node is served from a folder of manifests, and the socket at which the program answers commands.
+// desk is a lab whose node is served from a folder of manifests, with the socket on which the program answers commands.
 type desk struct {
 	*testing.T
 	*lab.Lab
@@ -80,7 +80,7 @@ func (d *desk) write(manifests string) {
 	}
 }
 
-// run runs a command on a host as an operator does, and returns what it prints and its exit code.
+// runCommand runs a command on a host as an operator does, and returns its output and exit code.
 func runCommand(t testing.TB, h *lab.Host, args ...string) (stdout string, code int) {
 	t.Helper()
 	cmd := h.Command(t.Context(), program, args...)
@@ -98,7 +98,7 @@ func (d *desk) command(args ...string) (text string, code int) {
 	return runCommand(d.T, d.Node, append(args, "--control-socket", d.socket)...)
 }
 
-// read reads what a command prints as JSON.
+// read decodes a command's JSON output.
 func (d *desk) read(into any, args ...string) error {
 	text, code := d.command(args...)
 	if err := json.Unmarshal([]byte(text), into); err != nil {
@@ -113,7 +113,7 @@ metadata: {name: node-1, labels: {topology.kubernetes.io/zone: zone-a}}
 status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
 `
 
-// deskService has port 80, a cluster IP 10.96.1.n, and whatever else is given of its spec.
+// deskService returns a Service with port 80, cluster IP 10.96.1.n, and other parts of its spec.
 func deskService(n int, name, spec, status string) string {
 	return fmt.Sprintf(`---
 apiVersion: v1
@@ -124,7 +124,7 @@ status: {%[4]s}
 `, n, name, spec, status, map[bool]int{true: 30000 + n}[strings.Contains(spec, "type:")])
 }
 
-// deskSlice is a slice of IPv4 of a Service.
+// deskSlice returns an IPv4 slice of a Service.
 func deskSlice(service, name, ports string, endpoints ...string) string {
 	return fmt.Sprintf(`---
 apiVersion: discovery.k8s.io/v1
@@ -142,13 +142,13 @@ const (
 	remotePod = "{addresses: [10.244.1.10], nodeName: node-2, conditions: {ready: true}}"
 )
 
-// TestServicesCommandNamesTheCause sets up Services that don't work, shows by a packet that they don't, and asks for the reason.
+// TestServicesCommandNamesTheCause creates faulty Services, shows the fault by a packet, and expects the reason from the command.
 func TestServicesCommandNamesTheCause(t *testing.T) {
 	unready := strings.Replace(readyPod, "ready: true", "ready: false, serving: false", 1)
 	situations := []struct {
 		name, spec, status string
 		slices             []string
-		// from asks to, and outcome is what becomes of it; says is in the answer of services default/name, code its exit code.
+		// from connects to to with the outcome. says is in the output of services default/name, code is its exit code.
 		from, to string
 		outcome  lab.Outcome
 		says     string
@@ -213,7 +213,7 @@ func TestServicesCommandNamesTheCause(t *testing.T) {
 	t.Run("watch", func(t *testing.T) { d.testWatch(manifests) })
 }
 
-// testList looks at all Services at once.
+// testList checks the list of all Services.
 func (d *desk) testList() {
 	text, code := d.command("services", "--wrong")
 	if code != 1 || strings.Contains(text, "default/works") || !strings.Contains(text, "default/unready") {
@@ -344,7 +344,7 @@ func TestStatusCommandNamesTheCause(t *testing.T) {
 	}
 }
 
-// TestConsoleWithAnAPIServer takes the API server away, and looks for its secrets in the archive.
+// TestConsoleWithAnAPIServer stops the API server, and searches the archive for secrets.
 func TestConsoleWithAnAPIServer(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 1})
 	socket := filepath.Join(w.dir, "control.sock")
@@ -382,7 +382,7 @@ func TestConsoleWithAnAPIServer(t *testing.T) {
 	})
 }
 
-// checkBundle looks at what is in an archive, and for every word of a kubeconfig that is a secret.
+// checkBundle checks the content of an archive, and searches it for the secrets of a kubeconfig.
 func checkBundle(t *testing.T, file, kubeconfig string) {
 	t.Helper()
 	f, err := os.Open(file)

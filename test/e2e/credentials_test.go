@@ -17,8 +17,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/faulty"
 )
 
-// newCertified returns a program besieged that knows the API server, and proves who it is, by files.
-// Beside the API server's authority it knows the next one.
+// newCertified returns a besieged program with file-based certificates, its own and the API server's authority. It also trusts
+// the next authority.
 func newCertified(t *testing.T) (b *besieged, files faulty.Credentials, next *faulty.Authority) {
 	t.Helper()
 	b = besiege(t)
@@ -36,7 +36,7 @@ func newCertified(t *testing.T) (b *besieged, files faulty.Credentials, next *fa
 	return b, files, next
 }
 
-// replace gives a file another content at once, as the kubelet does.
+// replace replaces the content of a file atomically, as the kubelet does.
 func (b *besieged) replace(path string, data []byte) {
 	b.Helper()
 	if err := errors.Join(os.WriteFile(path+".new", data, 0o600), os.Rename(path+".new", path)); err != nil {
@@ -44,7 +44,7 @@ func (b *besieged) replace(path string, data []byte) {
 	}
 }
 
-// authenticate has the API server take no client but by a new certificate, which the client finds in its files.
+// authenticate makes the API server require a new client certificate, which the client finds in its files.
 func (b *besieged) authenticate(t *testing.T, files faulty.Credentials) {
 	t.Helper()
 	cert, key, err := b.RequireCertificate()
@@ -55,9 +55,9 @@ func (b *besieged) authenticate(t *testing.T, files faulty.Credentials) {
 	b.replace(files.Key, key)
 }
 
-// TestCredentialsAndPermissions: certificates of the API server and of the program are others, one after the other, while it runs, and
-// permissions are taken away and given back. What was served goes on being served, and what has changed follows. Restarts in between
-// make its pauses short again. API_FAULT has those be tried, too, that take long.
+// TestCredentialsAndPermissions replaces certificates of the API server and of the program in sequence while it runs, and removes
+// and restores permissions. Rules stay in effect, and changes follow. Restarts in between reset its pauses. API_FAULT enables
+// slow cases.
 func TestCredentialsAndPermissions(t *testing.T) {
 	b, files, next := newCertified(t)
 	must := func(err error) {
@@ -85,7 +85,7 @@ func TestCredentialsAndPermissions(t *testing.T) {
 		{"nothing permitted at a start", func(t *testing.T) { p.lack(t, true, "services", "endpointslices", "nodes", "servicecidrs") }, false},
 		{"EndpointSlices not permitted any more", func(t *testing.T) { p.lack(t, false, "endpointslices") }, false},
 		{"nothing permitted any more", func(t *testing.T) { p.lack(t, false, "services", "endpointslices", "nodes", "servicecidrs") }, true},
-		// client-go looks at the file every five minutes.
+		// client-go reads the file every five minutes.
 		{"another authority, not known before", func(t *testing.T) {
 			other, err := faulty.NewAuthority()
 			must(err)
@@ -102,7 +102,7 @@ func TestCredentialsAndPermissions(t *testing.T) {
 	b.asFresh(t)
 }
 
-// afterCertificates checks that the program finds the way to the API server after certificates have been replaced.
+// afterCertificates checks that the program reaches the API server after a replacement of certificates.
 func (b *besieged) afterCertificates(t *testing.T, within time.Duration) {
 	t.Helper()
 	if b.Cut() == 0 {
@@ -115,7 +115,7 @@ func (b *besieged) afterCertificates(t *testing.T, within time.Duration) {
 	}
 }
 
-// permissions are those of the program's role, of whose lack the API server's RBAC makes refusals.
+// permissions are those of the program's role. Without one, the API server's RBAC rejects requests.
 type permissions struct {
 	*besieged
 	role  *rbacv1.ClusterRole
@@ -131,7 +131,7 @@ func (b *besieged) newPermissions(t *testing.T) *permissions {
 	return &permissions{b, role, role.DeepCopy().Rules}
 }
 
-// set gives the role rules.
+// set sets the role's rules.
 func (p *permissions) set(t *testing.T, rules []rbacv1.PolicyRule) {
 	t.Helper()
 	p.role.Rules = rules
@@ -141,7 +141,7 @@ func (p *permissions) set(t *testing.T, rules []rbacv1.PolicyRule) {
 	}
 }
 
-// lack takes away the permission to read resources, has the program notice, or start, and gives it back.
+// lack removes the permission to read resources, waits until the program notices, or restarts it, and restores the permission.
 func (p *permissions) lack(t *testing.T, restart bool, resources ...string) {
 	t.Helper()
 	before, err := p.d.scrape()
@@ -179,7 +179,7 @@ func (p *permissions) lack(t *testing.T, restart bool, resources ...string) {
 	eventually(t, patience, p.healthy)
 }
 
-// without leaves out the rules for some resources.
+// without returns the rules without those for some resources.
 func without(rules []rbacv1.PolicyRule, resources []string) (left []rbacv1.PolicyRule) {
 	for _, r := range rules {
 		r.Resources = slices.DeleteFunc(slices.Clone(r.Resources), func(s string) bool { return slices.Contains(resources, s) })

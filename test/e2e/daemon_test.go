@@ -17,10 +17,10 @@ import (
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// patience is how long anything may take that normally takes milliseconds: both processors are often busy.
+// patience is the longest wait for events that normally take milliseconds: the processors are often busy.
 const patience = lab.Patience
 
-// daemon is our program under test.
+// daemon is the program under test.
 type daemon struct {
 	*proxy.Program
 	t *testing.T
@@ -45,7 +45,7 @@ func (w *world) start(flags ...string) *daemon {
 	return w.startOn(w.Node, w.kubeconfig(), flags...)
 }
 
-// startOn runs the program on a host; it is killed at the end of the test.
+// startOn runs the program on a host, and kills it at the end of the test.
 func (w *world) startOn(h *lab.Host, kubeconfig string, flags ...string) *daemon {
 	w.Helper()
 	args := append([]string{
@@ -64,7 +64,7 @@ func (w *world) startOn(h *lab.Host, kubeconfig string, flags ...string) *daemon
 	return d
 }
 
-// end kills the program at the end of the test and shows its log where the test has failed.
+// end kills the program at the end of the test and shows its log if the test has failed.
 func (d *daemon) end() {
 	d.Kill()
 	if d.t.Failed() {
@@ -72,7 +72,7 @@ func (d *daemon) end() {
 	}
 }
 
-// stop is what systemd and the kubelet do first.
+// stop sends the first signal of systemd and the kubelet.
 func (d *daemon) stop() {
 	d.t.Helper()
 	if err := d.Signal(syscall.SIGTERM); err != nil {
@@ -88,7 +88,7 @@ func (d *daemon) stop() {
 	}
 }
 
-// read returns what the program has logged so far.
+// read returns the program's log so far.
 func (d *daemon) read() string {
 	text, err := os.ReadFile(d.Log())
 	if err != nil {
@@ -112,7 +112,7 @@ func (d *daemon) lines(words ...string) []string {
 	return found
 }
 
-// get asks one of the program's HTTP ports.
+// get requests a page from the program's HTTP ports.
 func (d *daemon) get(url string) (status int, body []byte, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -131,7 +131,7 @@ const (
 	lastQueued = `kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv4"}`
 )
 
-// idle returns nil once the program has synced and nothing is owed.
+// idle returns nil if the program has synced and no sync is pending.
 func idle(m proxy.Samples) error {
 	pending, _ := m.Sum("kubeproxy_sync_proxy_rules_endpoint_changes_pending")
 	services, _ := m.Sum("kubeproxy_sync_proxy_rules_service_changes_pending")
@@ -141,8 +141,8 @@ func idle(m proxy.Samples) error {
 	return nil
 }
 
-// awaitIdle waits until the program has synced and nothing is owed. A change whose watch event is still on its way is not
-// owed yet.
+// awaitIdle waits until the program has synced and no sync is pending. A change whose watch event has not arrived is not pending
+// yet.
 func (d *daemon) awaitIdle(within time.Duration) proxy.Samples {
 	d.t.Helper()
 	var m proxy.Samples
@@ -155,7 +155,7 @@ func (d *daemon) awaitIdle(within time.Duration) proxy.Samples {
 	return m
 }
 
-// memory is Program.Memory.
+// memory calls Program.Memory.
 func (d *daemon) memory(field string) float64 {
 	d.t.Helper()
 	mib, err := d.Memory(field)
@@ -165,7 +165,7 @@ func (d *daemon) memory(field string) float64 {
 	return mib
 }
 
-// nft runs nft inside of a host and returns what it says.
+// nft runs nft on a host and returns its output.
 func nft(t testing.TB, h *lab.Host, args ...string) string {
 	t.Helper()
 	out, err := h.Command(t.Context(), "nft", args...).CombinedOutput()
@@ -175,7 +175,7 @@ func nft(t testing.TB, h *lab.Host, args ...string) string {
 	return string(out)
 }
 
-// errors returns the lines that klog calls errors, and those of a panic.
+// errors returns klog's error lines, and the lines of a panic.
 func (d *daemon) errors() []string {
 	var found []string
 	for line := range strings.Lines(d.read()) {

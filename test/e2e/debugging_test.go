@@ -26,7 +26,7 @@ var update = flag.Bool("update", false, "rewrite what the commands print in docs
 
 const debugging = "../../docs/debugging.md"
 
-// TestDebugging runs the commands of docs/debugging.md on a node with the faults that it tells of, and compares what they print.
+// TestDebugging runs the commands of docs/debugging.md on a node with the faults on that page, and compares their output.
 func TestDebugging(t *testing.T) {
 	manifests, err := os.ReadFile("testdata/debugging.yaml")
 	if err != nil {
@@ -70,7 +70,7 @@ func TestDebugging(t *testing.T) {
 	d.checkPart("status-firewall", "$ kube-nftproxy status\n[...]\n"+findings)
 }
 
-// await waits until a command with all but the last argument prints the last one.
+// await waits until a command, all but the last argument, prints the last one.
 func (d *desk) await(args ...string) {
 	d.Helper()
 	last := len(args) - 1
@@ -82,7 +82,7 @@ func (d *desk) await(args ...string) {
 	})
 }
 
-// watched returns what watch prints while f runs.
+// watched returns the output of watch while f runs.
 func (d *desk) watched(f func()) string {
 	d.Helper()
 	cmd := d.Node.Command(d.Context(), program, "watch", "--control-socket", d.socket)
@@ -108,7 +108,7 @@ func (d *desk) watched(f func()) string {
 	return out.String()
 }
 
-// checkPart compares a part of the page, but for what differs from run to run.
+// checkPart compares a part of the page, without parts that differ from run to run.
 func (d *desk) checkPart(name, text string) {
 	d.Helper()
 	text = secondSync.ReplaceAllString(text, "last sync ")
@@ -132,14 +132,14 @@ func (d *desk) checkPart(name, text string) {
 }
 
 var (
-	// secondSync is a sync without a change after the one that the page shows, which comes or not.
+	// secondSync matches a sync without a change after the one on the page, which may or may not happen.
 	secondSync = regexp.MustCompile(`last sync +\S+ ago, nothing.*\nlast sent `)
 	release    = regexp.MustCompile(`kernel \d+\.\d+\.\S*`)
 	measured   = regexp.MustCompile(`kernel \d\S*|(\d[\d.:]*(h|ms|m|s|µs))+\b|\d\d:\d\d:\d\d\.\d+|pid \d+|generation \d+|\d+ (elements|rules|tables)|IPv[46] \d+`)
 	spaces     = regexp.MustCompile(` +`)
 )
 
-// alike takes out what differs from run to run and from kernel to kernel.
+// alike removes parts that differ from run to run and from kernel to kernel.
 func alike(text string) []string {
 	return strings.Split(spaces.ReplaceAllString(measured.ReplaceAllString(text, "N"), " "), "\n")
 }

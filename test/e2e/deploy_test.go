@@ -22,12 +22,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// configured is what an operator does to deploy/ in any case.
+// configured are an operator's required edits of deploy/.
 const configured = `sed -i 's|control-plane.example.com:6443|%s|' deploy/base/kubeconfig.conf
 sed -i 's|^clusterCIDR: .*|clusterCIDR: 10.244.0.0/16,fd00:10:244::/56|' deploy/base/config.conf
 kubectl apply -k deploy/base`
 
-// TestDeploy applies deploy/ with the real kubectl to the real API server, and runs the pod that comes of it: its containers
+// TestDeploy applies deploy/ with the original kubectl to the original API server, and runs the resulting pod: its containers
 // with their image, files, token and privileges.
 func TestDeploy(t *testing.T) {
 	s := newSite(t, lab.Config{Pods: 2}, nil)
@@ -72,7 +72,7 @@ func TestDeploy(t *testing.T) {
 	})
 }
 
-// sysctl reads one of conntrack's in the node's network namespace.
+// sysctl reads a conntrack sysctl in the node's network namespace.
 func (s *site) sysctl(name string) (value string) {
 	s.Helper()
 	err := s.Node.Do(func() error {
@@ -86,7 +86,7 @@ func (s *site) sysctl(name string) (value string) {
 	return value
 }
 
-// testPrivileges looks at what the kernel says of the program, and writes where it must not be able to.
+// testPrivileges checks the kernel's view of the program's privileges, and tries forbidden writes.
 func testPrivileges(t *testing.T, d *daemon) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Pid()))
 	if err != nil {
@@ -120,8 +120,8 @@ func testPrivileges(t *testing.T, d *daemon) {
 	}
 }
 
-// testConfigMap changes the ConfigMap: the program says so and ends, and its successor does what the new one says, while
-// connections go on being served.
+// testConfigMap changes the ConfigMap: the program logs this and exits, and its successor uses the new configuration, while
+// connections continue to be served.
 func testConfigMap(t *testing.T, s *site) {
 	_, before := s.pod("kube-nftproxy")
 	addr := s.Node.Addrs()[0]
@@ -140,7 +140,7 @@ kubectl apply -k deploy/base`)
 	if nodePort.Addr() != addr {
 		t.Fatalf("%s isn't the node's port", nodePort)
 	}
-	reach(t, s.Client, nodePort) // nobody any more
+	reach(t, s.Client, nodePort) // no server any more
 	s.sh(`sed -i 's|^nodePortAddresses: .*|nodePortAddresses: [primary]|' deploy/base/config.conf
 kubectl apply -k deploy/base`)
 	reach(t, s.Client, nodePort, "pod-0")
@@ -150,13 +150,13 @@ kubectl apply -k deploy/base`)
 	}
 }
 
-// needed is what the program asks the API server for.
+// needed are the program's requests to the API server.
 var needed = map[string][]string{
 	"endpointslices": {"list", "watch"}, "events": {"create"}, "nodes": {"list", "watch"}, "servicecidrs": {"list", "watch"}, "services": {"list", "watch"},
 }
 
-// testNoPermissionToSpare compares what the API server was asked for with what system:node-proxier permits. Then it takes one
-// resource after the other away from the role: the program is refused each time.
+// testNoPermissionToSpare compares the requests to the API server with the permissions of system:node-proxier. Then it removes
+// one resource after the other from the role: the program's requests are rejected each time.
 func testNoPermissionToSpare(t *testing.T, s *site) {
 	eventually(t, patience, func() error { return s.startSaid() })
 	asked := map[string]map[string]bool{}
@@ -201,7 +201,7 @@ func testNoPermissionToSpare(t *testing.T, s *site) {
 			s.awaitPermission(t, resource, false)
 			since := time.Now()
 			_, d := s.pod("kube-nftproxy")
-			d.Kill() // the kubelet starts another
+			d.Kill() // the kubelet starts another one
 			eventually(t, patience, func() error {
 				for _, r := range s.requests(since) {
 					if r.Response.Code == 403 && r.Object.Resource == resource {
@@ -219,7 +219,7 @@ func testNoPermissionToSpare(t *testing.T, s *site) {
 	s.awaitPermission(t, "events", true)
 }
 
-// startSaid looks for the Event of a start.
+// startSaid returns nil if the Event of a start exists.
 func (s *site) startSaid() error {
 	list, err := s.api.Client().EventsV1().Events("default").List(s.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -233,7 +233,7 @@ func (s *site) startSaid() error {
 	return fmt.Errorf("no Event Starting about the Node among %d", len(list.Items))
 }
 
-// awaitPermission waits until the API server's authorizer has heard of a role's change.
+// awaitPermission waits until the API server's authorizer has processed a change of a role.
 func (s *site) awaitPermission(t *testing.T, resource string, want bool) {
 	t.Helper()
 	groups := map[string]string{"endpointslices": "discovery.k8s.io", "events": "events.k8s.io", "servicecidrs": "networking.k8s.io"}
@@ -250,8 +250,8 @@ func (s *site) awaitPermission(t *testing.T, resource string, want bool) {
 	})
 }
 
-// testPodSecurity shows what the pod needs of a namespace that enforces a level of Pod Security, and that nothing else of
-// the pod is in its way.
+// testPodSecurity shows the Pod Security level that the pod needs in a namespace, and that no other property of the pod violates
+// it.
 func testPodSecurity(t *testing.T, s *site, p *corev1.Pod) {
 	for _, level := range []string{"baseline", "privileged"} {
 		name := "security-" + level
@@ -263,7 +263,7 @@ func testPodSecurity(t *testing.T, s *site, p *corev1.Pod) {
 			t.Fatal(err)
 		}
 		object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "pod"}, Spec: *p.Spec.DeepCopy()}
-		object.Spec.PriorityClassName, object.Spec.Priority = "", nil // a node-critical pod may be in kube-system only
+		object.Spec.PriorityClassName, object.Spec.Priority = "", nil // only kube-system may have node-critical pods
 		err := s.tryPod(t.Context(), name, object)
 		if level == "privileged" {
 			if err != nil {
@@ -287,7 +287,7 @@ func testPodSecurity(t *testing.T, s *site, p *corev1.Pod) {
 	}
 }
 
-// testOwnFolder builds on the base as deploy/README.md has it.
+// testOwnFolder builds on the base as in deploy/README.md.
 func testOwnFolder(t *testing.T, s *site) {
 	blocks := mustReadPage(t, "deploy/README.md", "yaml")["Deploying kube-nftproxy"]
 	if len(blocks) != 1 {
@@ -304,7 +304,7 @@ sed -i 's|^clusterCIDR: .*|clusterCIDR: 10.99.0.0/16|' deploy/own/config.conf`)
 	}
 }
 
-// tryPod asks the API server whether it would take a pod.
+// tryPod checks whether the API server would accept a pod.
 func (s *site) tryPod(ctx context.Context, namespace string, p *corev1.Pod) error {
 	_, err := s.api.Client().CoreV1().Pods(namespace).Create(ctx, p, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	return err

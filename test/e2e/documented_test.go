@@ -24,7 +24,7 @@ import (
 	docpage "github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
-// documents are the pages whose commands are run: all but architecture.md, where the same signs make drawings.
+// documents are the pages whose commands run: all except architecture.md, in which the same markup contains drawings.
 func documents(t *testing.T) []string {
 	t.Helper()
 	found, err := filepath.Glob("../../docs/*.md")
@@ -35,7 +35,7 @@ func documents(t *testing.T) []string {
 	return append(found, "../../README.md", "../../SECURITY.md", "../../deploy/README.md")
 }
 
-// notRun are the commands that this test doesn't run, by the reason. Those of make and go test are looked up by test/house.
+// notRun are the commands that this test does not run, by reason. test/house checks those of make and go test.
 var notRun = map[string][]string{
 	"another program; tests of hack/image and test/image read the same file": {
 		"ctr -n k8s.io images import bin/image/kube-nftproxy.tar",
@@ -62,16 +62,16 @@ var notRun = map[string][]string{
 // reader is an operator who follows the pages.
 type reader struct {
 	*site
-	// inPod and onNode are what PATH begins with: kube-nftproxy is run in the pod, or on a node without one.
+	// inPod and onNode are the first directories in PATH: kube-nftproxy then runs in the pod, or on a node without one.
 	inPod, onNode string
 }
 
-// documented are the commands of the pages in the order in which they are run, and what has to come of each.
+// documented are the commands of the pages in the order of execution, with their expected results.
 var documented = []struct {
 	command string
 	run     func(r *reader, command string)
 }{
-	// The cluster, from elsewhere.
+	// The cluster, from another machine.
 	{"kubectl apply -k deploy/base", says(`daemonset\.apps/kube-nftproxy`)},
 	{"install deploy/kubectl/kubectl-nftproxy /usr/local/bin/", (*reader).install},
 	{"kubectl apply -k deploy/monitoring", (*reader).applyMonitoring},
@@ -87,7 +87,7 @@ var documented = []struct {
 	{"kubectl -n kube-system port-forward POD 10249", (*reader).portForward},
 	{"curl http://NODE:10249/metrics", says(`kubenftproxy_build_info\{`, "NODE", "192.0.2.1")},
 
-	// The program's own, in its pod.
+	// The program's own commands, in its pod.
 	{"kube-nftproxy --config /var/lib/kube-proxy/config.conf", says(`System initialized`, "config.conf", "config.conf --init-only")},
 	{"kube-nftproxy status", says(`health +healthy\n`)},
 	{"kube-nftproxy services", says(`default/web:http +10\.96\.0\.10:80 +tcp +ClusterIP +Cluster +1 of 4 `)},
@@ -136,7 +136,7 @@ var documented = []struct {
 	{"ip netns add x", says(`^x\n$`, "add x", "add x && ip netns list")},
 }
 
-// TestEveryCommandIsRun fails where a command is new on a page, or changed, and where one that is run is on no page any more.
+// TestEveryCommandIsRun fails for a new or changed command on a page, and for a tested command that is on no page.
 func TestEveryCommandIsRun(t *testing.T) {
 	where, runs := map[string]string{}, map[string]bool{}
 	for _, name := range documents(t) {
@@ -162,7 +162,7 @@ func TestEveryCommandIsRun(t *testing.T) {
 			add(command)
 		}
 	}
-	for _, blocks := range mustReadPage(t, migrating, "sh") { // TestMigrating runs them all, and with them the same ones elsewhere
+	for _, blocks := range mustReadPage(t, migrating, "sh") { // TestMigrating runs all of them
 		for _, block := range blocks {
 			for _, c := range docpage.Commands("```sh\n" + block + "```\n") {
 				runs[c.Text] = true
@@ -180,7 +180,7 @@ func TestEveryCommandIsRun(t *testing.T) {
 	}
 }
 
-// TestDocumentedCommands runs the commands of the pages as they are there, but for what the pages say stands for something else.
+// TestDocumentedCommands runs the commands of the pages verbatim, except for documented placeholders.
 func TestDocumentedCommands(t *testing.T) {
 	r := newReader(t)
 	for _, d := range documented {
@@ -191,7 +191,7 @@ func TestDocumentedCommands(t *testing.T) {
 	r.T = t
 }
 
-// newReader makes a cluster with what the pages tell of, and lets our pod's program restart once.
+// newReader creates a cluster with the objects on the pages, and makes the pod's program restart once.
 func newReader(t *testing.T) *reader {
 	r := &reader{site: newSite(t, lab.Config{Pods: 2}, nil)}
 	r.inPod, r.onNode = filepath.Join(r.dir, "in-pod"), filepath.Join(r.checkout, "bin")
@@ -240,7 +240,7 @@ kubectl patch service edge --subresource=status -p '{"status":{"loadBalancer":{"
 	return r
 }
 
-// command prepares a script as a reader's shell runs it on a host. It has a /run of its own, where the program's socket is.
+// command prepares a script to run on a host as in a reader's shell. It has its own /run with the program's socket.
 func (r *reader) command(ctx context.Context, h *lab.Host, script string) *lab.Cmd {
 	path := r.inPod
 	if r.pods() == 0 {
@@ -256,7 +256,7 @@ func (r *reader) command(ctx context.Context, h *lab.Host, script string) *lab.C
 	return cmd
 }
 
-// pods counts our pods.
+// pods returns the number of the program's pods.
 func (r *reader) pods() int {
 	list, err := r.api.Client().CoreV1().Pods("kube-system").List(r.Context(), metav1.ListOptions{LabelSelector: "k8s-app=kube-nftproxy"})
 	if err != nil {
@@ -265,12 +265,12 @@ func (r *reader) pods() int {
 	return len(list.Items)
 }
 
-// says runs a command, with the second of each two replacements in place of the first, until it succeeds and prints what matches.
+// says runs a command until it succeeds and prints a match. replacements are pairs of old and new text in the command.
 func says(pattern string, replacements ...string) func(*reader, string) {
 	return ends(0, pattern, replacements...)
 }
 
-// ends is says with another exit code.
+// ends does the same as says with another exit code.
 func ends(code int, pattern string, replacements ...string) func(*reader, string) {
 	return func(r *reader, command string) {
 		r.ends(code, pattern, strings.NewReplacer(replacements...).Replace(command))
@@ -292,13 +292,13 @@ func (r *reader) ends(code int, pattern, script string) {
 	})
 }
 
-// step is a line that is awaited, and what is done then.
+// step is an expected line with the following action.
 type step struct {
 	pattern string
 	do      func()
 }
 
-// follow runs a command on a host, takes the steps as it prints their lines, and ends it by Ctrl-C.
+// follow runs a command on a host, carries out the steps at their lines, and stops it by Ctrl-C.
 func (r *reader) follow(h *lab.Host, script string, steps ...step) {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), patience)
@@ -324,13 +324,13 @@ func (r *reader) follow(h *lab.Host, script string, steps ...step) {
 		}
 	}
 	cancel()
-	err = cmd.Wait() // Ctrl-C is an error for some
+	err = cmd.Wait() // for some, Ctrl-C is an error
 	if len(steps) > 0 {
 		r.Errorf("%s: %v, and no %q in:\n%s", script, err, steps[0].pattern, said)
 	}
 }
 
-// shows runs watch, replaces an endpoint once it listens, and waits for a line that matches.
+// shows runs watch, replaces an endpoint once it listens, and waits for a matching line.
 func shows(pattern string) func(*reader, string) {
 	return func(r *reader, command string) {
 		r.follow(r.Node, command, step{"^Watching", func() {
@@ -348,7 +348,7 @@ func (r *reader) install(command string) {
 	}
 }
 
-// monitoringKinds are the kinds of the Prometheus operator, with any content.
+// monitoringKinds creates the kinds of the Prometheus operator, without validation.
 const monitoringKinds = `for kind in PodMonitor PrometheusRule; do cat <<END
 ---
 apiVersion: apiextensions.k8s.io/v1
@@ -368,7 +368,7 @@ func (r *reader) applyMonitoring(command string) {
 	r.ends(0, `(?s)configmap/kube-nftproxy-dashboard .*podmonitor\.monitoring\.coreos\.com/.*prometheusrule\.monitoring\.coreos\.com/`, command)
 }
 
-// portForward asks for the status page from another machine.
+// portForward requests the status page from another machine.
 func (r *reader) portForward(command string) {
 	r.follow(r.Client, strings.Replace(command, "POD", "$POD", 1), step{`Forwarding from 127\.0\.0\.1:10249`, func() {
 		out, err := r.Client.Command(r.Context(), "curl", "-sSf", "http://127.0.0.1:10249/status").CombinedOutput()
@@ -378,12 +378,12 @@ func (r *reader) portForward(command string) {
 	}})
 }
 
-// fix adds a chain that drops forwarded packets, and runs the command that the finding prints.
+// fix adds a chain that drops forwarded packets, and runs the command from the finding.
 func (r *reader) fix(command string) {
 	nft(r, r.Node, "add table inet firewall; add chain inet firewall forward { type filter hook forward priority 0; policy drop; }")
 	r.ends(0, `(?m)^nft chain inet firewall forward '\{ policy accept; \}'\n`, command)
 	r.ends(0, "", command+" | head -n 1 | bash")
-	r.ends(0, "health +healthy\n", "kube-nftproxy status") // which ends with 1 if anything is wrong
+	r.ends(0, "health +healthy\n", "kube-nftproxy status") // status exits with 1 after a finding
 }
 
 func (r *reader) flush(command string) {
@@ -391,7 +391,7 @@ func (r *reader) flush(command string) {
 	r.ends(0, "default/web", "nft list table ip kube-nftproxy")
 }
 
-// cleanup removes the pods, and then what they leave.
+// cleanup deletes the pods, and then their leftovers.
 func (r *reader) cleanup(command string) {
 	r.sh("kubectl delete -k deploy/base")
 	eventually(r, patience, func() error {
@@ -405,7 +405,7 @@ func (r *reader) cleanup(command string) {
 	r.ends(0, `^$`, "nft list tables | grep kube-nftproxy || true")
 }
 
-// serveManifests asks a Service of the folder.
+// serveManifests connects to a Service in the folder.
 func (r *reader) serveManifests(command string) {
 	r.follow(r.Node, command, step{".", func() {
 		eventually(r, patience, func() error { return reached(r.Context(), r.Pods[1], model.TCP, addrPort("10.96.0.10"), "pod-0") })

@@ -22,8 +22,8 @@ import (
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// TestHealthIsThatOfKubeProxy starts both programs while their ports are taken, frees these, and asks for their health while all
-// happens to the Node that may make it ineligible.
+// TestHealthIsThatOfKubeProxy starts both programs while their ports are in use, frees the ports, and queries their health during
+// all changes of the Node that may make it ineligible.
 func TestHealthIsThatOfKubeProxy(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 1})
 	var seen [2][]string
@@ -73,7 +73,7 @@ func (a asked) eligibility() (seen []string) {
 	return seen
 }
 
-// lateStart starts the program while its ports are taken, and frees them once it has said so.
+// lateStart starts the program while its ports are in use, and frees them after the program has logged that.
 func (a asked) lateStart() *proxy.Program {
 	free := []func(){a.take("127.0.0.1:10249"), a.take("0.0.0.0:10256")}
 	p := a.run()
@@ -121,7 +121,7 @@ func (a asked) release() {
 	}
 }
 
-// gone deletes the Node for good: that it is unknown changes nothing about how it was seen last.
+// gone deletes the Node: the last known state remains in effect.
 func (a asked) gone(p *proxy.Program) {
 	a.delete(node())
 	defer a.apply(node())

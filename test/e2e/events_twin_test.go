@@ -20,7 +20,7 @@ import (
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// TestEventsAreThoseOfKubeProxy starts both programs, and lets them find ports taken, and compares the Events that they leave.
+// TestEventsAreThoseOfKubeProxy starts both programs, also with ports in use, and compares their Events.
 func TestEventsAreThoseOfKubeProxy(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 1})
 	w.apply(checked(checkPort))
@@ -28,7 +28,7 @@ func TestEventsAreThoseOfKubeProxy(t *testing.T) {
 	for i, path := range bothPrograms(t) {
 		t.Run(filepath.Base(path), func(t *testing.T) { seen[i] = asked{world: w, path: path, theirs: i == 0}.in(t).events() })
 	}
-	// What kube-proxy would write (app/server.go), if it didn't end before they get out.
+	// Events that kube-proxy would write (app/server.go), if it did not exit before they are sent.
 	for address, reason := range map[string]string{
 		"127.0.0.1:10249": "FailedToStartMetricServer", "0.0.0.0:10256": "FailedToStartProxierHealthcheck",
 	} {
@@ -42,7 +42,7 @@ func TestEventsAreThoseOfKubeProxy(t *testing.T) {
 	}
 }
 
-// events lives through what leads to Events, and returns those.
+// events provokes all Events, and returns them.
 func (a asked) events() (seen []string) {
 	live := func(what string, reasons []string, flags ...string) *proxy.Program {
 		a.forgetEvents()
@@ -107,7 +107,7 @@ func (a asked) forgetEvents() {
 	}
 }
 
-// awaitEvents waits until there is an Event for each of the reasons, and returns all that there are.
+// awaitEvents waits until there is an Event for each of the reasons, and returns all Events.
 func (a asked) awaitEvents(reasons ...string) (found []string) {
 	a.Helper()
 	eventually(a, patience, func() error {
@@ -129,10 +129,10 @@ func (a asked) awaitEvents(reasons ...string) (found []string) {
 	return found
 }
 
-// cause is that part of a note which comes from the system: the words around it are each program's own.
+// cause matches the part of a note that comes from the system: the other words differ between the programs.
 var cause = regexp.MustCompile(`listen tcp.*$`)
 
-// describe tells what an Event says, and checks by whom it is.
+// describe returns the content of an Event, and checks its author.
 func (a asked) describe(e *eventsv1.Event) string {
 	name := filepath.Base(a.path)
 	if e.ReportingController != name || !strings.HasPrefix(e.ReportingInstance, name+"-") {

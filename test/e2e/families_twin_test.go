@@ -10,8 +10,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestFamiliesThatTheHostHasNotAsKubeProxy starts both programs on a node without IPv6, with pods that have only that: both
-// refuse, for the same reason.
+// TestFamiliesThatTheHostHasNotAsKubeProxy starts both programs on a node without IPv6, with IPv6-only pods: both exit, for the
+// same reason.
 func TestFamiliesThatTheHostHasNotAsKubeProxy(t *testing.T) {
 	w := newWorld(t, lab.Config{})
 	if err := w.Node.Sysctl("ipv6/conf/all/disable_ipv6", "1"); err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestUDPClientsFollow: a client that goes on sending from one port reaches the endpoint that there is now, and is refused
-// where there is none; the kernel would keep it with the first one for as long as it sends.
+// TestUDPClientsFollow: a client that keeps sending from one port reaches the present endpoint, and is rejected if there is none.
+// Without the program's help, the kernel would keep it with the first endpoint.
 func TestUDPClientsFollow(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 3})
 	first, second, client := w.Pods[0], w.Pods[1], w.Pods[2]
@@ -34,7 +34,7 @@ func TestUDPClientsFollow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close() //nolint:errcheck // it has done its duty
+		defer conn.Close() //nolint:errcheck // unused from here on
 		conns[i] = conn
 	}
 	expect := func(when, want string) {
@@ -57,15 +57,15 @@ func TestUDPClientsFollow(t *testing.T) {
 	expect("after it got an endpoint again", first.Name)
 }
 
-// TestUDPClientsAcrossARestart: clients that were there before the program are served on the port that they send from, and those
-// of a Service that was deleted while it was down are cut off.
+// TestUDPClientsAcrossARestart: clients from before the start are served on their source port, and those of a Service that was
+// deleted during downtime are cut off.
 func TestUDPClientsAcrossARestart(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 2})
 	first, client := w.Pods[0], w.Pods[1]
 	w.serve(first)
 	w.apply(balanced())
 	w.applySlices("a", endpointsOf(first))
-	// Rules of others have the kernel track connections and decide on their translation.
+	// Other rules make the kernel track connections and decide on their translation.
 	nft(t, w.Node, "add table inet other; add chain inet other c { type nat hook prerouting priority -100; }; "+
 		"add rule inet other c ct state new counter")
 	addrs := w.clusterIPs("web")
@@ -75,7 +75,7 @@ func TestUDPClientsAcrossARestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close() //nolint:errcheck // it has done its duty
+		defer conn.Close() //nolint:errcheck // unused from here on
 		conns[i] = conn
 		if got := ask(conn); got == first.Name {
 			t.Fatalf("the client of %s is answered although nothing runs", to)
@@ -108,7 +108,7 @@ func TestUDPClientsAcrossARestart(t *testing.T) {
 	}
 }
 
-// unready makes an endpoint one that is there and serves nobody.
+// unready makes endpoints not ready and not serving.
 func unready(e [2]discoveryv1.Endpoint) [2]discoveryv1.Endpoint {
 	for i := range e {
 		e[i].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(false)}
@@ -116,7 +116,7 @@ func unready(e [2]discoveryv1.Endpoint) [2]discoveryv1.Endpoint {
 	return e
 }
 
-// ask sends a datagram and says who answered.
+// ask sends a datagram and returns the server that replied.
 func ask(conn net.Conn) string {
 	const soon = 300 * time.Millisecond
 	buf := make([]byte, 512)

@@ -28,19 +28,19 @@ import (
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// The numbers of health check node ports, and the address of the load balancer that asks there.
+// The health check node ports, and the address of the load balancer that queries them.
 const (
 	checkPort, secondCheckPort = 32100, 32101
 	balancerIP                 = "203.0.113.8"
 )
 
-// TestHealthCheckNodePort asks as a load balancer does which nodes have endpoints. What it expects is kube-proxy's, byte by
-// byte: healthcheck_twin_test.go asks that one the same.
+// TestHealthCheckNodePort queries as a load balancer does which nodes have endpoints. It expects kube-proxy's answers, byte by
+// byte: healthcheck_twin_test.go sends the same queries to kube-proxy.
 func TestHealthCheckNodePort(t *testing.T) {
 	testHealthChecks(t, asked{path: program, table: "kube-nftproxy"})
 }
 
-// asked is the program whose health check node ports are asked, on a node with a cluster.
+// asked is the program under test, on a node with a cluster.
 type asked struct {
 	*world
 	path string
@@ -76,13 +76,13 @@ func testHealthChecks(t *testing.T, a asked) {
 	}
 }
 
-// run starts the program; the test's end kills it and removes its rules.
+// run starts the program. The end of the test kills it and removes its rules.
 func (a asked) run(flags ...string) *proxy.Program {
 	a.Helper()
 	args := append([]string{
 		"--kubeconfig=" + a.kubeconfig(), "--hostname-override=" + nodeName, "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56", "--v=2",
 		"--proxy-mode=nftables", "--iptables-min-sync-period=10ms",
-		// These would set what belongs to the whole machine.
+		// These would change settings of the whole machine.
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 	}, flags...)
 	running, err := proxy.Start(context.WithoutCancel(a.Context()), proxy.Config{
@@ -103,7 +103,7 @@ func (a asked) run(flags ...string) *proxy.Program {
 	return running
 }
 
-// checked is a Service whose load balancer asks, with a health check node port.
+// checked returns a Service with a health check node port.
 func checked(port int32) *corev1.Service {
 	s := service("web", corev1.IPv4Protocol, corev1.IPv6Protocol)
 	s.Spec.Type, s.Spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal
@@ -112,7 +112,7 @@ func checked(port int32) *corev1.Service {
 	return s
 }
 
-// on is an endpoint that is ready on a host.
+// on returns a ready endpoint on a host.
 func (a asked) on(h *lab.Host, f model.Family) discoveryv1.Endpoint {
 	e := endpoint(h.Addrs()[f])
 	if h == a.Remotes[0] {
@@ -121,7 +121,7 @@ func (a asked) on(h *lab.Host, f model.Family) discoveryv1.Endpoint {
 	return e
 }
 
-// endpoints makes the slices of Service web just those with these endpoints; a family without any has empty ones.
+// endpoints replaces the slices of Service web by ones with these endpoints. A family without endpoints has empty slices.
 func (a asked) endpoints(of [2][]discoveryv1.Endpoint) {
 	a.Helper()
 	for _, f := range model.Families {
@@ -131,7 +131,7 @@ func (a asked) endpoints(of [2][]discoveryv1.Endpoint) {
 	}
 }
 
-// both are endpoints on the same hosts in both families, changed in some way.
+// both returns endpoints on the same hosts in both families, with a change.
 func (a asked) both(change func(discoveryv1.Endpoint) discoveryv1.Endpoint, hosts ...*lab.Host) (out [2][]discoveryv1.Endpoint) {
 	for _, f := range model.Families {
 		for _, h := range hosts {
@@ -143,7 +143,7 @@ func (a asked) both(change func(discoveryv1.Endpoint) discoveryv1.Endpoint, host
 
 func asItIs(e discoveryv1.Endpoint) discoveryv1.Endpoint { return e }
 
-// conditions makes an endpoint say of itself what is given.
+// conditions returns a function that sets an endpoint's conditions.
 func conditions(ready, serving, terminating bool) func(discoveryv1.Endpoint) discoveryv1.Endpoint {
 	return func(e discoveryv1.Endpoint) discoveryv1.Endpoint {
 		e.Conditions = discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating}
@@ -151,12 +151,12 @@ func conditions(ready, serving, terminating bool) func(discoveryv1.Endpoint) dis
 	}
 }
 
-// refused is what is said of a port on which nobody listens.
+// refused is the result for a port without a listener.
 const refused = "refused"
 
 var date = regexp.MustCompile(`(?m)^Date: .*$`)
 
-// exchange sends a request and returns all that comes back, without the date, or "refused".
+// exchange sends a request and returns the whole answer without the date, or "refused".
 func exchange(ctx context.Context, from *lab.Host, to netip.AddrPort, request string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -167,7 +167,7 @@ func exchange(ctx context.Context, from *lab.Host, to netip.AddrPort, request st
 	if err != nil {
 		return "", err
 	}
-	defer conn.Close() //nolint:errcheck // it has done its duty
+	defer conn.Close() //nolint:errcheck // unused from here on
 	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return "", err
 	}
@@ -180,7 +180,7 @@ func exchange(ctx context.Context, from *lab.Host, to netip.AddrPort, request st
 
 const getRequest = "GET /healthz HTTP/1.1\r\nHost: balancer\r\nConnection: close\r\n\r\n"
 
-// reply is the whole answer for a Service that has n endpoints here.
+// reply returns the expected answer for a Service with n local endpoints.
 func reply(service string, n int, healthy bool) string {
 	return head(service, n, healthy) + body(service, n, healthy)
 }
@@ -206,7 +206,7 @@ func body(service string, n int, healthy bool) string {
 }`, service, n, healthy), ">", "\t")
 }
 
-// expect waits until a load balancer is answered as wanted at each address.
+// expect waits until a load balancer gets the expected answer at each address.
 func (a asked) expect(when string, want map[netip.AddrPort]string) {
 	a.Helper()
 	eventually(a, patience, func() error {
@@ -228,18 +228,18 @@ func (a asked) expect(when string, want map[netip.AddrPort]string) {
 	})
 }
 
-// at are answers at a port of the node's two primary addresses.
+// at returns answers at a port of the node's two primary addresses.
 func (a asked) at(port uint16, v4, v6 string) map[netip.AddrPort]string {
 	return map[netip.AddrPort]string{
 		netip.AddrPortFrom(a.Node.IPv4, port): v4, netip.AddrPortFrom(a.Node.IPv6, port): v6,
 	}
 }
 
-// testAnswers changes a Service and its endpoints in all ways that a load balancer has to be told of.
+// testAnswers makes all changes of a Service and its endpoints that affect the answer.
 func (a asked) testAnswers() {
 	a.run()
 	pod, other, remote := a.Pods[0], a.Pods[1], a.Remotes[0]
-	const none = 0 // as the number of a port
+	const none = 0 // as a port number
 	set := func(port int32, change func(*corev1.Service)) func() {
 		return func() {
 			s := checked(port)
@@ -311,7 +311,7 @@ func (a asked) testAnswers() {
 	}
 }
 
-// clientReaches tells whether a client reaches just that pod by the load balancer.
+// clientReaches returns nil if a client reaches exactly that pod through the load balancer.
 func (a asked) clientReaches(pod *lab.Host) error {
 	to := netip.AddrPortFrom(netip.MustParseAddr(balancerIP), servicePort)
 	if got := a.Client.Probe(a.Context(), model.TCP, to, lab.Options{}); got.Server != pod.Name {
@@ -320,7 +320,7 @@ func (a asked) clientReaches(pod *lab.Host) error {
 	return nil
 }
 
-// provide makes Service web with one endpoint of each family on this node.
+// provide creates Service web with one endpoint of each family on this node.
 func (a asked) provide() {
 	a.Helper()
 	a.apply(checked(checkPort))
@@ -332,7 +332,7 @@ func (a asked) provide() {
 	})
 }
 
-// testRequests asks in different ways: none of them matters.
+// testRequests varies the requests: the answer is the same.
 func (a asked) testRequests() {
 	a.run()
 	a.provide()
@@ -370,7 +370,7 @@ func (a asked) testRequests() {
 	}
 }
 
-// testAddresses asks at all addresses of the node: only those that serve node ports answer.
+// testAddresses queries all addresses of the node: only those that serve node ports answer.
 func (a asked) testAddresses() {
 	a.provide()
 	const (
@@ -382,7 +382,7 @@ func (a asked) testAddresses() {
 	for _, tc := range []struct {
 		flag  string
 		where []string
-		// theirs is where kube-proxy answers if that is somewhere else.
+		// theirs are kube-proxy's addresses if they differ.
 		theirs []string
 	}{
 		{"", []string{primary4, primary6}, nil},
@@ -422,8 +422,7 @@ func (a asked) testAddresses() {
 	a.Run("an address that comes later", func(t *testing.T) { a.in(t).testLateAddress() })
 }
 
-// testLateAddress gives the node another address while the program runs. kube-proxy stays with those that it found at its
-// start.
+// testLateAddress adds an address to the node while the program runs. kube-proxy keeps the addresses from its start.
 func (a asked) testLateAddress() {
 	a.run("--nodeport-addresses=192.0.2.0/24")
 	const late = "192.0.2.3"
@@ -452,7 +451,7 @@ func (a asked) testLateAddress() {
 	a.expect("after", map[netip.AddrPort]string{at(late): want})
 }
 
-// testTakenPort has somebody else listen on the port. That is reported, and the port is served as soon as it is free.
+// testTakenPort has another process listen on the port. This is reported, and the port is served as soon as it is free.
 func (a asked) testTakenPort() {
 	var taken net.Listener
 	at := netip.AddrPortFrom(a.Node.IPv4, checkPort)
@@ -476,7 +475,7 @@ func (a asked) testTakenPort() {
 	const soon = 5 * time.Second // a sixth of the time between two syncs without a change
 	freed, n := time.Now(), 1
 	if a.theirs {
-		n = 2 // it tries again when something changes
+		n = 2 // it tries again after a change
 		a.endpoints(a.both(asItIs, a.Pods...))
 	}
 	a.expect("after it has become free", a.at(checkPort, reply("web", n, true), reply("web", n, true)))
@@ -485,7 +484,7 @@ func (a asked) testTakenPort() {
 	}
 }
 
-// takenPortIsReported looks for the Event of a port that can't be listened on.
+// takenPortIsReported looks for the Event of a port that cannot be opened.
 func (a asked) takenPortIsReported() error {
 	list, err := a.api.Client().EventsV1().Events("default").List(a.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -502,22 +501,22 @@ func (a asked) takenPortIsReported() error {
 	return fmt.Errorf("none of %d Events ends with %q", len(list.Items), note)
 }
 
-// testOutdatedRules makes the kernel refuse the program's rules: somebody else owns its tables. Load balancers are told that
-// the node can't follow, although it has endpoints.
+// testOutdatedRules makes the kernel reject the program's rules: another process owns its tables. Load balancers learn that the
+// node is unhealthy, although it has endpoints.
 func (a asked) testOutdatedRules() {
-	a.run("--iptables-sync-period=1s") // twice that is how long rules may be out of date
+	a.run("--iptables-sync-period=1s") // twice this is the limit for outdated rules
 	a.provide()
 	a.expect("at first", a.at(checkPort, reply("web", 1, true), reply("web", 1, true)))
 	release := a.seizeTables()
 	defer release()
 	a.endpoints(a.both(asItIs, a.Pods...))
-	// The second endpoint isn't in the rules, so it isn't counted.
+	// The second endpoint is not in the rules, so it is not counted.
 	a.expect("rules can't be written", a.at(checkPort, reply("web", 1, false), reply("web", 1, false)))
 	release()
 	a.expect("rules can be written", a.at(checkPort, reply("web", 2, true), reply("web", 2, true)))
 }
 
-// seizeTables replaces the program's tables by empty ones that belong to another process, which ends with release.
+// seizeTables replaces the program's tables by empty ones of another process, until release.
 func (a asked) seizeTables() (release func()) {
 	a.Helper()
 	owner := a.Node.Command(context.WithoutCancel(a.Context()), "nft", "--interactive")
@@ -533,10 +532,10 @@ func (a asked) seizeTables() (release func()) {
 		if !released {
 			released = true
 			_ = commands.Close()
-			_ = owner.Wait() // its status is that of its last command
+			_ = owner.Wait() // the status of its last command
 		}
 	}
-	// The program may write its table anew between the two commands: then they are repeated.
+	// If the program writes its table between the two commands, they are repeated.
 	eventually(a, patience, func() error {
 		for _, family := range []string{"ip", "ip6"} {
 			if strings.Contains(nft(a, a.Node, "list", "ruleset", family), "flags owner") {

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 )
 
-// TestHealthCheckNodePortOfKubeProxy asks the real kube-proxy what TestHealthCheckNodePort asks our program, and expects the
+// TestHealthCheckNodePortOfKubeProxy sends the requests of TestHealthCheckNodePort to the original kube-proxy, and expects the
 // same bytes.
 func TestHealthCheckNodePortOfKubeProxy(t *testing.T) {
 	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")

@@ -23,8 +23,8 @@ import (
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// TestNoFileDescriptorsLeft takes them all away while the program runs: changes are programmed and repairs made all the same, the
-// log says what is missing, and who asks for the health gets no answer until there are some again.
+// TestNoFileDescriptorsLeft removes all file descriptors while the program runs: changes are programmed and repairs made, the log
+// names the cause, and health requests get no answer until there are descriptors again.
 func TestNoFileDescriptorsLeft(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 3})
 	w.serve(w.Pods[:2]...)
@@ -50,7 +50,7 @@ func TestNoFileDescriptorsLeft(t *testing.T) {
 	reach(t, w.Pods[2], ip, "pod-1")
 	nft(t, w.Node, "flush ruleset")
 	reach(t, w.Pods[2], ip, "pod-1")
-	// The node's addresses can't be asked for.
+	// The node's addresses cannot be read.
 	w.addresses(netlink.AddrAdd, []netip.AddrPort{netip.MustParseAddrPort("198.51.100.5:1")})
 	eventually(t, patience, func() error {
 		if len(d.lines("too many open files", "node ip address")) == 0 {
@@ -72,7 +72,7 @@ func TestNoFileDescriptorsLeft(t *testing.T) {
 	reach(t, w.Pods[2], ip, "pod-1")
 }
 
-// limitFiles sets the number at which file descriptors end, and returns a function that sets it back.
+// limitFiles sets the limit of file descriptors, and returns a function that resets it.
 func (d *daemon) limitFiles(most uint64) (release func()) {
 	d.t.Helper()
 	var before unix.Rlimit
@@ -136,7 +136,7 @@ func (s *still) serveBy(h *lab.Host) {
 	}
 }
 
-// startBy starts the program by another one, unless that is "".
+// startBy starts the program through another one, unless by is empty.
 func (s *still) startBy(log string, by []string, flags ...string) *daemon {
 	s.Helper()
 	args := append(by, append([]string{program, "--manifests", filepath.Join(s.dir, "manifests"), "--hostname-override", nodeName,
@@ -152,8 +152,8 @@ func (s *still) startBy(log string, by []string, flags ...string) *daemon {
 
 var webIP = netip.MustParseAddrPort("10.96.0.10:80")
 
-// TestFewFileDescriptorsAtTheStart: with however few the program either serves, or ends and says why; it neither waits for ever nor
-// harms what is there.
+// TestFewFileDescriptorsAtTheStart: with any number of descriptors the program either serves, or exits with a reason. It neither
+// hangs nor damages existing rules.
 func TestFewFileDescriptorsAtTheStart(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
 	first := s.startBy(filepath.Join(s.dir, "first.log"), nil)
@@ -177,7 +177,7 @@ func TestFewFileDescriptorsAtTheStart(t *testing.T) {
 		})
 		select {
 		case <-d.Ended():
-			// The second is what Go's runtime says, before any of ours.
+			// The second text is from Go's runtime, before any log line.
 			if said := d.read(); !strings.Contains(said, "too many open files") && !strings.Contains(said, "epollcreate failed with 24") {
 				t.Errorf("with %d file descriptors it ends, and says only %s", n, said)
 			}
@@ -194,7 +194,7 @@ func TestFewFileDescriptorsAtTheStart(t *testing.T) {
 	}
 }
 
-// TestNothingCanBeWritten has the log on a disk that is full and the control socket's folder missing: the program serves.
+// TestNothingCanBeWritten has the log on a full disk and no folder for the control socket: the program serves.
 func TestNothingCanBeWritten(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
 	d := s.startBy("/dev/full", nil, "--control-socket", "/proc/nowhere/control.sock")
@@ -207,9 +207,9 @@ func TestNothingCanBeWritten(t *testing.T) {
 	}
 }
 
-// TestDevicesComeAndGo has a CNI that makes devices with addresses, renames and deletes them all the time, far more at once than the
-// kernel keeps for a slow reader. Node ports are served at the addresses that stay, no sync fails, and in the end the set of
-// addresses is that of the node.
+// TestDevicesComeAndGo: a CNI plugin continuously creates devices with addresses, renames and deletes them, far more at once than
+// the kernel queues for a slow reader. Permanent addresses serve node ports, no sync fails, and finally the set of addresses is
+// that of the node.
 func TestDevicesComeAndGo(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
 	d := s.startBy(filepath.Join(s.dir, "log"), nil, "--nodeport-addresses", "192.0.2.0/24,198.51.0.0/16")
@@ -249,12 +249,12 @@ func TestDevicesComeAndGo(t *testing.T) {
 	}
 }
 
-// churned is the address of a device.
+// churned returns the address of a device.
 func churned(round, device int) netip.Addr {
 	return netip.AddrFrom4([4]byte{198, 51, byte(round), byte(device + 1)})
 }
 
-// churn makes devices with an address each in the calling thread's namespace, renames them, and deletes all but the first.
+// churn creates devices with an address each in the calling thread's namespace, renames them, and deletes all but the first.
 func churn(devices, round int) error {
 	links := make([]netlink.Link, devices)
 	for i := range links {
@@ -281,8 +281,8 @@ func churn(devices, round int) error {
 	return nil
 }
 
-// TestPodsAreRecognisedByDevicesThatComeAndGo renames what pods come in by, and makes it anew: rules know it by its name, whenever it
-// has it.
+// TestPodsAreRecognisedByDevicesThatComeAndGo renames and recreates the device of local pods: rules match its name, whenever it
+// exists.
 func TestPodsAreRecognisedByDevicesThatComeAndGo(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
 	s.startBy(filepath.Join(s.dir, "log"), nil, "--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "veth-pod")
@@ -319,8 +319,8 @@ func TestPodsAreRecognisedByDevicesThatComeAndGo(t *testing.T) {
 	}
 }
 
-// TestTheBridgeOfPodsComesAndGoes renames the bridge that pods are recognised by, removes it, and makes it anew, as a network plugin does
-// that is installed anew.
+// TestTheBridgeOfPodsComesAndGoes renames, deletes and recreates the bridge of local pods, as the reinstallation of a network
+// plugin does.
 func TestTheBridgeOfPodsComesAndGoes(t *testing.T) {
 	const bridge = "cni0"
 	s := newStill(t, lab.Config{Pods: 3, Bridge: bridge})
@@ -355,7 +355,7 @@ func TestTheBridgeOfPodsComesAndGoes(t *testing.T) {
 			t.Error("without a bridge it is answered")
 		}
 		s.serveBy(is)
-		ip("link", "add", bridge, "address", "02:6b:6e:02:00:00", "type", "bridge") // the pods know it by that
+		ip("link", "add", bridge, "address", "02:6b:6e:02:00:00", "type", "bridge") // the pods have its hardware address
 		ip("link", "set", bridge, "up")
 		for _, pod := range s.Pods {
 			ip("link", "set", pod.Device, "master", bridge)

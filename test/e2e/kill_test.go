@@ -20,8 +20,8 @@ import (
 	"strconv"
 )
 
-// TestKillNine changes Services at random and kills the daemon at random moments. What is in the kernel in the end is what
-// a daemon writes that starts in a clean namespace.
+// TestKillNine changes Services at random and kills the daemon at random moments. Finally the kernel holds the same tables as
+// after a start in a clean namespace.
 func TestKillNine(t *testing.T) {
 	const rounds = 20
 	w := newWorld(t, lab.Config{Pods: 2, Remotes: 1})
@@ -51,7 +51,7 @@ func TestKillNine(t *testing.T) {
 	last := d.awaitIdle(patience)
 	clean := w.startOn(w.Remotes[0], w.kubeconfig())
 	clean.awaitIdle(patience)
-	// Chains that nothing leads to any more stay for two seconds.
+	// Unused chains stay for two seconds.
 	eventually(t, patience, func() error {
 		if diff := cmp.Diff(unnumbered(ruleset(t, w.Remotes[0])), unnumbered(ruleset(t, w.Node))); diff != "" {
 			return fmt.Errorf("ruleset after %d kills, against that of a fresh start (-want +got):\n%s", rounds, diff)
@@ -145,8 +145,8 @@ func randomSlices(r *rand.Rand, name string) []*discoveryv1.EndpointSlice {
 	return slices
 }
 
-// ruleset returns a host's ruleset in an order of its own: nft lists sets and chains as they were made, and the elements of
-// some sets as they come. Remembered clients are left out.
+// ruleset returns a host's ruleset in a canonical order: nft lists sets and chains in the order of creation, and the elements of
+// some sets unsorted. It omits the affinity map's elements.
 func ruleset(t testing.TB, h *lab.Host) []string {
 	t.Helper()
 	var parts []string
@@ -168,15 +168,15 @@ func ruleset(t testing.TB, h *lab.Host) []string {
 	return parts
 }
 
-// unnumbered is a ruleset in which service ports and endpoints have names instead of the numbers that a process has happened to
-// assign, and without the state, which has a key of its own in every namespace.
+// unnumbered returns a ruleset with names instead of the numbers of service ports and endpoints, which depend on a process's
+// history, and without the state element, whose key differs in every namespace.
 func unnumbered(lines []string) (out []string) {
 	names, ids := map[string]string{}, map[string]string{}
 	for _, line := range lines {
 		if m := heads.FindStringSubmatch(line); m != nil {
 			family, number, class := m[1], word(m[4]), word(m[4])&0x7ff
 			what := m[3]
-			if class == 3 { // the number is that of the Service's source ranges
+			if class == 3 { // the number belongs to the Service's source ranges
 				what, _, _ = strings.Cut(what, ":")
 				what += " sources"
 			}
@@ -221,7 +221,7 @@ var (
 	words    = regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{1,4}$`)
 )
 
-// word reads what the rules carry in the priority.
+// word parses a value of the register.
 func word(text string) uint32 {
 	high, low, _ := strings.Cut(text, ":")
 	a, _ := strconv.ParseUint(high, 16, 16)
@@ -229,7 +229,7 @@ func word(text string) uint32 {
 	return uint32(a<<16 | b)
 }
 
-// numberOf is the number of a service port in a word: with session affinity it is the upper half.
+// numberOf returns the number of a service port in a register value: with session affinity it is the upper half.
 func numberOf(word uint32) string {
 	if word >= 0xa000_0000 {
 		return fmt.Sprintf("%x:0", word>>16)

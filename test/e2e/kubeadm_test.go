@@ -18,13 +18,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// kubeadmFlags are those of a cluster with these prefixes of pods.
+// kubeadmFlags returns the flags of a cluster with these prefixes of pods.
 func (s *site) kubeadmFlags(podCIDR string) string {
 	return fmt.Sprintf("--kubernetes-version v1.36.3 --apiserver-advertise-address %s --control-plane-endpoint %s --pod-network-cidr %s",
 		s.Node.IPv4, s.api.Server(), podCIDR)
 }
 
-// TestKubeadmAddon runs the pod of kubeadm's DaemonSet with our image, and nothing else changed.
+// TestKubeadmAddon runs the pod of kubeadm's DaemonSet with only the image replaced.
 func TestKubeadmAddon(t *testing.T) {
 	s := newSite(t, lab.Config{Pods: 2}, nil, allowPrivileged)
 	s.serve(s.Pods[0])
@@ -43,7 +43,7 @@ func TestKubeadmAddon(t *testing.T) {
 	eventually(t, patience, s.startSaid)
 	s.seenAs(s.Node, s.Node)
 
-	// Now the cluster has one family: no prefix of IPv6 says what is a pod, and nothing is masqueraded for it.
+	// Now the cluster has one family: no IPv6 prefix identifies pods, and nothing is masqueraded for it.
 	s.sh("kubectl -n kube-system get configmap kube-proxy -o yaml | sed 's|,fd00:10:244::/56||' | kubectl apply -f -")
 	select {
 	case <-d.Ended():
@@ -94,7 +94,7 @@ func (s *site) daemonSet(name string) *appsv1.DaemonSet {
 	return d
 }
 
-// daemonSetOfDeploy is the pod of deploy/base with the API server's defaults.
+// daemonSetOfDeploy returns the pod of deploy/base with the API server's defaults.
 func (s *site) daemonSetOfDeploy() *corev1.PodSpec {
 	s.Helper()
 	var d appsv1.DaemonSet
@@ -105,7 +105,7 @@ func (s *site) daemonSetOfDeploy() *corev1.PodSpec {
 	return &d.Spec.Template.Spec
 }
 
-// seenAs waits until servers see the client under the addresses of these hosts, by each family's cluster IP.
+// seenAs waits until servers see the client under the addresses of these hosts, at each family's cluster IP.
 func (s *site) seenAs(v4, v6 *lab.Host) {
 	s.Helper()
 	for _, addr := range s.clusterIPs("web") {

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) (int, error) {
-	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // odd objects are on purpose
+	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // the test's unusual objects cause warnings
 	ctx := context.Background()
 	if _, err := cluster.Build(ctx, os.Stderr); err != nil {
 		return 0, err
@@ -46,8 +46,8 @@ func run(m *testing.M) (int, error) {
 	return m.Run(), nil
 }
 
-// world is a lab with a cluster on its node. The API server serves at the node's address, so that other hosts of the
-// lab reach it too.
+// world is a lab with a cluster on its node. The API server listens on the node's address, so that other hosts of the lab can
+// reach it.
 type world struct {
 	*testing.T
 	*lab.Lab
@@ -56,7 +56,7 @@ type world struct {
 	dir string
 }
 
-// newWorld starts everything but the daemon, and makes the Node. The flags are the API server's.
+// newWorld starts everything except the daemon, and creates the Node. The flags are the API server's.
 func newWorld(t *testing.T, c lab.Config, flags ...string) *world {
 	t.Helper()
 	w := &world{T: t, Lab: lab.ForTest(t, c), dir: t.TempDir()}
@@ -86,7 +86,7 @@ func (w *world) serve(hosts ...*lab.Host) {
 	}
 }
 
-// eventually repeats check until it returns nil, and ends the test with its last error when the time is up.
+// eventually repeats check until it returns nil, and fails the test with its last error after the time.
 func eventually(t testing.TB, within time.Duration, check func() error) {
 	t.Helper()
 	if err := await(t.Context(), within, check); err != nil {
@@ -94,7 +94,7 @@ func eventually(t testing.TB, within time.Duration, check func() error) {
 	}
 }
 
-// await repeats check until it returns nil or the time is up.
+// await repeats check until it returns nil or the time is over.
 func await(ctx context.Context, within time.Duration, check func() error) error {
 	deadline := time.Now().Add(within)
 	for {

@@ -20,8 +20,8 @@ import (
 // sharedIP is claimed by two Services.
 const sharedIP = "203.0.113.9"
 
-// TestMalformedObjects writes what the API server accepts and no proxy can use. Everything else goes on working, and the
-// author of each such object is told once.
+// TestMalformedObjects writes objects that the API server accepts and that cannot be programmed. Everything else keeps working,
+// and each such object is reported once.
 func TestMalformedObjects(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 2})
 	w.serve(w.Pods[0])
@@ -31,12 +31,12 @@ func TestMalformedObjects(t *testing.T) {
 
 	w.apply(w.odd()...)
 	testRefused(t, w)
-	// These can be used in spite of their looks.
+	// These are valid although they look unusual.
 	for _, name := range []string{"good", "fqdn", "conditions", "first", "second", "twice", "half"} {
 		reach(t, w.Pods[1], w.clusterIPs(name)[0], "pod-0")
 	}
 	reach(t, w.Client, addrPort(sharedIP), "pod-0")
-	// These have nobody behind them.
+	// These have no endpoints.
 	for _, name := range []string{"empty", "portless", "orphan"} {
 		reach(t, w.Pods[1], w.clusterIPs(name)[0])
 	}
@@ -57,7 +57,7 @@ func TestMalformedObjects(t *testing.T) {
 	})
 	never(t, 3*time.Second, func() error { return compareEvents(w, want) })
 
-	// The slice without a Service is nobody's, so it isn't counted.
+	// The slice without a Service belongs to none, so it is not counted.
 	m := d.awaitIdle(patience)
 	got := map[string]float64{
 		"Service":       m[`kubenftproxy_rejected_objects{kind="Service"}`],
@@ -74,7 +74,7 @@ func TestMalformedObjects(t *testing.T) {
 	}
 }
 
-// odd are the objects that are accepted.
+// odd returns the accepted objects.
 func (w *world) odd() []runtime.Object {
 	pod := endpoint(w.Pods[0].IPv4)
 	claim := func(name string) *corev1.Service {
@@ -104,7 +104,7 @@ func (w *world) odd() []runtime.Object {
 	}
 }
 
-// touched are the same objects with a change that concerns nobody.
+// touched returns the same objects with an irrelevant change.
 func (w *world) touched() []runtime.Object {
 	objs := w.odd()
 	for _, obj := range objs {
@@ -113,7 +113,7 @@ func (w *world) touched() []runtime.Object {
 	return objs
 }
 
-// testRefused writes what the API server is trusted to refuse.
+// testRefused writes objects that the API server must reject.
 func testRefused(t *testing.T, w *world) {
 	balanced := service("garbage")
 	balanced.Spec.Type = corev1.ServiceTypeLoadBalancer

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// TestADocumentThatCannotBeReadHidesNoOther: packets reach the Services of all other documents, from the start on and after changes. The
-// log has a line of each document that cannot be read, and the metric counts it.
+// TestADocumentThatCannotBeReadHidesNoOther: packets reach the Services of all other documents, from the start on and after
+// changes. The log has a line for each unreadable document, and the metric counts it.
 func TestADocumentThatCannotBeReadHidesNoOther(t *testing.T) {
 	service := func(n int, pod string) string {
 		name := fmt.Sprint("s", n)

@@ -17,10 +17,10 @@ import (
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// TestMemoryLimit runs the program in a control group with little memory, as a container with a limit has. With what the
-// documentation says it needs it serves, goes on serving while its tables are written anew, and stays within the limit. With less it
-// may be killed, and what it has programmed stays: then the same limit, doubled, is tried. MEMORY=96 says how many MiB to begin with.
-// 1,000 Services with ten endpoints each, unless BIG says otherwise.
+// TestMemoryLimit runs the program in a control group with little memory, as in a container with a limit. With the documented
+// memory, it serves, keeps serving during a full sync, and stays within the limit. With less, it may be killed and its rules
+// stay: then the test doubles the limit and tries again. MEMORY=96 sets the first limit in MiB. It uses 1,000 Services with ten
+// endpoints each by default, else BIG.
 func TestMemoryLimit(t *testing.T) {
 	n, limit := 1000, 48
 	if os.Getenv("BIG") != "" {
@@ -72,7 +72,7 @@ func TestMemoryLimit(t *testing.T) {
 		d.memory("VmRSS"), d.memory("VmHWM"))
 }
 
-// group is a control group with a limit for its memory.
+// group is a control group with a memory limit.
 type group struct {
 	testing.TB
 	folder string
@@ -102,7 +102,7 @@ func newGroup(t testing.TB, limit int) *group {
 	return g
 }
 
-// peak is the most that it has used.
+// peak returns its peak memory use.
 func (g *group) peak() int {
 	file := "memory.peak"
 	if g.v1 {
@@ -116,7 +116,7 @@ func (g *group) peak() int {
 	return n
 }
 
-// startIn starts the program in a control group, which it sees as a container sees its own.
+// startIn starts the program in a control group, which it sees as a container does.
 func (w *world) startIn(g *group) *daemon {
 	w.Helper()
 	mount := "mount --bind " + g.folder + " /sys/fs/cgroup"

@@ -29,7 +29,7 @@ import (
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// TestMetricsAreThoseOfKubeProxy lets the same happen to both programs, one after the other on the same cluster, and compares
+// TestMetricsAreThoseOfKubeProxy makes the same changes for both programs, one after the other on the same cluster, and compares
 // names, types, labels, buckets and values of their metrics.
 func TestMetricsAreThoseOfKubeProxy(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 1, Remotes: 1})
@@ -52,14 +52,14 @@ func TestMetricsAreThoseOfKubeProxy(t *testing.T) {
 // families are the metrics of one scrape by their names.
 type families map[string]*dto.MetricFamily
 
-// scrapes are the metrics of one life of a program: after the first sync, and at the end, as text and in the binary form.
+// scrapes are the metrics of one run of a program: after the first sync, and at the end, as text and in the binary form.
 type scrapes struct {
 	started            time.Time
 	first, end, native families
 	text               []byte
 }
 
-// lived lets the program live through some changes, and reads its metrics. All that changes is as before at the end.
+// lived runs the program through some changes, and reads its metrics. The end state equals the initial one.
 func lived(a asked) (s scrapes) {
 	local, open, plain := a.objectsWithPolicies()
 	defer a.delete(local, open, plain)
@@ -77,7 +77,7 @@ func lived(a asked) (s scrapes) {
 	s.first, _ = a.gather(p)
 	a.changes(p, local, plain)
 	a.ask(p)
-	eventually(a, patience, func() error { // conntrack is looked after beside the syncs
+	eventually(a, patience, func() error { // conntrack is reconciled beside the syncs
 		m, err := p.Metrics(a.Context())
 		if n, _ := m.Sum("kubeproxy_conntrack_reconciler_sync_duration_seconds_count"); err == nil && n == 0 {
 			return errors.New("there has been no pass over the connection tracking table")
@@ -90,8 +90,8 @@ func lived(a asked) (s scrapes) {
 	return s
 }
 
-// loseTables deletes all tables. kube-proxy fails at the next change, and takes the metric of that into those at the end; ours
-// are there again without one.
+// loseTables deletes all tables. kube-proxy fails at the next change, and its failure metric is added to those at the end;
+// kube-nftproxy repairs its tables without a change.
 func (a asked) loseTables(p *proxy.Program, end families) {
 	nft(a, a.Node, "flush ruleset")
 	name, labels := "kubenftproxy_repairs_total", "reason=foreign_change"
@@ -111,7 +111,7 @@ func (a asked) loseTables(p *proxy.Program, end families) {
 	})
 }
 
-// objectsWithPolicies are Services with policy Local for internal and for external traffic, and one without.
+// objectsWithPolicies returns Services with policy Local for internal and for external traffic, and one without.
 func (a asked) objectsWithPolicies() (local, open, plain *corev1.Service) {
 	policy := corev1.ServiceInternalTrafficPolicyLocal
 	local, open, plain = service("local"), checked(checkPort), service("plain")
@@ -119,7 +119,7 @@ func (a asked) objectsWithPolicies() (local, open, plain *corev1.Service) {
 	return local, open, plain
 }
 
-// endpointsElsewhere are slices of all those Services, without any endpoint on this node.
+// endpointsElsewhere returns slices of all those Services, without any endpoint on this node.
 func (a asked) endpointsElsewhere() []*discoveryv1.EndpointSlice {
 	remote := func(f model.Family) discoveryv1.Endpoint { return elsewhere(endpoint(a.Remotes[0].Addrs()[f])) }
 	return []*discoveryv1.EndpointSlice{
@@ -128,7 +128,7 @@ func (a asked) endpointsElsewhere() []*discoveryv1.EndpointSlice {
 	}
 }
 
-// triggered says in a slice that it was changed just now, as the controller does.
+// triggered sets the time of a change in a slice to now, as the controller does.
 func triggered(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	metav1.SetMetaDataAnnotation(&s.ObjectMeta, corev1.EndpointsLastChangeTriggerTime, time.Now().Format(time.RFC3339Nano))
 	return s
@@ -167,7 +167,7 @@ func (a asked) changes(p *proxy.Program, local, plain *corev1.Service) {
 	}
 }
 
-// ask asks the health port, also while the node is about to be deleted.
+// ask queries the health port, also while the node is being deleted.
 func (a asked) ask(p *proxy.Program) {
 	status := func(path string, want int) {
 		eventually(a, patience, func() error {
@@ -188,7 +188,7 @@ func (a asked) ask(p *proxy.Program) {
 
 const metricsPage = "http://127.0.0.1:10249/metrics"
 
-// gather reads /metrics in the form of text.
+// gather reads /metrics in the text format.
 func (a asked) gather(p *proxy.Program) (families, []byte) {
 	a.Helper()
 	_, text, err := p.Get(a.Context(), metricsPage)
@@ -203,7 +203,7 @@ func (a asked) gather(p *proxy.Program) (families, []byte) {
 	return found, text
 }
 
-// binary reads /metrics in the form that has native histograms.
+// binary reads /metrics in the format with native histograms.
 func (a asked) binary(p *proxy.Program) families {
 	a.Helper()
 	format := expfmt.NewFormat(expfmt.TypeProtoDelim)
@@ -223,11 +223,11 @@ func (a asked) binary(p *proxy.Program) families {
 	return found
 }
 
-// rareTheirs is a metric of kube-proxy's that has no series before the kernel refuses to delete a chain, and ours has from the
-// start.
+// rareTheirs is a metric of kube-proxy that has no series before the kernel first rejects the deletion of a chain. kube-nftproxy
+// has one from the start.
 const rareTheirs = "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total"
 
-// compareForms compares names, types, labels and buckets. docs/metrics.md tells why some are left out.
+// compareForms compares names, types, labels and buckets. docs/metrics.md explains the exceptions.
 func compareForms(t *testing.T, theirs, ours families) {
 	for _, name := range slices.Sorted(maps.Keys(theirs)) {
 		if notOurs.MatchString(name) {
@@ -256,7 +256,7 @@ func compareForms(t *testing.T, theirs, ours families) {
 	}
 }
 
-// extended are the histograms that show longer and shorter times than kube-proxy's.
+// extended are the histograms with longer and shorter times than kube-proxy's.
 var extended = regexp.MustCompile(`^kubeproxy_(sync_(full_|partial_)?proxy_rules|conntrack_reconciler_sync)_duration_seconds$`)
 
 func compareBuckets(t *testing.T, name string, theirs, ours []float64) {
@@ -295,14 +295,14 @@ func bucketsOf(f *dto.MetricFamily) []float64 {
 	return bounds
 }
 
-// compareValues compares the values of all metrics of proxies, as far as the same has to come out.
+// compareValues compares the values of all proxy metrics that should be equal.
 func compareValues(t *testing.T, theirs, ours scrapes) {
 	const (
 		equal    = "equal"
 		halved   = "halved"   // kube-proxy counts once for each family
-		positive = "positive" // how often depends on the timing, or on how the program works
-		recent   = "recent"   // a time of this life
-		provoked = "provoked" // kube-proxy was made to fail
+		positive = "positive" // depends on timing or implementation
+		recent   = "recent"   // a time during this run
+		provoked = "provoked" // a provoked failure of kube-proxy
 	)
 	rules := map[string]string{
 		"kubeproxy_sync_proxy_rules_duration_seconds":              positive,
@@ -329,7 +329,7 @@ func compareValues(t *testing.T, theirs, ours scrapes) {
 		for series, want := range their {
 			got, exists := our[series]
 			if !exists && name == "kubernetes_feature_enabled" {
-				continue // of something that isn't done here
+				continue // a feature that does not exist here
 			}
 			compared++
 			switch {
@@ -352,13 +352,13 @@ func compareValues(t *testing.T, theirs, ours scrapes) {
 	}
 }
 
-// during tells whether a Unix time lies in a life that began at some time.
+// during reports whether a Unix time is within a run that started at some time.
 func during(seconds float64, started time.Time) bool {
 	at := time.Unix(0, int64(seconds*1e9))
 	return at.After(started) && at.Before(started.Add(time.Minute))
 }
 
-// valuesOf returns the values of the series of a metric, for a histogram the number of observations.
+// valuesOf returns the values of a metric's series; for a histogram, the number of observations.
 func valuesOf(f *dto.MetricFamily) map[string]float64 {
 	values := map[string]float64{}
 	for _, m := range f.GetMetric() {
@@ -372,7 +372,7 @@ func valuesOf(f *dto.MetricFamily) map[string]float64 {
 	return values
 }
 
-// compareNative wants those of kube-proxy's histograms that have native buckets to have them here, of the same resolution.
+// compareNative checks that those of kube-proxy's histograms with native buckets have them here, with the same resolution.
 func compareNative(t *testing.T, theirs, ours families) {
 	compared := 0
 	for name, their := range theirs {
@@ -391,8 +391,8 @@ func compareNative(t *testing.T, theirs, ours families) {
 	}
 }
 
-// mixin wants all series that the dashboard and the alerts of kubernetes-mixin for kube-proxy ask for. Those with a verb or code
-// are there once there has been such a request.
+// mixin checks all series in the kubernetes-mixin's dashboard and alerts for kube-proxy. Those with a verb or code exist after
+// the first such request.
 func mixin(t *testing.T, theirs, ours families) {
 	for _, series := range []struct{ name, label, value string }{
 		{"kubeproxy_sync_proxy_rules_duration_seconds", "ip_family", "IPv4"}, {"kubeproxy_network_programming_duration_seconds", "ip_family", "IPv4"},
@@ -415,7 +415,7 @@ func mixin(t *testing.T, theirs, ours families) {
 	}
 }
 
-// lint checks the whole page by the rules of Prometheus. What it finds is in names that others have made.
+// lint checks the whole page by Prometheus's rules. Its findings are in names from other projects.
 func lint(t *testing.T, text []byte) {
 	problems, err := promlint.New(bytes.NewReader(text)).Lint()
 	if err != nil {
@@ -429,7 +429,7 @@ func lint(t *testing.T, text []byte) {
 	}
 }
 
-// cardinality wants that no change of the cluster has made a series of the proxy's.
+// cardinality checks that no change of the cluster adds a proxy series.
 func cardinality(t *testing.T, s scrapes) {
 	count := func(all families) map[string]int {
 		series := map[string]int{}

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestMigrating goes through docs/migrating.md. Our own program stands in for kube-proxy, which the lane twin has.
+// TestMigrating follows docs/migrating.md. kube-nftproxy itself stands in for kube-proxy, which the lane twin has.
 func TestMigrating(t *testing.T) {
 	root := t.TempDir()
 	if err := imageOf(root, program); err != nil {
@@ -23,8 +23,8 @@ func TestMigrating(t *testing.T) {
 	testMigrating(t, kubelet.Image{Root: root, Entrypoint: []string{"/usr/local/bin/kube-proxy"}})
 }
 
-// TestMigratingFiles parses the configuration files of docs/migrating.md, and has our program read those that are for it, and
-// the flags, in a lab.
+// TestMigratingFiles parses the configuration files of docs/migrating.md, and makes the program read those for it, and the flags,
+// in a lab.
 func TestMigratingFiles(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{})
 	files, flags := 0, 0

@@ -21,12 +21,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// page is a page of ours: the blocks of a language, by the heading that they are below.
+// page holds a page's code blocks of one language, by heading.
 type page map[string][]string
 
 const migrating = "docs/migrating.md"
 
-// mustReadPage reads the blocks of one language of a file.
+// mustReadPage reads a file's code blocks of one language.
 func mustReadPage(t *testing.T, file, language string) page {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../..", file))
@@ -53,19 +53,19 @@ func mustReadPage(t *testing.T, file, language string) page {
 	return p
 }
 
-// stage is a part of the page, and who serves Services once it was done.
+// stage is a part of the page, with the program that serves after it.
 type stage struct {
 	heading string
-	// blocks are the numbers of the blocks to be run; none stands for all.
+	// blocks are the numbers of the blocks to run; none stands for all.
 	blocks []int
-	// by is the label k8s-app of the pod that serves, and whether its program is ours.
+	// by is the label k8s-app of the serving pod; ours is true if its program is kube-nftproxy.
 	by   string
 	ours bool
-	// check looks for what is special about it.
+	// check checks the special results of the stage.
 	check func(*migration)
 }
 
-// stages is the way through the page: all blocks are run at least once.
+// stages is the sequence through the page: all blocks run at least once.
 var stages = []stage{
 	{heading: "Before you start", by: "kube-proxy"},
 	{heading: "kubeadm: swap the image", by: "kube-proxy", ours: true},
@@ -84,20 +84,20 @@ var stages = []stage{
 	{heading: "Have a look", by: "kube-nftproxy", ours: true},
 }
 
-// migration is an operator at work on the page.
+// migration is an operator who follows the page.
 type migration struct {
 	*site
 	page page
 	// connection was opened at the start.
 	connection net.Conn
-	// onPod1 says that Service web leads to pod-1 at the moment, otherwise to pod-0.
+	// onPod1 is true while Service web leads to pod-1, otherwise it leads to pod-0.
 	onPod1 bool
 }
 
-// kubeProxyImage is the image that kubeadm's DaemonSet has.
+// kubeProxyImage is the image in kubeadm's DaemonSet.
 const kubeProxyImage = "registry.k8s.io/kube-proxy"
 
-// kubeadmConfig is a cluster whose kube-proxy can run in a lab, where conntrack's limit can't be written.
+// kubeadmConfig is a cluster whose kube-proxy can run in a lab, in which conntrack's limit is read-only.
 const kubeadmConfig = `apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
 localAPIEndpoint: {advertiseAddress: %s}
@@ -114,8 +114,8 @@ mode: nftables
 conntrack: {maxPerCore: 0}
 `
 
-// testMigrating goes through the page with the commands that are in it. After each stage the right program serves, follows a
-// change, and a connection from before the first stage is alive.
+// testMigrating runs the commands of the page. After each stage the right program serves and follows a change, and a connection
+// from before the first stage still works.
 func testMigrating(t *testing.T, kubeProxy kubelet.Image) {
 	p := mustReadPage(t, migrating, "sh")
 	covered := map[string]bool{}
@@ -143,7 +143,7 @@ func testMigrating(t *testing.T, kubeProxy kubelet.Image) {
 	}
 }
 
-// begin applies kubeadm's objects, and opens a connection by its kube-proxy.
+// begin applies kubeadm's objects, and opens a connection through kube-proxy.
 func (m *migration) begin() {
 	m.Helper()
 	m.serve(m.Pods[0], m.Pods[1])
@@ -176,7 +176,7 @@ func (m *migration) begin() {
 	m.alive()
 }
 
-// do runs the commands of a stage, and looks at what has come of it.
+// do runs the commands of a stage, and checks the result.
 func (m *migration) do(s stage) {
 	blocks := m.page[s.heading]
 	if s.blocks != nil {
@@ -198,7 +198,7 @@ func (m *migration) do(s stage) {
 	m.alive()
 }
 
-// served waits until the pod of this label is the only one, and its program serves.
+// served waits until the pod with this label is the only one, and its program serves.
 func (m *migration) served(by string, ours bool) {
 	m.Helper()
 	other := map[string]string{"kube-proxy": "kube-nftproxy", "kube-nftproxy": "kube-proxy"}[by]
@@ -216,7 +216,7 @@ func (m *migration) served(by string, ours bool) {
 	})
 }
 
-// gone returns nil once there are no pods of a label.
+// gone returns nil if no pod has a label.
 func (m *migration) gone(label string) error {
 	list, err := m.api.Client().CoreV1().Pods("kube-system").List(m.Context(), metav1.ListOptions{LabelSelector: label})
 	if err == nil && len(list.Items) > 0 {
@@ -225,7 +225,7 @@ func (m *migration) gone(label string) error {
 	return err
 }
 
-// moves gives Service web another endpoint: whoever serves has to follow.
+// moves replaces the endpoint of Service web: the serving program has to follow.
 func (m *migration) moves() {
 	m.Helper()
 	m.onPod1 = !m.onPod1
@@ -242,7 +242,7 @@ func (m *migration) moves() {
 	}
 }
 
-// alive has the connection from the start answer.
+// alive checks the connection from the start.
 func (m *migration) alive() {
 	m.Helper()
 	line := fmt.Sprintf("alive at %d\n", time.Now().UnixNano())
@@ -269,7 +269,7 @@ func (m *migration) isHardened() {
 	}
 }
 
-// leave removes the DaemonSet, and then what it left on the node.
+// leave deletes the DaemonSet, and then its leftovers on the node.
 func (m *migration) leave() {
 	m.Helper()
 	m.sh("kubectl delete -k deploy/base")

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/kubelet"
 )
 
-// TestMigratingFromKubeProxy goes through docs/migrating.md with the real kube-proxy, there and back.
+// TestMigratingFromKubeProxy follows docs/migrating.md with the original kube-proxy, in both directions.
 func TestMigratingFromKubeProxy(t *testing.T) {
 	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
 	root := t.TempDir()
@@ -24,7 +24,7 @@ func TestMigratingFromKubeProxy(t *testing.T) {
 	testMigrating(t, kubelet.Image{Root: root, Entrypoint: []string{"/usr/local/bin/kube-proxy"}})
 }
 
-// addNFT puts nft with its libraries into an image, where kube-proxy finds it.
+// addNFT adds nft with its libraries to an image, where kube-proxy finds it.
 func addNFT(root string) error {
 	path, err := exec.LookPath("nft")
 	if err != nil {

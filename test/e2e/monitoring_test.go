@@ -31,10 +31,10 @@ import (
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// monitoring is the folder with what is tested here.
+// monitoring is the folder under test.
 const monitoring = "../../deploy/monitoring"
 
-// manifest reads a file of YAML or JSON.
+// manifest parses a file of YAML or JSON.
 func manifest(t testing.TB, path string) (m map[string]any) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -47,7 +47,7 @@ func manifest(t testing.TB, path string) (m map[string]any) {
 	return m
 }
 
-// writeManifest is the other way.
+// writeManifest writes such a file.
 func writeManifest(t testing.TB, path string, m any) {
 	t.Helper()
 	text, err := yaml.Marshal(m)
@@ -59,7 +59,7 @@ func writeManifest(t testing.TB, path string, m any) {
 	}
 }
 
-// promPrograms is the folder with prometheus and promtool, which it fetches where they aren't there.
+// promPrograms returns the folder with prometheus and promtool; it downloads missing ones.
 func promPrograms(t testing.TB) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "../../hack/prometheus.sh")
@@ -73,7 +73,7 @@ func promPrograms(t testing.TB) string {
 	return dir
 }
 
-// alertNames are those of the rules.
+// alertNames returns the names of the rules.
 func alertNames(rules map[string]any) (names []string) {
 	for _, group := range rules["groups"].([]any) {
 		for _, rule := range group.(map[string]any)["rules"].([]any) {
@@ -83,8 +83,8 @@ func alertNames(rules map[string]any) (names []string) {
 	return names
 }
 
-// TestAlerts has promtool check the rules and let each alert fire, and not fire, on series made for it; and looks whether
-// each has its section among the runbooks, and the other way round.
+// TestAlerts makes promtool check the rules and let each alert fire, and not fire, on prepared series. It also checks that alerts
+// and runbook sections match.
 func TestAlerts(t *testing.T) {
 	dir, bin := t.TempDir(), promPrograms(t)
 	rules := manifest(t, filepath.Join(monitoring, "rules.yaml"))["spec"].(map[string]any)
@@ -119,7 +119,7 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// tried are the alerts that testdata/alerts.yaml has fire, and those that it has not fire.
+// tried returns the alerts that fire, and those that do not, in testdata/alerts.yaml.
 func tried(t testing.TB) (fired, quiet map[string]bool) {
 	fired, quiet = map[string]bool{}, map[string]bool{}
 	for _, c := range manifest(t, "testdata/alerts.yaml")["tests"].([]any) {
@@ -157,20 +157,20 @@ func TestScrapeConfigurationsAreOne(t *testing.T) {
 	}
 }
 
-// watched is a site with a Prometheus on its node, as deploy/monitoring has it, but that it looks every second.
+// watched is a site with a Prometheus on its node, configured as in deploy/monitoring, but with a scrape every second.
 type watched struct {
 	*site
 	server *proxy.Program
 }
 
-// recorded is the time that the published picture shows.
+// recorded is the period in the published picture.
 const recorded = 3 * time.Minute
 
-// serverAddress is where Prometheus serves.
+// serverAddress is the address of Prometheus.
 const serverAddress = "127.0.0.1:9090"
 
-// TestMonitoring lets a real Prometheus scrape the real pod, and evaluates every expression of the
-// dashboard, of kubernetes-mixin's dashboard for kube-proxy and of the alerts while Services change.
+// TestMonitoring makes a real Prometheus scrape the real pod, and evaluates every expression of the dashboard, of the
+// kubernetes-mixin's dashboard for kube-proxy and of the alerts while Services change.
 func TestMonitoring(t *testing.T) {
 	s := newSite(t, lab.Config{Pods: 2}, nil)
 	s.serve(s.Pods...)
@@ -202,13 +202,13 @@ func TestMonitoring(t *testing.T) {
 	}
 	t.Run("alerts", w.testAlerts)
 	if file := os.Getenv("MONITORING_OUTPUT"); file != "" {
-		never(t, recorded, func() error { return nil }) // let it go on
+		never(t, recorded, func() error { return nil }) // record for this time
 		w.record(t, file)
 	}
 }
 
-// targets are what Prometheus' discovery by the API server makes of the pod, a target for each container. Debian's Prometheus is
-// built without that.
+// targets returns the targets that Prometheus's discovery through the API server makes of the pod, one for each container.
+// Debian's Prometheus is built without it.
 func (w *watched) targets() (list []map[string]any) {
 	p, _ := w.pod("kube-nftproxy")
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
@@ -221,7 +221,7 @@ func (w *watched) targets() (list []map[string]any) {
 	return list
 }
 
-// prometheus starts it on the node.
+// prometheus starts Prometheus on the node.
 func (w *watched) prometheus() *proxy.Program {
 	w.Helper()
 	bin, dir := promPrograms(w), w.T.TempDir()
@@ -265,7 +265,7 @@ func (w *watched) prometheus() *proxy.Program {
 	return p
 }
 
-// churn changes Services and connects to them until it is stopped: with endpoints, without, one that can't be served.
+// churn changes Services and connects to them until it is stopped: with endpoints, without, and one that cannot be programmed.
 func (w *watched) churn() (stop func()) {
 	ctx, cancel := context.WithCancel(w.Context())
 	ended := make(chan error, 1)
@@ -314,7 +314,7 @@ func (w *watched) churn() (stop func()) {
 	}
 }
 
-// panels are the expressions of the dashboard by the panel's title.
+// panels returns the expressions of the dashboard by the panel's title.
 func panels(t testing.TB) map[string][]string {
 	out := map[string][]string{}
 	for _, p := range manifest(t, filepath.Join(monitoring, "dashboard.json"))["panels"].([]any) {
@@ -331,8 +331,8 @@ func panels(t testing.TB) map[string][]string {
 	return out
 }
 
-// mixinQueries are those of kubernetes-mixin's dashboard "Kubernetes / Proxy" (dashboards/proxy.libsonnet) that have a value
-// where the API server answers well. Verb GET has none: watches begin with a list, in both programs.
+// mixinQueries are the expressions of the kubernetes-mixin's dashboard "Kubernetes / Proxy" (dashboards/proxy.libsonnet) that
+// have a value if the API server answers. Verb GET has none: watches begin with a list, in both programs.
 var mixinQueries = []string{
 	`sum(up{job="kube-proxy"})`,
 	`sum(rate(kubeproxy_sync_proxy_rules_duration_seconds_count{job="kube-proxy",instance=~"$instance"}[$__rate_interval]))`,
@@ -346,10 +346,10 @@ var mixinQueries = []string{
 	`go_goroutines{job="kube-proxy",instance=~"$instance"}`,
 }
 
-// concrete fills in what Grafana fills in.
+// concrete replaces Grafana's variables.
 var concrete = strings.NewReplacer("$__rate_interval", "10s", "$__range", "1m", "$job", ".+", "$instance", ".+")
 
-// haveValues waits until every expression has a value that is a number.
+// haveValues waits until every expression has a numeric value.
 func (w *watched) haveValues(t *testing.T, expressions []string) {
 	for _, expr := range expressions {
 		w.query(t, concrete.Replace(expr), func(all []series) error {
@@ -361,8 +361,7 @@ func (w *watched) haveValues(t *testing.T, expressions []string) {
 	}
 }
 
-// testAlerts sees that no alert fires but those that are about what was done to the cluster, and that one fires after another
-// program has deleted a table.
+// testAlerts checks that only alerts about the test's changes fire, and that one fires after another program has deleted a table.
 func (w *watched) testAlerts(t *testing.T) {
 	if err := w.Node.Command(t.Context(), "nft", "delete table ip kube-nftproxy").Run(); err != nil {
 		t.Fatal(err)
@@ -403,21 +402,21 @@ func (w *watched) testAlerts(t *testing.T) {
 	}
 }
 
-// series is one of a query's result: the last value of an instant, or all of a range.
+// series is one result of a query: the last value of an instant, or all of a range.
 type series struct {
 	Metric map[string]string `json:"metric"`
 	Value  [2]any            `json:"value"`
 	Values [][2]any          `json:"values"`
 }
 
-// hasNumber tells whether its value is one.
+// hasNumber reports whether its value is a number.
 func (s series) hasNumber() bool {
 	text, _ := s.Value[1].(string)
 	value, err := strconv.ParseFloat(text, 64)
 	return err == nil && !math.IsNaN(value) && !math.IsInf(value, 0)
 }
 
-// query asks until check is content.
+// query repeats a query until check accepts the result.
 func (w *watched) query(t *testing.T, expr string, check func([]series) error) (all []series) {
 	t.Helper()
 	eventually(t, 2*patience, func() error {
@@ -454,7 +453,7 @@ func (w *watched) ask(ctx context.Context, path string, query url.Values, answer
 	return json.Unmarshal(text, answer)
 }
 
-// record writes what the dashboard's panels have shown in the last minutes, for hack/plot.
+// record writes the data of the dashboard's panels in the last minutes, for hack/plot.
 func (w *watched) record(t *testing.T, file string) {
 	type line struct {
 		Legend string       `json:"legend"`
@@ -506,7 +505,7 @@ func (w *watched) record(t *testing.T, file string) {
 	}
 }
 
-// legendOf fills labels in as Grafana does.
+// legendOf replaces labels in a legend as Grafana does.
 func legendOf(format string, labels map[string]string) string {
 	return regexp.MustCompile(`{{(\w+)}}`).ReplaceAllStringFunc(format, func(name string) string {
 		return labels[strings.Trim(name, "{}")]

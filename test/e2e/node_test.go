@@ -24,8 +24,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestPodCIDRsOfTheNode runs in mode NodeCIDR. Nothing is programmed before the Node has podCIDRs; afterwards pods with
-// other addresses are masqueraded at cluster IPs, and when a Node registers anew with other podCIDRs, that follows.
+// TestPodCIDRsOfTheNode runs in mode NodeCIDR. Nothing is programmed before the Node has podCIDRs. Afterwards pods with other
+// addresses are masqueraded at cluster IPs, and the rules follow a Node that registers again with other podCIDRs.
 func TestPodCIDRsOfTheNode(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 2, Remotes: 1})
 	w.serve(w.Pods[0])
@@ -39,7 +39,7 @@ func TestPodCIDRsOfTheNode(t *testing.T) {
 
 	d := w.start("--detect-local-mode", "NodeCIDR")
 	eventually(t, patience, func() error {
-		// Load balancers are sent elsewhere, but the kubelet has nothing to restart.
+		// Load balancers choose other nodes, but the kubelet has no reason for a restart.
 		return errors.Join(answer(d, "healthz", http.StatusServiceUnavailable), answer(d, "livez", http.StatusOK))
 	})
 	never(t, time.Second, func() error {
@@ -54,7 +54,7 @@ func TestPodCIDRsOfTheNode(t *testing.T) {
 	eventually(t, patience, func() error { return answer(d, "healthz", http.StatusOK) })
 	open := w.converse(w.clusterIPs("echo"), w.Pods[1], w.Remotes[0])
 
-	// The API server lets nobody change podCIDRs: the Node must register anew.
+	// podCIDRs are immutable: the Node must register again.
 	w.delete(node())
 	never(t, time.Second, func() error { return w.sources(ips, w.Pods[1], w.Remotes[0]) })
 	w.apply(node())
@@ -73,14 +73,14 @@ func TestPodCIDRsOfTheNode(t *testing.T) {
 	}
 }
 
-// nodeWithPods is the Node whose pods have addresses of these prefixes.
+// nodeWithPods returns the Node with these prefixes of pods.
 func nodeWithPods(cidrs ...string) *corev1.Node {
 	n := node()
 	n.Spec.PodCIDR, n.Spec.PodCIDRs = cidrs[0], cidrs
 	return n
 }
 
-// expectSources waits until sources is content.
+// expectSources waits until sources returns nil.
 func (w *world) expectSources(when string, ips []netip.AddrPort, kept, masqueraded *lab.Host) {
 	w.Helper()
 	if err := await(w.Context(), patience, func() error { return w.sources(ips, kept, masqueraded) }); err != nil {
@@ -103,17 +103,17 @@ func (w *world) sources(ips []netip.AddrPort, kept, masqueraded *lab.Host) error
 	return nil
 }
 
-// echoPort is where servers return each line.
+// echoPort is the port of servers that return each line.
 const echoPort = 7070
 
-// echoService is a Service with the servers of lines behind its port, in both families.
+// echoService returns a dual-stack Service for these servers.
 func echoService() *corev1.Service {
 	s := service("echo", corev1.IPv4Protocol, corev1.IPv6Protocol)
 	s.Spec.Ports = s.Spec.Ports[:1]
 	return s
 }
 
-// echoSlices are the slices of Service echo.
+// echoSlices returns the slices of Service echo.
 func echoSlices(h *lab.Host) (list []runtime.Object) {
 	for i, e := range endpointsOf(h) {
 		s := slice("echo", fmt.Sprintf("echo-%d", i), e)
@@ -130,7 +130,7 @@ type conversation struct {
 	in *bufio.Reader
 }
 
-// converse opens a connection to each address from each host, and has them closed at the end.
+// converse opens a connection to each address from each host, and closes them at the end of the test.
 func (w *world) converse(to []netip.AddrPort, from ...*lab.Host) (open []conversation) {
 	w.Helper()
 	for _, h := range from {
@@ -154,13 +154,13 @@ func dialEcho(ctx context.Context, h *lab.Host, to netip.AddrPort) (c conversati
 	}
 	c = conversation{conn, bufio.NewReader(conn)}
 	if err = conn.SetDeadline(time.Now().Add(patience)); err == nil {
-		_, err = c.in.ReadString('\n') // the server's own line
+		_, err = c.in.ReadString('\n') // the server's greeting
 	}
 	if err == nil {
 		err = c.goOn()
 	}
 	if err != nil {
-		_ = conn.Close() // the first error tells more
+		_ = conn.Close() // the first error matters more
 	}
 	return c, err
 }
@@ -182,8 +182,8 @@ func (c conversation) say(line string) error {
 	return err
 }
 
-// TestNodeRegistersAnew deletes the Node, as when a machine is taken out of a cluster and put in again: addresses and zone
-// stay what they were until there are others.
+// TestNodeRegistersAnew deletes the Node, as when a machine leaves a cluster and joins it again: addresses and zone stay in
+// effect until there are new ones.
 func TestNodeRegistersAnew(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 1, Remotes: 2, NodeAddrs: []netip.Addr{
 		netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2"),
@@ -216,7 +216,7 @@ func TestNodeRegistersAnew(t *testing.T) {
 	eventually(t, patience, func() error { return serving(second, first, "remote-0") })
 }
 
-// nodeAt is the Node in a zone, with these addresses.
+// nodeAt returns the Node in a zone, with these addresses.
 func nodeAt(zone string, addrs ...string) *corev1.Node {
 	n := node()
 	n.Labels = map[string]string{corev1.LabelTopologyZone: zone}
@@ -227,7 +227,7 @@ func nodeAt(zone string, addrs ...string) *corev1.Node {
 	return n
 }
 
-// inZone hints that an endpoint is for clients of a zone.
+// inZone adds a hint for a zone to endpoints.
 func inZone(e [2]discoveryv1.Endpoint, zone string) [2]discoveryv1.Endpoint {
 	for i := range e {
 		e[i].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}}
@@ -235,8 +235,8 @@ func inZone(e [2]discoveryv1.Endpoint, zone string) [2]discoveryv1.Endpoint {
 	return e
 }
 
-// TestAddressesOfInterfacesAreFollowed gives the node further addresses and takes them away: those inside of
-// --nodeport-addresses serve node ports for as long as they are there.
+// TestAddressesOfInterfacesAreFollowed adds and removes addresses of the node: those within --nodeport-addresses serve node ports
+// while they exist.
 func TestAddressesOfInterfacesAreFollowed(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 1})
 	w.serve(w.Pods[0])

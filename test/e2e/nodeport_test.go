@@ -22,7 +22,7 @@ import (
 // The node ports of the Services web, dns and quiet.
 const webNodePort, dnsNodePort, quietNodePort = 30080, 30153, 30090
 
-// onNodePort gives a Service of both families a node port for TCP, with all endpoints on the lab's pod.
+// onNodePort returns a dual-stack Service with a TCP node port, with all endpoints on the lab's pod.
 func onNodePort(name string, number int32) *corev1.Service {
 	s := service(name, corev1.IPv4Protocol, corev1.IPv6Protocol)
 	s.Spec.Type = corev1.ServiceTypeNodePort
@@ -31,8 +31,8 @@ func onNodePort(name string, number int32) *corev1.Service {
 	return s
 }
 
-// TestNodePortCollision has a process of the node listen on a node port, and the kernel give node ports to processes. Both are
-// told once, by an Event and in the log, and counted for as long as it is so.
+// TestNodePortCollision: a process of the node listens on a node port, and the kernel assigns node ports to processes. Both are
+// reported once, by an Event and in the log, and counted while they last.
 func TestNodePortCollision(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 1})
 	w.serve(w.Pods...)
@@ -49,7 +49,7 @@ func TestNodePortCollision(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	sysctl("ip_local_port_range", "30100 39999") // that of dns, and enough others
+	sysctl("ip_local_port_range", "30100 39999") // the node port of dns, and enough others
 	reaches := func(server string) {
 		t.Helper()
 		to := netip.AddrPortFrom(w.Node.IPv4, webNodePort)
@@ -61,7 +61,7 @@ func TestNodePortCollision(t *testing.T) {
 
 	d := w.start()
 	eventually(t, patience, func() error { return collisions(d, 1, 1) })
-	// What the Event says is true.
+	// The Event's statement is true.
 	reaches(w.Pods[0].Name)
 	want := map[string]int{
 		"NodePortCollision Service web": 1, "NodePortInEphemeralRange Service dns": 1, "NodePortInEphemeralRange Node node-1": 1,
@@ -71,7 +71,7 @@ func TestNodePortCollision(t *testing.T) {
 		t.Errorf("%d lines in the log tell of the process, want 1: %q", len(got), got)
 	}
 
-	// A search that a change asks for finds neither any more, and tells nothing.
+	// After a change, a search finds neither any more, and reports nothing.
 	if err := taker.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -84,8 +84,8 @@ func TestNodePortCollision(t *testing.T) {
 	d.stop()
 }
 
-// occupyQuiet uses the node port of quiet in ways that take nothing from anybody: a listener on loopback, a listener of
-// another protocol, and a socket that is connected.
+// occupyQuiet uses the node port of quiet without a collision: a listener on loopback, a listener of another protocol, and a
+// connected socket.
 func (w *world) occupyQuiet() {
 	w.Helper()
 	err := w.Node.Do(func() error {
@@ -127,7 +127,7 @@ func (w *world) keep(network, at string) error {
 	return err
 }
 
-// collisions returns nil if so many node ports collide by either cause, after a search at least.
+// collisions returns nil if the numbers of colliding node ports match, after at least one search.
 func collisions(d *daemon, listener, ephemeral float64) error {
 	m, err := d.scrape()
 	if err != nil {

@@ -21,15 +21,15 @@ import (
 )
 
 const (
-	// nodeName is the node that the lab has, otherNode stands for all others.
+	// nodeName is the lab's node, otherNode stands for all others.
 	nodeName, otherNode = "node-1", "node-2"
-	// backendPort is where servers listen, servicePort where Services do.
+	// backendPort is the port of servers, servicePort that of Services.
 	backendPort, servicePort = 8080, 80
 )
 
 var protocols = []model.Protocol{model.TCP, model.UDP}
 
-// node is the lab's node as its kubelet would describe it.
+// node returns the lab's Node as its kubelet would describe it.
 func node() *corev1.Node {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: nodeName},
@@ -39,7 +39,7 @@ func node() *corev1.Node {
 	}
 }
 
-// service is a Service in namespace default with ports 80/TCP and 80/UDP; the families default to IPv4.
+// service returns a Service in namespace default with ports 80/TCP and 80/UDP. The families default to IPv4.
 func service(name string, families ...corev1.IPFamily) *corev1.Service {
 	if len(families) == 0 {
 		families = []corev1.IPFamily{corev1.IPv4Protocol}
@@ -60,7 +60,7 @@ func service(name string, families ...corev1.IPFamily) *corev1.Service {
 	}
 }
 
-// slice is an EndpointSlice of a Service with ready endpoints; its address type is that of the first one.
+// slice returns an EndpointSlice of a Service with ready endpoints. Its address type is that of the first one.
 func slice(service, name string, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	port := int32(backendPort)
 	tcp, udp, tcpName, udpName := corev1.ProtocolTCP, corev1.ProtocolUDP, "tcp", "udp"
@@ -80,7 +80,7 @@ func slice(service, name string, endpoints ...discoveryv1.Endpoint) *discoveryv1
 	return s
 }
 
-// endpoint is a ready endpoint on node-1.
+// endpoint returns a ready endpoint on node-1.
 func endpoint(addr netip.Addr) discoveryv1.Endpoint {
 	ready, name := true, nodeName
 	return discoveryv1.Endpoint{
@@ -95,7 +95,7 @@ func elsewhere(e discoveryv1.Endpoint) discoveryv1.Endpoint {
 	return e
 }
 
-// terminating is what becomes of an endpoint whose pod is being deleted and still serves.
+// terminating makes an endpoint terminating and still serving.
 func terminating(e discoveryv1.Endpoint) discoveryv1.Endpoint {
 	no, yes := false, true
 	e.Conditions = discoveryv1.EndpointConditions{Ready: &no, Serving: &yes, Terminating: &yes}
@@ -118,7 +118,7 @@ func (w *world) delete(objs ...runtime.Object) {
 	}
 }
 
-// clusterIPs are what the API server gave to a Service, at the Services' port.
+// clusterIPs returns the cluster IPs that the API server allocated to a Service, with the Services' port.
 func (w *world) clusterIPs(name string) []netip.AddrPort {
 	w.Helper()
 	svc, err := w.api.Client().CoreV1().Services("default").Get(w.Context(), name, metav1.GetOptions{})
@@ -132,7 +132,7 @@ func (w *world) clusterIPs(name string) []netip.AddrPort {
 	return out
 }
 
-// reached probes from a host until every one of servers, and nobody else, has answered. No servers means that none may.
+// reached probes from a host until each of servers, and no other server, has answered. Without servers, there must be no answer.
 func reached(ctx context.Context, from *lab.Host, proto model.Protocol, to netip.AddrPort, servers ...string) error {
 	n := 1
 	if len(servers) > 1 {
@@ -163,7 +163,7 @@ func reach(t testing.TB, from *lab.Host, to netip.AddrPort, servers ...string) {
 	}
 }
 
-// never fails the test as soon as check returns an error, and returns after the time.
+// never fails the test if check returns an error within the time.
 func never(t testing.TB, during time.Duration, check func() error) {
 	t.Helper()
 	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
@@ -173,7 +173,7 @@ func never(t testing.TB, during time.Duration, check func() error) {
 	}
 }
 
-// addrPort is an address at the Services' port.
+// addrPort returns an address with the Services' port.
 func addrPort(addr string) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(addr), servicePort)
 }

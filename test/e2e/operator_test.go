@@ -24,14 +24,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// operator is somebody who is called at night: a node with a real API server, and the commands.
+// operator is an operator on call: a node with an original API server, and the commands.
 type operator struct {
 	*world
 	socket string
 	daemon *daemon
 }
 
-// newOperator has two pods on the node, one elsewhere, and the program that runs.
+// newOperator has two pods on the node, one on another node, and the running program.
 func newOperator(t *testing.T) *operator {
 	t.Helper()
 	w := newWorld(t, lab.Config{Pods: 2, Remotes: 1})
@@ -41,7 +41,7 @@ func newOperator(t *testing.T) *operator {
 	return o
 }
 
-// restart ends the program and starts it with other flags.
+// restart stops the program and starts it with other flags.
 func (o *operator) restart(kubeconfig string, flags ...string) {
 	o.Helper()
 	if o.daemon != nil {
@@ -66,7 +66,7 @@ func (o *operator) ask(args ...string) (text string, code int) {
 	return runCommand(o.T, o.Node, args...)
 }
 
-// says waits until a command prints what matches the patterns, with this exit code.
+// says waits until a command prints matches of the patterns, with this exit code.
 func (o *operator) says(code int, command string, patterns ...string) {
 	o.Helper()
 	if err := await(o.Context(), patience, func() error {
@@ -86,7 +86,7 @@ func fits(text string, got, code int, patterns []string) error {
 	return nil
 }
 
-// live follows the first packet of a connection that is tried as soon as the command waits for it.
+// live traces the first packet of a connection that is opened as soon as the command waits for it.
 func (o *operator) live(from *lab.Host, to netip.AddrPort, outcome lab.Outcome, code int, patterns ...string) {
 	o.Helper()
 	cmd := o.Node.Command(o.Context(), program, "trace", from.IPv4.String(), to.String(), "--live", "--timeout", "20s")
@@ -103,18 +103,18 @@ func (o *operator) live(from *lab.Host, to netip.AddrPort, outcome lab.Outcome, 
 	})
 	options := lab.Options{}
 	if outcome != lab.TimedOut {
-		options.Timeout = patience // both processors may be busy
+		options.Timeout = patience // the processors may be busy
 	}
 	if got := from.Probe(o.Context(), model.TCP, to, options); got.Outcome != outcome {
 		o.Errorf("%s to %s: %v, want %v", from.Name, to, got, outcome)
 	}
-	_ = cmd.Wait() // the exit code is looked at
+	_ = cmd.Wait() // the exit code is checked
 	if err := fits(out.String(), cmd.ProcessState.ExitCode(), code, patterns); err != nil {
 		o.Errorf("kube-nftproxy trace --live: %v", err)
 	}
 }
 
-// web is a Service with TCP port 80 and one endpoint, changed by whoever asks for it.
+// web returns a Service with TCP port 80 and one endpoint, and a change.
 func web(name string, change func(*corev1.Service)) *corev1.Service {
 	s := service(name)
 	s.Spec.Ports = s.Spec.Ports[:1]
@@ -125,7 +125,7 @@ func web(name string, change func(*corev1.Service)) *corev1.Service {
 	return s
 }
 
-// atPort changes where a slice's endpoints listen.
+// atPort changes the port of a slice's endpoints.
 func atPort(s *discoveryv1.EndpointSlice, port int32) *discoveryv1.EndpointSlice {
 	for i := range s.Ports {
 		s.Ports[i].Port = &port
@@ -140,8 +140,8 @@ func overUDP(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// TestOperatorAsksAboutServices sets up Services with which something is wrong that they don't show by themselves. One command, or a
-// second one that the first one names, says what.
+// TestOperatorAsksAboutServices creates Services with faults that are not visible in the objects. One command, or a second one
+// that the first one names, shows the cause.
 func TestOperatorAsksAboutServices(t *testing.T) {
 	o := newOperator(t)
 	here, there := endpoint(o.Pods[0].IPv4), elsewhere(endpoint(o.Remotes[0].IPv4))
@@ -222,7 +222,7 @@ func TestOperatorAsksAboutServices(t *testing.T) {
 	t.Run("packets", func(t *testing.T) { o.on(t).testPackets() })
 }
 
-// testHealthCheckPort lets somebody else have the port at which a load balancer asks, and then a firewall stand before it.
+// testHealthCheckPort blocks the health check port first by another process and then by a firewall.
 func (o *operator) testHealthCheckPort() {
 	const port = 32123
 	var l net.Listener
@@ -243,7 +243,7 @@ func (o *operator) testHealthCheckPort() {
 	nft(o.T, o.Node, "delete table inet guard")
 }
 
-// testPackets puts things in the way of packets to a Service that is all right, and to two whose endpoints aren't.
+// testPackets blocks packets to a working Service, and to two with faulty endpoints.
 func (o *operator) testPackets() {
 	client := o.Pods[1]
 	vip := func(name string) netip.AddrPort { return o.clusterIPs(name)[0] }
@@ -283,7 +283,7 @@ func (o *operator) nodeSysctl(key, value string) {
 	}
 }
 
-// TestOperatorAsksAboutTheNode runs the program as it shouldn't be, and asks what is wrong with it.
+// TestOperatorAsksAboutTheNode runs the program with wrong settings, and expects the causes in status.
 func TestOperatorAsksAboutTheNode(t *testing.T) {
 	o := newOperator(t)
 	right := o.kubeconfig()
@@ -341,7 +341,7 @@ func TestOperatorAsksAboutTheNode(t *testing.T) {
 	})
 }
 
-// testBridge has two pods on a bridge, where what one answers the other need not be seen by the node's rules.
+// testBridge has two pods on a bridge, where the node's rules need not see one pod's replies to the other.
 func (o *operator) testBridge() {
 	o.run("link add brpod type bridge", "addr add 10.244.7.1/24 dev brpod", "link set brpod up")
 	for i, pod := range o.Pods {
@@ -388,14 +388,14 @@ func (o *operator) run(commands ...string) {
 	}
 }
 
-// withRights is a kubeconfig of a user who may read all but EndpointSlices.
+// withRights returns a kubeconfig of a user who may read everything except EndpointSlices.
 func (o *operator) withRights() string {
 	o.Helper()
 	o.allow("half-blind", "services", "nodes", "servicecidrs")
 	return o.impersonate("half-blind")
 }
 
-// withToken is a kubeconfig with another token.
+// withToken returns a kubeconfig with another token.
 func (o *operator) withToken(token string) string {
 	o.Helper()
 	text, err := os.ReadFile(o.kubeconfig())

@@ -26,8 +26,8 @@ import (
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// TestPagesAreThoseOfKubeProxy asks both programs, one after the other on the same cluster and with the same flags, for all
-// that they serve on their two ports.
+// TestPagesAreThoseOfKubeProxy queries all pages of both programs' two ports, one after the other on the same cluster and with
+// the same flags.
 func TestPagesAreThoseOfKubeProxy(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 1})
 	w.apply(checked(checkPort))
@@ -42,7 +42,7 @@ func TestPagesAreThoseOfKubeProxy(t *testing.T) {
 			}
 			seen[i] = readPages(&part, p)
 			p.Kill()
-			for _, line := range []string{ // that some look for in logs
+			for _, line := range []string{ // lines that some tools search for in logs
 				`"Using nftables Proxier"`, `"Version info" version=`, `"Golang settings" GOGC=`,
 				`"Successfully retrieved NodeIPs" .*NodeIPs=\["192\.0\.2\.1","2001:db8::1"\]`,
 			} {
@@ -77,13 +77,13 @@ func TestPagesAreThoseOfKubeProxy(t *testing.T) {
 	}
 }
 
-// notOurs are metrics of kube-proxy that aren't here; docs/metrics.md tells why.
+// notOurs are metrics of kube-proxy that do not exist here; docs/metrics.md explains why.
 var notOurs = regexp.MustCompile(`^(aggregator_|apiserver_|cardinality_enforcement_|disabled_metrics|hidden_metrics|registered_metrics|` +
 	`kubernetes_build_info$)`)
 
-// pages is what a program serves.
+// pages is the content of a program's ports.
 type pages struct {
-	// answers are status, content type and, where it can be compared, body by URL.
+	// answers are status, content type and, if it is comparable, body by URL.
 	answers map[string]string
 	// configz is the configuration as JSON.
 	configz string
@@ -91,7 +91,7 @@ type pages struct {
 	metrics map[string]string
 }
 
-// readPages asks for everything.
+// readPages requests all pages.
 func readPages(w *world, p *proxy.Program) pages {
 	t := w.T
 	t.Helper()
@@ -117,7 +117,7 @@ func readPages(w *world, p *proxy.Program) pages {
 		r := w.request(q.method, q.url, q.header, strings.NewReader(q.body))
 		out.answers[q.String()] = fmt.Sprintf("%d %s %s", r.status, headersOf(r), steady(q.url, r.body))
 	}
-	// The last one has set the verbosity.
+	// The last request has set the verbosity.
 	_, text := get(metrics + "/configz")
 	out.configz = canonicalJSON(t, text)
 	_, text = get(metrics + "/metrics")
@@ -138,7 +138,7 @@ func (q question) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s %s %s %s", q.method, q.url, q.header.Get("Accept"), q.body))
 }
 
-// questions are the requests to compare the answers to.
+// questions are the requests whose answers are compared.
 func questions(health, metrics string) (list []question) {
 	for _, url := range []string{
 		health + "/healthz", health + "/livez", "http://[::1]:10256/livez", health + "/metrics", health + "/", health + "/healthz/", metrics + "/livez", metrics + "/",
@@ -164,13 +164,13 @@ func questions(health, metrics string) (list []question) {
 		question{http.MethodPut, metrics + "/debug/flags/v", nil, "3"})
 }
 
-// headersOf returns those headers that mean something, in order.
+// headersOf returns the relevant headers, in order.
 func headersOf(r response) string {
 	var list []string
 	for name, values := range r.header {
 		value := strings.Join(values, ",")
 		switch name {
-		case "Date", "Content-Length", "Vary", "Connection", "Server": // of the connection, of the moment, or our name
+		case "Date", "Content-Length", "Vary", "Connection", "Server": // of the connection, the time, or the program's name
 			continue
 		case "Process-Start-Time-Unix":
 			value = "TIME"
@@ -181,19 +181,19 @@ func headersOf(r response) string {
 	return strings.Join(list, " ")
 }
 
-// steady leaves out of a body what differs from moment to moment and from program to program.
+// steady removes parts of a body that differ from time to time and between the programs.
 func steady(url, body string) string {
-	body = strings.ReplaceAll(body, `": `, `":`) // kube-proxy indents what it takes to be for people
+	body = strings.ReplaceAll(body, `": `, `":`) // kube-proxy indents some JSON
 	switch path := url[strings.LastIndex(url, ":"):]; {
 	case path == ":10256/healthz", path == ":10256/livez":
 		return regexp.MustCompile(`"[^"]*T[^"]*Z"`).ReplaceAllString(body, `"TIME"`)
 	case strings.HasSuffix(path, "/slis"):
 		return strings.Join(regexp.MustCompile(`(?m)^# TYPE .*$`).FindAllString(body, -1), "\n")
 	case strings.HasSuffix(path, "/flagz"):
-		// There are more flags here.
+		// The program has more flags.
 		return strings.Join(regexp.MustCompile(`apiVersion|kind"?: *"?\w+|metadata|creationTimestamp|Warning: .*|"?bind-address"?|config.k8s.io/v1\w+|NotAcceptable`).FindAllString(body, -1), " ")
 	case strings.HasSuffix(path, "/statusz"):
-		// Names of fields, and what is the same in both programs. In the text, whatever separates names from values is drawn at random.
+		// Names of fields, and values that both programs share. In the text, the separator of names and values is random.
 		return strings.Join(regexp.MustCompile(`apiVersion|kind"?: *"?\w+|metadata|(?i:(start|binary|emulation|go) ?(ed|time|version))|Up|uptimeSeconds|[pP]aths|`+
 			`/(config|flag|health)z|/metrics|/proxyMode|Warning: .*|config.k8s.io/v1\w+|NotAcceptable`).FindAllString(body, -1), " ")
 	case strings.HasSuffix(path, "/metrics"), strings.HasSuffix(path, "/configz"), strings.Contains(path, "/pprof/"):
@@ -228,7 +228,7 @@ type response struct {
 	body   string
 }
 
-// request asks a port of the program that runs on the node.
+// request sends a request to a port of the program on the node.
 func (w *world) request(method, url string, header http.Header, body io.Reader) response {
 	w.Helper()
 	req, err := http.NewRequestWithContext(w.Context(), method, url, body)
@@ -246,7 +246,7 @@ func (w *world) request(method, url string, header http.Header, body io.Reader) 
 	if err != nil {
 		w.Fatal(err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // it was only read
+	defer resp.Body.Close() //nolint:errcheck // read only
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
 		w.Fatal(err)

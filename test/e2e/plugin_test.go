@@ -15,7 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestPlugin runs commands by the real kubectl and the plugin of deploy/kubectl in the pod of a node.
+// TestPlugin runs commands through the original kubectl and the plugin of deploy/kubectl in the pod of a node.
 func TestPlugin(t *testing.T) {
 	s := newSite(t, lab.Config{Pods: 1}, nil)
 	s.sh(fmt.Sprintf(configured, s.api.Server()))

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 )
 
-// bothPrograms returns the paths of the real kube-proxy, which is built if need be, and of ours.
+// bothPrograms returns the paths of the original kube-proxy, which is built if necessary, and of kube-nftproxy.
 func bothPrograms(t *testing.T) []string {
 	t.Helper()
 	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")

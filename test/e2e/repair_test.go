@@ -29,7 +29,7 @@ import (
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// faults is what others do to the tables, as nft's commands, and what the log has to say about it.
+// faults are changes of the tables by another program, as nft's commands, with the expected reason in the log.
 var faults = []struct{ name, command, why string }{
 	{"flush ruleset", "flush ruleset", "there is no table ip kube-nftproxy"},
 	{"a table deleted", "delete table ip6 kube-nftproxy", "there is no table ip6 kube-nftproxy"},
@@ -63,8 +63,8 @@ var faults = []struct{ name, command, why string }{
 	{"a table made anew by hand", "delete table ip kube-nftproxy; add table ip kube-nftproxy; add chain ip kube-nftproxy services", "sets instead of"},
 }
 
-// TestRepair has another program do to the tables all that it can do. Within a second they are as they were, by one batch that is
-// counted, and the log says what was wrong and whose work it was. REPAIRS=20 repeats it so often.
+// TestRepair makes all kinds of foreign changes of the tables. Within a second the tables are as before, after one counted batch,
+// and the log has the reason and the author. REPAIRS=20 repeats it.
 func TestRepair(t *testing.T) {
 	times := 1
 	if s := os.Getenv("REPAIRS"); s != "" {
@@ -92,7 +92,7 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// TestHarmlessChangesOfOthers: what others do to their own tables is looked at and leads to nothing.
+// TestHarmlessChangesOfOthers: other programs' changes of their own tables are checked and have no effect.
 func TestHarmlessChangesOfOthers(t *testing.T) {
 	w := newRepaired(t)
 	before := w.metrics(t)
@@ -123,16 +123,16 @@ const (
 	repairs = `kubenftproxy_repairs_total{reason="foreign_change"}`
 )
 
-// TestFlowsOpenedInTheGapRecover stops the program while its tables are gone, so that flows begin that nothing translates, and
-// lets it go on.
+// TestFlowsOpenedInTheGapRecover stops the program while its tables are missing, so that untranslated flows begin, and then
+// continues it.
 func TestFlowsOpenedInTheGapRecover(t *testing.T) {
 	w := newRepaired(t)
 	client := w.Pods[1]
-	// Rules of others have the kernel track connections and decide on their translation.
+	// Other rules make the kernel track connections and decide on their translation.
 	nft(t, w.Node, "add table inet other; add chain inet other c { type nat hook prerouting priority -100; }; "+
 		"add rule inet other c ct state new counter")
-	// The pass over the flows that follows the start is no part of this; if it were stopped, it would seem to be slow, and the next one
-	// wait for long.
+	// The first pass over the flows must finish before. If it were stopped, it would appear slow, and the next one would wait for
+	// long.
 	w.await(t, "the first pass over the flows", func() error {
 		if n, _ := w.metrics(t).Sum("kubenftproxy_conntrack_passes_total"); n < 2 {
 			return fmt.Errorf("%v passes", n)
@@ -148,7 +148,7 @@ func TestFlowsOpenedInTheGapRecover(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close() //nolint:errcheck // it has done its duty
+		defer conn.Close() //nolint:errcheck // unused from here on
 		if got := ask(conn); got == "pod-0" {
 			t.Fatalf("%s is answered without rules", to)
 		}
@@ -239,7 +239,7 @@ func newRepaired(t *testing.T) *repaired {
 	return w
 }
 
-// uncommented leaves out comments: the kernel doesn't change that of a table or chain which somebody has made.
+// uncommented removes comments: the kernel does not change the comment of an existing table or chain.
 func uncommented(listing []string) (out []string) {
 	for _, line := range listing {
 		out = append(out, comments.ReplaceAllString(line, "{ "))
@@ -274,8 +274,8 @@ func (w *repaired) await(t *testing.T, what string, check func() error) {
 	}
 }
 
-// repair makes a change, waits until the program has made one, and returns how long it took. The change may be two commits of nft, of
-// which the program may see the first one.
+// repair makes a change, waits for a commit of the program, and returns the time that took. The change may be two commits of nft,
+// and the program may see the first one.
 func (w *repaired) repair(t *testing.T, command, why string) time.Duration {
 	t.Helper()
 	before := w.metrics(t)
@@ -295,7 +295,7 @@ func (w *repaired) repair(t *testing.T, command, why string) time.Duration {
 	nft(t, w.Node, command)
 	var repairedAt time.Time
 	for repairedAt.IsZero() {
-		// One commit of nft's, one of the program's.
+		// One commit of nft, one of the program.
 		if g := w.generation(t); g-generation >= 2 {
 			repairedAt = time.Now()
 		}
@@ -308,7 +308,7 @@ func (w *repaired) repair(t *testing.T, command, why string) time.Duration {
 		after := w.metrics(t)
 		return errors.Join(grew(before, after, `kubenftproxy_batches_total{kind="full"}`), grew(before, after, repairs))
 	})
-	// A chain that nothing leads to may stay for two seconds.
+	// An unused chain may stay for two seconds.
 	eventually(t, 4*time.Second, func() error {
 		if diff := cmp.Diff(uncommented(w.want), uncommented(ruleset(t, w.Node))); diff != "" {
 			return fmt.Errorf("the tables (-before +after the repair):\n%s", diff)
@@ -332,7 +332,7 @@ func (w *repaired) repair(t *testing.T, command, why string) time.Duration {
 	return repairedAt.Sub(begin)
 }
 
-// grew returns an error unless a counter has grown by one.
+// grew returns an error unless a counter has increased by one.
 func grew(before, after proxy.Samples, name string) error {
 	if n := after[name] - before[name]; n != 1 {
 		return fmt.Errorf("%s grew by %v, want 1", name, n)
@@ -340,7 +340,7 @@ func grew(before, after proxy.Samples, name string) error {
 	return nil
 }
 
-// ruleOf returns handle and comment of a chain's last rule that has one.
+// ruleOf returns handle and comment of a chain's last rule with a comment.
 func (w *repaired) ruleOf(t *testing.T, chain string) (handle, comment string) {
 	t.Helper()
 	for line := range strings.Lines(nft(t, w.Node, "-a", "list", "chain", "ip", "kube-nftproxy", chain)) {

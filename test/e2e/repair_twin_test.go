@@ -15,8 +15,8 @@ import (
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// TestTwinRepair has another program delete both programs' tables, and empty the map by which they find Services. Ours has it repaired
-// within a second; kube-proxy, to which nothing is said of it, has not ten seconds later. Its next full sync is due after an hour.
+// TestTwinRepair deletes both programs' tables, and empties the map of their Services. kube-nftproxy repairs this within a
+// second. kube-proxy, which gets no event, has not repaired it ten seconds later. Its next full sync is due after an hour.
 func TestTwinRepair(t *testing.T) {
 	const broken = 10 * time.Second
 	for _, path := range bothPrograms(t) {
@@ -57,7 +57,7 @@ func TestTwinRepair(t *testing.T) {
 				}
 				never(t, broken, func() error { return reached(t.Context(), w.Pods[1], model.TCP, to) })
 				t.Logf("%s: still broken after %v", command, time.Since(begin).Round(time.Second))
-				// Started anew it writes everything.
+				// After a restart it writes everything.
 				running.Kill()
 				running = start()
 			}

@@ -18,7 +18,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestServicesThroughTheAPI follows one Service through its life, from everywhere and by every kind of address.
+// TestServicesThroughTheAPI follows one Service through its life, from all clients and at every kind of address.
 func TestServicesThroughTheAPI(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 2, Remotes: 2})
 	w.serve(w.Pods[0], w.Remotes[0], w.Remotes[1])
@@ -49,7 +49,7 @@ func TestServicesThroughTheAPI(t *testing.T) {
 	}
 }
 
-// balanced is a Service with everything: two families, node ports, external and load balancer addresses.
+// balanced returns a Service with every kind of frontend: two families, node ports, external and load-balancer IPs.
 func balanced() *corev1.Service {
 	s := service("web", corev1.IPv4Protocol, corev1.IPv6Protocol)
 	s.Spec.Type = corev1.ServiceTypeLoadBalancer
@@ -59,7 +59,7 @@ func balanced() *corev1.Service {
 	return s
 }
 
-// webAddrs are all addresses and ports of Service web.
+// webAddrs returns all addresses and ports of Service web.
 func (w *world) webAddrs() []netip.AddrPort {
 	w.Helper()
 	addrs := w.clusterIPs("web")
@@ -72,7 +72,7 @@ func (w *world) webAddrs() []netip.AddrPort {
 	return addrs
 }
 
-// reachWeb waits until a pod, the node and a client reach exactly these servers by every address of Service web.
+// reachWeb waits until a pod, the node and a client reach exactly these servers at every address of Service web.
 func (w *world) reachWeb(servers ...string) {
 	w.Helper()
 	for _, addr := range w.webAddrs() {
@@ -105,7 +105,7 @@ func (w *world) applySlices(name string, endpoints ...[2]discoveryv1.Endpoint) {
 	}
 }
 
-// testSources checks who is seen as the client: the node for traffic from outside, the pod itself for pods.
+// testSources checks the client's address that servers see: the node for traffic from outside, the pod itself for pods.
 func testSources(t *testing.T, w *world) {
 	ips := w.clusterIPs("web")
 	tests := []struct {
@@ -127,7 +127,7 @@ func testSources(t *testing.T, w *world) {
 	}
 }
 
-// testEndpoints takes endpoints through their life. The last step is the state that it found.
+// testEndpoints takes endpoints through all conditions. It ends in the initial state.
 func testEndpoints(t *testing.T, w *world) {
 	pod, first, second := endpointsOf(w.Pods[0]), endpointsOf(w.Remotes[0]), endpointsOf(w.Remotes[1])
 	ending := func(e [2]discoveryv1.Endpoint) [2]discoveryv1.Endpoint {
@@ -161,7 +161,7 @@ func testEndpoints(t *testing.T, w *world) {
 	}
 }
 
-// testHealth asks the health port from outside, as a cloud's load balancer does.
+// testHealth queries the health port from outside, as a cloud's load balancer does.
 func testHealth(t *testing.T, w *world, d *daemon) {
 	answers := func(healthz, livez int) {
 		t.Helper()
@@ -193,7 +193,7 @@ func answer(d *daemon, path string, want int) error {
 	return nil
 }
 
-// testMetrics looks for what dashboards for kube-proxy and for us read.
+// testMetrics checks the metrics that dashboards use.
 func testMetrics(t *testing.T, d *daemon) {
 	m := d.awaitIdle(patience)
 	now := float64(time.Now().UnixNano()) / 1e9

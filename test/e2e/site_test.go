@@ -21,22 +21,22 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// site is a world with a kubelet on its node, and an operator who has a checkout and the real kubectl and kubeadm.
+// site is a world with a kubelet on its node, and an operator with a checkout and the original kubectl and kubeadm.
 type site struct {
 	*world
 	kubelet *kubelet.Kubelet
-	// checkout is a copy of what an operator needs of this repository, to be edited.
+	// checkout is an editable copy of the operator's part of this repository.
 	checkout string
-	// environ is what the operator's commands run with.
+	// environ is the environment of the operator's commands.
 	environ []string
-	// audit is the API server's log of what the pods' ServiceAccounts did.
+	// audit is the API server's audit log of the pods' ServiceAccounts.
 	audit string
 }
 
-// ourImage is the name under which the site has our image, beside the one of deploy/.
+// ourImage is the name of the program's image in the site, beside the one in deploy/.
 const ourImage = "registry.example.com/kube-nftproxy"
 
-// auditPolicy has the API server log each request of the two ServiceAccounts.
+// auditPolicy logs each request of the two ServiceAccounts.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -46,10 +46,10 @@ rules:
   - level: None
 `
 
-// allowPrivileged is a flag of the API server that every real cluster has. Our own manifests don't need it.
+// allowPrivileged is a flag of the API server that every real cluster sets. The manifests in deploy/ do not need it.
 const allowPrivileged = "--allow-privileged=true"
 
-// newSite starts a cluster in which pods can run; images are further ones by name, flags the API server's.
+// newSite starts a cluster in which pods can run. images are additional ones by name, flags are the API server's.
 func newSite(t *testing.T, c lab.Config, images map[string]kubelet.Image, flags ...string) *site {
 	t.Helper()
 	dir := t.TempDir()
@@ -95,13 +95,13 @@ func newSite(t *testing.T, c lab.Config, images map[string]kubelet.Image, flags 
 	return s
 }
 
-// imageOf makes a folder what our image is: the program, and a link to it at kube-proxy's path.
+// imageOf creates the content of the program's image in a folder: the program, and a link to it at kube-proxy's path.
 func imageOf(root, program string) error {
 	dir := filepath.Join(root, "usr/local/bin")
 	return errors.Join(copyFile(program, filepath.Join(dir, "kube-nftproxy")), os.Symlink("kube-nftproxy", filepath.Join(dir, "kube-proxy")))
 }
 
-// copyFile copies a program, and makes the folders above it.
+// copyFile copies a program, and creates the folders above it.
 func copyFile(from, to string) error {
 	text, err := os.ReadFile(from)
 	if err != nil {
@@ -120,7 +120,7 @@ func (s *site) showLogs(dir string) {
 	}
 }
 
-// sh runs an operator's commands on the node, in the checkout, and returns what they say.
+// sh runs an operator's commands on the node, in the checkout, and returns their output.
 func (s *site) sh(script string) string {
 	s.Helper()
 	out, err := s.try(script)
@@ -130,7 +130,7 @@ func (s *site) sh(script string) string {
 	return out
 }
 
-// try is sh for what may fail.
+// try does the same as sh for commands that may fail.
 func (s *site) try(script string) (out string, err error) {
 	cmd := s.Node.Command(s.Context(), "bash", "-euo", "pipefail", "-c", script)
 	cmd.Dir, cmd.Env = s.checkout, s.environ
@@ -138,14 +138,13 @@ func (s *site) try(script string) (out string, err error) {
 	return string(text), err
 }
 
-// kubeadm applies the objects that the real kubeadm makes for kube-proxy.
+// kubeadm applies the objects that the original kubeadm creates for kube-proxy.
 func (s *site) kubeadm(flags string) {
 	s.Helper()
 	s.sh(fmt.Sprintf("kubeadm init phase addon kube-proxy --print-manifest %s | kubectl apply -f -", flags))
 }
 
-// pod waits until the one pod with this label k8s-app is ready and nothing else of that label is there, and returns it with
-// the program that it runs.
+// pod waits until one pod with this label k8s-app is ready and no other one exists, and returns it with its program.
 func (s *site) pod(app string) (*corev1.Pod, *daemon) {
 	s.Helper()
 	var p *corev1.Pod
@@ -196,7 +195,7 @@ type request struct {
 	At       time.Time          `json:"requestReceivedTimestamp"`
 }
 
-// requests are those of the pods' ServiceAccounts since a time.
+// requests returns the requests of the pods' ServiceAccounts since a time.
 func (s *site) requests(since time.Time) (list []request) {
 	s.Helper()
 	text, err := os.ReadFile(s.audit)
@@ -205,7 +204,7 @@ func (s *site) requests(since time.Time) (list []request) {
 	}
 	for line := range bytes.Lines(text) {
 		var r request
-		if err := json.Unmarshal(line, &r); err == nil && r.At.After(since) { // the last line may not be whole yet
+		if err := json.Unmarshal(line, &r); err == nil && r.At.After(since) { // the last line may be incomplete
 			list = append(list, r)
 		}
 	}

@@ -25,7 +25,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// markup are names that a page must not take for elements. The API server admits hardly any of them; the page doesn't rely on it.
+// markup are names that a page must not interpret as elements. The API server rejects most of them; the page does not rely on
+// that.
 const markup = deskNode + `---
 apiVersion: v1
 kind: Service
@@ -45,7 +46,8 @@ metadata: {name: outside, namespace: default}
 spec: {type: ExternalName, externalName: example.org}
 `
 
-// TestStatusPage shows the status page of the real program to a real browser. $STATUS_PAGE_PICTURE names a folder for pictures of it.
+// TestStatusPage shows the status page of the built program in a real browser. $STATUS_PAGE_PICTURE names a folder for
+// screenshots.
 func TestStatusPage(t *testing.T) {
 	debugging, err := os.ReadFile("testdata/debugging.yaml")
 	if err != nil {
@@ -68,7 +70,7 @@ func TestStatusPage(t *testing.T) {
 	page := b.show("", "on node-1", "healthy", "default/web", "10.96.0.10:80", "10.244.0.10:8080", "default/api", "no endpoints", "default/edge",
 		":30443 on 192.0.2.1", "203.0.113.8:443", "allowed sources: 198.51.100.0/24", "policy Local", "not ready", "hinted to other zones", "1 to 3 of 3")
 	var syncs uint64
-	eventually(t, patience, func() error { // the loop may look after the tables meanwhile
+	eventually(t, patience, func() error { // the loop may check the tables meanwhile
 		page, syncs = b.show(""), b.syncs()
 		if n := page.points(); n != syncs || n < 5 {
 			return fmt.Errorf("%d points are in the plot; there were %d syncs", n, syncs)
@@ -84,7 +86,7 @@ func TestStatusPage(t *testing.T) {
 
 	// A change, and a search.
 	b.change(strings.Replace(string(debugging), "[10.244.0.10]", "[10.244.0.99]", 1), "10.244.0.99:8080")
-	eventually(t, patience, func() error { // the page asks for Services and for syncs apart, and an answer may be half a second old
+	eventually(t, patience, func() error { // the page requests Services and syncs separately, and an answer may be half a second old
 		page = b.show("#find=DEFAULT/WE", "10.244.0.99:8080", "1 to 1 of 1 (of 3)")
 		if n := page.points(); n <= syncs {
 			return fmt.Errorf("%d points are in the plot after a change; before it there were %d", n, syncs)
@@ -106,7 +108,7 @@ func TestStatusPage(t *testing.T) {
 	}
 }
 
-// chromium is a program that starts Chromium; it is fetched where it isn't there.
+// chromium returns a program that starts Chromium; it downloads a missing one.
 func chromium(t testing.TB) string {
 	t.Helper()
 	if out, err := exec.CommandContext(t.Context(), "../../hack/chromium.sh").CombinedOutput(); err != nil {
@@ -119,13 +121,13 @@ func chromium(t testing.TB) string {
 	return path
 }
 
-// browser looks at the page from the node itself.
+// browser opens the page on the node itself.
 type browser struct {
 	*desk
 	path string
 }
 
-// change writes manifests, and waits until an endpoint is known, and all is programmed.
+// change writes manifests, and waits until an endpoint is known, and everything is programmed.
 func (b *browser) change(manifests, endpoint string) {
 	b.Helper()
 	had := b.syncs()
@@ -141,7 +143,7 @@ func (b *browser) change(manifests, endpoint string) {
 	})
 }
 
-// syncs is how many there were.
+// syncs returns the number of syncs.
 func (b *browser) syncs() uint64 {
 	b.Helper()
 	var s view.Status
@@ -151,8 +153,8 @@ func (b *browser) syncs() uint64 {
 	return s.Loop.Syncs
 }
 
-// run runs the browser, and returns what it prints. Anything that it has to say about the page is an error. A browser that fails or hangs,
-// as it does on a busy machine, is started again.
+// run runs the browser, and returns its output. Any message about the page is an error. A browser that fails or hangs, as on a
+// busy machine, is restarted.
 func (b *browser) run(url string, args ...string) string {
 	b.Helper()
 	const attempts = 3
@@ -171,7 +173,7 @@ func (b *browser) run(url string, args ...string) string {
 	}
 }
 
-// runOnce returns what the browser prints, and its log.
+// runOnce returns the browser's output and log.
 func (b *browser) runOnce(url string, args ...string) (printed, log string, err error) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.Context(), 2*patience)
@@ -189,12 +191,12 @@ func (b *browser) runOnce(url string, args ...string) (printed, log string, err 
 	return out.String(), said.String(), err
 }
 
-// shown is the page as a browser has it after seven seconds.
+// shown is the page in a browser after seven seconds.
 type shown struct{ dom, text string }
 
 var tags = regexp.MustCompile(`(?s)<(style|script)>.*?</(style|script)>|<[^>]*>`)
 
-// show loads the page until it has all of these texts: what it shows may be half a second old, or older on a slow machine.
+// show loads the page until it has all of these texts: the shown data may be half a second old, or older on a slow machine.
 func (b *browser) show(fragment string, texts ...string) (s shown) {
 	b.Helper()
 	eventually(b.T, patience, func() error {
@@ -210,7 +212,7 @@ func (b *browser) show(fragment string, texts ...string) (s shown) {
 	return s
 }
 
-// points are those of the plot: each says what it is.
+// points returns the number of syncs in the plot; each point has a label.
 func (s shown) points() uint64 {
 	return uint64(len(regexp.MustCompile(`class="sync \w+"><title>`).FindAllString(s.dom, -1)))
 }
@@ -229,14 +231,14 @@ func (s shown) services() (names []string) {
 	return names
 }
 
-// moved gives the endpoint that web uses another address.
+// moved changes the address of the endpoint that web uses.
 func (b *browser) moved(manifests string, to int) {
 	b.Helper()
 	address := fmt.Sprintf("10.244.0.%d", to)
 	b.change(strings.Replace(manifests, "[10.244.0.10]", "["+address+"]", 1), address+":8080")
 }
 
-// pictures are taken of a day in which things happen: what most see, at night, and on a telephone. They tell of no paths of this machine.
+// pictures takes screenshots of a day with events: light, dark, and on a phone. They contain no paths of this machine.
 func (b *browser) pictures(manifests, dir string) {
 	b.Helper()
 	const changes, flushed = 70, 45
@@ -266,7 +268,7 @@ func (b *browser) pictures(manifests, dir string) {
 	}
 }
 
-// neutral serves the page as the program does, but for the kernel's release and paths of this test, and returns its URL.
+// neutral serves the page as the program does, without the kernel's release and paths of this test, and returns its URL.
 func (b *browser) neutral() string {
 	b.Helper()
 	const listen = "127.0.0.1:10999"

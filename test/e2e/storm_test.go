@@ -29,7 +29,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/soak"
 )
 
-// stormy is a node whose program follows an API server in memory, which can change far more in a second than a real one.
+// stormy is a node whose program follows an in-memory API server, which can make far more changes in a second than the original.
 type stormy struct {
 	*testing.T
 	*lab.Lab
@@ -40,7 +40,7 @@ type stormy struct {
 	made     int
 }
 
-// storms are what changes while the ruleset is flushed.
+// storms are changes during a flush of the ruleset.
 var storms = []struct {
 	name string
 	blow func(context.Context, *stormy)
@@ -52,8 +52,9 @@ var storms = []struct {
 	{"as many changes as are read", func(ctx context.Context, s *stormy) { s.changes(ctx, 0) }},
 }
 
-// TestRepairInAStorm flushes the ruleset while Services change. Changes are gathered for a second, as kube-proxy does; a repair waits for
-// none of that. BIG is the number of Services, 1,000 unless it says otherwise, and REPAIRS how often each storm is met.
+// TestRepairInAStorm flushes the ruleset while Services change. Changes are collected for a second, as in kube-proxy, but a
+// repair does not wait for that. BIG is the number of Services, 1,000 by default, and REPAIRS the number of repetitions of each
+// storm.
 func TestRepairInAStorm(t *testing.T) {
 	services, times := 1000, 4
 	if os.Getenv("BIG") != "" {
@@ -80,7 +81,7 @@ func TestRepairInAStorm(t *testing.T) {
 	}
 }
 
-// flushIn flushes the ruleset in a storm, and returns how long the tables were gone.
+// flushIn flushes the ruleset in a storm, and returns the time without tables.
 func (s *stormy) flushIn(t *testing.T, blow func(context.Context, *stormy)) time.Duration {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -106,7 +107,7 @@ func (s *stormy) flushIn(t *testing.T, blow func(context.Context, *stormy)) time
 		t.Fatalf("the tables aren't %s after %v", what, patience)
 		return time.Time{}
 	}
-	// They may be back before anybody has seen that they were gone: then they are others.
+	// The tables may be back before the test has seen them missing: then their handles differ.
 	start := await("flushed", func(now tableNumbers) bool { return now != before })
 	back := func(now tableNumbers) bool { return now[0] > before[0] && now[1] > before[1] }
 	return await("back", back).Sub(start)
@@ -127,7 +128,7 @@ func (s *stormy) tables(t *testing.T) (now tableNumbers) {
 	return now
 }
 
-// changes replaces endpoints, so many a second, or as many as the program reads if that is 0, until the context ends.
+// changes replaces endpoints at a rate in changes per second, or as fast as the program reads if it is 0, until the context ends.
 func (s *stormy) changes(ctx context.Context, rate int) {
 	start := time.Now()
 	for made := 0; ctx.Err() == nil; made++ {

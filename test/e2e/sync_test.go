@@ -19,8 +19,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestNothingBeforeSync runs a daemon that may read Services but not EndpointSlices: to program what it knows would be to
-// reject all traffic. It must not touch the kernel before it has read both.
+// TestNothingBeforeSync runs a daemon that may read Services but not EndpointSlices. With an incomplete plan, it would reject all
+// traffic. It must not touch the kernel before it has read both.
 func TestNothingBeforeSync(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 2})
 	w.serve(w.Pods[0])
@@ -42,13 +42,13 @@ func TestNothingBeforeSync(t *testing.T) {
 	})
 	w.allow("slices", "endpointslices")
 	w.bind("half", "slices")
-	// The informer's pause between two attempts may have grown to half a minute.
+	// The informer's pause between two attempts may have increased to half a minute.
 	eventually(t, 2*patience, func() error {
 		return reached(t.Context(), w.Pods[1], model.TCP, w.clusterIPs("web")[0], "pod-0")
 	})
 }
 
-// allow makes a ClusterRole that may read these resources, and a user of the same name who has it.
+// allow creates a ClusterRole that may read these resources, and a user of the same name with that role.
 func (w *world) allow(name string, resources ...string) {
 	w.Helper()
 	role := &rbacv1.ClusterRole{
@@ -76,7 +76,7 @@ func (w *world) bind(user, role string) {
 	}
 }
 
-// impersonate writes a kubeconfig with which the administrator acts as another user.
+// impersonate writes a kubeconfig with which the administrator impersonates another user.
 func (w *world) impersonate(user string) string {
 	w.Helper()
 	path := filepath.Join(w.dir, user+".kubeconfig")
@@ -96,8 +96,7 @@ func (w *world) impersonate(user string) string {
 	return path
 }
 
-// TestRestartOfTheAPIServer stops the API server under the daemon: the rules stay, and what changes afterwards is
-// programmed.
+// TestRestartOfTheAPIServer stops the API server under the daemon: the rules stay, and later changes are programmed.
 func TestRestartOfTheAPIServer(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 3})
 	w.serve(w.Pods[0], w.Pods[1])
@@ -111,7 +110,7 @@ func TestRestartOfTheAPIServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	resume := func() error { return syscall.Kill(server, syscall.SIGCONT) }
-	t.Cleanup(func() { _ = resume() }) // a stopped server would not hear that it should end
+	t.Cleanup(func() { _ = resume() }) // a stopped server would not process a signal to exit
 	never(t, 3*time.Second, func() error {
 		return errors.Join(reached(t.Context(), w.Pods[2], model.TCP, ip, "pod-0"), answer(d, "healthz", 200))
 	})

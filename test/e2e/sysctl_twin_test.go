@@ -19,7 +19,7 @@ import (
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// sysctls are the values of connection tracking that both programs may set, in a folder that stands in for the machine's.
+// sysctls are the values of connection tracking that both programs may set, in a folder that replaces the machine's.
 type sysctls struct {
 	max, buckets, established, closeWait, liberal, udp, udpStream int
 }
@@ -27,7 +27,7 @@ type sysctls struct {
 // fresh are values that differ from all defaults of kube-proxy.
 var fresh = sysctls{max: 1000, buckets: 100, established: 432000, closeWait: 60, udp: 30, udpStream: 120}
 
-// files names the values below the folder. kube-proxy sets the buckets as a parameter of the kernel module, which is the same.
+// files maps file names to the values. kube-proxy sets the buckets as a parameter of the kernel module, which is the same value.
 func (s *sysctls) files() map[string]*int {
 	const prefix = "netfilter/nf_conntrack_"
 	return map[string]*int{
@@ -37,7 +37,7 @@ func (s *sysctls) files() map[string]*int {
 	}
 }
 
-// TestSysctlsAreThoseOfKubeProxy has both programs set sysctls in folders that are mounted over those of the kernel.
+// TestSysctlsAreThoseOfKubeProxy makes both programs set sysctls in folders that are mounted over the kernel's.
 func TestSysctlsAreThoseOfKubeProxy(t *testing.T) {
 	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
 	if err != nil {
@@ -48,7 +48,7 @@ func TestSysctlsAreThoseOfKubeProxy(t *testing.T) {
 		name   string
 		before sysctls
 		flags  string
-		// written is how many of them kube-proxy sets.
+		// written is the number of values that kube-proxy sets.
 		written int
 	}{
 		{"defaults", fresh, "", 4},
@@ -74,7 +74,7 @@ func TestSysctlsAreThoseOfKubeProxy(t *testing.T) {
 	}
 }
 
-// overKernel runs a command with mounts of its own; the first argument is what to mount.
+// overKernel runs a command in a mount namespace; the first argument names the mounts.
 func (a asked) overKernel(mounts string, args ...string) *proxy.Program {
 	a.Helper()
 	running, err := proxy.Start(context.WithoutCancel(a.Context()), proxy.Config{
@@ -89,7 +89,7 @@ func (a asked) overKernel(mounts string, args ...string) *proxy.Program {
 	return running
 }
 
-// setSysctls runs the program with --init-only on folders with values, and returns the values that were written.
+// setSysctls runs the program with --init-only on folders with values, and returns the written values.
 func (a asked) setSysctls(values sysctls, flags string) map[string]string {
 	a.Helper()
 	dir, long := a.TempDir(), time.Unix(1_700_000_000, 0)
@@ -123,8 +123,8 @@ func (a asked) setSysctls(values sysctls, flags string) map[string]string {
 	return written
 }
 
-// TestReadOnlySysctlsUnlikeKubeProxy mounts /proc/sys read-only, as in a container without privileges. kube-proxy ends; ours says
-// so once and serves, and says nothing where the values are right already.
+// TestReadOnlySysctlsUnlikeKubeProxy mounts /proc/sys read-only, as in a container without privileges. kube-proxy exits.
+// kube-nftproxy logs this once and serves, and logs nothing if the values are right already.
 func TestReadOnlySysctlsUnlikeKubeProxy(t *testing.T) {
 	bin, err := cluster.Build(t.Context(), os.Stderr, "kube-proxy")
 	if err != nil {

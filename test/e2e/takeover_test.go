@@ -16,8 +16,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// leaveRules makes on the node what kube-proxy has: the chains of mode ipvs or iptables, here without those that need objects beside,
-// and the tables of mode nftables.
+// leaveRules creates kube-proxy's objects on the node: the chains of modes ipvs and iptables, without those that need other
+// objects, and the tables of mode nftables.
 func (w *world) leaveRules() {
 	w.Helper()
 	for _, command := range []string{
@@ -31,7 +31,7 @@ func (w *world) leaveRules() {
 	}
 }
 
-// left lists what there is of kube-proxy: lines of rules, and tables.
+// left returns kube-proxy's remaining objects: lines of rules, and tables.
 func (w *world) left() (lines []string) {
 	w.Helper()
 	const command = "for c in iptables ip6tables; do xtables-nft-multi $c-save; xtables-legacy-multi $c-save; done; nft list tables"
@@ -47,8 +47,8 @@ func (w *world) left() (lines []string) {
 	return lines
 }
 
-// A kube-proxy that runs is reported on the Node, and nothing of it is touched until it has gone. Then, and after a --cleanup,
-// nothing of it is there.
+// A running kube-proxy is reported on the Node, and its objects stay until it exits. After that, and after a --cleanup, they are
+// removed.
 func TestKubeProxyIsReportedWhileItRunsAndRemovedAfterwards(t *testing.T) {
 	w := newWorld(t, lab.Config{})
 	w.leaveRules()

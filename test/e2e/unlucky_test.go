@@ -26,8 +26,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestEtcdIsRestoredFromABackup has the cluster go back in time while the program runs: what it serves follows, though resource versions
-// are lower than those that it knows.
+// TestEtcdIsRestoredFromABackup restores etcd from a backup while the program runs: the rules follow, although resource versions
+// are lower than the known ones.
 func TestEtcdIsRestoredFromABackup(t *testing.T) {
 	b := besiege(t)
 	from := b.Pods[2]
@@ -48,7 +48,7 @@ func TestEtcdIsRestoredFromABackup(t *testing.T) {
 	b.apply(service("comes"), slice("comes", "comes", endpoint(b.Pods[0].IPv4)), slice("changes", "changes", endpoint(b.Pods[1].IPv4)))
 	b.delete(service("goes"), slice("goes", "goes"))
 	comes := b.clusterIPs("comes")[0]
-	// More happens after the backup than after the restoration: for long, there is no version that is newer than those known.
+	// More changes follow the backup than the restoration: for long, no version is newer than the known ones.
 	for i := range 100 {
 		b.apply(slice("comes", "comes", endpoint(b.Pods[i%2].IPv4)))
 	}
@@ -56,7 +56,7 @@ func TestEtcdIsRestoredFromABackup(t *testing.T) {
 	reach(t, from, changes, "pod-1")
 	reach(t, from, goes)
 
-	// The API server ends as it does for an update: every watch is ended in order, and taken up where it was.
+	// The API server shuts down as for an update: it ends every watch in order, and the watches continue at the same version.
 	b.awaitWatches(t)
 	restored, release := context.WithCancel(t.Context())
 	defer release()
@@ -77,7 +77,7 @@ func TestEtcdIsRestoredFromABackup(t *testing.T) {
 	reach(t, from, changes, "pod-1")
 }
 
-// strangers are answers that no API server gives: something before it does.
+// strangers are answers that no API server gives, but a server before it may.
 var strangers = []struct {
 	name   string
 	status int
@@ -103,8 +103,8 @@ var strangers = []struct {
 	{"nothing", http.StatusOK, map[string]string{"Content-Type": "application/vnd.kubernetes.protobuf"}, "", true},
 }
 
-// TestSomebodyElseAnswers has others answer for the API server: nothing of it is believed, and nobody waits for an hour. With API_FAULT=2s
-// it tries answers of all kinds.
+// TestSomebodyElseAnswers: other servers answer for the API server. The program ignores their answers, and does not wait for an
+// hour. With API_FAULT=2s it tries answers of all kinds.
 func TestSomebodyElseAnswers(t *testing.T) {
 	b := newBesieged(t)
 	for _, stranger := range strangers {
@@ -113,7 +113,7 @@ func TestSomebodyElseAnswers(t *testing.T) {
 		}
 		t.Run(stranger.name, func(t *testing.T) {
 			b.answered(t, func(w http.ResponseWriter, r *http.Request) bool {
-				if listsOnly(w, r) { // a list is all there, or not
+				if listsOnly(w, r) { // a list is complete, or not
 					return false
 				}
 				for name, value := range stranger.header {
@@ -134,7 +134,7 @@ func TestSomebodyElseAnswers(t *testing.T) {
 	b.asFresh(t)
 }
 
-// TestUnluckyServices has authors of Services and controllers do what is allowed and odd.
+// TestUnluckyServices: authors of Services and controllers make valid but unusual changes.
 func TestUnluckyServices(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 3})
 	w.serve(w.Pods[:2]...)
@@ -197,7 +197,7 @@ func TestUnluckyServices(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.apply(slice("web", "web-1", endpoint(w.Pods[1].IPv4)))
-		reach(t, from, web, "pod-1") // what came before has been seen
+		reach(t, from, web, "pod-1") // the earlier change has been seen
 		reach(t, from, final, "pod-0")
 		none := []byte(`{"metadata": {"finalizers": null}}`)
 		if _, err := services.Patch(t.Context(), "final", types.MergePatchType, none, metav1.PatchOptions{}); err != nil {
@@ -255,14 +255,14 @@ func TestUnluckyServices(t *testing.T) {
 	}
 }
 
-// TestTheReaderOfTheLogEnds is what becomes of a program whose log goes into a pipe: it serves.
+// TestTheReaderOfTheLogEnds: the log is a pipe whose reader exits. The program serves.
 func TestTheReaderOfTheLogEnds(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
 	pipe := filepath.Join(s.dir, "pipe")
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// Both ends are held, so that nobody waits for the other; then nobody reads any more.
+	// The test holds both ends, so that no open blocks; then it closes the reader.
 	reader, err := os.OpenFile(pipe, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)

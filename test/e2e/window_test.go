@@ -17,8 +17,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// testOutOfWindow has a server send a packet with a sequence number from long ago. If it reached the client without having
-// been translated back, the client would know of no such connection, and reset the server's.
+// testOutOfWindow has a server send a packet with an old sequence number. If it reached the client without reverse translation,
+// the client would not know the connection, and reset the server's.
 func testOutOfWindow(t *testing.T, w *world, _ *daemon) {
 	server := w.Remotes[0]
 	if _, err := server.ServeEcho(echoPort); err != nil {
@@ -47,7 +47,7 @@ func testOutOfWindow(t *testing.T, w *world, _ *daemon) {
 	}
 }
 
-// injector sees and sends TCP packets beside the kernel of a host.
+// injector captures and sends TCP packets beside the kernel of a host.
 type injector struct {
 	conn net.PacketConn
 	own  netip.Addr
@@ -78,7 +78,7 @@ const (
 	rstBit = 0x04
 )
 
-// send lets a conversation go on, learns its numbers from a packet of the client, and sends one from long before.
+// send exchanges a line, reads the sequence numbers from a packet of the client, and sends a packet with an old number.
 func (i injector) send(c conversation) error {
 	const longAgo = 100_000 // bytes; more than the client's window
 	if err := errors.Join(c.goOn(), i.conn.SetReadDeadline(time.Now().Add(patience))); err != nil {
@@ -102,7 +102,7 @@ func (i injector) send(c conversation) error {
 	return err
 }
 
-// receive returns the first segment to the server's port that is wanted.
+// receive returns the first segment to the server's port for which want returns true.
 func (i injector) receive(want func([]byte) bool) ([]byte, *net.IPAddr, error) {
 	buf := make([]byte, 1<<16)
 	for {
@@ -116,8 +116,8 @@ func (i injector) receive(want func([]byte) bool) ([]byte, *net.IPAddr, error) {
 	}
 }
 
-// quiet returns an error if the client sends a reset before its next line, or doesn't get that back. Whatever it did about an
-// earlier packet arrives first.
+// quiet returns an error if the client sends a reset before its next line, or gets no reply to that. A reaction to an earlier
+// packet arrives first.
 func (i injector) quiet(c conversation) error {
 	const last = "the last words"
 	if err := c.say(last); err != nil {
@@ -130,7 +130,7 @@ func (i injector) quiet(c conversation) error {
 	return err
 }
 
-// checksum is that of a TCP segment.
+// checksum returns that of a TCP segment.
 func checksum(from, to netip.Addr, segment []byte) uint16 {
 	const tcp = 6
 	data := append(append(from.AsSlice(), to.AsSlice()...), 0, tcp, byte(len(segment)>>8), byte(len(segment)))
