@@ -80,7 +80,7 @@ func confined(args []string) error {
 		return fmt.Errorf("set filter: %w", err)
 	}
 	if err := unix.Unshare(unix.CLONE_NEWNET); !errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("the filter lets pass what it shouldn't: %w", err)
+		return fmt.Errorf("the filter permits a forbidden call: %w", err)
 	}
 	return unix.Exec(path, args, os.Environ())
 }

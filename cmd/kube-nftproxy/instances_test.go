@@ -213,7 +213,7 @@ func TestTwoInstancesNeverFight(t *testing.T) {
 	newer.Kill()
 	n.eventually(func() error { return n.reaches(0) })
 	if got := older.metric("kubenftproxy_standing_by"); got != 0 {
-		t.Errorf("kubenftproxy_standing_by is %v when the newer one has gone", got)
+		t.Errorf("kubenftproxy_standing_by is %v after the newer one has exited", got)
 	}
 }
 

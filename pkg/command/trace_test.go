@@ -139,7 +139,7 @@ func (l *tracedLab) run(cmd *cobra.Command, args ...string) (out string, err err
 	return stdout.String(), err
 }
 
-func TestTraceTellsTheWay(t *testing.T) {
+func TestTraceShowsTheWay(t *testing.T) {
 	l := newTracedLab(t)
 	for _, c := range []struct {
 		name  string
@@ -249,8 +249,8 @@ not a Service's address and port
 	}
 }
 
-// TestTraceNamesOthers: the output names a chain of another table with policy drop, and a dormant table.
-func TestTraceNamesOthers(t *testing.T) {
+// TestTraceNamesOtherTables: the output names a chain of another table with policy drop, and a dormant table.
+func TestTraceNamesOtherTables(t *testing.T) {
 	l := newTracedLab(t)
 	nftDo(t, l, "add table inet guard; add chain inet guard pass { type filter hook forward priority 0; policy drop; }; "+
 		"add chain inet guard post { type filter hook input priority 0; policy drop; }; "+

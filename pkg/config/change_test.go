@@ -123,7 +123,7 @@ func TestAFileThatCannotBeWatchedIsLookedAt(t *testing.T) {
 	mustEnd(t, ended)
 }
 
-func TestAFolderThatHasGoneCannotBeWatched(t *testing.T) {
+func TestAMissingFolderCannotBeWatched(t *testing.T) {
 	if w, err := watcherOf(filepath.Join(t.TempDir(), "gone", "config.conf")); err == nil {
 		t.Errorf("it is watched by %v", w)
 	}

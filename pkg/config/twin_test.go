@@ -103,14 +103,14 @@ func TestConfigurationsAreThoseOfKubeProxy(t *testing.T) {
 func compareRefusals(t *testing.T, args []string, theirs string, ours error) {
 	t.Helper()
 	if theirs == "" || ours == nil {
-		t.Errorf("%q: kube-proxy says %q, we say %v", args, theirs, ours)
+		t.Errorf("%q: kube-proxy says %q, kube-nftproxy says %v", args, theirs, ours)
 		return
 	}
 	theirs = strings.ReplaceAll(theirs, `\`, "")
 	for _, one := range strings.Split(strings.Trim(ours.Error(), "[]"), ", KubeProxy") {
 		path, _, _ := strings.Cut(one, ": ")
 		if !strings.Contains(theirs, strings.TrimPrefix(path, "KubeProxyConfiguration.")) {
-			t.Errorf("%q: kube-proxy says %q, we say %q", args, theirs, one)
+			t.Errorf("%q: kube-proxy says %q, kube-nftproxy says %q", args, theirs, one)
 		}
 	}
 }
@@ -179,13 +179,13 @@ func TestOtherFormsOfAFileAreReadAsByKubeProxy(t *testing.T) {
 		theirs, refusal := written(t, args)
 		o, err := complete(t, args...)
 		if (err != nil) != (refusal != "") {
-			t.Errorf("%q: kube-proxy says %q, we say %v", text, refusal, err)
+			t.Errorf("%q: kube-proxy says %q, kube-nftproxy says %v", text, refusal, err)
 			continue
 		}
 		if err != nil {
 			plain := strings.NewReplacer(`\`, "", "\t", "") // the log escapes one line, and indents several
 			if !strings.Contains(plain.Replace(refusal), plain.Replace(err.Error())) {
-				t.Errorf("%q: kube-proxy says %q, we say %q", text, refusal, err)
+				t.Errorf("%q: kube-proxy says %q, kube-nftproxy says %q", text, refusal, err)
 			}
 			continue
 		}

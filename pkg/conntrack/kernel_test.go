@@ -435,7 +435,7 @@ func TestEstablishedTCPIsLeftAlone(t *testing.T) {
 
 // A flow that a network plugin translated to a pod, from a port of this node that is no node port, is not stale; neither is one
 // with a node port's number at another machine's address.
-func TestTranslationsOfOthersAreLeftAlone(t *testing.T) {
+func TestForeignTranslationsAreLeftAlone(t *testing.T) {
 	n := newNode(t)
 	run(t, "nft", "add table ip portmap; add chain ip portmap out { type nat hook output priority -101; }; "+
 		"add rule ip portmap out ip daddr 192.0.2.1 udp dport 8053 dnat to 10.244.0.12:5353; "+
@@ -506,12 +506,12 @@ func TestSourceThatIsNotAllowedAnyMoreIsStopped(t *testing.T) {
 			oneWay := n.clients(f)
 			n.expect(oneWay, noAnswer)
 			if got := received(silent); got != len(oneWay) {
-				t.Fatalf("%d packets of %d came to the endpoint before", got, len(oneWay))
+				t.Fatalf("%d packets of %d reached the endpoint before", got, len(oneWay))
 			}
 			n.pass(f, n.restrict(f, model.UDP, at, elsewhere, answers), 1)
 			n.expect(oneWay, noAnswer)
 			if got := received(silent); got != len(oneWay)-1 {
-				t.Errorf("%d packets came to the endpoint after the ranges of one of %d frontends exclude the client", got, len(oneWay))
+				t.Errorf("%d packets reached the endpoint after the ranges of one of %d frontends exclude the client", got, len(oneWay))
 			}
 			n.expect(answered, answers.String())
 			for _, c := range oneWay {
@@ -626,7 +626,7 @@ func connected(fd int, patience time.Duration) bool {
 
 // If a Service was deleted while no process ran, its flows are deleted, because the earlier tables have its frontends. A flow
 // that another program translated at an address of the same ServiceCIDR stays.
-func TestClientOfServiceThatWentUnseenIsCutOff(t *testing.T) {
+func TestClientOfServiceDeletedDuringDowntimeIsCutOff(t *testing.T) {
 	forFamilies(t, func(n *node, f model.Family) {
 		another := addrPort([...]string{"10.96.0.200:53", "[fd00:10:96::200]:53"}[f])
 		plugin := n.pod(f, 11)
@@ -647,7 +647,7 @@ func TestClientOfServiceThatWentUnseenIsCutOff(t *testing.T) {
 		}
 		n.withdraw()
 		if now, err := apply.EarlierUDP(model.Families[:]); err != nil || len(now) > 0 {
-			n.Errorf("after the Service went, there are %v, %v", now, err)
+			n.Errorf("after the Service was deleted: %v, %v", now, err)
 		}
 		d := &Desired{Undnated: true}
 		for _, k := range earlier {
@@ -890,7 +890,7 @@ func TestEntryInAnotherZone(t *testing.T) {
 }
 
 // An entry that expired meanwhile is not counted and is no error.
-func TestEntryThatHasGone(t *testing.T) {
+func TestExpiredEntry(t *testing.T) {
 	enterNamespace(t)
 	table, other := openTable(t), openTable(t)
 	insert(t, table, func(yield func(Flow, uint16) bool) { yield(flow(model.UDP, "10.96.0.1:53", "10.244.0.10:53"), 0) })
@@ -1003,7 +1003,7 @@ func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 		{name: "few", ours: 1, seen: services, deleted: services},
 		{name: "all are the services'", ours: each, seen: services * each, deleted: services * each / 10},
 		// The kernel filters by protocol, unless all are requested.
-		{name: "mostly of others", ours: 1, foreign: services * (each - 1) / 2, seen: services + services*(each-1)/2, deleted: services},
+		{name: "mostly unrelated", ours: 1, foreign: services * (each - 1) / 2, seen: services + services*(each-1)/2, deleted: services},
 		{
 			name: "at the start", ours: 1, foreign: services * (each - 1) / 2, undnated: true,
 			seen: services + services*(each-1), deleted: services,

@@ -93,7 +93,7 @@ func removed(p model.Protocol, at string) *Desired {
 }
 
 // A client that begins during a pass under newer rules than those of the pass must keep its flow.
-func TestAPassLeavesWhatIsWantedByNow(t *testing.T) {
+func TestAPassKeepsFlowsThatANewerRequestAllows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeTable{takes: 100 * time.Millisecond, flows: []Flow{
 			flow(model.UDP, "10.96.0.1:53", "10.244.0.1:53"), // begins under the later rules

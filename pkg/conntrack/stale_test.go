@@ -101,7 +101,7 @@ func TestStale(t *testing.T) {
 		},
 		{name: "service scaled to zero", to: "10.96.0.2:53", server: "10.244.0.10:53", change: replied, udp: true, udpAll: true},
 		{name: "no endpoints, no rules then", to: "10.96.0.2:53", server: "10.96.0.2:53", udp: true, udpAll: true, others: true},
-		{name: "no endpoints, but somebody answers", to: "10.96.0.2:53", server: "10.96.0.2:53", change: replied},
+		{name: "no endpoints, but replies", to: "10.96.0.2:53", server: "10.96.0.2:53", change: replied},
 		{name: "service deleted", to: "10.96.0.3:53", server: "10.244.0.10:53", change: replied, udp: true, udpAll: true},
 		{name: "service deleted, never translated", to: "10.96.0.3:53", server: "10.96.0.3:53"},
 		{name: "node port, present", to: "192.0.2.1:30053", server: "10.244.0.10:53"},
@@ -110,9 +110,9 @@ func TestStale(t *testing.T) {
 		{name: "node port, scaled to zero", to: "192.0.2.9:30054", server: "10.244.0.12:53", udp: true, udpAll: true},
 		{name: "node port deleted", to: "192.0.2.9:30055", server: "10.244.0.12:53", udp: true, udpAll: true},
 		{name: "a node port's number at another machine", to: "198.51.100.1:30053", server: "198.51.100.1:30053"},
-		{name: "a node port's number, translated by somebody else", to: "198.51.100.1:30053", server: "10.9.9.9:53"},
+		{name: "a node port's number, translated by another program", to: "198.51.100.1:30053", server: "10.9.9.9:53"},
 		{name: "a frontend's address, other port", to: "10.96.0.1:54", server: "10.244.0.12:53"},
-		{name: "nothing of ours", to: "203.0.113.5:53", server: "203.0.113.5:53"},
+		{name: "unrelated", to: "203.0.113.5:53", server: "203.0.113.5:53"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got := map[string]bool{}

@@ -47,7 +47,7 @@ func TestParse(t *testing.T) {
 }
 
 // Truncated attributes never yield an entry that would lead to a deletion without a tuple, which deletes everything.
-func TestParseRefusesWhatIsCutOff(t *testing.T) {
+func TestParseRejectsTruncatedEntries(t *testing.T) {
 	whole := attributes(flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"))
 	for n := range whole {
 		var f Flow

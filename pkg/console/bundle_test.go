@@ -25,8 +25,8 @@ func TestRecentProblems(t *testing.T) {
 	}
 }
 
-// TestArchiveSaysWhatIsMissing: a failing part does not affect the others.
-func TestArchiveSaysWhatIsMissing(t *testing.T) {
+// TestArchiveNamesMissingParts: a failing part does not affect the others.
+func TestArchiveNamesMissingParts(t *testing.T) {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
 	a := &archive{gzip: z, tar: tar.NewWriter(z)}

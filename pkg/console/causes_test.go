@@ -50,7 +50,7 @@ func TestWhyListsFail(t *testing.T) {
 	}
 }
 
-func TestFailuresThatOneThingMends(t *testing.T) {
+func TestFailuresWithOneFix(t *testing.T) {
 	list := []view.WatchFailure{
 		{Resource: "a", Error: "a is forbidden", Forbidden: true}, {Resource: "b", Error: "no route"}, {Resource: "c", Error: "c is forbidden", Forbidden: true},
 		{Resource: "d", Error: "no route"}, {Resource: "e", Error: "refused"},

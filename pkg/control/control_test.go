@@ -129,11 +129,11 @@ func TestAFileIsNotReplaced(t *testing.T) {
 	}
 }
 
-// TestNobodyWaitsForASlowReader publishes more values than wait for one reader.
-func TestNobodyWaitsForASlowReader(t *testing.T) {
+// TestASlowReaderBlocksNothing publishes more values than wait for one reader.
+func TestASlowReaderBlocksNothing(t *testing.T) {
 	var f Feed[int]
 	if f.Watched() {
-		t.Error("watched by nobody")
+		t.Error("no reader")
 	}
 	f.Publish(-1)
 	r := f.Subscribe()
@@ -155,7 +155,7 @@ func TestNobodyWaitsForASlowReader(t *testing.T) {
 	}
 	r.Close()
 	if f.Watched() {
-		t.Error("watched by a reader that has gone")
+		t.Error("watched by a closed reader")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -222,7 +222,7 @@ func TestAbandonedPaths(t *testing.T) {
 	}
 	stop := served(t, path, "newer")
 	if abandoned(path) {
-		t.Error("a socket at which somebody answers is abandoned")
+		t.Error("a socket with a listener is abandoned")
 	}
 	stop()
 	if !abandoned(path) {

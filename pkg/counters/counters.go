@@ -283,7 +283,7 @@ func (c *Counters) take(list []nft.Counted) bool {
 	for i := range list {
 		e := &list[i]
 		at := place{e.Set, e.Key}
-		if _, gone := c.replaced[at]; !gone {
+		if _, stale := c.replaced[at]; !stale {
 			c.count(e, at)
 			if e.Packets > 0 {
 				c.seen[at] = e.Packets

@@ -237,7 +237,7 @@ func (n *node) check(when string) {
 	var sum Counts
 	for _, p := range n.counters.Ports() {
 		if p.Namespace != service.Namespace || p.Service != service.Name {
-			n.Fatalf("%s: somebody counts for %+v", when, p)
+			n.Fatalf("%s: unexpected counts of %+v", when, p)
 		}
 		sum.Connections += p.Connections
 		for r := range p.Refused {
@@ -429,7 +429,7 @@ func TestCountsOfAServiceGoWithIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := n.counters.Ports(); len(got) > 0 {
-		t.Errorf("after it has gone there is %+v", got)
+		t.Errorf("after its deletion: %+v", got)
 	}
 	n.counters.mu.Lock()
 	if left := len(n.counters.frontends) + len(n.counters.seen); left > 0 {
@@ -582,7 +582,7 @@ func (n *node) askOn(f model.Family, times int) (c Counts) {
 }
 
 // An upgrade from tables whose elements have no counters takes one batch, as does any change that adds counters.
-func TestSetsWithoutCountersAreMadeAnew(t *testing.T) {
+func TestSetsWithoutCountersAreReplaced(t *testing.T) {
 	n := newNode(t)
 	n.options.Uncounted = true
 	n.start()
@@ -634,7 +634,7 @@ func TestServicesThatComeAndGoAreForgotten(t *testing.T) {
 	}
 	// Two entries for each Service since the last reading.
 	if limit := 2*before + fewEntries + 4*each; most > limit {
-		t.Errorf("%d entries of %d Services that have gone are remembered, want at most %d", most, services, limit)
+		t.Errorf("%d entries of %d deleted Services are kept, want at most %d", most, services, limit)
 	}
 	n.counters.mu.Lock()
 	total := n.counters.total.counts().Connections

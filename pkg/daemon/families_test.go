@@ -52,7 +52,7 @@ func TestCheckFamilies(t *testing.T) {
 }
 
 // If one family can be served, the program continues with it and reports once what the other lacks. Otherwise it exits.
-func TestWhatIsServedWhereTheKernelLacksSomething(t *testing.T) {
+func TestServedFamiliesWithMissingFeatures(t *testing.T) {
 	ip4, ip6 := probe.Missing{Family: nft.IPv4, Err: unix.ENOENT}, probe.Missing{Family: nft.IPv6, Err: unix.EOPNOTSUPP}
 	for _, tc := range []struct {
 		lacks []probe.Missing

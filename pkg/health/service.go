@@ -109,7 +109,7 @@ func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Add
 	s.mu.Unlock()
 	retries := 0
 	for at := range wanted {
-		if _, is := s.servers[at]; is {
+		if _, open := s.servers[at]; open {
 			continue
 		}
 		if _, known := s.broken[at.service][at.addr]; known {
@@ -131,7 +131,7 @@ func (s *Services) stay(checks map[types.NamespacedName]Check, addrs []netip.Add
 		return false
 	}
 	for name, c := range checks {
-		if old, is := s.checks[name]; !is || old.Port != c.Port || old.Served != c.Served {
+		if old, known := s.checks[name]; !known || old.Port != c.Port || old.Served != c.Served {
 			return false
 		}
 	}
@@ -155,8 +155,8 @@ func (s *Services) Close() { s.Sync(nil, nil) }
 func (s *Services) open(at checkAt) {
 	network := [...]string{"tcp4", "tcp6"}[model.FamilyOf(at.addr.Addr())]
 	l, err := s.listen(network, at.addr.String())
-	if told := s.note(at, err); err != nil {
-		if !told {
+	if reported := s.note(at, err); err != nil {
+		if !reported {
 			s.failed(model.Problem{
 				Kind: "Service", Name: at.service, Field: "spec.healthCheckNodePort", Event: "FailedToStartServiceHealthcheck", Action: "Listen",
 				Reason: fmt.Sprintf("failed to start healthcheck %q on port %d: %v", at.service, at.addr.Port(), err),

@@ -82,7 +82,7 @@ func TestServicesAnswerLoadBalancers(t *testing.T) {
 	}
 	s.Sync(nil, loopback)
 	if _, _, _, err := askLoadBalancer(at); err == nil {
-		t.Error("a Service that has gone still answers")
+		t.Error("a deleted Service still answers")
 	}
 }
 
@@ -230,7 +230,7 @@ func TestATakenAddressDoesNotStopOthers(t *testing.T) {
 			t.Errorf("%s: %d ports can't be listened on, want %d", when, broken, wantBroken)
 		}
 		if diff := cmp.Diff(wantTold, told); diff != "" {
-			t.Errorf("%s: told (-want +got):\n%s", when, diff)
+			t.Errorf("%s: problems (-want +got):\n%s", when, diff)
 		}
 		if diff := cmp.Diff(want, ports.list()); diff != "" {
 			t.Errorf("%s: listening (-want +got):\n%s", when, diff)
@@ -282,7 +282,7 @@ func TestManyPortsThatAreTaken(t *testing.T) {
 	checks[types.NamespacedName{Name: "new"}] = Check{Port: 1000, Served: both}
 	sync(mostRetries+addrs, services*addrs+addrs)
 	if told != services+1 {
-		t.Errorf("%d problems were told, want one for each of %d Services", told, services+1)
+		t.Errorf("%d problems were reported, want one for each of %d Services", told, services+1)
 	}
 	free = true
 	for left := services*addrs + addrs; left > 0; {

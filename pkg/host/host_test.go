@@ -75,13 +75,13 @@ func TestAddressesAreFollowedAfterAnOverrun(t *testing.T) {
 		}
 	}
 	if heard >= enough {
-		t.Fatalf("%d of %d changes were heard of: nothing was overrun", heard, enough)
+		t.Fatalf("%d of %d changes were received: there was no overrun", heard, enough)
 	}
 	add(t, addr.Next())
 	select {
 	case <-calls:
 	case <-time.After(20 * time.Second):
-		t.Errorf("after an overrun, in which %d of %d changes were heard of, another one was not", heard, enough)
+		t.Errorf("after an overrun, in which %d of %d changes were received, another one was not", heard, enough)
 	}
 }
 
@@ -112,7 +112,7 @@ func follow(t *testing.T, changed func()) {
 	})
 	for deadline := time.Now().Add(20 * time.Second); routeSockets(t) == subscribed; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("nobody follows")
+			t.Fatal("no subscription")
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // On a freshly booted machine, this loads the module: hack/kernels.sh runs it there.
-func TestConntrackComesWhenAsked(t *testing.T) {
+func TestConntrackIsLoaded(t *testing.T) {
 	lab.EnterNamespace(t)
 	if err := LoadConntrack(); err != nil {
 		t.Fatal(err)

@@ -75,7 +75,7 @@ func TestConntrackIsSet(t *testing.T) {
 				t.Errorf("files (-want +got):\n%s", diff)
 			}
 			if len(set) != len(tc.want) {
-				t.Errorf("said to be set: %v, want those of %v", set, tc.want)
+				t.Errorf("returned as set: %v, want those of %v", set, tc.want)
 			}
 		})
 	}

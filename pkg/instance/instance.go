@@ -253,9 +253,9 @@ func (i *Instance) yield(ctx context.Context, l net.Listener, g *guest) {
 	case <-i.stopped: // of an earlier yield
 	default:
 	}
-	was := i.Granted()
+	granted := i.Granted()
 	i.set(false, &other)
-	if was {
+	if granted {
 		select {
 		case <-i.stopped:
 		case <-time.After(patience): // it stops before its next batch

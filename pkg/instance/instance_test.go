@@ -163,7 +163,7 @@ func TestManyThatComeAndGo(t *testing.T) {
 }
 
 // A silent holder delays another process only briefly.
-func TestWhoDoesNotAgreeIsPassedOver(t *testing.T) {
+func TestASilentHolderIsIgnored(t *testing.T) {
 	for name, handle := range map[string]func(net.Conn){
 		"refuses":      func(conn net.Conn) { _ = conn.Close() },
 		"says nothing": func(net.Conn) {},

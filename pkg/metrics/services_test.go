@@ -57,13 +57,13 @@ func TestOnlyTheBusiestServicesHaveSeries(t *testing.T) {
 	// A shown series stays, unless another one has twice its count.
 	f.ports[0].Connections = 1990
 	if diff := cmp.Diff(want, values(t, reg, perService)); diff != "" {
-		t.Errorf("after somebody has become busier (-want +got):\n%s", diff)
+		t.Errorf("after a Service has become busier (-want +got):\n%s", diff)
 	}
 	f.ports[0].Connections = 5000
 	delete(want, "shop,http,svc-997")
 	want["shop,http,svc-0"] = 5000
 	if diff := cmp.Diff(want, values(t, reg, perService)); diff != "" {
-		t.Errorf("after somebody has become much busier (-want +got):\n%s", diff)
+		t.Errorf("after a Service has become much busier (-want +got):\n%s", diff)
 	}
 }
 

@@ -40,7 +40,7 @@ func TestAddressesOfLoadBalancers(t *testing.T) {
 	}
 }
 
-func TestServicesOfOthers(t *testing.T) {
+func TestServicesOfAnotherProxy(t *testing.T) {
 	for _, c := range []struct {
 		spec   corev1.ServiceSpec
 		labels map[string]string

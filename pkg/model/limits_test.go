@@ -518,8 +518,8 @@ func TestRoomIsTidied(t *testing.T) {
 	}
 }
 
-// TestPortsThatAreGoneLeaveNothing: after its ports change, a Service equals a new one.
-func TestPortsThatAreGoneLeaveNothing(t *testing.T) {
+// TestRemovedPortsLeaveNothing: after its ports change, a Service equals a new one.
+func TestRemovedPortsLeaveNothing(t *testing.T) {
 	stored := []Slice{&storedSlice{slice: portsSlice("a", 5, "1r")}, &storedSlice{slice: portsSlice("b", 5, "2r")}, &storedSlice{slice: portsSlice("c", 5, "3r")}}
 	_, before := Rebuild(&Room{Service: *manyPorts(5)}, nil, stored, here, Options{})
 	got, now := Rebuild(&Room{Service: *manyPorts(2)}, before, stored, here, Options{})

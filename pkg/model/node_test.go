@@ -21,7 +21,7 @@ func TestNodeOf(t *testing.T) {
 	}{
 		{name: "nothing known"},
 		{name: "zone", labels: map[string]string{corev1.LabelTopologyZone: "z1"}, zone: "z1"},
-		{name: "internal before external, whatever the order",
+		{name: "internal before external, in any order",
 			addrs: addrs{{Type: external, Address: "1.1.1.1"}, {Type: internal, Address: "10.0.0.1"},
 				{Type: internal, Address: "10.0.0.2"}},
 			ip4: "10.0.0.1"},

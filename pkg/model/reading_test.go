@@ -126,7 +126,7 @@ func TestRebuildIsBuild(t *testing.T) {
 }
 
 // Rebuild reads only changed slices.
-func TestRebuildReadsWhatHasChanged(t *testing.T) {
+func TestRebuildReadsOnlyChangedSlices(t *testing.T) {
 	var stored []Slice
 	for i := range 10 {
 		stored = append(stored, &storedSlice{slice: slice(fmt.Sprint("slice-", i), eps(fmt.Sprintf("%dr", i))...)})

@@ -6,7 +6,7 @@ import (
 )
 
 // A truncated buffer yields an error after the complete messages. Only padding may be missing at the end.
-func TestMessagesSayWhetherTheyAreWhole(t *testing.T) {
+func TestTruncatedMessagesAreDetected(t *testing.T) {
 	one := AppendHeader(nil, 1, 0, 3, 2)
 	one = append(AppendAttribute(one, 7, []byte("four")), 5, 0, 8, 0, 'x')
 	Finish(one, 0)

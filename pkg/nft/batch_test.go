@@ -115,7 +115,7 @@ func TestBatchAsksForOneAcknowledgementOfItsLastChange(t *testing.T) {
 	}
 }
 
-func TestCommentsAreCutToWhatNftAccepts(t *testing.T) {
+func TestCommentsAreCutToTheLimitOfNft(t *testing.T) {
 	e := testElement(testMap(), 1)
 	e.Comment = strings.Repeat("x", 300)
 	var enc encoder

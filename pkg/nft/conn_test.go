@@ -12,7 +12,7 @@ import (
 
 // The result of a batch depends only on its answers: an error means that nothing changed; an acknowledgement is valid only if no
 // error can be missing; answers to other requests are ignored.
-func TestWhatBecameOfABatch(t *testing.T) {
+func TestOutcomesOfBatches(t *testing.T) {
 	const first, ack = 100, 107
 	said := func(seq uint32, errno unix.Errno) func(*answers) {
 		return func(a *answers) {

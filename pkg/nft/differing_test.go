@@ -8,7 +8,7 @@ import (
 )
 
 // A rule that has counted packets equals the rule that was sent.
-func TestWhatWasCountedIsNoDifference(t *testing.T) {
+func TestCountedPacketsAreNoDifference(t *testing.T) {
 	counted, err := expr.Marshal(unix.NFPROTO_IPV4, &expr.Counter{Packets: 3, Bytes: 180})
 	if err != nil {
 		t.Fatal(err)

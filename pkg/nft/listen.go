@@ -132,19 +132,19 @@ func (l *Listener) Next() (Commit, error) {
 		case err != nil:
 			return Commit{}, fmt.Errorf("listen to nftables: %w", err)
 		}
-		heard := false
+		complete := false
 		for m, err := range netlink.Messages(l.buf[:n]) {
 			switch {
 			case err != nil: // the rest of a message is missing
 			case m.Type>>8 != unix.NFNL_SUBSYS_NFTABLES:
 			case m.Type&0xff == unix.NFT_MSG_NEWGEN:
 				parseCommit(m.Object(), &l.next)
-				l.next.Port, heard = m.Port, true
+				l.next.Port, complete = m.Port, true
 			default:
 				l.touched(m)
 			}
 		}
-		if heard {
+		if complete {
 			c := l.next
 			l.next = Commit{}
 			c.PID = processOf(c.PID, c.Program)

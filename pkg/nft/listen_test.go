@@ -27,10 +27,10 @@ func TestThreadsAreThoseOfTheirProcess(t *testing.T) {
 		t.Errorf("thread %d is of process %d, want %d", unix.Gettid(), got, os.Getpid())
 	}
 	if got := processOf(unix.Gettid(), "another"); got != unix.Gettid() {
-		t.Errorf("a number that is another program's by now is told as %d, want it as it is", got)
+		t.Errorf("a reused number is reported as %d, want it unchanged", got)
 	}
 	const nobody = 1 << 30
 	if got := processOf(nobody, name); got != nobody {
-		t.Errorf("a process that has ended is told as %d, want it as it is", got)
+		t.Errorf("an exited process is reported as %d, want it unchanged", got)
 	}
 }

@@ -38,8 +38,8 @@ func socket(p model.Protocol, at string) Socket {
 	return Socket{Protocol: p, Local: netip.MustParseAddrPort(at)}
 }
 
-// TestWhatCollides tests one socket at a time, against a Service with TCP 30080 in both families and one with UDP 30053 in IPv4.
-func TestWhatCollides(t *testing.T) {
+// TestCollisions tests one socket at a time, against a Service with TCP 30080 in both families and one with UDP 30053 in IPv4.
+func TestCollisions(t *testing.T) {
 	v6only, onLoopback, onVeth := socket(model.TCP, "[::]:30080"), socket(model.TCP, "0.0.0.0:30080"), socket(model.TCP, "0.0.0.0:30080")
 	v6only.V6Only, onLoopback.Device, onVeth.Device = true, 1, 2
 	dnsV6Only := socket(model.UDP, "[::]:30053")

@@ -23,8 +23,8 @@ func (w *Watcher) Find() ([]model.Problem, error) {
 	own, err := w.Own()
 	var problems []model.Problem
 	listeners := s.listeners(sockets, func(socket *Socket) bool {
-		_, is := own[socket.Inode]
-		return !is
+		_, isOwn := own[socket.Inode]
+		return !isOwn
 	})
 	for _, of := range byService(listeners) {
 		problems = append(problems, listenerProblem(w.NodeName, of))

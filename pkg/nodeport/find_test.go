@@ -10,8 +10,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// TestFindTellsAgain: Find returns reported collisions again without reporting them, and ignores this process's sockets.
-func TestFindTellsAgain(t *testing.T) {
+// TestFindReturnsReportedCollisions: Find returns reported collisions again without reporting them, and ignores this process's sockets.
+func TestFindReturnsReportedCollisions(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		if list, err := w.Find(); len(list) > 0 || err != nil {
 			t.Errorf("without node ports: %v, %v", list, err)
@@ -41,7 +41,7 @@ func TestFindTellsAgain(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if len(list) > 0 && strings.Contains(list[0].Reason, "30081") {
-				t.Errorf("our own socket counts: %s", list[0].Reason)
+				t.Errorf("this process's own socket counts: %s", list[0].Reason)
 			}
 		}
 		n.mu.Lock()

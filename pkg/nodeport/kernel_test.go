@@ -226,7 +226,7 @@ func TestOwnSocketsAreThisProcessesAlone(t *testing.T) {
 			t.Fatalf("%d sockets listen, want 1", len(sockets))
 		}
 		if _, is := own[sockets[0].Inode]; is != ours {
-			t.Errorf("the socket is ours: %v, want %v", is, ours)
+			t.Errorf("the socket is this process's: %v, want %v", is, ours)
 		}
 		if err := errors.Join(l.Close(), file.Close()); ours && err != nil {
 			t.Fatal(err)

@@ -205,7 +205,7 @@ func (w *Watcher) listeners(s *served, ports Range, e Ephemeral, now time.Time) 
 		if own == nil && err == nil {
 			own, err = w.Own()
 		}
-		if _, is := own[socket.Inode]; is {
+		if _, isOwn := own[socket.Inode]; isOwn {
 			return false
 		}
 		if !e.Contains(socket.Local.Port()) {

@@ -103,7 +103,7 @@ func run(t *testing.T, f func(t *testing.T, n *fakeNode, w *Watcher)) {
 
 const webListens = "NodePortCollision Service default/web"
 
-func TestACollisionIsToldOnceAndClears(t *testing.T) {
+func TestACollisionIsReportedOnceAndClears(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.listen(socket(model.TCP, "0.0.0.0:30080"))
 		w.Service(web, dual(model.TCP, 30080))
@@ -169,7 +169,7 @@ func TestAProcessOnEveryNodePort(t *testing.T) {
 	})
 }
 
-func TestAServiceThatGoesTakesItsCollisionWithIt(t *testing.T) {
+func TestADeletedServiceHasNoCollision(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.listen(socket(model.TCP, "0.0.0.0:30080"))
 		w.Service(web, dual(model.TCP, 30080))
@@ -185,7 +185,7 @@ func TestAServiceThatGoesTakesItsCollisionWithIt(t *testing.T) {
 	})
 }
 
-func TestAnAddressThatComesCollides(t *testing.T) {
+func TestANewAddressCollides(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.listen(socket(model.TCP, "198.51.100.1:30080"))
 		w.Service(web, dual(model.TCP, 30080))

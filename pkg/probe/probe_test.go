@@ -47,7 +47,7 @@ func asked(tables []*nft.Table) (list []question) {
 }
 
 // A kernel that lacks one feature rejects every message that uses it. Only that feature is reported.
-func TestWhateverIsMissingIsNamed(t *testing.T) {
+func TestMissingFeaturesAreNamed(t *testing.T) {
 	questions := asked(ours())
 	for _, lost := range questions {
 		refusals := fake{}
@@ -70,7 +70,7 @@ func TestWhateverIsMissingIsNamed(t *testing.T) {
 }
 
 // Each kind of expression in the rules is tested in each family, and possible modules have names.
-func TestAllExpressionsAreAskedFor(t *testing.T) {
+func TestAllExpressionsAreProbed(t *testing.T) {
 	got := map[nft.Family]map[string]bool{nft.IPv4: {}, nft.IPv6: {}}
 	modules := map[string]bool{}
 	for _, q := range asked(ours()) {
@@ -85,14 +85,14 @@ func TestAllExpressionsAreAskedFor(t *testing.T) {
 						continue
 					}
 					if name := expressionFeature(table.Family, e).name; !got[table.Family][name] {
-						t.Errorf("%s: nobody asks for %s (%s)", table.Family, name, reflect.TypeOf(e))
+						t.Errorf("%s: no question about %s (%s)", table.Family, name, reflect.TypeOf(e))
 					}
 				}
 			}
 		}
 		for _, s := range table.Sets {
 			if name := setFeature(s).name; !got[table.Family][name] {
-				t.Errorf("%s: nobody asks for %s", table.Family, name)
+				t.Errorf("%s: no question about %s", table.Family, name)
 			}
 		}
 	}
@@ -141,7 +141,7 @@ func TestNothingIsMissingHere(t *testing.T) {
 		t.Errorf("Run() = %v, %v", missing, err)
 	}
 	if after := generation(t, conn); after != before {
-		t.Errorf("the ruleset's generation has gone from %d to %d", before, after)
+		t.Errorf("the ruleset's generation changed from %d to %d", before, after)
 	}
 	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
 		if there, err := conn.HasTable(f, tableName); there || err != nil {
@@ -151,7 +151,7 @@ func TestNothingIsMissingHere(t *testing.T) {
 }
 
 // A feature that no kernel has is reported for the family that needs it, and no other feature is.
-func TestWhatNoKernelHasIsNamed(t *testing.T) {
+func TestAFeatureOfNoKernelIsNamed(t *testing.T) {
 	lab.EnterNamespace(t)
 	tables := ours()
 	rules := tables[1].Chains[5].Rules

@@ -14,7 +14,7 @@ import (
 
 // If the kernel cannot report foreign changes, the tables are compared. If that fails too, it is counted and retried like any
 // sync.
-func TestALookThatFailsMakesAComparison(t *testing.T) {
+func TestAFailedCheckCausesAComparison(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)
 		synctest.Wait()
@@ -27,7 +27,7 @@ func TestALookThatFailsMakesAComparison(t *testing.T) {
 		synctest.Wait()
 		_, after := b.kernel.held()
 		if after < before+2 {
-			t.Errorf("%d syncs in two seconds in which the kernel couldn't be asked", after-before)
+			t.Errorf("%d syncs in two seconds in which the kernel couldn't be queried", after-before)
 		}
 		if failures := b.counter(t, "kubeproxy_sync_proxy_rules_nftables_sync_failures_total"); failures == 0 || b.Kernel.Known() {
 			t.Errorf("%v failures are counted; known: %v", failures, b.Kernel.Known())

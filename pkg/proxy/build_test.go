@@ -114,8 +114,8 @@ func (s *pairedSource) ReadService(n types.NamespacedName, into *corev1.Service)
 	return s.fakeSource.ReadService(n, into)
 }
 
-// TestWhoWaitsForABlockBuildsAnother: otherwise the loop would idle while another goroutine builds the next block.
-func TestWhoWaitsForABlockBuildsAnother(t *testing.T) {
+// TestAwaitBuildsOtherBlocks: otherwise the loop would idle while another goroutine builds the next block.
+func TestAwaitBuildsOtherBlocks(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	const blocks = 6
 	s := &pairedSource{

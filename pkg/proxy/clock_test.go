@@ -25,7 +25,7 @@ func jumped(t time.Time, seconds int64) time.Time {
 	return t
 }
 
-func TestJumpedIsWhatItSays(t *testing.T) {
+func TestJumped(t *testing.T) {
 	now := time.Now()
 	for _, seconds := range []int64{3600, -36000} {
 		then := jumped(now, seconds)

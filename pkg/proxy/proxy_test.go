@@ -418,7 +418,7 @@ func TestAFailingKernelIsTriedAgainUntilItHoldsEverything(t *testing.T) {
 }
 
 // While the kernel fails, the deletion of unused chains waits and the loop does not spin: in a bubble, time would stand still.
-func TestAFailingKernelDelaysWhatIsDueToGo(t *testing.T) {
+func TestAFailingKernelDelaysRetirement(t *testing.T) {
 	run(t, func(b *bench) {
 		b.set(1, 3)
 		close(b.source.synced)
@@ -493,7 +493,7 @@ func TestForeignCommitsAreLookedIntoWithinASecond(t *testing.T) {
 
 // An announced foreign change is checked at once. A program that changes the ruleset continuously causes at most two checks a
 // second.
-func TestForeignCommitsThatAreHeardAreLookedIntoAtOnce(t *testing.T) {
+func TestAnnouncedForeignChangesAreCheckedAtOnce(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)
 		b.set(1, 1)
@@ -567,7 +567,7 @@ func TestFlowsOfChangedFrontendsAreLookedAt(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		got := b.flows.take()
 		if len(got) != 1 || got[0].Undnated || !got[0].Stale(to("10.244.1.1:8080")) || got[0].Stale(to("10.244.1.2:8080")) {
-			t.Errorf("after an endpoint went: %+v, want one request in which only its flows are stale", got)
+			t.Errorf("after an endpoint was removed: %+v, want one request in which only its flows are stale", got)
 		}
 		b.source.mu.Lock()
 		delete(b.source.services, name)
@@ -575,14 +575,14 @@ func TestFlowsOfChangedFrontendsAreLookedAt(t *testing.T) {
 		b.Tracker.Service(name)
 		time.Sleep(5 * time.Second)
 		if got := b.flows.take(); len(got) != 1 || !got[0].Stale(to("10.244.1.2:8080")) {
-			t.Errorf("after the Service went: %+v, want one request in which its flows are stale", got)
+			t.Errorf("after the Service was deleted: %+v, want one request in which its flows are stale", got)
 		}
 	})
 }
 
 // Flows of Services that were deleted while no process ran are found by the earlier tables. Flows of another program stay, even
 // to an address of a ServiceCIDR, such as that of a Service of another proxy.
-func TestFlowsOfServicesThatWentUnseen(t *testing.T) {
+func TestFlowsOfServicesDeletedDuringDowntime(t *testing.T) {
 	flow := func(at string) *conntrack.Flow {
 		return &conntrack.Flow{Protocol: model.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("10.244.9.9:1234"),
 			Destination: netip.MustParseAddrPort(at), Server: netip.MustParseAddrPort("10.244.1.1:8080")}

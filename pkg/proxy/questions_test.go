@@ -59,7 +59,7 @@ func TestStatusFollowsTheLoop(t *testing.T) {
 	})
 }
 
-func TestStatusTellsOfFailures(t *testing.T) {
+func TestStatusReportsFailures(t *testing.T) {
 	run(t, func(b *bench) {
 		var failing atomic.Bool
 		failing.Store(true)
@@ -86,7 +86,7 @@ func TestStatusTellsOfFailures(t *testing.T) {
 	})
 }
 
-func TestStatusTellsOfRepairs(t *testing.T) {
+func TestStatusReportsRepairs(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)
 		synctest.Wait()
@@ -167,7 +167,7 @@ func (w *watcher) take() []view.Commit {
 	return taken
 }
 
-func TestObserverIsToldWhatHasChanged(t *testing.T) {
+func TestObserverReceivesChanges(t *testing.T) {
 	w := &watcher{}
 	run(t, func(b *bench) {
 		b.Observer = w
@@ -175,7 +175,7 @@ func TestObserverIsToldWhatHasChanged(t *testing.T) {
 		close(b.source.synced)
 		synctest.Wait()
 		if told := w.take(); len(told) > 0 {
-			t.Errorf("told without having been asked: %+v", told)
+			t.Errorf("received without being watched: %+v", told)
 		}
 		w.watching.Store(true)
 		step := func(f func()) []view.Change {

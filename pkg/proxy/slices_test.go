@@ -54,7 +54,7 @@ func TestAServiceIsServedOnceThereIsRoom(t *testing.T) {
 }
 
 // During a storm that takes long to plan, small changes, questions and repairs do not wait.
-func TestNobodyWaitsForAStorm(t *testing.T) {
+func TestAStormDelaysNothingElse(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 20)
 		time.Sleep(10 * time.Second)
@@ -172,7 +172,7 @@ func TestAStormEndsThoughSmallChangesDoNot(t *testing.T) {
 }
 
 // The first batch is not sent before everything is planned. Questions are answered meanwhile.
-func TestTheFirstBatchIsWhole(t *testing.T) {
+func TestTheFirstBatchIsComplete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()
 		const services = 300
@@ -331,7 +331,7 @@ func (f *fakeTurn) grant(granted bool, other string) {
 }
 
 // While another instance serves, nothing is committed, and this is reported. After it exits, all changes are committed.
-func TestOneThatStandsByCommitsNothing(t *testing.T) {
+func TestStandingByCommitsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()
 		turn := &fakeTurn{ready: make(chan struct{}), changed: make(chan struct{}, 1)}
@@ -384,7 +384,7 @@ func TestOneThatStandsByCommitsNothing(t *testing.T) {
 		turn.grant(true, "")
 		synctest.Wait()
 		if got := count(t, b.registry, "kubenftproxy_standing_by")[""]; got != 0 || b.status(t).Other != "" {
-			t.Errorf("kubenftproxy_standing_by is %v, and %q serves, after the other one has gone", got, b.status(t).Other)
+			t.Errorf("kubenftproxy_standing_by is %v, and %q serves, after the other one has exited", got, b.status(t).Other)
 		}
 		events := slices.DeleteFunc(slices.Clone(b.problems), func(p model.Problem) bool { return p.Event != "AnotherInstanceServes" })
 		if len(events) != 1 || events[0].Kind != "Node" || !strings.Contains(events[0].Reason, "kube-proxy, pid 7") {
@@ -398,7 +398,7 @@ func TestOneThatStandsByCommitsNothing(t *testing.T) {
 }
 
 // If very many Services claim one address, each losing one is reported, some with each sync.
-func TestVeryManyLosersAreTold(t *testing.T) {
+func TestVeryManyConflictsAreReported(t *testing.T) {
 	run(t, func(b *bench) {
 		const all = 250
 		for i := range all {
@@ -409,7 +409,7 @@ func TestVeryManyLosersAreTold(t *testing.T) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		if n := len(b.problems); n != all-1 {
-			t.Errorf("%d Services are told, want %d", n, all-1)
+			t.Errorf("%d Services got a problem, want %d", n, all-1)
 		}
 	})
 }

@@ -73,7 +73,7 @@ func TestARepairWaitsForNothing(t *testing.T) {
 }
 
 // A program that touches the tables continuously causes two repairs a second, not more.
-func TestWhoTouchesAllTheTimeIsGivenWayTo(t *testing.T) {
+func TestContinuousForeignChangesAreRateLimited(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 10)
 		_, before := b.kernel.held()
@@ -94,7 +94,7 @@ func TestWhoTouchesAllTheTimeIsGivenWayTo(t *testing.T) {
 }
 
 // Planning thousands of Services takes longer than a full sync: a repair interrupts it.
-func TestARepairComesInTheMiddleOfPlanning(t *testing.T) {
+func TestARepairInterruptsPlanning(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 10)
 		before, _ := b.kernel.held()
@@ -123,18 +123,18 @@ func TestARepairComesInTheMiddleOfPlanning(t *testing.T) {
 }
 
 // A repair immediately follows a batch that failed because a foreign change deleted its objects.
-func TestABatchThatSomebodyMadeFail(t *testing.T) {
+func TestABatchThatAForeignChangeMadeFail(t *testing.T) {
 	for name, c := range map[string]struct {
 		err     error
 		meddled bool
 		fails   int
 		want    int // syncs without delay
 	}{
-		"by others":                      {errors.New("no such file or directory"), true, 1, 2},
-		"by others, twice":               {errors.New("no such file or directory"), true, 2, 3},
-		"by others, again and again":     {errors.New("no such file or directory"), true, 100, attempts},
-		"by itself":                      {errors.New("device or resource busy"), false, 1, 1},
-		"nobody knows whether it failed": {fmt.Errorf("read: %w", nft.ErrUnknown), true, 1, 1},
+		"by others":                  {errors.New("no such file or directory"), true, 1, 2},
+		"by others, twice":           {errors.New("no such file or directory"), true, 2, 3},
+		"by others, again and again": {errors.New("no such file or directory"), true, 100, attempts},
+		"by itself":                  {errors.New("device or resource busy"), false, 1, 1},
+		"the outcome is unknown":     {fmt.Errorf("read: %w", nft.ErrUnknown), true, 1, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(b *bench) {
@@ -166,7 +166,7 @@ func TestABatchThatSomebodyMadeFail(t *testing.T) {
 }
 
 // A change that the kernel always rejects does not block the change that corrects it.
-func TestWhatIsRefusedIsNotAllThatIsTried(t *testing.T) {
+func TestARejectedChangeDoesNotBlockItsCorrection(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 3)
 		bad := types.NamespacedName{Namespace: "default", Name: "svc-7"}
@@ -193,14 +193,14 @@ func TestWhatIsRefusedIsNotAllThatIsTried(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if !b.Kernel.Known() {
-			t.Error("the Service has gone, and still nothing is programmed")
+			t.Error("the Service was deleted, and still nothing is programmed")
 		}
 		b.check(t)
 	})
 }
 
 // The program does not receive announcements during its own batch, so it checks for foreign changes after each batch.
-func TestALookFollowsEachBatch(t *testing.T) {
+func TestACheckFollowsEachBatch(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 3)
 		time.Sleep(10*time.Second + checkEvery/2)
@@ -213,13 +213,13 @@ func TestALookFollowsEachBatch(t *testing.T) {
 		b.kernel.mu.Lock()
 		defer b.kernel.mu.Unlock()
 		if b.kernel.doubts != doubts+1 || !b.kernel.known {
-			t.Errorf("%d doubts and known %v after somebody came right after a batch, want one, and a repair", b.kernel.doubts-doubts, b.kernel.known)
+			t.Errorf("%d doubts and known %v after a foreign change right after a batch, want one, and a repair", b.kernel.doubts-doubts, b.kernel.known)
 		}
 	})
 }
 
 // The log and the metrics name the author of the foreign change that caused a batch to fail.
-func TestWhoMadeABatchFailIsNamed(t *testing.T) {
+func TestTheAuthorBehindAFailedBatchIsNamed(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 3)
 		time.Sleep(10 * time.Second)
@@ -239,7 +239,7 @@ func TestWhoMadeABatchFailIsNamed(t *testing.T) {
 }
 
 // Continuous changes do not delay the check for foreign changes.
-func TestAStormHidesNobody(t *testing.T) {
+func TestAStormDoesNotDelayChecks(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)
 		synctest.Wait()

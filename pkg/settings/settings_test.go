@@ -73,7 +73,7 @@ func TestWithoutANameTheHostHasOne(t *testing.T) {
 	}
 }
 
-func TestConnectionsAreCountedUnlessToldOtherwise(t *testing.T) {
+func TestConnectionsAreCountedByDefault(t *testing.T) {
 	for args, want := range map[string]bool{"": true, "--count-connections": true, "--count-connections=false": false} {
 		if got := !parse(t, args).PlanOptions(model.Families[:]).Uncounted; got != want {
 			t.Errorf("%q: %t, want %t", args, got, want)

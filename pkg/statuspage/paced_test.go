@@ -84,7 +84,7 @@ func TestAnswersAreFresh(t *testing.T) {
 		s.err = errors.New("no luck")                    //
 		time.Sleep(share * s.takes)                      //
 		if _, err := p.get(t.Context(), 0); err == nil { // errors are not cached
-			t.Error("an error isn't told")
+			t.Error("an error isn't returned")
 		}
 		s.err = nil
 		at(0, 0, "8", share*s.takes+s.takes)
@@ -111,8 +111,8 @@ func TestAPageIsShownWhileAnotherIsSearchedFor(t *testing.T) {
 	})
 }
 
-// TestAnAskerWhoGoesSpoilsNothing: the answer of a client that disconnects serves all others.
-func TestAnAskerWhoGoesSpoilsNothing(t *testing.T) {
+// TestAClientThatDisconnectsSpoilsNothing: the answer of a client that disconnects serves all others.
+func TestAClientThatDisconnectsSpoilsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := slow{takes: time.Second}
 		p := newPaced(newGate(), s.search)
@@ -123,7 +123,7 @@ func TestAnAskerWhoGoesSpoilsNothing(t *testing.T) {
 		impatient, cancel := context.WithTimeout(t.Context(), s.takes/2)
 		defer cancel()
 		if _, err := p.get(impatient, 0); !errors.Is(err, errBusy) {
-			t.Errorf("whoever can't wait is told %v", err)
+			t.Errorf("a client that can't wait gets %v", err)
 		}
 		if got, err := p.get(t.Context(), 0); string(got) != "1" || err != nil {
 			t.Errorf("got %s, %v", got, err)

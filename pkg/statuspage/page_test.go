@@ -203,11 +203,11 @@ func TestAnswersAreBounded(t *testing.T) {
 	}
 	for _, s := range got.Services {
 		if n := len(s.Ports) + s.More; n != 30 {
-			t.Errorf("%s: %d ports are told of", s.Name, n)
+			t.Errorf("%s: %d ports are listed", s.Name, n)
 		}
 		for _, p := range s.Ports {
 			if f, e := len(p.Frontends)+p.MoreFrontends, len(p.Endpoints)+p.MoreEndpoints; f != 100 || e != 1000 || p.Count != 1000 {
-				t.Errorf("%s: %d addresses and %d endpoints are told of", s.Name, f, e)
+				t.Errorf("%s: %d addresses and %d endpoints are listed", s.Name, f, e)
 			}
 		}
 	}

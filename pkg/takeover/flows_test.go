@@ -281,7 +281,7 @@ func TestConnectionsOutliveTheRules(t *testing.T) {
 			s.serve(t, true)
 			s.check(t, "beside kube-proxy's rules")
 			if busy := s.take(t); busy != 0 {
-				t.Errorf("%d virtual servers are said to be in use", busy)
+				t.Errorf("%d virtual servers are reported in use", busy)
 			}
 			if left := s.left(t); left.any() {
 				t.Errorf("left: %v", left)

@@ -112,7 +112,7 @@ func FuzzTable(f *testing.F) {
 			return
 		}
 		if len(from) != int(rest.NumEntries) || len(rest.entries) != int(rest.EntrySize) {
-			t.Errorf("%d entries of %d bytes, said to be %d of %d", len(from), len(rest.entries), rest.NumEntries, rest.EntrySize)
+			t.Errorf("%d entries of %d bytes, declared as %d of %d", len(from), len(rest.entries), rest.NumEntries, rest.EntrySize)
 		}
 		checkRest(t, c, &r, rest)
 	})

@@ -212,7 +212,7 @@ func TestOnlyKubeProxysRulesGo(t *testing.T) {
 	}
 }
 
-func TestHalfGoneStates(t *testing.T) {
+func TestPartlyRemovedStates(t *testing.T) {
 	jumps := regexp.MustCompile("(?m)^.*-A (INPUT|FORWARD|OUTPUT|PREROUTING|POSTROUTING) .*\n")
 	rules := regexp.MustCompile("(?m)^.*-A KUBE-.*\n")
 	for _, b := range backends {
@@ -231,7 +231,7 @@ func TestHalfGoneStates(t *testing.T) {
 			{name: "a jump twice", edit: func(s string) string {
 				return strings.Replace(s, "*nat\n", "*nat\n:KUBE-SERVICES -\n-A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n", 1)
 			}},
-			{name: "somebody uses a chain", edit: func(s string) string {
+			{name: "another program uses a chain", edit: func(s string) string {
 				return s + "*nat\n:mine -\n-A mine -p tcp -j KUBE-MARK-MASQ\n-A POSTROUTING -o eth9 -g KUBE-MARK-MASQ\nCOMMIT\n"
 			}, kept: []string{"KUBE-MARK-MASQ"}},
 			{name: "a map uses a chain", edit: func(s string) string { return s }, nft: "add map %[1]s nat m { type inet_service : verdict; }; " +

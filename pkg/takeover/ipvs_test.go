@@ -135,7 +135,7 @@ func TestConnectionsByIPVSAreDrained(t *testing.T) {
 			}
 			for _, f := range model.Families {
 				if s.isLocal(t, addresses[f].empty) || !s.isLocal(t, addresses[f].web) {
-					t.Errorf("%s should have gone from the device, and %s not", addresses[f].empty, addresses[f].web)
+					t.Errorf("%s should have been removed from the device, and %s not", addresses[f].empty, addresses[f].web)
 				}
 			}
 			s.check(t, "while connections by ipvs go on")
@@ -185,7 +185,7 @@ func (s *switchOver) checkDeleted(t testing.TB) {
 		t.Errorf("ipvs has new connections: %v, before %v", now, before)
 	}
 	s.setWeb(t, s.web)
-	s.check(t, "after a Service was deleted and made anew")
+	s.check(t, "after a Service was deleted and created again")
 }
 
 // isLocal reports whether an address is on the device.

@@ -6,7 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestWhatIsKubeProxys(t *testing.T) {
+func TestKubeProxysPart(t *testing.T) {
 	const portals = "kubernetes service portals"
 	for _, tc := range []struct {
 		name, table string
@@ -31,7 +31,7 @@ func TestWhatIsKubeProxys(t *testing.T) {
 			gone: []string{"KUBE-MARK-MASQ", "KUBE-SEP-B", "KUBE-SERVICES", "KUBE-SVC-A"}, jumps: []int{0},
 		},
 		{
-			name: "somebody's rule leads to a chain, which leads to others", table: "nat",
+			name: "another program's rule leads to a chain, which leads to others", table: "nat",
 			chains: []string{"PREROUTING", "mine", "KUBE-SERVICES", "KUBE-SVC-A", "KUBE-SEP-B", "KUBE-MARK-MASQ", "KUBE-NODEPORTS"},
 			rules: []rule{
 				{"PREROUTING", []string{"KUBE-SERVICES"}, portals},
@@ -46,7 +46,7 @@ func TestWhatIsKubeProxys(t *testing.T) {
 			},
 		},
 		{
-			name: "a built-in chain's rule without kube-proxy's comment is somebody's", table: "filter",
+			name: "a built-in chain's rule without kube-proxy's comment is another program's", table: "filter",
 			chains: []string{"FORWARD", "KUBE-FORWARD"},
 			rules: []rule{
 				{"FORWARD", []string{"KUBE-FORWARD"}, "kubernetes forwarding rules"},

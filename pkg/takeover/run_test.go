@@ -57,7 +57,7 @@ func pages(list map[string]string) http.Handler {
 
 const healthy = `{"lastUpdated": "2026-01-02 03:04:05 +0000 UTC","currentTime": "2026-01-02 03:04:05 +0000 UTC", "nodeEligible": true}`
 
-func TestWhoAnswers(t *testing.T) {
+func TestFindRival(t *testing.T) {
 	for _, tc := range []struct {
 		name, at        string
 		pages           map[string]string
@@ -67,15 +67,15 @@ func TestWhoAnswers(t *testing.T) {
 	}{
 		{name: "nobody"},
 		{name: "kube-proxy", at: "127.0.0.1:10249", pages: map[string]string{"/proxyMode": "iptables"}, want: "http://127.0.0.1:10249/proxyMode"},
-		{name: "where we are to serve", at: "127.0.0.1:9999", pages: map[string]string{"/proxyMode": "ipvs\n"}, metrics: "0.0.0.0:9999",
+		{name: "on the configured port", at: "127.0.0.1:9999", pages: map[string]string{"/proxyMode": "ipvs\n"}, metrics: "0.0.0.0:9999",
 			want: "http://127.0.0.1:9999/proxyMode"},
 		{name: "by IPv6", at: "[::1]:9999", pages: map[string]string{"/proxyMode": "nftables"}, metrics: "[::]:9999",
 			want: "http://[::1]:9999/proxyMode"},
 		{name: "one without metrics", at: "127.0.0.1:10256", pages: map[string]string{"/healthz": healthy}, health: "0.0.0.0:10256",
 			want: "http://127.0.0.1:10256/healthz"},
 		{name: "ourselves", at: "127.0.0.1:10249", pages: map[string]string{"/proxyMode": "nftables", "/healthz": healthy}, named: true},
-		{name: "our health", at: "127.0.0.1:10256", pages: map[string]string{"/healthz": healthy}, named: true},
-		{name: "somebody else", at: "127.0.0.1:10249", pages: map[string]string{"/": "hello", "/proxyMode": "no such page"}},
+		{name: "this program's health", at: "127.0.0.1:10256", pages: map[string]string{"/healthz": healthy}, named: true},
+		{name: "another program", at: "127.0.0.1:10249", pages: map[string]string{"/": "hello", "/proxyMode": "no such page"}},
 		{name: "another health", at: "127.0.0.1:10256", pages: map[string]string{"/healthz": "ok"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -135,7 +135,7 @@ func (b *bench) check(t *testing.T, step string, want Leftovers, problems int) {
 	}
 }
 
-func TestNothingGoesBeforeOursIsThere(t *testing.T) {
+func TestNothingIsRemovedBeforeTheFirstSync(t *testing.T) {
 	enter(t)
 	kubeProxy(t, "nft", "iptables")
 	chains := look(t)[IPTablesNFT]
@@ -235,7 +235,7 @@ func withoutFiles(t *testing.T, f func()) {
 }
 
 // A failed removal is retried. But objects of a kube-proxy that starts meanwhile stay: it cannot answer on the program's ports.
-func TestNobodyFightsAfterAFailure(t *testing.T) {
+func TestNoConflictAfterAFailure(t *testing.T) {
 	enter(t)
 	kubeProxy(t, "nft", "ipvs")
 	command(t, "", "nft", "add chain ip filter mine; add rule ip filter mine jump KUBE-IPVS-FILTER") // a chain that uses sets

@@ -139,7 +139,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // The whole way from the API server's bytes to marks, with a client of client-go.
-func TestInformersStoreWhatIsSent(t *testing.T) {
+func TestInformersStoreSentObjects(t *testing.T) {
 	end := metav1.ObjectMeta{ResourceVersion: "9", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}
 	core, discovery, networking := corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion
 	api := &apiServer{
@@ -181,7 +181,7 @@ func TestInformersStoreWhatIsSent(t *testing.T) {
 		select {
 		case api.changes <- change{kind, sent(t, item, discovery)}:
 		case <-ctx.Done():
-			t.Fatal("nobody watches EndpointSlices")
+			t.Fatal("EndpointSlices are not watched")
 		}
 		return awaitMarks(t, tracker, marked(web))
 	}
@@ -198,7 +198,7 @@ func TestInformersStoreWhatIsSent(t *testing.T) {
 		t.Errorf("the endpoint is %s after a change to 10.0.0.2", addr)
 	}
 	if got := happens("DELETED", changed); got.SliceChanges != 1 || len(informers.Slices(web)) != 0 {
-		t.Errorf("after a deletion, which made %d changes, there is %v", got.SliceChanges, informers.Slices(web))
+		t.Errorf("after a deletion, which made %d changes, Slices() = %v", got.SliceChanges, informers.Slices(web))
 	}
 }
 

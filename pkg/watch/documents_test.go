@@ -84,9 +84,9 @@ func TestADocumentThatCannotBeReadIsLeftOut(t *testing.T) {
 	}
 }
 
-// TestWhatADocumentHeldBeforeStaysInForce: while a document of a file is unreadable, the file's earlier objects stay in use,
+// TestEarlierObjectsStayWhileADocumentIsUnreadable: while a document of a file is unreadable, the file's earlier objects stay in use,
 // unless another file has them.
-func TestWhatADocumentHeldBeforeStaysInForce(t *testing.T) {
+func TestEarlierObjectsStayWhileADocumentIsUnreadable(t *testing.T) {
 	f := newFolder(t)
 	address := func(want string) {
 		t.Helper()

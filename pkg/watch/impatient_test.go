@@ -23,7 +23,7 @@ func (a answering) RoundTrip(*http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusServiceUnavailable, Header: h}, nil
 }
 
-func TestNobodyIsToldToWaitForLong(t *testing.T) {
+func TestRetryAfterIsBounded(t *testing.T) {
 	for after, want := range map[string]string{"": "", "1": "1", "5": "5", "6": "5", "3600": "5", "Fri, 31 Dec 1999 23:59:59 GMT": "Fri, 31 Dec 1999 23:59:59 GMT"} {
 		resp, err := Impatient(answering{after: after}).RoundTrip(nil)
 		if err != nil {

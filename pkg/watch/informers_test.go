@@ -257,13 +257,13 @@ func TestInformersDontTakeAFailureForNoServiceCIDRs(t *testing.T) {
 			informers, _ := startInformers(t, client)
 			await(t, "sync", informers.Synced())
 			if n := failures.Load(); n < 2 || len(informers.ServiceCIDRs()) != 1 {
-				t.Errorf("synced after %d lists of ServiceCIDRs with %v, want the one there is", n, informers.ServiceCIDRs())
+				t.Errorf("synced after %d lists of ServiceCIDRs with %v, want the existing one", n, informers.ServiceCIDRs())
 			}
 		})
 	}
 }
 
-func TestFailuresOfTheAPIServerAreTold(t *testing.T) {
+func TestFailuresOfTheAPIServerAreReported(t *testing.T) {
 	for _, resource := range []string{"services", "endpointslices", "nodes", "servicecidrs"} {
 		client := fake.NewClientset()
 		client.PrependReactor("list", resource, func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -272,7 +272,7 @@ func TestFailuresOfTheAPIServerAreTold(t *testing.T) {
 		failed := make(chan string, 1)
 		informers, err := NewInformers(Config{Client: client, NodeName: "node-1", Tracker: newTracker(), Failed: func(r string, err error) {
 			if err == nil {
-				t.Errorf("nobody says why %s failed", r)
+				t.Errorf("no report of why %s failed", r)
 			}
 			select {
 			case failed <- r:
@@ -286,10 +286,10 @@ func TestFailuresOfTheAPIServerAreTold(t *testing.T) {
 		select {
 		case got := <-failed:
 			if got != resource {
-				t.Errorf("a failure of %s is told where %s failed", got, resource)
+				t.Errorf("a failure of %s is reported, but %s failed", got, resource)
 			}
 		case <-time.After(patient):
-			t.Errorf("nobody is told that %s can't be listed", resource)
+			t.Errorf("no report that %s can't be listed", resource)
 		}
 	}
 }

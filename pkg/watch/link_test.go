@@ -24,8 +24,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// TestTheLinkIsToldOfOnce: the first request without an answer is logged, and the first one with an answer after it.
-func TestTheLinkIsToldOfOnce(t *testing.T) {
+// TestTheLinkIsLoggedOnce: the first request without an answer is logged, and the first one with an answer after it.
+func TestTheLinkIsLoggedOnce(t *testing.T) {
 	refused := &url.Error{Op: "Get", URL: "https://192.0.2.1", Err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}}
 	forbidden := apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("no"))
 	var log bytes.Buffer
@@ -41,7 +41,7 @@ func TestTheLinkIsToldOfOnce(t *testing.T) {
 		log.Reset()
 		l.record(ctx, step.err)
 		if got := log.String(); !strings.Contains(got, step.want) || (got == "") != (step.want == "") {
-			t.Errorf("step %d, %v: said %q, want %q", i, step.err, got, step.want)
+			t.Errorf("step %d, %v: logged %q, want %q", i, step.err, got, step.want)
 		}
 	}
 }
@@ -95,8 +95,8 @@ func TestPausesAreShort(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBeReadIsLeftOut corrupts an object in transit: it is absent and reported, and all others are present.
-func TestWhatCannotBeReadIsLeftOut(t *testing.T) {
+// TestUnreadableObjectsAreLeftOut corrupts an object in transit: it is absent and reported, and all others are present.
+func TestUnreadableObjectsAreLeftOut(t *testing.T) {
 	for name, garble := range map[string]func([]byte) []byte{
 		// One case corrupts the length of an address within an endpoint, the other that of an endpoint, which strip detects.
 		"within": func(b []byte) []byte { return bytes.Replace(b, []byte("\x0810.0.0.1"), []byte("\x7f10.0.0.1"), 1) },

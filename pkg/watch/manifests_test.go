@@ -156,7 +156,7 @@ func TestManifestsWithoutAFolder(t *testing.T) {
 	f := newFolder(t)
 	f.source.LoadFrom("standard input", []byte(everything+"---\nkind: [broken\n"))
 	if got := f.reported(); len(got) != 1 || !strings.Contains(got[0], "standard input") {
-		t.Errorf("problems: %q, want one that names where it comes from", got)
+		t.Errorf("problems: %q, want one with its source", got)
 	}
 	f = newFolder(t)
 	f.source.LoadFrom("standard input", []byte(everything))
@@ -207,7 +207,7 @@ func TestManifestsMarkOnlyChanges(t *testing.T) {
 		})
 	}
 	if got := f.source.Services(); len(got) != 0 {
-		t.Errorf("Services() = %v after their file went, want none", got)
+		t.Errorf("Services() = %v after their file was removed, want none", got)
 	}
 }
 

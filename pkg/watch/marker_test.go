@@ -64,7 +64,7 @@ func TestMarks(t *testing.T) {
 			event: event{service("shop", "web"), service("shop", "web")},
 		},
 		{
-			name: "service changed in what nobody reads",
+			name: "service changed in an unread field",
 			event: event{service("shop", "web"), with(service("shop", "web"), func(s *corev1.Service) {
 				s.ResourceVersion, s.Spec.Selector, s.Annotations = "2", map[string]string{"a": "b"}, map[string]string{"a": "b"}
 			})},
@@ -122,7 +122,7 @@ func TestMarks(t *testing.T) {
 			want: track.Dirty{Services: names(web), SliceChanges: 1},
 		},
 		{
-			name: "slice changed in what nobody reads",
+			name: "slice changed in an unread field",
 			event: event{triggered, with(triggered, func(s *discoveryv1.EndpointSlice) {
 				s.ResourceVersion, s.Endpoints[0].Zone = "2", ptr("a")
 				s.Endpoints[0].Addresses = append(s.Endpoints[0].Addresses, "10.0.0.9")

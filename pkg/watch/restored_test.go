@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// TestAWatchGoesOnOnlyWhereTheServerKnowsMore: before a watch, the source checks whether the server's data are older than its
+// TestAWatchContinuesOnlyOnNewerData: before a watch, the source checks whether the server's data are older than its
 // own.
-func TestAWatchGoesOnOnlyWhereTheServerKnowsMore(t *testing.T) {
+func TestAWatchContinuesOnlyOnNewerData(t *testing.T) {
 	failure := errors.New("no")
 	for name, c := range map[string]struct {
 		from    metav1.ListOptions

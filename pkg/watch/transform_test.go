@@ -33,7 +33,7 @@ func put(t *testing.T, store *Store, items ...metav1.Object) {
 	}
 }
 
-func TestServiceKeepsWhatTheProxyReads(t *testing.T) {
+func TestServiceKeepsFieldsThatAreRead(t *testing.T) {
 	vip := corev1.LoadBalancerIPModeVIP
 	kept := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
@@ -73,7 +73,7 @@ func TestServiceKeepsWhatTheProxyReads(t *testing.T) {
 	}
 }
 
-func TestSliceKeepsWhatTheProxyReads(t *testing.T) {
+func TestSliceKeepsFieldsThatAreRead(t *testing.T) {
 	kept := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: "web-1", ResourceVersion: "7",
@@ -113,7 +113,7 @@ func TestSliceKeepsWhatTheProxyReads(t *testing.T) {
 	}
 }
 
-func TestNodeKeepsWhatTheProxyReads(t *testing.T) {
+func TestNodeKeepsFieldsThatAreRead(t *testing.T) {
 	kept := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: "node-1", ResourceVersion: "7",

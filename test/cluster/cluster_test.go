@@ -302,7 +302,7 @@ func nextCIDRs(t *testing.T, w watch.Interface, name string) []string {
 			return r.Spec.CIDRs
 		}
 	}
-	t.Fatalf("the watch ended before ServiceCIDR %s came", name)
+	t.Fatalf("the watch ended before ServiceCIDR %s arrived", name)
 	return nil
 }
 

@@ -65,7 +65,7 @@ func actAsParent(dir string) {
 	os.Exit(1)
 }
 
-func TestProcessTellsWhyItEnded(t *testing.T) {
+func TestProcessReportsWhyItExited(t *testing.T) {
 	p, err := startProcess("sh", filepath.Join(t.TempDir(), "log"), []string{"sh", "-c", "echo bad luck; exit 3"})
 	if err != nil {
 		t.Fatal(err)

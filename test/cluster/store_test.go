@@ -52,7 +52,7 @@ func testTransactions(t *testing.T, c *Cluster) {
 				rest++
 			}
 			if rest != tc.rest {
-				t.Errorf("behind the first of three writes come %d, want %d", rest, tc.rest)
+				t.Errorf("after the first of three writes: %d, want %d", rest, tc.rest)
 			}
 		})
 	}

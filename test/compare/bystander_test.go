@@ -29,7 +29,7 @@ func TestBystanderWaits(t *testing.T) {
 		t.Errorf("99 of 100 batches of a bystander by itself took less than %v, want a moment", alone)
 	}
 	if after := generation(t, conn); after != before {
-		t.Errorf("the generation went from %d to %d, want no change of the ruleset", before, after)
+		t.Errorf("the generation changed from %d to %d, want no change of the ruleset", before, after)
 	}
 	batch := manyElements(200_000)
 	start := time.Now()

@@ -14,9 +14,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestSessionAffinityGoesOn: clients stay with their endpoints when the program is killed, restarted and finds changes, and when
+// TestSessionAffinityContinues: clients stay with their endpoints when the program is killed, restarted and finds changes, and when
 // another program empties one of its chains. After a flush of the ruleset, they stay with their next endpoint.
-func TestSessionAffinityGoesOn(t *testing.T) {
+func TestSessionAffinityContinues(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 4, Remotes: 2, Clients: 6})
 	servers := slices.Concat(w.Pods[:3], w.Remotes)
 	w.serve(servers...)
@@ -88,7 +88,7 @@ func TestSessionAffinityGoesOn(t *testing.T) {
 	rules(full + 2)
 	second := where("after the ruleset was flushed")
 	if slices.Equal(second, first) {
-		t.Error("nobody has moved although the kernel has forgotten them all")
+		t.Error("no client has moved although the kernel's map was flushed")
 	}
 	stay("coming again after that", second)
 }

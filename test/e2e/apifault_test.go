@@ -128,9 +128,9 @@ func (b *besieged) rightAnswers(t *testing.T) {
 func (b *besieged) change() {
 	b.Helper()
 	b.made++
-	fresh, gone := fmt.Sprintf("fresh-%d", b.made), fmt.Sprintf("fresh-%d", b.made-1)
+	fresh, previous := fmt.Sprintf("fresh-%d", b.made), fmt.Sprintf("fresh-%d", b.made-1)
 	b.apply(service(fresh), slice(fresh, fresh, endpoint(b.Pods[0].IPv4)), slice("moving", "moving-1", endpoint(b.Pods[b.made%2].IPv4)))
-	b.delete(service(gone), slice(gone, gone))
+	b.delete(service(previous), slice(previous, previous))
 }
 
 // changed returns nil if the last change is served.
@@ -143,7 +143,7 @@ func (b *besieged) changed() error {
 		return err
 	}
 	if listing := nft(b, b.Node, "list", "map", "ip", "kube-nftproxy", "services"); strings.Contains(listing, fmt.Sprintf("fresh-%d:", b.made-1)) {
-		return fmt.Errorf("fresh-%d has gone and is still served:\n%s", b.made-1, listing)
+		return fmt.Errorf("fresh-%d was deleted and is still served:\n%s", b.made-1, listing)
 	}
 	return nil
 }

@@ -177,23 +177,23 @@ func testReplace(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPor
 	var elements []float64
 	before := d.awaitIdle(patience)
 	for i := range 20 {
-		was, is := w.Pods[4], w.Pods[5]
+		previous, next := w.Pods[4], w.Pods[5]
 		if i%2 == 1 {
-			was, is = is, was
+			previous, next = next, previous
 		}
 		s := w.bigSlice(0, true)
-		s.Endpoints[4] = endpoint(is.IPv4)
+		s.Endpoints[4] = endpoint(next.IPv4)
 		s.Annotations = map[string]string{"endpoints.kubernetes.io/last-change-trigger-time": time.Now().Format(time.RFC3339Nano)}
 		if _, err := w.api.Client().DiscoveryV1().EndpointSlices("default").Update(t.Context(), s, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		latency, err := follow(t.Context(), w.Pods[6], to, is.Name)
+		latency, err := follow(t.Context(), w.Pods[6], to, next.Name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		latencies = append(latencies, latency)
-		if counts, err := w.Pods[6].Spread(t.Context(), model.TCP, to, 100, lab.Options{}); err != nil || counts[was.Name] > 0 {
-			t.Errorf("after the replacement of %s: %v, %v", was.Name, counts, err)
+		if counts, err := w.Pods[6].Spread(t.Context(), model.TCP, to, 100, lab.Options{}); err != nil || counts[previous.Name] > 0 {
+			t.Errorf("after the replacement of %s: %v, %v", previous.Name, counts, err)
 		}
 		after := d.awaitIdle(patience)
 		if sent := after[`kubenftproxy_batches_total{kind="partial"}`] - before[`kubenftproxy_batches_total{kind="partial"}`]; sent != 1 {

@@ -82,7 +82,7 @@ func TestKubeadmsConfiguration(t *testing.T) {
 	select {
 	case <-d.Ended():
 	case <-time.After(patience):
-		t.Fatal("the program goes on with a configuration that was changed")
+		t.Fatal("the program continues with a changed configuration")
 	}
 	if d.Wait() == nil || len(d.lines("content of the proxy server's configuration file was updated")) == 0 {
 		t.Errorf("it ended with %v, and says:\n%s", d.Wait(), d.LogTail(3))

@@ -130,7 +130,7 @@ kubectl apply -k deploy/base`)
 	select {
 	case <-before.Ended():
 	case <-time.After(patience):
-		t.Fatal("the program goes on with a configuration that was changed")
+		t.Fatal("the program continues with a changed configuration")
 	}
 	if before.Wait() == nil || len(before.lines("content of the proxy server's configuration file was updated")) == 0 {
 		t.Errorf("it ended with %v, and says:\n%s", before.Wait(), before.LogTail(3))

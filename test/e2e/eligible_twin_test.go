@@ -127,7 +127,7 @@ func (a asked) gone(p *proxy.Program) {
 	defer a.apply(node())
 	never(a, 300*time.Millisecond, func() error {
 		if status, _, err := p.Get(a.Context(), "http://127.0.0.1:10256/healthz"); err != nil || status != http.StatusOK {
-			return errors.Join(err, fmt.Errorf("status %d after the Node has gone", status))
+			return errors.Join(err, fmt.Errorf("status %d after the Node was deleted", status))
 		}
 		return nil
 	})

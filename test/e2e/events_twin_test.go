@@ -67,7 +67,7 @@ func (a asked) events() (seen []string) {
 		select {
 		case <-p.Ended():
 		case <-time.After(patience):
-			a.Errorf("%s goes on though %s is taken", p, address)
+			a.Errorf("%s continues although %s is in use", p, address)
 		}
 		if err := p.Wait(); err == nil || err.Error() != "exit status 1" {
 			a.Errorf("%s ends with %v when %s is taken, want status 1", p, err, address)

@@ -22,7 +22,7 @@ func TestFamiliesThatTheHostHasNotAsKubeProxy(t *testing.T) {
 		select {
 		case <-p.Ended():
 		case <-time.After(patience):
-			t.Fatalf("%s goes on", p)
+			t.Fatalf("%s continues", p)
 		}
 		const why = "kube-proxy configuration is incorrect: cluster is IPv4-only but clusterCIDRs contains only IPv6 addresses"
 		if err := p.Wait(); err == nil || err.Error() != "exit status 1" || !strings.Contains(p.LogTail(3), why) ||

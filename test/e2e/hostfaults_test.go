@@ -179,7 +179,7 @@ func TestFewFileDescriptorsAtTheStart(t *testing.T) {
 		case <-d.Ended():
 			// The second text is from Go's runtime, before any log line.
 			if said := d.read(); !strings.Contains(said, "too many open files") && !strings.Contains(said, "epollcreate failed with 24") {
-				t.Errorf("with %d file descriptors it ends, and says only %s", n, said)
+				t.Errorf("with %d file descriptors it exits, and logs only %s", n, said)
 			}
 		default:
 		}
@@ -341,27 +341,27 @@ func TestTheBridgeOfPodsComesAndGoes(t *testing.T) {
 		}
 	}
 	for round := range 3 {
-		was, is := s.Pods[round%2], s.Pods[(round+1)%2]
+		previous, next := s.Pods[round%2], s.Pods[(round+1)%2]
 		ip("link", "set", bridge, "name", "other0")
-		if err := seen(was.Name, s.Node.IPv4); err != nil {
+		if err := seen(previous.Name, s.Node.IPv4); err != nil {
 			t.Errorf("by a bridge of another name: %v", err)
 		}
 		ip("link", "set", "other0", "name", bridge)
-		if err := seen(was.Name, from.IPv4); err != nil {
+		if err := seen(previous.Name, from.IPv4); err != nil {
 			t.Errorf("by a bridge of the old name: %v", err)
 		}
 		ip("link", "delete", bridge)
-		if err := seen(was.Name, from.IPv4); err == nil {
+		if err := seen(previous.Name, from.IPv4); err == nil {
 			t.Error("without a bridge it is answered")
 		}
-		s.serveBy(is)
+		s.serveBy(next)
 		ip("link", "add", bridge, "address", "02:6b:6e:02:00:00", "type", "bridge") // the pods have its hardware address
 		ip("link", "set", bridge, "up")
 		for _, pod := range s.Pods {
 			ip("link", "set", pod.Device, "master", bridge)
 			ip("route", "add", pod.IPv4.String()+"/32", "dev", bridge, "scope", "link")
 		}
-		eventually(t, patience, func() error { return seen(is.Name, from.IPv4) })
+		eventually(t, patience, func() error { return seen(next.Name, from.IPv4) })
 	}
 	m := d.awaitIdle(patience)
 	if failed, _ := m.Sum("kubeproxy_sync_proxy_rules_nftables_sync_failures_total"); failed != 0 {

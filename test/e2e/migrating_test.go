@@ -127,7 +127,7 @@ func testMigrating(t *testing.T, kubeProxy kubelet.Image) {
 	}
 	for heading := range p {
 		if !covered[heading] {
-			t.Errorf("nobody runs the commands below %q", heading)
+			t.Errorf("no stage runs the commands below %q", heading)
 		}
 	}
 	m := &migration{page: p, site: newSite(t, lab.Config{Pods: 3}, map[string]kubelet.Image{kubeProxyImage: kubeProxy}, allowPrivileged)}
@@ -256,7 +256,7 @@ func (m *migration) alive() {
 	for !strings.HasSuffix(got, line) {
 		n, err := m.connection.Read(buf)
 		if err != nil {
-			m.Fatalf("the connection from the start is gone: %v after %q", err, got)
+			m.Fatalf("the connection from the start is lost: %v after %q", err, got)
 		}
 		got += string(buf[:n])
 	}

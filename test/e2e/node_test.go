@@ -177,14 +177,14 @@ func (c conversation) say(line string) error {
 	}
 	got, err := c.in.ReadString('\n')
 	if err == nil && got != line+"\n" {
-		err = fmt.Errorf("%d bytes came back for %d, or others", len(got), len(line)+1)
+		err = fmt.Errorf("%d bytes were returned for %d, or others", len(got), len(line)+1)
 	}
 	return err
 }
 
-// TestNodeRegistersAnew deletes the Node, as when a machine leaves a cluster and joins it again: addresses and zone stay in
+// TestNodeRegistersAgain deletes the Node, as when a machine leaves a cluster and joins it again: addresses and zone stay in
 // effect until there are new ones.
-func TestNodeRegistersAnew(t *testing.T) {
+func TestNodeRegistersAgain(t *testing.T) {
 	w := newWorld(t, lab.Config{Pods: 1, Remotes: 2, NodeAddrs: []netip.Addr{
 		netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2"),
 	}})

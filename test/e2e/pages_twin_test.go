@@ -69,7 +69,7 @@ func TestPagesAreThoseOfKubeProxy(t *testing.T) {
 	}
 	for name, kind := range theirs.metrics {
 		if got := ours.metrics[name]; got != kind && !notOurs.MatchString(name) {
-			t.Errorf("metric %s: kube-proxy has %s, we have %q", name, kind, got)
+			t.Errorf("metric %s: kube-proxy has %s, kube-nftproxy has %q", name, kind, got)
 		}
 	}
 	if n := len(theirs.metrics); n < 100 {

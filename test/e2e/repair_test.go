@@ -110,7 +110,7 @@ func TestHarmlessChangesOfOthers(t *testing.T) {
 	after := w.metrics(t)
 	for _, name := range []string{`kubenftproxy_batches_total{kind="full"}`, repairs} {
 		if after[name] != before[name] {
-			t.Errorf("%s went from %v to %v", name, before[name], after[name])
+			t.Errorf("%s changed from %v to %v", name, before[name], after[name])
 		}
 	}
 	if now := w.generation(t); now != generation+commands {

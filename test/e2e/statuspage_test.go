@@ -97,7 +97,7 @@ func TestStatusPage(t *testing.T) {
 		t.Errorf("Services that a search shows (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{"default/api", "default/edge"}, b.show("#wrong=1").services()); diff != "" {
-		t.Errorf("Services with which something is wrong (-want +got):\n%s", diff)
+		t.Errorf("Services that need attention (-want +got):\n%s", diff)
 	}
 
 	// Names that look like elements.

@@ -208,7 +208,7 @@ func TestUnluckyServices(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	t.Run("made anew at another address, again and again", func(t *testing.T) {
+	t.Run("recreated at another address, repeatedly", func(t *testing.T) {
 		var before []netip.AddrPort
 		for i := range 20 {
 			s := service("anew")

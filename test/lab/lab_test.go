@@ -589,7 +589,7 @@ func awaitOnlyLoopback(h *netlink.Handle) error {
 	}
 }
 
-func TestNewSweepsWhatKilledProgramsLeft(t *testing.T) {
+func TestNewSweepsNamesOfKilledPrograms(t *testing.T) {
 	l := ForTest(t, Config{})
 	if l.Node.Netns == "" {
 		t.Log("namespaces have no names here, so none can be left behind")

@@ -47,7 +47,7 @@ func TestTwin(t *testing.T) {
 			}
 		}
 		if diff := cmp.Diff(differing(cells, other), failing); diff != "" || len(failing) == 0 {
-			t.Errorf("cells that fail because our program has other flags (-want +got):\n%s", diff)
+			t.Errorf("cells that fail because kube-nftproxy has other flags (-want +got):\n%s", diff)
 		}
 	})
 	report := newReport(t)
@@ -118,7 +118,7 @@ func checkDeclared(t *testing.T) {
 			t.Errorf("docs/differences.md has no line that begins with %q", d.situation)
 		}
 		if d.cells == 0 {
-			t.Errorf("%s: kube-proxy does as we do", d.situation)
+			t.Errorf("%s: kube-proxy does the same", d.situation)
 		}
 	}
 }

@@ -155,7 +155,7 @@ func (p *player) checkFairness(t *testing.T) {
 		}
 		k := float64(n - 1)
 		if sigmas := (math.Cbrt(sum/k) - (1 - 2/(9*k))) / math.Sqrt(2/(9*k)); sigmas > mostSigmas {
-			t.Errorf("of %d endpoints, in order, each was drawn so many times: %v, which is %.1f standard deviations off", n, counts, sigmas)
+			t.Errorf("of %d endpoints, in order, drawn: %v times, %.1f standard deviations off", n, counts, sigmas)
 		}
 	}
 }

@@ -468,7 +468,7 @@ func (c *connection) echo() error {
 func (tr *traffic) alive() (errs []error) {
 	for _, c := range tr.open {
 		if err := c.echo(); err != nil {
-			errs = append(errs, fmt.Errorf("%s: connection is gone: %w", c.text, err))
+			errs = append(errs, fmt.Errorf("%s: connection is lost: %w", c.text, err))
 		}
 	}
 	return errs

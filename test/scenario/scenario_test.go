@@ -223,7 +223,7 @@ func (s *scenario) update(st *step, want string) error {
 	return os.WriteFile(s.path, txtar.Format(s.archive), 0o644)
 }
 
-func TestReadScenarioRefusesWhatItCannotUse(t *testing.T) {
+func TestReadScenarioRejectsInvalidFiles(t *testing.T) {
 	for _, tc := range []struct{ name, text, want string }{
 		{"no step", "only a comment\n", "no step"},
 		{"a gap", "-- 2.objects.yaml --\n", "numbers 1, 2, 3"},

@@ -36,7 +36,7 @@ var alterations = []struct {
 }{
 	{name: "as it should be", want: []string{"pod-0 sees 10.244.0.11", "remote-0 sees 10.244.0.11"}, why: "one of 2 by chance"},
 	{
-		name:  "the element of the Service is gone",
+		name:  "the element of the Service is deleted",
 		input: "delete element ip kube-nftproxy services { 10.96.0.10 . tcp . 80 }",
 		want:  []string{"refused"}, why: "a cluster IP without such a port",
 	},
@@ -47,7 +47,7 @@ var alterations = []struct {
 		want: []string{"timed out"}, why: "a service address that is not in use",
 	},
 	{
-		name:  "one endpoint is gone",
+		name:  "one endpoint is deleted",
 		input: "delete element ip kube-nftproxy endpoints { tcp . 8000:800 . 0 }",
 		want:  []string{"refused", "remote-0 sees 10.244.0.11"}, why: "map endpoints has no element tcp . 8000:800 . 0",
 		refused: 0.25, // half of the first lookup, and half of the second one
@@ -71,18 +71,18 @@ var alterations = []struct {
 		want: []string{"remote-1 sees 10.244.0.11"}, why: "one of 2 by chance",
 	},
 	{
-		name:  "the rule that draws is gone",
+		name:  "the rule that draws is deleted",
 		input: "delete rule ip kube-nftproxy endpoints-of-2 handle RULE(endpoints-of-2,-2)",
 		want:  []string{"pod-0 sees 10.244.0.11"},
 	},
 	{
-		name: "both rules that draw are gone",
+		name: "both rules that draw are deleted",
 		input: "delete rule ip kube-nftproxy endpoints-of-2 handle RULE(endpoints-of-2,-2)\n" +
 			"delete rule ip kube-nftproxy fewer-endpoints handle RULE(fewer-endpoints,-2)",
 		want: []string{"refused"}, why: "a cluster IP without such a port",
 	},
 	{
-		name:  "a rule goes before all",
+		name:  "a rule precedes all",
 		input: "insert rule ip kube-nftproxy services ip saddr 10.244.0.0/24 tcp dport { 80, 443 } counter drop",
 		want:  []string{"timed out"}, why: `rule "ip saddr 10.244.0.0/24 `,
 	},
@@ -107,7 +107,7 @@ var alterations = []struct {
 		want:  []string{"timed out"}, why: `rule "ip saddr 10.244.0.11 drop" of chain endpoints-of-2`,
 	},
 	{
-		name:  "a rule translates to somebody else",
+		name:  "a rule translates to another host",
 		input: "insert rule ip kube-nftproxy prerouting ip daddr 10.96.0.10 tcp dport 80 dnat to 10.244.1.11:9090",
 		want:  []string{"remote-1 sees 10.244.0.11"},
 	},
@@ -122,7 +122,7 @@ var alterations = []struct {
 		want:  []string{"timed out"}, why: "the policy of chain last is to drop",
 	},
 	{
-		name: "a chain that drops comes after masquerading",
+		name: "a chain drops after masquerading",
 		input: "add rule ip kube-nftproxy translated masquerade\n" +
 			"add chain ip kube-nftproxy last { type filter hook postrouting priority 300; policy drop; }",
 		want: []string{"timed out"}, why: "the policy of chain last is to drop",

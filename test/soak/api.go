@@ -82,7 +82,7 @@ func Serve(l net.Listener) *API {
 // Close ends all connections and the server.
 func (a *API) Close() {
 	a.EndWatches()
-	_ = a.server.Close() // nobody is left to be told
+	_ = a.server.Close() // the error does not matter
 }
 
 func (a *API) connection(c net.Conn, state http.ConnState) {

@@ -264,7 +264,7 @@ func (s *soaked) restore() {
 	s.restoreAll()
 	eventually(s.T, patience, func() error {
 		if lag := s.Lag(); lag > 0 || !s.Watched() {
-			return fmt.Errorf("%d events are not sent yet; somebody watches: %v", lag, s.Watched())
+			return fmt.Errorf("%d events are not sent yet; watched: %v", lag, s.Watched())
 		}
 		return nil
 	})
