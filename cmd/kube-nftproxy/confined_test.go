@@ -158,7 +158,7 @@ func TestConfined(t *testing.T) {
 				t.Errorf("privileges of the program (-want +got):\n%s", diff)
 			}
 			for line := range strings.Lines(p.LogTail(1000)) {
-				// The kernel shows the names of tables of iptables-legacy to root only.
+				// Only root can read the names of the tables of iptables-legacy.
 				if strings.HasPrefix(line, "E") && (user == "0" || !strings.Contains(line, "Failed to read or remove rules of kube-proxy")) {
 					t.Errorf("an error: %s", p.LogTail(1000))
 				}

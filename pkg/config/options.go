@@ -31,13 +31,14 @@ type Options struct {
 	Config *kubeproxy.KubeProxyConfiguration
 	// File is the configuration file, WriteTo the file for the effective configuration; empty for none.
 	File, WriteTo string
-	// Master is the API server's URL, or several ones separated by commas; it overrides the kubeconfig's, and the file has no field for it.
+	// Master is the API server's URL, or a comma-separated list of URLs. It overrides the kubeconfig's; the file has no field for
+	// it.
 	Master string
-	// LearnAPIServers says that the addresses of the Service default/kubernetes are used after a failure of the API server.
+	// LearnAPIServers enables the addresses of the Service default/kubernetes after a failure of the API server.
 	LearnAPIServers bool
 	// StartupTaint is the key of a taint that is removed from the Node after the first sync; empty for none.
 	StartupTaint string
-	// Manifests is a folder of objects that stands in for an API server.
+	// Manifests is a folder of objects that replaces the API server.
 	Manifests string
 	// ControlSocket is the path of the socket for commands on this node; empty for none.
 	ControlSocket string

@@ -56,7 +56,7 @@ const (
 // errInterrupted ends a read that may have missed entries.
 var errInterrupted = errors.New("reading was interrupted")
 
-// errAbsent is what a kernel without connection tracking, or without its netlink interface, comes down to.
+// errAbsent means that the kernel lacks connection tracking or its netlink interface.
 var errAbsent = errors.New("the kernel's modules nf_conntrack and nf_conntrack_netlink are missing or cannot be loaded")
 
 // Netlink is the kernel's conntrack table in the network namespace of the thread that opened it. It is not safe for concurrent

@@ -194,9 +194,9 @@ func (c *Console) strangers(pods []netip.Addr) []view.Finding {
 	}}
 }
 
-// bridged reports pods that reply to each other without passing the kernel's rules. A connection of one pod to a Service whose
-// endpoint is the other gets replies from an unexpected address. Masqueraded connections do not: their replies come from this
-// node.
+// bridged reports pods on a bridge that reply to each other without passing the kernel's rules. If one connects to a Service
+// whose endpoint is the other, it gets replies from an unexpected address. Masqueraded connections work: their replies come from
+// this node.
 func (c *Console) bridged(pods []netip.Addr) (list []view.Finding) {
 	bridges, err := host.Bridges()
 	if all, _ := config.Masquerading(c.Config); all || err != nil || len(bridges) == 0 {

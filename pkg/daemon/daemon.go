@@ -156,10 +156,10 @@ type daemon struct {
 	settle    sync.Once
 	// firstSync is closed after the first sync.
 	firstSync chan struct{}
-	// loop is what keeps the kernel in step; console answers commands about all of this.
+	// loop keeps the kernel's tables as planned. console answers commands.
 	loop    *proxy.Proxy
 	console *console.Console
-	// api and client are nil where objects come from a folder.
+	// api and client are nil if the objects come from a folder.
 	api      *console.API
 	client   kubernetes.Interface
 	problems console.Problems

@@ -464,7 +464,7 @@ func TestOneObjectTakesLittleMemory(t *testing.T) {
 		}), nil, 64 * mb, 2, 0},
 		// 20,000,000 unused endpoints
 		{"ports of a slice that the Service doesn't have", manyPorts(1), []*discoveryv1.EndpointSlice{big(20_000, 1_000, false)}, mb, 1, 0},
-		// 20,000,000 endpoints; the slice's ports that are left out count as one port.
+		// 20,000,000 endpoints. The slice's excess ports count as one port.
 		{"ports x endpoints of a slice", manyPorts(20_000), []*discoveryv1.EndpointSlice{big(20_000, 1_000, true)}, 64 * mb, 2_000, 20_000 / 2_001 * 2_000},
 		{"endpoints", manyPorts(1), []*discoveryv1.EndpointSlice{big(1, 30_000, true)}, 8 * mb, 1, 16_384},
 	} {

@@ -19,7 +19,7 @@ type Socket struct {
 	sendRoom, receiveRoom int
 	// Seq is the number of the last sent message. Numbers are never reused, so that a late answer cannot be mistaken.
 	Seq uint32
-	// Broken says that the socket may hold stale answers, or is unusable. The next [Socket.Send] replaces it.
+	// Broken is true if the socket may hold stale answers, or is unusable. The next [Socket.Send] replaces it.
 	Broken bool
 }
 

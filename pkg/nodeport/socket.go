@@ -35,7 +35,7 @@ const (
 // maxReads is the number of attempts to list the sockets if the kernel interrupts them.
 const maxReads = 3
 
-// errAbsent is what a kernel comes down to that doesn't list sockets.
+// errAbsent means that the kernel cannot list sockets.
 var errAbsent = errors.New("the kernel's modules tcp_diag and udp_diag are missing or cannot be loaded")
 
 // Listening returns the TCP and UDP sockets of this network namespace that listen on a port of the range. The kernel filters all

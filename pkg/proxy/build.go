@@ -26,8 +26,9 @@ type block struct {
 // blockSize is large enough to make the hand-over cheap, and small enough to keep waiting short.
 const blockSize = 32
 
-// build builds Services and calls take with each, in the order of names, until take returns false or late, if not nil, returns
-// true. Services are independent of each other, so all processors build if there are many. The caller's goroutine calls take.
+// build builds Services and calls take with each, in the order of names. It stops when take returns false or late returns true;
+// late may be nil. Services are independent of each other, so all processors build if there are many. The caller's goroutine
+// calls take.
 func (p *Proxy) build(names []types.NamespacedName, late func() bool, take func(types.NamespacedName, *model.Service) (more bool)) {
 	if len(names) <= blockSize {
 		for _, name := range names {

@@ -36,7 +36,7 @@ func TestJumped(t *testing.T) {
 }
 
 // The machine's clock is set forward and back while Services change, syncs fail and the loop idles. Each event happens at the
-// same monotonic time as without.
+// same monotonic time as without these jumps.
 func TestTheClockIsSet(t *testing.T) {
 	want := history(t, nil)
 	if len(want) < 20 {

@@ -160,7 +160,7 @@ type slice struct {
 	*Proxy
 	begun    time.Time
 	absorbed []types.NamespacedName
-	// fresh is true for Services that have just changed, so that older changes still wait.
+	// fresh is true if the Services have just changed. Older changes still wait then.
 	fresh bool
 	// large is true after a large Service was planned: its batch has no room for others.
 	large bool

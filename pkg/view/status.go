@@ -99,7 +99,7 @@ type Repair struct {
 	Reason string `json:"reason"`
 	Why    string `json:"why"`
 	By     string `json:"by,omitempty"`
-	// Program is the name of that program, or "".
+	// Program is the name of the program in By, or "".
 	Program string `json:"-"`
 }
 

@@ -138,7 +138,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// The whole way from the API server's bytes to marks, with a client of client-go.
+// All steps from the API server's bytes to marks, with a client of client-go.
 func TestInformersStoreSentObjects(t *testing.T) {
 	end := metav1.ObjectMeta{ResourceVersion: "9", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}
 	core, discovery, networking := corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion

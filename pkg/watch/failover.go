@@ -106,7 +106,7 @@ func (s *servers) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// unavailable reports whether an API server, or a load balancer before it, says that it cannot serve now.
+// unavailable reports whether a status means that an API server, or a load balancer before it, cannot serve now.
 func unavailable(status int) bool {
 	return status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout
 }
@@ -128,7 +128,7 @@ func (s *servers) failed(host string, resp *http.Response, err error) int {
 	return len(list)
 }
 
-// WrappedRoundTripper lets client-go find the transport inside.
+// WrappedRoundTripper gives client-go access to the inner transport.
 func (s *servers) WrappedRoundTripper() http.RoundTripper { return s.RoundTripper }
 
 // APIServers returns the addresses with ports of the API servers, by the EndpointSlices of the Service default/kubernetes: those that are ready.

@@ -23,7 +23,7 @@ const (
 // labelMultiCluster is on the EndpointSlices of a Service of several clusters. Some implementations have no derived Service (KEP-1645).
 const labelMultiCluster = "multicluster.kubernetes.io/service-name"
 
-// transformer turns API objects into their stored form. It holds no more than what somebody downstream reads.
+// transformer turns API objects into their stored form, with only the fields that are read later.
 type transformer struct {
 	report func(model.Problem)
 }

@@ -302,7 +302,7 @@ func (t *timer) open(ctx context.Context, p place) (err error) {
 // default route.
 func (s *site) ends() []*lab.Host { return []*lab.Host{s.lab.Pods[0], s.lab.Client} }
 
-// deaf are the rules at the ends: after one reply, they drop packets. Rejections by a client would be answers.
+// deaf are the rules at the ends: after one reply, they drop packets, so that the ends send no rejections.
 const deaf = `table ip deaf {
  chain prerouting {
   type filter hook prerouting priority -400; policy drop

@@ -129,7 +129,7 @@ var documented = []struct {
 
 	{"kubectl apply -k deploy/startup-taint", says(`validatingadmissionpolicybinding\S* created`)},
 
-	// The node, once the pods are gone.
+	// The node, after the deletion of the pods.
 	{"kube-nftproxy --cleanup", (*reader).cleanup},
 	{"bin/kube-nftproxy --manifests ./services --hostname-override $(hostname) --cluster-cidr 10.244.0.0/16", (*reader).serveManifests},
 	{"nft delete table ip kube-nftproxy; nft delete table ip6 kube-nftproxy", (*reader).deleteTables},

@@ -101,7 +101,7 @@ type Options struct {
 	Timeout time.Duration
 	// Source is the source address, for hosts that have several; the zero value lets the kernel choose.
 	Source netip.Addr
-	// SourcePort is the source port; zero means a new one for each probe. Conntrack keeps entries, for an unanswered SYN two
+	// SourcePort is the source port; zero means a new one for each probe. Conntrack keeps the entry of an unanswered SYN for two
 	// minutes, so a random port would sometimes match an old entry. Therefore a host's probes and connections use all 28,232 ports
 	// in turn. (The kernel shuffles those of TCP every 10 s.)
 	SourcePort uint16

@@ -580,7 +580,7 @@ const (
 	noAnswer     = 400 * time.Millisecond
 )
 
-// send sends one packet, or as many as certainty needs.
+// send sends one packet, or enough packets for near certainty.
 func (a *performance) send(h *lab.Host, l line, v oracle.Verdict) *failure {
 	n := len(l.servers)
 	tries, most := 1, 1
