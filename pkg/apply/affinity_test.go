@@ -144,7 +144,7 @@ func TestManyClientsStay(t *testing.T) {
 			sync(t, k, p, Full)
 			c.stay("after a repair", to[0])
 
-			p.Retire()
+			retireNow(k)
 			sync(t, k, p, Partial)
 			k = open(t)
 			sync(t, k, resumeSticky(t, k, sticky(0, 3*time.Hour, numbers(0, endpoints+5)...)), Adopted)

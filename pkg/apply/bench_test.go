@@ -58,6 +58,7 @@ func BenchmarkFullSync(b *testing.B) {
 					b.Fatal(err)
 				}
 				k := open(b)
+				k.follow(p)
 				b.StartTimer()
 				r := sync(b, k, p, Full)
 				b.ReportMetric(float64(r.Commit.Milliseconds()), "commit-ms")

@@ -13,36 +13,27 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// ErrMoving says that the ruleset has changed while it was read.
+// ErrMoving says that the ruleset changed during the reading.
 var ErrMoving = errors.New("the ruleset has changed meanwhile")
 
-// Differences reads the tables whole, by a connection of its own, and tells in what they differ from what a planner wants; it lists
-// the first of the differences only. The planner must not be used by anybody else: chains and classes that nothing leads to any more
-// become part of it, as at a start. Remembered clients are passed over.
+// Differences reads the tables whole, by a connection of its own, and returns the differences from a plan, and the first of them as a list.
+// The planner must not be in use elsewhere. Chains that wait for their deletion, and remembered clients, are not different.
 func Differences(p *plan.Planner, most int) (v *view.Verification, err error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	c := comparison{Kernel: &Kernel{conn: conn}, planner: p, most: most, out: &view.Verification{Differences: []view.Difference{}}}
+	c := comparison{Kernel: &Kernel{conn: conn, ledger: newLedger(p)}, most: most, out: &view.Verification{Differences: []view.Difference{}}}
 	if c.out.Generation, err = conn.Generation(); err != nil {
 		return nil, err
 	}
-	p.Prune() // what came and went while it was planned has never been wanted
-	held := map[nft.Family]found{}
-	for _, t := range p.Tables() {
-		f, err := c.find(t)
-		if err == nil {
-			err = c.noteUnused(p, t.Family, f)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read tables: %w", err)
-		}
-		held[t.Family] = f
+	held, err := c.findAll()
+	if err != nil {
+		return nil, fmt.Errorf("read tables: %w", err)
 	}
 	c.want()
-	for _, t := range p.Tables() { // anew: with what was found to be unused
+	for _, t := range c.ledger.tables() {
 		if err := c.table(t, held[t.Family]); err != nil {
 			return nil, fmt.Errorf("read tables: %w", err)
 		}
@@ -57,21 +48,20 @@ func Differences(p *plan.Planner, most int) (v *view.Verification, err error) {
 // comparison is the working memory of one call.
 type comparison struct {
 	*Kernel
-	planner *plan.Planner
-	most    int
-	out     *view.Verification
-	// wanted has the digests of each set's elements, and whether they have been seen: the elements themselves would take as much memory
-	// as everything else together.
+	most int
+	out  *view.Verification
+	// wanted has the hashes of each set's elements, and whether they were found. The elements themselves would take as much memory as everything
+	// else together.
 	wanted map[*nft.Set]map[uint64]bool
 }
 
 func (c *comparison) want() {
 	c.wanted = map[*nft.Set]map[uint64]bool{}
-	c.planner.Elements(func(e *nft.Element) {
+	c.ledger.each(func(e *nft.Element) {
 		if c.wanted[e.Set] == nil {
-			c.wanted[e.Set] = make(map[uint64]bool, c.planner.Count(e.Set))
+			c.wanted[e.Set] = make(map[uint64]bool, c.ledger.counts[e.Set])
 		}
-		c.wanted[e.Set][c.planner.Digest(e)] = false
+		c.wanted[e.Set][c.ledger.hash(e)] = false
 	})
 }
 
@@ -195,17 +185,17 @@ func ruleList(comments []string) string {
 	return fmt.Sprintf("%d rules (%s)", len(comments), strings.Join(comments, "; "))
 }
 
-// elements compares the elements of a set. While the kernel resizes one, an element may come twice.
+// elements compares the elements of a set. While the kernel resizes a set, it may list an element twice.
 func (c *comparison) elements(s *nft.Set, table string) error {
 	wanted := c.wanted[s]
 	delete(c.wanted, s)
 	strange := map[nft.ID]nft.Element{}
 	err := c.conn.EachElement(s, func(e *nft.Element) {
-		switch seen, is := wanted[c.planner.Digest(e)]; {
+		switch seen, is := wanted[c.ledger.hash(e)]; {
 		case !is:
 			strange[e.ID()] = *e
 		case !seen:
-			wanted[c.planner.Digest(e)] = true
+			wanted[c.ledger.hash(e)] = true
 			c.out.Elements++
 		}
 	})
@@ -217,7 +207,7 @@ func (c *comparison) elements(s *nft.Set, table string) error {
 	return nil
 }
 
-// missing returns the wanted elements of a set that have not been seen.
+// missing returns the wanted elements of a set that were not found.
 func (c *comparison) missing(s *nft.Set, wanted map[uint64]bool) map[nft.ID]nft.Element {
 	missing := map[nft.ID]nft.Element{}
 	all := true
@@ -227,15 +217,15 @@ func (c *comparison) missing(s *nft.Set, wanted map[uint64]bool) map[nft.ID]nft.
 	if all {
 		return missing
 	}
-	c.planner.Elements(func(e *nft.Element) {
-		if e.Set == s && !wanted[c.planner.Digest(e)] {
+	c.ledger.planner.ElementsOf(s, func(e *nft.Element) { // a retained element was read from the kernel
+		if !wanted[c.ledger.hash(e)] {
 			missing[e.ID()] = *e
 		}
 	})
 	return missing
 }
 
-// named tells of a set's elements that differ: those that aren't wanted, or not as they are, and those that are missing.
+// named lists the differences of a set: elements that are not wanted, elements with another value, and missing elements.
 func (c *comparison) named(s *nft.Set, table string, strange, missing map[nft.ID]nft.Element) {
 	in := kindOf(s) + " " + s.Name
 	byKey := func(list map[nft.ID]nft.Element) []nft.Element {
@@ -267,7 +257,7 @@ func keyOf(e *nft.Element) string {
 	return key
 }
 
-// valueOf shows what an element holds: its data, or that it is there.
+// valueOf shows the data of an element, or its existence.
 func valueOf(e *nft.Element) string {
 	text := e.String()
 	if i := strings.LastIndex(text, " : "); e.Set.IsMap() && i >= 0 {

@@ -36,7 +36,7 @@ func TestNoDifferences(t *testing.T) {
 	if v.Total != 0 || v.Tables != 2 || v.Rules < 50 {
 		t.Errorf("after a sync: %+v, want no differences in two tables with their rules", v)
 	}
-	if want := len(planned(p)); v.Elements != want {
+	if want := len(planned(k, p)); v.Elements != want {
 		t.Errorf("%d elements were compared, want %d", v.Elements, want)
 	}
 	// What has just gone leaves chains and classes behind for a while; these are ours.

@@ -1,7 +1,7 @@
-// Package apply brings the kernel's tables to what is planned, in one batch that holds as a whole or not at all.
+// Package apply makes the kernel's tables those of a plan, in one batch that the kernel accepts as a whole or not at all.
 //
-// In: a [plan.Planner].
-// Out: the kernel's ruleset; what each sync cost, as a [Result].
-// Never: a guess at what the kernel holds. After any error, and at the start, that is unknown until the kernel has been
-// asked or everything has been written anew.
+// In: a [plan.Planner], which reports its changes to a ledger: counts, sizes and digests of the elements, the changes since the last
+// batch, and unused chains that stay for a while.
+// Out: the kernel's ruleset; the cost of each sync, as a [Result].
+// Never: a guess at the kernel's tables. After any error, and at the start, they are unknown until a comparison or a full sync.
 package apply

@@ -272,7 +272,7 @@ func (f *faulty) settle(when string) {
 // difference compares the kernel with the plan.
 func difference(t testing.TB, k *Kernel, p *plan.Planner) string {
 	t.Helper()
-	want, got := planned(p), inKernel(t, k, p)
+	want, got := planned(k, p), inKernel(t, k, p)
 	if slices.Equal(want, got) {
 		return ""
 	}

@@ -46,7 +46,7 @@ func TestSetsOutgrowTheirSizes(t *testing.T) {
 	}
 	checkKernel(t, k, p)
 	sizes := setSizes(t, k)
-	p.EachCount(model.IPv4, func(s *nft.Set, n int) {
+	k.EachCount(model.IPv4, func(s *nft.Set, n int) {
 		if got := sizes["ip "+s.Name]; got > 0 && got < uint32(n) {
 			t.Errorf("%s has room for %d elements and holds %d", s.Name, got, n)
 		}
@@ -82,6 +82,30 @@ func TestALargeSetKeepsItsPlace(t *testing.T) {
 	}
 	k.Doubt()
 	sync(t, k, p, Adopted)
+}
+
+// A set outgrows its size in the batch that deletes an unused chain, whose rules look up the set.
+func TestASetGrowsAsAChainRetires(t *testing.T) {
+	k, p := synced(t)
+	s := everything(400, 20, 0, false)
+	p.Set(s.Name, s)
+	sync(t, k, p, Partial)
+	p.Set(s.Name, nil)
+	sync(t, k, p, Partial)
+	retireNow(k)
+	sync(t, k, p, Partial) // the elements that lead to the chain
+	before := setSizes(t, k)["ip endpoints"]
+	for i := range 600 {
+		s := plain(1000+i, 3, 0)
+		p.Set(s.Name, s)
+	}
+	retireNow(k)
+	sync(t, k, p, Partial)
+	if after := setSizes(t, k)["ip endpoints"]; after <= before || retains(k) {
+		t.Errorf("the size was %d and is %d; something is retained: %v", before, after, retains(k))
+	}
+	checkKernel(t, k, p)
+	checkChains(t, k, p)
 }
 
 // A single change may be larger than what a set was made for.

@@ -3,7 +3,6 @@ package apply
 import (
 	"errors"
 	"fmt"
-
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,52 +12,55 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Kernel is the nftables of one network namespace, as far as it is ours. It must not be used by two goroutines at once.
+// Kernel has the tables of this program in one network namespace. It must not be used by two goroutines at once.
 type Kernel struct {
 	conn *nft.Conn
-	// known says that the kernel holds what the planner had when it was last asked.
+	// Now is the clock by which chains are retired.
+	Now func() time.Time
+	// ledger belongs to the planner of the last sync; nil before the first sync.
+	ledger *ledger
+	// known says that the kernel holds what the ledger had at the last sync.
 	known bool
-	// doubted says that it was known until somebody doubted it.
+	// doubted says that it was known until [Kernel.Doubt].
 	doubted bool
-	// generation is that of the kernel's ruleset as it was left by us, or read before it was found to be ours; renewed is how many
-	// renewals of the lease it counts. Those that came later aren't foreign.
+	// generation is the ruleset's generation after the last batch, or before the last comparison that found no difference. renewed is the
+	// number of renewals of the lease that it includes. Later renewals are not foreign changes.
 	generation, renewed uint32
 	renewals            renewals
 	// states are the state elements that the kernel holds.
 	states map[nft.Family]*nft.Element
-	// tables are what was wanted when all was last written or compared, and elements how many.
+	// tables and elements are the tables and the number of their elements when all was last written or compared.
 	tables   []*nft.Table
 	elements int
 	// atOnce is [mostAtOnce].
 	atOnce int
-	// difference is the batch of the last differences that were sent; its memory serves again.
+	// difference is the batch of the last update; its memory is used again.
 	difference *nft.Batch
 	takeOver   takeOver
 	others     others
-	// readable are the sets of an earlier process's tables that can be read.
+	// readable are the sets that have the same form in the tables of an earlier process.
 	readable map[*nft.Set]bool
 	check    check
 	counts   Counts
 }
 
-// Counts takes what elements have counted before they go.
+// Counts receives the counters of elements before their deletion.
 type Counts interface {
-	// Await reads what present elements have counted, unless that was done lately, and waits no longer than a time. It comes before a
-	// batch whose deletions are too many for the kernel to report.
+	// Await reads the counters of present elements, unless that was done lately, and waits no longer than a time. It comes before a batch
+	// with more deletions than the kernel can report.
 	Await(time.Duration) error
-	// Begin comes before a batch that deletes elements with counters, End after it, with what was counted by those that went; all
-	// says that every element was made anew.
+	// Begin comes before a batch that deletes elements with counters, and End after it, with the counters of the deleted elements. all says
+	// that the batch has replaced every element.
 	Begin()
 	End(gone []nft.Counted, all bool)
-	// Adopted comes when the tables of an earlier process have been found to be as wanted.
+	// Adopted comes when a start adopts the tables of an earlier process.
 	Adopted()
 }
 
-// Count makes it tell what elements have counted. It is to be called before the first sync, or not at all.
+// Count makes the kernel report counters. The caller must do so before the first sync, or not at all.
 func (k *Kernel) Count(c Counts) { k.counts = c }
 
-// Open opens the network namespace of the calling thread. It fails where this process may not use nftables, or the kernel
-// has none.
+// Open opens the network namespace of the calling thread. It fails if this process may not use nftables, or the kernel has none.
 func Open() (*Kernel, error) {
 	const noTables = "%w: does the kernel have nf_tables (CONFIG_NF_TABLES, module nf_tables)?"
 	conn, err := nft.Open()
@@ -76,76 +78,93 @@ func Open() (*Kernel, error) {
 		return nil, fmt.Errorf(noTables, err)
 	}
 	return &Kernel{
-		conn: conn, atOnce: mostAtOnce, states: map[nft.Family]*nft.Element{}, difference: nft.NewBatch(0), others: others{heard: make(chan struct{}, 1)},
+		conn: conn, Now: time.Now, atOnce: mostAtOnce, states: map[nft.Family]*nft.Element{}, difference: nft.NewBatch(0), others: others{heard: make(chan struct{}, 1)},
 	}, nil
 }
 
 // Close closes the connection; the tables stay.
 func (k *Kernel) Close() error { return errors.Join(k.others.close(), k.conn.Close()) }
 
-// Known reports whether what the kernel holds is known.
+// Known reports whether the kernel is known to hold what the planner wanted at the last sync.
 func (k *Kernel) Known() bool { return k.known }
 
-// Kind says what a sync did.
+// Kind is the effect of a sync.
 type Kind string
 
-// What a sync can do.
+// The kinds of syncs.
 const (
-	// Nothing was to be done.
+	// Nothing: there was no change.
 	Nothing Kind = "nothing"
-	// Adopted: the tables of an earlier process were found to be just as wanted. Nothing was sent.
+	// Adopted: the tables were as wanted. The sync sent nothing.
 	Adopted Kind = "adopted"
-	// Partial: the differences were sent.
+	// Partial: the sync sent the differences.
 	Partial Kind = "partial"
-	// Full: everything was sent.
+	// Full: the sync sent everything.
 	Full Kind = "full"
 )
 
-// Result is what a sync did and what it took.
+// Result describes a sync and its cost.
 type Result struct {
 	Kind Kind
 	// Elements counts those added and deleted, Bytes is the size of the batch; both are 0 if none was sent.
 	Elements, Bytes int
 	// Commit is the time from sending the batch to the kernel's answer.
 	Commit time.Duration
-	// Why tells, after a full sync, why the tables had to be written anew.
+	// Why is the reason of a full sync.
 	Why string
+	// Again is the time after which another sync deletes chains that nothing needs; 0 if there are none.
+	Again time.Duration
 }
 
-// Sync brings the tables to what the planner wants. After an error nothing has changed, or it isn't known what has: the
-// next call finds out. In both cases packets meet either the old tables or the new ones.
+// Sync makes the tables those that the planner wants. After an error, they are unchanged, or the next call finds out whether they are. In both
+// cases packets meet either the old tables or the new ones.
 func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
-	result, err := k.sync(p)
+	k.follow(p)
+	result, err := k.sync()
+	if err == nil {
+		result.Again = k.ledger.again(k.Now())
+	}
 	if err == nil || errors.Is(err, unix.EPERM) {
-		// A table that its owner lets nobody delete must not keep ours away; pkg/takeover goes on trying.
+		// A table that only its owner may delete must not prevent all syncs. pkg/takeover tries again.
 		k.takeOver.settle()
 	}
 	return result, err
 }
 
-func (k *Kernel) sync(p *plan.Planner) (Result, error) {
+// follow opens a ledger for a planner that does not report to the present one, and reports whether it does so. What the kernel holds is not
+// known then.
+func (k *Kernel) follow(p *plan.Planner) (opened bool) {
+	if k.ledger != nil && p.ReportsTo(k.ledger) {
+		return false
+	}
+	k.ledger = newLedger(p)
+	k.known, k.doubted = false, false
+	return true
+}
+
+func (k *Kernel) sync() (Result, error) {
 	if k.known {
-		return k.update(p)
+		return k.update()
 	}
 	if k.harmless() {
-		result, err := k.update(p)
+		result, err := k.update()
 		if result.Kind == Nothing && err == nil {
 			result.Kind = Adopted
 		}
 		return result, err
 	}
-	k.doubted = false // what has changed since isn't known as a difference from here on
-	p.Untrack()
+	k.doubted = false // from here on, later changes are not known as a difference
+	k.ledger.untrack()
 	if len(k.states) == 0 {
-		// What came and went while the first plan was made has never been in the kernel.
-		p.Prune()
+		// The kernel has never had what was planned and dropped before the first sync.
+		k.ledger.forgetRetained()
 	}
 	now, err := k.now()
 	if err != nil {
 		return Result{}, err
 	}
 	first := len(k.states) == 0
-	why, err := k.compare(p)
+	why, err := k.compare()
 	if err == nil {
 		err = k.takeOver.find(k.conn)
 	}
@@ -155,22 +174,22 @@ func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 	if why == "" && len(k.takeOver.found) > 0 {
 		why = "kube-proxy's tables are deleted"
 	}
-	// Whatever is committed by others from here on is noticed.
+	// From here on, foreign commits are noticed.
 	k.others.counted(now.generation, k.foreign(now))
 	k.reach(now)
 	if why == "" {
 		why = k.others.suspicion()
 	}
 	if why == "" {
-		// Nobody has listened while there was no process.
-		k.remember(p)
+		k.remember()
 		if k.counts != nil && first {
 			k.counts.Adopted()
 		}
+		// Without a process, foreign changes were not heard.
 		k.check.due = k.check.due || first && k.elements <= readable
 		return Result{Kind: Adopted}, nil
 	}
-	result, err := k.rewrite(p, why)
+	result, err := k.rewrite(why)
 	if err == nil {
 		k.others.settled(now.generation)
 		k.check.due = false
@@ -178,9 +197,8 @@ func (k *Kernel) sync(p *plan.Planner) (Result, error) {
 	return result, err
 }
 
-// harmless ends a doubt where all that others have committed since was heard of, and none of it in our tables: there is nothing to
-// compare then, and what is to be changed is a difference still. Otherwise who changes the ruleset all the time would have
-// everything written anew with every change of a Service.
+// harmless restores trust in the tables after a doubt if every foreign commit since was heard, and none touched them. Then there is nothing to
+// compare, and changes are still known as a difference. Otherwise constant foreign changes would make each change of a Service a full sync.
 func (k *Kernel) harmless() bool {
 	if !k.doubted || k.takeOver.wanted || k.others.suspicion() != "" {
 		return false
@@ -195,9 +213,8 @@ func (k *Kernel) harmless() bool {
 	return true
 }
 
-// Meddled reports whether somebody else has changed the kernel's ruleset since the last sync: some table, not necessarily
-// ours. It costs a few microseconds. Where something may have been changed unheard of, it has all elements read beside, and reports
-// later what came of it.
+// Meddled reports whether another program has changed the kernel's ruleset since the last sync, in any table. It costs a few microseconds. If a
+// change may not have been heard, Meddled starts a check of all elements, and a later call reports its outcome.
 func (k *Kernel) Meddled() (bool, error) {
 	k.others.revive()
 	now, err := k.now()
@@ -209,66 +226,67 @@ func (k *Kernel) Meddled() (bool, error) {
 	return k.others.suspicion() != "", nil
 }
 
-// remember notes that the kernel holds what the planner wants.
-func (k *Kernel) remember(p *plan.Planner) {
-	k.tables, k.elements = p.Tables(), 0
+// remember notes that the kernel holds what the ledger has.
+func (k *Kernel) remember() {
+	k.tables, k.elements = k.ledger.tables(), 0
 	for _, t := range k.tables {
-		k.states[t.Family] = p.State(t.Family)
+		k.states[t.Family] = k.ledger.state(t.Family)
 		for _, s := range t.Sets {
-			k.elements += p.Count(s)
+			k.elements += k.ledger.counts[s]
 		}
 	}
 	k.known, k.doubted = true, false
-	p.Track()
+	k.ledger.track()
 }
 
 // update sends what has changed.
-func (k *Kernel) update(p *plan.Planner) (Result, error) {
-	c := p.Take()
-	if c.Empty() {
+func (k *Kernel) update() (Result, error) {
+	c := k.ledger.take(k.Now())
+	if c.empty() {
 		return Result{Kind: Nothing}, nil
 	}
-	if c.Rules {
+	if c.rules {
 		k.known = false
-		p.Untrack()
-		return k.rewrite(p, "the rules that recognise local pods have changed")
+		k.ledger.untrack()
+		return k.rewrite("the rules that recognise local pods have changed")
 	}
 	b := k.reuse()
 	b.Report = k.counts != nil
-	for _, ch := range c.Chains {
-		t := table(ch.Family)
-		b.AddChain(t, ch.Chain)
-		b.AddRules(t, ch.Chain)
+	for _, name := range c.chains {
+		t, chain := table(name.family), k.ledger.planner.ClassChain(name.family, name.name)
+		b.AddChain(t, chain)
+		b.AddRules(t, chain)
 	}
-	for i := range c.Forget {
-		b.EnsureElement(&c.Forget[i]) // kernels before 6.3 have no message for what may not be there
+	for i := range c.forget {
+		b.EnsureElement(&c.forget[i]) // kernels before 6.3 have no message for what may not be there
 	}
 	var states []*nft.Element
 	for f, old := range k.states {
-		if s := p.State(f); *s != *old {
+		if s := k.ledger.state(f); *s != *old {
 			states = append(states, s)
 			b.DeleteElement(old)
 		}
 	}
-	for i := range c.Remade {
-		remake(b, &c.Remade[i])
+	for _, name := range c.unused {
+		b.FlushRules(table(name.family), name.name) // which may look up a set that is remade
 	}
-	for _, e := range c.Delete {
+	for i := range c.remade {
+		remake(b, &c.remade[i])
+	}
+	for _, e := range c.del {
 		b.DeleteElement(e)
 	}
-	for i := range c.Forget {
-		b.DeleteElement(&c.Forget[i])
+	for i := range c.forget {
+		b.DeleteElement(&c.forget[i])
 	}
-	for _, e := range c.Add {
+	for _, e := range c.add {
 		b.AddElement(e)
 	}
 	for _, s := range states {
 		b.AddElement(s)
 	}
-	for _, ch := range c.Unused {
-		t := table(ch.Family)
-		b.FlushRules(t, ch.Name)
-		b.DeleteChain(t, ch.Name)
+	for _, name := range c.unused {
+		b.DeleteChain(table(name.family), name.name)
 	}
 	result, err := k.commit(b, Partial)
 	if err != nil {
@@ -281,20 +299,21 @@ func (k *Kernel) update(p *plan.Planner) (Result, error) {
 }
 
 // remake deletes a set, and adds it again.
-func remake(b *nft.Batch, r *plan.Remade) {
-	for _, c := range r.Chains {
-		b.FlushRules(table(c.Family), c.Name)
+func remake(b *nft.Batch, r *remade) {
+	t := table(r.set.Family)
+	for _, c := range r.chains {
+		b.FlushRules(t, c.Name)
 	}
-	if r.Set.Counter {
-		b.FlushSet(r.Set, len(r.Elements)) // so that the kernel reports the counters
+	if r.set.Counter {
+		b.FlushSet(r.set, len(r.elements)) // so that the kernel reports the counters
 	}
-	b.DeleteSet(r.Set.Family, r.Set.Table, r.Set.Name)
-	b.AddSet(r.Set)
-	for _, c := range r.Chains {
-		b.AddRules(table(c.Family), c.Chain)
+	b.DeleteSet(r.set.Family, r.set.Table, r.set.Name)
+	b.AddSet(r.set)
+	for _, c := range r.chains {
+		b.AddRules(t, c)
 	}
-	for i := range r.Elements {
-		b.AddElement(&r.Elements[i])
+	for i := range r.elements {
+		b.AddElement(&r.elements[i])
 	}
 }
 
@@ -309,9 +328,7 @@ func (k *Kernel) reuse() *nft.Batch {
 }
 
 // table names a family's table.
-func table(f model.Family) *nft.Table {
-	return &nft.Table{Family: plan.NFT(f), Name: plan.TableName}
-}
+func table(f nft.Family) *nft.Table { return &nft.Table{Family: f, Name: plan.TableName} }
 
 func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 	k.known, k.doubted = false, false
@@ -322,7 +339,7 @@ func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), err)
 	}
 	k.known = true
-	// The generation that this batch made, if nobody else has come between: otherwise Meddled sees a difference.
+	// This is the generation after this batch, unless there was a foreign commit before it: then Meddled sees a difference.
 	k.generation++
 	if kind == Full {
 		k.renewals.last.Store(start.UnixNano())
@@ -330,16 +347,16 @@ func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 	return r, nil
 }
 
-// patienceForCounts is how long a batch waits for the counters of what it deletes to be read.
+// patienceForCounts is the time for which a batch waits for the counters of the elements that it deletes.
 const patienceForCounts = 200 * time.Millisecond
 
-// send sends a batch, and passes on what the elements that it deletes have counted.
+// send sends a batch, and reports the counters of the elements that it deletes.
 func (k *Kernel) send(b *nft.Batch, kind Kind) error {
 	if k.counts == nil || kind == Partial && !b.Reports() {
 		return k.conn.Commit(b)
 	}
 	if b.TooMany() {
-		_ = k.counts.Await(patienceForCounts) // what couldn't be read isn't counted: the batch must not wait
+		_ = k.counts.Await(patienceForCounts) // counters that could not be read are lost: the batch must not wait
 	}
 	k.counts.Begin()
 	err := k.conn.Commit(b)
@@ -347,7 +364,7 @@ func (k *Kernel) send(b *nft.Batch, kind Kind) error {
 	return err
 }
 
-// Cleanup deletes our tables and nothing else, and returns which there were. That there are none is not an error.
+// Cleanup deletes the tables of this program, and returns their names. Missing tables are not an error.
 func Cleanup() (deleted []string, err error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -365,7 +382,7 @@ func Cleanup() (deleted []string, err error) {
 	return deleted, errors.Join(errs...)
 }
 
-// Doubt makes the next sync compare the tables with what is wanted, as at the start.
+// Doubt makes the next sync compare the tables with the plan, as at the start.
 func (k *Kernel) Doubt() {
 	k.doubted = k.doubted || k.known
 	k.known = false

@@ -102,9 +102,6 @@ func services() (list []*model.Service) {
 func resume(t testing.TB, k *Kernel, o plan.Options, services []*model.Service) *plan.Planner {
 	t.Helper()
 	p := plan.New(o)
-	if err := k.Resume(p); err != nil {
-		t.Fatal(err)
-	}
 	if err := k.Recall(p, services); err != nil {
 		t.Fatal(err)
 	}
@@ -164,9 +161,12 @@ func inKernel(t testing.TB, k *Kernel, p *plan.Planner) []string {
 	return out
 }
 
-func planned(p *plan.Planner) []string {
+// planned lists all elements that the kernel has to hold: those of the plan and the retained ones.
+func planned(k *Kernel, p *plan.Planner) []string {
 	var out []string
-	p.Elements(func(e *nft.Element) { out = append(out, e.String()) })
+	list := func(e *nft.Element) { out = append(out, e.String()) }
+	p.Elements(list)
+	k.ledger.eachRetained(list)
 	slices.Sort(out)
 	return out
 }
@@ -176,7 +176,7 @@ func TestSyncFillsReadableTables(t *testing.T) {
 	k, p := open(t), plan.New(options())
 	cluster(p)
 	sync(t, k, p, Full)
-	if diff := cmp.Diff(planned(p), inKernel(t, k, p)); diff != "" {
+	if diff := cmp.Diff(planned(k, p), inKernel(t, k, p)); diff != "" {
 		t.Errorf("elements (-planned +in the kernel):\n%s", diff)
 	}
 	sync(t, k, p, Nothing)
@@ -207,7 +207,7 @@ func TestRestartAdoptsUnchangedTables(t *testing.T) {
 	sync(t, other, again, Adopted)
 	again.Set(types.NamespacedName{Namespace: "default", Name: "svc-3"}, nil)
 	sync(t, other, again, Partial)
-	if diff := cmp.Diff(planned(again), inKernel(t, other, again)); diff != "" {
+	if diff := cmp.Diff(planned(other, again), inKernel(t, other, again)); diff != "" {
 		t.Errorf("elements after a change (-planned +in the kernel):\n%s", diff)
 	}
 	sync(t, k, p, Nothing)
@@ -224,18 +224,18 @@ func TestRestartAdoptsUnusedChains(t *testing.T) {
 		p.Set(s.Name, nil)
 		sync(t, k, p, Partial)
 		for range retired {
-			p.Retire()
+			retireNow(k)
 			sync(t, k, p, Partial)
 		}
 		other := open(t)
 		again := resume(t, other, options(), services())
 		cluster(again)
 		sync(t, other, again, Adopted)
-		if got, want := again.Unused(), retired < 2; got != want {
-			t.Errorf("retired %d times: Unused() = %v, want %v", retired, got, want)
+		if got, want := retains(other), retired < 2; got != want {
+			t.Errorf("retired %d times: something is retained: %v, want %v", retired, got, want)
 		}
-		for again.Unused() {
-			again.Retire()
+		for retains(other) {
+			retireNow(other)
 			sync(t, other, again, Partial)
 		}
 		checkKernel(t, other, again)
@@ -264,8 +264,8 @@ func TestRestartAdoptsWhateverTheOrderOfServices(t *testing.T) {
 			p.Set(s.Name, s)
 		}
 		sync(t, k, p, []Kind{Full, Adopted}[i])
-		if p.Unused() {
-			t.Errorf("order %d: something is unused", i)
+		if retains(k) {
+			t.Errorf("order %d: something is retained", i)
 		}
 	}
 }

@@ -35,6 +35,7 @@ func BenchmarkFrontends(b *testing.B) {
 							b.Fatal(err)
 						}
 						k, before := open(b), kernelMemory(b)
+						k.follow(p)
 						b.StartTimer()
 						r := sync(b, k, p, Full)
 						b.StopTimer()

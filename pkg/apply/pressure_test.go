@@ -140,7 +140,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 			size := setSizes(f.TB, f.k)["ip endpoints"]
 			for i := range size {
 				fmt.Fprintf(&text, "add element ip kube-nftproxy endpoints { udp . 8100:%x . 0 : 10.0.0.1 . 53 }\n", i)
-				if i == size-uint32(f.p.Count(f.set("endpoints")))-1 {
+				if i == size-uint32(f.k.ledger.counts[f.set("endpoints")])-1 {
 					break
 				}
 			}
@@ -158,15 +158,16 @@ func TestNetlinkUnderPressure(t *testing.T) {
 			f.sync()
 			f.p.Set(s.Name, nil)
 			f.sync()
-			f.p.Retire()
+			retireNow(f.k)
+			f.sync()
 			f.unheard("add chain ip kube-nftproxy foreign; add rule ip kube-nftproxy foreign jump endpoints-of-9")
 			f.repairedWhile("of a chain in use", func() error {
-				f.p.Retire()
+				retireNow(f.k)
 				_, err := f.k.Sync(f.p)
 				return err
 			}, "delete chain", unix.EBUSY)
 			for range 3 {
-				f.p.Retire()
+				retireNow(f.k)
 				f.sync()
 			}
 			if got := run(f.TB, "nft", "list chains"); strings.Contains(got, "endpoints-of-9") || strings.Contains(got, "foreign") {

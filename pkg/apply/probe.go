@@ -6,12 +6,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 )
 
-// Lacks finds what the kernel lacks of all that tables with these options may use. It takes some ten milliseconds, most of them
-// of waiting, and changes nothing. A family whose table an earlier process has left in just this form lacks nothing and isn't
-// asked about. An error means that it isn't known what is missing.
+// Lacks returns the features that tables with these options may use and that the kernel lacks. It takes some ten milliseconds, most of them
+// waiting, and changes nothing. It skips a family whose table from an earlier process has the same form. After an error, the missing features are
+// not known.
 func (k *Kernel) Lacks(o plan.Options) ([]probe.Missing, error) {
 	var unproven []*nft.Table
-	for _, t := range plan.Samples(o) {
+	for _, t := range plan.New(o).Samples() {
 		proven, err := k.hasForm(t)
 		if err != nil {
 			return nil, err
@@ -26,7 +26,7 @@ func (k *Kernel) Lacks(o plan.Options) ([]probe.Missing, error) {
 	return probe.Run(k.conn, unproven)
 }
 
-// hasForm reports whether a table is there that says of itself that it has the form of t.
+// hasForm reports whether the kernel has a table whose state has the form of t.
 func (k *Kernel) hasForm(t *nft.Table) (bool, error) {
 	exists, err := k.conn.HasTable(t.Family, t.Name)
 	if err != nil || !exists {
@@ -45,7 +45,7 @@ func (k *Kernel) hasForm(t *nft.Table) (bool, error) {
 			if err != nil || len(list) != 1 {
 				return false, err
 			}
-			return plan.HasForm(&list[0], t), nil
+			return hasForm(&list[0], t), nil
 		}
 	}
 	return false, nil

@@ -23,7 +23,7 @@ func TestTablesOfTheSameFormProveWhatTheKernelHas(t *testing.T) {
 	other.MasqueradeMark <<= 1
 	check := func(o plan.Options, want bool) {
 		t.Helper()
-		for _, table := range plan.Samples(o) {
+		for _, table := range plan.New(o).Samples() {
 			if got, err := k.hasForm(table); err != nil || got != want {
 				t.Errorf("table %s has the form: %v, %v, want %v", table.Family, got, err, want)
 			}

@@ -8,9 +8,27 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Resume makes a planner, before any Service is planned, continue the work of the process that has left the tables in the kernel: the
-// numbers that it had assigned can be recalled, and tables that are as wanted are found to be so. Tables of another form are passed over.
-func (k *Kernel) Resume(p *plan.Planner) error {
+// Recall makes a planner continue the work of the process that has left the tables in the kernel. The first call comes before any Service is
+// planned; it reads the states of tables of the same form, so that a sync can adopt them. Each call reads the numbers of Services that are about
+// to be planned for the first time.
+func (k *Kernel) Recall(p *plan.Planner, services []*model.Service) error {
+	if k.follow(p) {
+		if err := k.resume(p); err != nil {
+			return err
+		}
+	}
+	if !p.Recalling() {
+		return nil
+	}
+	return p.Recall(func(s *nft.Set, keys []nft.Value) ([]*nft.Found, error) {
+		if !k.readable[s] {
+			return make([]*nft.Found, len(keys)), nil
+		}
+		return k.conn.Get(s, keys)
+	}, services)
+}
+
+func (k *Kernel) resume(p *plan.Planner) error {
 	k.readable = map[*nft.Set]bool{}
 	for _, t := range p.Tables() {
 		f, err := k.find(t)
@@ -29,11 +47,8 @@ func (k *Kernel) Resume(p *plan.Planner) error {
 }
 
 func (k *Kernel) resumeTable(p *plan.Planner, t *nft.Table) error {
-	family := model.IPv4
-	if t.Family != nft.IPv4 {
-		family = model.IPv6
-	}
-	stateSet, remembering := p.State(t.Family).Set, p.Remembering(family)
+	family := plan.FamilyOf(t.Family)
+	stateSet, remembering := k.ledger.stateSets[family], p.Remembering(family)
 	if !k.readable[stateSet] || !k.readable[remembering] {
 		return nil
 	}
@@ -41,26 +56,14 @@ func (k *Kernel) resumeTable(p *plan.Planner, t *nft.Table) error {
 	if err != nil || len(found) != 1 {
 		return err
 	}
-	state, err := plan.ReadState(&found[0])
+	state, err := readState(&found[0])
 	if err != nil {
 		return nil // another version has written it
 	}
 	blocks, err := k.conn.Elements(remembering)
 	if err == nil {
-		p.Resume(family, state, blocks)
+		p.Resume(family, state.next, blocks)
+		k.ledger.resume(t.Family, state.key)
 	}
 	return err
-}
-
-// Recall reads back the numbers of Services that are about to be planned for the first time.
-func (k *Kernel) Recall(p *plan.Planner, services []*model.Service) error {
-	if !p.Recalling() {
-		return nil
-	}
-	return p.Recall(func(s *nft.Set, keys []nft.Value) ([]*nft.Found, error) {
-		if !k.readable[s] {
-			return make([]*nft.Found, len(keys)), nil
-		}
-		return k.conn.Get(s, keys)
-	}, services)
 }

@@ -28,7 +28,7 @@ func synced(t testing.TB) (*Kernel, *plan.Planner) {
 
 func checkKernel(t testing.TB, k *Kernel, p *plan.Planner) {
 	t.Helper()
-	if diff := cmp.Diff(planned(p), inKernel(t, k, p)); diff != "" {
+	if diff := cmp.Diff(planned(k, p), inKernel(t, k, p)); diff != "" {
 		t.Errorf("elements (-planned +in the kernel):\n%s", diff)
 	}
 }
@@ -193,6 +193,28 @@ func TestMeddlingIsNoticed(t *testing.T) {
 	expect("after a partial sync behind somebody's commit", true)
 }
 
+// A foreign change makes an element lead to the chain of another class. It is no element that an earlier process left to be retired.
+func TestAnElementThatLeadsToAnotherClassIsRepaired(t *testing.T) {
+	k, p := synced(t)
+	var lead string
+	p.Elements(func(e *nft.Element) {
+		if e.Set.Family == nft.IPv4 && e.Set.Name == "dispatch-remember" {
+			lead = strings.TrimPrefix(e.String(), "ip dispatch-remember ")
+		}
+	})
+	other := strings.Replace(lead, "remember-10800", "remember-3600", 1)
+	if other == lead {
+		t.Fatalf("no element leads to remember-10800: %q", lead)
+	}
+	const in = " element ip kube-nftproxy dispatch-remember "
+	run(t, "nft", "add chain ip kube-nftproxy remember-3600; delete"+in+lead+"; add"+in+other)
+	k.Doubt()
+	sync(t, k, p, Full)
+	checkKernel(t, k, p)
+	k.Doubt()
+	sync(t, k, p, Adopted)
+}
+
 func TestRememberedClientsSurviveARewrite(t *testing.T) {
 	k, p := synced(t)
 	run(t, "nft", "add element ip kube-nftproxy affinity { d47c:0 . 192.0.2.1 timeout 1h : d47c:1 }")
@@ -294,8 +316,8 @@ func TestAServiceThatGoesLeavesNothing(t *testing.T) {
 	sync(t, k, p, Partial)
 	p.Set(types.NamespacedName{Namespace: "default", Name: "svc-300"}, nil)
 	sync(t, k, p, Partial)
-	for p.Unused() {
-		p.Retire()
+	for retains(k) {
+		retireNow(k)
 		sync(t, k, p, Partial)
 	}
 	if diff := cmp.Diff(before, inKernel(t, k, p)); diff != "" {

@@ -7,9 +7,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
+
+// retireNow makes the next sync retire what is retained.
+func retireNow(k *Kernel) { k.ledger.retireAt = k.Now() }
+
+func retains(k *Kernel) bool {
+	any, _ := k.ledger.retains()
+	return any
+}
 
 // chainNames lists the chains of a family's table in the kernel, and those that the planner wants, as sets.
 func chainNames(t testing.TB, k *Kernel, p *plan.Planner, f model.Family) (got, want map[string]bool) {
@@ -51,20 +58,20 @@ func TestChainsComeAndGoAsAServiceIsScaled(t *testing.T) {
 		s := everything(400, endpoints, time.Duration(round%2)*time.Hour, round%3 == 0)
 		p.Set(s.Name, s)
 		sync(t, k, p, Partial)
-		p.Retire()
+		retireNow(k)
 		if _, err := k.Sync(p); err != nil {
 			t.Fatalf("round %d, after the first step: %v", round, err)
 		}
 		if round%2 == 0 {
 			continue // what is half retired may be needed again
 		}
-		p.Retire()
+		retireNow(k)
 		if _, err := k.Sync(p); err != nil {
 			t.Fatalf("round %d, after the second step: %v", round, err)
 		}
 	}
-	for p.Unused() {
-		p.Retire()
+	for retains(k) {
+		retireNow(k)
 		sync(t, k, p, Partial)
 	}
 	checkKernel(t, k, p)
@@ -83,9 +90,8 @@ func TestARewriteLeavesNoChainsBehind(t *testing.T) {
 	cluster(fresh)
 	other := open(t)
 	sync(t, other, fresh, Full)
-	leftovers := fresh.LeftOvers(nft.IPv4)
-	if leftovers == 0 {
-		t.Error("no chains are left over after the Service with 40 endpoints has gone")
+	if _, empty := other.ledger.retains(); !empty {
+		t.Error("no chain is left behind after the deletion of the Service with 40 endpoints")
 	}
 	// Another look before they are retired finds nothing amiss.
 	other.Doubt()
@@ -97,10 +103,50 @@ func TestARewriteLeavesNoChainsBehind(t *testing.T) {
 	sync(t, other, fresh, Adopted)
 	fresh.Set(s.Name, nil)
 	sync(t, other, fresh, Partial)
-	for fresh.Unused() {
-		fresh.Retire()
+	for retains(other) {
+		retireNow(other)
 		sync(t, other, fresh, Partial)
 	}
 	checkKernel(t, other, fresh)
 	checkChains(t, other, fresh)
+}
+
+// Elements that lead to an unused chain stay for 30 seconds, and the chain for as long again. A chain that a rewrite left behind goes after
+// two seconds.
+func TestUnusedChainsStayForAWhile(t *testing.T) {
+	k, p := synced(t)
+	now := time.Now()
+	k.Now = func() time.Time { return now }
+	has := func(chain string) bool {
+		got, _ := chainNames(t, k, p, model.IPv4)
+		return got[chain]
+	}
+	expect := func(after time.Duration, want Kind, again time.Duration, chain bool) {
+		t.Helper()
+		now = now.Add(after)
+		if r := sync(t, k, p, want); r.Again != again {
+			t.Errorf("the next sync is due after %v, want %v", r.Again, again)
+		}
+		if got := has("endpoints-of-20"); got != chain {
+			t.Errorf("the chain exists: %v, want %v", got, chain)
+		}
+	}
+	s := everything(400, 20, 0, false)
+	p.Set(s.Name, s)
+	expect(time.Minute, Partial, 0, true)
+	p.Set(s.Name, nil)
+	expect(time.Minute, Partial, retireAfter, true)
+	expect(retireAfter-1, Nothing, 1, true)
+	expect(1, Partial, retireAfter, true) // the elements
+	expect(retireAfter-1, Nothing, 1, true)
+	expect(1, Partial, 0, false)
+
+	p.Set(s.Name, s)
+	expect(time.Minute, Partial, 0, true)
+	k, p = open(t), plan.New(options())
+	k.Now = func() time.Time { return now }
+	cluster(p)
+	expect(time.Minute, Full, retireEmptyAfter, true)
+	expect(retireEmptyAfter-1, Nothing, 1, true)
+	expect(1, Partial, 0, false)
 }

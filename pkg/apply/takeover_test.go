@@ -37,7 +37,6 @@ func TestKubeProxysTablesAreReplacedInOneBatch(t *testing.T) {
 		"first start": func(*testing.T, *plan.Planner) {},
 		"our tables are there": func(t *testing.T, p *plan.Planner) {
 			sync(t, open(t), p, Full)
-			p.Untrack()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -177,12 +177,14 @@ func TestATouchAmongMany(t *testing.T) {
 func TestWhatWasAlteredUnheardOf(t *testing.T) {
 	for name, c := range altered {
 		t.Run(name, func(t *testing.T) {
-			first, p := synced(t)
+			first, _ := synced(t)
 			if err := first.Close(); err != nil {
 				t.Fatal(err)
 			}
 			meddle(t, c.meddle)
 			k := open(t)
+			p := resume(t, k, options(), services())
+			cluster(p)
 			if r, err := k.Sync(p); err != nil || r.Kind == Full {
 				t.Fatalf("%v because %q, %v: what was altered shows in no number", r.Kind, r.Why, err)
 			}

@@ -8,32 +8,32 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// check is the reading of all elements and rules. It is for what can't be known otherwise: whether one has another value, and before
-// kernel 6.16 whether an element is missing. Nobody waits for it, and no other commit.
+// check reads all elements and rules. Only this finds an element with another value, and before kernel 6.16 a missing element. It delays neither
+// the loop nor a commit.
 type check struct {
-	// due says that it is to be made; failures counts those that came to no end, because the ruleset changed meanwhile.
+	// due says that a check has to start. failures counts the checks without an outcome, because the ruleset changed meanwhile.
 	due      bool
 	failures int
-	// answer has its outcome, once; nil while none is under way.
+	// answer receives the outcome, once; nil if no check runs.
 	answer chan outcome
 }
 
-// outcome is what a check has found.
+// outcome is the result of a check.
 type outcome struct {
-	// generation is that of the ruleset at the beginning, now that at the end.
+	// generation is the ruleset's generation at the beginning, now the one at the end.
 	generation, now uint32
-	// wrong tells what is not as it should be; "" if all is.
+	// wrong describes a difference; "" if there is none.
 	wrong string
 	err   error
 }
 
-// patienceOfCheck is how often the ruleset may change in the middle of a check before all is written anew instead.
+// patienceOfCheck is the number of checks that changes of the ruleset may interrupt before a full sync replaces them.
 const patienceOfCheck = 5
 
-// readable is the number of elements that are read. The kernel's work grows with the square: beyond, writing all anew takes less.
+// readable is the largest number of elements that a check reads. The kernel's work grows with the square, so a full sync of more takes less time.
 const readable = 200_000
 
-// verify takes the next step: it begins a check that is due, or takes its outcome. What the kernel holds must be known.
+// verify takes the next step: it starts a check that is due, or takes its outcome. The kernel's tables must be known.
 func (k *Kernel) verify() {
 	if k.others.missed() {
 		if k.elements > readable {
@@ -93,11 +93,11 @@ func (k *Kernel) checked(o outcome) {
 	}
 }
 
-// errChanged says that a check has to be made again: somebody, perhaps this process, has changed what was read.
+// errChanged says that a check has to start again: a program, perhaps this one, has changed the ruleset meanwhile.
 var errChanged = errors.New("the ruleset has changed meanwhile")
 
-// differs reads all elements and rules, and tells whether they are those that the states speak of, and the tables have. That is only
-// so if nobody changes them until the generation now.
+// differs reads all elements and rules, and compares them with states and tables. The result is valid only if the ruleset does not change until
+// the generation now.
 func differs(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong string, now uint32, err error) {
 	for _, t := range tables {
 		chain, err := conn.Differing(t)
@@ -123,20 +123,20 @@ func differs(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong 
 
 // sameElements reads all elements of a family, and compares them with its state.
 func sameElements(conn *nft.Conn, state *nft.Element, tables []*nft.Table) (bool, error) {
-	want, err := plan.ReadState(state)
+	want, err := readState(state)
 	if err != nil {
 		return false, err
 	}
-	var sum uint64
+	have := digest{key: want.key}
 	for _, t := range tables {
 		for _, s := range t.Sets {
 			if t.Family != state.Set.Family || s.Dynamic || s.Name == plan.StateSet {
 				continue
 			}
-			if err := conn.EachElement(s, func(e *nft.Element) { sum += want.DigestOf(e) }); err != nil {
+			if err := conn.EachElement(s, func(e *nft.Element) { have.sum += have.key.hash(e) }); err != nil {
 				return false, err
 			}
 		}
 	}
-	return sum == want.Digest, nil
+	return have == want.digest, nil
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// found is what a family's table holds, elements aside.
+// found is a family's table in the kernel, without elements.
 type found struct {
 	nft.TableInfo
 	sets   map[string]nft.SetInfo
@@ -36,31 +36,24 @@ func (k *Kernel) find(t *nft.Table) (found, error) {
 	return f, err
 }
 
-// compare tells why the tables aren't what the planner wants, or "" if they are. It reads chains, rules and sets, of which
-// there are a few dozen, the number of elements where the kernel tells it, and of the elements only the one that says what
-// the others are: reading many takes longer than writing them.
-func (k *Kernel) compare(p *plan.Planner) (why string, err error) {
-	held := map[nft.Family]found{}
-	for _, t := range p.Tables() {
-		f, err := k.find(t)
-		if err != nil {
-			return "", err
-		}
-		if err := k.noteUnused(p, t.Family, f); err != nil {
-			return "", err
-		}
-		held[t.Family] = f
+// compare returns a difference between the tables and the ledger, or "" if there is none. It reads chains, rules and sets, of which there are a
+// few dozen, and the numbers of elements if the kernel reports them. Of the elements it reads only the states: the kernel takes longer to list
+// many elements than to write them.
+func (k *Kernel) compare() (why string, err error) {
+	held, err := k.findAll()
+	if err != nil {
+		return "", err
 	}
-	for _, t := range p.Tables() {
+	for _, t := range k.ledger.tables() {
 		f := held[t.Family]
 		if !f.Exists {
 			return fmt.Sprintf("there is no table %s %s", t.Family, t.Name), nil
 		}
 		for _, differs := range []func() (string, error){
-			func() (string, error) { return compareSets(p, t, f), nil },
-			func() (string, error) { return compareChains(p, t, f), nil },
+			func() (string, error) { return compareSets(k.ledger.counts, t, f), nil },
+			func() (string, error) { return compareChains(t, f), nil },
 			func() (string, error) { return k.compareRules(t) },
-			func() (string, error) { return k.compareState(p.State(t.Family)) },
+			func() (string, error) { return k.compareState(k.ledger.state(t.Family)) },
 		} {
 			if why, err := differs(); why != "" || err != nil {
 				return fmt.Sprintf("table %s %s: %s", t.Family, t.Name, why), err
@@ -71,41 +64,50 @@ func (k *Kernel) compare(p *plan.Planner) (why string, err error) {
 	return "", nil
 }
 
-// noteUnused tells the planner of chains that an earlier process made and didn't live to retire.
-func (k *Kernel) noteUnused(p *plan.Planner, family nft.Family, f found) error {
-	for name := range f.chains {
-		p.FoundChain(family, name)
-	}
-	for _, s := range p.Dispatches(family) {
-		if info, ok := f.sets[s.Name]; !ok || !info.Is(s) {
-			continue
-		}
-		list, err := k.conn.Elements(s)
+// findAll reads all tables, elements aside. The ledger retains the classes' chains that an earlier process made and did not retire, with the
+// elements that lead to them.
+func (k *Kernel) findAll() (map[nft.Family]found, error) {
+	all := map[nft.Family]found{}
+	for _, t := range k.ledger.planner.Tables() {
+		f, err := k.find(t)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		for i := range list {
-			p.FoundDispatch(&list[i])
+		for name := range f.chains {
+			k.ledger.foundChain(t.Family, name)
 		}
+		for _, s := range t.Sets {
+			if info, ok := f.sets[s.Name]; !s.Verdict || !ok || !info.Is(s) {
+				continue
+			}
+			list, err := k.conn.Elements(s)
+			if err != nil {
+				return nil, err
+			}
+			for i := range list {
+				k.ledger.foundElement(&list[i])
+			}
+		}
+		all[t.Family] = f
 	}
-	return nil
+	return all, nil
 }
 
-func compareSets(p *plan.Planner, t *nft.Table, f found) string {
+func compareSets(counts map[*nft.Set]int, t *nft.Table, f found) string {
 	if len(f.sets) != len(t.Sets) {
 		return fmt.Sprintf("it has %d sets instead of %d", len(f.sets), len(t.Sets))
 	}
 	for _, s := range t.Sets {
 		info, ok := f.sets[s.Name]
-		n := p.Count(s)
+		n := counts[s]
 		switch {
 		case !ok:
 			return fmt.Sprintf("set %s is missing", s.Name)
 		case !info.Is(s):
 			return fmt.Sprintf("set %s has another form", s.Name)
 		case s.Dynamic || s.Timeout > 0 || s.Interval || info.Count < 0 || s.Name == plan.StateSet:
-			// The kernel's number isn't there, or says nothing: rules add to it, its elements
-			// run out, or it counts ranges in its own way.
+			// The kernel does not report the number, or it has no meaning: rules add elements, elements expire, or the kernel counts
+			// ranges in its own way.
 		case info.Count != n:
 			return fmt.Sprintf("set %s has %d elements instead of %d", s.Name, info.Count, n)
 		}
@@ -113,8 +115,8 @@ func compareSets(p *plan.Planner, t *nft.Table, f found) string {
 	return ""
 }
 
-func compareChains(p *plan.Planner, t *nft.Table, f found) string {
-	if len(f.chains) != len(t.Chains)+p.LeftOvers(t.Family) {
+func compareChains(t *nft.Table, f found) string {
+	if len(f.chains) != len(t.Chains) {
 		return fmt.Sprintf("it has %d chains instead of %d", len(f.chains), len(t.Chains))
 	}
 	for _, c := range t.Chains {
@@ -157,37 +159,36 @@ func (k *Kernel) compareState(want *nft.Element) (string, error) {
 		return "", nil
 	}
 	// The comments hold the key and are not shown.
-	have, err := plan.ReadState(&list[0])
-	wanted, unexpected := plan.ReadState(want)
-	if parts := have.Differs(wanted); err == nil && parts != "" {
+	have, err := readState(&list[0])
+	wanted, unexpected := readState(want)
+	if parts := have.differs(wanted); err == nil && parts != "" {
 		return "not as wanted: " + parts, unexpected
 	}
 	return "this version cannot read its element state", unexpected
 }
 
-// adoptSizes makes the planner's sizes those of the kernel's sets.
+// adoptSizes takes over the sizes of the kernel's sets.
 func adoptSizes(t *nft.Table, f found) {
 	for _, s := range t.Sets {
 		s.Size = f.sets[s.Name].Size
 	}
 }
 
-// mostAtOnce is the number of elements that one batch writes after somebody has deleted the tables: the kernel takes half a second.
+// mostAtOnce is the number of elements that one batch writes after a foreign deletion of the tables. The kernel takes half a second for it.
 const mostAtOnce = 250_000
 
-// rewrite replaces all that the tables hold in one batch, without reading elements first. Remembered clients stay. Where there are no
-// tables any more, many elements come in several batches: small Services do not wait for large ones.
-func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
+// rewrite replaces everything in the tables in one batch, without reading elements first. Remembered clients stay. If the tables were deleted,
+// many elements come in several batches: small Services do not wait for large ones.
+func (k *Kernel) rewrite(why string) (Result, error) {
+	l := k.ledger
 	if len(k.states) == 0 {
-		p.Prune()
-	} else {
-		p.ForgetLeftOvers() // a packet between two lookups still finds the chain of a class that was in use
+		l.forgetRetained() // later, a packet between two lookups still finds the retained chain of a class that was in use
 	}
-	p.Fit()
-	b, most := nft.NewBatch(batchBytes(p)), math.MaxInt
+	l.fit()
+	b, most := nft.NewBatch(l.batchBytes()), math.MaxInt
 	b.Report = k.counts != nil && len(k.states) > 0 // what an earlier process has left isn't counted
-	tables, missing := p.Tables(), 0
-	leftovers := map[nft.Family][]string{}
+	tables, missing := l.tables(), 0
+	leftBehind := map[nft.Family][]string{}
 	for _, t := range tables {
 		f, err := k.find(t)
 		if err != nil {
@@ -200,7 +201,7 @@ func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
 			missing++
 		}
 		b.AddTable(t)
-		leftovers[t.Family] = clearTable(b, p, t, f)
+		leftBehind[t.Family] = clearTable(b, l.counts, t, f)
 		for _, c := range t.Chains {
 			b.AddChain(t, c)
 		}
@@ -223,27 +224,28 @@ func (k *Kernel) rewrite(p *plan.Planner, why string) (Result, error) {
 		b.Reset()
 		return err
 	}
-	err := p.ElementsInParts(most, b.AddElement, send)
+	l.eachRetained(b.AddElement)
+	err := l.planner.ElementsInParts(most, b.AddElement, send)
 	r.Kind = Full
 	if err != nil {
 		return r, err
 	}
-	// The last part has what tells that nothing is missing.
+	// The last part has the states: they say that nothing is missing.
 	for _, t := range tables {
-		b.AddElement(p.State(t.Family))
+		b.AddElement(l.state(t.Family))
 	}
 	if err := send(); err != nil {
 		return r, err
 	}
-	k.remember(p)
-	for f, names := range leftovers {
-		p.LeftOver(f, names)
+	k.remember()
+	for f, names := range leftBehind {
+		l.leftBehind(f, names)
 	}
 	return r, nil
 }
 
-// countFilled finds out how many elements packets have added to sets whose counters will be reported, where the kernel doesn't tell the
-// number (before 6.16): there has to be room for the reports.
+// countFilled counts the elements that packets have added to sets whose counters will be reported, if the kernel does not report the number
+// (before 6.16): the batch needs room for the reports.
 func (k *Kernel) countFilled(t *nft.Table, f found) error {
 	for _, s := range t.Sets {
 		info, exists := f.sets[s.Name]
@@ -259,21 +261,19 @@ func (k *Kernel) countFilled(t *nft.Table, f found) error {
 	return nil
 }
 
-// batchBytes estimates the size of a batch with all elements, so that it is allocated once.
-func batchBytes(p *plan.Planner) int {
+// batchBytes estimates the size of a batch with all elements, so that its memory is allocated once.
+func (l *ledger) batchBytes() int {
 	const perElement, constant = 72, 64 << 10
 	n := constant
-	for _, t := range p.Tables() {
-		for _, s := range t.Sets {
-			n += perElement * p.Count(s)
-		}
+	for _, count := range l.counts {
+		n += perElement * count
 	}
 	return n
 }
 
-// clearTable empties a table, removes what doesn't belong there, and makes the sets that it needs. It returns the names of
-// chains that have to stay for a while.
-func clearTable(b *nft.Batch, p *plan.Planner, t *nft.Table, f found) (leftovers []string) {
+// clearTable empties a table, deletes foreign sets and chains, and makes the missing sets. It returns the names of chains that the batch
+// cannot delete.
+func clearTable(b *nft.Batch, counts map[*nft.Set]int, t *nft.Table, f found) (leftBehind []string) {
 	if f.Exists {
 		b.FlushRules(t, "")
 	}
@@ -286,17 +286,17 @@ func clearTable(b *nft.Batch, p *plan.Planner, t *nft.Table, f found) (leftovers
 		switch {
 		case s == nil || !info.Is(s):
 			b.DeleteSet(t.Family, t.Name, name)
-		case tooSmall(info, s, p.Count(s)):
+		case tooSmall(info, s, counts[s]):
 			if s.Counter {
-				b.FlushSet(s, max(info.Count, p.Count(s))) // so that nothing that was counted is lost
+				b.FlushSet(s, max(info.Count, counts[s])) // so that no count is lost
 			}
 			b.DeleteSet(t.Family, t.Name, name)
 		case plan.Remembers(name):
 			delete(wanted, name)
-		case s.Interval && len(s.Key) > 1:
-			b.DeleteSet(t.Family, t.Name, name) // the kernel takes very long to delete its elements
+		case hasRanges(s):
+			b.DeleteSet(t.Family, t.Name, name)
 		default:
-			b.FlushSet(s, max(info.Count, p.Count(s)))
+			b.FlushSet(s, max(info.Count, counts[s]))
 			s.Size = info.Size
 			delete(wanted, name)
 		}
@@ -309,7 +309,7 @@ func clearTable(b *nft.Batch, p *plan.Planner, t *nft.Table, f found) (leftovers
 	return clearChains(b, t, f)
 }
 
-func clearChains(b *nft.Batch, t *nft.Table, f found) (leftovers []string) {
+func clearChains(b *nft.Batch, t *nft.Table, f found) (leftBehind []string) {
 	wanted := map[string]*nft.Chain{}
 	for _, c := range t.Chains {
 		wanted[c.Name] = c
@@ -320,14 +320,14 @@ func clearChains(b *nft.Batch, t *nft.Table, f found) (leftovers []string) {
 		case c != nil || info.Type != "":
 			b.DeleteChain(t, name)
 		default:
-			leftovers = append(leftovers, name)
+			leftBehind = append(leftBehind, name)
 		}
 	}
-	slices.Sort(leftovers)
-	return leftovers
+	slices.Sort(leftBehind)
+	return leftBehind
 }
 
-// tooSmall tells whether a set has less room than its elements and their growth need.
+// tooSmall reports whether a set has less room than its elements and their growth need.
 func tooSmall(info nft.SetInfo, s *nft.Set, n int) bool {
 	return s.Size > 0 && info.Size < s.Size && n > int(info.Size/4*3)
 }

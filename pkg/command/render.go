@@ -126,9 +126,6 @@ func planObjects(s *settings.Settings, source *watch.Manifests, warnings io.Writ
 	p := plan.New(s.PlanOptions(families))
 	var recall settings.Recall
 	if kernel != nil {
-		if err := kernel.Resume(p); err != nil {
-			return nil, err
-		}
 		recall = kernel.Recall
 	}
 	facts, problems, err := s.Facts(source, families)
@@ -142,7 +139,6 @@ func planObjects(s *settings.Settings, source *watch.Manifests, warnings io.Writ
 	for _, problem := range append(problems, more...) {
 		warn(warnings, problem)
 	}
-	p.Prune()
-	p.Fit()
+	apply.Fit(p)
 	return p, nil
 }

@@ -79,7 +79,7 @@ func (n *node) start() {
 		if n.counters, err = Open(n.planner.Counters()); err != nil {
 			return err
 		}
-		return kernel.Resume(n.planner)
+		return kernel.Recall(n.planner, nil)
 	})
 	if err != nil {
 		n.Fatal(err)

@@ -231,12 +231,6 @@ type use struct {
 	class
 }
 
-// classKey names the chain of a class within both tables.
-type classKey struct {
-	family model.Family
-	class
-}
-
 // classOf finds the class whose chain has the given name.
 func classOf(name string) (class, bool) {
 	at := strings.LastIndex(name, "-")

@@ -7,14 +7,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// layout are the sets and maps of one family's table.
+// layout has the sets and maps of one family's table.
 type layout struct {
 	family model.Family
 	nf     nft.Family
 
 	dispatch [steps]*nft.Set
-	// services and nodePorts give the class and number of a destination, restricted those after source ranges, shortCircuit and local
-	// those for both kinds of traffic to a frontend with policy Local.
+	// services and nodePorts give the class and number of a destination, and restricted gives them after source ranges. shortCircuit and
+	// local give them for the two kinds of traffic to a frontend with policy Local.
 	services, nodePorts, restricted, shortCircuit, local *nft.Set
 	// endpoints holds the numbered endpoints of each list, slots their ids where there is affinity.
 	endpoints, slots, draw, backends [lists]*nft.Set
@@ -29,28 +29,29 @@ type layout struct {
 	state                            *nft.Set
 }
 
-// Sizes of sets. A set that is made for too few elements is made anew with room for more before it fills up.
+// Sizes of sets.
 const (
-	minimumSize = 1 << 10
-	// affinityClients bounds what remembered clients can cost. Each takes up to 115 bytes of the kernel's memory once it has
-	// come, and 100 ns of a processor in every second, because the kernel looks through the map for expired ones so often.
+	// MinimumSize is the size of each set that grows. pkg/apply raises it to the number of elements.
+	MinimumSize = 1 << 10
+	// affinityClients bounds the cost of remembered clients. Each takes up to 115 bytes of the kernel's memory, and 100 ns of a processor
+	// in every second, in which the kernel searches the map for expired ones.
 	affinityClients = 1 << 20
-	// unusedPortAddresses bounds for how many cluster IPs connections to unused ports are counted.
+	// unusedPortAddresses is the number of cluster IPs for which connections to unused ports are counted.
 	unusedPortAddresses = 1 << 16
 )
 
-// Lease is how long Services are found before other software's rules have translated a packet, unless the lease is renewed;
-// afterwards they are found among what nobody else has translated. LeaseSet is the name of the set that has it.
+// Lease is the time for which the rules find Services before the rules of other software, unless the lease is renewed. Afterwards they find
+// Services only for packets that no other software has translated. LeaseSet is the name of its set.
 const (
 	Lease    = 2 * time.Minute
 	LeaseSet = "lease"
 )
 
-// StateSet is the name of the set whose one element says what the table holds.
+// StateSet is the name of the set whose one element describes the table to a later process.
 const StateSet = "state"
 
-// affinitySet is the name of the map of remembered clients, unusedPortsSet that of the set of cluster IPs that were asked for ports
-// that nobody has.
+// affinitySet is the name of the map of remembered clients. unusedPortsSet is the name of the set of cluster IPs that got connections to
+// unused ports.
 const (
 	affinitySet    = "affinity"
 	unusedPortsSet = "unused-ports"
@@ -99,16 +100,16 @@ func newLayout(family model.Family, o *Options) *layout {
 	return l
 }
 
-// vip are the fields by which an address and port are matched, nodePort those of a node port.
+// vip returns the fields that match an address and port, nodePort the fields that match a node port.
 func (l *layout) vip() []nft.Field {
 	return []nft.Field{nft.DstAddr(l.nf), nft.L4Proto(), nft.DstPort()}
 }
 
 func (l *layout) nodePort() []nft.Field { return []nft.Field{nft.L4Proto(), nft.DstPort()} }
 
-// hash is a set of the kernel's fixed hash table, in which looking is fastest.
+// hash returns a set that the kernel keeps in its fixed hash table, which has the fastest lookup.
 func (l *layout) hash(name, comment string, key, data []nft.Field) *nft.Set {
-	return &nft.Set{Name: name, Comment: comment, Key: key, Data: data, Size: minimumSize}
+	return &nft.Set{Name: name, Comment: comment, Key: key, Data: data, Size: MinimumSize}
 }
 
 // sets lists the sets in the order in which nft shows them.

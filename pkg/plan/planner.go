@@ -13,8 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Planner holds what the tables should be and keeps track of what has changed since it was last asked. It must not be
-// used by two goroutines at once.
+// Planner holds the tables that a cluster wants, and reports each difference as it happens, see [Planner.Report]. It must not be used by
+// two goroutines at once.
 type Planner struct {
 	options  Options
 	layouts  [2]*layout
@@ -28,58 +28,50 @@ type Planner struct {
 	losers int
 	// shared counts the service ports that need an element.
 	shared map[nft.ID]int32
-	// uses counts the frontends that choose a class at a step; 0 means that the class can still be chosen there.
-	uses map[use]int
-	// chains counts the steps at which a class's chain can be chosen; 0 means that nothing leads there any more.
-	chains    map[classKey]int
-	leftovers []Chain
-	numbers   [2]*numbers
-	// taken is the room that all Services have taken, namespaces that of each namespace.
+	// uses counts the frontends and service ports that choose a class at a step.
+	uses    map[use]int
+	numbers [2]*numbers
+	// taken is the room that all Services take, namespaces the room that the Services of each namespace take.
 	taken      taken
 	namespaces map[string]*taken
-	// waiting are the Services of which a part is left out, by namespace; in those that are freed, some may have room by now.
+	// waiting are the Services of which a part is left out, by namespace. freed are the namespaces in which some of them may have room now.
 	waiting map[string]map[types.NamespacedName]struct{}
 	freed   map[string]struct{}
 	// ranges are elements that stand for this node and the cluster, not for a Service.
 	ranges map[*nft.Set][]nft.Element
 
-	// lost are Services of which what they have lost to others may have changed, since somebody last asked.
+	// lost are the Services whose lost claims may have changed since the last [Planner.TakeLosers].
 	lost map[types.NamespacedName]struct{}
-	// recalled are numbers that an earlier process had assigned; nil once all Services have been planned.
+	// recalled are numbers of an earlier process; nil after all Services are planned.
 	recalled *recalled
 
-	// flows are the UDP frontends whose flows may have to go, since somebody last asked.
+	// flows are the UDP frontends whose flows may be stale, since the last query.
 	flows map[model.Key]struct{}
 
-	digests [2]uint64
-	keys    [2]digestKey
-	counts  map[*nft.Set]int
-	layout  [2]uint64
-	// delta is nil as long as nobody keeps track.
-	delta *delta
+	// sink is nil if nothing is reported.
+	sink Sink
 	// contests, takenOut and slots are working memory of one call.
 	contests []contest
 	takenOut []use
 	slots    [2]slots
 }
 
-// service is a Service as it stands in the tables.
+// service is a planned Service.
 type service struct {
 	name    types.NamespacedName
 	created time.Time
 	ports   []*port
-	// index finds the ports of a Service with many.
+	// index finds ports by id; nil for a Service with few ports.
 	index   map[portID]*port
 	sources [2]*sources
-	// weight is the number of elements for which it takes room; left are the parts for which there is none, lacks the room for these.
+	// weight is the number of elements for which it takes room, left are the parts without room, and lacks is the room that these need.
 	weight int
 	left   []Excess
 	lacks  lacking
 }
 
-// claim is a service port's wish to be reached by a key. A cluster IP, which the API server allocates, wins over what anybody
-// can write into a Service of their own, and a load-balancer IP, which a controller allocates, over an external IP; otherwise the
-// older Service wins.
+// claim is the request of a service port for a key. A cluster IP, which the API server allocates, wins over addresses that a user writes into
+// a Service. A load-balancer IP, which a controller allocates, wins over an external IP. Otherwise the older Service wins.
 type claim struct {
 	service  *service
 	port     *port
@@ -101,7 +93,7 @@ func (c *claim) rank() int {
 	return 2
 }
 
-// New returns a planner for an empty cluster. It doesn't keep track of changes before [Planner.Track].
+// New returns a planner for an empty cluster. It reports nothing before [Planner.Report].
 func New(o Options) *Planner {
 	o.Room = o.Room.orDefault()
 	p := &Planner{
@@ -114,28 +106,22 @@ func New(o Options) *Planner {
 		waiting:    map[string]map[types.NamespacedName]struct{}{},
 		freed:      map[string]struct{}{},
 		uses:       map[use]int{},
-		chains:     map[classKey]int{},
 		ranges:     map[*nft.Set][]nft.Element{},
 		flows:      map[model.Key]struct{}{},
-		counts:     map[*nft.Set]int{},
 	}
 	for _, f := range o.Families {
-		l := newLayout(f, &p.options)
-		p.layouts[f], p.numbers[f], p.keys[f] = l, newNumbers(), newDigestKey()
+		p.layouts[f], p.numbers[f] = newLayout(f, &p.options), newNumbers()
 		p.lay(f)
-		for _, e := range l.fixed() {
-			p.put(&e)
-		}
 	}
 	return p
 }
 
-// Expect makes room for a number of Services that are about to change: growing step by step would cost as much as planning them.
+// Expect makes room for a number of Services that are about to change. Without it, the growth of maps costs as much as the planning.
 func (p *Planner) Expect(services int) {
-	// So many elements change with one of ten endpoints; but it may be that most Services turn out to be as they were.
+	// A change of one of ten endpoints changes about this many elements. But many Services may turn out to be unchanged.
 	const each, most = 4, 8192
-	if p.delta != nil {
-		p.delta.expect(min(each*services, most))
+	if p.sink != nil {
+		p.sink.Expect(min(each*services, most))
 	}
 	if len(p.services) > 0 {
 		return
@@ -146,24 +132,21 @@ func (p *Planner) Expect(services int) {
 }
 
 // lay makes the constant part of a family's table.
-func (p *Planner) lay(f model.Family) {
-	l := p.layouts[f]
-	p.tables[f], p.layout[f] = l.table(&p.options), l.fingerprint(&p.options)
-}
+func (p *Planner) lay(f model.Family) { p.tables[f] = p.layouts[f].table(&p.options) }
 
-// SetLocalPods changes how traffic of this node's pods is recognised in a family.
+// LocalPods returns the way in which the rules of each family recognise traffic of this node's pods.
+func (p *Planner) LocalPods() [2]LocalPods { return p.options.LocalPods }
+
+// SetLocalPods changes how the rules of a family recognise traffic of this node's pods. This is the only change of the constant rules.
 func (p *Planner) SetLocalPods(f model.Family, pods LocalPods) {
 	if p.layouts[f] == nil || p.options.LocalPods[f] == pods {
 		return
 	}
 	p.options.LocalPods[f] = pods
 	p.lay(f)
-	if p.delta != nil {
-		p.delta.rules = true
-	}
 }
 
-// Leases returns the elements that have to be there anew before [Lease] has passed, of all families.
+// Leases returns the elements of all families that have to be renewed within [Lease].
 func (p *Planner) Leases() (list []nft.Element) {
 	for _, f := range p.options.Families {
 		list = append(list, p.layouts[f].leases()...)
@@ -171,7 +154,7 @@ func (p *Planner) Leases() (list []nft.Element) {
 	return list
 }
 
-// fixed are the elements that are always there.
+// fixed returns the elements that every plan has.
 func (l *layout) fixed() []nft.Element {
 	out := l.leases()
 	for k := kindReject; k < kindDirect; k++ {
@@ -182,7 +165,7 @@ func (l *layout) fixed() []nft.Element {
 	return out
 }
 
-// leases are the elements of the set of the lease: the protocols that Services have.
+// leases returns the elements of the set of the lease: the protocols that Services have.
 func (l *layout) leases() (list []nft.Element) {
 	for _, proto := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
 		list = append(list, nft.Element{Set: l.lease, Key: nft.Value{}.OnlyProto(proto)})
@@ -194,7 +177,7 @@ func (l *layout) dispatchElement(st step, c class) nft.Element {
 	return nft.Element{Set: l.dispatch[st], Key: nft.Value{}.Uint32(c.number()), Chain: c.chain(), Jump: st >= stepPick}
 }
 
-// Set makes the named Service what s says, or removes it where s is nil.
+// Set plans a Service instead of its earlier form, or removes it if s is nil.
 func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	old, before := p.services[name], p.takenBy(name.Namespace)
 	var now *service
@@ -230,7 +213,7 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.noteRoom(name, before, old, now)
 }
 
-// newService prepares a Service for the tables. What an earlier form of it had keeps its slots and numbers.
+// newService prepares a Service for the tables. It keeps slots and numbers of an earlier form.
 func (p *Planner) newService(s *model.Service, old *service) *service {
 	out := &service{name: s.Name, created: s.Created, ports: make([]*port, 0, len(s.Ports))}
 	weight := Weight(s)
@@ -260,8 +243,8 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 	return out
 }
 
-// assign gives a port of a Service its number, that of its earlier form if it can, and ids to its endpoints where there is affinity.
-// Without a number to be had for a port with affinity it serves without.
+// assign gives a port of a Service its number, if possible that of its earlier form, and with affinity ids to its endpoints. If there is no
+// number for a port with affinity, the port serves without affinity.
 func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 	if affinity > 0 {
 		n.timeout = timeoutClass(uint32(affinity / time.Second))
@@ -288,7 +271,7 @@ func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 	}
 }
 
-// giveIDs numbers the endpoints of a service port with affinity.
+// giveIDs gives ids to the endpoints of a service port with affinity.
 func (p *Planner) giveIDs(n, before *port) {
 	known := p.recallIDs(n.id())
 	for ls := range lists {
@@ -298,7 +281,7 @@ func (p *Planner) giveIDs(n, before *port) {
 	}
 }
 
-// manyPorts is the number of ports from which a Service has an index of them.
+// manyPorts is the least number of ports for which a Service has an index.
 const manyPorts = 8
 
 func (s *service) makeIndex() {
@@ -311,7 +294,7 @@ func (s *service) makeIndex() {
 	}
 }
 
-// port finds a service port; it returns an empty one where there is none.
+// port returns a service port, or an empty one if there is none.
 func (s *service) port(id portID) *port {
 	switch {
 	case s == nil:
@@ -329,9 +312,9 @@ func (s *service) port(id portID) *port {
 	return &port{}
 }
 
-// change replaces the elements of one claim to a key by those of another; either may be none.
+// change replaces the elements of one claim to a key by those of another. Either may be the zero claim.
 func (p *Planner) change(was, is claim) {
-	if was.frontend == is.frontend {
+	if was == is {
 		return
 	}
 	if was.service != nil {
@@ -345,8 +328,8 @@ func (p *Planner) change(was, is claim) {
 	p.dropTakenOut()
 }
 
-// takeOut removes an element, if there is one, that chooses a class; [Planner.dropTakenOut] gives up the class. In between, what is put in
-// may choose it.
+// takeOut removes an element that chooses a class; its set is nil if there is no element. [Planner.dropTakenOut] drops the class, unless an
+// element that was put in meanwhile chooses it.
 func (p *Planner) takeOut(e *nft.Element, u use) {
 	if e.Set != nil {
 		p.remove(e)
@@ -354,7 +337,7 @@ func (p *Planner) takeOut(e *nft.Element, u use) {
 	p.takenOut = append(p.takenOut, u)
 }
 
-// putIn adds an element, if there is one, that chooses a class.
+// putIn adds an element that chooses a class; its set is nil if there is no element.
 func (p *Planner) putIn(e *nft.Element, u use) {
 	if e.Set != nil {
 		p.put(e)
@@ -369,7 +352,7 @@ func (p *Planner) dropTakenOut() {
 	p.takenOut = p.takenOut[:0]
 }
 
-// changePorts replaces the elements of service ports that are no frontend's.
+// changePorts replaces the elements of service ports that do not belong to a frontend.
 func (p *Planner) changePorts(old, now *service) {
 	if old == nil && now == nil {
 		return
@@ -443,7 +426,7 @@ func (p *Planner) changeAllSlots(old, now *slots) {
 	}
 }
 
-// giveBack gives back the numbers that a Service has used and doesn't need any more.
+// giveBack frees the numbers that a Service does not need any more.
 func (p *Planner) giveBack(old, now *service) {
 	if old != nil {
 		for _, o := range old.ports {

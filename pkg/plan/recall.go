@@ -9,7 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// recalled are the numbers that an earlier process had assigned, as far as they have been read back.
+// recalled are the numbers of an earlier process that were read back.
 type recalled struct {
 	numbers map[portID]uint32
 	ids     map[portID]map[netip.AddrPort]uint16
@@ -19,18 +19,12 @@ func newRecalled() recalled {
 	return recalled{numbers: map[portID]uint32{}, ids: map[portID]map[netip.AddrPort]uint16{}}
 }
 
-// Resume makes a planner continue the work of an earlier process, whose tables the kernel holds: its digests have the same key, and its
-// numbers can be recalled. It comes before any Service. The elements are those of [Planner.Remembering].
-func (p *Planner) Resume(f model.Family, state State, remembering []nft.Element) {
-	p.keys[f], p.digests[f] = state.Key, 0
-	p.Elements(func(e *nft.Element) {
-		if familyOf(e.Set) == f {
-			p.digests[f] += p.keys[f].digest(e)
-		}
-	})
+// Resume makes a planner recall the numbers of an earlier process, before it plans any Service: next is the earlier [Planner.Next], and
+// remembering are the elements of [Planner.Remembering].
+func (p *Planner) Resume(f model.Family, next uint32, remembering []nft.Element) {
 	numbers := p.numbers[f]
-	if state.Next >= firstNumber && state.Next < endOthers {
-		numbers.others.next = state.Next
+	if next >= firstNumber && next < endOthers {
+		numbers.others.next = next
 	}
 	for i := range remembering {
 		c, ok := classOf(remembering[i].Chain)
@@ -44,19 +38,19 @@ func (p *Planner) Resume(f model.Family, state State, remembering []nft.Element)
 	}
 }
 
-// Numbers are those that a planner has assigned, for another one that is to assign the same.
+// Numbers are the numbers that a planner has assigned, so that another planner can assign the same.
 type Numbers struct {
-	states [2]State
-	// timeouts are those of the blocks of numbers.
+	next [2]uint32
+	// timeouts are the timeouts of the blocks of numbers.
 	timeouts [2][endBlock - firstBlock]uint32
 	recalled
 }
 
-// Numbers returns those of all Services.
+// Numbers returns the numbers of all Services.
 func (p *Planner) Numbers() *Numbers {
 	n := &Numbers{recalled: newRecalled()}
 	for _, f := range p.options.Families {
-		n.states[f] = p.state(f)
+		n.next[f] = p.Next(f)
 		for i := range p.numbers[f].blocks {
 			n.timeouts[f][i] = p.numbers[f].blocks[i].timeout
 		}
@@ -77,10 +71,10 @@ func (p *Planner) Numbers() *Numbers {
 	return n
 }
 
-// TakeNumbers makes a planner, before any Service is planned, assign the numbers of another one to the same Services.
+// TakeNumbers makes a planner assign the numbers of another planner to the same Services. It comes before any Service is planned.
 func (p *Planner) TakeNumbers(n *Numbers) {
 	for _, f := range p.options.Families {
-		p.Resume(f, n.states[f], nil)
+		p.Resume(f, n.next[f], nil)
 		for i, timeout := range n.timeouts[f] {
 			if timeout != 0 {
 				p.numbers[f].open(i, timeout, true)
@@ -90,13 +84,16 @@ func (p *Planner) TakeNumbers(n *Numbers) {
 	p.recalled = &n.recalled
 }
 
-// Remembering is the map whose elements say which timeout a block of numbers has.
+// Next returns the number that a family assigns next.
+func (p *Planner) Next(f model.Family) uint32 { return p.numbers[f].others.next }
+
+// Remembering returns the map whose elements have the timeouts of the blocks of numbers.
 func (p *Planner) Remembering(f model.Family) *nft.Set { return p.layouts[f].dispatch[stepRemember] }
 
 // Recalling reports whether numbers of an earlier process can be recalled.
 func (p *Planner) Recalling() bool { return p.recalled != nil }
 
-// Resumed says that all Services of the start have been planned: no more numbers are recalled.
+// Resumed ends the recall of numbers: all Services of the start are planned.
 func (p *Planner) Resumed() {
 	p.recalled = nil
 	for _, t := range p.numbers {
@@ -111,7 +108,7 @@ func (p *Planner) Resumed() {
 // Get reads elements by their keys, see [nft.Conn.Get].
 type Get func(s *nft.Set, keys []nft.Value) ([]*nft.Found, error)
 
-// Recall reads back the numbers that an earlier process had assigned to Services which are about to be planned.
+// Recall reads back the numbers that an earlier process assigned to Services. It comes before these are planned.
 func (p *Planner) Recall(get Get, services []*model.Service) error {
 	q := questions{get: get}
 	for _, s := range services {
@@ -135,7 +132,7 @@ func (p *Planner) Recall(get Get, services []*model.Service) error {
 	return nil
 }
 
-// questions are keys to look up, by set, with what to do with each element found.
+// questions are keys to look up, by set, each with a function that takes the element.
 type questions struct {
 	get   Get
 	order []*nft.Set
@@ -155,7 +152,7 @@ func (q *questions) ask(s *nft.Set, key nft.Value, found func(*nft.Found)) {
 	q.keys[s], q.found[s] = append(q.keys[s], key), append(q.found[s], found)
 }
 
-// answer looks up all that has been asked so far; what is found may ask more.
+// answer looks up all keys so far. The functions that take the elements may add more.
 func (q *questions) answer() error {
 	order, keys, found := q.order, q.keys, q.found
 	q.order, q.keys, q.found = nil, nil, nil
@@ -173,7 +170,7 @@ func (q *questions) answer() error {
 	return nil
 }
 
-// mostAsked is how many frontends of a service port are looked up: they all have the same number, but some may be another Service's.
+// mostAsked is the number of frontends of a service port to look up. All have the same number, but another Service may have some of them.
 const mostAsked = 4
 
 // askNumbers asks for the elements of a Service's frontends. Those of another Service have another comment.
@@ -236,7 +233,7 @@ func (p *Planner) askIDs(q *questions, s *model.Service) {
 	}
 }
 
-// recallNumber assigns the number that an earlier process had assigned; 0 if there is none.
+// recallNumber assigns the number that an earlier process assigned; 0 if there is none.
 func (p *Planner) recallNumber(id portID, timeout uint32) uint32 {
 	if p.recalled == nil {
 		return 0
@@ -247,7 +244,7 @@ func (p *Planner) recallNumber(id portID, timeout uint32) uint32 {
 	return 0
 }
 
-// recallIDs returns the ids that endpoints of a service port had.
+// recallIDs returns the ids that the endpoints of a service port had.
 func (p *Planner) recallIDs(id portID) map[netip.AddrPort]uint16 {
 	if p.recalled == nil {
 		return nil

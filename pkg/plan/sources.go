@@ -17,8 +17,8 @@ func (s *service) sourcesOf(f int) *sources {
 	return s.sources[f]
 }
 
-// assignSources gives the source ranges of a Service a number in each family in which it has any. Without room for them, no source is
-// allowed.
+// assignSources gives the source ranges of a Service a number in each family in which it has any. If there is no room for them, no source
+// is allowed.
 func (p *Planner) assignSources(s, old *service) {
 	for _, port := range s.ports {
 		f := port.family
@@ -86,15 +86,6 @@ func (l *layout) sourceElements(s *sources, each func(*nft.Element)) {
 	key := nft.Value{}.BigEndian(s.number)
 	for _, r := range s.ranges {
 		each(&nft.Element{Set: l.allowedSources, Key: key.Addr(r.First), KeyEnd: key.Addr(r.Last)})
-	}
-}
-
-// eachSource returns a function that calls another one for every source range of a family.
-func (l *layout) eachSource(services map[types.NamespacedName]*service) func(func(*nft.Element)) {
-	return func(each func(*nft.Element)) {
-		for _, s := range services {
-			l.sourceElements(s.sources[l.family], each)
-		}
 	}
 }
 

@@ -1,7 +1,15 @@
 package plan
 
-// FilledByPackets reports whether packets add the elements of the set of that name: what is in it is nobody's mistake.
+import "github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+
+// FilledByPackets reports whether packets add the elements of the set with this name.
 func FilledByPackets(set string) bool { return Remembers(set) || set == unusedPortsSet }
 
-// Remembers reports whether clients are remembered in the set of that name.
+// Remembers reports whether the set with this name has the remembered clients.
 func Remembers(set string) bool { return set == affinitySet }
+
+// AddedByPackets returns the element that packets may add as long as another element exists. It reports false if there is none.
+func (p *Planner) AddedByPackets(e *nft.Element) (nft.Element, bool) {
+	l := p.layouts[FamilyOf(e.Set.Family)]
+	return nft.Element{Set: l.unusedPorts, Key: e.Key}, e.Set == l.clusterIPs
+}

@@ -20,9 +20,9 @@ import (
 
 func ours() []*nft.Table {
 	pods := plan.LocalPods{Interface: "cni0"}
-	return plan.Samples(plan.Options{
+	return plan.New(plan.Options{
 		Families: model.Families[:], MasqueradeMark: 1 << 14, LocalPods: [2]plan.LocalPods{pods, pods},
-	})
+	}).Samples()
 }
 
 // fake rejects messages.

@@ -28,7 +28,7 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.Namespace
 	}
 	p.noteTriggers(dirty.Triggers)
 	if !p.started && p.Planner.Services() == 0 && !p.Planner.Recalling() {
-		if err := p.Kernel.Resume(p.Planner); err != nil {
+		if err := p.Kernel.Recall(p.Planner, nil); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot read the kernel's tables; session affinity of some clients may be lost")
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -45,9 +44,9 @@ func TestAFailedCheckCausesAComparison(t *testing.T) {
 
 // plannedAddresses returns the number of IPv4 addresses on which the plan has node ports.
 func (b *bench) plannedAddresses() (count int) {
-	b.Planner.EachCount(model.IPv4, func(s *nft.Set, n int) {
-		if s.Name == plan.NodeAddressesSet {
-			count = n
+	b.Planner.Elements(func(e *nft.Element) {
+		if e.Set.Family == nft.IPv4 && e.Set.Name == plan.NodeAddressesSet {
+			count++
 		}
 	})
 	return count

@@ -44,13 +44,11 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return nil
 }
 
-// step does the first of these that is due: retire chains, periodic work, a sync. If none is due, it waits for an event.
+// step does the first of these that is due: the deletion of chains, periodic work, a sync. If none is due, it waits for an event.
 func (p *Proxy) step(ctx context.Context) {
 	p.answer()
 	now := p.Now()
-	if p.retireDue(now) {
-		p.retireAt = time.Time{}
-		p.Planner.Retire()
+	if p.againDue(now) {
 		p.sync(ctx)
 		return
 	}
@@ -66,9 +64,9 @@ func (p *Proxy) step(ctx context.Context) {
 	}
 }
 
-// retireDue reports whether it is time to delete unused chains.
-func (p *Proxy) retireDue(now time.Time) bool {
-	return !p.retireAt.IsZero() && !now.Before(p.retireAt) && p.Kernel.Known()
+// againDue reports whether it is time for a sync that deletes chains.
+func (p *Proxy) againDue(now time.Time) bool {
+	return !p.againAt.IsZero() && !now.Before(p.againAt) && p.Kernel.Known()
 }
 
 // nextWork returns the time of the next work. sync is the time of the next sync.
@@ -77,8 +75,8 @@ func (p *Proxy) nextWork(sync time.Time) time.Time {
 		return sync
 	}
 	at := earlier(sync, p.trust.checkAt)
-	if !p.retireAt.IsZero() {
-		at = earlier(at, p.retireAt)
+	if !p.againAt.IsZero() {
+		at = earlier(at, p.againAt)
 	}
 	return at
 }
@@ -179,7 +177,7 @@ func (p *Proxy) syncFresh(ctx context.Context, start time.Time, waiting bool) bo
 	if waiting && dirty.Empty() {
 		return true
 	}
-	if dirty.Empty() && p.Kernel.Known() && !p.Planner.Changed() && start.Sub(p.lastCommit) > checkEvery {
+	if dirty.Empty() && p.Kernel.Known() && !p.againDue(start) && start.Sub(p.lastCommit) > checkEvery {
 		p.compareBecause(metrics.Period) // no changes for the sync period
 	}
 	planned := p.absorb(ctx, dirty)
@@ -190,10 +188,8 @@ func (p *Proxy) syncFresh(ctx context.Context, start time.Time, waiting bool) bo
 // other Services of an earlier process.
 func (p *Proxy) complete() bool { return p.started || p.queue.waiting() == 0 }
 
-// idle reports whether the kernel has all known changes.
-func (p *Proxy) idle() bool {
-	return !p.Planner.Changed() && p.Tracker.Pending().Since.IsZero() && p.queue.waiting() == 0
-}
+// idle reports whether all known changes are planned.
+func (p *Proxy) idle() bool { return p.Tracker.Pending().Since.IsZero() && p.queue.waiting() == 0 }
 
 // commit commits the plan, in which the given Services changed since start. It returns false if the kernel rejects it.
 func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.NamespacedName) bool {

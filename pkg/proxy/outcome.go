@@ -107,24 +107,22 @@ func (p *Proxy) notifyListeners(r apply.Result, outcome metrics.SyncResult) {
 	if r.Kind != apply.Nothing {
 		p.countElements()
 	}
-	if p.retireAt.IsZero() && p.Planner.Unused() {
-		p.retireAt = outcome.End.Add(retireAfter)
-	}
-	if p.Planner.HasLeftOvers() {
-		p.retireAt = earlier(p.retireAt, outcome.End.Add(retireLeftOversAfter))
+	p.againAt = time.Time{}
+	if r.Again > 0 {
+		p.againAt = outcome.End.Add(r.Again)
 	}
 }
 
 func (p *Proxy) countElements() {
 	for _, f := range p.Families {
-		p.Planner.EachCount(f, func(s *nft.Set, n int) {
+		classChains := p.Kernel.EachCount(f, func(s *nft.Set, n int) {
 			now := [2]int{n, int(s.Size)}
 			if counted, known := p.counted[s]; !known || counted != now {
 				p.counted[s] = now
 				p.Metrics.Elements(f, s.Name, n, now[1])
 			}
 		})
-		p.Metrics.ClassChains(f, p.Planner.ClassChains(f))
+		p.Metrics.ClassChains(f, classChains)
 		internal, external := p.Planner.NoLocalEndpoints(f)
 		p.Metrics.NoLocalEndpoints(f, internal, external)
 	}

@@ -38,10 +38,10 @@ type Source interface {
 // Kernel brings the kernel's tables to the plan.
 type Kernel interface {
 	Sync(*plan.Planner) (apply.Result, error)
-	// Resume and Recall make a planner assign the numbers of the process that left the tables. Resume is called before anything is
-	// planned, Recall before the given Services are planned for the first time.
-	Resume(*plan.Planner) error
+	// Recall makes a planner assign the numbers of the process that left the tables. The first call comes before anything is
+	// planned, with no Services, and others before some Services are planned for the first time.
 	Recall(*plan.Planner, []*model.Service) error
+	// Known reports whether the tables are known to be those of the last Sync.
 	Known() bool
 	// Leased returns the last renewal of the tables' lease, or the zero time. The lease lasts for [plan.Lease].
 	Leased() time.Time
@@ -49,6 +49,9 @@ type Kernel interface {
 	// ruleset.
 	Doubt()
 	Meddled() (bool, error)
+	// EachCount calls a function with each set of a family and its number of elements, and returns the number of chains of
+	// classes.
+	EachCount(model.Family, func(*nft.Set, int)) (classChains int)
 	// Heard has a value after a foreign change of the ruleset was announced. Author returns the author of the last one.
 	Heard() <-chan struct{}
 	// Touched reports whether a foreign change of the program's tables was announced since the last full sync. It needs no system
@@ -108,9 +111,9 @@ type Proxy struct {
 	queue        queue
 	triggers     map[types.NamespacedName][]track.Trigger
 	unprogrammed []track.Trigger
-	// retireAt is the time at which unused chains are deleted; zero if there are none.
-	retireAt time.Time
-	trust    trust
+	// againAt is the time of a sync that deletes unused chains, see [apply.Result]; zero if there are none.
+	againAt time.Time
+	trust   trust
 	// timer fires at timerAt.
 	timer   *time.Timer
 	timerAt time.Time
@@ -143,14 +146,6 @@ type Proxy struct {
 	account   account
 	questions chan func()
 }
-
-// retireAfter is the time between the last use of a chain and its deletion. A new chain causes the kernel to walk the map that
-// the chain looks up, so a Service whose size alternates must not cause a new chain each time. Kernels before 6.2 refer to a
-// deleted chain for some milliseconds.
-const retireAfter = 30 * time.Second
-
-// retireLeftOversAfter is the time between a rewrite and the deletion of chains that it left.
-const retireLeftOversAfter = 2 * time.Second
 
 // addressesRetry is the time between two attempts to read the addresses of the node.
 const addressesRetry = 2 * time.Second

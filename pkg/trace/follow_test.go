@@ -87,7 +87,6 @@ func planned(endpoints int, affinity time.Duration) *plan.Planner {
 		port.Cluster = append(port.Cluster, netip.AddrPortFrom(addr, 8080))
 	}
 	p.Set(name, &model.Service{Name: name, Ports: []*model.ServicePort{port}})
-	p.Prune()
 	return p
 }
 

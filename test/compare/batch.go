@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/pager"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -59,8 +60,7 @@ func measureBatch(ctx context.Context, w *world, f *Figures) error {
 // bare returns a batch with the elements of a plan, and their sets and chains.
 func bare(p *plan.Planner) *nft.Batch {
 	const tables, perElement = 64 << 10, 72
-	p.Prune()
-	p.Fit()
+	apply.Fit(p)
 	n := 0
 	p.Elements(func(*nft.Element) { n++ })
 	b := nft.NewBatch(tables + perElement*n)

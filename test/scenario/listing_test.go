@@ -82,6 +82,11 @@ func canonical(listing string) []string {
 	return strings.Split(strings.Join(append(blocks, strings.TrimSpace(block)), "\n"), "\n")
 }
 
+// withoutKeys is a listing without the digests of the tables and their keys: each process has its own.
+func withoutKeys(listing string) string { return keys.ReplaceAllString(listing, "$1") }
+
+var keys = regexp.MustCompile(` key [0-9a-f]{32}( next [0-9a-f]+) digest [0-9a-f]{16}`)
+
 // reload lists a namespace's tables, loads the text into another namespace, and lists it there.
 func (p program) reload(from, to *lab.Host) (text string, err error) {
 	text, err = p.list(from)

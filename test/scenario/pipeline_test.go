@@ -113,6 +113,7 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 		if err != nil {
 			return err
 		}
+		kernel.Now = p.clock.now
 		return kernel.Listen()
 	})
 	if err != nil {
@@ -265,8 +266,6 @@ func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers) (
 		}
 	}
 	f.planner.Resumed()
-	// A Service that lost a conflict to a later one leaves unused classes.
-	f.planner.Prune()
 	return f, nil
 }
 
@@ -307,6 +306,25 @@ func (f *fresh) program(h *lab.Host) error {
 			return err
 		}
 		_, err = kernel.Sync(f.planner)
+		return errors.Join(err, kernel.Close())
+	})
+}
+
+// adopted fails unless a new process with the plan adopts the tables of a namespace.
+func (f *fresh) adopted(h *lab.Host) error {
+	return h.Do(func() error {
+		kernel, err := apply.Open()
+		if err != nil {
+			return err
+		}
+		if err := kernel.Recall(f.planner, nil); err != nil {
+			return errors.Join(err, kernel.Close())
+		}
+		f.planner.Resumed()
+		result, err := kernel.Sync(f.planner)
+		if err == nil && result.Kind != apply.Adopted {
+			err = fmt.Errorf("a restart is %s: %s", result.Kind, result.Why)
+		}
 		return errors.Join(err, kernel.Close())
 	})
 }

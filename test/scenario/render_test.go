@@ -20,11 +20,18 @@ func (r *rig) checkRender(t *testing.T, st *step, state *fresh) {
 	put := func(e *nft.Element) {
 		elements[e.Set.Family][e.Set.Name] = append(elements[e.Set.Family][e.Set.Name], *e)
 	}
-	state.planner.Fit()
 	state.planner.Elements(put)
+	var kernel *apply.Kernel
+	err := r.loaded.Do(func() (err error) {
+		kernel, err = programmed(state.planner, put)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kernel.Close() //nolint:errcheck // every batch has been answered
 	var text strings.Builder
 	for _, table := range state.planner.Tables() {
-		put(state.planner.State(table.Family))
 		text.WriteString(nft.Declare(table, elements[table.Family]))
 	}
 	for _, p := range r.programs {
@@ -33,7 +40,7 @@ func (r *rig) checkRender(t *testing.T, st *step, state *fresh) {
 			_, err = p.run(r.loaded, text.String(), "-f", "-")
 		}
 		if err == nil {
-			err = r.loaded.Do(func() error { return sameTables(state.planner, elements) })
+			err = r.loaded.Do(func() error { return sameTables(kernel, state.planner, elements) })
 		}
 		_, flushed := p.run(r.loaded, "", "flush", "ruleset")
 		if err := errors.Join(err, flushed); err != nil {
@@ -42,8 +49,36 @@ func (r *rig) checkRender(t *testing.T, st *step, state *fresh) {
 	}
 }
 
+// programmed writes a plan into the calling thread's namespace, calls put with the elements that say what the tables hold, and deletes the
+// tables. It returns the kernel that knows the plan.
+func programmed(p *plan.Planner, put func(*nft.Element)) (*apply.Kernel, error) {
+	kernel, err := apply.Open()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := nft.Open()
+	if err != nil {
+		return nil, errors.Join(err, kernel.Close())
+	}
+	_, err = kernel.Sync(p)
+	for _, table := range p.Tables() {
+		for _, s := range table.Sets {
+			if s.Name != plan.StateSet {
+				continue
+			}
+			list, failed := conn.Elements(s)
+			err = errors.Join(err, failed)
+			for i := range list {
+				put(&list[i])
+			}
+		}
+	}
+	_, failed := apply.Cleanup()
+	return kernel, errors.Join(err, failed, conn.Close())
+}
+
 // sameTables compares the tables of the calling thread's namespace with a plan, and lets the program adopt them.
-func sameTables(p *plan.Planner, elements map[nft.Family]map[string][]nft.Element) error {
+func sameTables(kernel *apply.Kernel, p *plan.Planner, elements map[nft.Family]map[string][]nft.Element) error {
 	conn, err := nft.Open()
 	if err != nil {
 		return err
@@ -70,13 +105,10 @@ func sameTables(p *plan.Planner, elements map[nft.Family]map[string][]nft.Elemen
 			}
 		}
 	}
-	kernel, err := apply.Open()
-	if err != nil {
-		return err
-	}
+	kernel.Doubt()
 	result, err := kernel.Sync(p)
 	if err == nil && result.Kind != apply.Adopted {
 		err = fmt.Errorf("the tables were %s instead of adopted: %s", result.Kind, result.Why)
 	}
-	return errors.Join(err, kernel.Close())
+	return err
 }

@@ -1,0 +1,203 @@
+package apply
+
+import (
+	"slices"
+	"time"
+
+	"github.com/google/nftables/expr"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// change is the difference between what the kernel holds and what it has to hold. It is applied in the order of its fields.
+type change struct {
+	// rules says that the constant rules have changed: everything has to be written again.
+	rules bool
+	// chains are chains to add, with their rules.
+	chains []chainName
+	// del and add are elements; one that is replaced is in both.
+	del, add []*nft.Element
+	// remade are sets to delete and to add again with all their elements: a set that is about to exceed its size, and a set of ranges of which
+	// so many change that this takes less time. None of del and add is in them.
+	remade []remade
+	// forget are elements to delete that packets may have added, or not.
+	forget []nft.Element
+	// unused are chains to delete.
+	unused []chainName
+}
+
+// remade is a set to delete and to add again.
+type remade struct {
+	set *nft.Set
+	// chains are the chains whose rules look up the set.
+	chains   []*nft.Chain
+	elements []nft.Element
+}
+
+func (c *change) empty() bool {
+	return !c.rules && len(c.chains)+len(c.remade)+len(c.del)+len(c.add)+len(c.unused) == 0
+}
+
+// take returns the changes since the last call or since track. It retires what is due.
+func (l *ledger) take(now time.Time) *change {
+	if l.due(now) {
+		l.retire()
+	}
+	d := l.delta
+	c := &change{rules: l.planner.LocalPods() != l.writtenPods, chains: d.chains, unused: d.unused}
+	c.del, c.add = d.elementsChanged()
+	for _, e := range c.del {
+		if added, ok := l.planner.AddedByPackets(e); ok {
+			c.forget = append(c.forget, added)
+		}
+	}
+	l.remake(c)
+	d.reset()
+	return c
+}
+
+// fewRanges is the number of source ranges that a batch deletes one by one.
+const fewRanges = 8
+
+// remake moves the changes of some sets to c.remade.
+//
+// A set that is about to exceed its size gets a new one. Kernels since 6.5 would raise the size of a set, but only after the commit, and the
+// hash table keeps its buckets: a lookup takes a hundred times as long if there are a hundred times as many elements.
+//
+// The kernel deletes a source range in a time that grows with the number of ranges that were added before it. It deletes and adds all ranges
+// in the time of some hundred deletions.
+func (l *ledger) remake(c *change) {
+	var sets []*nft.Set
+	var last *nft.Set
+	for _, e := range c.add {
+		if e.Set != last {
+			last = e.Set
+			if l.outgrows(last) && !slices.Contains(sets, last) {
+				last.Size = sizeFor(l.counts[last])
+				sets = append(sets, last)
+			}
+		}
+	}
+	deleted := map[*nft.Set]int{}
+	for _, e := range c.del {
+		if hasRanges(e.Set) {
+			if deleted[e.Set]++; deleted[e.Set] == fewRanges+1 {
+				sets = append(sets, e.Set)
+			}
+		}
+	}
+	for _, s := range sets {
+		l.remakeSet(c, s)
+	}
+}
+
+// remakeSet moves the changes of a set to c.remade.
+func (l *ledger) remakeSet(c *change, s *nft.Set) {
+	of := func(e *nft.Element) bool { return e.Set == s }
+	c.del, c.add = slices.DeleteFunc(c.del, of), slices.DeleteFunc(c.add, of)
+	r := remade{set: s, elements: make([]nft.Element, 0, l.counts[s])}
+	for _, t := range l.tables() {
+		for _, chain := range t.Chains {
+			if t.Family == s.Family && slices.ContainsFunc(chain.Rules, func(r nft.Rule) bool { return looksUp(r, s) }) {
+				r.chains = append(r.chains, chain)
+			}
+		}
+	}
+	add := func(e *nft.Element) {
+		if of(e) {
+			r.elements = append(r.elements, *e)
+		}
+	}
+	l.eachRetained(add)
+	l.planner.ElementsOf(s, add)
+	c.remade = append(c.remade, r)
+}
+
+// hasRanges reports whether the elements of a set are ranges of several fields. The kernel takes very long to delete one.
+func hasRanges(s *nft.Set) bool { return s.Interval && len(s.Key) > 1 }
+
+// looksUp reports whether a rule looks up a set.
+func looksUp(r nft.Rule, s *nft.Set) bool {
+	return slices.ContainsFunc(r.Exprs, func(x expr.Any) bool {
+		lookup, ok := x.(*expr.Lookup)
+		return ok && lookup.SetName == s.Name
+	})
+}
+
+// delta collects the changes between two calls of take. An element that is added and deleted again, or deleted and added as it was, leaves
+// no trace.
+type delta struct {
+	elements map[nft.ID]*transition
+	order    []*transition
+	// room is where the next transitions are made, some at a time.
+	room []transition
+	// chains are to be added, unused deleted.
+	chains, unused []chainName
+}
+
+// transition is an element as it was, and as it is; the zero element where there is none.
+type transition struct{ was, is nft.Element }
+
+func newDelta() *delta { return &delta{elements: map[nft.ID]*transition{}} }
+
+// lasting is the number of elements for which memory is kept.
+const lasting = 256
+
+// expect makes room for a number of elements: growing step by step would take as long as what is done with them.
+func (d *delta) expect(elements int) {
+	if len(d.elements) == 0 && elements > lasting {
+		d.elements, d.order = make(map[nft.ID]*transition, elements), make([]*transition, 0, elements)
+	}
+}
+
+// reset forgets everything. The memory for elements serves again, unless there were very many.
+func (d *delta) reset() {
+	if len(d.order) > lasting {
+		*d = *newDelta()
+		return
+	}
+	clear(d.elements)
+	clear(d.order)
+	*d = delta{elements: d.elements, order: d.order[:0], room: d.room}
+}
+
+func (d *delta) put(e *nft.Element) { d.touch(e, nft.Element{}).is = *e }
+
+func (d *delta) remove(e *nft.Element) { d.touch(e, *e).is = nft.Element{} }
+
+// touch returns the transition of an element, which starts with what it was if this is the first time.
+func (d *delta) touch(e *nft.Element, was nft.Element) *transition {
+	id := e.ID()
+	t := d.elements[id]
+	if t == nil {
+		const atOnce = 32
+		if len(d.room) == 0 {
+			d.room = make([]transition, atOnce)
+		}
+		t, d.room = &d.room[0], d.room[1:]
+		t.was = was
+		d.elements[id] = t
+		d.order = append(d.order, t)
+	}
+	return t
+}
+
+// elementsChanged lists the elements to delete and to add, in the order in which they were first touched.
+func (d *delta) elementsChanged() (del, add []*nft.Element) {
+	if len(d.order) == 0 {
+		return nil, nil
+	}
+	del, add = make([]*nft.Element, 0, len(d.order)), make([]*nft.Element, 0, len(d.order))
+	for _, t := range d.order {
+		if t.was == t.is {
+			continue
+		}
+		if t.was.Set != nil {
+			del = append(del, &t.was)
+		}
+		if t.is.Set != nil {
+			add = append(add, &t.is)
+		}
+	}
+	return del, add
+}

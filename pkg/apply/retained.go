@@ -1,0 +1,178 @@
+package apply
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// retireAfter is how long the ledger retains elements that lead to chains, and then the chains. A new chain makes the kernel walk the map that
+// the chain looks up, so a Service whose size alternates must not have one made each time. Kernels before 6.2 refer to a chain for some
+// milliseconds after the deletion of the last element that led to it.
+const retireAfter = 30 * time.Second
+
+// retireEmptyAfter is how long the ledger retains a chain that a rewrite has left behind.
+const retireEmptyAfter = 2 * time.Second
+
+// chainName names a chain within both tables.
+type chainName struct {
+	family nft.Family
+	name   string
+}
+
+// heldChain is the chain of a class, or of an earlier version, in the kernel.
+type heldChain struct {
+	// leading is the number of elements that lead to the chain, wanted and retained. At 0 the chain is retained.
+	leading int
+	// empty says that the chain has no rules: a rewrite has left it behind.
+	empty bool
+}
+
+// lead notes one more element that leads to a chain. The chain is made if the kernel does not have it.
+func (l *ledger) lead(e *nft.Element) {
+	name := chainName{e.Set.Family, e.Chain}
+	c, held := l.chains[name]
+	if !held && l.planner.ClassChain(name.family, name.name) == nil {
+		return // a constant chain
+	}
+	if l.delta != nil && (!held || c.empty) {
+		l.delta.chains = append(l.delta.chains, name)
+	}
+	l.chains[name] = heldChain{leading: c.leading + 1}
+}
+
+// unlead notes one less.
+func (l *ledger) unlead(e *nft.Element) {
+	name := chainName{e.Set.Family, e.Chain}
+	if c, held := l.chains[name]; held {
+		c.leading--
+		l.chains[name] = c
+	}
+}
+
+// restore makes a retained element a wanted one again, and reports whether it is the same. One with other data is replaced: no number of a
+// service port is in that block any more.
+func (l *ledger) restore(e *nft.Element) bool {
+	id := e.ID()
+	old, found := l.retained[id]
+	if !found {
+		return false
+	}
+	delete(l.retained, id)
+	if old == *e {
+		return true
+	}
+	l.strike(&old)
+	return false
+}
+
+// eachRetained calls f for every retained element.
+func (l *ledger) eachRetained(f func(*nft.Element)) {
+	for _, e := range l.retained {
+		f(&e)
+	}
+}
+
+// tables returns the tables without elements, with the retained chains.
+func (l *ledger) tables() []*nft.Table {
+	list := l.planner.Tables()
+	for _, t := range list {
+		wanted := map[string]bool{}
+		for _, c := range t.Chains {
+			wanted[c.Name] = true
+		}
+		for _, name := range slices.SortedFunc(maps.Keys(l.chains), chainName.compare) {
+			if name.family == t.Family && !wanted[name.name] {
+				t.Chains = append(t.Chains, l.chain(name))
+			}
+		}
+	}
+	return list
+}
+
+func (n chainName) compare(o chainName) int {
+	return cmp.Or(cmp.Compare(n.family, o.family), cmp.Compare(n.name, o.name))
+}
+
+// chain returns a held chain as the kernel has to hold it.
+func (l *ledger) chain(name chainName) *nft.Chain {
+	if l.chains[name].empty {
+		return &nft.Chain{Name: name.name}
+	}
+	return l.planner.ClassChain(name.family, name.name)
+}
+
+// foundElement retains an element that the kernel has and that is not wanted: an earlier process exited before it retired it.
+func (l *ledger) foundElement(e *nft.Element) {
+	leads, wanted := l.planner.LeadsToClass(e)
+	if _, known := l.retained[e.ID()]; leads && !wanted && !known {
+		l.enter(e)
+		l.retained[e.ID()] = *e
+	}
+}
+
+// foundChain does the same for the chain of a class.
+func (l *ledger) foundChain(f nft.Family, name string) {
+	key := chainName{f, name}
+	if _, held := l.chains[key]; !held && l.planner.ClassChain(f, name) != nil {
+		l.chains[key] = heldChain{}
+	}
+}
+
+// leftBehind retains chains that a rewrite has emptied and could not delete: elements of the same batch led to them.
+func (l *ledger) leftBehind(f nft.Family, names []string) {
+	for _, name := range names {
+		l.chains[chainName{f, name}] = heldChain{empty: true}
+	}
+}
+
+// forgetRetained forgets all that is retained: a first rewrite deletes it.
+func (l *ledger) forgetRetained() {
+	l.eachRetained(l.strike)
+	clear(l.retained)
+	maps.DeleteFunc(l.chains, func(_ chainName, c heldChain) bool { return c.leading == 0 })
+}
+
+// retire deletes what is retained, in two steps: the first call deletes the elements, the next one the chains to which nothing leads.
+func (l *ledger) retire() {
+	for _, name := range slices.SortedFunc(maps.Keys(l.chains), chainName.compare) {
+		if l.chains[name].leading == 0 {
+			delete(l.chains, name)
+			l.delta.unused = append(l.delta.unused, name)
+		}
+	}
+	l.eachRetained(l.strike)
+	clear(l.retained)
+	l.retireAt = time.Time{}
+}
+
+// retains reports whether anything is retained, and whether a rewrite has left any of it behind.
+func (l *ledger) retains() (any, empty bool) {
+	any = len(l.retained) > 0
+	for _, c := range l.chains {
+		any, empty = any || c.leading == 0, empty || c.empty
+	}
+	return any, empty
+}
+
+// due reports whether it is time to retire.
+func (l *ledger) due(now time.Time) bool { return !l.retireAt.IsZero() && !now.Before(l.retireAt) }
+
+// again returns the time until something is to be retired; 0 if nothing is.
+func (l *ledger) again(now time.Time) time.Duration {
+	retains, empty := l.retains()
+	if !retains {
+		l.retireAt = time.Time{}
+		return 0
+	}
+	if l.retireAt.IsZero() {
+		l.retireAt = now.Add(retireAfter)
+	}
+	if at := now.Add(retireEmptyAfter); empty && at.Before(l.retireAt) {
+		l.retireAt = at
+	}
+	return max(l.retireAt.Sub(now), 1)
+}

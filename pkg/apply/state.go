@@ -1,0 +1,111 @@
+package apply
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"github.com/dchest/siphash"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// state is what the one element of the set [plan.StateSet] tells a later process of a family's table.
+type state struct {
+	// layout is a fingerprint of sets, chains and rules.
+	layout uint64
+	digest
+	// next is the number that the planner assigns next.
+	next uint32
+}
+
+const stateComment = "layout %016x key %016x%016x next %x digest %016x"
+
+// comment is that of the element. It holds the key: no log, page or command may show it.
+func (s state) comment() string {
+	return fmt.Sprintf(stateComment, s.layout, s.key[0], s.key[1], s.next, s.sum)
+}
+
+// readState reads the state from its element.
+func readState(e *nft.Element) (s state, err error) {
+	if _, err := fmt.Sscanf(e.Comment, stateComment, &s.layout, &s.key[0], &s.key[1], &s.next, &s.sum); err != nil {
+		return s, fmt.Errorf("read state: %w", err)
+	}
+	return s, nil
+}
+
+// differs names the parts in which a table with this state differs from one with another state, without values: "" if there are none.
+func (s state) differs(other state) string {
+	var parts []string
+	if s.layout != other.layout {
+		parts = append(parts, "sets, chains or rules")
+	}
+	if s.digest != other.digest {
+		parts = append(parts, "elements")
+	}
+	if s.next != other.next {
+		parts = append(parts, "the next number")
+	}
+	return strings.Join(parts, ", ")
+}
+
+// hasForm reports whether the element of a state says that its table has the form of a sample.
+func hasForm(e *nft.Element, sample *nft.Table) bool {
+	found, err := readState(e)
+	return err == nil && found.layout == nft.Fingerprint(sample)
+}
+
+// digest is the sum of the hashes of elements, in any order. It does not include the state's own element and elements that packets add.
+type digest struct {
+	key digestKey
+	sum uint64
+}
+
+// digestKey is the key of the hashes. It is random, so that a tenant cannot choose objects whose elements have the digest of others.
+type digestKey [2]uint64
+
+func newDigestKey() (k digestKey) {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	return digestKey{binary.LittleEndian.Uint64(b[:8]), binary.LittleEndian.Uint64(b[8:])}
+}
+
+// hash is a keyed hash (SipHash) of all that makes up an element.
+func (k digestKey) hash(e *nft.Element) uint64 {
+	var room [256]byte
+	b := append(room[:0], e.Set.Name...)
+	b = append(b, 0, byte(len(e.Key.Bytes())))
+	b = append(b, e.Key.Bytes()...)
+	b = append(b, byte(len(e.KeyEnd.Bytes())))
+	b = append(b, e.KeyEnd.Bytes()...)
+	if e.IntervalEnd || e.Jump {
+		b = append(b, 1)
+	}
+	b = append(b, byte(len(e.Data.Bytes())))
+	b = append(b, e.Data.Bytes()...)
+	b = append(b, e.Chain...)
+	b = append(b, 0)
+	b = append(b, nft.CutComment(e.Comment)...) // as it is read back
+	return siphash.Hash(k[0], k[1], b)
+}
+
+// state returns the element of a family's state, for a table as the ledger has it.
+func (l *ledger) state(f nft.Family) *nft.Element {
+	family := plan.FamilyOf(f)
+	s := state{layout: l.layout(f), digest: l.digests[family], next: l.planner.Next(family)}
+	set := l.stateSets[family]
+	return &nft.Element{Set: set, Key: nft.Value{}.Uint32(1), Comment: s.comment()}
+}
+
+// layout returns the fingerprint of a family's table.
+func (l *ledger) layout(f nft.Family) uint64 {
+	if pods := l.planner.LocalPods(); l.layouts == nil || pods != l.layoutPods {
+		l.layouts, l.layoutPods = map[nft.Family]uint64{}, pods
+		for _, t := range l.planner.Samples() {
+			l.layouts[t.Family] = nft.Fingerprint(t)
+		}
+	}
+	return l.layouts[f]
+}

@@ -1,0 +1,192 @@
+package plan
+
+import (
+	"maps"
+	"math"
+	"slices"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// Sink receives the differences between the wanted elements before and after each change. An element that is replaced is removed first.
+// A chain of a class is wanted as long as an element that leads to it is, see [Planner.ClassChain].
+type Sink interface {
+	// Put receives an element that is wanted now.
+	Put(nft.Element)
+	// Remove receives an element that is not wanted any more.
+	Remove(nft.Element)
+	// Expect announces about so many calls of Put and Remove.
+	Expect(int)
+}
+
+// Report makes the planner report to a sink instead of an earlier one: first all wanted elements, then each difference.
+func (p *Planner) Report(to Sink) {
+	p.sink = to
+	p.Elements(func(e *nft.Element) { to.Put(*e) })
+}
+
+// ReportsTo tells whether the planner reports to a sink.
+func (p *Planner) ReportsTo(s Sink) bool { return p.sink == s }
+
+func (p *Planner) put(e *nft.Element) {
+	if p.sink != nil {
+		p.sink.Put(*e)
+	}
+}
+
+func (p *Planner) remove(e *nft.Element) {
+	if p.sink != nil {
+		p.sink.Remove(*e)
+	}
+}
+
+// FamilyOf returns the family of a number of nftables.
+func FamilyOf(f nft.Family) model.Family {
+	if f == nft.IPv4 {
+		return model.IPv4
+	}
+	return model.IPv6
+}
+
+// NFT returns nftables' number of a family.
+func NFT(f model.Family) nft.Family {
+	if f == model.IPv4 {
+		return nft.IPv4
+	}
+	return nft.IPv6
+}
+
+// share counts the elements that service ports have in common. n is 1 for a Service that is added, -1 for one that is removed.
+func (p *Planner) share(s *service, n int32) {
+	if s == nil {
+		return
+	}
+	for _, port := range s.ports {
+		p.layouts[port.family].shared(port, func(e nft.Element) { p.shareElement(&e, n) })
+	}
+}
+
+func (p *Planner) shareElement(e *nft.Element, n int32) {
+	id := e.ID()
+	users, shared := p.shared[id]
+	if !shared {
+		p.put(e)
+	}
+	if users += n; users > 0 {
+		p.shared[id] = users
+		return
+	}
+	p.remove(e)
+	delete(p.shared, id)
+}
+
+// Tables returns the wanted tables, without elements.
+func (p *Planner) Tables() []*nft.Table {
+	var out []*nft.Table
+	for _, f := range p.options.Families {
+		t := *p.tables[f]
+		t.Chains = slices.Clip(t.Chains)
+		classes := map[class]bool{}
+		for u := range p.uses {
+			if u.family == f {
+				classes[u.ofChain()] = true
+			}
+		}
+		for _, c := range slices.SortedFunc(maps.Keys(classes), class.compare) {
+			t.Chains = append(t.Chains, p.layouts[f].classChain(&p.options, c))
+		}
+		out = append(out, &t)
+	}
+	return out
+}
+
+// Elements calls f for every wanted element; f must not keep or change it.
+func (p *Planner) Elements(f func(*nft.Element)) {
+	_ = p.ElementsInParts(math.MaxInt, f, nil) // there is one part
+}
+
+// ElementsInParts does the same, and calls next before each further part of about so many elements, until that fails. Each Service is in one
+// part, the smaller Services before the larger ones.
+func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() error) error {
+	var room nft.Element // one for all: there may be a million
+	none := &port{}
+	each := func(e nft.Element) {
+		room = e
+		f(&room)
+	}
+	for _, fam := range p.options.Families {
+		for _, e := range p.layouts[fam].fixed() {
+			each(e)
+		}
+	}
+	for u := range p.uses {
+		each(p.layouts[u.family].dispatchElement(u.step, u.class))
+	}
+	for _, elements := range p.ranges {
+		for _, e := range elements {
+			each(e)
+		}
+	}
+	head := func(e nft.Element, _ step, _ class) {
+		if e.Set != nil {
+			each(e)
+		}
+	}
+	services, part := slices.Collect(maps.Values(p.services)), 0
+	if p.taken.elements > most {
+		slices.SortFunc(services, func(a, b *service) int { return a.weight - b.weight })
+	}
+	for _, s := range services {
+		if part > 0 && s.weight > most-part {
+			if err := next(); err != nil {
+				return err
+			}
+			part = 0
+		}
+		part += s.weight
+		for fam, sources := range s.sources {
+			if sources != nil {
+				p.layouts[fam].sourceElements(sources, f)
+			}
+		}
+		for _, port := range s.ports {
+			l := p.layouts[port.family]
+			for i := range port.frontends {
+				if frontend := &port.frontends[i]; p.claims[frontend.Key].winner.frontend == frontend {
+					l.head(port, frontend, head)
+				}
+			}
+			l.tail(port, head)
+			l.backendElements(port, none, f)
+			for ls := range lists {
+				s := &p.slots[0]
+				s.fill(l, port, ls)
+				for i, e := range s.endpoints() {
+					f(s.at(i, e))
+				}
+			}
+		}
+	}
+	// Until all parts are written, no packet to a cluster IP is refused.
+	for id := range p.shared {
+		each(nft.Element{Set: id.Set, Key: id.Key})
+	}
+	return nil
+}
+
+// ElementsOf calls f for every wanted element of a set; f must not keep or change it. Of a set of source ranges, it costs no more than these.
+func (p *Planner) ElementsOf(s *nft.Set, f func(*nft.Element)) {
+	l := p.layouts[FamilyOf(s.Family)]
+	if s != l.allowedSources {
+		p.Elements(func(e *nft.Element) {
+			if e.Set == s {
+				f(e)
+			}
+		})
+		return
+	}
+	for _, service := range p.services {
+		l.sourceElements(service.sources[l.family], f)
+	}
+}

@@ -1,0 +1,38 @@
+package plan
+
+import "github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+
+// NoLocalEndpoints returns the number of a family's service ports that have endpoints, but none on this node for frontends
+// whose internal or external traffic policy is Local (kube-proxy: sync_proxy_rules_no_local_endpoints_total).
+func (p *Planner) NoLocalEndpoints(f model.Family) (internal, external int) {
+	return p.noLocal[f].internal, p.noLocal[f].external
+}
+
+// countNoLocal counts a Service that is added, n = 1, or removed, n = -1.
+func (p *Planner) countNoLocal(s *service, n int) {
+	if s == nil {
+		return
+	}
+	for _, port := range s.ports {
+		if !port.hasEndpoints || len(port.lists[listLocal]) > 0 {
+			continue
+		}
+		internal, external := port.localPolicies()
+		if internal {
+			p.noLocal[port.family].internal += n
+		}
+		if external {
+			p.noLocal[port.family].external += n
+		}
+	}
+}
+
+// localPolicies reports whether the internal and the external traffic policy of a port's frontends are Local.
+func (p *port) localPolicies() (internal, external bool) {
+	for i := range p.frontends {
+		f := &p.frontends[i]
+		internal = internal || f.Local && f.Kind == model.ClusterIP
+		external = external || f.Local && f.Kind != model.ClusterIP
+	}
+	return internal, external
+}
