@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"k8s.io/utils/cpuset"
 )
 
 // SysctlRoot is the environment variable with the directory that contains proc/sys/net, for a container with a read-only /proc.
@@ -41,7 +43,7 @@ const (
 )
 
 // Set writes the values that differ below a root directory. It returns the written values and the errors of others. The hash
-// table gets a bucket for every four connections, and is never made smaller.
+// table gets a bucket for every four connections. Neither the limit nor the table is made smaller.
 func (c Conntrack) Set(root string) (set []Setting, err error) {
 	var errs []error
 	write := func(file string, value int, enough func(now int) bool) (ok bool) {
@@ -53,8 +55,8 @@ func (c Conntrack) Set(root string) (set []Setting, err error) {
 		return err == nil
 	}
 	// A namespace without its own limit must not change the machine's hash table either.
-	if n := c.max(runtime.NumCPU()); n > 0 && write(conntrackMax, n, same(n)) {
-		write(hashSize, n/4, func(now int) bool { return now >= n/4 })
+	if n := c.max(cpus()); n > 0 && write(conntrackMax, n, atLeast(n)) {
+		write(hashSize, n/4, atLeast(n/4))
 	}
 	for _, t := range []struct {
 		file  string
@@ -83,6 +85,16 @@ func (c Conntrack) max(cpus int) int {
 	}
 	return max(c.MaxPerCore*cpus, c.Min)
 }
+
+// cpus is the number of CPUs of the machine, which may be more than this process may use.
+func cpus() int {
+	if n, err := cpuset.NumCPU(); err == nil && n > 0 {
+		return n
+	}
+	return runtime.NumCPU()
+}
+
+func atLeast(want int) func(int) bool { return func(now int) bool { return now >= want } }
 
 func same(want int) func(int) bool { return func(now int) bool { return now == want } }
 

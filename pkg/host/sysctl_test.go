@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -31,7 +30,7 @@ func machine(t *testing.T, content map[string]string) string {
 }
 
 func TestConntrackIsSet(t *testing.T) {
-	most := strconv.Itoa(runtime.NumCPU() * 1000)
+	most := strconv.Itoa(cpus() * 1000)
 	fresh := func() map[string]string {
 		return map[string]string{conntrackMax: "5\n", hashSize: "7\n", conntrackTCP + "timeout_established": "432000\n",
 			conntrackTCP + "timeout_close_wait": "60\n", conntrackTCP + "be_liberal": "0\n", conntrackUDP: "30\n", conntrackUDP + "_stream": "120\n"}
@@ -45,13 +44,14 @@ func TestConntrackIsSet(t *testing.T) {
 	}{
 		{name: "nothing wanted"},
 		{name: "everything", set: all, want: map[string]string{
-			conntrackMax: most, hashSize: strconv.Itoa(runtime.NumCPU() * 250), conntrackTCP + "timeout_established": "86400",
+			conntrackMax: most, hashSize: strconv.Itoa(cpus() * 250), conntrackTCP + "timeout_established": "86400",
 			conntrackTCP + "timeout_close_wait": "3600", conntrackTCP + "be_liberal": "1", conntrackUDP: "60"}},
 		{name: "at least", set: Conntrack{MaxPerCore: 1, Min: 400000}, want: map[string]string{conntrackMax: "400000", hashSize: "100000"}},
 		{name: "at most", set: Conntrack{MaxPerCore: 1 << 30, Min: 1 << 30}, want: map[string]string{conntrackMax: "1048576", hashSize: "262144"}},
 		{name: "no least without a number per CPU", set: Conntrack{Min: 400000}},
 		{name: "a large hash table stays", set: Conntrack{MaxPerCore: 1, Min: 8}, want: map[string]string{conntrackMax: "8"}},
 		{name: "as it is", set: Conntrack{MaxPerCore: 1, Min: 5, UDP: 30 * time.Second}},
+		{name: "a greater limit stays", set: Conntrack{MaxPerCore: 1, Min: 4}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			root := machine(t, fresh())

@@ -93,15 +93,15 @@ type Figures struct {
 	Values  map[quantity][]float64 `json:"values"`
 }
 
-// newReport returns a report with the figures of an earlier run from the checkout, if it had the same kernel and processors:
-// sizes that are not measured again are kept.
+// newReport returns a report with the figures of an earlier run from the checkout, if it had the same kernel,
+// processors and kube-proxy: sizes that are not measured again are kept.
 func newReport(root string) *Report {
 	r := &Report{
-		Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Versions: "v1.36.3",
+		Kernel: kernel(), CPUs: runtime.NumCPU(), Go: runtime.Version(), Versions: "v1.37.2",
 	}
 	var old Report
 	b, err := os.ReadFile(filepath.Join(root, reportFile))
-	if root != "" && err == nil && json.Unmarshal(b, &old) == nil && old.Kernel == r.Kernel && old.CPUs == r.CPUs {
+	if root != "" && err == nil && json.Unmarshal(b, &old) == nil && old.Kernel == r.Kernel && old.CPUs == r.CPUs && old.Versions == r.Versions {
 		r.Figures = old.Figures
 	}
 	return r

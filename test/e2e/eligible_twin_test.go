@@ -53,7 +53,7 @@ func (a asked) eligibility() (seen []string) {
 		{"to be deleted, softly", func() { a.taint("ToBeDeletedByClusterAutoscaler", corev1.TaintEffectPreferNoSchedule) }, http.StatusServiceUnavailable},
 		{"as it was", func() { a.apply(node()) }, http.StatusOK},
 		{"deleted, waiting for a finalizer", a.doom, http.StatusServiceUnavailable},
-		{"made anew", func() { a.release(); a.apply(node()) }, http.StatusOK},
+		{"made anew", func() { p = a.anew(p) }, http.StatusOK},
 	} {
 		state.make()
 		for path, want := range map[string]int{"/healthz": state.status, "/livez": http.StatusOK} {
@@ -121,10 +121,44 @@ func (a asked) release() {
 	}
 }
 
-// gone deletes the Node: the last known state remains in effect.
+// anew replaces the deleted Node. kube-proxy has exited, and is started again as by a kubelet.
+func (a asked) anew(p *proxy.Program) *proxy.Program {
+	a.release()
+	if a.theirs {
+		a.exits(p)
+	}
+	a.apply(node())
+	if a.theirs {
+		p = a.run()
+		eventually(a, patience, func() error {
+			_, _, err := p.Get(a.Context(), "http://127.0.0.1:10256/livez")
+			return err
+		})
+	}
+	return p
+}
+
+// exits waits until kube-proxy has exited because there is no Node.
+func (a asked) exits(p *proxy.Program) {
+	a.Helper()
+	select {
+	case <-p.Ended():
+	case <-time.After(patience):
+		a.Fatal("kube-proxy runs without a Node")
+	}
+	if err := p.Wait(); err == nil || err.Error() != "exit status 1" {
+		a.Errorf("kube-proxy exits with %v, want status 1", err)
+	}
+}
+
+// gone deletes the Node: the last known state remains in effect, while kube-proxy exits.
 func (a asked) gone(p *proxy.Program) {
 	a.delete(node())
 	defer a.apply(node())
+	if a.theirs {
+		a.exits(p)
+		return
+	}
 	never(a, 300*time.Millisecond, func() error {
 		if status, _, err := p.Get(a.Context(), "http://127.0.0.1:10256/healthz"); err != nil || status != http.StatusOK {
 			return errors.Join(err, fmt.Errorf("status %d after the Node was deleted", status))

@@ -227,7 +227,7 @@ func checkConfiguration(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 		t.Fatalf("no volume of ConfigMap %s", m.Name)
 	}
 	want := corev1.VolumeMount{Name: pod.Volumes[i].Name, MountPath: folder, ReadOnly: true}
-	if !slices.Contains(c.VolumeMounts, want) {
+	if !slices.ContainsFunc(c.VolumeMounts, func(v corev1.VolumeMount) bool { return cmp.Equal(v, want) }) {
 		t.Errorf("container %s: mounts %+v, want %+v among them", c.Name, c.VolumeMounts, want)
 	}
 }

@@ -105,7 +105,7 @@ func (r *report) add(one row) { r.rows = append(r.rows, one) }
 
 // table is the report in Markdown.
 func (r *report) table() string {
-	s := fmt.Sprintf("kube-proxy v1.36.3, %d Services, IPv4 and IPv6; in each row 1,000 new TCP connections and 200 new UDP requests a second, "+
+	s := fmt.Sprintf("kube-proxy v1.37.2, %d Services, IPv4 and IPv6; in each row 1,000 new TCP connections and 200 new UDP requests a second, "+
 		"and %d flows that were there before. *For* is from the first failure to the last, *gone* until nothing is left of the program before, "+
 		"*change* until a new Service and a replaced endpoint are in effect for new connections.\n\n", fillers+3, r.flows()) +
 		"| mode of kube-proxy | switch | connections | failed | requests | failed | for | flows broken | datagrams lost | gone | change |\n" +
