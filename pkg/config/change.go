@@ -89,7 +89,7 @@ func usable(data []byte) error {
 	if err != nil {
 		return err
 	}
-	gates, err := newGates(c.FeatureGates)
+	gates, _, err := newGates(c.FeatureGates)
 	if err != nil {
 		return err
 	}

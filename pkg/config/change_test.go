@@ -87,7 +87,7 @@ func TestAChangedFileIsNoticed(t *testing.T) {
 func TestAFileThatCannotBeUsedIsPassedOver(t *testing.T) {
 	path := file(t, "mode: nftables\n")
 	o := mustComplete(t, "--config", path)
-	for _, text := range []string{"mode: x", header + "mode: userspace\n", header + "featureGates: {No: true}\n"} {
+	for _, text := range []string{"mode: x", header + "mode: userspace\n", header + "featureGates: {MultiCIDRServiceAllocator: false}\n"} {
 		if usable([]byte(text)) == nil {
 			t.Errorf("%q is usable", text)
 		}

@@ -28,8 +28,15 @@ const (
 	InterfaceNamePrefix kubeproxy.LocalMode = "InterfaceNamePrefix"
 )
 
-// Primary is the item of nodePortAddresses that stands for the Node's primary address of each family.
-const Primary = "primary"
+// The keywords of nodePortAddresses: the Node's primary address of each family, loopback, and every address (KEP-6032).
+const (
+	Primary   = "primary"
+	Localhost = "localhost"
+	All       = "all"
+)
+
+// IsNodePortKeyword reports whether an item of nodePortAddresses is no CIDR but a keyword.
+func IsNodePortKeyword(item string) bool { return item == Primary || item == Localhost || item == All }
 
 // The default periods. kube-proxy waits for a second between two syncs.
 const (

@@ -59,7 +59,7 @@ func (o *Options) addProxying(fs *pflag.FlagSet) {
 	fs.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "Prefix of the names of pod interfaces, with --detect-local-mode=InterfaceNamePrefix.")
 	fs.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "Masquerade all traffic to cluster IPs.")
 	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit, "Bit of the packet mark that requests masquerading, 0 to 31, in modes other than nftables.")
-	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "CIDRs of the local addresses on which node ports are served, or \"primary\" for the Node's primary address of each family. Default: primary in mode nftables, otherwise all addresses except loopback.")
+	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "CIDRs and keywords of the local addresses on which node ports are served: \"primary\" (the Node's primary address of each family), \"all\" (all addresses except loopback), \"localhost\" (accepted; node ports are not served on loopback). Default: primary in mode nftables, otherwise all.")
 }
 
 func (o *Options) addSyncing(fs *pflag.FlagSet) {
@@ -98,7 +98,7 @@ func deprecate(fs *pflag.FlagSet, flag, instead string) {
 func (o *Options) addKernel(fs *pflag.FlagSet) {
 	c := &o.Config.Conntrack
 	fs.Int32Var(o.Config.OOMScoreAdj, "oom-score-adj", *o.Config.OOMScoreAdj, "Value for oom_score_adj of the process, -1000 to 1000.")
-	fs.Int32Var(c.MaxPerCore, "conntrack-max-per-core", *c.MaxPerCore, "Maximum number of tracked connections per CPU core; 0 leaves the limit unchanged and ignores --conntrack-min.")
+	fs.Int32Var(c.MaxPerCore, "conntrack-max-per-core", *c.MaxPerCore, "Raise the limit of tracked connections to this number per CPU core; 0 leaves the limit unchanged and ignores --conntrack-min.")
 	fs.Int32Var(c.Min, "conntrack-min", *c.Min, "Minimum number of tracked connections, regardless of --conntrack-max-per-core.")
 	fs.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "Set nf_conntrack_tcp_be_liberal to 1: packets outside the TCP window are not invalid.")
 	fs.DurationVar(&c.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", c.TCPEstablishedTimeout.Duration, "Timeout of established TCP connections; 0 leaves it unchanged.")
@@ -118,8 +118,10 @@ func (o *Options) addIgnored(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.IPVS.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, ipvs)
 	fs.DurationVar(&c.IPVS.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, ipvs)
 	fs.DurationVar(&c.IPVS.UDPTimeout.Duration, "ipvs-udp-timeout", 0, ipvs)
+	// kube-proxy has had these two up to v1.36.
 	fs.StringVar(&o.ignored.bootID, "boot-id-file", o.ignored.bootID, "Accepted and ignored.")
 	fs.StringVar(&o.ignored.machineID, "machine-id-file", o.ignored.machineID, "Accepted and ignored.")
+	fs.Lookup("boot-id-file").Hidden, fs.Lookup("machine-id-file").Hidden = true, true
 }
 
 // word is a flag for one of a few words. Validation checks it.

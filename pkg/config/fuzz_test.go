@@ -36,7 +36,7 @@ func FuzzFile(f *testing.F) {
 		if err != nil {
 			t.Fatalf("what can be used can't be read: %v", err)
 		}
-		notes(c)
+		notes(c, nil)
 		first, err := encode(c)
 		if err != nil {
 			t.Fatal(err)

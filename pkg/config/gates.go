@@ -10,14 +10,14 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
-// gatesText lists the feature gates of kube-proxy v1.36.3. Most of them affect only other programs. test/kubernetes/gates generates
+// gatesText lists the feature gates of kube-proxy v1.37.2. Most of them affect only other programs. test/kubernetes/gates generates
 // the list.
 //
 //go:embed gates.txt
 var gatesText string
 
 // Kubernetes is the version of Kubernetes whose kube-proxy this program replaces.
-const Kubernetes = "1.36"
+const Kubernetes = "1.37"
 
 // Gates with an effect here.
 const (
@@ -87,8 +87,9 @@ func (o *Options) ActingGates() []Gate {
 	return gates
 }
 
-// newGates returns kube-proxy's feature gates with the given settings. Unknown and locked gates are errors.
-func newGates(set map[string]bool) (featuregate.MutableFeatureGate, error) {
+// newGates returns kube-proxy's feature gates with the given settings, and the names of unknown gates, sorted: a newer or an older
+// kube-proxy may have them. A changed locked gate is an error.
+func newGates(set map[string]bool) (all featuregate.MutableFeatureGate, unknown []string, err error) {
 	gates := featuregate.NewFeatureGate()
 	specs := map[featuregate.Feature]featuregate.FeatureSpec{}
 	for line := range strings.Lines(gatesText) {
@@ -107,7 +108,17 @@ func newGates(set map[string]bool) (featuregate.MutableFeatureGate, error) {
 		}
 	}
 	if err := gates.Add(specs); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return gates, gates.SetFromMap(set)
+	known := map[string]bool{}
+	specs = gates.GetAll() // with AllAlpha and AllBeta
+	for name, value := range set {
+		if _, ok := specs[featuregate.Feature(name)]; ok {
+			known[name] = value
+		} else {
+			unknown = append(unknown, name)
+		}
+	}
+	slices.Sort(unknown)
+	return gates, unknown, gates.SetFromMap(known)
 }

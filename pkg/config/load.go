@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"regexp"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -11,8 +12,8 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// decode parses a configuration file and sets the defaults. Unknown, duplicate and misspelt fields are ignored and noted. Other
-// mistakes are errors, in kube-proxy's words.
+// decode parses a configuration file and sets the defaults. Unknown, duplicate and misspelt fields are ignored, each with a note.
+// Other mistakes are errors, in kube-proxy's words.
 func decode(data []byte) (*kubeproxy.KubeProxyConfiguration, []Note, error) {
 	var notes []Note
 	c, strict := decodeWith(data, serializer.EnableStrict)
@@ -24,14 +25,30 @@ func decode(data []byte) (*kubeproxy.KubeProxyConfiguration, []Note, error) {
 		if c, err = decodeWith(data, serializer.DisableStrict); err != nil {
 			return nil, nil, fmt.Errorf("failed lenient decoding: %w", strict)
 		}
-		notes = append(notes, Note{"configuration file", "Using lenient decoding as strict decoding failed: " + strict.Error()})
+		notes = strictNotes(strict)
 	}
 	if c.PortRange != "" {
-		notes = append(notes, Note{"portRange", "the field has no effect in kube-proxy either, and is ignored"})
+		notes = append(notes, Note{Subject: "portRange", Text: "the field has no effect in kube-proxy either, and is ignored"})
 		c.PortRange = ""
 	}
 	setDefaults(c)
 	return c, notes, nil
+}
+
+// unknownField is the error of a strict decoder about a field that the configuration of this version lacks.
+var unknownField = regexp.MustCompile(`^unknown field "(.*)"$`)
+
+// strictNotes has a note for each complaint of a strict decoder.
+func strictNotes(err error) (notes []Note) {
+	strict, _ := runtime.AsStrictDecodingError(err)
+	for _, err := range strict.Errors() {
+		if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
+			notes = append(notes, Note{m[1], "unknown field, ignored: kube-proxy v" + Kubernetes + " has no such field", true})
+		} else {
+			notes = append(notes, Note{"configuration file", "Using lenient decoding as strict decoding failed: " + err.Error(), true})
+		}
+	}
+	return notes
 }
 
 func decodeWith(data []byte, strictness serializer.CodecFactoryOptionsMutator) (*kubeproxy.KubeProxyConfiguration, error) {

@@ -7,12 +7,21 @@ import (
 
 	"k8s.io/component-base/featuregate"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// notes returns notes about settings without effect.
-func notes(c *kubeproxy.KubeProxyConfiguration) (list []Note) {
+// notes returns notes about settings without effect, unknown feature gates included.
+func notes(c *kubeproxy.KubeProxyConfiguration, unknown []string) (list []Note) {
 	note := func(subject, format string, args ...any) {
-		list = append(list, Note{subject, fmt.Sprintf(format, args...)})
+		list = append(list, Note{Subject: subject, Text: fmt.Sprintf(format, args...)})
+	}
+	for _, name := range unknown {
+		list = append(list, Note{"featureGates." + name, "unknown feature gate, ignored: kube-proxy v" + Kubernetes + " has no such gate", true})
+	}
+	if i := slices.IndexFunc(c.NodePortAddresses, isLoopback); i >= 0 {
+		list = append(list, Note{"nodePortAddresses", fmt.Sprintf("node ports are not served on loopback, although %q is in the list",
+			c.NodePortAddresses[i]), true})
 	}
 	if c.Mode != modeNFTables {
 		note("mode", "Services are served by nftables, although the mode is %q; its section's sync periods and masquerading count", c.Mode)
@@ -28,15 +37,21 @@ func notes(c *kubeproxy.KubeProxyConfiguration) (list []Note) {
 	if c.Winkernel != (kubeproxy.KubeProxyWinkernelConfiguration{}) || c.WindowsRunAsService {
 		note("winkernel", "the field is for Windows, and is ignored")
 	}
-	return append(list, gateNotes(c.FeatureGates)...)
+	return append(list, gateNotes(c.FeatureGates, unknown)...)
 }
 
-// gateNotes returns notes about gates without effect.
-func gateNotes(set map[string]bool) (list []Note) {
+// isLoopback reports whether an item of nodePortAddresses is about loopback alone.
+func isLoopback(item string) bool {
+	p, err := model.ParsePrefix(item)
+	return item == Localhost || err == nil && p.Addr().IsLoopback()
+}
+
+// gateNotes returns notes about known gates without effect.
+func gateNotes(set map[string]bool, unknown []string) (list []Note) {
 	act := acting()
 	for name := range set {
-		if !slices.Contains(act, featuregate.Feature(name)) && name != "AllAlpha" && name != "AllBeta" {
-			list = append(list, Note{"featureGates." + name, "the gate does not apply to this program, and is ignored"})
+		if !slices.Contains(act, featuregate.Feature(name)) && name != "AllAlpha" && name != "AllBeta" && !slices.Contains(unknown, name) {
+			list = append(list, Note{Subject: "featureGates." + name, Text: "the gate does not apply to this program, and is ignored"})
 		}
 	}
 	slices.SortFunc(list, func(a, b Note) int { return cmp.Compare(a.Subject, b.Subject) })

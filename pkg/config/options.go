@@ -69,6 +69,8 @@ type Options struct {
 type Note struct {
 	// Subject is a field or a flag, Text the behaviour instead.
 	Subject, Text string
+	// Finding is set if the command status shows the note, too.
+	Finding bool
 }
 
 // NewOptions returns options with defaults.
@@ -99,8 +101,9 @@ func (o *Options) Complete(fs *pflag.FlagSet) error {
 	} else {
 		o.applyFlags(fs)
 	}
+	var unknown []string
 	var err error
-	if o.Gates, err = newGates(o.Config.FeatureGates); err != nil {
+	if o.Gates, unknown, err = newGates(o.Config.FeatureGates); err != nil {
 		return err
 	}
 	applyPlatformDefaults(o.Config)
@@ -111,7 +114,7 @@ func (o *Options) Complete(fs *pflag.FlagSet) error {
 		}
 		o.Config.HostnameOverride = name
 	}
-	o.Notes = append(o.Notes, notes(o.Config)...)
+	o.Notes = append(o.Notes, notes(o.Config, unknown)...)
 	return nil
 }
 

@@ -3,11 +3,13 @@ package config
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/spf13/pflag"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 )
@@ -189,8 +191,35 @@ func TestUnknownFieldsAreNoted(t *testing.T) {
 	if o.Config.ClusterCIDR != "10.1.0.0/16" {
 		t.Errorf("clusterCIDR is %q", o.Config.ClusterCIDR)
 	}
-	if len(o.Notes) != 1 || !strings.Contains(o.Notes[0].Text, `unknown field "mod"`) || !strings.Contains(o.Notes[0].Text, `"clustercidr"`) {
-		t.Errorf("notes: %v", o.Notes)
+	want := []Note{{"clustercidr", "unknown field, ignored: kube-proxy v1.37 has no such field", true}, {"mod", "unknown field, ignored: kube-proxy v1.37 has no such field", true}}
+	if diff := cmp.Diff(want, o.Notes, cmpopts.SortSlices(func(a, b Note) bool { return a.Subject < b.Subject })); diff != "" {
+		t.Errorf("notes (-want +got):\n%s", diff)
+	}
+}
+
+// TestAConfigurationOfANewerVersionIsUsed reads fields and gates that no version has yet.
+func TestAConfigurationOfANewerVersionIsUsed(t *testing.T) {
+	o := mustComplete(t, "--config", "testdata/newer.yaml")
+	if c := o.Config; c.ClusterCIDR != "10.244.0.0/16" || c.NFTables.SyncPeriod.Duration != 20*time.Second || o.Gates.Enabled(ComponentFlagz) {
+		t.Errorf("clusterCIDR %q, period %v, ComponentFlagz %t", c.ClusterCIDR, c.NFTables.SyncPeriod, o.Gates.Enabled(ComponentFlagz))
+	}
+	var got []string
+	for _, n := range o.Notes {
+		if n.Finding {
+			got = append(got, n.Subject)
+		}
+	}
+	slices.Sort(got)
+	want := []string{"featureGates.KubeProxyOfTheFuture", "logging.options.text.colour", "nftables.algorithm", "nodePortAddresses", "serviceProxyName"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("subjects of findings (-want +got):\n%s", diff)
+	}
+	data, err := os.ReadFile("testdata/newer.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := usable(data); err != nil {
+		t.Errorf("as an updated file it is refused: %v", err)
 	}
 }
 
@@ -205,6 +234,10 @@ func TestNotes(t *testing.T) {
 		{args: "--proxy-mode=ipvs --ipvs-scheduler=rr", want: []string{"mode", "nodePortAddresses", "ipvs"}},
 		{args: "--proxy-mode=nftables --feature-gates=AllowServiceExternalIPs=false,NativeHistograms=true,WinDSR=true,AllAlpha=false",
 			want: []string{"featureGates.WinDSR"}},
+		{args: "--proxy-mode=nftables --nodeport-addresses=all,10.0.0.0/8,primary"},
+		{args: "--proxy-mode=nftables --nodeport-addresses=primary,localhost --feature-gates=NoSuchGate=true",
+			want: []string{"featureGates.NoSuchGate", "nodePortAddresses"}},
+		{args: "--proxy-mode=nftables --nodeport-addresses=127.0.0.0/8", want: []string{"nodePortAddresses"}},
 		{file: "mode: nftables\nportRange: 1-2\nwinkernel: {enableDSR: true}\n", want: []string{"portRange", "winkernel"}},
 	} {
 		args := strings.Fields(tc.args)

@@ -42,7 +42,7 @@ const everyFlag = "--bind-address=10.9.8.7 --bind-address-hard-fail --cluster-ci
 	"--ipvs-strict-arp --ipvs-sync-period=4s --ipvs-tcp-timeout=1s --ipvs-tcpfin-timeout=1s --ipvs-udp-timeout=1s --kube-api-burst=1 " +
 	"--kube-api-content-type=application/json --kube-api-qps=2 --kubeconfig=/k --log-flush-frequency=7s --logging-format=json --masquerade-all " +
 	"--master=http://m --metrics-bind-address=10.0.0.2:2 --nodeport-addresses=10.3.0.0/16 --oom-score-adj=3 --pod-bridge-interface=b " +
-	"--pod-interface-name-prefix=p --profiling --v=5 --boot-id-file=/b --machine-id-file=/m"
+	"--pod-interface-name-prefix=p --profiling --v=5"
 
 // ourPeriod matches the intended difference: kube-proxy waits for a second between two syncs, or, in mode ipvs, not at all.
 var ourPeriod = regexp.MustCompile(`minSyncPeriod: (0s|1s|100ms)`)
@@ -56,7 +56,7 @@ func TestConfigurationsAreThoseOfKubeProxy(t *testing.T) {
 		{args: "--nodeport-addresses=10.0.0.0/8,fd00::/8 --hostname-override=A --detect-local-mode=NodeCIDR --profiling -v 3"},
 		{args: "--nodeport-addresses=primary --conntrack-max-per-core=0 --conntrack-udp-timeout=5s --oom-score-adj=5 --kube-api-qps=7"},
 		{args: "--bind-address=fd00::1 --metrics-bind-address=[::]:1 --healthz-bind-address=10.0.0.1:3 --bind-address-hard-fail"},
-		{args: "--detect-local-mode=BridgeInterface --pod-bridge-interface=br0 --feature-gates=AllowServiceExternalIPs=false,AllAlpha=true"},
+		{args: "--detect-local-mode=BridgeInterface --pod-bridge-interface=br0 --feature-gates=AllowServiceExternalIPs=false,AllAlpha=false"},
 		{args: "--ipvs-scheduler=rr --ipvs-exclude-cidrs=10.0.0.0/8 --ipvs-strict-arp --ipvs-tcp-timeout=1s --config-sync-period=1m"},
 		{file: "mode: nftables\n"}, {file: "bindAddress: '::'\nmode: nftables\nnftables: {masqueradeAll: true, minSyncPeriod: 5s}\n"},
 		{file: "iptables: {masqueradeAll: true, syncPeriod: 1m, minSyncPeriod: 3s}\nnodePortAddresses: [10.0.0.0/8]\n"},
@@ -68,10 +68,12 @@ func TestConfigurationsAreThoseOfKubeProxy(t *testing.T) {
 		{file: "mode: nftables\nmode: ipvs\nclusterCIDR: 10.0.0.0/8\nCLUSTERCIDR: x\n"}, {file: "oomScoreAdj: null\nconntrack: null\nfeatureGates: null\n"},
 		{file: "conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s, udpTimeout: 1s, udpStreamTimeout: 2s, tcpBeLiberal: true}\n"},
 		{file: "logging: {flushFrequency: 0, options: {json: {infoBufferSize: \"0\"}}}\nconfigSyncPeriod: 0s\nnftables: {syncPeriod: 0s, minSyncPeriod: 0s}\n"},
+		{args: "--proxy-mode=nftables --nodeport-addresses=primary,10.0.0.0/8,localhost"}, {file: "nodePortAddresses: [all, localhost]\n"},
 		// Both reject these.
+		{args: "--nodeport-addresses=all,primary,all"}, {args: "--nodeport-addresses=10.0.0.0/8,nowhere"},
 		{args: "--proxy-mode=userspace"}, {args: "--oom-score-adj=2000"}, {args: "--cluster-cidr=10.0.0.0"},
-		{args: "--cluster-cidr=10.0.0.0/8,11.0.0.0/8"}, {args: "--nodeport-addresses=primary,10.0.0.0/8"}, {args: "--healthz-bind-address=1.2.3.4"},
-		{args: "--detect-local-mode=x"}, {args: "--feature-gates=NoSuchGate=true"}, {args: "--feature-gates=MultiCIDRServiceAllocator=false"},
+		{args: "--cluster-cidr=10.0.0.0/8,11.0.0.0/8"}, {args: "--healthz-bind-address=1.2.3.4"},
+		{args: "--detect-local-mode=x"}, {args: "--feature-gates=MultiCIDRServiceAllocator=false"},
 		{args: "--iptables-sync-period=1s --iptables-min-sync-period=2s"}, {args: "--logging-format=xml"}, {args: "--show-hidden-metrics-for-version=1.2"},
 		{file: "conntrack: {min: -1, tcpEstablishedTimeout: -1s}\n"}, {file: "mode: [x]\n"}, {file: "clientConnection: {burst: -1}\n"},
 		{file: "bindAddress: x\n"}, {file: "detectLocalMode: BridgeInterface\n"}, {file: "iptables: {masqueradeBit: 40}\n"},
@@ -95,6 +97,25 @@ func TestConfigurationsAreThoseOfKubeProxy(t *testing.T) {
 		}
 		if diff := cmp.Diff(ourPeriod.ReplaceAllString(theirs, ""), ourPeriod.ReplaceAllString(string(ours), "")); diff != "" {
 			t.Errorf("%q %q (-kube-proxy +ours):\n%s", tc.args, tc.file, diff)
+		}
+	}
+}
+
+// TestWhatKubeProxyRefusesIsNoted has configurations that kube-proxy rejects, with a row in docs/differences.md.
+func TestWhatKubeProxyRefusesIsNoted(t *testing.T) {
+	for args, want := range map[string]struct{ refusal, subject string }{
+		"--feature-gates=NoSuchGate=true":                       {"unrecognized feature gate: NoSuchGate", "featureGates.NoSuchGate"},
+		"--boot-id-file=/b":                                     {"unknown flag: --boot-id-file", ""},
+		"--machine-id-file=/m":                                  {"unknown flag: --machine-id-file", ""},
+		"--feature-gates=WorkloadWithJob=true":                  {"depends on features that are disabled", "featureGates.WorkloadWithJob"},
+		"--proxy-mode=ipvs --feature-gates=KubeProxyIPVS=false": {"KubeProxyConfiguration.Mode.ProxyMode: Invalid value", "mode"},
+	} {
+		if _, refusal := written(t, strings.Fields(args)); !strings.Contains(refusal, want.refusal) {
+			t.Errorf("%s: kube-proxy says %q, want %q", args, refusal, want.refusal)
+		}
+		subject := func(n Note) bool { return n.Subject == want.subject }
+		if notes := mustComplete(t, strings.Fields(args)...).Notes; want.subject != "" && !slices.ContainsFunc(notes, subject) {
+			t.Errorf("%s: notes %v, want one about %s", args, notes, want.subject)
 		}
 	}
 }
@@ -150,7 +171,7 @@ func TestFlagsAreThoseOfKubeProxy(t *testing.T) {
 	}
 	shown := string(help)
 	fs.VisitAll(func(f *pflag.Flag) {
-		ours := slices.Contains([]string{"manifests", "control-socket", "metrics-services", "count-connections", "sync-period", "min-sync-period"}, f.Name)
+		ours := slices.Contains([]string{"manifests", "control-socket", "metrics-services", "count-connections", "limits", "sync-period", "min-sync-period"}, f.Name)
 		if there := strings.Contains(shown, "--"+f.Name+" "); there == (f.Hidden || ours) {
 			t.Errorf("--%s: kube-proxy shows it: %t, hidden here: %t", f.Name, there, f.Hidden)
 		}

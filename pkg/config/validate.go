@@ -2,6 +2,7 @@ package config
 
 import (
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -80,7 +81,7 @@ func (v *validator) ipvs(c *kubeproxy.KubeProxyIPVSConfiguration) {
 	v.notNegative(section+"TCPFinTimeout", c.TCPFinTimeout)
 	v.notNegative(section+"UDPTimeout", c.UDPTimeout)
 	for i, s := range c.ExcludeCIDRs {
-		v.prefix(v.at(section+"ExcludeCidrs").Index(i), s)
+		v.prefix(v.at(section+"ExcludeCidrs").Index(i), s, "must be a valid CIDR")
 	}
 }
 
@@ -131,19 +132,18 @@ func (v *validator) addresses(c *kubeproxy.KubeProxyConfiguration) {
 	v.server("HealthzBindAddress", c.HealthzBindAddress)
 	v.server("MetricsBindAddress", c.MetricsBindAddress)
 	for i, s := range c.NodePortAddresses {
-		switch at := v.at("NodePortAddresses").Index(i); {
-		case s != Primary:
-			v.prefix(at, s)
-		case len(c.NodePortAddresses) > 1:
-			v.errs = append(v.errs, field.Invalid(at, s, "can't use both 'primary' and CIDRs"))
-			return
+		at := v.at("NodePortAddresses").Index(i)
+		if !IsNodePortKeyword(s) {
+			v.prefix(at, s, "must be a valid CIDR or one of the keywords 'primary', 'localhost', 'all'")
+		} else if slices.Contains(c.NodePortAddresses[:i], s) {
+			v.errs = append(v.errs, field.Duplicate(at, s))
 		}
 	}
 }
 
-func (v *validator) prefix(at *field.Path, s string) {
+func (v *validator) prefix(at *field.Path, s, why string) {
 	if _, err := model.ParsePrefix(s); err != nil {
-		v.errs = append(v.errs, field.Invalid(at, s, "must be a valid CIDR"))
+		v.errs = append(v.errs, field.Invalid(at, s, why))
 	}
 }
 

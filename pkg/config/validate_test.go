@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	clientfeatures "k8s.io/client-go/features"
 )
 
@@ -28,8 +29,9 @@ func TestInvalidConfigurations(t *testing.T) {
 		{"bindAddress: here", []string{root + `BindAddress: Invalid value: "here": not a valid textual representation of an IP address`}},
 		{"healthzBindAddress: '10256'", []string{root + `HealthzBindAddress: Invalid value: "10256": must be IP:port`}},
 		{"metricsBindAddress: localhost:0", []string{root + `MetricsBindAddress: Invalid value: "localhost": must be a valid IP`, `"0": must be a valid port`}},
-		{"nodePortAddresses: [10.0.0.0/8, primary]", []string{`NodePortAddresses[1]: Invalid value: "primary": can't use both 'primary' and CIDRs`}},
-		{"nodePortAddresses: [10.0.0.1]", []string{`NodePortAddresses[0]: Invalid value: "10.0.0.1": must be a valid CIDR`}},
+		{"nodePortAddresses: [all, primary, all]", []string{`NodePortAddresses[2]: Duplicate value: "all"`}},
+		{"nodePortAddresses: [10.0.0.1, Primary]", []string{
+			`NodePortAddresses[0]: Invalid value: "10.0.0.1": must be a valid CIDR or one of the keywords 'primary', 'localhost', 'all'`, `NodePortAddresses[1]: Invalid value: "Primary"`}},
 		{"showHiddenMetricsForVersion: '1.2.3'", []string{root + "ShowHiddenMetricsForVersion"}},
 		{"detectLocalMode: clustercidr", []string{root + `DetectLocalMode: Unsupported value: "clustercidr"`}},
 		{"detectLocalMode: BridgeInterface", []string{"DetectLocalConfiguration.InterfaceName: Invalid value: \"\": must not be empty"}},
@@ -40,7 +42,7 @@ func TestInvalidConfigurations(t *testing.T) {
 		{"clusterCIDR: 10.0.0.0", []string{"ClusterCIDRs[0]: Invalid value: \"10.0.0.0\": must be a valid CIDR block"}},
 		{"logging: {format: xml}", []string{"logging.format: Invalid value: \"xml\": Unsupported log format"}},
 		{"logging: {options: {text: {infoBufferSize: \"1\"}}}", []string{"Feature LoggingAlphaOptions is disabled"}},
-		{"featureGates: {NoSuchGate: true}", []string{"unrecognized feature gate: NoSuchGate"}},
+		{"featureGates: {WatchListClient: perhaps}", []string{"failed to decode"}},
 		{"featureGates: {MultiCIDRServiceAllocator: false}", []string{"cannot set feature gate MultiCIDRServiceAllocator to false, feature is locked to true"}},
 	} {
 		o, err := complete(t, "--config", file(t, tc.file+"\n"))
@@ -79,7 +81,10 @@ func TestInvalidFlags(t *testing.T) {
 }
 
 func TestGates(t *testing.T) {
-	gates, err := newGates(map[string]bool{"AllowServiceExternalIPs": false})
+	gates, unknown, err := newGates(map[string]bool{"AllowServiceExternalIPs": false, "OfTheNextVersion": true, "AGateOfV138": false})
+	if diff := cmp.Diff([]string{"AGateOfV138", "OfTheNextVersion"}, unknown); diff != "" {
+		t.Errorf("unknown gates (-want +got):\n%s", diff)
+	}
 	if err != nil || gates.Enabled(AllowServiceExternalIPs) || !gates.Enabled(ComponentFlagz) {
 		t.Errorf("AllowServiceExternalIPs is %t, ComponentFlagz %t, %v", gates.Enabled(AllowServiceExternalIPs), gates.Enabled(ComponentFlagz), err)
 	}
@@ -89,7 +94,7 @@ func TestGates(t *testing.T) {
 	for _, g := range o.ActingGates() {
 		got[g.Name] = g
 	}
-	for _, want := range []Gate{{"WatchListClient", "BETA", false}, {"NativeHistograms", "ALPHA", true}, {"AllowServiceExternalIPs", "", true}, {"AtomicFIFO", "BETA", true}} {
+	for _, want := range []Gate{{"WatchListClient", "BETA", false}, {"NativeHistograms", "BETA", true}, {"AllowServiceExternalIPs", "", true}, {"AtomicFIFO", "BETA", true}} {
 		if got[want.Name] != want {
 			t.Errorf("acting gates have %+v, want %+v", got[want.Name], want)
 		}
@@ -97,7 +102,7 @@ func TestGates(t *testing.T) {
 	if (forClient{o.Gates}).Enabled(clientfeatures.WatchListClient) {
 		t.Error("WatchListClient=false doesn't reach the client")
 	}
-	if gates, err := newGates(map[string]bool{"AllBeta": false}); err != nil || gates.Enabled(ComponentFlagz) {
+	if gates, _, err := newGates(map[string]bool{"AllBeta": false}); err != nil || gates.Enabled(ComponentFlagz) {
 		t.Errorf("AllBeta=false leaves ComponentFlagz, %v", err)
 	}
 }

@@ -18,12 +18,23 @@ import (
 // causes returns findings that need the daemon's knowledge: its identity, its permissions, and other programs that write its
 // tables. local are the addresses of the endpoints on this node.
 func (c *Console) causes(s *view.Status, local []netip.Addr) []view.Finding {
-	list := c.unserved()
+	list := append(c.unserved(), unmet(c.Notes)...)
 	list = append(list, c.unread(s)...)
 	list = append(list, c.identity(s)...)
 	list = append(list, rivals(s)...)
 	pods := podsAmong(local)
 	return append(append(list, c.strangers(pods)...), c.bridged(pods)...)
+}
+
+// unmet reports settings without effect that need attention, such as gates and fields of another version of kube-proxy.
+func unmet(notes []config.Note) (list []view.Finding) {
+	for _, n := range notes {
+		if n.Finding {
+			list = append(list, view.Finding{Severity: view.Warning, What: "configuration, " + n.Subject + ": " + n.Text,
+				Impact: "all other settings of the configuration are in force", Fix: "remove it from the configuration, or update kube-nftproxy to a version that has it"})
+		}
+	}
+	return list
 }
 
 // unread reports objects that the API server does not return: any failure while nothing is programmed because of it, later only

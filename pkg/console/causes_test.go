@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
@@ -65,6 +66,14 @@ func TestFailuresWithOneFix(t *testing.T) {
 	}
 	if diff := cmp.Diff([][]string{{"a", "c"}, {"b", "d"}, {"e"}}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestUnmetConfiguration has a finding for a gate of another version, and none for an intended difference.
+func TestUnmetConfiguration(t *testing.T) {
+	got := unmet([]config.Note{{Subject: "mode", Text: "Services are served by nftables"}, {Subject: "featureGates.New", Text: "unknown", Finding: true}})
+	if len(got) != 1 || got[0].Severity != view.Warning || got[0].What != "configuration, featureGates.New: unknown" {
+		t.Errorf("findings %+v", got)
 	}
 }
 

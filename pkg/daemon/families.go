@@ -100,7 +100,8 @@ func modulesDisabled(file string) bool {
 func checkFamilies(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration, families []model.Family) error {
 	const incomplete = "Kube-proxy configuration may be incomplete or incorrect"
 	cluster := familiesOf(strings.Split(c.ClusterCIDR, ","))
-	if nodePorts := familiesOf(c.NodePortAddresses); len(families) == 2 && len(cluster) == 2 && len(nodePorts) == 1 {
+	if nodePorts := familiesOf(c.NodePortAddresses); len(families) == 2 && len(cluster) == 2 && len(nodePorts) == 1 &&
+		!slices.ContainsFunc(c.NodePortAddresses, config.IsNodePortKeyword) {
 		logger.Info(incomplete, "err", fmt.Sprintf("cluster appears to be dual-stack but nodePortAddresses contains only %s addresses; "+
 			"NodePort connections will be accepted on all local %s IPs", nodePorts[0], otherThan(nodePorts[0])))
 	}

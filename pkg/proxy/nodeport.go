@@ -9,8 +9,9 @@ import (
 
 // NodePortAddresses chooses the local addresses on which node ports are served (kube-proxy: --nodeport-addresses).
 type NodePortAddresses struct {
-	// Prefixes select local addresses; empty stands for "primary".
+	// Prefixes select local addresses. Primary adds the Node's primary address of each family, as an empty list of Prefixes does.
 	Prefixes []netip.Prefix
+	Primary  bool
 	// Local lists the addresses of this node's interfaces.
 	Local func() ([]netip.Addr, error)
 }
@@ -22,29 +23,38 @@ func (n NodePortAddresses) Any(f model.Family) bool {
 	})
 }
 
-// everywhere reports whether health checks listen on all local addresses of a family. As in kube-proxy, this includes a family
-// without a known primary address or without a prefix.
-func (n NodePortAddresses) everywhere(f model.Family, node model.Node) bool {
-	if len(n.Prefixes) == 0 {
-		return !node.IPs[f].IsValid() || node.IPs[f].IsLoopback()
+// of lists the prefixes of a family, or none if every local address is meant. As with kube-proxy, that is also the case without a known
+// primary address and without a prefix of the family.
+func (n NodePortAddresses) of(f model.Family, node model.Node) (list []netip.Prefix) {
+	if n.Any(f) {
+		return nil
 	}
-	own := slices.ContainsFunc(n.Prefixes, func(p netip.Prefix) bool { return model.FamilyOf(p.Addr()) == f })
-	return !own || n.Any(f)
+	for _, p := range n.Prefixes {
+		if model.FamilyOf(p.Addr()) == f {
+			list = append(list, p)
+		}
+	}
+	if a := node.IPs[f]; (n.Primary || len(n.Prefixes) == 0) && a.IsValid() && !a.IsLoopback() {
+		list = append(list, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return list
+}
+
+// everywhere reports whether every local address of a family is meant.
+func (n NodePortAddresses) everywhere(f model.Family, node model.Node) bool {
+	return len(n.of(f, node)) == 0
 }
 
 // Addresses returns the addresses of a family on which node ports are served, sorted. All are addresses of this node's
 // interfaces. As in kube-proxy, this excludes a primary address that no interface has yet. It returns the error of n.Local.
 func (n NodePortAddresses) Addresses(f model.Family, node model.Node) ([]netip.Addr, error) {
-	everywhere := n.everywhere(f, node)
+	prefixes := n.of(f, node)
 	local, err := n.Local()
 	if err != nil {
 		return nil, err
 	}
 	wanted := func(a netip.Addr) bool {
-		if everywhere || len(n.Prefixes) == 0 {
-			return everywhere || a == node.IPs[f]
-		}
-		return slices.ContainsFunc(n.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
+		return len(prefixes) == 0 || slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 	}
 	var out []netip.Addr
 	for _, a := range local {

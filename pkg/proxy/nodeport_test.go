@@ -26,28 +26,38 @@ func TestNodePortAddresses(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		prefixes []netip.Prefix
+		primary  bool
 		node     model.Node
 		want     [2][]netip.Addr
 		any      [2]bool
 		// everywhere is true for families in which health checks listen on all addresses.
 		everywhere [2]bool
 	}{
-		{"primary", nil, known, [2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},
-		{"primary of one family only", nil, model.Node{IPs: [2]netip.Addr{netip.MustParseAddr("192.0.2.1")}},
+		{"primary", nil, false, known, [2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},
+		{"primary of one family only", nil, false, model.Node{IPs: [2]netip.Addr{netip.MustParseAddr("192.0.2.1")}},
 			[2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{false, true}},
-		{"primary unknown", nil, model.Node{}, [2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{},
+		{"primary unknown", nil, false, model.Node{}, [2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{},
 			[2]bool{true, true}},
-		{"primary on no interface", nil, model.Node{IPs: [2]netip.Addr{netip.MustParseAddr("198.51.100.200"), netip.MustParseAddr("2001:db8::1")}},
+		{"primary on no interface", nil, false, model.Node{IPs: [2]netip.Addr{netip.MustParseAddr("198.51.100.200"), netip.MustParseAddr("2001:db8::1")}},
 			[2][]netip.Addr{nil, addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},
-		{"prefixes", prefixes("198.51.100.0/24", "2001:db8::/64"), known,
+		{"prefixes", prefixes("198.51.100.0/24", "2001:db8::/64"), false, known,
 			[2][]netip.Addr{addrs("198.51.100.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},
-		{"a prefix without addresses", prefixes("203.0.113.0/24"), known, [2][]netip.Addr{nil, addrs("2001:db8::1")}, [2]bool{},
+		{"a prefix without addresses", prefixes("203.0.113.0/24"), false, known, [2][]netip.Addr{nil, addrs("2001:db8::1")}, [2]bool{},
 			[2]bool{false, true}},
-		{"everything", prefixes("0.0.0.0/0", "::/0"), known,
+		{"everything", prefixes("0.0.0.0/0", "::/0"), false, known,
 			[2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{true, true}, [2]bool{true, true}},
-		{"loopback", prefixes("127.0.0.0/8", "::1/128"), known, [2][]netip.Addr{nil, nil}, [2]bool{}, [2]bool{}},
+		{"loopback", prefixes("127.0.0.0/8", "::1/128"), false, known, [2][]netip.Addr{nil, nil}, [2]bool{}, [2]bool{}},
+		{"loopback and primary", prefixes("127.0.0.0/8", "::1/128"), true, known,
+			[2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},
+		{"a prefix and primary", prefixes("198.51.100.0/24"), true, known,
+			[2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{}},
+		{"loopback and primary unknown", prefixes("127.0.0.0/8", "::1/128"), true, model.Node{}, [2][]netip.Addr{nil, nil}, [2]bool{}, [2]bool{}},
+		{"a prefix and primary unknown", prefixes("198.51.100.0/24"), true, model.Node{},
+			[2][]netip.Addr{addrs("198.51.100.1"), addrs("2001:db8::1")}, [2]bool{}, [2]bool{false, true}},
+		{"everything and primary", prefixes("0.0.0.0/0", "::/0"), true, known,
+			[2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{true, true}, [2]bool{true, true}},
 	} {
-		n := NodePortAddresses{Prefixes: c.prefixes, Local: func() ([]netip.Addr, error) { return local, nil }}
+		n := NodePortAddresses{Prefixes: c.prefixes, Primary: c.primary, Local: func() ([]netip.Addr, error) { return local, nil }}
 		for _, f := range model.Families {
 			got, err := n.Addresses(f, c.node)
 			if err != nil || !slices.Equal(got, c.want[f]) {

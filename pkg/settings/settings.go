@@ -29,8 +29,7 @@ type Settings struct {
 	NodeIP netip.Addr
 	// LocalPods defines how local pods are recognised, except in mode NodeCIDR, in which the Node has the prefixes.
 	LocalPods [2]plan.LocalPods
-	// nodePorts are the prefixes of addresses that serve node ports; none stands for the primary addresses.
-	nodePorts []netip.Prefix
+	nodePorts proxy.NodePortAddresses
 	limits    model.Limits
 	room      plan.Room
 }
@@ -51,14 +50,12 @@ func New(o *config.Options, flags *pflag.FlagSet) (*Settings, error) {
 	if s.limits, s.room, err = limits(o.Limits); err != nil {
 		return nil, fmt.Errorf("--limits: %w", err)
 	}
-	s.nodePorts, err = nodePortPrefixes(o.Config.NodePortAddresses)
+	s.nodePorts, err = nodePortAddresses(o.Config.NodePortAddresses)
 	return s, err
 }
 
 // NodePortAddresses returns the selection of addresses that serve node ports.
-func (s *Settings) NodePortAddresses() proxy.NodePortAddresses {
-	return proxy.NodePortAddresses{Prefixes: s.nodePorts, Local: host.Addresses}
-}
+func (s *Settings) NodePortAddresses() proxy.NodePortAddresses { return s.nodePorts }
 
 // PlanOptions returns the options for tables of the given IP families.
 func (s *Settings) PlanOptions(families []model.Family) plan.Options {
@@ -160,21 +157,33 @@ func localPods(o *config.Options) (pods [2]plan.LocalPods, err error) {
 	return pods, nil
 }
 
-// nodePortPrefixes returns none for the primary addresses, and all prefixes for an empty list.
-func nodePortPrefixes(list []string) ([]netip.Prefix, error) {
+// everyAddress has all addresses of both families.
+var everyAddress = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+
+// loopback has the addresses on which only processes of this node listen.
+var loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+
+// nodePortAddresses reads CIDRs and keywords. An empty list stands for every address (kube-proxy: expandNodePortAddressKeywords).
+func nodePortAddresses(list []string) (proxy.NodePortAddresses, error) {
+	n := proxy.NodePortAddresses{Local: host.Addresses}
 	if len(list) == 0 {
-		return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}, nil
+		n.Prefixes = everyAddress
 	}
-	var out []netip.Prefix
 	for _, s := range list {
-		if s == config.Primary {
-			return nil, nil
+		switch s {
+		case config.Primary:
+			n.Primary = true
+		case config.Localhost:
+			n.Prefixes = append(n.Prefixes, loopback...)
+		case config.All:
+			n.Prefixes = append(n.Prefixes, everyAddress...)
+		default:
+			p, err := model.ParsePrefix(s)
+			if err != nil {
+				return n, err
+			}
+			n.Prefixes = append(n.Prefixes, p)
 		}
-		p, err := model.ParsePrefix(s)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, p)
 	}
-	return out, nil
+	return n, nil
 }

@@ -44,22 +44,28 @@ func TestSettings(t *testing.T) {
 		nodeIP    netip.Addr
 		pods      [2]plan.LocalPods
 		nodePorts []netip.Prefix
+		primary   bool
 	}{
 		{args: "--hostname-override=Node-1", name: "node-1", nodePorts: all},
-		{args: "--hostname-override=n --proxy-mode=nftables", name: "n"},
+		{args: "--hostname-override=n --proxy-mode=nftables", name: "n", primary: true},
+		{args: "--hostname-override=n --proxy-mode=nftables --nodeport-addresses=localhost,primary,10.244.0.0/16", name: "n", primary: true,
+			nodePorts: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"), ip4}},
+		{args: "--hostname-override=n --proxy-mode=nftables --nodeport-addresses=all", name: "n", nodePorts: all},
 		{args: "--hostname-override=n --nodeport-addresses=10.244.0.0/16 --bind-address=192.0.2.9", name: "n",
 			nodePorts: []netip.Prefix{ip4}, nodeIP: netip.MustParseAddr("192.0.2.9")},
-		{args: "--hostname-override=n --nodeport-addresses=primary --cluster-cidr=fd00::/56,10.244.0.0/16", name: "n",
+		{args: "--hostname-override=n --nodeport-addresses=primary --cluster-cidr=fd00::/56,10.244.0.0/16", name: "n", primary: true,
 			pods: [2]plan.LocalPods{{Prefix: ip4}, {Prefix: netip.MustParsePrefix("fd00::/56")}}},
 		{args: "--hostname-override=n --proxy-mode=nftables --detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=veth --cluster-cidr=10.0.0.0/8",
-			name: "n", pods: [2]plan.LocalPods{{Interface: "veth", InterfacePrefix: true}, {Interface: "veth", InterfacePrefix: true}}},
+			name: "n", primary: true, pods: [2]plan.LocalPods{{Interface: "veth", InterfacePrefix: true}, {Interface: "veth", InterfacePrefix: true}}},
 		{args: "--hostname-override=n --proxy-mode=nftables --detect-local-mode=BridgeInterface --pod-bridge-interface=br0",
-			name: "n", pods: [2]plan.LocalPods{{Interface: "br0"}, {Interface: "br0"}}},
-		{args: "--hostname-override=n --proxy-mode=nftables --detect-local-mode=NodeCIDR --cluster-cidr=10.0.0.0/8", name: "n"},
+			name: "n", primary: true, pods: [2]plan.LocalPods{{Interface: "br0"}, {Interface: "br0"}}},
+		{args: "--hostname-override=n --proxy-mode=nftables --detect-local-mode=NodeCIDR --cluster-cidr=10.0.0.0/8", name: "n", primary: true},
 	} {
 		s := parse(t, tc.args)
-		if s.NodeName != tc.name || s.NodeIP != tc.nodeIP || s.LocalPods != tc.pods || !slices.Equal(s.nodePorts, tc.nodePorts) {
-			t.Errorf("%s: name %q, address %v, pods %v, node ports %v", tc.args, s.NodeName, s.NodeIP, s.LocalPods, s.nodePorts)
+		if s.NodeName != tc.name || s.NodeIP != tc.nodeIP || s.LocalPods != tc.pods || !slices.Equal(s.nodePorts.Prefixes, tc.nodePorts) ||
+			s.nodePorts.Primary != tc.primary {
+			t.Errorf("%s: name %q, address %v, pods %v, node ports %v, primary %t", tc.args, s.NodeName, s.NodeIP, s.LocalPods,
+				s.nodePorts.Prefixes, s.nodePorts.Primary)
 		}
 	}
 }

@@ -58,9 +58,9 @@ func TestFlagz(t *testing.T) {
 
 func TestStatusz(t *testing.T) {
 	started := time.Now().Add(-90 * time.Second)
-	h := Statusz("v1.2.3", "1.36", started, []string{"/a", "/b"})
+	h := Statusz("v1.2.3", "1.37", started, []string{"/a", "/b"})
 	_, _, text := get(t, h, "GET", "/statusz", "", "")
-	for _, want := range []string{"kube-nftproxy statusz\n", "Started: ", "Up: 1m30s\n", "Go version: go1.", "Binary version: v1.2.3\n", "Emulation version: 1.36\n", "Paths: /a /b\n"} {
+	for _, want := range []string{"kube-nftproxy statusz\n", "Started: ", "Up: 1m30s\n", "Go version: go1.", "Binary version: v1.2.3\n", "Emulation version: 1.37\n", "Paths: /a /b\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in:\n%s", want, text)
 		}
@@ -70,7 +70,7 @@ func TestStatusz(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
 		t.Fatal(err)
 	}
-	if s.EmulationVersion != "1.36" || s.UptimeSeconds != 90 || s.BinaryVersion != "v1.2.3" || s.StartTime.Unix() != started.Unix() || len(s.Paths) != 2 {
+	if s.EmulationVersion != "1.37" || s.UptimeSeconds != 90 || s.BinaryVersion != "v1.2.3" || s.StartTime.Unix() != started.Unix() || len(s.Paths) != 2 {
 		t.Errorf("got %+v", s)
 	}
 }

@@ -43,7 +43,7 @@ func (v volume) put(version, text string) (path string) {
 }
 
 // TestKubeadmsConfiguration runs the program as kubeadm's DaemonSet runs kube-proxy, and changes the ConfigMap: mode "" stands
-// for iptables, in which all addresses serve node ports.
+// for iptables, in which all addresses serve node ports. The ConfigMap has a gate and a field of a newer version.
 func TestKubeadmsConfiguration(t *testing.T) {
 	second := [2]netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}
 	w := newWorld(t, lab.Config{Pods: 2, NodeAddrs: second[:]})
@@ -54,11 +54,13 @@ func TestKubeadmsConfiguration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := strings.Replace(string(text), "/var/lib/kube-proxy/kubeconfig.conf", w.kubeconfig(), 1)
+	config := strings.Replace(string(text), "/var/lib/kube-proxy/kubeconfig.conf", w.kubeconfig(), 1) +
+		"featureGates: {KubeProxyOfTheFuture: true}\nserviceProxyName: other\n"
 	v := volume{t, t.TempDir()}
 	path := v.put("..1", config)
+	socket := filepath.Join(w.dir, "control.sock")
 	running, err := proxy.Start(context.WithoutCancel(t.Context()), proxy.Config{
-		Host: w.Node, Path: program, Args: []string{"--config=" + path, "--hostname-override=" + nodeName}, Log: filepath.Join(w.dir, "log"),
+		Host: w.Node, Path: program, Args: []string{"--config=" + path, "--hostname-override=" + nodeName, "--control-socket=" + socket}, Log: filepath.Join(w.dir, "log"),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -69,6 +71,12 @@ func TestKubeadmsConfiguration(t *testing.T) {
 	w.reachWeb("pod-0")
 	for _, addr := range second {
 		reach(t, w.Client, netip.AddrPortFrom(addr, 30080), "pod-0")
+	}
+	status, _ := runCommand(t, w.Node, "status", "--control-socket", socket)
+	for _, want := range []string{"featureGates.KubeProxyOfTheFuture: unknown feature gate", "serviceProxyName: unknown field"} {
+		if !strings.Contains(status, want) || len(d.lines(strings.TrimSpace(want[strings.Index(want, ":")+1:]))) == 0 {
+			t.Errorf("status or the log lack %q:\n%s", want, status)
+		}
 	}
 
 	v.put("..2", strings.Replace(config, `mode: ""`, "mode: none", 1))
