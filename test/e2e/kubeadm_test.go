@@ -4,7 +4,11 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,7 +24,7 @@ import (
 
 // kubeadmFlags returns the flags of a cluster with these prefixes of pods.
 func (s *site) kubeadmFlags(podCIDR string) string {
-	return fmt.Sprintf("--kubernetes-version v1.36.3 --apiserver-advertise-address %s --control-plane-endpoint %s --pod-network-cidr %s",
+	return fmt.Sprintf("--kubernetes-version v1.37.2 --apiserver-advertise-address %s --control-plane-endpoint %s --pod-network-cidr %s",
 		s.Node.IPv4, s.api.Server(), podCIDR)
 }
 
@@ -83,6 +87,130 @@ kubectl -n kube-system patch daemonset kube-proxy --patch-file deploy/kubeadm/ha
 			}
 		}
 	})
+}
+
+// controlPlane is what kubeadm reads of a cluster that it upgrades: configurations, a Node and the Pod of an API server.
+const controlPlane = `apiVersion: v1
+kind: ConfigMap
+metadata: {name: kubeadm-config, namespace: kube-system}
+data:
+  ClusterConfiguration: |
+    apiVersion: kubeadm.k8s.io/v1beta4
+    kind: ClusterConfiguration
+    kubernetesVersion: v1.36.3
+    controlPlaneEndpoint: %[1]s
+    networking: {podSubnet: "10.244.0.0/16,fd00:10:244::/56"}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: kubelet-config, namespace: kube-system}
+data:
+  kubelet: |
+    apiVersion: kubelet.config.k8s.io/v1beta1
+    kind: KubeletConfiguration
+---
+apiVersion: v1
+kind: Node
+metadata: {name: control-plane-1}
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: kube-apiserver-control-plane-1
+  namespace: kube-system
+  labels: {component: kube-apiserver, tier: control-plane}
+  annotations: {kubeadm.kubernetes.io/kube-apiserver.advertise-address.endpoint: "%[1]s", kubernetes.io/config.mirror: "1"}
+spec:
+  nodeName: control-plane-1
+  hostNetwork: true
+  containers: [{name: kube-apiserver, image: "registry.k8s.io/kube-apiserver:v1.37.2"}]
+`
+
+// upgradeConfiguration upgrades to the version of the tests' kubeadm, with or without patches.
+const upgradeConfiguration = `apiVersion: kubeadm.k8s.io/v1beta4
+kind: UpgradeConfiguration
+apply: {kubernetesVersion: v1.37.2%s}
+`
+
+// TestKubeadmUpgradeKeepsTheImage upgrades the objects of kubeadm v1.36 with kubeadm v1.37, whose patches keep the image.
+func TestKubeadmUpgradeKeepsTheImage(t *testing.T) {
+	s := newSite(t, lab.Config{Pods: 2}, nil, allowPrivileged)
+	s.serve(s.Pods[0])
+	s.apply(balanced())
+	s.applySlices("a", endpointsOf(s.Pods[0]))
+	older, err := os.ReadFile("testdata/kubeadm-v1.36.3.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := s.api.Server().String()
+	s.write("older.yaml", strings.ReplaceAll(string(older), "192.0.2.10:6443", server)+"---\n"+fmt.Sprintf(controlPlane, server))
+	s.sh("kubectl apply -f older.yaml")
+	s.sh("kubectl -n kube-system set image daemonset/kube-proxy kube-proxy=" + ourImage + ":v0.1.0")
+	_, d := s.pod("kube-proxy")
+	s.reachWeb("pod-0")
+
+	blocks := mustReadPage(t, migrating, "yaml")["kubeadm: upgrades of the cluster"]
+	if len(blocks) != 1 {
+		t.Fatalf("%d patches on the page, want 1", len(blocks))
+	}
+	const file = "patches/kubeproxydaemonset+strategic.yaml"
+	s.write(file, blocks[0])
+	s.upgrade(fmt.Sprintf(", patches: {directory: %s/patches}", s.checkout))
+	if mode := s.sh("kubectl -n kube-system get configmap kube-proxy -o yaml | grep mode:"); !strings.Contains(mode, "mode: iptables") {
+		t.Errorf("kubeadm v1.37 writes %q, want mode iptables", mode)
+	}
+	select {
+	case <-d.Ended(): // the mode is written into the file, although it means the same
+	case <-time.After(patience):
+		t.Fatal("the program goes on with a configuration that was changed")
+	}
+	s.awaitImage(ourImage + ":v0.1.0")
+	s.reachWeb("pod-0")
+
+	hardened, err := os.ReadFile("../../deploy/kubeadm/hardened.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.write(file, strings.ReplaceAll(string(hardened), "kube-nftproxy:dev", ourImage+":v0.1.0"))
+	s.upgrade(fmt.Sprintf(", patches: {directory: %s/patches}", s.checkout))
+	p, d := s.pod("kube-proxy")
+	if len(p.Spec.InitContainers) != 1 {
+		t.Errorf("%d containers before it, want 1", len(p.Spec.InitContainers))
+	}
+	testPrivileges(t, d)
+	s.reachWeb("pod-0")
+
+	// Without patches, the image is kube-proxy's again.
+	s.upgrade("")
+	if image := s.daemonSet("kube-proxy").Spec.Template.Spec.Containers[0].Image; image != kubeProxyImage+":v1.37.2" {
+		t.Errorf("without patches the image is %s", image)
+	}
+}
+
+// upgrade has kubeadm upgrade kube-proxy as on a control-plane node.
+func (s *site) upgrade(patches string) {
+	s.Helper()
+	s.write("upgrade.yaml", fmt.Sprintf(upgradeConfiguration, patches))
+	s.Log(s.sh(`unshare --uts bash -c 'hostname control-plane-1; kubeadm upgrade apply phase addon kube-proxy --config upgrade.yaml --kubeconfig "$KUBECONFIG"'`))
+}
+
+// write makes a file of the checkout, and the folder above it.
+func (s *site) write(file, text string) {
+	s.Helper()
+	path := filepath.Join(s.checkout, file)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// awaitImage waits until the pod of kubeadm's DaemonSet is ready with an image.
+func (s *site) awaitImage(want string) {
+	s.Helper()
+	p, _ := s.pod("kube-proxy")
+	set := s.daemonSet("kube-proxy").Spec.Template.Spec.Containers[0].Image
+	if image := p.Spec.Containers[0].Image; image != want || set != want {
+		s.Errorf("the pod has image %s, and the DaemonSet %s, want %s", image, set, want)
+	}
 }
 
 func (s *site) daemonSet(name string) *appsv1.DaemonSet {

@@ -104,7 +104,7 @@ localAPIEndpoint: {advertiseAddress: %s}
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
-kubernetesVersion: v1.36.3
+kubernetesVersion: v1.37.2
 controlPlaneEndpoint: %s
 networking: {podSubnet: "10.244.0.0/16,fd00:10:244::/56"}
 ---
