@@ -3,7 +3,9 @@ package twin
 import (
 	"errors"
 	"fmt"
+	"net"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -118,17 +120,23 @@ func (m *marks) away(listing string) error { return m.endpoints(listing, false, 
 // endpoints checks which of the Service's endpoints the rules have.
 func (m *marks) endpoints(listing string, home, away bool) error {
 	for _, f := range model.Families {
-		for text, want := range map[string]bool{
-			fmt.Sprintf("%s . tcp . %d ", markIPs[f], m.port()): true,
-			fmt.Sprintf("%s . %d", homeIPs[f], m.port()):        home,
-			fmt.Sprintf("%s . %d", awayIPs[f], m.port()):        away,
-		} {
-			if got := strings.Contains(listing, text); got != want {
-				return fmt.Errorf("%q in the rules: %t, want %t", text, got, want)
+		if text := fmt.Sprintf("%s . tcp . %d ", markIPs[f], m.port()); !strings.Contains(listing, text) {
+			return fmt.Errorf("%q is not in the rules", text)
+		}
+		for ip, want := range map[string]bool{homeIPs[f]: home, awayIPs[f]: away} {
+			if got := m.has(listing, ip); got != want {
+				return fmt.Errorf("endpoint %s with port %d in the rules: %t, want %t", ip, m.port(), got, want)
 			}
 		}
 	}
 	return nil
+}
+
+// has reports whether an endpoint with the mark's port is in a listing: as an element, or in a rule where kube-proxy writes the only
+// endpoint of a Service.
+func (m *marks) has(listing, ip string) bool {
+	return strings.Contains(listing, fmt.Sprintf("%s . %d", ip, m.port())) ||
+		strings.Contains(listing, net.JoinHostPort(ip, strconv.Itoa(int(m.port()))))
 }
 
 // current returns the missing marks, unless the rules are those for the ServiceCIDRs.
