@@ -39,7 +39,7 @@ var bounds = []bound{
 	against(burst, 2.5, "many changes cost more than their elements, or more than one batch"),
 	against(peakMemory, 1, "more memory than kube-proxy"),
 	against(steadyMemory, 1, "more memory than kube-proxy"),
-	against(spreadCPU, 4, "single changes take processor time beside their syncs"),
+	against(spreadCPU, 2, "single changes take processor time beside their syncs"),
 	against(allocations, 10, "a change allocates for more than itself"),
 	against(waitFirst, 2, "the first sync's batch has the kernel work longer"),
 	against(waitSingle, 5, "a single change's batch has the kernel work longer"),
