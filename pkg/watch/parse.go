@@ -130,7 +130,7 @@ func (r *reading) value(value json.RawMessage, depth int) {
 	case !isList:
 		r.object(value)
 	case depth == r.depth:
-		r.unreadable(errors.New("Lists are nested too deeply"))
+		r.unreadable(errors.New("nested too deeply: it is a List in Lists"))
 	case element != "" && !used[schema.FromAPIVersionAndKind(head.APIVersion, element)]:
 		r.complain("", unused(head.GroupVersionKind().String()))
 	default:
