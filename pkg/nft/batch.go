@@ -23,7 +23,7 @@ type Batch struct {
 	open     []*elementList
 	openKind elementKind
 
-	// Report requests the counters of elements deleted from now on, see [Batch.Gone].
+	// Report requests the counters of all elements that are deleted while it is true, see [Batch.Gone].
 	Report bool
 	// echoes are the deletions to be reported, gone the reported elements.
 	echoes echoes
@@ -198,7 +198,8 @@ func (b *Batch) addRule(t *Table, c *Chain, r *Rule) {
 	b.end(off)
 }
 
-// AddSet creates a set or map without elements. If the set exists, the commit only raises its size, and only since kernel 6.5.
+// AddSet creates a set or map without elements. If the set exists, the commit can raise its size (since kernel 6.5), and changes
+// nothing else.
 func (b *Batch) AddSet(s *Set) {
 	off := b.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, s.Family)
 	b.str(unix.NFTA_SET_TABLE, s.Table)
@@ -256,7 +257,8 @@ func (b *Batch) DeleteSet(family Family, table, name string) {
 	b.end(off)
 }
 
-// FlushSet deletes all elements of a set. n is about their number: at most n counters are reported.
+// FlushSet deletes all elements of a set. n is the approximate number of elements: the socket gets room for n reports of counters,
+// see [Batch.Report].
 func (b *Batch) FlushSet(s *Set, n int) {
 	off := b.message(unix.NFT_MSG_DELSETELEM, 0, s.Family)
 	b.str(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table)

@@ -113,8 +113,8 @@ func (b *Batch) refusal(m netlink.Message) error {
 	return fmt.Errorf("%s: %w%s", b.describe(m.Seq), errno, why)
 }
 
-// outcome returns the result of a batch. One error means that the kernel changed nothing. The acknowledgement alone does not mean
-// that there was no error: another message may have failed.
+// outcome returns the result of a batch. Any error reply means that the kernel changed nothing. An acknowledgement does not mean
+// success: another message of the batch may have failed.
 func (c *Conn) outcome(a *answers) error {
 	switch {
 	case a.lost != nil:
@@ -132,7 +132,7 @@ func (c *Conn) outcome(a *answers) error {
 // dump requests a list of objects and calls f with the attributes of each. If the list changes meanwhile, it calls begin and
 // starts again.
 func (c *Conn) dump(msg uint16, family Family, request []byte, begin func(), f func(object []byte) error) error {
-	const attempts = 100 // some ten milliseconds while another program commits continuously
+	const attempts = 100 // about ten milliseconds while another program commits continuously
 	for range attempts {
 		begin()
 		torn, err := c.list(msg, family, request, f)

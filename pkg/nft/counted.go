@@ -15,15 +15,15 @@ type Counted struct {
 	Packets uint64
 }
 
-// EachElement calls f for each element of a set. f must not keep the element. The cost is that of [Conn.Elements] without the
-// memory. It ignores changes of the ruleset meanwhile. To detect a change of this table, the caller compares the generations
-// before and after, and checks the commits in between.
+// EachElement calls f for each element of a set. f must not keep the element. EachElement takes as long as [Conn.Elements], but
+// does not store the elements. It does not detect changes of the ruleset. To detect a change of this table, compare the
+// generations before and after the call, and check the commits in between.
 func (c *Conn) EachElement(s *Set, f func(*Element)) error {
 	_, err := c.EachCounted(s, func(e *Counted) { f(&e.Element) })
 	return err
 }
 
-// EachCounted does the same as [Conn.EachElement], with the counters. If the ruleset changes meanwhile, whole is false: some
+// EachCounted does the same as [Conn.EachElement], with the counters. If the ruleset changes during the call, whole is false: some
 // elements may be missing or listed twice.
 func (c *Conn) EachCounted(s *Set, f func(*Counted)) (whole bool, err error) {
 	torn, err := c.list(unix.NFT_MSG_GETSETELEM, s.Family, elementsOf(s), func(object []byte) error { return eachCounted(s, object, f) })
@@ -57,7 +57,7 @@ func packetsOf(element []byte) uint64 {
 }
 
 // echoes are the deletions of a batch that the kernel must report with the final values of the counters. So no count is lost, and
-// nothing has to be read before. A report costs about as much as the deletion of an element.
+// the program need not read the counters before the batch. A report costs about as much as the deletion of an element.
 type echoes struct {
 	// messages are the positions of messages that request a report; sets are the sets of their elements.
 	messages []int
@@ -148,7 +148,7 @@ func (b *Batch) reported(m netlink.Message) {
 	}
 	for _, s := range b.echoes.sets {
 		if s.Name == name && s.Table == table && s.Family == Family(m.Family()) {
-			// An unreadable report only loses counts. It says nothing about the commit.
+			// If a report is unreadable, only its counts are lost. The commit is not affected.
 			_ = eachCounted(s, m.Object(), func(e *Counted) {
 				if e.Packets > 0 {
 					b.gone = append(b.gone, *e)

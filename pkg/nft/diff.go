@@ -27,8 +27,9 @@ func (l Line) String() string {
 	return sign + l.Where + ": " + l.Text
 }
 
-// Diff compares the kernel's table with the wanted one. elements are the wanted elements by set name. Elements added by packets,
-// and the sets in ignore, are ignored. It reads all elements: its time grows with the square of their number.
+// Diff compares the kernel's table with the wanted one. elements are the wanted elements by set name. Diff ignores elements that
+// packets have added, and the elements of the sets in ignore. It reads all other elements: its time grows with the square of their
+// number.
 func (c *Conn) Diff(want *Table, elements map[string][]Element, ignore ...string) ([]Line, error) {
 	have, err := c.Read(want.Family, want.Name)
 	if err != nil {
@@ -110,7 +111,7 @@ func (d *comparison) sorted(where string, have, want []string) {
 	}
 }
 
-// chains compares all chains with their rules, which have an order.
+// chains compares all chains and their rules. The order of the rules matters.
 func (d *comparison) chains(want *Table, sets map[string]*Set) {
 	wanted := map[string]*Chain{}
 	for _, c := range want.Chains {

@@ -11,8 +11,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Differing compares the rules in the kernel with those of the table, and returns the name of the first chain with different
-// rules, or "". It ignores chains that exist on one side only. As in [Conn.EachElement], the ruleset may change meanwhile.
+// Differing compares the rules in the kernel with the rules of t, and returns the name of the first chain with different rules, or
+// "". It ignores chains that have no rules in the kernel, and chains that t lacks. As [Conn.EachElement], it does not detect
+// changes of the ruleset during the call.
 func (c *Conn) Differing(t *Table) (chain string, err error) {
 	found := map[string][][]byte{}
 	request := attribute(unix.NFTA_RULE_TABLE, cstring(t.Name))

@@ -7,5 +7,5 @@
 //
 // In: tables, sets, chains, rules, elements.
 // Out: a [Batch] for [Conn.Commit]; the objects in the kernel, from the read methods of [Conn].
-// Never: decides what to program.
+// Never: chooses the content of a table.
 package nft

@@ -180,8 +180,8 @@ func metaField(name string, key expr.MetaKey, typ uint32, length int, order uint
 	}
 }
 
-// Index is a random number from numgen. Its type is that of "numgen random mod 2" for any modulus in a rule: nft compares only
-// types, and with any other type (a mark, a jhash) it cannot load its own listing, or crashes on it.
+// Index is a random number from numgen. Its type is "numgen random mod 2", regardless of the modulus in a rule: nft compares only
+// types. With a mark as the type, nft cannot load its own listing. With a jhash, it crashes.
 func Index() Field {
 	return Field{
 		name: "numgen random mod 2", typ: 4, len: 4, order: orderHost,

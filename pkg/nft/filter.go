@@ -11,8 +11,8 @@ import (
 // attachFilter makes a socket accept the end of each transaction (NFT_MSG_NEWGEN) and messages about tables of one name. It drops
 // other programs' messages, because millions of their elements would overrun the socket's queue.
 func attachFilter(fd int, table string) error {
-	// The kernel packs some dozens of messages into one buffer. A filter cannot loop, and before kernel 6.8 it is limited to 20
-	// KiB.
+	// The kernel packs some dozens of messages into one buffer. A filter cannot loop, so its size grows with the number of messages.
+	// Before kernel 6.8, the limit of its size is 20 KiB.
 	var err error
 	for _, messages := range []int{64, 32, 16} {
 		var filter []unix.SockFilter
@@ -27,8 +27,8 @@ func attachFilter(fd int, table string) error {
 	return err
 }
 
-// filterFor returns a socket filter that looks at the first messages of a buffer, and accepts buffers with more. A load beyond
-// the end makes the filter drop the buffer.
+// filterFor returns a socket filter that examines up to the given number of messages in a buffer. It accepts a buffer with more
+// messages. It drops a buffer in which no message matches: the kernel drops a buffer when the filter loads beyond its end.
 func filterFor(table string, messages int) ([]unix.SockFilter, error) {
 	const (
 		typeOffset = 4
@@ -71,8 +71,8 @@ func filterFor(table string, messages int) ([]unix.SockFilter, error) {
 	return filter, err
 }
 
-// sample returns four bytes from the middle of a name, which are rare in other names, and their offset. The filter compares only
-// these; the listener compares the whole name.
+// sample returns four bytes from the middle of a name, and their offset. These bytes are rare in other names. The filter compares
+// only these bytes; the listener compares the whole name.
 func sample(name string) (part, offset uint32) {
 	b := append([]byte(name), 0, 0, 0, 0)
 	offset = uint32(len(name)/2) &^ 3

@@ -129,7 +129,7 @@ func FuzzAnswers(f *testing.F) {
 		}
 		after := readAll(t, append(bytes.Clone(data), answer(of(unix.NFT_MSG_NEWSET), unix.NLM_F_DUMP_INTR)...))
 		if (failed == nil) != (after == nil) {
-			t.Errorf("a list that ended with %v ends with %v when something follows", failed, after)
+			t.Errorf("the list ended with %v, and with %v after an additional message", failed, after)
 		}
 	})
 }

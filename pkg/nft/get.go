@@ -54,7 +54,7 @@ type ReadTable struct {
 	Infos map[string]SetInfo
 }
 
-// Read reads a table with its rules. If the table changes meanwhile, it starts again.
+// Read reads a table with its rules. If the ruleset changes meanwhile, Read starts again.
 func (c *Conn) Read(family Family, name string) (*ReadTable, error) {
 	const attempts = 10
 	for range attempts {
@@ -429,7 +429,7 @@ func (c *Conn) BaseChains(family Family) (list []BaseChain, err error) {
 	return list, nil
 }
 
-// register returns the index of a register in 16 words of 32 bits, and whether it has one: the verdict register has none.
+// register returns the index of a register in 16 words of 32 bits. ok is false if it has none, as the verdict register.
 func register(number uint32) (at int, ok bool) {
 	const oldRegisters = 4 // of 128 bits each
 	switch {
@@ -443,7 +443,7 @@ func register(number uint32) (at int, ok bool) {
 	return 0, false
 }
 
-// Register returns the offset in bytes of a register within all registers (see [Registers]), and whether it has one.
+// Register returns the offset in bytes of a register within all registers (see [Registers]). ok is false if it has none.
 func Register(number uint32) (offset int, ok bool) {
 	at, ok := register(number)
 	return at * 4, ok

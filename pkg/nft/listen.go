@@ -61,7 +61,7 @@ func (a Author) String() string {
 
 // Listener receives the announcements of all transactions in the network namespace of the thread that opened it, while it is a
 // member of the kernel's nftables group. A member makes each commit slower, by about a microsecond for each element, because the
-// kernel describes every change. So leave the group during own commits.
+// kernel describes every change. So leave the group before each commit of this program, and join it again afterwards.
 type Listener struct {
 	file  *os.File
 	fd    syscall.RawConn
@@ -71,8 +71,8 @@ type Listener struct {
 	next Commit
 }
 
-// Listen opens a listener, which receives announcements after [Listener.Join]. For tables of the given name they include the
-// changes; for other tables, only the end of the transaction.
+// Listen opens a listener, which receives announcements after [Listener.Join]: the changes of tables with the given name, and the
+// end of every transaction.
 func Listen(table string) (*Listener, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -90,7 +90,7 @@ func Listen(table string) (*Listener, error) {
 
 func (l *Listener) setUp() error {
 	return l.control(func(fd int) error {
-		// An overrun is expensive but harmless.
+		// If this fails, the queue overruns sooner, which is expensive but harmless.
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1<<20)
 		if err := attachFilter(fd, l.table); err != nil {
 			return fmt.Errorf("attach filter: %w", err)

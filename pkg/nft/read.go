@@ -87,7 +87,7 @@ type TableInfo struct {
 	Handle uint64
 }
 
-// Table returns the table of a name.
+// Table describes the table with a name. Exists is false if there is none.
 func (c *Conn) Table(family Family, name string) (TableInfo, error) {
 	var found TableInfo
 	err := c.dump(unix.NFT_MSG_GETTABLE, family, nil, func() { found = TableInfo{} }, func(b []byte) error {

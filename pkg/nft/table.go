@@ -27,7 +27,7 @@ type Set struct {
 	Data []Field
 	// Verdict makes a map with verdicts as data: see [Element.Chain].
 	Verdict bool
-	// Interval allows ranges: prefixes in a key of one field, [Element.KeyEnd] in a key of several.
+	// Interval allows ranges: with [Element.IntervalEnd] in a key of one field, with [Element.KeyEnd] in a key of several.
 	Interval bool
 	// Dynamic lets rules add elements, up to Size.
 	Dynamic bool
@@ -35,8 +35,8 @@ type Set struct {
 	Timeouts bool
 	// Timeout is the default timeout of elements, in whole milliseconds; 0 means none.
 	Timeout time.Duration
-	// Size is the number of elements for which the kernel reserves memory. It selects the fixed hash table, which loads three
-	// times as fast; 0 lets the table grow. A batch that exceeds Size fails with ENFILE.
+	// Size is the number of elements for which the kernel reserves memory. With a size, the kernel uses its fixed hash table, into
+	// which it adds elements three times as fast. With 0, the hash table grows. A batch that exceeds Size fails with ENFILE.
 	Size uint32
 	// Counter gives each element a counter of matching packets, which starts at 0.
 	Counter bool

@@ -38,7 +38,7 @@ type held struct {
 	print func([]byte) string
 	// constant is the value itself if a rule sets it.
 	constant []byte
-	// flag is set if the text is itself a condition: one bit is set.
+	// flag is the condition that a bit is set, as nft writes it for ct, such as "ct status dnat"; "" if no mask was applied.
 	flag string
 }
 

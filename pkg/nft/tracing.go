@@ -28,7 +28,7 @@ type Traced struct {
 	Protocol uint8
 }
 
-// TraceEvent is the effect of a rule, or of the end of a chain, on a packet.
+// TraceEvent is one step of a packet: a rule that matched, or the end of a chain.
 type TraceEvent struct {
 	// ID is equal in all events of a packet.
 	ID           uint32
@@ -68,20 +68,21 @@ func Trace(table string, what Traced) (t *Tracer, err error) {
 	return t, nil
 }
 
-// Priorities of the chains that mark packets, before connection tracking, and of those that see the result, after all others.
+// Priorities of the tracing chains. Chains with beforeAll mark packets, before connection tracking. Chains with afterAll see packets
+// after all other chains.
 const (
 	beforeAll = -450
 	afterAll  = 450
 )
 
-// The last chains of a packet, before it reaches a local process or leaves.
+// Names of the chains that see a packet last: before a local process receives it, and before it leaves the node.
 const (
 	TraceDelivered = "delivered"
 	TraceLeaving   = "leaving"
 )
 
 func tracingBatch(table string, what Traced) *Batch {
-	t := &Table{Family: what.Family, Name: table, Comment: "kube-nftproxy trace --live: goes with the command"}
+	t := &Table{Family: what.Family, Name: table, Comment: "kube-nftproxy trace --live: deleted when the command exits"}
 	base := func(name string, hook uint32, priority int32, rules ...Rule) *Chain {
 		return &Chain{Name: name, Type: "filter", Hook: hook, Priority: priority, Rules: rules}
 	}
@@ -145,7 +146,7 @@ func (t *Tracer) Close() error {
 	return errors.Join(errs...)
 }
 
-// Next waits for the next events. It returns none after the given time.
+// Next waits for the next events. If none arrive within patience, it returns none.
 func (t *Tracer) Next(patience time.Duration) ([]TraceEvent, error) {
 	ready := []unix.PollFd{{Fd: int32(t.listener.socket.FD()), Events: unix.POLLIN}}
 	n, err := unix.Poll(ready, int(patience.Milliseconds()))

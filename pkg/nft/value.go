@@ -27,7 +27,7 @@ func (v Value) Addr(a netip.Addr) Value {
 	return v
 }
 
-// addr is Addr in place: copies of a Value are large and matter for very many values.
+// addr does the same as [Value.Addr], without a copy of the value: a Value is large, and there may be very many.
 func (v *Value) addr(a netip.Addr) {
 	if a.Is4() {
 		b := a.As4()
