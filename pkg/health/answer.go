@@ -9,8 +9,8 @@ import (
 // answer is the body of /healthz and /livez, with the same fields as kube-proxy's. Cloud load balancers and e2e tests read
 // lastUpdated.
 type answer struct {
-	// LastUpdated is the time of the answer if the status is 200: the rules are up to date. Otherwise it is the time of the last
-	// sync.
+	// LastUpdated is the time of the answer if the status is 200, because the rules are up to date. With any other status, it is the
+	// time of the last successful sync.
 	LastUpdated time.Time `json:"lastUpdated"`
 	CurrentTime time.Time `json:"currentTime"`
 	// NodeEligible is omitted in the answer to /livez.
@@ -36,7 +36,7 @@ func (h *Health) Handler() http.Handler {
 	return mux
 }
 
-// handle returns the handler of one path. ask returns the answer and whether all is well.
+// handle returns the handler of one path. ask returns the answer; ok is true for status 200.
 func handle(ask func() (a answer, ok bool), count func(code int)) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		a, ok := ask()
@@ -89,6 +89,6 @@ func reply(w http.ResponseWriter, a answer, ok bool) (code int) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	_, _ = w.Write(body) // the client has closed the connection
+	_, _ = w.Write(body) // an error means that the client has closed the connection
 	return code
 }

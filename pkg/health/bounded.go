@@ -12,8 +12,8 @@ import (
 
 // Limits for each client of a server. Any client that reaches the node can use the health ports.
 const (
-	// askTime is the limit for reading a request with its body, answerTime the limit for the response, from the end of the
-	// request's header. Profiles run for the requested time plus answerTime.
+	// askTime is the limit for reading a request with its body. answerTime is the limit for the response, from the end of the
+	// request's header. For a profile, the limit is the requested duration plus answerTime.
 	askTime, answerTime = 10 * time.Second, 30 * time.Second
 	// idleTime is the time that an idle connection is kept.
 	idleTime = 2 * time.Minute
@@ -37,12 +37,12 @@ func bounded(handler http.Handler, c *crowd) *http.Server {
 	}
 }
 
-// Bounded returns a server with these limits, for sockets other than the health ports. A handler that needs more time calls
+// Bounded returns a server with the limits of this file, for other sockets than the health ports. A handler that needs more time calls
 // [http.ResponseController.SetWriteDeadline].
 func Bounded(handler http.Handler) *http.Server { return bounded(handler, newCrowd(mostConnections)) }
 
-// crowd closes the oldest connection if there are too many, so that a new client is always served. A probe takes a moment;
-// connections that a client holds on purpose are older.
+// crowd closes the oldest connection if there are too many, so that a new client is always served. Connections of probes are short,
+// so the oldest connection is most likely one that a client holds on purpose.
 type crowd struct {
 	most int
 

@@ -153,7 +153,7 @@ func TestNobodyHoldsAConnection(t *testing.T) {
 				}
 				time.Sleep(answerTime + time.Second)
 				if text, err := io.ReadAll(asker); err != nil || len(text) > 0 {
-					t.Errorf("%v later it still answers: %q, %v", answerTime, text, err)
+					t.Errorf("after %v without a reader, the server still answers: %q, %v", answerTime, text, err)
 				}
 			})
 		})
@@ -191,7 +191,7 @@ func TestNobodySaysMuch(t *testing.T) {
 	}
 }
 
-// A handler that reads the body gets no more than the limit.
+// A handler that reads the body gets no more than longestBody bytes.
 func TestABodyHasAnEnd(t *testing.T) {
 	var read int64
 	server := bounded(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { read, _ = io.Copy(io.Discard, r.Body) }), newCrowd(1))

@@ -3,5 +3,5 @@
 //
 // In: the times of requested and finished syncs, and this node's Node.
 // Out: HTTP answers with kube-proxy's codes, headers and bodies.
-// Never: reads the rules or the API server; callers report news.
+// Never: reads the rules or the API server; callers report changes.
 package health

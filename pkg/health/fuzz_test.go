@@ -48,7 +48,7 @@ func FuzzRequests(f *testing.F) {
 					t.Fatalf("%s: the next client isn't served: %v", name, err)
 				}
 				if _, err := http.ReadResponse(bufio.NewReader(next), nil); err != nil {
-					t.Errorf("%s: the next one isn't answered: %v", name, err)
+					t.Errorf("%s: the next client gets no answer: %v", name, err)
 				}
 			})
 		}

@@ -64,8 +64,9 @@ type uncounted struct{}
 func (uncounted) HealthzAnswered(int) {}
 func (uncounted) LivezAnswered(int)   {}
 
-// Queued records that a sync was requested. Until the next call of Updated, only the first call counts, so call it for each
-// request. Call it also before a sync without a request: otherwise its failure is not visible here until the next request.
+// Queued records that a sync was requested. Call it for each request: until the next call of Updated, only the first call has an
+// effect. Call it also before a sync without a request: otherwise Health does not notice the failure of this sync until the next
+// request.
 func (h *Health) Queued(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -12,20 +12,21 @@ const (
 	// burst is the processor time that answers may take at once. 1/share of one processor is the limit in the long run.
 	burst = 5 * time.Second
 	share = 10
-	// mostKept is the number of kept answers: Prometheus servers request two formats.
+	// mostKept is the largest number of kept answers, one for each format. Prometheus servers request two formats.
 	mostKept = 4
 	// longestWait is the longest time that a client waits for an answer.
 	longestWait = askTime
 )
 
-// keptAnswers limits the cost of all requests to a handler. It makes one answer at a time, and all earlier requests share it. It
-// makes new answers while they take less than a tenth of one processor, beyond a burst. Above that, it sends the last one again.
+// keptAnswers limits the cost of all requests to a handler. It makes one answer at a time, which serves all requests that arrived
+// before its start. Answers may take a burst of processor time, and then a tenth of one processor. Above that, keptAnswers sends
+// the last answer again.
 type keptAnswers struct {
 	from http.Handler
 	// turn is held by the goroutine that uses the fields below.
 	turn    chan struct{}
 	answers map[string]*keptAnswer
-	// credit is the processor time that answers may take, at the time paid.
+	// credit is the processor time that answers may still take. paid is the time at which credit was computed.
 	credit time.Duration
 	paid   time.Time
 }
@@ -58,7 +59,7 @@ func (k *keptAnswers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if a != nil {
 			maps.Copy(w.Header(), a.header)
 			w.WriteHeader(a.code)
-			_, _ = w.Write(a.body.Bytes()) // the client has closed the connection
+			_, _ = w.Write(a.body.Bytes()) // an error means that the client has closed the connection
 			return
 		}
 		select {

@@ -69,7 +69,7 @@ func TestAScrapeIsFresh(t *testing.T) {
 			s.ask(h, "")
 		}
 		if s.made > 6 { // beyond the burst, the limit is a tenth
-			t.Errorf("made %d answers of a second each, and no end", s.made)
+			t.Errorf("made %d answers of a second each, want at most 6", s.made)
 		}
 		time.Sleep(burst * share)
 		if w := s.ask(h, ""); w.Body.String() != fmt.Sprint(s.made) || s.made < 6 {

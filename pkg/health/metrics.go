@@ -11,7 +11,7 @@ import (
 )
 
 // MetricsHandler returns the handler of the metrics port: /metrics with the metrics of g, /proxyMode, and /healthz, which only
-// shows that the port answers, as in kube-proxy. More paths can be added. started is the start of the process, for the header
+// shows that the port answers, as in kube-proxy. The caller can add paths. started is the start of the process, for the header
 // Process-Start-Time-Unix.
 func MetricsHandler(g prometheus.Gatherer, started time.Time) *http.ServeMux {
 	mux := http.NewServeMux()
@@ -24,7 +24,7 @@ func MetricsHandler(g prometheus.Gatherer, started time.Time) *http.ServeMux {
 	})))
 	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) { text(w, "nftables") })
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, r *http.Request) {
-		// It fails if /metrics/slis is not served. Then the result is not needed.
+		// For /metrics/slis. ObserveHealthcheck never returns an error.
 		_ = slis.ObserveHealthcheck(r.Context(), "ping", "healthz", slis.Success)
 		if _, verbose := r.URL.Query()["verbose"]; verbose {
 			text(w, "[+]ping ok\nhealthz check passed\n")
@@ -42,5 +42,5 @@ func MetricsHandler(g prometheus.Gatherer, started time.Time) *http.ServeMux {
 func text(w http.ResponseWriter, body string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, _ = io.WriteString(w, body) // the client has closed the connection
+	_, _ = io.WriteString(w, body) // an error means that the client has closed the connection
 }

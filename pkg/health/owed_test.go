@@ -16,6 +16,6 @@ func TestAccount(t *testing.T) {
 	h.Queued(now)
 	now = now.Add(time.Minute)
 	if got, want := h.Account(), (Account{Updated: start, Owed: start}); got != want {
-		t.Errorf("a minute after rules were asked for: %+v, want %+v", got, want)
+		t.Errorf("a minute after a sync was requested: %+v, want %+v", got, want)
 	}
 }

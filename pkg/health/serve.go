@@ -53,8 +53,8 @@ func serve(
 	}
 }
 
-// serveOnce listens and serves until ctx ends or the listener fails. Only the goroutines of answers that exceed closeTimeout
-// remain.
+// serveOnce listens and serves until ctx ends or the listener fails. When it returns, only goroutines of answers that exceed
+// closeTimeout still run.
 func serveOnce(ctx context.Context, handler http.Handler, listen func() (net.Listener, error)) error {
 	l, err := listen()
 	if err != nil {

@@ -135,6 +135,6 @@ func TestServeCutsOff(t *testing.T) {
 		t.Errorf("serve: %v", err)
 	}
 	if err := <-asked; err == nil {
-		t.Error("the stuck answer was given after all")
+		t.Error("the endless answer was completed")
 	}
 }

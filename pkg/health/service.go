@@ -28,7 +28,7 @@ type Check struct {
 // Services serves the health checks of Services with externalTrafficPolicy Local (kube-proxy:
 // pkg/proxy/healthcheck/service_health.go). Only one goroutine may call Sync.
 type Services struct {
-	// healthy reports whether the rules are up to date. If not, load balancers get that answer too.
+	// healthy reports whether the rules are up to date. If not, all checks answer 503, regardless of the endpoints.
 	healthy func() bool
 	// failed receives a problem for each port that cannot be opened.
 	failed func(model.Problem)
@@ -44,7 +44,7 @@ type Services struct {
 	broken map[types.NamespacedName]map[netip.AddrPort]string
 }
 
-// mostRetries is the number of failed addresses that one [Services.Sync] retries: it may be called twice a second.
+// mostRetries is the number of failed addresses that one call of [Services.Sync] retries: the loop may call it twice a second.
 const mostRetries = 100
 
 // checkAt is one address that serves one Service's check.
@@ -114,7 +114,7 @@ func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Add
 		}
 		if _, known := s.broken[at.service][at.addr]; known {
 			if retries++; retries > mostRetries {
-				continue // the next Sync has another order
+				continue // the next Sync selects others: the order of a map is random
 			}
 		}
 		s.open(at)

@@ -110,7 +110,7 @@ func TestATakenPortIsReportedOnceAndTriedAgain(t *testing.T) {
 		t.Errorf("problems: %+v, want one of default/web", problems)
 	}
 	if why := s.Broken(web); len(why) != 1 || why[0] != "address in use" || s.Broken(types.NamespacedName{Name: "other"}) != nil {
-		t.Errorf("default/web can't be asked for because of %q, want the address to be in use", why)
+		t.Errorf("Broken(default/web) = %q, want \"address in use\"", why)
 	}
 	taken = false
 	if broken := s.Sync(checks, []netip.Addr{loopback}); broken != 0 || s.Broken(web) != nil {
@@ -216,8 +216,8 @@ func TestWhereServicesListen(t *testing.T) {
 	}
 }
 
-// A port that is in use at one address is served at the others. Its Service gets one problem, and another one when the port is in
-// use again.
+// A port that is in use at one address is served at the others. Its Service gets one problem. When its port changes to another one
+// that is in use, it gets another problem.
 func TestATakenAddressDoesNotStopOthers(t *testing.T) {
 	web, mail := types.NamespacedName{Namespace: "default", Name: "web"}, types.NamespacedName{Namespace: "default", Name: "mail"}
 	var told []string
