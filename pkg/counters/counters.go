@@ -12,9 +12,9 @@ import (
 
 // Counts are numbers of new connections, by outcome.
 type Counts struct {
-	// Connections were translated to an endpoint.
+	// Connections is the number of connections that were translated to an endpoint.
 	Connections uint64
-	// Refused were rejected or dropped. Each retry of a client counts.
+	// Refused is the number of connections that were rejected or dropped, by reason. Each retry of a client counts.
 	Refused [Reasons]uint64
 }
 
@@ -54,14 +54,15 @@ type Counters struct {
 	settled    *sync.Cond
 	// seen holds the last known count of each present element, if it is not 0.
 	seen map[place]uint64
-	// replaced are the elements that were deleted during the current reading, whose results about them may be stale.
+	// replaced are the elements that were deleted during the current reading: a value that it has read for them may be stale.
+	// replacedAll is true if all elements were.
 	replaced    map[place]struct{}
 	replacedAll bool
-	// inherited is true for elements of an earlier process: their first known counts are the starting points.
+	// inherited is true while the elements are those of an earlier process: their first known counts are the starting points.
 	inherited bool
 	tallies
-	// round is the number of the current or last reading. torn is the number of incomplete readings in a row, tornSince the first
-	// of them.
+	// round is the number of the current or last reading. torn is the number of incomplete readings in a row, and tornSince is the
+	// number of the first one.
 	round, torn, tornSince int
 	// reading is closed at the end of the current reading; nil if there is none. The next one may start at next.
 	reading chan struct{}
@@ -149,8 +150,8 @@ func (c *Counters) count(e *nft.Counted, at place) {
 // errBusy means that a reading did not end within the given time.
 var errBusy = errors.New("the kernel's counters are still being read")
 
-// Await waits until the counts of present elements were read recently, but no longer than patience. After an error, earlier
-// counts are still available.
+// Await waits for a recent reading of the counts of present elements, but no longer than patience. After an error, the counts of
+// the previous reading are still available.
 func (c *Counters) Await(patience time.Duration) error {
 	reading := c.refresh()
 	if reading != nil {
@@ -183,7 +184,7 @@ func (c *Counters) begin() {
 	}
 }
 
-// every is the least time between two readings; share times the duration of the last reading is another lower limit.
+// The time between two readings is at least every, and at least share times the duration of the last reading.
 const (
 	every = time.Second
 	share = 50
@@ -211,7 +212,7 @@ const patienceWithTorn = 5
 
 // reading is the result of a reading.
 type reading struct {
-	// whole is true if the reading saw all elements, allowed if it saw all elements that count admitted sources.
+	// whole is true if the reading saw all elements. allowed is true if it saw all elements that count packets of allowed sources.
 	whole, allowed bool
 }
 
@@ -251,7 +252,7 @@ func (c *Counters) readSets() (r reading, err error) {
 	return r, nil
 }
 
-// chunk is the number of elements that are processed at once: the loop waits for one chunk at most.
+// chunk is the number of elements that are processed under the lock at once. So the loop waits for one chunk at most.
 const chunk = 128
 
 func (c *Counters) readSet(s *nft.Set) (whole bool, err error) {

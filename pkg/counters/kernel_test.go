@@ -178,7 +178,7 @@ func (n *node) ask(from *lab.Host, to [2]netip.Addr, port uint16, times int, out
 				arrived := n.wanted(name)
 				note(arrived)
 				note(n.wanted("total"))
-				if to != clusterIP { // clients without local endpoints count for the service port
+				if to != clusterIP { // a frontend counts these as connections; only the service port counts them as refused
 					arrived.Connections += arrived.Refused[NoLocalEndpoints]
 					arrived.Refused[NoLocalEndpoints] = 0
 				}
@@ -281,7 +281,7 @@ func (n *node) keys() (names []string, keys []model.Key) {
 // allSources leaves a load-balancer IP without source ranges.
 func allSources(model.Family) []model.AddrRange { return nil }
 
-// firstClient restricts it to the first client.
+// firstClient restricts a load-balancer IP to the first client.
 func (n *node) firstClient(f model.Family) []model.AddrRange {
 	addr := n.Client.Addr(clusterIP[f])
 	return []model.AddrRange{{First: addr, Last: addr}}
@@ -341,9 +341,9 @@ func TestEveryConnectionCountsOnceAndStays(t *testing.T) {
 	// A full sync precedes any reading of the last connections' counts.
 	n.planner.SetLocalPods(model.IPv4, plan.LocalPods{Prefix: netip.MustParsePrefix("10.0.0.0/8")})
 	n.sync(apply.Full)
-	n.check("after all was written anew")
+	n.check("after a full sync")
 	n.everyWay()
-	n.check("and once more")
+	n.check("with new connections after a full sync")
 }
 
 func TestCountsAreThereAfterARepair(t *testing.T) {
@@ -351,7 +351,7 @@ func TestCountsAreThereAfterARepair(t *testing.T) {
 	open := shape{endpoints: []*lab.Host{n.Pods[0], n.Remotes[0]}, sources: allSources}
 	n.set(open, apply.Full)
 	n.everyWay()
-	n.check("before somebody meddles")
+	n.check("before a foreign change")
 	nft := func(text string) {
 		t.Helper()
 		if out, err := n.Node.Command(t.Context(), "nft", text).CombinedOutput(); err != nil {
@@ -362,22 +362,22 @@ func TestCountsAreThereAfterARepair(t *testing.T) {
 	n.kernel.Doubt()
 	n.sync(apply.Full)
 	n.everyWay()
-	n.check("after everything was replaced")
+	n.check("after the repair of a foreign change")
 	// Counts since the last reading are deleted with the tables. Earlier ones stay.
 	nft("flush ruleset")
 	n.kernel.Doubt()
 	n.sync(apply.Full)
-	n.check("after everything was lost")
+	n.check("after the repair of a flush")
 	n.everyWay()
-	n.check("and goes on")
+	n.check("with new connections after the flush")
 	// Another program replaces an element, and its counter restarts at 0.
 	n.everyWay()
-	n.check("more than will be counted afterwards")
+	n.check("before an element is replaced")
 	const element = "{ 198.51.100.7 . tcp . 80 }"
 	nft("delete element ip kube-nftproxy services " + element)
 	nft("add element ip kube-nftproxy services " + strings.Replace(element, " }", " comment \"shop/cart:tcp\" : 8000:b02 }", 1))
 	n.everyWay()
-	n.check("after somebody has replaced an element")
+	n.check("after another program has replaced an element")
 }
 
 func TestCountsAreThereAfterSetsHaveGrown(t *testing.T) {
@@ -420,7 +420,7 @@ func TestCountsOfAServiceGoWithIt(t *testing.T) {
 	n := newNode(t)
 	n.set(shape{endpoints: n.Pods, sources: allSources}, apply.Full)
 	n.everyWay()
-	n.check("while it is there")
+	n.check("while the Service exists")
 	n.everyWay() // also since the last reading
 	total := *n.wanted("total")
 	n.planner.Set(service, nil)
@@ -433,7 +433,7 @@ func TestCountsOfAServiceGoWithIt(t *testing.T) {
 	}
 	n.counters.mu.Lock()
 	if left := len(n.counters.frontends) + len(n.counters.seen); left > 0 {
-		t.Errorf("%d things are remembered of it", left)
+		t.Errorf("%d entries of the Service are left", left)
 	}
 	if got := n.counters.total.counts(); got != total {
 		t.Errorf("the total was %+v, and is %+v", total, got)
@@ -446,14 +446,14 @@ func TestCountsOfAServiceGoWithIt(t *testing.T) {
 			}
 		}
 	}
-	// An element of an unused port without any request is deleted as well.
+	// The deletion also succeeds if the Service got no request to an unused port, and so has no element in the set.
 	n.set(shape{endpoints: n.Pods, sources: allSources}, apply.Partial)
 	n.planner.Set(service, nil)
 	n.sync(apply.Partial)
 }
 
-// If requests to unused ports arrive at more cluster IPs than are counted, the rest is rejected as usual. Forgetting them costs
-// one full sync.
+// If requests to unused ports arrive at more cluster IPs than the set has room for, the rules reject the rest as usual. Deleting a
+// Service's entry of this set costs one full sync.
 func TestMoreUnusedPortsThanAreCounted(t *testing.T) {
 	n := newNode(t)
 	n.set(shape{endpoints: n.Pods, sources: allSources}, apply.Full)
@@ -565,8 +565,8 @@ func TestNothingIsCountedTwiceOrLostWhileAllChanges(t *testing.T) {
 	}
 }
 
-// askOn sends requests to the Service continuously. A packet that finds two endpoints and draws the second one just after its
-// removal is rejected: it counts as both.
+// askOn sends requests to the Service continuously. If a packet finds two endpoints, and draws the second one just after its
+// removal, the rules reject it. Such a packet counts as a connection and as refused.
 func (n *node) askOn(f model.Family, times int) (c Counts) {
 	for range times {
 		a := n.Pods[0].Probe(n.Context(), model.UDP, netip.AddrPortFrom(clusterIP[f], servicePort), lab.Options{})

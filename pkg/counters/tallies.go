@@ -20,7 +20,7 @@ type tallies struct {
 	kept int
 }
 
-// fewEntries is the number of entries that does not justify a reading.
+// fewEntries is a number of new entries that does not justify a reading.
 const fewEntries = 1024
 
 // crowded reports whether there are so many entries that stale ones must be removed even if no client reads the metrics: twice as
@@ -42,8 +42,8 @@ type entry struct {
 	round int
 }
 
-// tally has a number for each meaning, and the largest known number of packets that source ranges dropped. This is the difference
-// of two numbers that are not read at the same time.
+// tally has a number for each meaning. dropped is the number of packets that source ranges dropped: the largest known difference of
+// Examined and Allowed, which are not read at the same time.
 type tally struct {
 	by      [plan.Meanings]uint64
 	dropped uint64
@@ -55,7 +55,7 @@ func newTallies() tallies {
 
 func (t *tally) add(m plan.Meaning, n uint64) { t.by[m] += n }
 
-// settle updates dropped. Examined must have been read before Allowed.
+// settle updates dropped. The caller must have read Examined before Allowed.
 func (t *tally) settle() {
 	if examined, allowed := t.by[plan.Examined], t.by[plan.Allowed]; examined > allowed {
 		t.dropped = max(t.dropped, examined-allowed)
