@@ -12,7 +12,7 @@ import (
 )
 
 // Without leftovers, Look and Cleanup neither create a table (one of iptables-legacy slows down every packet) nor load a module.
-// This test runs before those that do.
+// This test runs before tests that load modules.
 func TestNothingIsMadeOrLoaded(t *testing.T) {
 	lab.EnterNamespace(t)
 	before, modules := generation(t), loaded(t)

@@ -82,7 +82,7 @@ func (b *blob) verdict(e entry) (v int, standard bool) {
 	return int(int32(binary.NativeEndian.Uint32(b.entries[e.target+targetHeader:]))), true
 }
 
-// jump returns the offset to which an entry jumps. A rule without a target jumps to its own end.
+// jump returns the offset to which an entry jumps. A rule without a target jumps to the entry after it.
 func (b *blob) jump(e entry) (offset int, jumps bool) {
 	v, standard := b.verdict(e)
 	return v, standard && v >= 0 && v != e.next
@@ -113,7 +113,7 @@ func (b *blob) comment(e entry) string {
 	return ""
 }
 
-// content is a parsed blob. Every entry except the end of the table belongs to a chain: it is its first or last entry, or a rule.
+// content is a parsed blob. Every entry except the end of the table belongs to a chain: as its first or last entry, or as a rule.
 type content struct {
 	ruleset
 	entries []entry
@@ -190,7 +190,7 @@ func (b *blob) parse(table string) (*content, error) {
 	return c, nil
 }
 
-// without returns the blob without the removed parts, and for each of its entries the index in the old one.
+// without returns a blob without the removed parts, and the index in c.entries of each remaining entry.
 func (b *blob) without(c *content, r *removal) (*blob, []int, error) {
 	goes := map[int]bool{}
 	for _, i := range r.jumps {

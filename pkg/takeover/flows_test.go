@@ -286,7 +286,7 @@ func TestConnectionsOutliveTheRules(t *testing.T) {
 			if left := s.left(t); left.any() {
 				t.Errorf("left: %v", left)
 			}
-			s.check(t, "after kube-proxy's rules have gone")
+			s.check(t, "after the removal of kube-proxy's rules")
 		})
 	}
 }

@@ -123,7 +123,7 @@ func checkRest(t *testing.T, before *content, r *removal, rest *blob) {
 	t.Helper()
 	after, err := rest.parse("nat")
 	if err != nil {
-		t.Fatalf("what is left is no table: %v", err)
+		t.Fatalf("the rest is not a valid table: %v", err)
 	}
 	for _, c := range after.chains {
 		if r.chains[c.name] {

@@ -164,7 +164,7 @@ func logged(t testing.TB) (klog.Logger, func() string) {
 	return logger, logger.GetSink().(ktesting.Underlier).GetBuffer().String
 }
 
-// Afterwards, all other rules are the same as without kube-proxy: order, data, counters.
+// After the removal, all other rules are the same as without kube-proxy: order, data, counters.
 func TestOnlyKubeProxysRulesGo(t *testing.T) {
 	for _, b := range backends {
 		for _, mode := range []string{"iptables", "ipvs"} {
@@ -254,7 +254,7 @@ func TestPartlyRemovedStates(t *testing.T) {
 					}
 				}
 				if !look(t).any() {
-					t.Fatal("nothing of kube-proxy is there")
+					t.Fatal("no object of kube-proxy was found")
 				}
 				logger, log := logged(t)
 				if err := Cleanup(logger, nil); err != nil {
@@ -283,7 +283,8 @@ func TestPartlyRemovedStates(t *testing.T) {
 	}
 }
 
-// The suggested command has the same effect if the kernel rejects the change, except that it also removes other programs' jumps.
+// If the kernel rejects the removal, the error names a command. The command has the same effect, except that it also removes other
+// programs' jumps to kube-proxy's chains.
 func TestTheCommandToRunByHand(t *testing.T) {
 	const b = backend("legacy")
 	lab.EnterNamespace(t)

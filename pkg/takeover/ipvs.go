@@ -37,7 +37,7 @@ const (
 	destActive, destInactive, destFamily                              = 7, 8, 11
 )
 
-// openIPVS returns nil if the kernel has no ipvs. It lists all families: a request for one by name would load its module.
+// openIPVS returns nil if the kernel has no ipvs. It lists all families, because a request for a family by name would load its module.
 func openIPVS(excluded []netip.Prefix) (*ipvs, error) {
 	families, err := netlink.GenlFamilyList()
 	if err != nil {
@@ -93,7 +93,7 @@ func (v *ipvs) request(command uint8, flags int, attributes ...*nl.RtAttr) ([][]
 	return r.Execute(unix.NETLINK_GENERIC, 0)
 }
 
-// list requests objects and returns the attributes of each, which are nested in one of type typ.
+// list requests objects and returns the attributes of each, which are nested in an attribute of type typ.
 func (v *ipvs) list(command uint8, typ uint16, attributes ...*nl.RtAttr) (list []map[uint16][]byte, err error) {
 	replies, err := v.request(command, unix.NLM_F_DUMP, attributes...)
 	if err != nil {
@@ -111,7 +111,7 @@ func (v *ipvs) list(command uint8, typ uint16, attributes ...*nl.RtAttr) (list [
 	return list, nil
 }
 
-// object returns the attributes of the object in a message, which are nested in one of type typ.
+// object returns the attributes of the object in a message, which are nested in an attribute of type typ.
 func object(m []byte, typ uint16) (map[uint16][]byte, error) {
 	if len(m) < nl.SizeofGenlmsg {
 		return nil, nil
@@ -205,8 +205,8 @@ func (v *ipvs) remove(s server) error {
 	return nil
 }
 
-// drain removes the virtual servers without connections, and stops new connections to the others. It returns the remaining
-// servers. Without patience it removes all.
+// drain removes the virtual servers without connections, and stops new connections to the others. If patient is false, it removes
+// all servers. It returns the remaining servers and the number of removed ones.
 func (v *ipvs) drain(patient bool) (left []server, removed int, err error) {
 	servers, err := v.servers()
 	if err != nil {
@@ -231,9 +231,9 @@ func (v *ipvs) drain(patient bool) (left []server, removed int, err error) {
 	return left, removed, errors.Join(errs...)
 }
 
-// drainOne stops new connections to a virtual server, and reports whether it has any.
+// drainOne stops new connections to a virtual server, and reports whether it still has connections.
 func (v *ipvs) drainOne(s server) (busy bool, err error) {
-	// It counts connections only after all real servers are stopped, so that it counts a connection that begins meanwhile.
+	// After it has set weights to zero, it lists the real servers again, to count connections that began in between.
 	dests, err := v.dests(s)
 	if err != nil {
 		return true, err

@@ -138,9 +138,10 @@ func TestConnectionsByIPVSAreDrained(t *testing.T) {
 					t.Errorf("%s should have been removed from the device, and %s not", addresses[f].empty, addresses[f].web)
 				}
 			}
-			s.check(t, "while connections by ipvs go on")
+			s.check(t, "while ipvs connections continue")
 			s.checkDeleted(t)
-			// ipvs keeps idle entries for a second and resets for ten seconds, instead of minutes.
+			// With these timeouts, ipvs forgets closed TCP connections and idle UDP flows after a second, instead of minutes. It forgets
+			// reset connections after ten seconds.
 			s.sh(t, "", "ipvsadm", "--set", "900", "1", "1")
 			for _, fl := range s.flows {
 				fl.check(t)
@@ -162,13 +163,13 @@ func TestConnectionsByIPVSAreDrained(t *testing.T) {
 					t.Errorf("rules left:\n%s", rules)
 				}
 			}
-			s.check(t, "after all has gone")
+			s.check(t, "after the removal of all objects")
 		})
 	}
 }
 
-// checkDeleted checks that a Service deleted during draining gets no new connections: its virtual servers still exist, but get no
-// new connections.
+// checkDeleted checks that a Service that is deleted during draining gets no new connections, although its virtual servers still
+// exist.
 func (s *switchOver) checkDeleted(t testing.TB) {
 	t.Helper()
 	s.setWeb(t, nil)
@@ -205,8 +206,8 @@ func (s *switchOver) isLocal(t testing.TB, a netip.Addr) (found bool) {
 	return found
 }
 
-// A cleanup does not wait for connections. Virtual servers that the configuration excludes stay, and all of them stay without
-// signs of kube-proxy.
+// A cleanup does not wait for connections. Virtual servers that the configuration excludes stay. If kube-proxy's device and sets are
+// missing, all virtual servers stay.
 func TestCleanupOfIPVS(t *testing.T) {
 	needIPVS(t)
 	s := newSwitchOver(t)
@@ -229,7 +230,7 @@ func TestCleanupOfIPVS(t *testing.T) {
 	s.kubeProxyIPVS(t, "nft")
 	s.connect(t)
 	clean()
-	check("after kube-proxy's have gone")
+	check("after the removal of kube-proxy's")
 	var left Leftovers
 	s.on(t, func() (err error) {
 		left, err = Look(nil)
@@ -240,7 +241,7 @@ func TestCleanupOfIPVS(t *testing.T) {
 	}
 	logger, _ := logged(t)
 	s.on(t, func() error { return Cleanup(logger, nil) })
-	check("after a cleanup that excludes none, where nothing says that kube-proxy was there")
+	check("after a cleanup that excludes none, without kube-proxy's device and sets")
 
 	// Half of the objects are deleted already.
 	s.kubeProxyIPVS(t, "legacy")
@@ -252,7 +253,7 @@ func TestCleanupOfIPVS(t *testing.T) {
 		return err
 	})
 	clean()
-	check("after the device had gone before")
+	check("without the device")
 	s.kubeProxyIPVS(t, "nft")
 	s.sh(t, "", "ipvsadm", "-C")
 	clean()

@@ -17,7 +17,7 @@ import (
 
 // protocol is one of the two protocols that iptables-legacy has tables for.
 type protocol struct {
-	command string // such as iptables-save
+	command string // without the suffix -save or -restore
 	names   string // the kernel's file with the existing tables
 	family  int
 	level   int
@@ -85,7 +85,7 @@ func removeLegacy(note *notes) error {
 	})
 }
 
-// byHand returns the command that does the same to a table.
+// byHand returns a shell command that removes kube-proxy's chains from a table.
 func (p *protocol) byHand(table string) string {
 	var names []string
 	for _, t := range tables {
@@ -174,7 +174,7 @@ func (s *xtables) set(option int, buf []byte) error {
 	return nil
 }
 
-// read reads a table. It returns EAGAIN if the table changes between the reads of its size and of its content.
+// read reads a table. It returns EAGAIN if, at each attempt, the table changes between the reads of its size and of its content.
 func (s *xtables) read(table string) (b *blob, err error) {
 	err = again(func() (err error) {
 		b, err = s.readOnce(table)
@@ -277,15 +277,15 @@ func (s *xtables) addCounters(table string, counted []byte, from []int) error {
 	return nil
 }
 
-// lockFile is the file that iptables-legacy locks while it changes a table: it reads and rewrites the table, as this program
-// does.
+// lockFile is the file that iptables-legacy locks while it changes a table. Like this program, it reads a whole table and rewrites
+// it, so two changes at once would lose one of them.
 const lockFile = "/run/xtables.lock"
 
 // lockWait is the longest wait for the lock: iptables-restore takes seconds for very many rules.
 const lockWait = 10 * time.Second
 
-// lockXtables waits for the lock. If the file cannot be opened, as in a container without the node's /run, other programs would
-// not see this lock.
+// lockXtables waits for the lock. If it cannot open the file, as in a container without the node's /run, it locks nothing and returns
+// no error: other programs would not see a lock on another file.
 func lockXtables(name string) (unlock func(), err error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {

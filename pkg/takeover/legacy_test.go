@@ -100,7 +100,7 @@ func TestUnexpectedLayouts(t *testing.T) {
 		}
 	}
 	if failed < 750 {
-		t.Errorf("%d of 3000 spoiled tables were refused", failed)
+		t.Errorf("%d of 3000 damaged tables were rejected", failed)
 	}
 	if c, err := good.parse("filter"); err != nil || len(c.rules) < 20 {
 		t.Errorf("the good one: %v", err)

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// tables are the tables of iptables in which kube-proxy makes chains, with the names of these (kube-proxy: cleanupLeftovers in
+// tables are the tables of iptables in which kube-proxy makes chains, with the chains' names (kube-proxy: cleanupLeftovers in
 // iptables/cleanup.go, iptablesCleanupChains in ipvs/proxier.go). The kubelet's chains are not included: KUBE-FIREWALL,
 // KUBE-MARK-DROP, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT.
 var tables = []struct {
@@ -55,8 +55,8 @@ func count(table string, chains []string) (n int) {
 	return n
 }
 
-// isKubeProxysJump reports whether kube-proxy made a rule of a built-in chain that leads to one of its chains: all versions add a
-// comment.
+// isKubeProxysJump reports whether kube-proxy made a rule, by its comment. The rule is in a built-in chain and leads to one of
+// kube-proxy's chains. All versions of kube-proxy add a comment to such rules.
 func isKubeProxysJump(comment string) bool {
 	return strings.HasPrefix(comment, "kubernetes ") || strings.HasPrefix(comment, "kube-proxy ")
 }

@@ -37,7 +37,8 @@ const (
 // askTimeout is the time within which a kube-proxy must answer.
 const askTimeout = time.Second
 
-// ports returns the addresses at which a kube-proxy may answer: this program's own, which replaces it there, and the default.
+// ports returns the addresses at which a kube-proxy may answer: kube-proxy's default address, and the address that is configured for
+// this program.
 func ports(configured, fallback string) []string {
 	list := []string{fallback}
 	if at, err := netip.ParseAddrPort(configured); err == nil {
@@ -75,8 +76,8 @@ func findRival(ctx context.Context, metrics, health string) (page string, unknow
 	return "", unknown
 }
 
-// ask requests a page. A page of this program counts as missing. The connection is made in the network namespace of the calling
-// thread. It fails if the result does not show whether the page exists.
+// ask requests a page, from the network namespace of the calling thread. A page of this program counts as missing. ask returns an
+// error if the result does not prove that the page exists or is missing.
 func ask(ctx context.Context, at, path string) (status int, body string, unknown error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()

@@ -18,7 +18,7 @@ type chain struct {
 	builtin bool
 	// drops is true if the policy of a built-in chain is to drop.
 	drops bool
-	// elsewhere is true if references to it exist outside the rules.
+	// elsewhere is true if references to the chain exist outside the rules, such as in the elements of a map.
 	elsewhere bool
 }
 
@@ -43,7 +43,7 @@ type removal struct {
 // empty reports whether there is nothing to remove.
 func (r *removal) empty() bool { return len(r.chains)+len(r.jumps) == 0 }
 
-// keptNames returns the remaining chains.
+// keptNames returns the names of kube-proxy's chains that have to stay, sorted.
 func (r *removal) keptNames() []string { return slices.Sorted(maps.Keys(r.kept)) }
 
 // removal returns kube-proxy's part: its chains, and its rules in built-in chains that lead to them. If another program's rule

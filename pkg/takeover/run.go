@@ -35,11 +35,11 @@ type Takeover struct {
 	once   sync.Once
 	// rival is the page at which a kube-proxy answered at the last check.
 	rival string
-	// tried is true after an attempt to remove, left is the number of remaining objects after it. taken is true if nothing more
-	// will be removed.
+	// tried is true after an attempt to remove; left is the number of remaining objects after that attempt. taken is true if the
+	// program will remove nothing more.
 	tried, taken bool
 	left         Leftovers
-	// appeared is true if objects have appeared since. failed is the last logged failure.
+	// appeared is true if objects have appeared since that attempt. failed is the last logged failure.
 	appeared bool
 	failed   string
 	note     *notes
@@ -53,8 +53,8 @@ func New(c Config) *Takeover {
 // lookEvery is the time between two checks. A check without findings takes a millisecond.
 const lookEvery = 10 * time.Second
 
-// Rival reports whether a kube-proxy runs or may run. Call it before removing anything of kube-proxy's. It takes a second at
-// most.
+// Rival reports whether a kube-proxy runs or may run. Call it before removing anything of kube-proxy's. It queries up to four
+// addresses, and takes at most a second for each.
 func (t *Takeover) Rival(ctx context.Context) bool {
 	page, unknown := findRival(ctx, t.Metrics, t.Health)
 	return page != "" || unknown != nil
@@ -64,14 +64,14 @@ func (t *Takeover) Rival(ctx context.Context) bool {
 // concurrently.
 func (t *Takeover) Synced() { t.once.Do(func() { close(t.synced) }) }
 
-// Run checks at once, as soon as the program's tables are in place, and then periodically until the context ends.
+// Run checks immediately, again as soon as the program's tables are in place, and periodically until the context ends.
 func (t *Takeover) Run(ctx context.Context) {
 	t.note = newNotes(klog.FromContext(ctx))
 	synced := t.synced
 	for ctx.Err() == nil {
 		start := time.Now()
 		t.look(ctx)
-		// A check may take long on a node with very many objects.
+		// A check may take long on a node with very many objects. Checks take at most a twentieth of the time.
 		const share = 20
 		timer := time.NewTimer(max(lookEvery, share*time.Since(start)))
 		select {
@@ -146,7 +146,7 @@ func (t *Takeover) noteFailed(err error) {
 	}
 }
 
-// noteRival reports a running kube-proxy, once each time.
+// noteRival reports a running kube-proxy, once for each time that one starts.
 func (t *Takeover) noteRival(rival string) {
 	switch {
 	case rival != "" && t.rival == "":
@@ -161,7 +161,7 @@ func (t *Takeover) noteRival(rival string) {
 	t.rival = rival
 }
 
-// appearedIn returns the objects beyond those that had to stay.
+// appearedIn returns the number of objects of each kind that appeared after the removal.
 func (t *Takeover) appearedIn(found Leftovers) Leftovers {
 	appeared := Leftovers{}
 	for k, n := range found {
@@ -172,7 +172,7 @@ func (t *Takeover) appearedIn(found Leftovers) Leftovers {
 	return appeared
 }
 
-// noteAppeared reports objects that have appeared after the removal, once each time.
+// noteAppeared reports objects that appeared after the removal: once, and again after they have disappeared.
 func (t *Takeover) noteAppeared(found Leftovers) {
 	appeared := t.appearedIn(found)
 	if appeared.any() && !t.appeared {

@@ -172,7 +172,7 @@ func TestARunningKubeProxyIsLeftAlone(t *testing.T) {
 		t.Errorf("reported: %+v", p)
 	}
 	server.Close()
-	b.check(t, "when it has gone", Leftovers{}, 1)
+	b.check(t, "when it has exited", Leftovers{}, 1)
 
 	// kube-proxy restarts: this is reported each time, and nothing is changed.
 	tables()
@@ -207,14 +207,14 @@ func TestAKubeProxyThatMayRunIsLeftAlone(t *testing.T) {
 	slow.Store(true)
 	b.check(t, "while it doesn't answer", both, 1)
 	if !newBench(t).Rival(b.ctx) {
-		t.Error("at a start, one that doesn't answer is taken for none")
+		t.Error("at a start, Rival() ignores a kube-proxy that does not answer")
 	}
 	server.Close()
 	withoutFiles(t, func() { b.look(b.ctx) })
 	if got := look(t)[NFTables]; got != 2 {
 		t.Errorf("%d tables after a look without file descriptors, want 2", got)
 	}
-	b.check(t, "when it has gone", Leftovers{}, 1)
+	b.check(t, "when it has exited", Leftovers{}, 1)
 }
 
 // withoutFiles runs f while this process cannot open files.
@@ -234,7 +234,8 @@ func withoutFiles(t *testing.T, f func()) {
 	f()
 }
 
-// A failed removal is retried. But objects of a kube-proxy that starts meanwhile stay: it cannot answer on the program's ports.
+// A failed removal is retried. But if a kube-proxy starts meanwhile, its objects stay, although it does not answer: the program
+// uses its ports.
 func TestNoConflictAfterAFailure(t *testing.T) {
 	enter(t)
 	kubeProxy(t, "nft", "ipvs")
@@ -242,32 +243,32 @@ func TestNoConflictAfterAFailure(t *testing.T) {
 	b := newBench(t)
 	b.Synced()
 	left := Leftovers{IPTablesNFT: 1, IPVS: 6}
-	b.check(t, "where something fails", left, 0)
+	b.check(t, "while the removal of a set fails", left, 0)
 	command(t, "", "nft", "flush chain ip filter mine")
-	b.check(t, "once it doesn't any more", Leftovers{}, 0)
+	b.check(t, "after the cause of the failure is removed", Leftovers{}, 0)
 
 	enter(t)
 	kubeProxy(t, "nft", "ipvs")
 	command(t, "", "nft", "add chain ip filter mine; add rule ip filter mine jump KUBE-IPVS-FILTER")
 	b = newBench(t)
 	b.Synced()
-	b.check(t, "where something fails", left, 0)
+	b.check(t, "while the removal of a set fails", left, 0)
 	kubeProxy(t, "legacy", "iptables")
 	chains := look(t)[IPTablesLegacy]
-	b.check(t, "when a kube-proxy has come", Leftovers{IPTablesNFT: 1, IPVS: 6, IPTablesLegacy: chains}, 1)
+	b.check(t, "when a kube-proxy has started", Leftovers{IPTablesNFT: 1, IPVS: 6, IPTablesLegacy: chains}, 1)
 
-	// After one that answered, a missing answer means that it exited.
+	// If a kube-proxy has answered before, a missing answer means that it has exited.
 	b = newBench(t)
 	server := listen(t, "127.0.0.1:10249", pages(map[string]string{"/proxyMode": "iptables"}))
 	b.Synced()
 	b.check(t, "while a kube-proxy answers", Leftovers{IPTablesNFT: 1, IPVS: 6, IPTablesLegacy: chains}, 1)
 	server.Close()
-	b.check(t, "when it has gone", left, 1)
+	b.check(t, "when it has exited", left, 1)
 	server = listen(t, "127.0.0.1:10249", pages(map[string]string{"/proxyMode": "iptables"}))
 	kubeProxy(t, "legacy", "iptables")
 	b.check(t, "while another one answers", Leftovers{IPTablesNFT: 1, IPVS: 6, IPTablesLegacy: chains}, 2)
 	server.Close()
-	b.check(t, "when that has gone, too", left, 2)
+	b.check(t, "when that one has exited, too", left, 2)
 }
 
 // A chain that stays because another rule uses it does not count as new.
@@ -277,11 +278,11 @@ func TestAChainThatStaysIsNoKubeProxy(t *testing.T) {
 	command(t, "", "nft", "add chain ip nat mine; add rule ip nat mine jump KUBE-EXT-CDGGSHYLG3RE2FKL")
 	b := newBench(t)
 	b.Synced()
-	// The rule leads to the Service's chain, this one to its endpoints' chains, and these to KUBE-MARK-MASQ.
+	// The rule leads to the Service's chain. That chain leads to chains of endpoints, and these lead to KUBE-MARK-MASQ.
 	left := Leftovers{IPTablesNFT: 5}
 	b.check(t, "after the take-over", left, 0)
 	command(t, "", "nft", "flush chain ip nat mine")
-	b.check(t, "once nobody uses it", left, 0)
+	b.check(t, "after the other rule is deleted", left, 0)
 }
 
 // A kubelet before 1.28 makes two of kube-proxy's chains, and restores them.
@@ -297,5 +298,5 @@ func TestAKubeletIsNoKubeProxy(t *testing.T) {
 				"-j KUBE-POSTROUTING\n-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000\nCOMMIT\n", c+"-restore", "-n")
 		}
 	}
-	b.check(t, "after a kubelet has come", Leftovers{}, 0)
+	b.check(t, "after a kubelet has started", Leftovers{}, 0)
 }

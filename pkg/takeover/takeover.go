@@ -70,7 +70,8 @@ func Look(excluded []netip.Prefix) (Leftovers, error) {
 	return l, errors.Join(append(errs, note(NFTables, len(tables), err))...)
 }
 
-// countIPVS counts the objects of mode ipvs. Virtual servers alone may belong to another program.
+// countIPVS counts the objects of mode ipvs. Without kube-proxy's device or sets, it returns 0: the virtual servers may belong to
+// another program.
 func countIPVS(excluded []netip.Prefix) (int, error) {
 	link, err := findDevice()
 	if err != nil {
@@ -101,10 +102,13 @@ func Cleanup(logger klog.Logger, excluded []netip.Prefix) error {
 	return err
 }
 
-// remove removes objects in the order of their dependencies: rules use sets. In mode ipvs, the rules accept packets that ipvs
-// forwards, masquerade this node's packets from an address on the device, and protect the node's own ports at those addresses. So
-// they stay as long as the addresses. If patient, objects that connections by ipvs need stay until these end: remove returns the
-// number of busy virtual servers, and the caller calls it again.
+// remove removes objects in the order of their dependencies: rules before the sets that they use.
+//
+// In mode ipvs, the rules accept packets that ipvs forwards, masquerade this node's packets from an address on the device, and
+// protect the node's own ports at those addresses. So the rules stay as long as the addresses.
+//
+// If patient is true, remove keeps all objects that ipvs connections need until these connections end. It returns the number of
+// virtual servers with connections. If this is not 0, the caller calls remove again later.
 func remove(note *notes, excluded []netip.Prefix, patient bool) (busy int, err error) {
 	link, busy, err := removeServers(note, excluded, patient)
 	if patient && (busy > 0 || err != nil) {
@@ -122,8 +126,8 @@ func remove(note *notes, excluded []netip.Prefix, patient bool) (busy int, err e
 	return busy, errors.Join(errs...)
 }
 
-// removeServers removes kube-proxy's virtual servers, and the device's addresses without one. It returns the number of servers in
-// use, and the device, or nil.
+// removeServers removes kube-proxy's virtual servers, and the addresses of the device that no remaining server uses. It returns the
+// device, or nil, and the number of servers in use.
 func removeServers(note *notes, excluded []netip.Prefix, patient bool) (link netlink.Link, busy int, err error) {
 	if n, err := countIPVS(excluded); n == 0 || err != nil {
 		return nil, 0, err
