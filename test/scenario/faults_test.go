@@ -13,7 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// Faults, besides "nft COMMAND": another program's command, which changes nothing if it fails.
+// Faults. There is one more: "nft COMMAND", a command that another program runs. If the command fails, it changes nothing.
 const (
 	restart   = "restart"    // the program exits and is restarted
 	refuse    = "refuse"     // the kernel rejects the next batch
@@ -34,7 +34,7 @@ func checkFaults(list []string) error {
 	return nil
 }
 
-// fault makes a foreign change, or a fault of the program, and returns the pipeline after it.
+// fault injects a fault, and returns the pipeline after it.
 func (p *pipeline) fault(h *lab.Host, s settings, fault string) (*pipeline, error) {
 	switch fault {
 	case restart:
@@ -48,14 +48,14 @@ func (p *pipeline) fault(h *lab.Host, s settings, fault string) (*pipeline, erro
 		p.kernel.spoil(fault)
 	default:
 		if command, ok := strings.CutPrefix(fault, "nft "); ok {
-			// Its object may not exist.
+			// The command fails if its object does not exist.
 			_, _ = h.Command(context.Background(), "nft", strings.Split(command, " ")...).CombinedOutput()
 		}
 	}
 	return p, nil
 }
 
-// loadAfter reads the folder. After faults, syncs may have failed.
+// loadAfter reads the folder. After faults, it ignores failed syncs.
 func (p *pipeline) loadAfter(faults []string) error {
 	err := p.load()
 	if len(faults) == 0 {
@@ -65,7 +65,7 @@ func (p *pipeline) loadAfter(faults []string) error {
 	return nil
 }
 
-// repaired waits until there are no differences, and returns the remaining ones.
+// repaired waits until there are no differences. After a timeout, it returns the remaining ones.
 func (p *pipeline) repaired(differs func() (string, error)) (diff string, err error) {
 	for deadline := time.Now().Add(patience); ; {
 		_, changed, _ := p.kernel.state()
@@ -92,7 +92,7 @@ func (r *recorder) sync(p *plan.Planner) (apply.Result, error) {
 	r.mu.Unlock()
 	switch fault {
 	case refuse:
-		return apply.Result{}, errors.New("refused, as the test wants")
+		return apply.Result{}, errors.New("rejected by the test")
 	case loseReply:
 		result, err := r.Kernel.Sync(p)
 		r.Doubt()

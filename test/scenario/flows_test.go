@@ -115,7 +115,7 @@ func (tr *traffic) inFlow(h *lab.Host, l line, f *flow, timeout time.Duration) e
 		}
 		mayStay := slices.ContainsFunc(l.servers, func(s server) bool { return s.name == f.server })
 		if mayStay && s.name != f.server {
-			return fmt.Errorf("it was with %s and has moved to %s", f.server, s.name)
+			return fmt.Errorf("the flow has moved from %s to %s", f.server, s.name)
 		}
 		f.server = s.name
 	}
@@ -151,8 +151,9 @@ func (f *flow) ask(timeout time.Duration) lab.Answer {
 	return lab.Answer{Err: err}
 }
 
-// send sends a datagram. If the socket holds an earlier rejection, it returns that and sends nothing. If rules reject or drop a
-// local packet, the sender gets an error; the reply shows which of the two happened.
+// send sends a datagram. If the socket holds the rejection of an earlier packet, the first write returns that error and sends
+// nothing, so send writes again. If rules reject or drop a local packet, the write fails with EPERM. send ignores this error: the
+// following read shows whether the packet was rejected or dropped.
 func (f *flow) send() error {
 	_, err := f.conn.Write([]byte("who\n"))
 	if errors.Is(err, syscall.ECONNREFUSED) {
@@ -176,22 +177,22 @@ func (m notOfFlows) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
 	return f.Forward.Protocol == m.protocol && f.Forward.SrcPort < firstFlowPort
 }
 
-// flowWatch is the kernel's conntrack table for the reconciler. It signals when a pass has processed all requests.
+// flowWatch is the kernel's conntrack table for the reconciler. It signals the end of a pass that has processed all requests.
 type flowWatch struct {
 	conntrack.Table
 	flows *conntrack.Reconciler
 
 	mu   sync.Mutex
 	sign uint16
-	// met is closed when a pass has met the sign.
+	// met is closed when a pass has found the sign among its requests.
 	met chan struct{}
 }
 
-// signs are unused addresses; the port is the sign's number.
+// signs are unused addresses. A sign is a request for such an address, with its number as the port: it marks a pass.
 var signs = [2]netip.Addr{netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("100::1")}
 
-// settle waits for a pass that processes all earlier requests. Requests are merged, so the pass with the last one, which is the
-// sign, has them all. The sign is met after both families were queried.
+// settle waits for a pass that processes all earlier requests. It requests a sign. Requests are merged, so the pass with the sign
+// also has all earlier requests. The reconciler processes IPv6 last, so the sign of IPv6 is found after both families.
 func (w *flowWatch) settle() error {
 	w.mu.Lock()
 	w.sign++

@@ -46,7 +46,7 @@ func (a *performance) goOn(m *moment, truth *oracle.Oracle) *failure {
 	for name, f := range a.flows {
 		sends := slices.ContainsFunc(m.packets, func(q question) bool { return q.flow == name })
 		if !sends && f.endpoint.IsValid() && !truth.MayGoOn(f.packet, f.endpoint) {
-			a.endFlow(name) // its entry is deleted at some time, before or after the endpoint returns
+			a.endFlow(name) // its conntrack entry is deleted at an unknown time, before or after the endpoint returns
 		}
 	}
 	settled := false
@@ -82,7 +82,7 @@ func (a *performance) goOnOne(q question, truth *oracle.Oracle) *failure {
 	}
 	l, ok := a.lineOf(q, p, v)
 	if v.Outcome == oracle.NotService || !ok {
-		a.endFlow(q.flow) // it would have its own entry
+		a.endFlow(q.flow) // its packet would create a conntrack entry without translation
 		return nil
 	}
 	if v.Outcome == oracle.Answered && l.outcome == lab.TimedOut {

@@ -28,7 +28,7 @@ import (
 // player plays histories.
 type player struct {
 	lab *lab.Lab
-	// listings, unless nil, has two more hosts, for occasional comparisons of nft's listings.
+	// listings, if not nil, has two more hosts. Every 20th step compares nft's listings there.
 	listings *lab.Lab
 	// sabotage, if not nil, breaks the proxy on purpose.
 	sabotage func(*settings)
@@ -79,7 +79,7 @@ type performance struct {
 	files    map[string]oracle.Objects
 	memory   oracle.Memory
 	names    pinNames
-	// flows are UDP clients that keep sending; begun is their number.
+	// flows are UDP clients that keep sending; begun is the number of clients so far.
 	flows    map[string]*goingOn
 	begun    int
 	recorded []recordedStep
@@ -153,7 +153,7 @@ func (a *performance) begin() (err error) {
 func (a *performance) step(i int, m *moment) *failure {
 	fail := func(kind string, err error) *failure { return &failure{packet: -1, kind: kind, text: err.Error()} }
 	if m.write["cluster.yaml"] != nil || slices.Contains(m.faults, restart) {
-		a.endFlows() // the fate of flows is undefined after changes during downtime, or of the node's addresses
+		a.endFlows() // after a downtime, or a change of the node's addresses, the outcome of flows is undefined
 	}
 	for _, fault := range m.faults {
 		if err := a.fault(fault); err != nil {
@@ -203,7 +203,7 @@ func differing(err error, diff string) error {
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("-planned from scratch +there:\n%s", diff)
+	return fmt.Errorf("-planned from scratch +in the kernel:\n%s", diff)
 }
 
 // enter writes the step's files.
@@ -264,7 +264,7 @@ func readObjects(text string) (o oracle.Objects, err error) {
 	return o, nil
 }
 
-// fault makes a foreign change, or a fault of the program.
+// fault injects a fault.
 func (a *performance) fault(fault string) (err error) {
 	a.faults++
 	a.pipeline, err = a.pipeline.fault(a.lab.Node, a.settings, fault)
@@ -301,7 +301,8 @@ func (a *performance) differsFromPlan(retired bool) (string, error) {
 	return a.differs(state, retired)
 }
 
-// ofClasses matches objects that differ before unused chains are deleted: classes lead to chains, and some unused ones remain.
+// ofClasses matches objects of which unused ones may exist before unused chains are deleted: elements that lead to chains of classes,
+// and these chains.
 var ofClasses = regexp.MustCompile(`^(ip6? dispatch|chain ip6? [a-z-]+-[0-9]+$)`)
 
 // differs compares the kernel with a plan from scratch: elements, chains and rules. Before unused chains are deleted, there may
@@ -495,7 +496,8 @@ func (a *performance) packet(q question) (oracle.Packet, *lab.Host) {
 	return oracle.Packet{From: from, Device: h.Device, To: q.to, Protocol: q.protocol}, h
 }
 
-// lineOf returns the line of a scenario for a packet. It returns false if a line cannot express it, or if it is not visible.
+// lineOf returns the line of a scenario for a packet. It returns false if a line cannot express the result, or if the result is not
+// visible.
 func (a *performance) lineOf(q question, p oracle.Packet, v oracle.Verdict) (line, bool) {
 	text := q.from
 	if q.source.IsValid() {
@@ -559,7 +561,7 @@ func (a *performance) untouched(q question) (string, bool) {
 	own := slices.Contains(ownAddresses, q.to.Addr())
 	switch {
 	case own && (q.protocol == "" || q.protocol == corev1.ProtocolSCTP):
-		return "", false // an answer; while it connects to itself, its socket prevents a rejection
+		return "", false // ICMP is answered, and a host's own SCTP socket prevents a rejection while it connects to itself
 	case own:
 		return "refused", true
 	}
@@ -575,15 +577,15 @@ func (a *performance) hostOf(addr netip.Addr) string {
 	return addr.String()
 }
 
-// Timeouts. If no answer is expected, a late one may go unnoticed, which is acceptable. For an expected answer, the timeout is
-// patience.
+// Timeouts. If no answer is expected, the test waits shortSilence or longSilence, and may miss a late answer. For an expected answer,
+// the timeout is patience, or noAnswer in the last step of a thorough play.
 const (
 	shortSilence = 20 * time.Millisecond
 	longSilence  = 100 * time.Millisecond
 	noAnswer     = 400 * time.Millisecond
 )
 
-// send sends one packet, or enough packets for near certainty.
+// send sends one packet. In the last step of a thorough play, it sends enough packets to reach all servers almost certainly.
 func (a *performance) send(h *lab.Host, l line, v oracle.Verdict) *failure {
 	n := len(l.servers)
 	tries, most := 1, 1
@@ -648,7 +650,7 @@ func (a *performance) try(h *lab.Host, l line, wait time.Duration) (server, *fai
 func (a *performance) remembered(h *lab.Host, q question, p oracle.Packet, v oracle.Verdict, l line) *failure {
 	a.keep(a.names.pinned(l, v, p.From))
 	if l.outcome != lab.Answered {
-		a.memory.Lose(v, p.From) // its only endpoint loses it
+		a.memory.Lose(v, p.From) // no reply shows the selected endpoint
 		return a.send(h, l, v)
 	}
 	tries := 2

@@ -52,10 +52,10 @@ func (p *player) shrink(h *history, f *failure, name string) *shrinker {
 	case err != nil:
 		s.report = fmt.Sprintf("the scenario could not be written: %v", err)
 	case !again:
-		s.report = fmt.Sprintf("It has not failed again in 5 plays; as it was, it is in %s", path)
+		s.report = fmt.Sprintf("The failure did not repeat in 5 plays. The complete history is in %s", path)
 	default:
-		s.report = fmt.Sprintf("After %d plays what is left is %d steps with %d objects in %s:\n%s\nMove it to test/scenario/testdata, run\n"+
-			"  go test ./test/scenario -run 'Scenarios/%s$' -update\nto have its plan written, and again without -update.",
+		s.report = fmt.Sprintf("After %d plays, %d steps with %d objects remain in %s:\n%s\nMove it to test/scenario/testdata, run\n"+
+			"  go test ./test/scenario -run 'Scenarios/%s$' -update\nto write its plan, and again without -update.",
 			s.plays, len(s.h.steps), s.h.objects(), path, s.f, name)
 	}
 	return s
@@ -74,7 +74,7 @@ func (h *history) objects() (n int) {
 	return len(seen)
 }
 
-// fails reports whether a history fails in the same way, and adopts it if so.
+// fails reports whether a history fails in the same way. If so, it replaces s.h with this history.
 func (s *shrinker) fails(h *history) bool {
 	s.plays++
 	f := s.play(h)
@@ -311,7 +311,7 @@ func remove(value any, path []any) any {
 	return value
 }
 
-// recordedStep is the record of a step for a scenario. It lacks the plan, which may be the fault.
+// recordedStep is the record of a step for a scenario. It lacks the plan, because the plan may be wrong.
 type recordedStep struct {
 	packets  []string
 	problems string
@@ -323,11 +323,11 @@ func (a *performance) keep(l line) {
 	step.packets = append(step.packets, l.text)
 }
 
-// note records other results for a scenario.
+// note records the reported problems for a scenario.
 func (a *performance) note() { a.recorded[len(a.recorded)-1].problems = a.pipeline.reported() }
 
-// pinNames names the servers of clients with session affinity, see README.md. A scenario can only express that a client stays if
-// its server stays: otherwise the name changes.
+// pinNames names the servers of clients with session affinity (affinity=NAME in README.md). A line with a name requires that the
+// client stays with its server. So if one of a client's servers disappears, the client gets a new name.
 type pinNames struct {
 	byClient map[string]pinName
 	given    int
@@ -371,7 +371,7 @@ func (s *shrinker) write(name string) (string, error) {
 	}
 	add("flags", strings.Join(s.h.flags, " "))
 	if slices.ContainsFunc(s.h.steps, func(m *moment) bool { return len(m.faults) > 0 || m.hasty }) {
-		add("not-for-kube-proxy", "Others touch the tables, or it is started anew in between.")
+		add("not-for-kube-proxy", "Other programs change the tables, or the program restarts between the steps.")
 	}
 	s.play(s.h)
 	recorded := s.lastPlay

@@ -23,7 +23,7 @@ type history struct {
 	steps []*moment
 }
 
-// moment is one step.
+// moment is one step of a history.
 type moment struct {
 	// write are new or replaced files by name; remove are removed ones, which may be missing.
 	write  map[string]manifest
@@ -87,7 +87,8 @@ func setting[T uint64 | int](t *testing.T, name string, otherwise T) T {
 	return T(n)
 }
 
-// The lengths of histories: short ones cover many situations, long ones depend on distant events.
+// lengths are the numbers of steps of histories. Many short histories cover many situations. Long histories find faults that depend on
+// events long ago.
 var lengths = []int{30, 60, 60, 120, 300}
 
 func lengthOf(seed uint64) int { return lengths[seed%uint64(len(lengths))] }
@@ -132,12 +133,12 @@ func TestHistories(t *testing.T) {
 
 // tally describes the amount of work.
 func (p *player) tally() string {
-	return fmt.Sprintf("%d histories, %d steps, %d faults, %d packets: %v; %d times a UDP client went on with its endpoint, %d times it couldn't",
+	return fmt.Sprintf("%d histories, %d steps, %d faults, %d packets: %v; %d times a UDP client stayed with its endpoint, %d times it could not",
 		p.plays, p.steps, p.faults, p.probes, p.outcomes, p.continued, p.moved)
 }
 
-// checkFairness: each of n endpoints gets the same share of packets. Chi-square, by the Wilson-Hilferty approximation, at a
-// probability of one in a hundred million.
+// checkFairness: each of n endpoints gets the same share of packets. Chi-square, by the Wilson-Hilferty approximation, with
+// a probability of a false alarm of one in a hundred million.
 func (p *player) checkFairness(t *testing.T) {
 	t.Helper()
 	const mostSigmas = 5.6

@@ -24,7 +24,8 @@ type world struct {
 	created  int
 	node     corev1.Node
 	cidrs    [][]string
-	// flows are UDP clients that keep sending; none if most is 0, because checks of their conntrack entries take time.
+	// flows are UDP clients that keep sending, at most the number in most. Some worlds have none, because checks of conntrack entries
+	// take time.
 	flows       []question
 	most, begun int
 }
@@ -39,7 +40,7 @@ type member struct {
 const (
 	members    = 10
 	serviceIPs = 14
-	// busy is the number of Services with more changes, and with clients that keep sending.
+	// busy is the number of Services that change more often, and that have clients that keep sending.
 	busy = 3
 )
 
@@ -98,7 +99,7 @@ func (w *world) step() *moment {
 	return m
 }
 
-// goOn makes some of the clients send that keep sending. Sometimes, a new client replaces one of them.
+// goOn draws packets of some of the clients that keep sending. Sometimes a client is added or removed.
 func (w *world) goOn() (list []question) {
 	q := w.question()
 	if s := w.services[fmt.Sprintf("svc-%d", w.rand.IntN(busy))]; s != nil {

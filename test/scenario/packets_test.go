@@ -114,7 +114,7 @@ func parseLine(text string) (l line, err error) {
 	fields := strings.Fields(text)
 	l.text = strings.Join(fields, " ")
 	if len(fields) < 3 {
-		return l, errors.New("want SOURCE DESTINATION and what comes back")
+		return l, errors.New("want SOURCE DESTINATION and a result")
 	}
 	if l.from, l.source, err = parseSource(fields[0]); err != nil {
 		return l, err
@@ -213,11 +213,11 @@ func (l *line) parseServers(fields []string) error {
 			l.servers[i].seen = from
 		}
 		if l.servers[i].seen == "" {
-			return errors.New("nothing says which address the servers see: end with \"from kept\" or \"from node\"")
+			return errors.New("the line does not say which address the servers see: end with \"from kept\" or \"from node\"")
 		}
 	}
 	if len(l.servers) == 0 {
-		return errors.New("nobody answers")
+		return errors.New("there is no server")
 	}
 	return nil
 }
@@ -352,8 +352,8 @@ func refusal(ctx context.Context, h *lab.Host, l line) error {
 	return nil
 }
 
-// spread expects answers from all servers and from no other. A server is not chosen in this number of tries with a probability
-// below one in a billion.
+// spread expects answers from all servers and from no other. With this number of tries, the probability that chance leaves a server
+// out is below one in a billion.
 func (tr *traffic) spread(ctx context.Context, h *lab.Host, l line) error {
 	n := len(l.servers)
 	least, most := 2*n+2, 25*n
@@ -397,7 +397,7 @@ func (tr *traffic) pinned(ctx context.Context, h *lab.Host, l line) error {
 	return nil
 }
 
-// answer returns the expected server that an answer comes from, and checks the address that it has seen.
+// answer returns the expected server that sent an answer, and checks the client's address that this server has seen.
 func (tr *traffic) answer(h *lab.Host, l line, a lab.Answer) (server, error) {
 	if a.Outcome != lab.Answered {
 		return server{}, fmt.Errorf("got %q (%v)", a, a.Err)

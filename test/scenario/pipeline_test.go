@@ -61,7 +61,7 @@ func (c *clock) advance(d time.Duration) {
 	c.offset += d
 }
 
-// recorder is the kernel. It counts the syncs so that tests can await them.
+// recorder passes syncs to the kernel, and counts them so that tests can wait for them.
 type recorder struct {
 	*apply.Kernel
 	mu      sync.Mutex
@@ -197,7 +197,8 @@ func (p *pipeline) load() error {
 	return p.settle()
 }
 
-// settle waits until all present marks are committed. A running sync may end first; the second one has the rest.
+// settle waits until all changes that the tracker has at the call are committed. The first sync that ends may have started before the
+// call. So settle waits for a second one.
 func (p *pipeline) settle() error {
 	const patience = 20 * time.Second
 	timeout := time.After(patience)

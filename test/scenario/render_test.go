@@ -44,7 +44,7 @@ func (r *rig) checkRender(t *testing.T, st *step, state *fresh) {
 		}
 		_, flushed := p.run(r.loaded, "", "flush", "ruleset")
 		if err := errors.Join(err, flushed); err != nil {
-			t.Errorf("step %d: %s -f what is rendered: %v", st.number, p.name, err)
+			t.Errorf("step %d: %s -f with the rendered text: %v", st.number, p.name, err)
 		}
 	}
 }
@@ -99,9 +99,9 @@ func sameTables(kernel *apply.Kernel, p *plan.Planner, elements map[nft.Family]m
 			if err != nil {
 				return err
 			}
-			// nft loads the affinity data into another register here.
+			// In these chains, nft loads the affinity data into another register.
 			if differs != "" && !strings.HasPrefix(differs, "affinity-") && !strings.HasPrefix(differs, "remember-") {
-				return fmt.Errorf("the rules of chain %s are others", differs)
+				return fmt.Errorf("the rules of chain %s differ", differs)
 			}
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-var update = flag.Bool("update", false, "write what is planned into the scenarios, instead of comparing it")
+var update = flag.Bool("update", false, "write the plans into the scenarios instead of comparing them")
 
 // rig is shared by all scenarios.
 type rig struct {
@@ -60,7 +60,7 @@ func mustServe(t *testing.T, h *lab.Host) {
 	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
 		for _, port := range []uint16{firstPort, secondPort} {
 			if p == model.SCTP && h.Device == "" {
-				continue // the raw sockets would prevent rejections by the node
+				continue // an SCTP server on the node is a raw socket, which would prevent rejections by the node
 			}
 			if _, err := h.Serve(p, port); err != nil {
 				t.Fatal(err)

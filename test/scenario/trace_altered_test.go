@@ -178,7 +178,7 @@ func TestTraceFollowsAlteredRules(t *testing.T) {
 				a.want = []string{"timed out"}
 			}
 			if diff := cmp.Diff(a.want, sent); diff != "" {
-				t.Errorf("what packets do (-want +got):\n%s", diff)
+				t.Errorf("packets (-want +got):\n%s", diff)
 			}
 			why := got.Why
 			for _, way := range got.Ways {
@@ -226,7 +226,7 @@ func (r *rig) traced(t *testing.T, l line) (got *trace.Trace, foretold []string)
 	return got, slices.Compact(foretold)
 }
 
-// sent sends packets until each of two ways was taken with near certainty.
+// sent sends enough packets that, of two possible ways, each is taken almost certainly.
 func (r *rig) sent(t *testing.T, l line) (seen []string) {
 	t.Helper()
 	const tries = 30

@@ -139,7 +139,7 @@ func (r *rig) wanted(l line, h *lab.Host) (list []string) {
 	return slices.Compact(list)
 }
 
-// inWords returns a trace's result in the same words.
+// inWords returns a trace's result in the words of [rig.wanted].
 func (r *rig) inWords(w trace.Way, l line) []string {
 	switch w.Outcome {
 	case trace.Refused:

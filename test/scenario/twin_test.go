@@ -155,8 +155,8 @@ func stepTwin(t *testing.T, api *twin.API, st *step, folder manifests, sides []*
 }
 
 // restartTwin kills both programs and restarts them: connections continue, clients with session affinity stay with their servers,
-// and packets have the same results. It excludes lines that depend on earlier ones, and differences: kube-proxy loses the cause
-// of some.
+// and packets have the same results. It excludes lines that depend on earlier ones. For kube-proxy, it also excludes lines with another
+// result: some of these differences disappear with a restart.
 func restartTwin(t *testing.T, api *twin.API, last *step, sides []*side) {
 	t.Helper()
 	const where = "after a restart"
@@ -176,7 +176,7 @@ func restartTwin(t *testing.T, api *twin.API, last *step, sides []*side) {
 	})
 }
 
-// settlingPatience is the timeout for programming a step, which takes some 100 ms, and seconds for kube-proxy after a restart.
+// settlingPatience is the timeout for programming a step. This takes about 100 ms, or some seconds for kube-proxy after a restart.
 const settlingPatience = 40 * time.Second
 
 func settle(t *testing.T, api *twin.API, where string, sides []*side) {
