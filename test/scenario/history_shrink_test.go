@@ -52,7 +52,7 @@ func (p *player) shrink(h *history, f *failure, name string) *shrinker {
 	case err != nil:
 		s.report = fmt.Sprintf("the scenario could not be written: %v", err)
 	case !again:
-		s.report = fmt.Sprintf("The failure did not repeat in 5 plays. The complete history is in %s", path)
+		s.report = fmt.Sprintf("The failure did not repeat in 5 plays. The history up to the failure is in %s", path)
 	default:
 		s.report = fmt.Sprintf("After %d plays, %d steps with %d objects remain in %s:\n%s\nMove it to test/scenario/testdata, run\n"+
 			"  go test ./test/scenario -run 'Scenarios/%s$' -update\nto write its plan, and again without -update.",
