@@ -34,13 +34,13 @@ type Options struct {
 // ports. Frontends are in the order cluster IP, externalIPs, load-balancer IPs, node port, and within a kind in the order of the
 // object (above a limit, in the order of the addresses).
 //
-// No key occurs twice in a Service. Of equal addresses the load-balancer IP takes precedence, because source ranges may restrict
-// it, then the external IP, then the cluster IP. The frontend takes the position of the cluster IP.
+// No key occurs twice in a Service. If several fields have the same address, the order of precedence is load-balancer IP (because
+// source ranges may restrict it), external IP, cluster IP. A frontend that replaces the cluster IP takes its position.
 //
 // Parts that are invalid or exceed a limit are left out and become Problems: first those of the Service, then those of its slices
 // by name. The result does not depend on the order of slices, nor on the order of endpoints (except for the paths in Problems).
-// The result shares no memory with API objects except strings. Its own lists may share memory. The limits and the size of the
-// objects bound the memory.
+// The result shares only strings with API objects. Lists within the result may share memory. The limits and the size of the
+// objects bound its memory.
 //
 // The rules are those of kube-proxy (serviceport.go, endpointslicecache.go, topology.go).
 func Build(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node, opts Options) *Service {
@@ -54,7 +54,8 @@ func Build(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node
 
 func newBuilder(svc *corev1.Service, node Node, opts Options) builder {
 	b := builder{svc: svc, node: node, opts: opts, limits: opts.Limits.orDefault()}
-	// With session affinity each pair takes two elements. With a policy Local, pairs of endpoints on this node are in two lists.
+	// With session affinity, each pair of an endpoint and a port takes two elements. With a policy Local, the pairs on this node
+	// are in two lists.
 	if svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		b.limits.Pairs = max(1, b.limits.Pairs/2)
 	}
@@ -94,7 +95,7 @@ type builder struct {
 	// fronts holds one frontend for each address of each served family. Port and protocol are not set yet.
 	fronts [2][]Frontend
 	groups groups
-	// problems are those of the Service. over are its exceeded limits, ofSlices the problems of EndpointSlices.
+	// problems holds the problems of the Service, over its exceeded limits, and ofSlices the problems of its EndpointSlices.
 	problems       problems
 	over, ofSlices []Problem
 }
@@ -195,7 +196,7 @@ func parseVIP(s string) (addr netip.Addr, reason string) {
 	return addr, ""
 }
 
-// addresses sets fronts. The numbers of ports and of node ports serve to check the limit of frontends.
+// addresses sets fronts. It needs the numbers of ports and node ports to check the limit of frontends.
 func (b *builder) addresses(ports, nodePorts int) {
 	local := internalLocal(b.svc)
 	for _, f := range Families {
@@ -336,8 +337,8 @@ func (b *builder) sourceRanges() (ranges []netip.Prefix, known bool) {
 
 // allowedSources returns the sources that may reach the load-balancer IPs of one family; nil admits all.
 //
-// If a load-balancer IP is bound on the node, traffic from the node to that IP also has it as source. So if the ranges contain
-// the node, the load-balancer IPs are allowed too.
+// If an interface of the node has a load-balancer IP, packets from the node to that IP have the same IP as their source. So if the
+// ranges contain the node, they also admit the load-balancer IPs.
 func (b *builder) allowedSources(f Family, ranges []netip.Prefix, known bool, balancers []netip.Addr) []AddrRange {
 	if !known {
 		return []AddrRange{}
@@ -381,8 +382,8 @@ func withAddrs(ranges []AddrRange, addrs []netip.Addr) []AddrRange {
 	return asPrefixes(mergeRanges(out))
 }
 
-// openToAll reports whether the valid source ranges admit all sources of a family: one range is /0, or no range is of this
-// family. The latter is true even if there are ranges of the other family, as in kube-proxy.
+// openToAll reports whether the valid source ranges admit all sources of a family: one range is /0, or no range is of this family.
+// As in kube-proxy, a family without ranges is open even if the other family has ranges.
 func openToAll(f Family, ranges []netip.Prefix) bool {
 	open := true
 	for _, r := range ranges {
@@ -403,7 +404,7 @@ func internalLocal(svc *corev1.Service) bool {
 }
 
 // externalLocal follows kube-proxy's ExternalPolicyLocal: the policy of a Service without external frontends is ignored. Invalid
-// and ignored externalIPs count, too.
+// and ignored externalIPs are external frontends here, too.
 func externalLocal(svc *corev1.Service) bool {
 	if svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
 		return false

@@ -129,7 +129,7 @@ func TestBuildEverything(t *testing.T) {
 	nodePort := func(f Family, port uint16, proto Protocol) Frontend {
 		return Frontend{Key: Key{Port: port, Protocol: proto, Family: f}, Kind: NodePort, Local: true}
 	}
-	// The ranges contain the node, so the load-balancer IPs are allowed. The other one is in a range already.
+	// The ranges contain the node, so the load-balancer IPs are allowed, too. A range already contains the second one.
 	allowed := []string{"192.0.2.0/24", "198.51.100.200/32", "203.0.113.0/24"}
 	v4Fronts := func(port, node uint16, proto Protocol) []Frontend {
 		return []Frontend{
@@ -304,7 +304,7 @@ func TestFrontends(t *testing.T) {
 	}
 }
 
-// TestBadService has one invalid field in each Service: exactly that field is reported and left out.
+// TestBadService builds Services with one invalid field each. Build reports and leaves out exactly this field.
 func TestBadService(t *testing.T) {
 	const v4, v6 = corev1.IPv4Protocol, corev1.IPv6Protocol
 	const plain = "IPv4 tcp/80 C10.0.0.1"
@@ -418,7 +418,7 @@ func TestBadSlice(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name     string
-		edit     func(s *discoveryv1.EndpointSlice) // of a slice with endpoints 2 and 3
+		edit     func(s *discoveryv1.EndpointSlice) // changes a slice with endpoints 2 and 3
 		cluster  string
 		problems []string
 	}{

@@ -11,7 +11,7 @@ import (
 // Declared describes a Service for a user who asks about it, served or not.
 type Declared struct {
 	Name types.NamespacedName
-	// WhyNot is the reason why no proxy of this kind serves it, or empty.
+	// WhyNot is the reason why kube-nftproxy does not serve the Service, or empty.
 	WhyNot string
 	// Selector is the Service's pod selector.
 	Selector map[string]string

@@ -10,7 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// Explanation is the result of [Build], with the reason why each endpoint is or is not used.
+// Explanation is the result of [Build]. For each endpoint that a policy does not use, it has the reason.
 type Explanation struct {
 	*Service
 	// Ports are those of the Service, in the same order.
@@ -26,7 +26,7 @@ type PortExplanation struct {
 	*ServicePort
 	// Candidates are all endpoints with this port in any slice, sorted by address.
 	Candidates []Candidate
-	// UsesCluster and UsesLocal report whether any frontend needs endpoints of the policy.
+	// UsesCluster and UsesLocal report whether any frontend needs endpoints of policy Cluster and of policy Local.
 	UsesCluster, UsesLocal bool
 	// Why is the reason why the port has no candidates; empty if it has some.
 	Why string
@@ -36,7 +36,7 @@ type PortExplanation struct {
 type Candidate struct {
 	// Addr is the zero AddrPort if the endpoint has no usable address.
 	Addr netip.AddrPort
-	// Slice is the name of the EndpointSlice, Node that of the endpoint's node.
+	// Slice is the name of the EndpointSlice. Node is the name of the endpoint's node.
 	Slice, Node string
 	// Ready, Serving and Terminating are its conditions. OnThisNode is true if it is on this node.
 	Ready, Serving, Terminating, OnThisNode bool
@@ -44,8 +44,8 @@ type Candidate struct {
 	NotCluster, NotLocal string
 }
 
-// Explain returns the result of Build with reasons. An endpoint is among those of a used policy if and only if a candidate with
-// its address and port has no reason against that policy. It returns nil if Build does.
+// Explain returns the result of Build with reasons, or nil if Build returns nil. If a frontend uses a policy, Build selects an
+// endpoint for it if and only if a candidate with the same address and port has no reason against the policy.
 func Explain(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node, opts Options) *Explanation {
 	built := Build(svc, epSlices, node, opts)
 	if built == nil {
@@ -78,7 +78,7 @@ type explainer struct {
 	none [2]*nothing
 }
 
-// candidate is a Candidate with the traits and hints that decide about it.
+// candidate is a Candidate with the traits and hints that decide whether it is used.
 type candidate struct {
 	Candidate
 	endpoint
@@ -214,7 +214,7 @@ func contains(sorted []netip.AddrPort, a netip.AddrPort) bool {
 	return found
 }
 
-// preferred returns the merged endpoint with the address and port of e, and whether it has the same traits as e.
+// preferred returns the merged endpoint with the address and port of e, and reports whether its traits equal those of e.
 func preferred(merged []endpoint, e endpoint) (left endpoint, same bool) {
 	i, _ := slices.BinarySearchFunc(merged, e, func(a, b endpoint) int { return a.AddrPort.Compare(b.AddrPort) })
 	return merged[i], merged[i].traits == e.traits
@@ -233,7 +233,8 @@ func states(t traits) string {
 	return "not ready"
 }
 
-// against returns the reason why an endpoint lacks a demanded trait; empty if and only if it lacks none.
+// against returns the reason why an endpoint lacks a demanded trait. It returns an empty string if and only if the endpoint has
+// all of them.
 func (x *explainer) against(c *candidate, demanded traits) string {
 	lacks := demanded &^ c.traits
 	switch {
@@ -273,7 +274,7 @@ func hintedZones(h *discoveryv1.EndpointHints) (names []string) {
 	return names
 }
 
-// nothing summarizes the slices of a family, to explain service ports without endpoints.
+// nothing summarizes the slices of a family. It explains why a service port has no endpoints.
 type nothing struct {
 	// here is true if there are slices of this family, elsewhere if there are endpoints of the other family.
 	here, elsewhere bool

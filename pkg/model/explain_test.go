@@ -36,7 +36,7 @@ func sliceOf(name string, endpoints []discoveryv1.Endpoint, ports ...string) *di
 	return s
 }
 
-// TestChosenAreThoseWithoutAReason: Build selects exactly the endpoints against which Explain has no reason.
+// TestChosenAreThoseWithoutAReason: Build selects an endpoint if and only if Explain has no reason against it.
 func TestChosenAreThoseWithoutAReason(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	policies := []bool{false, true}
@@ -177,7 +177,7 @@ func TestTheSameEndpointTwice(t *testing.T) {
 	}
 }
 
-// An endpoint above a limit has that as its reason, for every limit.
+// If an endpoint is left out because of any limit, the limit is its reason.
 func TestEndpointsAboveALimitAreExplained(t *testing.T) {
 	list := []*discoveryv1.EndpointSlice{slice("a", eps("1r 2r")...), slice("b", eps("3r 4r")...)}
 	for title, limits := range map[string]Limits{"slices": {Slices: 1}, "pairs": {Pairs: 2}, "endpoints of a port": {PortEndpoints: 2}} {

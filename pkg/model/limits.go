@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Limits bound the cost of one Service with its EndpointSlices, even for a hostile author. Each is far above real use. An object
-// above a limit loses only the excess. Every node leaves out the same parts, in any order of events, and reports one [Problem]
-// for each exceeded limit. A zero field stands for the field of [DefaultLimits].
+// Limits bound the cost of one Service with its EndpointSlices, even for a hostile author. Each limit is far above real use. Only
+// the part of an object above a limit is left out. Every node leaves out the same part, whatever the order of events, and reports
+// one [Problem] for each exceeded limit. A zero field stands for the field of [DefaultLimits].
 type Limits struct {
 	// Ports is the number of service ports (items of spec.ports). The first ones of the list are kept.
 	Ports int
@@ -18,24 +18,25 @@ type Limits struct {
 	// IPs, and lower addresses before higher ones.
 	Addresses int
 	// Frontends is the number of addresses times ports, plus node ports, of both families. It must be at least 4 times Ports, so
-	// that cluster IPs and node ports always fit. Excess addresses are left out in the order of Addresses.
+	// that cluster IPs and node ports always fit. The order of preference of the other addresses is that of Addresses.
 	Frontends int
 	// SourceRanges is the number of source ranges of one family, after overlapping and adjacent ones are merged. Lower addresses
 	// are kept. Sources in the other ranges are refused.
 	SourceRanges int
 	// Slices is the number of EndpointSlices. The first ones by name are kept.
 	Slices int
-	// SlicePorts is the number of ports of one EndpointSlice that the Service has, too. The first ones of the list are kept.
+	// SlicePorts is the number of ports of one EndpointSlice that match a port of the Service. The first ones of the list are
+	// kept.
 	SlicePorts int
 	// Pairs is the number of pairs of an endpoint and a port of the Service in all EndpointSlices, of both families. Session
-	// affinity halves it, and a policy Local halves it once more. The first slices by name are kept. Of the slice that exceeds the
-	// limit, ready endpoints are kept before others, and lower addresses before higher ones.
+	// affinity halves this limit, and a policy Local halves it once more. The first slices by name are kept. In the slice that
+	// exceeds the limit, ready endpoints are kept before others, and lower addresses before higher ones.
 	Pairs int
 	// PortEndpoints is the number of different endpoints of one service port in one family. Ready ones are kept before others, and
 	// lower addresses before higher ones.
 	PortEndpoints int
-	// Problems is the number of problems that are reported for one object. One more problem counts the rest. All EndpointSlices of
-	// a Service together report at most 10 times as many.
+	// Problems is the number of problems that are reported for one object. One more problem states the number of the rest. All
+	// EndpointSlices of a Service together report at most 10 times this number.
 	Problems int
 }
 
@@ -72,7 +73,7 @@ const (
 	LimitPortEndpoints Limit = "endpoints of one port"
 )
 
-// exceeded returns the reason of a problem: the number and its limit, the excess part, and the remedy.
+// exceeded returns the reason of a problem: the number, the limit, the part that is left out, and the remedy.
 func (l Limit) exceeded(have, most int, out, remedy string) string {
 	return fmt.Sprintf("%d are above the limit of %d %s: %s; %s", have, most, l, out, remedy)
 }

@@ -20,7 +20,7 @@ var few = Limits{
 	Ports: 3, Addresses: 4, Frontends: 12, SourceRanges: 2, Slices: 2, SlicePorts: 2, Pairs: 8, PortEndpoints: 3, Problems: 2,
 }
 
-// only returns the default limits with one limit from few.
+// only returns the default limits, except for the named limit, which it takes from few.
 func only(l Limit) (out Limits) {
 	out = DefaultLimits()
 	switch l {
@@ -138,7 +138,7 @@ func TestLimitsOfFrontends(t *testing.T) {
 	}
 }
 
-// TestAnExceededLimitIsReportedOnce also if both families exceed it.
+// TestAnExceededLimitIsReportedOnce: even if both families exceed the limit, it is reported once.
 func TestAnExceededLimitIsReportedOnce(t *testing.T) {
 	svc := dual()
 	svc.Spec.LoadBalancerSourceRanges = []string{"7.0.0.0/8", "9.0.0.0/8", "11.0.0.0/8", "fd07::/16", "fd09::/16", "fd0b::/16"}
@@ -264,7 +264,7 @@ func TestLimitsOfEndpoints(t *testing.T) {
 	}
 }
 
-// TestASliceThatIsFirstByName replaces the last slice if the number of slices is at the limit.
+// TestASliceThatIsFirstByName: if the number of slices is at the limit, a new slice whose name is first replaces the last slice.
 func TestASliceThatIsFirstByName(t *testing.T) {
 	opts := Options{Limits: Limits{Slices: 3}}
 	stored := []Slice{&storedSlice{slice: portsSlice("a", 1, "1r")}}
@@ -290,8 +290,8 @@ func TestPortsThatAreLeftOutAreNoPairs(t *testing.T) {
 	}
 }
 
-// TestPairsThatAreMoreElements: with session affinity or a policy Local, each pair takes twice as many elements, so half as many
-// pairs are kept.
+// TestPairsThatAreMoreElements: with session affinity or a policy Local, each pair takes twice as many elements, so the limit of
+// pairs is half as large.
 func TestPairsThatAreMoreElements(t *testing.T) {
 	affinity := func(svc *corev1.Service) { svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }
 	local := func(svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal }
@@ -321,7 +321,8 @@ func TestPairsThatAreMoreElements(t *testing.T) {
 	}
 }
 
-// TestProblemsAreBounded: some problems are reported, one counts the rest, and exceeded limits are reported in addition.
+// TestProblemsAreBounded: Build reports problems up to a limit, one more problem with the number of the rest, and each exceeded
+// limit.
 func TestProblemsAreBounded(t *testing.T) {
 	s := slice("a", eps("1r 2r 3r 4r 5r")...)
 	for i := range s.Endpoints {

@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// NodeOf returns the model of the named Node. The primary address of a family is the first internal IP, else the first external
-// IP, of that family (kube-proxy: GetNodeHostIPs). Invalid addresses are ignored. If node is nil, only the name is set.
+// NodeOf returns the model of the named Node. The primary address of a family is its first internal IP or, without one, its first
+// external IP (kube-proxy: GetNodeHostIPs). Invalid addresses are ignored. If node is nil, only the name is set.
 func NodeOf(name string, node *corev1.Node) Node {
 	n := Node{Name: name}
 	if node == nil {
@@ -26,7 +26,7 @@ func NodeOf(name string, node *corev1.Node) Node {
 	return n
 }
 
-// WithIP returns the node with addr as primary address of addr's family, or an unchanged node if addr is invalid.
+// WithIP returns the node with addr as the primary address of its family. If addr is invalid, the node is unchanged.
 func (n Node) WithIP(addr netip.Addr) Node {
 	if addr.IsValid() {
 		n.IPs[FamilyOf(addr)] = addr

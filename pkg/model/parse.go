@@ -77,8 +77,8 @@ func parseRaw(s string) (netip.Addr, error) {
 	return addr, nil
 }
 
-// withoutLeadingZeros removes the leading zeros of each number of an address. net/netip rejects them because some programs read
-// them as octal. Kubernetes objects may contain them and always meant decimal.
+// withoutLeadingZeros removes the leading zeros of each number of an address. net/netip rejects leading zeros because some
+// programs read such numbers as octal. Kubernetes has always read them as decimal, and its objects may contain them.
 func withoutLeadingZeros(s string) string {
 	out := make([]byte, 0, len(s))
 	for i := range len(s) {
@@ -155,7 +155,7 @@ func index(list string, i int) string {
 	return list + "[" + strconv.Itoa(i) + "]"
 }
 
-// quoted returns a reason preceded by the value that it is about. Long values are truncated.
+// quoted returns the invalid value and the reason. It truncates a long value.
 func quoted(value, reason string) string {
 	const longest = 100
 	if len(value) > longest {

@@ -11,13 +11,13 @@ import (
 
 // Slice is a stored EndpointSlice that is decoded on demand. Two equal values (==) have the same content.
 type Slice interface {
-	// Read decodes the slice into an object, whatever its content before, and reuses the memory of its lists. It returns false if
-	// the slice cannot be decoded.
+	// Read decodes the slice into an object. It overwrites the object's previous content and reuses the memory of its lists. It
+	// returns false if the slice cannot be decoded.
 	Read(into *discoveryv1.EndpointSlice) bool
 }
 
-// Room is scratch memory for decoded objects. Decoded objects are several times as large as the Service that is made of them, so
-// their memory is reused. The zero value is ready for use, by one goroutine at a time.
+// Room is scratch memory for decoded objects. A Service is built from decoded objects that are several times as large as the
+// result, so their memory is reused. The zero value is ready for use, by one goroutine at a time.
 type Room struct {
 	// Service is the Service to build. The caller fills it.
 	Service corev1.Service
@@ -25,7 +25,7 @@ type Room struct {
 	groups  []group
 }
 
-// Room keeps lists of at most this many items for the next Service.
+// Room keeps the memory of a list for the next Service only if the list has at most this many items.
 const (
 	keepEndpoints = 1_000
 	keepPorts     = 64
@@ -51,9 +51,10 @@ func (r *Room) tidy() {
 	}
 }
 
-// Reading caches the content of a Service's EndpointSlices, so that after a change only changed slices are read. It is immutable.
+// Reading caches the content of a Service's EndpointSlices. After a change, [Rebuild] reads only the changed slices. A Reading is
+// immutable.
 type Reading struct {
-	// The parts depend on these three fields, too. If one changes, all parts are stale.
+	// Besides the slices, the parts depend on node, served and ports. If one of these changes, all parts are stale.
 	node   Node
 	served [2]bool
 	ports  []groupKey
@@ -67,12 +68,12 @@ type part struct {
 	name     string
 	found    []found
 	problems []Problem
-	// targets and endpoints are the numbers of targets and endpoints of the slice. kept is the number of endpoints that were read
-	// into found, or -1 if the slice is left out.
+	// targets and endpoints are the numbers of targets and endpoints of the slice. kept is the number of its endpoints within the
+	// limits, or -1 if the whole slice is left out.
 	targets, endpoints, kept int
 }
 
-// found are the endpoints of one slice for one group.
+// found holds the endpoints of one slice for one group.
 type found struct {
 	group     int
 	endpoints []endpoint
@@ -81,8 +82,8 @@ type found struct {
 // manySlices is the smallest number of slices for which a Reading saves time.
 const manySlices = 3
 
-// Rebuild returns the same as [Build] for room.Service, with less work. previous is the Reading of the Service's last call, or
-// nil. The returned Reading is nil for a Service with few slices.
+// Rebuild returns the same as [Build] for room.Service, with less work. previous is the Reading that the last call for this
+// Service returned, or nil. The returned Reading is nil for a Service with few slices.
 func Rebuild(room *Room, previous *Reading, stored []Slice, node Node, opts Options) (*Service, *Reading) {
 	svc := &room.Service
 	if !proxied(svc) {
@@ -111,7 +112,7 @@ func Rebuild(room *Room, previous *Reading, stored []Slice, node Node, opts Opti
 }
 
 // read reads the slices that have changed and returns the new Reading. It decodes one slice at a time into room. The builder's
-// groups are empty previous and after the call.
+// groups are empty before and after the call.
 func (b *builder) read(previous *Reading, stored []Slice, room *discoveryv1.EndpointSlice) *Reading {
 	current := &Reading{node: b.node, ports: b.groups.keys(), parts: make(map[Slice]*part, len(stored))}
 	for f := range Families {
@@ -166,7 +167,8 @@ func (b *builder) read(previous *Reading, stored []Slice, room *discoveryv1.Endp
 	return current
 }
 
-// cut reads again each slice of which another number of endpoints is kept than before, in order of their names.
+// cut applies the limits to the slices in order of their names. If the number of endpoints to keep differs from the number that
+// was read, cut reads the slice again.
 func (b *builder) cut(current *Reading, stored []Slice, room *discoveryv1.EndpointSlice) {
 	byName := func(x, y Slice) int { return cmp.Compare(current.parts[x].name, current.parts[y].name) }
 	sorted := slices.SortedStableFunc(slices.Values(stored), byName)
@@ -188,7 +190,7 @@ func (b *builder) cut(current *Reading, stored []Slice, room *discoveryv1.Endpoi
 	c.report(b)
 }
 
-// part reads one slice. keep returns how many of its endpoints are kept.
+// part reads one slice. keep returns the number of its endpoints to keep, and false if the whole slice is left out.
 func (b *builder) part(s Slice, room *discoveryv1.EndpointSlice, keep func(targets, endpoints int) (int, bool)) *part {
 	p := &part{}
 	if !s.Read(room) {
@@ -224,7 +226,7 @@ func (g *groups) keys() []groupKey {
 	return keys
 }
 
-// empty returns groups of the same ports without endpoints, in new memory. find does not work on them.
+// empty returns groups of the same ports without endpoints, in new memory. The result has no index: do not call find on it.
 func (g *groups) empty() groups {
 	list := make([]group, len(g.list))
 	for i := range list {
@@ -233,8 +235,8 @@ func (g *groups) empty() groups {
 	return groups{list: list}
 }
 
-// change sets these groups to the groups before, less the endpoints of the removed parts, plus those of the added parts. It
-// returns false if the result is ambiguous (see merged.change).
+// change copies the endpoints of the groups in before, then removes the endpoints of the removed parts and adds the endpoints of
+// the added parts. It returns false if the result is ambiguous (see merged.change).
 func (g *groups) change(before *groups, removed, added []*part) bool {
 	for i := range before.list {
 		g.list[i].merged = before.list[i].merged
@@ -243,7 +245,7 @@ func (g *groups) change(before *groups, removed, added []*part) bool {
 	for which, parts := range [2][]*part{removed, added} {
 		for _, p := range parts {
 			for _, of := range p.found {
-				// Clipped, so that a second part copies the list rather than overwrites that of the first.
+				// The list belongs to the part. Without capacity, append copies it instead of writing into it.
 				if d := &differences[of.group][which]; *d == nil {
 					*d = slices.Clip(of.endpoints)
 				} else {
@@ -263,7 +265,7 @@ func (g *groups) change(before *groups, removed, added []*part) bool {
 // difference returns the endpoints that only one of the two lists holds.
 func difference(before, after []endpoint) (removed, added []endpoint) {
 	for _, list := range [][]endpoint{before, after} {
-		if !slices.IsSortedFunc(list, compareEndpoints) { // a list of several parts
+		if !slices.IsSortedFunc(list, compareEndpoints) { // the list combines several parts
 			slices.SortFunc(list, compareEndpoints)
 		}
 	}
@@ -280,8 +282,8 @@ func difference(before, after []endpoint) (removed, added []endpoint) {
 	return append(removed, before...), append(added, after...)
 }
 
-// change removes and adds endpoints. It returns false if an address and port has duplicates: the remaining list does not tell
-// which duplicate is preferred now.
+// change removes and adds endpoints. It returns false if several endpoints have or had the same address and port: the merged list
+// has only one of them, so the next preferred one is unknown.
 func (m *merged) change(removed, added []endpoint) bool {
 	if m.twice {
 		return false

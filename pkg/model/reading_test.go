@@ -35,8 +35,8 @@ func read(svc *corev1.Service, into *Room) {
 	into.Service.Spec.Ports = ports
 }
 
-// randomSlice returns a slice with few possible endpoints, so that slices share endpoints with different conditions, and invalid
-// ones. Sometimes it returns nil, for a slice that cannot be read.
+// randomSlice returns a slice with valid and invalid endpoints. The choice of endpoints is small, so that several slices have the
+// same endpoint with different conditions. Sometimes it returns nil, which stands for an unreadable slice.
 func randomSlice(r *rand.Rand, number, endpoints int) *discoveryv1.EndpointSlice {
 	if r.IntN(50) == 0 {
 		return nil
@@ -50,9 +50,9 @@ func randomSlice(r *rand.Rand, number, endpoints int) *discoveryv1.EndpointSlice
 	for host := range endpoints {
 		net := number
 		switch r.IntN(200) {
-		case 0: // an address from another slice
+		case 0: // an address that other slices have, too
 			net = r.IntN(9)
-		case 1: // the address of another endpoint
+		case 1: // an address that another endpoint has, too
 			host = r.IntN(endpoints)
 		}
 		if r.IntN(2) == 0 {

@@ -12,13 +12,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// maxEndpointProblems is the number of bad endpoints of one slice that are reported one by one; the rest are counted.
+// maxEndpointProblems is the number of invalid endpoints of one slice that are reported one by one. The rest are only counted.
 const maxEndpointProblems = 3
 
 // traits are the facts about an endpoint that decide whether it is used.
 type traits uint8
 
-// The traits. If two endpoints have the same address and port, the larger number is kept (see merge).
+// The traits, least important first. They decide between two endpoints with the same address and port: see compareEndpoints, for
+// which the absence of terminating counts.
 const (
 	hintsZone traits = 1 << iota // has a hint for some zone
 	zoneHint                     // has a hint for this node's zone
@@ -47,12 +48,12 @@ type groupKey struct {
 
 type group struct {
 	groupKey
-	// found are the endpoints in the order in which they are read, with duplicates.
+	// found holds the endpoints in the order of reading, with duplicates.
 	found []endpoint
 	merged
 }
 
-// merged are the endpoints of a group, with the traits of each. They are sorted by address and port, free of duplicates, and
+// merged holds the endpoints of a group, with the traits of each. They are sorted by address and port, free of duplicates, and
 // immutable.
 type merged struct {
 	addrs  []netip.AddrPort
@@ -92,8 +93,8 @@ func presentIn(list []traits) (s traitSet) {
 	return s
 }
 
-// groups holds the endpoints of one Service by service port, in the order of Service.Ports. The last group holds endpoints on
-// this node from slice ports that match no service port. A long list of ports has an index.
+// groups holds the endpoints of one Service by service port, in the order of Service.Ports. The last group holds endpoints on this
+// node from slice ports that match no service port. If there are many groups, byKey is their index.
 type groups struct {
 	list  []group
 	byKey map[groupKey]int
@@ -122,7 +123,7 @@ func (g *groups) reset(ports []*ServicePort) {
 	}
 }
 
-// find returns the position of the group of a port. If the Service has no such port, this is the last group.
+// find returns the index of a port's group. For a port that the Service does not have, it returns the index of the last group.
 func (g *groups) find(k groupKey) int {
 	others := len(g.list) - 1
 	if g.byKey != nil {
@@ -153,8 +154,8 @@ func (g *group) merge() {
 	g.present, g.found = presentIn(g.traits), g.found[:0]
 }
 
-// usable returns at most n of the endpoints. It prefers ready endpoints, then serving and terminating ones, then others, and
-// within these lower addresses.
+// usable returns at most n of the endpoints. It prefers ready endpoints, then endpoints that serve while they terminate, then
+// others. Among equals, it prefers lower addresses.
 func (m *merged) usable(n int) merged {
 	var of, keep [3]int
 	for _, t := range m.traits {
@@ -176,7 +177,7 @@ func (m *merged) usable(n int) merged {
 	return out
 }
 
-// tier returns the preference of an endpoint, 0 for the best. It is the same on every node.
+// tier returns the rank of an endpoint: 0 is the best. The rank of an endpoint is the same on every node.
 func (t traits) tier() int {
 	switch {
 	case t.has(ready):
@@ -246,7 +247,7 @@ type cutter struct {
 	slices, pairs int
 }
 
-// keep counts one slice and returns how many of its endpoints are within the limits. ok is false if the whole slice is left out.
+// keep counts one slice and returns the number of its endpoints within the limits. ok is false if the whole slice is left out.
 func (c *cutter) keep(targets, endpoints int) (n int, ok bool) {
 	c.slices++
 	if c.slices > c.limits.Slices {
@@ -391,8 +392,9 @@ func familyOfSlice(t discoveryv1.AddressType) (Family, bool) {
 	return 0, false
 }
 
-// targets appends the usable ports of the slice that the Service has, and one target for all other usable ports together. An
-// empty list of ports is no problem: the EndpointSlice controller writes it if no pod has the named target port.
+// targets appends a target for each usable port of the slice that matches a port of the Service, and one target for all other
+// usable ports together. An empty list of ports is valid: the EndpointSlice controller writes it if no pod has the named target
+// port.
 func (r *sliceReader) targets(targets []target, f Family) []target {
 	others, othersToo, n := len(r.b.groups.list)-1, false, 0
 	for i := range r.s.Ports {
@@ -452,8 +454,8 @@ func slicePortProtocol(p *discoveryv1.EndpointPort) (Protocol, bool) {
 	return protocolOf(*p.Protocol)
 }
 
-// addressOf returns the address of an endpoint, or the reason why it has none. It uses the first address, as kube-proxy does; the
-// API permits any. As in kube-proxy, loopback addresses are valid.
+// addressOf returns the address of an endpoint, or the reason why it has none. As in kube-proxy, it uses the first address, and
+// loopback addresses are valid. The API lets a consumer use any of the addresses.
 func addressOf(ep *discoveryv1.Endpoint, f Family) (addr netip.Addr, reason string) {
 	if len(ep.Addresses) == 0 {
 		return addr, "has no address"
@@ -509,14 +511,14 @@ func (n *Node) hints(h *discoveryv1.EndpointHints) (t traits) {
 }
 
 // merge sorts endpoints in place and removes duplicates of an address and port. A new pod may get the address of a pod that still
-// terminates: the endpoint that is not terminating is kept. An endpoint that moves between slices may be in two of them with
-// different conditions: kube-proxy keeps the last one it reads, this function the more usable one.
+// terminates: merge keeps the endpoint that is not terminating. An endpoint that moves between slices may be in both with
+// different conditions: merge keeps the more usable one, kube-proxy the last one that it reads.
 func merge(endpoints []endpoint) []endpoint {
 	slices.SortFunc(endpoints, compareEndpoints)
 	return slices.CompactFunc(endpoints, func(a, b endpoint) bool { return a.AddrPort == b.AddrPort })
 }
 
-// compareEndpoints sorts by address and port, and puts the preferred one of two equal ones first.
+// compareEndpoints sorts by address and port. If these are equal, the preferred endpoint is first.
 func compareEndpoints(a, b endpoint) int {
 	if c := a.AddrPort.Compare(b.AddrPort); c != 0 {
 		return c
@@ -527,7 +529,8 @@ func compareEndpoints(a, b endpoint) int {
 // choose selects the endpoints of a service port from merged endpoints. It follows kube-proxy's CategorizeEndpoints: ready
 // endpoints, or if there are none, endpoints that still serve while they terminate. Cluster and Local are selected independently.
 //
-// Cluster is also needed if all external frontends are Local: through these, pods and the node itself reach every endpoint.
+// The list Cluster is needed even if all external frontends have policy Local: through these frontends, pods and the node itself
+// reach every endpoint.
 func (sp *ServicePort) choose(m *merged) {
 	usesCluster, usesLocal := sp.policies()
 	forCluster, forLocal := demands(&m.present, usesLocal)
@@ -545,8 +548,8 @@ func (sp *ServicePort) choose(m *merged) {
 	}
 }
 
-// demands returns the traits that an endpoint needs for policy Cluster and for policy Local. forLocal is meaningless if no
-// frontend uses policy Local. Explain relies on demands, too.
+// demands returns the traits that an endpoint needs for policy Cluster and for policy Local. Ignore forLocal if no frontend uses
+// policy Local. Build and Explain both call demands.
 func demands(present *traitSet, usesLocal bool) (forCluster, forLocal traits) {
 	forCluster = ready | topology(present)
 	if !present.some(ready) {
@@ -569,9 +572,9 @@ func (sp *ServicePort) policies() (cluster, local bool) {
 	return cluster, local
 }
 
-// topology returns the hint that an endpoint must have to be used for policy Cluster, or 0. Hints of one kind apply only if every
-// ready endpoint has one and one of them matches this node. Hints for nodes precede those for zones (KEP-3015). Fields that
-// controllers turn into hints, such as trafficDistribution, are not read.
+// topology returns the hint that an endpoint must have to be used for policy Cluster, or 0. Hints of one kind (node or zone) apply
+// only if every ready endpoint has a hint of this kind and at least one of these hints matches this node. Hints for nodes precede
+// those for zones (KEP-3015). topology does not read fields that controllers turn into hints, such as trafficDistribution.
 func topology(present *traitSet) traits {
 	common, seen := hintsNode|hintsZone, traits(0)
 	present.each(func(t traits) {
@@ -589,8 +592,8 @@ func topology(present *traitSet) traits {
 	return 0
 }
 
-// pick returns the chosen endpoints, or nil if there are none. To save memory, it returns the list of all endpoints or one of the
-// lists in made if that is equal.
+// pick returns the chosen endpoints, or nil if there are none. To save memory, it returns an existing list if one is equal: the
+// list of all endpoints, or one of the lists in made.
 func (m *merged) pick(chosen func(traits) bool, made ...[]netip.AddrPort) []netip.AddrPort {
 	all, some := true, false
 	m.present.each(func(t traits) {

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Family is an IP family. Its number is the index into arrays of two, such as Node.IPs.
+// Family is an IP family. Its value is an index into arrays of length 2, such as Node.IPs.
 type Family uint8
 
 // The two IP families.
@@ -125,7 +125,7 @@ type ServicePort struct {
 	// Affinity is the timeout of ClientIP session affinity; 0 means none.
 	Affinity time.Duration
 	// Cluster and Local are the endpoints for policy Cluster and for policy Local. Both are sorted and free of duplicates, and nil
-	// if no frontend needs them. A frontend with the external policy Local needs Cluster too: for local pods and this node.
+	// if no frontend needs them. A frontend with the external policy Local needs Cluster, too: local pods and this node use it.
 	Cluster, Local []netip.AddrPort
 	// Hairpin holds the endpoints of Cluster and Local that are pods of this node. These pods may reach themselves.
 	Hairpin []netip.AddrPort
@@ -158,7 +158,7 @@ func (s *Service) Serves(f Family) bool {
 	return slices.ContainsFunc(s.Ports, func(p *ServicePort) bool { return p.Family == f })
 }
 
-// Node holds the facts about this Node that decide about endpoints.
+// Node holds the fields of this Node that the selection of endpoints depends on.
 type Node struct {
 	Name string
 	// Zone is the label topology.kubernetes.io/zone; empty means unknown.
@@ -169,7 +169,7 @@ type Node struct {
 
 // Problem is a part of an API object that is not programmed, and the reason. It does not affect other objects.
 type Problem struct {
-	// Kind and Name are the Kubernetes kind and name of the object that should be fixed.
+	// Kind and Name are the Kubernetes kind and the name of the invalid object.
 	Kind string
 	Name types.NamespacedName
 	// Field is the path of the offending field, such as "spec.externalIPs[1]".
