@@ -12,8 +12,8 @@ import (
 type Config struct {
 	// Client is the client of the API server. Only [NewInformers] uses it.
 	Client kubernetes.Interface
-	// Connection, if not nil, serves to watch Services and EndpointSlices: protobuf is stripped without decoding. If it is nil,
-	// Client watches them.
+	// Connection, if not nil, is the connection for watching Services and EndpointSlices: the source then strips their protobuf
+	// without decoding it. If Connection is nil, the source watches them by Client.
 	Connection *rest.Config
 	// Folder is the path of the folder of manifests. Only [NewManifests] uses it.
 	Folder string
@@ -21,8 +21,8 @@ type Config struct {
 	NodeName string
 	// Tracker receives the name of each changed object.
 	Tracker *track.Tracker
-	// Failed, if not nil, is called from any goroutine each time a list or watch fails, with the resource and the reason. The
-	// regular end of a watch is no failure.
+	// Failed, if not nil, is called from any goroutine each time a list or watch fails, with the resource and the error. The
+	// regular end of a watch is not a failure.
 	Failed func(resource string, err error)
 	// Report, if not nil, is called from any goroutine for each object or file that cannot be used.
 	Report func(model.Problem)

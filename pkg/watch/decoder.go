@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// watcher watches one resource. It decodes protobuf objects of one kind to their stored form.
+// watcher watches one resource. It converts protobuf objects of its kind to their stored form without decoding them.
 type watcher struct {
 	client   rest.Interface
 	resource string
@@ -58,7 +58,7 @@ func (w watcher) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interfa
 // storing returns the stored form of an encoded object.
 type storing func([]byte) (*object, error)
 
-// codecs are client-go's codecs, except for protobuf objects of one kind.
+// codecs are client-go's codecs. Only protobuf objects of one kind have another decoder.
 type codecs struct {
 	runtime.NegotiatedSerializer
 	kind  schema.GroupVersionKind

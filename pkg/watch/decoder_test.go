@@ -41,7 +41,7 @@ func sliceDecoder() decoder {
 	return decoder{protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"), t.slice}
 }
 
-// The decoder and client-go's decoder with transform lead to the same stored form.
+// The decoder returns the same stored form as client-go's decoder followed by transform.
 func TestDecoderStores(t *testing.T) {
 	slice := bigSlice(7, 3)
 	got, kind, err := sliceDecoder().Decode(sent(t, slice, discoveryv1.SchemeGroupVersion), nil, nil)
@@ -56,7 +56,7 @@ func TestDecoderStores(t *testing.T) {
 	}
 }
 
-// All other content is decoded as by client-go.
+// For all other content, the decoder returns the same as client-go's decoder.
 func TestDecoderLeavesAlone(t *testing.T) {
 	bookmark := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
 		ResourceVersion: "7", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
@@ -138,7 +138,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// All steps from the API server's bytes to marks, with a client of client-go.
+// The test covers all steps from the API server's bytes to marks, with a client of client-go.
 func TestInformersStoreSentObjects(t *testing.T) {
 	end := metav1.ObjectMeta{ResourceVersion: "9", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}
 	core, discovery, networking := corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion

@@ -17,8 +17,8 @@ type document struct {
 	line int
 }
 
-// split returns the documents of a file. It finds separators before anything is parsed, so no document can hide the next one.
-// Documents without content are left out.
+// split returns the documents of a file that have content. It finds the separators before any document is parsed, so an invalid
+// document cannot hide the next one.
 func split(content []byte) []document {
 	content = bytes.TrimPrefix(content, []byte("\ufeff"))
 	return cut(content, 1, func(line, _ []byte) (skip int, found bool) { return len("---"), isSeparator(line) })
@@ -68,8 +68,8 @@ func isSeparator(line []byte) bool {
 	return found && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
 }
 
-// cut splits a text before each line for which begins returns true, and drops the first skip bytes of that part. number is the
-// line number of the start of the text.
+// cut splits a text before each line for which begins returns true. It drops the first skip bytes of the part that begins there.
+// number is the line number of the start of the text.
 func cut(text []byte, number int, begins func(line, rest []byte) (skip int, found bool)) (list []document) {
 	start, first := 0, number
 	add := func(end, next int) {
@@ -120,7 +120,7 @@ func (d document) values() ([]json.RawMessage, error) {
 		if err == nil || len(list) > 0 {
 			return list, err
 		}
-		// The YAML parser would ignore the rest after a value in braces.
+		// The YAML parser would ignore any text after a value in braces.
 		if len(resplit(d)) > 1 {
 			return nil, err
 		}

@@ -17,7 +17,8 @@ func between(text string) string {
 	return serviceYAML("web", "172.30.0.1") + "---\n" + text + "\n---\n" + serviceYAML("db", "172.30.0.2")
 }
 
-// TestADocumentThatCannotBeReadIsLeftOut: its neighbours in the file, and other files, are served. It is reported once.
+// TestADocumentThatCannotBeReadIsLeftOut: an unreadable document is reported once. All other documents, in the same file and in
+// other files, are served.
 func TestADocumentThatCannotBeReadIsLeftOut(t *testing.T) {
 	x := serviceYAML("x", "172.30.0.3")
 	other := types.NamespacedName{Namespace: "shop", Name: "x"}
@@ -116,7 +117,7 @@ func TestEarlierObjectsStayWhileADocumentIsUnreadable(t *testing.T) {
 	address("")
 }
 
-// TestManifestsAreBounded: content beyond a limit is left out, and reported in few lines.
+// TestManifestsAreBounded: the source leaves out content above a limit, and reports it in a few lines.
 func TestManifestsAreBounded(t *testing.T) {
 	f := newFolder(t)
 	f.source.parser.documents, f.source.parser.objects, f.source.parser.reports = 8, 6, 2
@@ -159,7 +160,7 @@ func TestAFileThatIsTooLarge(t *testing.T) {
 	}
 }
 
-// FuzzSplit: the parts of a text contain nothing that is not in the text.
+// FuzzSplit: each part of a text is in the text, in the same order.
 func FuzzSplit(f *testing.F) {
 	for _, s := range []string{"a\n---\nb", " ---\nkind: x\nkind: y", "...\n--- # c\n{}\n", "---", "\ufeff---\r\n", "%YAML 1.1\n---\na"} {
 		f.Add([]byte(s))

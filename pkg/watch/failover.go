@@ -19,8 +19,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// servers sends each request to the API server that has answered last, and tries the next one if that one fails. Kubernetes clients know one
-// address only (kubernetes/kubernetes#18174).
+// servers sends each request to the API server in use. If this server fails, it uses the next one. Other Kubernetes clients
+// support only one address (kubernetes/kubernetes#18174).
 type servers struct {
 	http.RoundTripper
 	configured []string
@@ -32,8 +32,9 @@ type servers struct {
 	current string
 }
 
-// Failover makes a connection use other addresses, too, and the hosts that learned returns, unless it is nil. All servers need the same scheme,
-// path, credentials and certificate authority. It returns a function that returns the address in use.
+// Failover adds addresses of API servers to a connection: others and, if learned is not nil, the hosts that learned returns. After
+// a failure of one server, the connection uses the next one. All servers need the same scheme, path, credentials and certificate
+// authority. current returns the address in use.
 func Failover(cfg *rest.Config, others []string, learned func() []string, logger klog.Logger) (current func() string, err error) {
 	if len(others) == 0 && learned == nil {
 		return func() string { return cfg.Host }, nil
@@ -58,7 +59,7 @@ func Failover(cfg *rest.Config, others []string, learned func() []string, logger
 		s.configured = append(s.configured, u.Host)
 	}
 	if cfg.Dial == nil {
-		const patience, keepAlive = 5 * time.Second, 30 * time.Second // client-go would wait for 30 s until the next server has its turn
+		const patience, keepAlive = 5 * time.Second, 30 * time.Second // client-go would try the next server only after 30 s
 		cfg.Dial = (&net.Dialer{Timeout: patience, KeepAlive: keepAlive}).DialContext
 	}
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -88,7 +89,8 @@ func (s *servers) at() string {
 	return s.current
 }
 
-// RoundTrip implements http.RoundTripper. A request that has reached no server is sent to the next one; client-go repeats others.
+// RoundTrip implements http.RoundTripper. If the connection to a server fails, it sends the request to the next one. Other failed
+// requests it returns to client-go, which repeats them.
 func (s *servers) RoundTrip(r *http.Request) (*http.Response, error) {
 	for tried := 1; ; tried++ {
 		host := s.at()
@@ -131,7 +133,7 @@ func (s *servers) failed(host string, resp *http.Response, err error) int {
 // WrappedRoundTripper gives client-go access to the inner transport.
 func (s *servers) WrappedRoundTripper() http.RoundTripper { return s.RoundTripper }
 
-// APIServers returns the addresses with ports of the API servers, by the EndpointSlices of the Service default/kubernetes: those that are ready.
+// APIServers returns the addresses and ports of the ready API servers, from the EndpointSlices of the Service default/kubernetes.
 func (s *Store) APIServers() (hosts []string) {
 	for _, slice := range s.Slices(types.NamespacedName{Namespace: "default", Name: "kubernetes"}) {
 		port := slices.IndexFunc(slice.Ports, func(p discoveryv1.EndpointPort) bool { return p.Name != nil && *p.Name == "https" && p.Port != nil })

@@ -31,7 +31,7 @@ func newFakeServer(t *testing.T, name string) *fakeServer {
 
 func (f *fakeServer) host() string { return strings.TrimPrefix(f.URL, "http://") }
 
-// asking returns a function that sends a request, and returns the answer.
+// asking returns a function that sends a request and returns the answer.
 func asking(t *testing.T, cfg *rest.Config) func(method string) (string, int) {
 	t.Helper()
 	client, err := rest.HTTPClientFor(cfg)

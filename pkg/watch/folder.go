@@ -62,7 +62,7 @@ func isManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
-// readRegular treats other than regular files as absent: a pipe would block.
+// readRegular treats a file that is not regular as absent: reading a pipe would block.
 func readRegular(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// No content of a manifest causes a panic. The stores hold the accepted objects. A second read and the same content under another
-// name change nothing.
+// No content of a manifest causes a panic. The stores hold the accepted objects. Neither a second read of the file nor the same
+// content in a file of another name changes them.
 func FuzzManifests(f *testing.F) {
 	for _, s := range []string{
 		"apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b}\nspec: {clusterIPs: [10.0.0.1], ports: [{port: 80}]}\n---\nkind: Node\napiVersion: v1\nmetadata: {name: n}",
@@ -55,7 +55,7 @@ func FuzzManifests(f *testing.F) {
 	})
 }
 
-// handsOut returns all objects of a source.
+// handsOut returns all objects that a source returns to its readers.
 func handsOut(m *Manifests) (all []any) {
 	all = append(all, m.Node(), m.ServiceCIDRs())
 	for _, name := range m.Services() {

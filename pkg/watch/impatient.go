@@ -6,8 +6,8 @@ import (
 )
 
 // Impatient limits the delay that an API server or a proxy before it can impose on clients (the header Retry-After). client-go
-// obeys any delay without a log line: if a maintenance of an hour ended early, changes would still be missing for the rest of the
-// hour.
+// obeys any delay without a log line. For example, if the server announces a maintenance of an hour and ends it early, the program
+// would receive no changes for the rest of the hour.
 func Impatient(next http.RoundTripper) http.RoundTripper { return impatient{next} }
 
 type impatient struct{ http.RoundTripper }

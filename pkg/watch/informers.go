@@ -29,7 +29,7 @@ type Informers struct {
 	followers []follower
 	link      link
 	clock     endingClock
-	// noServiceCIDRs is closed when the API server first refuses access to them.
+	// noServiceCIDRs is closed when the API server first refuses access to ServiceCIDRs.
 	noServiceCIDRs chan struct{}
 	synced         chan struct{}
 }
@@ -97,8 +97,8 @@ func access[List runtime.Object](client interface {
 	return resource{list, client.Watch, selected}
 }
 
-// listed returns a list and its resource version. A list without one is an error: it is not from an API server. client-go decodes
-// any JSON as an empty list.
+// listed returns a list and its resource version. A list without a resource version is an error: it is not from an API server.
+// client-go decodes any JSON object as an empty list.
 func (r resource) listed(ctx context.Context, o metav1.ListOptions) (all runtime.Object, version string, err error) {
 	if all, err = r.list(ctx, o); err != nil {
 		return nil, "", err
@@ -127,7 +127,8 @@ type follower struct {
 	failed cache.WatchErrorHandlerWithContext
 }
 
-// run lists and watches until the context ends. The pauses between failures grow, and shrink again after a while without failure.
+// run lists and watches until the context ends. The pause after each failure is longer than the one before. After a longer time
+// without failure, the pauses start again at the shortest.
 func (f follower) run(ctx context.Context) {
 	for next := pauses(); ctx.Err() == nil; {
 		start := time.Now()
@@ -144,7 +145,7 @@ func (f follower) run(ctx context.Context) {
 	}
 }
 
-// Run reads and watches all objects and marks changes until the context ends. It returns nil. Call it once.
+// Run reads and watches all objects and marks changes until the context ends. It always returns nil. Call it once.
 func (i *Informers) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -160,7 +161,7 @@ func (i *Informers) Run(ctx context.Context) error {
 	return nil
 }
 
-// awaitAll waits until everything was read. It returns false if the context ended first.
+// awaitAll waits until all kinds of objects were read. It returns false if the context ended first.
 func (i *Informers) awaitAll(ctx context.Context) bool {
 	for _, o := range []*objects{i.services, i.slices, i.nodes} {
 		select {
@@ -169,7 +170,8 @@ func (i *Informers) awaitAll(ctx context.Context) bool {
 			return false
 		}
 	}
-	// After a restart, a plan without ServiceCIDRs would differ from the kernel's tables and cause a rewrite without them.
+	// After a restart, a plan without ServiceCIDRs would differ from the kernel's tables. The first sync would rewrite the tables
+	// and remove the ServiceCIDRs.
 	late := time.NewTimer(serviceCIDRsPatience)
 	defer late.Stop()
 	select {
@@ -186,8 +188,9 @@ func (i *Informers) awaitAll(ctx context.Context) bool {
 // serviceCIDRsPatience is the longest wait for ServiceCIDRs after all Services were read, if the API server does not refuse them.
 const serviceCIDRsPatience = 10 * time.Second
 
-// Synced returns a channel that is closed when all Services and EndpointSlices were read and marked and the Node was queried. It
-// also waits for ServiceCIDRs, up to a time limit, unless the API server refuses them: older API servers do not have them.
+// Synced returns a channel. It is closed after all Services and EndpointSlices were read and marked, and the Node was read if it
+// exists. It also waits for ServiceCIDRs, up to a time limit, unless the API server refuses access to them: older API servers do
+// not have them.
 func (i *Informers) Synced() <-chan struct{} {
 	return i.synced
 }
@@ -207,8 +210,8 @@ func selectNode(name string) func(*metav1.ListOptions) {
 	}
 }
 
-// tolerateError logs the first refusal at the default level and closes refused. It logs retries, which have growing intervals,
-// and regular ends of watches at a debug level. A temporary failure is no refusal: ServiceCIDRs may exist.
+// tolerateError logs the first refusal at the default level and closes refused. It logs all other errors and regular ends of
+// watches at a debug level. A temporary failure is not a refusal: ServiceCIDRs may exist.
 func tolerateError(refused chan<- struct{}) cache.WatchErrorHandlerWithContext {
 	var reported atomic.Bool
 	return func(ctx context.Context, _ *cache.Reflector, err error) {

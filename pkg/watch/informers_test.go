@@ -138,7 +138,8 @@ func TestInformers(t *testing.T) {
 		t.Errorf("the services have %d and %d slices, want 0 and 1", left, joined)
 	}
 
-	// An update without effect, then a deletion: a mark for the update would arrive with the mark for the deletion.
+	// An update without effect must cause no mark. A deletion follows, because a mark for the update would arrive no later than
+	// the mark for the deletion.
 	same := with(service("shop", "web"), func(s *corev1.Service) { s.Annotations = map[string]string{"a": "b"} })
 	if _, err := client.CoreV1().Services("shop").Update(ctx, same, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
@@ -179,7 +180,7 @@ func TestInformersSelect(t *testing.T) {
 		"servicecidrs labels  fields ",
 		"services labels !service.kubernetes.io/service-proxy-name fields spec.clusterIP!=None",
 	}
-	// Before a watch continues from a list, one object is listed.
+	// Before each watch, the source lists one object (see current).
 	if diff := cmp.Diff(want, slices.Compact(got)); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
@@ -235,8 +236,8 @@ func TestInformersGoOnWithoutServiceCIDRs(t *testing.T) {
 	}
 }
 
-// An API server with a temporary failure may have ServiceCIDRs. A process that starts without them would remove them from the
-// rules of the previous process.
+// An API server with a temporary failure may have ServiceCIDRs. If the source did not wait for them, a new process would remove
+// them from the rules of the previous process.
 func TestInformersDontTakeAFailureForNoServiceCIDRs(t *testing.T) {
 	resource := schema.GroupResource{Group: "networking.k8s.io", Resource: "servicecidrs"}
 	for _, failure := range []error{

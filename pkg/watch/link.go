@@ -48,12 +48,12 @@ func isSilent(err error) bool {
 }
 
 // pauses returns the pauses between retries while the API server fails. client-go's informers back off to one minute, so changes
-// could stay unseen for that long after an outage. The kubelet retries as often as this.
+// could stay unseen for that long after an outage. The kubelet retries at similar intervals.
 func pauses() wait.Backoff {
 	return wait.Backoff{Duration: 800 * time.Millisecond, Cap: 5 * time.Second, Steps: 8, Factor: 2, Jitter: 1}
 }
 
-// endingClock ends all waits when the source stops: some of a reflector's pauses ignore the context.
+// endingClock ends all waits when the source stops: a reflector ignores the context in some of its pauses.
 type endingClock struct {
 	clock.RealClock
 	ended chan struct{}

@@ -24,7 +24,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// TestTheLinkIsLoggedOnce: the first request without an answer is logged, and the first one with an answer after it.
+// TestTheLinkIsLoggedOnce: the link logs the first request without an answer, and then the first request with an answer.
 func TestTheLinkIsLoggedOnce(t *testing.T) {
 	refused := &url.Error{Op: "Get", URL: "https://192.0.2.1", Err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}}
 	forbidden := apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("no"))
@@ -46,7 +46,8 @@ func TestTheLinkIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestRefusedConnectionsAreCounted: client-go retries them silently for seconds. Run returns at once all the same.
+// TestRefusedConnectionsAreCounted: the source reports refused connections, which client-go retries silently for seconds. Run
+// still returns at once when the context ends.
 func TestRefusedConnectionsAreCounted(t *testing.T) {
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -98,7 +99,8 @@ func TestPausesAreShort(t *testing.T) {
 // TestUnreadableObjectsAreLeftOut corrupts an object in transit: it is absent and reported, and all others are present.
 func TestUnreadableObjectsAreLeftOut(t *testing.T) {
 	for name, garble := range map[string]func([]byte) []byte{
-		// One case corrupts the length of an address within an endpoint, the other that of an endpoint, which strip detects.
+		// One case corrupts the length of an address within an endpoint. The other corrupts the length of an endpoint, which strip
+		// detects.
 		"within": func(b []byte) []byte { return bytes.Replace(b, []byte("\x0810.0.0.1"), []byte("\x7f10.0.0.1"), 1) },
 		"without": func(b []byte) []byte {
 			return bytes.Replace(b, []byte("\x0a\x0810.0.0.1"), []byte("\x7f\x7f10.0.0.1"), 1)

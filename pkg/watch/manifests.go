@@ -21,18 +21,19 @@ import (
 )
 
 const (
-	// quiet is the time without events before the folder is read: editors and archive tools cause many events.
+	// quiet is the time without events after which the folder is read: editors and archive tools cause many events for one change.
 	quiet = 50 * time.Millisecond
 	// patience is the longest delay of a read while events continue.
 	patience = time.Second
-	// recheck is the interval of reads without events: links to files in other folders, and network file systems, cause none.
+	// recheck is the interval of reads without events: changes behind links to other folders, and in network file systems, cause
+	// no events.
 	recheck = 30 * time.Second
 )
 
 // Manifests is the source that reads a folder of YAML and JSON files: the files *.yaml, *.yml and *.json directly in it, except
-// those whose name starts with a dot. They contain Services, EndpointSlices, the Node and ServiceCIDRs in API version v1 of their
-// groups, or Lists of them. Fields are defaulted as in the API server (see defaults.go), but no addresses or ports are allocated,
-// and no controller makes EndpointSlices.
+// files with a name that starts with a dot. They contain Services, EndpointSlices, the Node and ServiceCIDRs in API version v1 of
+// their groups, or Lists of them. Fields are defaulted as in the API server (see defaults.go), but no addresses or ports are
+// allocated, and no controller makes EndpointSlices.
 type Manifests struct {
 	Store
 	folder  string
@@ -100,8 +101,8 @@ func NewManifests(cfg Config) *Manifests {
 	return m
 }
 
-// Run reads the folder, then follows its changes until the context ends. It returns nil then, or an error if the folder cannot be
-// read at the start or cannot be watched. Call it once.
+// Run reads the folder, then follows its changes. It returns nil when the context ends, or an error if the folder cannot be
+// watched or, at the start, cannot be read. Call it once.
 func (m *Manifests) Run(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -122,8 +123,8 @@ func (m *Manifests) Synced() <-chan struct{} {
 	return m.synced
 }
 
-// Load reads the folder once and marks changes since the last read. After an error, which means that the folder is not readable,
-// nothing has changed. Do not call it during Run or another Load.
+// Load reads the folder once and marks changes since the last read. If the folder is not readable, it returns an error and changes
+// nothing. Do not call it during Run or another Load.
 func (m *Manifests) Load() error {
 	contents, err := readFolder(m.folder, m.read)
 	if err != nil {
@@ -203,7 +204,7 @@ func (m *Manifests) readFile(path string, c content) {
 		return
 	}
 	known.sum = c.sum()
-	for _, problem := range known.problems { // report a new content even if it has the same problems
+	for _, problem := range known.problems { // so that changed content with the same problems is reported again
 		delete(m.reported, problem)
 	}
 	if c.err != nil {
@@ -261,8 +262,8 @@ func fileProblem(path string, err error) model.Problem {
 	}
 }
 
-// publish updates the stores to the content of all files, and marks and reports the differences. All changes of one read are
-// marked together, so that they are programmed together: an address may move from one Service to another.
+// publish updates the stores to the content of all files, and marks and reports the differences. It marks all changes of one read
+// together, so that they are in one sync: an address may move from one Service to another.
 func (m *Manifests) publish() {
 	objects, problems := m.merge()
 	m.tracker.Together(func() {

@@ -315,8 +315,8 @@ func TestManifestsProblems(t *testing.T) {
 	}
 }
 
-// TestManifestsOutOfFileDescriptors: a lack of file descriptors is no problem of a file. At the start nothing is known, and later
-// all objects are kept.
+// TestManifestsOutOfFileDescriptors: a lack of file descriptors is not reported as a problem of a file. At the start, Load fails.
+// Later, the source keeps all objects.
 func TestManifestsOutOfFileDescriptors(t *testing.T) {
 	f := newFolder(t)
 	f.write("web.yaml", serviceYAML("web", "10.96.0.10"))

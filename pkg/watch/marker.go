@@ -7,8 +7,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// marker turns changes of objects into marks. Its methods take the state before and after, nil if the object does not exist, and
-// mark nothing if both are the same to the proxy.
+// marker turns changes of objects into marks. Its methods take the states before and after the change; nil means that the object
+// does not exist. They mark nothing if the difference does not matter to the proxy.
 type marker struct {
 	nodeName string
 	tracker  *track.Tracker
@@ -22,7 +22,7 @@ func (m marker) service(before, after *object) {
 	m.tracker.Service(existing(before, after).NamespacedName)
 }
 
-// slice marks both Services if a slice moves from one to the other. kube-proxy leaves the endpoints with both.
+// slice marks both Services if a slice moves from one to the other. In kube-proxy, both Services then keep the endpoints.
 func (m marker) slice(before, after *object) {
 	if same(before, after) {
 		return
@@ -38,7 +38,7 @@ func (m marker) slice(before, after *object) {
 	}
 }
 
-// newTrigger returns the trigger of the state after, or zero if it is unchanged and was measured already.
+// newTrigger returns the trigger of the new state, or zero if it equals the old trigger, which is measured already.
 func newTrigger(before, after *object) track.Trigger {
 	if before != nil && before.trigger.At.Equal(after.trigger.At) {
 		return track.Trigger{}

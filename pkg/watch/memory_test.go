@@ -15,8 +15,8 @@ import (
 
 const endpointsPerService = 10
 
-// A cluster with 50,000 Services of 10 endpoints each must fit in 100 MB: 200 bytes for each endpoint with its share of the
-// Service, the EndpointSlice, and the stores' keys and indexes. The test uses a tenth of it.
+// A cluster with 50,000 Services of 10 endpoints each must fit in 100 MB: 200 bytes for each endpoint, including its share of the
+// Service, the EndpointSlice, and the stores' keys and indexes. The test uses a tenth of this cluster.
 func TestMemoryPerEndpoint(t *testing.T) {
 	if got := bytesPerEndpoint(t, 5000); got > 200 {
 		t.Errorf("the stores take %.0f bytes per endpoint, want at most 200", got)

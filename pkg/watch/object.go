@@ -41,7 +41,7 @@ type message interface {
 	Unmarshal([]byte) error
 }
 
-// encode returns the stored form of a stripped object. original has its resource version.
+// encode returns the stored form of a stripped object. It takes the name and resource version from the original.
 func encode(original metav1.Object, stripped message) (*object, error) {
 	data, err := stripped.Marshal()
 	if err != nil {
@@ -66,7 +66,8 @@ const (
 	fieldAnnotations     = 12
 )
 
-// exclude returns the stored form of an excluded object. It is stored because client-go compares its list with the store.
+// exclude returns the stored form of an excluded object, which has no data. Excluded objects are stored because client-go compares
+// its lists with the store.
 func exclude(metadata []byte) *object {
 	o := &object{excluded: true}
 	for f, err := range fieldsOf(metadata) {
@@ -85,8 +86,8 @@ func exclude(metadata []byte) *object {
 	return o
 }
 
-// stored returns the stored form of an encoded object. It neither decodes nor encodes the object: this would dominate the time of
-// a change.
+// stored returns the stored form of an encoded object. It strips the bytes without decoding the object: decoding and encoding
+// would take most of the time of a change.
 func stored(metadata []byte, keep []kept, data []byte) (*object, error) {
 	o := exclude(metadata)
 	buffer := buffers.Get().(*[]byte)
@@ -126,7 +127,8 @@ func (o *object) ownerName() (types.NamespacedName, bool) {
 	return types.NamespacedName{Namespace: o.Namespace, Name: o.service}, true
 }
 
-// same reports whether two states of an object, nil if it does not exist, are the same to the proxy.
+// same reports whether the difference between two states of an object does not matter to the proxy. A state is nil if the object
+// does not exist.
 func same(a, b *object) bool {
 	aSeen, bSeen := a != nil && !a.excluded, b != nil && !b.excluded
 	if !aSeen || !bSeen {

@@ -11,13 +11,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// objects holds all API objects of one kind in their stored form, by name. A reflector of client-go updates it. The same
-// goroutine calls changed: an informer would pass each change through three queues to three other goroutines, and for a single
-// change the kernel has to wake a thread for each. All methods may be called from any goroutine, but only one at a time may
+// objects holds all API objects of one kind in their stored form, by name. A reflector of client-go updates it, and calls changed
+// from the same goroutine. An informer would pass each change through three queues to three other goroutines, and the kernel would
+// have to wake a thread for each of them. All methods may be called from any goroutine, but only one goroutine at a time may
 // change objects.
 type objects struct {
 	transform cache.TransformFunc
-	// changed is called after each change with the state before and after, nil if the object does not exist.
+	// changed is called after each change with the states before and after. A state is nil if the object does not exist.
 	changed func(before, after *object)
 	// read is closed when all existing objects were stored and passed to changed for the first time.
 	read chan struct{}
@@ -100,7 +100,7 @@ func (s *objects) unlink(before *object) {
 	s.byService[owner] = rest
 }
 
-// keep removes all objects except those for whose names wanted returns true.
+// keep removes each object for whose name wanted returns false.
 func (s *objects) keep(wanted func(types.NamespacedName) bool) {
 	for _, o := range s.list() {
 		if !wanted(o.NamespacedName) {
@@ -109,7 +109,7 @@ func (s *objects) keep(wanted func(types.NamespacedName) bool) {
 	}
 }
 
-// Transformer implements cache.TransformingStore. With it, the reflector holds the objects of a list in the stored form.
+// Transformer implements cache.TransformingStore. The reflector calls it to convert each object of a list to the stored form.
 func (s *objects) Transformer() cache.TransformFunc { return s.transform }
 
 // Add implements cache.ReflectorStore.
@@ -135,7 +135,8 @@ func (s *objects) Delete(item any) error {
 	return nil
 }
 
-// Replace implements cache.ReflectorStore. An object that is missing in the list was deleted while there was no watch.
+// Replace implements cache.ReflectorStore. It removes objects that are not in the list: they were deleted while there was no
+// watch.
 func (s *objects) Replace(list []any, _ string) error {
 	exist := make(map[types.NamespacedName]struct{}, len(list))
 	for _, item := range list {

@@ -56,7 +56,7 @@ func TestListsMark(t *testing.T) {
 	}
 }
 
-// A slice that is deleted or belongs to another Service now is not found by its old Service.
+// The old Service of a slice no longer has the slice after the slice was deleted or moved to another Service.
 func TestSlicesAreFoundByTheirService(t *testing.T) {
 	o := newStore(Config{NodeName: "node-1", Tracker: newTracker()}).slices
 	found := func(of types.NamespacedName) (list []string) {
@@ -91,7 +91,7 @@ func TestSlicesAreFoundByTheirService(t *testing.T) {
 	}
 }
 
-// Unchanged slices are equal (==), so that they need not be read again.
+// The stored forms of an unchanged slice are equal (==), so that it is not read again.
 func TestAStoredSliceIsTheSameUntilItChanges(t *testing.T) {
 	s := newStore(Config{NodeName: "node-1", Tracker: newTracker()})
 	put := func(name, addr string) {
@@ -121,7 +121,7 @@ func TestAStoredSliceIsTheSameUntilItChanges(t *testing.T) {
 	}
 }
 
-// Reading into the memory of another object leaves nothing of that object.
+// Reading an object into the memory of another one leaves no content of the other one.
 func TestReadingWhereAnotherObjectWas(t *testing.T) {
 	s := newStore(Config{NodeName: "node-1", Tracker: newTracker()})
 	full := with(service("shop", "web"), func(o *corev1.Service) {

@@ -22,11 +22,10 @@ import (
 
 // fileBudget limits the cost of one file of manifests.
 type fileBudget struct {
-	// documents is the largest number of documents that are read, objects that of objects that are used, and reports that of
-	// problems that are reported one by one.
+	// These are the largest numbers of documents to read, of objects to use, and of problems to report one by one.
 	documents, objects, reports int
-	// object is the largest size of an object as JSON, in bytes; the API server has the same limit for a request. depth is the
-	// deepest nesting of Lists, and text the largest number of bytes of an error message.
+	// object is the largest size of an object as JSON, in bytes. The API server has the same limit for a request. depth is the
+	// deepest nesting of Lists. text is the largest size of an error message, in bytes.
 	object, depth, text int
 }
 
@@ -63,7 +62,8 @@ type reading struct {
 	parser
 	parsed
 	path string
-	// number and line are those of the current document. more is the number of problems that are not listed in parsed.
+	// number and line are those of the current document. more is the number of problems above the limit, which are not listed in
+	// parsed.
 	number, line, more int
 }
 

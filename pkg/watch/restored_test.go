@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// TestAWatchContinuesOnlyOnNewerData: before a watch, the source checks whether the server's data are older than its
+// TestAWatchContinuesOnlyOnNewerData: before it continues a watch, the source checks that the server's data are not older than its
 // own.
 func TestAWatchContinuesOnlyOnNewerData(t *testing.T) {
 	failure := errors.New("no")

@@ -21,7 +21,7 @@ type Store struct {
 	services, slices, nodes, serviceCIDRs *objects
 }
 
-// newStore returns an empty store, which marks and reports changes of its objects.
+// newStore returns an empty store. The store marks changes of its objects, and reports objects with problems.
 func newStore(cfg Config) Store {
 	mark := marker{nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report()}
 	transform := transformer{report: cfg.report()}.transform
@@ -41,8 +41,8 @@ func (s *Store) Service(name types.NamespacedName) *corev1.Service {
 	return service
 }
 
-// ReadService decodes the same Service as [Store.Service] into an object, whatever its content before, and reuses the memory of
-// its lists. It returns false if there is no such Service.
+// ReadService decodes the same Service as [Store.Service] into an object. It overwrites the object's previous content and reuses
+// the memory of its lists. It returns false if there is no such Service.
 func (s *Store) ReadService(name types.NamespacedName, into *corev1.Service) bool {
 	stored := s.services.get(name)
 	if stored == nil || stored.excluded {

@@ -15,11 +15,11 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// StartupTaint removes a taint from the Node of this program once the Services of the Node are programmed, so that pods are scheduled there only
-// afterwards.
+// StartupTaint removes a taint from this Node after the first sync. So the scheduler assigns pods to the node only after its
+// Services are programmed.
 type StartupTaint struct {
 	Client kubernetes.Interface
-	// Key is that of the taint, with any value and effect.
+	// Key is the key of the taint. Its value and effect do not matter.
 	Key string
 	// Node returns the Node, or nil.
 	Node func() *corev1.Node
@@ -27,7 +27,8 @@ type StartupTaint struct {
 	Synced <-chan struct{}
 }
 
-// Run removes the taint until the context ends: a Node that is deleted and registered again has it again.
+// Run removes the taint each time it finds it, until the context ends: a Node that is deleted and registered again has the taint
+// again.
 func (s *StartupTaint) Run(ctx context.Context) error {
 	select {
 	case <-s.Synced:
@@ -63,7 +64,8 @@ type operation struct {
 	Value *corev1.Taint `json:"value,omitempty"`
 }
 
-// remove reports whether it has removed the taint. A Node that has changed meanwhile is left as it is, for the next attempt.
+// remove removes the taint and reports whether it did. If the Node has changed meanwhile, the API server rejects the patch, and
+// the next attempt retries.
 func (s *StartupTaint) remove(ctx context.Context) (removed bool, err error) {
 	node := s.Node()
 	if node == nil {

@@ -20,7 +20,8 @@ const (
 	labelHeadless         = corev1.IsHeadlessService
 )
 
-// labelMultiCluster is on the EndpointSlices of a Service of several clusters. Some implementations have no derived Service (KEP-1645).
+// labelMultiCluster marks the EndpointSlices of a Service that several clusters share (KEP-1645). Some implementations create no
+// Service for them in this cluster.
 const labelMultiCluster = "multicluster.kubernetes.io/service-name"
 
 // transformer turns API objects into their stored form, with only the fields that are read later.
@@ -64,7 +65,8 @@ func (t transformer) service(data []byte) (*object, error) {
 	return t.stored("Service", metadata, keptOfService.fields, data), nil
 }
 
-// stored returns nil for an object that cannot be read, and reports it: one such object must not hide all others.
+// stored returns the stored form of an encoded object. It reports an object that cannot be read and returns it as excluded: an
+// error would hide all other objects.
 func (t transformer) stored(kind string, metadata []byte, keep []kept, data []byte) *object {
 	o, err := stored(metadata, keep, data)
 	if err != nil {
@@ -110,7 +112,8 @@ func (t transformer) trigger(o *object, metadata []byte) time.Time {
 	return at.UTC()
 }
 
-// stripNode keeps only fields that the proxy reads. The kubelet updates the conditions every few minutes.
+// stripNode keeps only fields that the proxy reads. For example, it drops the conditions, which the kubelet updates every few
+// minutes.
 func stripNode(n *corev1.Node) *corev1.Node {
 	stripped := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, DeletionTimestamp: n.DeletionTimestamp},

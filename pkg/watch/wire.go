@@ -7,8 +7,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// kept says how much of a field of an encoded protobuf message is stored: all of it, the first one of a repeated field, or some
-// fields of a message, by their numbers. The zero value stands for nothing.
+// kept defines the part of a field of an encoded protobuf message that is stored: all of it, the first element of a repeated
+// field, or some fields of a message, by their numbers. The zero value stores nothing.
 type kept struct {
 	how
 	fields []kept
@@ -114,8 +114,8 @@ func (f *field) content() []byte {
 	return content
 }
 
-// fieldsOf iterates over the fields of an encoded message. The last pair has an error if the rest is invalid. Groups are invalid:
-// no API object uses them.
+// fieldsOf iterates over the fields of an encoded message. If the rest of the message is invalid, the last pair has an error.
+// Protobuf groups are invalid here: no API object uses them.
 func fieldsOf(data []byte) iter.Seq2[field, error] {
 	return func(yield func(field, error) bool) {
 		for len(data) > 0 {
@@ -137,7 +137,7 @@ func fieldsOf(data []byte) iter.Seq2[field, error] {
 	}
 }
 
-// find returns the content of a message's last field with a number, or nil.
+// find returns the content of a message's last field with the given number, or nil.
 func find(data []byte, number protowire.Number) (content []byte) {
 	for f, err := range fieldsOf(data) {
 		if err != nil {
@@ -150,7 +150,7 @@ func find(data []byte, number protowire.Number) (content []byte) {
 	return content
 }
 
-// count returns the number of a message's fields with a number.
+// count returns how often a message contains the field with the given number.
 func count(data []byte, number protowire.Number) (n int) {
 	for f, err := range fieldsOf(data) {
 		if err != nil {
@@ -163,7 +163,7 @@ func count(data []byte, number protowire.Number) (n int) {
 	return n
 }
 
-// entry returns the value of a key in a map field, and whether the map has the key.
+// entry returns the value of a key in the map field with the given number, and reports whether the map has the key.
 func entry(data []byte, number protowire.Number, key string) (value string, ok bool) {
 	const keyField, valueField = 1, 2
 	for f, err := range fieldsOf(data) {

@@ -55,7 +55,8 @@ func fill(v reflect.Value, counter *int) {
 	}
 }
 
-// TestStripping sets all fields of objects and compares the stripped form, field by field, with the same operation on Go structs.
+// TestStripping sets all fields of objects. It compares the stripped form, field by field, with Go structs in which the other
+// fields are cleared.
 func TestStripping(t *testing.T) {
 	counter := 0
 	service, slice := &corev1.Service{}, &discoveryv1.EndpointSlice{}
