@@ -15,7 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// absorb plans new changes within the time of one batch, and returns the planned Services.
+// absorb plans new changes for at most the time of one batch, and returns the planned Services.
 func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.NamespacedName {
 	if dirty.Node && p.absorbNode(ctx) && p.Planner.Services() > 0 { // at the start all Services are dirty already
 		dirty.Services = p.withAll(dirty.Services)
@@ -44,13 +44,13 @@ func sortedNames(set map[types.NamespacedName]struct{}) []types.NamespacedName {
 	return names
 }
 
-// absorbNode reads this node's object. It returns whether a field changed that Services depend on.
+// absorbNode reads this Node. It reports whether a field has changed that the plan of Services depends on.
 func (p *Proxy) absorbNode(ctx context.Context) (changed bool) {
 	object := p.Source.Node()
 	p.Health.Node(object)
 	node := model.NodeOf(p.NodeName, object)
 	if object == nil && p.node.Name != "" {
-		node = p.node // a deleted Node registers again; until then, the machine's facts remain valid
+		node = p.node // a deleted Node registers again; until then, its last addresses and zone remain valid
 	} else if node.IPs == ([2]netip.Addr{}) {
 		node.IPs = p.node.IPs // a Node gets its addresses some time after it registers
 	}
@@ -140,7 +140,7 @@ func (p *Proxy) absorbService(name types.NamespacedName, s *model.Service) {
 		p.observe(name, s)
 	}
 	p.Planner.Set(name, s)
-	problems = slices.Clip(problems) // the list belongs to the Service: append must copy it
+	problems = slices.Clip(problems) // the list belongs to the Service, so append must copy it
 	for _, e := range p.Planner.Excess(name) {
 		problems = append(problems, model.Problem{Kind: "Service", Name: name, Field: e.Field, Reason: e.Reason})
 	}

@@ -64,7 +64,7 @@ func (s *encodedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 // perSlice is the number of endpoints that the EndpointSlice controller puts into a slice.
 const perSlice = 100
 
-// putSlice stores one slice of a Service. In every round, another part of its endpoints (replaced) is new.
+// putSlice stores one slice of a Service. replaced is the number of its endpoints that each round replaces.
 func (s *storedSource) putSlice(b *testing.B, name types.NamespacedName, number, replaced, round int) {
 	portName, protocol, port, ready := "http", corev1.ProtocolTCP, int32(8080), true
 	slice := &discoveryv1.EndpointSlice{
@@ -94,7 +94,7 @@ func encoded(b *testing.B, o interface{ Marshal() ([]byte, error) }) []byte {
 	return data
 }
 
-// put stores a Service with one slice. Each round replaces one endpoint.
+// put stores a Service with one slice. In each round, another endpoint is replaced.
 func (s *storedSource) put(b *testing.B, i, endpoints, round int) types.NamespacedName {
 	name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}
 	portName, protocol, port, ready := "http", corev1.ProtocolTCP, int32(8080), true
@@ -136,7 +136,7 @@ func newStoredSource(b *testing.B, services, endpoints int) *storedSource {
 // open returns an IPv4 proxy on this source and the kernel, before its first sync.
 func (s *storedSource) open(b *testing.B) *Proxy {
 	kernel := openKernel(b)
-	b.Cleanup(func() { kernel.Close() }) //nolint:errcheck // it holds nothing any more
+	b.Cleanup(func() { kernel.Close() }) //nolint:errcheck // the connection is unused from here on
 	return s.on(b, kernel)
 }
 
@@ -151,7 +151,7 @@ func openKernel(b *testing.B) *apply.Kernel {
 	return kernel
 }
 
-// on returns the same on a given kernel, which the caller closes.
+// on does the same as open with a given kernel, which the caller closes.
 func (s *storedSource) on(b *testing.B, kernel Kernel) *Proxy {
 	families := model.Families[:1]
 	p := New(Config{
@@ -177,7 +177,7 @@ func quietly(b *testing.B) context.Context {
 	return klog.NewContext(b.Context(), klog.Logger{})
 }
 
-// BenchmarkFirstSync measures from stored objects to the kernel's acknowledgement of the first sync.
+// BenchmarkFirstSync measures the time of the first sync, from stored objects to the kernel's acknowledgement.
 func BenchmarkFirstSync(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
@@ -203,7 +203,7 @@ func BenchmarkFirstSync(b *testing.B) {
 	}
 }
 
-// BenchmarkSync measures from a change of a stored object to the kernel's acknowledgement.
+// BenchmarkSync measures the time from a change of a stored object to the kernel's acknowledgement.
 func BenchmarkSync(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
@@ -290,7 +290,7 @@ func BenchmarkFirstRolling(b *testing.B) {
 					b.StartTimer()
 					p.sync(quietly(b))
 					b.StopTimer()
-					if err := kernel.Close(); err != nil { // or it would listen during the next runs
+					if err := kernel.Close(); err != nil { // an open connection would listen during the next runs
 						b.Fatal(err)
 					}
 					b.StartTimer()

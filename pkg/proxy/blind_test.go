@@ -11,8 +11,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// If the kernel cannot report foreign changes, the tables are compared. If that fails too, it is counted and retried like any
-// sync.
+// If the kernel cannot report foreign changes, the tables are compared. If the comparison fails too, the loop counts and retries
+// it like any failed sync.
 func TestAFailedCheckCausesAComparison(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)
@@ -75,7 +75,7 @@ func TestAddressesThatCouldNotBeReadAreReadAgain(t *testing.T) {
 }
 
 // If the node's addresses cannot be read at the start, the first sync waits for them, to keep the node ports of an earlier
-// process. It waits for a limited time, because of all other Services.
+// process. The wait is limited, because all other Services wait, too.
 func TestTheFirstSyncWaitsForAddresses(t *testing.T) {
 	for name, c := range map[string]struct {
 		fails  time.Duration

@@ -12,10 +12,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// block is a group of Services that one goroutine builds.
+// block holds Services that one goroutine builds.
 type block struct {
 	names []types.NamespacedName
-	// services are the results. readings holds the previous readings, then the new ones.
+	// services holds the results. readings holds the previous readings, which the new ones replace.
 	services []*model.Service
 	readings []*model.Reading
 	// n is the number of Services built in time. built is closed when the block is complete or out of time.
@@ -23,12 +23,13 @@ type block struct {
 	built chan struct{}
 }
 
-// blockSize is large enough to make the hand-over cheap, and small enough to keep waiting short.
+// blockSize is the number of Services in a block: large enough for a low overhead of passing blocks between goroutines, and small
+// enough for a short wait for a block.
 const blockSize = 32
 
-// build builds Services and calls take with each, in the order of names. It stops when take returns false or late returns true;
-// late may be nil. Services are independent of each other, so all processors build if there are many. The caller's goroutine
-// calls take.
+// build builds Services and calls take with each of them, in the order of names and in the caller's goroutine. It stops when take
+// returns false or late returns true; late may be nil. Services are independent of each other, so build uses all processors for
+// many Services.
 func (p *Proxy) build(names []types.NamespacedName, late func() bool, take func(types.NamespacedName, *model.Service) (more bool)) {
 	if len(names) <= blockSize {
 		for _, name := range names {
@@ -75,16 +76,16 @@ func (p *Proxy) build(names []types.NamespacedName, late func() bool, take func(
 	}
 }
 
-// mostAhead is the largest number of blocks built but not taken. They are wasted if take returns false.
+// mostAhead is the largest number of blocks that are built but not taken. If take returns false, their work is lost.
 const mostAhead = 32
 
-// works are the blocks of one build. Each goroutine builds the next block that is not started.
+// works holds the blocks of one build. Each goroutine builds the next block that no goroutine has started.
 type works struct {
 	proxy  *Proxy
 	late   func() bool
 	blocks []*block
 	begun  atomic.Int64
-	// room has a value for each block that was started and is not taken. stop is closed when no further block is needed.
+	// room holds one value for each block that was started and is not taken yet. stop is closed when no further block is needed.
 	room chan struct{}
 	stop chan struct{}
 }
@@ -109,7 +110,8 @@ func (w *works) buildNext(room *model.Room) bool {
 	return true
 }
 
-// await waits for a block and builds others meanwhile. Mere waiting would leave a processor idle half of the time.
+// await waits until a block is built, and builds other blocks meanwhile. Without this work, a processor would be idle half of the
+// time.
 func (w *works) await(b *block) {
 	for {
 		select {
@@ -119,7 +121,7 @@ func (w *works) await(b *block) {
 		}
 		select {
 		case w.room <- struct{}{}:
-		default: // all earlier blocks are taken, so this one was started
+		default: // room is full, and all earlier blocks are taken, so this block was started
 			<-b.built
 			return
 		}
@@ -130,8 +132,8 @@ func (w *works) await(b *block) {
 	}
 }
 
-// recall reserves for new Services the numbers that they have in the kernel's tables. With other numbers, the tables would need a
-// full sync.
+// recall looks up the numbers of new Services in the kernel's tables and reserves them in the plan. With other numbers, the tables
+// would need a full sync.
 func (p *Proxy) recall(services []*model.Service) {
 	if !p.Planner.Recalling() {
 		return
@@ -162,8 +164,8 @@ func (p *Proxy) buildBlock(room *model.Room, b *block, late func() bool) {
 	close(b.built)
 }
 
-// buildService builds a Service from its objects. If the Service has many slices, it reuses the previous reading and returns the
-// new one, else nil.
+// buildService builds a Service from its objects. If the Service has many slices, it uses the previous reading and returns the new
+// one. Otherwise the returned reading is nil.
 func (p *Proxy) buildService(room *model.Room, name types.NamespacedName, before *model.Reading) (*model.Service, *model.Reading) {
 	if !p.Source.ReadService(name, &room.Service) {
 		return nil, nil

@@ -49,7 +49,8 @@ func (s *countingSource) build(p *Proxy, names []types.NamespacedName) (reads in
 	return int(s.reads.Load()), last
 }
 
-// TestOfManySlicesOnlyThoseThatHaveChangedAreRead: from the first change on, for any goroutine that first read the Service.
+// TestOfManySlicesOnlyThoseThatHaveChangedAreRead: already at the first change of a Service, only changed slices are read,
+// whichever goroutine read it before.
 func TestOfManySlicesOnlyThoseThatHaveChangedAreRead(t *testing.T) {
 	const services, slices = 2 * blockSize, 5
 	s := &countingSource{fakeSource: &fakeSource{
@@ -92,7 +93,7 @@ func TestOfManySlicesOnlyThoseThatHaveChangedAreRead(t *testing.T) {
 	}
 }
 
-// pairedSource blocks the read of a Service until another one is read: one of an even block with one of the next block.
+// pairedSource blocks the read of a Service in an even block until a Service in the next block is read, and the reverse.
 type pairedSource struct {
 	*fakeSource
 	begun map[types.NamespacedName]chan struct{}
@@ -114,7 +115,7 @@ func (s *pairedSource) ReadService(n types.NamespacedName, into *corev1.Service)
 	return s.fakeSource.ReadService(n, into)
 }
 
-// TestAwaitBuildsOtherBlocks: otherwise the loop would idle while another goroutine builds the next block.
+// TestAwaitBuildsOtherBlocks: the loop builds other blocks while another goroutine builds the next block.
 func TestAwaitBuildsOtherBlocks(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	const blocks = 6

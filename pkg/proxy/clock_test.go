@@ -48,7 +48,8 @@ func TestTheClockIsSet(t *testing.T) {
 	}
 }
 
-// history runs the proxy for some minutes, sets the clock to one offset after the other, and lists the events with their times.
+// history runs the proxy for some minutes, during which it sets the clock to each offset in turn. It lists the events with their
+// times.
 func history(t *testing.T, offsets []int64) (list []string) {
 	real := time.Now() // the bubble's time has no monotonic part
 	synctest.Test(t, func(t *testing.T) {

@@ -18,11 +18,11 @@ type Flows interface {
 	Request(*conntrack.Desired)
 }
 
-// flowState is the state about flows that one sync leaves for the next.
+// flowState is the state about flows that a sync keeps for the next one.
 type flowState struct {
-	// earlier are the UDP frontends of an earlier process, until the first sync.
+	// earlier holds the UDP frontends of an earlier process, until the first sync.
 	earlier []model.Key
-	// served are the addresses that served node ports after the last sync.
+	// served holds the addresses that served node ports after the last sync.
 	served [2][]netip.Addr
 }
 
@@ -30,8 +30,9 @@ type flowState struct {
 // with the square of the number of frontends: some 10 ms for 10,000.
 const patienceWithEarlier = time.Second
 
-// readEarlier reads the UDP frontends in the tables of an earlier process. A frontend may be missing in the plan because its
-// Service was deleted while no process ran. Its flows are the program's own. Other unknown flows may be another program's.
+// readEarlier reads the UDP frontends in the tables of an earlier process. If a Service was deleted while no process ran, only
+// these tables have its frontends. Flows to them belong to this program and are stale. Flows to any other unknown frontend may
+// belong to another program.
 func (p *Proxy) readEarlier(ctx context.Context) {
 	if p.Earlier == nil {
 		return
@@ -53,9 +54,9 @@ func (p *Proxy) readEarlier(ctx context.Context) {
 	}
 }
 
-// syncFlows requests a search for stale flows after a commit: flows of changed frontends; flows to an address that serves node
-// ports from now on; and after a time without rules flows of all frontends, because a flow that began without rules is not
-// translated.
+// syncFlows requests a search for stale flows after a commit. It includes all changed frontends. If an address newly serves node
+// ports, it includes all node ports. After a time without rules, it includes all frontends, because a flow that began without
+// rules is not translated.
 func (p *Proxy) syncFlows(kind apply.Kind) {
 	changed := p.Planner.TakeFlows()
 	all := kind == apply.Full || !p.started
@@ -87,7 +88,7 @@ func (p *Proxy) syncFlows(kind apply.Kind) {
 	p.Flows.Request(d)
 }
 
-// addFlows adds the current state of a frontend.
+// addFlows adds the current state of a frontend to the request.
 func (p *Proxy) addFlows(d *conntrack.Desired, k model.Key) {
 	allowed, exists := p.Planner.FlowSources(k)
 	switch {
@@ -102,8 +103,8 @@ func (p *Proxy) addFlows(d *conntrack.Desired, k model.Key) {
 	}
 }
 
-// nodeAddressAdded reports whether an address newly serves node ports. Link-local addresses are ignored: each pod that starts
-// adds one, and clients do not send to a node port there.
+// nodeAddressAdded reports whether an address newly serves node ports. It ignores link-local addresses: each new pod adds one to
+// the node, and clients do not connect to node ports at these addresses.
 func (p *Proxy) nodeAddressAdded() (added bool) {
 	for f, now := range p.nodeAddrs {
 		if slices.Equal(now, p.flows.served[f]) {

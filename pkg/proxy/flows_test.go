@@ -22,7 +22,7 @@ type slowTable struct {
 	goOn     chan struct{}
 
 	mu sync.Mutex
-	// begun counts the reads that have begun; ended has the results of finished reads.
+	// begun is the number of reads that have begun. ended holds the results of finished reads.
 	begun int
 	ended []string
 }
@@ -68,7 +68,8 @@ func flowTo(i int) *conntrack.Flow {
 	}
 }
 
-// While the kernel's conntrack table is read, Services are synced as usual. All changes during the read lead to one further read.
+// While the kernel's conntrack table is read, Services are synced as usual. All changes during the read together cause one more
+// read.
 func TestSyncsDoNotWaitForFlows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const services, rounds = 1000, 100

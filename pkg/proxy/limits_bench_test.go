@@ -21,8 +21,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// hostile is a Service above its limits with its EndpointSlices. Its two versions differ in everything that its author may change
-// at once.
+// hostile is a Service above its limits, with its EndpointSlices. Its two versions differ in every field that its author may
+// change at once.
 type hostile struct {
 	service *corev1.Service
 	slices  []*discoveryv1.EndpointSlice
@@ -81,10 +81,10 @@ var atLimits = []struct {
 	}},
 }
 
-// BenchmarkLimits takes a Service above each limit from stored objects to the kernel's acknowledgement, beside 1,000 others. The
-// Service is added, changed in everything that its author can change at once, and deleted. The times are the longest of the three
-// steps: build-ms to build the Service from its objects, loop-ms for that plus planning and encoding, commit-ms for the kernel.
-// The numbers of log lines and Events are those of all three.
+// BenchmarkLimits measures a Service above each limit, from stored objects to the kernel's acknowledgement, beside 1,000 other
+// Services. It adds the Service, changes every field that its author can change at once, and deletes it. Each time is the longest
+// of these three steps: build-ms is the time to build the Service from its objects, loop-ms the same plus planning and encoding,
+// and commit-ms the kernel's time. The numbers of log lines and Events are the sums of the three steps.
 func BenchmarkLimits(b *testing.B) {
 	for _, limit := range atLimits {
 		b.Run(limit.name, func(b *testing.B) {
@@ -112,13 +112,13 @@ func BenchmarkLimits(b *testing.B) {
 	}
 }
 
-// BenchmarkRoom takes as many Services as a node has room for from stored objects to the kernel's acknowledgement in one batch,
-// and then everything that one Service's author can change at once.
+// BenchmarkRoom measures as many Services as a node has room for, from stored objects to the kernel's acknowledgement of one
+// batch. Then it measures a change of every field of one Service that its author can change at once.
 func BenchmarkRoom(b *testing.B) {
 	room, limits := plan.DefaultRoom(), model.DefaultLimits()
 	const namespaces = 4
 	for name, kind := range map[string]struct {
-		// each is the room that one Service takes of the whole.
+		// each is the room that one Service takes.
 		whole, each int
 		make        func(version int) hostile
 	}{
@@ -273,7 +273,7 @@ func externalIPs(version, n int) func(*corev1.Service) {
 func sourceRanges(version, n int) func(*corev1.Service) {
 	return func(s *corev1.Service) {
 		s.Spec.Type, s.Status.LoadBalancer.Ingress = corev1.ServiceTypeLoadBalancer, []corev1.LoadBalancerIngress{{IP: "203.0.113.1"}}
-		for i := range n { // none of them can be merged
+		for i := range n { // no two ranges can be merged
 			s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges,
 				netip.AddrFrom4([4]byte{10 + byte(version), byte(i >> 15), byte(i >> 7), byte(i << 1)}).String()+"/32")
 		}

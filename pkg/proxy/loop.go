@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Run keeps the kernel's tables as planned until the context ends. It changes nothing before the source was read, and leaves the
-// tables in place when it returns. It fails if [Config.NodeCIDR] is set and the Node gets no pod prefixes.
+// Run keeps the kernel's tables as planned until the context ends. It changes nothing before it has read the source, and keeps the
+// tables when it returns. It fails if [Config.NodeCIDR] is set and the Node has no pod prefixes within a time limit.
 func (p *Proxy) Run(ctx context.Context) error {
 	now := p.Now()
 	p.timer = time.NewTimer(0)
@@ -44,7 +44,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return nil
 }
 
-// step does the first of these that is due: the deletion of chains, periodic work, a sync. If none is due, it waits for an event.
+// step does one task that is due, in this order of preference: delete unused chains, do periodic work, sync. If no task is due, it
+// waits for an event.
 func (p *Proxy) step(ctx context.Context) {
 	p.answer()
 	now := p.Now()
@@ -69,7 +70,7 @@ func (p *Proxy) againDue(now time.Time) bool {
 	return !p.againAt.IsZero() && !now.Before(p.againAt) && p.Kernel.Known()
 }
 
-// nextWork returns the time of the next work. sync is the time of the next sync.
+// nextWork returns the time of the next task. sync is the time of the next sync.
 func (p *Proxy) nextWork(sync time.Time) time.Time {
 	if !p.Kernel.Known() {
 		return sync
@@ -113,7 +114,7 @@ func (p *Proxy) periodic(ctx context.Context, now time.Time) {
 	p.checkForeignChanges(ctx, now)
 }
 
-// answer answers waiting questions. wait also does, but a busy loop does not call wait.
+// answer answers waiting questions. wait answers them, too, but a busy loop does not call wait.
 func (p *Proxy) answer() {
 	const most = 8
 	for range most {
@@ -126,7 +127,7 @@ func (p *Proxy) answer() {
 	}
 }
 
-// wakeAt sets the timer. A new timer for each change would wake a thread of the runtime to shorten its sleep.
+// wakeAt sets the timer if its time has changed. Setting it for each change would wake a thread of the Go runtime each time.
 func (p *Proxy) wakeAt(at, now time.Time) {
 	if at != p.timerAt {
 		p.timer.Reset(at.Sub(now))
@@ -141,8 +142,8 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// sync plans changes and commits them. If the tables may be damaged, it commits the present plan first: in a storm, planning
-// takes far longer than a full sync. New changes precede changes that wait in the queue.
+// sync plans changes and commits them. If the tables may be damaged, it commits the present plan first: if there are very many
+// changes, planning them takes far longer than a full sync. New changes precede changes that wait in the queue.
 func (p *Proxy) sync(ctx context.Context) {
 	start := p.Now()
 	p.Health.Queued(start)
@@ -169,8 +170,8 @@ func (p *Proxy) sync(ctx context.Context) {
 	}
 }
 
-// syncFresh plans and commits new changes. It returns false after a failed commit. If there are no new changes but others wait,
-// it does nothing.
+// syncFresh plans and commits new changes. It returns false after a failed commit. If there are no new changes and older changes
+// wait in the queue, it does nothing.
 func (p *Proxy) syncFresh(ctx context.Context, start time.Time, waiting bool) bool {
 	dirty := p.Tracker.Take()
 	p.Metrics.Changes(dirty.ServiceChanges, dirty.SliceChanges)
@@ -191,7 +192,7 @@ func (p *Proxy) complete() bool { return p.started || p.queue.waiting() == 0 }
 // idle reports whether all known changes are planned.
 func (p *Proxy) idle() bool { return p.Tracker.Pending().Since.IsZero() && p.queue.waiting() == 0 }
 
-// commit commits the plan, in which the given Services changed since start. It returns false if the kernel rejects it.
+// commit commits the plan. planned are the Services that were planned since start. It returns false if the kernel rejects it.
 func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.NamespacedName) bool {
 	p.account.noteNames(planned)
 	p.countProblems()
@@ -224,14 +225,14 @@ func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.Nam
 	}
 }
 
-// attempts is the number of immediate attempts of a sync that foreign changes cause to fail.
+// attempts is the largest number of attempts without a pause, if foreign changes cause a sync to fail.
 const attempts = 3
 
-// interfered reports whether the ruleset has foreign changes since the last check, which may have caused a sync to fail. The next
-// attempt compares then.
+// interfered reports whether the ruleset has foreign changes since the last check. These may have caused the sync to fail. If so,
+// the next attempt compares the tables with the plan.
 func (p *Proxy) interfered(failure error) bool {
 	if errors.Is(failure, nft.ErrUnknown) {
-		return false // the change may be that of this sync
+		return false // this sync may have made the change
 	}
 	if changed, err := p.Kernel.Meddled(); err != nil || !changed {
 		return false

@@ -135,7 +135,8 @@ func TestADeletedNodeKeepsItsAddresses(t *testing.T) {
 	})
 }
 
-// TestAnAddressOfTheNodeCountsWhenAnInterfaceHasIt: before, it may be another machine's, and health checks cannot listen on it.
+// TestAnAddressOfTheNodeCountsWhenAnInterfaceHasIt: until an interface has the address, it may belong to another machine, and
+// health checks cannot listen on it.
 func TestAnAddressOfTheNodeCountsWhenAnInterfaceHasIt(t *testing.T) {
 	run(t, func(b *bench) {
 		up := netip.MustParseAddr("192.0.2.1")
@@ -179,7 +180,8 @@ func (s *listedSource) Services() []types.NamespacedName {
 	return s.fakeSource.Services()
 }
 
-// TestANodeThatChangesReachesAllServices: the first sync need not list them, because all are marked.
+// TestANodeThatChangesReachesAllServices: a change of the Node causes a sync of all Services. The first sync does not list all
+// Services, because all of them are marked.
 func TestANodeThatChangesReachesAllServices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()

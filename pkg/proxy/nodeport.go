@@ -45,8 +45,8 @@ func (n NodePortAddresses) everywhere(f model.Family, node model.Node) bool {
 	return len(n.of(f, node)) == 0
 }
 
-// Addresses returns the addresses of a family on which node ports are served, sorted. All are addresses of this node's
-// interfaces. As in kube-proxy, this excludes a primary address that no interface has yet. It returns the error of n.Local.
+// Addresses returns the addresses of a family on which node ports are served, sorted. All are addresses of this node's interfaces.
+// As in kube-proxy, a primary address that no interface has yet is not included. It returns the error of n.Local.
 func (n NodePortAddresses) Addresses(f model.Family, node model.Node) ([]netip.Addr, error) {
 	prefixes := n.of(f, node)
 	local, err := n.Local()

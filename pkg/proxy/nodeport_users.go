@@ -9,16 +9,16 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// NodePortUsers searches for other users of the node ports beside the loop. Its methods do not block. It takes ownership of its
-// arguments.
+// NodePortUsers searches for processes that use a node port. It works beside the loop. Its methods do not block. It takes
+// ownership of its arguments.
 type NodePortUsers interface {
-	// Service sets the node ports of a Service, none for a Service that has none or was deleted.
+	// Service sets the node ports of a Service. The list is empty if the Service has none or was deleted.
 	Service(name types.NamespacedName, ports []model.Key)
 	// Addresses sets the addresses of a family on which node ports are served.
 	Addresses(f model.Family, addrs []netip.Addr)
 }
 
-// setNodePorts passes the node ports of a Service, nil if it was deleted, to NodePortUsers.
+// setNodePorts passes the node ports of a Service to NodePortUsers. s is nil if the Service was deleted.
 func (p *Proxy) setNodePorts(name types.NamespacedName, s *model.Service) {
 	if p.NodePortUsers != nil {
 		p.NodePortUsers.Service(name, p.nodePortsOf(s))

@@ -53,7 +53,8 @@ func (u *fakeUsers) received() (list []string) {
 	return list
 }
 
-// TestNodePortsAreHandedOver follows a Service's node ports, and the addresses that serve them.
+// TestNodePortsAreHandedOver: the loop passes each change of a Service's node ports, and of the addresses that serve them, to
+// NodePortUsers.
 func TestNodePortsAreHandedOver(t *testing.T) {
 	run(t, func(b *bench) {
 		users := &fakeUsers{ports: map[types.NamespacedName][]model.Key{}}

@@ -17,7 +17,7 @@ import (
 
 // Observer receives each commit. Its methods must not block.
 type Observer interface {
-	// Watched reports whether there is a receiver. Without one, no commits are prepared.
+	// Watched reports whether there is a receiver. Without a receiver, the loop does not call Committed.
 	Watched() bool
 	Committed(view.Commit)
 }
@@ -78,7 +78,8 @@ func keyText(k model.Key) string {
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(k.Addr, k.Port), k.Protocol)
 }
 
-// notifyObserver passes the result of a sync to the observer. The changes of a failed sync are passed again after it succeeds.
+// notifyObserver passes the result of a sync to the observer. For a failed sync, it passes the error, and keeps the changes until
+// a sync succeeds.
 func (p *Proxy) notifyObserver(end time.Time, planning time.Duration, r apply.Result, failure error) {
 	a := &p.account
 	if !p.observed() {

@@ -13,7 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// times are those of a sync: the start of planning, the start of the commit and its end, and the number of Services in it.
+// times holds the start of a sync's planning, the start and end of its commit, and the number of Services in it.
 type times struct {
 	start, begun, end time.Time
 	services          int
@@ -62,8 +62,8 @@ func (p *Proxy) onCommitted(ctx context.Context, t times, result apply.Result) {
 		"elapsed", t.end.Sub(t.start))
 }
 
-// onCompared records the result of a comparison of the tables with the plan, if the sync made one, and restores trust. It returns
-// the author of the last foreign change, if that is the reason of the comparison.
+// onCompared records the result if the sync compared the tables with the plan, and clears the reason for comparing. If the reason
+// was a foreign change, it returns the author of the last one.
 func (p *Proxy) onCompared(at time.Time, r apply.Result) (author string) {
 	reason := p.trust.reason
 	if reason == "" {

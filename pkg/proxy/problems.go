@@ -16,13 +16,15 @@ var objectKinds = [...]string{"Service", "EndpointSlice", "ServiceCIDR", "Node"}
 
 // problemBook holds the reported problems, so that each is reported once.
 type problemBook struct {
-	// lists are the problems by the Service with which they were found. objects counts the objects of each kind in a list.
+	// lists holds the problems of each Service, including those of its EndpointSlices. Problems of a Node or a ServiceCIDR have a
+	// key of their own. objects counts the objects of each kind in a list.
 	lists   map[types.NamespacedName][]model.Problem
 	objects map[types.NamespacedName][len(objectKinds)]int
 	// total is the sum of objects. changed is true if it differs from the metric.
 	total   [len(objectKinds)]int
 	changed bool
-	// more is true if conflicts are still to be reported. conflicts are those of each losing Service.
+	// more is true if the next sync has more conflicts to report. conflicts holds the reported conflicts of each Service that lost
+	// a frontend.
 	more      bool
 	conflicts map[types.NamespacedName]map[model.Problem]struct{}
 }
@@ -34,7 +36,7 @@ func newProblemBook() problemBook {
 	}
 }
 
-// reportNew reports the problems that a Service did not have before. Its cost is linear in the number of both.
+// reportNew reports the problems that a Service did not have before. Its cost is linear in the number of old and new problems.
 func (p *Proxy) reportNew(name types.NamespacedName, problems []model.Problem) {
 	b := &p.problems
 	before := b.lists[name]
@@ -58,7 +60,7 @@ func (p *Proxy) reportNew(name types.NamespacedName, problems []model.Problem) {
 	b.lists[name] = problems
 }
 
-// count updates the numbers of objects with problems to a new list of one Service.
+// count updates the numbers of objects with problems after the list of one Service has changed.
 func (b *problemBook) count(name types.NamespacedName, problems []model.Problem) {
 	type object struct {
 		kind string
@@ -100,8 +102,8 @@ type claims interface {
 	ConflictsOf(loser types.NamespacedName) (list []plan.Conflict, all int)
 }
 
-// reportConflicts reports each frontend that a Service claims and another one has, once while that is true. The cost of a sync is
-// bounded: the next sync reports the rest.
+// reportConflicts reports each frontend that a Service claims and another Service has. It reports a conflict once for as long as
+// the conflict exists. To limit the cost of one sync, it reports some conflicts, and the next sync reports the rest.
 func (p *Proxy) reportConflicts(c claims) {
 	losers, more := c.TakeLosers()
 	p.problems.more = more
@@ -123,7 +125,7 @@ func (p *Proxy) reportConflicts(c claims) {
 		now := make(map[model.Problem]struct{}, len(problems))
 		for _, problem := range problems {
 			_, old := before[problem]
-			_, again := now[problem] // of the other family
+			_, again := now[problem] // reported for the other family
 			if !old && !again {
 				p.Report(problem)
 			}

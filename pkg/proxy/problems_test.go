@@ -86,7 +86,7 @@ func TestObjectsWithProblemsAreCounted(t *testing.T) {
 	}
 }
 
-// fakeClaims are the numbers of conflicts by losing Service.
+// fakeClaims holds the number of conflicts of each losing Service.
 type fakeClaims map[types.NamespacedName]int
 
 func (c fakeClaims) TakeLosers() (names []types.NamespacedName, more bool) {
@@ -127,7 +127,7 @@ func TestConflictsAreForgottenWithTheLoser(t *testing.T) {
 	expect("it loses again", fakeClaims{named(2): 1}, 1, 4)
 	expect("both win", fakeClaims{named(1): 0, named(2): 0}, 0, 0)
 	expect("very many", fakeClaims{named(1): 10_000}, 21, 21)
-	// A long conflict does not keep other Services' deleted conflicts in memory.
+	// While one conflict lasts, resolved conflicts of other Services are not kept in memory.
 	for i := range 100 {
 		p.reportConflicts(fakeClaims{named(1): 1, named(10 + i): 1})
 		p.reportConflicts(fakeClaims{named(10 + i): 0})

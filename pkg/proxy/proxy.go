@@ -20,11 +20,11 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// Source holds the API objects. Returned objects are shared and must not be changed.
+// Source holds the API objects. Do not change returned objects: they may be shared.
 type Source interface {
 	Services() []types.NamespacedName
 	Service(types.NamespacedName) *corev1.Service
-	// ReadService decodes the same Service as the method Service into an object. It returns false if that is nil.
+	// ReadService decodes the same Service as the method Service into an object. It returns false if there is no such Service.
 	ReadService(name types.NamespacedName, into *corev1.Service) bool
 	Slices(service types.NamespacedName) []*discoveryv1.EndpointSlice
 	// Stored returns the same slices as Slices, for decoding on demand.
@@ -35,7 +35,7 @@ type Source interface {
 	Synced() <-chan struct{}
 }
 
-// Kernel brings the kernel's tables to the plan.
+// Kernel changes the kernel's tables to match the plan.
 type Kernel interface {
 	Sync(*plan.Planner) (apply.Result, error)
 	// Recall makes a planner assign the numbers of the process that left the tables. The first call comes before anything is
@@ -43,7 +43,7 @@ type Kernel interface {
 	Recall(*plan.Planner, []*model.Service) error
 	// Known reports whether the tables are known to be those of the last Sync.
 	Known() bool
-	// Leased returns the last renewal of the tables' lease, or the zero time. The lease lasts for [plan.Lease].
+	// Leased returns the time of the last renewal of the tables' lease, or the zero time. The lease lasts for [plan.Lease].
 	Leased() time.Time
 	// Doubt makes the next Sync compare the tables with the plan. Meddled reports whether there were foreign changes of the
 	// ruleset.
@@ -52,10 +52,11 @@ type Kernel interface {
 	// EachCount calls a function with each set of a family and its number of elements, and returns the number of chains of
 	// classes.
 	EachCount(model.Family, func(*nft.Set, int)) (classChains int)
-	// Heard has a value after a foreign change of the ruleset was announced. Author returns the author of the last one.
+	// Heard returns a channel that has a value after the kernel has announced a foreign change of the ruleset. Author returns the
+	// author of the last foreign change.
 	Heard() <-chan struct{}
-	// Touched reports whether a foreign change of the program's tables was announced since the last full sync. It needs no system
-	// call.
+	// Touched reports whether the kernel has announced a foreign change of the program's tables since the last full sync. It makes
+	// no system call.
 	Touched() bool
 	Author() nft.Author
 }
@@ -93,7 +94,7 @@ type Config struct {
 	Turn Turn
 	// Synced, if not nil, is called after each successful sync.
 	Synced func()
-	// Observer, if not nil, receives each commit while it is watched.
+	// Observer, if not nil, receives each commit while Observer.Watched returns true.
 	Observer Observer
 	Now      func() time.Time
 }
@@ -106,8 +107,8 @@ type Proxy struct {
 	podCIDRs [2]netip.Prefix
 	// problems are the reported problems.
 	problems problemBook
-	// queue holds changed Services that wait to be planned. triggers are the times of changes that are not planned yet.
-	// unprogrammed are the times of changes that are planned but not committed.
+	// queue holds changed Services that wait to be planned. triggers holds the times of changes that are not planned yet, and
+	// unprogrammed the times of changes that are planned but not committed.
 	queue        queue
 	triggers     map[types.NamespacedName][]track.Trigger
 	unprogrammed []track.Trigger
@@ -124,8 +125,8 @@ type Proxy struct {
 	rejected bool
 	// lastCommit is the end of the last successful sync.
 	lastCommit time.Time
-	// checks are the health checks for load balancers, checkAddrs the addresses on which they listen. checksChanged is true if
-	// Checks does not have them yet.
+	// checks holds the health checks for load balancers, and checkAddrs the addresses on which they listen. checksChanged is true
+	// if these were not passed to Checks yet.
 	checks        map[types.NamespacedName]health.Check
 	checkAddrs    [2][]netip.Addr
 	checksChanged bool
@@ -134,14 +135,14 @@ type Proxy struct {
 	// serviceCIDRs are the prefixes of cluster IPs. They may be read later than the Services.
 	serviceCIDRs [2][]netip.Prefix
 	flows        flowState
-	// readings are the readings of Services with many slices. room is the loop's scratch memory for objects.
+	// readings holds the readings of Services with many slices. room is the loop's scratch memory for objects.
 	readings map[types.NamespacedName]*model.Reading
 	room     model.Room
 	// counted holds, for each set, the number of elements and the size that the metrics show.
 	counted map[*nft.Set][2]int
 	// nodeAddrs are the addresses that serve node ports.
 	nodeAddrs [2][]netip.Addr
-	// facts are the loop's facts for other goroutines. account holds the data for answers to questions.
+	// facts holds the published Facts, which other goroutines read. account holds the data for answers to questions.
 	facts     atomic.Pointer[Facts]
 	account   account
 	questions chan func()

@@ -42,7 +42,7 @@ type fakeSource struct {
 	synced   chan struct{}
 	// asked, if not nil, is called with each Service that is read.
 	asked func(types.NamespacedName)
-	// took is the time that reading a Service takes.
+	// took is the duration of reading a Service.
 	took time.Duration
 }
 
@@ -132,7 +132,7 @@ type fakeKernel struct {
 	// written is the time of the last full sync.
 	written  time.Time
 	elements map[nft.ID]string
-	// asWanted means that an earlier process left exactly the planned tables.
+	// asWanted is true if an earlier process left exactly the planned tables.
 	asWanted bool
 	// rules is a fingerprint of the rules of IPv4 as of the last sync.
 	rules uint64
@@ -430,7 +430,8 @@ func TestAFailingKernelIsTriedAgainUntilItHoldsEverything(t *testing.T) {
 	})
 }
 
-// While the kernel fails, the deletion of unused chains waits and the loop does not spin: in a bubble, time would stand still.
+// While the kernel fails, the deletion of unused chains waits, and the loop does not spin. A spinning loop would stop the virtual
+// time of the bubble.
 func TestAFailingKernelDelaysRetirement(t *testing.T) {
 	run(t, func(b *bench) {
 		b.set(1, 3)
@@ -593,8 +594,8 @@ func TestFlowsOfChangedFrontendsAreLookedAt(t *testing.T) {
 	})
 }
 
-// Flows of Services that were deleted while no process ran are found by the earlier tables. Flows of another program stay, even
-// to an address of a ServiceCIDR, such as that of a Service of another proxy.
+// If a Service was deleted while no process ran, its flows are found by the frontends in the earlier tables. Flows of another
+// program stay, even to an address of a ServiceCIDR, for example to a Service of another proxy.
 func TestFlowsOfServicesDeletedDuringDowntime(t *testing.T) {
 	flow := func(at string) *conntrack.Flow {
 		return &conntrack.Flow{Protocol: model.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("10.244.9.9:1234"),
@@ -652,8 +653,8 @@ func TestEarlierFrontendsThatTakeLong(t *testing.T) {
 	})
 }
 
-// Packets to a node port at an address that is not served yet are not translated. Once it is served, flows and SYNs to its node
-// ports are stale; those to other addresses are not searched.
+// Packets to a node port at an address that is not served yet are not translated. Once the address is served, flows and SYNs to
+// its node ports are stale. Flows to other addresses are not searched.
 func TestANodeAddressIsAdded(t *testing.T) {
 	flow := func(p model.Protocol, at string) *conntrack.Flow {
 		to := netip.MustParseAddrPort(at)

@@ -23,7 +23,7 @@ type Facts struct {
 	PodCIDRs      [2]netip.Prefix
 }
 
-// Facts returns the facts of the last sync, or the zero Facts before the first one. Any goroutine may call it.
+// Facts returns the facts of the latest plan, or the zero Facts before the first one. Any goroutine may call it.
 func (p *Proxy) Facts() Facts {
 	if f := p.facts.Load(); f != nil {
 		return *f
@@ -31,28 +31,28 @@ func (p *Proxy) Facts() Facts {
 	return Facts{}
 }
 
-// publish makes the loop's facts visible to other goroutines.
+// publish publishes the loop's current facts for other goroutines.
 func (p *Proxy) publish() {
 	p.facts.Store(&Facts{Node: p.node, NodeAddresses: p.nodeAddrs, ServiceCIDRs: p.serviceCIDRs, PodCIDRs: p.podCIDRs})
 }
 
-// account is the loop's memory of its syncs, for questions. Recording allocates only at a repair or a failure.
+// account records syncs, for answers to questions. It allocates memory only at a repair or a failure.
 type account struct {
-	// waits names the condition that the loop waits for before its first sync.
+	// waits describes the condition for which the loop waits before its first sync.
 	waits string
 	// other is the instance that serves instead of this one, or "".
 	other          string
 	last, lastSent past
-	// recent is a ring of the last syncs. The next position is syncs modulo its length.
+	// recent is a ring of the last syncs. The index of the next sync is syncs modulo the length of the ring.
 	recent   [mostRecent]past
 	syncs    uint64
 	failure  *view.Failure
 	repairs  []view.Repair
 	repaired int
-	// names are the first Services of the current sync; more counts the others.
+	// names holds the first Services of the current sync. more is the number of the other Services.
 	names []types.NamespacedName
 	more  int
-	// changes are the changes that the observer receives after the commit.
+	// changes holds the changes that the observer receives after the commit. unlisted is the number of further changes.
 	changes  []view.Change
 	unlisted int
 }
@@ -66,15 +66,16 @@ type past struct {
 }
 
 const (
-	// mostRecent is the number of syncs that are kept.
+	// mostRecent is the number of recorded syncs.
 	mostRecent = 200
-	// mostNamed is the number of Services kept for each sync, mostRepairs the number of repairs.
+	// mostNamed is the number of recorded Services of each sync. mostRepairs is the number of recorded repairs.
 	mostNamed, mostRepairs = 4, 8
 	// mostChanges is the number of Services of one batch that an observer receives one by one.
 	mostChanges = 64
 )
 
-// noteNames records the Services of a sync. It keeps a short list as is; a long one would keep all names in memory.
+// noteNames records the Services of a sync. It keeps a short list as it is. It copies the first names of a long list, so that the
+// list's memory is released.
 func (a *account) noteNames(sorted []types.NamespacedName) {
 	a.names, a.more = sorted, 0
 	if n := len(sorted); n > mostNamed {
@@ -129,7 +130,7 @@ func ask[T any](ctx context.Context, p *Proxy, question func() T) (answer T, err
 	}
 }
 
-// Status returns the state of the loop and the condition that it waits for.
+// Status returns the state of the loop, and the condition for which it waits.
 func (p *Proxy) Status(ctx context.Context) (*view.Loop, error) {
 	return ask(ctx, p, func() *view.Loop {
 		a := &p.account
@@ -146,7 +147,7 @@ func (p *Proxy) Status(ctx context.Context) (*view.Loop, error) {
 	})
 }
 
-// Syncs returns the last successful syncs, the oldest first. The loop only copies them; this goroutine does the rest.
+// Syncs returns the last successful syncs, the oldest first. The loop only copies them. The caller's goroutine converts them.
 func (p *Proxy) Syncs(ctx context.Context) ([]view.Sync, error) {
 	recent, err := ask(ctx, p, func() []past {
 		a := &p.account
@@ -177,7 +178,7 @@ func (p *Proxy) Elements(ctx context.Context) ([2]int, error) {
 	})
 }
 
-// Conflicts returns the addresses and ports that the named Services and others claim.
+// Conflicts returns the addresses and ports that one of the named Services and another Service both claim.
 func (p *Proxy) Conflicts(ctx context.Context, names []types.NamespacedName) ([]plan.Conflict, error) {
 	return ask(ctx, p, func() (list []plan.Conflict) {
 		if p.Planner.Conflicts() == 0 {

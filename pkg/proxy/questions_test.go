@@ -109,7 +109,7 @@ func TestStatusReportsRepairs(t *testing.T) {
 	})
 }
 
-// TestABusyLoopIsSaidToBe queries the loop while the kernel blocks.
+// TestABusyLoopIsSaidToBe: while the kernel blocks the loop, a query fails with an error that says so.
 func TestABusyLoopIsSaidToBe(t *testing.T) {
 	run(t, func(b *bench) {
 		goOn := make(chan struct{})

@@ -11,24 +11,25 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// longestSlice is the time for which the loop builds Services before it commits the plan and handles repairs, questions and newer
-// changes. Planning the built Services may take as long again.
+// longestSlice is the longest time for which the loop builds Services before it commits the plan and handles repairs, questions
+// and newer changes. Planning the built Services may take the same time again.
 const longestSlice = 100 * time.Millisecond
 
 // queue holds the changed Services that wait to be planned. Newer changes precede them.
 //
-// A Service that releases an address, port or node port waits until all Services that wait now are planned. One of these may take
-// over the frontend, and packets would be rejected between a batch without the old owner and a batch with the new one. If two
-// Services exchange frontends, both are in one batch, up to mostChained Services.
+// A Service that releases an address, port or node port (a giver) waits until all Services that already wait are planned. One of
+// these may take over the frontend. If an earlier batch removed the old owner, the kernel would reject packets until the batch
+// with the new owner. Services that exchange frontends are in one batch, up to mostChained of them.
 type queue struct {
 	names []types.NamespacedName
-	// head is the number of Services that left the queue in order. queued are those of names that still wait.
+	// head is the number of Services that have left names. queued holds the Services of names that still wait: remove deletes a
+	// Service from queued only.
 	head   uint64
 	queued map[types.NamespacedName]struct{}
-	// givers are the Services that release frontends, in the order in which they are planned.
+	// givers lists the Services that release frontends, in the order of planning.
 	givers []types.NamespacedName
 	giving map[types.NamespacedName]*giver
-	// takers maps a frontend to the giver that takes it.
+	// takers maps a frontend to the giver that takes it over.
 	takers map[model.Key]types.NamespacedName
 }
 
@@ -39,7 +40,8 @@ type giver struct {
 	given, taken []model.Frontend
 }
 
-// mostChained is the largest number of Services that exchange frontends and are planned in one batch after its time is up.
+// mostChained is the largest number of Services that exchange frontends in one batch. They are planned together even if the time
+// for the batch is up.
 const mostChained = 64
 
 func newQueue() queue {
@@ -51,10 +53,10 @@ func newQueue() queue {
 // waiting returns the number of Services that wait.
 func (q *queue) waiting() int { return len(q.queued) + len(q.giving) }
 
-// tail is the value of head after all Services that wait now are planned.
+// tail returns the value that head has after all Services that wait now are planned.
 func (q *queue) tail() uint64 { return q.head + uint64(len(q.names)) }
 
-// push appends Services. One that waits already keeps its position.
+// push appends Services. A Service that already waits keeps its position.
 func (q *queue) push(names []types.NamespacedName) {
 	for _, n := range names {
 		if _, waits := q.queued[n]; !waits {
@@ -95,7 +97,7 @@ func (q *queue) pop(names []types.NamespacedName) {
 	}
 }
 
-// remove removes a Service from all positions. It returns its giver, or nil.
+// remove removes a Service from the queue. If the Service is a giver, it returns the giver, else nil.
 func (q *queue) remove(name types.NamespacedName) (old *giver) {
 	delete(q.queued, name)
 	if old = q.giving[name]; old != nil {
@@ -118,12 +120,13 @@ func (q *queue) put(name types.NamespacedName, g *giver) {
 	}
 }
 
-// give removes and returns the next giver if it may be planned now, with the givers that exchange frontends with it.
+// give removes and returns the next giver and the givers that exchange frontends with it. It returns nil if the next giver must
+// wait.
 func (q *queue) give() (names []types.NamespacedName) {
 	for i, name := range q.givers {
 		g := q.giving[name]
 		if g == nil {
-			continue // it has changed since, or was planned with another giver
+			continue // the Service has changed since, or was planned with another giver
 		}
 		if g.after > q.head {
 			q.givers = slices.Delete(q.givers, 0, i)
@@ -160,17 +163,17 @@ type slice struct {
 	*Proxy
 	begun    time.Time
 	absorbed []types.NamespacedName
-	// fresh is true if the Services have just changed. Older changes still wait then.
+	// fresh is true if the Services have just changed. Older changes may still wait in the queue.
 	fresh bool
-	// large is true after a large Service was planned: its batch has no room for others.
+	// large is true after a large Service was planned: no other Service is planned for the same batch.
 	large bool
 }
 
-// largeWeight is the number of elements above which a changed Service waits for all smaller ones and gets its own batch. Planning
-// and committing this number takes some ten milliseconds.
+// largeWeight is the number of elements above which a changed Service waits in the queue and ends its batch. Planning and
+// committing this number of elements takes some ten milliseconds.
 const largeWeight = 10_000
 
-// late reports whether building must stop. Services built by then are planned, unless that takes as long again.
+// late reports whether building must stop. Services that are built by then are planned, unless planning takes the same time again.
 func (s *slice) late() bool { return s.Now().Sub(s.begun) >= longestSlice }
 
 // over reports whether planning must stop, because its time is up or the tables need a repair.
@@ -181,7 +184,8 @@ func (s *slice) over() bool {
 	return s.Now().Sub(s.begun) >= 2*longestSlice
 }
 
-// plan plans Services and returns those that are not planned for lack of time. It always plans the first one.
+// plan plans Services, or puts them into the queue. It returns the Services for which there was no time. It always handles the
+// first one.
 func (s *slice) plan(names []types.NamespacedName) (rest []types.NamespacedName) {
 	taken := 0
 	s.build(names, s.late, func(name types.NamespacedName, service *model.Service) bool {
@@ -199,8 +203,8 @@ func (s *slice) plan(names []types.NamespacedName) (rest []types.NamespacedName)
 	return names[taken:]
 }
 
-// postponed puts a Service that releases frontends into the queue, and returns whether it did. It does not if no other Service
-// waits.
+// postponed puts a Service that releases frontends into the queue, and reports whether it did. If no other Service waits, it does
+// nothing. more is true if the caller has further Services to plan.
 func (s *slice) postponed(name types.NamespacedName, service *model.Service, more bool) bool {
 	q := &s.queue
 	old := q.remove(name)
@@ -222,8 +226,8 @@ func (s *slice) postponed(name types.NamespacedName, service *model.Service, mor
 	return true
 }
 
-// anyoneMay reports whether another Service may claim a frontend before it is released. The API server assigns a cluster IP or a
-// node port to another Service only after its release, so that the new owner changes later.
+// anyoneMay reports whether another Service may claim a frontend before its release. The API server assigns a cluster IP or a node
+// port to another Service only after its release, so the change of the new owner comes later.
 func anyoneMay(f model.Frontend) bool { return f.Kind != model.ClusterIP && f.Kind != model.NodePort }
 
 // give plans the givers that may be planned now.
@@ -241,7 +245,7 @@ func (s *slice) give() {
 	}
 }
 
-// planFresh plans Services that have just changed. The rest waits in the queue.
+// planFresh plans Services that have just changed. It puts the Services for which there is no time into the queue.
 func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
 	s := slice{Proxy: p, begun: p.Now(), fresh: true}
 	if p.started {
@@ -266,7 +270,7 @@ func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
 // planWaiting plans Services from the queue.
 func (p *Proxy) planWaiting() []types.NamespacedName {
 	s := slice{Proxy: p, begun: p.Now()}
-	const atMost = 1 << 13 // more than one batch has time for
+	const atMost = 1 << 13 // more than the loop plans for one batch
 	names := p.queue.next(atMost)
 	p.Planner.Expect(len(names))
 	rest := s.plan(names)
@@ -278,10 +282,11 @@ func (p *Proxy) planWaiting() []types.NamespacedName {
 	return s.absorbed
 }
 
-// mostUnprogrammed limits the times of changes that wait for a successful sync. The oldest ones are kept.
+// mostUnprogrammed is the largest number of times of changes that wait for a successful sync. If there are more, the loop keeps
+// the oldest ones.
 const mostUnprogrammed = 10_000
 
-// mostTriggers limits those of one Service that waits to be planned, see [track.Dirty].
+// mostTriggers is the largest number of triggers of one Service that waits to be planned (see [track.Dirty]).
 const mostTriggers = 100
 
 // noteTriggers records the times of changes of Services.
@@ -292,7 +297,8 @@ func (p *Proxy) noteTriggers(all map[types.NamespacedName][]track.Trigger) {
 	}
 }
 
-// planned handles the effects of planning Services: times of changes, conflicts, and Services for which there is room now.
+// planned does the work after Services were planned: it moves their times of changes, reports conflicts, and queues Services for
+// which there is room now.
 func (p *Proxy) planned(names []types.NamespacedName) {
 	for _, name := range names {
 		if times, known := p.triggers[name]; known {

@@ -19,7 +19,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// slow sets the time that reading a Service takes.
+// slow sets the duration of reading a Service.
 func (b *bench) slow(d time.Duration) {
 	b.source.mu.Lock()
 	defer b.source.mu.Unlock()
@@ -64,7 +64,7 @@ func TestAStormDelaysNothingElse(t *testing.T) {
 		for i := range storm {
 			b.set(100+i, 1)
 		}
-		for !b.Tracker.Pending().Since.IsZero() { // until the loop has taken all changes
+		for !b.Tracker.Pending().Since.IsZero() { // wait until the loop has taken all changes
 			time.Sleep(each)
 		}
 		changed := time.Now()
@@ -171,7 +171,7 @@ func TestAStormEndsThoughSmallChangesDoNot(t *testing.T) {
 	})
 }
 
-// The first batch is not sent before everything is planned. Questions are answered meanwhile.
+// The first batch is not sent before all Services are planned. Questions are answered meanwhile.
 func TestTheFirstBatchIsComplete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()
@@ -189,7 +189,7 @@ func TestTheFirstBatchIsComplete(t *testing.T) {
 		if l := b.status(t); time.Since(asked) > 250*time.Millisecond || l.Pending == 0 {
 			t.Errorf("a question at the start took %v; %d wait", time.Since(asked), l.Pending)
 		}
-		b.set(services, 1) // planned with the others, or after them
+		b.set(services, 1) // planned with the other Services, or after them
 		time.Sleep(10 * time.Second)
 		sizes := b.kernel.takeSizes()
 		if len(sizes) == 0 || sizes[0] < sizes[len(sizes)-1]*9/10 {
@@ -206,7 +206,8 @@ func TestTheFirstBatchIsComplete(t *testing.T) {
 	})
 }
 
-// Two Services exchange an address during a storm, in any order of their names: after each batch the address has an endpoint.
+// Services exchange or take over addresses during a storm, in any order of their names: after each batch, each address has an
+// endpoint.
 func TestAnExchangedAddressIsServedThroughoutAStorm(t *testing.T) {
 	const storm = 300
 	external := func(ips ...string) func(*corev1.Service) {
@@ -219,7 +220,7 @@ func TestAnExchangedAddressIsServedThroughoutAStorm(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(b *bench) {
-				for i := range storm { // each one releases something later
+				for i := range storm { // each Service releases a frontend later
 					b.set(i, 1, external(fmt.Sprintf("198.51.%d.%d", i/200, i%200+1)))
 				}
 				b.set(c.from, 1, external("192.0.2.1"))
@@ -243,7 +244,7 @@ func TestAnExchangedAddressIsServedThroughoutAStorm(t *testing.T) {
 					for i := range storm {
 						b.set(i, 2)
 					}
-					// Two exchange their addresses, and a third takes the address of a deleted one.
+					// Two Services exchange their addresses, and a third takes the address of a deleted Service.
 					b.set(c.from, 2, external("192.0.2.2"))
 					b.set(c.to, 2, external("192.0.2.1"))
 					gone := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", storm+1)}

@@ -13,11 +13,12 @@ import (
 
 // Turn decides which instance of the program serves. Its methods do not block.
 type Turn interface {
-	// Ready announces that this process can serve. Stopped confirms that it commits nothing until it is granted again.
+	// Ready announces that this process can serve. Stopped confirms that this process commits nothing until Granted returns true
+	// again.
 	Ready()
 	Stopped()
 	Granted() bool
-	// Changed has a value when the result of Granted may have changed.
+	// Changed returns a channel that has a value when the result of Granted may have changed.
 	Changed() <-chan struct{}
 	// Other names the process that serves instead of this one, or "" if none is known.
 	Other() string
@@ -34,11 +35,11 @@ func (p *Proxy) turn() <-chan struct{} {
 	return p.Turn.Changed()
 }
 
-// standBy waits until this process may serve or the server changes. It plans changes only after that.
+// standBy waits until this process may serve, another process serves, or a question arrives. It plans no changes.
 func (p *Proxy) standBy(ctx context.Context) {
 	p.Turn.Stopped()
 	p.noteOther(ctx, p.Turn.Other())
-	p.Health.Updated(p.Now()) // nothing is overdue: the other process serves
+	p.Health.Updated(p.Now()) // no change is overdue: the other process serves
 	select {
 	case <-ctx.Done():
 	case question := <-p.questions:
@@ -50,7 +51,7 @@ func (p *Proxy) standBy(ctx context.Context) {
 	}
 }
 
-// noteOther reports another process that serves, once for each process.
+// noteOther reports the process that serves instead of this one, once for each process.
 func (p *Proxy) noteOther(ctx context.Context, other string) {
 	if other == "" || other == p.account.other {
 		return
@@ -66,8 +67,8 @@ func (p *Proxy) noteOther(ctx context.Context, other string) {
 	p.otherReported = true
 	p.Report(model.Problem{
 		Kind: "Node", Name: types.NamespacedName{Name: p.NodeName}, Field: "kube-nftproxy", Event: "AnotherInstanceServes", Action: "Wait",
-		Reason: fmt.Sprintf("another instance (%s) serves this node; the one that says this started earlier and waits until the other one has "+
-			"gone. Unless one replaces the other, remove one of them", other),
+		Reason: fmt.Sprintf("another instance (%s) serves this node; this instance started earlier and waits until the other one exits. "+
+			"Unless one replaces the other, remove one of them", other),
 	})
 }
 

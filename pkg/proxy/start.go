@@ -12,7 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// awaitSource waits until the source was read. It returns false if the context ended first.
+// awaitSource waits until the source has read all Services and EndpointSlices. It returns false if the context ended first.
 func (p *Proxy) awaitSource(ctx context.Context) bool {
 	const patience = 10 * time.Second
 	late := time.NewTicker(patience)
@@ -34,7 +34,7 @@ func (p *Proxy) awaitSource(ctx context.Context) bool {
 	}
 }
 
-// awaitPodCIDRs waits until the Node has prefixes of pods, if they are needed.
+// awaitPodCIDRs waits until the Node has prefixes of pods, if [Config.NodeCIDR] is set. It fails after a time limit.
 func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
 	if !p.NodeCIDR {
 		return nil

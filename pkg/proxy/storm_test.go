@@ -35,7 +35,7 @@ func (k *fakeKernel) takeSizes() []int {
 	return taken
 }
 
-// begin creates Services, waits until they are programmed, and makes one more change.
+// begin creates Services, waits until they are programmed, and changes one of them again.
 func (b *bench) begin(t *testing.T, services int) {
 	t.Helper()
 	for i := range services {
@@ -44,12 +44,12 @@ func (b *bench) begin(t *testing.T, services int) {
 	close(b.source.synced)
 	synctest.Wait()
 	time.Sleep(time.Minute)
-	b.set(0, 1) // a sync just now, so that the next one would be due in a second
+	b.set(0, 1) // after this sync, the next one would be due in a second
 	synctest.Wait()
 	b.kernel.takeSizes()
 }
 
-// A repair does not wait for the schedule. Changes that have come meanwhile follow it.
+// A repair does not wait for the schedule. Changes that arrive meanwhile are synced after it.
 func TestARepairWaitsForNothing(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 10)
@@ -72,7 +72,7 @@ func TestARepairWaitsForNothing(t *testing.T) {
 	})
 }
 
-// A program that touches the tables continuously causes two repairs a second, not more.
+// A program that changes the tables continuously causes at most two repairs a second.
 func TestContinuousForeignChangesAreRateLimited(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 10)
@@ -104,7 +104,7 @@ func TestARepairInterruptsPlanning(t *testing.T) {
 			names = append(names, b.set(10+i, 2))
 		}
 		b.source.mu.Lock()
-		once := sync.OnceFunc(b.kernel.touch) // interrupted blocks are built again
+		once := sync.OnceFunc(b.kernel.touch) // an interrupted block is built again, but the change is made once
 		b.source.asked = func(name types.NamespacedName) {
 			if name == names[more/2] {
 				once()

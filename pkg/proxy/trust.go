@@ -17,7 +17,7 @@ const checkEvery = 500 * time.Millisecond
 type trust struct {
 	// checkAt is the time of the next check, lastForeign the time of the last foreign change.
 	checkAt, lastForeign time.Time
-	// reason is the reason why the next sync compares; "" if it does not have to, or if it is the first one.
+	// reason is the reason why the next sync compares. It is empty if the next sync need not compare, and before the first sync.
 	reason metrics.Reason
 }
 
@@ -30,8 +30,8 @@ func (t *trust) checkSoon(now time.Time) {
 	t.checkAt = earlier(t.checkAt, at)
 }
 
-// receiveForeignChanges schedules a check if the kernel has announced a foreign change. It precedes all other work, because all
-// tables may be deleted.
+// receiveForeignChanges schedules a check if the kernel has announced a foreign change. The check precedes all other work, because
+// the change may have deleted all tables.
 func (p *Proxy) receiveForeignChanges(now time.Time) {
 	select {
 	case <-p.Kernel.Heard():
@@ -40,12 +40,13 @@ func (p *Proxy) receiveForeignChanges(now time.Time) {
 	}
 }
 
-// checkForeignChanges requests a sync that compares if the ruleset has foreign changes.
+// checkForeignChanges checks for foreign changes of the ruleset. If there are any, it requests a sync that compares the tables
+// with the plan.
 func (p *Proxy) checkForeignChanges(ctx context.Context, now time.Time) {
 	p.trust.checkAt = now.Add(checkEvery)
 	changed, err := p.Kernel.Meddled()
 	if err != nil {
-		// If the sync fails too, it is counted and retried, and the health shows it.
+		// If the sync fails too, the loop counts and retries it, and /healthz reports it.
 		klog.FromContext(ctx).Error(err, "Cannot tell whether the ruleset has changed")
 		p.compareBecause(metrics.FailedSync)
 		p.Schedule.Requested()
@@ -56,8 +57,8 @@ func (p *Proxy) checkForeignChanges(ctx context.Context, now time.Time) {
 	}
 }
 
-// checkTables makes the next sync compare if a foreign change of the program's tables is known, and returns whether it does.
-// Tables that another program changes continuously are compared at most twice a second.
+// checkTables makes the next sync compare the tables if the kernel has announced a foreign change of them, and reports whether it
+// did. If another program changes the tables continuously, it does so at most twice a second.
 func (p *Proxy) checkTables() (changed bool) {
 	now := p.Now()
 	if !p.Kernel.Known() || !p.Kernel.Touched() || now.Sub(p.trust.lastForeign) < checkEvery {
@@ -67,13 +68,13 @@ func (p *Proxy) checkTables() (changed bool) {
 	return true
 }
 
-// distrust makes the next sync compare, because of a foreign change.
+// distrust makes the next sync compare because of a foreign change.
 func (p *Proxy) distrust(now time.Time) {
 	p.trust.lastForeign, p.trust.checkAt = now, now.Add(checkEvery)
 	p.compareBecause(metrics.ForeignChange)
 }
 
-// compareBecause makes the next sync compare. The first reason counts until a sync succeeds.
+// compareBecause makes the next sync compare the tables with the plan. Until a sync succeeds, the first reason is kept.
 func (p *Proxy) compareBecause(reason metrics.Reason) {
 	p.Kernel.Doubt()
 	p.noteReason(reason)
@@ -87,7 +88,8 @@ func (p *Proxy) noteReason(reason metrics.Reason) {
 	}
 }
 
-// authorOf names the program that made the last foreign change, if that is the reason: with its process, and alone.
+// authorOf returns the program that made the last foreign change, with and without its process. If the reason is not a foreign
+// change, both are empty.
 func (p *Proxy) authorOf(reason metrics.Reason) (author, program string) {
 	if reason != metrics.ForeignChange {
 		return "", ""
