@@ -11,8 +11,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// If the table is full of other connections, the kernel drops packets of new connections. Stale flows to a removed endpoint are
-// still found and deleted, and their clients connect in the space that this frees.
+// If the table is full of other connections, the kernel drops packets of new connections. A pass still finds and deletes stale
+// flows to a removed endpoint. Their clients can then connect, because the deletions free space in the table.
 func TestFullTableTwin(t *testing.T) {
 	const f = model.IPv4
 	n := newNode(t)

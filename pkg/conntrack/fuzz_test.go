@@ -14,8 +14,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// For any message of the kernel, a deletion names exactly the entry of that message, and always has a tuple: a deletion without a
-// tuple deletes everything.
+// For any message of the kernel, the deletion names exactly the entry of that message. It always has a tuple: a deletion without a
+// tuple would delete the whole table.
 func FuzzEntry(f *testing.F) {
 	zone := flow(model.UDP, "[fd00::1]:53", "[fd00::2]:5353")
 	zone.Zone, zone.ID, zone.Replied, zone.DNAT = 9, 1<<31, true, true

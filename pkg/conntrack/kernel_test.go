@@ -27,8 +27,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// enterNamespace gives the test its own network namespace, in which pod addresses are local and all others have a route to a link
-// without a receiver. The thread is not reused.
+// enterNamespace gives the test its own network namespace. In it, pod addresses are local, and all other addresses have a route to
+// a link without a receiver. The test's thread is not reused.
 func enterNamespace(t testing.TB) {
 	t.Helper()
 	lab.EnterNamespace(t)
@@ -41,7 +41,7 @@ func enterNamespace(t testing.TB) {
 	} {
 		run(t, "ip", strings.Fields(args)...)
 	}
-	// The kernel does both asynchronously. Until then, it drops packets to the link or to the addresses.
+	// The kernel sets up the link and the addresses asynchronously. Until it has done so, it drops packets to them.
 	await(t, "state UP", "ip", "link", "show", "out")
 	for _, local := range []string{"fd00:10:244::a", "fd00:10:244::b", "2001:db8::1"} {
 		await(t, "local "+local+" ", "ip", "-6", "route", "show", "table", "local")
@@ -201,7 +201,7 @@ func (n *node) pod(f model.Family, i int) netip.AddrPort {
 	return at
 }
 
-// answer starts such a server at an address.
+// answer starts a server at an address that replies to every packet with its own address.
 func (n *node) answer(at netip.AddrPort) {
 	n.Helper()
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
@@ -275,9 +275,9 @@ func (n *node) expect(clients []*net.UDPConn, want string) {
 	}
 }
 
-// trackBefore makes the kernel track connections, and decide about their translation, without the program's rules, as another
-// program's rules do. (Without any chain of type nat, the kernel evaluates later ones for existing unreplied flows; they can
-// reject but no longer translate.)
+// trackBefore adds chains of another program. With them, the kernel tracks connections and decides about their translation before
+// the program's rules exist. (Without any chain of type nat, the kernel would evaluate later nat chains for existing unreplied
+// flows. These chains could then reject a flow but not translate it.)
 func (n *node) trackBefore() {
 	run(n, "nft", "add table inet other; add chain inet other c { type nat hook output priority -100; }; "+
 		"add chain inet other d { type nat hook postrouting priority 100; }; add rule inet other c ct state new counter")
@@ -433,8 +433,8 @@ func TestEstablishedTCPIsLeftAlone(t *testing.T) {
 	})
 }
 
-// A flow that a network plugin translated to a pod, from a port of this node that is no node port, is not stale; neither is one
-// with a node port's number at another machine's address.
+// Two kinds of flows are not stale: a flow that a network plugin translated from a port of this node that is not a node port, and
+// a flow to a node port's number at another machine's address.
 func TestForeignTranslationsAreLeftAlone(t *testing.T) {
 	n := newNode(t)
 	run(t, "nft", "add table ip portmap; add chain ip portmap out { type nat hook output priority -101; }; "+
@@ -462,7 +462,7 @@ func TestForeignTranslationsAreLeftAlone(t *testing.T) {
 	n.expect(others, plugin.String())
 }
 
-// The same pod serves on another port, as after a change of targetPort.
+// The same pod serves on a different port, as after a change of targetPort.
 func TestClientFollowsChangedPort(t *testing.T) {
 	forFamilies(t, func(n *node, f model.Family) {
 		old := n.pod(f, 10)
@@ -525,7 +525,8 @@ func TestSourceThatIsNotAllowedAnyMoreIsStopped(t *testing.T) {
 // sources returns the range of one address.
 func sources(a netip.Addr) []model.AddrRange { return []model.AddrRange{{First: a, Last: a}} }
 
-// restrict does the same as serve, with ranges for the load-balancer IP. Flows may continue with further endpoints.
+// restrict does the same as serve, with source ranges for the load-balancer IP. Existing flows may also continue with the
+// endpoints in further.
 func (n *node) restrict(f model.Family, p model.Protocol, endpoint netip.AddrPort, allowed []model.AddrRange, further ...netip.AddrPort) *Desired {
 	n.Helper()
 	d := &Desired{}
@@ -569,7 +570,8 @@ func received(c *net.UDPConn) (packets int) {
 	}
 }
 
-// A SYN without reply is in state new, too: repeated by a source that is no longer allowed, it does not reach the endpoint.
+// A SYN without a reply is in state new, too. If a source that is no longer allowed repeats its SYN, the SYN does not reach the
+// endpoint.
 func TestSYNOfASourceThatIsNotAllowedAnyMore(t *testing.T) {
 	forFamilies(t, func(n *node, f model.Family) {
 		at := addrPort([...]string{"10.244.0.10:5353", "[fd00:10:244::a]:5353"}[f])
@@ -613,7 +615,7 @@ func (n *node) connect(to netip.AddrPort) int {
 	return fd
 }
 
-// connected reports whether the connection is established in time.
+// connected reports whether the connection is established within a time limit.
 func connected(fd int, patience time.Duration) bool {
 	events := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
 	count, err := unix.Poll(events, int(patience/time.Millisecond))
@@ -624,8 +626,8 @@ func connected(fd int, patience time.Duration) bool {
 	return err == nil && errno == 0
 }
 
-// If a Service was deleted while no process ran, its flows are deleted, because the earlier tables have its frontends. A flow
-// that another program translated at an address of the same ServiceCIDR stays.
+// If a Service was deleted while no process ran, its flows are deleted, because the earlier tables have its frontends. A flow to
+// another address of the same ServiceCIDR, which another program translated, is kept.
 func TestClientOfServiceDeletedDuringDowntimeIsCutOff(t *testing.T) {
 	forFamilies(t, func(n *node, f model.Family) {
 		another := addrPort([...]string{"10.96.0.200:53", "[fd00:10:96::200]:53"}[f])
@@ -668,7 +670,7 @@ func TestClientOfServiceDeletedDuringDowntimeIsCutOff(t *testing.T) {
 	})
 }
 
-// A connection that another process accepted at the frontend's address before there were rules is not deleted.
+// A connection is not deleted if another process accepted it at the frontend's address before the rules existed.
 func TestUntranslatedTCPThatIsEstablishedIsLeftAlone(t *testing.T) {
 	n := newNode(t)
 	n.trackBefore()
@@ -797,7 +799,7 @@ func appendTuple(b []byte, typ uint16, p model.Protocol, src, dst netip.AddrPort
 	return netlink.AppendAttribute(b, typ|nested, netlink.AppendAttribute(netlink.AppendAttribute(nil, tupleIP|nested, ip), tupleProto|nested, proto))
 }
 
-// synthetic yields entries of many services: vip(i) has endpoints e of synthetic pods.
+// synthetic yields entries of many services. Each service has a virtual address and several endpoints.
 func synthetic(p model.Protocol, services, each int) func(yield func(Flow, uint16) bool) {
 	return func(yield func(Flow, uint16) bool) {
 		for i := range services {
@@ -905,11 +907,11 @@ func TestExpiredEntry(t *testing.T) {
 	}
 }
 
-// If the buffer for answers is small and cannot be enlarged, errors are lost, but no deletion is.
+// If the buffer for answers is small and cannot be enlarged, errors are lost, but all deletions are done.
 func TestLostErrors(t *testing.T) {
 	enterNamespace(t)
 	table, other := openTable(t), openTable(t)
-	// The kernel doubles the size, and has a minimum that a few errors fill.
+	// The kernel doubles the given size. A few errors fill its minimum.
 	if err := unix.SetsockoptInt(table.write.FD(), unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -934,7 +936,7 @@ func TestLostErrors(t *testing.T) {
 	}
 }
 
-// An entry with the same addresses and ports that replaced the entry under test stays.
+// If a new entry with the same addresses and ports has replaced the entry to delete, the new entry is kept.
 func TestEntryOfAnotherIDStays(t *testing.T) {
 	enterNamespace(t)
 	table := openTable(t)
@@ -956,7 +958,7 @@ func TestEntryOfAnotherIDStays(t *testing.T) {
 	}
 }
 
-// unrelated yields entries of clients of other machines, without any Service.
+// unrelated yields entries of connections to other machines, which belong to no Service.
 func unrelated(p model.Protocol, n int) func(yield func(Flow, uint16) bool) {
 	return func(yield func(Flow, uint16) bool) {
 		for i := range n {
@@ -986,8 +988,8 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// 100,000 entries and 1,000 services that lost an endpoint take one read of the table. The memory does not depend on either
-// number: it is the same for a hundred entries.
+// 100,000 entries and 1,000 services that lost an endpoint take one read of the table. The memory does not depend on these
+// numbers: it is the same for a hundred entries.
 func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 	const services, most = 1000, 512 << 10
 	each := 100
@@ -1002,7 +1004,7 @@ func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 	}{
 		{name: "few", ours: 1, seen: services, deleted: services},
 		{name: "all are the services'", ours: each, seen: services * each, deleted: services * each / 10},
-		// The kernel filters by protocol, unless all are requested.
+		// The kernel filters by protocol, unless the pass includes all protocols.
 		{name: "mostly unrelated", ours: 1, foreign: services * (each - 1) / 2, seen: services + services*(each-1)/2, deleted: services},
 		{
 			name: "at the start", ours: 1, foreign: services * (each - 1) / 2, undnated: true,
@@ -1040,10 +1042,10 @@ func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 	}
 }
 
-// BenchmarkPass reads tables of several sizes. Each of 1,000 UDP services has lost one of ten endpoints. Either all entries
-// belong to the services, and every tenth is deleted, or all but 1,000 are unrelated: half UDP, half TCP. "start" includes all
-// protocols, as after the first sync. A namespace cannot track more connections than the machine permits; larger tables are
-// skipped.
+// BenchmarkPass reads tables of several sizes. Each of 1,000 UDP services has lost one of ten endpoints. In one case, all entries
+// belong to the services, and every tenth is deleted. In the other case, all entries except 1,000 are unrelated: half of them UDP,
+// half TCP. "start" includes all protocols, as after the first sync. A namespace cannot track more connections than the machine
+// permits; larger tables are skipped.
 func BenchmarkPass(b *testing.B) {
 	const services = 1000
 	limit, err := strconv.Atoi(strings.TrimSpace(run(b, "sysctl", "-n", "net.netfilter.nf_conntrack_max")))

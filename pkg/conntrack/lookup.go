@@ -12,7 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Lookup returns the entry of a flow, or nil if there is none. The addresses are those of its first packet before any
+// Lookup returns the entry of a flow, or nil if there is none. from and to are the addresses of the flow's first packet before any
 // translation. The process needs CAP_NET_ADMIN.
 func Lookup(p model.Protocol, from, to netip.AddrPort) (*Flow, error) {
 	s, err := netlink.Open()

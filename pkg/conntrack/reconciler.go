@@ -14,30 +14,31 @@ import (
 const (
 	// defaultInterval is the least time between the end of one pass and the start of the next.
 	defaultInterval = time.Second
-	// maxShare is the divisor for the largest share of time that passes may take: reading a million entries takes seconds.
+	// maxShare limits passes to one maxShare-th of the time: reading a million entries takes seconds.
 	maxShare = 5
-	// settle delays each pass. Packets that met the old rules may not have an entry yet. Without the delay, the pass would miss
-	// such an entry, and it would stay.
+	// settle is the delay before each pass. A packet that the old rules handled may not have an entry yet. Without the delay, the
+	// pass would miss its entry, which would then remain.
 	settle = 20 * time.Millisecond
 	// retryAfter is the longest time before a failed pass is retried.
 	retryAfter = 30 * time.Second
-	// maxGone is the largest number of deleted frontends that a reconciler keeps while passes fail.
+	// maxGone is the largest number of deleted frontends that a reconciler keeps while passes fail. Above it, the reconciler
+	// forgets all of them.
 	maxGone = 1 << 16
 )
 
 // Table is the kernel's conntrack table.
 type Table interface {
 	// Delete deletes the flows of a family for which stale returns true. If udp is set, it may skip other protocols. stale must
-	// not keep the flow. After an error, some flows may have been deleted.
+	// not keep the pointer to the flow. After an error, some flows may be deleted.
 	Delete(ctx context.Context, f model.Family, udp bool, stale func(*Flow) bool) (Outcome, error)
 	Close() error
 }
 
 // Outcome is the result of one pass over the table.
 type Outcome struct {
-	// Seen is the number of flows that were read, Deleted that of deleted flows.
+	// Seen is the number of flows that were read, and Deleted the number of flows that were deleted.
 	Seen, Deleted int
-	// Partial is true if the kernel interrupted the read repeatedly, so that flows may have been missed.
+	// Partial is true if the kernel interrupted each attempt to read the table, so that the pass may have missed flows.
 	Partial bool
 }
 
@@ -57,8 +58,8 @@ type Config struct {
 	Interval time.Duration
 }
 
-// Reconciler deletes stale flows beside the goroutine that syncs. All requests during a pass or the time before it become one
-// pass. It keeps no state between passes. The state for the next pass is bounded by the number of changed frontends.
+// Reconciler deletes stale flows beside the goroutine that syncs. It merges all requests since the start of the last pass into one
+// pass. It keeps no state between passes except the merged requests, whose size is bounded by the number of changed frontends.
 type Reconciler struct {
 	Config
 	wake chan struct{}
@@ -80,8 +81,8 @@ func New(c Config) *Reconciler {
 	return &Reconciler{Config: c, wake: make(chan struct{}, 1)}
 }
 
-// Request requests a pass, after the kernel has committed the state in d. It does not block. The reconciler owns d from then on;
-// its lists of endpoints and addresses stay shared and must not be changed. For a frontend in several requests, the last one
+// Request requests a pass. Call it after the kernel has committed the state in d. It does not block. The reconciler then owns d.
+// The lists of endpoints and addresses in d stay shared: do not change them. If several requests contain a frontend, the last one
 // applies.
 func (r *Reconciler) Request(d *Desired) {
 	r.mu.Lock()
@@ -134,7 +135,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// pass processes the pending requests. It returns false if they have to be retried.
+// pass processes the pending requests. It returns false if the pass failed and must be retried.
 func (r *Reconciler) pass(ctx context.Context) bool {
 	d := r.take()
 	if d == nil {
@@ -175,7 +176,7 @@ func (r *Reconciler) restore(d *Desired) {
 	r.pending = d
 }
 
-// reconcile reads the table of each family in the request. An error in one family does not affect the other.
+// reconcile deletes the stale flows of each family in the request. An error in one family does not affect the other.
 func (r *Reconciler) reconcile(ctx context.Context, d *Desired) (failed error) {
 	if r.table == nil {
 		table, err := r.Open()
@@ -198,7 +199,7 @@ func (r *Reconciler) reconcile(ctx context.Context, d *Desired) (failed error) {
 	return failed
 }
 
-// searched reports the result of a pass for each family in the request.
+// searched reports the same result for each family in the request.
 func (r *Reconciler) searched(d *Desired, err error) {
 	for _, f := range model.Families {
 		if d.count[f] > 0 {
@@ -233,15 +234,15 @@ func (r *Reconciler) family(ctx context.Context, f model.Family, d *Desired) err
 	return err
 }
 
-// welcome reports whether a pending request allows a flow. The flow may have begun under newer rules, before this pass, and a
-// deletion would lose its packets.
+// welcome reports whether a pending request allows a flow. The flow may have begun under rules that are newer than the request of
+// this pass, and its deletion would lose packets.
 func (r *Reconciler) welcome(f *Flow) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.pending != nil && r.pending.welcomes(f)
 }
 
-// log logs an error unless it equals the previous one, and the end of a series of errors.
+// log logs an error that differs from the previous one, and the first success after errors.
 func (r *Reconciler) log(ctx context.Context, err error) {
 	logger := klog.FromContext(ctx)
 	switch {

@@ -20,10 +20,10 @@ type fakeTable struct {
 	start time.Time
 	flows []Flow
 	log   []string
-	// takes is the time that each read takes.
+	// takes is the duration of each read.
 	takes time.Duration
 	err   error
-	// passes are the results of passes.
+	// passes holds the results of all passes.
 	passes []error
 }
 
@@ -92,7 +92,7 @@ func removed(p model.Protocol, at string) *Desired {
 	return d
 }
 
-// A client that begins during a pass under newer rules than those of the pass must keep its flow.
+// If a client's flow begins during a pass, under newer rules than those of the pass, the pass must keep it.
 func TestAPassKeepsFlowsThatANewerRequestAllows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeTable{takes: 100 * time.Millisecond, flows: []Flow{

@@ -17,30 +17,31 @@ type Flow struct {
 	ID uint32
 	// Source and Destination are the addresses of the first packet, before any translation.
 	Source, Destination netip.AddrPort
-	// Server is the source of replies: the destination after translation.
+	// Server is the source of the replies, which is the destination after translation.
 	Server netip.AddrPort
 	// Replied is true after a packet in the other direction.
 	Replied bool
-	// DNAT is the kernel's flag IPS_DST_NAT. NAT by ipvs does not set it.
+	// DNAT is the kernel's flag IPS_DST_NAT. ipvs translates packets without setting it.
 	DNAT bool
 }
 
-// translated reports whether packets reach another address than the client sends to.
+// translated reports whether packets reach a different address from the one to which the client sends.
 func (f *Flow) translated() bool { return f.DNAT || f.Server != f.Destination }
 
-// Desired is the wanted state of some frontends: of those that changed since the last pass, or of all. Flows to others are not
-// deleted. Do not change it after passing it to a [Reconciler].
+// Desired is the wanted state of frontends: of the frontends that changed since the last pass, or of all frontends. Flows to other
+// destinations are not deleted. Do not change a Desired after passing it to a [Reconciler].
 type Desired struct {
-	// Undnated includes entries of all protocols without DNAT. Set it with all frontends after the first sync and after a time
-	// without rules, and with all node ports after an address was added that serves them. The kernel never evaluates the rules
-	// again for a flow that began without them: UDP while the client sends, TCP while it repeats its SYN. See kubernetes issue
-	// 126468.
+	// Undnated makes untranslated flows of all protocols stale, too. After the first sync, and after a time without rules, set
+	// Undnated and add all frontends. After an address newly serves node ports, set Undnated and add all node ports. The kernel
+	// never evaluates the rules again for a flow that began without them: a UDP flow stays untranslated while the client sends,
+	// and a TCP flow while the client repeats its SYN. See kubernetes issue 126468.
 	Undnated bool
 
 	frontends map[model.Key]frontend
-	// nodes are the node's addresses for node ports, sorted.
+	// nodes holds the node's addresses that serve node ports, sorted.
 	nodes [2][]netip.Addr
-	// count is the number of frontends by family, others that of protocols other than UDP, gone that of deleted frontends.
+	// count is the number of frontends by family, others the number of frontends of protocols other than UDP, and gone the number
+	// of deleted frontends.
 	count        [2]int
 	others, gone int
 }
@@ -48,7 +49,7 @@ type Desired struct {
 type frontend struct {
 	// endpoints are set for UDP only.
 	endpoints []netip.AddrPort
-	// allowed, if not nil, are the only sources that may open flows.
+	// allowed, if not nil, holds the only sources that may open flows.
 	allowed []model.AddrRange
 	gone    bool
 }
@@ -69,12 +70,12 @@ func (f *frontend) allows(source netip.Addr) bool {
 	return after > 0 && f.allowed[after-1].Contains(source)
 }
 
-// Frontend sets the endpoints with which flows to a frontend may continue: all that are ready or serving, including terminating
-// ones, regardless of traffic policy and topology. The list may be empty. It must be sorted and must never change, so that all
-// frontends of a service port can share it. It is only used for UDP.
+// Frontend sets the endpoints with which UDP flows to a frontend may continue: all endpoints that are ready or serving, including
+// terminating ones, regardless of traffic policy and topology. The list may be empty. It must be sorted and must never change, so
+// that all frontends of a service port can share it. For other protocols, the list is not used.
 //
-// kube-proxy (pkg/proxy/conntrack/cleanup.go) keeps flows to serving endpoints only. So it cuts off endpoints that are ready but
-// not serving, which spec.publishNotReadyAddresses causes.
+// kube-proxy (pkg/proxy/conntrack/cleanup.go) keeps only flows to serving endpoints. So it deletes flows to endpoints that are
+// ready but not serving, as with spec.publishNotReadyAddresses.
 func (d *Desired) Frontend(k model.Key, endpoints []netip.AddrPort) {
 	d.set(k, frontend{endpoints: endpoints})
 }
@@ -87,8 +88,8 @@ func (d *Desired) Restrict(k model.Key, allowed []model.AddrRange) {
 	d.set(k, f)
 }
 
-// Gone records that a frontend was deleted: its Service was deleted, or the Service lost that port, node port or address. It is
-// needed only for the next pass.
+// Gone records that a frontend was deleted: its Service was deleted, or the Service lost that port, node port or address. Only the
+// next pass needs it.
 func (d *Desired) Gone(k model.Key) {
 	d.set(k, frontend{gone: true})
 }
@@ -117,8 +118,8 @@ func (d *Desired) tally(k model.Key, n int) {
 	}
 }
 
-// NodeAddresses sets the addresses of this node that serve node ports of a family. The list must be sorted and never change.
-// Flows to other addresses do not belong to a node port, whatever their port. (kube-proxy accepts any address.)
+// NodeAddresses sets the addresses of this node that serve node ports of a family. The list must be sorted and never change. A
+// flow to any other address does not belong to a node port, even if its port is the same. (kube-proxy accepts any address.)
 func (d *Desired) NodeAddresses(f model.Family, addrs []netip.Addr) {
 	d.nodes[f] = addrs
 }
@@ -151,7 +152,8 @@ func (d *Desired) forgetGone() {
 }
 
 // Stale reports whether an entry must be deleted, so that the kernel evaluates the rules for the client's next packet. It costs
-// one lookup by destination, one more if that is an address of this node, and one by source if the source matters.
+// one lookup by destination, one more if the destination is an address of this node, and one by source if the frontend has source
+// ranges.
 //
 //	UDP flow to a frontend                        stale if
 //	unreplied, source not allowed                 always (in zone 0, if not translated)
@@ -162,15 +164,16 @@ func (d *Desired) forgetGone() {
 //	translated, frontend deleted                  always
 //	not translated, frontend deleted              never
 //
-// A flow with a reply continues although its source is no longer allowed, as in kube-proxy: its rules drop packets in state new,
-// the state of all packets of a flow before the first reply.
+// As in kube-proxy, a flow with a reply continues even if its source is no longer allowed: kube-proxy's rules drop only packets in
+// state new. All packets of a flow before the first reply have this state.
 //
 // A flow to a frontend without endpoints may have replies, for example if a process on a node owns the address. Such a flow works
-// and stays. Without replies, the rules should reject it. kube-proxy keeps both, and those of deleted Services too.
+// and is not stale. A flow without replies is stale, so that the rules can reject it. kube-proxy keeps both kinds of flows, and
+// flows to deleted Services.
 //
-// Of other protocols, only unreplied flows are stale: those whose source is not allowed, and with Undnated those that are not
-// translated. No established connection is cut. Untranslated entries in zones other than 0 are intended: the switch of a network
-// plugin sees the same packet in its own zone before or after the rules do.
+// Of other protocols, only unreplied flows can be stale: flows from a source that is not allowed and, with Undnated, untranslated
+// flows. No established connection is cut. Untranslated entries in zones other than 0 are intended: the switch of a network plugin
+// handles the same packet in its own zone, before or after the rules.
 func (d *Desired) Stale(f *Flow) bool {
 	if f.Protocol != model.UDP && f.Replied {
 		return false
@@ -195,7 +198,7 @@ func (d *Desired) Stale(f *Flow) bool {
 	return !f.Replied || len(to.endpoints) > 0
 }
 
-// welcomes reports whether a flow has the destination and source that the rules would allow.
+// welcomes reports whether the rules for this state would lead the flow to the same endpoint and allow its source.
 func (d *Desired) welcomes(f *Flow) bool {
 	to, known := d.find(f.Destination, f.Protocol)
 	switch {

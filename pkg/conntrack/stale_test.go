@@ -36,7 +36,7 @@ func endpoints(list ...string) []netip.AddrPort {
 	return out
 }
 
-// desired returns the state of a service with two endpoints, one with none, a deleted one, and node ports of the same kinds.
+// desired returns the state of services with endpoints, without endpoints, and deleted. Each kind includes a node port.
 func desired(undnated bool) *Desired {
 	d := &Desired{Undnated: undnated}
 	for _, p := range []model.Protocol{model.UDP, model.TCP, model.SCTP} {
@@ -96,7 +96,7 @@ func TestStale(t *testing.T) {
 			name: "as a bridge sees it", to: "10.96.0.1:53", server: "10.96.0.1:53", change: func(f *Flow) { f.Zone = 65520 },
 		},
 		{
-			// The next SYN meets the rules, with the same result.
+			// The kernel evaluates the rules for the next SYN, with the same result.
 			name: "an endpoint that has the frontend's address", to: "10.96.0.7:7", server: "10.96.0.7:7", others: true,
 		},
 		{name: "service scaled to zero", to: "10.96.0.2:53", server: "10.244.0.10:53", change: replied, udp: true, udpAll: true},
@@ -204,8 +204,8 @@ func TestSourcesThatAreNotAllowed(t *testing.T) {
 
 var always = map[string]bool{"udp false": true, "udp true": true, "tcp false": true, "tcp true": true, "sctp false": true, "sctp true": true}
 
-// A source that is allowed again during a pass for narrower ranges keeps its flow. Protocols other than UDP are read only if a
-// request needs them.
+// If a source is allowed again during a pass for narrower ranges, its flow is kept. Flows of protocols other than UDP are read
+// only if a request needs them.
 func TestSourcesThatAreAllowedAgain(t *testing.T) {
 	for _, p := range []model.Protocol{model.UDP, model.TCP} {
 		k := key(p, "203.0.113.5:514")

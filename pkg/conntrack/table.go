@@ -44,28 +44,28 @@ const (
 )
 
 const (
-	// maxDeletes is the number of entries deleted by one sendmsg. Each may be answered by an error that waits in the socket's
+	// maxDeletes is the number of entries that one sendmsg deletes. The kernel may queue an error for each entry in the socket's
 	// receive buffer.
 	maxDeletes = 512
-	// checkEvery is the number of entries after which a read checks for cancellation.
+	// checkEvery is the number of entries between two checks for cancellation during a read.
 	checkEvery = 256
 	// maxReads is the number of attempts to read the table if the kernel interrupts them.
 	maxReads = 5
 )
 
-// errInterrupted ends a read that may have missed entries.
+// errInterrupted is the error of a read that may have missed entries.
 var errInterrupted = errors.New("reading was interrupted")
 
-// errAbsent means that the kernel lacks connection tracking or its netlink interface.
+// errAbsent is the error if the kernel lacks connection tracking or its netlink interface.
 var errAbsent = errors.New("the kernel's modules nf_conntrack and nf_conntrack_netlink are missing or cannot be loaded")
 
-// Netlink is the kernel's conntrack table in the network namespace of the thread that opened it. It is not safe for concurrent
-// use.
+// Netlink is the kernel's conntrack table in the network namespace of the thread that opened it. Do not use it from several
+// goroutines at a time.
 type Netlink struct {
-	// read receives the table piece by piece. write deletes stale entries meanwhile.
+	// read receives the table in several messages. write deletes stale entries meanwhile.
 	read, write *netlink.Socket
 	batch       batch
-	// unfiltered is set if the kernel cannot filter by protocol.
+	// unfiltered is true if the kernel cannot filter by protocol.
 	unfiltered bool
 }
 
@@ -83,11 +83,11 @@ func OpenNetlink() (*Netlink, error) {
 	return &Netlink{read: read, write: write}, nil
 }
 
-// Close closes the connection.
+// Close closes both sockets.
 func (n *Netlink) Close() error { return errors.Join(n.read.Close(), n.write.Close()) }
 
 // Delete reads the table once and deletes stale entries during the read; see [Table]. Its memory does not depend on the size of
-// the table or the number of stale entries. After an error, close the connection.
+// the table or the number of stale entries. After an error, call Close.
 func (n *Netlink) Delete(ctx context.Context, f model.Family, udp bool, stale func(*Flow) bool) (Outcome, error) {
 	n.batch = batch{family: nfFamily(f), buf: n.batch.buf[:0]}
 	var out Outcome
@@ -111,7 +111,7 @@ func (n *Netlink) once(ctx context.Context, udp bool, stale func(*Flow) bool, ou
 		err = n.dump(ctx, false, stale, out)
 	}
 	if errors.Is(err, unix.EINVAL) {
-		// The kernel has no other reason to reject so simple a request.
+		// The kernel has no other reason to reject this simple request.
 		err = fmt.Errorf("%w: %w", errAbsent, err)
 	}
 	if e := n.deleteBatch(out); e != nil {
@@ -188,7 +188,7 @@ func (b *batch) reset() { b.buf, b.count, b.last = b.buf[:0], 0, 0 }
 func (b *batch) add(e entry) {
 	b.last = len(b.buf)
 	b.buf = netlink.AppendHeader(b.buf, msgDelete, 0, 0, b.family)
-	// Copied from the kernel's message: the tuple includes the zone of a direction, if it has its own.
+	// The tuple is copied from the kernel's message. It includes the zone if this direction has its own zone.
 	b.buf = netlink.AppendAttribute(b.buf, attrTupleOrig|nested, e.tuple)
 	if e.zone != nil {
 		b.buf = netlink.AppendAttribute(b.buf, attrZone, e.zone)
@@ -201,8 +201,9 @@ func (b *batch) add(e entry) {
 // An entry holds the attributes that identify an entry.
 type entry struct{ tuple, zone, id []byte }
 
-// parse reads the attributes of an entry into the flow, in place. It returns false for an entry that cannot belong to a Service
-// or cannot be deleted by name: without ports or without a tuple. (A deletion without a tuple would delete the whole table.)
+// parse reads the attributes of an entry into the flow, in place. It returns false for an entry without ports, which cannot belong
+// to a Service, and for an entry without a tuple or an ID, which cannot be deleted. (A deletion without a tuple would delete the
+// whole table.)
 func parse(attributes []byte, f *Flow) (e entry, ok bool) {
 	*f = Flow{}
 	for typ, v := range netlink.Attributes(attributes) {
@@ -272,7 +273,8 @@ func parseProto(b []byte) (p model.Protocol, src, dst uint16) {
 	return p, src, dst
 }
 
-// protocolFilter returns an attribute with which the kernel skips other protocols: a tuple, and the parts of it to compare.
+// protocolFilter returns attributes that make the kernel skip other protocols: a tuple, and flags with the fields of the tuple to
+// compare.
 func protocolFilter(p model.Protocol) []byte {
 	proto := netlink.AppendAttribute(nil, protoNumber, []byte{byte(p)})
 	tuple := netlink.AppendAttribute(nil, tupleProto|nested, proto)
@@ -280,8 +282,8 @@ func protocolFilter(p model.Protocol) []byte {
 	return netlink.AppendAttribute(netlink.AppendAttribute(nil, attrTupleOrig|nested, tuple), attrFilter|nested, flags)
 }
 
-// sendBatch sends all messages at once and returns the number of errors, and the first error that is not ENOENT. The kernel
-// processes them within the system call. It answers only errors and the last message, and all answers are queued.
+// sendBatch sends all messages at once. It returns the number of errors, and the first error that is not ENOENT. The kernel
+// processes all messages within the system call. It queues one answer for each failed message and one for the last message.
 func sendBatch(s *netlink.Socket, b *batch) (refused int, first error) {
 	netlink.AddFlags(b.buf, b.last, unix.NLM_F_ACK)
 	if _, err := s.Send(b.buf); err != nil {
@@ -292,7 +294,7 @@ func sendBatch(s *netlink.Socket, b *batch) (refused int, first error) {
 		errno := m.Errno()
 		switch {
 		case err == unix.ENOBUFS:
-			// The buffer cannot hold all errors and cannot be enlarged. The deletions have been done.
+			// The receive buffer is too small for all errors and cannot be enlarged. The kernel has processed all deletions.
 			answered = true
 		case err != nil:
 			return refused, fmt.Errorf("read acknowledgement: %w", err)

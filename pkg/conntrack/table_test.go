@@ -46,7 +46,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// Truncated attributes never yield an entry that would lead to a deletion without a tuple, which deletes everything.
+// Truncated attributes never yield an entry without a tuple: its deletion would delete the whole table.
 func TestParseRejectsTruncatedEntries(t *testing.T) {
 	whole := attributes(flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"))
 	for n := range whole {
@@ -57,8 +57,8 @@ func TestParseRejectsTruncatedEntries(t *testing.T) {
 	}
 }
 
-// Without the kernel's modules every request fails with EINVAL, also the one with a filter, which old kernels reject in the same
-// way. The log names the missing modules.
+// Without the kernel's modules, every request fails with EINVAL. Old kernels return the same error for a request with a filter.
+// The log names the missing modules.
 func TestAbsentModulesAreNamed(t *testing.T) {
 	n, kernel := withKernel(t)
 	answered := make(chan error, 1)

@@ -12,7 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// world is a packet on one of its ways, with the kernel's state about it.
+// world is a packet on one of its possible paths, with the kernel's state of the packet.
 type world struct {
 	chance         float64
 	registers      [nft.Registers]byte
@@ -29,7 +29,7 @@ type world struct {
 	misses                  []Fact
 	facts                   []Fact // of the current rule
 
-	// drawnFrom is the world that has drawn a number in the current rule; nil if there is none.
+	// drawnFrom is the world from which a draw in the current rule made this one; nil without a draw.
 	drawnFrom *world
 
 	verdict verdict
@@ -56,7 +56,7 @@ const (
 	final // outcome is set
 )
 
-// fork returns a copy for another way.
+// fork returns a copy for another path.
 func (w *world) fork() *world {
 	c := *w
 	c.steps, c.misses, c.facts = slices.Clip(w.steps), slices.Clip(w.misses), slices.Clip(w.facts)
@@ -76,11 +76,11 @@ type evaluator struct {
 	elements Elements
 	routes   Routes
 	depth    int
-	// finished are the worlds that the current base chain has decided.
+	// finished holds the worlds that left the current base chain by a final verdict, such as accept or drop.
 	finished []*world
 }
 
-// hook sends worlds through a base chain, and returns all of them. Those that it stopped have an outcome.
+// hook sends worlds through a base chain, and returns all of them. Worlds that the chain has stopped have an outcome.
 func (e *evaluator) hook(ch *nft.ReadChain, worlds []*world) (on []*world, err error) {
 	e.finished = nil
 	for _, w := range worlds {
@@ -107,7 +107,7 @@ func (e *evaluator) hook(ch *nft.ReadChain, worlds []*world) (on []*world, err e
 // maxDepth is the kernel's limit of nested chains.
 const maxDepth = 16
 
-// chain sends worlds through a chain, and returns those that return from it.
+// chain sends worlds through a chain, and returns the worlds that return from it.
 func (e *evaluator) chain(name string, worlds []*world) (back []*world, err error) {
 	ch := e.table.Chains[name]
 	if ch == nil {
@@ -131,7 +131,7 @@ func (e *evaluator) chain(name string, worlds []*world) (back []*world, err erro
 	return append(back, live...), nil
 }
 
-// rule evaluates a rule. next are the worlds that continue with the next rule, back those that leave the chain.
+// rule evaluates a rule. next holds the worlds that continue with the next rule, and back the worlds that return from the chain.
 func (e *evaluator) rule(ch *nft.ReadChain, r *nft.ReadRule, worlds []*world) (next, back []*world, err error) {
 	active := worlds
 	for _, w := range active {
@@ -147,7 +147,7 @@ func (e *evaluator) rule(ch *nft.ReadChain, r *nft.ReadRule, worlds []*world) (n
 			if w.verdict.kind == broken {
 				w.verdict = verdict{}
 				if other := missed[w.drawnFrom]; other != nil && w.drawnFrom != nil {
-					other.chance += w.chance // numbers without a match are the same to the next rule
+					other.chance += w.chance // merge the draws that do not match: the next rule treats them alike
 					return true
 				}
 				missed[w.drawnFrom] = w
@@ -190,7 +190,7 @@ func (w *world) step(ch *nft.ReadChain, r *nft.ReadRule, line string) {
 	}
 }
 
-// decide carries out the verdicts of worlds.
+// decide applies the verdicts of worlds.
 func (e *evaluator) decide(worlds []*world) (next, back []*world, err error) {
 	groups := map[verdict][]*world{}
 	var order []verdict
@@ -228,7 +228,7 @@ func (e *evaluator) decide(worlds []*world) (next, back []*world, err error) {
 	return next, back, nil
 }
 
-// decideBy returns the verdict for a kernel's code.
+// decideBy returns the verdict for a verdict code of the kernel. It returns false for an unknown code.
 func decideBy(code int32, chain string) (verdict, bool) {
 	const nfDrop, nfAccept = 0, 1
 	switch code {
@@ -250,7 +250,7 @@ func decideBy(code int32, chain string) (verdict, bool) {
 	return verdict{}, false
 }
 
-// chainsAt returns the base chains of type nat at a hook, in the order of evaluation.
+// chainsAt returns the base chains of a table at a hook, in the order of evaluation.
 func chainsAt(t *nft.ReadTable, hook uint32) (list []*nft.ReadChain) {
 	for _, ch := range t.Chains {
 		if ch.Type != "" && ch.Hook == hook {

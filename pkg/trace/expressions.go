@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// expression evaluates one expression in all worlds. It may return more worlds.
+// expression evaluates one expression in all worlds. A draw of a random number adds worlds.
 func (e *evaluator) expression(x nft.Expr, worlds []*world) ([]*world, error) {
 	switch x := x.Any.(type) {
 	case *expr.Numgen:
@@ -123,7 +123,7 @@ func (w *world) payload(p Packet, x *expr.Payload) {
 	w.store(x.DestRegister, header[x.Offset:x.Offset+x.Len])
 }
 
-// header returns the known part of a header. The source port is an arbitrary one: no rule matches it.
+// header returns the known part of a header. The source port is arbitrary, because no rule matches it.
 func (w *world) header(p Packet, base expr.PayloadBase) []byte {
 	const ttl, sourcePort = 64, 50000
 	switch {
@@ -238,7 +238,7 @@ func (w *world) bitwise(x *expr.Bitwise) {
 	w.store(x.DestRegister, out)
 }
 
-// byteOrder converts whole numbers. Shorter values stay as they are.
+// byteOrder converts the byte order of each number of x.Size bytes. It does not change a shorter rest.
 func (w *world) byteOrder(x *expr.Byteorder) {
 	b := bytes.Clone(w.load(x.SourceRegister, int(x.Len)))
 	if x.Size != 2 && x.Size != 4 || b == nil {
@@ -263,7 +263,7 @@ func (w *world) compare(x *expr.Cmp) {
 	}
 }
 
-// between compares with a range, inclusive.
+// between compares a register with a range, inclusive.
 func (w *world) between(x *expr.Range) {
 	b := w.load(x.Register, len(x.FromData))
 	inside := bytes.Compare(b, x.FromData) >= 0 && bytes.Compare(b, x.ToData) <= 0
@@ -328,7 +328,7 @@ func (e *evaluator) lookup(x *expr.Lookup, worlds []*world) error {
 	return nil
 }
 
-// looked continues a world with the result of a lookup.
+// looked applies the result of a lookup to a world.
 func (w *world) looked(x *expr.Lookup, s *nft.Set, key nft.Value, f *nft.Found) {
 	fact := Fact{Set: s.Name, Key: s.KeyText(key), Missing: f == nil}
 	if f != nil {
@@ -352,7 +352,7 @@ func (w *world) looked(x *expr.Lookup, s *nft.Set, key nft.Value, f *nft.Found) 
 	}
 }
 
-// dynset ignores the update of a set, which only affects later packets. An earlier lookup covers the present content.
+// dynset does not update the set: the update affects only later packets. A lookup in an earlier rule has read the present content.
 func (w *world) dynset(x *expr.Dynset) {
 	const deletes = 2
 	did := "counts it"
@@ -380,7 +380,7 @@ func (w *world) nat(family nft.Family, x *expr.NAT) {
 	w.verdict = verdict{kind: accept}
 }
 
-// masquerade replaces the source by this machine's address.
+// masquerade replaces the source with this machine's address.
 func (e *evaluator) masquerade(w *world) error {
 	source, err := e.routes.Masquerade(w.to.Addr())
 	if err != nil {

@@ -18,11 +18,11 @@ type Config struct {
 	Table    *nft.ReadTable
 	Elements Elements
 	Routes   Routes
-	// Chains are the base chains of all tables.
+	// Chains holds the base chains of all tables.
 	Chains []nft.BaseChain
 }
 
-// Follow returns all ways of a packet.
+// Follow returns all possible paths of a packet.
 func Follow(c Config, p Packet) (*Trace, error) {
 	t := &Trace{Packet: p}
 	e := &evaluator{packet: p, table: c.Table, elements: c.Elements, routes: c.Routes}
@@ -89,7 +89,8 @@ func (e *evaluator) through(worlds []*world) ([]*world, error) {
 	return append(all, leaving...), err
 }
 
-// at sends worlds through the chains of a hook. Chains of type nat are skipped after one has translated the packet.
+// at sends worlds through the chains of a hook. After a chain of type nat has translated a packet, it skips all later chains of
+// this type.
 func (e *evaluator) at(hook uint32, worlds []*world, translated func(*world) bool) ([]*world, error) {
 	for _, ch := range chainsAt(e.table, hook) {
 		var meet, pass []*world
@@ -109,7 +110,7 @@ func (e *evaluator) at(hook uint32, worlds []*world, translated func(*world) boo
 	return worlds, nil
 }
 
-// route sets the interface by which a packet leaves; none for a packet to this machine.
+// route sets the interface through which a packet leaves. A packet to this machine has none.
 func (e *evaluator) route(w *world) error {
 	typ, err := e.routes.Type(w.to.Addr())
 	switch {
@@ -138,7 +139,7 @@ func (t *Trace) frontend(w *world) {
 	}
 }
 
-// sameWay holds the fields that ways must share to be shown as one.
+// sameWay holds the fields that must be equal in two paths so that they are shown as one.
 type sameWay struct {
 	outcome     Outcome
 	to          netip.AddrPort
@@ -147,7 +148,7 @@ type sameWay struct {
 	why         string
 }
 
-// ways merges worlds with the same result.
+// ways returns the paths of worlds. It merges worlds with the same result.
 func (e *evaluator) ways(worlds []*world) ([]Way, error) {
 	index := map[sameWay]int{}
 	var list []Way
@@ -173,7 +174,7 @@ func (e *evaluator) ways(worlds []*world) ([]Way, error) {
 	return list, nil
 }
 
-// dropSteps keeps the steps only for the first one of similar ways: there may be thousands.
+// dropSteps keeps the steps only for the first of several similar paths: there may be thousands of paths.
 func dropSteps(list []Way) {
 	type kind struct {
 		outcome     Outcome
@@ -190,7 +191,7 @@ func dropSteps(list []Way) {
 	}
 }
 
-// round makes sums equal that differ only in their order.
+// round rounds a probability, so that equal sums are equal numbers regardless of the order of their terms.
 func round(p float64) int { return int(p*1e9 + 0.5) }
 
 func (w *world) way() Way {
@@ -213,7 +214,7 @@ func (w *world) way() Way {
 	return way
 }
 
-// also lists chains of other tables that may affect the packet: their rules are not followed.
+// also lists chains of other tables that may affect the packet. Follow does not evaluate their rules.
 func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 	hooks := map[uint32]bool{unix.NF_INET_PRE_ROUTING: !e.packet.Own, unix.NF_INET_LOCAL_OUT: e.packet.Own}
 	for _, w := range worlds {
@@ -252,8 +253,8 @@ func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 	return list
 }
 
-// reached returns the priority of the program's last chain at a hook with a rule that matched the packet, or of its first chain
-// there.
+// reached returns the priority of the last chain of the program at a hook in which a rule matched the packet. If no rule matched,
+// it returns the priority of the first chain.
 func (e *evaluator) reached(hook uint32, worlds []*world) (priority int32) {
 	for i, ch := range chainsAt(e.table, hook) {
 		matched := func(s Step) bool { return s.Chain == ch.Name }

@@ -17,7 +17,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// fake is a kernel that holds a plan. Of ranges it knows only the first key. It counts requests.
+// fake is a kernel that holds a plan. In a set of ranges, it finds only the first key of a range. It counts requests.
 type fake struct {
 	table     *nft.ReadTable
 	elements  map[string]map[nft.Value]*nft.Found
@@ -59,7 +59,7 @@ func (k *fake) Get(s *nft.Set, keys []nft.Value) ([]*nft.Found, error) {
 	return found, nil
 }
 
-// Type, Out and Masquerade are those of a node 192.0.2.1.
+// Type, Out and Masquerade return the routes of a node with the address 192.0.2.1.
 func (*fake) Type(addr netip.Addr) (uint32, error) {
 	if addr == netip.MustParseAddr("192.0.2.1") {
 		return unix.RTN_LOCAL, nil
@@ -117,7 +117,7 @@ func TestEveryEndpointIsAsLikely(t *testing.T) {
 		if len(seen) != n || got.Frontend != "shop/web:http" {
 			t.Errorf("of %d endpoints %d are reached, the frontend is %q", n, len(seen), got.Frontend)
 		}
-		const asked = 12 // one request for all elements that a rule looks up on all ways
+		const asked = 12 // one request for all elements that a rule looks up on all paths
 		if k.questions > asked {
 			t.Errorf("%d questions for %d endpoints, want %d at most", k.questions, n, asked)
 		}
@@ -193,8 +193,8 @@ func TestLoopsEnd(t *testing.T) {
 	}
 }
 
-// TestLookupsHaveWords compares the sets that have words with the sets of the tables: each set that a rule without a comment
-// looks up must have words, and each entry must belong to a set.
+// TestLookupsHaveWords compares lookups with the sets of the tables. Each set that a rule without a comment looks up must have an
+// entry, and each entry must belong to a set.
 func TestLookupsHaveWords(t *testing.T) {
 	table := planned(3, time.Hour).Tables()[0]
 	exists := map[string]bool{}

@@ -16,11 +16,11 @@ type Packet struct {
 	To   netip.AddrPort
 	// Protocol is the transport protocol number.
 	Protocol uint8
-	// Own is true if this machine sends the packet. Otherwise it arrives by Interface.
+	// Own is true if this machine sends the packet. Otherwise the packet arrives through Interface.
 	Own       bool
 	Interface string
-	// NoRoute is true if this machine has no route: back to the source, or, for its own packets, to the destination. In the latter
-	// case it sends no packet.
+	// NoRoute is true if this machine lacks a route: to the destination for its own packets, which it then does not send, or back
+	// to the source for other packets.
 	NoRoute bool
 }
 
@@ -54,9 +54,9 @@ type Elements interface {
 type Routes interface {
 	// Type returns the route type of an address, such as RTN_LOCAL.
 	Type(addr netip.Addr) (uint32, error)
-	// Out returns the interface for packets to an address, and their source if this machine sends them.
+	// Out returns the interface for packets to an address, and the source address if this machine sends them.
 	Out(to netip.Addr) (device string, source netip.Addr, err error)
-	// Masquerade returns the source of masqueraded packets to an address.
+	// Masquerade returns the source address of masqueraded packets to an address.
 	Masquerade(to netip.Addr) (netip.Addr, error)
 }
 
@@ -77,24 +77,24 @@ const (
 	Unknown Outcome = "unknown"
 )
 
-// Way is one possible way of a packet.
+// Way is one possible path of a packet.
 type Way struct {
 	Probability float64 `json:"probability"`
 	Outcome     Outcome `json:"outcome"`
-	// To is its final destination, Source the source that the receiver sees.
+	// To is the final destination. Source is the source address that the receiver sees.
 	To     netip.AddrPort `json:"to"`
 	Source netip.Addr     `json:"source"`
 	// Masqueraded is true if Source is this machine's address instead of the sender's.
 	Masqueraded bool `json:"masqueraded"`
-	// Here is true if the destination is this machine, NoRoute if this machine has no route to it.
+	// Here is true if the destination is this machine. NoRoute is true if this machine has no route to the destination.
 	Here    bool `json:"here,omitempty"`
 	NoRoute bool `json:"noRoute,omitempty"`
 	// How is the kind of error that the sender gets.
 	How string `json:"how,omitempty"`
-	// Why is the reason for this way in words, MasqueradedWhy the reason for masquerading.
+	// Why is the reason for this path in words. MasqueradedWhy is the reason for masquerading.
 	Why            string `json:"why"`
 	MasqueradedWhy string `json:"masqueradedWhy,omitempty"`
-	// Steps are the rules with an effect. Of several similar ways, only the first has steps.
+	// Steps lists the rules with an effect. Of several similar paths, only the first has steps.
 	Steps []Step `json:"steps,omitempty"`
 }
 
@@ -128,19 +128,19 @@ type Fact struct {
 // Trace is the result for a packet.
 type Trace struct {
 	Packet Packet `json:"-"`
-	// Frontend is the name of the service port, or "". Via is its address, protocol and port.
+	// Frontend is the name of the service port, or "".
 	Frontend string `json:"frontend"`
 	// Why is the reason why no rule was followed, or "".
 	Why  string `json:"why,omitempty"`
 	Ways []Way  `json:"ways"`
-	// Hints are other facts that may explain the result.
+	// Hints lists other facts that may explain the result.
 	Hints []string `json:"hints,omitempty"`
-	// Also lists base chains of other tables on the way that may drop the packet.
+	// Also lists base chains of other tables on the packet's path that may drop or translate the packet.
 	Also []string `json:"also,omitempty"`
 }
 
-// From returns a packet from an address: one of this machine's own, an invalid one for the source that this machine would choose,
-// or a remote one.
+// From returns a packet from an address. The address may be remote or this machine's own. If it is invalid, the packet has the
+// source address that this machine chooses for the destination.
 func From(from netip.Addr, to netip.AddrPort, protocol uint8, routes Routes) (Packet, error) {
 	p := Packet{From: from, To: to, Protocol: protocol, Own: !from.IsValid()}
 	if from.IsValid() && from.Is4() != to.Addr().Is4() {

@@ -72,7 +72,7 @@ func (w *world) stopped() string {
 		}
 	}
 	why = cmp.Or(last.Comment, why)
-	// A packet to a Service that reaches the rules for untranslated packets was missed by the earlier rules.
+	// If a packet to a Service reaches the rules for untranslated packets, the earlier rules should have translated it.
 	unclaimed := func(s Step) bool { return strings.HasSuffix(s.Chain, "-unclaimed") && s.To != plan.ServicesSet }
 	if found(w.steps) && slices.ContainsFunc(w.steps, unclaimed) {
 		why = w.broken() + ", and then: " + why
@@ -80,7 +80,7 @@ func (w *world) stopped() string {
 	return why
 }
 
-// found reports whether the destination is a Service's.
+// found reports whether a Service has the destination address and port.
 func found(steps []Step) bool {
 	return slices.ContainsFunc(steps, func(s Step) bool {
 		return slices.ContainsFunc(s.Facts, func(f Fact) bool {
@@ -89,7 +89,7 @@ func found(steps []Step) bool {
 	})
 }
 
-// isClusterIP reports whether the destination address is a Service's, on any port.
+// isClusterIP reports whether the destination address is a cluster IP, regardless of the port.
 func (w *world) isClusterIP() bool {
 	return slices.ContainsFunc(w.steps, func(s Step) bool {
 		return slices.ContainsFunc(s.Facts, func(f Fact) bool { return f.Set == "cluster-ips" && !f.Missing })
@@ -104,7 +104,7 @@ func (w *world) untouched() string {
 	return "a Service has this address and port, but " + w.broken()
 }
 
-// broken returns the missing part if a Service's packet is not translated.
+// broken returns the reason why no rule translated a Service's packet: the element that is missing in a map, if any.
 func (w *world) broken() string {
 	for _, f := range slices.Backward(w.misses) {
 		if !slices.Contains(usuallyMissed, f.Set) && !plan.Remembers(f.Set) {
@@ -114,12 +114,13 @@ func (w *world) broken() string {
 	return "no rule translates it"
 }
 
-// usuallyMissed are sets in which most packets find no element.
+// usuallyMissed lists sets in which most packets find no element.
 var usuallyMissed = []string{
 	plan.ServicesSet, plan.NodePortsSet, plan.NodeAddressesSet, plan.LeaseSet, "cluster-ips", "service-cidrs", "hairpin",
 }
 
-// whyMasqueraded returns the comment of the rule or element that requested it.
+// whyMasqueraded returns the comment of the rule that marked the packet for masquerading or, without a mark, of the last rule with
+// a comment.
 func (w *world) whyMasqueraded() string {
 	if w.markedBy != nil {
 		return w.markedBy.Comment
@@ -240,7 +241,7 @@ func effect(r *nft.ReadRule) string {
 	return text
 }
 
-// lookups describe a packet that is found in a set.
+// lookups describes, for each set, a packet for which a lookup in the set found an element.
 var lookups = map[string]string{
 	plan.LeaseSet:         "the lease is valid",
 	plan.ServicesSet:      "is for a Service's address",
