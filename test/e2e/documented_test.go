@@ -46,13 +46,15 @@ var notRun = map[string][]string{
 		"skopeo inspect docker://registry.example.com/kube-nftproxy:v0.1.0 | jq .Labels",
 		"skopeo inspect --raw docker://registry.example.com/kube-nftproxy:v0.1.0 | sha256sum",
 	},
-	"it is named, not recommended": {"docker login", "git describe", "nft -f", "nft list", "kubectl rollout restart", "kubeadm upgrade"},
+	"it is named, not recommended": {"docker login", "git describe", "nft -f", "nft list", "kubectl rollout restart", "kubeadm upgrade", "kubeadm init"},
 	"it changes the checkout":      {"git checkout REVISION && go version"},
 	"the page says that it isn't tested": {
-		"kubeadm upgrade apply v1.37.0 --skip-phases=addon/kube-proxy",
+		"kubeadm upgrade apply v1.36.3 --skip-phases=addon/kube-proxy",
+		"kubeadm upgrade node --patches /etc/kubernetes/patches",
 		"sed -i 's|control-plane.example.com:6443|127.0.0.1:6444|' deploy/base/kubeconfig.conf",
 		"systemctl restart k3s",
 	},
+	"TestKubeadmUpgradeKeepsTheImage runs its phase addon kube-proxy": {"kubeadm upgrade apply v1.37.2 --patches /etc/kubernetes/patches"},
 	"TestOperatorAsksAboutTheNode runs it, with packets": {"trace FROM ADDRESS:PORT --live"},
 	"TestDebugging runs it": {
 		"kube-nftproxy diff -f /etc/kube-nftproxy/planned --hostname-override node-1 --proxy-mode nftables --cluster-cidr 10.244.0.0/16",
