@@ -55,7 +55,7 @@ var notRun = map[string][]string{
 		"systemctl restart k3s",
 	},
 	"TestKubeadmUpgradeKeepsTheImage runs its phase addon kube-proxy": {"kubeadm upgrade apply v1.37.2 --patches /etc/kubernetes/patches"},
-	"TestOperatorAsksAboutTheNode runs it, with packets": {"trace FROM ADDRESS:PORT --live"},
+	"TestOperatorAsksAboutTheNode runs it, with packets":              {"trace FROM ADDRESS:PORT --live"},
 	"TestDebugging runs it": {
 		"kube-nftproxy diff -f /etc/kube-nftproxy/planned --hostname-override node-1 --proxy-mode nftables --cluster-cidr 10.244.0.0/16",
 	},
