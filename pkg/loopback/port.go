@@ -1,0 +1,145 @@
+package loopback
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// dialTimeout is the longest time that a connection to an endpoint may take to open (kube-proxy: localnodeportproxy).
+const dialTimeout = 5 * time.Second
+
+// acceptPause is the time after which a listener accepts again, after a failure such as the lack of file descriptors.
+const acceptPause = 100 * time.Millisecond
+
+// The values of the label reason of kubenftproxy_loopback_connections_failed_total.
+const (
+	// LimitReached: there are too many connections. Unreachable: the endpoint did not accept the connection.
+	LimitReached = "limit"
+	Unreachable  = "endpoint"
+)
+
+// port is one node port with its connections.
+type port struct {
+	server *Server
+	at     netip.AddrPort
+	// context ends when the node port has no Service with endpoints any more, and with it all connections.
+	context context.Context
+	cut     context.CancelFunc
+	// listener is nil while another process listens there, or another instance of this program serves. It belongs to Server.Run.
+	listener net.Listener
+
+	mu     sync.Mutex
+	name   model.PortName
+	choice choice
+	// connections is the number of accepted connections that are open.
+	connections int
+}
+
+// set changes who has the node port. Established connections stay, as in kube-proxy.
+func (p *port) set(c *claim) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.name = c.name
+	p.choice.set(c.endpoints, c.affinity)
+}
+
+// accept serves a listener until it is closed.
+func (p *port) accept(l net.Listener) {
+	for {
+		client, err := l.Accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			select {
+			case <-time.After(acceptPause):
+			case <-p.context.Done():
+				return
+			}
+		case !p.enter():
+			p.server.Metrics.LoopbackFailed(LimitReached)
+			abort(client)
+		default:
+			go func() {
+				defer p.leave()
+				p.serve(client)
+			}()
+		}
+	}
+}
+
+// enter counts a connection. It reports false if there are too many.
+func (p *port) enter() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.connections >= p.server.limits.portConnections || !p.server.enter() {
+		return false
+	}
+	p.connections++
+	return true
+}
+
+func (p *port) leave() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.connections--
+	p.server.leave()
+}
+
+// serve opens a connection to an endpoint and moves bytes in both directions until both sides have closed.
+func (p *port) serve(client net.Conn) {
+	p.mu.Lock()
+	endpoint := p.choice.next(p.server.Now())
+	p.mu.Unlock()
+	ctx, cancel := context.WithTimeout(p.context, dialTimeout)
+	server, err := p.server.Dial(ctx, endpoint)
+	cancel()
+	if err != nil {
+		p.server.Metrics.LoopbackFailed(Unreachable)
+		abort(client)
+		return
+	}
+	stop := context.AfterFunc(p.context, func() { abort(client); abort(server) })
+	defer stop()
+	defer client.Close() //nolint:errcheck // nothing is lost
+	defer server.Close() //nolint:errcheck // nothing is lost
+	var other sync.WaitGroup
+	other.Go(func() { relay(server, client) })
+	relay(client, server)
+	other.Wait()
+}
+
+// relay moves bytes in one direction until the end of the stream, which it passes on. It passes a failure on as a reset of both connections.
+func relay(to, from net.Conn) {
+	if _, err := io.Copy(to, from); err != nil {
+		abort(to)
+		abort(from)
+		return
+	}
+	if c, ok := to.(*net.TCPConn); ok {
+		_ = c.CloseWrite() // the other side has gone
+	}
+}
+
+// abort closes a connection with a reset, so that its other end does not take it for complete.
+func abort(c net.Conn) {
+	if c, ok := c.(*net.TCPConn); ok {
+		_ = c.SetLinger(0)
+	}
+	_ = c.Close()
+}
+
+// close stops listening. Connections stay.
+func (p *port) close() {
+	if p.listener != nil {
+		_ = p.listener.Close()
+		p.listener = nil
+	}
+}

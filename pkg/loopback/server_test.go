@@ -1,0 +1,402 @@
+package loopback
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// bench is a server whose endpoints and ports are on ports that the kernel chooses. Tests call its sync instead of Run.
+type bench struct {
+	*testing.T
+	*Server
+	context context.Context
+	// used are the ports on which another process listens.
+	used map[uint16]bool
+	// at are the addresses of the ports, backends those of the endpoints.
+	at       map[uint16]string
+	backends sync.Map
+	ends     byte
+	reports  []model.Problem
+	counted  counts
+}
+
+// counts are the metrics.
+type counts struct {
+	listeners     [2]int
+	failures      int
+	open, limited atomic.Int64
+	unreachable   atomic.Int64
+}
+
+func (c *counts) LoopbackListeners(f model.Family, n int) { c.listeners[f] = n }
+func (c *counts) LoopbackNotListening(model.Family)       { c.failures++ }
+func (c *counts) LoopbackConnections(more int)            { c.open.Add(int64(more)) }
+func (c *counts) LoopbackFailed(reason string) {
+	if reason == LimitReached {
+		c.limited.Add(1)
+	} else {
+		c.unreachable.Add(1)
+	}
+}
+
+func newBench(t *testing.T) *bench {
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	b := &bench{T: t, context: ctx, used: map[uint16]bool{}, at: map[uint16]string{}}
+	b.Server = New(Config{
+		NodeName: "node-1", Families: model.Families[:], Metrics: &b.counted,
+		Report: func(p model.Problem) { b.reports = append(b.reports, p) },
+		Listen: func(at netip.AddrPort) (net.Listener, error) {
+			if b.used[at.Port()] {
+				return nil, syscall.EADDRINUSE
+			}
+			l, err := net.Listen("tcp4", "127.0.0.1:0")
+			if err == nil {
+				b.at[at.Port()] = l.Addr().String()
+			}
+			return l, err
+		},
+		Dial: func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+			var d net.Dialer
+			at, _ := b.backends.Load(to)
+			return d.DialContext(ctx, "tcp4", at.(string))
+		},
+	})
+	t.Cleanup(b.end)
+	b.Serve(true)
+	return b
+}
+
+// backend makes an endpoint that answers each line with its name and the line, and says goodbye at the end of the stream.
+func (b *bench) backend(name string) netip.AddrPort {
+	b.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { l.Close() })
+	b.ends++
+	at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, b.ends}), 80)
+	b.backends.Store(at, l.Addr().String())
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				for lines := bufio.NewScanner(c); lines.Scan(); {
+					if lines.Text() == "reset" {
+						abort(c)
+						return
+					}
+					fmt.Fprintf(c, "%s %s\n", name, lines.Text())
+				}
+				fmt.Fprintf(c, "%s goodbye\n", name)
+			}()
+		}
+	}()
+	return at
+}
+
+// set changes a Service with a node port; without endpoints nothing serves it.
+func (b *bench) set(name string, number uint16, ends ...netip.AddrPort) {
+	b.Helper()
+	s := nodePort(name, number, ends)
+	b.Service(s.Name, s)
+	b.sync(b.context)
+}
+
+func (b *bench) delete(name string) {
+	b.Helper()
+	b.Service(types.NamespacedName{Namespace: "default", Name: name}, nil)
+	b.sync(b.context)
+}
+
+// client is a connection to a node port.
+type client struct {
+	*testing.T
+	*net.TCPConn
+	lines *bufio.Reader
+}
+
+func (b *bench) connect(number uint16) *client {
+	b.Helper()
+	c, err := net.Dial("tcp4", b.at[number])
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { c.Close() })
+	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		b.Fatal(err)
+	}
+	return &client{b.T, c.(*net.TCPConn), bufio.NewReader(c)}
+}
+
+// ask sends a line, and returns the answer.
+func (c *client) ask(line string) (string, error) {
+	if _, err := fmt.Fprintln(c, line); err != nil {
+		return "", err
+	}
+	return c.lines.ReadString('\n')
+}
+
+func (c *client) want(answer string) {
+	c.Helper()
+	if got, err := c.ask("hello"); err != nil || got != answer+" hello\n" {
+		c.Errorf("answer %q, %v; want one of %s", got, err, answer)
+	}
+}
+
+// wantReset waits for the end of the connection.
+func (c *client) wantReset() {
+	c.Helper()
+	if _, err := c.lines.ReadString('\n'); !errors.Is(err, syscall.ECONNRESET) {
+		c.Errorf("the connection ended with %v, want a reset", err)
+	}
+}
+
+// wantAborted connects to a node port that resets the connection.
+func (b *bench) wantAborted(number uint16) {
+	b.Helper()
+	c, err := net.Dial("tcp4", b.at[number])
+	if err == nil {
+		defer c.Close()
+		_, err = c.Read(make([]byte, 1))
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		b.Errorf("connecting came to %v, want a reset", err)
+	}
+}
+
+// wantRefused connects to the address that a node port had.
+func (b *bench) wantRefused(number uint16) {
+	b.Helper()
+	if c, err := net.Dial("tcp4", b.at[number]); !errors.Is(err, syscall.ECONNREFUSED) {
+		if err == nil {
+			c.Close()
+		}
+		b.Errorf("connecting came to %v, want refused", err)
+	}
+}
+
+// TestConnections follows connections through changes of their Service and of another one.
+func TestConnections(t *testing.T) {
+	b := newBench(t)
+	one, two := b.backend("one"), b.backend("two")
+	b.set("web", 30080, one)
+	early := b.connect(30080)
+	early.want("one")
+
+	b.set("other", 30081, two)
+	b.delete("other")
+	b.wantRefused(30081)
+	early.want("one")
+
+	b.set("web", 30080, two)
+	early.want("one") // its endpoint decides when it ends
+	late := b.connect(30080)
+	late.want("two")
+
+	b.set("web", 30080)
+	early.wantReset()
+	late.wantReset()
+	b.wantRefused(30080)
+
+	b.set("web", 30080, one)
+	b.connect(30080).want("one")
+	b.delete("web")
+	b.wantRefused(30080)
+	if n := b.counted.listeners; n != [2]int{} || b.State().Listeners != 0 {
+		t.Errorf("%v listeners are left", n)
+	}
+}
+
+// TestEndsOfStreams: each side learns how the other one ended.
+func TestEndsOfStreams(t *testing.T) {
+	b := newBench(t)
+	b.set("web", 30080, b.backend("one"))
+	c := b.connect(30080)
+	c.want("one")
+	if err := c.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if rest, err := io.ReadAll(c.lines); err != nil || string(rest) != "one goodbye\n" {
+		t.Errorf("after the end of the client's stream: %q, %v", rest, err)
+	}
+	c = b.connect(30080)
+	if _, err := c.ask("reset"); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("after a reset by the endpoint: %v", err)
+	}
+	nobody := netip.MustParseAddrPort("10.0.0.9:80")
+	b.backends.Store(nobody, "127.0.0.1:1")
+	b.set("web", 30080, nobody)
+	b.wantAborted(30080)
+	if n := b.counted.unreachable.Load(); n != 1 {
+		t.Errorf("%d connections to an endpoint failed, want 1", n)
+	}
+}
+
+// TestLimits: what exceeds a limit is closed and counted, and what was there before stays.
+func TestLimits(t *testing.T) {
+	b := newBench(t)
+	b.limits = limits{listeners: 2, connections: 3, portConnections: 2}
+	one := b.backend("one")
+	b.set("a", 30080, one)
+	b.set("b", 30081, one)
+	a1, a2 := b.connect(30080), b.connect(30080)
+	a1.want("one")
+	a2.want("one")
+	b.wantAborted(30080) // of the port
+	b1 := b.connect(30081)
+	b1.want("one")
+	b.wantAborted(30081) // of all
+	if n := b.counted.limited.Load(); n != 2 {
+		t.Errorf("%d connections above a limit, want 2", n)
+	}
+	a1.want("one")
+	b1.want("one")
+	if err := a2.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(30 * time.Second); b.counted.open.Load() != 2; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d connections are open, want 2", b.counted.open.Load())
+		}
+	}
+	b.connect(30080).want("one")
+
+	b.set("c", 30082, one)
+	b.sync(b.context)
+	if why := b.Broken(types.NamespacedName{Namespace: "default", Name: "c"}); len(why) != 1 || why[0] != errTooMany.Error() {
+		t.Errorf("a listener above the limit: %q", why)
+	}
+	b.delete("b")
+	b.retry()
+	b.sync(b.context)
+	b.connect(30082)
+}
+
+func TestLimitsOf(t *testing.T) {
+	for files, want := range map[uint64]limits{
+		1024: {256, 42, 42}, 1 << 20: {mostListeners, mostConnections, mostPortConnections}, 1 << 63: {mostListeners, mostConnections, mostPortConnections},
+	} {
+		if got := limitsOf(files); got != want {
+			t.Errorf("%d files: %+v, want %+v", files, got, want)
+		}
+	}
+}
+
+// TestPortInUse: a port in use affects no other port, its Service is reported once, and the port is tried again.
+func TestPortInUse(t *testing.T) {
+	b := newBench(t)
+	one := b.backend("one")
+	b.used[30080], b.used[30081] = true, true
+	web := nodePort("web", 30080, []netip.AddrPort{one})
+	web.Ports = append(web.Ports, nodePort("web", 30081, []netip.AddrPort{one}).Ports...)
+	b.Service(web.Name, web)
+	if !b.sync(b.context) || len(b.reports) > 0 {
+		t.Errorf("reports after the first attempt: %v", b.reports)
+	}
+	b.set("quiet", 30082, one)
+	b.connect(30082).want("one")
+	again := func() bool {
+		b.retry()
+		return b.sync(b.context)
+	}
+	for range 3 {
+		again()
+	}
+	if len(b.reports) != 1 || b.reports[0].Name != web.Name || b.counted.failures != 8 {
+		t.Errorf("%d failures, reports %v; want 8 and one of web", b.counted.failures, b.reports)
+	}
+	if why := b.Broken(web.Name); len(why) != 2 {
+		t.Errorf("broken: %q", why)
+	}
+	delete(b.used, 30080)
+	if !again() {
+		t.Error("nothing is broken, although one port is in use")
+	}
+	b.connect(30080).want("one")
+	delete(b.used, 30081)
+	if again() || len(b.Broken(web.Name)) > 0 || b.State().Failures > 0 {
+		t.Error("ports are broken that are not in use")
+	}
+	b.connect(30081).want("one")
+	if len(b.reports) != 1 {
+		t.Errorf("reports: %v", b.reports)
+	}
+}
+
+// TestStandby: another instance takes new connections, and this one keeps those that it has.
+func TestStandby(t *testing.T) {
+	b := newBench(t)
+	b.set("web", 30080, b.backend("one"))
+	c := b.connect(30080)
+	c.want("one")
+	b.Serve(false)
+	b.sync(b.context)
+	b.wantRefused(30080)
+	c.want("one")
+	b.set("web", 30080, b.backend("two"))
+	b.wantRefused(30080)
+	b.Serve(true)
+	b.sync(b.context)
+	c.want("one")
+	b.connect(30080).want("two")
+}
+
+// TestRun opens and closes ports, and ends everything.
+func TestRun(t *testing.T) {
+	b := newBench(t)
+	s := nodePort("web", 30080, []netip.AddrPort{b.backend("one")})
+	b.Service(s.Name, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	opened, ended := make(chan struct{}), make(chan struct{})
+	inner := b.Listen
+	b.Listen = func(at netip.AddrPort) (net.Listener, error) {
+		defer close(opened)
+		return inner(at)
+	}
+	go func() { defer close(ended); b.Server.Run(ctx) }()
+	<-opened
+	c := b.connect(30080)
+	c.want("one")
+	cancel()
+	<-ended
+	c.wantReset()
+	b.wantRefused(30080)
+}
+
+// TestOtherServicesCostNothing: a change of a Service without TCP node ports wakes nothing and allocates nothing.
+func TestOtherServicesCostNothing(t *testing.T) {
+	b := newBench(t)
+	b.set("web", 30080, b.backend("one"))
+	select {
+	case <-b.changed:
+	default:
+	}
+	s := nodePort("plain", 30081, three)
+	s.Ports[0].Frontends = s.Ports[0].Frontends[:1]
+	if n := testing.AllocsPerRun(100, func() { b.Service(s.Name, s) }); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if len(b.changed)+len(b.dirty) > 0 {
+		t.Error("the change of a Service without node ports has work done")
+	}
+}

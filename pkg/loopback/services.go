@@ -1,0 +1,96 @@
+package loopback
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// claim is a TCP node port of a Service in one family, with everything that serving it takes.
+type claim struct {
+	key       model.Key
+	name      model.PortName
+	created   time.Time
+	endpoints []netip.AddrPort
+	affinity  time.Duration
+}
+
+// compare orders the claims of one node port as the rules do: the older Service has it.
+func (c *claim) compare(d *claim) int {
+	return cmp.Or(c.created.Compare(d.created), model.CompareNames(c.name.NamespacedName, d.name.NamespacedName))
+}
+
+// claimsOf lists the TCP node ports of a Service, which may be nil, in some families. As in kube-proxy, the external policy decides about the endpoints, and
+// policy Local has only those of this node, although the rules let this node use the others too.
+func claimsOf(s *model.Service, families []model.Family) (list []*claim) {
+	if s == nil {
+		return nil
+	}
+	for _, p := range s.Ports {
+		if p.Protocol != model.TCP || !slices.Contains(families, p.Family) {
+			continue
+		}
+		for i := range p.Frontends {
+			f := &p.Frontends[i]
+			if f.Kind != model.NodePort {
+				continue
+			}
+			endpoints := p.Cluster
+			if f.Local {
+				endpoints = p.Local
+			}
+			list = append(list, &claim{f.Key, p.Name, s.Created, withoutLoopback(endpoints), p.Affinity})
+		}
+	}
+	return list
+}
+
+// withoutLoopback leaves out endpoints on loopback addresses, which validation rejects: one of them could be a listener of this package.
+func withoutLoopback(list []netip.AddrPort) []netip.AddrPort {
+	onLoopback := func(a netip.AddrPort) bool { return a.Addr().Unmap().IsLoopback() || a.Addr().IsUnspecified() }
+	if !slices.ContainsFunc(list, onLoopback) {
+		return list
+	}
+	return slices.DeleteFunc(slices.Clone(list), onLoopback)
+}
+
+// claims are the node ports of all Services.
+type claims struct {
+	byService map[types.NamespacedName][]*claim
+	byKey     map[model.Key][]*claim
+}
+
+// set replaces the node ports of a Service, and returns those of before and of now, some of them twice.
+func (c *claims) set(name types.NamespacedName, list []*claim) (changed []model.Key) {
+	for _, old := range c.byService[name] {
+		changed = append(changed, old.key)
+		others := slices.DeleteFunc(c.byKey[old.key], func(other *claim) bool { return other.name.NamespacedName == name })
+		if c.byKey[old.key] = others; len(others) == 0 {
+			delete(c.byKey, old.key)
+		}
+	}
+	delete(c.byService, name)
+	for _, now := range list {
+		changed = append(changed, now.key)
+		c.byKey[now.key] = append(c.byKey[now.key], now)
+	}
+	if len(list) > 0 {
+		c.byService[name] = list
+	}
+	return changed
+}
+
+// winner returns the claim that has a node port, nil if there is none.
+func (c *claims) winner(k model.Key) (first *claim) {
+	for _, other := range c.byKey[k] {
+		if first == nil || other.compare(first) < 0 {
+			first = other
+		}
+	}
+	return first
+}
