@@ -59,7 +59,7 @@ func (o *Options) addProxying(fs *pflag.FlagSet) {
 	fs.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "Prefix of the names of pod interfaces, with --detect-local-mode=InterfaceNamePrefix.")
 	fs.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "Masquerade all traffic to cluster IPs.")
 	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit, "Bit of the packet mark that requests masquerading, 0 to 31, in modes other than nftables.")
-	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "CIDRs and keywords of the local addresses on which node ports are served: \"primary\" (the Node's primary address of each family), \"all\" (all addresses except loopback), \"localhost\" (accepted; node ports are not served on loopback). Default: primary in mode nftables, otherwise all.")
+	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "CIDRs and keywords of the local addresses on which node ports are served: \"primary\" (the Node's primary address of each family), \"all\" (all addresses except loopback), \"localhost\" (127.0.0.1 and ::1, TCP only). Default: primary in mode nftables, otherwise all.")
 }
 
 func (o *Options) addSyncing(fs *pflag.FlagSet) {
@@ -111,7 +111,7 @@ func (o *Options) addKernel(fs *pflag.FlagSet) {
 func (o *Options) addIgnored(fs *pflag.FlagSet) {
 	const ipvs = "Accepted and ignored: the program does not use IPVS."
 	c := o.Config
-	fs.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "Accepted and ignored: node ports are never served on loopback.")
+	fs.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "Accepted and ignored: --nodeport-addresses decides about loopback.")
 	fs.StringVar(&c.IPVS.Scheduler, "ipvs-scheduler", "", ipvs)
 	fs.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "CIDRs of IPVS virtual servers that clean-up leaves alone: after a start in place of mode ipvs, and with --cleanup.")
 	fs.BoolVar(&c.IPVS.StrictARP, "ipvs-strict-arp", false, ipvs)

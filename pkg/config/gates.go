@@ -26,6 +26,9 @@ const (
 	// ComponentFlagz and ComponentStatusz: without them, there is no /flagz or /statusz.
 	ComponentFlagz   featuregate.Feature = "ComponentFlagz"
 	ComponentStatusz featuregate.Feature = "ComponentStatusz"
+	// LocalhostNodePorts: if it is set to false, node ports are not served on loopback, even if nodePortAddresses has "localhost". Unlike
+	// kube-proxy, its default does not count.
+	LocalhostNodePorts featuregate.Feature = "KubeProxyNFTablesLocalhostNodePorts"
 	// NativeHistograms: histograms of /metrics have native buckets too.
 	NativeHistograms featuregate.Feature = "NativeHistograms"
 )
@@ -34,7 +37,7 @@ const (
 // API server's client, such as WatchListClient.
 func acting() []featuregate.Feature {
 	return append(clientGates(),
-		AllowServiceExternalIPs, ComponentFlagz, ComponentStatusz, NativeHistograms,
+		AllowServiceExternalIPs, ComponentFlagz, ComponentStatusz, LocalhostNodePorts, NativeHistograms,
 		logsapi.ContextualLogging, logsapi.LoggingAlphaOptions, logsapi.LoggingBetaOptions)
 }
 

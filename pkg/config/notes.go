@@ -19,9 +19,9 @@ func notes(c *kubeproxy.KubeProxyConfiguration, unknown []string) (list []Note) 
 	for _, name := range unknown {
 		list = append(list, Note{"featureGates." + name, "unknown feature gate, ignored: kube-proxy v" + Kubernetes + " has no such gate", true})
 	}
-	if i := slices.IndexFunc(c.NodePortAddresses, isLoopback); i >= 0 {
-		list = append(list, Note{"nodePortAddresses", fmt.Sprintf("node ports are not served on loopback, although %q is in the list",
-			c.NodePortAddresses[i]), true})
+	if i := slices.IndexFunc(c.NodePortAddresses, isLoopback); i >= 0 && LoopbackForbidden(c) {
+		note("nodePortAddresses", "node ports are not served on loopback, although %q is in the list: the feature gate %s is false",
+			c.NodePortAddresses[i], LocalhostNodePorts)
 	}
 	if c.Mode != modeNFTables {
 		note("mode", "Services are served by nftables, although the mode is %q; its section's sync periods and masquerading count", c.Mode)
@@ -38,6 +38,12 @@ func notes(c *kubeproxy.KubeProxyConfiguration, unknown []string) (list []Note) 
 		note("winkernel", "the field is for Windows, and is ignored")
 	}
 	return append(list, gateNotes(c.FeatureGates, unknown)...)
+}
+
+// LoopbackForbidden reports whether node ports must not be served on loopback, whatever nodePortAddresses has.
+func LoopbackForbidden(c *kubeproxy.KubeProxyConfiguration) bool {
+	enabled, set := c.FeatureGates[string(LocalhostNodePorts)]
+	return set && !enabled
 }
 
 // isLoopback reports whether an item of nodePortAddresses is about loopback alone.

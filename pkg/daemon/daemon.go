@@ -29,6 +29,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/instance"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nodeport"
@@ -150,6 +151,7 @@ type daemon struct {
 	addressed chan struct{}
 	flows     *conntrack.Reconciler
 	users     *nodeport.Watcher
+	loopback  *loopback.Server
 	checks    *health.Services
 	takeover  *takeover.Takeover
 	started   time.Time
@@ -197,6 +199,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 		NodeName: d.NodeName, Listening: nodeport.Listening, Own: nodeport.OwnSockets, Ephemeral: nodeport.ReadEphemeral,
 		Report: d.report, Metrics: d.metrics,
 	})
+	d.loopback = loopback.New(loopback.Config{NodeName: d.NodeName, Families: d.Loopback(d.families), Report: d.report, Metrics: d.metrics})
 	d.takeover = d.newTakeover()
 	var err error
 	if d.kernel, err = apply.Open(); err != nil {
@@ -298,6 +301,7 @@ func (d *daemon) run(ctx context.Context) error {
 	part("conntrack", func(ctx context.Context) error { d.flows.Run(ctx); return nil })
 	part("memory", d.watchMemory)
 	part("nodeport", func(ctx context.Context) error { d.users.Run(ctx); return nil })
+	part("loopback", func(ctx context.Context) error { d.loopback.Run(ctx); return nil })
 	if d.File != "" {
 		part("configuration", d.AwaitChange)
 	}
@@ -337,7 +341,7 @@ func (d *daemon) newLoop() *proxy.Proxy {
 	return proxy.New(proxy.Config{
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: d.planner,
 		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(least, every, every),
-		Flows: d.flows, Earlier: func() ([]model.Key, error) { return apply.EarlierUDP(d.families) }, NodePortUsers: d.users, Checks: d.checks, Families: d.families,
+		Flows: d.flows, Earlier: func() ([]model.Key, error) { return apply.EarlierUDP(d.families) }, NodePortUsers: d.users, Loopback: d.loopback, Checks: d.checks, Families: d.families,
 		NodeName: d.NodeName, NodeIP: d.NodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: d.NodePortAddresses(),
 		Model: d.ModelOptions(), Report: d.report, Synced: d.synced, Observer: &d.commits, Now: time.Now,
 		Turn: d.instance,

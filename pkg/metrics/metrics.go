@@ -40,6 +40,7 @@ type Metrics struct {
 	checkPortsFailed                         prometheus.Gauge
 	nodePortCollisions                       *prometheus.GaugeVec
 	nodePortSearches                         *prometheus.CounterVec
+	loopback                                 loopback
 
 	checks, repairs *prometheus.CounterVec
 	drift, standby  prometheus.Gauge
@@ -55,6 +56,8 @@ type Config struct {
 	NativeHistograms bool
 	// Version is the program's version.
 	Version string
+	// Loopback says that node ports are served on loopback: otherwise there are no metrics of it, as in kube-proxy.
+	Loopback bool
 }
 
 // New registers all metrics of the proxy in reg. It panics if one is registered already.
@@ -74,6 +77,7 @@ func New(reg prometheus.Registerer, c Config) *Metrics {
 	m.registerState(r)
 	m.registerTrust(r)
 	m.touch()
+	m.loopback.register(r, c)
 	return m
 }
 

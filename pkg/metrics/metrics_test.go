@@ -49,13 +49,17 @@ func everything(m *Metrics) {
 	m.Leftovers("ipvs", 3)
 	m.NodePortCollisions("listener", 1)
 	m.NodePortsSearched(nil)
+	m.LoopbackListeners(model.IPv4, 2)
+	m.LoopbackNotListening(model.IPv6)
+	m.LoopbackConnections(1)
+	m.LoopbackFailed("limit")
 }
 
 // TestPage compares names, types, labels and buckets with a golden file, because dashboards depend on them, and updates their
 // page.
 func TestPage(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
-	everything(New(reg, Config{Version: "v1"}))
+	everything(New(reg, Config{Version: "v1", Loopback: true}))
 	RegisterServices(reg, busy(2), 100)
 	for _, prefix := range []string{"kubeproxy", "kubenftproxy"} {
 		want := tableOf(t, reg, prefix+"_")

@@ -23,6 +23,14 @@ func (n NodePortAddresses) Any(f model.Family) bool {
 	})
 }
 
+// Loopback reports whether the list names loopback addresses of a family, and not only a range that has others too (kube-proxy:
+// ContainsExplicitLoopback).
+func (n NodePortAddresses) Loopback(f model.Family) bool {
+	return slices.ContainsFunc(n.Prefixes, func(p netip.Prefix) bool {
+		return model.FamilyOf(p.Addr()) == f && p.Masked().Addr().IsLoopback()
+	})
+}
+
 // of lists the prefixes of a family, or none if every local address is meant. As with kube-proxy, that is also the case without a known
 // primary address and without a prefix of the family.
 func (n NodePortAddresses) of(f model.Family, node model.Node) (list []netip.Prefix) {

@@ -18,8 +18,19 @@ type NodePortUsers interface {
 	Addresses(f model.Family, addrs []netip.Addr)
 }
 
-// setNodePorts passes the node ports of a Service to NodePortUsers. s is nil if the Service was deleted.
+// Loopback serves TCP node ports on loopback, beside the loop. Its methods do not wait. It keeps parts of the Services, which are immutable.
+type Loopback interface {
+	// Service sets a Service. s is nil if the Service was deleted.
+	Service(name types.NamespacedName, s *model.Service)
+	// Serve starts or stops listening: another instance of the program may serve instead.
+	Serve(bool)
+}
+
+// setNodePorts passes the node ports of a Service to Loopback and NodePortUsers. s is nil if the Service was deleted.
 func (p *Proxy) setNodePorts(name types.NamespacedName, s *model.Service) {
+	if p.Loopback != nil {
+		p.Loopback.Service(name, s)
+	}
 	if p.NodePortUsers != nil {
 		p.NodePortUsers.Service(name, p.nodePortsOf(s))
 	}

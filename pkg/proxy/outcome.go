@@ -96,6 +96,9 @@ func (p *Proxy) notifyListeners(r apply.Result, outcome metrics.SyncResult) {
 	p.unprogrammed = nil
 	p.syncFlows(r.Kind)
 	p.syncChecks()
+	if p.Loopback != nil {
+		p.Loopback.Serve(true)
+	}
 	switch r.Kind {
 	case apply.Adopted:
 		if !p.started {

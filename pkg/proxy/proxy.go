@@ -82,6 +82,8 @@ type Config struct {
 	NodePorts NodePortAddresses
 	// NodePortUsers, if not nil, searches for other users of the node ports.
 	NodePortUsers NodePortUsers
+	// Loopback, if not nil, serves node ports on loopback.
+	Loopback Loopback
 	// Checks answers load balancers that query the number of local endpoints.
 	Checks *health.Services
 	// Flows deletes stale flows.

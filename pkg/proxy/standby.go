@@ -56,8 +56,11 @@ func (p *Proxy) noteOther(ctx context.Context, other string) {
 	if other == "" || other == p.account.other {
 		return
 	}
-	// The other process also listens on the health check ports.
+	// The other process also listens on the health check ports and on loopback.
 	p.Checks.Sync(nil, nil)
+	if p.Loopback != nil {
+		p.Loopback.Serve(false)
+	}
 	p.checksChanged = true
 	p.Metrics.StandingBy(true)
 	if p.account.other = other; p.otherReported {

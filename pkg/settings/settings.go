@@ -57,6 +57,16 @@ func New(o *config.Options, flags *pflag.FlagSet) (*Settings, error) {
 // NodePortAddresses returns the selection of addresses that serve node ports.
 func (s *Settings) NodePortAddresses() proxy.NodePortAddresses { return s.nodePorts }
 
+// Loopback returns those of the given IP families whose node ports are served on loopback.
+func (s *Settings) Loopback(families []model.Family) (list []model.Family) {
+	for _, f := range families {
+		if s.nodePorts.Loopback(f) && !config.LoopbackForbidden(s.Config) {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
 // PlanOptions returns the options for tables of the given IP families.
 func (s *Settings) PlanOptions(families []model.Family) plan.Options {
 	nodePorts := s.NodePortAddresses()

@@ -24,6 +24,7 @@ var pipeline = map[string][]string{
 	"pkg/conntrack": {"pkg/model", "pkg/netlink"},
 	"pkg/counters":  {"pkg/model", "pkg/nft", "pkg/plan"},
 	"pkg/nodeport":  {"pkg/model"},
+	"pkg/loopback":  {"pkg/model"},
 	"pkg/report":    {"pkg/model"},
 	"pkg/host":      {"pkg/model"},
 	"pkg/config":    {"pkg/model"},
@@ -50,7 +51,7 @@ var pipeline = map[string][]string{
 		"pkg/proxy", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track", "pkg/view",
 	},
 	"pkg/daemon": {
-		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/console", "pkg/control", "pkg/counters", "pkg/health", "pkg/host", "pkg/instance", "pkg/metrics", "pkg/model",
+		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/console", "pkg/control", "pkg/counters", "pkg/health", "pkg/host", "pkg/instance", "pkg/loopback", "pkg/metrics", "pkg/model",
 		"pkg/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/report", "pkg/schedule", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track",
 		"pkg/watch", "pkg/zpages",
 	},

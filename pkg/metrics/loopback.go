@@ -1,0 +1,54 @@
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// loopback are the metrics of node ports on loopback.
+type loopback struct {
+	listeners    *prometheus.GaugeVec
+	notListening *prometheus.CounterVec
+	connections  prometheus.Gauge
+	failed       *prometheus.CounterVec
+}
+
+// register makes the metrics, and shows them only where node ports are served on loopback.
+func (l *loopback) register(r registry, c Config) {
+	if !c.Loopback {
+		r.Registerer = prometheus.NewRegistry()
+	}
+	l.listeners = r.gauges("kubeproxy_nftables_localhost_nodeport_listeners",
+		"Number of active localhost NodePort userspace proxy listeners.", "ip_family")
+	l.notListening = r.counters("kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total",
+		"Number of localhost NodePort userspace proxy listener creation failures.", "ip_family")
+	l.connections = r.gauge("kubenftproxy_loopback_connections",
+		"Open connections to node ports on loopback.")
+	l.failed = r.counters("kubenftproxy_loopback_connections_failed_total",
+		"Connections to node ports on loopback that the program has reset, by reason: limit, too many connections are open; endpoint, the endpoint "+
+			"did not accept the connection.", "reason")
+	for _, f := range c.Families {
+		l.listeners.WithLabelValues(f.String())
+		l.notListening.WithLabelValues(f.String())
+	}
+	for _, reason := range []string{"limit", "endpoint"} {
+		l.failed.WithLabelValues(reason)
+	}
+}
+
+// LoopbackListeners sets the number of open listeners of a family on loopback.
+func (m *Metrics) LoopbackListeners(f model.Family, n int) {
+	m.loopback.listeners.WithLabelValues(f.String()).Set(float64(n))
+}
+
+// LoopbackNotListening counts an attempt to listen on loopback that failed.
+func (m *Metrics) LoopbackNotListening(f model.Family) {
+	m.loopback.notListening.WithLabelValues(f.String()).Inc()
+}
+
+// LoopbackConnections adds to the number of open connections to node ports on loopback.
+func (m *Metrics) LoopbackConnections(more int) { m.loopback.connections.Add(float64(more)) }
+
+// LoopbackFailed counts a connection to a node port on loopback that the program has reset.
+func (m *Metrics) LoopbackFailed(reason string) { m.loopback.failed.WithLabelValues(reason).Inc() }

@@ -1,0 +1,309 @@
+//go:build e2e || twin
+
+package e2e
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// onLoopback are the addresses of a node port on loopback.
+func onLoopback(port uint16) [2]netip.AddrPort {
+	return [2]netip.AddrPort{
+		netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port), netip.AddrPortFrom(netip.IPv6Loopback(), port),
+	}
+}
+
+// reachLoopback waits until a process of the node reaches exactly these servers by a node port on loopback, in both families.
+func (w *world) reachLoopback(port uint16, servers ...string) {
+	w.Helper()
+	for _, to := range onLoopback(port) {
+		eventually(w, patience, func() error { return reached(w.Context(), w.Node, model.TCP, to, servers...) })
+	}
+}
+
+// refusedOnLoopback waits until a node port is refused on loopback, in both families.
+func (w *world) refusedOnLoopback(proto model.Protocol, port uint16) {
+	w.Helper()
+	for _, to := range onLoopback(port) {
+		eventually(w, patience, func() error {
+			if a := w.Node.Probe(w.Context(), proto, to, lab.Options{}); a.Outcome != lab.Refused {
+				return fmt.Errorf("%s %s: %v, want refused", proto, to, a)
+			}
+			return nil
+		})
+	}
+}
+
+// echoed is a connection to a server that returns each line.
+type echoed struct {
+	net.Conn
+	lines *bufio.Reader
+}
+
+// hold opens a connection from the node, and returns it with the name of its server.
+func (w *world) hold(to netip.AddrPort) (c *echoed, server string) {
+	w.Helper()
+	conn, err := w.Node.Dial(w.Context(), model.TCP, to)
+	if err == nil {
+		w.Cleanup(func() { conn.Close() })
+		err = conn.SetDeadline(time.Now().Add(2 * patience))
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+	c = &echoed{conn, bufio.NewReader(conn)}
+	line, err := c.lines.ReadString('\n')
+	if err != nil {
+		w.Fatal(err)
+	}
+	server, _, _ = strings.Cut(line, " ")
+	return c, server
+}
+
+// alive returns nil if the connection's server answers.
+func (c *echoed) alive() error {
+	if _, err := fmt.Fprintln(c, "hello"); err != nil {
+		return err
+	}
+	if line, err := c.lines.ReadString('\n'); err != nil || line != "hello\n" {
+		return fmt.Errorf("the server returns %q, %w", line, err)
+	}
+	return nil
+}
+
+// TestNodePortsOnLoopback follows a Service with a node port that processes of the node use by 127.0.0.1 and ::1.
+func TestNodePortsOnLoopback(t *testing.T) {
+	w := newWorld(t, lab.Config{Pods: 1, Remotes: 1})
+	for _, h := range []*lab.Host{w.Pods[0], w.Remotes[0]} {
+		if _, err := h.ServeEcho(backendPort); err != nil {
+			t.Fatal(err)
+		}
+	}
+	here, there := endpointsOf(w.Pods[0]), endpointsOf(w.Remotes[0])
+	web := onNodePort("web", webNodePort)
+	w.apply(web)
+	w.applySlices("a", here)
+	d := w.start("--nodeport-addresses", "primary,localhost")
+	w.reachLoopback(webNodePort, "pod-0")
+	for _, addr := range w.Node.Addrs() {
+		if err := reached(t.Context(), w.Client, model.TCP, netip.AddrPortFrom(addr, webNodePort), "pod-0"); err != nil {
+			t.Error(err)
+		}
+	}
+	w.listeners(d, 1)
+	if out, err := w.Node.Command(t.Context(), "sh", "-c", "cat /proc/sys/net/ipv4/conf/*/route_localnet | sort -u").Output(); err != nil || string(out) != "0\n" {
+		t.Errorf("route_localnet is %q, %v", out, err)
+	}
+	w.refusedOnLoopback(model.UDP, webNodePort)
+
+	var held []*echoed
+	for _, to := range onLoopback(webNodePort) {
+		c, server := w.hold(to)
+		if server != "pod-0" {
+			t.Errorf("%s reaches %s", to, server)
+		}
+		held = append(held, c)
+	}
+	stay := func(after string) {
+		t.Helper()
+		for i, c := range held {
+			if err := c.alive(); err != nil {
+				t.Errorf("connection %d after %s: %v", i, after, err)
+			}
+		}
+	}
+
+	other := onNodePort("other", 30081)
+	w.apply(other, slice("other", "other-4", here[0]), slice("other", "other-6", here[1]))
+	w.reachLoopback(30081, "pod-0")
+	w.listeners(d, 2)
+	w.delete(other)
+	w.refusedOnLoopback(model.TCP, 30081)
+	stay("changes of another Service")
+
+	w.applySlices("b", there)
+	w.reachLoopback(webNodePort, "pod-0", "remote-0")
+	stay("another endpoint was added")
+
+	web.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	w.apply(web)
+	w.oneServer(onLoopback(webNodePort))
+	web.Spec.SessionAffinity = corev1.ServiceAffinityNone
+	w.apply(web)
+	w.reachLoopback(webNodePort, "pod-0", "remote-0")
+
+	web.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	w.apply(web)
+	w.reachLoopback(webNodePort, "pod-0")
+	stay("a change of the policy")
+	web.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
+	w.apply(web)
+	w.reachLoopback(webNodePort, "pod-0", "remote-0")
+
+	remove := func(name string) {
+		w.delete(slice("web", "web-"+name+"-0"), slice("web", "web-"+name+"-1"))
+	}
+	remove("a")
+	w.reachLoopback(webNodePort, "remote-0")
+	stay("the removal of their endpoint")
+
+	remove("b")
+	w.refusedOnLoopback(model.TCP, webNodePort)
+	for i, c := range held {
+		if _, err := c.lines.ReadString('\n'); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("connection %d ended with %v after the last endpoint has gone, want a reset", i, err)
+		}
+	}
+
+	w.applySlices("b", [2]discoveryv1.Endpoint{terminating(here[0]), terminating(here[1])})
+	w.reachLoopback(webNodePort, "pod-0")
+	w.applySlices("b", here)
+	t.Run("limit", func(t *testing.T) { testLoopbackLimit(t, w, d) })
+	t.Run("port in use", func(t *testing.T) { testLoopbackPortInUse(t, w, d) })
+	if bad := d.errors(); len(bad) > 0 {
+		t.Errorf("errors in the log: %q", bad)
+	}
+	d.stop()
+}
+
+// listeners waits until the program says that it has so many listeners in each family.
+func (w *world) listeners(d *daemon, n float64) {
+	w.Helper()
+	eventually(w, patience, func() error {
+		m, err := d.scrape()
+		if err != nil {
+			return err
+		}
+		for _, f := range model.Families {
+			if got := m[fmt.Sprintf(`kubeproxy_nftables_localhost_nodeport_listeners{ip_family="%s"}`, f)]; got != n {
+				return fmt.Errorf("%v listeners of %s, want %v", got, f, n)
+			}
+		}
+		return nil
+	})
+}
+
+// oneServer waits until all new connections of a family reach one server.
+func (w *world) oneServer(to [2]netip.AddrPort) {
+	w.Helper()
+	for _, to := range to {
+		eventually(w, patience, func() error {
+			counts, err := w.Node.Spread(w.Context(), model.TCP, to, 30, lab.Options{})
+			if err == nil && len(counts) != 1 {
+				err = fmt.Errorf("%s reaches %v with session affinity", to, counts)
+			}
+			return err
+		})
+	}
+}
+
+// testLoopbackLimit opens more connections than one node port may have.
+func testLoopbackLimit(t *testing.T, w *world, d *daemon) {
+	const most = 512
+	to := onLoopback(webNodePort)[0]
+	w.reachLoopback(webNodePort, "pod-0")
+	before, err := d.scrape()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const failed = `kubenftproxy_loopback_connections_failed_total{reason="limit"}`
+	open := make([]*echoed, 0, most)
+	eventually(t, patience, func() error { // until the earlier connections have ended
+		m, err := d.scrape()
+		if err == nil && m["kubenftproxy_loopback_connections"] != 0 {
+			err = fmt.Errorf("%v connections", m["kubenftproxy_loopback_connections"])
+		}
+		return err
+	})
+	for range most {
+		c, _ := w.hold(to)
+		open = append(open, c)
+	}
+	a := w.Node.Probe(t.Context(), model.TCP, to, lab.Options{})
+	if a.Outcome == lab.Answered {
+		t.Errorf("connection %d: %v, want a reset", most+1, a)
+	}
+	after, err := d.scrape()
+	if err != nil || after[failed] != before[failed]+1 || after["kubenftproxy_loopback_connections"] != most {
+		t.Errorf("%v connections, %v above the limit; %v", after["kubenftproxy_loopback_connections"], after[failed], err)
+	}
+	for _, c := range open {
+		if err := c.alive(); err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+	w.reachLoopback(webNodePort, "pod-0")
+}
+
+// testLoopbackPortInUse has another process listen on one address of a node port.
+func testLoopbackPortInUse(t *testing.T, w *world, d *daemon) {
+	four, six := onLoopback(quietNodePort)[0], onLoopback(quietNodePort)[1]
+	var taken net.Listener
+	if err := w.Node.Do(func() (err error) { taken, err = net.Listen("tcp4", four.String()); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	quiet := onNodePort("quiet", quietNodePort)
+	w.apply(quiet, slice("quiet", "quiet-4", endpoint(w.Pods[0].IPv4)), slice("quiet", "quiet-6", endpoint(w.Pods[0].IPv6)))
+	eventually(t, patience, func() error { return reached(t.Context(), w.Node, model.TCP, six, "pod-0") })
+	told := func() error {
+		list, err := w.api.Client().EventsV1().Events("default").List(w.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		n := 0
+		for _, e := range list.Items {
+			if e.Reason == "NodePortNotOnLoopback" && e.Regarding.Name == "quiet" && e.Series == nil {
+				n++
+			}
+		}
+		if n != 1 {
+			return fmt.Errorf("%d Events, want 1", n)
+		}
+		return nil
+	}
+	eventually(t, patience, told)
+	failures := func() float64 {
+		m, err := d.scrape()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m[`kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family="IPv4"}`]
+	}
+	n := failures()
+	eventually(t, patience, func() error {
+		if now := failures(); n == 0 || now == n {
+			return fmt.Errorf("%v failures, and the program does not try again", now)
+		}
+		return nil
+	})
+	if lines := d.lines("NodePortNotOnLoopback"); len(lines) > 1 {
+		t.Errorf("%d lines in the log: %q", len(lines), lines)
+	}
+	if lines := d.lines("Part of an object cannot be used", "default/quiet", four.String()); len(lines) != 1 {
+		t.Errorf("%d lines in the log tell of the port, want 1: %q", len(lines), lines)
+	}
+	if err := taken.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, patience, func() error { return reached(t.Context(), w.Node, model.TCP, four, "pod-0") })
+	if err := told(); err != nil {
+		t.Error(err)
+	}
+}
