@@ -20,7 +20,7 @@ import (
 
 // traceCommand follows a packet through the rules in the kernel.
 func traceCommand() *cobra.Command {
-	var out output
+	var q question
 	var live bool
 	var timeout time.Duration
 	cmd := &cobra.Command{
@@ -28,8 +28,8 @@ func traceCommand() *cobra.Command {
 		Short: "Show the path of the first packet of a connection, and the reasons for it",
 		Long: `trace reads the rules and maps in the kernel of this node, and evaluates them for the first packet of a connection. It shows the
 Service, the possible endpoints with their probabilities, and the source address that the endpoints see, or the reason for a refusal.
-It sends nothing, and does not query the daemon. With --live, it waits for a real packet instead, and shows the chains that the packet
-passes, the chain of another program that stops or translates it, the outgoing interface, and whether the endpoint answers.
+It sends nothing. It queries the daemon only about node ports on loopback, which the daemon serves itself. With --live, it waits for a
+real packet instead, and shows the chains that the packet passes, the chain of another program that stops or translates it, the outgoing interface, and whether the endpoint answers.
 
 FROM is the IP address of a pod or of another machine, or "node" for the processes of this node. The protocol is tcp, udp or sctp; the
 default is tcp. The exit code is 0 if every path leads to an endpoint (with --live: if nothing stops the packet and it is not left
@@ -50,12 +50,15 @@ without an answer), otherwise 1.`,
 				return err
 			}
 			if live {
-				return followLive(cmd.OutOrStdout(), &out, p, args[0] != sentByNode, timeout)
+				return followLive(cmd.OutOrStdout(), &q.output, p, args[0] != sentByNode, timeout)
 			}
-			return tracePacket(cmd.OutOrStdout(), &out, p)
+			if t := q.onLoopback(cmd.Context(), p, host.Routes{}); t != nil {
+				return printForetold(cmd.OutOrStdout(), &q.output, t)
+			}
+			return tracePacket(cmd.OutOrStdout(), &q.output, p)
 		},
 	}
-	out.flags(cmd)
+	q.flags(cmd)
 	cmd.Flags().BoolVar(&live, "live", false, "Wait for a real packet, and show its path through the kernel.")
 	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "How long to wait for a packet with --live.")
 	return cmd

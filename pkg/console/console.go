@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"net/http"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
@@ -56,6 +58,9 @@ type Parts struct {
 	Connections func(frontends []model.Key, patience time.Duration) ([]counters.Counts, error)
 	// Broken returns the reasons why a Service's health check port is not served.
 	Broken func(types.NamespacedName) []string
+	// LoopbackAt returns the address at which a node port is served on loopback, LoopbackState the number of listeners and connections.
+	LoopbackAt    func(model.Key) (netip.AddrPort, error)
+	LoopbackState func() loopback.State
 	// Rival reports whether a kube-proxy runs. NodePorts returns the collisions of node ports.
 	Rival     func(context.Context) bool
 	NodePorts func() ([]model.Problem, error)

@@ -73,12 +73,14 @@ func frontendView(p *model.PortExplanation, f *model.Frontend, facts *proxy.Fact
 	case !p.HasEndpoints:
 		v.Does = "refused: no endpoint in the cluster can be used"
 	case f.Kind == model.NodePort && len(facts.NodeAddresses[p.Family]) == 0:
-		v.Does = "not served: no address of this node is in --nodeport-addresses"
+		v.Does = noNodeAddress
 	case v.Endpoints == 0:
 		v.Does = "dropped: policy Local, and no endpoint on this node can be used"
 	}
 	return v
 }
+
+const noNodeAddress = "not served: no address of this node is in --nodeport-addresses"
 
 // mostSources is the number of source ranges that are shown for a frontend: all frontends of a Service have the same.
 const mostSources = 100

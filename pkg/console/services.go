@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -51,6 +52,7 @@ func (c *Console) explain(ctx context.Context, names []types.NamespacedName) (*v
 	for _, n := range names {
 		if x := model.Explain(c.Source.Service(n), c.Source.Slices(n), facts.Node, c.ModelOptions()); x != nil {
 			s := serviceView(x, &facts, lost)
+			c.addLoopback(s, x)
 			notes, wrong := noter.notes(x)
 			s.Notes, s.Problems = notes, append(s.Problems, wrong...)
 			out.Services = append(out.Services, *s)
@@ -63,6 +65,25 @@ func (c *Console) explain(ctx context.Context, names []types.NamespacedName) (*v
 	}
 	c.countConnections(out, keys)
 	return out, err
+}
+
+// addLoopback adds the loopback addresses of a Service's node ports, and a problem for each port on which the program cannot listen.
+func (c *Console) addLoopback(s *view.Service, x *model.Explanation) {
+	for i := range x.Ports {
+		for j := range x.Ports[i].Frontends {
+			at, err := c.LoopbackAt(x.Ports[i].Frontends[j].Key)
+			f := &s.Ports[i].Frontends[j]
+			switch {
+			case err != nil:
+				s.Problems = append(s.Problems, fmt.Sprintf("not served at %s: %v (ss -ltnp sport = :%d shows who has it)", at, err, at.Port()))
+			case at.IsValid():
+				f.Loopback = at.Addr().String()
+				if f.Does == noNodeAddress {
+					f.Does = "served on loopback only: no other address of this node is in --nodeport-addresses"
+				}
+			}
+		}
+	}
 }
 
 // lost returns the frontends of the named Services that other Services have. It returns none if the loop is busy.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/doctor"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
@@ -31,6 +32,13 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	}
 	if s.Mode == "" {
 		s.Mode = "iptables (the default)"
+	}
+	for _, f := range c.LoopbackFamilies(c.Families) {
+		if s.Loopback == nil {
+			state := c.LoopbackState()
+			s.Loopback = &view.Loopback{Listeners: state.Listeners, Connections: state.Connections, Failures: state.Failures}
+		}
+		s.Loopback.Addresses = append(s.Loopback.Addresses, loopback.Addresses[f].String())
 	}
 	local := c.countObjects(s)
 	c.askStatus(ctx, s)

@@ -199,7 +199,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 		NodeName: d.NodeName, Listening: nodeport.Listening, Own: nodeport.OwnSockets, Ephemeral: nodeport.ReadEphemeral,
 		Report: d.report, Metrics: d.metrics,
 	})
-	d.loopback = loopback.New(loopback.Config{NodeName: d.NodeName, Families: d.Loopback(d.families), Report: d.report, Metrics: d.metrics})
+	d.loopback = loopback.New(loopback.Config{NodeName: d.NodeName, Families: d.LoopbackFamilies(d.families), Report: d.report, Metrics: d.metrics})
 	d.takeover = d.newTakeover()
 	var err error
 	if d.kernel, err = apply.Open(); err != nil {
@@ -354,6 +354,7 @@ func (d *daemon) newConsole() *console.Console {
 		Settings: d.Settings, Version: d.version, Started: d.started, Families: d.families, Tables: d.PlanOptions(d.families),
 		Source: d.source, Loop: d.loop, API: d.api, Commits: &d.commits, Problems: &d.problems, Gatherer: d.gatherer(),
 		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, Broken: d.checks.Broken,
+		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,
 		Rival: d.takeover.Rival, NodePorts: d.users.Find, Appeared: d.appeared,
 		Lacks: func(families []model.Family) ([]probe.Missing, error) {
 			return askKernel(d.PlanOptions(families))

@@ -53,6 +53,6 @@ func (d *daemon) registerMetrics() *metrics.Metrics {
 	metrics.RegisterFeatures(d.registry, features)
 	return metrics.New(d.registry, metrics.Config{
 		Families: d.families, Version: d.version, NativeHistograms: d.Gates.Enabled(config.NativeHistograms),
-		Loopback: len(d.Loopback(d.families)) > 0,
+		Loopback: len(d.LoopbackFamilies(d.families)) > 0,
 	})
 }

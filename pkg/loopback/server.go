@@ -130,7 +130,11 @@ func New(c Config) *Server {
 }
 
 func listen(at netip.AddrPort) (net.Listener, error) {
-	return net.Listen([...]string{"tcp4", "tcp6"}[model.FamilyOf(at.Addr())], at.String())
+	l, err := net.Listen([...]string{"tcp4", "tcp6"}[model.FamilyOf(at.Addr())], at.String())
+	if failure, ok := errors.AsType[*net.OpError](err); ok {
+		err = failure.Err // without the address, which all messages name
+	}
+	return l, err
 }
 
 func dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
@@ -357,17 +361,19 @@ func (s *Server) leave() {
 	s.Metrics.LoopbackConnections(-1)
 }
 
-// Broken says of each node port of a Service on which the program cannot listen why not.
-func (s *Server) Broken(name types.NamespacedName) (why []string) {
+// At returns the address at which a node port is served on loopback, the zero AddrPort for a frontend that is not. It returns an error if the
+// program cannot listen there.
+func (s *Server) At(k model.Key) (netip.AddrPort, error) {
+	if k.Addr.IsValid() || k.Protocol != model.TCP || !slices.Contains(s.Families, k.Family) {
+		return netip.AddrPort{}, nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, c := range s.claims.byService[name] {
-		if f := s.failures[c.key]; f != nil && f.service == name {
-			why = append(why, f.err.Error())
-		}
+	at := netip.AddrPortFrom(Addresses[k.Family], k.Port)
+	if f := s.failures[k]; f != nil {
+		return at, f.err
 	}
-	slices.Sort(why)
-	return why
+	return at, nil
 }
 
 // State is what a server does now.

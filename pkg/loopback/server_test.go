@@ -283,8 +283,8 @@ func TestLimits(t *testing.T) {
 
 	b.set("c", 30082, one)
 	b.sync(b.context)
-	if why := b.Broken(types.NamespacedName{Namespace: "default", Name: "c"}); len(why) != 1 || why[0] != errTooMany.Error() {
-		t.Errorf("a listener above the limit: %q", why)
+	if _, err := b.At(model.Key{Port: 30082, Protocol: model.TCP}); !errors.Is(err, errTooMany) {
+		t.Errorf("a listener above the limit: %v", err)
 	}
 	b.delete("b")
 	b.retry()
@@ -325,8 +325,9 @@ func TestPortInUse(t *testing.T) {
 	if len(b.reports) != 1 || b.reports[0].Name != web.Name || b.counted.failures != 8 {
 		t.Errorf("%d failures, reports %v; want 8 and one of web", b.counted.failures, b.reports)
 	}
-	if why := b.Broken(web.Name); len(why) != 2 {
-		t.Errorf("broken: %q", why)
+	key := model.Key{Port: 30081, Protocol: model.TCP}
+	if at, err := b.At(key); at.String() != "127.0.0.1:30081" || !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("served at %v, %v", at, err)
 	}
 	delete(b.used, 30080)
 	if !again() {
@@ -334,8 +335,11 @@ func TestPortInUse(t *testing.T) {
 	}
 	b.connect(30080).want("one")
 	delete(b.used, 30081)
-	if again() || len(b.Broken(web.Name)) > 0 || b.State().Failures > 0 {
+	if failing := again(); failing || b.State().Failures > 0 {
 		t.Error("ports are broken that are not in use")
+	}
+	if _, err := b.At(key); err != nil {
+		t.Error(err)
 	}
 	b.connect(30081).want("one")
 	if len(b.reports) != 1 {

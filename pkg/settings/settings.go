@@ -57,8 +57,8 @@ func New(o *config.Options, flags *pflag.FlagSet) (*Settings, error) {
 // NodePortAddresses returns the selection of addresses that serve node ports.
 func (s *Settings) NodePortAddresses() proxy.NodePortAddresses { return s.nodePorts }
 
-// Loopback returns those of the given IP families whose node ports are served on loopback.
-func (s *Settings) Loopback(families []model.Family) (list []model.Family) {
+// LoopbackFamilies returns those of the given IP families whose node ports are served on loopback.
+func (s *Settings) LoopbackFamilies(families []model.Family) (list []model.Family) {
 	for _, f := range families {
 		if s.nodePorts.Loopback(f) && !config.LoopbackForbidden(s.Config) {
 			list = append(list, f)

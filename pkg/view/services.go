@@ -55,6 +55,8 @@ type Frontend struct {
 	Policy string `json:"policy"`
 	// Endpoints is the number of endpoints for new connections on this node.
 	Endpoints int `json:"endpoints"`
+	// Loopback is the loopback address on which a node port is served, too.
+	Loopback string `json:"loopback,omitempty"`
 	// AllowedSources, if any, are the only sources that may connect.
 	AllowedSources []string `json:"allowedSources,omitempty"`
 	// Does describes the result for a new connection if it is not obvious.
@@ -313,7 +315,7 @@ func (v *Services) portDetail(p *Printer, s *Service, sp *ServicePort) {
 		f := &sp.Frontends[i]
 		address := f.Address
 		if f.Kind == "NodePort" {
-			address += " on " + strings.Join(v.nodePortAddresses(sp.Family), ", ")
+			address += " on " + strings.Join(v.nodePortAddresses(sp.Family, f.Loopback), ", ")
 		}
 		row := append(cells("    "+f.Kind, address, "policy "+f.Policy), Cell{sp.share(f), countStyle(f.Endpoints)})
 		if f.Connections != nil {
@@ -336,12 +338,15 @@ func quotedPort(sp *ServicePort) string {
 	return sp.Name
 }
 
-// nodePortAddresses returns those of a family.
-func (v *Services) nodePortAddresses(family string) (list []string) {
+// nodePortAddresses returns those of a family, and the address on loopback unless it is empty.
+func (v *Services) nodePortAddresses(family, loopback string) (list []string) {
 	for _, a := range v.NodePortAddresses {
 		if strings.Contains(a, ":") == (family == "IPv6") {
 			list = append(list, a)
 		}
+	}
+	if loopback != "" {
+		list = append(list, loopback)
 	}
 	if len(list) == 0 {
 		return []string{"no address of this node"}

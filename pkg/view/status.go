@@ -26,6 +26,8 @@ type Status struct {
 	Counts    Counts   `json:"counts"`
 	Loop      *Loop    `json:"loop,omitempty"`
 	API       API      `json:"api"`
+	// Loopback is absent if node ports are not served on loopback.
+	Loopback *Loopback `json:"loopback,omitempty"`
 	// Findings are problems of this node's configuration.
 	Findings []Finding `json:"findings"`
 }
@@ -45,6 +47,15 @@ type Counts struct {
 	Problems  int            `json:"problems"`
 	Conflicts int            `json:"conflicts"`
 	Elements  map[string]int `json:"elements"`
+}
+
+// Loopback describes the node ports that the program serves on loopback.
+type Loopback struct {
+	Addresses []string `json:"addresses"`
+	// Listeners is the number of open ports, Failures the number of those on which the program cannot listen.
+	Listeners   int `json:"listeners"`
+	Connections int `json:"connections"`
+	Failures    int `json:"failures,omitempty"`
 }
 
 // Loop describes the loop.
@@ -173,6 +184,12 @@ func (s *Status) Text(p *Printer) {
 	}
 	if n := s.Counts.Conflicts; n > 0 {
 		row("", Warn, "claimed by more than one Service: %s (kube-nftproxy services --wrong)", count(n, "frontend"))
+	}
+	if l := s.Loopback; l != nil {
+		row("loopback", Plain, "TCP node ports on %s: %s, %s", strings.Join(l.Addresses, " and "), count(l.Listeners, "listener"), count(l.Connections, "connection"))
+		if l.Failures > 0 {
+			row("", Warn, "ports that are in use: %d (kube-nftproxy services --wrong)", l.Failures)
+		}
 	}
 	s.apiRows(row)
 	if s.Loop != nil {

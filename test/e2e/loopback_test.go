@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -98,7 +99,8 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	web := onNodePort("web", webNodePort)
 	w.apply(web)
 	w.applySlices("a", here)
-	d := w.start("--nodeport-addresses", "primary,localhost")
+	socket := filepath.Join(w.dir, "control.sock")
+	d := w.start("--nodeport-addresses", "primary,localhost", "--control-socket", socket)
 	w.reachLoopback(webNodePort, "pod-0")
 	for _, addr := range w.Node.Addrs() {
 		if err := reached(t.Context(), w.Client, model.TCP, netip.AddrPortFrom(addr, webNodePort), "pod-0"); err != nil {
@@ -110,6 +112,21 @@ func TestNodePortsOnLoopback(t *testing.T) {
 		t.Errorf("route_localnet is %q, %v", out, err)
 	}
 	w.refusedOnLoopback(model.UDP, webNodePort)
+
+	said := func(words string, args ...string) {
+		t.Helper()
+		args = append(args, "--control-socket", socket)
+		out, err := w.Node.Command(t.Context(), program, args...).CombinedOutput()
+		if text := strings.Join(strings.Fields(string(out)), " "); !strings.Contains(text, words) {
+			t.Errorf("%v: %v; want %q in:\n%s", args, err, words, out)
+		}
+	}
+	said("30080 on 192.0.2.1, 127.0.0.1 policy Cluster", "services", "default/web")
+	said("30080 on 2001:db8::1, ::1 policy Cluster", "services", "default/web")
+	said("loopback TCP node ports on 127.0.0.1 and ::1: 2 listeners, 0 connections", "status")
+	said("100 % to 10.244.0.10:8080 masqueraded as 192.0.2.1", "trace", "node", "127.0.0.1:30080")
+	said("100 % to [fd00:10:244::10]:8080 masqueraded", "trace", "node", "[::1]:30080")
+	said("100 % untouched", "trace", "node", "127.0.0.1:30081")
 
 	var held []*echoed
 	for _, to := range onLoopback(webNodePort) {
@@ -174,7 +191,12 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	w.reachLoopback(webNodePort, "pod-0")
 	w.applySlices("b", here)
 	t.Run("limit", func(t *testing.T) { testLoopbackLimit(t, w, d) })
-	t.Run("port in use", func(t *testing.T) { testLoopbackPortInUse(t, w, d) })
+	t.Run("port in use", func(t *testing.T) {
+		testLoopbackPortInUse(t, w, d, func() {
+			said("PROBLEM default/quiet: not served at 127.0.0.1:30090: bind: address already in use", "services", "--wrong")
+			said("ports that are in use: 1", "status")
+		})
+	})
 	if bad := d.errors(); len(bad) > 0 {
 		t.Errorf("errors in the log: %q", bad)
 	}
@@ -252,7 +274,7 @@ func testLoopbackLimit(t *testing.T, w *world, d *daemon) {
 }
 
 // testLoopbackPortInUse has another process listen on one address of a node port.
-func testLoopbackPortInUse(t *testing.T, w *world, d *daemon) {
+func testLoopbackPortInUse(t *testing.T, w *world, d *daemon, whileInUse func()) {
 	four, six := onLoopback(quietNodePort)[0], onLoopback(quietNodePort)[1]
 	var taken net.Listener
 	if err := w.Node.Do(func() (err error) { taken, err = net.Listen("tcp4", four.String()); return err }); err != nil {
@@ -299,6 +321,7 @@ func testLoopbackPortInUse(t *testing.T, w *world, d *daemon) {
 	if lines := d.lines("Part of an object cannot be used", "default/quiet", four.String()); len(lines) != 1 {
 		t.Errorf("%d lines in the log tell of the port, want 1: %q", len(lines), lines)
 	}
+	whileInUse()
 	if err := taken.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -47,8 +47,8 @@ var pipeline = map[string][]string{
 		"pkg/track", "pkg/view",
 	},
 	"pkg/console": {
-		"pkg/apply", "pkg/config", "pkg/control", "pkg/counters", "pkg/doctor", "pkg/health", "pkg/host", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe",
-		"pkg/proxy", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track", "pkg/view",
+		"pkg/apply", "pkg/config", "pkg/control", "pkg/counters", "pkg/doctor", "pkg/health", "pkg/host", "pkg/loopback", "pkg/model", "pkg/nft", "pkg/plan",
+		"pkg/probe", "pkg/proxy", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track", "pkg/view",
 	},
 	"pkg/daemon": {
 		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/console", "pkg/control", "pkg/counters", "pkg/health", "pkg/host", "pkg/instance", "pkg/loopback", "pkg/metrics", "pkg/model",
