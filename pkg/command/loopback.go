@@ -17,7 +17,7 @@ import (
 // onLoopback returns the trace of a connection to a node port that the running program itself accepts, or nil if the program does not answer, or
 // accepts no such connection: no rule tells of it.
 func (q *question) onLoopback(ctx context.Context, p trace.Packet, routes trace.Routes) *trace.Trace {
-	if !p.Own || !p.To.Addr().IsLoopback() || p.Protocol != unix.IPPROTO_TCP {
+	if !p.Own || !p.To.Addr().IsLoopback() {
 		return nil
 	}
 	var v view.Services
@@ -29,6 +29,15 @@ func (q *question) onLoopback(ctx context.Context, p trace.Packet, routes trace.
 		for j := range s.Ports {
 			for k := range s.Ports[j].Frontends {
 				f := &s.Ports[j].Frontends[k]
+				if s.Ports[j].Protocol != trace.ProtocolName(p.Protocol) || p.To.Addr().Is4() != (s.Ports[j].Family == "IPv4") {
+					continue
+				}
+				if f.LoopbackRefused && f.Address == strconv.Itoa(int(p.To.Port())) {
+					t := relay(p, s, &s.Ports[j])
+					t.Ways = []trace.Way{{Probability: 1, Outcome: trace.Refused, To: p.To, Source: p.From, How: "with ICMP port unreachable",
+						Why: "node port on loopback: only those for TCP are served there"}}
+					return t
+				}
 				if f.Loopback == p.To.Addr().String() && f.Address == strconv.Itoa(int(p.To.Port())) && f.LostTo == "" {
 					return relayed(p, s, &s.Ports[j], f, routes)
 				}
@@ -38,12 +47,18 @@ func (q *question) onLoopback(ctx context.Context, p trace.Packet, routes trace.
 	return nil
 }
 
-// relayed is the trace of a connection that the program accepts.
-func relayed(p trace.Packet, s *view.Service, sp *view.ServicePort, f *view.Frontend, routes trace.Routes) *trace.Trace {
+// relay is a trace that leads to a service port without any rule of the tables of Services.
+func relay(p trace.Packet, s *view.Service, sp *view.ServicePort) *trace.Trace {
 	t := &trace.Trace{Packet: p, Frontend: s.Namespace + "/" + s.Name}
 	if sp.Name != "" {
 		t.Frontend += ":" + sp.Name
 	}
+	return t
+}
+
+// relayed is the trace of a connection that the program accepts.
+func relayed(p trace.Packet, s *view.Service, sp *view.ServicePort, f *view.Frontend, routes trace.Routes) *trace.Trace {
+	t := relay(p, s, sp)
 	var to []netip.AddrPort
 	for i := range sp.Endpoints {
 		e := &sp.Endpoints[i]

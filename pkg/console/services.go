@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -74,6 +75,8 @@ func (c *Console) addLoopback(s *view.Service, x *model.Explanation) {
 			at, err := c.LoopbackAt(x.Ports[i].Frontends[j].Key)
 			f := &s.Ports[i].Frontends[j]
 			switch {
+			case errors.Is(err, loopback.ErrProtocol):
+				f.LoopbackRefused = true
 			case err != nil:
 				s.Problems = append(s.Problems, fmt.Sprintf("not served at %s: %v (ss -ltnp sport = :%d shows who has it)", at, err, at.Port()))
 			case at.IsValid():

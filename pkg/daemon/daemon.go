@@ -199,7 +199,7 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 		NodeName: d.NodeName, Listening: nodeport.Listening, Own: nodeport.OwnSockets, Ephemeral: nodeport.ReadEphemeral,
 		Report: d.report, Metrics: d.metrics,
 	})
-	d.loopback = loopback.New(loopback.Config{NodeName: d.NodeName, Families: d.LoopbackFamilies(d.families), Report: d.report, Metrics: d.metrics})
+	d.openLoopback()
 	d.takeover = d.newTakeover()
 	var err error
 	if d.kernel, err = apply.Open(); err != nil {
@@ -225,6 +225,15 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	d.loop = d.newLoop()
 	d.console = d.newConsole()
 	return d, nil
+}
+
+// openLoopback makes the server of node ports on loopback, and registers its metrics.
+func (d *daemon) openLoopback() {
+	families := d.LoopbackFamilies(d.families)
+	d.loopback = loopback.New(loopback.Config{
+		NodeName: d.NodeName, Families: families, Report: d.report, Metrics: d.metrics, Refusals: loopback.NewRefusals(families),
+	})
+	metrics.RegisterLoopback(d.registry, families, d.loopback.Refused)
 }
 
 // openSource opens a folder or a connection to the API server.

@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
 )
@@ -15,6 +16,8 @@ import (
 // if an administrator returns the node to kube-proxy, its rules handle new connections already. Its results are kube-proxy's.
 func cleanup(ctx context.Context, logger klog.Logger, s *settings.Settings) error {
 	deleted, err := apply.Cleanup()
+	more, failed := loopback.Cleanup()
+	deleted, err = append(deleted, more...), errors.Join(err, failed)
 	for _, table := range deleted {
 		logger.Info("Removed the rules of kube-nftproxy", "table", table)
 	}

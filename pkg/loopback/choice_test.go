@@ -91,8 +91,6 @@ func nodePort(name string, number uint16, ends []netip.AddrPort) *model.Service 
 func TestClaimsOf(t *testing.T) {
 	local := nodePort("web", 30080, three)
 	local.Ports[0].Local, local.Ports[0].Frontends[1].Local = three[:1], true
-	udp := nodePort("dns", 30053, three)
-	udp.Ports[0].Protocol = model.UDP
 	six := nodePort("six", 30006, endpoints("[fd00::1]:80"))
 	six.Ports[0].Family, six.Ports[0].Frontends[1].Family = model.IPv6, model.IPv6
 	for _, c := range []struct {
@@ -102,7 +100,6 @@ func TestClaimsOf(t *testing.T) {
 	}{
 		{"policy Cluster", nodePort("web", 30080, three), three},
 		{"policy Local", local, three[:1]},
-		{"UDP", udp, nil},
 		{"another family", six, nil},
 		{"no Service", nil, nil},
 		{"an endpoint on loopback", nodePort("web", 30080, endpoints("10.0.0.1:80", "127.0.0.1:30080")), three[:1]},

@@ -59,6 +59,8 @@ type Config struct {
 	// Report is told once of each Service that has a node port on which the program cannot listen.
 	Report  func(model.Problem)
 	Metrics Metrics
+	// Refusals, unless nil, has the kernel refuse UDP and SCTP node ports on loopback. Run closes it.
+	Refusals *Refusals
 }
 
 // limits bound what connections and listeners take.
@@ -83,6 +85,8 @@ type Server struct {
 	changed chan struct{}
 	// ports are those with endpoints. They belong to Run.
 	ports map[model.Key]*port
+	// refusing says that the refusals are this process's, notRefusing that the last commit of them failed. Both belong to Run.
+	refusing, notRefusing bool
 
 	mu      sync.Mutex
 	claims  claims
@@ -94,6 +98,8 @@ type Server struct {
 	// failing are the Services with failures.
 	failing   map[types.NamespacedName]*failing
 	listeners [2]int
+	// lost says that the tables of the refusals are not as they were written.
+	lost bool
 }
 
 // failure is why the program cannot listen on a node port of a Service.
@@ -202,6 +208,11 @@ func (s *Server) Run(ctx context.Context) {
 }
 
 func (s *Server) end() {
+	if s.Refusals != nil {
+		if err := s.Refusals.Close(s.refusing); err != nil {
+			klog.ErrorS(err, "Cannot delete the table of node ports on loopback")
+		}
+	}
 	for _, p := range s.ports {
 		p.close()
 		p.cut()
@@ -224,7 +235,8 @@ func (s *Server) retry() {
 // sync takes up what has changed. It reports whether there are ports on which the program cannot listen.
 func (s *Server) sync(ctx context.Context) (failing bool) {
 	s.mu.Lock()
-	serving := s.serving
+	serving, lost := s.serving, s.lost
+	s.lost = false
 	wanted := make(map[model.Key]*claim, len(s.dirty))
 	for k := range s.dirty {
 		wanted[k] = s.claims.winner(k)
@@ -232,6 +244,10 @@ func (s *Server) sync(ctx context.Context) (failing bool) {
 	clear(s.dirty)
 	s.mu.Unlock()
 	for k, c := range wanted {
+		if k.Protocol != model.TCP {
+			s.refuse(k, c != nil)
+			continue
+		}
 		if c == nil || len(c.endpoints) == 0 {
 			s.remove(k)
 			continue
@@ -248,12 +264,53 @@ func (s *Server) sync(ctx context.Context) (failing bool) {
 			s.open(k, p, c)
 		}
 	}
+	s.commitRefusals(serving, lost)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.Families {
 		s.Metrics.LoopbackListeners(f, s.listeners[f])
 	}
-	return len(s.failures) > 0
+	return len(s.failures) > 0 || s.notRefusing
+}
+
+func (s *Server) refuse(k model.Key, refused bool) {
+	if s.Refusals != nil {
+		s.Refusals.Set(k, refused)
+	}
+}
+
+// commitRefusals writes the refusals if this process serves. Another instance has tables of the same name.
+func (s *Server) commitRefusals(serving, lost bool) {
+	if s.Refusals == nil {
+		return
+	}
+	if lost || serving && !s.refusing {
+		s.Refusals.Reset()
+	}
+	if s.refusing = serving; !serving {
+		return
+	}
+	err := s.Refusals.Commit()
+	if len(s.Families) == 0 {
+		return // at most, the table of an earlier process is left
+	}
+	if err != nil && !s.notRefusing {
+		klog.ErrorS(err, "UDP and SCTP node ports on loopback are not refused by a rule; retrying every second")
+	}
+	s.notRefusing = err != nil
+}
+
+// Refused returns how many packets to UDP and SCTP node ports on loopback the kernel has refused, by protocol. After an error, the tables are
+// written again.
+func (s *Server) Refused(f model.Family) (map[model.Protocol]uint64, error) {
+	n, err := s.Refusals.Packets(f)
+	if err != nil {
+		s.mu.Lock()
+		s.lost = true
+		s.mu.Unlock()
+		s.wake()
+	}
+	return n, err
 }
 
 func (s *Server) add(ctx context.Context, k model.Key) *port {
@@ -361,11 +418,17 @@ func (s *Server) leave() {
 	s.Metrics.LoopbackConnections(-1)
 }
 
+// ErrProtocol is the error of a node port that is not for TCP.
+var ErrProtocol = errors.New("only TCP node ports are served on loopback")
+
 // At returns the address at which a node port is served on loopback, the zero AddrPort for a frontend that is not. It returns an error if the
-// program cannot listen there.
+// program cannot listen there, [ErrProtocol] if it does not try.
 func (s *Server) At(k model.Key) (netip.AddrPort, error) {
-	if k.Addr.IsValid() || k.Protocol != model.TCP || !slices.Contains(s.Families, k.Family) {
+	switch {
+	case k.Addr.IsValid() || !slices.Contains(s.Families, k.Family):
 		return netip.AddrPort{}, nil
+	case k.Protocol != model.TCP:
+		return netip.AddrPort{}, ErrProtocol
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -289,7 +289,9 @@ func TestLimits(t *testing.T) {
 	b.delete("b")
 	b.retry()
 	b.sync(b.context)
-	b.connect(30082)
+	if _, err := b.At(model.Key{Port: 30082, Protocol: model.TCP}); err != nil {
+		t.Errorf("a listener within the limit: %v", err)
+	}
 }
 
 func TestLimitsOf(t *testing.T) {

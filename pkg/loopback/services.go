@@ -11,7 +11,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// claim is a TCP node port of a Service in one family, with everything that serving it takes.
+// claim is a node port of a Service in one family, with everything that serving it takes, if it is one for TCP.
 type claim struct {
 	key       model.Key
 	name      model.PortName
@@ -25,14 +25,14 @@ func (c *claim) compare(d *claim) int {
 	return cmp.Or(c.created.Compare(d.created), model.CompareNames(c.name.NamespacedName, d.name.NamespacedName))
 }
 
-// claimsOf lists the TCP node ports of a Service, which may be nil, in some families. As in kube-proxy, the external policy decides about the endpoints, and
+// claimsOf lists the node ports of a Service, which may be nil, in some families. As in kube-proxy, the external policy decides about the endpoints, and
 // policy Local has only those of this node, although the rules let this node use the others too.
 func claimsOf(s *model.Service, families []model.Family) (list []*claim) {
 	if s == nil {
 		return nil
 	}
 	for _, p := range s.Ports {
-		if p.Protocol != model.TCP || !slices.Contains(families, p.Family) {
+		if !slices.Contains(families, p.Family) {
 			continue
 		}
 		for i := range p.Frontends {

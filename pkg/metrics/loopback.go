@@ -1,6 +1,8 @@
 package metrics
 
 import (
+	"strings"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -52,3 +54,35 @@ func (m *Metrics) LoopbackConnections(more int) { m.loopback.connections.Add(flo
 
 // LoopbackFailed counts a connection to a node port on loopback that the program has reset.
 func (m *Metrics) LoopbackFailed(reason string) { m.loopback.failed.WithLabelValues(reason).Inc() }
+
+// refused reads the kernel's counters at each scrape.
+type refused struct {
+	desc     *prometheus.Desc
+	families []model.Family
+	read     func(model.Family) (map[model.Protocol]uint64, error)
+}
+
+// RegisterLoopback registers the number of packets that the kernel has refused at node ports on loopback, which read returns. Without families
+// there is no such metric. It panics if it is registered already.
+func RegisterLoopback(reg prometheus.Registerer, families []model.Family, read func(model.Family) (map[model.Protocol]uint64, error)) {
+	if len(families) > 0 {
+		reg.MustRegister(&refused{prometheus.NewDesc("kubeproxy_nftables_localhost_nodeport_rejected_packets_total",
+			"Number of packets rejected on localhost NodePorts. UDP and SCTP are always rejected.", []string{"ip_family", "protocol"}, nil), families, read})
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (r *refused) Describe(to chan<- *prometheus.Desc) { to <- r.desc }
+
+// Collect implements prometheus.Collector. A family whose counters cannot be read has no samples.
+func (r *refused) Collect(to chan<- prometheus.Metric) {
+	for _, f := range r.families {
+		counts, err := r.read(f)
+		if err != nil {
+			continue
+		}
+		for protocol, n := range counts {
+			to <- prometheus.MustNewConstMetric(r.desc, prometheus.CounterValue, float64(n), f.String(), strings.ToUpper(protocol.String()))
+		}
+	}
+}

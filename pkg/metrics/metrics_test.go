@@ -61,6 +61,9 @@ func TestPage(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
 	everything(New(reg, Config{Version: "v1", Loopback: true}))
 	RegisterServices(reg, busy(2), 100)
+	RegisterLoopback(reg, model.Families[:1], func(model.Family) (map[model.Protocol]uint64, error) {
+		return map[model.Protocol]uint64{model.UDP: 1}, nil
+	})
 	for _, prefix := range []string{"kubeproxy", "kubenftproxy"} {
 		want := tableOf(t, reg, prefix+"_")
 		if *update {

@@ -57,6 +57,8 @@ type Frontend struct {
 	Endpoints int `json:"endpoints"`
 	// Loopback is the loopback address on which a node port is served, too.
 	Loopback string `json:"loopback,omitempty"`
+	// LoopbackRefused is set for a UDP or SCTP node port that is refused on loopback, because only TCP node ports are served there.
+	LoopbackRefused bool `json:"loopbackRefused,omitempty"`
 	// AllowedSources, if any, are the only sources that may connect.
 	AllowedSources []string `json:"allowedSources,omitempty"`
 	// Does describes the result for a new connection if it is not obvious.

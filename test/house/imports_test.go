@@ -24,7 +24,7 @@ var pipeline = map[string][]string{
 	"pkg/conntrack": {"pkg/model", "pkg/netlink"},
 	"pkg/counters":  {"pkg/model", "pkg/nft", "pkg/plan"},
 	"pkg/nodeport":  {"pkg/model"},
-	"pkg/loopback":  {"pkg/model"},
+	"pkg/loopback":  {"pkg/model", "pkg/nft"},
 	"pkg/report":    {"pkg/model"},
 	"pkg/host":      {"pkg/model"},
 	"pkg/config":    {"pkg/model"},

@@ -1,0 +1,248 @@
+package loopback
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// TableName is the name of the tables in which the kernel refuses and counts packets to UDP and SCTP node ports on loopback. They are apart from
+// the tables of Services: a node without node ports on loopback has none of them.
+const TableName = "kube-nftproxy-loopback"
+
+// Refused are the protocols that are refused.
+var Refused = [...]model.Protocol{model.UDP, model.SCTP}
+
+// Refusals are the UDP and SCTP node ports that the kernel refuses on loopback. All methods but Packets belong to one goroutine.
+type Refusals struct {
+	tables [2]*refusals
+	wanted map[model.Key]struct{}
+	// added and removed have changed since the last commit; all is set where that is not known.
+	added, removed map[model.Key]struct{}
+	all            bool
+
+	// mu is held while conn is used.
+	mu   sync.Mutex
+	conn *nft.Conn
+}
+
+// refusals is the table of a family, with its sets.
+type refusals struct {
+	*nft.Table
+	ports, packets *nft.Set
+}
+
+// NewRefusals returns refusals for some families, in the network namespace of the thread that calls [Refusals.Commit] first. In other families, it
+// deletes the table that an earlier process has left.
+func NewRefusals(families []model.Family) *Refusals {
+	r := &Refusals{wanted: map[model.Key]struct{}{}, added: map[model.Key]struct{}{}, removed: map[model.Key]struct{}{}, all: true}
+	for _, f := range families {
+		r.tables[f] = newTable(f)
+	}
+	return r
+}
+
+// newTable: chain output { type nat hook output priority dstnat; ct state new ip daddr 127.0.0.0/8 meta l4proto . th dport @ports meta l4proto @packets reject }.
+// A chain of type nat costs established connections nothing, and none begins with a packet that is refused, so that all of them are counted. The
+// kernel evaluates such a chain only if some rule needs connection tracking, which "ct state new" does.
+func newTable(f model.Family) *refusals {
+	const reg, dstnat = unix.NFT_REG32_00, -100
+	nf := family(f)
+	ports := &nft.Set{Family: nf, Table: TableName, Name: "ports", Key: []nft.Field{nft.L4Proto(), nft.DstPort()}, Comment: "node ports"}
+	packets := &nft.Set{Family: nf, Table: TableName, Name: "packets", Key: []nft.Field{nft.L4Proto()}, Counter: true, Comment: "packets by protocol"}
+	rule := nft.Rule{Comment: "node ports on loopback are served for TCP only", Exprs: []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(expr.CtStateBitNEW), Xor: word(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)},
+		nft.DstAddr(nf).Load(reg),
+	}}
+	unreachable := uint8(3)
+	if f == model.IPv4 {
+		rule.Exprs = append(rule.Exprs,
+			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: []byte{0xff, 0, 0, 0}, Xor: make([]byte, 4)},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{127, 0, 0, 0}})
+	} else {
+		unreachable = 4
+		rule.Exprs = append(rule.Exprs, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: Addresses[f].AsSlice()})
+	}
+	rule.Exprs = append(rule.Exprs,
+		nft.L4Proto().Load(reg), nft.DstPort().Load(reg+1), &expr.Lookup{SourceRegister: reg, SetName: ports.Name},
+		nft.L4Proto().Load(reg), &expr.Lookup{SourceRegister: reg, SetName: packets.Name},
+		&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: unreachable})
+	return &refusals{
+		Table: &nft.Table{Family: nf, Name: TableName, Sets: []*nft.Set{ports, packets}, Comment: "Kubernetes node ports on loopback", Chains: []*nft.Chain{
+			{Name: "output", Type: "nat", Hook: unix.NF_INET_LOCAL_OUT, Priority: dstnat, Comment: "packets of this node", Rules: []nft.Rule{rule}},
+		}},
+		ports: ports, packets: packets,
+	}
+}
+
+func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+func family(f model.Family) nft.Family { return [...]nft.Family{nft.IPv4, nft.IPv6}[f] }
+
+// Set sets whether a node port is refused, from the next commit on.
+func (r *Refusals) Set(k model.Key, refused bool) {
+	_, was := r.wanted[k]
+	switch {
+	case refused && !was:
+		r.wanted[k] = struct{}{}
+		r.added[k] = struct{}{}
+		delete(r.removed, k)
+	case !refused && was:
+		delete(r.wanted, k)
+		delete(r.added, k)
+		r.removed[k] = struct{}{}
+	}
+}
+
+// Reset makes the next commit write the tables as a whole.
+func (r *Refusals) Reset() { r.all = true }
+
+// Commit brings the kernel to what has been set. After an error, the next commit writes the tables as a whole.
+func (r *Refusals) Commit() (err error) {
+	if !r.all && len(r.added)+len(r.removed) == 0 {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.open(); err != nil {
+		return err
+	}
+	if !r.all && r.commit(r.change) == nil {
+		return nil
+	}
+	r.all = true // another program has changed the tables, or deleted them
+	if err := r.commit(r.rewrite); err != nil {
+		return fmt.Errorf("refuse node ports on loopback: %w", err)
+	}
+	r.all = false
+	return nil
+}
+
+func (r *Refusals) open() (err error) {
+	if r.conn == nil {
+		r.conn, err = nft.Open()
+	}
+	return err
+}
+
+func (r *Refusals) commit(write func(*nft.Batch) error) error {
+	b := nft.NewBatch(0)
+	if err := write(b); err != nil {
+		return err
+	}
+	if !b.Empty() {
+		if err := r.conn.Commit(b); err != nil {
+			return err
+		}
+	}
+	clear(r.added)
+	clear(r.removed)
+	return nil
+}
+
+// change writes what has changed. An element that was added and removed before the last commit may not be there, and the other way round.
+func (r *Refusals) change(b *nft.Batch) error {
+	for k := range r.added {
+		b.EnsureElement(r.element(k))
+	}
+	for k := range r.removed {
+		b.EnsureElement(r.element(k))
+	}
+	for k := range r.removed {
+		b.DeleteElement(r.element(k))
+	}
+	return nil
+}
+
+// rewrite replaces the tables.
+func (r *Refusals) rewrite(b *nft.Batch) error {
+	for _, f := range model.Families {
+		t := r.tables[f]
+		if found, err := r.conn.HasTable(family(f), TableName); err != nil {
+			return err
+		} else if found {
+			b.DeleteTable(family(f), TableName)
+		}
+		if t == nil {
+			continue
+		}
+		b.AddTable(t.Table)
+		for _, s := range t.Sets {
+			b.AddSet(s)
+		}
+		for _, c := range t.Chains {
+			b.AddChain(t.Table, c)
+			b.AddRules(t.Table, c)
+		}
+		for _, p := range Refused {
+			b.AddElement(&nft.Element{Set: t.packets, Key: nft.Value{}.OnlyProto(uint8(p))})
+		}
+	}
+	for k := range r.wanted {
+		b.AddElement(r.element(k))
+	}
+	return nil
+}
+
+func (r *Refusals) element(k model.Key) *nft.Element {
+	return &nft.Element{Set: r.tables[k.Family].ports, Key: nft.Value{}.Proto(uint8(k.Protocol)).Port(k.Port)}
+}
+
+// Close deletes the tables, unless another process has taken them over, and closes the connection.
+func (r *Refusals) Close(mine bool) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.conn == nil {
+		return nil
+	}
+	var errs []error
+	for _, f := range model.Families {
+		if mine && r.tables[f] != nil {
+			_, err := r.conn.DeleteTable(family(f), TableName)
+			errs = append(errs, err)
+		}
+	}
+	errs = append(errs, r.conn.Close())
+	r.conn = nil
+	return errors.Join(errs...)
+}
+
+// Packets returns how many packets of each refused protocol the kernel has refused, since the tables were last written as a whole. Any goroutine
+// may call it.
+func (r *Refusals) Packets(f model.Family) (map[model.Protocol]uint64, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.conn == nil || r.tables[f] == nil {
+		return nil, nil
+	}
+	n := map[model.Protocol]uint64{}
+	_, err := r.conn.EachCounted(r.tables[f].packets, func(e *nft.Counted) { n[model.Protocol(e.Key.Bytes()[0])] = e.Packets })
+	return n, err
+}
+
+// Cleanup deletes the tables of any process of this program. It returns their names.
+func Cleanup() (deleted []string, err error) {
+	conn, err := nft.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close() //nolint:errcheck // nothing is lost
+	var errs []error
+	for _, f := range model.Families {
+		found, err := conn.DeleteTable(family(f), TableName)
+		errs = append(errs, err)
+		if found {
+			deleted = append(deleted, fmt.Sprintf("%s %s", family(f), TableName))
+		}
+	}
+	return deleted, errors.Join(errs...)
+}

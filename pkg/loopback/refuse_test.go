@@ -1,0 +1,113 @@
+package loopback
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// TestRefusals sends packets to processes that listen on node ports: the kernel refuses and counts those to loopback, and no others.
+func TestRefusals(t *testing.T) {
+	l := lab.ForTest(t, lab.Config{Clients: 1})
+	const number, other = 30053, 30054
+	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		for _, port := range []uint16{number, other} {
+			if _, err := l.Node.Serve(p, port); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	r := NewRefusals(model.Families[:])
+	commit := func() {
+		t.Helper()
+		if err := l.Node.Do(r.Commit); err != nil {
+			t.Fatal(err)
+		}
+	}
+	probe := func(from *lab.Host, p model.Protocol, to netip.Addr, port uint16, want lab.Outcome) {
+		t.Helper()
+		if a := from.Probe(t.Context(), p, netip.AddrPortFrom(to, port), lab.Options{}); a.Outcome != want {
+			t.Errorf("%s -> %s %s port %d: %v, want %v", from.Name, p, to, port, a, want)
+		}
+	}
+	set := func(refused bool) {
+		for _, f := range model.Families {
+			for _, p := range Refused {
+				r.Set(model.Key{Port: number, Protocol: p, Family: f}, refused)
+			}
+		}
+		commit()
+	}
+	counted := func(want uint64) {
+		t.Helper()
+		for _, f := range model.Families {
+			n, err := r.Packets(f)
+			if err != nil || n[model.UDP] != want || n[model.SCTP] != want {
+				t.Errorf("%s: %v packets, %v; want %d of each protocol", f, n, err, want)
+			}
+		}
+	}
+	refused := func() {
+		t.Helper()
+		for _, f := range model.Families {
+			for _, p := range Refused {
+				probe(l.Node, p, Addresses[f], number, lab.Refused)
+			}
+		}
+	}
+	set(true)
+	refused()
+	counted(1)
+	refused()
+	counted(2)
+	for _, f := range model.Families {
+		probe(l.Node, model.TCP, Addresses[f], number, lab.Answered)
+		for _, p := range Refused {
+			probe(l.Node, p, Addresses[f], other, lab.Answered)
+			probe(l.Node, p, l.Node.Addrs()[f], number, lab.Answered)
+			probe(l.Clients[0], p, l.Node.Addrs()[f], number, lab.Answered)
+		}
+	}
+	out, err := l.Node.Command(t.Context(), "nft", "list", "table", "ip", TableName).CombinedOutput()
+	if want := "ct state new ip daddr 127.0.0.0/8 meta l4proto . th dport @ports meta l4proto @packets reject"; err != nil || !strings.Contains(string(out), want) {
+		t.Errorf("%v; no %q in:\n%s", err, want, out)
+	}
+
+	set(false)
+	for _, f := range model.Families {
+		for _, p := range Refused {
+			probe(l.Node, p, Addresses[f], number, lab.Answered)
+		}
+	}
+	counted(2)
+
+	if out, err := l.Node.Command(t.Context(), "nft", "flush", "ruleset").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if _, err := r.Packets(model.IPv4); err == nil {
+		t.Error("no error, although the table was deleted")
+	}
+	set(true)
+	refused()
+	counted(1)
+
+	// A process that serves one family only deletes the table of the other one, and at its end its own.
+	four := NewRefusals(model.Families[:1])
+	if err := l.Node.Do(four.Commit); err != nil {
+		t.Fatal(err)
+	}
+	probe(l.Node, model.UDP, Addresses[model.IPv6], number, lab.Answered)
+	if err := l.Node.Do(func() error { return four.Close(true) }); err != nil {
+		t.Fatal(err)
+	}
+	out, err = l.Node.Command(t.Context(), "nft", "list", "ruleset").CombinedOutput()
+	if err != nil || len(out) > 0 {
+		t.Errorf("%v; left behind:\n%s", err, out)
+	}
+	if err := r.Close(false); err != nil {
+		t.Error(err)
+	}
+}
