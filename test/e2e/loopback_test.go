@@ -111,8 +111,6 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	if out, err := w.Node.Command(t.Context(), "sh", "-c", "cat /proc/sys/net/ipv4/conf/*/route_localnet | sort -u").Output(); err != nil || string(out) != "0\n" {
 		t.Errorf("route_localnet is %q, %v", out, err)
 	}
-	w.refusedOnLoopback(model.UDP, webNodePort)
-
 	said := func(words string, args ...string) {
 		t.Helper()
 		args = append(args, "--control-socket", socket)
@@ -127,6 +125,21 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	said("100 % to 10.244.0.10:8080 masqueraded as 192.0.2.1", "trace", "node", "127.0.0.1:30080")
 	said("100 % to [fd00:10:244::10]:8080 masqueraded", "trace", "node", "[::1]:30080")
 	said("100 % untouched", "trace", "node", "127.0.0.1:30081")
+
+	udp := onNodePort("dns", dnsNodePort)
+	udp.Spec.Ports[0].Protocol = corev1.ProtocolUDP
+	w.apply(udp)
+	if _, err := w.Node.Serve(model.UDP, dnsNodePort); err != nil {
+		t.Fatal(err)
+	}
+	w.refusedOnLoopback(model.UDP, dnsNodePort)
+	m, err := d.scrape()
+	for _, f := range model.Families {
+		if n := m[fmt.Sprintf(`kubeproxy_nftables_localhost_nodeport_rejected_packets_total{ip_family="%s",protocol="UDP"}`, f)]; n == 0 || err != nil {
+			t.Errorf("%v packets of %s were refused; %v", n, f, err)
+		}
+	}
+	said("100 % refused with ICMP port unreachable", "trace", "node", "127.0.0.1:30153/udp")
 
 	var held []*echoed
 	for _, to := range onLoopback(webNodePort) {
@@ -197,10 +210,42 @@ func TestNodePortsOnLoopback(t *testing.T) {
 			said("ports that are in use: 1", "status")
 		})
 	})
+	if n, _ := d.awaitIdle(patience).Sum("kubenftproxy_repairs_total"); n != 0 {
+		t.Errorf("%v repairs: the program takes its own commits for another program's", n)
+	}
+	t.Run("upgrade", func(t *testing.T) { d = testLoopbackUpgrade(t, w, d) })
 	if bad := d.errors(); len(bad) > 0 {
 		t.Errorf("errors in the log: %q", bad)
 	}
 	d.stop()
+	if out := nft(t, w.Node, "list", "tables"); strings.Contains(out, "loopback") {
+		t.Errorf("tables after the end:\n%s", out)
+	}
+	w.refusedOnLoopback(model.TCP, webNodePort)
+}
+
+// testLoopbackUpgrade starts a second instance, which takes over: the first one keeps its connections.
+func testLoopbackUpgrade(t *testing.T, w *world, d *daemon) *daemon {
+	c, _ := w.hold(onLoopback(webNodePort)[0])
+	next := w.start("--nodeport-addresses", "primary,localhost", "--healthz-bind-address", "127.0.0.1:10356", "--metrics-bind-address", "127.0.0.1:10349")
+	eventually(t, patience, func() error {
+		if len(d.lines("Another instance serves this node")) == 0 && len(d.lines("AnotherInstanceServes"))+len(d.lines("another instance (")) == 0 {
+			return errors.New("the first instance still serves")
+		}
+		return nil
+	})
+	w.reachLoopback(webNodePort, "pod-0")
+	w.refusedOnLoopback(model.UDP, dnsNodePort)
+	if err := c.alive(); err != nil {
+		t.Error(err)
+	}
+	d.stop()
+	w.reachLoopback(webNodePort, "pod-0")
+	w.refusedOnLoopback(model.UDP, dnsNodePort)
+	if lines := next.lines("NodePortNotOnLoopback"); len(lines)+len(next.lines("cannot listen on")) > 0 {
+		t.Errorf("the second instance reports ports of the first one: %q", next.lines("cannot listen on"))
+	}
+	return next
 }
 
 // listeners waits until the program says that it has so many listeners in each family.
