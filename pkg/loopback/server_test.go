@@ -19,6 +19,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
+// patienceOfTests is how long anything may take that normally takes microseconds.
+const patienceOfTests = 10 * time.Second
+
 // bench is a server whose endpoints and ports are on ports that the kernel chooses. Tests call its sync instead of Run.
 type bench struct {
 	*testing.T
@@ -142,7 +145,7 @@ func (b *bench) connect(number uint16) *client {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(patienceOfTests)); err != nil {
 		b.Fatal(err)
 	}
 	return &client{b.T, c.(*net.TCPConn), bufio.NewReader(c)}
@@ -177,6 +180,9 @@ func (b *bench) wantAborted(number uint16) {
 	c, err := net.Dial("tcp4", b.at[number])
 	if err == nil {
 		defer c.Close()
+		if err = c.SetDeadline(time.Now().Add(patienceOfTests)); err != nil {
+			b.Fatal(err)
+		}
 		_, err = c.Read(make([]byte, 1))
 	}
 	if !errors.Is(err, syscall.ECONNRESET) {
@@ -274,7 +280,7 @@ func TestLimits(t *testing.T) {
 	if err := a2.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(30 * time.Second); b.counted.open.Load() != 2; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patienceOfTests); b.counted.open.Load() != 2; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d connections are open, want 2", b.counted.open.Load())
 		}
