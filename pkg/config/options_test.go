@@ -210,7 +210,7 @@ func TestAConfigurationOfANewerVersionIsUsed(t *testing.T) {
 		}
 	}
 	slices.Sort(got)
-	want := []string{"featureGates.KubeProxyOfTheFuture", "logging.options.text.colour", "nftables.algorithm", "nodePortAddresses", "serviceProxyName"}
+	want := []string{"featureGates.KubeProxyOfTheFuture", "logging.options.text.colour", "nftables.algorithm", "serviceProxyName"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("subjects of findings (-want +got):\n%s", diff)
 	}
@@ -236,8 +236,10 @@ func TestNotes(t *testing.T) {
 			want: []string{"featureGates.WinDSR"}},
 		{args: "--proxy-mode=nftables --nodeport-addresses=all,10.0.0.0/8,primary"},
 		{args: "--proxy-mode=nftables --nodeport-addresses=primary,localhost --feature-gates=NoSuchGate=true",
-			want: []string{"featureGates.NoSuchGate", "nodePortAddresses"}},
-		{args: "--proxy-mode=nftables --nodeport-addresses=127.0.0.0/8", want: []string{"nodePortAddresses"}},
+			want: []string{"featureGates.NoSuchGate"}},
+		{args: "--proxy-mode=nftables --nodeport-addresses=127.0.0.0/8 --feature-gates=KubeProxyNFTablesLocalhostNodePorts=true"},
+		{args: "--proxy-mode=nftables --nodeport-addresses=127.0.0.0/8 --feature-gates=KubeProxyNFTablesLocalhostNodePorts=false",
+			want: []string{"nodePortAddresses"}},
 		{file: "mode: nftables\nportRange: 1-2\nwinkernel: {enableDSR: true}\n", want: []string{"portRange", "winkernel"}},
 	} {
 		args := strings.Fields(tc.args)

@@ -70,6 +70,28 @@ func TestSettings(t *testing.T) {
 	}
 }
 
+// TestLoopbackFamilies: as with kube-proxy, the list must name loopback, and a range that contains loopback among other addresses does not.
+func TestLoopbackFamilies(t *testing.T) {
+	const gate = " --feature-gates=KubeProxyNFTablesLocalhostNodePorts="
+	both := model.Families[:]
+	for _, tc := range []struct {
+		list           string
+		families, want []model.Family
+	}{
+		{"", both, nil}, {"primary", both, nil}, {"all", both, nil}, {"0.0.0.0/0,::/0", both, nil}, {"126.0.0.0/7", both, nil},
+		{"localhost", both, both}, {"primary,localhost", both, both}, {"all,localhost", both, both}, {"localhost", both[1:], both[1:]},
+		{"127.0.0.0/8", both, both[:1]}, {"127.0.0.1/32", both, both[:1]}, {"192.0.2.0/24,::1/128", both, both[1:]}, {"::1/128", both[:1], nil},
+		{"localhost" + gate + "false", both, nil}, {"localhost" + gate + "true", both, both}, {"primary" + gate + "true", both, nil},
+	} {
+		for _, mode := range []string{"nftables", "iptables"} {
+			s := parse(t, "--hostname-override=n --proxy-mode="+mode+" --nodeport-addresses="+tc.list)
+			if got := s.LoopbackFamilies(tc.families); !slices.Equal(got, tc.want) {
+				t.Errorf("mode %s, %q of %v: %v, want %v", mode, tc.list, tc.families, got, tc.want)
+			}
+		}
+	}
+}
+
 func TestWithoutANameTheHostHasOne(t *testing.T) {
 	if s := parse(t, ""); s.NodeName == "" || s.NodeName != strings.ToLower(s.NodeName) {
 		t.Errorf("the node's name is %q", s.NodeName)

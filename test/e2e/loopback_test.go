@@ -203,6 +203,7 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	w.applySlices("b", [2]discoveryv1.Endpoint{terminating(here[0]), terminating(here[1])})
 	w.reachLoopback(webNodePort, "pod-0")
 	w.applySlices("b", here)
+	eventually(t, patience, func() error { return collisions(d, 1, 0) }) // the node's server for UDP, not the program's listeners
 	t.Run("limit", func(t *testing.T) { testLoopbackLimit(t, w, d) })
 	t.Run("port in use", func(t *testing.T) {
 		testLoopbackPortInUse(t, w, d, func() {
