@@ -1,0 +1,104 @@
+//go:build twin
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// TestNodePortsOnLoopbackAreThoseOfKubeProxy makes the same changes with both programs, and compares connections and metrics.
+func TestNodePortsOnLoopbackAreThoseOfKubeProxy(t *testing.T) {
+	w := newWorld(t, lab.Config{Pods: 1, Remotes: 1})
+	for _, h := range []*lab.Host{w.Pods[0], w.Remotes[0]} {
+		if _, err := h.ServeEcho(backendPort); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := w.Node.Serve(model.UDP, dnsNodePort); err != nil {
+		t.Fatal(err)
+	}
+	var seen [2][]string
+	for i, path := range bothPrograms(t) {
+		t.Run(filepath.Base(path), func(t *testing.T) { seen[i] = asked{world: w, path: path, theirs: i == 0}.in(t).loopback() })
+	}
+	if diff := cmp.Diff(seen[0], seen[1]); diff != "" {
+		t.Errorf("connections (-kube-proxy +kube-nftproxy):\n%s", diff)
+	}
+	if n := len(seen[0]); n != 9 {
+		t.Errorf("%d results, want 9", n)
+	}
+}
+
+// loopback returns how connections end and the values of metrics, after it has checked which servers they reach.
+func (a asked) loopback() (seen []string) {
+	here, there := endpointsOf(a.Pods[0]), endpointsOf(a.Remotes[0])
+	web, dns := onNodePort("web", webNodePort), onNodePort("dns", dnsNodePort)
+	dns.Spec.Ports[0].Protocol = corev1.ProtocolUDP
+	a.apply(web, dns)
+	defer a.delete(web, dns)
+	a.applySlices("a", here)
+	p := a.run("--nodeport-addresses=primary,localhost", "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true")
+	a.reachLoopback(webNodePort, "pod-0")
+	a.refusedOnLoopback(model.UDP, dnsNodePort)
+	note := func(name string, err error) {
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+			seen = append(seen, fmt.Sprintf("%s: %v", name, err))
+			return
+		}
+		seen = append(seen, fmt.Sprintf("%s: ended %t", name, err != nil))
+	}
+	var held []*echoed
+	for _, to := range onLoopback(webNodePort) {
+		c, _ := a.hold(to)
+		held = append(held, c)
+	}
+	check := func(name string) {
+		for i, c := range held {
+			note(fmt.Sprintf("connection %d after %s", i, name), c.alive())
+		}
+	}
+	a.applySlices("b", there)
+	a.reachLoopback(webNodePort, "pod-0", "remote-0")
+	check("another endpoint")
+	web.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	a.apply(web)
+	a.oneServer(onLoopback(webNodePort))
+	web.Spec.SessionAffinity, web.Spec.ExternalTrafficPolicy = corev1.ServiceAffinityNone, corev1.ServiceExternalTrafficPolicyLocal
+	a.apply(web)
+	a.reachLoopback(webNodePort, "pod-0")
+	check("policy Local")
+	remove := func(name string) { a.delete(slice("web", "web-"+name+"-0"), slice("web", "web-"+name+"-1")) }
+	remove("a")
+	a.refusedOnLoopback(model.TCP, webNodePort) // no endpoint on this node
+	for i, c := range held {
+		_, err := c.lines.ReadString('\n')
+		note(fmt.Sprintf("connection %d without a local endpoint", i), err)
+	}
+	a.applySlices("a", here)
+	a.reachLoopback(webNodePort, "pod-0")
+	m, err := p.Metrics(a.Context())
+	if err != nil {
+		a.Fatal(err)
+	}
+	for _, f := range model.Families {
+		label := fmt.Sprintf(`{ip_family="%s"}`, f)
+		seen = append(seen, fmt.Sprintf("%s: %v listeners, UDP refused %t", f, m["kubeproxy_nftables_localhost_nodeport_listeners"+label],
+			m[fmt.Sprintf(`kubeproxy_nftables_localhost_nodeport_rejected_packets_total{ip_family="%s",protocol="UDP"}`, f)] > 0))
+	}
+	remove("a")
+	remove("b")
+	a.refusedOnLoopback(model.TCP, webNodePort)
+	_, sctp := m[`kubeproxy_nftables_localhost_nodeport_rejected_packets_total{ip_family="IPv4",protocol="SCTP"}`]
+	return append(seen, fmt.Sprintf("a series for SCTP: %t", sctp))
+}
