@@ -42,7 +42,7 @@ type port struct {
 	connections int
 }
 
-// set changes who has the node port. Established connections stay, as in kube-proxy.
+// set changes the Service that has the node port. Established connections stay, as in kube-proxy.
 func (p *port) set(c *claim) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,7 +124,7 @@ func relay(to, from net.Conn) {
 		return
 	}
 	if c, ok := to.(*net.TCPConn); ok {
-		_ = c.CloseWrite() // the other side has gone
+		_ = c.CloseWrite() // it fails only if the other side has closed the connection
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// What all node ports together may take of this process. A connection takes six file descriptors: two sockets and two pipes.
+// Limits of all node ports together, and of one. A connection takes six file descriptors: two sockets and two pipes.
 const (
 	mostListeners       = 8_192
 	mostConnections     = 2_048
@@ -37,7 +37,7 @@ const (
 // Addresses are those on which node ports are served. kube-proxy listens on no other address of 127.0.0.0/8 either.
 var Addresses = [...]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
 
-// Metrics are told what happens.
+// Metrics counts listeners and connections.
 type Metrics interface {
 	// LoopbackListeners sets the number of listeners of a family. LoopbackNotListening counts an attempt to listen that failed.
 	LoopbackListeners(f model.Family, n int)
@@ -50,20 +50,20 @@ type Metrics interface {
 // Config is what a [Server] depends on.
 type Config struct {
 	NodeName string
-	// Families are those whose node ports are served on loopback; none means that nothing is.
+	// Families are those whose node ports are served on loopback, none if node ports are not served there.
 	Families []model.Family
 	// Listen and Dial are those of the package net, and Now is time.Now, unless a test replaces them.
 	Listen func(netip.AddrPort) (net.Listener, error)
 	Dial   func(context.Context, netip.AddrPort) (net.Conn, error)
 	Now    func() time.Time
-	// Report is told once of each Service that has a node port on which the program cannot listen.
+	// Report receives one problem of each Service with node ports on which the program cannot listen.
 	Report  func(model.Problem)
 	Metrics Metrics
 	// Refusals, unless nil, has the kernel refuse UDP and SCTP node ports on loopback. Run closes it.
 	Refusals *Refusals
 }
 
-// limits bound what connections and listeners take.
+// limits are numbers of listeners and connections.
 type limits struct{ listeners, connections, portConnections int }
 
 // limitsOf returns the limits of a process that may open a number of files: it keeps half of them for all else.
@@ -91,7 +91,7 @@ type Server struct {
 	mu      sync.Mutex
 	claims  claims
 	serving bool
-	// dirty are the node ports that Run has to look at.
+	// dirty are the node ports that have changed, or are due for another attempt.
 	dirty map[model.Key]struct{}
 	// failures are the node ports on which the program cannot listen.
 	failures map[model.Key]*failure
@@ -102,7 +102,7 @@ type Server struct {
 	lost bool
 }
 
-// failure is why the program cannot listen on a node port of a Service.
+// failure is an error of listening on a node port of a Service, and the number of attempts.
 type failure struct {
 	service types.NamespacedName
 	err     error
@@ -148,7 +148,7 @@ func dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", to.String())
 }
 
-// Service sets a Service, nil where there is none any more. A Service without TCP node ports costs a lookup.
+// Service sets a Service. service is nil if it was deleted. A Service without node ports costs a lookup.
 func (s *Server) Service(name types.NamespacedName, service *model.Service) {
 	if len(s.Families) == 0 {
 		return
@@ -439,13 +439,13 @@ func (s *Server) At(k model.Key) (netip.AddrPort, error) {
 	return at, nil
 }
 
-// State is what a server does now.
+// State describes a server.
 type State struct {
 	// Listeners is the number of open ports of both families, Failures that of ports on which the program cannot listen.
 	Listeners, Failures, Connections int
 }
 
-// State returns what the server does now.
+// State returns the present state.
 func (s *Server) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()

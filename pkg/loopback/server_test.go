@@ -258,7 +258,7 @@ func TestEndsOfStreams(t *testing.T) {
 	}
 }
 
-// TestLimits: what exceeds a limit is closed and counted, and what was there before stays.
+// TestLimits: connections above a limit are closed and counted, and earlier connections stay.
 func TestLimits(t *testing.T) {
 	b := newBench(t)
 	b.limits = limits{listeners: 2, connections: 3, portConnections: 2}

@@ -25,7 +25,7 @@ func (c *claim) compare(d *claim) int {
 	return cmp.Or(c.created.Compare(d.created), model.CompareNames(c.name.NamespacedName, d.name.NamespacedName))
 }
 
-// claimsOf lists the node ports of a Service, which may be nil, in some families. As in kube-proxy, the external policy decides about the endpoints, and
+// claimsOf lists the node ports of a Service, which may be nil, in some families. As in kube-proxy, the external policy selects the endpoints, and
 // policy Local has only those of this node, although the rules let this node use the others too.
 func claimsOf(s *model.Service, families []model.Family) (list []*claim) {
 	if s == nil {
