@@ -108,12 +108,11 @@ func (p *port) serve(client net.Conn) {
 	}
 	stop := context.AfterFunc(p.context, func() { abort(client); abort(server) })
 	defer stop()
-	defer client.Close() //nolint:errcheck // nothing is lost
-	defer server.Close() //nolint:errcheck // nothing is lost
 	var other sync.WaitGroup
 	other.Go(func() { relay(server, client) })
 	relay(client, server)
 	other.Wait()
+	_, _ = client.Close(), server.Close() // both have ended
 }
 
 // relay moves bytes in one direction until the end of the stream, which it passes on. It passes a failure on as a reset of both connections.
