@@ -128,7 +128,26 @@ func (w *world) createBig(n int) []netip.AddrPort {
 	if err := store.Flush(); err != nil {
 		w.Fatal(err)
 	}
+	w.awaitCache(n)
 	return ips
+}
+
+// awaitCache waits until the cache of the API server has n Services and slices. The store writes many objects in one revision. A watch that
+// begins with the cache in the middle of a revision would miss the others.
+func (w *world) awaitCache(n int) {
+	w.Helper()
+	eventually(w, patience, func() error {
+		fromCache := metav1.ListOptions{ResourceVersion: "0"}
+		services, err := w.api.Client().CoreV1().Services("default").List(w.Context(), fromCache)
+		if err != nil {
+			return err
+		}
+		slices, err := w.api.Client().DiscoveryV1().EndpointSlices("default").List(w.Context(), fromCache)
+		if err == nil && (len(services.Items) < n || len(slices.Items) < n) {
+			err = fmt.Errorf("%d Services, %d slices, want %d", len(services.Items), len(slices.Items), n)
+		}
+		return err
+	})
 }
 
 // bigSlice returns the slice of Service number i. Its endpoints are pods of the lab, five local and five remote ones, or unused

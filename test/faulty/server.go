@@ -59,7 +59,7 @@ func Start(c Config) (*Server, error) {
 	s.proxy = &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(target)
-			r.Out.Header.Del("Authorization") // the upstream's is put in
+			r.Out.Header.Del("Authorization")               // the upstream's is put in
 			r.Out.Header.Set("Accept-Encoding", "identity") // API servers since v1.37 compress the first events of a watch
 		},
 		Transport: transport, FlushInterval: -1, ModifyResponse: s.follow,
