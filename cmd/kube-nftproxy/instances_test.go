@@ -248,7 +248,7 @@ func TestANewerInstanceThatWaitsLetsTheOlderServe(t *testing.T) {
 }
 
 // Tables of an unserved family are deleted. When the host gets the family again, the program exits for a restart.
-func TestAFamilyThatComesAndGoes(t *testing.T) {
+func TestAFamilyThatIsAddedAndRemoved(t *testing.T) {
 	n := newNode(t)
 	first := n.start("kube-nftproxy", 1, 0)
 	n.eventually(func() error { return n.reaches(0) })

@@ -214,7 +214,7 @@ func remembered(t testing.TB, f model.Family) int {
 }
 
 // When the map is full, clients that it knows stay, and others are served without being remembered, until there is room.
-func TestFullMapServesEverybody(t *testing.T) {
+func TestFullMapServesAllClients(t *testing.T) {
 	w := newWire(t)
 	const room, others, endpoints, f = 1000, 2000, 10, model.IPv4
 	p := newStickyPlanner(sticky(0, 2*time.Second, numbers(0, endpoints)...), sticky(1, time.Hour, numbers(0, endpoints)...))
@@ -358,7 +358,7 @@ func TestServicesChooseForThemselves(t *testing.T) {
 
 // Without affinity every client draws again; with it again, every client stays somewhere. As with kube-proxy, the endpoints of before
 // are forgotten.
-func TestAffinityComesAndGoes(t *testing.T) {
+func TestAffinityIsAddedAndRemoved(t *testing.T) {
 	w := newWire(t)
 	const f, n = model.IPv4, 500
 	p, k := newStickyPlanner(sticky(0, time.Hour, numbers(0, 10)...)), open(t)
@@ -381,7 +381,7 @@ func TestAffinityComesAndGoes(t *testing.T) {
 }
 
 // What a firewall's reload flushes is forgotten; whoever comes next is remembered again.
-func TestFlushedClientsAreRememberedAnew(t *testing.T) {
+func TestFlushedClientsAreRememberedAgain(t *testing.T) {
 	w := newWire(t)
 	const f, n = model.IPv4, 500
 	p, k := newStickyPlanner(sticky(0, time.Hour, numbers(0, 10)...)), open(t)

@@ -308,7 +308,7 @@ func TestNftMakesTheSameSets(t *testing.T) {
 	}
 }
 
-func TestAServiceThatGoesLeavesNothing(t *testing.T) {
+func TestADeletedServiceLeavesNothing(t *testing.T) {
 	k, p := synced(t)
 	before := inKernel(t, k, p)
 	s := everything(300, 7, 0, true)

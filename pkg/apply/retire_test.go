@@ -52,7 +52,7 @@ func checkChains(t testing.TB, k *Kernel, p *plan.Planner) {
 
 // Every number of endpoints has chains of its own, that come and go as a Service is scaled. No sync may fail for a chain
 // that is still held: kernels before 6.2 let go of one a while after the last element that led there.
-func TestChainsComeAndGoAsAServiceIsScaled(t *testing.T) {
+func TestChainsFollowTheSizeOfAService(t *testing.T) {
 	k, p := synced(t)
 	for round, endpoints := range []int{20, 21, 3, 0, 25, 20, 1, 30, 0} {
 		s := everything(400, endpoints, time.Duration(round%2)*time.Hour, round%3 == 0)

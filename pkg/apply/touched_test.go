@@ -53,7 +53,7 @@ func meddled(t *testing.T, k *Kernel) {
 }
 
 // What has another value, or has been replaced, is known from hearing of it.
-func TestWhatOthersTouchIsWrittenAnew(t *testing.T) {
+func TestForeignChangesAreRewritten(t *testing.T) {
 	for name, c := range altered {
 		t.Run(name, func(t *testing.T) {
 			k, p := listening(t)

@@ -91,7 +91,7 @@ func TestTheNewerProgramHasThePath(t *testing.T) {
 	}
 }
 
-func TestErrorsSayWhatToDo(t *testing.T) {
+func TestErrorsNameTheFix(t *testing.T) {
 	path := socketPath(t)
 	_, err := who(t, path)
 	if err == nil || !strings.Contains(err.Error(), "no kube-nftproxy runs here") {

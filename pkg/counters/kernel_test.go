@@ -600,7 +600,7 @@ func TestSetsWithoutCountersAreReplaced(t *testing.T) {
 }
 
 // Counts of deleted Services are removed even if no client reads them.
-func TestServicesThatComeAndGoAreForgotten(t *testing.T) {
+func TestDeletedServicesAreForgotten(t *testing.T) {
 	n := newNode(t)
 	n.set(shape{endpoints: n.Pods, sources: allSources}, apply.Full)
 	n.everyWay()

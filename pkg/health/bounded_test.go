@@ -104,7 +104,7 @@ func heldFor(asker net.Conn, behave func(net.Conn)) time.Duration {
 }
 
 // No client can hold a connection for long with silence, single bytes, or unread answers.
-func TestNobodyHoldsAConnection(t *testing.T) {
+func TestNoClientHoldsAConnection(t *testing.T) {
 	slowly := func(text string) func(net.Conn) {
 		return func(c net.Conn) {
 			for i := 0; ; i = (i + 1) % len(text) {
@@ -161,7 +161,7 @@ func TestNobodyHoldsAConnection(t *testing.T) {
 }
 
 // A header or a body that is too long is not read completely.
-func TestNobodySaysMuch(t *testing.T) {
+func TestNoClientSendsMuch(t *testing.T) {
 	for name, start := range servers() {
 		for what, text := range map[string]string{
 			"header": question + "A: " + strings.Repeat("x", 1<<20),
@@ -202,7 +202,7 @@ func TestABodyHasAnEnd(t *testing.T) {
 }
 
 // With any number of open connections of one client, the next client is served.
-func TestNobodyKeepsOthersOut(t *testing.T) {
+func TestNoClientKeepsOthersOut(t *testing.T) {
 	for name, start := range servers() {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -150,7 +150,7 @@ func TestAnOlderOneThatIsReadyServesUntilTheNewerIs(t *testing.T) {
 	c.await("b")
 }
 
-func TestManyThatComeAndGo(t *testing.T) {
+func TestManyShortLivedInstances(t *testing.T) {
 	c := newCrowd(t)
 	var all []*process
 	for i := range 8 {

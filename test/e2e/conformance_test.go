@@ -326,9 +326,9 @@ func testServiceCIDR(t *testing.T, w *world, _ *daemon) {
 	}
 }
 
-// TestRollingUpdateLosesNobody replaces a Service's only endpoint repeatedly, as a Deployment does whose old pod serves while it
+// TestRollingUpdateLosesNoConnection replaces a Service's only endpoint repeatedly, as a Deployment does whose old pod serves while it
 // terminates: each datagram gets a reply and no connection is rejected, from any client, with either policy.
-func TestRollingUpdateLosesNobody(t *testing.T) {
+func TestRollingUpdateLosesNoConnection(t *testing.T) {
 	const rounds = 6
 	w := newWorld(t, lab.Config{Pods: 3})
 	d := w.start()

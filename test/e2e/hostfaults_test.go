@@ -207,10 +207,10 @@ func TestNothingCanBeWritten(t *testing.T) {
 	}
 }
 
-// TestDevicesComeAndGo: a CNI plugin continuously creates devices with addresses, renames and deletes them, far more at once than
+// TestDevicesAreAddedAndRemoved: a CNI plugin continuously creates devices with addresses, renames and deletes them, far more at once than
 // the kernel queues for a slow reader. Permanent addresses serve node ports, no sync fails, and finally the set of addresses is
 // that of the node.
-func TestDevicesComeAndGo(t *testing.T) {
+func TestDevicesAreAddedAndRemoved(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
 	d := s.startBy(filepath.Join(s.dir, "log"), nil, "--nodeport-addresses", "192.0.2.0/24,198.51.0.0/16")
 	at := netip.MustParseAddrPort("192.0.2.1:30080")
@@ -281,9 +281,9 @@ func churn(devices, round int) error {
 	return nil
 }
 
-// TestPodsAreRecognisedByDevicesThatComeAndGo renames and recreates the device of local pods: rules match its name, whenever it
+// TestPodsAreRecognisedByDevicesAsTheyChange renames and recreates the device of local pods: rules match its name, whenever it
 // exists.
-func TestPodsAreRecognisedByDevicesThatComeAndGo(t *testing.T) {
+func TestPodsAreRecognisedByDevicesAsTheyChange(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
 	s.startBy(filepath.Join(s.dir, "log"), nil, "--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "veth-pod")
 	from := s.Pods[1]
@@ -319,9 +319,9 @@ func TestPodsAreRecognisedByDevicesThatComeAndGo(t *testing.T) {
 	}
 }
 
-// TestTheBridgeOfPodsComesAndGoes renames, deletes and recreates the bridge of local pods, as the reinstallation of a network
+// TestTheBridgeOfPodsIsAddedAndRemoved renames, deletes and recreates the bridge of local pods, as the reinstallation of a network
 // plugin does.
-func TestTheBridgeOfPodsComesAndGoes(t *testing.T) {
+func TestTheBridgeOfPodsIsAddedAndRemoved(t *testing.T) {
 	const bridge = "cni0"
 	s := newStill(t, lab.Config{Pods: 3, Bridge: bridge})
 	d := s.startBy(filepath.Join(s.dir, "log"), nil, "--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", bridge)

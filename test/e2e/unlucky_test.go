@@ -103,9 +103,9 @@ var strangers = []struct {
 	{"nothing", http.StatusOK, map[string]string{"Content-Type": "application/vnd.kubernetes.protobuf"}, "", true},
 }
 
-// TestSomebodyElseAnswers: other servers answer for the API server. The program ignores their answers, and does not wait for an
+// TestAnotherServerAnswers: other servers answer for the API server. The program ignores their answers, and does not wait for an
 // hour. With API_FAULT=2s it tries answers of all kinds.
-func TestSomebodyElseAnswers(t *testing.T) {
+func TestAnotherServerAnswers(t *testing.T) {
 	b := newBesieged(t)
 	for _, stranger := range strangers {
 		if stranger.long && os.Getenv("API_FAULT") == "" {
