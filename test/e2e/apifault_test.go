@@ -324,7 +324,7 @@ func garbled(t *testing.T, b *besieged) {
 	b.apply(slice(name, name, endpoint(b.Pods[0].IPv4)))
 	b.change()
 	eventually(t, patience, func() error {
-		if len(b.d.lines("can't be read", name)) == 0 {
+		if len(b.d.lines("cannot be read", name)) == 0 {
 			return errors.New("no word of it in the log")
 		}
 		return b.changed()

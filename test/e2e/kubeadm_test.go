@@ -173,10 +173,13 @@ func TestKubeadmUpgradeKeepsTheImage(t *testing.T) {
 	}
 	s.write(file, strings.ReplaceAll(string(hardened), "kube-nftproxy:dev", ourImage+":v0.1.0"))
 	s.upgrade(fmt.Sprintf(", patches: {directory: %s/patches}", s.checkout))
-	p, d := s.pod("kube-proxy")
-	if len(p.Spec.InitContainers) != 1 {
-		t.Errorf("%d containers before it, want 1", len(p.Spec.InitContainers))
-	}
+	eventually(t, patience, func() error { // the image is the same, and the old pod may still be there
+		var p *corev1.Pod
+		if p, d = s.pod("kube-proxy"); len(p.Spec.InitContainers) != 1 {
+			return fmt.Errorf("%d init containers, want 1", len(p.Spec.InitContainers))
+		}
+		return nil
+	})
 	testPrivileges(t, d)
 	s.reachWeb("pod-0")
 
