@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -365,22 +364,7 @@ func (k *Kernel) send(b *nft.Batch, kind Kind) error {
 }
 
 // Cleanup deletes the tables of this program, and returns their names. Missing tables are not an error.
-func Cleanup() (deleted []string, err error) {
-	conn, err := nft.Open()
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	var errs []error
-	for _, f := range model.Families {
-		found, err := conn.DeleteTable(plan.NFT(f), plan.TableName)
-		errs = append(errs, err)
-		if found {
-			deleted = append(deleted, fmt.Sprintf("%s %s", plan.NFT(f), plan.TableName))
-		}
-	}
-	return deleted, errors.Join(errs...)
-}
+func Cleanup() (deleted []string, err error) { return nft.DeleteTables(plan.TableName) }
 
 // Doubt makes the next sync compare the tables with the plan, as at the start.
 func (k *Kernel) Doubt() {

@@ -25,7 +25,7 @@ func (c *Console) verify(ctx context.Context) (*view.Verification, error) {
 	defer debug.FreeOSMemory() // returns the memory, which is large for a large cluster
 	const (
 		looks, most = 4, 100
-		between     = 1200 * time.Millisecond // unused chains are deleted after two seconds
+		between     = 1200 * time.Millisecond // the program may commit meanwhile
 	)
 	var v *view.Verification
 	err := errInFlight

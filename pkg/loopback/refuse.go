@@ -230,19 +230,4 @@ func (r *Refusals) Packets(f model.Family) (map[model.Protocol]uint64, error) {
 }
 
 // Cleanup deletes the tables of any process of this program. It returns their names.
-func Cleanup() (deleted []string, err error) {
-	conn, err := nft.Open()
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close() //nolint:errcheck // nothing is lost
-	var errs []error
-	for _, f := range model.Families {
-		found, err := conn.DeleteTable(family(f), TableName)
-		errs = append(errs, err)
-		if found {
-			deleted = append(deleted, fmt.Sprintf("%s %s", family(f), TableName))
-		}
-	}
-	return deleted, errors.Join(errs...)
-}
+func Cleanup() (deleted []string, err error) { return nft.DeleteTables(TableName) }

@@ -76,6 +76,25 @@ func (c *Conn) DeleteTable(family Family, name string) (deleted bool, err error)
 	return true, nil
 }
 
+// DeleteTables deletes the tables with a name in both families, in the network namespace of the calling thread. It returns the deleted tables,
+// such as "ip kube-nftproxy". Missing tables are not an error.
+func DeleteTables(name string) (deleted []string, err error) {
+	conn, err := Open()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close() //nolint:errcheck // the commits are done
+	var errs []error
+	for _, f := range []Family{IPv4, IPv6} {
+		found, err := conn.DeleteTable(f, name)
+		errs = append(errs, err)
+		if found {
+			deleted = append(deleted, fmt.Sprintf("%s %s", f, name))
+		}
+	}
+	return deleted, errors.Join(errs...)
+}
+
 // answers collects the kernel's answers to a batch.
 type answers struct {
 	// first and ack are the sequence numbers of the first and of the acknowledged message.
