@@ -34,7 +34,7 @@ type Options struct {
 	// Master is the API server's URL, or a comma-separated list of URLs. It overrides the kubeconfig's; the file has no field for
 	// it.
 	Master string
-	// LearnAPIServers enables the addresses of the Service default/kubernetes after a failure of the API server.
+	// LearnAPIServers enables the addresses of the EndpointSlice default/kubernetes after a failure of the API server.
 	LearnAPIServers bool
 	// StartupTaint is the key of a taint that is removed from the Node after the first sync; empty for none.
 	StartupTaint string

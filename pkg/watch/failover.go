@@ -133,20 +133,28 @@ func (s *servers) failed(host string, resp *http.Response, err error) int {
 // WrappedRoundTripper gives client-go access to the inner transport.
 func (s *servers) WrappedRoundTripper() http.RoundTripper { return s.RoundTripper }
 
-// APIServers returns the addresses and ports of the ready API servers, from the EndpointSlices of the Service default/kubernetes.
+// mostAPIServers is the number of addresses that the program learns: a request may try all of them.
+const mostAPIServers = 16
+
+// APIServers returns the addresses and ports of at most mostAPIServers ready API servers. It reads only the EndpointSlice default/kubernetes, which
+// API servers write: other slices of the Service may be those of a tenant, and requests hold credentials.
 func (s *Store) APIServers() (hosts []string) {
-	for _, slice := range s.Slices(types.NamespacedName{Namespace: "default", Name: "kubernetes"}) {
-		port := slices.IndexFunc(slice.Ports, func(p discoveryv1.EndpointPort) bool { return p.Name != nil && *p.Name == "https" && p.Port != nil })
-		if port < 0 {
+	name := types.NamespacedName{Namespace: "default", Name: "kubernetes"}
+	stored, slice := s.slices.get(name), &discoveryv1.EndpointSlice{}
+	if stored == nil || stored.excluded || stored.service != name.Name || !(storedSlice{s, stored}).Read(slice) {
+		return nil
+	}
+	port := slices.IndexFunc(slice.Ports, func(p discoveryv1.EndpointPort) bool { return p.Name != nil && *p.Name == "https" && p.Port != nil })
+	if port < 0 {
+		return nil
+	}
+	for i := range slice.Endpoints {
+		e := &slice.Endpoints[i]
+		if ready := e.Conditions.Ready; ready != nil && !*ready || len(e.Addresses) == 0 || len(hosts) == mostAPIServers {
 			continue
 		}
-		for _, e := range slice.Endpoints {
-			if ready := e.Conditions.Ready; ready != nil && !*ready || len(e.Addresses) == 0 {
-				continue
-			}
-			if _, err := netip.ParseAddr(e.Addresses[0]); err == nil {
-				hosts = append(hosts, net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(*slice.Ports[port].Port))))
-			}
+		if _, err := netip.ParseAddr(e.Addresses[0]); err == nil {
+			hosts = append(hosts, net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(*slice.Ports[port].Port))))
 		}
 	}
 	return hosts

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 )
@@ -111,5 +112,27 @@ func TestServersThatDiffer(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v, want an error with %q", address, err, want)
 		}
+	}
+}
+
+// TestAPIServersAreThoseOfOneSlice: the program sends its credentials to the servers, and a tenant may write other slices of the Service.
+func TestAPIServersAreThoseOfOneSlice(t *testing.T) {
+	servers := func(s *discoveryv1.EndpointSlice) {
+		s.Ports = []discoveryv1.EndpointPort{{Name: ptr("https"), Port: ptr(int32(6443))}}
+		s.Endpoints = nil
+		for n := range 100 {
+			ready := discoveryv1.EndpointConditions{Ready: ptr(n > 0)}
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("192.0.2.%d", n)}, Conditions: ready})
+		}
+	}
+	store := newTestStore()
+	put(t, store, with(slice("default", "a-tenants", "kubernetes"), servers), with(slice("default", "kubernetes", "another"), servers))
+	if got := store.APIServers(); got != nil {
+		t.Errorf("API servers of other slices: %v", got)
+	}
+	store = newTestStore()
+	put(t, store, with(slice("default", "kubernetes", "kubernetes"), servers))
+	if got := store.APIServers(); len(got) != mostAPIServers || got[0] != "192.0.2.1:6443" {
+		t.Errorf("API servers: %v, want %d without the one that is not ready", got, mostAPIServers)
 	}
 }
