@@ -141,7 +141,7 @@ func fit(sets []*nft.Set, counts map[*nft.Set]int) {
 
 // largeSet is the number of elements from which a set is large, largeSize the least size of a large set. The kernel takes 32 MB for its buckets.
 // A large set is not deleted and added again before several namespaces have filled their room.
-const largeSet, largeSize = 1 << 16, 1 << 21
+const largeSet, largeSize = 1 << 15, 1 << 21
 
 // sizeFor returns the size of a set for n elements: at least room for as many again.
 func sizeFor(n int) uint32 {
