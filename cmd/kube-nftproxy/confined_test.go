@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -124,7 +124,7 @@ func TestConfined(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, "objects.yaml"), []byte(oneService), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			for _, p := range []model.Protocol{model.TCP, model.UDP} {
+			for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
 				if _, err := l.Pods[0].Serve(p, 8080); err != nil {
 					t.Fatal(err)
 				}
@@ -147,7 +147,7 @@ func TestConfined(t *testing.T) {
 			if _, err := p.AwaitSync(ctx, p.Started()); err != nil {
 				t.Fatal(err)
 			}
-			for to, proto := range map[string]model.Protocol{"10.96.0.10:80": model.TCP, "10.96.0.10:53": model.UDP, "192.0.2.1:30080": model.TCP} {
+			for to, proto := range map[string]inet.Protocol{"10.96.0.10:80": inet.TCP, "10.96.0.10:53": inet.UDP, "192.0.2.1:30080": inet.TCP} {
 				if a := l.Client.Probe(t.Context(), proto, netip.MustParseAddrPort(to), lab.Options{}); a.Server != "pod-0" {
 					t.Errorf("%s %s: %+v, want an answer of pod-0", proto, to, a)
 				}

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -30,7 +30,7 @@ type node struct {
 func newNode(t *testing.T) *node {
 	n := &node{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 2}), dir: t.TempDir()}
 	for _, pod := range n.Pods {
-		if _, err := pod.Serve(model.TCP, 8080); err != nil {
+		if _, err := pod.Serve(inet.TCP, 8080); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -130,7 +130,7 @@ func (n *node) eventually(done func() error) {
 // reaches returns nil if a connection to the Service reaches a pod.
 func (n *node) reaches(pod int) error {
 	to := netip.MustParseAddrPort("10.96.0.10:80")
-	if a := n.Client.Probe(n.Context(), model.TCP, to, lab.Options{}); a.Server != fmt.Sprintf("pod-%d", pod) {
+	if a := n.Client.Probe(n.Context(), inet.TCP, to, lab.Options{}); a.Server != fmt.Sprintf("pod-%d", pod) {
 		return fmt.Errorf("%+v, want an answer of pod-%d", a, pod)
 	}
 	return nil

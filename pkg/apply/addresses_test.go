@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -23,7 +24,7 @@ func TestAnAddedAddressNeedsNoCommit(t *testing.T) {
 	sync(t, k, p, Full)
 	before, err := k.conn.Generation()
 	w.must(err)
-	for i, f := range model.Families {
+	for i, f := range inet.Families {
 		added := [...]netip.Addr{netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("2001:db8::9")}[f]
 		nodePort := netip.AddrPortFrom(added, stickyNodePort)
 		run(t, "ip", "address", "add", netip.PrefixFrom(added, added.BitLen()).String(), "dev", "lo")

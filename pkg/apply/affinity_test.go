@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -23,16 +24,16 @@ const stickyNodePort = 30053
 // families. Endpoints are given by their numbers.
 func sticky(i int, timeout time.Duration, endpoints ...int) *model.Service {
 	s := &model.Service{Name: types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("sticky-%d", i)}}
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		p := &model.ServicePort{
-			Name: model.PortName{NamespacedName: s.Name, Port: "dns"}, Protocol: model.UDP, Family: f,
+			Name: model.PortName{NamespacedName: s.Name, Port: "dns"}, Protocol: inet.UDP, Family: f,
 			Affinity: timeout, HasEndpoints: len(endpoints) > 0,
 		}
 		for _, e := range endpoints {
 			p.Cluster = append(p.Cluster, pod(f, e))
 		}
 		for k, kind := range []model.Kind{model.ClusterIP, model.ExternalIP, model.NodePort} {
-			key := model.Key{Addr: vip(f, 1000*k+i), Port: 53, Protocol: model.UDP, Family: f}
+			key := model.Key{Addr: vip(f, 1000*k+i), Port: 53, Protocol: inet.UDP, Family: f}
 			if kind == model.NodePort {
 				key.Addr, key.Port = netip.Addr{}, uint16(stickyNodePort+i)
 			}
@@ -44,7 +45,7 @@ func sticky(i int, timeout time.Duration, endpoints ...int) *model.Service {
 }
 
 // ways are the destinations of a sticky Service.
-func ways(f model.Family, i int) []netip.AddrPort {
+func ways(f inet.Family, i int) []netip.AddrPort {
 	return []netip.AddrPort{
 		netip.AddrPortFrom(vip(f, i), 53), netip.AddrPortFrom(vip(f, 1000+i), 53),
 		netip.AddrPortFrom([...]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}[f], uint16(stickyNodePort+i)),
@@ -71,10 +72,10 @@ func resumeSticky(t testing.TB, k *Kernel, services ...*model.Service) *plan.Pla
 	return setSticky(resume(t, k, stickyOptions, services), services)
 }
 
-var stickyOptions = plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000}
+var stickyOptions = plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000}
 
 func setSticky(p *plan.Planner, services []*model.Service) *plan.Planner {
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		p.SetNodeAddresses(f, []netip.Addr{ways(f, 0)[2].Addr()})
 	}
 	for _, s := range services {
@@ -86,7 +87,7 @@ func setSticky(p *plan.Planner, services []*model.Service) *plan.Planner {
 // A crowd are the clients of a test, and where they were last.
 type crowd struct {
 	*wire
-	family model.Family
+	family inet.Family
 	size   int
 	were   []netip.AddrPort
 }
@@ -104,7 +105,7 @@ func (c *crowd) stay(when string, to netip.AddrPort) {
 // Clients of every address of a service port stay where they are, through all that may happen to their Service, and so many of
 // them that kube-proxy would be at its limit with a single endpoint.
 func TestManyClientsStay(t *testing.T) {
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			w := newWire(t)
 			const endpoints = 10
@@ -195,10 +196,10 @@ func (c *crowd) lose(gone netip.AddrPort, change func(), to netip.AddrPort) {
 }
 
 // affinityMap is a family's map of remembered clients.
-func affinityMap(p *plan.Planner, f model.Family) *nft.Set {
+func affinityMap(p *plan.Planner, f inet.Family) *nft.Set {
 	for _, t := range p.Tables() {
 		for _, s := range t.Sets {
-			if s.Dynamic && t.Family == plan.NFT(f) {
+			if s.Dynamic && t.Family == f {
 				return s
 			}
 		}
@@ -207,7 +208,7 @@ func affinityMap(p *plan.Planner, f model.Family) *nft.Set {
 }
 
 // remembered counts a family's clients in the kernel that have not expired.
-func remembered(t testing.TB, f model.Family) int {
+func remembered(t testing.TB, f inet.Family) int {
 	t.Helper()
 	listing := run(t, "nft", "list", "map", [...]string{"ip", "ip6"}[f], plan.TableName, "affinity")
 	return strings.Count(listing, "expires")
@@ -216,7 +217,7 @@ func remembered(t testing.TB, f model.Family) int {
 // When the map is full, clients that it knows stay, and others are served without being remembered, until there is room.
 func TestFullMapServesAllClients(t *testing.T) {
 	w := newWire(t)
-	const room, others, endpoints, f = 1000, 2000, 10, model.IPv4
+	const room, others, endpoints, f = 1000, 2000, 10, inet.IPv4
 	p := newStickyPlanner(sticky(0, 2*time.Second, numbers(0, endpoints)...), sticky(1, time.Hour, numbers(0, endpoints)...))
 	affinityMap(p, f).Size = room
 	sync(t, open(t), p, Full)
@@ -256,7 +257,7 @@ func eventually(t testing.TB, done func() bool) {
 
 // Who comes again in time is remembered for as long again; who doesn't is forgotten.
 func TestClientsAreForgottenInTime(t *testing.T) {
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			w := newWire(t)
 			const timeout = 2 * time.Second
@@ -291,7 +292,7 @@ func TestClientsAreForgottenInTime(t *testing.T) {
 }
 
 // expiries lists how long clients are remembered yet.
-func expiries(t testing.TB, f model.Family) (out []time.Duration) {
+func expiries(t testing.TB, f inet.Family) (out []time.Duration) {
 	t.Helper()
 	listing := run(t, "nft", "list", "map", [...]string{"ip", "ip6"}[f], plan.TableName, "affinity")
 	for _, match := range regexp.MustCompile(`expires ((\d+[a-z]+)+)`).FindAllStringSubmatch(listing, -1) {
@@ -307,7 +308,7 @@ func expiries(t testing.TB, f model.Family) (out []time.Duration) {
 // With another timeout, clients are remembered again, from their next connections on.
 func TestNewTimeoutCountsFromTheNextConnection(t *testing.T) {
 	w := newWire(t)
-	const f, n = model.IPv4, 50
+	const f, n = inet.IPv4, 50
 	p, k := newStickyPlanner(sticky(0, 2*time.Hour, numbers(0, 10)...)), open(t)
 	sync(t, k, p, Full)
 	to := ways(f, 0)[0]
@@ -339,7 +340,7 @@ func TestNewTimeoutCountsFromTheNextConnection(t *testing.T) {
 // clients alone. So do two ports of one Service, which are two service ports.
 func TestServicesChooseForThemselves(t *testing.T) {
 	w := newWire(t)
-	const f, n = model.IPv4, 500
+	const f, n = inet.IPv4, 500
 	p, k := newStickyPlanner(sticky(0, time.Hour, numbers(0, 10)...), sticky(1, time.Hour, numbers(0, 10)...)), open(t)
 	sync(t, k, p, Full)
 	one := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, ways(f, 0)[0])}
@@ -360,7 +361,7 @@ func TestServicesChooseForThemselves(t *testing.T) {
 // are forgotten.
 func TestAffinityIsAddedAndRemoved(t *testing.T) {
 	w := newWire(t)
-	const f, n = model.IPv4, 500
+	const f, n = inet.IPv4, 500
 	p, k := newStickyPlanner(sticky(0, time.Hour, numbers(0, 10)...)), open(t)
 	sync(t, k, p, Full)
 	to := ways(f, 0)
@@ -383,7 +384,7 @@ func TestAffinityIsAddedAndRemoved(t *testing.T) {
 // What a firewall's reload flushes is forgotten; whoever comes next is remembered again.
 func TestFlushedClientsAreRememberedAgain(t *testing.T) {
 	w := newWire(t)
-	const f, n = model.IPv4, 500
+	const f, n = inet.IPv4, 500
 	p, k := newStickyPlanner(sticky(0, time.Hour, numbers(0, 10)...)), open(t)
 	sync(t, k, p, Full)
 	to := ways(f, 0)
@@ -401,7 +402,7 @@ func TestFlushedClientsAreRememberedAgain(t *testing.T) {
 // BenchmarkAffinity times the first packet of a connection of a client that is remembered among many, from the wire to the
 // endpoint's address; it is dropped there. "none" is the same without affinity.
 func BenchmarkAffinity(b *testing.B) {
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		for _, clients := range []int{0, 1 << 10, 1 << 16, 1_000_000} {
 			name := fmt.Sprintf("%s/%d", f, clients)
 			timeout := 3 * time.Hour

@@ -72,7 +72,7 @@ func (c *comparison) differs(d view.Difference) {
 }
 
 func (c *comparison) table(t *nft.Table, f found) error {
-	name := fmt.Sprintf("%s %s", t.Family, t.Name)
+	name := fmt.Sprintf("%s %s", t.Family.Keyword(), t.Name)
 	if c.out.Tables++; !f.Exists {
 		c.differs(view.Difference{Table: name, Want: "the table"})
 		return nil

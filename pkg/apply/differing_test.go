@@ -3,7 +3,7 @@ package apply
 import (
 	"testing"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
@@ -20,7 +20,7 @@ func TestAllFormsOfRulesAreReadBack(t *testing.T) {
 		"no local pods":         func(o *plan.Options) { o.LocalPods = [2]plan.LocalPods{} },
 		"pods by a bridge":      func(o *plan.Options) { o.LocalPods = [2]plan.LocalPods{{Interface: "cni0"}, {Interface: "cni0"}} },
 		"pods by a name's head": func(o *plan.Options) { o.LocalPods = [2]plan.LocalPods{{Interface: "cali", InterfacePrefix: true}, {}} },
-		"one family":            func(o *plan.Options) { o.Families = []model.Family{model.IPv6} },
+		"one family":            func(o *plan.Options) { o.Families = []inet.Family{inet.IPv6} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			lab.EnterNamespace(t)

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -14,7 +15,7 @@ import (
 // EarlierUDP returns the UDP frontends that the tables of some families have, in the network namespace of the calling thread. That
 // there are no tables isn't an error. Frontends that change meanwhile may be missing. The kernel's work grows with the square of the
 // number of frontends.
-func EarlierUDP(families []model.Family) (keys []model.Key, err error) {
+func EarlierUDP(families []inet.Family) (keys []model.Key, err error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
@@ -23,7 +24,7 @@ func EarlierUDP(families []model.Family) (keys []model.Key, err error) {
 	for _, f := range families {
 		for _, s := range plan.FrontendSets(f) {
 			err := conn.EachElement(s, func(e *nft.Element) {
-				if k, ok := plan.FrontendOf(f, &e.Key); ok && k.Protocol == model.UDP {
+				if k, ok := plan.FrontendOf(f, &e.Key); ok && k.Protocol == inet.UDP {
 					keys = append(keys, k)
 				}
 			})

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -13,16 +13,16 @@ import (
 // DropUnserved deletes the tables of this program in those IP families that are not served, each in a batch of its own: an earlier process
 // has left them, and nothing keeps them in step. It returns which there were. It is to be called between two syncs; after an error the
 // next one compares the tables of the served families.
-func (k *Kernel) DropUnserved(served []model.Family) (dropped []model.Family, err error) {
+func (k *Kernel) DropUnserved(served []inet.Family) (dropped []inet.Family, err error) {
 	var errs []error
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		if slices.Contains(served, f) {
 			continue
 		}
-		found, err := k.conn.HasTable(plan.NFT(f), plan.TableName)
+		found, err := k.conn.HasTable(f, plan.TableName)
 		if err == nil && found {
 			b := nft.NewBatch(0)
-			b.DeleteTable(plan.NFT(f), plan.TableName)
+			b.DeleteTable(f, plan.TableName)
 			if _, err = k.commit(b, Partial); err == nil {
 				dropped = append(dropped, f)
 			}

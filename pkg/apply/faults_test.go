@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/fault"
@@ -137,7 +137,7 @@ func (f *faulty) change() {
 		}
 	}
 	f.mu.Lock()
-	for _, family := range model.Families {
+	for _, family := range inet.Families {
 		f.right[pod(family, first)], f.right[pod(family, first+1)] = true, true
 	}
 	f.mu.Unlock()
@@ -160,7 +160,7 @@ func (f *faulty) synced() {
 	defer f.mu.Unlock()
 	clear(f.right)
 	first := 2 * f.step % 200
-	for _, family := range model.Families {
+	for _, family := range inet.Families {
 		f.right[pod(family, first)], f.right[pod(family, first+1)] = true, true
 	}
 }
@@ -181,7 +181,7 @@ func (f *faulty) traffic() {
 
 // round is a packet to each Service.
 func (f *faulty) round(i int) {
-	family := model.Families[i%2]
+	family := inet.Families[i%2]
 	f.probe(family, i, ways(family, 0)[i/2%3], func(at netip.AddrPort) bool { return at == pod(family, 0) })
 	f.mu.Lock()
 	before := make([]netip.AddrPort, 0, len(f.right))
@@ -212,7 +212,7 @@ func (f *faulty) resume() {
 }
 
 // probe sends one packet, and notes where it arrives unless that is right.
-func (f *faulty) probe(family model.Family, client int, to netip.AddrPort, right func(netip.AddrPort) bool) {
+func (f *faulty) probe(family inet.Family, client int, to netip.AddrPort, right func(netip.AddrPort) bool) {
 	sent := f.sent.Add(1)
 	f.port = questionPort + uint16(client)%60000
 	if _, err := unix.Write(f.clients, f.frame(family, client, to)); err != nil {

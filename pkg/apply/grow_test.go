@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
@@ -18,13 +18,13 @@ import (
 func setSizes(t testing.TB, k *Kernel) map[string]uint32 {
 	t.Helper()
 	sizes := map[string]uint32{}
-	for _, f := range model.Families {
-		sets, err := k.conn.Sets(plan.NFT(f), plan.TableName)
+	for _, f := range inet.Families {
+		sets, err := k.conn.Sets(f, plan.TableName)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, s := range sets {
-			sizes[fmt.Sprintf("%s %s", plan.NFT(f), s.Name)] = s.Size
+			sizes[fmt.Sprintf("%s %s", f.Keyword(), s.Name)] = s.Size
 		}
 	}
 	return sizes
@@ -46,7 +46,7 @@ func TestSetsOutgrowTheirSizes(t *testing.T) {
 	}
 	checkKernel(t, k, p)
 	sizes := setSizes(t, k)
-	k.EachCount(model.IPv4, func(s *nft.Set, n int) {
+	k.EachCount(inet.IPv4, func(s *nft.Set, n int) {
 		if got := sizes["ip "+s.Name]; got > 0 && got < uint32(n) {
 			t.Errorf("%s has room for %d elements and holds %d", s.Name, got, n)
 		}

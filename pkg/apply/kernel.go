@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -27,7 +28,7 @@ type Kernel struct {
 	generation, renewed uint32
 	renewals            renewals
 	// states are the state elements that the kernel holds.
-	states map[nft.Family]*nft.Element
+	states map[inet.Family]*nft.Element
 	// tables and elements are the tables and the number of their elements when all was last written or compared.
 	tables   []*nft.Table
 	elements int
@@ -77,7 +78,7 @@ func Open() (*Kernel, error) {
 		return nil, fmt.Errorf(noTables, err)
 	}
 	return &Kernel{
-		conn: conn, Now: time.Now, atOnce: mostAtOnce, states: map[nft.Family]*nft.Element{}, difference: nft.NewBatch(0), others: others{heard: make(chan struct{}, 1)},
+		conn: conn, Now: time.Now, atOnce: mostAtOnce, states: map[inet.Family]*nft.Element{}, difference: nft.NewBatch(0), others: others{heard: make(chan struct{}, 1)},
 	}, nil
 }
 
@@ -327,7 +328,7 @@ func (k *Kernel) reuse() *nft.Batch {
 }
 
 // table names a family's table.
-func table(f nft.Family) *nft.Table { return &nft.Table{Family: f, Name: plan.TableName} }
+func table(f inet.Family) *nft.Table { return &nft.Table{Family: f, Name: plan.TableName} }
 
 func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 	k.known, k.doubted = false, false

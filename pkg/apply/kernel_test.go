@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -23,15 +24,15 @@ import (
 
 func options() plan.Options {
 	return plan.Options{
-		Families: model.Families[:], MasqueradeMark: 0x4000,
+		Families: inet.Families[:], MasqueradeMark: 0x4000,
 		LocalPods: [2]plan.LocalPods{
 			{Prefix: netip.MustParsePrefix("10.244.0.0/16")}, {Prefix: netip.MustParsePrefix("fd00:10:244::/56")},
 		},
 	}
 }
 
-func pod(f model.Family, i int) netip.AddrPort {
-	if f == model.IPv4 {
+func pod(f inet.Family, i int) netip.AddrPort {
+	if f == inet.IPv4 {
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), 8080)
 	}
 	a := netip.MustParseAddr("fd00:10:244::").As16()
@@ -39,8 +40,8 @@ func pod(f model.Family, i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(a), 8080)
 }
 
-func vip(f model.Family, i int) netip.Addr {
-	if f == model.IPv4 {
+func vip(f inet.Family, i int) netip.Addr {
+	if f == inet.IPv4 {
 		return netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})
 	}
 	a := netip.MustParseAddr("fd00:10:96::").As16()
@@ -51,9 +52,9 @@ func vip(f model.Family, i int) netip.Addr {
 // everything returns a Service that uses all kinds of frontends.
 func everything(i, endpoints int, affinity time.Duration, local bool) *model.Service {
 	s := &model.Service{Name: types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}}
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		p := &model.ServicePort{
-			Name: model.PortName{NamespacedName: s.Name, Port: "http"}, Protocol: model.TCP, Family: f,
+			Name: model.PortName{NamespacedName: s.Name, Port: "http"}, Protocol: inet.TCP, Family: f,
 			Affinity: affinity, HasEndpoints: endpoints > 0,
 		}
 		for e := range endpoints {
@@ -63,7 +64,7 @@ func everything(i, endpoints int, affinity time.Duration, local bool) *model.Ser
 			}
 		}
 		p.Hairpin = p.Local
-		key := model.Key{Addr: vip(f, i), Port: 80, Protocol: model.TCP, Family: f}
+		key := model.Key{Addr: vip(f, i), Port: 80, Protocol: inet.TCP, Family: f}
 		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: model.ClusterIP, Local: local})
 		key.Addr = vip(f, 1000+i)
 		p.Frontends = append(p.Frontends, model.Frontend{Key: key, Kind: model.LoadBalancer, Local: local,
@@ -81,7 +82,7 @@ func cluster(p *plan.Planner) {
 	for _, s := range services() {
 		p.Set(s.Name, s)
 	}
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		p.SetNodeAddresses(f, []netip.Addr{vip(f, 9999)})
 		p.SetServiceCIDRs(f, []netip.Prefix{netip.PrefixFrom(vip(f, 0), 16+int(f)*96).Masked()})
 	}

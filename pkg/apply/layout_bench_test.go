@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
@@ -20,7 +21,7 @@ import (
 // the kernel's part of the batch, and the kernel's memory, of which other programs change some MiB.
 func BenchmarkFrontends(b *testing.B) {
 	for _, size := range sizes[1:] {
-		for _, f := range model.Families {
+		for _, f := range inet.Families {
 			for _, frontends := range []int{1, 3} {
 				b.Run(fmt.Sprintf("%dx%d/%s/%d", size.services, size.endpoints, f, frontends), func(b *testing.B) {
 					lab.EnterNamespace(b)
@@ -54,11 +55,11 @@ func BenchmarkFrontends(b *testing.B) {
 func BenchmarkFrontendAdded(b *testing.B) {
 	lab.EnterNamespace(b)
 	k, p := open(b), plan.New(options())
-	s := wide(model.IPv4, 0, 5000, 1)
+	s := wide(inet.IPv4, 0, 5000, 1)
 	p.Set(s.Name, s)
 	sync(b, k, p, Full)
 	for i := 0; b.Loop(); i++ {
-		s := wide(model.IPv4, 0, 5000, 2-i%2)
+		s := wide(inet.IPv4, 0, 5000, 2-i%2)
 		p.Set(s.Name, s)
 		r := sync(b, k, p, Partial)
 		b.ReportMetric(float64(r.Elements), "elements")
@@ -66,13 +67,13 @@ func BenchmarkFrontendAdded(b *testing.B) {
 }
 
 // wide is a Service of one family with a cluster IP, and external IPs for the other frontends.
-func wide(f model.Family, i, endpoints, frontends int) *model.Service {
+func wide(f inet.Family, i, endpoints, frontends int) *model.Service {
 	s := &model.Service{Name: types.NamespacedName{Namespace: fmt.Sprint("team-", i%10), Name: fmt.Sprint("svc-", i)}}
 	p := &model.ServicePort{
-		Name: model.PortName{NamespacedName: s.Name, Port: "http"}, Protocol: model.TCP, Family: f, HasEndpoints: true,
+		Name: model.PortName{NamespacedName: s.Name, Port: "http"}, Protocol: inet.TCP, Family: f, HasEndpoints: true,
 	}
 	at := func(net, n int) netip.Addr {
-		if f == model.IPv4 {
+		if f == inet.IPv4 {
 			return netip.AddrFrom4([4]byte{byte(net), byte(n >> 16), byte(n >> 8), byte(n)})
 		}
 		return netip.AddrFrom16([16]byte{0: 0xfd, 1: byte(net), 13: byte(n >> 16), 14: byte(n >> 8), 15: byte(n)})
@@ -82,7 +83,7 @@ func wide(f model.Family, i, endpoints, frontends int) *model.Service {
 		if n == 0 {
 			kind = model.ClusterIP
 		}
-		p.Frontends = append(p.Frontends, model.Frontend{Kind: kind, Key: model.Key{Addr: at(20+n, i), Port: 80, Protocol: model.TCP, Family: f}})
+		p.Frontends = append(p.Frontends, model.Frontend{Kind: kind, Key: model.Key{Addr: at(20+n, i), Port: 80, Protocol: inet.TCP, Family: f}})
 	}
 	for e := range endpoints {
 		p.Cluster = append(p.Cluster, netip.AddrPortFrom(at(100, i*endpoints+e), 8080))

@@ -5,13 +5,13 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // Another proxy's rules, which stand between the two places where Services are found, come second while the lease lasts and
 // first once it has run out. Without another proxy nobody notices.
 func TestWithoutItsLeaseOthersComeFirst(t *testing.T) {
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			w := newWire(t)
 			p, k := newStickyPlanner(sticky(0, 0, 1)), open(t)

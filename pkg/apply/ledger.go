@@ -3,7 +3,7 @@ package apply
 import (
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -19,7 +19,7 @@ type ledger struct {
 	counts  map[*nft.Set]int
 	digests [2]digest
 	// layouts are the fingerprints of the tables for layoutPods; nil before the first use.
-	layouts    map[nft.Family]uint64
+	layouts    map[inet.Family]uint64
 	layoutPods [2]plan.LocalPods
 	// chains are the chains of classes, wanted and retained.
 	chains map[chainName]heldChain
@@ -39,11 +39,11 @@ func newLedger(p *plan.Planner) *ledger {
 	}
 	for _, t := range p.Tables() {
 		l.sets = append(l.sets, t.Sets...)
-		l.digests[plan.FamilyOf(t.Family)].key = newDigestKey()
+		l.digests[t.Family].key = newDigestKey()
 	}
 	for _, s := range l.sets {
 		if s.Name == plan.StateSet {
-			l.stateSets[plan.FamilyOf(s.Family)] = s
+			l.stateSets[s.Family] = s
 		}
 	}
 	p.Report(l)
@@ -75,7 +75,7 @@ func (l *ledger) Expect(elements int) {
 
 // enter adds an element to those that the kernel has to hold.
 func (l *ledger) enter(e *nft.Element) {
-	d := &l.digests[plan.FamilyOf(e.Set.Family)]
+	d := &l.digests[e.Set.Family]
 	d.sum += d.key.hash(e)
 	l.counts[e.Set]++
 	if e.Set.Verdict {
@@ -88,7 +88,7 @@ func (l *ledger) enter(e *nft.Element) {
 
 // strike removes an element from those that the kernel has to hold.
 func (l *ledger) strike(e *nft.Element) {
-	d := &l.digests[plan.FamilyOf(e.Set.Family)]
+	d := &l.digests[e.Set.Family]
 	d.sum -= d.key.hash(e)
 	l.counts[e.Set]--
 	if e.Set.Verdict {
@@ -101,12 +101,12 @@ func (l *ledger) strike(e *nft.Element) {
 
 // hash is what an element adds to the digest of its family.
 func (l *ledger) hash(e *nft.Element) uint64 {
-	return l.digests[plan.FamilyOf(e.Set.Family)].key.hash(e)
+	return l.digests[e.Set.Family].key.hash(e)
 }
 
 // resume makes the digest of a family continue that of an earlier process.
-func (l *ledger) resume(f nft.Family, key digestKey) {
-	d := &l.digests[plan.FamilyOf(f)]
+func (l *ledger) resume(f inet.Family, key digestKey) {
+	d := &l.digests[f]
 	*d = digest{key: key}
 	l.each(func(e *nft.Element) {
 		if e.Set.Family == f {
@@ -171,18 +171,18 @@ func (l *ledger) outgrows(s *nft.Set) bool {
 
 // EachCount calls f for each set of a family that holds what the cluster wants, with the number of its elements. It returns the number of
 // chains of classes. There are none before the first call of [Kernel.Recall] or [Kernel.Sync].
-func (k *Kernel) EachCount(f model.Family, each func(s *nft.Set, n int)) (classChains int) {
+func (k *Kernel) EachCount(f inet.Family, each func(s *nft.Set, n int)) (classChains int) {
 	l := k.ledger
 	if l == nil {
 		return 0
 	}
 	for _, s := range l.sets {
-		if plan.FamilyOf(s.Family) == f && !s.Dynamic && s.Timeout == 0 && s.Name != plan.StateSet {
+		if s.Family == f && !s.Dynamic && s.Timeout == 0 && s.Name != plan.StateSet {
 			each(s, l.counts[s])
 		}
 	}
 	for c := range l.chains {
-		if plan.FamilyOf(c.family) == f {
+		if c.family == f {
 			classChains++
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -116,16 +117,16 @@ func (f *fakeTables) account(l *ledger) {
 	counts, sums := map[*nft.Set]int{}, [2]uint64{}
 	for _, e := range f.elements {
 		counts[e.Set]++
-		sums[plan.FamilyOf(e.Set.Family)] += l.hash(&e)
+		sums[e.Set.Family] += l.hash(&e)
 	}
 	for _, s := range l.sets {
 		if l.counts[s] != counts[s] {
-			f.Errorf("%s %s: counted are %d elements, want %d", s.Family, s.Name, l.counts[s], counts[s])
+			f.Errorf("%s %s: counted are %d elements, want %d", s.Family.Keyword(), s.Name, l.counts[s], counts[s])
 		}
 	}
 	for family, d := range l.digests {
 		if d.sum != sums[family] {
-			f.Errorf("%v: the digest is %x, that of the elements %x", model.Family(family), d.sum, sums[family])
+			f.Errorf("%v: the digest is %x, that of the elements %x", inet.Family(family), d.sum, sums[family])
 		}
 	}
 }
@@ -167,7 +168,7 @@ func TestARetainedElementIsReplacedAtOnce(t *testing.T) {
 	tables := write(t, l)
 	remember := func() (chains []string) {
 		for _, e := range tables.elements {
-			if e.Set.Name == "dispatch-remember" && e.Set.Family == nft.IPv4 {
+			if e.Set.Name == "dispatch-remember" && e.Set.Family == inet.IPv4 {
 				chains = append(chains, e.Chain)
 			}
 		}
@@ -260,7 +261,7 @@ func startsAdoptThePlan(t *testing.T, mask uint64) {
 			}
 			second.Resumed()
 			found := newLedger(second)
-			found.resume(nft.IPv4, left.digests[model.IPv4].key)
+			found.resume(inet.IPv4, left.digests[inet.IPv4].key)
 			diff := cmp.Diff(write(t, left).lines(), write(t, found).lines())
 			switch adopts := looksLike(t, found, left, mask); {
 			case adopts && diff != "":
@@ -283,9 +284,9 @@ func looksLike(t *testing.T, l, o *ledger, mask uint64) bool {
 	numbers := func(l *ledger) string {
 		var text strings.Builder
 		for _, s := range l.sets {
-			fmt.Fprintf(&text, "%s %s %d\n", s.Family, s.Name, l.counts[s])
+			fmt.Fprintf(&text, "%s %s %d\n", s.Family.Keyword(), s.Name, l.counts[s])
 		}
-		s, err := readState(l.state(nft.IPv4))
+		s, err := readState(l.state(inet.IPv4))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -23,19 +23,19 @@ func Listing() ([]byte, error) {
 	defer conn.Close()
 	var b bytes.Buffer
 	var errs []error
-	for _, f := range model.Families {
-		errs = append(errs, list(conn, &b, plan.NFT(f)))
+	for _, f := range inet.Families {
+		errs = append(errs, list(conn, &b, f))
 	}
 	return b.Bytes(), errors.Join(errs...)
 }
 
-func list(conn *nft.Conn, b *bytes.Buffer, family nft.Family) error {
+func list(conn *nft.Conn, b *bytes.Buffer, family inet.Family) error {
 	t, err := conn.Read(family, plan.TableName)
 	if err != nil || !t.Exists {
 		return err
 	}
 	var errs []error
-	fmt.Fprintf(b, "table %s %s {\n", family, plan.TableName)
+	fmt.Fprintf(b, "table %s %s {\n", family.Keyword(), plan.TableName)
 	for _, name := range slices.Sorted(maps.Keys(t.Sets)) {
 		errs = append(errs, listSet(conn, b, t.Sets[name]))
 	}

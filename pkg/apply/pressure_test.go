@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
@@ -98,7 +98,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 			for i := range 2000 {
 				fmt.Fprintf(&text, "add element ip kube-nftproxy affinity { d47c:%x . 192.0.2.%d timeout 1h : d47c:1 }\n", i/250, i%250)
 			}
-			first := pod(model.IPv4, 0)
+			first := pod(inet.IPv4, 0)
 			fmt.Fprintf(&text, "delete element ip kube-nftproxy endpoints { udp . 8000:800 . 0 }\n"+
 				"add element ip kube-nftproxy endpoints { udp . 8000:800 . 0 : %s . 8081 }\n", first.Addr())
 			f.load(text.String(), first.Addr())
@@ -112,7 +112,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 				yes, err := f.k.Meddled()
 				return !yes && err == nil && f.k.others.listener != closed
 			})
-			f.load(meddling(), pod(model.IPv4, 0).Addr())
+			f.load(meddling(), pod(inet.IPv4, 0).Addr())
 			heard(f.TB, f.k)
 			f.repaired("a closed listener")
 		},
@@ -127,11 +127,11 @@ func TestNetlinkUnderPressure(t *testing.T) {
 			})
 			f.change()
 			f.sync()
-			f.load(meddling(), pod(model.IPv4, 0).Addr())
+			f.load(meddling(), pod(inet.IPv4, 0).Addr())
 			f.repaired("what nobody could hear")
 			f.calls.Decide(nil)
 			f.settle("with a listener")
-			f.load(meddling(), pod(model.IPv4, 0).Addr())
+			f.load(meddling(), pod(inet.IPv4, 0).Addr())
 			heard(f.TB, f.k)
 			f.repaired("what was heard again")
 		},
@@ -186,7 +186,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 // meddling alters an element of a Service whose packets nobody sends any more by then, in a way that no number tells.
 func meddling() string {
 	return fmt.Sprintf("delete element ip kube-nftproxy endpoints { udp . 8000:800 . 0 }\n"+
-		"add element ip kube-nftproxy endpoints { udp . 8000:800 . 0 : %s . 8081 }\n", pod(model.IPv4, 0).Addr())
+		"add element ip kube-nftproxy endpoints { udp . 8000:800 . 0 : %s . 8081 }\n", pod(inet.IPv4, 0).Addr())
 }
 
 func (f *faulty) option(fd, option, value int) {
@@ -206,7 +206,7 @@ func (f *faulty) set(name string) *nft.Set {
 	f.Helper()
 	for _, t := range f.p.Tables() {
 		for _, s := range t.Sets {
-			if t.Family == plan.NFT(model.IPv4) && s.Name == name {
+			if t.Family == inet.IPv4 && s.Name == name {
 				return s
 			}
 		}
@@ -331,8 +331,8 @@ func somebody(f *faulty, name string) (commit func() error, end func()) {
 	f.Helper()
 	conn, err := nft.Open()
 	f.must(err)
-	table := &nft.Table{Family: nft.IPv4, Name: name}
-	set := &nft.Set{Family: table.Family, Table: table.Name, Name: "theirs", Key: []nft.Field{nft.DstAddr(nft.IPv4)}}
+	table := &nft.Table{Family: inet.IPv4, Name: name}
+	set := &nft.Set{Family: table.Family, Table: table.Name, Name: "theirs", Key: []nft.Field{nft.DstAddr(inet.IPv4)}}
 	n := 0
 	commit = func() error {
 		n++
@@ -340,7 +340,7 @@ func somebody(f *faulty, name string) (commit func() error, end func()) {
 		b.AddTable(table)
 		b.AddSet(set)
 		b.FlushSet(set, 0)
-		b.AddElement(&nft.Element{Set: set, Key: nft.Value{}.Addr(vip(model.IPv4, n%1000))})
+		b.AddElement(&nft.Element{Set: set, Key: nft.Value{}.Addr(vip(inet.IPv4, n%1000))})
 		return conn.Commit(b)
 	}
 	return commit, func() { f.must(conn.Close()) }

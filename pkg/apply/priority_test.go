@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // The scratch register is the packet's priority. A packet leaves with the priority that the kernel had given it for its type of service,
@@ -20,7 +20,7 @@ func TestPacketsLeaveWithTheirPriority(t *testing.T) {
 	w := newWire(t)
 	p, k := newStickyPlanner(sticky(0, 0, 1, 2, 3)), open(t)
 	sync(t, k, p, Full)
-	vip := ways(model.IPv4, 0)[0]
+	vip := ways(inet.IPv4, 0)[0]
 	elsewhere, later := netip.MustParseAddrPort("198.51.100.9:99"), netip.MustParseAddrPort("198.51.100.10:99")
 	run(t, "nft", fmt.Sprintf(`
 		table ip other {
@@ -31,7 +31,7 @@ func TestPacketsLeaveWithTheirPriority(t *testing.T) {
 		table inet look {
 			set seen { typeof meta priority; flags dynamic; }
 			chain postrouting { type filter hook postrouting priority 300; oifname "out" meta l4proto udp update @seen { meta priority }; }
-		}`, elsewhere.Addr(), later.Addr(), pod(model.IPv4, 1)))
+		}`, elsewhere.Addr(), later.Addr(), pod(inet.IPv4, 1)))
 	for _, c := range []struct {
 		name      string
 		to        netip.AddrPort
@@ -44,7 +44,7 @@ func TestPacketsLeaveWithTheirPriority(t *testing.T) {
 		{"bulk", vip, unix.IPPROTO_IP, unix.IP_TOS, 0x08, "0:2"},
 		{"interactive", vip, unix.IPPROTO_IP, unix.IP_TOS, 0x10, "0:6"},
 		{"both", vip, unix.IPPROTO_IP, unix.IP_TOS, 0x18, "0:4"},
-		{"IPv6", ways(model.IPv6, 0)[0], unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 0x10, "none"},
+		{"IPv6", ways(inet.IPv6, 0)[0], unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 0x10, "none"},
 		{"translated by another program", elsewhere, unix.SOL_SOCKET, unix.SO_PRIORITY, 5, "0:5"},
 		{"translated later by another program", later, unix.SOL_SOCKET, unix.SO_PRIORITY, 5, "0:5"},
 	} {
@@ -74,17 +74,17 @@ func TestPacketsTranslatedToAClusterIPStay(t *testing.T) {
 	w := newWire(t)
 	p, k := newStickyPlanner(sticky(0, 0, 1)), open(t)
 	sync(t, k, p, Full)
-	vip := ways(model.IPv4, 0)[0]
+	vip := ways(inet.IPv4, 0)[0]
 	run(t, "nft", fmt.Sprintf(`
 		table ip other {
 			chain prerouting { type nat hook prerouting priority -150; ip daddr 198.51.100.9 dnat to %s; }
 		}`, vip.Addr()))
-	w.send(model.IPv4, 1, netip.MustParseAddrPort("198.51.100.9:53"))
+	w.send(inet.IPv4, 1, netip.MustParseAddrPort("198.51.100.9:53"))
 	if _, to, came := w.read(300 * time.Millisecond); came {
 		t.Errorf("a packet has left for %s", to)
 	}
-	w.send(model.IPv4, 2, vip)
-	if _, to, came := w.read(time.Second); !came || to != pod(model.IPv4, 1) {
+	w.send(inet.IPv4, 2, vip)
+	if _, to, came := w.read(time.Second); !came || to != pod(inet.IPv4, 1) {
 		t.Errorf("a packet to %s has left for %s (%t)", vip, to, came)
 	}
 }

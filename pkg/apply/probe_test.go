@@ -25,7 +25,7 @@ func TestTablesOfTheSameFormProveWhatTheKernelHas(t *testing.T) {
 		t.Helper()
 		for _, table := range plan.New(o).Samples() {
 			if got, err := k.hasForm(table); err != nil || got != want {
-				t.Errorf("table %s has the form: %v, %v, want %v", table.Family, got, err, want)
+				t.Errorf("table %s has the form: %v, %v, want %v", table.Family.Keyword(), got, err, want)
 			}
 		}
 		if lacks, err := k.Lacks(o); err != nil || len(lacks) > 0 {

@@ -47,8 +47,7 @@ func (k *Kernel) resume(p *plan.Planner) error {
 }
 
 func (k *Kernel) resumeTable(p *plan.Planner, t *nft.Table) error {
-	family := plan.FamilyOf(t.Family)
-	stateSet, remembering := k.ledger.stateSets[family], p.Remembering(family)
+	stateSet, remembering := k.ledger.stateSets[t.Family], p.Remembering(t.Family)
 	if !k.readable[stateSet] || !k.readable[remembering] {
 		return nil
 	}
@@ -62,7 +61,7 @@ func (k *Kernel) resumeTable(p *plan.Planner, t *nft.Table) error {
 	}
 	blocks, err := k.conn.Elements(remembering)
 	if err == nil {
-		p.Resume(family, state.next, blocks)
+		p.Resume(t.Family, state.next, blocks)
 		k.ledger.resume(t.Family, state.key)
 	}
 	return err

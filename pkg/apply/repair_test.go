@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
@@ -61,7 +61,7 @@ func TestAChangeAfterForeignHandsIsRepaired(t *testing.T) {
 // After a flush, small Services are in the kernel before a large one, which comes in another batch.
 func TestAFlushIsRepairedInParts(t *testing.T) {
 	k, p := synced(t)
-	large := wide(model.IPv4, 1000, 500, 1)
+	large := wide(inet.IPv4, 1000, 500, 1)
 	p.Set(large.Name, large)
 	sync(t, k, p, Partial)
 	hook := &afterRewrite{do: func() {
@@ -85,7 +85,7 @@ func TestAFlushIsRepairedInParts(t *testing.T) {
 // A flush between two parts of a repair is repaired, and a part that is missing is found.
 func TestAFlushBetweenPartsIsRepaired(t *testing.T) {
 	k, p := synced(t)
-	large := wide(model.IPv4, 1000, 500, 1)
+	large := wide(inet.IPv4, 1000, 500, 1)
 	p.Set(large.Name, large)
 	sync(t, k, p, Partial)
 	k.atOnce, k.counts = 100, &afterRewrite{do: func() { run(t, "nft", "delete table ip kube-nftproxy") }}
@@ -153,7 +153,7 @@ func TestDoubtFindsWhatWasMeddledWith(t *testing.T) {
 // countsElements tells whether the kernel says how many elements a set has.
 func countsElements(t testing.TB, k *Kernel) bool {
 	t.Helper()
-	sets, err := k.conn.Sets(plan.NFT(model.IPv4), plan.TableName)
+	sets, err := k.conn.Sets(inet.IPv4, plan.TableName)
 	if err != nil || len(sets) == 0 {
 		t.Fatalf("list sets: %v", err)
 	}
@@ -198,7 +198,7 @@ func TestAnElementThatLeadsToAnotherClassIsRepaired(t *testing.T) {
 	k, p := synced(t)
 	var lead string
 	p.Elements(func(e *nft.Element) {
-		if e.Set.Family == nft.IPv4 && e.Set.Name == "dispatch-remember" {
+		if e.Set.Family == inet.IPv4 && e.Set.Name == "dispatch-remember" {
 			lead = strings.TrimPrefix(e.String(), "ip dispatch-remember ")
 		}
 	})
@@ -230,7 +230,7 @@ func TestLocalPodsAreRecognisedInAnotherWay(t *testing.T) {
 	k, p := synced(t)
 	run(t, "nft", "add element ip kube-nftproxy affinity { d47c:0 . 192.0.2.1 timeout 1h : d47c:1 }")
 	pods := plan.LocalPods{Prefix: netip.MustParsePrefix("10.200.0.0/24")}
-	p.SetLocalPods(model.IPv4, pods)
+	p.SetLocalPods(inet.IPv4, pods)
 	sync(t, k, p, Full)
 	if got := run(t, "nft", "list table ip kube-nftproxy"); strings.Contains(got, "10.244.0.0") || !strings.Contains(got, "10.200.0.0/24") {
 		t.Errorf("the rules recognise other pods:\n%s", got)
@@ -238,10 +238,10 @@ func TestLocalPodsAreRecognisedInAnotherWay(t *testing.T) {
 	if got := run(t, "nft", "list map ip kube-nftproxy affinity"); !strings.Contains(got, "192.0.2.1") {
 		t.Errorf("the remembered client is gone:\n%s", got)
 	}
-	p.SetLocalPods(model.IPv4, pods)
+	p.SetLocalPods(inet.IPv4, pods)
 	sync(t, k, p, Nothing)
 	o := options()
-	o.LocalPods[model.IPv4] = pods
+	o.LocalPods[inet.IPv4] = pods
 	other := open(t)
 	again := resume(t, other, o, services())
 	cluster(again)
@@ -302,7 +302,7 @@ func TestNftMakesTheSameSets(t *testing.T) {
 		}
 		for _, s := range table.Sets {
 			if info := f.sets[s.Name]; !info.Is(s) {
-				t.Errorf("%s %s: nft makes it of another form:\n%+v", s.Family, s.Name, info)
+				t.Errorf("%s %s: nft makes it of another form:\n%+v", s.Family.Keyword(), s.Name, info)
 			}
 		}
 	}

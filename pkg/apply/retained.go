@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -19,7 +20,7 @@ const retireEmptyAfter = 2 * time.Second
 
 // chainName names a chain within both tables.
 type chainName struct {
-	family nft.Family
+	family inet.Family
 	name   string
 }
 
@@ -115,7 +116,7 @@ func (l *ledger) foundElement(e *nft.Element) {
 }
 
 // foundChain does the same for the chain of a class.
-func (l *ledger) foundChain(f nft.Family, name string) {
+func (l *ledger) foundChain(f inet.Family, name string) {
 	key := chainName{f, name}
 	if _, held := l.chains[key]; !held && l.planner.ClassChain(f, name) != nil {
 		l.chains[key] = heldChain{}
@@ -123,7 +124,7 @@ func (l *ledger) foundChain(f nft.Family, name string) {
 }
 
 // leftBehind retains chains that a rewrite has emptied and could not delete: elements of the same batch led to them.
-func (l *ledger) leftBehind(f nft.Family, names []string) {
+func (l *ledger) leftBehind(f inet.Family, names []string) {
 	for _, name := range names {
 		l.chains[chainName{f, name}] = heldChain{empty: true}
 	}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
@@ -19,10 +19,10 @@ func retains(k *Kernel) bool {
 }
 
 // chainNames lists the chains of a family's table in the kernel, and those that the planner wants, as sets.
-func chainNames(t testing.TB, k *Kernel, p *plan.Planner, f model.Family) (got, want map[string]bool) {
+func chainNames(t testing.TB, k *Kernel, p *plan.Planner, f inet.Family) (got, want map[string]bool) {
 	t.Helper()
 	got, want = map[string]bool{}, map[string]bool{}
-	chains, err := k.conn.Chains(plan.NFT(f), plan.TableName)
+	chains, err := k.conn.Chains(f, plan.TableName)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func chainNames(t testing.TB, k *Kernel, p *plan.Planner, f model.Family) (got, 
 		got[c.Name] = true
 	}
 	for _, table := range p.Tables() {
-		if table.Family != plan.NFT(f) {
+		if table.Family != f {
 			continue
 		}
 		for _, c := range table.Chains {
@@ -42,10 +42,10 @@ func chainNames(t testing.TB, k *Kernel, p *plan.Planner, f model.Family) (got, 
 
 func checkChains(t testing.TB, k *Kernel, p *plan.Planner) {
 	t.Helper()
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		got, want := chainNames(t, k, p, f)
 		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("chains of %s (-planned +in the kernel):\n%s", plan.NFT(f), diff)
+			t.Errorf("chains of %s (-planned +in the kernel):\n%s", f.Keyword(), diff)
 		}
 	}
 }
@@ -118,7 +118,7 @@ func TestUnusedChainsStayForAWhile(t *testing.T) {
 	now := time.Now()
 	k.Now = func() time.Time { return now }
 	has := func(chain string) bool {
-		got, _ := chainNames(t, k, p, model.IPv4)
+		got, _ := chainNames(t, k, p, inet.IPv4)
 		return got[chain]
 	}
 	expect := func(after time.Duration, want Kind, again time.Duration, chain bool) {

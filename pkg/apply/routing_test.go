@@ -9,12 +9,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // newRoutedWire has a Service and a ServiceCIDR in the kernel, and returns two destinations that no Service serves: another port of the
 // Service's cluster IP, and an unused address of the ServiceCIDR.
-func newRoutedWire(t *testing.T, f model.Family) (w *wire, unused []netip.AddrPort) {
+func newRoutedWire(t *testing.T, f inet.Family) (w *wire, unused []netip.AddrPort) {
 	t.Helper()
 	w = newWire(t)
 	run(t, "ip", "link", "set", "lo", "up")
@@ -25,7 +25,7 @@ func newRoutedWire(t *testing.T, f model.Family) (w *wire, unused []netip.AddrPo
 }
 
 // nothingLeft sends a packet to the Service, and wants it to be the first packet that comes to the pods.
-func (w *wire) nothingLeft(f model.Family, when string) {
+func (w *wire) nothingLeft(f inet.Family, when string) {
 	w.Helper()
 	const last = 99
 	w.send(f, last, ways(f, 0)[0])
@@ -38,7 +38,7 @@ func (w *wire) nothingLeft(f model.Family, when string) {
 // leads there. Packets without a mark are refused and dropped, also where policy routing by interface leads there, and so are packets with a mark
 // that does not keep them here.
 func TestPolicyRoutingByMark(t *testing.T) {
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			w, unused := newRoutedWire(t, f)
 			command, nf := [...]string{"-4", "-6"}[f], [...]string{"ip", "ip6"}[f]
@@ -53,7 +53,7 @@ func TestPolicyRoutingByMark(t *testing.T) {
 			defer local.Close() //nolint:errcheck // it was only read from
 			raw, err := local.SyscallConn()
 			w.must(err)
-			if f == model.IPv6 { // the packets have no checksum
+			if f == inet.IPv6 { // the packets have no checksum
 				w.must(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_RX, 1) }))
 				w.must(err)
 			}
@@ -93,7 +93,7 @@ func TestPolicyRoutingByMark(t *testing.T) {
 // Another program may translate packets to cluster IPs and service addresses that no Service serves, at any priority: they are refused and
 // dropped after all other programs had their turn.
 func TestOthersTranslateUnusedAddresses(t *testing.T) {
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		for _, priority := range []int{-150, -95, -90, -80, 0, 200} {
 			t.Run(fmt.Sprintf("%s/%d", f, priority), func(t *testing.T) {
 				w, unused := newRoutedWire(t, f)

@@ -8,8 +8,8 @@ import (
 
 	"github.com/dchest/siphash"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
 // state is what the one element of the set [plan.StateSet] tells a later process of a family's table.
@@ -92,17 +92,16 @@ func (k digestKey) hash(e *nft.Element) uint64 {
 }
 
 // state returns the element of a family's state, for a table as the ledger has it.
-func (l *ledger) state(f nft.Family) *nft.Element {
-	family := plan.FamilyOf(f)
-	s := state{layout: l.layout(f), digest: l.digests[family], next: l.planner.Next(family)}
-	set := l.stateSets[family]
+func (l *ledger) state(f inet.Family) *nft.Element {
+	s := state{layout: l.layout(f), digest: l.digests[f], next: l.planner.Next(f)}
+	set := l.stateSets[f]
 	return &nft.Element{Set: set, Key: nft.Value{}.Uint32(1), Comment: s.comment()}
 }
 
 // layout returns the fingerprint of a family's table.
-func (l *ledger) layout(f nft.Family) uint64 {
+func (l *ledger) layout(f inet.Family) uint64 {
 	if pods := l.planner.LocalPods(); l.layouts == nil || pods != l.layoutPods {
-		l.layouts, l.layoutPods = map[nft.Family]uint64{}, pods
+		l.layouts, l.layoutPods = map[inet.Family]uint64{}, pods
 		for _, t := range l.planner.Samples() {
 			l.layouts[t.Family] = nft.Fingerprint(t)
 		}

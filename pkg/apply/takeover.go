@@ -3,9 +3,8 @@ package apply
 import (
 	"sync/atomic"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
 // KubeProxyTable is the name of kube-proxy's table in mode nftables, in both families (kube-proxy: nftables/proxier.go).
@@ -15,7 +14,7 @@ const KubeProxyTable = "kube-proxy"
 type takeOver struct {
 	// wanted is false from that sync on; found are the families in which kube-proxy had a table at the last look.
 	wanted bool
-	found  []nft.Family
+	found  []inet.Family
 	// alone reports whether no kube-proxy runs.
 	alone func() bool
 	// cancelled may be set by any goroutine.
@@ -49,14 +48,14 @@ func (t *takeOver) confirm() {
 func (t *takeOver) settle() { t.wanted, t.found = false, nil }
 
 // KubeProxyTables lists the families in which kube-proxy has a table.
-func KubeProxyTables(conn *nft.Conn) (families []nft.Family, err error) {
-	for _, f := range model.Families {
-		found, err := conn.HasTable(plan.NFT(f), KubeProxyTable)
+func KubeProxyTables(conn *nft.Conn) (families []inet.Family, err error) {
+	for _, f := range inet.Families {
+		found, err := conn.HasTable(f, KubeProxyTable)
 		if err != nil {
 			return nil, err
 		}
 		if found {
-			families = append(families, plan.NFT(f))
+			families = append(families, f)
 		}
 	}
 	return families, nil

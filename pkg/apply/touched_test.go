@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
@@ -290,8 +290,8 @@ func BenchmarkVerify(b *testing.B) {
 			fill(p, size.services, size.endpoints)
 			sync(b, k, p, Full)
 			var states []*nft.Element
-			for _, f := range model.Families {
-				states = append(states, k.states[plan.NFT(f)])
+			for _, f := range inet.Families {
+				states = append(states, k.states[f])
 			}
 			b.ReportAllocs()
 			for b.Loop() {

@@ -105,7 +105,7 @@ func differs(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong 
 			return "", 0, err
 		}
 		if chain != "" && wrong == "" {
-			wrong = fmt.Sprintf("table %s %s: the rules of chain %s differ from the plan", t.Family, t.Name, chain)
+			wrong = fmt.Sprintf("table %s %s: the rules of chain %s differ from the plan", t.Family.Keyword(), t.Name, chain)
 		}
 	}
 	for _, state := range states {
@@ -114,7 +114,7 @@ func differs(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong 
 			return "", 0, err
 		}
 		if !same && wrong == "" {
-			wrong = fmt.Sprintf("table %s %s: its elements differ from the plan", state.Set.Family, plan.TableName)
+			wrong = fmt.Sprintf("table %s %s: its elements differ from the plan", state.Set.Family.Keyword(), plan.TableName)
 		}
 	}
 	now, err = conn.Generation()

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -47,7 +48,7 @@ func (k *Kernel) compare() (why string, err error) {
 	for _, t := range k.ledger.tables() {
 		f := held[t.Family]
 		if !f.Exists {
-			return fmt.Sprintf("there is no table %s %s", t.Family, t.Name), nil
+			return fmt.Sprintf("there is no table %s %s", t.Family.Keyword(), t.Name), nil
 		}
 		for _, differs := range []func() (string, error){
 			func() (string, error) { return compareSets(k.ledger.counts, t, f), nil },
@@ -56,7 +57,7 @@ func (k *Kernel) compare() (why string, err error) {
 			func() (string, error) { return k.compareState(k.ledger.state(t.Family)) },
 		} {
 			if why, err := differs(); why != "" || err != nil {
-				return fmt.Sprintf("table %s %s: %s", t.Family, t.Name, why), err
+				return fmt.Sprintf("table %s %s: %s", t.Family.Keyword(), t.Name, why), err
 			}
 		}
 		adoptSizes(t, f)
@@ -66,8 +67,8 @@ func (k *Kernel) compare() (why string, err error) {
 
 // findAll reads all tables, elements aside. The ledger retains the classes' chains that an earlier process made and did not retire, with the
 // elements that lead to them.
-func (k *Kernel) findAll() (map[nft.Family]found, error) {
-	all := map[nft.Family]found{}
+func (k *Kernel) findAll() (map[inet.Family]found, error) {
+	all := map[inet.Family]found{}
 	for _, t := range k.ledger.planner.Tables() {
 		f, err := k.find(t)
 		if err != nil {
@@ -188,7 +189,7 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 	b, most := nft.NewBatch(l.batchBytes()), math.MaxInt
 	b.Report = k.counts != nil && len(k.states) > 0 // what an earlier process has left isn't counted
 	tables, missing := l.tables(), 0
-	leftBehind := map[nft.Family][]string{}
+	leftBehind := map[inet.Family][]string{}
 	for _, t := range tables {
 		f, err := k.find(t)
 		if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -42,7 +42,7 @@ func newWire(t testing.TB) *wire {
 	w.pods, _ = w.cable("out", "pods")
 	// Where node ports are served and what is masqueraded comes from, and the way to everywhere.
 	for f, everywhere := range []string{"0.0.0.0/0", "::/0"} {
-		addr := ways(model.Family(f), 0)[2].Addr()
+		addr := ways(inet.Family(f), 0)[2].Addr()
 		link := w.link("out")
 		w.must(netlink.AddrAdd(link, &netlink.Addr{
 			IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}, Flags: unix.IFA_F_NODAD,
@@ -52,7 +52,7 @@ func newWire(t testing.TB) *wire {
 		w.must(netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst}))
 	}
 	// The kernel brings up links and routes beside the request.
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		eventually(t, func() bool { return w.passes(f) })
 	}
 	return w
@@ -104,15 +104,15 @@ func (w *wire) open(device string) int {
 }
 
 // passes tells whether a packet to a pod goes through.
-func (w *wire) passes(f model.Family) bool {
+func (w *wire) passes(f inet.Family) bool {
 	w.send(f, 0, pod(f, 1))
 	_, _, came := w.read(50 * time.Millisecond)
 	return came
 }
 
 // client returns the address of one of many clients.
-func client(f model.Family, i int) netip.Addr {
-	if f == model.IPv4 {
+func client(f inet.Family, i int) netip.Addr {
+	if f == inet.IPv4 {
 		return netip.AddrFrom4([4]byte{20 + byte(i>>24), byte(i >> 16), byte(i >> 8), byte(i)})
 	}
 	a := netip.MustParseAddr("2001:db8:c::").As16()
@@ -121,14 +121,14 @@ func client(f model.Family, i int) netip.Addr {
 }
 
 // send sends a UDP packet of a client.
-func (w *wire) send(f model.Family, i int, to netip.AddrPort) {
+func (w *wire) send(f inet.Family, i int, to netip.AddrPort) {
 	if _, err := unix.Write(w.clients, w.frame(f, i, to)); err != nil {
 		w.Fatalf("send: %v", err)
 	}
 }
 
 // frame is a UDP packet of a client that holds its number: its address may be translated.
-func (w *wire) frame(f model.Family, i int, to netip.AddrPort) []byte {
+func (w *wire) frame(f inet.Family, i int, to netip.AddrPort) []byte {
 	const udpLen = 12
 	from := client(f, i)
 	b := append(make([]byte, 0, 64), w.to...)
@@ -199,7 +199,7 @@ func parseFrame(b []byte) (client int, to netip.AddrPort, ok bool) {
 }
 
 // ask has clients begin a connection each, and returns which endpoints they come to. All have to come somewhere.
-func (w *wire) ask(f model.Family, clients int, to netip.AddrPort) []netip.AddrPort {
+func (w *wire) ask(f inet.Family, clients int, to netip.AddrPort) []netip.AddrPort {
 	w.Helper()
 	// Connections that nobody answers would fill up the kernel's table.
 	w.must(netlink.ConntrackTableFlush(netlink.ConntrackTable))

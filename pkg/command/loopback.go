@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/trace"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -29,7 +30,7 @@ func (q *question) onLoopback(ctx context.Context, p trace.Packet, routes trace.
 		for j := range s.Ports {
 			for k := range s.Ports[j].Frontends {
 				f := &s.Ports[j].Frontends[k]
-				if s.Ports[j].Protocol != trace.ProtocolName(p.Protocol) || p.To.Addr().Is4() != (s.Ports[j].Family == "IPv4") {
+				if s.Ports[j].Protocol != p.Protocol.String() || s.Ports[j].Family != inet.FamilyOf(p.To.Addr()).String() {
 					continue
 				}
 				if f.LoopbackRefused && f.Address == strconv.Itoa(int(p.To.Port())) {

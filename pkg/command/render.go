@@ -13,6 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -65,8 +66,8 @@ func render(to io.Writer, p *plan.Planner) error {
 }
 
 // elementsOf returns the elements of a plan by family and set, without the state element: it contains a secret key.
-func elementsOf(p *plan.Planner) map[nft.Family]map[string][]nft.Element {
-	all := map[nft.Family]map[string][]nft.Element{nft.IPv4: {}, nft.IPv6: {}}
+func elementsOf(p *plan.Planner) map[inet.Family]map[string][]nft.Element {
+	all := map[inet.Family]map[string][]nft.Element{inet.IPv4: {}, inet.IPv6: {}}
 	p.Elements(func(e *nft.Element) { all[e.Set.Family][e.Set.Name] = append(all[e.Set.Family][e.Set.Name], *e) })
 	return all
 }

@@ -7,11 +7,9 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -27,7 +25,7 @@ type journey struct {
 	events []nft.TraceEvent
 	// chains are the base chains of all tables.
 	chains   []nft.BaseChain
-	protocol uint8
+	protocol inet.Protocol
 }
 
 // end describes where the packet was seen last, and its result.
@@ -128,14 +126,14 @@ func (j *journey) answer(where netip.AddrPort) ending {
 		return ending{}
 	}
 	for begin := time.Now(); ; time.Sleep(look) {
-		flow, err := conntrack.Lookup(model.Protocol(j.protocol), from, to)
+		flow, err := conntrack.Lookup(j.protocol, from, to)
 		switch {
 		case err != nil:
 			return ending{}
 		case flow == nil && !j.own():
 			return ending{"Connection tracking has no entry for it: a rule has exempted the packet (notrack), so that no rule can translate it. Check the chains " +
 				"of other programs above.", true}
-		case flow == nil && j.protocol == unix.IPPROTO_TCP: // a reset that is the only answer ends the entry
+		case flow == nil && j.protocol == inet.TCP: // a reset that is the only answer ends the entry
 			return ending{fmt.Sprintf("%s refused the connection (TCP reset): nothing listens on port %d, or a firewall on the path rejects it.", where, where.Port()), true}
 		case flow == nil:
 			return ending{}
@@ -143,7 +141,7 @@ func (j *journey) answer(where netip.AddrPort) ending {
 			return ending{text: fmt.Sprintf("%s answered.", where)}
 		case time.Since(begin) > replies:
 			closed := ""
-			if j.protocol != unix.IPPROTO_TCP { // a refusal is an ICMP error, and doesn't show
+			if j.protocol != inet.TCP { // a refusal is an ICMP error, and doesn't show
 				closed = fmt.Sprintf("nothing listens on port %d, ", where.Port())
 			}
 			return ending{fmt.Sprintf("%s has not answered within %v: %sthe pod is gone or hangs, or the packet or its answer was lost on the path (NetworkPolicy, "+

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/trace"
@@ -67,14 +68,12 @@ without an answer), otherwise 1.`,
 // sentByNode is the source of packets of the node's own processes.
 const sentByNode = "node"
 
-var protocols = map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
-
 func parsePacket(from, to string) (p trace.Packet, err error) {
 	where, name, given := strings.Cut(to, "/")
-	protocol, known := protocols[strings.ToLower(name)]
+	protocol, known := inet.ParseProtocol(strings.ToLower(name))
 	switch {
 	case !given:
-		protocol = unix.IPPROTO_TCP
+		protocol = inet.TCP
 	case !known:
 		return p, fmt.Errorf("unknown protocol %q: use ADDRESS:PORT, or add /tcp, /udp or /sctp; kube-nftproxy services NAMESPACE/NAME "+
 			"shows the addresses of a Service", name)
@@ -94,13 +93,6 @@ func parsePacket(from, to string) (p trace.Packet, err error) {
 	return trace.From(source.Unmap(), at, protocol, host.Routes{})
 }
 
-func familyOf(addr netip.Addr) nft.Family {
-	if addr.Is4() {
-		return nft.IPv4
-	}
-	return nft.IPv6
-}
-
 // foretell reads the tables, and follows a packet through them.
 func foretell(p trace.Packet) (*trace.Trace, *nft.ReadTable, []nft.BaseChain, error) {
 	conn, err := nft.Open()
@@ -108,7 +100,7 @@ func foretell(p trace.Packet) (*trace.Trace, *nft.ReadTable, []nft.BaseChain, er
 		return nil, nil, nil, err
 	}
 	defer conn.Close() //nolint:errcheck // read only
-	table, err := conn.Read(familyOf(p.To.Addr()), plan.TableName)
+	table, err := conn.Read(inet.FamilyOf(p.To.Addr()), plan.TableName)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -150,7 +142,7 @@ type traceView struct {
 }
 
 func newTraceView(t *trace.Trace) traceView {
-	return traceView{t.Packet.From.String(), t.Packet.Interface, t.Packet.To.String(), trace.ProtocolName(t.Packet.Protocol), t}
+	return traceView{t.Packet.From.String(), t.Packet.Interface, t.Packet.To.String(), t.Packet.Protocol.String(), t}
 }
 
 func printTrace(p *view.Printer, t *trace.Trace) {

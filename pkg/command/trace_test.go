@@ -16,7 +16,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -293,7 +293,7 @@ func nftDo(t *testing.T, l *tracedLab, input string) {
 // TestTraceLive follows a real packet to its endpoint, and leaves no table behind.
 func TestTraceLive(t *testing.T) {
 	l := newTracedLab(t)
-	if _, err := l.Pods[0].Serve(model.TCP, 8080); err != nil {
+	if _, err := l.Pods[0].Serve(inet.TCP, 8080); err != nil {
 		t.Fatal(err)
 	}
 	type result struct {
@@ -307,7 +307,7 @@ func TestTraceLive(t *testing.T) {
 	}()
 	awaitTable(t, l, true)
 	to := netip.MustParseAddrPort("10.96.0.11:80")
-	if a := l.Pods[1].Probe(t.Context(), model.TCP, to, lab.Options{Timeout: 3 * time.Second}); a.Outcome != lab.Answered {
+	if a := l.Pods[1].Probe(t.Context(), inet.TCP, to, lab.Options{Timeout: 3 * time.Second}); a.Outcome != lab.Answered {
 		t.Errorf("the packet that is traced got %v", a)
 	}
 	r := <-done
@@ -331,7 +331,7 @@ func TestTraceLive(t *testing.T) {
 		done <- result{out, err}
 	}()
 	awaitTable(t, l, true)
-	if a := l.Pods[1].Probe(t.Context(), model.TCP, to, lab.Options{}); a.Outcome != lab.TimedOut {
+	if a := l.Pods[1].Probe(t.Context(), inet.TCP, to, lab.Options{}); a.Outcome != lab.TimedOut {
 		t.Errorf("the packet that is dropped got %v", a)
 	}
 	want := "  guard pass: policy: drop\nStopped by the policy of chain pass of table inet guard, which belongs to another program; to list it: nft -a list chain inet guard pass.\n"
@@ -356,7 +356,7 @@ func awaitTable(t *testing.T, l *tracedLab, wanted bool) {
 		defer conn.Close() //nolint:errcheck // read only
 		for {
 			found := false
-			chains, err := conn.BaseChains(nft.IPv4)
+			chains, err := conn.BaseChains(inet.IPv4)
 			for _, ch := range chains {
 				found = found || strings.HasPrefix(ch.Table, liveTable)
 			}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/component-base/metrics"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -201,14 +202,14 @@ func (v *validator) clusterCIDR(path, text string) {
 		v.invalid(path, cidrs, pair)
 		return
 	}
-	var families []model.Family
+	var families []inet.Family
 	for i, s := range cidrs {
 		p, err := model.ParsePrefix(s)
 		if err != nil {
 			v.errs = append(v.errs, field.Invalid(v.at(path).Index(i), s, "must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)"))
 			continue
 		}
-		families = append(families, model.FamilyOf(p.Addr()))
+		families = append(families, inet.FamilyOf(p.Addr()))
 	}
 	if len(families) == 2 && families[0] == families[1] {
 		v.invalid(path, cidrs, pair)

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
@@ -17,18 +17,18 @@ func TestRepliesThatAreCutOrLost(t *testing.T) {
 	for length, want := range map[uint32]error{0: unix.EAGAIN, 4: netlink.ErrTruncated, 100: netlink.ErrTruncated, 250: netlink.ErrTruncated} {
 		enterNamespace(t)
 		table := openTable(t)
-		insert(t, table, synthetic(model.UDP, 10, 100))
+		insert(t, table, synthetic(inet.UDP, 10, 100))
 		program := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: length}}
 		if err := unix.SetsockoptSockFprog(table.read.FD(), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
 			&unix.SockFprog{Len: 1, Filter: &program[0]}); err != nil {
 			t.Fatal(err)
 		}
 		start := time.Now()
-		out, err := table.Delete(t.Context(), model.IPv4, true, changed(10).Stale)
+		out, err := table.Delete(t.Context(), inet.IPv4, true, changed(10).Stale)
 		if !errors.Is(err, want) || time.Since(start) > 5*time.Second {
 			t.Errorf("replies end after %d bytes: %+v, %v after %v; want %v", length, out, err, time.Since(start), want)
 		}
-		again, err := openTable(t).Delete(t.Context(), model.IPv4, true, changed(10).Stale)
+		again, err := openTable(t).Delete(t.Context(), inet.IPv4, true, changed(10).Stale)
 		if err != nil || out.Deleted+again.Deleted != 100 {
 			t.Errorf("after replies that end after %d bytes: %+v and %+v, %v; want 100 deleted", length, out, again, err)
 		}

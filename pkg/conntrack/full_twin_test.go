@@ -8,29 +8,29 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // If the table is full of other connections, the kernel drops packets of new connections. A pass still finds and deletes stale
 // flows to a removed endpoint. Their clients can then connect, because the deletions free space in the table.
 func TestFullTableTwin(t *testing.T) {
-	const f = model.IPv4
+	const f = inet.IPv4
 	n := newNode(t)
 	a, clients := n.served(f)
 	b := n.pod(f, 11)
 	room := n.number("nf_conntrack_max") - n.number("nf_conntrack_count")
-	insert(t, n.table, unrelated(model.TCP, room))
+	insert(t, n.table, unrelated(inet.TCP, room))
 	if gone := n.number("nf_conntrack_max") - n.number("nf_conntrack_count"); gone > 0 {
-		insert(t, n.table, unrelated(model.UDP, gone)) // other entries have expired meanwhile
+		insert(t, n.table, unrelated(inet.UDP, gone)) // other entries have expired meanwhile
 	}
 	late := n.clients(f)
 	n.expect(late, noAnswer)
 	n.expect(clients, a.String())
-	d := n.serve(f, model.UDP, b)
+	d := n.serve(f, inet.UDP, b)
 	n.pass(f, d, len(clients))
 	n.expect(clients, b.String())
 	n.expect(late, noAnswer)
-	others := func(flow *Flow) bool { return flow.Protocol == model.TCP }
+	others := func(flow *Flow) bool { return flow.Protocol == inet.TCP }
 	if out, err := n.table.Delete(t.Context(), f, false, others); err != nil || out.Deleted != room {
 		t.Fatalf("got %+v, %v; want %d deleted", out, err, room)
 	}

@@ -10,23 +10,23 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // For any message of the kernel, the deletion names exactly the entry of that message. It always has a tuple: a deletion without a
 // tuple would delete the whole table.
 func FuzzEntry(f *testing.F) {
-	zone := flow(model.UDP, "[fd00::1]:53", "[fd00::2]:5353")
+	zone := flow(inet.UDP, "[fd00::1]:53", "[fd00::2]:5353")
 	zone.Zone, zone.ID, zone.Replied, zone.DNAT = 9, 1<<31, true, true
-	for _, seed := range []Flow{flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"), zone} {
+	for _, seed := range []Flow{flow(inet.UDP, "10.96.0.1:53", "10.244.0.1:5353"), zone} {
 		whole := append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, attributes(seed)...)
 		f.Add(whole)
 		f.Add(whole[:len(whole)-4])
 		f.Add(append(bytes.Clone(whole), attributes(seed)...))
 		f.Add(netlink.AppendAttribute(bytes.Clone(whole), attrTupleOrig|nested, nil))
 	}
-	tuple := appendTuple(nil, attrTupleOrig, model.UDP, zone.Source, zone.Destination)
+	tuple := appendTuple(nil, attrTupleOrig, inet.UDP, zone.Source, zone.Destination)
 	zoned := append(bytes.Clone(tuple), netlink.AppendAttribute(nil, tupleZone, []byte{0, 7})...)
 	binary.NativeEndian.PutUint16(zoned, uint16(len(zoned)))
 	f.Add(append(append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, attributes(zone)...), zoned...))

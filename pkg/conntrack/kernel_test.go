@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -88,9 +89,9 @@ func newNode(t testing.TB) *node {
 	}
 	t.Cleanup(func() { kernel.Close() })
 	n := &node{TB: t, kernel: kernel, table: openTable(t), planner: plan.New(plan.Options{
-		Families: model.Families[:], MasqueradeMark: 0x4000,
+		Families: inet.Families[:], MasqueradeMark: 0x4000,
 	})}
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		n.planner.SetNodeAddresses(f, []netip.Addr{nodeAddresses[f]})
 	}
 	return n
@@ -109,7 +110,7 @@ func openTable(t testing.TB) *Netlink {
 var service = types.NamespacedName{Namespace: "default", Name: "dns"}
 
 // frontends returns a cluster IP, a load-balancer IP and a node port of a family.
-func frontends(f model.Family, p model.Protocol) []model.Frontend {
+func frontends(f inet.Family, p inet.Protocol) []model.Frontend {
 	at := [2][]string{
 		{"10.96.0.1:53", "10.96.0.2:53", "0.0.0.0:30053"},
 		{"[fd00:10:96::1]:53", "[fd00:10:96::2]:53", "[::]:30053"},
@@ -124,9 +125,9 @@ func frontends(f model.Family, p model.Protocol) []model.Frontend {
 }
 
 // destinations returns the addresses at which clients reach the frontends.
-func destinations(f model.Family) []netip.AddrPort {
+func destinations(f inet.Family) []netip.AddrPort {
 	var out []netip.AddrPort
-	for _, fe := range frontends(f, model.UDP) {
+	for _, fe := range frontends(f, inet.UDP) {
 		to := fe.Addr
 		if !to.IsValid() {
 			to = nodeAddresses[f]
@@ -137,7 +138,7 @@ func destinations(f model.Family) []netip.AddrPort {
 }
 
 // serve programs the Service with endpoints of one family and returns the state for the reconciler.
-func (n *node) serve(f model.Family, p model.Protocol, endpoints ...netip.AddrPort) *Desired {
+func (n *node) serve(f inet.Family, p inet.Protocol, endpoints ...netip.AddrPort) *Desired {
 	n.Helper()
 	d := &Desired{}
 	sp := &model.ServicePort{
@@ -156,10 +157,10 @@ func (n *node) serve(f model.Family, p model.Protocol, endpoints ...netip.AddrPo
 }
 
 // served programs one UDP endpoint and returns it with clients that have received its replies.
-func (n *node) served(f model.Family) (endpoint netip.AddrPort, clients []*net.UDPConn) {
+func (n *node) served(f inet.Family) (endpoint netip.AddrPort, clients []*net.UDPConn) {
 	n.Helper()
 	endpoint = n.pod(f, 10)
-	n.serve(f, model.UDP, endpoint)
+	n.serve(f, inet.UDP, endpoint)
 	clients = n.clients(f)
 	n.expect(clients, endpoint.String())
 	return endpoint, clients
@@ -175,7 +176,7 @@ func (n *node) withdraw() {
 }
 
 // pass deletes stale flows and checks their number.
-func (n *node) pass(f model.Family, d *Desired, deleted int) {
+func (n *node) pass(f inet.Family, d *Desired, deleted int) {
 	n.Helper()
 	out, err := n.table.Delete(n.Context(), f, d.onlyUDP(), d.Stale)
 	if err != nil {
@@ -194,7 +195,7 @@ func (n *node) entries() string {
 }
 
 // pod starts a server that replies to every packet with its own address.
-func (n *node) pod(f model.Family, i int) netip.AddrPort {
+func (n *node) pod(f inet.Family, i int) netip.AddrPort {
 	n.Helper()
 	at := addrPort([...]string{fmt.Sprintf("10.244.0.%d:5353", i), fmt.Sprintf("[fd00:10:244::%x]:5353", i)}[f])
 	n.answer(at)
@@ -224,7 +225,7 @@ func (n *node) answer(at netip.AddrPort) {
 }
 
 // clients opens a socket for every frontend.
-func (n *node) clients(f model.Family) []*net.UDPConn {
+func (n *node) clients(f inet.Family) []*net.UDPConn {
 	n.Helper()
 	var out []*net.UDPConn
 	for _, to := range destinations(f) {
@@ -283,19 +284,19 @@ func (n *node) trackBefore() {
 		"add chain inet other d { type nat hook postrouting priority 100; }; add rule inet other c ct state new counter")
 }
 
-func forFamilies(t *testing.T, f func(n *node, f model.Family)) {
-	for _, family := range model.Families {
+func forFamilies(t *testing.T, f func(n *node, f inet.Family)) {
+	for _, family := range inet.Families {
 		t.Run(family.String(), func(t *testing.T) { f(newNode(t), family) })
 	}
 }
 
 func TestClientFollowsReplacedEndpoint(t *testing.T) {
-	forFamilies(t, func(n *node, f model.Family) {
+	forFamilies(t, func(n *node, f inet.Family) {
 		a, b := n.pod(f, 10), n.pod(f, 11)
-		n.pass(f, n.serve(f, model.UDP, a), 0)
+		n.pass(f, n.serve(f, inet.UDP, a), 0)
 		clients := n.clients(f)
 		n.expect(clients, a.String())
-		d := n.serve(f, model.UDP, b)
+		d := n.serve(f, inet.UDP, b)
 		n.expect(clients, a.String())
 		n.pass(f, d, len(clients))
 		n.expect(clients, b.String())
@@ -304,48 +305,48 @@ func TestClientFollowsReplacedEndpoint(t *testing.T) {
 }
 
 func TestRemainingEndpointKeepsItsClients(t *testing.T) {
-	forFamilies(t, func(n *node, f model.Family) {
+	forFamilies(t, func(n *node, f inet.Family) {
 		a, b := n.pod(f, 10), n.pod(f, 11)
-		n.serve(f, model.UDP, a)
+		n.serve(f, inet.UDP, a)
 		clients := n.clients(f)
 		n.expect(clients, a.String())
-		n.pass(f, n.serve(f, model.UDP, a, b), 0)
+		n.pass(f, n.serve(f, inet.UDP, a, b), 0)
 		n.expect(clients, a.String())
 	})
 }
 
 func TestClientOfServiceScaledToZeroIsRefused(t *testing.T) {
-	forFamilies(t, func(n *node, f model.Family) {
+	forFamilies(t, func(n *node, f inet.Family) {
 		a, clients := n.served(f)
-		n.pass(f, n.serve(f, model.UDP), len(clients))
+		n.pass(f, n.serve(f, inet.UDP), len(clients))
 		n.expect(clients, refused)
-		n.pass(f, n.serve(f, model.UDP, a), 0)
+		n.pass(f, n.serve(f, inet.UDP, a), 0)
 		n.expect(clients, a.String())
 	})
 }
 
 func TestClientFindsFirstEndpoint(t *testing.T) {
-	forFamilies(t, func(n *node, f model.Family) {
+	forFamilies(t, func(n *node, f inet.Family) {
 		n.trackBefore()
 		clients := n.clients(f)[:2]
 		n.expect(clients, noAnswer)
-		d := n.serve(f, model.UDP)
+		d := n.serve(f, inet.UDP)
 		n.expect(clients, noAnswer)
 		n.pass(f, d, len(clients))
 		n.expect(clients, refused)
 		a := n.pod(f, 10)
-		n.pass(f, n.serve(f, model.UDP, a), 0)
+		n.pass(f, n.serve(f, inet.UDP, a), 0)
 		n.expect(clients, a.String())
 	})
 }
 
 func TestClientFromBeforeTheRulesIsServed(t *testing.T) {
-	forFamilies(t, func(n *node, f model.Family) {
+	forFamilies(t, func(n *node, f inet.Family) {
 		n.trackBefore()
 		clients := n.clients(f)[:2]
 		n.expect(clients, noAnswer)
 		a := n.pod(f, 10)
-		d := n.serve(f, model.UDP, a)
+		d := n.serve(f, inet.UDP, a)
 		n.expect(clients, noAnswer)
 		d.Undnated = true
 		n.pass(f, d, len(clients))
@@ -354,12 +355,12 @@ func TestClientFromBeforeTheRulesIsServed(t *testing.T) {
 }
 
 func TestClientOfDeletedFrontendIsCutOff(t *testing.T) {
-	forFamilies(t, func(n *node, f model.Family) {
+	forFamilies(t, func(n *node, f inet.Family) {
 		a, clients := n.served(f)
 		n.withdraw()
 		n.expect(clients, a.String())
 		d := &Desired{}
-		for _, fe := range frontends(f, model.UDP) {
+		for _, fe := range frontends(f, inet.UDP) {
 			d.Gone(fe.Key)
 		}
 		d.NodeAddresses(f, []netip.Addr{nodeAddresses[f]})
@@ -371,7 +372,7 @@ func TestClientOfDeletedFrontendIsCutOff(t *testing.T) {
 
 func TestRunMovesClient(t *testing.T) {
 	n := newNode(t)
-	f := model.IPv4
+	f := inet.IPv4
 	a, b := n.pod(f, 10), n.pod(f, 11)
 	counted := make(counter, 1)
 	r := New(Config{Open: func() (Table, error) { return unclosed{n.table}, nil }, Metrics: counted})
@@ -381,10 +382,10 @@ func TestRunMovesClient(t *testing.T) {
 		r.Run(n.Context())
 	}()
 	t.Cleanup(func() { <-done })
-	n.serve(f, model.UDP, a)
+	n.serve(f, inet.UDP, a)
 	clients := n.clients(f)
 	n.expect(clients, a.String())
-	r.Request(n.serve(f, model.UDP, b))
+	r.Request(n.serve(f, inet.UDP, b))
 	if got := <-counted; got != len(clients) {
 		t.Errorf("%d flows deleted, want %d", got, len(clients))
 	}
@@ -393,18 +394,18 @@ func TestRunMovesClient(t *testing.T) {
 
 type counter chan int
 
-func (c counter) FlowsDeleted(_ model.Family, _ time.Duration, deleted int) { c <- deleted }
-func (c counter) FlowsSearched(model.Family, error)                         {}
+func (c counter) FlowsDeleted(_ inet.Family, _ time.Duration, deleted int) { c <- deleted }
+func (c counter) FlowsSearched(inet.Family, error)                         {}
 
 type unclosed struct{ *Netlink }
 
 func (unclosed) Close() error { return nil }
 
 func TestEstablishedTCPIsLeftAlone(t *testing.T) {
-	forFamilies(t, func(n *node, f model.Family) {
+	forFamilies(t, func(n *node, f inet.Family) {
 		at := addrPort([...]string{"10.244.0.10:5353", "[fd00:10:244::a]:5353"}[f])
 		listener := n.echo(at)
-		n.serve(f, model.TCP, at)
+		n.serve(f, inet.TCP, at)
 		var conns []net.Conn
 		for _, to := range destinations(f) {
 			conn, err := net.Dial("tcp", to.String())
@@ -416,14 +417,14 @@ func TestEstablishedTCPIsLeftAlone(t *testing.T) {
 			conns = append(conns, conn)
 		}
 		_ = listener.Close()
-		d := n.serve(f, model.TCP, netip.AddrPortFrom(at.Addr().Next(), at.Port()))
+		d := n.serve(f, inet.TCP, netip.AddrPortFrom(at.Addr().Next(), at.Port()))
 		d.Undnated = true
 		n.pass(f, d, 0)
-		d = n.serve(f, model.TCP)
+		d = n.serve(f, inet.TCP)
 		d.Undnated = true
 		n.pass(f, d, 0)
 		d = &Desired{Undnated: true}
-		for _, fe := range frontends(f, model.TCP) {
+		for _, fe := range frontends(f, inet.TCP) {
 			d.Gone(fe.Key)
 		}
 		n.pass(f, d, 0)
@@ -440,9 +441,9 @@ func TestForeignTranslationsAreLeftAlone(t *testing.T) {
 	run(t, "nft", "add table ip portmap; add chain ip portmap out { type nat hook output priority -101; }; "+
 		"add rule ip portmap out ip daddr 192.0.2.1 udp dport 8053 dnat to 10.244.0.12:5353; "+
 		"add rule ip portmap out ip daddr 198.51.100.7 udp dport 30053 dnat to 10.244.0.12:5353")
-	f := model.IPv4
+	f := inet.IPv4
 	a, b, plugin := n.pod(f, 10), n.pod(f, 11), n.pod(f, 12)
-	n.serve(f, model.UDP, a)
+	n.serve(f, inet.UDP, a)
 	clients := n.clients(f)
 	n.expect(clients, a.String())
 	var others []*net.UDPConn
@@ -455,7 +456,7 @@ func TestForeignTranslationsAreLeftAlone(t *testing.T) {
 		others = append(others, conn)
 	}
 	n.expect(others, plugin.String())
-	d := n.serve(f, model.UDP, b)
+	d := n.serve(f, inet.UDP, b)
 	d.Undnated = true
 	n.pass(f, d, len(clients))
 	n.expect(clients, b.String())
@@ -464,14 +465,14 @@ func TestForeignTranslationsAreLeftAlone(t *testing.T) {
 
 // The same pod serves on a different port, as after a change of targetPort.
 func TestClientFollowsChangedPort(t *testing.T) {
-	forFamilies(t, func(n *node, f model.Family) {
+	forFamilies(t, func(n *node, f inet.Family) {
 		old := n.pod(f, 10)
 		at := netip.AddrPortFrom(old.Addr(), old.Port()+1)
 		n.answer(at)
-		n.serve(f, model.UDP, old)
+		n.serve(f, inet.UDP, old)
 		clients := n.clients(f)
 		n.expect(clients, old.String())
-		n.pass(f, n.serve(f, model.UDP, at), len(clients))
+		n.pass(f, n.serve(f, inet.UDP, at), len(clients))
 		n.expect(clients, at.String())
 	})
 }
@@ -481,34 +482,34 @@ func TestMasqueradedClientFollows(t *testing.T) {
 	n := newNode(t)
 	run(t, "nft", "add table inet masq; add chain inet masq c { type nat hook postrouting priority 100; }; "+
 		"add rule inet masq c ct status dnat masquerade")
-	f := model.IPv4
+	f := inet.IPv4
 	a, b := n.pod(f, 10), n.pod(f, 11)
-	n.serve(f, model.UDP, a)
+	n.serve(f, inet.UDP, a)
 	clients := n.clients(f)
 	n.expect(clients, a.String())
-	n.pass(f, n.serve(f, model.UDP, a, b), 0)
-	n.pass(f, n.serve(f, model.UDP, b), len(clients))
+	n.pass(f, n.serve(f, inet.UDP, a, b), 0)
+	n.pass(f, n.serve(f, inet.UDP, b), len(clients))
 	n.expect(clients, b.String())
 }
 
 // Narrower or new source ranges stop a client without replies. A flow with replies continues, as in kube-proxy.
 func TestSourceThatIsNotAllowedAnyMoreIsStopped(t *testing.T) {
-	forFamilies(t, func(n *node, f model.Family) {
+	forFamilies(t, func(n *node, f inet.Family) {
 		silent := n.listen([...]string{"10.244.0.10:5353", "[fd00:10:244::a]:5353"}[f])
 		answers := n.pod(f, 11)
 		at := silent.LocalAddr().(*net.UDPAddr).AddrPort()
 		here, elsewhere := sources(nodeAddresses[f]), sources(addr([...]string{"198.51.100.9", "2001:db8:9::9"}[f]))
-		n.pass(f, n.restrict(f, model.UDP, answers, here), 0)
+		n.pass(f, n.restrict(f, inet.UDP, answers, here), 0)
 		answered := n.clients(f)
 		n.expect(answered, answers.String())
 		for _, before := range [][]model.AddrRange{here, nil} {
-			n.pass(f, n.restrict(f, model.UDP, at, before, answers), 0)
+			n.pass(f, n.restrict(f, inet.UDP, at, before, answers), 0)
 			oneWay := n.clients(f)
 			n.expect(oneWay, noAnswer)
 			if got := received(silent); got != len(oneWay) {
 				t.Fatalf("%d packets of %d reached the endpoint before", got, len(oneWay))
 			}
-			n.pass(f, n.restrict(f, model.UDP, at, elsewhere, answers), 1)
+			n.pass(f, n.restrict(f, inet.UDP, at, elsewhere, answers), 1)
 			n.expect(oneWay, noAnswer)
 			if got := received(silent); got != len(oneWay)-1 {
 				t.Errorf("%d packets reached the endpoint after the ranges of one of %d frontends exclude the client", got, len(oneWay))
@@ -517,7 +518,7 @@ func TestSourceThatIsNotAllowedAnyMoreIsStopped(t *testing.T) {
 			for _, c := range oneWay {
 				_ = c.Close()
 			}
-			n.pass(f, n.restrict(f, model.UDP, at, here, answers), 0)
+			n.pass(f, n.restrict(f, inet.UDP, at, here, answers), 0)
 		}
 	})
 }
@@ -527,7 +528,7 @@ func sources(a netip.Addr) []model.AddrRange { return []model.AddrRange{{First: 
 
 // restrict does the same as serve, with source ranges for the load-balancer IP. Existing flows may also continue with the
 // endpoints in further.
-func (n *node) restrict(f model.Family, p model.Protocol, endpoint netip.AddrPort, allowed []model.AddrRange, further ...netip.AddrPort) *Desired {
+func (n *node) restrict(f inet.Family, p inet.Protocol, endpoint netip.AddrPort, allowed []model.AddrRange, further ...netip.AddrPort) *Desired {
 	n.Helper()
 	d := &Desired{}
 	sp := &model.ServicePort{
@@ -573,18 +574,18 @@ func received(c *net.UDPConn) (packets int) {
 // A SYN without a reply is in state new, too. If a source that is no longer allowed repeats its SYN, the SYN does not reach the
 // endpoint.
 func TestSYNOfASourceThatIsNotAllowedAnyMore(t *testing.T) {
-	forFamilies(t, func(n *node, f model.Family) {
+	forFamilies(t, func(n *node, f inet.Family) {
 		at := addrPort([...]string{"10.244.0.10:5353", "[fd00:10:244::a]:5353"}[f])
 		drop := fmt.Sprintf("add table inet endpoint; add chain inet endpoint c { type filter hook input priority 0; }; "+
 			"add rule inet endpoint c %s daddr %s tcp dport 5353 drop", [...]string{"ip", "ip6"}[f], at.Addr())
 		run(n, "nft", drop)
 		here, elsewhere := sources(nodeAddresses[f]), sources(addr([...]string{"198.51.100.9", "2001:db8:9::9"}[f]))
 		n.echo(at)
-		n.restrict(f, model.TCP, at, here)
+		n.restrict(f, inet.TCP, at, here)
 		// The kernel repeats the SYN after a second.
 		stopped, free := n.connect(destinations(f)[1]), n.connect(destinations(f)[0])
-		n.pass(f, n.restrict(f, model.TCP, at, here), 0)
-		n.pass(f, n.restrict(f, model.TCP, at, elsewhere), 1)
+		n.pass(f, n.restrict(f, inet.TCP, at, here), 0)
+		n.pass(f, n.restrict(f, inet.TCP, at, elsewhere), 1)
 		run(n, "nft", "delete table inet endpoint")
 		if !connected(free, 10*time.Second) {
 			n.Error("a client of the cluster IP isn't connected by the repeated SYN")
@@ -629,7 +630,7 @@ func connected(fd int, patience time.Duration) bool {
 // If a Service was deleted while no process ran, its flows are deleted, because the earlier tables have its frontends. A flow to
 // another address of the same ServiceCIDR, which another program translated, is kept.
 func TestClientOfServiceDeletedDuringDowntimeIsCutOff(t *testing.T) {
-	forFamilies(t, func(n *node, f model.Family) {
+	forFamilies(t, func(n *node, f inet.Family) {
 		another := addrPort([...]string{"10.96.0.200:53", "[fd00:10:96::200]:53"}[f])
 		plugin := n.pod(f, 11)
 		run(n, "nft", fmt.Sprintf("add table inet another; add chain inet another out { type nat hook output priority -101; }; "+
@@ -643,12 +644,12 @@ func TestClientOfServiceDeletedDuringDowntimeIsCutOff(t *testing.T) {
 			n.Fatalf("the other program's client is answered by %s, want %s", got, plugin)
 		}
 		_, clients := n.served(f)
-		earlier, err := apply.EarlierUDP(model.Families[:])
+		earlier, err := apply.EarlierUDP(inet.Families[:])
 		if err != nil || len(earlier) != len(clients) {
 			n.Fatalf("frontends of the earlier tables: %v, %v; want %d", earlier, err, len(clients))
 		}
 		n.withdraw()
-		if now, err := apply.EarlierUDP(model.Families[:]); err != nil || len(now) > 0 {
+		if now, err := apply.EarlierUDP(inet.Families[:]); err != nil || len(now) > 0 {
 			n.Errorf("after the Service was deleted: %v, %v", now, err)
 		}
 		d := &Desired{Undnated: true}
@@ -681,9 +682,9 @@ func TestUntranslatedTCPThatIsEstablishedIsLeftAlone(t *testing.T) {
 	}
 	defer conn.Close()
 	n.echoes(conn)
-	d := n.serve(model.IPv4, model.TCP, addrPort("10.244.0.10:5353"))
+	d := n.serve(inet.IPv4, inet.TCP, addrPort("10.244.0.10:5353"))
 	d.Undnated = true
-	n.pass(model.IPv4, d, 0)
+	n.pass(inet.IPv4, d, 0)
 	n.echoes(conn)
 }
 
@@ -695,16 +696,16 @@ func TestConnectFromBeforeTheRulesSucceeds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	vip := destinations(model.IPv4)[0]
+	vip := destinations(inet.IPv4)[0]
 	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: vip.Addr().As4(), Port: int(vip.Port())}); err != unix.EINPROGRESS {
 		t.Fatalf("connect: %v, want that it is in progress", err)
 	}
 	at := addrPort("10.244.0.10:5353")
 	n.echo(at)
-	d := n.serve(model.IPv4, model.TCP, at)
-	n.pass(model.IPv4, d, 0)
+	d := n.serve(inet.IPv4, inet.TCP, at)
+	n.pass(inet.IPv4, d, 0)
 	d.Undnated = true
-	n.pass(model.IPv4, d, 1)
+	n.pass(inet.IPv4, d, 1)
 	// The kernel repeats the SYN after a second.
 	events := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
 	if count, err := unix.Poll(events, 10_000); err != nil || count != 1 {
@@ -765,7 +766,7 @@ func insert(t testing.TB, n *Netlink, flows func(yield func(Flow, uint16) bool))
 	}
 	for f, zone := range flows {
 		b.last = len(b.buf)
-		b.buf = netlink.AppendHeader(b.buf, unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_CREATE|unix.NLM_F_EXCL, 0, nfFamily(model.FamilyOf(f.Source.Addr())))
+		b.buf = netlink.AppendHeader(b.buf, unix.NFNL_SUBSYS_CTNETLINK<<8, unix.NLM_F_CREATE|unix.NLM_F_EXCL, 0, inet.FamilyOf(f.Source.Addr()).Number())
 		b.buf = appendTuple(b.buf, attrTupleOrig, f.Protocol, f.Source, f.Destination)
 		b.buf = appendTuple(b.buf, attrTupleReply, f.Protocol, f.Server, f.Source)
 		b.buf = netlink.AppendAttribute(b.buf, attrStatus, binary.BigEndian.AppendUint32(nil, statusReplied|assured|confirmed))
@@ -773,7 +774,7 @@ func insert(t testing.TB, n *Netlink, flows func(yield func(Flow, uint16) bool))
 		if zone != 0 {
 			b.buf = netlink.AppendAttribute(b.buf, attrZone, binary.BigEndian.AppendUint16(nil, zone))
 		}
-		if f.Protocol == model.TCP {
+		if f.Protocol == inet.TCP {
 			b.buf = appendEstablished(b.buf)
 		}
 		netlink.Finish(b.buf, b.last)
@@ -790,8 +791,8 @@ func appendEstablished(b []byte) []byte {
 	return netlink.AppendAttribute(b, protoInfo|nested, netlink.AppendAttribute(nil, infoTCP|nested, state))
 }
 
-func appendTuple(b []byte, typ uint16, p model.Protocol, src, dst netip.AddrPort) []byte {
-	family := 2 * uint16(model.FamilyOf(src.Addr()))
+func appendTuple(b []byte, typ uint16, p inet.Protocol, src, dst netip.AddrPort) []byte {
+	family := 2 * uint16(inet.FamilyOf(src.Addr()))
 	ip := netlink.AppendAttribute(netlink.AppendAttribute(nil, 1+family, src.Addr().AsSlice()), 2+family, dst.Addr().AsSlice())
 	proto := netlink.AppendAttribute(nil, protoNumber, []byte{byte(p)})
 	proto = netlink.AppendAttribute(proto, protoSourcePort, binary.BigEndian.AppendUint16(nil, src.Port()))
@@ -800,7 +801,7 @@ func appendTuple(b []byte, typ uint16, p model.Protocol, src, dst netip.AddrPort
 }
 
 // synthetic yields entries of many services. Each service has a virtual address and several endpoints.
-func synthetic(p model.Protocol, services, each int) func(yield func(Flow, uint16) bool) {
+func synthetic(p inet.Protocol, services, each int) func(yield func(Flow, uint16) bool) {
 	return func(yield func(Flow, uint16) bool) {
 		for i := range services {
 			for j := range each {
@@ -830,12 +831,12 @@ func TestManyEntries(t *testing.T) {
 	enterNamespace(t)
 	table := openTable(t)
 	const services, each = 40, 100
-	insert(t, table, synthetic(model.UDP, services, each))
-	insert(t, table, synthetic(model.TCP, services, each))
+	insert(t, table, synthetic(inet.UDP, services, each))
+	insert(t, table, synthetic(inet.TCP, services, each))
 	// The first endpoint of every service is removed.
 	d := &Desired{}
 	for i := range services {
-		d.Frontend(key(model.UDP, syntheticVIP(i).String()), list(i, 1))
+		d.Frontend(key(inet.UDP, syntheticVIP(i).String()), list(i, 1))
 	}
 	for _, tc := range []struct {
 		name       string
@@ -851,7 +852,7 @@ func TestManyEntries(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			table.unfiltered = tc.unfiltered
-			out, err := table.Delete(t.Context(), model.IPv4, tc.udp, d.Stale)
+			out, err := table.Delete(t.Context(), inet.IPv4, tc.udp, d.Stale)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -874,18 +875,18 @@ func TestEntryInAnotherZone(t *testing.T) {
 	enterNamespace(t)
 	table := openTable(t)
 	insert(t, table, func(yield func(Flow, uint16) bool) {
-		f := flow(model.UDP, "10.96.0.1:53", "10.244.0.10:53")
+		f := flow(inet.UDP, "10.96.0.1:53", "10.244.0.10:53")
 		_ = yield(f, 0) && yield(f, 7)
 	})
 	var zones []uint16
-	out, err := table.Delete(t.Context(), model.IPv4, true, func(f *Flow) bool {
+	out, err := table.Delete(t.Context(), inet.IPv4, true, func(f *Flow) bool {
 		zones = append(zones, f.Zone)
 		return f.Zone == 7
 	})
 	if err != nil || out.Seen != 2 || out.Deleted != 1 {
 		t.Fatalf("got %+v, %v; want 2 seen, 1 deleted", out, err)
 	}
-	out, err = table.Delete(t.Context(), model.IPv4, true, func(f *Flow) bool { return f.Zone == 0 })
+	out, err = table.Delete(t.Context(), inet.IPv4, true, func(f *Flow) bool { return f.Zone == 0 })
 	if err != nil || out.Seen != 1 || out.Deleted != 1 {
 		t.Errorf("got %+v, %v; want 1 seen, 1 deleted (zones %v)", out, err, zones)
 	}
@@ -895,9 +896,9 @@ func TestEntryInAnotherZone(t *testing.T) {
 func TestExpiredEntry(t *testing.T) {
 	enterNamespace(t)
 	table, other := openTable(t), openTable(t)
-	insert(t, table, func(yield func(Flow, uint16) bool) { yield(flow(model.UDP, "10.96.0.1:53", "10.244.0.10:53"), 0) })
-	out, err := table.Delete(t.Context(), model.IPv4, true, func(*Flow) bool {
-		if out, err := other.Delete(t.Context(), model.IPv4, true, func(*Flow) bool { return true }); err != nil || out.Deleted != 1 {
+	insert(t, table, func(yield func(Flow, uint16) bool) { yield(flow(inet.UDP, "10.96.0.1:53", "10.244.0.10:53"), 0) })
+	out, err := table.Delete(t.Context(), inet.IPv4, true, func(*Flow) bool {
+		if out, err := other.Delete(t.Context(), inet.IPv4, true, func(*Flow) bool { return true }); err != nil || out.Deleted != 1 {
 			t.Errorf("got %+v, %v; want 1 deleted", out, err)
 		}
 		return true
@@ -916,13 +917,13 @@ func TestLostErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	const services, each = 10, 100
-	insert(t, other, synthetic(model.UDP, services, each))
+	insert(t, other, synthetic(inet.UDP, services, each))
 	gone := false
-	out, err := table.Delete(t.Context(), model.IPv4, true, func(f *Flow) bool {
+	out, err := table.Delete(t.Context(), inet.IPv4, true, func(f *Flow) bool {
 		// The entries of all services but one expire before the first deletion is sent.
 		if !gone {
 			gone = true
-			if _, err := other.Delete(t.Context(), model.IPv4, true, func(f *Flow) bool { return f.Destination != syntheticVIP(0) }); err != nil {
+			if _, err := other.Delete(t.Context(), inet.IPv4, true, func(f *Flow) bool { return f.Destination != syntheticVIP(0) }); err != nil {
 				t.Error(err)
 			}
 		}
@@ -931,7 +932,7 @@ func TestLostErrors(t *testing.T) {
 	if err != nil {
 		t.Errorf("got %+v, %v; lost errors are none", out, err)
 	}
-	if out, err := other.Delete(t.Context(), model.IPv4, true, func(*Flow) bool { return true }); err != nil || out.Seen != 0 {
+	if out, err := other.Delete(t.Context(), inet.IPv4, true, func(*Flow) bool { return true }); err != nil || out.Seen != 0 {
 		t.Errorf("%d flows are left, %v; want none", out.Seen, err)
 	}
 }
@@ -940,7 +941,7 @@ func TestLostErrors(t *testing.T) {
 func TestEntryOfAnotherIDStays(t *testing.T) {
 	enterNamespace(t)
 	table := openTable(t)
-	f := flow(model.UDP, "10.96.0.1:53", "10.244.0.10:53")
+	f := flow(inet.UDP, "10.96.0.1:53", "10.244.0.10:53")
 	insert(t, table, func(yield func(Flow, uint16) bool) { yield(f, 0) })
 	e := entry{
 		tuple: appendTuple(nil, attrTupleOrig, f.Protocol, f.Source, f.Destination)[unix.SizeofNlAttr:],
@@ -952,14 +953,14 @@ func TestEntryOfAnotherIDStays(t *testing.T) {
 	if err := table.deleteBatch(&out); err != nil || out.Deleted != 0 {
 		t.Errorf("got %+v, %v; want 0 deleted", out, err)
 	}
-	out, err := table.Delete(t.Context(), model.IPv4, true, func(*Flow) bool { return true })
+	out, err := table.Delete(t.Context(), inet.IPv4, true, func(*Flow) bool { return true })
 	if err != nil || out.Deleted != 1 {
 		t.Errorf("got %+v, %v; want 1 deleted", out, err)
 	}
 }
 
 // unrelated yields entries of connections to other machines, which belong to no Service.
-func unrelated(p model.Protocol, n int) func(yield func(Flow, uint16) bool) {
+func unrelated(p inet.Protocol, n int) func(yield func(Flow, uint16) bool) {
 	return func(yield func(Flow, uint16) bool) {
 		for i := range n {
 			at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, byte(i >> 16), byte(i >> 8), byte(i)}), 443)
@@ -974,7 +975,7 @@ func unrelated(p model.Protocol, n int) func(yield func(Flow, uint16) bool) {
 func changed(services int) *Desired {
 	d := &Desired{}
 	for i := range services {
-		d.Frontend(key(model.UDP, syntheticVIP(i).String()), list(i, 1))
+		d.Frontend(key(inet.UDP, syntheticVIP(i).String()), list(i, 1))
 	}
 	return d
 }
@@ -1014,9 +1015,9 @@ func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			enterNamespace(t)
 			filler := openTable(t)
-			insert(t, filler, synthetic(model.UDP, services, tc.ours))
-			insert(t, filler, unrelated(model.UDP, tc.foreign))
-			insert(t, filler, unrelated(model.TCP, tc.foreign))
+			insert(t, filler, synthetic(inet.UDP, services, tc.ours))
+			insert(t, filler, unrelated(inet.UDP, tc.foreign))
+			insert(t, filler, unrelated(inet.TCP, tc.foreign))
 			d := changed(services)
 			d.Undnated = tc.undnated
 			var out Outcome
@@ -1024,7 +1025,7 @@ func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 			bytes := allocated(func() {
 				table = openTable(t)
 				var err error
-				if out, err = table.Delete(t.Context(), model.IPv4, !d.Undnated, d.Stale); err != nil {
+				if out, err = table.Delete(t.Context(), inet.IPv4, !d.Undnated, d.Stale); err != nil {
 					t.Fatal(err)
 				}
 			})
@@ -1073,8 +1074,8 @@ func BenchmarkPass(b *testing.B) {
 			}
 			enterNamespace(b)
 			filler := openTable(b)
-			insert(b, filler, unrelated(model.UDP, tc.foreign/2))
-			insert(b, filler, unrelated(model.TCP, tc.foreign/2))
+			insert(b, filler, unrelated(inet.UDP, tc.foreign/2))
+			insert(b, filler, unrelated(inet.TCP, tc.foreign/2))
 			d := changed(services)
 			d.Undnated = tc.undnated
 			out, spent, bytes := Outcome{}, time.Duration(0), uint64(0)
@@ -1088,7 +1089,7 @@ func BenchmarkPass(b *testing.B) {
 					if err != nil {
 						b.Fatal(err)
 					}
-					if out, err = table.Delete(b.Context(), model.IPv4, !d.Undnated, d.Stale); err != nil {
+					if out, err = table.Delete(b.Context(), inet.IPv4, !d.Undnated, d.Stale); err != nil {
 						b.Fatal(err)
 					}
 					if table.read.Seq != 1 {
@@ -1125,7 +1126,7 @@ func processorTime(b *testing.B) time.Duration {
 // insertMissing inserts the services' entries that the last pass deleted, or all of them.
 func insertMissing(b *testing.B, table *Netlink, services, each int) {
 	ours := 0
-	_, err := table.Delete(b.Context(), model.IPv4, true, func(f *Flow) bool {
+	_, err := table.Delete(b.Context(), inet.IPv4, true, func(f *Flow) bool {
 		if f.Source.Addr() == syntheticClient {
 			ours++
 		}
@@ -1136,7 +1137,7 @@ func insertMissing(b *testing.B, table *Netlink, services, each int) {
 	}
 	insert(b, table, func(yield func(Flow, uint16) bool) {
 		i := 0
-		for f := range synthetic(model.UDP, services, each) {
+		for f := range synthetic(inet.UDP, services, each) {
 			lost := i%each%10 == 0
 			i++
 			if (ours == 0 || lost) && !yield(f, 0) {

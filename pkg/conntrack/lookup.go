@@ -8,19 +8,19 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 // Lookup returns the entry of a flow, or nil if there is none. from and to are the addresses of the flow's first packet before any
 // translation. The process needs CAP_NET_ADMIN.
-func Lookup(p model.Protocol, from, to netip.AddrPort) (*Flow, error) {
+func Lookup(p inet.Protocol, from, to netip.AddrPort) (*Flow, error) {
 	s, err := netlink.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = s.Close() }() // read only
-	m, err := s.AskOne(msgGet, nfFamily(model.FamilyOf(to.Addr())), tupleOf(p, from, to))
+	m, err := s.AskOne(msgGet, inet.FamilyOf(to.Addr()).Number(), tupleOf(p, from, to))
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
@@ -35,7 +35,7 @@ func Lookup(p model.Protocol, from, to netip.AddrPort) (*Flow, error) {
 }
 
 // tupleOf returns the attribute for the original direction of a connection.
-func tupleOf(p model.Protocol, from, to netip.AddrPort) []byte {
+func tupleOf(p inet.Protocol, from, to netip.AddrPort) []byte {
 	source, destination := uint16(1), uint16(2) // CTA_IP_V4_SRC, CTA_IP_V4_DST
 	if to.Addr().Is6() {
 		source, destination = 3, 4

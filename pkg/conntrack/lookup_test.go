@@ -5,18 +5,18 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // TestLookup finds connections to Services by their original destination, before and after the first reply.
 func TestLookup(t *testing.T) {
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			n := newNode(t)
 			endpoint, clients := n.served(f)
 			local := func(c net.Conn) netip.AddrPort { return c.LocalAddr().(*net.UDPAddr).AddrPort() }
 			for i, to := range destinations(f) {
-				flow, err := Lookup(model.UDP, local(clients[i]), to)
+				flow, err := Lookup(inet.UDP, local(clients[i]), to)
 				if err != nil || flow == nil {
 					t.Fatalf("the flow to %s: %v, %v", to, flow, err)
 				}
@@ -25,19 +25,19 @@ func TestLookup(t *testing.T) {
 				}
 			}
 			to := destinations(f)[0]
-			if flow, err := Lookup(model.TCP, local(clients[0]), to); flow != nil || err != nil {
+			if flow, err := Lookup(inet.TCP, local(clients[0]), to); flow != nil || err != nil {
 				t.Errorf("of another protocol: %+v, %v", flow, err)
 			}
 			silent := [...]netip.AddrPort{netip.MustParseAddrPort("10.244.0.99:5353"), netip.MustParseAddrPort("[fd00:10:244::99]:5353")}[f]
-			n.serve(f, model.UDP, silent)
+			n.serve(f, inet.UDP, silent)
 			fresh := n.clients(f)[0]
-			if flow, err := Lookup(model.UDP, local(fresh), to); flow != nil || err != nil {
+			if flow, err := Lookup(inet.UDP, local(fresh), to); flow != nil || err != nil {
 				t.Errorf("before the first packet: %+v, %v", flow, err)
 			}
 			if _, err := fresh.Write([]byte("x")); err != nil {
 				t.Fatal(err)
 			}
-			flow, err := Lookup(model.UDP, local(fresh), to)
+			flow, err := Lookup(inet.UDP, local(fresh), to)
 			if err != nil || flow == nil || flow.Replied || flow.Server != silent {
 				t.Errorf("without an answer: %+v, %v", flow, err)
 			}

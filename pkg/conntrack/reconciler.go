@@ -8,7 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 const (
@@ -30,7 +30,7 @@ const (
 type Table interface {
 	// Delete deletes the flows of a family for which stale returns true. If udp is set, it may skip other protocols. stale must
 	// not keep the pointer to the flow. After an error, some flows may be deleted.
-	Delete(ctx context.Context, f model.Family, udp bool, stale func(*Flow) bool) (Outcome, error)
+	Delete(ctx context.Context, f inet.Family, udp bool, stale func(*Flow) bool) (Outcome, error)
 	Close() error
 }
 
@@ -44,9 +44,9 @@ type Outcome struct {
 
 // Metrics counts passes.
 type Metrics interface {
-	FlowsDeleted(f model.Family, took time.Duration, deleted int)
+	FlowsDeleted(f inet.Family, took time.Duration, deleted int)
 	// FlowsSearched is called after each pass over a family's table.
-	FlowsSearched(f model.Family, err error)
+	FlowsSearched(f inet.Family, err error)
 }
 
 // Config holds the parts and settings of a reconciler.
@@ -186,7 +186,7 @@ func (r *Reconciler) reconcile(ctx context.Context, d *Desired) (failed error) {
 		}
 		r.table = table
 	}
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		if d.count[f] == 0 {
 			continue
 		}
@@ -201,14 +201,14 @@ func (r *Reconciler) reconcile(ctx context.Context, d *Desired) (failed error) {
 
 // searched reports the same result for each family in the request.
 func (r *Reconciler) searched(d *Desired, err error) {
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		if d.count[f] > 0 {
 			r.Metrics.FlowsSearched(f, err)
 		}
 	}
 }
 
-func (r *Reconciler) family(ctx context.Context, f model.Family, d *Desired) error {
+func (r *Reconciler) family(ctx context.Context, f inet.Family, d *Desired) error {
 	logger := klog.FromContext(ctx)
 	start := time.Now()
 	each := logger.V(6)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // A fakeTable holds flows and records the time of each read.
@@ -27,7 +27,7 @@ type fakeTable struct {
 	passes []error
 }
 
-func (f *fakeTable) Delete(_ context.Context, family model.Family, udp bool, stale func(*Flow) bool) (out Outcome, err error) {
+func (f *fakeTable) Delete(_ context.Context, family inet.Family, udp bool, stale func(*Flow) bool) (out Outcome, err error) {
 	time.Sleep(f.takes)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -37,7 +37,7 @@ func (f *fakeTable) Delete(_ context.Context, family model.Family, udp bool, sta
 		return out, f.err
 	}
 	for i := range f.flows {
-		if model.FamilyOf(f.flows[i].Destination.Addr()) != family {
+		if inet.FamilyOf(f.flows[i].Destination.Addr()) != family {
 			continue
 		}
 		out.Seen++
@@ -57,8 +57,8 @@ func (f *fakeTable) fail(err error) {
 	f.err = err
 }
 
-func (f *fakeTable) FlowsDeleted(model.Family, time.Duration, int) {}
-func (f *fakeTable) FlowsSearched(_ model.Family, err error)       { f.passes = append(f.passes, err) }
+func (f *fakeTable) FlowsDeleted(inet.Family, time.Duration, int) {}
+func (f *fakeTable) FlowsSearched(_ inet.Family, err error)       { f.passes = append(f.passes, err) }
 
 func start(t *testing.T, f *fakeTable) *Reconciler {
 	f.start = time.Now()
@@ -86,7 +86,7 @@ func (f *fakeTable) expect(t *testing.T, want ...string) {
 	}
 }
 
-func removed(p model.Protocol, at string) *Desired {
+func removed(p inet.Protocol, at string) *Desired {
 	d := &Desired{}
 	d.Frontend(key(p, at), nil)
 	return d
@@ -96,16 +96,16 @@ func removed(p model.Protocol, at string) *Desired {
 func TestAPassKeepsFlowsThatANewerRequestAllows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeTable{takes: 100 * time.Millisecond, flows: []Flow{
-			flow(model.UDP, "10.96.0.1:53", "10.244.0.1:53"), // begins under the later rules
-			flow(model.UDP, "10.96.0.1:53", "10.244.0.9:53"), // stale under both
-			flow(model.UDP, "10.96.0.2:53", "10.244.0.1:53"), // not in the later request
+			flow(inet.UDP, "10.96.0.1:53", "10.244.0.1:53"), // begins under the later rules
+			flow(inet.UDP, "10.96.0.1:53", "10.244.0.9:53"), // stale under both
+			flow(inet.UDP, "10.96.0.2:53", "10.244.0.1:53"), // not in the later request
 		}}
 		r := start(t, f)
-		r.Request(removed(model.UDP, "10.96.0.1:53"))
-		r.Request(removed(model.UDP, "10.96.0.2:53"))
+		r.Request(removed(inet.UDP, "10.96.0.1:53"))
+		r.Request(removed(inet.UDP, "10.96.0.2:53"))
 		time.Sleep(50 * time.Millisecond)
 		later := &Desired{}
-		later.Frontend(key(model.UDP, "10.96.0.1:53"), endpoints("10.244.0.1:53"))
+		later.Frontend(key(inet.UDP, "10.96.0.1:53"), endpoints("10.244.0.1:53"))
 		r.Request(later)
 		time.Sleep(100 * time.Millisecond)
 		f.expect(t, "120ms IPv4 udp=true deleted=2")
@@ -115,17 +115,17 @@ func TestAPassKeepsFlowsThatANewerRequestAllows(t *testing.T) {
 func TestRequestsBecomeOnePass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeTable{flows: []Flow{
-			flow(model.UDP, "10.96.0.1:53", "10.244.0.1:53"),
-			flow(model.UDP, "10.96.0.2:53", "10.244.0.1:53"),
+			flow(inet.UDP, "10.96.0.1:53", "10.244.0.1:53"),
+			flow(inet.UDP, "10.96.0.2:53", "10.244.0.1:53"),
 		}}
 		r := start(t, f)
-		r.Request(removed(model.UDP, "10.96.0.1:53"))
+		r.Request(removed(inet.UDP, "10.96.0.1:53"))
 		time.Sleep(100 * time.Millisecond)
 		f.expect(t, "20ms IPv4 udp=true deleted=1")
-		r.Request(removed(model.UDP, "10.96.0.1:53"))
+		r.Request(removed(inet.UDP, "10.96.0.1:53"))
 		time.Sleep(100 * time.Millisecond)
-		r.Request(removed(model.UDP, "10.96.0.2:53"))
-		all := removed(model.UDP, "[fd00::1]:53")
+		r.Request(removed(inet.UDP, "10.96.0.2:53"))
+		all := removed(inet.UDP, "[fd00::1]:53")
 		all.Undnated = true
 		r.Request(all)
 		time.Sleep(10 * time.Second)
@@ -134,7 +134,7 @@ func TestRequestsBecomeOnePass(t *testing.T) {
 		}
 		f.expect(t, want...)
 		// The reconciler keeps no state.
-		r.Request(removed(model.UDP, "10.96.0.9:53"))
+		r.Request(removed(inet.UDP, "10.96.0.9:53"))
 		time.Sleep(time.Second)
 		f.expect(t, append(want, "10.22s IPv4 udp=true deleted=0")...)
 	})
@@ -144,9 +144,9 @@ func TestLongPassesAreRare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeTable{takes: 2 * time.Second}
 		r := start(t, f)
-		r.Request(removed(model.UDP, "10.96.0.1:53"))
+		r.Request(removed(inet.UDP, "10.96.0.1:53"))
 		time.Sleep(time.Second)
-		r.Request(removed(model.UDP, "10.96.0.1:53"))
+		r.Request(removed(inet.UDP, "10.96.0.1:53"))
 		time.Sleep(20 * time.Second)
 		f.expect(t, "2.02s IPv4 udp=true deleted=0", "12.02s IPv4 udp=true deleted=0")
 	})
@@ -157,16 +157,16 @@ func TestFailedPassIsMadeUpFor(t *testing.T) {
 		f := &fakeTable{
 			err: errors.New("no table"),
 			flows: []Flow{
-				flow(model.UDP, "10.96.0.1:53", "10.244.0.1:53"),
-				flow(model.UDP, "10.96.0.2:53", "10.244.0.1:53"),
+				flow(inet.UDP, "10.96.0.1:53", "10.244.0.1:53"),
+				flow(inet.UDP, "10.96.0.2:53", "10.244.0.1:53"),
 			},
 		}
 		r := start(t, f)
-		r.Request(removed(model.UDP, "10.96.0.1:53"))
+		r.Request(removed(inet.UDP, "10.96.0.1:53"))
 		time.Sleep(5 * time.Second)
 		want := []string{"20ms IPv4 udp=true failed"}
 		f.expect(t, want...)
-		r.Request(removed(model.UDP, "10.96.0.2:53"))
+		r.Request(removed(inet.UDP, "10.96.0.2:53"))
 		time.Sleep(5 * time.Second)
 		want = append(want, "5.02s IPv4 udp=true failed")
 		f.expect(t, want...)

@@ -5,12 +5,13 @@ import (
 	"slices"
 	"sort"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // Flow has the fields of an entry of the kernel's table that decide whether it is stale.
 type Flow struct {
-	Protocol model.Protocol
+	Protocol inet.Protocol
 	// Zone is the conntrack zone of either direction; 0 is the default zone.
 	Zone uint16
 	// ID is the kernel's number of the entry.
@@ -113,14 +114,14 @@ func (d *Desired) set(k model.Key, f frontend) {
 
 func (d *Desired) tally(k model.Key, n int) {
 	d.count[k.Family] += n
-	if k.Protocol != model.UDP {
+	if k.Protocol != inet.UDP {
 		d.others += n
 	}
 }
 
 // NodeAddresses sets the addresses of this node that serve node ports of a family. The list must be sorted and never change. A
 // flow to any other address does not belong to a node port, even if its port is the same. (kube-proxy accepts any address.)
-func (d *Desired) NodeAddresses(f model.Family, addrs []netip.Addr) {
+func (d *Desired) NodeAddresses(f inet.Family, addrs []netip.Addr) {
 	d.nodes[f] = addrs
 }
 
@@ -175,7 +176,7 @@ func (d *Desired) forgetGone() {
 // flows. No established connection is cut. Untranslated entries in zones other than 0 are intended: the switch of a network plugin
 // handles the same packet in its own zone, before or after the rules.
 func (d *Desired) Stale(f *Flow) bool {
-	if f.Protocol != model.UDP && f.Replied {
+	if f.Protocol != inet.UDP && f.Replied {
 		return false
 	}
 	to, known := d.find(f.Destination, f.Protocol)
@@ -183,10 +184,10 @@ func (d *Desired) Stale(f *Flow) bool {
 	case !known:
 		return false
 	case to.gone:
-		return f.Protocol == model.UDP && f.translated()
+		return f.Protocol == inet.UDP && f.translated()
 	case !f.Replied && !to.allows(f.Source.Addr()):
 		return f.translated() || f.Zone == 0
-	case f.Protocol != model.UDP:
+	case f.Protocol != inet.UDP:
 		return d.Undnated && !f.translated() && f.Zone == 0
 	case to.serves(f.Server):
 		return false
@@ -204,16 +205,16 @@ func (d *Desired) welcomes(f *Flow) bool {
 	switch {
 	case !known, to.gone, !f.Replied && !to.allows(f.Source.Addr()):
 		return false
-	case f.Protocol != model.UDP:
+	case f.Protocol != inet.UDP:
 		return f.translated()
 	}
 	return to.serves(f.Server)
 }
 
 // find returns the frontend at a destination.
-func (d *Desired) find(at netip.AddrPort, p model.Protocol) (frontend, bool) {
+func (d *Desired) find(at netip.AddrPort, p inet.Protocol) (frontend, bool) {
 	addr := at.Addr()
-	k := model.Key{Addr: addr, Port: at.Port(), Protocol: p, Family: model.FamilyOf(addr)}
+	k := model.Key{Addr: addr, Port: at.Port(), Protocol: p, Family: inet.FamilyOf(addr)}
 	if f, known := d.frontends[k]; known {
 		return f, true
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -18,9 +19,9 @@ var (
 )
 
 // key parses 10.0.0.1:53, or 0.0.0.0:53 and [::]:53 for a node port.
-func key(p model.Protocol, s string) model.Key {
+func key(p inet.Protocol, s string) model.Key {
 	at := addrPort(s)
-	k := model.Key{Addr: at.Addr(), Port: at.Port(), Protocol: p, Family: model.FamilyOf(at.Addr())}
+	k := model.Key{Addr: at.Addr(), Port: at.Port(), Protocol: p, Family: inet.FamilyOf(at.Addr())}
 	if k.Addr.IsUnspecified() {
 		k.Addr = netip.Addr{}
 	}
@@ -39,7 +40,7 @@ func endpoints(list ...string) []netip.AddrPort {
 // desired returns the state of services with endpoints, without endpoints, and deleted. Each kind includes a node port.
 func desired(undnated bool) *Desired {
 	d := &Desired{Undnated: undnated}
-	for _, p := range []model.Protocol{model.UDP, model.TCP, model.SCTP} {
+	for _, p := range []inet.Protocol{inet.UDP, inet.TCP, inet.SCTP} {
 		two := endpoints("10.244.0.11:53", "10.244.0.10:53", "10.96.0.7:7")
 		d.Frontend(key(p, "10.96.0.1:53"), two)
 		d.Frontend(key(p, "10.96.0.7:7"), two)
@@ -50,11 +51,11 @@ func desired(undnated bool) *Desired {
 		d.Gone(key(p, "10.96.0.3:53"))
 		d.Gone(key(p, "0.0.0.0:30055"))
 	}
-	d.NodeAddresses(model.IPv4, []netip.Addr{addr("192.0.2.1"), addr("192.0.2.9")})
+	d.NodeAddresses(inet.IPv4, []netip.Addr{addr("192.0.2.1"), addr("192.0.2.9")})
 	return d
 }
 
-func flow(p model.Protocol, to, server string) Flow {
+func flow(p inet.Protocol, to, server string) Flow {
 	f := Flow{Protocol: p, Source: addrPort("10.244.0.99:4000"), Destination: addrPort(to), Server: addrPort(server)}
 	if f.Destination.Addr().Is6() {
 		f.Source = addrPort("[fd00::99]:4000")
@@ -116,7 +117,7 @@ func TestStale(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got := map[string]bool{}
-			for _, p := range []model.Protocol{model.UDP, model.TCP, model.SCTP} {
+			for _, p := range []inet.Protocol{inet.UDP, inet.TCP, inet.SCTP} {
 				for _, all := range []bool{false, true} {
 					f := flow(p, tc.to, tc.server)
 					if tc.change != nil {
@@ -180,7 +181,7 @@ func TestSourcesThatAreNotAllowed(t *testing.T) {
 			if server == "" {
 				server = "10.244.0.10:514"
 			}
-			for _, p := range []model.Protocol{model.UDP, model.TCP, model.SCTP} {
+			for _, p := range []inet.Protocol{inet.UDP, inet.TCP, inet.SCTP} {
 				for _, undnated := range []bool{false, true} {
 					f := flow(p, "203.0.113.5:514", server)
 					f.Source = addrPort(tc.source)
@@ -207,7 +208,7 @@ var always = map[string]bool{"udp false": true, "udp true": true, "tcp false": t
 // If a source is allowed again during a pass for narrower ranges, its flow is kept. Flows of protocols other than UDP are read
 // only if a request needs them.
 func TestSourcesThatAreAllowedAgain(t *testing.T) {
-	for _, p := range []model.Protocol{model.UDP, model.TCP} {
+	for _, p := range []inet.Protocol{inet.UDP, inet.TCP} {
 		k := key(p, "203.0.113.5:514")
 		d, later := &Desired{}, &Desired{}
 		for _, d := range []*Desired{d, later} {
@@ -215,7 +216,7 @@ func TestSourcesThatAreAllowedAgain(t *testing.T) {
 		}
 		d.Restrict(k, []model.AddrRange{model.RangeOf(netip.MustParsePrefix("192.0.2.0/24"))})
 		f := flow(p, "203.0.113.5:514", "10.244.0.10:514")
-		if !d.Stale(&f) || d.welcomes(&f) || !later.welcomes(&f) || d.onlyUDP() != (p == model.UDP) {
+		if !d.Stale(&f) || d.welcomes(&f) || !later.welcomes(&f) || d.onlyUDP() != (p == inet.UDP) {
 			t.Errorf("%s: stale %v, welcome %v, later %v, only UDP %v", p, d.Stale(&f), d.welcomes(&f), later.welcomes(&f), d.onlyUDP())
 		}
 		d.merge(later)
@@ -226,17 +227,17 @@ func TestSourcesThatAreAllowedAgain(t *testing.T) {
 		gone.Gone(k)
 		d.merge(gone)
 		d.forgetGone()
-		if !d.onlyUDP() || d.count[model.IPv4] != 0 {
-			t.Errorf("%s: %d frontends are left, only UDP %v", p, d.count[model.IPv4], d.onlyUDP())
+		if !d.onlyUDP() || d.count[inet.IPv4] != 0 {
+			t.Errorf("%s: %d frontends are left, only UDP %v", p, d.count[inet.IPv4], d.onlyUDP())
 		}
 	}
 }
 
 func TestLaterWordCounts(t *testing.T) {
-	k, other := key(model.UDP, "10.96.0.1:53"), key(model.UDP, "10.96.0.2:53")
+	k, other := key(inet.UDP, "10.96.0.1:53"), key(inet.UDP, "10.96.0.2:53")
 	was := endpoints("10.244.0.1:53")
-	old := flow(model.UDP, "10.96.0.1:53", "10.244.0.1:53")
-	oldOther := flow(model.UDP, "10.96.0.2:53", "10.244.0.1:53")
+	old := flow(inet.UDP, "10.96.0.1:53", "10.244.0.1:53")
+	oldOther := flow(inet.UDP, "10.96.0.2:53", "10.244.0.1:53")
 	var d, removed, back Desired
 	d.Frontend(k, was)
 	d.Frontend(other, was)
@@ -255,20 +256,20 @@ func TestLaterWordCounts(t *testing.T) {
 	say(true, false, true)
 	d.merge(&back)
 	say(false, false, true)
-	if d.count[model.IPv4] != 2 || d.gone != 0 {
-		t.Errorf("%d frontends, %d gone; want 2, 0", d.count[model.IPv4], d.gone)
+	if d.count[inet.IPv4] != 2 || d.gone != 0 {
+		t.Errorf("%d frontends, %d gone; want 2, 0", d.count[inet.IPv4], d.gone)
 	}
 	d.merge(&removed)
 	d.forgetGone()
 	say(false, false, true)
-	if d.count[model.IPv4] != 1 || d.gone != 0 {
-		t.Errorf("%d frontends, %d gone; want 1, 0", d.count[model.IPv4], d.gone)
+	if d.count[inet.IPv4] != 1 || d.gone != 0 {
+		t.Errorf("%d frontends, %d gone; want 1, 0", d.count[inet.IPv4], d.gone)
 	}
 }
 
 func TestStaleAllocatesNothing(t *testing.T) {
 	d := desired(true)
-	gone, np := flow(model.UDP, "10.96.0.1:53", "10.244.0.12:53"), flow(model.TCP, "192.0.2.9:30053", "192.0.2.9:30053")
+	gone, np := flow(inet.UDP, "10.96.0.1:53", "10.244.0.12:53"), flow(inet.TCP, "192.0.2.9:30053", "192.0.2.9:30053")
 	if n := testing.AllocsPerRun(100, func() {
 		if !d.Stale(&gone) || !d.Stale(&np) {
 			t.Fatal("not stale")
@@ -284,7 +285,7 @@ func BenchmarkDesired(b *testing.B) {
 	const frontends = 1000
 	keys, served := make([]model.Key, frontends), endpoints("10.244.0.1:53", "10.244.0.2:53")
 	for i := range keys {
-		keys[i] = model.Key{Addr: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 53, Protocol: model.UDP}
+		keys[i] = model.Key{Addr: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 53, Protocol: inet.UDP}
 	}
 	r := New(Config{})
 	b.ReportAllocs()

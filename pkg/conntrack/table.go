@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
@@ -88,8 +88,8 @@ func (n *Netlink) Close() error { return errors.Join(n.read.Close(), n.write.Clo
 
 // Delete reads the table once and deletes stale entries during the read; see [Table]. Its memory does not depend on the size of
 // the table or the number of stale entries. After an error, call Close.
-func (n *Netlink) Delete(ctx context.Context, f model.Family, udp bool, stale func(*Flow) bool) (Outcome, error) {
-	n.batch = batch{family: nfFamily(f), buf: n.batch.buf[:0]}
+func (n *Netlink) Delete(ctx context.Context, f inet.Family, udp bool, stale func(*Flow) bool) (Outcome, error) {
+	n.batch = batch{family: f.Number(), buf: n.batch.buf[:0]}
 	var out Outcome
 	var err error
 	for range maxReads {
@@ -124,7 +124,7 @@ func (n *Netlink) once(ctx context.Context, udp bool, stale func(*Flow) bool, ou
 func (n *Netlink) dump(ctx context.Context, udp bool, stale func(*Flow) bool, out *Outcome) error {
 	var filter []byte
 	if udp {
-		filter = protocolFilter(model.UDP)
+		filter = protocolFilter(inet.UDP)
 	}
 	var flow Flow
 	interrupted := false
@@ -167,10 +167,6 @@ func (n *Netlink) deleteBatch(out *Outcome) error {
 		return fmt.Errorf("delete conntrack entries: %w", err)
 	}
 	return nil
-}
-
-func nfFamily(f model.Family) uint8 {
-	return [...]uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6}[f]
 }
 
 // A batch is a sequence of delete messages.
@@ -227,7 +223,7 @@ func parse(attributes []byte, f *Flow) (e entry, ok bool) {
 }
 
 // parseTuple reads one direction. A missing address stays invalid.
-func parseTuple(b []byte, src, dst *netip.AddrPort, zone *uint16) (p model.Protocol) {
+func parseTuple(b []byte, src, dst *netip.AddrPort, zone *uint16) (p inet.Protocol) {
 	var from, to netip.Addr
 	var fromPort, toPort uint16
 	for typ, v := range netlink.Attributes(b) {
@@ -259,11 +255,11 @@ func parseAddrs(b []byte) (src, dst netip.Addr) {
 	return src, dst
 }
 
-func parseProto(b []byte) (p model.Protocol, src, dst uint16) {
+func parseProto(b []byte) (p inet.Protocol, src, dst uint16) {
 	for typ, v := range netlink.Attributes(b) {
 		switch {
 		case typ == protoNumber && len(v) > 0:
-			p = model.Protocol(v[0])
+			p = inet.Protocol(v[0])
 		case typ == protoSourcePort:
 			src = netlink.Uint16(v)
 		case typ == protoDestinationPort:
@@ -275,7 +271,7 @@ func parseProto(b []byte) (p model.Protocol, src, dst uint16) {
 
 // protocolFilter returns attributes that make the kernel skip other protocols: a tuple, and flags with the fields of the tuple to
 // compare.
-func protocolFilter(p model.Protocol) []byte {
+func protocolFilter(p inet.Protocol) []byte {
 	proto := netlink.AppendAttribute(nil, protoNumber, []byte{byte(p)})
 	tuple := netlink.AppendAttribute(nil, tupleProto|nested, proto)
 	flags := netlink.AppendAttribute(nil, filterOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProtocol))

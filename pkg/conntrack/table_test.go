@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
@@ -32,7 +32,7 @@ func attributes(f Flow) []byte {
 }
 
 func TestParse(t *testing.T) {
-	v4, v6 := flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"), flow(model.TCP, "[fd00::1]:53", "[fd00::2]:5353")
+	v4, v6 := flow(inet.UDP, "10.96.0.1:53", "10.244.0.1:5353"), flow(inet.TCP, "[fd00::1]:53", "[fd00::2]:5353")
 	v4.Replied, v4.ID, v6.Zone, v6.ID = true, 7, 9, 1<<31
 	for _, want := range []Flow{v4, v6} {
 		var got Flow
@@ -48,7 +48,7 @@ func TestParse(t *testing.T) {
 
 // Truncated attributes never yield an entry without a tuple: its deletion would delete the whole table.
 func TestParseRejectsTruncatedEntries(t *testing.T) {
-	whole := attributes(flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"))
+	whole := attributes(flow(inet.UDP, "10.96.0.1:53", "10.244.0.1:5353"))
 	for n := range whole {
 		var f Flow
 		if e, ok := parse(whole[:n], &f); ok {
@@ -78,7 +78,7 @@ func TestAbsentModulesAreNamed(t *testing.T) {
 		}
 		answered <- nil
 	}()
-	_, err := n.Delete(t.Context(), model.IPv4, true, func(*Flow) bool { return true })
+	_, err := n.Delete(t.Context(), inet.IPv4, true, func(*Flow) bool { return true })
 	if !errors.Is(err, errAbsent) || !errors.Is(err, unix.EINVAL) {
 		t.Errorf("Delete() = %v, want that modules are missing", err)
 	}
@@ -118,7 +118,7 @@ func reply(typ, flags uint16, payload []byte) []byte {
 func code(e unix.Errno) []byte { return binary.NativeEndian.AppendUint32(nil, uint32(-int32(e))) }
 
 func TestEndOfDump(t *testing.T) {
-	one := append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, attributes(flow(model.UDP, "10.96.0.1:53", "10.244.0.1:5353"))...)
+	one := append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, attributes(flow(inet.UDP, "10.96.0.1:53", "10.244.0.1:5353"))...)
 	entry, done := reply(0, unix.NLM_F_MULTI, one), reply(unix.NLMSG_DONE, unix.NLM_F_MULTI, code(0))
 	for _, tc := range []struct {
 		name    string

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -182,7 +183,7 @@ func (c *Console) strangers(pods []netip.Addr) []view.Finding {
 	var strange []string
 	prefixes := c.podPrefixes()
 	for _, addr := range pods {
-		if p := prefixes[model.FamilyOf(addr)]; p.IsValid() && !p.Contains(addr) {
+		if p := prefixes[inet.FamilyOf(addr)]; p.IsValid() && !p.Contains(addr) {
 			strange = append(strange, addr.String())
 		}
 	}
@@ -219,13 +220,13 @@ func (c *Console) bridged(pods []netip.Addr) (list []view.Finding) {
 			continue
 		}
 		for _, b := range bridges {
-			behind := func(addr netip.Addr) bool { return model.FamilyOf(addr) == model.Family(f) && within(b.Prefixes, addr) }
+			behind := func(addr netip.Addr) bool { return inet.FamilyOf(addr) == inet.Family(f) && within(b.Prefixes, addr) }
 			if !slices.ContainsFunc(pods, behind) {
 				continue
 			}
 			list = append(list, view.Finding{
 				Severity: view.Wrong, What: fmt.Sprintf("replies between pods on bridge %s bypass the rules of this node (net.bridge.%s is not 1)", b.Name, setting),
-				Impact: fmt.Sprintf("%s connections of a pod to a Service whose endpoint is on the same bridge fail: the reply is not translated back", model.Family(f)),
+				Impact: fmt.Sprintf("%s connections of a pod to a Service whose endpoint is on the same bridge fail: the reply is not translated back", inet.Family(f)),
 				Fix:    "modprobe br_netfilter; sysctl -w net.bridge." + setting + "=1",
 			})
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -43,7 +44,7 @@ type Parts struct {
 	Version string
 	Started time.Time
 	// Families are the served IP families, Tables the options with which their tables are planned.
-	Families []model.Family
+	Families []inet.Family
 	Tables   plan.Options
 	Source   proxy.Source
 	Loop     Loop
@@ -66,8 +67,8 @@ type Parts struct {
 	NodePorts func() ([]model.Problem, error)
 	// Appeared returns an IP family that the host has got since the start. Lacks queries the kernel for features that IP families
 	// need.
-	Appeared func() (model.Family, bool)
-	Lacks    func([]model.Family) ([]probe.Missing, error)
+	Appeared func() (inet.Family, bool)
+	Lacks    func([]inet.Family) ([]probe.Missing, error)
 }
 
 // Console answers questions about the daemon.

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
@@ -18,7 +19,7 @@ func serviceView(x *model.Explanation, facts *proxy.Facts, lost map[claim]string
 	}
 	if x.HealthCheckNodePort != 0 {
 		s.LocalReady = map[string]int{}
-		for _, f := range model.Families {
+		for _, f := range inet.Families {
 			if x.Serves(f) {
 				s.LocalReady[f.String()] = x.LocalReady[f]
 			}

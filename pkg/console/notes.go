@@ -14,6 +14,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
@@ -156,7 +157,7 @@ func addFirewall(s *view.Service) {
 		return
 	}
 	defer conn.Close() //nolint:errcheck // read only
-	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
+	for _, f := range inet.Families {
 		chains, err := conn.BaseChains(f)
 		if err != nil {
 			return

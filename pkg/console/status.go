@@ -10,7 +10,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/doctor"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/loopback"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
@@ -38,7 +38,7 @@ func (c *Console) status(ctx context.Context) *view.Status {
 			state := c.LoopbackState()
 			s.Loopback = &view.Loopback{Listeners: state.Listeners, Connections: state.Connections, Failures: state.Failures}
 		}
-		s.Loopback.Addresses = append(s.Loopback.Addresses, loopback.Addresses[f].String())
+		s.Loopback.Addresses = append(s.Loopback.Addresses, inet.Localhost[f].String())
 	}
 	local := c.countObjects(s)
 	c.askStatus(ctx, s)

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
@@ -23,9 +24,9 @@ import (
 func plain(i int) *model.Service {
 	s := &model.Service{Name: types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}}
 	p := &model.ServicePort{
-		Name: model.PortName{NamespacedName: s.Name, Port: "dns"}, Protocol: model.UDP, Family: model.IPv4, HasEndpoints: true,
+		Name: model.PortName{NamespacedName: s.Name, Port: "dns"}, Protocol: inet.UDP, Family: inet.IPv4, HasEndpoints: true,
 		Frontends: []model.Frontend{{Kind: model.ClusterIP, Key: model.Key{
-			Addr: netip.AddrFrom4([4]byte{10, 97 + byte(i>>16), byte(i >> 8), byte(i)}), Port: 53, Protocol: model.UDP}}},
+			Addr: netip.AddrFrom4([4]byte{10, 97 + byte(i>>16), byte(i >> 8), byte(i)}), Port: 53, Protocol: inet.UDP}}},
 	}
 	for e := range 10 {
 		p.Cluster = append(p.Cluster, netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, byte(i >> 8), byte(i), byte(e)}), 8053))
@@ -38,7 +39,7 @@ func plain(i int) *model.Service {
 func program(b *testing.B, services int) (*plan.Planner, *apply.Kernel) {
 	b.Helper()
 	lab.EnterNamespace(b)
-	p := plan.New(plan.Options{Families: model.Families[:], MasqueradeMark: 1 << 14})
+	p := plan.New(plan.Options{Families: inet.Families[:], MasqueradeMark: 1 << 14})
 	for i := range services {
 		s := plain(i)
 		p.Set(s.Name, s)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -39,11 +40,11 @@ var (
 	external  = [2]netip.Addr{netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("2001:db8:ee::7")}
 	balanced  = [2]netip.Addr{netip.MustParseAddr("198.51.100.8"), netip.MustParseAddr("2001:db8:ee::8")}
 	unused    = [2]netip.Addr{netip.MustParseAddr("10.96.0.99"), netip.MustParseAddr("fd00:10:96::99")}
-	protocols = []model.Protocol{model.TCP, model.UDP}
+	protocols = []inet.Protocol{inet.TCP, inet.UDP}
 )
 
 func options() plan.Options {
-	return plan.Options{Families: model.Families[:], MasqueradeMark: 1 << 14, LocalPods: [2]plan.LocalPods{
+	return plan.Options{Families: inet.Families[:], MasqueradeMark: 1 << 14, LocalPods: [2]plan.LocalPods{
 		{Prefix: netip.MustParsePrefix("10.244.0.0/16")}, {Prefix: netip.MustParsePrefix("fd00:10:244::/56")},
 	}}
 }
@@ -66,7 +67,7 @@ func newNode(t *testing.T) *node {
 func (n *node) start() {
 	n.Helper()
 	n.planner = plan.New(n.options)
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		n.planner.SetNodeAddresses(f, []netip.Addr{n.Node.Addr(clusterIP[f])})
 		n.planner.SetServiceCIDRs(f, []netip.Prefix{netip.PrefixFrom(clusterIP[f], 16+int(f)*96).Masked()})
 	}
@@ -99,7 +100,7 @@ type shape struct {
 	local     bool
 	affinity  time.Duration
 	// sources are the sources that may use the load-balancer IP.
-	sources func(f model.Family) []model.AddrRange
+	sources func(f inet.Family) []model.AddrRange
 }
 
 // set programs the Service in a shape, and checks the kind of sync.
@@ -130,7 +131,7 @@ func (n *node) sync(want apply.Kind) {
 
 func (n *node) service(s shape) *model.Service {
 	out := &model.Service{Name: service}
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		for _, proto := range protocols {
 			p := &model.ServicePort{
 				Name: model.PortName{NamespacedName: service, Port: proto.String()}, Protocol: proto, Family: f,
@@ -164,7 +165,7 @@ func (n *node) service(s shape) *model.Service {
 // ask opens connections, and records the expected counts.
 func (n *node) ask(from *lab.Host, to [2]netip.Addr, port uint16, times int, outcome lab.Outcome, note func(*Counts)) {
 	n.Helper()
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		for _, proto := range protocols {
 			for range times {
 				a := from.Probe(n.Context(), proto, netip.AddrPortFrom(to[f], port), lab.Options{Timeout: patience(outcome)})
@@ -279,10 +280,10 @@ func (n *node) keys() (names []string, keys []model.Key) {
 }
 
 // allSources leaves a load-balancer IP without source ranges.
-func allSources(model.Family) []model.AddrRange { return nil }
+func allSources(inet.Family) []model.AddrRange { return nil }
 
 // firstClient restricts a load-balancer IP to the first client.
-func (n *node) firstClient(f model.Family) []model.AddrRange {
+func (n *node) firstClient(f inet.Family) []model.AddrRange {
 	addr := n.Client.Addr(clusterIP[f])
 	return []model.AddrRange{{First: addr, Last: addr}}
 }
@@ -339,7 +340,7 @@ func TestEveryConnectionCountsOnceAndStays(t *testing.T) {
 	n.set(open, apply.Partial)
 	n.everyWay()
 	// A full sync precedes any reading of the last connections' counts.
-	n.planner.SetLocalPods(model.IPv4, plan.LocalPods{Prefix: netip.MustParsePrefix("10.0.0.0/8")})
+	n.planner.SetLocalPods(inet.IPv4, plan.LocalPods{Prefix: netip.MustParsePrefix("10.0.0.0/8")})
 	n.sync(apply.Full)
 	n.check("after a full sync")
 	n.everyWay()
@@ -458,7 +459,7 @@ func TestMoreUnusedPortsThanAreCounted(t *testing.T) {
 	n := newNode(t)
 	n.set(shape{endpoints: n.Pods, sources: allSources}, apply.Full)
 	n.fillUnusedPorts()
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		for _, proto := range protocols {
 			a := n.Pods[0].Probe(t.Context(), proto, netip.AddrPortFrom(clusterIP[f], unusedPort), lab.Options{})
 			if a.Outcome != lab.Refused {
@@ -490,7 +491,7 @@ func (n *node) fillUnusedPorts() {
 		}
 		for i := range int(s.Size) {
 			numbered := netip.AddrFrom4([4]byte{11, 1, byte(i >> 8), byte(i)})
-			if s.Family == nft.IPv6 {
+			if s.Family == inet.IPv6 {
 				numbered = netip.AddrFrom16(numbered.As16())
 			}
 			b.EnsureElement(&nft.Element{Set: s, Key: nft.Value{}.Addr(numbered)})
@@ -517,8 +518,8 @@ func TestNothingIsCountedTwiceOrLostWhileAllChanges(t *testing.T) {
 	all := []*lab.Host{n.Pods[1], n.Remotes[0]}
 	n.set(shape{endpoints: all, sources: allSources}, apply.Full)
 	const each = 150
-	answers := make(chan Counts, len(model.Families))
-	for _, f := range model.Families {
+	answers := make(chan Counts, len(inet.Families))
+	for _, f := range inet.Families {
 		go func() { answers <- n.askOn(f, each) }()
 	}
 	reading := make(chan struct{})
@@ -535,10 +536,10 @@ func TestNothingIsCountedTwiceOrLostWhileAllChanges(t *testing.T) {
 		}
 	}()
 	var want Counts
-	for changes, ended := 0, 0; ended < len(model.Families); changes++ {
+	for changes, ended := 0, 0; ended < len(inet.Families); changes++ {
 		n.planner.Set(service, n.service(shape{endpoints: all[:1+changes%2], sources: allSources}))
 		if changes%20 == 19 {
-			n.planner.SetLocalPods(model.IPv4, plan.LocalPods{Prefix: netip.PrefixFrom(n.Pods[0].IPv4, 16+changes%3).Masked()})
+			n.planner.SetLocalPods(inet.IPv4, plan.LocalPods{Prefix: netip.PrefixFrom(n.Pods[0].IPv4, 16+changes%3).Masked()})
 		}
 		if _, err := n.kernel.Sync(n.planner); err != nil {
 			t.Fatal(err)
@@ -567,9 +568,9 @@ func TestNothingIsCountedTwiceOrLostWhileAllChanges(t *testing.T) {
 
 // askOn sends requests to the Service continuously. If a packet finds two endpoints, and draws the second one just after its
 // removal, the rules reject it. Such a packet counts as a connection and as refused.
-func (n *node) askOn(f model.Family, times int) (c Counts) {
+func (n *node) askOn(f inet.Family, times int) (c Counts) {
 	for range times {
-		a := n.Pods[0].Probe(n.Context(), model.UDP, netip.AddrPortFrom(clusterIP[f], servicePort), lab.Options{})
+		a := n.Pods[0].Probe(n.Context(), inet.UDP, netip.AddrPortFrom(clusterIP[f], servicePort), lab.Options{})
 		if a.Outcome != lab.Answered && a.Outcome != lab.Refused {
 			n.Errorf("got %s: %v", a, a.Err)
 		}
@@ -606,7 +607,7 @@ func TestDeletedServicesAreForgotten(t *testing.T) {
 	n.everyWay()
 	n.check("before")
 	classes := n.counters.meanings.Sets()
-	set := classes[slices.IndexFunc(classes, func(s *nft.Set) bool { return s.Name == "services" && s.Family == nft.IPv4 })]
+	set := classes[slices.IndexFunc(classes, func(s *nft.Set) bool { return s.Name == "services" && s.Family == inet.IPv4 })]
 	remembered := func() (entries int, reading <-chan struct{}) {
 		n.counters.mu.Lock()
 		defer n.counters.mu.Unlock()
@@ -617,7 +618,7 @@ func TestDeletedServicesAreForgotten(t *testing.T) {
 	most := 0
 	for i := range services {
 		gone := nft.Counted{Element: nft.Element{Set: set, Comment: fmt.Sprintf("shop/churn-%d:http", i)}, Packets: 1}
-		at := model.Key{Addr: netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)}), Port: 80, Protocol: model.TCP}
+		at := model.Key{Addr: netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)}), Port: 80, Protocol: inet.TCP}
 		_, gone.Key = plan.FrontendID(at)
 		n.counters.Begin()
 		n.counters.End([]nft.Counted{gone}, false)

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -31,7 +32,7 @@ func (t *tallies) entries() int { return len(t.frontends) + len(t.ports) }
 
 // frontend is the family and key of a frontend's elements. For an address without a port, the key is the address alone.
 type frontend struct {
-	family nft.Family
+	family inet.Family
 	key    nft.Value
 }
 

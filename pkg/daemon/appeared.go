@@ -9,14 +9,14 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // familiesEvery is the interval of checks of the host's IP families. A check reads two files.
 const familiesEvery = 30 * time.Second
 
 // appeared returns an IP family that the host has got since the start, if there is one.
-func (d *daemon) appeared() (model.Family, bool) {
+func (d *daemon) appeared() (inet.Family, bool) {
 	for _, f := range host.Families() {
 		if !slices.Contains(d.hostFamilies, f) {
 			return f, true

@@ -28,6 +28,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/instance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
@@ -128,7 +129,7 @@ type daemon struct {
 	*settings.Settings
 	version string
 	// hostFamilies are the host's IP families at the start, including those for which the kernel lacks features.
-	hostFamilies []model.Family
+	hostFamilies []inet.Family
 	tracker      *track.Tracker
 	source       source
 	kernel       *apply.Kernel
@@ -144,7 +145,7 @@ type daemon struct {
 	recorder events.EventBroadcaster
 	sink     *report.Sink
 	reporter *report.Reporter
-	families []model.Family
+	families []inet.Family
 	// lacks receives the reason why families cannot be served, or nil.
 	lacks <-chan error
 	// addressed has a value after an address of the machine has changed: there may be a new IP family.
@@ -168,7 +169,7 @@ type daemon struct {
 	commits  console.Commits
 }
 
-func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFamilies, families []model.Family) (*daemon, error) {
+func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFamilies, families []inet.Family) (*daemon, error) {
 	d := &daemon{
 		Settings: s, version: version, hostFamilies: hostFamilies, started: time.Now(), registry: prometheus.NewRegistry(), families: families,
 		addressed: make(chan struct{}, 1), firstSync: make(chan struct{}),
@@ -365,7 +366,7 @@ func (d *daemon) newConsole() *console.Console {
 		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, Broken: d.checks.Broken,
 		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,
 		Rival: d.takeover.Rival, NodePorts: d.users.Find, Appeared: d.appeared,
-		Lacks: func(families []model.Family) ([]probe.Missing, error) {
+		Lacks: func(families []inet.Family) ([]probe.Missing, error) {
 			return askKernel(d.PlanOptions(families))
 		},
 	})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
@@ -21,7 +22,7 @@ import (
 
 // lacking is the error that the kernel lacks features. Other families may be served.
 type lacking struct {
-	servable []model.Family
+	servable []inet.Family
 	advice   string
 }
 
@@ -50,14 +51,14 @@ func askKernel(o plan.Options) ([]probe.Missing, error) {
 }
 
 // servable returns nil if the kernel lacks nothing.
-func servable(families []model.Family, lacks []probe.Missing) error {
+func servable(families []inet.Family, lacks []probe.Missing) error {
 	if len(lacks) == 0 {
 		return nil
 	}
 	what, fix := probe.Advice(lacks)
 	l := &lacking{advice: what + ": " + fix}
 	for _, f := range families {
-		if !slices.ContainsFunc(lacks, func(m probe.Missing) bool { return m.Family == plan.NFT(f) }) {
+		if !slices.ContainsFunc(lacks, func(m probe.Missing) bool { return m.Family == f }) {
 			l.servable = append(l.servable, f)
 		}
 	}
@@ -76,7 +77,7 @@ func (d *daemon) proxy(ctx context.Context) error {
 }
 
 // remaining returns the families to serve after an error: those for which the kernel has all features, or none.
-func remaining(logger klog.Logger, families []model.Family, err error) []model.Family {
+func remaining(logger klog.Logger, families []inet.Family, err error) []inet.Family {
 	var l *lacking
 	if !errors.As(err, &l) {
 		return nil
@@ -97,7 +98,7 @@ func modulesDisabled(file string) bool {
 
 // checkFamilies compares a configuration with the IP families of this host, with kube-proxy's messages (app/server.go:
 // checkBadConfig, checkBadIPConfig). A mismatch that makes the program useless is an error. Others are logged.
-func checkFamilies(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration, families []model.Family) error {
+func checkFamilies(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration, families []inet.Family) error {
 	const incomplete = "Kube-proxy configuration may be incomplete or incorrect"
 	cluster := familiesOf(strings.Split(c.ClusterCIDR, ","))
 	if nodePorts := familiesOf(c.NodePortAddresses); len(families) == 2 && len(cluster) == 2 && len(nodePorts) == 1 &&
@@ -108,7 +109,7 @@ func checkFamilies(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration, fami
 	if len(families) != 1 {
 		return nil
 	}
-	if bind, err := model.ParseAddr(c.BindAddress); err == nil && !bind.IsUnspecified() && model.FamilyOf(bind) != families[0] {
+	if bind, err := model.ParseAddr(c.BindAddress); err == nil && !bind.IsUnspecified() && inet.FamilyOf(bind) != families[0] {
 		return fmt.Errorf("no support for primary IP family %q", otherThan(families[0]))
 	}
 	var errs []error
@@ -116,7 +117,7 @@ func checkFamilies(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration, fami
 		{"healthzBindAddress", c.HealthzBindAddress}, {"metricsBindAddress", c.MetricsBindAddress},
 	} {
 		at, err := netip.ParseAddrPort(server.address)
-		if err == nil && !at.Addr().IsUnspecified() && model.FamilyOf(at.Addr()) != families[0] {
+		if err == nil && !at.Addr().IsUnspecified() && inet.FamilyOf(at.Addr()) != families[0] {
 			errs = append(errs, fmt.Errorf("cluster is %s-only but %s is %s", families[0], server.field, otherThan(families[0])))
 		}
 	}
@@ -133,18 +134,18 @@ func checkFamilies(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration, fami
 }
 
 // familiesOf returns the families of prefixes, without duplicates. Other items, such as "primary", have none.
-func familiesOf(prefixes []string) (found []model.Family) {
+func familiesOf(prefixes []string) (found []inet.Family) {
 	for _, s := range prefixes {
-		if p, err := model.ParsePrefix(s); err == nil && !slices.Contains(found, model.FamilyOf(p.Addr())) {
-			found = append(found, model.FamilyOf(p.Addr()))
+		if p, err := model.ParsePrefix(s); err == nil && !slices.Contains(found, inet.FamilyOf(p.Addr())) {
+			found = append(found, inet.FamilyOf(p.Addr()))
 		}
 	}
 	return found
 }
 
-func otherThan(f model.Family) model.Family {
-	if f == model.IPv4 {
-		return model.IPv6
+func otherThan(f inet.Family) inet.Family {
+	if f == inet.IPv4 {
+		return inet.IPv6
 	}
-	return model.IPv4
+	return inet.IPv4
 }

@@ -13,16 +13,15 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 )
 
 func TestCheckFamilies(t *testing.T) {
-	ip4, both := []model.Family{model.IPv4}, model.Families[:]
+	ip4, both := []inet.Family{inet.IPv4}, inet.Families[:]
 	for _, tc := range []struct {
 		args       string
-		families   []model.Family
+		families   []inet.Family
 		said, fail string
 	}{
 		{"--cluster-cidr=10.0.0.0/8", ip4, "", ""},
@@ -53,21 +52,21 @@ func TestCheckFamilies(t *testing.T) {
 
 // If one family can be served, the program continues with it and reports once what the other lacks. Otherwise it exits.
 func TestServedFamiliesWithMissingFeatures(t *testing.T) {
-	ip4, ip6 := probe.Missing{Family: nft.IPv4, Err: unix.ENOENT}, probe.Missing{Family: nft.IPv6, Err: unix.EOPNOTSUPP}
+	ip4, ip6 := probe.Missing{Family: inet.IPv4, Err: unix.ENOENT}, probe.Missing{Family: inet.IPv6, Err: unix.EOPNOTSUPP}
 	for _, tc := range []struct {
 		lacks []probe.Missing
 		ends  bool
-		left  []model.Family
+		left  []inet.Family
 		said  string
 	}{
 		{lacks: nil},
-		{lacks: []probe.Missing{ip6}, ends: true, left: []model.Family{model.IPv4}, said: "operation not supported"},
-		{lacks: []probe.Missing{ip4, ip4}, ends: true, left: []model.Family{model.IPv6}, said: "no such file or directory"},
+		{lacks: []probe.Missing{ip6}, ends: true, left: []inet.Family{inet.IPv4}, said: "operation not supported"},
+		{lacks: []probe.Missing{ip4, ip4}, ends: true, left: []inet.Family{inet.IPv6}, said: "no such file or directory"},
 		{lacks: []probe.Missing{ip4, ip6}, ends: true},
 	} {
 		var log bytes.Buffer
-		err := servable(model.Families[:], tc.lacks)
-		left := remaining(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), model.Families[:], fmt.Errorf("proxy: %w", err))
+		err := servable(inet.Families[:], tc.lacks)
+		left := remaining(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), inet.Families[:], fmt.Errorf("proxy: %w", err))
 		if (err != nil) != tc.ends || !slices.Equal(left, tc.left) {
 			t.Errorf("lacking %v: %v, and %v are left, want %v", tc.lacks, err, left, tc.left)
 		}
@@ -76,7 +75,7 @@ func TestServedFamiliesWithMissingFeatures(t *testing.T) {
 			t.Errorf("lacking %v: log %q, want one line with %q", tc.lacks, log.String(), tc.said)
 		}
 	}
-	if left := remaining(klog.Background(), model.Families[:], unix.ENOMEM); left != nil {
+	if left := remaining(klog.Background(), inet.Families[:], unix.ENOMEM); left != nil {
 		t.Errorf("after any other error %v are left", left)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
@@ -19,9 +20,9 @@ import (
 type Config struct {
 	// Sysctls is the directory of the sysctls, usually /proc/sys.
 	Sysctls  string
-	Families []model.Family
+	Families []inet.Family
 	// Drops returns the chains that drop forwarded packets by default.
-	Drops func([]model.Family) ([]Drop, error)
+	Drops func([]inet.Family) ([]Drop, error)
 	// Leftovers counts kube-proxy's objects. Rival reports whether one answers on its ports.
 	Leftovers func() (takeover.Leftovers, error)
 	Rival     func(context.Context) bool
@@ -91,7 +92,7 @@ func (d Drop) finding() view.Finding {
 }
 
 // Drops returns such chains of nftables, including iptables-nft, and of iptables-legacy.
-func Drops(families []model.Family) (list []Drop, err error) {
+func Drops(families []inet.Family) (list []Drop, err error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
@@ -99,11 +100,7 @@ func Drops(families []model.Family) (list []Drop, err error) {
 	defer conn.Close()
 	seen := map[string]bool{}
 	for _, f := range families {
-		family := nft.IPv4
-		if f == model.IPv6 {
-			family = nft.IPv6
-		}
-		chains, err := conn.BaseChains(family)
+		chains, err := conn.BaseChains(f)
 		if err != nil {
 			return list, err
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
@@ -80,7 +81,7 @@ func TestSettings(t *testing.T) {
 		{"not a number", map[string]string{"net/ipv4/ip_forward": "?"}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := brief(Look(t.Context(), Config{Sysctls: settings(t, c.changed), Families: model.Families[:]}))
+			got := brief(Look(t.Context(), Config{Sysctls: settings(t, c.changed), Families: inet.Families[:]}))
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -88,7 +89,7 @@ func TestSettings(t *testing.T) {
 	}
 	t.Run("a family that isn't served", func(t *testing.T) {
 		root := settings(t, map[string]string{"net/ipv6/conf/all/forwarding": "0"})
-		if got := brief(Look(t.Context(), Config{Sysctls: root, Families: model.Families[:1]})); len(got) > 0 {
+		if got := brief(Look(t.Context(), Config{Sysctls: root, Families: inet.Families[:1]})); len(got) > 0 {
 			t.Errorf("%q, want nothing", got)
 		}
 	})
@@ -98,7 +99,7 @@ func TestEverythingElse(t *testing.T) {
 	c := Config{
 		Sysctls: settings(t, nil),
 		Others:  []view.Finding{{Severity: view.Warning, What: "a finding of the caller", Impact: "this", Fix: "so"}},
-		Drops:   func([]model.Family) ([]Drop, error) { return nil, errors.New("not permitted") },
+		Drops:   func([]inet.Family) ([]Drop, error) { return nil, errors.New("not permitted") },
 		Leftovers: func() (takeover.Leftovers, error) {
 			return takeover.Leftovers{takeover.IPVS: 3, takeover.NFTables: 0}, nil
 		},
@@ -159,7 +160,7 @@ func TestChainsThatDrop(t *testing.T) {
 			if len(c.iptables) > 0 {
 				run(t, c.iptables[0], c.iptables[1:]...)
 			}
-			got, err := Drops(model.Families[:])
+			got, err := Drops(inet.Families[:])
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -8,18 +8,18 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
 // sysctls checks the settings. It skips missing ones: the kernel lacks the feature.
 func (c *Config) sysctls() (list []view.Finding) {
-	if slices.Contains(c.Families, model.IPv4) {
+	if slices.Contains(c.Families, inet.IPv4) {
 		list = append(list, c.forwarding("IPv4", "net/ipv4/ip_forward")...)
 		list = append(list, c.someForward()...)
 		list = append(list, c.reversePath()...)
 	}
-	if slices.Contains(c.Families, model.IPv6) {
+	if slices.Contains(c.Families, inet.IPv6) {
 		list = append(list, c.forwarding("IPv6", "net/ipv6/conf/all/forwarding")...)
 	}
 	return append(append(list, c.connections()...), c.liberal()...)

@@ -6,7 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // taintToBeDeleted is the key of the taint on a node that the cluster autoscaler is about to remove
@@ -27,7 +27,7 @@ type Config struct {
 	// Now is the clock of the answers: time.Now except in tests.
 	Now func() time.Time
 	// Families are the served IP families. One sync writes all of them, so they are healthy together.
-	Families []model.Family
+	Families []inet.Family
 	// NoNode makes the node always eligible, for a proxy without an API server.
 	NoNode bool
 	// Counter, if not nil, counts the answers.

@@ -10,8 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // The program's metrics count the answers.
@@ -116,7 +116,7 @@ func TestCodes(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c, n := clock{start}, counts{}
 			h := New(Config{
-				Timeout: timeout, Now: func() time.Time { return c.now }, Families: model.Families[:],
+				Timeout: timeout, Now: func() time.Time { return c.now }, Families: inet.Families[:],
 				NoNode: tt.noNode, Counter: n,
 			})
 			h.Updated(c.now)
@@ -150,31 +150,31 @@ func ask(h http.Handler, method, path string) *httptest.ResponseRecorder {
 func TestBodies(t *testing.T) {
 	tests := []struct {
 		name     string
-		families []model.Family
+		families []inet.Family
 		do       func(*Health)
 		path     string
 		want     string
 	}{
-		{"healthy: lastUpdated is now", model.Families[:], func(h *Health) {
+		{"healthy: lastUpdated is now", inet.Families[:], func(h *Health) {
 			h.Node(node())
 			h.Updated(start)
 		}, "/healthz", `{"lastUpdated":"2026-01-02T03:05:05.5Z","currentTime":"2026-01-02T03:05:05.5Z",` +
 			`"nodeEligible":true,"healthy":true,"status":{"IPv4":{"lastUpdated":"2026-01-02T03:04:05Z","healthy":true},` +
 			`"IPv6":{"lastUpdated":"2026-01-02T03:04:05Z","healthy":true}}}`},
-		{"livez has no nodeEligible", []model.Family{model.IPv6}, func(h *Health) {
+		{"livez has no nodeEligible", []inet.Family{inet.IPv6}, func(h *Health) {
 			h.Updated(start)
 		}, "/livez", `{"lastUpdated":"2026-01-02T03:05:05.5Z","currentTime":"2026-01-02T03:05:05.5Z",` +
 			`"healthy":true,"status":{"IPv6":{"lastUpdated":"2026-01-02T03:04:05Z","healthy":true}}}`},
-		{"not eligible though healthy: lastUpdated is the sync's", []model.Family{model.IPv4}, func(h *Health) {
+		{"not eligible though healthy: lastUpdated is the sync's", []inet.Family{inet.IPv4}, func(h *Health) {
 			h.Updated(start)
 		}, "/healthz", `{"lastUpdated":"2026-01-02T03:04:05Z","currentTime":"2026-01-02T03:05:05.5Z",` +
 			`"nodeEligible":false,"healthy":true,"status":{"IPv4":{"lastUpdated":"2026-01-02T03:04:05Z","healthy":true}}}`},
-		{"overdue", []model.Family{model.IPv4}, func(h *Health) {
+		{"overdue", []inet.Family{inet.IPv4}, func(h *Health) {
 			h.Updated(start)
 			h.Queued(start)
 		}, "/livez", `{"lastUpdated":"2026-01-02T03:04:05Z","currentTime":"2026-01-02T03:05:05.5Z",` +
 			`"healthy":false,"status":{"IPv4":{"lastUpdated":"2026-01-02T03:04:05Z","healthy":false}}}`},
-		{"before the loop", model.Families[:], func(*Health) {}, "/livez",
+		{"before the loop", inet.Families[:], func(*Health) {}, "/livez",
 			`{"lastUpdated":"2026-01-02T03:05:05.5Z","currentTime":"2026-01-02T03:05:05.5Z","healthy":true,"status":{}}`},
 	}
 	for _, tt := range tests {

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -88,7 +89,7 @@ func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Add
 	wanted := map[checkAt]struct{}{}
 	for name, c := range checks {
 		for _, a := range addrs {
-			if c.Served[model.FamilyOf(a)] {
+			if c.Served[inet.FamilyOf(a)] {
 				wanted[checkAt{name, netip.AddrPortFrom(a, c.Port)}] = struct{}{}
 			}
 		}
@@ -153,7 +154,7 @@ func (s *Services) Broken(name types.NamespacedName) (why []string) {
 func (s *Services) Close() { s.Sync(nil, nil) }
 
 func (s *Services) open(at checkAt) {
-	network := [...]string{"tcp4", "tcp6"}[model.FamilyOf(at.addr.Addr())]
+	network := [...]string{"tcp4", "tcp6"}[inet.FamilyOf(at.addr.Addr())]
 	l, err := s.listen(network, at.addr.String())
 	if reported := s.note(at, err); err != nil {
 		if !reported {
@@ -191,7 +192,7 @@ func (s *Services) note(at checkAt, err error) (before bool) {
 
 // answer returns a handler that reports the number of local endpoints, on any path and for any method.
 func (s *Services) answer(at checkAt) http.Handler {
-	family := model.FamilyOf(at.addr.Addr())
+	family := inet.FamilyOf(at.addr.Addr())
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		s.mu.RLock()
 		local := s.checks[at.service].Local[family]

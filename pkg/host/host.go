@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // Addresses returns the addresses of all interfaces.
@@ -111,22 +111,22 @@ func checkRelease(release string) error {
 }
 
 // Families returns the IP families of the kernel: IPv4, and IPv6 unless it is missing or disabled.
-func Families() []model.Family { return families("/proc") }
+func Families() []inet.Family { return families("/proc") }
 
 // families assumes IPv6 if it cannot read the settings: a later probe finds missing features. IPv6 may be disabled by default and
 // enabled on some interfaces, which then have addresses.
-func families(proc string) []model.Family {
-	only4 := []model.Family{model.IPv4}
+func families(proc string) []inet.Family {
+	only4 := []inet.Family{inet.IPv4}
 	addresses, err := os.ReadFile(filepath.Join(proc, "net/if_inet6"))
 	if err != nil {
 		if _, unknown := os.Stat(filepath.Join(proc, "net/dev")); errors.Is(err, fs.ErrNotExist) && unknown == nil {
 			return only4
 		}
-		return model.Families[:]
+		return inet.Families[:]
 	}
 	disabled, err := os.ReadFile(filepath.Join(proc, "sys/net/ipv6/conf/all/disable_ipv6"))
 	if err == nil && strings.TrimSpace(string(disabled)) == "1" && len(addresses) == 0 {
 		return only4
 	}
-	return model.Families[:]
+	return inet.Families[:]
 }

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -80,10 +81,10 @@ func TestChoiceWithAffinity(t *testing.T) {
 func nodePort(name string, number uint16, ends []netip.AddrPort) *model.Service {
 	full := types.NamespacedName{Namespace: "default", Name: name}
 	return &model.Service{Name: full, Ports: []*model.ServicePort{{
-		Name: model.PortName{NamespacedName: full}, Protocol: model.TCP, Cluster: ends,
+		Name: model.PortName{NamespacedName: full}, Protocol: inet.TCP, Cluster: ends,
 		Frontends: []model.Frontend{
-			{Kind: model.ClusterIP, Key: model.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: model.TCP}},
-			{Kind: model.NodePort, Key: model.Key{Port: number, Protocol: model.TCP}},
+			{Kind: model.ClusterIP, Key: model.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: inet.TCP}},
+			{Kind: model.NodePort, Key: model.Key{Port: number, Protocol: inet.TCP}},
 		},
 	}}}
 }
@@ -92,7 +93,7 @@ func TestClaimsOf(t *testing.T) {
 	local := nodePort("web", 30080, three)
 	local.Ports[0].Local, local.Ports[0].Frontends[1].Local = three[:1], true
 	six := nodePort("six", 30006, endpoints("[fd00::1]:80"))
-	six.Ports[0].Family, six.Ports[0].Frontends[1].Family = model.IPv6, model.IPv6
+	six.Ports[0].Family, six.Ports[0].Frontends[1].Family = inet.IPv6, inet.IPv6
 	for _, c := range []struct {
 		name    string
 		service *model.Service
@@ -105,7 +106,7 @@ func TestClaimsOf(t *testing.T) {
 		{"an endpoint on loopback", nodePort("web", 30080, endpoints("10.0.0.1:80", "127.0.0.1:30080")), three[:1]},
 	} {
 		var got []netip.AddrPort
-		for _, claim := range claimsOf(c.service, []model.Family{model.IPv4}) {
+		for _, claim := range claimsOf(c.service, []inet.Family{inet.IPv4}) {
 			got = append(got, claim.endpoints...)
 		}
 		if !slices.Equal(got, c.want) {
@@ -120,9 +121,9 @@ func TestTheOlderServiceHasTheNodePort(t *testing.T) {
 	set := func(name string, age int64) {
 		s := nodePort(name, 30080, three)
 		s.Created = time.Unix(100-age, 0)
-		c.set(s.Name, claimsOf(s, model.Families[:]))
+		c.set(s.Name, claimsOf(s, inet.Families[:]))
 	}
-	key := model.Key{Port: 30080, Protocol: model.TCP}
+	key := model.Key{Port: 30080, Protocol: inet.TCP}
 	wins := func(want string) {
 		t.Helper()
 		if got := c.winner(key).name.Name; got != want {

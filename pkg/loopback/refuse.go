@@ -9,6 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
@@ -18,7 +19,7 @@ import (
 const TableName = "kube-nftproxy-loopback"
 
 // Refused are the protocols that are refused.
-var Refused = [...]model.Protocol{model.UDP, model.SCTP}
+var Refused = [...]inet.Protocol{inet.UDP, inet.SCTP}
 
 // Refusals are the UDP and SCTP node ports that the kernel refuses on loopback. All methods but Packets belong to one goroutine.
 type Refusals struct {
@@ -41,7 +42,7 @@ type refusals struct {
 
 // NewRefusals returns refusals for some families, in the network namespace of the thread that calls [Refusals.Commit] first. In other families, it
 // deletes the table that an earlier process has left.
-func NewRefusals(families []model.Family) *Refusals {
+func NewRefusals(families []inet.Family) *Refusals {
 	r := &Refusals{wanted: map[model.Key]struct{}{}, added: map[model.Key]struct{}{}, removed: map[model.Key]struct{}{}, all: true}
 	for _, f := range families {
 		r.tables[f] = newTable(f)
@@ -52,32 +53,30 @@ func NewRefusals(families []model.Family) *Refusals {
 // newTable: chain output { type nat hook output priority dstnat; ct state new ip daddr 127.0.0.0/8 meta l4proto . th dport @ports meta l4proto @packets reject }.
 // A chain of type nat costs established connections nothing, and none begins with a packet that is refused, so that all of them are counted. The
 // kernel evaluates such a chain only if some rule needs connection tracking, which "ct state new" does.
-func newTable(f model.Family) *refusals {
+func newTable(f inet.Family) *refusals {
 	const reg, dstnat = unix.NFT_REG32_00, -100
-	nf := family(f)
-	ports := &nft.Set{Family: nf, Table: TableName, Name: "ports", Key: []nft.Field{nft.L4Proto(), nft.DstPort()}, Comment: "node ports"}
-	packets := &nft.Set{Family: nf, Table: TableName, Name: "packets", Key: []nft.Field{nft.L4Proto()}, Counter: true, Comment: "packets by protocol"}
+	ports := &nft.Set{Family: f, Table: TableName, Name: "ports", Key: []nft.Field{nft.L4Proto(), nft.DstPort()}, Comment: "node ports"}
+	packets := &nft.Set{Family: f, Table: TableName, Name: "packets", Key: []nft.Field{nft.L4Proto()}, Counter: true, Comment: "packets by protocol"}
 	rule := nft.Rule{Comment: "node ports on loopback are served for TCP only", Exprs: []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
 		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(expr.CtStateBitNEW), Xor: word(0)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)},
-		nft.DstAddr(nf).Load(reg),
+		nft.DstAddr(f).Load(reg),
 	}}
-	unreachable := uint8(3)
-	if f == model.IPv4 {
+	loopback, unreachable := &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: inet.Loopback[f].Addr().AsSlice()}, uint8(3)
+	if f == inet.IPv4 {
 		rule.Exprs = append(rule.Exprs,
-			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: []byte{0xff, 0, 0, 0}, Xor: make([]byte, 4)},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{127, 0, 0, 0}})
+			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: []byte{0xff, 0, 0, 0}, Xor: make([]byte, 4)}, loopback)
 	} else {
 		unreachable = 4
-		rule.Exprs = append(rule.Exprs, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: Addresses[f].AsSlice()})
+		rule.Exprs = append(rule.Exprs, loopback)
 	}
 	rule.Exprs = append(rule.Exprs,
 		nft.L4Proto().Load(reg), nft.DstPort().Load(reg+1), &expr.Lookup{SourceRegister: reg, SetName: ports.Name},
 		nft.L4Proto().Load(reg), &expr.Lookup{SourceRegister: reg, SetName: packets.Name},
 		&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: unreachable})
 	return &refusals{
-		Table: &nft.Table{Family: nf, Name: TableName, Sets: []*nft.Set{ports, packets}, Comment: "Kubernetes node ports on loopback", Chains: []*nft.Chain{
+		Table: &nft.Table{Family: f, Name: TableName, Sets: []*nft.Set{ports, packets}, Comment: "Kubernetes node ports on loopback", Chains: []*nft.Chain{
 			{Name: "output", Type: "nat", Hook: unix.NF_INET_LOCAL_OUT, Priority: dstnat, Comment: "packets of this node", Rules: []nft.Rule{rule}},
 		}},
 		ports: ports, packets: packets,
@@ -85,8 +84,6 @@ func newTable(f model.Family) *refusals {
 }
 
 func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
-
-func family(f model.Family) nft.Family { return [...]nft.Family{nft.IPv4, nft.IPv6}[f] }
 
 // Set sets whether a node port is refused, from the next commit on.
 func (r *Refusals) Set(k model.Key, refused bool) {
@@ -165,12 +162,12 @@ func (r *Refusals) change(b *nft.Batch) error {
 
 // rewrite replaces the tables.
 func (r *Refusals) rewrite(b *nft.Batch) error {
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		t := r.tables[f]
-		if found, err := r.conn.HasTable(family(f), TableName); err != nil {
+		if found, err := r.conn.HasTable(f, TableName); err != nil {
 			return err
 		} else if found {
-			b.DeleteTable(family(f), TableName)
+			b.DeleteTable(f, TableName)
 		}
 		if t == nil {
 			continue
@@ -184,7 +181,7 @@ func (r *Refusals) rewrite(b *nft.Batch) error {
 			b.AddRules(t.Table, c)
 		}
 		for _, p := range Refused {
-			b.AddElement(&nft.Element{Set: t.packets, Key: nft.Value{}.OnlyProto(uint8(p))})
+			b.AddElement(&nft.Element{Set: t.packets, Key: nft.Value{}.OnlyProto(p)})
 		}
 	}
 	for k := range r.wanted {
@@ -194,7 +191,7 @@ func (r *Refusals) rewrite(b *nft.Batch) error {
 }
 
 func (r *Refusals) element(k model.Key) *nft.Element {
-	return &nft.Element{Set: r.tables[k.Family].ports, Key: nft.Value{}.Proto(uint8(k.Protocol)).Port(k.Port)}
+	return &nft.Element{Set: r.tables[k.Family].ports, Key: nft.Value{}.Proto(k.Protocol).Port(k.Port)}
 }
 
 // Close deletes the tables, unless another process has taken them over, and closes the connection.
@@ -205,9 +202,9 @@ func (r *Refusals) Close(mine bool) error {
 		return nil
 	}
 	var errs []error
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		if mine && r.tables[f] != nil {
-			_, err := r.conn.DeleteTable(family(f), TableName)
+			_, err := r.conn.DeleteTable(f, TableName)
 			errs = append(errs, err)
 		}
 	}
@@ -218,14 +215,14 @@ func (r *Refusals) Close(mine bool) error {
 
 // Packets returns how many packets of each refused protocol the kernel has refused, since the tables were last written as a whole. Any goroutine
 // may call it.
-func (r *Refusals) Packets(f model.Family) (map[model.Protocol]uint64, error) {
+func (r *Refusals) Packets(f inet.Family) (map[inet.Protocol]uint64, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.conn == nil || r.tables[f] == nil {
 		return nil, nil
 	}
-	n := map[model.Protocol]uint64{}
-	_, err := r.conn.EachCounted(r.tables[f].packets, func(e *nft.Counted) { n[model.Protocol(e.Key.Bytes()[0])] = e.Packets })
+	n := map[inet.Protocol]uint64{}
+	_, err := r.conn.EachCounted(r.tables[f].packets, func(e *nft.Counted) { n[inet.Protocol(e.Key.Bytes()[0])] = e.Packets })
 	return n, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -13,28 +14,28 @@ import (
 func TestRefusals(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{Clients: 1})
 	const number, other = 30053, 30054
-	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+	for _, p := range []inet.Protocol{inet.TCP, inet.UDP, inet.SCTP} {
 		for _, port := range []uint16{number, other} {
 			if _, err := l.Node.Serve(p, port); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	r := NewRefusals(model.Families[:])
+	r := NewRefusals(inet.Families[:])
 	commit := func() {
 		t.Helper()
 		if err := l.Node.Do(r.Commit); err != nil {
 			t.Fatal(err)
 		}
 	}
-	probe := func(from *lab.Host, p model.Protocol, to netip.Addr, port uint16, want lab.Outcome) {
+	probe := func(from *lab.Host, p inet.Protocol, to netip.Addr, port uint16, want lab.Outcome) {
 		t.Helper()
 		if a := from.Probe(t.Context(), p, netip.AddrPortFrom(to, port), lab.Options{}); a.Outcome != want {
 			t.Errorf("%s -> %s %s port %d: %v, want %v", from.Name, p, to, port, a, want)
 		}
 	}
 	set := func(refused bool) {
-		for _, f := range model.Families {
+		for _, f := range inet.Families {
 			for _, p := range Refused {
 				r.Set(model.Key{Port: number, Protocol: p, Family: f}, refused)
 			}
@@ -43,18 +44,18 @@ func TestRefusals(t *testing.T) {
 	}
 	counted := func(want uint64) {
 		t.Helper()
-		for _, f := range model.Families {
+		for _, f := range inet.Families {
 			n, err := r.Packets(f)
-			if err != nil || n[model.UDP] != want || n[model.SCTP] != want {
+			if err != nil || n[inet.UDP] != want || n[inet.SCTP] != want {
 				t.Errorf("%s: %v packets, %v; want %d of each protocol", f, n, err, want)
 			}
 		}
 	}
 	refused := func() {
 		t.Helper()
-		for _, f := range model.Families {
+		for _, f := range inet.Families {
 			for _, p := range Refused {
-				probe(l.Node, p, Addresses[f], number, lab.Refused)
+				probe(l.Node, p, inet.Localhost[f], number, lab.Refused)
 			}
 		}
 	}
@@ -63,10 +64,10 @@ func TestRefusals(t *testing.T) {
 	counted(1)
 	refused()
 	counted(2)
-	for _, f := range model.Families {
-		probe(l.Node, model.TCP, Addresses[f], number, lab.Answered)
+	for _, f := range inet.Families {
+		probe(l.Node, inet.TCP, inet.Localhost[f], number, lab.Answered)
 		for _, p := range Refused {
-			probe(l.Node, p, Addresses[f], other, lab.Answered)
+			probe(l.Node, p, inet.Localhost[f], other, lab.Answered)
 			probe(l.Node, p, l.Node.Addrs()[f], number, lab.Answered)
 			probe(l.Clients[0], p, l.Node.Addrs()[f], number, lab.Answered)
 		}
@@ -77,9 +78,9 @@ func TestRefusals(t *testing.T) {
 	}
 
 	set(false)
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		for _, p := range Refused {
-			probe(l.Node, p, Addresses[f], number, lab.Answered)
+			probe(l.Node, p, inet.Localhost[f], number, lab.Answered)
 		}
 	}
 	counted(2)
@@ -87,7 +88,7 @@ func TestRefusals(t *testing.T) {
 	if out, err := l.Node.Command(t.Context(), "nft", "flush", "ruleset").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if _, err := r.Packets(model.IPv4); err == nil {
+	if _, err := r.Packets(inet.IPv4); err == nil {
 		t.Error("no error, although the table was deleted")
 	}
 	set(true)
@@ -95,11 +96,11 @@ func TestRefusals(t *testing.T) {
 	counted(1)
 
 	// A process that serves one family only deletes the table of the other one, and at its end its own.
-	four := NewRefusals(model.Families[:1])
+	four := NewRefusals(inet.Families[:1])
 	if err := l.Node.Do(four.Commit); err != nil {
 		t.Fatal(err)
 	}
-	probe(l.Node, model.UDP, Addresses[model.IPv6], number, lab.Answered)
+	probe(l.Node, inet.UDP, inet.Localhost[inet.IPv6], number, lab.Answered)
 	if err := l.Node.Do(func() error { return four.Close(true) }); err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -34,14 +35,11 @@ const (
 	patience = 2
 )
 
-// Addresses are those on which node ports are served. kube-proxy listens on no other address of 127.0.0.0/8 either.
-var Addresses = [...]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
-
 // Metrics counts listeners and connections.
 type Metrics interface {
 	// LoopbackListeners sets the number of listeners of a family. LoopbackNotListening counts an attempt to listen that failed.
-	LoopbackListeners(f model.Family, n int)
-	LoopbackNotListening(f model.Family)
+	LoopbackListeners(f inet.Family, n int)
+	LoopbackNotListening(f inet.Family)
 	// LoopbackConnections adds to the number of open connections. LoopbackFailed counts a connection that reached no endpoint.
 	LoopbackConnections(more int)
 	LoopbackFailed(reason string)
@@ -51,7 +49,7 @@ type Metrics interface {
 type Config struct {
 	NodeName string
 	// Families are those whose node ports are served on loopback, none if node ports are not served there.
-	Families []model.Family
+	Families []inet.Family
 	// Listen and Dial are those of the package net, and Now is time.Now, unless a test replaces them.
 	Listen func(netip.AddrPort) (net.Listener, error)
 	Dial   func(context.Context, netip.AddrPort) (net.Conn, error)
@@ -136,7 +134,7 @@ func New(c Config) *Server {
 }
 
 func listen(at netip.AddrPort) (net.Listener, error) {
-	l, err := net.Listen([...]string{"tcp4", "tcp6"}[model.FamilyOf(at.Addr())], at.String())
+	l, err := net.Listen([...]string{"tcp4", "tcp6"}[inet.FamilyOf(at.Addr())], at.String())
 	if failure, ok := errors.AsType[*net.OpError](err); ok {
 		err = failure.Err // without the address, which all messages name
 	}
@@ -244,7 +242,7 @@ func (s *Server) sync(ctx context.Context) (failing bool) {
 	clear(s.dirty)
 	s.mu.Unlock()
 	for k, c := range wanted {
-		if k.Protocol != model.TCP {
+		if k.Protocol != inet.TCP {
 			s.refuse(k, c != nil)
 			continue
 		}
@@ -302,7 +300,7 @@ func (s *Server) commitRefusals(serving, lost bool) {
 
 // Refused returns how many packets to UDP and SCTP node ports on loopback the kernel has refused, by protocol. After an error, the tables are
 // written again.
-func (s *Server) Refused(f model.Family) (map[model.Protocol]uint64, error) {
+func (s *Server) Refused(f inet.Family) (map[inet.Protocol]uint64, error) {
 	n, err := s.Refusals.Packets(f)
 	if err != nil {
 		s.mu.Lock()
@@ -314,7 +312,7 @@ func (s *Server) Refused(f model.Family) (map[model.Protocol]uint64, error) {
 }
 
 func (s *Server) add(ctx context.Context, k model.Key) *port {
-	p := &port{server: s, at: netip.AddrPortFrom(Addresses[k.Family], k.Port)}
+	p := &port{server: s, at: netip.AddrPortFrom(inet.Localhost[k.Family], k.Port)}
 	p.context, p.cut = context.WithCancel(ctx)
 	s.ports[k] = p
 	return p
@@ -357,7 +355,7 @@ var errTooMany = errors.New("the limit of listeners on loopback is reached")
 
 func (s *Server) open(k model.Key, p *port, c *claim) {
 	err := errTooMany
-	if s.listeners[model.IPv4]+s.listeners[model.IPv6] < s.limits.listeners { // only Run writes them
+	if s.listeners[inet.IPv4]+s.listeners[inet.IPv6] < s.limits.listeners { // only Run writes them
 		p.listener, err = s.Listen(p.at)
 	}
 	if err != nil {
@@ -427,12 +425,12 @@ func (s *Server) At(k model.Key) (netip.AddrPort, error) {
 	switch {
 	case k.Addr.IsValid() || !slices.Contains(s.Families, k.Family):
 		return netip.AddrPort{}, nil
-	case k.Protocol != model.TCP:
+	case k.Protocol != inet.TCP:
 		return netip.AddrPort{}, ErrProtocol
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at := netip.AddrPortFrom(Addresses[k.Family], k.Port)
+	at := netip.AddrPortFrom(inet.Localhost[k.Family], k.Port)
 	if f := s.failures[k]; f != nil {
 		return at, f.err
 	}

@@ -16,6 +16,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -45,9 +46,9 @@ type counts struct {
 	unreachable   atomic.Int64
 }
 
-func (c *counts) LoopbackListeners(f model.Family, n int) { c.listeners[f] = n }
-func (c *counts) LoopbackNotListening(model.Family)       { c.failures++ }
-func (c *counts) LoopbackConnections(more int)            { c.open.Add(int64(more)) }
+func (c *counts) LoopbackListeners(f inet.Family, n int) { c.listeners[f] = n }
+func (c *counts) LoopbackNotListening(inet.Family)       { c.failures++ }
+func (c *counts) LoopbackConnections(more int)           { c.open.Add(int64(more)) }
 func (c *counts) LoopbackFailed(reason string) {
 	if reason == LimitReached {
 		c.limited.Add(1)
@@ -61,7 +62,7 @@ func newBench(t *testing.T) *bench {
 	t.Cleanup(cancel)
 	b := &bench{T: t, context: ctx, used: map[uint16]bool{}, at: map[uint16]string{}}
 	b.Server = New(Config{
-		NodeName: "node-1", Families: model.Families[:], Metrics: &b.counted,
+		NodeName: "node-1", Families: inet.Families[:], Metrics: &b.counted,
 		Report: func(p model.Problem) { b.reports = append(b.reports, p) },
 		Listen: func(at netip.AddrPort) (net.Listener, error) {
 			if b.used[at.Port()] {
@@ -289,13 +290,13 @@ func TestLimits(t *testing.T) {
 
 	b.set("c", 30082, one)
 	b.sync(b.context)
-	if _, err := b.At(model.Key{Port: 30082, Protocol: model.TCP}); !errors.Is(err, errTooMany) {
+	if _, err := b.At(model.Key{Port: 30082, Protocol: inet.TCP}); !errors.Is(err, errTooMany) {
 		t.Errorf("a listener above the limit: %v", err)
 	}
 	b.delete("b")
 	b.retry()
 	b.sync(b.context)
-	if _, err := b.At(model.Key{Port: 30082, Protocol: model.TCP}); err != nil {
+	if _, err := b.At(model.Key{Port: 30082, Protocol: inet.TCP}); err != nil {
 		t.Errorf("a listener within the limit: %v", err)
 	}
 }
@@ -333,7 +334,7 @@ func TestPortInUse(t *testing.T) {
 	if len(b.reports) != 1 || b.reports[0].Name != web.Name || b.counted.failures != 8 {
 		t.Errorf("%d failures, reports %v; want 8 and one of web", b.counted.failures, b.reports)
 	}
-	key := model.Key{Port: 30081, Protocol: model.TCP}
+	key := model.Key{Port: 30081, Protocol: inet.TCP}
 	if at, err := b.At(key); at.String() != "127.0.0.1:30081" || !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("served at %v, %v", at, err)
 	}

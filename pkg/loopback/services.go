@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -27,7 +28,7 @@ func (c *claim) compare(d *claim) int {
 
 // claimsOf lists the node ports of a Service, which may be nil, in some families. As in kube-proxy, the external policy selects the endpoints, and
 // policy Local has only those of this node, although the rules let this node use the others too.
-func claimsOf(s *model.Service, families []model.Family) (list []*claim) {
+func claimsOf(s *model.Service, families []inet.Family) (list []*claim) {
 	if s == nil {
 		return nil
 	}

@@ -5,7 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // loopback are the metrics of node ports on loopback.
@@ -40,12 +40,12 @@ func (l *loopback) register(r registry, c Config) {
 }
 
 // LoopbackListeners sets the number of open listeners of a family on loopback.
-func (m *Metrics) LoopbackListeners(f model.Family, n int) {
+func (m *Metrics) LoopbackListeners(f inet.Family, n int) {
 	m.loopback.listeners.WithLabelValues(f.String()).Set(float64(n))
 }
 
 // LoopbackNotListening counts an attempt to listen on loopback that failed.
-func (m *Metrics) LoopbackNotListening(f model.Family) {
+func (m *Metrics) LoopbackNotListening(f inet.Family) {
 	m.loopback.notListening.WithLabelValues(f.String()).Inc()
 }
 
@@ -58,13 +58,13 @@ func (m *Metrics) LoopbackFailed(reason string) { m.loopback.failed.WithLabelVal
 // refused reads the kernel's counters at each scrape.
 type refused struct {
 	desc     *prometheus.Desc
-	families []model.Family
-	read     func(model.Family) (map[model.Protocol]uint64, error)
+	families []inet.Family
+	read     func(inet.Family) (map[inet.Protocol]uint64, error)
 }
 
 // RegisterLoopback registers the number of packets that the kernel has refused at node ports on loopback, which read returns. Without families
 // there is no such metric. It panics if it is registered already.
-func RegisterLoopback(reg prometheus.Registerer, families []model.Family, read func(model.Family) (map[model.Protocol]uint64, error)) {
+func RegisterLoopback(reg prometheus.Registerer, families []inet.Family, read func(inet.Family) (map[inet.Protocol]uint64, error)) {
 	if len(families) > 0 {
 		reg.MustRegister(&refused{prometheus.NewDesc("kubeproxy_nftables_localhost_nodeport_rejected_packets_total",
 			"Number of packets rejected on localhost NodePorts. UDP and SCTP are always rejected.", []string{"ip_family", "protocol"}, nil), families, read})

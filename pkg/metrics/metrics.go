@@ -8,12 +8,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // Metrics holds all metrics of the program. Its methods are safe for concurrent use.
 type Metrics struct {
-	families []model.Family
+	families []inet.Family
 
 	syncDuration, fullSyncDuration, partialSyncDuration *prometheus.HistogramVec
 	programmingDuration                                 *prometheus.HistogramVec
@@ -51,7 +51,7 @@ type Metrics struct {
 // Config holds the settings of the metrics.
 type Config struct {
 	// Families are the served families; none means both.
-	Families []model.Family
+	Families []inet.Family
 	// NativeHistograms adds native buckets to each histogram (kube-proxy: feature gate NativeHistograms).
 	NativeHistograms bool
 	// Version is the program's version.
@@ -63,7 +63,7 @@ type Config struct {
 // New registers all metrics of the proxy in reg. It panics if one is registered already.
 func New(reg prometheus.Registerer, c Config) *Metrics {
 	if len(c.Families) == 0 {
-		c.Families = model.Families[:]
+		c.Families = inet.Families[:]
 	}
 	m := &Metrics{families: c.Families}
 	r := registry{reg, c.NativeHistograms}
@@ -314,7 +314,7 @@ func (m *Metrics) Changes(services, endpoints int) {
 
 // Programmed observes the time from the change of an EndpointSlice, according to its annotation, to its commit. It ignores a
 // family that is not served.
-func (m *Metrics) Programmed(f model.Family, d time.Duration) {
+func (m *Metrics) Programmed(f inet.Family, d time.Duration) {
 	if slices.Contains(m.families, f) {
 		m.programmingDuration.WithLabelValues(f.String()).Observe(d.Seconds())
 	}
@@ -322,13 +322,13 @@ func (m *Metrics) Programmed(f model.Family, d time.Duration) {
 
 // NoLocalEndpoints sets the number of a family's service ports with traffic policy Local, internal or external, and endpoints,
 // but none on this node. It is a gauge, despite the metric's name.
-func (m *Metrics) NoLocalEndpoints(f model.Family, internal, external int) {
+func (m *Metrics) NoLocalEndpoints(f inet.Family, internal, external int) {
 	m.noLocalEndpoints.WithLabelValues("internal", f.String()).Set(float64(internal))
 	m.noLocalEndpoints.WithLabelValues("external", f.String()).Set(float64(external))
 }
 
 // FlowsDeleted records one search for stale conntrack entries of a family: its duration and the number of deleted entries.
-func (m *Metrics) FlowsDeleted(f model.Family, took time.Duration, deleted int) {
+func (m *Metrics) FlowsDeleted(f inet.Family, took time.Duration, deleted int) {
 	m.conntrackDuration.WithLabelValues(f.String()).Observe(took.Seconds())
 	m.conntrackDeleted.WithLabelValues(f.String()).Add(float64(deleted))
 }
@@ -340,7 +340,7 @@ const (
 )
 
 // FlowsSearched records the end of a search for stale conntrack entries of a family.
-func (m *Metrics) FlowsSearched(f model.Family, err error) {
+func (m *Metrics) FlowsSearched(f inet.Family, err error) {
 	result := resultDone
 	if err != nil {
 		result = resultFailed
@@ -394,7 +394,7 @@ func (m *Metrics) LivezAnswered(code int) {
 }
 
 // Elements sets the number of elements of a family's set or map, and its capacity; 0 means no limit.
-func (m *Metrics) Elements(f model.Family, set string, n, capacity int) {
+func (m *Metrics) Elements(f inet.Family, set string, n, capacity int) {
 	m.elements.WithLabelValues(f.String(), set).Set(float64(n))
 	if capacity > 0 {
 		m.capacity.WithLabelValues(f.String(), set).Set(float64(capacity))
@@ -402,7 +402,7 @@ func (m *Metrics) Elements(f model.Family, set string, n, capacity int) {
 }
 
 // ClassChains sets the number of a family's chains that spread connections over endpoints.
-func (m *Metrics) ClassChains(f model.Family, n int) {
+func (m *Metrics) ClassChains(f inet.Family, n int) {
 	m.classChains.WithLabelValues(f.String()).Set(float64(n))
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
@@ -32,14 +32,14 @@ func everything(m *Metrics) {
 	m.Changes(2, 3)
 	m.Synced(SyncResult{Full: true, Duration: time.Second, End: end})
 	m.SyncFailed(SyncResult{Duration: time.Millisecond, End: end})
-	m.Programmed(model.IPv4, 300*time.Millisecond)
-	m.FlowsDeleted(model.IPv4, time.Millisecond, 7)
+	m.Programmed(inet.IPv4, 300*time.Millisecond)
+	m.FlowsDeleted(inet.IPv4, time.Millisecond, 7)
 	m.HealthzAnswered(503)
 	m.LivezAnswered(200)
 	m.Sent(Batch{Full: true, Bytes: 1 << 20, Elements: 1000, Kernel: 2 * time.Millisecond})
 	m.Sent(Batch{Bytes: 512, Elements: 3, Kernel: 40 * time.Microsecond})
 	m.Adopted()
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		m.NoLocalEndpoints(f, 1, 2)
 		m.Elements(f, "services", 10, 1024)
 		m.ClassChains(f, 4)
@@ -49,8 +49,8 @@ func everything(m *Metrics) {
 	m.Leftovers("ipvs", 3)
 	m.NodePortCollisions("listener", 1)
 	m.NodePortsSearched(nil)
-	m.LoopbackListeners(model.IPv4, 2)
-	m.LoopbackNotListening(model.IPv6)
+	m.LoopbackListeners(inet.IPv4, 2)
+	m.LoopbackNotListening(inet.IPv6)
 	m.LoopbackConnections(1)
 	m.LoopbackFailed("limit")
 }
@@ -61,8 +61,8 @@ func TestPage(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
 	everything(New(reg, Config{Version: "v1", Loopback: true}))
 	RegisterServices(reg, busy(2), 100)
-	RegisterLoopback(reg, model.Families[:1], func(model.Family) (map[model.Protocol]uint64, error) {
-		return map[model.Protocol]uint64{model.UDP: 1}, nil
+	RegisterLoopback(reg, inet.Families[:1], func(inet.Family) (map[inet.Protocol]uint64, error) {
+		return map[inet.Protocol]uint64{inet.UDP: 1}, nil
 	})
 	for _, prefix := range []string{"kubeproxy", "kubenftproxy"} {
 		want := tableOf(t, reg, prefix+"_")
@@ -182,7 +182,7 @@ func TestValues(t *testing.T) {
 	at := time.Unix(100, 500_000_000)
 	tests := []struct {
 		name     string
-		families []model.Family
+		families []inet.Family
 		do       func(*Metrics)
 		metric   string
 		want     map[string]float64
@@ -190,7 +190,7 @@ func TestValues(t *testing.T) {
 		{"a failure counts for both families", nil,
 			func(m *Metrics) { m.SyncFailed(SyncResult{End: at}) },
 			failures, map[string]float64{"IPv4": 1, "IPv6": 1}},
-		{"only the families served", []model.Family{model.IPv6},
+		{"only the families served", []inet.Family{inet.IPv6},
 			func(m *Metrics) { m.SyncFailed(SyncResult{End: at}) },
 			failures, map[string]float64{"IPv6": 1}},
 		{"time of a success", nil,
@@ -218,7 +218,7 @@ func TestValues(t *testing.T) {
 			func(m *Metrics) { m.Changes(2, 3); m.Synced(SyncResult{End: at}) },
 			total, map[string]float64{"": 2}},
 		{"no local endpoints", nil,
-			func(m *Metrics) { m.NoLocalEndpoints(model.IPv4, 3, 4) },
+			func(m *Metrics) { m.NoLocalEndpoints(inet.IPv4, 3, 4) },
 			noLocal, map[string]float64{
 				"IPv4,internal": 3, "IPv4,external": 4, "IPv6,internal": 0, "IPv6,external": 0,
 			}},
@@ -229,10 +229,10 @@ func TestValues(t *testing.T) {
 			func(m *Metrics) { m.HealthzAnswered(503) },
 			"kubeproxy_proxy_healthz_total", map[string]float64{"200": 0, "503": 1}},
 		{"a slice is of one family", nil,
-			func(m *Metrics) { m.Programmed(model.IPv6, 3*time.Second) },
+			func(m *Metrics) { m.Programmed(inet.IPv6, 3*time.Second) },
 			"kubeproxy_network_programming_duration_seconds", map[string]float64{"IPv4": 0, "IPv6": 3}},
-		{"and of none that isn't served", []model.Family{model.IPv4},
-			func(m *Metrics) { m.Programmed(model.IPv6, 3*time.Second) },
+		{"and of none that isn't served", []inet.Family{inet.IPv4},
+			func(m *Metrics) { m.Programmed(inet.IPv6, 3*time.Second) },
 			"kubeproxy_network_programming_duration_seconds", map[string]float64{"IPv4": 0}},
 		{"a check that agrees", nil,
 			func(m *Metrics) { m.Doubted(); m.Checked(Period, false) },
@@ -250,7 +250,7 @@ func TestValues(t *testing.T) {
 			func(m *Metrics) { m.Doubted(); m.Checked(FailedSync, true) },
 			"kubenftproxy_drift", map[string]float64{"": 0}},
 		{"searches for flows", nil,
-			func(m *Metrics) { m.FlowsSearched(model.IPv4, nil); m.FlowsSearched(model.IPv6, errors.New("no")) },
+			func(m *Metrics) { m.FlowsSearched(inet.IPv4, nil); m.FlowsSearched(inet.IPv6, errors.New("no")) },
 			"kubenftproxy_conntrack_passes_total", map[string]float64{"IPv4,done": 1, "IPv4,failed": 0, "IPv6,done": 0, "IPv6,failed": 1}},
 		{"full syncs", nil,
 			func(m *Metrics) {

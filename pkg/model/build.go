@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // The default and the maximum of sessionAffinityConfig.clientIP.timeoutSeconds in the API server, in seconds.
@@ -139,7 +141,7 @@ func (b *builder) clusterIPs() {
 		if addr, reason := parseVIP(spec.ClusterIP); reason != "" {
 			b.problem("spec.clusterIP", reason)
 		} else {
-			b.cluster[FamilyOf(addr)] = addr
+			b.cluster[inet.FamilyOf(addr)] = addr
 		}
 		return
 	}
@@ -156,10 +158,10 @@ func (b *builder) clusterIPs() {
 	}
 }
 
-func (b *builder) clusterIP(f Family, i int) {
+func (b *builder) clusterIP(f inet.Family, i int) {
 	s := b.svc.Spec.ClusterIPs[i]
 	addr, reason := parseVIP(s)
-	if reason == "" && FamilyOf(addr) != f {
+	if reason == "" && inet.FamilyOf(addr) != f {
 		reason = quoted(s, "is not an "+f.String()+" address, as "+index("spec.ipFamilies", i)+" says")
 	}
 	if reason != "" {
@@ -169,12 +171,12 @@ func (b *builder) clusterIP(f Family, i int) {
 	b.cluster[f] = addr
 }
 
-func familyOfName(name corev1.IPFamily) (Family, bool) {
+func familyOfName(name corev1.IPFamily) (inet.Family, bool) {
 	switch name {
 	case corev1.IPv4Protocol:
-		return IPv4, true
+		return inet.IPv4, true
 	case corev1.IPv6Protocol:
-		return IPv6, true
+		return inet.IPv6, true
 	}
 	return 0, false
 }
@@ -199,7 +201,7 @@ func parseVIP(s string) (addr netip.Addr, reason string) {
 // addresses sets fronts. It needs the numbers of ports and node ports to check the limit of frontends.
 func (b *builder) addresses(ports, nodePorts int) {
 	local := internalLocal(b.svc)
-	for _, f := range Families {
+	for _, f := range inet.Families {
 		if addr := b.cluster[f]; addr.IsValid() {
 			b.fronts[f] = []Frontend{{Key: Key{Addr: addr, Family: f}, Kind: ClusterIP, Local: local}}
 		}
@@ -214,7 +216,7 @@ func (b *builder) addresses(ports, nodePorts int) {
 	balancers, external = b.withinLimits(balancers, external, ports, nodePorts)
 	b.addFronts(ExternalIP, external, [2][]AddrRange{})
 	var allowed [2][]AddrRange
-	for _, f := range Families {
+	for _, f := range inet.Families {
 		allowed[f] = b.allowedSources(f, ranges, known, balancers)
 	}
 	b.addFronts(LoadBalancer, balancers, allowed)
@@ -230,7 +232,7 @@ func (b *builder) withinLimits(balancers, external []netip.Addr, ports, nodePort
 		b.exceeds(LimitAddresses, "spec.externalIPs, status.loadBalancer.ingress", n, keep, fmt.Sprintf("%d addresses are not served", n-keep), remedy)
 	}
 	fixed := 0
-	for _, f := range Families {
+	for _, f := range inet.Families {
 		if b.cluster[f].IsValid() {
 			fixed += ports + nodePorts
 		}
@@ -254,7 +256,7 @@ func (b *builder) withinLimits(balancers, external []netip.Addr, ports, nodePort
 func (b *builder) addFronts(kind Kind, addrs []netip.Addr, allowed [2][]AddrRange) {
 	local := externalLocal(b.svc)
 	for _, addr := range addrs {
-		f := FamilyOf(addr)
+		f := inet.FamilyOf(addr)
 		front := Frontend{Key: Key{Addr: addr, Family: f}, Kind: kind, Local: local, AllowedSources: allowed[f]}
 		if addr == b.cluster[f] {
 			front.ReplacesClusterIP = true
@@ -278,7 +280,7 @@ func (b *builder) loadBalancerIPs(seen map[netip.Addr]bool) (addrs []netip.Addr)
 			b.problem(index("status.loadBalancer.ingress", i)+".ip", reason)
 			continue
 		}
-		if f := FamilyOf(addr); b.cluster[f].IsValid() && !seen[addr] {
+		if f := inet.FamilyOf(addr); b.cluster[f].IsValid() && !seen[addr] {
 			seen[addr] = true
 			addrs = append(addrs, addr)
 		}
@@ -295,7 +297,7 @@ func (b *builder) externalIPs(seen map[netip.Addr]bool) (addrs []netip.Addr) {
 			continue
 		}
 		addr, reason := parseVIP(s)
-		if f := FamilyOf(addr); reason == "" && !b.cluster[f].IsValid() {
+		if f := inet.FamilyOf(addr); reason == "" && !b.cluster[f].IsValid() {
 			reason = quoted(s, "the Service has no "+f.String()+" cluster IP")
 		}
 		if reason != "" {
@@ -339,18 +341,18 @@ func (b *builder) sourceRanges() (ranges []netip.Prefix, known bool) {
 //
 // If an interface of the node has a load-balancer IP, packets from the node to that IP have the same IP as their source. So if the
 // ranges contain the node, they also admit the load-balancer IPs.
-func (b *builder) allowedSources(f Family, ranges []netip.Prefix, known bool, balancers []netip.Addr) []AddrRange {
+func (b *builder) allowedSources(f inet.Family, ranges []netip.Prefix, known bool, balancers []netip.Addr) []AddrRange {
 	if !known {
 		return []AddrRange{}
 	}
-	vips := slices.DeleteFunc(slices.Clone(balancers), func(a netip.Addr) bool { return FamilyOf(a) != f })
+	vips := slices.DeleteFunc(slices.Clone(balancers), func(a netip.Addr) bool { return inet.FamilyOf(a) != f })
 	if len(vips) == 0 || openToAll(f, ranges) {
 		return nil
 	}
 	allowed := []AddrRange{}
 	fromNode := false
 	for _, r := range ranges {
-		if FamilyOf(r.Addr()) == f {
+		if inet.FamilyOf(r.Addr()) == f {
 			allowed = append(allowed, RangeOf(r))
 			fromNode = fromNode || r.Contains(b.node.IPs[f])
 		}
@@ -384,10 +386,10 @@ func withAddrs(ranges []AddrRange, addrs []netip.Addr) []AddrRange {
 
 // openToAll reports whether the valid source ranges admit all sources of a family: one range is /0, or no range is of this family.
 // As in kube-proxy, a family without ranges is open even if the other family has ranges.
-func openToAll(f Family, ranges []netip.Prefix) bool {
+func openToAll(f inet.Family, ranges []netip.Prefix) bool {
 	open := true
 	for _, r := range ranges {
-		if FamilyOf(r.Addr()) != f {
+		if inet.FamilyOf(r.Addr()) != f {
 			continue
 		}
 		if r.Bits() == 0 {
@@ -454,14 +456,14 @@ func (b *builder) healthCheck() {
 // A port is a usable item of spec.ports.
 type port struct {
 	name             string
-	protocol         Protocol
+	protocol         inet.Protocol
 	number, nodePort uint16 // nodePort 0 means none
 }
 
 // ports sets the service ports with their frontends, without endpoints.
 func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration) {
 	nPorts, nFronts := 0, 0
-	for f := range Families {
+	for f := range inet.Families {
 		if b.cluster[f].IsValid() {
 			nPorts += len(ports)
 			nFronts += len(ports)*len(b.fronts[f]) + nodePorts
@@ -473,7 +475,7 @@ func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration) {
 	made := make([]ServicePort, 0, nPorts)
 	fronts := make([]Frontend, 0, nFronts)
 	b.out.Ports = make([]*ServicePort, 0, nPorts)
-	for _, f := range Families {
+	for _, f := range inet.Families {
 		if !b.cluster[f].IsValid() {
 			continue
 		}
@@ -492,7 +494,7 @@ func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration) {
 	}
 }
 
-func (b *builder) appendFronts(fronts []Frontend, f Family, p *port) []Frontend {
+func (b *builder) appendFronts(fronts []Frontend, f inet.Family, p *port) []Frontend {
 	for _, front := range b.fronts[f] {
 		front.Port, front.Protocol = p.number, p.protocol
 		fronts = append(fronts, front)
@@ -539,7 +541,7 @@ func (b *builder) usablePorts() (ports []port, nodePorts int) {
 	return ports, nodePorts
 }
 
-func (b *builder) usableNodePort(i int, protocol Protocol, t *taken) uint16 {
+func (b *builder) usableNodePort(i int, protocol inet.Protocol, t *taken) uint16 {
 	in := b.svc.Spec.Ports[i].NodePort
 	if in == 0 {
 		return 0
@@ -561,7 +563,7 @@ type portKey struct {
 	name     string
 	number   uint16
 	nodePort bool
-	protocol Protocol
+	protocol inet.Protocol
 }
 
 // taken holds the keys of the ports seen so far.
@@ -595,14 +597,14 @@ func (t *taken) claim(b *builder, i int, p *port) bool {
 }
 
 // protocolOf reads the empty string as TCP, the API's default.
-func protocolOf(p corev1.Protocol) (Protocol, bool) {
+func protocolOf(p corev1.Protocol) (inet.Protocol, bool) {
 	switch p {
 	case corev1.ProtocolTCP, "":
-		return TCP, true
+		return inet.TCP, true
 	case corev1.ProtocolUDP:
-		return UDP, true
+		return inet.UDP, true
 	case corev1.ProtocolSCTP:
-		return SCTP, true
+		return inet.SCTP, true
 	}
 	return 0, false
 }

@@ -13,6 +13,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 var (
@@ -120,32 +122,32 @@ func TestBuildEverything(t *testing.T) {
 	v6.AddressType = discoveryv1.AddressTypeIPv6
 	v6.Ports = []discoveryv1.EndpointPort{{Name: new("dns"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(5353))}}
 
-	front := func(kind Kind, addr string, port uint16, proto Protocol, sources ...string) Frontend {
+	front := func(kind Kind, addr string, port uint16, proto inet.Protocol, sources ...string) Frontend {
 		f := Frontend{Kind: kind, Local: kind != ClusterIP, AllowedSources: ranges(sources...)}
 		f.Key = Key{Addr: netip.MustParseAddr(addr), Port: port, Protocol: proto}
-		f.Family = FamilyOf(f.Addr)
+		f.Family = inet.FamilyOf(f.Addr)
 		return f
 	}
-	nodePort := func(f Family, port uint16, proto Protocol) Frontend {
+	nodePort := func(f inet.Family, port uint16, proto inet.Protocol) Frontend {
 		return Frontend{Key: Key{Port: port, Protocol: proto, Family: f}, Kind: NodePort, Local: true}
 	}
 	// The ranges contain the node, so the load-balancer IPs are allowed, too. A range already contains the second one.
 	allowed := []string{"192.0.2.0/24", "198.51.100.200/32", "203.0.113.0/24"}
-	v4Fronts := func(port, node uint16, proto Protocol) []Frontend {
+	v4Fronts := func(port, node uint16, proto inet.Protocol) []Frontend {
 		return []Frontend{
 			front(ClusterIP, "10.0.0.1", port, proto),
 			front(ExternalIP, "198.51.100.1", port, proto),
 			front(LoadBalancer, "203.0.113.200", port, proto, allowed...),
 			front(LoadBalancer, "198.51.100.200", port, proto, allowed...),
-			nodePort(IPv4, node, proto),
+			nodePort(inet.IPv4, node, proto),
 		}
 	}
-	v6Fronts := func(port, node uint16, proto Protocol) []Frontend {
+	v6Fronts := func(port, node uint16, proto inet.Protocol) []Frontend {
 		return []Frontend{
 			front(ClusterIP, "fd00::1", port, proto),
 			front(ExternalIP, "2001:db8::100", port, proto),
 			front(LoadBalancer, "2001:db8::200", port, proto), // no range of this family: admits all
-			nodePort(IPv6, node, proto),
+			nodePort(inet.IPv6, node, proto),
 		}
 	}
 	ap := func(list ...string) (out []netip.AddrPort) {
@@ -160,12 +162,12 @@ func TestBuildEverything(t *testing.T) {
 		HealthCheckNodePort: 32000,
 		LocalReady:          [2]int{1, 0},
 		Ports: []*ServicePort{
-			{Name: PortName{name, "web"}, Protocol: TCP, Family: IPv4, Frontends: v4Fronts(80, 30080, TCP), HasEndpoints: true,
+			{Name: PortName{name, "web"}, Protocol: inet.TCP, Family: inet.IPv4, Frontends: v4Fronts(80, 30080, inet.TCP), HasEndpoints: true,
 				Cluster: ap("10.1.0.1:8080", "10.1.0.1:8081", "10.1.0.2:8080", "10.1.0.2:8081"),
 				Local:   ap("10.1.0.2:8080", "10.1.0.2:8081"), Hairpin: ap("10.1.0.2:8080", "10.1.0.2:8081")},
-			{Name: PortName{name, "dns"}, Protocol: UDP, Family: IPv4, Frontends: v4Fronts(53, 30053, UDP)},
-			{Name: PortName{name, "web"}, Protocol: TCP, Family: IPv6, Frontends: v6Fronts(80, 30080, TCP)},
-			{Name: PortName{name, "dns"}, Protocol: UDP, Family: IPv6, Frontends: v6Fronts(53, 30053, UDP), HasEndpoints: true,
+			{Name: PortName{name, "dns"}, Protocol: inet.UDP, Family: inet.IPv4, Frontends: v4Fronts(53, 30053, inet.UDP)},
+			{Name: PortName{name, "web"}, Protocol: inet.TCP, Family: inet.IPv6, Frontends: v6Fronts(80, 30080, inet.TCP)},
+			{Name: PortName{name, "dns"}, Protocol: inet.UDP, Family: inet.IPv6, Frontends: v6Fronts(53, 30053, inet.UDP), HasEndpoints: true,
 				Cluster: ap("[fd01::1]:5353"), Serving: ap("[fd01::1]:5353")},
 		},
 	}

@@ -8,6 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // Explanation is the result of [Build]. For each endpoint that a policy does not use, it has the reason.
@@ -127,7 +129,7 @@ func (x *explainer) unusable(s *discoveryv1.EndpointSlice, why string) {
 
 // ofPort adds the endpoints of a slice for one of its ports, if the Service has that port. Endpoints without a usable address are
 // added only for the first port.
-func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f Family, p *discoveryv1.EndpointPort, first bool) {
+func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f inet.Family, p *discoveryv1.EndpointPort, first bool) {
 	key := keyOf(p, f)
 	ofService := x.groups.find(key) < len(x.groups.list)-1
 	if x.found == nil {
@@ -285,7 +287,7 @@ type nothing struct {
 
 const mostNames = 20
 
-func (x *explainer) nothingOf(f Family, epSlices []*discoveryv1.EndpointSlice) *nothing {
+func (x *explainer) nothingOf(f inet.Family, epSlices []*discoveryv1.EndpointSlice) *nothing {
 	if x.none[f] != nil {
 		return x.none[f]
 	}

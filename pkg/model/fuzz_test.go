@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/net"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // ParseAddr agrees with Kubernetes or returns an error. The address survives String and ParseAddr.
@@ -139,7 +141,7 @@ func checkService(t *testing.T, s *Service) {
 				t.Errorf("frontend %+v of port %+v", f, p.Name)
 			case f.Kind == NodePort && f.Addr.IsValid():
 				t.Errorf("node port %+v has an address", f)
-			case f.Kind != NodePort && (!f.Addr.IsValid() || FamilyOf(f.Addr) != p.Family || f.Addr.Zone() != ""):
+			case f.Kind != NodePort && (!f.Addr.IsValid() || inet.FamilyOf(f.Addr) != p.Family || f.Addr.Zone() != ""):
 				t.Errorf("frontend %+v of family %v", f, p.Family)
 			case f.Kind == ClusterIP && f.ReplacesClusterIP:
 				t.Errorf("cluster IP %+v replaces itself", f)
@@ -148,7 +150,7 @@ func checkService(t *testing.T, s *Service) {
 			}
 			keys[f.Key] = true
 			for i, a := range f.AllowedSources {
-				if FamilyOf(a.First) != p.Family || FamilyOf(a.Last) != p.Family || a.Last.Less(a.First) || i > 0 && touches(f.AllowedSources[i-1], a) {
+				if inet.FamilyOf(a.First) != p.Family || inet.FamilyOf(a.Last) != p.Family || a.Last.Less(a.First) || i > 0 && touches(f.AllowedSources[i-1], a) {
 					t.Errorf("allowed sources %v", f.AllowedSources)
 				}
 			}
@@ -169,7 +171,7 @@ func onePeer(a netip.Addr) bool {
 func checkEndpoints(t *testing.T, p *ServicePort, list []netip.AddrPort) {
 	t.Helper()
 	for i, e := range list {
-		if FamilyOf(e.Addr()) != p.Family || e.Port() == 0 || !onePeer(e.Addr()) || e.Addr().Zone() != "" {
+		if inet.FamilyOf(e.Addr()) != p.Family || e.Port() == 0 || !onePeer(e.Addr()) || e.Addr().Zone() != "" {
 			t.Errorf("endpoint %v of %+v", e, p.Name)
 		}
 		if i > 0 && list[i-1].Compare(e) >= 0 {

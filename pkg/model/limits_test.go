@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // few are limits that small objects can reach.
@@ -371,7 +373,7 @@ func TestProblemsAreBounded(t *testing.T) {
 func TestSourceRangesAreShared(t *testing.T) {
 	svc := dual()
 	svc.Spec.LoadBalancerSourceRanges = append(svc.Spec.LoadBalancerSourceRanges, "2001:db8:1::/48")
-	lists := map[*AddrRange]Family{}
+	lists := map[*AddrRange]inet.Family{}
 	for _, p := range build(t, svc).Ports {
 		for _, f := range p.Frontends {
 			if f.AllowedSources != nil {

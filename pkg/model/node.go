@@ -6,6 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // NodeOf returns the model of the named Node. The primary address of a family is its first internal IP or, without one, its first
@@ -29,7 +31,7 @@ func NodeOf(name string, node *corev1.Node) Node {
 // WithIP returns the node with addr as the primary address of its family. If addr is invalid, the node is unchanged.
 func (n Node) WithIP(addr netip.Addr) Node {
 	if addr.IsValid() {
-		n.IPs[FamilyOf(addr)] = addr
+		n.IPs[inet.FamilyOf(addr)] = addr
 	}
 	return n
 }
@@ -40,7 +42,7 @@ func (n *Node) addIP(s string) {
 		return
 	}
 	addr = addr.Unmap()
-	if ip := &n.IPs[FamilyOf(addr)]; !ip.IsValid() && unusable(addr) == "" {
+	if ip := &n.IPs[inet.FamilyOf(addr)]; !ip.IsValid() && unusable(addr) == "" {
 		*ip = addr
 	}
 }
@@ -83,7 +85,7 @@ func PodCIDRs(node *corev1.Node) (cidrs [2]netip.Prefix, problems []Problem) {
 			})
 			continue
 		}
-		if cidr := &cidrs[FamilyOf(prefix.Addr())]; !cidr.IsValid() {
+		if cidr := &cidrs[inet.FamilyOf(prefix.Addr())]; !cidr.IsValid() {
 			*cidr = prefix
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 func TestNodeOf(t *testing.T) {
@@ -38,10 +40,10 @@ func TestNodeOf(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			want := Node{Name: "n1", Zone: tc.zone}
 			if tc.ip4 != "" {
-				want.IPs[IPv4] = netip.MustParseAddr(tc.ip4)
+				want.IPs[inet.IPv4] = netip.MustParseAddr(tc.ip4)
 			}
 			if tc.ip6 != "" {
-				want.IPs[IPv6] = netip.MustParseAddr(tc.ip6)
+				want.IPs[inet.IPv6] = netip.MustParseAddr(tc.ip6)
 			}
 			got := NodeOf("n1", &corev1.Node{
 				ObjectMeta: metav1.ObjectMeta{Labels: tc.labels},

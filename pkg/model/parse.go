@@ -10,6 +10,8 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 var (
@@ -57,7 +59,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	}
 	prefix := netip.PrefixFrom(addr, bits).Masked()
 	if !prefix.IsValid() {
-		return netip.Prefix{}, fmt.Errorf("%s has no prefix of %d bits", FamilyOf(addr), bits)
+		return netip.Prefix{}, fmt.Errorf("%s has no prefix of %d bits", inet.FamilyOf(addr), bits)
 	}
 	return prefix, nil
 }
@@ -113,7 +115,7 @@ func ServiceCIDRs(objs []*networkingv1.ServiceCIDR) (perFamily [2][]netip.Prefix
 				})
 				continue
 			}
-			f := FamilyOf(prefix.Addr())
+			f := inet.FamilyOf(prefix.Addr())
 			perFamily[f] = append(perFamily[f], prefix)
 		}
 	}

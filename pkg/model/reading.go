@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // Slice is a stored EndpointSlice that is decoded on demand. Two equal values (==) have the same content.
@@ -115,7 +117,7 @@ func Rebuild(room *Room, previous *Reading, stored []Slice, node Node, opts Opti
 // groups are empty before and after the call.
 func (b *builder) read(previous *Reading, stored []Slice, room *discoveryv1.EndpointSlice) *Reading {
 	current := &Reading{node: b.node, ports: b.groups.keys(), parts: make(map[Slice]*part, len(stored))}
-	for f := range Families {
+	for f := range inet.Families {
 		current.served[f] = b.cluster[f].IsValid()
 	}
 	if previous == nil || previous.node != current.node || previous.served != current.served || !slices.Equal(previous.ports, current.ports) {

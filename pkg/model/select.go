@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // maxEndpointProblems is the number of invalid endpoints of one slice that are reported one by one. The rest are only counted.
@@ -41,8 +43,8 @@ func (t traits) has(want traits) bool { return t&want == want }
 
 // A groupKey identifies the service port of an endpoint within a Service.
 type groupKey struct {
-	family   Family
-	protocol Protocol
+	family   inet.Family
+	protocol inet.Protocol
 	name     string
 }
 
@@ -200,7 +202,7 @@ func (g *groups) localReady() (count [2]int) {
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
 	for _, addr := range slices.Compact(addrs) {
-		count[FamilyOf(addr)]++
+		count[inet.FamilyOf(addr)]++
 	}
 	return count
 }
@@ -337,7 +339,7 @@ func (r *sliceReader) read(keep int) {
 }
 
 // addFirst adds the best keep endpoints of the slice (see tier).
-func (r *sliceReader) addFirst(f Family, targets []target, keep int) {
+func (r *sliceReader) addFirst(f inet.Family, targets []target, keep int) {
 	list := make([]endpoint, 0, len(r.s.Endpoints))
 	r.eachEndpoint(f, func(addr netip.Addr, t traits) { list = append(list, endpoint{netip.AddrPortFrom(addr, 0), t}) })
 	slices.SortFunc(list, func(a, b endpoint) int { return cmp.Or(cmp.Compare(a.tier(), b.tier()), compareEndpoints(a, b)) })
@@ -356,7 +358,7 @@ func (r *sliceReader) add(targets []target, addr netip.Addr, t traits) {
 }
 
 // eachEndpoint calls each for every endpoint with a usable address, and adds problems for the others.
-func (r *sliceReader) eachEndpoint(f Family, each func(netip.Addr, traits)) {
+func (r *sliceReader) eachEndpoint(f inet.Family, each func(netip.Addr, traits)) {
 	bad := 0
 	for i := range r.s.Endpoints {
 		ep := &r.s.Endpoints[i]
@@ -382,12 +384,12 @@ func (r *sliceReader) problemOf(field, reason string) Problem {
 	return Problem{Kind: "EndpointSlice", Name: types.NamespacedName{Namespace: r.s.Namespace, Name: r.s.Name}, Field: field, Reason: reason}
 }
 
-func familyOfSlice(t discoveryv1.AddressType) (Family, bool) {
+func familyOfSlice(t discoveryv1.AddressType) (inet.Family, bool) {
 	switch t {
 	case discoveryv1.AddressTypeIPv4:
-		return IPv4, true
+		return inet.IPv4, true
 	case discoveryv1.AddressTypeIPv6:
-		return IPv6, true
+		return inet.IPv6, true
 	}
 	return 0, false
 }
@@ -395,7 +397,7 @@ func familyOfSlice(t discoveryv1.AddressType) (Family, bool) {
 // targets appends a target for each usable port of the slice that matches a port of the Service, and one target for all other
 // usable ports together. An empty list of ports is valid: the EndpointSlice controller writes it if no pod has the named target
 // port.
-func (r *sliceReader) targets(targets []target, f Family) []target {
+func (r *sliceReader) targets(targets []target, f inet.Family) []target {
 	others, othersToo, n := len(r.b.groups.list)-1, false, 0
 	for i := range r.s.Ports {
 		p := &r.s.Ports[i]
@@ -425,7 +427,7 @@ func (r *sliceReader) targets(targets []target, f Family) []target {
 }
 
 // keyOf returns the group key of a slice's port. The port must be usable (see checkPort).
-func keyOf(p *discoveryv1.EndpointPort, f Family) groupKey {
+func keyOf(p *discoveryv1.EndpointPort, f inet.Family) groupKey {
 	protocol, _ := slicePortProtocol(p)
 	return groupKey{family: f, protocol: protocol, name: *p.Name}
 }
@@ -447,7 +449,7 @@ func checkPort(p *discoveryv1.EndpointPort) (field, reason string) {
 	return "", ""
 }
 
-func slicePortProtocol(p *discoveryv1.EndpointPort) (Protocol, bool) {
+func slicePortProtocol(p *discoveryv1.EndpointPort) (inet.Protocol, bool) {
 	if p.Protocol == nil {
 		return protocolOf(corev1.ProtocolTCP)
 	}
@@ -456,7 +458,7 @@ func slicePortProtocol(p *discoveryv1.EndpointPort) (Protocol, bool) {
 
 // addressOf returns the address of an endpoint, or the reason why it has none. As in kube-proxy, it uses the first address, and
 // loopback addresses are valid. The API lets a consumer use any of the addresses.
-func addressOf(ep *discoveryv1.Endpoint, f Family) (addr netip.Addr, reason string) {
+func addressOf(ep *discoveryv1.Endpoint, f inet.Family) (addr netip.Addr, reason string) {
 	if len(ep.Addresses) == 0 {
 		return addr, "has no address"
 	}
@@ -465,7 +467,7 @@ func addressOf(ep *discoveryv1.Endpoint, f Family) (addr netip.Addr, reason stri
 		return addr, quoted(ep.Addresses[0], err.Error())
 	}
 	addr = addr.Unmap()
-	if FamilyOf(addr) != f {
+	if inet.FamilyOf(addr) != f {
 		return addr, quoted(ep.Addresses[0], "not an "+f.String()+" address, as addressType says")
 	}
 	if reason = unusable(addr); reason != "" {
@@ -542,7 +544,7 @@ func (sp *ServicePort) choose(m *merged) {
 	sp.Cluster = m.pick(inCluster)
 	sp.Local = m.pick(inLocal, sp.Cluster)
 	sp.Hairpin = m.pick(hairpin, sp.Cluster, sp.Local)
-	if sp.Protocol == UDP {
+	if sp.Protocol == inet.UDP {
 		goesOn := func(t traits) bool { return t.has(ready) || t.has(serving) }
 		sp.Serving = m.pick(goesOn, sp.Cluster, sp.Local)
 	}

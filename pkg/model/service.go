@@ -6,58 +6,9 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
-
-// Family is an IP family. Its value is an index into arrays of length 2, such as Node.IPs.
-type Family uint8
-
-// The two IP families.
-const (
-	IPv4 Family = iota
-	IPv6
-)
-
-// Families lists both families in the order in which they are handled.
-var Families = [...]Family{IPv4, IPv6}
-
-// FamilyOf returns the family of a valid address. An IPv4-mapped IPv6 address is IPv6.
-func FamilyOf(addr netip.Addr) Family {
-	if addr.Is4() {
-		return IPv4
-	}
-	return IPv6
-}
-
-// String returns "IPv4" or "IPv6", the values of kube-proxy's ip_family metric label.
-func (f Family) String() string {
-	if f == IPv4 {
-		return "IPv4"
-	}
-	return "IPv6"
-}
-
-// Protocol is an IP protocol number.
-type Protocol uint8
-
-// The protocols that a Service can have.
-const (
-	TCP  Protocol = 6
-	UDP  Protocol = 17
-	SCTP Protocol = 132
-)
-
-// String returns the protocol's lower-case name, as nft prints it.
-func (p Protocol) String() string {
-	switch p {
-	case TCP:
-		return "tcp"
-	case UDP:
-		return "udp"
-	case SCTP:
-		return "sctp"
-	}
-	return "unknown"
-}
 
 // Kind names the field of a Service that an address or port comes from.
 type Kind uint8
@@ -95,8 +46,8 @@ func (p PortName) String() string {
 type Key struct {
 	Addr     netip.Addr
 	Port     uint16
-	Protocol Protocol
-	Family   Family
+	Protocol inet.Protocol
+	Family   inet.Family
 }
 
 // Frontend is one way to reach a service port.
@@ -120,8 +71,8 @@ func (f *Frontend) AtClusterIP() bool { return f.Kind == ClusterIP || f.Replaces
 // ServicePort is one port of a Service in one family. It is immutable.
 type ServicePort struct {
 	Name     PortName
-	Protocol Protocol
-	Family   Family
+	Protocol inet.Protocol
+	Family   inet.Family
 	// Affinity is the timeout of ClientIP session affinity; 0 means none.
 	Affinity time.Duration
 	// Cluster and Local are the endpoints for policy Cluster and for policy Local. Both are sorted and free of duplicates, and nil
@@ -154,7 +105,7 @@ type Service struct {
 }
 
 // Serves reports whether the Service has a port in a family.
-func (s *Service) Serves(f Family) bool {
+func (s *Service) Serves(f inet.Family) bool {
 	return slices.ContainsFunc(s.Ports, func(p *ServicePort) bool { return p.Family == f })
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
@@ -87,9 +88,9 @@ func (b *Batch) control(typ uint16) {
 }
 
 // begin opens a message: netlink header, then nfgenmsg.
-func (b *Batch) begin(typ, flags uint16, family Family) int {
+func (b *Batch) begin(typ, flags uint16, family uint8) int {
 	off := len(b.buf)
-	b.buf = netlink.AppendHeader(b.buf, typ, flags, b.seq, uint8(family))
+	b.buf = netlink.AppendHeader(b.buf, typ, flags, b.seq, family)
 	b.seq++
 	return off
 }
@@ -99,14 +100,14 @@ func (b *Batch) end(off int) {
 }
 
 // message opens a message of the nftables subsystem.
-func (b *Batch) message(msg, flags uint16, family Family) int {
+func (b *Batch) message(msg, flags uint16, family inet.Family) int {
 	b.closeElements()
 	return b.startMessage(msg, flags, family)
 }
 
-func (b *Batch) startMessage(msg, flags uint16, family Family) int {
+func (b *Batch) startMessage(msg, flags uint16, family inet.Family) int {
 	b.ops++
-	b.last = b.begin(unix.NFNL_SUBSYS_NFTABLES<<8|msg, flags, family)
+	b.last = b.begin(unix.NFNL_SUBSYS_NFTABLES<<8|msg, flags, family.Number())
 	return b.last
 }
 
@@ -125,7 +126,7 @@ func (b *Batch) AddTable(t *Table) {
 const tableUserData = 6
 
 // DeleteTable deletes a table with its content. The table must exist.
-func (b *Batch) DeleteTable(family Family, name string) {
+func (b *Batch) DeleteTable(family inet.Family, name string) {
 	off := b.message(unix.NFT_MSG_DELTABLE, 0, family)
 	b.str(unix.NFTA_TABLE_NAME, name)
 	b.end(off)
@@ -184,7 +185,7 @@ func (b *Batch) addRule(t *Table, c *Chain, r *Rule) {
 	b.str(unix.NFTA_RULE_CHAIN, c.Name)
 	list := b.nest(unix.NFTA_RULE_EXPRESSIONS)
 	for _, e := range r.Exprs {
-		data, err := expr.Marshal(byte(t.Family), e)
+		data, err := expr.Marshal(t.Family.Number(), e)
 		if err != nil {
 			b.fail(fmt.Errorf("encode rule of chain %s: %w", c.Name, err))
 			continue
@@ -250,7 +251,7 @@ const (
 )
 
 // DeleteSet deletes a set with its elements. No rule may use the set.
-func (b *Batch) DeleteSet(family Family, table, name string) {
+func (b *Batch) DeleteSet(family inet.Family, table, name string) {
 	off := b.message(unix.NFT_MSG_DELSET, 0, family)
 	b.str(unix.NFTA_SET_TABLE, table)
 	b.str(unix.NFTA_SET_NAME, name)

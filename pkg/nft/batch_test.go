@@ -8,12 +8,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
 func testMap() *Set {
-	return &Set{Family: IPv4, Table: "t", Name: "endpoints", Key: []Field{DstAddr(IPv4), L4Proto(), DstPort(), Index()},
-		Data: []Field{DstAddr(IPv4), DstPort()}}
+	return &Set{Family: inet.IPv4, Table: "t", Name: "endpoints", Key: []Field{DstAddr(inet.IPv4), L4Proto(), DstPort(), Index()},
+		Data: []Field{DstAddr(inet.IPv4), DstPort()}}
 }
 
 func testElement(s *Set, i int) *Element {
@@ -134,8 +135,8 @@ func TestCommentsAreCutToTheLimitOfNft(t *testing.T) {
 }
 
 func TestElementsReadBackAsTheyWereWritten(t *testing.T) {
-	verdicts := &Set{Family: IPv4, Table: "t", Name: "dispatch", Key: []Field{Priority()}, Verdict: true}
-	sources := &Set{Family: IPv4, Table: "t", Name: "sources", Key: []Field{DstAddr(IPv4), SrcAddr(IPv4)}, Interval: true}
+	verdicts := &Set{Family: inet.IPv4, Table: "t", Name: "dispatch", Key: []Field{Priority()}, Verdict: true}
+	sources := &Set{Family: inet.IPv4, Table: "t", Name: "sources", Key: []Field{DstAddr(inet.IPv4), SrcAddr(inet.IPv4)}, Interval: true}
 	addr := netip.MustParseAddr("192.0.2.1")
 	for text, e := range map[string]Element{
 		"ip endpoints { 10.0.0.7 . tcp . 80 . 7 : 10.0.0.7 . 8080 }": *testElement(testMap(), 7),

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // Refused is a rejected message of a batch.
@@ -52,7 +54,7 @@ func (b *Batch) Messages() int {
 }
 
 // AddDormantTable creates a table whose chains see no packets.
-func (b *Batch) AddDormantTable(family Family, name string) {
+func (b *Batch) AddDormantTable(family inet.Family, name string) {
 	const dormant = 1
 	off := b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, family)
 	b.str(unix.NFTA_TABLE_NAME, name)

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
@@ -63,7 +64,7 @@ func (c *Conn) Commit(b *Batch) error {
 }
 
 // DeleteTable deletes a table with its content, and returns whether the table existed.
-func (c *Conn) DeleteTable(family Family, name string) (deleted bool, err error) {
+func (c *Conn) DeleteTable(family inet.Family, name string) (deleted bool, err error) {
 	found, err := c.HasTable(family, name)
 	if err != nil || !found {
 		return false, err
@@ -71,7 +72,7 @@ func (c *Conn) DeleteTable(family Family, name string) (deleted bool, err error)
 	b := NewBatch(0)
 	b.DeleteTable(family, name)
 	if err := c.Commit(b); err != nil {
-		return false, fmt.Errorf("delete table %s %s: %w", family, name, err)
+		return false, fmt.Errorf("delete table %s %s: %w", family.Keyword(), name, err)
 	}
 	return true, nil
 }
@@ -85,11 +86,11 @@ func DeleteTables(name string) (deleted []string, err error) {
 	}
 	defer conn.Close() //nolint:errcheck // the commits are done
 	var errs []error
-	for _, f := range []Family{IPv4, IPv6} {
+	for _, f := range inet.Families {
 		found, err := conn.DeleteTable(f, name)
 		errs = append(errs, err)
 		if found {
-			deleted = append(deleted, fmt.Sprintf("%s %s", f, name))
+			deleted = append(deleted, fmt.Sprintf("%s %s", f.Keyword(), name))
 		}
 	}
 	return deleted, errors.Join(errs...)
@@ -150,7 +151,7 @@ func (c *Conn) outcome(a *answers) error {
 
 // dump requests a list of objects and calls f with the attributes of each. If the list changes meanwhile, it calls begin and
 // starts again.
-func (c *Conn) dump(msg uint16, family Family, request []byte, begin func(), f func(object []byte) error) error {
+func (c *Conn) dump(msg uint16, family uint8, request []byte, begin func(), f func(object []byte) error) error {
 	const attempts = 100 // about ten milliseconds while another program commits continuously
 	for range attempts {
 		begin()
@@ -165,7 +166,7 @@ func (c *Conn) dump(msg uint16, family Family, request []byte, begin func(), f f
 
 // list requests a list of objects once, and calls f with the attributes of each until f fails. torn means that the ruleset
 // changed meanwhile: objects may be missing or listed twice.
-func (c *Conn) list(msg uint16, family Family, request []byte, f func(object []byte) error) (torn bool, err error) {
+func (c *Conn) list(msg uint16, family uint8, request []byte, f func(object []byte) error) (torn bool, err error) {
 	for m, err := range c.ask(msg, unix.NLM_F_DUMP, family, request) {
 		torn = torn || m.Flags&unix.NLM_F_DUMP_INTR != 0
 		if err != nil {
@@ -182,6 +183,6 @@ func (c *Conn) list(msg uint16, family Family, request []byte, f func(object []b
 }
 
 // ask sends a request and yields the messages of the answer; see [netlink.Socket.Ask].
-func (c *Conn) ask(msg, flags uint16, family Family, request []byte) iter.Seq2[netlink.Message, error] {
-	return c.socket.Ask(unix.NFNL_SUBSYS_NFTABLES<<8|msg, flags, uint8(family), request)
+func (c *Conn) ask(msg, flags uint16, family uint8, request []byte) iter.Seq2[netlink.Message, error] {
+	return c.socket.Ask(unix.NFNL_SUBSYS_NFTABLES<<8|msg, flags, family, request)
 }

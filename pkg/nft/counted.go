@@ -26,9 +26,9 @@ func (c *Conn) EachElement(s *Set, f func(*Element)) error {
 // EachCounted does the same as [Conn.EachElement], with the counters. If the ruleset changes during the call, whole is false: some
 // elements may be missing or listed twice.
 func (c *Conn) EachCounted(s *Set, f func(*Counted)) (whole bool, err error) {
-	torn, err := c.list(unix.NFT_MSG_GETSETELEM, s.Family, elementsOf(s), func(object []byte) error { return eachCounted(s, object, f) })
+	torn, err := c.list(unix.NFT_MSG_GETSETELEM, s.Family.Number(), elementsOf(s), func(object []byte) error { return eachCounted(s, object, f) })
 	if err != nil {
-		return false, fmt.Errorf("list elements of %s %s: %w", s.Family, s.Name, err)
+		return false, fmt.Errorf("list elements of %s %s: %w", s.Family.Keyword(), s.Name, err)
 	}
 	return !torn, nil
 }
@@ -147,7 +147,7 @@ func (b *Batch) reported(m netlink.Message) {
 		}
 	}
 	for _, s := range b.echoes.sets {
-		if s.Name == name && s.Table == table && s.Family == Family(m.Family()) {
+		if s.Name == name && s.Table == table && s.Family.Number() == m.Family() {
 			// If a report is unreadable, only its counts are lost. The commit is not affected.
 			_ = eachCounted(s, m.Object(), func(e *Counted) {
 				if e.Packets > 0 {

@@ -35,7 +35,7 @@ func (c *Conn) Diff(want *Table, elements map[string][]Element, ignore ...string
 	if err != nil {
 		return nil, err
 	}
-	d := comparison{conn: c, have: have, family: want.Family.String() + " "}
+	d := comparison{conn: c, have: have, family: want.Family.Keyword() + " "}
 	if !have.Exists {
 		d.add(true, "table "+want.Name, "")
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
@@ -17,7 +18,7 @@ import (
 func (c *Conn) Differing(t *Table) (chain string, err error) {
 	found := map[string][][]byte{}
 	request := attribute(unix.NFTA_RULE_TABLE, cstring(t.Name))
-	_, err = c.list(unix.NFT_MSG_GETRULE, t.Family, request, func(b []byte) error {
+	_, err = c.list(unix.NFT_MSG_GETRULE, t.Family.Number(), request, func(b []byte) error {
 		var in, chain string
 		var list []byte
 		for typ, v := range netlink.Attributes(b) {
@@ -36,7 +37,7 @@ func (c *Conn) Differing(t *Table) (chain string, err error) {
 		return nil
 	})
 	if err != nil {
-		return "", fmt.Errorf("list rules of %s %s: %w", t.Family, t.Name, err)
+		return "", fmt.Errorf("list rules of %s %s: %w", t.Family.Keyword(), t.Name, err)
 	}
 	for _, ch := range t.Chains {
 		rules, ok := found[ch.Name]
@@ -58,7 +59,7 @@ func (c *Conn) Differing(t *Table) (chain string, err error) {
 
 // sameExpressions reports whether the kernel's list of expressions has the sent attributes. The kernel adds attributes with
 // default values.
-func sameExpressions(family Family, want []expr.Any, list []byte) (bool, error) {
+func sameExpressions(family inet.Family, want []expr.Any, list []byte) (bool, error) {
 	var got [][]byte
 	for _, v := range netlink.Attributes(list) {
 		got = append(got, v)
@@ -67,7 +68,7 @@ func sameExpressions(family Family, want []expr.Any, list []byte) (bool, error) 
 		return false, nil
 	}
 	for i, e := range want {
-		sent, err := expr.Marshal(byte(family), e)
+		sent, err := expr.Marshal(family.Number(), e)
 		if err != nil {
 			return false, fmt.Errorf("encode expression: %w", err)
 		}

@@ -5,6 +5,8 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // A rule that has counted packets equals the rule that was sent.
@@ -21,7 +23,7 @@ func TestCountedPacketsAreNoDifference(t *testing.T) {
 		"another thing": {&expr.Masq{}, false},
 	} {
 		list := attribute(unix.NFTA_LIST_ELEM, counted)
-		if same, err := sameExpressions(IPv4, []expr.Any{c.want}, list); same != c.same || err != nil {
+		if same, err := sameExpressions(inet.IPv4, []expr.Any{c.want}, list); same != c.same || err != nil {
 			t.Errorf("%s: sameExpressions() = %v, %v; want %v", name, same, err, c.same)
 		}
 	}

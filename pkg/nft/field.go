@@ -1,40 +1,15 @@
 package nft
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"strconv"
 
 	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
-
-// Family is an nftables family number.
-type Family uint8
-
-// The families of the two tables.
-const (
-	IPv4 Family = unix.NFPROTO_IPV4
-	IPv6 Family = unix.NFPROTO_IPV6
-)
-
-// String returns nft's keyword for the family, "ip" or "ip6". It is also the prefix of its payload expressions.
-func (f Family) String() string {
-	if f == IPv4 {
-		return "ip"
-	}
-	return "ip6"
-}
-
-// AddrLen returns the length of the family's addresses in bytes.
-func (f Family) AddrLen() int {
-	if f == IPv4 {
-		return 4
-	}
-	return 16
-}
 
 // Field is one part of the key or the data of a set: its name in nft, its layout, and the expression that loads it from a packet.
 // The type numbers and the typeof encoding are nft's (enum datatypes in its include/datatype.h and the typeof userdata of
@@ -81,24 +56,24 @@ const (
 )
 
 // DstAddr is the packet's destination address.
-func DstAddr(f Family) Field {
-	if f == IPv4 {
+func DstAddr(f inet.Family) Field {
+	if f == inet.IPv4 {
 		return addrField("ip daddr", f, descIP, 12, 16)
 	}
 	return addrField("ip6 daddr", f, descIP6, 9, 24)
 }
 
 // SrcAddr is the packet's source address.
-func SrcAddr(f Family) Field {
-	if f == IPv4 {
+func SrcAddr(f inet.Family) Field {
+	if f == inet.IPv4 {
 		return addrField("ip saddr", f, descIP, 11, 12)
 	}
 	return addrField("ip6 saddr", f, descIP6, 8, 8)
 }
 
-func addrField(name string, f Family, desc, tmpl, offset uint32) Field {
+func addrField(name string, f inet.Family, desc, tmpl, offset uint32) Field {
 	typ := uint32(7)
-	if f == IPv6 {
+	if f == inet.IPv6 {
 		typ = 8
 	}
 	return Field{
@@ -129,21 +104,8 @@ func DstPort() Field {
 // L4Proto is the packet's transport protocol.
 func L4Proto() Field {
 	return metaField("meta l4proto", expr.MetaKeyL4PROTO, 12, 1, orderHost, func(b []byte) string {
-		return cmp.Or(ProtocolName(b[0]), strconv.Itoa(int(b[0])))
+		return inet.Protocol(b[0]).String()
 	})
-}
-
-// ProtocolName returns nft's keyword for a transport protocol of Services, or "".
-func ProtocolName(protocol uint8) string {
-	switch protocol {
-	case unix.IPPROTO_TCP:
-		return "tcp"
-	case unix.IPPROTO_UDP:
-		return "udp"
-	case unix.IPPROTO_SCTP:
-		return "sctp"
-	}
-	return ""
 }
 
 // Priority is the packet's priority, the program's 32-bit scratch register. nft cannot print a rule in which the result of a map

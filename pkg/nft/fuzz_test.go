@@ -11,6 +11,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
@@ -37,7 +38,7 @@ func of(msg uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | msg }
 // everything returns a batch with one message of each kind, in the form of the kernel's listing.
 func everything() []byte {
 	b := NewBatch(0)
-	t := &Table{Family: IPv4, Name: "t", Comment: "a table"}
+	t := &Table{Family: inet.IPv4, Name: "t", Comment: "a table"}
 	c := &Chain{Name: "c", Type: "nat", Hook: 1, Priority: -100, Comment: "a chain", Rules: []Rule{
 		{Comment: "a rule", Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: "d"}}},
 	}}
@@ -55,11 +56,11 @@ func everything() []byte {
 func sets() []*Set {
 	return []*Set{
 		testMap(),
-		{Family: IPv4, Table: "t", Name: "dispatch", Key: []Field{Priority()}, Verdict: true},
-		{Family: IPv6, Table: "t", Name: "cidrs", Key: []Field{DstAddr(IPv6)}, Interval: true, Size: 16},
-		{Family: IPv6, Table: "t", Name: "sources", Key: []Field{DstAddr(IPv6), L4Proto(), DstPort(), SrcAddr(IPv6)}, Interval: true},
-		{Family: IPv4, Table: "t", Name: "affinity", Key: []Field{Priority(), SrcAddr(IPv4)}, Data: []Field{Priority()}, Dynamic: true, Timeouts: true, Size: 9},
-		{Family: IPv4, Table: "t", Name: "lease", Key: []Field{L4Proto()}, Timeout: 2 * time.Minute, Comment: "while it runs"},
+		{Family: inet.IPv4, Table: "t", Name: "dispatch", Key: []Field{Priority()}, Verdict: true},
+		{Family: inet.IPv6, Table: "t", Name: "cidrs", Key: []Field{DstAddr(inet.IPv6)}, Interval: true, Size: 16},
+		{Family: inet.IPv6, Table: "t", Name: "sources", Key: []Field{DstAddr(inet.IPv6), L4Proto(), DstPort(), SrcAddr(inet.IPv6)}, Interval: true},
+		{Family: inet.IPv4, Table: "t", Name: "affinity", Key: []Field{Priority(), SrcAddr(inet.IPv4)}, Data: []Field{Priority()}, Dynamic: true, Timeouts: true, Size: 9},
+		{Family: inet.IPv4, Table: "t", Name: "lease", Key: []Field{L4Proto()}, Timeout: 2 * time.Minute, Comment: "while it runs"},
 	}
 }
 
@@ -87,7 +88,7 @@ func readAll(t testing.TB, data []byte) error {
 		gone := Batch{echoes: echoes{sets: list}}
 		gone.reported(m)
 	}
-	_, failed := c.list(unix.NFT_MSG_GETSET, IPv4, nil, func(b []byte) error {
+	_, failed := c.list(unix.NFT_MSG_GETSET, inet.IPv4.Number(), nil, func(b []byte) error {
 		var c Commit
 		parseCommit(b, &c)
 		parseSet(b)
@@ -143,15 +144,15 @@ func FuzzElement(f *testing.F) {
 		if !ok || bytes.ContainsRune([]byte(comment+chain), 0) || len(chain) > 255 {
 			return
 		}
-		family := IPv4
+		family := inet.IPv4
 		if addr.Is6() {
-			family = IPv6
+			family = inet.IPv6
 		}
 		m := &Set{Family: family, Name: "m", Key: []Field{DstAddr(family), L4Proto(), DstPort(), Index()}, Data: []Field{DstAddr(family), DstPort()}}
 		v := &Set{Family: family, Name: "v", Key: []Field{Priority()}, Verdict: true}
 		c := &Set{Family: family, Name: "c", Key: []Field{DstAddr(family)}, Interval: true}
 		for _, want := range []Element{
-			{Set: m, Key: Value{}.Addr(addr).Proto(protocol).Port(port).Uint32(number), Data: Endpoint(netip.AddrPortFrom(addr, port)), Comment: comment},
+			{Set: m, Key: Value{}.Addr(addr).Proto(inet.Protocol(protocol)).Port(port).Uint32(number), Data: Endpoint(netip.AddrPortFrom(addr, port)), Comment: comment},
 			{Set: v, Key: Value{}.Uint32(number), Chain: chain, Jump: flag, Comment: comment},
 			{Set: c, Key: Value{}.Addr(addr), IntervalEnd: flag, Comment: comment},
 			{Set: c, Key: Value{}.Addr(addr), KeyEnd: Value{}.Addr(addr)},
@@ -211,9 +212,9 @@ func FuzzSet(f *testing.F) {
 // formed derives a set from the bits of a number.
 func formed(name, comment string, size uint32, form uint16, timeout time.Duration) *Set {
 	has := func(bit int) bool { return form>>bit&1 != 0 }
-	family := IPv4
+	family := inet.IPv4
 	if has(0) {
-		family = IPv6
+		family = inet.IPv6
 	}
 	s := &Set{Family: family, Table: "t", Name: name, Comment: comment, Size: size, Interval: has(1), Dynamic: has(2), Timeouts: has(2), Timeout: timeout}
 	s.Key = []Field{DstAddr(family)}

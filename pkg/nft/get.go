@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
@@ -44,7 +45,7 @@ type ReadChain struct {
 
 // ReadTable is a table in the kernel, without elements.
 type ReadTable struct {
-	Family Family
+	Family inet.Family
 	Name   string
 	// Exists is false if there is no such table. Dormant is true if the kernel ignores its chains.
 	Exists, Dormant bool
@@ -55,7 +56,7 @@ type ReadTable struct {
 }
 
 // Read reads a table with its rules. If the ruleset changes meanwhile, Read starts again.
-func (c *Conn) Read(family Family, name string) (*ReadTable, error) {
+func (c *Conn) Read(family inet.Family, name string) (*ReadTable, error) {
 	const attempts = 10
 	for range attempts {
 		before, err := c.Generation()
@@ -64,17 +65,17 @@ func (c *Conn) Read(family Family, name string) (*ReadTable, error) {
 		}
 		t, err := c.readOnce(family, name)
 		if err != nil {
-			return nil, fmt.Errorf("read table %s %s: %w", family, name, err)
+			return nil, fmt.Errorf("read table %s %s: %w", family.Keyword(), name, err)
 		}
 		after, err := c.Generation()
 		if err != nil || after == before {
 			return t, err
 		}
 	}
-	return nil, fmt.Errorf("read table %s %s: the ruleset kept changing: %w", family, name, unix.EINTR)
+	return nil, fmt.Errorf("read table %s %s: the ruleset kept changing: %w", family.Keyword(), name, unix.EINTR)
 }
 
-func (c *Conn) readOnce(family Family, name string) (*ReadTable, error) {
+func (c *Conn) readOnce(family inet.Family, name string) (*ReadTable, error) {
 	t := &ReadTable{Family: family, Name: name, Chains: map[string]*ReadChain{}, Sets: map[string]*Set{}, Infos: map[string]SetInfo{}}
 	if err := c.readFlags(t); err != nil || !t.Exists {
 		return t, err
@@ -95,7 +96,7 @@ func (c *Conn) readSets(t *ReadTable) error {
 		clear(t.Infos)
 	}
 	request := attribute(unix.NFTA_SET_TABLE, cstring(t.Name))
-	return c.dump(unix.NFT_MSG_GETSET, t.Family, request, begin, func(b []byte) error {
+	return c.dump(unix.NFT_MSG_GETSET, t.Family.Number(), request, begin, func(b []byte) error {
 		if s, in := parseSet(b); in == t.Name {
 			t.Infos[s.Name], t.Sets[s.Name] = s, s.set(t.Family, t.Name)
 		}
@@ -108,7 +109,7 @@ const dormant = 1
 
 func (c *Conn) readFlags(t *ReadTable) error {
 	begin := func() { t.Exists, t.Dormant = false, false }
-	return c.dump(unix.NFT_MSG_GETTABLE, t.Family, nil, begin, func(b []byte) error {
+	return c.dump(unix.NFT_MSG_GETTABLE, t.Family.Number(), nil, begin, func(b []byte) error {
 		var name string
 		var flags uint32
 		for typ, v := range netlink.Attributes(b) {
@@ -128,7 +129,7 @@ func (c *Conn) readFlags(t *ReadTable) error {
 
 func (c *Conn) readChains(t *ReadTable) error {
 	begin := func() { clear(t.Chains) }
-	return c.dump(unix.NFT_MSG_GETCHAIN, t.Family, nil, begin, func(b []byte) error {
+	return c.dump(unix.NFT_MSG_GETCHAIN, t.Family.Number(), nil, begin, func(b []byte) error {
 		info, in := parseChain(b)
 		if in != t.Name {
 			return nil
@@ -151,7 +152,7 @@ func (c *Conn) readRules(t *ReadTable) error {
 		}
 	}
 	request := attribute(unix.NFTA_RULE_TABLE, cstring(t.Name))
-	return c.dump(unix.NFT_MSG_GETRULE, t.Family, request, begin, func(b []byte) error {
+	return c.dump(unix.NFT_MSG_GETRULE, t.Family.Number(), request, begin, func(b []byte) error {
 		var r ReadRule
 		info, in := parseRule(b)
 		ch := t.Chains[info.Chain]
@@ -172,7 +173,7 @@ func (c *Conn) readRules(t *ReadTable) error {
 }
 
 // decode decodes an expression of a kind that Service rules use.
-func decode(family Family, b []byte) Expr {
+func decode(family inet.Family, b []byte) Expr {
 	name, data := expression(b)
 	e := Expr{Name: name}
 	known := kindOf(name)
@@ -183,7 +184,7 @@ func decode(family Family, b []byte) Expr {
 	if name == "immediate" && isVerdict(data) {
 		known = &expr.Verdict{}
 	}
-	if known != nil && expr.Unmarshal(byte(family), data, known) == nil {
+	if known != nil && expr.Unmarshal(family.Number(), data, known) == nil {
 		e.Any = known
 	}
 	return e
@@ -253,7 +254,7 @@ func kindOf(name string) expr.Any {
 }
 
 // set describes a set well enough to read and print its elements, even one that another program made.
-func (i *SetInfo) set(family Family, table string) *Set {
+func (i *SetInfo) set(family inet.Family, table string) *Set {
 	s := &Set{
 		Family: family, Table: table, Name: i.Name, Key: fieldsOf(i.shape.keyType, i.shape.keyLen), Size: i.Size, Timeout: i.shape.timeout,
 		Interval: i.shape.flags&unix.NFT_SET_INTERVAL != 0, Dynamic: i.shape.flags&unix.NFT_SET_EVAL != 0,
@@ -293,7 +294,7 @@ func fieldsOf(typ, length uint32) []Field {
 }
 
 func fieldOf(typ uint32) (Field, bool) {
-	known := []Field{DstAddr(IPv4), DstAddr(IPv6), L4Proto(), DstPort(), Priority(), Mark(), Index()}
+	known := []Field{DstAddr(inet.IPv4), DstAddr(inet.IPv6), L4Proto(), DstPort(), Priority(), Mark(), Index()}
 	for _, f := range known {
 		if f.typ == typ {
 			return f, true
@@ -336,7 +337,7 @@ func (c *Conn) Get(s *Set, keys []Value) ([]*Found, error) {
 	for from := 0; from < len(keys); {
 		n, missing, err := c.getSome(s, keys[from:min(len(keys), from+getAtOnce)], found[from:])
 		if err != nil {
-			return nil, fmt.Errorf("get elements of %s %s: %w", s.Family, s.Name, err)
+			return nil, fmt.Errorf("get elements of %s %s: %w", s.Family.Keyword(), s.Name, err)
 		}
 		from += n
 		if missing {
@@ -348,7 +349,7 @@ func (c *Conn) Get(s *Set, keys []Value) ([]*Found, error) {
 
 // getSome sends one request. The kernel answers up to the first missing element.
 func (c *Conn) getSome(s *Set, keys []Value, found []*Found) (n int, missing bool, err error) {
-	for m, err := range c.ask(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, s.Family, getRequest(s, keys)) {
+	for m, err := range c.ask(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, s.Family.Number(), getRequest(s, keys)) {
 		if err == unix.ENOENT {
 			return n, true, nil
 		}
@@ -407,22 +408,20 @@ type BaseChain struct {
 }
 
 // BaseChains returns the base chains of all tables that apply to packets of a family.
-func (c *Conn) BaseChains(family Family) (list []BaseChain, err error) {
-	const inet = Family(unix.NFPROTO_INET)
-	for _, f := range []Family{family, inet} {
-		name := f.String()
-		if f == inet {
-			name = "inet"
-		}
+func (c *Conn) BaseChains(family inet.Family) (list []BaseChain, err error) {
+	for _, of := range []struct {
+		number uint8
+		name   string
+	}{{family.Number(), family.Keyword()}, {unix.NFPROTO_INET, "inet"}} {
 		var some []BaseChain
-		err := c.dump(unix.NFT_MSG_GETCHAIN, f, nil, func() { some = nil }, func(b []byte) error {
+		err := c.dump(unix.NFT_MSG_GETCHAIN, of.number, nil, func() { some = nil }, func(b []byte) error {
 			if ch, in := parseChain(b); ch.Type != "" {
-				some = append(some, BaseChain{Family: name, Table: in, ChainInfo: ch})
+				some = append(some, BaseChain{Family: of.name, Table: in, ChainInfo: ch})
 			}
 			return nil
 		})
 		if err != nil {
-			return nil, fmt.Errorf("list chains of family %s: %w", name, err)
+			return nil, fmt.Errorf("list chains of family %s: %w", of.name, err)
 		}
 		list = append(list, some...)
 	}

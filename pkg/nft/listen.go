@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
@@ -30,7 +31,7 @@ type Commit struct {
 
 // Touch is a change of an object in a table.
 type Touch struct {
-	Family Family
+	Family inet.Family
 	// Change is the kind of change, such as "add rule to". Name is the set or chain, or the table itself.
 	Change, Name string
 	// Elements is true if only elements of the set changed.
@@ -39,7 +40,7 @@ type Touch struct {
 
 // String describes the change.
 func (t Touch) String() string {
-	return fmt.Sprintf("%s %s %s", t.Family, t.Change, t.Name)
+	return fmt.Sprintf("%s %s %s", t.Family.Keyword(), t.Change, t.Name)
 }
 
 // Author is the process that sent a commit. It is zero if the kernel does not report it.
@@ -173,8 +174,8 @@ func (l *Listener) touched(m netlink.Message) {
 	if ofTable {
 		name = table
 	}
-	family := Family(m.Family())
-	if table != l.table || family != IPv4 && family != IPv6 {
+	family, known := inet.FamilyOfNumber(m.Family())
+	if table != l.table || !known {
 		return
 	}
 	t := Touch{

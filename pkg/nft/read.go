@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
@@ -88,9 +89,9 @@ type TableInfo struct {
 }
 
 // Table describes the table with a name. Exists is false if there is none.
-func (c *Conn) Table(family Family, name string) (TableInfo, error) {
+func (c *Conn) Table(family inet.Family, name string) (TableInfo, error) {
 	var found TableInfo
-	err := c.dump(unix.NFT_MSG_GETTABLE, family, nil, func() { found = TableInfo{} }, func(b []byte) error {
+	err := c.dump(unix.NFT_MSG_GETTABLE, family.Number(), nil, func() { found = TableInfo{} }, func(b []byte) error {
 		if t, its := parseTable(b); its == name {
 			found = t
 		}
@@ -116,15 +117,15 @@ func parseTable(b []byte) (t TableInfo, name string) {
 }
 
 // HasTable reports whether a table exists.
-func (c *Conn) HasTable(family Family, name string) (bool, error) {
+func (c *Conn) HasTable(family inet.Family, name string) (bool, error) {
 	t, err := c.Table(family, name)
 	return t.Exists, err
 }
 
 // Chains returns the chains of a table.
-func (c *Conn) Chains(family Family, table string) ([]ChainInfo, error) {
+func (c *Conn) Chains(family inet.Family, table string) ([]ChainInfo, error) {
 	var list []ChainInfo
-	err := c.dump(unix.NFT_MSG_GETCHAIN, family, nil, func() { list = nil }, func(b []byte) error {
+	err := c.dump(unix.NFT_MSG_GETCHAIN, family.Number(), nil, func() { list = nil }, func(b []byte) error {
 		if ch, in := parseChain(b); in == table {
 			list = append(list, ch)
 		}
@@ -161,10 +162,10 @@ func parseChain(b []byte) (ch ChainInfo, table string) {
 }
 
 // Sets returns the sets and maps of a table, without anonymous ones.
-func (c *Conn) Sets(family Family, table string) ([]SetInfo, error) {
+func (c *Conn) Sets(family inet.Family, table string) ([]SetInfo, error) {
 	var list []SetInfo
 	request := attribute(unix.NFTA_SET_TABLE, cstring(table))
-	err := c.dump(unix.NFT_MSG_GETSET, family, request, func() { list = nil }, func(b []byte) error {
+	err := c.dump(unix.NFT_MSG_GETSET, family.Number(), request, func() { list = nil }, func(b []byte) error {
 		if s, in := parseSet(b); in == table && s.shape.flags&unix.NFT_SET_ANONYMOUS == 0 {
 			list = append(list, s)
 		}
@@ -214,11 +215,11 @@ func parseSet(b []byte) (s SetInfo, table string) {
 }
 
 // RuleComments returns the comments of the rules of each chain of a table, in the order of the rules.
-func (c *Conn) RuleComments(family Family, table string) (map[string][]string, error) {
+func (c *Conn) RuleComments(family inet.Family, table string) (map[string][]string, error) {
 	var byChain map[string][]string
 	request := attribute(unix.NFTA_RULE_TABLE, cstring(table))
 	begin := func() { byChain = map[string][]string{} }
-	err := c.dump(unix.NFT_MSG_GETRULE, family, request, begin, func(b []byte) error {
+	err := c.dump(unix.NFT_MSG_GETRULE, family.Number(), request, begin, func(b []byte) error {
 		var in, chain, comment string
 		for typ, v := range netlink.Attributes(b) {
 			switch typ {
@@ -253,7 +254,7 @@ func commentOf(udata []byte) string {
 // where latency does not matter. While the kernel resizes a set without a declared size, an element may be listed twice.
 func (c *Conn) Elements(s *Set) ([]Element, error) {
 	var list []Element
-	err := c.dump(unix.NFT_MSG_GETSETELEM, s.Family, elementsOf(s), func() { list = nil }, func(object []byte) error {
+	err := c.dump(unix.NFT_MSG_GETSETELEM, s.Family.Number(), elementsOf(s), func() { list = nil }, func(object []byte) error {
 		for _, b := range elements(object) {
 			e, err := parseElement(s, b)
 			if err != nil {
@@ -264,7 +265,7 @@ func (c *Conn) Elements(s *Set) ([]Element, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list elements of %s %s: %w", s.Family, s.Name, err)
+		return nil, fmt.Errorf("list elements of %s %s: %w", s.Family.Keyword(), s.Name, err)
 	}
 	return list, nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
@@ -22,17 +23,17 @@ type RuleInfo struct {
 }
 
 // Rules returns the rules of a table in the order of their chains.
-func (c *Conn) Rules(family Family, table string) ([]RuleInfo, error) {
+func (c *Conn) Rules(family inet.Family, table string) ([]RuleInfo, error) {
 	var list []RuleInfo
 	request := attribute(unix.NFTA_RULE_TABLE, cstring(table))
-	err := c.dump(unix.NFT_MSG_GETRULE, family, request, func() { list = nil }, func(b []byte) error {
+	err := c.dump(unix.NFT_MSG_GETRULE, family.Number(), request, func() { list = nil }, func(b []byte) error {
 		if r, in := parseRule(b); in == table {
 			list = append(list, r)
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list rules of table %s %s: %w", family, table, err)
+		return nil, fmt.Errorf("list rules of table %s %s: %w", family.Keyword(), table, err)
 	}
 	return list, nil
 }
@@ -88,7 +89,7 @@ func (r *RuleInfo) readExpression(e []byte) {
 }
 
 // DeleteRule deletes one rule. The rule must exist.
-func (b *Batch) DeleteRule(family Family, table, chain string, handle uint64) {
+func (b *Batch) DeleteRule(family inet.Family, table, chain string, handle uint64) {
 	off := b.message(unix.NFT_MSG_DELRULE, 0, family)
 	b.str(unix.NFTA_RULE_TABLE, table)
 	b.str(unix.NFTA_RULE_CHAIN, chain)

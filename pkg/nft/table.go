@@ -4,11 +4,13 @@ import (
 	"time"
 
 	"github.com/google/nftables/expr"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // Table is a table with its sets, chains and rules, but without elements.
 type Table struct {
-	Family  Family
+	Family  inet.Family
 	Name    string
 	Sets    []*Set
 	Chains  []*Chain
@@ -17,7 +19,7 @@ type Table struct {
 
 // Set describes a set, or a map if it has data.
 type Set struct {
-	Family  Family
+	Family  inet.Family
 	Table   string
 	Name    string
 	Comment string
@@ -163,7 +165,7 @@ func (e *Element) ID() ID {
 
 // String returns the element in nft's syntax, preceded by the name of its set.
 func (e *Element) String() string {
-	s := e.Set.Family.String() + " " + e.Set.Name + " { " + printValue(e.Set.Key, &e.Key)
+	s := e.Set.Family.Keyword() + " " + e.Set.Name + " { " + printValue(e.Set.Key, &e.Key)
 	if !e.KeyEnd.Empty() {
 		s += " - " + printValue(e.Set.Key, &e.KeyEnd)
 	}

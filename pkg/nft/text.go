@@ -11,11 +11,13 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // Text returns a rule in nft's language, without its comment. Unknown expressions are named between question marks. sets are the
 // sets of the rule's table; they determine how many registers a key takes.
-func Text(family Family, exprs []Expr, sets map[string]*Set) string {
+func Text(family inet.Family, exprs []Expr, sets map[string]*Set) string {
 	w := writer{family: family, sets: sets}
 	for _, e := range exprs {
 		w.expression(e)
@@ -25,7 +27,7 @@ func Text(family Family, exprs []Expr, sets map[string]*Set) string {
 
 // writer tracks the content of registers as text.
 type writer struct {
-	family Family
+	family inet.Family
 	sets   map[string]*Set
 	held   [Registers / 4]*held
 	words  []string
@@ -370,7 +372,7 @@ func (w *writer) nat(e *expr.NAT) {
 	}
 	to := w.get(e.RegAddrMin)
 	if to.constant == nil {
-		w.say("%s %s to %s", kind, w.family, to.text)
+		w.say("%s %s to %s", kind, w.family.Keyword(), to.text)
 		return
 	}
 	addr, _ := netip.AddrFromSlice(to.constant)
@@ -383,7 +385,7 @@ func (w *writer) nat(e *expr.NAT) {
 
 func (w *writer) reject(e *expr.Reject) {
 	portUnreachable := uint8(3)
-	if w.family == IPv6 {
+	if w.family == inet.IPv6 {
 		portUnreachable = 4
 	}
 	switch {
@@ -392,7 +394,7 @@ func (w *writer) reject(e *expr.Reject) {
 	case e.Code == portUnreachable:
 		w.words = append(w.words, "reject")
 	default:
-		w.say("reject with %s code %d", map[Family]string{IPv4: "icmp", IPv6: "icmpv6"}[w.family], e.Code)
+		w.say("reject with %s code %d", [...]string{"icmp", "icmpv6"}[w.family], e.Code)
 	}
 }
 
@@ -410,7 +412,7 @@ func HookName(hook uint32) string {
 // Declare returns a table with elements in nft's language, as input for nft -f. The elements are sorted.
 func Declare(t *Table, elements map[string][]Element) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "table %s %s {\n", t.Family, t.Name)
+	fmt.Fprintf(&b, "table %s %s {\n", t.Family.Keyword(), t.Name)
 	comment := func(text string) {
 		if text != "" {
 			fmt.Fprintf(&b, "\t\tcomment %q\n", CutComment(text))
@@ -448,7 +450,7 @@ func Declare(t *Table, elements map[string][]Element) string {
 }
 
 // text returns the rule with its comment.
-func (r *Rule) text(family Family, sets map[string]*Set) string {
+func (r *Rule) text(family inet.Family, sets map[string]*Set) string {
 	return RuleLine(Text(family, r.Planned(), sets), r.Comment)
 }
 

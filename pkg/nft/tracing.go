@@ -10,6 +10,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
@@ -21,11 +22,11 @@ type Tracer struct {
 
 // Traced selects the packets to mark: the first ones of connections.
 type Traced struct {
-	Family Family
+	Family inet.Family
 	// From is the source address; invalid for any.
 	From     netip.Addr
 	To       netip.AddrPort
-	Protocol uint8
+	Protocol inet.Protocol
 }
 
 // TraceEvent is one step of a packet: a rule that matched, or the end of a chain.
@@ -121,9 +122,9 @@ func (w Traced) rule() Rule {
 		exprs = append(exprs, SrcAddr(w.Family).Load(reg), equal(w.From.AsSlice()))
 	}
 	exprs = append(exprs, DstAddr(w.Family).Load(reg), equal(w.To.Addr().AsSlice()),
-		L4Proto().Load(reg), equal([]byte{w.Protocol}),
+		L4Proto().Load(reg), equal([]byte{uint8(w.Protocol)}),
 		DstPort().Load(reg), equal(binary.BigEndian.AppendUint16(nil, w.To.Port())))
-	if w.Protocol == unix.IPPROTO_TCP {
+	if w.Protocol == inet.TCP {
 		const flagsOffset, syn, synAndAck = 13, 0x02, 0x12
 		exprs = append(exprs,
 			&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: flagsOffset, Len: 1},

@@ -3,6 +3,8 @@ package nft
 import (
 	"encoding/binary"
 	"net/netip"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // maxValue is the size of the longest key: two IPv6 addresses, a protocol and a port.
@@ -47,15 +49,15 @@ func Endpoint(e netip.AddrPort) (v Value) {
 }
 
 // Proto appends a protocol number as part of a concatenation.
-func (v Value) Proto(p uint8) Value {
-	v.b[v.n] = p
+func (v Value) Proto(p inet.Protocol) Value {
+	v.b[v.n] = uint8(p)
 	v.n += 4
 	return v
 }
 
 // OnlyProto appends a protocol number as the only field, which has no padding.
-func (v Value) OnlyProto(p uint8) Value {
-	v.b[v.n] = p
+func (v Value) OnlyProto(p inet.Protocol) Value {
+	v.b[v.n] = uint8(p)
 	v.n++
 	return v
 }
@@ -98,7 +100,7 @@ func (v *Value) Cut(from, to int) (out Value) {
 }
 
 // AsEndpoint returns the address and port of [Endpoint]; the zero value if there is none.
-func (v *Value) AsEndpoint(f Family) netip.AddrPort {
+func (v *Value) AsEndpoint(f inet.Family) netip.AddrPort {
 	n := f.AddrLen()
 	addr, ok := netip.AddrFromSlice(v.b[:n])
 	if !ok || int(v.n) < n+2 {

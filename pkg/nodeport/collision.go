@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -24,7 +25,7 @@ const (
 
 // Socket is a listening TCP socket, or a UDP socket that is bound but not connected.
 type Socket struct {
-	Protocol model.Protocol
+	Protocol inet.Protocol
 	// Local is the bound address. An IPv4-mapped address is stored as IPv4.
 	Local netip.AddrPort
 	// V6Only is true if a socket on [::] does not accept IPv4.
@@ -40,14 +41,14 @@ type Socket struct {
 const loopbackDevice = 1
 
 // takes reports whether the socket would receive packets of a family to one of the addresses, which are sorted.
-func (s *Socket) takes(f model.Family, addrs []netip.Addr) bool {
+func (s *Socket) takes(f inet.Family, addrs []netip.Addr) bool {
 	at := s.Local.Addr()
 	switch {
 	case len(addrs) == 0:
 		return false
 	case at.IsUnspecified():
 		both := at.Is6() && !s.V6Only
-		return (both || model.FamilyOf(at) == f) && s.Device != loopbackDevice
+		return (both || inet.FamilyOf(at) == f) && s.Device != loopbackDevice
 	}
 	_, found := slices.BinarySearchFunc(addrs, at.WithZone(""), netip.Addr.Compare)
 	return found
@@ -56,7 +57,7 @@ func (s *Socket) takes(f model.Family, addrs []netip.Addr) bool {
 // port is a node port of both families.
 type port struct {
 	number   uint16
-	protocol model.Protocol
+	protocol inet.Protocol
 }
 
 // String returns, for example, 30080/TCP.
@@ -87,7 +88,7 @@ func (s *served) listeners(sockets []Socket, counts func(*Socket) bool) (list []
 	for i := range sockets {
 		socket := &sockets[i]
 		var hit []types.NamespacedName
-		for _, f := range model.Families {
+		for _, f := range inet.Families {
 			key := model.Key{Port: socket.Local.Port(), Protocol: socket.Protocol, Family: f}
 			if names := s.services[key]; len(names) > 0 && socket.takes(f, s.addrs[f]) {
 				hit = append(hit, names...)
@@ -168,7 +169,7 @@ func (c collision) where() string { return fmt.Sprintf("%s (at %s)", c.port, c.a
 // command returns a command that shows the listening process.
 func (c collision) command() string {
 	kind := "t"
-	if c.port.protocol == model.UDP {
+	if c.port.protocol == inet.UDP {
 		kind = "u"
 	}
 	return fmt.Sprintf("ss -ln%sp sport = :%d", kind, c.port.number)

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -25,24 +26,24 @@ func addrs(list ...string) (out []netip.Addr) {
 }
 
 // key returns a node port in a family.
-func key(p model.Protocol, number uint16, f model.Family) model.Key {
+func key(p inet.Protocol, number uint16, f inet.Family) model.Key {
 	return model.Key{Port: number, Protocol: p, Family: f}
 }
 
 // dual returns a node port in both families.
-func dual(p model.Protocol, number uint16) []model.Key {
-	return []model.Key{key(p, number, model.IPv4), key(p, number, model.IPv6)}
+func dual(p inet.Protocol, number uint16) []model.Key {
+	return []model.Key{key(p, number, inet.IPv4), key(p, number, inet.IPv6)}
 }
 
-func socket(p model.Protocol, at string) Socket {
+func socket(p inet.Protocol, at string) Socket {
 	return Socket{Protocol: p, Local: netip.MustParseAddrPort(at)}
 }
 
 // TestCollisions tests one socket at a time, against a Service with TCP 30080 in both families and one with UDP 30053 in IPv4.
 func TestCollisions(t *testing.T) {
-	v6only, onLoopback, onVeth := socket(model.TCP, "[::]:30080"), socket(model.TCP, "0.0.0.0:30080"), socket(model.TCP, "0.0.0.0:30080")
+	v6only, onLoopback, onVeth := socket(inet.TCP, "[::]:30080"), socket(inet.TCP, "0.0.0.0:30080"), socket(inet.TCP, "0.0.0.0:30080")
 	v6only.V6Only, onLoopback.Device, onVeth.Device = true, 1, 2
-	dnsV6Only := socket(model.UDP, "[::]:30053")
+	dnsV6Only := socket(inet.UDP, "[::]:30053")
 	dnsV6Only.V6Only = true
 	both := [2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}
 	none := ""
@@ -52,29 +53,29 @@ func TestCollisions(t *testing.T) {
 		socket Socket
 		want   string
 	}{
-		{"any IPv4 address", both, socket(model.TCP, "0.0.0.0:30080"), "default/web 30080/TCP"},
-		{"any address", both, socket(model.TCP, "[::]:30080"), "default/web 30080/TCP"},
-		{"any address, where only IPv4 is served", [2][]netip.Addr{both[0]}, socket(model.TCP, "[::]:30080"), "default/web 30080/TCP"},
+		{"any IPv4 address", both, socket(inet.TCP, "0.0.0.0:30080"), "default/web 30080/TCP"},
+		{"any address", both, socket(inet.TCP, "[::]:30080"), "default/web 30080/TCP"},
+		{"any address, where only IPv4 is served", [2][]netip.Addr{both[0]}, socket(inet.TCP, "[::]:30080"), "default/web 30080/TCP"},
 		{"IPv6 only, where only IPv4 is served", [2][]netip.Addr{both[0]}, v6only, none},
 		{"IPv6 only", both, v6only, "default/web 30080/TCP"},
-		{"any address, for a Service of IPv4", both, socket(model.UDP, "[::]:30053"), "kube-system/dns 30053/UDP"},
+		{"any address, for a Service of IPv4", both, socket(inet.UDP, "[::]:30053"), "kube-system/dns 30053/UDP"},
 		{"IPv6 only, for a Service of IPv4", both, dnsV6Only, none},
-		{"the node's address", both, socket(model.TCP, "192.0.2.1:30080"), "default/web 30080/TCP"},
-		{"the node's IPv6 address", both, socket(model.TCP, "[2001:db8::1]:30080"), "default/web 30080/TCP"},
-		{"another address of the node", both, socket(model.TCP, "198.51.100.1:30080"), none},
-		{"loopback", both, socket(model.TCP, "127.0.0.1:30080"), none},
-		{"IPv6 loopback", both, socket(model.TCP, "[::1]:30080"), none},
-		{"loopback, where node ports are served there", [2][]netip.Addr{addrs("127.0.0.1")}, socket(model.TCP, "127.0.0.1:30080"),
+		{"the node's address", both, socket(inet.TCP, "192.0.2.1:30080"), "default/web 30080/TCP"},
+		{"the node's IPv6 address", both, socket(inet.TCP, "[2001:db8::1]:30080"), "default/web 30080/TCP"},
+		{"another address of the node", both, socket(inet.TCP, "198.51.100.1:30080"), none},
+		{"loopback", both, socket(inet.TCP, "127.0.0.1:30080"), none},
+		{"IPv6 loopback", both, socket(inet.TCP, "[::1]:30080"), none},
+		{"loopback, where node ports are served there", [2][]netip.Addr{addrs("127.0.0.1")}, socket(inet.TCP, "127.0.0.1:30080"),
 			"default/web 30080/TCP"},
 		{"any address of the loopback device", both, onLoopback, none},
 		{"any address of another device", both, onVeth, "default/web 30080/TCP"},
-		{"another port", both, socket(model.TCP, "0.0.0.0:30081"), none},
-		{"another protocol", both, socket(model.UDP, "0.0.0.0:30080"), none},
-		{"multicast", both, socket(model.UDP, "224.0.0.251:30053"), none},
-		{"no address", [2][]netip.Addr{}, socket(model.TCP, "0.0.0.0:30080"), none},
+		{"another port", both, socket(inet.TCP, "0.0.0.0:30081"), none},
+		{"another protocol", both, socket(inet.UDP, "0.0.0.0:30080"), none},
+		{"multicast", both, socket(inet.UDP, "224.0.0.251:30053"), none},
+		{"no address", [2][]netip.Addr{}, socket(inet.TCP, "0.0.0.0:30080"), none},
 	} {
 		s := served{addrs: c.addrs, services: map[model.Key][]types.NamespacedName{
-			key(model.TCP, 30080, model.IPv4): {web}, key(model.TCP, 30080, model.IPv6): {web}, key(model.UDP, 30053, model.IPv4): {dns},
+			key(inet.TCP, 30080, inet.IPv4): {web}, key(inet.TCP, 30080, inet.IPv6): {web}, key(inet.UDP, 30053, inet.IPv4): {dns},
 		}}
 		got := none
 		for _, found := range s.listeners([]Socket{c.socket}, func(*Socket) bool { return true }) {
@@ -92,11 +93,11 @@ func TestCollisions(t *testing.T) {
 // TestOneCollisionForEachPort tests several sockets on one port, as a server with several workers has.
 func TestOneCollisionForEachPort(t *testing.T) {
 	s := served{addrs: [2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, services: map[model.Key][]types.NamespacedName{}}
-	for _, k := range append(dual(model.TCP, 30080), dual(model.TCP, 30443)...) {
+	for _, k := range append(dual(inet.TCP, 30080), dual(inet.TCP, 30443)...) {
 		s.services[k] = []types.NamespacedName{web}
 	}
-	sockets := []Socket{socket(model.TCP, "[::]:30443"), socket(model.TCP, "[::]:30080"), socket(model.TCP, "0.0.0.0:30080"),
-		socket(model.TCP, "0.0.0.0:30080")}
+	sockets := []Socket{socket(inet.TCP, "[::]:30443"), socket(inet.TCP, "[::]:30080"), socket(inet.TCP, "0.0.0.0:30080"),
+		socket(inet.TCP, "0.0.0.0:30080")}
 	list := s.listeners(sockets, func(*Socket) bool { return true })
 	want := "on node node-1 a local process listens on 30080/TCP (at 0.0.0.0:30080), 30443/TCP (at [::]:30443): packets to this " +
 		"port of the node's addresses reach the Service, and the process does not receive them; move the process to another port, or " +
@@ -116,7 +117,7 @@ func TestMessagesFitAnEvent(t *testing.T) {
 	var list []collision
 	for i := range 100 {
 		at := netip.AddrPortFrom(netip.MustParseAddr("2001:db8:1111:2222:3333:4444:5555:6666"), uint16(50000+i))
-		list = append(list, collision{long, port{at.Port(), model.UDP}, at})
+		list = append(list, collision{long, port{at.Port(), inet.UDP}, at})
 	}
 	e := Ephemeral{Range: Range{10000, 65535}}
 	for _, p := range []model.Problem{listenerProblem(node, list), ephemeralProblem(node, e, list), nodeProblem(node, e, list)} {

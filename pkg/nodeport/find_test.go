@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // TestFindReturnsReportedCollisions: Find returns reported collisions again without reporting them, and ignores this process's sockets.
@@ -16,14 +16,14 @@ func TestFindReturnsReportedCollisions(t *testing.T) {
 		if list, err := w.Find(); len(list) > 0 || err != nil {
 			t.Errorf("without node ports: %v, %v", list, err)
 		}
-		own := socket(model.TCP, "0.0.0.0:30081")
+		own := socket(inet.TCP, "0.0.0.0:30081")
 		own.Inode = 77
 		n.own = map[uint32]struct{}{77: {}}
-		n.listen(socket(model.TCP, "0.0.0.0:30080"), own)
+		n.listen(socket(inet.TCP, "0.0.0.0:30080"), own)
 		n.mu.Lock()
 		n.ephemeral.Range.First = 30000
 		n.mu.Unlock()
-		w.Service(web, append(dual(model.TCP, 30080), dual(model.TCP, 30081)...))
+		w.Service(web, append(dual(inet.TCP, 30080), dual(inet.TCP, 30081)...))
 		time.Sleep(time.Hour)
 		n.mu.Lock()
 		n.problems = nil

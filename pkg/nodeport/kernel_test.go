@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -194,7 +195,7 @@ func TestListening(t *testing.T) {
 // TestAbsent queries a protocol that no kernel has, as if the module for TCP sockets were missing.
 func TestAbsent(t *testing.T) {
 	enterNode(t)
-	if _, err := appendListening(nil, unix.AF_INET, 200, Range{0, 65535}); !errors.Is(err, errAbsent) {
+	if _, err := appendListening(nil, inet.IPv4, 200, Range{0, 65535}); !errors.Is(err, errAbsent) {
 		t.Errorf("error %v, want %v", err, errAbsent)
 	}
 }
@@ -274,13 +275,13 @@ func BenchmarkSearch(b *testing.B) {
 				NodeName: "node-1", Listening: Listening, Own: OwnSockets, Ephemeral: ReadEphemeral, Report: func(model.Problem) {},
 				Metrics: discard{},
 			})
-			w.Addresses(model.IPv4, []netip.Addr{netip.MustParseAddr("192.0.2.1")})
+			w.Addresses(inet.IPv4, []netip.Addr{netip.MustParseAddr("192.0.2.1")})
 			for i := range 2768 {
 				n := types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc-", i)}
-				w.Service(n, []model.Key{{Port: uint16(30000 + i), Protocol: model.TCP}})
+				w.Service(n, []model.Key{{Port: uint16(30000 + i), Protocol: inet.TCP}})
 			}
 			if c.ports.First < 30000 {
-				w.Service(web, []model.Key{{Port: 1024, Protocol: model.TCP}, {Port: 65535, Protocol: model.TCP}})
+				w.Service(web, []model.Key{{Port: 1024, Protocol: inet.TCP}, {Port: 65535, Protocol: inet.TCP}})
 			}
 			b.ReportAllocs()
 			start := processor(b)

@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // States, attributes and instructions of linux/inet_diag.h and net/tcp_states.h.
@@ -41,9 +41,9 @@ var errAbsent = errors.New("the kernel's modules tcp_diag and udp_diag are missi
 // Listening returns the TCP and UDP sockets of this network namespace that listen on a port of the range. The kernel filters all
 // others: the cost depends on the number of listening sockets, not of connections. It needs no privilege.
 func Listening(ports Range) (list []Socket, err error) {
-	for _, p := range []model.Protocol{model.TCP, model.UDP} {
+	for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
 		// Sockets on [::] may accept IPv4, so both families are always queried.
-		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		for _, family := range inet.Families {
 			if list, err = appendListening(list, family, p, ports); err != nil {
 				return nil, fmt.Errorf("list sockets: %w", err)
 			}
@@ -53,7 +53,7 @@ func Listening(ports Range) (list []Socket, err error) {
 }
 
 // appendListening sends its own request: the library's would query all states and drop the attributes of the answers.
-func appendListening(list []Socket, family uint8, p model.Protocol, ports Range) ([]Socket, error) {
+func appendListening(list []Socket, family inet.Family, p inet.Protocol, ports Range) ([]Socket, error) {
 	before := len(list)
 	for range maxReads {
 		list = list[:before]
@@ -77,13 +77,13 @@ func appendListening(list []Socket, family uint8, p model.Protocol, ports Range)
 }
 
 // request returns an inet_diag_req_v2 and a filter.
-func request(family uint8, p model.Protocol, ports Range) []byte {
+func request(family inet.Family, p inet.Protocol, ports Range) []byte {
 	states := uint32(1 << stateListen)
-	if p == model.UDP {
+	if p == inet.UDP {
 		states = 1 << stateClose
 	}
 	b := make([]byte, requestLen, requestLen+unix.SizeofNlAttr+16)
-	b[0], b[1] = family, uint8(p)
+	b[0], b[1] = family.Number(), uint8(p)
 	binary.NativeEndian.PutUint32(b[4:], states)
 	b = binary.NativeEndian.AppendUint16(b, unix.SizeofNlAttr+16)
 	b = binary.NativeEndian.AppendUint16(b, attrBytecode)
@@ -106,12 +106,12 @@ func appendFilter(b []byte, ports Range) []byte {
 }
 
 // parse reads an inet_diag_msg.
-func parse(b []byte, p model.Protocol) (s Socket, ok bool) {
+func parse(b []byte, p inet.Protocol) (s Socket, ok bool) {
 	if len(b) < messageLen {
 		return s, false
 	}
 	addr := netip.AddrFrom16([16]byte(b[8:24])).Unmap()
-	if b[0] == unix.AF_INET {
+	if b[0] == inet.IPv4.Number() {
 		addr = netip.AddrFrom4([4]byte(b[8:12]))
 	}
 	s = Socket{

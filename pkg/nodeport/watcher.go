@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -101,7 +102,7 @@ func (w *Watcher) Service(name types.NamespacedName, ports []model.Key) {
 }
 
 // Addresses sets the addresses of a family that serve node ports. They must be sorted and must not be changed. It does not block.
-func (w *Watcher) Addresses(f model.Family, addrs []netip.Addr) {
+func (w *Watcher) Addresses(f inet.Family, addrs []netip.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if slices.Equal(w.addrs[f], addrs) {

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -91,7 +92,7 @@ func run(t *testing.T, f func(t *testing.T, n *fakeNode, w *Watcher)) {
 			Own:       func() (map[uint32]struct{}, error) { return n.own, nil },
 			Ephemeral: func() (Ephemeral, error) { n.mu.Lock(); defer n.mu.Unlock(); return n.ephemeral, nil },
 		})
-		w.Addresses(model.IPv4, addrs("192.0.2.1"))
+		w.Addresses(inet.IPv4, addrs("192.0.2.1"))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); w.Run(ctx) }()
@@ -105,15 +106,15 @@ const webListens = "NodePortCollision Service default/web"
 
 func TestACollisionIsReportedOnceAndClears(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
-		n.listen(socket(model.TCP, "0.0.0.0:30080"))
-		w.Service(web, dual(model.TCP, 30080))
+		n.listen(socket(inet.TCP, "0.0.0.0:30080"))
+		w.Service(web, dual(inet.TCP, 30080))
 		time.Sleep(2 * time.Second)
 		n.expect(t, 1, 0, webListens)
 		time.Sleep(time.Hour)
 		n.expect(t, 1, 0)
 		// A second port of the Service is reported, together with the first one.
-		n.listen(socket(model.TCP, "0.0.0.0:30080"), socket(model.UDP, "0.0.0.0:30053"))
-		w.Service(web, append(dual(model.TCP, 30080), dual(model.UDP, 30053)...))
+		n.listen(socket(inet.TCP, "0.0.0.0:30080"), socket(inet.UDP, "0.0.0.0:30053"))
+		w.Service(web, append(dual(inet.TCP, 30080), dual(inet.UDP, 30053)...))
 		time.Sleep(10 * time.Second)
 		n.expect(t, 2, 0, webListens)
 		n.listen()
@@ -121,7 +122,7 @@ func TestACollisionIsReportedOnceAndClears(t *testing.T) {
 		n.expect(t, 0, 0)
 		// A process in a crash loop is not reported again.
 		for range 10 {
-			n.listen(socket(model.TCP, "0.0.0.0:30080"))
+			n.listen(socket(inet.TCP, "0.0.0.0:30080"))
 			time.Sleep(period)
 			n.expect(t, 1, 0)
 			n.listen()
@@ -129,7 +130,7 @@ func TestACollisionIsReportedOnceAndClears(t *testing.T) {
 			n.expect(t, 0, 0)
 		}
 		time.Sleep(forget)
-		n.listen(socket(model.TCP, "0.0.0.0:30080"))
+		n.listen(socket(inet.TCP, "0.0.0.0:30080"))
 		time.Sleep(period)
 		n.expect(t, 1, 0, webListens)
 	})
@@ -141,11 +142,11 @@ func TestAProcessOnEveryNodePort(t *testing.T) {
 		const services = 2*mostReported + 5
 		var sockets []Socket
 		for i := range services {
-			sockets = append(sockets, socket(model.TCP, fmt.Sprintf("0.0.0.0:%d", 30000+i)))
+			sockets = append(sockets, socket(inet.TCP, fmt.Sprintf("0.0.0.0:%d", 30000+i)))
 		}
 		n.listen(sockets...)
 		for i := range services {
-			w.Service(types.NamespacedName{Namespace: "default", Name: fmt.Sprint(i)}, dual(model.TCP, uint16(30000+i)))
+			w.Service(types.NamespacedName{Namespace: "default", Name: fmt.Sprint(i)}, dual(inet.TCP, uint16(30000+i)))
 		}
 		reported := map[string]int{}
 		time.Sleep(10 * time.Second)
@@ -171,15 +172,15 @@ func TestAProcessOnEveryNodePort(t *testing.T) {
 
 func TestADeletedServiceHasNoCollision(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
-		n.listen(socket(model.TCP, "0.0.0.0:30080"))
-		w.Service(web, dual(model.TCP, 30080))
+		n.listen(socket(inet.TCP, "0.0.0.0:30080"))
+		w.Service(web, dual(inet.TCP, 30080))
 		time.Sleep(10 * time.Second)
 		n.expect(t, 1, 0, webListens)
 		w.Service(web, nil)
 		time.Sleep(10 * time.Second)
 		n.expect(t, 0, 0)
 		// A new Service with the old name is reported.
-		w.Service(web, dual(model.TCP, 30080))
+		w.Service(web, dual(inet.TCP, 30080))
 		time.Sleep(10 * time.Second)
 		n.expect(t, 1, 0, webListens)
 	})
@@ -187,11 +188,11 @@ func TestADeletedServiceHasNoCollision(t *testing.T) {
 
 func TestANewAddressCollides(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
-		n.listen(socket(model.TCP, "198.51.100.1:30080"))
-		w.Service(web, dual(model.TCP, 30080))
+		n.listen(socket(inet.TCP, "198.51.100.1:30080"))
+		w.Service(web, dual(inet.TCP, 30080))
 		time.Sleep(10 * time.Second)
 		n.expect(t, 0, 0)
-		w.Addresses(model.IPv4, addrs("192.0.2.1", "198.51.100.1"))
+		w.Addresses(inet.IPv4, addrs("192.0.2.1", "198.51.100.1"))
 		time.Sleep(2 * time.Second)
 		n.expect(t, 1, 0, webListens)
 	})
@@ -199,12 +200,12 @@ func TestANewAddressCollides(t *testing.T) {
 
 func TestOwnSocketsAreNoCollision(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
-		check, other := socket(model.TCP, "0.0.0.0:30080"), socket(model.TCP, "0.0.0.0:30081")
+		check, other := socket(inet.TCP, "0.0.0.0:30080"), socket(inet.TCP, "0.0.0.0:30081")
 		check.Inode, other.Inode = 7, 8
 		n.own = map[uint32]struct{}{7: {}}
 		n.listen(check, other)
-		w.Service(web, dual(model.TCP, 30080))
-		w.Service(dns, dual(model.TCP, 30081))
+		w.Service(web, dual(inet.TCP, 30080))
+		w.Service(dns, dual(inet.TCP, 30081))
 		time.Sleep(2 * time.Second)
 		n.expect(t, 1, 0, "NodePortCollision Service kube-system/dns")
 	})
@@ -220,19 +221,19 @@ func TestSearches(t *testing.T) {
 			t.Errorf("searches at %v without node ports", n.searches)
 		}
 		n.start = time.Now()
-		w.Service(web, dual(model.TCP, 30080))
+		w.Service(web, dual(inet.TCP, 30080))
 		time.Sleep(500 * time.Millisecond)
-		w.Service(dns, dual(model.UDP, 30053))
+		w.Service(dns, dual(inet.UDP, 30053))
 		time.Sleep(4 * time.Second) // a search at 1 s
 		for range 100 {
-			w.Service(web, dual(model.TCP, 30081))
-			w.Service(web, dual(model.TCP, 30080))
+			w.Service(web, dual(inet.TCP, 30081))
+			w.Service(web, dual(inet.TCP, 30080))
 			time.Sleep(100 * time.Millisecond) // searches at 6 s, 11 s and 16 s
 		}
 		time.Sleep(20 * time.Second)
-		w.Service(web, dual(model.TCP, 30080)) // no change
+		w.Service(web, dual(inet.TCP, 30080)) // no change
 		time.Sleep(10 * time.Second)
-		w.Addresses(model.IPv4, addrs("192.0.2.1"))
+		w.Addresses(inet.IPv4, addrs("192.0.2.1"))
 		time.Sleep(period)
 		synctest.Wait()
 		want := []time.Duration{1 * time.Second, 6 * time.Second, 11 * time.Second, 16 * time.Second, 76 * time.Second}
@@ -249,8 +250,8 @@ func TestSearches(t *testing.T) {
 func TestAPortByChanceIsNoListener(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.ephemeral.Range = Range{30000, 60999}
-		w.Service(web, dual(model.UDP, 30053))
-		asking := socket(model.UDP, "0.0.0.0:30053")
+		w.Service(web, dual(inet.UDP, 30053))
+		asking := socket(inet.UDP, "0.0.0.0:30053")
 		for i := range 5 {
 			asking.Cookie = uint64(i)
 			n.listen(asking)
@@ -277,7 +278,7 @@ func TestManyServicesInTheEphemeralRangeAreTheNodesProblem(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.ephemeral.Range = Range{1024, 65535}
 		for i := range mostServices + 1 {
-			w.Service(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc-", i)}, dual(model.TCP, uint16(30000+i)))
+			w.Service(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc-", i)}, dual(inet.TCP, uint16(30000+i)))
 		}
 		time.Sleep(2 * time.Second)
 		n.expect(t, 0, mostServices+1, "NodePortInEphemeralRange Node node-1")
@@ -286,8 +287,8 @@ func TestManyServicesInTheEphemeralRangeAreTheNodesProblem(t *testing.T) {
 
 func TestAFailureLeavesTheNumbersAndIsTriedAgain(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
-		n.listen(socket(model.TCP, "0.0.0.0:30080"))
-		w.Service(web, dual(model.TCP, 30080))
+		n.listen(socket(inet.TCP, "0.0.0.0:30080"))
+		w.Service(web, dual(inet.TCP, 30080))
 		time.Sleep(2 * time.Second)
 		n.expect(t, 1, 0, webListens)
 		n.mu.Lock()

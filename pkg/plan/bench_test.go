@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
@@ -15,9 +16,9 @@ import (
 func benchService(i, endpoints, round int) *model.Service {
 	s := &model.Service{Name: types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}}
 	p := &model.ServicePort{
-		Name: model.PortName{NamespacedName: s.Name, Port: "http"}, Protocol: model.TCP, Family: model.IPv4, HasEndpoints: true,
+		Name: model.PortName{NamespacedName: s.Name, Port: "http"}, Protocol: inet.TCP, Family: inet.IPv4, HasEndpoints: true,
 		Frontends: []model.Frontend{{Kind: model.ClusterIP, Key: model.Key{
-			Addr: netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)}), Port: 80, Protocol: model.TCP}}},
+			Addr: netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)}), Port: 80, Protocol: inet.TCP}}},
 	}
 	for e := range endpoints {
 		n := i*endpoints + e

@@ -3,6 +3,7 @@ package plan
 import (
 	"slices"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -34,18 +35,18 @@ func (p *Planner) drop(u use) {
 }
 
 // ClassChain returns the chain of a class in a family's table, by its name; nil if no class that has a chain of its own has this name.
-func (p *Planner) ClassChain(f nft.Family, name string) *nft.Chain {
+func (p *Planner) ClassChain(f inet.Family, name string) *nft.Chain {
 	c, ok := classOf(name)
 	if !ok {
 		return nil
 	}
-	return p.layouts[FamilyOf(f)].classChain(&p.options, c)
+	return p.layouts[f].classChain(&p.options, c)
 }
 
 // LeadsToClass reports whether an element is one of those that lead to a class with a chain of its own, and whether an element with its key
 // is wanted.
 func (p *Planner) LeadsToClass(e *nft.Element) (leads, wanted bool) {
-	l := p.layouts[FamilyOf(e.Set.Family)]
+	l := p.layouts[e.Set.Family]
 	c, ok := classOf(e.Chain)
 	st := step(slices.Index(l.dispatch[:], e.Set))
 	if !ok || !e.Set.Verdict {

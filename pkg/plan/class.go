@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -226,7 +226,7 @@ func fixedDispatch(k kind) []step {
 
 // use is a class at a step in one family's table.
 type use struct {
-	family model.Family
+	family inet.Family
 	step   step
 	class
 }

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
@@ -109,4 +110,4 @@ func (l *layout) counted(each func(*nft.Set, role)) {
 }
 
 // FrontendID returns how a frontend's elements show it: its family, and its key in the maps.
-func FrontendID(k model.Key) (nft.Family, nft.Value) { return NFT(k.Family), value(&k) }
+func FrontendID(k model.Key) (inet.Family, nft.Value) { return k.Family, value(&k) }

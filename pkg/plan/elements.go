@@ -5,7 +5,6 @@ import (
 	"math"
 	"slices"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -39,22 +38,6 @@ func (p *Planner) remove(e *nft.Element) {
 	if p.sink != nil {
 		p.sink.Remove(*e)
 	}
-}
-
-// FamilyOf returns the family of a number of nftables.
-func FamilyOf(f nft.Family) model.Family {
-	if f == nft.IPv4 {
-		return model.IPv4
-	}
-	return model.IPv6
-}
-
-// NFT returns nftables' number of a family.
-func NFT(f model.Family) nft.Family {
-	if f == model.IPv4 {
-		return nft.IPv4
-	}
-	return nft.IPv6
 }
 
 // share counts the elements that service ports have in common. n is 1 for a Service that is added, -1 for one that is removed.
@@ -177,7 +160,7 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 
 // ElementsOf calls f for every wanted element of a set; f must not keep or change it. Of a set of source ranges, it costs no more than these.
 func (p *Planner) ElementsOf(s *nft.Set, f func(*nft.Element)) {
-	l := p.layouts[FamilyOf(s.Family)]
+	l := p.layouts[s.Family]
 	if s != l.allowedSources {
 		p.Elements(func(e *nft.Element) {
 			if e.Set == s {

@@ -3,6 +3,7 @@ package plan
 import (
 	"net/netip"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -11,7 +12,7 @@ import (
 
 // touchFlows notes that flows to a frontend may have to go.
 func (p *Planner) touchFlows(k model.Key) {
-	if k.Protocol == model.UDP {
+	if k.Protocol == inet.UDP {
 		p.flows[k] = struct{}{}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
@@ -13,8 +14,8 @@ type port struct {
 	name model.PortName
 	// comment is the name as elements have it.
 	comment   string
-	protocol  model.Protocol
-	family    model.Family
+	protocol  inet.Protocol
+	family    inet.Family
 	frontends []model.Frontend
 	// number is 0 where there was none left: the port drops everything.
 	number uint32
@@ -38,7 +39,7 @@ type port struct {
 // sources are the source ranges of a Service in one family. They stand in the tables once, whatever the number of its load-balancer
 // addresses and ports.
 type sources struct {
-	family model.Family
+	family inet.Family
 	// number is 0 where there was none left: no source is allowed.
 	number uint32
 	ranges []model.AddrRange
@@ -126,7 +127,7 @@ func value(k *model.Key) nft.Value {
 	if k.Addr.IsValid() {
 		v = v.Addr(k.Addr)
 	}
-	return v.Proto(uint8(k.Protocol)).Port(k.Port)
+	return v.Proto(k.Protocol).Port(k.Port)
 }
 
 // class is that of a frontend once its source may come.
@@ -226,7 +227,7 @@ func (s *slots) fill(l *layout, p *port, ls list) {
 		s.key, s.room = nft.Value{}.Uint32(p.number), nft.Element{Set: l.slots[ls]}
 		return
 	}
-	s.key, s.room = nft.Value{}.Proto(uint8(p.protocol)).Uint32(p.number), nft.Element{Set: l.endpoints[ls]}
+	s.key, s.room = nft.Value{}.Proto(p.protocol).Uint32(p.number), nft.Element{Set: l.endpoints[ls]}
 }
 
 // endpoints are those that stand in the slots.
@@ -257,7 +258,7 @@ func (l *layout) backendElements(p, other *port, each func(*nft.Element)) {
 	for ls := range lists {
 		e := nft.Element{Set: l.backends[ls]}
 		for _, endpoint := range p.backends(other, ls) {
-			e.Key = nft.Value{}.Proto(uint8(p.protocol)).Uint32(p.ids.endpointRegister(endpoint))
+			e.Key = nft.Value{}.Proto(p.protocol).Uint32(p.ids.endpointRegister(endpoint))
 			e.Data = nft.Endpoint(endpoint)
 			each(&e)
 		}

@@ -3,14 +3,13 @@ package plan
 import (
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 // layout has the sets and maps of one family's table.
 type layout struct {
-	family model.Family
-	nf     nft.Family
+	family inet.Family
 
 	dispatch [steps]*nft.Set
 	// services and nodePorts give the class and number of a destination, and restricted gives them after source ranges. shortCircuit and
@@ -57,10 +56,9 @@ const (
 	unusedPortsSet = "unused-ports"
 )
 
-func newLayout(family model.Family, o *Options) *layout {
-	nf := NFT(family)
-	l := &layout{family: family, nf: nf}
-	daddr, saddr, proto, port, prio := nft.DstAddr(nf), nft.SrcAddr(nf), nft.L4Proto(), nft.DstPort(), nft.Priority()
+func newLayout(family inet.Family, o *Options) *layout {
+	l := &layout{family: family}
+	daddr, saddr, proto, port, prio := nft.DstAddr(family), nft.SrcAddr(family), nft.L4Proto(), nft.DstPort(), nft.Priority()
 	word, endpoint := []nft.Field{prio}, []nft.Field{daddr, port}
 
 	l.services = l.hash(ServicesSet, "address -> class, service port", l.vip(), word)
@@ -94,7 +92,7 @@ func newLayout(family model.Family, o *Options) *layout {
 		Comment: "renewed while kube-nftproxy runs; without, others come first"}
 	l.state = &nft.Set{Name: StateSet, Key: []nft.Field{nft.Mark()}, Comment: "what the last commit left here"}
 	for _, s := range l.sets() {
-		s.Family, s.Table = nf, TableName
+		s.Family, s.Table = family, TableName
 	}
 	l.counted(func(s *nft.Set, _ role) { s.Counter = !o.Uncounted })
 	return l
@@ -102,7 +100,7 @@ func newLayout(family model.Family, o *Options) *layout {
 
 // vip returns the fields that match an address and port, nodePort the fields that match a node port.
 func (l *layout) vip() []nft.Field {
-	return []nft.Field{nft.DstAddr(l.nf), nft.L4Proto(), nft.DstPort()}
+	return []nft.Field{nft.DstAddr(l.family), nft.L4Proto(), nft.DstPort()}
 }
 
 func (l *layout) nodePort() []nft.Field { return []nft.Field{nft.L4Proto(), nft.DstPort()} }

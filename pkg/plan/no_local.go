@@ -1,10 +1,14 @@
 package plan
 
-import "github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+import (
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+)
 
 // NoLocalEndpoints returns the number of a family's service ports that have endpoints, but none on this node for frontends
 // whose internal or external traffic policy is Local (kube-proxy: sync_proxy_rules_no_local_endpoints_total).
-func (p *Planner) NoLocalEndpoints(f model.Family) (internal, external int) {
+func (p *Planner) NoLocalEndpoints(f inet.Family) (internal, external int) {
 	return p.noLocal[f].internal, p.noLocal[f].external
 }
 

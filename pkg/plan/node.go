@@ -3,12 +3,13 @@ package plan
 import (
 	"net/netip"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 // SetNodeAddresses sets the addresses of this node on which node ports of a family are served.
-func (p *Planner) SetNodeAddresses(f model.Family, addrs []netip.Addr) {
+func (p *Planner) SetNodeAddresses(f inet.Family, addrs []netip.Addr) {
 	l := p.layouts[f]
 	if l == nil || p.options.AnyNodeAddress[f] { // no rule looks at the set
 		return
@@ -21,7 +22,7 @@ func (p *Planner) SetNodeAddresses(f model.Family, addrs []netip.Addr) {
 }
 
 // SetServiceCIDRs sets the prefixes of a family from which service addresses come. None may contain another.
-func (p *Planner) SetServiceCIDRs(f model.Family, cidrs []netip.Prefix) {
+func (p *Planner) SetServiceCIDRs(f inet.Family, cidrs []netip.Prefix) {
 	l := p.layouts[f]
 	if l == nil {
 		return

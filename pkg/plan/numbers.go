@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -17,8 +18,8 @@ import (
 // portID identifies a service port: clients are remembered by it, whatever address they came by.
 type portID struct {
 	name     model.PortName
-	protocol model.Protocol
-	family   model.Family
+	protocol inet.Protocol
+	family   inet.Family
 }
 
 // ring assigns the numbers from first up to, but not including, end.

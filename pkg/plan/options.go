@@ -3,7 +3,7 @@ package plan
 import (
 	"net/netip"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // TableName is the name of our table in both families.
@@ -12,7 +12,7 @@ const TableName = "kube-nftproxy"
 // Options shape the constant rules. All but LocalPods stay as they are for the life of a process.
 type Options struct {
 	// Families are the IP families to serve.
-	Families []model.Family
+	Families []inet.Family
 	// MasqueradeMark is the bit of the packet mark that asks for masquerading between two of our hooks.
 	MasqueradeMark uint32
 	// MasqueradeAll masquerades all traffic to cluster IPs, whatever its source.

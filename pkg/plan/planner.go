@@ -6,9 +6,9 @@ import (
 	"net/netip"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
@@ -132,13 +132,13 @@ func (p *Planner) Expect(services int) {
 }
 
 // lay makes the constant part of a family's table.
-func (p *Planner) lay(f model.Family) { p.tables[f] = p.layouts[f].table(&p.options) }
+func (p *Planner) lay(f inet.Family) { p.tables[f] = p.layouts[f].table(&p.options) }
 
 // LocalPods returns the way in which the rules of each family recognise traffic of this node's pods.
 func (p *Planner) LocalPods() [2]LocalPods { return p.options.LocalPods }
 
 // SetLocalPods changes how the rules of a family recognise traffic of this node's pods. This is the only change of the constant rules.
-func (p *Planner) SetLocalPods(f model.Family, pods LocalPods) {
+func (p *Planner) SetLocalPods(f inet.Family, pods LocalPods) {
 	if p.layouts[f] == nil || p.options.LocalPods[f] == pods {
 		return
 	}
@@ -167,7 +167,7 @@ func (l *layout) fixed() []nft.Element {
 
 // leases returns the elements of the set of the lease: the protocols that Services have.
 func (l *layout) leases() (list []nft.Element) {
-	for _, proto := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
+	for _, proto := range inet.Protocols {
 		list = append(list, nft.Element{Set: l.lease, Key: nft.Value{}.OnlyProto(proto)})
 	}
 	return list
@@ -436,7 +436,7 @@ func (p *Planner) giveBack(old, now *service) {
 		}
 		for f, s := range old.sources {
 			if s != nil && now.sourcesOf(f) == nil {
-				p.giveNumberBack(model.Family(f), old.name.Namespace, s.number)
+				p.giveNumberBack(inet.Family(f), old.name.Namespace, s.number)
 			}
 		}
 	}

@@ -13,13 +13,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 func testOptions() Options {
 	return Options{
-		Families: model.Families[:], MasqueradeMark: 0x4000,
+		Families: inet.Families[:], MasqueradeMark: 0x4000,
 		LocalPods: [2]LocalPods{
 			{Prefix: netip.MustParsePrefix("10.244.0.0/16")}, {Prefix: netip.MustParsePrefix("fd00:10:244::/56")},
 		},
@@ -63,14 +64,14 @@ func (*recorder) Expect(int) {}
 // canonical lists all that is wanted, with names for the numbers that a planner has assigned: histories may assign others.
 func (r *recorder) canonical(p *Planner) string {
 	type named struct {
-		f    model.Family
+		f    inet.Family
 		word uint32
 	}
 	owners, endpoints := map[named]string{}, map[named]string{}
 	for _, s := range p.services {
 		for f, src := range s.sources {
 			if src != nil {
-				owners[named{model.Family(f), src.number}] = fmt.Sprintf("<sources of %s %d>", s.name, f)
+				owners[named{inet.Family(f), src.number}] = fmt.Sprintf("<sources of %s %d>", s.name, f)
 			}
 		}
 		for _, port := range s.ports {
@@ -95,7 +96,7 @@ func (r *recorder) canonical(p *Planner) string {
 			if isAffine(number) {
 				number &= affineBits
 			}
-			owner, endpoint := owners[named{FamilyOf(e.Set.Family), number}], endpoints[named{FamilyOf(e.Set.Family), word}]
+			owner, endpoint := owners[named{e.Set.Family, number}], endpoints[named{e.Set.Family, word}]
 			switch name := e.Set.Name; {
 			case name == "dispatch-remember":
 				words[i] = "<block>"
@@ -110,7 +111,7 @@ func (r *recorder) canonical(p *Planner) string {
 	}
 	for _, table := range p.Tables() {
 		for _, c := range table.Chains {
-			lines["chain "+table.Family.String()+" "+c.Name] = true
+			lines["chain "+table.Family.Keyword()+" "+c.Name] = true
 		}
 	}
 	return strings.Join(slices.Sorted(maps.Keys(lines)), "\n")
@@ -124,16 +125,16 @@ func random(r *rand.Rand, i int) *model.Service {
 	}
 	local, affinity := r.IntN(2) == 0, time.Duration(r.IntN(3))*time.Hour
 	for port := range 1 + r.IntN(2) {
-		for _, f := range model.Families {
+		for _, f := range inet.Families {
 			s.Ports = append(s.Ports, randomPort(r, s.Name, f, i, port, local, affinity))
 		}
 	}
 	return s
 }
 
-func randomPort(r *rand.Rand, name types.NamespacedName, f model.Family, i, port int, local bool, affinity time.Duration) *model.ServicePort {
+func randomPort(r *rand.Rand, name types.NamespacedName, f inet.Family, i, port int, local bool, affinity time.Duration) *model.ServicePort {
 	p := &model.ServicePort{
-		Name: model.PortName{NamespacedName: name, Port: fmt.Sprint(port)}, Protocol: model.TCP, Family: f, Affinity: affinity,
+		Name: model.PortName{NamespacedName: name, Port: fmt.Sprint(port)}, Protocol: inet.TCP, Family: f, Affinity: affinity,
 	}
 	for e := range 12 {
 		if r.IntN(3) == 0 {
@@ -146,7 +147,7 @@ func randomPort(r *rand.Rand, name types.NamespacedName, f model.Family, i, port
 	p.Hairpin = p.Local
 	p.HasEndpoints = len(p.Cluster)+len(p.Local) > 0
 	add := func(kind model.Kind, addr netip.Addr, number int, sources []model.AddrRange) {
-		key := model.Key{Addr: addr, Port: uint16(number), Protocol: model.TCP, Family: f}
+		key := model.Key{Addr: addr, Port: uint16(number), Protocol: inet.TCP, Family: f}
 		if slices.ContainsFunc(p.Frontends, func(f model.Frontend) bool { return f.Key == key }) {
 			return
 		}
@@ -165,8 +166,8 @@ func randomPort(r *rand.Rand, name types.NamespacedName, f model.Family, i, port
 	return p
 }
 
-func testAddr(f model.Family, net, i int) netip.Addr {
-	if f == model.IPv4 {
+func testAddr(f inet.Family, net, i int) netip.Addr {
+	if f == inet.IPv4 {
 		return netip.AddrFrom4([4]byte{10, byte(net), byte(i >> 8), byte(i)})
 	}
 	return netip.AddrFrom16([16]byte{0: 0xfd, 5: byte(net), 14: byte(i >> 8), 15: byte(i)})
@@ -188,7 +189,7 @@ func TestAnyHistoryEndsLikeAFreshStart(t *testing.T) {
 				p.Set(s.Name, s)
 			}
 			if r.IntN(10) == 0 {
-				p.SetServiceCIDRs(model.IPv4, []netip.Prefix{netip.PrefixFrom(testAddr(model.IPv4, 96, 0), 16+r.IntN(4)).Masked()})
+				p.SetServiceCIDRs(inet.IPv4, []netip.Prefix{netip.PrefixFrom(testAddr(inet.IPv4, 96, 0), 16+r.IntN(4)).Masked()})
 			}
 			if step%50 == 49 {
 				checkFresh(t, p, sink, world)
@@ -223,7 +224,7 @@ func TestAnyHistoryOfManyEndpointsEndsLikeAFreshStart(t *testing.T) {
 		sets[i] = sorted(append(sets[i], draw(max(0, 2*many-len(sets[i])+r.IntN(5)))...))
 		s := random(r, i)
 		for _, port := range s.Ports {
-			if port.Family == model.IPv4 && r.IntN(20) > 0 {
+			if port.Family == inet.IPv4 && r.IntN(20) > 0 {
 				port.Cluster, port.Local, port.HasEndpoints = sets[i], [][]netip.AddrPort{nil, sets[i], sets[i][:many+20]}[r.IntN(3)], true
 				port.Hairpin = nil
 			}
@@ -257,7 +258,7 @@ func checkFresh(t *testing.T, p *Planner, sink *recorder, world map[types.Namesp
 	if diff := cmp.Diff(record(t, fresh).canonical(fresh), sink.canonical(p)); diff != "" {
 		t.Fatalf("elements (-from scratch +by increments):\n%s", diff)
 	}
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		used := 0
 		for _, s := range p.services {
 			if s.sources[f] != nil {
@@ -284,8 +285,8 @@ func checkFresh(t *testing.T, p *Planner, sink *recorder, world map[types.Namesp
 	}
 }
 
-func copyRange(p *Planner, f nft.Family, elements []nft.Element) {
-	l := p.layouts[FamilyOf(f)]
+func copyRange(p *Planner, f inet.Family, elements []nft.Element) {
+	l := p.layouts[f]
 	var copied []nft.Element
 	for _, e := range elements {
 		e.Set = l.serviceCIDRs
@@ -302,7 +303,7 @@ func TestOlderServiceWinsAndTheOtherTakesOver(t *testing.T) {
 		port := *s.Ports[0]
 		port.Name.Name = name
 		port.Frontends = []model.Frontend{{Kind: model.ExternalIP, Key: model.Key{
-			Addr: netip.MustParseAddr("192.0.2.10"), Port: 80, Protocol: model.TCP}}}
+			Addr: netip.MustParseAddr("192.0.2.10"), Port: 80, Protocol: inet.TCP}}}
 		s.Ports = []*model.ServicePort{&port}
 		return s
 	}
@@ -350,16 +351,16 @@ func TestPortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	p := New(testOptions())
 	expect := func(when string, internal, external int) {
 		t.Helper()
-		if i, e := p.NoLocalEndpoints(model.IPv4); i != internal || e != external {
+		if i, e := p.NoLocalEndpoints(inet.IPv4); i != internal || e != external {
 			t.Errorf("%s: %d internal, %d external, want %d, %d", when, i, e, internal, external)
 		}
 	}
 	one := []netip.AddrPort{netip.MustParseAddrPort("10.244.0.1:80")}
 	set := func(internal, external bool, local []netip.AddrPort, endpoints bool) {
 		s := &model.Service{Name: types.NamespacedName{Name: "s"}}
-		s.Ports = []*model.ServicePort{{Protocol: model.TCP, Cluster: one, Local: local, HasEndpoints: endpoints, Frontends: []model.Frontend{
-			{Kind: model.ClusterIP, Local: internal, Key: model.Key{Addr: testAddr(model.IPv4, 96, 1), Port: 80, Protocol: model.TCP}},
-			{Kind: model.NodePort, Local: external, Key: model.Key{Port: 30000, Protocol: model.TCP}},
+		s.Ports = []*model.ServicePort{{Protocol: inet.TCP, Cluster: one, Local: local, HasEndpoints: endpoints, Frontends: []model.Frontend{
+			{Kind: model.ClusterIP, Local: internal, Key: model.Key{Addr: testAddr(inet.IPv4, 96, 1), Port: 80, Protocol: inet.TCP}},
+			{Kind: model.NodePort, Local: external, Key: model.Key{Port: 30000, Protocol: inet.TCP}},
 		}}}
 		p.Set(s.Name, s)
 	}
@@ -387,7 +388,7 @@ func TestAClusterIPWinsOverAnOlderExternalIP(t *testing.T) {
 		s.Created = time.Unix(int64(i), 0)
 		port := *s.Ports[0]
 		port.Frontends = []model.Frontend{{Kind: kind, Key: model.Key{
-			Addr: netip.MustParseAddr("10.96.0.60"), Port: 80, Protocol: model.TCP}}}
+			Addr: netip.MustParseAddr("10.96.0.60"), Port: 80, Protocol: inet.TCP}}}
 		s.Ports = []*model.ServicePort{&port}
 		p.Set(s.Name, s)
 	}
@@ -452,16 +453,16 @@ func TestANodeWithoutRoom(t *testing.T) {
 	sink := record(t, p)
 	s := random(rand.New(rand.NewPCG(1, 1)), 0)
 	port := *s.Ports[0]
-	key := model.Key{Addr: testAddr(model.IPv4, 98, 1), Port: 80, Protocol: model.TCP}
+	key := model.Key{Addr: testAddr(inet.IPv4, 98, 1), Port: 80, Protocol: inet.TCP}
 	port.Frontends = []model.Frontend{{Kind: model.LoadBalancer, Key: key}}
 	with := func(name string, ranges, affinity int) {
 		s, port := *s, port
 		s.Name.Name, port.Name.Name, port.Affinity = name, name, time.Duration(affinity)*time.Second
 		port.Frontends = slices.Clone(port.Frontends)
-		port.Frontends[0].Addr = testAddr(model.IPv4, 98, len(p.services))
+		port.Frontends[0].Addr = testAddr(inet.IPv4, 98, len(p.services))
 		port.Frontends[0].AllowedSources = make([]model.AddrRange, ranges)
 		for i := range ranges {
-			port.Frontends[0].AllowedSources[i] = model.AddrRange{First: testAddr(model.IPv4, 1, 2*i), Last: testAddr(model.IPv4, 1, 2*i)}
+			port.Frontends[0].AllowedSources[i] = model.AddrRange{First: testAddr(inet.IPv4, 1, 2*i), Last: testAddr(inet.IPv4, 1, 2*i)}
 		}
 		s.Ports = []*model.ServicePort{&port}
 		p.Set(s.Name, &s)

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
@@ -21,7 +22,7 @@ func newRecalled() recalled {
 
 // Resume makes a planner recall the numbers of an earlier process, before it plans any Service: next is the earlier [Planner.Next], and
 // remembering are the elements of [Planner.Remembering].
-func (p *Planner) Resume(f model.Family, next uint32, remembering []nft.Element) {
+func (p *Planner) Resume(f inet.Family, next uint32, remembering []nft.Element) {
 	numbers := p.numbers[f]
 	if next >= firstNumber && next < endOthers {
 		numbers.others.next = next
@@ -58,7 +59,7 @@ func (p *Planner) Numbers() *Numbers {
 	for _, s := range p.services {
 		for f, sources := range s.sources {
 			if sources != nil {
-				n.numbers[sourcesID(s.name, model.Family(f))] = sources.number
+				n.numbers[sourcesID(s.name, inet.Family(f))] = sources.number
 			}
 		}
 		for _, port := range s.ports {
@@ -85,10 +86,10 @@ func (p *Planner) TakeNumbers(n *Numbers) {
 }
 
 // Next returns the number that a family assigns next.
-func (p *Planner) Next(f model.Family) uint32 { return p.numbers[f].others.next }
+func (p *Planner) Next(f inet.Family) uint32 { return p.numbers[f].others.next }
 
 // Remembering returns the map whose elements have the timeouts of the blocks of numbers.
-func (p *Planner) Remembering(f model.Family) *nft.Set { return p.layouts[f].dispatch[stepRemember] }
+func (p *Planner) Remembering(f inet.Family) *nft.Set { return p.layouts[f].dispatch[stepRemember] }
 
 // Recalling reports whether numbers of an earlier process can be recalled.
 func (p *Planner) Recalling() bool { return p.recalled != nil }
@@ -223,8 +224,8 @@ func (p *Planner) askIDs(q *questions, s *model.Service) {
 				for i := range min(sizeAt(index), mostSlots) {
 					q.ask(l.slots[ls], key.Uint32(i), func(e *nft.Found) {
 						word := e.Data.AsUint32()
-						q.ask(l.backends[ls], nft.Value{}.Proto(uint8(sp.Protocol)).Uint32(word), func(e *nft.Found) {
-							ids[e.Data.AsEndpoint(l.nf)] = uint16(word & endpointBits)
+						q.ask(l.backends[ls], nft.Value{}.Proto(sp.Protocol).Uint32(word), func(e *nft.Found) {
+							ids[e.Data.AsEndpoint(l.family)] = uint16(word & endpointBits)
 						})
 					})
 				}

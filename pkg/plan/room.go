@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -173,7 +174,7 @@ func (p *Planner) number(id portID, timeout uint32) (n uint32) {
 }
 
 // giveNumberBack takes a number back from something of a namespace; 0 is none.
-func (p *Planner) giveNumberBack(f model.Family, namespace string, n uint32) {
+func (p *Planner) giveNumberBack(f inet.Family, namespace string, n uint32) {
 	if n == 0 {
 		return
 	}

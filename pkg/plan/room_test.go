@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -63,7 +64,7 @@ func TestANamespaceHasHalfOfTheNumbers(t *testing.T) {
 		if last == 0 || none != 0 || other == 0 || *used != all/2 {
 			t.Errorf("timeout %d: the last number of a namespace is %x, the next one %x, that of another namespace %x", timeout, last, none, other)
 		}
-		p.giveNumberBack(model.IPv4, "a", last)
+		p.giveNumberBack(inet.IPv4, "a", last)
 		if *used != all/2-1 || p.number(id("a"), timeout) == 0 {
 			t.Errorf("timeout %d: %d numbers are used after one was given back", timeout, *used)
 		}
@@ -97,7 +98,7 @@ func TestConflictsAreBounded(t *testing.T) {
 			s := benchService(i, 1, 0)
 			front := s.Ports[0].Frontends[0]
 			for a := range addresses {
-				front.Kind, front.Addr = model.ExternalIP, testAddr(model.IPv4, 98, a)
+				front.Kind, front.Addr = model.ExternalIP, testAddr(inet.IPv4, 98, a)
 				s.Ports[0].Frontends = append(s.Ports[0].Frontends, front)
 			}
 			p.Set(s.Name, s)
@@ -111,7 +112,7 @@ func TestConflictsAreBounded(t *testing.T) {
 	for i := range 300 {
 		s := benchService(i, 1, 0)
 		front := s.Ports[0].Frontends[0]
-		front.Kind, front.Addr = model.ExternalIP, testAddr(model.IPv4, 98, 0)
+		front.Kind, front.Addr = model.ExternalIP, testAddr(inet.IPv4, 98, 0)
 		s.Ports[0].Frontends = append(s.Ports[0].Frontends, front)
 		p.Set(s.Name, s)
 	}

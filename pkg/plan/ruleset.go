@@ -2,13 +2,12 @@ package plan
 
 import (
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -37,7 +36,7 @@ func (l *layout) table(o *Options) *nft.Table {
 			rule("", hasBits(ourBit), goTo("clear-register"))),
 		base("postrouting-translated", unix.NF_INET_POST_ROUTING, srcnat-early, "packets before any program masquerades them",
 			rule("", hasBits(ourBit), goTo("clear-register")),
-			rule("translated to a cluster IP by another program", dnatted(), in(l.clusterIPs, []nft.Field{nft.DstAddr(l.nf)}, false), countedDrop())),
+			rule("translated to a cluster IP by another program", dnatted(), in(l.clusterIPs, []nft.Field{nft.DstAddr(l.family)}, false), countedDrop())),
 		base("postrouting", unix.NF_INET_POST_ROUTING, srcnat, "masquerading",
 			rule("", dnatted(), goTo("translated")), askedFor(o)),
 		{Name: "clear-register", Comment: "the priority is the kernel's again", Rules: l.clearRegister()},
@@ -55,7 +54,7 @@ func (l *layout) table(o *Options) *nft.Table {
 	for r := range routes {
 		chains = append(chains, &nft.Chain{Name: affinityKind(r).name(), Comment: "a client stays with its endpoint", Rules: l.sticky(o, r)})
 	}
-	return &nft.Table{Family: l.nf, Name: TableName, Sets: l.sets(), Chains: chains, Comment: "Kubernetes services"}
+	return &nft.Table{Family: l.family, Name: TableName, Sets: l.sets(), Chains: chains, Comment: "Kubernetes services"}
 }
 
 func base(name string, hook uint32, priority int32, comment string, rules ...nft.Rule) *nft.Chain {
@@ -75,11 +74,11 @@ func (l *layout) find(o *Options) []nft.Rule {
 	rules := []nft.Rule{rule("", setPriority(key(l.vip()...), l.services))}
 	notFound := hasNoBits(ourBit)
 	if !o.AnyNodeAddress[l.family] {
-		onNode := in(l.nodeAddresses, []nft.Field{nft.DstAddr(l.nf)}, false)
+		onNode := in(l.nodeAddresses, []nft.Field{nft.DstAddr(l.family)}, false)
 		return append(rules, rule("", notFound, onNode, nodePort), first)
 	}
-	loopback := netip.MustParsePrefix([...]string{"127.0.0.0/8", "::1/128"}[l.family])
-	return append(rules, rule("", notFound, destinationIsThisNode(expr.CmpOpEq), address(nft.DstAddr(l.nf), expr.CmpOpNeq, loopback), nodePort), first)
+	loopback := inet.Loopback[l.family]
+	return append(rules, rule("", notFound, destinationIsThisNode(expr.CmpOpEq), address(nft.DstAddr(l.family), expr.CmpOpNeq, loopback), nodePort), first)
 }
 
 // externalLocal sends local pods and this node to any endpoint, and all others to local ones. Only this node's own
@@ -105,7 +104,7 @@ func (l *layout) localPods(p LocalPods, negate bool) []expr.Any {
 		op = expr.CmpOpNeq
 	}
 	if p.Prefix.IsValid() {
-		return address(nft.SrcAddr(l.nf), op, p.Prefix)
+		return address(nft.SrcAddr(l.family), op, p.Prefix)
 	}
 	return inputInterface(op, p.Interface, p.InterfacePrefix)
 }
@@ -124,15 +123,15 @@ func (l *layout) source() []expr.Any {
 	return []expr.Any{
 		nft.Priority().Load(reg),
 		&expr.Byteorder{SourceRegister: reg, DestRegister: reg, Op: expr.ByteorderHton, Len: 4, Size: 4},
-		nft.SrcAddr(l.nf).Load(reg + 1),
+		nft.SrcAddr(l.family).Load(reg + 1),
 	}
 }
 
 // reject answers at once. A TCP reset isn't subject to the kernel's limit on ICMP errors, so that no client ever waits.
 func (l *layout) reject() []nft.Rule {
 	return []nft.Rule{
-		rule("", protocol(unix.IPPROTO_TCP), countedReset()),
-		rule("", countedReject(l.nf)),
+		rule("", protocol(inet.TCP), countedReset()),
+		rule("", countedReject(l.family)),
 	}
 }
 
@@ -141,7 +140,7 @@ func (l *layout) reject() []nft.Rule {
 // that are to be forwarded: a program that owns such an address on this node, as a node-local DNS cache does, may answer there, and so
 // may a transparent proxy to which policy routing leads.
 func (l *layout) unclaimed(arrived bool) []nft.Rule {
-	daddr := []nft.Field{nft.DstAddr(l.nf)}
+	daddr := []nft.Field{nft.DstAddr(l.family)}
 	var forwarded []expr.Any
 	rules := []nft.Rule{rule("the lease has run out", l.leased(false), jump("services"))}
 	if arrived {
@@ -163,7 +162,7 @@ const unusedPort = "unused-port"
 func (l *layout) unused() []nft.Rule {
 	return []nft.Rule{
 		rule("a port that was replaced just then", jump("services")),
-		rule("counted", count(l.unusedPorts, nft.DstAddr(l.nf))),
+		rule("counted", count(l.unusedPorts, nft.DstAddr(l.family))),
 		rule("a cluster IP without such a port", goTo(kindReject.name())),
 	}
 }
@@ -172,7 +171,7 @@ func (l *layout) unused() []nft.Rule {
 // (rt_tos2priority). A priority that a process has set for its socket is lost on the first packet.
 func (l *layout) clearRegister() []nft.Rule {
 	rules := []nft.Rule{rule("", setPriorityTo(0))}
-	if l.family == model.IPv6 {
+	if l.family == inet.IPv6 {
 		return rules
 	}
 	// ip_tos2prio of net/ipv4/route.c, of which only two bits of the type of service count.
@@ -186,7 +185,7 @@ func (l *layout) clearRegister() []nft.Rule {
 
 // translated handles the packets that a program has given another destination.
 func (l *layout) translated(o *Options) []nft.Rule {
-	hairpin := in(l.hairpin, []nft.Field{nft.SrcAddr(l.nf), nft.DstAddr(l.nf)}, false)
+	hairpin := in(l.hairpin, []nft.Field{nft.SrcAddr(l.family), nft.DstAddr(l.family)}, false)
 	return []nft.Rule{
 		askedFor(o),
 		rule("an endpoint that reaches itself", hairpin, masquerade()),
@@ -204,7 +203,7 @@ func (l *layout) classChain(o *Options, c class) *nft.Chain {
 	ch := &nft.Chain{Name: c.chain()}
 	switch {
 	case c.kind >= kindRemember:
-		saddr := nft.SrcAddr(l.nf)
+		saddr := nft.SrcAddr(l.family)
 		timeout := expr.Dynset{Timeout: time.Duration(c.n) * time.Second}
 		ch.Rules = []nft.Rule{rule("", remember(l.affinity, saddr, unix.NFT_DYNSET_OP_UPDATE, timeout))}
 	case c.kind >= kindPick:
@@ -255,7 +254,7 @@ func (l *layout) first(ls list) []nft.Rule {
 }
 
 func (l *layout) toEndpoint(ls list, size uint32) []expr.Any {
-	return dnat(l.nf, indexed([]nft.Field{nft.L4Proto(), nft.Priority()}, size), l.endpoints[ls])
+	return dnat(l.family, indexed([]nft.Field{nft.L4Proto(), nft.Priority()}, size), l.endpoints[ls])
 }
 
 func drawComment(n, size uint32) string {
@@ -299,8 +298,8 @@ func (l *layout) masqueradeRoute(o *Options, r route) []nft.Rule {
 // sticky sends a client to the endpoint that it had before, if that endpoint still serves it; otherwise it picks one and
 // remembers it. The kernel never overwrites the data of a remembered client, hence the deletion.
 func (l *layout) sticky(o *Options, r route) []nft.Rule {
-	saddr := nft.SrcAddr(l.nf)
-	toBackend := dnat(l.nf, key(nft.L4Proto(), nft.Priority()), l.backends[r.list()])
+	saddr := nft.SrcAddr(l.family)
+	toBackend := dnat(l.family, key(nft.L4Proto(), nft.Priority()), l.backends[r.list()])
 	keepTime := dispatch(blockBits, l.dispatch[stepRemember])
 	return append(l.masqueradeRoute(o, r),
 		rule("the service port's number", keepBits(affineBits)),

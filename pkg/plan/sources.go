@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
@@ -74,7 +75,7 @@ func (p *Planner) lacksRanges(namespace string, n int) string {
 }
 
 // sourcesID identifies the source ranges of a Service among service ports: no port has a name with a space.
-func sourcesID(name types.NamespacedName, f model.Family) portID {
+func sourcesID(name types.NamespacedName, f inet.Family) portID {
 	return portID{name: model.PortName{NamespacedName: name, Port: " sources"}, family: f}
 }
 

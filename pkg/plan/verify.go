@@ -10,6 +10,6 @@ func Remembers(set string) bool { return set == affinitySet }
 
 // AddedByPackets returns the element that packets may add as long as another element exists. It reports false if there is none.
 func (p *Planner) AddedByPackets(e *nft.Element) (nft.Element, bool) {
-	l := p.layouts[FamilyOf(e.Set.Family)]
+	l := p.layouts[e.Set.Family]
 	return nft.Element{Set: l.unusedPorts, Key: e.Key}, e.Set == l.clusterIPs
 }

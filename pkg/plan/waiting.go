@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -34,7 +35,7 @@ func (p *Planner) fits(s *service) bool {
 	namespace, l := s.name.Namespace, &s.lacks
 	for f := range l.ranges {
 		number := func(timeout uint32) bool {
-			_, more := p.used(sourcesID(s.name, model.Family(f)), timeout)
+			_, more := p.used(sourcesID(s.name, inet.Family(f)), timeout)
 			return more && p.numbers[f].any(timeout)
 		}
 		if l.ranges[f] > 0 && p.lacksRanges(namespace, l.ranges[f]) == "" || l.number[f] && number(0) || l.affine[f] > 0 && number(l.affine[f]) {

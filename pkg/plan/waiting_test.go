@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -29,7 +30,7 @@ func (c *crowd) set(quantity, namespace string, i, n int) types.NamespacedName {
 	case "ranges":
 		port.Frontends[0].AllowedSources = make([]model.AddrRange, n)
 		for i := range n {
-			a := testAddr(model.IPv4, 1, 2*i)
+			a := testAddr(inet.IPv4, 1, 2*i)
 			port.Frontends[0].AllowedSources[i] = model.AddrRange{First: a, Last: a}
 		}
 	case "affinity":
@@ -76,7 +77,7 @@ func TestFreedRoomIsUsed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := testOptions()
-			o.Families = model.Families[:1]
+			o.Families = inet.Families[:1]
 			o.Room = Room{Elements: 40, SourceRanges: 40}
 			if tc.quantity == "ranges" {
 				o.Room.Elements = 0

@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -91,10 +92,10 @@ func notIn(s *nft.Set) []expr.Any {
 }
 
 // dnat: dnat ip to KEY map @set
-func dnat(f nft.Family, keyWords []expr.Any, s *nft.Set) []expr.Any {
+func dnat(f inet.Family, keyWords []expr.Any, s *nft.Set) []expr.Any {
 	port := uint32(reg + f.AddrLen()/4)
 	return append(keyWords, lookup(s), &expr.NAT{
-		Type: expr.NATTypeDestNAT, Family: uint32(f),
+		Type: expr.NATTypeDestNAT, Family: uint32(f.Number()),
 		RegAddrMin: reg, RegAddrMax: reg, RegProtoMin: port, RegProtoMax: port, Specified: true,
 	})
 }
@@ -190,8 +191,8 @@ func addressType(fib *expr.Fib, op expr.CmpOp) []expr.Any {
 }
 
 // protocol: meta l4proto P
-func protocol(p uint8) []expr.Any {
-	return append(key(nft.L4Proto()), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{p}})
+func protocol(p inet.Protocol) []expr.Any {
+	return append(key(nft.L4Proto()), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{uint8(p)}})
 }
 
 // address: FIELD P, or FIELD != P
@@ -269,10 +270,10 @@ func countedReset() []expr.Any {
 }
 
 // countedReject: counter reject
-func countedReject(f nft.Family) []expr.Any {
+func countedReject(f inet.Family) []expr.Any {
 	const portUnreachable, portUnreachable6 = 3, 4
 	code := uint8(portUnreachable)
-	if f == nft.IPv6 {
+	if f == inet.IPv6 {
 		code = portUnreachable6
 	}
 	return []expr.Any{&expr.Counter{}, &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}}

@@ -6,12 +6,13 @@ import (
 	"strings"
 
 	"github.com/google/nftables/expr"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 // Missing is a feature that the kernel lacks.
 type Missing struct {
-	Family nft.Family
+	Family inet.Family
 	feature
 	// Err is the kernel's answer.
 	Err error
@@ -80,8 +81,8 @@ func setFeature(s *nft.Set) feature {
 }
 
 // expressionFeature distinguishes expressions by the kernel's module, and by parts that later kernels added.
-func expressionFeature(f nft.Family, e expr.Any) feature {
-	suffix := map[nft.Family]string{nft.IPv4: "4", nft.IPv6: "6"}[f]
+func expressionFeature(f inet.Family, e expr.Any) feature {
+	suffix := [...]string{"4", "6"}[f]
 	switch e := e.(type) {
 	case *expr.Meta:
 		return feature{name: metaName(e)}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -38,7 +39,7 @@ func Run(k Kernel, tables []*nft.Table) ([]Missing, error) {
 // question is a message that the kernel accepts if it has a feature and the features that the message also needs.
 type question struct {
 	message int
-	family  nft.Family
+	family  inet.Family
 	what    feature
 	// needs are these other features.
 	needs []feature
@@ -149,10 +150,10 @@ func (a *asker) compare(p, q phrase) int {
 }
 
 // name returns the name of the feature that a phrase tests.
-func (p phrase) name(f nft.Family) string { return expressionFeature(f, p[len(p)-1]).name }
+func (p phrase) name(f inet.Family) string { return expressionFeature(f, p[len(p)-1]).name }
 
 // modules returns the number of expressions that may be modules.
-func (p phrase) modules(f nft.Family) (n int) {
+func (p phrase) modules(f inet.Family) (n int) {
 	for _, e := range p {
 		if expressionFeature(f, e).module != "" {
 			n++
@@ -200,7 +201,7 @@ var answers = []error{unix.ENOENT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EPRO
 // blame returns the missing features behind the rejected messages, without features whose messages need another missing one.
 func blame(questions []question, refused []nft.Refused) ([]Missing, error) {
 	var list []Missing
-	lacking := map[nft.Family]map[string]bool{nft.IPv4: {}, nft.IPv6: {}}
+	lacking := map[inet.Family]map[string]bool{inet.IPv4: {}, inet.IPv6: {}}
 	for _, q := range questions {
 		i := slices.IndexFunc(refused, func(r nft.Refused) bool { return r.Message == q.message })
 		if i < 0 {

@@ -12,7 +12,7 @@ import (
 	"github.com/google/nftables/xt"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -21,7 +21,7 @@ import (
 func ours() []*nft.Table {
 	pods := plan.LocalPods{Interface: "cni0"}
 	return plan.New(plan.Options{
-		Families: model.Families[:], MasqueradeMark: 1 << 14, LocalPods: [2]plan.LocalPods{pods, pods},
+		Families: inet.Families[:], MasqueradeMark: 1 << 14, LocalPods: [2]plan.LocalPods{pods, pods},
 	}).Samples()
 }
 
@@ -64,14 +64,14 @@ func TestMissingFeaturesAreNamed(t *testing.T) {
 		}
 		got, err := Run(refusals, ours())
 		if err != nil || len(got) != 1 || got[0].Family != lost.family || got[0].feature != lost.what {
-			t.Errorf("%s %s is missing, %d messages refused: %v, %v", lost.family, lost.what.name, len(refusals), got, err)
+			t.Errorf("%s %s is missing, %d messages refused: %v, %v", lost.family.Keyword(), lost.what.name, len(refusals), got, err)
 		}
 	}
 }
 
 // Each kind of expression in the rules is tested in each family, and possible modules have names.
 func TestAllExpressionsAreProbed(t *testing.T) {
-	got := map[nft.Family]map[string]bool{nft.IPv4: {}, nft.IPv6: {}}
+	got := map[inet.Family]map[string]bool{inet.IPv4: {}, inet.IPv6: {}}
 	modules := map[string]bool{}
 	for _, q := range asked(ours()) {
 		got[q.family][q.what.name] = true
@@ -85,14 +85,14 @@ func TestAllExpressionsAreProbed(t *testing.T) {
 						continue
 					}
 					if name := expressionFeature(table.Family, e).name; !got[table.Family][name] {
-						t.Errorf("%s: no question about %s (%s)", table.Family, name, reflect.TypeOf(e))
+						t.Errorf("%s: no question about %s (%s)", table.Family.Keyword(), name, reflect.TypeOf(e))
 					}
 				}
 			}
 		}
 		for _, s := range table.Sets {
 			if name := setFeature(s).name; !got[table.Family][name] {
-				t.Errorf("%s: no question about %s", table.Family, name)
+				t.Errorf("%s: no question about %s", table.Family.Keyword(), name)
 			}
 		}
 	}
@@ -117,11 +117,11 @@ func TestAdvice(t *testing.T) {
 		list []Missing
 		want string
 	}{
-		{[]Missing{{nft.IPv4, masquerade, unix.ENOENT}, {nft.IPv6, masquerade, unix.ENOENT}, {nft.IPv6, feature{"fib", "NFT_FIB_IPV6", "nft_fib_ipv6"}, unix.ENOENT}},
+		{[]Missing{{inet.IPv4, masquerade, unix.ENOENT}, {inet.IPv6, masquerade, unix.ENOENT}, {inet.IPv6, feature{"fib", "NFT_FIB_IPV6", "nft_fib_ipv6"}, unix.ENOENT}},
 			"the kernel lacks masquerade (module nft_masq, CONFIG_NFT_MASQ), fib (module nft_fib_ipv6, CONFIG_NFT_FIB_IPV6): " +
 				"on the node, run modprobe -a nft_masq nft_fib_ipv6; if there are no such modules, install the package that has them, " +
 				"or use a newer kernel, or one that was built with this"},
-		{[]Missing{{nft.IPv4, feature{name: "sets with counters"}, unix.EOPNOTSUPP}},
+		{[]Missing{{inet.IPv4, feature{name: "sets with counters"}, unix.EOPNOTSUPP}},
 			"the kernel lacks sets with counters (operation not supported): use a newer kernel, or one that was built with this"},
 	} {
 		what, fix := Advice(tc.list)
@@ -143,9 +143,9 @@ func TestNothingIsMissingHere(t *testing.T) {
 	if after := generation(t, conn); after != before {
 		t.Errorf("the ruleset's generation changed from %d to %d", before, after)
 	}
-	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
+	for _, f := range inet.Families {
 		if there, err := conn.HasTable(f, tableName); there || err != nil {
-			t.Errorf("there is a table %s %s: %v, %v", f, tableName, there, err)
+			t.Errorf("there is a table %s %s: %v, %v", f.Keyword(), tableName, there, err)
 		}
 	}
 }
@@ -159,7 +159,7 @@ func TestAFeatureOfNoKernelIsNamed(t *testing.T) {
 		&expr.Counter{}, &expr.Match{Name: "no-such-match", Info: &xt.Unknown{}}, &expr.Notrack{}, &expr.Counter{},
 	}})
 	missing, err := Run(open(t), tables)
-	if err != nil || len(missing) != 1 || missing[0].Family != nft.IPv6 || !strings.HasPrefix(missing[0].String(), "match (") {
+	if err != nil || len(missing) != 1 || missing[0].Family != inet.IPv6 || !strings.HasPrefix(missing[0].String(), "match (") {
 		t.Errorf("Run() = %v, %v, want a match of ip6", missing, err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
@@ -95,7 +96,7 @@ func (p *Proxy) absorbNodePorts(ctx context.Context, node model.Node) {
 		p.nodeAddrs[f] = addrs
 		p.setNodeAddresses(f, addrs)
 		if p.NodePorts.everywhere(f, node) {
-			addrs = []netip.Addr{unspecified[f]}
+			addrs = []netip.Addr{inet.Unspecified[f]}
 		}
 		p.checkAddrs[f], p.checksChanged = addrs, true
 	}
@@ -115,9 +116,6 @@ func (p *Proxy) absorbPodCIDRs(ctx context.Context, object *corev1.Node) {
 		p.Planner.SetLocalPods(f, plan.LocalPods{Prefix: cidrs[f]})
 	}
 }
-
-// unspecified are the addresses that stand for all addresses of a family.
-var unspecified = [...]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 
 func (p *Proxy) absorbServiceCIDRs() {
 	cidrs, problems := model.ServiceCIDRs(p.Source.ServiceCIDRs())

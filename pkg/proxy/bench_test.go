@@ -17,6 +17,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -153,7 +154,7 @@ func openKernel(b *testing.B) *apply.Kernel {
 
 // on does the same as open with a given kernel, which the caller closes.
 func (s *storedSource) on(b *testing.B, kernel Kernel) *Proxy {
-	families := model.Families[:1]
+	families := inet.Families[:1]
 	p := New(Config{
 		Source: s, Tracker: track.New(time.Now(), time.Now), Kernel: kernel,
 		Planner:  plan.New(plan.Options{Families: families, MasqueradeMark: 0x4000}),

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -45,7 +46,7 @@ func TestAFailedCheckCausesAComparison(t *testing.T) {
 // plannedAddresses returns the number of IPv4 addresses on which the plan has node ports.
 func (b *bench) plannedAddresses() (count int) {
 	b.Planner.Elements(func(e *nft.Element) {
-		if e.Set.Family == nft.IPv4 && e.Set.Name == plan.NodeAddressesSet {
+		if e.Set.Family == inet.IPv4 && e.Set.Name == plan.NodeAddressesSet {
 			count++
 		}
 	})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -94,7 +95,7 @@ func (p *Proxy) addFlows(d *conntrack.Desired, k model.Key) {
 	switch {
 	case !exists:
 		d.Gone(k)
-	case k.Protocol == model.UDP:
+	case k.Protocol == inet.UDP:
 		d.Frontend(k, p.Planner.FlowEndpoints(k))
 		d.Restrict(k, allowed)
 	case d.Undnated || allowed != nil:

@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // slowTable holds one flow to each of many Services. A read of the table blocks until the test releases it.
@@ -27,7 +27,7 @@ type slowTable struct {
 	ended []string
 }
 
-func (s *slowTable) Delete(ctx context.Context, f model.Family, udp bool, stale func(*conntrack.Flow) bool) (out conntrack.Outcome, err error) {
+func (s *slowTable) Delete(ctx context.Context, f inet.Family, udp bool, stale func(*conntrack.Flow) bool) (out conntrack.Outcome, err error) {
 	s.mu.Lock()
 	s.begun++
 	s.mu.Unlock()
@@ -50,8 +50,8 @@ func (s *slowTable) Delete(ctx context.Context, f model.Family, udp bool, stale 
 
 func (s *slowTable) Close() error { return nil }
 
-func (s *slowTable) FlowsDeleted(model.Family, time.Duration, int) {}
-func (*slowTable) FlowsSearched(model.Family, error)               {}
+func (s *slowTable) FlowsDeleted(inet.Family, time.Duration, int) {}
+func (*slowTable) FlowsSearched(inet.Family, error)               {}
 
 func (s *slowTable) state() (begun int, ended []string) {
 	s.mu.Lock()
@@ -62,7 +62,7 @@ func (s *slowTable) state() (begun int, ended []string) {
 // flowTo returns a flow to the first endpoint of a Service of the bench.
 func flowTo(i int) *conntrack.Flow {
 	return &conntrack.Flow{
-		Protocol: model.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("192.0.2.9:1234"),
+		Protocol: inet.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("192.0.2.9:1234"),
 		Destination: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, byte(i / 250), byte(i%250 + 1)}), 80),
 		Server:      netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)}), 8080),
 	}

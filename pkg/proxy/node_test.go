@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -32,8 +32,8 @@ func node(podCIDRs ...string) *corev1.Node {
 
 // recognises reports whether the rules in the kernel recognise local pods by a prefix.
 func (b *bench) recognises(prefix string) bool {
-	o := plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000}
-	o.LocalPods[model.IPv4].Prefix = netip.MustParsePrefix(prefix)
+	o := plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000}
+	o.LocalPods[inet.IPv4].Prefix = netip.MustParsePrefix(prefix)
 	b.kernel.mu.Lock()
 	defer b.kernel.mu.Unlock()
 	return b.kernel.rules == nft.Fingerprint(plan.New(o).Samples()[0])

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -17,28 +18,28 @@ type NodePortAddresses struct {
 }
 
 // Any reports whether node ports are served on every local address of a family except loopback.
-func (n NodePortAddresses) Any(f model.Family) bool {
+func (n NodePortAddresses) Any(f inet.Family) bool {
 	return slices.ContainsFunc(n.Prefixes, func(p netip.Prefix) bool {
-		return model.FamilyOf(p.Addr()) == f && p.Bits() == 0
+		return inet.FamilyOf(p.Addr()) == f && p.Bits() == 0
 	})
 }
 
 // Loopback reports whether the list names loopback addresses of a family, and not only a range that has others too (kube-proxy:
 // ContainsExplicitLoopback).
-func (n NodePortAddresses) Loopback(f model.Family) bool {
+func (n NodePortAddresses) Loopback(f inet.Family) bool {
 	return slices.ContainsFunc(n.Prefixes, func(p netip.Prefix) bool {
-		return model.FamilyOf(p.Addr()) == f && p.Masked().Addr().IsLoopback()
+		return inet.FamilyOf(p.Addr()) == f && p.Masked().Addr().IsLoopback()
 	})
 }
 
 // of lists the prefixes of a family, or none if every local address is meant. As with kube-proxy, that is also the case without a known
 // primary address and without a prefix of the family.
-func (n NodePortAddresses) of(f model.Family, node model.Node) (list []netip.Prefix) {
+func (n NodePortAddresses) of(f inet.Family, node model.Node) (list []netip.Prefix) {
 	if n.Any(f) {
 		return nil
 	}
 	for _, p := range n.Prefixes {
-		if model.FamilyOf(p.Addr()) == f {
+		if inet.FamilyOf(p.Addr()) == f {
 			list = append(list, p)
 		}
 	}
@@ -49,13 +50,13 @@ func (n NodePortAddresses) of(f model.Family, node model.Node) (list []netip.Pre
 }
 
 // everywhere reports whether every local address of a family is meant.
-func (n NodePortAddresses) everywhere(f model.Family, node model.Node) bool {
+func (n NodePortAddresses) everywhere(f inet.Family, node model.Node) bool {
 	return len(n.of(f, node)) == 0
 }
 
 // Addresses returns the addresses of a family on which node ports are served, sorted. All are addresses of this node's interfaces.
 // As in kube-proxy, a primary address that no interface has yet is not included. It returns the error of n.Local.
-func (n NodePortAddresses) Addresses(f model.Family, node model.Node) ([]netip.Addr, error) {
+func (n NodePortAddresses) Addresses(f inet.Family, node model.Node) ([]netip.Addr, error) {
 	prefixes := n.of(f, node)
 	local, err := n.Local()
 	if err != nil {
@@ -66,7 +67,7 @@ func (n NodePortAddresses) Addresses(f model.Family, node model.Node) ([]netip.A
 	}
 	var out []netip.Addr
 	for _, a := range local {
-		if model.FamilyOf(a) == f && !a.IsLoopback() && wanted(a) {
+		if inet.FamilyOf(a) == f && !a.IsLoopback() && wanted(a) {
 			out = append(out, a)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -58,7 +59,7 @@ func TestNodePortAddresses(t *testing.T) {
 			[2][]netip.Addr{addrs("192.0.2.1", "198.51.100.1"), addrs("2001:db8::1")}, [2]bool{true, true}, [2]bool{true, true}},
 	} {
 		n := NodePortAddresses{Prefixes: c.prefixes, Primary: c.primary, Local: func() ([]netip.Addr, error) { return local, nil }}
-		for _, f := range model.Families {
+		for _, f := range inet.Families {
 			got, err := n.Addresses(f, c.node)
 			if err != nil || !slices.Equal(got, c.want[f]) {
 				t.Errorf("%s, %s: %v, %v, want %v", c.name, f, got, err, c.want[f])

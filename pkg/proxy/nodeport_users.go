@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -15,7 +16,7 @@ type NodePortUsers interface {
 	// Service sets the node ports of a Service. The list is empty if the Service has none or was deleted.
 	Service(name types.NamespacedName, ports []model.Key)
 	// Addresses sets the addresses of a family on which node ports are served.
-	Addresses(f model.Family, addrs []netip.Addr)
+	Addresses(f inet.Family, addrs []netip.Addr)
 }
 
 // Loopback serves TCP node ports on loopback, beside the loop. Its methods do not wait. It keeps parts of the Services, which are immutable.
@@ -54,7 +55,7 @@ func (p *Proxy) nodePortsOf(s *model.Service) (keys []model.Key) {
 }
 
 // setNodeAddresses passes the addresses that serve node ports to NodePortUsers.
-func (p *Proxy) setNodeAddresses(f model.Family, addrs []netip.Addr) {
+func (p *Proxy) setNodeAddresses(f inet.Family, addrs []netip.Addr) {
 	if p.NodePortUsers != nil {
 		p.NodePortUsers.Addresses(f, addrs)
 	}

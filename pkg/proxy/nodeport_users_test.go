@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -32,7 +33,7 @@ func (u *fakeUsers) Service(name types.NamespacedName, ports []model.Key) {
 	}
 }
 
-func (u *fakeUsers) Addresses(f model.Family, addrs []netip.Addr) {
+func (u *fakeUsers) Addresses(f inet.Family, addrs []netip.Addr) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.addrs[f] = addrs
@@ -95,7 +96,7 @@ func TestNodePortsAreHandedOver(t *testing.T) {
 		b.Tracker.Service(name)
 		expect()
 		// Node ports of a family that is not served are not passed on.
-		b.Families = []model.Family{model.IPv6}
+		b.Families = []inet.Family{inet.IPv6}
 		b.set(2, 2, nodePort(30080))
 		expect()
 	})

@@ -7,8 +7,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -87,9 +87,9 @@ func (p *Proxy) notifyListeners(r apply.Result, outcome metrics.SyncResult) {
 		p.Synced()
 	}
 	for _, t := range p.unprogrammed {
-		family := model.IPv4
+		family := inet.IPv4
 		if t.IPv6 {
-			family = model.IPv6
+			family = inet.IPv6
 		}
 		p.Metrics.Programmed(family, outcome.End.Sub(t.At))
 	}

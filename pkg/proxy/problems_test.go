@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -100,7 +101,7 @@ func (c fakeClaims) TakeLosers() (names []types.NamespacedName, more bool) {
 func (c fakeClaims) ConflictsOf(loser types.NamespacedName) (list []plan.Conflict, all int) {
 	for i := range min(c[loser], 20) {
 		list = append(list, plan.Conflict{
-			Key: model.Key{Port: uint16(i + 1), Protocol: model.TCP}, Kind: model.NodePort,
+			Key: model.Key{Port: uint16(i + 1), Protocol: inet.TCP}, Kind: model.NodePort,
 			Loser: model.PortName{NamespacedName: loser}, Winner: model.PortName{NamespacedName: named(0)},
 		})
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -51,7 +52,7 @@ type Kernel interface {
 	Meddled() (bool, error)
 	// EachCount calls a function with each set of a family and its number of elements, and returns the number of chains of
 	// classes.
-	EachCount(model.Family, func(*nft.Set, int)) (classChains int)
+	EachCount(inet.Family, func(*nft.Set, int)) (classChains int)
 	// Heard returns a channel that has a value after the kernel has announced a foreign change of the ruleset. Author returns the
 	// author of the last foreign change.
 	Heard() <-chan struct{}
@@ -71,7 +72,7 @@ type Config struct {
 	Health   *health.Health
 	Schedule schedule.Schedule
 
-	Families []model.Family
+	Families []inet.Family
 	NodeName string
 	Model    model.Options
 	// NodeIP, if valid, overrides the Node's address of its family (kube-proxy: --bind-address).

@@ -24,6 +24,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -161,7 +162,7 @@ func (k *fakeKernel) Recall(p *plan.Planner, _ []*model.Service) error {
 	return nil
 }
 
-func (k *fakeKernel) EachCount(model.Family, func(*nft.Set, int)) (classChains int) { return 0 }
+func (k *fakeKernel) EachCount(inet.Family, func(*nft.Set, int)) (classChains int) { return 0 }
 
 func (k *fakeKernel) Known() bool { return k.known }
 
@@ -288,9 +289,9 @@ func newBench() *bench {
 	}
 	b.Proxy = New(Config{
 		Source: b.source, Tracker: track.New(time.Now(), time.Now), Kernel: b.kernel,
-		Planner: plan.New(plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000}),
+		Planner: plan.New(plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000}),
 		Metrics: metrics.New(b.registry, metrics.Config{}), Health: health.New(health.Config{Timeout: time.Minute, Now: time.Now, NoNode: true}),
-		Schedule: schedule.New(time.Second, 30*time.Second, 30*time.Second), Families: model.Families[:], NodeName: "node-1",
+		Schedule: schedule.New(time.Second, 30*time.Second, 30*time.Second), Families: inet.Families[:], NodeName: "node-1",
 		NodePorts: NodePortAddresses{Local: func() ([]netip.Addr, error) { return nil, nil }},
 		Now:       time.Now,
 		Flows:     b.flows,
@@ -355,7 +356,7 @@ func (b *bench) check(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fresh := plan.New(plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000})
+	fresh := plan.New(plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000})
 	fresh.TakeNumbers(numbers)
 	for _, name := range b.source.Services() {
 		fresh.Set(name, model.Build(b.source.Service(name), b.source.Slices(name), model.Node{Name: "node-1"}, model.Options{}))
@@ -561,7 +562,7 @@ func TestFlowsOfChangedFrontendsAreLookedAt(t *testing.T) {
 	run(t, func(b *bench) {
 		udp := func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }
 		to := func(server string) *conntrack.Flow {
-			return &conntrack.Flow{Protocol: model.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("10.244.9.9:1234"),
+			return &conntrack.Flow{Protocol: inet.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("10.244.9.9:1234"),
 				Destination: netip.MustParseAddrPort("10.96.0.2:80"), Server: netip.MustParseAddrPort(server)}
 		}
 		name := b.set(1, 0, udp)
@@ -598,12 +599,12 @@ func TestFlowsOfChangedFrontendsAreLookedAt(t *testing.T) {
 // program stay, even to an address of a ServiceCIDR, for example to a Service of another proxy.
 func TestFlowsOfServicesDeletedDuringDowntime(t *testing.T) {
 	flow := func(at string) *conntrack.Flow {
-		return &conntrack.Flow{Protocol: model.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("10.244.9.9:1234"),
+		return &conntrack.Flow{Protocol: inet.UDP, Replied: true, DNAT: true, Source: netip.MustParseAddrPort("10.244.9.9:1234"),
 			Destination: netip.MustParseAddrPort(at), Server: netip.MustParseAddrPort("10.244.1.1:8080")}
 	}
 	frontend := func(at string) model.Key {
 		a := netip.MustParseAddrPort(at)
-		return model.Key{Addr: a.Addr(), Port: a.Port(), Protocol: model.UDP}
+		return model.Key{Addr: a.Addr(), Port: a.Port(), Protocol: inet.UDP}
 	}
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()
@@ -656,7 +657,7 @@ func TestEarlierFrontendsThatTakeLong(t *testing.T) {
 // Packets to a node port at an address that is not served yet are not translated. Once the address is served, flows and SYNs to
 // its node ports are stale. Flows to other addresses are not searched.
 func TestANodeAddressIsAdded(t *testing.T) {
-	flow := func(p model.Protocol, at string) *conntrack.Flow {
+	flow := func(p inet.Protocol, at string) *conntrack.Flow {
 		to := netip.MustParseAddrPort(at)
 		return &conntrack.Flow{Protocol: p, Source: netip.MustParseAddrPort("192.0.2.100:1234"), Destination: to, Server: to}
 	}
@@ -692,7 +693,7 @@ func TestANodeAddressIsAdded(t *testing.T) {
 		if len(got) != 1 {
 			t.Fatalf("%d requests, want one", len(got))
 		}
-		for _, p := range []model.Protocol{model.UDP, model.TCP} {
+		for _, p := range []inet.Protocol{inet.UDP, inet.TCP} {
 			if !got[0].Stale(flow(p, "192.0.2.2:30080")) || got[0].Stale(flow(p, "192.0.2.3:30080")) || got[0].Stale(flow(p, "10.96.0.1:80")) {
 				t.Errorf("%s: %+v, want that flows to the node port at the new address are stale, and no others", p, got[0])
 			}
@@ -702,12 +703,12 @@ func TestANodeAddressIsAdded(t *testing.T) {
 
 // A change of source ranges affects unreplied flows of every protocol. Other changes of such a Service do not affect TCP.
 func TestFlowsOfSourcesThatAreNotAllowedAnyMore(t *testing.T) {
-	flow := func(p model.Protocol) *conntrack.Flow {
+	flow := func(p inet.Protocol) *conntrack.Flow {
 		return &conntrack.Flow{Protocol: p, DNAT: true, Source: netip.MustParseAddrPort("192.0.2.100:1234"),
 			Destination: netip.MustParseAddrPort("203.0.113.5:80"), Server: netip.MustParseAddrPort("10.244.1.1:8080")}
 	}
 	for _, p := range []corev1.Protocol{corev1.ProtocolUDP, corev1.ProtocolTCP} {
-		number := map[corev1.Protocol]model.Protocol{corev1.ProtocolUDP: model.UDP, corev1.ProtocolTCP: model.TCP}[p]
+		number := map[corev1.Protocol]inet.Protocol{corev1.ProtocolUDP: inet.UDP, corev1.ProtocolTCP: inet.TCP}[p]
 		run(t, func(b *bench) {
 			set := func(ranges ...string) (requests []*conntrack.Desired) {
 				b.set(1, 0, func(s *corev1.Service) {

@@ -169,7 +169,7 @@ func (p *Proxy) Elements(ctx context.Context) ([2]int, error) {
 	return ask(ctx, p, func() (n [2]int) {
 		for _, f := range p.Families {
 			for s, counted := range p.counted {
-				if s.Family == plan.NFT(f) {
+				if s.Family == f {
 					n[f] += counted[0]
 				}
 			}

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
@@ -36,7 +37,7 @@ func (b *bench) holds(parts ...string) bool {
 func TestAServiceIsServedOnceThereIsRoom(t *testing.T) {
 	run(t, func(b *bench) {
 		// A namespace has room for ten elements.
-		b.Planner = plan.New(plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000, Room: plan.Room{Elements: 40}})
+		b.Planner = plan.New(plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000, Room: plan.Room{Elements: 40}})
 		close(b.source.synced)
 		b.set(1, 9)
 		time.Sleep(10 * time.Second)

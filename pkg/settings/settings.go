@@ -13,6 +13,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
@@ -58,7 +59,7 @@ func New(o *config.Options, flags *pflag.FlagSet) (*Settings, error) {
 func (s *Settings) NodePortAddresses() proxy.NodePortAddresses { return s.nodePorts }
 
 // LoopbackFamilies returns those of the given IP families whose node ports are served on loopback.
-func (s *Settings) LoopbackFamilies(families []model.Family) (list []model.Family) {
+func (s *Settings) LoopbackFamilies(families []inet.Family) (list []inet.Family) {
 	for _, f := range families {
 		if s.nodePorts.Loopback(f) && !config.LoopbackForbidden(s.Config) {
 			list = append(list, f)
@@ -68,7 +69,7 @@ func (s *Settings) LoopbackFamilies(families []model.Family) (list []model.Famil
 }
 
 // PlanOptions returns the options for tables of the given IP families.
-func (s *Settings) PlanOptions(families []model.Family) plan.Options {
+func (s *Settings) PlanOptions(families []inet.Family) plan.Options {
 	nodePorts := s.NodePortAddresses()
 	all, mark := config.Masquerading(s.Config)
 	options := plan.Options{Families: families, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: s.LocalPods,
@@ -161,17 +162,14 @@ func localPods(o *config.Options) (pods [2]plan.LocalPods, err error) {
 			if err != nil {
 				return pods, err
 			}
-			pods[model.FamilyOf(p.Addr())].Prefix = p
+			pods[inet.FamilyOf(p.Addr())].Prefix = p
 		}
 	}
 	return pods, nil
 }
 
 // everyAddress has all addresses of both families.
-var everyAddress = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
-
-// loopback has the addresses on which only processes of this node listen.
-var loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+var everyAddress = []netip.Prefix{netip.PrefixFrom(inet.Unspecified[inet.IPv4], 0), netip.PrefixFrom(inet.Unspecified[inet.IPv6], 0)}
 
 // nodePortAddresses reads CIDRs and keywords. An empty list stands for every address (kube-proxy: expandNodePortAddressKeywords).
 func nodePortAddresses(list []string) (proxy.NodePortAddresses, error) {
@@ -184,7 +182,7 @@ func nodePortAddresses(list []string) (proxy.NodePortAddresses, error) {
 		case config.Primary:
 			n.Primary = true
 		case config.Localhost:
-			n.Prefixes = append(n.Prefixes, loopback...)
+			n.Prefixes = append(n.Prefixes, inet.Loopback[:]...)
 		case config.All:
 			n.Prefixes = append(n.Prefixes, everyAddress...)
 		default:

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
@@ -73,10 +73,10 @@ func TestSettings(t *testing.T) {
 // TestLoopbackFamilies: as with kube-proxy, the list must name loopback, and a range that contains loopback among other addresses does not.
 func TestLoopbackFamilies(t *testing.T) {
 	const gate = " --feature-gates=KubeProxyNFTablesLocalhostNodePorts="
-	both := model.Families[:]
+	both := inet.Families[:]
 	for _, tc := range []struct {
 		list           string
-		families, want []model.Family
+		families, want []inet.Family
 	}{
 		{"", both, nil}, {"primary", both, nil}, {"all", both, nil}, {"0.0.0.0/0,::/0", both, nil}, {"126.0.0.0/7", both, nil},
 		{"localhost", both, both}, {"primary,localhost", both, both}, {"all,localhost", both, both}, {"localhost", both[1:], both[1:]},
@@ -96,14 +96,14 @@ func TestWithoutANameTheHostHasOne(t *testing.T) {
 	if s := parse(t, ""); s.NodeName == "" || s.NodeName != strings.ToLower(s.NodeName) {
 		t.Errorf("the node's name is %q", s.NodeName)
 	}
-	if model.FamilyOf(parse(t, "--bind-address=::").NodeIP) != model.IPv6 && parse(t, "--bind-address=::").NodeIP.IsValid() {
+	if inet.FamilyOf(parse(t, "--bind-address=::").NodeIP) != inet.IPv6 && parse(t, "--bind-address=::").NodeIP.IsValid() {
 		t.Error("an unspecified --bind-address is taken for the node's")
 	}
 }
 
 func TestConnectionsAreCountedByDefault(t *testing.T) {
 	for args, want := range map[string]bool{"": true, "--count-connections": true, "--count-connections=false": false} {
-		if got := !parse(t, args).PlanOptions(model.Families[:]).Uncounted; got != want {
+		if got := !parse(t, args).PlanOptions(inet.Families[:]).Uncounted; got != want {
 			t.Errorf("%q: %t, want %t", args, got, want)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -40,17 +41,17 @@ var webName = types.NamespacedName{Namespace: "default", Name: "web"}
 
 // ours returns a plan for the Services in testdata, with or without recognition of local pods.
 func ours(l *lab.Lab, pods bool) (*plan.Planner, *model.Service) {
-	options := plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000, AnyNodeAddress: [2]bool{true, true}}
+	options := plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000, AnyNodeAddress: [2]bool{true, true}}
 	web := &model.Service{Name: webName}
 	dns := &model.Service{Name: types.NamespacedName{Namespace: "kube-system", Name: "dns"}}
 	empty := &model.Service{Name: types.NamespacedName{Namespace: "default", Name: "empty"}}
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		at := &addresses[f]
 		if pods {
 			options.LocalPods[f].Prefix = netip.MustParsePrefix(at.pods)
 		}
 		addr := func(h *lab.Host, port uint16) netip.AddrPort { return netip.AddrPortFrom(h.Addrs()[f], port) }
-		port := func(s *model.Service, p model.Protocol, endpoints ...netip.AddrPort) *model.ServicePort {
+		port := func(s *model.Service, p inet.Protocol, endpoints ...netip.AddrPort) *model.ServicePort {
 			sp := &model.ServicePort{
 				Name: model.PortName{NamespacedName: s.Name}, Protocol: p, Family: f, Cluster: endpoints, HasEndpoints: len(endpoints) > 0,
 			}
@@ -62,18 +63,18 @@ func ours(l *lab.Lab, pods bool) (*plan.Planner, *model.Service) {
 				Key: model.Key{Addr: a, Port: port, Protocol: p.Protocol, Family: f}, Kind: kind,
 			})
 		}
-		p := port(web, model.TCP, addr(l.Pods[0], 8080), addr(l.Remotes[0], 8080))
+		p := port(web, inet.TCP, addr(l.Pods[0], 8080), addr(l.Remotes[0], 8080))
 		frontend(p, model.ClusterIP, at.web, 80)
 		frontend(p, model.ExternalIP, at.external, 80)
 		frontend(p, model.NodePort, netip.Addr{}, 30080)
-		frontend(port(dns, model.UDP, addr(l.Pods[1], 5353)), model.ClusterIP, at.dns, 53)
-		frontend(port(empty, model.TCP), model.ClusterIP, at.empty, 80)
+		frontend(port(dns, inet.UDP, addr(l.Pods[1], 5353)), model.ClusterIP, at.dns, 53)
+		frontend(port(empty, inet.TCP), model.ClusterIP, at.empty, 80)
 	}
 	planner := plan.New(options)
 	for _, s := range []*model.Service{web, dns, empty} {
 		planner.Set(s.Name, s)
 	}
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		planner.SetServiceCIDRs(f, []netip.Prefix{netip.MustParsePrefix(addresses[f].service)})
 	}
 	return planner, web
@@ -116,11 +117,11 @@ func newSwitchOver(t *testing.T) *switchOver {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.Pods[1].Serve(model.UDP, 5353); err != nil {
+	if _, err := s.Pods[1].Serve(inet.UDP, 5353); err != nil {
 		t.Fatal(err)
 	}
 	// A port of the node that must not be reachable at a Service's address.
-	if _, err := s.Node.Serve(model.TCP, 22); err != nil {
+	if _, err := s.Node.Serve(inet.TCP, 22); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -135,30 +136,30 @@ func (s *switchOver) on(t testing.TB, f func() error) {
 }
 
 // clients returns clients with the frontends to which they connect.
-func (s *switchOver) clients(f model.Family) []struct {
+func (s *switchOver) clients(f inet.Family) []struct {
 	host  *lab.Host
-	proto model.Protocol
+	proto inet.Protocol
 	to    netip.AddrPort
 } {
 	at, node := &addresses[f], s.Node.Addrs()[f]
 	return []struct {
 		host  *lab.Host
-		proto model.Protocol
+		proto inet.Protocol
 		to    netip.AddrPort
 	}{
-		{s.Pods[1], model.TCP, netip.AddrPortFrom(at.web, 80)},
-		{s.Node, model.TCP, netip.AddrPortFrom(at.web, 80)},
-		{s.Client, model.TCP, netip.AddrPortFrom(at.external, 80)},
-		{s.Client, model.TCP, netip.AddrPortFrom(node, 30080)},
-		{s.Pods[0], model.UDP, netip.AddrPortFrom(at.dns, 53)},
-		{s.Node, model.UDP, netip.AddrPortFrom(at.dns, 53)},
+		{s.Pods[1], inet.TCP, netip.AddrPortFrom(at.web, 80)},
+		{s.Node, inet.TCP, netip.AddrPortFrom(at.web, 80)},
+		{s.Client, inet.TCP, netip.AddrPortFrom(at.external, 80)},
+		{s.Client, inet.TCP, netip.AddrPortFrom(node, 30080)},
+		{s.Pods[0], inet.UDP, netip.AddrPortFrom(at.dns, 53)},
+		{s.Node, inet.UDP, netip.AddrPortFrom(at.dns, 53)},
 	}
 }
 
 // connect opens a flow of every kind, under the present rules.
 func (s *switchOver) connect(t testing.TB) {
 	t.Helper()
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		for _, c := range s.clients(f) {
 			conn, err := c.host.Dial(t.Context(), c.proto, c.to)
 			if err != nil {
@@ -166,7 +167,7 @@ func (s *switchOver) connect(t testing.TB) {
 			}
 			t.Cleanup(func() { conn.Close() })
 			fl := &flow{fmt.Sprintf("the %s flow from %s to %s", c.proto, c.host.Name, c.to), conn, bufio.NewReader(conn)}
-			if c.proto == model.TCP {
+			if c.proto == inet.TCP {
 				_ = conn.SetDeadline(time.Now().Add(3 * time.Second))
 				if _, err := fl.lines.ReadString('\n'); err != nil { // the server's greeting
 					t.Fatalf("%s: %v", fl.what, err)
@@ -184,14 +185,14 @@ func (s *switchOver) check(t testing.TB, when string) {
 	for _, f := range s.flows {
 		f.check(t)
 	}
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		for _, c := range s.clients(f) {
 			if a := c.host.Probe(t.Context(), c.proto, c.to, lab.Options{Timeout: 3 * time.Second}); a.Outcome != lab.Answered {
 				t.Errorf("%s: new %s from %s to %s: %s", when, c.proto, c.host.Name, c.to, a)
 			}
 		}
 		for _, refused := range []netip.AddrPort{netip.AddrPortFrom(addresses[f].empty, 80), netip.AddrPortFrom(addresses[f].web, 22)} {
-			if a := s.Pods[0].Probe(t.Context(), model.TCP, refused, lab.Options{Timeout: 3 * time.Second}); a.Outcome != lab.Refused {
+			if a := s.Pods[0].Probe(t.Context(), inet.TCP, refused, lab.Options{Timeout: 3 * time.Second}); a.Outcome != lab.Refused {
 				t.Errorf("%s: %s should be refused: %s", when, refused, a)
 			}
 		}

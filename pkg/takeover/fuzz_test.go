@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // tableOf builds a table in the kernel's layout: entries with or without a comment, and a target with its data.
@@ -149,7 +151,7 @@ func FuzzAnswers(f *testing.F) {
 	} {
 		f.Add(append(genl, s.attribute().Serialize()...))
 		a := nl.NewRtAttr(ipvsService|unix.NLA_F_NESTED, nil)
-		a.AddRtAttr(svcAF, nl.Uint16Attr(familyOf(s.addr)))
+		a.AddRtAttr(svcAF, nl.Uint16Attr(uint16(inet.FamilyOf(s.addr).Number())))
 		a.AddRtAttr(svcProtocol, nl.Uint16Attr(s.protocol))
 		a.AddRtAttr(svcAddr, append(s.addr.AsSlice(), make([]byte, 16)...)[:16])
 		a.AddRtAttr(svcPort, binary.BigEndian.AppendUint16(nil, s.port))

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -192,11 +193,11 @@ func TestOnlyKubeProxysRulesGo(t *testing.T) {
 				if there := look(t); there.any() {
 					t.Errorf("leftovers: %v", there)
 				}
-				if batches := int(generation(t) - before); b == "nft" && batches != len(families) {
-					t.Errorf("%d batches for %d families", batches, len(families))
+				if batches := int(generation(t) - before); b == "nft" && batches != len(inet.Families) {
+					t.Errorf("%d batches for %d families", batches, len(inet.Families))
 				}
 				if strings.Count(log(), "Removed leftovers of kube-proxy") < 4 || strings.Contains(log(), "Keeping a chain") ||
-					strings.Count(log(), "The policy of chain FORWARD is drop") != len(families) {
+					strings.Count(log(), "The policy of chain FORWARD is drop") != len(inet.Families) {
 					t.Errorf("log:\n%s", log())
 				}
 				// Missing objects are no error, and nothing changes.
@@ -249,8 +250,8 @@ func TestPartlyRemovedStates(t *testing.T) {
 					b.run(t, tc.edit(read(t, c+".txt")), c+"-restore", "-n", "-c")
 				}
 				if tc.nft != "" {
-					for _, f := range families {
-						command(t, "", "nft", fmt.Sprintf(tc.nft, f))
+					for _, f := range inet.Families {
+						command(t, "", "nft", fmt.Sprintf(tc.nft, f.Keyword()))
 					}
 				}
 				if !look(t).any() {

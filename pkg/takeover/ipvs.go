@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // ipvs holds the kernel's generic netlink family number of ipvs.
@@ -59,23 +59,16 @@ type server struct {
 }
 
 func (s server) String() string {
-	return fmt.Sprintf("%s %s", strings.ToUpper(nft.ProtocolName(uint8(s.protocol))), netip.AddrPortFrom(s.addr, s.port))
+	return fmt.Sprintf("%s %s", strings.ToUpper(inet.Protocol(s.protocol).String()), netip.AddrPortFrom(s.addr, s.port))
 }
 
 func (s server) attribute() *nl.RtAttr {
 	a := nl.NewRtAttr(ipvsService|unix.NLA_F_NESTED, nil)
-	a.AddRtAttr(svcAF, nl.Uint16Attr(familyOf(s.addr)))
+	a.AddRtAttr(svcAF, nl.Uint16Attr(uint16(inet.FamilyOf(s.addr).Number())))
 	a.AddRtAttr(svcProtocol, nl.Uint16Attr(s.protocol))
 	a.AddRtAttr(svcAddr, s.addr.AsSlice())
 	a.AddRtAttr(svcPort, binary.BigEndian.AppendUint16(nil, s.port))
 	return a
-}
-
-func familyOf(a netip.Addr) uint16 {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
 }
 
 // dest is a real server of a virtual server. raw holds its attributes.

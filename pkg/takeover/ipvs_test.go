@@ -15,7 +15,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -123,7 +123,7 @@ func TestConnectionsByIPVSAreDrained(t *testing.T) {
 			}
 			busy := s.take(t)
 			var want []string
-			for _, f := range model.Families {
+			for _, f := range inet.Families {
 				at := addresses[f]
 				want = append(want, "TCP "+netip.AddrPortFrom(at.web, 80).String(), "UDP "+netip.AddrPortFrom(at.dns, 53).String(),
 					"TCP "+netip.AddrPortFrom(at.external, 80).String())
@@ -133,7 +133,7 @@ func TestConnectionsByIPVSAreDrained(t *testing.T) {
 			if got := s.servers(t); !slices.Equal(got, want) || busy != len(want) {
 				t.Errorf("virtual servers in use %v, counted %d, want %v", got, busy, want)
 			}
-			for _, f := range model.Families {
+			for _, f := range inet.Families {
 				if s.isLocal(t, addresses[f].empty) || !s.isLocal(t, addresses[f].web) {
 					t.Errorf("%s should have been removed from the device, and %s not", addresses[f].empty, addresses[f].web)
 				}
@@ -174,10 +174,10 @@ func (s *switchOver) checkDeleted(t testing.TB) {
 	t.Helper()
 	s.setWeb(t, nil)
 	before := s.scheduled(t)
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		for _, h := range []*lab.Host{s.Pods[1], s.Node} {
 			at := netip.AddrPortFrom(addresses[f].web, 80)
-			if a := h.Probe(t.Context(), model.TCP, at, lab.Options{}); a.Outcome == lab.Answered {
+			if a := h.Probe(t.Context(), inet.TCP, at, lab.Options{}); a.Outcome == lab.Answered {
 				t.Errorf("a deleted Service, from %s: %s", h.Name, a)
 			}
 		}

@@ -7,18 +7,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
-
-// families are those of iptables and ip6tables.
-var families = []nft.Family{nft.IPv4, nft.IPv6}
 
 // attempts is the number of attempts of a change if other programs change the ruleset between read and write.
 const attempts = 5
 
 // countNFT counts kube-proxy's chains in the tables of iptables-nft.
 func countNFT(conn *nft.Conn) (n int, err error) {
-	for _, f := range families {
+	for _, f := range inet.Families {
 		for _, t := range tables {
 			chains, err := conn.Chains(f, t.name)
 			if err != nil {
@@ -37,7 +35,7 @@ func countNFT(conn *nft.Conn) (n int, err error) {
 // removeNFT removes kube-proxy's chains from the tables of iptables-nft, in one batch for each family.
 func removeNFT(conn *nft.Conn, note *notes) error {
 	var errs []error
-	for _, f := range families {
+	for _, f := range inet.Families {
 		errs = append(errs, again(func() error { return removeNFTFamily(conn, f, note) }))
 	}
 	return errors.Join(errs...)
@@ -54,7 +52,7 @@ func again(try func() error) (err error) {
 	return err
 }
 
-func removeNFTFamily(conn *nft.Conn, f nft.Family, note *notes) error {
+func removeNFTFamily(conn *nft.Conn, f inet.Family, note *notes) error {
 	b := nft.NewBatch(0)
 	var found []change
 	for _, t := range tables {
@@ -78,10 +76,10 @@ func removeNFTFamily(conn *nft.Conn, f nft.Family, note *notes) error {
 				b.DeleteChain(table, c.name)
 			}
 		}
-		found = append(found, change{fmt.Sprintf("table %s %s of iptables-nft", f, t.name), r})
+		found = append(found, change{fmt.Sprintf("table %s %s of iptables-nft", f.Keyword(), t.name), r})
 	}
 	if err := conn.Commit(b); err != nil {
-		return fmt.Errorf("remove kube-proxy's chains of iptables-nft (%s): %w", f, err)
+		return fmt.Errorf("remove kube-proxy's chains of iptables-nft (%s): %w", f.Keyword(), err)
 	}
 	for _, c := range found {
 		note.chains(c)
@@ -90,7 +88,7 @@ func removeNFTFamily(conn *nft.Conn, f nft.Family, note *notes) error {
 }
 
 // readNFT reads a table of iptables-nft, if it exists, with the handles of its rules.
-func readNFT(conn *nft.Conn, f nft.Family, table string) (*ruleset, []uint64, error) {
+func readNFT(conn *nft.Conn, f inet.Family, table string) (*ruleset, []uint64, error) {
 	s := &ruleset{table: table}
 	chains, err := conn.Chains(f, table)
 	if err != nil || !slices.ContainsFunc(chains, func(c nft.ChainInfo) bool { return isKubeProxys(table, c.Name) }) {

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // serverName distinguishes this program's servers from kube-proxy's, which have the same pages.
@@ -42,11 +44,8 @@ const askTimeout = time.Second
 func ports(configured, fallback string) []string {
 	list := []string{fallback}
 	if at, err := netip.ParseAddrPort(configured); err == nil {
-		switch {
-		case at.Addr() == netip.IPv4Unspecified():
-			at = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), at.Port())
-		case at.Addr() == netip.IPv6Unspecified():
-			at = netip.AddrPortFrom(netip.IPv6Loopback(), at.Port())
+		if at.Addr().IsUnspecified() {
+			at = netip.AddrPortFrom(inet.Localhost[inet.FamilyOf(at.Addr())], at.Port())
 		}
 		if !slices.Contains(list, at.String()) {
 			list = append(list, at.String())

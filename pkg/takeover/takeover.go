@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -199,11 +200,11 @@ func removeFromNFTables(note *notes) error {
 
 func removeTables(conn *nft.Conn, note *notes) error {
 	var errs []error
-	for _, f := range families {
+	for _, f := range inet.Families {
 		found, err := conn.DeleteTable(f, apply.KubeProxyTable)
 		errs = append(errs, err)
 		if found {
-			note.removed("nftables", fmt.Sprintf("table %s %s", f, apply.KubeProxyTable))
+			note.removed("nftables", fmt.Sprintf("table %s %s", f.Keyword(), apply.KubeProxyTable))
 		}
 	}
 	return errors.Join(errs...)

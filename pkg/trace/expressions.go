@@ -10,6 +10,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -132,11 +133,11 @@ func (w *world) header(p Packet, base expr.PayloadBase) []byte {
 		return binary.BigEndian.AppendUint16(b, w.to.Port())
 	case base != expr.PayloadBaseNetworkHeader:
 		return nil
-	case p.family() == nft.IPv4:
-		b := []byte{0x45, 0, 0, 60, 0, 0, 0x40, 0, ttl, p.Protocol, 0, 0}
+	case p.family() == inet.IPv4:
+		b := []byte{0x45, 0, 0, 60, 0, 0, 0x40, 0, ttl, byte(p.Protocol), 0, 0}
 		return append(append(b, w.source.AsSlice()...), w.to.Addr().AsSlice()...)
 	}
-	b := []byte{0x60, 0, 0, 0, 0, 40, p.Protocol, ttl}
+	b := []byte{0x60, 0, 0, 0, 0, 40, byte(p.Protocol), ttl}
 	return append(append(b, w.source.AsSlice()...), w.to.Addr().AsSlice()...)
 }
 
@@ -149,9 +150,9 @@ func (w *world) meta(p Packet, x *expr.Meta) {
 	}
 	switch x.Key {
 	case expr.MetaKeyL4PROTO:
-		w.store(x.Register, []byte{p.Protocol})
+		w.store(x.Register, []byte{byte(p.Protocol)})
 	case expr.MetaKeyNFPROTO:
-		w.store(x.Register, []byte{byte(p.family())})
+		w.store(x.Register, []byte{p.family().Number()})
 	case expr.MetaKeyMARK:
 		w.storeWord(x.Register, w.mark)
 	case expr.MetaKeyPRIORITY:
@@ -366,7 +367,7 @@ func (w *world) dynset(x *expr.Dynset) {
 	w.note(Fact{Set: x.SetName, Did: did})
 }
 
-func (w *world) nat(family nft.Family, x *expr.NAT) {
+func (w *world) nat(family inet.Family, x *expr.NAT) {
 	addr, ok := netip.AddrFromSlice(w.load(x.RegAddrMin, family.AddrLen()))
 	if x.Type != expr.NATTypeDestNAT || x.RegAddrMin == 0 || !ok {
 		w.strange(nft.Expr{Name: "nat of another kind"})

@@ -34,9 +34,9 @@ func Follow(c Config, p Packet) (*Trace, error) {
 		t.Why = fmt.Sprintf("this node has no route to %s: its processes get the error \"network is unreachable\" before any rule is evaluated. Add a route, such as a default route", p.To.Addr())
 		w.end(Refused, "")
 	case !c.Table.Exists:
-		t.Why = fmt.Sprintf("there is no table %s %s on this node: kube-nftproxy has not run, or another program has deleted the table", c.Table.Family, c.Table.Name)
+		t.Why = fmt.Sprintf("there is no table %s %s on this node: kube-nftproxy has not run, or another program has deleted the table", c.Table.Family.Keyword(), c.Table.Name)
 	case c.Table.Dormant:
-		t.Why = fmt.Sprintf("table %s %s is dormant: another program has switched it off, and the kernel does not evaluate its rules", c.Table.Family, c.Table.Name)
+		t.Why = fmt.Sprintf("table %s %s is dormant: another program has switched it off, and the kernel does not evaluate its rules", c.Table.Family.Keyword(), c.Table.Name)
 	default:
 		if worlds, err = e.through(worlds); err != nil {
 			return nil, fmt.Errorf("follow %s: %w", p, err)
@@ -229,7 +229,7 @@ func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 	}
 	var other []string
 	for _, ch := range c.Chains {
-		if !hooks[ch.Hook] || ch.Family == c.Table.Family.String() && ch.Table == c.Table.Name {
+		if !hooks[ch.Hook] || ch.Family == c.Table.Family.Keyword() && ch.Table == c.Table.Name {
 			continue
 		}
 		where := fmt.Sprintf("chain %s %s %s (hook %s, priority %d)", ch.Family, ch.Table, ch.Name, nft.HookName(ch.Hook), ch.Priority)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -75,12 +76,12 @@ func (*fake) Masquerade(netip.Addr) (netip.Addr, error) { return netip.MustParse
 
 // planned returns a plan for a Service at 10.96.0.10:80 with a number of endpoints.
 func planned(endpoints int, affinity time.Duration) *plan.Planner {
-	p := plan.New(plan.Options{Families: []model.Family{model.IPv4}, MasqueradeMark: 0x4000,
+	p := plan.New(plan.Options{Families: []inet.Family{inet.IPv4}, MasqueradeMark: 0x4000,
 		LocalPods: [2]plan.LocalPods{{Prefix: netip.MustParsePrefix("10.244.0.0/16")}}})
 	name := types.NamespacedName{Namespace: "shop", Name: "web"}
 	port := &model.ServicePort{
-		Name: model.PortName{NamespacedName: name, Port: "http"}, Protocol: model.TCP, HasEndpoints: endpoints > 0, Affinity: affinity,
-		Frontends: []model.Frontend{{Key: model.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Protocol: model.TCP}, Kind: model.ClusterIP}},
+		Name: model.PortName{NamespacedName: name, Port: "http"}, Protocol: inet.TCP, HasEndpoints: endpoints > 0, Affinity: affinity,
+		Frontends: []model.Frontend{{Key: model.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Protocol: inet.TCP}, Kind: model.ClusterIP}},
 	}
 	for i := range endpoints {
 		addr := netip.AddrFrom4([4]byte{10, 244, byte(1 + i/250), byte(1 + i%250)})
@@ -92,7 +93,7 @@ func planned(endpoints int, affinity time.Duration) *plan.Planner {
 
 func mustFollow(t *testing.T, k *fake, from string) *Trace {
 	t.Helper()
-	p, err := From(netip.MustParseAddr(from), netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_TCP, k)
+	p, err := From(netip.MustParseAddr(from), netip.MustParseAddrPort("10.96.0.10:80"), inet.TCP, k)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +185,7 @@ func remember(k *fake) {
 func TestLoopsEnd(t *testing.T) {
 	k := newFake(planned(1, 0))
 	k.table.Chains["services"].Rules[0].Exprs = []nft.Expr{{Any: &expr.Verdict{Kind: expr.VerdictJump, Chain: "services"}}}
-	p, err := From(netip.MustParseAddr("10.244.0.9"), netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_TCP, k)
+	p, err := From(netip.MustParseAddr("10.244.0.9"), netip.MustParseAddrPort("10.96.0.10:80"), inet.TCP, k)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,12 +1,12 @@
 package trace
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -15,7 +15,7 @@ type Packet struct {
 	From netip.Addr
 	To   netip.AddrPort
 	// Protocol is the transport protocol number.
-	Protocol uint8
+	Protocol inet.Protocol
 	// Own is true if this machine sends the packet. Otherwise the packet arrives through Interface.
 	Own       bool
 	Interface string
@@ -30,20 +30,10 @@ func (p Packet) String() string {
 	if p.From.IsValid() {
 		from = p.From.String()
 	}
-	return fmt.Sprintf("%s -> %s/%s", from, p.To, ProtocolName(p.Protocol))
+	return fmt.Sprintf("%s -> %s/%s", from, p.To, p.Protocol)
 }
 
-func (p Packet) family() nft.Family {
-	if p.To.Addr().Is4() {
-		return nft.IPv4
-	}
-	return nft.IPv6
-}
-
-// ProtocolName returns the name of a transport protocol.
-func ProtocolName(p uint8) string {
-	return cmp.Or(nft.ProtocolName(p), fmt.Sprintf("protocol-%d", p))
-}
+func (p Packet) family() inet.Family { return inet.FamilyOf(p.To.Addr()) }
 
 // Elements looks up single elements of sets.
 type Elements interface {
@@ -141,7 +131,7 @@ type Trace struct {
 
 // From returns a packet from an address. The address may be remote or this machine's own. If it is invalid, the packet has the
 // source address that this machine chooses for the destination.
-func From(from netip.Addr, to netip.AddrPort, protocol uint8, routes Routes) (Packet, error) {
+func From(from netip.Addr, to netip.AddrPort, protocol inet.Protocol, routes Routes) (Packet, error) {
 	p := Packet{From: from, To: to, Protocol: protocol, Own: !from.IsValid()}
 	if from.IsValid() && from.Is4() != to.Addr().Is4() {
 		return p, fmt.Errorf("%s and %s are of different families", from, to.Addr())

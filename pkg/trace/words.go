@@ -9,6 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -148,14 +149,14 @@ func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) 
 	if t.Frontend != "" {
 		return list, nil
 	}
-	for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
+	for _, protocol := range inet.Protocols {
 		key := nft.Value{}.Addr(e.packet.To.Addr()).Proto(protocol).Port(e.packet.To.Port())
 		name, err := e.nameOf(plan.ServicesSet, key)
 		if err != nil {
 			return nil, err
 		}
 		if name != "" {
-			list = append(list, fmt.Sprintf("%s has this address and port for %s", name, ProtocolName(protocol)))
+			list = append(list, fmt.Sprintf("%s has this address and port for %s", name, protocol))
 		}
 		if name, err = e.nameOf(plan.NodePortsSet, nft.Value{}.Proto(protocol).Port(e.packet.To.Port())); err != nil {
 			return nil, err
@@ -165,7 +166,7 @@ func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) 
 		case protocol == e.packet.Protocol:
 			list = append(list, fmt.Sprintf("the port is a node port of %s, but node ports are not served at this address (--nodeport-addresses)", name))
 		default:
-			list = append(list, fmt.Sprintf("the port is a node port of %s for %s", name, ProtocolName(protocol)))
+			list = append(list, fmt.Sprintf("the port is a node port of %s for %s", name, protocol))
 		}
 	}
 	if len(list) == 0 && slices.ContainsFunc(worlds, func(w *world) bool { return w.isClusterIP() }) {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/pager"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -90,7 +91,7 @@ func forget(ctx context.Context, conn *nft.Conn, p *plan.Planner) error {
 }
 
 func newPlanner() *plan.Planner {
-	return plan.New(plan.Options{Families: model.Families[:], MasqueradeMark: 0x4000})
+	return plan.New(plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000})
 }
 
 // planner plans all existing Services, as the program does on the node.

@@ -48,7 +48,7 @@ func TestBareBatch(t *testing.T) {
 		for _, s := range table.Sets {
 			list, err := conn.Elements(s)
 			if n := planned[s]; err != nil || len(list) != n && s.Name != plan.StateSet {
-				t.Errorf("%s %s: the kernel holds %d elements, %v, want %d", s.Family, s.Name, len(list), err, n)
+				t.Errorf("%s %s: the kernel holds %d elements, %v, want %d", s.Family.Keyword(), s.Name, len(list), err, n)
 			}
 			all += len(list)
 		}
@@ -61,7 +61,7 @@ func TestBareBatch(t *testing.T) {
 	}
 	for _, table := range p.Tables() {
 		if found, err := conn.HasTable(table.Family, table.Name); err != nil || found {
-			t.Errorf("afterwards table %s %s is there: %v, %v", table.Family, table.Name, found, err)
+			t.Errorf("afterwards table %s %s is there: %v, %v", table.Family.Keyword(), table.Name, found, err)
 		}
 	}
 }

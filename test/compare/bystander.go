@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -28,7 +29,7 @@ type bystander struct {
 // bystanderPause is the pause between two of its batches.
 const bystanderPause = time.Millisecond
 
-var bystanderTable = &nft.Table{Family: nft.IPv4, Name: "bystander"}
+var bystanderTable = &nft.Table{Family: inet.IPv4, Name: "bystander"}
 
 // newBystander starts a bystander.
 func newBystander(host *lab.Host) (*bystander, error) {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -78,8 +79,8 @@ func generation(t *testing.T, conn *nft.Conn) uint32 {
 
 // manyElements returns a batch with a table and a set with n addresses.
 func manyElements(n int) *nft.Batch {
-	table := &nft.Table{Family: nft.IPv4, Name: "large"}
-	set := &nft.Set{Family: nft.IPv4, Table: table.Name, Name: "s", Key: []nft.Field{nft.DstAddr(nft.IPv4)}, Size: uint32(2 * n)}
+	table := &nft.Table{Family: inet.IPv4, Name: "large"}
+	set := &nft.Set{Family: inet.IPv4, Table: table.Name, Name: "s", Key: []nft.Field{nft.DstAddr(inet.IPv4)}, Size: uint32(2 * n)}
 	batch := nft.NewBatch(72 * n)
 	batch.AddTable(table)
 	batch.AddSet(set)

@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
@@ -80,8 +80,8 @@ func (p *proxy) sync(ctx context.Context, change func() error) (spent, follow ti
 	// kube-proxy updates the duration shortly after the end of the sync.
 	err = p.running.Await(ctx, time.Millisecond, "a sync and its duration", func(ctx context.Context) error {
 		after, err := p.metrics(ctx)
-		synced, spent = after.LastSync(model.IPv4), spentOf(after)-spentOf(before)
-		if err == nil && (spent == 0 || !synced.After(before.LastSync(model.IPv4))) {
+		synced, spent = after.LastSync(inet.IPv4), spentOf(after)-spentOf(before)
+		if err == nil && (spent == 0 || !synced.After(before.LastSync(inet.IPv4))) {
 			err = errors.New("not counted yet")
 		}
 		return err
@@ -290,7 +290,7 @@ func (p *proxy) settle(ctx context.Context) (m program.Samples, err error) {
 func isPending(m program.Samples) bool {
 	const queued, pending = `kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv4"}`,
 		"kubeproxy_sync_proxy_rules_endpoint_changes_pending"
-	return m[pending] > 0 || time.Unix(0, int64(m[queued]*1e9)).After(m.LastSync(model.IPv4))
+	return m[pending] > 0 || time.Unix(0, int64(m[queued]*1e9)).After(m.LastSync(inet.IPv4))
 }
 
 // measureSpread measures the processor time and the allocations for single changes at twenty a second, each of another Service.

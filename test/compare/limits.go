@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
@@ -124,14 +125,14 @@ type watcher struct {
 }
 
 var servicesSet = &nft.Set{
-	Family: nft.IPv4, Table: plan.TableName, Name: plan.ServicesSet, Counter: true,
-	Key: []nft.Field{nft.DstAddr(nft.IPv4), nft.L4Proto(), nft.DstPort()}, Data: []nft.Field{nft.Priority()},
+	Family: inet.IPv4, Table: plan.TableName, Name: plan.ServicesSet, Counter: true,
+	Key: []nft.Field{nft.DstAddr(inet.IPv4), nft.L4Proto(), nft.DstPort()}, Data: []nft.Field{nft.Priority()},
 }
 
 // await waits until the kernel has a frontend.
 func (w *watcher) await(ctx context.Context, addr netip.Addr, port int) error {
 	const longest, between = time.Minute, time.Millisecond
-	key := nft.Value{}.Addr(addr).Proto(unix.IPPROTO_TCP).Port(uint16(port))
+	key := nft.Value{}.Addr(addr).Proto(inet.TCP).Port(uint16(port))
 	for start := time.Now(); time.Since(start) < longest; {
 		found, err := w.conn.Get(servicesSet, []nft.Value{key})
 		if err == nil && found[0] != nil {

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -350,7 +350,7 @@ func (s *site) openSocket() error {
 
 // establish opens the flows of a site.
 func (t *timer) establish(ctx context.Context, s *site, p place) error {
-	server, err := s.lab.Pods[0].Serve(model.UDP, echoPort)
+	server, err := s.lab.Pods[0].Serve(inet.UDP, echoPort)
 	if err != nil {
 		return err
 	}
@@ -367,7 +367,7 @@ func (t *timer) establish(ctx context.Context, s *site, p place) error {
 // established opens a UDP flow, awaits a reply, and returns another packet of the flow.
 func (t *timer) established(ctx context.Context, s *site, addr netip.Addr) ([]byte, error) {
 	to := netip.AddrPortFrom(addr, echoPort)
-	conn, err := s.lab.Client.Dial(ctx, model.UDP, to)
+	conn, err := s.lab.Client.Dial(ctx, inet.UDP, to)
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
@@ -131,7 +131,7 @@ func (p *proxy) start(ctx context.Context) (took time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	synced, err := p.running.AwaitSync(ctx, time.Time{}, model.IPv4)
+	synced, err := p.running.AwaitSync(ctx, time.Time{}, inet.IPv4)
 	if err != nil {
 		p.running.Kill()
 	}

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -123,7 +123,7 @@ func (d *demo) network() (err error) {
 	d.endpoints = []*lab.Host{d.lab.Pods[0], d.lab.Pods[1], d.lab.Remotes[0]}
 	d.moved, d.asker, d.asker2 = d.lab.Pods[1], d.lab.Pods[2], d.lab.Pods[3]
 	for _, h := range d.endpoints {
-		if _, err := h.Serve(model.TCP, webPort); err != nil {
+		if _, err := h.Serve(inet.TCP, webPort); err != nil {
 			return err
 		}
 		if _, err := h.ServeEcho(echoPort); err != nil {
@@ -219,7 +219,7 @@ func (d *demo) ready(ctx context.Context) error {
 		return errors.New("no rules yet")
 	}
 	for _, a := range []lab.Answer{
-		d.asker.Probe(ctx, model.TCP, web4, lab.Options{}), d.lab.Client.Probe(ctx, model.TCP, nodePort, lab.Options{}),
+		d.asker.Probe(ctx, inet.TCP, web4, lab.Options{}), d.lab.Client.Probe(ctx, inet.TCP, nodePort, lab.Options{}),
 	} {
 		if a.Outcome != lab.Answered {
 			return fmt.Errorf("web: %s", a)

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -46,7 +46,7 @@ func (s *stream) run(ctx context.Context, from *lab.Host, gone string) {
 	defer close(s.done)
 	for passed := 0; passed < calm; {
 		begun := time.Now()
-		a := from.Probe(ctx, model.TCP, web4, lab.Options{})
+		a := from.Probe(ctx, inet.TCP, web4, lab.Options{})
 		changed := s.add(request{a, time.Now()})
 		switch {
 		case a.Outcome == lab.Failed:

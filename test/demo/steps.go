@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -46,7 +46,7 @@ type answers struct {
 func (d *demo) ask(ctx context.Context, from *lab.Host, to netip.AddrPort, n int) (answers, error) {
 	all := answers{n: n, count: map[string]int{}, sources: map[netip.Addr]bool{}}
 	for range n {
-		a := from.Probe(ctx, model.TCP, to, lab.Options{})
+		a := from.Probe(ctx, inet.TCP, to, lab.Options{})
 		d.requests++
 		switch a.Outcome {
 		case lab.Failed:
@@ -183,11 +183,11 @@ func (d *demo) affinity(ctx context.Context) error {
 
 func (d *demo) refusal(ctx context.Context) error {
 	for _, c := range []struct {
-		proto model.Protocol
+		proto inet.Protocol
 		to    netip.AddrPort
 		from  *lab.Host
 	}{
-		{model.TCP, emptyTCP, d.asker}, {model.UDP, emptyUDP, d.asker}, {model.TCP, emptyTCP, d.lab.Node},
+		{inet.TCP, emptyTCP, d.asker}, {inet.UDP, emptyUDP, d.asker}, {inet.TCP, emptyTCP, d.lab.Node},
 	} {
 		a := c.from.Probe(ctx, c.proto, c.to, lab.Options{})
 		d.requests++
@@ -212,7 +212,7 @@ type connection struct {
 }
 
 func (d *demo) connect(ctx context.Context) (*connection, error) {
-	conn, err := d.asker.Dial(ctx, model.TCP, webEcho)
+	conn, err := d.asker.Dial(ctx, inet.TCP, webEcho)
 	if err != nil {
 		return nil, err
 	}

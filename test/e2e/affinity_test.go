@@ -10,7 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -35,9 +35,9 @@ func TestSessionAffinityContinues(t *testing.T) {
 		t.Helper()
 		for _, c := range clients {
 			for _, proto := range protocols {
-				for _, f := range model.Families {
+				for _, f := range inet.Families {
 					at := ""
-					for _, to := range slices.DeleteFunc(slices.Clone(addrs), func(a netip.AddrPort) bool { return model.FamilyOf(a.Addr()) != f }) {
+					for _, to := range slices.DeleteFunc(slices.Clone(addrs), func(a netip.AddrPort) bool { return inet.FamilyOf(a.Addr()) != f }) {
 						a := c.Probe(t.Context(), proto, to, lab.Options{Timeout: patience})
 						if a.Outcome != lab.Answered || at != "" && a.Server != at {
 							t.Fatalf("%s: %s at %s by %s: %s, after %q", when, c.Name, to, proto, a, at)

@@ -22,7 +22,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/faulty"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -137,8 +137,8 @@ func (b *besieged) change() {
 func (b *besieged) changed() error {
 	fresh := b.clusterIPs(fmt.Sprintf("fresh-%d", b.made))[0]
 	if err := errors.Join(
-		reached(b.Context(), b.Pods[2], model.TCP, b.clusterIPs("moving")[0], fmt.Sprintf("pod-%d", b.made%2)),
-		reached(b.Context(), b.Pods[2], model.TCP, fresh, "pod-0"),
+		reached(b.Context(), b.Pods[2], inet.TCP, b.clusterIPs("moving")[0], fmt.Sprintf("pod-%d", b.made%2)),
+		reached(b.Context(), b.Pods[2], inet.TCP, fresh, "pod-0"),
 	); err != nil {
 		return err
 	}
@@ -292,7 +292,7 @@ func (b *besieged) awayWithRestart(t *testing.T, long time.Duration) {
 
 // unchanged returns an error unless the state before the last change is served.
 func (b *besieged) unchanged() error {
-	return reached(b.Context(), b.Pods[2], model.TCP, b.clusterIPs("moving")[0], fmt.Sprintf("pod-%d", (b.made-1)%2))
+	return reached(b.Context(), b.Pods[2], inet.TCP, b.clusterIPs("moving")[0], fmt.Sprintf("pod-%d", (b.made-1)%2))
 }
 
 // late delays the events of one resource while those of the others continue.

@@ -17,7 +17,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -177,7 +177,7 @@ func (w *world) checkSample(to netip.AddrPort) {
 	from := []*lab.Host{w.Pods[6], w.Node, w.Client}
 	servers := map[string]int{}
 	for _, h := range from {
-		counts, err := h.Spread(w.Context(), model.TCP, to, 50, lab.Options{Timeout: time.Second})
+		counts, err := h.Spread(w.Context(), inet.TCP, to, 50, lab.Options{Timeout: time.Second})
 		if err != nil {
 			w.Fatal(err)
 		}
@@ -211,7 +211,7 @@ func testReplace(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPor
 			t.Fatal(err)
 		}
 		latencies = append(latencies, latency)
-		if counts, err := w.Pods[6].Spread(t.Context(), model.TCP, to, 100, lab.Options{}); err != nil || counts[previous.Name] > 0 {
+		if counts, err := w.Pods[6].Spread(t.Context(), inet.TCP, to, 100, lab.Options{}); err != nil || counts[previous.Name] > 0 {
 			t.Errorf("after the replacement of %s: %v, %v", previous.Name, counts, err)
 		}
 		after := d.awaitIdle(patience)
@@ -245,7 +245,7 @@ func testReplace(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPor
 func follow(ctx context.Context, from *lab.Host, to netip.AddrPort, server string) (time.Duration, error) {
 	begin := time.Now()
 	for time.Since(begin) < patience {
-		a := from.Probe(ctx, model.TCP, to, lab.Options{})
+		a := from.Probe(ctx, inet.TCP, to, lab.Options{})
 		if a.Outcome == lab.Answered && a.Server == server {
 			return time.Since(begin), nil
 		}
@@ -284,7 +284,7 @@ func testRestart(t *testing.T, w *world, d *daemon, f *figures, to netip.AddrPor
 // dialEcho opens a TCP connection, and returns a function that checks it.
 func (w *world) dialEcho(to netip.AddrPort) func() {
 	w.Helper()
-	conn, err := w.Pods[6].Dial(w.Context(), model.TCP, to)
+	conn, err := w.Pods[6].Dial(w.Context(), inet.TCP, to)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -327,7 +327,7 @@ func startLoad(t *testing.T, from *lab.Host, to netip.AddrPort) *load {
 		running.Go(func() {
 			for range ticks {
 				// Shorter than the second after which TCP repeats a lost SYN.
-				a := from.Probe(context.WithoutCancel(t.Context()), model.TCP, to, lab.Options{Timeout: 900 * time.Millisecond})
+				a := from.Probe(context.WithoutCancel(t.Context()), inet.TCP, to, lab.Options{Timeout: 900 * time.Millisecond})
 				mu.Lock()
 				l.note(a)
 				mu.Unlock()

@@ -24,7 +24,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -96,7 +96,7 @@ func testKubernetesService(t *testing.T, w *world, _ *daemon) {
 	to := netip.AddrPortFrom(w.clusterIPs("kubernetes")[0].Addr(), 443)
 	for _, from := range []*lab.Host{w.Pods[2], w.Remotes[0], w.Node} {
 		eventually(t, patience, func() error {
-			conn, err := from.Dial(t.Context(), model.TCP, to)
+			conn, err := from.Dial(t.Context(), inet.TCP, to)
 			if err != nil {
 				return err
 			}
@@ -191,7 +191,7 @@ func serveDatagrams(t *testing.T, h *lab.Host, port int) {
 
 func sendDatagram(ctx context.Context, from *lab.Host, to netip.AddrPort, size int) error {
 	const soon = time.Second
-	conn, err := from.Dial(ctx, model.UDP, to)
+	conn, err := from.Dial(ctx, inet.UDP, to)
 	if err != nil {
 		return err
 	}
@@ -222,7 +222,7 @@ func testSCTPModule(t *testing.T, w *world, _ *daemon) {
 		return strings.Contains(string(protocols), "\nSCTP")
 	}
 	before := loaded()
-	if _, err := w.Pods[0].Serve(model.SCTP, backendPort); err != nil {
+	if _, err := w.Pods[0].Serve(inet.SCTP, backendPort); err != nil {
 		t.Fatal(err)
 	}
 	svc := service("sctp", corev1.IPv4Protocol, corev1.IPv6Protocol)
@@ -235,7 +235,7 @@ func testSCTPModule(t *testing.T, w *world, _ *daemon) {
 		w.apply(s)
 	}
 	for _, to := range w.clusterIPs("sctp") {
-		eventually(t, patience, func() error { return reached(t.Context(), w.Pods[2], model.SCTP, to, "pod-0") })
+		eventually(t, patience, func() error { return reached(t.Context(), w.Pods[2], inet.SCTP, to, "pod-0") })
 	}
 	if !before && loaded() {
 		t.Error("the module sctp was loaded")
@@ -256,13 +256,13 @@ func testHostPorts(t *testing.T, w *world, _ *daemon) {
 		for _, from := range []*lab.Host{w.Client, w.Pods[2], w.Node} {
 			eventually(t, patience, func() error {
 				return errors.Join(
-					reached(t.Context(), from, model.TCP, netip.AddrPortFrom(addr, 30080), "pod-0"),
-					reached(t.Context(), from, model.TCP, netip.AddrPortFrom(addr, 8081), "pod-1"),
-					reached(t.Context(), from, model.UDP, netip.AddrPortFrom(addr, 30080), "pod-1"),
+					reached(t.Context(), from, inet.TCP, netip.AddrPortFrom(addr, 30080), "pod-0"),
+					reached(t.Context(), from, inet.TCP, netip.AddrPortFrom(addr, 8081), "pod-1"),
+					reached(t.Context(), from, inet.UDP, netip.AddrPortFrom(addr, 30080), "pod-1"),
 				)
 			})
 		}
-		a := w.Client.Probe(t.Context(), model.TCP, netip.AddrPortFrom(addr, 8081), lab.Options{})
+		a := w.Client.Probe(t.Context(), inet.TCP, netip.AddrPortFrom(addr, 8081), lab.Options{})
 		if a.Source.Addr() != w.Client.Addr(addr) {
 			t.Errorf("host port: %s, want the client's own address", a)
 		}

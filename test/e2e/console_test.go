@@ -22,7 +22,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
@@ -188,7 +188,7 @@ func TestServicesCommandNamesTheCause(t *testing.T) {
 	}
 	d := newDesk(t, manifests)
 	for _, h := range []*lab.Host{d.Pods[0], d.Remotes[0]} {
-		if _, err := h.Serve(model.TCP, backendPort); err != nil {
+		if _, err := h.Serve(inet.TCP, backendPort); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -200,7 +200,7 @@ func TestServicesCommandNamesTheCause(t *testing.T) {
 			if to == "" {
 				to = s.to + ":80"
 			}
-			if got := hosts[s.from].Probe(t.Context(), model.TCP, netip.MustParseAddrPort(to), lab.Options{}); got.Outcome != s.outcome {
+			if got := hosts[s.from].Probe(t.Context(), inet.TCP, netip.MustParseAddrPort(to), lab.Options{}); got.Outcome != s.outcome {
 				t.Errorf("%s to %s: %v, want %v", s.from, to, got, s.outcome)
 			}
 			text, code := d.command("services", "default/"+s.name)
@@ -277,14 +277,14 @@ func (d *desk) testWatch(manifests string) {
 // TestStatusCommandNamesTheCause breaks the node.
 func TestStatusCommandNamesTheCause(t *testing.T) {
 	d := newDesk(t, deskNode+deskService(1, "web", "type: NodePort", "")+deskSlice("web", "s1", deskPort, readyPod))
-	if _, err := d.Pods[0].Serve(model.TCP, backendPort); err != nil {
+	if _, err := d.Pods[0].Serve(inet.TCP, backendPort); err != nil {
 		t.Fatal(err)
 	}
 	vip := netip.MustParseAddrPort("10.96.1.1:80")
 	probe := func(want lab.Outcome) {
 		t.Helper()
 		eventually(t, patience, func() error {
-			if got := d.Pods[1].Probe(t.Context(), model.TCP, vip, lab.Options{}); got.Outcome != want {
+			if got := d.Pods[1].Probe(t.Context(), inet.TCP, vip, lab.Options{}); got.Outcome != want {
 				return fmt.Errorf("%v, want %v", got, want)
 			}
 			return nil
@@ -333,7 +333,7 @@ func TestStatusCommandNamesTheCause(t *testing.T) {
 		t.Errorf("verify: exit code %d: %s", code, text)
 	}
 
-	if _, err := d.Node.Serve(model.TCP, 30001); err != nil {
+	if _, err := d.Node.Serve(inet.TCP, 30001); err != nil {
 		t.Fatal(err)
 	}
 	says(0, `WARNING Service default/web: on node node-1 a local process listens on 30001/TCP`)

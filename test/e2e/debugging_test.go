@@ -17,7 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	docpage "github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
@@ -33,11 +33,11 @@ func TestDebugging(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := newDesk(t, string(manifests))
-	if _, err := d.Pods[0].Serve(model.TCP, backendPort); err != nil {
+	if _, err := d.Pods[0].Serve(inet.TCP, backendPort); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 { // connections that are counted
-		if got := d.Pods[1].Probe(t.Context(), model.TCP, addrPort("10.96.0.10"), lab.Options{}); got.Outcome != lab.Answered {
+		if got := d.Pods[1].Probe(t.Context(), inet.TCP, addrPort("10.96.0.10"), lab.Options{}); got.Outcome != lab.Answered {
 			t.Fatal(got)
 		}
 	}

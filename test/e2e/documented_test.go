@@ -19,7 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	docpage "github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
@@ -220,10 +220,10 @@ kubectl patch service edge --subresource=status -p '{"status":{"loadBalancer":{"
 	if _, err := r.api.Client().CoreV1().Pods("default").Create(t.Context(), cart, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Node.Serve(model.TCP, 30443); err != nil {
+	if _, err := r.Node.Serve(inet.TCP, 30443); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Pods[0].Serve(model.TCP, backendPort); err != nil {
+	if _, err := r.Pods[0].Serve(inet.TCP, backendPort); err != nil {
 		t.Fatal(err)
 	}
 	r.sh(fmt.Sprintf(configured, r.api.Server()))
@@ -410,7 +410,7 @@ func (r *reader) cleanup(command string) {
 // serveManifests connects to a Service in the folder.
 func (r *reader) serveManifests(command string) {
 	r.follow(r.Node, command, step{".", func() {
-		eventually(r, patience, func() error { return reached(r.Context(), r.Pods[1], model.TCP, addrPort("10.96.0.10"), "pod-0") })
+		eventually(r, patience, func() error { return reached(r.Context(), r.Pods[1], inet.TCP, addrPort("10.96.0.10"), "pod-0") })
 	}})
 }
 

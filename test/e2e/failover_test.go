@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -52,7 +52,7 @@ func TestAPIServerFailover(t *testing.T) {
 				if err := c.Apply(t.Context(), slice("web", "web-1", endpoint(pod.IPv4))); err != nil {
 					t.Fatal(err)
 				}
-				eventually(t, patience, func() error { return reached(t.Context(), w.Pods[2], model.TCP, to, pod.Name) })
+				eventually(t, patience, func() error { return reached(t.Context(), w.Pods[2], inet.TCP, to, pod.Name) })
 				if failed := len(d.lines("API server failed")); failed != strings.Count(servers, "x") {
 					t.Errorf("the log has %d failures of an API server, want %q:\n%s", failed, servers, d.LogTail(20))
 				}

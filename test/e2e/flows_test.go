@@ -13,7 +13,7 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -30,7 +30,7 @@ func TestUDPClientsFollow(t *testing.T) {
 	conns := make([]net.Conn, len(addrs))
 	for i, to := range addrs {
 		reach(t, client, to, first.Name)
-		conn, err := client.Dial(t.Context(), model.UDP, to)
+		conn, err := client.Dial(t.Context(), inet.UDP, to)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,7 +71,7 @@ func TestUDPClientsAcrossARestart(t *testing.T) {
 	addrs := w.clusterIPs("web")
 	conns := make([]net.Conn, len(addrs))
 	for i, to := range addrs {
-		conn, err := client.Dial(t.Context(), model.UDP, to)
+		conn, err := client.Dial(t.Context(), inet.UDP, to)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -23,7 +23,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -113,7 +113,7 @@ func checked(port int32) *corev1.Service {
 }
 
 // on returns a ready endpoint on a host.
-func (a asked) on(h *lab.Host, f model.Family) discoveryv1.Endpoint {
+func (a asked) on(h *lab.Host, f inet.Family) discoveryv1.Endpoint {
 	e := endpoint(h.Addrs()[f])
 	if h == a.Remotes[0] {
 		e = elsewhere(e)
@@ -124,7 +124,7 @@ func (a asked) on(h *lab.Host, f model.Family) discoveryv1.Endpoint {
 // endpoints replaces the slices of Service web by ones with these endpoints. A family without endpoints has empty slices.
 func (a asked) endpoints(of [2][]discoveryv1.Endpoint) {
 	a.Helper()
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		s := slice("web", "web-"+strings.ToLower(f.String()), of[f]...)
 		s.AddressType = discoveryv1.AddressType(f.String())
 		a.apply(s)
@@ -133,7 +133,7 @@ func (a asked) endpoints(of [2][]discoveryv1.Endpoint) {
 
 // both returns endpoints on the same hosts in both families, with a change.
 func (a asked) both(change func(discoveryv1.Endpoint) discoveryv1.Endpoint, hosts ...*lab.Host) (out [2][]discoveryv1.Endpoint) {
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		for _, h := range hosts {
 			out[f] = append(out[f], change(a.on(h, f)))
 		}
@@ -160,7 +160,7 @@ var date = regexp.MustCompile(`(?m)^Date: .*$`)
 func exchange(ctx context.Context, from *lab.Host, to netip.AddrPort, request string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	conn, err := from.Dial(ctx, model.TCP, to)
+	conn, err := from.Dial(ctx, inet.TCP, to)
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		return refused, nil
 	}
@@ -257,7 +257,7 @@ func (a asked) testAnswers() {
 	}
 	single := func(s *corev1.Service) { s.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicySingleStack) }
 	to := func(of [2][]discoveryv1.Endpoint) func() { return func() { a.endpoints(of) } }
-	odd := slice("web", "web-more", a.on(pod, model.IPv4), a.on(other, model.IPv4))
+	odd := slice("web", "web-more", a.on(pod, inet.IPv4), a.on(other, inet.IPv4))
 	odd.Ports = odd.Ports[:1]
 	odd.Ports[0].Name, odd.Ports[0].Port = new("nobody-asks-for-it"), new(int32(9999))
 	mail := checked(secondCheckPort)
@@ -270,7 +270,7 @@ func (a asked) testAnswers() {
 	}{
 		{"no endpoints", set(checkPort, local), reply("web", 0, true), reply("web", 0, true), refused},
 		{"each family has its own", to([2][]discoveryv1.Endpoint{
-			{a.on(pod, model.IPv4)}, {a.on(pod, model.IPv6), a.on(other, model.IPv6)},
+			{a.on(pod, inet.IPv4)}, {a.on(pod, inet.IPv6), a.on(other, inet.IPv6)},
 		}), reply("web", 1, true), reply("web", 2, true), refused},
 		{"an address counts once, whatever its ports are", func() { a.apply(odd) },
 			reply("web", 2, true), reply("web", 2, true), refused},
@@ -314,7 +314,7 @@ func (a asked) testAnswers() {
 // clientReaches returns nil if a client reaches exactly that pod through the load balancer.
 func (a asked) clientReaches(pod *lab.Host) error {
 	to := netip.AddrPortFrom(netip.MustParseAddr(balancerIP), servicePort)
-	if got := a.Client.Probe(a.Context(), model.TCP, to, lab.Options{}); got.Server != pod.Name {
+	if got := a.Client.Probe(a.Context(), inet.TCP, to, lab.Options{}); got.Server != pod.Name {
 		return fmt.Errorf("the client reaches %v, want %s", got, pod.Name)
 	}
 	return nil

@@ -18,7 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -116,7 +116,7 @@ func newStill(t *testing.T, c lab.Config) *still {
 		t.Fatal(err)
 	}
 	for _, h := range s.Pods {
-		if _, err := h.Serve(model.TCP, backendPort); err != nil {
+		if _, err := h.Serve(inet.TCP, backendPort); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -157,7 +157,7 @@ var webIP = netip.MustParseAddrPort("10.96.0.10:80")
 func TestFewFileDescriptorsAtTheStart(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
 	first := s.startBy(filepath.Join(s.dir, "first.log"), nil)
-	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[1], model.TCP, webIP, "pod-0") })
+	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[1], inet.TCP, webIP, "pod-0") })
 	first.Kill()
 	served, ended := 0, 0
 	for n := 4; n < 40; n += 4 {
@@ -184,7 +184,7 @@ func TestFewFileDescriptorsAtTheStart(t *testing.T) {
 		default:
 		}
 		d.Kill()
-		if err := reached(t.Context(), s.Pods[1], model.TCP, webIP, "pod-0"); err != nil {
+		if err := reached(t.Context(), s.Pods[1], inet.TCP, webIP, "pod-0"); err != nil {
 			t.Errorf("with %d file descriptors: %v", n, err)
 		}
 	}
@@ -198,9 +198,9 @@ func TestFewFileDescriptorsAtTheStart(t *testing.T) {
 func TestNothingCanBeWritten(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
 	d := s.startBy("/dev/full", nil, "--control-socket", "/proc/nowhere/control.sock")
-	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[1], model.TCP, webIP, "pod-0") })
+	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[1], inet.TCP, webIP, "pod-0") })
 	s.serveBy(s.Pods[1])
-	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[0], model.TCP, webIP, "pod-1") })
+	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[0], inet.TCP, webIP, "pod-1") })
 	m := d.awaitIdle(patience)
 	if n := m[`kubeproxy_sync_proxy_rules_nftables_sync_failures_total{ip_family="IPv4"}`]; n != 0 {
 		t.Errorf("%v syncs failed", n)
@@ -214,7 +214,7 @@ func TestDevicesAreAddedAndRemoved(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
 	d := s.startBy(filepath.Join(s.dir, "log"), nil, "--nodeport-addresses", "192.0.2.0/24,198.51.0.0/16")
 	at := netip.MustParseAddrPort("192.0.2.1:30080")
-	eventually(t, patience, func() error { return reached(t.Context(), s.Client, model.TCP, at, "pod-0") })
+	eventually(t, patience, func() error { return reached(t.Context(), s.Client, inet.TCP, at, "pod-0") })
 	const rounds, devices = 3, 150
 	for round := range rounds {
 		err := s.Node.Do(func() error { return churn(devices, round) })
@@ -222,7 +222,7 @@ func TestDevicesAreAddedAndRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, to := range []netip.AddrPort{at, netip.AddrPortFrom(churned(round, 0), 30080)} {
-			eventually(t, patience, func() error { return reached(t.Context(), s.Client, model.TCP, to, "pod-0") })
+			eventually(t, patience, func() error { return reached(t.Context(), s.Client, inet.TCP, to, "pod-0") })
 		}
 	}
 	want := []string{"192.0.2.1"}
@@ -243,7 +243,7 @@ func TestDevicesAreAddedAndRemoved(t *testing.T) {
 		return nil
 	})
 	s.serveBy(s.Pods[1])
-	eventually(t, patience, func() error { return reached(t.Context(), s.Client, model.TCP, at, "pod-1") })
+	eventually(t, patience, func() error { return reached(t.Context(), s.Client, inet.TCP, at, "pod-1") })
 	if failed, _ := d.awaitIdle(patience).Sum("kubeproxy_sync_proxy_rules_nftables_sync_failures_total"); failed != 0 {
 		t.Errorf("%v syncs failed", failed)
 	}
@@ -288,7 +288,7 @@ func TestPodsAreRecognisedByDevicesAsTheyChange(t *testing.T) {
 	s.startBy(filepath.Join(s.dir, "log"), nil, "--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "veth-pod")
 	from := s.Pods[1]
 	seenAs := func(want netip.Addr) error {
-		a := from.Probe(t.Context(), model.TCP, webIP, lab.Options{})
+		a := from.Probe(t.Context(), inet.TCP, webIP, lab.Options{})
 		if a.Outcome != lab.Answered || a.Source.Addr() != want {
 			return fmt.Errorf("%s, want to be seen as %s", a, want)
 		}
@@ -327,7 +327,7 @@ func TestTheBridgeOfPodsIsAddedAndRemoved(t *testing.T) {
 	d := s.startBy(filepath.Join(s.dir, "log"), nil, "--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", bridge)
 	from := s.Pods[2]
 	seen := func(server string, as netip.Addr) error {
-		a := from.Probe(t.Context(), model.TCP, webIP, lab.Options{})
+		a := from.Probe(t.Context(), inet.TCP, webIP, lab.Options{})
 		if a.Outcome != lab.Answered || a.Source.Addr() != as || a.Server != server {
 			return fmt.Errorf("%s, want to be seen as %s by %s", a, as, server)
 		}

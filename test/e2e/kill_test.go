@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"regexp"
 	"strconv"
@@ -44,7 +44,7 @@ func TestKillNine(t *testing.T) {
 		if err := <-changed; err != nil {
 			t.Fatal(err)
 		}
-		if err := reached(t.Context(), w.Pods[1], model.TCP, still, "pod-0"); err != nil {
+		if err := reached(t.Context(), w.Pods[1], inet.TCP, still, "pod-0"); err != nil {
 			t.Errorf("a Service that doesn't change: %v", err)
 		}
 	}
@@ -127,7 +127,7 @@ func randomService(r *rand.Rand, name string) *corev1.Service {
 // randomSlices draws the endpoints of a Service.
 func randomSlices(r *rand.Rand, name string) []*discoveryv1.EndpointSlice {
 	var slices []*discoveryv1.EndpointSlice
-	for family, prefix := range map[model.Family]string{model.IPv4: "10.244.0.", model.IPv6: "fd00:10:244::"} {
+	for family, prefix := range map[inet.Family]string{inet.IPv4: "10.244.0.", inet.IPv6: "fd00:10:244::"} {
 		var endpoints []discoveryv1.Endpoint
 		first := 10 + r.IntN(40)
 		for i := range 1 + r.IntN(8) {

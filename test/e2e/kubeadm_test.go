@@ -18,7 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -245,7 +245,7 @@ func (s *site) seenAs(v4, v6 *lab.Host) {
 			want = v6.IPv6
 		}
 		eventually(s, patience, func() error {
-			if a := s.Client.Probe(s.Context(), model.TCP, addr, lab.Options{}); a.Source.Addr() != want {
+			if a := s.Client.Probe(s.Context(), inet.TCP, addr, lab.Options{}); a.Source.Addr() != want {
 				return fmt.Errorf("client -> %s: %s, want it seen as %s", addr, a, want)
 			}
 			return nil

@@ -18,7 +18,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -33,12 +33,12 @@ func onLoopback(port uint16) [2]netip.AddrPort {
 func (w *world) reachLoopback(port uint16, servers ...string) {
 	w.Helper()
 	for _, to := range onLoopback(port) {
-		eventually(w, patience, func() error { return reached(w.Context(), w.Node, model.TCP, to, servers...) })
+		eventually(w, patience, func() error { return reached(w.Context(), w.Node, inet.TCP, to, servers...) })
 	}
 }
 
 // refusedOnLoopback waits until a node port is refused on loopback, in both families.
-func (w *world) refusedOnLoopback(proto model.Protocol, port uint16) {
+func (w *world) refusedOnLoopback(proto inet.Protocol, port uint16) {
 	w.Helper()
 	for _, to := range onLoopback(port) {
 		eventually(w, patience, func() error {
@@ -59,7 +59,7 @@ type echoed struct {
 // hold opens a connection from the node, and returns it with the name of its server.
 func (w *world) hold(to netip.AddrPort) (c *echoed, server string) {
 	w.Helper()
-	conn, err := w.Node.Dial(w.Context(), model.TCP, to)
+	conn, err := w.Node.Dial(w.Context(), inet.TCP, to)
 	if err == nil {
 		w.Cleanup(func() { conn.Close() })
 		err = conn.SetDeadline(time.Now().Add(2 * patience))
@@ -103,7 +103,7 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	d := w.start("--nodeport-addresses", "primary,localhost", "--control-socket", socket)
 	w.reachLoopback(webNodePort, "pod-0")
 	for _, addr := range w.Node.Addrs() {
-		if err := reached(t.Context(), w.Client, model.TCP, netip.AddrPortFrom(addr, webNodePort), "pod-0"); err != nil {
+		if err := reached(t.Context(), w.Client, inet.TCP, netip.AddrPortFrom(addr, webNodePort), "pod-0"); err != nil {
 			t.Error(err)
 		}
 	}
@@ -129,12 +129,12 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	udp := onNodePort("dns", dnsNodePort)
 	udp.Spec.Ports[0].Protocol = corev1.ProtocolUDP
 	w.apply(udp)
-	if _, err := w.Node.Serve(model.UDP, dnsNodePort); err != nil {
+	if _, err := w.Node.Serve(inet.UDP, dnsNodePort); err != nil {
 		t.Fatal(err)
 	}
-	w.refusedOnLoopback(model.UDP, dnsNodePort)
+	w.refusedOnLoopback(inet.UDP, dnsNodePort)
 	m, err := d.scrape()
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		if n := m[fmt.Sprintf(`kubeproxy_nftables_localhost_nodeport_rejected_packets_total{ip_family="%s",protocol="UDP"}`, f)]; n == 0 || err != nil {
 			t.Errorf("%v packets of %s were refused; %v", n, f, err)
 		}
@@ -163,7 +163,7 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	w.reachLoopback(30081, "pod-0")
 	w.listeners(d, 2)
 	w.delete(other)
-	w.refusedOnLoopback(model.TCP, 30081)
+	w.refusedOnLoopback(inet.TCP, 30081)
 	stay("changes of another Service")
 
 	w.applySlices("b", there)
@@ -193,7 +193,7 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	stay("the removal of their endpoint")
 
 	remove("b")
-	w.refusedOnLoopback(model.TCP, webNodePort)
+	w.refusedOnLoopback(inet.TCP, webNodePort)
 	for i, c := range held {
 		if _, err := c.lines.ReadString('\n'); !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("connection %d ended with %v after the last endpoint has gone, want a reset", i, err)
@@ -222,7 +222,7 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	if out := nft(t, w.Node, "list", "tables"); strings.Contains(out, "loopback") {
 		t.Errorf("tables after the end:\n%s", out)
 	}
-	w.refusedOnLoopback(model.TCP, webNodePort)
+	w.refusedOnLoopback(inet.TCP, webNodePort)
 }
 
 // testLoopbackUpgrade starts a second instance, which takes over and exits, and a third one, which stays. The first one keeps its connections.
@@ -231,7 +231,7 @@ func testLoopbackUpgrade(t *testing.T, w *world, d *daemon) *daemon {
 	works := func() {
 		t.Helper()
 		w.reachLoopback(webNodePort, "pod-0")
-		w.refusedOnLoopback(model.UDP, dnsNodePort)
+		w.refusedOnLoopback(inet.UDP, dnsNodePort)
 	}
 	takesOver := func(times int) *daemon {
 		t.Helper()
@@ -270,7 +270,7 @@ func (w *world) listeners(d *daemon, n float64) {
 		if err != nil {
 			return err
 		}
-		for _, f := range model.Families {
+		for _, f := range inet.Families {
 			if got := m[fmt.Sprintf(`kubeproxy_nftables_localhost_nodeport_listeners{ip_family="%s"}`, f)]; got != n {
 				return fmt.Errorf("%v listeners of %s, want %v", got, f, n)
 			}
@@ -284,7 +284,7 @@ func (w *world) oneServer(to [2]netip.AddrPort) {
 	w.Helper()
 	for _, to := range to {
 		eventually(w, patience, func() error {
-			counts, err := w.Node.Spread(w.Context(), model.TCP, to, 30, lab.Options{})
+			counts, err := w.Node.Spread(w.Context(), inet.TCP, to, 30, lab.Options{})
 			if err == nil && len(counts) != 1 {
 				err = fmt.Errorf("%s reaches %v with session affinity", to, counts)
 			}
@@ -315,7 +315,7 @@ func testLoopbackLimit(t *testing.T, w *world, d *daemon) {
 		c, _ := w.hold(to)
 		open = append(open, c)
 	}
-	a := w.Node.Probe(t.Context(), model.TCP, to, lab.Options{})
+	a := w.Node.Probe(t.Context(), inet.TCP, to, lab.Options{})
 	if a.Outcome == lab.Answered {
 		t.Errorf("connection %d: %v, want a reset", most+1, a)
 	}
@@ -342,7 +342,7 @@ func testLoopbackPortInUse(t *testing.T, w *world, d *daemon, whileInUse func())
 	defer taken.Close()
 	quiet := onNodePort("quiet", quietNodePort)
 	w.apply(quiet, slice("quiet", "quiet-4", endpoint(w.Pods[0].IPv4)), slice("quiet", "quiet-6", endpoint(w.Pods[0].IPv6)))
-	eventually(t, patience, func() error { return reached(t.Context(), w.Node, model.TCP, six, "pod-0") })
+	eventually(t, patience, func() error { return reached(t.Context(), w.Node, inet.TCP, six, "pod-0") })
 	told := func() error {
 		list, err := w.api.Client().EventsV1().Events("default").List(w.Context(), metav1.ListOptions{})
 		if err != nil {
@@ -384,7 +384,7 @@ func testLoopbackPortInUse(t *testing.T, w *world, d *daemon, whileInUse func())
 	if err := taken.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, patience, func() error { return reached(t.Context(), w.Node, model.TCP, four, "pod-0") })
+	eventually(t, patience, func() error { return reached(t.Context(), w.Node, inet.TCP, four, "pod-0") })
 	if err := told(); err != nil {
 		t.Error(err)
 	}

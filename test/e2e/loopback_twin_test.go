@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -25,7 +25,7 @@ func TestNodePortsOnLoopbackAreThoseOfKubeProxy(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := w.Node.Serve(model.UDP, dnsNodePort); err != nil {
+	if _, err := w.Node.Serve(inet.UDP, dnsNodePort); err != nil {
 		t.Fatal(err)
 	}
 	var seen [2][]string
@@ -50,7 +50,7 @@ func (a asked) loopback() (seen []string) {
 	a.applySlices("a", here)
 	p := a.run("--nodeport-addresses=primary,localhost", "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true")
 	a.reachLoopback(webNodePort, "pod-0")
-	a.refusedOnLoopback(model.UDP, dnsNodePort)
+	a.refusedOnLoopback(inet.UDP, dnsNodePort)
 	note := func(name string, err error) {
 		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
 			seen = append(seen, fmt.Sprintf("%s: %v", name, err))
@@ -80,7 +80,7 @@ func (a asked) loopback() (seen []string) {
 	check("policy Local")
 	remove := func(name string) { a.delete(slice("web", "web-"+name+"-0"), slice("web", "web-"+name+"-1")) }
 	remove("a")
-	a.refusedOnLoopback(model.TCP, webNodePort) // no endpoint on this node
+	a.refusedOnLoopback(inet.TCP, webNodePort) // no endpoint on this node
 	for i, c := range held {
 		_, err := c.lines.ReadString('\n')
 		note(fmt.Sprintf("connection %d without a local endpoint", i), err)
@@ -91,14 +91,14 @@ func (a asked) loopback() (seen []string) {
 	if err != nil {
 		a.Fatal(err)
 	}
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		label := fmt.Sprintf(`{ip_family="%s"}`, f)
 		seen = append(seen, fmt.Sprintf("%s: %v listeners, UDP refused %t", f, m["kubeproxy_nftables_localhost_nodeport_listeners"+label],
 			m[fmt.Sprintf(`kubeproxy_nftables_localhost_nodeport_rejected_packets_total{ip_family="%s",protocol="UDP"}`, f)] > 0))
 	}
 	remove("a")
 	remove("b")
-	a.refusedOnLoopback(model.TCP, webNodePort)
+	a.refusedOnLoopback(inet.TCP, webNodePort)
 	_, sctp := m[`kubeproxy_nftables_localhost_nodeport_rejected_packets_total{ip_family="IPv4",protocol="SCTP"}`]
 	return append(seen, fmt.Sprintf("a series for SCTP: %t", sctp))
 }

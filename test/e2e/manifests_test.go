@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // TestADocumentThatCannotBeReadHidesNoOther: packets reach the Services of all other documents, from the start on and after
@@ -36,7 +36,7 @@ endpoints: [{addresses: [%[2]s], conditions: {ready: true}, nodeName: node-1}]
 		if want := []string{first, last}[i]; pod.IPv4.String() != want {
 			t.Fatalf("pod %d has %s, want %s", i, pod.IPv4, want)
 		}
-		if _, err := pod.Serve(model.TCP, backendPort); err != nil {
+		if _, err := pod.Serve(inet.TCP, backendPort); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -44,7 +44,7 @@ endpoints: [{addresses: [%[2]s], conditions: {ready: true}, nodeName: node-1}]
 		t.Helper()
 		for n := 1; n <= 4; n++ {
 			to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 1, byte(n)}), 80)
-			eventually(t, patience, func() error { return reached(t.Context(), d.Remotes[0], model.TCP, to, d.Pods[by].Name) })
+			eventually(t, patience, func() error { return reached(t.Context(), d.Remotes[0], inet.TCP, to, d.Pods[by].Name) })
 		}
 	}
 	served(0)

@@ -24,7 +24,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -121,10 +121,10 @@ func (a asked) objectsWithPolicies() (local, open, plain *corev1.Service) {
 
 // endpointsElsewhere returns slices of all those Services, without any endpoint on this node.
 func (a asked) endpointsElsewhere() []*discoveryv1.EndpointSlice {
-	remote := func(f model.Family) discoveryv1.Endpoint { return elsewhere(endpoint(a.Remotes[0].Addrs()[f])) }
+	remote := func(f inet.Family) discoveryv1.Endpoint { return elsewhere(endpoint(a.Remotes[0].Addrs()[f])) }
 	return []*discoveryv1.EndpointSlice{
-		slice("local", "local-1", remote(model.IPv4)), slice("plain", "plain-1", remote(model.IPv4)),
-		slice("web", "web-4", remote(model.IPv4)), slice("web", "web-6", remote(model.IPv6)),
+		slice("local", "local-1", remote(inet.IPv4)), slice("plain", "plain-1", remote(inet.IPv4)),
+		slice("web", "web-4", remote(inet.IPv4)), slice("web", "web-6", remote(inet.IPv6)),
 	}
 }
 
@@ -136,24 +136,24 @@ func triggered(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 
 // changes makes changes of all kinds, each of which is programmed before the next.
 func (a asked) changes(p *proxy.Program, local, plain *corev1.Service) {
-	pod := func(f model.Family) discoveryv1.Endpoint { return endpoint(a.Pods[0].Addrs()[f]) }
-	second := slice("plain", "plain-2", pod(model.IPv4))
+	pod := func(f inet.Family) discoveryv1.Endpoint { return endpoint(a.Pods[0].Addrs()[f]) }
+	second := slice("plain", "plain-2", pod(inet.IPv4))
 	everywhere := corev1.ServiceInternalTrafficPolicyCluster
 	added := service("added")
 	for _, step := range []struct {
-		family model.Family
+		family inet.Family
 		change func()
 	}{
-		{model.IPv4, func() { a.apply(triggered(second)) }},
-		{model.IPv4, func() {
-			a.apply(triggered(slice("plain", "plain-2", pod(model.IPv4), elsewhere(endpoint(a.Remotes[0].IPv4)))))
+		{inet.IPv4, func() { a.apply(triggered(second)) }},
+		{inet.IPv4, func() {
+			a.apply(triggered(slice("plain", "plain-2", pod(inet.IPv4), elsewhere(endpoint(a.Remotes[0].IPv4)))))
 		}},
-		{model.IPv6, func() { a.apply(triggered(slice("web", "web-7", elsewhere(endpoint(a.Remotes[0].IPv6.Next()))))) }},
-		{model.IPv4, func() { a.delete(second) }},
-		{model.IPv6, func() { a.delete(slice("web", "web-7")) }},
-		{model.IPv4, func() { a.apply(added) }},
-		{model.IPv4, func() { a.delete(added) }},
-		{model.IPv4, func() {
+		{inet.IPv6, func() { a.apply(triggered(slice("web", "web-7", elsewhere(endpoint(a.Remotes[0].IPv6.Next()))))) }},
+		{inet.IPv4, func() { a.delete(second) }},
+		{inet.IPv6, func() { a.delete(slice("web", "web-7")) }},
+		{inet.IPv4, func() { a.apply(added) }},
+		{inet.IPv4, func() { a.delete(added) }},
+		{inet.IPv4, func() {
 			changed := local.DeepCopy()
 			changed.Spec.InternalTrafficPolicy = &everywhere
 			a.apply(changed)

@@ -16,7 +16,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/kubelet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -169,7 +169,7 @@ func (m *migration) begin() {
 	m.served("kube-proxy", false)
 	to := m.clusterIPs("echo")[0]
 	eventually(m, patience, func() (err error) {
-		m.connection, err = m.Client.Dial(m.Context(), model.TCP, to)
+		m.connection, err = m.Client.Dial(m.Context(), inet.TCP, to)
 		return err
 	})
 	m.Cleanup(func() { m.connection.Close() })
@@ -238,7 +238,7 @@ func (m *migration) moves() {
 	for addr, from := range map[netip.AddrPort]*lab.Host{
 		ips[0]: m.Client, ips[1]: m.Pods[2], netip.AddrPortFrom(m.Node.IPv4, 30080): m.Client,
 	} {
-		eventually(m, patience, func() error { return reached(m.Context(), from, model.TCP, addr, to.Name) })
+		eventually(m, patience, func() error { return reached(m.Context(), from, inet.TCP, addr, to.Name) })
 	}
 }
 

@@ -26,7 +26,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -284,7 +284,7 @@ func (w *watched) churn() (stop func()) {
 			name := "more-" + strconv.Itoa(i)
 			objects = append(objects, w.api.Apply(ctx, service(name), slice(name, name, []discoveryv1.Endpoint{endpoint(w.Pods[0].IPv4)}...)))
 		}
-		for _, proto := range []model.Protocol{model.TCP, model.UDP} {
+		for _, proto := range []inet.Protocol{inet.TCP, inet.UDP} {
 			w.Pods[1].Probe(ctx, proto, to, lab.Options{})
 			w.Pods[1].Probe(ctx, proto, refused, lab.Options{})
 		}

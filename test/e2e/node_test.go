@@ -20,7 +20,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -148,7 +148,7 @@ func (w *world) converse(to []netip.AddrPort, from ...*lab.Host) (open []convers
 }
 
 func dialEcho(ctx context.Context, h *lab.Host, to netip.AddrPort) (c conversation, err error) {
-	conn, err := h.Dial(ctx, model.TCP, to)
+	conn, err := h.Dial(ctx, inet.TCP, to)
 	if err != nil {
 		return c, err
 	}

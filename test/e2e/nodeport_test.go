@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -38,7 +38,7 @@ func TestNodePortCollision(t *testing.T) {
 	w.serve(w.Pods...)
 	w.apply(onNodePort("web", webNodePort), onNodePort("dns", dnsNodePort), onNodePort("quiet", quietNodePort),
 		slice("web", "web-4", endpoint(w.Pods[0].IPv4)))
-	taker, err := w.Node.Serve(model.TCP, webNodePort)
+	taker, err := w.Node.Serve(inet.TCP, webNodePort)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestNodePortCollision(t *testing.T) {
 	reaches := func(server string) {
 		t.Helper()
 		to := netip.AddrPortFrom(w.Node.IPv4, webNodePort)
-		if got := w.Client.Probe(t.Context(), model.TCP, to, lab.Options{}); got.Server != server {
+		if got := w.Client.Probe(t.Context(), inet.TCP, to, lab.Options{}); got.Server != server {
 			t.Errorf("the client reaches %v, want %s", got, server)
 		}
 	}

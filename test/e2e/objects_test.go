@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -27,7 +27,7 @@ const (
 	backendPort, servicePort = 8080, 80
 )
 
-var protocols = []model.Protocol{model.TCP, model.UDP}
+var protocols = []inet.Protocol{inet.TCP, inet.UDP}
 
 // node returns the lab's Node as its kubelet would describe it.
 func node() *corev1.Node {
@@ -133,7 +133,7 @@ func (w *world) clusterIPs(name string) []netip.AddrPort {
 }
 
 // reached probes from a host until each of servers, and no other server, has answered. Without servers, there must be no answer.
-func reached(ctx context.Context, from *lab.Host, proto model.Protocol, to netip.AddrPort, servers ...string) error {
+func reached(ctx context.Context, from *lab.Host, proto inet.Protocol, to netip.AddrPort, servers ...string) error {
 	n := 1
 	if len(servers) > 1 {
 		n = 30 * len(servers)

@@ -20,7 +20,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -105,7 +105,7 @@ func (o *operator) live(from *lab.Host, to netip.AddrPort, outcome lab.Outcome, 
 	if outcome != lab.TimedOut {
 		options.Timeout = patience // the processors may be busy
 	}
-	if got := from.Probe(o.Context(), model.TCP, to, options); got.Outcome != outcome {
+	if got := from.Probe(o.Context(), inet.TCP, to, options); got.Outcome != outcome {
 		o.Errorf("%s to %s: %v, want %v", from.Name, to, got, outcome)
 	}
 	_ = cmd.Wait() // the exit code is checked
@@ -356,7 +356,7 @@ func (o *operator) testBridge() {
 		o.Helper()
 		eventually(o.T, patience, func() error {
 			options := lab.Options{Source: netip.MustParseAddr("10.244.7.10")}
-			if got := o.Pods[0].Probe(o.Context(), model.TCP, vip, options); got.Outcome != want {
+			if got := o.Pods[0].Probe(o.Context(), inet.TCP, vip, options); got.Outcome != want {
 				return fmt.Errorf("from pod to pod on one bridge: %v, want %v", got, want)
 			}
 			return nil

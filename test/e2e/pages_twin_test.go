@@ -21,7 +21,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -238,7 +238,7 @@ func (w *world) request(method, url string, header http.Header, body io.Reader) 
 	maps.Copy(req.Header, header)
 	client := http.Client{
 		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-			return w.Node.Dial(ctx, model.TCP, netip.MustParseAddrPort(address))
+			return w.Node.Dial(ctx, inet.TCP, netip.MustParseAddrPort(address))
 		}},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}

@@ -22,9 +22,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	ruletable "github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -144,7 +144,7 @@ func TestFlowsOpenedInTheGapRecover(t *testing.T) {
 	}
 	nft(t, w.Node, "delete table ip kube-nftproxy; delete table ip6 kube-nftproxy")
 	for _, to := range w.ips {
-		conn, err := client.Dial(t.Context(), model.UDP, to)
+		conn, err := client.Dial(t.Context(), inet.UDP, to)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -316,7 +316,7 @@ func (w *repaired) repair(t *testing.T, command, why string) time.Duration {
 		return nil
 	})
 	for _, ip := range w.ips {
-		if err := reached(t.Context(), w.Pods[1], model.TCP, ip, "pod-0"); err != nil {
+		if err := reached(t.Context(), w.Pods[1], inet.TCP, ip, "pod-0"); err != nil {
 			t.Error(err)
 		}
 	}

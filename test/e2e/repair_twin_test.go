@@ -10,7 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -51,11 +51,11 @@ func TestTwinRepair(t *testing.T) {
 				nft(t, w.Node, command)
 				begin := time.Now()
 				if name != "kube-proxy" {
-					eventually(t, time.Second, func() error { return reached(t.Context(), w.Pods[1], model.TCP, to, "pod-0") })
+					eventually(t, time.Second, func() error { return reached(t.Context(), w.Pods[1], inet.TCP, to, "pod-0") })
 					t.Logf("%s: repaired after %v", command, time.Since(begin).Round(time.Millisecond))
 					continue
 				}
-				never(t, broken, func() error { return reached(t.Context(), w.Pods[1], model.TCP, to) })
+				never(t, broken, func() error { return reached(t.Context(), w.Pods[1], inet.TCP, to) })
 				t.Logf("%s: still broken after %v", command, time.Since(begin).Round(time.Second))
 				// After a restart it writes everything.
 				running.Kill()

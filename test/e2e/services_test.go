@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -94,7 +94,7 @@ func endpointsOf(h *lab.Host) [2]discoveryv1.Endpoint {
 // applySlices writes a pair of slices of Service web, one for each family, with these endpoints.
 func (w *world) applySlices(name string, endpoints ...[2]discoveryv1.Endpoint) {
 	w.Helper()
-	for f, family := range model.Families {
+	for f, family := range inet.Families {
 		var list []discoveryv1.Endpoint
 		for _, e := range endpoints {
 			list = append(list, e[f])
@@ -119,7 +119,7 @@ func testSources(t *testing.T, w *world) {
 	}
 	for _, tt := range tests {
 		for _, to := range tt.to {
-			got := tt.from.Probe(t.Context(), model.TCP, to, lab.Options{})
+			got := tt.from.Probe(t.Context(), inet.TCP, to, lab.Options{})
 			if got.Outcome != lab.Answered || got.Source.Addr() != tt.as.Addr(to.Addr()) {
 				t.Errorf("%s: %s -> %s: %s, want to be seen as %s", tt.name, tt.from.Name, to, got, tt.as.Addr(to.Addr()))
 			}

@@ -20,7 +20,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -54,10 +54,10 @@ func TestStatusPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := &browser{desk: newDesk(t, string(debugging)), path: chromium(t)}
-	if _, err := b.Pods[0].Serve(model.TCP, backendPort); err != nil {
+	if _, err := b.Pods[0].Serve(inet.TCP, backendPort); err != nil {
 		t.Fatal(err)
 	}
-	if got := b.Pods[1].Probe(t.Context(), model.TCP, addrPort("10.96.0.10"), lab.Options{}); got.Outcome != lab.Answered {
+	if got := b.Pods[1].Probe(t.Context(), inet.TCP, addrPort("10.96.0.10"), lab.Options{}); got.Outcome != lab.Answered {
 		t.Fatal(got)
 	}
 	for i := range 3 {

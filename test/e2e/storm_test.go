@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	ruletable "github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
@@ -118,7 +119,7 @@ type tableNumbers [2]uint64
 
 func (s *stormy) tables(t *testing.T) (now tableNumbers) {
 	t.Helper()
-	for i, f := range []ruletable.Family{ruletable.IPv4, ruletable.IPv6} {
+	for i, f := range inet.Families {
 		info, err := s.kernel.Table(f, "kube-nftproxy")
 		if err != nil {
 			t.Fatal(err)

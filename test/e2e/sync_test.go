@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -44,7 +44,7 @@ func TestNothingBeforeSync(t *testing.T) {
 	w.bind("half", "slices")
 	// The informer's pause between two attempts may have increased to half a minute.
 	eventually(t, 2*patience, func() error {
-		return reached(t.Context(), w.Pods[1], model.TCP, w.clusterIPs("web")[0], "pod-0")
+		return reached(t.Context(), w.Pods[1], inet.TCP, w.clusterIPs("web")[0], "pod-0")
 	})
 }
 
@@ -112,7 +112,7 @@ func TestRestartOfTheAPIServer(t *testing.T) {
 	resume := func() error { return syscall.Kill(server, syscall.SIGCONT) }
 	t.Cleanup(func() { _ = resume() }) // a stopped server would not process a signal to exit
 	never(t, 3*time.Second, func() error {
-		return errors.Join(reached(t.Context(), w.Pods[2], model.TCP, ip, "pod-0"), answer(d, "healthz", 200))
+		return errors.Join(reached(t.Context(), w.Pods[2], inet.TCP, ip, "pod-0"), answer(d, "healthz", 200))
 	})
 	if err := resume(); err != nil {
 		t.Fatal(err)
@@ -128,7 +128,7 @@ func TestRestartOfTheAPIServer(t *testing.T) {
 	d.Kill()
 	again := w.start()
 	eventually(t, patience, func() error { _, err := again.scrape(); return err })
-	never(t, time.Second, func() error { return reached(t.Context(), w.Pods[2], model.TCP, ip, "pod-1") })
+	never(t, time.Second, func() error { return reached(t.Context(), w.Pods[2], inet.TCP, ip, "pod-1") })
 	for _, pid := range w.api.Pids() {
 		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 			t.Fatal(err)

@@ -21,7 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/faulty"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -220,7 +220,7 @@ func TestUnluckyServices(t *testing.T) {
 		last := len(before) - 1
 		reach(t, from, before[last], "pod-1")
 		for _, to := range before[last-3 : last] {
-			if err := reached(t.Context(), from, model.TCP, to); err != nil {
+			if err := reached(t.Context(), from, inet.TCP, to); err != nil {
 				t.Error(err)
 			}
 		}
@@ -240,7 +240,7 @@ func TestUnluckyServices(t *testing.T) {
 			}
 			w.apply(s)
 			if i%20 == 0 {
-				if err := reached(t.Context(), from, model.TCP, flaps, "pod-0"); err != nil {
+				if err := reached(t.Context(), from, inet.TCP, flaps, "pod-0"); err != nil {
 					t.Error(err)
 				}
 			}
@@ -268,14 +268,14 @@ func TestTheReaderOfTheLogEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := s.startBy(filepath.Join(s.dir, "log"), []string{"sh", "-c", `pipe=$1; shift; exec "$@" 2> "$pipe"`, "sh", pipe})
-	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[1], model.TCP, webIP, "pod-0") })
+	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[1], inet.TCP, webIP, "pod-0") })
 	if err := reader.Close(); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 4 {
 		s.serveBy(s.Pods[(i+1)%2])
 		eventually(t, patience, func() error {
-			return reached(t.Context(), s.Pods[1], model.TCP, webIP, fmt.Sprintf("pod-%d", (i+1)%2))
+			return reached(t.Context(), s.Pods[1], inet.TCP, webIP, fmt.Sprintf("pod-%d", (i+1)%2))
 		})
 	}
 	select {

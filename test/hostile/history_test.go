@@ -17,7 +17,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
 )
@@ -306,7 +306,7 @@ func (h *history) one(truth *oracle.Oracle, from *lab.Host, to netip.AddrPort, m
 	case memory:
 		options.Timeout = surely
 	}
-	got := from.Probe(h.Context(), model.TCP, to, options)
+	got := from.Probe(h.Context(), inet.TCP, to, options)
 	wrong := fmt.Errorf("%s asks %s: %v, want %s by %v", from.Name, to, got, v.Outcome, v.Endpoints)
 	switch {
 	case got.Outcome == lab.Answered && v.Outcome == oracle.Answered:

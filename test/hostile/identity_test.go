@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -77,7 +77,7 @@ func (n *node) trap() (bank *lab.Host, trap netip.AddrPort) {
 				if number16(hashOf(e)) != want {
 					continue
 				}
-				if _, err := h.Serve(model.TCP, port); err != nil {
+				if _, err := h.Serve(inet.TCP, port); err != nil {
 					n.Fatal(err)
 				}
 				return bank, e

@@ -23,7 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -79,7 +79,7 @@ func newNode(t *testing.T, clients int) *node {
 	n := &node{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 4, Clients: clients}), folder: t.TempDir()}
 	n.log = filepath.Join(t.TempDir(), "log")
 	for _, h := range n.Pods {
-		for _, proto := range []model.Protocol{model.TCP, model.UDP} {
+		for _, proto := range []inet.Protocol{inet.TCP, inet.UDP} {
 			if _, err := h.Serve(proto, backendPort); err != nil {
 				t.Fatal(err)
 			}
@@ -223,7 +223,7 @@ const (
 
 // ask opens one TCP connection and returns the name of the answering host, or the outcome.
 func (n *node) ask(from *lab.Host, to string, wait time.Duration) string {
-	a := from.Probe(n.Context(), model.TCP, netip.MustParseAddrPort(to), lab.Options{Timeout: wait})
+	a := from.Probe(n.Context(), inet.TCP, netip.MustParseAddrPort(to), lab.Options{Timeout: wait})
 	if a.Outcome == lab.Failed {
 		n.Errorf("probe %s: %v", to, a.Err)
 	}
@@ -283,7 +283,7 @@ func (n *node) elements() (count int) {
 			return err
 		}
 		defer conn.Close() //nolint:errcheck // it was only read from
-		for _, family := range []nft.Family{nft.IPv4, nft.IPv6} {
+		for _, family := range inet.Families {
 			sets, err := conn.Sets(family, "kube-nftproxy")
 			if err != nil {
 				return err

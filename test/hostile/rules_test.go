@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -83,7 +83,7 @@ func TestNarrowedRanges(t *testing.T) {
 		n.synced("bank", s, e)
 	}
 	write("192.0.2.0/24")
-	flow, err := n.Client.Dial(t.Context(), model.UDP, netip.MustParseAddrPort("203.0.113.10:514"))
+	flow, err := n.Client.Dial(t.Context(), inet.UDP, netip.MustParseAddrPort("203.0.113.10:514"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func TestFamilyOffAndOn(t *testing.T) {
 	n.Kill()
 	restore := n.withoutIPv6()
 	n.Program = n.run("", n.log, n.flags...)
-	if _, err := n.AwaitSync(t.Context(), n.Started(), model.IPv4); err != nil {
+	if _, err := n.AwaitSync(t.Context(), n.Started(), inet.IPv4); err != nil {
 		t.Fatal(err)
 	}
 	n.serving = 1 - n.serving

@@ -11,47 +11,48 @@ import (
 // pipeline lists, for each package, the packages that it may import: earlier ones, or those with the values that it receives. The
 // console imports the packages whose data it reads, and only the daemon imports nearly all. Only the program imports the daemon.
 var pipeline = map[string][]string{
-	"pkg/model":     {},
+	"pkg/inet":      {},
+	"pkg/model":     {"pkg/inet"},
 	"pkg/netlink":   {},
-	"pkg/nft":       {"pkg/netlink"},
+	"pkg/nft":       {"pkg/inet", "pkg/netlink"},
 	"pkg/track":     {},
 	"pkg/schedule":  {},
 	"pkg/instance":  {},
 	"pkg/watch":     {"pkg/model", "pkg/track"},
-	"pkg/plan":      {"pkg/model", "pkg/nft"},
-	"pkg/probe":     {"pkg/nft"},
-	"pkg/apply":     {"pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/view"},
-	"pkg/conntrack": {"pkg/model", "pkg/netlink"},
-	"pkg/counters":  {"pkg/model", "pkg/nft", "pkg/plan"},
-	"pkg/nodeport":  {"pkg/model"},
-	"pkg/loopback":  {"pkg/model", "pkg/nft"},
+	"pkg/plan":      {"pkg/inet", "pkg/model", "pkg/nft"},
+	"pkg/probe":     {"pkg/inet", "pkg/nft"},
+	"pkg/apply":     {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/view"},
+	"pkg/conntrack": {"pkg/inet", "pkg/model", "pkg/netlink"},
+	"pkg/counters":  {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan"},
+	"pkg/nodeport":  {"pkg/inet", "pkg/model"},
+	"pkg/loopback":  {"pkg/inet", "pkg/model", "pkg/nft"},
 	"pkg/report":    {"pkg/model"},
-	"pkg/host":      {"pkg/model"},
-	"pkg/config":    {"pkg/model"},
+	"pkg/host":      {"pkg/inet"},
+	"pkg/config":    {"pkg/inet", "pkg/model"},
 	"pkg/command": {
-		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/control", "pkg/host", "pkg/model", "pkg/nft", "pkg/plan", "pkg/settings",
+		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/control", "pkg/host", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/settings",
 		"pkg/trace", "pkg/track", "pkg/view", "pkg/watch",
 	},
-	"pkg/metrics":    {"pkg/counters", "pkg/model"},
-	"pkg/settings":   {"pkg/config", "pkg/host", "pkg/model", "pkg/plan", "pkg/proxy"},
+	"pkg/metrics":    {"pkg/counters", "pkg/inet"},
+	"pkg/settings":   {"pkg/config", "pkg/host", "pkg/inet", "pkg/model", "pkg/plan", "pkg/proxy"},
 	"pkg/statuspage": {"pkg/view"},
 	"pkg/zpages":     {},
 	"pkg/view":       {},
 	"pkg/control":    {"pkg/health"},
-	"pkg/doctor":     {"pkg/model", "pkg/nft", "pkg/takeover", "pkg/view"},
-	"pkg/health":     {"pkg/model"},
-	"pkg/takeover":   {"pkg/apply", "pkg/model", "pkg/nft"},
-	"pkg/trace":      {"pkg/nft", "pkg/plan"},
+	"pkg/doctor":     {"pkg/inet", "pkg/model", "pkg/nft", "pkg/takeover", "pkg/view"},
+	"pkg/health":     {"pkg/inet", "pkg/model"},
+	"pkg/takeover":   {"pkg/apply", "pkg/inet", "pkg/model", "pkg/nft"},
+	"pkg/trace":      {"pkg/inet", "pkg/nft", "pkg/plan"},
 	"pkg/proxy": {
-		"pkg/apply", "pkg/conntrack", "pkg/health", "pkg/metrics", "pkg/model", "pkg/nft", "pkg/plan", "pkg/schedule",
+		"pkg/apply", "pkg/conntrack", "pkg/health", "pkg/inet", "pkg/metrics", "pkg/model", "pkg/nft", "pkg/plan", "pkg/schedule",
 		"pkg/track", "pkg/view",
 	},
 	"pkg/console": {
-		"pkg/apply", "pkg/config", "pkg/control", "pkg/counters", "pkg/doctor", "pkg/health", "pkg/host", "pkg/loopback", "pkg/model", "pkg/nft", "pkg/plan",
+		"pkg/apply", "pkg/config", "pkg/control", "pkg/counters", "pkg/doctor", "pkg/health", "pkg/host", "pkg/inet", "pkg/loopback", "pkg/model", "pkg/nft", "pkg/plan",
 		"pkg/probe", "pkg/proxy", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track", "pkg/view",
 	},
 	"pkg/daemon": {
-		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/console", "pkg/control", "pkg/counters", "pkg/health", "pkg/host", "pkg/instance", "pkg/loopback", "pkg/metrics", "pkg/model",
+		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/console", "pkg/control", "pkg/counters", "pkg/health", "pkg/host", "pkg/inet", "pkg/instance", "pkg/loopback", "pkg/metrics", "pkg/model",
 		"pkg/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/report", "pkg/schedule", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track",
 		"pkg/watch", "pkg/zpages",
 	},
@@ -59,7 +60,7 @@ var pipeline = map[string][]string{
 }
 
 // pure lists the packages without a clock, a log or a system. nft has a file for its listener, which needs the system.
-var pure = []string{"pkg/model", "pkg/nft", "pkg/plan", "pkg/track"}
+var pure = []string{"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/track"}
 
 var impure = []string{"k8s.io/klog", "k8s.io/client-go", "log", "log/slog", "net/http", "os", "os/exec", "os/signal"}
 

@@ -19,7 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/kubelet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
@@ -74,7 +74,7 @@ endpoints: [{addresses: [10.244.0.10], nodeName: node-1}]
 // checkServes runs the program as a container of our DaemonSet, in a lab, and reaches a Service through it.
 func checkServes(t *testing.T, root string) {
 	l := lab.ForTest(t, lab.Config{Pods: 1})
-	server, err := l.Pods[0].Serve(model.TCP, 8080)
+	server, err := l.Pods[0].Serve(inet.TCP, 8080)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func checkServes(t *testing.T, root string) {
 		t.Fatal(err)
 	}
 	vip := netip.MustParseAddrPort("10.96.0.10:80")
-	if a := l.Client.Probe(t.Context(), model.TCP, vip, lab.Options{}); a.Outcome != lab.Answered || a.Server != "pod-0" {
+	if a := l.Client.Probe(t.Context(), inet.TCP, vip, lab.Options{}); a.Outcome != lab.Answered || a.Server != "pod-0" {
 		t.Errorf("the Service: %s, want an answer of pod-0", a)
 	}
 	checkLimits(t, p)

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
@@ -39,7 +39,7 @@ endpoints: [{addresses: ["%s"], nodeName: node-1, conditions: {ready: true}}]
 func TestClockJumps(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{Pods: 3})
 	for _, pod := range l.Pods[:2] {
-		if _, err := pod.Serve(model.TCP, 8080); err != nil {
+		if _, err := pod.Serve(inet.TCP, 8080); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -67,7 +67,7 @@ func TestClockJumps(t *testing.T) {
 		}
 	})
 	reached := func(server string) error {
-		counts, err := l.Pods[2].Spread(t.Context(), model.TCP, netip.MustParseAddrPort("10.96.0.10:80"), 1, lab.Options{})
+		counts, err := l.Pods[2].Spread(t.Context(), inet.TCP, netip.MustParseAddrPort("10.96.0.10:80"), 1, lab.Options{})
 		if err == nil && !maps.Equal(counts, map[string]int{server: 1}) {
 			err = fmt.Errorf("the Service: %v, want %s", counts, server)
 		}

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -191,13 +192,13 @@ func tables(t *testing.T) string {
 	}
 	defer conn.Close() //nolint:errcheck // it was only read from
 	var found []string
-	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
+	for _, f := range inet.Families {
 		there, err := conn.HasTable(f, plan.TableName)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if there {
-			found = append(found, f.String())
+			found = append(found, f.Keyword())
 		}
 	}
 	return strings.Join(found, " ")

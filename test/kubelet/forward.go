@@ -14,7 +14,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 	"k8s.io/streaming/pkg/httpstream/spdy"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // forwardProtocol is that of kubectl port-forward: for each connection a stream of errors and one of data (k8s.io/kubelet,
@@ -80,7 +80,7 @@ func (k *Kubelet) connect(r *http.Request, data, failed httpstream.Stream) {
 			return err
 		}
 		to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(port))
-		conn, err := k.Host.Dial(r.Context(), model.TCP, to)
+		conn, err := k.Host.Dial(r.Context(), inet.TCP, to)
 		if err != nil {
 			return err
 		}

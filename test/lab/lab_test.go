@@ -19,7 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // everything is a lab with one or two of each kind.
@@ -27,10 +27,10 @@ var everything = Config{Pods: 2, Remotes: 1, Clients: 2, NodeAddrs: []netip.Addr
 	netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2"),
 }}
 
-var protocols = []model.Protocol{model.TCP, model.UDP, model.SCTP}
+var protocols = []inet.Protocol{inet.TCP, inet.UDP, inet.SCTP}
 
 // mustServe starts a server that stops with the test's lab.
-func mustServe(t testing.TB, h *Host, proto model.Protocol, port uint16) {
+func mustServe(t testing.TB, h *Host, proto inet.Protocol, port uint16) {
 	t.Helper()
 	if _, err := h.Serve(proto, port); err != nil {
 		t.Fatal(err)
@@ -121,7 +121,7 @@ func TestOutcomesOfNetwork(t *testing.T) {
 	}
 	for _, from := range []*Host{l.Client, l.Pods[1], l.Node} {
 		for _, proto := range protocols {
-			for i := range model.Families {
+			for i := range inet.Families {
 				ask := func(where string) Answer {
 					to := netip.AddrPortFrom(dst[where][i], 81)
 					return from.Probe(t.Context(), proto, to, Options{Timeout: 50 * time.Millisecond})
@@ -164,7 +164,7 @@ func TestOutcomesOfRules(t *testing.T) {
 				}
 			}
 			dst := netip.AddrPortFrom(addr, 5)
-			if got := from.Probe(t.Context(), model.TCP, dst, Options{}); got.Outcome != Refused {
+			if got := from.Probe(t.Context(), inet.TCP, dst, Options{}); got.Outcome != Refused {
 				t.Errorf("%s tcp %s: %s (%v)", from.Name, dst, got, got.Err)
 			}
 		}
@@ -174,7 +174,7 @@ func TestOutcomesOfRules(t *testing.T) {
 func TestRefusalsAreNotRateLimited(t *testing.T) {
 	l := ForTest(t, Config{Pods: 1})
 	for _, addr := range l.Pods[0].Addrs() {
-		got, err := l.Client.Spread(t.Context(), model.UDP, netip.AddrPortFrom(addr, 81), 300, Options{})
+		got, err := l.Client.Spread(t.Context(), inet.UDP, netip.AddrPortFrom(addr, 81), 300, Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -298,7 +298,7 @@ func TestDialKeepsTalkingToEcho(t *testing.T) {
 	if _, err := l.Pods[0].ServeEcho(7); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := l.Client.Dial(t.Context(), model.TCP, netip.AddrPortFrom(l.Pods[0].IPv6, 7))
+	conn, err := l.Client.Dial(t.Context(), inet.TCP, netip.AddrPortFrom(l.Pods[0].IPv6, 7))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -347,7 +347,7 @@ func TestPortsDoNotComeAgain(t *testing.T) {
 				}
 				note(fmt.Sprintf("probe %d of %s", i, proto), got.Source)
 			}
-			if proto == model.SCTP {
+			if proto == inet.SCTP {
 				continue
 			}
 			for i := range 40 {
@@ -367,11 +367,11 @@ func TestPortsDoNotComeAgain(t *testing.T) {
 // A port of a server on the host is skipped.
 func TestPortsThatAreTakenArePassedOver(t *testing.T) {
 	l := ForTest(t, Config{Pods: 1})
-	mustServe(t, l.Pods[0], model.TCP, 80)
-	for _, proto := range []model.Protocol{model.TCP, model.UDP} {
+	mustServe(t, l.Pods[0], inet.TCP, 80)
+	for _, proto := range []inet.Protocol{inet.TCP, inet.UDP} {
 		mustServe(t, l.Client, proto, firstPort)
 	}
-	for _, proto := range []model.Protocol{model.TCP, model.UDP} {
+	for _, proto := range []inet.Protocol{inet.TCP, inet.UDP} {
 		for _, addr := range l.Pods[0].Addrs() {
 			l.Client.ports.Store(0)
 			conn, err := l.Client.Dial(t.Context(), proto, netip.AddrPortFrom(addr, 80))
@@ -387,7 +387,7 @@ func TestPortsThatAreTakenArePassedOver(t *testing.T) {
 		}
 	}
 	l.Client.ports.Store(0)
-	got := l.Client.Probe(t.Context(), model.TCP, netip.AddrPortFrom(l.Pods[0].IPv4, 80), Options{})
+	got := l.Client.Probe(t.Context(), inet.TCP, netip.AddrPortFrom(l.Pods[0].IPv4, 80), Options{})
 	if got.Outcome != Answered || got.Source.Port() <= firstPort {
 		t.Errorf("probe: %s, want an answer to a later port than %d", got, firstPort)
 	}
@@ -418,14 +418,14 @@ func TestServerCloseFreesThePort(t *testing.T) {
 
 func TestServeErrors(t *testing.T) {
 	l := ForTest(t, Config{})
-	mustServe(t, l.Node, model.UDP, 53)
-	if _, err := l.Node.Serve(model.UDP, 53); !errors.Is(err, unix.EADDRINUSE) {
+	mustServe(t, l.Node, inet.UDP, 53)
+	if _, err := l.Node.Serve(inet.UDP, 53); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("port taken: %v", err)
 	}
-	if _, err := l.Node.Serve(model.TCP, 0); err == nil {
+	if _, err := l.Node.Serve(inet.TCP, 0); err == nil {
 		t.Error("port 0 was served")
 	}
-	if _, err := l.Node.Serve(model.Protocol(1), 80); err == nil {
+	if _, err := l.Node.Serve(inet.Protocol(1), 80); err == nil {
 		t.Error("protocol 1 was served")
 	}
 }
@@ -505,7 +505,7 @@ func TestCancelledProbeFails(t *testing.T) {
 	l := ForTest(t, Config{})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	got := l.Client.Probe(ctx, model.UDP, netip.MustParseAddrPort("198.51.100.1:1"), Options{Timeout: time.Hour})
+	got := l.Client.Probe(ctx, inet.UDP, netip.MustParseAddrPort("198.51.100.1:1"), Options{Timeout: time.Hour})
 	if got.Outcome != Failed || !errors.Is(got.Err, context.Canceled) {
 		t.Errorf("got %s, %v", got, got.Err)
 	}
@@ -513,15 +513,15 @@ func TestCancelledProbeFails(t *testing.T) {
 
 func TestTwoLabsDoNotDisturbOneAnother(t *testing.T) {
 	a, b := ForTest(t, Config{Pods: 1}), ForTest(t, Config{Pods: 1})
-	mustServe(t, a.Pods[0], model.TCP, 80)
+	mustServe(t, a.Pods[0], inet.TCP, 80)
 	dst := netip.AddrPortFrom(a.Pods[0].IPv4, 80)
-	if got := b.Client.Probe(t.Context(), model.TCP, dst, Options{}); got.Outcome != Refused {
+	if got := b.Client.Probe(t.Context(), inet.TCP, dst, Options{}); got.Outcome != Refused {
 		t.Errorf("other lab: %s (%v)", got, got.Err)
 	}
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if got := a.Client.Probe(t.Context(), model.TCP, dst, Options{}); got.Server != "pod-0" {
+	if got := a.Client.Probe(t.Context(), inet.TCP, dst, Options{}); got.Server != "pod-0" {
 		t.Errorf("own lab after the other closed: %s (%v)", got, got.Err)
 	}
 }
@@ -557,7 +557,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	if err := l.Node.Do(func() error { return nil }); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("do after close: %v", err)
 	}
-	if _, err := l.Node.Serve(model.TCP, 80); !errors.Is(err, os.ErrClosed) {
+	if _, err := l.Node.Serve(inet.TCP, 80); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("serve after close: %v", err)
 	}
 }
@@ -629,9 +629,9 @@ func TestConfigErrors(t *testing.T) {
 func TestLargestLab(t *testing.T) {
 	l := ForTest(t, Config{Pods: 200})
 	last := l.Pods[199]
-	mustServe(t, last, model.TCP, 80)
+	mustServe(t, last, inet.TCP, 80)
 	for _, addr := range last.Addrs() {
-		if got := l.Pods[0].Probe(t.Context(), model.TCP, netip.AddrPortFrom(addr, 80), Options{}); got.Server != "pod-199" {
+		if got := l.Pods[0].Probe(t.Context(), inet.TCP, netip.AddrPortFrom(addr, 80), Options{}); got.Server != "pod-199" {
 			t.Errorf("%s: %s (%v)", addr, got, got.Err)
 		}
 	}
@@ -665,7 +665,7 @@ func BenchmarkProbe(b *testing.B) {
 		mustServe(b, l.Pods[0], proto, 80)
 		for i, addr := range l.Pods[0].Addrs() {
 			dst := netip.AddrPortFrom(addr, 80)
-			b.Run(fmt.Sprintf("%s/%s", proto, model.Families[i]), func(b *testing.B) {
+			b.Run(fmt.Sprintf("%s/%s", proto, inet.Families[i]), func(b *testing.B) {
 				for b.Loop() {
 					if a := l.Client.Probe(b.Context(), proto, dst, Options{}); a.Outcome != Answered {
 						b.Fatal(a)

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // DefaultTimeout is the default timeout of a probe. Without a network in between, an answer takes less than a millisecond.
@@ -109,7 +109,7 @@ type Options struct {
 
 // Probe sends one request from this host and returns the result: a TCP connection, a UDP datagram or an SCTP INIT. If a rule
 // drops the host's own outgoing packets, the outcome is TimedOut.
-func (h *Host) Probe(ctx context.Context, proto model.Protocol, dst netip.AddrPort, o Options) Answer {
+func (h *Host) Probe(ctx context.Context, proto inet.Protocol, dst netip.AddrPort, o Options) Answer {
 	return h.one(func() Answer { return h.probe(ctx, proto, dst, o) })
 }
 
@@ -129,7 +129,7 @@ func (h *Host) one(f func() Answer) Answer {
 
 // Spread makes n probes in sequence, each from a new socket, and counts the answers by server. Other outcomes count by their
 // names, "refused" or "timed out". The first Failed probe ends it with an error.
-func (h *Host) Spread(ctx context.Context, proto model.Protocol, dst netip.AddrPort, n int, o Options) (map[string]int,
+func (h *Host) Spread(ctx context.Context, proto inet.Protocol, dst netip.AddrPort, n int, o Options) (map[string]int,
 	error) {
 	counts := map[string]int{}
 	err := h.Do(func() error {
@@ -152,8 +152,8 @@ func (h *Host) Spread(ctx context.Context, proto model.Protocol, dst netip.AddrP
 // Dial opens a TCP connection or a connected UDP socket from the host, for use by any goroutine. The caller closes it; until then
 // the namespace stays. A TCP connection rejected by ICMP, as by nftables, may take a second to fail, because the kernel only
 // records an answer that arrives while it is sending. Probe returns at once.
-func (h *Host) Dial(ctx context.Context, proto model.Protocol, dst netip.AddrPort) (conn net.Conn, err error) {
-	if proto != model.TCP && proto != model.UDP {
+func (h *Host) Dial(ctx context.Context, proto inet.Protocol, dst netip.AddrPort) (conn net.Conn, err error) {
+	if proto != inet.TCP && proto != inet.UDP {
 		return nil, fmt.Errorf("dial %s from %s: %s has no connections here", dst, h.Name, proto)
 	}
 	var dialer net.Dialer
@@ -161,7 +161,7 @@ func (h *Host) Dial(ctx context.Context, proto model.Protocol, dst netip.AddrPor
 	err = h.Do(func() error {
 		return h.eachPort(func(port uint16) error {
 			dialer.LocalAddr = &net.TCPAddr{Port: int(port)}
-			if proto == model.UDP {
+			if proto == inet.UDP {
 				dialer.LocalAddr = &net.UDPAddr{Port: int(port)}
 			}
 			conn, err = dialer.DialContext(ctx, proto.String(), dst.String())
@@ -175,14 +175,14 @@ func (h *Host) Dial(ctx context.Context, proto model.Protocol, dst netip.AddrPor
 }
 
 // probe makes one probe; the calling thread is in the host's namespace.
-func (h *Host) probe(ctx context.Context, proto model.Protocol, dst netip.AddrPort, o Options) Answer {
+func (h *Host) probe(ctx context.Context, proto inet.Protocol, dst netip.AddrPort, o Options) Answer {
 	return timed(func() Answer {
 		switch proto {
-		case model.TCP:
+		case inet.TCP:
 			return h.probeTCP(ctx, dst, o)
-		case model.UDP:
+		case inet.UDP:
 			return h.probeUDP(ctx, dst, o)
-		case model.SCTP:
+		case inet.SCTP:
 			return h.probeSCTP(ctx, dst, o)
 		}
 		return Answer{Err: fmt.Errorf("probe %s: protocol %d is not known", dst, proto)}

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // farewell is the time for which a server waits for its client to close first; some clients, such as nc, never do.
@@ -27,7 +27,7 @@ type Server struct {
 	// Host is the server's host.
 	Host *Host
 	// Proto and Port are the server's protocol and port.
-	Proto model.Protocol
+	Proto inet.Protocol
 	Port  uint16
 
 	running sync.WaitGroup
@@ -41,13 +41,13 @@ type Server struct {
 // closes its half first gets a reset after the line, otherwise the server closes after 200 ms. A port in use is an error, except
 // for SCTP, where a host's servers share the packets. While a host has an SCTP server, its other SCTP ports do not reject
 // packets.
-func (h *Host) Serve(proto model.Protocol, port uint16) (*Server, error) {
+func (h *Host) Serve(proto inet.Protocol, port uint16) (*Server, error) {
 	switch proto {
-	case model.TCP:
+	case inet.TCP:
 		return h.listen(proto, port, h.listenTCP(func(conn net.Conn) {}))
-	case model.UDP:
+	case inet.UDP:
 		return h.listen(proto, port, h.listenPackets(unix.SOCK_DGRAM, answerUDP))
-	case model.SCTP:
+	case inet.SCTP:
 		return h.listen(proto, port, h.listenPackets(unix.SOCK_RAW, answerSCTP))
 	}
 	return nil, fmt.Errorf("serve on %s: protocol %d is not known", h.Name, proto)
@@ -56,14 +56,14 @@ func (h *Host) Serve(proto model.Protocol, port uint16) (*Server, error) {
 // ServeEcho starts a TCP server that sends the line and then returns each further line that it receives, until the client closes.
 // It shows whether an established connection still works.
 func (h *Host) ServeEcho(port uint16) (*Server, error) {
-	return h.listen(model.TCP, port, h.listenTCP(echo))
+	return h.listen(inet.TCP, port, h.listenTCP(echo))
 }
 
 // starter opens a server's sockets of one family and starts to serve, in the namespace.
 type starter func(s *Server, family netip.Addr) error
 
 // listen starts a server for both families.
-func (h *Host) listen(proto model.Protocol, port uint16, start starter) (*Server, error) {
+func (h *Host) listen(proto inet.Protocol, port uint16, start starter) (*Server, error) {
 	if port == 0 {
 		return nil, fmt.Errorf("serve %s on %s: port must not be zero", proto, h.Name)
 	}

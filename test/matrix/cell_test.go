@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // destination is a kind of address of a Service.
@@ -121,11 +121,11 @@ func (m mode) String() string {
 	return string(m.detector)
 }
 
-func (m mode) protocols() []model.Protocol {
+func (m mode) protocols() []inet.Protocol {
 	if m == base {
-		return []model.Protocol{model.TCP, model.UDP, model.SCTP}
+		return []inet.Protocol{inet.TCP, inet.UDP, inet.SCTP}
 	}
-	return []model.Protocol{model.TCP, model.UDP}
+	return []inet.Protocol{inet.TCP, inet.UDP}
 }
 
 // service holds the properties that distinguish Services.
@@ -152,8 +152,8 @@ type cell struct {
 	service  service
 	dest     destination
 	client   client
-	family   model.Family
-	protocol model.Protocol
+	family   inet.Family
+	protocol inet.Protocol
 }
 
 func (c cell) String() string {
@@ -199,7 +199,7 @@ type group []cell
 func groups(m mode) (all []group, leftOut int) {
 	for _, svc := range services() {
 		for _, who := range clients {
-			for _, family := range model.Families {
+			for _, family := range inet.Families {
 				for _, protocol := range m.protocols() {
 					var g group
 					for _, dest := range destinations {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -89,7 +89,7 @@ func TestMatrixSeesFaults(t *testing.T) {
 func sample(m mode) []group {
 	all, _ := groups(m)
 	return slices.DeleteFunc(all, func(g group) bool {
-		return g[0].service.affinity || g[0].protocol != model.TCP || g[0].family != model.IPv4
+		return g[0].service.affinity || g[0].protocol != inet.TCP || g[0].family != inet.IPv4
 	})
 }
 

@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 var update = flag.Bool("update", false, "write docs/semantics.md")
@@ -60,7 +60,7 @@ func (tg target) result(t *testing.T, m mode, who client, where placement) strin
 	texts := map[string]bool{}
 	for _, svc := range tg.services(tg.policy, where) {
 		for _, dest := range tg.dests {
-			for _, family := range model.Families {
+			for _, family := range inet.Families {
 				for _, protocol := range m.protocols() {
 					texts[describe(cell{m, svc, dest, who, family, protocol})] = true
 				}
@@ -171,7 +171,7 @@ func (tg target) changes(a, b mode, who client) []string {
 	all := map[string]bool{}
 	for _, p := range placements {
 		for _, svc := range tg.services(tg.policy, p) {
-			before := cell{mode: a, service: svc, dest: tg.dests[0], client: who, protocol: model.TCP}
+			before := cell{mode: a, service: svc, dest: tg.dests[0], client: who, protocol: inet.TCP}
 			after := before
 			after.mode = b
 			if before.possible() {

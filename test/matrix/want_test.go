@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
 )
 
@@ -99,7 +99,7 @@ var numbers = sync.OnceValue(func() map[service]int {
 	return all
 })
 
-func hostAddress(name string, f model.Family) netip.Addr {
+func hostAddress(name string, f inet.Family) netip.Addr {
 	return netip.MustParseAddr(addressOf[name][f])
 }
 
@@ -117,7 +117,7 @@ func arrival(host string, sees, from netip.Addr) outcome {
 	switch {
 	case !sees.IsValid():
 		return dropped
-	case sees == hostAddress("node", model.FamilyOf(sees)):
+	case sees == hostAddress("node", inet.FamilyOf(sees)):
 		return reached(host, fromNode)
 	case sees == from:
 		return reached(host, kept)
@@ -145,7 +145,7 @@ func oracleOf(m mode) *oracle.Oracle {
 	}
 	node := oracle.Machine{Name: "node-1", LocalPod: m.localPod(), MasqueradeAll: m.masqueradeAll}
 	for f, addr := range secondaries {
-		node.Addresses = append(node.Addresses, hostAddress("node", model.Family(f)), addr)
+		node.Addresses = append(node.Addresses, hostAddress("node", inet.Family(f)), addr)
 	}
 	o, _ := oracles.LoadOrStore(m, oracle.New(all, node))
 	return o.(*oracle.Oracle)

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -29,7 +29,7 @@ const (
 // namespace holds the Services.
 const namespace = "matrix"
 
-var protocols = []model.Protocol{model.TCP, model.UDP, model.SCTP}
+var protocols = []inet.Protocol{inet.TCP, inet.UDP, inet.SCTP}
 
 // secondaries are the node's second addresses.
 var secondaries = [2]netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}
@@ -83,7 +83,7 @@ func (s service) name() string {
 }
 
 // address returns the address and port of Service number i.
-func address(i int, d destination, f model.Family) netip.AddrPort {
+func address(i int, d destination, f inet.Family) netip.AddrPort {
 	first := map[destination][2]string{
 		clusterIP:      {"10.96.1.10", "fd00:10:96::110"},
 		externalIP:     {"198.51.100.10", "2001:db8:1::10"},
@@ -109,14 +109,14 @@ func nodePortOf(i int) int32 { return int32(30010 + i) }
 func healthPortOf(i int) int32 { return int32(30060 + i) }
 
 func addresses(i int, d destination) []string {
-	return []string{address(i, d, model.IPv4).Addr().String(), address(i, d, model.IPv6).Addr().String()}
+	return []string{address(i, d, inet.IPv4).Addr().String(), address(i, d, inet.IPv6).Addr().String()}
 }
 
 // objects returns the cluster: this node, and all Services with their endpoints.
 func objects() []runtime.Object {
 	all := []runtime.Object{thisNode()}
 	for i, s := range services() {
-		all = append(all, object(i, s), endpoints(s, model.IPv4), endpoints(s, model.IPv6))
+		all = append(all, object(i, s), endpoints(s, inet.IPv4), endpoints(s, inet.IPv6))
 	}
 	return all
 }
@@ -164,12 +164,12 @@ func object(i int, s service) *corev1.Service {
 	return svc
 }
 
-func apiProtocol(p model.Protocol) corev1.Protocol {
+func apiProtocol(p inet.Protocol) corev1.Protocol {
 	return corev1.Protocol(strings.ToUpper(p.String()))
 }
 
 // endpoints returns a Service's slice of one family.
-func endpoints(s service, f model.Family) *discoveryv1.EndpointSlice {
+func endpoints(s service, f inet.Family) *discoveryv1.EndpointSlice {
 	types := [2]discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{

@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -109,7 +109,7 @@ func (p *Program) dial(ctx context.Context, _, address string) (net.Conn, error)
 	if err != nil {
 		return nil, fmt.Errorf("dial: %w", err)
 	}
-	return p.config.Host.Dial(ctx, model.TCP, to)
+	return p.config.Host.Dial(ctx, inet.TCP, to)
 }
 
 // String returns the program's name.
@@ -197,7 +197,7 @@ func (s Samples) Sum(name string) (sum float64, series int) {
 }
 
 // LastSync returns when a family was last synced with success; the zero time stands for never.
-func (s Samples) LastSync(f model.Family) time.Time {
+func (s Samples) LastSync(f inet.Family) time.Time {
 	seconds := s[fmt.Sprintf("kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=%q}", f)]
 	if seconds == 0 {
 		return time.Time{}
@@ -230,9 +230,9 @@ func (p *Program) Metrics(ctx context.Context) (Samples, error) {
 
 // AwaitSync waits until the program has synced each of the families (none given: both) at a time after the given one, and
 // returns the time of the latest of those syncs. It fails with the end of the log when the program ends.
-func (p *Program) AwaitSync(ctx context.Context, after time.Time, families ...model.Family) (at time.Time, err error) {
+func (p *Program) AwaitSync(ctx context.Context, after time.Time, families ...inet.Family) (at time.Time, err error) {
 	if len(families) == 0 {
-		families = model.Families[:]
+		families = inet.Families[:]
 	}
 	err = p.Await(ctx, pollInterval, "a sync", func(ctx context.Context) error {
 		samples, err := p.Metrics(ctx)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -50,7 +50,7 @@ func TestSyncs(t *testing.T) {
 	if err := os.WriteFile(manifest, []byte(strings.ReplaceAll(cluster, "192.0.2.1", "192.0.2.2")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	second, err := p.AwaitSync(t.Context(), first, model.IPv4)
+	second, err := p.AwaitSync(t.Context(), first, inet.IPv4)
 	if err != nil || !second.After(first) {
 		t.Fatalf("AwaitSync() = %v, %v, want a time after %v", second, err, first)
 	}

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -16,9 +17,9 @@ var kinds = [...]model.Kind{model.ClusterIP, model.ExternalIP, model.LoadBalance
 
 // wanted lists the features that the suite must show.
 func wanted() (list []string) {
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		for _, k := range kinds {
-			for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+			for _, p := range []inet.Protocol{inet.TCP, inet.UDP, inet.SCTP} {
 				list = append(list, fmt.Sprintf("%s %s %s answers", k, p, f))
 			}
 			for _, what := range []string{
@@ -44,7 +45,7 @@ func wanted() (list []string) {
 
 // note records the features that a line of packets has shown.
 func (c coverage) note(l line, state *fresh, cidrs []netip.Prefix) {
-	f := model.FamilyOf(l.to.Addr())
+	f := inet.FamilyOf(l.to.Addr())
 	port, front := state.find(l, f)
 	if l.stays {
 		c.add(f, "connection stays")
@@ -71,7 +72,7 @@ func (c coverage) note(l line, state *fresh, cidrs []netip.Prefix) {
 	}
 }
 
-func (c coverage) noteAnswer(l line, port *model.ServicePort, front *model.Frontend, f model.Family, of func(string)) {
+func (c coverage) noteAnswer(l line, port *model.ServicePort, front *model.Frontend, f inet.Family, of func(string)) {
 	if front.AllowedSources != nil {
 		c.add(f, "source ranges allow")
 	}
@@ -103,7 +104,7 @@ func (c coverage) noteAnswer(l line, port *model.ServicePort, front *model.Front
 }
 
 // noteUnclaimed records a line to an address and port without a service port.
-func (c coverage) noteUnclaimed(l line, state *fresh, f model.Family, cidrs []netip.Prefix) {
+func (c coverage) noteUnclaimed(l line, state *fresh, f inet.Family, cidrs []netip.Prefix) {
 	for _, s := range state.services {
 		for _, p := range s.Ports {
 			if l.outcome == lab.Refused && p.Frontends[0].Addr == l.to.Addr() {
@@ -117,10 +118,10 @@ func (c coverage) noteUnclaimed(l line, state *fresh, f model.Family, cidrs []ne
 	}
 }
 
-func (c coverage) add(f model.Family, what string) { c[fmt.Sprintf("%s %s", f, what)] = true }
+func (c coverage) add(f inet.Family, what string) { c[fmt.Sprintf("%s %s", f, what)] = true }
 
 // find returns the frontend for a line's packets.
-func (f *fresh) find(l line, family model.Family) (*model.ServicePort, *model.Frontend) {
+func (f *fresh) find(l line, family inet.Family) (*model.ServicePort, *model.Frontend) {
 	onNode := slices.Contains(f.nodeIPs[family], l.to.Addr())
 	for _, s := range f.services {
 		for _, p := range s.Ports {

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -199,7 +200,7 @@ func (w *flowWatch) settle() error {
 	met, d := make(chan struct{}), &conntrack.Desired{}
 	w.met = met
 	for f, addr := range signs {
-		d.Frontend(model.Key{Addr: addr, Port: w.sign, Protocol: model.UDP, Family: model.Family(f)}, nil)
+		d.Frontend(model.Key{Addr: addr, Port: w.sign, Protocol: inet.UDP, Family: inet.Family(f)}, nil)
 	}
 	w.mu.Unlock()
 	w.flows.Request(d)
@@ -211,12 +212,12 @@ func (w *flowWatch) settle() error {
 	}
 }
 
-func (w *flowWatch) Delete(ctx context.Context, f model.Family, udp bool, stale func(*conntrack.Flow) bool) (conntrack.Outcome, error) {
+func (w *flowWatch) Delete(ctx context.Context, f inet.Family, udp bool, stale func(*conntrack.Flow) bool) (conntrack.Outcome, error) {
 	out, err := w.Table.Delete(ctx, f, udp, stale)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	stray := conntrack.Flow{Protocol: model.UDP, Destination: netip.AddrPortFrom(signs[f], w.sign), DNAT: true}
-	if err == nil && f == model.IPv6 && w.met != nil && stale(&stray) {
+	stray := conntrack.Flow{Protocol: inet.UDP, Destination: netip.AddrPortFrom(signs[f], w.sign), DNAT: true}
+	if err == nil && f == inet.IPv6 && w.met != nil && stale(&stray) {
 		close(w.met)
 		w.met = nil
 	}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
@@ -353,7 +354,7 @@ func (a *performance) rulesDiffer(state *fresh) (diff string, err error) {
 				return err
 			}
 			if chain != "" {
-				diff += fmt.Sprintf("the rules of chain %s %s\n", t.Family, chain)
+				diff += fmt.Sprintf("the rules of chain %s %s\n", t.Family.Keyword(), chain)
 			}
 		}
 		return nil
@@ -409,7 +410,7 @@ func forgetForeignTables() error {
 	if err != nil {
 		return err
 	}
-	for _, f := range []nft.Family{nft.IPv4, nft.IPv6} {
+	for _, f := range inet.Families {
 		_, deleted := conn.DeleteTable(f, "foreign")
 		err = errors.Join(err, deleted)
 	}

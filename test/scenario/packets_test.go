@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -27,7 +27,7 @@ type line struct {
 	source netip.Addr
 	to     netip.AddrPort
 	// protocol is 0 for an echo request.
-	protocol model.Protocol
+	protocol inet.Protocol
 	// outcome is the outcome of every packet. For Answered, servers are all servers that reply.
 	outcome lab.Outcome
 	servers []server
@@ -125,7 +125,7 @@ func parseLine(text string) (l line, err error) {
 	what := fields[2:]
 	if name, found := strings.CutPrefix(what[0], "flow="); found {
 		l.flow, what = name, what[1:]
-		if name == "" || len(what) == 0 || l.protocol != model.UDP {
+		if name == "" || len(what) == 0 || l.protocol != inet.UDP {
 			return l, errors.New("want a name, UDP and an outcome for a flow")
 		}
 	}
@@ -159,7 +159,7 @@ func parseSource(s string) (host string, addr netip.Addr, err error) {
 	return host, addr, err
 }
 
-func parseDestination(s string) (to netip.AddrPort, protocol model.Protocol, err error) {
+func parseDestination(s string) (to netip.AddrPort, protocol inet.Protocol, err error) {
 	where, proto, ok := strings.Cut(s, "/")
 	if !ok {
 		return to, 0, fmt.Errorf("%q has no protocol", s)
@@ -168,7 +168,7 @@ func parseDestination(s string) (to netip.AddrPort, protocol model.Protocol, err
 		addr, err := netip.ParseAddr(where)
 		return netip.AddrPortFrom(addr, 0), 0, err
 	}
-	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+	for _, p := range []inet.Protocol{inet.TCP, inet.UDP, inet.SCTP} {
 		if p.String() == proto {
 			protocol = p
 		}

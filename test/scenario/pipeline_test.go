@@ -280,7 +280,7 @@ func elements(p *plan.Planner) (list []string) {
 func chains(p *plan.Planner) (list []string) {
 	for _, t := range p.Tables() {
 		for _, c := range t.Chains {
-			list = append(list, fmt.Sprintf("chain %s %s", t.Family, c.Name))
+			list = append(list, fmt.Sprintf("chain %s %s", t.Family.Keyword(), c.Name))
 		}
 	}
 	slices.Sort(list)
@@ -344,7 +344,7 @@ func inKernel(h *lab.Host, p *plan.Planner) (elements, chains []string, err erro
 				return err
 			}
 			for _, c := range list {
-				chains = append(chains, fmt.Sprintf("chain %s %s", t.Family, c.Name))
+				chains = append(chains, fmt.Sprintf("chain %s %s", t.Family.Keyword(), c.Name))
 			}
 			for _, s := range t.Sets {
 				if s.Dynamic || s.Name == plan.StateSet {

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -16,7 +17,7 @@ import (
 // checkRender: nft accepts the text of a plan, and the resulting tables equal those of the plan: the program adopts them.
 func (r *rig) checkRender(t *testing.T, st *step, state *fresh) {
 	t.Helper()
-	elements := map[nft.Family]map[string][]nft.Element{nft.IPv4: {}, nft.IPv6: {}}
+	elements := map[inet.Family]map[string][]nft.Element{inet.IPv4: {}, inet.IPv6: {}}
 	put := func(e *nft.Element) {
 		elements[e.Set.Family][e.Set.Name] = append(elements[e.Set.Family][e.Set.Name], *e)
 	}
@@ -78,7 +79,7 @@ func programmed(p *plan.Planner, put func(*nft.Element)) (*apply.Kernel, error) 
 }
 
 // sameTables compares the tables of the calling thread's namespace with a plan, and lets the program adopt them.
-func sameTables(kernel *apply.Kernel, p *plan.Planner, elements map[nft.Family]map[string][]nft.Element) error {
+func sameTables(kernel *apply.Kernel, p *plan.Planner, elements map[inet.Family]map[string][]nft.Element) error {
 	conn, err := nft.Open()
 	if err != nil {
 		return err

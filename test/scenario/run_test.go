@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -57,9 +57,9 @@ func newLab(t *testing.T) *lab.Lab {
 
 func mustServe(t *testing.T, h *lab.Host) {
 	t.Helper()
-	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+	for _, p := range []inet.Protocol{inet.TCP, inet.UDP, inet.SCTP} {
 		for _, port := range []uint16{firstPort, secondPort} {
-			if p == model.SCTP && h.Device == "" {
+			if p == inet.SCTP && h.Device == "" {
 				continue // an SCTP server on the node is a raw socket, which would prevent rejections by the node
 			}
 			if _, err := h.Serve(p, port); err != nil {
@@ -256,7 +256,7 @@ func (r *rig) checkPackets(t *testing.T, st *step, tr *traffic, state *fresh) {
 		t.Errorf("step %d: %v", st.number, err)
 	}
 	for _, l := range lines {
-		r.coverage.note(l, state, state.cidrs[model.FamilyOf(l.to.Addr())])
+		r.coverage.note(l, state, state.cidrs[inet.FamilyOf(l.to.Addr())])
 	}
 }
 

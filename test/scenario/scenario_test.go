@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/tools/txtar"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
@@ -142,7 +143,7 @@ func (s *scenario) add(name string, data []byte) error {
 
 // parseSettings parses flags with kube-proxy's names. Their defaults are those of the lab.
 func parseSettings(args []string) (settings, error) {
-	s := settings{plan: plan.Options{Families: model.Families[:], MasqueradeMark: masqueradeMark}}
+	s := settings{plan: plan.Options{Families: inet.Families[:], MasqueradeMark: masqueradeMark}}
 	fs := flag.NewFlagSet("flags", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	fs.BoolVar(&s.plan.MasqueradeAll, "masquerade-all", false, "")
@@ -160,7 +161,7 @@ func parseSettings(args []string) (settings, error) {
 	}
 	cidrs, err := parsePrefixes(*clusterCIDR)
 	for _, p := range cidrs {
-		s.plan.LocalPods[model.FamilyOf(p.Addr())].Prefix = p
+		s.plan.LocalPods[inet.FamilyOf(p.Addr())].Prefix = p
 	}
 	for f := range s.plan.LocalPods {
 		if *bridge+*prefix != "" {
@@ -169,7 +170,7 @@ func parseSettings(args []string) (settings, error) {
 	}
 	for _, p := range s.nodePorts {
 		if p.Bits() == 0 {
-			s.plan.AnyNodeAddress[model.FamilyOf(p.Addr())] = true
+			s.plan.AnyNodeAddress[inet.FamilyOf(p.Addr())] = true
 		}
 	}
 	return s, err

@@ -14,7 +14,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/trace"
@@ -165,7 +165,7 @@ func TestTraceFollowsAlteredRules(t *testing.T) {
 			if _, err := nftProgram.run(r.lab.Node, input, "-f", "-"); err != nil {
 				t.Fatal(err)
 			}
-			l := line{from: "pod-1", to: netip.MustParseAddrPort("10.96.0.10:80"), protocol: model.TCP}
+			l := line{from: "pod-1", to: netip.MustParseAddrPort("10.96.0.10:80"), protocol: inet.TCP}
 			if a.sticky {
 				l.to = netip.MustParseAddrPort("10.96.0.11:80")
 			}
@@ -206,11 +206,11 @@ func (r *rig) traced(t *testing.T, l line) (got *trace.Trace, foretold []string)
 			return err
 		}
 		defer conn.Close() //nolint:errcheck // read only
-		table, err := conn.Read(nft.IPv4, plan.TableName)
+		table, err := conn.Read(inet.IPv4, plan.TableName)
 		if err != nil {
 			return err
 		}
-		p, err := trace.From(r.lab.Pods[1].IPv4, l.to, uint8(l.protocol), host.Routes{})
+		p, err := trace.From(r.lab.Pods[1].IPv4, l.to, l.protocol, host.Routes{})
 		if err == nil {
 			got, err = trace.Follow(trace.Config{Table: table, Elements: conn, Routes: host.Routes{}}, p)
 		}
@@ -258,7 +258,7 @@ func handles(t *testing.T, h *lab.Host, input string) string {
 			return err
 		}
 		defer conn.Close() //nolint:errcheck // read only
-		table, err = conn.Read(nft.IPv4, plan.TableName)
+		table, err = conn.Read(inet.IPv4, plan.TableName)
 		return err
 	})
 	if err != nil {

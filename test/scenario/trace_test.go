@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/trace"
@@ -47,9 +47,9 @@ func (r *rig) foretellAll(tr *traffic, lines []line) (errs []error) {
 		defer conn.Close() //nolint:errcheck // read only
 		var tables [2]*nft.ReadTable
 		for _, l := range lines {
-			table := &tables[model.FamilyOf(l.to.Addr())]
+			table := &tables[inet.FamilyOf(l.to.Addr())]
 			if *table == nil {
-				if *table, err = conn.Read(plan.NFT(model.FamilyOf(l.to.Addr())), plan.TableName); err != nil {
+				if *table, err = conn.Read(inet.FamilyOf(l.to.Addr()), plan.TableName); err != nil {
 					return err
 				}
 			}
@@ -75,7 +75,7 @@ func (r *rig) foretell(tr *traffic, l line, c trace.Config) error {
 	if !from.IsValid() && h != r.lab.Node {
 		from = h.Addr(l.to.Addr())
 	}
-	p, err := trace.From(from, l.to, uint8(l.protocol), c.Routes)
+	p, err := trace.From(from, l.to, l.protocol, c.Routes)
 	if err != nil {
 		return err
 	}
@@ -153,8 +153,8 @@ func (r *rig) inWords(w trace.Way, l line) []string {
 		if h.Addr(w.To.Addr()) != w.To.Addr() && (h != r.lab.Node || !w.Here) {
 			continue
 		}
-		served := w.To.Port() == firstPort || w.To.Port() == secondPort || w.To.Port() == echoPort && l.protocol == model.TCP
-		if !served || h == r.lab.Node && l.protocol == model.SCTP {
+		served := w.To.Port() == firstPort || w.To.Port() == secondPort || w.To.Port() == echoPort && l.protocol == inet.TCP
+		if !served || h == r.lab.Node && l.protocol == inet.SCTP {
 			return []string{fmt.Sprint(lab.Refused)}
 		}
 		return []string{fmt.Sprintf("%s sees %s", h.Name, w.Source)}

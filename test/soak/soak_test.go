@@ -27,7 +27,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -158,7 +158,7 @@ func newSoaked(t *testing.T) *soaked {
 	})
 	s.putProbed()
 	s.restoreAll()
-	for _, proto := range []model.Protocol{model.TCP, model.UDP} {
+	for _, proto := range []inet.Protocol{inet.TCP, inet.UDP} {
 		if _, err := s.Pods[0].Serve(proto, 8080); err != nil {
 			t.Fatal(err)
 		}
@@ -377,7 +377,7 @@ func (s *soaked) flush() {
 	}
 	begin := time.Now()
 	err := await(s.Context(), patience, func() error {
-		a := s.Pods[1].Probe(s.Context(), model.TCP, netip.MustParseAddrPort(probedAt), lab.Options{})
+		a := s.Pods[1].Probe(s.Context(), inet.TCP, netip.MustParseAddrPort(probedAt), lab.Options{})
 		if a.Server != "pod-0" {
 			return fmt.Errorf("after a flush: %v", a)
 		}
@@ -404,7 +404,7 @@ func (s *soaked) probe() {
 	const long = 5 * time.Second // an answer may take long on a busy machine, and UDP sends nothing again
 	ctx, cancel := context.WithCancel(s.Context())
 	var probes sync.WaitGroup
-	for _, proto := range []model.Protocol{model.TCP, model.UDP} {
+	for _, proto := range []inet.Protocol{inet.TCP, inet.UDP} {
 		probes.Go(func() {
 			for sleep(ctx, 20*time.Millisecond) {
 				broken, flushes := s.broken.Load(), s.flushes.Load()
@@ -439,7 +439,7 @@ func (s *soaked) awaitIdle(p *program.Program) {
 		}
 		owed, _ := m.Sum("kubeproxy_sync_proxy_rules_endpoint_changes_pending")
 		more, _ := m.Sum("kubeproxy_sync_proxy_rules_service_changes_pending")
-		if last := m.LastSync(model.IPv4); last.IsZero() || time.Since(last) < 3*time.Second || owed+more > 0 {
+		if last := m.LastSync(inet.IPv4); last.IsZero() || time.Since(last) < 3*time.Second || owed+more > 0 {
 			return fmt.Errorf("last synced at %v, %v changes are pending", last, owed+more)
 		}
 		return nil

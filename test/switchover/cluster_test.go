@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	apiserver "github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/twin"
@@ -95,7 +95,7 @@ func (c *cluster) apply(t *testing.T, objects ...runtime.Object) {
 // targets are all addresses of the Service web: cluster IP, node port and load-balancer IP, in both families.
 func targets() []netip.AddrPort {
 	var out []netip.AddrPort
-	for f := range model.Families {
+	for f := range inet.Families {
 		out = append(out, at(webIPs[f], servicePort), at(nodeIPs[f], webNodePort), at(balancerIPs[f], servicePort))
 	}
 	return out
@@ -218,7 +218,7 @@ func (n *node) reached(t *testing.T, server string, ips ...string) error {
 	t.Helper()
 	for _, ip := range ips {
 		for _, from := range []*lab.Host{n.Client, n.Node, n.caller()} {
-			answer := from.Probe(t.Context(), model.TCP, at(ip, servicePort), lab.Options{})
+			answer := from.Probe(t.Context(), inet.TCP, at(ip, servicePort), lab.Options{})
 			if answer.Server != server {
 				return fmt.Errorf("%s -> %s: %s, want %s", from.Name, ip, answer, server)
 			}
@@ -235,7 +235,7 @@ func (n *node) pins(t *testing.T) map[string]string {
 	for _, ip := range stickyIPs {
 		for _, from := range []*lab.Host{n.Client, n.Node, n.caller()} {
 			const times = 5
-			servers, err := from.Spread(t.Context(), model.TCP, at(ip, servicePort), times, lab.Options{})
+			servers, err := from.Spread(t.Context(), inet.TCP, at(ip, servicePort), times, lab.Options{})
 			if err != nil {
 				t.Fatal(err)
 			}

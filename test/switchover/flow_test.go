@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -19,7 +19,7 @@ const pace = 50 * time.Millisecond
 // flow is a connection, or a UDP socket that stays, on which a message goes out and its answer comes back again and again.
 type flow struct {
 	from  *lab.Host
-	proto model.Protocol
+	proto inet.Protocol
 	to    netip.AddrPort
 
 	conn    net.Conn
@@ -46,7 +46,7 @@ type flowCounts struct {
 }
 
 // openFlow opens a flow and exchanges a first message, so that its endpoint is known. It goes on until ctx ends.
-func openFlow(ctx context.Context, from *lab.Host, proto model.Protocol, to netip.AddrPort) (*flow, error) {
+func openFlow(ctx context.Context, from *lab.Host, proto inet.Protocol, to netip.AddrPort) (*flow, error) {
 	f := &flow{from: from, proto: proto, to: to, running: make(chan struct{})}
 	dialing, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -76,7 +76,7 @@ func (f *flow) String() string { return fmt.Sprintf("%s %s -> %s", f.proto, f.fr
 
 // greet learns the server's name.
 func (f *flow) greet() (string, error) {
-	if f.proto == model.UDP {
+	if f.proto == inet.UDP {
 		return f.exchange("hello\n", patience)
 	}
 	if err := f.conn.SetDeadline(time.Now().Add(patience)); err != nil {
@@ -99,7 +99,7 @@ func (f *flow) run(ctx context.Context) {
 		if next = next.Add(pace); next.Before(time.Now()) {
 			next = time.Now().Add(pace)
 		}
-		if f.proto == model.TCP {
+		if f.proto == inet.TCP {
 			// A segment that got lost is sent again after 200 ms, 400 ms and so on.
 			const stuck = 5 * time.Second
 			line := fmt.Sprintf("message %d\n", i)
@@ -125,7 +125,7 @@ func (f *flow) exchange(line string, within time.Duration) (string, error) {
 		return "", err
 	}
 	answer, err := f.in.ReadString('\n')
-	if err != nil || f.proto == model.TCP {
+	if err != nil || f.proto == inet.TCP {
 		return answer, err
 	}
 	parsed, err := lab.ParseAnswer(answer)

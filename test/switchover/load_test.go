@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -36,7 +36,7 @@ const (
 // load makes TCP connections, or sends datagrams from new sockets, at a steady rate, whatever becomes of those before.
 type load struct {
 	host    *lab.Host
-	proto   model.Protocol
+	proto   inet.Protocol
 	targets []netip.AddrPort
 	every   time.Duration
 
@@ -146,7 +146,7 @@ type attempt struct {
 // open starts an attempt; the calling thread is in the host's namespace.
 func (l *load) open(to netip.AddrPort) (a attempt, err error) {
 	kind, domain, level, errs := unix.SOCK_STREAM, unix.AF_INET, unix.IPPROTO_IP, unix.IP_RECVERR
-	if l.proto == model.UDP {
+	if l.proto == inet.UDP {
 		kind = unix.SOCK_DGRAM
 	}
 	if to.Addr().Is6() {
@@ -190,7 +190,7 @@ func sockaddr(ap netip.AddrPort) unix.Sockaddr {
 }
 
 // talk sends a line, reads what a server of the lab says, and closes. It returns the server's name.
-func (a attempt) talk(proto model.Protocol) (string, error) {
+func (a attempt) talk(proto inet.Protocol) (string, error) {
 	defer a.Close() //nolint:errcheck // all has been said
 	if a.refused != nil {
 		return "", a.refused
@@ -208,7 +208,7 @@ func (a attempt) talk(proto model.Protocol) (string, error) {
 		return "", err
 	}
 	answer, err := lab.ParseAnswer(line)
-	if err != nil || proto == model.UDP {
+	if err != nil || proto == inet.UDP {
 		return answer.Server, err
 	}
 	if echo, err := in.ReadString('\n'); err != nil || echo != request {

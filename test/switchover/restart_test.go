@@ -20,7 +20,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -53,7 +53,7 @@ func TestRestarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Enough for a moment without rules to show, and little enough for two busy processors.
-	traffic.loads[model.TCP].every, traffic.loads[model.UDP].every = 3*time.Millisecond, 10*time.Millisecond
+	traffic.loads[inet.TCP].every, traffic.loads[inet.UDP].every = 3*time.Millisecond, 10*time.Millisecond
 	begin := time.Now()
 	figures, err := traffic.during(t.Context(), func() {
 		for range times {
@@ -316,7 +316,7 @@ func (w *restarting) pins(t *testing.T) map[string]string {
 	out := map[string]string{}
 	for _, to := range []netip.AddrPort{netip.MustParseAddrPort("10.96.0.12:80"), netip.MustParseAddrPort("[fd00:10:96::c]:80")} {
 		for _, from := range []*lab.Host{w.Client, w.Node, w.Pods[2]} {
-			servers, err := from.Spread(t.Context(), model.TCP, to, 5, lab.Options{})
+			servers, err := from.Spread(t.Context(), inet.TCP, to, 5, lab.Options{})
 			if err != nil || len(servers) != 1 {
 				t.Fatalf("session affinity: %s -> %s: %v, %v", from.Name, to, servers, err)
 			}

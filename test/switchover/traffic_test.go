@@ -10,13 +10,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // traffic is what runs beside a switch.
 type traffic struct {
-	loads map[model.Protocol]*load
+	loads map[inet.Protocol]*load
 	// old are flows that stay for all switches; those that broke are opened anew for the next.
 	old []*flow
 	// fresh are the ends of flows that are opened for each switch.
@@ -30,15 +30,15 @@ type traffic struct {
 // ends says from where to where a flow goes.
 type ends struct {
 	from  *lab.Host
-	proto model.Protocol
+	proto inet.Protocol
 	to    netip.AddrPort
 }
 
 // newTraffic makes loads from one host to all targets, and opens flows to all of them from the hosts of old.
 func newTraffic(ctx context.Context, loader *lab.Host, fresh *lab.Host, old []*lab.Host, targets []netip.AddrPort) (*traffic, error) {
-	t := &traffic{life: ctx, margin: time.Second, loads: map[model.Protocol]*load{
-		model.TCP: {host: loader, proto: model.TCP, targets: targets, every: time.Millisecond},
-		model.UDP: {host: loader, proto: model.UDP, targets: targets, every: 5 * time.Millisecond},
+	t := &traffic{life: ctx, margin: time.Second, loads: map[inet.Protocol]*load{
+		inet.TCP: {host: loader, proto: inet.TCP, targets: targets, every: time.Millisecond},
+		inet.UDP: {host: loader, proto: inet.UDP, targets: targets, every: 5 * time.Millisecond},
 	}}
 	for _, to := range targets {
 		for proto := range t.loads {
@@ -81,7 +81,7 @@ func (t *traffic) during(ctx context.Context, f func()) (*figures, error) {
 		*tally
 		err error
 	}
-	results := map[model.Protocol]chan result{}
+	results := map[inet.Protocol]chan result{}
 	for proto, l := range t.loads {
 		c := make(chan result, 1)
 		results[proto] = c
@@ -106,7 +106,7 @@ func (t *traffic) during(ctx context.Context, f func()) (*figures, error) {
 			f.close()
 		}
 	}
-	tcp, udp := <-results[model.TCP], <-results[model.UDP]
+	tcp, udp := <-results[inet.TCP], <-results[inet.UDP]
 	out.tcp, out.udp = tcp.tally, udp.tally
 	for _, r := range []result{tcp, udp} {
 		if r.err != nil {
@@ -154,19 +154,19 @@ func TestTrafficNoticesFailures(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		rule  string
-		kinds map[model.Protocol]string
+		kinds map[inet.Protocol]string
 		// lossy is whether flows lose something.
 		lossy bool
 	}{
 		{name: "all is well"},
 		{"refused", "add rule inet x f tcp flags & (syn|ack) == syn reject with tcp reset; add rule inet x f meta l4proto udp reject",
-			map[model.Protocol]string{model.TCP: "refused", model.UDP: "refused"}, true},
+			map[inet.Protocol]string{inet.TCP: "refused", inet.UDP: "refused"}, true},
 		{"refused by ICMP", "add rule inet x f tcp flags & (syn|ack) == syn reject",
-			map[model.Protocol]string{model.TCP: "refused"}, false},
+			map[inet.Protocol]string{inet.TCP: "refused"}, false},
 		{"segments lost later", "add rule inet x f tcp dport 8080 tcp flags & (syn|psh) == psh drop",
-			map[model.Protocol]string{model.TCP: "segment lost"}, true},
-		{"all lost", "add rule inet x f drop", map[model.Protocol]string{model.TCP: "segment lost", model.UDP: "timeout"}, true},
-		{"reset later", "add rule inet x f tcp dport 8080 tcp flags & (syn|psh) == psh reject with tcp reset", map[model.Protocol]string{model.TCP: "reset"}, true},
+			map[inet.Protocol]string{inet.TCP: "segment lost"}, true},
+		{"all lost", "add rule inet x f drop", map[inet.Protocol]string{inet.TCP: "segment lost", inet.UDP: "timeout"}, true},
+		{"reset later", "add rule inet x f tcp dport 8080 tcp flags & (syn|psh) == psh reject with tcp reset", map[inet.Protocol]string{inet.TCP: "reset"}, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			figures, err := traffic.during(t.Context(), func() {
@@ -179,7 +179,7 @@ func TestTrafficNoticesFailures(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for proto, tally := range map[model.Protocol]*tally{model.TCP: figures.tcp, model.UDP: figures.udp} {
+			for proto, tally := range map[inet.Protocol]*tally{inet.TCP: figures.tcp, inet.UDP: figures.udp} {
 				want := map[string]int{}
 				if kind := tc.kinds[proto]; kind != "" {
 					want[kind] = tally.kinds()[kind]
@@ -215,7 +215,7 @@ func TestTrafficNoticesFailures(t *testing.T) {
 func serve(t *testing.T, hosts ...*lab.Host) {
 	t.Helper()
 	for _, h := range hosts {
-		if _, err := h.Serve(model.UDP, echoPort); err != nil {
+		if _, err := h.Serve(inet.UDP, echoPort); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := h.ServeEcho(echoPort); err != nil {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -36,7 +36,7 @@ func TestUpgrade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	traffic.loads[model.TCP].every, traffic.loads[model.UDP].every = 2*time.Millisecond, 5*time.Millisecond
+	traffic.loads[inet.TCP].every, traffic.loads[inet.UDP].every = 2*time.Millisecond, 5*time.Millisecond
 	for _, path := range []string{present, older, present} {
 		w.path = path
 		figures, err := traffic.during(t.Context(), func() {

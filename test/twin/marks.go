@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // marks are objects whose state is visible in the rules, to see what a proxy has processed. The API server sends the changes of
@@ -78,18 +78,18 @@ func (m *marks) objects() []runtime.Object {
 			Spec:       networkingv1.ServiceCIDRSpec{CIDRs: m.prefixes()},
 		},
 		&corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
-			Type: corev1.ServiceTypeClusterIP, ClusterIP: markIPs[model.IPv4], ClusterIPs: markIPs[:],
+			Type: corev1.ServiceTypeClusterIP, ClusterIP: markIPs[inet.IPv4], ClusterIPs: markIPs[:],
 			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
 			Ports:      []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: m.port()}},
 		}},
 	}
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		objects = append(objects, m.slice(f))
 	}
 	return objects
 }
 
-func (m *marks) slice(f model.Family) *discoveryv1.EndpointSlice {
+func (m *marks) slice(f inet.Family) *discoveryv1.EndpointSlice {
 	endpoint := func(ip, zone string) discoveryv1.Endpoint {
 		return discoveryv1.Endpoint{
 			Addresses: []string{ip}, Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}},
@@ -119,7 +119,7 @@ func (m *marks) away(listing string) error { return m.endpoints(listing, false, 
 
 // endpoints checks which of the Service's endpoints the rules have.
 func (m *marks) endpoints(listing string, home, away bool) error {
-	for _, f := range model.Families {
+	for _, f := range inet.Families {
 		if text := fmt.Sprintf("%s . tcp . %d ", markIPs[f], m.port()); !strings.Contains(listing, text) {
 			return fmt.Errorf("%q is not in the rules", text)
 		}

@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -71,7 +71,7 @@ func TestForward(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := l.Node.Dial(t.Context(), model.TCP, at)
+	conn, err := l.Node.Dial(t.Context(), inet.TCP, at)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestForward(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	if conn, err := l.Node.Dial(ctx, model.TCP, at); err == nil {
+	if conn, err := l.Node.Dial(ctx, inet.TCP, at); err == nil {
 		_ = conn.Close()
 		t.Error("after Close a new connection is accepted")
 	}
