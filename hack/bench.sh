@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures kube-proxy and kube-nftproxy side by side on real clusters, in one run: test/compare. Takes about an hour.
 #   QUICK=1            a small size, in under five minutes
-#   SIZES=10000x10,... only these sizes of the plan: Services x endpoints
+#   SIZES=10000x10,... only these sizes of the plan: Services x endpoints, or "10000x10 IPv6"
 #   LIMITS=1           only the worst case: objects at their limits, and unrelated changes and repairs beside them; ten minutes
 #   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md and README.md, and docs/plots
 # The lane ratios of hack/test.sh measures less, in two minutes, and fails if a ratio is wrong by a factor.

@@ -8,6 +8,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -36,7 +37,7 @@ func TestBareBatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	z := size{50, 3}
+	z := size{50, 3, inet.IPv4}
 	p := planFor(z)
 	if err := conn.Commit(bare(p)); err != nil {
 		t.Fatal(err)

@@ -210,7 +210,7 @@ const perSlice = 100
 // putRolling stores those Services.
 func (w *world) putRolling() {
 	for n, r := range rolling {
-		w.store.Put(w.serviceAt(rollingName(r.endpoints), netip.AddrFrom4([4]byte{10, 96, 254, byte(1 + n)})))
+		w.store.Put(w.serviceAt(rollingName(r.endpoints), w.addr(96, 254, byte(1+n))))
 		for i := range r.endpoints / perSlice {
 			w.store.Put(rollingSlice(r.endpoints, i, 0, 0))
 		}

@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"strings"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // bound is the least allowed ratio: kube-proxy's figure to kube-nftproxy's, or a bare batch to kube-nftproxy's first sync. Bounds
@@ -21,7 +23,7 @@ type bound struct {
 }
 
 // checkSize is the size for which the bounds apply; most ratios are far greater at others.
-var checkSize = size{1000, 10}
+var checkSize = size{1000, 10, inet.IPv4}
 
 const bareShareName = "a bare batch's share of the first sync"
 

@@ -52,7 +52,7 @@ func measureConnections(ctx context.Context, w *world, e effort, f *Figures) err
 	targets := []target{
 		{netip.AddrPortFrom(w.lab.Pods[0].IPv4, endpointPort), requestsDirect,
 			map[float64]quantity{0.5: handshakeDirect50, 0.9: handshakeDirect90, 0.99: handshakeDirect99}},
-		{netip.AddrPortFrom(connectVIP, servicePort), requestsService,
+		{netip.AddrPortFrom(w.connectVIP(), servicePort), requestsService,
 			map[float64]quantity{0.5: handshakeService50, 0.9: handshakeService90, 0.99: handshakeService99}},
 	}
 	const perRound = 2000

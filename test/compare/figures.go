@@ -138,18 +138,20 @@ func (r *Report) find(program, z string) *Figures {
 	return nil
 }
 
-// sizes returns the measured sizes, by number of endpoints.
+// sizes returns the measured sizes, by number of endpoints, IPv4 first.
 func (r *Report) sizes() (list []string) {
 	for _, f := range r.Figures {
 		if !slices.Contains(list, f.Size) {
 			list = append(list, f.Size)
 		}
 	}
-	slices.SortFunc(list, func(a, b string) int { return cmp.Compare(endpointsOf(a), endpointsOf(b)) })
+	slices.SortFunc(list, func(a, b string) int {
+		return cmp.Or(cmp.Compare(endpointsOf(a), endpointsOf(b)), cmp.Compare(a, b))
+	})
 	return list
 }
 
-// endpointsOf returns the number of endpoints of a size such as 1000x10, 0 for anything else.
+// endpointsOf returns the number of endpoints of a size such as 1000x10 or "1000x10 IPv6", 0 for anything else.
 func endpointsOf(size string) int {
 	var services, endpoints int
 	_, _ = fmt.Sscanf(size, "%dx%d", &services, &endpoints)

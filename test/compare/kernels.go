@@ -11,16 +11,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
 // emulatedPlan is the plan for a virtual machine with an emulated processor (hack/bench-kernels.sh): one small size for both
 // programs, and a larger one for kube-nftproxy, to see whether a change's cost grows.
 var emulatedPlan = []round{
-	{size{1000, 10}, []string{kubeProxyNftables, kubeNftproxy}, effort{
+	{size{1000, 10, inet.IPv4}, []string{kubeProxyNftables, kubeNftproxy}, effort{
 		changes: 3, ours: 20, spread: 40, idle: 20 * time.Second, calm: emulatedCalm, noBurst: true, packets: 4000, placements: 1,
 	}},
-	{size{5000, 10}, []string{kubeNftproxy}, effort{ours: 20, idle: 20 * time.Second, calm: emulatedCalm, noBurst: true}},
+	{size{5000, 10, inet.IPv4}, []string{kubeNftproxy}, effort{ours: 20, idle: 20 * time.Second, calm: emulatedCalm, noBurst: true}},
 }
 
 // emulatedCalm is the time for the API server to finish its work: with a single processor, a program that starts would wait for
@@ -143,6 +144,11 @@ func kernelsTable(title string, reports []*Report, pair func(*Report) (a, b *Fig
 
 // titleOf returns a size in words.
 func titleOf(z string) string {
-	services, endpoints, _ := strings.Cut(z, "x")
-	return services + " Services with " + endpoints + " endpoints each"
+	counts, family, other := strings.Cut(z, " ")
+	services, endpoints, _ := strings.Cut(counts, "x")
+	title := services + " Services with " + endpoints + " endpoints each"
+	if other {
+		title += ", " + family
+	}
+	return title
 }

@@ -48,7 +48,7 @@ func (e *evil) slices() int { return max(1, e.pairs/evilEndpoints/e.ports()) }
 func (e *evil) large() int { return e.elements / (e.ports() + e.ports()*e.slices()*evilEndpoints) }
 
 func (e *evil) service(i, ports int) *corev1.Service {
-	s := e.serviceAt(fmt.Sprintf("big-%d", i), netip.AddrFrom4([4]byte{10, 96, 240, byte(1 + i)}))
+	s := e.serviceAt(fmt.Sprintf("big-%d", i), e.addr(96, 240, byte(1+i)))
 	s.Namespace, s.Spec.Ports = evilNamespace, nil
 	for p := range ports {
 		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", p), Protocol: corev1.ProtocolTCP, Port: int32(1 + p)})
@@ -60,7 +60,7 @@ func (e *evil) service(i, ports int) *corev1.Service {
 func (e *evil) slice(i, number, round int) *discoveryv1.EndpointSlice {
 	var addrs []netip.Addr
 	for n := range evilEndpoints {
-		addrs = append(addrs, netip.AddrFrom4([4]byte{10, byte(140 + number), byte(n / 250), byte(1 + n%250)}))
+		addrs = append(addrs, e.addr(byte(140+number), byte(n/250), byte(1+n%250)))
 	}
 	s := endpointSlice(fmt.Sprintf("big-%d", i), number+1, corev1.ProtocolTCP, endpointPort, addrs)
 	s.Namespace, s.Ports = evilNamespace, nil
@@ -158,7 +158,7 @@ func (w *watcher) change(ctx context.Context) (time.Duration, error) {
 	if err := w.store.Flush(); err != nil {
 		return 0, err
 	}
-	err := w.await(ctx, vip(0), 1000+w.ports)
+	err := w.await(ctx, w.vip(0), 1000+w.ports)
 	return time.Since(start), err
 }
 
@@ -168,7 +168,7 @@ func (w *watcher) flush(ctx context.Context) (time.Duration, error) {
 		return 0, fmt.Errorf("nft flush ruleset: %w: %s", err, out)
 	}
 	start := time.Now()
-	err := w.await(ctx, vip(1), servicePort)
+	err := w.await(ctx, w.vip(1), servicePort)
 	return time.Since(start), err
 }
 
@@ -193,7 +193,7 @@ func measureLimits(ctx context.Context, s settings) (err error) {
 	if err := c.Kubeconfig(kubeconfig, false); err != nil {
 		return err
 	}
-	w := &watcher{world: &world{Cluster: c, lab: l, size: size{1000, 10}}}
+	w := &watcher{world: &world{Cluster: c, lab: l, size: size{1000, 10, inet.IPv4}}}
 	if err := w.fill(ctx, false); err != nil {
 		return fmt.Errorf("fill the cluster: %w", err)
 	}
@@ -202,7 +202,7 @@ func measureLimits(ctx context.Context, s settings) (err error) {
 		return err
 	}
 	defer w.conn.Close() //nolint:errcheck // read only
-	p := newProxy(kubeNftproxy, s, kubeconfig, l.Node, s.raw)
+	p := newProxy(kubeNftproxy, s, w.family, kubeconfig, l.Node, s.raw)
 	if s.raw == "" {
 		p.log = filepath.Join(dir, "log")
 	}

@@ -37,7 +37,7 @@ func main() {
 	flag.BoolVar(&s.quick, "quick", false, "a small size and few repetitions")
 	flag.BoolVar(&s.check, "check", false, "a small size and fewer repetitions still; fail where a ratio is off by a factor")
 	flag.StringVar(&s.outcomes, "outcomes", "", "file into which -check writes its outcomes, in the format of go test -json")
-	flag.StringVar(&s.only, "only", "", "sizes to measure, as in 10000x10,5000x50; empty: all of the plan")
+	flag.StringVar(&s.only, "only", "", "sizes to measure, as in \"10000x10,10000x10 IPv6\"; empty: all of the plan")
 	flag.StringVar(&s.programs, "programs", "", "programs to measure, as in \"kube-proxy nftables,kube-nftproxy\"; empty: all of the plan")
 	flag.StringVar(&s.output, "output", "", "root of the checkout in which docs/benchmarks.json and the tables are written; empty: print only")
 	flag.BoolVar(&s.emulated, "emulated", false, "what an emulated processor can bear, instead of the plan")

@@ -34,30 +34,35 @@ const perBurst = 64
 // echoPort is the UDP port on which a pod replies: for established flows.
 const echoPort = 5353
 
-// The Services for timed packets, beside those of the cluster.
-var (
-	connectVIP  = netip.MustParseAddr("10.96.255.4")
-	echoVIP     = netip.MustParseAddr("10.96.255.1")
-	affinityVIP = map[int]netip.Addr{10: netip.MustParseAddr("10.96.255.2"), 1000: netip.MustParseAddr("10.96.255.3")}
-)
+// echoVIP is the cluster IP of the Service for established flows.
+func (z size) echoVIP() netip.Addr { return z.addr(96, 255, 1) }
+
+// affinityVIP is the cluster IP of a Service with session affinity. It has 10 or 1,000 endpoints.
+func (z size) affinityVIP(endpoints int) netip.Addr {
+	return z.addr(96, 255, map[int]byte{10: 2, 1000: 3}[endpoints])
+}
+
+// connectVIP is the cluster IP of the Service for connections to a real server.
+func (z size) connectVIP() netip.Addr { return z.addr(96, 255, 4) }
 
 func (w *world) putPacketServices() {
-	echo := w.serviceAt("echo", echoVIP)
+	pod := w.lab.Pods[0].Addrs()[w.family]
+	echo := w.serviceAt("echo", w.echoVIP())
 	echo.Spec.Ports[0].Protocol, echo.Spec.Ports[0].Port = corev1.ProtocolUDP, echoPort
 	w.store.Put(echo)
-	w.store.Put(endpointSlice("echo", 1, corev1.ProtocolUDP, echoPort, []netip.Addr{w.lab.Pods[0].IPv4}))
-	w.store.Put(w.serviceAt("connect", connectVIP))
-	w.store.Put(endpointSlice("connect", 1, corev1.ProtocolTCP, endpointPort, []netip.Addr{w.lab.Pods[0].IPv4}))
+	w.store.Put(endpointSlice("echo", 1, corev1.ProtocolUDP, echoPort, []netip.Addr{pod}))
+	w.store.Put(w.serviceAt("connect", w.connectVIP()))
+	w.store.Put(endpointSlice("connect", 1, corev1.ProtocolTCP, endpointPort, []netip.Addr{pod}))
 	for _, n := range []int{10, 1000} {
 		name := fmt.Sprintf("affinity-%d", n)
-		s := w.serviceAt(name, affinityVIP[n])
+		s := w.serviceAt(name, w.affinityVIP(n))
 		timeout := int32(10800)
 		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
 		w.store.Put(s)
 		var addrs []netip.Addr
 		for e := range n {
-			addrs = append(addrs, netip.AddrFrom4([4]byte{10, 119, byte(e / 250), byte(1 + e%250)}))
+			addrs = append(addrs, w.addr(119, byte(e/250), byte(1+e%250)))
 		}
 		for i := 0; i*perSlice < n; i++ {
 			w.store.Put(endpointSlice(name, i+1, corev1.ProtocolTCP, endpointPort, addrs[i*perSlice:min(n, (i+1)*perSlice)]))
@@ -82,22 +87,24 @@ const (
 
 // rules returns the rules of the nodes without a proxy.
 func (p place) rules(w *world) string {
+	ip := w.family.Keyword()
 	switch p {
 	case atTracked:
-		return "table ip tracked {\n chain unused {\n  ct state new\n }\n}\n"
+		return "table " + ip + " tracked {\n chain unused {\n  ct state new\n }\n}\n"
 	case atSingle:
-		return fmt.Sprintf(`table ip single {
+		return fmt.Sprintf(`table %s single {
  chain prerouting {
   type nat hook prerouting priority dstnat
-  ip daddr %s udp dport %d dnat to %s:%d
-  ip daddr %s tcp dport %d dnat to %s:%d
+  %s daddr %s udp dport %d dnat to %s
+  %s daddr %s tcp dport %d dnat to %s
  }
  chain postrouting {
   type nat hook postrouting priority srcnat
   meta l4proto udp ct status dnat masquerade fully-random
  }
 }
-`, echoVIP, echoPort, w.lab.Pods[0].IPv4, echoPort, "10.96.0.0/16", servicePort, w.endpoint(0), endpointPort)
+`, ip, ip, w.echoVIP(), echoPort, netip.AddrPortFrom(w.lab.Pods[0].Addrs()[w.family], echoPort),
+			ip, serviceCIDRs[w.family], servicePort, netip.AddrPortFrom(w.endpoint(0), endpointPort))
 	}
 	return ""
 }
@@ -123,8 +130,8 @@ var streams = []stream{
 	{newSingle, atSingle, (*timer).toEndpoint},
 	{newService, atProxy, (*timer).toService},
 	{newServiceSingle, atSingle, (*timer).toService},
-	{newAffinity10, atProxy, func(t *timer, s *site) []byte { return t.syn(s, affinityVIP[10], servicePort) }},
-	{newAffinity1000, atProxy, func(t *timer, s *site) []byte { return t.syn(s, affinityVIP[1000], servicePort) }},
+	{newAffinity10, atProxy, func(t *timer, s *site) []byte { return t.syn(s, t.affinityVIP(10), servicePort) }},
+	{newAffinity1000, atProxy, func(t *timer, s *site) []byte { return t.syn(s, t.affinityVIP(1000), servicePort) }},
 }
 
 // timer measures packets.
@@ -237,7 +244,7 @@ func (t *timer) burst(st *stream) (each float64, err error) {
 func (t *timer) forget(ctx context.Context) {
 	for _, s := range t.sites {
 		// Without entries, conntrack fails.
-		_ = s.lab.Node.Command(ctx, "conntrack", "-D", "-p", "tcp", "--state", "SYN_SENT").Run()
+		_ = s.lab.Node.Command(ctx, "conntrack", "-D", "-f", strings.ToLower(t.family.String()), "-p", "tcp", "--state", "SYN_SENT").Run()
 	}
 }
 
@@ -246,7 +253,7 @@ type site struct {
 	lab *lab.Lab
 	// own is true if the lab only serves the packets.
 	own bool
-	// socket sends frames on the client's veth; node is their destination.
+	// socket sends frames on the sender's veth; node is their destination.
 	socket int
 	node   net.HardwareAddr
 	// flow and serviceFlow are packets of established flows.
@@ -260,19 +267,12 @@ type site struct {
 func (t *timer) open(ctx context.Context, p place) (err error) {
 	s := &site{lab: t.world.lab, socket: -1}
 	if p != atProxy {
-		if s.lab, err = lab.New(lab.Config{Pods: 1}); err != nil {
+		if s.lab, err = lab.New(packetLab); err != nil {
 			return err
 		}
 		s.own = true
 	}
 	t.sites[p] = s
-	for _, key := range []string{"all", "default", "eth0"} {
-		for _, name := range []string{"send_redirects", "rp_filter"} {
-			if err := s.lab.Node.Sysctl("ipv4/conf/"+key+"/"+name, "0"); err != nil {
-				return err
-			}
-		}
-	}
 	if rules := p.rules(t.world); rules != "" {
 		if err := load(ctx, s.lab.Node, rules); err != nil {
 			return err
@@ -281,7 +281,7 @@ func (t *timer) open(ctx context.Context, p place) (err error) {
 	if err := s.lab.Node.Do(s.readNode); err != nil {
 		return err
 	}
-	if err := s.lab.Client.Do(s.openSocket); err != nil {
+	if err := s.sender().Do(s.openSocket); err != nil {
 		return err
 	}
 	if err := t.establish(ctx, s, p); err != nil {
@@ -292,21 +292,32 @@ func (t *timer) open(ctx context.Context, p place) (err error) {
 			return err
 		}
 		s.stop = append(s.stop, func() {
-			_ = h.Command(context.WithoutCancel(ctx), "nft", "delete table ip deaf").Run() // the lab is removed anyway
+			_ = h.Command(context.WithoutCancel(ctx), "nft", "delete table inet deaf").Run() // the lab is removed anyway
 		})
 	}
 	return nil
 }
 
+// packetLab has a second client, which sends the packets. If a node forwards an IPv6 packet to the device of its arrival, Linux
+// looks up the destination among all those for which it limits redirects (ip6_forward). That would be measured, too.
+var packetLab = lab.Config{Pods: 1, Clients: 2}
+
+// sender returns the host that sends the packets.
+func (s *site) sender() *lab.Host { return s.lab.Clients[1] }
+
 // ends returns the hosts that receive packets: flows lead to the pod, and unused endpoints to the destination of the node's
 // default route.
 func (s *site) ends() []*lab.Host { return []*lab.Host{s.lab.Pods[0], s.lab.Client} }
 
-// deaf are the rules at the ends: after one reply, they drop packets, so that the ends send no rejections.
-const deaf = `table ip deaf {
+// deaf are the rules at the ends: after one reply, they drop packets, so that the ends send no rejections. They count packets with
+// the address of an endpoint.
+const deaf = `table inet deaf {
  chain prerouting {
   type filter hook prerouting priority -400; policy drop
-  ip daddr { 10.119.0.0/16, 10.120.0.0/13, 10.128.0.0/9 } ip saddr 10.200.0.0/16 counter
+  ip daddr 10.96.0.0/16 drop
+  ip6 daddr fd00:10:96::/112 drop
+  ip saddr 10.200.0.0/16 counter
+  ip6 saddr fd00:10:200::/112 counter
   udp dport 5353 counter
  }
 }
@@ -324,15 +335,15 @@ func load(ctx context.Context, h *lab.Host, rules string) error {
 
 // readNode runs on the node.
 func (s *site) readNode() error {
-	eth0, err := net.InterfaceByName("eth0")
+	device, err := net.InterfaceByName(s.sender().Device)
 	if err != nil {
 		return err
 	}
-	s.node = eth0.HardwareAddr
+	s.node = device.HardwareAddr
 	return nil
 }
 
-// openSocket runs on the client.
+// openSocket runs on the sender.
 func (s *site) openSocket() error {
 	eth0, err := net.InterfaceByName("eth0")
 	if err != nil {
@@ -355,11 +366,11 @@ func (t *timer) establish(ctx context.Context, s *site, p place) error {
 		return err
 	}
 	s.stop = append(s.stop, func() { _ = server.Close() }) // its socket is closed already
-	if s.flow, err = t.established(ctx, s, s.lab.Pods[0].IPv4); err != nil {
+	if s.flow, err = t.established(ctx, s, s.lab.Pods[0].Addrs()[t.family]); err != nil {
 		return err
 	}
 	if p == atProxy || p == atSingle {
-		s.serviceFlow, err = t.established(ctx, s, echoVIP)
+		s.serviceFlow, err = t.established(ctx, s, t.echoVIP())
 	}
 	return err
 }
@@ -367,7 +378,7 @@ func (t *timer) establish(ctx context.Context, s *site, p place) error {
 // established opens a UDP flow, awaits a reply, and returns another packet of the flow.
 func (t *timer) established(ctx context.Context, s *site, addr netip.Addr) ([]byte, error) {
 	to := netip.AddrPortFrom(addr, echoPort)
-	conn, err := s.lab.Client.Dial(ctx, inet.UDP, to)
+	conn, err := s.sender().Dial(ctx, inet.UDP, to)
 	if err != nil {
 		return nil, err
 	}
@@ -389,7 +400,7 @@ func (t *timer) established(ctx context.Context, s *site, addr netip.Addr) ([]by
 func (s *site) allArrived(ctx context.Context) error {
 	arrived := 0
 	for _, h := range s.ends() {
-		out, err := h.Command(ctx, "nft", "list", "table", "ip", "deaf").Output()
+		out, err := h.Command(ctx, "nft", "list", "table", "inet", "deaf").Output()
 		if err != nil {
 			return fmt.Errorf("count packets: %w", err)
 		}
@@ -437,19 +448,14 @@ func (t *timer) toEndpoint(s *site) []byte {
 }
 
 // toService returns the first packet of a connection to a random Service.
-func (t *timer) toService(s *site) []byte { return t.syn(s, vip(rand.IntN(t.services)), servicePort) }
-
-// endpoint returns an endpoint of a Service.
-func (w *world) endpoint(n int) netip.Addr {
-	return netip.AddrFrom4([4]byte{10, byte(128 + n/62500), byte(n / 250 % 250), byte(1 + n%250)})
-}
+func (t *timer) toService(s *site) []byte { return t.syn(s, t.vip(rand.IntN(t.services)), servicePort) }
 
 // syn returns the first packet of a connection of a random client; no two have the same source.
 func (t *timer) syn(s *site, addr netip.Addr, port uint16) []byte {
 	const clients, firstPort, ports = 1000, 1024, 60000
 	t.connections++
 	client := t.connections % clients
-	from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 200, byte(client / 250), byte(1 + client%250)}),
+	from := netip.AddrPortFrom(t.addr(200, byte(client/250), byte(1+client%250)),
 		uint16(firstPort+t.connections/clients%ports))
 	const seq, ack, offsetAndFlags, windowAndMore = 4, 4, 2, 6
 	rest := make([]byte, seq+ack+offsetAndFlags+windowAndMore)
@@ -460,24 +466,28 @@ func (t *timer) syn(s *site, addr netip.Addr, port uint16) []byte {
 
 // packet returns an Ethernet frame for the node, with the ports and the rest of the transport header.
 func (s *site) packet(proto byte, from, to netip.AddrPort, rest []byte) []byte {
-	const ipLen, ports = 20, 4
+	const portsLen = 4
+	length := byte(portsLen + len(rest))
 	b := append([]byte{}, s.node...)
-	b = append(b, 2, 0, 0, 0, 0, 1, 8, 0)
-	ip := len(b)
-	b = append(b, 0x45, 0, 0, byte(ipLen+ports+len(rest)), 0, 0, 0x40, 0, 64, proto, 0, 0)
+	b = append(b, 2, 0, 0, 0, 0, 1)
+	v4 := from.Addr().Is4()
+	if v4 {
+		const ipLen = 20
+		b = append(b, 8, 0, 0x45, 0, 0, ipLen+length, 0, 0, 0x40, 0, 64, proto, 0, 0)
+	} else {
+		b = append(b, 0x86, 0xdd, 0x60, 0, 0, 0, 0, length, proto, 64)
+	}
+	addrs := len(b)
 	b = append(append(b, from.Addr().AsSlice()...), to.Addr().AsSlice()...)
-	binary.BigEndian.PutUint16(b[ip+10:], checksum(b[ip:], 0))
+	if v4 {
+		binary.BigEndian.PutUint16(b[addrs-2:], checksum(b[addrs-12:], 0))
+	}
 	transport := len(b)
 	b = binary.BigEndian.AppendUint16(b, from.Port())
 	b = binary.BigEndian.AppendUint16(b, to.Port())
 	b = append(b, rest...)
-	if proto == unix.IPPROTO_TCP {
-		pseudo := uint32(proto) + uint32(len(b)-transport)
-		for i := ip + 12; i < ip+ipLen; i += 2 {
-			pseudo += uint32(binary.BigEndian.Uint16(b[i:]))
-		}
-		binary.BigEndian.PutUint16(b[transport+16:], checksum(b[transport:], pseudo))
-	}
+	field := transport + map[byte]int{unix.IPPROTO_TCP: 16, unix.IPPROTO_UDP: 6}[proto]
+	binary.BigEndian.PutUint16(b[field:], checksum(b[addrs:], uint32(proto)+uint32(length)))
 	return b
 }
 

@@ -3,8 +3,12 @@ package main
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
@@ -36,9 +40,17 @@ func TestCostIsPaired(t *testing.T) {
 	}
 }
 
-// TestDroppedPacketsAreAnError: a packet that is not forwarded is cheap.
+// TestDroppedPacketsAreAnError: a packet that is not forwarded is cheap. Nor is a packet translated whose checksums are wrong, so
+// this is also a test of the frames.
 func TestDroppedPacketsAreAnError(t *testing.T) {
-	w := &world{size: size{services: 10, endpoints: 10}, lab: lab.ForTest(t, lab.Config{Pods: 1})}
+	for _, family := range inet.Families {
+		t.Run(family.String(), func(t *testing.T) { droppedPacketsAreAnError(t, family) })
+	}
+}
+
+func droppedPacketsAreAnError(t *testing.T, family inet.Family) {
+	t.Helper()
+	w := &world{size: size{10, 10, family}, lab: lab.ForTest(t, packetLab)}
 	tm := &timer{world: w}
 	t.Cleanup(tm.close)
 	ctx := context.Background()
@@ -63,11 +75,38 @@ func TestDroppedPacketsAreAnError(t *testing.T) {
 	if err := s.allArrived(ctx); err != nil {
 		t.Errorf("all packets should go through: %v", err)
 	}
-	if err := load(ctx, s.lab.Node, "table ip dropping {\n chain c {\n  type filter hook forward priority 0; policy drop;\n }\n}\n"); err != nil {
+	if err := load(ctx, s.lab.Node, "table inet dropping {\n chain c {\n  type filter hook forward priority 0; policy drop;\n }\n}\n"); err != nil {
 		t.Fatal(err)
 	}
 	send()
 	if err := s.allArrived(ctx); err == nil {
 		t.Error("half of the packets were dropped without an error")
+	}
+}
+
+// TestIPv6HasItsOwnTable: a size with packets only has a table with their rows, after that of IPv4, and the README's table stays.
+func TestIPv6HasItsOwnTable(t *testing.T) {
+	z := size{10, 10, inet.IPv4}
+	r := &Report{}
+	both := func(z size, q quantity) {
+		for _, program := range []string{kubeProxyNftables, kubeNftproxy} {
+			r.of(program, z).add(q, 1)
+		}
+	}
+	both(z, startToProgrammed)
+	_, before, _ := strings.Cut(r.page(), "###")
+	summary := r.summary()
+	r.Figures = nil
+	cost := extras[0]
+	both(size{10, 10, inet.IPv6}, quantity(cost.name))
+	both(z, startToProgrammed)
+	_, got, _ := strings.Cut(r.page(), "###")
+	want := before + "\n### 10 Services with 10 endpoints each, IPv6\n\n| | kube-proxy nftables | kube-nftproxy | ratio |\n|---|---|---|---|\n" +
+		"| " + cost.name + " | 1s ± 0s | 1s ± 0s | 1.00× |\n"
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("tables (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(summary, r.summary()); diff != "" || !strings.Contains(summary, string(startToProgrammed)) {
+		t.Errorf("summary (-want +got):\n%s", diff)
 	}
 }

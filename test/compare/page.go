@@ -10,7 +10,7 @@ import (
 // page returns the whole report in Markdown, one table for each size.
 func (r *Report) page() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Linux %s, %d processors, %s; kube-proxy %s; IPv4, a real API server. Medians; in brackets the least and the greatest\nvalue, or with 20 values and more the 99th percentile.\n",
+	fmt.Fprintf(&b, "Linux %s, %d processors, %s; kube-proxy %s; a real API server; IPv4, unless a title says IPv6. Medians; in brackets the least\nand the greatest value, or with 20 values and more the 99th percentile.\n",
 		r.Kernel, r.CPUs, r.Go, r.Versions)
 	for _, z := range r.sizes() {
 		r.table(&b, z)
@@ -33,8 +33,7 @@ var (
 )
 
 func (r *Report) table(b *strings.Builder, z string) {
-	services, endpoints, _ := strings.Cut(z, "x")
-	fmt.Fprintf(b, "\n### %s Services with %s endpoints each\n\n", services, endpoints)
+	fmt.Fprintf(b, "\n### %s\n\n", titleOf(z))
 	var programs []*Figures
 	for _, name := range []string{kubeProxyIptables, kubeProxyNftables, kubeNftproxy} {
 		if f := r.find(name, z); f != nil {
@@ -191,18 +190,17 @@ func seconds(v float64) string {
 	return d.String()
 }
 
-// summary returns the README's table, for the largest size that both programs have.
+// summary returns the README's table, for the largest size at which both programs were started and timed.
 func (r *Report) summary() string {
 	var b strings.Builder
 	for _, z := range r.sizes() {
 		theirs, ours := r.find(kubeProxyNftables, z), r.find(kubeNftproxy, z)
-		if theirs == nil || ours == nil {
+		if _, timed := ours.median(startToProgrammed); theirs == nil || !timed {
 			continue
 		}
-		services, endpoints, _ := strings.Cut(z, "x")
 		b.Reset()
-		fmt.Fprintf(&b, "Linux %s, %d processors; %s Services with %s endpoints each, IPv4, a real API server; medians, one run.\n\n",
-			r.Kernel, r.CPUs, services, endpoints)
+		fmt.Fprintf(&b, "Linux %s, %d processors; %s, IPv4, a real API server; medians, one run.\n\n",
+			r.Kernel, r.CPUs, titleOf(z))
 		b.WriteString("| | kube-proxy " + r.Versions + ", nftables | kube-nftproxy | ratio |\n|---|---|---|---|\n")
 		for _, q := range []quantity{
 			startToProgrammed, firstSync, replaceEndpoint, followEndpoint, burst, restart, steadyMemory, spreadCPU,

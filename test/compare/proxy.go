@@ -22,12 +22,14 @@ const (
 	kubeNftproxy      = "kube-nftproxy"
 )
 
-// proxy is one of the programs. Only IPv4 is measured.
+// proxy is one of the programs. All measurements but those of packets are of IPv4.
 type proxy struct {
 	name, path string
 	args       []string
 	host       *lab.Host
 	log        string
+	// family is that of the Services.
+	family inet.Family
 	// quiet is the idle time after which a change is synced at once.
 	quiet time.Duration
 	// rest is the idle time between two scrapes.
@@ -43,9 +45,9 @@ type proxy struct {
 // rest exceeds the time of a scrape, which uses a processor for some milliseconds, and would be measured.
 const rest = 20 * time.Millisecond
 
-func newProxy(name string, s settings, kubeconfig string, host *lab.Host, log string) *proxy {
-	p := &proxy{name: name, host: host, log: log, path: s.theirs, quiet: 1500 * time.Millisecond, rest: rest, args: []string{
-		"--kubeconfig=" + kubeconfig, "--hostname-override=" + nodeName, "--cluster-cidr=10.128.0.0/9",
+func newProxy(name string, s settings, family inet.Family, kubeconfig string, host *lab.Host, log string) *proxy {
+	p := &proxy{name: name, host: host, family: family, log: log, path: s.theirs, quiet: 1500 * time.Millisecond, rest: rest, args: []string{
+		"--kubeconfig=" + kubeconfig, "--hostname-override=" + nodeName, "--cluster-cidr=" + clusterCIDRs[family],
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 	}}
 	mode := "nftables"
@@ -71,11 +73,24 @@ func (p *proxy) measure(ctx context.Context, w *world, e effort, f *Figures) err
 		return err
 	}
 	defer p.ruleset.Close() //nolint:errcheck // read only
+	defer p.kill()
+	if !e.onlyPackets {
+		if err := p.measureRules(ctx, w, e, f); err != nil {
+			return err
+		}
+	}
+	if err := p.measurePlacements(ctx, w, e, f); err != nil {
+		return err
+	}
+	return p.cleanUp(ctx)
+}
+
+// measureRules makes all measurements but those of packets. It starts the program.
+func (p *proxy) measureRules(ctx context.Context, w *world, e effort, f *Figures) error {
 	say("%s, %s: start", w.size, p.name)
 	if err := p.measureStart(ctx, f); err != nil {
 		return err
 	}
-	defer func() { p.running.Kill() }()
 	for range e.again {
 		if err := p.cleanUp(ctx); err != nil {
 			return err
@@ -92,19 +107,13 @@ func (p *proxy) measure(ctx context.Context, w *world, e effort, f *Figures) err
 			return err
 		}
 	}
-	if err := measureConnections(ctx, w, e, f); err != nil {
-		return err
-	}
-	if err := p.measurePlacements(ctx, w, e, f); err != nil {
-		return err
-	}
-	return p.cleanUp(ctx)
+	return measureConnections(ctx, w, e, f)
 }
 
 // measurePlacements measures packets with rules that are created again each time.
 func (p *proxy) measurePlacements(ctx context.Context, w *world, e effort, f *Figures) error {
 	for n := range e.placements {
-		if n > 0 {
+		if n > 0 || p.running == nil {
 			if err := p.cleanUp(ctx); err != nil {
 				return err
 			}
@@ -119,9 +128,16 @@ func (p *proxy) measurePlacements(ctx context.Context, w *world, e effort, f *Fi
 	return nil
 }
 
+// kill stops the program, if it was started.
+func (p *proxy) kill() {
+	if p.running != nil {
+		p.running.Kill()
+	}
+}
+
 // cleanUp stops the program and removes its rules.
 func (p *proxy) cleanUp(ctx context.Context) error {
-	p.running.Kill()
+	p.kill()
 	return p.host.Command(ctx, p.path, "--cleanup").Run()
 }
 
@@ -131,7 +147,7 @@ func (p *proxy) start(ctx context.Context) (took time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	synced, err := p.running.AwaitSync(ctx, time.Time{}, inet.IPv4)
+	synced, err := p.running.AwaitSync(ctx, time.Time{}, p.family)
 	if err != nil {
 		p.running.Kill()
 	}

@@ -7,14 +7,25 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// size is the number of Services, and the number of endpoints of each.
-type size struct{ services, endpoints int }
+// size is the number of Services, the number of endpoints of each, and the family of all addresses.
+type size struct {
+	services, endpoints int
+	family              inet.Family
+}
 
-func (z size) String() string { return fmt.Sprintf("%dx%d", z.services, z.endpoints) }
+// String returns, for example, "10000x10", or "10000x10 IPv6".
+func (z size) String() string {
+	s := fmt.Sprintf("%dx%d", z.services, z.endpoints)
+	if z.family != inet.IPv4 {
+		s += " " + z.family.String()
+	}
+	return s
+}
 
 // round is one size with its programs and measurements.
 type round struct {
@@ -47,6 +58,8 @@ type effort struct {
 	// placements is the number of times that the rules are created for packets: with the same rules, a new connection takes 0.25
 	// µs more or less, depending on the location of the elements in the kernel's memory.
 	placements int
+	// onlyPackets omits all measurements but those of packets.
+	onlyPackets bool
 }
 
 // plan lists the measurements. kube-proxy takes minutes to hours for the large sizes, so these are for kube-nftproxy only.
@@ -57,19 +70,21 @@ func (s settings) plan() []round {
 	case s.emulated:
 		return emulatedPlan
 	case s.check:
-		return []round{{size{1000, 10}, both, effort{changes: 2, ours: 20, again: 4, spread: 60, beside: 2}}}
+		return []round{{size{1000, 10, inet.IPv4}, both, effort{changes: 2, ours: 20, again: 4, spread: 60, beside: 2}}}
 	case s.quick:
-		return []round{{size{1000, 10}, both, effort{changes: 4, ours: 30, again: 4, spread: 100, idle: idle / 2, beside: 3, packets: 20000, placements: 2}}}
+		return []round{{size{1000, 10, inet.IPv4}, both, effort{changes: 4, ours: 30, again: 4, spread: 100, idle: idle / 2, beside: 3, packets: 20000, placements: 2}}}
 	}
 	large := effort{ours: 100, again: 4, idle: idle, beside: 3}
 	timed := large
 	timed.packets, timed.placements = 60000, 3
+	ipv6 := effort{packets: timed.packets, placements: timed.placements, onlyPackets: true}
 	return []round{
-		{size{1000, 10}, all, effort{changes: 10, ours: 100, again: 4, spread: 1000, idle: idle, beside: 3, rolling: true, packets: 60000, placements: 3}},
-		{size{10000, 10}, both, effort{changes: 6, ours: 200, again: 4, spread: 1000, idle: idle, beside: 3, packets: 60000, placements: 3}},
-		{size{5000, 50}, ours, large},
-		{size{45000, 1}, ours, large},
-		{size{50000, 10}, ours, timed},
+		{size{1000, 10, inet.IPv4}, all, effort{changes: 10, ours: 100, again: 4, spread: 1000, idle: idle, beside: 3, rolling: true, packets: 60000, placements: 3}},
+		{size{10000, 10, inet.IPv4}, both, effort{changes: 6, ours: 200, again: 4, spread: 1000, idle: idle, beside: 3, packets: 60000, placements: 3}},
+		{size{10000, 10, inet.IPv6}, both, ipv6},
+		{size{5000, 50, inet.IPv4}, ours, large},
+		{size{45000, 1, inet.IPv4}, ours, large},
+		{size{50000, 10, inet.IPv4}, ours, timed},
 	}
 }
 
@@ -93,7 +108,7 @@ func measureRound(ctx context.Context, s settings, r round, report *Report) erro
 		return err
 	}
 	defer os.RemoveAll(dir)
-	l, err := lab.New(lab.Config{Pods: 1})
+	l, err := lab.New(packetLab)
 	if err != nil {
 		return fmt.Errorf("make a network namespace: %w", err)
 	}
@@ -117,11 +132,11 @@ func measureRound(ctx context.Context, s settings, r round, report *Report) erro
 		if !wanted(s.programs, name) {
 			continue
 		}
-		p := newProxy(name, s, kubeconfig, l.Node, filepath.Join(dir, name+".log"))
+		p := newProxy(name, s, r.family, kubeconfig, l.Node, filepath.Join(dir, name+".log"))
 		if err := p.measure(ctx, w, effortOf(name, r.effort), report.of(name, r.size)); err != nil {
 			return fmt.Errorf("measure %s: %w", name, err)
 		}
-		if name == kubeNftproxy {
+		if name == kubeNftproxy && !r.effort.onlyPackets {
 			if err := measureBatch(ctx, w, report.find(name, r.size.String())); err != nil {
 				return fmt.Errorf("measure a bare batch: %w", err)
 			}

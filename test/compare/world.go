@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -34,7 +36,7 @@ func (w *world) fill(ctx context.Context, rolling bool) error {
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: nodeName},
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
-			{Type: corev1.NodeInternalIP, Address: w.lab.Node.IPv4.String()}}},
+			{Type: corev1.NodeInternalIP, Address: w.lab.Node.Addrs()[w.family].String()}}},
 	}
 	if err := w.Apply(ctx, node); err != nil {
 		return err
@@ -43,7 +45,7 @@ func (w *world) fill(ctx context.Context, rolling bool) error {
 	w.template, err = w.Client().CoreV1().Services("default").Create(ctx, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "template"},
 		Spec: corev1.ServiceSpec{
-			ClusterIP: "10.96.0.200",
+			ClusterIP: w.addr(96, 0, 200).String(),
 			Ports:     []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: servicePort}},
 		},
 	}, metav1.CreateOptions{})
@@ -68,8 +70,23 @@ const (
 	endpointPort = 8080
 )
 
+// addr returns an address of the family: 10.96.1.7, or fd00:10:96::107. The second byte keeps its decimal digits, so that cluster IPs
+// are in the range of test/cluster, and pods have addresses like those of test/lab.
+func (z size) addr(second, third, fourth byte) netip.Addr {
+	if z.family == inet.IPv4 {
+		return netip.AddrFrom4([4]byte{10, second, third, fourth})
+	}
+	return netip.AddrFrom16([16]byte{0xfd, 0, 0, 0x10, second / 100, second/10%10<<4 | second%10, 14: third, 15: fourth})
+}
+
+// serviceCIDRs are the ranges of all cluster IPs, clusterCIDRs ranges of clients inside the cluster, for each family.
+var (
+	serviceCIDRs = [...]string{inet.IPv4: "10.96.0.0/16", inet.IPv6: "fd00:10:96::/112"}
+	clusterCIDRs = [...]string{inet.IPv4: "10.128.0.0/9", inet.IPv6: "fd00:10::/32"}
+)
+
 // vip is the cluster IP of a Service.
-func vip(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 96, byte(1 + i/250), byte(1 + i%250)}) }
+func (z size) vip(i int) netip.Addr { return z.addr(96, byte(1+i/250), byte(1+i%250)) }
 
 // next returns the number of the next version of an EndpointSlice.
 func (w *world) next() int {
@@ -90,7 +107,7 @@ func stamp(name string) metav1.ObjectMeta {
 
 // service returns a Service with a cluster IP.
 func (w *world) service(i int) *corev1.Service {
-	return w.serviceAt(fmt.Sprintf("svc-%d", i), vip(i))
+	return w.serviceAt(fmt.Sprintf("svc-%d", i), w.vip(i))
 }
 
 func (w *world) serviceAt(name string, addr netip.Addr) *corev1.Service {
@@ -115,14 +132,18 @@ func (w *world) flipped(k int) *corev1.Service {
 func (w *world) slice(i, round, endpoints int) *discoveryv1.EndpointSlice {
 	var addrs []netip.Addr
 	for e := range endpoints {
-		n := i*w.endpoints + e
-		addr := netip.AddrFrom4([4]byte{10, byte(128 + n/62500), byte(n / 250 % 250), byte(1 + n%250)})
+		addr := w.endpoint(i*w.endpoints + e)
 		if e == 0 && round > 0 {
-			addr = netip.AddrFrom4([4]byte{10, byte(120 + round/62500), byte(round / 250 % 250), byte(1 + round%250)})
+			addr = w.addr(byte(120+round/62500), byte(round/250%250), byte(1+round%250))
 		}
 		addrs = append(addrs, addr)
 	}
 	return endpointSlice(fmt.Sprintf("svc-%d", i), 1, corev1.ProtocolTCP, endpointPort, addrs)
+}
+
+// endpoint returns an endpoint of a Service.
+func (z size) endpoint(n int) netip.Addr {
+	return z.addr(byte(128+n/62500), byte(n/250%250), byte(1+n%250))
 }
 
 // endpointSlice returns one slice of a Service.
@@ -132,6 +153,9 @@ func endpointSlice(service string, number int, protocol corev1.Protocol, port in
 		ObjectMeta:  stamp(fmt.Sprintf("%s-%d", service, number)),
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &port}},
+	}
+	if slices.ContainsFunc(addrs, netip.Addr.Is6) {
+		s.AddressType = discoveryv1.AddressTypeIPv6
 	}
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: service}
 	for _, a := range addrs {
