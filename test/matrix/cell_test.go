@@ -20,11 +20,11 @@ const (
 	loadBalancerIP destination = "LB IP"
 )
 
-// clusterIPAgain is tried last for clients with session affinity: the policy of another address may have given them another
-// endpoint meanwhile.
+// clusterIPAgain is the last destination of a client with session affinity. At another address, the traffic policy may have given
+// the client another endpoint.
 const clusterIPAgain destination = "ClusterIP again"
 
-// A client with session affinity connects to these in this order.
+// destinations are in the order in which a client with session affinity connects to them.
 var destinations = []destination{clusterIP, nodePort, externalIP, loadBalancerIP}
 
 // client is a kind of client.
@@ -33,7 +33,7 @@ type client string
 const (
 	pod          client = "pod"           // on this node, not an endpoint
 	node         client = "node"          // a process of this node
-	secondary    client = "node 2nd"      // the same, from the node's second address
+	secondary    client = "node 2nd"      // a process of this node that sends from the second address
 	outside      client = "outside"       // a machine outside the cluster
 	remote       client = "remote pod"    // a pod on another node, not an endpoint
 	itself       client = "itself"        // an endpoint on this node
@@ -165,8 +165,8 @@ func (c cell) String() string {
 		c.service.internal, c.service.external, c.service.placement, affinity, c.family, c.protocol)
 }
 
-// possible reports whether the client exists: an endpoint of a kind is a client only if there is one. On the host network, the
-// endpoint itself is this node.
+// possible reports whether the client exists. The clients itself and remoteItself need a local or a remote endpoint. An endpoint on
+// the host network is this node.
 func (c cell) possible() bool {
 	_, ok := c.host()
 	return ok
@@ -192,7 +192,8 @@ func (c cell) host() (name string, ok bool) {
 	return "", false
 }
 
-// group is all cells that differ only in the destination. They are tried in sequence, because session affinity connects them.
+// group holds all cells that differ only in the destination. The client connects to them in sequence, because with session affinity
+// the result at one destination depends on the previous ones.
 type group []cell
 
 // groups returns all groups of a mode, and the number of impossible cells.
@@ -242,9 +243,9 @@ func TestMatrixIsComplete(t *testing.T) {
 			}
 		}
 	}
-	// Two values of each of the policies and four destinations (five with affinity) for each pair of a placement and a client:
-	// five clients always exist, the local endpoint in three placements, the remote one in two. All that in one mode for one
-	// family and one protocol, then in all: ten modes with two protocols, one of them with another.
+	// A pair is a placement and a client that exists with it. Five clients exist in all five placements, a local endpoint in three, a
+	// remote one in two. For one mode, family and protocol, each pair has 2 × 2 policies, and 4 destinations without affinity and 5
+	// with affinity. There are two families, and ten modes with two protocols each; one mode has a third protocol.
 	const (
 		pairs     = 5*5 + 3 + 2
 		perFamily = 2 * 2 * (4 + 5) * pairs

@@ -1,12 +1,14 @@
-// Package matrix sends packets for every combination of a Service's properties and its clients: kind of address, client, traffic
-// policies, placement of the endpoints, session affinity, the way in which local traffic is recognised, masquerade-all, IP family
-// and protocol. The program runs once for each mode, with all Services at once. The results of each cell (the reached endpoints,
-// the source address that they saw, or a rejection, or no answer) are compared with test/oracle. With the build tag twin, they
-// are also compared with those of the original kube-proxy, in a lab with equal addresses on the same API server.
+// Package matrix sends packets for every combination of these properties: kind of address, client, traffic policies, placement of
+// the endpoints, session affinity, detection of local traffic, masquerade-all, IP family and protocol. A cell is one combination. A
+// mode is a detection of local traffic, with or without masquerade-all. For each mode, the program runs once, with all Services.
 //
-// docs/semantics.md is generated from the results.
+// The result of a cell is the endpoints and the source addresses that they saw, a rejection, or no answer. The tests compare it with
+// test/oracle. With the build tag twin, they also compare it with the result of the original kube-proxy, which runs in a second lab
+// with the same addresses and uses the same API server.
+//
+// docs/semantics.md is generated from the oracle.
 //
 // In: labs, the program, kube-proxy and an API server for the twin.
-// Out: at most fifty lines, each with all details of a failing cell.
+// Out: a line for each failing cell, at most fifty; docs/semantics.md.
 // Never: uses a rule from pkg/plan or pkg/model.
 package matrix

@@ -15,16 +15,16 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// startTime is the time within which a program must have its rules in place.
+// startTime is the longest time from the start of a program to its first sync.
 const startTime = time.Minute
 
 // mostLines is the number of failing cells that are shown.
 const mostLines = 50
 
-// TestMatrix runs the program in each mode, on manifests, and tries every cell.
+// TestMatrix runs the program with manifests in each mode, and checks every cell.
 func TestMatrix(t *testing.T) {
 	skipUpdate(t)
-	lab.ForTest(t, lab.Config{}) // skips without privilege before building anything
+	lab.ForTest(t, lab.Config{}) // skips a test without privileges before the build
 	binary := build(t)
 	manifests := writeManifests(t)
 	tried := 0
@@ -46,20 +46,20 @@ func TestMatrix(t *testing.T) {
 			report.add(t, strangers(cells, got)...)
 		})
 	}
-	t.Logf("%d cells tried, %d impossible ones left out, %d failures", tried, leftOut, report.failures)
+	t.Logf("%d cells checked, %d impossible ones skipped, %d failures", tried, leftOut, report.failures)
 }
 
-// TestMatrixSeesFaults starts the program in one mode and tries the cells of another. Exactly the cells for which the two modes
-// differ must fail.
+// TestMatrixSeesFaults starts the program in one mode and compares the results with another mode. Exactly the cells in which the two
+// modes differ must fail.
 func TestMatrixSeesFaults(t *testing.T) {
 	skipUpdate(t)
 	lab.ForTest(t, lab.Config{})
 	binary := build(t)
 	manifests := writeManifests(t)
 	for name, fault := range map[string]struct{ claimed, real mode }{
-		"masquerade-all left away": {mode{byClusterCIDR, true}, base},
-		"cluster-cidr left away":   {base, mode{detector: byNothing}},
-		"NodeCIDR left away":       {mode{detector: byNodeCIDR}, base},
+		"without masquerade-all": {mode{byClusterCIDR, true}, base},
+		"without cluster-cidr":   {base, mode{detector: byNothing}},
+		"without NodeCIDR":       {mode{detector: byNodeCIDR}, base},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -68,7 +68,7 @@ func TestMatrixSeesFaults(t *testing.T) {
 			few := sample(fault.claimed)
 			v := newLookout(l)
 			got := v.observe(t.Context(), few)
-			// If no answer is expected and one arrives late, the fault was missed. A longer wait finds it.
+			// If the matrix expects no answer and an answer arrives late, the first pass misses the fault. The second pass waits longer.
 			v.nothingIn = patience
 			maps.Copy(got, v.observe(t.Context(), slices.DeleteFunc(slices.Clone(few), func(g group) bool {
 				return slices.Equal(differing([]group{g}, fault.real), failing(g, got))
@@ -93,7 +93,7 @@ func sample(m mode) []group {
 	})
 }
 
-// failing lists the cells with unexpected results.
+// failing lists the cells of a group with unexpected results.
 func failing(g group, seen map[cell]observation) (cells []string) {
 	for _, c := range g {
 		if len(judge(group{c}, seen)) > 0 {
@@ -103,7 +103,7 @@ func failing(g group, seen map[cell]observation) (cells []string) {
 	return cells
 }
 
-// differing lists the cells with other expected results in another mode.
+// differing lists the cells whose expected results differ in another mode.
 func differing(groups []group, other mode) (cells []string) {
 	for _, g := range groups {
 		for _, c := range g {
@@ -152,7 +152,7 @@ func newReport(t *testing.T) *report {
 	r := &report{}
 	t.Cleanup(func() {
 		if r.failures > mostLines {
-			t.Logf("%d failures more", r.failures-mostLines)
+			t.Logf("%d more failures", r.failures-mostLines)
 		}
 	})
 	return r

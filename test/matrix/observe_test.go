@@ -12,22 +12,23 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// A wait for an expected answer may take as long as a loaded machine needs. A wait for no answer always takes the whole time. If
-// some endpoints answer and one does not, a late answer looks like none. If the cell fails because of that, it is tried again
-// with patience.
 const (
-	patience  = 5 * time.Second
-	undecided = 600 * time.Millisecond
+	// patience is the timeout if an answer is expected: a loaded machine may need long.
+	patience = 5 * time.Second
+	// nothingIn is the timeout if no answer is expected: each such connection takes all of it.
 	nothingIn = 150 * time.Millisecond
+	// undecided is the timeout if some endpoints answer and one does not. A late answer then counts as none. If the cell fails for
+	// this reason, its group connects again with patience.
+	undecided = 600 * time.Millisecond
 )
 
-// groupsAtOnce limits concurrent groups, silentAtOnce the probes of cells that may wait for no answer.
+// groupsAtOnce limits the concurrent groups, silentAtOnce the concurrent connections that may get no answer.
 const (
 	groupsAtOnce = 128
 	silentAtOnce = 96
 )
 
-// observation holds the results of a cell's tries: all different outcomes, in order.
+// observation holds the different outcomes of a cell's connections, sorted.
 type observation []outcome
 
 func (o observation) String() string { return list(o) }
@@ -38,7 +39,7 @@ type lookout struct {
 	// number is the position of each Service, which determines its addresses.
 	number map[service]int
 	host   map[string]*lab.Host
-	// silent has one element for each probe of a cell that may wait for no answer.
+	// silent has one element for each open connection that may get no answer.
 	silent chan struct{}
 	// nothingIn is the time to wait if no answer is expected.
 	nothingIn time.Duration
@@ -57,7 +58,7 @@ func newLookout(l *lab.Lab) *lookout {
 	return v
 }
 
-// observe tries all cells, and returns the results by cell.
+// observe opens the connections of all cells, and returns the results by cell.
 func (v *lookout) observe(ctx context.Context, groups []group) map[cell]observation {
 	var mu sync.Mutex
 	all := map[cell]observation{}
@@ -77,7 +78,7 @@ func (v *lookout) observe(ctx context.Context, groups []group) map[cell]observat
 	return all
 }
 
-// group tries the cells of a group in order.
+// group opens the connections of a group's cells, in order.
 func (v *lookout) group(ctx context.Context, g group) map[cell]observation {
 	try := func(undecided time.Duration) map[cell]observation {
 		seen := map[cell]observation{}
@@ -94,7 +95,7 @@ func (v *lookout) group(ctx context.Context, g group) map[cell]observation {
 	return seen
 }
 
-// cell tries until all expected outcomes were seen, and often enough to exclude others.
+// cell opens connections until all expected outcomes have occurred: at least and at most as many as tries returns.
 func (v *lookout) cell(ctx context.Context, c cell, undecided time.Duration) observation {
 	w := want(c)
 	switch {
@@ -109,7 +110,7 @@ func (v *lookout) cell(ctx context.Context, c cell, undecided time.Duration) obs
 	for n := 0; n < most && (n < least || !seen.complete(c, w)); n++ {
 		o := v.once(ctx, c, timeout)
 		if !slices.Contains(w.outcomes(), o) {
-			// It has failed. A few more tries with a short timeout show other outcomes.
+			// The cell has failed. A few more connections with a short timeout collect other outcomes for the message.
 			const more = 6
 			most, timeout = min(most, n+more), nothingIn
 		}
@@ -118,8 +119,8 @@ func (v *lookout) cell(ctx context.Context, c cell, undecided time.Duration) obs
 	return seen
 }
 
-// volley makes all tries of a cell concurrently, because some of them have to wait. A client with session affinity first connects
-// once.
+// volley opens all connections of a cell concurrently, because some get no answer. A client with session affinity first opens one, so
+// that the rules remember its endpoint.
 func (v *lookout) volley(ctx context.Context, c cell, timeout time.Duration) (seen observation) {
 	_, most := tries(c, want(c))
 	once := func() outcome {
@@ -150,10 +151,10 @@ func (o observation) with(other outcome) observation {
 	return slices.Insert(o, at, other)
 }
 
-// mixed reports whether some connections are answered and others are not.
+// mixed reports whether some connections are expected to get an answer, and others none.
 func (w wanted) mixed() bool { return w.verdict == "" && slices.Contains(w.outcomes(), dropped) }
 
-// slowFirst moves the groups that wait for no answer to the beginning, so that the end is not delayed.
+// slowFirst moves the groups with connections without an answer to the beginning: at the end, other groups would wait for them.
 func slowFirst(groups []group) []group {
 	waits := func(g group) (cells int) {
 		for _, c := range g {
@@ -171,10 +172,12 @@ func (o observation) complete(c cell, w wanted) bool {
 	return c.service.affinity || len(o) >= len(w.outcomes())
 }
 
-// tries returns the number of tries of a cell. Endpoints are drawn with equal probability: of three, some are not drawn in 45
-// tries with a probability of less than 4·10^-8. An endpoint counts as unreachable after this number of tries, whether it should
-// be reachable or not. If a remote endpoint must reach no endpoint, it may happen to get itself out of two, which looks the same;
-// 25 times this is as unlikely.
+// tries returns the number of connections of a cell. The rules draw each endpoint with equal probability. With three endpoints and 45
+// connections, the probability that one endpoint is never drawn is less than 4·10^-8. So an endpoint that is not drawn counts as
+// unreachable.
+//
+// A remote endpoint whose packets must be dropped gets no answer either if it draws itself. With two endpoints, the probability that
+// it draws itself 25 times is about as small.
 func tries(c cell, w wanted) (least, most int) {
 	const certain = 45
 	switch {
@@ -190,7 +193,7 @@ func tries(c cell, w wanted) (least, most int) {
 	return 2 * len(w.endpoints), certain
 }
 
-// once makes one connection.
+// once opens one connection.
 func (v *lookout) once(ctx context.Context, c cell, timeout time.Duration) outcome {
 	name, _ := c.host()
 	h := v.host[name]
@@ -242,11 +245,11 @@ func judge(g group, seen map[cell]observation) (failures []failure) {
 				failures = append(failures, failure{c, fmt.Sprintf("want %s; got %s", w, got)})
 			}
 		case len(got) != 1 || w.endpoint(got[0]) == "":
-			failures = append(failures, failure{c, fmt.Sprintf("want always the same of %s; got %s", w, got)})
+			failures = append(failures, failure{c, fmt.Sprintf("want always the same endpoint, one of %s; got %s", w, got)})
 		default:
 			endpoint := w.endpoint(got[0])
 			if _, can := w.endpoints[pin]; can && endpoint != pin {
-				failures = append(failures, failure{c, fmt.Sprintf("want %s, as by the address before; got %s", w.endpoints[pin], got)})
+				failures = append(failures, failure{c, fmt.Sprintf("want %s, as at the previous address; got %s", w.endpoints[pin], got)})
 			}
 			pin = endpoint
 		}
@@ -254,8 +257,8 @@ func judge(g group, seen map[cell]observation) (failures []failure) {
 	return failures
 }
 
-// strangers lists the endpoints that session affinity should have chosen for some client, but did not. Each of at most three is
-// chosen with equal probability by at least 36 clients, so that it is missing with a probability of less than 10^-6.
+// strangers lists the endpoints that no client with session affinity has got. At least 36 clients draw one of at most three endpoints
+// with equal probability. So the probability that an endpoint is missing is less than 10^-6.
 func strangers(groups []group, seen map[cell]observation) (missing []string) {
 	type place struct {
 		mode      mode
@@ -277,7 +280,7 @@ func strangers(groups []group, seen map[cell]observation) (missing []string) {
 	}
 	for at, yes := range pinned {
 		if !yes {
-			missing = append(missing, fmt.Sprintf("[%s] no client -> %s, endpoints %s, affinity: pinned to %s",
+			missing = append(missing, fmt.Sprintf("[%s] -> %s, endpoints %s, affinity: no client has got %s",
 				at.mode, at.dest, at.placement, at.host))
 		}
 	}

@@ -45,8 +45,8 @@ func targets() (all []target) {
 	return all
 }
 
-// columns are the clients of the page. The node appears only with its second address: with the first one, masquerading is not
-// visible.
+// columns are the clients of the page. The node appears only with its second address: from the first one, endpoints see the same source
+// address with and without masquerading.
 var columns = []client{pod, secondary, outside, remote, itself, remoteItself}
 
 var headings = map[client]string{
@@ -54,7 +54,7 @@ var headings = map[client]string{
 	itself: "an endpoint on this node", remoteItself: "an endpoint on another node",
 }
 
-// result describes in a few words the result of all cells that are one on the page. These must not differ.
+// result returns the text of one cell of the page. It fails if the cells of the matrix that it stands for differ.
 func (tg target) result(t *testing.T, m mode, who client, where placement) string {
 	t.Helper()
 	texts := map[string]bool{}
@@ -68,12 +68,12 @@ func (tg target) result(t *testing.T, m mode, who client, where placement) strin
 		}
 	}
 	if len(texts) != 1 {
-		t.Errorf("[%s] %s -> %s, endpoints %s: is %q", m, who, tg.name, where, slices.Sorted(maps.Keys(texts)))
+		t.Errorf("[%s] %s -> %s, endpoints %s: one cell of the page stands for different results: %q", m, who, tg.name, where, slices.Sorted(maps.Keys(texts)))
 	}
 	return slices.Sorted(maps.Keys(texts))[0]
 }
 
-// describe lists the endpoints with the sources that they see: "all, kept; itself: node".
+// describe lists the endpoints with the sources that they see, for example "all, kept; itself: node".
 func describe(c cell) string {
 	if !c.possible() {
 		return ""
@@ -112,7 +112,7 @@ func describe(c cell) string {
 	return text + "; itself: " + apart
 }
 
-// change describes the difference of a cell in another mode in words; empty if there is none.
+// change describes the difference of a cell in another mode, or returns "" if there is none.
 func change(before, after wanted) string {
 	for host, o := range after.endpoints {
 		switch {
@@ -186,36 +186,41 @@ func (tg target) changes(a, b mode, who client) []string {
 // preface defines the words of the page.
 const preface = `# The destination of a packet to a Service
 
-This page is for operators and developers. It has the result for each kind of address, traffic policy, client and placement of endpoints.
+This page is for operators and developers. It tells which endpoints a packet to a Service reaches, and which source address they see: for each kind
+of address, traffic policy, client, and placement of endpoints.
 
-` + "`go test ./test/matrix -update`" + ` writes this page. In ` + "`make test`" + `, packets prove every statement, for IPv4 and IPv6, TCP and UDP (and SCTP in the
-first table): %s cells in %d modes. ` + "`make test-twin`" + ` sends the same packets through the real kube-proxy.
+` + "`go test ./test/matrix -update`" + ` writes this page. In ` + "`make test`" + `, packets prove the tables, for IPv4 and IPv6, TCP and UDP (and SCTP in the
+first table): %s combinations in %d modes. ` + "`make test-twin`" + ` sends the same packets through the real kube-proxy.
+
+The cells of the tables use these words:
 
 | word | meaning |
 |---|---|
-| **all** | the packet reaches any endpoint |
-| **local** | the packet reaches any endpoint on this node |
-| **refused** | TCP reset or ICMP port unreachable |
-| **dropped** | no answer |
+| **all** | every endpoint of the Service may get the connection |
+| **local** | only an endpoint on this node may get the connection |
+| **refused** | the client gets a TCP reset or ICMP port unreachable |
+| **dropped** | the client gets no answer |
 | **kept** | the endpoint sees the client's own address |
 | **node** | the endpoint sees this node's address (masqueraded) |
-| **itself** | an endpoint gets its own connection; the word after it is the source address that the endpoint sees |
+| **itself** | the client is an endpoint, and gets its own connection; the next word is the source address that it sees |
 
-The column *endpoints* is their placement: on this node (local), on other nodes (remote), on both, or this node itself (host network).
+The column *endpoints* has the placement of the Service's endpoints: on this node (local), on other nodes (remote), on both, or this node itself
+(host network). The other columns are the clients:
 
-- Without endpoints, every address refuses every client, regardless of the policies.
-- "This node" is a process that sends from the node's second address. From the first address it reaches the same endpoints, and they always see
-  the node's address.
-- An endpoint on another node drops its own connection, because the packet returns with the endpoint's own source address. With a proxy on
-  each node, the endpoint's node would have masqueraded the packet.
+- If a Service has no endpoints, every address refuses every client, regardless of the policies.
+- *This node* is a process that sends from the node's second address. A process that sends from the first address reaches the same endpoints.
+  They always see the first address, with and without masquerading.
+- *An endpoint on another node* sends a packet to a Service through this node. If this node selects the same endpoint and does not masquerade, the
+  packet returns to the endpoint with the endpoint's own address as its source, and the endpoint drops it. In a cluster, the proxy on the
+  endpoint's own node handles the packet first, and masquerades it.
 
-With session affinity, all connections of one client reach one of these endpoints, at any address of the service port. If a policy excludes that
-endpoint at one address, the client gets another endpoint. It then keeps the new endpoint at all addresses. This needs an endpoint that both addresses may use. If
-no local endpoint is among the endpoints that topology hints select, a client that alternates between both addresses keeps its endpoint at
-neither.
+With session affinity, all connections of one client reach the same endpoint, at all addresses of the service port. If a traffic policy excludes this
+endpoint at one of the addresses, the client gets another endpoint there, and keeps the new endpoint at all addresses. An exception: if no endpoint is
+permitted at both addresses, a client that alternates between them gets a new endpoint with each change. This occurs if topology hints select no endpoint
+of this node.
 `
 
-// text returns the page.
+// text returns the content of the page.
 func text(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
@@ -248,7 +253,7 @@ func text(t *testing.T) string {
 		for _, tg := range targets() {
 			for _, p := range placements {
 				for _, who := range columns {
-					tg.result(t, m, who, p) // fails if the cells that are one on the page differ
+					tg.result(t, m, who, p) // fails if one cell of the page stands for different results
 				}
 			}
 		}
@@ -259,7 +264,8 @@ func text(t *testing.T) string {
 	return b.String()
 }
 
-// sections writes the differences of the chosen modes from the modes returned with the choice.
+// sections writes a section for each mode that choose selects: the differences from the mode that choose returns. Modes with the same
+// differences share a section.
 func sections(b *strings.Builder, heading string, choose func(mode) (mode, bool)) {
 	modesOf := map[string][]string{}
 	var order []string
@@ -288,7 +294,7 @@ func thousands(n int) string {
 	return fmt.Sprintf("%d,%03d", n/1000, n%1000)
 }
 
-// skipUpdate ends a test that writes nothing.
+// skipUpdate skips a test that does not write the page if -update is set.
 func skipUpdate(t *testing.T) {
 	t.Helper()
 	if *update {

@@ -21,7 +21,7 @@ import (
 // TestTwin runs kube-proxy and the program in each mode, both on the same API server and each in its own lab with the same
 // addresses, and compares the results of every cell.
 func TestTwin(t *testing.T) {
-	lab.ForTest(t, lab.Config{}) // skips without privilege before building anything
+	lab.ForTest(t, lab.Config{}) // skips a test without privileges before the build
 	theirs, ours, err := twin.Build(t.Context(), t.TempDir(), t.Output())
 	if err != nil {
 		t.Fatal(err)
@@ -47,7 +47,7 @@ func TestTwin(t *testing.T) {
 			}
 		}
 		if diff := cmp.Diff(differing(cells, other), failing); diff != "" || len(failing) == 0 {
-			t.Errorf("cells that fail because kube-nftproxy has other flags (-want +got):\n%s", diff)
+			t.Errorf("failing cells if kube-nftproxy has other flags (-want +got):\n%s", diff)
 		}
 	})
 	report := newReport(t)
@@ -115,15 +115,15 @@ func checkDeclared(t *testing.T) {
 	for _, d := range declared {
 		t.Logf("%d cells: %s", d.cells, d.situation)
 		if !strings.Contains(string(text), "\n| "+d.situation+" |") {
-			t.Errorf("docs/differences.md has no line that begins with %q", d.situation)
+			t.Errorf("docs/differences.md has no row that begins with %q", d.situation)
 		}
 		if d.cells == 0 {
-			t.Errorf("%s: kube-proxy does the same", d.situation)
+			t.Errorf("%s: no cell has this difference", d.situation)
 		}
 	}
 }
 
-// follow runs a program in its own lab, and returns when it has programmed everything.
+// follow runs a program in its own lab, and returns after it has programmed all objects.
 func follow(t *testing.T, api *twin.API, path string, m mode) *lookout {
 	t.Helper()
 	l := newLab(t, m)
@@ -144,7 +144,7 @@ func follow(t *testing.T, api *twin.API, path string, m mode) *lookout {
 	return newLookout(l)
 }
 
-// observe tries all cells in two labs at the same time.
+// observe opens the connections of all cells in two labs at the same time.
 func observe(t *testing.T, cells []group, theirs, ours *lookout) (seen [2]map[cell]observation) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -155,8 +155,8 @@ func observe(t *testing.T, cells []group, theirs, ours *lookout) (seen [2]map[ce
 	return seen
 }
 
-// compare compares the results of the two programs. Clients with session affinity have random endpoints: each result must be one
-// that clients without affinity get from the same Service.
+// compare compares the results of the two programs. With session affinity, each program draws an endpoint at random. So the endpoint
+// of either program must be one that the other program uses for a client of a Service without affinity.
 func compare(g group, seen [2]map[cell]observation) (failures []string) {
 	for _, c := range g {
 		theirs, ours := seen[0][c], seen[1][c]

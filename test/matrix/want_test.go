@@ -31,8 +31,8 @@ const (
 
 func reached(host, source string) outcome { return outcome(host + " from " + source) }
 
-// wanted is the expected result of a cell: always the same verdict, or each of the endpoints in some of the tries. With session
-// affinity, it is one of them in all tries.
+// wanted is the expected result of a cell: one verdict for all connections, or a set of endpoints, each of which gets some of the
+// connections. With session affinity, one of these endpoints gets all connections.
 type wanted struct {
 	verdict   outcome
 	endpoints map[string]outcome
@@ -66,7 +66,7 @@ func list(outcomes []outcome) string {
 	return strings.Join(words, " | ")
 }
 
-// want returns the oracle's verdict.
+// want returns the result that the oracle predicts for a cell.
 func want(c cell) wanted {
 	name, _ := c.host()
 	from := hostAddress(name, c.family)
@@ -112,7 +112,7 @@ func nameOf(addr netip.Addr) string {
 	return addr.String()
 }
 
-// arrival is the client that an endpoint sees, if the endpoint gets the packet.
+// arrival returns the outcome at an endpoint that sees a source address; dropped if the endpoint does not get the packet.
 func arrival(host string, sees, from netip.Addr) outcome {
 	switch {
 	case !sees.IsValid():
@@ -151,8 +151,8 @@ func oracleOf(m mode) *oracle.Oracle {
 	return o.(*oracle.Oracle)
 }
 
-// localPod returns a function that reports whether the proxy takes a client for a local pod. A prefix of the whole cluster does
-// not distinguish local pods from others.
+// localPod returns a function that reports whether the proxy treats the sender of a packet as a local pod; nil without detection.
+// ClusterCIDR contains all pods of the cluster, so the proxy treats pods of other nodes as local, too.
 func (m mode) localPod() func(oracle.Packet) bool {
 	inside := func(prefixes ...string) func(oracle.Packet) bool {
 		return func(p oracle.Packet) bool {
@@ -186,7 +186,8 @@ func (m mode) device(host string) string {
 	return "veth-" + kind + number
 }
 
-// TestWantedOutcomesTellEndpointsApart: without this, the test could not follow a pinned client from one address to the next.
+// TestWantedOutcomesTellEndpointsApart: different endpoints have different outcomes. Otherwise judge could not compare a client's
+// endpoint at one address with that at the next.
 func TestWantedOutcomesTellEndpointsApart(t *testing.T) {
 	for _, m := range modes() {
 		all, _ := groups(m)

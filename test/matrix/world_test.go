@@ -37,7 +37,7 @@ var secondaries = [2]netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustPars
 // bridge is the name of the bridge in the lab that has one.
 const bridge = "cni0"
 
-// flags returns the mode's flags, which both programs accept.
+// flags returns the mode's flags. kube-proxy and kube-nftproxy both accept them.
 func (m mode) flags() (flags []string) {
 	switch m.detector {
 	case byClusterCIDR:
@@ -73,7 +73,7 @@ func newLab(t *testing.T, m mode) *lab.Lab {
 	return l
 }
 
-// name returns all properties of a Service.
+// name returns the Service's name, which has all of its properties.
 func (s service) name() string {
 	affinity := ""
 	if s.affinity {
@@ -101,11 +101,11 @@ func address(i int, d destination, f inet.Family) netip.AddrPort {
 	return netip.AddrPortFrom(addr, port)
 }
 
-// nodePortOf returns the node port of all ports of a Service, which differ in protocol. The numbers are below those that an API
-// server allocates by itself.
+// nodePortOf returns the node port of all ports of Service number i; the ports differ in protocol. The number is in the lower part of
+// the range, which an API server uses last for dynamic allocation (KEP-3668).
 func nodePortOf(i int) int32 { return int32(30010 + i) }
 
-// healthPortOf returns the health check node port, for Services that need one. The same range applies.
+// healthPortOf returns the health check node port of Service number i, if it needs one.
 func healthPortOf(i int) int32 { return int32(30060 + i) }
 
 func addresses(i int, d destination) []string {
@@ -196,7 +196,7 @@ func endpoints(s service, f inet.Family) *discoveryv1.EndpointSlice {
 	return slice
 }
 
-// addressOf repeats the documented addresses of the lab.
+// addressOf has the addresses of the lab's hosts, as test/lab documents them.
 var addressOf = map[string][2]string{
 	"node":     {"192.0.2.1", "2001:db8::1"},
 	"pod-0":    {"10.244.0.10", "fd00:10:244::10"},
