@@ -168,7 +168,8 @@ func (m *Metrics) registerState(r registry) {
 		"kube-proxy objects on the node, left over or in use, by kind: nftables tables, chains of iptables-nft and iptables-legacy, "+
 			"virtual servers, sets and the device of IPVS.", "kind")
 	m.problems = r.counters("kubenftproxy_problems_total",
-		"Problems found in objects, by the kind of the object. A problem that persists counts once. Each problem is in the log and in an Event.", "kind")
+		"Problems found in objects, by the kind of the object. A problem that persists counts once. Each problem has a log line and an Event, "+
+			"except those that kubenftproxy_problems_suppressed_total counts, too.", "kind")
 	m.problemsSuppressed = r.counters("kubenftproxy_problems_suppressed_total",
 		"Problems of kubenftproxy_problems_total without a log line and Event, by the kind of the object. Within ten minutes, 20 problems of an object and "+
 			"500 of the node are reported.", "kind")
