@@ -69,19 +69,19 @@ type stage struct {
 var stages = []stage{
 	{heading: "Before you start", by: "kube-proxy"},
 	{heading: "kubeadm: swap the image", by: "kube-proxy", ours: true},
-	{heading: "Have a look", by: "kube-proxy", ours: true},
+	{heading: "Check a node", by: "kube-proxy", ours: true},
 	{heading: "kubeadm: go back", by: "kube-proxy"},
-	{heading: "What becomes of rules and connections", blocks: []int{0}, by: "kube-proxy"},
+	{heading: "Rules and connections after a switch", blocks: []int{0}, by: "kube-proxy"},
 	{heading: "kubeadm: one node first", by: "kube-proxy", ours: true},
 	{heading: "kubeadm: fewer privileges", blocks: []int{0}, by: "kube-proxy", ours: true, check: (*migration).isHardened},
 	{heading: "kubeadm: fewer privileges", blocks: []int{1}, by: "kube-proxy", ours: true},
 	{heading: "kubeadm: go back", by: "kube-proxy"},
-	{heading: "Our own DaemonSet", by: "kube-proxy"},
-	{heading: "Our own DaemonSet: node by node", blocks: []int{0}, by: "kube-nftproxy", ours: true},
-	{heading: "Our own DaemonSet: go back", by: "kube-proxy"},
-	{heading: "Our own DaemonSet: node by node", by: "kube-nftproxy", ours: true},
-	{heading: "Our own DaemonSet: for good", by: "kube-nftproxy", ours: true},
-	{heading: "Have a look", by: "kube-nftproxy", ours: true},
+	{heading: "Separate DaemonSet", by: "kube-proxy"},
+	{heading: "Separate DaemonSet: node by node", blocks: []int{0}, by: "kube-nftproxy", ours: true},
+	{heading: "Separate DaemonSet: go back", by: "kube-proxy"},
+	{heading: "Separate DaemonSet: node by node", by: "kube-nftproxy", ours: true},
+	{heading: "Separate DaemonSet: for good", by: "kube-nftproxy", ours: true},
+	{heading: "Check a node", by: "kube-nftproxy", ours: true},
 }
 
 // migration is an operator who follows the page.
@@ -277,7 +277,7 @@ func (m *migration) leave() {
 	if out := nft(m, m.Node, "list", "tables"); !strings.Contains(out, "kube-nftproxy") {
 		m.Errorf("the rules should stay when the program ends; tables: %s", out)
 	}
-	blocks := m.page["What becomes of rules and connections"]
+	blocks := m.page["Rules and connections after a switch"]
 	m.Log(m.sh(blocks[len(blocks)-1]))
 	eventually(m, patience, func() error {
 		if out := nft(m, m.Node, "list", "tables"); strings.Contains(out, "kube-") {

@@ -105,10 +105,11 @@ func (r *report) add(one row) { r.rows = append(r.rows, one) }
 
 // table is the report in Markdown.
 func (r *report) table() string {
-	s := fmt.Sprintf("kube-proxy v1.37.2, %d Services, IPv4 and IPv6; in each row 1,000 new TCP connections and 200 new UDP requests a second, "+
-		"and %d flows that were there before. *For* is from the first failure to the last, *gone* until nothing is left of the program before, "+
-		"*change* until a new Service and a replaced endpoint are in effect for new connections.\n\n", fillers+3, r.flows()) +
-		"| mode of kube-proxy | switch | connections | failed | requests | failed | for | flows broken | datagrams lost | gone | change |\n" +
+	s := fmt.Sprintf("kube-proxy v1.37.2, %d Services, IPv4 and IPv6. Each row had 1,000 new TCP connections and 200 new UDP requests a second, "+
+		"and %d flows that began before the switch. *Failed for* is the time from the first failure to the last. *Removed after* is the time until "+
+		"no rule of the previous program is left: from the first sync of the new program, the end of `--cleanup`, or the exit of kube-proxy. If the cell is "+
+		"empty, the rules of kube-nftproxy stay. *Change after* is the time until new connections follow a new Service and a replaced endpoint.\n\n", fillers+3, r.flows()) +
+		"| mode of kube-proxy | switch | connections | failed | UDP requests | failed | failed for | flows broken | datagrams lost | removed after | change after |\n" +
 		"|---|---|---|---|---|---|---|---|---|---|---|\n"
 	for _, row := range r.rows {
 		outage, change, clean := "", round(row.change).String(), ""
@@ -116,7 +117,7 @@ func (r *report) table() string {
 			outage = round(row.outage()).String()
 		}
 		if row.stale {
-			change = "with the lease"
+			change = "after the lease"
 		}
 		if row.clean > 0 {
 			clean = round(row.clean).String()

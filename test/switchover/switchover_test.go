@@ -42,11 +42,11 @@ var switches = []struct {
 }{
 	{"to ours", "kube-proxy to kube-nftproxy", toOurs},
 	{"to kube-proxy", "kube-nftproxy to kube-proxy", toTheirs},
-	{"lease", "… and the lease runs out", leaseRunsOut},
-	{"cleanup beside", "… or `--cleanup` beside kube-proxy", cleanupBeside},
-	{"cleanup before", "`--cleanup`, and only then kube-proxy", cleanupBefore},
-	{"killed", "to kube-proxy, killed in its first sync, and back", killed},
-	{"both", "kube-nftproxy beside kube-proxy, which ends later", both},
+	{"lease", "… and the lease expires", leaseRunsOut},
+	{"cleanup beside", "… or `--cleanup` while kube-proxy runs", cleanupBeside},
+	{"cleanup before", "`--cleanup`, then kube-proxy", cleanupBefore},
+	{"killed", "to kube-proxy, which is killed in its first sync, and back", killed},
+	{"both", "kube-nftproxy starts while kube-proxy runs, which exits later", both},
 }
 
 func switchover(t *testing.T, n *node, r *report) {
