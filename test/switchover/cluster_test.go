@@ -23,7 +23,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/twin"
 )
 
-// nodeName is the name of each lab's node.
+// nodeName is the name of the Node object of each lab.
 const nodeName = "node-1"
 
 const (
@@ -40,20 +40,20 @@ var (
 	stickyIPs   = []string{"10.96.0.12", "fd00:10:96::12"}
 )
 
-// nodeIPs are those that the node of every lab has.
+// nodeIPs are the addresses of the node in every lab.
 var nodeIPs = []string{"192.0.2.1", "2001:db8::1"}
 
-// cluster is an API server with its objects, and the programs that follow it.
+// cluster is an API server with its objects, and the two programs that use it.
 type cluster struct {
 	*apiserver.Cluster
 	kubeProxy, ours string
 	kubeconfig      string
 	life            context.Context
-	// added counts the Services made after switches, changes those of the Service changing.
+	// added counts the Services that were created after switches, changes the changes of the Service changing.
 	added, changes int
 }
 
-// newCluster builds the programs, starts an API server and makes the objects.
+// newCluster builds the programs, starts an API server and creates the objects.
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{life: t.Context()}
@@ -92,7 +92,7 @@ func (c *cluster) apply(t *testing.T, objects ...runtime.Object) {
 	}
 }
 
-// targets are all addresses of the Service web: cluster IP, node port and load-balancer IP, in both families.
+// targets returns all addresses of the Service web: cluster IP, node port and load-balancer IP, in both families.
 func targets() []netip.AddrPort {
 	var out []netip.AddrPort
 	for f := range inet.Families {
@@ -113,7 +113,7 @@ func thisNode() *corev1.Node {
 	return n
 }
 
-// service is a Service of both families with a port for each protocol.
+// service returns a dual-stack Service with a TCP port and a UDP port.
 func service(name string, ips ...string) *corev1.Service {
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name},
@@ -132,7 +132,7 @@ func service(name string, ips ...string) *corev1.Service {
 	return s
 }
 
-// web is the Service to which the traffic goes.
+// web returns the Service that the traffic uses.
 func web() *corev1.Service {
 	s := service("web", webIPs...)
 	s.Spec.Type = corev1.ServiceTypeLoadBalancer
@@ -145,13 +145,13 @@ func web() *corev1.Service {
 	return s
 }
 
-// changing is the Service whose one endpoint is replaced after a switch.
+// changing returns the Service whose only endpoint is replaced after a switch.
 func changing() *corev1.Service { return service("changing", changingIPs...) }
 
-// remote stands for the pod that is elsewhere.
+// remote stands for the pod on another node.
 const remote = -1
 
-// endpoints are the EndpointSlices of a Service: endpoints are pods of the lab by their number, or that elsewhere.
+// endpoints returns the EndpointSlices of a Service. Each endpoint is the number of a pod of the lab, or remote.
 func endpoints(name string, pods ...int) (out []runtime.Object) {
 	for f, kind := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
 		s := &discoveryv1.EndpointSlice{
@@ -166,7 +166,7 @@ func endpoints(name string, pods ...int) (out []runtime.Object) {
 			},
 		}
 		for _, pod := range pods {
-			// As in the lab: pod-0 is 10.244.0.10 and fd00:10:244::10, and so on in hexadecimal.
+			// The addresses of the lab: pod-0 has 10.244.0.10 and fd00:10:244::10. IPv6 addresses count in hexadecimal.
 			ip, host := []string{fmt.Sprintf("10.244.0.%d", 10+pod), fmt.Sprintf("fd00:10:244::%x", 0x10+pod)}[f], nodeName
 			if pod == remote {
 				ip, host = []string{"10.244.1.10", "fd00:10:244:1::10"}[f], "node-2"
@@ -180,11 +180,11 @@ func endpoints(name string, pods ...int) (out []runtime.Object) {
 	return out
 }
 
-// effective is how soon a change has to be in effect: kube-proxy syncs once a second.
+// effective is the longest time until a change takes effect: kube-proxy syncs once a second.
 const effective = 3 * time.Second
 
-// change replaces the endpoint of one Service and makes another one, and returns how long it takes until new connections go
-// where they belong, or what is still wrong after a while.
+// change replaces the endpoint of the Service changing, and creates another Service. It returns the time until new connections reach
+// the right endpoints, or an error about the first wrong one if they do not within a limit.
 func (n *node) change(t *testing.T, within time.Duration) (took time.Duration, wrong error) {
 	t.Helper()
 	n.added++
@@ -204,7 +204,7 @@ func (n *node) change(t *testing.T, within time.Duration) (took time.Duration, w
 	}
 }
 
-// replace gives the Service changing another endpoint, and returns which pod it is.
+// replace gives the Service changing another endpoint, and returns the number of its pod.
 func (n *node) replace(t *testing.T) (pod int) {
 	t.Helper()
 	n.changes++
@@ -213,7 +213,7 @@ func (n *node) replace(t *testing.T) (pod int) {
 	return pod
 }
 
-// reached returns an error if somebody else answers at Services' addresses, or nobody: from outside, the node and a pod.
+// reached returns an error unless a server answers at all addresses, for an external client, the node and a pod.
 func (n *node) reached(t *testing.T, server string, ips ...string) error {
 	t.Helper()
 	for _, ip := range ips {
@@ -227,8 +227,8 @@ func (n *node) reached(t *testing.T, server string, ips ...string) error {
 	return nil
 }
 
-// pins asks the Service with session affinity from outside, the node and a pod, and returns who answers each. It fails if one
-// caller is answered by more than one server.
+// pins connects to the Service with session affinity from an external client, the node and a pod. It returns the answering server
+// by client and address. The test fails if more than one server answers a client.
 func (n *node) pins(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}

@@ -1,14 +1,19 @@
-// Package switchover takes a node from kube-proxy to kube-nftproxy and back while traffic flows, and counts what the traffic
-// notices: a thousand new TCP connections a second and two hundred UDP requests from new sockets, in turn to a Service's
-// cluster IP, node port and load-balancer IP, in IPv4 and IPv6; and flows that were there before the switch, from outside,
-// from the node and from a pod, each of which sends and awaits an answer twenty times a second. After each switch it looks
-// whether what the other program left is gone, whether everybody else's rules are as they were, and how long a change of a
-// Service takes.
+// Package switchover replaces the proxy of a node under traffic, and counts failed connections and lost messages: from kube-proxy to
+// kube-nftproxy and back, restarts of kube-nftproxy, and upgrades from tables of another form.
 //
-// kube-proxy runs in mode nftables, and in mode iptables with both backends, which it finds as the program iptables. Mode ipvs
-// is not here: it takes a kernel that has it, so the tests of pkg/takeover look after it in virtual machines.
+// The traffic has two parts, and uses the cluster IP, node port and load-balancer IP of a Service, in IPv4 and IPv6:
 //
-// In: one API server, and for each mode a lab of its own whose node the two programs take in turns.
+//   - load: new TCP connections and UDP requests from new sockets, at a steady rate;
+//   - flows: TCP connections and UDP sockets that were opened before the switch, from an external client, the node and a pod. Each
+//     exchanges a message twenty times a second.
+//
+// After each switch, a test checks that the rules of the previous program are removed, that the rules of other programs are unchanged,
+// and that a change of a Service takes effect.
+//
+// kube-proxy runs in mode nftables, and in mode iptables with both backends. The tests of pkg/takeover have mode ipvs: they run in virtual
+// machines, because the kernel needs ipvs.
+//
+// In: one API server, and for each mode of kube-proxy a lab. On the node of the lab, the two programs run by turns.
 // Out: a table with a row for each switch; OUTPUT=folder of the repository writes it to docs/migrating.md.
-// Never: a rule of ours or kube-proxy's written by hand.
+// Never: writes rules of kube-nftproxy or kube-proxy itself, except a shorter lease.
 package switchover

@@ -16,7 +16,7 @@ import (
 // pace is the time between two messages of a flow.
 const pace = 50 * time.Millisecond
 
-// flow is a connection, or a UDP socket that stays, on which a message goes out and its answer comes back again and again.
+// flow is a TCP connection or a UDP socket that exchanges messages with a server until it is closed.
 type flow struct {
 	from  *lab.Host
 	proto inet.Protocol
@@ -25,27 +25,27 @@ type flow struct {
 	conn    net.Conn
 	in      *bufio.Reader
 	end     context.CancelFunc
-	running chan struct{} // closed when it has ended
+	running chan struct{} // closed at the end of run
 
 	mu sync.Mutex
-	// server is who answers.
+	// server is the name of the answering server.
 	server string
 	flowCounts
-	// losses say what became of messages without an answer.
+	// losses describe the messages without an answer, and changes of the server.
 	losses []string
-	// err is why a connection has ended.
+	// err is the reason if the connection is broken.
 	err error
 }
 
-// flowCounts is what has become of a flow's messages.
+// flowCounts counts the messages of a flow.
 type flowCounts struct {
-	// sent counts messages, lost those without an answer, moved changes of who answers.
+	// sent counts messages, lost the messages without an answer, moved the changes of the server.
 	sent, lost, moved int
-	// retransmitted counts the segments that a connection had to send again.
+	// retransmitted counts the TCP segments that the kernel sent again.
 	retransmitted int
 }
 
-// openFlow opens a flow and exchanges a first message, so that its endpoint is known. It goes on until ctx ends.
+// openFlow opens a flow and exchanges a first message to learn the server. The flow runs until ctx ends.
 func openFlow(ctx context.Context, from *lab.Host, proto inet.Protocol, to netip.AddrPort) (*flow, error) {
 	f := &flow{from: from, proto: proto, to: to, running: make(chan struct{})}
 	dialing, cancel := context.WithTimeout(ctx, patience)
@@ -65,16 +65,16 @@ func openFlow(ctx context.Context, from *lab.Host, proto inet.Protocol, to netip
 	return f, nil
 }
 
-// close ends the flow.
+// close stops the flow and waits for its end.
 func (f *flow) close() {
 	f.end()
 	<-f.running
 }
 
-// String returns a flow's ends, for example "tcp client -> 10.96.0.10:80".
+// String returns protocol, source and destination, for example "tcp client -> 10.96.0.10:80".
 func (f *flow) String() string { return fmt.Sprintf("%s %s -> %s", f.proto, f.from.Name, f.to) }
 
-// greet learns the server's name.
+// greet returns the server's name.
 func (f *flow) greet() (string, error) {
 	if f.proto == inet.UDP {
 		return f.exchange("hello\n", patience)
@@ -90,22 +90,22 @@ func (f *flow) greet() (string, error) {
 	return answer.Server, err
 }
 
-// run exchanges messages until ctx ends, or a connection is broken.
+// run exchanges messages until ctx ends or the connection is broken.
 func (f *flow) run(ctx context.Context) {
 	defer close(f.running)
-	defer f.conn.Close() //nolint:errcheck // whether it was well is known
+	defer f.conn.Close() //nolint:errcheck // the result of the flow is known
 	next := time.Now()
 	for i := 0; sleepUntil(ctx, next); i++ {
 		if next = next.Add(pace); next.Before(time.Now()) {
 			next = time.Now().Add(pace)
 		}
 		if f.proto == inet.TCP {
-			// A segment that got lost is sent again after 200 ms, 400 ms and so on.
+			// The kernel sends a lost segment again after 200 ms, 400 ms and so on.
 			const stuck = 5 * time.Second
 			line := fmt.Sprintf("message %d\n", i)
 			echo, err := f.exchange(line, stuck)
 			if err == nil && echo != line {
-				err = fmt.Errorf("%q came back as %q", line, echo)
+				err = fmt.Errorf("sent %q, received %q", line, echo)
 			}
 			if !f.noteTCP(err) {
 				return
@@ -116,7 +116,7 @@ func (f *flow) run(ctx context.Context) {
 	}
 }
 
-// exchange sends a line and returns the next one that comes: for UDP, of which server it is.
+// exchange sends a line, and waits for the answer. It returns the answer for TCP, the server's name for UDP.
 func (f *flow) exchange(line string, within time.Duration) (string, error) {
 	if err := f.conn.SetDeadline(time.Now().Add(within)); err != nil {
 		return "", err
@@ -132,7 +132,7 @@ func (f *flow) exchange(line string, within time.Duration) (string, error) {
 	return parsed.Server, err
 }
 
-// noteTCP notes an exchange; false means that the connection is broken.
+// noteTCP records the result of an exchange. It returns false if the connection is broken.
 func (f *flow) noteTCP(err error) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -147,6 +147,7 @@ func (f *flow) noteTCP(err error) bool {
 	return err == nil
 }
 
+// noteUDP records the result of an exchange.
 func (f *flow) noteUDP(server string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -162,14 +163,14 @@ func (f *flow) noteUDP(server string, err error) {
 	}
 }
 
-// counts returns the flow's counts so far, and why it is broken.
+// counts returns the flow's counts so far, and the reason if it is broken.
 func (f *flow) counts() (flowCounts, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.flowCounts, f.err
 }
 
-// forget returns what became of messages without an answer since the last call.
+// forget returns and clears the losses since the last call.
 func (f *flow) forget() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -178,7 +179,7 @@ func (f *flow) forget() []string {
 	return losses
 }
 
-// minus returns what was counted since.
+// minus returns the difference from earlier counts.
 func (c flowCounts) minus(before flowCounts) flowCounts {
 	return flowCounts{
 		sent: c.sent - before.sent, lost: c.lost - before.lost, moved: c.moved - before.moved,

@@ -18,22 +18,22 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// echoPort is where servers of both protocols listen.
+// echoPort is the port of the servers of both protocols.
 const echoPort = 8080
 
-// patience is how long an answer may take. On a busy machine that is more than packets need; what was lost shows otherwise: a
-// datagram never has an answer, and a connection that took a segment twice counts as failed.
+// patience is the timeout of an answer, long enough for a busy machine. Losses are detected independently of it: a lost datagram never
+// has an answer, and a connection with a retransmitted segment counts as failed.
 const patience = 3 * time.Second
 
-// A load binds its sockets to these ports in turn. They lie below those that the kernel gives to other sockets. Their number
-// is prime to that of the targets, so that two minutes pass before a pair of addresses and ports comes again; for so long,
-// conntrack may remember an attempt that nobody answered.
+// A load binds its sockets to these ports by turns. They are below the ephemeral port range. Their number is coprime to the number of
+// targets, so that a combination of port and target repeats after two minutes at the earliest. Conntrack may keep the entry of an
+// unanswered attempt for that long.
 const (
 	firstPort = 10_000
 	ports     = 22_699
 )
 
-// load makes TCP connections, or sends datagrams from new sockets, at a steady rate, whatever becomes of those before.
+// load opens TCP connections, or sends datagrams from new sockets, at a steady rate. It does not wait for earlier attempts.
 type load struct {
 	host    *lab.Host
 	proto   inet.Protocol
@@ -44,17 +44,17 @@ type load struct {
 	number int
 }
 
-// failure is an attempt that got no answer.
+// failure is a failed attempt.
 type failure struct {
 	at   time.Time
 	to   netip.AddrPort
 	kind string
 }
 
-// tally is what came of a run of a load.
+// tally is the result of a run of a load.
 type tally struct {
 	mu sync.Mutex
-	// made counts attempts, servers those that were answered by the name of who did.
+	// made counts all attempts, servers the answered ones by the name of the server.
 	made     int
 	servers  map[string]int
 	failures []failure
@@ -83,7 +83,7 @@ func (t *tally) kinds() map[string]int {
 	return out
 }
 
-// kindOf says how an attempt failed.
+// kindOf returns the kind of a failure.
 func kindOf(err error) string {
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
@@ -100,7 +100,7 @@ func kindOf(err error) string {
 	return err.Error()
 }
 
-// run makes attempts until ctx ends, and waits for those under way. An error means that attempts could not be made.
+// run starts attempts until ctx ends, and waits for unfinished ones. An error means that it could not start an attempt.
 func (l *load) run(ctx context.Context) (*tally, error) {
 	t := &tally{}
 	var underWay sync.WaitGroup
@@ -125,7 +125,7 @@ func (l *load) run(ctx context.Context) (*tally, error) {
 	return t, err
 }
 
-// sleepUntil returns false if ctx ends before that.
+// sleepUntil returns false if ctx ends first.
 func sleepUntil(ctx context.Context, at time.Time) bool {
 	timer := time.NewTimer(time.Until(at))
 	defer timer.Stop()
@@ -137,13 +137,13 @@ func sleepUntil(ctx context.Context, at time.Time) bool {
 	}
 }
 
-// attempt is a socket that connects, or an error that came at once.
+// attempt is a connecting socket, or an error that connect returned.
 type attempt struct {
 	*os.File
 	refused error
 }
 
-// open starts an attempt; the calling thread is in the host's namespace.
+// open starts an attempt. The calling thread must be in the host's namespace.
 func (l *load) open(to netip.AddrPort) (a attempt, err error) {
 	kind, domain, level, errs := unix.SOCK_STREAM, unix.AF_INET, unix.IPPROTO_IP, unix.IP_RECVERR
 	if l.proto == inet.UDP {
@@ -169,7 +169,7 @@ func (l *load) open(to netip.AddrPort) (a attempt, err error) {
 		return a, fmt.Errorf("prepare a socket at %s: %w", own, err)
 	}
 	if a.refused = unix.Connect(fd, sockaddr(to)); a.refused == unix.EINPROGRESS {
-		// On a veth pair, a refusal mostly comes while the socket is still sending, and is only noted.
+		// On a veth pair, a refusal mostly arrives during connect. The kernel then stores it as the socket's error.
 		number, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 		if err != nil {
 			return a, err
@@ -189,9 +189,9 @@ func sockaddr(ap netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: ap.Addr().As16(), Port: int(ap.Port())}
 }
 
-// talk sends a line, reads what a server of the lab says, and closes. It returns the server's name.
+// talk sends a line, reads the answer of a server of the lab, and closes the socket. It returns the server's name.
 func (a attempt) talk(proto inet.Protocol) (string, error) {
-	defer a.Close() //nolint:errcheck // all has been said
+	defer a.Close() //nolint:errcheck // the exchange is finished
 	if a.refused != nil {
 		return "", a.refused
 	}
@@ -220,10 +220,10 @@ func (a attempt) talk(proto inet.Protocol) (string, error) {
 	return answer.Server, nil
 }
 
-// errLost says that a connection came about, but a segment got lost on the way.
+// errLost is the failure of a connection that was established, but lost a segment.
 var errLost = errors.New("segment lost")
 
-// retransmitted asks the kernel how many segments of a connection were sent again.
+// retransmitted returns the number of segments that the kernel sent again on a connection.
 func retransmitted(conn syscall.Conn) (n int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -22,12 +22,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/twin"
 )
 
-// mode is how kube-proxy works on a node.
+// mode is a mode of kube-proxy on a node.
 type mode struct {
 	name string
-	// flag is its --proxy-mode.
+	// flag is the value of --proxy-mode.
 	flag string
-	// iptables is the program that iptables and its siblings are; empty where kube-proxy does without.
+	// iptables is the program to which iptables, iptables-save and so on are links; empty if kube-proxy does not use them.
 	iptables string
 }
 
@@ -42,17 +42,17 @@ type node struct {
 	*lab.Lab
 	*cluster
 	mode mode
-	// dir holds the programs' logs, and tools the programs iptables and its siblings.
+	// dir has the programs' logs, tools the links to iptables.
 	dir, tools string
 	running    *program.Program
-	// logged is how long the log was when the program was started.
+	// logged is the length of the log before the last start of a program.
 	logged  int64
 	traffic *traffic
-	// foreign are the rules that are neither program's.
+	// foreign are the rules of other programs.
 	foreign string
 }
 
-// newNode makes a lab whose node reaches the API server, with servers, rules of others, and nothing else.
+// newNode returns a lab whose node reaches the API server. The lab has servers and rules of other programs, and no proxy.
 func newNode(t *testing.T, c *cluster, m mode) *node {
 	t.Helper()
 	n := &node{Lab: lab.ForTest(t, lab.Config{Pods: 4, Remotes: 1, Clients: 2}), cluster: c, mode: m, dir: t.TempDir()}
@@ -74,13 +74,13 @@ func newNode(t *testing.T, c *cluster, m mode) *node {
 	return n
 }
 
-// servers are the endpoints of the Service web: two here and one elsewhere. A pod is left that only calls.
+// servers returns the endpoints of the Service web: two on this node and one on another node.
 func (n *node) servers() []*lab.Host { return []*lab.Host{n.Pods[0], n.Pods[1], n.Remotes[0]} }
 
-// caller is that pod.
+// caller returns a pod that is only a client.
 func (n *node) caller() *lab.Host { return n.Pods[3] }
 
-// linkTools makes the folder in which both programs find iptables.
+// linkTools creates the folder in which both programs find iptables.
 func (n *node) linkTools(t *testing.T) {
 	t.Helper()
 	n.tools = filepath.Join(n.dir, "tools")
@@ -103,7 +103,7 @@ func (n *node) linkTools(t *testing.T) {
 	}
 }
 
-// env is what a program of this node runs with. The lock of iptables-legacy would be that of the whole machine.
+// env returns the environment of the programs on this node. The default lock file of iptables-legacy belongs to the whole machine.
 func (n *node) env() []string {
 	return []string{
 		"PATH=" + n.tools + string(filepath.ListSeparator) + os.Getenv("PATH"),
@@ -111,7 +111,7 @@ func (n *node) env() []string {
 	}
 }
 
-// exec runs a program on the node with its environment.
+// exec runs a program on the node with this environment.
 func (n *node) exec(t *testing.T, path string, args ...string) string {
 	t.Helper()
 	if found := filepath.Join(n.tools, path); !filepath.IsAbs(path) && exists(found) {
@@ -131,10 +131,10 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// log is a program's log; each start appends.
+// log returns the path of a program's log, to which each start appends.
 func (n *node) log(path string) string { return filepath.Join(n.dir, filepath.Base(path)+".log") }
 
-// launch starts a program, as the DaemonSet would: both are given the same flags.
+// launch starts a program. Both programs get the same flags, as from a DaemonSet whose image changes.
 func (n *node) launch(t *testing.T, path string) *program.Program {
 	t.Helper()
 	n.logged = 0
@@ -145,7 +145,7 @@ func (n *node) launch(t *testing.T, path string) *program.Program {
 		Host: n.Node, Path: path, Env: n.env(), Log: n.log(path), Args: []string{
 			"--kubeconfig=" + n.kubeconfig, "--hostname-override=" + nodeName, "--proxy-mode=" + n.mode.flag, "--v=2",
 			"--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
-			// These would set what belongs to the whole machine.
+			// Other values would set sysctls of the whole machine.
 			"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 		},
 	})
@@ -155,10 +155,10 @@ func (n *node) launch(t *testing.T, path string) *program.Program {
 	return p
 }
 
-// settling is how long a program may take to do what it does in a second on a machine with nothing else to do.
+// settling is the timeout for actions that take a second on an idle machine.
 const settling = 20 * time.Second
 
-// start starts a program, and returns how long it takes until it has synced.
+// start starts a program, and returns the time until its first sync.
 func (n *node) start(t *testing.T, path string) time.Duration {
 	t.Helper()
 	n.running = n.launch(t, path)
@@ -171,7 +171,7 @@ func (n *node) start(t *testing.T, path string) time.Duration {
 	return synced.Sub(n.running.Started())
 }
 
-// stop ends the program as the kubelet does, and waits until it is gone.
+// stop stops the program as the kubelet does, and waits for its exit.
 func (n *node) stop(t *testing.T) { n.signal(t, syscall.SIGTERM) }
 
 func (n *node) signal(t *testing.T, s os.Signal) {
@@ -182,11 +182,11 @@ func (n *node) signal(t *testing.T, s os.Signal) {
 	if err := n.running.Signal(s); err != nil {
 		t.Fatal(err)
 	}
-	_ = n.running.Wait() // kube-proxy dies of SIGTERM
+	_ = n.running.Wait() // SIGTERM kills kube-proxy, so the error is expected
 	n.running = nil
 }
 
-// begin brings the node to where only one program has ever been, unless it is there, and sees to traffic that has begun.
+// begin prepares a switch: the program runs, no rules of the other program are left, and traffic flows.
 func (n *node) begin(t *testing.T, path string) {
 	t.Helper()
 	clean := n.leftKubeProxy(t) == "" || path == n.kubeProxy
@@ -207,7 +207,7 @@ func (n *node) begin(t *testing.T, path string) {
 	}
 }
 
-// leftOurs lists our tables.
+// leftOurs lists the tables of kube-nftproxy.
 func (n *node) leftOurs(t *testing.T) string {
 	t.Helper()
 	return grep(nft(t, n.Node, "list tables"), func(line string) bool { return strings.Contains(line, " kube-nftproxy") })
@@ -229,16 +229,15 @@ func (n *node) iptables(t *testing.T) string {
 	return n.exec(t, "iptables-save") + n.exec(t, "ip6tables-save")
 }
 
-// ofKubelet matches the names of the kubelet's chains. kube-proxy fills the first of them, too, and leaves it alone when it
-// clears up.
+// ofKubelet matches the names of the kubelet's chains. kube-proxy also adds rules to the first one, and its cleanup keeps this chain.
 var ofKubelet = regexp.MustCompile("KUBE-FIREWALL|KUBE-KUBELET-CANARY|KUBE-IPTABLES-HINT")
 
-// ofKubeProxy tells whether a line of iptables-save is about a chain of kube-proxy's.
+// ofKubeProxy reports whether a line of iptables-save contains the name of a chain of kube-proxy.
 func ofKubeProxy(line string) bool {
 	return strings.Contains(ofKubelet.ReplaceAllString(line, ""), "KUBE-")
 }
 
-// grep returns the lines that are wanted.
+// grep returns the lines for which want returns true.
 func grep(text string, want func(line string) bool) string {
 	var out []string
 	for line := range strings.Lines(text) {
@@ -249,8 +248,8 @@ func grep(text string, want func(line string) bool) string {
 	return strings.Join(out, "")
 }
 
-// addForeign makes rules and chains that neither program may touch: those of an administrator, a network plugin and a kubelet.
-// They are about an address that nobody has: a masqueraded connection may have any port.
+// addForeign creates rules and chains that neither program may change: rules of an administrator, a network plugin and a kubelet. They
+// match only unused addresses. Without an address, they could match the traffic, because a masqueraded connection may have any port.
 func (n *node) addForeign(t *testing.T) {
 	t.Helper()
 	nft(t, n.Node, `table inet admin {
@@ -273,7 +272,7 @@ func (n *node) addForeign(t *testing.T) {
 	n.foreign = n.others(t)
 }
 
-// others lists all rules but those of the two programs.
+// others lists all rules except the rules of the two programs.
 func (n *node) others(t *testing.T) string {
 	t.Helper()
 	return nft(t, n.Node, "list table inet admin") + grep(n.iptables(t), func(line string) bool {
@@ -282,7 +281,7 @@ func (n *node) others(t *testing.T) string {
 	})
 }
 
-// checkForeign fails if the rules of others are not what they were. The counters of iptables-save are of no interest.
+// checkForeign fails if the rules of other programs have changed. It ignores the counters of iptables-save.
 func (n *node) checkForeign(t *testing.T) {
 	t.Helper()
 	without := func(text string) []string {
@@ -296,16 +295,16 @@ func (n *node) checkForeign(t *testing.T) {
 		return slices.DeleteFunc(out, func(l string) bool { return builtin(l) })
 	}
 	if diff := cmp.Diff(without(n.foreign), without(n.others(t))); diff != "" {
-		t.Errorf("rules of others (-want +got):\n%s", diff)
+		t.Errorf("rules of other programs (-want +got):\n%s", diff)
 	}
 }
 
-// builtin tells whether a line is a chain of iptables itself, which come with the first rule of their table.
+// builtin reports whether a line is a built-in chain. Built-in chains appear with the first rule of their table.
 func builtin(line string) bool {
 	return strings.HasPrefix(line, ":") && strings.HasSuffix(line, " ACCEPT")
 }
 
-// awaitGone waits until list finds nothing, and returns how long that took.
+// awaitGone waits until list returns nothing, and returns the duration. After settling, it returns the rest, too.
 func awaitGone(t *testing.T, list func(*testing.T) string) (took time.Duration, left string) {
 	t.Helper()
 	for begin := time.Now(); ; sleepUntil(t.Context(), time.Now().Add(200*time.Millisecond)) {
@@ -316,11 +315,11 @@ func awaitGone(t *testing.T, list func(*testing.T) string) (took time.Duration, 
 	}
 }
 
-// lines is the beginning of a text that may be long.
+// lines returns the first n lines of a text, and the number of the others.
 func lines(text string, n int) string {
 	all := strings.SplitAfter(text, "\n")
 	if len(all) <= n {
 		return text
 	}
-	return fmt.Sprintf("%s… and %d lines more", strings.Join(all[:n], ""), len(all)-n)
+	return fmt.Sprintf("%s… and %d more lines", strings.Join(all[:n], ""), len(all)-n)
 }

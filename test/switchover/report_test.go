@@ -13,27 +13,27 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
-// row is what is known of one switch.
+// row is the result of one switch.
 type row struct {
 	*figures
 	mode mode
-	// title is what was done.
+	// title describes the switch.
 	title string
-	// gap says that nobody serves new connections for a while, by nature.
+	// gap is true if neither program serves for a while, so that new connections may fail.
 	gap bool
-	// stale says that changes aren't in effect until our rules' lease has run out.
+	// stale is true if changes take effect only after the lease of kube-nftproxy's rules has expired.
 	stale bool
-	// repinned counts clients with session affinity, of six, that are with another endpoint afterwards.
+	// repinned counts the clients with session affinity, of six, that have another endpoint after the switch.
 	repinned int
-	// start is from the start of the program to its first sync, clean until what the other left is gone, change until a change
-	// of the API is in effect.
+	// start is the time from the start of the program to its first sync, clean the time until the rules of the other program are
+	// removed, change the time until a change in the API takes effect.
 	start, clean, change time.Duration
 }
 
-// failures counts attempts that failed.
+// failures returns the number of failed attempts.
 func (r *row) failures() int { return len(r.tcp.failures) + len(r.udp.failures) }
 
-// describe lists failures by protocol and kind, and when they happened.
+// describe lists the failures by protocol, kind and destination, with their time span.
 func (r *row) describe() string {
 	var out []string
 	for name, tally := range map[string]*tally{"TCP": r.tcp, "UDP": r.udp} {
@@ -51,7 +51,7 @@ func (r *row) describe() string {
 	return strings.Join(out, ", ")
 }
 
-// targets counts the failures by where they went.
+// targets counts the failures by destination.
 func (t *tally) targets() map[string]int {
 	out := map[string]int{}
 	for _, f := range t.failures {
@@ -73,17 +73,17 @@ func (t *tally) span() (first, last time.Time) {
 	return first, last
 }
 
-// outage is the time between the first and the last failure of either protocol.
+// outage returns the time from the first to the last failure of either protocol.
 func (r *row) outage() time.Duration {
 	all := &tally{failures: slices.Concat(r.tcp.failures, r.udp.failures)}
 	first, last := all.span()
 	return last.Sub(first)
 }
 
-// String is the row in words.
+// String returns all results of the switch.
 func (r *row) String() string {
 	return fmt.Sprintf("%d TCP connections (failed: %v, answered by %s), %d UDP requests (failed: %v), %d flows (%d old): %d messages, lost %d, "+
-		"moved %d, retransmitted %d, broken %d; started in %v, gone after %v, change in effect after %v, %d of 6 clients pinned to another endpoint",
+		"moved %d, retransmitted %d, broken %d; first sync after %v, old rules removed after %v, change in effect after %v, %d of 6 clients have another endpoint",
 		r.tcp.made, r.tcp.kinds(), counts(r.tcp.servers), r.udp.made, r.udp.kinds(), r.flows, r.old, r.sent, r.lost, r.moved, r.retransmitted,
 		len(r.broken), round(r.start), round(r.clean), round(r.change), r.repinned)
 }
@@ -98,12 +98,12 @@ func counts(m map[string]int) string {
 
 func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 
-// report gathers the rows.
+// report collects the rows.
 type report struct{ rows []row }
 
 func (r *report) add(one row) { r.rows = append(r.rows, one) }
 
-// table is the report in Markdown.
+// table returns the report in Markdown.
 func (r *report) table() string {
 	s := fmt.Sprintf("kube-proxy v1.37.2, %d Services, IPv4 and IPv6. Each row had 1,000 new TCP connections and 200 new UDP requests a second, "+
 		"and %d flows that began before the switch. *Failed for* is the time from the first failure to the last. *Removed after* is the time until "+
@@ -128,7 +128,7 @@ func (r *report) table() string {
 	return s
 }
 
-// flows is how many there are in every row.
+// flows returns the number of flows, which is the same in every row.
 func (r *report) flows() int {
 	if len(r.rows) == 0 {
 		return 0
@@ -136,7 +136,7 @@ func (r *report) flows() int {
 	return r.rows[0].figures.flows
 }
 
-// publish puts the table between the two markers of a page of the repository.
+// publish writes the table between its two markers in docs/migrating.md.
 func (r *report) publish(folder string) error {
 	return page.Write(filepath.Join(folder, "docs/migrating.md"), "switchover", r.table())
 }

@@ -25,15 +25,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// restarts is how often the program is ended, unless $RESTARTS says otherwise.
+// restarts is the number of restarts; $RESTARTS overrides it.
 const restarts = 40
 
-// bystanders are Services beside those that traffic goes to. With them a first sync writes some twenty thousand elements.
+// bystanders is the number of Services without traffic. With them, a first sync writes about twenty thousand elements.
 const bystanders = 800
 
-// TestRestarts ends the program and starts it anew, again and again under load: by SIGTERM and SIGKILL, at random moments of
-// its work and of its start. Meanwhile Services change, those that traffic goes to excepted, so that a start finds tables that are not
-// what it wants. The traffic may notice nothing.
+// TestRestarts stops and starts the program repeatedly under load: by SIGTERM and SIGKILL, at random times of its start and of its work.
+// Services without traffic change meanwhile, so that a start finds tables that differ from its plan. No connection, request or message
+// may be lost.
 func TestRestarts(t *testing.T) {
 	times := restarts
 	if s := os.Getenv("RESTARTS"); s != "" {
@@ -52,7 +52,7 @@ func TestRestarts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Enough for a moment without rules to show, and little enough for two busy processors.
+	// Dense enough to detect a moment without rules, and light enough for two busy processors.
 	traffic.loads[inet.TCP].every, traffic.loads[inet.UDP].every = 3*time.Millisecond, 10*time.Millisecond
 	begin := time.Now()
 	figures, err := traffic.during(t.Context(), func() {
@@ -64,9 +64,9 @@ func TestRestarts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d restarts in %v: %s; %d connections, %d requests by UDP, %d flows with %d messages, %d segments sent again", times,
+	t.Logf("%d restarts in %v: %s; %d connections, %d UDP requests, %d flows with %d messages, %d segments sent again", times,
 		time.Since(begin).Round(time.Second), w.ends, figures.tcp.made, figures.udp.made, figures.flows, figures.sent, figures.retransmitted)
-	for name, tally := range map[string]*tally{"connections": figures.tcp, "requests by UDP": figures.udp} {
+	for name, tally := range map[string]*tally{"connections": figures.tcp, "UDP requests": figures.udp} {
 		if n := len(tally.failures); n > 0 || tally.made < 100 {
 			t.Errorf("%d of %d %s failed: %v", n, tally.made, name, tally.kinds())
 		}
@@ -75,40 +75,40 @@ func TestRestarts(t *testing.T) {
 		t.Errorf("broken: %v", err)
 	}
 	if figures.lost+figures.moved > 0 {
-		t.Errorf("flows lost %d messages, and %d went to another endpoint: %s", figures.lost, figures.moved, strings.Join(figures.losses, "\n"))
+		t.Errorf("flows lost %d messages, and moved %d times to another endpoint: %s", figures.lost, figures.moved, strings.Join(figures.losses, "\n"))
 	}
 	for client, server := range w.pins(t) {
 		if pins[client] != server {
-			t.Errorf("session affinity: %s goes to %s, and was with %s", client, server, pins[client])
+			t.Errorf("session affinity: %s reaches %s, want %s", client, server, pins[client])
 		}
 	}
-	for kind, n := range map[string]int{"in a start": w.ends.starting, "while changes came": w.ends.working, "SIGTERM": w.ends.term, "SIGKILL": w.ends.kill} {
+	for kind, n := range map[string]int{"during a start": w.ends.starting, "during changes": w.ends.working, "SIGTERM": w.ends.term, "SIGKILL": w.ends.kill} {
 		if n < times/5 {
-			t.Errorf("only %d of %d ends: %s", n, times, kind)
+			t.Errorf("only %d of %d stops: %s", n, times, kind)
 		}
 	}
 }
 
-// restarting is a node whose program follows a folder.
+// restarting is a node whose program reads manifests from a folder.
 type restarting struct {
 	*lab.Lab
 	r       *rand.Rand
 	folder  string
 	log     string
 	running *program.Program
-	// startup is how long the first start took until the tables were there.
+	// startup is the time from the first start to its first sync.
 	startup time.Duration
 	changes int
 	ends    manners
-	// ahead are the next ends.
+	// ahead are the next planned stops.
 	ahead []end
 	path  string
 }
 
-// end is how the program is ended.
+// end is one way to stop the program: during its start or during its work, by SIGKILL or SIGTERM.
 type end struct{ starting, kill bool }
 
-// nextEnd draws from the ends that are ahead: two of three in a start, half of them by SIGKILL, in no order.
+// nextEnd returns the next stop. Of six stops in random order, four are during a start, and three are by SIGKILL.
 func (w *restarting) nextEnd() end {
 	if len(w.ahead) == 0 {
 		for i := range 6 {
@@ -121,11 +121,11 @@ func (w *restarting) nextEnd() end {
 	return next
 }
 
-// manners counts how the program was ended.
+// manners counts the stops.
 type manners struct{ starting, working, term, kill int }
 
 func (e manners) String() string {
-	return fmt.Sprintf("%d in a start, %d at work; %d by SIGTERM, %d by SIGKILL", e.starting, e.working, e.term, e.kill)
+	return fmt.Sprintf("%d during a start, %d during changes; %d by SIGTERM, %d by SIGKILL", e.starting, e.working, e.term, e.kill)
 }
 
 func newRestarting(t *testing.T, r *rand.Rand) *restarting {
@@ -176,7 +176,7 @@ func newRestarting(t *testing.T, r *rand.Rand) *restarting {
 	return w
 }
 
-// numbered is a Service with its cluster IPs, and its EndpointSlices.
+// numbered returns a Service, whose number determines its cluster IPs, and its EndpointSlices.
 func numbered(name string, number int, servers ...*lab.Host) []any {
 	ips := []string{fmt.Sprintf("10.96.%d.%d", number>>8, number&255), fmt.Sprintf("fd00:10:96::%x", number)}
 	s := &corev1.Service{
@@ -212,7 +212,7 @@ func numbered(name string, number int, servers ...*lab.Host) []any {
 	return out
 }
 
-// write puts a List of objects into the folder, as a whole.
+// write writes a List of objects into the folder, atomically.
 func (w *restarting) write(t *testing.T, name string, objects ...any) {
 	t.Helper()
 	text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects})
@@ -227,7 +227,7 @@ func (w *restarting) write(t *testing.T, name string, objects ...any) {
 	}
 }
 
-// change has a Service with other endpoints and, now and then, other chains.
+// change rewrites up to twenty Services with random endpoints, so that their elements and sometimes the chains differ.
 func (w *restarting) change(t *testing.T) {
 	t.Helper()
 	w.changes++
@@ -262,7 +262,7 @@ func (w *restarting) start(t *testing.T) {
 	}
 }
 
-// awaitSync waits until what the program has started with is in the kernel.
+// awaitSync waits for the first sync since the program's start.
 func (w *restarting) awaitSync(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -277,7 +277,7 @@ func (w *restarting) awaitSync(t *testing.T) {
 	}
 }
 
-// restart ends the program at a moment of its start or of its work, by one of two signals, and starts it.
+// restart stops the program at a random time of its start or of its work, by SIGTERM or SIGKILL, and starts it.
 func (w *restarting) restart(t *testing.T) {
 	t.Helper()
 	between := func(least, most time.Duration) {
@@ -287,7 +287,7 @@ func (w *restarting) restart(t *testing.T) {
 	if !next.starting {
 		w.awaitSync(t)
 		w.ends.working++
-		// The folder has to be quiet for 50 ms before it is read.
+		// The program reads the folder after 50 ms without changes.
 		w.change(t)
 		between(40*time.Millisecond, 120*time.Millisecond)
 	} else {
@@ -305,12 +305,12 @@ func (w *restarting) restart(t *testing.T) {
 		<-w.running.Ended()
 	}
 	if w.r.IntN(2) == 0 {
-		w.change(t) // the next start finds tables that are not what it wants
+		w.change(t) // the next start finds tables that differ from its plan
 	}
 	w.start(t)
 }
 
-// pins asks the Service with session affinity, and returns who answers each client.
+// pins connects to the Service with session affinity, and returns the answering server by client and address.
 func (w *restarting) pins(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}

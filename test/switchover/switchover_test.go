@@ -17,17 +17,17 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// TestTwinSwitchover takes the node of a lab through all switches, for each of kube-proxy's modes.
+// TestTwinSwitchover makes all switches on the node of a lab, for each mode of kube-proxy.
 func TestTwinSwitchover(t *testing.T) {
 	c := newCluster(t)
 	var report report
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) { switchover(t, newNode(t, c, m), &report) })
 	}
-	t.Logf("what the traffic noticed:\n%s", report.table())
+	t.Logf("effects on traffic:\n%s", report.table())
 	if folder := os.Getenv("OUTPUT"); folder != "" {
 		if len(report.rows) < len(modes)*len(switches) {
-			t.Fatal("not all switches were made: nothing is written")
+			t.Fatal("not all switches were made, so the page is not written")
 		}
 		if err := report.publish(folder); err != nil {
 			t.Error(err)
@@ -35,7 +35,7 @@ func TestTwinSwitchover(t *testing.T) {
 	}
 }
 
-// switches are those that are made in each mode. Each begins where one program runs and the other has left nothing.
+// switches are made in each mode. Each one begins with one running program, and without rules of the other program.
 var switches = []struct {
 	name, title string
 	f           func(*testing.T, *node, *row)
@@ -59,7 +59,7 @@ func switchover(t *testing.T, n *node, r *report) {
 	}
 }
 
-// watch runs f while traffic flows, and fails if the traffic noticed more than it may.
+// watch runs f under traffic. It fails if a flow is broken or loses messages, and, unless the row has a gap, if an attempt fails.
 func (n *node) watch(t *testing.T, r *row, f func()) {
 	t.Helper()
 	pins := n.pins(t)
@@ -68,7 +68,7 @@ func (n *node) watch(t *testing.T, r *row, f func()) {
 		t.Fatal(err)
 	}
 	r.figures = figures
-	// Neither program knows which clients the other remembers.
+	// Neither program knows the clients that the other program remembers.
 	for client, server := range n.pins(t) {
 		if server != pins[client] {
 			r.repinned++
@@ -82,19 +82,19 @@ func (n *node) watch(t *testing.T, r *row, f func()) {
 		t.Errorf("%d attempts failed: %s", r.failures(), r.describe())
 	}
 	if figures.lost+figures.moved > 0 {
-		t.Errorf("flows lost %d messages, and %d went to another endpoint:\n%s", figures.lost, figures.moved,
+		t.Errorf("flows lost %d messages, and moved %d times to another endpoint:\n%s", figures.lost, figures.moved,
 			lines(strings.Join(slices.Sorted(slices.Values(figures.losses)), "\n"), 20))
 	}
 }
 
-// handOver ends one program and starts the other.
+// handOver stops the running program and starts another one.
 func (n *node) handOver(t *testing.T, r *row, path string) {
 	t.Helper()
 	n.stop(t)
 	r.start = n.start(t, path)
 }
 
-// checkChange makes a change and fails if it isn't in effect soon.
+// checkChange makes a change, and fails if it does not take effect in time.
 func (n *node) checkChange(t *testing.T, r *row) {
 	t.Helper()
 	var wrong error
@@ -103,17 +103,17 @@ func (n *node) checkChange(t *testing.T, r *row) {
 	}
 }
 
-// checkGone fails if what list finds doesn't go.
+// checkGone fails if list still returns rules after settling, or if rules of other programs have changed.
 func (n *node) checkGone(t *testing.T, r *row, list func(*testing.T) string) {
 	t.Helper()
 	var left string
 	if r.clean, left = awaitGone(t, list); left != "" {
-		t.Errorf("left after %v:\n%s", r.clean.Round(time.Second), lines(left, 10))
+		t.Errorf("rules left after %v:\n%s", r.clean.Round(time.Second), lines(left, 10))
 	}
 	n.checkForeign(t)
 }
 
-// toOurs replaces the image.
+// toOurs replaces kube-proxy with kube-nftproxy, as a new image in the DaemonSet does.
 func toOurs(t *testing.T, n *node, r *row) {
 	n.begin(t, n.kubeProxy)
 	n.watch(t, r, func() {
@@ -123,8 +123,8 @@ func toOurs(t *testing.T, n *node, r *row) {
 	})
 }
 
-// toTheirs puts the image back and does nothing else. In mode iptables, whose tables are often there already, our rules may come
-// before kube-proxy's until their lease runs out.
+// toTheirs replaces kube-nftproxy with kube-proxy, without any other command. In mode iptables, the tables often exist already. Then the
+// rules of kube-nftproxy may be evaluated before kube-proxy's until their lease expires.
 func toTheirs(t *testing.T, n *node, r *row) {
 	n.begin(t, n.ours)
 	n.watch(t, r, func() {
@@ -134,15 +134,15 @@ func toTheirs(t *testing.T, n *node, r *row) {
 			t.Errorf("a change after %v: %v", round(r.change), wrong)
 		}
 		r.stale = wrong != nil
-		t.Logf("a change while the lease lasts: %v", wrong)
+		t.Logf("a change before the lease expires: %v", wrong)
 	})
 	if n.leftOurs(t) == "" {
-		t.Error("our tables are gone: they should serve until kube-proxy does")
+		t.Error("the tables of kube-nftproxy are deleted: they must serve until kube-proxy does")
 	}
 	n.checkForeign(t)
 }
 
-// leaseRunsOut shortens what is left of the two minutes of our rules' lease.
+// leaseRunsOut shortens the remaining time of the lease, so that the test need not wait for two minutes.
 func leaseRunsOut(t *testing.T, n *node, r *row) {
 	n.begin(t, n.ours)
 	n.handOver(t, r, n.kubeProxy)
@@ -157,7 +157,7 @@ func leaseRunsOut(t *testing.T, n *node, r *row) {
 	})
 }
 
-// cleanupBeside removes our rules where kube-proxy runs already.
+// cleanupBeside removes the rules of kube-nftproxy while kube-proxy runs.
 func cleanupBeside(t *testing.T, n *node, r *row) {
 	n.begin(t, n.ours)
 	n.handOver(t, r, n.kubeProxy)
@@ -168,7 +168,7 @@ func cleanupBeside(t *testing.T, n *node, r *row) {
 	})
 }
 
-// cleanupBefore removes our rules before kube-proxy starts: until it has synced, nobody serves new connections.
+// cleanupBefore removes the rules of kube-nftproxy before kube-proxy starts. Until the first sync of kube-proxy, new connections fail.
 func cleanupBefore(t *testing.T, n *node, r *row) {
 	n.begin(t, n.ours)
 	r.gap = true
@@ -181,7 +181,7 @@ func cleanupBefore(t *testing.T, n *node, r *row) {
 	})
 }
 
-// killed has kube-proxy killed in its first sync after ours, and ours come back.
+// killed replaces kube-nftproxy with kube-proxy, kills kube-proxy during its first sync, and starts kube-nftproxy again.
 func killed(t *testing.T, n *node, r *row) {
 	n.begin(t, n.ours)
 	n.watch(t, r, func() {
@@ -195,10 +195,10 @@ func killed(t *testing.T, n *node, r *row) {
 	})
 }
 
-// rivalMessage is what ours says of a kube-proxy that runs.
+// rivalMessage is part of kube-nftproxy's log message about a running kube-proxy.
 const rivalMessage = "a kube-proxy is running on this node"
 
-// both starts ours while kube-proxy runs: it has to say so, and leave the rules to kube-proxy until that ends.
+// both starts kube-nftproxy while kube-proxy runs. kube-nftproxy must report the kube-proxy, and keep its rules until it exits.
 func both(t *testing.T, n *node, r *row) {
 	n.begin(t, n.kubeProxy)
 	n.watch(t, r, func() {
@@ -207,29 +207,29 @@ func both(t *testing.T, n *node, r *row) {
 		n.awaitLog(t, n.running, rivalMessage)
 		n.checkChange(t, r)
 		if n.leftKubeProxy(t) == "" {
-			t.Error("kube-proxy's rules are gone while it runs")
+			t.Error("the rules of kube-proxy are deleted while it runs")
 		}
 		if err := theirs.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		_ = theirs.Wait() // it dies of the signal
+		_ = theirs.Wait() // the signal kills it, so the error is expected
 		n.checkGone(t, r, n.leftKubeProxy)
 		n.checkChange(t, r)
 	})
 }
 
-// awaitFirstRules waits until kube-proxy has made its first rules.
+// awaitFirstRules waits for the first rules of kube-proxy.
 func (n *node) awaitFirstRules(t *testing.T) {
 	t.Helper()
 	deadline := time.Now().Add(settling)
 	for n.leftKubeProxy(t) == "" {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s made no rules; its log ends with:\n%s", n.running, n.running.LogTail(15))
+			t.Fatalf("%s wrote no rules; end of its log:\n%s", n.running, n.running.LogTail(15))
 		}
 	}
 }
 
-// awaitLog waits until a program's log has a text, and returns how long that took since its start.
+// awaitLog waits until a program's log contains a text, and returns the time since the program's start.
 func (n *node) awaitLog(t *testing.T, p *program.Program, text string) time.Duration {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), settling)

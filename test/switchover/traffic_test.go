@@ -14,27 +14,27 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// traffic is what runs beside a switch.
+// traffic is the load and the flows during a switch.
 type traffic struct {
 	loads map[inet.Protocol]*load
-	// old are flows that stay for all switches; those that broke are opened anew for the next.
+	// old are flows that stay open for all switches. A broken one is replaced before the next switch.
 	old []*flow
-	// fresh are the ends of flows that are opened for each switch.
+	// fresh describes the flows that are opened before each switch.
 	fresh []ends
-	// margin is how long there is traffic and nothing going on, before a switch and after it.
+	// margin is the time of undisturbed traffic before and after a switch.
 	margin time.Duration
 	// life ends the old flows.
 	life context.Context
 }
 
-// ends says from where to where a flow goes.
+// ends describes a flow: its source, protocol and destination.
 type ends struct {
 	from  *lab.Host
 	proto inet.Protocol
 	to    netip.AddrPort
 }
 
-// newTraffic makes loads from one host to all targets, and opens flows to all of them from the hosts of old.
+// newTraffic returns traffic to all targets: loads from one host, a fresh flow from another, and old flows from each host of old.
 func newTraffic(ctx context.Context, loader *lab.Host, fresh *lab.Host, old []*lab.Host, targets []netip.AddrPort) (*traffic, error) {
 	t := &traffic{life: ctx, margin: time.Second, loads: map[inet.Protocol]*load{
 		inet.TCP: {host: loader, proto: inet.TCP, targets: targets, every: time.Millisecond},
@@ -55,20 +55,19 @@ func newTraffic(ctx context.Context, loader *lab.Host, fresh *lab.Host, old []*l
 	return t, nil
 }
 
-// figures are what the traffic noticed.
+// figures are the results of the traffic during a switch.
 type figures struct {
 	// tcp and udp are the tallies of the loads.
 	tcp, udp *tally
-	// flows counts the flows, old those that were older than the switch before.
+	// flows is the number of all flows, old the number of flows that stay open for all switches.
 	flows, old int
 	flowCounts
-	// broken says why connections ended, losses what became of messages without an answer.
+	// broken has the reasons of broken connections, losses the descriptions of messages without an answer.
 	broken []error
 	losses []string
 }
 
-// during has all traffic flow, runs f in the midst of it, and tells what was noticed. An error means that the traffic could
-// not be made.
+// during starts all traffic, runs f, and returns the results of the traffic. An error means that traffic could not be started.
 func (t *traffic) during(ctx context.Context, f func()) (*figures, error) {
 	before, err := t.open(ctx)
 	if err != nil {
@@ -116,16 +115,16 @@ func (t *traffic) during(ctx context.Context, f func()) (*figures, error) {
 	return out, nil
 }
 
-// open opens what is missing, and returns the counts of all flows.
+// open replaces broken old flows, opens the fresh ones, and returns the counts of all flows.
 func (t *traffic) open(ctx context.Context) (map[*flow]flowCounts, error) {
 	counts := map[*flow]flowCounts{}
 	for i, f := range t.old {
 		if _, broken := f.counts(); broken != nil {
-			anew, err := openFlow(t.life, f.from, f.proto, f.to)
+			replacement, err := openFlow(t.life, f.from, f.proto, f.to)
 			if err != nil {
 				return nil, err
 			}
-			t.old[i] = anew
+			t.old[i] = replacement
 		}
 		counts[t.old[i]], _ = t.old[i].counts()
 	}
@@ -139,7 +138,7 @@ func (t *traffic) open(ctx context.Context) (map[*flow]flowCounts, error) {
 	return counts, nil
 }
 
-// TestTrafficNoticesFailures sends traffic straight to a pod, and has it fail in all ways that there are.
+// TestTrafficNoticesFailures sends traffic directly to a pod, and injects faults. The results must have the right kinds of failures.
 func TestTrafficNoticesFailures(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{Pods: 1})
 	server := l.Pods[0]
@@ -155,10 +154,10 @@ func TestTrafficNoticesFailures(t *testing.T) {
 		name  string
 		rule  string
 		kinds map[inet.Protocol]string
-		// lossy is whether flows lose something.
+		// lossy is true if flows lose messages or segments.
 		lossy bool
 	}{
-		{name: "all is well"},
+		{name: "no fault"},
 		{"refused", "add rule inet x f tcp flags & (syn|ack) == syn reject with tcp reset; add rule inet x f meta l4proto udp reject",
 			map[inet.Protocol]string{inet.TCP: "refused", inet.UDP: "refused"}, true},
 		{"refused by ICMP", "add rule inet x f tcp flags & (syn|ack) == syn reject",
@@ -189,16 +188,16 @@ func TestTrafficNoticesFailures(t *testing.T) {
 				}
 				got := tally.kinds()
 				if tc.kinds[proto] == "reset" {
-					delete(got, "segment lost") // a reset that came too early for its connection, just before the rule went
+					delete(got, "segment lost") // the client ignored an early reset, and its retransmission succeeded after the rule was deleted
 				}
 				if tc.kinds[proto] == "refused" && got["timeout"] <= got["refused"]/20 {
-					delete(got, "timeout") // an ICMP error that the kernel's rate limit held back
+					delete(got, "timeout") // the kernel's rate limit suppressed some ICMP errors
 				}
 				if diff := cmp.Diff(want, got); diff != "" {
 					t.Errorf("%s: failures (-want +got):\n%s", proto, diff)
 				}
 				if got := tally.servers[server.Name] + len(tally.failures); got != tally.made || tally.made < 100 {
-					t.Errorf("%s: %d attempts, of which %d have an end", proto, tally.made, got)
+					t.Errorf("%s: %d attempts, of which %d have a result", proto, tally.made, got)
 				}
 			}
 			if lossy := figures.lost+figures.retransmitted > 0; lossy != tc.lossy {

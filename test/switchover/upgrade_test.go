@@ -19,9 +19,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// TestUpgrade starts a program that makes the tables in another form, with maps and base chains of other names and properties, as an
-// earlier version may have, and replaces it by the present one under load: one batch, which no packet notices, and clients stay with their
-// endpoints. Then back again.
+// TestUpgrade starts a program whose tables have another form, with other names and properties of maps and base chains, as an earlier version
+// may have. Under load, it replaces this program with the present one, goes back, and replaces it again. Each start sends one full batch,
+// loses no packet, and keeps session affinity.
 func TestUpgrade(t *testing.T) {
 	w := newRestarting(t, rand.New(rand.NewPCG(1, 2)))
 	present, older := w.path, buildOlder(t)
@@ -29,7 +29,7 @@ func TestUpgrade(t *testing.T) {
 	w.start(t)
 	w.awaitSync(t)
 	if got := nft(t, w.Node, "list map ip kube-nftproxy destinations"); !strings.Contains(got, "10.244.0.11") {
-		t.Fatalf("the program that should make other tables doesn't:\n%s", got)
+		t.Fatalf("the program with other tables has no map destinations:\n%s", got)
 	}
 	pins := w.pins(t)
 	traffic, err := newTraffic(t.Context(), w.Client, w.Pods[2], []*lab.Host{w.Client, w.Node, w.Pods[2]}, w.targets())
@@ -55,7 +55,7 @@ func TestUpgrade(t *testing.T) {
 			t.Fatal(err)
 		}
 		full, partial := samples[`kubenftproxy_batches_total{kind="full"}`], samples[`kubenftproxy_batches_total{kind="partial"}`]
-		if full != 1 || partial > 1 { // the second one retires chains
+		if full != 1 || partial > 1 { // the partial batch deletes unused chains
 			t.Errorf("%v full batches and %v partial ones, want one", full, partial)
 		}
 		failed := append(figures.tcp.failures, figures.udp.failures...)
@@ -63,17 +63,17 @@ func TestUpgrade(t *testing.T) {
 			t.Errorf("%d connections, %d requests, %d flows with %d messages: failed %v, lost %v, broken %v", figures.tcp.made, figures.udp.made,
 				figures.flows, figures.sent, failed, figures.losses, figures.broken)
 		}
-		t.Logf("%d connections, %d requests by UDP, %d flows with %d messages", figures.tcp.made, figures.udp.made, figures.flows, figures.sent)
+		t.Logf("%d connections, %d UDP requests, %d flows with %d messages", figures.tcp.made, figures.udp.made, figures.flows, figures.sent)
 		if diff := cmp.Diff(pins, w.pins(t)); diff != "" {
 			t.Errorf("session affinity (-before +after):\n%s", diff)
 		}
 	}
 	if got := nft(t, w.Node, "list table ip kube-nftproxy"); strings.Contains(got, "destinations") || strings.Contains(got, "early") {
-		t.Error("something of the other form is left")
+		t.Error("a map or chain of the other form is left")
 	}
 }
 
-// buildOlder builds a program whose tables have another form.
+// buildOlder builds a program whose tables have another form, by replacing text in pkg/plan.
 func buildOlder(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
