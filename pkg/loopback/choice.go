@@ -7,19 +7,19 @@ import (
 	"time"
 )
 
-// choice picks the endpoint of each new connection. All clients have one address, so session affinity keeps one endpoint for all of them, for
-// as long as any of them connects (kube-proxy: localnodeportproxy).
+// choice selects the endpoint of each new connection. All clients have the same address. So with session affinity, all of them share one
+// endpoint, until no client has connected for the timeout (kube-proxy: localnodeportproxy).
 type choice struct {
 	// endpoints are sorted.
 	endpoints []netip.AddrPort
 	// affinity is the timeout of session affinity; 0 means none.
 	affinity time.Duration
-	// kept is the endpoint of the last connection with session affinity, used the time of that connection.
+	// kept is the endpoint of the last connection with session affinity, and used is the time of that connection.
 	kept netip.AddrPort
 	used time.Time
 }
 
-// set replaces the endpoints. The kept endpoint is forgotten if the timeout changes, as in kube-proxy.
+// set replaces the endpoints, which must be sorted. If the timeout changes, it forgets the kept endpoint, as kube-proxy does.
 func (c *choice) set(endpoints []netip.AddrPort, affinity time.Duration) {
 	if c.affinity != affinity {
 		c.kept = netip.AddrPort{}
@@ -27,7 +27,7 @@ func (c *choice) set(endpoints []netip.AddrPort, affinity time.Duration) {
 	c.endpoints, c.affinity = endpoints, affinity
 }
 
-// next returns the endpoint of a connection that begins now, or the zero AddrPort if there is no endpoint.
+// next returns the endpoint for a new connection, or the zero AddrPort if there is no endpoint. now is the current time.
 func (c *choice) next(now time.Time) netip.AddrPort {
 	if len(c.endpoints) == 0 {
 		return netip.AddrPort{}

@@ -29,18 +29,18 @@ func TestChoiceWithoutAffinityUsesEveryEndpoint(t *testing.T) {
 		drawn[c.next(time.Time{})]++
 	}
 	if len(drawn) != len(three) {
-		t.Errorf("drawn %v, want all of %v", drawn, three)
+		t.Errorf("selected %v, want all of %v", drawn, three)
 	}
 	c.set(nil, 0)
 	if got := c.next(time.Time{}); got.IsValid() {
-		t.Errorf("chose %v without endpoints", got)
+		t.Errorf("selected %v without endpoints", got)
 	}
 }
 
-// TestChoiceWithAffinity follows one client: each connection prolongs the timeout.
+// TestChoiceWithAffinity connects repeatedly with session affinity: each connection restarts the timeout.
 func TestChoiceWithAffinity(t *testing.T) {
 	const timeout = 10 * time.Second
-	for range 20 { // a wrong choice may be the right one by chance
+	for range 20 { // a single wrong choice may be right by chance
 		var c choice
 		now := time.Unix(1000, 0)
 		c.set(three, timeout)
@@ -48,18 +48,18 @@ func TestChoiceWithAffinity(t *testing.T) {
 		for range 10 {
 			now = now.Add(timeout)
 			if got := c.next(now); got != first {
-				t.Fatalf("chose %v at the end of the timeout, want %v", got, first)
+				t.Fatalf("selected %v at the end of the timeout, want %v", got, first)
 			}
 		}
 		others := slices.DeleteFunc(slices.Clone(three), func(e netip.AddrPort) bool { return e == first })
 		c.set(others, timeout)
 		second := c.next(now)
 		if second == first {
-			t.Fatalf("chose %v, which was removed", first)
+			t.Fatalf("selected %v, which was removed", first)
 		}
 		c.set(three, timeout)
 		if got := c.next(now); got != second {
-			t.Fatalf("chose %v after another endpoint was added, want %v", got, second)
+			t.Fatalf("selected %v after another endpoint was added, want %v", got, second)
 		}
 		c.set(three, 2*timeout)
 		if c.kept.IsValid() {
@@ -73,11 +73,11 @@ func TestChoiceWithAffinity(t *testing.T) {
 		drawn[c.next(time.Unix(int64(i)*11, 0))]++
 	}
 	if len(drawn) != len(three) {
-		t.Errorf("drawn %v after the timeout, want all of %v", drawn, three)
+		t.Errorf("selected %v after the timeout, want all of %v", drawn, three)
 	}
 }
 
-// nodePort is a Service with one service port, with the given node port for IPv4.
+// nodePort returns a Service with one TCP service port, and the given node port for IPv4.
 func nodePort(name string, number uint16, ends []netip.AddrPort) *model.Service {
 	full := types.NamespacedName{Namespace: "default", Name: name}
 	return &model.Service{Name: full, Ports: []*model.ServicePort{{
@@ -115,7 +115,7 @@ func TestClaimsOf(t *testing.T) {
 	}
 }
 
-// TestTheOlderServiceHasTheNodePort, as in the rules.
+// TestTheOlderServiceHasTheNodePort: the order is that of pkg/plan.
 func TestTheOlderServiceHasTheNodePort(t *testing.T) {
 	c := claims{map[types.NamespacedName][]*claim{}, map[model.Key][]*claim{}}
 	set := func(name string, age int64) {
@@ -127,7 +127,7 @@ func TestTheOlderServiceHasTheNodePort(t *testing.T) {
 	wins := func(want string) {
 		t.Helper()
 		if got := c.winner(key).name.Name; got != want {
-			t.Errorf("%s has the node port, want %s", got, want)
+			t.Errorf("%s gets the node port, want %s", got, want)
 		}
 	}
 	set("b", 1)
@@ -142,6 +142,6 @@ func TestTheOlderServiceHasTheNodePort(t *testing.T) {
 		c.set(types.NamespacedName{Namespace: "default", Name: name}, nil)
 	}
 	if c.winner(key) != nil || len(c.byKey)+len(c.byService) > 0 {
-		t.Errorf("claims of deleted Services stay: %v", c)
+		t.Errorf("claims of deleted Services are left: %v", c)
 	}
 }

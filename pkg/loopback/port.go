@@ -12,10 +12,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// dialTimeout is the longest time that a connection to an endpoint may take to open (kube-proxy: localnodeportproxy).
+// dialTimeout is the timeout for opening a connection to an endpoint (kube-proxy: localnodeportproxy).
 const dialTimeout = 5 * time.Second
 
-// acceptPause is the time after which a listener accepts again, after a failure such as the lack of file descriptors.
+// acceptPause is the pause of a listener after a failed accept, for example without free file descriptors.
 const acceptPause = 100 * time.Millisecond
 
 // The values of the label reason of kubenftproxy_loopback_connections_failed_total.
@@ -29,20 +29,20 @@ const (
 type port struct {
 	server *Server
 	at     netip.AddrPort
-	// context ends when the node port has no Service with endpoints any more, and with it all connections.
+	// cut ends context, and with it all connections, when the node port no longer has a Service with endpoints.
 	context context.Context
 	cut     context.CancelFunc
-	// listener is nil while another process listens there, or another instance of this program serves. It belongs to Server.Run.
+	// listener is nil while the program cannot listen, or while another instance of it serves. Only Server.Run uses it.
 	listener net.Listener
 
 	mu     sync.Mutex
 	name   model.PortName
 	choice choice
-	// connections is the number of accepted connections that are open.
+	// connections is the number of open connections from clients.
 	connections int
 }
 
-// set changes the Service that has the node port. Established connections stay, as in kube-proxy.
+// set sets the Service that has the node port. Established connections stay, as in kube-proxy.
 func (p *port) set(c *claim) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -50,7 +50,7 @@ func (p *port) set(c *claim) {
 	p.choice.set(c.endpoints, c.affinity)
 }
 
-// accept serves a listener until it is closed.
+// accept accepts and serves connections until the listener is closed.
 func (p *port) accept(l net.Listener) {
 	for {
 		client, err := l.Accept()
@@ -75,7 +75,7 @@ func (p *port) accept(l net.Listener) {
 	}
 }
 
-// enter counts a connection. It reports false if there are too many.
+// enter counts a new connection, and returns false if a limit is reached.
 func (p *port) enter() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,7 +93,7 @@ func (p *port) leave() {
 	p.server.leave()
 }
 
-// serve opens a connection to an endpoint and moves bytes in both directions until both sides have closed.
+// serve opens a connection to an endpoint, and moves bytes in both directions until both sides have closed their stream.
 func (p *port) serve(client net.Conn) {
 	p.mu.Lock()
 	endpoint := p.choice.next(p.server.Now())
@@ -112,10 +112,11 @@ func (p *port) serve(client net.Conn) {
 	other.Go(func() { relay(server, client) })
 	relay(client, server)
 	other.Wait()
-	_, _ = client.Close(), server.Close() // both have ended
+	_, _ = client.Close(), server.Close() // both streams are closed
 }
 
-// relay moves bytes in one direction until the end of the stream, which it passes on. It passes a failure on as a reset of both connections.
+// relay moves bytes in one direction. At the end of the stream, it closes the stream to the other side. After a failure, it resets both
+// connections.
 func relay(to, from net.Conn) {
 	if _, err := io.Copy(to, from); err != nil {
 		abort(to)
@@ -127,7 +128,7 @@ func relay(to, from net.Conn) {
 	}
 }
 
-// abort closes a connection with a reset, so that its other end does not take it for complete.
+// abort closes a connection with a reset, so that the peer does not treat the data as complete.
 func abort(c net.Conn) {
 	if c, ok := c.(*net.TCPConn); ok {
 		_ = c.SetLinger(0)

@@ -14,18 +14,18 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// TableName is the name of the tables in which the kernel refuses and counts packets to UDP and SCTP node ports on loopback. They are apart from
-// the tables of Services: a node without node ports on loopback has none of them.
+// TableName is the name of the tables whose rules refuse and count packets to UDP and SCTP node ports on loopback. These are not in the tables
+// of Services, so that a node without node ports on loopback does not have them.
 const TableName = "kube-nftproxy-loopback"
 
-// Refused are the protocols that are refused.
+// Refused are the protocols whose node ports are refused.
 var Refused = [...]inet.Protocol{inet.UDP, inet.SCTP}
 
 // Refusals are the UDP and SCTP node ports that the kernel refuses on loopback. All methods but Packets belong to one goroutine.
 type Refusals struct {
 	tables [2]*refusals
 	wanted map[model.Key]struct{}
-	// added and removed have changed since the last commit; all is set where that is not known.
+	// added and removed are the node ports that have changed since the last commit. all is true if the next commit must rewrite the tables.
 	added, removed map[model.Key]struct{}
 	all            bool
 
@@ -34,14 +34,14 @@ type Refusals struct {
 	conn *nft.Conn
 }
 
-// refusals is the table of a family, with its sets.
+// refusals is the table of one family, with its sets.
 type refusals struct {
 	*nft.Table
 	ports, packets *nft.Set
 }
 
-// NewRefusals returns refusals for some families, in the network namespace of the thread that calls [Refusals.Commit] first. In other families, it
-// deletes the table that an earlier process has left.
+// NewRefusals returns refusals for the given families, in the network namespace of the thread that first calls [Refusals.Commit]. This call also
+// deletes the table that an earlier process has left for another family.
 func NewRefusals(families []inet.Family) *Refusals {
 	r := &Refusals{wanted: map[model.Key]struct{}{}, added: map[model.Key]struct{}{}, removed: map[model.Key]struct{}{}, all: true}
 	for _, f := range families {
@@ -51,8 +51,9 @@ func NewRefusals(families []inet.Family) *Refusals {
 }
 
 // newTable: chain output { type nat hook output priority dstnat; ct state new ip daddr 127.0.0.0/8 meta l4proto . th dport @ports meta l4proto @packets reject }.
-// A chain of type nat costs established connections nothing, and none begins with a packet that is refused, so that all of them are counted. The
-// kernel evaluates such a chain only if some rule needs connection tracking, which "ct state new" does.
+// The kernel evaluates a chain of type nat only for the first packet of a connection, so established connections have no overhead. A refused packet
+// does not create a connection, so the rule counts each of them. The kernel evaluates such chains only while a rule needs connection tracking: hence
+// "ct state new".
 func newTable(f inet.Family) *refusals {
 	const reg, dstnat = unix.NFT_REG32_00, -100
 	ports := &nft.Set{Family: f, Table: TableName, Name: "ports", Key: []nft.Field{nft.L4Proto(), nft.DstPort()}, Comment: "node ports"}
@@ -85,7 +86,7 @@ func newTable(f inet.Family) *refusals {
 
 func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
-// Set sets whether a node port is refused, from the next commit on.
+// Set sets whether a node port is refused. The next commit applies it.
 func (r *Refusals) Set(k model.Key, refused bool) {
 	_, was := r.wanted[k]
 	switch {
@@ -100,10 +101,10 @@ func (r *Refusals) Set(k model.Key, refused bool) {
 	}
 }
 
-// Reset makes the next commit write the tables as a whole.
+// Reset makes the next commit rewrite the tables.
 func (r *Refusals) Reset() { r.all = true }
 
-// Commit brings the kernel to what has been set. After an error, the next commit writes the tables as a whole.
+// Commit applies all changes since the last commit. After an error, the next commit rewrites the tables.
 func (r *Refusals) Commit() (err error) {
 	if !r.all && len(r.added)+len(r.removed) == 0 {
 		return nil
@@ -146,7 +147,8 @@ func (r *Refusals) commit(write func(*nft.Batch) error) error {
 	return nil
 }
 
-// change writes what has changed. An element that was added and removed before the last commit may not be there, and the other way round.
+// change writes the differences. A node port that was added and removed since the last commit has no element in the kernel, and one that was removed
+// and added still has one. So change adds elements only if they do not exist, and deletes only elements that it has ensured.
 func (r *Refusals) change(b *nft.Batch) error {
 	for k := range r.added {
 		b.EnsureElement(r.element(k))
@@ -160,7 +162,7 @@ func (r *Refusals) change(b *nft.Batch) error {
 	return nil
 }
 
-// rewrite replaces the tables.
+// rewrite replaces the tables, and deletes those of other families.
 func (r *Refusals) rewrite(b *nft.Batch) error {
 	for _, f := range inet.Families {
 		t := r.tables[f]
@@ -194,7 +196,7 @@ func (r *Refusals) element(k model.Key) *nft.Element {
 	return &nft.Element{Set: r.tables[k.Family].ports, Key: nft.Value{}.Proto(k.Protocol).Port(k.Port)}
 }
 
-// Close deletes the tables, unless another process has taken them over, and closes the connection.
+// Close closes the connection. If mine is true, it first deletes the tables; otherwise, they belong to another process.
 func (r *Refusals) Close(mine bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -213,8 +215,8 @@ func (r *Refusals) Close(mine bool) error {
 	return errors.Join(errs...)
 }
 
-// Packets returns how many packets of each refused protocol the kernel has refused, since the tables were last written as a whole. Any goroutine
-// may call it.
+// Packets returns the number of refused packets of a family by protocol, since the last rewrite of the tables. It waits for the kernel. Any
+// goroutine may call it.
 func (r *Refusals) Packets(f inet.Family) (map[inet.Protocol]uint64, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -226,5 +228,5 @@ func (r *Refusals) Packets(f inet.Family) (map[inet.Protocol]uint64, error) {
 	return n, err
 }
 
-// Cleanup deletes the tables of any process of this program. It returns their names.
+// Cleanup deletes the tables, of this or another process, and returns their names.
 func Cleanup() (deleted []string, err error) { return nft.DeleteTables(TableName) }

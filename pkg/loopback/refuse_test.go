@@ -10,7 +10,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestRefusals sends packets to processes that listen on node ports: the kernel refuses and counts those to loopback, and no others.
+// TestRefusals sends packets to processes that listen on node ports. The rules refuse and count only the packets to UDP and SCTP node ports on
+// loopback.
 func TestRefusals(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{Clients: 1})
 	const number, other = 30053, 30054
@@ -95,7 +96,7 @@ func TestRefusals(t *testing.T) {
 	refused()
 	counted(1)
 
-	// A process that serves one family only deletes the table of the other one, and at its end its own.
+	// A process for one family deletes the table of the other family at its first commit, and its own table when it closes.
 	four := NewRefusals(inet.Families[:1])
 	if err := l.Node.Do(four.Commit); err != nil {
 		t.Fatal(err)
@@ -106,7 +107,7 @@ func TestRefusals(t *testing.T) {
 	}
 	out, err = l.Node.Command(t.Context(), "nft", "list", "ruleset").CombinedOutput()
 	if err != nil || len(out) > 0 {
-		t.Errorf("%v; left behind:\n%s", err, out)
+		t.Errorf("%v; rules left:\n%s", err, out)
 	}
 	if err := r.Close(false); err != nil {
 		t.Error(err)

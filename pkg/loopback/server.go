@@ -19,7 +19,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Limits of all node ports together, and of one. A connection takes six file descriptors: two sockets and two pipes.
+// Limits of all node ports together, and of one node port. A connection uses six file descriptors: two sockets and two pipes.
 const (
 	mostListeners       = 8_192
 	mostConnections     = 2_048
@@ -28,43 +28,45 @@ const (
 )
 
 const (
-	// retryEvery is the time between two attempts to listen on ports that are in use, mostRetries the number of ports of one attempt.
+	// retryEvery is the time between two attempts to listen on failed ports, mostRetries the largest number of ports in one attempt.
 	retryEvery  = time.Second
 	mostRetries = 100
-	// patience is the number of failures after which a port is reported: an earlier process of this program may just give it up.
+	// patience is the number of failures after which a port is reported. After the first one, an earlier process of this program may be about to
+	// close the port.
 	patience = 2
 )
 
 // Metrics counts listeners and connections.
 type Metrics interface {
-	// LoopbackListeners sets the number of listeners of a family. LoopbackNotListening counts an attempt to listen that failed.
+	// LoopbackListeners sets the number of listeners of a family. LoopbackNotListening counts a failed attempt to listen.
 	LoopbackListeners(f inet.Family, n int)
 	LoopbackNotListening(f inet.Family)
-	// LoopbackConnections adds to the number of open connections. LoopbackFailed counts a connection that reached no endpoint.
+	// LoopbackConnections adds to the number of open connections. LoopbackFailed counts a connection that was reset, by reason: [LimitReached] or
+	// [Unreachable].
 	LoopbackConnections(more int)
 	LoopbackFailed(reason string)
 }
 
-// Config is what a [Server] depends on.
+// Config holds the settings and parts of a [Server].
 type Config struct {
 	NodeName string
-	// Families are those whose node ports are served on loopback, none if node ports are not served there.
+	// Families are the families with node ports on loopback; empty if node ports are not served on loopback.
 	Families []inet.Family
 	// Listen and Dial are those of the package net, and Now is time.Now, unless a test replaces them.
 	Listen func(netip.AddrPort) (net.Listener, error)
 	Dial   func(context.Context, netip.AddrPort) (net.Conn, error)
 	Now    func() time.Time
-	// Report receives one problem of each Service with node ports on which the program cannot listen.
+	// Report receives one problem for each Service with a node port on which the program cannot listen.
 	Report  func(model.Problem)
 	Metrics Metrics
-	// Refusals, unless nil, has the kernel refuse UDP and SCTP node ports on loopback. Run closes it.
+	// Refusals, if not nil, refuses UDP and SCTP node ports on loopback. Run closes it.
 	Refusals *Refusals
 }
 
-// limits are numbers of listeners and connections.
+// limits are the largest numbers of listeners, connections, and connections of one node port.
 type limits struct{ listeners, connections, portConnections int }
 
-// limitsOf returns the limits of a process that may open a number of files: it keeps half of them for all else.
+// limitsOf returns the limits of a process that may open the given number of files. Listeners and connections use at most half of the files.
 func limitsOf(files uint64) limits {
 	files = min(files, 1<<20)
 	return limits{
@@ -74,46 +76,46 @@ func limitsOf(files uint64) limits {
 	}
 }
 
-// Server serves the node ports of Services on loopback. Any goroutine may call its methods, none of which waits, except Run.
+// Server serves the node ports of Services on loopback. Any goroutine may call its methods; only one may call Run. Only Run and Refused wait.
 type Server struct {
 	Config
 	limits      limits
 	connections atomic.Int64
 	// changed has a value when Run has something to do.
 	changed chan struct{}
-	// ports are those with endpoints. They belong to Run.
+	// ports are the node ports with endpoints. Only Run uses them.
 	ports map[model.Key]*port
-	// refusing says that the refusals are this process's, notRefusing that the last commit of them failed. Both belong to Run.
+	// refusing is true while this process owns the tables of the refusals, notRefusing after a failed commit of them. Only Run uses both.
 	refusing, notRefusing bool
 
 	mu      sync.Mutex
 	claims  claims
 	serving bool
-	// dirty are the node ports that have changed, or are due for another attempt.
+	// dirty are the node ports to process: changed ones, and failed ones that are due for a retry.
 	dirty map[model.Key]struct{}
 	// failures are the node ports on which the program cannot listen.
 	failures map[model.Key]*failure
-	// failing are the Services with failures.
+	// failing has the Services of the failures.
 	failing   map[types.NamespacedName]*failing
 	listeners [2]int
-	// lost says that the tables of the refusals are not as they were written.
+	// lost is true after a failed reading of the refusals: another program may have deleted the tables.
 	lost bool
 }
 
-// failure is an error of listening on a node port of a Service, and the number of attempts.
+// failure is the last error of listening on a node port, with its Service and the number of failed attempts.
 type failure struct {
 	service types.NamespacedName
 	err     error
 	times   int
 }
 
-// failing is the number of failures of a Service, and whether the Service was reported.
+// failing has the number of failed node ports of a Service, and whether the Service was reported.
 type failing struct {
 	ports    int
 	reported bool
 }
 
-// New returns a server that listens nowhere before [Server.Serve].
+// New returns a server. It listens only after [Server.Serve], and while [Server.Run] runs.
 func New(c Config) *Server {
 	if c.Listen == nil {
 		c.Listen = listen
@@ -136,7 +138,7 @@ func New(c Config) *Server {
 func listen(at netip.AddrPort) (net.Listener, error) {
 	l, err := net.Listen([...]string{"tcp4", "tcp6"}[inet.FamilyOf(at.Addr())], at.String())
 	if failure, ok := errors.AsType[*net.OpError](err); ok {
-		err = failure.Err // without the address, which all messages name
+		err = failure.Err // without the address, which each message names separately
 	}
 	return l, err
 }
@@ -146,7 +148,7 @@ func dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", to.String())
 }
 
-// Service sets a Service. service is nil if it was deleted. A Service without node ports costs a lookup.
+// Service sets a Service; nil for a deleted one. The cost of a Service without node ports is one lookup.
 func (s *Server) Service(name types.NamespacedName, service *model.Service) {
 	if len(s.Families) == 0 {
 		return
@@ -163,7 +165,7 @@ func (s *Server) Service(name types.NamespacedName, service *model.Service) {
 	}
 }
 
-// Serve starts or stops listening. Connections stay: another instance of the program serves new ones.
+// Serve starts or stops listening. After a stop, existing connections stay, and another instance of the program accepts new ones.
 func (s *Server) Serve(serving bool) {
 	s.mu.Lock()
 	changed := s.serving != serving
@@ -185,7 +187,7 @@ func (s *Server) wake() {
 	}
 }
 
-// Run opens and closes ports until the context ends. Then it closes all listeners and connections.
+// Run opens and closes ports until the context ends. Then it closes all listeners and connections, and deletes the refusals of this process.
 func (s *Server) Run(ctx context.Context) {
 	defer s.end()
 	retry := time.NewTimer(retryEvery)
@@ -217,7 +219,7 @@ func (s *Server) end() {
 	}
 }
 
-// retry marks some ports on which the program cannot listen. The order of a map differs each time.
+// retry marks up to mostRetries failed ports for another attempt. The order of a map is random, so each port has its turn.
 func (s *Server) retry() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -230,7 +232,7 @@ func (s *Server) retry() {
 	}
 }
 
-// sync takes up what has changed. It reports whether there are ports on which the program cannot listen.
+// sync processes the changes. It returns true if Run must retry: the program cannot listen on a port, or cannot write the refusals.
 func (s *Server) sync(ctx context.Context) (failing bool) {
 	s.mu.Lock()
 	serving, lost := s.serving, s.lost
@@ -277,7 +279,7 @@ func (s *Server) refuse(k model.Key, refused bool) {
 	}
 }
 
-// commitRefusals writes the refusals if this process serves. Another instance has tables of the same name.
+// commitRefusals writes the refusals if this process serves. Otherwise the tables belong to another instance: their name is the same.
 func (s *Server) commitRefusals(serving, lost bool) {
 	if s.Refusals == nil {
 		return
@@ -290,16 +292,16 @@ func (s *Server) commitRefusals(serving, lost bool) {
 	}
 	err := s.Refusals.Commit()
 	if len(s.Families) == 0 {
-		return // at most, the table of an earlier process is left
+		return // without families, the only task was to delete the tables of an earlier process
 	}
 	if err != nil && !s.notRefusing {
-		klog.ErrorS(err, "UDP and SCTP node ports on loopback are not refused by a rule; retrying every second")
+		klog.ErrorS(err, "Cannot refuse UDP and SCTP node ports on loopback, will retry", "interval", retryEvery)
 	}
 	s.notRefusing = err != nil
 }
 
-// Refused returns how many packets to UDP and SCTP node ports on loopback the kernel has refused, by protocol. After an error, the tables are
-// written again.
+// Refused returns the number of refused packets to UDP and SCTP node ports on loopback, by protocol. It waits for the kernel. After an error, Run
+// rewrites the tables.
 func (s *Server) Refused(f inet.Family) (map[inet.Protocol]uint64, error) {
 	n, err := s.Refusals.Packets(f)
 	if err != nil {
@@ -318,7 +320,7 @@ func (s *Server) add(ctx context.Context, k model.Key) *port {
 	return p
 }
 
-// remove closes a port that has no Service with endpoints, and its connections: their endpoints have gone, as in kube-proxy.
+// remove closes a port without a Service with endpoints, and resets its connections, as kube-proxy does.
 func (s *Server) remove(k model.Key) {
 	if p := s.ports[k]; p != nil {
 		s.stop(k, p)
@@ -337,7 +339,7 @@ func (s *Server) stop(k model.Key, p *port) {
 	s.forget(k)
 }
 
-// forget drops a failure, and with the last one of a Service that the Service was reported.
+// forget deletes the failure of a node port. After the last failure of a Service, the Service may be reported again.
 func (s *Server) forget(k model.Key) {
 	f := s.failures[k]
 	if f == nil {
@@ -372,7 +374,7 @@ func (s *Server) open(k model.Key, p *port, c *claim) {
 	go p.accept(p.listener)
 }
 
-// note notes a failure, and reports the Service once.
+// note records a failure. It reports the Service once, after the second failure of a node port.
 func (s *Server) note(k model.Key, at netip.AddrPort, service types.NamespacedName, err error) {
 	s.mu.Lock()
 	f := s.failures[k]
@@ -397,9 +399,17 @@ func (s *Server) note(k model.Key, at netip.AddrPort, service types.NamespacedNa
 	s.Report(model.Problem{
 		Kind: "Service", Name: service, Field: "spec.ports[].nodePort", Event: "NodePortNotOnLoopback", Action: "Listen",
 		Reason: fmt.Sprintf("on node %s the program cannot listen on %s: %v", s.NodeName, at, err),
-		Impact: "connections to this address reach the process that listens there, or are refused; the node port works at all other addresses",
-		Fix:    fmt.Sprintf("stop that process (to find it, run `ss -ltnp sport = :%d` on the node), or choose another node port", at.Port()),
+		Impact: "connections to this address are refused, or reach another process that listens there; the node port works at all other addresses",
+		Fix:    fix(err, at.Port()),
 	})
+}
+
+// fix returns the remedy for an error of listening on a port.
+func fix(err error, port uint16) string {
+	if errors.Is(err, errTooMany) {
+		return fmt.Sprintf("raise the program's limit of open files (it listens on one port for every four files, %d at most)", mostListeners)
+	}
+	return fmt.Sprintf("stop the other process (to find it, run `ss -ltnp sport = :%d` on the node), or choose another node port", port)
 }
 
 func (s *Server) enter() bool {
@@ -416,11 +426,11 @@ func (s *Server) leave() {
 	s.Metrics.LoopbackConnections(-1)
 }
 
-// ErrProtocol is the error of a node port that is not for TCP.
+// ErrProtocol is the error of a node port of a protocol other than TCP.
 var ErrProtocol = errors.New("only TCP node ports are served on loopback")
 
-// At returns the address at which a node port is served on loopback, the zero AddrPort for a frontend that is not. It returns an error if the
-// program cannot listen there, [ErrProtocol] if it does not try.
+// At returns the loopback address of a node port; the zero AddrPort for other frontends, and for families that are not served on loopback. It
+// returns the last error if the program cannot listen, and [ErrProtocol] for a protocol other than TCP.
 func (s *Server) At(k model.Key) (netip.AddrPort, error) {
 	switch {
 	case k.Addr.IsValid() || !slices.Contains(s.Families, k.Family):
@@ -437,13 +447,14 @@ func (s *Server) At(k model.Key) (netip.AddrPort, error) {
 	return at, nil
 }
 
-// State describes a server.
+// State is the state of a server.
 type State struct {
-	// Listeners is the number of open ports of both families, Failures that of ports on which the program cannot listen.
+	// Listeners is the number of open ports of both families, Failures the number of ports on which the program cannot listen, Connections the
+	// number of open connections.
 	Listeners, Failures, Connections int
 }
 
-// State returns the present state.
+// State returns the current state.
 func (s *Server) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -20,17 +21,17 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// patienceOfTests is how long anything may take that normally takes microseconds.
+// patienceOfTests is the timeout of actions that normally take microseconds.
 const patienceOfTests = 10 * time.Second
 
-// bench is a server whose endpoints and ports are on ports that the kernel chooses. Tests call its sync instead of Run.
+// bench is a server whose listeners and endpoints use ports that the kernel assigns. Tests call sync instead of Run.
 type bench struct {
 	*testing.T
 	*Server
 	context context.Context
 	// used are the ports on which another process listens.
 	used map[uint16]bool
-	// at are the addresses of the ports, backends those of the endpoints.
+	// at has the real address of each node port, backends the real address of each endpoint.
 	at       map[uint16]string
 	backends sync.Map
 	ends     byte
@@ -85,7 +86,8 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// backend makes an endpoint that answers each line with its name and the line, and says goodbye at the end of the stream.
+// backend starts an endpoint. It answers each line with its name and the line, resets the connection after the line "reset", and sends goodbye at
+// the end of the stream.
 func (b *bench) backend(name string) netip.AddrPort {
 	b.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -118,7 +120,7 @@ func (b *bench) backend(name string) netip.AddrPort {
 	return at
 }
 
-// set changes a Service with a node port; without endpoints nothing serves it.
+// set sets a Service with a node port and endpoints.
 func (b *bench) set(name string, number uint16, ends ...netip.AddrPort) {
 	b.Helper()
 	s := nodePort(name, number, ends)
@@ -152,7 +154,7 @@ func (b *bench) connect(number uint16) *client {
 	return &client{b.T, c.(*net.TCPConn), bufio.NewReader(c)}
 }
 
-// ask sends a line, and returns the answer.
+// ask sends a line and returns the answer.
 func (c *client) ask(line string) (string, error) {
 	if _, err := fmt.Fprintln(c, line); err != nil {
 		return "", err
@@ -163,7 +165,7 @@ func (c *client) ask(line string) (string, error) {
 func (c *client) want(answer string) {
 	c.Helper()
 	if got, err := c.ask("hello"); err != nil || got != answer+" hello\n" {
-		c.Errorf("answer %q, %v; want one of %s", got, err, answer)
+		c.Errorf("answer %q, %v; want an answer of %s", got, err, answer)
 	}
 }
 
@@ -187,7 +189,7 @@ func (b *bench) wantAborted(number uint16) {
 		_, err = c.Read(make([]byte, 1))
 	}
 	if !errors.Is(err, syscall.ECONNRESET) {
-		b.Errorf("connecting came to %v, want a reset", err)
+		b.Errorf("connect: %v, want a reset", err)
 	}
 }
 
@@ -198,11 +200,11 @@ func (b *bench) wantRefused(number uint16) {
 		if err == nil {
 			c.Close()
 		}
-		b.Errorf("connecting came to %v, want refused", err)
+		b.Errorf("connect: %v, want refused", err)
 	}
 }
 
-// TestConnections follows connections through changes of their Service and of another one.
+// TestConnections keeps connections open during changes of their Service and of another Service.
 func TestConnections(t *testing.T) {
 	b := newBench(t)
 	one, two := b.backend("one"), b.backend("two")
@@ -216,7 +218,7 @@ func TestConnections(t *testing.T) {
 	early.want("one")
 
 	b.set("web", 30080, two)
-	early.want("one") // its endpoint decides when it ends
+	early.want("one") // an established connection keeps its endpoint
 	late := b.connect(30080)
 	late.want("two")
 
@@ -234,7 +236,7 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// TestEndsOfStreams: each side learns how the other one ended.
+// TestEndsOfStreams: the relay passes on the end of a stream, and a reset. If it cannot connect to the endpoint, it resets the connection.
 func TestEndsOfStreams(t *testing.T) {
 	b := newBench(t)
 	b.set("web", 30080, b.backend("one"))
@@ -259,7 +261,8 @@ func TestEndsOfStreams(t *testing.T) {
 	}
 }
 
-// TestLimits: connections above a limit are closed and counted, and earlier connections stay.
+// TestLimits: connections above a limit are reset and counted, and earlier connections stay. Above the limit of listeners, the program reports the
+// Service and retries.
 func TestLimits(t *testing.T) {
 	b := newBench(t)
 	b.limits = limits{listeners: 2, connections: 3, portConnections: 2}
@@ -269,10 +272,10 @@ func TestLimits(t *testing.T) {
 	a1, a2 := b.connect(30080), b.connect(30080)
 	a1.want("one")
 	a2.want("one")
-	b.wantAborted(30080) // of the port
+	b.wantAborted(30080) // above the limit of the port
 	b1 := b.connect(30081)
 	b1.want("one")
-	b.wantAborted(30081) // of all
+	b.wantAborted(30081) // above the limit of all ports
 	if n := b.counted.limited.Load(); n != 2 {
 		t.Errorf("%d connections above a limit, want 2", n)
 	}
@@ -293,6 +296,11 @@ func TestLimits(t *testing.T) {
 	if _, err := b.At(model.Key{Port: 30082, Protocol: inet.TCP}); !errors.Is(err, errTooMany) {
 		t.Errorf("a listener above the limit: %v", err)
 	}
+	b.retry()
+	b.sync(b.context)
+	if len(b.reports) != 1 || !strings.Contains(b.reports[0].Fix, "open files") {
+		t.Errorf("reports of a listener above the limit: %+v", b.reports)
+	}
 	b.delete("b")
 	b.retry()
 	b.sync(b.context)
@@ -311,7 +319,7 @@ func TestLimitsOf(t *testing.T) {
 	}
 }
 
-// TestPortInUse: a port in use affects no other port, its Service is reported once, and the port is tried again.
+// TestPortInUse: a port in use affects no other port. The program reports its Service once, and retries.
 func TestPortInUse(t *testing.T) {
 	b := newBench(t)
 	one := b.backend("one")
@@ -336,16 +344,16 @@ func TestPortInUse(t *testing.T) {
 	}
 	key := model.Key{Port: 30081, Protocol: inet.TCP}
 	if at, err := b.At(key); at.String() != "127.0.0.1:30081" || !errors.Is(err, syscall.EADDRINUSE) {
-		t.Errorf("served at %v, %v", at, err)
+		t.Errorf("At: %v, %v", at, err)
 	}
 	delete(b.used, 30080)
 	if !again() {
-		t.Error("nothing is broken, although one port is in use")
+		t.Error("no retry is due, although one port is in use")
 	}
 	b.connect(30080).want("one")
 	delete(b.used, 30081)
 	if failing := again(); failing || b.State().Failures > 0 {
-		t.Error("ports are broken that are not in use")
+		t.Error("failures of ports that are not in use")
 	}
 	if _, err := b.At(key); err != nil {
 		t.Error(err)
@@ -356,7 +364,7 @@ func TestPortInUse(t *testing.T) {
 	}
 }
 
-// TestStandby: another instance takes new connections, and this one keeps those that it has.
+// TestStandby: an instance that stands by accepts no new connections, and keeps its established ones.
 func TestStandby(t *testing.T) {
 	b := newBench(t)
 	b.set("web", 30080, b.backend("one"))
@@ -374,7 +382,7 @@ func TestStandby(t *testing.T) {
 	b.connect(30080).want("two")
 }
 
-// TestRun opens and closes ports, and ends everything.
+// TestRun: Run opens ports. When its context ends, it closes them and resets all connections.
 func TestRun(t *testing.T) {
 	b := newBench(t)
 	s := nodePort("web", 30080, []netip.AddrPort{b.backend("one")})
@@ -396,7 +404,7 @@ func TestRun(t *testing.T) {
 	b.wantRefused(30080)
 }
 
-// TestOtherServicesCostNothing: a change of a Service without TCP node ports wakes nothing and allocates nothing.
+// TestOtherServicesCostNothing: a change of a Service without node ports does not wake Run, and allocates nothing.
 func TestOtherServicesCostNothing(t *testing.T) {
 	b := newBench(t)
 	b.set("web", 30080, b.backend("one"))
@@ -410,6 +418,6 @@ func TestOtherServicesCostNothing(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 	if len(b.changed)+len(b.dirty) > 0 {
-		t.Error("the change of a Service without node ports has work done")
+		t.Error("the change of a Service without node ports wakes Run")
 	}
 }

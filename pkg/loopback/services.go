@@ -12,7 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// claim is a node port of a Service in one family, with everything that serving it takes, if it is one for TCP.
+// claim is a node port of a Service in one family. endpoints and affinity are used for TCP only.
 type claim struct {
 	key       model.Key
 	name      model.PortName
@@ -21,13 +21,13 @@ type claim struct {
 	affinity  time.Duration
 }
 
-// compare orders the claims of one node port as the rules do: the older Service has it.
+// compare orders the claims of one node port as pkg/plan does: the older Service gets the node port.
 func (c *claim) compare(d *claim) int {
 	return cmp.Or(c.created.Compare(d.created), model.CompareNames(c.name.NamespacedName, d.name.NamespacedName))
 }
 
-// claimsOf lists the node ports of a Service, which may be nil, in some families. As in kube-proxy, the external policy selects the endpoints, and
-// policy Local has only those of this node, although the rules let this node use the others too.
+// claimsOf lists the node ports of a Service, which may be nil, in the given families. As in kube-proxy, the external traffic policy selects the
+// endpoints. With policy Local, only endpoints on this node serve, although the rules permit processes of this node to use all endpoints.
 func claimsOf(s *model.Service, families []inet.Family) (list []*claim) {
 	if s == nil {
 		return nil
@@ -51,7 +51,8 @@ func claimsOf(s *model.Service, families []inet.Family) (list []*claim) {
 	return list
 }
 
-// withoutLoopback leaves out endpoints on loopback addresses, which validation rejects: one of them could be a listener of this package.
+// withoutLoopback removes endpoints on loopback addresses: such an endpoint could be a listener of this package. The API server rejects them,
+// too.
 func withoutLoopback(list []netip.AddrPort) []netip.AddrPort {
 	onLoopback := func(a netip.AddrPort) bool { return a.Addr().Unmap().IsLoopback() || a.Addr().IsUnspecified() }
 	if !slices.ContainsFunc(list, onLoopback) {
@@ -66,7 +67,7 @@ type claims struct {
 	byKey     map[model.Key][]*claim
 }
 
-// set replaces the node ports of a Service, and returns those of before and of now, some of them twice.
+// set replaces the node ports of a Service. It returns the old and the new ones, possibly with duplicates.
 func (c *claims) set(name types.NamespacedName, list []*claim) (changed []model.Key) {
 	for _, old := range c.byService[name] {
 		changed = append(changed, old.key)
@@ -86,7 +87,7 @@ func (c *claims) set(name types.NamespacedName, list []*claim) (changed []model.
 	return changed
 }
 
-// winner returns the claim that has a node port, nil if there is none.
+// winner returns the claim that gets a node port, or nil if there is none.
 func (c *claims) winner(k model.Key) (first *claim) {
 	for _, other := range c.byKey[k] {
 		if first == nil || other.compare(first) < 0 {
