@@ -16,8 +16,8 @@ import (
 // Cause is the reason why a node port collides.
 type Cause string
 
-// The causes. A [Listener] accepts new TCP connections, or UDP packets of any sender, at the node port. The kernel may assign a
-// port in the [EphemeralRange] to any process that connects or sends without choosing a port.
+// The causes. Listener: a socket at the node port accepts new TCP connections, or UDP packets of any sender. EphemeralRange: the
+// kernel may assign the node port to any process that connects or sends without choosing a port.
 const (
 	Listener       Cause = "listener"
 	EphemeralRange Cause = "ephemeral_range"
@@ -40,7 +40,8 @@ type Socket struct {
 // loopbackDevice is the index of the interface lo in every network namespace.
 const loopbackDevice = 1
 
-// takes reports whether the socket would receive packets of a family to one of the addresses, which are sorted.
+// takes reports whether the socket would receive packets of a family to one of the addresses, if no rule translated them. The
+// addresses must be sorted.
 func (s *Socket) takes(f inet.Family, addrs []netip.Addr) bool {
 	at := s.Local.Addr()
 	switch {
@@ -54,7 +55,7 @@ func (s *Socket) takes(f inet.Family, addrs []netip.Addr) bool {
 	return found
 }
 
-// port is a node port of both families.
+// port is a node port, without its family.
 type port struct {
 	number   uint16
 	protocol inet.Protocol
@@ -83,7 +84,7 @@ type collision struct {
 	at netip.AddrPort
 }
 
-// listeners returns the collisions with sockets for which counts returns true, sorted, one for each node port of a Service.
+// listeners returns the collisions with the sockets for which counts returns true: sorted, and one for each node port of a Service.
 func (s *served) listeners(sockets []Socket, counts func(*Socket) bool) (list []collision) {
 	for i := range sockets {
 		socket := &sockets[i]
@@ -206,9 +207,10 @@ func (c collision) name() string { return c.port.String() }
 // owned returns, for example, 30080/TCP of default/web.
 func (c collision) owned() string { return fmt.Sprintf("%s of %s", c.port, c.service) }
 
-// mostListed limits the length of a message: that of an Event may have 1,024 characters.
+// mostListed is the number of collisions that one message lists: the message of an Event may have 1,024 characters.
 const mostListed = 4
 
+// listed returns the texts of the first collisions, and the number of the others.
 func listed(list []collision, text func(collision) string) string {
 	var out []string
 	for _, c := range list[:min(len(list), mostListed)] {

@@ -90,7 +90,7 @@ func TestCollisions(t *testing.T) {
 	}
 }
 
-// TestOneCollisionForEachPort tests several sockets on one port, as a server with several workers has.
+// TestOneCollisionForEachPort: several sockets on one port, for example of a server with several workers, are one collision.
 func TestOneCollisionForEachPort(t *testing.T) {
 	s := served{addrs: [2][]netip.Addr{addrs("192.0.2.1"), addrs("2001:db8::1")}, services: map[model.Key][]types.NamespacedName{}}
 	for _, k := range append(dual(inet.TCP, 30080), dual(inet.TCP, 30443)...) {
@@ -157,12 +157,12 @@ func TestEphemeral(t *testing.T) {
 		}
 		for _, p := range c.in {
 			if !got.Contains(p) {
-				t.Errorf("%q, %q: %d isn't in it", c.ports, c.reserved, p)
+				t.Errorf("%q, %q: the kernel may assign %d, but Contains is false", c.ports, c.reserved, p)
 			}
 		}
 		for _, p := range c.out {
 			if got.Contains(p) {
-				t.Errorf("%q, %q: %d is in it", c.ports, c.reserved, p)
+				t.Errorf("%q, %q: the kernel does not assign %d, but Contains is true", c.ports, c.reserved, p)
 			}
 		}
 	}

@@ -8,8 +8,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Find searches for collisions, and returns the problems of [Watcher.Run], reported before or not. It is safe for concurrent use.
-// It includes sockets whose port the kernel may have assigned, without a delay.
+// Find searches once for collisions, and returns all problems, whether [Watcher.Run] has reported them or not. There are two
+// differences from Run: a socket whose port the kernel may have assigned counts immediately, and the ephemeral range is only a
+// problem of the node, not of each Service. Find is safe for concurrent use.
 func (w *Watcher) Find() ([]model.Problem, error) {
 	s, ports := w.served()
 	if len(s.services) == 0 {

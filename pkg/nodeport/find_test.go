@@ -10,7 +10,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// TestFindReturnsReportedCollisions: Find returns reported collisions again without reporting them, and ignores this process's sockets.
+// TestFindReturnsReportedCollisions: Find also returns collisions that Run has reported, reports nothing itself, and ignores this
+// process's sockets.
 func TestFindReturnsReportedCollisions(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		if list, err := w.Find(); len(list) > 0 || err != nil {

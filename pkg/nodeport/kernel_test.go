@@ -68,7 +68,7 @@ func listen(t testing.TB, network, at string, options ...control) {
 	t.Cleanup(func() { l.Close() })
 }
 
-// bind opens a socket that the package net cannot open.
+// bind opens and binds a socket of a kind that the package net cannot open.
 func bind(t testing.TB, kind int, at unix.Sockaddr) (fd int) {
 	t.Helper()
 	family := unix.AF_INET
@@ -90,7 +90,7 @@ func onDevice(name string) control {
 	return func(fd int) error { return unix.BindToDevice(fd, name) }
 }
 
-// bothFamilies reverts an option that the package net sets on a socket on [::].
+// bothFamilies clears IPV6_V6ONLY, which the package net sets on a socket on [::].
 func bothFamilies(fd int) error {
 	return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
 }
@@ -122,7 +122,7 @@ func listening(t testing.TB, r Range) (out []string, sockets []Socket) {
 	return out, sockets
 }
 
-// TestListening opens sockets of all kinds, and lists those that accept packets of any sender.
+// TestListening opens sockets of all kinds. Listening returns only those that accept packets of any sender.
 func TestListening(t *testing.T) {
 	enterNode(t)
 	listen(t, "tcp4", "0.0.0.0:30001")
@@ -143,7 +143,7 @@ func TestListening(t *testing.T) {
 	// Not in the range.
 	listen(t, "tcp4", "0.0.0.0:29999")
 	listen(t, "udp4", "0.0.0.0:30100")
-	// Connected sockets: both ends for TCP, one for UDP.
+	// Connected sockets: both ends for TCP, the client's end for UDP.
 	listen(t, "tcp4", "192.0.2.1:40000")
 	for _, network := range []string{"tcp4", "udp4"} {
 		d := net.Dialer{}
@@ -179,7 +179,7 @@ func TestListening(t *testing.T) {
 	cookies := map[uint64]bool{}
 	for _, s := range sockets {
 		if _, is := own[s.Inode]; !is {
-			t.Errorf("%s: inode %d is none of this process's sockets", shown(s), s.Inode)
+			t.Errorf("%s: OwnSockets lacks inode %d", shown(s), s.Inode)
 		}
 		cookies[s.Cookie] = true
 	}
@@ -192,7 +192,7 @@ func TestListening(t *testing.T) {
 	}
 }
 
-// TestAbsent queries a protocol that no kernel has, as if the module for TCP sockets were missing.
+// TestAbsent queries a protocol that no kernel supports: the answer is the same as without the module for TCP sockets.
 func TestAbsent(t *testing.T) {
 	enterNode(t)
 	if _, err := appendListening(nil, inet.IPv4, 200, Range{0, 65535}); !errors.Is(err, errAbsent) {
@@ -200,7 +200,7 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// TestOwnSocketsAreThisProcessesAlone passes a listening socket to another process.
+// TestOwnSocketsAreThisProcessesAlone passes a listening socket to another process, and then closes it in this process.
 func TestOwnSocketsAreThisProcessesAlone(t *testing.T) {
 	enterNode(t)
 	l, err := net.ListenTCP("tcp4", &net.TCPAddr{Port: 30080})
@@ -252,8 +252,8 @@ func TestReadEphemeral(t *testing.T) {
 	}
 }
 
-// BenchmarkSearch measures one search with 2,768 node ports, the largest number, and many other sockets: half of them listening
-// TCP sockets, half UDP sockets.
+// BenchmarkSearch measures one search with 2,768 node ports, the size of the default range, and many other sockets: half of them
+// listening TCP sockets, half UDP sockets.
 func BenchmarkSearch(b *testing.B) {
 	for _, c := range []struct {
 		name    string
@@ -305,7 +305,7 @@ func processor(t testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// discard are metrics without a receiver.
+// discard discards the metrics.
 type discard struct{}
 
 func (discard) NodePortCollisions(string, int) {}

@@ -17,18 +17,18 @@ import (
 )
 
 const (
-	// period is the time between two searches without changes: processes start and exit.
+	// period is the time between two searches if no node port changes: processes may start or exit.
 	period = time.Minute
-	// settle is the delay of a search for further changes. least is the time from one search to the next.
+	// settle is the delay of a search after a change, to collect more changes. least is the minimum time between two searches.
 	settle = time.Second
 	least  = 5 * time.Second
-	// patience is the age from which a socket in the ephemeral range counts. The kernel may have assigned its port: many clients
-	// have such a socket for a moment.
+	// patience is the minimum age of a socket in the ephemeral range that counts as a listener. The kernel may have assigned its
+	// port: many clients have such a socket for a moment.
 	patience = period / 2
-	// forget is the time after which a collision that reappears is reported again: a crash loop causes one message.
+	// forget is the time without a collision after which it is reported again. So a process in a crash loop causes one message.
 	forget = time.Hour
-	// mostServices is the number of Services up to which each one with node ports in the ephemeral range is reported. With more,
-	// the node needs the fix, and every node of a cluster may have the same setting.
+	// mostServices is the largest number of Services with node ports in the ephemeral range that are reported one by one. If there are
+	// more, only the node is reported: every node of a cluster may have the same range.
 	mostServices = 10
 	// mostReported is the number of Services whose listeners are reported after one search. The next searches report the rest.
 	mostReported = 20
@@ -63,15 +63,15 @@ type Watcher struct {
 	ports map[types.NamespacedName][]model.Key
 	addrs [2][]netip.Addr
 
-	// Only Run uses the fields below. reported are the reported collisions, with the time at which each was last seen.
+	// Only Run uses the fields below. reported has the reported collisions, and the time at which each was last seen.
 	reported map[notice]time.Time
-	// since is the time at which a socket in the ephemeral range was first seen.
+	// since has the time at which each socket in the ephemeral range was first seen, by its cookie.
 	since map[uint64]time.Time
 	// failure is the last logged error.
 	failure string
 }
 
-// notice identifies a reported collision. The one about the whole node has neither Service nor port.
+// notice identifies a reported collision. The notice about the whole node has neither Service nor port.
 type notice struct {
 	cause   Cause
 	service types.NamespacedName
@@ -86,7 +86,7 @@ func New(c Config) *Watcher {
 	}
 }
 
-// Service sets the node ports of a Service; none removes it. It does not block, and takes ownership of the list.
+// Service sets the node ports of a Service; an empty list removes the Service. It does not block, and takes ownership of the list.
 func (w *Watcher) Service(name types.NamespacedName, ports []model.Key) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -157,7 +157,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// take clears pending requests and returns the current node ports with the range that contains them.
+// take clears pending requests, and returns the current node ports and the range that contains them.
 func (w *Watcher) take() (*served, Range) {
 	select {
 	case <-w.wake:
@@ -166,7 +166,7 @@ func (w *Watcher) take() (*served, Range) {
 	return w.served()
 }
 
-// search searches once for both causes. If one search fails, its previous results stay, and the other is not affected.
+// search searches once for both causes. If the search for one cause fails, its previous results stay, and the other one continues.
 func (w *Watcher) search(ctx context.Context) error {
 	now := time.Now()
 	s, ports := w.take()
@@ -223,8 +223,8 @@ func (w *Watcher) listeners(s *served, ports Range, e Ephemeral, now time.Time) 
 	return found, err
 }
 
-// reportListeners reports all collisions of each Service that has a new one. The number of Services is limited: a process that
-// listens on every port is one process.
+// reportListeners reports each Service with a new collision, with all of its collisions. It reports at most mostReported Services: a
+// single process may listen on every node port.
 func (w *Watcher) reportListeners(list []collision, now time.Time) {
 	reported := 0
 	for _, of := range byService(list) {
@@ -246,6 +246,7 @@ func (w *Watcher) known(cause Cause, list []collision) bool {
 	})
 }
 
+// reportEphemeral reports node ports in the ephemeral range: on the node and, if there are not too many, on each Service.
 func (w *Watcher) reportEphemeral(e Ephemeral, list []collision, now time.Time) {
 	if len(list) == 0 {
 		return
@@ -272,8 +273,8 @@ func (w *Watcher) record(cause Cause, list []collision, now time.Time) (fresh bo
 	return fresh
 }
 
-// forget removes collisions that were not seen for a long time, and those of Services without node ports: after a deletion, a
-// Service with the same name is another one.
+// forget removes collisions that were not seen for a long time, and collisions of deleted Services: a new Service with the same name
+// is another Service.
 func (w *Watcher) forget(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -282,13 +283,13 @@ func (w *Watcher) forget(now time.Time) {
 	})
 }
 
-// log logs an error unless it equals the previous one, and the end of a series of errors.
+// log logs an error that differs from the previous one, and the first success after errors.
 func (w *Watcher) log(ctx context.Context, err error) {
 	logger := klog.FromContext(ctx)
 	switch {
 	case err == nil:
 		if w.failure != "" {
-			logger.Info("Searching for collisions of node ports succeeds again")
+			logger.Info("Search for collisions of node ports succeeds again")
 		}
 		w.failure = ""
 	case err.Error() != w.failure:

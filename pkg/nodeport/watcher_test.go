@@ -136,7 +136,7 @@ func TestACollisionIsReportedOnceAndClears(t *testing.T) {
 	})
 }
 
-// If one process listens on the node ports of many Services, each is reported, some after each search.
+// If one process listens on the node ports of many Services, each search reports some of them, until all are reported.
 func TestAProcessOnEveryNodePort(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		const services = 2*mostReported + 5
@@ -211,8 +211,8 @@ func TestOwnSocketsAreNoCollision(t *testing.T) {
 	})
 }
 
-// TestSearches checks the times of searches: none without node ports, soon after a change, seldom during many changes, every
-// minute otherwise.
+// TestSearches checks the times of searches: without node ports none, one second after a change, every five seconds during many
+// changes, and otherwise every minute.
 func TestSearches(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		time.Sleep(10*period + period/2)
@@ -246,8 +246,8 @@ func TestSearches(t *testing.T) {
 	})
 }
 
-// TestAPortByChanceIsNoListener tests a resolver's sockets, which wait for answers on ports that the kernel assigned.
-func TestAPortByChanceIsNoListener(t *testing.T) {
+// TestAnAssignedPortIsNoListener: a resolver's sockets, on ports that the kernel has assigned, count only if they stay open.
+func TestAnAssignedPortIsNoListener(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.ephemeral.Range = Range{30000, 60999}
 		w.Service(web, dual(inet.UDP, 30053))
@@ -264,7 +264,7 @@ func TestAPortByChanceIsNoListener(t *testing.T) {
 			time.Sleep(period)
 			n.expect(t, 0, 1)
 		}
-		time.Sleep(period) // this one stays open
+		time.Sleep(period) // the last socket stays open
 		n.expect(t, 1, 1, webListens)
 		n.mu.Lock()
 		n.ephemeral.Reserved = []Range{{30000, 32767}}
@@ -274,7 +274,7 @@ func TestAPortByChanceIsNoListener(t *testing.T) {
 	})
 }
 
-func TestManyServicesInTheEphemeralRangeAreTheNodesProblem(t *testing.T) {
+func TestManyServicesInTheEphemeralRangeAreReportedOnTheNode(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.ephemeral.Range = Range{1024, 65535}
 		for i := range mostServices + 1 {
@@ -285,7 +285,7 @@ func TestManyServicesInTheEphemeralRangeAreTheNodesProblem(t *testing.T) {
 	})
 }
 
-func TestAFailureLeavesTheNumbersAndIsTriedAgain(t *testing.T) {
+func TestAFailureKeepsTheCountsAndIsRetried(t *testing.T) {
 	run(t, func(t *testing.T, n *fakeNode, w *Watcher) {
 		n.listen(socket(inet.TCP, "0.0.0.0:30080"))
 		w.Service(web, dual(inet.TCP, 30080))
