@@ -9,14 +9,14 @@ import (
 // answer is the body of /healthz and /livez, with the same fields as kube-proxy's. Cloud load balancers and e2e tests read
 // lastUpdated.
 type answer struct {
-	// LastUpdated is the time of the answer if the status is 200, because the rules are up to date. With any other status, it is the
-	// time of the last successful sync.
+	// LastUpdated is the time of the answer if the status is 200: the rules are up to date. With any other status, it is the time of
+	// the last successful sync.
 	LastUpdated time.Time `json:"lastUpdated"`
 	CurrentTime time.Time `json:"currentTime"`
-	// NodeEligible is omitted in the answer to /livez.
+	// NodeEligible is nil, and omitted, in the answer to /livez.
 	NodeEligible *bool `json:"nodeEligible,omitempty"`
 	Healthy      bool  `json:"healthy"`
-	// Status is by IP family. It is empty before the sync loop starts.
+	// Status has the health of each IP family. It is empty before the sync loop starts.
 	Status map[string]familyStatus `json:"status"`
 }
 
@@ -25,10 +25,10 @@ type familyStatus struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// Handler returns the handler of the health port. /healthz is 200 if the proxy is healthy and the node eligible, /livez if the
-// proxy is healthy; otherwise they are 503. All methods are accepted; any other path is 404.
+// Handler returns the handler of the health port. The status of /healthz is 200 if the proxy is healthy and the node eligible, and that
+// of /livez if the proxy is healthy; otherwise it is 503. All methods are accepted. Any other path has status 404.
 //
-// Probes should use /livez, so that the kubelet does not restart the proxy of a node that the autoscaler drains.
+// Probes should use /livez. With /healthz, the kubelet would restart the proxy of a node that the autoscaler is about to remove.
 func (h *Health) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/healthz", handle(h.healthz, h.config.Counter.HealthzAnswered))
@@ -44,7 +44,7 @@ func handle(ask func() (a answer, ok bool), count func(code int)) http.HandlerFu
 	}
 }
 
-// healthz returns the answer for the proxy and its node.
+// healthz returns the answer of /healthz, and whether proxy and node are healthy.
 func (h *Health) healthz() (a answer, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -54,7 +54,7 @@ func (h *Health) healthz() (a answer, ok bool) {
 	return a, a.Healthy && nodeEligible
 }
 
-// livez returns the answer for the proxy alone.
+// livez returns the answer of /livez, and whether the proxy is healthy.
 func (h *Health) livez() (a answer, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

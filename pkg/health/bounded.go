@@ -10,21 +10,20 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Limits for each client of a server. Any client that reaches the node can use the health ports.
+// Limits of a server. Any client that reaches the node can use the health ports.
 const (
-	// askTime is the limit for reading a request with its body. answerTime is the limit for the response, from the end of the
-	// request's header. For a profile, the limit is the requested duration plus answerTime.
+	// askTime is the limit for reading a request with its body. answerTime is the limit for the answer, from the end of the request's
+	// header. For a profile (net/http/pprof), the limit is the requested duration plus answerTime.
 	askTime, answerTime = 10 * time.Second, 30 * time.Second
 	// idleTime is the time that an idle connection is kept.
 	idleTime = 2 * time.Minute
-	// longestHeader and longestBody are in bytes. Requests need no more than a few hundred.
+	// longestHeader and longestBody are in bytes. Requests need only a few hundred bytes.
 	longestHeader, longestBody = 16 << 10, 64 << 10
-	// mostConnections is the limit for one server, and for all health check node ports together.
+	// mostConnections is the limit of open connections of one server, and of all health check node ports together.
 	mostConnections = 512
 )
 
-// bounded returns a server that clients cannot exhaust: neither with slow or silent connections, nor with large requests, nor
-// with many connections.
+// bounded returns a server that clients cannot exhaust by slow or idle connections, large requests, or many connections.
 func bounded(handler http.Handler, c *crowd) *http.Server {
 	return &http.Server{
 		Handler:        http.MaxBytesHandler(handler, longestBody),
@@ -37,12 +36,12 @@ func bounded(handler http.Handler, c *crowd) *http.Server {
 	}
 }
 
-// Bounded returns a server with the limits of this file, for other sockets than the health ports. A handler that needs more time calls
+// Bounded returns a server with the limits of this file, for sockets of other packages. A handler that needs more time calls
 // [http.ResponseController.SetWriteDeadline].
 func Bounded(handler http.Handler) *http.Server { return bounded(handler, newCrowd(mostConnections)) }
 
-// crowd closes the oldest connection if there are too many, so that a new client is always served. Connections of probes are short,
-// so the oldest connection is most likely one that a client holds on purpose.
+// crowd limits the number of connections. Above the limit, it closes the oldest connection, so that a new client is always served.
+// Connections of probes are short, so the oldest connection most likely belongs to a client that holds it on purpose.
 type crowd struct {
 	most int
 
@@ -65,6 +64,7 @@ func (c *crowd) follow(conn net.Conn, state http.ConnState) {
 	}
 }
 
+// enter adds a connection. Above the limit, it removes and returns the oldest one.
 func (c *crowd) enter(conn net.Conn) (tooMany net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -88,7 +88,7 @@ func servers() map[string]func(t *testing.T, l net.Listener) {
 
 const question = "GET /healthz HTTP/1.1\r\nHost: a\r\n"
 
-// heldFor returns the time for which a server keeps the connection of a client with some behaviour.
+// heldFor returns the time for which a server keeps the connection of a client with the given behaviour.
 func heldFor(asker net.Conn, behave func(net.Conn)) time.Duration {
 	begin := time.Now()
 	behaved := make(chan struct{})
@@ -103,7 +103,7 @@ func heldFor(asker net.Conn, behave func(net.Conn)) time.Duration {
 	return held
 }
 
-// No client can hold a connection for long with silence, single bytes, or unread answers.
+// No client can hold a connection for long by silence, by a slow request, or by not reading answers.
 func TestNoClientHoldsAConnection(t *testing.T) {
 	slowly := func(text string) func(net.Conn) {
 		return func(c net.Conn) {
@@ -121,15 +121,15 @@ func TestNoClientHoldsAConnection(t *testing.T) {
 			behave    func(net.Conn)
 			want      time.Duration
 		}{
-			{"says nothing", func(net.Conn) {}, askTime},
-			{"half a question", func(c net.Conn) { _, _ = io.WriteString(c, question) }, askTime},
+			{"silent", func(net.Conn) {}, askTime},
+			{"half a request", func(c net.Conn) { _, _ = io.WriteString(c, question) }, askTime},
 			{"byte by byte", slowly("X"), askTime},
 			{"header by header", slowly(question + strings.Repeat("A: b\r\n", 100)), askTime},
 			{"body byte by byte", func(c net.Conn) {
 				_, _ = io.WriteString(c, question+"Content-Length: 60000\r\n\r\n")
 				slowly("X")(c)
 			}, askTime},
-			{"asks once and stays", func(c net.Conn) { _, _ = io.WriteString(c, question+"\r\n") }, idleTime},
+			{"idle after a request", func(c net.Conn) { _, _ = io.WriteString(c, question+"\r\n") }, idleTime},
 		} {
 			t.Run(name+"/"+tc.behaviour, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestNoClientHoldsAConnection(t *testing.T) {
 				})
 			})
 		}
-		t.Run(name+"/does not listen", func(t *testing.T) {
+		t.Run(name+"/does not read", func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := newPipes()
 				start(t, l)
@@ -181,7 +181,7 @@ func TestNoClientSendsMuch(t *testing.T) {
 						taken <- n
 					}()
 					go func() { _, _ = io.Copy(io.Discard, asker) }()
-					const most = 768 << 10 // net/http itself reads further for a while, to reuse the connection
+					const most = 768 << 10 // net/http reads some of the rest, to reuse the connection
 					if n := <-taken; n > most {
 						t.Errorf("%d bytes of the %s were read", n, what)
 					}
@@ -201,7 +201,7 @@ func TestABodyHasAnEnd(t *testing.T) {
 	}
 }
 
-// With any number of open connections of one client, the next client is served.
+// The next client is served, regardless of the number of open connections.
 func TestNoClientKeepsOthersOut(t *testing.T) {
 	for name, start := range servers() {
 		t.Run(name, func(t *testing.T) {

@@ -1,7 +1,7 @@
-// Package health reports whether the proxy works: /healthz for load balancers and /livez for probes on one port, /metrics and
-// related paths on another.
+// Package health reports the health of the proxy: /healthz for load balancers and /livez for probes on one port, /metrics and related
+// paths on another port, and the health check node ports of Services.
 //
-// In: the times of requested and finished syncs, and this node's Node.
+// In: the times of requested and successful syncs, this node's Node, and the health checks of Services.
 // Out: HTTP answers with kube-proxy's codes, headers and bodies.
-// Never: reads the rules or the API server; callers report changes.
+// Never: reads the rules or queries the API server: callers report changes.
 package health

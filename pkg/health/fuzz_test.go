@@ -45,7 +45,7 @@ func FuzzRequests(f *testing.F) {
 				next := l.dial()
 				defer next.Close()
 				if _, err := fmt.Fprint(next, question+"\r\n"); err != nil {
-					t.Fatalf("%s: the next client isn't served: %v", name, err)
+					t.Fatalf("%s: the next client cannot send a request: %v", name, err)
 				}
 				if _, err := http.ReadResponse(bufio.NewReader(next), nil); err != nil {
 					t.Errorf("%s: the next client gets no answer: %v", name, err)

@@ -10,7 +10,7 @@ import (
 )
 
 // taintToBeDeleted is the key of the taint on a node that the cluster autoscaler is about to remove
-// (cluster-autoscaler/utils/taints). Load balancers should stop sending new connections to it: KEP-3836.
+// (cluster-autoscaler/utils/taints). Load balancers should send no new connections to such a node (KEP-3836).
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
 // Counter counts answers by HTTP status code.
@@ -26,7 +26,7 @@ type Config struct {
 	Timeout time.Duration
 	// Now is the clock of the answers: time.Now except in tests.
 	Now func() time.Time
-	// Families are the served IP families. One sync writes all of them, so they are healthy together.
+	// Families are the served IP families. One sync writes all of them, so all have the same health.
 	Families []inet.Family
 	// NoNode makes the node always eligible, for a proxy without an API server.
 	NoNode bool
@@ -36,14 +36,14 @@ type Config struct {
 
 // Health is the health of the proxy. Its methods are safe for concurrent use.
 //
-// The rules are those of kube-proxy's proxier health server (pkg/proxy/healthcheck/proxy_health.go).
+// It decides as kube-proxy's proxier health server does (pkg/proxy/healthcheck/proxy_health.go).
 type Health struct {
 	config Config
 
 	mu sync.Mutex
-	// updated is the time of the last successful sync; zero before the first call of Updated.
+	// updated is the time of the last call of Updated; zero before the first one.
 	updated time.Time
-	// queued is the time of the first request since the last successful sync; zero if no sync is pending.
+	// queued is the time of the first request since the last call of Updated; zero if no sync is pending.
 	queued time.Time
 	// eligible is the last known eligibility of the Node.
 	eligible bool
@@ -64,9 +64,8 @@ type uncounted struct{}
 func (uncounted) HealthzAnswered(int) {}
 func (uncounted) LivezAnswered(int)   {}
 
-// Queued records that a sync was requested. Call it for each request: until the next call of Updated, only the first call has an
-// effect. Call it also before a sync without a request: otherwise Health does not notice the failure of this sync until the next
-// request.
+// Queued records that a sync was requested. Call it for each request; only the first call after a call of Updated has an effect. Call it
+// also before a sync without a request: otherwise, Health would not detect the failure of this sync.
 func (h *Health) Queued(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -75,16 +74,16 @@ func (h *Health) Queued(now time.Time) {
 	}
 }
 
-// Updated records a successful sync: no earlier request is pending. Call it from the goroutine that calls Queued, and once when
-// the sync loop starts: the proxy is then healthy until the first sync is overdue.
+// Updated records a successful sync, so no request is pending. Call it from the goroutine that calls Queued. Call it also when the sync
+// loop starts: the proxy is then healthy until the first sync is overdue.
 func (h *Health) Updated(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.updated, h.queued = now, time.Time{}
 }
 
-// Node records the state of this node's Node: it is eligible unless it is being deleted, by any client or by the cluster
-// autoscaler. Nil, for a deleted Node, changes nothing: as in kube-proxy, the last state applies.
+// Node records the eligibility of this node. It is eligible unless its Node has a deletion timestamp or the cluster autoscaler's taint. A
+// nil Node, after a deletion, changes nothing: as in kube-proxy, the last state applies.
 func (h *Health) Node(node *corev1.Node) {
 	if node == nil || h.config.NoNode {
 		return
@@ -107,8 +106,8 @@ func eligible(node *corev1.Node) bool {
 	return true
 }
 
-// Healthy reports whether no sync is overdue. The health check node ports of Services use it, too. It does not depend on the
-// eligibility of the node.
+// Healthy reports whether no sync is overdue. The health check node ports of Services also depend on it. The eligibility of the node has
+// no effect.
 func (h *Health) Healthy() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

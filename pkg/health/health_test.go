@@ -54,7 +54,7 @@ func TestCodes(t *testing.T) {
 		asked          time.Duration
 		healthz, livez int
 	}{
-		{"idle for ever", false, func(h *Health) { h.Node(node()) }, 1000 * time.Hour, ok, ok},
+		{"idle for a long time", false, func(h *Health) { h.Node(node()) }, 1000 * time.Hour, ok, ok},
 		{"before the first sync", false, func(h *Health) {
 			h.Node(node())
 			h.Queued(at(0))
@@ -68,46 +68,46 @@ func TestCodes(t *testing.T) {
 			h.Queued(at(0))
 			h.Queued(at(timeout - 1))
 		}, timeout, bad, bad},
-		{"written in time", false, func(h *Health) {
+		{"synced in time", false, func(h *Health) {
 			h.Node(node())
 			h.Queued(at(0))
 			h.Updated(at(1))
 		}, 2 * timeout, ok, ok},
-		{"a request after the sync is young", false, func(h *Health) {
+		{"a new request after a sync", false, func(h *Health) {
 			h.Node(node())
 			h.Queued(at(0))
 			h.Updated(at(1))
 			h.Queued(at(2))
 		}, timeout + 1, ok, ok},
-		{"and overdue later", false, func(h *Health) {
+		{"a new request after a sync is overdue", false, func(h *Health) {
 			h.Node(node())
 			h.Queued(at(0))
 			h.Updated(at(1))
 			h.Queued(at(2))
 		}, timeout + 2, bad, bad},
-		{"written late is written", false, func(h *Health) {
+		{"an overdue sync succeeds", false, func(h *Health) {
 			h.Node(node())
 			h.Queued(at(0))
 			h.Updated(at(2 * timeout))
 		}, 2 * timeout, ok, ok},
 		{"node unknown", false, func(*Health) {}, 0, bad, ok},
 		{"node not tracked", true, func(*Health) {}, 0, ok, ok},
-		{"node not tracked though seen", true, func(h *Health) { h.Node(leaving()) }, 0, ok, ok},
+		{"node not tracked, but leaving", true, func(h *Health) { h.Node(leaving()) }, 0, ok, ok},
 		{"node not tracked but overdue", true, func(h *Health) { h.Queued(at(0)) }, timeout, bad, bad},
 		{"other taints", false, func(h *Health) { h.Node(node("node.kubernetes.io/unschedulable")) }, 0, ok, ok},
 		{"autoscaler's taint", false, func(h *Health) {
 			h.Node(node("a", "ToBeDeletedByClusterAutoscaler"))
 		}, 0, bad, ok},
-		{"taint taken back", false, func(h *Health) {
+		{"taint removed", false, func(h *Health) {
 			h.Node(node("ToBeDeletedByClusterAutoscaler"))
 			h.Node(node())
 		}, 0, ok, ok},
 		{"node being deleted", false, func(h *Health) { h.Node(leaving()) }, 0, bad, ok},
-		{"node gone stays eligible", false, func(h *Health) {
+		{"a deleted node stays eligible", false, func(h *Health) {
 			h.Node(node())
 			h.Node(nil)
 		}, 0, ok, ok},
-		{"node gone stays ineligible", false, func(h *Health) {
+		{"a deleted node stays ineligible", false, func(h *Health) {
 			h.Node(leaving())
 			h.Node(nil)
 		}, 0, bad, ok},

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// slowPage counts its calls and takes time for each.
+// slowPage is a page that takes time, and counts its answers.
 type slowPage struct {
 	takes time.Duration
 	made  int
@@ -31,7 +31,7 @@ func (s *slowPage) ask(h http.Handler, accept string) *httptest.ResponseRecorder
 	return w
 }
 
-// TestManyScrapesCostLittle has 200 clients that send requests continuously, half of them in another format.
+// TestManyScrapesCostLittle has 200 clients that send requests continuously. Half of them use the same format, the others a format each.
 func TestManyScrapesCostLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lasts = 10 * time.Minute
@@ -50,12 +50,12 @@ func TestManyScrapesCostLittle(t *testing.T) {
 		}
 		wg.Wait()
 		if most := int((lasts/share + burst + time.Minute) / s.takes); s.made > most || s.made < most/2 {
-			t.Errorf("made %d answers, want at most %d, and half of that", s.made, most)
+			t.Errorf("made %d answers, want at most %d, and at least half of that", s.made, most)
 		}
 	})
 }
 
-// TestAScrapeIsFresh: an answer is not older than the request, unless that would exceed the limit.
+// TestAScrapeIsFresh: an answer is started after the request, unless this would exceed the limit.
 func TestAScrapeIsFresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &slowPage{takes: time.Second}

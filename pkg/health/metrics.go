@@ -10,13 +10,13 @@ import (
 	"k8s.io/component-base/metrics/prometheus/slis"
 )
 
-// MetricsHandler returns the handler of the metrics port: /metrics with the metrics of g, /proxyMode, and /healthz, which only
-// shows that the port answers, as in kube-proxy. The caller can add paths. started is the start of the process, for the header
+// MetricsHandler returns the handler of the metrics port: /metrics with the metrics of g, /proxyMode, and /healthz, which always
+// succeeds, as in kube-proxy. The caller can add paths. started is the start of the process, for the header
 // Process-Start-Time-Unix.
 func MetricsHandler(g prometheus.Gatherer, started time.Time) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", keepAnswers(promhttp.HandlerFor(g, promhttp.HandlerOpts{
-		// If one collector fails, such as that of /proc, the others are still served.
+		// If one collector fails, such as that of /proc, the metrics of the others are still served.
 		ErrorHandling:    promhttp.ContinueOnError,
 		ProcessStartTime: started,
 		// keepAnswers already serializes requests.

@@ -14,12 +14,12 @@ import (
 // RetryInterval is kube-proxy's interval between attempts to listen.
 const RetryInterval = 5 * time.Second
 
-// closeTimeout is the time for unfinished answers after the end of ctx.
+// closeTimeout is the time that unfinished answers get after the end of ctx.
 const closeTimeout = time.Second
 
-// Serve answers HTTP requests on a TCP address until ctx ends, and then returns nil. If it cannot listen or cannot continue, it
-// returns the error if hardFail is set (bindAddressHardFail). Otherwise it logs the error and tries again after retry, without
-// limit: the rules must stay up to date even if a port is in use. An empty address turns the server off.
+// Serve answers HTTP requests on a TCP address until ctx ends, and then returns nil. If it cannot listen or cannot continue, the result
+// depends on hardFail (bindAddressHardFail). With hardFail, it returns the error. Otherwise, it logs the error and retries at the
+// interval retry, without limit: the rules must stay up to date even if a port is in use. With an empty address, it returns nil.
 //
 // An address of 0.0.0.0 also listens on IPv6, as in kube-proxy. The logger comes from ctx.
 func Serve(ctx context.Context, addr string, handler http.Handler, retry time.Duration, hardFail bool) error {
@@ -32,7 +32,7 @@ func Serve(ctx context.Context, addr string, handler http.Handler, retry time.Du
 	})
 }
 
-// serve is Serve with a given function to listen.
+// serve does the same as Serve, with a function that opens the listener.
 func serve(
 	ctx context.Context, handler http.Handler, retry time.Duration, hardFail bool, listen func() (net.Listener, error),
 ) error {
@@ -53,8 +53,8 @@ func serve(
 	}
 }
 
-// serveOnce listens and serves until ctx ends or the listener fails. When it returns, only goroutines of answers that exceed
-// closeTimeout still run.
+// serveOnce listens and serves until ctx ends or the listener fails. After its return, only goroutines of answers that take longer than
+// closeTimeout may still run.
 func serveOnce(ctx context.Context, handler http.Handler, listen func() (net.Listener, error)) error {
 	l, err := listen()
 	if err != nil {
@@ -77,7 +77,7 @@ func serveOnce(ctx context.Context, handler http.Handler, listen func() (net.Lis
 	return nil
 }
 
-// shut stops a server. Unfinished answers get closeTimeout, then they are cut off.
+// shut stops a server. After closeTimeout, it returns an error if answers are unfinished.
 func shut(ctx context.Context, server *http.Server) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()

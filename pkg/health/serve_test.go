@@ -38,11 +38,11 @@ func TestServeHardFail(t *testing.T) {
 	taken := mustListen(t)
 	err := Serve(quietly(t), taken.Addr().String(), hello(), time.Hour, true)
 	if err == nil || !strings.Contains(err.Error(), taken.Addr().String()) {
-		t.Errorf("Serve on a port that is taken: got error %v, want one that names it", err)
+		t.Errorf("Serve on a port in use: error %v, want one that names the address", err)
 	}
 }
 
-func TestServeSwitchedOff(t *testing.T) {
+func TestServeWithoutAnAddress(t *testing.T) {
 	if err := Serve(quietly(t), "", hello(), time.Hour, true); err != nil {
 		t.Errorf("Serve without an address: %v", err)
 	}

@@ -16,11 +16,11 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Check is the health check of one Service for load balancers: on spec.healthCheckNodePort, this node reports the number of the
-// Service's local endpoints.
+// Check is the health check of one Service for load balancers: this node reports the number of the Service's local endpoints at
+// spec.healthCheckNodePort.
 type Check struct {
 	Port uint16
-	// Served are the families of the Service. In the other family, the port is closed.
+	// Served are the families of the Service. In other families, the port is closed.
 	Served [2]bool
 	// Local is the number of distinct addresses of ready endpoints on this node, by family.
 	Local [2]int
@@ -29,9 +29,9 @@ type Check struct {
 // Services serves the health checks of Services with externalTrafficPolicy Local (kube-proxy:
 // pkg/proxy/healthcheck/service_health.go). Only one goroutine may call Sync.
 type Services struct {
-	// healthy reports whether the rules are up to date. If not, all checks answer 503, regardless of the endpoints.
+	// healthy reports whether no sync is overdue. If it returns false, all checks answer 503, regardless of the endpoints.
 	healthy func() bool
-	// failed receives a problem for each port that cannot be opened.
+	// failed receives one problem for each Service whose port cannot be opened.
 	failed func(model.Problem)
 	listen func(network, address string) (net.Listener, error)
 	crowd  *crowd
@@ -45,7 +45,7 @@ type Services struct {
 	broken map[types.NamespacedName]map[netip.AddrPort]string
 }
 
-// mostRetries is the number of failed addresses that one call of [Services.Sync] retries: the loop may call it twice a second.
+// mostRetries is the largest number of failed addresses that one call of [Services.Sync] retries: the loop may call it twice a second.
 const mostRetries = 100
 
 // checkAt is one address that serves one Service's check.
@@ -60,7 +60,7 @@ type server struct {
 	listener net.Listener
 }
 
-// close frees the port before it returns. http.Server.Close does not close a listener before Serve starts.
+// close closes the port before it returns. http.Server.Close alone would not close the listener if Serve has not started yet.
 func (s server) close() {
 	_ = s.listener.Close() // Server.Close may have closed it already
 	_ = s.Server.Close()
@@ -75,8 +75,8 @@ func NewServices(healthy func() bool, failed func(model.Problem)) *Services {
 }
 
 // Sync replaces all checks and the addresses of this node that serve them. An unspecified address stands for all addresses of its
-// family. A port that cannot be opened is reported once for each Service and retried at each Sync, a limited number at a time.
-// Other ports are not affected. It returns the number of failed addresses.
+// family. If a port cannot be opened, other ports are not affected: Sync reports the Service once, and each later call retries a
+// limited number of failed addresses. It returns the number of failed addresses.
 func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Addr) (broken int) {
 	moved := !s.stay(checks, addrs)
 	s.mu.Lock()
@@ -126,7 +126,7 @@ func (s *Services) Sync(checks map[types.NamespacedName]Check, addrs []netip.Add
 	return broken
 }
 
-// stay reports whether ports and addresses are unchanged.
+// stay reports whether ports, families and addresses are unchanged.
 func (s *Services) stay(checks map[types.NamespacedName]Check, addrs []netip.Addr) bool {
 	if len(checks) != len(s.checks) || !slices.Equal(addrs, s.addrs) {
 		return false
@@ -153,6 +153,7 @@ func (s *Services) Broken(name types.NamespacedName) (why []string) {
 // Close closes all ports.
 func (s *Services) Close() { s.Sync(nil, nil) }
 
+// open opens one address, or records and reports the failure.
 func (s *Services) open(at checkAt) {
 	network := [...]string{"tcp4", "tcp6"}[inet.FamilyOf(at.addr.Addr())]
 	l, err := s.listen(network, at.addr.String())
@@ -170,7 +171,7 @@ func (s *Services) open(at checkAt) {
 	go func() { _ = served.Serve(l) }()
 }
 
-// note records the result of opening an address, and reports whether its Service had another failure before.
+// note records the result of opening an address. It returns true if the Service had a failed address before.
 func (s *Services) note(at checkAt, err error) (before bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -28,7 +28,7 @@ func freePort(t *testing.T) uint16 {
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-// both are the served families of a dual-stack Service.
+// both has the served families of a dual-stack Service.
 var both = [2]bool{true, true}
 
 // askLoadBalancer returns status, body and weight, or the error of the connection.
@@ -103,7 +103,7 @@ func TestATakenPortIsReportedOnceAndTriedAgain(t *testing.T) {
 	checks := map[types.NamespacedName]Check{web: {Port: at.Port(), Served: both, Local: [2]int{1, 0}}}
 	for range 3 {
 		if broken := s.Sync(checks, []netip.Addr{loopback}); broken != 1 {
-			t.Errorf("%d ports can't be listened on, want 1", broken)
+			t.Errorf("%d failed addresses, want 1", broken)
 		}
 	}
 	if len(problems) != 1 || problems[0].Name != web || problems[0].Event != "FailedToStartServiceHealthcheck" {
@@ -114,14 +114,14 @@ func TestATakenPortIsReportedOnceAndTriedAgain(t *testing.T) {
 	}
 	taken = false
 	if broken := s.Sync(checks, []netip.Addr{loopback}); broken != 0 || s.Broken(web) != nil {
-		t.Errorf("%d ports can't be listened on (%q), want none", broken, s.Broken(web))
+		t.Errorf("%d failed addresses (%q), want none", broken, s.Broken(web))
 	}
 	if status, _, _, err := askLoadBalancer(at); err != nil || status != http.StatusOK {
 		t.Errorf("status %d, error %v after the port became free", status, err)
 	}
 }
 
-// ports records opened ports without opening them.
+// ports records the addresses of listeners, and opens other ports instead.
 type ports struct {
 	// taken is an address that cannot be opened.
 	taken string
@@ -156,7 +156,7 @@ func (p *ports) list() map[string]int {
 	return maps.Clone(p.open)
 }
 
-// port is a listener that records its end before Close returns.
+// port is a listener that records its Close.
 type port struct {
 	net.Listener
 	closed func()
@@ -167,7 +167,7 @@ func (p *port) Close() error {
 	return p.Listener.Close()
 }
 
-// pretending returns Services that only record their ports.
+// pretending returns Services with recorded addresses.
 func pretending(t *testing.T, failed func(model.Problem)) (*Services, *ports) {
 	p := &ports{open: map[string]int{}}
 	s := NewServices(func() bool { return true }, failed)
@@ -194,9 +194,9 @@ func TestWhereServicesListen(t *testing.T) {
 	}{
 		{"at each address", map[types.NamespacedName]Check{web: {Port: 1, Served: both}}, addresses("192.0.2.1", "192.0.2.2", "2001:db8::1"),
 			map[string]int{"tcp4 192.0.2.1:1": 1, "tcp4 192.0.2.2:1": 1, "tcp6 [2001:db8::1]:1": 1}},
-		{"an address goes, another comes", map[types.NamespacedName]Check{web: {Port: 1, Served: both}}, addresses("192.0.2.3", "2001:db8::1"),
+		{"one address replaces another", map[types.NamespacedName]Check{web: {Port: 1, Served: both}}, addresses("192.0.2.3", "2001:db8::1"),
 			map[string]int{"tcp4 192.0.2.3:1": 1, "tcp6 [2001:db8::1]:1": 1}},
-		{"everywhere", map[types.NamespacedName]Check{web: {Port: 1, Served: both}}, addresses("0.0.0.0", "::"),
+		{"all addresses", map[types.NamespacedName]Check{web: {Port: 1, Served: both}}, addresses("0.0.0.0", "::"),
 			map[string]int{"tcp4 0.0.0.0:1": 1, "tcp6 [::]:1": 1}},
 		{"one family", map[types.NamespacedName]Check{web: {Port: 1, Served: [2]bool{true, false}}}, addresses("192.0.2.1", "2001:db8::1"),
 			map[string]int{"tcp4 192.0.2.1:1": 1}},
@@ -216,8 +216,8 @@ func TestWhereServicesListen(t *testing.T) {
 	}
 }
 
-// A port that is in use at one address is served at the others. Its Service gets one problem. When its port changes to another one
-// that is in use, it gets another problem.
+// If a port is in use at one address, the other addresses serve it. Its Service gets one problem. If its port changes to another one
+// that is in use, the Service gets another problem.
 func TestATakenAddressDoesNotStopOthers(t *testing.T) {
 	web, mail := types.NamespacedName{Namespace: "default", Name: "web"}, types.NamespacedName{Namespace: "default", Name: "mail"}
 	var told []string
@@ -227,7 +227,7 @@ func TestATakenAddressDoesNotStopOthers(t *testing.T) {
 	expect := func(when string, wantBroken int, wantTold []string, want map[string]int) {
 		t.Helper()
 		if broken := s.Sync(checks, addrs); broken != wantBroken {
-			t.Errorf("%s: %d ports can't be listened on, want %d", when, broken, wantBroken)
+			t.Errorf("%s: %d failed addresses, want %d", when, broken, wantBroken)
 		}
 		if diff := cmp.Diff(wantTold, told); diff != "" {
 			t.Errorf("%s: problems (-want +got):\n%s", when, diff)
@@ -247,13 +247,13 @@ func TestATakenAddressDoesNotStopOthers(t *testing.T) {
 	checks[web] = Check{Port: 3, Served: both}
 	others["tcp6 [2001:db8::1]:3"] = 1
 	delete(others, "tcp6 [2001:db8::1]:1")
-	expect("another one is taken", 1, []string{"web", "web"}, others)
+	expect("another port is in use", 1, []string{"web", "web"}, others)
 	delete(checks, web)
-	expect("the Service is gone", 0, []string{"web", "web"}, map[string]int{"tcp4 192.0.2.1:2": 1, "tcp6 [2001:db8::1]:2": 1})
+	expect("the Service is deleted", 0, []string{"web", "web"}, map[string]int{"tcp4 192.0.2.1:2": 1, "tcp6 [2001:db8::1]:2": 1})
 }
 
-// Failed ports are retried a hundred at a time, and new ones are opened at once, so that many failures do not block the loop,
-// which calls Sync twice a second.
+// Each Sync retries at most a hundred failed addresses, and opens new ones immediately. So many failures do not block the loop, which
+// calls Sync twice a second.
 func TestManyPortsThatAreTaken(t *testing.T) {
 	told := 0
 	s, ports := pretending(t, func(model.Problem) { told++ })
@@ -274,7 +274,7 @@ func TestManyPortsThatAreTaken(t *testing.T) {
 		t.Helper()
 		tries = 0
 		if broken := s.Sync(checks, addresses("192.0.2.1", "192.0.2.2")); tries != wantTries || broken != wantBroken {
-			t.Errorf("%d tries, %d ports can't be listened on; want %d, %d", tries, broken, wantTries, wantBroken)
+			t.Errorf("%d attempts, %d failed addresses; want %d, %d", tries, broken, wantTries, wantBroken)
 		}
 	}
 	sync(services*addrs, services*addrs)
@@ -292,8 +292,8 @@ func TestManyPortsThatAreTaken(t *testing.T) {
 	}
 }
 
-// A change of endpoints alone is served without work for each socket: there may be thousands.
-func TestCountsChangeWithoutALookAtSockets(t *testing.T) {
+// A change of only the numbers of endpoints causes no work for sockets, of which there may be thousands.
+func TestChangedCountsCostNoWorkForSockets(t *testing.T) {
 	s, _ := pretending(t, func(p model.Problem) { t.Errorf("unexpected problem: %+v", p) })
 	addrs, checks := addresses("192.0.2.1", "2001:db8::1"), map[types.NamespacedName]Check{}
 	for i := range 1000 {
@@ -304,7 +304,7 @@ func TestCountsChangeWithoutALookAtSockets(t *testing.T) {
 	most := 2 + testing.AllocsPerRun(1, func() { s.checks = maps.Clone(checks) })
 	checks[web] = Check{Port: 8, Served: both, Local: [2]int{3, 0}}
 	if n := testing.AllocsPerRun(1, func() { s.Sync(checks, addrs) }); n > most {
-		t.Errorf("%v allocations, want %v: those of the copy that is answered from", n, most)
+		t.Errorf("%v allocations, want %v, as many as for the copy of the checks", n, most)
 	}
 	if got := s.checks[web].Local; got != [2]int{3, 0} {
 		t.Errorf("%v local endpoints, want 3", got)

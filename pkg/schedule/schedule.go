@@ -2,22 +2,22 @@ package schedule
 
 import "time"
 
-// firstRetry is the delay of the retry after the first of several failures. The delay doubles with each further failure. It is
-// short because a failed batch leaves the kernel unchanged, and the usual causes (an interrupted dump, a chain that is still
-// referenced) disappear in a moment. kube-proxy waits for a whole syncPeriod.
+// firstRetry is the delay of the retry after a first failure. The delay doubles with each further failure in a row. It is short because
+// a failed batch leaves the kernel unchanged, and the usual causes (an interrupted dump, a chain that is still referenced) disappear in
+// a moment. kube-proxy waits for a whole syncPeriod.
 const firstRetry = 100 * time.Millisecond
 
 // Schedule decides when the next run is due. It is not safe for concurrent use. Create it with [New].
 //
-// The rules are those of kube-proxy's runner (pkg/util/async/bounded_frequency_runner.go) except for the retries:
+// It decides as kube-proxy's runner does (pkg/util/async/bounded_frequency_runner.go), except for urgent requests and retries:
 //
-//   - The first request ever, and the first one after a quiet time, is due at once.
-//   - Other requests are due a minimum interval after the end of the last run, so that a storm leads to a few runs.
-//   - An urgent request is due at once, unless the last run failed.
-//   - After a failure a retry is due after 100 ms. The delay doubles with each further failure in a row, up to
-//     the longest backoff. A retry does not wait for the minimum interval, whose purpose is to collect changes: only a few
-//     retries fit in it. A new request waits for it, and may be due before the retry.
-//   - After the maximum interval since the end of the last run, a run is due without a request.
+//   - The first request, and the first one after a quiet time, is due immediately.
+//   - Other requests are due a minimum interval after the end of the last run, so that a storm of requests leads to a few runs.
+//   - An urgent request is due immediately, unless the last run failed. After a failure, it is due as any other request.
+//   - After a failure, a retry is due after 100 ms. The delay doubles with each further failure in a row, up to the longest backoff. A
+//     retry does not wait for the minimum interval, whose purpose is to collect changes. A new request waits for the minimum interval;
+//     if the backoff is longer, the request is due before the retry.
+//   - A run is due without a request when the maximum interval since the end of the last run has passed.
 type Schedule struct {
 	minInterval, maxBackoff, maxInterval time.Duration
 
@@ -28,9 +28,9 @@ type Schedule struct {
 	backoff time.Duration
 }
 
-// New returns the Schedule of a proxy before its first run. minInterval is the least time from the end of a run to the next
-// requested one (minSyncPeriod, may be 0). maxBackoff is the longest delay of a retry (syncPeriod, at least 100 ms). maxInterval
-// is the longest time without a run (kube-proxy: one hour; at least minInterval).
+// New returns the Schedule of a proxy before its first run. minInterval is the minimum time from the end of a run to the next requested
+// one (minSyncPeriod, may be 0). maxBackoff is the longest delay of a retry (syncPeriod, raised to 100 ms). maxInterval is the longest
+// time without a run (kube-proxy: one hour; raised to minInterval).
 func New(minInterval, maxBackoff, maxInterval time.Duration) Schedule {
 	return Schedule{
 		minInterval: minInterval,
@@ -39,20 +39,20 @@ func New(minInterval, maxBackoff, maxInterval time.Duration) Schedule {
 	}
 }
 
-// Requested records that there are changes for a run. Any number of requests lead to one run.
+// Requested records that a run has changes to process. Any number of requests lead to one run.
 func (s *Schedule) Requested() {
 	s.requested = true
 }
 
-// Urgent records that a run should not wait for more changes: the rules are damaged. After a failure, it waits for the pending
-// retry.
+// Urgent records a request for a run that must not wait for more changes: the rules are damaged. After a failure, it is the same as
+// Requested.
 func (s *Schedule) Urgent() {
 	s.requested, s.urgent = true, true
 }
 
-// Next returns the time of the next run, and whether it is due. If it is due, the caller must start it now and report its end
-// with Succeeded or Failed. Requests during the run lead to another run. If it is not due, at is in the future: the caller waits
-// until at or until a request.
+// Next returns the time of the next run, and whether it is due. If it is due, the caller must start it now, and report its end with
+// Succeeded or Failed. Requests during the run lead to another run. If it is not due, at is in the future: the caller must wait until at
+// or until a request, and call Next again.
 //
 // Before the first request, nothing is due: at is the maximum interval after now.
 func (s *Schedule) Next(now time.Time) (at time.Time, due bool) {
@@ -64,7 +64,7 @@ func (s *Schedule) Next(now time.Time) (at time.Time, due bool) {
 	return at, true
 }
 
-// next returns the earliest time for which there is a reason.
+// next returns the earliest of the times of all reasons for a run.
 func (s *Schedule) next(now time.Time) time.Time {
 	if s.ended.IsZero() {
 		if s.requested {
@@ -90,7 +90,8 @@ func (s *Schedule) Succeeded(end time.Time) {
 	s.ended, s.backoff = end, 0
 }
 
-// Failed records the end of a failed run, and returns the latest time of the retry. The retry needs no request.
+// Failed records the end of a failed run. It returns the time of the retry, which needs no request; a new request may cause an earlier
+// run.
 func (s *Schedule) Failed(end time.Time) (retryAt time.Time) {
 	s.ended = end
 	s.backoff = min(max(2*s.backoff, firstRetry), s.maxBackoff)

@@ -35,11 +35,11 @@ func TestSchedule(t *testing.T) {
 			{at: 0, do: "next", wantAt: testMax},
 			{at: 2 * testMax, do: "next", wantAt: 3 * testMax},
 		}},
-		{"first request runs at once", []step{
+		{"the first request is due immediately", []step{
 			{at: 5 * s, do: "request"},
 			{at: 5 * s, do: "next", wantAt: 5 * s, wantDue: true},
 		}},
-		{"a storm is gathered from the end of the run", []step{
+		{"requests wait for the minimum interval after a run", []step{
 			{at: 0, do: "request"},
 			{at: 0, do: "next", wantAt: 0, wantDue: true},
 			{at: 300 * ms, do: "ok"},
@@ -51,14 +51,14 @@ func TestSchedule(t *testing.T) {
 			{at: 1400 * ms, do: "ok"},
 			{at: 1400 * ms, do: "next", wantAt: testMax + 1400*ms},
 		}},
-		{"after a quiet time at once again", []step{
+		{"a request after a quiet time is due immediately", []step{
 			{at: 0, do: "request"},
 			{at: 0, do: "next", wantAt: 0, wantDue: true},
 			{at: 0, do: "ok"},
 			{at: 10 * s, do: "request"},
 			{at: 10 * s, do: "next", wantAt: 1 * s, wantDue: true},
 		}},
-		{"a request during a run asks for another", []step{
+		{"a request during a run leads to another run", []step{
 			{at: 0, do: "request"},
 			{at: 0, do: "next", wantAt: 0, wantDue: true},
 			{at: 100 * ms, do: "request"},
@@ -68,7 +68,7 @@ func TestSchedule(t *testing.T) {
 			{at: 1200 * ms, do: "ok"},
 			{at: 1200 * ms, do: "next", wantAt: testMax + 1200*ms},
 		}},
-		{"failures back off and a success forgets them", []step{
+		{"the backoff grows with failures, and a success resets it", []step{
 			{at: 0, do: "request"},
 			{at: 0, do: "next", wantAt: 0, wantDue: true},
 			{at: 0, do: "fail", wantAt: 100 * ms},
@@ -82,7 +82,7 @@ func TestSchedule(t *testing.T) {
 			{at: 3100 * ms, do: "next", wantAt: testMax + 3100*ms},
 			{at: 10 * s, do: "fail", wantAt: 10*s + 100*ms},
 		}},
-		{"the backoff ends at its longest", []step{
+		{"the backoff has a limit", []step{
 			{at: 0, do: "fail", wantAt: 100 * ms},
 			{at: 0, do: "fail", wantAt: 200 * ms},
 			{at: 0, do: "fail", wantAt: 400 * ms},
@@ -95,7 +95,7 @@ func TestSchedule(t *testing.T) {
 			{at: 0, do: "fail", wantAt: 30 * s},
 			{at: 0, do: "fail", wantAt: 30 * s},
 		}},
-		{"a request runs before a long retry but not below the minimum", []step{
+		{"a request waits for the minimum interval, not for a longer backoff", []step{
 			{at: 0, do: "fail", wantAt: 100 * ms},
 			{at: 0, do: "fail", wantAt: 200 * ms},
 			{at: 0, do: "fail", wantAt: 400 * ms},
@@ -106,13 +106,13 @@ func TestSchedule(t *testing.T) {
 			{at: 100 * ms, do: "next", wantAt: 1 * s},
 			{at: 1 * s, do: "next", wantAt: 1 * s, wantDue: true},
 		}},
-		{"a request does not put off a short retry", []step{
+		{"a request does not delay a short retry", []step{
 			{at: 0, do: "fail", wantAt: 100 * ms},
 			{at: 50 * ms, do: "request"},
 			{at: 50 * ms, do: "next", wantAt: 100 * ms},
 			{at: 100 * ms, do: "next", wantAt: 100 * ms, wantDue: true},
 		}},
-		{"what is urgent isn't gathered, and is so once", []step{
+		{"an urgent request does not wait, and the next one does", []step{
 			{at: 0, do: "ok"},
 			{at: 100 * ms, do: "request"},
 			{at: 200 * ms, do: "urge"},
@@ -121,11 +121,21 @@ func TestSchedule(t *testing.T) {
 			{at: 300 * ms, do: "request"},
 			{at: 300 * ms, do: "next", wantAt: 1300 * ms},
 		}},
-		{"what is urgent waits for the retry that is owed", []step{
+		{"an urgent request waits for a short retry", []step{
 			{at: 0, do: "fail", wantAt: 100 * ms},
 			{at: 50 * ms, do: "urge"},
 			{at: 50 * ms, do: "next", wantAt: 100 * ms},
 			{at: 100 * ms, do: "next", wantAt: 100 * ms, wantDue: true},
+		}},
+		{"after failures, an urgent request is due as any other", []step{
+			{at: 0, do: "fail", wantAt: 100 * ms},
+			{at: 0, do: "fail", wantAt: 200 * ms},
+			{at: 0, do: "fail", wantAt: 400 * ms},
+			{at: 0, do: "fail", wantAt: 800 * ms},
+			{at: 0, do: "fail", wantAt: 1600 * ms},
+			{at: 100 * ms, do: "urge"},
+			{at: 100 * ms, do: "next", wantAt: 1 * s},
+			{at: 1 * s, do: "next", wantAt: 1 * s, wantDue: true},
 		}},
 		{"the maximum interval needs no request", []step{
 			{at: 0, do: "request"},
@@ -153,7 +163,7 @@ func TestOddSettings(t *testing.T) {
 			{at: 5, do: "request"},
 			{at: 5, do: "next", wantAt: 5, wantDue: true},
 		}},
-		{"a backoff of 0 does not spin", New(testMin, 0, testMax), []step{
+		{"a maximum backoff of 0 is raised to the first retry", New(testMin, 0, testMax), []step{
 			{at: 0, do: "fail", wantAt: firstRetry},
 			{at: 0, do: "fail", wantAt: firstRetry},
 		}},
@@ -233,7 +243,7 @@ func TestLoop(t *testing.T) {
 			ran = append(ran, time.Since(start))
 			time.Sleep(10 * time.Millisecond)
 			if n := len(ran); n == 3 || n == 4 {
-				return errors.New("kernel says no")
+				return errors.New("the kernel rejects the batch")
 			}
 			return nil
 		}
