@@ -35,7 +35,7 @@ func plain(i int) *model.Service {
 	return s
 }
 
-// program writes a number of Services into a new namespace of the calling goroutine.
+// program writes a number of Services into the kernel, in a new network namespace for the calling goroutine.
 func program(b *testing.B, services int) (*plan.Planner, *apply.Kernel) {
 	b.Helper()
 	lab.EnterNamespace(b)
@@ -110,7 +110,7 @@ func BenchmarkNewConnection(b *testing.B) {
 	to := &unix.SockaddrInet4{}
 	const ports = 1 << 15
 	for i := 0; b.Loop(); i++ {
-		// Each is a new connection: 32,768 ports for each of the Services.
+		// Each packet begins a new connection: 32,768 source ports for each of 1,000 Services.
 		service := i / ports % 1000
 		to.Addr = [4]byte{10, 97, byte(service >> 8), byte(service)}
 		copy(packet[16:], to.Addr[:])

@@ -42,29 +42,30 @@ func (r Reason) String() string {
 	return [...]string{"no_endpoints", "no_local_endpoints", "source_range", "unused_port", "unused_address"}[r]
 }
 
-// Counters sums up the counts of elements. Its methods are safe for concurrent use.
+// Counters adds up the counts of elements. Its methods are safe for concurrent use.
 type Counters struct {
 	meanings *plan.Counters
 	// conn is only used to read counters.
 	conn *nft.Conn
 
 	mu sync.Mutex
-	// committing is true during a batch that deletes counted elements. settled is signalled at its end.
+	// committing is true during a batch that deletes counted elements. settled is signalled at the end of the batch.
 	committing bool
 	settled    *sync.Cond
-	// seen holds the last known count of each present element, if it is not 0.
+	// seen has the last known count of each present element, unless it is 0.
 	seen map[place]uint64
-	// replaced are the elements that were deleted during the current reading: a value that it has read for them may be stale.
-	// replacedAll is true if all elements were.
+	// replaced are the elements that a batch deleted during the current reading: their values in this reading may be stale. replacedAll
+	// is true if a batch deleted all elements.
 	replaced    map[place]struct{}
 	replacedAll bool
-	// inherited is true while the elements are those of an earlier process: their first known counts are the starting points.
+	// inherited is true while the elements are those of an earlier process. Their first known counts are starting points, and are not
+	// added.
 	inherited bool
 	tallies
-	// round is the number of the current or last reading. torn is the number of incomplete readings in a row, and tornSince is the
-	// number of the first one.
+	// round is the number of the current or last reading. torn is the number of incomplete readings in a row, and tornSince is the round
+	// of the first one.
 	round, torn, tornSince int
-	// reading is closed at the end of the current reading; nil if there is none. The next one may start at next.
+	// reading is closed at the end of the current reading; it is nil if none runs. The next reading may start at the time next.
 	reading chan struct{}
 	next    time.Time
 	failed  error
@@ -101,7 +102,8 @@ func (c *Counters) Close() error {
 	return c.conn.Close()
 }
 
-// Adopted starts a reading: the tables are those of an earlier process, and their present counts are the starting points.
+// Adopted starts a reading. Call it after the program has adopted the tables of an earlier process: their present counts become the
+// starting points.
 func (c *Counters) Adopted() { c.refresh() }
 
 // Begin must be called before a batch that deletes counted elements.
@@ -111,8 +113,7 @@ func (c *Counters) Begin() {
 	c.committing = true
 }
 
-// End must be called after that batch, with the final counts of the deleted elements. all means that the batch rewrote all
-// elements.
+// End must be called after this batch, with the final counts of the deleted elements. all is true if the batch rewrote all elements.
 func (c *Counters) End(gone []nft.Counted, all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,18 +141,18 @@ func (c *Counters) End(gone []nft.Counted, all bool) {
 func (c *Counters) count(e *nft.Counted, at place) {
 	before := c.seen[at]
 	if e.Packets < before {
-		before = 0 // another program has reset or replaced it
+		before = 0 // another program has reset the counter or replaced the element
 	}
 	if n := e.Packets - before; n > 0 && !c.inherited {
 		c.attribute(c.meanings, e, n)
 	}
 }
 
-// errBusy means that a reading did not end within the given time.
+// errBusy means that a reading did not end within the caller's patience.
 var errBusy = errors.New("the kernel's counters are still being read")
 
-// Await waits for a recent reading of the counts of present elements, but no longer than patience. After an error, the counts of
-// the previous reading are still available.
+// Await waits until the counts of present elements are recent, but no longer than patience. After an error, the counts of the previous
+// reading are available.
 func (c *Counters) Await(patience time.Duration) error {
 	reading := c.refresh()
 	if reading != nil {
@@ -168,7 +169,8 @@ func (c *Counters) Await(patience time.Duration) error {
 	return c.failed
 }
 
-// refresh starts a reading unless the last one was recent. It returns nil if none is running.
+// refresh starts a reading, unless one runs or the last one was recent. It returns a channel that is closed at the end of the running
+// reading, or nil if none runs.
 func (c *Counters) refresh() (reading <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,7 +178,7 @@ func (c *Counters) refresh() (reading <-chan struct{}) {
 	return c.reading
 }
 
-// begin does the same as refresh, for callers that hold mu.
+// begin starts a reading, unless one runs or the last one was recent. The caller must hold mu.
 func (c *Counters) begin() {
 	if c.reading == nil && !time.Now().Before(c.next) {
 		c.reading = make(chan struct{})
@@ -184,7 +186,7 @@ func (c *Counters) begin() {
 	}
 }
 
-// The time between two readings is at least every, and at least share times the duration of the last reading.
+// The pause between two readings is at least every, and at least share times the duration of the last reading.
 const (
 	every = time.Second
 	share = 50
@@ -207,12 +209,13 @@ func (c *Counters) read() {
 	c.reading = nil
 }
 
-// patienceWithTorn is the number of incomplete readings in a row that together count as complete.
+// patienceWithTorn is the number of incomplete readings in a row that together count as a complete one.
 const patienceWithTorn = 5
 
 // reading is the result of a reading.
 type reading struct {
-	// whole is true if the reading saw all elements. allowed is true if it saw all elements that count packets of allowed sources.
+	// whole is true if the reading has seen all elements. allowed is true if it has seen all elements that count packets of allowed
+	// sources.
 	whole, allowed bool
 }
 
@@ -228,7 +231,7 @@ func (c *Counters) finish(r reading) {
 	case r.whole:
 		c.forget(c.round)
 	case c.torn == patienceWithTorn:
-		// Each present element was seen by at least one of these readings, although none saw all.
+		// At least one of these readings has seen each present element, although none has seen all.
 		c.forget(c.tornSince)
 	default:
 		return
@@ -236,6 +239,7 @@ func (c *Counters) finish(r reading) {
 	c.torn, c.inherited = 0, false
 }
 
+// readSets reads the counters of all sets.
 func (c *Counters) readSets() (r reading, err error) {
 	c.mu.Lock()
 	c.round++
@@ -252,9 +256,10 @@ func (c *Counters) readSets() (r reading, err error) {
 	return r, nil
 }
 
-// chunk is the number of elements that are processed under the lock at once. So the loop waits for one chunk at most.
+// chunk is the number of elements that are processed under the lock at once. So the loop waits for at most one chunk.
 const chunk = 128
 
+// readSet reads the counters of a set. whole is true if it has seen all elements, and none of the values can be stale.
 func (c *Counters) readSet(s *nft.Set) (whole bool, err error) {
 	room := make([]nft.Counted, 0, chunk)
 	untouched := true
@@ -271,7 +276,8 @@ func (c *Counters) readSet(s *nft.Set) (whole bool, err error) {
 	return whole && untouched, err
 }
 
-// take processes read elements. It returns false if they may be stale.
+// take processes elements of a reading. It returns false, and ignores them, if a batch has deleted all elements since the start of the
+// reading.
 func (c *Counters) take(list []nft.Counted) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

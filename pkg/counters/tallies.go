@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// tallies are the sums of all objects with a count.
+// tallies are the counts of all Services together, of frontends, and of service ports.
 type tallies struct {
 	total tally
 	// frontends are the tallies of frontends, and of unused ports on cluster IPs.
@@ -21,30 +21,31 @@ type tallies struct {
 	kept int
 }
 
-// fewEntries is a number of new entries that does not justify a reading.
+// fewEntries is a number of new entries that is too small to justify a reading.
 const fewEntries = 1024
 
-// crowded reports whether there are so many entries that stale ones must be removed even if no client reads the metrics: twice as
-// many as after the last removal.
+// crowded reports whether stale entries must be removed even if no client reads the metrics: the number of entries is more than twice
+// the number after the last removal, plus fewEntries.
 func (t *tallies) crowded() bool { return t.entries() > 2*t.kept+fewEntries }
 
 func (t *tallies) entries() int { return len(t.frontends) + len(t.ports) }
 
-// frontend is the family and key of a frontend's elements. For an address without a port, the key is the address alone.
+// frontend identifies a frontend by the family and key of its elements. The key of an address with requests to unused ports, or of an
+// unused address, is the address alone.
 type frontend struct {
 	family inet.Family
 	key    nft.Value
 }
 
-// entry is a tally with its service port and the last reading that saw one of its elements.
+// entry is a tally, the name of its service port, and the last reading that has seen one of its elements.
 type entry struct {
 	tally
 	owner string
 	round int
 }
 
-// tally has a number for each meaning. dropped is the number of packets that source ranges dropped: the largest known difference of
-// Examined and Allowed, which are not read at the same time.
+// tally has a count for each meaning. dropped is the number of packets that source ranges have dropped. It is the largest known
+// difference of Examined and Allowed: these are not read at the same time, so a later difference may be too small.
 type tally struct {
 	by      [plan.Meanings]uint64
 	dropped uint64
@@ -56,7 +57,7 @@ func newTallies() tallies {
 
 func (t *tally) add(m plan.Meaning, n uint64) { t.by[m] += n }
 
-// settle updates dropped. The caller must have read Examined before Allowed.
+// settle updates dropped. Examined must have been read before Allowed, so that the difference is never too large.
 func (t *tally) settle() {
 	if examined, allowed := t.by[plan.Examined], t.by[plan.Allowed]; examined > allowed {
 		t.dropped = max(t.dropped, examined-allowed)
@@ -70,7 +71,7 @@ func (t *tally) counts() Counts {
 	}}
 }
 
-// attribute adds an element's count to all tallies that it belongs to.
+// attribute adds n, the increase of an element's count, to all tallies of the element.
 func (t *tallies) attribute(meanings *plan.Counters, e *nft.Counted, n uint64) {
 	m, also := meanings.Meaning(&e.Element)
 	for _, m := range []plan.Meaning{m, also} {
@@ -117,7 +118,7 @@ func (t *tallies) port(owner string) *entry {
 	return e
 }
 
-// mark records that a reading has seen an element, so that forget keeps its entries.
+// mark records that a reading has seen an element. So forget keeps its entries.
 func (t *tallies) mark(meanings *plan.Counters, e *nft.Counted, round int) {
 	if f := t.frontends[frontend{e.Set.Family, e.Key}]; f != nil && !meanings.OfPort(e.Set) {
 		f.round = round
@@ -133,8 +134,8 @@ func (t *tallies) mark(meanings *plan.Counters, e *nft.Counted, round int) {
 	}
 }
 
-// claimAddress finds the Service of an address with requests to unused ports. Elements for addresses do not name the Service, and
-// a full sync deletes them.
+// claimAddress assigns an address with requests to unused ports to a Service: e is an element of a frontend at this address, which names
+// the Service. The elements for addresses do not name it, and a full sync deletes them.
 func (t *tallies) claimAddress(e *nft.Counted, round int) {
 	address := frontend{e.Set.Family, e.Key.Cut(0, e.Set.Family.AddrLen())}
 	f := t.frontends[address]
@@ -161,7 +162,7 @@ func (t *tallies) settle() {
 	}
 }
 
-// forget removes entries without elements: a complete reading has not seen them.
+// forget removes the entries whose elements no reading since the given round has seen.
 func (t *tallies) forget(round int) {
 	for k, e := range t.frontends {
 		if e.round < round {
@@ -179,7 +180,7 @@ func (t *tallies) forget(round int) {
 // Port holds the counts of all frontends of a service port together.
 type Port struct {
 	// Namespace, Service and Port name it. Port is "" for an unnamed port, and for counts that belong to no port of the Service.
-	// Names longer than 127 bytes together are truncated.
+	// If the three are longer than 127 bytes together, the end is truncated.
 	Namespace, Service, Port string
 	Counts
 }
@@ -191,7 +192,7 @@ func (c *Counters) Total() Counts {
 	return c.total.counts()
 }
 
-// Ports returns the service ports with any count, unsorted.
+// Ports returns the service ports with a count, unsorted.
 func (c *Counters) Ports() []Port {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -204,15 +205,15 @@ func (c *Counters) Ports() []Port {
 	return list
 }
 
-// names splits the comment of a service port's elements.
+// names splits the comment of a service port's elements, such as default/web:http.
 func names(owner string) (namespace, service, port string) {
 	namespace, rest, _ := strings.Cut(owner, "/")
 	service, port, _ = strings.Cut(rest, ":")
 	return namespace, service, port
 }
 
-// Connections returns the counts of each of the frontends. Unless the kernel's counters were read recently, it reads them and
-// waits up to patience. An error means that the returned counts may be old.
+// Connections returns the counts of the given frontends, in their order. Unless the last reading was recent, it waits for a new one, but
+// no longer than patience. After an error, the returned counts may be old.
 func (c *Counters) Connections(frontends []model.Key, patience time.Duration) ([]Counts, error) {
 	err := c.Await(patience)
 	list := make([]Counts, len(frontends))
