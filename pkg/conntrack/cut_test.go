@@ -11,8 +11,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// A truncated or missing reply ends a pass with an error. The pass neither blocks nor treats a partial reply as complete. The next
-// pass, with new sockets, deletes the rest.
+// After a truncated or missing reply, a pass fails. It neither blocks nor treats a partial reply as complete. The next pass, with new
+// sockets, deletes the rest.
 func TestRepliesThatAreCutOrLost(t *testing.T) {
 	for length, want := range map[uint32]error{0: unix.EAGAIN, 4: netlink.ErrTruncated, 100: netlink.ErrTruncated, 250: netlink.ErrTruncated} {
 		enterNamespace(t)
@@ -26,11 +26,11 @@ func TestRepliesThatAreCutOrLost(t *testing.T) {
 		start := time.Now()
 		out, err := table.Delete(t.Context(), inet.IPv4, true, changed(10).Stale)
 		if !errors.Is(err, want) || time.Since(start) > 5*time.Second {
-			t.Errorf("replies end after %d bytes: %+v, %v after %v; want %v", length, out, err, time.Since(start), want)
+			t.Errorf("replies truncated after %d bytes: %+v, %v after %v; want %v", length, out, err, time.Since(start), want)
 		}
 		again, err := openTable(t).Delete(t.Context(), inet.IPv4, true, changed(10).Stale)
 		if err != nil || out.Deleted+again.Deleted != 100 {
-			t.Errorf("after replies that end after %d bytes: %+v and %+v, %v; want 100 deleted", length, out, again, err)
+			t.Errorf("after replies truncated after %d bytes: %+v and %+v, %v; want 100 deleted", length, out, again, err)
 		}
 	}
 }

@@ -1,10 +1,10 @@
-// Package conntrack deletes stale connection tracking entries of Services. The kernel evaluates the rules once for each flow. So
-// the packets of a UDP client that keeps sending from one port still reach a removed endpoint, or no endpoint. A flow without
-// replies keeps its translation even if its source is no longer allowed. stale.go defines stale flows, table.go accesses the
-// kernel's table, and reconciler.go has the goroutine.
+// Package conntrack deletes stale connection tracking entries of Services. The kernel evaluates the rules once for each flow, and then
+// keeps the result. So if a UDP client keeps sending from one port, its packets still go to a removed endpoint, or to no endpoint. A
+// flow without replies still reaches its endpoint, even if its source is no longer allowed. stale.go defines stale flows, table.go
+// accesses the kernel's table, and reconciler.go has the goroutine.
 //
-// In: [Desired] values: changed frontends and their endpoints.
-// Out: deleted entries of the kernel's table, their number and the duration; one entry from [Lookup].
-// Never: deletes an established TCP connection or an SCTP association with a reply, blocks the goroutine that syncs, or copies the
-// kernel's table.
+// In: changed frontends and their endpoints, as [Desired] values.
+// Out: deleted entries of the kernel's table, their number, and the duration; single entries from [Lookup].
+// Never: deletes a TCP connection or an SCTP association that has a reply, blocks the goroutine that syncs, or copies the kernel's
+// table.
 package conntrack

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// For any message of the kernel, the deletion names exactly the entry of that message. It always has a tuple: a deletion without a
+// For any message of the kernel, the deletion identifies exactly the entry of this message. It always has a tuple: a deletion without a
 // tuple would delete the whole table.
 func FuzzEntry(f *testing.F) {
 	zone := flow(inet.UDP, "[fd00::1]:53", "[fd00::2]:5353")
@@ -49,21 +49,21 @@ func FuzzEntry(f *testing.F) {
 				t.Fatalf("message type %d", m.Type)
 			}
 			if deleted := named(m.Object(), &got); !deleted {
-				t.Fatalf("%+v makes a deletion that names nothing: %x", want, m.Payload)
+				t.Fatalf("%+v: the deletion identifies no entry: %x", want, m.Payload)
 			}
-			// A deletion has none of the other fields, nor the zone of the reply direction.
+			// A deletion has neither these fields nor the zone of the reply direction.
 			same := cmp.Options{cmpopts.EquateComparable(netip.AddrPort{}), cmpopts.IgnoreFields(Flow{}, "Server", "Replied", "DNAT", "Zone")}
 			if diff := cmp.Diff(want, got, same); diff != "" {
 				t.Errorf("flow (-read +deleted):\n%s", diff)
 			}
 		}
 		if found != 2 {
-			t.Errorf("two deletions are %d messages", found)
+			t.Errorf("%d messages for two deletions", found)
 		}
 	})
 }
 
-// named reads the fields of a deletion: the tuple of the original direction, and the id.
+// named parses a deletion, and reports whether it identifies an entry by the tuple of the original direction and the id.
 func named(attributes []byte, f *Flow) bool {
 	e, _ := parse(attributes, f)
 	return len(e.tuple) > 0 && len(e.id) > 0 && f.Destination.IsValid()

@@ -28,8 +28,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// enterNamespace gives the test its own network namespace. In it, pod addresses are local, and all other addresses have a route to
-// a link without a receiver. The test's thread is not reused.
+// enterNamespace gives the test its own network namespace. In it, pod addresses are local, and the default route leads to a link without a
+// receiver. The test's thread is not reused.
 func enterNamespace(t testing.TB) {
 	t.Helper()
 	lab.EnterNamespace(t)
@@ -42,7 +42,7 @@ func enterNamespace(t testing.TB) {
 	} {
 		run(t, "ip", strings.Fields(args)...)
 	}
-	// The kernel sets up the link and the addresses asynchronously. Until it has done so, it drops packets to them.
+	// The kernel sets up the link and the addresses asynchronously, and drops packets to them until then.
 	await(t, "state UP", "ip", "link", "show", "out")
 	for _, local := range []string{"fd00:10:244::a", "fd00:10:244::b", "2001:db8::1"} {
 		await(t, "local "+local+" ", "ip", "-6", "route", "show", "table", "local")
@@ -156,7 +156,7 @@ func (n *node) serve(f inet.Family, p inet.Protocol, endpoints ...netip.AddrPort
 	return d
 }
 
-// served programs one UDP endpoint and returns it with clients that have received its replies.
+// served programs one UDP endpoint. It returns the endpoint, and clients that have received a reply from it.
 func (n *node) served(f inet.Family) (endpoint netip.AddrPort, clients []*net.UDPConn) {
 	n.Helper()
 	endpoint = n.pod(f, 10)
@@ -202,7 +202,7 @@ func (n *node) pod(f inet.Family, i int) netip.AddrPort {
 	return at
 }
 
-// answer starts a server at an address that replies to every packet with its own address.
+// answer starts a server that replies to every packet with its own address, at.
 func (n *node) answer(at netip.AddrPort) {
 	n.Helper()
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
@@ -247,7 +247,7 @@ const (
 // ask sends one packet and returns the server that replied.
 func (n *node) ask(c *net.UDPConn, patience time.Duration) string {
 	n.Helper()
-	// If the rules reject or drop a local packet, the sender gets an error.
+	// The sender gets this error if the rules reject or drop a local packet.
 	if _, err := c.Write([]byte("who")); err != nil && !errors.Is(err, unix.EPERM) {
 		n.Fatalf("write to %s: %v", c.RemoteAddr(), err)
 	}
@@ -276,9 +276,9 @@ func (n *node) expect(clients []*net.UDPConn, want string) {
 	}
 }
 
-// trackBefore adds chains of another program. With them, the kernel tracks connections and decides about their translation before
-// the program's rules exist. (Without any chain of type nat, the kernel would evaluate later nat chains for existing unreplied
-// flows. These chains could then reject a flow but not translate it.)
+// trackBefore adds nat chains of another program. So before the program's rules exist, the kernel tracks connections and decides about their
+// translation. (Without any nat chain, the kernel would evaluate nat chains that are added later for existing flows without replies. They
+// could then reject a flow, but not translate it.)
 func (n *node) trackBefore() {
 	run(n, "nft", "add table inet other; add chain inet other c { type nat hook output priority -100; }; "+
 		"add chain inet other d { type nat hook postrouting priority 100; }; add rule inet other c ct state new counter")
@@ -434,8 +434,8 @@ func TestEstablishedTCPIsLeftAlone(t *testing.T) {
 	})
 }
 
-// Two kinds of flows are not stale: a flow that a network plugin translated from a port of this node that is not a node port, and
-// a flow to a node port's number at another machine's address.
+// Two kinds of flows are not stale: a flow to a port of this node that is not a node port, which a network plugin has translated, and a flow
+// to the number of a node port at another machine's address.
 func TestForeignTranslationsAreLeftAlone(t *testing.T) {
 	n := newNode(t)
 	run(t, "nft", "add table ip portmap; add chain ip portmap out { type nat hook output priority -101; }; "+
@@ -477,7 +477,7 @@ func TestClientFollowsChangedPort(t *testing.T) {
 	})
 }
 
-// Masquerading translates the reply's destination to this node, not its source.
+// Masquerading changes the destination of replies, not their source. So a pass still finds the endpoint of a masqueraded flow.
 func TestMasqueradedClientFollows(t *testing.T) {
 	n := newNode(t)
 	run(t, "nft", "add table inet masq; add chain inet masq c { type nat hook postrouting priority 100; }; "+
@@ -492,7 +492,7 @@ func TestMasqueradedClientFollows(t *testing.T) {
 	n.expect(clients, b.String())
 }
 
-// Narrower or new source ranges stop a client without replies. A flow with replies continues, as in kube-proxy.
+// If narrower or new source ranges exclude a client, its flow without replies stops. A flow with replies continues, as in kube-proxy.
 func TestSourceThatIsNotAllowedAnyMoreIsStopped(t *testing.T) {
 	forFamilies(t, func(n *node, f inet.Family) {
 		silent := n.listen([...]string{"10.244.0.10:5353", "[fd00:10:244::a]:5353"}[f])
@@ -526,8 +526,8 @@ func TestSourceThatIsNotAllowedAnyMoreIsStopped(t *testing.T) {
 // sources returns the range of one address.
 func sources(a netip.Addr) []model.AddrRange { return []model.AddrRange{{First: a, Last: a}} }
 
-// restrict does the same as serve, with source ranges for the load-balancer IP. Existing flows may also continue with the
-// endpoints in further.
+// restrict does the same as serve, with one endpoint and with source ranges for the load-balancer IP. Existing flows may also continue with
+// the endpoints in further.
 func (n *node) restrict(f inet.Family, p inet.Protocol, endpoint netip.AddrPort, allowed []model.AddrRange, further ...netip.AddrPort) *Desired {
 	n.Helper()
 	d := &Desired{}
@@ -561,7 +561,7 @@ func (n *node) listen(at string) *net.UDPConn {
 	return conn
 }
 
-// received reads all queued packets of a socket and returns their number. Packets on loopback arrive while they are sent.
+// received reads all queued packets of a socket and returns their number. A packet on loopback arrives during its system call.
 func received(c *net.UDPConn) (packets int) {
 	_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 	for b := make([]byte, 16); ; packets++ {
@@ -571,7 +571,7 @@ func received(c *net.UDPConn) (packets int) {
 	}
 }
 
-// A SYN without a reply is in state new, too. If a source that is no longer allowed repeats its SYN, the SYN does not reach the
+// A TCP connection without a reply to its SYN is in state new, too. If its source is no longer allowed, a repeated SYN does not reach the
 // endpoint.
 func TestSYNOfASourceThatIsNotAllowedAnyMore(t *testing.T) {
 	forFamilies(t, func(n *node, f inet.Family) {
@@ -588,15 +588,15 @@ func TestSYNOfASourceThatIsNotAllowedAnyMore(t *testing.T) {
 		n.pass(f, n.restrict(f, inet.TCP, at, elsewhere), 1)
 		run(n, "nft", "delete table inet endpoint")
 		if !connected(free, 10*time.Second) {
-			n.Error("a client of the cluster IP isn't connected by the repeated SYN")
+			n.Error("the repeated SYN does not connect a client of the cluster IP")
 		}
 		if connected(stopped, 500*time.Millisecond) {
-			n.Error("connected by a repeated SYN, though the source isn't allowed any more")
+			n.Error("a repeated SYN connects a source that is no longer allowed")
 		}
 	})
 }
 
-// connect starts a connection and returns its socket.
+// connect starts a TCP connection, and returns its socket without waiting.
 func (n *node) connect(to netip.AddrPort) int {
 	n.Helper()
 	family, at := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(to.Port())})
@@ -627,8 +627,8 @@ func connected(fd int, patience time.Duration) bool {
 	return err == nil && errno == 0
 }
 
-// If a Service was deleted while no process ran, its flows are deleted, because the earlier tables have its frontends. A flow to
-// another address of the same ServiceCIDR, which another program translated, is kept.
+// If a Service was deleted while no process ran, the new process finds its frontends in the earlier tables, and deletes its flows. It keeps
+// a flow to another address of the same ServiceCIDR that another program has translated.
 func TestClientOfServiceDeletedDuringDowntimeIsCutOff(t *testing.T) {
 	forFamilies(t, func(n *node, f inet.Family) {
 		another := addrPort([...]string{"10.96.0.200:53", "[fd00:10:96::200]:53"}[f])
@@ -641,7 +641,7 @@ func TestClientOfServiceDeletedDuringDowntimeIsCutOff(t *testing.T) {
 		}
 		n.Cleanup(func() { foreign.Close() })
 		if got := n.ask(foreign, 5*time.Second); got != plugin.String() {
-			n.Fatalf("the other program's client is answered by %s, want %s", got, plugin)
+			n.Fatalf("%s replies to the other program's client, want %s", got, plugin)
 		}
 		_, clients := n.served(f)
 		earlier, err := apply.EarlierUDP(inet.Families[:])
@@ -671,7 +671,7 @@ func TestClientOfServiceDeletedDuringDowntimeIsCutOff(t *testing.T) {
 	})
 }
 
-// A connection is not deleted if another process accepted it at the frontend's address before the rules existed.
+// If another process accepted a connection at the frontend's address before the rules existed, this connection is kept.
 func TestUntranslatedTCPThatIsEstablishedIsLeftAlone(t *testing.T) {
 	n := newNode(t)
 	n.trackBefore()
@@ -800,7 +800,7 @@ func appendTuple(b []byte, typ uint16, p inet.Protocol, src, dst netip.AddrPort)
 	return netlink.AppendAttribute(b, typ|nested, netlink.AppendAttribute(netlink.AppendAttribute(nil, tupleIP|nested, ip), tupleProto|nested, proto))
 }
 
-// synthetic yields entries of many services. Each service has a virtual address and several endpoints.
+// synthetic yields entries of many services: each of them for each service, by turns to ten endpoints.
 func synthetic(p inet.Protocol, services, each int) func(yield func(Flow, uint16) bool) {
 	return func(yield func(Flow, uint16) bool) {
 		for i := range services {
@@ -833,7 +833,7 @@ func TestManyEntries(t *testing.T) {
 	const services, each = 40, 100
 	insert(t, table, synthetic(inet.UDP, services, each))
 	insert(t, table, synthetic(inet.TCP, services, each))
-	// The first endpoint of every service is removed.
+	// Every service has lost the first of its endpoints.
 	d := &Desired{}
 	for i := range services {
 		d.Frontend(key(inet.UDP, syntheticVIP(i).String()), list(i, 1))
@@ -863,7 +863,7 @@ func TestManyEntries(t *testing.T) {
 	}
 }
 
-// list returns the endpoints of a synthetic service except the first ones.
+// list returns the endpoints of a synthetic service, without the first ones.
 func list(i, without int) (out []netip.AddrPort) {
 	for e := without; e < 10; e++ {
 		out = append(out, syntheticPod(i, e))
@@ -892,7 +892,7 @@ func TestEntryInAnotherZone(t *testing.T) {
 	}
 }
 
-// An entry that expired meanwhile is not counted and is no error.
+// If an entry expires before its deletion, it does not count as deleted, and this is no error.
 func TestExpiredEntry(t *testing.T) {
 	enterNamespace(t)
 	table, other := openTable(t), openTable(t)
@@ -908,11 +908,11 @@ func TestExpiredEntry(t *testing.T) {
 	}
 }
 
-// If the buffer for answers is small and cannot be enlarged, errors are lost, but all deletions are done.
+// If the receive buffer is small and cannot be enlarged, the kernel drops errors, but processes all deletions.
 func TestLostErrors(t *testing.T) {
 	enterNamespace(t)
 	table, other := openTable(t), openTable(t)
-	// The kernel doubles the given size. A few errors fill its minimum.
+	// The kernel raises the size to its minimum, which a few errors fill.
 	if err := unix.SetsockoptInt(table.write.FD(), unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -930,14 +930,14 @@ func TestLostErrors(t *testing.T) {
 		return true
 	})
 	if err != nil {
-		t.Errorf("got %+v, %v; lost errors are none", out, err)
+		t.Errorf("got %+v, %v; want no error", out, err)
 	}
 	if out, err := other.Delete(t.Context(), inet.IPv4, true, func(*Flow) bool { return true }); err != nil || out.Seen != 0 {
 		t.Errorf("%d flows are left, %v; want none", out.Seen, err)
 	}
 }
 
-// If a new entry with the same addresses and ports has replaced the entry to delete, the new entry is kept.
+// If the entry to delete has expired, and a new one with the same addresses and ports exists, the new entry is kept.
 func TestEntryOfAnotherIDStays(t *testing.T) {
 	enterNamespace(t)
 	table := openTable(t)
@@ -971,7 +971,7 @@ func unrelated(p inet.Protocol, n int) func(yield func(Flow, uint16) bool) {
 	}
 }
 
-// changed describes services that lost the first of their ten endpoints.
+// changed returns the state of services that have lost the first of their ten endpoints.
 func changed(services int) *Desired {
 	d := &Desired{}
 	for i := range services {
@@ -980,7 +980,7 @@ func changed(services int) *Desired {
 	return d
 }
 
-// allocated returns the bytes that f allocates, an upper limit of its memory.
+// allocated returns the bytes that f allocates: an upper bound of its memory.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -989,13 +989,13 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// 100,000 entries and 1,000 services that lost an endpoint take one read of the table. The memory does not depend on these
-// numbers: it is the same for a hundred entries.
+// For 100,000 entries and 1,000 services that have lost an endpoint, a pass reads the table once. Its memory has the same limit for 1,000 and
+// for 100,000 entries.
 func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 	const services, most = 1000, 512 << 10
 	each := 100
 	if testing.Short() {
-		each = 50 // a machine with 2 GiB tracks 65,536 connections
+		each = 50 // a machine with 2 GiB tracks at most 65,536 connections
 	}
 	for _, tc := range []struct {
 		name          string
@@ -1005,7 +1005,7 @@ func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 	}{
 		{name: "few", ours: 1, seen: services, deleted: services},
 		{name: "all are the services'", ours: each, seen: services * each, deleted: services * each / 10},
-		// The kernel filters by protocol, unless the pass includes all protocols.
+		// In all cases except the last one, the kernel skips TCP entries.
 		{name: "mostly unrelated", ours: 1, foreign: services * (each - 1) / 2, seen: services + services*(each-1)/2, deleted: services},
 		{
 			name: "at the start", ours: 1, foreign: services * (each - 1) / 2, undnated: true,
@@ -1043,10 +1043,13 @@ func TestHundredThousandEntriesAreOnePass(t *testing.T) {
 	}
 }
 
-// BenchmarkPass reads tables of several sizes. Each of 1,000 UDP services has lost one of ten endpoints. In one case, all entries
-// belong to the services, and every tenth is deleted. In the other case, all entries except 1,000 are unrelated: half of them UDP,
-// half TCP. "start" includes all protocols, as after the first sync. A namespace cannot track more connections than the machine
-// permits; larger tables are skipped.
+// BenchmarkPass reads tables of several sizes. Each of 1,000 UDP services has lost one of ten endpoints.
+//
+//   - ours: all entries belong to the services, and every tenth entry is deleted.
+//   - foreign: all entries except 1,000 are unrelated, half of them UDP, half TCP.
+//   - start: the same, but the pass includes all protocols, as after the first sync.
+//
+// The benchmark skips tables that are larger than nf_conntrack_max.
 func BenchmarkPass(b *testing.B) {
 	const services = 1000
 	limit, err := strconv.Atoi(strings.TrimSpace(run(b, "sysctl", "-n", "net.netfilter.nf_conntrack_max")))
@@ -1113,7 +1116,7 @@ func BenchmarkPass(b *testing.B) {
 	}
 }
 
-// processorTime returns the CPU time of this process, which is more reliable than elapsed time on a busy machine.
+// processorTime returns the CPU time of this process. On a busy machine, it varies less than elapsed time.
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var u unix.Rusage
@@ -1123,7 +1126,7 @@ func processorTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// insertMissing inserts the services' entries that the last pass deleted, or all of them.
+// insertMissing inserts the services' entries that the last pass has deleted; before the first pass, all entries.
 func insertMissing(b *testing.B, table *Netlink, services, each int) {
 	ours := 0
 	_, err := table.Delete(b.Context(), inet.IPv4, true, func(f *Flow) bool {

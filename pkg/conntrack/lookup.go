@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Lookup returns the entry of a flow, or nil if there is none. from and to are the addresses of the flow's first packet before any
-// translation. The process needs CAP_NET_ADMIN.
+// Lookup returns the entry of a flow, or nil if it has none. from and to are the source and destination of the flow's first packet before
+// any translation. The process needs CAP_NET_ADMIN.
 func Lookup(p inet.Protocol, from, to netip.AddrPort) (*Flow, error) {
 	s, err := netlink.Open()
 	if err != nil {
@@ -34,7 +34,7 @@ func Lookup(p inet.Protocol, from, to netip.AddrPort) (*Flow, error) {
 	return &f, nil
 }
 
-// tupleOf returns the attribute for the original direction of a connection.
+// tupleOf returns the attribute with the original direction of a flow.
 func tupleOf(p inet.Protocol, from, to netip.AddrPort) []byte {
 	source, destination := uint16(1), uint16(2) // CTA_IP_V4_SRC, CTA_IP_V4_DST
 	if to.Addr().Is6() {

@@ -8,7 +8,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// TestLookup finds connections to Services by their original destination, before and after the first reply.
+// TestLookup looks up flows to Services by their original destination: before the first packet, before the first reply, and after it.
 func TestLookup(t *testing.T) {
 	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {
@@ -21,12 +21,12 @@ func TestLookup(t *testing.T) {
 					t.Fatalf("the flow to %s: %v, %v", to, flow, err)
 				}
 				if !flow.Replied || !flow.DNAT || flow.Server != endpoint || flow.Destination != to {
-					t.Errorf("the flow to %s: %+v, want to be answered by %s", to, *flow, endpoint)
+					t.Errorf("the flow to %s: %+v, want replies of %s", to, *flow, endpoint)
 				}
 			}
 			to := destinations(f)[0]
 			if flow, err := Lookup(inet.TCP, local(clients[0]), to); flow != nil || err != nil {
-				t.Errorf("of another protocol: %+v, %v", flow, err)
+				t.Errorf("a flow of another protocol: %+v, %v", flow, err)
 			}
 			silent := [...]netip.AddrPort{netip.MustParseAddrPort("10.244.0.99:5353"), netip.MustParseAddrPort("[fd00:10:244::99]:5353")}[f]
 			n.serve(f, inet.UDP, silent)

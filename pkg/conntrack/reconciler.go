@@ -12,24 +12,24 @@ import (
 )
 
 const (
-	// defaultInterval is the least time between the end of one pass and the start of the next.
+	// defaultInterval is the minimum time between the end of one pass and the start of the next.
 	defaultInterval = time.Second
-	// maxShare limits passes to one maxShare-th of the time: reading a million entries takes seconds.
+	// maxShare limits passes to 1/maxShare of the time: reading a million entries takes seconds.
 	maxShare = 5
-	// settle is the delay before each pass. A packet that the old rules handled may not have an entry yet. Without the delay, the
-	// pass would miss its entry, which would then remain.
+	// settle is the delay before each pass. A packet that met the old rules may not have an entry yet. Without the delay, the pass
+	// could miss this entry, and the entry would stay.
 	settle = 20 * time.Millisecond
-	// retryAfter is the longest time before a failed pass is retried.
+	// retryAfter is the longest time until a failed pass is retried. A new request causes an earlier retry.
 	retryAfter = 30 * time.Second
-	// maxGone is the largest number of deleted frontends that a reconciler keeps while passes fail. Above it, the reconciler
-	// forgets all of them.
+	// maxGone is the largest number of deleted frontends in the requests of failed passes. Above it, the reconciler drops all deleted
+	// frontends from them.
 	maxGone = 1 << 16
 )
 
 // Table is the kernel's conntrack table.
 type Table interface {
-	// Delete deletes the flows of a family for which stale returns true. If udp is set, it may skip other protocols. stale must
-	// not keep the pointer to the flow. After an error, some flows may be deleted.
+	// Delete deletes the flows of a family for which stale returns true. If udp is true, it may skip other protocols. stale must not
+	// keep the pointer to the flow. If Delete returns an error, it may have deleted some flows.
 	Delete(ctx context.Context, f inet.Family, udp bool, stale func(*Flow) bool) (Outcome, error)
 	Close() error
 }
@@ -38,28 +38,28 @@ type Table interface {
 type Outcome struct {
 	// Seen is the number of flows that were read, and Deleted the number of flows that were deleted.
 	Seen, Deleted int
-	// Partial is true if the kernel interrupted each attempt to read the table, so that the pass may have missed flows.
+	// Partial is true if each attempt to read the table was interrupted, so that the pass may have missed flows.
 	Partial bool
 }
 
 // Metrics counts passes.
 type Metrics interface {
 	FlowsDeleted(f inet.Family, took time.Duration, deleted int)
-	// FlowsSearched is called after each pass over a family's table.
+	// FlowsSearched is called after each pass over the flows of a family.
 	FlowsSearched(f inet.Family, err error)
 }
 
 // Config holds the parts and settings of a reconciler.
 type Config struct {
-	// Open opens the table. It is called before the first pass and after a failed one.
+	// Open opens the table, before the first pass and before the retry of a failed one.
 	Open    func() (Table, error)
 	Metrics Metrics
-	// Interval is the least time between two passes; 0 stands for one second.
+	// Interval is the minimum time between two passes; 0 stands for one second.
 	Interval time.Duration
 }
 
-// Reconciler deletes stale flows beside the goroutine that syncs. It merges all requests since the start of the last pass into one
-// pass. It keeps no state between passes except the merged requests, whose size is bounded by the number of changed frontends.
+// Reconciler deletes stale flows beside the goroutine that syncs. One pass handles all requests since the start of the previous pass.
+// Between passes, the reconciler keeps only these merged requests. Their size is limited by the number of changed frontends.
 type Reconciler struct {
 	Config
 	wake chan struct{}
@@ -81,9 +81,9 @@ func New(c Config) *Reconciler {
 	return &Reconciler{Config: c, wake: make(chan struct{}, 1)}
 }
 
-// Request requests a pass. Call it after the kernel has committed the state in d. It does not block. The reconciler then owns d.
-// The lists of endpoints and addresses in d stay shared: do not change them. If several requests contain a frontend, the last one
-// applies.
+// Request requests a pass. Call it after the kernel has committed the state in d. It does not block. The reconciler takes ownership of d,
+// but not of the lists of endpoints and addresses in it: do not change these. If several requests contain the same frontend, the last
+// one applies.
 func (r *Reconciler) Request(d *Desired) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -135,7 +135,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// pass processes the pending requests. It returns false if the pass failed and must be retried.
+// pass handles the pending requests. It returns false if it failed and must be retried.
 func (r *Reconciler) pass(ctx context.Context) bool {
 	d := r.take()
 	if d == nil {
@@ -151,6 +151,7 @@ func (r *Reconciler) pass(ctx context.Context) bool {
 	return false
 }
 
+// take returns the merged pending requests, or nil, and clears them.
 func (r *Reconciler) take() *Desired {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -199,7 +200,7 @@ func (r *Reconciler) reconcile(ctx context.Context, d *Desired) (failed error) {
 	return failed
 }
 
-// searched reports the same result for each family in the request.
+// searched reports an error for each family in the request.
 func (r *Reconciler) searched(d *Desired, err error) {
 	for _, f := range inet.Families {
 		if d.count[f] > 0 {
@@ -208,6 +209,7 @@ func (r *Reconciler) searched(d *Desired, err error) {
 	}
 }
 
+// family deletes the stale flows of one family.
 func (r *Reconciler) family(ctx context.Context, f inet.Family, d *Desired) error {
 	logger := klog.FromContext(ctx)
 	start := time.Now()
@@ -234,8 +236,8 @@ func (r *Reconciler) family(ctx context.Context, f inet.Family, d *Desired) erro
 	return err
 }
 
-// welcome reports whether a pending request allows a flow. The flow may have begun under rules that are newer than the request of
-// this pass, and its deletion would lose packets.
+// welcome reports whether a pending request permits a flow. Such a flow may have begun under newer rules than those of the current pass,
+// and its deletion would lose packets.
 func (r *Reconciler) welcome(f *Flow) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

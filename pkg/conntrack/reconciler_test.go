@@ -82,22 +82,23 @@ func (f *fakeTable) expect(t *testing.T, want ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if diff := cmp.Diff(want, f.log); diff != "" {
-		t.Errorf("readings (-want +got):\n%s", diff)
+		t.Errorf("passes (-want +got):\n%s", diff)
 	}
 }
 
+// removed returns the state of a frontend without endpoints.
 func removed(p inet.Protocol, at string) *Desired {
 	d := &Desired{}
 	d.Frontend(key(p, at), nil)
 	return d
 }
 
-// If a client's flow begins during a pass, under newer rules than those of the pass, the pass must keep it.
+// A flow that begins during a pass may meet newer rules than those of the pass. Then the pass must keep it.
 func TestAPassKeepsFlowsThatANewerRequestAllows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeTable{takes: 100 * time.Millisecond, flows: []Flow{
-			flow(inet.UDP, "10.96.0.1:53", "10.244.0.1:53"), // begins under the later rules
-			flow(inet.UDP, "10.96.0.1:53", "10.244.0.9:53"), // stale under both
+			flow(inet.UDP, "10.96.0.1:53", "10.244.0.1:53"), // permitted by the later request
+			flow(inet.UDP, "10.96.0.1:53", "10.244.0.9:53"), // stale by both requests
 			flow(inet.UDP, "10.96.0.2:53", "10.244.0.1:53"), // not in the later request
 		}}
 		r := start(t, f)
@@ -133,7 +134,7 @@ func TestRequestsBecomeOnePass(t *testing.T) {
 			"20ms IPv4 udp=true deleted=1", "1.02s IPv4 udp=false deleted=2", "1.02s IPv6 udp=false deleted=0",
 		}
 		f.expect(t, want...)
-		// The reconciler keeps no state.
+		// The reconciler keeps no request after its pass.
 		r.Request(removed(inet.UDP, "10.96.0.9:53"))
 		time.Sleep(time.Second)
 		f.expect(t, append(want, "10.22s IPv4 udp=true deleted=0")...)
@@ -152,7 +153,7 @@ func TestLongPassesAreRare(t *testing.T) {
 	})
 }
 
-func TestFailedPassIsMadeUpFor(t *testing.T) {
+func TestFailedPassIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeTable{
 			err: errors.New("no table"),
@@ -174,7 +175,7 @@ func TestFailedPassIsMadeUpFor(t *testing.T) {
 		time.Sleep(time.Hour)
 		f.expect(t, append(want, "35.04s IPv4 udp=true deleted=2")...)
 		if len(f.passes) != 3 || f.passes[0] == nil || f.passes[1] == nil || f.passes[2] != nil {
-			t.Errorf("passes ended with %v, want two errors and a success", f.passes)
+			t.Errorf("results of passes: %v, want two errors and a success", f.passes)
 		}
 	})
 }

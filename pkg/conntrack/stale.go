@@ -9,7 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Flow has the fields of an entry of the kernel's table that decide whether it is stale.
+// Flow has those fields of an entry of the kernel's table that decide whether the flow is stale.
 type Flow struct {
 	Protocol inet.Protocol
 	// Zone is the conntrack zone of either direction; 0 is the default zone.
@@ -18,44 +18,44 @@ type Flow struct {
 	ID uint32
 	// Source and Destination are the addresses of the first packet, before any translation.
 	Source, Destination netip.AddrPort
-	// Server is the source of the replies, which is the destination after translation.
+	// Server is the source of replies: the destination of packets after translation.
 	Server netip.AddrPort
-	// Replied is true after a packet in the other direction.
+	// Replied is true after the first reply.
 	Replied bool
 	// DNAT is the kernel's flag IPS_DST_NAT. ipvs translates packets without setting it.
 	DNAT bool
 }
 
-// translated reports whether packets reach a different address from the one to which the client sends.
+// translated reports whether the destination of the flow's packets is translated.
 func (f *Flow) translated() bool { return f.DNAT || f.Server != f.Destination }
 
-// Desired is the wanted state of frontends: of the frontends that changed since the last pass, or of all frontends. Flows to other
-// destinations are not deleted. Do not change a Desired after passing it to a [Reconciler].
+// Desired is the wanted state of some frontends: those that have changed since the last pass, or all frontends. Flows to other
+// destinations are never stale. Do not change a Desired after passing it to a [Reconciler].
 type Desired struct {
-	// Undnated makes untranslated flows of all protocols stale, too. After the first sync, and after a time without rules, set
-	// Undnated and add all frontends. After an address newly serves node ports, set Undnated and add all node ports. The kernel
-	// never evaluates the rules again for a flow that began without them: a UDP flow stays untranslated while the client sends,
-	// and a TCP flow while the client repeats its SYN. See kubernetes issue 126468.
+	// Undnated makes untranslated flows of all protocols stale, too. Set it in two cases: after the first sync and after a time
+	// without rules, with all frontends; and when an address starts to serve node ports, with all node ports. If a flow began
+	// without rules, the kernel does not evaluate the rules for its later packets: a UDP flow stays untranslated while the client
+	// sends, and a TCP flow while the client repeats its SYN. See kubernetes issue 126468.
 	Undnated bool
 
 	frontends map[model.Key]frontend
 	// nodes holds the node's addresses that serve node ports, sorted.
 	nodes [2][]netip.Addr
-	// count is the number of frontends by family, others the number of frontends of protocols other than UDP, and gone the number
-	// of deleted frontends.
+	// count is the number of frontends by family, others the number of frontends of protocols other than UDP, gone the number of
+	// deleted frontends.
 	count        [2]int
 	others, gone int
 }
 
 type frontend struct {
-	// endpoints are set for UDP only.
+	// endpoints are used for UDP only.
 	endpoints []netip.AddrPort
-	// allowed, if not nil, holds the only sources that may open flows.
+	// allowed, if not nil, has the only sources that may open flows.
 	allowed []model.AddrRange
 	gone    bool
 }
 
-// serves reports whether a UDP flow may continue with an endpoint.
+// serves reports whether a UDP flow to an endpoint may continue.
 func (f *frontend) serves(e netip.AddrPort) bool {
 	_, found := slices.BinarySearchFunc(f.endpoints, e, netip.AddrPort.Compare)
 	return found
@@ -66,14 +66,14 @@ func (f *frontend) allows(source netip.Addr) bool {
 	if f.allowed == nil {
 		return true
 	}
-	// Only the last range that does not begin after the source may contain it.
+	// Only the last range that begins at or before the source may contain it.
 	after := sort.Search(len(f.allowed), func(i int) bool { return source.Less(f.allowed[i].First) })
 	return after > 0 && f.allowed[after-1].Contains(source)
 }
 
 // Frontend sets the endpoints with which UDP flows to a frontend may continue: all endpoints that are ready or serving, including
-// terminating ones, regardless of traffic policy and topology. The list may be empty. It must be sorted and must never change, so
-// that all frontends of a service port can share it. For other protocols, the list is not used.
+// terminating ones, regardless of traffic policy and topology. The list may be empty, and must be sorted. Do not change it: all frontends
+// of a service port share it. For other protocols, it is not used.
 //
 // kube-proxy (pkg/proxy/conntrack/cleanup.go) keeps only flows to serving endpoints. So it deletes flows to endpoints that are
 // ready but not serving, as with spec.publishNotReadyAddresses.
@@ -81,16 +81,16 @@ func (d *Desired) Frontend(k model.Key, endpoints []netip.AddrPort) {
 	d.set(k, frontend{endpoints: endpoints})
 }
 
-// Restrict sets, after [Desired.Frontend], the only sources that may open flows to a frontend (loadBalancerSourceRanges); nil
-// allows all. The ranges must be sorted and disjoint, and must never change.
+// Restrict sets the only sources that may open flows to a frontend (loadBalancerSourceRanges); nil allows all sources. Call it after
+// [Desired.Frontend]. The ranges must be sorted and disjoint. Do not change them.
 func (d *Desired) Restrict(k model.Key, allowed []model.AddrRange) {
 	f := d.frontends[k]
 	f.allowed = allowed
 	d.set(k, f)
 }
 
-// Gone records that a frontend was deleted: its Service was deleted, or the Service lost that port, node port or address. Only the
-// next pass needs it.
+// Gone records that a frontend was deleted: its Service was deleted, or the Service lost this port, node port or address. Only the next
+// pass uses it.
 func (d *Desired) Gone(k model.Key) {
 	d.set(k, frontend{gone: true})
 }
@@ -112,6 +112,7 @@ func (d *Desired) set(k model.Key, f frontend) {
 	d.frontends[k] = f
 }
 
+// tally adds n to the numbers of frontends.
 func (d *Desired) tally(k model.Key, n int) {
 	d.count[k.Family] += n
 	if k.Protocol != inet.UDP {
@@ -119,16 +120,16 @@ func (d *Desired) tally(k model.Key, n int) {
 	}
 }
 
-// NodeAddresses sets the addresses of this node that serve node ports of a family. The list must be sorted and never change. A
-// flow to any other address does not belong to a node port, even if its port is the same. (kube-proxy accepts any address.)
+// NodeAddresses sets the addresses of this node that serve node ports of a family. The list must be sorted. Do not change it. A flow to
+// another address does not belong to a node port, even if its port is the same. (kube-proxy compares only the port.)
 func (d *Desired) NodeAddresses(f inet.Family, addrs []netip.Addr) {
 	d.nodes[f] = addrs
 }
 
-// onlyUDP reports whether flows of other protocols can be skipped.
+// onlyUDP reports whether only UDP flows can be stale.
 func (d *Desired) onlyUDP() bool { return !d.Undnated && d.others == 0 }
 
-// merge adds the state of a later request, which overrides this one.
+// merge adds the state of a later request, which overrides this state.
 func (d *Desired) merge(later *Desired) {
 	d.Undnated = d.Undnated || later.Undnated
 	for k, f := range later.frontends {
@@ -141,7 +142,7 @@ func (d *Desired) merge(later *Desired) {
 	}
 }
 
-// forgetGone removes the deleted frontends.
+// forgetGone removes the deleted frontends from the state.
 func (d *Desired) forgetGone() {
 	for k, f := range d.frontends {
 		if f.gone {
@@ -152,29 +153,30 @@ func (d *Desired) forgetGone() {
 	d.gone = 0
 }
 
-// Stale reports whether an entry must be deleted, so that the kernel evaluates the rules for the client's next packet. It costs
-// one lookup by destination, one more if the destination is an address of this node, and one by source if the frontend has source
-// ranges.
+// Stale reports whether the entry of a flow must be deleted, so that the kernel evaluates the rules for the client's next packet. Its cost
+// is one lookup by destination, another one if the destination is an address of this node, and one by source if the frontend has
+// source ranges.
 //
 //	UDP flow to a frontend                        stale if
-//	unreplied, source not allowed                 always (in zone 0, if not translated)
+//	no reply, source not allowed                  always; if not translated, only in zone 0
 //	translated to an endpoint in the list         never
-//	translated to anything else                   always; the service may have been scaled to zero: then the rules reject
-//	not translated, endpoints in the list         always (in zone 0)
-//	not translated, no endpoints                  unreplied (in zone 0)
+//	translated to another address                 always
+//	not translated, endpoints in the list         in zone 0
+//	not translated, no endpoints, no reply        in zone 0
+//	not translated, no endpoints, reply           never
 //	translated, frontend deleted                  always
 //	not translated, frontend deleted              never
 //
 // As in kube-proxy, a flow with a reply continues even if its source is no longer allowed: kube-proxy's rules drop only packets in
 // state new. All packets of a flow before the first reply have this state.
 //
-// A flow to a frontend without endpoints may have replies, for example if a process on a node owns the address. Such a flow works
-// and is not stale. A flow without replies is stale, so that the rules can reject it. kube-proxy keeps both kinds of flows, and
-// flows to deleted Services.
+// If a frontend has no endpoints, the rules reject packets of new flows. An untranslated flow to such a frontend may have replies, for
+// example if a process on a node owns the address. Such a flow works and is not stale. A flow without replies is stale, so that the
+// rules can reject it. kube-proxy keeps both kinds of flows, and flows to deleted Services.
 //
-// Of other protocols, only unreplied flows can be stale: flows from a source that is not allowed and, with Undnated, untranslated
-// flows. No established connection is cut. Untranslated entries in zones other than 0 are intended: the switch of a network plugin
-// handles the same packet in its own zone, before or after the rules.
+// A flow of another protocol can be stale only without a reply: if its source is not allowed or, with Undnated, if it is not translated.
+// So no established connection is deleted. Untranslated entries in zones other than 0 are intended: the virtual switch of a network
+// plugin tracks the same packet in its own zone, before or after the rules.
 func (d *Desired) Stale(f *Flow) bool {
 	if f.Protocol != inet.UDP && f.Replied {
 		return false
@@ -199,7 +201,8 @@ func (d *Desired) Stale(f *Flow) bool {
 	return !f.Replied || len(to.endpoints) > 0
 }
 
-// welcomes reports whether the rules for this state would lead the flow to the same endpoint and allow its source.
+// welcomes reports whether this state permits the flow: its source is allowed, and a UDP flow goes to one of the endpoints. A flow of another
+// protocol only needs to be translated.
 func (d *Desired) welcomes(f *Flow) bool {
 	to, known := d.find(f.Destination, f.Protocol)
 	switch {
@@ -211,7 +214,7 @@ func (d *Desired) welcomes(f *Flow) bool {
 	return to.serves(f.Server)
 }
 
-// find returns the frontend at a destination.
+// find returns the frontend at a destination, and whether it is in the state.
 func (d *Desired) find(at netip.AddrPort, p inet.Protocol) (frontend, bool) {
 	addr := at.Addr()
 	k := model.Key{Addr: addr, Port: at.Port(), Protocol: p, Family: inet.FamilyOf(addr)}

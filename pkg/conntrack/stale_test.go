@@ -18,7 +18,7 @@ var (
 	addrPort = netip.MustParseAddrPort
 )
 
-// key parses 10.0.0.1:53, or 0.0.0.0:53 and [::]:53 for a node port.
+// key parses the key of a frontend, such as 10.0.0.1:53. 0.0.0.0:53 and [::]:53 are node ports.
 func key(p inet.Protocol, s string) model.Key {
 	at := addrPort(s)
 	k := model.Key{Addr: at.Addr(), Port: at.Port(), Protocol: p, Family: inet.FamilyOf(at.Addr())}
@@ -81,7 +81,7 @@ func TestStale(t *testing.T) {
 		{name: "an endpoint's other port", to: "10.96.0.1:53", server: "10.244.0.10:54", udp: true, udpAll: true},
 		{name: "IPv6, removed", to: "[fd00::1]:53", server: "[fd00::11]:53", udp: true, udpAll: true},
 		{
-			name: "by ipvs, which leaves no mark", to: "10.96.0.1:53", server: "10.244.0.12:53",
+			name: "translated by ipvs, without the flag", to: "10.96.0.1:53", server: "10.244.0.12:53",
 			change: func(f *Flow) { f.DNAT = false }, udp: true, udpAll: true,
 		},
 		{
@@ -94,14 +94,14 @@ func TestStale(t *testing.T) {
 			change: replied, udp: true, udpAll: true,
 		},
 		{
-			name: "as a bridge sees it", to: "10.96.0.1:53", server: "10.96.0.1:53", change: func(f *Flow) { f.Zone = 65520 },
+			name: "not translated, in the zone of a bridge", to: "10.96.0.1:53", server: "10.96.0.1:53", change: func(f *Flow) { f.Zone = 65520 },
 		},
 		{
-			// The kernel evaluates the rules for the next SYN, with the same result.
+			// After the deletion, the kernel evaluates the rules for the next SYN, with the same result.
 			name: "an endpoint that has the frontend's address", to: "10.96.0.7:7", server: "10.96.0.7:7", others: true,
 		},
 		{name: "service scaled to zero", to: "10.96.0.2:53", server: "10.244.0.10:53", change: replied, udp: true, udpAll: true},
-		{name: "no endpoints, no rules then", to: "10.96.0.2:53", server: "10.96.0.2:53", udp: true, udpAll: true, others: true},
+		{name: "no endpoints, and opened without rules", to: "10.96.0.2:53", server: "10.96.0.2:53", udp: true, udpAll: true, others: true},
 		{name: "no endpoints, but replies", to: "10.96.0.2:53", server: "10.96.0.2:53", change: replied},
 		{name: "service deleted", to: "10.96.0.3:53", server: "10.244.0.10:53", change: replied, udp: true, udpAll: true},
 		{name: "service deleted, never translated", to: "10.96.0.3:53", server: "10.96.0.3:53"},
@@ -141,7 +141,7 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// A flow without replies is in state new for kube-proxy's rules: each packet needs an allowed source.
+// A flow without replies is in state new, in which kube-proxy's rules check the source of each packet.
 func TestSourcesThatAreNotAllowed(t *testing.T) {
 	prefixes := func(list ...string) []model.AddrRange {
 		out := []model.AddrRange{}
@@ -165,14 +165,14 @@ func TestSourcesThatAreNotAllowed(t *testing.T) {
 		{name: "in the last range", source: "198.51.100.7:4000", allowed: ranges},
 		{name: "before all ranges", source: "10.244.255.255:4000", allowed: ranges, want: always},
 		{name: "before a range", source: "192.0.2.127:4000", allowed: ranges, want: always},
-		{name: "behind a range", source: "192.0.3.0:4000", allowed: ranges, want: always},
-		{name: "behind all ranges", source: "198.51.100.8:4000", allowed: ranges, want: always},
+		{name: "after a range", source: "192.0.3.0:4000", allowed: ranges, want: always},
+		{name: "after all ranges", source: "198.51.100.8:4000", allowed: ranges, want: always},
 		{name: "no source is allowed", source: "10.245.0.0:4000", allowed: prefixes(), want: always},
 		{name: "answered", source: "203.0.113.9:4000", allowed: ranges, change: func(f *Flow) { f.Replied = true }},
 		{name: "translated in another zone", source: "203.0.113.9:4000", allowed: ranges, change: func(f *Flow) { f.Zone = 5 }, want: always},
 		{name: "not translated", source: "203.0.113.9:4000", server: "203.0.113.5:514", allowed: ranges, want: always},
 		{
-			name: "as a bridge sees it", source: "203.0.113.9:4000", server: "203.0.113.5:514", allowed: ranges,
+			name: "not translated, in the zone of a bridge", source: "203.0.113.9:4000", server: "203.0.113.5:514", allowed: ranges,
 			change: func(f *Flow) { f.Zone = 65520 },
 		},
 	} {
@@ -205,8 +205,8 @@ func TestSourcesThatAreNotAllowed(t *testing.T) {
 
 var always = map[string]bool{"udp false": true, "udp true": true, "tcp false": true, "tcp true": true, "sctp false": true, "sctp true": true}
 
-// If a source is allowed again during a pass for narrower ranges, its flow is kept. Flows of protocols other than UDP are read
-// only if a request needs them.
+// If a source is allowed again during a pass for narrower ranges, the pass keeps its flow. A pass includes protocols other than UDP only if
+// a request contains frontends of these.
 func TestSourcesThatAreAllowedAgain(t *testing.T) {
 	for _, p := range []inet.Protocol{inet.UDP, inet.TCP} {
 		k := key(p, "203.0.113.5:514")
@@ -233,7 +233,7 @@ func TestSourcesThatAreAllowedAgain(t *testing.T) {
 	}
 }
 
-func TestLaterWordCounts(t *testing.T) {
+func TestLaterRequestsOverrideEarlierOnes(t *testing.T) {
 	k, other := key(inet.UDP, "10.96.0.1:53"), key(inet.UDP, "10.96.0.2:53")
 	was := endpoints("10.244.0.1:53")
 	old := flow(inet.UDP, "10.96.0.1:53", "10.244.0.1:53")
@@ -279,8 +279,8 @@ func TestStaleAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkDesired measures the work of the syncing goroutine for 1,000 changed UDP frontends: recording the changes and merging
-// them into a pending request.
+// BenchmarkDesired measures the work of the syncing goroutine for 1,000 changed UDP frontends: it records the changes, and merges them into
+// a pending request.
 func BenchmarkDesired(b *testing.B) {
 	const frontends = 1000
 	keys, served := make([]model.Key, frontends), endpoints("10.244.0.1:53", "10.244.0.2:53")

@@ -44,23 +44,22 @@ const (
 )
 
 const (
-	// maxDeletes is the number of entries that one sendmsg deletes. The kernel may queue an error for each entry in the socket's
-	// receive buffer.
+	// maxDeletes is the largest number of entries that one sendmsg deletes. It is limited because the kernel may queue an error for each
+	// entry in the socket's receive buffer.
 	maxDeletes = 512
 	// checkEvery is the number of entries between two checks for cancellation during a read.
 	checkEvery = 256
-	// maxReads is the number of attempts to read the table if the kernel interrupts them.
+	// maxReads is the number of attempts to read the table. A change of the table may interrupt the kernel's listing.
 	maxReads = 5
 )
 
-// errInterrupted is the error of a read that may have missed entries.
+// errInterrupted means that an interrupted read may have missed entries.
 var errInterrupted = errors.New("reading was interrupted")
 
-// errAbsent is the error if the kernel lacks connection tracking or its netlink interface.
+// errAbsent means that the kernel lacks connection tracking or its netlink interface.
 var errAbsent = errors.New("the kernel's modules nf_conntrack and nf_conntrack_netlink are missing or cannot be loaded")
 
-// Netlink is the kernel's conntrack table in the network namespace of the thread that opened it. Do not use it from several
-// goroutines at a time.
+// Netlink is the kernel's conntrack table in the network namespace of the thread that opened it. Only one goroutine at a time may use it.
 type Netlink struct {
 	// read receives the table in several messages. write deletes stale entries meanwhile.
 	read, write *netlink.Socket
@@ -86,8 +85,8 @@ func OpenNetlink() (*Netlink, error) {
 // Close closes both sockets.
 func (n *Netlink) Close() error { return errors.Join(n.read.Close(), n.write.Close()) }
 
-// Delete reads the table once and deletes stale entries during the read; see [Table]. Its memory does not depend on the size of
-// the table or the number of stale entries. After an error, call Close.
+// Delete implements [Table]. It reads the table once, unless a read is interrupted, and deletes stale entries during the read. Its memory
+// does not depend on the size of the table or the number of stale entries. After an error, call Close.
 func (n *Netlink) Delete(ctx context.Context, f inet.Family, udp bool, stale func(*Flow) bool) (Outcome, error) {
 	n.batch = batch{family: f.Number(), buf: n.batch.buf[:0]}
 	var out Outcome
@@ -103,6 +102,7 @@ func (n *Netlink) Delete(ctx context.Context, f inet.Family, udp bool, stale fun
 	return out, nil
 }
 
+// once makes one attempt to read the table and delete stale entries. If the kernel cannot filter by protocol, it reads without a filter.
 func (n *Netlink) once(ctx context.Context, udp bool, stale func(*Flow) bool, out *Outcome) error {
 	filter := udp && !n.unfiltered
 	err := n.dump(ctx, filter, stale, out)
@@ -120,7 +120,8 @@ func (n *Netlink) once(ctx context.Context, udp bool, stale func(*Flow) bool, ou
 	return err
 }
 
-// dump reads every entry. Kernels before 5.8 ignore the filter: [Desired.Stale] checks the protocol again.
+// dump reads the entries and deletes stale ones in batches. Kernels before 5.8 ignore the filter, but [Desired.Stale] checks the protocol
+// again.
 func (n *Netlink) dump(ctx context.Context, udp bool, stale func(*Flow) bool, out *Outcome) error {
 	var filter []byte
 	if udp {
@@ -154,7 +155,7 @@ func (n *Netlink) dump(ctx context.Context, udp bool, stale func(*Flow) bool, ou
 	return nil
 }
 
-// deleteBatch deletes the entries in the batch. It ignores entries that expired meanwhile.
+// deleteBatch deletes the entries in the batch. It is no error if an entry has expired meanwhile.
 func (n *Netlink) deleteBatch(out *Outcome) error {
 	b := &n.batch
 	if b.count == 0 {
@@ -184,7 +185,7 @@ func (b *batch) reset() { b.buf, b.count, b.last = b.buf[:0], 0, 0 }
 func (b *batch) add(e entry) {
 	b.last = len(b.buf)
 	b.buf = netlink.AppendHeader(b.buf, msgDelete, 0, 0, b.family)
-	// The tuple is copied from the kernel's message. It includes the zone if this direction has its own zone.
+	// The tuple is a copy from the kernel's message. If this direction has its own zone, the tuple includes the zone.
 	b.buf = netlink.AppendAttribute(b.buf, attrTupleOrig|nested, e.tuple)
 	if e.zone != nil {
 		b.buf = netlink.AppendAttribute(b.buf, attrZone, e.zone)
@@ -194,11 +195,11 @@ func (b *batch) add(e entry) {
 	b.count++
 }
 
-// An entry holds the attributes that identify an entry.
+// An entry has the attributes that identify an entry of the kernel's table.
 type entry struct{ tuple, zone, id []byte }
 
-// parse reads the attributes of an entry into the flow, in place. It returns false for an entry without ports, which cannot belong
-// to a Service, and for an entry without a tuple or an ID, which cannot be deleted. (A deletion without a tuple would delete the
+// parse reads the attributes of an entry into f, and returns the identifying ones. It returns false for an entry without ports, which cannot
+// belong to a Service, and for an entry without a tuple or an ID, which cannot be deleted. (A deletion without a tuple would delete the
 // whole table.)
 func parse(attributes []byte, f *Flow) (e entry, ok bool) {
 	*f = Flow{}
@@ -269,7 +270,7 @@ func parseProto(b []byte) (p inet.Protocol, src, dst uint16) {
 	return p, src, dst
 }
 
-// protocolFilter returns attributes that make the kernel skip other protocols: a tuple, and flags with the fields of the tuple to
+// protocolFilter returns attributes with which the kernel skips other protocols: a tuple, and flags that select the fields of the tuple to
 // compare.
 func protocolFilter(p inet.Protocol) []byte {
 	proto := netlink.AppendAttribute(nil, protoNumber, []byte{byte(p)})
@@ -278,8 +279,8 @@ func protocolFilter(p inet.Protocol) []byte {
 	return netlink.AppendAttribute(netlink.AppendAttribute(nil, attrTupleOrig|nested, tuple), attrFilter|nested, flags)
 }
 
-// sendBatch sends all messages at once. It returns the number of errors, and the first error that is not ENOENT. The kernel
-// processes all messages within the system call. It queues one answer for each failed message and one for the last message.
+// sendBatch sends all messages in one system call, in which the kernel also processes them. The kernel queues one answer for each failed
+// message, and one for the last message. sendBatch returns the number of failed messages, and the first error other than ENOENT.
 func sendBatch(s *netlink.Socket, b *batch) (refused int, first error) {
 	netlink.AddFlags(b.buf, b.last, unix.NLM_F_ACK)
 	if _, err := s.Send(b.buf); err != nil {

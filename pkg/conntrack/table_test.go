@@ -41,7 +41,7 @@ func TestParse(t *testing.T) {
 			t.Errorf("%v (-want +got):\n%s", ok, diff)
 		}
 		if len(e.tuple) == 0 || len(e.id) == 0 || len(e.zone) == 0 != (want.Zone == 0) {
-			t.Errorf("what names the entry: %v", e)
+			t.Errorf("identifying attributes: %v", e)
 		}
 	}
 }
@@ -52,13 +52,13 @@ func TestParseRejectsTruncatedEntries(t *testing.T) {
 	for n := range whole {
 		var f Flow
 		if e, ok := parse(whole[:n], &f); ok {
-			t.Errorf("%d of %d bytes became %+v, %v", n, len(whole), f, e)
+			t.Errorf("%d of %d bytes are parsed as %+v, %v", n, len(whole), f, e)
 		}
 	}
 }
 
-// Without the kernel's modules, every request fails with EINVAL. Old kernels return the same error for a request with a filter.
-// The log names the missing modules.
+// Without the kernel's modules, every request fails with EINVAL. Old kernels return the same error for a request with a filter, so the pass
+// retries without one. The error names the missing modules.
 func TestAbsentModulesAreNamed(t *testing.T) {
 	n, kernel := withKernel(t)
 	answered := make(chan error, 1)
@@ -80,14 +80,14 @@ func TestAbsentModulesAreNamed(t *testing.T) {
 	}()
 	_, err := n.Delete(t.Context(), inet.IPv4, true, func(*Flow) bool { return true })
 	if !errors.Is(err, errAbsent) || !errors.Is(err, unix.EINVAL) {
-		t.Errorf("Delete() = %v, want that modules are missing", err)
+		t.Errorf("Delete() = %v, want the error about missing modules", err)
 	}
 	if err := <-answered; err != nil {
 		t.Error(err)
 	}
 }
 
-// withKernel returns a table whose kernel is the other end of a socket pair.
+// withKernel returns a table, and a socket on which the test replies in place of the kernel.
 func withKernel(t *testing.T) (n *Netlink, kernel int) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
