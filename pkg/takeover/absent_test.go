@@ -11,8 +11,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// Without leftovers, Look and Cleanup neither create a table (one of iptables-legacy slows down every packet) nor load a module.
-// This test runs before tests that load modules.
+// Without leftovers, Look and Cleanup neither create a table nor load a module: a table of iptables-legacy delays every packet. This test runs
+// before tests that load modules.
 func TestNothingIsMadeOrLoaded(t *testing.T) {
 	lab.EnterNamespace(t)
 	before, modules := generation(t), loaded(t)
@@ -28,7 +28,7 @@ func TestNothingIsMadeOrLoaded(t *testing.T) {
 		}
 	}
 	if generation(t) != before {
-		t.Error("nftables has changed")
+		t.Error("the ruleset of nftables has changed")
 	}
 	if diff := cmp.Diff(modules, loaded(t)); diff != "" {
 		t.Errorf("modules (-before +after):\n%s", diff)

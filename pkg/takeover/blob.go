@@ -17,17 +17,16 @@ type tableInfo struct {
 	NumEntries, EntrySize uint32
 }
 
-// blob is the content of a table of iptables-legacy, as the kernel returns it (linux/netfilter/x_tables.h): a sequence of
-// entries, each with a header, matches and a target. A chain is a range of entries, a jump the offset of one. A user-defined
-// chain begins with an entry whose target is called ERROR and holds the chain's name. Every chain ends with an entry for its
-// policy or for the return.
+// blob is the content of a table of iptables-legacy, as the kernel returns it (linux/netfilter/x_tables.h): a sequence of entries, each with a
+// header, matches and a target. A chain is a range of entries. A jump is a target with the offset of an entry. A user-defined chain begins
+// with an entry whose target has the name ERROR, and the chain's name as its data. The last entry of a chain is its policy or a return.
 type blob struct {
 	tableInfo
 	layout
 	entries []byte
 }
 
-// layout holds the offset of target_offset and next_offset in struct ipt_entry or ip6t_entry, and the size of the struct.
+// layout has the offset of the fields target_offset and next_offset in struct ipt_entry or ip6t_entry, and the size of the struct.
 type layout struct{ offsets, size int }
 
 var (
@@ -38,10 +37,10 @@ var (
 // counterSize is the size of struct xt_counters.
 const counterSize = 16
 
-// errLayout means that a table differs from the layout that the kernel makes.
+// errLayout means that a table does not have the kernel's layout.
 var errLayout = errors.New("unexpected layout")
 
-// entry is one entry of a blob.
+// entry has the offsets of one entry of a blob: its beginning, the next entry, and its target.
 type entry struct {
 	offset, next, target int
 }
@@ -74,7 +73,7 @@ func cString(b []byte) string {
 	return string(b)
 }
 
-// verdict returns the value of a standard target: an offset to jump to, or if negative, a verdict or return.
+// verdict returns the value of a standard target: the offset of a jump or, if it is negative, a verdict or return.
 func (b *blob) verdict(e entry) (v int, standard bool) {
 	if nameOf(b.entries[e.target:]) != "" || e.next < e.target+targetHeader+4 {
 		return 0, false
@@ -82,13 +81,13 @@ func (b *blob) verdict(e entry) (v int, standard bool) {
 	return int(int32(binary.NativeEndian.Uint32(b.entries[e.target+targetHeader:]))), true
 }
 
-// jump returns the offset to which an entry jumps. A rule without a target jumps to the entry after it.
+// jump returns the offset of an entry's jump. A rule without a target has a jump to the next entry, which does not count.
 func (b *blob) jump(e entry) (offset int, jumps bool) {
 	v, standard := b.verdict(e)
 	return v, standard && v >= 0 && v != e.next
 }
 
-// chainName returns the name of the chain that begins with an entry. It returns "ERROR" at the end of the table.
+// chainName returns the name of the user-defined chain that begins with an entry. For the last entry of the table, the name is "ERROR".
 func (b *blob) chainName(e entry) (string, bool) {
 	const longest = 30
 	data := b.entries[e.target+targetHeader : e.next]
@@ -113,11 +112,11 @@ func (b *blob) comment(e entry) string {
 	return ""
 }
 
-// content is a parsed blob. Every entry except the end of the table belongs to a chain: as its first or last entry, or as a rule.
+// content is a parsed blob. Each entry except the last one of the table belongs to a chain: as its first or last entry, or as a rule.
 type content struct {
 	ruleset
 	entries []entry
-	// chainOf is the chain of each entry. ruleOf is the index of each rule in the ruleset, -1 for other entries.
+	// chainOf has the chain of each entry. ruleOf has the index of the entry's rule in the ruleset, or -1 if it is no rule.
 	chainOf []string
 	ruleOf  []int
 }
@@ -125,7 +124,7 @@ type content struct {
 // verdictDrop is the value of a standard target that drops: -NF_DROP-1.
 const verdictDrop = -1
 
-// parse parses a blob.
+// parse parses a blob. An error means that it does not have the kernel's layout.
 func (b *blob) parse(table string) (*content, error) {
 	c := &content{ruleset: ruleset{table: table}}
 	first := map[int]string{}
@@ -136,7 +135,7 @@ func (b *blob) parse(table string) (*content, error) {
 			last[name], isLast[int(b.Underflow[h])] = int(b.Underflow[h]), true
 		}
 	}
-	starts := map[int]string{} // offset to which a jump to a chain leads
+	starts := map[int]string{} // chain by the offset of jumps to it
 	var begins []bool
 	current := ""
 	for offset := 0; offset < len(b.entries); {
@@ -190,7 +189,7 @@ func (b *blob) parse(table string) (*content, error) {
 	return c, nil
 }
 
-// without returns a blob without the removed parts, and the index in c.entries of each remaining entry.
+// without returns a blob without the parts in r, and for each remaining entry its index in c.entries.
 func (b *blob) without(c *content, r *removal) (*blob, []int, error) {
 	goes := map[int]bool{}
 	for _, i := range r.jumps {
@@ -198,7 +197,7 @@ func (b *blob) without(c *content, r *removal) (*blob, []int, error) {
 	}
 	out := &blob{tableInfo: b.tableInfo, layout: b.layout}
 	var from []int
-	moved := map[int]int{} // old offset to new one; for a removed entry, that of the next entry
+	moved := map[int]int{} // new offset by old offset; for a removed entry, the offset of the next remaining one
 	for i, e := range c.entries {
 		moved[e.offset] = len(out.entries)
 		if r.chains[c.chainOf[i]] || c.ruleOf[i] >= 0 && goes[c.ruleOf[i]] {
@@ -220,7 +219,7 @@ func (b *blob) without(c *content, r *removal) (*blob, []int, error) {
 	return out, from, nil
 }
 
-// fixJumps updates jumps to the new offsets of their chains.
+// fixJumps replaces the offsets of jumps with the new ones.
 func (b *blob) fixJumps(old *blob, moved map[int]int) error {
 	for offset := 0; offset < len(b.entries); {
 		e, err := b.at(offset)

@@ -21,7 +21,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// addresses are those of the rules in testdata, by family.
+// addresses has the addresses in the rules of testdata, by family.
 var addresses = [2]struct {
 	web, dns, empty, external netip.Addr
 	service, pods             string
@@ -39,7 +39,7 @@ var addresses = [2]struct {
 // webName is the Service with all kinds of addresses.
 var webName = types.NamespacedName{Namespace: "default", Name: "web"}
 
-// ours returns a plan for the Services in testdata, with or without recognition of local pods.
+// ours returns a plan for the Services in testdata, with or without detection of local pods, and the Service web.
 func ours(l *lab.Lab, pods bool) (*plan.Planner, *model.Service) {
 	options := plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000, AnyNodeAddress: [2]bool{true, true}}
 	web := &model.Service{Name: webName}
@@ -100,7 +100,7 @@ func (f *flow) check(t testing.TB) {
 	}
 }
 
-// switchOver is a lab in which this program replaces kube-proxy.
+// switchOver is a lab in which kube-nftproxy replaces kube-proxy.
 type switchOver struct {
 	*lab.Lab
 	flows   []*flow
@@ -156,7 +156,7 @@ func (s *switchOver) clients(f inet.Family) []struct {
 	}
 }
 
-// connect opens a flow of every kind, under the present rules.
+// connect opens a flow of each client, under the current rules.
 func (s *switchOver) connect(t testing.TB) {
 	t.Helper()
 	for _, f := range inet.Families {
@@ -225,7 +225,7 @@ func (s *switchOver) setWeb(t testing.TB, web *model.Service) {
 	})
 }
 
-// take removes kube-proxy's objects that are not in use.
+// take removes kube-proxy's objects except those in use.
 func (s *switchOver) take(t testing.TB) (busy int) {
 	t.Helper()
 	logger, _ := logged(t)
@@ -262,8 +262,8 @@ func (s *switchOver) sh(t testing.TB, stdin, name string, args ...string) string
 	return string(out)
 }
 
-// Connections that kube-proxy's iptables rules translated continue after the removal of the rules. New connections meet the
-// program's rules.
+// Connections that kube-proxy's iptables rules have translated continue after the removal of these rules. New connections meet the program's
+// rules.
 func TestConnectionsOutliveTheRules(t *testing.T) {
 	for _, b := range backends {
 		t.Run(string(b), func(t *testing.T) {

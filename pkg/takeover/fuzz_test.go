@@ -84,8 +84,8 @@ func encodeInfo(i tableInfo) []byte {
 	return b
 }
 
-// No table causes a panic. A table without kube-proxy's objects stays the same byte for byte. Otherwise the rest is a valid table
-// with all other objects.
+// No table causes a panic. If nothing is removed, the table stays the same byte for byte. Otherwise the rest is a valid table with all other
+// objects.
 func FuzzTable(f *testing.F) {
 	for _, l := range []layout{layout4, layout6} {
 		b := kubeProxysTable(l)
@@ -129,7 +129,7 @@ func checkRest(t *testing.T, before *content, r *removal, rest *blob) {
 	}
 	for _, c := range after.chains {
 		if r.chains[c.name] {
-			t.Errorf("chain %q is still there", c.name)
+			t.Errorf("chain %q is left", c.name)
 		}
 	}
 	stay := 0
@@ -143,7 +143,7 @@ func checkRest(t *testing.T, before *content, r *removal, rest *blob) {
 	}
 }
 
-// No answer of ipvs or ipset causes a panic. A virtual server is encoded as it was decoded.
+// No answer of ipvs or ipset causes a panic. A decoded virtual server is encoded to the same attributes.
 func FuzzAnswers(f *testing.F) {
 	genl := make([]byte, nl.SizeofGenlmsg)
 	for _, s := range []server{

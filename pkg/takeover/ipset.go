@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ipsetModule exists if the kernel has ipset. A request without it would load the module.
+// ipsetModule exists if ipset is loaded or built in. Without this check, a request would load the module.
 const ipsetModule = "/sys/module/ip_set"
 
-// kubeProxysIPSets returns the sets with a name of kube-proxy's.
+// kubeProxysIPSets returns the names of kube-proxy's sets.
 func kubeProxysIPSets() (list []string, err error) {
 	if _, err := os.Stat(ipsetModule); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -52,7 +52,7 @@ func ipsetName(m []byte) (string, error) {
 	return string(bytes.TrimRight(attributes[nl.IPSET_ATTR_SETNAME], "\x00")), err
 }
 
-// removeIPSets removes kube-proxy's sets. Rules that use them must be removed before.
+// removeIPSets removes kube-proxy's sets. Remove the rules that use them first.
 func removeIPSets(note *notes) error {
 	list, err := kubeProxysIPSets()
 	if err != nil {

@@ -29,7 +29,7 @@ var backends = []backend{"nft", "legacy"}
 
 func (b backend) kind() Kind { return Kind("iptables-" + string(b)) }
 
-// run runs a command of iptables, such as iptables-restore, on this backend.
+// run runs a command of iptables of this backend, such as iptables-restore.
 func (b backend) run(t testing.TB, stdin string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command("xtables-"+string(b)+"-multi", args...)
@@ -63,7 +63,7 @@ func (b backend) save(t testing.TB) string {
 	return regexp.MustCompile("(?m)^#.*\n").ReplaceAllString(out, "")
 }
 
-// more appends another program's rules behind kube-proxy's.
+// more appends another program's rules after kube-proxy's.
 func (b backend) more(t testing.TB) {
 	t.Helper()
 	for _, c := range commands {
@@ -78,8 +78,8 @@ func (b backend) more(t testing.TB) {
 	b.countPolicies(t)
 }
 
-// countPolicies sets the counters of built-in chains from another file: iptables-legacy-restore resets those that are missing in
-// its file.
+// countPolicies sets the counters of built-in chains to those of another file. iptables-legacy-restore resets the counters of chains that its
+// file lacks.
 func (b backend) countPolicies(t testing.TB) {
 	t.Helper()
 	rules := regexp.MustCompile("(?m)^([-[].*|:.* - .*)\n")
@@ -108,7 +108,7 @@ func command(t testing.TB, stdin, name string, args ...string) string {
 	return string(out)
 }
 
-// kubeProxy creates the iptables rules of a kube-proxy mode, in the form in which kube-proxy made them.
+// kubeProxy creates the iptables rules of a mode of kube-proxy, as a real kube-proxy has written them.
 func kubeProxy(t testing.TB, b backend, mode string) {
 	t.Helper()
 	switch mode {
@@ -123,7 +123,7 @@ func kubeProxy(t testing.TB, b backend, mode string) {
 	}
 }
 
-// makeAccount creates an accounting object to which a rule of mode iptables refers by name.
+// makeAccount creates an nfacct object, to which a rule of mode iptables refers by its name.
 func makeAccount(t testing.TB, name string) {
 	t.Helper()
 	const subsystem, newAccount, accountName = 7, 0, 1
@@ -135,7 +135,7 @@ func makeAccount(t testing.TB, name string) {
 	}
 }
 
-// generation returns the number of changes to nftables so far.
+// generation returns the number of commits to the ruleset of nftables so far.
 func generation(t testing.TB) uint32 {
 	t.Helper()
 	conn, err := nft.Open()
@@ -165,8 +165,8 @@ func logged(t testing.TB) (klog.Logger, func() string) {
 	return logger, logger.GetSink().(ktesting.Underlier).GetBuffer().String
 }
 
-// After the removal, all other rules are the same as without kube-proxy: order, data, counters.
-func TestOnlyKubeProxysRulesGo(t *testing.T) {
+// After the removal, all other rules equal those of a node without kube-proxy, in order, data and counters.
+func TestOnlyKubeProxysRulesAreRemoved(t *testing.T) {
 	for _, b := range backends {
 		for _, mode := range []string{"iptables", "ipvs"} {
 			t.Run(string(b)+" "+mode, func(t *testing.T) {
@@ -200,7 +200,7 @@ func TestOnlyKubeProxysRulesGo(t *testing.T) {
 					strings.Count(log(), "The policy of chain FORWARD is drop") != len(inet.Families) {
 					t.Errorf("log:\n%s", log())
 				}
-				// Missing objects are no error, and nothing changes.
+				// A second removal is no error, and changes nothing.
 				before = generation(t)
 				if err := Cleanup(logger, nil); err != nil {
 					t.Error(err)
@@ -221,7 +221,7 @@ func TestPartlyRemovedStates(t *testing.T) {
 			name string
 			edit func(text string) string
 			kept []string
-			// nft is a change that only nft can make.
+			// nft is a change that iptables cannot make.
 			nft string
 		}{
 			{name: "no jumps", edit: func(s string) string { return jumps.ReplaceAllString(s, "") }},
@@ -229,7 +229,7 @@ func TestPartlyRemovedStates(t *testing.T) {
 			{name: "canaries only", edit: func(string) string {
 				return "*nat\n:KUBE-PROXY-CANARY -\nCOMMIT\n*mangle\n:KUBE-PROXY-CANARY -\nCOMMIT\n"
 			}},
-			{name: "a jump twice", edit: func(s string) string {
+			{name: "a duplicate jump", edit: func(s string) string {
 				return strings.Replace(s, "*nat\n", "*nat\n:KUBE-SERVICES -\n-A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n", 1)
 			}},
 			{name: "another program uses a chain", edit: func(s string) string {
@@ -269,13 +269,13 @@ func TestPartlyRemovedStates(t *testing.T) {
 				for _, name := range tc.kept {
 					want[name] = true
 					if !strings.Contains(log(), name) {
-						t.Errorf("the log doesn't say that %s stays:\n%s", name, log())
+						t.Errorf("the log lacks the remaining chain %s:\n%s", name, log())
 					}
 				}
 				if diff := cmp.Diff(want, left); diff != "" {
 					t.Errorf("chains left (-want +got):\n%s", diff)
 				}
-				// A kubelet may have made the chain that stays, so it is not counted.
+				// The remaining chain does not count, because a kubelet may have created it.
 				if there := look(t); there.any() {
 					t.Errorf("leftovers: %v", there)
 				}
@@ -284,8 +284,8 @@ func TestPartlyRemovedStates(t *testing.T) {
 	}
 }
 
-// If the kernel rejects the removal, the error names a command. The command has the same effect, except that it also removes other
-// programs' jumps to kube-proxy's chains.
+// If the kernel rejects the removal, the error has a command. The command has the same effect, and also removes jumps of other programs to
+// kube-proxy's chains.
 func TestTheCommandToRunByHand(t *testing.T) {
 	const b = backend("legacy")
 	lab.EnterNamespace(t)

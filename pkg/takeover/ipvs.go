@@ -15,7 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// ipvs holds the kernel's generic netlink family number of ipvs.
+// ipvs is the kernel's ipvs. family is its generic netlink family.
 type ipvs struct {
 	family int
 	// excluded are the addresses of other programs' virtual servers (ipvs.excludeCIDRs).
@@ -37,7 +37,7 @@ const (
 	destActive, destInactive, destFamily                              = 7, 8, 11
 )
 
-// openIPVS returns nil if the kernel has no ipvs. It lists all families, because a request for a family by name would load its module.
+// openIPVS returns nil if ipvs is neither loaded nor built in. It lists all families, because a request for a family by name would load its module.
 func openIPVS(excluded []netip.Prefix) (*ipvs, error) {
 	families, err := netlink.GenlFamilyList()
 	if err != nil {
@@ -71,7 +71,7 @@ func (s server) attribute() *nl.RtAttr {
 	return a
 }
 
-// dest is a real server of a virtual server. raw holds its attributes.
+// dest is a real server of a virtual server. raw has its attributes.
 type dest struct {
 	raw                      map[uint16][]byte
 	weight, active, inactive uint32
@@ -130,7 +130,7 @@ func attributesOf(b []byte) (map[uint16][]byte, error) {
 	return m, nil
 }
 
-// servers returns the virtual servers that have an address and are not excluded. kube-proxy makes none for a firewall mark.
+// servers returns the virtual servers that have an address and are not excluded. Virtual servers of a firewall mark are not kube-proxy's.
 func (v *ipvs) servers() (list []server, err error) {
 	services, err := v.list(ipvsGetService, ipvsService)
 	if err != nil {
@@ -145,7 +145,7 @@ func (v *ipvs) servers() (list []server, err error) {
 	return list, nil
 }
 
-// serverOf parses a virtual server's attributes. One for a firewall mark has no address.
+// serverOf parses a virtual server's attributes. It returns false for a virtual server of a firewall mark, which has no address.
 func serverOf(a map[uint16][]byte) (s server, ok bool) {
 	if len(a[svcFwmark]) > 0 || len(a[svcAF]) < 2 || len(a[svcProtocol]) < 2 || len(a[svcPort]) < 2 || len(a[svcAddr]) < 16 {
 		return s, false
@@ -176,7 +176,7 @@ func (v *ipvs) dests(s server) (list []dest, err error) {
 	return list, nil
 }
 
-// quiesce sets the weight of a real server to zero, so that it gets no new connections.
+// quiesce sets the weight of a real server to 0, so that it gets no new connections.
 func (v *ipvs) quiesce(s server, d dest) error {
 	a := nl.NewRtAttr(ipvsDest|unix.NLA_F_NESTED, nil)
 	for _, typ := range []uint16{destAddr, destPort, destForward, destUpper, destLower, destFamily} {
@@ -198,8 +198,8 @@ func (v *ipvs) remove(s server) error {
 	return nil
 }
 
-// drain removes the virtual servers without connections, and stops new connections to the others. If patient is false, it removes
-// all servers. It returns the remaining servers and the number of removed ones.
+// drain removes the virtual servers without connections, and stops new connections to the other ones. If patient is false, it removes all
+// virtual servers. It returns the remaining ones and the number of removed ones.
 func (v *ipvs) drain(patient bool) (left []server, removed int, err error) {
 	servers, err := v.servers()
 	if err != nil {
@@ -226,7 +226,7 @@ func (v *ipvs) drain(patient bool) (left []server, removed int, err error) {
 
 // drainOne stops new connections to a virtual server, and reports whether it still has connections.
 func (v *ipvs) drainOne(s server) (busy bool, err error) {
-	// After it has set weights to zero, it lists the real servers again, to count connections that began in between.
+	// After it has set weights to 0, it lists the real servers again, because connections may have begun after the first list.
 	dests, err := v.dests(s)
 	if err != nil {
 		return true, err

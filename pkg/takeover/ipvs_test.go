@@ -19,7 +19,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// needIPVS skips a test if the kernel has no ipvs. The virtual machines of hack/kernels.sh have it.
+// needIPVS skips a test if the kernel has no ipvs. The kernels of hack/kernels.sh have ipvs.
 func needIPVS(t *testing.T) {
 	t.Helper()
 	// If modules cannot be loaded, the feature is built in or missing.
@@ -30,7 +30,7 @@ func needIPVS(t *testing.T) {
 	case v == nil && os.Getenv("REQUIRE_IPVS") != "":
 		t.Fatal("the kernel has no ipvs, but REQUIRE_IPVS is set")
 	case v == nil:
-		t.Skip("the kernel has no ipvs; hack/kernels.sh runs this test on kernels that have")
+		t.Skip("the kernel has no ipvs; hack/kernels.sh runs this test on kernels with ipvs")
 	}
 }
 
@@ -60,7 +60,7 @@ func (s *switchOver) kubeProxyIPVS(t *testing.T, b backend) {
 	})
 }
 
-// await polls, because the kernel sends no event.
+// await polls until check succeeds: the kernel sends no event.
 func await(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	const patience = 3 * time.Minute
@@ -71,7 +71,7 @@ func await(t testing.TB, what string, done func() bool) {
 	}
 }
 
-// scheduled lists the connections that ipvs knows: protocol, client, virtual server. ipvs keeps a closed connection for minutes.
+// scheduled lists the connections of ipvs by protocol, client and virtual server. ipvs lists a closed connection for some minutes.
 func (s *switchOver) scheduled(t testing.TB) (list []string) {
 	t.Helper()
 	for _, line := range strings.Split(s.sh(t, "", "ipvsadm", "-L", "-n", "-c"), "\n") {
@@ -100,15 +100,15 @@ func (s *switchOver) servers(t testing.TB) (list []string) {
 	return list
 }
 
-// Connections by ipvs continue until they end. Meanwhile new connections meet the program's rules, and the node's own ports are
-// not reachable at a Service's address. After the last connection, all objects are removed.
+// Connections of ipvs continue until they end. Meanwhile, new connections meet the program's rules, and the node's own ports are not reachable
+// at a Service's address. After the last connection, all objects are removed.
 func TestConnectionsByIPVSAreDrained(t *testing.T) {
 	needIPVS(t)
 	for _, tc := range []struct {
 		b    backend
-		pods bool // whether local pods are recognised
+		pods bool // whether local pods are detected
 	}{{"nft", false}, {"legacy", true}} {
-		t.Run(fmt.Sprintf("%s, pods known %t", tc.b, tc.pods), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, pods detected %t", tc.b, tc.pods), func(t *testing.T) {
 			s := newSwitchOver(t)
 			s.kubeProxyIPVS(t, tc.b)
 			s.connect(t)
@@ -140,8 +140,8 @@ func TestConnectionsByIPVSAreDrained(t *testing.T) {
 			}
 			s.check(t, "while ipvs connections continue")
 			s.checkDeleted(t)
-			// With these timeouts, ipvs forgets closed TCP connections and idle UDP flows after a second, instead of minutes. It forgets
-			// reset connections after ten seconds.
+			// With these timeouts, ipvs drops closed TCP connections and idle UDP flows after a second instead of minutes. It drops reset
+			// connections after ten seconds.
 			s.sh(t, "", "ipvsadm", "--set", "900", "1", "1")
 			for _, fl := range s.flows {
 				fl.check(t)
@@ -168,8 +168,7 @@ func TestConnectionsByIPVSAreDrained(t *testing.T) {
 	}
 }
 
-// checkDeleted checks that a Service that is deleted during draining gets no new connections, although its virtual servers still
-// exist.
+// checkDeleted checks that a Service that is deleted while ipvs drains gets no new connections, although its virtual servers still exist.
 func (s *switchOver) checkDeleted(t testing.TB) {
 	t.Helper()
 	s.setWeb(t, nil)
@@ -206,8 +205,8 @@ func (s *switchOver) isLocal(t testing.TB, a netip.Addr) (found bool) {
 	return found
 }
 
-// A cleanup does not wait for connections. Virtual servers that the configuration excludes stay. If kube-proxy's device and sets are
-// missing, all virtual servers stay.
+// Cleanup does not wait for connections. Virtual servers at excluded addresses stay. If kube-proxy's device and sets are missing, all virtual
+// servers stay.
 func TestCleanupOfIPVS(t *testing.T) {
 	needIPVS(t)
 	s := newSwitchOver(t)
@@ -262,7 +261,7 @@ func TestCleanupOfIPVS(t *testing.T) {
 	}
 }
 
-// A device of the same name but another kind stays.
+// A device of the same name but of another type stays.
 func TestADeviceOfAnotherKindStays(t *testing.T) {
 	lab.EnterNamespace(t)
 	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: device}, PeerName: "other"}); err != nil {

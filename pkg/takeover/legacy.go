@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// protocol is one of the two protocols that iptables-legacy has tables for.
+// protocol is IPv4 or IPv6, for each of which iptables-legacy has tables.
 type protocol struct {
-	command string // without the suffix -save or -restore
-	names   string // the kernel's file with the existing tables
+	command string // its name, without the suffix -save or -restore
+	names   string // file of /proc/net with the names of the existing tables
 	family  int
 	level   int
 	layout
@@ -29,8 +29,8 @@ var protocols = []protocol{
 	{"ip6tables-legacy", "ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, layout6},
 }
 
-// tables returns the existing tables in which kube-proxy may have rules. A request for a missing table would create it, and load
-// a module.
+// tables returns the existing tables in which kube-proxy may have rules. Without this check, a request for a missing table would create it and
+// load a module.
 func (p *protocol) tables() (list []string, err error) {
 	names, err := os.ReadFile(filepath.Join("/proc/thread-self/net", p.names))
 	if errors.Is(err, os.ErrNotExist) {
@@ -85,7 +85,7 @@ func removeLegacy(note *notes) error {
 	})
 }
 
-// byHand returns a shell command that removes kube-proxy's chains from a table.
+// byHand returns a shell command with which an administrator can remove kube-proxy's chains from a table.
 func (p *protocol) byHand(table string) string {
 	var names []string
 	for _, t := range tables {
@@ -103,7 +103,7 @@ func (p *protocol) byHand(table string) string {
 		p.command)
 }
 
-// eachLegacy calls f for each existing table, and continues after an error.
+// eachLegacy calls f for each existing table of both protocols. It continues after an error, and returns all errors.
 func eachLegacy(f func(*xtables, string) error) error {
 	var errs []error
 	for _, p := range protocols {
@@ -125,7 +125,8 @@ func eachLegacy(f func(*xtables, string) error) error {
 	return errors.Join(errs...)
 }
 
-// xtables is a socket for the kernel interface of iptables-legacy. Any IP socket serves; one for UDP needs only CAP_NET_ADMIN.
+// xtables is a socket for the kernel interface of iptables-legacy. The kernel accepts any IP socket. A UDP socket needs no capability except
+// CAP_NET_ADMIN.
 type xtables struct {
 	protocol
 	fd int
@@ -152,7 +153,7 @@ const (
 	getEntries     = 65
 )
 
-// longestTableName is the size of a table's name.
+// longestTableName is the size of the field with a table's name.
 const longestTableName = 32
 
 func (s *xtables) get(option int, buf []byte) error {
@@ -174,7 +175,8 @@ func (s *xtables) set(option int, buf []byte) error {
 	return nil
 }
 
-// read reads a table. It returns EAGAIN if, at each attempt, the table changes between the reads of its size and of its content.
+// read reads a table. It returns EAGAIN if, at each attempt, the table has changed between the request for its size and the request for its
+// content.
 func (s *xtables) read(table string) (b *blob, err error) {
 	err = again(func() (err error) {
 		b, err = s.readOnce(table)
@@ -208,7 +210,7 @@ func (s *xtables) readOnce(table string) (*blob, error) {
 	return b, nil
 }
 
-// clear removes kube-proxy's part from a table in one change. Remaining rules keep their counters.
+// clear removes kube-proxy's chains and rules from a table in one change. The remaining rules keep their counters.
 func (s *xtables) clear(table string) (change, error) {
 	done := change{table: fmt.Sprintf("table %s of %s", table, s.command)}
 	unlock, err := lockXtables(lockFile)
@@ -254,7 +256,7 @@ func (s *xtables) replace(table string, b *blob, entries int) ([]byte, error) {
 		}
 	}
 	buf = binary.NativeEndian.AppendUint32(buf, uint32(entries))
-	// Objects on the heap do not move, and the slice is returned: the address stays valid.
+	// The address stays valid: objects on the heap do not move, and the slice is returned.
 	buf = binary.NativeEndian.AppendUint64(buf, uint64(uintptr(unsafe.Pointer(unsafe.SliceData(counted)))))
 	if err := s.set(setReplace, append(buf, b.entries...)); err != nil {
 		return nil, fmt.Errorf("replace table: %w", err)
@@ -262,7 +264,7 @@ func (s *xtables) replace(table string, b *blob, entries int) ([]byte, error) {
 	return counted, nil
 }
 
-// addCounters adds the old counters to the entries of a replaced table, which count from zero.
+// addCounters adds the old counters to the entries of a replaced table, whose counters start at 0.
 func (s *xtables) addCounters(table string, counted []byte, from []int) error {
 	// struct xt_counters_info: name, num_counters, padding to eight bytes, counters.
 	buf := make([]byte, longestTableName+8, longestTableName+8+len(from)*counterSize)
@@ -277,15 +279,15 @@ func (s *xtables) addCounters(table string, counted []byte, from []int) error {
 	return nil
 }
 
-// lockFile is the file that iptables-legacy locks while it changes a table. Like this program, it reads a whole table and rewrites
-// it, so two changes at once would lose one of them.
+// lockFile is the file that iptables-legacy locks while it changes a table. Both programs read a whole table and write it again. Without the
+// lock, one of two simultaneous changes would be lost.
 const lockFile = "/run/xtables.lock"
 
-// lockWait is the longest wait for the lock: iptables-restore takes seconds for very many rules.
+// lockWait is the longest wait for the lock: iptables-restore with very many rules takes seconds.
 const lockWait = 10 * time.Second
 
-// lockXtables waits for the lock. If it cannot open the file, as in a container without the node's /run, it locks nothing and returns
-// no error: other programs would not see a lock on another file.
+// lockXtables waits for the lock. If it cannot open the file, for example in a container without the node's /run, it returns without the lock
+// and without an error.
 func lockXtables(name string) (unlock func(), err error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {

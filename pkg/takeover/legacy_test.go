@@ -26,7 +26,7 @@ func openLegacy(t *testing.T) *xtables {
 	return s
 }
 
-// A change by another program between read and write is never lost: the kernel rejects the write, and the change is retried.
+// A change by another program between read and write is not lost: the kernel rejects the write, and the program reads the table again.
 func TestATableThatChangesMeanwhile(t *testing.T) {
 	const b = backend("legacy")
 	lab.EnterNamespace(t)
@@ -62,11 +62,11 @@ func TestATableThatChangesMeanwhile(t *testing.T) {
 		return nil
 	})
 	if err != nil || tries != 3 {
-		t.Errorf("tried %d times, %v", tries, err)
+		t.Errorf("%d attempts, %v", tries, err)
 	}
 }
 
-// An unexpected layout is an error, never a panic or a wrong table.
+// A table with an unexpected layout causes an error, never a panic or a wrong table.
 func TestUnexpectedLayouts(t *testing.T) {
 	lab.EnterNamespace(t)
 	backend("legacy").restore(t, "foreign-")
@@ -103,18 +103,18 @@ func TestUnexpectedLayouts(t *testing.T) {
 		t.Errorf("%d of 3000 damaged tables were rejected", failed)
 	}
 	if c, err := good.parse("filter"); err != nil || len(c.rules) < 20 {
-		t.Errorf("the good one: %v", err)
+		t.Errorf("the undamaged table: %v", err)
 	}
 }
 
-// While iptables holds the lock, it may be about to write a table that it has read.
+// The program waits for the lock of iptables: the holder may be about to write a table that it has read.
 func TestTheLockIsWaitedFor(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "lock")
 	held, err := os.Create(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Flock(int(held.Fd()), unix.LOCK_SH); err != nil { // only a request for an exclusive lock waits for it
+	if err := unix.Flock(int(held.Fd()), unix.LOCK_SH); err != nil { // a shared lock blocks only requests for an exclusive lock
 		t.Fatal(err)
 	}
 	locked := make(chan error)
@@ -127,7 +127,7 @@ func TestTheLockIsWaitedFor(t *testing.T) {
 	}()
 	select {
 	case err := <-locked:
-		t.Fatalf("got the lock that is held: %v", err)
+		t.Fatalf("got a lock that is held: %v", err)
 	case <-time.After(100 * time.Millisecond):
 	}
 	held.Close()

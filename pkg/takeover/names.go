@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// tables are the tables of iptables in which kube-proxy makes chains, with the chains' names (kube-proxy: cleanupLeftovers in
-// iptables/cleanup.go, iptablesCleanupChains in ipvs/proxier.go). The kubelet's chains are not included: KUBE-FIREWALL,
-// KUBE-MARK-DROP, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT.
+// tables are the tables of iptables in which kube-proxy creates chains, with the names of these chains (kube-proxy: cleanupLeftovers in
+// iptables/cleanup.go, iptablesCleanupChains in ipvs/proxier.go). The chains of the kubelet are not included: KUBE-FIREWALL, KUBE-MARK-DROP,
+// KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT.
 var tables = []struct {
 	name   string
 	chains []string
@@ -23,10 +23,10 @@ var tables = []struct {
 	{"mangle", []string{"KUBE-PROXY-CANARY"}},
 }
 
-// perService are the prefixes of nat chains for one service or endpoint. KUBE-XLB- is from versions before 1.24.
+// perService are the prefixes of nat chains for one service port or endpoint. Versions before 1.24 use KUBE-XLB-.
 var perService = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-SEP-", "KUBE-FW-", "KUBE-XLB-"}
 
-// isKubeProxys reports whether a chain has the name of one that kube-proxy makes.
+// isKubeProxys reports whether a chain has the name of a chain that kube-proxy creates.
 func isKubeProxys(table, chain string) bool {
 	for _, t := range tables {
 		if t.name == table && slices.Contains(t.chains, chain) {
@@ -36,11 +36,11 @@ func isKubeProxys(table, chain string) bool {
 	return table == "nat" && slices.ContainsFunc(perService, func(p string) bool { return strings.HasPrefix(chain, p) })
 }
 
-// shared are chains that a kubelet before 1.28 makes, too, and restores after a deletion. Alone, they do not show that kube-proxy
-// ran.
+// shared are chains that a kubelet before 1.28 also creates, and restores after a deletion. If a table has no other chains of kube-proxy, they
+// are the kubelet's.
 var shared = []string{"KUBE-MARK-MASQ", "KUBE-POSTROUTING"}
 
-// count returns the number of kube-proxy's chains in a table.
+// count returns the number of kube-proxy's chains in a table, or 0 if there are only shared ones.
 func count(table string, chains []string) (n int) {
 	certain := false
 	for _, c := range chains {
@@ -55,18 +55,18 @@ func count(table string, chains []string) (n int) {
 	return n
 }
 
-// isKubeProxysJump reports whether kube-proxy made a rule, by its comment. The rule is in a built-in chain and leads to one of
-// kube-proxy's chains. All versions of kube-proxy add a comment to such rules.
+// isKubeProxysJump reports whether kube-proxy has written a rule, by the rule's comment. The rule must be in a built-in chain and jump to a
+// chain of kube-proxy: all versions of kube-proxy add a comment to such rules.
 func isKubeProxysJump(comment string) bool {
 	return strings.HasPrefix(comment, "kubernetes ") || strings.HasPrefix(comment, "kube-proxy ")
 }
 
-// device is the device on which mode ipvs places the addresses of Services.
+// device is the network device to which mode ipvs adds the addresses of Services.
 const device = "kube-ipvs0"
 
 // ipsets returns the names of the sets of mode ipvs (kube-proxy: ipvs/ipset.go).
 func ipsets() []string {
-	// kube-proxy cuts longer names of IPv6 sets to the kernel's limit.
+	// kube-proxy truncates the names of IPv6 sets to the kernel's limit.
 	const longest = 31
 	var names []string
 	for _, suffix := range []string{

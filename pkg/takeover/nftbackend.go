@@ -11,7 +11,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// attempts is the number of attempts of a change if other programs change the ruleset between read and write.
+// attempts is the number of attempts of a change. An attempt fails if another program changes the ruleset between read and write.
 const attempts = 5
 
 // countNFT counts kube-proxy's chains in the tables of iptables-nft.
@@ -41,7 +41,7 @@ func removeNFT(conn *nft.Conn, note *notes) error {
 	return errors.Join(errs...)
 }
 
-// again retries a change if its object was changed meanwhile.
+// again retries a change that failed because another program has changed the object meanwhile.
 func again(try func() error) (err error) {
 	for range attempts {
 		err = try()
@@ -52,6 +52,7 @@ func again(try func() error) (err error) {
 	return err
 }
 
+// removeNFTFamily removes kube-proxy's chains of one family in one batch.
 func removeNFTFamily(conn *nft.Conn, f inet.Family, note *notes) error {
 	b := nft.NewBatch(0)
 	var found []change
@@ -62,7 +63,7 @@ func removeNFTFamily(conn *nft.Conn, f inet.Family, note *notes) error {
 		}
 		r := s.removal()
 		table := &nft.Table{Family: f, Name: t.name}
-		// Delete all rules before all chains: a chain that a rule refers to cannot be deleted.
+		// The kernel does not delete a chain to which a rule refers: so delete all rules before all chains.
 		for _, i := range r.jumps {
 			b.DeleteRule(f, t.name, s.rules[i].chain, handles[i])
 		}
@@ -87,7 +88,7 @@ func removeNFTFamily(conn *nft.Conn, f inet.Family, note *notes) error {
 	return nil
 }
 
-// readNFT reads a table of iptables-nft, if it exists, with the handles of its rules.
+// readNFT reads a table of iptables-nft and the handles of its rules. A missing table is empty.
 func readNFT(conn *nft.Conn, f inet.Family, table string) (*ruleset, []uint64, error) {
 	s := &ruleset{table: table}
 	chains, err := conn.Chains(f, table)

@@ -22,7 +22,7 @@ import (
 // serverName distinguishes this program's servers from kube-proxy's, which have the same pages.
 const serverName = "kube-nftproxy"
 
-// Named adds the header Server with this program's name to a handler's answers.
+// Named returns a handler whose answers have the header Server with this program's name.
 func Named(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Server", serverName)
@@ -39,8 +39,8 @@ const (
 // askTimeout is the time within which a kube-proxy must answer.
 const askTimeout = time.Second
 
-// ports returns the addresses at which a kube-proxy may answer: kube-proxy's default address, and the address that is configured for
-// this program.
+// ports returns the addresses at which a kube-proxy may answer: kube-proxy's default address, and this program's configured address. On a
+// port of all addresses, it may answer on loopback.
 func ports(configured, fallback string) []string {
 	list := []string{fallback}
 	if at, err := netip.ParseAddrPort(configured); err == nil {
@@ -54,8 +54,8 @@ func ports(configured, fallback string) []string {
 	return list
 }
 
-// findRival queries the ports of a kube-proxy, and returns the page at which one answers, or "". An error means that a kube-proxy
-// may run: it may be slow, or this process cannot connect.
+// findRival queries the ports of a kube-proxy. It returns the page that a kube-proxy answers, or "". An error means that a kube-proxy may run:
+// no answer arrived in time, or this process could not connect.
 func findRival(ctx context.Context, metrics, health string) (page string, unknown error) {
 	for _, at := range ports(metrics, defaultMetrics) {
 		status, body, err := ask(ctx, at, "/proxyMode")
@@ -75,8 +75,8 @@ func findRival(ctx context.Context, metrics, health string) (page string, unknow
 	return "", unknown
 }
 
-// ask requests a page, from the network namespace of the calling thread. A page of this program counts as missing. ask returns an
-// error if the result does not prove that the page exists or is missing.
+// ask requests a page, from the network namespace of the calling thread. A page of this program counts as missing. ask returns an error if it
+// is uncertain whether the page exists.
 func ask(ctx context.Context, at, path string) (status int, body string, unknown error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -107,7 +107,7 @@ func ask(ctx context.Context, at, path string) (status int, body string, unknown
 	return response.StatusCode, string(text), nil
 }
 
-// uncertain returns an error if the failure of a request does not prove that no kube-proxy answers.
+// uncertain returns an error if a kube-proxy may run although a request failed: after a timeout, or without files or memory for the request.
 func uncertain(at string, err error) error {
 	var timed net.Error
 	if errors.As(err, &timed) && timed.Timeout() {

@@ -18,7 +18,7 @@ type chain struct {
 	builtin bool
 	// drops is true if the policy of a built-in chain is to drop.
 	drops bool
-	// elsewhere is true if references to the chain exist outside the rules, such as in the elements of a map.
+	// elsewhere is true if something other than the parsed rules refers to the chain, such as the elements of a map.
 	elsewhere bool
 }
 
@@ -31,23 +31,23 @@ type rule struct {
 
 // removal is the part of a ruleset to remove.
 type removal struct {
-	// chains are removed with their rules. jumps are the indexes of other rules to remove, from remaining chains.
+	// chains are the chains to remove with their rules. jumps are the indexes of rules to remove from remaining chains.
 	chains map[string]bool
 	jumps  []int
-	// kept maps kube-proxy's chains that have to stay to the reference that requires them.
+	// kept has kube-proxy's chains that must stay, each with a description of the reference to it.
 	kept map[string]string
-	// unaccepted is true if the table drops packets that no rule accepts, and kube-proxy's rules accepted some.
+	// unaccepted is true if the policy of chain FORWARD is drop, and a rule to remove accepted forwarded packets.
 	unaccepted bool
 }
 
 // empty reports whether there is nothing to remove.
 func (r *removal) empty() bool { return len(r.chains)+len(r.jumps) == 0 }
 
-// keptNames returns the names of kube-proxy's chains that have to stay, sorted.
+// keptNames returns the names of kube-proxy's chains that must stay, sorted.
 func (r *removal) keptNames() []string { return slices.Sorted(maps.Keys(r.kept)) }
 
-// removal returns kube-proxy's part: its chains, and its rules in built-in chains that lead to them. If another program's rule
-// leads to a chain, this chain and all chains that it leads to stay.
+// removal returns the part of kube-proxy: its chains, and its rules in built-in chains that jump to them. If a rule of another program jumps to
+// a chain, this chain stays, with all chains to which its rules jump.
 func (s *ruleset) removal() removal {
 	r := removal{chains: map[string]bool{}, kept: map[string]string{}}
 	builtin, drops := map[string]bool{}, map[string]bool{}

@@ -19,7 +19,7 @@ func TestKubeProxysPart(t *testing.T) {
 	}{
 		{name: "nothing", table: "nat", chains: []string{"PREROUTING", "KUBE-FIREWALL"}},
 		{
-			name: "chains that lead to each other", table: "nat",
+			name: "chains with jumps to each other", table: "nat",
 			chains: []string{"PREROUTING", "KUBE-SERVICES", "KUBE-SVC-A", "KUBE-SEP-B", "KUBE-MARK-MASQ"},
 			rules: []rule{
 				{"PREROUTING", []string{"KUBE-SERVICES"}, portals},
@@ -31,7 +31,7 @@ func TestKubeProxysPart(t *testing.T) {
 			gone: []string{"KUBE-MARK-MASQ", "KUBE-SEP-B", "KUBE-SERVICES", "KUBE-SVC-A"}, jumps: []int{0},
 		},
 		{
-			name: "another program's rule leads to a chain, which leads to others", table: "nat",
+			name: "another program's rule jumps to a chain, which jumps to others", table: "nat",
 			chains: []string{"PREROUTING", "mine", "KUBE-SERVICES", "KUBE-SVC-A", "KUBE-SEP-B", "KUBE-MARK-MASQ", "KUBE-NODEPORTS"},
 			rules: []rule{
 				{"PREROUTING", []string{"KUBE-SERVICES"}, portals},
@@ -55,18 +55,18 @@ func TestKubeProxysPart(t *testing.T) {
 			jumps: []int{0}, kept: map[string]string{"KUBE-FORWARD": "a rule of chain FORWARD"},
 		},
 		{
-			name: "what leads to it can't be read", table: "nat", chains: []string{"KUBE-MARK-MASQ", "KUBE-SEP-B"}, elsewhere: "KUBE-MARK-MASQ",
+			name: "an unreadable reference to a chain", table: "nat", chains: []string{"KUBE-MARK-MASQ", "KUBE-SEP-B"}, elsewhere: "KUBE-MARK-MASQ",
 			gone: []string{"KUBE-SEP-B"}, kept: map[string]string{"KUBE-MARK-MASQ": "a map, or an unreadable rule"},
 		},
 		{
-			name: "the kubelet's", table: "filter", chains: []string{"INPUT", "KUBE-FIREWALL", "KUBE-KUBELET-CANARY", "KUBE-PROXY-CANARY"},
+			name: "chains of the kubelet", table: "filter", chains: []string{"INPUT", "KUBE-FIREWALL", "KUBE-KUBELET-CANARY", "KUBE-PROXY-CANARY"},
 			rules: []rule{
 				{"INPUT", []string{"KUBE-FIREWALL"}, ""},
 				{"INPUT", []string{"KUBE-FIREWALL"}, "kubernetes firewall rules"},
 			},
 			gone: []string{"KUBE-PROXY-CANARY"},
 		},
-		{name: "another table's name", table: "filter", chains: []string{"KUBE-SVC-A", "KUBE-POSTROUTING", "KUBE-SERVICES-MINE"}},
+		{name: "a chain name of another table", table: "filter", chains: []string{"KUBE-SVC-A", "KUBE-POSTROUTING", "KUBE-SERVICES-MINE"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := &ruleset{table: tc.table, rules: tc.rules}

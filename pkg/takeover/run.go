@@ -18,28 +18,29 @@ type Config struct {
 	NodeName string
 	// Metrics and Health are this program's addresses. A running kube-proxy may answer there.
 	Metrics, Health string
-	// Excluded are the addresses of other programs' virtual servers.
+	// Excluded are the addresses of other programs' virtual servers (ipvs.excludeCIDRs).
 	Excluded []netip.Prefix
-	// Report receives a problem about a running kube-proxy. Count receives the number of remaining objects of each kind, after
-	// every check.
+	// Report receives a problem about a running kube-proxy. Count receives the number of objects of each kind, at each check and after
+	// each removal.
 	Report func(model.Problem)
 	Count  func(Kind, int)
 	// Found, if not nil, is called by the goroutine of [Takeover.Run] each time it finds a running kube-proxy.
 	Found func()
 }
 
-// Takeover removes the objects that kube-proxy left, once, and reports a kube-proxy that runs beside this program.
+// Takeover removes the objects that kube-proxy left, and reports a kube-proxy that runs beside this program. After a complete removal, it
+// removes nothing more.
 type Takeover struct {
 	Config
 	synced chan struct{}
 	once   sync.Once
 	// rival is the page at which a kube-proxy answered at the last check.
 	rival string
-	// tried is true after an attempt to remove; left is the number of remaining objects after that attempt. taken is true if the
-	// program will remove nothing more.
+	// tried is true after an attempt to remove, and left has the remaining objects after this attempt. taken is true if the takeover removes
+	// nothing more: the removal is complete, or another program has added objects after an attempt.
 	tried, taken bool
 	left         Leftovers
-	// appeared is true if objects have appeared since that attempt. failed is the last logged failure.
+	// appeared is true if new objects were found after taken was set. failed is the last logged failure.
 	appeared bool
 	failed   string
 	note     *notes
@@ -50,21 +51,21 @@ func New(c Config) *Takeover {
 	return &Takeover{Config: c, synced: make(chan struct{}), left: Leftovers{}}
 }
 
-// lookEvery is the time between two checks. A check without findings takes a millisecond.
+// lookEvery is the time between two checks. A check that finds no objects takes a millisecond.
 const lookEvery = 10 * time.Second
 
-// Rival reports whether a kube-proxy runs or may run. Call it before removing anything of kube-proxy's. It queries up to four
-// addresses, and takes at most a second for each.
+// Rival reports whether a kube-proxy runs or may run. Call it before you remove objects of kube-proxy. It queries up to four addresses, and
+// takes at most a second for each.
 func (t *Takeover) Rival(ctx context.Context) bool {
 	page, unknown := findRival(ctx, t.Metrics, t.Health)
 	return page != "" || unknown != nil
 }
 
-// Synced records that the program's tables are in place, so that kube-proxy's can be removed. It is safe to call repeatedly and
+// Synced records that the program's tables are in the kernel, so that kube-proxy's objects can be removed. It may be called repeatedly and
 // concurrently.
 func (t *Takeover) Synced() { t.once.Do(func() { close(t.synced) }) }
 
-// Run checks immediately, again as soon as the program's tables are in place, and periodically until the context ends.
+// Run checks immediately, again after the first call of Synced, and periodically until the context ends.
 func (t *Takeover) Run(ctx context.Context) {
 	t.note = newNotes(klog.FromContext(ctx))
 	synced := t.synced
@@ -84,7 +85,7 @@ func (t *Takeover) Run(ctx context.Context) {
 	}
 }
 
-// look makes one check. While a kube-proxy runs, and before the program's tables are in place, it only reports.
+// look makes one check. It removes nothing before Synced is called, and nothing while a kube-proxy runs or may run.
 func (t *Takeover) look(ctx context.Context) {
 	var unknown error
 	if !t.taken {
@@ -101,13 +102,13 @@ func (t *Takeover) look(ctx context.Context) {
 		return
 	}
 	if unknown != nil {
-		return // a slow kube-proxy must not lose its rules
+		return // a kube-proxy that answers slowly must keep its rules
 	}
 	if t.rival != "" {
 		t.tried = false
 		return
 	}
-	// A failed removal is retried. But objects that another program adds again stay.
+	// A failed or incomplete removal is retried, unless new objects have appeared: a kube-proxy has been started.
 	t.taken = t.taken || t.tried && t.appearedIn(found).any()
 	if t.taken {
 		t.noteAppeared(found)
@@ -116,14 +117,14 @@ func (t *Takeover) look(ctx context.Context) {
 	t.take()
 }
 
-// take removes kube-proxy's objects.
+// take removes kube-proxy's objects, except those that connections of ipvs need.
 func (t *Takeover) take() {
 	busy, err := remove(t.note, t.Excluded, true)
 	t.noteFailed(err)
 	t.tried, t.taken, t.left = true, err == nil && busy == 0, t.count()
 }
 
-// count returns and reports the number of remaining objects.
+// count returns the number of objects of each kind, and passes it to Count.
 func (t *Takeover) count() Leftovers {
 	l, err := Look(t.Excluded)
 	t.noteFailed(err)
@@ -161,7 +162,7 @@ func (t *Takeover) noteRival(rival string) {
 	t.rival = rival
 }
 
-// appearedIn returns the number of objects of each kind that appeared after the removal.
+// appearedIn returns, by kind, how many more objects were found than the last attempt has left.
 func (t *Takeover) appearedIn(found Leftovers) Leftovers {
 	appeared := Leftovers{}
 	for k, n := range found {
@@ -172,7 +173,7 @@ func (t *Takeover) appearedIn(found Leftovers) Leftovers {
 	return appeared
 }
 
-// noteAppeared reports objects that appeared after the removal: once, and again after they have disappeared.
+// noteAppeared reports objects that appeared after the removal, once. It reports again if they disappear and other ones appear.
 func (t *Takeover) noteAppeared(found Leftovers) {
 	appeared := t.appearedIn(found)
 	if appeared.any() && !t.appeared {

@@ -33,7 +33,7 @@ func enter(t *testing.T) {
 	}
 }
 
-// listen serves pages on an address of the namespace, until it is closed.
+// listen serves a handler on an address of the namespace, until the server is closed.
 func listen(t *testing.T, at string, h http.Handler) *http.Server {
 	t.Helper()
 	l, err := net.Listen("tcp", at)
@@ -46,7 +46,7 @@ func listen(t *testing.T, at string, h http.Handler) *http.Server {
 	return s
 }
 
-// pages answers as kube-proxy does.
+// pages returns a handler of the given pages, like kube-proxy's.
 func pages(list map[string]string) http.Handler {
 	mux := http.NewServeMux()
 	for path, body := range list {
@@ -65,18 +65,18 @@ func TestFindRival(t *testing.T) {
 		metrics, health string
 		want            string
 	}{
-		{name: "nobody"},
+		{name: "no server"},
 		{name: "kube-proxy", at: "127.0.0.1:10249", pages: map[string]string{"/proxyMode": "iptables"}, want: "http://127.0.0.1:10249/proxyMode"},
 		{name: "on the configured port", at: "127.0.0.1:9999", pages: map[string]string{"/proxyMode": "ipvs\n"}, metrics: "0.0.0.0:9999",
 			want: "http://127.0.0.1:9999/proxyMode"},
-		{name: "by IPv6", at: "[::1]:9999", pages: map[string]string{"/proxyMode": "nftables"}, metrics: "[::]:9999",
+		{name: "on IPv6", at: "[::1]:9999", pages: map[string]string{"/proxyMode": "nftables"}, metrics: "[::]:9999",
 			want: "http://[::1]:9999/proxyMode"},
-		{name: "one without metrics", at: "127.0.0.1:10256", pages: map[string]string{"/healthz": healthy}, health: "0.0.0.0:10256",
+		{name: "a kube-proxy without metrics", at: "127.0.0.1:10256", pages: map[string]string{"/healthz": healthy}, health: "0.0.0.0:10256",
 			want: "http://127.0.0.1:10256/healthz"},
-		{name: "ourselves", at: "127.0.0.1:10249", pages: map[string]string{"/proxyMode": "nftables", "/healthz": healthy}, named: true},
+		{name: "this program's metrics", at: "127.0.0.1:10249", pages: map[string]string{"/proxyMode": "nftables", "/healthz": healthy}, named: true},
 		{name: "this program's health", at: "127.0.0.1:10256", pages: map[string]string{"/healthz": healthy}, named: true},
 		{name: "another program", at: "127.0.0.1:10249", pages: map[string]string{"/": "hello", "/proxyMode": "no such page"}},
-		{name: "another health", at: "127.0.0.1:10256", pages: map[string]string{"/healthz": "ok"}},
+		{name: "another program's health", at: "127.0.0.1:10256", pages: map[string]string{"/healthz": "ok"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			enter(t)
@@ -94,7 +94,7 @@ func TestFindRival(t *testing.T) {
 	}
 }
 
-// bench is a takeover that the test steps through.
+// bench is a takeover whose checks the test makes one by one.
 type bench struct {
 	*Takeover
 	ctx      context.Context
@@ -115,7 +115,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// check makes two checks, and compares the objects and the number of problems since the start.
+// check makes two checks of the takeover, and compares the remaining objects and the number of problems since the start.
 func (b *bench) check(t *testing.T, step string, want Leftovers, problems int) {
 	t.Helper()
 	for range 2 {
@@ -143,7 +143,7 @@ func TestNothingIsRemovedBeforeTheFirstSync(t *testing.T) {
 	b.check(t, "before the first sync", Leftovers{IPTablesNFT: chains}, 0)
 	b.Synced()
 	b.Synced()
-	b.check(t, "after it", Leftovers{}, 0)
+	b.check(t, "after the first sync", Leftovers{}, 0)
 }
 
 func TestARunningKubeProxyIsLeftAlone(t *testing.T) {
@@ -163,7 +163,7 @@ func TestARunningKubeProxyIsLeftAlone(t *testing.T) {
 	server := listen(t, "127.0.0.1:10249", pages(map[string]string{"/proxyMode": "iptables"}))
 	b := newBench(t)
 	if !b.Rival(b.ctx) {
-		t.Error("the kube-proxy isn't found")
+		t.Error("Rival() does not find the kube-proxy")
 	}
 	b.check(t, "before the first sync", all, 1)
 	b.Synced()
@@ -174,7 +174,7 @@ func TestARunningKubeProxyIsLeftAlone(t *testing.T) {
 	server.Close()
 	b.check(t, "when it has exited", Leftovers{}, 1)
 
-	// kube-proxy restarts: this is reported each time, and nothing is changed.
+	// If kube-proxy starts again, the takeover reports it each time, and changes nothing.
 	tables()
 	b.check(t, "tables of mode nftables", Leftovers{NFTables: 2}, 2)
 	kubeProxy(t, "legacy", "iptables")
@@ -182,7 +182,7 @@ func TestARunningKubeProxyIsLeftAlone(t *testing.T) {
 	if err := Cleanup(klog.FromContext(b.ctx), nil); err != nil {
 		t.Fatal(err)
 	}
-	b.check(t, "gone again", Leftovers{}, 2)
+	b.check(t, "after a cleanup", Leftovers{}, 2)
 	kubeProxy(t, "nft", "iptables")
 	b.check(t, "chains of iptables-nft", Leftovers{IPTablesNFT: all[IPTablesNFT]}, 3)
 }
@@ -234,12 +234,12 @@ func withoutFiles(t *testing.T, f func()) {
 	f()
 }
 
-// A failed removal is retried. But if a kube-proxy starts meanwhile, its objects stay, although it does not answer: the program
-// uses its ports.
+// A failed removal is retried. But if a kube-proxy starts meanwhile, its objects stay, although it does not answer because this program uses
+// its ports.
 func TestNoConflictAfterAFailure(t *testing.T) {
 	enter(t)
 	kubeProxy(t, "nft", "ipvs")
-	command(t, "", "nft", "add chain ip filter mine; add rule ip filter mine jump KUBE-IPVS-FILTER") // a chain that uses sets
+	command(t, "", "nft", "add chain ip filter mine; add rule ip filter mine jump KUBE-IPVS-FILTER") // keeps a chain that uses sets
 	b := newBench(t)
 	b.Synced()
 	left := Leftovers{IPTablesNFT: 1, IPVS: 6}
@@ -271,21 +271,21 @@ func TestNoConflictAfterAFailure(t *testing.T) {
 	b.check(t, "when that one has exited, too", left, 2)
 }
 
-// A chain that stays because another rule uses it does not count as new.
+// A chain that stays because another rule refers to it does not count as a new object.
 func TestAChainThatStaysIsNoKubeProxy(t *testing.T) {
 	enter(t)
 	kubeProxy(t, "nft", "iptables")
 	command(t, "", "nft", "add chain ip nat mine; add rule ip nat mine jump KUBE-EXT-CDGGSHYLG3RE2FKL")
 	b := newBench(t)
 	b.Synced()
-	// The rule leads to the Service's chain. That chain leads to chains of endpoints, and these lead to KUBE-MARK-MASQ.
+	// The rule jumps to the Service's chain, which jumps to the chains of its endpoints, which jump to KUBE-MARK-MASQ.
 	left := Leftovers{IPTablesNFT: 5}
 	b.check(t, "after the take-over", left, 0)
 	command(t, "", "nft", "flush chain ip nat mine")
 	b.check(t, "after the other rule is deleted", left, 0)
 }
 
-// A kubelet before 1.28 makes two of kube-proxy's chains, and restores them.
+// A kubelet before 1.28 creates two of kube-proxy's chains, and restores them after a deletion.
 func TestAKubeletIsNoKubeProxy(t *testing.T) {
 	enter(t)
 	kubeProxy(t, "nft", "iptables")

@@ -21,9 +21,9 @@ type Kind string
 const (
 	// NFTables are the tables of mode nftables.
 	NFTables Kind = "nftables"
-	// IPTablesNFT are chains of mode iptables or ipvs in the tables of iptables-nft.
+	// IPTablesNFT are the chains of modes iptables and ipvs in the tables of iptables-nft.
 	IPTablesNFT Kind = "iptables-nft"
-	// IPTablesLegacy are such chains in the tables of iptables-legacy.
+	// IPTablesLegacy are the same chains in the tables of iptables-legacy.
 	IPTablesLegacy Kind = "iptables-legacy"
 	// IPVS are the virtual servers, the sets and the device of mode ipvs.
 	IPVS Kind = "ipvs"
@@ -32,11 +32,11 @@ const (
 // Kinds are all kinds of leftovers.
 var Kinds = []Kind{NFTables, IPTablesNFT, IPTablesLegacy, IPVS}
 
-// Leftovers is the number of objects that kube-proxy left, by kind: tables; chains; virtual servers, sets and the device. Each
-// kind that was read has an entry.
+// Leftovers has the number of kube-proxy's objects by kind: tables for NFTables, chains for both backends of iptables, and virtual servers,
+// sets and the device together for IPVS. A kind that could not be read has no entry.
 type Leftovers map[Kind]int
 
-// any reports whether anything is left.
+// any reports whether any number is above 0.
 func (l Leftovers) any() bool {
 	for _, n := range l {
 		if n > 0 {
@@ -46,8 +46,8 @@ func (l Leftovers) any() bool {
 	return false
 }
 
-// Look counts the objects of kube-proxy, running or not. It changes nothing. After an error, the result has the kinds that could
-// be read.
+// Look counts the objects of kube-proxy, whether a kube-proxy runs or not. Virtual servers at excluded addresses do not count. Look changes
+// nothing. After an error, the result has the kinds that could be read.
 func Look(excluded []netip.Prefix) (Leftovers, error) {
 	l := Leftovers{}
 	note := func(k Kind, n int, err error) error {
@@ -97,7 +97,7 @@ func countIPVS(excluded []netip.Prefix) (int, error) {
 	return n + len(servers), err
 }
 
-// Cleanup removes all objects that kube-proxy left, even if they are in use, and logs each.
+// Cleanup removes all objects of kube-proxy except virtual servers at excluded addresses, even if they are in use. It logs the removed objects.
 func Cleanup(logger klog.Logger, excluded []netip.Prefix) error {
 	_, err := remove(newNotes(logger), excluded, false)
 	return err
@@ -105,11 +105,11 @@ func Cleanup(logger klog.Logger, excluded []netip.Prefix) error {
 
 // remove removes objects in the order of their dependencies: rules before the sets that they use.
 //
-// In mode ipvs, the rules accept packets that ipvs forwards, masquerade this node's packets from an address on the device, and
-// protect the node's own ports at those addresses. So the rules stay as long as the addresses.
+// In mode ipvs, the rules accept packets that ipvs forwards, masquerade packets of this node whose source is an address of the device, and
+// block the node's own ports at these addresses. So the rules stay as long as the addresses.
 //
-// If patient is true, remove keeps all objects that ipvs connections need until these connections end. It returns the number of
-// virtual servers with connections. If this is not 0, the caller calls remove again later.
+// If patient is true, remove keeps all objects that connections of ipvs need. It returns the number of virtual servers with connections. If
+// this is not 0, the caller must call remove again later.
 func remove(note *notes, excluded []netip.Prefix, patient bool) (busy int, err error) {
 	link, busy, err := removeServers(note, excluded, patient)
 	if patient && (busy > 0 || err != nil) {
@@ -127,8 +127,8 @@ func remove(note *notes, excluded []netip.Prefix, patient bool) (busy int, err e
 	return busy, errors.Join(errs...)
 }
 
-// removeServers removes kube-proxy's virtual servers, and the addresses of the device that no remaining server uses. It returns the
-// device, or nil, and the number of servers in use.
+// removeServers removes kube-proxy's virtual servers; if patient is true, only those without connections. If servers remain, it also removes
+// the addresses of the device that none of them uses. It returns the device, or nil, and the number of remaining servers.
 func removeServers(note *notes, excluded []netip.Prefix, patient bool) (link netlink.Link, busy int, err error) {
 	if n, err := countIPVS(excluded); n == 0 || err != nil {
 		return nil, 0, err
@@ -150,6 +150,7 @@ func removeServers(note *notes, excluded []netip.Prefix, patient bool) (link net
 	return link, len(left), err
 }
 
+// removeAddresses removes the addresses of the device that no server uses.
 func removeAddresses(note *notes, link netlink.Link, servers []server) error {
 	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
@@ -198,6 +199,7 @@ func removeFromNFTables(note *notes) error {
 	return errors.Join(removeNFT(conn, note), removeTables(conn, note))
 }
 
+// removeTables removes the tables of mode nftables.
 func removeTables(conn *nft.Conn, note *notes) error {
 	var errs []error
 	for _, f := range inet.Families {
