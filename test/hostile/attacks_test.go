@@ -11,25 +11,25 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// evilIP is the cluster IP of the last Service of an attack. It must be served on port 1: an attack may only cost its author the
-// excess part of the object.
+// evilIP is the cluster IP of the last Service of an attack. It must be served on port 1: the program may skip only the excess part of an
+// object.
 const evilIP = "10.96.6.6"
 
-// attack is a flood of objects.
+// attack is a set of hostile objects.
 type attack struct {
 	name string
-	// objects are those of tenant evil. They are written three times, with versions 0, 1 and 2.
+	// objects returns the objects of tenant evil. The test writes versions 0, 1 and 2, one after the other.
 	objects func(n *node, version int) []runtime.Object
-	// silent means that evilIP need not answer.
+	// silent is true if evilIP need not answer.
 	silent bool
 }
 
-// mostMemory is the limit of the program's memory at any time, in MiB.
+// mostMemory is the limit of the program's peak memory in MiB.
 const mostMemory = 200
 
-// The sizes of attacks make sums much smaller than any product of two of their numbers.
+// The sizes of the attacks are chosen so that a sum of two of their numbers is much smaller than the product.
 var attacks = []attack{
-	{name: "nothing but a tenant", objects: func(n *node, version int) (list []runtime.Object) {
+	{name: "200 ordinary Services", objects: func(n *node, version int) (list []runtime.Object) {
 		for i := range 200 {
 			name := fmt.Sprintf("evil/shop-%d", i)
 			s := service(name, fmt.Sprintf("10.96.7.%d", i+1))
@@ -135,7 +135,7 @@ var attacks = []attack{
 			s.Spec.Ports, s.Spec.SessionAffinity = ports(80, 1), corev1.ServiceAffinityClientIP
 			s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
 			endpoints := 1 + (i+version)%200
-			if i >= 200 { // all numbers are in use; more would only test reading 6 MB of manifests
+			if i >= 200 { // all numbers of endpoints are in use; more endpoints would only make the manifests larger
 				endpoints = 1 + (i+version)%5
 			}
 			list = append(list, s, slice(name, 0, portNames(s.Spec.Ports), backendPort, addresses("10.244.16.1", endpoints, 1)...))
@@ -144,7 +144,7 @@ var attacks = []attack{
 	}},
 }
 
-// evil returns the last Service of an attack with a change, and its pod as an endpoint beside others.
+// evil returns the last Service of an attack, with a change. Its endpoints are evil's pod and the given others.
 func evil(n *node, change func(*corev1.Service), others ...netip.Addr) []runtime.Object {
 	s := service("evil/last", evilIP)
 	s.Spec.Ports = ports(1, 1)
@@ -156,7 +156,7 @@ func evil(n *node, change func(*corev1.Service), others ...netip.Addr) []runtime
 	return append(list, slice("evil/last", 0, portNames(s.Spec.Ports), backendPort, n.Pods[2].IPv4))
 }
 
-// ranges returns n source ranges that cannot be merged. None contains the lab's client.
+// ranges returns n source ranges that cannot be joined. None contains the lab's client.
 func ranges(n int) (list []string) {
 	for _, a := range addresses("198.18.0.0", n, 2) {
 		list = append(list, a.String()+"/32")
@@ -164,13 +164,14 @@ func ranges(n int) (list []string) {
 	return list
 }
 
-// TestAttacks floods the node with each attack. Bank's changes are served meanwhile, after a flush of the ruleset, after a
-// restart, and during the removal of the attack. Elements, memory and log lines add up, and nothing is left over.
+// TestAttacks writes the objects of each attack. Bank's changes must be served meanwhile, after a flush of the ruleset, after a restart, and
+// during the deletion of the objects. The numbers of elements and log lines and the memory must stay within limits that add up. After the
+// deletion, no element of evil may be left.
 func TestAttacks(t *testing.T) {
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
 			n := newBank(t)
-			bank := func(when string) { t.Logf("bank waits %v %s, %v without evil", n.bank(), when, n.usual) }
+			bank := func(when string) { t.Logf("bank's change takes %v %s, %v without evil", n.bank(), when, n.usual) }
 			before, lines := n.elements(), n.lines()
 			n.forgetPeak()
 			var objects []runtime.Object
@@ -185,7 +186,7 @@ func TestAttacks(t *testing.T) {
 			n.atMost("elements", float64(n.elements()), float64(before+mostElements(objects)))
 			n.atMost("log lines", float64(n.lines()-lines), float64(100+60*len(objects)))
 			n.nft("flush", "ruleset")
-			t.Logf("bank waits %v for a repair", n.until(patience, "the repair", n.bankServed))
+			t.Logf("the repair for bank takes %v", n.until(patience, "the repair", n.bankServed))
 			n.atMost("MiB of memory", n.memory("VmHWM"), mostMemory)
 			n.Kill()
 			n.start()
@@ -215,8 +216,8 @@ func (n *node) atMost(what string, got, most float64) {
 // frontendsOfAService is the limit of the frontends of one Service.
 const frontendsOfAService = 10_000
 
-// mostElements limits the elements of objects in the kernel: a few for each frontend, for each endpoint of a service port and for
-// each source range.
+// mostElements returns the permitted number of elements for objects: a few for each frontend, for each endpoint of a service port, and for each
+// source range.
 func mostElements(objects []runtime.Object) int {
 	frontends, endpoints, named := 0, 0, map[string]bool{}
 	for _, o := range objects {

@@ -12,10 +12,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// mostGrowth is the largest growth of memory in MiB after objects are deleted: only garbage that Go has not returned yet.
+// mostGrowth is the permitted growth of memory in MiB: garbage that Go has not returned yet.
 const mostGrowth = 40
 
-// TestConflictsAreForgotten: two Services claim the same 5,000 keys, different ones each time, beside one long conflict.
+// TestConflictsAreForgotten: in each round, two Services claim the same 5,000 keys, other keys than before. Beside them, one conflict lasts.
+// The program's memory must not grow.
 func TestConflictsAreForgotten(t *testing.T) {
 	n := newBank(t)
 	claims := func(file, ip string, keys int) {
@@ -31,7 +32,7 @@ func TestConflictsAreForgotten(t *testing.T) {
 	n.grows(60, func(round int) { claims("passing", fmt.Sprintf("198.18.%d.1", round), 5_000) })
 }
 
-// grows repeats an action in many rounds, each with a change of bank. After the first half, memory must not grow.
+// grows repeats an action in many rounds, each with a change of bank. In the second half, memory must not grow by more than mostGrowth.
 func (n *node) grows(rounds int, do func(round int)) {
 	n.Helper()
 	half := 0.0
@@ -45,10 +46,10 @@ func (n *node) grows(rounds int, do func(round int)) {
 	n.atMost("MiB of growth", n.memory("VmRSS")-half, mostGrowth)
 }
 
-// TestReportsOfDeletions deletes one element of 40,000 by hand. The kernel's memory during the repair is bounded: on request, it
-// reports each deletion in a packet of eight kilobytes.
+// TestReportsOfDeletions deletes one element of 40,000 by hand. The repair deletes all of them. If a batch requests reports of its deletions, the
+// kernel needs eight kilobytes for each. The kernel's memory during the repair must stay below a limit.
 func TestReportsOfDeletions(t *testing.T) {
-	const most = 150 // MiB; all reports at once take 300
+	const most = 150 // MiB; 40,000 reports would need 300
 	n := newBank(t)
 	var list []runtime.Object
 	for i := range 40 {
@@ -58,7 +59,7 @@ func TestReportsOfDeletions(t *testing.T) {
 	}
 	n.synced("evil", list...)
 	var took []float64
-	for range 3 { // other programs use the kernel's memory too
+	for range 3 { // the median, because other programs use the kernel's memory, too
 		before, stop, peak := slab(t), make(chan struct{}), make(chan float64)
 		go func() {
 			for most := 0.0; ; most = max(most, slab(t)) {

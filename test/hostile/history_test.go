@@ -22,15 +22,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/oracle"
 )
 
-// By default, histories are always the same.
+// The defaults make each run the same.
 const (
 	defaultSeed  = 1
 	defaultSteps = 60
 )
 
-// TestHistories draws hostile acts of evil, one by one, and ordinary changes of bank. After each of them, packets to bank's
-// addresses match the oracle for bank's objects alone, and elements and log lines add up. HOSTILE_SEED and HOSTILE_STEPS select
-// others.
+// TestHistories makes random steps: hostile acts of evil, ordinary changes of bank, and faults. After each step, packets to bank's addresses must
+// have the result that the oracle predicts from bank's objects alone, and the number of elements must stay within a limit that adds up. At the
+// end, the same applies to log lines. HOSTILE_SEED and HOSTILE_STEPS select other histories.
 func TestHistories(t *testing.T) {
 	seed, steps := setting(t, "HOSTILE_SEED", defaultSeed), setting(t, "HOSTILE_STEPS", defaultSteps)
 	h := &history{
@@ -59,7 +59,7 @@ func TestHistories(t *testing.T) {
 	}
 	h.bank = first
 	h.synced("bank", h.bank...)
-	h.follows("after the removal of all that is evil's")
+	h.follows("after the deletion of all objects of evil")
 	h.until(patience, "the removal", func() error {
 		if got := h.elements(); got > before {
 			return fmt.Errorf("%d elements, want at most %d", got, before)
@@ -81,7 +81,7 @@ func setting(t *testing.T, name string, otherwise int) int {
 	return n
 }
 
-// values returns the values of a map, in the order of its keys.
+// values returns the values of a map, sorted by their keys.
 func values[T any](m map[string]T) (list []T) {
 	for _, name := range sortedKeys(m) {
 		list = append(list, m[name])
@@ -97,7 +97,7 @@ func sortedKeys[T any](m map[string]T) (keys []string) {
 	return keys
 }
 
-// history holds a node, the tenants' objects, and the session affinity of bank's clients.
+// history has a node, the tenants' objects, and the state of session affinity.
 type history struct {
 	*node
 	rand  *rand.Rand
@@ -105,12 +105,13 @@ type history struct {
 	bank  []runtime.Object
 	twins []netip.Addr
 	names []string
-	// clients are bank's clients with session affinity.
+	// clients has the endpoints of bank's clients with session affinity.
 	clients oracle.Memory
+	// written is the number of objects that were written so far.
 	written int
 }
 
-// acts are evil's actions on a Service of its own.
+// acts are evil's actions. Each changes a Service of evil, and returns other objects.
 var acts = []struct {
 	name string
 	do   func(*history, *corev1.Service) []runtime.Object
@@ -171,13 +172,13 @@ var acts = []struct {
 	}},
 }
 
-// boundaryAddresses are bank's, adjacent ones, and the ends of prefixes, some not in canonical form.
+// boundaryAddresses are bank's addresses, addresses next to them, and the ends of prefixes, some of them not in canonical form.
 var boundaryAddresses = []string{
 	"10.96.0.10", "fd00:10:96::10", "203.0.113.10", "::ffff:10.96.0.10", "010.096.000.010", " 10.96.0.10", "fd00:10:96:0::10", "10.96.0.0",
 	"10.96.255.255", "fd00:10:96::ffff", "0.0.0.0", "255.255.255.255", "255.255.255.254", "::", "fe80::1%eth0", "203.0.113.11",
 }
 
-// step carries out an act of evil, an ordinary change of bank, or a fault.
+// step makes one random step, and returns its name: an act of evil, an ordinary change of bank, or a fault.
 func (h *history) step() (what string) {
 	file := fmt.Sprintf("evil-%d", h.rand.IntN(6))
 	switch n := h.rand.IntN(20); {
@@ -209,14 +210,14 @@ func (h *history) step() (what string) {
 	return a.name
 }
 
-// endpoints draws evil's endpoints: its pods, unused addresses, bank's cluster IP and the node.
+// endpoints returns slices with random endpoints: evil's pods, unused addresses, bank's cluster IP and the node.
 func (h *history) endpoints(s *corev1.Service) []runtime.Object {
 	list := some(h, append(addresses("10.244.16.1", 20, 1),
 		h.Pods[2].IPv4, h.Pods[3].IPv4, netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("192.0.2.1")), 24)
 	return slicesOf(s.Namespace+"/"+s.Name, portNames(s.Spec.Ports), int32(one(h, 1, backendPort, 65_535)), list)
 }
 
-// drawBank draws a change of bank.
+// drawBank replaces bank's objects with random ones.
 func (h *history) drawBank() {
 	s := bankService()
 	s.Spec.LoadBalancerSourceRanges = one(h, nil, []string{"192.0.2.0/24"}, []string{"198.51.100.0/24"}, []string{"192.0.2.100/32", "10.244.0.12/32"})
@@ -232,7 +233,7 @@ func (h *history) drawBank() {
 	}
 }
 
-// some draws at most most items of a list, in any order.
+// some returns at most most random items of a list, in random order.
 func some[T any](h *history, list []T, most int) (out []T) {
 	for _, i := range h.rand.Perm(len(list))[:h.rand.IntN(min(most, len(list))+1)] {
 		out = append(out, list[i])
@@ -240,9 +241,10 @@ func some[T any](h *history, list []T, most int) (out []T) {
 	return out
 }
 
+// one returns a random item.
 func one[T any](h *history, list ...T) T { return list[h.rand.IntN(len(list))] }
 
-// follows waits until packets match bank's objects, and checks that this lasts.
+// follows waits until packets have the results that bank's objects require, and checks that this lasts.
 func (h *history) follows(when string) {
 	h.Helper()
 	truth := h.oracle()
@@ -276,8 +278,8 @@ func (h *history) oracle() *oracle.Oracle {
 	})
 }
 
-// check sends a packet from the client, from a pod of evil and from the node to each of bank's addresses, and to an unused port.
-// With memory, clients must stay with their endpoints.
+// check opens connections from the client, a pod of evil and the node to each of bank's addresses and to unused ports. If memory is true, clients
+// must keep their endpoints.
 func (h *history) check(truth *oracle.Oracle, memory bool) error {
 	for _, from := range []*lab.Host{h.Client, h.Pods[2], h.Node} {
 		for _, to := range append([]string{"10.96.0.10:1", "[fd00:10:96::10]:1"}, bankAddresses...) {
@@ -289,7 +291,7 @@ func (h *history) check(truth *oracle.Oracle, memory bool) error {
 	return nil
 }
 
-// one sends one packet.
+// one opens one connection and compares its result with the oracle's.
 func (h *history) one(truth *oracle.Oracle, from *lab.Host, to netip.AddrPort, memory bool) error {
 	p := oracle.Packet{From: from.Addr(to.Addr()), Device: from.Device, To: to, Protocol: corev1.ProtocolTCP}
 	if from == h.Node && h.Node.Addr(to.Addr()) == to.Addr() {
@@ -307,7 +309,7 @@ func (h *history) one(truth *oracle.Oracle, from *lab.Host, to netip.AddrPort, m
 		options.Timeout = surely
 	}
 	got := from.Probe(h.Context(), inet.TCP, to, options)
-	wrong := fmt.Errorf("%s asks %s: %v, want %s by %v", from.Name, to, got, v.Outcome, v.Endpoints)
+	wrong := fmt.Errorf("%s -> %s: %v, want %s by %v", from.Name, to, got, v.Outcome, v.Endpoints)
 	switch {
 	case got.Outcome == lab.Answered && v.Outcome == oracle.Answered:
 		for _, e := range v.Endpoints {

@@ -24,8 +24,8 @@ func sticky(s *corev1.Service) *corev1.Service {
 	return s
 }
 
-// collide returns the name of a Service in a namespace whose port https had the same number as that of bank/pay when numbers were
-// hashes of names.
+// In earlier versions of the program, the number of a service port was a hash of its name. collide returns the name of a Service in a namespace
+// whose port https had the same number as that of bank/pay.
 func collide(namespace string) string {
 	number := func(name string) uint64 { return number16(xxhash.Sum64String(name + ":https/tcp")) }
 	for i := 0; ; i++ {
@@ -35,8 +35,9 @@ func collide(namespace string) string {
 	}
 }
 
-// TestTwins: evil adds and removes twins, endpoints with the same 64-bit hash, so that one of them is left under the numbers that
-// bank's Service and endpoint get later. No rule may name a removed endpoint, and bank's clients must only reach bank's endpoint.
+// TestTwins: evil adds and removes twins, which are endpoints with the same 64-bit hash. In earlier versions, an element of one of them was left, with
+// the numbers that bank's Service and endpoint got later. No rule may contain a removed endpoint, and bank's clients must only reach bank's
+// endpoint.
 func TestTwins(t *testing.T) {
 	n := newNode(t, 1)
 	bank, trap := n.trap()
@@ -46,7 +47,7 @@ func TestTwins(t *testing.T) {
 	named := func(want bool, a netip.Addr) {
 		t.Helper()
 		if got := strings.Contains(n.nft("list", "table", "ip6", "kube-nftproxy"), a.String()); got != want {
-			t.Errorf("rules name %s: %v, want %v", a, got, want)
+			t.Errorf("rules contain %s: %v, want %v", a, got, want)
 		}
 	}
 	for _, more := range [][]netip.Addr{nil, {trap.Addr()}, {trap.Addr(), double}, {trap.Addr()}} {
@@ -61,12 +62,12 @@ func TestTwins(t *testing.T) {
 	n.synced("bank", sticky(service("bank/pay", "fd00:10:96::10")), slice("bank/pay", 0, []string{"https"}, backendPort, bank.IPv6))
 	for range 20 {
 		if got := n.ask(n.Client, "[fd00:10:96::10]:8443", surely); got != bank.Name {
-			t.Fatalf("bank/pay is answered by %q, want %s", got, bank.Name)
+			t.Fatalf("%q replies for bank/pay, want %s", got, bank.Name)
 		}
 	}
 }
 
-// trap returns a pod of bank, and a serving endpoint of evil whose hash gave it the same number.
+// trap returns a pod of bank, and an endpoint of evil whose hash gives the same number. The endpoint serves.
 func (n *node) trap() (bank *lab.Host, trap netip.AddrPort) {
 	n.Helper()
 	for _, bank := range n.Pods[:2] {
@@ -84,12 +85,12 @@ func (n *node) trap() (bank *lab.Host, trap netip.AddrPort) {
 			}
 		}
 	}
-	n.Fatal("no port of evil's pods has the number")
+	n.Fatal("no port of evil's pods gives the number")
 	return nil, netip.AddrPort{}
 }
 
-// TestNamesOfOneNumber restarts the program beside a Service whose name had the same number as bank's and is first in the
-// alphabet. Every client of bank stays with its endpoint.
+// TestNamesOfOneNumber: evil has a Service whose name gave bank's number in earlier versions, and is sorted before bank's. After a restart of the
+// program, each client of bank must keep its endpoint.
 func TestNamesOfOneNumber(t *testing.T) {
 	n := newNode(t, 12)
 	n.synced("bank", sticky(service("bank/pay", "10.96.0.10")), slice("bank/pay", 0, []string{"https"}, backendPort, n.Pods[0].IPv4, n.Pods[1].IPv4))
@@ -113,8 +114,8 @@ func TestNamesOfOneNumber(t *testing.T) {
 	}
 }
 
-// TestForgedDigest moves bank's endpoint during downtime, and evil's to an address that keeps the sum of the elements' unkeyed
-// hashes unchanged. After the start, bank's clients reach bank's new endpoint.
+// TestForgedDigest: while the program does not run, bank's endpoint moves, and evil moves its own endpoint to an address with which the sum of the
+// elements' unkeyed hashes is unchanged. After the start, bank's clients must reach bank's new endpoint.
 func TestForgedDigest(t *testing.T) {
 	for _, forged := range []bool{false, true} {
 		t.Run(fmt.Sprintf("forged=%v", forged), func(t *testing.T) {
@@ -138,7 +139,7 @@ func TestForgedDigest(t *testing.T) {
 			write(n.Pods[0].IPv6, first)
 			n.settle()
 			if got := n.ask(n.Client, to.String(), surely); got != "pod-0" {
-				t.Fatalf("bank/pay is answered by %s, want pod-0", got)
+				t.Fatalf("%s replies for bank/pay, want pod-0", got)
 			}
 			n.Kill()
 			evil := first
@@ -149,13 +150,13 @@ func TestForgedDigest(t *testing.T) {
 			write(n.Pods[1].IPv6, evil)
 			n.start()
 			if got := n.ask(n.Client, to.String(), surely); got != "pod-1" {
-				t.Errorf("bank/pay is answered by %s, want pod-1", got)
+				t.Errorf("%s replies for bank/pay, want pod-1", got)
 			}
 		})
 	}
 }
 
-// element returns the text that was hashed for the only endpoint of a frontend: set, key, data.
+// element returns the bytes of the element with the only endpoint of a frontend, as earlier versions hashed them: set, key, data.
 func element(frontend netip.AddrPort, endpoint netip.Addr) []byte {
 	word := func(b []byte, values ...byte) []byte {
 		return append(append(b, values...), make([]byte, 4-len(values))...)
@@ -176,13 +177,13 @@ func digestOf(frontend netip.AddrPort, endpoint netip.Addr) uint64 {
 // The constants of xxHash64 for a remainder of less than eight bytes.
 const prime3 uint64 = 0x165667B19E3779F9
 
-// forge returns an endpoint whose element has a given digest. It differs from another endpoint only in bytes 7 to 14. These bytes
-// are one lane of the text, so it computes the state before and after that lane.
+// forge returns an endpoint whose element has the given digest. It differs from the endpoint like only in bytes 7 to 14, which are one lane of the
+// hashed bytes. So forge computes the state of the hash before and after this lane.
 func forge(frontend netip.AddrPort, like netip.Addr, digest uint64) netip.Addr {
 	const lane = 48
 	text := element(frontend, like)
 	le := binary.LittleEndian
-	// After: the digest backwards.
+	// The state after the lane, backwards from the digest.
 	h := digest
 	h ^= h >> 32
 	h *= inverse(prime3)
@@ -195,7 +196,7 @@ func forge(frontend netip.AddrPort, like netip.Addr, digest uint64) netip.Addr {
 	}
 	h = bits.RotateLeft64((h-prime3)*inverse(prime2), -23) ^ uint64(le.Uint32(end))*prime1
 	after := bits.RotateLeft64((h-prime4)*inverse(prime1), -27)
-	// Before: four accumulators of the first 32 bytes, then two lanes.
+	// The state before the lane: four accumulators of the first 32 bytes, then two lanes.
 	seeds := [4]uint64{prime1, prime2, 0, 0}
 	seeds[0] += prime2
 	seeds[3] -= prime1

@@ -30,13 +30,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// patience is the longest time from a change of bank until packets follow it, under any attack. An idle node takes a fortieth of
-// it. The sizes of the attacks make a loop with multiplied cost take at least twice as long.
+// patience is the longest permitted time from a change of bank until it is served, during any attack. On an idle node, it takes a fortieth of this. The
+// attacks are so large that a cost that is a product takes at least twice as long.
 const patience = 3 * time.Second
 
 const backendPort = 8080
 
-// built builds the program once. KNP_PROGRAM selects another one, for example an earlier version.
+// built builds the program once, and returns its path. KNP_PROGRAM selects another program, for example an earlier version.
 var built = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv("KNP_PROGRAM"); path != "" {
 		return path, nil
@@ -58,14 +58,14 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// node is a lab whose node runs the program on a folder of manifests. pod-0 and pod-1 are bank's, the other pods evil's.
+// node is a lab whose node runs the program with a folder of manifests. pod-0 and pod-1 belong to bank, the other pods to evil.
 type node struct {
 	*testing.T
 	*lab.Lab
 	folder, log string
 	flags       []string
 	*program.Program
-	// serving is the pod in bank's slice.
+	// serving is the number of the pod in bank's slices.
 	serving int
 	// marks counts the calls of settle.
 	marks int
@@ -73,7 +73,7 @@ type node struct {
 	usual time.Duration
 }
 
-// newNode returns a lab with a number of clients and serving pods, and starts the program with a Node and a ServiceCIDR.
+// newNode returns a lab with the given number of clients. All pods serve, and the program runs with a Node and a ServiceCIDR.
 func newNode(t *testing.T, clients int) *node {
 	t.Helper()
 	n := &node{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 4, Clients: clients}), folder: t.TempDir()}
@@ -94,7 +94,7 @@ func newNode(t *testing.T, clients int) *node {
 	return n
 }
 
-// giveEvil routes all addresses of a prefix to pod-2.
+// giveEvil routes all addresses of a prefix to pod-2, which accepts them.
 func (n *node) giveEvil(prefix string) {
 	n.Helper()
 	_, dst, err := net.ParseCIDR(prefix)
@@ -120,7 +120,7 @@ func (n *node) giveEvil(prefix string) {
 	}
 }
 
-// newBank does the same as newNode, with bank's served Service.
+// newBank does the same as newNode, and adds bank's Service.
 func newBank(t *testing.T) *node {
 	t.Helper()
 	n := newNode(t, 1)
@@ -131,7 +131,7 @@ func newBank(t *testing.T) *node {
 	return n
 }
 
-// start runs the program and waits for its first sync.
+// start starts the program and waits for its first sync.
 func (n *node) start() {
 	n.Helper()
 	n.Program = n.run("", n.log, n.flags...)
@@ -192,7 +192,7 @@ func (n *node) synced(name string, objects ...runtime.Object) {
 	n.settle()
 }
 
-// settle waits until everything written so far is programmed: a Service that is written now is served.
+// settle waits until all objects so far are programmed: it writes one more Service, and waits until it is served.
 func (n *node) settle() {
 	n.Helper()
 	n.marks++
@@ -214,7 +214,7 @@ func (n *node) until(limit time.Duration, what string, check func() error) time.
 	return time.Since(begin)
 }
 
-// Timeouts of packets: of one that is repeated, of one that must be answered, of one that must not be.
+// Timeouts of connections: soon if the test repeats the connection, surely if it must be answered, silence if it must not be answered.
 const (
 	soon    = 100 * time.Millisecond
 	surely  = 2 * time.Second
@@ -241,7 +241,7 @@ func (n *node) answered(to, host string) error {
 	return nil
 }
 
-// bank moves bank's Service to its other pod, and returns the latency for its clients. Meanwhile, only bank's pods may answer.
+// bank moves bank's Service to its other pod, and returns the time until clients reach it. Meanwhile, only bank's pods may answer.
 func (n *node) bank() time.Duration {
 	n.Helper()
 	n.serving = 1 - n.serving
@@ -249,12 +249,13 @@ func (n *node) bank() time.Duration {
 	return n.until(patience, "bank's change", n.bankServed)
 }
 
-// bankServed connects to each of bank's addresses once.
+// bankServed connects to each of bank's addresses once, and returns an error unless the serving pod answers. The test fails if a pod of evil
+// answers.
 func (n *node) bankServed() error {
 	for _, to := range bankAddresses {
 		got := n.ask(n.Client, to, soon)
 		if got == "pod-2" || got == "pod-3" {
-			n.Fatalf("bank's %s is answered by %s, which is evil's", to, got)
+			n.Fatalf("bank's %s: %s answers, which belongs to evil", to, got)
 		}
 		if want := n.Pods[n.serving].Name; got != want {
 			return fmt.Errorf("%s: %s, want %s", to, got, want)
@@ -273,8 +274,8 @@ func (n *node) nft(args ...string) string {
 	return string(out)
 }
 
-// elements returns the number of elements in the program's sets in the kernel, except those that packets add. Kernels before 6.16
-// do not report it: then it queries the program.
+// elements returns the number of elements in the program's sets, without elements that packets add and without classes. Kernels before 6.16 do
+// not report the number. Then elements queries the program's metrics.
 func (n *node) elements() (count int) {
 	n.Helper()
 	err := n.Node.Do(func() error {
@@ -325,7 +326,7 @@ func (n *node) lines() int {
 	return bytes.Count(text, []byte("\n"))
 }
 
-// memory returns a value of /proc/PID/status in MiB.
+// memory returns a field of the program's /proc/PID/status in MiB.
 func (n *node) memory(field string) float64 {
 	n.Helper()
 	mib, err := n.Memory(field)
@@ -335,7 +336,7 @@ func (n *node) memory(field string) float64 {
 	return mib
 }
 
-// forgetPeak resets VmHWM to the program's present memory (proc_pid_clear_refs(5)).
+// forgetPeak resets VmHWM to the program's current memory (proc_pid_clear_refs(5)).
 func (n *node) forgetPeak() {
 	n.Helper()
 	if err := os.WriteFile("/proc/"+strconv.Itoa(n.Pid())+"/clear_refs", []byte("5"), 0o200); err != nil {
@@ -367,7 +368,7 @@ var bankAddresses = []string{
 
 func bankService() *corev1.Service {
 	s := service("bank/pay", "10.96.0.10", "fd00:10:96::10")
-	s.CreationTimestamp = metav1.Unix(1_700_000_000, 0) // evil's are older
+	s.CreationTimestamp = metav1.Unix(1_700_000_000, 0) // evil's Services are older
 	s.Spec.Type = corev1.ServiceTypeLoadBalancer
 	s.Spec.Ports = []corev1.ServicePort{{Name: "https", Protocol: corev1.ProtocolTCP, Port: 8443, NodePort: 30443}}
 	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.10"}}
@@ -379,7 +380,7 @@ func bankSlices(h *lab.Host) []runtime.Object {
 	return []runtime.Object{slice("bank/pay", 0, []string{"https"}, backendPort, h.IPv4), slice("bank/pay", 1, []string{"https"}, backendPort, h.IPv6)}
 }
 
-// split returns namespace and name.
+// split splits NAMESPACE/NAME.
 func split(name string) (string, string) {
 	namespace, name, _ := strings.Cut(name, "/")
 	return namespace, name

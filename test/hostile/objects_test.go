@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// service returns a Service named namespace/name, without ports.
+// service returns a Service without ports. name is NAMESPACE/NAME.
 func service(name string, clusterIPs ...string) *corev1.Service {
 	s := &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}}
 	s.Namespace, s.Name = split(name)
@@ -23,7 +23,7 @@ func service(name string, clusterIPs ...string) *corev1.Service {
 	return s
 }
 
-// ports returns n TCP ports from first on, with the names "p" plus the number.
+// ports returns n TCP ports from first on. The name of port 80 is p80.
 func ports(first, n int) (list []corev1.ServicePort) {
 	for i := range n {
 		list = append(list, corev1.ServicePort{Name: fmt.Sprintf("p%d", first+i), Protocol: corev1.ProtocolTCP, Port: int32(first + i)})
@@ -39,7 +39,7 @@ func portNames(list []corev1.ServicePort) (names []string) {
 	return names
 }
 
-// slice returns one EndpointSlice of a Service: local endpoints of one family that serve all named ports on one port.
+// slice returns one EndpointSlice of a Service. Its endpoints are on this node and of one family, and serve all named ports on one port number.
 func slice(of string, number int, names []string, port int32, addrs ...netip.Addr) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}}
 	namespace, name := split(of)
@@ -69,7 +69,7 @@ func slicesOf(of string, names []string, port int32, addrs []netip.Addr) (list [
 	return list
 }
 
-// addresses returns n addresses from first on, with a distance of step.
+// addresses returns n addresses from first on, in steps of step.
 func addresses(first string, n, step int) (list []netip.Addr) {
 	a := netip.MustParseAddr(first)
 	for range n {
@@ -111,7 +111,7 @@ func unmixed(k uint64) uint64 {
 	return bits.RotateLeft64(k*inverse(prime1), -31) * inverse(prime2)
 }
 
-// twin returns the address in a /64 whose unkeyed xxHash64, with any port after it, equals that of another address.
+// twin returns the address in the /64 prefix whose unkeyed xxHash64, followed by any port, equals that of another address.
 func twin(of netip.Addr, prefix uint64) netip.Addr {
 	state := func(first uint64) uint64 { return bits.RotateLeft64((prime5+18)^mixed(first), 27)*prime1 + prime4 }
 	b := of.As16()
@@ -122,7 +122,7 @@ func twin(of netip.Addr, prefix uint64) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// hashOf returns the unkeyed xxHash64 of an endpoint: address, then port.
+// hashOf returns the unkeyed xxHash64 of an endpoint: of its address and port.
 func hashOf(e netip.AddrPort) uint64 {
 	b := e.Addr().As16()
 	return xxhash.Sum64(binary.LittleEndian.AppendUint16(b[:], e.Port()))
@@ -131,10 +131,10 @@ func hashOf(e netip.AddrPort) uint64 {
 // number16 reduces a hash to 1 to 65535.
 func number16(hash uint64) uint64 { return hash%(1<<16-1) + 1 }
 
-// evilPrefix is the first /64 in which evil makes twins.
+// evilPrefix is the first /64 prefix of evil's twins.
 const evilPrefix uint64 = 0x20010db8000e0000
 
-// twins returns n addresses, each in its own /64, with the same hash.
+// twins returns n addresses with the same hash, each in another /64 prefix.
 func twins(n int) (list []netip.Addr) {
 	first := netip.MustParseAddr("2001:db8:d::1")
 	for i := range n {

@@ -19,8 +19,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// TestThief: an older Service of evil claims all of bank's addresses as externalIPs, before and after bank's Service exists, and
-// across a restart. Bank keeps its packets and the source ranges of its load-balancer IP.
+// TestThief: an older Service of evil claims bank's cluster IP and load-balancer IP as externalIPs, before bank's Service exists. Bank gets the
+// packets to these addresses, also after a restart, and the source ranges of its load-balancer IP apply.
 func TestThief(t *testing.T) {
 	n := newNode(t, 1)
 	thief := service("evil/thief", evilIP)
@@ -40,7 +40,7 @@ func TestThief(t *testing.T) {
 	}
 }
 
-// TestOwnClusterIP assigns bank's cluster IP as its load-balancer IP too: its source ranges apply there.
+// TestOwnClusterIP: bank's load-balancer IP equals its cluster IP. The source ranges apply at this address.
 func TestOwnClusterIP(t *testing.T) {
 	n := newNode(t, 1)
 	s := bankService()
@@ -52,7 +52,8 @@ func TestOwnClusterIP(t *testing.T) {
 	}
 }
 
-// TestTooManyRanges restricts a load-balancer IP to more source ranges than the limit: sources outside all of them are refused.
+// TestTooManyRanges: bank's load-balancer IP has more source ranges than the limit. Packets from sources outside all of them are dropped, and the
+// cluster IP is served.
 func TestTooManyRanges(t *testing.T) {
 	n := newBank(t)
 	s := bankService()
@@ -69,7 +70,7 @@ func TestTooManyRanges(t *testing.T) {
 	}
 }
 
-// TestNarrowedRanges removes the source of a UDP flow without replies from the source ranges: the flow stops.
+// TestNarrowedRanges: if new source ranges exclude the source of a UDP flow without replies, the flow stops.
 func TestNarrowedRanges(t *testing.T) {
 	n := newNode(t, 1)
 	sink := n.listen(n.Pods[0], 514)
@@ -110,7 +111,7 @@ func TestNarrowedRanges(t *testing.T) {
 	})
 }
 
-// listen opens a UDP socket on a host, which never replies.
+// listen opens a UDP socket on a host. The socket never replies.
 func (n *node) listen(h interface{ Do(func() error) error }, port int) (conn *net.UDPConn) {
 	n.Helper()
 	err := h.Do(func() (err error) {
@@ -124,8 +125,8 @@ func (n *node) listen(h interface{ Do(func() error) error }, port int) (conn *ne
 	return conn
 }
 
-// TestTwoInstances runs a second instance beside the first, with another name or other settings. Bank's changes are served, and
-// the instances do not rewrite each other's rules.
+// TestTwoInstances starts a second instance beside the first one, with another name or other settings. Bank's changes must be served, and the
+// instances must not rewrite each other's rules.
 func TestTwoInstances(t *testing.T) {
 	for _, second := range []struct {
 		name, file string
@@ -154,9 +155,9 @@ func TestTwoInstances(t *testing.T) {
 				return err
 			})
 			n.bank()
-			n.until(10*patience, "the end of the fight", func() error {
+			n.until(10*patience, "the end of conflicting commits", func() error {
 				before := n.generation()
-				time.Sleep(2 * time.Second) // a conflict has no event; two conflicting instances make some eight commits meanwhile
+				time.Sleep(2 * time.Second) // no event shows the absence of commits; two conflicting instances make about eight commits in this time
 				if commits := n.generation() - before; commits > 1 {
 					return fmt.Errorf("%d commits in two seconds", commits)
 				}
@@ -185,8 +186,8 @@ func (n *node) generation() (g uint32) {
 	return g
 }
 
-// TestFamilyOffAndOn restarts the program while the node has no IPv6, and moves bank's endpoint meanwhile. When IPv6 returns,
-// stale rules are not used, and bank is served as soon as the program, or the kubelet that restarts it, has noticed.
+// TestFamilyOffAndOn starts the program while IPv6 is disabled on the node, and moves bank's endpoint meanwhile. After IPv6 is enabled again, the
+// old rules must not be used, and bank must be served. For this, the program may exit, so that the kubelet restarts it.
 func TestFamilyOffAndOn(t *testing.T) {
 	n := newBank(t)
 	n.Kill()
@@ -200,7 +201,7 @@ func TestFamilyOffAndOn(t *testing.T) {
 	n.until(patience, "IPv4", func() error { return n.answered("10.96.0.10:8443", n.Pods[n.serving].Name) })
 	restore()
 	if got := n.ask(n.Client, "[fd00:10:96::10]:8443", silence); got == n.Pods[1-n.serving].Name {
-		t.Errorf("IPv6 is back: %s answers, which is no endpoint of bank any more", got)
+		t.Errorf("after IPv6 was enabled: %s answers, which is no longer an endpoint of bank", got)
 	}
 	deadline := time.Now().Add(30 * time.Second)
 	for n.bankServed() != nil {
@@ -210,12 +211,12 @@ func TestFamilyOffAndOn(t *testing.T) {
 		case <-time.After(100 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("30 s after IPv6 is back: %v", n.bankServed())
+			t.Fatalf("30 s after IPv6 was enabled: %v", n.bankServed())
 		}
 	}
 }
 
-// withoutIPv6 disables IPv6 on the node. The returned function enables it, with the previous addresses, routes and neighbours.
+// withoutIPv6 disables IPv6 on the node. The returned function enables it, and restores the previous addresses, routes and neighbours.
 func (n *node) withoutIPv6() (restore func()) {
 	n.Helper()
 	const six = netlink.FAMILY_V6
@@ -259,7 +260,7 @@ func (n *node) withoutIPv6() (restore func()) {
 	}
 }
 
-// TestFlagzHidesPasswords queries the flags of a program with a password in the URL of a flag.
+// TestFlagzHidesPasswords: /flagz does not show a password in the URL of a flag.
 func TestFlagzHidesPasswords(t *testing.T) {
 	n := newNode(t, 1)
 	n.Kill()

@@ -14,8 +14,9 @@ import (
 	"testing"
 )
 
-// TestTheKeyIsNotShown reads the keys of the digests from the kernel, as root can, and searches the program's log, pages and
-// commands for them: after a start, after a start on tables with other elements, and after a repair of the element with the key.
+// TestTheKeyIsNotShown reads the keys of the digests from the kernel, which only root can do. It searches the program's log, pages and command
+// output for them: after a start that adopts the tables, after a start that finds other elements, and after a repair of the element with the
+// key.
 func TestTheKeyIsNotShown(t *testing.T) {
 	n := newNode(t, 1)
 	n.synced("bank", append(bankSlices(n.Pods[0]), bankService())...)
@@ -23,7 +24,7 @@ func TestTheKeyIsNotShown(t *testing.T) {
 	n.flags = append(n.flags, "--control-socket", filepath.Join(t.TempDir(), "socket"), "-v", "10")
 	keys := map[string]bool{}
 	look := func(when, reason string) {
-		n.until(10*patience, reason, func() error { // the page is cached for some time
+		n.until(10*patience, reason, func() error { // the program caches the page for a while
 			if text := n.get("/status/data"); !strings.Contains(text, reason) {
 				return errors.New(text)
 			}
@@ -59,12 +60,12 @@ func TestTheKeyIsNotShown(t *testing.T) {
 	n.Kill()
 	n.put("bank", append(bankSlices(n.Pods[1]), bankService())...)
 	n.start()
-	look("after a start on other elements", "not as wanted: elements")
+	look("after a start with other elements", "not as wanted: elements")
 	n.nft("add element ip kube-nftproxy state { 2 }; delete element ip kube-nftproxy state { 1 }")
 	look("after a repair", "this version cannot read its element state")
 }
 
-// get returns a page of the program.
+// get returns the content of a page of the program.
 func (n *node) get(page string) string {
 	n.Helper()
 	_, body, err := n.Get(n.Context(), "http://127.0.0.1:10249"+page)
@@ -74,7 +75,7 @@ func (n *node) get(page string) string {
 	return string(body)
 }
 
-// outputs returns all output of the program, by source. A source that fails or is empty fails the test.
+// outputs returns all output of the program by its source. If a page fails or a command prints nothing, the test fails.
 func (n *node) outputs() map[string]string {
 	n.Helper()
 	log, err := os.ReadFile(n.log)
@@ -98,7 +99,7 @@ func (n *node) outputs() map[string]string {
 		var out, errOut bytes.Buffer
 		cmd := n.Node.Command(n.Context(), path, command...)
 		cmd.Stdout, cmd.Stderr = &out, &errOut
-		err := cmd.Run() // some exit with 1 after a finding
+		err := cmd.Run() // some commands exit with code 1 after a finding
 		if out.Len() == 0 {
 			n.Errorf("%s: %v, no output\n%s", command, err, errOut.String())
 		}
@@ -110,7 +111,7 @@ func (n *node) outputs() map[string]string {
 	return all
 }
 
-// unpack adds the files of an archive.
+// unpack adds the files of an archive to all.
 func (n *node) unpack(all map[string]string, archive io.Reader) {
 	n.Helper()
 	z, err := gzip.NewReader(archive)

@@ -19,10 +19,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// remembered is the number of events of each kind that a watch can catch up with.
+// remembered is the number of stored events of each kind. A watch that is further behind cannot continue.
 const remembered = 1 << 14
 
-// API is an API server for one client. Its methods are safe for concurrent use.
+// API is an API server. Its methods are safe for concurrent use.
 type API struct {
 	server *http.Server
 	// Delivered counts the events that were written to a client.
@@ -34,10 +34,10 @@ type API struct {
 	kinds   map[string]*kind
 	conns   map[net.Conn]struct{}
 	away    bool
-	ends    int // incremented to end all watches
+	ends    int // an increment ends all watches
 }
 
-// kind holds the objects of one kind, and its latest events.
+// kind has the objects of one kind, and the latest events.
 type kind struct {
 	api     *API
 	version string // of the API group
@@ -49,7 +49,7 @@ type kind struct {
 	readers map[*int64]struct{}
 }
 
-// stored is an event, or an object in the form of its last event.
+// stored is an encoded event, or an object as an encoded event of type ADDED.
 type stored struct {
 	version int64
 	frame   []byte
@@ -61,7 +61,7 @@ type object interface {
 	Marshal() ([]byte, error)
 }
 
-// Serve answers requests until Close.
+// Serve returns an API server that answers requests on a listener until Close.
 func Serve(l net.Listener) *API {
 	a := &API{version: 1, conns: map[net.Conn]struct{}{}}
 	a.changed = sync.NewCond(&a.mu)
@@ -79,7 +79,7 @@ func Serve(l net.Listener) *API {
 	return a
 }
 
-// Close ends all connections and the server.
+// Close ends all watches, connections and the server.
 func (a *API) Close() {
 	a.EndWatches()
 	_ = a.server.Close() // the error does not matter
@@ -101,7 +101,7 @@ func (a *API) Cut() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for c := range a.conns {
-		_ = c.Close() // that is the fault
+		_ = c.Close() // the fault
 	}
 	a.changed.Broadcast()
 }
@@ -114,7 +114,7 @@ func (a *API) EndWatches() {
 	a.changed.Broadcast()
 }
 
-// Forget drops all earlier events and ends all watches, so that no watch can continue.
+// Forget drops all stored events and ends all watches. So a client must list all objects again.
 func (a *API) Forget() {
 	a.mu.Lock()
 	for _, k := range a.kinds {
@@ -125,7 +125,7 @@ func (a *API) Forget() {
 	a.EndWatches()
 }
 
-// SetAway ends all watches and rejects requests with status 503, or stops doing so.
+// SetAway ends all watches. If away is true, the server then rejects all requests except Events with status 503, until a call with false.
 func (a *API) SetAway(away bool) {
 	a.mu.Lock()
 	a.away = away
@@ -133,10 +133,10 @@ func (a *API) SetAway(away bool) {
 	a.EndWatches()
 }
 
-// Put stores an object and sends an event.
+// Put stores an object, and sends an event to watches.
 func (a *API) Put(resource string, o object) error { return a.change(resource, o, true) }
 
-// Delete deletes an object and sends an event.
+// Delete deletes an object, and sends an event to watches.
 func (a *API) Delete(resource string, o object) error { return a.change(resource, o, false) }
 
 func (a *API) change(resource string, o object, exists bool) error {
@@ -169,7 +169,7 @@ func (a *API) change(resource string, o object, exists bool) error {
 	return nil
 }
 
-// Lag returns the largest number of events that a client has not been sent yet.
+// Lag returns the largest number of unsent events of a watch.
 func (a *API) Lag() (lag int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -181,14 +181,14 @@ func (a *API) Lag() (lag int64) {
 	return lag
 }
 
-// Watched reports whether a client watches Services and EndpointSlices.
+// Watched reports whether both Services and EndpointSlices are watched.
 func (a *API) Watched() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return len(a.kinds["services"].readers) > 0 && len(a.kinds["endpointslices"].readers) > 0
 }
 
-// encode returns an object in the API's envelope.
+// encode returns an object in the protobuf envelope of the API.
 func (k *kind) encode(o object) ([]byte, error) {
 	data, err := o.Marshal()
 	if err != nil {
@@ -205,7 +205,7 @@ func (k *kind) encode(o object) ([]byte, error) {
 func frame(event string, raw []byte) []byte {
 	encoded, err := (&metav1.WatchEvent{Type: event, Object: runtime.RawExtension{Raw: raw}}).Marshal()
 	if err != nil {
-		panic(err) // the only possible error is a missing required field, and there is none
+		panic(err) // Marshal fails only without a required field, and this type has none
 	}
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(encoded))), encoded...)
 }
@@ -241,7 +241,8 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	k.stream(r, w, initial, at)
 }
 
-// begin returns the first frames of a watch, and the number of the next event, or nil if that was dropped.
+// begin registers a watch. It returns the first frames, and a pointer to the number of the next event; the pointer is nil if events after the
+// version were dropped. If all is true, the frames are all objects and a bookmark.
 func (k *kind) begin(version int64, all bool) (frames [][]byte, at *int64, err error) {
 	k.api.mu.Lock()
 	defer k.api.mu.Unlock()

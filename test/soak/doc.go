@@ -1,6 +1,6 @@
-// Package soak runs the program under a day's changes of a large cluster in a few minutes.
+// Package soak runs the program with as many changes as a large cluster has in a day, in a few minutes. It has an API server for this purpose.
 //
-// In: an address for an API server that holds its objects in memory and answers only watches.
-// Out: changes, ended and expired watches, and outages, as a watching client sees them.
-// Never: interprets an object, or uses the original API server and etcd, which would use up the processors first.
+// In: a listener for the API server; changes of objects, and faults, from the test.
+// Out: answers to watches. The API server keeps its objects in memory, accepts Events, and rejects all other requests.
+// Never: interprets an object, or uses the original API server and etcd, whose work would be the bottleneck.
 package soak

@@ -35,11 +35,11 @@ import (
 const (
 	endpoints = 10
 	patience  = 2 * time.Minute
-	// probed is the Service that is probed and does not change.
+	// probed is the name of the Service that is probed and does not change, probedAt its address.
 	probed, probedAt = "probed", "10.96.0.10:80"
 )
 
-// size is the number of changes and of Services, and the longest duration.
+// size has the number of changes and Services, and the longest duration of the changes; 0 means no limit.
 type size struct {
 	changes, services int
 	limit             time.Duration
@@ -60,7 +60,7 @@ func newSize(t *testing.T) size {
 	return size{read("CHANGES", 5_000), read("SERVICES", 100), time.Duration(read("MINUTES", 0)) * time.Minute}
 }
 
-// soaked is a program that reads from an [API], in a lab.
+// soaked is the program under test, in a lab with an [API].
 type soaked struct {
 	*testing.T
 	*lab.Lab
@@ -69,20 +69,20 @@ type soaked struct {
 	dir, kubeconfig, program string
 	p                        *program.Program
 	random                   *rand.Rand
-	broken                   atomic.Bool  // the ruleset is flushed and not repaired yet
+	broken                   atomic.Bool  // true from a flush of the ruleset until its repair
 	flushes                  atomic.Int64 // number of flushes
 	repairs                  []time.Duration
 	probes, failed           atomic.Int64
 	faults                   map[string]int
 }
 
-// TestTwinSoak makes changes as fast as the program receives them, with continuous faults, and then restores the initial state.
-// Memory, goroutines, files and the kernel's tables must return to their initial state, too. CHANGES=8640000 SERVICES=10000 are a
-// day of 100 changes each second; MINUTES=20 ends them earlier.
+// TestTwinSoak makes changes as fast as the program receives them, together with repeated faults. Then it restores the initial objects. Memory,
+// goroutines, files and the kernel's tables must return to their initial state, too. CHANGES=8640000 SERVICES=10000 are the changes of a day with
+// 100 changes each second. MINUTES=20 ends the changes earlier.
 func TestTwinSoak(t *testing.T) {
 	s := newSoaked(t)
-	// Maps and buffers first grow to the size for a storm's peak.
-	const height = 80 // changes of each Service
+	// In a first storm, maps and buffers grow to their final size.
+	const height = 80 // changes of each Service in the first storm
 	s.storm(max(s.changes/10, height*s.services))
 	before, rules := s.settled(), s.ruleset(s.Node)
 	s.Logf("before: %v", before)
@@ -91,7 +91,7 @@ func TestTwinSoak(t *testing.T) {
 	spent := time.Since(start)
 	eventually(t, patience, func() error {
 		if diff := cmp.Diff(rules, s.ruleset(s.Node)); diff != "" {
-			return fmt.Errorf("ruleset in the end (-before +after):\n%.3000s", diff)
+			return fmt.Errorf("ruleset (-before +after):\n%.3000s", diff)
 		}
 		return nil
 	})
@@ -108,7 +108,7 @@ func TestTwinSoak(t *testing.T) {
 	fresh := s.start(s.Remotes[0], "fresh")
 	s.awaitIdle(fresh)
 	if diff := cmp.Diff(s.ruleset(s.Remotes[0]), rules); diff != "" {
-		t.Errorf("ruleset of a fresh start (-fresh +ours):\n%.3000s", diff)
+		t.Errorf("ruleset of a fresh start (-fresh +before):\n%.3000s", diff)
 	}
 	t.Logf("%d changes of %d Services in %v; %d events were sent; faults: %v; %d probes", made, s.services, spent.Round(time.Second),
 		s.Delivered.Load(), s.faults, s.probes.Load())
@@ -117,10 +117,10 @@ func TestTwinSoak(t *testing.T) {
 	full, repairs := m[`kubenftproxy_batches_total{kind="full"}`], m[`kubenftproxy_repairs_total{reason="foreign_change"}`]
 	t.Logf("%v syncs, %v full batches, %v repairs", syncs, full, repairs)
 	if slices.Sort(s.repairs); len(s.repairs) > 0 {
-		t.Logf("a flush was repaired after %v (median), %v at most", s.repairs[len(s.repairs)/2], s.repairs[len(s.repairs)-1])
+		t.Logf("flushes were repaired after %v (median), %v at most", s.repairs[len(s.repairs)/2], s.repairs[len(s.repairs)-1])
 	}
 	if n := s.failed.Load(); n > 0 {
-		t.Errorf("%d of %d probes were not answered by the endpoint", n, s.probes.Load())
+		t.Errorf("%d of %d probes got no answer of the endpoint", n, s.probes.Load())
 	}
 }
 
@@ -228,7 +228,7 @@ func slice(service string, addresses ...netip.Addr) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// putProbed stores the probed Service, with TCP and UDP.
+// putProbed stores the probed Service, with a TCP and a UDP port.
 func (s *soaked) putProbed() {
 	s.Helper()
 	svc, eps := service(probed, netip.MustParseAddrPort(probedAt).Addr()), slice(probed, s.Pods[0].IPv4)
@@ -239,7 +239,7 @@ func (s *soaked) putProbed() {
 	s.put("endpointslices", eps)
 }
 
-// original returns the first form of a Service and of its EndpointSlice.
+// original returns the initial form of Service number i and of its EndpointSlice.
 func original(i int) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	name := fmt.Sprintf("service-%d", i)
 	var addresses []netip.Addr
@@ -249,6 +249,7 @@ func original(i int) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	return service(name, vip(i)), slice(name, addresses...)
 }
 
+// restoreAll resets all objects to their initial form.
 func (s *soaked) restoreAll() {
 	s.Helper()
 	for i := range s.services {
@@ -258,7 +259,7 @@ func (s *soaked) restoreAll() {
 	}
 }
 
-// restore resets all objects to their first form, and waits until they are programmed.
+// restore resets all objects to their initial form, and waits until they are programmed.
 func (s *soaked) restore() {
 	s.Helper()
 	s.restoreAll()
@@ -271,7 +272,7 @@ func (s *soaked) restore() {
 	s.awaitIdle(s.p)
 }
 
-// storm makes changes and faults, restores all objects, and returns the number of changes.
+// storm makes changes and faults, restores all objects, and returns the number of changes made.
 func (s *soaked) storm(changes int) int {
 	s.Helper()
 	stop := s.makeFaults()
@@ -281,7 +282,7 @@ func (s *soaked) storm(changes int) int {
 	return made
 }
 
-// churn makes changes while the program watches, as fast as they are sent, and returns their number.
+// churn makes changes as fast as the API sends them, and returns their number.
 func (s *soaked) churn(changes int) int {
 	s.Helper()
 	const ahead = remembered / 4
@@ -298,7 +299,7 @@ func (s *soaked) churn(changes int) int {
 	return changes
 }
 
-// change makes change number n: mostly another address in an EndpointSlice.
+// change makes change number n: mostly, it replaces an address in an EndpointSlice.
 func (s *soaked) change(n int) {
 	i := s.random.IntN(s.services)
 	svc, eps := original(i)
@@ -315,7 +316,7 @@ func (s *soaked) change(n int) {
 	case 3:
 		shared := i % 250
 		if i < 20 {
-			shared = 0 // the Service that comes last does not get it
+			shared = 0 // these Services claim the same address
 		}
 		svc.Spec.ExternalIPs = []string{netip.AddrFrom4([4]byte{198, 18, byte(i / 250), byte(shared)}).String()}
 		s.put("services", svc)
@@ -339,7 +340,7 @@ func (s *soaked) change(n int) {
 	}
 }
 
-// makeFaults makes faults in sequence until the returned function is called.
+// makeFaults makes faults one after the other, until the returned function is called.
 func (s *soaked) makeFaults() (stop func()) {
 	ctx, cancel := context.WithCancel(s.Context())
 	var made sync.WaitGroup
@@ -356,7 +357,7 @@ func (s *soaked) makeFaults() (stop func()) {
 		between = 300 * time.Millisecond
 	}
 	made.Go(func() {
-		// Each fault is made at least once, for any number of changes.
+		// Make each fault at least once, even if the changes end early.
 		for i := 0; i < len(faults) || sleep(ctx, between); i++ {
 			f := faults[i%len(faults)]
 			f.make()
@@ -366,7 +367,7 @@ func (s *soaked) makeFaults() (stop func()) {
 	return func() { cancel(); made.Wait(); s.SetAway(false) }
 }
 
-// flush flushes the ruleset, and waits for the repair.
+// flush flushes the ruleset, and waits until the probed Service is served again.
 func (s *soaked) flush() {
 	s.broken.Store(true)
 	s.flushes.Add(1)
@@ -399,9 +400,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// probe connects to the unchanged Service until the test ends. It ignores failures between a flush and its repair.
+// probe connects to the probed Service until the test ends. A failure between a flush and its repair does not count.
 func (s *soaked) probe() {
-	const long = 5 * time.Second // an answer may take long on a busy machine, and UDP sends nothing again
+	const long = 5 * time.Second // an answer may take long on a busy machine, and a UDP request is not repeated
 	ctx, cancel := context.WithCancel(s.Context())
 	var probes sync.WaitGroup
 	for _, proto := range []inet.Protocol{inet.TCP, inet.UDP} {
@@ -429,7 +430,8 @@ func (s *soaked) metrics(p *program.Program) program.Samples {
 	return m
 }
 
-// awaitIdle waits until a program has synced, no sync is pending, and unused chains are deleted.
+// awaitIdle waits until no change is pending, and the last sync is three seconds old. Unused chains may still exist: the program keeps them for a
+// while.
 func (s *soaked) awaitIdle(p *program.Program) {
 	s.Helper()
 	eventually(s.T, patience, func() error {
@@ -446,7 +448,7 @@ func (s *soaked) awaitIdle(p *program.Program) {
 	})
 }
 
-// figures must return to their initial values.
+// figures are the values of a program that must return to their initial ones.
 type figures struct {
 	RSS, Heap                           float64 // MiB
 	Goroutines, Files, Elements, Chains int
@@ -456,14 +458,14 @@ func (f figures) String() string {
 	return fmt.Sprintf("RSS %.1f MiB, heap %.1f MiB, %d goroutines, %d files, %d elements, %d chains", f.RSS, f.Heap, f.Goroutines, f.Files, f.Elements, f.Chains)
 }
 
-// compare returns an error if a value has grown by more than a tenth.
+// compare returns an error if memory, goroutines or files have grown by more than a tenth, or if elements or chains differ.
 func (f figures) compare(after figures) error {
 	var err error
 	for name, pair := range map[string][2]float64{
 		"MiB of RSS": {f.RSS, after.RSS}, "MiB of heap": {f.Heap, after.Heap},
 		"goroutines": {float64(f.Goroutines), float64(after.Goroutines)}, "files": {float64(f.Files), float64(after.Files)},
 	} {
-		const some = 2 // a small number may be one or two higher at the moment
+		const some = 2 // a small number varies by one or two
 		if pair[1] > pair[0]*1.1+some {
 			err = errors.Join(err, fmt.Errorf("%.1f %s became %.1f", pair[0], name, pair[1]))
 		}
@@ -474,7 +476,7 @@ func (f figures) compare(after figures) error {
 	return err
 }
 
-// settled waits until the program has returned unused memory, and returns its figures.
+// settled waits until the program's memory no longer decreases, and returns its figures.
 func (s *soaked) settled() figures {
 	s.Helper()
 	const enough = 0.98
@@ -491,7 +493,7 @@ func (s *soaked) settled() figures {
 	return now
 }
 
-// figures makes the program collect garbage, and reads its figures.
+// figures makes the program collect its garbage, and returns its figures.
 func (s *soaked) figures() figures {
 	s.Helper()
 	for range 2 { // pooled objects survive one collection
