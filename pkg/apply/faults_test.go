@@ -252,9 +252,9 @@ func (f *faulty) settle(when string) {
 	f.Helper()
 	f.k.check.due = true
 	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
-		yes, err := f.k.Meddled()
+		yes, err := f.k.CheckRuleset()
 		if err != nil {
-			f.Fatalf("%s: Meddled() = %v", when, err)
+			f.Fatalf("%s: CheckRuleset() = %v", when, err)
 		}
 		if yes {
 			f.k.Doubt()
@@ -458,13 +458,13 @@ func TestNetlinkFaults(t *testing.T) {
 			f.expect("a change", err, c.word)
 			for range 2 { // it lasts
 				_, _ = f.k.Sync(f.p)
-				_, _ = f.k.Meddled()
+				_, _ = f.k.CheckRuleset()
 			}
 			f.whole("after a change")
 
 			for i := range 2 {
 				eventually(t, func() bool {
-					_, err := f.k.Meddled()
+					_, err := f.k.CheckRuleset()
 					return err == nil && !f.k.others.deaf
 				})
 				run(t, "nft", fmt.Sprintf("add table ip somebody-%d", i))
@@ -551,7 +551,7 @@ func TestRandomNetlinkFaults(t *testing.T) {
 		}
 		if _, err := f.k.Sync(f.p); err != nil {
 			failed++
-			_, _ = f.k.Meddled()
+			_, _ = f.k.CheckRuleset()
 			continue
 		}
 		f.synced()

@@ -146,7 +146,7 @@ func (k *Kernel) sync() (Result, error) {
 	if k.known {
 		return k.update()
 	}
-	if k.harmless() {
+	if k.restoreTrust() {
 		result, err := k.update()
 		if result.Kind == Nothing && err == nil {
 			result.Kind = Adopted
@@ -197,9 +197,9 @@ func (k *Kernel) sync() (Result, error) {
 	return result, err
 }
 
-// harmless restores trust in the tables after a doubt if every foreign commit since was heard, and none touched them. Then there is nothing to
+// restoreTrust restores trust in the tables after a doubt, and reports whether it did: it does if every foreign commit since was heard, and none touched them. Then there is nothing to
 // compare, and changes are still known as a difference. Otherwise constant foreign changes would make each change of a Service a full sync.
-func (k *Kernel) harmless() bool {
+func (k *Kernel) restoreTrust() (restored bool) {
 	if !k.doubted || k.takeOver.wanted || k.others.suspicion() != "" {
 		return false
 	}
@@ -213,9 +213,9 @@ func (k *Kernel) harmless() bool {
 	return true
 }
 
-// Meddled reports whether another program has changed the kernel's ruleset since the last sync, in any table. It costs a few microseconds. If a
-// change may not have been heard, Meddled starts a check of all elements, and a later call reports its outcome.
-func (k *Kernel) Meddled() (bool, error) {
+// CheckRuleset looks for foreign changes of the ruleset since the last sync, in any table, and reports whether there were any. It costs a few microseconds. If a
+// change may not have been heard, CheckRuleset starts a check of all elements, and a later call reports its outcome.
+func (k *Kernel) CheckRuleset() (bool, error) {
 	k.others.revive()
 	now, err := k.now()
 	if err != nil || k.foreign(now) != 0 {
@@ -339,7 +339,7 @@ func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), err)
 	}
 	k.known = true
-	// This is the generation after this batch, unless there was a foreign commit before it: then Meddled sees a difference.
+	// This is the generation after this batch, unless there was a foreign commit before it: then CheckRuleset sees a difference.
 	k.generation++
 	if kind == Full {
 		k.renewals.last.Store(start.UnixNano())

@@ -40,8 +40,8 @@ func TestWithoutItsLeaseOthersComeFirst(t *testing.T) {
 			sync(t, k, p, Adopted) // a lease that has run out is no reason to write everything
 			renewOnce(t, k, p)
 			arrive("after a restart", ours)
-			if meddled, err := k.Meddled(); meddled || err != nil {
-				t.Errorf("Meddled() = %t, %v after renewing the lease", meddled, err)
+			if meddled, err := k.CheckRuleset(); meddled || err != nil {
+				t.Errorf("CheckRuleset() = %t, %v after renewing the lease", meddled, err)
 			}
 			run(t, "nft", "flush ruleset")
 			k.Doubt()

@@ -48,8 +48,8 @@ func (o *others) renewedBy(port uint32) {
 }
 
 // Listen makes the kernel say at once when another program has changed the ruleset, which one, and whether it was in our
-// tables. Without it [Kernel.Meddled] tells the same when it is asked, but not who it was, and has to read all elements to know
-// that none has another value. Commits of this process are neither heard nor slowed down. After an error, Meddled tries again.
+// tables. Without it [Kernel.CheckRuleset] tells the same when it is asked, but not who it was, and has to read all elements to know
+// that none has another value. Commits of this process are neither heard nor slowed down. After an error, CheckRuleset tries again.
 func (k *Kernel) Listen() error {
 	k.others.wanted = true
 	return k.others.open()
@@ -215,8 +215,8 @@ func (o *others) suspicion() string {
 	return o.touched
 }
 
-// missed reports, once, whether others may have committed something that wasn't heard of.
-func (o *others) missed() bool {
+// takeMissed reports, once, whether others may have committed something that wasn't heard of.
+func (o *others) takeMissed() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	missed := o.lost || o.unheard > 0

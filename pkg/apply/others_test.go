@@ -84,11 +84,11 @@ func TestListeningIsTriedAgain(t *testing.T) {
 			t.Fatalf("Listen() = %v, want %v", err, unix.EMFILE)
 		}
 		sync(t, k, p, Full)
-		if _, err := k.Meddled(); err != nil {
+		if _, err := k.CheckRuleset(); err != nil {
 			t.Error(err)
 		}
 	})
-	if _, err := k.Meddled(); err != nil {
+	if _, err := k.CheckRuleset(); err != nil {
 		t.Error(err)
 	}
 	run(t, "nft", "add table ip others")

@@ -55,7 +55,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 			f.sync()
 			f.filter(another(f.TB, []int{f.listener}), 0)
 			start := time.Now()
-			if _, err := f.k.Meddled(); err == nil {
+			if _, err := f.k.CheckRuleset(); err == nil {
 				f.Error("a request without a reply succeeded")
 			}
 			if took := time.Since(start); took > 5*time.Second {
@@ -109,7 +109,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 			closed := f.k.others.listener
 			f.must(closed.Close())
 			eventually(f.TB, func() bool {
-				yes, err := f.k.Meddled()
+				yes, err := f.k.CheckRuleset()
 				return !yes && err == nil && f.k.others.listener != closed
 			})
 			f.load(meddling(), pod(inet.IPv4, 0).Addr())
@@ -234,7 +234,7 @@ func (f *faulty) unheard(text string) {
 func (f *faulty) repaired(what string) {
 	f.Helper()
 	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
-		yes, err := f.k.Meddled()
+		yes, err := f.k.CheckRuleset()
 		f.must(err)
 		if yes {
 			f.k.Doubt()
@@ -296,7 +296,7 @@ func TestOthersCommitAllTheTime(t *testing.T) {
 			for range changes {
 				heard(t, f.k)
 				f.change()
-				if yes, _ := f.k.Meddled(); yes {
+				if yes, _ := f.k.CheckRuleset(); yes {
 					f.k.Doubt()
 				}
 				r, err := f.k.Sync(f.p)
@@ -355,7 +355,7 @@ func TestChangesAmongHarmlessOnes(t *testing.T) {
 		f.must(commit())
 		heard(t, f.k)
 		f.change()
-		if yes, err := f.k.Meddled(); !yes || err != nil {
+		if yes, err := f.k.CheckRuleset(); !yes || err != nil {
 			t.Fatalf("somebody's commit wasn't noticed: %v", err)
 		}
 		f.k.Doubt()

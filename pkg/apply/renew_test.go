@@ -100,12 +100,12 @@ func TestRenewalsAreNotForeign(t *testing.T) {
 				p.Set(s.Name, s)
 				sync(t, k, p, Partial)
 				eventually(t, func() bool { return count() > before+1 })
-				if meddled, err := k.Meddled(); meddled || err != nil {
-					t.Fatalf("Meddled() = %t, %v after renewals", meddled, err)
+				if meddled, err := k.CheckRuleset(); meddled || err != nil {
+					t.Fatalf("CheckRuleset() = %t, %v after renewals", meddled, err)
 				}
 				sync(t, k, p, Nothing)
 			}
-			if k.others.missed() {
+			if k.others.takeMissed() {
 				t.Error("renewals count as unheard")
 			}
 			if n := len(k.Heard()); n > 0 || k.Author().Program != "" {
@@ -114,8 +114,8 @@ func TestRenewalsAreNotForeign(t *testing.T) {
 			checkKernel(t, k, p)
 			// What others do between renewals is seen.
 			run(t, "nft", "add table ip somebody")
-			if meddled, err := k.Meddled(); !meddled || err != nil {
-				t.Errorf("Meddled() = %t, %v after nft has made a table", meddled, err)
+			if meddled, err := k.CheckRuleset(); !meddled || err != nil {
+				t.Errorf("CheckRuleset() = %t, %v after nft has made a table", meddled, err)
 			}
 			run(t, "nft", "flush chain ip kube-nftproxy services")
 			if listens {

@@ -164,8 +164,8 @@ func TestMeddlingIsNoticed(t *testing.T) {
 	k, p := synced(t)
 	expect := func(when string, want bool) {
 		t.Helper()
-		if got, err := k.Meddled(); err != nil || got != want {
-			t.Errorf("%s: Meddled() = %v, %v, want %v", when, got, err, want)
+		if got, err := k.CheckRuleset(); err != nil || got != want {
+			t.Errorf("%s: CheckRuleset() = %v, %v, want %v", when, got, err, want)
 		}
 	}
 	expect("after a full sync", false)

@@ -40,7 +40,7 @@ func meddle(t *testing.T, command string) {
 func meddled(t *testing.T, k *Kernel) {
 	t.Helper()
 	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
-		if yes, err := k.Meddled(); err != nil || yes {
+		if yes, err := k.CheckRuleset(); err != nil || yes {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -271,8 +271,8 @@ func settled(t *testing.T, k *Kernel, p *plan.Planner) {
 	t.Helper()
 	k.check.due = true
 	for begin := time.Now(); k.check.due || k.check.answer != nil; time.Sleep(time.Millisecond) {
-		if yes, err := k.Meddled(); err != nil || yes {
-			t.Fatalf("Meddled() = %v, %v after a repair: %s", yes, err, k.others.suspicion())
+		if yes, err := k.CheckRuleset(); err != nil || yes {
+			t.Fatalf("CheckRuleset() = %v, %v after a repair: %s", yes, err, k.others.suspicion())
 		}
 		if time.Since(begin) > 10*time.Second {
 			t.Fatal("a check took too long")

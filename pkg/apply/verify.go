@@ -35,7 +35,7 @@ const readable = 200_000
 
 // verify takes the next step: it starts a check that is due, or takes its outcome. The kernel's tables must be known.
 func (k *Kernel) verify() {
-	if k.others.missed() {
+	if k.others.takeMissed() {
 		if k.elements > readable {
 			k.others.suspect("another program may have changed it unnoticed", k.generation)
 			return

@@ -37,6 +37,13 @@ type Loop interface {
 	Numbers(context.Context) (*plan.Numbers, error)
 }
 
+// Source holds the API objects.
+type Source interface {
+	settings.Source
+	// Synced returns a channel that is closed when Services and EndpointSlices were both read.
+	Synced() <-chan struct{}
+}
+
 // Parts are the parts of the daemon that a console reads. The functions must be safe for concurrent use.
 type Parts struct {
 	*settings.Settings
@@ -46,7 +53,7 @@ type Parts struct {
 	// Families are the served IP families, Tables the options with which their tables are planned.
 	Families []inet.Family
 	Tables   plan.Options
-	Source   proxy.Source
+	Source   Source
 	Loop     Loop
 	// API is nil if the objects come from a folder.
 	API      *API

@@ -119,6 +119,7 @@ func serve(ctx context.Context, version string, s *settings.Settings) error {
 // source provides the objects.
 type source interface {
 	proxy.Source
+	settings.Source
 	Run(context.Context) error
 	// APIServers returns the addresses of the API servers that the objects list.
 	APIServers() []string

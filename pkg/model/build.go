@@ -28,6 +28,12 @@ type Options struct {
 	Limits Limits
 }
 
+// Objects has the objects of Services. Do not change them: they may be shared.
+type Objects interface {
+	Service(types.NamespacedName) *corev1.Service
+	Slices(service types.NamespacedName) []*discoveryv1.EndpointSlice
+}
+
 // Build returns the Service as this node should program it. It returns nil if there is nothing to program: svc is nil, headless,
 // an ExternalName, or has no cluster IP. It does not read labels. The caller filters out Services of another proxy and slices of
 // headless Services, and passes exactly the slices of this Service. Nil slices are ignored.

@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -27,7 +26,6 @@ func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.Namespace
 	if dirty.Node || dirty.ServiceCIDRs {
 		p.publish()
 	}
-	p.noteTriggers(dirty.Triggers)
 	if !p.started && p.Planner.Services() == 0 && !p.Planner.Recalling() {
 		if err := p.Kernel.Recall(p.Planner, nil); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot read the kernel's tables; session affinity of some clients may be lost")
@@ -48,27 +46,26 @@ func sortedNames(set map[types.NamespacedName]struct{}) []types.NamespacedName {
 // absorbNode reads this Node. It reports whether a field has changed that the plan of Services depends on.
 func (p *Proxy) absorbNode(ctx context.Context) (changed bool) {
 	object := p.Source.Node()
-	p.Health.Node(object)
 	node := model.NodeOf(p.NodeName, object)
-	if object == nil && p.node.Name != "" {
-		node = p.node // a deleted Node registers again; until then, its last addresses and zone remain valid
+	if object == nil && p.facts.Node.Name != "" {
+		node = p.facts.Node // a deleted Node registers again; until then, its last addresses and zone remain valid
 	} else if node.IPs == ([2]netip.Addr{}) {
-		node.IPs = p.node.IPs // a Node gets its addresses some time after it registers
+		node.IPs = p.facts.Node.IPs // a Node gets its addresses some time after it registers
 	}
 	node = node.WithIP(p.NodeIP)
-	if node.IPs != p.node.IPs {
+	if node.IPs != p.facts.Node.IPs {
 		message := "NodeIPs changed for the node" // both messages are kube-proxy's
-		if p.node.IPs == ([2]netip.Addr{}) {
+		if p.facts.Node.IPs == ([2]netip.Addr{}) {
 			message = "Successfully retrieved NodeIPs"
 		}
 		klog.FromContext(ctx).Info(message, "NodeIPs", node.IPs)
 	}
-	p.absorbNodePorts(ctx, node)
+	p.absorbAddresses(ctx, object, node)
 	if p.NodeCIDR && object != nil {
 		p.absorbPodCIDRs(ctx, object)
 	}
-	changed = node != p.node
-	p.node = node
+	changed = node != p.facts.Node
+	p.facts.Node = node
 	return changed
 }
 
@@ -83,7 +80,9 @@ func (p *Proxy) withAll(dirty map[types.NamespacedName]struct{}) map[types.Names
 	return dirty
 }
 
-func (p *Proxy) absorbNodePorts(ctx context.Context, node model.Node) {
+// absorbAddresses plans with the addresses of this node, and announces the reading of the Node. Addresses that cannot be read remain
+// in force.
+func (p *Proxy) absorbAddresses(ctx context.Context, object *corev1.Node, node model.Node) {
 	for _, f := range p.Families {
 		addrs, err := p.NodePorts.Addresses(f, node)
 		if err != nil {
@@ -93,12 +92,14 @@ func (p *Proxy) absorbNodePorts(ctx context.Context, node model.Node) {
 			continue
 		}
 		p.Planner.SetNodeAddresses(f, addrs)
-		p.nodeAddrs[f] = addrs
-		p.setNodeAddresses(f, addrs)
+		p.facts.NodeAddresses[f], p.sockets[f] = addrs, addrs
 		if p.NodePorts.everywhere(f, node) {
-			addrs = []netip.Addr{inet.Unspecified[f]}
+			p.sockets[f] = []netip.Addr{inet.Unspecified[f]}
 		}
-		p.checkAddrs[f], p.checksChanged = addrs, true
+	}
+	reading := &Node{Object: object, Addresses: p.facts.NodeAddresses, Sockets: p.sockets}
+	for _, l := range p.listeners {
+		l.Node(reading)
 	}
 }
 
@@ -107,11 +108,11 @@ func (p *Proxy) absorbNodePorts(ctx context.Context, node model.Node) {
 func (p *Proxy) absorbPodCIDRs(ctx context.Context, object *corev1.Node) {
 	cidrs, problems := model.PodCIDRs(object)
 	p.reportNew(types.NamespacedName{Name: p.NodeName}, problems)
-	if cidrs == p.podCIDRs || cidrs == ([2]netip.Prefix{}) {
+	if cidrs == p.facts.PodCIDRs || cidrs == ([2]netip.Prefix{}) {
 		return
 	}
 	klog.FromContext(ctx).Info("Pods of this node are recognised by their addresses", "podCIDRs", object.Spec.PodCIDRs)
-	p.podCIDRs = cidrs
+	p.facts.PodCIDRs = cidrs
 	for _, f := range p.Families {
 		p.Planner.SetLocalPods(f, plan.LocalPods{Prefix: cidrs[f]})
 	}
@@ -120,53 +121,24 @@ func (p *Proxy) absorbPodCIDRs(ctx context.Context, object *corev1.Node) {
 func (p *Proxy) absorbServiceCIDRs() {
 	cidrs, problems := model.ServiceCIDRs(p.Source.ServiceCIDRs())
 	p.reportNew(types.NamespacedName{}, problems)
-	p.serviceCIDRs = cidrs
+	p.facts.ServiceCIDRs = cidrs
 	for _, f := range p.Families {
 		p.Planner.SetServiceCIDRs(f, cidrs[f])
 	}
 }
 
-// absorbService plans a Service; nil removes it from the plan.
-func (p *Proxy) absorbService(name types.NamespacedName, s *model.Service) {
-	var problems []model.Problem
-	if s != nil {
-		problems = s.Problems
-	}
-	p.absorbCheck(name, s)
-	p.setNodePorts(name, s)
-	if p.observed() {
-		p.observe(name, s)
+// planService announces and plans a Service; nil removes it from the plan.
+func (p *Proxy) planService(name types.NamespacedName, s *model.Service) {
+	for _, l := range p.listeners {
+		l.Service(name, s)
 	}
 	p.Planner.Set(name, s)
-	problems = slices.Clip(problems) // the list belongs to the Service, so append must copy it
+	var problems []model.Problem
+	if s != nil {
+		problems = slices.Clip(s.Problems) // the list belongs to the Service, so append must copy it
+	}
 	for _, e := range p.Planner.Excess(name) {
 		problems = append(problems, model.Problem{Kind: "Service", Name: name, Field: e.Field, Reason: e.Reason})
 	}
 	p.reportNew(name, problems)
-}
-
-// absorbCheck updates the Service's health check for load balancers.
-func (p *Proxy) absorbCheck(name types.NamespacedName, s *model.Service) {
-	old, had := p.checks[name]
-	if s == nil || s.HealthCheckNodePort == 0 {
-		delete(p.checks, name)
-		p.checksChanged = p.checksChanged || had
-		return
-	}
-	now := health.Check{Port: s.HealthCheckNodePort, Local: s.LocalReady}
-	for _, f := range p.Families {
-		now.Served[f] = s.Serves(f)
-	}
-	if !had || now != old {
-		p.checks[name], p.checksChanged = now, true
-	}
-}
-
-// syncChecks applies changed health checks. It retries ports that could not be opened.
-func (p *Proxy) syncChecks() {
-	if p.checksChanged {
-		broken := p.Checks.Sync(p.checks, slices.Concat(p.checkAddrs[:]...))
-		p.Metrics.HealthCheckPortsFailed(broken)
-		p.checksChanged = broken > 0
-	}
 }

@@ -165,6 +165,7 @@ func (s *storedSource) on(b *testing.B, kernel Kernel) *Proxy {
 		Flows: &fakeFlows{}, Checks: health.NewServices(func() bool { return true }, func(model.Problem) {}),
 		Report: func(p model.Problem) { b.Error(p) },
 	})
+	p.connect(nil)
 	for name := range s.services {
 		p.Tracker.Service(name)
 	}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
 // block holds Services that one goroutine builds.
@@ -27,24 +28,43 @@ type block struct {
 // enough for a short wait for a block.
 const blockSize = 32
 
+// builder builds Services from their objects.
+type builder struct {
+	objects  Objects
+	recaller Recaller
+	planner  *plan.Planner
+	options  model.Options
+	// node is the node for which Services are built. It does not change during a build.
+	node *model.Node
+	// readings holds the readings of Services with many slices. room is the loop's scratch memory for objects.
+	readings map[types.NamespacedName]*model.Reading
+	room     model.Room
+}
+
+func newBuilder(c *Config, node *model.Node) *builder {
+	return &builder{
+		objects: c.Source, recaller: c.Kernel, planner: c.Planner, options: c.Model, node: node, readings: map[types.NamespacedName]*model.Reading{},
+	}
+}
+
 // build builds Services and calls take with each of them, in the order of names and in the caller's goroutine. It stops when take
 // returns false or late returns true; late may be nil. Services are independent of each other, so build uses all processors for
 // many Services.
-func (p *Proxy) build(names []types.NamespacedName, late func() bool, take func(types.NamespacedName, *model.Service) (more bool)) {
+func (b *builder) build(names []types.NamespacedName, late func() bool, take func(types.NamespacedName, *model.Service) (more bool)) {
 	if len(names) <= blockSize {
 		for _, name := range names {
-			s, reading := p.buildService(&p.room, name, p.readings[name])
-			p.remember(name, reading)
-			p.recall([]*model.Service{s})
+			s, reading := b.buildService(&b.room, name, b.readings[name])
+			b.remember(name, reading)
+			b.recall([]*model.Service{s})
 			if !take(name, s) || late != nil && late() {
 				return
 			}
 		}
 		return
 	}
-	w := &works{proxy: p, late: late, blocks: make([]*block, 0, len(names)/blockSize+1), room: make(chan struct{}, mostAhead), stop: make(chan struct{})}
+	w := &works{builder: b, late: late, blocks: make([]*block, 0, len(names)/blockSize+1), room: make(chan struct{}, mostAhead), stop: make(chan struct{})}
 	for chunk := range slices.Chunk(names, blockSize) {
-		w.blocks = append(w.blocks, p.newBlock(chunk))
+		w.blocks = append(w.blocks, b.newBlock(chunk))
 	}
 	var others sync.WaitGroup
 	for range min(runtime.GOMAXPROCS(0), len(w.blocks)) - 1 {
@@ -59,20 +79,20 @@ func (p *Proxy) build(names []types.NamespacedName, late func() bool, take func(
 	}
 	defer others.Wait()
 	defer close(w.stop)
-	for _, b := range w.blocks {
-		w.await(b)
+	for _, k := range w.blocks {
+		w.await(k)
 		<-w.room
-		p.recall(b.services[:b.n])
-		for i, name := range b.names[:b.n] {
-			p.remember(name, b.readings[i])
-			if !take(name, b.services[i]) {
+		b.recall(k.services[:k.n])
+		for i, name := range k.names[:k.n] {
+			b.remember(name, k.readings[i])
+			if !take(name, k.services[i]) {
 				return
 			}
 		}
 		if late != nil && late() {
 			return
 		}
-		b.services, b.readings = nil, nil
+		k.services, k.readings = nil, nil
 	}
 }
 
@@ -81,10 +101,10 @@ const mostAhead = 32
 
 // works holds the blocks of one build. Each goroutine builds the next block that no goroutine has started.
 type works struct {
-	proxy  *Proxy
-	late   func() bool
-	blocks []*block
-	begun  atomic.Int64
+	builder *builder
+	late    func() bool
+	blocks  []*block
+	begun   atomic.Int64
 	// room holds one value for each block that was started and is not taken yet. stop is closed when no further block is needed.
 	room chan struct{}
 	stop chan struct{}
@@ -106,7 +126,7 @@ func (w *works) buildNext(room *model.Room) bool {
 	if next >= len(w.blocks) {
 		return false
 	}
-	w.proxy.buildBlock(room, w.blocks[next], w.late)
+	w.builder.buildBlock(room, w.blocks[next], w.late)
 	return true
 }
 
@@ -125,7 +145,7 @@ func (w *works) await(b *block) {
 			<-b.built
 			return
 		}
-		if !w.buildNext(&w.proxy.room) {
+		if !w.buildNext(&w.builder.room) {
 			<-b.built
 			return
 		}
@@ -134,50 +154,50 @@ func (w *works) await(b *block) {
 
 // recall looks up the numbers of new Services in the kernel's tables and reserves them in the plan. With other numbers, the tables
 // would need a full sync.
-func (p *Proxy) recall(services []*model.Service) {
-	if !p.Planner.Recalling() {
+func (b *builder) recall(services []*model.Service) {
+	if !b.planner.Recalling() {
 		return
 	}
-	if err := p.Kernel.Recall(p.Planner, services); err != nil {
+	if err := b.recaller.Recall(b.planner, services); err != nil {
 		klog.Background().Error(err, "Cannot read the numbers of Services in the kernel's tables; session affinity of some clients may be lost")
-		p.Planner.Resumed()
+		b.planner.Resumed()
 	}
 }
 
-func (p *Proxy) newBlock(names []types.NamespacedName) *block {
-	b := &block{
+func (b *builder) newBlock(names []types.NamespacedName) *block {
+	k := &block{
 		names: names, services: make([]*model.Service, len(names)), readings: make([]*model.Reading, len(names)), built: make(chan struct{}),
 	}
 	for i, name := range names {
-		b.readings[i] = p.readings[name]
+		k.readings[i] = b.readings[name]
 	}
-	return b
+	return k
 }
 
-func (p *Proxy) buildBlock(room *model.Room, b *block, late func() bool) {
-	for i, name := range b.names {
-		b.services[i], b.readings[i] = p.buildService(room, name, b.readings[i])
-		if b.n = i + 1; late != nil && late() {
+func (b *builder) buildBlock(room *model.Room, k *block, late func() bool) {
+	for i, name := range k.names {
+		k.services[i], k.readings[i] = b.buildService(room, name, k.readings[i])
+		if k.n = i + 1; late != nil && late() {
 			break
 		}
 	}
-	close(b.built)
+	close(k.built)
 }
 
 // buildService builds a Service from its objects. If the Service has many slices, it uses the previous reading and returns the new
 // one. Otherwise the returned reading is nil.
-func (p *Proxy) buildService(room *model.Room, name types.NamespacedName, before *model.Reading) (*model.Service, *model.Reading) {
-	if !p.Source.ReadService(name, &room.Service) {
+func (b *builder) buildService(room *model.Room, name types.NamespacedName, before *model.Reading) (*model.Service, *model.Reading) {
+	if !b.objects.ReadService(name, &room.Service) {
 		return nil, nil
 	}
-	return model.Rebuild(room, before, p.Source.Stored(name), p.node, p.Model)
+	return model.Rebuild(room, before, b.objects.Stored(name), *b.node, b.options)
 }
 
 // remember keeps the reading of a Service.
-func (p *Proxy) remember(name types.NamespacedName, r *model.Reading) {
+func (b *builder) remember(name types.NamespacedName, r *model.Reading) {
 	if r != nil {
-		p.readings[name] = r
+		b.readings[name] = r
 	} else {
-		delete(p.readings, name)
+		delete(b.readings, name)
 	}
 }

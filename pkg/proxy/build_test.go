@@ -43,7 +43,7 @@ func (s countedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 }
 
 // build makes the proxy build some Services. It returns the number of slices read, and the last Service.
-func (s *countingSource) build(p *Proxy, names []types.NamespacedName) (reads int, last *model.Service) {
+func (s *countingSource) build(p *builder, names []types.NamespacedName) (reads int, last *model.Service) {
 	s.reads.Store(0)
 	p.build(names, nil, func(_ types.NamespacedName, built *model.Service) bool { last = built; return true })
 	return int(s.reads.Load()), last
@@ -68,7 +68,7 @@ func TestOfManySlicesOnlyThoseThatHaveChangedAreRead(t *testing.T) {
 			s.slices[name] = append(s.slices[name], largeSlice(name, n, 0))
 		}
 	}
-	p := New(Config{Source: s, Planner: plan.New(plan.Options{})})
+	p := newBuilder(&Config{Source: s, Planner: plan.New(plan.Options{})}, &model.Node{})
 	if reads, _ := s.build(p, names); reads != services*slices {
 		t.Fatalf("at first %d slices were read, want all %d", reads, services*slices)
 	}
@@ -131,7 +131,7 @@ func TestAwaitBuildsOtherBlocks(t *testing.T) {
 		s.waits[names[first]], s.begun[names[first+blockSize]] = met, met
 	}
 	var taken []types.NamespacedName
-	New(Config{Source: s, Planner: plan.New(plan.Options{})}).build(names, nil, func(name types.NamespacedName, _ *model.Service) bool { taken = append(taken, name); return true })
+	newBuilder(&Config{Source: s, Planner: plan.New(plan.Options{})}, &model.Node{}).build(names, nil, func(name types.NamespacedName, _ *model.Service) bool { taken = append(taken, name); return true })
 	if diff := cmp.Diff(names, taken); diff != "" {
 		t.Errorf("Services that were taken (-want +got):\n%s", diff)
 	}

@@ -1,4 +1,5 @@
-// Package proxy is the loop that keeps the kernel's tables as planned. One goroutine owns all mutable state.
+// Package proxy is the loop that keeps the kernel's tables as planned. One goroutine owns all mutable state. Parts beside the tables
+// listen to the loop ([Listener]). A guard keeps watch over foreign changes of the tables.
 //
 // In: names that a tracker has marked, objects from a source.
 // Out: the kernel's tables, metrics, health, reports of problems.

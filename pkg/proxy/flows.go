@@ -12,6 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
 // Flows deletes connection tracking entries beside the loop. It takes ownership of its arguments.
@@ -19,13 +20,23 @@ type Flows interface {
 	Request(*conntrack.Desired)
 }
 
-// flowState is the state about flows that a sync keeps for the next one.
-type flowState struct {
+// flows requests a search for stale flows after each commit.
+type flows struct {
+	quiet
+	to       Flows
+	planner  *plan.Planner
+	families []inet.Family
 	// earlier holds the UDP frontends of an earlier process, until the first sync.
 	earlier []model.Key
-	// served holds the addresses that served node ports after the last sync.
-	served [2][]netip.Addr
+	// addresses serve node ports. served are the addresses that served them after the last sync.
+	addresses, served [2][]netip.Addr
 }
+
+func newFlows(c *Config, earlier []model.Key) *flows {
+	return &flows{to: c.Flows, planner: c.Planner, families: c.Families, earlier: earlier}
+}
+
+func (f *flows) Node(n *Node) { f.addresses = n.Addresses }
 
 // patienceWithEarlier is the longest time that a start waits for the frontends of an earlier process. The kernel's work grows
 // with the square of the number of frontends: some 10 ms for 10,000.
@@ -34,9 +45,9 @@ const patienceWithEarlier = time.Second
 // readEarlier reads the UDP frontends in the tables of an earlier process. If a Service was deleted while no process ran, only
 // these tables have its frontends. Flows to them belong to this program and are stale. Flows to any other unknown frontend may
 // belong to another program.
-func (p *Proxy) readEarlier(ctx context.Context) {
+func (p *Proxy) readEarlier(ctx context.Context) (earlier []model.Key) {
 	if p.Earlier == nil {
-		return
+		return nil
 	}
 	read := make(chan []model.Key, 1)
 	go func() {
@@ -47,56 +58,60 @@ func (p *Proxy) readEarlier(ctx context.Context) {
 		read <- keys
 	}()
 	select {
-	case p.flows.earlier = <-read:
+	case earlier = <-read:
 	case <-ctx.Done():
 	case <-time.After(patienceWithEarlier):
 		klog.FromContext(ctx).Info("An earlier process has too many frontends to read; UDP flows to deleted frontends stay",
 			"waited", patienceWithEarlier)
 	}
+	return earlier
 }
 
-// syncFlows requests a search for stale flows after a commit. It includes all changed frontends. If an address newly serves node
+// Synced requests a search. It includes all changed frontends. If an address newly serves node
 // ports, it includes all node ports. After a time without rules, it includes all frontends, because a flow that began without
 // rules is not translated.
-func (p *Proxy) syncFlows(kind apply.Kind) {
-	changed := p.Planner.TakeFlows()
-	all := kind == apply.Full || !p.started
-	added := p.nodeAddressAdded()
+func (f *flows) Synced(s *Sync) {
+	if s.Err != nil {
+		return
+	}
+	changed := f.planner.TakeFlows()
+	all := s.Result.Kind == apply.Full || s.First
+	added := f.noteServed()
 	if len(changed) == 0 && !all && !added {
 		return
 	}
 	d := &conntrack.Desired{Undnated: all || added}
 	for k := range changed {
-		p.addFlows(d, k)
+		f.add(d, k)
 	}
 	switch {
 	case all:
-		p.Planner.Keys(func(k model.Key) { p.addFlows(d, k) })
+		f.planner.Keys(func(k model.Key) { f.add(d, k) })
 	case added:
-		p.Planner.Keys(func(k model.Key) {
+		f.planner.Keys(func(k model.Key) {
 			if !k.Addr.IsValid() {
-				p.addFlows(d, k)
+				f.add(d, k)
 			}
 		})
 	}
-	for _, k := range p.flows.earlier {
-		p.addFlows(d, k)
+	for _, k := range f.earlier {
+		f.add(d, k)
 	}
-	p.flows.earlier = nil
-	for _, f := range p.Families {
-		d.NodeAddresses(f, p.nodeAddrs[f])
+	f.earlier = nil
+	for _, family := range f.families {
+		d.NodeAddresses(family, f.addresses[family])
 	}
-	p.Flows.Request(d)
+	f.to.Request(d)
 }
 
-// addFlows adds the current state of a frontend to the request.
-func (p *Proxy) addFlows(d *conntrack.Desired, k model.Key) {
-	allowed, exists := p.Planner.FlowSources(k)
+// add adds the current state of a frontend to the request.
+func (f *flows) add(d *conntrack.Desired, k model.Key) {
+	allowed, exists := f.planner.FlowSources(k)
 	switch {
 	case !exists:
 		d.Gone(k)
 	case k.Protocol == inet.UDP:
-		d.Frontend(k, p.Planner.FlowEndpoints(k))
+		d.Frontend(k, f.planner.FlowEndpoints(k))
 		d.Restrict(k, allowed)
 	case d.Undnated || allowed != nil:
 		d.Frontend(k, nil)
@@ -104,18 +119,18 @@ func (p *Proxy) addFlows(d *conntrack.Desired, k model.Key) {
 	}
 }
 
-// nodeAddressAdded reports whether an address newly serves node ports. It ignores link-local addresses: each new pod adds one to
+// noteServed notes the addresses that serve node ports now, and reports whether one newly does. It ignores link-local addresses: each new pod adds one to
 // the node, and clients do not connect to node ports at these addresses.
-func (p *Proxy) nodeAddressAdded() (added bool) {
-	for f, now := range p.nodeAddrs {
-		if slices.Equal(now, p.flows.served[f]) {
+func (f *flows) noteServed() (added bool) {
+	for family, now := range f.addresses {
+		if slices.Equal(now, f.served[family]) {
 			continue
 		}
 		for _, a := range now {
-			_, known := slices.BinarySearchFunc(p.flows.served[f], a, netip.Addr.Compare)
+			_, known := slices.BinarySearchFunc(f.served[family], a, netip.Addr.Compare)
 			added = added || !known && !a.IsLinkLocalUnicast()
 		}
-		p.flows.served[f] = now
+		f.served[family] = now
 	}
 	return added
 }

@@ -174,7 +174,7 @@ type meter struct {
 // newMeter returns a meter with a proxy on a source, before its first sync.
 func newMeter(b *testing.B, s *storedSource) *meter {
 	m := &meter{p: s.open(b), log: &lines{}}
-	m.p.node.Name = m.p.NodeName
+	m.p.facts.Node.Name = m.p.NodeName
 	m.p.Report = report.New(klog.New(m.log), m.log, report.Count{Problem: func(string) {}, Suppressed: func(string) {}}).Problem
 	return m
 }
@@ -189,7 +189,7 @@ func (m *meter) sync(b *testing.B, names ...types.NamespacedName) {
 	p := m.p
 	for _, name := range names {
 		start := time.Now()
-		p.buildService(&p.room, name, p.readings[name])
+		p.builder.buildService(&p.builder.room, name, p.builder.readings[name])
 		m.build = max(m.build, time.Since(start))
 		p.Tracker.Service(name)
 	}

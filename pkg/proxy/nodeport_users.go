@@ -27,22 +27,23 @@ type Loopback interface {
 	Serve(bool)
 }
 
-// setNodePorts passes the node ports of a Service to Loopback and NodePortUsers. s is nil if the Service was deleted.
-func (p *Proxy) setNodePorts(name types.NamespacedName, s *model.Service) {
-	if p.Loopback != nil {
-		p.Loopback.Service(name, s)
-	}
-	if p.NodePortUsers != nil {
-		p.NodePortUsers.Service(name, p.nodePortsOf(s))
-	}
+// portUsers passes node ports to NodePortUsers.
+type portUsers struct {
+	quiet
+	to       NodePortUsers
+	families []inet.Family
 }
 
-func (p *Proxy) nodePortsOf(s *model.Service) (keys []model.Key) {
+func (u portUsers) Service(name types.NamespacedName, s *model.Service) {
+	u.to.Service(name, u.portsOf(s))
+}
+
+func (u portUsers) portsOf(s *model.Service) (keys []model.Key) {
 	if s == nil {
 		return nil
 	}
 	for _, port := range s.Ports {
-		if !slices.Contains(p.Families, port.Family) {
+		if !slices.Contains(u.families, port.Family) {
 			continue
 		}
 		for i := range port.Frontends {
@@ -54,9 +55,16 @@ func (p *Proxy) nodePortsOf(s *model.Service) (keys []model.Key) {
 	return keys
 }
 
-// setNodeAddresses passes the addresses that serve node ports to NodePortUsers.
-func (p *Proxy) setNodeAddresses(f inet.Family, addrs []netip.Addr) {
-	if p.NodePortUsers != nil {
-		p.NodePortUsers.Addresses(f, addrs)
+func (u portUsers) Node(n *Node) {
+	for _, f := range u.families {
+		u.to.Addresses(f, n.Addresses[f])
 	}
 }
+
+// onLoopback passes Services to Loopback.
+type onLoopback struct {
+	quiet
+	to Loopback
+}
+
+func (l onLoopback) Service(name types.NamespacedName, s *model.Service) { l.to.Service(name, s) }

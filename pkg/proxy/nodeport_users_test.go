@@ -95,9 +95,9 @@ func TestNodePortsAreHandedOver(t *testing.T) {
 		b.source.mu.Unlock()
 		b.Tracker.Service(name)
 		expect()
-		// Node ports of a family that is not served are not passed on.
-		b.Families = []inet.Family{inet.IPv6}
-		b.set(2, 2, nodePort(30080))
-		expect()
 	})
+	ofIPv4 := &model.Service{Ports: []*model.ServicePort{{Family: inet.IPv4, Frontends: []model.Frontend{{Kind: model.NodePort, Key: model.Key{Port: 30080, Protocol: inet.TCP}}}}}}
+	if keys := (portUsers{families: []inet.Family{inet.IPv6}}).portsOf(ofIPv4); len(keys) > 0 {
+		t.Errorf("node ports of a family that is not served: %v", keys)
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -22,17 +21,34 @@ type Observer interface {
 	Committed(view.Commit)
 }
 
-// observed reports whether commits are watched.
-func (p *Proxy) observed() bool { return p.Observer != nil && p.Observer.Watched() }
+// observer tells an Observer of each commit.
+type observer struct {
+	quiet
+	to      Observer
+	planner *plan.Planner
+	// changes holds the changes since the last commit. unlisted is the number of further changes.
+	changes  []view.Change
+	unlisted int
+}
 
-// observe records the change of a Service that is about to be planned.
-func (p *Proxy) observe(name types.NamespacedName, s *model.Service) {
-	a := &p.account
-	if len(a.changes) == mostChanges {
-		a.unlisted++
+// mostChanges is the number of Services of one batch that an observer receives one by one.
+const mostChanges = 64
+
+func newObserver(c *Config) *observer { return &observer{to: c.Observer, planner: c.Planner} }
+
+// watched reports whether there is a receiver.
+func (o *observer) watched() bool { return o.to != nil && o.to.Watched() }
+
+// Service records the change of a Service that is about to be planned.
+func (o *observer) Service(name types.NamespacedName, s *model.Service) {
+	if !o.watched() {
 		return
 	}
-	was, planned := p.Planner.Present(name)
+	if len(o.changes) == mostChanges {
+		o.unlisted++
+		return
+	}
+	was, planned := o.planner.Present(name)
 	c := view.Change{Service: name.String(), What: "changed"}
 	var is plan.Present
 	if s != nil {
@@ -48,7 +64,7 @@ func (p *Proxy) observe(name types.NamespacedName, s *model.Service) {
 	}
 	c.Added, c.Removed = differing(was.Endpoints, is.Endpoints, netip.AddrPort.String)
 	c.FrontendsAdded, c.FrontendsRemoved = differing(was.Frontends, is.Frontends, keyText)
-	a.changes = append(a.changes, c)
+	o.changes = append(o.changes, c)
 }
 
 // differing returns the items that only one of two lists has.
@@ -78,26 +94,26 @@ func keyText(k model.Key) string {
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(k.Addr, k.Port), k.Protocol)
 }
 
-// notifyObserver passes the result of a sync to the observer. For a failed sync, it passes the error, and keeps the changes until
-// a sync succeeds.
-func (p *Proxy) notifyObserver(end time.Time, planning time.Duration, r apply.Result, failure error) {
-	a := &p.account
-	if !p.observed() {
-		a.changes, a.unlisted = nil, 0
+// Synced passes the outcome of a sync to the observer. For a failed sync, it passes the error, and keeps the changes until a sync
+// succeeds.
+func (o *observer) Synced(s *Sync) {
+	if !o.watched() {
+		o.changes, o.unlisted = nil, 0
 		return
 	}
+	r := &s.Result
 	c := view.Commit{
-		Time: end, Kind: string(r.Kind), Why: r.Why, Elements: r.Elements, PlanMicros: planning.Microseconds(),
+		Time: s.End, Kind: string(r.Kind), Why: r.Why, Elements: r.Elements, PlanMicros: s.Begun.Sub(s.Start).Microseconds(),
 		CommitMicros: r.Commit.Microseconds(),
 	}
-	if failure != nil {
-		c.Failed = failure.Error()
-		p.Observer.Committed(c)
+	if s.Err != nil {
+		c.Failed = s.Err.Error()
+		o.to.Committed(c)
 		return
 	}
-	c.Services, c.More = a.changes, a.unlisted
-	a.changes, a.unlisted = nil, 0
+	c.Services, c.More = o.changes, o.unlisted
+	o.changes, o.unlisted = nil, 0
 	if cmp.Or(len(c.Services), c.More) > 0 || r.Kind == apply.Partial || r.Kind == apply.Full {
-		p.Observer.Committed(c)
+		o.to.Committed(c)
 	}
 }

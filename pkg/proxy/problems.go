@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
@@ -146,13 +147,13 @@ func conflictProblem(c *plan.Conflict) model.Problem {
 	}
 }
 
-// countProblems updates the metric of objects with problems.
-func (p *Proxy) countProblems() {
-	if !p.problems.changed {
+// show updates the metric of objects with problems.
+func (b *problemBook) show(m *metrics.Metrics) {
+	if !b.changed {
 		return
 	}
-	p.problems.changed = false
-	for kind, n := range p.problems.total {
-		p.Metrics.Rejected(objectKinds[kind], n)
+	b.changed = false
+	for kind, n := range b.total {
+		m.Rejected(objectKinds[kind], n)
 	}
 }

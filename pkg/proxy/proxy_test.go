@@ -127,7 +127,7 @@ type fakeKernel struct {
 	after bool
 	// sizes are the numbers of elements after each sync.
 	sizes []int
-	// blind is the error of Meddled.
+	// blind is the error of CheckRuleset.
 	blind error
 	heard chan struct{}
 	// written is the time of the last full sync.
@@ -189,7 +189,7 @@ func (k *fakeKernel) Touched() bool {
 
 func (k *fakeKernel) Author() nft.Author { return nft.Author{Program: "nft", PID: 7} }
 
-func (k *fakeKernel) Meddled() (bool, error) {
+func (k *fakeKernel) CheckRuleset() (bool, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.meddled, k.blind

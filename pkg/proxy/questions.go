@@ -25,7 +25,7 @@ type Facts struct {
 
 // Facts returns the facts of the latest plan, or the zero Facts before the first one. Any goroutine may call it.
 func (p *Proxy) Facts() Facts {
-	if f := p.facts.Load(); f != nil {
+	if f := p.published.Load(); f != nil {
 		return *f
 	}
 	return Facts{}
@@ -33,15 +33,15 @@ func (p *Proxy) Facts() Facts {
 
 // publish publishes the loop's current facts for other goroutines.
 func (p *Proxy) publish() {
-	p.facts.Store(&Facts{Node: p.node, NodeAddresses: p.nodeAddrs, ServiceCIDRs: p.serviceCIDRs, PodCIDRs: p.podCIDRs})
+	facts := p.facts
+	p.published.Store(&facts)
 }
 
 // account records syncs, for answers to questions. It allocates memory only at a repair or a failure.
 type account struct {
+	quiet
 	// waits describes the condition for which the loop waits before its first sync.
-	waits string
-	// other is the instance that serves instead of this one, or "".
-	other          string
+	waits          string
 	last, lastSent past
 	// recent is a ring of the last syncs. The index of the next sync is syncs modulo the length of the ring.
 	recent   [mostRecent]past
@@ -49,12 +49,6 @@ type account struct {
 	failure  *view.Failure
 	repairs  []view.Repair
 	repaired int
-	// names holds the first Services of the current sync. more is the number of the other Services.
-	names []types.NamespacedName
-	more  int
-	// changes holds the changes that the observer receives after the commit. unlisted is the number of further changes.
-	changes  []view.Change
-	unlisted int
 }
 
 // past is a successful sync.
@@ -70,28 +64,34 @@ const (
 	mostRecent = 200
 	// mostNamed is the number of recorded Services of each sync. mostRepairs is the number of recorded repairs.
 	mostNamed, mostRepairs = 4, 8
-	// mostChanges is the number of Services of one batch that an observer receives one by one.
-	mostChanges = 64
 )
 
-// noteNames records the Services of a sync. It keeps a short list as it is. It copies the first names of a long list, so that the
-// list's memory is released.
-func (a *account) noteNames(sorted []types.NamespacedName) {
-	a.names, a.more = sorted, 0
-	if n := len(sorted); n > mostNamed {
-		a.names, a.more = slices.Clone(sorted[:mostNamed]), n-mostNamed
+// Synced records the outcome of a sync.
+func (a *account) Synced(s *Sync) {
+	if s.Err != nil {
+		a.noteFailed(s.End, s.Err)
+		return
+	}
+	if s.repaired() {
+		a.noteRepair(view.Repair{Time: s.End, Reason: string(s.Compared), Why: s.Result.Why, By: s.author(), Program: s.Author.Program})
+	}
+	a.waits, a.failure = "", nil
+	a.last = pastOf(s)
+	a.recent[a.syncs%mostRecent] = a.last
+	a.syncs++
+	if s.Result.Kind == apply.Partial || s.Result.Kind == apply.Full {
+		a.lastSent = a.last
 	}
 }
 
-// noteSynced records a successful sync.
-func (a *account) noteSynced(start, absorbed, end time.Time, r apply.Result) {
-	a.waits, a.failure = "", nil
-	a.last = past{start, absorbed, end, r, a.names, a.more}
-	a.recent[a.syncs%mostRecent] = a.last
-	a.syncs++
-	if r.Kind == apply.Partial || r.Kind == apply.Full {
-		a.lastSent = a.last
+// pastOf returns the record of a sync. It keeps a short list of Services as it is. It copies the first names of a long list, so that
+// the list's memory is released.
+func pastOf(s *Sync) past {
+	p := past{start: s.Start, absorbed: s.Begun, end: s.End, result: s.Result, names: s.Services}
+	if n := len(s.Services); n > mostNamed {
+		p.names, p.more = slices.Clone(s.Services[:mostNamed]), n-mostNamed
 	}
+	return p
 }
 
 // noteFailed records a failed sync.
@@ -138,7 +138,7 @@ func (p *Proxy) Status(ctx context.Context) (*view.Loop, error) {
 			Waits: a.waits, Last: a.last.view(), LastSent: a.lastSent.view(), Failure: a.failure, Syncs: a.syncs,
 			Repairs: slices.Clone(a.repairs), RepairsTotal: a.repaired,
 		}
-		l.Other, l.Pending = a.other, p.queue.waiting()
+		l.Other, l.Pending = p.standby.other, p.queue.waiting()
 		if renewed := p.Kernel.Leased(); !renewed.IsZero() {
 			ends := renewed.Add(plan.Lease)
 			l.LeaseRenewed, l.LeaseEnds = &renewed, &ends
@@ -167,12 +167,8 @@ func (p *Proxy) Syncs(ctx context.Context) ([]view.Sync, error) {
 // Elements returns the number of elements of each family's table after the last sync.
 func (p *Proxy) Elements(ctx context.Context) ([2]int, error) {
 	return ask(ctx, p, func() (n [2]int) {
-		for _, f := range p.Families {
-			for s, counted := range p.counted {
-				if s.Family == f {
-					n[f] += counted[0]
-				}
-			}
+		if p.tally != nil {
+			n = p.tally.elements()
 		}
 		return n
 	})

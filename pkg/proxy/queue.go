@@ -8,7 +8,6 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
 // longestSlice is the longest time for which the loop builds Services before it commits the plan and handles repairs, questions
@@ -178,7 +177,7 @@ func (s *slice) late() bool { return s.Now().Sub(s.begun) >= longestSlice }
 
 // over reports whether planning must stop, because its time is up or the tables need a repair.
 func (s *slice) over() bool {
-	if s.large || len(s.absorbed)%blockSize == 0 && len(s.absorbed) > 0 && s.checkTables() {
+	if s.large || len(s.absorbed)%blockSize == 0 && len(s.absorbed) > 0 && s.guard.touched() {
 		return true
 	}
 	return s.Now().Sub(s.begun) >= 2*longestSlice
@@ -188,14 +187,14 @@ func (s *slice) over() bool {
 // first one.
 func (s *slice) plan(names []types.NamespacedName) (rest []types.NamespacedName) {
 	taken := 0
-	s.build(names, s.late, func(name types.NamespacedName, service *model.Service) bool {
+	s.builder.build(names, s.late, func(name types.NamespacedName, service *model.Service) bool {
 		taken++
 		if large := plan.Weight(service) > largeWeight; large && s.fresh && s.started {
 			s.queue.push([]types.NamespacedName{name})
 			return !s.over()
 		} else if !s.postponed(name, service, taken < len(names)) {
 			s.large = s.large || large && s.started
-			s.absorbService(name, service)
+			s.planService(name, service)
 			s.absorbed = append(s.absorbed, name)
 		}
 		return !s.over()
@@ -237,8 +236,8 @@ func (s *slice) give() {
 		if names == nil {
 			return
 		}
-		s.build(names, nil, func(name types.NamespacedName, service *model.Service) bool {
-			s.absorbService(name, service)
+		s.builder.build(names, nil, func(name types.NamespacedName, service *model.Service) bool {
+			s.planService(name, service)
 			s.absorbed = append(s.absorbed, name)
 			return true
 		})
@@ -263,7 +262,7 @@ func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
 	if len(rest) == 0 {
 		s.give()
 	}
-	p.planned(s.absorbed)
+	p.planned()
 	return s.absorbed
 }
 
@@ -278,34 +277,12 @@ func (p *Proxy) planWaiting() []types.NamespacedName {
 	if len(rest) == 0 {
 		s.give()
 	}
-	p.planned(s.absorbed)
+	p.planned()
 	return s.absorbed
 }
 
-// mostUnprogrammed is the largest number of times of changes that wait for a successful sync. If there are more, the loop keeps
-// the oldest ones.
-const mostUnprogrammed = 10_000
-
-// mostTriggers is the largest number of triggers of one Service that waits to be planned (see [track.Dirty]).
-const mostTriggers = 100
-
-// noteTriggers records the times of changes of Services.
-func (p *Proxy) noteTriggers(all map[types.NamespacedName][]track.Trigger) {
-	for name, times := range all {
-		known := p.triggers[name]
-		p.triggers[name] = append(known, times[:min(len(times), mostTriggers-len(known))]...)
-	}
-}
-
-// planned does the work after Services were planned: it moves their times of changes, reports conflicts, and queues Services for
-// which there is room now.
-func (p *Proxy) planned(names []types.NamespacedName) {
-	for _, name := range names {
-		if times, known := p.triggers[name]; known {
-			p.unprogrammed = append(p.unprogrammed, times[:min(len(times), mostUnprogrammed-len(p.unprogrammed))]...)
-			delete(p.triggers, name)
-		}
-	}
+// planned does the work after Services were planned: it reports conflicts, and queues Services for which there is room now.
+func (p *Proxy) planned() {
 	if p.started || p.queue.waiting() == 0 {
 		p.reportConflicts(p.Planner)
 	}

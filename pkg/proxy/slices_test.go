@@ -272,6 +272,12 @@ func TestAnExchangedAddressIsServedThroughoutAStorm(t *testing.T) {
 	}
 }
 
+// times returns the part that measures the times of changes.
+func (b *bench) times() *changeTimes {
+	i := slices.IndexFunc(b.listeners, func(l Listener) bool { _, found := l.(*changeTimes); return found })
+	return b.listeners[i].(*changeTimes)
+}
+
 // While syncs fail, the times of changes take bounded memory.
 func TestTimesOfChangesAreBounded(t *testing.T) {
 	run(t, func(b *bench) {
@@ -289,7 +295,7 @@ func TestTimesOfChangesAreBounded(t *testing.T) {
 			time.Sleep(31 * time.Second)
 		}
 		synctest.Wait()
-		if n := len(b.unprogrammed); n != mostUnprogrammed {
+		if n := len(b.times().unprogrammed); n != mostUnprogrammed {
 			t.Errorf("%d times are kept, want %d of 30,000", n, mostUnprogrammed)
 		}
 		b.kernel.mu.Lock()
@@ -297,7 +303,7 @@ func TestTimesOfChangesAreBounded(t *testing.T) {
 		b.kernel.mu.Unlock()
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if n := len(b.unprogrammed) + len(b.triggers); n != 0 {
+		if n := len(b.times().unprogrammed) + len(b.times().triggers); n != 0 {
 			t.Errorf("%d times are kept after a sync has succeeded", n)
 		}
 	})

@@ -24,6 +24,13 @@ type Turn interface {
 	Other() string
 }
 
+// standby is the knowledge about the process that serves instead of this one.
+type standby struct {
+	// other names this process, or is "". reported is true after the Event about any such process.
+	other    string
+	reported bool
+}
+
 // maySend reports whether this process serves.
 func (p *Proxy) maySend() bool { return p.Turn == nil || p.Turn.Granted() }
 
@@ -53,21 +60,16 @@ func (p *Proxy) standBy(ctx context.Context) {
 
 // noteOther reports the process that serves instead of this one, once for each process.
 func (p *Proxy) noteOther(ctx context.Context, other string) {
-	if other == "" || other == p.account.other {
+	if other == "" || other == p.standby.other {
 		return
 	}
-	// The other process also listens on the health check ports and on loopback.
-	p.Checks.Sync(nil, nil)
-	if p.Loopback != nil {
-		p.Loopback.Serve(false)
-	}
-	p.checksChanged = true
+	p.serve(false) // the other process listens on the same ports
 	p.Metrics.StandingBy(true)
-	if p.account.other = other; p.otherReported {
+	if p.standby.other = other; p.standby.reported {
 		klog.FromContext(ctx).Info("Another instance serves this node; this instance waits until it exits", "other", other)
 		return
 	}
-	p.otherReported = true
+	p.standby.reported = true
 	p.Report(model.Problem{
 		Kind: "Node", Name: types.NamespacedName{Name: p.NodeName}, Field: "kube-nftproxy", Event: "AnotherInstanceServes", Action: "Wait",
 		Reason: fmt.Sprintf("another instance (%s) serves this node; this instance started earlier and waits until the other one exits. "+
@@ -77,13 +79,13 @@ func (p *Proxy) noteOther(ctx context.Context, other string) {
 
 // resume starts to serve. The next sync compares the tables with the plan.
 func (p *Proxy) resume(ctx context.Context) {
-	if p.account.other != "" {
-		klog.FromContext(ctx).Info("No other instance serves this node any more; this instance takes over", "other", p.account.other)
-		p.account.other = ""
+	if p.standby.other != "" {
+		klog.FromContext(ctx).Info("No other instance serves this node any more; this instance takes over", "other", p.standby.other)
+		p.standby.other = ""
 		p.Metrics.StandingBy(false)
 	}
 	if p.started {
-		p.compareBecause(metrics.ForeignChange)
+		p.guard.doubt(metrics.ForeignChange)
 	}
 	p.Schedule.Urgent()
 }

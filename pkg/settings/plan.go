@@ -8,9 +8,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 )
 
+// Source holds the API objects.
+type Source interface {
+	proxy.Cluster
+	model.Objects
+}
+
 // Facts returns the facts that a daemon would plan with, from the Node and the ServiceCIDRs of a source, for the given IP
 // families, and problems of these objects. It fails if the addresses of this host cannot be read.
-func (s *Settings) Facts(source proxy.Source, families []inet.Family) (facts proxy.Facts, problems []model.Problem, err error) {
+func (s *Settings) Facts(source Source, families []inet.Family) (facts proxy.Facts, problems []model.Problem, err error) {
 	object := source.Node()
 	facts.Node = model.NodeOf(s.NodeName, object).WithIP(s.NodeIP)
 	facts.ServiceCIDRs, problems = model.ServiceCIDRs(source.ServiceCIDRs())
@@ -32,7 +38,7 @@ type Recall func(*plan.Planner, []*model.Service) error
 
 // Plan plans all Services of a source with a new planner for the given IP families, as the daemon does at its start. It returns
 // the problems of their objects, and the error of recall. recall may be nil.
-func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source proxy.Source, facts *proxy.Facts, recall Recall) (problems []model.Problem, err error) {
+func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, facts *proxy.Facts, recall Recall) (problems []model.Problem, err error) {
 	for _, f := range families {
 		p.SetNodeAddresses(f, facts.NodeAddresses[f])
 		p.SetServiceCIDRs(f, facts.ServiceCIDRs[f])

@@ -17,7 +17,11 @@ type blind struct {
 }
 
 func (b *blind) ReadService(name types.NamespacedName, into *corev1.Service) bool {
-	shown := b.service(name, b.Source.Service(name).DeepCopy())
+	var stored *corev1.Service
+	if b.Source.ReadService(name, into) {
+		stored = into.DeepCopy()
+	}
+	shown := b.service(name, stored)
 	if shown != nil {
 		shown.DeepCopyInto(into)
 	}

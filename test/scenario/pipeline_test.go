@@ -260,7 +260,7 @@ func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers) (
 		f.planner.SetServiceCIDRs(family, f.cidrs[family])
 	}
 	for _, name := range source.Services() {
-		service := model.Build(source.Service(name), source.Slices(name), f.node, s.model)
+		service := model.Build(manifests.Service(name), manifests.Slices(name), f.node, s.model)
 		f.planner.Set(name, service)
 		if service != nil {
 			f.services = append(f.services, service)

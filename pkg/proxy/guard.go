@@ -1,0 +1,160 @@
+package proxy
+
+import (
+	"errors"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// Trust is the knowledge about the kernel's tables.
+type Trust interface {
+	// Known reports whether the tables are known to be those of the last Sync.
+	Known() bool
+	// Doubt makes the next Sync compare the tables with the plan.
+	Doubt()
+	// CheckRuleset looks for foreign changes of the ruleset since the last Sync, and reports whether there were any.
+	CheckRuleset() (changed bool, err error)
+}
+
+// Announcements are the kernel's announcements of foreign changes.
+type Announcements interface {
+	// Heard returns a channel that has a value after an announcement.
+	Heard() <-chan struct{}
+	// Touched reports whether a change of the program's tables was announced since the last full sync. It makes no system call.
+	Touched() bool
+	// Author returns the author of the last foreign change.
+	Author() nft.Author
+}
+
+// guard protects the tables against foreign changes. It decides when the loop checks for them, and whether the next sync compares
+// the tables with the plan before it writes. The methods trusted, due, heard and touched only ask. All others act.
+type guard struct {
+	trust         Trust
+	announcements Announcements
+	// doubted counts doubts.
+	doubted func()
+	now     func() time.Time
+	// checkAt is the time of the next check, lastForeign the time of the last foreign change.
+	checkAt, lastForeign time.Time
+	// reason is the reason why the next sync compares. It is empty if the next sync need not compare, and before the first sync.
+	reason metrics.Reason
+}
+
+// checkEvery is the time between two checks for foreign changes of the ruleset. A check takes some microseconds.
+const checkEvery = 500 * time.Millisecond
+
+// trusted reports whether the tables are known to be those of the last sync.
+func (g *guard) trusted() bool { return g.trust.Known() }
+
+// due reports whether it is time for a check.
+func (g *guard) due(now time.Time) bool { return g.trusted() && !now.Before(g.checkAt) }
+
+// heard returns a channel that has a value after the kernel has announced a foreign change. The receiver calls checkSoon.
+func (g *guard) heard() <-chan struct{} { return g.announcements.Heard() }
+
+// touched reports whether the kernel has announced a foreign change of the trusted tables. If another program changes them
+// continuously, it returns true at most twice a second.
+func (g *guard) touched() bool {
+	return g.trusted() && g.announcements.Touched() && g.now().Sub(g.lastForeign) >= checkEvery
+}
+
+// checkSoon schedules a check: immediately, but at most twice a second.
+func (g *guard) checkSoon() {
+	at := g.now()
+	if next := g.lastForeign.Add(checkEvery); next.After(at) {
+		at = next
+	}
+	g.checkAt = earlier(g.checkAt, at)
+}
+
+// receive schedules a check if a foreign change was announced.
+func (g *guard) receive() {
+	select {
+	case <-g.heard():
+		g.checkSoon()
+	default:
+	}
+}
+
+// check looks for foreign changes of the ruleset. After a change or an error, the next sync compares.
+func (g *guard) check() (changed bool, err error) {
+	now := g.now()
+	g.checkAt = now.Add(checkEvery)
+	changed, err = g.trust.CheckRuleset()
+	switch {
+	case err != nil:
+		g.doubt(metrics.FailedSync)
+	case changed:
+		g.distrust(now)
+	}
+	return changed, err
+}
+
+// checkAfter looks for foreign changes that may have caused a sync to fail. If there are any, it returns true, and the next sync
+// compares.
+func (g *guard) checkAfter(failure error) (changed bool) {
+	if errors.Is(failure, nft.ErrUnknown) {
+		return false // this sync may have made the change
+	}
+	if changed, err := g.trust.CheckRuleset(); err != nil || !changed {
+		return false
+	}
+	g.distrust(g.now())
+	return true
+}
+
+// heed makes the next sync compare if the tables were touched.
+func (g *guard) heed() {
+	if g.touched() {
+		g.distrust(g.now())
+	}
+}
+
+// distrust makes the next sync compare because of a foreign change.
+func (g *guard) distrust(now time.Time) {
+	g.lastForeign, g.checkAt = now, now.Add(checkEvery)
+	g.doubt(metrics.ForeignChange)
+}
+
+// doubt makes the next sync compare the tables with the plan. Until a sync succeeds, the first reason is kept.
+func (g *guard) doubt(reason metrics.Reason) {
+	g.trust.Doubt()
+	g.note(reason)
+}
+
+// note records the reason why the next sync compares.
+func (g *guard) note(reason metrics.Reason) {
+	g.doubted()
+	if g.reason == "" {
+		g.reason = reason
+	}
+}
+
+// settle completes the outcome of a sync. If the sync compared, it sets the reason, and for a foreign change the author. After a
+// failure, the next sync compares.
+func (g *guard) settle(s *Sync) {
+	if s.Err != nil {
+		g.note(metrics.FailedSync)
+		return
+	}
+	if s.Compared, g.reason = g.reason, ""; s.Compared == metrics.ForeignChange {
+		s.Author = g.announcements.Author()
+	}
+	if s.Result.Commit > 0 {
+		g.checkSoon() // a foreign change directly after this batch may not have been announced
+	}
+}
+
+// author returns the author of the foreign change because of which the sync compared, or "".
+func (s *Sync) author() string {
+	if s.Compared != metrics.ForeignChange {
+		return ""
+	}
+	return s.Author.String()
+}
+
+// repaired reports whether a sync repaired the tables.
+func (s *Sync) repaired() bool { return s.Compared != "" && s.Result.Kind == apply.Full }

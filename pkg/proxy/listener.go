@@ -1,0 +1,128 @@
+package proxy
+
+import (
+	"net/netip"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+)
+
+// Listener is a part that follows the loop. The loop calls it between two steps, so its methods must not wait.
+type Listener interface {
+	// Service announces a Service that is about to be planned. s is nil if the Service was deleted. It is immutable.
+	Service(name types.NamespacedName, s *model.Service)
+	// Node announces that this node was read again.
+	Node(*Node)
+	// Synced announces the outcome of a sync.
+	Synced(*Sync)
+}
+
+// Intake is a part that follows the changes of objects.
+type Intake interface {
+	// Queued announces that there are changes. Taken announces the changes that the loop is about to plan.
+	Queued(now time.Time)
+	Taken(*track.Dirty)
+}
+
+// Server is a part that serves on sockets of this node.
+type Server interface {
+	// Serve starts or stops serving: another instance of the program may serve instead. It does not wait. If the server could not
+	// start, the loop calls it again.
+	Serve(bool)
+}
+
+// Node is a reading of this node. It is immutable.
+type Node struct {
+	// Object is the Node, or nil if there is none.
+	Object *corev1.Node
+	// Addresses serve node ports. Sockets are the same addresses for sockets: if all addresses serve, the unspecified one.
+	Addresses, Sockets [2][]netip.Addr
+}
+
+// Sync is the outcome of a sync.
+type Sync struct {
+	// Start is the time when planning began. Begun and End are the times when the commit began and ended.
+	Start, Begun, End time.Time
+	// Services are the planned Services, sorted by name if they have just changed.
+	Services []types.NamespacedName
+	// Result describes the commit. If Err is not nil, the sync failed.
+	Result apply.Result
+	Err    error
+	// First is true until a sync succeeds.
+	First bool
+	// Compared is the reason why the sync compared the tables with the plan, or "". Author is the author of the last foreign change
+	// if that was the reason.
+	Compared metrics.Reason
+	Author   nft.Author
+}
+
+// quiet ignores all announcements. Parts embed it, and have methods for the others.
+type quiet struct{}
+
+func (quiet) Service(types.NamespacedName, *model.Service) {}
+func (quiet) Node(*Node)                                   {}
+func (quiet) Synced(*Sync)                                 {}
+func (quiet) Queued(time.Time)                             {}
+func (quiet) Taken(*track.Dirty)                           {}
+
+// connect makes the parts of the configuration listen. earlier are the UDP frontends of an earlier process.
+//
+// The loop calls listeners in the order of the list. The order matters here:
+//   - The account comes first: a listener may be asked about the sync that it has just announced.
+//   - Health and metrics come before Config.Synced, so that its callee finds them current.
+//
+// Servers start after all listeners.
+//
+// The planner gets a Service after all listeners, so that the observer can compare it with the planned one.
+func (p *Proxy) connect(earlier []model.Key) {
+	p.guard = guard{trust: p.Kernel, announcements: p.Kernel, doubted: p.Metrics.Doubted, now: p.Now}
+	p.builder = newBuilder(&p.Config, &p.facts.Node)
+	p.tally = newTally(&p.Config, &p.problems)
+	times, checks := newChangeTimes(p.Metrics.Programmed), newHealthChecks(&p.Config)
+	p.listeners = []Listener{
+		&p.account, newObserver(&p.Config), nodeHealth{Health: p.Health}, p.tally, hook{call: p.Config.Synced}, times, newFlows(&p.Config, earlier),
+		checks,
+	}
+	p.intakes = []Intake{nodeHealth{Health: p.Health}, p.tally, times}
+	p.servers = []Server{checks}
+	if p.NodePortUsers != nil {
+		p.listeners = append(p.listeners, portUsers{to: p.NodePortUsers, families: p.Families})
+	}
+	if p.Loopback != nil {
+		p.listeners = append(p.listeners, onLoopback{to: p.Loopback})
+		p.servers = append(p.servers, p.Loopback)
+	}
+}
+
+// hook calls a function after each successful sync.
+type hook struct {
+	quiet
+	call func()
+}
+
+func (h hook) Synced(s *Sync) {
+	if s.Err == nil && h.call != nil {
+		h.call()
+	}
+}
+
+// serve starts or stops all servers.
+func (p *Proxy) serve(on bool) {
+	for _, s := range p.servers {
+		s.Serve(on)
+	}
+}
+
+// queued announces that there are changes.
+func (p *Proxy) queued(now time.Time) {
+	for _, i := range p.intakes {
+		i.Queued(now)
+	}
+}
