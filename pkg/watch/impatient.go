@@ -1,13 +1,16 @@
 package watch
 
 import (
+	"math/rand/v2"
 	"net/http"
 	"strconv"
+	"time"
 )
 
-// Impatient limits the delay that an API server or a proxy before it can impose on clients (the header Retry-After). client-go
-// obeys any delay without a log line. For example, if the server announces a maintenance of an hour and ends it early, the program
-// would receive no changes for the rest of the hour.
+// Impatient limits the delay that an API server or a proxy before it can impose on clients (the header Retry-After), and adds a
+// random part of the same length. client-go obeys any delay exactly and without a log line. For example, if the server announces a
+// maintenance of an hour and ends it early, the program would receive no changes for the rest of the hour. If an overloaded server
+// sends all nodes away for a second, all of them would return at the same moment.
 func Impatient(next http.RoundTripper) http.RoundTripper { return impatient{next} }
 
 type impatient struct{ http.RoundTripper }
@@ -20,8 +23,15 @@ func (i impatient) RoundTrip(r *http.Request) (*http.Response, error) {
 		return resp, err
 	}
 	longest := int(pauses().Cap.Seconds())
-	if seconds, err := strconv.Atoi(resp.Header.Get(header)); err == nil && seconds > longest {
-		resp.Header.Set(header, strconv.Itoa(longest))
+	seconds, err := strconv.Atoi(resp.Header.Get(header))
+	if err != nil || seconds <= 0 {
+		return resp, nil //nolint:nilerr // there is no number of seconds
+	}
+	seconds = min(seconds, longest)
+	resp.Header.Set(header, strconv.Itoa(seconds))
+	select {
+	case <-time.After(time.Duration(rand.Float64() * float64(time.Duration(seconds)*time.Second))):
+	case <-r.Context().Done():
 	}
 	return resp, nil
 }

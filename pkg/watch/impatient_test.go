@@ -3,7 +3,10 @@ package watch
 import (
 	"errors"
 	"net/http"
+	"strconv"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // answering is a transport that returns one answer or error.
@@ -24,17 +27,53 @@ func (a answering) RoundTrip(*http.Request) (*http.Response, error) {
 }
 
 func TestRetryAfterIsBounded(t *testing.T) {
+	synctest.Test(t, testRetryAfter)
+}
+
+func testRetryAfter(t *testing.T) {
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://192.0.2.10", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for after, want := range map[string]string{"": "", "1": "1", "5": "5", "6": "5", "3600": "5", "Fri, 31 Dec 1999 23:59:59 GMT": "Fri, 31 Dec 1999 23:59:59 GMT"} {
-		resp, err := Impatient(answering{after: after}).RoundTrip(nil)
+		start := time.Now()
+		resp, err := Impatient(answering{after: after}).RoundTrip(request)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if seconds, _ := strconv.Atoi(want); time.Since(start) > time.Duration(seconds)*time.Second {
+			t.Errorf("with %q, the answer took %v", after, time.Since(start))
 		}
 		if got := resp.Header.Get("Retry-After"); got != want {
 			t.Errorf("to wait for %q became %q, want %q", after, got, want)
 		}
 	}
 	failure := errors.New("no")
-	if _, err := Impatient(answering{err: failure}).RoundTrip(nil); !errors.Is(err, failure) {
+	if _, err := Impatient(answering{err: failure}).RoundTrip(request); !errors.Is(err, failure) {
 		t.Errorf("RoundTrip() = %v, want %v", err, failure)
 	}
+}
+
+// Clients that an overloaded server sends away at one moment return at different times.
+func TestRetriesAfterOverloadAreSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://192.0.2.10", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const nodes = 100
+		early := 0
+		for range nodes {
+			start := time.Now()
+			if _, err := Impatient(answering{after: "1"}).RoundTrip(request); err != nil {
+				t.Fatal(err)
+			}
+			if time.Since(start) < time.Second/2 {
+				early++
+			}
+		}
+		if early < nodes/5 || early > nodes*4/5 {
+			t.Errorf("%d of %d clients return in the first half of the spread", early, nodes)
+		}
+	})
 }

@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 )
@@ -43,7 +44,7 @@ func (s *StartupTaint) Run(ctx context.Context) error {
 		switch {
 		case err != nil:
 			pause = min(2*pause, longest)
-			next = pause
+			next = wait.Jitter(pause, 1)
 			logger.Error(err, "Cannot remove the taint from this Node; pods without a toleration are not scheduled to it", "taint", s.Key, "retry", next)
 		case removed:
 			pause = soon
