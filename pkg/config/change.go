@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"time"
@@ -18,18 +19,26 @@ var errChanged = errors.New("content of the proxy server's configuration file wa
 // lookAgain is the interval of reads of the file without an event.
 const lookAgain = 30 * time.Second
 
-// AwaitChange returns errChanged when the content of the configuration file has changed, by any means: a write in place, a
-// rename, or an update of a ConfigMap volume. An invalid content is logged and ignored: the program would not start with it. It
-// returns nil when the context ends.
-func (o *Options) AwaitChange(ctx context.Context) error {
-	return o.awaitChange(ctx, watcherOf, lookAgain)
+// Values of --config-reload.
+const (
+	reloadNever = "never"
+	reloadExit  = "exit"
+)
+
+// AwaitChange follows the content of the configuration file until the context ends, and calls outdated each time the content becomes
+// different from the configuration in use, or equal again. It notices a write in place, a rename, and an update of a ConfigMap volume.
+// With --config-reload=exit, it returns errChanged after a random part of --config-reload-jitter, unless the content has become
+// equal again. An invalid content never causes an exit: the program would not start with it.
+func (o *Options) AwaitChange(ctx context.Context, outdated func(bool)) error {
+	return o.awaitChange(ctx, watcherOf, lookAgain, outdated)
 }
 
-func (o *Options) awaitChange(ctx context.Context, watch func(file string) (*fsnotify.Watcher, error), every time.Duration) error {
+func (o *Options) awaitChange(ctx context.Context, watch func(file string) (*fsnotify.Watcher, error), every time.Duration, outdated func(bool)) error {
+	logger := klog.FromContext(ctx)
 	w, err := watch(o.File)
 	if err != nil {
 		// Other programs on the node may have used all inotify instances.
-		klog.FromContext(ctx).Error(err, "Cannot watch the configuration file; polling it instead (fs.inotify.max_user_instances and "+
+		logger.Error(err, "Cannot watch the configuration file; polling it instead (fs.inotify.max_user_instances and "+
 			"max_user_watches may have to be raised)", "file", o.File, "interval", every)
 		w = &fsnotify.Watcher{} // without events
 	} else {
@@ -38,25 +47,37 @@ func (o *Options) awaitChange(ctx context.Context, watch func(file string) (*fsn
 	seen := o.content
 	tick := time.NewTicker(every)
 	defer tick.Stop()
+	var exit <-chan time.Time
 	for {
 		now, err := os.ReadFile(o.File)
 		if err == nil && !bytes.Equal(now, seen) {
-			if seen = now; bytes.Equal(now, o.content) {
-				continue
-			}
-			if err := usable(now); err == nil {
-				return errChanged
-			} else {
-				klog.FromContext(ctx).Error(err, "The updated configuration file is invalid; keeping the previous configuration", "file", o.File)
+			seen = now
+			valid, same := usable(now), bytes.Equal(now, o.content)
+			outdated(!same)
+			switch {
+			case same:
+				logger.Info("The configuration file has its previous content again", "file", o.File)
+				exit = nil
+			case valid != nil:
+				logger.Error(valid, "The updated configuration file is invalid; keeping the previous configuration", "file", o.File)
+				exit = nil
+			case o.reload != reloadExit:
+				logger.Info("The configuration file has changed; a restart of the program applies it", "file", o.File)
+			case exit == nil:
+				pause := time.Duration(rand.Float64() * float64(o.reloadJitter))
+				logger.Info("The configuration file has changed; the program exits to apply it", "file", o.File, "after", pause.Round(time.Second))
+				exit = time.After(pause)
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-exit:
+			return errChanged
 		case <-w.Events:
 		case <-tick.C:
 		case err := <-w.Errors:
-			klog.FromContext(ctx).Error(err, "Cannot watch the configuration file", "file", o.File)
+			logger.Error(err, "Cannot watch the configuration file", "file", o.File)
 		}
 	}
 }

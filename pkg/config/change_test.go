@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -14,14 +15,14 @@ import (
 
 const header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
-// changed starts AwaitChange for a file and returns a channel with the result.
+// changed starts AwaitChange with --config-reload=exit for a file and returns a channel with the result.
 func changed(t *testing.T, path string) <-chan error {
 	t.Helper()
-	o := mustComplete(t, "--config", path)
+	o := mustComplete(t, "--config", path, "--config-reload=exit", "--config-reload-jitter=0")
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	ended := make(chan error, 1)
-	go func() { ended <- o.AwaitChange(ctx) }()
+	go func() { ended <- o.AwaitChange(ctx, func(bool) {}) }()
 	return ended
 }
 
@@ -83,10 +84,81 @@ func TestAChangedFileIsNoticed(t *testing.T) {
 	})
 }
 
+// By default, a changed file causes no exit. A file that has its previous content again is not outdated.
+func TestAChangedFileIsNotAppliedByDefault(t *testing.T) {
+	path := file(t, "mode: nftables\n")
+	o := mustComplete(t, "--config", path)
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended, outdated := make(chan error, 1), make(chan bool)
+	go func() { ended <- o.AwaitChange(ctx, func(is bool) { outdated <- is }) }()
+	for _, step := range []struct {
+		text string
+		want bool
+	}{{header + "mode: iptables\n", true}, {string(before), false}, {"mode: x", true}} {
+		write(t, path+".new", step.text)
+		if err := os.Rename(path+".new", path); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case got := <-outdated:
+			if got != step.want {
+				t.Errorf("with %q, the configuration in use is outdated: %t", step.text, got)
+			}
+		case err := <-ended:
+			t.Fatalf("AwaitChange() = %v", err)
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("AwaitChange() = %v after the context has ended", err)
+	}
+}
+
+// With --config-reload=exit, nodes exit at different times, and a node with its previous file again does not exit.
+func TestExitsAreSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := file(t, "mode: nftables\n")
+		before, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const nodes, jitter = 100, time.Hour
+		unwatched := func(string) (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, nodes)
+		for range nodes {
+			o := mustComplete(t, "--config", path, "--config-reload=exit", "--config-reload-jitter="+jitter.String())
+			go func() { ended <- o.awaitChange(ctx, unwatched, time.Minute, func(bool) {}) }()
+		}
+		write(t, path, header+"mode: iptables\n")
+		time.Sleep(jitter / 2)
+		if n := len(ended); n < nodes/5 || n > nodes*4/5 {
+			t.Errorf("%d of %d nodes have exited in half of the time", n, nodes)
+		}
+		write(t, path, string(before))
+		time.Sleep(2 * time.Minute)
+		exited := len(ended)
+		time.Sleep(2 * jitter)
+		if len(ended) != exited {
+			t.Errorf("%d nodes exited with an unchanged file", len(ended)-exited)
+		}
+		write(t, path, header+"mode: iptables\n")
+		time.Sleep(jitter + 2*time.Minute)
+		if len(ended) != nodes {
+			t.Errorf("%d of %d nodes have exited", len(ended), nodes)
+		}
+		cancel()
+	})
+}
+
 // An invalid file and an unchanged content are ignored. The next valid change is noticed.
 func TestAFileThatCannotBeUsedIsPassedOver(t *testing.T) {
 	path := file(t, "mode: nftables\n")
-	o := mustComplete(t, "--config", path)
+	o := mustComplete(t, "--config", path, "--config-reload=exit", "--config-reload-jitter=0")
 	for _, text := range []string{"mode: x", header + "mode: userspace\n", header + "featureGates: {MultiCIDRServiceAllocator: false}\n"} {
 		if usable([]byte(text)) == nil {
 			t.Errorf("%q is usable", text)
@@ -96,7 +168,7 @@ func TestAFileThatCannotBeUsedIsPassedOver(t *testing.T) {
 	write(t, path, header+"mode: userspace\n")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	go func() { ended <- o.AwaitChange(ctx) }()
+	go func() { ended <- o.AwaitChange(ctx, func(bool) {}) }()
 	select {
 	case err := <-ended:
 		t.Fatalf("AwaitChange() = %v for a file that can't be used", err)
@@ -109,10 +181,10 @@ func TestAFileThatCannotBeUsedIsPassedOver(t *testing.T) {
 // If other programs have used all inotify instances, as on many nodes, the file is polled.
 func TestAFileThatCannotBeWatchedIsLookedAt(t *testing.T) {
 	path := file(t, "mode: nftables\n")
-	o := mustComplete(t, "--config", path)
+	o := mustComplete(t, "--config", path, "--config-reload=exit", "--config-reload-jitter=0")
 	ended := make(chan error, 1)
 	go func() {
-		ended <- o.awaitChange(t.Context(), func(string) (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }, time.Millisecond)
+		ended <- o.awaitChange(t.Context(), func(string) (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }, time.Millisecond, func(bool) {})
 	}()
 	select {
 	case err := <-ended:

@@ -29,6 +29,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 func (o *Options) addGeneral(fs *pflag.FlagSet) {
 	c := o.Config
 	fs.StringVar(&o.File, "config", "", "Path of a KubeProxyConfiguration file. The file overrides all flags that have a field in it.")
+	fs.StringVar(&o.reload, "config-reload", o.reload, "What the program does when the configuration file changes: \"never\" logs the change, and the next start applies it; \"exit\" exits, so that the kubelet restarts the program.")
+	fs.DurationVar(&o.reloadJitter, "config-reload-jitter", o.reloadJitter, "Longest delay before an exit by --config-reload=exit. Each node waits for a random part of it.")
 	fs.StringVar(&o.WriteTo, "write-config-to", "", "Write the resulting configuration to this file, then exit.")
 	fs.BoolVar(&o.Cleanup, "cleanup", false, "Remove the rules of this program and of kube-proxy, in any mode, then exit.")
 	fs.BoolVar(&o.InitOnly, "init-only", false, "Set the conntrack sysctls, which need more privileges than CAP_NET_ADMIN, then exit (for an init container).")

@@ -55,8 +55,11 @@ type Options struct {
 	// Notes list settings without effect, and the behaviour instead.
 	Notes []Note
 
-	// content is the content of the file.
+	// content is the content of the file. reload tells whether the program exits when the file changes, reloadJitter is the longest
+	// delay before it does.
 	content                  []byte
+	reload                   string
+	reloadJitter             time.Duration
 	hostname                 string
 	healthzPort, metricsPort int32
 	clusterCIDR              string
@@ -73,9 +76,13 @@ type Note struct {
 	Finding bool
 }
 
+// defaultReloadJitter spreads the restarts of a large cluster over minutes.
+const defaultReloadJitter = 10 * time.Minute
+
 // NewOptions returns options with defaults.
 func NewOptions() *Options {
-	o := &Options{Config: defaultConfiguration(), healthzPort: defaultHealthzPort, metricsPort: defaultMetricsPort, MetricsServices: defaultMetricsServices, CountConnections: true}
+	o := &Options{Config: defaultConfiguration(), healthzPort: defaultHealthzPort, metricsPort: defaultMetricsPort, MetricsServices: defaultMetricsServices, CountConnections: true,
+		reload: reloadNever, reloadJitter: defaultReloadJitter}
 	o.periods.sync, o.periods.min = defaultSyncPeriod, defaultMinSyncPeriod
 	o.iptables, o.ipvs = o.periods, o.periods
 	o.ignored.bootID, o.ignored.machineID = "/proc/sys/kernel/random/boot_id", "/etc/machine-id,/var/lib/dbus/machine-id"
@@ -129,6 +136,12 @@ func (o *Options) Validate() error {
 	}
 	if problems := validation.IsQualifiedName(o.StartupTaint); o.StartupTaint != "" && len(problems) > 0 {
 		errs = append(errs, field.Invalid(field.NewPath("--startup-taint"), o.StartupTaint, strings.Join(problems, "; ")))
+	}
+	if o.reload != reloadNever && o.reload != reloadExit {
+		errs = append(errs, field.NotSupported(field.NewPath("--config-reload"), o.reload, []string{reloadNever, reloadExit}))
+	}
+	if o.reloadJitter < 0 {
+		errs = append(errs, field.Invalid(field.NewPath("--config-reload-jitter"), o.reloadJitter.String(), "must be greater than or equal to 0"))
 	}
 	if o.MetricsServices < 0 {
 		errs = append(errs, field.Invalid(field.NewPath("--metrics-services"), o.MetricsServices, "must be greater than or equal to 0"))

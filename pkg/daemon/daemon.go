@@ -314,7 +314,7 @@ func (d *daemon) run(ctx context.Context) error {
 	part("nodeport", func(ctx context.Context) error { d.users.Run(ctx); return nil })
 	part("loopback", func(ctx context.Context) error { d.loopback.Run(ctx); return nil })
 	if d.File != "" {
-		part("configuration", d.AwaitChange)
+		part("configuration", func(ctx context.Context) error { return d.AwaitChange(ctx, d.metrics.ConfigOutdated) })
 	}
 	if d.StartupTaint != "" {
 		part("taint", (&watch.StartupTaint{Client: d.client, Key: d.StartupTaint, Node: d.source.Node, Synced: d.firstSync}).Run)

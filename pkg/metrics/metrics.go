@@ -44,6 +44,7 @@ type Metrics struct {
 
 	checks, repairs *prometheus.CounterVec
 	drift, standby  prometheus.Gauge
+	configOutdated  prometheus.Gauge
 	flowPasses      *prometheus.CounterVec
 	watchErrors     *prometheus.CounterVec
 }
@@ -171,8 +172,8 @@ func (m *Metrics) registerState(r registry) {
 		"Problems found in objects, by the kind of the object. A problem that persists counts once. Each problem has a log line and an Event, "+
 			"except those that kubenftproxy_problems_suppressed_total counts, too.", "kind")
 	m.problemsSuppressed = r.counters("kubenftproxy_problems_suppressed_total",
-		"Problems of kubenftproxy_problems_total without a log line and Event, by the kind of the object. Within ten minutes, 20 problems of an object and "+
-			"500 of the node are reported.", "kind")
+		"Problems of kubenftproxy_problems_total without an Event, by the kind of the object. Within ten minutes, 20 problems of an object and "+
+			"500 of the node are in the log. Their Events are sent 10 at once, then 10 per minute; the API server may refuse an Event.", "kind")
 	m.checkPortsFailed = r.gauge("kubenftproxy_health_check_ports_failed",
 		"Addresses and ports of Services' healthCheckNodePort on which the program cannot listen.")
 	m.registerNodePorts(r)
@@ -202,6 +203,8 @@ func (m *Metrics) registerTrust(r registry) {
 		"1 if the last sync failed and the rules may be out of date, else 0.")
 	m.standby = r.gauge("kubenftproxy_standing_by",
 		"1 if another instance of the program serves this node and this instance waits, else 0.")
+	m.configOutdated = r.gauge("kubenftproxy_config_outdated",
+		"1 if the configuration file differs from the configuration in use, else 0. A restart of the program applies the file.")
 	m.flowPasses = r.counters("kubenftproxy_conntrack_passes_total",
 		"Searches for stale conntrack entries, by result: done or failed. A failed search is retried.", "ip_family", "result")
 	m.watchErrors = r.counters("kubenftproxy_watch_errors_total",
@@ -367,6 +370,14 @@ func (m *Metrics) StandingBy(waits bool) {
 	m.standby.Set(0)
 	if waits {
 		m.standby.Set(1)
+	}
+}
+
+// ConfigOutdated sets whether the configuration file differs from the configuration in use.
+func (m *Metrics) ConfigOutdated(outdated bool) {
+	m.configOutdated.Set(0)
+	if outdated {
+		m.configOutdated.Set(1)
 	}
 }
 

@@ -60,7 +60,8 @@ func TestKubeadmsConfiguration(t *testing.T) {
 	path := v.put("..1", config)
 	socket := filepath.Join(w.dir, "control.sock")
 	running, err := proxy.Start(context.WithoutCancel(t.Context()), proxy.Config{
-		Host: w.Node, Path: program, Args: []string{"--config=" + path, "--hostname-override=" + nodeName, "--control-socket=" + socket}, Log: filepath.Join(w.dir, "log"),
+		Host: w.Node, Path: program, Args: []string{"--config=" + path, "--hostname-override=" + nodeName, "--control-socket=" + socket,
+			"--config-reload=exit", "--config-reload-jitter=1s"}, Log: filepath.Join(w.dir, "log"),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -120,39 +120,34 @@ func testPrivileges(t *testing.T, d *daemon) {
 	}
 }
 
-// testConfigMap changes the ConfigMap: the program logs this and exits, and its successor uses the new configuration, while
-// connections continue to be served.
+// testConfigMap changes the configuration: the DaemonSet's rolling update applies it and undoes it, while connections continue to be
+// served.
 func testConfigMap(t *testing.T, s *site) {
-	_, before := s.pod("kube-nftproxy")
+	before, _ := s.pod("kube-nftproxy")
 	addr := s.Node.Addrs()[0]
 	s.sh(`sed -i 's|^# nodePortAddresses: .*|nodePortAddresses: [198.51.100.0/24]|' deploy/base/config.conf
 kubectl apply -k deploy/base`)
-	select {
-	case <-before.Ended():
-	case <-time.After(patience):
-		t.Fatal("the program continues with a changed configuration")
-	}
-	if before.Wait() == nil || len(before.lines("content of the proxy server's configuration file was updated")) == 0 {
-		t.Errorf("it ended with %v, and says:\n%s", before.Wait(), before.LogTail(3))
+	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
+	if after, _ := s.pod("kube-nftproxy"); after.UID == before.UID {
+		t.Error("the pod continues with a changed configuration")
 	}
 	reach(t, s.Client, s.clusterIPs("web")[0], "pod-0")
 	nodePort := s.webAddrs()[6]
 	if nodePort.Addr() != addr {
 		t.Fatalf("%s isn't the node's port", nodePort)
 	}
-	reach(t, s.Client, nodePort) // no server any more
+	reach(t, s.Client, nodePort)                                        // no server any more
+	s.sh("kubectl -n kube-system rollout undo daemonset/kube-nftproxy") // the ConfigMap of the earlier pods still exists
+	reach(t, s.Client, nodePort, "pod-0")
 	s.sh(`sed -i 's|^nodePortAddresses: .*|nodePortAddresses: [primary]|' deploy/base/config.conf
 kubectl apply -k deploy/base`)
+	s.sh("kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s")
 	reach(t, s.Client, nodePort, "pod-0")
-	p, _ := s.pod("kube-nftproxy")
-	if n := p.Status.ContainerStatuses[0].RestartCount; n != 2 {
-		t.Errorf("restarted %d times, want 2: a pod of its own for a change isn't needed", n)
-	}
 }
 
 // needed are the program's requests to the API server.
 var needed = map[string][]string{
-	"endpointslices": {"list", "watch"}, "events": {"create"}, "nodes": {"list", "watch"}, "servicecidrs": {"list", "watch"}, "services": {"list", "watch"},
+	"endpointslices": {"list", "watch"}, "events": {"create", "patch"}, "nodes": {"list", "watch"}, "servicecidrs": {"list", "watch"}, "services": {"list", "watch"},
 }
 
 // testNoPermissionToSpare compares the requests to the API server with the permissions of system:node-proxier. Then it removes

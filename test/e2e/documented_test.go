@@ -46,7 +46,9 @@ var notRun = map[string][]string{
 		"skopeo inspect docker://registry.example.com/kube-nftproxy:v0.1.0 | jq .Labels",
 		"skopeo inspect --raw docker://registry.example.com/kube-nftproxy:v0.1.0 | sha256sum",
 	},
-	"it is named, not recommended": {"docker login", "git describe", "nft -f", "nft list", "kubectl rollout restart", "kubeadm upgrade", "kubeadm init"},
+	"it is named, not recommended": {"docker login", "git describe", "nft -f", "nft list", "kubeadm upgrade", "kubeadm init"},
+	"TestKubeadmAddon runs it":     {"kubectl -n kube-system rollout restart daemonset/kube-proxy"},
+	"TestDeploy runs it":           {"kubectl -n kube-system rollout undo daemonset/kube-nftproxy"},
 	"it changes the checkout":      {"git checkout REVISION && go version"},
 	"the page says that it isn't tested": {
 		"kubeadm upgrade apply v1.36.3 --skip-phases=addon/kube-proxy",
@@ -85,7 +87,11 @@ var documented = []struct {
 	{"kubectl get events -A --field-selector source=kube-nftproxy", says(`Warning +NotProgrammed +service/two .*203\.0\.113\.10`)},
 	{"kubectl get events --all-namespaces --field-selector reason=NotProgrammed", says(`service/two`)},
 	{"kubectl get events --field-selector reason=KubeProxyRunning", says(`No resources found`)},
-	{"kubectl -n kube-system logs --previous POD", says(`content of the proxy server's configuration file was updated`, "POD", "$POD")},
+	{"kubectl -n kube-system logs --previous POD", says(`Received all Services|Synced|adopted`, "POD", "$POD")},
+	{"kubectl -n kube-system rollout status daemonset/kube-nftproxy", says(`successfully rolled out`)},
+	{"kubectl -n kube-system get configmap -l app.kubernetes.io/name=kube-nftproxy", says(`(?s)kube-nftproxy-\w+ +2 .*kube-nftproxy-\w+ +2 `)},
+	{"kubectl get services,endpointslices,servicecidrs,nodes -A -o yaml", (*reader).saveObjects},
+	{"kube-nftproxy diff -f objects.yaml --hostname-override node-1 --config new.conf", (*reader).diffConfig},
 	{"kubectl -n kube-system port-forward POD 10249", (*reader).portForward},
 	{"curl http://NODE:10249/metrics", says(`kubenftproxy_build_info\{`, "NODE", "192.0.2.1")},
 
@@ -227,14 +233,16 @@ kubectl patch service edge --subresource=status -p '{"status":{"loadBalancer":{"
 		t.Fatal(err)
 	}
 	r.sh(fmt.Sprintf(configured, r.api.Server()))
+	r.sh(`printf 'enableProfiling: true\nmetricsBindAddress: 0.0.0.0:10249\n' >> deploy/base/config.conf; kubectl apply -k deploy/base
+kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s`)
 	_, before := r.pod("kube-nftproxy")
-	r.sh(`printf 'enableProfiling: true\nmetricsBindAddress: 0.0.0.0:10249\n' >> deploy/base/config.conf; kubectl apply -k deploy/base`)
+	before.Kill()
 	eventually(r, patience, func() error {
 		select {
 		case <-before.Ended():
 			return nil
 		default:
-			return errors.New("it goes on with a configuration that was changed")
+			return errors.New("it has not ended")
 		}
 	})
 	p, _ := r.pod("kube-nftproxy")
@@ -340,6 +348,24 @@ func shows(pattern string) func(*reader, string) {
 				r.sh(`kubectl patch endpointslice web-x7f2p --type=json -p '[{"op":"replace","path":"/endpoints/0/addresses/0","value":"` + address + `"}]'`)
 			}
 		}}, step{pattern, func() {}})
+	}
+}
+
+// saveObjects runs a command, and keeps its output for diffConfig.
+func (r *reader) saveObjects(command string) {
+	r.sh(command + " > objects.yaml")
+}
+
+// diffConfig shows the effect of another clusterCIDR on the node.
+func (r *reader) diffConfig(command string) {
+	r.sh("cp deploy/base/config.conf new.conf")
+	if out, err := r.try("PATH=bin:$PATH; " + command); err != nil || out != "" {
+		r.Errorf("with the present configuration: %v\n%s", err, out)
+	}
+	r.sh("sed -i 's|^clusterCIDR: .*|clusterCIDR: 10.99.0.0/16|' new.conf")
+	out, err := r.try("PATH=bin:$PATH; " + command)
+	if err == nil || !strings.Contains(out, "+ ip chain ") || !strings.Contains(out, " 10.99.0.0 ") {
+		r.Errorf("with another clusterCIDR: %v\n%s", err, out)
 	}
 }
 

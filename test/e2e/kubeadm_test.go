@@ -49,14 +49,9 @@ func TestKubeadmAddon(t *testing.T) {
 
 	// Now the cluster has one family: no IPv6 prefix identifies pods, and nothing is masqueraded for it.
 	s.sh("kubectl -n kube-system get configmap kube-proxy -o yaml | sed 's|,fd00:10:244::/56||' | kubectl apply -f -")
-	select {
-	case <-d.Ended():
-	case <-time.After(patience):
-		t.Fatal("the program continues with a changed configuration")
-	}
-	if d.Wait() == nil || len(d.lines("content of the proxy server's configuration file was updated")) == 0 {
-		t.Errorf("it ended with %v, and says:\n%s", d.Wait(), d.LogTail(3))
-	}
+	s.awaitOutdated(d)
+	s.seenAs(s.Node, s.Node)
+	s.sh("kubectl -n kube-system rollout restart daemonset/kube-proxy && kubectl -n kube-system rollout status daemonset/kube-proxy --timeout=20s")
 	s.seenAs(s.Node, s.Client)
 	for _, r := range s.requests(time.Time{}) {
 		if r.Response.Code == 403 {
@@ -159,11 +154,7 @@ func TestKubeadmUpgradeKeepsTheImage(t *testing.T) {
 	if mode := s.sh("kubectl -n kube-system get configmap kube-proxy -o yaml | grep mode:"); !strings.Contains(mode, "mode: iptables") {
 		t.Errorf("kubeadm v1.37 writes %q, want mode iptables", mode)
 	}
-	select {
-	case <-d.Ended(): // the mode is written into the file, although it means the same
-	case <-time.After(patience):
-		t.Fatal("the program goes on with a configuration that was changed")
-	}
+	s.awaitOutdated(d) // the mode is written into the file, although it means the same
 	s.awaitImage(ourImage + ":v0.1.0")
 	s.reachWeb("pod-0")
 
@@ -187,6 +178,22 @@ func TestKubeadmUpgradeKeepsTheImage(t *testing.T) {
 	s.upgrade("")
 	if image := s.daemonSet("kube-proxy").Spec.Template.Spec.Containers[0].Image; image != kubeProxyImage+":v1.37.2" {
 		t.Errorf("without patches the image is %s", image)
+	}
+}
+
+// awaitOutdated waits until the program has noticed that its configuration file has changed, and checks that it continues.
+func (s *site) awaitOutdated(d *daemon) {
+	s.Helper()
+	eventually(s, patience, func() error {
+		if len(d.lines("a restart of the program applies it")) == 0 {
+			return errors.New("the change of the configuration file is not in the log")
+		}
+		return nil
+	})
+	select {
+	case <-d.Ended():
+		s.Errorf("the program has exited: %s", d.LogTail(3))
+	default:
 	}
 }
 

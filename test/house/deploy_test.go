@@ -212,8 +212,8 @@ func checkConfiguration(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 	t.Helper()
 	const folder = "/var/lib/kube-proxy"
 	m := mustKustomization(t).ConfigMapGenerator[0]
-	if !m.Options.DisableNameSuffixHash {
-		t.Errorf("ConfigMap %s has another name after each change", m.Name)
+	if m.Options.DisableNameSuffixHash {
+		t.Errorf("ConfigMap %s keeps its name after a change: no rolling update applies the change", m.Name)
 	}
 	if diff := cmp.Diff([]string{"config.conf", "kubeconfig.conf"}, m.Files); diff != "" {
 		t.Errorf("files of the ConfigMap (-want +got):\n%s", diff)
