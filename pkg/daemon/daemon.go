@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/klog/v2"
@@ -143,7 +142,7 @@ type daemon struct {
 	health   *health.Health
 	metrics  *metrics.Metrics
 	registry *prometheus.Registry
-	recorder events.EventBroadcaster
+	recorder *report.Recorder
 	sink     *report.Sink
 	reporter *report.Reporter
 	families []inet.Family
@@ -256,8 +255,8 @@ func (d *daemon) openSource(logger klog.Logger) error {
 		return fmt.Errorf("connect to the API server: %w", err)
 	}
 	d.sink = report.NewSink(&events.EventSinkImpl{Interface: client.EventsV1()})
-	d.recorder = events.NewBroadcaster(d.sink)
-	d.reporter = report.New(logger, d.recorder.NewRecorder(scheme.Scheme, "kube-nftproxy"), report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
+	d.recorder = report.NewRecorder(d.sink, "kube-nftproxy", d.metrics.ProblemSuppressed)
+	d.reporter = report.New(logger, d.recorder, report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
 	d.api, d.client = console.NewAPI(server, client), client
 	cfg.Report, cfg.Failed = d.report, func(resource string, err error) {
 		d.metrics.WatchFailed(resource)
@@ -281,10 +280,7 @@ func (d *daemon) run(ctx context.Context) error {
 		})
 	}
 	if d.recorder != nil {
-		defer d.recorder.Shutdown()
-		if err := d.recorder.StartRecordingToSinkWithContext(ctx); err != nil {
-			return fmt.Errorf("record events: %w", err)
-		}
+		part("events", func(ctx context.Context) error { d.recorder.Run(ctx); return nil })
 	}
 	d.reporter.Started(d.NodeName)
 	server := func(name, address string, handler http.Handler, event string) {

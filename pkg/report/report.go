@@ -61,9 +61,16 @@ func (r *Reporter) Problem(p model.Problem) {
 		return
 	}
 	object := &corev1.ObjectReference{APIVersion: version, Kind: p.Kind, Namespace: p.Name.Namespace, Name: p.Name.Name}
-	event, action := cmp.Or(p.Event, "NotProgrammed"), cmp.Or(p.Action, "Sync")
-	r.recorder.Eventf(object, nil, corev1.EventTypeWarning, event, action, "%s: %s", p.Field, reason)
+	event, action := cmp.Or(p.Event, defaultReason), cmp.Or(p.Action, "Sync")
+	where := ""
+	if p.Event != "" && p.Kind != "Node" {
+		where = " (on one node or more)" // the Event is the same for all nodes
+	}
+	r.recorder.Eventf(object, nil, corev1.EventTypeWarning, event, action, "%s%s: %s", p.Field, where, reason)
 }
+
+// defaultReason is the reason of Events about problems that do not depend on the node.
+const defaultReason = "NotProgrammed"
 
 // startAction is the action of Events about the program as a whole (kube-proxy: app/server.go).
 const startAction = "StartKubeProxy"

@@ -26,7 +26,7 @@ func TestProblemsAreLoggedAndBecomeEvents(t *testing.T) {
 		{model.Problem{Kind: "Service", Name: name, Field: "spec.externalIPs[1]", Reason: "no address"},
 			"Warning NotProgrammed spec.externalIPs[1]: no address"},
 		{model.Problem{Kind: "Service", Name: name, Field: "spec.healthCheckNodePort", Reason: "taken", Event: "FailedToStartServiceHealthcheck", Action: "Listen"},
-			"Warning FailedToStartServiceHealthcheck spec.healthCheckNodePort: taken"},
+			"Warning FailedToStartServiceHealthcheck spec.healthCheckNodePort (on one node or more): taken"},
 		{model.Problem{Kind: "File", Name: types.NamespacedName{Name: "a.yaml"}, Reason: "not YAML"}, ""},
 	} {
 		var log bytes.Buffer

@@ -72,6 +72,7 @@ func TestMalformedObjects(t *testing.T) {
 			t.Errorf("%d lines in the log about %s, want %d: %q", len(lines), object, n, lines)
 		}
 	}
+	t.Run("on 100 nodes", func(t *testing.T) { testOneEventForAllNodes(t, w) })
 }
 
 // odd returns the accepted objects.

@@ -1,0 +1,209 @@
+package report
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// server stores Events by name, as the API server does.
+type server struct {
+	events.EventSink
+	mu      sync.Mutex
+	stored  map[string]*eventsv1.Event
+	series  map[string]string // the last patch
+	creates map[time.Time]int // by second
+	writes  int
+	err     error
+}
+
+func newServer() *server {
+	return &server{stored: map[string]*eventsv1.Event{}, series: map[string]string{}, creates: map[time.Time]int{}}
+}
+
+func (s *server) Create(_ context.Context, e *eventsv1.Event) (*eventsv1.Event, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.creates[time.Now().Truncate(time.Second)]++
+	if s.err != nil {
+		return nil, s.err
+	}
+	if s.stored[e.Name] != nil {
+		return nil, apierrors.NewAlreadyExists(schema.GroupResource{Resource: "events"}, e.Name)
+	}
+	s.stored[e.Name] = e
+	s.writes++
+	return e, nil
+}
+
+// Patch writes nothing if the patch changes nothing.
+func (s *server) Patch(_ context.Context, e *eventsv1.Event, patch []byte) (*eventsv1.Event, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.series[e.Name] != string(patch) {
+		s.series[e.Name] = string(patch)
+		s.writes++
+	}
+	return e, nil
+}
+
+// nodes starts reporters of many nodes.
+func (s *server) nodes(t *testing.T, n int) (list []*Reporter, dropped *int) {
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	dropped = new(int)
+	var mu sync.Mutex
+	count := func(string) { mu.Lock(); *dropped++; mu.Unlock() }
+	for range n {
+		r := NewRecorder(s, "kube-nftproxy", count)
+		go r.Run(ctx)
+		list = append(list, New(klog.NewKlogr().V(99), r, Count{Problem: func(string) {}, Suppressed: func(string) {}}))
+	}
+	return list, dropped
+}
+
+// TestAFaultOfAllNodesIsOneEvent: however many nodes see a problem, there is one Event about it, and few writes.
+func TestAFaultOfAllNodesIsOneEvent(t *testing.T) {
+	for name, c := range map[string]struct {
+		problem func(node int) model.Problem
+		want    int
+	}{
+		"a conflict between Services": {func(int) model.Problem {
+			return model.Problem{Kind: "Service", Name: types.NamespacedName{Namespace: "shop", Name: "web"}, Field: "spec.externalIPs", Reason: "taken"}
+		}, 1},
+		"a port in use on all nodes": {func(node int) model.Problem {
+			return model.Problem{Kind: "Service", Name: types.NamespacedName{Namespace: "shop", Name: "web"}, Event: "NodePortCollision",
+				Reason: fmt.Sprintf("on node %d a process listens", node)}
+		}, 1},
+		"a problem of each node": {func(node int) model.Problem {
+			return model.Problem{Kind: "Node", Name: types.NamespacedName{Name: fmt.Sprint("node-", node)}, Event: "MemoryLimitNear", Reason: "much"}
+		}, 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const nodes, rounds = 100, 3
+				s := newServer()
+				list, dropped := s.nodes(t, nodes)
+				time.Sleep(time.Until(time.Now().Truncate(time.Minute).Add(time.Minute)))
+				for i, r := range list {
+					r.Problem(c.problem(i))
+				}
+				time.Sleep(spread + time.Second)
+				if len(s.stored) != c.want || s.writes > c.want+1 || *dropped != 0 {
+					t.Errorf("%d Events, %d writes, %d dropped, want %d Events", len(s.stored), s.writes, *dropped, c.want)
+				}
+				most := 0
+				for _, n := range s.creates {
+					most = max(most, n)
+				}
+				if c.want == 1 && most > nodes*6/10 {
+					t.Errorf("%d of %d requests come in one second", most, nodes)
+				}
+				// An hour later some nodes find it again, in another minute each.
+				for i := range rounds {
+					time.Sleep(time.Hour)
+					list[i].Problem(c.problem(i))
+				}
+				time.Sleep(spread + time.Second)
+				if c.want == 1 && (len(s.stored) != 1 || s.writes > 2+rounds) {
+					t.Errorf("%d Events after %d writes", len(s.stored), s.writes)
+				}
+			})
+		})
+	}
+}
+
+// Different problems of an object have Events of their own, and long names of objects make valid names of Events.
+func TestNamesOfEvents(t *testing.T) {
+	names := map[string]bool{}
+	long := strings.Repeat("a", 235) + "-b." + strings.Repeat("c", 14)
+	for _, e := range []eventsv1.Event{
+		{Reason: defaultReason, Note: "one", Regarding: corev1.ObjectReference{Kind: "Service", Name: "web"}},
+		{Reason: defaultReason, Note: "two", Regarding: corev1.ObjectReference{Kind: "Service", Name: "web"}},
+		{Reason: defaultReason, Note: "two", Regarding: corev1.ObjectReference{Kind: "EndpointSlice", Name: "web"}},
+		{Reason: "NodePortCollision", Note: "two", Regarding: corev1.ObjectReference{Kind: "Service", Name: "web"}},
+		{Reason: defaultReason, Note: "two", Regarding: corev1.ObjectReference{Kind: "EndpointSlice", Name: long}},
+		{Reason: defaultReason, Note: "two", Regarding: corev1.ObjectReference{Kind: "EndpointSlice", Name: long + "c"}},
+	} {
+		name := nameOf(&e, time.Now())
+		if names[name] {
+			t.Errorf("%s is the name of two Events", name)
+		}
+		names[name] = true
+		if why := validation.NameIsDNSSubdomain(name, false); len(why) > 0 {
+			t.Errorf("%s: %v", name, why)
+		}
+	}
+}
+
+// A node sends few Events per minute, and drops those that it cannot send. Events about its Node do not wait.
+func TestEventsAreLimitedPerNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer()
+		list, dropped := s.nodes(t, 1)
+		r := list[0]
+		const flood = mostPending + 20
+		for i := range flood {
+			r.recorder.Eventf(&corev1.ObjectReference{Kind: "Service", Namespace: "shop", Name: fmt.Sprint("s", i)}, nil, "Warning", defaultReason, "Sync", "no")
+		}
+		time.Sleep(spread + time.Second)
+		if len(s.stored) != eventBurst || *dropped != flood-mostPending {
+			t.Errorf("%d Events at once, want %d; %d dropped, want %d", len(s.stored), eventBurst, *dropped, flood-mostPending)
+		}
+		r.Started("node-1")
+		synctest.Wait()
+		if len(s.stored) != eventBurst+1 {
+			t.Error("the Event of the start waits")
+		}
+		time.Sleep(10 * time.Minute)
+		if most := eventBurst + 1 + 10*10 + 2; len(s.stored) > most || len(s.stored) < most*8/10 {
+			t.Errorf("%d Events after ten minutes, want about %d", len(s.stored), most)
+		}
+	})
+}
+
+// A node tries again if the API server is away, and gives up if it refuses an Event.
+func TestEventsAreSentAgain(t *testing.T) {
+	problem := model.Problem{Kind: "Service", Name: types.NamespacedName{Namespace: "shop", Name: "web"}, Reason: "taken"}
+	for name, c := range map[string]struct {
+		err  error
+		want int
+	}{
+		"away":       {errors.New("no route to host"), 1},
+		"overloaded": {apierrors.NewTooManyRequests("later", 1), 1},
+		"forbidden":  {apierrors.NewForbidden(schema.GroupResource{}, "web", errors.New("no")), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newServer()
+				s.err = c.err
+				list, dropped := s.nodes(t, 1)
+				list[0].Problem(problem)
+				time.Sleep(30 * time.Second)
+				s.mu.Lock()
+				s.err = nil
+				s.mu.Unlock()
+				time.Sleep(time.Minute)
+				if len(s.stored) != c.want || *dropped != 1-c.want {
+					t.Errorf("%d Events, %d dropped, want %d Events", len(s.stored), *dropped, c.want)
+				}
+			})
+		})
+	}
+}
