@@ -1,12 +1,10 @@
-// Command plot draws the plots of docs/benchmarks.md from docs/benchmarks.json, which test/compare writes, and the dashboard
-// of deploy/monitoring from docs/monitoring.json, which TestMonitoring records.
+// Command plot draws the plots of docs/benchmarks.md from docs/benchmarks.json, which test/compare writes.
 //
 // In: the root of the checkout. Out: docs/plots/*. Never: a figure that isn't in the files.
 package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -32,7 +30,7 @@ func main() {
 	if len(os.Args) > 1 {
 		root = os.Args[1]
 	}
-	if err := errors.Join(benchmarks(root), dashboard(root)); err != nil {
+	if err := benchmarks(root); err != nil {
 		fmt.Fprintln(os.Stderr, "plot:", err)
 		os.Exit(1)
 	}

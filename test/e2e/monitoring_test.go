@@ -22,8 +22,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -89,7 +92,11 @@ func TestAlerts(t *testing.T) {
 	dir, bin := t.TempDir(), promPrograms(t)
 	rules := manifest(t, filepath.Join(monitoring, "rules.yaml"))["spec"].(map[string]any)
 	writeManifest(t, filepath.Join(dir, "rules.yaml"), rules)
-	if err := copyFile("testdata/alerts.yaml", filepath.Join(dir, "alerts.yaml")); err != nil {
+	text, err := os.ReadFile("testdata/alerts.yaml")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "alerts.yaml"), []byte(onAllNodes(string(text))), 0o600)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{{"check", "rules", "rules.yaml"}, {"test", "rules", "alerts.yaml"}} {
@@ -106,8 +113,7 @@ func TestAlerts(t *testing.T) {
 			t.Errorf("%s: testdata/alerts.yaml has it fire: %t, and not fire: %t", name, fired[name], quiet[name])
 		}
 	}
-	text, err := os.ReadFile("../../docs/runbooks.md")
-	if err != nil {
+	if text, err = os.ReadFile("../../docs/runbooks.md"); err != nil {
 		t.Fatal(err)
 	}
 	var sections []string
@@ -117,6 +123,75 @@ func TestAlerts(t *testing.T) {
 	if diff := cmp.Diff(slices.Sorted(slices.Values(names)), slices.Sorted(slices.Values(sections))); diff != "" {
 		t.Errorf("alerts, and sections of docs/runbooks.md (-want +got):\n%s", diff)
 	}
+}
+
+// onAllNodes repeats each series with node-* for a hundred nodes.
+func onAllNodes(tests string) string {
+	const nodes = 100
+	return regexp.MustCompile(`(?m)^ +- series: .*node-\*.*\n.*\n`).ReplaceAllStringFunc(tests, func(series string) string {
+		var all strings.Builder
+		for i := range nodes {
+			all.WriteString(strings.ReplaceAll(series, "node-*", "node-"+strconv.Itoa(i+1)))
+		}
+		return all.String()
+	})
+}
+
+// TestScrapeSelectsEachDaemonSet: both scrape configurations select the pods and one container of deploy/base, and of kubeadm's DaemonSet.
+func TestScrapeSelectsEachDaemonSet(t *testing.T) {
+	scrape := manifest(t, filepath.Join(monitoring, "scrape.yaml"))["scrape_configs"].([]any)[0].(map[string]any)
+	discovery := scrape["kubernetes_sd_configs"].([]any)[0].(map[string]any)
+	plain, err := labels.Parse(discovery["selectors"].([]any)[0].(map[string]any)["label"].(string))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var monitor struct {
+		Spec struct{ Selector metav1.LabelSelector }
+	}
+	text, err := os.ReadFile(filepath.Join(monitoring, "podmonitor.yaml"))
+	if err == nil {
+		err = yaml.Unmarshal(text, &monitor)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	operator, err := metav1.LabelSelectorAsSelector(&monitor.Spec.Selector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keep := scrape["relabel_configs"].([]any)[0].(map[string]any)
+	container := regexp.MustCompile("^(?:" + keep["regex"].(string) + ")$")
+	if keep["action"] != "keep" || fmt.Sprint(keep["source_labels"]) != "[__meta_kubernetes_pod_container_name]" {
+		t.Fatalf("the first rule does not keep containers: %v", keep)
+	}
+	for _, file := range []string{"../../deploy/base/daemonset.yaml", "testdata/kubeadm-v1.36.3.yaml"} {
+		pod := daemonSetIn(t, file).Spec.Template
+		for name, selector := range map[string]labels.Selector{"scrape.yaml": plain, "podmonitor.yaml": operator} {
+			if !selector.Matches(labels.Set(pod.Labels)) {
+				t.Errorf("%s: %s does not select pods with labels %v", file, name, pod.Labels)
+			}
+		}
+		kept := slices.DeleteFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(c corev1.Container) bool { return !container.MatchString(c.Name) })
+		if len(kept) != 1 {
+			t.Errorf("%s: %d containers are scraped, want 1", file, len(kept))
+		}
+	}
+}
+
+// daemonSetIn returns the DaemonSet of a file of YAML documents.
+func daemonSetIn(t testing.TB, file string) (d appsv1.DaemonSet) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for document := range strings.SplitSeq(string(text), "\n---") {
+		d = appsv1.DaemonSet{}
+		if err := yaml.Unmarshal([]byte(document), &d); err == nil && d.Kind == "DaemonSet" {
+			return d
+		}
+	}
+	t.Fatalf("%s has no DaemonSet", file)
+	return d
 }
 
 // tried returns the alerts that fire, and those that do not, in testdata/alerts.yaml.
@@ -163,9 +238,6 @@ type watched struct {
 	server *proxy.Program
 }
 
-// recorded is the period in the published picture.
-const recorded = 3 * time.Minute
-
 // serverAddress is the address of Prometheus.
 const serverAddress = "127.0.0.1:9090"
 
@@ -189,8 +261,8 @@ func TestMonitoring(t *testing.T) {
 			}
 			return nil
 		})[0].Metric
-		if got["instance"] != nodeName || got["job"] != "kube-proxy" {
-			t.Errorf("instance and job are %q and %q, want the node's name and kube-proxy", got["instance"], got["job"])
+		if got["instance"] != nodeName || got["node"] != nodeName || got["job"] != "kube-proxy" {
+			t.Errorf("instance, node and job are %q, %q and %q, want the node's name and kube-proxy", got["instance"], got["node"], got["job"])
 		}
 	})
 	for title, expressions := range panels(t) {
@@ -201,10 +273,6 @@ func TestMonitoring(t *testing.T) {
 		return
 	}
 	t.Run("alerts", w.testAlerts)
-	if file := os.Getenv("MONITORING_OUTPUT"); file != "" {
-		never(t, recorded, func() error { return nil }) // record for this time
-		w.record(t, file)
-	}
 }
 
 // targets returns the targets that Prometheus's discovery through the API server makes of the pod, one for each container.
@@ -347,11 +415,17 @@ var mixinQueries = []string{
 }
 
 // concrete replaces Grafana's variables.
-var concrete = strings.NewReplacer("$__rate_interval", "10s", "$__range", "1m", "$job", ".+", "$instance", ".+")
+var concrete = strings.NewReplacer("$__rate_interval", "10s", "$__range", "1m", "$cluster", ".*", "$job", ".+", "$instance", ".+")
+
+// foreign matches an expression with metrics of kube-state-metrics or the node exporter, which do not run here.
+var foreign = regexp.MustCompile(`\b(kube|node)_\w+`)
 
 // haveValues waits until every expression has a numeric value.
 func (w *watched) haveValues(t *testing.T, expressions []string) {
 	for _, expr := range expressions {
+		if foreign.MatchString(expr) {
+			continue
+		}
 		w.query(t, concrete.Replace(expr), func(all []series) error {
 			if !slices.ContainsFunc(all, series.hasNumber) {
 				return fmt.Errorf("%s: no number among %d series", expr, len(all))
@@ -451,63 +525,4 @@ func (w *watched) ask(ctx context.Context, path string, query url.Values, answer
 		return fmt.Errorf("status %d: %s", status, text)
 	}
 	return json.Unmarshal(text, answer)
-}
-
-// record writes the data of the dashboard's panels in the last minutes, for hack/plot.
-func (w *watched) record(t *testing.T, file string) {
-	type line struct {
-		Legend string       `json:"legend"`
-		Points [][2]float64 `json:"points"` // seconds since the first, value
-	}
-	type panel struct {
-		Title string `json:"title"`
-		Unit  string `json:"unit"`
-		Lines []line `json:"lines"`
-	}
-	end := time.Now()
-	begin := end.Add(-recorded)
-	var out []panel
-	for _, p := range manifest(t, filepath.Join(monitoring, "dashboard.json"))["panels"].([]any) {
-		m := p.(map[string]any)
-		if m["type"] != "timeseries" {
-			continue
-		}
-		defaults := m["fieldConfig"].(map[string]any)["defaults"].(map[string]any)
-		drawn := panel{Title: m["title"].(string), Unit: defaults["unit"].(string)}
-		for _, target := range m["targets"].([]any) {
-			expr, legend := target.(map[string]any)["expr"].(string), target.(map[string]any)["legendFormat"].(string)
-			all, err := w.evaluate(t.Context(), "/api/v1/query_range", url.Values{
-				"query": {concrete.Replace(expr)}, "step": {"2"},
-				"start": {strconv.FormatInt(begin.Unix(), 10)}, "end": {strconv.FormatInt(end.Unix(), 10)},
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, s := range all {
-				l := line{Legend: legendOf(legend, s.Metric)}
-				for _, v := range s.Values {
-					value, err := strconv.ParseFloat(v[1].(string), 64)
-					if err == nil && !math.IsNaN(value) && !math.IsInf(value, 0) {
-						l.Points = append(l.Points, [2]float64{v[0].(float64) - float64(begin.Unix()), value})
-					}
-				}
-				drawn.Lines = append(drawn.Lines, l)
-			}
-		}
-		out = append(out, drawn)
-	}
-	text, err := json.Marshal(out)
-	if err == nil {
-		err = os.WriteFile(file, append(text, '\n'), 0o644)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// legendOf replaces labels in a legend as Grafana does.
-func legendOf(format string, labels map[string]string) string {
-	return regexp.MustCompile(`{{(\w+)}}`).ReplaceAllStringFunc(format, func(name string) string {
-		return labels[strings.Trim(name, "{}")]
-	})
 }
