@@ -36,7 +36,8 @@ type configMap struct {
 	Name    string   `json:"name"`
 	Files   []string `json:"files"`
 	Options struct {
-		DisableNameSuffixHash bool `json:"disableNameSuffixHash"`
+		DisableNameSuffixHash bool              `json:"disableNameSuffixHash"`
+		Labels                map[string]string `json:"labels"`
 	} `json:"options"`
 }
 
