@@ -30,6 +30,8 @@ type settings struct {
 	// ranges.
 	limits                                 bool
 	limitElements, limitPairs, limitRanges int
+	// starts selects the measurement of the API server instead, with this number of nodes.
+	starts int
 }
 
 func main() {
@@ -49,6 +51,7 @@ func main() {
 	flag.IntVar(&s.limitElements, "limit-elements", plan.DefaultRoom().Elements/4, "elements of the tenant, with -limits")
 	flag.IntVar(&s.limitPairs, "limit-pairs", model.DefaultLimits().Pairs, "endpoints times ports of each of its Services, with -limits")
 	flag.IntVar(&s.limitRanges, "limit-ranges", plan.DefaultRoom().SourceRanges/4, "its source ranges, with -limits")
+	flag.IntVar(&s.starts, "starts", 0, "measure the load of the API server by this number of nodes that start at once, at most 200, instead of the plan; -only has one size")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -64,6 +67,9 @@ func run(ctx context.Context, s settings) error {
 	}
 	if s.limits {
 		return measureLimits(ctx, s)
+	}
+	if s.starts > 0 {
+		return measureStarts(ctx, s)
 	}
 	report, err := measureAll(ctx, s)
 	if err != nil {

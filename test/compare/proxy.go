@@ -218,9 +218,11 @@ func (p *proxy) measureMemory(_ context.Context, _ *world, _ effort, f *Figures)
 	return nil
 }
 
-// cpu returns the processor time of the program and its child processes.
-func (p *proxy) cpu() (time.Duration, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.running.Pid()))
+func (p *proxy) cpu() (time.Duration, error) { return cpuOf(p.running.Pid()) }
+
+// cpuOf returns the processor time of a process and its child processes.
+func cpuOf(pid int) (time.Duration, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, err
 	}

@@ -1,0 +1,246 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// fleet is a cluster with many nodes. Each node is a pod's namespace of the lab, with a real program.
+type fleet struct {
+	*world
+	proxies []*proxy
+}
+
+// apiLoad is what programs have made the API server do.
+type apiLoad struct {
+	requests, bytes float64
+	cpu             time.Duration // of kube-apiserver and etcd
+}
+
+func (l apiLoad) minus(o apiLoad) apiLoad {
+	return apiLoad{l.requests - o.requests, l.bytes - o.bytes, l.cpu - o.cpu}
+}
+
+// measureStarts measures the load of the API server by nodes that start their program at the same moment, as after the edit of a
+// configuration that all nodes apply at once, by a change of one EndpointSlice, and by a restart of the API server.
+func measureStarts(ctx context.Context, s settings) (err error) {
+	var z size
+	if _, err := fmt.Sscanf(cmp.Or(s.only, "1000x10"), "%dx%d", &z.services, &z.endpoints); err != nil {
+		return fmt.Errorf("-only: %w", err)
+	}
+	dir, err := os.MkdirTemp("", "compare-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	l, err := lab.New(lab.Config{Pods: s.starts})
+	if err != nil {
+		return fmt.Errorf("make network namespaces: %w", err)
+	}
+	defer l.Close()
+	say("%s: starting etcd and kube-apiserver", z)
+	c, err := cluster.Start(ctx, cluster.Config{Dir: filepath.Join(dir, "cluster"), Netns: l.Node.Netns, Address: l.Node.IPv4})
+	if err != nil {
+		return fmt.Errorf("start a cluster: %w", err)
+	}
+	defer c.Stop()
+	f := &fleet{world: &world{Cluster: c, lab: l, size: z}}
+	if err := f.fill(ctx, false); err != nil {
+		return fmt.Errorf("fill the cluster: %w", err)
+	}
+	if err := f.putConflict(); err != nil {
+		return err
+	}
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	if err := c.Kubeconfig(kubeconfig, false); err != nil {
+		return err
+	}
+	fmt.Printf("%d nodes, %s\n| program | phase | duration | requests | bytes to the nodes | processor time of the API server and etcd | Events of a conflict |\n|---|---|---|---|---|---|---|\n",
+		s.starts, z)
+	for _, name := range []string{kubeProxyNftables, kubeNftproxy} {
+		if !wanted(s.programs, name) {
+			continue
+		}
+		if err := f.measure(ctx, s, name, kubeconfig, dir); err != nil {
+			return fmt.Errorf("measure %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// putConflict stores two Services that claim one address.
+func (f *fleet) putConflict() error {
+	for i := range 2 {
+		s := f.serviceAt(fmt.Sprintf("claims-%d", i), vip(f.services+300+i))
+		s.Spec.ExternalIPs = []string{"203.0.113.9"}
+		f.store.Put(s)
+	}
+	return f.store.Flush()
+}
+
+func (f *fleet) measure(ctx context.Context, s settings, name, kubeconfig, dir string) (err error) {
+	f.proxies = nil
+	for i, host := range f.lab.Pods {
+		node := fmt.Sprintf("node-%d", 100+i)
+		object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+			{Type: corev1.NodeInternalIP, Address: host.IPv4.String()}}}}
+		if err := f.Apply(ctx, object); err != nil {
+			return err
+		}
+		p := newProxy(name, s, kubeconfig, host, filepath.Join(dir, fmt.Sprintf("%s-%d.log", strings.Fields(name)[0], i)))
+		p.rest = time.Second
+		p.args = append(p.args, "--hostname-override="+node)
+		if name == kubeNftproxy {
+			p.args = append(p.args, "--control-socket=")
+		}
+		f.proxies = append(f.proxies, p)
+	}
+	defer func() {
+		err = errors.Join(err, f.each(func(p *proxy) error {
+			if p.running != nil {
+				p.running.Kill()
+			}
+			return p.host.Command(context.WithoutCancel(ctx), "nft", "flush", "ruleset").Run()
+		}))
+	}()
+	phase := func(what string, do func(before *apiLoad) error) error {
+		before, err := f.load(ctx)
+		if err != nil {
+			return err
+		}
+		start := time.Now()
+		if err := do(&before); err != nil {
+			return err
+		}
+		took := time.Since(start)
+		const rest = 10 * time.Second // later requests, such as Events
+		if err := wait(ctx, rest); err != nil {
+			return err
+		}
+		after, err := f.load(ctx)
+		if err != nil {
+			return err
+		}
+		events, err := f.conflictEvents(ctx)
+		if err != nil {
+			return err
+		}
+		d := after.minus(before)
+		n := float64(len(f.proxies))
+		fmt.Printf("| %s | %s | %.1f s | %.0f (%.1f a node) | %.1f MB (%.0f kB a node) | %.1f s (%.3f a node) | %d |\n", name, what, took.Seconds(),
+			d.requests, d.requests/n, d.bytes/1e6, d.bytes/1e3/n, d.cpu.Seconds(), d.cpu.Seconds()/n, events)
+		return nil
+	}
+	say("%s, %s: start of %d nodes", f.size, name, len(f.proxies))
+	err = phase("start", func(*apiLoad) error {
+		return f.each(func(p *proxy) error { _, err := p.start(ctx); return err })
+	})
+	if err != nil {
+		return err
+	}
+	change := func(*apiLoad) error {
+		changed := time.Now()
+		f.store.Put(f.slice(0, f.next(), f.endpoints))
+		if err := f.store.Flush(); err != nil {
+			return err
+		}
+		return f.each(func(p *proxy) error {
+			_, err := p.running.AwaitSync(ctx, changed, model.IPv4)
+			return err
+		})
+	}
+	if err := phase("one EndpointSlice changes", change); err != nil {
+		return err
+	}
+	return phase("the API server restarts, and an EndpointSlice changes", func(before *apiLoad) (err error) {
+		f.KillServer()
+		if before.cpu, err = f.spent(); err != nil { // that of etcd: the new server begins at 0
+			return err
+		}
+		return errors.Join(f.RestartServer(ctx), change(before))
+	})
+}
+
+// each calls a function for all nodes at once.
+func (f *fleet) each(do func(p *proxy) error) error {
+	errs := make([]error, len(f.proxies))
+	var all sync.WaitGroup
+	for i, p := range f.proxies {
+		all.Go(func() { errs[i] = do(p) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// load returns the present totals.
+func (f *fleet) load(ctx context.Context) (l apiLoad, err error) {
+	if l.cpu, err = f.spent(); err != nil {
+		return l, err
+	}
+	err = f.lab.Node.Do(func() error {
+		links, err := netlink.LinkList()
+		for _, link := range links {
+			if a := link.Attrs(); strings.HasPrefix(a.Name, "veth-pod") {
+				l.bytes += float64(a.Statistics.TxBytes)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return l, err
+	}
+	var mu sync.Mutex
+	return l, f.each(func(p *proxy) error {
+		if p.running == nil {
+			return nil
+		}
+		samples, err := p.metrics(ctx)
+		n, _ := program.Samples.Sum(samples, "rest_client_requests_total")
+		mu.Lock()
+		defer mu.Unlock()
+		l.requests += n
+		return err
+	})
+}
+
+// spent returns the processor time of the API server and etcd.
+func (f *fleet) spent() (sum time.Duration, err error) {
+	for _, pid := range f.Pids() {
+		spent, err := cpuOf(pid)
+		if err != nil {
+			return 0, err
+		}
+		sum += spent
+	}
+	return sum, nil
+}
+
+// conflictEvents counts the Events about the address that two Services claim.
+func (f *fleet) conflictEvents(ctx context.Context) (n int, err error) {
+	list, err := f.Client().EventsV1().Events("default").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return 0, err
+	}
+	for _, e := range list.Items {
+		if strings.HasPrefix(e.Regarding.Name, "claims-") && e.ReportingController == kubeNftproxy {
+			n++
+		}
+	}
+	return n, nil
+}
