@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
@@ -87,7 +87,7 @@ func measureStarts(ctx context.Context, s settings) (err error) {
 // putConflict stores two Services that claim one address.
 func (f *fleet) putConflict() error {
 	for i := range 2 {
-		s := f.serviceAt(fmt.Sprintf("claims-%d", i), vip(f.services+300+i))
+		s := f.serviceAt(fmt.Sprintf("claims-%d", i), f.vip(f.services+300+i))
 		s.Spec.ExternalIPs = []string{"203.0.113.9"}
 		f.store.Put(s)
 	}
@@ -103,7 +103,7 @@ func (f *fleet) measure(ctx context.Context, s settings, name, kubeconfig, dir s
 		if err := f.Apply(ctx, object); err != nil {
 			return err
 		}
-		p := newProxy(name, s, kubeconfig, host, filepath.Join(dir, fmt.Sprintf("%s-%d.log", strings.Fields(name)[0], i)))
+		p := newProxy(name, s, f.family, kubeconfig, host, filepath.Join(dir, fmt.Sprintf("%s-%d.log", strings.Fields(name)[0], i)))
 		p.rest = time.Second
 		p.args = append(p.args, "--hostname-override="+node)
 		if name == kubeNftproxy {
@@ -161,7 +161,7 @@ func (f *fleet) measure(ctx context.Context, s settings, name, kubeconfig, dir s
 			return err
 		}
 		return f.each(func(p *proxy) error {
-			_, err := p.running.AwaitSync(ctx, changed, model.IPv4)
+			_, err := p.running.AwaitSync(ctx, changed, inet.IPv4)
 			return err
 		})
 	}
