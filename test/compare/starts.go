@@ -210,8 +210,13 @@ func (f *fleet) load(ctx context.Context) (l apiLoad, err error) {
 		if p.running == nil {
 			return nil
 		}
-		samples, err := p.metrics(ctx)
-		n, _ := program.Samples.Sum(samples, "rest_client_requests_total")
+		var samples program.Samples
+		// A program on an overloaded machine may not answer at once.
+		err := p.running.Await(ctx, time.Second, "metrics", func(ctx context.Context) (err error) {
+			samples, err = p.metrics(ctx)
+			return err
+		})
+		n, _ := samples.Sum("rest_client_requests_total")
 		mu.Lock()
 		defer mu.Unlock()
 		l.requests += n
