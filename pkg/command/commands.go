@@ -22,7 +22,7 @@ func addCommands(root *cobra.Command) {
 	}
 	root.AddCommand(asking...)
 	// These commands read the kernel or a folder, and need no running program.
-	root.AddCommand(traceCommand(), renderCommand(), diffCommand())
+	root.AddCommand(traceCommand(), renderCommand(), diffCommand(), preflightCommand())
 }
 
 const exitCodes = "\n\nExit codes: 0 no problem found, 1 problem found, 2 invalid usage or no answer from the running program."
@@ -140,19 +140,27 @@ func wanted(args []string) (namespace, name string, single bool) {
 
 func newVerifyCommand() *cobra.Command {
 	var q question
+	var flows bool
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Compare the tables in the kernel with the plan, element by element", Args: cobra.NoArgs,
 		Long: "The program makes a new plan from the objects of the API, so that errors of its earlier syncs are found. A difference that a second\n" +
-			"comparison no longer finds is not an error: it was a change in progress, or has been repaired. Large clusters take some seconds.",
+			"comparison no longer finds is not an error: it was a change in progress, or has been repaired. Large clusters take some seconds.\n" +
+			"--flows also reads connection tracking, and finds entries that contradict the present endpoints. It deletes nothing. An established\n" +
+			"TCP connection to a removed endpoint is a note, not an error: no proxy cuts such connections.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var v view.Verification
-			if err := q.patient().Get(cmd.Context(), control.PageVerify, &v); err != nil {
+			var params []string
+			if flows {
+				params = []string{"flows", "1"}
+			}
+			if err := q.patient().Get(cmd.Context(), control.PageVerify, &v, params...); err != nil {
 				return err
 			}
-			return q.answer(&v, v.Text, v.Total > 0)
+			return q.answer(&v, v.Text, v.Wrong())
 		},
 	}
 	q.flags(cmd)
+	cmd.Flags().BoolVar(&flows, "flows", false, "Also find entries of connection tracking that contradict the present endpoints.")
 	return cmd
 }
 

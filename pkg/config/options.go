@@ -42,8 +42,8 @@ type Options struct {
 	Manifests string
 	// ControlSocket is the path of the socket for commands on this node; empty for none.
 	ControlSocket string
-	// Cleanup and InitOnly select other work than serving.
-	Cleanup, InitOnly bool
+	// Cleanup and InitOnly select other work than serving. ForceCleanup allows Cleanup beside a running process of the program.
+	Cleanup, InitOnly, ForceCleanup bool
 	// MetricsServices is the number of service ports with their own series in the metrics. CountConnections enables counters of
 	// connections to Services.
 	MetricsServices int

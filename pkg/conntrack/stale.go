@@ -22,6 +22,8 @@ type Flow struct {
 	Server netip.AddrPort
 	// Replied is true after the first reply.
 	Replied bool
+	// Established is true for a TCP connection after the handshake, until one side closes it.
+	Established bool
 	// DNAT is the kernel's flag IPS_DST_NAT. ipvs translates packets without setting it.
 	DNAT bool
 }
@@ -216,15 +218,26 @@ func (d *Desired) welcomes(f *Flow) bool {
 
 // find returns the frontend at a destination, and whether it is in the state.
 func (d *Desired) find(at netip.AddrPort, p inet.Protocol) (frontend, bool) {
+	k, known := d.key(at, p)
+	return d.frontends[k], known
+}
+
+// FrontendOf returns the frontend to which a flow leads.
+func (d *Desired) FrontendOf(f *Flow) (k model.Key, known bool) {
+	return d.key(f.Destination, f.Protocol)
+}
+
+// key returns the key of the frontend at a destination.
+func (d *Desired) key(at netip.AddrPort, p inet.Protocol) (k model.Key, known bool) {
 	addr := at.Addr()
-	k := model.Key{Addr: addr, Port: at.Port(), Protocol: p, Family: inet.FamilyOf(addr)}
-	if f, known := d.frontends[k]; known {
-		return f, true
+	k = model.Key{Addr: addr, Port: at.Port(), Protocol: p, Family: inet.FamilyOf(addr)}
+	if _, known = d.frontends[k]; known {
+		return k, true
 	}
 	if _, ours := slices.BinarySearchFunc(d.nodes[k.Family], addr, netip.Addr.Compare); !ours {
-		return frontend{}, false
+		return k, false
 	}
 	k.Addr = netip.Addr{}
-	f, known := d.frontends[k]
-	return f, known
+	_, known = d.frontends[k]
+	return k, known
 }

@@ -21,6 +21,7 @@ const (
 	attrTupleOrig  = 1
 	attrTupleReply = 2
 	attrStatus     = 3
+	attrProtoInfo  = 4
 	attrID         = 12
 	attrZone       = 18
 	attrFilter     = 25
@@ -36,6 +37,10 @@ const (
 	filterOrigFlags = 1
 	// filterProtocol is CTA_FILTER_F_CTA_PROTO_NUM of the kernel's nf_internals.h.
 	filterProtocol = 1 << 3
+
+	protoInfoTCP   = 1
+	protoTCPState  = 1
+	tcpEstablished = 3
 
 	statusReplied = 1 << 1
 	statusDNAT    = 1 << 5
@@ -100,6 +105,13 @@ func (n *Netlink) Delete(ctx context.Context, f inet.Family, udp bool, stale fun
 	}
 	out.Partial = true
 	return out, nil
+}
+
+// Each calls f for each flow of a family, and deletes nothing. f must not keep the pointer. It returns the number of flows. partial is true
+// if the kernel interrupted each attempt to read the table, so that flows may be missing or occur twice: f must tell them apart by their ID.
+func (n *Netlink) Each(ctx context.Context, family inet.Family, f func(*Flow)) (seen int, partial bool, err error) {
+	out, err := n.Delete(ctx, family, false, func(flow *Flow) bool { f(flow); return false })
+	return out.Seen, out.Partial, err
 }
 
 // once makes one attempt to read the table and delete stale entries. If the kernel cannot filter by protocol, it reads without a filter.
@@ -214,6 +226,9 @@ func parse(attributes []byte, f *Flow) (e entry, ok bool) {
 		case attrStatus:
 			status := netlink.Uint32(v)
 			f.Replied, f.DNAT = status&statusReplied != 0, status&statusDNAT != 0
+		case attrProtoInfo:
+			state := netlink.Find(netlink.Find(v, protoInfoTCP), protoTCPState)
+			f.Established = len(state) > 0 && state[0] == tcpEstablished
 		case attrID:
 			e.id, f.ID = v, netlink.Uint32(v)
 		case attrZone:

@@ -3,7 +3,9 @@ package console
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -21,15 +23,18 @@ import (
 
 // API queries the API server's health, and keeps failures to list or watch. Its methods are safe for concurrent use.
 type API struct {
-	server   func() string
-	client   kubernetes.Interface
+	server func() string
+	client kubernetes.Interface
+	// user returns the name by which the API server knows this program.
+	user     func(context.Context) (string, error)
 	mu       sync.Mutex
 	failures map[string]view.WatchFailure
 }
 
-// NewAPI takes a function that returns the address of the API server in use, which may hold secrets, and a client of it.
-func NewAPI(server func() string, client kubernetes.Interface) *API {
-	return &API{server: server, client: client, failures: map[string]view.WatchFailure{}}
+// NewAPI takes functions that return the address of the API server in use, which may hold secrets, and the name by which it knows this program;
+// and a client of it.
+func NewAPI(server func() string, client kubernetes.Interface, user func(context.Context) (string, error)) *API {
+	return &API{server: server, client: client, user: user, failures: map[string]view.WatchFailure{}}
 }
 
 // Failed records a failure to list or watch a resource.
@@ -62,6 +67,39 @@ func (a *API) State(ctx context.Context) view.API {
 	}
 	slices.SortFunc(s.Failures, func(a, b view.WatchFailure) int { return strings.Compare(a.Resource, b.Resource) })
 	return s
+}
+
+// permit returns the fix for missing permissions: the user of this program and the smallest role that has them. It queries the API server for
+// the user, and names none if it does not answer.
+func (a *API) permit(ctx context.Context) (fix, affects string) {
+	ctx, cancel := context.WithTimeout(ctx, askAPI)
+	defer cancel()
+	user, err := a.user(ctx)
+	if err != nil {
+		return "bind the ClusterRole system:node-proxier to the user whom the error names", permitted
+	}
+	return permitUser(user)
+}
+
+// plainUser matches names that a shell does not interpret.
+var plainUser = regexp.MustCompile(`^[A-Za-z0-9:._@/-]+$`)
+
+const permitted = "only this user, who may then read Services, EndpointSlices, ServiceCIDRs and Nodes, and write Events"
+
+// permitUser returns the fix for a user. An anonymous user gets no permission.
+func permitUser(user string) (fix, affects string) {
+	if user == "" || user == "system:anonymous" {
+		return "the API server does not know this program: put a token or a client certificate into the kubeconfig", "only the programs that use the same kubeconfig"
+	}
+	if !plainUser.MatchString(user) {
+		return fmt.Sprintf("bind the ClusterRole system:node-proxier to the user %q", user), permitted
+	}
+	subject := "--user=" + user
+	if account, is := strings.CutPrefix(user, "system:serviceaccount:"); is {
+		subject = "--serviceaccount=" + account
+	}
+	name := strings.NewReplacer(":", "-", "/", "-").Replace(strings.TrimPrefix(user, "system:"))
+	return fmt.Sprintf("kubectl create clusterrolebinding kube-nftproxy-%s --clusterrole=system:node-proxier %s", name, subject), permitted
 }
 
 // whyFailed sets a short reason for a failure to list or watch, and whether it is forbidden or unauthorized.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
@@ -116,7 +117,7 @@ func (c *Console) bundle(w http.ResponseWriter, r *http.Request) {
 		services = &view.Services{}
 	}
 	a.addValue("services", services, services.Detail, err)
-	verification, err := c.verify(ctx)
+	verification, err := c.verify(ctx, true)
 	if err != nil {
 		verification = &view.Verification{}
 	}
@@ -150,7 +151,7 @@ func (c *Console) metricsText() ([]byte, error) {
 }
 
 func (c *Console) versions() []byte {
-	return fmt.Appendf(nil, "%s\nkernel %s\n%d CPUs, GOMAXPROCS %d\n", settings.Build(c.Version), kernelRelease(), runtime.NumCPU(), runtime.GOMAXPROCS(0))
+	return fmt.Appendf(nil, "%s\nkernel %s\n%d CPUs, GOMAXPROCS %d\n", settings.Build(c.Version), host.Release(), runtime.NumCPU(), runtime.GOMAXPROCS(0))
 }
 
 // sysctls lists relevant settings.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
@@ -71,7 +72,7 @@ func TestFailuresWithOneFix(t *testing.T) {
 
 // TestUnmetConfiguration has a finding for a gate of another version, and none for an intended difference.
 func TestUnmetConfiguration(t *testing.T) {
-	got := unmet([]config.Note{{Subject: "mode", Text: "Services are served by nftables"}, {Subject: "featureGates.New", Text: "unknown", Finding: true}})
+	got := unmet([]config.Note{{Subject: "mode", Text: "Services are served by nftables"}, {Subject: "featureGates.New", Text: "unknown", Finding: true}}, "file x")
 	if len(got) != 1 || got[0].Severity != view.Warning || got[0].What != "configuration, featureGates.New: unknown" {
 		t.Errorf("findings %+v", got)
 	}
@@ -94,8 +95,24 @@ func TestRivals(t *testing.T) {
 		{"long ago", []view.Repair{repair(time.Hour, other), repair(time.Hour, other), repair(time.Second, other)}, 0},
 		{"somebody else", []view.Repair{repair(3*time.Second, "nft"), repair(2*time.Second, "nft"), repair(time.Second, "nft")}, 0},
 	} {
-		if got := rivals(&view.Status{Time: now, Loop: &view.Loop{Repairs: c.repairs}}); len(got) != c.want {
+		if got := (&Console{Parts: Parts{Settings: &settings.Settings{NodeName: "n"}}}).rivals(&view.Status{Time: now, Loop: &view.Loop{Repairs: c.repairs}}); len(got) != c.want {
 			t.Errorf("%s: %+v, want %d findings", c.name, got, c.want)
+		}
+	}
+}
+
+// TestPermissions names the smallest role for the program's user, and never gives one to an anonymous user.
+func TestPermissions(t *testing.T) {
+	for user, want := range map[string]string{
+		"half-blind": "kubectl create clusterrolebinding kube-nftproxy-half-blind --clusterrole=system:node-proxier --user=half-blind",
+		"system:serviceaccount:kube-system:kube-nftproxy": "kubectl create clusterrolebinding kube-nftproxy-serviceaccount-kube-system-kube-nftproxy " +
+			"--clusterrole=system:node-proxier --serviceaccount=kube-system:kube-nftproxy",
+		"system:anonymous": "the API server does not know this program: put a token or a client certificate into the kubeconfig",
+		"":                 "the API server does not know this program: put a token or a client certificate into the kubeconfig",
+		"a; rm -rf /":      `bind the ClusterRole system:node-proxier to the user "a; rm -rf /"`,
+	} {
+		if got, affects := permitUser(user); got != want || affects == "" {
+			t.Errorf("%q: %q, %q; want %q", user, got, affects, want)
 		}
 	}
 }

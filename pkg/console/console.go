@@ -21,6 +21,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/statuspage"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -69,9 +70,15 @@ type Parts struct {
 	// LoopbackAt returns the address at which a node port is served on loopback, LoopbackState the number of listeners and connections.
 	LoopbackAt    func(model.Key) (netip.AddrPort, error)
 	LoopbackState func() loopback.State
-	// Rival reports whether a kube-proxy runs. NodePorts returns the collisions of node ports.
-	Rival     func(context.Context) bool
+	// Rival looks for a running kube-proxy. NodePorts returns the collisions of node ports.
+	Rival     func(context.Context) takeover.Rival
 	NodePorts func() ([]model.Problem, error)
+	// Ports returns the program's HTTP servers. Instances names the processes of the program that stand by for this one, and returns the
+	// reason why it cannot communicate with the one that holds their socket, or "".
+	Ports     func() []view.Port
+	Instances func() (guests []string, unreachable string)
+	// Rejected returns the present problems of manifests. It is nil if the objects come from an API server.
+	Rejected func() []model.Problem
 	// Appeared returns an IP family that the host has got since the start. Lacks queries the kernel for features that IP families
 	// need.
 	Appeared func() (inet.Family, bool)
@@ -96,7 +103,9 @@ func (c *Console) Handler() http.Handler {
 		return c.services(r.Context(), control.Param(r, "namespace"), control.Param(r, "name"))
 	}))
 	mux.Handle("/"+control.PageNames, control.Answer(func(*http.Request) ([]string, error) { return c.names(), nil }))
-	mux.Handle("/"+control.PageVerify, control.Answer(func(r *http.Request) (*view.Verification, error) { return c.verify(r.Context()) }))
+	mux.Handle("/"+control.PageVerify, control.Answer(func(r *http.Request) (*view.Verification, error) {
+		return c.verify(r.Context(), control.Param(r, "flows") != "")
+	}))
 	mux.Handle("/"+control.PageWatch, control.Stream(&c.Commits.Feed, func(v *view.Commit, n uint64) { v.Lost = n }))
 	mux.HandleFunc("/"+control.PageBundle, c.bundle)
 	return mux

@@ -72,11 +72,11 @@ func frontendView(p *model.PortExplanation, f *model.Frontend, facts *proxy.Fact
 	}
 	switch {
 	case !p.HasEndpoints:
-		v.Does = "refused: no endpoint in the cluster can be used"
+		v.Does, v.DoesReason = "refused: no endpoint in the cluster can be used", view.NoEndpoints
 	case f.Kind == model.NodePort && len(facts.NodeAddresses[p.Family]) == 0:
-		v.Does = noNodeAddress
+		v.Does, v.DoesReason = noNodeAddress, view.NoNodeAddress
 	case v.Endpoints == 0:
-		v.Does = "dropped: policy Local, and no endpoint on this node can be used"
+		v.Does, v.DoesReason = "dropped: policy Local, and no endpoint on this node can be used", view.NoLocalEndpoints
 	}
 	return v
 }

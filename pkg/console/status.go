@@ -3,25 +3,24 @@ package console
 import (
 	"context"
 	"fmt"
-	"net/netip"
+	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/doctor"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
+// status describes the program and its node. All problems are findings: the health, the exit code and the text follow from them.
 func (c *Console) status(ctx context.Context) *view.Status {
 	now := time.Now()
 	s := &view.Status{
-		Node: c.NodeName, Version: c.Version, Kernel: kernelRelease(), Time: now, Started: c.Started, Mode: string(c.Config.Mode),
-		LocalMode: string(c.Config.DetectLocalMode), Findings: []view.Finding{},
+		SchemaVersion: view.SchemaVersion, Node: c.NodeName, Version: c.Version, Kernel: host.Release(), Time: now, Started: c.Started,
+		Mode: string(c.Config.Mode), LocalMode: string(c.Config.DetectLocalMode), ConfigFile: c.File, Ports: c.Ports(), Findings: []view.Finding{},
 	}
 	if s.API = (view.API{Source: "manifests in " + c.Manifests, Answers: true}); c.API != nil {
 		s.API = c.API.State(ctx)
@@ -40,64 +39,31 @@ func (c *Console) status(ctx context.Context) *view.Status {
 		}
 		s.Loopback.Addresses = append(s.Loopback.Addresses, inet.Localhost[f].String())
 	}
-	local := c.countObjects(s)
-	c.askStatus(ctx, s)
-	c.judge(s)
-	s.Findings = append(s.Findings, doctor.Look(ctx, doctor.Config{
-		Others: c.causes(s, local), Sysctls: "/proc/sys", Families: c.Families, Drops: doctor.Drops, Rival: c.Rival, NodePorts: c.NodePorts,
+	o := c.readObjects(s)
+	conflicts := c.askStatus(ctx, s)
+	used := c.usedFamilies(o)
+	s.Findings = append(s.Findings, c.judge(s)...)
+	s.Findings = append(s.Findings, c.causes(ctx, s, o, used)...)
+	s.Findings = append(s.Findings, c.rejected(o, conflicts)...)
+	node := doctor.Config{
+		NodeName: c.NodeName, Sysctls: "/proc/sys", Families: used, Drops: doctor.Drops, Rival: c.Rival, NodePorts: c.NodePorts, Monitors: doctor.Monitors,
 		Leftovers: func() (takeover.Leftovers, error) { return takeover.Look(c.ExcludedFromIPVS()) },
-	})...)
+	}
+	if guests, _ := c.Instances(); len(guests) > 0 || s.Loop != nil && s.Loop.Other != "" {
+		node.Monitors = nil // the other instance is a finding already, and it may be the one that serves
+	}
+	s.Findings = append(s.Findings, doctor.Look(ctx, node)...)
+	s.Conclude()
 	return s
 }
 
-// unserved reports the host's IP families that are not served, because the kernel lacks features.
-func (c *Console) unserved() []view.Finding {
-	if family, appeared := c.Appeared(); appeared {
-		return []view.Finding{{
-			Severity: view.Wrong, What: fmt.Sprintf("this host got %s after the program started", family),
-			Impact: fmt.Sprintf("no %s Service is served", family), Fix: "wait 30 seconds: the program exits, and serves the family after the kubelet has restarted it",
-		}}
-	}
-	families := host.Families()
-	if len(families) <= len(c.Families) {
-		return nil
-	}
-	lacks, err := c.Lacks(families)
-	if err != nil || len(lacks) == 0 {
-		return nil
-	}
-	what, fix := probe.Advice(lacks)
-	return []view.Finding{{Severity: view.Wrong, What: what, Impact: "only Services of " + fmt.Sprint(c.Families) + " are served", Fix: fix}}
-}
-
-// countObjects counts the API's objects, and returns the addresses of endpoints on this node: it reads each object once.
-func (c *Console) countObjects(s *view.Status) (local []netip.Addr) {
-	facts := c.Loop.Facts()
-	for _, name := range c.Source.Services() {
-		s.Counts.Services++
-		slices := c.Source.Slices(name)
-		for _, slice := range slices {
-			s.Counts.Endpoints += len(slice.Endpoints)
-		}
-		local = append(local, model.LocalAddresses(slices, c.NodeName)...)
-		if built := model.Build(c.Source.Service(name), slices, facts.Node, c.ModelOptions()); built != nil && len(built.Problems)+len(c.Broken(name)) > 0 {
-			s.Counts.Problems++
-		}
-	}
-	if p := c.Pending(); !p.Latest.IsZero() {
-		s.API.LastEvent = &p.Latest
-	}
-	return local
-}
-
-// askStatus sets the fields that only the loop knows.
-func (c *Console) askStatus(ctx context.Context, s *view.Status) {
+// askStatus sets the fields that only the loop knows, and returns the conflicts of Services. Without an answer, Loop is nil.
+func (c *Console) askStatus(ctx context.Context, s *view.Status) (conflicts []plan.Conflict) {
 	ctx, cancel := context.WithTimeout(ctx, askLoop)
 	defer cancel()
 	var err error
 	if s.Loop, err = c.Loop.Status(ctx); err != nil {
-		s.Why = append(s.Why, fmt.Sprintf("the sync loop has not answered for %v: a long sync is running, or the loop hangs", askLoop))
-		return
+		return nil
 	}
 	p := c.Pending()
 	if s.Loop.Pending += p.Services; !p.Since.IsZero() {
@@ -114,48 +80,56 @@ func (c *Console) askStatus(ctx context.Context, s *view.Status) {
 		for _, conflict := range list {
 			claims[conflict.Key] = true
 		}
-		s.Counts.Conflicts = len(claims)
+		s.Counts.Conflicts, conflicts = len(claims), list
 	}
+	return conflicts
 }
 
-// judge sets whether the program and the Node are healthy, and the reasons if not.
-func (c *Console) judge(s *view.Status) {
+// judge sets the results of the health pages, and returns the findings about the loop.
+func (c *Console) judge(s *view.Status) (list []view.Finding) {
 	a := c.Account()
-	s.Healthy, s.Eligible = a.Healthy && len(s.Why) == 0, a.Eligible
-	if !a.Owed.IsZero() && s.Loop != nil && (s.Loop.OldestChange == nil || a.Owed.Before(*s.Loop.OldestChange)) {
+	s.Live, s.Eligible = a.Healthy, a.Eligible
+	const previous = "the rules of the last successful sync stay in force; changes of Services and endpoints are delayed"
+	add := func(severity view.Severity, reason view.Reason, what, impact, fix, affects string) {
+		list = append(list, view.Finding{Severity: severity, Reason: reason, Object: c.node(), What: what, Impact: impact, Fix: fix, Affects: affects})
+	}
+	restart := fmt.Sprintf("save kube-nftproxy bundle for a bug report, then delete the pod of this program on node %s", c.NodeName)
+	const onlyThis = "only the program on this node: the rules and all connections stay"
+	if s.Loop == nil {
+		add(view.Wrong, view.LoopBusy, fmt.Sprintf("the sync loop has not answered for %v: a long sync is running, or the loop hangs", askLoop), previous,
+			"repeat this command in a minute. If the finding stays, "+restart, onlyThis)
+		return list
+	}
+	if !a.Owed.IsZero() && (s.Loop.OldestChange == nil || a.Owed.Before(*s.Loop.OldestChange)) {
 		s.Loop.OldestChange = &a.Owed
 	}
-	if !a.Healthy {
-		s.Why = append(s.Why, fmt.Sprintf("changes have not been programmed for %v", time.Since(a.Owed).Round(time.Second)))
+	if f := s.Loop.Failure; f != nil {
+		add(view.Wrong, view.SyncFailing, fmt.Sprintf("syncs have failed %d times since %s: %s", f.Times, f.Since.UTC().Format(time.RFC3339), f.Error), previous, f.Fix, f.Affects)
+	} else if !a.Healthy {
+		add(view.Wrong, view.ChangesWaiting, fmt.Sprintf("changes have not been programmed for %v", time.Since(a.Owed).Round(time.Second)), previous,
+			"read the log of this program. If it has no new lines, "+restart, onlyThis)
 	}
-	if s.Loop != nil && s.Loop.Waits != "" {
-		s.Why = append(s.Why, "nothing is programmed yet: waiting "+s.Loop.Waits)
+	if s.Loop.Other != "" {
+		add(view.Warning, view.StandingBy, fmt.Sprintf("another instance (%s) serves this node; this instance waits until it exits", s.Loop.Other),
+			"none, if one instance replaces the other. The newer instance serves by its own configuration",
+			fmt.Sprintf("remove one of the two from node %s, by its name and process ID", c.NodeName), "only the removed instance: the other one serves")
 	}
-	if s.Loop != nil && s.Loop.Other != "" {
-		s.Why = append(s.Why, fmt.Sprintf("another instance (%s) serves this node; this instance waits until it exits", s.Loop.Other))
+	guests, unreachable := c.Instances()
+	if len(guests) > 0 {
+		add(view.Warning, view.OlderInstance, "an older instance stands by on this node: "+strings.Join(guests, "; "),
+			"commits take longer, because it listens for changes of the tables. If this instance exits, the older one serves, by its own configuration and version",
+			fmt.Sprintf("unless it is being replaced, remove the older instance from node %s, by its name and process ID", c.NodeName), "only the older instance")
 	}
-	if s.Loop != nil && s.Loop.Failure != nil {
-		s.Why = append(s.Why, "syncs fail: "+s.Loop.Failure.Error)
+	if unreachable != "" {
+		add(view.Warning, view.ServingAlone, "another process holds the socket by which instances agree: "+unreachable,
+			"if the process is another kube-nftproxy, both write the tables", fmt.Sprintf("on node %s: ss -xlp | grep kube-nftproxy/instance shows the process. Stop it", c.NodeName),
+			"only this process")
 	}
-	switch {
-	case a.Eligible, s.Loop != nil && s.Loop.Waits != "": // or the Node was not read yet
-	case c.Source.Node() == nil:
-		s.Why = append(s.Why, fmt.Sprintf("there is no Node %q: check --hostname-override", c.NodeName))
-	default:
-		s.Why = append(s.Why, "the Node is being deleted: /healthz fails, so that load balancers send no new connections")
-	}
-	if !s.API.Answers {
-		s.Why = append(s.Why, "the API server does not answer: the rules stay as they are, and changes do not arrive")
-	}
+	return list
 }
 
-func kernelRelease() string {
-	var u unix.Utsname
-	if unix.Uname(&u) != nil {
-		return "unknown"
-	}
-	return unix.ByteSliceToString(u.Release[:])
-}
+// node returns this Node as the object of a finding.
+func (c *Console) node() string { return "Node " + c.NodeName }
 
 // kernelFeatures returns features of newer kernels that the program uses.
 func kernelFeatures(release string) []view.Feature {

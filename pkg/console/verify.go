@@ -18,11 +18,24 @@ import (
 var errInFlight = errors.New("changes kept coming")
 
 // verify compares the kernel with tables that are newly planned from the API's objects, beside the loop. A difference that a
-// second comparison does not find was a change in progress, or has been repaired.
-func (c *Console) verify(ctx context.Context) (*view.Verification, error) {
+// second comparison does not find was a change in progress, or has been repaired. If flows is set, it also searches connection tracking.
+func (c *Console) verify(ctx context.Context, flows bool) (*view.Verification, error) {
 	c.verifying.Lock()
 	defer c.verifying.Unlock()
 	defer debug.FreeOSMemory() // returns the memory, which is large for a large cluster
+	v, err := c.compare(ctx)
+	if err == nil && flows {
+		v.Flows, err = c.flows(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	v.Conclude(c.NodeName)
+	return v, nil
+}
+
+// compare compares the kernel's tables with new ones.
+func (c *Console) compare(ctx context.Context) (*view.Verification, error) {
 	const (
 		looks, most = 4, 100
 		between     = 1200 * time.Millisecond // the program may commit meanwhile

@@ -41,6 +41,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 )
 
@@ -167,6 +168,9 @@ type daemon struct {
 	client   kubernetes.Interface
 	problems console.Problems
 	commits  console.Commits
+	// ports are the states of the HTTP servers. rejected returns the present problems of manifests; nil with an API server.
+	ports    ports
+	rejected func() []model.Problem
 }
 
 func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFamilies, families []inet.Family) (*daemon, error) {
@@ -209,8 +213,8 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	if err := d.kernel.Listen(); err != nil {
 		logger.Error(err, "Cannot listen for foreign changes of the ruleset; polling it twice a second")
 	}
-	if !d.takeover.Rival(ctx) {
-		d.kernel.TakeOver(func() bool { return !d.takeover.Rival(ctx) })
+	if !d.takeover.Rival(ctx).Possible() {
+		d.kernel.TakeOver(func() bool { return !d.takeover.Rival(ctx).Possible() })
 	}
 	d.planner = plan.New(d.PlanOptions(d.families))
 	if err := d.count(logger); err != nil {
@@ -243,7 +247,8 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	if d.Manifests != "" {
 		d.reporter = report.New(logger, nil, report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
 		cfg.Report = d.report
-		d.source = watch.NewManifests(cfg)
+		manifests := watch.NewManifests(cfg)
+		d.source, d.rejected = manifests, manifests.Rejected
 		return nil
 	}
 	connection, server, err := d.connection(logger)
@@ -257,7 +262,7 @@ func (d *daemon) openSource(logger klog.Logger) error {
 	d.sink = report.NewSink(&events.EventSinkImpl{Interface: client.EventsV1()})
 	d.recorder = report.NewRecorder(d.sink, "kube-nftproxy", d.metrics.ProblemSuppressed)
 	d.reporter = report.New(logger, d.recorder, report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
-	d.api, d.client = console.NewAPI(server, client), client
+	d.api, d.client = console.NewAPI(server, client, func(ctx context.Context) (string, error) { return watch.User(ctx, client) }), client
 	cfg.Report, cfg.Failed = d.report, func(resource string, err error) {
 		d.metrics.WatchFailed(resource)
 		d.api.Failed(resource, err)
@@ -285,7 +290,7 @@ func (d *daemon) run(ctx context.Context) error {
 	d.reporter.Started(d.NodeName)
 	server := func(name, address string, handler http.Handler, event string) {
 		part(name, func(ctx context.Context) error {
-			err := health.Serve(ctx, address, takeover.Named(handler), health.RetryInterval, d.Config.BindAddressHardFail)
+			err := health.Serve(ctx, address, takeover.Named(handler), health.RetryInterval, d.Config.BindAddressHardFail, func(err error) { d.ports.set(name, err) })
 			if err != nil {
 				const moment = 3 * time.Second
 				d.reporter.ServerFailed(d.NodeName, event, err)
@@ -362,7 +367,9 @@ func (d *daemon) newConsole() *console.Console {
 		Source: d.source, Loop: d.loop, API: d.api, Commits: &d.commits, Problems: &d.problems, Gatherer: d.gatherer(),
 		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, Broken: d.checks.Broken,
 		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,
-		Rival: d.takeover.Rival, NodePorts: d.users.Find, Appeared: d.appeared,
+		Rival: d.takeover.Rival, NodePorts: d.users.Find, Appeared: d.appeared, Rejected: d.rejected,
+		Ports:     func() []view.Port { return d.ports.list(d.Config.HealthzBindAddress, d.Config.MetricsBindAddress) },
+		Instances: func() ([]string, string) { return d.instance.Guests(), d.instance.Unreachable() },
 		Lacks: func(families []inet.Family) ([]probe.Missing, error) {
 			return askKernel(d.PlanOptions(families))
 		},

@@ -149,7 +149,7 @@ func (d *daemon) use(out *outputs) error {
 	if err != nil {
 		return err
 	}
-	d.api = console.NewAPI(server, client)
+	d.api = console.NewAPI(server, client, nil)
 	_, err = client.CoreV1().Services("").List(out, metav1.ListOptions{})
 	if err != nil {
 		d.api.Failed("services", err)

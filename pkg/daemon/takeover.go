@@ -3,18 +3,24 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/instance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
 )
 
 // cleanup removes the program's tables and all objects that kube-proxy left, in any mode. It keeps those of a running kube-proxy:
-// if an administrator returns the node to kube-proxy, its rules handle new connections already. Its results are kube-proxy's.
+// if an administrator returns the node to kube-proxy, its rules handle new connections already. Its results are kube-proxy's, but
+// while kube-nftproxy runs on the node, it removes nothing without force.
 func cleanup(ctx context.Context, logger klog.Logger, s *settings.Settings) error {
+	if err := refuseCleanup(s.ForceCleanup); err != nil {
+		return err
+	}
 	deleted, err := apply.Cleanup()
 	more, failed := loopback.Cleanup()
 	deleted, err = append(deleted, more...), errors.Join(err, failed)
@@ -22,7 +28,7 @@ func cleanup(ctx context.Context, logger klog.Logger, s *settings.Settings) erro
 		logger.Info("Removed the rules of kube-nftproxy", "table", table)
 	}
 	rival := takeover.New(takeover.Config{Metrics: s.Config.MetricsBindAddress, Health: s.Config.HealthzBindAddress})
-	if rival.Rival(ctx) {
+	if rival.Rival(ctx).Possible() {
 		logger.Info("A kube-proxy runs on this node, or its absence cannot be confirmed; keeping its rules")
 	} else {
 		err = errors.Join(err, takeover.Cleanup(logger, s.ExcludedFromIPVS()))
@@ -32,6 +38,19 @@ func cleanup(ctx context.Context, logger klog.Logger, s *settings.Settings) erro
 		return errors.New("encountered an error while tearing down rules")
 	}
 	return nil
+}
+
+// refuseCleanup returns an error if a process of this program serves the node, whose tables --cleanup would delete.
+func refuseCleanup(force bool) error {
+	holder, err := instance.Find(instance.Name)
+	switch {
+	case force || holder == "" && err == nil:
+		return nil
+	case err != nil:
+		holder = fmt.Sprintf("an unknown process: %v", err)
+	}
+	return fmt.Errorf("removed nothing: kube-nftproxy runs on this node (%s), and serves Services by the rules that --cleanup removes: new connections to Services would fail until "+
+		"it writes them again. Stop it on this node first. To remove the rules anyway, add --force", holder)
 }
 
 // newTakeover prepares the removal of kube-proxy's objects. The ports are those at which a running kube-proxy answers.

@@ -1,58 +1,61 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
 // Config lists the checks. A check whose function is nil is skipped.
 type Config struct {
+	// NodeName is the name of the Node.
+	NodeName string
 	// Sysctls is the directory of the sysctls, usually /proc/sys.
-	Sysctls  string
+	Sysctls string
+	// Families are the IP families that this node or a Service uses. The others are not judged.
 	Families []inet.Family
 	// Drops returns the chains that drop forwarded packets by default.
 	Drops func([]inet.Family) ([]Drop, error)
-	// Leftovers counts kube-proxy's objects. Rival reports whether one answers on its ports.
+	// Leftovers counts kube-proxy's objects. Rival looks for a running one.
 	Leftovers func() (takeover.Leftovers, error)
-	Rival     func(context.Context) bool
+	Rival     func(context.Context) takeover.Rival
 	// NodePorts returns the collisions of node ports.
 	NodePorts func() ([]model.Problem, error)
-	// Others are findings of the caller, which are sorted among these.
-	Others []view.Finding
+	// Monitors returns other programs that receive a copy of each change of the ruleset.
+	Monitors func() ([]Monitor, error)
 }
 
 // Look runs all checks. A failed check is a finding, too.
 func Look(ctx context.Context, c Config) []view.Finding {
-	list := append(slices.Clip(c.Others), c.sysctls()...)
+	list := c.sysctls()
 	unable := func(what string, err error) {
 		if err != nil {
 			list = append(list, view.Finding{
-				Severity: view.Warning, What: fmt.Sprintf("cannot check %s: %v", what, err), Impact: "unknown",
-				Fix: "run kube-nftproxy with the capability NET_ADMIN in the node's network namespace",
+				Severity: view.Warning, Reason: view.CheckFailed, Object: c.node(), What: fmt.Sprintf("cannot check %s: %v", what, err), Impact: "unknown",
+				Fix: "run the program with the capability NET_ADMIN in the node's network namespace", Affects: "only the program on this node",
 			})
 		}
 	}
 	if c.Drops != nil {
 		drops, err := c.Drops(c.Families)
 		for _, d := range drops {
-			list = append(list, d.finding())
+			list = append(list, d.finding(c.NodeName))
 		}
 		unable("chains of other programs", err)
 	}
 	if c.Leftovers != nil {
 		left, err := c.Leftovers()
-		list = append(list, kubeProxy(left, c.Rival != nil && c.Rival(ctx))...)
+		var rival takeover.Rival
+		if c.Rival != nil {
+			rival = c.Rival(ctx)
+		}
+		list = append(list, c.kubeProxy(left, rival)...)
 		unable("leftovers of kube-proxy", err)
 	}
 	if c.NodePorts != nil {
@@ -62,116 +65,93 @@ func Look(ctx context.Context, c Config) []view.Finding {
 		}
 		unable("the sockets of this node", err)
 	}
-	order := []view.Severity{view.Wrong, view.Warning, view.Note}
-	slices.SortStableFunc(list, func(a, b view.Finding) int {
-		return cmp.Compare(slices.Index(order, a.Severity), slices.Index(order, b.Severity))
-	})
+	if c.Monitors != nil {
+		monitors, err := c.Monitors()
+		list = append(list, c.slowCommits(monitors)...)
+		unable("programs that monitor nftables", err)
+	}
+	view.SortFindings(list)
 	return list
 }
 
-// Drop is a chain that drops forwarded packets unless a rule accepts them.
-type Drop struct {
-	// Chain is its name. Fix is a command that changes its policy to accept.
-	Chain, Fix string
-	// Rules reports whether it has any rules, which may accept.
-	Rules bool
-}
+func (c *Config) node() string { return "Node " + c.NodeName }
 
-func (d Drop) finding() view.Finding {
-	f := view.Finding{
-		Severity: view.Warning, What: fmt.Sprintf("%s drops forwarded packets that none of its rules accepts (policy drop)", d.Chain),
-		Impact: "pods and external clients cannot reach Services, unless the rules of the pod network accept the packets. Connections of the node " +
-			"itself are not affected",
-		Fix: d.Fix,
-	}
-	if !d.Rules {
-		f.Severity = view.Wrong
-		f.What = fmt.Sprintf("%s drops all forwarded packets (policy drop, and it has no rules)", d.Chain)
-	}
-	return f
-}
-
-// Drops returns such chains of nftables, including iptables-nft, and of iptables-legacy.
-func Drops(families []inet.Family) (list []Drop, err error) {
-	conn, err := nft.Open()
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	seen := map[string]bool{}
-	for _, f := range families {
-		chains, err := conn.BaseChains(f)
-		if err != nil {
-			return list, err
-		}
-		for _, ch := range chains {
-			if d, drops := dropping(&ch); drops && !seen[d.Chain] {
-				seen[d.Chain] = true
-				list = append(list, d)
-			}
-		}
-	}
-	legacy, err := takeover.LegacyForwardDrops()
-	for _, command := range legacy {
-		list = append(list, Drop{Chain: "chain FORWARD of " + command, Fix: command + " -P FORWARD ACCEPT", Rules: true})
-	}
-	return list, err
-}
-
-func dropping(ch *nft.BaseChain) (d Drop, drops bool) {
-	if !ch.Drops || ch.Type != "filter" || ch.Hook != unix.NF_INET_FORWARD {
-		return d, false
-	}
-	d = Drop{
-		Chain: fmt.Sprintf("table %s %s, chain %s", ch.Family, ch.Table, ch.Name), Rules: ch.Uses > 0,
-		Fix: fmt.Sprintf("nft chain %s %s %s '{ policy accept; }'", ch.Family, ch.Table, ch.Name),
-	}
-	if ch.Table == "filter" && ch.Name == "FORWARD" {
-		command := map[string]string{"ip": "iptables", "ip6": "ip6tables"}[ch.Family]
-		if command != "" {
-			d.Fix = command + " -P FORWARD ACCEPT"
-		}
-	}
-	return d, true
-}
+// on returns a fix that consists of a command on the node.
+func (c *Config) on(command string) string { return fmt.Sprintf("on node %s: %s", c.NodeName, command) }
 
 // kubeProxy reports a running kube-proxy, or the leftovers of one.
-func kubeProxy(left takeover.Leftovers, runs bool) []view.Finding {
+func (c *Config) kubeProxy(left takeover.Leftovers, rival takeover.Rival) []view.Finding {
+	there := Counts(left)
+	fix, affects := takeover.Remedy(c.NodeName)
+	switch {
+	case rival.Page != "":
+		if there != "" {
+			there = " (" + there + ")"
+		}
+		return []view.Finding{{
+			Severity: view.Wrong, Reason: view.KubeProxyRunning, Object: c.node(),
+			What:   fmt.Sprintf("a kube-proxy runs on this node beside kube-nftproxy, with its own rules%s: %s answers", there, rival.Page),
+			Impact: "both programs translate connections to Services: the first rule that matches wins", Fix: fix, Affects: affects,
+		}}
+	case rival.Unknown != nil:
+		return []view.Finding{{
+			Severity: view.Warning, Reason: view.KubeProxyUnknown, Object: c.node(),
+			What:   fmt.Sprintf("a kube-proxy may run on this node: %s", strings.ReplaceAll(rival.Unknown.Error(), "\n", "; ")),
+			Impact: "if it is a kube-proxy, both programs translate connections to Services. Until it answers or stops, kube-nftproxy removes no rules of kube-proxy",
+			Fix:    c.on("ss -ltnp 'sport = :10249 or sport = :10256' shows the process. Stop it, or give it another port"), Affects: "only this process",
+		}}
+	case there != "":
+		return []view.Finding{{
+			Severity: view.Warning, Reason: view.KubeProxyLeftovers, Object: c.node(), What: "a kube-proxy has left rules on this node: " + there,
+			Impact: "new connections may match stale rules of kube-proxy first. Some IPVS entries stay until their connections end",
+			Fix: fmt.Sprintf("delete the pod of kube-nftproxy on this node; its next start removes the rules. To find the pod: "+
+				"kubectl -n kube-system get pods --field-selector spec.nodeName=%s. To list the rules: iptables-save | grep KUBE-", c.NodeName),
+			Affects: "only this node: its Services follow no changes for some seconds. The rules of kube-nftproxy and all connections stay",
+		}}
+	}
+	return nil
+}
+
+// Counts returns the numbers of leftovers by kind, or "".
+func Counts(left takeover.Leftovers) string {
 	var parts []string
 	for _, k := range takeover.Kinds {
 		if n := left[k]; n > 0 {
 			parts = append(parts, fmt.Sprintf("%s %d", k, n))
 		}
 	}
-	there := strings.Join(parts, ", ")
-	switch {
-	case runs:
-		if there != "" {
-			there = " (" + there + ")"
-		}
-		return []view.Finding{{
-			Severity: view.Wrong, What: "a kube-proxy runs on this node beside kube-nftproxy, with its own rules" + there,
-			Impact: "both programs translate connections to Services: the first rule that matches wins", Fix: "kubectl -n kube-system delete daemonset kube-proxy",
-		}}
-	case there != "":
-		return []view.Finding{{
-			Severity: view.Warning, What: "a kube-proxy has left rules on this node: " + there,
-			Impact: "new connections may match stale rules of kube-proxy first. Some IPVS entries stay until their connections end",
-			Fix:    "restart kube-nftproxy, which removes them (to list them: iptables-save | grep KUBE-)",
-		}}
-	}
-	return nil
+	return strings.Join(parts, ", ")
 }
 
 // nodePort converts a collision to a finding.
 func nodePort(p model.Problem) view.Finding {
-	object := p.Kind + " " + p.Name.String()
-	if p.Name.Namespace == "" {
-		object = p.Kind + " " + p.Name.Name
+	f := view.Finding{
+		Severity: view.Warning, Reason: view.NodePortTaken, Object: Object(p), What: p.Reason, Impact: p.Impact, Fix: p.Fix,
+		Affects: "the clients of this process, or of this node port on all nodes",
 	}
-	severity := view.Warning
 	if p.Event == "NodePortInEphemeralRange" {
-		severity = view.Note
+		f.Severity, f.Reason, f.Affects = view.Note, view.NodePortEphemeral, "ports of outgoing connections of this node"
 	}
-	return view.Finding{Severity: severity, What: object + ": " + p.Reason, Impact: p.Impact, Fix: p.Fix}
+	return f
 }
+
+// Object returns the kind and name of a problem's object.
+func Object(p model.Problem) string {
+	if p.Name.Namespace == "" {
+		return p.Kind + " " + p.Name.Name
+	}
+	return p.Kind + " " + p.Name.String()
+}
+
+// some names the first few.
+func some(names []string) string {
+	const few = 4
+	text := strings.Join(names[:min(few, len(names))], ", ")
+	if more := len(names) - few; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// serves reports whether a family is judged.
+func (c *Config) serves(f inet.Family) bool { return slices.Contains(c.Families, f) }

@@ -3,17 +3,21 @@ package doctor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 
@@ -48,8 +52,8 @@ func settings(t *testing.T, changed map[string]string) string {
 // brief returns findings as severity and fact.
 func brief(list []view.Finding) (out []string) {
 	for _, f := range list {
-		if f.Impact == "" || f.Fix == "" {
-			out = append(out, "has no impact or no fix:")
+		if f.Impact == "" || f.Fix == "" || f.Affects == "" || f.Reason == "" || f.Object == "" {
+			out = append(out, fmt.Sprintf("lacks a field: %+v", f))
 		}
 		out = append(out, string(f.Severity)+": "+f.What)
 	}
@@ -81,7 +85,7 @@ func TestSettings(t *testing.T) {
 		{"not a number", map[string]string{"net/ipv4/ip_forward": "?"}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := brief(Look(t.Context(), Config{Sysctls: settings(t, c.changed), Families: inet.Families[:]}))
+			got := brief(Look(t.Context(), Config{NodeName: "n", Sysctls: settings(t, c.changed), Families: inet.Families[:]}))
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -89,7 +93,7 @@ func TestSettings(t *testing.T) {
 	}
 	t.Run("a family that isn't served", func(t *testing.T) {
 		root := settings(t, map[string]string{"net/ipv6/conf/all/forwarding": "0"})
-		if got := brief(Look(t.Context(), Config{Sysctls: root, Families: inet.Families[:1]})); len(got) > 0 {
+		if got := brief(Look(t.Context(), Config{NodeName: "n", Sysctls: root, Families: inet.Families[:1]})); len(got) > 0 {
 			t.Errorf("%q, want nothing", got)
 		}
 	})
@@ -97,34 +101,39 @@ func TestSettings(t *testing.T) {
 
 func TestEverythingElse(t *testing.T) {
 	c := Config{
-		Sysctls: settings(t, nil),
-		Others:  []view.Finding{{Severity: view.Warning, What: "a finding of the caller", Impact: "this", Fix: "so"}},
-		Drops:   func([]inet.Family) ([]Drop, error) { return nil, errors.New("not permitted") },
+		NodeName: "n", Sysctls: settings(t, nil),
+		Drops: func([]inet.Family) ([]Drop, error) { return nil, errors.New("not permitted") },
 		Leftovers: func() (takeover.Leftovers, error) {
 			return takeover.Leftovers{takeover.IPVS: 3, takeover.NFTables: 0}, nil
 		},
-		Rival: func(context.Context) bool { return true },
+		Rival: func(context.Context) takeover.Rival { return takeover.Rival{Page: "http://127.0.0.1:10249/proxyMode"} },
 		NodePorts: func() ([]model.Problem, error) {
 			return []model.Problem{{Kind: "Service", Name: types.NamespacedName{Namespace: "default", Name: "web"}, Event: "NodePortCollision",
 				Reason: "on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)", Impact: "it gets nothing", Fix: "move it"}}, nil
 		},
+		Monitors: func() ([]Monitor, error) { return []Monitor{{PID: 7, Name: "nft"}, {}}, nil },
 	}
 	want := []string{
-		"wrong: a kube-proxy runs on this node beside kube-nftproxy, with its own rules (ipvs 3)",
-		"warning: a finding of the caller",
+		"wrong: a kube-proxy runs on this node beside kube-nftproxy, with its own rules (ipvs 3): http://127.0.0.1:10249/proxyMode answers",
 		"warning: cannot check chains of other programs: not permitted",
-		"warning: Service default/web: on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)",
+		"warning: on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)",
+		"warning: a program monitors nftables on this node: nft (pid 7), a process in another PID namespace",
 	}
 	got := Look(t.Context(), c)
 	if diff := cmp.Diff(want, brief(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if last := got[3]; last.Impact != "it gets nothing" || last.Fix != "move it" {
-		t.Errorf("the collision: %+v", last)
+	if collision := got[2]; collision.Impact != "it gets nothing" || collision.Fix != "move it" || collision.Object != "Service default/web" {
+		t.Errorf("the collision: %+v", collision)
 	}
-	c.Rival = func(context.Context) bool { return false }
-	if got := brief(Look(t.Context(), c)); !strings.Contains(strings.Join(got, "\n"), "warning: a kube-proxy has left rules on this node: ipvs 3") {
-		t.Errorf("without a kube-proxy that runs: %q", got)
+	for text, rival := range map[string]takeover.Rival{
+		"warning: a kube-proxy has left rules on this node: ipvs 3":         {},
+		"warning: a kube-proxy may run on this node: 127.0.0.1:10249 hangs": {Unknown: errors.New("127.0.0.1:10249 hangs")},
+	} {
+		c.Rival = func(context.Context) takeover.Rival { return rival }
+		if got := brief(Look(t.Context(), c)); !slices.Contains(got, text) {
+			t.Errorf("%q, want %q", got, text)
+		}
 	}
 }
 
@@ -135,8 +144,10 @@ func run(t *testing.T, name string, args ...string) {
 	}
 }
 
-// TestChainsThatDrop creates chains as firewalls do.
+// TestChainsThatDrop creates chains as firewalls do, and then runs the command of the finding: the chain accepts packets of translated
+// connections, and is no finding any more.
 func TestChainsThatDrop(t *testing.T) {
+	const forward = "{ type filter hook forward priority 0; policy drop; }"
 	for _, c := range []struct {
 		name, nft string
 		iptables  []string
@@ -144,13 +155,17 @@ func TestChainsThatDrop(t *testing.T) {
 	}{
 		{"none", "add table ip x; add chain ip x c { type filter hook forward priority 0; policy accept; }", nil, nil},
 		{"another hook", "add table ip x; add chain ip x c { type filter hook input priority 0; policy drop; }", nil, nil},
-		{"inet, once for both families", "add table inet x; add chain inet x c { type filter hook forward priority 0; policy drop; }", nil,
-			[]Drop{{Chain: "table inet x, chain c", Fix: "nft chain inet x c '{ policy accept; }'"}}},
-		{"with rules", "add table ip6 x; add chain ip6 x c { type filter hook forward priority 0; policy drop; }; add rule ip6 x c accept", nil,
-			[]Drop{{Chain: "table ip6 x, chain c", Fix: "nft chain ip6 x c '{ policy accept; }'", Rules: true}}},
-		{"iptables-nft", "", []string{"iptables-nft", "-P", "FORWARD", "DROP"}, []Drop{{Chain: "table ip filter, chain FORWARD", Fix: "iptables -P FORWARD ACCEPT"}}},
+		{"inet, once for both families", "add table inet x; add chain inet x c " + forward, nil,
+			[]Drop{{Chain: "table inet x, chain c", Command: "nft add rule inet x c ct status dnat accept"}}},
+		{"with rules", "add table ip6 x; add chain ip6 x c " + forward + "; add rule ip6 x c tcp dport 80 ct status dnat accept; add rule ip6 x c ct status snat accept", nil,
+			[]Drop{{Chain: "table ip6 x, chain c", Command: "nft add rule ip6 x c ct status dnat accept", Rules: true}}},
+		{"of Docker", "add table ip y; add chain ip y c " + forward + "; add chain ip y DOCKER-USER; add rule ip y c jump DOCKER-USER", nil,
+			[]Drop{{Chain: "table ip y, chain c", Command: "nft add rule ip y c ct status dnat accept", Rules: true, Firewall: "Docker"}}},
+		{"accepts", "add table inet x; add chain inet x c " + forward + "; add rule inet x c ct status dnat counter accept comment \"Services\"", nil, nil},
+		{"iptables-nft", "", []string{"iptables-nft", "-P", "FORWARD", "DROP"},
+			[]Drop{{Chain: "table ip filter, chain FORWARD", Command: "iptables -A FORWARD -m conntrack --ctstate DNAT -j ACCEPT"}}},
 		{"iptables-legacy", "", []string{"iptables-legacy", "-P", "FORWARD", "DROP"},
-			[]Drop{{Chain: "chain FORWARD of iptables-legacy", Fix: "iptables-legacy -P FORWARD ACCEPT", Rules: true}}},
+			[]Drop{{Chain: "chain FORWARD of iptables-legacy", Command: "iptables-legacy -A FORWARD -m conntrack --ctstate DNAT -j ACCEPT", Rules: true}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			lab.EnterNamespace(t)
@@ -160,13 +175,52 @@ func TestChainsThatDrop(t *testing.T) {
 			if len(c.iptables) > 0 {
 				run(t, c.iptables[0], c.iptables[1:]...)
 			}
-			got, err := Drops(inet.Families[:])
-			if err != nil {
-				t.Fatal(err)
+			drops := func() []Drop {
+				got, err := Drops(inet.Families[:])
+				if err != nil {
+					t.Fatal(err)
+				}
+				return got
 			}
+			got := drops()
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
+			for _, d := range got {
+				args := strings.Fields(strings.Replace(d.Command, "iptables ", "iptables-nft ", 1))
+				run(t, args[0], args[1:]...)
+			}
+			if got := drops(); len(got) > 0 && c.name != "iptables-legacy" { // whose rules are not read
+				t.Errorf("after the fix: %+v", got)
+			}
 		})
+	}
+}
+
+// TestMonitors starts nft's monitor beside a listener of this process.
+func TestMonitors(t *testing.T) {
+	lab.EnterNamespace(t)
+	own, err := nft.Listen("x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	if got, err := Monitors(); err != nil || len(got) > 0 {
+		t.Errorf("without a monitor: %v, %v", got, err)
+	}
+	cmd := exec.CommandContext(t.Context(), "nft", "monitor")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	want := []Monitor{{PID: cmd.Process.Pid, Name: "nft"}}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) { // until it listens
+		got, err := Monitors()
+		if err == nil && cmp.Equal(want, got) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%v, %v; want %v", got, err, want)
+		}
 	}
 }

@@ -14,12 +14,12 @@ import (
 
 // sysctls checks the settings. It skips missing ones: the kernel lacks the feature.
 func (c *Config) sysctls() (list []view.Finding) {
-	if slices.Contains(c.Families, inet.IPv4) {
+	if c.serves(inet.IPv4) {
 		list = append(list, c.forwarding("IPv4", "net/ipv4/ip_forward")...)
 		list = append(list, c.someForward()...)
 		list = append(list, c.reversePath()...)
 	}
-	if slices.Contains(c.Families, inet.IPv6) {
+	if c.serves(inet.IPv6) {
 		list = append(list, c.forwarding("IPv6", "net/ipv6/conf/all/forwarding")...)
 	}
 	return append(append(list, c.connections()...), c.liberal()...)
@@ -40,8 +40,10 @@ func (c *Config) forwarding(family, name string) []view.Finding {
 		return nil
 	}
 	return []view.Finding{{
-		Severity: view.Wrong, What: fmt.Sprintf("this node does not forward %s packets (%s = 0)", family, dotted(name)),
-		Impact: "pods and external clients cannot reach Services. Processes on the node are not affected", Fix: "sysctl -w " + dotted(name) + "=1",
+		Severity: view.Wrong, Reason: view.ForwardingDisabled, Object: c.node(),
+		What:   fmt.Sprintf("this node does not forward %s packets (%s = 0)", family, dotted(name)),
+		Impact: "pods and external clients cannot reach Services. Processes on the node are not affected", Fix: c.on("sysctl -w " + dotted(name) + "=1"),
+		Affects: "all " + family + " packets that this node forwards, also those of other programs, until the next boot; the pod network needs the same setting",
 	}}
 }
 
@@ -61,9 +63,11 @@ func (c *Config) someForward() []view.Finding {
 		return nil
 	}
 	return []view.Finding{{
-		Severity: view.Warning, What: fmt.Sprintf("this node does not forward IPv4 packets that arrive by %s (forwarding = 0)", some(names)),
-		Impact: "pods and clients behind these interfaces cannot reach Services, and replies of endpoints behind them are lost",
-		Fix:    "sysctl -w net.ipv4.conf." + strings.ReplaceAll(names[0], ".", "/") + ".forwarding=1",
+		Severity: view.Warning, Reason: view.InterfaceForwardingDisabled, Object: c.node(),
+		What:    fmt.Sprintf("this node does not forward IPv4 packets that arrive by %s (forwarding = 0)", some(names)),
+		Impact:  "pods and clients behind these interfaces cannot reach Services, and replies of endpoints behind them are lost",
+		Fix:     c.on("sysctl -w net.ipv4.conf." + strings.ReplaceAll(names[0], ".", "/") + ".forwarding=1"),
+		Affects: "all IPv4 packets that arrive by " + names[0] + ", until the interface is deleted or the node boots",
 	}}
 }
 
@@ -81,16 +85,6 @@ func (c *Config) interfaces(folder string) (names []string) {
 	return names
 }
 
-// some names the first few.
-func some(names []string) string {
-	const few = 4
-	text := strings.Join(names[:min(few, len(names))], ", ")
-	if more := len(names) - few; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
-}
-
 // reversePath finds interfaces that drop packets whose replies would leave by another interface. The stricter one of an
 // interface's own setting and that of all applies, but 2 overrides 1.
 func (c *Config) reversePath() []view.Finding {
@@ -106,10 +100,11 @@ func (c *Config) reversePath() []view.Finding {
 		return nil
 	}
 	return []view.Finding{{
-		Severity: view.Note, What: "strict reverse path filtering (rp_filter = 1) on " + some(strict),
+		Severity: view.Note, Reason: view.ReversePathStrict, Object: c.node(), What: "strict reverse path filtering (rp_filter = 1) on " + some(strict),
 		Impact: "on nodes with several networks, and in some pod networks, the kernel drops packets that arrive by another interface than the route back " +
 			"uses: replies of endpoints, and requests to node ports. On other nodes, none",
-		Fix: "sysctl -w net.ipv4.conf.all.rp_filter=2",
+		Fix:     c.on("sysctl -w net.ipv4.conf." + strings.ReplaceAll(strict[0], ".", "/") + ".rp_filter=2"),
+		Affects: strict[0] + " accepts packets from each source address to which this node has any route, until the next boot",
 	}}
 }
 
@@ -117,6 +112,8 @@ func (c *Config) reversePath() []view.Finding {
 const (
 	fullish = 80
 	full    = 95
+	// entrySize is the memory of a connection in the kernel, in bytes, rounded up.
+	entrySize = 512
 )
 
 func (c *Config) connections() []view.Finding {
@@ -130,10 +127,11 @@ func (c *Config) connections() []view.Finding {
 		severity = view.Wrong
 	}
 	return []view.Finding{{
-		Severity: severity, What: fmt.Sprintf("connection tracking is %d %% full (%d of %d connections)", 100*n/most, n, most),
+		Severity: severity, Reason: view.ConntrackFull, Object: c.node(), What: fmt.Sprintf("connection tracking is %d %% full (%d of %d connections)", 100*n/most, n, most),
 		Impact: "when the table is full, the kernel drops all new connections, not only connections to Services (kernel log: \"nf_conntrack: table full, dropping packet\")",
-		Fix: fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d, and set conntrack.maxPerCore or conntrack.min in the configuration; "+
-			"conntrack -L lists the connections", 2*most),
+		Fix:    c.on(fmt.Sprintf("sysctl -w net.netfilter.nf_conntrack_max=%d. To see the clients with many connections: conntrack -L", 2*most)),
+		Affects: fmt.Sprintf("a full table takes up to %d MiB more memory of this node. The program sets its own limit at its next start, unless conntrack.maxPerCore is 0",
+			most*entrySize>>20),
 	}}
 }
 
@@ -142,9 +140,10 @@ func (c *Config) liberal() []view.Finding {
 		return nil
 	}
 	return []view.Finding{{
-		Severity: view.Note, What: "the kernel treats TCP packets outside the window as invalid (nf_conntrack_tcp_be_liberal = 0)",
-		Impact: "long transfers on lossy networks may be reset: such a packet is not translated back, and its receiver resets the connection",
-		Fix:    "set conntrack.tcpBeLiberal: true in the configuration, or run sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1",
+		Severity: view.Note, Reason: view.ConntrackStrict, Object: c.node(), What: "the kernel treats TCP packets outside the window as invalid (nf_conntrack_tcp_be_liberal = 0)",
+		Impact:  "long transfers on lossy networks may be reset: such a packet is not translated back, and its receiver resets the connection",
+		Fix:     c.on("sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1. conntrack.tcpBeLiberal: true in the configuration has the same effect at each start"),
+		Affects: "all TCP connections of this node: rules that drop packets in state invalid no longer match such packets",
 	}}
 }
 

@@ -21,14 +21,17 @@ const closeTimeout = time.Second
 // depends on hardFail (bindAddressHardFail). With hardFail, it returns the error. Otherwise, it logs the error and retries at the
 // interval retry, without limit: the rules must stay up to date even if a port is in use. With an empty address, it returns nil.
 //
-// An address of 0.0.0.0 also listens on IPv6, as in kube-proxy. The logger comes from ctx.
-func Serve(ctx context.Context, addr string, handler http.Handler, retry time.Duration, hardFail bool) error {
+// An address of 0.0.0.0 also listens on IPv6, as in kube-proxy. The logger comes from ctx. state receives the error each time that it cannot
+// listen, and nil each time that it listens.
+func Serve(ctx context.Context, addr string, handler http.Handler, retry time.Duration, hardFail bool, state func(error)) error {
 	if addr == "" {
 		return nil
 	}
 	var lc net.ListenConfig
 	return serve(ctx, handler, retry, hardFail, func() (net.Listener, error) {
-		return lc.Listen(ctx, "tcp", addr)
+		l, err := lc.Listen(ctx, "tcp", addr)
+		state(err)
+		return l, err
 	})
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
 
@@ -36,14 +37,18 @@ func mustListen(t *testing.T) net.Listener {
 
 func TestServeHardFail(t *testing.T) {
 	taken := mustListen(t)
-	err := Serve(quietly(t), taken.Addr().String(), hello(), time.Hour, true)
+	var state error
+	err := Serve(quietly(t), taken.Addr().String(), hello(), time.Hour, true, func(err error) { state = err })
+	if !errors.Is(state, unix.EADDRINUSE) {
+		t.Errorf("the state is %v", state)
+	}
 	if err == nil || !strings.Contains(err.Error(), taken.Addr().String()) {
 		t.Errorf("Serve on a port in use: error %v, want one that names the address", err)
 	}
 }
 
 func TestServeWithoutAnAddress(t *testing.T) {
-	if err := Serve(quietly(t), "", hello(), time.Hour, true); err != nil {
+	if err := Serve(quietly(t), "", hello(), time.Hour, true, nil); err != nil {
 		t.Errorf("Serve without an address: %v", err)
 	}
 }

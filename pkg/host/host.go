@@ -92,11 +92,16 @@ func CheckKernel() error {
 	if os.Getenv(skipKernelCheck) != "" {
 		return nil
 	}
+	return checkRelease(Release())
+}
+
+// Release returns the release of the running kernel, such as 6.12.9, or "unknown".
+func Release() string {
 	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return fmt.Errorf("read kernel version: %w", err)
+	if unix.Uname(&u) != nil {
+		return "unknown"
 	}
-	return checkRelease(unix.ByteSliceToString(u.Release[:]))
+	return unix.ByteSliceToString(u.Release[:])
 }
 
 func checkRelease(release string) error {

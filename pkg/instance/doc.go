@@ -13,7 +13,7 @@
 // message is a line of JSON.
 //
 //	guest → holder   {"id", "pid", "name", "started", "ready"}   first, and again once it is ready
-//	holder → guest   the same of the holder                      first
+//	holder → guest   the same of the holder                      first; a guest without an ID only wants to know it
 //	holder → guest   {"yours": true}                             the holder has stopped, and the name is free
 //
 // A holder yields to a guest that is ready, if the guest started later or the holder is not ready. A process ignores a holder

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +46,9 @@ type Instance struct {
 	mu          sync.Mutex
 	ready, held bool
 	other       *Record
-	// said is the last reason passed to Unknown.
+	// guests are the processes that are connected to this one, the holder.
+	guests map[*guest]Record
+	// said is the last reason passed to Unknown, or "" if this process communicates with the holder or is it.
 	said string
 }
 
@@ -53,7 +56,7 @@ type Instance struct {
 func New(name string, self Record) *Instance {
 	return &Instance{
 		name: name, self: self, Unknown: func(error) {}, changed: make(chan struct{}, 1), wake: make(chan struct{}, 1),
-		stopped: make(chan struct{}, 1),
+		stopped: make(chan struct{}, 1), guests: map[*guest]Record{},
 	}
 }
 
@@ -92,6 +95,44 @@ func (i *Instance) Other() string {
 		return ""
 	}
 	return i.other.String()
+}
+
+// Guests names the processes that stand by for this one, sorted.
+func (i *Instance) Guests() (list []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, r := range i.guests {
+		list = append(list, r.String())
+	}
+	slices.Sort(list)
+	return list
+}
+
+// Unreachable returns the reason why this process cannot communicate with the one that holds the name, or "".
+func (i *Instance) Unreachable() string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.said
+}
+
+// setGuest records a guest, or forgets it if it has disconnected.
+func (i *Instance) setGuest(g *guest, connected bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if connected {
+		i.guests[g] = g.record
+	} else {
+		delete(i.guests, g)
+	}
+}
+
+// setSaid sets the reason why this process cannot communicate with the holder, and reports whether it is a new one.
+func (i *Instance) setSaid(reason string) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	changed := i.said != reason
+	i.said = reason
+	return changed
 }
 
 // grant sets whether this process may serve. The caller holds mu.
@@ -155,15 +196,14 @@ func pause(ctx context.Context, d time.Duration) {
 // alone lets this process serve although it cannot communicate with the holder.
 func (i *Instance) alone(err error) {
 	i.set(false, nil)
-	if text := err.Error(); text != i.said {
-		i.said = text
+	if i.setSaid(err.Error()) {
 		i.Unknown(err)
 	}
 }
 
 // hold answers guests until it yields to one of them.
 func (i *Instance) hold(ctx context.Context, l net.Listener) {
-	i.said = ""
+	i.setSaid("")
 	i.set(true, nil)
 	ctx, cancel := context.WithCancel(ctx)
 	var guests sync.WaitGroup
@@ -222,6 +262,7 @@ func (i *Instance) entertain(ctx context.Context, conn net.Conn, claims chan<- *
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	g := &guest{Conn: conn, lines: bufio.NewReaderSize(conn, longest)}
+	defer i.setGuest(g, false)
 	_ = conn.SetDeadline(time.Now().Add(patience))
 	if trusted(conn) != nil {
 		return
@@ -235,7 +276,7 @@ func (i *Instance) entertain(ctx context.Context, conn net.Conn, claims chan<- *
 			return
 		}
 		_ = conn.SetDeadline(time.Time{})
-		if !m.Ready {
+		if i.setGuest(g, m.ID != ""); !m.Ready {
 			continue
 		}
 		select {
@@ -317,8 +358,32 @@ func (i *Instance) visit(ctx context.Context) error {
 	}
 	holder := m.Record
 	i.set(false, &holder)
-	i.said = ""
+	i.setSaid("")
 	return i.wait(conn, lines, ready, i.self.newer(holder))
+}
+
+// Find names the process of this program that serves the network namespace of the calling thread, or returns "" if there is none. An error
+// means that an unknown process holds the name.
+func Find(name string) (holder string, err error) {
+	conn, err := net.DialTimeout("unix", name, patience)
+	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close() }() // nothing is lost
+	if err := trusted(conn); err != nil {
+		return "", err
+	}
+	if err := errors.Join(conn.SetDeadline(time.Now().Add(patience)), send(conn, message{})); err != nil {
+		return "", err
+	}
+	m, err := receive(bufio.NewReaderSize(conn, longest))
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", errSilent, err)
+	}
+	return m.String(), nil
 }
 
 // wait waits until the holder exits or yields, and announces when this process becomes ready.

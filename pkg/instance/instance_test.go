@@ -203,3 +203,29 @@ func TestRecordsOfOneProcessDiffer(t *testing.T) {
 		t.Errorf("two records of this process: %+v, %+v", a, b)
 	}
 }
+
+// TestFind names the process that serves, without becoming a guest, and the guests of that process.
+func TestFind(t *testing.T) {
+	c := newCrowd(t)
+	if got, err := Find(c.socket); got != "" || err != nil {
+		t.Errorf("without a process: %q, %v", got, err)
+	}
+	older := c.start("older", 1, true)
+	c.await("older")
+	if got, err := Find(c.socket); got != "older, pid 1" || err != nil {
+		t.Errorf("with one process: %q, %v", got, err)
+	}
+	if got := older.Guests(); len(got) > 0 {
+		t.Errorf("guests after a question: %q", got)
+	}
+	newer := c.start("newer", 2, true)
+	c.await("newer")
+	for end := time.Now().Add(20 * time.Second); !slices.Equal(newer.Guests(), []string{"older, pid 1"}); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("guests of the newer process: %q", newer.Guests())
+		}
+	}
+	if got, err := Find(c.socket); got != "newer, pid 2" || err != nil {
+		t.Errorf("with two processes: %q, %v", got, err)
+	}
+}

@@ -58,11 +58,20 @@ func InternalIPs(node *corev1.Node) (list []netip.Addr) {
 }
 
 // LocalAddresses returns the valid addresses of the endpoints that are on the named node.
-func LocalAddresses(epSlices []*discoveryv1.EndpointSlice, nodeName string) (list []netip.Addr) {
+func LocalAddresses(epSlices []*discoveryv1.EndpointSlice, nodeName string) []netip.Addr {
+	return addresses(epSlices, func(e *discoveryv1.Endpoint) bool { return e.NodeName != nil && *e.NodeName == nodeName })
+}
+
+// EndpointAddresses returns the valid addresses of all endpoints, ready or not.
+func EndpointAddresses(epSlices []*discoveryv1.EndpointSlice) []netip.Addr {
+	return addresses(epSlices, func(*discoveryv1.Endpoint) bool { return true })
+}
+
+func addresses(epSlices []*discoveryv1.EndpointSlice, wanted func(*discoveryv1.Endpoint) bool) (list []netip.Addr) {
 	for _, slice := range epSlices {
 		for i := range slice.Endpoints {
 			e := &slice.Endpoints[i]
-			if e.NodeName == nil || *e.NodeName != nodeName || len(e.Addresses) == 0 {
+			if len(e.Addresses) == 0 || !wanted(e) {
 				continue
 			}
 			if addr, err := netip.ParseAddr(e.Addresses[0]); err == nil {

@@ -20,20 +20,32 @@ type RuleInfo struct {
 	Targets []string
 	// Comment is the comment of nft or of an iptables rule.
 	Comment string
+	// AcceptsDNAT is true if the rule accepts all packets of connections that DNAT rules have translated, and has no other condition.
+	AcceptsDNAT bool
 }
 
 // Rules returns the rules of a table in the order of their chains.
 func (c *Conn) Rules(family inet.Family, table string) ([]RuleInfo, error) {
+	return c.rules(family.Number(), family.Keyword(), table)
+}
+
+// RulesBeside returns the rules of the table of a base chain, which may be of family inet.
+func (c *Conn) RulesBeside(ch *BaseChain) ([]RuleInfo, error) {
+	number := map[string]uint8{"ip": unix.NFPROTO_IPV4, "ip6": unix.NFPROTO_IPV6, "inet": unix.NFPROTO_INET}[ch.Family]
+	return c.rules(number, ch.Family, ch.Table)
+}
+
+func (c *Conn) rules(number uint8, keyword, table string) ([]RuleInfo, error) {
 	var list []RuleInfo
 	request := attribute(unix.NFTA_RULE_TABLE, cstring(table))
-	err := c.dump(unix.NFT_MSG_GETRULE, family.Number(), request, func() { list = nil }, func(b []byte) error {
+	err := c.dump(unix.NFT_MSG_GETRULE, number, request, func() { list = nil }, func(b []byte) error {
 		if r, in := parseRule(b); in == table {
 			list = append(list, r)
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list rules of table %s %s: %w", family.Keyword(), table, err)
+		return nil, fmt.Errorf("list rules of table %s %s: %w", keyword, table, err)
 	}
 	return list, nil
 }
@@ -53,6 +65,7 @@ func parseRule(b []byte) (r RuleInfo, table string) {
 			for _, e := range netlink.Attributes(v) {
 				r.readExpression(e)
 			}
+			r.AcceptsDNAT = acceptsDNAT(v)
 		}
 	}
 	return r, table

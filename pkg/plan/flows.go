@@ -43,3 +43,12 @@ func (p *Planner) FlowEndpoints(k model.Key) []netip.AddrPort {
 	}
 	return nil
 }
+
+// Holder returns the service port that has a frontend.
+func (p *Planner) Holder(k model.Key) (name model.PortName, exists bool) {
+	c := p.claims[k].winner
+	if c.service == nil {
+		return name, false
+	}
+	return c.port.name, true
+}

@@ -2,11 +2,13 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
@@ -101,8 +103,24 @@ func (a *account) noteFailed(at time.Time, err error) {
 	}
 	f := *a.failure // other goroutines may have the old value
 	f.Error = err.Error()
+	f.Fix, f.Affects = remedy(err)
 	f.Times++
 	a.failure = &f
+}
+
+// remedy returns the smallest change after which syncs may succeed, and everything else that it affects.
+func remedy(err error) (fix, affects string) {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return "add the capability NET_ADMIN to the container of this program", "the pods with the same spec"
+	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOBUFS):
+		return "free memory on this node, or raise the memory limit of the pod: it includes memory of the kernel", "only this node, or the pods with the same limit"
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
+		return "load the kernel's module of the expression that the error names, for example modprobe nft_masq on this node", "the kernel of this node, until the next boot"
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+		return "raise the number of files that this program or this node may open (ulimit -n, fs.file-max)", "only this program, or all programs of this node"
+	}
+	return "read the log of this program, and save kube-nftproxy bundle for a bug report", "nothing"
 }
 
 // noteRepair records a full sync and its reason.

@@ -43,17 +43,12 @@
   // The program
 
   function showState(s) {
-    const state = id("state"), loop = s.loop;
-    const wrong = s.findings.filter(f => f.severity === "wrong").length;
-    const but = [];
-    if (!loop) but.push("busy"); else if (loop.waits) but.push("waiting " + loop.waits); else if (loop.failure) but.push("syncs fail");
-    if (!s.api.answers) but.push("the API server does not answer");
-    if (wrong) but.push(count(wrong, "problem") + " on this node");
-    state.className = !s.healthy ? "bad" : but.length ? "warn" : "good";
-    state.textContent = (s.healthy ? "healthy" : "not healthy") + (but.length ? ", but: " + but.join("; ") : "");
+    const state = id("state"), wrong = s.findings.filter(f => f.severity === "wrong"), warnings = s.findings.filter(f => f.severity === "warning");
+    state.className = !s.healthy ? "bad" : warnings.length ? "warn" : "good";
+    state.textContent = (s.healthy ? "healthy" : "unhealthy") + (warnings.length ? ", " + count(warnings.length, "warning") : "");
     document.title = (state.className === "good" ? "" : "! ") + s.node + " – kube-nftproxy";
     id("node").textContent = "on " + s.node;
-    id("why").replaceChildren(...(s.why || []).map(text => el("li", {}, text)));
+    id("why").replaceChildren(...wrong.map(f => el("li", {}, f.what)));
   }
 
   function showNumbers(s) {
@@ -80,7 +75,8 @@
   const finding = f => el("div", {class: "finding"},
     el("p", {}, el("strong", {class: f.severity === "wrong" ? "bad" : f.severity === "warning" ? "warn" : "dim"}, f.severity), " " + f.what),
     f.impact ? el("p", {class: "dim"}, "impact: " + f.impact) : undefined,
-    f.fix ? el("p", {class: "dim"}, "fix: ", el("code", {}, f.fix)) : undefined);
+    f.fix ? el("p", {class: "dim"}, "fix: ", el("code", {}, f.fix)) : undefined,
+    f.affects ? el("p", {class: "dim"}, "affects: " + f.affects) : undefined);
 
   function showFindings(s) {
     const notes = s.findings.filter(f => f.severity === "note"), others = s.findings.filter(f => f.severity !== "note");

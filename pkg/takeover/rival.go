@@ -54,25 +54,45 @@ func ports(configured, fallback string) []string {
 	return list
 }
 
-// findRival queries the ports of a kube-proxy. It returns the page that a kube-proxy answers, or "". An error means that a kube-proxy may run:
-// no answer arrived in time, or this process could not connect.
-func findRival(ctx context.Context, metrics, health string) (page string, unknown error) {
+// Rival describes a kube-proxy that runs, or may run, on this node.
+type Rival struct {
+	// Page is the address at which one answered, or "". Mode is its mode, or "" if only its health port answered.
+	Page, Mode string
+	// Unknown, if not nil, is the reason why one may run: it may be slow, or this process cannot connect.
+	Unknown error
+}
+
+// Possible reports whether a kube-proxy runs or may run.
+func (r Rival) Possible() bool { return r.Page != "" || r.Unknown != nil }
+
+// FindRival queries the ports of a kube-proxy: its default ports, and those that are configured for this program. It takes at most a
+// second for each of up to four addresses.
+func FindRival(ctx context.Context, metrics, health string) (r Rival) {
 	for _, at := range ports(metrics, defaultMetrics) {
 		status, body, err := ask(ctx, at, "/proxyMode")
-		if status == http.StatusOK && slices.Contains([]string{"iptables", "ipvs", "nftables"}, strings.TrimSpace(body)) {
-			return "http://" + at + "/proxyMode", nil
+		if mode := strings.TrimSpace(body); status == http.StatusOK && slices.Contains([]string{"iptables", "ipvs", "nftables"}, mode) {
+			return Rival{Page: "http://" + at + "/proxyMode", Mode: mode}
 		}
-		unknown = errors.Join(unknown, err)
+		r.Unknown = errors.Join(r.Unknown, err)
 	}
 	for _, at := range ports(health, defaultHealth) {
 		var answer struct{ LastUpdated, CurrentTime string }
 		_, body, err := ask(ctx, at, "/healthz")
 		if json.Unmarshal([]byte(body), &answer) == nil && answer.LastUpdated != "" && answer.CurrentTime != "" {
-			return "http://" + at + "/healthz", nil
+			return Rival{Page: "http://" + at + "/healthz"}
 		}
-		unknown = errors.Join(unknown, err)
+		r.Unknown = errors.Join(r.Unknown, err)
 	}
-	return "", unknown
+	return r
+}
+
+// Remedy returns the smallest change after which only one proxy serves a node, and everything else that this change affects.
+func Remedy(node string) (fix, affects string) {
+	return fmt.Sprintf("choose one proxy for node %[1]s. Its pods and their images: kubectl -n kube-system get pods --field-selector spec.nodeName=%[1]s "+
+			"-o custom-columns=NAME:.metadata.name,IMAGE:.spec.containers[*].image. If the DaemonSet kube-proxy has the node affinity of "+
+			"deploy/canary/kube-proxy.yaml, this keeps it off the node: kubectl label node %[1]s service-proxy=kube-nftproxy", node),
+		fmt.Sprintf("only node %s: its pod of kube-proxy exits, and connections continue. Adding the affinity restarts the pods of kube-proxy on other nodes once; "+
+			"their rules stay in force meanwhile", node)
 }
 
 // ask requests a page, from the network namespace of the calling thread. A page of this program counts as missing. ask returns an error if it
@@ -111,7 +131,7 @@ func ask(ctx context.Context, at, path string) (status int, body string, unknown
 func uncertain(at string, err error) error {
 	var timed net.Error
 	if errors.As(err, &timed) && timed.Timeout() {
-		return fmt.Errorf("check for a running kube-proxy: %s does not answer: %w", at, err)
+		return fmt.Errorf("check for a running kube-proxy: %s does not answer within %v", at, askTimeout)
 	}
 	for _, lack := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS} {
 		if errors.Is(err, lack) {

@@ -54,12 +54,8 @@ func New(c Config) *Takeover {
 // lookEvery is the time between two checks. A check that finds no objects takes a millisecond.
 const lookEvery = 10 * time.Second
 
-// Rival reports whether a kube-proxy runs or may run. Call it before you remove objects of kube-proxy. It queries up to four addresses, and
-// takes at most a second for each.
-func (t *Takeover) Rival(ctx context.Context) bool {
-	page, unknown := findRival(ctx, t.Metrics, t.Health)
-	return page != "" || unknown != nil
-}
+// Rival looks for a running kube-proxy. Call it before removing anything of kube-proxy's. See [FindRival].
+func (t *Takeover) Rival(ctx context.Context) Rival { return FindRival(ctx, t.Metrics, t.Health) }
 
 // Synced records that the program's tables are in the kernel, so that kube-proxy's objects can be removed. It may be called repeatedly and
 // concurrently.
@@ -89,9 +85,9 @@ func (t *Takeover) Run(ctx context.Context) {
 func (t *Takeover) look(ctx context.Context) {
 	var unknown error
 	if !t.taken {
-		var rival string
-		if rival, unknown = findRival(ctx, t.Metrics, t.Health); unknown == nil {
-			t.noteRival(rival)
+		rival := t.Rival(ctx)
+		if unknown = rival.Unknown; unknown == nil {
+			t.noteRival(rival.Page)
 		}
 		t.noteFailed(unknown)
 	}
@@ -154,8 +150,8 @@ func (t *Takeover) noteRival(rival string) {
 		if t.Found != nil {
 			t.Found()
 		}
-		t.report(fmt.Sprintf("a kube-proxy is running on this node beside kube-nftproxy (%s answers). Its rules stay until it stops, and are then "+
-			"removed. Stop it: kubectl -n kube-system delete daemonset kube-proxy", rival))
+		t.report(fmt.Sprintf("a kube-proxy is running on node %s beside kube-nftproxy (%s answers)", t.NodeName, rival),
+			"its rules stay until it stops, and are then removed", "")
 	case rival == "" && t.rival != "":
 		t.note.Info("The kube-proxy on this node has stopped", "answered", t.rival)
 	}
@@ -177,16 +173,17 @@ func (t *Takeover) appearedIn(found Leftovers) Leftovers {
 func (t *Takeover) noteAppeared(found Leftovers) {
 	appeared := t.appearedIn(found)
 	if appeared.any() && !t.appeared {
-		t.report(fmt.Sprintf("rules of kube-proxy have appeared (%v): a kube-proxy was started on this node beside kube-nftproxy. Its rules "+
-			"stay. Stop it: kubectl -n kube-system delete daemonset kube-proxy. Then restart kube-nftproxy, which removes "+
-			"the rules", map[Kind]int(appeared)))
+		t.report(fmt.Sprintf("rules of kube-proxy have appeared on node %s (%v): a kube-proxy was started beside kube-nftproxy", t.NodeName, map[Kind]int(appeared)),
+			"its rules stay", ". Then delete the pod of kube-nftproxy on this node: its next start removes the rules")
 	}
 	t.appeared = appeared.any()
 }
 
-func (t *Takeover) report(reason string) {
+// report reports a running kube-proxy. then is appended to the remedy.
+func (t *Takeover) report(reason, impact, then string) {
+	fix, _ := Remedy(t.NodeName)
 	t.Report(model.Problem{
-		Kind: "Node", Name: types.NamespacedName{Name: t.NodeName}, Field: "kube-proxy", Reason: reason,
+		Kind: "Node", Name: types.NamespacedName{Name: t.NodeName}, Field: "kube-proxy", Reason: reason, Impact: impact, Fix: fix + then,
 		Event: "KubeProxyRunning", Action: "TakeOver",
 	})
 }

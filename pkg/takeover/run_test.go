@@ -87,8 +87,8 @@ func TestFindRival(t *testing.T) {
 				}
 				listen(t, tc.at, h)
 			}
-			if got, err := findRival(t.Context(), tc.metrics, tc.health); got != tc.want || err != nil {
-				t.Errorf("found %q, %v, want %q", got, err, tc.want)
+			if got := FindRival(t.Context(), tc.metrics, tc.health); got.Page != tc.want || got.Unknown != nil {
+				t.Errorf("found %+v, want %q", got, tc.want)
 			}
 		})
 	}
@@ -162,13 +162,13 @@ func TestARunningKubeProxyIsLeftAlone(t *testing.T) {
 	}
 	server := listen(t, "127.0.0.1:10249", pages(map[string]string{"/proxyMode": "iptables"}))
 	b := newBench(t)
-	if !b.Rival(b.ctx) {
+	if !b.Rival(b.ctx).Possible() {
 		t.Error("Rival() does not find the kube-proxy")
 	}
 	b.check(t, "before the first sync", all, 1)
 	b.Synced()
 	b.check(t, "while a kube-proxy runs", all, 1)
-	if p := b.problems[0]; p.Kind != "Node" || p.Name.Name != "node-1" || !strings.Contains(p.Reason, "kubectl -n kube-system delete daemonset kube-proxy") {
+	if p := b.problems[0]; p.Kind != "Node" || p.Name.Name != "node-1" || !strings.Contains(p.Fix, "kubectl label node node-1 service-proxy=kube-nftproxy") {
 		t.Errorf("reported: %+v", p)
 	}
 	server.Close()
@@ -206,7 +206,7 @@ func TestAKubeProxyThatMayRunIsLeftAlone(t *testing.T) {
 	b.check(t, "while a kube-proxy runs", both, 1)
 	slow.Store(true)
 	b.check(t, "while it doesn't answer", both, 1)
-	if !newBench(t).Rival(b.ctx) {
+	if !newBench(t).Rival(b.ctx).Possible() {
 		t.Error("at a start, Rival() ignores a kube-proxy that does not answer")
 	}
 	server.Close()

@@ -3,6 +3,7 @@ package view
 import (
 	"fmt"
 	"io"
+	"net"
 	"strings"
 	"unicode/utf8"
 )
@@ -119,6 +120,23 @@ func count(n int, thing string) string {
 		return "1 " + thing
 	}
 	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+// plural returns a number with a noun that has an irregular plural.
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+// splitPort splits an address with a port.
+func splitPort(at string) (addr, port string) {
+	addr, port, err := net.SplitHostPort(at)
+	if err != nil {
+		return at, "0"
+	}
+	return addr, port
 }
 
 // Printable replaces characters that control a terminal.

@@ -61,8 +61,9 @@ type Frontend struct {
 	LoopbackRefused bool `json:"loopbackRefused,omitempty"`
 	// AllowedSources, if any, are the only sources that may connect.
 	AllowedSources []string `json:"allowedSources,omitempty"`
-	// Does describes the result for a new connection if it is not obvious.
-	Does string `json:"does,omitempty"`
+	// Does describes the result for a new connection if it is not obvious. DoesReason is its code.
+	Does       string `json:"does,omitempty"`
+	DoesReason Does   `json:"doesReason,omitempty"`
 	// LostTo names the Service that has this address and port instead.
 	LostTo string `json:"lostTo,omitempty"`
 	// FromThisNode is the number of endpoints for this node's pods and processes, if the policy is Local only for others.
@@ -71,6 +72,19 @@ type Frontend struct {
 	Connections *uint64 `json:"connections,omitempty"`
 	Refused     *uint64 `json:"refused,omitempty"`
 }
+
+// Does is the code of the result for a new connection.
+type Does string
+
+// The results.
+const (
+	// NoEndpoints: no endpoint in the cluster can be used, and the connection is refused.
+	NoEndpoints Does = "NoEndpoints"
+	// NoLocalEndpoints: the policy is Local, no endpoint on this node can be used, and the connection is dropped. This is normal.
+	NoLocalEndpoints Does = "NoLocalEndpoints"
+	// NoNodeAddress: no address of this node serves node ports.
+	NoNodeAddress Does = "NoNodeAddress"
+)
 
 // Endpoint is one endpoint of a service port.
 type Endpoint struct {
@@ -93,7 +107,8 @@ type Endpoint struct {
 // Chosen reports whether any frontend uses the endpoint.
 func (e *Endpoint) Chosen() bool { return e.Cluster || e.Local }
 
-// Wrong reports whether the Service needs attention: a port without endpoints, a problem, a lost address.
+// Wrong reports whether the Service needs attention: a port without endpoints, a problem, a lost address. With policy Local, a node
+// without an endpoint is normal.
 func (s *Service) Wrong() bool {
 	if len(s.Problems)+len(s.Unusable) > 0 {
 		return true
@@ -101,7 +116,8 @@ func (s *Service) Wrong() bool {
 	for i := range s.Ports {
 		p := &s.Ports[i]
 		for j := range p.Frontends {
-			if p.Frontends[j].LostTo != "" || p.Frontends[j].Endpoints == 0 {
+			f := &p.Frontends[j]
+			if f.LostTo != "" || f.Endpoints == 0 && f.DoesReason != NoLocalEndpoints {
 				return true
 			}
 		}

@@ -6,30 +6,49 @@ import (
 	"time"
 )
 
+// SchemaVersion is the version of the JSON form of [Status] and [Preflight]. Another version has removed or renamed a field, or changed
+// the meaning of one. New fields and reasons keep the version.
+const SchemaVersion = 1
+
 // Status describes the daemon and its node.
 type Status struct {
-	Node    string `json:"node"`
-	Version string `json:"version"`
+	// SchemaVersion is the constant of the same name.
+	SchemaVersion int    `json:"schemaVersion"`
+	Node          string `json:"node"`
+	Version       string `json:"version"`
 	// Kernel is the release of the running kernel.
 	Kernel   string    `json:"kernel"`
 	Features []Feature `json:"features"`
 	Time     time.Time `json:"time"`
 	Started  time.Time `json:"started"`
-	// Healthy is the result of /livez, Eligible the Node's part of /healthz. Why has the reasons if one is false.
-	Healthy  bool     `json:"healthy"`
-	Eligible bool     `json:"eligible"`
-	Why      []string `json:"why,omitempty"`
+	// Healthy is true if no finding is wrong: [Status.Conclude] sets it.
+	Healthy bool `json:"healthy"`
+	// Live is the result of /livez, Eligible the Node's part of /healthz.
+	Live     bool `json:"live"`
+	Eligible bool `json:"eligible"`
 	// Mode is the configured mode of kube-proxy. The program uses nftables in any mode.
-	Mode      string   `json:"mode"`
-	LocalMode string   `json:"detectLocalMode"`
-	Families  []string `json:"families"`
-	Counts    Counts   `json:"counts"`
-	Loop      *Loop    `json:"loop,omitempty"`
-	API       API      `json:"api"`
+	Mode      string `json:"mode"`
+	LocalMode string `json:"detectLocalMode"`
+	// ConfigFile is the configuration file, or empty.
+	ConfigFile string `json:"configFile,omitempty"`
+	// Ports are the program's HTTP servers.
+	Ports    []Port   `json:"ports,omitempty"`
+	Families []string `json:"families"`
+	Counts   Counts   `json:"counts"`
+	Loop     *Loop    `json:"loop,omitempty"`
+	API      API      `json:"api"`
 	// Loopback is absent if node ports are not served on loopback.
 	Loopback *Loopback `json:"loopback,omitempty"`
-	// Findings are problems of this node's configuration.
+	// Findings are the problems of the program and of this node, the most severe first.
 	Findings []Finding `json:"findings"`
+}
+
+// Port is an HTTP server of the program.
+type Port struct {
+	// Name is healthz or metrics. Address is empty if the server is off. Error is the reason why the program cannot listen.
+	Name    string `json:"name"`
+	Address string `json:"address"`
+	Error   string `json:"error,omitempty"`
 }
 
 // Feature is a kernel feature.
@@ -101,6 +120,9 @@ type Failure struct {
 	Error string    `json:"error"`
 	Since time.Time `json:"since"`
 	Times int       `json:"times"`
+	// Fix is the smallest change that may help, Affects everything else that it affects.
+	Fix     string `json:"fix"`
+	Affects string `json:"affects"`
 }
 
 // Repair is a full sync because the tables differed from the plan.
@@ -139,34 +161,14 @@ type WatchFailure struct {
 	Unauthorized bool `json:"unauthorized,omitempty"`
 }
 
-// Severity is the severity of a finding.
-type Severity string
-
-// The severities. Only Wrong changes the exit code: a warning may be intended.
-const (
-	Wrong   Severity = "wrong"
-	Warning Severity = "warning"
-	Note    Severity = "note"
-)
-
-// Finding is a fact about the node that breaks Services, or may do so.
-type Finding struct {
-	Severity Severity `json:"severity"`
-	// What is the fact, Impact its effect on Services, Fix a command or setting that removes the cause.
-	What   string `json:"what"`
-	Impact string `json:"impact"`
-	Fix    string `json:"fix"`
+// Conclude sorts the findings, and sets Healthy.
+func (s *Status) Conclude() {
+	SortFindings(s.Findings)
+	s.Healthy = !IsWrong(s.Findings)
 }
 
-// Wrong reports whether anything is wrong, except warnings and notes.
-func (s *Status) Wrong() bool {
-	for _, f := range s.Findings {
-		if f.Severity == Wrong {
-			return true
-		}
-	}
-	return !s.Healthy || s.Loop == nil || s.Loop.Failure != nil || s.Loop.Waits != "" || !s.API.Answers
-}
+// Wrong reports whether anything is wrong: the opposite of Healthy.
+func (s *Status) Wrong() bool { return !s.Healthy }
 
 // Text writes one line for each fact.
 func (s *Status) Text(p *Printer) {
@@ -178,18 +180,13 @@ func (s *Status) Text(p *Printer) {
 	row("node", Plain, "%s, kernel %s%s", s.Node, s.Kernel, features(s.Features, p.Wide))
 	row("program", Plain, "kube-nftproxy %s, started %s", s.Version, ago(s.Time, s.Started))
 	row("serves", Plain, "%s, as mode %s, local pods by %s", strings.Join(s.Families, " and "), s.Mode, s.LocalMode)
+	if s.ConfigFile != "" {
+		row("config", Plain, "%s", s.ConfigFile)
+	}
+	s.portRow(row)
 	row("counts", Plain, "%s, %s, elements %s", count(s.Counts.Services, "Service"), count(s.Counts.Endpoints, "endpoint"), elements(s.Counts.Elements))
-	if n := s.Counts.Problems; n > 0 {
-		row("", Warn, "not fully programmed: %s (kube-nftproxy services --wrong)", count(n, "Service"))
-	}
-	if n := s.Counts.Conflicts; n > 0 {
-		row("", Warn, "claimed by more than one Service: %s (kube-nftproxy services --wrong)", count(n, "frontend"))
-	}
 	if l := s.Loopback; l != nil {
 		row("loopback", Plain, "TCP node ports on %s: %s, %s", strings.Join(l.Addresses, " and "), count(l.Listeners, "listener"), count(l.Connections, "connection"))
-		if l.Failures > 0 {
-			row("", Warn, "ports that are in use: %d (kube-nftproxy services --wrong)", l.Failures)
-		}
 	}
 	s.apiRows(row)
 	if s.Loop != nil {
@@ -197,21 +194,52 @@ func (s *Status) Text(p *Printer) {
 	}
 	p.Table(nil, rows)
 	p.Printf("\n")
-	s.findings(p)
+	printFindings(p, s.Findings, "No problem found on this node.")
 }
 
 type rowFunc func(name string, style Style, format string, args ...any)
 
+// healthRow has the result, the first wrong finding, and the numbers of the other ones.
 func (s *Status) healthRow(row rowFunc) {
+	var others []string
+	wrong, warnings := countOf(s.Findings, Wrong), countOf(s.Findings, Warning)
+	if wrong > 1 {
+		others = append(others, count(wrong-1, "more error"))
+	}
+	if warnings > 0 {
+		others = append(others, count(warnings, "warning"))
+	}
+	text := strings.Join(others, ", ")
 	switch {
+	case !s.Healthy && len(s.Findings) > 0:
+		if text != "" {
+			text = " (" + text + ")"
+		}
+		row("health", Bad, "unhealthy: %s%s", s.Findings[0].What, text)
 	case !s.Healthy:
-		row("health", Bad, "unhealthy: %s", strings.Join(s.Why, "; "))
-	case s.Loop != nil && s.Loop.Waits != "":
-		row("health", Bad, "not serving: %s", strings.Join(s.Why, "; "))
-	case len(s.Why) > 0:
-		row("health", Warn, "healthy, but %s", strings.Join(s.Why, "; "))
+		row("health", Bad, "unhealthy")
+	case text != "":
+		row("health", Good, "healthy, %s", text)
 	default:
 		row("health", Good, "healthy")
+	}
+}
+
+func (s *Status) portRow(row rowFunc) {
+	var parts []string
+	style := Plain
+	for _, p := range s.Ports {
+		switch {
+		case p.Address == "":
+			parts = append(parts, p.Name+" off")
+		case p.Error != "":
+			parts, style = append(parts, p.Name+" cannot listen at "+p.Address), Bad
+		default:
+			parts = append(parts, p.Name+" at "+p.Address)
+		}
+	}
+	if len(parts) > 0 {
+		row("ports", style, "%s", strings.Join(parts, ", "))
 	}
 }
 
@@ -284,26 +312,6 @@ func (s *Sync) text(now time.Time) string {
 		}
 	}
 	return fmt.Sprintf("%s, %s, %s, in %s (kernel %s)", ago(now, s.Time), what, count(s.Elements, "element"), micros(s.TotalMicros), micros(s.CommitMicros))
-}
-
-func (s *Status) findings(p *Printer) {
-	shown, notes := 0, 0
-	for _, f := range s.Findings {
-		if f.Severity == Note && !p.Wide {
-			notes++
-			continue
-		}
-		shown++
-		style := map[Severity]Style{Wrong: Bad, Warning: Warn, Note: Dim}[f.Severity]
-		p.Printf("%s %s\n    impact: %s\n    fix:    %s\n", p.Paint(style, strings.ToUpper(string(f.Severity))), Printable(f.What), Printable(f.Impact),
-			Printable(f.Fix))
-	}
-	if shown == 0 {
-		p.Printf("%s\n", p.Paint(Good, "No problem found on this node."))
-	}
-	if notes > 0 {
-		p.Printf("%s\n", p.Paint(Dim, count(notes, "note")+" with -o wide."))
-	}
 }
 
 // features returns the missing features, or all if wide.

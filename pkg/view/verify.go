@@ -15,7 +15,29 @@ type Verification struct {
 	Total       int          `json:"total"`
 	// Passing is a difference of an earlier comparison that is gone: a change in progress, or a repaired one.
 	Passing *Difference `json:"passing,omitempty"`
+	// Flows is absent unless they were searched.
+	Flows *Flows `json:"flows,omitempty"`
+	// Findings follow from the rest: [Verification.Conclude] sets them.
+	Findings []Finding `json:"findings"`
 }
+
+// Conclude sets the findings about a node.
+func (v *Verification) Conclude(node string) {
+	v.Findings = []Finding{}
+	if v.Total > 0 {
+		v.Findings = append(v.Findings, Finding{
+			Severity: Wrong, Reason: TablesDiffer, Object: "Node " + node, What: fmt.Sprintf("%s from the plan", plural(v.Total, "rule or element differs", "rules or elements differ")),
+			Impact: "connections to the affected Services may fail or reach a wrong endpoint",
+			Fix:    "save kube-nftproxy bundle for a bug report, then delete the pod of this program on node " + node, Affects: "only the program on this node, which then rewrites its tables",
+		})
+	}
+	if v.Flows != nil {
+		v.Findings = append(v.Findings, v.Flows.findings(node)...)
+	}
+}
+
+// Wrong reports whether any finding is wrong.
+func (v *Verification) Wrong() bool { return IsWrong(v.Findings) }
 
 // First returns the first of the differences, or nil.
 func (v *Verification) First() *Difference {
@@ -62,8 +84,18 @@ func (d *Difference) String() string {
 	return fmt.Sprintf("%s%s: is %s, should be %s", at, of, d.Have, d.Want)
 }
 
-// Text writes a line for each difference.
+// Text writes a line for each difference and each flow, and the findings.
 func (v *Verification) Text(p *Printer) {
+	v.differences(p)
+	if v.Flows != nil {
+		v.Flows.text(p)
+	}
+	if len(v.Findings) > 0 {
+		printFindings(p, v.Findings, "No problem found.")
+	}
+}
+
+func (v *Verification) differences(p *Printer) {
 	if v.Total == 0 {
 		p.Printf("%s: %d tables, %d rules and %d elements match the plan (ruleset generation %d).\n", p.Paint(Good, "OK"), v.Tables,
 			v.Rules, v.Elements, v.Generation)

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -124,6 +126,10 @@ func TestWrongServices(t *testing.T) {
 		"an endpoint for no port":    {func(s *Service) { s.Unusable = []Endpoint{{}} }, true},
 		"a frontend lost":            {func(s *Service) { s.Ports[0].Frontends[0].LostTo = "default/other" }, true},
 		"a frontend to no endpoints": {func(s *Service) { s.Ports[0].Frontends[0].Endpoints = 0 }, true},
+		"policy Local, and none here": {func(s *Service) {
+			f := &s.Ports[0].Frontends[0]
+			f.Endpoints, f.DoesReason = 0, NoLocalEndpoints
+		}, false},
 	} {
 		v := Services{Services: []Service{{Ports: []ServicePort{{Frontends: []Frontend{{Endpoints: 1}}}}}}}
 		c.change(&v.Services[0])
@@ -137,14 +143,14 @@ func healthy() *Status {
 	now := time.Unix(1000, 0)
 	ago := func(d time.Duration) *time.Time { return new(now.Add(-d)) }
 	return &Status{
-		Node: "n", Version: "v1", Kernel: "6.18", Time: now, Started: now.Add(-time.Hour), Healthy: true, Eligible: true, Mode: "iptables", LocalMode: "ClusterCIDR",
+		SchemaVersion: SchemaVersion, Node: "n", Version: "v1", Kernel: "6.18", Time: now, Started: now.Add(-time.Hour), Healthy: true, Live: true, Eligible: true, Mode: "iptables", LocalMode: "ClusterCIDR",
 		Families: []string{"IPv4"}, Counts: Counts{Services: 1, Endpoints: 2, Elements: map[string]int{"IPv4": 30}},
 		API: API{Source: "https://a", Answers: true, AnswerMicros: 1500, LastEvent: ago(time.Second)},
 		Loop: &Loop{
 			Last: &Sync{Time: *ago(2 * time.Second), Kind: "partial", Services: []string{"default/web"}, More: 3, Elements: 5, CommitMicros: 90, TotalMicros: 200},
 		},
 		Features: []Feature{{"new (9.9)", false}, {"old (1.1)", true}},
-		Findings: []Finding{{Note, "a note", "nothing", "do nothing"}},
+		Findings: []Finding{{Severity: Note, Reason: ConntrackStrict, Object: "Node n", What: "a note", Impact: "nothing", Fix: "do nothing", Affects: "nothing"}},
 	}
 }
 
@@ -166,18 +172,24 @@ No problem found on this node.
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	bad := healthy()
-	bad.Why = []string{"it isn't"}
-	bad.Healthy, bad.API.Answers, bad.API.Error = false, false, "connection refused"
+	bad.API.Answers, bad.API.Error = false, "connection refused"
 	bad.API.Failures = []WatchFailure{{Resource: "services", Times: 3, Last: bad.Time, Error: "it is forbidden"}}
-	bad.Loop.Failure = &Failure{"no space", bad.Started, 9}
+	bad.Loop.Failure = &Failure{Error: "no space", Since: bad.Started, Times: 9}
 	bad.Loop.Pending, bad.Loop.OldestChange = 2, &bad.Started
 	bad.Loop.Repairs, bad.Loop.RepairsTotal = []Repair{{bad.Time, "foreign_change", "no table", "nft (pid 1)", "nft"}}, 5
-	bad.Findings = []Finding{{Wrong, "a fact", "much", "do this"}}
+	bad.Ports = []Port{{"healthz", "0.0.0.0:10256", "address already in use"}, {"metrics", "127.0.0.1:10249", ""}, {"other", "", ""}}
+	bad.ConfigFile = "/config.conf"
+	bad.Findings = []Finding{
+		{Warning, SlowCommits, "Node n", "another fact", "little", "do that", "you"}, {Wrong, SyncFailing, "Node n", "a fact", "much", "do this", "only this node"},
+	}
+	bad.Conclude()
 	got := printed(t, bad.Text)
 	for _, want := range []string{
-		"unhealthy: it isn't", "does not answer: connection refused", "watching services has failed 3 times since the start, the last one 0s ago: it is forbidden", "failing     since 1h0m0s ago, 9 times: no space",
+		"health      unhealthy: a fact (1 warning)\n", "does not answer: connection refused",
+		"watching services has failed 3 times since the start, the last one 0s ago: it is forbidden", "failing     since 1h0m0s ago, 9 times: no space",
 		"pending     2 Services, the oldest change is 1h0m0s old", "0s ago (foreign_change): no table, ruleset last changed by nft (pid 1)",
-		"WRONG a fact\n    impact: much\n    fix:    do this\n",
+		"ports       healthz cannot listen at 0.0.0.0:10256, metrics at 127.0.0.1:10249, other off\n", "config      /config.conf\n",
+		"WRONG a fact\n    reason:  SyncFailing, Node n\n    impact:  much\n    fix:     do this\n    affects: only this node\nWARNING another fact\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("lacks %q:\n%s", want, got)
@@ -185,24 +197,60 @@ No problem found on this node.
 	}
 }
 
-func TestWrongStatus(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(*Status)
-		want   bool
-	}{
-		"fine":                  {func(*Status) {}, false},
-		"a warning":             {func(s *Status) { s.Findings[0].Severity = Warning }, false},
-		"a finding":             {func(s *Status) { s.Findings[0].Severity = Wrong }, true},
-		"unhealthy":             {func(s *Status) { s.Healthy = false }, true},
-		"the loop doesn't talk": {func(s *Status) { s.Loop = nil }, true},
-		"failing":               {func(s *Status) { s.Loop.Failure = &Failure{} }, true},
-		"waiting":               {func(s *Status) { s.Loop.Waits = "for something" }, true},
-		"no API server":         {func(s *Status) { s.API.Answers = false }, true},
-	} {
-		s := healthy()
-		c.change(s)
-		if got := s.Wrong(); got != c.want {
-			t.Errorf("%s: Wrong() = %v, want %v", name, got, c.want)
+// reasons returns all reasons, as the source declares them.
+func reasons(t *testing.T) (list []Reason) {
+	t.Helper()
+	text, err := os.ReadFile("finding.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^\t(\w+) +Reason = "(\w+)"$`).FindAllSubmatch(text, -1) {
+		if string(m[1]) != string(m[2]) {
+			t.Errorf("the constant %s has the value %s", m[1], m[2])
+		}
+		list = append(list, Reason(m[2]))
+	}
+	if len(list) < 45 {
+		t.Fatalf("only %d reasons", len(list))
+	}
+	return list
+}
+
+// TestHealthAgreesWithFindings has each finding with each severity, alone and beside another one: the health in JSON and in text, the result
+// that becomes the exit code, and the findings agree.
+func TestHealthAgreesWithFindings(t *testing.T) {
+	for _, reason := range reasons(t) {
+		for _, severity := range severities {
+			for _, beside := range severities {
+				s := healthy()
+				s.Findings = []Finding{
+					{beside, "Other", "Node n", "beside", "impact", "fix", "affects"}, {severity, reason, "Node n", "the fact", "the impact", "the fix", "the affected"},
+				}
+				s.Conclude()
+				bad := severity == Wrong || beside == Wrong
+				text := printed(t, s.Text, wide)
+				b, err := json.Marshal(s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				first, _, _ := strings.Cut(text, "\n")
+				for what, got := range map[string]bool{
+					"Wrong": s.Wrong(), "JSON": strings.Contains(string(b), `"healthy":false`), "text": strings.Contains(first, "unhealthy: "),
+					"marks": strings.Contains(text, "\nWRONG "),
+				} {
+					if got != bad {
+						t.Errorf("%s %s beside %s: %s tells %v, want %v:\n%s", severity, reason, beside, what, got, bad, text)
+					}
+				}
+				for _, want := range []string{string(reason) + ", Node n", "the fact", "the impact", "the fix", "the affected"} {
+					if !strings.Contains(text, want) {
+						t.Errorf("the text lacks %q:\n%s", want, text)
+					}
+				}
+				if !strings.Contains(string(b), `"schemaVersion":1`) || !strings.Contains(string(b), `"reason":"`+string(reason)+`"`) {
+					t.Errorf("the JSON lacks the version or %s: %s", reason, b)
+				}
+			}
 		}
 	}
 }
@@ -232,6 +280,25 @@ func TestVerification(t *testing.T) {
 	if want := "OK: 2 tables, 3 rules and 4 elements match the plan (ruleset generation 5).\nAn earlier comparison found a difference that is gone now " +
 		"(a change in progress, or repaired): table ip x, map m, k (default/web): is 1, should be 2\n"; got != want {
 		t.Errorf("got %q", got)
+	}
+	v.Flows = &Flows{Read: 9, StaleTotal: 1, Stale: []Flow{{"udp", "10.0.0.1:5", "10.96.0.1:53", "10.1.1.1:53", "default/dns", true}}, RemovedTotal: 3,
+		Removed: []Flow{{"tcp", "[fd00::1]:5", "[fd00::2]:53", "[fd00::3]:53", "default/web", true}}}
+	v.Conclude("n")
+	got = printed(t, v.Text, wide)
+	for _, want := range []string{
+		"STALE: of 9 entries of connection tracking, 1 are stale, and 3 lead to removed endpoints.\nSTALE default/dns, udp: 10.0.0.1:5 -> 10.96.0.1:53, to 10.1.1.1:53\n" +
+			"REMOVED ENDPOINT default/web, tcp: [fd00::1]:5 -> [fd00::2]:53, to [fd00::3]:53\n... and 2 more\n",
+		"WRONG 1 entry of connection tracking contradict", "conntrack -D -p udp -s 10.0.0.1 -d 10.96.0.1 --sport 5 --dport 53", "NOTE 3 established TCP connections lead to",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("lacks %q:\n%s", want, got)
+		}
+	}
+	if v.Flows.StaleTotal = 0; !v.Wrong() {
+		t.Error("stale flows are not wrong")
+	}
+	if v.Conclude("n"); v.Wrong() {
+		t.Error("connections to removed endpoints are wrong")
 	}
 	v = Verification{Total: 2, Differences: []Difference{{Table: "ip x", Want: "there"}}}
 	if got, want := printed(t, v.Text), "DIFFERENT table ip x: missing, should be there\n... and 1 more\n"; got != want {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -47,6 +48,8 @@ type Manifests struct {
 
 	files    map[string]*file // by path; only Load reads and writes it
 	reported map[model.Problem]struct{}
+	// rejected are the present problems, for [Manifests.Rejected].
+	rejected atomic.Pointer[[]model.Problem]
 }
 
 // kind is an index into Manifests.kinds.
@@ -134,6 +137,14 @@ func (m *Manifests) Load() error {
 	return nil
 }
 
+// Rejected returns the present problems of the files: documents that cannot be read, and duplicates. Any goroutine may call it.
+func (m *Manifests) Rejected() []model.Problem {
+	if list := m.rejected.Load(); list != nil {
+		return *list
+	}
+	return nil
+}
+
 // LoadFrom does the same as Load with the content of one file that holds all objects. Messages use the given name.
 func (m *Manifests) LoadFrom(name string, data []byte) {
 	m.take(map[string]content{name: {data: data}})
@@ -189,6 +200,7 @@ func (m *Manifests) follow(ctx context.Context, watcher *fsnotify.Watcher) error
 // reload keeps all objects if the folder cannot be read: a program may be replacing it.
 func (m *Manifests) reload(logger klog.Logger, err error) {
 	if err = errors.Join(err, m.Load()); err != nil {
+		m.rejected.Store(&[]model.Problem{fileProblem(m.folder, err)})
 		logger.Error(err, "Keeping the previous manifests, will retry", "interval", recheck)
 	}
 }
@@ -280,6 +292,7 @@ func (m *Manifests) publish() {
 		reported[problem] = struct{}{}
 	}
 	m.reported = reported
+	m.rejected.Store(&problems)
 }
 
 // merge returns the objects of all files by kind and name. Of duplicates it keeps the one in the first file by name, and within a

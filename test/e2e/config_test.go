@@ -87,6 +87,9 @@ func TestKubeadmsConfiguration(t *testing.T) {
 		}
 		return nil
 	})
+	if status, code := runCommand(t, w.Node, "status", "--control-socket", socket); code != 1 || !strings.Contains(status, "reason:  ConfigurationUnread, file "+path) {
+		t.Errorf("status with a file that can't be used: exit code %d:\n%s", code, status)
+	}
 	v.put("..3", strings.Replace(config, `mode: ""`, "mode: nftables", 1))
 	select {
 	case <-d.Ended():

@@ -101,7 +101,7 @@ var documented = []struct {
 	{"kube-nftproxy services", says(`default/web:http +10\.96\.0\.10:80 +tcp +ClusterIP +Cluster +1 of 4 `)},
 	{"kube-nftproxy services default/web", says(`\+ 10\.244\.0\.10:8080 +ready +on this node\n`)},
 	{"kube-nftproxy services default/api", ends(1, `10\.96\.0\.11:9090 .* refused: no endpoint`)},
-	{"kube-nftproxy services default/edge", ends(1, `health check node port 32000`)},
+	{"kube-nftproxy services default/edge", says(`health check node port 32000`)},
 	{"services NAMESPACE/NAME", says(`Service default/web\n`, "NAMESPACE/NAME", "default/web")},
 	{"services NAMESPACE/NAME --try", says(`\+ 10\.244\.0\.10:8080 .* answers in `, "NAMESPACE/NAME", "default/web")},
 	{"services --wrong", ends(1, `(?s)default/api.*default/two`)},
@@ -112,6 +112,9 @@ var documented = []struct {
 	{"render -f FOLDER", says(`(?s)table ip kube-nftproxy \{.*"default/web:http"`, "FOLDER", "- < services/all.yaml")},
 	{"diff -f FOLDER", ends(1, `(?m)^- ip map services: .*10\.96\.0\.`, "FOLDER", "- < services/all.yaml")},
 	{"kube-nftproxy verify", says(`OK: 2 tables, `)},
+	{"kube-nftproxy verify --flows", says(`OK: of \d+ entries of connection tracking, 0 are stale`)},
+	{"kube-nftproxy preflight", says(`(?s)kernel +\d.*kube-nftproxy +runs: kube-proxy, pid \d+`)},
+	{"kube-nftproxy status -o json | jq -r '.findings[].reason'", says(`(?m)^ConntrackStrict$`)},
 	{"kube-nftproxy watch", shows(`default/web changed [+-]10\.244\.0\.1`)},
 	{"watch -o json", shows(`"service":"default/web"`)},
 	{"kube-nftproxy bundle -f - > bundle.tar.gz", says(`status\.`, "bundle.tar.gz", "bundle.tar.gz && tar tzf bundle.tar.gz")},
@@ -133,7 +136,6 @@ var documented = []struct {
 	{"sysctl -w net.ipv4.ip_local_reserved_ports=30000-32767", says(`ip_local_reserved_ports = 30000-32767\n`)},
 	{"cat /proc/sys/net/netfilter/nf_conntrack_{count,max}", says(`^\d+\n\d+\n$`)},
 	{"nft --debug=netlink -f file", says(`\[ cmp eq reg 1 0x00005000 \]`, "file", "<(echo 'table ip x { chain y { tcp dport 80 accept; }; }')")},
-	{"nft flush ruleset", (*reader).flush},
 
 	{"kubectl apply -k deploy/startup-taint", says(`validatingadmissionpolicybinding\S* created`)},
 
@@ -409,14 +411,9 @@ func (r *reader) portForward(command string) {
 // fix adds a chain that drops forwarded packets, and runs the command from the finding.
 func (r *reader) fix(command string) {
 	nft(r, r.Node, "add table inet firewall; add chain inet firewall forward { type filter hook forward priority 0; policy drop; }")
-	r.ends(0, `(?m)^nft chain inet firewall forward '\{ policy accept; \}'\n`, command)
-	r.ends(0, "", command+" | head -n 1 | bash")
+	r.ends(0, `(?m)^on node node-1: nft add rule inet firewall forward ct status dnat accept\n`, command)
+	r.ends(0, "", command+" | head -n 1 | sed 's/^on node node-1: //' | bash")
 	r.ends(0, "health +healthy\n", "kube-nftproxy status") // status exits with 1 after a finding
-}
-
-func (r *reader) flush(command string) {
-	r.ends(0, "^$", command)
-	r.ends(0, "default/web", "nft list table ip kube-nftproxy")
 }
 
 // cleanup deletes the pods, and then their leftovers.

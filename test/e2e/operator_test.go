@@ -234,7 +234,7 @@ func (o *operator) testHealthCheckPort() {
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.51"}}
 	}), slice("checked", "checked", endpoint(o.Pods[0].IPv4)))
 	o.says(1, "services default/checked", `PROBLEM .* no answer at the health check node port.*address already in use \(ss -ltnp sport = :32123 shows the process`)
-	o.says(0, "status", `not fully programmed: \d+ Services? \(kube-nftproxy services --wrong\)`)
+	o.says(0, "status", `WARNING the health check node ports of 1 Services are not served.*address already in use`, `reason: +HealthCheckPortTaken, Service default/checked`)
 	if err := l.Close(); err != nil {
 		o.Fatal(err)
 	}
@@ -270,7 +270,7 @@ func (o *operator) testPackets() {
 		nft(o.T, o.Node, "delete table "+strings.Fields(s.nft)[2]+" other")
 	}
 	o.nodeSysctl("ipv4/conf/veth-pod1/forwarding", "0")
-	o.says(0, "status", `WARNING this node does not forward IPv4 packets that arrive by veth-pod1`, `fix: +sysctl -w net\.ipv4\.conf\.veth-pod1\.forwarding=1`)
+	o.says(0, "status", `WARNING this node does not forward IPv4 packets that arrive by veth-pod1`, `fix: +on node node-1: sysctl -w net\.ipv4\.conf\.veth-pod1\.forwarding=1`)
 	o.live(client, vip("fine"), lab.TimedOut, 1, `The kernel reported nothing more of this packet\. Possible causes: this node has no route`)
 	o.nodeSysctl("ipv4/conf/veth-pod1/forwarding", "1")
 	o.says(2, "trace 10.244.0.11 "+vip("fine").String()+" --live --timeout 20ms", `no matching packet within 20ms: it does not reach this node \(check the routes of 10\.244\.0\.11`)
@@ -300,8 +300,8 @@ func TestOperatorAsksAboutTheNode(t *testing.T) {
 		{"another name", right, []string{"--hostname-override", "node1"}, 1, []string{`WRONG there is no Node "node1"`, `fix: +set --hostname-override to the name`}},
 		{"other prefixes", right, []string{"--cluster-cidr", "10.99.0.0/16"}, 0,
 			[]string{`WARNING pods on this node have addresses outside of --cluster-cidr \(10\.99\.0\.0/16\): 10\.244\.0\.10`}},
-		{"no rights", o.withRights(), nil, 1, []string{`not serving: nothing is programmed yet`,
-			`WRONG cannot read endpointslices: .*User "half-blind" cannot list`, `clusterrolebinding .*system:node-proxier --user=half-blind`}},
+		{"no rights", o.withRights(), nil, 1, []string{`health +unhealthy: cannot read endpointslices`,
+			`WRONG cannot read endpointslices: .*User "half-blind" cannot list`, `fix: +kubectl create clusterrolebinding kube-nftproxy-half-blind --clusterrole=system:node-proxier --user=half-blind\n`}},
 		{"no token", o.withToken("nobody's"), nil, 1, []string{`WRONG cannot read endpointslices, nodes, servicecidrs, services: Unauthorized`, "fix: +the API server rejects"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -323,7 +323,7 @@ func TestOperatorAsksAboutTheNode(t *testing.T) {
 		o.restart(right)
 		o.on(t).says(0, "status", "health +healthy\n")
 		second := o.startOn(o.Node, right, "--hostname-override", otherNode, "--healthz-bind-address", "", "--metrics-bind-address", "")
-		o.on(t).says(0, "status", fmt.Sprintf(`another instance \(kube-nftproxy, pid %d\) serves this node; this instance waits until it exits`, second.Pid()))
+		o.on(t).says(0, "status", fmt.Sprintf(`WARNING another instance \(kube-nftproxy, pid %d\) serves this node; this instance waits until it exits`, second.Pid()), "health +healthy, 1 warning\n")
 		second.Kill()
 	})
 	t.Run("stopped", func(t *testing.T) {

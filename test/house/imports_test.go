@@ -30,7 +30,7 @@ var pipeline = map[string][]string{
 	"pkg/host":      {"pkg/inet"},
 	"pkg/config":    {"pkg/inet", "pkg/model"},
 	"pkg/command": {
-		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/control", "pkg/host", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/settings",
+		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/control", "pkg/doctor", "pkg/host", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/settings",
 		"pkg/trace", "pkg/track", "pkg/view", "pkg/watch",
 	},
 	"pkg/metrics":    {"pkg/counters", "pkg/inet"},
@@ -39,7 +39,7 @@ var pipeline = map[string][]string{
 	"pkg/zpages":     {},
 	"pkg/view":       {},
 	"pkg/control":    {"pkg/health"},
-	"pkg/doctor":     {"pkg/inet", "pkg/model", "pkg/nft", "pkg/takeover", "pkg/view"},
+	"pkg/doctor":     {"pkg/host", "pkg/inet", "pkg/instance", "pkg/model", "pkg/nft", "pkg/nodeport", "pkg/probe", "pkg/takeover", "pkg/view"},
 	"pkg/health":     {"pkg/inet", "pkg/model"},
 	"pkg/takeover":   {"pkg/apply", "pkg/inet", "pkg/model", "pkg/nft"},
 	"pkg/trace":      {"pkg/inet", "pkg/nft", "pkg/plan"},
@@ -48,13 +48,13 @@ var pipeline = map[string][]string{
 		"pkg/track", "pkg/view",
 	},
 	"pkg/console": {
-		"pkg/apply", "pkg/config", "pkg/control", "pkg/counters", "pkg/doctor", "pkg/health", "pkg/host", "pkg/inet", "pkg/loopback", "pkg/model", "pkg/nft", "pkg/plan",
+		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/control", "pkg/counters", "pkg/doctor", "pkg/health", "pkg/host", "pkg/inet", "pkg/loopback", "pkg/model", "pkg/nft", "pkg/plan",
 		"pkg/probe", "pkg/proxy", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track", "pkg/view",
 	},
 	"pkg/daemon": {
 		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/console", "pkg/control", "pkg/counters", "pkg/health", "pkg/host", "pkg/inet", "pkg/instance", "pkg/loopback", "pkg/metrics", "pkg/model",
 		"pkg/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/report", "pkg/schedule", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track",
-		"pkg/watch", "pkg/zpages",
+		"pkg/view", "pkg/watch", "pkg/zpages",
 	},
 	"cmd/kube-nftproxy": {"pkg/command", "pkg/daemon"},
 }

@@ -1,0 +1,144 @@
+package view
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// Severity is the severity of a finding.
+type Severity string
+
+// The severities. Wrong makes the node unhealthy and the exit code 1. A warning may be intended.
+const (
+	Wrong   Severity = "wrong"
+	Warning Severity = "warning"
+	Note    Severity = "note"
+)
+
+var severities = []Severity{Wrong, Warning, Note}
+
+// Reason is the stable code of a finding. Scripts compare it; the words of a finding may change.
+type Reason string
+
+// The reasons. docs/findings.md describes each.
+const (
+	// The program.
+	LoopBusy               Reason = "LoopBusy"
+	ChangesWaiting         Reason = "ChangesWaiting"
+	WaitingForObjects      Reason = "WaitingForObjects"
+	SyncFailing            Reason = "SyncFailing"
+	ServingAlone           Reason = "ServingAlone"
+	StandingBy             Reason = "StandingBy"
+	OlderInstance          Reason = "OlderInstance"
+	TablesFoughtOver       Reason = "TablesFoughtOver"
+	PortNotBound           Reason = "PortNotBound"
+	ConfigurationUnread    Reason = "ConfigurationUnread"
+	ConfigurationNotUsed   Reason = "ConfigurationNotUsed"
+	ConfigurationIgnored   Reason = "ConfigurationIgnored"
+	ClusterCIDRMissing     Reason = "ClusterCIDRMissing"
+	PodsOutsideClusterCIDR Reason = "PodsOutsideClusterCIDR"
+	FamilyNotServed        Reason = "FamilyNotServed"
+	FamilyAppeared         Reason = "FamilyAppeared"
+	CheckFailed            Reason = "CheckFailed"
+	KubeProxyRunning       Reason = "KubeProxyRunning"
+	KubeProxyUnknown       Reason = "KubeProxyUnknown"
+	KubeProxyLeftovers     Reason = "KubeProxyLeftovers"
+
+	// The kernel, as verify sees it.
+	TablesDiffer            Reason = "TablesDiffer"
+	FlowsStale              Reason = "FlowsStale"
+	FlowsToRemovedEndpoints Reason = "FlowsToRemovedEndpoints"
+
+	// The source of objects.
+	APIServerUnreachable Reason = "APIServerUnreachable"
+	APIForbidden         Reason = "APIForbidden"
+	APIUnauthorized      Reason = "APIUnauthorized"
+	WatchFailing         Reason = "WatchFailing"
+	ManifestRejected     Reason = "ManifestRejected"
+	ObjectRejected       Reason = "ObjectRejected"
+	AddressConflict      Reason = "AddressConflict"
+	HealthCheckPortTaken Reason = "HealthCheckPortTaken"
+	LoopbackPortTaken    Reason = "LoopbackPortTaken"
+	NodeMissing          Reason = "NodeMissing"
+	NodeBeingDeleted     Reason = "NodeBeingDeleted"
+	NodeAddressElsewhere Reason = "NodeAddressElsewhere"
+
+	// The node.
+	ForwardingDisabled          Reason = "ForwardingDisabled"
+	InterfaceForwardingDisabled Reason = "InterfaceForwardingDisabled"
+	ForwardPolicyDrop           Reason = "ForwardPolicyDrop"
+	ReversePathStrict           Reason = "ReversePathStrict"
+	ConntrackFull               Reason = "ConntrackFull"
+	ConntrackStrict             Reason = "ConntrackStrict"
+	BridgeBypassesRules         Reason = "BridgeBypassesRules"
+	NodePortTaken               Reason = "NodePortTaken"
+	NodePortEphemeral           Reason = "NodePortEphemeral"
+	SlowCommits                 Reason = "SlowCommits"
+
+	// Before an installation.
+	KernelTooOld            Reason = "KernelTooOld"
+	ModulesMissing          Reason = "ModulesMissing"
+	PortInUse               Reason = "PortInUse"
+	NetworkNotFound         Reason = "NetworkNotFound"
+	NetworkServesServices   Reason = "NetworkServesServices"
+	NetworkWatchesKubeProxy Reason = "NetworkWatchesKubeProxy"
+	FirewallFound           Reason = "FirewallFound"
+)
+
+// Finding is a fact about the program or its node that breaks Services, or may do so.
+type Finding struct {
+	Severity Severity `json:"severity"`
+	Reason   Reason   `json:"reason"`
+	// Object is the object that the finding is about, with its kind: "Node node-1", "Service default/web", "chain forward of table inet x".
+	Object string `json:"object"`
+	// What is the fact, Impact its effect on Services.
+	What   string `json:"what"`
+	Impact string `json:"impact"`
+	// Fix is the smallest change that removes the cause, Affects everything else that this change affects.
+	Fix     string `json:"fix"`
+	Affects string `json:"affects"`
+}
+
+// IsWrong reports whether any finding is wrong.
+func IsWrong(list []Finding) bool { return countOf(list, Wrong) > 0 }
+
+func countOf(list []Finding, s Severity) (n int) {
+	for i := range list {
+		if list[i].Severity == s {
+			n++
+		}
+	}
+	return n
+}
+
+// SortFindings sorts by severity, and keeps the order of equal ones.
+func SortFindings(list []Finding) {
+	slices.SortStableFunc(list, func(a, b Finding) int {
+		return cmp.Compare(slices.Index(severities, a.Severity), slices.Index(severities, b.Severity))
+	})
+}
+
+// printFindings writes findings; notes only if wide. none is the text without a shown finding.
+func printFindings(p *Printer, list []Finding, none string) {
+	shown, notes := 0, 0
+	for i := range list {
+		f := &list[i]
+		if f.Severity == Note && !p.Wide {
+			notes++
+			continue
+		}
+		shown++
+		style := map[Severity]Style{Wrong: Bad, Warning: Warn, Note: Dim}[f.Severity]
+		p.Printf("%s %s\n", p.Paint(style, strings.ToUpper(string(f.Severity))), Printable(f.What))
+		for _, line := range [][2]string{{"reason", string(f.Reason) + ", " + f.Object}, {"impact", f.Impact}, {"fix", f.Fix}, {"affects", f.Affects}} {
+			p.Printf("    %-8s %s\n", line[0]+":", Printable(line[1]))
+		}
+	}
+	if shown == 0 {
+		p.Printf("%s\n", p.Paint(Good, none))
+	}
+	if notes > 0 {
+		p.Printf("%s\n", p.Paint(Dim, count(notes, "note")+" with -o wide."))
+	}
+}

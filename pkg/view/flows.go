@@ -1,0 +1,89 @@
+package view
+
+import "fmt"
+
+// Flows are entries of connection tracking that contradict the present endpoints of Services.
+type Flows struct {
+	// Read is the number of entries that were read. Partial is true if the kernel interrupted each attempt to read all.
+	Read    int  `json:"read"`
+	Partial bool `json:"partial,omitempty"`
+	// Stale are the first flows that the program should have deleted, StaleTotal is the number of all.
+	Stale      []Flow `json:"stale,omitempty"`
+	StaleTotal int    `json:"staleTotal"`
+	// Removed are the first established TCP connections to endpoints that no EndpointSlice has any more. The program never cuts these.
+	Removed      []Flow `json:"removed,omitempty"`
+	RemovedTotal int    `json:"removedTotal"`
+}
+
+// Flow is an entry of connection tracking.
+type Flow struct {
+	Protocol string `json:"protocol"`
+	Client   string `json:"client"`
+	// Frontend is the address to which the client sends, Endpoint the one that gets the packets.
+	Frontend string `json:"frontend"`
+	Endpoint string `json:"endpoint"`
+	Service  string `json:"service"`
+	// Replied is true after a packet in the other direction.
+	Replied bool `json:"replied"`
+}
+
+// String returns the flow in words.
+func (f *Flow) String() string {
+	to := "to " + f.Endpoint
+	if f.Endpoint == f.Frontend {
+		to = "not translated"
+	}
+	return fmt.Sprintf("%s, %s: %s -> %s, %s", f.Service, f.Protocol, f.Client, f.Frontend, to)
+}
+
+// findings returns the findings about the flows of a node.
+func (f *Flows) findings(node string) (list []Finding) {
+	if f.StaleTotal > 0 {
+		list = append(list, Finding{
+			Severity: Wrong, Reason: FlowsStale, Object: "Service " + f.Stale[0].Service,
+			What:    fmt.Sprintf("%s of connection tracking contradict the present endpoints", plural(f.StaleTotal, "entry", "entries")),
+			Impact:  "the packets of these clients reach removed endpoints, or none, while the clients keep sending",
+			Fix:     fmt.Sprintf("on node %s, for one flow: %s. The log of the program has the reason if it cannot delete entries", node, f.Stale[0].deletion()),
+			Affects: "only the client " + f.Stale[0].Client + ": its next packet is translated again",
+		})
+	}
+	if f.RemovedTotal > 0 {
+		list = append(list, Finding{
+			Severity: Note, Reason: FlowsToRemovedEndpoints, Object: "Service " + f.Removed[0].Service,
+			What:   fmt.Sprintf("%s to endpoints that no EndpointSlice has", plural(f.RemovedTotal, "established TCP connection leads", "established TCP connections lead")),
+			Impact: "none if the pods still run. Otherwise the clients wait for an answer until they time out. As kube-proxy, the program never cuts established connections",
+			Fix:    "restart or reconnect the client " + f.Removed[0].Client, Affects: "only this client",
+		})
+	}
+	return list
+}
+
+// deletion returns the command that deletes the entry of one flow.
+func (f *Flow) deletion() string {
+	source, sourcePort := splitPort(f.Client)
+	to, port := splitPort(f.Frontend)
+	return fmt.Sprintf("conntrack -D -p %s -s %s -d %s --sport %s --dport %s", f.Protocol, source, to, sourcePort, port)
+}
+
+// text writes the flows.
+func (f *Flows) text(p *Printer) {
+	style := Good
+	word := "OK"
+	if f.StaleTotal > 0 {
+		style, word = Bad, "STALE"
+	}
+	p.Printf("%s: of %d entries of connection tracking, %d are stale, and %d lead to removed endpoints.\n", p.Paint(style, word), f.Read, f.StaleTotal, f.RemovedTotal)
+	if f.Partial {
+		p.Printf("The kernel interrupted each attempt to read connection tracking: entries may be missing.\n")
+	}
+	show := func(word string, list []Flow, total int) {
+		for i := range list {
+			p.Printf("%s %s\n", word, Printable(list[i].String()))
+		}
+		if more := total - len(list); more > 0 {
+			p.Printf("... and %d more\n", more)
+		}
+	}
+	show(p.Paint(Bad, "STALE"), f.Stale, f.StaleTotal)
+	show(p.Paint(Dim, "REMOVED ENDPOINT"), f.Removed, f.RemovedTotal)
+}

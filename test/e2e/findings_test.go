@@ -1,0 +1,355 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
+)
+
+// finds waits until status has exactly these findings besides notes, as severity and reason. The health, the exit code, the text and the findings
+// must agree, and each finding must be complete.
+func (d *desk) finds(want ...string) (last view.Status) {
+	d.Helper()
+	slices.Sort(want)
+	eventually(d.T, patience, func() error {
+		text, code := d.command("status", "-o", "json")
+		var s view.Status
+		if err := json.Unmarshal([]byte(text), &s); err != nil {
+			return fmt.Errorf("exit code %d, %s: %w", code, text, err)
+		}
+		var got []string
+		wrong := false
+		for _, f := range s.Findings {
+			if f.Reason == "" || f.Object == "" || f.What == "" || f.Impact == "" || f.Fix == "" || f.Affects == "" {
+				d.Errorf("a finding lacks a field: %+v", f)
+			}
+			if f.Severity != view.Note {
+				got = append(got, string(f.Severity)+" "+string(f.Reason))
+			}
+			wrong = wrong || f.Severity == view.Wrong
+		}
+		if s.Healthy == wrong || (code == 1) != wrong || s.SchemaVersion != view.SchemaVersion {
+			d.Errorf("healthy is %v, exit code %d, schema version %d, findings %q", s.Healthy, code, s.SchemaVersion, got)
+		}
+		if slices.Sort(got); !slices.Equal(got, want) {
+			return fmt.Errorf("findings %q, want %q in:\n%s", got, want, text)
+		}
+		last = s
+		return nil
+	})
+	text, _ := d.command("status")
+	for _, f := range last.Findings {
+		if f.Severity != view.Note && !strings.Contains(text, f.What) {
+			d.Errorf("the text lacks %q:\n%s", f.What, text)
+		}
+	}
+	return last
+}
+
+// again restarts the program with other flags.
+func (d *desk) again(flags ...string) {
+	d.Helper()
+	d.program.Kill()
+	d.program = d.another(flags...)
+}
+
+// another starts an instance of the program that reads the same folder.
+func (d *desk) another(flags ...string) *proxy.Program {
+	d.Helper()
+	p, err := proxy.Start(context.WithoutCancel(d.Context()), proxy.Config{
+		Host: d.Node, Path: program, Log: filepath.Join(d.dir, fmt.Sprintf("log-%d", len(flags))),
+		Args: append([]string{"--manifests", filepath.Join(d.dir, "manifests"), "--hostname-override", nodeName, "--proxy-mode", "nftables", "--control-socket", d.socket}, flags...),
+	})
+	if err != nil {
+		d.Fatal(err)
+	}
+	d.Cleanup(p.Kill)
+	return p
+}
+
+// TestFindings breaks a node in many ways. Status has one finding for each, and none after the repair.
+func TestFindings(t *testing.T) {
+	web := deskService(1, "web", "", "") + deskSlice("web", "s1", deskPort, readyPod)
+	d := newDesk(t, deskNode+web)
+	if _, err := d.Pods[0].Serve(inet.TCP, backendPort); err != nil {
+		t.Fatal(err)
+	}
+	sub := func(name string, f func(d *desk)) {
+		t.Run(name, func(t *testing.T) {
+			of := *d
+			of.T = t
+			f(&of)
+			d.program = of.program
+		})
+	}
+	sub("IPv6 without a use", func(d *desk) {
+		if err := d.Node.Sysctl("ipv6/conf/all/forwarding", "0"); err != nil {
+			d.Fatal(err)
+		}
+		d.finds()
+		d.write(deskNode + web + strings.NewReplacer("10.96.1.2", `"fd00:10:96::2"`, "IPv4", "IPv6").Replace(deskService(2, "six", "", "")))
+		if f := d.finds("wrong ForwardingDisabled", "warning ClusterCIDRMissing").Findings[0]; !strings.Contains(f.What, "IPv6") || f.Fix != "on node node-1: sysctl -w net.ipv6.conf.all.forwarding=1" {
+			d.Errorf("%+v", f)
+		}
+		d.write(deskNode + web)
+		d.finds()
+	})
+	sub("a firewall", (*desk).testFirewall)
+	sub("manifests", func(d *desk) {
+		broken := filepath.Join(d.dir, "manifests", "z.yaml")
+		if err := os.WriteFile(broken, []byte("kind: [\n"), 0o600); err != nil {
+			d.Fatal(err)
+		}
+		if f := d.finds("wrong ManifestRejected").Findings[0]; f.Object != "File "+broken {
+			d.Errorf("%+v", f)
+		}
+		if err := os.Remove(broken); err != nil {
+			d.Fatal(err)
+		}
+		d.finds()
+	})
+	sub("objects", func(d *desk) {
+		d.write(deskNode + web + deskService(3, "bad", `externalIPs: ["no address"]`, "") + deskService(4, "one", "externalIPs: [203.0.113.10]", "") +
+			deskService(5, "two", "externalIPs: [203.0.113.10]", ""))
+		s := d.finds("warning ObjectRejected", "warning AddressConflict")
+		for _, f := range s.Findings {
+			if f.Reason == view.ObjectRejected && f.Object != "Service default/bad" || f.Reason == view.AddressConflict && f.Object != "Service default/two" {
+				d.Errorf("%+v", f)
+			}
+		}
+		if text, code := d.command("services", "--wrong"); code != 1 || strings.Contains(text, "default/web") {
+			d.Errorf("services --wrong: exit code %d:\n%s", code, text)
+		}
+		// With policy Local, a node without an endpoint is normal.
+		d.write(deskNode + web + deskService(6, "local", "type: NodePort, externalTrafficPolicy: Local", "") + deskSlice("local", "s6", deskPort, remotePod))
+		d.finds()
+		if text, code := d.command("services", "--wrong"); code != 0 {
+			d.Errorf("services --wrong: exit code %d:\n%s", code, text)
+		}
+		d.write(deskNode + web)
+	})
+	sub("a monitor", func(d *desk) {
+		ctx, cancel := context.WithCancel(d.Context())
+		defer cancel()
+		cmd := d.Node.Command(ctx, "nft", "monitor")
+		if err := cmd.Start(); err != nil {
+			d.Fatal(err)
+		}
+		if f := d.finds("warning SlowCommits").Findings[0]; !strings.Contains(f.What, "nft (pid ") {
+			d.Errorf("%+v", f)
+		}
+		cancel()
+		_ = cmd.Wait()
+		d.finds()
+	})
+	sub("flows", (*desk).testFlows)
+	sub("cleanup", (*desk).testCleanup)
+	sub("an older instance", func(d *desk) {
+		newer := d.another("--cluster-cidr", "10.244.0.0/16", "--healthz-bind-address", "", "--metrics-bind-address", "")
+		older := fmt.Sprintf("an older instance stands by on this node: kube-nftproxy, pid %d", d.program.Pid())
+		if f := d.finds("warning OlderInstance").Findings[0]; f.What != older {
+			d.Errorf("%q, want %q", f.What, older)
+		}
+		newer.Kill()
+	})
+	sub("ports and clusterCIDR", func(d *desk) {
+		d.program.Kill()
+		var l net.Listener
+		if err := d.Node.Do(func() (err error) { l, err = net.Listen("tcp4", "0.0.0.0:10256"); return err }); err != nil {
+			d.Fatal(err)
+		}
+		d.again()
+		f := d.finds("wrong PortNotBound", "warning ClusterCIDRMissing", "warning KubeProxyUnknown").Findings[0]
+		if f.What != "the program cannot listen at 0.0.0.0:10256 for healthz: address already in use" || !strings.Contains(f.Fix, "ss -ltnp sport = :10256") {
+			d.Errorf("%+v", f)
+		}
+		if err := l.Close(); err != nil {
+			d.Fatal(err)
+		}
+		d.finds("warning ClusterCIDRMissing")
+	})
+}
+
+// testFirewall runs the fix of a chain that drops forwarded packets: packets to Services pass, others do not.
+func (d *desk) testFirewall() {
+	vip, pod := netip.MustParseAddrPort("10.96.1.1:80"), netip.AddrPortFrom(d.Pods[0].IPv4, backendPort)
+	nft(d.T, d.Node, "add table inet guard; add chain inet guard transit { type filter hook forward priority 0; policy drop; }")
+	probe := func(to netip.AddrPort, want lab.Outcome) {
+		d.Helper()
+		if got := d.Pods[1].Probe(d.Context(), inet.TCP, to, lab.Options{}); got.Outcome != want {
+			d.Errorf("to %s: %v, want %v", to, got, want)
+		}
+	}
+	probe(vip, lab.TimedOut)
+	fix := d.finds("wrong ForwardPolicyDrop").Findings[0].Fix
+	command, found := strings.CutPrefix(fix, "on node node-1: ")
+	if !found {
+		d.Errorf("the fix does not name the node: %s", fix)
+	}
+	if out, err := d.Node.Command(d.Context(), "sh", "-c", command).CombinedOutput(); err != nil {
+		d.Fatalf("%s: %v: %s", command, err, out)
+	}
+	probe(vip, lab.Answered)
+	probe(pod, lab.TimedOut)
+	d.finds()
+	nft(d.T, d.Node, "delete table inet guard")
+}
+
+// testFlows adds an entry of a UDP flow to a removed endpoint, and removes the endpoint of a TCP connection.
+func (d *desk) testFlows() {
+	const echoPort = "{name: http, port: 9000, protocol: TCP}"
+	text := deskNode + strings.ReplaceAll(deskService(1, "web", "", ""), "TCP", "UDP") + strings.ReplaceAll(deskSlice("web", "s1", deskPort, readyPod), "TCP", "UDP") +
+		deskService(2, "tcp", "", "") + deskSlice("tcp", "s2", echoPort, readyPod)
+	d.write(text)
+	if _, err := d.Pods[0].ServeEcho(9000); err != nil {
+		d.Fatal(err)
+	}
+	eventually(d.T, patience, func() error {
+		if services, _ := d.command("services"); !strings.Contains(services, "10.96.1.2:80") {
+			return errors.New(services)
+		}
+		return nil
+	})
+	conn, err := d.Pods[1].Dial(d.Context(), inet.TCP, netip.MustParseAddrPort("10.96.1.2:80"))
+	if err != nil {
+		d.Fatal(err)
+	}
+	defer conn.Close() //nolint:errcheck // unused from here on
+	verify := func(code int, patterns ...string) {
+		d.Helper()
+		text, got := d.command("verify", "--flows", "-o", "wide")
+		if err := fits(text, got, code, patterns); err != nil {
+			d.Error(err)
+		}
+	}
+	verify(0, `OK: of \d+ entries of connection tracking, 0 are stale, and 0 lead to removed endpoints`)
+	d.write(strings.Replace(text, deskSlice("tcp", "s2", echoPort, readyPod), deskSlice("tcp", "s2", echoPort, remotePod), 1))
+	eventually(d.T, patience, func() error {
+		if services, _ := d.command("services", "default/tcp"); !strings.Contains(services, "+ 10.244.1.10:9000") {
+			return errors.New(services)
+		}
+		return nil
+	})
+	verify(0, `REMOVED ENDPOINT default/tcp:http, tcp: 10\.244\.0\.11:\d+ -> 10\.96\.1\.2:80, to 10\.244\.0\.10:9000`, `NOTE 1 established TCP connection leads`)
+	entry := "-p udp -s 10.244.0.11 -d 10.96.1.1 --sport 5555 --dport 80"
+	d.conntrack("-I " + entry + " -r 10.244.0.99 -q 10.244.0.11 --reply-port-src 8080 --reply-port-dst 5555 -t 600 -u SEEN_REPLY")
+	verify(1, `STALE default/web:http, udp: 10\.244\.0\.11:5555 -> 10\.96\.1\.1:80, to 10\.244\.0\.99:8080`, `WRONG 1 entry of connection tracking contradict`,
+		`fix: +on node node-1, for one flow: conntrack -D `+regexp.QuoteMeta(entry))
+	d.conntrack("-D " + entry)
+	verify(0, `OK: of \d+ entries of connection tracking, 0 are stale`)
+}
+
+func (d *desk) conntrack(args string) {
+	d.Helper()
+	if out, err := d.Node.Command(d.Context(), "conntrack", strings.Fields(args)...).CombinedOutput(); err != nil {
+		d.Fatalf("conntrack %s: %v\n%s", args, err, out)
+	}
+}
+
+// testCleanup runs --cleanup beside the running program.
+func (d *desk) testCleanup() {
+	handles := func() string { return nft(d.T, d.Node, "-a", "list", "table", "ip", "kube-nftproxy") }
+	before := regexp.MustCompile(`(?m)^table .*handle \d+`).FindString(handles())
+	text, code := runCommand(d.T, d.Node, "--cleanup")
+	if want := fmt.Sprintf("kube-nftproxy runs on this node (kube-nftproxy, pid %d)", d.program.Pid()); code != 1 || !strings.Contains(text, want) || !strings.Contains(text, "--force") {
+		d.Errorf("--cleanup: exit code %d, want 1, and %q in:\n%s", code, want, text)
+	}
+	if after := regexp.MustCompile(`(?m)^table .*handle \d+`).FindString(handles()); after != before || after == "" {
+		d.Errorf("--cleanup beside the running program: the table was %q and is %q", before, after)
+	}
+	if text, code := runCommand(d.T, d.Node, "--cleanup", "--force"); code != 0 || !strings.Contains(text, "Removed the rules of kube-nftproxy") {
+		d.Errorf("--cleanup --force: exit code %d:\n%s", code, text)
+	}
+	d.await("status", "there is no table ip kube-nftproxy, ruleset last changed by kube-nftproxy")
+}
+
+// TestPreflight checks nodes on which the program does not run.
+func TestPreflight(t *testing.T) {
+	l := lab.ForTest(t, lab.Config{Pods: 1})
+	root := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		file := filepath.Join(root, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(name string, code int, want ...string) {
+		t.Helper()
+		text, got := runCommand(t, l.Node, "preflight", "-o", "json", "--root", root, "--hostname-override", "node-1")
+		var v view.Preflight
+		if err := json.Unmarshal([]byte(text), &v); err != nil {
+			t.Fatalf("%s: exit code %d, %s: %v", name, got, text, err)
+		}
+		var reasons []string
+		for _, f := range v.Findings {
+			if f.Severity != view.Note {
+				reasons = append(reasons, string(f.Reason))
+			}
+		}
+		slices.Sort(reasons)
+		if got != code || v.Ready != (code == 0) || !slices.Equal(reasons, want) || v.SchemaVersion != view.SchemaVersion {
+			t.Errorf("%s: exit code %d, want %d; findings %q, want %q:\n%s", name, got, code, reasons, want, text)
+		}
+	}
+	says := func(patterns ...string) {
+		t.Helper()
+		text, code := runCommand(t, l.Node, "preflight", "--root", root, "--hostname-override", "node-1")
+		if err := fits(text, code, code, patterns); err != nil {
+			t.Error(err)
+		}
+	}
+	check("no pod network", 0, "NetworkNotFound")
+	write("etc/cni/net.d/10-flannel.conflist", `{"name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}`)
+	before := nft(t, l.Node, "list", "ruleset")
+	check("a good node", 0)
+	says(`kernel +\d`, `features +all for \[IPv4 IPv6\]`, `old proxy +no kube-proxy runs\n`, `ports +10249 and 10256 are free`, `pod network +cbr0 \(flannel, portmap\)`,
+		`firewalls +none`, `No problem found: node node-1 is ready for kube-nftproxy\.`)
+	if after := nft(t, l.Node, "list", "ruleset"); after != before {
+		t.Errorf("preflight changed the ruleset:\n%s\nbefore:\n%s", after, before)
+	}
+	var other net.Listener
+	if err := l.Node.Do(func() (err error) { other, err = net.Listen("tcp", "127.0.0.1:10249"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	go func() { // it closes each connection
+		for {
+			conn, err := other.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.Close()
+		}
+	}()
+	if err := l.Node.Sysctl("ipv4/ip_forward", "0"); err != nil {
+		t.Fatal(err)
+	}
+	nft(t, l.Node, "add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }; add chain ip filter DOCKER-USER; "+
+		"add rule ip filter FORWARD jump DOCKER-USER; add table ip nat; add chain ip nat KUBE-SERVICES")
+	check("a bad node", 1, "ForwardPolicyDrop", "ForwardingDisabled", "PortInUse")
+	says(`old proxy +no kube-proxy runs; its rules: iptables-nft 1`, `ports +in use: 127\.0\.0\.1:10249`, `firewalls +Docker`,
+		`fix: +on node node-1: iptables -A FORWARD -m conntrack --ctstate DNAT -j ACCEPT`, `or until Docker loads its rules again`)
+	write("etc/cni/net.d/05-cilium.conflist", `{"name": "cilium", "plugins": [{"type": "cilium-cni"}]}`)
+	write("etc/ufw/ufw.conf", "ENABLED=yes\n")
+	check("Cilium", 1, "ForwardPolicyDrop", "ForwardingDisabled", "NetworkServesServices", "PortInUse")
+	says(`firewalls +ufw, Docker`)
+	if text, code := runCommand(t, l.Node, "preflight", "extra"); code != 2 {
+		t.Errorf("wrong usage: exit code %d: %s", code, text)
+	}
+}
