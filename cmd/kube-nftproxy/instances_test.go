@@ -293,3 +293,37 @@ func TestAFamilyThatIsAddedAndRemoved(t *testing.T) {
 		return nil
 	})
 }
+
+// Only instances with the same service-proxy name agree which one serves.
+func TestInstancesWithNames(t *testing.T) {
+	n := newNode(t)
+	others := []*process{n.start("kube-nftproxy", 1, 0), n.start("kube-nftproxy", 2, 0, "--service-proxy-name", "b")}
+	older := n.start("kube-nftproxy", 3, 0, "--service-proxy-name", "a")
+	synced := func(p *process) error { return p.says(`"Synced"`) }
+	for _, p := range append(others, older) {
+		n.eventually(func() error { return synced(p) })
+	}
+	newer := n.start("kube-nftproxy", 4, 0, "--service-proxy-name", "a")
+	n.eventually(func() error { return older.says("another instance (kube-nftproxy, pid") })
+	n.eventually(func() error { return synced(newer) })
+	for _, p := range append(others, newer) {
+		if got := p.metric("kubenftproxy_standing_by"); got != 0 {
+			t.Errorf("%s stands by", p.Log())
+		}
+	}
+	newer.Kill()
+	n.eventually(func() error {
+		if got := older.metric("kubenftproxy_standing_by"); got != 0 {
+			return errors.New("the older one doesn't serve again")
+		}
+		return nil
+	})
+	for _, table := range []string{"kube-nftproxy", "kube-nftproxy-a", "kube-nftproxy-b"} {
+		if list := n.nft("list tables"); strings.Count(list, " "+table+"\n") != 2 {
+			t.Errorf("no two tables %s: %s", table, list)
+		}
+	}
+	if err := n.reaches(0); err != nil {
+		t.Error(err)
+	}
+}

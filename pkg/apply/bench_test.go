@@ -55,7 +55,7 @@ func BenchmarkFullSync(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				b.StopTimer()
-				if _, err := Cleanup(); err != nil {
+				if _, err := Cleanup(""); err != nil {
 					b.Fatal(err)
 				}
 				k := open(b)

@@ -139,7 +139,7 @@ func TestARuleThatDoesSomethingElse(t *testing.T) {
 // TestListing names what is there.
 func TestListing(t *testing.T) {
 	synced(t)
-	text, err := Listing()
+	text, err := Listing(plan.TableName)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,17 +12,17 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// EarlierUDP returns the UDP frontends that the tables of some families have, in the network namespace of the calling thread. That
+// EarlierUDP returns the UDP frontends that the tables of a service-proxy name in some families have, in the network namespace of the calling thread. That
 // there are no tables isn't an error. Frontends that change meanwhile may be missing. The kernel's work grows with the square of the
 // number of frontends.
-func EarlierUDP(families []inet.Family) (keys []model.Key, err error) {
+func EarlierUDP(families []inet.Family, serviceProxyName string) (keys []model.Key, err error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = cmp.Or(err, conn.Close()) }()
 	for _, f := range families {
-		for _, s := range plan.FrontendSets(f) {
+		for _, s := range plan.FrontendSets(f, serviceProxyName) {
 			err := conn.EachElement(s, func(e *nft.Element) {
 				if k, ok := plan.FrontendOf(f, &e.Key); ok && k.Protocol == inet.UDP {
 					keys = append(keys, k)

@@ -7,7 +7,6 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
 // DropUnserved deletes the tables of this program in those IP families that are not served, each in a batch of its own: an earlier process
@@ -19,10 +18,10 @@ func (k *Kernel) DropUnserved(served []inet.Family) (dropped []inet.Family, err 
 		if slices.Contains(served, f) {
 			continue
 		}
-		found, err := k.conn.HasTable(f, plan.TableName)
+		found, err := k.conn.HasTable(f, k.Table)
 		if err == nil && found {
 			b := nft.NewBatch(0)
-			b.DeleteTable(f, plan.TableName)
+			b.DeleteTable(f, k.Table)
 			if _, err = k.commit(b, Partial); err == nil {
 				dropped = append(dropped, f)
 			}

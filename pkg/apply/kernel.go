@@ -15,6 +15,8 @@ import (
 // Kernel has the tables of this program in one network namespace. It must not be used by two goroutines at once.
 type Kernel struct {
 	conn *nft.Conn
+	// Table is the name of the tables. Set it before the first use.
+	Table string
 	// Now is the clock by which chains are retired.
 	Now func() time.Time
 	// ledger belongs to the planner of the last sync; nil before the first sync.
@@ -78,7 +80,7 @@ func Open() (*Kernel, error) {
 		return nil, fmt.Errorf(noTables, err)
 	}
 	return &Kernel{
-		conn: conn, Now: time.Now, atOnce: mostAtOnce, states: map[inet.Family]*nft.Element{}, difference: nft.NewBatch(0), others: others{heard: make(chan struct{}, 1)},
+		conn: conn, Table: plan.TableName, Now: time.Now, atOnce: mostAtOnce, states: map[inet.Family]*nft.Element{}, difference: nft.NewBatch(0), others: others{heard: make(chan struct{}, 1)},
 	}, nil
 }
 
@@ -253,7 +255,7 @@ func (k *Kernel) update() (Result, error) {
 	b := k.reuse()
 	b.Report = k.counts != nil
 	for _, name := range c.chains {
-		t, chain := table(name.family), k.ledger.planner.ClassChain(name.family, name.name)
+		t, chain := k.table(name.family), k.ledger.planner.ClassChain(name.family, name.name)
 		b.AddChain(t, chain)
 		b.AddRules(t, chain)
 	}
@@ -268,7 +270,7 @@ func (k *Kernel) update() (Result, error) {
 		}
 	}
 	for _, name := range c.unused {
-		b.FlushRules(table(name.family), name.name) // which may look up a set that is remade
+		b.FlushRules(k.table(name.family), name.name) // which may look up a set that is remade
 	}
 	for i := range c.remade {
 		remake(b, &c.remade[i])
@@ -286,7 +288,7 @@ func (k *Kernel) update() (Result, error) {
 		b.AddElement(s)
 	}
 	for _, name := range c.unused {
-		b.DeleteChain(table(name.family), name.name)
+		b.DeleteChain(k.table(name.family), name.name)
 	}
 	result, err := k.commit(b, Partial)
 	if err != nil {
@@ -300,7 +302,7 @@ func (k *Kernel) update() (Result, error) {
 
 // remake deletes a set, and adds it again.
 func remake(b *nft.Batch, r *remade) {
-	t := table(r.set.Family)
+	t := &nft.Table{Family: r.set.Family, Name: r.set.Table}
 	for _, c := range r.chains {
 		b.FlushRules(t, c.Name)
 	}
@@ -328,7 +330,7 @@ func (k *Kernel) reuse() *nft.Batch {
 }
 
 // table names a family's table.
-func table(f inet.Family) *nft.Table { return &nft.Table{Family: f, Name: plan.TableName} }
+func (k *Kernel) table(f inet.Family) *nft.Table { return &nft.Table{Family: f, Name: k.Table} }
 
 func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 	k.known, k.doubted = false, false
@@ -364,8 +366,11 @@ func (k *Kernel) send(b *nft.Batch, kind Kind) error {
 	return err
 }
 
-// Cleanup deletes the tables of this program, and returns their names. Missing tables are not an error.
-func Cleanup() (deleted []string, err error) { return nft.DeleteTables(plan.TableName) }
+// Cleanup deletes the tables of a service-proxy name, which is empty for the default instance, and returns their names. Missing tables are not an
+// error.
+func Cleanup(serviceProxyName string) (deleted []string, err error) {
+	return nft.DeleteTables(plan.Table(serviceProxyName))
+}
 
 // Doubt makes the next sync compare the tables with the plan, as at the start.
 func (k *Kernel) Doubt() {

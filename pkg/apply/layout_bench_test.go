@@ -32,7 +32,7 @@ func BenchmarkFrontends(b *testing.B) {
 					}
 					for b.Loop() {
 						b.StopTimer()
-						if _, err := Cleanup(); err != nil {
+						if _, err := Cleanup(""); err != nil {
 							b.Fatal(err)
 						}
 						k, before := open(b), kernelMemory(b)

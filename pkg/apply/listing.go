@@ -13,9 +13,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Listing reads our tables and writes them much as nft list would, without running it. What can't be read is said in the error; the
+// Listing reads the tables with a name and writes them much as nft list would, without running it. What can't be read is said in the error; the
 // rest is there all the same. The secret key in the element of [plan.StateSet] is left out.
-func Listing() ([]byte, error) {
+func Listing(table string) ([]byte, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, err
@@ -24,18 +24,18 @@ func Listing() ([]byte, error) {
 	var b bytes.Buffer
 	var errs []error
 	for _, f := range inet.Families {
-		errs = append(errs, list(conn, &b, f))
+		errs = append(errs, list(conn, &b, f, table))
 	}
 	return b.Bytes(), errors.Join(errs...)
 }
 
-func list(conn *nft.Conn, b *bytes.Buffer, family inet.Family) error {
-	t, err := conn.Read(family, plan.TableName)
+func list(conn *nft.Conn, b *bytes.Buffer, family inet.Family, table string) error {
+	t, err := conn.Read(family, table)
 	if err != nil || !t.Exists {
 		return err
 	}
 	var errs []error
-	fmt.Fprintf(b, "table %s %s {\n", family.Keyword(), plan.TableName)
+	fmt.Fprintf(b, "table %s %s {\n", family.Keyword(), table)
 	for _, name := range slices.Sorted(maps.Keys(t.Sets)) {
 		errs = append(errs, listSet(conn, b, t.Sets[name]))
 	}

@@ -13,6 +13,8 @@ import (
 
 // others hears of what other programs commit.
 type others struct {
+	// table is the name of the tables whose changes matter.
+	table string
 	// wanted says that it is to hear, listener is nil as long as that has never succeeded.
 	wanted   bool
 	listener *nft.Listener
@@ -52,11 +54,12 @@ func (o *others) renewedBy(port uint32) {
 // that none has another value. Commits of this process are neither heard nor slowed down. After an error, CheckRuleset tries again.
 func (k *Kernel) Listen() error {
 	k.others.wanted = true
+	k.others.table = k.Table
 	return k.others.open()
 }
 
 func (o *others) open() error {
-	l, err := nft.Listen(plan.TableName)
+	l, err := nft.Listen(o.table)
 	if err != nil {
 		return err
 	}

@@ -273,7 +273,7 @@ func TestCleanupRemovesOurTablesOnly(t *testing.T) {
 	synced(t)
 	run(t, "nft", "add table ip somebody; add table ip kube-proxy; add table ip6 kube-proxy")
 	for _, want := range [][]string{{"ip kube-nftproxy", "ip6 kube-nftproxy"}, nil} {
-		deleted, err := Cleanup()
+		deleted, err := Cleanup("")
 		if err != nil {
 			t.Fatal(err)
 		}

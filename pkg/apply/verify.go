@@ -114,7 +114,7 @@ func differs(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong 
 			return "", 0, err
 		}
 		if !same && wrong == "" {
-			wrong = fmt.Sprintf("table %s %s: its elements differ from the plan", state.Set.Family.Keyword(), plan.TableName)
+			wrong = fmt.Sprintf("table %s %s: its elements differ from the plan", state.Set.Family.Keyword(), state.Set.Table)
 		}
 	}
 	now, err = conn.Generation()

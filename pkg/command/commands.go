@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -31,6 +32,8 @@ const exitCodes = "\n\nExit codes: 0 no problem found, 1 problem found, 2 invali
 type question struct {
 	output
 	socket string
+	// proxyName is the service-proxy name of the running program; empty for the default instance.
+	proxyName string
 }
 
 func (q *question) flags(cmd *cobra.Command) {
@@ -39,16 +42,19 @@ func (q *question) flags(cmd *cobra.Command) {
 }
 
 func (q *question) socketFlag(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&q.socket, "control-socket", control.DefaultPath, "Control socket of the running program: the value of its own flag --control-socket.")
+	cmd.Flags().StringVar(&q.proxyName, "service-proxy-name", "", "Query the program that runs with this flag.")
+	cmd.Flags().StringVar(&q.socket, "control-socket", "", "Control socket of the running program: the value of its own flag --control-socket. Default: "+control.DefaultPath+", or that of --service-proxy-name.")
 }
 
 // soon is the timeout for the first byte of an answer that needs no comparison. The program waits for a busy loop for a part of it.
 const soon = 15 * time.Second
 
 // client returns a client for answers that the running program has at hand; patient returns one for answers that take longer.
-func (q *question) client() *control.Client { return control.NewClient(q.socket).Within(soon) }
-func (q *question) patient() *control.Client {
-	return control.NewClient(q.socket).Within(control.AnswerTime)
+func (q *question) client() *control.Client  { return q.within(soon) }
+func (q *question) patient() *control.Client { return q.within(control.AnswerTime) }
+
+func (q *question) within(patience time.Duration) *control.Client {
+	return control.NewClient(cmp.Or(q.socket, control.PathOf(q.proxyName))).Within(patience)
 }
 
 func newStatusCommand() *cobra.Command {

@@ -86,7 +86,7 @@ func planManifests(o *config.Options, fs *pflag.FlagSet, from string, stdin io.R
 		return nil, err
 	}
 	source := watch.NewManifests(watch.Config{
-		Folder: from, NodeName: s.NodeName, Tracker: track.New(time.Now(), time.Now),
+		Folder: from, NodeName: s.NodeName, ServiceProxyName: s.ServiceProxyName, Tracker: track.New(time.Now(), time.Now),
 		Report: func(p model.Problem) { warn(warnings, p) },
 	})
 	if err := load(source, from, stdin); err != nil {
@@ -127,6 +127,7 @@ func planObjects(s *settings.Settings, source *watch.Manifests, warnings io.Writ
 	p := plan.New(s.PlanOptions(families))
 	var recall settings.Recall
 	if kernel != nil {
+		kernel.Table = plan.Table(s.ServiceProxyName)
 		recall = kernel.Recall
 	}
 	facts, problems, err := s.Facts(source, families)

@@ -11,7 +11,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
 // ending is the result for a packet.
@@ -23,6 +22,8 @@ type ending struct {
 // journey is the list of events of one packet.
 type journey struct {
 	events []nft.TraceEvent
+	// table is the name of the program's tables.
+	table string
 	// chains are the base chains of all tables.
 	chains   []nft.BaseChain
 	protocol inet.Protocol
@@ -56,7 +57,7 @@ func (j *journey) end() ending {
 
 // stopper names the rule or policy that has dropped the packet, and the command that lists it.
 func (j *journey) stopper(e nft.TraceEvent) string {
-	if e.Table == plan.TableName {
+	if e.Table == j.table {
 		return fmt.Sprintf("Stopped by chain %s of table %s.", e.Chain, e.Table)
 	}
 	family := ""
@@ -83,7 +84,7 @@ func (j *journey) translator() string {
 	var before nft.TraceEvent
 	for _, e := range j.events {
 		if e.To.IsValid() {
-			foreign := before.Table != plan.TableName && !strings.HasPrefix(before.Table, liveTable)
+			foreign := before.Table != j.table && !strings.HasPrefix(before.Table, liveTable)
 			if to.IsValid() && e.To != to && foreign {
 				return fmt.Sprintf("chain %s of table %s", before.Chain, before.Table)
 			}
@@ -106,7 +107,7 @@ func (j *journey) lastAddress() (to netip.AddrPort) {
 // own reports whether any rule of this program was evaluated for the packet.
 func (j *journey) own() bool {
 	for _, e := range j.events {
-		if e.Table == plan.TableName {
+		if e.Table == j.table {
 			return true
 		}
 	}

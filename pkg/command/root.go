@@ -73,6 +73,9 @@ func newCommand(version string, daemon Daemon) *cobra.Command {
 				fmt.Println(text)
 				return nil
 			}
+			if !cmd.Flags().Changed("control-socket") {
+				o.ControlSocket = control.PathOf(o.ServiceProxyName)
+			}
 			return daemon(cmd.Context(), version, o, cmd.Flags())
 		},
 	}

@@ -51,12 +51,12 @@ without an answer), otherwise 1.`,
 				return err
 			}
 			if live {
-				return followLive(cmd.OutOrStdout(), &q.output, p, args[0] != sentByNode, timeout)
+				return q.followLive(cmd.OutOrStdout(), p, args[0] != sentByNode, timeout)
 			}
 			if t := q.onLoopback(cmd.Context(), p, host.Routes{}); t != nil {
 				return printForetold(cmd.OutOrStdout(), &q.output, t)
 			}
-			return tracePacket(cmd.OutOrStdout(), &q.output, p)
+			return q.tracePacket(cmd.OutOrStdout(), p)
 		},
 	}
 	q.flags(cmd)
@@ -93,14 +93,14 @@ func parsePacket(from, to string) (p trace.Packet, err error) {
 	return trace.From(source.Unmap(), at, protocol, host.Routes{})
 }
 
-// foretell reads the tables, and follows a packet through them.
-func foretell(p trace.Packet) (*trace.Trace, *nft.ReadTable, []nft.BaseChain, error) {
+// foretell reads the tables with a name, and follows a packet through them.
+func foretell(p trace.Packet, tables string) (*trace.Trace, *nft.ReadTable, []nft.BaseChain, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	defer conn.Close() //nolint:errcheck // read only
-	table, err := conn.Read(inet.FamilyOf(p.To.Addr()), plan.TableName)
+	table, err := conn.Read(inet.FamilyOf(p.To.Addr()), tables)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -112,12 +112,12 @@ func foretell(p trace.Packet) (*trace.Trace, *nft.ReadTable, []nft.BaseChain, er
 	return t, table, chains, err
 }
 
-func tracePacket(to io.Writer, out *output, p trace.Packet) error {
-	t, _, _, err := foretell(p)
+func (q *question) tracePacket(to io.Writer, p trace.Packet) error {
+	t, _, _, err := foretell(p, plan.Table(q.proxyName))
 	if err != nil {
 		return err
 	}
-	return printForetold(to, out, t)
+	return printForetold(to, &q.output, t)
 }
 
 func printForetold(to io.Writer, out *output, t *trace.Trace) error {
@@ -279,13 +279,13 @@ type liveEvent struct {
 const quiet = 300 * time.Millisecond
 
 // followLive waits for a packet, and prints its events.
-func followLive(to io.Writer, out *output, p trace.Packet, fromGiven bool, timeout time.Duration) error {
-	foretold, own, chains, err := foretell(p)
+func (q *question) followLive(to io.Writer, p trace.Packet, fromGiven bool, timeout time.Duration) error {
+	foretold, own, chains, err := foretell(p, plan.Table(q.proxyName))
 	if err != nil {
 		return err
 	}
 	if p.Own && p.NoRoute { // no packet will be sent
-		return printForetold(to, out, foretold)
+		return printForetold(to, &q.output, foretold)
 	}
 	what := nft.Traced{Family: own.Family, To: p.To, Protocol: p.Protocol}
 	if fromGiven {
@@ -313,13 +313,13 @@ func followLive(to io.Writer, out *output, p trace.Packet, fromGiven bool, timeo
 			list = append(list, inWords(own, e))
 		}
 	}
-	way := journey{events, chains, p.Protocol}
+	way := journey{events, own.Name, chains, p.Protocol}
 	end := way.end()
-	err = out.print(to, liveView{foretold.Frontend, list, end.text, end.stopped}, func(printer *view.Printer) {
+	err = q.print(to, liveView{foretold.Frontend, list, end.text, end.stopped}, func(printer *view.Printer) {
 		if foretold.Frontend != "" {
 			printer.Printf("Service port: %s\n", printer.Paint(view.Bold, view.Printable(foretold.Frontend)))
 		}
-		printLive(printer, list)
+		printLive(printer, list, own.Name)
 		printer.Printf("%s\n", end.text)
 	})
 	if err == nil && end.stopped {
@@ -399,7 +399,7 @@ func ruleOf(own *nft.ReadTable, e nft.TraceEvent) *nft.ReadRule {
 	return nil
 }
 
-func printLive(p *view.Printer, list []liveEvent) {
+func printLive(p *view.Printer, list []liveEvent, table string) {
 	from, to := "", ""
 	own := false
 	for _, l := range list {
@@ -410,13 +410,13 @@ func printLive(p *view.Printer, list []liveEvent) {
 		if strings.HasPrefix(l.Table, liveTable) {
 			continue // this chain only marks the end of the packet
 		}
-		own = own || l.Table == plan.TableName
+		own = own || l.Table == table
 		p.Printf("  %s %s: %s\n", l.Table, l.Chain, view.Printable(l.Text))
 		if p.Wide && l.Rule != "" {
 			p.Printf("      %s\n", p.Paint(view.Dim, view.Printable(l.Rule)))
 		}
 	}
 	if !own {
-		p.Printf("No rule of table %s was evaluated.\n", plan.TableName)
+		p.Printf("No rule of table %s was evaluated.\n", table)
 	}
 }

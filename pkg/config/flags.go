@@ -34,6 +34,7 @@ func (o *Options) addGeneral(fs *pflag.FlagSet) {
 	fs.StringVar(&o.WriteTo, "write-config-to", "", "Write the resulting configuration to this file, then exit.")
 	fs.BoolVar(&o.Cleanup, "cleanup", false, "Remove the rules of this program and of kube-proxy, in any mode, then exit. While kube-nftproxy runs on the node, remove nothing and exit with 1, unless --force is set.")
 	fs.BoolVar(&o.ForceCleanup, "force", false, "With --cleanup: remove the rules although kube-nftproxy runs on the node. New connections to Services fail until it writes them again.")
+	fs.StringVar(&o.ServiceProxyName, "service-proxy-name", "", "Serve only Services whose label service.kubernetes.io/service-proxy-name has this value, in tables of their own, beside the proxy of all other Services (docs/try.md). The servers of /healthz and /metrics are off unless their flags are set, and the sysctls of the node are left alone. Commands need the same flag.")
 	fs.BoolVar(&o.InitOnly, "init-only", false, "Set the conntrack sysctls, which need more privileges than CAP_NET_ADMIN, then exit (for an init container).")
 	fs.Var(cliflag.NewMapStringBool(&c.FeatureGates), "feature-gates", "Feature gates of kube-proxy, as Name=true,Name=false. Gates that do not apply to this program are accepted and ignored.")
 	fs.StringVar(&o.hostname, "hostname-override", "", "Name of this Node, if it differs from the host name.")

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,6 +39,9 @@ type Options struct {
 	LearnAPIServers bool
 	// StartupTaint is the key of a taint that is removed from the Node after the first sync; empty for none.
 	StartupTaint string
+	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name of the Services to serve, beside another proxy.
+	// If it is empty, the program serves the Services without the label.
+	ServiceProxyName string
 	// Manifests is a folder of objects that replaces the API server.
 	Manifests string
 	// ControlSocket is the path of the socket for commands on this node; empty for none.
@@ -104,9 +108,15 @@ func (o *Options) Complete(fs *pflag.FlagSet) error {
 		if err := logsFromFlags(fs, &c.Logging); err != nil {
 			return err
 		}
+		if o.ServiceProxyName != "" {
+			notes = append(notes, o.ownServers(fs, c)...)
+		}
 		o.Config, o.Notes = c, notes
 	} else {
 		o.applyFlags(fs)
+		if o.ServiceProxyName != "" {
+			o.ownServers(fs, o.Config)
+		}
 	}
 	var unknown []string
 	var err error
@@ -137,6 +147,7 @@ func (o *Options) Validate() error {
 	if problems := validation.IsQualifiedName(o.StartupTaint); o.StartupTaint != "" && len(problems) > 0 {
 		errs = append(errs, field.Invalid(field.NewPath("--startup-taint"), o.StartupTaint, strings.Join(problems, "; ")))
 	}
+	errs = append(errs, o.validateProxyName()...)
 	if o.reload != reloadNever && o.reload != reloadExit {
 		errs = append(errs, field.NotSupported(field.NewPath("--config-reload"), o.reload, []string{reloadNever, reloadExit}))
 	}
@@ -175,6 +186,52 @@ func (o *Options) applyFlags(fs *pflag.FlagSet) {
 		c.NFTables.MasqueradeAll = c.IPTables.MasqueradeAll
 		c.IPTables.MasqueradeAll = false
 	}
+}
+
+// ownServers sets the addresses of the servers of an instance with a service-proxy name: those that flags give it, otherwise none. Those of the
+// file, and the defaults, are the other proxy's.
+func (o *Options) ownServers(fs *pflag.FlagSet, c *kubeproxy.KubeProxyConfiguration) (notes []Note) {
+	for _, server := range []struct {
+		flag, field string
+		port        int32
+		own         string
+		in          *string
+	}{
+		{"healthz", "healthzBindAddress", o.healthzPort, o.Config.HealthzBindAddress, &c.HealthzBindAddress},
+		{"metrics", "metricsBindAddress", o.metricsPort, o.Config.MetricsBindAddress, &c.MetricsBindAddress},
+	} {
+		given := fs.Changed(server.flag + "-bind-address")
+		*server.in = ""
+		if given && server.own != "" {
+			*server.in = addressOf(server.own, server.port)
+		} else if !given && o.File != "" {
+			notes = append(notes, Note{Subject: server.field, Text: "belongs to the other proxy and is ignored, because --service-proxy-name is set; use --" + server.flag + "-bind-address"})
+		}
+	}
+	return notes
+}
+
+// reserved are words in the names of other tables of the program.
+var reserved = []string{"loopback", "probe", "trace"}
+
+// validateProxyName checks the service-proxy name, and the flags that have no meaning with one.
+func (o *Options) validateProxyName() (errs field.ErrorList) {
+	name, at := o.ServiceProxyName, field.NewPath("--service-proxy-name")
+	if name == "" {
+		return nil
+	}
+	for _, problem := range validation.IsDNS1123Label(name) {
+		errs = append(errs, field.Invalid(at, name, problem))
+	}
+	for _, word := range strings.Split(name, "-") {
+		if slices.Contains(reserved, word) {
+			errs = append(errs, field.Invalid(at, name, fmt.Sprintf("must not contain the word %q, which is in the names of other tables of the program", word)))
+		}
+	}
+	if o.InitOnly {
+		errs = append(errs, field.Invalid(field.NewPath("--init-only"), true, "cannot be combined with --service-proxy-name: the other proxy sets the sysctls"))
+	}
+	return errs
 }
 
 // addressOf returns the address of a server from its two flags. A deprecated port of 0 turns the server off.

@@ -293,3 +293,57 @@ func TestFlagsOfCounters(t *testing.T) {
 		t.Errorf("-1 is accepted (%v)", err)
 	}
 }
+
+// TestServiceProxyName: the servers have no default address, because the other proxy has the ports, and a file is the other proxy's, too.
+func TestServiceProxyName(t *testing.T) {
+	servers := file(t, "healthzBindAddress: 0.0.0.0:10256\nmetricsBindAddress: 127.0.0.1:10249\n")
+	name := []string{"--service-proxy-name", "try"}
+	for _, tc := range []struct {
+		args             []string
+		healthz, metrics string
+		notes            []string
+	}{
+		{args: name},
+		{args: []string{"--config", servers}, healthz: "0.0.0.0:10256", metrics: "127.0.0.1:10249"},
+		{args: append(name, "--config", servers), notes: []string{"healthzBindAddress", "metricsBindAddress"}},
+		{args: append(name, "--healthz-bind-address", "127.0.0.1:10356", "--metrics-bind-address", "127.0.0.1"), healthz: "127.0.0.1:10356", metrics: "127.0.0.1:10249"},
+		{args: append(name, "--metrics-port", "10349", "--metrics-bind-address", "127.0.0.1"), metrics: "127.0.0.1:10349"},
+		{args: append(name, "--metrics-port", "10349")},
+		{args: append(name, "--metrics-port", "0", "--healthz-bind-address", "")},
+		{args: append(name, "--config", servers, "--metrics-bind-address", "127.0.0.1:10349"), metrics: "127.0.0.1:10349", notes: []string{"healthzBindAddress"}},
+	} {
+		o := mustComplete(t, tc.args...)
+		var notes []string
+		for _, n := range o.Notes {
+			if strings.Contains(n.Text, "service-proxy-name") {
+				notes = append(notes, n.Subject)
+			}
+		}
+		if c := o.Config; c.HealthzBindAddress != tc.healthz || c.MetricsBindAddress != tc.metrics || !slices.Equal(notes, tc.notes) {
+			t.Errorf("%q: healthz %q, metrics %q, notes %q", tc.args, c.HealthzBindAddress, c.MetricsBindAddress, notes)
+		}
+	}
+}
+
+func TestServiceProxyNameIsChecked(t *testing.T) {
+	for name, want := range map[string]string{
+		"try": "", "a": "", "0": "", "traces": "", strings.Repeat("a", 63): "",
+		strings.Repeat("a", 64): "no more than 63", "Try": "lower case", "a.b": "dots", "a/b": "alphanumeric", "-a": "start", " ": "alphanumeric",
+		"loopback": "other tables", "a-loopback": "other tables", "trace-1": "other tables", "probe": "other tables",
+	} {
+		o, err := complete(t, "--service-proxy-name", name)
+		if err == nil {
+			err = o.Validate()
+		}
+		if (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", name, err, want)
+		}
+	}
+	o, err := complete(t, "--service-proxy-name", "try", "--init-only")
+	if err == nil {
+		err = o.Validate()
+	}
+	if err == nil || !strings.Contains(err.Error(), "--init-only") {
+		t.Errorf("--init-only with a name: %v", err)
+	}
+}

@@ -644,12 +644,12 @@ func TestClientOfServiceDeletedDuringDowntimeIsCutOff(t *testing.T) {
 			n.Fatalf("%s replies to the other program's client, want %s", got, plugin)
 		}
 		_, clients := n.served(f)
-		earlier, err := apply.EarlierUDP(inet.Families[:])
+		earlier, err := apply.EarlierUDP(inet.Families[:], "")
 		if err != nil || len(earlier) != len(clients) {
 			n.Fatalf("frontends of the earlier tables: %v, %v; want %d", earlier, err, len(clients))
 		}
 		n.withdraw()
-		if now, err := apply.EarlierUDP(inet.Families[:]); err != nil || len(now) > 0 {
+		if now, err := apply.EarlierUDP(inet.Families[:], ""); err != nil || len(now) > 0 {
 			n.Errorf("after the Service was deleted: %v, %v", now, err)
 		}
 		d := &Desired{Undnated: true}

@@ -136,8 +136,8 @@ func (a *API) failing() (resources []string) {
 // askAPI is the timeout of a query about a Service.
 const askAPI = 2 * time.Second
 
-// live queries the API server for the Services of a name. known is false without an API server, or without an answer.
-func (a *API) live(ctx context.Context, namespace, name string) (list []model.Declared, known bool) {
+// live queries the API server for the Services of a name, as the proxy with a service-proxy name sees them. known is false without an API server, or without an answer.
+func (a *API) live(ctx context.Context, namespace, name, serviceProxyName string) (list []model.Declared, known bool) {
 	if a == nil {
 		return nil, false
 	}
@@ -150,7 +150,7 @@ func (a *API) live(ctx context.Context, namespace, name string) (list []model.De
 		return nil, false
 	}
 	for i := range found.Items {
-		list = append(list, model.DeclaredAs(&found.Items[i]))
+		list = append(list, model.DeclaredAs(&found.Items[i], serviceProxyName))
 	}
 	return list, true
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -128,7 +129,7 @@ func (c *Console) bundle(w http.ResponseWriter, r *http.Request) {
 	a.add("flags.txt", c.FlagsText(), nil)
 	text, err = c.metricsText()
 	a.add("metrics.txt", text, err)
-	text, err = apply.Listing()
+	text, err = apply.Listing(plan.Table(c.ServiceProxyName))
 	a.add("tables.nft", text, err)
 	a.add("versions.txt", c.versions(), nil)
 	a.add("sysctls.txt", sysctls("/proc/sys"), nil)

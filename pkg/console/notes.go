@@ -82,11 +82,11 @@ func (c *Console) notServed(ctx context.Context, namespace, name string) error {
 	if namespace != "" {
 		full = namespace + "/" + name
 	}
-	list, known := c.API.live(ctx, namespace, name)
+	list, known := c.API.live(ctx, namespace, name, c.ServiceProxyName)
 	switch {
 	case !known:
-		return control.NotFound(fmt.Sprintf("Service %s is not served on this node: it does not exist, is headless, is of type ExternalName, has no cluster IP, or has "+
-			"the label service.kubernetes.io/service-proxy-name", full))
+		return control.NotFound(fmt.Sprintf("Service %s is not served on this node: it does not exist, is headless, is of type ExternalName, has no cluster IP, or its "+
+			"label service.kubernetes.io/service-proxy-name assigns it to another proxy", full))
 	case len(list) > 0:
 		return control.NotFound(fmt.Sprintf("Service %s is not served by kube-nftproxy: %s", list[0].Name,
 			cmp.Or(list[0].WhyNot, "the program has not received it; kube-nftproxy status shows whether changes arrive")))
@@ -136,7 +136,7 @@ func (c *Console) addSelector(ctx context.Context, s *view.Service) {
 	if !slices.ContainsFunc(s.Ports, none) {
 		return
 	}
-	list, known := c.API.live(ctx, s.Namespace, s.Name)
+	list, known := c.API.live(ctx, s.Namespace, s.Name, c.ServiceProxyName)
 	if !known || len(list) == 0 {
 		return
 	}

@@ -20,7 +20,7 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	now := time.Now()
 	s := &view.Status{
 		SchemaVersion: view.SchemaVersion, Node: c.NodeName, Version: c.Version, Kernel: host.Release(), Time: now, Started: c.Started,
-		Mode: string(c.Config.Mode), LocalMode: string(c.Config.DetectLocalMode), ConfigFile: c.File, Ports: c.Ports(), Findings: []view.Finding{},
+		Mode: string(c.Config.Mode), LocalMode: string(c.Config.DetectLocalMode), ServiceProxyName: c.ServiceProxyName, ConfigFile: c.File, Ports: c.Ports(), Findings: []view.Finding{},
 	}
 	if s.API = (view.API{Source: "manifests in " + c.Manifests, Answers: true}); c.API != nil {
 		s.API = c.API.State(ctx)
@@ -47,7 +47,9 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	s.Findings = append(s.Findings, c.rejected(o, conflicts)...)
 	node := doctor.Config{
 		NodeName: c.NodeName, Sysctls: "/proc/sys", Families: used, Drops: doctor.Drops, Rival: c.Rival, NodePorts: c.NodePorts, Monitors: doctor.Monitors,
-		Leftovers: func() (takeover.Leftovers, error) { return takeover.Look(c.ExcludedFromIPVS()) },
+	}
+	if c.ServiceProxyName == "" { // with a name, the rules of kube-proxy are not leftovers
+		node.Leftovers = func() (takeover.Leftovers, error) { return takeover.Look(c.ExcludedFromIPVS()) }
 	}
 	if guests, _ := c.Instances(); len(guests) > 0 || s.Loop != nil && s.Loop.Other != "" {
 		node.Monitors = nil // the other instance is a finding already, and it may be the one that serves

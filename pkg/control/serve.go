@@ -14,6 +14,14 @@ import (
 // DefaultPath is the default path of the socket. Its own directory can be a mount where the root file system is read-only.
 const DefaultPath = "/run/kube-nftproxy/control.sock"
 
+// PathOf returns the default path of the socket of the instance with a service-proxy name, which is empty for the default instance.
+func PathOf(serviceProxyName string) string {
+	if serviceProxyName == "" {
+		return DefaultPath
+	}
+	return "/run/kube-nftproxy/control-" + serviceProxyName + ".sock"
+}
+
 // lookEvery is the interval of checks whether the socket still exists.
 const lookEvery = 10 * time.Second
 

@@ -98,7 +98,7 @@ func serve(ctx context.Context, version string, s *settings.Settings) error {
 	signal.Ignore(syscall.SIGPIPE) // the reader of the log may exit
 	setMemory()
 	logger := klog.FromContext(ctx)
-	prepare := sync.OnceFunc(func() { prepareHost(logger, s.Config) })
+	prepare := sync.OnceFunc(func() { prepareProcess(logger, s) })
 	hostFamilies := host.Families()
 	for families := hostFamilies; ; {
 		d, err := newDaemon(ctx, version, s, hostFamilies, families)
@@ -210,17 +210,18 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	if d.kernel, err = apply.Open(); err != nil {
 		return d, err
 	}
+	d.kernel.Table = plan.Table(d.ServiceProxyName)
 	if err := d.kernel.Listen(); err != nil {
 		logger.Error(err, "Cannot listen for foreign changes of the ruleset; polling it twice a second")
 	}
-	if !d.takeover.Rival(ctx).Possible() {
+	if d.ServiceProxyName == "" && !d.takeover.Rival(ctx).Possible() {
 		d.kernel.TakeOver(func() bool { return !d.takeover.Rival(ctx).Possible() })
 	}
 	d.planner = plan.New(d.PlanOptions(d.families))
 	if err := d.count(logger); err != nil {
 		return d, err
 	}
-	d.instance = instance.New(instance.Name, instance.Own())
+	d.instance = instance.New(instance.NameOf(d.ServiceProxyName), instance.Own())
 	d.instance.Unknown = func(err error) {
 		logger.Error(err, "Cannot query a process that may be another instance of this program; this instance serves")
 	}
@@ -236,14 +237,14 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 func (d *daemon) openLoopback() {
 	families := d.LoopbackFamilies(d.families)
 	d.loopback = loopback.New(loopback.Config{
-		NodeName: d.NodeName, Families: families, Report: d.report, Metrics: d.metrics, Refusals: loopback.NewRefusals(families),
+		NodeName: d.NodeName, Families: families, Report: d.report, Metrics: d.metrics, Refusals: loopback.NewRefusals(families, plan.Table(d.ServiceProxyName)),
 	})
 	metrics.RegisterLoopback(d.registry, families, d.loopback.Refused)
 }
 
 // openSource opens a folder or a connection to the API server.
 func (d *daemon) openSource(logger klog.Logger) error {
-	cfg := watch.Config{Folder: d.Manifests, NodeName: d.NodeName, Tracker: d.tracker}
+	cfg := watch.Config{Folder: d.Manifests, NodeName: d.NodeName, ServiceProxyName: d.ServiceProxyName, Tracker: d.tracker}
 	if d.Manifests != "" {
 		d.reporter = report.New(logger, nil, report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
 		cfg.Report = d.report
@@ -320,7 +321,9 @@ func (d *daemon) run(ctx context.Context) error {
 	if d.StartupTaint != "" {
 		part("taint", (&watch.StartupTaint{Client: d.client, Key: d.StartupTaint, Node: d.source.Node, Synced: d.firstSync}).Run)
 	}
-	part("takeover", func(ctx context.Context) error { d.takeover.Run(ctx); return nil })
+	if d.ServiceProxyName == "" {
+		part("takeover", func(ctx context.Context) error { d.takeover.Run(ctx); return nil })
+	}
 	part("control", func(ctx context.Context) error { control.Serve(ctx, d.ControlSocket, d.console.Handler()); return nil })
 	part("lease", func(ctx context.Context) error { d.lease.Run(ctx); return nil })
 	part("families", d.awaitFamily)
@@ -353,7 +356,7 @@ func (d *daemon) newLoop() *proxy.Proxy {
 	return proxy.New(proxy.Config{
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: d.planner,
 		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(least, every, every),
-		Flows: d.flows, Earlier: func() ([]model.Key, error) { return apply.EarlierUDP(d.families) }, NodePortUsers: d.users, Loopback: d.loopback, Checks: d.checks, Families: d.families,
+		Flows: d.flows, Earlier: func() ([]model.Key, error) { return apply.EarlierUDP(d.families, d.ServiceProxyName) }, NodePortUsers: d.users, Loopback: d.loopback, Checks: d.checks, Families: d.families,
 		NodeName: d.NodeName, NodeIP: d.NodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: d.NodePortAddresses(),
 		Model: d.ModelOptions(), Report: d.report, Synced: d.synced, Observer: &d.commits, Now: time.Now,
 		Turn: d.instance,

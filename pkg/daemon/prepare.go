@@ -8,7 +8,18 @@ import (
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 )
+
+// prepareProcess applies settings of this process, and those of the host. With a service-proxy name, the other proxy has set those of the host.
+func prepareProcess(logger klog.Logger, s *settings.Settings) {
+	if s.ServiceProxyName == "" {
+		prepareHost(logger, s.Config)
+	}
+	if err := host.SetOOMScore("/", int(*s.Config.OOMScoreAdj)); err != nil {
+		logger.V(2).Info("Failed to apply oom-score-adj", "oomScoreAdj", *s.Config.OOMScoreAdj, "err", err)
+	}
+}
 
 // prepareHost applies settings outside nftables. kube-proxy exits if this fails; this program logs a warning, because Services
 // work without.
@@ -28,8 +39,5 @@ func prepareHost(logger klog.Logger, c *kubeproxy.KubeProxyConfiguration) {
 	if err != nil {
 		logger.Info("Conntrack is not configured as requested; give the container a writable /proc/sys, run it once with --init-only as root, "+
 			"or set the fields of conntrack in the configuration to 0", "err", err)
-	}
-	if err := host.SetOOMScore("/", int(*c.OOMScoreAdj)); err != nil {
-		logger.V(2).Info("Failed to apply oom-score-adj", "oomScoreAdj", *c.OOMScoreAdj, "err", err)
 	}
 }

@@ -10,28 +10,26 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/instance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/loopback"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/settings"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/takeover"
 )
 
 // cleanup removes the program's tables and all objects that kube-proxy left, in any mode. It keeps those of a running kube-proxy:
-// if an administrator returns the node to kube-proxy, its rules handle new connections already. Its results are kube-proxy's, but
-// while kube-nftproxy runs on the node, it removes nothing without force.
+// if an administrator returns the node to kube-proxy, its rules handle new connections already. With a service-proxy name, it removes only the
+// tables of that name. Its results are kube-proxy's, but while the same instance runs on the node, it removes nothing without force.
 func cleanup(ctx context.Context, logger klog.Logger, s *settings.Settings) error {
-	if err := refuseCleanup(s.ForceCleanup); err != nil {
+	if err := refuseCleanup(instance.NameOf(s.ServiceProxyName), s.ForceCleanup); err != nil {
 		return err
 	}
-	deleted, err := apply.Cleanup()
-	more, failed := loopback.Cleanup()
+	deleted, err := apply.Cleanup(s.ServiceProxyName)
+	more, failed := loopback.Cleanup(plan.Table(s.ServiceProxyName))
 	deleted, err = append(deleted, more...), errors.Join(err, failed)
 	for _, table := range deleted {
 		logger.Info("Removed the rules of kube-nftproxy", "table", table)
 	}
-	rival := takeover.New(takeover.Config{Metrics: s.Config.MetricsBindAddress, Health: s.Config.HealthzBindAddress})
-	if rival.Rival(ctx).Possible() {
-		logger.Info("A kube-proxy runs on this node, or its absence cannot be confirmed; keeping its rules")
-	} else {
-		err = errors.Join(err, takeover.Cleanup(logger, s.ExcludedFromIPVS()))
+	if s.ServiceProxyName == "" {
+		err = errors.Join(err, cleanupKubeProxy(ctx, logger, s))
 	}
 	if err != nil {
 		logger.Error(err, "Failed to remove all rules")
@@ -41,8 +39,8 @@ func cleanup(ctx context.Context, logger klog.Logger, s *settings.Settings) erro
 }
 
 // refuseCleanup returns an error if a process of this program serves the node, whose tables --cleanup would delete.
-func refuseCleanup(force bool) error {
-	holder, err := instance.Find(instance.Name)
+func refuseCleanup(name string, force bool) error {
+	holder, err := instance.Find(name)
 	switch {
 	case force || holder == "" && err == nil:
 		return nil
@@ -51,6 +49,16 @@ func refuseCleanup(force bool) error {
 	}
 	return fmt.Errorf("removed nothing: kube-nftproxy runs on this node (%s), and serves Services by the rules that --cleanup removes: new connections to Services would fail until "+
 		"it writes them again. Stop it on this node first. To remove the rules anyway, add --force", holder)
+}
+
+// cleanupKubeProxy removes kube-proxy's objects, unless one runs.
+func cleanupKubeProxy(ctx context.Context, logger klog.Logger, s *settings.Settings) error {
+	rival := takeover.New(takeover.Config{Metrics: s.Config.MetricsBindAddress, Health: s.Config.HealthzBindAddress})
+	if rival.Rival(ctx).Possible() {
+		logger.Info("A kube-proxy runs on this node, or its absence cannot be confirmed; keeping its rules")
+		return nil
+	}
+	return takeover.Cleanup(logger, s.ExcludedFromIPVS())
 }
 
 // newTakeover prepares the removal of kube-proxy's objects. The ports are those at which a running kube-proxy answers.

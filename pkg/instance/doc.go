@@ -1,5 +1,5 @@
-// Package instance selects the kube-nftproxy process that serves a network namespace, regardless of names and flags of the
-// processes: the newest one that is ready. The others stand by, and the newest of them takes over when it exits.
+// Package instance selects the kube-nftproxy process that serves a network namespace, among those with the same service-proxy name,
+// regardless of names and other flags of the processes: the newest one that is ready. The others stand by, and the newest of them takes over when it exits.
 //
 // In: this process is ready to serve, or has stopped.
 // Out: whether it may serve, and which process serves instead.

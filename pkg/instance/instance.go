@@ -17,8 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Name is the name of the abstract socket.
+// Name is the name of the abstract socket of the default instance.
 const Name = "@kube-nftproxy/instance"
+
+// NameOf returns the name of the abstract socket of the instances with a service-proxy name, which is empty for the default instance. Instances
+// with different names don't wait for each other.
+func NameOf(serviceProxyName string) string {
+	if serviceProxyName == "" {
+		return Name
+	}
+	return Name + "/" + serviceProxyName
+}
 
 const (
 	// patience is the time for another process to answer or to stop.
@@ -427,7 +436,7 @@ func trusted(conn net.Conn) error {
 		return err
 	}
 	if peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
-		return fmt.Errorf("the socket %s is held by a process of user %d (pid %d), which is passed over", Name, peer.Uid, peer.Pid)
+		return fmt.Errorf("the socket %s is held by a process of user %d (pid %d), which is passed over", conn.RemoteAddr(), peer.Uid, peer.Pid)
 	}
 	return nil
 }

@@ -14,15 +14,16 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// TableName is the name of the tables whose rules refuse and count packets to UDP and SCTP node ports on loopback. These are not in the tables
-// of Services, so that a node without node ports on loopback does not have them.
-const TableName = "kube-nftproxy-loopback"
+// Table returns the name of the tables whose rules refuse and count packets to UDP and SCTP node ports on loopback, from the name of the tables
+// of Services. These rules are not in the tables of Services, so that a node without node ports on loopback does not have them.
+func Table(services string) string { return services + "-loopback" }
 
 // Refused are the protocols whose node ports are refused.
 var Refused = [...]inet.Protocol{inet.UDP, inet.SCTP}
 
 // Refusals are the UDP and SCTP node ports that the kernel refuses on loopback. All methods but Packets belong to one goroutine.
 type Refusals struct {
+	table  string
 	tables [2]*refusals
 	wanted map[model.Key]struct{}
 	// added and removed are the node ports that have changed since the last commit. all is true if the next commit must rewrite the tables.
@@ -40,12 +41,12 @@ type refusals struct {
 	ports, packets *nft.Set
 }
 
-// NewRefusals returns refusals for the given families, in the network namespace of the thread that first calls [Refusals.Commit]. This call also
-// deletes the table that an earlier process has left for another family.
-func NewRefusals(families []inet.Family) *Refusals {
-	r := &Refusals{wanted: map[model.Key]struct{}{}, added: map[model.Key]struct{}{}, removed: map[model.Key]struct{}{}, all: true}
+// NewRefusals returns refusals for the given families, beside the tables of Services with a name, in the network namespace of the thread that
+// first calls [Refusals.Commit]. This call also deletes the table that an earlier process has left for another family.
+func NewRefusals(families []inet.Family, services string) *Refusals {
+	r := &Refusals{table: Table(services), wanted: map[model.Key]struct{}{}, added: map[model.Key]struct{}{}, removed: map[model.Key]struct{}{}, all: true}
 	for _, f := range families {
-		r.tables[f] = newTable(f)
+		r.tables[f] = newTable(f, r.table)
 	}
 	return r
 }
@@ -54,10 +55,10 @@ func NewRefusals(families []inet.Family) *Refusals {
 // The kernel evaluates a chain of type nat only for the first packet of a connection, so established connections have no overhead. A refused packet
 // does not create a connection, so the rule counts each of them. The kernel evaluates such chains only while a rule needs connection tracking: hence
 // "ct state new".
-func newTable(f inet.Family) *refusals {
+func newTable(f inet.Family, name string) *refusals {
 	const reg, dstnat = unix.NFT_REG32_00, -100
-	ports := &nft.Set{Family: f, Table: TableName, Name: "ports", Key: []nft.Field{nft.L4Proto(), nft.DstPort()}, Comment: "node ports"}
-	packets := &nft.Set{Family: f, Table: TableName, Name: "packets", Key: []nft.Field{nft.L4Proto()}, Counter: true, Comment: "packets by protocol"}
+	ports := &nft.Set{Family: f, Table: name, Name: "ports", Key: []nft.Field{nft.L4Proto(), nft.DstPort()}, Comment: "node ports"}
+	packets := &nft.Set{Family: f, Table: name, Name: "packets", Key: []nft.Field{nft.L4Proto()}, Counter: true, Comment: "packets by protocol"}
 	rule := nft.Rule{Comment: "node ports on loopback are served for TCP only", Exprs: []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
 		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(expr.CtStateBitNEW), Xor: word(0)},
@@ -77,7 +78,7 @@ func newTable(f inet.Family) *refusals {
 		nft.L4Proto().Load(reg), &expr.Lookup{SourceRegister: reg, SetName: packets.Name},
 		&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: unreachable})
 	return &refusals{
-		Table: &nft.Table{Family: f, Name: TableName, Sets: []*nft.Set{ports, packets}, Comment: "Kubernetes node ports on loopback", Chains: []*nft.Chain{
+		Table: &nft.Table{Family: f, Name: name, Sets: []*nft.Set{ports, packets}, Comment: "Kubernetes node ports on loopback", Chains: []*nft.Chain{
 			{Name: "output", Type: "nat", Hook: unix.NF_INET_LOCAL_OUT, Priority: dstnat, Comment: "packets of this node", Rules: []nft.Rule{rule}},
 		}},
 		ports: ports, packets: packets,
@@ -166,10 +167,10 @@ func (r *Refusals) change(b *nft.Batch) error {
 func (r *Refusals) rewrite(b *nft.Batch) error {
 	for _, f := range inet.Families {
 		t := r.tables[f]
-		if found, err := r.conn.HasTable(f, TableName); err != nil {
+		if found, err := r.conn.HasTable(f, r.table); err != nil {
 			return err
 		} else if found {
-			b.DeleteTable(f, TableName)
+			b.DeleteTable(f, r.table)
 		}
 		if t == nil {
 			continue
@@ -206,7 +207,7 @@ func (r *Refusals) Close(mine bool) error {
 	var errs []error
 	for _, f := range inet.Families {
 		if mine && r.tables[f] != nil {
-			_, err := r.conn.DeleteTable(f, TableName)
+			_, err := r.conn.DeleteTable(f, r.table)
 			errs = append(errs, err)
 		}
 	}
@@ -228,5 +229,7 @@ func (r *Refusals) Packets(f inet.Family) (map[inet.Protocol]uint64, error) {
 	return n, err
 }
 
-// Cleanup deletes the tables, of this or another process, and returns their names.
-func Cleanup() (deleted []string, err error) { return nft.DeleteTables(TableName) }
+// Cleanup deletes the tables that any process has left beside the tables of Services with a name. It returns their names.
+func Cleanup(services string) (deleted []string, err error) {
+	return nft.DeleteTables(Table(services))
+}

@@ -22,7 +22,7 @@ func TestRefusals(t *testing.T) {
 			}
 		}
 	}
-	r := NewRefusals(inet.Families[:])
+	r := NewRefusals(inet.Families[:], "kube-nftproxy")
 	commit := func() {
 		t.Helper()
 		if err := l.Node.Do(r.Commit); err != nil {
@@ -73,7 +73,7 @@ func TestRefusals(t *testing.T) {
 			probe(l.Clients[0], p, l.Node.Addrs()[f], number, lab.Answered)
 		}
 	}
-	out, err := l.Node.Command(t.Context(), "nft", "list", "table", "ip", TableName).CombinedOutput()
+	out, err := l.Node.Command(t.Context(), "nft", "list", "table", "ip", "kube-nftproxy-loopback").CombinedOutput()
 	if want := "ct state new ip daddr 127.0.0.0/8 meta l4proto . th dport @ports meta l4proto @packets reject"; err != nil || !strings.Contains(string(out), want) {
 		t.Errorf("%v; no %q in:\n%s", err, want, out)
 	}
@@ -97,7 +97,7 @@ func TestRefusals(t *testing.T) {
 	counted(1)
 
 	// A process for one family deletes the table of the other family at its first commit, and its own table when it closes.
-	four := NewRefusals(inet.Families[:1])
+	four := NewRefusals(inet.Families[:1], "kube-nftproxy")
 	if err := l.Node.Do(four.Commit); err != nil {
 		t.Fatal(err)
 	}

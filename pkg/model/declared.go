@@ -17,16 +17,19 @@ type Declared struct {
 	Selector map[string]string
 }
 
-// DeclaredAs describes a Service as the API server returns it. Watched Services lack fields that are not needed to serve them.
-func DeclaredAs(svc *corev1.Service) Declared {
+// DeclaredAs describes a Service, as the API server returns it, for the proxy with a service-proxy name, which may be empty. Watched Services lack
+// fields that are not needed to serve them.
+func DeclaredAs(svc *corev1.Service, serviceProxyName string) Declared {
 	d := Declared{Name: types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}, Selector: svc.Spec.Selector}
 	const label = "service.kubernetes.io/service-proxy-name"
-	other, others := svc.Labels[label]
+	name, labelled := svc.Labels[label]
 	switch {
 	case svc.Spec.Type == corev1.ServiceTypeExternalName:
 		d.WhyNot = fmt.Sprintf("it is of type ExternalName: DNS returns the name %s, and no proxy serves it", svc.Spec.ExternalName)
-	case others:
-		d.WhyNot = fmt.Sprintf("its label %s=%s assigns it to another proxy", label, other)
+	case labelled && (serviceProxyName == "" || name != serviceProxyName):
+		d.WhyNot = fmt.Sprintf("its label %s=%s assigns it to another proxy", label, name)
+	case !labelled && serviceProxyName != "":
+		d.WhyNot = fmt.Sprintf("it lacks the label %s=%s, so another proxy serves it", label, serviceProxyName)
 	case svc.Spec.ClusterIP == corev1.ClusterIPNone:
 		d.WhyNot = "it is headless (clusterIP: None): DNS returns the addresses of its pods, and no proxy serves it"
 	case svc.Spec.ClusterIP == "":

@@ -41,20 +41,28 @@ func TestAddressesOfLoadBalancers(t *testing.T) {
 }
 
 func TestServicesOfAnotherProxy(t *testing.T) {
+	const label = "service.kubernetes.io/service-proxy-name"
+	clusterIP := corev1.ServiceSpec{ClusterIP: "10.96.0.1"}
 	for _, c := range []struct {
+		proxy  string
 		spec   corev1.ServiceSpec
 		labels map[string]string
 		want   string
 	}{
-		{corev1.ServiceSpec{ClusterIP: "10.96.0.1"}, nil, ""},
-		{corev1.ServiceSpec{ClusterIP: "None"}, nil, "headless"},
-		{corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "db.example.com"}, nil, "db.example.com"},
-		{corev1.ServiceSpec{ClusterIP: "10.96.0.1"}, map[string]string{"service.kubernetes.io/service-proxy-name": ""}, "another proxy"},
-		{corev1.ServiceSpec{}, nil, "has not assigned"},
+		{"", clusterIP, nil, ""},
+		{"", corev1.ServiceSpec{ClusterIP: "None"}, nil, "headless"},
+		{"", corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "db.example.com"}, nil, "db.example.com"},
+		{"", clusterIP, map[string]string{label: ""}, "another proxy"},
+		{"", corev1.ServiceSpec{}, nil, "has not assigned"},
+		{"try", clusterIP, map[string]string{label: "try"}, ""},
+		{"try", clusterIP, map[string]string{label: "other"}, label + "=other assigns it to another proxy"},
+		{"try", clusterIP, map[string]string{label: ""}, "another proxy"},
+		{"try", clusterIP, nil, "lacks the label " + label + "=try"},
+		{"try", corev1.ServiceSpec{ClusterIP: "None"}, map[string]string{label: "try"}, "headless"},
 	} {
-		got := DeclaredAs(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b", Labels: c.labels}, Spec: c.spec})
+		got := DeclaredAs(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b", Labels: c.labels}, Spec: c.spec}, c.proxy)
 		if got.Name.String() != "a/b" || (c.want == "") != (got.WhyNot == "") || !strings.Contains(got.WhyNot, c.want) {
-			t.Errorf("%+v: %+v, want %q", c.spec, got, c.want)
+			t.Errorf("%q, %+v: %+v, want %q", c.proxy, c.spec, got, c.want)
 		}
 	}
 }

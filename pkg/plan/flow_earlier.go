@@ -9,9 +9,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// FrontendSets returns the sets of a family in which every frontend has an element; [FrontendOf] reads its key.
-func FrontendSets(f inet.Family) []*nft.Set {
-	l := newLayout(f, &Options{})
+// FrontendSets returns the sets of a family, in the table of a service-proxy name, in which every frontend has an element; [FrontendOf] reads its key.
+func FrontendSets(f inet.Family, serviceProxyName string) []*nft.Set {
+	l := newLayout(f, &Options{ServiceProxyName: serviceProxyName})
 	return []*nft.Set{l.services, l.nodePorts}
 }
 

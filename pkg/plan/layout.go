@@ -92,7 +92,7 @@ func newLayout(family inet.Family, o *Options) *layout {
 		Comment: "renewed while kube-nftproxy runs; without, others come first"}
 	l.state = &nft.Set{Name: StateSet, Key: []nft.Field{nft.Mark()}, Comment: "what the last commit left here"}
 	for _, s := range l.sets() {
-		s.Family, s.Table = family, TableName
+		s.Family, s.Table = family, Table(o.ServiceProxyName)
 	}
 	l.counted(func(s *nft.Set, _ role) { s.Counter = !o.Uncounted })
 	return l

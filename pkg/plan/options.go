@@ -6,13 +6,23 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// TableName is the name of our table in both families.
+// TableName is the name of our table in both families, unless the options have the name of a service proxy.
 const TableName = "kube-nftproxy"
+
+// Table returns the name of the table, in both families, of the instance with a service-proxy name, or of the default instance for an empty one.
+func Table(serviceProxyName string) string {
+	if serviceProxyName == "" {
+		return TableName
+	}
+	return TableName + "-" + serviceProxyName
+}
 
 // Options shape the constant rules. All but LocalPods stay as they are for the life of a process.
 type Options struct {
 	// Families are the IP families to serve.
 	Families []inet.Family
+	// ServiceProxyName makes the tables those of an instance that serves some Services beside another proxy.
+	ServiceProxyName string
 	// MasqueradeMark is the bit of the packet mark that asks for masquerading between two of our hooks.
 	MasqueradeMark uint32
 	// MasqueradeAll masquerades all traffic to cluster IPs, whatever its source.

@@ -21,16 +21,27 @@ const (
 	afterOthers = 1000
 )
 
+// priorities returns the priorities of the chains that translate, and of those for packets that no program has translated. Beside another proxy,
+// whose DNAT is at dstnat, its frontends take precedence. The default instance drops packets to service addresses that it doesn't know, some of
+// which are those of an instance with a name.
+func priorities(o *Options) (translating, unclaimed int32) {
+	if o.ServiceProxyName != "" {
+		return dstnat + 1, afterOthers - 1
+	}
+	return dstnat, afterOthers
+}
+
 // table builds the constant part of one family's table.
 func (l *layout) table(o *Options) *nft.Table {
+	translating, unclaimed := priorities(o)
 	chains := []*nft.Chain{
-		base("prerouting", unix.NF_INET_PRE_ROUTING, dstnat, "packets that arrive",
+		base("prerouting", unix.NF_INET_PRE_ROUTING, translating, "packets that arrive",
 			rule("", l.leased(true), jump("services"))),
-		base("output", unix.NF_INET_LOCAL_OUT, dstnat, "packets of this node",
+		base("output", unix.NF_INET_LOCAL_OUT, translating, "packets of this node",
 			rule("", l.leased(true), jump("services"))),
-		base("prerouting-unclaimed", unix.NF_INET_PRE_ROUTING, afterOthers, "arrived, and no program has translated them",
+		base("prerouting-unclaimed", unix.NF_INET_PRE_ROUTING, unclaimed, "arrived, and no program has translated them",
 			l.unclaimed(true)...),
-		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, afterOthers, "of this node, and no program has translated them",
+		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, unclaimed, "of this node, and no program has translated them",
 			l.unclaimed(false)...),
 		base("input", unix.NF_INET_LOCAL_IN, srcnat-early, "packets for this node",
 			rule("", hasBits(ourBit), goTo("clear-register"))),
@@ -54,7 +65,7 @@ func (l *layout) table(o *Options) *nft.Table {
 	for r := range routes {
 		chains = append(chains, &nft.Chain{Name: affinityKind(r).name(), Comment: "a client stays with its endpoint", Rules: l.sticky(o, r)})
 	}
-	return &nft.Table{Family: l.family, Name: TableName, Sets: l.sets(), Chains: chains, Comment: "Kubernetes services"}
+	return &nft.Table{Family: l.family, Name: Table(o.ServiceProxyName), Sets: l.sets(), Chains: chains, Comment: "Kubernetes services"}
 }
 
 func base(name string, hook uint32, priority int32, comment string, rules ...nft.Rule) *nft.Chain {

@@ -188,7 +188,7 @@ func BenchmarkFirstSync(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				b.StopTimer()
-				if _, err := apply.Cleanup(); err != nil {
+				if _, err := apply.Cleanup(""); err != nil {
 					b.Fatal(err)
 				}
 				kernel := openKernel(b)

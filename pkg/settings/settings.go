@@ -72,7 +72,7 @@ func (s *Settings) LoopbackFamilies(families []inet.Family) (list []inet.Family)
 func (s *Settings) PlanOptions(families []inet.Family) plan.Options {
 	nodePorts := s.NodePortAddresses()
 	all, mark := config.Masquerading(s.Config)
-	options := plan.Options{Families: families, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: s.LocalPods,
+	options := plan.Options{Families: families, ServiceProxyName: s.ServiceProxyName, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: s.LocalPods,
 		Room: s.room, Uncounted: !s.CountConnections}
 	for _, f := range families {
 		options.AnyNodeAddress[f] = nodePorts.Any(f)

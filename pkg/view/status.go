@@ -37,6 +37,8 @@ type Status struct {
 	Counts   Counts   `json:"counts"`
 	Loop     *Loop    `json:"loop,omitempty"`
 	API      API      `json:"api"`
+	// ServiceProxyName is the value of the label of the served Services; absent if the program serves those without the label.
+	ServiceProxyName string `json:"serviceProxyName,omitempty"`
 	// Loopback is absent if node ports are not served on loopback.
 	Loopback *Loopback `json:"loopback,omitempty"`
 	// Findings are the problems of the program and of this node, the most severe first.
@@ -184,6 +186,9 @@ func (s *Status) Text(p *Printer) {
 		row("config", Plain, "%s", s.ConfigFile)
 	}
 	s.portRow(row)
+	if s.ServiceProxyName != "" {
+		row("", Plain, "only Services with the label service.kubernetes.io/service-proxy-name=%s", s.ServiceProxyName)
+	}
 	row("counts", Plain, "%s, %s, elements %s", count(s.Counts.Services, "Service"), count(s.Counts.Endpoints, "endpoint"), elements(s.Counts.Elements))
 	if l := s.Loopback; l != nil {
 		row("loopback", Plain, "TCP node ports on %s: %s, %s", strings.Join(l.Addresses, " and "), count(l.Listeners, "listener"), count(l.Connections, "connection"))

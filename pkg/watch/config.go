@@ -19,6 +19,9 @@ type Config struct {
 	Folder string
 	// NodeName is the name of this Node.
 	NodeName string
+	// ServiceProxyName selects Services by their label service.kubernetes.io/service-proxy-name. If it is empty, those without the label are
+	// selected.
+	ServiceProxyName string
 	// Tracker receives the name of each changed object.
 	Tracker *track.Tracker
 	// Failed, if not nil, is called from any goroutine each time a list or watch fails, with the resource and the error. The
@@ -33,4 +36,8 @@ func (c *Config) report() func(model.Problem) {
 		return func(model.Problem) {}
 	}
 	return c.Report
+}
+
+func (c *Config) transformer() transformer {
+	return transformer{report: c.report(), serviceProxyName: c.ServiceProxyName}
 }

@@ -23,7 +23,7 @@ import (
 )
 
 // Informers is the source that reads from the API server. It needs permission to list and watch services, endpointslices,
-// servicecidrs and nodes (ClusterRole system:node-proxier).
+// servicecidrs and nodes (ClusterRole system:node-proxier); servicecidrs are not read with a service-proxy name.
 type Informers struct {
 	Store
 	followers []follower
@@ -38,10 +38,10 @@ type Informers struct {
 func NewInformers(cfg Config) (*Informers, error) {
 	i := &Informers{Store: newStore(cfg), clock: endingClock{ended: make(chan struct{})}, synced: make(chan struct{}), noServiceCIDRs: make(chan struct{})}
 	core, discovery, networking := cfg.Client.CoreV1(), cfg.Client.DiscoveryV1(), cfg.Client.NetworkingV1()
-	services := access(core.Services(metav1.NamespaceAll), selectServices)
+	services := access(core.Services(metav1.NamespaceAll), selectServices(cfg.ServiceProxyName))
 	slices := access(discovery.EndpointSlices(metav1.NamespaceAll), selectSlices)
 	if cfg.Connection != nil {
-		s, e, err := transformer{report: cfg.report()}.watchers(cfg.Connection)
+		s, e, err := cfg.transformer().watchers(cfg.Connection)
 		if err != nil {
 			return nil, err
 		}
@@ -50,6 +50,10 @@ func NewInformers(cfg Config) (*Informers, error) {
 	i.follow(cfg, services, &corev1.Service{}, i.services, "services", cache.DefaultWatchErrorHandler)
 	i.follow(cfg, slices, &discoveryv1.EndpointSlice{}, i.slices, "endpointslices", cache.DefaultWatchErrorHandler)
 	i.follow(cfg, access(core.Nodes(), selectNode(cfg.NodeName)), &corev1.Node{}, i.nodes, "nodes", cache.DefaultWatchErrorHandler)
+	if cfg.ServiceProxyName != "" {
+		close(i.noServiceCIDRs)
+		return i, nil
+	}
 	i.follow(cfg, access(networking.ServiceCIDRs(), func(*metav1.ListOptions) {}), &networkingv1.ServiceCIDR{},
 		i.serviceCIDRs, "servicecidrs", tolerateError(i.noServiceCIDRs))
 	return i, nil
@@ -195,11 +199,19 @@ func (i *Informers) Synced() <-chan struct{} {
 	return i.synced
 }
 
-func selectServices(options *metav1.ListOptions) {
-	options.LabelSelector = "!" + labelServiceProxyName
-	options.FieldSelector = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String()
+func selectServices(proxyName string) func(*metav1.ListOptions) {
+	label := "!" + labelServiceProxyName
+	if proxyName != "" {
+		label = labelServiceProxyName + "=" + proxyName
+	}
+	return func(options *metav1.ListOptions) {
+		options.LabelSelector = label
+		options.FieldSelector = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String()
+	}
 }
 
+// selectSlices selects the EndpointSlices of all Services but headless ones. Their own labels don't tell to which proxy the Service is assigned:
+// a controller copies the Service's labels some time later, and nothing copies them to EndpointSlices of Services without a selector.
 func selectSlices(options *metav1.ListOptions) {
 	options.LabelSelector = "!" + labelHeadless
 }

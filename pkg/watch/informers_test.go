@@ -96,8 +96,13 @@ func watchAll(client *fake.Clientset, resources ...string) (watching <-chan stru
 
 func startInformers(t *testing.T, client *fake.Clientset) (*Informers, *track.Tracker) {
 	t.Helper()
+	return startInformersFor(t, client, "")
+}
+
+func startInformersFor(t *testing.T, client *fake.Clientset, serviceProxyName string) (*Informers, *track.Tracker) {
+	t.Helper()
 	tracker := newTracker()
-	informers, err := NewInformers(Config{Client: client, NodeName: "node-1", Tracker: tracker})
+	informers, err := NewInformers(Config{Client: client, NodeName: "node-1", ServiceProxyName: serviceProxyName, Tracker: tracker})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,6 +161,25 @@ func TestInformers(t *testing.T) {
 }
 
 func TestInformersSelect(t *testing.T) {
+	for name, want := range map[string][]string{
+		"": {
+			"endpointslices labels !service.kubernetes.io/headless fields ",
+			"nodes labels  fields metadata.name=node-1",
+			"servicecidrs labels  fields ",
+			"services labels !service.kubernetes.io/service-proxy-name fields spec.clusterIP!=None",
+		},
+		// The unused addresses of ServiceCIDRs are the other proxy's.
+		"try": {
+			"endpointslices labels !service.kubernetes.io/headless fields ",
+			"nodes labels  fields metadata.name=node-1",
+			"services labels service.kubernetes.io/service-proxy-name=try fields spec.clusterIP!=None",
+		},
+	} {
+		t.Run(name, func(t *testing.T) { testInformersSelect(t, name, want) })
+	}
+}
+
+func testInformersSelect(t *testing.T, serviceProxyName string, want []string) {
 	client := fake.NewClientset(&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}})
 	var mu sync.Mutex
 	var got []string
@@ -167,19 +191,15 @@ func TestInformersSelect(t *testing.T) {
 			" fields "+list.GetListRestrictions().Fields.String())
 		return false, nil, nil
 	})
-	informers, tracker := startInformers(t, client)
+	informers, tracker := startInformersFor(t, client, serviceProxyName)
 	await(t, "sync", informers.Synced())
-	awaitMarks(t, tracker, func(d track.Dirty) bool { return d.ServiceCIDRs })
+	if serviceProxyName == "" {
+		awaitMarks(t, tracker, func(d track.Dirty) bool { return d.ServiceCIDRs })
+	}
 
 	mu.Lock()
 	defer mu.Unlock()
 	slices.Sort(got)
-	want := []string{
-		"endpointslices labels !service.kubernetes.io/headless fields ",
-		"nodes labels  fields metadata.name=node-1",
-		"servicecidrs labels  fields ",
-		"services labels !service.kubernetes.io/service-proxy-name fields spec.clusterIP!=None",
-	}
 	// Before each watch, the source lists one object (see current).
 	if diff := cmp.Diff(want, slices.Compact(got)); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)

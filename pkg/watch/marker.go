@@ -13,6 +13,8 @@ type marker struct {
 	nodeName string
 	tracker  *track.Tracker
 	report   func(model.Problem)
+	// ownServices is set if the source has only Services with a service-proxy name. The other proxy reports all other objects.
+	ownServices bool
 }
 
 func (m marker) service(before, after *object) {
@@ -47,7 +49,7 @@ func newTrigger(before, after *object) track.Trigger {
 }
 
 func (m marker) reportOrphan(slice *object) {
-	if slice == nil || slice.excluded || slice.service != "" {
+	if m.ownServices || slice == nil || slice.excluded || slice.service != "" {
 		return
 	}
 	m.report(model.Problem{

@@ -79,7 +79,12 @@ func newTestStore() *Store {
 
 func encodeForTest(t testing.TB, item any) *object {
 	t.Helper()
-	encoded, err := transformer{report: func(p model.Problem) { t.Errorf("problem: %+v", p) }}.transform(item)
+	return encodeFor(t, "", item)
+}
+
+func encodeFor(t testing.TB, serviceProxyName string, item any) *object {
+	t.Helper()
+	encoded, err := transformer{report: func(p model.Problem) { t.Errorf("problem: %+v", p) }, serviceProxyName: serviceProxyName}.transform(item)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,17 +16,17 @@ import (
 // Store returns the objects that a source has read. All methods may be called from any goroutine. Each call decodes a new object,
 // which the caller owns. The objects have only the fields that the proxy reads (see wire.go).
 type Store struct {
-	nodeName                              string
+	nodeName, serviceProxyName            string
 	report                                func(model.Problem)
 	services, slices, nodes, serviceCIDRs *objects
 }
 
 // newStore returns an empty store. The store marks changes of its objects, and reports objects with problems.
 func newStore(cfg Config) Store {
-	mark := marker{nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report()}
-	transform := transformer{report: cfg.report()}.transform
+	mark := marker{nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report(), ownServices: cfg.ServiceProxyName != ""}
+	transform := cfg.transformer().transform
 	return Store{
-		nodeName: cfg.NodeName, report: cfg.report(),
+		nodeName: cfg.NodeName, serviceProxyName: cfg.ServiceProxyName, report: cfg.report(),
 		services: newObjects(transform, mark.service), slices: newObjects(transform, mark.slice),
 		nodes: newObjects(transform, mark.node), serviceCIDRs: newObjects(transform, mark.serviceCIDR),
 	}
@@ -116,8 +116,12 @@ func (s *Store) Node() *corev1.Node {
 	return node
 }
 
-// ServiceCIDRs returns all ServiceCIDR objects, in order of their names.
+// ServiceCIDRs returns all ServiceCIDR objects, in order of their names. With a service-proxy name, it returns none: unused addresses of a
+// ServiceCIDR belong to the other proxy.
 func (s *Store) ServiceCIDRs() []*networkingv1.ServiceCIDR {
+	if s.serviceProxyName != "" {
+		return nil
+	}
 	var list []*networkingv1.ServiceCIDR
 	for _, stored := range s.serviceCIDRs.list() {
 		cidr := &networkingv1.ServiceCIDR{}

@@ -13,8 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// Labels that mark Services of other proxies and EndpointSlices of headless Services. Any value excludes an object, even an empty
-// one (KEP-2447 and KEP-0752).
+// Labels that assign Services to a proxy (KEP-2447), and mark EndpointSlices of headless Services (KEP-0752). An empty value is a value.
 const (
 	labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 	labelHeadless         = corev1.IsHeadlessService
@@ -27,6 +26,8 @@ const labelMultiCluster = "multicluster.kubernetes.io/service-name"
 // transformer turns API objects into their stored form, with only the fields that are read later.
 type transformer struct {
 	report func(model.Problem)
+	// serviceProxyName is that of the Services to keep; empty for those without the label.
+	serviceProxyName string
 }
 
 // transform is a cache.TransformFunc. It returns objects in stored form unchanged.
@@ -59,7 +60,7 @@ func marshalled(item message, store func([]byte) (*object, error)) (*object, err
 func (t transformer) service(data []byte) (*object, error) {
 	const spec, clusterIP = 2, 3
 	metadata := find(data, fieldMetadata)
-	if _, others := entry(metadata, fieldLabels, labelServiceProxyName); others || string(find(find(data, spec), clusterIP)) == corev1.ClusterIPNone {
+	if name, labelled := entry(metadata, fieldLabels, labelServiceProxyName); labelled != (t.serviceProxyName != "") || name != t.serviceProxyName || string(find(find(data, spec), clusterIP)) == corev1.ClusterIPNone {
 		return exclude(metadata), nil
 	}
 	return t.stored("Service", metadata, keptOfService.fields, data), nil

@@ -49,6 +49,7 @@ func TestConformance(t *testing.T) {
 		{"node ports are not bound", testNodePortsAreNotBound},
 		{"service cidr", testServiceCIDR},
 		{"close wait timeout", testCloseWait},
+		{"an instance with a name beside it", func(t *testing.T, w *world, _ *daemon) { testBeside(t, asked{world: w, table: "kube-nftproxy"}) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			part := *w

@@ -208,7 +208,7 @@ func tables(t *testing.T) string {
 func unloadModules(t *testing.T) {
 	t.Helper()
 	if loaded(t, "nf_tables") {
-		if _, err := apply.Cleanup(); err != nil {
+		if _, err := apply.Cleanup(""); err != nil {
 			t.Fatal(err)
 		}
 	}

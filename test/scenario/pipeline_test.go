@@ -370,7 +370,7 @@ func inKernel(h *lab.Host, p *plan.Planner) (elements, chains []string, err erro
 // cleanUp removes the program's tables and all conntrack entries from a namespace.
 func cleanUp(h *lab.Host) error {
 	return h.Do(func() error {
-		_, err := apply.Cleanup()
+		_, err := apply.Cleanup("")
 		return errors.Join(err, flushConntrack())
 	})
 }

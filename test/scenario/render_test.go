@@ -74,7 +74,7 @@ func programmed(p *plan.Planner, put func(*nft.Element)) (*apply.Kernel, error) 
 			}
 		}
 	}
-	_, failed := apply.Cleanup()
+	_, failed := apply.Cleanup("")
 	return kernel, errors.Join(err, failed, conn.Close())
 }
 

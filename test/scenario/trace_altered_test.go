@@ -190,7 +190,7 @@ func TestTraceFollowsAlteredRules(t *testing.T) {
 			if !strings.Contains(why, a.why) {
 				t.Errorf("the reasons are %q, want one with %q", why, a.why)
 			}
-			if err := r.lab.Node.Do(func() error { _, err := apply.Cleanup(); return err }); err != nil {
+			if err := r.lab.Node.Do(func() error { _, err := apply.Cleanup(""); return err }); err != nil {
 				t.Fatal(err)
 			}
 		})
