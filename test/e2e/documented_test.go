@@ -137,6 +137,17 @@ var documented = []struct {
 	{"cat /proc/sys/net/netfilter/nf_conntrack_{count,max}", says(`^\d+\n\d+\n$`)},
 	{"nft --debug=netlink -f file", says(`\[ cmp eq reg 1 0x00005000 \]`, "file", "<(echo 'table ip x { chain y { tcp dport 80 accept; }; }')")},
 
+	// An instance beside the default one.
+	{"kubectl apply -k deploy/beside", (*reader).installBeside},
+	{"kubectl -n kube-system rollout status daemonset/kube-nftproxy-try", says("successfully rolled out")},
+	{"kubectl label service web service.kubernetes.io/service-proxy-name=try", says("labeled")},
+	{"kubectl -n kube-system exec daemonset/kube-nftproxy-try -- kube-nftproxy services --service-proxy-name=try", says(`(?s)^[^\n]*\ndefault/web:http +10\.96\.0\.10:80 `)},
+	{"kubectl -n kube-system exec daemonset/kube-nftproxy-try -- kube-nftproxy trace --service-proxy-name=try node 10.96.0.10:80", says(`Service port: default/web:http`)},
+	{"kubectl -n kube-system exec daemonset/kube-nftproxy-try -- kube-nftproxy status --service-proxy-name=try", (*reader).statusBeside},
+	{"kubectl label service web service.kubernetes.io/service-proxy-name-", says("unlabeled")},
+	{"kubectl delete -k deploy/beside", (*reader).removeBeside},
+	{"kube-nftproxy --cleanup --service-proxy-name=try", (*reader).cleanupBeside},
+
 	{"kubectl apply -k deploy/startup-taint", says(`validatingadmissionpolicybinding\S* created`)},
 
 	// The node, after the deletion of the pods.
@@ -414,6 +425,41 @@ func (r *reader) fix(command string) {
 	r.ends(0, `(?m)^on node node-1: nft add rule inet firewall forward ct status dnat accept\n`, command)
 	r.ends(0, "", command+" | head -n 1 | sed 's/^on node node-1: //' | bash")
 	r.ends(0, "health +healthy\n", "kube-nftproxy status") // status exits with 1 after a finding
+}
+
+// installBeside gives the cluster the ConfigMap of a kube-proxy, with its own addresses.
+func (r *reader) installBeside(command string) {
+	r.sh(`kubectl -n kube-system create configmap kube-proxy --from-file=deploy/base/config.conf --from-file=deploy/base/kubeconfig.conf`)
+	r.ends(0, `daemonset\.apps/kube-nftproxy-try`, command)
+}
+
+// statusBeside: the instance has no finding about the other one, which continues to serve.
+func (r *reader) statusBeside(command string) {
+	r.ends(0, `(?s)health +healthy\n.*only Services with the label service\.kubernetes\.io/service-proxy-name=try\n`, command)
+	r.ends(0, `default/two`, "kube-nftproxy services")
+	r.ends(2, `default/web is not served by kube-nftproxy: its label service\.kubernetes\.io/service-proxy-name=try assigns it to another proxy`, "kube-nftproxy services default/web")
+	if err := reached(r.Context(), r.Pods[1], inet.TCP, addrPort("10.96.0.10"), "pod-0"); err != nil {
+		r.Error(err)
+	}
+}
+
+// removeBeside deletes the instance, whose tables stay.
+func (r *reader) removeBeside(command string) {
+	r.ends(0, `daemonset\.apps "kube-nftproxy-try" deleted`, command)
+	eventually(r, patience, func() error {
+		list, err := r.api.Client().CoreV1().Pods("kube-system").List(r.Context(), metav1.ListOptions{LabelSelector: "k8s-app=kube-nftproxy-try"})
+		if err == nil && len(list.Items) > 0 {
+			err = errors.New("its pod still exists")
+		}
+		return err
+	})
+	eventually(r, patience, func() error { return reached(r.Context(), r.Pods[1], inet.TCP, addrPort("10.96.0.10"), "pod-0") })
+}
+
+func (r *reader) cleanupBeside(command string) {
+	r.ends(0, "table ip kube-nftproxy-try", "nft list tables")
+	r.ends(0, "", command)
+	r.ends(0, `^table ip6? kube-nftproxy\ntable ip6? kube-nftproxy\n$`, "nft list tables | grep kube-nftproxy")
 }
 
 // cleanup deletes the pods, and then their leftovers.
