@@ -71,7 +71,7 @@ func testBeside(t *testing.T, other asked) {
 func (n *neighbours) create(name string, i int, proxyName string) (list frontends) {
 	svc := balanced()
 	svc.Name = name
-	svc.Labels = labels(proxyName)
+	svc.Labels = proxyLabels(proxyName)
 	port := 30080 + int32(i)
 	svc.Spec.Ports[0].NodePort, svc.Spec.Ports[1].NodePort = port, port
 	addr := func(form string) string { return fmt.Sprintf(form, i) }
@@ -89,7 +89,7 @@ func (n *neighbours) create(name string, i int, proxyName string) (list frontend
 	return list
 }
 
-func labels(proxyName string) map[string]string {
+func proxyLabels(proxyName string) map[string]string {
 	if proxyName == "" {
 		return nil
 	}
@@ -341,7 +341,7 @@ func (n *neighbours) testLabels() {
 		label  string
 		server string
 	}{{"", "pod-0"}, {proxyName, "pod-0"}, {"nobody", ""}, {proxyName, "pod-0"}} {
-		n.patch("mine", func(s *corev1.Service) { s.Labels = labels(step.label) })
+		n.patch("mine", func(s *corev1.Service) { s.Labels = proxyLabels(step.label) })
 		served(step.label == proxyName)
 		// This flow has the same ports in each step. Its packet to no Service leaves an entry without translation.
 		flow := func() lab.Answer {
