@@ -193,7 +193,7 @@ var othersFlags = map[string]string{
 var (
 	code     = regexp.MustCompile("`([^`\n]+)`")
 	flagName = regexp.MustCompile(`(?:^|\s)(--[a-z][a-z0-9-]+)`)
-	ours     = regexp.MustCompile(`^(--|((bin/)?kube-nftproxy|status|services|trace|verify|watch|bundle|render|diff|completion)\b)`)
+	ours     = regexp.MustCompile(`^(--|((bin/)?kube-nftproxy|status|services|trace|verify|watch|bundle|render|diff|preflight|completion)\b)`)
 )
 
 // TestNamedFlagsExist looks up the flags in pages, alone or behind the program's name, among those of the program and its
@@ -201,7 +201,7 @@ var (
 func TestNamedFlagsExist(t *testing.T) {
 	program := mustBuild(t)
 	known := map[string]bool{}
-	for _, command := range []string{"", "status", "services", "trace", "verify", "watch", "bundle", "render", "diff", "completion"} {
+	for _, command := range []string{"", "status", "services", "trace", "verify", "watch", "bundle", "render", "diff", "preflight", "completion"} {
 		for _, m := range usage.FindAllStringSubmatch(mustSay(t, program, append(strings.Fields(command), "--help")...), -1) {
 			known["--"+m[1]] = true
 		}
