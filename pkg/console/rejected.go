@@ -23,13 +23,17 @@ func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.F
 		if a.more > 0 {
 			object += fmt.Sprintf(" and %d more", a.more)
 		}
+		services := "1 Service"
+		if n := a.count(); n > 1 {
+			services = fmt.Sprintf("%d Services", n)
+		}
 		list = append(list, view.Finding{
-			Severity: view.Warning, Reason: reason, Object: object, What: fmt.Sprintf(what, a.count(), a.first), Impact: impact, Fix: fix, Affects: "only clients of these Services",
+			Severity: view.Warning, Reason: reason, Object: object, What: fmt.Sprintf(what, services, a.first), Impact: impact, Fix: fix, Affects: "only clients of these Services",
 		})
 	}
-	warn(view.ObjectRejected, &o.rejected, "%d Services are not fully programmed. The first problem: %s",
+	warn(view.ObjectRejected, &o.rejected, "parts of %s are not programmed. The first problem: %s",
 		"clients do not reach these Services by the rejected parts. All other parts are served", "correct the objects. To list all problems: kube-nftproxy services --wrong")
-	warn(view.HealthCheckPortTaken, &o.broken, "the health check node ports of %d Services are not served. The first reason: %s",
+	warn(view.HealthCheckPortTaken, &o.broken, "the health check node ports of %s are not served. The first reason: %s",
 		"load balancers send no traffic of these Services to this node", fmt.Sprintf("on node %s: stop the process that has the port, or move it to another port. "+
 			"To list the ports: kube-nftproxy services --wrong", c.NodeName))
 	var lost affected
@@ -38,7 +42,7 @@ func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.F
 			lost.add(conflict.Loser.NamespacedName.String(), fmt.Sprintf("%s, which %s has", keyText(conflict.Key), conflict.Winner))
 		}
 	}
-	warn(view.AddressConflict, &lost, "%d Services claim an address and port that another Service has. The first: %s",
+	warn(view.AddressConflict, &lost, "addresses and ports of %s belong to another Service. The first: %s",
 		"connections to this address and port reach the other Service", "remove the address from one of the two Services, or change its port")
 	if failures := c.LoopbackState().Failures; failures > 0 {
 		list = append(list, view.Finding{

@@ -80,9 +80,9 @@ var documented = []struct {
 	{"install deploy/kubectl/kubectl-nftproxy /usr/local/bin/", (*reader).install},
 	{"kubectl apply -k deploy/monitoring", (*reader).applyMonitoring},
 	{"kubectl -n kube-system get pods -l k8s-app=kube-nftproxy -o wide", says(`kube-nftproxy-\w+ +1/1 +Running .* node-1 `)},
-	{"kubectl -n kube-system exec kube-nftproxy-x7f2p -- kube-nftproxy status", says(`health +healthy\n`, "kube-nftproxy-x7f2p", "$POD")},
-	{"kubectl nftproxy node-1 status", says(`(?s)health +healthy\n.*API server +https://`)},
-	{"kubectl nftproxy NODE status", says(`health +healthy\n`, "NODE", "node-1")},
+	{"kubectl -n kube-system exec kube-nftproxy-x7f2p -- kube-nftproxy status", says(`health +healthy[,\n]`, "kube-nftproxy-x7f2p", "$POD")},
+	{"kubectl nftproxy node-1 status", says(`(?s)health +healthy[,\n].*API server +https://`)},
+	{"kubectl nftproxy NODE status", says(`health +healthy[,\n]`, "NODE", "node-1")},
 	{"kubectl describe pod", says(`Name: +cart\n`)},
 	{"kubectl get events -A --field-selector source=kube-nftproxy", says(`Warning +NotProgrammed +service/two .*203\.0\.113\.10`)},
 	{"kubectl get events --all-namespaces --field-selector reason=NotProgrammed", says(`service/two`)},
@@ -97,7 +97,7 @@ var documented = []struct {
 
 	// The program's own commands, in its pod.
 	{"kube-nftproxy --config /var/lib/kube-proxy/config.conf", says(`System initialized`, "config.conf", "config.conf --init-only")},
-	{"kube-nftproxy status", says(`health +healthy\n`)},
+	{"kube-nftproxy status", says(`health +healthy[,\n]`)},
 	{"kube-nftproxy services", says(`default/web:http +10\.96\.0\.10:80 +tcp +ClusterIP +Cluster +1 of 4 `)},
 	{"kube-nftproxy services default/web", says(`\+ 10\.244\.0\.10:8080 +ready +on this node\n`)},
 	{"kube-nftproxy services default/api", ends(1, `10\.96\.0\.11:9090 .* refused: no endpoint`)},
@@ -424,7 +424,7 @@ func (r *reader) fix(command string) {
 	nft(r, r.Node, "add table inet firewall; add chain inet firewall forward { type filter hook forward priority 0; policy drop; }")
 	r.ends(0, `(?m)^on node node-1: nft add rule inet firewall forward ct status dnat accept\n`, command)
 	r.ends(0, "", command+" | head -n 1 | sed 's/^on node node-1: //' | bash")
-	r.ends(0, "health +healthy\n", "kube-nftproxy status") // status exits with 1 after a finding
+	r.ends(0, "health +healthy[,\n]", "kube-nftproxy status") // status exits with 1 after a finding
 }
 
 // installBeside gives the cluster the ConfigMap of a kube-proxy, with its own addresses.
@@ -435,7 +435,7 @@ func (r *reader) installBeside(command string) {
 
 // statusBeside: the instance has no finding about the other one, which continues to serve.
 func (r *reader) statusBeside(command string) {
-	r.ends(0, `(?s)health +healthy\n.*only Services with the label service\.kubernetes\.io/service-proxy-name=try\n`, command)
+	r.ends(0, `(?s)health +healthy[,\n].*only Services with the label service\.kubernetes\.io/service-proxy-name=try\n`, command)
 	r.ends(0, `default/two`, "kube-nftproxy services")
 	r.ends(2, `default/web is not served by kube-nftproxy: its label service\.kubernetes\.io/service-proxy-name=try assigns it to another proxy`, "kube-nftproxy services default/web")
 	if err := reached(r.Context(), r.Pods[1], inet.TCP, addrPort("10.96.0.10"), "pod-0"); err != nil {
