@@ -234,7 +234,7 @@ func (o *operator) testHealthCheckPort() {
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.51"}}
 	}), slice("checked", "checked", endpoint(o.Pods[0].IPv4)))
 	o.says(1, "services default/checked", `PROBLEM .* no answer at the health check node port.*address already in use \(ss -ltnp sport = :32123 shows the process`)
-	o.says(0, "status", `WARNING the health check node ports of 1 Services are not served.*address already in use`, `reason: +HealthCheckPortTaken, Service default/checked`)
+	o.says(0, "status", `WARNING the health check node ports of 1 Service are not served.*address already in use`, `reason: +HealthCheckPortTaken, Service default/checked`)
 	if err := l.Close(); err != nil {
 		o.Fatal(err)
 	}
