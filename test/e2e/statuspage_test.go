@@ -96,7 +96,7 @@ func TestStatusPage(t *testing.T) {
 	if diff := cmp.Diff([]string{"default/web"}, page.services()); diff != "" {
 		t.Errorf("Services that a search shows (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"default/api", "default/edge"}, b.show("#wrong=1").services()); diff != "" {
+	if diff := cmp.Diff([]string{"default/api"}, b.show("#wrong=1").services()); diff != "" {
 		t.Errorf("Services that need attention (-want +got):\n%s", diff)
 	}
 
