@@ -13,11 +13,18 @@ import (
 // kube-apiserver) into bin/kubernetes. It returns that folder. Existing programs take a fraction of a second, others minutes. The
 // script's output is written to log.
 func Build(ctx context.Context, log io.Writer, programs ...string) (string, error) {
+	return BuildRelease(ctx, log, "", programs...)
+}
+
+// BuildRelease is Build for a release of Kubernetes, such as v1.36.3, into a folder of that name in bin/kubernetes. An empty release
+// is that of test/kubernetes. It returns bin/kubernetes.
+func BuildRelease(ctx context.Context, log io.Writer, release string, programs ...string) (string, error) {
 	root, err := repository()
 	if err != nil {
 		return "", err
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(root, "hack", "kubernetes.sh"), programs...)
+	cmd.Env = append(os.Environ(), "KUBERNETES="+release)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("build %v: %w", programs, err)

@@ -8,9 +8,11 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -32,6 +34,8 @@ type Config struct {
 	// BinDir holds the programs etcd and kube-apiserver. Default: bin/kubernetes of the repository around the working
 	// directory.
 	BinDir string
+	// Release is the release of kube-apiserver if it is not that of test/kubernetes, such as v1.36.3; see [BuildRelease].
+	Release string
 	// ServiceCIDR is the range of cluster IPs, or one range per family joined by a comma; the
 	// family of the first is the default of Services. Default: DefaultServiceCIDR.
 	ServiceCIDR string
@@ -41,6 +45,8 @@ type Config struct {
 	// Netns is the name (in /run/netns) of the network namespace of both programs; its loopback interface must be up. Default: the
 	// namespace of this process.
 	Netns string
+	// WithoutServiceCIDRs says that Flags take the type ServiceCIDR from the API server.
+	WithoutServiceCIDRs bool
 	// Log receives one line for each step of Start. Default: none.
 	Log io.Writer
 	// Flags are additional flags of kube-apiserver.
@@ -54,7 +60,7 @@ type Cluster struct {
 	server    netip.AddrPort
 	etcd      string     // its URL
 	log       string     // the end of the names of logs
-	processes []*process // in the order of their start
+	processes []*Process // in the order of their start
 	client    kubernetes.Interface
 }
 
@@ -171,7 +177,7 @@ func (c *Cluster) startEtcd(ctx context.Context) (string, error) {
 		return "", err
 	}
 	client := &http.Client{Transport: &http.Transport{DialContext: c.dial(), DisableKeepAlives: true}}
-	return url, p.await(ctx, func(ctx context.Context) error { return get(ctx, client, url+"/health") })
+	return url, p.Await(ctx, func(ctx context.Context) error { return get(ctx, client, url+"/health") })
 }
 
 func (c *Cluster) startAPIServer(ctx context.Context, etcd string) error {
@@ -217,17 +223,21 @@ func (c *Cluster) startAPIServer(ctx context.Context, etcd string) error {
 		return err
 	}
 	url := c.Admin().Host + "/readyz"
-	return p.await(ctx, func(ctx context.Context) error { return get(ctx, client, url) })
+	return p.Await(ctx, func(ctx context.Context) error { return get(ctx, client, url) })
 }
 
 // run starts a program of BinDir, to be stopped by Stop.
-func (c *Cluster) run(name string, args ...string) (*process, error) {
-	argv := append([]string{filepath.Join(c.config.BinDir, name)}, args...)
+func (c *Cluster) run(name string, args ...string) (*Process, error) {
+	program := filepath.Join(c.config.BinDir, name)
+	if name == "kube-apiserver" {
+		program = filepath.Join(c.config.BinDir, c.config.Release, name)
+	}
+	argv := append([]string{program}, args...)
 	if c.config.Netns != "" {
 		// ip replaces itself with the program, so the process is still a child, and dies with this process.
 		argv = append([]string{"ip", "netns", "exec", c.config.Netns}, argv...)
 	}
-	p, err := startProcess(name, c.path(name+c.log+".log"), argv)
+	p, err := StartProcess(name, c.path(name+c.log+".log"), exec.Command(argv[0], argv[1:]...))
 	if err != nil {
 		return nil, err
 	}
@@ -252,6 +262,9 @@ func (c *Cluster) waitForDefaults(ctx context.Context) error {
 		},
 		func(ctx context.Context) error {
 			_, err := c.client.NetworkingV1().ServiceCIDRs().Get(ctx, "kubernetes", metav1.GetOptions{})
+			if c.config.WithoutServiceCIDRs && apierrors.IsNotFound(err) {
+				return nil
+			}
 			return err
 		},
 		func(ctx context.Context) error {
@@ -261,7 +274,7 @@ func (c *Cluster) waitForDefaults(ctx context.Context) error {
 	}
 	server := c.processes[len(c.processes)-1]
 	for _, check := range checks {
-		if err := server.await(ctx, check); err != nil {
+		if err := server.Await(ctx, check); err != nil {
 			return err
 		}
 	}
@@ -272,7 +285,7 @@ func (c *Cluster) waitForDefaults(ctx context.Context) error {
 // Stop does nothing.
 func (c *Cluster) Stop() {
 	for i := len(c.processes) - 1; i >= 0; i-- {
-		c.processes[i].kill()
+		c.processes[i].Kill()
 	}
 	c.processes = nil
 }
@@ -280,7 +293,7 @@ func (c *Cluster) Stop() {
 // KillServer kills the API server, as a power failure of its node does; its stored data stay in etcd.
 func (c *Cluster) KillServer() {
 	last := len(c.processes) - 1
-	c.processes[last].kill()
+	c.processes[last].Kill()
 	c.processes = c.processes[:last]
 }
 
@@ -317,6 +330,9 @@ func (c *Cluster) Server() netip.AddrPort { return c.server }
 
 // Client returns a client with all permissions and without a rate limit.
 func (c *Cluster) Client() kubernetes.Interface { return c.client }
+
+// Authority returns the certificate, in PEM, that clients of the API server trust.
+func (c *Cluster) Authority() []byte { return c.authority.caPEM }
 
 // Admin returns a configuration for a user with all permissions (group system:masters) and without a rate limit. It works in any
 // network namespace of this machine, even if the cluster runs in its own namespace.

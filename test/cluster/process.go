@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// process is a child that the kernel kills when this process exits in any way.
-type process struct {
+// Process is a child that the kernel kills when this process exits in any way.
+type Process struct {
 	name string
 	log  string // file with its output
 	pid  int
@@ -24,17 +24,19 @@ type process struct {
 	err  error
 }
 
-// startProcess runs argv with its output in the file log.
-func startProcess(name, log string, argv []string) (*process, error) {
+// StartProcess runs a command with its output in the file log. The name is for errors.
+func StartProcess(name, log string, cmd *exec.Cmd) (*Process, error) {
 	out, err := os.Create(log)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	defer out.Close()
-	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = out, out
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	p := &process{name: name, log: log, cmd: cmd, done: make(chan struct{})}
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	p := &Process{name: name, log: log, cmd: cmd, done: make(chan struct{})}
 	started := make(chan error)
 	go p.run(started)
 	if err := <-started; err != nil {
@@ -45,7 +47,7 @@ func startProcess(name, log string, argv []string) (*process, error) {
 
 // run starts the child and waits for it on one thread: the parent whose death Pdeathsig reports is the thread that forked, not
 // the process (prctl(2)), so that thread must live as long as the child.
-func (p *process) run(started chan<- error) {
+func (p *Process) run(started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := p.cmd.Start(); err != nil {
@@ -58,15 +60,18 @@ func (p *process) run(started chan<- error) {
 	close(p.done)
 }
 
-// kill kills the child and waits until it has exited.
-func (p *process) kill() {
+// Pid returns the child's process ID.
+func (p *Process) Pid() int { return p.pid }
+
+// Kill kills the child and waits until it has exited.
+func (p *Process) Kill() {
 	// The only error is that the child has exited already.
 	_ = p.cmd.Process.Kill()
 	<-p.done
 }
 
-// await repeats check until it succeeds, ctx ends, or the child exits.
-func (p *process) await(ctx context.Context, check func(context.Context) error) error {
+// Await repeats check until it succeeds, ctx ends, or the child exits. The error quotes the end of the child's log.
+func (p *Process) Await(ctx context.Context, check func(context.Context) error) error {
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	for {
@@ -85,14 +90,14 @@ func (p *process) await(ctx context.Context, check func(context.Context) error) 
 }
 
 // try limits one check: a program that has just started may accept a connection and never answer.
-func (p *process) try(ctx context.Context, check func(context.Context) error) error {
+func (p *Process) try(ctx context.Context, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	return check(ctx)
 }
 
 // tail returns the last lines of the child's output.
-func (p *process) tail() []byte {
+func (p *Process) tail() []byte {
 	text, err := os.ReadFile(p.log)
 	if err != nil {
 		return []byte(err.Error())

@@ -55,7 +55,7 @@ func TestProcessDiesWithParent(t *testing.T) {
 
 // actAsParent starts a child, prints its process ID and waits to be killed.
 func actAsParent(dir string) {
-	p, err := startProcess("sleep", filepath.Join(dir, "log"), []string{"sleep", "1000"})
+	p, err := StartProcess("sleep", filepath.Join(dir, "log"), exec.Command("sleep", "1000"))
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
@@ -66,23 +66,23 @@ func actAsParent(dir string) {
 }
 
 func TestProcessReportsWhyItExited(t *testing.T) {
-	p, err := startProcess("sh", filepath.Join(t.TempDir(), "log"), []string{"sh", "-c", "echo bad luck; exit 3"})
+	p, err := StartProcess("sh", filepath.Join(t.TempDir(), "log"), exec.Command("sh", "-c", "echo bad luck; exit 3"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = p.await(t.Context(), failing)
+	err = p.Await(t.Context(), failing)
 	for _, want := range []string{"wait for sh", "exit status 3", "bad luck"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got error %v, want one with %q", err, want)
 		}
 	}
-	p.kill()
+	p.Kill()
 }
 
 func TestProcessThatDoesNotExist(t *testing.T) {
-	p, err := startProcess("none", filepath.Join(t.TempDir(), "log"), []string{"/nonexistent/program"})
+	p, err := StartProcess("none", filepath.Join(t.TempDir(), "log"), exec.Command("/nonexistent/program"))
 	if err == nil {
-		p.kill()
+		p.Kill()
 		t.Fatal("started a program that does not exist")
 	}
 	if !strings.Contains(err.Error(), "start none") {

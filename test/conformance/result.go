@@ -1,0 +1,208 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/page"
+)
+
+// The states of a test.
+const (
+	passed  = "passed"
+	failed  = "failed"
+	skipped = "skipped"
+)
+
+// Test is the result of a test.
+type Test struct {
+	Name    string `json:"name"`
+	Status  string `json:"status"`
+	Seconds int    `json:"seconds"`
+	// Again says that it passed only when it was run once more, alone.
+	Again bool `json:"again,omitempty"`
+	// Message is why it has failed, the first time if there are two, or why it was skipped.
+	Message string `json:"message,omitempty"`
+}
+
+// Excluded is a test that was not run.
+type Excluded struct {
+	Name   string `json:"name"`
+	Reason string `json:"reason"`
+}
+
+// Run is the results of one proxy.
+type Run struct {
+	Kubernetes   string     `json:"kubernetes"`
+	Proxy        string     `json:"proxy"`
+	ProxyVersion string     `json:"proxyVersion"`
+	Nodes        int        `json:"nodes"`
+	Kernel       string     `json:"kernel"`
+	Minutes      int        `json:"minutes"`
+	Tests        []Test     `json:"tests"`
+	Excluded     []Excluded `json:"excluded"`
+}
+
+// names returns the names of tests with a state.
+func (r *Run) names(status string) (names []string) {
+	for _, t := range r.Tests {
+		if t.Status == status {
+			names = append(names, t.Name)
+		}
+	}
+	return names
+}
+
+// again returns the names of tests that passed only when run once more.
+func (r *Run) again() (names []string) {
+	for _, t := range r.Tests {
+		if t.Again {
+			names = append(names, t.Name)
+		}
+	}
+	return names
+}
+
+// retry takes over the results of tests that have run once more. A test that passes keeps the message of its failure.
+func (r *Run) retry(tests []Test) {
+	for _, again := range tests {
+		for i := range r.Tests {
+			if t := &r.Tests[i]; t.Name == again.Name && t.Status == failed && again.Status == passed {
+				t.Status, t.Seconds, t.Again = passed, again.Seconds, true
+			}
+		}
+	}
+}
+
+// summary is for a terminal.
+func (r *Run) summary() string {
+	var b strings.Builder
+	for _, status := range []string{failed, skipped} {
+		for _, t := range r.Tests {
+			if t.Status == status {
+				fmt.Fprintf(&b, "%s: %s: %s\n", status, t.Name, t.Message)
+			}
+		}
+	}
+	for _, name := range r.again() {
+		fmt.Fprintf(&b, "passed when run once more: %s\n", name)
+	}
+	fmt.Fprintf(&b, "%s %s, %d nodes: %s\n", r.Kubernetes, r.ProxyVersion, r.Nodes, r.counts())
+	return b.String()
+}
+
+func (r *Run) counts() string {
+	return fmt.Sprintf("%d passed, %d failed, %d skipped, in %d minutes", len(r.names(passed)), len(r.names(failed)), len(r.names(skipped)), r.Minutes)
+}
+
+// failure is an error if a test has failed.
+func (r *Run) failure() error {
+	if n := len(r.names(failed)); n > 0 {
+		return fmt.Errorf("%s: %d tests failed", r.Proxy, n)
+	}
+	return nil
+}
+
+// The files of a checkout with the results: all tests as JSON, and the tables between the lines of that name.
+const (
+	resultsFile = "docs/conformance.json"
+	pageFile    = "docs/conformance.md"
+	pagePart    = "results"
+)
+
+// publish writes a run's results into a checkout, in place of those of the same release, proxy and number of nodes.
+func publish(root string, run Run) error {
+	file := filepath.Join(root, resultsFile)
+	var runs []Run
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(text, &runs)
+	} else if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err != nil {
+		return fmt.Errorf("read %s: %w", file, err)
+	}
+	runs = replace(runs, run)
+	if text, err = json.MarshalIndent(runs, "", " "); err != nil {
+		return err
+	}
+	if err := os.WriteFile(file, append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	return page.Write(filepath.Join(root, pageFile), pagePart, tables(runs))
+}
+
+// replace returns the runs in their order on the page: newest release first, fewest nodes first, kube-nftproxy last.
+func replace(runs []Run, run Run) []Run {
+	same := func(r Run) bool {
+		return r.Kubernetes == run.Kubernetes && r.Proxy == run.Proxy && r.Nodes == run.Nodes
+	}
+	runs = append(slices.DeleteFunc(runs, same), run)
+	slices.SortFunc(runs, func(a, b Run) int {
+		if c := strings.Compare(b.Kubernetes, a.Kubernetes); c != 0 {
+			return c
+		}
+		if a.Nodes != b.Nodes {
+			return a.Nodes - b.Nodes
+		}
+		return strings.Compare(b.Proxy, a.Proxy)
+	})
+	return runs
+}
+
+// tables returns the page's part: one table for all runs, and all failures and skipped tests with their reasons.
+func tables(runs []Run) string {
+	var b strings.Builder
+	b.WriteString("| Kubernetes | proxy | nodes | passed | failed | skipped | minutes | kernel |\n|---|---|---|---|---|---|---|---|\n")
+	for _, r := range runs {
+		fmt.Fprintf(&b, "| %s | %s | %d | %d | %d | %d | %d | %s |\n", r.Kubernetes, r.ProxyVersion, r.Nodes,
+			len(r.names(passed)), len(r.names(failed)), len(r.names(skipped)), r.Minutes, r.Kernel)
+	}
+	for _, r := range runs {
+		var lines []string
+		for _, t := range r.Tests {
+			switch {
+			case t.Status == failed:
+				lines = append(lines, fmt.Sprintf("- failed: %s: %s\n", escape(t.Name), escape(t.Message)))
+			case t.Again:
+				lines = append(lines, fmt.Sprintf("- passed when run once more, alone: %s: %s\n", escape(t.Name), escape(t.Message)))
+			case t.Status == skipped:
+				lines = append(lines, fmt.Sprintf("- skipped by itself: %s: %s\n", escape(t.Name), escape(t.Message)))
+			}
+		}
+		if len(lines) > 0 {
+			slices.Sort(lines)
+			fmt.Fprintf(&b, "\n%s with Kubernetes %s on %d nodes:\n\n%s", r.ProxyVersion, r.Kubernetes, r.Nodes, strings.Join(lines, ""))
+		}
+	}
+	reasons := map[string][]string{}
+	for _, r := range runs {
+		for _, x := range r.Excluded {
+			if !slices.Contains(reasons[x.Reason], x.Name) {
+				reasons[x.Reason] = append(reasons[x.Reason], x.Name)
+			}
+		}
+	}
+	if len(reasons) > 0 {
+		b.WriteString("\nNot run:\n\n| test | reason |\n|---|---|\n")
+		for _, u := range unusable {
+			slices.Sort(reasons[u.reason])
+			for _, name := range reasons[u.reason] {
+				fmt.Fprintf(&b, "| %s | %s |\n", escape(name), u.reason)
+			}
+		}
+	}
+	return b.String()
+}
+
+// escape makes text that Markdown shows as it is, in a table and elsewhere.
+func escape(text string) string {
+	return strings.NewReplacer("|", `\|`, "<", "&lt;", "[", `\[`, "*", `\*`, "_", `\_`).Replace(text)
+}
