@@ -41,6 +41,12 @@ test-kernels: ## tests on other kernels, in virtual machines (root)
 soak: ## repeat faults and restarts under load for more than an hour, and the changes of a day in minutes (root); RESTARTS=1000 REPAIRS=20 CHANGES=8640000
 	RESTARTS='$(RESTARTS)' REPAIRS='$(REPAIRS)' API_FAULT='$(API_FAULT)' CHAOS='$(CHAOS)' CHANGES='$(CHANGES)' SERVICES='$(SERVICES)' HISTORY_MINUTES='$(HISTORY_MINUTES)' hack/soak.sh
 
+conformance: ## upstream's e2e tests of Services on real clusters in namespaces, for both proxies (root); KUBERNETES=v1.37.2 PROXY=both NODES=2 FOCUS=regexp; OUTPUT=. writes docs/conformance.md
+	KUBERNETES='$(KUBERNETES)' PROXY='$(PROXY)' NODES='$(NODES)' FOCUS='$(FOCUS)' OUTPUT='$(OUTPUT)' SKEW='$(SKEW)' hack/conformance.sh
+
+skew: ## kube-nftproxy with API servers of all supported releases (root); builds them first; OUTPUT=. writes docs/conformance.md
+	SKEW=1 OUTPUT='$(OUTPUT)' hack/conformance.sh
+
 bench: ## measure kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; LIMITS=1: only objects at their limits; OUTPUT=. writes the figures into docs/
 	QUICK='$(QUICK)' LIMITS='$(LIMITS)' SIZES='$(SIZES)' OUTPUT='$(OUTPUT)' hack/bench.sh
 
@@ -68,4 +74,4 @@ update: ## rewrite expected results of tests: goldens, and the table of flags in
 clean: ## delete bin/
 	rm -rf bin
 
-.PHONY: help build image demo test test-unit test-netns test-hostile test-e2e test-ratios test-twin test-kernels soak bench bench-kernels bench-stages fuzz vuln lint verify update clean
+.PHONY: help build image demo test test-unit test-netns test-hostile test-e2e test-ratios test-twin test-kernels soak conformance skew bench bench-kernels bench-stages fuzz vuln lint verify update clean

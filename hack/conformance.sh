@@ -6,7 +6,7 @@
 #   NODES=2               nodes, in three zones; with 6, only tests that need more than two nodes run, unless FOCUS is set
 #   FOCUS=regexp          only tests with such a name
 #   OUTPUT=.              writes the results into docs/conformance.json, and the tables into docs/conformance.md
-#   SKEW=1                kube-nftproxy with kube-apiservers of several releases instead: test/skew
+#   SKEW=1                kube-nftproxy with kube-apiservers of several releases instead: TestSkew in test/e2e
 # Usage: hack/conformance.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,7 +14,8 @@ PATH=$PATH:/usr/sbin:/sbin
 [ "$(id -u)" -eq 0 ] || { echo "conformance: network namespaces and mounts need root" >&2 && exit 1; }
 hack/deps.sh
 if [ -n "${SKEW:-}" ]; then
-  OUTPUT=${OUTPUT:+$(realpath "$OUTPUT")} REQUIRE_NETNS=1 exec go test -tags skew -count 1 -timeout 90m -v ./test/skew
+  hack/kubernetes.sh
+  OUTPUT=${OUTPUT:+$(realpath "$OUTPUT")} REQUIRE_NETNS=1 exec go test -tags e2e,skew -count 1 -timeout 4h -run '^TestSkew$' -v ./test/e2e
 fi
 
 cache=$PWD/.cache/conformance

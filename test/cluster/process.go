@@ -70,6 +70,17 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
+// Wait waits until the child exits, and returns why. If ctx ends before, it kills the child.
+func (p *Process) Wait(ctx context.Context) error {
+	select {
+	case <-p.done:
+		return p.err
+	case <-ctx.Done():
+		p.Kill()
+		return ctx.Err()
+	}
+}
+
 // Await repeats check until it succeeds, ctx ends, or the child exits. The error quotes the end of the child's log.
 func (p *Process) Await(ctx context.Context, check func(context.Context) error) error {
 	ticker := time.NewTicker(pollInterval)

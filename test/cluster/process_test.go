@@ -90,4 +90,28 @@ func TestProcessThatDoesNotExist(t *testing.T) {
 	}
 }
 
+func TestProcessIsWaitedFor(t *testing.T) {
+	wait := func(ctx context.Context, script string) error {
+		p, err := StartProcess("sh", filepath.Join(t.TempDir(), "log"), exec.Command("sh", "-c", script))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = p.Wait(ctx)
+		select {
+		case <-p.done:
+		default:
+			t.Errorf("%q runs after Wait", script)
+		}
+		return err
+	}
+	if err := wait(t.Context(), "exit 3"); err == nil || err.Error() != "exit status 3" {
+		t.Errorf("got error %v, want exit status 3", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := wait(ctx, "sleep 1000"); !errors.Is(err, context.Canceled) {
+		t.Errorf("got error %v, want that of the context", err)
+	}
+}
+
 func failing(context.Context) error { return errors.New("not yet") }

@@ -61,9 +61,14 @@ func (w *world) makeImages(ctx context.Context) error {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	layer := filepath.Join(dir, "layer")
-	programs := map[string]string{"agnhost": w.program("agnhost"), "agnhost-2": w.program("agnhost"), "regression-issue-74839": w.program("regression-issue-74839")}
-	digest, err := writeLayer(layer, w.root, programs)
+	files, err := w.registry()
+	if err != nil {
+		return fmt.Errorf("make the image of agnhost's registry: %w", err)
+	}
+	for name, program := range map[string]string{"agnhost": "agnhost", "agnhost-2": "agnhost", "regression-issue-74839": "regression-issue-74839"} {
+		files[name] = w.program(program)
+	}
+	layer, err := writeLayer(filepath.Join(dir, "layer"), w.root, files)
 	if err != nil {
 		return fmt.Errorf("make a layer: %w", err)
 	}
@@ -71,40 +76,88 @@ func (w *world) makeImages(ctx context.Context) error {
 		if len(i.names) == 0 { // this release has no such image
 			continue
 		}
-		if err := i.write(filepath.Join(dir, name), layer, digest); err != nil {
+		if err := i.write(filepath.Join(dir, name), layer); err != nil {
 			return fmt.Errorf("make %s: %w", name, err)
 		}
 		w.images = append(w.images, name)
 	}
-	return os.Remove(layer)
+	return os.Remove(layer.path)
 }
 
-// writeLayer writes a root file system and programs, named by their files in its root, as a tar file, and returns its digest.
-func writeLayer(file, root string, programs map[string]string) (string, error) {
-	out, err := os.Create(file)
+// registry makes the image that agnhost's registry serves, and returns its files by their names in agnhost's image. A test pulls it from
+// a node port on loopback, and runs it.
+func (w *world) registry() (map[string]string, error) {
+	dir := w.path("registry")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return nil, err
+	}
+	layer, err := writeLayer(filepath.Join(dir, "layer"), "", map[string]string{
+		"usr/bin/sleep": w.root + "/usr/bin/sleep", "lib64/ld-linux-x86-64.so.2": w.root + "/lib64/ld-linux-x86-64.so.2",
+		"lib/x86_64-linux-gnu/libc.so.6": w.root + "/lib/x86_64-linux-gnu/libc.so.6",
+	})
 	if err != nil {
-		return "", err
+		return nil, err
+	}
+	config, manifest, err := image{command: []string{"/usr/bin/sleep", "infinity"}}.describe(layer)
+	if err != nil {
+		return nil, err
+	}
+	const root = "var/registry/pause/"
+	place := func(kind, digest string) string {
+		return root + kind + "/sha256/" + digest[:2] + "/" + digest + "/data"
+	}
+	files := map[string]string{place("blobs", layer.digest): layer.path}
+	for name, content := range map[string][]byte{
+		place("blobs", digest(config)): config, place("manifests", digest(manifest)): manifest,
+		root + "manifests/testing": []byte("sha256:" + digest(manifest)),
+	} {
+		files[name] = filepath.Join(dir, digest(content))
+		err = errors.Join(err, os.WriteFile(files[name], content, 0o644))
+	}
+	return files, err
+}
+
+func digest(content []byte) string { return fmt.Sprintf("%x", sha256.Sum256(content)) }
+
+// layer is a tar file with its digest and its size.
+type layer struct {
+	path, digest string
+	size         int64
+}
+
+// writeLayer writes a root file system, if there is one, and files by their names in it, as a tar file.
+func writeLayer(path, root string, files map[string]string) (layer, error) {
+	out, err := os.Create(path)
+	if err != nil {
+		return layer{}, err
 	}
 	defer out.Close()
 	hash := sha256.New()
-	layer := tar.NewWriter(io.MultiWriter(out, hash))
-	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || path == root {
-			return err
-		}
-		name, err := filepath.Rel(root, path)
-		if err != nil {
-			return err
-		}
-		return addFile(layer, name, path)
-	})
-	for name, path := range programs {
-		err = errors.Join(err, addFile(layer, name, path))
+	archive := tar.NewWriter(io.MultiWriter(out, hash))
+	if root != "" {
+		err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || path == root {
+				return err
+			}
+			name, err := filepath.Rel(root, path)
+			if err != nil {
+				return err
+			}
+			return addFile(archive, name, path)
+		})
 	}
-	if err := errors.Join(err, layer.Close(), out.Close()); err != nil {
-		return "", err
+	for name, path := range files {
+		target, linkErr := filepath.EvalSymlinks(path)
+		err = errors.Join(err, linkErr, addFile(archive, name, target))
 	}
-	return fmt.Sprintf("%x", hash.Sum(nil)), nil
+	if err := errors.Join(err, archive.Close()); err != nil {
+		return layer{}, err
+	}
+	info, err := out.Stat()
+	if err != nil {
+		return layer{}, err
+	}
+	return layer{path, fmt.Sprintf("%x", hash.Sum(nil)), info.Size()}, out.Close()
 }
 
 // addFile adds a file, a folder or a link. It belongs to root.
@@ -136,48 +189,61 @@ func addFile(layer *tar.Writer, name, path string) error {
 	return err
 }
 
+// object is one of JSON.
+type object = map[string]any
+
+// descriptor names a part of an image.
+func descriptor(kind, digest string, size int64) object {
+	return object{"mediaType": "application/vnd.oci.image." + kind, "digest": "sha256:" + digest, "size": size}
+}
+
+// describe returns an image's configuration and manifest.
+func (i image) describe(l layer) (config, manifest []byte, err error) {
+	config, err = json.Marshal(object{
+		"architecture": "amd64", "os": "linux", "rootfs": object{"type": "layers", "diff_ids": []string{"sha256:" + l.digest}},
+		"config": object{"Env": []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, "Entrypoint": i.entrypoint, "Cmd": i.command, "WorkingDir": "/"},
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	manifest, err = json.Marshal(object{
+		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+		"config": descriptor("config.v1+json", digest(config), int64(len(config))),
+		"layers": []object{descriptor("layer.v1.tar", l.digest, l.size)},
+	})
+	return config, manifest, err
+}
+
 // write writes an OCI archive with one layer.
-func (i image) write(file, layer, digest string) error {
-	type object = map[string]any
-	out, err := os.Create(file)
+func (i image) write(path string, l layer) error {
+	config, manifest, err := i.describe(l)
+	if err != nil {
+		return err
+	}
+	var manifests []object
+	for _, name := range i.names {
+		d := descriptor("manifest.v1+json", digest(manifest), int64(len(manifest)))
+		d["platform"] = object{"os": "linux", "architecture": "amd64"}
+		d["annotations"] = object{"io.containerd.image.name": name}
+		manifests = append(manifests, d)
+	}
+	index, err := json.Marshal(object{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": manifests})
+	if err != nil {
+		return err
+	}
+	out, err := os.Create(path)
 	if err != nil {
 		return err
 	}
 	defer out.Close()
 	archive := tar.NewWriter(out)
-	add := func(name string, content []byte) error {
-		if err := archive.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(content))}); err != nil {
-			return err
-		}
-		_, err := archive.Write(content)
-		return err
+	for name, content := range map[string][]byte{
+		"oci-layout": []byte(`{"imageLayoutVersion": "1.0.0"}`), "index.json": index,
+		"blobs/sha256/" + digest(config): config, "blobs/sha256/" + digest(manifest): manifest,
+	} {
+		headerErr := archive.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(content))})
+		_, writeErr := archive.Write(content)
+		err = errors.Join(err, headerErr, writeErr)
 	}
-	blob := func(kind string, o object) object {
-		content, marshalErr := json.Marshal(o)
-		sum := fmt.Sprintf("%x", sha256.Sum256(content))
-		err = errors.Join(err, marshalErr, add("blobs/sha256/"+sum, content))
-		return object{"mediaType": "application/vnd.oci.image." + kind + ".v1+json", "digest": "sha256:" + sum, "size": len(content)}
-	}
-	info, err := os.Stat(layer)
-	if err != nil {
-		return err
-	}
-	config := blob("config", object{
-		"architecture": "amd64", "os": "linux", "rootfs": object{"type": "layers", "diff_ids": []string{"sha256:" + digest}},
-		"config": object{"Env": []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, "Entrypoint": i.entrypoint, "Cmd": i.command, "WorkingDir": "/"},
-	})
-	manifest := blob("manifest", object{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": config, "layers": []object{
-		{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": "sha256:" + digest, "size": info.Size()},
-	}})
-	var manifests []object
-	for _, name := range i.names {
-		named := object{"platform": object{"os": "linux", "architecture": "amd64"}, "annotations": object{"io.containerd.image.name": name}}
-		for k, v := range manifest {
-			named[k] = v
-		}
-		manifests = append(manifests, named)
-	}
-	index, indexErr := json.Marshal(object{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": manifests})
-	return errors.Join(err, indexErr, add("index.json", index), add("oci-layout", []byte(`{"imageLayoutVersion": "1.0.0"}`)),
-		addFile(archive, "blobs/sha256/"+digest, layer), archive.Close(), out.Close())
+	return errors.Join(err, addFile(archive, "blobs/sha256/"+l.digest, l.path), archive.Close(), out.Close())
 }

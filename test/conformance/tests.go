@@ -11,6 +11,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 )
 
 // areas matches the tests that belong here: those in which a packet meets a Service, or that other proxies have failed.
@@ -23,8 +26,8 @@ var unusable = []struct {
 	reason string
 }{
 	{regexp.MustCompile(`\[Feature:SCTPConnectivity\]`), "It needs SCTP sockets, which many kernels lack."},
-	{regexp.MustCompile(`should have correct DNS configuration|DNS configMap|\[Feature:PerformanceDNS\]`), "It tests the configuration of a name server."},
-	{regexp.MustCompile(`provide[r]? Internet connection`), "It needs the Internet."},
+	{regexp.MustCompile(`DNS configMap|\[Provider:gce\]`), "It tests the name server of another installation."},
+	{regexp.MustCompile(`provider? Internet connection`), "It needs the Internet."},
 	{regexp.MustCompile(`\[Feature:Networking-Performance\]`), "It measures iperf."},
 	{regexp.MustCompile(`\[Feature:KubeProxyNFAcct\]|recreate its iptables rules`), "It tests kube-proxy's iptables mode."},
 	{regexp.MustCompile(`should work after restarting apiserver`), "It restarts the API server as a pod, or over SSH."},
@@ -70,13 +73,13 @@ func choose(listing string, nodes int, focus *regexp.Regexp) (names []string, le
 	return slices.Compact(names), left, nil
 }
 
-// pattern matches exactly these names.
+// pattern matches exactly these names, behind the suite's name.
 func pattern(names []string) string {
 	var quoted []string
 	for _, name := range names {
 		quoted = append(quoted, regexp.QuoteMeta(name))
 	}
-	return "^(" + strings.Join(quoted, "|") + ")$"
+	return " (" + strings.Join(quoted, "|") + ")$"
 }
 
 // test runs the tests: side by side, then alone where they disturb others, and finally those once more, alone, that have failed. It keeps
@@ -141,30 +144,30 @@ func (w *world) ginkgo(ctx context.Context, folder string, names []string, procs
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	log, err := os.Create(filepath.Join(dir, "e2e.log"))
-	if err != nil {
-		return nil, err
-	}
-	defer log.Close()
-	cmd := exec.CommandContext(ctx, "ip", "netns", "exec", w.control, w.program("ginkgo"), fmt.Sprintf("--procs=%d", procs), "--timeout=3h", "--no-color",
+	cmd := exec.Command("ip", "netns", "exec", w.control, w.program("ginkgo"), fmt.Sprintf("--procs=%d", procs), "--timeout=3h", "--no-color",
 		"--poll-progress-after=0", "--json-report=report.json", "--output-dir="+dir, "--focus="+pattern(names), w.program("e2e.test"), "--",
 		"--kubeconfig="+w.path("admin.conf"), "--provider=skeleton", "--kubectl-path="+w.program("kubectl"), fmt.Sprintf("--num-nodes=%d", len(w.nodes)),
 		"--report-dir="+dir)
-	cmd.Stdout, cmd.Stderr = log, log
-	failure := cmd.Run() // also an error if a test has failed: the report says which
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID} // its children end with it
+	log := filepath.Join(dir, "e2e.log")
+	p, err := cluster.StartProcess("ginkgo", log, cmd)
+	if err != nil {
+		return nil, err
+	}
+	failure := p.Wait(ctx) // also an error if a test has failed: the report says which
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
 	text, err := os.ReadFile(filepath.Join(dir, "report.json"))
 	if err != nil {
-		return nil, errors.Join(failure, err, errors.New(tail(filepath.Join(dir, "e2e.log"))))
+		return nil, errors.Join(failure, err, errors.New(tail(log)))
 	}
 	tests, err := readReport(text)
 	if err != nil {
 		return nil, errors.Join(failure, err)
 	}
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
 	if missing := missing(names, tests); len(missing) > 0 {
-		return nil, fmt.Errorf("%d tests did not run: %s\n%s", len(missing), strings.Join(missing, "; "), tail(filepath.Join(dir, "e2e.log")))
+		return nil, fmt.Errorf("%d tests did not run: %s\n%s", len(missing), strings.Join(missing, "; "), tail(log))
 	}
 	return tests, nil
 }

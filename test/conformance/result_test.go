@@ -1,0 +1,99 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/page"
+)
+
+func someRun(kubernetes, proxy string, nodes int, tests ...Test) Run {
+	return Run{
+		Kubernetes: kubernetes, Proxy: proxy, ProxyVersion: proxy + " v1", Nodes: nodes, Kernel: "6.1", Minutes: 9, Tests: tests,
+		Excluded: []Excluded{{"[sig-network] I", unusable[0].reason}},
+	}
+}
+
+func TestRetryKeepsTheFirstFailure(t *testing.T) {
+	r := someRun("v1.37.2", kubeProxy, 2, Test{"a", passed, 1, false, ""}, Test{"b", failed, 2, false, "late"}, Test{"c", failed, 3, false, "broken"})
+	r.retry([]Test{{"b", passed, 5, false, ""}, {"c", failed, 6, false, "broken again"}})
+	want := []Test{{"a", passed, 1, false, ""}, {"b", passed, 5, true, "late"}, {"c", failed, 3, false, "broken"}}
+	if diff := cmp.Diff(want, r.Tests); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if err := r.failure(); err == nil || !strings.Contains(err.Error(), "1 tests failed") {
+		t.Errorf("failure: %v", err)
+	}
+}
+
+func TestPublish(t *testing.T) {
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "docs"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, pageFile), []byte("# x\n<!-- results -->\n<!-- /results -->\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, run := range []Run{
+		someRun("v1.36.3", kubeProxy, 2), someRun("v1.37.2", kubeNftproxy, 2, Test{"x", failed, 1, false, ""}),
+		someRun("v1.37.2", kubeProxy, 6), someRun("v1.37.2", kubeProxy, 2, Test{"[b] a|b", passed, 1, true, "late"}, Test{"s", skipped, 0, false, "3 nodes"}),
+		someRun("v1.37.2", kubeNftproxy, 2, Test{"x", passed, 1, false, ""}), // again, in place of the first one
+	} {
+		if err := publish(root, run); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(filepath.Join(root, pageFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `# x
+<!-- results -->
+| Kubernetes | proxy | nodes | passed | failed | skipped | minutes | kernel |
+|---|---|---|---|---|---|---|---|
+| v1.37.2 | kube-proxy v1 | 2 | 1 | 0 | 1 | 9 | 6.1 |
+| v1.37.2 | kube-nftproxy v1 | 2 | 1 | 0 | 0 | 9 | 6.1 |
+| v1.37.2 | kube-proxy v1 | 6 | 0 | 0 | 0 | 9 | 6.1 |
+| v1.36.3 | kube-proxy v1 | 2 | 0 | 0 | 0 | 9 | 6.1 |
+
+kube-proxy v1 with Kubernetes v1.37.2 on 2 nodes:
+
+- passed when run once more, alone: \[b] a\|b: late
+- skipped by itself: s: 3 nodes
+
+Not run:
+
+| test | reason |
+|---|---|
+| \[sig-network] I | It needs SCTP sockets, which many kernels lack. |
+<!-- /results -->
+`
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// The published tables are those of the published results.
+func TestPageHasTheResults(t *testing.T) {
+	var runs []Run
+	text, err := os.ReadFile("../../" + resultsFile)
+	if err == nil {
+		err = json.Unmarshal(text, &runs)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	document, err := os.ReadFile("../../" + pageFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	part, err := page.Part(string(document), pagePart)
+	if diff := cmp.Diff(tables(runs), part); diff != "" || err != nil {
+		t.Errorf("error %v; make conformance OUTPUT=. writes both (-results +page):\n%s", err, diff)
+	}
+}
