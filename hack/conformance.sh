@@ -18,6 +18,7 @@ if [ -n "${SKEW:-}" ]; then
   OUTPUT=${OUTPUT:+$(realpath "$OUTPUT")} REQUIRE_NETNS=1 exec go test -tags e2e,skew -count 1 -timeout 4h -run '^TestSkew$' -v ./test/e2e
 fi
 
+[ "$(uname -m)" = x86_64 ] || { echo "conformance: the images of the tests are made for x86_64 only" >&2 && exit 1; }
 cache=$PWD/.cache/conformance
 . hack/archive.sh
 # What a node, a pod of the tests, and the tests' shell commands need.

@@ -21,7 +21,7 @@ func someRun(kubernetes, proxy string, nodes int, tests ...Test) Run {
 
 func TestRetryKeepsTheFirstFailure(t *testing.T) {
 	r := someRun("v1.37.2", kubeProxy, 2, Test{"a", passed, 1, false, ""}, Test{"b", failed, 2, false, "late"}, Test{"c", failed, 3, false, "broken"})
-	r.retry([]Test{{"b", passed, 5, false, ""}, {"c", failed, 6, false, "broken again"}})
+	r.retry([]Test{{"a", passed, 9, false, ""}, {"b", passed, 5, false, ""}, {"c", failed, 6, false, "broken again"}})
 	want := []Test{{"a", passed, 1, false, ""}, {"b", passed, 5, true, "late"}, {"c", failed, 3, false, "broken"}}
 	if diff := cmp.Diff(want, r.Tests); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

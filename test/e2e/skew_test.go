@@ -299,6 +299,12 @@ func skewRange(t *testing.T, w *world, s server) error {
 			Type: networkingv1.ServiceCIDRConditionReady, Status: metav1.ConditionTrue, Reason: "Test", LastTransitionTime: metav1.Now(),
 		}}},
 	}
+	unused := []string{"10.123.0.98", "fd00:10:123::98"}
+	for _, address := range unused {
+		if err := skewUnused(t, w, address, lab.Refused); err != nil {
+			return err
+		}
+	}
 	err := w.api.Apply(t.Context(), more)
 	if s.without {
 		if !apierrors.IsNotFound(err) {
@@ -318,23 +324,22 @@ func skewRange(t *testing.T, w *world, s server) error {
 	}
 	for i, to := range w.clusterIPs(svc.Name) {
 		reach(t, w.Pods[2], to, "pod-0")
-		if err := skewUnused(t, w, []string{"10.123.0.98", "fd00:10:123::98"}[i]); err != nil {
+		if err := skewUnused(t, w, unused[i], lab.TimedOut); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// skewUnused expects that packets to an unused address of a ServiceCIDR do not leave the node: the client, to which the node's default route
-// leads, has that address and would refuse the connection.
-func skewUnused(t *testing.T, w *world, address string) error {
+// skewUnused waits for the outcome of a connection to an unused address. The client, to which the node's default route leads, has that
+// address and refuses the connection, unless it is in a ServiceCIDR: such packets do not leave the node.
+func skewUnused(t *testing.T, w *world, address string, want lab.Outcome) error {
 	if out, err := w.Client.Command(t.Context(), "ip", "address", "replace", address, "dev", "lo", "nodad").CombinedOutput(); err != nil {
 		return fmt.Errorf("address of the client: %w\n%s", err, out)
 	}
 	return await(t.Context(), patience, func() error {
-		got := w.Pods[2].Probe(t.Context(), model.TCP, addrPort(address), lab.Options{})
-		if got.Outcome != lab.TimedOut {
-			return fmt.Errorf("unused address %s: %v, want no answer", address, got)
+		if got := w.Pods[2].Probe(t.Context(), model.TCP, addrPort(address), lab.Options{}); got.Outcome != want {
+			return fmt.Errorf("unused address %s: %v, want %s", address, got, want)
 		}
 		return nil
 	})
