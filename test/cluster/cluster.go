@@ -34,7 +34,7 @@ type Config struct {
 	// BinDir holds the programs etcd and kube-apiserver. Default: bin/kubernetes of the repository around the working
 	// directory.
 	BinDir string
-	// Release is the release of kube-apiserver if it is not that of test/kubernetes, such as v1.36.3; see [BuildRelease].
+	// Release is the release of kube-apiserver, such as v1.36.3; see [BuildRelease]. Default: that of test/kubernetes.
 	Release string
 	// ServiceCIDR is the range of cluster IPs, or one range per family joined by a comma; the
 	// family of the first is the default of Services. Default: DefaultServiceCIDR.
@@ -96,6 +96,9 @@ func (c Config) complete() (Config, error) {
 			return c, err
 		}
 		c.BinDir = filepath.Join(root, "bin", "kubernetes")
+	}
+	if c.Release == Releases[len(Releases)-1] {
+		c.Release = ""
 	}
 	if c.ServiceCIDR == "" {
 		c.ServiceCIDR = DefaultServiceCIDR

@@ -24,9 +24,9 @@ const (
 
 // settings are the flags.
 type settings struct {
-	root, programs, kubernetes, ours, proxy, focus, failures, output string
-	nodes, procs                                                     int
-	keep                                                             bool
+	root, programs, kubernetes, ours, proxy, focus, results, output string
+	nodes, procs                                                    int
+	keep                                                            bool
 }
 
 func main() {
@@ -43,7 +43,7 @@ func main() {
 	flag.IntVar(&s.nodes, "nodes", 2, "nodes, at most 9")
 	flag.StringVar(&s.focus, "focus", "", "only tests whose names match this regular expression")
 	flag.IntVar(&s.procs, "procs", 8, "tests side by side")
-	flag.StringVar(&s.failures, "failures", "bin/conformance.failures", "folder for logs and bundles of failures")
+	flag.StringVar(&s.results, "results", "bin/conformance.results", "folder for the results of each run, and after a failure for logs and bundles")
 	flag.StringVar(&s.output, "output", "", "root of the checkout in which docs/conformance.json and docs/conformance.md are written; empty: print only")
 	flag.BoolVar(&s.keep, "keep", false, "keep each cluster until Ctrl-C, and print how to reach it")
 	flag.Parse()
@@ -71,7 +71,7 @@ func run(ctx context.Context, s settings) error {
 	if err != nil {
 		return fmt.Errorf("focus: %w", err)
 	}
-	for _, path := range []*string{&s.root, &s.programs, &s.ours, &s.failures} {
+	for _, path := range []*string{&s.root, &s.programs, &s.ours, &s.results} {
 		if *path, err = filepath.Abs(*path); err != nil {
 			return err
 		}
@@ -104,12 +104,15 @@ func runOne(ctx context.Context, s settings, proxy string, focus *regexp.Regexp)
 	starting, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	if err := w.start(starting, proxy); err != nil {
-		return nil, errors.Join(err, w.keepLogs(ctx, filepath.Join(s.failures, proxy)))
+		return nil, errors.Join(err, w.keepLogs(ctx, filepath.Join(s.results, proxy+"-does-not-start")))
 	}
 	say("%s: %d nodes are ready after %.0f s", proxy, s.nodes, time.Since(began).Seconds())
 	result = &Run{Kubernetes: w.version, Proxy: proxy, ProxyVersion: w.proxyVersion, Nodes: s.nodes, Kernel: kernel()}
 	err = w.test(ctx, result, focus)
 	result.Minutes = int(time.Since(began).Minutes() + 0.5)
+	if err == nil {
+		err = result.save(w.results)
+	}
 	if s.keep {
 		say("keeping it until Ctrl-C: nsenter --net=/run/netns/%s, kubeconfig %s", w.control, w.path("admin.conf"))
 		<-ctx.Done()

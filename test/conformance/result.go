@@ -109,6 +109,21 @@ func (r *Run) failure() error {
 	return nil
 }
 
+// folder returns the folder for a run below that of all runs.
+func (r *Run) folder(results string) string {
+	return filepath.Join(results, fmt.Sprintf("%s-%s-%d-nodes", r.Kubernetes, r.Proxy, r.Nodes))
+}
+
+// save writes the results into results.json of the run's folder.
+func (r *Run) save(results string) error {
+	text, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	folder := r.folder(results)
+	return errors.Join(os.MkdirAll(folder, 0o755), os.WriteFile(filepath.Join(folder, "results.json"), append(text, '\n'), 0o644))
+}
+
 // The files of a checkout with the results: all tests as JSON, and the tables between the lines of that name.
 const (
 	resultsFile = "docs/conformance.json"

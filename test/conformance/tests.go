@@ -119,7 +119,7 @@ func (w *world) test(ctx context.Context, result *Run, focus *regexp.Regexp) err
 		return nil
 	}
 	say("%s: %d tests have failed, and run once more, alone: %s", result.Proxy, len(failed), strings.Join(failed, "; "))
-	folder := filepath.Join(w.failures, fmt.Sprintf("%s-%s-%d-nodes", result.Kubernetes, result.Proxy, result.Nodes))
+	folder := result.folder(w.results)
 	if err := w.keepLogs(ctx, folder); err != nil {
 		return err
 	}

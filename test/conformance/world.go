@@ -199,7 +199,9 @@ func (w *world) startControl(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	w.version = version.GitVersion
+	if w.version = version.GitVersion; w.kubernetes != "" && w.version != w.kubernetes {
+		return fmt.Errorf("kube-apiserver is %s, want %s", w.version, w.kubernetes)
+	}
 	admin := w.path("admin.conf")
 	err = errors.Join(
 		w.api.Kubeconfig(admin, true), w.api.Kubeconfig(w.path("proxy.conf"), false),

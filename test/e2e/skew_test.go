@@ -125,9 +125,6 @@ func newSkewWorld(t *testing.T, s server) *world {
 		Dir: filepath.Join(w.dir, "cluster"), Netns: w.Node.Netns, Address: w.Node.IPv4, Flags: s.flags, Release: s.release,
 		WithoutServiceCIDRs: s.without,
 	}
-	if s.release == cluster.Releases[len(cluster.Releases)-1] {
-		config.Release = ""
-	}
 	var err error
 	if w.api, err = cluster.Start(ctx, config); err != nil {
 		t.Fatal(err)
