@@ -23,8 +23,8 @@ cache=$PWD/.cache/conformance
 . hack/archive.sh
 # What a node, a pod of the tests, and the tests' shell commands need.
 packages=(
-  bash bind9-dnsutils conntrack containernetworking-plugins coreutils curl dash findutils grep hostname iproute2 iptables iputils-ping mount
-  netcat-openbsd nftables procps runc sed socat tar util-linux wget
+  bash bind9-dnsutils conntrack containernetworking-plugins coreutils curl dash findutils grep hostname iproute2 iptables iputils-ping
+  libc-bin mount netcat-openbsd nftables procps runc sed socat tar util-linux wget
 )
 
 # root FOLDER: unpacks the root file system of the nodes and of the images.

@@ -55,6 +55,8 @@ for name in "$@"; do
   if [ ! -x "$program" ] || [ "$module/go.mod" -nt "$program" ] || [ "$module/go.sum" -nt "$program" ]; then
     start=$SECONDS
     (cd "$module" && CGO_ENABLED=0 "${command[@]}" -trimpath -ldflags "$flags" -o "$program" "$package")
+    # The files beside agnhost in its image.
+    [ "$name" != agnhost ] || (cd "$module" && install -m 644 "$(go list -m -f '{{.Dir}}' k8s.io/kubernetes)"/test/images/agnhost/porter/localhost.* "$folder")
     touch "$program" # go build leaves an unchanged program, and its time, alone
     state="built in $((SECONDS - start)) s"
   fi

@@ -65,9 +65,10 @@ func (w *world) makeImages(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("make the image of agnhost's registry: %w", err)
 	}
-	for name, program := range map[string]string{"agnhost": "agnhost", "agnhost-2": "agnhost", "regression-issue-74839": "regression-issue-74839"} {
-		files[name] = w.program(program)
+	for _, name := range []string{"agnhost", "localhost.crt", "localhost.key", "regression-issue-74839", "coredns"} {
+		files[name] = w.program(name)
 	}
+	files["agnhost-2"] = files["agnhost"]
 	layer, err := writeLayer(filepath.Join(dir, "layer"), w.root, files)
 	if err != nil {
 		return fmt.Errorf("make a layer: %w", err)

@@ -84,8 +84,8 @@ func run(ctx context.Context, s settings) error {
 		}
 		fmt.Print(result.summary())
 		failed = errors.Join(failed, result.failure())
-		if s.output != "" && s.focus == "" {
-			if err := publish(s.output, *result); err != nil {
+		if s.output != "" {
+			if err := publish(s.output, *result, s.focus != ""); err != nil {
 				return err
 			}
 		}

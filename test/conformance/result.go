@@ -131,8 +131,9 @@ const (
 	pagePart    = "results"
 )
 
-// publish writes a run's results into a checkout, in place of those of the same release, proxy and number of nodes.
-func publish(root string, run Run) error {
+// publish writes a run's results into a checkout, in place of those of the same release, proxy and number of nodes. A part of a run
+// replaces only the results of its tests.
+func publish(root string, run Run, part bool) error {
 	file := filepath.Join(root, resultsFile)
 	var runs []Run
 	text, err := os.ReadFile(file)
@@ -144,6 +145,9 @@ func publish(root string, run Run) error {
 	if err != nil {
 		return fmt.Errorf("read %s: %w", file, err)
 	}
+	if part {
+		run = merge(runs, run)
+	}
 	runs = replace(runs, run)
 	if text, err = json.MarshalIndent(runs, "", " "); err != nil {
 		return err
@@ -152,6 +156,29 @@ func publish(root string, run Run) error {
 		return err
 	}
 	return page.Write(filepath.Join(root, pageFile), pagePart, tables(runs))
+}
+
+// same reports whether two runs are of the same release, proxy and number of nodes.
+func same(a, b Run) bool {
+	return a.Kubernetes == b.Kubernetes && a.Proxy == b.Proxy && a.Nodes == b.Nodes
+}
+
+// merge returns the run of which a part was run once more, with the results of that part.
+func merge(runs []Run, part Run) Run {
+	i := slices.IndexFunc(runs, func(r Run) bool { return same(r, part) && r.ProxyVersion == part.ProxyVersion })
+	if i < 0 {
+		return part
+	}
+	whole := runs[i]
+	whole.Tests = slices.Clone(whole.Tests)
+	for _, t := range part.Tests {
+		if at := slices.IndexFunc(whole.Tests, func(old Test) bool { return old.Name == t.Name }); at >= 0 {
+			whole.Tests[at] = t
+		} else {
+			whole.Tests = append(whole.Tests, t)
+		}
+	}
+	return whole
 }
 
 // replace returns the runs in their order on the page: newest release first, fewest nodes first, kube-nftproxy last.

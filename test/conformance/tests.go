@@ -31,6 +31,7 @@ var unusable = []struct {
 	{regexp.MustCompile(`\[Feature:Networking-Performance\]`), "It measures iperf."},
 	{regexp.MustCompile(`\[Feature:KubeProxyNFAcct\]|recreate its iptables rules`), "It tests kube-proxy's iptables mode."},
 	{regexp.MustCompile(`should work after restarting apiserver`), "It restarts the API server as a pod, or over SSH."},
+	{regexp.MustCompile(`ExternalTrafficPolicy: Local .*should only target nodes with endpoints`), "It calls the health check node port of an IPv4 Service at IPv6 addresses of nodes. On dual-stack nodes, kube-proxy fails it."},
 	{regexp.MustCompile(`kube-proxy migration`), "It needs Google's cloud."},
 }
 
