@@ -58,7 +58,7 @@ func TestTimeoutsAreRoundedUp(t *testing.T) {
 			t.Fatalf("%d seconds are rounded to %d", seconds, got)
 		}
 	}
-	for _, exact := range []uint32{1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10800, 86400} {
+	for _, exact := range []uint32{125, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10800, 86400} {
 		if got := timeoutClass(exact); got != exact {
 			t.Errorf("%d seconds are rounded to %d", exact, got)
 		}
