@@ -45,8 +45,11 @@ func (w *world) startProxy(ctx context.Context, proxy string) error {
 	if err != nil {
 		return fmt.Errorf("version of %s: %w", path, err)
 	}
+	w.proxyVersion = proxy
 	words := strings.Fields(string(version))
-	w.proxyVersion = proxy + " " + words[len(words)-1]
+	if last := words[len(words)-1]; strings.HasPrefix(last, "v") { // a release, not a commit
+		w.proxyVersion += " " + last
+	}
 	if _, err := w.api.Client().AppsV1().DaemonSets(metav1.NamespaceSystem).Create(ctx, daemonSet(proxy), metav1.CreateOptions{}); err != nil {
 		return err
 	}

@@ -42,16 +42,12 @@ func servers() (list []server) {
 			list = append(list, server{release: release, variant: gate, flags: []string{"--feature-gates=" + gate}})
 		}
 	}
-	// Before v1.34, an API server can do without ServiceCIDRs; in v1.32 they were beta. Later ones can act as such an old one.
+	// An API server can act as an older one. Before v1.33, ServiceCIDRs were beta, and off.
 	const release = "v1.34.3"
 	return append(list,
 		server{release, "as v1.33", []string{"--emulated-version=1.33"}, false},
-		server{release, "as v1.33, without ServiceCIDR", []string{
-			"--emulated-version=1.33", "--feature-gates=MultiCIDRServiceAllocator=false,DisableAllocatorDualWrite=false",
-		}, true},
-		server{release, "as v1.32, ServiceCIDR v1beta1", []string{
-			"--emulated-version=1.32", "--runtime-config=networking.k8s.io/v1beta1=true", "--feature-gates=MultiCIDRServiceAllocator=true",
-		}, true})
+		server{release, "as v1.32, no ServiceCIDR", []string{"--emulated-version=1.32"}, true},
+		server{release, "as v1.32, ServiceCIDR v1beta1", []string{"--emulated-version=1.32", "--runtime-config=networking.k8s.io/v1beta1=true"}, true})
 }
 
 // errAbsent says that a release does not have a feature.
@@ -138,13 +134,7 @@ func newSkewWorld(t *testing.T, s server) *world {
 	node.Labels = map[string]string{corev1.LabelTopologyZone: "a"}
 	w.apply(node)
 	w.serve(w.Pods[0], w.Pods[1], w.Remotes[0], w.Remotes[1])
-	d := w.start()
-	d.awaitIdle(patience)
-	t.Cleanup(func() {
-		if bad := d.errors(); len(bad) > 0 && !t.Failed() {
-			t.Logf("errors in the log: %q", bad)
-		}
-	})
+	w.start().awaitIdle(patience)
 	return w
 }
 
@@ -305,7 +295,11 @@ func skewRange(t *testing.T, w *world, s server) error {
 	err := w.api.Apply(t.Context(), more)
 	if s.without {
 		if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("the API server has ServiceCIDRs: %v", err)
+			return fmt.Errorf("the API server has ServiceCIDRs in version v1: %v", err)
+		}
+		_, err = w.api.Client().NetworkingV1beta1().ServiceCIDRs().List(t.Context(), metav1.ListOptions{})
+		if beta := strings.Contains(s.variant, "v1beta1"); beta != (err == nil) {
+			return fmt.Errorf("ServiceCIDRs in version v1beta1: %v, want them %t", err, beta)
 		}
 		return errAbsent
 	}
