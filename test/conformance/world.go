@@ -58,8 +58,9 @@ type node struct {
 
 // newWorld makes the folder of a cluster, and removes what a killed run has left.
 func newWorld(s settings) (*world, error) {
-	sweep()
-	dir, err := os.MkdirTemp(filepath.Dir(s.root), "run-")
+	folders := filepath.Dir(s.root)
+	sweep(folders)
+	dir, err := os.MkdirTemp(folders, folderOf(os.Getpid()))
 	if err != nil {
 		return nil, err
 	}
@@ -75,6 +76,9 @@ func newWorld(s settings) (*world, error) {
 	}
 	return w, nil
 }
+
+// folderOf is the beginning of the name of a run's folder.
+func folderOf(pid int) string { return fmt.Sprintf("run-%d-", pid) }
 
 func (w *world) path(name string) string { return filepath.Join(w.dir, name) }
 
@@ -456,19 +460,24 @@ func netnsOf(nodes []*node) (names []string) {
 	return names
 }
 
-// sweep removes the namespaces and cgroups that a killed run has left. Errors are ignored: no other run needs the names.
-func sweep() {
-	entries, err := os.ReadDir("/run/netns")
-	if err != nil {
-		return
-	}
-	for _, e := range entries {
-		var pid int
-		if n, err := fmt.Sscanf(e.Name(), "knc-%d-", &pid); n != 1 || err != nil || syscall.Kill(pid, 0) != syscall.ESRCH {
-			continue
+// sweep removes the namespaces, cgroups and folders that a killed run has left. Errors are ignored: no other run needs the names.
+func sweep(folders string) {
+	left := func(folder, format string) (names []string) {
+		entries, _ := os.ReadDir(folder) // an error leaves them empty
+		for _, e := range entries {
+			var pid int
+			if n, err := fmt.Sscanf(e.Name(), format, &pid); n == 1 && err == nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+				names = append(names, e.Name())
+			}
 		}
-		_ = leave(e.Name())
-		_ = command(context.Background(), "ip", "netns", "delete", e.Name())
+		return names
+	}
+	for _, name := range left("/run/netns", "knc-%d-") {
+		_ = leave(name)
+		_ = command(context.Background(), "ip", "netns", "delete", name)
+	}
+	for _, name := range left(folders, "run-%d-") {
+		_ = os.RemoveAll(filepath.Join(folders, name))
 	}
 }
 
