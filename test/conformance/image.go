@@ -40,6 +40,8 @@ func sortImages(names []string) map[string]image {
 			file = "agnhost.tar"
 		case "regression-issue-74839":
 			file = "regression.tar"
+		case "pause":
+			file = "pause.tar"
 		case "busybox", "distroless-iptables", "glibc-dns-testing":
 		default:
 			continue

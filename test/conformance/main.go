@@ -120,7 +120,7 @@ func runOne(ctx context.Context, s settings, proxy string, focus *regexp.Regexp)
 	return result, err
 }
 
-// kernel returns the release of this machine's kernel.
+// kernel returns the version of this machine's kernel.
 func kernel() string {
 	var name syscall.Utsname
 	if err := syscall.Uname(&name); err != nil {
@@ -128,7 +128,7 @@ func kernel() string {
 	}
 	var release []byte
 	for _, c := range name.Release {
-		if c == 0 {
+		if c == 0 || c == '-' { // what follows names a build
 			break
 		}
 		release = append(release, byte(c))
