@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs upstream's e2e tests of Services on a real cluster of network namespaces, with kube-proxy and with kube-nftproxy:
-# test/conformance. Needs root and 8 GiB of memory. The first build takes half an hour, a run of two nodes a quarter of an hour for each.
+# test/conformance. Needs root and 8 GiB of memory. The first build takes half an hour, a run 10 to 30 minutes for each proxy.
 #   KUBERNETES=v1.37.2    release of the cluster and of the tests; default: that of test/kubernetes
 #   PROXY=both            kube-proxy, kube-nftproxy or both
 #   NODES=2               nodes, in three zones; with 6, only tests that need more than two nodes run, unless FOCUS is set

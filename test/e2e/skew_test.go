@@ -19,7 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	document "github.com/kube-nftproxy/kube-nftproxy/test/page"
@@ -149,7 +149,7 @@ func (w *world) publish(svc *corev1.Service, endpoints ...[2]discoveryv1.Endpoin
 			w.Error(err)
 		}
 	})
-	for f, family := range model.Families {
+	for f, family := range inet.Families {
 		var list []discoveryv1.Endpoint
 		for _, e := range endpoints {
 			list = append(list, e[f])
@@ -206,7 +206,7 @@ func skewAffinity(t *testing.T, w *world, _ server) error {
 	}
 	for _, to := range w.clusterIPs(svc.Name) {
 		eventually(t, patience, func() error {
-			counts, err := w.Pods[2].Spread(t.Context(), model.TCP, to, 30, lab.Options{})
+			counts, err := w.Pods[2].Spread(t.Context(), inet.TCP, to, 30, lab.Options{})
 			if err == nil && (len(counts) != 1 || counts["pod-0"]+counts["pod-1"] != 30) {
 				err = fmt.Errorf("%s: %v, want all from one pod", to, counts)
 			}
@@ -329,7 +329,7 @@ func skewUnused(t *testing.T, w *world, address string, want lab.Outcome) error 
 		return fmt.Errorf("address of the client: %w\n%s", err, out)
 	}
 	return await(t.Context(), patience, func() error {
-		if got := w.Pods[2].Probe(t.Context(), model.TCP, addrPort(address), lab.Options{}); got.Outcome != want {
+		if got := w.Pods[2].Probe(t.Context(), inet.TCP, addrPort(address), lab.Options{}); got.Outcome != want {
 			return fmt.Errorf("unused address %s: %v, want %s", address, got, want)
 		}
 		return nil
@@ -354,7 +354,7 @@ func skewRestart(t *testing.T, w *world, _ server) error {
 	if err := w.api.RestartServer(ctx); err != nil {
 		return err
 	}
-	for f, family := range model.Families {
+	for f, family := range inet.Families {
 		w.apply(slice("web", fmt.Sprintf("web-%v", strings.ToLower(fmt.Sprint(family))), endpointsOf(w.Pods[1])[f]))
 	}
 	for _, to := range addresses {
