@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -63,13 +64,31 @@ func (s *server) Patch(_ context.Context, e *eventsv1.Event, patch []byte) (*eve
 	return e, nil
 }
 
+// pass lets time pass, and the recorders do their work.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// number returns the number of Events, written that of the writes.
+func (s *server) number() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.stored)
+}
+
+func (s *server) written() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.writes
+}
+
 // nodes starts reporters of many nodes.
-func (s *server) nodes(t *testing.T, n int) (list []*Reporter, dropped *int) {
+func (s *server) nodes(t *testing.T, n int) (list []*Reporter, dropped *atomic.Int32) {
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
-	dropped = new(int)
-	var mu sync.Mutex
-	count := func(string) { mu.Lock(); *dropped++; mu.Unlock() }
+	dropped = new(atomic.Int32)
+	count := func(string) { dropped.Add(1) }
 	for range n {
 		r := NewRecorder(s, "kube-nftproxy", count)
 		go r.Run(ctx)
@@ -100,13 +119,13 @@ func TestAFaultOfAllNodesIsOneEvent(t *testing.T) {
 				const nodes, rounds = 100, 3
 				s := newServer()
 				list, dropped := s.nodes(t, nodes)
-				time.Sleep(time.Until(time.Now().Truncate(time.Minute).Add(time.Minute)))
+				pass(time.Until(time.Now().Truncate(time.Minute).Add(time.Minute)))
 				for i, r := range list {
 					r.Problem(c.problem(i))
 				}
-				time.Sleep(spread + time.Second)
-				if len(s.stored) != c.want || s.writes > c.want+1 || *dropped != 0 {
-					t.Errorf("%d Events, %d writes, %d dropped, want %d Events", len(s.stored), s.writes, *dropped, c.want)
+				pass(spread + time.Second)
+				if s.number() != c.want || s.written() > c.want+1 || dropped.Load() != 0 {
+					t.Errorf("%d Events, %d writes, %d dropped, want %d Events", s.number(), s.written(), dropped.Load(), c.want)
 				}
 				most := 0
 				for _, n := range s.creates {
@@ -117,12 +136,12 @@ func TestAFaultOfAllNodesIsOneEvent(t *testing.T) {
 				}
 				// An hour later some nodes find it again, in another minute each.
 				for i := range rounds {
-					time.Sleep(time.Hour)
+					pass(time.Hour)
 					list[i].Problem(c.problem(i))
 				}
-				time.Sleep(spread + time.Second)
-				if c.want == 1 && (len(s.stored) != 1 || s.writes > 2+rounds) {
-					t.Errorf("%d Events after %d writes", len(s.stored), s.writes)
+				pass(spread + time.Second)
+				if c.want == 1 && (s.number() != 1 || s.written() > 2+rounds) {
+					t.Errorf("%d Events after %d writes", s.number(), s.written())
 				}
 			})
 		})
@@ -162,18 +181,18 @@ func TestEventsAreLimitedPerNode(t *testing.T) {
 		for i := range flood {
 			r.recorder.Eventf(&corev1.ObjectReference{Kind: "Service", Namespace: "shop", Name: fmt.Sprint("s", i)}, nil, "Warning", defaultReason, "Sync", "no")
 		}
-		time.Sleep(spread + time.Second)
-		if len(s.stored) != eventBurst || *dropped != flood-mostPending {
-			t.Errorf("%d Events at once, want %d; %d dropped, want %d", len(s.stored), eventBurst, *dropped, flood-mostPending)
+		pass(spread + time.Second)
+		if s.number() != eventBurst || dropped.Load() != flood-mostPending {
+			t.Errorf("%d Events at once, want %d; %d dropped, want %d", s.number(), eventBurst, dropped.Load(), flood-mostPending)
 		}
 		r.Started("node-1")
 		synctest.Wait()
-		if len(s.stored) != eventBurst+1 {
+		if s.number() != eventBurst+1 {
 			t.Error("the Event of the start waits")
 		}
-		time.Sleep(10 * time.Minute)
-		if most := eventBurst + 1 + 10*10 + 2; len(s.stored) > most || len(s.stored) < most*8/10 {
-			t.Errorf("%d Events after ten minutes, want about %d", len(s.stored), most)
+		pass(10 * time.Minute)
+		if most := eventBurst + 1 + 10*10 + 2; s.number() > most || s.number() < most*8/10 {
+			t.Errorf("%d Events after ten minutes, want about %d", s.number(), most)
 		}
 	})
 }
@@ -195,13 +214,13 @@ func TestEventsAreSentAgain(t *testing.T) {
 				s.err = c.err
 				list, dropped := s.nodes(t, 1)
 				list[0].Problem(problem)
-				time.Sleep(30 * time.Second)
+				pass(30 * time.Second)
 				s.mu.Lock()
 				s.err = nil
 				s.mu.Unlock()
-				time.Sleep(time.Minute)
-				if len(s.stored) != c.want || *dropped != 1-c.want {
-					t.Errorf("%d Events, %d dropped, want %d Events", len(s.stored), *dropped, c.want)
+				pass(time.Minute)
+				if s.number() != c.want || int(dropped.Load()) != 1-c.want {
+					t.Errorf("%d Events, %d dropped, want %d Events", s.number(), dropped.Load(), c.want)
 				}
 			})
 		})
