@@ -46,7 +46,7 @@ func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.F
 		"connections to this address and port reach the other Service", "remove the address from one of the two Services, or change its port")
 	if failures := c.LoopbackState().Failures; failures > 0 {
 		list = append(list, view.Finding{
-			Severity: view.Warning, Reason: view.LoopbackPortTaken, Object: c.node(), What: fmt.Sprintf("%d node ports are not served on loopback: other processes have the ports", failures),
+			Severity: view.Warning, Reason: view.LoopbackPortTaken, Object: c.node(), What: fmt.Sprintf("node ports that are not served on loopback, because other processes have the ports: %d", failures),
 			Impact: "processes of this node do not reach these Services by 127.0.0.1 or ::1", Fix: "stop the processes. To list the ports: kube-nftproxy services --wrong",
 			Affects: "only these processes",
 		})

@@ -208,7 +208,7 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	t.Run("port in use", func(t *testing.T) {
 		testLoopbackPortInUse(t, w, d, func() {
 			said("PROBLEM default/quiet: not served at 127.0.0.1:30090: bind: address already in use", "services", "--wrong")
-			said("ports that are in use: 1", "status")
+			said("because other processes have the ports: 1", "status")
 		})
 	})
 	if n, _ := d.awaitIdle(patience).Sum("kubenftproxy_repairs_total"); n != 0 {
