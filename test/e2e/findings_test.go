@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
@@ -221,13 +220,16 @@ func (d *desk) testFlows() {
 	if _, err := d.Pods[0].ServeEcho(9000); err != nil {
 		d.Fatal(err)
 	}
-	var conn net.Conn
-	eventually(d.T, patience, func() (err error) { // a connection before the sync would wait for minutes
-		ctx, cancel := context.WithTimeout(d.Context(), time.Second)
-		defer cancel()
-		conn, err = d.Pods[1].Dial(ctx, inet.TCP, netip.MustParseAddrPort("10.96.1.2:80"))
-		return err
+	eventually(d.T, patience, func() error { // a connection before the sync would wait for minutes
+		if services := nft(d.T, d.Node, "list map ip kube-nftproxy services"); !strings.Contains(services, "10.96.1.2 . tcp . 80") {
+			return errors.New(services)
+		}
+		return nil
 	})
+	conn, err := d.Pods[1].Dial(d.Context(), inet.TCP, netip.MustParseAddrPort("10.96.1.2:80"))
+	if err != nil {
+		d.Fatal(err)
+	}
 	defer conn.Close() //nolint:errcheck // unused from here on
 	verify := func(code int, patterns ...string) {
 		d.Helper()
