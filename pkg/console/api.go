@@ -76,7 +76,7 @@ func (a *API) permit(ctx context.Context) (fix, affects string) {
 	defer cancel()
 	user, err := a.user(ctx)
 	if err != nil {
-		return "bind the ClusterRole system:node-proxier to the user whom the error names", permitted
+		return "the error names a user: bind the ClusterRole system:node-proxier to this user", permitted
 	}
 	return permitUser(user)
 }

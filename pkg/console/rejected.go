@@ -23,12 +23,8 @@ func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.F
 		if a.more > 0 {
 			object += fmt.Sprintf(" and %d more", a.more)
 		}
-		services := "1 Service"
-		if n := a.count(); n > 1 {
-			services = fmt.Sprintf("%d Services", n)
-		}
 		list = append(list, view.Finding{
-			Severity: view.Warning, Reason: reason, Object: object, What: fmt.Sprintf(what, services, a.first), Impact: impact, Fix: fix, Affects: "only clients of these Services",
+			Severity: view.Warning, Reason: reason, Object: object, What: fmt.Sprintf(what, view.Count(a.count(), "Service"), a.first), Impact: impact, Fix: fix, Affects: "only clients of these Services",
 		})
 	}
 	warn(view.ObjectRejected, &o.rejected, "parts of %s are not programmed. The first problem: %s",

@@ -96,10 +96,9 @@ func (c *Console) judge(s *view.Status) (list []view.Finding) {
 		list = append(list, view.Finding{Severity: severity, Reason: reason, Object: c.node(), What: what, Impact: impact, Fix: fix, Affects: affects})
 	}
 	restart := fmt.Sprintf("save kube-nftproxy bundle for a bug report, then delete the pod of this program on node %s", c.NodeName)
-	const onlyThis = "only the program on this node: the rules and all connections stay"
 	if s.Loop == nil {
 		add(view.Wrong, view.LoopBusy, fmt.Sprintf("the sync loop has not answered for %v: a long sync is running, or the loop hangs", askLoop), previous,
-			"repeat this command in a minute. If the finding stays, "+restart, onlyThis)
+			"repeat this command in a minute. If the finding stays, "+restart, onlyProgram)
 		return list
 	}
 	if !a.Owed.IsZero() && (s.Loop.OldestChange == nil || a.Owed.Before(*s.Loop.OldestChange)) {
@@ -109,7 +108,7 @@ func (c *Console) judge(s *view.Status) (list []view.Finding) {
 		add(view.Wrong, view.SyncFailing, fmt.Sprintf("syncs have failed %d times since %s: %s", f.Times, f.Since.UTC().Format(time.RFC3339), f.Error), previous, f.Fix, f.Affects)
 	} else if !a.Healthy {
 		add(view.Wrong, view.ChangesWaiting, fmt.Sprintf("changes have not been programmed for %v", time.Since(a.Owed).Round(time.Second)), previous,
-			"read the log of this program. If it has no new lines, "+restart, onlyThis)
+			"read the log of this program. If it has no new lines, "+restart, onlyProgram)
 	}
 	if s.Loop.Other != "" {
 		add(view.Warning, view.StandingBy, fmt.Sprintf("another instance (%s) serves this node; this instance waits until it exits", s.Loop.Other),

@@ -43,23 +43,16 @@ func Preflight(ctx context.Context, s Site) *view.Preflight {
 	c := Config{NodeName: s.NodeName, Sysctls: "/proc/sys", Families: families, Drops: Drops}
 	s.kernel(v, families)
 	rival := takeover.FindRival(ctx, "", "")
+	holder, err := instance.Find(instance.Name)
 	s.proxies(v, rival)
-	s.ports(v, rival)
+	s.running(v, holder, err)
+	s.ports(v, rival.Page != "" || holder != "")
 	s.network(v, rival)
 	s.firewalls(v)
 	list := Look(ctx, c)
-	v.Add("node", fmt.Sprintf("%d problems of forwarding, firewalls and connection tracking", len(list)-countNotes(list)), list...)
+	v.Add("node", fmt.Sprintf("%d problems of forwarding, firewalls and connection tracking", len(list)-view.CountOf(list, view.Note)), list...)
 	v.Conclude()
 	return v
-}
-
-func countNotes(list []view.Finding) (n int) {
-	for i := range list {
-		if list[i].Severity == view.Note {
-			n++
-		}
-	}
-	return n
 }
 
 func (s *Site) node() string { return "Node " + s.NodeName }
@@ -123,7 +116,11 @@ func (s *Site) proxies(v *view.Preflight, rival takeover.Rival) {
 		text += fmt.Sprintf("; not all of its rules can be read: %v", err)
 	}
 	v.Add("old proxy", text)
-	switch holder, err := instance.Find(instance.Name); {
+}
+
+// running tells whether the program runs already: holder names its process.
+func (s *Site) running(v *view.Preflight, holder string, err error) {
+	switch {
 	case err != nil:
 		v.Add("kube-nftproxy", fmt.Sprintf("unknown: %v", err))
 	case holder != "":
@@ -133,14 +130,13 @@ func (s *Site) proxies(v *view.Preflight, rival takeover.Rival) {
 	}
 }
 
-// ports checks whether another program than kube-proxy has the ports of this program.
-func (s *Site) ports(v *view.Preflight, rival takeover.Rival) {
+// ports checks whether a program other than a running proxy has the ports of this program.
+func (s *Site) ports(v *view.Preflight, proxyRuns bool) {
 	sockets, err := nodeport.Listening(nodeport.Range{First: metricsPort, Last: healthPort})
 	if err != nil {
 		v.Add("ports", fmt.Sprintf("unknown: %v", err))
 		return
 	}
-	holder, _ := instance.Find(instance.Name)
 	var used []string
 	for _, socket := range sockets {
 		if port := socket.Local.Port(); socket.Protocol == inet.TCP && (port == metricsPort || port == healthPort) {
@@ -152,7 +148,7 @@ func (s *Site) ports(v *view.Preflight, rival takeover.Rival) {
 	switch {
 	case len(used) == 0:
 		v.Add("ports", fmt.Sprintf("%d and %d are free", metricsPort, healthPort))
-	case rival.Page != "" || holder != "":
+	case proxyRuns:
 		v.Add("ports", strings.Join(used, " and ")+" of the running proxy")
 	default:
 		v.Add("ports", "in use: "+strings.Join(used, ", "), view.Finding{

@@ -101,9 +101,10 @@ type Finding struct {
 }
 
 // IsWrong reports whether any finding is wrong.
-func IsWrong(list []Finding) bool { return countOf(list, Wrong) > 0 }
+func IsWrong(list []Finding) bool { return CountOf(list, Wrong) > 0 }
 
-func countOf(list []Finding, s Severity) (n int) {
+// CountOf returns the number of findings with a severity.
+func CountOf(list []Finding, s Severity) (n int) {
 	for i := range list {
 		if list[i].Severity == s {
 			n++
@@ -139,6 +140,6 @@ func printFindings(p *Printer, list []Finding, none string) {
 		p.Printf("%s\n", p.Paint(Good, none))
 	}
 	if notes > 0 {
-		p.Printf("%s\n", p.Paint(Dim, count(notes, "note")+" with -o wide."))
+		p.Printf("%s\n", p.Paint(Dim, Count(notes, "note")+" with -o wide."))
 	}
 }

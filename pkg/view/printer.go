@@ -114,8 +114,8 @@ func (p *Printer) row(row []Cell, widths []int) {
 	p.Printf("%s\n", line.String())
 }
 
-// count returns a number with a noun, such as 1 endpoint or 2 endpoints.
-func count(n int, thing string) string {
+// Count returns a number with a noun, such as 1 endpoint or 2 endpoints.
+func Count(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing
 	}

@@ -190,9 +190,9 @@ func (sp *ServicePort) count(f *Frontend) string {
 // share returns the same in words, such as 2 of 3 endpoints.
 func (sp *ServicePort) share(f *Frontend) string {
 	if all := len(sp.Endpoints); f.Endpoints != all {
-		return fmt.Sprintf("%d of %s", f.Endpoints, count(all, "endpoint"))
+		return fmt.Sprintf("%d of %s", f.Endpoints, Count(all, "endpoint"))
 	}
-	return count(f.Endpoints, "endpoint")
+	return Count(f.Endpoints, "endpoint")
 }
 
 func countStyle(n int) Style {
@@ -232,7 +232,7 @@ func (f *Frontend) note(sp *ServicePort, wide bool) string {
 		parts = append(parts, sp.Why)
 	}
 	if wide && f.FromThisNode != nil {
-		parts = append(parts, "this node's pods and processes: "+count(*f.FromThisNode, "endpoint"))
+		parts = append(parts, "this node's pods and processes: "+Count(*f.FromThisNode, "endpoint"))
 	}
 	if n := len(f.AllowedSources); n > 0 {
 		const few = 2

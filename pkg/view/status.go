@@ -189,9 +189,9 @@ func (s *Status) Text(p *Printer) {
 	if s.ServiceProxyName != "" {
 		row("", Plain, "only Services with the label service.kubernetes.io/service-proxy-name=%s", s.ServiceProxyName)
 	}
-	row("counts", Plain, "%s, %s, elements %s", count(s.Counts.Services, "Service"), count(s.Counts.Endpoints, "endpoint"), elements(s.Counts.Elements))
+	row("counts", Plain, "%s, %s, elements %s", Count(s.Counts.Services, "Service"), Count(s.Counts.Endpoints, "endpoint"), elements(s.Counts.Elements))
 	if l := s.Loopback; l != nil {
-		row("loopback", Plain, "TCP node ports on %s: %s, %s", strings.Join(l.Addresses, " and "), count(l.Listeners, "listener"), count(l.Connections, "connection"))
+		row("loopback", Plain, "TCP node ports on %s: %s, %s", strings.Join(l.Addresses, " and "), Count(l.Listeners, "listener"), Count(l.Connections, "connection"))
 	}
 	s.apiRows(row)
 	if s.Loop != nil {
@@ -207,12 +207,12 @@ type rowFunc func(name string, style Style, format string, args ...any)
 // healthRow has the result, the first wrong finding, and the numbers of the other ones.
 func (s *Status) healthRow(row rowFunc) {
 	var others []string
-	wrong, warnings := countOf(s.Findings, Wrong), countOf(s.Findings, Warning)
+	wrong, warnings := CountOf(s.Findings, Wrong), CountOf(s.Findings, Warning)
 	if wrong > 1 {
-		others = append(others, count(wrong-1, "more error"))
+		others = append(others, Count(wrong-1, "more error"))
 	}
 	if warnings > 0 {
-		others = append(others, count(warnings, "warning"))
+		others = append(others, Count(warnings, "warning"))
 	}
 	text := strings.Join(others, ", ")
 	switch {
@@ -282,7 +282,7 @@ func (l *Loop) rows(now time.Time, row rowFunc) {
 	}
 	pending, style := "nothing", Plain
 	if l.Pending > 0 {
-		pending, style = count(l.Pending, "Service"), Warn
+		pending, style = Count(l.Pending, "Service"), Warn
 	}
 	if l.OldestChange != nil {
 		pending += fmt.Sprintf(", the oldest change is %s old", short(now.Sub(*l.OldestChange)))
@@ -316,7 +316,7 @@ func (s *Sync) text(now time.Time) string {
 			what += fmt.Sprintf(" and %d more", s.More)
 		}
 	}
-	return fmt.Sprintf("%s, %s, %s, in %s (kernel %s)", ago(now, s.Time), what, count(s.Elements, "element"), micros(s.TotalMicros), micros(s.CommitMicros))
+	return fmt.Sprintf("%s, %s, %s, in %s (kernel %s)", ago(now, s.Time), what, Count(s.Elements, "element"), micros(s.TotalMicros), micros(s.CommitMicros))
 }
 
 // features returns the missing features, or all if wide.

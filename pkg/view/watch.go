@@ -41,7 +41,7 @@ func (c *Commit) Text(p *Printer) {
 	if c.Lost > 0 {
 		p.Printf("%s\n", p.Paint(Warn, fmt.Sprintf("%s  (%d commits skipped: the terminal is too slow)", at, c.Lost)))
 	}
-	cost := fmt.Sprintf("%s, plan %dµs, kernel %dµs", count(c.Elements, "element"), c.PlanMicros, c.CommitMicros)
+	cost := fmt.Sprintf("%s, plan %dµs, kernel %dµs", Count(c.Elements, "element"), c.PlanMicros, c.CommitMicros)
 	switch {
 	case c.Failed != "":
 		p.Printf("%s  %s %s\n", at, p.Paint(Bad, "FAILED"), Printable(c.Failed))

@@ -11,8 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
@@ -112,11 +111,7 @@ const reportFile = "docs/benchmarks.json"
 
 // kernel returns the kernel's version without the distribution's suffix.
 func kernel() string {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return "unknown"
-	}
-	version, _, _ := strings.Cut(unix.ByteSliceToString(u.Release[:]), "-")
+	version, _, _ := strings.Cut(host.Release(), "-")
 	return version
 }
 

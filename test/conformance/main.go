@@ -10,10 +10,13 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 )
 
 // kubeProxy and kubeNftproxy are the programs under test.
@@ -120,20 +123,10 @@ func runOne(ctx context.Context, s settings, proxy string, focus *regexp.Regexp)
 	return result, err
 }
 
-// kernel returns the version of this machine's kernel.
+// kernel returns the version of this machine's kernel, without the suffix of the build.
 func kernel() string {
-	var name syscall.Utsname
-	if err := syscall.Uname(&name); err != nil {
-		return "unknown"
-	}
-	var release []byte
-	for _, c := range name.Release {
-		if c == 0 || c == '-' { // what follows names a build
-			break
-		}
-		release = append(release, byte(c))
-	}
-	return string(release)
+	version, _, _ := strings.Cut(host.Release(), "-")
+	return version
 }
 
 func say(format string, args ...any) {

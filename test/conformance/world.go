@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // Addresses of the cluster.
@@ -446,9 +447,7 @@ func (w *world) close() error {
 		errs = append(errs, os.WriteFile(inotifyInstances, []byte(w.inotify), 0o644))
 	}
 	for _, name := range append([]string{w.control}, netnsOf(w.nodes)...) {
-		if _, err := os.Stat(filepath.Join("/run/netns", name)); err == nil {
-			errs = append(errs, command(context.Background(), "ip", "netns", "delete", name))
-		}
+		errs = append(errs, lab.Unbind(name))
 	}
 	return errors.Join(append(errs, os.RemoveAll(w.dir))...)
 }
@@ -474,7 +473,7 @@ func sweep(folders string) {
 	}
 	for _, name := range left("/run/netns", "knc-%d-") {
 		_ = leave(name)
-		_ = command(context.Background(), "ip", "netns", "delete", name)
+		_ = lab.Unbind(name)
 	}
 	for _, name := range left(folders, "run-%d-") {
 		_ = os.RemoveAll(filepath.Join(folders, name))

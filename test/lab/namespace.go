@@ -135,9 +135,9 @@ func bind(name string) error {
 	return nil
 }
 
-// unbind removes a name. A missing name is no error. Several mounts may cover the name: "ip netns add" of another program mounts
+// Unbind removes the name of a network namespace. A missing name is no error. Several mounts may cover the name: "ip netns add" of another program mounts
 // the directory over itself, with all mounts in it.
-func unbind(name string) error {
+func Unbind(name string) error {
 	path := filepath.Join(namesDir, name)
 	if err := unmountAll(path); err != nil {
 		return fmt.Errorf("unmount namespace %s: %w", name, err)
@@ -195,7 +195,7 @@ func removeCovered(path string) error {
 func (h *Host) remove() error {
 	var errs []error
 	if h.Netns != "" {
-		errs = append(errs, unbind(h.Netns))
+		errs = append(errs, Unbind(h.Netns))
 	}
 	if h.ns != nil {
 		errs = append(errs, h.ns.Close())
@@ -217,7 +217,7 @@ func sweep() {
 		}
 		match := ownName.FindStringSubmatch(name)
 		if match != nil && dead(match[1]) {
-			_ = unbind(entry.Name())
+			_ = Unbind(entry.Name())
 		}
 	}
 }

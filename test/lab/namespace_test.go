@@ -52,11 +52,11 @@ func stackMounts(t *testing.T) {
 		must(unix.Mount("/proc/self/ns/net", filepath.Join(namesDir, name), "bind", unix.MS_BIND, ""))
 		over()
 		must(unix.Mount("", namesDir, "none", unix.MS_SHARED|unix.MS_REC, ""))
-		must(unbind(name))
+		must(Unbind(name))
 		if _, err := os.Lstat(filepath.Join(namesDir, name)); !os.IsNotExist(err) {
 			t.Errorf("the name is still there: %v", err)
 		}
-		must(unbind(name))
+		must(Unbind(name))
 		mounts, err := os.ReadFile("/proc/self/mountinfo")
 		must(err)
 		if strings.Contains(string(mounts), name) {
