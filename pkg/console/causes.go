@@ -188,7 +188,7 @@ func (c *Console) configuration() (list []view.Finding) {
 	case changed:
 		list = append(list, view.Finding{
 			Severity: view.Warning, Reason: view.ConfigurationNotUsed, Object: object, What: fmt.Sprintf("the configuration file %s has changed, and is not in force yet", c.File),
-			Impact: "the program runs with the configuration of its start", Fix: fmt.Sprintf("wait for the restart of the program, or delete its pod on node %s", c.NodeName),
+			Impact: "the program runs with the configuration of its start", Fix: fmt.Sprintf("delete the pod of this program on node %s, or restart its DaemonSet by a roll-out. With --config-reload=exit, wait for the restart", c.NodeName),
 			Affects: "only the program on this node, which then uses the new configuration. Connections stay",
 		})
 	}
