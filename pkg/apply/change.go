@@ -67,17 +67,7 @@ const fewRanges = 8
 // The kernel deletes a source range in a time that grows with the number of ranges that were added before it. It deletes and adds all ranges
 // in the time of some hundred deletions.
 func (l *ledger) remake(c *change) {
-	var sets []*nft.Set
-	var last *nft.Set
-	for _, e := range c.add {
-		if e.Set != last {
-			last = e.Set
-			if l.outgrows(last) && !slices.Contains(sets, last) {
-				last.Size = sizeFor(l.counts[last])
-				sets = append(sets, last)
-			}
-		}
-	}
+	sets := l.grow(c.add)
 	deleted := map[*nft.Set]int{}
 	for _, e := range c.del {
 		if hasRanges(e.Set) {
@@ -89,6 +79,32 @@ func (l *ledger) remake(c *change) {
 	for _, s := range sets {
 		l.remakeSet(c, s)
 	}
+}
+
+// grow returns the sets to make larger, with their new sizes: those that outgrow their sizes by added elements, and without added elements the
+// crowded sets. So a large set has a batch of its own: together with a large Service, it would delay the changes of other Services too long.
+func (l *ledger) grow(added []*nft.Element) (sets []*nft.Set) {
+	if len(added) == 0 {
+		sets, l.crowded = slices.DeleteFunc(l.crowded, func(s *nft.Set) bool { return !l.crowds(s) }), nil
+	}
+	var last *nft.Set
+	for _, e := range added {
+		if e.Set == last {
+			continue
+		}
+		last = e.Set
+		switch {
+		case slices.Contains(sets, last):
+		case l.outgrows(last):
+			sets = append(sets, last)
+		case l.crowds(last) && !slices.Contains(l.crowded, last):
+			l.crowded = append(l.crowded, last)
+		}
+	}
+	for _, s := range sets {
+		s.Size = sizeFor(l.counts[s])
+	}
+	return sets
 }
 
 // remakeSet moves the changes of a set to c.remade.

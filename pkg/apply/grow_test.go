@@ -84,6 +84,33 @@ func TestALargeSetKeepsItsPlace(t *testing.T) {
 	sync(t, k, p, Adopted)
 }
 
+// A set that becomes large gets its new size in a batch of its own, which follows at once.
+func TestACrowdedSetGrowsAlone(t *testing.T) {
+	lab.EnterNamespace(t)
+	k, p := open(t), plan.New(options())
+	sync(t, k, p, Full)
+	add := func(i, endpoints int) Result {
+		s := plain(i, endpoints, 0)
+		p.Set(s.Name, s)
+		return sync(t, k, p, Partial)
+	}
+	add(0, mediumSet+1)
+	if r := add(1, largeSet-mediumSet); !r.Crowded || r.Elements > largeSet {
+		t.Fatalf("the Service that makes the set large takes a batch of %d elements; crowded: %v", r.Elements, r.Crowded)
+	}
+	if r := add(2, 5); !r.Crowded || r.Elements > 100 {
+		t.Errorf("a small Service before that sync takes a batch of %d elements; crowded: %v", r.Elements, r.Crowded)
+	}
+	if r := sync(t, k, p, Partial); r.Elements < largeSet || r.Crowded {
+		t.Errorf("the batch of the set has %d elements; crowded: %v", r.Elements, r.Crowded)
+	}
+	if size := setSizes(t, k)["ip endpoints"]; size != largeSize {
+		t.Errorf("the set has room for %d elements", size)
+	}
+	checkKernel(t, k, p)
+	sync(t, k, p, Nothing)
+}
+
 // A set outgrows its size in the batch that deletes an unused chain, whose rules look up the set.
 func TestASetGrowsAsAChainRetires(t *testing.T) {
 	k, p := synced(t)

@@ -116,6 +116,8 @@ type Result struct {
 	Why string
 	// Again is the time after which another sync deletes chains that nothing needs; 0 if there are none.
 	Again time.Duration
+	// Crowded is true if a sync without changes should follow at once: it makes a set larger.
+	Crowded bool
 }
 
 // Sync makes the tables those that the planner wants. After an error, they are unchanged, or the next call finds out whether they are. In both
@@ -124,7 +126,7 @@ func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 	k.follow(p)
 	result, err := k.sync()
 	if err == nil {
-		result.Again = k.ledger.again(k.Now())
+		result.Again, result.Crowded = k.ledger.again(k.Now()), len(k.ledger.crowded) > 0
 	}
 	if err == nil || errors.Is(err, unix.EPERM) {
 		// A table that only its owner may delete must not prevent all syncs. pkg/takeover tries again.

@@ -27,6 +27,8 @@ type ledger struct {
 	retained map[nft.ID]nft.Element
 	// retireAt is the time to delete what is retained; zero if nothing is, or before the first sync with it.
 	retireAt time.Time
+	// crowded are sets to make larger in a batch of their own, without the elements of another large Service.
+	crowded []*nft.Set
 	// delta is nil while the kernel's tables are not known. It starts from tables with rules for writtenPods.
 	delta       *delta
 	writtenPods [2]plan.LocalPods
@@ -122,7 +124,7 @@ func (l *ledger) each(f func(*nft.Element)) {
 }
 
 // track starts to note changes: the kernel holds just what the ledger has.
-func (l *ledger) track() { l.delta, l.writtenPods = newDelta(), l.planner.LocalPods() }
+func (l *ledger) track() { l.delta, l.writtenPods, l.crowded = newDelta(), l.planner.LocalPods(), nil }
 
 // untrack stops it: what the kernel holds is not known.
 func (l *ledger) untrack() { l.delta = nil }
@@ -139,15 +141,21 @@ func fit(sets []*nft.Set, counts map[*nft.Set]int) {
 	}
 }
 
-// largeSet is the number of elements from which a set is large, largeSize the least size of a large set. The kernel takes 32 MB for its buckets.
-// A large set is not deleted and added again before several namespaces have filled their room.
-const largeSet, largeSize = 1 << 15, 1 << 21
+// A set with more elements than mediumSet has at least room for mediumSize, 2 MB of buckets, so that a large Service fits into it. A set with more
+// elements than largeSet has at least room for largeSize, 32 MB of buckets: to delete and add a larger set would delay other changes too long.
+const (
+	mediumSet, mediumSize = 1 << 12, 1 << 17
+	largeSet, largeSize   = 3 << 13, 1 << 21
+)
 
 // sizeFor returns the size of a set for n elements: at least room for as many again.
 func sizeFor(n int) uint32 {
 	size := uint32(plan.MinimumSize)
-	if n > largeSet {
+	switch {
+	case n > largeSet:
 		size = largeSize
+	case n > mediumSet:
+		size = mediumSize
 	}
 	for int(size) < 2*n {
 		size *= 2
@@ -167,6 +175,11 @@ func Fit(p *plan.Planner) {
 // outgrows reports whether a set has too little room left.
 func (l *ledger) outgrows(s *nft.Set) bool {
 	return s.Size > 0 && !s.Dynamic && l.counts[s] > int(s.Size/4*3)
+}
+
+// crowds reports whether a set has become large and has room for its present elements only.
+func (l *ledger) crowds(s *nft.Set) bool {
+	return s.Size > 0 && s.Size < largeSize && !s.Dynamic && l.counts[s] > largeSet
 }
 
 // EachCount calls f for each set of a family that holds what the cluster wants, with the number of its elements. It returns the number of

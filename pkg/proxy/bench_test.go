@@ -54,6 +54,8 @@ type encodedSlice struct {
 	endpoints int
 }
 
+func (s *encodedSlice) Weight() int { return s.endpoints }
+
 func (s *encodedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	*into = discoveryv1.EndpointSlice{Endpoints: slices.Grow(into.Endpoints[:0], s.endpoints), Ports: into.Ports[:0]}
 	if err := into.Unmarshal(s.data); err != nil {

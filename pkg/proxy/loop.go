@@ -43,7 +43,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return nil
 }
 
-// step does one task that is due, in this order of preference: delete unused chains, do periodic work, sync. If no task is due, it
+// step does one task that is due, in this order of preference: maintain the tables, do periodic work, sync. If no task is due, it
 // waits for an event. A sync takes the changes, builds and plans their Services, commits the plan, and tells the listeners.
 func (p *Proxy) step(ctx context.Context) {
 	p.answer()
@@ -103,6 +103,9 @@ func (p *Proxy) sync(ctx context.Context) {
 		}
 	}
 	if waiting {
+		if start = p.Now(); p.againDue(start) && !p.commit(ctx, start, nil) {
+			return
+		}
 		start = p.Now()
 		if planned := p.planWaiting(); p.complete() {
 			p.commit(ctx, start, planned)
@@ -185,6 +188,9 @@ func (p *Proxy) committed(ctx context.Context, s *Sync) {
 	if r.Again > 0 {
 		p.againAt = s.End.Add(r.Again)
 	}
+	if r.Crowded {
+		p.againAt = s.End
+	}
 	level := 2
 	if r.Kind == apply.Full || s.First {
 		level = 0
@@ -208,7 +214,7 @@ func (p *Proxy) complete() bool { return p.started || p.queue.waiting() == 0 }
 // idle reports whether all known changes are planned.
 func (p *Proxy) idle() bool { return p.Tracker.Pending().Since.IsZero() && p.queue.waiting() == 0 }
 
-// againDue reports whether it is time for a sync that deletes chains.
+// againDue reports whether it is time for a sync that makes a set larger or deletes chains.
 func (p *Proxy) againDue(now time.Time) bool {
 	return !p.againAt.IsZero() && !now.Before(p.againAt) && p.guard.trusted()
 }

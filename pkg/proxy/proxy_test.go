@@ -108,6 +108,8 @@ func (s *fakeSource) Stored(n types.NamespacedName) (list []model.Slice) {
 // readSlice is a decoded slice.
 type readSlice struct{ slice *discoveryv1.EndpointSlice }
 
+func (s readSlice) Weight() int { return len(s.slice.Endpoints) * len(s.slice.Ports) }
+
 func (s readSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	s.slice.DeepCopyInto(into)
 	return true
@@ -115,6 +117,9 @@ func (s readSlice) Read(into *discoveryv1.EndpointSlice) bool {
 
 // fakeKernel holds what a planner reports, as of the last sync, and fails on demand.
 type fakeKernel struct {
+	// crowded, if not nil, returns Result.Crowded of each partial sync.
+	crowded func() bool
+
 	mu sync.Mutex
 	// changes are those since the last sync; in each, the zero text stands for an element that is not wanted any more.
 	changes []fakeChange
@@ -231,7 +236,11 @@ func (k *fakeKernel) Sync(p *plan.Planner) (apply.Result, error) {
 		k.written = time.Now()
 		return apply.Result{Kind: apply.Full, Commit: time.Microsecond}, nil
 	}
-	return apply.Result{Kind: apply.Partial, Commit: time.Microsecond}, nil
+	r := apply.Result{Kind: apply.Partial, Commit: time.Microsecond}
+	if k.crowded != nil {
+		r.Crowded = k.crowded()
+	}
+	return r, nil
 }
 
 func (k *fakeKernel) held() (list []string, syncs int) {

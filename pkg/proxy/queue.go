@@ -189,11 +189,8 @@ func (s *slice) plan(names []types.NamespacedName) (rest []types.NamespacedName)
 	taken := 0
 	s.builder.build(names, s.late, func(name types.NamespacedName, service *model.Service) bool {
 		taken++
-		if large := plan.Weight(service) > largeWeight; large && s.fresh && s.started {
-			s.queue.push([]types.NamespacedName{name})
-			return !s.over()
-		} else if !s.postponed(name, service, taken < len(names)) {
-			s.large = s.large || large && s.started
+		if !s.postponed(name, service, taken < len(names)) {
+			s.large = s.large || s.started && plan.Weight(service) > largeWeight
 			s.planService(name, service)
 			s.absorbed = append(s.absorbed, name)
 		}
@@ -249,7 +246,7 @@ func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
 	s := slice{Proxy: p, begun: p.Now(), fresh: true}
 	if p.started {
 		names = slices.DeleteFunc(names, func(name types.NamespacedName) bool {
-			large := p.Planner.Weight(name) > largeWeight
+			large := p.large(name)
 			if large {
 				p.queue.push([]types.NamespacedName{name})
 			}
@@ -264,6 +261,20 @@ func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
 	}
 	p.planned()
 	return s.absorbed
+}
+
+// large reports whether a Service is large in the plan, or small there and large in the API. It does not build the Service, because
+// building a large Service delays all other changes.
+func (p *Proxy) large(name types.NamespacedName) bool {
+	n := p.Planner.Weight(name)
+	if n > largeWeight/8 {
+		return n > largeWeight // slices that make it large change one by one
+	}
+	n = 0
+	for _, s := range p.Source.Stored(name) {
+		n += s.Weight()
+	}
+	return n > largeWeight
 }
 
 // planWaiting plans Services from the queue.

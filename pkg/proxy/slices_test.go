@@ -113,10 +113,18 @@ func TestSmallServicesDoNotWaitForLargeOnes(t *testing.T) {
 		for round := range 2 {
 			time.Sleep(10 * time.Second)
 			var sizes []int
+			var committed atomic.Bool
 			b.kernel.mu.Lock()
-			b.kernel.committed = func(elements []string) { sizes = append(sizes, len(elements)) }
+			b.kernel.committed = func(elements []string) { sizes = append(sizes, len(elements)); committed.Store(true) }
 			before := len(b.kernel.elements)
 			b.kernel.mu.Unlock()
+			b.source.mu.Lock()
+			b.source.asked = func(name types.NamespacedName) {
+				if name.Name != "svc-19" && !committed.Load() {
+					t.Errorf("round %d: %s was built before the small Service was committed", round, name.Name)
+				}
+			}
+			b.source.mu.Unlock()
 			b.Tracker.Together(func() {
 				for i := range 2 { // svc-0 and svc-1 are first by name
 					var list []string
@@ -138,6 +146,42 @@ func TestSmallServicesDoNotWaitForLargeOnes(t *testing.T) {
 				t.Errorf("round %d: %d elements more after the batches, want a few, then those of one large Service, then those of both", round, sizes)
 			}
 			b.check(t)
+		}
+	})
+}
+
+// After a large Service, the kernel requests another sync at once, to make a set larger. It precedes the next large Service.
+func TestMaintenancePrecedesTheNextLargeService(t *testing.T) {
+	run(t, func(b *bench) {
+		b.begin(t, 20)
+		time.Sleep(10 * time.Second)
+		var sizes []int
+		b.kernel.mu.Lock()
+		before := len(b.kernel.elements)
+		b.kernel.committed = func(elements []string) { sizes = append(sizes, len(elements)-before) }
+		b.kernel.crowded = func() bool {
+			crowded := len(b.kernel.elements)-before > largeWeight/2
+			if crowded {
+				b.kernel.crowded = nil
+			}
+			return crowded
+		}
+		b.kernel.mu.Unlock()
+		b.Tracker.Together(func() {
+			for i := range 2 {
+				var list []string
+				for e := range largeWeight + 1 {
+					list = append(list, fmt.Sprintf("10.%d.%d.%d", 10+i, e/250, 1+e%250))
+				}
+				b.setProtocol(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc-", i)}, corev1.ProtocolTCP, list...)
+			}
+		})
+		time.Sleep(10 * time.Second)
+		b.kernel.mu.Lock()
+		defer b.kernel.mu.Unlock()
+		i := slices.IndexFunc(sizes, func(n int) bool { return n > largeWeight/2 })
+		if i < 0 || len(sizes) < i+3 || sizes[i+1] != sizes[i] || sizes[i+2] < 3*largeWeight/2 {
+			t.Errorf("%d elements more after the batches, want those of a large Service, the same once more, then those of both", sizes)
 		}
 	})
 }

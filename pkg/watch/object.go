@@ -58,6 +58,7 @@ func encode(original metav1.Object, stripped message) (*object, error) {
 const (
 	fieldMetadata  = 1 // of every kind
 	fieldEndpoints = 2 // of an EndpointSlice
+	fieldPorts     = 3
 
 	fieldName            = 1
 	fieldNamespace       = 3

@@ -103,6 +103,9 @@ func (s storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	return s.store.decoded("EndpointSlice", s.object, into)
 }
 
+// Weight implements [model.Slice].
+func (s storedSlice) Weight() int { return count(s.data, fieldEndpoints) * count(s.data, fieldPorts) }
+
 // Node returns this Node, or nil if it does not exist.
 func (s *Store) Node() *corev1.Node {
 	stored := s.nodes.get(types.NamespacedName{Name: s.nodeName})
