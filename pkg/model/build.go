@@ -28,7 +28,7 @@ type Options struct {
 	Limits Limits
 }
 
-// Objects has the objects of Services. Do not change them: they may be shared.
+// Objects returns Services and their EndpointSlices. Do not change the returned objects: they may be shared.
 type Objects interface {
 	Service(types.NamespacedName) *corev1.Service
 	Slices(service types.NamespacedName) []*discoveryv1.EndpointSlice
@@ -39,16 +39,16 @@ type Objects interface {
 // headless Services, and passes exactly the slices of this Service. Nil slices are ignored.
 //
 // Ports are in the order IPv4, IPv6, and within a family in the order of spec.ports. A family without a usable cluster IP has no
-// ports. Frontends are in the order cluster IP, externalIPs, load-balancer IPs, node port, and within a kind in the order of the
-// object (above a limit, in the order of the addresses).
+// ports. Frontends are in the order cluster IP, externalIPs, load-balancer IPs, node port. Within a kind, they are in the order of the
+// object or, above a limit, in the order of the addresses.
 //
 // No key occurs twice in a Service. If several fields have the same address, the order of precedence is load-balancer IP (because
 // source ranges may restrict it), external IP, cluster IP. A frontend that replaces the cluster IP takes its position.
 //
-// Parts that are invalid or exceed a limit are left out and become Problems: first those of the Service, then those of its slices
-// by name. The result does not depend on the order of slices, nor on the order of endpoints (except for the paths in Problems).
-// The result shares only strings with API objects. Lists within the result may share memory. The limits and the size of the
-// objects bound its memory.
+// Build leaves out each part that is invalid or exceeds a limit, and adds a Problem: first the problems of the Service, then those
+// of its slices by name. An invalid timeout of session affinity is replaced instead. The result does not depend on the order of
+// slices, nor on the order of endpoints (except for the paths in Problems). The result shares only strings with API objects. Lists
+// within the result may share memory. The limits and the size of the objects bound its memory.
 //
 // The rules are those of kube-proxy (serviceport.go, endpointslicecache.go, topology.go).
 func Build(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node, opts Options) *Service {
@@ -103,7 +103,8 @@ type builder struct {
 	// fronts holds one frontend for each address of each served family. Port and protocol are not set yet.
 	fronts [2][]Frontend
 	groups groups
-	// problems holds the problems of the Service, over its exceeded limits, and ofSlices the problems of its EndpointSlices.
+	// problems holds the problems of the Service, and ofSlices the problems of its EndpointSlices. over holds the problems that no
+	// limit of problems hides: exceeded limits, and source ranges that are all invalid.
 	problems       problems
 	over, ofSlices []Problem
 }
@@ -139,7 +140,7 @@ func (b *builder) exceeds(limit Limit, field string, have, most int, out, remedy
 	b.over = append(b.over, p)
 }
 
-// clusterIPs follows kube-proxy's GetClusterIPByFamily: each family gets its first address according to ipFamilies. Without
+// clusterIPs follows kube-proxy's GetClusterIPByFamily: each family gets its first usable address according to ipFamilies. Without
 // ipFamilies, spec.clusterIP is the only address.
 func (b *builder) clusterIPs() {
 	spec := &b.svc.Spec
@@ -187,7 +188,7 @@ func familyOfName(name corev1.IPFamily) (inet.Family, bool) {
 	return 0, false
 }
 
-// parseVIP returns the address of a frontend, or the reason why it cannot be one.
+// parseVIP returns the address of a frontend, or the reason why the string cannot be one.
 func parseVIP(s string) (addr netip.Addr, reason string) {
 	addr, err := parseRaw(s)
 	if err != nil {
@@ -274,7 +275,7 @@ func (b *builder) addFronts(kind Kind, addrs []netip.Addr, allowed [2][]AddrRang
 }
 
 // loadBalancerIPs returns the ingress IPs that packets still carry as destination when they reach the node (ipMode VIP,
-// KEP-1860). An IP of a family that is not served is no problem: the load balancer may translate between families.
+// KEP-1860). It ignores an IP of a family that is not served, without a problem: the load balancer may translate between families.
 func (b *builder) loadBalancerIPs(seen map[netip.Addr]bool) (addrs []netip.Addr) {
 	for i := range b.svc.Status.LoadBalancer.Ingress {
 		ing := &b.svc.Status.LoadBalancer.Ingress[i]
@@ -346,7 +347,7 @@ func (b *builder) sourceRanges() (ranges []netip.Prefix, known bool) {
 // allowedSources returns the sources that may reach the load-balancer IPs of one family; nil admits all.
 //
 // If an interface of the node has a load-balancer IP, packets from the node to that IP have the same IP as their source. So if the
-// ranges contain the node, they also admit the load-balancer IPs.
+// ranges contain the node's address, the result also contains the load-balancer IPs.
 func (b *builder) allowedSources(f inet.Family, ranges []netip.Prefix, known bool, balancers []netip.Addr) []AddrRange {
 	if !known {
 		return []AddrRange{}
@@ -453,7 +454,7 @@ func (b *builder) healthCheck() {
 	port, ok := portNumber(b.svc.Spec.HealthCheckNodePort)
 	if !ok {
 		b.problem("spec.healthCheckNodePort",
-			fmt.Sprintf("%d is not a port: the load balancer cannot ask for local endpoints", b.svc.Spec.HealthCheckNodePort))
+			fmt.Sprintf("%d is not a port: the load balancer cannot query the number of local endpoints", b.svc.Spec.HealthCheckNodePort))
 		return
 	}
 	b.out.HealthCheckNodePort = port
@@ -515,8 +516,9 @@ func (b *builder) appendFronts(fronts []Frontend, f inet.Family, p *port) []Fron
 	return fronts
 }
 
-// usablePorts returns the valid ports of the Service in the order of the object, and the number of those with a node port. If two
-// ports have the same name, port or node port, the first one is kept.
+// usablePorts returns the valid ports of the Service in the order of the object, and the number of ports with a node port. If two
+// ports of one protocol have the same name or number, it keeps the first one. If they have the same node port, the second one loses
+// its node port.
 func (b *builder) usablePorts() (ports []port, nodePorts int) {
 	n, most := len(b.svc.Spec.Ports), b.limits.Ports
 	if n > most {
@@ -585,7 +587,8 @@ func (t *taken) take(k portKey) bool {
 	return before
 }
 
-// claim takes the name and the number of item i of spec.ports. If one of them is taken, it takes neither and returns false.
+// claim takes the name and the number of item i of spec.ports. If one of them is taken, it takes neither, adds a problem, and returns
+// false.
 func (t *taken) claim(b *builder, i int, p *port) bool {
 	name := portKey{name: p.name, protocol: p.protocol}
 	number := portKey{number: p.number, protocol: p.protocol}
@@ -634,7 +637,7 @@ func (b *builder) finish() {
 		sp.choose(&m)
 	}
 	if ports > 0 {
-		b.exceeds(LimitPortEndpoints, "EndpointSlices", excess, most, fmt.Sprintf("%d ports have more endpoints than they use", ports),
+		b.exceeds(LimitPortEndpoints, "EndpointSlices", excess, most, fmt.Sprintf("%d ports do not use all of their endpoints", ports),
 			"ready ones are kept before others, and lower addresses before higher ones; divide the Service")
 	}
 	b.out.LocalReady = b.groups.localReady()

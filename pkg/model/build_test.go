@@ -131,7 +131,7 @@ func TestBuildEverything(t *testing.T) {
 	nodePort := func(f inet.Family, port uint16, proto inet.Protocol) Frontend {
 		return Frontend{Key: Key{Port: port, Protocol: proto, Family: f}, Kind: NodePort, Local: true}
 	}
-	// The ranges contain the node, so the load-balancer IPs are allowed, too. A range already contains the second one.
+	// The ranges contain the node, so the load-balancer IPs are allowed, too. The range 203.0.113.0/24 already contains one of them.
 	allowed := []string{"192.0.2.0/24", "198.51.100.200/32", "203.0.113.0/24"}
 	v4Fronts := func(port, node uint16, proto inet.Protocol) []Frontend {
 		return []Frontend{
@@ -176,8 +176,8 @@ func TestBuildEverything(t *testing.T) {
 	}
 }
 
-// describe prints the effects of API fields on a Service, one word for each frontend: kind, address or node port, "!" if it is
-// Local, and its allowed sources.
+// describe returns one line for each service port, with one word for each frontend: kind, address or node port, "!" if it is Local,
+// and its allowed sources.
 func describe(s *Service) (out []string) {
 	for _, sp := range s.Ports {
 		line := fmt.Sprintf("%s %s/%d", sp.Family, sp.Protocol, sp.Frontends[0].Port)
@@ -221,7 +221,7 @@ func TestFrontends(t *testing.T) {
 		{name: "no ipFamilies", edit: func(svc *corev1.Service) {
 			svc.Spec.IPFamilies, svc.Spec.ClusterIP = nil, "fd00::1"
 		}, want: []string{"IPv6 tcp/80 Cfd00::1"}},
-		{name: "IPv6 first, still IPv4 first here", edit: func(svc *corev1.Service) {
+		{name: "ipFamilies has IPv6 first: the result has IPv4 first", edit: func(svc *corev1.Service) {
 			svc.Spec.IPFamilies, svc.Spec.ClusterIPs = []corev1.IPFamily{v6, v4}, []string{"fd00::1", "010.0.0.1"}
 		}, want: []string{"IPv4 tcp/80 C10.0.0.1", "IPv6 tcp/80 Cfd00::1"}},
 		{name: "same port for two protocols", edit: func(svc *corev1.Service) {
@@ -264,7 +264,7 @@ func TestFrontends(t *testing.T) {
 			svc.Spec.LoadBalancerSourceRanges = []string{"9.0.0.0/8"}
 			svc.Status = ingress("2.2.2.2", "10.0.0.1")
 		}, want: []string{"IPv4 tcp/80 L10.0.0.1![9.0.0.0/8] E1.1.1.1! L2.2.2.2![9.0.0.0/8]"}},
-		{name: "ranges: adjacent ones and overlapping ones are joined", edit: func(svc *corev1.Service) {
+		{name: "ranges: adjacent and overlapping ones are merged", edit: func(svc *corev1.Service) {
 			svc.Spec.LoadBalancerSourceRanges = []string{"9.0.1.0/24", "9.0.0.0/24", "9.0.2.0/24", "9.0.2.128/25", "9.0.4.0/24", "255.255.255.255/32"}
 			svc.Status = ingress("2.2.2.2")
 		}, want: []string{"IPv4 tcp/80 C10.0.0.1 L2.2.2.2[9.0.0.0/23 9.0.2.0/24 9.0.4.0/24 255.255.255.255/32]"}},
@@ -388,7 +388,7 @@ func TestBadService(t *testing.T) {
 		{"no health check port", func(svc *corev1.Service) {
 			svc.Spec.Type = corev1.ServiceTypeLoadBalancer
 			svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
-		}, []string{plain}, []string{`spec.healthCheckNodePort: 0 is not a port: the load balancer cannot ask for local endpoints`}},
+		}, []string{plain}, []string{`spec.healthCheckNodePort: 0 is not a port: the load balancer cannot query the number of local endpoints`}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got := Build(edit(tc.edit), nil, here, Options{})
@@ -410,7 +410,7 @@ func problemsOf(kind, object string, fieldsAndReasons []string) (out []Problem) 
 	return out
 }
 
-// TestBadSlice has one invalid slice, "bad", and the valid slice "a" with endpoint 10.1.0.1.
+// TestBadSlice edits the slice "bad", beside the valid slice "a" with endpoint 10.1.0.1.
 func TestBadSlice(t *testing.T) {
 	address := func(addr ...string) func(s *discoveryv1.EndpointSlice) {
 		return func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses = addr }
@@ -434,7 +434,7 @@ func TestBadSlice(t *testing.T) {
 			[]string{`addressType: "FQDN": not IPv4 or IPv6`}},
 		{"no port name", port(func(p *discoveryv1.EndpointPort) { p.Name = nil }), "1", []string{`ports[0].name: is missing`}},
 		{"no port", port(func(p *discoveryv1.EndpointPort) { p.Port = nil }), "1",
-			[]string{`ports[0].port: is missing; all ports at once are not supported`}},
+			[]string{`ports[0].port: is missing; a slice for all ports is not supported`}},
 		{"port 0", port(func(p *discoveryv1.EndpointPort) { *p.Port = 0 }), "1", []string{`ports[0].port: 0 is not a port`}},
 		{"port too large", port(func(p *discoveryv1.EndpointPort) { *p.Port = 65536 }), "1",
 			[]string{`ports[0].port: 65536 is not a port`}},
@@ -503,7 +503,7 @@ func TestHealthCheck(t *testing.T) {
 	}
 }
 
-// TestLocalReady counts addresses, not endpoints. As in kube-proxy, it includes ports that the Service does not have.
+// LocalReady counts addresses, not endpoints. As in kube-proxy, it includes ports that the Service does not have.
 func TestLocalReady(t *testing.T) {
 	s := slice("a", eps("1rsl 2rsl 3rs 4stl 5rsl 5stl 6stl 6l")...)
 	s.Ports = append(s.Ports, endpointPort("", corev1.ProtocolTCP, 8081), endpointPort("other", corev1.ProtocolUDP, 1))
@@ -514,7 +514,7 @@ func TestLocalReady(t *testing.T) {
 	}
 }
 
-// big returns n endpoints in slices of 100, with all combinations of conditions and with duplicate addresses.
+// big returns n endpoints in slices of 100, with random conditions and hints, and with duplicate addresses.
 func big(r *rand.Rand, n int) (list []*discoveryv1.EndpointSlice) {
 	for i := range n {
 		if i%100 == 0 {
@@ -532,7 +532,7 @@ func big(r *rand.Rand, n int) (list []*discoveryv1.EndpointSlice) {
 	return list
 }
 
-// TestOrderDoesNotMatter also checks that Build does not change the objects.
+// The order of slices, and the order of endpoints in a slice, do not change the result.
 func TestOrderDoesNotMatter(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -561,7 +561,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	}
 }
 
-func TestObjectsStayAsTheyWere(t *testing.T) {
+func TestBuildChangesNoObject(t *testing.T) {
 	svc := dual()
 	list := big(rand.New(rand.NewPCG(3, 4)), 300)
 	list[0].Ports = append(list[0].Ports, endpointPort("web", corev1.ProtocolTCP, 8080))

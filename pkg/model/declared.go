@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Declared describes a Service for a user who asks about it, served or not.
+// Declared describes a Service for the query of a user, whether the Service is served or not.
 type Declared struct {
 	Name types.NamespacedName
 	// WhyNot is the reason why kube-nftproxy does not serve the Service, or empty.
@@ -17,8 +17,8 @@ type Declared struct {
 	Selector map[string]string
 }
 
-// DeclaredAs describes a Service, as the API server returns it, for the proxy with a service-proxy name, which may be empty. Watched Services lack
-// fields that are not needed to serve them.
+// DeclaredAs describes a Service for the proxy with a service-proxy name, which may be empty. svc must come from the API server: a
+// watched Service has only the fields that are needed to serve it.
 func DeclaredAs(svc *corev1.Service, serviceProxyName string) Declared {
 	d := Declared{Name: types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}, Selector: svc.Spec.Selector}
 	const label = "service.kubernetes.io/service-proxy-name"
@@ -38,7 +38,7 @@ func DeclaredAs(svc *corev1.Service, serviceProxyName string) Declared {
 	return d
 }
 
-// loadBalancerNotes returns the load-balancer addresses that are not served, with the reason of each.
+// loadBalancerNotes returns a note for each load-balancer address that is not served, or one note if there is no address yet.
 func loadBalancerNotes(svc *corev1.Service) (notes []string) {
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil

@@ -2,5 +2,5 @@
 //
 // In: one Service, its EndpointSlices, and this Node.
 // Out: an immutable [Service]: its ports, their frontends, and the endpoints selected for this node.
-// Never: reads a clock, logs, opens a socket, or changes an object that it is given.
+// Never: reads a clock, logs, opens a socket, or changes an input object.
 package model

@@ -12,21 +12,22 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// Explanation is the result of [Build]. For each endpoint that a policy does not use, it has the reason.
+// Explanation is the result of [Build], with the reason for each endpoint that a policy does not use.
 type Explanation struct {
 	*Service
-	// Ports are those of the Service, in the same order.
+	// Ports explain the ports of the Service, in the same order.
 	Ports []PortExplanation
-	// Others are endpoints that no port can use: without a usable address, or in slices without a usable port.
+	// Others are endpoints that no port can use. They have no usable address, or their slice has no usable port or is of a family that
+	// is not served.
 	Others []Candidate
-	// Notes list addresses that are not served, with the reasons.
+	// Notes list load-balancer addresses that are not served, with the reasons.
 	Notes []string
 }
 
 // PortExplanation explains one service port.
 type PortExplanation struct {
 	*ServicePort
-	// Candidates are all endpoints with this port in any slice, sorted by address.
+	// Candidates are the endpoints with this port in all slices, up to the limit of pairs, sorted by address.
 	Candidates []Candidate
 	// UsesCluster and UsesLocal report whether any frontend needs endpoints of policy Cluster and of policy Local.
 	UsesCluster, UsesLocal bool
@@ -34,20 +35,21 @@ type PortExplanation struct {
 	Why string
 }
 
-// Candidate is one endpoint as a slice has it.
+// Candidate is one endpoint of one slice.
 type Candidate struct {
 	// Addr is the zero AddrPort if the endpoint has no usable address.
 	Addr netip.AddrPort
 	// Slice is the name of the EndpointSlice. Node is the name of the endpoint's node.
 	Slice, Node string
-	// Ready, Serving and Terminating are its conditions. OnThisNode is true if it is on this node.
+	// Ready, Serving and Terminating are the conditions of the endpoint. OnThisNode is true if the endpoint is on this node.
 	Ready, Serving, Terminating, OnThisNode bool
-	// NotCluster and NotLocal are the reasons why policies Cluster and Local do not use it; empty if they do.
+	// NotCluster and NotLocal are the reasons why policy Cluster and policy Local do not use the endpoint. A reason is empty if the
+	// policy uses the endpoint.
 	NotCluster, NotLocal string
 }
 
-// Explain returns the result of Build with reasons, or nil if Build returns nil. If a frontend uses a policy, Build selects an
-// endpoint for it if and only if a candidate with the same address and port has no reason against the policy.
+// Explain returns the result of Build with reasons, or nil if Build returns nil. Below the limits, a policy that a frontend uses has
+// exactly the endpoints whose candidates have no reason against the policy.
 func Explain(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node, opts Options) *Explanation {
 	built := Build(svc, epSlices, node, opts)
 	if built == nil {
@@ -70,13 +72,14 @@ func Explain(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node No
 	return x.out
 }
 
-// explainer is the working memory of one Explain. It embeds a builder for its methods that read objects.
+// explainer is the working memory of one Explain. It embeds a builder, whose methods read the objects.
 type explainer struct {
 	builder
 	out   *Explanation
 	found map[groupKey][]candidate
 	// room is the number of candidates that may still be added.
 	room int
+	// none holds the result of nothingOf for each family, or nil.
 	none [2]*nothing
 }
 
@@ -127,8 +130,8 @@ func (x *explainer) unusable(s *discoveryv1.EndpointSlice, why string) {
 	}
 }
 
-// ofPort adds the endpoints of a slice for one of its ports, if the Service has that port. Endpoints without a usable address are
-// added only for the first port.
+// ofPort adds the endpoints of a slice as candidates for one of its ports, if the Service has that port. For the first usable port of
+// the slice, it also adds the endpoints without a usable address to Others.
 func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f inet.Family, p *discoveryv1.EndpointPort, first bool) {
 	key := keyOf(p, f)
 	ofService := x.groups.find(key) < len(x.groups.list)-1
@@ -235,8 +238,8 @@ func states(t traits) string {
 	return "not ready"
 }
 
-// against returns the reason why an endpoint lacks a demanded trait. It returns an empty string if and only if the endpoint has
-// all of them.
+// against returns the reason for the most important demanded trait that an endpoint lacks. It returns an empty string if and only if
+// the endpoint has all demanded traits.
 func (x *explainer) against(c *candidate, demanded traits) string {
 	lacks := demanded &^ c.traits
 	switch {
@@ -278,10 +281,11 @@ func hintedZones(h *discoveryv1.EndpointHints) (names []string) {
 
 // nothing summarizes the slices of a family. It explains why a service port has no endpoints.
 type nothing struct {
-	// here is true if there are slices of this family, elsewhere if there are endpoints of the other family.
+	// here is true if the family has slices. elsewhere is true if slices of another address type have endpoints.
 	here, elsewhere bool
-	endpoints       int
-	// names are the names of the slices' ports, at most mostNames.
+	// endpoints is the number of endpoints of the family.
+	endpoints int
+	// names are the names of the slices' ports, at most mostNames and a note about the rest.
 	names []string
 }
 

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// explained returns a Service with the port http, an external IP, and the given policies.
+// explained returns a Service of type NodePort with the given policies and named ports.
 func explained(internal corev1.ServiceInternalTrafficPolicy, external corev1.ServiceExternalTrafficPolicy, ports ...string) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}}
 	s.Spec = corev1.ServiceSpec{
@@ -36,8 +36,8 @@ func sliceOf(name string, endpoints []discoveryv1.Endpoint, ports ...string) *di
 	return s
 }
 
-// TestChosenAreThoseWithoutAReason: Build selects an endpoint if and only if Explain has no reason against it.
-func TestChosenAreThoseWithoutAReason(t *testing.T) {
+// Build selects an endpoint if and only if Explain has no reason against it.
+func TestSelectedEndpointsHaveNoReason(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	policies := []bool{false, true}
 	chosen, refused := 0, 0
@@ -88,7 +88,7 @@ func TestChosenAreThoseWithoutAReason(t *testing.T) {
 					}
 				}
 				if got = slices.Compact(got); !slices.Equal(got, policy.want) {
-					t.Fatalf("port %s, policy %s: without a reason are %v, chosen are %v\n%+v", sp.Name, policy.name, got, policy.want, p.Candidates)
+					t.Fatalf("port %s, policy %s: Explain has no reason against %v, Build selects %v\n%+v", sp.Name, policy.name, got, policy.want, p.Candidates)
 				}
 			}
 			if len(p.Candidates) == 0 && p.Why == "" {
@@ -108,7 +108,7 @@ func TestReasons(t *testing.T) {
 	for _, c := range []struct {
 		name, endpoints string
 		internal        corev1.ServiceInternalTrafficPolicy
-		// of is the address of the endpoint under test; cluster and local are parts of the reasons, "-" for none.
+		// of is the address of the endpoint under test. notCluster and notLocal are parts of the reasons: "-" for no reason, "" for any.
 		of, notCluster, notLocal string
 	}{
 		{"chosen", "1rl", cluster, "1", "-", "-"},
@@ -168,12 +168,12 @@ func TestWhyThereIsNoEndpoint(t *testing.T) {
 	}
 }
 
-func TestTheSameEndpointTwice(t *testing.T) {
+func TestDuplicateEndpoint(t *testing.T) {
 	x := Explain(explained(corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyCluster, "http"),
 		[]*discoveryv1.EndpointSlice{sliceOf("new", eps("1r"), "http"), sliceOf("old", eps("1st"), "http")}, here, Options{})
 	list := x.Ports[0].Candidates
 	if len(list) != 2 || list[0].NotCluster != "" || list[1].NotCluster != "duplicate: the same address and port exist a second time, ready" {
-		t.Errorf("candidates %+v, want that of slice new chosen, and that of slice old refused as a duplicate", list)
+		t.Errorf("candidates %+v, want the endpoint of slice new selected, and the endpoint of slice old refused as a duplicate", list)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// ParseAddr agrees with Kubernetes or returns an error. The address survives String and ParseAddr.
+// ParseAddr accepts the same strings as Kubernetes, with the same results. The address survives String and ParseAddr.
 func FuzzParseAddr(f *testing.F) {
 	for _, s := range []string{
 		"10.0.0.1", "010.000.00.01", "fd00:0001::00000a", "::ffff:010.0.0.1", "::ffff:a00:1", "10.0.0", "10.0.0.256", "fe80::1%eth0", "", ".", "::", "0::0:0.0.0.00",
@@ -39,7 +39,8 @@ func FuzzParseAddr(f *testing.F) {
 	})
 }
 
-// ParsePrefix agrees with Kubernetes or returns an error. The prefix has no host bits and survives String and ParsePrefix.
+// ParsePrefix accepts the same strings as Kubernetes, with the same results. The prefix has no host bits and survives String and
+// ParsePrefix.
 func FuzzParsePrefix(f *testing.F) {
 	for _, s := range []string{
 		"10.1.2.3/8", "010.01.2.3/08", "0.0.0.0/0", "::/0", "::ffff:10.1.2.3/104", "::ffff:10.1.2.3/64", "10.0.0.0/33", "10.0.0.0/+8", "fd00::/129", "/", "10.0.0.0/",
@@ -67,7 +68,7 @@ func FuzzParsePrefix(f *testing.F) {
 	})
 }
 
-// samePrefix compares the first and the last address: Kubernetes may write a prefix of IPv4 as one of IPv6.
+// samePrefix compares address and length. Kubernetes may write an IPv4 prefix as an IPv6 prefix.
 func samePrefix(p netip.Prefix, n *gonet.IPNet) bool {
 	ones, bits := n.Mask.Size()
 	first, _ := netip.AddrFromSlice(n.IP)
@@ -175,12 +176,12 @@ func checkEndpoints(t *testing.T, p *ServicePort, list []netip.AddrPort) {
 			t.Errorf("endpoint %v of %+v", e, p.Name)
 		}
 		if i > 0 && list[i-1].Compare(e) >= 0 {
-			t.Errorf("endpoints %v aren't sorted, or one is there twice", list)
+			t.Errorf("endpoints %v are not sorted, or have a duplicate", list)
 		}
 	}
 	for _, e := range p.Hairpin {
 		if !slices.Contains(p.Cluster, e) && !slices.Contains(p.Local, e) {
-			t.Errorf("%v may reach itself, but is none of %v, %v", e, p.Cluster, p.Local)
+			t.Errorf("%v is in Hairpin, but neither in Cluster %v nor in Local %v", e, p.Cluster, p.Local)
 		}
 	}
 }

@@ -9,8 +9,8 @@ import (
 )
 
 // Limits bound the cost of one Service with its EndpointSlices, even for a hostile author. Each limit is far above real use. Only
-// the part of an object above a limit is left out. Every node leaves out the same part, whatever the order of events, and reports
-// one [Problem] for each exceeded limit. A zero field stands for the field of [DefaultLimits].
+// the part of an object above a limit is left out. Every node leaves out the same part, regardless of the order of events, and
+// reports one [Problem] for each exceeded limit. A zero field stands for the field of [DefaultLimits].
 type Limits struct {
 	// Ports is the number of service ports (items of spec.ports). The first ones of the list are kept.
 	Ports int
@@ -18,9 +18,9 @@ type Limits struct {
 	// IPs, and lower addresses before higher ones.
 	Addresses int
 	// Frontends is the number of addresses times ports, plus node ports, of both families. It must be at least 4 times Ports, so
-	// that cluster IPs and node ports always fit. The order of preference of the other addresses is that of Addresses.
+	// that cluster IPs and node ports always fit. Other addresses are kept in the same order as for Addresses.
 	Frontends int
-	// SourceRanges is the number of source ranges of one family, after overlapping and adjacent ones are merged. Lower addresses
+	// SourceRanges is the number of source ranges of one family: the fewest prefixes that hold the same addresses. Lower addresses
 	// are kept. Sources in the other ranges are refused.
 	SourceRanges int
 	// Slices is the number of EndpointSlices. The first ones by name are kept.
@@ -29,14 +29,14 @@ type Limits struct {
 	// kept.
 	SlicePorts int
 	// Pairs is the number of pairs of an endpoint and a port of the Service in all EndpointSlices, of both families. Session
-	// affinity halves this limit, and a policy Local halves it once more. The first slices by name are kept. In the slice that
+	// affinity halves this limit, and so does a policy Local. The first slices by name are kept. In the slice that
 	// exceeds the limit, ready endpoints are kept before others, and lower addresses before higher ones.
 	Pairs int
-	// PortEndpoints is the number of different endpoints of one service port in one family. Ready ones are kept before others, and
+	// PortEndpoints is the number of distinct endpoints of one service port in one family. Ready ones are kept before others, and
 	// lower addresses before higher ones.
 	PortEndpoints int
-	// Problems is the number of problems that are reported for one object. One more problem states the number of the rest. All
-	// EndpointSlices of a Service together report at most 10 times this number.
+	// Problems is the number of reported problems of one object, besides exceeded limits. One more problem states the number of the
+	// rest. All EndpointSlices of a Service together have at most 10 times this number, and one more problem for the rest.
 	Problems int
 }
 

@@ -56,7 +56,7 @@ func exceeded(s *Service) (list []string) {
 	return list
 }
 
-// TestLimitsOfFrontends tests each limit below, at and above. Above, the excess is left out and reported once.
+// TestLimitsOfFrontends tests values below, at and above the limits. Above a limit, Build leaves out the excess and reports it once.
 func TestLimitsOfFrontends(t *testing.T) {
 	ports := func(n int) func(*corev1.Service) {
 		return func(svc *corev1.Service) {
@@ -104,7 +104,7 @@ func TestLimitsOfFrontends(t *testing.T) {
 		{"ports above", LimitPorts, ports(5), true, []string{c + " N:30080", "IPv4 tcp/81 C10.0.0.1 N:30081", "IPv4 tcp/82 C10.0.0.1 N:30082"}},
 		{"addresses below", LimitAddresses, addresses(1, 2), false, []string{c + " E1.1.1.7 L2.2.2.14 L2.2.2.7"}},
 		{"addresses at", LimitAddresses, addresses(2, 2), false, []string{c + " E1.1.1.14 E1.1.1.7 L2.2.2.14 L2.2.2.7"}},
-		{"addresses above, external IPs go first", LimitAddresses, addresses(3, 2), true, []string{c + " E1.1.1.7 E1.1.1.14 L2.2.2.7 L2.2.2.14"}},
+		{"addresses above, external IPs are dropped first", LimitAddresses, addresses(3, 2), true, []string{c + " E1.1.1.7 E1.1.1.14 L2.2.2.7 L2.2.2.14"}},
 		{"addresses above, all are load-balancer IPs", LimitAddresses, addresses(2, 5), true, []string{c + " L2.2.2.7 L2.2.2.14 L2.2.2.21 L2.2.2.28"}},
 		// 2 ports with node ports take 4 frontends; each address takes 2.
 		{"frontends at", LimitFrontends, both(ports(2), addresses(2, 2)), false, []string{
@@ -157,7 +157,7 @@ func TestAnExceededLimitIsReportedOnce(t *testing.T) {
 	}
 }
 
-// manyPorts returns a Service with ports p0, p1 and so on. web returns a slice with these ports and the endpoints that eps reads.
+// manyPorts returns a Service with ports p0, p1 and so on.
 func manyPorts(n int) *corev1.Service {
 	return edit(func(svc *corev1.Service) {
 		svc.Spec.Ports = nil
@@ -167,6 +167,7 @@ func manyPorts(n int) *corev1.Service {
 	})
 }
 
+// portsSlice returns a slice with ports p0, p1 and so on, and with endpoints in the shorthand of eps.
 func portsSlice(name string, ports int, endpoints string) *discoveryv1.EndpointSlice {
 	s := slice(name, eps(endpoints)...)
 	s.Ports = nil
@@ -189,7 +190,7 @@ func hosts(s *Service) (out []string) {
 	return out
 }
 
-// TestLimitsOfEndpoints tests each limit at and above, in any order of slices, from scratch and from an earlier Reading.
+// TestLimitsOfEndpoints tests values at and above each limit, in three orders of the slices, with Build and with Rebuild.
 func TestLimitsOfEndpoints(t *testing.T) {
 	type list = []*discoveryv1.EndpointSlice
 	bad := func(name string) *discoveryv1.EndpointSlice {
@@ -266,8 +267,8 @@ func TestLimitsOfEndpoints(t *testing.T) {
 	}
 }
 
-// TestASliceThatIsFirstByName: if the number of slices is at the limit, a new slice whose name is first replaces the last slice.
-func TestASliceThatIsFirstByName(t *testing.T) {
+// If the number of slices is at the limit, a new slice whose name is first replaces the last slice.
+func TestNewFirstSliceReplacesTheLastOne(t *testing.T) {
 	opts := Options{Limits: Limits{Slices: 3}}
 	stored := []Slice{&storedSlice{slice: portsSlice("a", 1, "1r")}}
 	for i, name := range []string{"b", "c", "d"} {
@@ -280,8 +281,8 @@ func TestASliceThatIsFirstByName(t *testing.T) {
 	}
 }
 
-// TestPortsThatAreLeftOutAreNoPairs: ports of a slice above their limit do not count as pairs.
-func TestPortsThatAreLeftOutAreNoPairs(t *testing.T) {
+// Ports of a slice above their limit do not count as pairs.
+func TestExcessPortsAreNoPairs(t *testing.T) {
 	s := portsSlice("a", 1, "1r 2r 3r 4r")
 	for i := range 3 {
 		s.Ports = append(s.Ports, endpointPort("p0", corev1.ProtocolTCP, int32(8081+i)))
@@ -292,9 +293,8 @@ func TestPortsThatAreLeftOutAreNoPairs(t *testing.T) {
 	}
 }
 
-// TestPairsThatAreMoreElements: with session affinity or a policy Local, each pair takes twice as many elements, so the limit of
-// pairs is half as large.
-func TestPairsThatAreMoreElements(t *testing.T) {
+// With session affinity or a policy Local, each pair takes twice as many elements, so the limit of pairs is half as large.
+func TestAffinityAndLocalHalveThePairs(t *testing.T) {
 	affinity := func(svc *corev1.Service) { svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }
 	local := func(svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal }
 	internal := func(svc *corev1.Service) {
@@ -414,8 +414,8 @@ func TestMergedRanges(t *testing.T) {
 	}
 }
 
-// TestOneObjectTakesLittleMemory counts the bytes allocated for the largest objects that etcd stores (1.5 MB). The comment of
-// each object states its number of elements without limits.
+// TestOneObjectTakesLittleMemory counts the bytes allocated for the largest objects that etcd stores (1.5 MB). A comment above an
+// object states its number of elements without limits.
 func TestOneObjectTakesLittleMemory(t *testing.T) {
 	ips := func(n int) (list []string) {
 		for i := range n {
@@ -521,7 +521,7 @@ func TestRoomIsTidied(t *testing.T) {
 	}
 }
 
-// TestRemovedPortsLeaveNothing: after its ports change, a Service equals a new one.
+// After ports of a Service are removed, Rebuild keeps nothing of them.
 func TestRemovedPortsLeaveNothing(t *testing.T) {
 	stored := []Slice{&storedSlice{slice: portsSlice("a", 5, "1r")}, &storedSlice{slice: portsSlice("b", 5, "2r")}, &storedSlice{slice: portsSlice("c", 5, "3r")}}
 	_, before := Rebuild(&Room{Service: *manyPorts(5)}, nil, stored, here, Options{})
@@ -530,7 +530,7 @@ func TestRemovedPortsLeaveNothing(t *testing.T) {
 		t.Errorf("endpoints (-want +got):\n%s", diff)
 	}
 	if n := len(now.groups.list); n != 3 {
-		t.Errorf("%d groups are kept for 2 ports, want these and that of all others", n)
+		t.Errorf("%d groups are kept for 2 ports, want one for each and one for all other ports", n)
 	}
 }
 

@@ -57,12 +57,12 @@ func InternalIPs(node *corev1.Node) (list []netip.Addr) {
 	return list
 }
 
-// LocalAddresses returns the valid addresses of the endpoints that are on the named node.
+// LocalAddresses returns the first address of each endpoint on the named node, without invalid addresses.
 func LocalAddresses(epSlices []*discoveryv1.EndpointSlice, nodeName string) []netip.Addr {
 	return addresses(epSlices, func(e *discoveryv1.Endpoint) bool { return e.NodeName != nil && *e.NodeName == nodeName })
 }
 
-// EndpointAddresses returns the valid addresses of all endpoints, ready or not.
+// EndpointAddresses returns the first address of each endpoint, ready or not, without invalid addresses.
 func EndpointAddresses(epSlices []*discoveryv1.EndpointSlice) []netip.Addr {
 	return addresses(epSlices, func(*discoveryv1.Endpoint) bool { return true })
 }
@@ -83,7 +83,7 @@ func addresses(epSlices []*discoveryv1.EndpointSlice, wanted func(*discoveryv1.E
 }
 
 // PodCIDRs returns the first prefix of each family in a Node's spec.podCIDRs (kube-proxy: detect-local-mode NodeCIDR). A family
-// without one has the zero Prefix. An invalid prefix is left out and becomes a problem.
+// without a prefix has the zero Prefix. An invalid prefix is left out and becomes a problem.
 func PodCIDRs(node *corev1.Node) (cidrs [2]netip.Prefix, problems []Problem) {
 	for i, s := range node.Spec.PodCIDRs {
 		prefix, err := parsePrefix(s)

@@ -20,8 +20,8 @@ type Slice interface {
 	Weight() int
 }
 
-// Room is scratch memory for decoded objects. A Service is built from decoded objects that are several times as large as the
-// result, so their memory is reused. The zero value is ready for use, by one goroutine at a time.
+// Room is scratch memory for decoded objects. They are several times as large as the Service that Rebuild makes from them, so Rebuild
+// reuses their memory. The zero value is ready for use, by one goroutine at a time.
 type Room struct {
 	// Service is the Service to build. The caller fills it.
 	Service corev1.Service
@@ -68,7 +68,7 @@ type Reading struct {
 
 // part is the content of one slice. The endpoints of each group are sorted.
 type part struct {
-	// name is the name of the slice, empty if it cannot be read.
+	// name is the name of the slice, or empty if the slice cannot be read.
 	name     string
 	found    []found
 	problems []Problem
@@ -86,8 +86,8 @@ type found struct {
 // manySlices is the smallest number of slices for which a Reading saves time.
 const manySlices = 3
 
-// Rebuild returns the same as [Build] for room.Service, with less work. previous is the Reading that the last call for this
-// Service returned, or nil. The returned Reading is nil for a Service with few slices.
+// Rebuild returns the same Service as [Build] for room.Service, with less work. previous is the Reading that the last call for this
+// Service returned, or nil. The returned Reading is nil for a Service with few slices. A slice that cannot be read is ignored.
 func Rebuild(room *Room, previous *Reading, stored []Slice, node Node, opts Options) (*Service, *Reading) {
 	svc := &room.Service
 	if !proxied(svc) {
@@ -171,8 +171,8 @@ func (b *builder) read(previous *Reading, stored []Slice, room *discoveryv1.Endp
 	return current
 }
 
-// cut applies the limits to the slices in order of their names. If the number of endpoints to keep differs from the number that
-// was read, cut reads the slice again.
+// cut applies the limits to the slices in order of their names. If a slice must keep another number of endpoints than its part has,
+// cut reads the slice again.
 func (b *builder) cut(current *Reading, stored []Slice, room *discoveryv1.EndpointSlice) {
 	byName := func(x, y Slice) int { return cmp.Compare(current.parts[x].name, current.parts[y].name) }
 	sorted := slices.SortedStableFunc(slices.Values(stored), byName)
@@ -194,7 +194,8 @@ func (b *builder) cut(current *Reading, stored []Slice, room *discoveryv1.Endpoi
 	c.report(b)
 }
 
-// part reads one slice. keep returns the number of its endpoints to keep, and false if the whole slice is left out.
+// part reads one slice. keep gets the numbers of its targets and endpoints. It returns the number of endpoints to keep, and false if
+// the whole slice is left out.
 func (b *builder) part(s Slice, room *discoveryv1.EndpointSlice, keep func(targets, endpoints int) (int, bool)) *part {
 	p := &part{}
 	if !s.Read(room) {

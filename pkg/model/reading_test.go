@@ -117,10 +117,10 @@ func TestRebuildIsBuild(t *testing.T) {
 			got, before = Rebuild(&room, before, stored, node, opts)
 			want := Build(svc, list, node, opts)
 			if diff := cmp.Diff(want, got, exact); diff != "" {
-				t.Fatalf("seed %d, step %d, %d slices (-from scratch +from the last form):\n%s", seed, step, len(stored), diff)
+				t.Fatalf("seed %d, step %d, %d slices (-Build +Rebuild):\n%s", seed, step, len(stored), diff)
 			}
 			if diff := cmp.Diff(lastWanted, last, exact); diff != "" {
-				t.Fatalf("seed %d, step %d: the last form has become another one, in the room (-want +got):\n%s", seed, step, diff)
+				t.Fatalf("seed %d, step %d: Rebuild has changed the previous Service (-want +got):\n%s", seed, step, diff)
 			}
 			last, lastWanted = got, want
 		}

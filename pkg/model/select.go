@@ -20,8 +20,8 @@ const maxEndpointProblems = 3
 // traits are the facts about an endpoint that decide whether it is used.
 type traits uint8
 
-// The traits, least important first. They decide between two endpoints with the same address and port: see compareEndpoints, for
-// which the absence of terminating counts.
+// The traits, the least important first. By this order, compareEndpoints chooses between two endpoints with the same address and port.
+// It prefers an endpoint without terminating, and otherwise the endpoint with the more important trait.
 const (
 	hintsZone traits = 1 << iota // has a hint for some zone
 	zoneHint                     // has a hint for this node's zone
@@ -104,7 +104,7 @@ type groups struct {
 
 const indexFrom = 8 // groups
 
-// reset makes the groups empty, one for each service port, and reuses memory.
+// reset makes one empty group for each service port, and one for all other ports. It reuses memory.
 func (g *groups) reset(ports []*ServicePort) {
 	n := len(ports) + 1
 	g.byKey = nil
@@ -221,7 +221,7 @@ func (b *builder) collectAll(list []*discoveryv1.EndpointSlice) {
 			n, most = n+1, most+pairs(len(s.Ports), len(s.Endpoints))
 		}
 	}
-	if n <= b.limits.Slices && most <= b.limits.Pairs { // nearly always
+	if n <= b.limits.Slices && most <= b.limits.Pairs { // the usual case: no sorting
 		for _, s := range list {
 			if s != nil {
 				b.collect(s, len(s.Endpoints))
@@ -243,7 +243,8 @@ func (b *builder) collectAll(list []*discoveryv1.EndpointSlice) {
 // pairs returns the number of pairs of a slice's ports and endpoints.
 func pairs(ports, endpoints int) int { return ports * endpoints }
 
-// cutter counts slices and pairs against their limits. Its caller passes the slices in order of their names.
+// cutter counts slices and pairs against their limits. Its numbers of endpoints to keep are final only if the caller passes the slices
+// in order of their names. Its totals do not depend on the order.
 type cutter struct {
 	limits        *Limits
 	slices, pairs int
@@ -394,8 +395,8 @@ func familyOfSlice(t discoveryv1.AddressType) (inet.Family, bool) {
 	return 0, false
 }
 
-// targets appends a target for each usable port of the slice that matches a port of the Service, and one target for all other
-// usable ports together. An empty list of ports is valid: the EndpointSlice controller writes it if no pod has the named target
+// targets appends a target for each usable port of the slice that matches a port of the Service, within the limit, and one target for
+// all other usable ports together. An empty list of ports is valid: the EndpointSlice controller writes it if no pod has the named target
 // port.
 func (r *sliceReader) targets(targets []target, f inet.Family) []target {
 	others, othersToo, n := len(r.b.groups.list)-1, false, 0
@@ -438,7 +439,7 @@ func checkPort(p *discoveryv1.EndpointPort) (field, reason string) {
 		return ".name", "is missing"
 	}
 	if p.Port == nil {
-		return ".port", "is missing; all ports at once are not supported"
+		return ".port", "is missing; a slice for all ports is not supported"
 	}
 	if _, ok := portNumber(*p.Port); !ok {
 		return ".port", fmt.Sprintf("%d is not a port", *p.Port)
@@ -514,7 +515,7 @@ func (n *Node) hints(h *discoveryv1.EndpointHints) (t traits) {
 
 // merge sorts endpoints in place and removes duplicates of an address and port. A new pod may get the address of a pod that still
 // terminates: merge keeps the endpoint that is not terminating. An endpoint that moves between slices may be in both with
-// different conditions: merge keeps the more usable one, kube-proxy the last one that it reads.
+// different conditions: merge keeps the more usable one. kube-proxy keeps the last one that it reads.
 func merge(endpoints []endpoint) []endpoint {
 	slices.SortFunc(endpoints, compareEndpoints)
 	return slices.CompactFunc(endpoints, func(a, b endpoint) bool { return a.AddrPort == b.AddrPort })
@@ -551,7 +552,7 @@ func (sp *ServicePort) choose(m *merged) {
 }
 
 // demands returns the traits that an endpoint needs for policy Cluster and for policy Local. Ignore forLocal if no frontend uses
-// policy Local. Build and Explain both call demands.
+// policy Local. Build and Explain share demands, so that they agree.
 func demands(present *traitSet, usesLocal bool) (forCluster, forLocal traits) {
 	forCluster = ready | topology(present)
 	if !present.some(ready) {

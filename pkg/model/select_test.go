@@ -80,12 +80,12 @@ func TestSelect(t *testing.T) {
 		{"zone", plain, "1rsZ 2rsz 3rszZ", "1 3", "", "", true},
 		{"zone, hairpin only of the chosen", plain, "1rsZ 2rslz", "1", "", "", true},
 		{"zone, one without hint", plain, "1rsZ 2rs", "1 2", "", "", true},
-		{"zone, none for us", plain, "1rsz 2rsz", "1 2", "", "", true},
+		{"zone, none for this node", plain, "1rsz 2rsz", "1 2", "", "", true},
 		{"zone, hint missing on one that is not ready", plain, "1rsZ 2rsz 3s 4st", "1", "", "", true},
-		{"zone, only one that is not ready is for us", plain, "1rsz 2sZ", "1", "", "", true},
+		{"zone, only an endpoint that is not ready is for this node", plain, "1rsz 2sZ", "1", "", "", true},
 		{"node", plain, "1rsN 2rsn", "1", "", "", true},
 		{"node before zone", plain, "1rsNz 2rsnZ", "1", "", "", true},
-		{"node, none for us, then zone", plain, "1rsnz 2rsnZ", "2", "", "", true},
+		{"node, none for this node, then zone", plain, "1rsnz 2rsnZ", "2", "", "", true},
 		{"node, one without hint, then zone", plain, "1rsNz 2rsZ", "2", "", "", true},
 		{"node, one without hint, no zone", plain, "1rsN 2rs", "1 2", "", "", true},
 		{"fallback ignores topology", plain, "1stz 2stZ 3stN", "1 2 3", "", "", true},
@@ -108,8 +108,8 @@ func TestSelect(t *testing.T) {
 		{"both local", both, "1rsl 2rs", "1 2", "1", "1", true},
 		{"internal local, external cluster", itpNode, "1rsl 2rs", "1 2", "1", "1", true},
 
-		{"same address twice, the live one counts", plain, "1rsl 1st", "1", "", "1", true},
-		{"same address twice, live although not ready", plain, "1st 1", "", "", "", false},
+		{"same address twice, the terminating one is ignored", plain, "1rsl 1st", "1", "", "1", true},
+		{"same address twice, the terminating one is ignored although the other is not ready", plain, "1st 1", "", "", "", false},
 		{"same address twice, in two slices", plain, "1rs 2rs 1rs", "1 2", "", "", true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestManyPorts(t *testing.T) {
 }
 
 // A UDP flow may continue with any endpoint that is ready or serving.
-func TestServingIsForFlowsThatHaveBegun(t *testing.T) {
+func TestUDPFlowsContinueWithServingEndpoints(t *testing.T) {
 	yes, no := true, false
 	port, name, udp := int32(53), "", corev1.ProtocolUDP
 	zone := "elsewhere"
@@ -209,6 +209,6 @@ func TestServingIsForFlowsThatHaveBegun(t *testing.T) {
 	}
 	svc.Spec.Ports[0].Protocol, slice.Ports[0].Protocol = corev1.ProtocolTCP, nil
 	if got := Build(svc, []*discoveryv1.EndpointSlice{slice}, Node{Name: "n"}, Options{}); got.Ports[0].Serving != nil {
-		t.Errorf("Serving of a TCP port = %v, want nothing: no TCP flow is ever cut", got.Ports[0].Serving)
+		t.Errorf("Serving of a TCP port = %v, want nothing: the program never deletes an established TCP flow", got.Ports[0].Serving)
 	}
 }

@@ -57,8 +57,8 @@ type Frontend struct {
 	// Local is true if the traffic policy of this frontend is Local. The internal policy applies to a cluster IP, the external
 	// policy to all other kinds.
 	Local bool
-	// ReplacesClusterIP is true if a load-balancer IP or external IP equals the cluster IP. As in kube-proxy, this frontend then
-	// replaces the cluster IP: the external traffic policy and the source ranges apply.
+	// ReplacesClusterIP is true if this frontend is a load-balancer IP or external IP that equals the cluster IP. As in kube-proxy,
+	// it replaces the frontend of kind ClusterIP: the external traffic policy and the source ranges apply.
 	ReplacesClusterIP bool
 	// AllowedSources are the sources that may reach this frontend (loadBalancerSourceRanges): nil admits all, an empty list none.
 	// They are of the frontend's family, sorted and disjoint. All restricted frontends of a Service and family share one list.
@@ -75,16 +75,16 @@ type ServicePort struct {
 	Family   inet.Family
 	// Affinity is the timeout of ClientIP session affinity; 0 means none.
 	Affinity time.Duration
-	// Cluster and Local are the endpoints for policy Cluster and for policy Local. Both are sorted and free of duplicates, and nil
-	// if no frontend needs them. A frontend with the external policy Local needs Cluster, too: local pods and this node use it.
+	// Cluster and Local are the endpoints for policy Cluster and for policy Local. Both lists are sorted and free of duplicates. A
+	// list is nil if no frontend needs it. A frontend with the external policy Local also needs Cluster, for local pods and this node.
 	Cluster, Local []netip.AddrPort
 	// Hairpin holds the endpoints of Cluster and Local that are pods of this node. These pods may reach themselves.
 	Hairpin []netip.AddrPort
 	// Serving holds, for UDP only, every endpoint that may continue an existing flow: ready or serving, regardless of termination,
 	// policies and topology. It is sorted and free of duplicates.
 	Serving []netip.AddrPort
-	// HasEndpoints is true if any endpoint in the cluster is usable. If a frontend has no endpoints for its policy, it drops
-	// packets if HasEndpoints is set, and rejects them otherwise.
+	// HasEndpoints is true if policy Cluster has an endpoint. A frontend without endpoints for its own policy then drops packets.
+	// Otherwise it rejects them.
 	HasEndpoints bool
 	// Frontends lists the frontends of this port, the cluster IP first.
 	Frontends []Frontend
