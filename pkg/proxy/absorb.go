@@ -15,9 +15,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// absorb plans new changes for at most the time of one batch, and returns the planned Services.
+// absorb plans new changes, within the time for one batch, and returns the planned Services.
 func (p *Proxy) absorb(ctx context.Context, dirty track.Dirty) []types.NamespacedName {
-	if dirty.Node && p.absorbNode(ctx) && p.Planner.Services() > 0 { // at the start all Services are dirty already
+	if dirty.Node && p.absorbNode(ctx) && p.Planner.Services() > 0 { // at the start, all Services are dirty already
 		dirty.Services = p.withAll(dirty.Services)
 	}
 	if dirty.ServiceCIDRs {
@@ -80,8 +80,8 @@ func (p *Proxy) withAll(dirty map[types.NamespacedName]struct{}) map[types.Names
 	return dirty
 }
 
-// absorbAddresses plans with the addresses of this node, and announces the reading of the Node. Addresses that cannot be read remain
-// in force.
+// absorbAddresses passes the addresses of this node to the planner, and announces the reading of the Node. If it cannot read the
+// addresses of a family, the previous ones remain in force.
 func (p *Proxy) absorbAddresses(ctx context.Context, object *corev1.Node, node model.Node) {
 	for _, f := range p.Families {
 		addrs, err := p.NodePorts.Addresses(f, node)
@@ -103,15 +103,15 @@ func (p *Proxy) absorbAddresses(ctx context.Context, object *corev1.Node, node m
 	}
 }
 
-// absorbPodCIDRs plans with the prefixes of this node's pods. A Node without prefixes, such as one that has just registered
-// again, leaves the previous ones in force.
+// absorbPodCIDRs passes the prefixes of this node's pods to the planner. If the Node has no prefixes, for example because it has just
+// registered again, the previous ones remain in force.
 func (p *Proxy) absorbPodCIDRs(ctx context.Context, object *corev1.Node) {
 	cidrs, problems := model.PodCIDRs(object)
 	p.reportNew(types.NamespacedName{Name: p.NodeName}, problems)
 	if cidrs == p.facts.PodCIDRs || cidrs == ([2]netip.Prefix{}) {
 		return
 	}
-	klog.FromContext(ctx).Info("Pods of this node are recognised by their addresses", "podCIDRs", object.Spec.PodCIDRs)
+	klog.FromContext(ctx).Info("Recognising pods of this node by their addresses", "podCIDRs", object.Spec.PodCIDRs)
 	p.facts.PodCIDRs = cidrs
 	for _, f := range p.Families {
 		p.Planner.SetLocalPods(f, plan.LocalPods{Prefix: cidrs[f]})

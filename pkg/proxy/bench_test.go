@@ -97,7 +97,7 @@ func encoded(b *testing.B, o interface{ Marshal() ([]byte, error) }) []byte {
 	return data
 }
 
-// put stores a Service with one slice. In each round, another endpoint is replaced.
+// put stores a Service with one slice. Each round replaces the first endpoint.
 func (s *storedSource) put(b *testing.B, i, endpoints, round int) types.NamespacedName {
 	name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}
 	portName, protocol, port, ready := "http", corev1.ProtocolTCP, int32(8080), true
@@ -136,7 +136,7 @@ func newStoredSource(b *testing.B, services, endpoints int) *storedSource {
 	return s
 }
 
-// open returns an IPv4 proxy on this source and the kernel, before its first sync.
+// open returns an IPv4 proxy with this source and the real kernel, before its first sync.
 func (s *storedSource) open(b *testing.B) *Proxy {
 	kernel := openKernel(b)
 	b.Cleanup(func() { kernel.Close() }) //nolint:errcheck // the connection is unused from here on
@@ -154,7 +154,7 @@ func openKernel(b *testing.B) *apply.Kernel {
 	return kernel
 }
 
-// on does the same as open with a given kernel, which the caller closes.
+// on does the same as open, with a kernel that the caller closes.
 func (s *storedSource) on(b *testing.B, kernel Kernel) *Proxy {
 	families := inet.Families[:1]
 	p := New(Config{

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// If the kernel cannot report foreign changes, the tables are compared. If the comparison fails too, the loop counts and retries
-// it like any failed sync.
+// If the kernel cannot report foreign changes, a sync compares the tables. If the comparison fails too, the loop counts and retries it
+// like any failed sync.
 func TestAFailedCheckCausesAComparison(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)
@@ -38,7 +38,7 @@ func TestAFailedCheckCausesAComparison(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		if !b.Kernel.Known() {
-			t.Error("it doesn't recover")
+			t.Error("the tables are still not trusted after the kernel answers again")
 		}
 	})
 }
@@ -54,7 +54,7 @@ func (b *bench) plannedAddresses() (count int) {
 }
 
 // A failed read of the node's addresses is retried without an announced change.
-func TestAddressesThatCouldNotBeReadAreReadAgain(t *testing.T) {
+func TestAFailedReadOfAddressesIsRetried(t *testing.T) {
 	run(t, func(b *bench) {
 		fails := 3
 		b.NodePorts = NodePortAddresses{

@@ -24,8 +24,8 @@ type block struct {
 	built chan struct{}
 }
 
-// blockSize is the number of Services in a block: large enough for a low overhead of passing blocks between goroutines, and small
-// enough for a short wait for a block.
+// blockSize is the number of Services in a block. Larger blocks reduce the overhead of passing blocks between goroutines. Smaller
+// blocks reduce the wait for a block.
 const blockSize = 32
 
 // builder builds Services from their objects.
@@ -96,7 +96,7 @@ func (b *builder) build(names []types.NamespacedName, late func() bool, take fun
 	}
 }
 
-// mostAhead is the largest number of blocks that are built but not taken. If take returns false, their work is lost.
+// mostAhead is the largest number of blocks that are started but not taken. If take returns false, this work is lost.
 const mostAhead = 32
 
 // works holds the blocks of one build. Each goroutine builds the next block that no goroutine has started.
@@ -193,7 +193,7 @@ func (b *builder) buildService(room *model.Room, name types.NamespacedName, befo
 	return model.Rebuild(room, before, b.objects.Stored(name), *b.node, b.options)
 }
 
-// remember keeps the reading of a Service.
+// remember keeps the reading of a Service, or removes the previous one if r is nil.
 func (b *builder) remember(name types.NamespacedName, r *model.Reading) {
 	if r != nil {
 		b.readings[name] = r

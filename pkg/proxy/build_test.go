@@ -51,9 +51,9 @@ func (s *countingSource) build(p *builder, names []types.NamespacedName) (reads 
 	return int(s.reads.Load()), last
 }
 
-// TestOfManySlicesOnlyThoseThatHaveChangedAreRead: already at the first change of a Service, only changed slices are read,
-// whichever goroutine read it before.
-func TestOfManySlicesOnlyThoseThatHaveChangedAreRead(t *testing.T) {
+// Of a Service with many slices, only changed slices are read: also at its first change, and regardless of the goroutine that built it
+// before.
+func TestOnlyChangedSlicesAreRead(t *testing.T) {
 	const services, slices = 2 * blockSize, 5
 	s := &countingSource{fakeSource: &fakeSource{
 		services: map[types.NamespacedName]*corev1.Service{}, slices: map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
@@ -91,11 +91,12 @@ func TestOfManySlicesOnlyThoseThatHaveChangedAreRead(t *testing.T) {
 	s.slices[changed] = s.slices[changed][:1]
 	s.build(p, names)
 	if _, remembered := p.readings[changed]; remembered {
-		t.Error("what was read of a Service with few slices is still there")
+		t.Error("the reading of a Service that has few slices now is still kept")
 	}
 }
 
-// pairedSource blocks the read of a Service in an even block until a Service in the next block is read, and the reverse.
+// pairedSource blocks the read of the first Service of an even block until the first Service of the next block is read. alone counts
+// reads that waited in vain.
 type pairedSource struct {
 	*fakeSource
 	begun map[types.NamespacedName]chan struct{}
@@ -142,6 +143,7 @@ func TestAwaitBuildsOtherBlocks(t *testing.T) {
 	}
 }
 
+// largeSlice returns a slice with two endpoints. The first endpoint differs between rounds.
 func largeSlice(service types.NamespacedName, number, round int) *discoveryv1.EndpointSlice {
 	port, protocol := int32(8080), corev1.ProtocolTCP
 	return &discoveryv1.EndpointSlice{

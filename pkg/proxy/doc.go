@@ -1,7 +1,7 @@
-// Package proxy is the loop that keeps the kernel's tables as planned. One goroutine owns all mutable state. Parts beside the tables
-// listen to the loop ([Listener]). A guard keeps watch over foreign changes of the tables.
+// Package proxy is the loop that keeps the kernel's tables as planned. One goroutine owns all mutable state of the loop. Parts beside
+// the tables listen to the loop ([Listener]). A guard decides when the loop checks for foreign changes of the tables.
 //
-// In: names that a tracker has marked, objects from a source.
+// In: names of changed objects from a tracker, objects from a source.
 // Out: the kernel's tables, metrics, health, reports of problems.
 // Never: makes an element or a rule, or calls the API.
 package proxy

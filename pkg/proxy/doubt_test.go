@@ -62,7 +62,7 @@ func TestDoubtsAreCounted(t *testing.T) {
 		meddle(true, nil)
 		expect("after a harmless change", 0, counts{"foreign_change": 1}, counts{})
 		meddle(false, nil)
-		expect("after a change of ours", 0, counts{"foreign_change": 2}, counts{"foreign_change": 1})
+		expect("after a change of the program's tables", 0, counts{"foreign_change": 2}, counts{"foreign_change": 1})
 		meddle(false, errors.New("no"))
 		expect("while the repair fails", 1, counts{"foreign_change": 2}, counts{"foreign_change": 1})
 		meddle(false, nil)

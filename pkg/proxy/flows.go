@@ -28,7 +28,7 @@ type flows struct {
 	families []inet.Family
 	// earlier holds the UDP frontends of an earlier process, until the first sync.
 	earlier []model.Key
-	// addresses serve node ports. served are the addresses that served them after the last sync.
+	// addresses are the addresses that serve node ports by the current plan, and served those after the last successful sync.
 	addresses, served [2][]netip.Addr
 }
 
@@ -67,9 +67,9 @@ func (p *Proxy) readEarlier(ctx context.Context) (earlier []model.Key) {
 	return earlier
 }
 
-// Synced requests a search. It includes all changed frontends. If an address newly serves node
-// ports, it includes all node ports. After a time without rules, it includes all frontends, because a flow that began without
-// rules is not translated.
+// Synced requests a search after a successful sync. The search includes all changed frontends. If a new address serves node ports, it
+// includes all node ports. After a time without rules, it includes all frontends, because a flow that began without rules is not
+// translated.
 func (f *flows) Synced(s *Sync) {
 	if s.Err != nil {
 		return
@@ -119,8 +119,8 @@ func (f *flows) add(d *conntrack.Desired, k model.Key) {
 	}
 }
 
-// noteServed notes the addresses that serve node ports now, and reports whether one newly does. It ignores link-local addresses: each new pod adds one to
-// the node, and clients do not connect to node ports at these addresses.
+// noteServed records the addresses that serve node ports now, and reports whether one of them is new. It ignores new link-local
+// addresses: each new pod adds one to the node, and clients do not connect to node ports at these addresses.
 func (f *flows) noteServed() (added bool) {
 	for family, now := range f.addresses {
 		if slices.Equal(now, f.served[family]) {

@@ -9,7 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Trust is the knowledge about the kernel's tables.
+// Trust knows whether the kernel's tables are still those of the last Sync.
 type Trust interface {
 	// Known reports whether the tables are known to be those of the last Sync.
 	Known() bool
@@ -23,14 +23,15 @@ type Trust interface {
 type Announcements interface {
 	// Heard returns a channel that has a value after an announcement.
 	Heard() <-chan struct{}
-	// Touched reports whether a change of the program's tables was announced since the last full sync. It makes no system call.
+	// Touched reports whether the kernel has announced a foreign change of the program's tables that no sync has handled yet. It makes
+	// no system call.
 	Touched() bool
 	// Author returns the author of the last foreign change.
 	Author() nft.Author
 }
 
 // guard protects the tables against foreign changes. It decides when the loop checks for them, and whether the next sync compares
-// the tables with the plan before it writes. The methods trusted, due, heard and touched only ask. All others act.
+// the tables with the plan before it writes. The methods trusted, due, heard and touched change nothing. All others act.
 type guard struct {
 	trust         Trust
 	announcements Announcements
@@ -39,7 +40,8 @@ type guard struct {
 	now     func() time.Time
 	// checkAt is the time of the next check, lastForeign the time of the last foreign change.
 	checkAt, lastForeign time.Time
-	// reason is the reason why the next sync compares. It is empty if the next sync need not compare, and before the first sync.
+	// reason is the reason why the next sync compares. It is empty if there is no doubt, and for the first attempt of the first sync,
+	// which always compares.
 	reason metrics.Reason
 }
 
@@ -52,7 +54,7 @@ func (g *guard) trusted() bool { return g.trust.Known() }
 // due reports whether it is time for a check.
 func (g *guard) due(now time.Time) bool { return g.trusted() && !now.Before(g.checkAt) }
 
-// heard returns a channel that has a value after the kernel has announced a foreign change. The receiver calls checkSoon.
+// heard returns a channel that has a value after the kernel has announced a foreign change. The receiver must call checkSoon.
 func (g *guard) heard() <-chan struct{} { return g.announcements.Heard() }
 
 // touched reports whether the kernel has announced a foreign change of the trusted tables. If another program changes them
@@ -125,7 +127,7 @@ func (g *guard) doubt(reason metrics.Reason) {
 	g.note(reason)
 }
 
-// note records the reason why the next sync compares.
+// note counts a doubt and records its reason.
 func (g *guard) note(reason metrics.Reason) {
 	g.doubted()
 	if g.reason == "" {
@@ -133,8 +135,8 @@ func (g *guard) note(reason metrics.Reason) {
 	}
 }
 
-// settle completes the outcome of a sync. If the sync compared, it sets the reason, and for a foreign change the author. After a
-// failure, the next sync compares.
+// settle completes the outcome of a sync. If the sync compared because of a doubt, settle sets the reason, and for a foreign change
+// the author. After a failure, the next sync compares.
 func (g *guard) settle(s *Sync) {
 	if s.Err != nil {
 		g.note(metrics.FailedSync)
@@ -148,7 +150,7 @@ func (g *guard) settle(s *Sync) {
 	}
 }
 
-// author returns the author of the foreign change because of which the sync compared, or "".
+// author returns the author of the foreign change that made the sync compare, or "".
 func (s *Sync) author() string {
 	if s.Compared != metrics.ForeignChange {
 		return ""

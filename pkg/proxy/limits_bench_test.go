@@ -83,8 +83,8 @@ var atLimits = []struct {
 
 // BenchmarkLimits measures a Service above each limit, from stored objects to the kernel's acknowledgement, beside 1,000 other
 // Services. It adds the Service, changes every field that its author can change at once, and deletes it. Each time is the longest
-// of these three steps: build-ms is the time to build the Service from its objects, loop-ms the same plus planning and encoding,
-// and commit-ms the kernel's time. The numbers of log lines and Events are the sums of the three steps.
+// of these three steps. build-ms is the time to build the Service from its objects. loop-ms adds planning and encoding. commit-ms is
+// the kernel's time. The numbers of log lines and Events are the sums of the three steps.
 func BenchmarkLimits(b *testing.B) {
 	for _, limit := range atLimits {
 		b.Run(limit.name, func(b *testing.B) {
@@ -112,13 +112,13 @@ func BenchmarkLimits(b *testing.B) {
 	}
 }
 
-// BenchmarkRoom measures as many Services as a node has room for, from stored objects to the kernel's acknowledgement of one
-// batch. Then it measures a change of every field of one Service that its author can change at once.
+// BenchmarkRoom measures the first sync with as many Services as a node has room for, from stored objects to the kernel's
+// acknowledgement. Then it measures a change of every field of one Service that its author can change at once.
 func BenchmarkRoom(b *testing.B) {
 	room, limits := plan.DefaultRoom(), model.DefaultLimits()
 	const namespaces = 4
 	for name, kind := range map[string]struct {
-		// each is the room that one Service takes.
+		// whole is the room of the node, and each the room that one Service takes.
 		whole, each int
 		make        func(version int) hostile
 	}{
@@ -184,7 +184,7 @@ func (m *meter) reset() {
 	*m = meter{p: m.p, log: m.log}
 }
 
-// sync commits all changes. names are the Services that have just changed.
+// sync measures the build of the named Services, which have just changed, and the syncs that commit all changes.
 func (m *meter) sync(b *testing.B, names ...types.NamespacedName) {
 	p := m.p
 	for _, name := range names {
@@ -288,7 +288,7 @@ func withLocal(s *corev1.Service) {
 	s.Spec.ExternalIPs = []string{"198.51.100.1"}
 }
 
-// addressesFrom returns n addresses below first. They differ between versions.
+// addressesFrom returns n addresses whose first byte is first plus version.
 func addressesFrom(first byte, version, n int) (list []string) {
 	for i := range n {
 		list = append(list, netip.AddrFrom4([4]byte{first + byte(version), byte(i >> 16), byte(i >> 8), byte(i)}).String())
@@ -303,7 +303,7 @@ func hostileSlices(version, n, ports, endpoints int) (list []*discoveryv1.Endpoi
 	return list
 }
 
-// hostileSlice returns one EndpointSlice of a hostile Service. All its ports differ between versions.
+// hostileSlice returns one EndpointSlice of a hostile Service. All its port numbers differ between versions.
 func hostileSlice(version, number, ports, endpoints int) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "evil", Name: fmt.Sprintf("big-%06d", number)},

@@ -16,7 +16,8 @@ import (
 
 // Listener is a part that follows the loop. The loop calls it between two steps, so its methods must not wait.
 type Listener interface {
-	// Service announces a Service that is about to be planned. s is nil if the Service was deleted. It is immutable.
+	// Service announces a Service that is about to be planned. s is immutable. It is nil if there is nothing to program, for example
+	// because the Service was deleted.
 	Service(name types.NamespacedName, s *model.Service)
 	// Node announces that this node was read again.
 	Node(*Node)
@@ -33,8 +34,8 @@ type Intake interface {
 
 // Server is a part that serves on sockets of this node.
 type Server interface {
-	// Serve starts or stops serving: another instance of the program may serve instead. It does not wait. If the server could not
-	// start, the loop calls it again.
+	// Serve starts or stops serving: another instance of the program may serve instead. It does not wait. The loop calls Serve(true)
+	// after each sync and twice a second, so that a server that could not start tries again.
 	Serve(bool)
 }
 
@@ -42,7 +43,8 @@ type Server interface {
 type Node struct {
 	// Object is the Node, or nil if there is none.
 	Object *corev1.Node
-	// Addresses serve node ports. Sockets are the same addresses for sockets: if all addresses serve, the unspecified one.
+	// Addresses are the addresses that serve node ports. Sockets are the addresses on which servers listen: the same, or the
+	// unspecified address if every local address serves node ports.
 	Addresses, Sockets [2][]netip.Addr
 }
 
@@ -50,20 +52,20 @@ type Node struct {
 type Sync struct {
 	// Start is the time when planning began. Begun and End are the times when the commit began and ended.
 	Start, Begun, End time.Time
-	// Services are the planned Services, sorted by name if they have just changed.
+	// Services are the planned Services, in the order of planning.
 	Services []types.NamespacedName
 	// Result describes the commit. If Err is not nil, the sync failed.
 	Result apply.Result
 	Err    error
 	// First is true until a sync succeeds.
 	First bool
-	// Compared is the reason why the sync compared the tables with the plan, or "". Author is the author of the last foreign change
-	// if that was the reason.
+	// Compared is the reason of the doubt that made the sync compare the tables with the plan, or "" without a doubt. If the reason is
+	// a foreign change, Author is the author of the last one.
 	Compared metrics.Reason
 	Author   nft.Author
 }
 
-// quiet ignores all announcements. Parts embed it, and have methods for the others.
+// quiet ignores all announcements. A part embeds it, and defines only the methods that it needs.
 type quiet struct{}
 
 func (quiet) Service(types.NamespacedName, *model.Service) {}
@@ -74,13 +76,9 @@ func (quiet) Taken(*track.Dirty)                           {}
 
 // connect makes the parts of the configuration listen. earlier are the UDP frontends of an earlier process.
 //
-// The loop calls listeners in the order of the list. The order matters here:
-//   - The account comes first: a listener may be asked about the sync that it has just announced.
-//   - Health and metrics come before Config.Synced, so that its callee finds them current.
-//
-// Servers start after all listeners.
-//
-// The planner gets a Service after all listeners, so that the observer can compare it with the planned one.
+// The loop calls listeners in the order of the list. Health and metrics precede Config.Synced, so that the called function finds them
+// current. Servers start after all listeners. The planner gets a Service after all listeners, so that the observer can compare it
+// with the planned one.
 func (p *Proxy) connect(earlier []model.Key) {
 	p.guard = guard{trust: p.Kernel, announcements: p.Kernel, doubted: p.Metrics.Doubted, now: p.Now}
 	p.builder = newBuilder(&p.Config, &p.facts.Node)

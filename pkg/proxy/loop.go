@@ -43,8 +43,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 	return nil
 }
 
-// step does one task that is due, in this order of preference: maintain the tables, do periodic work, sync. If no task is due, it
-// waits for an event. A sync takes the changes, builds and plans their Services, commits the plan, and tells the listeners.
+// step answers questions, then does one task that is due. A sync that makes a set larger or deletes unused chains precedes periodic
+// work, and this precedes a sync for changes. If no task is due, step waits for an event. A sync takes the changes, builds and plans
+// their Services, commits the plan, and reports the outcome to the listeners.
 func (p *Proxy) step(ctx context.Context) {
 	p.answer()
 	now := p.Now()
@@ -52,7 +53,7 @@ func (p *Proxy) step(ctx context.Context) {
 		p.sync(ctx)
 		return
 	}
-	p.guard.receive() // before all other work: a foreign change may have deleted all tables
+	p.guard.receive() // before other syncs: a foreign change may have deleted all tables
 	if p.guard.due(now) {
 		p.periodic(ctx, now)
 		return
@@ -64,8 +65,8 @@ func (p *Proxy) step(ctx context.Context) {
 	}
 }
 
-// wait returns at a given time or at an event: a question, a change in the API, a foreign change of the ruleset, another
-// instance.
+// wait returns at a given time, or after it has handled one event. Events are questions, changes in the API, foreign changes of the
+// ruleset, and changes of the instance that serves.
 func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 	p.alarm.set(until, now)
 	select {
@@ -83,11 +84,11 @@ func (p *Proxy) wait(ctx context.Context, until, now time.Time) {
 	}
 }
 
-// sync plans changes and commits them. If the tables may be damaged, it commits the present plan first: if there are very many
-// changes, planning them takes far longer than a full sync. New changes precede changes that wait in the queue.
+// sync plans changes and commits them. If it does not trust the tables, it commits the present plan first: planning very many changes
+// takes far longer than a repair. New changes precede changes that wait in the queue.
 func (p *Proxy) sync(ctx context.Context) {
 	start := p.Now()
-	p.Health.Queued(start) // a sync without a request is overdue, too, if it fails
+	p.Health.Queued(start) // without a change, too: if this sync keeps failing, /healthz reports it as overdue
 	if p.started && !p.rejected {
 		if p.guard.heed(); !p.guard.trusted() {
 			if !p.commit(ctx, start, nil) || p.idle() {
@@ -116,8 +117,8 @@ func (p *Proxy) sync(ctx context.Context) {
 	}
 }
 
-// syncFresh plans and commits new changes. It returns false after a failed commit. If there are no new changes and older changes
-// wait in the queue, it does nothing.
+// syncFresh plans and commits new changes. waiting is true if older changes wait in the queue. Then, without new changes, syncFresh does
+// nothing. It returns false after a failed commit.
 func (p *Proxy) syncFresh(ctx context.Context, start time.Time, waiting bool) bool {
 	dirty := p.Tracker.Take()
 	for _, i := range p.intakes {
@@ -127,16 +128,17 @@ func (p *Proxy) syncFresh(ctx context.Context, start time.Time, waiting bool) bo
 		return true
 	}
 	if dirty.Empty() && p.guard.trusted() && !p.againDue(start) && start.Sub(p.lastCommit) > checkEvery {
-		p.guard.doubt(metrics.Period) // no changes for the sync period
+		p.guard.doubt(metrics.Period) // the sync period has passed without a change
 	}
 	planned := p.absorb(ctx, dirty)
 	return !p.complete() || p.commit(ctx, start, planned)
 }
 
-// attempts is the largest number of attempts without a pause, if foreign changes cause a sync to fail.
+// attempts is the largest number of attempts without a pause if foreign changes cause a sync to fail.
 const attempts = 3
 
-// commit commits the plan. planned are the Services that were planned since start. It returns false if the kernel rejects it.
+// commit commits the plan. planned are the Services that were planned since start. It returns false if another instance serves, or if
+// the sync fails.
 func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.NamespacedName) bool {
 	p.guard.heed()
 	if !p.maySend() {
@@ -169,7 +171,7 @@ func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.Nam
 	}
 }
 
-// tell announces the outcome of a sync.
+// tell reports the outcome of a sync to the guard and the listeners. After a success, it starts the servers.
 func (p *Proxy) tell(s *Sync) {
 	p.guard.settle(s)
 	for _, l := range p.listeners {
@@ -211,15 +213,16 @@ func (p *Proxy) committed(ctx context.Context, s *Sync) {
 // other Services of an earlier process.
 func (p *Proxy) complete() bool { return p.started || p.queue.waiting() == 0 }
 
-// idle reports whether all known changes are planned.
+// idle reports whether no change waits to be planned.
 func (p *Proxy) idle() bool { return p.Tracker.Pending().Since.IsZero() && p.queue.waiting() == 0 }
 
-// againDue reports whether it is time for a sync that makes a set larger or deletes chains.
+// againDue reports whether it is time for a sync that makes a set larger or deletes unused chains. Such a sync waits until the
+// tables are trusted.
 func (p *Proxy) againDue(now time.Time) bool {
 	return !p.againAt.IsZero() && !now.Before(p.againAt) && p.guard.trusted()
 }
 
-// nextWork returns the time of the next task. sync is the time of the next sync.
+// nextWork returns the time of the next task. sync is the time of the next sync for changes.
 func (p *Proxy) nextWork(sync time.Time) time.Time {
 	if !p.guard.trusted() {
 		return sync
@@ -231,7 +234,7 @@ func (p *Proxy) nextWork(sync time.Time) time.Time {
 	return at
 }
 
-// periodic does the work of twice a second: it retries failed reads of addresses and failed servers, and checks for foreign changes.
+// periodic runs twice a second. It retries failed reads of addresses and servers that could not start, and checks for foreign changes.
 func (p *Proxy) periodic(ctx context.Context, now time.Time) {
 	if !p.addressesAt.IsZero() && !now.Before(p.addressesAt) {
 		p.addressesAt = time.Time{}
@@ -241,7 +244,7 @@ func (p *Proxy) periodic(ctx context.Context, now time.Time) {
 	changed, err := p.guard.check()
 	if err != nil {
 		// If the sync fails too, the loop counts and retries it, and /healthz reports it.
-		klog.FromContext(ctx).Error(err, "Cannot tell whether the ruleset has changed")
+		klog.FromContext(ctx).Error(err, "Cannot check the ruleset for foreign changes")
 		p.Schedule.Requested()
 	}
 	if changed {
@@ -264,7 +267,7 @@ func (p *Proxy) answer() {
 
 // alarm wakes the loop.
 type alarm struct {
-	// timer fires at the time at.
+	// timer fires at the time in at. at is zero after the timer has fired.
 	timer *time.Timer
 	at    time.Time
 }

@@ -82,7 +82,7 @@ func TestPodCIDRsOfTheNodeAreFollowed(t *testing.T) {
 	})
 }
 
-func TestWithoutPodCIDRsItEnds(t *testing.T) {
+func TestRunFailsWithoutPodCIDRs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()
 		b.NodeCIDR = true
@@ -94,7 +94,7 @@ func TestWithoutPodCIDRsItEnds(t *testing.T) {
 			t.Errorf("Run() = %v", err)
 		}
 		if waited := time.Since(begin); waited != 5*time.Minute {
-			t.Errorf("it waited for %v", waited)
+			t.Errorf("Run() returned after %v", waited)
 		}
 	})
 }
@@ -135,9 +135,9 @@ func TestADeletedNodeKeepsItsAddresses(t *testing.T) {
 	})
 }
 
-// TestAnAddressOfTheNodeCountsWhenAnInterfaceHasIt: until an interface has the address, it may belong to another machine, and
+// An address of the Node serves node ports only when an interface has it. Until then, the address may belong to another machine, and
 // health checks cannot listen on it.
-func TestAnAddressOfTheNodeCountsWhenAnInterfaceHasIt(t *testing.T) {
+func TestANodeAddressServesOnceAnInterfaceHasIt(t *testing.T) {
 	run(t, func(b *bench) {
 		up := netip.MustParseAddr("192.0.2.1")
 		var local atomic.Pointer[[]netip.Addr]

@@ -10,30 +10,31 @@ import (
 
 // NodePortAddresses chooses the local addresses on which node ports are served (kube-proxy: --nodeport-addresses).
 type NodePortAddresses struct {
-	// Prefixes select local addresses. Primary adds the Node's primary address of each family, as an empty list of Prefixes does.
+	// Prefixes select local addresses. Primary adds the Node's primary address of each family. An empty list of Prefixes does the same.
 	Prefixes []netip.Prefix
 	Primary  bool
 	// Local lists the addresses of this node's interfaces.
 	Local func() ([]netip.Addr, error)
 }
 
-// Any reports whether node ports are served on every local address of a family except loopback.
+// Any reports whether Prefixes selects every address of a family, regardless of the Node. The rules
+// never serve node ports on loopback (see [Loopback]).
 func (n NodePortAddresses) Any(f inet.Family) bool {
 	return slices.ContainsFunc(n.Prefixes, func(p netip.Prefix) bool {
 		return inet.FamilyOf(p.Addr()) == f && p.Bits() == 0
 	})
 }
 
-// Loopback reports whether the list names loopback addresses of a family, and not only a range that has others too (kube-proxy:
-// ContainsExplicitLoopback).
+// Loopback reports whether a prefix of a family begins with a loopback address (kube-proxy: ContainsExplicitLoopback). A larger range
+// that contains loopback addresses, such as 0.0.0.0/0, is not enough.
 func (n NodePortAddresses) Loopback(f inet.Family) bool {
 	return slices.ContainsFunc(n.Prefixes, func(p netip.Prefix) bool {
 		return inet.FamilyOf(p.Addr()) == f && p.Masked().Addr().IsLoopback()
 	})
 }
 
-// of lists the prefixes of a family, or none if every local address is meant. As with kube-proxy, that is also the case without a known
-// primary address and without a prefix of the family.
+// of returns the prefixes of a family that select addresses. It returns none if every local address serves node ports. As in
+// kube-proxy, this includes a family without a prefix whose primary address is unknown or not selected.
 func (n NodePortAddresses) of(f inet.Family, node model.Node) (list []netip.Prefix) {
 	if n.Any(f) {
 		return nil
@@ -49,7 +50,7 @@ func (n NodePortAddresses) of(f inet.Family, node model.Node) (list []netip.Pref
 	return list
 }
 
-// everywhere reports whether every local address of a family is meant.
+// everywhere reports whether every local address of a family, except loopback, serves node ports.
 func (n NodePortAddresses) everywhere(f inet.Family, node model.Node) bool {
 	return len(n.of(f, node)) == 0
 }

@@ -19,7 +19,8 @@ type NodePortUsers interface {
 	Addresses(f inet.Family, addrs []netip.Addr)
 }
 
-// Loopback serves TCP node ports on loopback, beside the loop. Its methods do not wait. It keeps parts of the Services, which are immutable.
+// Loopback serves TCP node ports on loopback, beside the loop. Its methods do not wait. It may keep parts of a Service, which is
+// immutable.
 type Loopback interface {
 	// Service sets a Service. s is nil if the Service was deleted.
 	Service(name types.NamespacedName, s *model.Service)

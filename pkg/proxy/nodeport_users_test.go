@@ -39,7 +39,7 @@ func (u *fakeUsers) Addresses(f inet.Family, addrs []netip.Addr) {
 	u.addrs[f] = addrs
 }
 
-// received lists the recorded calls since a sync.
+// received waits for a sync, and lists the recorded node ports.
 func (u *fakeUsers) received() (list []string) {
 	time.Sleep(5 * time.Second)
 	synctest.Wait()
@@ -54,9 +54,8 @@ func (u *fakeUsers) received() (list []string) {
 	return list
 }
 
-// TestNodePortsAreHandedOver: the loop passes each change of a Service's node ports, and of the addresses that serve them, to
-// NodePortUsers.
-func TestNodePortsAreHandedOver(t *testing.T) {
+// The loop passes each change of a Service's node ports, and of the addresses that serve them, to NodePortUsers.
+func TestNodePortUsersReceiveChanges(t *testing.T) {
 	run(t, func(b *bench) {
 		users := &fakeUsers{ports: map[types.NamespacedName][]model.Key{}}
 		b.NodePortUsers = users

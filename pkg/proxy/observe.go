@@ -21,12 +21,12 @@ type Observer interface {
 	Committed(view.Commit)
 }
 
-// observer tells an Observer of each commit.
+// observer reports each commit to an Observer, with the changes of its Services.
 type observer struct {
 	quiet
 	to      Observer
 	planner *plan.Planner
-	// changes holds the changes since the last commit. unlisted is the number of further changes.
+	// changes holds the first changes since the last commit. unlisted is the number of further changes.
 	changes  []view.Change
 	unlisted int
 }

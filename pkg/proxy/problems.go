@@ -15,7 +15,7 @@ import (
 // objectKinds are the kinds of objects whose problems are counted.
 var objectKinds = [...]string{"Service", "EndpointSlice", "ServiceCIDR", "Node"}
 
-// problemBook holds the reported problems, so that each is reported once.
+// problemBook holds the reported problems, so that the loop reports each problem once.
 type problemBook struct {
 	// lists holds the problems of each Service, including those of its EndpointSlices. Problems of a Node or a ServiceCIDR have a
 	// key of their own. objects counts the objects of each kind in a list.
@@ -24,7 +24,7 @@ type problemBook struct {
 	// total is the sum of objects. changed is true if it differs from the metric.
 	total   [len(objectKinds)]int
 	changed bool
-	// more is true if the next sync has more conflicts to report. conflicts holds the reported conflicts of each Service that lost
+	// more is true if conflicts are left for the next sync to report. conflicts holds the reported conflicts of each Service that lost
 	// a frontend.
 	more      bool
 	conflicts map[types.NamespacedName]map[model.Problem]struct{}
@@ -103,8 +103,8 @@ type claims interface {
 	ConflictsOf(loser types.NamespacedName) (list []plan.Conflict, all int)
 }
 
-// reportConflicts reports each frontend that a Service claims and another Service has. It reports a conflict once for as long as
-// the conflict exists. To limit the cost of one sync, it reports some conflicts, and the next sync reports the rest.
+// reportConflicts reports each frontend that a Service claims and another Service has. As long as a conflict exists, it is reported
+// only once. To limit the cost of one sync, reportConflicts reports some conflicts, and the next syncs report the rest.
 func (p *Proxy) reportConflicts(c claims) {
 	losers, more := c.TakeLosers()
 	p.problems.more = more

@@ -37,7 +37,7 @@ func TestOnlyNewProblemsAreReported(t *testing.T) {
 	p.reportNew(named(1), manyProblems(0, n))
 	p.reportNew(named(1), manyProblems(n/2, n))
 	if len(*reported) != n+n/2 {
-		t.Errorf("%d reports of %d problems, then as many of which half are new", len(*reported), n)
+		t.Errorf("%d reports of %d problems and then of as many, of which half are new", len(*reported), n)
 	}
 }
 

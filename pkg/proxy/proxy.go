@@ -19,7 +19,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// Objects reads Services and their EndpointSlices. It may be called from several goroutines.
+// Objects reads Services and their EndpointSlices. Several goroutines may call it.
 type Objects interface {
 	// ReadService decodes a Service into an object. It returns false if there is no such Service.
 	ReadService(name types.NamespacedName, into *corev1.Service) bool
@@ -38,7 +38,7 @@ type Cluster interface {
 type Source interface {
 	Objects
 	Cluster
-	// Synced returns a channel that is closed when Services and EndpointSlices were both read.
+	// Synced returns a channel that is closed after all Services and all EndpointSlices were read.
 	Synced() <-chan struct{}
 }
 
@@ -50,13 +50,13 @@ type Tables interface {
 	Leased() time.Time
 }
 
-// Recaller makes a planner assign the numbers of the process that left the tables. The first call comes before anything is planned,
-// with no Services, and others before some Services are planned for the first time.
+// Recaller makes a planner assign the same numbers as the earlier process that left the tables. Call Recall without Services before
+// the first Service is planned, and then with Services before they are planned for the first time.
 type Recaller interface {
 	Recall(*plan.Planner, []*model.Service) error
 }
 
-// Kernel has the tables, and everything that the kernel tells about them.
+// Kernel has the kernel's tables, their sizes, and the announcements of their changes.
 type Kernel interface {
 	Tables
 	Recaller
@@ -110,13 +110,13 @@ type Proxy struct {
 	Config
 	// guard protects the tables against foreign changes.
 	guard guard
-	// listeners, intakes and servers are told of the loop's work, see connect. tally and account also answer questions.
+	// The loop reports its work to listeners, intakes and servers, see connect. tally and account also answer questions.
 	listeners []Listener
 	intakes   []Intake
 	servers   []Server
 	tally     *tally
 	account   account
-	// facts are the current facts. Other goroutines read the published ones.
+	// facts are the current facts. published holds a copy for other goroutines.
 	facts     Facts
 	published atomic.Pointer[Facts]
 	builder   *builder
@@ -125,15 +125,17 @@ type Proxy struct {
 	problems problemBook
 	standby  standby
 	alarm    alarm
-	// started is true after the first successful sync. rejected is true if the last sync failed: a new change may remove the cause.
+	// started is true after the first successful sync. rejected is true if the last sync failed. The next sync then plans new changes
+	// before it commits, because one of them may remove the cause.
 	started, rejected bool
-	// lastCommit is the end of the last successful sync. againAt is the time of a sync that deletes unused chains, see
-	// [apply.Result]; zero if there are none.
+	// lastCommit is the end of the last successful sync. againAt is the time of the next sync that deletes unused chains (see
+	// [apply.Result]), or zero if there are no unused chains.
 	lastCommit, againAt time.Time
-	// addressesAt is the time of the next attempt to read the node's addresses; zero if the last one succeeded.
+	// addressesAt is the time of the next attempt to read the node's addresses, or zero if the last attempt succeeded.
 	addressesAt time.Time
-	// sockets are the addresses for sockets of node ports, see [Node].
-	sockets   [2][]netip.Addr
+	// sockets are the addresses on which servers listen, see [Node].
+	sockets [2][]netip.Addr
+	// questions passes functions to the loop, which runs them between two steps and while it waits. See ask.
 	questions chan func()
 }
 

@@ -115,20 +115,20 @@ func (s readSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	return true
 }
 
-// fakeKernel holds what a planner reports, as of the last sync, and fails on demand.
+// fakeKernel holds the elements that a planner has reported up to the last sync. It fails on demand.
 type fakeKernel struct {
 	// crowded, if not nil, returns Result.Crowded of each partial sync.
 	crowded func() bool
 
 	mu sync.Mutex
-	// changes are those since the last sync; in each, the zero text stands for an element that is not wanted any more.
+	// changes are the changes since the last sync. An empty text stands for a removed element.
 	changes []fakeChange
 	known   bool
 	syncs   int
 	doubts  int
 	meddled bool
 	touched bool
-	// after makes a foreign change right after the next commit.
+	// after causes a foreign change right after the next commit.
 	after bool
 	// sizes are the numbers of elements after each sync.
 	sizes []int
@@ -358,7 +358,7 @@ func run(t *testing.T, f func(b *bench)) {
 	})
 }
 
-// check compares the kernel's elements with those that a new planner makes from the source.
+// check compares the kernel's elements with the elements that a new planner makes from the source.
 func (b *bench) check(t *testing.T) {
 	t.Helper()
 	numbers, err := b.Numbers(context.Background())
@@ -395,7 +395,7 @@ func TestNothingHappensBeforeTheSourceHasBeenRead(t *testing.T) {
 	})
 }
 
-func TestFirstChangeAtOnceAndAStormGathered(t *testing.T) {
+func TestFirstChangeIsImmediateAndAStormIsOneSync(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)
 		synctest.Wait()
@@ -411,13 +411,13 @@ func TestFirstChangeAtOnceAndAStormGathered(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if _, after := b.kernel.held(); after-before != 1 {
-			t.Errorf("100 changes within half of the least interval took %d syncs, want 1", after-before)
+			t.Errorf("100 changes within half of the minimum sync period took %d syncs, want 1", after-before)
 		}
 		b.check(t)
 	})
 }
 
-func TestAFailingKernelIsTriedAgainUntilItHoldsEverything(t *testing.T) {
+func TestFailedSyncsAreRetried(t *testing.T) {
 	run(t, func(b *bench) {
 		b.kernel.fail = func(sync int) error {
 			if sync%3 != 0 {
@@ -481,7 +481,7 @@ func gather(t *testing.T, r *prometheus.Registry, name string) prometheus.Collec
 	return nil
 }
 
-func TestQuietTimeEndsWithALook(t *testing.T) {
+func TestTablesAreComparedInEachSyncPeriod(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)
 		b.set(1, 1)
@@ -490,12 +490,12 @@ func TestQuietTimeEndsWithALook(t *testing.T) {
 		b.kernel.mu.Lock()
 		defer b.kernel.mu.Unlock()
 		if b.kernel.doubts < 15 {
-			t.Errorf("the tables were looked at %d times in 10 minutes, want about 20", b.kernel.doubts)
+			t.Errorf("the tables were compared %d times in 10 minutes, want about 20", b.kernel.doubts)
 		}
 	})
 }
 
-func TestForeignCommitsAreLookedIntoWithinASecond(t *testing.T) {
+func TestAForeignCommitIsRepairedWithinASecond(t *testing.T) {
 	run(t, func(b *bench) {
 		close(b.source.synced)
 		b.set(1, 1)
@@ -510,7 +510,7 @@ func TestForeignCommitsAreLookedIntoWithinASecond(t *testing.T) {
 		synctest.Wait()
 		b.check(t)
 		if got := b.kernel.doubts - before; got != 1 {
-			t.Errorf("looked at the tables %d times, want once", got)
+			t.Errorf("the tables were compared %d times, want once", got)
 		}
 	})
 }
@@ -540,7 +540,7 @@ func TestAnnouncedForeignChangesAreCheckedAtOnce(t *testing.T) {
 		}
 		synctest.Wait()
 		if got := b.kernel.doubts - before; got < 1 || got > 4 {
-			t.Errorf("looked at the tables %d times in a second of changes, want about 2", got)
+			t.Errorf("the tables were compared %d times in a second of changes, want about 2", got)
 		}
 	})
 }
@@ -567,7 +567,7 @@ func TestProblemsAndConflictsAreReportedOnce(t *testing.T) {
 	})
 }
 
-func TestFlowsOfChangedFrontendsAreLookedAt(t *testing.T) {
+func TestFlowsOfChangedFrontendsAreSearched(t *testing.T) {
 	run(t, func(b *bench) {
 		udp := func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP }
 		to := func(server string) *conntrack.Flow {
@@ -635,7 +635,7 @@ func TestFlowsOfServicesDeletedDuringDowntime(t *testing.T) {
 		b.set(2, 0, udp)
 		time.Sleep(5 * time.Second)
 		if got := b.flows.take(); len(got) != 1 || got[0].Stale(flow("10.96.0.77:53")) {
-			t.Errorf("later: %+v, want one request without what was deleted before the start", got)
+			t.Errorf("later: %+v, want one request without the frontends that were deleted before the start", got)
 		}
 		cancel()
 		<-done
@@ -643,7 +643,7 @@ func TestFlowsOfServicesDeletedDuringDowntime(t *testing.T) {
 }
 
 // A slow read of earlier tables does not delay the start.
-func TestEarlierFrontendsThatTakeLong(t *testing.T) {
+func TestSlowReadOfEarlierFrontends(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench()
 		endless := make(chan struct{})
@@ -711,7 +711,7 @@ func TestANodeAddressIsAdded(t *testing.T) {
 }
 
 // A change of source ranges affects unreplied flows of every protocol. Other changes of such a Service do not affect TCP.
-func TestFlowsOfSourcesThatAreNotAllowedAnyMore(t *testing.T) {
+func TestFlowsOfSourcesThatAreNoLongerAllowed(t *testing.T) {
 	flow := func(p inet.Protocol) *conntrack.Flow {
 		return &conntrack.Flow{Protocol: p, DNAT: true, Source: netip.MustParseAddrPort("192.0.2.100:1234"),
 			Destination: netip.MustParseAddrPort("203.0.113.5:80"), Server: netip.MustParseAddrPort("10.244.1.1:8080")}

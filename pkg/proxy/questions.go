@@ -39,7 +39,8 @@ func (p *Proxy) publish() {
 	p.published.Store(&facts)
 }
 
-// account records syncs, for answers to questions. It allocates memory only at a repair or a failure.
+// account records syncs, for answers to questions. It allocates memory only for a sync of more than mostNamed Services, a repair, or a
+// failure.
 type account struct {
 	quiet
 	// waits describes the condition for which the loop waits before its first sync.
@@ -101,7 +102,7 @@ func (a *account) noteFailed(at time.Time, err error) {
 	if a.failure == nil {
 		a.failure = &view.Failure{Since: at}
 	}
-	f := *a.failure // other goroutines may have the old value
+	f := *a.failure // a copy: other goroutines may read the old value
 	f.Error = err.Error()
 	f.Fix, f.Affects = remedy(err)
 	f.Times++
@@ -192,7 +193,8 @@ func (p *Proxy) Elements(ctx context.Context) ([2]int, error) {
 	})
 }
 
-// Conflicts returns the addresses and ports that one of the named Services and another Service both claim.
+// Conflicts returns the frontends that one of the named Services claims and another Service has. For each Service, it returns the
+// first ones only (see [plan.Planner.ConflictsOf]).
 func (p *Proxy) Conflicts(ctx context.Context, names []types.NamespacedName) ([]plan.Conflict, error) {
 	return ask(ctx, p, func() (list []plan.Conflict) {
 		if p.Planner.Conflicts() == 0 {

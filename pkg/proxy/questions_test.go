@@ -109,8 +109,8 @@ func TestStatusReportsRepairs(t *testing.T) {
 	})
 }
 
-// TestABusyLoopIsSaidToBe: while the kernel blocks the loop, a query fails with an error that says so.
-func TestABusyLoopIsSaidToBe(t *testing.T) {
+// While the kernel blocks the loop, a query fails with an error that the loop is busy.
+func TestAQueryOfABusyLoopFails(t *testing.T) {
 	run(t, func(b *bench) {
 		goOn := make(chan struct{})
 		b.kernel.fail = func(int) error { <-goOn; return nil }
@@ -119,7 +119,7 @@ func TestABusyLoopIsSaidToBe(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if _, err := b.Status(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "busy") {
-			t.Errorf("asking a busy loop: %v", err)
+			t.Errorf("query of a busy loop: %v", err)
 		}
 		close(goOn)
 		synctest.Wait()
@@ -175,7 +175,7 @@ func TestObserverReceivesChanges(t *testing.T) {
 		close(b.source.synced)
 		synctest.Wait()
 		if told := w.take(); len(told) > 0 {
-			t.Errorf("received without being watched: %+v", told)
+			t.Errorf("received while nothing watches: %+v", told)
 		}
 		w.watching.Store(true)
 		step := func(f func()) []view.Change {
@@ -252,7 +252,7 @@ func TestSyncsAreRemembered(t *testing.T) {
 		list := syncs()
 		for i := 1; i < len(list); i++ {
 			if want := fmt.Sprint("default/svc-", 50+i); !list[i].Time.After(list[i-1].Time) || len(list[i].Services) != 1 || list[i].Services[0] != want {
-				t.Fatalf("%d is %+v, want that of %s", i, list[i], want)
+				t.Fatalf("sync %d is %+v, want the one of %s", i, list[i], want)
 			}
 		}
 		if diff := cmp.Diff(b.status(t).Last, &list[len(list)-1]); diff != "" {

@@ -35,7 +35,8 @@ type queue struct {
 // giver is a Service that releases frontends.
 type giver struct {
 	// after is the value of queue.head from which the giver may be planned.
-	after        uint64
+	after uint64
+	// given and taken are the frontends that the Service releases and claims.
 	given, taken []model.Frontend
 }
 
@@ -78,7 +79,7 @@ func (q *queue) next(n int) (list []types.NamespacedName) {
 	return list
 }
 
-// pop removes the given Services, which are the next ones.
+// pop removes the given Services, which must be the first ones that wait.
 func (q *queue) pop(names []types.NamespacedName) {
 	for _, name := range names {
 		delete(q.queued, name)
@@ -119,8 +120,8 @@ func (q *queue) put(name types.NamespacedName, g *giver) {
 	}
 }
 
-// give removes and returns the next giver and the givers that exchange frontends with it. It returns nil if the next giver must
-// wait.
+// give removes and returns the next giver and the givers that exchange frontends with it. It returns nil if there is no giver, or if
+// the next giver must wait.
 func (q *queue) give() (names []types.NamespacedName) {
 	for i, name := range q.givers {
 		g := q.giving[name]
@@ -138,6 +139,7 @@ func (q *queue) give() (names []types.NamespacedName) {
 	return nil
 }
 
+// chain removes and returns a giver, each giver that takes over one of its frontends, and so on.
 func (q *queue) chain(first types.NamespacedName) []types.NamespacedName {
 	names := []types.NamespacedName{first}
 	for i := 0; i < len(names); i++ {
@@ -160,7 +162,8 @@ func (q *queue) chain(first types.NamespacedName) []types.NamespacedName {
 // slice plans Services within the time for one batch.
 type slice struct {
 	*Proxy
-	begun    time.Time
+	begun time.Time
+	// absorbed lists the planned Services.
 	absorbed []types.NamespacedName
 	// fresh is true if the Services have just changed. Older changes may still wait in the queue.
 	fresh bool
@@ -168,14 +171,14 @@ type slice struct {
 	large bool
 }
 
-// largeWeight is the number of elements above which a changed Service waits in the queue and ends its batch. Planning and
-// committing this number of elements takes some ten milliseconds.
+// largeWeight is the number of elements above which a changed Service waits in the queue and is the last Service of its batch.
+// Planning and committing this number of elements takes some ten milliseconds.
 const largeWeight = 10_000
 
 // late reports whether building must stop. Services that are built by then are planned, unless planning takes the same time again.
 func (s *slice) late() bool { return s.Now().Sub(s.begun) >= longestSlice }
 
-// over reports whether planning must stop, because its time is up or the tables need a repair.
+// over reports whether planning must stop: the time is up, a large Service was planned, or the tables need a repair.
 func (s *slice) over() bool {
 	if s.large || len(s.absorbed)%blockSize == 0 && len(s.absorbed) > 0 && s.guard.touched() {
 		return true
@@ -189,7 +192,7 @@ func (s *slice) plan(names []types.NamespacedName) (rest []types.NamespacedName)
 	taken := 0
 	s.builder.build(names, s.late, func(name types.NamespacedName, service *model.Service) bool {
 		taken++
-		if !s.postponed(name, service, taken < len(names)) {
+		if !s.postpone(name, service, taken < len(names)) {
 			s.large = s.large || s.started && plan.Weight(service) > largeWeight
 			s.planService(name, service)
 			s.absorbed = append(s.absorbed, name)
@@ -199,9 +202,9 @@ func (s *slice) plan(names []types.NamespacedName) (rest []types.NamespacedName)
 	return names[taken:]
 }
 
-// postponed puts a Service that releases frontends into the queue, and reports whether it did. If no other Service waits, it does
-// nothing. more is true if the caller has further Services to plan.
-func (s *slice) postponed(name types.NamespacedName, service *model.Service, more bool) bool {
+// postpone puts a Service that releases frontends into the queue, and reports whether it did. more is true if the caller has further
+// Services to plan. Without them, and if no other Service waits, postpone does nothing.
+func (s *slice) postpone(name types.NamespacedName, service *model.Service, more bool) bool {
 	q := &s.queue
 	old := q.remove(name)
 	if !more && q.waiting() == 0 {
@@ -292,7 +295,7 @@ func (p *Proxy) planWaiting() []types.NamespacedName {
 	return s.absorbed
 }
 
-// planned does the work after Services were planned: it reports conflicts, and queues Services for which there is room now.
+// planned runs after Services were planned. It reports conflicts, and queues Services for which there is room now.
 func (p *Proxy) planned() {
 	if p.started || p.queue.waiting() == 0 {
 		p.reportConflicts(p.Planner)

@@ -27,16 +27,16 @@ func (b *bench) slow(d time.Duration) {
 	b.source.took = d
 }
 
-// holds reports whether the kernel leads an address to an endpoint.
+// holds reports whether the kernel has an element whose text contains all parts.
 func (b *bench) holds(parts ...string) bool {
 	list, _ := b.kernel.held()
 	return slices.ContainsFunc(list, func(e string) bool { return containsAll(e, parts) })
 }
 
-// A Service without room is served after another one releases some, although it has not changed itself.
+// A Service for which there was no room is served after another Service releases some, although it has not changed itself.
 func TestAServiceIsServedOnceThereIsRoom(t *testing.T) {
 	run(t, func(b *bench) {
-		// A namespace has room for ten elements.
+		// A namespace has room for ten elements: a quarter of the node's.
 		b.Planner = plan.New(plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000, Room: plan.Room{Elements: 40}})
 		close(b.source.synced)
 		b.set(1, 9)
@@ -93,7 +93,7 @@ func TestAStormDelaysNothingElse(t *testing.T) {
 				break
 			}
 			if passed := time.Since(broken); passed > 500*time.Millisecond {
-				t.Fatalf("what is broken stays so for more than %v", passed)
+				t.Fatalf("the tables are not repaired after more than %v", passed)
 			}
 			time.Sleep(5 * time.Millisecond)
 		}
@@ -101,7 +101,7 @@ func TestAStormDelaysNothingElse(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		b.check(t)
 		if l := b.status(t); l.Pending != 0 {
-			t.Errorf("%d Services wait for ever", l.Pending)
+			t.Errorf("%d Services still wait", l.Pending)
 		}
 	})
 }
@@ -133,7 +133,7 @@ func TestSmallServicesDoNotWaitForLargeOnes(t *testing.T) {
 					}
 					b.setProtocol(types.NamespacedName{Namespace: "default", Name: fmt.Sprint("svc-", i)}, corev1.ProtocolTCP, list...)
 				}
-				b.set(19, 5+round) // of 2
+				b.set(19, 5+round) // begin gave it 2 endpoints
 			})
 			time.Sleep(10 * time.Second)
 			b.kernel.mu.Lock()
@@ -143,7 +143,7 @@ func TestSmallServicesDoNotWaitForLargeOnes(t *testing.T) {
 				sizes[i] -= before
 			}
 			if len(sizes) < 3 || sizes[0] < 1 || sizes[0] > 10 || sizes[1] > largeWeight+10 {
-				t.Errorf("round %d: %d elements more after the batches, want a few, then those of one large Service, then those of both", round, sizes)
+				t.Errorf("round %d: %d elements more after the batches, want a few, then the elements of one large Service, then of both", round, sizes)
 			}
 			b.check(t)
 		}
@@ -192,7 +192,7 @@ func (b *bench) endpoint(name types.NamespacedName, addr string) {
 }
 
 // Continuous small changes leave time for waiting changes.
-func TestAStormEndsThoughSmallChangesDoNot(t *testing.T) {
+func TestSmallChangesDoNotStarveAStorm(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 20)
 		b.slow(5 * time.Millisecond)
@@ -305,7 +305,7 @@ func TestAnExchangedAddressIsServedThroughoutAStorm(t *testing.T) {
 				b.kernel.committed = nil
 				b.kernel.mu.Unlock()
 				if n := lost.Load(); n > 0 {
-					t.Errorf("an address led nowhere after %d batches", n)
+					t.Errorf("after %d batches, an address had no endpoint", n)
 				}
 				if sizes := b.kernel.takeSizes(); len(sizes) < 5 {
 					t.Errorf("%d batches: the storm was not sliced", len(sizes))
@@ -357,7 +357,7 @@ func containsAll(text string, parts []string) bool {
 	return !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(text, p) })
 }
 
-// fakeTurn returns the values that the test sets.
+// fakeTurn is a Turn whose answers the test sets.
 type fakeTurn struct {
 	granted, stopped atomic.Bool
 	ready            chan struct{}
@@ -394,7 +394,7 @@ func TestStandingByCommitsNothing(t *testing.T) {
 		synctest.Wait()
 		select {
 		case <-turn.ready:
-			t.Error("it was ready before it had read anything")
+			t.Error("the process announced that it can serve before it had read the source")
 		default:
 		}
 		b.set(1, 1)
@@ -402,7 +402,7 @@ func TestStandingByCommitsNothing(t *testing.T) {
 		<-turn.ready
 		time.Sleep(time.Minute)
 		if _, syncs := b.kernel.held(); syncs != 0 {
-			t.Errorf("%d syncs before it was granted", syncs)
+			t.Errorf("%d syncs before the process may serve", syncs)
 		}
 		turn.grant(true, "")
 		synctest.Wait()
@@ -412,7 +412,7 @@ func TestStandingByCommitsNothing(t *testing.T) {
 		synctest.Wait()
 		_, before := b.kernel.held()
 		if !turn.stopped.Load() {
-			t.Error("it doesn't say that it has stopped")
+			t.Error("the process does not confirm that it has stopped")
 		}
 		for i := range 10 {
 			b.set(i, 2)
@@ -449,7 +449,7 @@ func TestStandingByCommitsNothing(t *testing.T) {
 	})
 }
 
-// If very many Services claim one address, each losing one is reported, some with each sync.
+// If very many Services claim one address, each Service that loses is reported, some with each sync.
 func TestVeryManyConflictsAreReported(t *testing.T) {
 	run(t, func(b *bench) {
 		const all = 250

@@ -24,9 +24,9 @@ type Turn interface {
 	Other() string
 }
 
-// standby is the knowledge about the process that serves instead of this one.
+// standby describes the process that serves instead of this one.
 type standby struct {
-	// other names this process, or is "". reported is true after the Event about any such process.
+	// other names that process, or is "" if none is known. reported is true after the first Event about such a process.
 	other    string
 	reported bool
 }
@@ -42,7 +42,7 @@ func (p *Proxy) turn() <-chan struct{} {
 	return p.Turn.Changed()
 }
 
-// standBy waits until this process may serve, another process serves, or a question arrives. It plans no changes.
+// standBy waits for a question or a change of the process that serves. It plans no changes. If this process may serve then, it resumes.
 func (p *Proxy) standBy(ctx context.Context) {
 	p.Turn.Stopped()
 	p.noteOther(ctx, p.Turn.Other())

@@ -34,7 +34,7 @@ func (p *Proxy) awaitSource(ctx context.Context) bool {
 	}
 }
 
-// awaitPodCIDRs waits until the Node has prefixes of pods, if [Config.NodeCIDR] is set. It fails after a time limit.
+// awaitPodCIDRs waits until the Node has prefixes of pods. Without [Config.NodeCIDR], it does not wait. It fails after a time limit.
 func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
 	if !p.NodeCIDR {
 		return nil
@@ -61,7 +61,7 @@ func (p *Proxy) awaitPodCIDRs(ctx context.Context) error {
 	return nil
 }
 
-// awaitAddresses waits until this node's addresses can be read, within a time limit: without addresses, the first commit would
+// awaitAddresses waits until it can read the addresses of this node, up to a time limit. Without addresses, the first commit would
 // remove all node ports of an earlier process.
 func (p *Proxy) awaitAddresses(ctx context.Context) {
 	const patience, pause = 10 * time.Second, 100 * time.Millisecond

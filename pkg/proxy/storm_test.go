@@ -50,7 +50,7 @@ func (b *bench) begin(t *testing.T, services int) {
 }
 
 // A repair does not wait for the schedule. Changes that arrive meanwhile are synced after it.
-func TestARepairWaitsForNothing(t *testing.T) {
+func TestARepairIsImmediate(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 10)
 		before, _ := b.kernel.held()
@@ -116,24 +116,24 @@ func TestARepairInterruptsPlanning(t *testing.T) {
 		after, _ := b.kernel.held()
 		sizes := b.kernel.takeSizes()
 		if len(sizes) != 2 || sizes[0] <= len(before) || sizes[0] >= len(after) || sizes[1] != len(after) {
-			t.Errorf("from %d to %d elements: %d after each sync, want a full one on the way", len(before), len(after), sizes)
+			t.Errorf("from %d to %d elements: %d after each sync, want a full sync between them", len(before), len(after), sizes)
 		}
 		b.check(t)
 	})
 }
 
 // A repair immediately follows a batch that failed because a foreign change deleted its objects.
-func TestABatchThatAForeignChangeMadeFail(t *testing.T) {
+func TestAForeignChangeMakesABatchFail(t *testing.T) {
 	for name, c := range map[string]struct {
 		err     error
 		meddled bool
 		fails   int
 		want    int // syncs without delay
 	}{
-		"by others":                  {errors.New("no such file or directory"), true, 1, 2},
-		"by others, twice":           {errors.New("no such file or directory"), true, 2, 3},
-		"by others, again and again": {errors.New("no such file or directory"), true, 100, attempts},
-		"by itself":                  {errors.New("device or resource busy"), false, 1, 1},
+		"by a foreign change":        {errors.New("no such file or directory"), true, 1, 2},
+		"by two foreign changes":     {errors.New("no such file or directory"), true, 2, 3},
+		"by foreign changes, always": {errors.New("no such file or directory"), true, 100, attempts},
+		"by its content":             {errors.New("device or resource busy"), false, 1, 1},
 		"the outcome is unknown":     {fmt.Errorf("read: %w", nft.ErrUnknown), true, 1, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -182,7 +182,7 @@ func TestARejectedChangeDoesNotBlockItsCorrection(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		if b.Kernel.Known() {
-			t.Fatal("it wasn't refused")
+			t.Fatal("the kernel has not rejected the change")
 		}
 		b.kernel.touch()
 		time.Sleep(10 * time.Second)
@@ -218,8 +218,8 @@ func TestACheckFollowsEachBatch(t *testing.T) {
 	})
 }
 
-// The log and the metrics name the author of the foreign change that caused a batch to fail.
-func TestTheAuthorBehindAFailedBatchIsNamed(t *testing.T) {
+// If a foreign change caused a batch to fail, the metric of repairs has the reason foreign_change.
+func TestTheReasonOfARepairAfterAFailedBatch(t *testing.T) {
 	run(t, func(b *bench) {
 		b.begin(t, 3)
 		time.Sleep(10 * time.Second)
@@ -253,7 +253,7 @@ func TestAStormDoesNotDelayChecks(t *testing.T) {
 		b.kernel.mu.Lock()
 		defer b.kernel.mu.Unlock()
 		if b.kernel.doubts == 0 {
-			t.Error("not noticed in one and a half seconds of changes")
+			t.Error("no check has found the foreign change in one and a half seconds of changes")
 		}
 	})
 }

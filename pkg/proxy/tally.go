@@ -15,10 +15,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// Sizes tells the sizes of the kernel's tables.
+// Sizes has the sizes of the kernel's tables.
 type Sizes interface {
-	// EachCount calls a function with each set of a family and its number of elements, and returns the number of chains of
-	// classes.
+	// EachCount calls a function with each set of a family and its number of elements. It returns the number of the family's chains
+	// that belong to classes.
 	EachCount(inet.Family, func(*nft.Set, int)) (classChains int)
 }
 
@@ -108,8 +108,8 @@ func (h nodeHealth) Synced(s *Sync) {
 	}
 }
 
-// mostUnprogrammed is the largest number of times of changes that wait for a successful sync. If there are more, the oldest ones
-// are kept.
+// mostUnprogrammed is the largest number of recorded changes that wait for a successful sync. Of more changes, the oldest are
+// recorded.
 const mostUnprogrammed = 10_000
 
 // mostTriggers is the largest number of triggers of one Service that waits to be planned (see [track.Dirty]).
