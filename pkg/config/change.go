@@ -13,10 +13,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// errChanged causes the program to exit, so that it is restarted with the new file (kube-proxy's words).
+// errChanged causes the program to exit, so that the kubelet restarts it with the new file. The text is kube-proxy's.
 var errChanged = errors.New("content of the proxy server's configuration file was updated")
 
-// lookAgain is the interval of reads of the file without an event.
+// lookAgain is the time after which the file is read again if no event arrives.
 const lookAgain = 30 * time.Second
 
 // Values of --config-reload.
@@ -25,10 +25,10 @@ const (
 	reloadExit  = "exit"
 )
 
-// AwaitChange follows the content of the configuration file until the context ends, and calls outdated each time the content becomes
-// different from the configuration in use, or equal again. It notices a write in place, a rename, and an update of a ConfigMap volume.
-// With --config-reload=exit, it returns errChanged after a random part of --config-reload-jitter, unless the content has become
-// equal again. An invalid content never causes an exit: the program would not start with it.
+// AwaitChange follows the content of the configuration file until the context ends. After each change, it calls outdated with true if
+// the content differs from the configuration in use, otherwise with false. It notices a write in place, a rename, and an update of a
+// ConfigMap volume. With --config-reload=exit, it returns errChanged after a random part of --config-reload-jitter. It does not return if
+// the content has become equal or invalid by then: the program would not start with an invalid content.
 func (o *Options) AwaitChange(ctx context.Context, outdated func(bool)) error {
 	return o.awaitChange(ctx, watcherOf, lookAgain, outdated)
 }
@@ -96,7 +96,7 @@ func watcherOf(file string) (*fsnotify.Watcher, error) {
 	return w, nil
 }
 
-// foldersOf returns the directory of a path, and that of the file to which the path leads.
+// foldersOf returns the directory of a path, and the directory of the file to which the path leads.
 func foldersOf(path string) []string {
 	dirs := []string{filepath.Dir(path)}
 	if target, err := filepath.EvalSymlinks(path); err == nil && filepath.Dir(target) != dirs[0] {
@@ -105,6 +105,7 @@ func foldersOf(path string) []string {
 	return dirs
 }
 
+// usable returns the errors because of which the program would not start with this content of the file, or nil.
 func usable(data []byte) error {
 	c, _, err := decode(data)
 	if err != nil {

@@ -26,6 +26,7 @@ func changed(t *testing.T, path string) <-chan error {
 	return ended
 }
 
+// mustEnd waits for the result of AwaitChange, which must be errChanged.
 func mustEnd(t *testing.T, ended <-chan error) {
 	t.Helper()
 	select {
@@ -106,7 +107,7 @@ func TestAChangedFileIsNotAppliedByDefault(t *testing.T) {
 		select {
 		case got := <-outdated:
 			if got != step.want {
-				t.Errorf("with %q, the configuration in use is outdated: %t", step.text, got)
+				t.Errorf("content %q: outdated was called with %t", step.text, got)
 			}
 		case err := <-ended:
 			t.Fatalf("AwaitChange() = %v", err)
@@ -118,7 +119,7 @@ func TestAChangedFileIsNotAppliedByDefault(t *testing.T) {
 	}
 }
 
-// With --config-reload=exit, nodes exit at different times, and a node with its previous file again does not exit.
+// With --config-reload=exit, nodes exit at different times. A node does not exit if its file has the previous content again.
 func TestExitsAreSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := file(t, "mode: nftables\n")
@@ -144,7 +145,7 @@ func TestExitsAreSpread(t *testing.T) {
 		exited := len(ended)
 		time.Sleep(2 * jitter)
 		if len(ended) != exited {
-			t.Errorf("%d nodes exited with an unchanged file", len(ended)-exited)
+			t.Errorf("%d nodes exited although the file has its previous content again", len(ended)-exited)
 		}
 		write(t, path, header+"mode: iptables\n")
 		time.Sleep(jitter + 2*time.Minute)
@@ -156,7 +157,7 @@ func TestExitsAreSpread(t *testing.T) {
 }
 
 // An invalid file and an unchanged content are ignored. The next valid change is noticed.
-func TestAFileThatCannotBeUsedIsPassedOver(t *testing.T) {
+func TestAnInvalidFileIsIgnored(t *testing.T) {
 	path := file(t, "mode: nftables\n")
 	o := mustComplete(t, "--config", path, "--config-reload=exit", "--config-reload-jitter=0")
 	for _, text := range []string{"mode: x", header + "mode: userspace\n", header + "featureGates: {MultiCIDRServiceAllocator: false}\n"} {
@@ -171,15 +172,15 @@ func TestAFileThatCannotBeUsedIsPassedOver(t *testing.T) {
 	go func() { ended <- o.AwaitChange(ctx, func(bool) {}) }()
 	select {
 	case err := <-ended:
-		t.Fatalf("AwaitChange() = %v for a file that can't be used", err)
+		t.Fatalf("AwaitChange() = %v for an invalid file", err)
 	case <-time.After(200 * time.Millisecond):
 	}
 	write(t, path, header+"mode: ipvs\n")
 	mustEnd(t, ended)
 }
 
-// If other programs have used all inotify instances, as on many nodes, the file is polled.
-func TestAFileThatCannotBeWatchedIsLookedAt(t *testing.T) {
+// If other programs have used all inotify instances, as on many nodes, the program polls the file.
+func TestAFileIsPolledWithoutInotify(t *testing.T) {
 	path := file(t, "mode: nftables\n")
 	o := mustComplete(t, "--config", path, "--config-reload=exit", "--config-reload-jitter=0")
 	ended := make(chan error, 1)
@@ -188,7 +189,7 @@ func TestAFileThatCannotBeWatchedIsLookedAt(t *testing.T) {
 	}()
 	select {
 	case err := <-ended:
-		t.Fatalf("without a watcher it ends with %v", err)
+		t.Fatalf("awaitChange() = %v for an unchanged file without a watcher", err)
 	case <-time.After(20 * time.Millisecond):
 	}
 	write(t, path, header+"mode: iptables\n")
@@ -197,6 +198,6 @@ func TestAFileThatCannotBeWatchedIsLookedAt(t *testing.T) {
 
 func TestAMissingFolderCannotBeWatched(t *testing.T) {
 	if w, err := watcherOf(filepath.Join(t.TempDir(), "gone", "config.conf")); err == nil {
-		t.Errorf("it is watched by %v", w)
+		t.Errorf("watcherOf() = %v for a folder that does not exist", w)
 	}
 }

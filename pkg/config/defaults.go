@@ -35,10 +35,10 @@ const (
 	All       = "all"
 )
 
-// IsNodePortKeyword reports whether an item of nodePortAddresses is no CIDR but a keyword.
+// IsNodePortKeyword reports whether an item of nodePortAddresses is a keyword, not a CIDR.
 func IsNodePortKeyword(item string) bool { return item == Primary || item == Localhost || item == All }
 
-// The default periods. kube-proxy waits for a second between two syncs.
+// The default periods. The minimum sync period of kube-proxy is 1s, and 0s in mode ipvs.
 const (
 	defaultSyncPeriod    = 30 * time.Second
 	defaultMinSyncPeriod = 100 * time.Millisecond
@@ -109,14 +109,14 @@ func periodsOf(c *kubeproxy.KubeProxyConfiguration) (sync, min *metav1.Duration)
 	return &c.IPTables.SyncPeriod, &c.IPTables.MinSyncPeriod
 }
 
-// Periods returns the interval of checks of the tables, and the least time between two syncs, from the section of the mode.
+// Periods returns the interval at which the tables are checked, and the minimum time between two syncs, from the section of the mode.
 func Periods(c *kubeproxy.KubeProxyConfiguration) (sync, min time.Duration) {
 	s, m := periodsOf(c)
 	return s.Duration, m.Duration
 }
 
-// Masquerading returns whether all traffic to cluster IPs is masqueraded, and the packet mark that requests masquerading, from
-// the section of the mode.
+// Masquerading reports whether all traffic to cluster IPs is masqueraded, and returns the packet mark that requests masquerading. Mode
+// nftables has them in its section, and the other modes in the section iptables.
 func Masquerading(c *kubeproxy.KubeProxyConfiguration) (all bool, mark uint32) {
 	if c.Mode == modeNFTables {
 		return c.NFTables.MasqueradeAll, 1 << *c.NFTables.MasqueradeBit
@@ -124,7 +124,7 @@ func Masquerading(c *kubeproxy.KubeProxyConfiguration) (all bool, mark uint32) {
 	return c.IPTables.MasqueradeAll, 1 << *c.IPTables.MasqueradeBit
 }
 
-// withPort adds a port to a bare address. Validation checks anything else.
+// withPort adds a port to an address without one. It returns any other text unchanged, and validation checks it.
 func withPort(address string, port int32) string {
 	addr, err := model.ParseAddr(address)
 	if err != nil {

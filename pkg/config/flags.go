@@ -13,7 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// AddFlags adds the flags: all of kube-proxy's on Linux with their names, types and defaults, and the program's own.
+// AddFlags adds the flags: kube-proxy's on Linux, with their names, types and defaults, and the program's own. Only the defaults of the
+// minimum sync periods differ.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.SetNormalizeFunc(cliflag.WordSepNormalizeFunc)
 	o.addGeneral(fs)
@@ -82,8 +83,8 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 	fs.Var(&address{to: &c.MetricsBindAddress, kind: "ipport"}, "metrics-bind-address", "Address of /metrics; empty for none.")
 	fs.IntVar(&o.MetricsServices, "metrics-services", o.MetricsServices, "Number of service ports with their own series in the metrics, busiest first; 0 for none. The totals include all.")
 	fs.StringToIntVar(&o.Limits, "limits", o.Limits, "Limits that differ from the defaults, as name=number. Of one Service: ports, addresses, frontends, source-ranges, slices, slice-ports, pairs (of endpoints and ports), endpoints (of a port), problems. Of all Services on the node: node-elements, node-source-ranges; one namespace may use a quarter of these. The excess of a Service above a limit is not programmed, and reported with an Event.")
-	fs.BoolVar(&o.CountConnections, "count-connections", o.CountConnections, "Count connections to each service port, at the cost of 16 bytes for each frontend and possible CPU. If false, there are no metrics of connections.")
-	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "Exit if one of these addresses cannot be bound, instead of retrying.")
+	fs.BoolVar(&o.CountConnections, "count-connections", o.CountConnections, "Count connections to each service port. Each frontend then takes 16 bytes for each possible CPU of the machine. If false, there are no metrics of connections.")
+	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "Exit if the address of /healthz or of /metrics cannot be bound, instead of retrying.")
 	fs.BoolVar(&c.EnableProfiling, "profiling", false, "Serve /debug/pprof and /debug/flags beside /metrics.")
 	fs.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "Previous minor version whose hidden metrics are shown.")
 	fs.Int32Var(&o.healthzPort, "healthz-port", o.healthzPort, "Port of /healthz if --healthz-bind-address has none; 0 for no server.")
@@ -95,7 +96,7 @@ func (o *Options) addServers(fs *pflag.FlagSet) {
 
 func deprecate(fs *pflag.FlagSet, flag, instead string) {
 	if err := fs.MarkDeprecated(flag, "This flag is deprecated and will be removed in a future release: "+instead+"."); err != nil {
-		panic(err) // there is no such flag
+		panic(err) // impossible: the flag exists
 	}
 }
 
@@ -111,7 +112,7 @@ func (o *Options) addKernel(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "Timeout of UDP flows with replies; 0 leaves it unchanged.")
 }
 
-// addIgnored adds flags of kube-proxy that have no effect here.
+// addIgnored adds flags of kube-proxy that do not affect how the program serves. Clean-up uses --ipvs-exclude-cidrs.
 func (o *Options) addIgnored(fs *pflag.FlagSet) {
 	const ipvs = "Accepted and ignored: the program does not use IPVS."
 	c := o.Config
@@ -122,7 +123,7 @@ func (o *Options) addIgnored(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.IPVS.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, ipvs)
 	fs.DurationVar(&c.IPVS.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, ipvs)
 	fs.DurationVar(&c.IPVS.UDPTimeout.Duration, "ipvs-udp-timeout", 0, ipvs)
-	// kube-proxy has had these two up to v1.36.
+	// kube-proxy has these two flags up to v1.36.
 	fs.StringVar(&o.ignored.bootID, "boot-id-file", o.ignored.bootID, "Accepted and ignored.")
 	fs.StringVar(&o.ignored.machineID, "machine-id-file", o.ignored.machineID, "Accepted and ignored.")
 	fs.Lookup("boot-id-file").Hidden, fs.Lookup("machine-id-file").Hidden = true, true
@@ -145,7 +146,7 @@ func (w *word) Set(s string) error {
 // Type returns the name of the value in --help.
 func (w *word) Type() string { return w.kind }
 
-// address is a flag for an address ("ip"), or for one with or without a port ("ipport").
+// address is a flag for an address ("ip"), or for an address with an optional port ("ipport").
 type address struct {
 	to   *string
 	kind string
@@ -156,7 +157,7 @@ func (a *address) String() string { return *a.to }
 // Type returns the name of the value in --help.
 func (a *address) Type() string { return a.kind }
 
-// Set validates with kube-proxy's messages. An empty server address turns the server off; an empty --bind-address is ignored.
+// Set validates a value, with kube-proxy's messages. An empty server address turns the server off; an empty --bind-address is ignored.
 func (a *address) Set(s string) error {
 	switch {
 	case s == "" && a.kind == "ip":

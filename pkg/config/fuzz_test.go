@@ -34,7 +34,7 @@ func FuzzFile(f *testing.F) {
 		}
 		c, _, err := decode(data)
 		if err != nil {
-			t.Fatalf("what can be used can't be read: %v", err)
+			t.Fatalf("usable accepts the file, decode does not: %v", err)
 		}
 		notes(c, nil)
 		first, err := encode(c)
@@ -43,19 +43,19 @@ func FuzzFile(f *testing.F) {
 		}
 		again, remarks, err := decode(first)
 		if err != nil || len(remarks) > 0 {
-			t.Fatalf("what was written can't be read: %v, %v\n%s", remarks, err, first)
+			t.Fatalf("the written configuration has notes %v, error %v\n%s", remarks, err, first)
 		}
 		second, err := encode(again)
 		if !bytes.Equal(first, second) {
 			t.Errorf("written twice (-first, %v +second):\n%s", err, cmp.Diff(string(first), string(second)))
 		}
 		if err := usable(first); err != nil {
-			t.Errorf("what was written can't be used: %v", err)
+			t.Errorf("the written configuration is invalid: %v", err)
 		}
 	})
 }
 
-// No command line causes a panic. The printed value of an accepted flag is accepted again.
+// No command line causes a panic. The configuration of an accepted command line is valid as a file.
 func FuzzFlags(f *testing.F) {
 	for _, s := range []string{
 		"--cluster-cidr\n10.244.0.0/16,fd00::/64\n-v\n4\n--proxy-mode=ipvs\n--ipvs-sync-period=3s", "--nodeport-addresses=primary\n--profiling",
@@ -81,7 +81,7 @@ func FuzzFlags(f *testing.F) {
 			t.Fatal(err)
 		}
 		if err := usable(first); err != nil {
-			t.Errorf("what these flags make can't be used as a file: %v\n%s", err, first)
+			t.Errorf("the configuration of these flags is invalid as a file: %v\n%s", err, first)
 		}
 	})
 }

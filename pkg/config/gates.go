@@ -27,14 +27,14 @@ const (
 	ComponentFlagz   featuregate.Feature = "ComponentFlagz"
 	ComponentStatusz featuregate.Feature = "ComponentStatusz"
 	// LocalhostNodePorts: if it is set to false, node ports are not served on loopback, even if nodePortAddresses has "localhost". Unlike
-	// kube-proxy, its default does not count.
+	// in kube-proxy, its default (false) has no effect.
 	LocalhostNodePorts featuregate.Feature = "KubeProxyNFTablesLocalhostNodePorts"
 	// NativeHistograms: histograms of /metrics have native buckets too.
 	NativeHistograms featuregate.Feature = "NativeHistograms"
 )
 
-// acting returns the gates with an effect here: those above, those that k8s.io/component-base reads for logging, and those of the
-// API server's client, such as WatchListClient.
+// acting returns the gates with an effect here: the constants above, the gates that k8s.io/component-base reads for logging, and the
+// gates of client-go, such as WatchListClient.
 func acting() []featuregate.Feature {
 	return append(clientGates(),
 		AllowServiceExternalIPs, ComponentFlagz, ComponentStatusz, LocalhostNodePorts, NativeHistograms,
@@ -56,7 +56,7 @@ func (n *gateNames) Add(gates map[clientfeatures.Feature]clientfeatures.FeatureS
 func clientGates() []featuregate.Feature {
 	var names gateNames
 	if err := clientfeatures.AddFeaturesToExistingFeatureGates(&names); err != nil {
-		panic(err) // no other error is possible
+		panic(err) // impossible: gateNames.Add returns no error
 	}
 	return names
 }

@@ -38,7 +38,7 @@ func decode(data []byte) (*kubeproxy.KubeProxyConfiguration, []Note, error) {
 // unknownField is the error of a strict decoder about a field that the configuration of this version lacks.
 var unknownField = regexp.MustCompile(`^unknown field "(.*)"$`)
 
-// strictNotes has a note for each complaint of a strict decoder.
+// strictNotes returns a note for each error of a strict decoder.
 func strictNotes(err error) (notes []Note) {
 	strict, _ := runtime.AsStrictDecodingError(err)
 	for _, err := range strict.Errors() {
@@ -67,7 +67,7 @@ func decodeWith(data []byte, strictness serializer.CodecFactoryOptionsMutator) (
 func newScheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	if err := kubeproxy.AddToScheme(scheme); err != nil {
-		panic(err) // it depends only on the types of the library
+		panic(err) // impossible: the types of the library are constant
 	}
 	return scheme
 }
@@ -78,10 +78,11 @@ func Write(path string, c *kubeproxy.KubeProxyConfiguration) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, data, 0o644) //nolint:gosec // it holds no secret, and other users may read it
+	return os.WriteFile(path, data, 0o644) //nolint:gosec // the file holds no secret, and other users may read it
 }
 
-// Effective returns a configuration without ignored fields: only one of the sections of the modes has periods.
+// Effective returns a copy of a configuration with the periods of the section of its mode only. The periods of other sections are
+// ignored.
 func Effective(c *kubeproxy.KubeProxyConfiguration) *kubeproxy.KubeProxyConfiguration {
 	out := c.DeepCopy()
 	out.SetGroupVersionKind(kubeproxy.SchemeGroupVersion.WithKind("KubeProxyConfiguration"))

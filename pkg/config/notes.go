@@ -24,10 +24,10 @@ func notes(c *kubeproxy.KubeProxyConfiguration, unknown []string) (list []Note) 
 			c.NodePortAddresses[i], LocalhostNodePorts)
 	}
 	if c.Mode != modeNFTables {
-		note("mode", "Services are served by nftables, although the mode is %q; its section's sync periods and masquerading count", c.Mode)
+		note("mode", "the program uses nftables, although the mode is %q; the sync periods of this mode and the masquerading of section iptables apply", c.Mode)
 		if len(c.NodePortAddresses) == 0 {
-			note("nodePortAddresses", "node ports are served on all addresses of the node except loopback, as in this mode of kube-proxy; "+
-				"mode nftables would serve them only on the primary addresses")
+			note("nodePortAddresses", "node ports are served on all addresses of the node except loopback, because the mode is %q; "+
+				"in mode nftables, the default is only the primary addresses of the Node", c.Mode)
 		}
 	}
 	timeouts := c.IPVS.TCPTimeout.Duration + c.IPVS.TCPFinTimeout.Duration + c.IPVS.UDPTimeout.Duration
@@ -40,13 +40,13 @@ func notes(c *kubeproxy.KubeProxyConfiguration, unknown []string) (list []Note) 
 	return append(list, gateNotes(c.FeatureGates, unknown)...)
 }
 
-// LoopbackForbidden reports whether node ports must not be served on loopback, whatever nodePortAddresses has.
+// LoopbackForbidden reports whether the configuration forbids node ports on loopback, regardless of nodePortAddresses.
 func LoopbackForbidden(c *kubeproxy.KubeProxyConfiguration) bool {
 	enabled, set := c.FeatureGates[string(LocalhostNodePorts)]
 	return set && !enabled
 }
 
-// isLoopback reports whether an item of nodePortAddresses is about loopback alone.
+// isLoopback reports whether an item of nodePortAddresses is localhost, or a CIDR that begins with a loopback address.
 func isLoopback(item string) bool {
 	p, err := model.ParsePrefix(item)
 	return item == Localhost || err == nil && p.Addr().IsLoopback()

@@ -32,12 +32,11 @@ type Options struct {
 	Config *kubeproxy.KubeProxyConfiguration
 	// File is the configuration file, WriteTo the file for the effective configuration; empty for none.
 	File, WriteTo string
-	// Master is the API server's URL, or a comma-separated list of URLs. It overrides the kubeconfig's; the file has no field for
-	// it.
+	// Master is the API server's URL, or a comma-separated list of URLs. It overrides the URL of the kubeconfig file.
 	Master string
 	// LearnAPIServers enables the addresses of the EndpointSlice default/kubernetes after a failure of the API server.
 	LearnAPIServers bool
-	// StartupTaint is the key of a taint that is removed from the Node after the first sync; empty for none.
+	// StartupTaint is the key of a taint that the program removes from the Node after the first sync; empty for none.
 	StartupTaint string
 	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name of the Services to serve, beside another proxy.
 	// If it is empty, the program serves the Services without the label.
@@ -46,33 +45,33 @@ type Options struct {
 	Manifests string
 	// ControlSocket is the path of the socket for commands on this node; empty for none.
 	ControlSocket string
-	// Cleanup and InitOnly select other work than serving. ForceCleanup allows Cleanup beside a running process of the program.
+	// Cleanup and InitOnly make the program do one task instead of serving. ForceCleanup allows Cleanup while a process of the program
+	// runs on the node.
 	Cleanup, InitOnly, ForceCleanup bool
-	// MetricsServices is the number of service ports with their own series in the metrics. CountConnections enables counters of
-	// connections to Services.
+	// MetricsServices is the number of service ports with their own series in the metrics.
 	MetricsServices int
 	// Limits override the default limits of one Service, or of the node, by name.
-	Limits           map[string]int
+	Limits map[string]int
+	// CountConnections enables counters of connections to Services.
 	CountConnections bool
 	// Gates are kube-proxy's feature gates with the settings of the configuration.
 	Gates featuregate.MutableFeatureGate
 	// Notes list settings without effect, and the behaviour instead.
 	Notes []Note
 
-	// content is the content of the file. reload tells whether the program exits when the file changes, reloadJitter is the longest
-	// delay before it does.
+	// content is the content of File. reload is the value of --config-reload, and reloadJitter the longest delay before an exit.
 	content                  []byte
 	reload                   string
 	reloadJitter             time.Duration
 	hostname                 string
 	healthzPort, metricsPort int32
 	clusterCIDR              string
-	// The periods have a flag for each of kube-proxy's modes, and one for all modes.
+	// periods, iptables and ipvs hold the values of the flags of sync periods: for all modes, for modes other than ipvs, for mode ipvs.
 	periods, iptables, ipvs struct{ sync, min time.Duration }
 	ignored                 struct{ bootID, machineID string }
 }
 
-// Note is about a setting that does not have the effect that an operator may expect.
+// Note describes a setting without the effect that an operator may expect.
 type Note struct {
 	// Subject is a field or a flag, Text the behaviour instead.
 	Subject, Text string
@@ -93,8 +92,9 @@ func NewOptions() *Options {
 	return o
 }
 
-// Complete derives the configuration from the parsed flags and the file. With a file, the only flags that apply are those without
-// a field in it, the logging flags, and --hostname-override (kube-proxy: Options.Complete).
+// Complete derives the configuration from the parsed flags and the file (kube-proxy: Options.Complete). The file overrides all flags
+// except --hostname-override, the logging flags, and flags without a field in the file. With a service-proxy name, the flags override
+// the addresses of servers in the file.
 func (o *Options) Complete(fs *pflag.FlagSet) error {
 	if o.File != "" {
 		var err error
@@ -160,7 +160,7 @@ func (o *Options) Validate() error {
 	return errs.ToAggregate()
 }
 
-// applyFlags applies the flags that are not fields of the configuration.
+// applyFlags applies the flags that do not set one field of the configuration directly.
 func (o *Options) applyFlags(fs *pflag.FlagSet) {
 	c := o.Config
 	if o.WriteTo == "" {
@@ -188,8 +188,8 @@ func (o *Options) applyFlags(fs *pflag.FlagSet) {
 	}
 }
 
-// ownServers sets the addresses of the servers of an instance with a service-proxy name: those that flags give it, otherwise none. Those of the
-// file, and the defaults, are the other proxy's.
+// ownServers sets the addresses of the servers of an instance with a service-proxy name. Only flags set them: the addresses of the file
+// and the defaults belong to the other proxy. It returns a note for each ignored address of the file.
 func (o *Options) ownServers(fs *pflag.FlagSet, c *kubeproxy.KubeProxyConfiguration) (notes []Note) {
 	for _, server := range []struct {
 		flag, field string
@@ -214,7 +214,7 @@ func (o *Options) ownServers(fs *pflag.FlagSet, c *kubeproxy.KubeProxyConfigurat
 // reserved are words in the names of other tables of the program.
 var reserved = []string{"loopback", "probe", "trace"}
 
-// validateProxyName checks the service-proxy name, and the flags that have no meaning with one.
+// validateProxyName validates the service-proxy name, and rejects --init-only beside it.
 func (o *Options) validateProxyName() (errs field.ErrorList) {
 	name, at := o.ServiceProxyName, field.NewPath("--service-proxy-name")
 	if name == "" {

@@ -50,7 +50,7 @@ func file(t *testing.T, text string) string {
 	return path
 }
 
-func TestKubeadmsFileMeansTheDefaults(t *testing.T) {
+func TestKubeadmFileHasTheDefaults(t *testing.T) {
 	got := mustComplete(t, "--config", "testdata/kubeadm.yaml", "--hostname-override", "Node-1").Config
 	want := mustComplete(t, "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "--hostname-override", " node-1",
 		"--kubeconfig", "/var/lib/kube-proxy/kubeconfig.conf").Config
@@ -60,7 +60,7 @@ func TestKubeadmsFileMeansTheDefaults(t *testing.T) {
 	}
 }
 
-func TestFlagsGiveWayToTheFile(t *testing.T) {
+func TestTheFileOverridesFlags(t *testing.T) {
 	path := file(t, "nftables: {syncPeriod: 20s}\nmode: nftables\nlogging: {verbosity: 1, vmodule: [{filePattern: file, verbosity: 2}]}\n"+
 		"hostnameOverride: of-the-file\n")
 	o := mustComplete(t, "--config", path, "--sync-period", "7s", "--masquerade-all", "-v", "4", "--vmodule", "flag=3",
@@ -92,7 +92,7 @@ func vmodule(c *kubeproxy.KubeProxyConfiguration) string {
 	return strings.Join(names, " ")
 }
 
-func TestTheSectionOfTheModeCounts(t *testing.T) {
+func TestTheModeSelectsTheSection(t *testing.T) {
 	const text = "iptables: {syncPeriod: 11s, minSyncPeriod: 1s, masqueradeAll: true, masqueradeBit: 1}\n" +
 		"ipvs: {syncPeriod: 12s, minSyncPeriod: 2s}\n" +
 		"nftables: {syncPeriod: 13s, minSyncPeriod: 3s, masqueradeAll: false, masqueradeBit: 3}\n"
@@ -182,7 +182,7 @@ func TestFilesThatCannotBeRead(t *testing.T) {
 		}
 	}
 	if _, err := complete(t, "--config", "/nonexistent"); !os.IsNotExist(err) {
-		t.Errorf("a file that isn't there: %v", err)
+		t.Errorf("a file that does not exist: %v", err)
 	}
 }
 
@@ -219,7 +219,7 @@ func TestAConfigurationOfANewerVersionIsUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := usable(data); err != nil {
-		t.Errorf("as an updated file it is refused: %v", err)
+		t.Errorf("usable() = %v", err)
 	}
 }
 
@@ -256,7 +256,7 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-func TestWritingAndReadingIsTheSame(t *testing.T) {
+func TestAWrittenConfigurationReadsBack(t *testing.T) {
 	for _, args := range []string{
 		"--proxy-mode=nftables", "", "--proxy-mode=ipvs --ipvs-sync-period=3s --write-config-to=x",
 		"--proxy-mode=nftables --masquerade-all --min-sync-period=3s --cluster-cidr=10.0.0.0/8 --conntrack-min=5 -v 3",
@@ -284,7 +284,7 @@ func TestFlagsOfCounters(t *testing.T) {
 	if o := mustComplete(t); o.MetricsServices != defaultMetricsServices {
 		t.Errorf("by default %d Services have series", o.MetricsServices)
 	}
-	// It has no field in a file, and applies in addition to one.
+	// The flag has no field in a file, so it applies beside a file.
 	o := mustComplete(t, "--config", "testdata/kubeadm.yaml", "--metrics-services", "0")
 	if o.MetricsServices != 0 {
 		t.Errorf("got %d, want 0", o.MetricsServices)
@@ -294,7 +294,7 @@ func TestFlagsOfCounters(t *testing.T) {
 	}
 }
 
-// TestServiceProxyName: the servers have no default address, because the other proxy has the ports, and a file is the other proxy's, too.
+// With a service-proxy name, the servers have no default address and no address from the file: both belong to the other proxy.
 func TestServiceProxyName(t *testing.T) {
 	servers := file(t, "healthzBindAddress: 0.0.0.0:10256\nmetricsBindAddress: 127.0.0.1:10249\n")
 	name := []string{"--service-proxy-name", "try"}

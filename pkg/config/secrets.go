@@ -24,7 +24,7 @@ func WithoutSecrets(address string) string {
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
 
-// userInfo matches user and password of URLs: up to the last @ of a quoted string, or of a word.
+// quotedUserInfo matches user and password of a URL in a quoted string, userInfo those of a URL in a word. Both match up to the last @.
 var quotedUserInfo, userInfo = regexp.MustCompile(`("(?:[^"\\]|\\.)*?://)(?:[^"\\]|\\.)*@`), regexp.MustCompile(`://(?:[^\s"\\]|\\.)*@`)
 
 // Redact returns a text, such as an error, without the user and password of URLs.
@@ -32,7 +32,7 @@ func Redact(text string) string {
 	return userInfo.ReplaceAllLiteralString(quotedUserInfo.ReplaceAllString(text, "$1"), "://")
 }
 
-// FlagValue returns the printable value of a flag: without passwords and tokens. Use it for all output of flags.
+// FlagValue returns the value of a flag without passwords and tokens. Use it wherever the value of a flag is shown.
 func FlagValue(f *pflag.Flag) string {
 	if f.Name == "master" {
 		return WithoutSecrets(f.Value.String())

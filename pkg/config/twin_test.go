@@ -15,10 +15,10 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// kubeProxy is the path of the original, which hack/kubernetes.sh builds.
+// kubeProxy is the path of kube-proxy, which hack/kubernetes.sh builds.
 const kubeProxy = "../../bin/kubernetes/kube-proxy"
 
-// written makes kube-proxy write the configuration for a command line, or returns its error.
+// written returns the configuration that kube-proxy writes for a command line, or the output with its error.
 func written(t *testing.T, args []string) (text, refusal string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config")
@@ -44,7 +44,8 @@ const everyFlag = "--bind-address=10.9.8.7 --bind-address-hard-fail --cluster-ci
 	"--master=http://m --metrics-bind-address=10.0.0.2:2 --nodeport-addresses=10.3.0.0/16 --oom-score-adj=3 --pod-bridge-interface=b " +
 	"--pod-interface-name-prefix=p --profiling --v=5"
 
-// ourPeriod matches the intended difference: kube-proxy waits for a second between two syncs, or, in mode ipvs, not at all.
+// ourPeriod matches the intended difference: the default of the minimum sync period is 1s in kube-proxy (0s in mode ipvs), and 100ms in
+// kube-nftproxy.
 var ourPeriod = regexp.MustCompile(`minSyncPeriod: (0s|1s|100ms)`)
 
 // TestConfigurationsAreThoseOfKubeProxy compares the configurations of both programs for the same flags and files.
@@ -101,8 +102,9 @@ func TestConfigurationsAreThoseOfKubeProxy(t *testing.T) {
 	}
 }
 
-// TestWhatKubeProxyRefusesIsNoted has configurations that kube-proxy rejects, with a row in docs/differences.md.
-func TestWhatKubeProxyRefusesIsNoted(t *testing.T) {
+// kube-proxy rejects these command lines. The program accepts them, and notes feature gates and modes without effect (rows in
+// docs/differences.md).
+func TestSettingsThatKubeProxyRejectsAreNoted(t *testing.T) {
 	for args, want := range map[string]struct{ refusal, subject string }{
 		"--feature-gates=NoSuchGate=true":                       {"unrecognized feature gate: NoSuchGate", "featureGates.NoSuchGate"},
 		"--boot-id-file=/b":                                     {"unknown flag: --boot-id-file", ""},

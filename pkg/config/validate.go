@@ -17,8 +17,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// validate returns all errors in a configuration whose feature gates are parsed, with kube-proxy's messages and paths
-// (kube-proxy: apis/config/validation).
+// validate returns all errors in a configuration, with kube-proxy's messages and paths (kube-proxy: apis/config/validation). gates are
+// its parsed feature gates.
 func validate(c *kubeproxy.KubeProxyConfiguration, gates featuregate.FeatureGate) field.ErrorList {
 	v := &validator{root: field.NewPath("KubeProxyConfiguration")}
 	v.sections(c)
@@ -142,6 +142,7 @@ func (v *validator) addresses(c *kubeproxy.KubeProxyConfiguration) {
 	}
 }
 
+// prefix validates a CIDR; why is the message.
 func (v *validator) prefix(at *field.Path, s, why string) {
 	if _, err := model.ParsePrefix(s); err != nil {
 		v.errs = append(v.errs, field.Invalid(at, s, why))

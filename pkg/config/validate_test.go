@@ -88,7 +88,7 @@ func TestGates(t *testing.T) {
 	if err != nil || gates.Enabled(AllowServiceExternalIPs) || !gates.Enabled(ComponentFlagz) {
 		t.Errorf("AllowServiceExternalIPs is %t, ComponentFlagz %t, %v", gates.Enabled(AllowServiceExternalIPs), gates.Enabled(ComponentFlagz), err)
 	}
-	// The client's gates are all known, and can be set.
+	// All gates of client-go are known and can be set.
 	o := mustComplete(t, "--feature-gates=WatchListClient=false,NativeHistograms=true")
 	got := map[string]Gate{}
 	for _, g := range o.ActingGates() {
@@ -100,9 +100,9 @@ func TestGates(t *testing.T) {
 		}
 	}
 	if (forClient{o.Gates}).Enabled(clientfeatures.WatchListClient) {
-		t.Error("WatchListClient=false doesn't reach the client")
+		t.Error("client-go has WatchListClient enabled, although the flag disables it")
 	}
 	if gates, _, err := newGates(map[string]bool{"AllBeta": false}); err != nil || gates.Enabled(ComponentFlagz) {
-		t.Errorf("AllBeta=false leaves ComponentFlagz, %v", err)
+		t.Errorf("AllBeta=false does not disable ComponentFlagz, error %v", err)
 	}
 }
