@@ -370,7 +370,10 @@ func (b *builder) allowedSources(f inet.Family, ranges []netip.Prefix, known boo
 	if fromNode {
 		slices.SortFunc(vips, netip.Addr.Compare)
 		both := withAddrs(kept, vips)
-		if n = max(n, len(both)); len(both) > most {
+		if n <= most {
+			n = len(both) // otherwise the problem is the same on all nodes
+		}
+		if len(both) > most {
 			both = withAddrs(kept, vips[:most-len(kept)])
 		}
 		kept = both

@@ -60,10 +60,9 @@ func Explain(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node No
 	x.clusterIPs()
 	x.groups.reset(built.Ports)
 	x.room = x.limits.Pairs
+	epSlices = byName(epSlices) // Build keeps the first ones
 	for _, s := range epSlices {
-		if s != nil {
-			x.slice(s)
-		}
+		x.slice(s)
 	}
 	for _, sp := range built.Ports {
 		x.out.Ports = append(x.out.Ports, x.port(sp, epSlices))

@@ -177,16 +177,16 @@ func TestDuplicateEndpoint(t *testing.T) {
 	}
 }
 
-// If an endpoint is left out because of any limit, the limit is its reason.
+// If an endpoint is left out because of any limit, the limit is its reason. The slices are not in the order of their names.
 func TestEndpointsAboveALimitAreExplained(t *testing.T) {
-	list := []*discoveryv1.EndpointSlice{slice("a", eps("1r 2r")...), slice("b", eps("3r 4r")...)}
+	list := []*discoveryv1.EndpointSlice{slice("b", eps("3r 4r")...), slice("a", eps("1r 2r")...)}
 	for title, limits := range map[string]Limits{"slices": {Slices: 1}, "pairs": {Pairs: 2}, "endpoints of a port": {PortEndpoints: 2}} {
 		x := Explain(service(), list, here, Options{Limits: limits})
 		var got []string
 		for _, c := range x.Ports[0].Candidates {
-			got = append(got, c.NotCluster)
+			got = append(got, c.Slice+c.NotCluster)
 		}
-		if diff := cmp.Diff([]string{"", "", aboveLimit, aboveLimit}[:len(got)], got); diff != "" || len(got) < 2 {
+		if diff := cmp.Diff([]string{"a", "a", "b" + aboveLimit, "b" + aboveLimit}[:len(got)], got); diff != "" || len(got) < 2 {
 			t.Errorf("limit of %s (-want +got):\n%s", title, diff)
 		}
 	}

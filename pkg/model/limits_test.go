@@ -148,6 +148,11 @@ func TestAnExceededLimitIsReportedOnce(t *testing.T) {
 	if diff := cmp.Diff([]string{"Service: " + string(LimitSourceRanges)}, exceeded(got)); diff != "" {
 		t.Errorf("limits exceeded (-want +got):\n%s", diff)
 	}
+	inside := here
+	inside.IPs[inet.IPv4] = netip.MustParseAddr("7.0.0.1")
+	if diff := cmp.Diff(got.Problems, Build(svc, nil, inside, Options{Limits: only(LimitSourceRanges)}).Problems); diff != "" {
+		t.Errorf("problems on a node inside the ranges (-other node +this node):\n%s", diff)
+	}
 	for _, p := range got.Ports {
 		for _, f := range p.Frontends {
 			if f.Kind == LoadBalancer && len(f.AllowedSources) != 2 {

@@ -74,7 +74,7 @@ func addresses(epSlices []*discoveryv1.EndpointSlice, wanted func(*discoveryv1.E
 			if len(e.Addresses) == 0 || !wanted(e) {
 				continue
 			}
-			if addr, err := netip.ParseAddr(e.Addresses[0]); err == nil {
+			if addr, err := ParseAddr(e.Addresses[0]); err == nil {
 				list = append(list, addr)
 			}
 		}

@@ -2,10 +2,12 @@ package model
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -56,6 +58,16 @@ func TestNodeOf(t *testing.T) {
 	}
 	if diff := cmp.Diff(Node{Name: "n1"}, NodeOf("n1", nil), exact); diff != "" {
 		t.Errorf("no node (-want +got):\n%s", diff)
+	}
+}
+
+func TestEndpointAddressesAreReadAsKubernetesDoes(t *testing.T) {
+	list := []*discoveryv1.EndpointSlice{{Endpoints: []discoveryv1.Endpoint{
+		{Addresses: []string{"010.0.0.1"}}, {Addresses: []string{"::ffff:10.0.0.2"}}, {Addresses: []string{"none"}}, {},
+	}}}
+	want := []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}
+	if got := EndpointAddresses(list); !slices.Equal(got, want) {
+		t.Errorf("addresses %v, want %v", got, want)
 	}
 }
 

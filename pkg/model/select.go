@@ -229,10 +229,8 @@ func (b *builder) collectAll(list []*discoveryv1.EndpointSlice) {
 		}
 		return
 	}
-	list = slices.DeleteFunc(slices.Clone(list), func(s *discoveryv1.EndpointSlice) bool { return s == nil })
-	slices.SortStableFunc(list, func(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
 	c := cutter{limits: &b.limits}
-	for _, s := range list {
+	for _, s := range byName(list) {
 		if keep, ok := c.keep(b.targetsOf(s), len(s.Endpoints)); ok {
 			b.collect(s, keep)
 		}
@@ -274,6 +272,13 @@ func (c *cutter) report(b *builder) {
 		b.exceeds(LimitPairs, "EndpointSlices", c.pairs, c.limits.Pairs, fmt.Sprintf("%d are not used", c.pairs-c.limits.Pairs),
 			"EndpointSlices that are first by name are kept; divide the Service")
 	}
+}
+
+// byName returns slices without nil, in the order in which the limits keep them.
+func byName(list []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
+	list = slices.DeleteFunc(slices.Clone(list), func(s *discoveryv1.EndpointSlice) bool { return s == nil })
+	slices.SortStableFunc(list, func(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
+	return list
 }
 
 // targetsOf returns the number of targets of a slice.
