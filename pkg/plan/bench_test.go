@@ -12,7 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// benchService is an IPv4 Service with a cluster IP and some endpoints, of which two rounds differ by one.
+// benchService returns an IPv4 Service with a cluster IP and some endpoints. Even and odd rounds differ by one endpoint.
 func benchService(i, endpoints, round int) *model.Service {
 	s := &model.Service{Name: types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}}
 	p := &model.ServicePort{
@@ -76,7 +76,7 @@ func BenchmarkSetMany(b *testing.B) {
 	}
 }
 
-// counter is a sink that counts the elements.
+// counter is a sink that counts the calls of Put.
 type counter struct{ puts int }
 
 func (c *counter) Put(nft.Element)  { c.puts++ }

@@ -7,7 +7,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// use notes that one more chooses a class at a step.
+// use counts one more user of a class at a step. The first user adds the element that leads to the chain of the class.
 func (p *Planner) use(u use) {
 	if !u.kind.numbered() {
 		return // its chain is constant
@@ -19,7 +19,7 @@ func (p *Planner) use(u use) {
 	}
 }
 
-// drop notes that one less chooses a class at a step.
+// drop counts one user less of a class at a step. The last user removes the element that leads to the chain of the class.
 func (p *Planner) drop(u use) {
 	if !u.kind.numbered() {
 		return
@@ -34,7 +34,7 @@ func (p *Planner) drop(u use) {
 	p.remove(&e)
 }
 
-// ClassChain returns the chain of a class in a family's table, by its name; nil if no class that has a chain of its own has this name.
+// ClassChain returns a chain of a class in a family's table, by the name of the chain. It returns nil for the name of any other chain.
 func (p *Planner) ClassChain(f inet.Family, name string) *nft.Chain {
 	c, ok := classOf(name)
 	if !ok {
@@ -43,8 +43,8 @@ func (p *Planner) ClassChain(f inet.Family, name string) *nft.Chain {
 	return p.layouts[f].classChain(&p.options, c)
 }
 
-// LeadsToClass reports whether an element is one of those that lead to a class with a chain of its own, and whether an element with its key
-// is wanted.
+// LeadsToClass reports whether an element of a dispatch map leads to the chain of a class, and whether the plan has an element with its key.
+// Chains that every plan has do not count.
 func (p *Planner) LeadsToClass(e *nft.Element) (leads, wanted bool) {
 	l := p.layouts[e.Set.Family]
 	c, ok := classOf(e.Chain)

@@ -12,19 +12,19 @@ import (
 // contenders are the claims to one key.
 type contenders struct {
 	winner claim
-	// losers are the others; nil if there are none.
+	// losers has all other claims; nil if there are none.
 	losers *losers
 }
 
-// losers hold claims so that the next winner is found without looking at all of them: anybody can claim an address.
+// losers holds claims in a heap, so that the next winner is found without a search: any tenant can add a claim to an address.
 type losers struct {
-	// waiting is a heap; what has been withdrawn stays in it for a while.
+	// waiting is the heap. A withdrawn claim stays in it for a while.
 	waiting claims
-	// present are the Services whose claims count.
+	// present are the Services whose claims are not withdrawn.
 	present map[*service]struct{}
 }
 
-// claims is a heap, the next winner first.
+// claims implements heap.Interface, with the next winner first.
 type claims []claim
 
 func (c claims) Len() int           { return len(c) }
@@ -52,7 +52,7 @@ func (l *losers) add(c claim) {
 	heap.Push(&l.waiting, c)
 }
 
-// remove withdraws the claim of a Service.
+// remove withdraws the claim of a Service. Once most of the heap is withdrawn, remove rebuilds it.
 func (l *losers) remove(s *service) {
 	delete(l.present, s)
 	if len(l.waiting) > 2*len(l.present)+manyPorts {
@@ -61,7 +61,7 @@ func (l *losers) remove(s *service) {
 	}
 }
 
-// next takes out the claim that wins over the others.
+// next removes and returns the claim that wins over all others.
 func (l *losers) next() claim {
 	for {
 		c := heap.Pop(&l.waiting).(claim)
@@ -79,14 +79,14 @@ type Conflict struct {
 	Winner, Loser model.PortName
 }
 
-// contest is a key with the claim that won it before a change, if there was one.
+// contest is a key with its winner before a change; the zero claim if there was none.
 type contest struct {
 	key    model.Key
 	winner claim
 }
 
-// noteWinners lists the keys that either form of a Service claims, with the present winner of each. The earlier form claims
-// its keys still.
+// noteWinners stores in contests each key that either form of a Service claims, with its present winner. The claims of the earlier form are
+// not withdrawn yet.
 func (p *Planner) noteWinners(old, now *service) {
 	p.contests = p.contests[:0]
 	note := func(k model.Key, c *contenders) {
@@ -105,7 +105,7 @@ func (p *Planner) noteWinners(old, now *service) {
 	})
 }
 
-// has tells whether a Service is among the contenders.
+// has reports whether a Service is among the contenders.
 func (c *contenders) has(s *service) bool {
 	return s != nil && (c.winner.service == s || c.losers.has(s))
 }
@@ -151,7 +151,7 @@ func (p *Planner) claim(s *service) {
 			p.claims[c.frontend.Key] = contenders{winner: c}
 			return
 		case list.has(s):
-			return // one Service claims a key once
+			return // another port of this Service claims the key already
 		case list.losers == nil:
 			list.losers = &losers{present: map[*service]struct{}{}}
 		}
@@ -165,7 +165,7 @@ func (p *Planner) claim(s *service) {
 	})
 }
 
-// noteLosses notes which Services' losses may have changed with the winner of a key, where one form of a Service makes way for another.
+// noteLosses notes the Services whose lost claims may have changed, after the Service old became now and the winner of a key changed from was to is.
 func (p *Planner) noteLosses(was, is, old, now *service) {
 	if p.losers == 0 && (was == nil || was == old) && (is == nil || is == now) {
 		return
@@ -177,7 +177,7 @@ func (p *Planner) noteLosses(was, is, old, now *service) {
 	}
 }
 
-// noteLosers notes some of the Services that lose to another one now.
+// noteLosers notes up to mostConflicts Services that lost a key to the earlier winner and lose it to the new winner now.
 func (p *Planner) noteLosers(l *losers) {
 	if l == nil {
 		return
@@ -191,11 +191,11 @@ func (p *Planner) noteLosers(l *losers) {
 	}
 }
 
-// mostLosers is how many Services one call returns: one address that changes hands may be lost by very many.
+// mostLosers is the number of Services that one call of [Planner.TakeLosers] returns: thousands of Services may claim one address.
 const mostLosers = 100
 
-// TakeLosers returns some of the Services of which what they have lost to others may have changed since they were last returned. More
-// reports whether there are others.
+// TakeLosers returns up to mostLosers Services whose lost claims may have changed since the last call that returned them. more reports
+// whether the next call returns others.
 func (p *Planner) TakeLosers() (names []types.NamespacedName, more bool) {
 	for name := range p.lost {
 		if len(names) == mostLosers {
@@ -208,11 +208,11 @@ func (p *Planner) TakeLosers() (names []types.NamespacedName, more bool) {
 	return names, len(p.lost) > 0
 }
 
-// mostConflicts is how many conflicts of one Service are listed.
+// mostConflicts is the number of conflicts that are listed for one Service, and of losers that are noted when the winner of a key changes.
 const mostConflicts = 20
 
-// ConflictsOf returns the keys that the named Service claims and another one has, the first of them, and the number of all. It is to be
-// asked when all Services are up to date: an address that passes from one to another is claimed by both in between.
+// ConflictsOf returns the first mostConflicts keys that the named Service claims and another Service has, and the number of all. Call it when
+// no Service waits to be planned: while an address moves between Services, both claim it.
 func (p *Planner) ConflictsOf(name types.NamespacedName) (list []Conflict, all int) {
 	s := p.services[name]
 	s.eachFrontend(func(c claim) {
@@ -227,5 +227,5 @@ func (p *Planner) ConflictsOf(name types.NamespacedName) (list []Conflict, all i
 	return list, all
 }
 
-// Conflicts counts the claims that another Service has won.
+// Conflicts returns the number of claims that lost to another Service.
 func (p *Planner) Conflicts() int { return p.losers }

@@ -11,13 +11,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// The scratch register (meta priority) carries one of two words between the rules. Both have the top bit set, and nothing else on a
-// node uses such priorities: the rules clear the register in postrouting by that bit.
+// The scratch register (meta priority) carries one of two words between the rules. Both have the top bit set. The rules in input and
+// postrouting recognise the register by this bit, and clear it.
 //
-//	number | class         once a destination has been found: the class chooses a chain, the number names the service port
-//	number | endpoint id   with session affinity, where numbers have upper halves only
+//	number | class         after a rule has found a destination: the class selects a chain, the number stands for the service port or its source ranges
+//	number | endpoint id   with session affinity, whose numbers use only the upper half
 const (
-	ourBit       = 0x8000_0000
+	ourBit       = 0x8000_0000 // of all words
 	classBits    = 0x0000_07ff
 	routeBits    = 0x0000_0700        // of a direct class
 	wordBits     = ourBit | classBits // of a word that has a class
@@ -30,11 +30,11 @@ const (
 	blockShift   = 24
 )
 
-// A class says what happens to a packet next. Maps hold classes as plain numbers, and one small map turns a class into a chain: an
-// element that carries a verdict makes the kernel walk its whole map again on every commit, one that carries a number doesn't.
+// A class selects the next chain of a packet. The large maps hold classes as plain numbers, and one small map for each step turns a class into
+// a chain: at each commit, the kernel walks every map whose elements have verdicts.
 //
-// There are fewer classes than the register has room for, whatever Services ask for: numbers of endpoints and timeouts are rounded up
-// to those of tables. So no Service can use up the classes, or the chains, of others.
+// The register has room for all classes, regardless of the objects in the API: sizes of tables and timeouts are rounded up to a fixed list. So
+// no Service can use up the classes or chains of other Services.
 type class struct {
 	kind kind
 	// n is the size of the table of a direct or pick class, the timeout in seconds of a remember class.
@@ -56,10 +56,10 @@ func (c class) number() uint32 {
 	return ourBit | uint32(c.kind)
 }
 
-// word is the class with the number of a service port, as maps hold them.
+// word is the class together with the number of a service port or of source ranges: the data of an element.
 func (c class) word(number uint32) nft.Value { return nft.Value{}.Uint32(number | c.number()) }
 
-// kindOf returns the kind of the class in a word.
+// kindOf returns the kind of the class in a word. The word must not be of a pick or remember class: these have no kind in the word.
 func kindOf(word uint32) kind {
 	code := word & classBits
 	if route := code >> 8; route > 0 {
@@ -68,7 +68,7 @@ func kindOf(word uint32) kind {
 	return kind(code)
 }
 
-// chain is the name of the chain of the class.
+// chain is the name of the chain of the class. Several classes can share a chain.
 func (c class) chain() string {
 	name := c.kind.name()
 	if c.kind.numbered() {
@@ -77,7 +77,7 @@ func (c class) chain() string {
 	return name
 }
 
-// ofChain is the class without the parts on which its chain does not depend: the block of numbers, and the route beyond its list.
+// ofChain is a class that stands for all classes with the same chain: without the block of numbers, and with the first route to the same list.
 func (c class) ofChain() class {
 	if c.kind >= kindDirect && c.kind < kindPick {
 		c.kind = directKind(c.kind.route().list().route())
@@ -89,36 +89,38 @@ func (c class) ofChain() class {
 type kind uint8
 
 const (
-	// The kinds with exactly one chain, which is always there.
+	// Kinds before kindDirect have exactly one chain, which is in every plan.
 	kindReject kind = 1 + iota
 	kindDrop
 	kindFirewall
 	kindExternalLocal
-	// kindAffinity looks for the client's endpoint first; the kinds of the other routes follow.
+	// kindAffinity uses the client's earlier endpoint if there is one. This is the kind of the first route; the other routes follow.
 	kindAffinity
-	// kindDirect chooses an endpoint at random, from a table of some size; the kinds of the other routes follow. Routes to the same list
-	// share a chain for each size: the cost of each element of a map grows with the number of rules that look up the map.
+	// kindDirect draws an endpoint from a table of a size. This is the kind of the first route; the other routes follow. Routes to the
+	// same list share one chain for each size: the cost of each element of a map grows with the number of rules that look up the map.
 	kindDirect = kindAffinity + kind(routes)
-	// kindPick chooses an endpoint's id for a new client; that of the other list follows.
+	// kindPick draws an endpoint id for a new client from listCluster. The kind for listLocal follows.
 	kindPick = kindDirect + kind(routes)
-	// kindRemember remembers a client's endpoint for some time.
+	// kindRemember stores the endpoint id of a client in the map affinity, with a timeout.
 	kindRemember = kindPick + kind(lists)
 	kindEnd      = kindRemember + 1
 )
 
-// route says which endpoints a packet may go to, and whether it is masqueraded.
+// route is a combination of destination, traffic policy and origin. It decides about the list of endpoints and masquerading.
 type route uint8
 
 const (
-	// routeCluster: a cluster IP; masqueraded unless the packet comes from a local pod.
+	// routeCluster: a cluster IP. [Planner.LocalPods] and MasqueradeAll decide about masquerading, see [layout.masqueradeRoute].
 	routeCluster route = iota
-	// routeClusterLocal: the same, to local endpoints only (internalTrafficPolicy Local).
+	// routeClusterLocal: the same with internalTrafficPolicy Local, to local endpoints only.
 	routeClusterLocal
-	// routeExternal: from outside to any endpoint; always masqueraded, so that the answer comes back this way.
+	// routeExternal: an external address or node port with policy Cluster, to any endpoint. Always masqueraded, so that replies return by this
+	// node.
 	routeExternal
-	// routeShortCircuit: a local pod or this node uses an external address with policy Local: any endpoint will do.
+	// routeShortCircuit: an external address or node port with policy Local, from a local pod or this node. All endpoints serve it.
 	routeShortCircuit
-	// routeLocal: from outside to local endpoints only; the client's address is kept.
+	// routeLocal: an external address or node port with policy Local, from all other clients, to local endpoints only. Packets keep the client's
+	// address.
 	routeLocal
 	routes
 )
@@ -127,7 +129,7 @@ func (r route) String() string {
 	return [...]string{"cluster", "cluster-local", "external", "short-circuit", "local"}[r]
 }
 
-// list says which of a service port's two lists of endpoints the route uses.
+// list is the list of endpoints that the route uses.
 func (r route) list() list {
 	if r == routeClusterLocal || r == routeLocal {
 		return listLocal
@@ -135,10 +137,10 @@ func (r route) list() list {
 	return listCluster
 }
 
-// bits are those of the route in a class.
+// bits are the bits that stand for the route in a direct class.
 func (r route) bits() uint32 { return uint32(r+1) << 8 }
 
-// list is one of the two lists of endpoints of a service port.
+// list is one of the two lists of endpoints of a service port: for policy Cluster, or for policy Local.
 type list uint8
 
 const (
@@ -156,10 +158,10 @@ func directKind(r route) kind   { return kindDirect + kind(r) }
 func affinityKind(r route) kind { return kindAffinity + kind(r) }
 func pickKind(l list) kind      { return kindPick + kind(l) }
 
-// numbered reports whether the kind has a chain for every number in use.
+// numbered reports whether the kind has one chain for each size or timeout in use, instead of a single chain.
 func (k kind) numbered() bool { return k >= kindDirect }
 
-// route is that of a direct or affinity kind.
+// route is the route of a direct or affinity kind.
 func (k kind) route() route {
 	if k >= kindDirect {
 		return route(k - kindDirect)
@@ -167,7 +169,7 @@ func (k kind) route() route {
 	return route(k - kindAffinity)
 }
 
-// list is that of a pick kind.
+// list is the list of a pick kind.
 func (k kind) list() list { return list(k - kindPick) }
 
 func (k kind) name() string {
@@ -184,21 +186,21 @@ func (k kind) name() string {
 	return [...]string{"", "reject-packet", "drop-packet", "firewall", "external-local"}[k]
 }
 
-// step is a point on a packet's way at which its class chooses a chain. Every step has a map of its own, and leads to later
-// steps only: the kernel refuses a table in which chains could lead back to themselves.
+// step is a point on a packet's path at which its class selects a chain. Each step has its own map, and leads to later steps only: the kernel
+// refuses a table in which chains could form a cycle.
 type step uint8
 
 const (
-	// stepFirst: the destination has been found in services or nodeports.
+	// stepFirst: a rule has found the destination in services or nodeports.
 	stepFirst step = iota
 	// stepAllowed: the source has passed loadBalancerSourceRanges.
 	stepAllowed
-	// stepLocal: traffic to a frontend with policy Local has been told apart by where it comes from.
+	// stepLocal: external-local has looked up the class for the origin of the packet.
 	stepLocal
-	// stepPick: a client needs an endpoint; the chain comes back. The step for the other list follows.
+	// stepPick: a client needs an endpoint id of listCluster. A jump: the chain returns. The step for listLocal follows.
 	stepPick
 	stepPickLocal
-	// stepRemember: a client's endpoint is known; the chain comes back.
+	// stepRemember: the register has the client's endpoint id. A jump: the chain returns.
 	stepRemember
 	steps
 )
@@ -211,7 +213,7 @@ func (s step) when() string {
 	return [...]string{"at first", "after the firewall", "after external-local", "for a new client", "for a new client, of local endpoints", "once its endpoint is known"}[s]
 }
 
-// fixedDispatch are the steps at which each of the kinds with one chain can be chosen.
+// fixedDispatch returns the steps at which a kind with a single chain can be selected.
 func fixedDispatch(k kind) []step {
 	switch k {
 	case kindReject, kindDrop:
@@ -224,14 +226,14 @@ func fixedDispatch(k kind) []step {
 	return []step{stepFirst, stepAllowed}
 }
 
-// use is a class at a step in one family's table.
+// use is a class that is selected at a step in one family's table.
 type use struct {
 	family inet.Family
 	step   step
 	class
 }
 
-// classOf finds the class whose chain has the given name.
+// classOf returns the class of a chain by its name, in the form of [class.ofChain]. It reports false for kinds with a single chain.
 func classOf(name string) (class, bool) {
 	at := strings.LastIndex(name, "-")
 	if at < 0 {
@@ -249,9 +251,9 @@ func classOf(name string) (class, bool) {
 	return class{}, false
 }
 
-// A table has a slot for each endpoint, up to exactSlots; above, its size is rounded up to the next of four in every octave. A rule
-// that draws an empty slot draws again. There are few sizes because each one in use costs every element of the map some 20 ns or more in a
-// commit: the kernel checks the data of an element for each rule that looks up the map.
+// Up to exactSlots, a table has one slot for each endpoint. Above, its size is rounded up to one of four sizes in each octave. If a packet draws
+// an empty slot, the next rule draws again. There are few sizes because each size in use adds a rule, which costs each element of the map 20 ns
+// or more in a commit: the kernel checks the data of an element for each rule that looks up the map.
 const (
 	exactSlots = 16
 	perOctave  = 4
@@ -260,7 +262,7 @@ const (
 	mostSlots = 1 << 16
 )
 
-// sizeIndex numbers the sizes of tables from 1; it returns that of the smallest table for n endpoints, n from 1 to mostSlots.
+// sizeIndex returns the index of the smallest size with room for n endpoints, n from 1 to mostSlots. Indexes start at 1.
 func sizeIndex(n uint32) uint32 {
 	if n <= exactSlots {
 		return n
@@ -270,7 +272,7 @@ func sizeIndex(n uint32) uint32 {
 	return exactSlots + (octave-exactBits)*perOctave + (n-1<<octave+step-1)/step
 }
 
-// sizeAt is the size with an index.
+// sizeAt returns the size with an index of [sizeIndex].
 func sizeAt(index uint32) uint32 {
 	if index <= exactSlots {
 		return index
@@ -279,10 +281,10 @@ func sizeAt(index uint32) uint32 {
 	return 1<<octave + part*(1<<octave/perOctave)
 }
 
-// tableSize is the size of the table for n endpoints.
+// tableSize returns the size of the table for n endpoints.
 func tableSize(n uint32) uint32 { return sizeAt(sizeIndex(n)) }
 
-// surelyFilled is a number of slots that every table of the size has filled.
+// surelyFilled returns a number of slots that are filled in every table of a size.
 func surelyFilled(size uint32) uint32 {
 	if size <= exactSlots {
 		return size
@@ -290,8 +292,8 @@ func surelyFilled(size uint32) uint32 {
 	return sizeAt(sizeIndex(size) - 1)
 }
 
-// timeouts are the times in seconds for which clients are remembered. Others are rounded up: each has a chain. Upstream's e2e tests have
-// a timeout of 125 s, and expect clients to be forgotten within 130 s.
+// timeouts are the timeouts of remembered clients, in seconds. Each one in use needs a chain, so other timeouts are rounded up to one of these.
+// 125 is in the list because upstream's e2e tests use a timeout of 125 s, and expect that clients are forgotten within 130 s.
 var timeouts = [...]uint32{
 	1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 25, 30, 40, 45, 60, 75, 90, 120, 125, 150, 180, 240, 300, 360, 420, 480, 600, 750, 900, 1200, 1500,
 	1800, 2400, 2700, 3600, 4500, 5400, 7200, 9000, 10800, 14400, 18000, 21600, 28800, 36000, 43200, 57600, 72000, 86400,

@@ -42,7 +42,7 @@ func TestChainNamesLeadBackToTheirClasses(t *testing.T) {
 	}
 }
 
-// A table has room for all endpoints, and is larger by a quarter at most.
+// TestSizesOfTables: a table has room for all endpoints, and at most a quarter more slots than endpoints.
 func TestSizesOfTables(t *testing.T) {
 	for n := uint32(1); n <= mostSlots; n++ {
 		size := tableSize(n)

@@ -6,39 +6,39 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Every element that says what becomes of a connection has a counter. Only a connection's first packet meets the rules, so it
-// counts new connections. What a number means follows from where the element stands and what its class is: one that is
-// replaced because its class is another now doesn't pass its number on.
+// Each element that decides the outcome of a connection has a counter. The rules see only the first packet of a connection, so the counter counts
+// new connections. The set and the class of the element give the meaning of the count. If the class changes, the element is replaced, and the
+// count of the new element starts at 0.
 
-// Meaning says what becomes of the connections that an element's counter has counted.
+// Meaning is the outcome of the connections that an element's counter has counted.
 type Meaning uint8
 
-// The meanings. On its way a connection meets one element with a meaning up to UnusedAddress, and perhaps
-// others of those that follow.
+// The meanings. At most one element on the path of a connection has a meaning from Forwarded to UnusedAddress, its outcome. Others may have a
+// meaning from Examined on.
 const (
-	// Silent: another element on the way tells.
+	// Silent: the elements of the set have no counters.
 	Silent Meaning = iota
-	// Forwarded: sent on to an endpoint.
+	// Forwarded: translated to an endpoint.
 	Forwarded
 	// NoEndpoints: refused, because there is no endpoint.
 	NoEndpoints
-	// NoLocalEndpoints: dropped, because the policy is Local and no endpoint is on this node.
+	// NoLocalEndpoints: dropped, because the policy is Local and no endpoint is on this node, or because no number was left for the service port.
 	NoLocalEndpoints
-	// UnusedPort: the destination is a cluster IP, on a port that the Service doesn't have. Refused.
+	// UnusedPort: refused, because the destination is a cluster IP, on a port that the Service does not have.
 	UnusedPort
-	// UnusedAddress: the destination is an address of a ServiceCIDR that no Service has. Dropped, unless it is this node's own.
+	// UnusedAddress: the destination is an address of a ServiceCIDR that no Service has. Dropped, unless it is an address of this node.
 	UnusedAddress
-	// Examined: the source was looked for in loadBalancerSourceRanges. It was dropped unless it shows among Allowed.
+	// Examined: the firewall looked the source up in loadBalancerSourceRanges. The connections that are not also among Allowed were dropped.
 	Examined
 	// Allowed: the source was in loadBalancerSourceRanges.
 	Allowed
-	// Arrived: at a frontend with policy Local. Another element, of its service port, tells what became of it.
+	// Arrived: at a frontend with the external policy Local. Another element, of the service port, counts the outcome.
 	Arrived
 	// Meanings is the number of meanings.
 	Meanings
 )
 
-// Meaning returns what an element's counter has counted, with a second meaning of those of restricted addresses.
+// Meaning returns the meaning of an element's counter. An element of services-restricted has a second meaning, otherwise also is Silent.
 func (c *Counters) Meaning(e *nft.Element) (m, also Meaning) {
 	r, ok := c.sets[e.Set]
 	switch {
@@ -62,21 +62,21 @@ func (c *Counters) Meaning(e *nft.Element) (m, also Meaning) {
 	return m, r.also
 }
 
-// Counters tells what the counters of a planner's elements mean. It doesn't change, and may be used by any goroutine.
+// Counters gives the meanings of the counters of a planner's elements. It is immutable, and any goroutine may use it.
 type Counters struct {
 	sets map[*nft.Set]role
 	list []*nft.Set
 }
 
-// role is what all elements of a set have in common.
+// role has the properties that all elements of a set have in common.
 type role struct {
-	// fixed is their meaning, where their class doesn't say it; also is one that they have besides.
+	// fixed is their meaning if it does not depend on their class, else Silent. also is a second meaning.
 	fixed, also Meaning
-	// ofPort says that they belong to no single frontend.
+	// ofPort is true if they belong to a service port, and not to one of its frontends.
 	ofPort bool
 }
 
-// Counters returns what the counters mean.
+// Counters returns the meanings of the counters.
 func (p *Planner) Counters() *Counters {
 	c := &Counters{sets: map[*nft.Set]role{}}
 	for _, f := range p.options.Families {
@@ -88,17 +88,17 @@ func (p *Planner) Counters() *Counters {
 	return c
 }
 
-// Sets returns the sets to read: those of Examined before those of Allowed, so that what is dropped is never more than the
-// difference of the two.
+// Sets returns the sets to read, in this order: those of Examined before those of Allowed. So the difference of the two is never more than the
+// number of connections that the firewall has dropped.
 func (c *Counters) Sets() []*nft.Set { return c.list }
 
-// Allows reports whether the elements of a set count what source ranges have allowed.
+// Allows reports whether the elements of a set count connections that source ranges have allowed.
 func (c *Counters) Allows(s *nft.Set) bool { return c.sets[s].also == Allowed }
 
 // OfPort reports whether the elements of a set belong to a service port, and not to one of its frontends.
 func (c *Counters) OfPort(s *nft.Set) bool { return c.sets[s].ofPort }
 
-// counted calls each for every set whose elements have counters.
+// counted calls each for every set whose elements have counters, in the order of [Counters.Sets].
 func (l *layout) counted(each func(*nft.Set, role)) {
 	each(l.unusedPorts, role{fixed: UnusedPort})
 	each(l.serviceCIDRs, role{fixed: UnusedAddress})
@@ -109,5 +109,5 @@ func (l *layout) counted(each func(*nft.Set, role)) {
 	each(l.restricted, role{also: Allowed})
 }
 
-// FrontendID returns how a frontend's elements show it: its family, and its key in the maps.
+// FrontendID returns the family of a frontend, and its key in the maps.
 func FrontendID(k model.Key) (inet.Family, nft.Value) { return k.Family, value(&k) }

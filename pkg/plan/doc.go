@@ -1,9 +1,9 @@
-// Package plan decides which tables a cluster wants: constant chains and rules, and the elements that stand for Services.
+// Package plan computes the tables that the kernel should hold: constant chains and rules, and the elements for Services.
 //
 // In: immutable [model.Service] values, the addresses of this node, the ServiceCIDRs, and [Options].
 // Out: the tables and elements, on demand; each difference as it happens, to a [Sink].
-// Never: the kernel's tables, and their sizes and digests; a clock, a log, a socket; a chain, rule or set that belongs to a single Service.
+// Never: reads the kernel's tables, knows their sizes and digests; uses a clock, a log or a socket; makes a chain, rule or set for a single Service.
 //
-// Everything in the tables is a function of the present state, not of the way that led there: the same Services give the
-// same elements whether they came one by one or all at once. README.md tells how packets go through it.
+// The tables depend on the present Services, and not on the order of their changes. The exceptions are the assigned numbers and ids, and the
+// choice of Services that have to wait when a limit of the node is reached. README.md lists the files.
 package plan

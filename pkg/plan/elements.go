@@ -8,24 +8,24 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Sink receives the differences between the wanted elements before and after each change. An element that is replaced is removed first.
-// A chain of a class is wanted as long as an element that leads to it is, see [Planner.ClassChain].
+// Sink receives the differences between the wanted elements before and after each change. To replace an element, the planner first removes it.
+// A chain of a class is wanted as long as an element that leads to it is wanted, see [Planner.ClassChain].
 type Sink interface {
 	// Put receives an element that is wanted now.
 	Put(nft.Element)
 	// Remove receives an element that is not wanted any more.
 	Remove(nft.Element)
-	// Expect announces about so many calls of Put and Remove.
+	// Expect announces the approximate number of calls of Put and Remove that follow.
 	Expect(int)
 }
 
-// Report makes the planner report to a sink instead of an earlier one: first all wanted elements, then each difference.
+// Report makes the planner report to a sink, and not to an earlier one any more: first all wanted elements, then each difference.
 func (p *Planner) Report(to Sink) {
 	p.sink = to
 	p.Elements(func(e *nft.Element) { to.Put(*e) })
 }
 
-// ReportsTo tells whether the planner reports to a sink.
+// ReportsTo reports whether the planner reports to a sink.
 func (p *Planner) ReportsTo(s Sink) bool { return p.sink == s }
 
 func (p *Planner) put(e *nft.Element) {
@@ -40,7 +40,7 @@ func (p *Planner) remove(e *nft.Element) {
 	}
 }
 
-// share counts the elements that service ports have in common. n is 1 for a Service that is added, -1 for one that is removed.
+// share counts the users of shared elements. n is 1 for a Service that is added, -1 for a Service that is removed.
 func (p *Planner) share(s *service, n int32) {
 	if s == nil {
 		return
@@ -86,13 +86,13 @@ func (p *Planner) Tables() []*nft.Table {
 
 // Elements calls f for every wanted element; f must not keep or change it.
 func (p *Planner) Elements(f func(*nft.Element)) {
-	_ = p.ElementsInParts(math.MaxInt, f, nil) // there is one part
+	_ = p.ElementsInParts(math.MaxInt, f, nil) // a single part, so next is not called
 }
 
-// ElementsInParts does the same, and calls next before each further part of about so many elements, until that fails. Each Service is in one
-// part, the smaller Services before the larger ones.
+// ElementsInParts calls f for every wanted element, in parts of about most elements. It calls next before each part but the first, and returns
+// the error of next if that fails. Each Service is in one part, the smaller Services before the larger ones.
 func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() error) error {
-	var room nft.Element // one for all: there may be a million
+	var room nft.Element // one allocation for all: there may be a million elements
 	none := &port{}
 	each := func(e nft.Element) {
 		room = e
@@ -151,14 +151,15 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 			}
 		}
 	}
-	// Until all parts are written, no packet to a cluster IP is refused.
+	// The elements of cluster-ips are last: until all parts are written, no packet to a cluster IP is refused because its Service is missing.
 	for id := range p.shared {
 		each(nft.Element{Set: id.Set, Key: id.Key})
 	}
 	return nil
 }
 
-// ElementsOf calls f for every wanted element of a set; f must not keep or change it. Of a set of source ranges, it costs no more than these.
+// ElementsOf calls f for every wanted element of a set; f must not keep or change it. For a set other than the source ranges, it visits all
+// elements of the plan.
 func (p *Planner) ElementsOf(s *nft.Set, f func(*nft.Element)) {
 	l := p.layouts[s.Family]
 	if s != l.allowedSources {

@@ -9,15 +9,16 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// FrontendSets returns the sets of a family, in the table of a service-proxy name, in which every frontend has an element; [FrontendOf] reads its key.
+// FrontendSets returns the two sets of a family that together have an element for each frontend, in the table of the instance with a
+// service-proxy name. [FrontendOf] reads the key of such an element.
 func FrontendSets(f inet.Family, serviceProxyName string) []*nft.Set {
 	l := newLayout(f, &Options{ServiceProxyName: serviceProxyName})
 	return []*nft.Set{l.services, l.nodePorts}
 }
 
-// FrontendOf returns the frontend that the key of an element of [FrontendSets] stands for. It reports false for anything else.
+// FrontendOf returns the frontend of an element of [FrontendSets], by the element's key. It reports false if the key has another length.
 func FrontendOf(f inet.Family, key *nft.Value) (k model.Key, ok bool) {
-	const word = 4 // a protocol and a port fill one each
+	const word = 4 // a protocol takes one word, and so does a port
 	b := key.Bytes()
 	k.Family = f
 	switch len(b) - 2*word {

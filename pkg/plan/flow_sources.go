@@ -6,8 +6,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// FlowSources returns the only sources that may open flows to a frontend, sorted; nil where all may. The list is shared and must not
-// be changed. It reports false if there is no such frontend.
+// FlowSources returns the sources that may open flows to a frontend, sorted; nil if all may. The caller must not change the list, which is
+// shared. exists is false if no Service has the frontend.
 func (p *Planner) FlowSources(k model.Key) (allowed []model.AddrRange, exists bool) {
 	c := p.claims[k].winner
 	if c.service == nil {
@@ -16,11 +16,11 @@ func (p *Planner) FlowSources(k model.Key) (allowed []model.AddrRange, exists bo
 	return c.frontend.AllowedSources, true
 }
 
-// touchSources notes the frontends of a change that other sources may open flows to now than before, whatever their protocol:
-// a flow that nobody has answered meets the rules no more. All frontends of a Service have the same few lists, so that each pair
-// of them is compared once.
+// touchSources notes the frontends whose allowed sources have changed, unless all sources may open flows now. It includes frontends of all
+// protocols: the kernel does not evaluate the rules again for an existing flow without a reply. The restricted frontends of a Service
+// and family share one list, so a pair of lists is not compared again for the next frontend.
 func (p *Planner) touchSources(contests []contest) {
-	var was, is []model.AddrRange // the pair that was compared last: is isn't nil then
+	var was, is []model.AddrRange // the last pair that was compared; is nil before the first
 	same := false
 	for i := range contests {
 		before, now := contests[i].winner, p.claims[contests[i].key].winner
@@ -36,7 +36,7 @@ func (p *Planner) touchSources(contests []contest) {
 	}
 }
 
-// identical reports whether two lists are the same memory.
+// identical reports whether two lists share their memory, or both are nil, or both are empty.
 func identical(a, b []model.AddrRange) bool {
 	return (a == nil) == (b == nil) && len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }

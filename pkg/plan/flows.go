@@ -7,18 +7,18 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// The kernel asks the rules once per flow. A UDP flow that goes on after its endpoint has gone, or that began before there was
-// one, has to be deleted from connection tracking. What follows tells which frontends to look at, and what is true of them.
+// The kernel evaluates the rules once for each flow. If a UDP flow continues after its endpoint was removed, or began before the Service had an
+// endpoint, the program has to delete it from connection tracking. These functions list the frontends whose flows to check, and their endpoints.
 
-// touchFlows notes that flows to a frontend may have to go.
+// touchFlows notes that flows to a UDP frontend may be stale.
 func (p *Planner) touchFlows(k model.Key) {
 	if k.Protocol == inet.UDP {
 		p.flows[k] = struct{}{}
 	}
 }
 
-// TakeFlows returns the UDP frontends that have changed since the last call, and forgets them. It is to be called when the
-// kernel holds what is wanted.
+// TakeFlows returns the changed frontends since the last call, and forgets them: UDP frontends, and frontends of any protocol whose allowed
+// sources have changed. Call it after a successful sync.
 func (p *Planner) TakeFlows() map[model.Key]struct{} {
 	if len(p.flows) == 0 {
 		return nil
@@ -28,15 +28,15 @@ func (p *Planner) TakeFlows() map[model.Key]struct{} {
 	return taken
 }
 
-// Keys calls f for every frontend that there is, whatever its protocol.
+// Keys calls f for every planned frontend of all protocols.
 func (p *Planner) Keys(f func(model.Key)) {
 	for k := range p.claims {
 		f(k)
 	}
 }
 
-// FlowEndpoints returns the endpoints with which flows to a UDP frontend may go on, sorted; the list is shared and must not be changed. It
-// is nil if there is no such frontend.
+// FlowEndpoints returns the endpoints with which flows to a UDP frontend may continue, sorted. The caller must not change the list, which is
+// shared. It is nil if no Service has the frontend, and for all other protocols.
 func (p *Planner) FlowEndpoints(k model.Key) []netip.AddrPort {
 	if c := p.claims[k].winner; c.service != nil {
 		return c.port.serving
@@ -44,7 +44,7 @@ func (p *Planner) FlowEndpoints(k model.Key) []netip.AddrPort {
 	return nil
 }
 
-// Holder returns the service port that has a frontend.
+// Holder returns the service port that has a frontend. exists is false if no Service has it.
 func (p *Planner) Holder(k model.Key) (name model.PortName, exists bool) {
 	c := p.claims[k].winner
 	if c.service == nil {

@@ -9,45 +9,47 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// port is a service port as it stands in the tables: its frontends lead to its number, and its endpoints are found by that.
+// port is a service port in the form of the tables: the elements of its frontends lead to its number, and the number leads to its endpoints.
 type port struct {
 	name model.PortName
-	// comment is the name as elements have it.
+	// comment is the name in the comments of elements.
 	comment   string
 	protocol  inet.Protocol
 	family    inet.Family
 	frontends []model.Frontend
-	// number is 0 where there was none left: the port drops everything.
+	// number is 0 if none was left: then every route has the class drop.
 	number uint32
-	// sources are those of the Service in the port's family; nil if it has none.
+	// sources are the source ranges of the Service in the port's family; nil if no frontend of the port is restricted.
 	sources *sources
-	// lists are the endpoints of both policies, each in the order of its slots, see [rearrange]; scored is its limit.
+	// lists are the endpoints for both policies, each in the order of the slots, see [rearrange]. scored is the limit of rearrange.
 	lists  [lists][]netip.AddrPort
 	scored int
-	// arranged are lists of many endpoints, which change in place. Those that a later form of the port has taken over are passed.
+	// arranged has the arrangements of lists with many endpoints, which change in place; nil for a short list. passed is true for a list
+	// whose arrangement a later form of the port has taken over and changed.
 	arranged [lists]*arrangement
 	hairpin  []netip.AddrPort
-	// serving are the endpoints with which a UDP flow that has begun may go on, sorted.
+	// serving are the endpoints with which an existing UDP flow may continue, sorted.
 	serving      []netip.AddrPort
 	hasEndpoints bool
 	passed       [lists]bool
-	// timeout is that of affinity in seconds, as it is in the tables; with it go the ids.
+	// timeout is the timeout of session affinity in seconds, one of timeouts. ids is nil without affinity.
 	timeout uint32
 	ids     *affinePort
 }
 
-// sources are the source ranges of a Service in one family. They stand in the tables once, whatever the number of its load-balancer
-// addresses and ports.
+// sources are the source ranges of a Service in one family. The tables have them once, regardless of the number of load-balancer addresses and
+// ports.
 type sources struct {
 	family inet.Family
-	// number is 0 where there was none left: no source is allowed.
+	// number is 0 if none was left: then no source is allowed.
 	number uint32
 	ranges []model.AddrRange
 }
 
 func (p *port) id() portID { return portID{p.name, p.protocol, p.family} }
 
-// arrange takes over a list of the port's earlier form, and makes it that of other endpoints.
+// arrange sets a list to the given endpoints. It starts from the same list of the port's earlier form, and takes over its arrangement if there
+// is one. The earlier form then has passed set.
 func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort) {
 	list, known := before.list(ls), before.arranged[ls]
 	if before.passed[ls] {
@@ -60,7 +62,7 @@ func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort) {
 	before.passed[ls] = known != nil || before.passed[ls]
 }
 
-// list returns one of the lists, also where a later form of the port has taken it over.
+// list returns one of the lists. If a later form of the port has taken over the arrangement, list restores a copy of the earlier state.
 func (p *port) list(ls list) []netip.AddrPort {
 	if p.passed[ls] {
 		return p.arranged[ls].undone()
@@ -68,8 +70,8 @@ func (p *port) list(ls list) []netip.AddrPort {
 	return p.lists[ls]
 }
 
-// backends are the endpoints of a list, or where it was made of that of the port's other form in place, those which only this form
-// has.
+// backends returns the endpoints of a list whose elements may differ from the port's other form: the endpoints that only this form has, if both
+// forms share an arrangement and the ids, otherwise all endpoints.
 func (p *port) backends(other *port, ls list) []netip.AddrPort {
 	a := p.arranged[ls]
 	switch {
@@ -81,7 +83,7 @@ func (p *port) backends(other *port, ls list) []netip.AddrPort {
 	return a.added
 }
 
-// keepIDs takes the ids back from endpoints that only the port's earlier form had.
+// keepIDs frees the ids of endpoints that only the port's earlier form had.
 func (p *port) keepIDs(before *port) {
 	if !p.searchable() {
 		p.ids.keep(p.lists[:]...)
@@ -96,7 +98,7 @@ func (p *port) keepIDs(before *port) {
 	}
 }
 
-// searchable reports whether some list changes in place, and no long one would have to be searched from its beginning.
+// searchable reports whether [port.has] is fast: at least one list has an arrangement, and each list without one is short.
 func (p *port) searchable() bool {
 	for ls, a := range p.arranged {
 		if a == nil && len(p.lists[ls]) > many {
@@ -106,7 +108,7 @@ func (p *port) searchable() bool {
 	return p.arranged != [lists]*arrangement{}
 }
 
-// has tells whether one of the lists has an endpoint.
+// has reports whether one of the lists has an endpoint.
 func (p *port) has(e netip.AddrPort) bool {
 	for ls, a := range p.arranged {
 		if a == nil && slices.Contains(p.lists[ls], e) {
@@ -121,7 +123,7 @@ func (p *port) has(e netip.AddrPort) bool {
 	return false
 }
 
-// value is the key by which a frontend stands in maps.
+// value returns the key of a frontend in the maps.
 func value(k *model.Key) nft.Value {
 	var v nft.Value
 	if k.Addr.IsValid() {
@@ -130,7 +132,7 @@ func value(k *model.Key) nft.Value {
 	return v.Proto(k.Protocol).Port(k.Port)
 }
 
-// class is that of a frontend once its source may come.
+// class returns the class of a frontend for packets whose source is allowed.
 func (p *port) class(f *model.Frontend) class {
 	switch {
 	case !p.hasEndpoints:
@@ -145,7 +147,7 @@ func (p *port) class(f *model.Frontend) class {
 	return class{kind: kindExternalLocal}
 }
 
-// routeClass is that of a route. A list without endpoints drops: there are some, but not for this traffic.
+// routeClass returns the class of a route. If the route's list is empty, the class drops: other endpoints exist, but none for this traffic.
 func (p *port) routeClass(r route) class {
 	n := len(p.lists[r.list()])
 	switch {
@@ -157,12 +159,12 @@ func (p *port) routeClass(r route) class {
 	return class{kind: directKind(r), n: tableSize(uint32(n))}
 }
 
-// apart reports whether a frontend tells traffic apart by where it comes from.
+// apart reports whether the origin of a packet decides about its route: the port has a frontend with the external policy Local.
 func (p *port) apart() bool {
 	return p.hasEndpoints && slices.ContainsFunc(p.frontends, func(f model.Frontend) bool { return f.Local && f.Kind != model.ClusterIP })
 }
 
-// head calls each for the elements of a frontend, with the step at which the class in it chooses a chain.
+// head calls each for the elements of a frontend, with the class in the element, and the step at which this class selects a chain.
 func (l *layout) head(p *port, f *model.Frontend, each func(nft.Element, step, class)) {
 	e := nft.Element{Set: l.services, Key: value(&f.Key), Comment: p.comment}
 	if f.Kind == model.NodePort {
@@ -179,8 +181,9 @@ func (l *layout) head(p *port, f *model.Frontend, each func(nft.Element, step, c
 	each(e, at, c)
 }
 
-// tail calls each for the elements of a service port that are neither numbered nor of one frontend. Those without a class come with
-// the zero class.
+// tail calls each for the elements of a service port that belong neither to a slot nor to a frontend, with their class and its step. With
+// session affinity, it also calls each for the class that remembers clients. No element of the port has this class, so its element is the zero
+// Element.
 func (l *layout) tail(p *port, each func(nft.Element, step, class)) {
 	if p.number == 0 || !p.hasEndpoints {
 		return
@@ -204,19 +207,18 @@ func (l *layout) tail(p *port, each func(nft.Element, step, class)) {
 	each(nft.Element{}, stepRemember, class{kind: kindRemember, n: p.timeout, block: blockOf(p.number)})
 }
 
-// slots are the numbered elements that a service port has of one list. There are very many of them, so that they are made one at
-// a time in the same place.
+// slots makes the elements of one list of a service port, one for each slot. There are very many, so all use the same memory.
 type slots struct {
 	port *port
 	list list
-	// n is their number.
+	// n is the number of elements.
 	n    int
 	ids  *affinePort
 	key  nft.Value
 	room nft.Element
 }
 
-// fill makes them those of a list of a port.
+// fill sets the list and the service port.
 func (s *slots) fill(l *layout, p *port, ls list) {
 	s.n = 0
 	if p.number == 0 || !p.hasEndpoints {
@@ -230,7 +232,7 @@ func (s *slots) fill(l *layout, p *port, ls list) {
 	s.key, s.room = nft.Value{}.Proto(p.protocol).Uint32(p.number), nft.Element{Set: l.endpoints[ls]}
 }
 
-// endpoints are those that stand in the slots.
+// endpoints returns the endpoints in the order of the slots.
 func (s *slots) endpoints() []netip.AddrPort {
 	if s.n == 0 {
 		return nil
@@ -238,7 +240,7 @@ func (s *slots) endpoints() []netip.AddrPort {
 	return s.port.list(s.list)
 }
 
-// at is the element of a number: the endpoint itself, or its id where there is affinity. It is good until the next call.
+// at returns the element of a slot, with an endpoint, or with the id of the endpoint if there is session affinity. The next call overwrites it.
 func (s *slots) at(i int, endpoint netip.AddrPort) *nft.Element {
 	s.room.Key = s.key.Uint32(uint32(i))
 	if s.ids != nil {
@@ -249,8 +251,8 @@ func (s *slots) at(i int, endpoint netip.AddrPort) *nft.Element {
 	return &s.room
 }
 
-// backendElements calls each for the elements by which endpoints of a port with affinity are found, but for those that the other form
-// of the port has as well.
+// backendElements calls each for the elements that lead from the ids of a port with affinity to its endpoints. It may leave out elements that the
+// other form of the port has, too.
 func (l *layout) backendElements(p, other *port, each func(*nft.Element)) {
 	if p.ids == nil {
 		return
@@ -265,8 +267,8 @@ func (l *layout) backendElements(p, other *port, each func(*nft.Element)) {
 	}
 }
 
-// shared calls each for every element that a service port needs and that others may need too. Such elements have no data, so that no
-// port can change those of another.
+// shared calls each for every element that a service port needs and other service ports may need, too. Such elements have no data, so no port can
+// change the elements of another one.
 func (l *layout) shared(p *port, each func(nft.Element)) {
 	for i := range p.frontends {
 		if f := &p.frontends[i]; f.AtClusterIP() {

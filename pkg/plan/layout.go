@@ -12,10 +12,11 @@ type layout struct {
 	family inet.Family
 
 	dispatch [steps]*nft.Set
-	// services and nodePorts give the class and number of a destination, and restricted gives them after source ranges. shortCircuit and
-	// local give them for the two kinds of traffic to a frontend with policy Local.
+	// services and nodePorts have the class and number of a destination. restricted has them for packets that source ranges allow.
+	// shortCircuit and local have them for the two origins of packets to a frontend with policy Local.
 	services, nodePorts, restricted, shortCircuit, local *nft.Set
-	// endpoints holds the numbered endpoints of each list, slots their ids where there is affinity.
+	// endpoints has the endpoint of each slot, without affinity. With affinity, draw has the size of the table, slots the endpoint id of
+	// each slot, and backends the endpoint of each id.
 	endpoints, slots, draw, backends [lists]*nft.Set
 	affinity                         *nft.Set
 	allowedSources                   *nft.Set
@@ -30,27 +31,26 @@ type layout struct {
 
 // Sizes of sets.
 const (
-	// MinimumSize is the size of each set that grows. pkg/apply raises it to the number of elements.
+	// MinimumSize is the least size of each set that grows. pkg/apply raises it to at least twice the number of elements.
 	MinimumSize = 1 << 10
-	// affinityClients bounds the cost of remembered clients. Each takes up to 115 bytes of the kernel's memory, and 100 ns of a processor
-	// in every second, in which the kernel searches the map for expired ones.
+	// affinityClients is the greatest number of remembered clients. Each takes up to 115 bytes of the kernel's memory. The kernel searches the
+	// map for expired clients, which takes 100 ns of CPU time per second for each client.
 	affinityClients = 1 << 20
 	// unusedPortAddresses is the number of cluster IPs for which connections to unused ports are counted.
 	unusedPortAddresses = 1 << 16
 )
 
-// Lease is the time for which the rules find Services before the rules of other software, unless the lease is renewed. Afterwards they find
-// Services only for packets that no other software has translated. LeaseSet is the name of its set.
+// Lease is the timeout of the lease. While the lease lasts, the DNAT rules of this program are evaluated before the rules of other programs.
+// After it has expired, they translate only packets that no other program has translated. LeaseSet is the name of its set.
 const (
 	Lease    = 2 * time.Minute
 	LeaseSet = "lease"
 )
 
-// StateSet is the name of the set whose one element describes the table to a later process.
+// StateSet is the name of the set with one element, which describes the table for a later process.
 const StateSet = "state"
 
-// affinitySet is the name of the map of remembered clients. unusedPortsSet is the name of the set of cluster IPs that got connections to
-// unused ports.
+// affinitySet is the name of the map of remembered clients. unusedPortsSet is the name of the set of cluster IPs with connections to unused ports.
 const (
 	affinitySet    = "affinity"
 	unusedPortsSet = "unused-ports"
@@ -84,13 +84,13 @@ func newLayout(family inet.Family, o *Options) *layout {
 	l.hairpin = l.hash("hairpin", "local endpoints that may reach themselves", []nft.Field{saddr, daddr}, nil)
 	l.clusterIPs = l.hash("cluster-ips", "for ports that no service has", []nft.Field{daddr}, nil)
 	l.unusedPorts = &nft.Set{Name: unusedPortsSet, Key: []nft.Field{daddr}, Dynamic: true, Size: unusedPortAddresses,
-		Comment: "cluster IPs that were asked for a port that no service has"}
+		Comment: "cluster IPs with connections to a port that no service has"}
 	l.serviceCIDRs = &nft.Set{Name: "service-cidrs", Key: []nft.Field{daddr}, Interval: true,
 		Comment: "for addresses that no service has"}
 	l.nodeAddresses = l.hash(NodeAddressesSet, "where node ports are served", []nft.Field{daddr}, nil)
 	l.lease = &nft.Set{Name: LeaseSet, Key: []nft.Field{proto}, Timeout: Lease,
-		Comment: "renewed while kube-nftproxy runs; without, others come first"}
-	l.state = &nft.Set{Name: StateSet, Key: []nft.Field{nft.Mark()}, Comment: "what the last commit left here"}
+		Comment: "renewed while kube-nftproxy runs; without renewal, other DNAT rules are first"}
+	l.state = &nft.Set{Name: StateSet, Key: []nft.Field{nft.Mark()}, Comment: "form and digest of the table, for the next start"}
 	for _, s := range l.sets() {
 		s.Family, s.Table = family, Table(o.ServiceProxyName)
 	}
@@ -98,7 +98,7 @@ func newLayout(family inet.Family, o *Options) *layout {
 	return l
 }
 
-// vip returns the fields that match an address and port, nodePort the fields that match a node port.
+// vip returns the fields of a key with address, protocol and port. nodePort returns the fields of a key of a node port.
 func (l *layout) vip() []nft.Field {
 	return []nft.Field{nft.DstAddr(l.family), nft.L4Proto(), nft.DstPort()}
 }
@@ -110,7 +110,7 @@ func (l *layout) hash(name, comment string, key, data []nft.Field) *nft.Set {
 	return &nft.Set{Name: name, Comment: comment, Key: key, Data: data, Size: MinimumSize}
 }
 
-// sets lists the sets in the order in which nft shows them.
+// sets returns the sets in the order of nft's output.
 func (l *layout) sets() []*nft.Set {
 	list := append([]*nft.Set{l.state, l.lease}, l.dispatch[:]...)
 	list = append(list, l.services, l.nodePorts, l.restricted, l.shortCircuit, l.local)

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// The sets in which a packet's destination is looked up first, by the names that they have in the tables.
+// The names of the sets that the chain services looks up.
 const (
 	ServicesSet      = "services"
 	NodePortsSet     = "nodeports"
 	NodeAddressesSet = "node-addresses"
 )
 
-// ChainMeaning says in words what a chain stands for that packets of Services come to; "" if it has none of its own.
+// ChainMeaning describes the chain of a class in words, such as "no endpoints". It returns "" for any other chain.
 func ChainMeaning(chain string) string {
 	for k := kindReject; k < kindDirect; k++ {
 		switch {
@@ -36,7 +36,7 @@ func ChainMeaning(chain string) string {
 	return c.kind.route().list().words() + "; " + share(c.n)
 }
 
-// share says how an endpoint is drawn from a table.
+// share describes the share of one endpoint in a table of a size.
 func share(size uint32) string {
 	if filled := surelyFilled(size); filled < size {
 		return fmt.Sprintf("one of %d to %d by chance", filled+1, size)
@@ -44,10 +44,10 @@ func share(size uint32) string {
 	return fmt.Sprintf("one of %d by chance", size)
 }
 
-// Refuses reports whether packets that come to a chain are refused or dropped for what led them there.
+// Refuses reports whether a chain rejects or drops all packets. The reason is then in the chain or element before it.
 func Refuses(chain string) bool { return chain == kindReject.name() || chain == kindDrop.name() }
 
-// meanings are those of the chains that are always there.
+// meanings are the meanings of the chains that every plan has, except the chains for affinity.
 var meanings = map[kind]string{
 	kindReject:        "no endpoints",
 	kindDrop:          "there are endpoints, but none for this traffic: its policy is Local, and none of them is on this node",
@@ -55,10 +55,10 @@ var meanings = map[kind]string{
 	kindExternalLocal: "externalTrafficPolicy Local",
 }
 
-// words say which endpoints a list has.
+// words describes the endpoints of a list.
 func (l list) words() string { return [...]string{"any endpoint", "endpoints on this node only"}[l] }
 
-// words say which endpoints a route leads to.
+// words describes the traffic of a route and its endpoints.
 func (r route) words() string {
 	return [...]string{
 		"a cluster IP: any endpoint",

@@ -6,7 +6,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Moves tells which frontends the named Service has given up, and which it has taken, once it is what s says, nil for none.
+// Moves returns the frontends that the named Service gives up and takes if [Planner.Set] replaces it by s; nil stands for a deleted Service.
 func (p *Planner) Moves(name types.NamespacedName, s *model.Service) (given, taken []model.Frontend) {
 	var is []*model.ServicePort
 	if s != nil {

@@ -12,7 +12,7 @@ func (p *Planner) NoLocalEndpoints(f inet.Family) (internal, external int) {
 	return p.noLocal[f].internal, p.noLocal[f].external
 }
 
-// countNoLocal counts a Service that is added, n = 1, or removed, n = -1.
+// countNoLocal counts the ports of a Service. n is 1 for a Service that is added, -1 for a Service that is removed.
 func (p *Planner) countNoLocal(s *service, n int) {
 	if s == nil {
 		return

@@ -8,10 +8,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// SetNodeAddresses sets the addresses of this node on which node ports of a family are served.
+// SetNodeAddresses sets the addresses of this node that serve the node ports of a family.
 func (p *Planner) SetNodeAddresses(f inet.Family, addrs []netip.Addr) {
 	l := p.layouts[f]
-	if l == nil || p.options.AnyNodeAddress[f] { // no rule looks at the set
+	if l == nil || p.options.AnyNodeAddress[f] { // with AnyNodeAddress, no rule looks up the set
 		return
 	}
 	var elements []nft.Element
@@ -21,7 +21,7 @@ func (p *Planner) SetNodeAddresses(f inet.Family, addrs []netip.Addr) {
 	p.setRange(l.nodeAddresses, elements)
 }
 
-// SetServiceCIDRs sets the prefixes of a family from which service addresses come. None may contain another.
+// SetServiceCIDRs sets the prefixes of a family from which the API server allocates cluster IPs. No prefix may contain another one.
 func (p *Planner) SetServiceCIDRs(f inet.Family, cidrs []netip.Prefix) {
 	l := p.layouts[f]
 	if l == nil {

@@ -9,20 +9,21 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Service ports, Services with source ranges and, where there is session affinity, endpoints are known to the kernel by numbers. Numbers
-// are assigned, never worked out from what a tenant writes. An earlier process's numbers are read back from the kernel, see [Planner.Recall].
+// In the tables, a number stands for a service port, or for the source ranges of a Service. With session affinity, an id stands for an endpoint.
+// The planner assigns numbers, and never computes them from data of a tenant. [Planner.Recall] reads the numbers of an earlier process back from
+// the kernel.
 //
-// The next number is taken in a circle, so that one that was given back is not used again soon: a packet may have found it just before
-// the batch that took it away.
+// The planner assigns numbers in a circle, so that it does not soon reuse a freed number: a packet may have read the number just before the batch
+// that deleted it.
 
-// portID identifies a service port: clients are remembered by it, whatever address they came by.
+// portID identifies a service port, independent of its addresses.
 type portID struct {
 	name     model.PortName
 	protocol inet.Protocol
 	family   inet.Family
 }
 
-// ring assigns the numbers from first up to, but not including, end.
+// ring assigns the numbers from first to end-1. used is a bitmap of the assigned numbers, free the count of all others.
 type ring struct {
 	first, end, next uint32
 	used             []uint64
@@ -33,7 +34,7 @@ func newRing(first, end uint32) *ring {
 	return &ring{first: first, end: end, next: first, free: int(end - first)}
 }
 
-// take assigns the next free number; 0 means that there is none.
+// take assigns the next free number. It returns 0 if none is free.
 func (r *ring) take() uint32 {
 	if r.free == 0 {
 		return 0
@@ -62,7 +63,7 @@ func (r *ring) after(n uint32) uint32 {
 	return n
 }
 
-// takeThis assigns a number, and reports false if it isn't free.
+// takeThis assigns a number. It reports false if the number is out of range or not free.
 func (r *ring) takeThis(n uint32) bool {
 	if n < r.first || n >= r.end || *r.word((n - r.first) / 64)>>((n-r.first)%64)&1 == 1 {
 		return false
@@ -71,7 +72,7 @@ func (r *ring) takeThis(n uint32) bool {
 	return true
 }
 
-// giveBack makes a number free; 0 is none.
+// giveBack frees a number. It ignores 0.
 func (r *ring) giveBack(n uint32) {
 	if n != 0 {
 		*r.word((n - r.first) / 64) &^= 1 << ((n - r.first) % 64)
@@ -84,7 +85,7 @@ func (r *ring) mark(n uint32) {
 	r.free--
 }
 
-// word returns a word of the bitmap, which is as long as it has to be.
+// word returns a word of the bitmap, and extends the bitmap up to it.
 func (r *ring) word(i uint32) *uint64 {
 	for int(i) >= len(r.used) {
 		r.used = append(r.used, 0)
@@ -92,8 +93,8 @@ func (r *ring) word(i uint32) *uint64 {
 	return &r.used[i]
 }
 
-// Numbers stand in the upper bits of the register. Those of service ports with session affinity fit into its upper half; they are
-// greater than all others. All with one timeout are in blocks of their own, so that the upper byte tells the timeout.
+// Numbers are in the upper bits of the register. The numbers of service ports with session affinity use only its upper half, and are greater than
+// all others. Each block of 256 has one timeout, so the upper byte of the register selects the timeout.
 const (
 	perBlock    = 1 << 8
 	firstBlock  = 0xa0
@@ -102,7 +103,7 @@ const (
 	firstNumber = 1
 )
 
-// numbers assigns those of one family.
+// numbers assigns the numbers of one family.
 type numbers struct {
 	others *ring
 	blocks [endBlock - firstBlock]block
@@ -111,15 +112,15 @@ type numbers struct {
 // block is a block of numbers of service ports with session affinity.
 type block struct {
 	*ring
-	// timeout is that of all of its service ports, in seconds.
+	// timeout is the timeout of all service ports with a number of the block, in seconds.
 	timeout uint32
-	// recalled says that an earlier process has used the block, so that numbers in it may be about to be recalled.
+	// recalled is true if an earlier process or planner used the block, until all Services are planned: its numbers may still be recalled.
 	recalled bool
 }
 
 func newNumbers() *numbers { return &numbers{others: newRing(firstNumber, endOthers)} }
 
-// other assigns a number to a service port without affinity, or to source ranges; 0 means that there is none.
+// other assigns a number for a service port without affinity, or for source ranges. It returns 0 if none is free.
 func (t *numbers) other() uint32 {
 	if n := t.others.take(); n != 0 {
 		return ourBit | n<<portShift
@@ -127,7 +128,8 @@ func (t *numbers) other() uint32 {
 	return 0
 }
 
-// affine assigns a number to a service port with affinity; 0 means that there is none.
+// affine assigns a number for a service port with affinity and a timeout. It prefers a block of this timeout, then an empty block, and last a
+// block whose numbers may still be recalled. It returns 0 if none is free.
 func (t *numbers) affine(timeout uint32) uint32 {
 	empty, recalled := -1, -1
 	for i := range t.blocks {
@@ -153,7 +155,7 @@ func (t *numbers) affine(timeout uint32) uint32 {
 	return 0
 }
 
-// any reports whether there is a number to assign: with a timeout to a service port with affinity.
+// any reports whether a number is free: for a service port with affinity if the timeout is not 0, otherwise for anything else.
 func (t *numbers) any(timeout uint32) bool {
 	if timeout == 0 {
 		return t.others.free > 0
@@ -163,7 +165,7 @@ func (t *numbers) any(timeout uint32) bool {
 	})
 }
 
-// open makes a block that of a timeout.
+// open gives an empty block a timeout.
 func (t *numbers) open(i int, timeout uint32, recalled bool) {
 	b := &t.blocks[i]
 	if b.ring == nil {
@@ -173,13 +175,13 @@ func (t *numbers) open(i int, timeout uint32, recalled bool) {
 	b.timeout, b.recalled = timeout, recalled
 }
 
-// blockOf is the block of a number.
+// blockOf returns the block of a number with affinity.
 func blockOf(number uint32) uint8 { return uint8(number >> blockShift) }
 
 func isAffine(number uint32) bool { return number >= firstBlock<<blockShift }
 
-// recall assigns a number that an earlier process had assigned to something of the same kind: with a timeout to a service port with
-// affinity. It reports false where that can't be.
+// recall assigns a number that an earlier process had assigned. A timeout other than 0 stands for a service port with affinity. It reports false
+// if the number is invalid for this timeout, or not free.
 func (t *numbers) recall(number, timeout uint32) bool {
 	switch {
 	case number&ourBit == 0 || isAffine(number) != (timeout > 0):
@@ -201,21 +203,21 @@ func (t *numbers) giveBack(number uint32) {
 	}
 }
 
-// affinePort holds a service port's number in the register, and the ids of its endpoints.
+// affinePort has the number of a service port with affinity, and the ids of its endpoints.
 type affinePort struct {
 	number    uint32
 	endpoints map[netip.AddrPort]uint16
 	ids       *ring
 }
 
-// mostIDs is the greatest id of an endpoint; 0 stands for none.
+// mostIDs is the greatest id of an endpoint. 0 stands for no endpoint.
 const mostIDs = endpointBits
 
 func newAffinePort(number uint32) *affinePort {
 	return &affinePort{number: number, endpoints: map[netip.AddrPort]uint16{}, ids: newRing(1, mostIDs+1)}
 }
 
-// add gives an endpoint an id, if possible that which it is known to have had.
+// add assigns an id to an endpoint without one, if possible its recalled id.
 func (p *affinePort) add(e netip.AddrPort, recalled map[netip.AddrPort]uint16) {
 	if _, ok := p.endpoints[e]; ok {
 		return
@@ -234,7 +236,7 @@ func (p *affinePort) remove(e netip.AddrPort) {
 	}
 }
 
-// keep takes the ids back from endpoints that are in none of the given lists.
+// keep frees the ids of endpoints that are in none of the given lists.
 func (p *affinePort) keep(lists ...[]netip.AddrPort) {
 	gone := make(map[netip.AddrPort]struct{}, len(p.endpoints))
 	for e := range p.endpoints {
@@ -250,7 +252,7 @@ func (p *affinePort) keep(lists ...[]netip.AddrPort) {
 	}
 }
 
-// endpointRegister is what the scratch register holds for one of the endpoints.
+// endpointRegister returns the word of the scratch register for one of the endpoints.
 func (p *affinePort) endpointRegister(e netip.AddrPort) uint32 {
 	return p.number | uint32(p.endpoints[e])
 }

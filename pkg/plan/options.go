@@ -6,10 +6,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// TableName is the name of our table in both families, unless the options have the name of a service proxy.
+// TableName is the name of the tables of the default instance, in both families.
 const TableName = "kube-nftproxy"
 
-// Table returns the name of the table, in both families, of the instance with a service-proxy name, or of the default instance for an empty one.
+// Table returns the name of the tables of the instance with a service-proxy name, in both families. The default instance has the empty name.
 func Table(serviceProxyName string) string {
 	if serviceProxyName == "" {
 		return TableName
@@ -17,33 +17,33 @@ func Table(serviceProxyName string) string {
 	return TableName + "-" + serviceProxyName
 }
 
-// Options shape the constant rules. All but LocalPods stay as they are for the life of a process.
+// Options determine the constant rules. Only LocalPods can change after [New].
 type Options struct {
 	// Families are the IP families to serve.
 	Families []inet.Family
-	// ServiceProxyName makes the tables those of an instance that serves some Services beside another proxy.
+	// ServiceProxyName is the name of an instance that serves some Services beside another proxy. It is empty for the default instance.
 	ServiceProxyName string
-	// MasqueradeMark is the bit of the packet mark that asks for masquerading between two of our hooks.
+	// MasqueradeMark is the bit of the packet mark by which the DNAT chains request masquerading from the postrouting chain.
 	MasqueradeMark uint32
-	// MasqueradeAll masquerades all traffic to cluster IPs, whatever its source.
+	// MasqueradeAll masquerades all traffic to cluster IPs, from any source.
 	MasqueradeAll bool
-	// LocalPods tells, for each family, how traffic of this node's pods is recognised; see [Planner.SetLocalPods].
+	// LocalPods is, for each family, the way to recognise traffic of this node's pods; see [Planner.SetLocalPods].
 	LocalPods [2]LocalPods
-	// AnyNodeAddress accepts node ports on every local address of the family but loopback, instead of those given to
+	// AnyNodeAddress serves node ports on every local address of the family except loopback, instead of the addresses of
 	// [Planner.SetNodeAddresses].
 	AnyNodeAddress [2]bool
-	// Uncounted leaves connections uncounted.
+	// Uncounted omits the counters of elements.
 	Uncounted bool
-	// Room bounds all Services together; a field that is 0 stands for that of [DefaultRoom].
+	// Room limits all Services together. A field that is 0 has the value of [DefaultRoom].
 	Room Room
 }
 
-// LocalPods recognises traffic from pods, kube-proxy's detect-local-mode. The zero value recognises none.
+// LocalPods recognises traffic from pods of this node (kube-proxy: detect-local-mode). The zero value recognises none.
 type LocalPods struct {
 	// Prefix matches by source address (modes ClusterCIDR and NodeCIDR).
 	Prefix netip.Prefix
-	// Interface matches by the interface a packet came in on (mode BridgeInterface), or, with InterfacePrefix, by how
-	// that interface's name begins (mode InterfaceNamePrefix).
+	// Interface matches by the name of a packet's input interface (mode BridgeInterface). With InterfacePrefix, it is a prefix of that name
+	// (mode InterfaceNamePrefix).
 	Interface       string
 	InterfacePrefix bool
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Planner holds the tables that a cluster wants, and reports each difference as it happens, see [Planner.Report]. It must not be used by
-// two goroutines at once.
+// Planner holds the plan: the tables and elements that the kernel should hold. It reports each difference as it happens, see [Planner.Report].
+// Two goroutines must not use it at once.
 type Planner struct {
 	options  Options
 	layouts  [2]*layout
@@ -24,33 +24,33 @@ type Planner struct {
 	// noLocal counts the service ports of each family that have endpoints, but none for a frontend with the internal or
 	// external policy Local.
 	noLocal [2]struct{ internal, external int }
-	// losers counts the claims that another Service has won.
+	// losers counts the claims that lost to another Service.
 	losers int
-	// shared counts the service ports that need an element.
+	// shared counts, for each shared element, the service ports that need it.
 	shared map[nft.ID]int32
-	// uses counts the frontends and service ports that choose a class at a step.
+	// uses counts, for each class at a step, the frontends and service ports whose elements lead to it.
 	uses    map[use]int
 	numbers [2]*numbers
-	// taken is the room that all Services take, namespaces the room that the Services of each namespace take.
+	// taken is the room that all Services take. namespaces has the room that the Services of each namespace take.
 	taken      taken
 	namespaces map[string]*taken
-	// waiting are the Services of which a part is left out, by namespace. freed are the namespaces in which some of them may have room now.
+	// waiting has, by namespace, the Services with parts that are left out. freed are the namespaces in which such a Service may have room now.
 	waiting map[string]map[types.NamespacedName]struct{}
 	freed   map[string]struct{}
-	// ranges are elements that stand for this node and the cluster, not for a Service.
+	// ranges are the elements for this node and the cluster, by set: node addresses and ServiceCIDRs.
 	ranges map[*nft.Set][]nft.Element
 
 	// lost are the Services whose lost claims may have changed since the last [Planner.TakeLosers].
 	lost map[types.NamespacedName]struct{}
-	// recalled are numbers of an earlier process; nil after all Services are planned.
+	// recalled has the numbers of an earlier process; nil after all Services are planned.
 	recalled *recalled
 
-	// flows are the UDP frontends whose flows may be stale, since the last query.
+	// flows are the frontends whose flows may be stale, since the last [Planner.TakeFlows].
 	flows map[model.Key]struct{}
 
-	// sink is nil if nothing is reported.
+	// sink receives the differences; nil before [Planner.Report].
 	sink Sink
-	// contests, takenOut and slots are working memory of one call.
+	// contests, takenOut and slots are scratch memory of one call, reused by the next one.
 	contests []contest
 	takenOut []use
 	slots    [2]slots
@@ -61,17 +61,18 @@ type service struct {
 	name    types.NamespacedName
 	created time.Time
 	ports   []*port
-	// index finds ports by id; nil for a Service with few ports.
+	// index has the ports by id; nil if the Service has fewer than manyPorts.
 	index   map[portID]*port
 	sources [2]*sources
-	// weight is the number of elements for which it takes room, left are the parts without room, and lacks is the room that these need.
+	// weight is the number of elements that count against the room. left are the parts without room, and lacks is the room that they need.
 	weight int
 	left   []Excess
 	lacks  lacking
 }
 
-// claim is the request of a service port for a key. A cluster IP, which the API server allocates, wins over addresses that a user writes into
-// a Service. A load-balancer IP, which a controller allocates, wins over an external IP. Otherwise the older Service wins.
+// claim is the claim of a service port to the key of one of its frontends. One claim to a key wins. A cluster IP wins over all other addresses,
+// because the API server allocates it. A load-balancer IP, which a controller allocates, wins over an external IP, which a user writes into the
+// Service. Among equals, the older Service wins.
 type claim struct {
 	service  *service
 	port     *port
@@ -116,9 +117,9 @@ func New(o Options) *Planner {
 	return p
 }
 
-// Expect makes room for a number of Services that are about to change. Without it, the growth of maps costs as much as the planning.
+// Expect allocates memory for a number of Services that are about to change. Without it, the growth of Go maps costs as much as the planning.
 func (p *Planner) Expect(services int) {
-	// A change of one of ten endpoints changes about this many elements. But many Services may turn out to be unchanged.
+	// A change of one of ten endpoints changes about `each` elements. The bound `most` is there because many of the Services may be unchanged.
 	const each, most = 4, 8192
 	if p.sink != nil {
 		p.sink.Expect(min(each*services, most))
@@ -131,13 +132,13 @@ func (p *Planner) Expect(services int) {
 	p.shared = make(map[nft.ID]int32, services)
 }
 
-// lay makes the constant part of a family's table.
+// lay builds the constant part of a family's table.
 func (p *Planner) lay(f inet.Family) { p.tables[f] = p.layouts[f].table(&p.options) }
 
-// LocalPods returns the way in which the rules of each family recognise traffic of this node's pods.
+// LocalPods returns, for each family, how the rules recognise traffic of this node's pods.
 func (p *Planner) LocalPods() [2]LocalPods { return p.options.LocalPods }
 
-// SetLocalPods changes how the rules of a family recognise traffic of this node's pods. This is the only change of the constant rules.
+// SetLocalPods changes how the rules of a family recognise traffic of this node's pods. No other function changes the constant rules.
 func (p *Planner) SetLocalPods(f inet.Family, pods LocalPods) {
 	if p.layouts[f] == nil || p.options.LocalPods[f] == pods {
 		return
@@ -146,7 +147,7 @@ func (p *Planner) SetLocalPods(f inet.Family, pods LocalPods) {
 	p.lay(f)
 }
 
-// Leases returns the elements of all families that have to be renewed within [Lease].
+// Leases returns the lease elements of all families. The caller has to renew them within [Lease].
 func (p *Planner) Leases() (list []nft.Element) {
 	for _, f := range p.options.Families {
 		list = append(list, p.layouts[f].leases()...)
@@ -165,7 +166,7 @@ func (l *layout) fixed() []nft.Element {
 	return out
 }
 
-// leases returns the elements of the set of the lease: the protocols that Services have.
+// leases returns the elements of the set lease: one for each protocol that Services can have.
 func (l *layout) leases() (list []nft.Element) {
 	for _, proto := range inet.Protocols {
 		list = append(list, nft.Element{Set: l.lease, Key: nft.Value{}.OnlyProto(proto)})
@@ -177,7 +178,7 @@ func (l *layout) dispatchElement(st step, c class) nft.Element {
 	return nft.Element{Set: l.dispatch[st], Key: nft.Value{}.Uint32(c.number()), Chain: c.chain(), Jump: st >= stepPick}
 }
 
-// Set plans a Service instead of its earlier form, or removes it if s is nil.
+// Set replaces the earlier form of a Service in the plan by s, or removes the Service if s is nil.
 func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	old, before := p.services[name], p.takenBy(name.Namespace)
 	var now *service
@@ -213,7 +214,7 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.noteRoom(name, before, old, now)
 }
 
-// newService prepares a Service for the tables. It keeps slots and numbers of an earlier form.
+// newService prepares a Service for the tables. It takes over the slots and numbers of the earlier form, which may be nil.
 func (p *Planner) newService(s *model.Service, old *service) *service {
 	out := &service{name: s.Name, created: s.Created, ports: make([]*port, 0, len(s.Ports))}
 	weight := Weight(s)
@@ -243,8 +244,8 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 	return out
 }
 
-// assign gives a port of a Service its number, if possible that of its earlier form, and with affinity ids to its endpoints. If there is no
-// number for a port with affinity, the port serves without affinity.
+// assign gives a service port a number, the earlier one if possible. With affinity, it also gives ids to the endpoints. If no number for
+// affinity is free, the port serves without affinity.
 func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 	if affinity > 0 {
 		n.timeout = timeoutClass(uint32(affinity / time.Second))
@@ -281,7 +282,7 @@ func (p *Planner) giveIDs(n, before *port) {
 	}
 }
 
-// manyPorts is the least number of ports for which a Service has an index.
+// manyPorts is the number of ports from which a Service has an index.
 const manyPorts = 8
 
 func (s *service) makeIndex() {
@@ -294,7 +295,7 @@ func (s *service) makeIndex() {
 	}
 }
 
-// port returns a service port, or an empty one if there is none.
+// port returns the service port with an id, or an empty one if the Service does not have it. The Service may be nil.
 func (s *service) port(id portID) *port {
 	switch {
 	case s == nil:
@@ -312,7 +313,7 @@ func (s *service) port(id portID) *port {
 	return &port{}
 }
 
-// change replaces the elements of one claim to a key by those of another. Either may be the zero claim.
+// change replaces the elements of a key's earlier winner by those of its new winner. Either may be the zero claim.
 func (p *Planner) change(was, is claim) {
 	if was == is {
 		return
@@ -328,8 +329,8 @@ func (p *Planner) change(was, is claim) {
 	p.dropTakenOut()
 }
 
-// takeOut removes an element that chooses a class; its set is nil if there is no element. [Planner.dropTakenOut] drops the class, unless an
-// element that was put in meanwhile chooses it.
+// takeOut removes an element that leads to a class. If the element's set is nil, only the use of the class is removed. The class stays in use
+// until [Planner.dropTakenOut]: an element that is put in meanwhile may lead to it, and then no dispatch element changes.
 func (p *Planner) takeOut(e *nft.Element, u use) {
 	if e.Set != nil {
 		p.remove(e)
@@ -337,7 +338,7 @@ func (p *Planner) takeOut(e *nft.Element, u use) {
 	p.takenOut = append(p.takenOut, u)
 }
 
-// putIn adds an element that chooses a class; its set is nil if there is no element.
+// putIn adds an element that leads to a class. If the element's set is nil, only the use of the class is added.
 func (p *Planner) putIn(e *nft.Element, u use) {
 	if e.Set != nil {
 		p.put(e)
@@ -352,7 +353,7 @@ func (p *Planner) dropTakenOut() {
 	p.takenOut = p.takenOut[:0]
 }
 
-// changePorts replaces the elements of service ports that do not belong to a frontend.
+// changePorts replaces the elements of a Service that do not belong to a single frontend.
 func (p *Planner) changePorts(old, now *service) {
 	if old == nil && now == nil {
 		return
@@ -426,7 +427,7 @@ func (p *Planner) changeAllSlots(old, now *slots) {
 	}
 }
 
-// giveBack frees the numbers that a Service does not need any more.
+// giveBack frees the numbers and the ids of endpoints that a Service does not need any more.
 func (p *Planner) giveBack(old, now *service) {
 	if old != nil {
 		for _, o := range old.ports {

@@ -27,15 +27,15 @@ func testOptions() Options {
 	}
 }
 
-// recorder is a sink that holds the wanted elements. It fails the test if a difference contradicts the ones before.
+// recorder is a sink that holds the wanted elements. It fails the test if a difference contradicts the earlier differences.
 type recorder struct {
 	t        *testing.T
 	elements map[nft.ID]nft.Element
-	// puts counts the elements since the test began.
+	// puts counts the calls of Put.
 	puts int
 }
 
-// record returns a sink for all that a planner wants from now on.
+// record makes a planner report to a new recorder.
 func record(t *testing.T, p *Planner) *recorder {
 	r := &recorder{t: t, elements: map[nft.ID]nft.Element{}}
 	p.Report(r)
@@ -45,7 +45,7 @@ func record(t *testing.T, p *Planner) *recorder {
 func (r *recorder) Put(e nft.Element) {
 	r.t.Helper()
 	if old, ok := r.elements[e.ID()]; ok {
-		r.t.Fatalf("put %v: %v is wanted", e.String(), old.String())
+		r.t.Fatalf("put %v: %v is wanted already", e.String(), old.String())
 	}
 	r.elements[e.ID()] = e
 	r.puts++
@@ -61,7 +61,7 @@ func (r *recorder) Remove(e nft.Element) {
 
 func (*recorder) Expect(int) {}
 
-// canonical lists all that is wanted, with names for the numbers that a planner has assigned: histories may assign others.
+// canonical returns all wanted elements and chains as text. It replaces the assigned numbers by names, because they depend on history.
 func (r *recorder) canonical(p *Planner) string {
 	type named struct {
 		f    inet.Family
@@ -117,7 +117,7 @@ func (r *recorder) canonical(p *Planner) string {
 	return strings.Join(slices.Sorted(maps.Keys(lines)), "\n")
 }
 
-// random returns a Service of a small world, in which Services often claim the same addresses.
+// random returns a random Service. Its addresses are from a small set, so that Services often claim the same address.
 func random(r *rand.Rand, i int) *model.Service {
 	s := &model.Service{
 		Name:    types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)},
@@ -198,7 +198,7 @@ func TestAnyHistoryEndsLikeAFreshStart(t *testing.T) {
 	}
 }
 
-// The same where endpoints are so many that they are changed in place, a few at a time.
+// TestAnyHistoryOfManyEndpointsEndsLikeAFreshStart has so many endpoints that arrangements change in place, and changes a few at a time.
 func TestAnyHistoryOfManyEndpointsEndsLikeAFreshStart(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 9))
 	p := New(testOptions())
@@ -243,7 +243,7 @@ func TestAnyHistoryOfManyEndpointsEndsLikeAFreshStart(t *testing.T) {
 	}
 }
 
-// checkFresh compares what increments have led to with what a new planner would report for the same world.
+// checkFresh compares the elements after all increments with the report of a new planner for the same Services.
 func checkFresh(t *testing.T, p *Planner, sink *recorder, world map[types.NamespacedName]*model.Service) {
 	t.Helper()
 	fresh := New(testOptions())
@@ -336,14 +336,14 @@ func TestOlderServiceWinsAndTheOtherTakesOver(t *testing.T) {
 		t.Errorf("losers are %v", got)
 	}
 	if got := owner(); got != "default/b-older:0" || p.Conflicts() != 1 {
-		t.Errorf("after the older one came: owner is %q, %d conflicts", got, p.Conflicts())
+		t.Errorf("after the older Service was added: owner is %q, %d conflicts", got, p.Conflicts())
 	}
 	p.Set(older.Name, nil)
 	if got, _ := p.TakeLosers(); !slices.Contains(got, younger.Name) {
-		t.Errorf("after the winner went, losers are %v", got)
+		t.Errorf("after the winner was deleted, losers are %v", got)
 	}
 	if got := owner(); got != "default/a-younger:0" || p.Conflicts() != 0 {
-		t.Errorf("after the older one went: owner is %q, %d conflicts", got, p.Conflicts())
+		t.Errorf("after the older Service was deleted: owner is %q, %d conflicts", got, p.Conflicts())
 	}
 }
 
@@ -376,10 +376,10 @@ func TestPortsWithoutLocalEndpointsAreCounted(t *testing.T) {
 	expect("none anywhere", 0, 0)
 	set(true, false, nil, true)
 	p.Set(types.NamespacedName{Name: "s"}, nil)
-	expect("gone", 0, 0)
+	expect("deleted", 0, 0)
 }
 
-// Whoever may make Services can't draw the traffic of somebody else's cluster IP to endpoints of their own.
+// TestAClusterIPWinsOverAnOlderExternalIP: a tenant cannot send the traffic of another tenant's cluster IP to its own endpoints.
 func TestAClusterIPWinsOverAnOlderExternalIP(t *testing.T) {
 	p := New(testOptions())
 	sink := record(t, p)
@@ -447,7 +447,7 @@ func dispatches(r *recorder) (n int) {
 	return n
 }
 
-// A Service for which the node has no room loses that part, says so, and costs others nothing.
+// TestANodeWithoutRoom: the parts of a Service without room are left out and listed. Other Services keep their elements.
 func TestANodeWithoutRoom(t *testing.T) {
 	p := New(testOptions())
 	sink := record(t, p)

@@ -9,13 +9,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Present is what is planned for a Service: its frontends, and the endpoints of all its ports, each sorted and once.
+// Present has the frontends of a Service, and the endpoints of all its ports. Both are sorted and free of duplicates.
 type Present struct {
 	Frontends []model.Key
 	Endpoints []netip.AddrPort
 }
 
-// Present tells what is planned for the named Service; there is nothing where it isn't planned at all.
+// Present returns the planned frontends and endpoints of the named Service. planned is false if the plan does not have the Service.
 func (p *Planner) Present(name types.NamespacedName) (out Present, planned bool) {
 	s := p.services[name]
 	if s == nil {
@@ -33,7 +33,7 @@ func (p *Planner) Present(name types.NamespacedName) (out Present, planned bool)
 	return out, true
 }
 
-// PresentOf tells the same of a Service that isn't planned yet.
+// PresentOf returns the frontends and endpoints of a Service that is not planned yet.
 func PresentOf(s *model.Service) (out Present) {
 	for _, port := range s.Ports {
 		for i := range port.Frontends {
@@ -61,5 +61,5 @@ func compareKeys(a, b model.Key) int {
 	return 0
 }
 
-// Services counts the Services that are planned.
+// Services returns the number of planned Services.
 func (p *Planner) Services() int { return len(p.services) }

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// recalled are the numbers of an earlier process that were read back.
+// recalled has the numbers of an earlier process or planner, and with affinity the ids of endpoints.
 type recalled struct {
 	numbers map[portID]uint32
 	ids     map[portID]map[netip.AddrPort]uint16
@@ -20,8 +20,8 @@ func newRecalled() recalled {
 	return recalled{numbers: map[portID]uint32{}, ids: map[portID]map[netip.AddrPort]uint16{}}
 }
 
-// Resume makes a planner recall the numbers of an earlier process, before it plans any Service: next is the earlier [Planner.Next], and
-// remembering are the elements of [Planner.Remembering].
+// Resume prepares a planner to recall the numbers of an earlier process. next is the earlier process's [Planner.Next], and remembering are the
+// elements of its [Planner.Remembering]. Call it before the first Service is planned.
 func (p *Planner) Resume(f inet.Family, next uint32, remembering []nft.Element) {
 	numbers := p.numbers[f]
 	if next >= firstNumber && next < endOthers {
@@ -39,10 +39,10 @@ func (p *Planner) Resume(f inet.Family, next uint32, remembering []nft.Element) 
 	}
 }
 
-// Numbers are the numbers that a planner has assigned, so that another planner can assign the same.
+// Numbers has the numbers that a planner has assigned, so that another planner can assign the same numbers.
 type Numbers struct {
 	next [2]uint32
-	// timeouts are the timeouts of the blocks of numbers.
+	// timeouts are the timeouts of the blocks, in seconds.
 	timeouts [2][endBlock - firstBlock]uint32
 	recalled
 }
@@ -72,7 +72,7 @@ func (p *Planner) Numbers() *Numbers {
 	return n
 }
 
-// TakeNumbers makes a planner assign the numbers of another planner to the same Services. It comes before any Service is planned.
+// TakeNumbers prepares a planner to assign the numbers of another planner to the same Services. Call it before the first Service is planned.
 func (p *Planner) TakeNumbers(n *Numbers) {
 	for _, f := range p.options.Families {
 		p.Resume(f, n.next[f], nil)
@@ -85,16 +85,16 @@ func (p *Planner) TakeNumbers(n *Numbers) {
 	p.recalled = &n.recalled
 }
 
-// Next returns the number that a family assigns next.
+// Next returns the number at which a family starts its next search for a free number without affinity.
 func (p *Planner) Next(f inet.Family) uint32 { return p.numbers[f].others.next }
 
-// Remembering returns the map whose elements have the timeouts of the blocks of numbers.
+// Remembering returns the map whose elements lead each block of numbers to the chain of its timeout.
 func (p *Planner) Remembering(f inet.Family) *nft.Set { return p.layouts[f].dispatch[stepRemember] }
 
-// Recalling reports whether numbers of an earlier process can be recalled.
+// Recalling reports whether the planner still recalls numbers of an earlier process.
 func (p *Planner) Recalling() bool { return p.recalled != nil }
 
-// Resumed ends the recall of numbers: all Services of the start are planned.
+// Resumed stops the recall of numbers. Call it after all Services of the start are planned.
 func (p *Planner) Resumed() {
 	p.recalled = nil
 	for _, t := range p.numbers {
@@ -109,7 +109,7 @@ func (p *Planner) Resumed() {
 // Get reads elements by their keys, see [nft.Conn.Get].
 type Get func(s *nft.Set, keys []nft.Value) ([]*nft.Found, error)
 
-// Recall reads back the numbers that an earlier process assigned to Services. It comes before these are planned.
+// Recall reads back the numbers that an earlier process assigned to Services. Call it before these Services are planned.
 func (p *Planner) Recall(get Get, services []*model.Service) error {
 	q := questions{get: get}
 	for _, s := range services {
@@ -125,7 +125,7 @@ func (p *Planner) Recall(get Get, services []*model.Service) error {
 			p.askIDs(&q, s)
 		}
 	}
-	for q.open() { // how many slots there are, which ids they hold, whose these are
+	for q.open() { // three rounds: the size of each table, the ids in its slots, their endpoints
 		if err := q.answer(); err != nil {
 			return err
 		}
@@ -133,7 +133,7 @@ func (p *Planner) Recall(get Get, services []*model.Service) error {
 	return nil
 }
 
-// questions are keys to look up, by set, each with a function that takes the element.
+// questions has keys to look up, by set, each with a function for the element that is found.
 type questions struct {
 	get   Get
 	order []*nft.Set
@@ -153,7 +153,7 @@ func (q *questions) ask(s *nft.Set, key nft.Value, found func(*nft.Found)) {
 	q.keys[s], q.found[s] = append(q.keys[s], key), append(q.found[s], found)
 }
 
-// answer looks up all keys so far. The functions that take the elements may add more.
+// answer looks up all keys so far. The functions for the elements may ask for more keys.
 func (q *questions) answer() error {
 	order, keys, found := q.order, q.keys, q.found
 	q.order, q.keys, q.found = nil, nil, nil
@@ -171,10 +171,11 @@ func (q *questions) answer() error {
 	return nil
 }
 
-// mostAsked is the number of frontends of a service port to look up. All have the same number, but another Service may have some of them.
+// mostAsked is the number of frontends to look up for each service port. All its frontends have the same number, but another Service may have
+// won some of them.
 const mostAsked = 4
 
-// askNumbers asks for the elements of a Service's frontends. Those of another Service have another comment.
+// askNumbers asks for the elements of a Service's frontends. An element of another Service has another comment, and is ignored.
 func (p *Planner) askNumbers(q *questions, s *model.Service) {
 	for _, sp := range s.Ports {
 		l := p.layouts[sp.Family]
@@ -206,7 +207,7 @@ func (p *Planner) askNumbers(q *questions, s *model.Service) {
 	}
 }
 
-// askIDs asks for the ids of endpoints of service ports with affinity.
+// askIDs asks for the ids of the endpoints of service ports with affinity.
 func (p *Planner) askIDs(q *questions, s *model.Service) {
 	for _, sp := range s.Ports {
 		l := p.layouts[sp.Family]
@@ -234,7 +235,7 @@ func (p *Planner) askIDs(q *questions, s *model.Service) {
 	}
 }
 
-// recallNumber assigns the number that an earlier process assigned; 0 if there is none.
+// recallNumber assigns the number that an earlier process assigned. It returns 0 if there is none, or if it is not free.
 func (p *Planner) recallNumber(id portID, timeout uint32) uint32 {
 	if p.recalled == nil {
 		return 0
@@ -245,7 +246,7 @@ func (p *Planner) recallNumber(id portID, timeout uint32) uint32 {
 	return 0
 }
 
-// recallIDs returns the ids that the endpoints of a service port had.
+// recallIDs returns the ids that an earlier process assigned to the endpoints of a service port.
 func (p *Planner) recallIDs(id portID) map[netip.AddrPort]uint16 {
 	if p.recalled == nil {
 		return nil

@@ -11,22 +11,23 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Room is how much all Services of a node may take together. The Services of one namespace may take a quarter of each, and half of the numbers,
-// so that no tenant leaves none to others.
+// Room limits all Services of a node together. The Services of one namespace may take a quarter of each limit, and half of the numbers. So no
+// tenant can use up the room.
 type Room struct {
-	// Elements is the number of frontends and endpoints of all Services, of both families; an endpoint counts twice with session affinity.
+	// Elements is the number of frontends and endpoints of all Services, in both families. An endpoint counts once for each list of
+	// endpoints that has it, and twice with session affinity.
 	Elements int
-	// SourceRanges is the number of source ranges, as the fewest prefixes. The kernel's work for a change of one grows with their number.
+	// SourceRanges is the number of source ranges, counted as the fewest prefixes. The kernel's work for a change of one grows with their number.
 	SourceRanges int
 }
 
-// perNamespace is the part of the room of a node that one namespace may take, as a divisor; numbersPerNamespace that of the numbers.
+// perNamespace divides the room of a node to get the share of one namespace. numbersPerNamespace divides the numbers.
 const perNamespace, numbersPerNamespace = 4, 2
 
-// DefaultRoom returns the room that a node has unless another is set.
+// DefaultRoom returns the default limits.
 func DefaultRoom() Room { return Room{Elements: 4_000_000, SourceRanges: 10_000} }
 
-// RoomOf returns the default room with the numbers that are given by name. It fails for a name that is none, or a number below 1.
+// RoomOf returns the default room, with the given numbers instead of the defaults, by name. It fails for an unknown name or a number below 1.
 func RoomOf(given map[string]int) (Room, error) {
 	r := DefaultRoom()
 	err := model.SetLimits(given, map[string]*int{"node-elements": &r.Elements, "node-source-ranges": &r.SourceRanges})
@@ -38,13 +39,13 @@ func (r Room) orDefault() Room {
 	return Room{cmp.Or(r.Elements, d.Elements), cmp.Or(r.SourceRanges, d.SourceRanges)}
 }
 
-// Excess is a part of a Service that is left out because the node has no room for it.
+// Excess is a part of a Service that is not planned, because the node or the namespace has no room for it.
 type Excess struct {
-	// Field is the path of the part, Reason says which limit is exceeded.
+	// Field is the path of the part. Reason names the limit that is exceeded.
 	Field, Reason string
 }
 
-// Excess returns the parts of the named Service that are left out: the first of them, and the number of all others.
+// Excess returns the parts of the named Service that are left out: the first mostLeft, and one more with the number of all others.
 func (p *Planner) Excess(name types.NamespacedName) []Excess {
 	s := p.services[name]
 	switch {
@@ -59,11 +60,12 @@ func (p *Planner) Excess(name types.NamespacedName) []Excess {
 // taken is the room that Services have taken.
 type taken struct {
 	elements, ranges int
-	// numbers are those of service ports and source ranges of a family, affine those with session affinity.
+	// numbers counts the numbers of each family for service ports without affinity and for source ranges. affine counts the numbers for
+	// service ports with affinity.
 	numbers, affine [2]int
 }
 
-// of returns the room that a namespace has taken.
+// of returns the room that a namespace has taken, for changes.
 func (p *Planner) of(namespace string) *taken {
 	t := p.namespaces[namespace]
 	if t == nil {
@@ -73,7 +75,7 @@ func (p *Planner) of(namespace string) *taken {
 	return t
 }
 
-// takenBy is a copy of the room that a namespace has taken.
+// takenBy returns a copy of the room that a namespace has taken.
 func (p *Planner) takenBy(namespace string) taken {
 	if t := p.namespaces[namespace]; t != nil {
 		return *t
@@ -81,7 +83,7 @@ func (p *Planner) takenBy(namespace string) taken {
 	return taken{}
 }
 
-// less reports whether this is less of anything than another one.
+// less reports whether at least one count of t is less than the same count of o.
 func (t taken) less(o *taken) bool {
 	less := t.elements < o.elements || t.ranges < o.ranges
 	for f := range t.numbers {
@@ -90,7 +92,7 @@ func (t taken) less(o *taken) bool {
 	return less
 }
 
-// Weight returns the number of elements that the named Service takes.
+// Weight returns the number of elements that the named Service takes of [Room].
 func (p *Planner) Weight(name types.NamespacedName) int {
 	if s := p.services[name]; s != nil {
 		return s.weight
@@ -98,7 +100,7 @@ func (p *Planner) Weight(name types.NamespacedName) int {
 	return 0
 }
 
-// Weight returns the number of elements that a Service takes, 0 for nil.
+// Weight returns the number of elements that a Service would take of [Room]; 0 for nil.
 func Weight(s *model.Service) (n int) {
 	if s == nil {
 		return 0
@@ -113,7 +115,7 @@ func Weight(s *model.Service) (n int) {
 	return n
 }
 
-// lacksElements returns the reason why a Service of a namespace cannot take a number of elements instead of those of its earlier form; "" if it can.
+// lacksElements returns the reason why a Service of a namespace cannot take n elements instead of the elements of its earlier form; "" if it can.
 func (p *Planner) lacksElements(namespace string, n int, old *service) string {
 	most := p.options.Room.Elements
 	all, own := p.taken.elements, p.takenBy(namespace).elements
@@ -129,7 +131,7 @@ func (p *Planner) lacksElements(namespace string, n int, old *service) string {
 	return ""
 }
 
-// weigh counts the elements of a Service that is added, n = 1, or removed, n = -1.
+// weigh counts the elements of a Service. n is 1 for a Service that is added, -1 for a Service that is removed.
 func (p *Planner) weigh(s *service, n int) {
 	if s == nil {
 		return
@@ -141,8 +143,8 @@ func (p *Planner) weigh(s *service, n int) {
 	}
 }
 
-// used returns the count of numbers of a namespace, and reports whether it may have another one: with a timeout for a service port with
-// session affinity.
+// used returns the count of numbers of a namespace, and reports whether the namespace may have another one. A timeout other than 0 stands for
+// numbers with session affinity.
 func (p *Planner) used(id portID, timeout uint32) (used *int, more bool) {
 	t := p.of(id.name.Namespace)
 	used, most := &t.numbers[id.family], int(endOthers)
@@ -152,8 +154,8 @@ func (p *Planner) used(id portID, timeout uint32) (used *int, more bool) {
 	return used, *used < most/numbersPerNamespace
 }
 
-// number assigns a number to something of a namespace, with a timeout to a service port with session affinity: that which it has had, if
-// it is recalled. 0 means that there is none, or that the namespace has its share.
+// number assigns a number to a service port or to source ranges, if possible the number that an earlier process assigned. A timeout other than 0
+// stands for a service port with session affinity. It returns 0 if no number is free, or if the namespace has used its share.
 func (p *Planner) number(id portID, timeout uint32) (n uint32) {
 	numbers := p.numbers[id.family]
 	used, more := p.used(id, timeout)
@@ -173,7 +175,7 @@ func (p *Planner) number(id portID, timeout uint32) (n uint32) {
 	return n
 }
 
-// giveNumberBack takes a number back from something of a namespace; 0 is none.
+// giveNumberBack frees a number of a namespace. It ignores 0.
 func (p *Planner) giveNumberBack(f inet.Family, namespace string, n uint32) {
 	if n == 0 {
 		return

@@ -13,7 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// TestLimitsOfANodeAreDocumented: the threat model has them in its tables.
+// TestLimitsOfANodeAreDocumented compares the limits with the tables of the threat model.
 func TestLimitsOfANodeAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../docs/threat-model.md")
 	if err != nil {
@@ -37,7 +37,7 @@ func TestLimitsOfANodeAreDocumented(t *testing.T) {
 	}
 }
 
-// TestAnEndpointWithAffinityIsTwoElements, so that a Service takes room for all that it adds to the tables.
+// TestAnEndpointWithAffinityIsTwoElements: it has an element in slots and one in backends, and both take room.
 func TestAnEndpointWithAffinityIsTwoElements(t *testing.T) {
 	for affinity, want := range []int{0: 1 + 3 + 2, 1: 1 + 2*(3+2)} {
 		s := benchService(0, 3, 0)
@@ -51,7 +51,7 @@ func TestAnEndpointWithAffinityIsTwoElements(t *testing.T) {
 	}
 }
 
-// TestANamespaceHasHalfOfTheNumbers, of both kinds.
+// TestANamespaceHasHalfOfTheNumbers covers numbers with and without affinity.
 func TestANamespaceHasHalfOfTheNumbers(t *testing.T) {
 	for timeout, all := range map[uint32]int{0: endOthers, 3600: perBlock * (endBlock - firstBlock)} {
 		p := New(testOptions())
@@ -71,7 +71,7 @@ func TestANamespaceHasHalfOfTheNumbers(t *testing.T) {
 	}
 }
 
-// TestPartsThatAreLeftOutAreBounded: a Service of which very many ports find no number has 20 reasons, and the number of all others.
+// TestPartsThatAreLeftOutAreBounded: if many ports of a Service have no number, [Planner.Excess] lists 20 of them and the number of all others.
 func TestPartsThatAreLeftOutAreBounded(t *testing.T) {
 	for ports, want := range map[int]int{20: 20, 21: 21, 2000: 21} {
 		p := New(testOptions())
@@ -89,7 +89,7 @@ func TestPartsThatAreLeftOutAreBounded(t *testing.T) {
 	}
 }
 
-// TestConflictsAreBounded: of one Service 20 are listed, and of the losers of one address 20 learn of another winner at once.
+// TestConflictsAreBounded: 20 conflicts of a Service are listed. After the winner of an address changes, 20 of its losers are reported.
 func TestConflictsAreBounded(t *testing.T) {
 	for addresses, want := range map[int]int{20: 20, 21: 20, 1000: 20} {
 		p := New(testOptions())
@@ -132,6 +132,6 @@ func TestConflictsAreBounded(t *testing.T) {
 	p.Set(winner, nil)
 	if names, _ := p.TakeLosers(); len(names) < 2 || len(names) > 20+2 {
 		n := len(names)
-		t.Errorf("%d Services learn of another winner, want some, and at most 20 beside both winners", n)
+		t.Errorf("%d Services are reported after a change of the winner, want at most 20 beside both winners", n)
 	}
 }

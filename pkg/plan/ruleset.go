@@ -11,9 +11,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Hook priorities: DNAT and masquerading stand where other software expects a service proxy to have them. Packets that no program has
-// translated meet rules once more, in nat chains too, so that established connections have no overhead. The kernel evaluates all nat chains of a
-// hook at dstnat, in the order of their priorities, until one translates the packet.
+// Hook priorities. DNAT and masquerading have the priorities at which other software expects a service proxy. The chains at afterOthers see the
+// packets that no program has translated. They are nat chains, too, so that established connections have no overhead. The kernel evaluates all
+// nat chains of a hook at dstnat, in the order of their priorities, until one translates the packet.
 const (
 	dstnat      = -100
 	srcnat      = 100
@@ -21,9 +21,9 @@ const (
 	afterOthers = 1000
 )
 
-// priorities returns the priorities of the chains that translate, and of those for packets that no program has translated. Beside another proxy,
-// whose DNAT is at dstnat, its frontends take precedence. The default instance drops packets to service addresses that it doesn't know, some of
-// which are those of an instance with a name.
+// priorities returns the priorities of the chains that translate, and of the chains for packets that no program has translated. An instance with a
+// name translates after the other proxy, whose DNAT is at dstnat: frontends of the other proxy take precedence. It handles untranslated packets
+// before the default instance, which drops packets to service addresses that it does not serve.
 func priorities(o *Options) (translating, unclaimed int32) {
 	if o.ServiceProxyName != "" {
 		return dstnat + 1, afterOthers - 1
@@ -50,7 +50,7 @@ func (l *layout) table(o *Options) *nft.Table {
 			rule("translated to a cluster IP by another program", dnatted(), in(l.clusterIPs, []nft.Field{nft.DstAddr(l.family)}, false), countedDrop())),
 		base("postrouting", unix.NF_INET_POST_ROUTING, srcnat, "masquerading",
 			rule("", dnatted(), goTo("translated")), askedFor(o)),
-		{Name: "clear-register", Comment: "the priority is the kernel's again", Rules: l.clearRegister()},
+		{Name: "clear-register", Comment: "sets the kernel's own priority", Rules: l.clearRegister()},
 		{Name: "translated", Comment: "packets with another destination than they came with", Rules: l.translated(o)},
 		{Name: "services", Comment: "finds the Service of a packet's destination", Rules: l.find(o)},
 		{Name: unusedPort, Comment: "a cluster IP without such a port", Rules: l.unused()},
@@ -72,15 +72,15 @@ func base(name string, hook uint32, priority int32, comment string, rules ...nft
 	return &nft.Chain{Name: name, Comment: comment, Type: "nat", Hook: hook, Priority: priority, Rules: rules}
 }
 
-// leased matches, for packets of the protocols that Services have, while the lease lasts, or once it has run out.
+// leased matches packets of the protocols of Services while the lease lasts. With lasts false, it matches all other packets.
 func (l *layout) leased(lasts bool) []expr.Any {
 	return in(l.lease, []nft.Field{nft.L4Proto()}, !lasts)
 }
 
-// find: the class of an address, else the class of a node port.
+// find looks up the destination: the class of an address, else the class of a node port.
 func (l *layout) find(o *Options) []nft.Rule {
 	nodePort := setPriority(key(l.nodePort()...), l.nodePorts)
-	// One rule for both: the kernel walks all that a map of verdicts leads to, at every commit, once for each rule that uses it.
+	// One rule for both lookups: at every commit, the kernel walks all chains below a map of verdicts once for each rule that uses the map.
 	first := rule("", dispatch(wordBits, l.dispatch[stepFirst]))
 	rules := []nft.Rule{rule("", setPriority(key(l.vip()...), l.services))}
 	notFound := hasNoBits(ourBit)
@@ -92,10 +92,10 @@ func (l *layout) find(o *Options) []nft.Rule {
 	return append(rules, rule("", notFound, destinationIsThisNode(expr.CmpOpEq), address(nft.DstAddr(l.family), expr.CmpOpNeq, loopback), nodePort), first)
 }
 
-// externalLocal sends local pods and this node to any endpoint, and all others to local ones. Only this node's own
-// traffic is masqueraded: its source address may be one that the endpoint's node can't answer to through here.
+// externalLocal sends packets of local pods and of this node to any endpoint, and all other packets to local endpoints. Only packets of this node
+// are masqueraded: the endpoint's node may send replies to their source address by another path.
 //
-// What has been found is a key of neither map, so that the rules after it find nothing.
+// After one lookup has found a word with a class, later lookups find nothing: the keys of both maps have no class.
 func (l *layout) externalLocal(o *Options) []nft.Rule {
 	number := key(nft.Priority())
 	rules := []nft.Rule{rule("", keepBits(portBits))}
@@ -108,7 +108,7 @@ func (l *layout) externalLocal(o *Options) []nft.Rule {
 		rule("", dispatch(wordBits, l.dispatch[stepLocal])))
 }
 
-// localPods matches packets that come from local pods, or with negate those that don't.
+// localPods matches packets from local pods, or with negate all other packets.
 func (l *layout) localPods(p LocalPods, negate bool) []expr.Any {
 	op := expr.CmpOpEq
 	if negate {
@@ -128,8 +128,8 @@ func (l *layout) firewall() []nft.Rule {
 	}
 }
 
-// source puts the register and the source address into registers. The register is in network order, as nft has the fields of a
-// concatenation with ranges.
+// source loads the scratch register and the source address into registers of nft. The scratch register is in network order: nft needs this for the
+// fields of a concatenation with ranges.
 func (l *layout) source() []expr.Any {
 	return []expr.Any{
 		nft.Priority().Load(reg),
@@ -138,7 +138,7 @@ func (l *layout) source() []expr.Any {
 	}
 }
 
-// reject answers at once. A TCP reset isn't subject to the kernel's limit on ICMP errors, so that no client ever waits.
+// reject answers with a TCP reset or an ICMP error. The kernel limits the rate of ICMP errors, but not of TCP resets. So no TCP client has to wait.
 func (l *layout) reject() []nft.Rule {
 	return []nft.Rule{
 		rule("", protocol(inet.TCP), countedReset()),
@@ -146,10 +146,12 @@ func (l *layout) reject() []nft.Rule {
 	}
 }
 
-// unclaimed handles packets that no program has translated: Services, if kube-nftproxy is away for longer than its lease lasts and
-// another proxy may have taken over, and addresses of services that no service port stands for. Of packets that arrive, those only
-// that are to be forwarded: a program that owns such an address on this node, as a node-local DNS cache does, may answer there, and so
-// may a transparent proxy to which policy routing leads.
+// unclaimed handles packets that no program has translated:
+//   - to Services, after the lease has expired: another proxy may have taken over since,
+//   - to service addresses and ports that no service port has.
+//
+// Of the second kind, it handles arriving packets only if the kernel would forward them. A program on this node may have the address and answer, for
+// example a node-local DNS cache. Or policy routing may lead the packet to a transparent proxy on this node.
 func (l *layout) unclaimed(arrived bool) []nft.Rule {
 	daddr := []nft.Field{nft.DstAddr(l.family)}
 	var forwarded []expr.Any
@@ -163,29 +165,29 @@ func (l *layout) unclaimed(arrived bool) []nft.Rule {
 		rule("a service address that is not in use", in(l.serviceCIDRs, daddr, false), forwarded, countedDrop()))
 }
 
-// unusedPort is the chain of packets to cluster IPs for which no port was found. They are looked for once more: before kernel 6.17
-// ("netfilter: nf_tables: restart set lookup on base_seq change") who looks for an element in the moment in which a
-// batch replaces it may find neither the old one nor the new one.
+// unusedPort is the chain of packets to a port of a cluster IP that no rule has found. The chain looks the packet up once more: before kernel 6.17
+// ("netfilter: nf_tables: restart set lookup on base_seq change"), a lookup during a commit that replaces an element may find neither the old
+// element nor the new one.
 const unusedPort = "unused-port"
 
-// unused are the rules of that chain. They count refused packets in a set that packets fill, not by the elements of cluster IPs: ten thousand
-// counters, of which nearly all stay at 0, would take a fifth to a third of the kernel's time for a full batch. In a full set the rule does nothing.
+// unused returns the rules of the chain unused-port. They count refused packets in a set that packets fill, and not with counters in cluster-ips:
+// ten thousand counters, nearly all 0, would take a fifth to a third of the kernel's time for a full batch. If the set is full, nothing is counted.
 func (l *layout) unused() []nft.Rule {
 	return []nft.Rule{
-		rule("a port that was replaced just then", jump("services")),
+		rule("a batch may have replaced the port just now", jump("services")),
 		rule("counted", count(l.unusedPorts, nft.DstAddr(l.family))),
 		rule("a cluster IP without such a port", goTo(kindReject.name())),
 	}
 }
 
-// clearRegister gives a packet the priority that the kernel would have given it: for IPv4 that of its type of service
-// (rt_tos2priority). A priority that a process has set for its socket is lost on the first packet.
+// clearRegister sets the priority that the kernel would have set: for IPv4 the priority of the type of service (rt_tos2priority), otherwise 0. If a
+// process has set a priority for its socket, the first packet loses it.
 func (l *layout) clearRegister() []nft.Rule {
 	rules := []nft.Rule{rule("", setPriorityTo(0))}
 	if l.family == inet.IPv6 {
 		return rules
 	}
-	// ip_tos2prio of net/ipv4/route.c, of which only two bits of the type of service count.
+	// ip_tos2prio of net/ipv4/route.c: only two bits of the type of service matter.
 	const bulk, interactive, both = 0x08, 0x10, 0x18
 	return append(rules,
 		rule("", typeOfService(0), back()),
@@ -194,7 +196,7 @@ func (l *layout) clearRegister() []nft.Rule {
 		rule("", typeOfService(both), setPriorityTo(4)))
 }
 
-// translated handles the packets that a program has given another destination.
+// translated masquerades packets whose destination a program has translated, if they need it.
 func (l *layout) translated(o *Options) []nft.Rule {
 	hairpin := in(l.hairpin, []nft.Field{nft.SrcAddr(l.family), nft.DstAddr(l.family)}, false)
 	return []nft.Rule{
@@ -203,13 +205,13 @@ func (l *layout) translated(o *Options) []nft.Rule {
 	}
 }
 
-// askedFor masquerades packets that carry the mark. The bit is cleared: an encapsulated packet inherits the mark and would be
-// masqueraded a second time.
+// askedFor masquerades packets with the bit of the mark, and clears the bit. Otherwise, a tunnel would copy the mark to the outer packet, and the
+// rules would masquerade it a second time.
 func askedFor(o *Options) nft.Rule {
-	return rule("asked for", unmarkPacket(o.MasqueradeMark), masquerade())
+	return rule("requested by the mark", unmarkPacket(o.MasqueradeMark), masquerade())
 }
 
-// classChain builds the chain of a class that has one for every number in use.
+// classChain builds the chain of a class. It panics for a class whose chain is in every plan.
 func (l *layout) classChain(o *Options, c class) *nft.Chain {
 	ch := &nft.Chain{Name: c.chain()}
 	switch {
@@ -227,8 +229,8 @@ func (l *layout) classChain(o *Options, c class) *nft.Chain {
 	return ch
 }
 
-// draws are the sizes from which a slot of a table is drawn, until one is filled: a table of more than exactSlots has some empty ones. More
-// than four fifths of its slots are filled, so that an endpoint's share is off by a hundredth at most.
+// draws returns the numbers of slots from which successive rules draw one, until a slot is filled. A table of more than exactSlots has some empty
+// slots, but more than four fifths are filled. So the shares of endpoints differ by 1 % at most.
 func draws(size uint32) []uint32 {
 	if filled := surelyFilled(size); filled < size {
 		return []uint32{size, size, size, filled}
@@ -237,7 +239,7 @@ func draws(size uint32) []uint32 {
 }
 
 // undone is the comment of a rule for a packet whose service port a batch deleted after the packet had found its class.
-const undone = "gone by now"
+const undone = "the service port was deleted just now"
 
 // fewer is the chain for a packet that drew the slot of an endpoint that a batch deleted after the packet had found its class.
 func (l list) fewer() string { return "fewer-" + l.prefix() + "endpoints" }
@@ -259,7 +261,7 @@ func (l *layout) direct(o *Options, ls list, n uint32) []nft.Rule {
 	return append(rules, rule("", goTo(ls.fewer())))
 }
 
-// first sends a packet to the endpoint of a service port that exists as long as the service port has any.
+// first sends a packet to the endpoint in slot 0, which is filled as long as the service port has an endpoint.
 func (l *layout) first(ls list) []nft.Rule {
 	return []nft.Rule{rule("", l.toEndpoint(ls, 1)), rule(undone, setPriorityTo(0))}
 }
@@ -306,18 +308,18 @@ func (l *layout) masqueradeRoute(o *Options, r route) []nft.Rule {
 	return nil
 }
 
-// sticky sends a client to the endpoint that it had before, if that endpoint still serves it; otherwise it picks one and
-// remembers it. The kernel never overwrites the data of a remembered client, hence the deletion.
+// sticky sends a client to its earlier endpoint, if this endpoint still serves. Otherwise the rules pick an endpoint and remember it. They first
+// delete the earlier element: an update of an element in the kernel does not change its data.
 func (l *layout) sticky(o *Options, r route) []nft.Rule {
 	saddr := nft.SrcAddr(l.family)
 	toBackend := dnat(l.family, key(nft.L4Proto(), nft.Priority()), l.backends[r.list()])
 	keepTime := dispatch(blockBits, l.dispatch[stepRemember])
 	return append(l.masqueradeRoute(o, r),
 		rule("the service port's number", keepBits(affineBits)),
-		rule("a client that was here before", setPriority(key(nft.Priority(), saddr), l.affinity)),
-		rule("its time starts again", hasBits(endpointBits), keepTime),
+		rule("a known client", setPriority(key(nft.Priority(), saddr), l.affinity)),
+		rule("restart its timeout", hasBits(endpointBits), keepTime),
 		rule("same endpoint, if it still serves", toBackend),
-		rule("it doesn't", hasBits(endpointBits), remember(l.affinity, saddr, dynsetDelete, expr.Dynset{})),
+		rule("it does not serve", hasBits(endpointBits), remember(l.affinity, saddr, dynsetDelete, expr.Dynset{})),
 		rule("pick one", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[r.list()]), dispatch(endpointBits, l.dispatch[stepPick+step(r.list())])),
 		rule("fewer by now: the first one exists", hasNoBits(endpointBits), setPriority(indexed([]nft.Field{nft.Priority()}, 1), l.slots[r.list()])),
 		rule("", hasBits(endpointBits), keepTime),
@@ -325,7 +327,8 @@ func (l *layout) sticky(o *Options, r route) []nft.Rule {
 		rule(undone, setPriorityTo(0)))
 }
 
-// samples holds a class of every kind that has a chain for every number in use, with an exact table and a rounded one.
+// samples returns classes of every kind with a chain for each size or timeout. If the kind has a size: a single slot, an exact table and a rounded
+// table.
 func (l *layout) samples() []class {
 	var list []class
 	for k := kindDirect; k < kindEnd; k++ {

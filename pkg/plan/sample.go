@@ -6,7 +6,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Samples returns the wanted tables without elements, with one chain of every kind of class: all forms of rules that the kernel may get.
+// Samples returns the tables without elements, with sample chains for every kind of class. They have all forms of rules that the program may send
+// to the kernel.
 func (p *Planner) Samples() []*nft.Table {
 	var list []*nft.Table
 	for _, f := range p.options.Families {

@@ -10,22 +10,23 @@ import (
 	"github.com/dchest/siphash"
 )
 
-// A service port's endpoints stand in numbered slots, so that a random number chooses one. Which endpoint stands in which
-// slot is a function of the set of endpoints alone: whatever happened before, the same endpoints stand in the same slots.
-// So a restart finds what it would write, and a step-by-step history ends like a fresh start. And it is stable: when an
-// endpoint comes, goes or is replaced, about 2 ln n of n slots change, where the order by address would change a third.
+// The endpoints of a service port have numbered slots, so that a random number draws an endpoint. The arrangement, which endpoint is in which slot,
+// depends only on the set of endpoints, and not on earlier sets. So after a restart, the plan equals the tables of the earlier process. The
+// arrangement is also stable: after an endpoint is added, removed or replaced, about 2 ln n of n slots change. With an order by address, a third
+// would change. See docs/decisions/0002-slots.md.
 //
-// The rule: the last slot takes of all endpoints the one with the lowest score for that slot, a hash of both; the last slot
-// but one takes the lowest of those that remain, and so on. After a change one endpoint is new among those that remain,
-// and one is missing. At a slot that chooses among k, the newcomer wins with a chance of 1/k, and then whom it drove out is
-// the newcomer below; the missing one was the holder with a chance of 1/k too. Hence 2/n + 2/(n-1) + ... slots change.
+// The slots choose one after the other, from the last to the first. Each slot takes the endpoint with the lowest score, a hash of slot and
+// endpoint, among the endpoints that no earlier slot took. After one endpoint replaces another, each slot chooses among the same endpoints as
+// before, except that one is new and one is missing. A slot with k endpoints to choose from takes the new one with a probability of 1/k. The
+// endpoint that it would have taken is then the new one for the next slots. With the same probability, the slot had the missing endpoint before.
+// So 2/n + 2/(n-1) + ... slots change.
 
-// rearrange returns the arrangement of a set of endpoints, given that of another set: an earlier one of the same service
-// port, or nil. The result doesn't depend on which; the time does: O(n) for each endpoint that differs, of about three nanoseconds
-// for an endpoint. The set is sorted, and neither list has duplicates. At most as many as most compete; before must be of the same limit.
+// rearrange returns the arrangement of a set of endpoints, in the order of the slots. before is the arrangement of an earlier set of the service
+// port, or nil. The result does not depend on before, but the time does: about 3 ns × n for each endpoint that differs. The set is sorted, and
+// neither list has duplicates. Up to most endpoints compete with each other; before must have the same limit.
 //
-// Of many endpoints it also returns what makes the next change cheap. Handed in as known, that is changed in place, and with it the
-// list before.
+// For many endpoints, rearrange also returns an arrangement that makes the next change cheap. The next call gets it as known, and changes it and
+// the list before in place.
 func rearrange(before []netip.AddrPort, known *arrangement, set []netip.AddrPort, most int) ([]netip.AddrPort, *arrangement) {
 	if known != nil {
 		known.undo, known.before, known.removed, known.added = known.undo[:0], len(before), nil, nil
@@ -39,7 +40,7 @@ func rearrange(before []netip.AddrPort, known *arrangement, set []netip.AddrPort
 	case differ == 0:
 		return before, known
 	case 4*differ > len(set):
-		return afresh(set), nil // which takes n²/2 scores, where each difference takes about 2n
+		return afresh(set), nil // takes n²/2 scores; each difference would take about 2n
 	case len(set) < many:
 		return rearrangeFew(before, len(set), removed, added), nil
 	case known == nil:
@@ -51,18 +52,18 @@ func rearrange(before []netip.AddrPort, known *arrangement, set []netip.AddrPort
 	return known.endpoints, known
 }
 
-// mostScored is the number of endpoints up to which all of one service port compete with each other. From scratch that takes a time that
-// grows with the square, about 15 ms at this number; so a Service with many ports has a lower limit.
+// mostScored is the number of endpoints up to which all endpoints of a service port compete with each other. The time from scratch grows with the
+// square of the number, and is about 15 ms for this number. So a Service with many ports has a lower limit.
 const mostScored = 5120
 
-// scoredOf is the limit for each list of a Service with a number of ports.
+// scoredOf returns the limit for each list of endpoints of a Service with a number of ports.
 func scoredOf(ports int) int { return min(mostScored, 4*mostScored/max(ports, 1)) }
 
-// perGroup is the greatest number of endpoints that compete with each other where there are more than the limit.
+// perGroup is the size of the groups of competing endpoints above the limit. Groups are chosen by hash, so they differ in size.
 const perGroup = 512
 
-// grouped returns the arrangement of very many endpoints: groups by hash, in each of which the endpoints compete, take turns. One endpoint
-// that comes or goes changes some hundred slots, where the order by address would change a third of all.
+// grouped returns the arrangement of very many endpoints. It divides them into groups by hash, and the endpoints of each group compete. Then the
+// groups take slots in turn. An endpoint that is added or removed changes some hundred slots. With an order by address, a third would change.
 func grouped(set []netip.AddrPort) []netip.AddrPort {
 	groups := make([][]netip.AddrPort, 1<<bits.Len(uint(len(set)/perGroup)))
 	for _, e := range set {
@@ -72,7 +73,7 @@ func grouped(set []netip.AddrPort) []netip.AddrPort {
 	for g := range groups {
 		if len(groups[g]) <= 4*perGroup {
 			groups[g] = afresh(groups[g])
-		} else { // chosen to be in one group
+		} else { // a tenant chose endpoints whose hashes are in one group
 			slices.SortFunc(groups[g], netip.AddrPort.Compare)
 		}
 	}
@@ -87,11 +88,10 @@ func grouped(set []netip.AddrPort) []netip.AddrPort {
 	return list
 }
 
-// many is the number of endpoints from which arrangements are changed in place, small that up to which no memory of the heap is
-// needed for hashes.
+// many is the number of endpoints from which arrangements are changed in place. small is the number up to which hashes are on the stack.
 const many, small = 128, 32
 
-// difference returns what of the endpoints before is not in set, and what of set was not there before.
+// difference returns the endpoints that only before has, and the endpoints that only set has. The arrangement of before may be nil.
 func (a *arrangement) difference(before, set []netip.AddrPort) (removed, added []netip.AddrPort) {
 	switch {
 	case len(before) == 0:
@@ -112,7 +112,7 @@ func rearrangeFew(before []netip.AddrPort, n int, removed, added []netip.AddrPor
 	return a.endpoints
 }
 
-// afresh lets every slot choose, the last one first.
+// afresh returns the arrangement of a set from scratch: every slot chooses, the last one first.
 func afresh(set []netip.AddrPort) []netip.AddrPort {
 	var room [small]uint64
 	a := arrangement{endpoints: slices.Clone(set), hashes: appendHashes(room[:0], set), final: true}
@@ -126,7 +126,7 @@ func afresh(set []netip.AddrPort) []netip.AddrPort {
 	return a.endpoints
 }
 
-// difference returns what of one sorted list is not in another, and what of the other is not in the one.
+// difference returns the endpoints that only the sorted list old has, and the endpoints that only the sorted list now has.
 func difference(old, now []netip.AddrPort) (removed, added []netip.AddrPort) {
 	i, j := 0, 0
 	for i < len(old) && j < len(now) {
@@ -148,7 +148,7 @@ func difference(old, now []netip.AddrPort) (removed, added []netip.AddrPort) {
 // sorted returns a list if it is sorted, and otherwise a sorted copy.
 func sorted(list []netip.AddrPort) []netip.AddrPort { return sortedIn(nil, list) }
 
-// sortedIn makes the copy in the room given, if that is enough.
+// sortedIn does the same, and makes the copy in the given memory if it is large enough.
 func sortedIn(room, list []netip.AddrPort) []netip.AddrPort {
 	if slices.IsSortedFunc(list, netip.AddrPort.Compare) {
 		return list
@@ -158,8 +158,8 @@ func sortedIn(room, list []netip.AddrPort) []netip.AddrPort {
 	return list
 }
 
-// rival is an endpoint with the hash by which it competes for slots. The hash orders endpoints, the address tells them apart: anybody
-// can find two endpoints with one hash.
+// rival is an endpoint with the hash by which it competes for slots. The hash orders endpoints, and the address distinguishes endpoints with the
+// same hash: a tenant can find two of them.
 type rival struct {
 	hash     uint64
 	endpoint netip.AddrPort
@@ -171,16 +171,17 @@ func (r *rival) compare(o *rival) int {
 	return cmp.Or(cmp.Compare(r.hash, o.hash), r.endpoint.Compare(o.endpoint))
 }
 
-// beats tells whether one rival wins a slot over another.
+// beats reports whether one rival wins a slot over another.
 func (r *rival) beats(o *rival, slot int) bool {
 	mine, others := score(slot, r.hash), score(slot, o.hash)
 	return mine < others || mine == others && r.compare(o) < 0
 }
 
-// hashMask is all ones but in tests, which cut hashes short.
+// hashMask is all ones except in tests, which shorten hashes to make them collide.
 var hashMask = ^uint64(0)
 
-// slotKey is the same on all nodes: they have to agree. Endpoints with one hash can still not be made in numbers, as with a simpler hash.
+// slotKey is constant, so that each process arranges the same endpoints alike. Although it is public, a tenant cannot find many endpoints with the
+// same hash, as would be possible with a simpler hash.
 const slotKey = 0x9e3779b97f4a7c15
 
 // hashEndpoint returns a hash of 64 bits (SipHash).
@@ -192,7 +193,7 @@ func hashEndpoint(e netip.AddrPort) uint64 {
 	return siphash.Hash(slotKey, slotKey, b[:]) & hashMask
 }
 
-// score is an endpoint's number for a slot; the lowest wins.
+// score returns the score of an endpoint for a slot. The lowest score wins.
 func score(slot int, hash uint64) uint64 {
 	hi, lo := bits.Mul64(hash^uint64(slot)*0x9e3779b97f4a7c15, 0xd6e8feb86659fd93)
 	return hi ^ lo
@@ -207,27 +208,27 @@ func appendHashes(room []uint64, list []netip.AddrPort) []uint64 {
 	return room
 }
 
-// arrangement is one that changes in place.
+// arrangement is an arrangement that changes in place.
 type arrangement struct {
-	// endpoints and hashes are by slot; set has the endpoints in their own order.
+	// endpoints and hashes are in the order of the slots. set has the same endpoints, sorted.
 	endpoints, set []netip.AddrPort
 	hashes         []uint64
-	// undo is what the last change has replaced, in order of the slots; before is the number of slots before it.
+	// undo has the endpoints that the last change replaced, in the order of the slots. before is the number of slots before the change.
 	undo   []replaced
 	before int
-	// removed and added are what made up the last change.
+	// removed and added are the endpoints that the last change removed and added.
 	removed, added []netip.AddrPort
-	// final is set where nobody wants to know what has been replaced.
+	// final is true if the caller does not need undo.
 	final bool
 }
 
-// replaced is an endpoint that stood in a slot, and the turn at which it was replaced.
+// replaced is the earlier endpoint of a slot. turn is its position in the order of replacements.
 type replaced struct {
 	slot, turn int
 	endpoint   netip.AddrPort
 }
 
-// newArrangement copies one, with room for a number of endpoints.
+// newArrangement returns an arrangement with a copy of list, with memory for n endpoints.
 func newArrangement(list []netip.AddrPort, n int) *arrangement {
 	n = max(n, len(list))
 	return &arrangement{
@@ -235,7 +236,7 @@ func newArrangement(list []netip.AddrPort, n int) *arrangement {
 	}
 }
 
-// was returns the endpoint that stood in a slot before the last change.
+// was returns the endpoint of a slot before the last change.
 func (a *arrangement) was(slot int) netip.AddrPort {
 	if i, ok := slices.BinarySearchFunc(a.undo, slot, func(r replaced, slot int) int { return cmp.Compare(r.slot, slot) }); ok {
 		return a.undo[i].endpoint
@@ -252,13 +253,13 @@ func (a *arrangement) undone() []netip.AddrPort {
 	return list
 }
 
-// sortUndo leaves of each slot what stood there first.
+// sortUndo sorts undo by slot, and keeps only the first entry of each slot: its endpoint before the change.
 func (a *arrangement) sortUndo() {
 	slices.SortFunc(a.undo, func(x, y replaced) int { return cmp.Or(cmp.Compare(x.slot, y.slot), cmp.Compare(x.turn, y.turn)) })
 	a.undo = slices.CompactFunc(a.undo, func(x, y replaced) bool { return x.slot == y.slot })
 }
 
-// change makes it the arrangement of a set of which some endpoints have been removed and others added.
+// change updates the arrangement after some endpoints were removed from the set and others added.
 func (a *arrangement) change(removed, added []netip.AddrPort) {
 	for len(removed) > 0 && len(added) > 0 {
 		a.exchange(newRival(added[0]), newRival(removed[0]), len(a.hashes)-1)
@@ -285,7 +286,7 @@ func (a *arrangement) put(slot int, r rival) {
 	a.hashes[slot], a.endpoints[slot] = r.hash, r.endpoint
 }
 
-// insert adds an endpoint and with it a slot, which is the first to choose.
+// insert adds an endpoint, and a slot at the end, which is the first to choose.
 func (a *arrangement) insert(in rival) {
 	slot := len(a.hashes)
 	winner := a.lowest(slot, in)
@@ -299,7 +300,7 @@ func (a *arrangement) insert(in rival) {
 	}
 }
 
-// remove takes out an endpoint and with it the last slot, whose holder is left over.
+// remove removes an endpoint and the last slot. The endpoint of the last slot is then the new one for the slots below.
 func (a *arrangement) remove(out rival) {
 	slot := len(a.hashes) - 1
 	last := a.at(slot)
@@ -309,7 +310,7 @@ func (a *arrangement) remove(out rival) {
 	}
 }
 
-// exchange lets the slots from top downwards choose again after one endpoint has come and another has gone.
+// exchange updates the slots from top downwards after the endpoint in has replaced the endpoint out.
 func (a *arrangement) exchange(in, out rival, top int) {
 	for slot := top; slot >= 0; slot-- {
 		if !a.holds(slot, &out) {
@@ -331,7 +332,7 @@ func (a *arrangement) exchange(in, out rival, top int) {
 	}
 }
 
-// lowest returns which of the endpoints in the slots below has the lowest score for a slot, or -1 if the newcomer's is lower than all.
+// lowest returns the slot below the given one whose endpoint has the lowest score for the given slot, or -1 if the newcomer's score is lower.
 func (a *arrangement) lowest(slot int, newcomer rival) int {
 	best, winner := score(slot, newcomer.hash), -1
 	for i, h := range a.hashes[:slot] {

@@ -24,7 +24,7 @@ func someEndpoint(r *rand.Rand) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(r.Uint32()), byte(r.Uint32()), byte(r.Uint32())}), 8080)
 }
 
-// fresh is the arrangement of a set that nothing is known of.
+// fresh returns the arrangement of a set from scratch.
 func fresh(set []netip.AddrPort) []netip.AddrPort {
 	list, _ := rearrange(nil, nil, set, mostScored)
 	return list
@@ -46,7 +46,7 @@ func TestRearrangeDependsOnTheSetAlone(t *testing.T) {
 	}
 }
 
-// An arrangement of more endpoints than compete with each other holds all of them, depends on the set alone, and is stable.
+// TestVeryManyEndpoints: an arrangement above the limit of competing endpoints has all endpoints, and a replacement changes few slots.
 func TestVeryManyEndpoints(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 3))
 	for _, n := range []int{mostScored + 1, 16384} {
@@ -84,7 +84,7 @@ func changed(a, b []netip.AddrPort) int {
 	return n
 }
 
-// One endpoint replaced, added or removed moves a number of slots that grows with the logarithm of their number.
+// TestRearrangeIsStable: after one endpoint is replaced or added, the number of changed slots grows with the logarithm of their number.
 func TestRearrangeIsStable(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, n := range []int{2, 10, 100, 1000, 5000} {
@@ -114,7 +114,7 @@ func TestRearrangeIsStable(t *testing.T) {
 	}
 }
 
-// Any sequence of changes ends in the arrangement of the final set, whether few endpoints or many.
+// TestRearrangeForgetsHistory: after any sequence of changes, the arrangement equals the arrangement from scratch, for few endpoints and for many.
 func TestRearrangeForgetsHistory(t *testing.T) {
 	for _, n := range []int{0, many} {
 		r := rand.New(rand.NewPCG(7, 8))
@@ -169,7 +169,7 @@ func BenchmarkRearrange(b *testing.B) {
 	}
 }
 
-// Anybody can find endpoints with one hash. They must not be taken for each other.
+// TestHashesThatCollide: a tenant can find endpoints with equal hashes. The program still distinguishes them.
 func TestHashesThatCollide(t *testing.T) {
 	hashMask = 3
 	defer func() { hashMask = ^uint64(0) }()
@@ -177,10 +177,10 @@ func TestHashesThatCollide(t *testing.T) {
 	t.Run("plans", TestAnyHistoryOfManyEndpointsEndsLikeAFreshStart)
 }
 
-// BenchmarkIDsOfManyEndpoints changes the endpoints of a port with affinity, where very many endpoints are in groups and some of them are on this
-// node. The time of one endpoint does not grow with their number.
+// BenchmarkIDsOfManyEndpoints changes the endpoints of a port with affinity. The endpoints are in groups, and some of them are on this node. The
+// time per endpoint must not grow with their number.
 func BenchmarkIDsOfManyEndpoints(b *testing.B) {
-	const ports = 80 // one of them has endpoints: more than compete with each other
+	const ports = 80 // only one has endpoints: so many ports make its limit of competing endpoints low
 	for _, n := range []int{1500, 12000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			p := New(testOptions())

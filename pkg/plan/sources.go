@@ -18,8 +18,8 @@ func (s *service) sourcesOf(f int) *sources {
 	return s.sources[f]
 }
 
-// assignSources gives the source ranges of a Service a number in each family in which it has any. If there is no room for them, no source
-// is allowed.
+// assignSources gives the source ranges of a Service a number in each family. If the node or the namespace has no room for them, no source is
+// allowed.
 func (p *Planner) assignSources(s, old *service) {
 	for _, port := range s.ports {
 		f := port.family
@@ -62,7 +62,7 @@ func (p *Planner) newSources(s *service, before *sources, port *port, ranges []m
 	return out
 }
 
-// lacksRanges returns the reason why a Service of a namespace cannot have a number of source ranges; "" if it can.
+// lacksRanges returns the reason why a Service of a namespace cannot have n source ranges; "" if it can.
 func (p *Planner) lacksRanges(namespace string, n int) string {
 	most, t := p.options.Room.SourceRanges, p.takenBy(namespace)
 	switch {
@@ -74,7 +74,7 @@ func (p *Planner) lacksRanges(namespace string, n int) string {
 	return ""
 }
 
-// sourcesID identifies the source ranges of a Service among service ports: no port has a name with a space.
+// sourcesID returns an id for the source ranges of a Service that no service port has: the name of a port has no space.
 func sourcesID(name types.NamespacedName, f inet.Family) portID {
 	return portID{name: model.PortName{NamespacedName: name, Port: " sources"}, family: f}
 }

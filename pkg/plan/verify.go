@@ -8,7 +8,7 @@ func FilledByPackets(set string) bool { return Remembers(set) || set == unusedPo
 // Remembers reports whether the set with this name has the remembered clients.
 func Remembers(set string) bool { return set == affinitySet }
 
-// AddedByPackets returns the element that packets may add as long as another element exists. It reports false if there is none.
+// AddedByPackets returns the element that packets may add as long as the element e exists. It reports false if there is none.
 func (p *Planner) AddedByPackets(e *nft.Element) (nft.Element, bool) {
 	l := p.layouts[e.Set.Family]
 	return nft.Element{Set: l.unusedPorts, Key: e.Key}, e.Set == l.clusterIPs

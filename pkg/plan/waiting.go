@@ -9,18 +9,20 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// lacking is the room that there was not for parts of a Service: for a number of elements; in a family for a number of source ranges, for
-// the number of a service port or of source ranges, and for that of a service port with a timeout of session affinity.
+// lacking is the room that the parts of a Service that are left out need.
 type lacking struct {
 	// parts is the number of these parts.
-	parts    int
+	parts int
+	// elements is the number of elements, ranges the number of source ranges in each family.
 	elements int
 	ranges   [2]int
-	number   [2]bool
-	affine   [2]uint32
+	// number is true for each family in which a number without affinity is missing. affine is the timeout of a missing number with affinity,
+	// or 0.
+	number [2]bool
+	affine [2]uint32
 }
 
-// mostLeft is how many parts of one Service that are left out are listed; one more tells the number of the others.
+// mostLeft is the number of parts that [Planner.Excess] lists for one Service.
 const mostLeft = 20
 
 // leave notes that a part of a Service is left out.
@@ -30,7 +32,7 @@ func (s *service) leave(field, reason string) {
 	}
 }
 
-// fits reports whether there is room by now for a part of a Service that is left out.
+// fits reports whether there is room now for at least one part of a Service that is left out.
 func (p *Planner) fits(s *service) bool {
 	namespace, l := s.name.Namespace, &s.lacks
 	for f := range l.ranges {
@@ -45,8 +47,8 @@ func (p *Planner) fits(s *service) bool {
 	return l.elements > 0 && p.lacksElements(namespace, l.elements, nil) == ""
 }
 
-// noteRoom notes whether a Service waits for room, and whether another one may have some now: because this one takes less than before, or
-// because it had to wait and has found some.
+// noteRoom notes whether a changed Service waits for room. It also notes its namespace as freed if its namespace takes less room than before, or
+// if fewer parts of the Service wait: then another Service of the namespace may have room now.
 func (p *Planner) noteRoom(name types.NamespacedName, before taken, old, now *service) {
 	list, waits, waited := p.waiting[name.Namespace], now != nil && now.lacks.parts > 0, old != nil && old.lacks.parts > 0
 	switch {
@@ -64,18 +66,18 @@ func (p *Planner) noteRoom(name types.NamespacedName, before taken, old, now *se
 	}
 }
 
-// mostLooked is the number of Services of a namespace that are looked at when room becomes free, and of namespaces; mostAgain the number of
-// Services of a namespace that are planned again.
+// mostLooked limits one call of [Planner.TakeWaiting]: the number of namespaces beside the freed ones, and the number of Services that it checks
+// in each namespace. mostAgain is the number of Services of a namespace that it returns.
 const mostLooked, mostAgain = 16, 4
 
-// TakeWaiting returns Services of which a part was left out and that have room by now, a few at a time. Each is to be planned again; then
-// the next call may return more. It returns nil, and looks at none, if no room has become free since the last call.
+// TakeWaiting returns some of the Services that wait for room and have room now. Plan each of them again; then the next call may return more. If
+// no room became free since the last call, it checks no Service and returns nil.
 func (p *Planner) TakeWaiting() (names []types.NamespacedName) {
 	if len(p.freed) == 0 {
 		return nil
 	}
 	n := 0
-	for namespace := range p.waiting { // any: they begin at another one each time
+	for namespace := range p.waiting { // Go iterates over a map from a random start, so every namespace has its turn
 		if n++; n > mostLooked {
 			break
 		}

@@ -11,13 +11,13 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// crowd is a planner with Services of which each takes some of a quantity.
+// crowd is a planner with Services that each take some of a limited quantity.
 type crowd struct {
 	*Planner
 	services map[types.NamespacedName]*model.Service
 }
 
-// set makes a Service take n of a quantity; 0 deletes it.
+// set plans a Service that takes n of a quantity, or deletes the Service if n is 0.
 func (c *crowd) set(quantity, namespace string, i, n int) types.NamespacedName {
 	endpoints := 1
 	if quantity == "elements" {
@@ -45,7 +45,7 @@ func (c *crowd) set(quantity, namespace string, i, n int) types.NamespacedName {
 	return name
 }
 
-// again plans those again that have room by now, as the loop does, and returns how many.
+// again plans the Services of TakeWaiting again until there are none, as the loop does. It returns their number.
 func (c *crowd) again() (n int) {
 	for {
 		names := c.TakeWaiting()
@@ -59,11 +59,11 @@ func (c *crowd) again() (n int) {
 	}
 }
 
-// TestFreedRoomIsUsed: a Service that was left out is planned again when there is room for it, and not before.
+// TestFreedRoomIsUsed: a Service that was left out is planned again after enough room has become free, and not before.
 func TestFreedRoomIsUsed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		quantity string
-		// first and second want more than there is, less leaves enough.
+		// first and second together are more than the limit. less for the first leaves enough for the second.
 		first, second, less int
 		// others is the number of namespaces of other Services, each of which takes a quarter of the node's room.
 		others int
@@ -131,7 +131,7 @@ func TestFreedRoomIsUsed(t *testing.T) {
 	}
 }
 
-// TestManyServicesWaitForRoom: a change costs the same however many wait, and when there is room for all, all are served.
+// TestManyServicesWaitForRoom: a call returns a few of thousands of Services, and calls until the last return all of them.
 func TestManyServicesWaitForRoom(t *testing.T) {
 	const most = 2000
 	o := testOptions()

@@ -12,12 +12,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// This file holds the words that rules are made of. Each returns the expressions of the nft text in its comment.
+// Each function in this file returns the expressions of the nft text in its comment. The functions are the words of a rule.
 
 // reg is the first register; others follow in steps of 32 bits (NFT_REG32_00 and on).
 const reg = unix.NFT_REG32_00
 
-// rule joins words into a rule. The comment is shown by nft, and tells our rules from others' when they are read back.
+// rule joins words into a rule. nft shows the comment, and a start compares the comments of the kernel's rules with the plan.
 func rule(comment string, words ...[]expr.Any) nft.Rule {
 	var r nft.Rule
 	r.Comment = comment
@@ -27,7 +27,7 @@ func rule(comment string, words ...[]expr.Any) nft.Rule {
 	return r
 }
 
-// key loads fields as nft concatenates them: every one in whole registers.
+// key loads fields in the layout of nft's concatenations: each field takes whole registers.
 func key(fields ...nft.Field) []expr.Any {
 	var out []expr.Any
 	at := uint32(reg)
@@ -38,7 +38,7 @@ func key(fields ...nft.Field) []expr.Any {
 	return out
 }
 
-// registers counts the 32-bit registers that a key takes.
+// registers returns the number of 32-bit registers that a key takes.
 func registers(fields []nft.Field) uint32 {
 	var n uint32
 	for _, f := range fields {
@@ -86,7 +86,7 @@ func dispatch(mask uint32, s *nft.Set) []expr.Any {
 		&expr.Lookup{SourceRegister: reg, DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: s.Name})
 }
 
-// notIn: KEY != @set, of a key that is loaded
+// notIn: KEY != @set, with a KEY that earlier words have loaded
 func notIn(s *nft.Set) []expr.Any {
 	return []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: s.Name, Invert: true}}
 }
@@ -123,7 +123,7 @@ func changeMark(mask, xor uint32) []expr.Any {
 
 func word(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
-// priorityBits puts meta priority & mask into a register.
+// priorityBits loads meta priority & mask into a register.
 func priorityBits(at, mask uint32) []expr.Any {
 	return []expr.Any{
 		nft.Priority().Load(at),
@@ -146,8 +146,8 @@ func hasRoute(r route) []expr.Any {
 	return append(priorityBits(reg, routeBits), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(r.bits())})
 }
 
-// remember: update @affinity { meta priority & ffff:0 . ip saddr timeout T : meta priority }; forget is the same with delete,
-// which needs the data register too
+// remember: update @affinity { meta priority & ffff:0 . ip saddr timeout T : meta priority }, or the same with delete, which also needs the data
+// register
 func remember(s *nft.Set, saddr nft.Field, op uint32, e expr.Dynset) []expr.Any {
 	words := append(priorityBits(reg, affineBits), saddr.Load(reg+1))
 	data := reg + 1 + uint32(saddr.Registers())
@@ -155,7 +155,7 @@ func remember(s *nft.Set, saddr nft.Field, op uint32, e expr.Dynset) []expr.Any 
 	return append(words, nft.Priority().Load(data), &e)
 }
 
-// count: update @set { FIELD }, where the set has counters
+// count: update @set { FIELD }, for a set with counters
 func count(s *nft.Set, f nft.Field) []expr.Any {
 	return append(key(f), &expr.Dynset{SrcRegKey: reg, SetName: s.Name, Operation: unix.NFT_DYNSET_OP_UPDATE})
 }
