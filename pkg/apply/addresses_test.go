@@ -13,8 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Where node ports are served at all addresses of this node, as in mode iptables, each pod's device brings an address. Node ports are served
-// there without a commit.
+// TestAnAddedAddressNeedsNoCommit: with AnyNodeAddress, as in mode iptables, a new address of the node serves node ports without a commit. The
+// device of each pod can add an address.
 func TestAnAddedAddressNeedsNoCommit(t *testing.T) {
 	w := newWire(t)
 	run(t, "ip", "link", "set", "lo", "up")
@@ -28,7 +28,7 @@ func TestAnAddedAddressNeedsNoCommit(t *testing.T) {
 		added := [...]netip.Addr{netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("2001:db8::9")}[f]
 		nodePort := netip.AddrPortFrom(added, stickyNodePort)
 		run(t, "ip", "address", "add", netip.PrefixFrom(added, added.BitLen()).String(), "dev", "lo")
-		eventually(t, func() bool { // the kernel adds the route of an IPv6 address beside the request
+		eventually(t, func() bool { // the kernel adds the route of an IPv6 address after the request has returned
 			routes, err := netlink.RouteGet(added.AsSlice())
 			return err == nil && len(routes) == 1 && routes[0].Type == unix.RTN_LOCAL
 		})
@@ -37,7 +37,7 @@ func TestAnAddedAddressNeedsNoCommit(t *testing.T) {
 		w.must(netlink.ConntrackTableFlush(netlink.ConntrackTable))
 		w.send(f, i, nodePort)
 		if from, at, came := w.read(5 * time.Second); !came || from != i || at != pod(f, 1) {
-			t.Errorf("a packet to %s has come to %s (%t), want %s", nodePort, at, came, pod(f, 1))
+			t.Errorf("a packet to %s arrived at %s (%t), want %s", nodePort, at, came, pod(f, 1))
 		}
 	}
 	if now, err := k.conn.Generation(); err != nil || now != before {

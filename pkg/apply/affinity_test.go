@@ -20,8 +20,8 @@ import (
 
 const stickyNodePort = 30053
 
-// sticky returns a Service of UDP port 53 with session affinity, by a cluster IP, an external IP and a node port, in both
-// families. Endpoints are given by their numbers.
+// sticky returns a Service of UDP port 53 with session affinity, with a cluster IP, an external IP and a node port, in both families. The
+// arguments are its number, the timeout and the numbers of its endpoints.
 func sticky(i int, timeout time.Duration, endpoints ...int) *model.Service {
 	s := &model.Service{Name: types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("sticky-%d", i)}}
 	for _, f := range inet.Families {
@@ -44,7 +44,7 @@ func sticky(i int, timeout time.Duration, endpoints ...int) *model.Service {
 	return s
 }
 
-// ways are the destinations of a sticky Service.
+// ways returns the destinations of a sticky Service: cluster IP, external IP, node port.
 func ways(f inet.Family, i int) []netip.AddrPort {
 	return []netip.AddrPort{
 		netip.AddrPortFrom(vip(f, i), 53), netip.AddrPortFrom(vip(f, 1000+i), 53),
@@ -52,7 +52,7 @@ func ways(f inet.Family, i int) []netip.AddrPort {
 	}
 }
 
-// numbers lists the numbers from first to before last.
+// numbers returns the numbers from first to last-1.
 func numbers(first, last int) (out []int) {
 	for i := first; i < last; i++ {
 		out = append(out, i)
@@ -60,13 +60,13 @@ func numbers(first, last int) (out []int) {
 	return out
 }
 
-// newStickyPlanner returns a planner that masquerades nobody but clients of external addresses, whose packets aren't looked at
-// for their source then.
+// newStickyPlanner returns a planner with Services. It masquerades only packets to external addresses and node ports; the tests do not check the
+// source address of these packets.
 func newStickyPlanner(services ...*model.Service) *plan.Planner {
 	return setSticky(plan.New(stickyOptions), services)
 }
 
-// resumeSticky returns such a planner that continues the work of another process.
+// resumeSticky returns the same planner, but one that continues the work of another process.
 func resumeSticky(t testing.TB, k *Kernel, services ...*model.Service) *plan.Planner {
 	t.Helper()
 	return setSticky(resume(t, k, stickyOptions, services), services)
@@ -84,7 +84,7 @@ func setSticky(p *plan.Planner, services []*model.Service) *plan.Planner {
 	return p
 }
 
-// A crowd are the clients of a test, and where they were last.
+// crowd has the clients of a test, and the last endpoint of each.
 type crowd struct {
 	*wire
 	family inet.Family
@@ -92,7 +92,7 @@ type crowd struct {
 	were   []netip.AddrPort
 }
 
-// stay has all of them come again, and wants each at the endpoint that it was at.
+// stay sends a packet of each client, and fails unless each reaches its last endpoint.
 func (c *crowd) stay(when string, to netip.AddrPort) {
 	c.Helper()
 	is := c.ask(c.family, c.size, to)
@@ -102,8 +102,8 @@ func (c *crowd) stay(when string, to netip.AddrPort) {
 	c.were = is
 }
 
-// Clients of every address of a service port stay where they are, through all that may happen to their Service, and so many of
-// them that kube-proxy would be at its limit with a single endpoint.
+// TestManyClientsStay: clients of each address of a service port keep their endpoints through changes of the Service. IPv4 has 65,536 clients, as many
+// as kube-proxy can remember for one endpoint.
 func TestManyClientsStay(t *testing.T) {
 	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {
@@ -120,7 +120,7 @@ func TestManyClientsStay(t *testing.T) {
 			c.were = w.ask(f, c.size, to[0])
 			c.evenly(endpoints)
 			for _, way := range to[1:] {
-				c.stay("by another way", way)
+				c.stay("with another destination", way)
 			}
 			set := func(endpoints ...int) {
 				s := sticky(0, 3*time.Hour, endpoints...)
@@ -135,7 +135,7 @@ func TestManyClientsStay(t *testing.T) {
 				set(slices.Concat(numbers(0, 3), numbers(4, endpoints+5))...)
 				sync(t, k, p, Partial)
 			}, to[1])
-			c.stay("after an endpoint went", to[0])
+			c.stay("after an endpoint was removed", to[0])
 			set(numbers(0, endpoints+5)...)
 			sync(t, k, p, Partial)
 			c.stay("after it returned", to[2])
@@ -158,8 +158,8 @@ func TestManyClientsStay(t *testing.T) {
 	}
 }
 
-// evenly wants each of so many endpoints to have its share, give or take a fifth: some 16 standard deviations with 65,536
-// clients of ten.
+// evenly fails unless each of a number of endpoints has its share of clients, with a tolerance of a fifth: 16 standard deviations for 65,536 clients
+// and ten endpoints.
 func (c *crowd) evenly(endpoints int) {
 	c.Helper()
 	counts := map[netip.AddrPort]int{}
@@ -174,7 +174,7 @@ func (c *crowd) evenly(endpoints int) {
 	}
 }
 
-// lose wants the clients of an endpoint that goes, and of no other, to be elsewhere.
+// lose makes a change that removes an endpoint. It fails unless exactly the clients of this endpoint reach another one.
 func (c *crowd) lose(gone netip.AddrPort, change func(), to netip.AddrPort) {
 	c.Helper()
 	change()
@@ -185,17 +185,17 @@ func (c *crowd) lose(gone netip.AddrPort, change func(), to netip.AddrPort) {
 		case was == gone:
 			lost++
 			if is[i] == gone {
-				c.Fatalf("client %d is at %s, which has gone", i, gone)
+				c.Fatalf("client %d is at %s, which was removed", i, gone)
 			}
 		case was != is[i]:
-			c.Fatalf("client %d moved from %s to %s although %s went", i, was, is[i], gone)
+			c.Fatalf("client %d moved from %s to %s although only %s was removed", i, was, is[i], gone)
 		}
 	}
 	c.Logf("%d of %d clients lost %s", lost, c.size, gone)
 	c.were = is
 }
 
-// affinityMap is a family's map of remembered clients.
+// affinityMap returns a family's map of remembered clients.
 func affinityMap(p *plan.Planner, f inet.Family) *nft.Set {
 	for _, t := range p.Tables() {
 		for _, s := range t.Sets {
@@ -214,7 +214,8 @@ func remembered(t testing.TB, f inet.Family) int {
 	return strings.Count(listing, "expires")
 }
 
-// When the map is full, clients that it knows stay, and others are served without being remembered, until there is room.
+// TestFullMapServesAllClients: if the map of clients is full, its clients keep their endpoints. All others are served, but not remembered until there
+// is room.
 func TestFullMapServesAllClients(t *testing.T) {
 	w := newWire(t)
 	const room, others, endpoints, f = 1000, 2000, 10, inet.IPv4
@@ -231,11 +232,11 @@ func TestFullMapServesAllClients(t *testing.T) {
 	if n := moved(c.were[:room], is[:room]); n != 0 {
 		t.Errorf("%d of the %d clients that were remembered have moved", n, room)
 	}
-	// Each of the others draws anew: nine of ten go elsewhere.
+	// Each of the others draws again, and nine of ten reach another endpoint.
 	if n := moved(c.were[room:], is[room:]); n < others*8/10 || n > others {
-		t.Errorf("%d of %d clients that there was no room for have moved", n, others)
+		t.Errorf("%d of %d clients that were not remembered have moved", n, others)
 	}
-	// The room that expired clients leave is taken by the next.
+	// After clients have expired, new clients are remembered.
 	eventually(t, func() bool { return remembered(t, f) == 0 })
 	c.size = room
 	eventually(t, func() bool {
@@ -245,7 +246,7 @@ func TestFullMapServesAllClients(t *testing.T) {
 	c.stay("after others have expired", long)
 }
 
-// eventually waits for the kernel.
+// eventually waits until the kernel has done something. It fails after 20 seconds.
 func eventually(t testing.TB, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
@@ -255,7 +256,7 @@ func eventually(t testing.TB, done func() bool) {
 	}
 }
 
-// Who comes again in time is remembered for as long again; who doesn't is forgotten.
+// TestClientsAreForgottenInTime: a connection restarts the timeout of a remembered client. A client without one is forgotten.
 func TestClientsAreForgottenInTime(t *testing.T) {
 	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {
@@ -269,12 +270,12 @@ func TestClientsAreForgottenInTime(t *testing.T) {
 			c := &crowd{wire: w, family: f, size: faithful}
 			first := w.ask(f, all, to[0])
 			c.were = first[:faithful]
-			// The faithful ones come again and again, by all ways, until the others have expired.
+			// The faithful clients connect repeatedly, to all destinations, until the others have expired.
 			for i := 0; remembered(t, f) > faithful; i++ {
 				if late := time.Since(start); late > timeout+10*time.Second {
 					t.Fatalf("all are remembered after %v", late)
 				}
-				c.stay("coming again", to[i%len(to)])
+				c.stay("at another connection", to[i%len(to)])
 			}
 			if early := time.Since(start); early < timeout-100*time.Millisecond {
 				t.Errorf("clients are forgotten after %v, want %v", early, timeout)
@@ -291,7 +292,7 @@ func TestClientsAreForgottenInTime(t *testing.T) {
 	}
 }
 
-// expiries lists how long clients are remembered yet.
+// expiries returns the remaining time of each remembered client.
 func expiries(t testing.TB, f inet.Family) (out []time.Duration) {
 	t.Helper()
 	listing := run(t, "nft", "list", "map", [...]string{"ip", "ip6"}[f], plan.TableName, "affinity")
@@ -305,7 +306,7 @@ func expiries(t testing.TB, f inet.Family) (out []time.Duration) {
 	return out
 }
 
-// With another timeout, clients are remembered again, from their next connections on.
+// TestNewTimeoutCountsFromTheNextConnection: after a change of the timeout, a client is remembered from its next connection on.
 func TestNewTimeoutCountsFromTheNextConnection(t *testing.T) {
 	w := newWire(t)
 	const f, n = inet.IPv4, 50
@@ -329,15 +330,15 @@ func TestNewTimeoutCountsFromTheNextConnection(t *testing.T) {
 	}
 	within("at first", 119*time.Minute, 2*time.Hour)
 	set(time.Minute)
-	run(t, "nft", "flush map ip kube-nftproxy affinity") // those of the time before
+	run(t, "nft", "flush map ip kube-nftproxy affinity") // the clients with the earlier timeout
 	c.were = w.ask(f, n, to)
 	within("with a new timeout", 50*time.Second, time.Minute)
 	c.stay("with a new timeout", to)
 	within("coming again", 50*time.Second, time.Minute)
 }
 
-// Two Services with the same endpoints: a client chooses in each for itself, and one that loses an endpoint leaves the other's
-// clients alone. So do two ports of one Service, which are two service ports.
+// TestServicesChooseForThemselves: two Services with the same endpoints choose the endpoint of a client independently. If one Service loses an
+// endpoint, the clients of the other keep theirs.
 func TestServicesChooseForThemselves(t *testing.T) {
 	w := newWire(t)
 	const f, n = inet.IPv4, 500
@@ -357,8 +358,8 @@ func TestServicesChooseForThemselves(t *testing.T) {
 	two.stay("after the other Service was deleted", ways(f, 1)[2])
 }
 
-// Without affinity every client draws again; with it again, every client stays somewhere. As with kube-proxy, the endpoints of before
-// are forgotten.
+// TestAffinityIsAddedAndRemoved: without affinity, every client draws again. After affinity is added again, every client keeps its next endpoint. The
+// earlier endpoints are forgotten, as with kube-proxy.
 func TestAffinityIsAddedAndRemoved(t *testing.T) {
 	w := newWire(t)
 	const f, n = inet.IPv4, 500
@@ -381,7 +382,7 @@ func TestAffinityIsAddedAndRemoved(t *testing.T) {
 	c.stay("with affinity again", to[1])
 }
 
-// What a firewall's reload flushes is forgotten; whoever comes next is remembered again.
+// TestFlushedClientsAreRememberedAgain: after another program flushed the ruleset, the clients are forgotten, and remembered at their next connection.
 func TestFlushedClientsAreRememberedAgain(t *testing.T) {
 	w := newWire(t)
 	const f, n = inet.IPv4, 500
@@ -399,8 +400,8 @@ func TestFlushedClientsAreRememberedAgain(t *testing.T) {
 	c.stay("after the repair", to[2])
 }
 
-// BenchmarkAffinity times the first packet of a connection of a client that is remembered among many, from the wire to the
-// endpoint's address; it is dropped there. "none" is the same without affinity.
+// BenchmarkAffinity measures the first packet of a connection of one of many remembered clients, from the device to the endpoint's address, where the
+// packet is dropped. "none" is without affinity.
 func BenchmarkAffinity(b *testing.B) {
 	for _, f := range inet.Families {
 		for _, clients := range []int{0, 1 << 10, 1 << 16, 1_000_000} {
@@ -417,7 +418,7 @@ func BenchmarkAffinity(b *testing.B) {
 				for i := range clients {
 					w.send(f, i, to)
 				}
-				// In an order that no cache likes.
+				// The order of clients has no locality for caches.
 				frames := make([][]byte, 1<<14)
 				for i := range frames {
 					frames[i] = w.frame(f, (i*7919*61)%max(clients, 1), to)

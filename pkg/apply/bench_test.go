@@ -16,7 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// plain returns an IPv4 Service with a cluster IP and some endpoints; round tells two forms of it apart by one endpoint.
+// plain returns an IPv4 Service with a cluster IP and some endpoints. Even and odd rounds differ by one endpoint.
 func plain(i, endpoints, round int) *model.Service {
 	s := &model.Service{Name: types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}}
 	p := &model.ServicePort{
@@ -68,7 +68,7 @@ func BenchmarkFullSync(b *testing.B) {
 	}
 }
 
-// BenchmarkReplaceOneEndpoint goes from a Service's new form to the kernel's acknowledgement.
+// BenchmarkReplaceOneEndpoint measures from the plan of a changed Service to the kernel's acknowledgement.
 func BenchmarkReplaceOneEndpoint(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
@@ -88,7 +88,7 @@ func BenchmarkReplaceOneEndpoint(b *testing.B) {
 	}
 }
 
-// BenchmarkScale gives a Service one endpoint more, or one less: its class is another, and what its element has counted is reported.
+// BenchmarkScale gives a Service one endpoint more, or one less. Its class changes, so the kernel reports the counter of the deleted element.
 func BenchmarkScale(b *testing.B) {
 	lab.EnterNamespace(b)
 	const services = 1000
@@ -111,7 +111,7 @@ func (uncounted) Begin()                    {}
 func (uncounted) End([]nft.Counted, bool)   {}
 func (uncounted) Adopted()                  {}
 
-// BenchmarkAdopt goes from a new process's plan to the finding that the kernel holds it already.
+// BenchmarkAdopt measures the sync of a new process that adopts the tables.
 func BenchmarkAdopt(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {

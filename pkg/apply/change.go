@@ -9,18 +9,18 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// change is the difference between what the kernel holds and what it has to hold. It is applied in the order of its fields.
+// change is the difference between the objects that the kernel has and the objects that it has to have. [Kernel.update] gives the order of the batch.
 type change struct {
-	// rules says that the constant rules have changed: everything has to be written again.
+	// rules is true if the constant rules have changed: the next sync is a full sync.
 	rules bool
 	// chains are chains to add, with their rules.
 	chains []chainName
-	// del and add are elements; one that is replaced is in both.
+	// del and add are elements. An element that is replaced is in both.
 	del, add []*nft.Element
-	// remade are sets to delete and to add again with all their elements: a set that is about to exceed its size, and a set of ranges of which
-	// so many change that this takes less time. None of del and add is in them.
+	// remade are sets to delete and to add again with all their elements: a set that is about to exceed its size, and a set of ranges if
+	// single deletions would take more time. The elements of these sets are not in del and add.
 	remade []remade
-	// forget are elements to delete that packets may have added, or not.
+	// forget are elements to delete if packets have added them.
 	forget []nft.Element
 	// unused are chains to delete.
 	unused []chainName
@@ -38,7 +38,7 @@ func (c *change) empty() bool {
 	return !c.rules && len(c.chains)+len(c.remade)+len(c.del)+len(c.add)+len(c.unused) == 0
 }
 
-// take returns the changes since the last call or since track. It retires what is due.
+// take returns the changes since the last call or since track. Before that, it retires the retained elements and chains if their time has come.
 func (l *ledger) take(now time.Time) *change {
 	if l.due(now) {
 		l.retire()
@@ -129,7 +129,7 @@ func (l *ledger) remakeSet(c *change, s *nft.Set) {
 	c.remade = append(c.remade, r)
 }
 
-// hasRanges reports whether the elements of a set are ranges of several fields. The kernel takes very long to delete one.
+// hasRanges reports whether the elements of a set are ranges of several fields. The deletion of such an element takes very long in the kernel.
 func hasRanges(s *nft.Set) bool { return s.Interval && len(s.Key) > 1 }
 
 // looksUp reports whether a rule looks up a set.
@@ -140,33 +140,33 @@ func looksUp(r nft.Rule, s *nft.Set) bool {
 	})
 }
 
-// delta collects the changes between two calls of take. An element that is added and deleted again, or deleted and added as it was, leaves
-// no trace.
+// delta collects the changes between two calls of take. It has no change for an element that was added and deleted again, or deleted and added
+// again with the same value.
 type delta struct {
 	elements map[nft.ID]*transition
 	order    []*transition
-	// room is where the next transitions are made, some at a time.
+	// room is memory for the next transitions, allocated for several at once.
 	room []transition
-	// chains are to be added, unused deleted.
+	// chains are the chains to add, unused the chains to delete.
 	chains, unused []chainName
 }
 
-// transition is an element as it was, and as it is; the zero element where there is none.
+// transition has the earlier and the present value of an element. The zero element stands for none.
 type transition struct{ was, is nft.Element }
 
 func newDelta() *delta { return &delta{elements: map[nft.ID]*transition{}} }
 
-// lasting is the number of elements for which memory is kept.
+// lasting is the number of elements up to which a delta keeps its memory for the next batch.
 const lasting = 256
 
-// expect makes room for a number of elements: growing step by step would take as long as what is done with them.
+// expect allocates memory for a number of elements: growth step by step would take as long as the work with them.
 func (d *delta) expect(elements int) {
 	if len(d.elements) == 0 && elements > lasting {
 		d.elements, d.order = make(map[nft.ID]*transition, elements), make([]*transition, 0, elements)
 	}
 }
 
-// reset forgets everything. The memory for elements serves again, unless there were very many.
+// reset removes all changes. It keeps the memory, unless there were many elements.
 func (d *delta) reset() {
 	if len(d.order) > lasting {
 		*d = *newDelta()
@@ -181,7 +181,7 @@ func (d *delta) put(e *nft.Element) { d.touch(e, nft.Element{}).is = *e }
 
 func (d *delta) remove(e *nft.Element) { d.touch(e, *e).is = nft.Element{} }
 
-// touch returns the transition of an element, which starts with what it was if this is the first time.
+// touch returns the transition of an element. The first call for an element stores its earlier value.
 func (d *delta) touch(e *nft.Element, was nft.Element) *transition {
 	id := e.ID()
 	t := d.elements[id]
@@ -198,7 +198,7 @@ func (d *delta) touch(e *nft.Element, was nft.Element) *transition {
 	return t
 }
 
-// elementsChanged lists the elements to delete and to add, in the order in which they were first touched.
+// elementsChanged returns the elements to delete and to add, in the order of their first change.
 func (d *delta) elementsChanged() (del, add []*nft.Element) {
 	if len(d.order) == 0 {
 		return nil, nil

@@ -13,11 +13,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// ErrMoving says that the ruleset changed during the reading.
+// ErrMoving means that the ruleset changed during the reading.
 var ErrMoving = errors.New("the ruleset has changed meanwhile")
 
-// Differences reads the tables whole, by a connection of its own, and returns the differences from a plan, and the first of them as a list.
-// The planner must not be in use elsewhere. Chains that wait for their deletion, and remembered clients, are not different.
+// Differences reads the complete tables, with its own connection, and compares them with a plan. The result lists the first most differences. Unused
+// chains that stay for a while, and elements that packets add, are not differences. No other goroutine may use the planner. The error is
+// [ErrMoving] if the ruleset changed meanwhile; the result is then complete, but may be wrong.
 func Differences(p *plan.Planner, most int) (v *view.Verification, err error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -45,13 +46,13 @@ func Differences(p *plan.Planner, most int) (v *view.Verification, err error) {
 	return c.out, err
 }
 
-// comparison is the working memory of one call.
+// comparison is the state of one call of [Differences].
 type comparison struct {
 	*Kernel
 	most int
 	out  *view.Verification
-	// wanted has the hashes of each set's elements, and whether they were found. The elements themselves would take as much memory as everything
-	// else together.
+	// wanted has the hashes of each set's planned elements. The value is true after the kernel listed the element. Hashes take much less memory
+	// than the elements.
 	wanted map[*nft.Set]map[uint64]bool
 }
 
@@ -87,10 +88,10 @@ func (c *comparison) table(t *nft.Table, f found) error {
 		info, exists := f.sets[s.Name]
 		switch {
 		case !exists:
-			c.differs(view.Difference{Table: name, In: kindOf(s) + " " + s.Name, Want: "there"})
+			c.differs(view.Difference{Table: name, In: kindOf(s) + " " + s.Name, Want: "present"})
 			continue
 		case !info.Is(s):
-			c.differs(view.Difference{Table: name, In: kindOf(s) + " " + s.Name, Have: "of another form", Want: "as we make it"})
+			c.differs(view.Difference{Table: name, In: kindOf(s) + " " + s.Name, Have: "of another form", Want: "of the planned form"})
 			continue
 		case s.Dynamic || s.Name == plan.StateSet:
 			continue
@@ -122,7 +123,7 @@ func (c *comparison) chains(t *nft.Table, name string, f found) {
 		d := view.Difference{Table: name, In: "chain " + ch.Name}
 		switch {
 		case !exists:
-			d.Want = "there"
+			d.Want = "present"
 		case !sameChain(info, ch):
 			d.Have, d.Want = hooked(info.Type, info.Hook, info.Priority), hooked(ch.Type, ch.Hook, ch.Priority)
 		case info.Drops:
@@ -146,7 +147,7 @@ func hooked(kind string, hook uint32, priority int32) string {
 	return fmt.Sprintf("type %s at hook %d, priority %d", kind, hook, priority)
 }
 
-// rules compares the rules of all chains: their number and comments, and what they do.
+// rules compares the rules of all chains: their number, comments and expressions.
 func (c *comparison) rules(t *nft.Table, name string) error {
 	comments, err := c.conn.RuleComments(t.Family, t.Name)
 	if err != nil {
@@ -185,7 +186,7 @@ func ruleList(comments []string) string {
 	return fmt.Sprintf("%d rules (%s)", len(comments), strings.Join(comments, "; "))
 }
 
-// elements compares the elements of a set. While the kernel resizes a set, it may list an element twice.
+// elements compares the elements of a set. It counts an element once that the kernel lists twice, as happens while the kernel resizes a set.
 func (c *comparison) elements(s *nft.Set, table string) error {
 	wanted := c.wanted[s]
 	delete(c.wanted, s)
@@ -207,7 +208,7 @@ func (c *comparison) elements(s *nft.Set, table string) error {
 	return nil
 }
 
-// missing returns the wanted elements of a set that were not found.
+// missing returns the planned elements of a set that the kernel does not have.
 func (c *comparison) missing(s *nft.Set, wanted map[uint64]bool) map[nft.ID]nft.Element {
 	missing := map[nft.ID]nft.Element{}
 	all := true
@@ -217,7 +218,7 @@ func (c *comparison) missing(s *nft.Set, wanted map[uint64]bool) map[nft.ID]nft.
 	if all {
 		return missing
 	}
-	c.ledger.planner.ElementsOf(s, func(e *nft.Element) { // a retained element was read from the kernel
+	c.ledger.planner.ElementsOf(s, func(e *nft.Element) { // a retained element cannot be missing: findAll read it from the kernel
 		if !wanted[c.ledger.hash(e)] {
 			missing[e.ID()] = *e
 		}
@@ -225,7 +226,7 @@ func (c *comparison) missing(s *nft.Set, wanted map[uint64]bool) map[nft.ID]nft.
 	return missing
 }
 
-// named lists the differences of a set: elements that are not wanted, elements with another value, and missing elements.
+// named lists the differences of a set: unknown elements, elements with another value, and missing elements.
 func (c *comparison) named(s *nft.Set, table string, strange, missing map[nft.ID]nft.Element) {
 	in := kindOf(s) + " " + s.Name
 	byKey := func(list map[nft.ID]nft.Element) []nft.Element {
@@ -245,7 +246,7 @@ func (c *comparison) named(s *nft.Set, table string, strange, missing map[nft.ID
 	}
 }
 
-// keyOf shows an element's key as nft does.
+// keyOf returns an element's key in nft's form.
 func keyOf(e *nft.Element) string {
 	key := e.Set.KeyText(e.Key)
 	if !e.KeyEnd.Empty() {
@@ -257,7 +258,7 @@ func keyOf(e *nft.Element) string {
 	return key
 }
 
-// valueOf shows the data of an element, or its existence.
+// valueOf returns the data of an element in nft's form. An element without data becomes "an element", with its comment.
 func valueOf(e *nft.Element) string {
 	text := e.String()
 	if i := strings.LastIndex(text, " : "); e.Set.IsMap() && i >= 0 {

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// compared is what a planner of the test's cluster finds in the kernel.
+// compared returns the differences between the kernel and a new plan of the test's cluster.
 func compared(t *testing.T) *view.Verification {
 	t.Helper()
 	p := plan.New(options())
@@ -39,7 +39,7 @@ func TestNoDifferences(t *testing.T) {
 	if want := len(planned(k, p)); v.Elements != want {
 		t.Errorf("%d elements were compared, want %d", v.Elements, want)
 	}
-	// What has just gone leaves chains and classes behind for a while; these are ours.
+	// After a change, unused chains and their elements stay for a while. They are not differences.
 	s := everything(300, 7, 0, true)
 	p.Set(s.Name, s)
 	sync(t, k, p, Partial)
@@ -50,13 +50,13 @@ func TestNoDifferences(t *testing.T) {
 	}
 }
 
-// TestDifferencesAreNamed tampers with the tables as others would.
+// TestDifferencesAreNamed changes the tables with nft, as another program would.
 func TestDifferencesAreNamed(t *testing.T) {
 	for name, c := range map[string]struct {
 		meddle string
 		want   []string
 	}{
-		"an element is gone": {
+		"an element is deleted": {
 			"delete element ip kube-nftproxy endpoints { tcp . 8000:2000 . 1 }",
 			[]string{"table ip kube-nftproxy, map endpoints, tcp . 8000:2000 . 1: missing, should be 10.244.0.2"},
 		},
@@ -69,11 +69,11 @@ func TestDifferencesAreNamed(t *testing.T) {
 				"add element ip kube-nftproxy endpoints { tcp . 8000:2000 . 1 : 10.0.0.1 . 80 }",
 			[]string{"table ip kube-nftproxy, map endpoints, tcp . 8000:2000 . 1: is 10.0.0.1 . 80, should be 10.244.0.2"},
 		},
-		"a Service's address is gone": {
+		"a Service's address is deleted": {
 			"delete element ip kube-nftproxy services { 10.96.0.2 . tcp . 80 }",
 			[]string{"table ip kube-nftproxy, map services, 10.96.0.2 . tcp . 80 (default/svc-2:http): missing, should be "},
 		},
-		"a rule is gone": {
+		"a rule is deleted": {
 			"flush chain ip kube-nftproxy endpoints-of-4",
 			[]string{"table ip kube-nftproxy, chain endpoints-of-4: is no rules, should be "},
 		},
@@ -85,12 +85,12 @@ func TestDifferencesAreNamed(t *testing.T) {
 			"chain ip6 kube-nftproxy prerouting { policy drop; }",
 			[]string{"table ip6 kube-nftproxy, chain prerouting: is policy drop, should be policy accept"},
 		},
-		"a chain and a set of somebody's": {
+		"a chain and a set of another program": {
 			"add chain ip kube-nftproxy mine; add set ip kube-nftproxy theirs { type ipv4_addr; }",
 			[]string{"table ip kube-nftproxy, chain mine: is an unknown chain, should not exist",
 				"table ip kube-nftproxy, set theirs: is an unknown set, should not exist"},
 		},
-		"a table is gone": {
+		"a table is deleted": {
 			"delete table ip6 kube-nftproxy",
 			[]string{"table ip6 kube-nftproxy: missing, should be the table"},
 		},
@@ -111,7 +111,7 @@ func TestDifferencesAreNamed(t *testing.T) {
 	}
 }
 
-// TestManyDifferencesAreCounted bounds what is listed.
+// TestManyDifferencesAreCounted: the list of differences has a limit, and the total counts all.
 func TestManyDifferencesAreCounted(t *testing.T) {
 	synced(t)
 	run(t, "nft", "flush map ip kube-nftproxy endpoints; flush map ip kube-nftproxy services")
@@ -121,7 +121,7 @@ func TestManyDifferencesAreCounted(t *testing.T) {
 	}
 }
 
-// TestARuleThatDoesSomethingElse has as many rules as there should be.
+// TestARuleThatDoesSomethingElse replaces the verdict of a rule. The number and comments of the rules stay.
 func TestARuleThatDoesSomethingElse(t *testing.T) {
 	synced(t)
 	listing := run(t, "nft", "-a", "list", "chain", "ip", "kube-nftproxy", "reject-packet")
@@ -136,7 +136,7 @@ func TestARuleThatDoesSomethingElse(t *testing.T) {
 	}
 }
 
-// TestListing names what is there.
+// TestListing: the listing has tables, maps, chains and elements.
 func TestListing(t *testing.T) {
 	synced(t)
 	text, err := Listing(plan.TableName)

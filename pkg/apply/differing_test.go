@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// Whatever rules there can be, the kernel's words for them are taken for ours.
+// TestAllFormsOfRulesAreReadBack: for all forms of rules, the comparison finds no difference between the kernel's rules and the plan.
 func TestAllFormsOfRulesAreReadBack(t *testing.T) {
 	for name, change := range map[string]func(*plan.Options){
 		"as it is":              func(*plan.Options) {},

@@ -12,9 +12,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// EarlierUDP returns the UDP frontends that the tables of a service-proxy name in some families have, in the network namespace of the calling thread. That
-// there are no tables isn't an error. Frontends that change meanwhile may be missing. The kernel's work grows with the square of the
-// number of frontends.
+// EarlierUDP returns the UDP frontends in the tables of the instance with a service-proxy name, for some families, in the network namespace of the
+// calling thread. Missing tables are not an error. Frontends that change meanwhile may be missing. The kernel's work grows with the square of
+// the number of frontends.
 func EarlierUDP(families []inet.Family, serviceProxyName string) (keys []model.Key, err error) {
 	conn, err := nft.Open()
 	if err != nil {

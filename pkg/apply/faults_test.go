@@ -23,30 +23,30 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/fault"
 )
 
-// faulty is a kernel whose netlink calls can be meddled with, while packets go through its tables all the time.
+// faulty is a Kernel whose netlink calls can fail, while packets pass through its tables all the time.
 type faulty struct {
 	*wire
 	k     *Kernel
 	p     *plan.Planner
 	calls *fault.Calls
-	// conn and listener are the descriptors of its sockets, as they were at first.
+	// conn and listener are the descriptors of the Kernel's first two sockets.
 	conn, listener int
 	// step counts the changes.
 	step int
 
 	mu locks.Mutex
-	// right are the endpoints at which a packet to the Service that changes may arrive.
+	// right are the endpoints at which a packet to the changing Service may arrive.
 	right map[netip.AddrPort]bool
 	sent  atomic.Int64
 	wrong []string
-	// still is held while no packets may go, because somebody has altered the tables.
+	// still is locked while the test sends no packets, because it has altered the tables.
 	still  locks.Mutex
 	paused bool
 	end    chan struct{}
 	ended  locks.WaitGroup
 }
 
-// newFaulty has made its first sync.
+// newFaulty returns a faulty Kernel after its first sync.
 func newFaulty(t *testing.T) *faulty {
 	t.Helper()
 	f := &faulty{wire: newWire(t), p: newStickyPlanner(sticky(0, 0, 0)), right: map[netip.AddrPort]bool{}, end: make(chan struct{})}
@@ -79,7 +79,7 @@ func newFaulty(t *testing.T) *faulty {
 	return f
 }
 
-// netfilterSockets lists the process's sockets to netfilter in the calling thread's namespace.
+// netfilterSockets returns the process's netfilter sockets in the calling thread's network namespace.
 func netfilterSockets(t testing.TB) (fds []int) {
 	t.Helper()
 	one, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
@@ -113,7 +113,7 @@ func netfilterSockets(t testing.TB) (fds []int) {
 	return fds
 }
 
-// another returns the socket that isn't among those of before.
+// another returns the netfilter socket that is not in the list before.
 func another(t testing.TB, before []int) int {
 	t.Helper()
 	for _, fd := range netfilterSockets(t) {
@@ -125,8 +125,8 @@ func another(t testing.TB, before []int) int {
 	return -1
 }
 
-// change gives Service 1 two other endpoints, and has its node port come or go. From now on packets may go to the old endpoints or to
-// the new ones.
+// change gives Service 1 two other endpoints, and adds or removes its node port. From then on, packets may arrive at the old endpoints or at the new
+// ones.
 func (f *faulty) change() {
 	f.step++
 	first := 2 * f.step % 200
@@ -144,7 +144,7 @@ func (f *faulty) change() {
 	f.p.Set(s.Name, s)
 }
 
-// sync makes a sync, which has to succeed. From then on packets go to the new endpoints only.
+// sync makes a sync, which has to succeed. From then on, packets may arrive only at the new endpoints.
 func (f *faulty) sync() Result {
 	f.Helper()
 	r, err := f.k.Sync(f.p)
@@ -165,7 +165,7 @@ func (f *faulty) synced() {
 	}
 }
 
-// traffic has clients, each for the first time, ask both Services until the end.
+// traffic sends packets of new clients to both Services until end is closed.
 func (f *faulty) traffic() {
 	for i := 2; ; i++ {
 		select {
@@ -179,7 +179,7 @@ func (f *faulty) traffic() {
 	}
 }
 
-// round is a packet to each Service.
+// round sends a packet to each Service.
 func (f *faulty) round(i int) {
 	family := inet.Families[i%2]
 	f.probe(family, i, ways(family, 0)[i/2%3], func(at netip.AddrPort) bool { return at == pod(family, 0) })
@@ -196,7 +196,7 @@ func (f *faulty) round(i int) {
 	})
 }
 
-// pause lets no packets go until resume.
+// pause stops the packets until resume.
 func (f *faulty) pause() {
 	if !f.paused {
 		f.still.Lock()
@@ -211,7 +211,7 @@ func (f *faulty) resume() {
 	}
 }
 
-// probe sends one packet, and notes where it arrives unless that is right.
+// probe sends one packet. It notes a packet that arrives at a wrong endpoint or not at all.
 func (f *faulty) probe(family inet.Family, client int, to netip.AddrPort, right func(netip.AddrPort) bool) {
 	sent := f.sent.Add(1)
 	f.port = questionPort + uint16(client)%60000
@@ -223,17 +223,17 @@ func (f *faulty) probe(family inet.Family, client int, to netip.AddrPort, right 
 		i, at, ok := f.read(5 * time.Second)
 		switch {
 		case ok && i != client:
-			continue // a duplicate of the kernel's own
+			continue // the kernel duplicated an earlier packet
 		case !ok:
-			f.wrong = append(f.wrong, fmt.Sprintf("a packet to %s, the %dth, came nowhere", to, sent))
+			f.wrong = append(f.wrong, fmt.Sprintf("a packet to %s, the %dth, did not arrive", to, sent))
 		case !right(at):
-			f.wrong = append(f.wrong, fmt.Sprintf("a packet to %s, the %dth, came to %s", to, sent, at))
+			f.wrong = append(f.wrong, fmt.Sprintf("a packet to %s, the %dth, arrived at %s", to, sent, at))
 		}
 		return
 	}
 }
 
-// whole fails unless the kernel holds what is planned, nothing more is to be done, and a further change is one of differences.
+// whole fails unless the kernel's elements equal the plan, and the next change is a partial sync.
 func (f *faulty) whole(when string) {
 	f.Helper()
 	f.calls.Decide(nil)
@@ -247,7 +247,7 @@ func (f *faulty) whole(when string) {
 	}
 }
 
-// settle looks and syncs, as the proxy does, until a check of all elements has found nothing to do.
+// settle checks the ruleset and syncs, as the loop does, until a check of all elements has found no difference.
 func (f *faulty) settle(when string) {
 	f.Helper()
 	f.k.check.due = true
@@ -264,7 +264,7 @@ func (f *faulty) settle(when string) {
 			return
 		}
 		if time.Since(begin) > 20*time.Second {
-			f.Fatalf("%s: no rest", when)
+			f.Fatalf("%s: each check finds a change", when)
 		}
 	}
 }
@@ -279,7 +279,7 @@ func difference(t testing.TB, k *Kernel, p *plan.Planner) string {
 	return strings.Join(want, "\n") + "\n---\n" + strings.Join(got, "\n")
 }
 
-// nth makes a fault happen at the nth call of a kind, and at all that follow while there are more to go.
+// nth injects a fault into calls with a system call number: it skips n calls, and then injects it into the given number of calls.
 func nth(call, n, times int, do func(*fault.Call) fault.Result) func(*fault.Call) fault.Result {
 	count := 0
 	return func(c *fault.Call) fault.Result {
@@ -293,7 +293,7 @@ func nth(call, n, times int, do func(*fault.Call) fault.Result) func(*fault.Call
 	}
 }
 
-// ours tells a call for netfilter's netlink from those of the test's own tools.
+// ours reports whether a call is for a netfilter socket, and not of the test's own tools.
 func ours(c *fault.Call) bool {
 	protocol, err := unix.GetsockoptInt(c.Socket(), unix.SOL_SOCKET, unix.SO_PROTOCOL)
 	return err != nil || protocol == unix.NETLINK_NETFILTER
@@ -303,7 +303,7 @@ func fails(errno unix.Errno) func(*fault.Call) fault.Result {
 	return func(*fault.Call) fault.Result { return fault.Result{Errno: errno} }
 }
 
-// alters returns a fault that hands over what the kernel says after a change.
+// alters returns a fault that changes the kernel's answer.
 func alters(change func([]byte) []byte) func(*fault.Call) fault.Result {
 	return func(c *fault.Call) fault.Result {
 		b, err := c.Receive()
@@ -327,7 +327,7 @@ func eachHeader(change func(header []byte)) func([]byte) []byte {
 	}
 }
 
-// refuses has the kernel not be asked, and answers in its place that it won't.
+// refuses returns a fault that does not send a batch to the kernel, and answers with an error in its place.
 func refuses(errno unix.Errno) func() func(*fault.Call) fault.Result {
 	return func() func(*fault.Call) fault.Result {
 		var refused []byte
@@ -358,11 +358,11 @@ func isBatch(b []byte) bool {
 	return len(b) >= unix.NLMSG_HDRLEN && binary.NativeEndian.Uint16(b[4:]) == unix.NFNL_MSG_BATCH_BEGIN
 }
 
-// netlinkFaults are made by the calls that they happen to.
+// netlinkFaults are the faults. Each is injected into the system calls of the Kernel.
 var netlinkFaults = []struct {
 	name string
 	make func() func(*fault.Call) fault.Result
-	// word is in the error of a change that meets it; "" where it is mastered without one.
+	// word is in the error of a sync with the fault; "" if the sync succeeds.
 	word string
 }{
 	{"ENOBUFS on receive", each(unix.SYS_RECVFROM, fails(unix.ENOBUFS)), "no buffer space"},
@@ -394,12 +394,12 @@ var netlinkFaults = []struct {
 	{"a closed socket", each(unix.SYS_RECVFROM, fails(unix.EBADF)), "bad file descriptor"},
 }
 
-// each makes a fault happen to all calls of a kind.
+// each injects a fault into all calls with a system call number.
 func each(call int, do func(*fault.Call) fault.Result) func() func(*fault.Call) fault.Result {
 	return func() func(*fault.Call) fault.Result { return nth(call, 0, 1<<30, do) }
 }
 
-// swapped hands over the answers that are there in the opposite order.
+// swapped returns the pending answers in reverse order.
 func swapped() func(*fault.Call) fault.Result {
 	var waiting [][]byte
 	return nth(unix.SYS_RECVFROM, 0, 1<<30, func(c *fault.Call) fault.Result {
@@ -422,7 +422,7 @@ func swapped() func(*fault.Call) fault.Result {
 	})
 }
 
-// late hands over every answer once more before the next one.
+// late returns each answer a second time, before the next answer.
 func late() func(*fault.Call) fault.Result {
 	var last []byte
 	again := false
@@ -443,11 +443,11 @@ func receiveNow(fd int) ([]byte, unix.Sockaddr, error) {
 	return b[:max(n, 0)], from, err
 }
 
-// TestNetlinkFaults has all calls of a kind fail for some time: during a change, a comparison, a rewrite, the renewal of the lease, and
-// a start. The kernel stays what it was or becomes what is wanted, the error says what happened, and afterwards all is right.
+// TestNetlinkFaults injects each fault during a change, a comparison, a rewrite, a renewal of the lease, and a start. The kernel keeps its old tables or
+// gets the new ones, the error names the fault, and after the fault the tables equal the plan.
 func TestNetlinkFaults(t *testing.T) {
 	if testing.Short() {
-		t.Skip("the answers are made up here, and drawn from in TestRandomNetlinkFaults")
+		t.Skip("TestRandomNetlinkFaults injects the same faults")
 	}
 	for _, c := range netlinkFaults {
 		t.Run(c.name, func(t *testing.T) {
@@ -456,7 +456,7 @@ func TestNetlinkFaults(t *testing.T) {
 			f.calls.Decide(c.make())
 			_, err := f.k.Sync(f.p)
 			f.expect("a change", err, c.word)
-			for range 2 { // it lasts
+			for range 2 { // the fault persists
 				_, _ = f.k.Sync(f.p)
 				_, _ = f.k.CheckRuleset()
 			}
@@ -501,7 +501,7 @@ func TestNetlinkFaults(t *testing.T) {
 	}
 }
 
-// renew renews the lease while calls fail.
+// renew renews the lease with a fault.
 func (f *faulty) renew(decide func(*fault.Call) fault.Result) {
 	f.Helper()
 	f.calls.Decide(nil)
@@ -522,7 +522,7 @@ func (f *faulty) expect(when string, err error, word string) {
 	}
 }
 
-// TestRandomNetlinkFaults changes Services while one call of ten fails in one way or another.
+// TestRandomNetlinkFaults changes Services while one call of ten has a random fault.
 func TestRandomNetlinkFaults(t *testing.T) {
 	const steps = 300
 	seed := uint64(time.Now().UnixNano())

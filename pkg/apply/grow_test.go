@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// setSizes lists the sizes of the sets of a fixed size in the kernel, by family and name.
+// setSizes returns the sizes of the kernel's sets that have a size, by family and name.
 func setSizes(t testing.TB, k *Kernel) map[string]uint32 {
 	t.Helper()
 	sizes := map[string]uint32{}
@@ -30,8 +30,8 @@ func setSizes(t testing.TB, k *Kernel) map[string]uint32 {
 	return sizes
 }
 
-// Kernels before 6.5 ignore a set's new size, and a batch that exceeds the old one fails with ENFILE: no sync may come to
-// that.
+// TestSetsOutgrowTheirSizes: no sync fails because a set is full. Kernels before 6.5 ignore a set's new size, and a batch that exceeds the old size
+// fails with ENFILE.
 func TestSetsOutgrowTheirSizes(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
@@ -56,7 +56,7 @@ func TestSetsOutgrowTheirSizes(t *testing.T) {
 	sync(t, k, p, Adopted)
 }
 
-// TestALargeSetKeepsItsPlace adds elements to a large set, which the kernel does not make again.
+// TestALargeSetKeepsItsPlace: a batch adds elements to a large set, and does not delete the set.
 func TestALargeSetKeepsItsPlace(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
@@ -84,7 +84,7 @@ func TestALargeSetKeepsItsPlace(t *testing.T) {
 	sync(t, k, p, Adopted)
 }
 
-// A set that becomes large gets its new size in a batch of its own, which follows at once.
+// TestACrowdedSetGrowsAlone: a set that becomes large gets its new size in its own batch, which follows immediately.
 func TestACrowdedSetGrowsAlone(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
@@ -111,7 +111,7 @@ func TestACrowdedSetGrowsAlone(t *testing.T) {
 	sync(t, k, p, Nothing)
 }
 
-// A set outgrows its size in the batch that deletes an unused chain, whose rules look up the set.
+// TestASetGrowsAsAChainRetires: a set outgrows its size in the batch that deletes an unused chain, whose rules look up the set.
 func TestASetGrowsAsAChainRetires(t *testing.T) {
 	k, p := synced(t)
 	s := everything(400, 20, 0, false)
@@ -135,7 +135,7 @@ func TestASetGrowsAsAChainRetires(t *testing.T) {
 	checkChains(t, k, p)
 }
 
-// A single change may be larger than what a set was made for.
+// TestOneBatchOutgrowsAllSizes: a single change has more elements than the sets have room for.
 func TestOneBatchOutgrowsAllSizes(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
@@ -153,7 +153,7 @@ func TestOneBatchOutgrowsAllSizes(t *testing.T) {
 	checkKernel(t, k, p)
 }
 
-// A restart with more elements than the earlier process's sets have room for makes the sets anew, in the same batch.
+// TestRestartWithMoreThanTheSetsHold: a start with more elements than the earlier process's sets have room for replaces the sets, in the same batch.
 func TestRestartWithMoreThanTheSetsHold(t *testing.T) {
 	k, _ := synced(t)
 	p := plan.New(options())

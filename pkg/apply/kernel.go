@@ -12,31 +12,31 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Kernel has the tables of this program in one network namespace. It must not be used by two goroutines at once.
+// Kernel has the tables of this program in one network namespace. Two goroutines must not use it at once, except for the methods that allow it.
 type Kernel struct {
 	conn *nft.Conn
 	// Table is the name of the tables. Set it before the first use.
 	Table string
-	// Now is the clock by which chains are retired.
+	// Now is the clock for the time at which unused chains are deleted.
 	Now func() time.Time
 	// ledger belongs to the planner of the last sync; nil before the first sync.
 	ledger *ledger
-	// known says that the kernel holds what the ledger had at the last sync.
+	// known is true if the kernel has exactly the elements and chains that the ledger had at the last sync.
 	known bool
-	// doubted says that it was known until [Kernel.Doubt].
+	// doubted is true if known was true until [Kernel.Doubt].
 	doubted bool
 	// generation is the ruleset's generation after the last batch, or before the last comparison that found no difference. renewed is the
 	// number of renewals of the lease that it includes. Later renewals are not foreign changes.
 	generation, renewed uint32
 	renewals            renewals
-	// states are the state elements that the kernel holds.
+	// states are the state elements that the kernel has.
 	states map[inet.Family]*nft.Element
-	// tables and elements are the tables and the number of their elements when all was last written or compared.
+	// tables and elements are the tables, and the number of their elements, after the last full sync or comparison.
 	tables   []*nft.Table
 	elements int
-	// atOnce is [mostAtOnce].
+	// atOnce is [mostAtOnce], except in tests.
 	atOnce int
-	// difference is the batch of the last update; its memory is used again.
+	// difference is the batch of the last update. The next update reuses its memory.
 	difference *nft.Batch
 	takeOver   takeOver
 	others     others
@@ -48,21 +48,22 @@ type Kernel struct {
 
 // Counts receives the counters of elements before their deletion.
 type Counts interface {
-	// Await reads the counters of present elements, unless that was done lately, and waits no longer than a time. It comes before a batch
-	// with more deletions than the kernel can report.
+	// Await reads the counters of present elements, unless they were read recently. It waits at most for the given time. Kernel calls it before
+	// a batch that deletes more elements than it can request reports for.
 	Await(time.Duration) error
-	// Begin comes before a batch that deletes elements with counters, and End after it, with the counters of the deleted elements. all says
-	// that the batch has replaced every element.
+	// Kernel calls Begin before a batch that deletes elements with counters, and End after it, with the counters of the deleted elements. all is
+	// true if the batch has replaced every element.
 	Begin()
 	End(gone []nft.Counted, all bool)
-	// Adopted comes when a start adopts the tables of an earlier process.
+	// Kernel calls Adopted after a start has adopted the tables of an earlier process.
 	Adopted()
 }
 
-// Count makes the kernel report counters. The caller must do so before the first sync, or not at all.
+// Count makes the kernel report counters to c. Call it before the first sync.
 func (k *Kernel) Count(c Counts) { k.counts = c }
 
-// Open opens the network namespace of the calling thread. It fails if this process may not use nftables, or the kernel has none.
+// Open opens a connection to nftables in the network namespace of the calling thread. It fails if the process lacks the privilege, or the kernel
+// lacks nftables.
 func Open() (*Kernel, error) {
 	const noTables = "%w: does the kernel have nf_tables (CONFIG_NF_TABLES, module nf_tables)?"
 	conn, err := nft.Open()
@@ -84,10 +85,10 @@ func Open() (*Kernel, error) {
 	}, nil
 }
 
-// Close closes the connection; the tables stay.
+// Close closes the connections. The tables stay.
 func (k *Kernel) Close() error { return errors.Join(k.others.close(), k.conn.Close()) }
 
-// Known reports whether the kernel is known to hold what the planner wanted at the last sync.
+// Known reports whether the kernel's tables are known to equal the plan of the last sync.
 func (k *Kernel) Known() bool { return k.known }
 
 // Kind is the effect of a sync.
@@ -97,22 +98,22 @@ type Kind string
 const (
 	// Nothing: there was no change.
 	Nothing Kind = "nothing"
-	// Adopted: the tables were as wanted. The sync sent nothing.
+	// Adopted: the tables were unknown, and a comparison found no difference. The sync sent nothing.
 	Adopted Kind = "adopted"
-	// Partial: the sync sent the differences.
+	// Partial: the sync sent the changes since the last sync.
 	Partial Kind = "partial"
-	// Full: the sync sent everything.
+	// Full: the sync sent the complete tables.
 	Full Kind = "full"
 )
 
 // Result describes a sync and its cost.
 type Result struct {
 	Kind Kind
-	// Elements counts those added and deleted, Bytes is the size of the batch; both are 0 if none was sent.
+	// Elements is the number of added and deleted elements, Bytes the size of the batches. Both are 0 if no batch was sent.
 	Elements, Bytes int
 	// Commit is the time from sending the batch to the kernel's answer.
 	Commit time.Duration
-	// Why is the reason of a full sync.
+	// Why is the reason for a full sync.
 	Why string
 	// Again is the time after which another sync deletes chains that nothing needs; 0 if there are none.
 	Again time.Duration
@@ -120,8 +121,8 @@ type Result struct {
 	Crowded bool
 }
 
-// Sync makes the tables those that the planner wants. After an error, they are unchanged, or the next call finds out whether they are. In both
-// cases packets meet either the old tables or the new ones.
+// Sync makes the kernel's tables equal to the plan. If it fails, the kernel has the old tables or the new ones, and the next call compares them.
+// After a failed repair in several batches, the tables may lack Services until the next call.
 func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 	k.follow(p)
 	result, err := k.sync()
@@ -129,14 +130,13 @@ func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 		result.Again, result.Crowded = k.ledger.again(k.Now()), len(k.ledger.crowded) > 0
 	}
 	if err == nil || errors.Is(err, unix.EPERM) {
-		// A table that only its owner may delete must not prevent all syncs. pkg/takeover tries again.
+		// The owner of a table of kube-proxy may be the only process that may delete it. This must not prevent all syncs. pkg/takeover tries again.
 		k.takeOver.settle()
 	}
 	return result, err
 }
 
-// follow opens a ledger for a planner that does not report to the present one, and reports whether it does so. What the kernel holds is not
-// known then.
+// follow makes a new ledger if the planner does not report to the present one, and reports whether it did. The kernel's tables are then unknown.
 func (k *Kernel) follow(p *plan.Planner) (opened bool) {
 	if k.ledger != nil && p.ReportsTo(k.ledger) {
 		return false
@@ -157,10 +157,10 @@ func (k *Kernel) sync() (Result, error) {
 		}
 		return result, err
 	}
-	k.doubted = false // from here on, later changes are not known as a difference
+	k.doubted = false // without a delta, trust cannot be restored
 	k.ledger.untrack()
 	if len(k.states) == 0 {
-		// The kernel has never had what was planned and dropped before the first sync.
+		// The kernel never had the elements that were planned and removed again before the first sync.
 		k.ledger.forgetRetained()
 	}
 	now, err := k.now()
@@ -178,7 +178,7 @@ func (k *Kernel) sync() (Result, error) {
 	if why == "" && len(k.takeOver.found) > 0 {
 		why = "kube-proxy's tables are deleted"
 	}
-	// From here on, foreign commits are noticed.
+	// The moment is from before the comparison, so a later check notices foreign commits during the comparison.
 	k.others.counted(now.generation, k.foreign(now))
 	k.reach(now)
 	if why == "" {
@@ -189,7 +189,7 @@ func (k *Kernel) sync() (Result, error) {
 		if k.counts != nil && first {
 			k.counts.Adopted()
 		}
-		// Without a process, foreign changes were not heard.
+		// While no process ran, foreign changes were not heard. So check the values of all elements.
 		k.check.due = k.check.due || first && k.elements <= readable
 		return Result{Kind: Adopted}, nil
 	}
@@ -201,8 +201,9 @@ func (k *Kernel) sync() (Result, error) {
 	return result, err
 }
 
-// restoreTrust restores trust in the tables after a doubt, and reports whether it did: it does if every foreign commit since was heard, and none touched them. Then there is nothing to
-// compare, and changes are still known as a difference. Otherwise constant foreign changes would make each change of a Service a full sync.
+// restoreTrust restores trust in the tables after a doubt, and reports whether it did. It does so if the listener heard every foreign commit since
+// the last check, and none of them changed the tables. Then no comparison is necessary, and the ledger still has the changes since the last sync.
+// Otherwise, another program with frequent commits would cause a comparison for each change of a Service.
 func (k *Kernel) restoreTrust() (restored bool) {
 	if !k.doubted || k.takeOver.wanted || k.others.suspicion() != "" {
 		return false
@@ -217,8 +218,8 @@ func (k *Kernel) restoreTrust() (restored bool) {
 	return true
 }
 
-// CheckRuleset looks for foreign changes of the ruleset since the last sync, in any table, and reports whether there were any. It costs a few microseconds. If a
-// change may not have been heard, CheckRuleset starts a check of all elements, and a later call reports its outcome.
+// CheckRuleset reports whether another program has changed the ruleset since the last sync, in any table. It takes a few microseconds. If the
+// listener may have missed a commit, CheckRuleset starts a check of all elements, and a later call reports its outcome.
 func (k *Kernel) CheckRuleset() (bool, error) {
 	k.others.revive()
 	now, err := k.now()
@@ -230,7 +231,7 @@ func (k *Kernel) CheckRuleset() (bool, error) {
 	return k.others.suspicion() != "", nil
 }
 
-// remember notes that the kernel holds what the ledger has.
+// remember notes that the kernel's tables equal the ledger.
 func (k *Kernel) remember() {
 	k.tables, k.elements = k.ledger.tables(), 0
 	for _, t := range k.tables {
@@ -243,7 +244,7 @@ func (k *Kernel) remember() {
 	k.ledger.track()
 }
 
-// update sends what has changed.
+// update sends the changes since the last sync, in one batch.
 func (k *Kernel) update() (Result, error) {
 	c := k.ledger.take(k.Now())
 	if c.empty() {
@@ -262,7 +263,7 @@ func (k *Kernel) update() (Result, error) {
 		b.AddRules(t, chain)
 	}
 	for i := range c.forget {
-		b.EnsureElement(&c.forget[i]) // kernels before 6.3 have no message for what may not be there
+		b.EnsureElement(&c.forget[i]) // kernels before 6.3 have no message to delete an element that may be missing
 	}
 	var states []*nft.Element
 	for f, old := range k.states {
@@ -272,7 +273,7 @@ func (k *Kernel) update() (Result, error) {
 		}
 	}
 	for _, name := range c.unused {
-		b.FlushRules(k.table(name.family), name.name) // which may look up a set that is remade
+		b.FlushRules(k.table(name.family), name.name) // the rules may look up a set that is remade
 	}
 	for i := range c.remade {
 		remake(b, &c.remade[i])
@@ -302,7 +303,7 @@ func (k *Kernel) update() (Result, error) {
 	return result, nil
 }
 
-// remake deletes a set, and adds it again.
+// remake adds commands to a batch that delete a set and add it again, with its elements and the rules that look it up.
 func remake(b *nft.Batch, r *remade) {
 	t := &nft.Table{Family: r.set.Family, Name: r.set.Table}
 	for _, c := range r.chains {
@@ -331,7 +332,7 @@ func (k *Kernel) reuse() *nft.Batch {
 	return k.difference
 }
 
-// table names a family's table.
+// table returns a family's table, with its name only.
 func (k *Kernel) table(f inet.Family) *nft.Table { return &nft.Table{Family: f, Name: k.Table} }
 
 func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
@@ -343,7 +344,7 @@ func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), err)
 	}
 	k.known = true
-	// This is the generation after this batch, unless there was a foreign commit before it: then CheckRuleset sees a difference.
+	// This is the generation after this batch. If a foreign commit came before the batch, CheckRuleset notices the difference.
 	k.generation++
 	if kind == Full {
 		k.renewals.last.Store(start.UnixNano())
@@ -351,10 +352,10 @@ func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 	return r, nil
 }
 
-// patienceForCounts is the time for which a batch waits for the counters of the elements that it deletes.
+// patienceForCounts is the longest time for which a batch waits until the counters of the elements that it deletes are read.
 const patienceForCounts = 200 * time.Millisecond
 
-// send sends a batch, and reports the counters of the elements that it deletes.
+// send sends a batch, and passes on the counters of the elements that it deletes.
 func (k *Kernel) send(b *nft.Batch, kind Kind) error {
 	if k.counts == nil || kind == Partial && !b.Reports() {
 		return k.conn.Commit(b)
@@ -368,8 +369,8 @@ func (k *Kernel) send(b *nft.Batch, kind Kind) error {
 	return err
 }
 
-// Cleanup deletes the tables of a service-proxy name, which is empty for the default instance, and returns their names. Missing tables are not an
-// error.
+// Cleanup deletes the tables of the instance with a service-proxy name, and returns their names. The default instance has the empty name. Missing
+// tables are not an error.
 func Cleanup(serviceProxyName string) (deleted []string, err error) {
 	return nft.DeleteTables(plan.Table(serviceProxyName))
 }

@@ -99,7 +99,7 @@ func services() (list []*model.Service) {
 	return list
 }
 
-// resume makes a planner that continues the work of another process, which had some of the Services.
+// resume returns a planner that continues the work of another process with some Services.
 func resume(t testing.TB, k *Kernel, o plan.Options, services []*model.Service) *plan.Planner {
 	t.Helper()
 	p := plan.New(o)
@@ -140,7 +140,7 @@ func run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// inKernel lists all elements that the kernel holds, affinity and state aside.
+// inKernel returns all elements in the kernel, except remembered clients and states.
 func inKernel(t testing.TB, k *Kernel, p *plan.Planner) []string {
 	t.Helper()
 	var out []string
@@ -162,7 +162,7 @@ func inKernel(t testing.TB, k *Kernel, p *plan.Planner) []string {
 	return out
 }
 
-// planned lists all elements that the kernel has to hold: those of the plan and the retained ones.
+// planned returns all elements that the kernel has to hold: wanted and retained.
 func planned(k *Kernel, p *plan.Planner) []string {
 	var out []string
 	list := func(e *nft.Element) { out = append(out, e.String()) }
@@ -185,7 +185,7 @@ func TestSyncFillsReadableTables(t *testing.T) {
 	if os.Getenv("SHOW") != "" {
 		t.Log(first)
 	}
-	// What nft lists it can load, and then lists the same.
+	// nft can load its own listing of the tables, and then lists the same.
 	file := t.TempDir() + "/ruleset"
 	if err := os.WriteFile(file, []byte(first), 0o600); err != nil {
 		t.Fatal(err)
@@ -214,8 +214,7 @@ func TestRestartAdoptsUnchangedTables(t *testing.T) {
 	sync(t, k, p, Nothing)
 }
 
-// A process that ends between the last use of a chain and its retirement leaves nothing that its successor couldn't go on
-// from.
+// TestRestartAdoptsUnusedChains: a process exits between the last use of a chain and its deletion. The next process adopts the tables.
 func TestRestartAdoptsUnusedChains(t *testing.T) {
 	for retired := range 3 {
 		k, p := synced(t)
@@ -247,7 +246,7 @@ func TestRestartAdoptsUnusedChains(t *testing.T) {
 	}
 }
 
-// A younger Service that an older one drives out while the first plan is made leaves no trace in it.
+// TestRestartAdoptsWhateverTheOrderOfServices: a start plans a younger Service before the older one that wins its address. The plan is the same.
 func TestRestartAdoptsWhateverTheOrderOfServices(t *testing.T) {
 	lab.EnterNamespace(t)
 	older, younger := everything(1, 3, 0, false), everything(1, 5, 0, false)
@@ -271,7 +270,7 @@ func TestRestartAdoptsWhateverTheOrderOfServices(t *testing.T) {
 	}
 }
 
-// Where many source ranges go at once, their set is made again, and holds those of other Services.
+// TestManySourceRangesGo: a batch that deletes many source ranges replaces their set. The new set has the ranges of the other Services.
 func TestManySourceRangesGo(t *testing.T) {
 	k, p := synced(t)
 	s := everything(500, 3, 0, false)

@@ -17,8 +17,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// BenchmarkFrontends writes Services with one and with three frontends a port into an empty namespace. It reports the number of elements,
-// the kernel's part of the batch, and the kernel's memory, of which other programs change some MiB.
+// BenchmarkFrontends writes Services with one and with three frontends for each port into an empty namespace. It reports the number of elements, the
+// kernel's time for the batch, and the kernel's memory. Other programs change the memory by some MiB.
 func BenchmarkFrontends(b *testing.B) {
 	for _, size := range sizes[1:] {
 		for _, f := range inet.Families {
@@ -66,7 +66,7 @@ func BenchmarkFrontendAdded(b *testing.B) {
 	}
 }
 
-// wide is a Service of one family with a cluster IP, and external IPs for the other frontends.
+// wide returns a Service of one family with a cluster IP, and external IPs for the other frontends.
 func wide(f inet.Family, i, endpoints, frontends int) *model.Service {
 	s := &model.Service{Name: types.NamespacedName{Namespace: fmt.Sprint("team-", i%10), Name: fmt.Sprint("svc-", i)}}
 	p := &model.ServicePort{
@@ -92,7 +92,7 @@ func wide(f inet.Family, i, endpoints, frontends int) *model.Service {
 	return s
 }
 
-// kernelMemory is what the kernel's objects and counters take, in MiB.
+// kernelMemory returns the memory of the kernel's objects and counters, in MiB.
 func kernelMemory(b *testing.B) (sum float64) {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

@@ -14,25 +14,25 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// renewEvery is the time between two renewals of the lease. It leaves room for two failures before the lease runs out.
+// renewEvery is the time between two renewals of the lease. Two renewals can fail before the lease expires.
 const renewEvery = plan.Lease / 3
 
-// renewAgain is the time between a renewal that has failed and the next one.
+// renewAgain is the time between a failed renewal and the next attempt.
 const renewAgain = 2 * time.Second
 
-// renewals count the commits by which [Lease] renews the lease, so that a sync does not take them for another program's.
+// renewals counts the commits of [Lease.Run], so that a sync does not mistake them for foreign commits.
 type renewals struct {
 	// mu is held from before a renewal is sent until it is counted, and while the ruleset's generation is read.
 	mu    locks.Mutex
 	count uint32
-	// last is when the lease was last renewed by any commit, in nanoseconds since 1970; 0 before the first one.
+	// last is the time of the last commit that renewed the lease, also by a full sync, in nanoseconds since 1970; 0 before the first one.
 	last atomic.Int64
 }
 
-// moment is the ruleset's generation together with the number of renewals up to it.
+// moment is the ruleset's generation, with the number of renewals that it includes.
 type moment struct{ generation, renewals uint32 }
 
-// now reads the moment.
+// now returns the present moment.
 func (k *Kernel) now() (m moment, err error) {
 	k.renewals.mu.Lock()
 	defer k.renewals.mu.Unlock()
@@ -41,15 +41,15 @@ func (k *Kernel) now() (m moment, err error) {
 	return m, err
 }
 
-// foreign counts the commits of others between the moment that is known and another one.
+// foreign returns the number of foreign commits between the last moment of [Kernel.reach] and m.
 func (k *Kernel) foreign(m moment) int {
 	return int(int32(m.generation - k.generation - (m.renewals - k.renewed)))
 }
 
-// reach notes that the ruleset is known up to a moment.
+// reach notes that all commits up to a moment are accounted for.
 func (k *Kernel) reach(m moment) { k.generation, k.renewed = m.generation, m.renewals }
 
-// Leased returns when the lease was last renewed, the zero time where it was not. Any goroutine may call it.
+// Leased returns the time of the last renewal of the lease, or the zero time if there was none. Any goroutine may call it.
 func (k *Kernel) Leased() time.Time {
 	if at := k.renewals.last.Load(); at != 0 {
 		return time.Unix(0, at)
@@ -57,22 +57,22 @@ func (k *Kernel) Leased() time.Time {
 	return time.Time{}
 }
 
-// Lease renews the lease of the tables beside whoever syncs them, by a connection of its own: the lease lasts while syncs take long, and
-// while the process waits for its first one and tables of an earlier process are there.
+// Lease renews the lease of the tables beside the loop, with its own connection. So the lease does not expire during a long sync. Before the first
+// sync, it renews the lease of the tables that an earlier process left.
 type Lease struct {
 	kernel *Kernel
 	conn   *nft.Conn
-	// elements are copies of the planner's, whose sets the syncs change.
+	// elements are copies of the planner's elements with copies of their sets, because syncs change the planner's sets.
 	elements []nft.Element
 	// Every is the time between two renewals.
 	Every time.Duration
 	// May reports whether this process serves the tables.
 	May func() bool
-	// Failed is called when a renewal fails, but not again before one has succeeded.
+	// Failed receives the error of a failed renewal. It is not called again before a renewal succeeds.
 	Failed func(error)
 }
 
-// Lease returns what renews the lease of the planner's tables. It opens a connection in the network namespace of the calling thread.
+// Lease returns a [Lease] for the planner's tables. It opens a connection in the network namespace of the calling thread.
 func (k *Kernel) Lease(p *plan.Planner) (*Lease, error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -91,7 +91,7 @@ func (k *Kernel) Lease(p *plan.Planner) (*Lease, error) {
 	return l, nil
 }
 
-// Run renews the lease at once and then again and again, until the context ends; it closes the connection.
+// Run renews the lease immediately and then periodically, until the context is done. Then it closes the connection.
 func (l *Lease) Run(ctx context.Context) {
 	defer l.conn.Close() //nolint:errcheck // nothing is lost
 	failing := false
@@ -116,7 +116,7 @@ func (l *Lease) Run(ctx context.Context) {
 	}
 }
 
-// renew renews the lease of those tables that are there and have a lease of the known form.
+// renew renews the lease of the tables that exist and have a set lease of the same form.
 func (l *Lease) renew() error {
 	b := nft.NewBatch(0)
 	for i := range l.elements {
@@ -151,11 +151,11 @@ func (l *Lease) renew() error {
 	return nil
 }
 
-// exists reports whether there is a set of a form.
+// exists reports whether the kernel has a set with the name and form of s.
 func (l *Lease) exists(s *nft.Set) (bool, error) {
 	sets, err := l.conn.Sets(s.Family, s.Table)
 	if errors.Is(err, unix.ENOENT) {
-		return false, nil // nor is there a table
+		return false, nil // the table is missing
 	}
 	for i := range sets {
 		if sets[i].Name == s.Name && sets[i].Is(s) {
@@ -165,9 +165,9 @@ func (l *Lease) exists(s *nft.Set) (bool, error) {
 	return false, err
 }
 
-// renew adds to a batch that a set of a lease has those of some elements that are its own, as if they had just come.
+// renew adds commands to a batch that replace the elements of a set lease, so that their timeouts restart. It ignores elements of other sets.
 func renew(b *nft.Batch, set *nft.Set, elements []nft.Element) {
-	b.FlushSet(set, 0) // an element that has run out can't be deleted by its key
+	b.FlushSet(set, 0) // the kernel cannot delete an expired element by its key
 	for i := range elements {
 		if elements[i].Set == set {
 			b.AddElement(&elements[i])

@@ -8,8 +8,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// Another proxy's rules, which stand between the two places where Services are found, come second while the lease lasts and
-// first once it has run out. Without another proxy nobody notices.
+// TestWithoutItsLeaseOthersComeFirst: the DNAT rules of another proxy have a priority between the two lookups of Services. They are second while the
+// lease lasts, and first after it has expired. Without another proxy, the expired lease has no effect on packets.
 func TestWithoutItsLeaseOthersComeFirst(t *testing.T) {
 	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {
@@ -37,7 +37,7 @@ func TestWithoutItsLeaseOthersComeFirst(t *testing.T) {
 			arrive("another proxy, with a new lease", ours)
 			runOut()
 			k.Doubt()
-			sync(t, k, p, Adopted) // a lease that has run out is no reason to write everything
+			sync(t, k, p, Adopted) // an expired lease is no reason for a full sync
 			renewOnce(t, k, p)
 			arrive("after a restart", ours)
 			if meddled, err := k.CheckRuleset(); meddled || err != nil {
@@ -51,7 +51,7 @@ func TestWithoutItsLeaseOthersComeFirst(t *testing.T) {
 	}
 }
 
-// The kernel itself ends a lease, whose set says for how long one lasts.
+// TestALeaseRunsOut: the kernel deletes the elements of the lease after their timeout, and a renewal adds them again.
 func TestALeaseRunsOut(t *testing.T) {
 	k, p := synced(t)
 	run(t, "nft", `flush set ip kube-nftproxy lease; add element ip kube-nftproxy lease { tcp timeout 50ms, udp timeout 50ms }`)

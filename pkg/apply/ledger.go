@@ -8,14 +8,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// ledger keeps account of what the kernel has to hold for a plan: the wanted elements and chains, and the retained ones, which are not
-// wanted any more and stay for a while. It is the [plan.Sink] of the planner, and has counts and digests instead of the elements.
+// ledger keeps account of the elements and chains that the kernel has to hold for a plan: the wanted ones, and the retained ones, which the plan no
+// longer contains and which stay for a while. It is the [plan.Sink] of the planner. Instead of the wanted elements, it has counts and digests.
 type ledger struct {
 	planner *plan.Planner
-	// sets are those of all tables, stateSets those of the states.
+	// sets are the sets of all tables, stateSets the set state of each family.
 	sets      []*nft.Set
 	stateSets [2]*nft.Set
-	// counts are the numbers of elements, wanted and retained, and digests their digests.
+	// counts has the number of elements of each set, wanted and retained. digests has their digest in each family.
 	counts  map[*nft.Set]int
 	digests [2]digest
 	// layouts are the fingerprints of the tables for layoutPods; nil before the first use.
@@ -25,7 +25,7 @@ type ledger struct {
 	chains map[chainName]heldChain
 	// retained are the retained elements. Each leads to the chain of a class.
 	retained map[nft.ID]nft.Element
-	// retireAt is the time to delete what is retained; zero if nothing is, or before the first sync with it.
+	// retireAt is the time to delete retained elements and chains. It is zero if there are none, or before the first sync with them.
 	retireAt time.Time
 	// crowded are sets to make larger in a batch of their own, without the elements of another large Service.
 	crowded []*nft.Set
@@ -34,7 +34,7 @@ type ledger struct {
 	writtenPods [2]plan.LocalPods
 }
 
-// newLedger returns a ledger of all that a planner wants, and makes the planner report to it.
+// newLedger returns a ledger of a plan, and makes the planner report to it.
 func newLedger(p *plan.Planner) *ledger {
 	l := &ledger{
 		planner: p, counts: map[*nft.Set]int{}, chains: map[chainName]heldChain{}, retained: map[nft.ID]nft.Element{},
@@ -52,14 +52,14 @@ func newLedger(p *plan.Planner) *ledger {
 	return l
 }
 
-// Put enters an element that is wanted now. If it is retained, the kernel has it.
+// Put enters an element that is wanted now. If the element is retained, the kernel still has it, and no change is necessary.
 func (l *ledger) Put(e nft.Element) {
 	if !e.Set.Verdict || !l.restore(&e) {
 		l.enter(&e)
 	}
 }
 
-// Remove takes an element out that is not wanted any more. If it leads to a chain, it is retained.
+// Remove removes an element that is not wanted any more. An element that leads to a chain is retained instead.
 func (l *ledger) Remove(e nft.Element) {
 	if e.Set.Verdict {
 		l.retained[e.ID()] = e
@@ -68,14 +68,14 @@ func (l *ledger) Remove(e nft.Element) {
 	}
 }
 
-// Expect makes room for about so many changes.
+// Expect allocates memory for an approximate number of changes.
 func (l *ledger) Expect(elements int) {
 	if l.delta != nil {
 		l.delta.expect(elements)
 	}
 }
 
-// enter adds an element to those that the kernel has to hold.
+// enter adds an element to the elements that the kernel has to hold.
 func (l *ledger) enter(e *nft.Element) {
 	d := &l.digests[e.Set.Family]
 	d.sum += d.key.hash(e)
@@ -88,7 +88,7 @@ func (l *ledger) enter(e *nft.Element) {
 	}
 }
 
-// strike removes an element from those that the kernel has to hold.
+// strike removes an element from the elements that the kernel has to hold.
 func (l *ledger) strike(e *nft.Element) {
 	d := &l.digests[e.Set.Family]
 	d.sum -= d.key.hash(e)
@@ -101,12 +101,12 @@ func (l *ledger) strike(e *nft.Element) {
 	}
 }
 
-// hash is what an element adds to the digest of its family.
+// hash returns the hash of an element, which is a summand of the digest of its family.
 func (l *ledger) hash(e *nft.Element) uint64 {
 	return l.digests[e.Set.Family].key.hash(e)
 }
 
-// resume makes the digest of a family continue that of an earlier process.
+// resume computes the digest of a family again with the key of an earlier process, so that it can be compared with that process's digest.
 func (l *ledger) resume(f inet.Family, key digestKey) {
 	d := &l.digests[f]
 	*d = digest{key: key}
@@ -129,7 +129,7 @@ func (l *ledger) track() { l.delta, l.writtenPods, l.crowded = newDelta(), l.pla
 // untrack stops it: what the kernel holds is not known.
 func (l *ledger) untrack() { l.delta = nil }
 
-// fit sets the size of every set to what its elements need, with room for as many again.
+// fit sets the size of every set, for its elements and at least as many again.
 func (l *ledger) fit() { fit(l.sets, l.counts) }
 
 func fit(sets []*nft.Set, counts map[*nft.Set]int) {
@@ -163,7 +163,7 @@ func sizeFor(n int) uint32 {
 	return size
 }
 
-// Fit sets the sizes of a plan's sets to those that a first sync would give them.
+// Fit sets the sizes of a plan's sets as a first sync would.
 func Fit(p *plan.Planner) {
 	counts := map[*nft.Set]int{}
 	p.Elements(func(e *nft.Element) { counts[e.Set]++ })
@@ -177,13 +177,13 @@ func (l *ledger) outgrows(s *nft.Set) bool {
 	return s.Size > 0 && !s.Dynamic && l.counts[s] > int(s.Size/4*3)
 }
 
-// crowds reports whether a set has become large and has room for its present elements only.
+// crowds reports whether a set has more than largeSet elements, and a size below largeSize.
 func (l *ledger) crowds(s *nft.Set) bool {
 	return s.Size > 0 && s.Size < largeSize && !s.Dynamic && l.counts[s] > largeSet
 }
 
-// EachCount calls f for each set of a family that holds what the cluster wants, with the number of its elements. It returns the number of
-// chains of classes. There are none before the first call of [Kernel.Recall] or [Kernel.Sync].
+// EachCount calls each for every set of a family whose elements come from the plan, with the number of its elements. It returns the number of
+// chains of classes. Before the first call of [Kernel.Recall] or [Kernel.Sync], it calls nothing and returns 0.
 func (k *Kernel) EachCount(f inet.Family, each func(s *nft.Set, n int)) (classChains int) {
 	l := k.ledger
 	if l == nil {

@@ -18,14 +18,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// fakeTables hold elements and chains as a kernel would, and refuse what a kernel would refuse.
+// fakeTables hold elements and chains like a kernel, and refuse the same batches.
 type fakeTables struct {
 	*testing.T
 	elements map[nft.ID]nft.Element
 	chains   map[chainName]bool
 }
 
-// write returns tables with all that a ledger has, which tracks changes from then on.
+// write returns tables with all elements and chains of a ledger, and makes the ledger track changes from then on.
 func write(t *testing.T, l *ledger) *fakeTables {
 	f := &fakeTables{t, map[nft.ID]nft.Element{}, map[chainName]bool{}}
 	f.hold(l.tables(), l.each)
@@ -86,7 +86,7 @@ func (f *fakeTables) apply(c *change) {
 	}
 }
 
-// check compares the tables with a ledger and with what its planner wants, after the deletion of what the ledger retains.
+// check compares the tables with a ledger and, after the deletion of retained elements and chains, with the plan.
 func (f *fakeTables) check(l *ledger) {
 	f.Helper()
 	for any, _ := l.retains(); any; any, _ = l.retains() {
@@ -131,7 +131,8 @@ func (f *fakeTables) account(l *ledger) {
 	}
 }
 
-// Whatever comes and goes between batches, and whenever chains retire, no batch is refused, and the tables become those of a fresh plan.
+// TestAnyHistoryOfBatchesLeadsToThePlan: after random changes of Services and random times of retirement, the kernel refuses no batch, and the tables
+// equal a new plan.
 func TestAnyHistoryOfBatchesLeadsToThePlan(t *testing.T) {
 	for seed := range uint64(4) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -161,7 +162,8 @@ func TestAnyHistoryOfBatchesLeadsToThePlan(t *testing.T) {
 	}
 }
 
-// A block of numbers gets another timeout while the element of the earlier timeout is retained: one batch replaces the element.
+// TestARetainedElementIsReplacedAtOnce: a block of numbers gets another timeout while the element of the earlier timeout is retained. One batch
+// replaces the element.
 func TestARetainedElementIsReplacedAtOnce(t *testing.T) {
 	p := plan.New(options())
 	l := newLedger(p)
@@ -189,7 +191,7 @@ func TestARetainedElementIsReplacedAtOnce(t *testing.T) {
 	tables.check(l)
 }
 
-// What a Service needs again while it is retained costs no batch.
+// TestRetainedChainsComeBackWithoutTraffic: if a Service needs a retained chain again, no batch is necessary for the chain.
 func TestRetainedChainsComeBackWithoutTraffic(t *testing.T) {
 	p := plan.New(options())
 	l := newLedger(p)
@@ -209,10 +211,10 @@ func TestRetainedChainsComeBackWithoutTraffic(t *testing.T) {
 	tables.check(l)
 }
 
-// TestAStartAdoptsNothingButThePlan changes Services between two processes. A start adopts the tables of the first one where the states are
-// equal, and the numbers of elements that kernels since 6.16 report. All that a start adopts must be the plan. With digests cut to 2 bits,
-// those of two plans are equal by chance. So one kind of change is missed then, the only one of which just the digest tells: of equally
-// many elements in each set, one is different. With 64 bits and a secret key, no tenant can make that happen.
+// TestAStartAdoptsNothingButThePlan changes Services between two processes. A start adopts the tables of the first process if the states are equal, and
+// also the numbers of elements, which kernels report since 6.16. Adopted tables must equal the plan. With digests of 2 bits, two plans may have the same
+// digest by chance. The start then misses only one kind of change, which only the digest shows: each set has the same number of elements, and one
+// element differs. With 64 bits and a secret key, no tenant can cause this.
 func TestAStartAdoptsNothingButThePlan(t *testing.T) {
 	t.Run("digests of 64 bits", func(t *testing.T) { startsAdoptThePlan(t, ^uint64(0)) })
 	t.Run("digests of 2 bits", func(t *testing.T) { startsAdoptThePlan(t, 3) })
@@ -278,7 +280,7 @@ func startsAdoptThePlan(t *testing.T, mask uint64) {
 	}
 }
 
-// looksLike compares two ledgers as a start compares the kernel's tables with its ledger, with digests cut by a mask.
+// looksLike compares two ledgers as a start compares the kernel's tables with its ledger. mask shortens the digests.
 func looksLike(t *testing.T, l, o *ledger, mask uint64) bool {
 	t.Helper()
 	numbers := func(l *ledger) string {
@@ -296,7 +298,7 @@ func looksLike(t *testing.T, l, o *ledger, mask uint64) bool {
 	return numbers(l) == numbers(o)
 }
 
-// BenchmarkChangeMany replaces an endpoint of each of 1,000 Services among many, and takes what has changed.
+// BenchmarkChangeMany replaces an endpoint of each of 1,000 Services among many, and takes the changes.
 func BenchmarkChangeMany(b *testing.B) {
 	const services, changed, endpoints = 10000, 1000, 10
 	p := plan.New(options())
@@ -324,7 +326,7 @@ func BenchmarkChangeMany(b *testing.B) {
 	}
 }
 
-// BenchmarkChangeOne replaces an endpoint of one Service among many, and takes what has changed.
+// BenchmarkChangeOne replaces an endpoint of one Service among many, and takes the changes.
 func BenchmarkChangeOne(b *testing.B) {
 	for _, size := range sizes[:3] {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {

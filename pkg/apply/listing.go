@@ -13,8 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Listing reads the tables with a name and writes them much as nft list would, without running it. What can't be read is said in the error; the
-// rest is there all the same. The secret key in the element of [plan.StateSet] is left out.
+// Listing reads the tables with a name, and returns a text similar to the output of nft list. It does not run nft. If it cannot read some objects,
+// it returns the rest and an error. It omits the secret key in the element of [plan.StateSet].
 func Listing(table string) ([]byte, error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -57,7 +57,7 @@ func list(conn *nft.Conn, b *bytes.Buffer, family inet.Family, table string) err
 
 func listSet(conn *nft.Conn, b *bytes.Buffer, s *nft.Set) error {
 	if strings.HasPrefix(s.Name, "__") {
-		return nil // it has no name of its own, and stands in the rule
+		return nil // an anonymous set: the text of its rule has the elements
 	}
 	word := "set"
 	if s.IsMap() {

@@ -10,10 +10,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// Whoever may not use nftables is told at once what is missing, and doesn't look ready meanwhile.
+// TestOpenSaysWhatIsMissing: without the privilege for nftables, Open fails and names the missing capability.
 func TestOpenSaysWhatIsMissing(t *testing.T) {
 	lab.EnterNamespace(t)
-	// The thread that EnterNamespace has made this test's own is never used again, and may lose what it likes.
+	// EnterNamespace has locked this test to a thread that no other test uses, so the thread may lose its capabilities.
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData
 	if err := unix.Capset(&header, &none[0]); err != nil {

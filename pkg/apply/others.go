@@ -11,36 +11,36 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// others hears of what other programs commit.
+// others listens for commits of other programs, and keeps account of the commits that it may have missed.
 type others struct {
 	// table is the name of the tables whose changes matter.
 	table string
-	// wanted says that it is to hear, listener is nil as long as that has never succeeded.
+	// wanted is true after [Kernel.Listen]. listener is nil until it was opened once.
 	wanted   bool
 	listener *nft.Listener
-	// ended is closed when nothing more is heard from the listener, deaf says that it isn't a member of the kernel's group.
+	// ended is closed when the goroutine of the listener has stopped. deaf is true if the listener is not a member of the kernel's group.
 	ended chan struct{}
 	deaf  bool
 	heard chan struct{}
 	last  atomic.Pointer[nft.Commit]
 
 	mu locks.Mutex
-	// touched tells of the first change of our tables that isn't settled, "" if there is none, and touchedIn which generation
-	// it made. What was changed up to the generation fixed is settled.
+	// touched describes the first foreign change of the tables that no full sync has repaired, "" if there is none. touchedIn is the
+	// generation after the change. All changes up to the generation fixed are repaired.
 	touched          string
 	touchedIn, fixed uint32
-	// Everything that was committed after the generation calmFrom up to calmTo was heard of, and not in our tables.
+	// The listener heard every commit after the generation calmFrom up to calmTo, and none of them changed the tables.
 	calmFrom, calmTo uint32
-	// since is the generation from which on commits count, 0 before the first sync. unheard are the commits of others, according to the
-	// ruleset's generation, less those that were heard of.
+	// since is the generation after which commits count, 0 before the first sync. unheard is the number of foreign commits by the ruleset's
+	// generation, less the number that the listener heard. lost is true if the listener lost a message.
 	since   uint32
 	unheard int
 	lost    bool
-	// ports are those of the last sockets by which the lease was renewed.
+	// ports are the netlink ports of the last two sockets that renewed the lease.
 	ports [2]uint32
 }
 
-// renewedBy says by which socket the lease is renewed from now on.
+// renewedBy notes the netlink port of the socket that renews the lease from now on.
 func (o *others) renewedBy(port uint32) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -49,9 +49,9 @@ func (o *others) renewedBy(port uint32) {
 	}
 }
 
-// Listen makes the kernel say at once when another program has changed the ruleset, which one, and whether it was in our
-// tables. Without it [Kernel.CheckRuleset] tells the same when it is asked, but not who it was, and has to read all elements to know
-// that none has another value. Commits of this process are neither heard nor slowed down. After an error, CheckRuleset tries again.
+// Listen starts to listen for commits of other programs. The kernel announces each commit immediately, with the program and the changed objects.
+// Without Listen, only [Kernel.CheckRuleset] notices foreign commits. It does not know the program, and has to read all elements to find a changed
+// value. The listener does not hear commits of this process, and does not slow them down. After an error, CheckRuleset tries again.
 func (k *Kernel) Listen() error {
 	k.others.wanted = true
 	k.others.table = k.Table
@@ -74,19 +74,19 @@ func (o *others) join() error {
 	return err
 }
 
-// revive makes it hear again, if the socket broke or couldn't join. Until that succeeds, what others commit shows in the
-// ruleset's generation only.
+// revive opens the listener again if its socket failed, or joins the kernel's group if that failed. Until it succeeds, only the ruleset's generation
+// shows foreign commits.
 func (o *others) revive() {
 	if o.listener == nil {
 		if o.wanted {
-			_ = o.open() // the next look tries again
+			_ = o.open() // the next CheckRuleset tries again
 		}
 		return
 	}
 	select {
 	case <-o.ended:
 		_ = o.listener.Close()
-		_ = o.open() // the next look tries again
+		_ = o.open() // the next CheckRuleset tries again
 	default:
 		if o.deaf {
 			_ = o.join()
@@ -94,13 +94,13 @@ func (o *others) revive() {
 	}
 }
 
-// isOurs reports whether a program of a name is this one, by its own name, or by the link that replaces kube-proxy in its image. Two
-// instances agree which one serves; one that is about to stop may still commit.
+// isOurs reports whether a program's name is a name of this program: its present name, kube-nftproxy, or kube-proxy, the name of a link in the
+// image. Another instance of this program, which is about to stop, may still commit.
 func isOurs(program, own string) bool {
 	return program == own || program == "kube-nftproxy" || program == "kube-proxy"
 }
 
-// ownName is the kernel's name of this process.
+// ownName returns the kernel's name of this process, or "".
 func ownName() string {
 	text, err := os.ReadFile("/proc/self/comm")
 	if err != nil {
@@ -109,7 +109,7 @@ func ownName() string {
 	return strings.TrimSpace(string(text))
 }
 
-// listen ends when the listener is closed.
+// listen notes commits until the listener is closed or fails.
 func (o *others) listen(l *nft.Listener, ended chan<- struct{}, own string) {
 	defer close(ended)
 	for {
@@ -128,7 +128,7 @@ func (o *others) listen(l *nft.Listener, ended chan<- struct{}, own string) {
 	}
 }
 
-// note takes up a commit. It reports false for a renewal of the lease by this process.
+// note takes a commit into account. It reports false for a renewal of the lease by this process.
 func (o *others) note(c *nft.Commit, own string) (foreign bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -153,15 +153,15 @@ func (o *others) note(c *nft.Commit, own string) (foreign bool) {
 	if o.since != 0 && after(c.Generation, o.since) {
 		o.unheard--
 	}
-	// A second instance of this program, as while one replaces another, writes what it wants: the tables tell what that is, and
-	// two that undo each other's work would never end.
+	// Ignore changes by a second instance of this program, which may exist while one replaces the other: two instances that repair each
+	// other's changes would never stop. A comparison of the tables finds its changes.
 	if touch != "" && !isOurs(c.Program, own) && o.touched == "" && after(c.Generation, o.fixed) {
-		o.touched, o.touchedIn = "another program has changed it: "+touch, c.Generation
+		o.touched, o.touchedIn = "another program has changed the tables: "+touch, c.Generation
 	}
 	return true
 }
 
-// touchOf tells what a commit did to our tables. What packets add may be changed by others, too.
+// touchOf describes a commit's change of the tables, "" if it has none. Other programs may change elements that packets add.
 func touchOf(c *nft.Commit) string {
 	for _, t := range c.Touched {
 		if !t.Elements || !plan.FilledByPackets(t.Name) {
@@ -171,14 +171,14 @@ func touchOf(c *nft.Commit) string {
 	return ""
 }
 
-// harmless reports whether all that was committed between two generations was heard of, and not in our tables.
+// harmless reports whether the listener heard every commit between two generations, and none of them changed the tables.
 func (o *others) harmless(from, to uint32) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return int32(from-o.calmFrom) >= 0 && int32(o.calmTo-to) >= 0
 }
 
-// counted takes the ruleset's generation into account: others have made a number of commits up to it.
+// counted adds a number of foreign commits, which the ruleset's generation shows. The first call only stores the generation.
 func (o *others) counted(generation uint32, commits int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -190,10 +190,10 @@ func (o *others) counted(generation uint32, commits int) {
 	o.lost = o.lost || o.listener == nil && commits > 0
 }
 
-// after compares generations, which count in a circle and never are 0.
+// after reports whether the generation a is after b, or b is 0. Generations count in a circle, and are never 0.
 func after(a, b uint32) bool { return b == 0 || int32(a-b) > 0 }
 
-// settled forgets what was changed up to a generation, because all has been written anew since.
+// settled notes that a full sync has repaired all changes up to a generation.
 func (o *others) settled(generation uint32) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -202,7 +202,7 @@ func (o *others) settled(generation uint32) {
 	}
 }
 
-// suspect notes that tables are not what they were when the ruleset had a generation.
+// suspect notes a foreign change of the tables that the listener did not hear, with a description and the generation at which it was found.
 func (o *others) suspect(what string, generation uint32) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -211,14 +211,14 @@ func (o *others) suspect(what string, generation uint32) {
 	}
 }
 
-// suspicion tells how somebody has changed our tables since that was settled.
+// suspicion describes a foreign change of the tables that is not repaired; "" if there is none.
 func (o *others) suspicion() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.touched
 }
 
-// takeMissed reports, once, whether others may have committed something that wasn't heard of.
+// takeMissed reports whether the listener may have missed a foreign commit since the last call.
 func (o *others) takeMissed() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -227,15 +227,15 @@ func (o *others) takeMissed() bool {
 	return missed
 }
 
-// Heard returns a channel of capacity one that has a value when another program has committed something since it was last
-// received from. It stays empty without [Kernel.Listen].
+// Heard returns a channel of capacity one. It has a value if another program has committed since the last receive. It stays empty without
+// [Kernel.Listen].
 func (k *Kernel) Heard() <-chan struct{} { return k.others.heard }
 
-// Touched reports whether another program was heard to have changed our tables since they were last written anew. It asks nobody:
-// without [Kernel.Listen] it reports false.
+// Touched reports whether another program has changed the tables since the last full sync, as far as the listener or a check of all elements has
+// found. It does not query the kernel.
 func (k *Kernel) Touched() bool { return k.others.suspicion() != "" }
 
-// Author returns the process that was the last to commit something beside this program, zero if the kernel didn't say.
+// Author returns the process of the last foreign commit that the listener heard. It is zero if the kernel did not name the process.
 func (k *Kernel) Author() nft.Author {
 	if c := k.others.last.Load(); c != nil {
 		return c.Author()
@@ -243,16 +243,16 @@ func (k *Kernel) Author() nft.Author {
 	return nft.Author{}
 }
 
-// deafly runs f while nothing is heard. What others commit meanwhile shows in the ruleset's generation.
+// deafly runs f while the listener is not in the kernel's group. Only the ruleset's generation shows foreign commits of that time.
 func (o *others) deafly(f func() error) error {
 	if o.listener == nil {
 		return f()
 	}
 	if err := o.listener.Leave(); err != nil {
-		// What it heard of f would be taken for others' commits.
+		// Otherwise, the listener would take commits of f for foreign commits.
 		_ = o.listener.Close()
 	}
-	// Where it can't join, others' changes are seen half a second later.
+	// If the listener cannot join, the loop notices foreign commits up to half a second later.
 	defer func() { _ = o.join() }()
 	return f()
 }

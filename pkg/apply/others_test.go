@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// heard waits until the kernel says that somebody else has committed something.
+// heard waits until the listener hears a foreign commit.
 func heard(t testing.TB, k *Kernel) {
 	t.Helper()
 	select {
@@ -26,7 +26,7 @@ func heard(t testing.TB, k *Kernel) {
 
 func TestOtherProgramsAreHeardOfByName(t *testing.T) {
 	k, p := synced(t)
-	k.others.heard = make(chan struct{}, 100) // nothing gets lost
+	k.others.heard = make(chan struct{}, 100) // room for every commit
 	if err := k.Listen(); err != nil {
 		t.Fatal(err)
 	}
@@ -46,11 +46,11 @@ func TestOtherProgramsAreHeardOfByName(t *testing.T) {
 		heard(t, k)
 	}
 	if times += len(k.Heard()); times != 1 {
-		t.Errorf("%d commits were heard of, want one by nft: those of this process are not heard", times)
+		t.Errorf("%d commits were heard, want one by nft: the listener must not hear commits of this process", times)
 	}
 }
 
-// The kernel describes every element to a listener; none of that may fill its queue.
+// TestALargeChangeOfOthersIsHeard: the kernel sends a listener a message about every element. These must not overrun the listener's queue.
 func TestALargeChangeOfOthersIsHeard(t *testing.T) {
 	k, _ := synced(t)
 	if err := k.Listen(); err != nil {
@@ -73,7 +73,7 @@ func TestALargeChangeOfOthersIsHeard(t *testing.T) {
 	}
 }
 
-// TestListeningIsTriedAgain: whoever can't listen at the start, for want of a file descriptor, does as soon as he can.
+// TestListeningIsTriedAgain: if Listen fails because no file descriptor is free, CheckRuleset opens the listener later.
 func TestListeningIsTriedAgain(t *testing.T) {
 	lab.EnterNamespace(t)
 	k := open(t)
@@ -98,7 +98,7 @@ func TestListeningIsTriedAgain(t *testing.T) {
 	}
 }
 
-// withoutFiles calls f while this process can open no further file.
+// withoutFiles calls f while this process cannot open any file.
 func withoutFiles(t *testing.T, f func()) {
 	t.Helper()
 	var before unix.Rlimit

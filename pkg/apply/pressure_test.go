@@ -19,7 +19,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/fault"
 )
 
-// TestNetlinkUnderPressure has the kernel itself fail, for want of room, or because others get in the way.
+// TestNetlinkUnderPressure: the kernel itself fails, because buffers are too small or because of foreign changes.
 func TestNetlinkUnderPressure(t *testing.T) {
 	for name, test := range map[string]func(*faulty){
 		"a receive buffer too small for the errors": func(f *faulty) {
@@ -38,7 +38,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 				f.filter(f.conn, length)
 				f.change()
 				f.k.Doubt()
-				if _, err := f.k.Sync(f.p); length > 60 { // a shorter one shows at the first look, which is taken again
+				if _, err := f.k.Sync(f.p); length > 60 { // a shorter reply fails at the first request, which is repeated
 					f.expect("a comparison by half a list", err, "truncated")
 				}
 				f.sync()
@@ -80,7 +80,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 				case unix.SO_SNDBUFFORCE:
 					return fault.Result{Errno: unix.EPERM}
 				case unix.SO_SNDBUF:
-					return fault.Result{Done: true} // the kernel takes no more than net.core.wmem_max, and says nothing
+					return fault.Result{Done: true} // above net.core.wmem_max, the kernel silently uses a smaller buffer
 				}
 				return fault.Result{}
 			})
@@ -171,7 +171,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 				f.sync()
 			}
 			if got := run(f.TB, "nft", "list chains"); strings.Contains(got, "endpoints-of-9") || strings.Contains(got, "foreign") {
-				f.Errorf("chains that nobody needs are left:\n%s", got)
+				f.Errorf("unused chains are left:\n%s", got)
 			}
 		},
 	} {
@@ -183,7 +183,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 	}
 }
 
-// meddling alters an element of a Service whose packets nobody sends any more by then, in a way that no number tells.
+// meddling returns commands that change the value of an element, while the number of elements stays. The test sends no packets to its Service then.
 func meddling() string {
 	return fmt.Sprintf("delete element ip kube-nftproxy endpoints { udp . 8000:800 . 0 }\n"+
 		"add element ip kube-nftproxy endpoints { udp . 8000:800 . 0 : %s . 8081 }\n", pod(inet.IPv4, 0).Addr())
@@ -194,14 +194,14 @@ func (f *faulty) option(fd, option, value int) {
 	f.must(unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, value))
 }
 
-// filter has the kernel cut all that a socket receives.
+// filter makes the kernel cut every message to a socket to a length.
 func (f *faulty) filter(fd int, length uint32) {
 	f.Helper()
 	program := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: length}}
 	f.must(unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &program[0]}))
 }
 
-// set finds a set of IPv4.
+// set returns a set of IPv4 by its name.
 func (f *faulty) set(name string) *nft.Set {
 	f.Helper()
 	for _, t := range f.p.Tables() {
@@ -215,7 +215,7 @@ func (f *faulty) set(name string) *nft.Set {
 	return nil
 }
 
-// load has nft do something to the tables; packets may go astray until it is repaired.
+// load changes the tables with nft, and pauses the packets until the tables are repaired.
 func (f *faulty) load(text string, _ netip.Addr) {
 	f.Helper()
 	f.pause()
@@ -224,13 +224,13 @@ func (f *faulty) load(text string, _ netip.Addr) {
 	run(f.TB, "nft", "-f", file)
 }
 
-// unheard is load while nobody listens.
+// unheard does the same while the listener is not in the kernel's group.
 func (f *faulty) unheard(text string) {
 	f.Helper()
 	f.must(f.k.others.deafly(func() error { f.load(text, netip.Addr{}); return nil }))
 }
 
-// repaired waits for what has been loaded to be noticed and repaired, and lets packets go on.
+// repaired waits until the change of load is noticed and repaired, and resumes the packets.
 func (f *faulty) repaired(what string) {
 	f.Helper()
 	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
@@ -249,7 +249,7 @@ func (f *faulty) repaired(what string) {
 	f.resume()
 }
 
-// repairedWhile wants a change to fail, with an error and a word in its text, and the next attempt to repair everything.
+// repairedWhile fails unless a change fails with an error or a word in its text, and the next sync repairs everything.
 func (f *faulty) repairedWhile(what string, change func() error, word string, want error) {
 	f.Helper()
 	err := change()
@@ -263,17 +263,17 @@ func (f *faulty) repairedWhile(what string, change func() error, word string, wa
 	f.resume()
 }
 
-// TestOthersCommitAllTheTime has another program change the ruleset as often as it can, in its own table or in ours, while Services
-// change, tables are compared, read and repaired.
+// TestOthersCommitAllTheTime: another program changes the ruleset as often as it can, in its own table or in the tables under test, while Services
+// change and the tables are compared, read and repaired.
 func TestOthersCommitAllTheTime(t *testing.T) {
 	for name, c := range map[string]struct {
 		table string
 		rest  time.Duration
 	}{
-		"in a table of its own":                   {"somebody", 0},
-		"in a table of its own, now and then":     {"somebody", 2 * time.Millisecond},
-		"in ours":                                 {plan.TableName, 0},
-		"in ours, as often as it is written anew": {plan.TableName, 2 * time.Millisecond},
+		"in a table of its own":               {"somebody", 0},
+		"in a table of its own, now and then": {"somebody", 2 * time.Millisecond},
+		"in the same table":                   {plan.TableName, 0},
+		"in the same table, now and then":     {plan.TableName, 2 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFaulty(t)
@@ -284,7 +284,7 @@ func TestOthersCommitAllTheTime(t *testing.T) {
 				n := 0
 				for ; !stop.Load(); n++ {
 					time.Sleep(c.rest)
-					_ = commit() // ours may be in the way
+					_ = commit() // fails if a commit of the Kernel is in progress
 				}
 				done <- n
 			}()
@@ -315,9 +315,9 @@ func TestOthersCommitAllTheTime(t *testing.T) {
 			n := <-done
 			end()
 			f.whole("afterwards")
-			t.Logf("%d commits of somebody else, %d changes: %d failed, %d wrote all anew: %v", n, changes, failed, full, whys)
+			t.Logf("%d foreign commits, %d changes: %d failed, %d were full syncs: %v", n, changes, failed, full, whys)
 			if n < changes {
-				t.Errorf("%d commits of somebody else are too few", n)
+				t.Errorf("%d foreign commits are too few", n)
 			}
 			if failed > changes/10 {
 				t.Errorf("%d of %d changes failed", failed, changes)
@@ -326,7 +326,7 @@ func TestOthersCommitAllTheTime(t *testing.T) {
 	}
 }
 
-// somebody has a connection of their own. Each commit changes a set of a table; end closes the connection.
+// somebody is another program with its own connection. Each call of commit changes a set of a table, and end closes the connection.
 func somebody(f *faulty, name string) (commit func() error, end func()) {
 	f.Helper()
 	conn, err := nft.Open()
@@ -346,7 +346,7 @@ func somebody(f *faulty, name string) (commit func() error, end func()) {
 	return commit, func() { f.must(conn.Close()) }
 }
 
-// TestChangesAmongHarmlessOnes: what somebody does in a table of their own is heard, and has nothing written anew.
+// TestChangesAmongHarmlessOnes: the listener hears the commits of another program in its own table, and no full sync follows.
 func TestChangesAmongHarmlessOnes(t *testing.T) {
 	f := newFaulty(t)
 	commit, end := somebody(f, "somebody")
@@ -356,7 +356,7 @@ func TestChangesAmongHarmlessOnes(t *testing.T) {
 		heard(t, f.k)
 		f.change()
 		if yes, err := f.k.CheckRuleset(); !yes || err != nil {
-			t.Fatalf("somebody's commit wasn't noticed: %v", err)
+			t.Fatalf("the foreign commit was not noticed: %v", err)
 		}
 		f.k.Doubt()
 		r, err := f.k.Sync(f.p)

@@ -14,8 +14,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// The scratch register is the packet's priority. A packet leaves with the priority that the kernel had given it for its type of service,
-// whether or not another program masquerades it first. Packets that only another program translates keep theirs.
+// TestPacketsLeaveWithTheirPriority: the scratch register is the packet's priority. A packet leaves with the priority that the kernel sets for its type of
+// service, also if another program masquerades it first. Packets that only another program translates keep their priority.
 func TestPacketsLeaveWithTheirPriority(t *testing.T) {
 	w := newWire(t)
 	p, k := newStickyPlanner(sticky(0, 0, 1, 2, 3)), open(t)
@@ -49,7 +49,7 @@ func TestPacketsLeaveWithTheirPriority(t *testing.T) {
 		{"translated later by another program", later, unix.SOL_SOCKET, unix.SO_PRIORITY, 5, "0:5"},
 	} {
 		run(t, "nft", "flush set inet look seen")
-		for range 4 { // sockets, and so connections
+		for range 4 { // four sockets, and so four connections
 			d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 				controlled := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), c.level, c.option, c.value) })
 				if controlled != nil {
@@ -69,7 +69,8 @@ func TestPacketsLeaveWithTheirPriority(t *testing.T) {
 	}
 }
 
-// A packet that another program has translated to a cluster IP, which nothing translates any more, doesn't leave the node.
+// TestPacketsTranslatedToAClusterIPStay: if another program translates a packet to a cluster IP, the packet is not translated again, and does not leave
+// the node.
 func TestPacketsTranslatedToAClusterIPStay(t *testing.T) {
 	w := newWire(t)
 	p, k := newStickyPlanner(sticky(0, 0, 1)), open(t)

@@ -6,9 +6,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 )
 
-// Lacks returns the features that tables with these options may use and that the kernel lacks. It takes some ten milliseconds, most of them
-// waiting, and changes nothing. It skips a family whose table from an earlier process has the same form. After an error, the missing features are
-// not known.
+// Lacks returns the features that tables with these options may use and that the kernel lacks. It changes nothing, and takes some ten milliseconds,
+// mostly to wait for the kernel. It skips a family if an earlier process left a table of the same form. After an error, the missing features are
+// unknown.
 func (k *Kernel) Lacks(o plan.Options) ([]probe.Missing, error) {
 	var unproven []*nft.Table
 	for _, t := range plan.New(o).Samples() {

@@ -7,7 +7,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// Tables of an earlier process prove what the kernel has, if they are of the form that is wanted now.
+// TestTablesOfTheSameFormProveWhatTheKernelHas: if tables of an earlier process have the planned form, the probe skips them.
 func TestTablesOfTheSameFormProveWhatTheKernelHas(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, err := Open()

@@ -8,9 +8,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Recall makes a planner continue the work of the process that has left the tables in the kernel. The first call comes before any Service is
-// planned; it reads the states of tables of the same form, so that a sync can adopt them. Each call reads the numbers of Services that are about
-// to be planned for the first time.
+// Recall makes a planner continue the work of the process that left the tables in the kernel. Each call reads the numbers of Services that are
+// about to be planned for the first time. The first call must come before any Service is planned. It also reads the states of the tables, so that
+// a sync can adopt tables of the same form.
 func (k *Kernel) Recall(p *plan.Planner, services []*model.Service) error {
 	if k.follow(p) {
 		if err := k.resume(p); err != nil {
@@ -57,7 +57,7 @@ func (k *Kernel) resumeTable(p *plan.Planner, t *nft.Table) error {
 	}
 	state, err := readState(&found[0])
 	if err != nil {
-		return nil // another version has written it
+		return nil // another version wrote the state
 	}
 	blocks, err := k.conn.Elements(remembering)
 	if err == nil {

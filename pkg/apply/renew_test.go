@@ -14,8 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// renewed starts the renewal of the lease beside a kernel, and returns what counts the renewals and the attempts so far, and the
-// failures that were reported.
+// renewed starts the renewal of the lease beside a Kernel. It returns functions that count renewals and attempts, and the reported failures.
 func renewed(t *testing.T, k *Kernel, p *plan.Planner) (count func() uint32, attempts *atomic.Int32, failures chan error) {
 	t.Helper()
 	l, err := k.Lease(p)
@@ -56,7 +55,7 @@ func leaseLasts(t *testing.T, family string) bool {
 	return strings.Count(run(t, "nft", "list set "+family+" kube-nftproxy lease"), "expires") == 3
 }
 
-// The lease of an earlier process's tables is renewed before the first sync, and while the loop does something else.
+// TestTheLeaseIsRenewedWithoutTheLoop: the lease of an earlier process's tables is renewed before the first sync, and while the loop is busy.
 func TestTheLeaseIsRenewedWithoutTheLoop(t *testing.T) {
 	lab.EnterNamespace(t)
 	first, p := open(t), plan.New(options())
@@ -83,7 +82,7 @@ func TestTheLeaseIsRenewedWithoutTheLoop(t *testing.T) {
 	}
 }
 
-// Renewals are not taken for another program's commits: nothing is compared or rewritten because of them.
+// TestRenewalsAreNotForeign: renewals cause no comparison and no full sync.
 func TestRenewalsAreNotForeign(t *testing.T) {
 	for name, listens := range map[string]bool{"with a listener": true, "without": false} {
 		t.Run(name, func(t *testing.T) {
@@ -112,7 +111,7 @@ func TestRenewalsAreNotForeign(t *testing.T) {
 				t.Errorf("%d commits heard, by %s", n, k.Author())
 			}
 			checkKernel(t, k, p)
-			// What others do between renewals is seen.
+			// Foreign commits between renewals are noticed.
 			run(t, "nft", "add table ip somebody")
 			if meddled, err := k.CheckRuleset(); !meddled || err != nil {
 				t.Errorf("CheckRuleset() = %t, %v after nft has made a table", meddled, err)
@@ -127,7 +126,7 @@ func TestRenewalsAreNotForeign(t *testing.T) {
 	}
 }
 
-// Tables that are gone are not made, and their loss is no failure; a lease of another form is left alone.
+// TestOnlyLeasesThatAreThereAreRenewed: a renewal neither adds a missing table nor fails because of it, and does not change a lease of another form.
 func TestOnlyLeasesThatAreThereAreRenewed(t *testing.T) {
 	k, p := synced(t)
 	l, err := k.Lease(p)
@@ -148,8 +147,8 @@ func TestOnlyLeasesThatAreThereAreRenewed(t *testing.T) {
 	}
 }
 
-// The lease of a table that another program owns cannot be renewed; one failure is reported, and the renewal is tried again until it
-// succeeds.
+// TestAFailingRenewalIsReportedOnceAndTriedAgain: while another program owns the table, renewals fail. Only the first failure is reported, and the
+// renewal is repeated until it succeeds.
 func TestAFailingRenewalIsReportedOnceAndTriedAgain(t *testing.T) {
 	k, p := synced(t)
 	run(t, "nft", "flush set ip kube-nftproxy lease; delete table ip6 kube-nftproxy")

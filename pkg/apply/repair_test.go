@@ -16,7 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// synced returns a kernel in a namespace of its own that holds the test's cluster.
+// synced returns a Kernel in a new network namespace with the tables of the test's cluster, and its planner.
 func synced(t testing.TB) (*Kernel, *plan.Planner) {
 	t.Helper()
 	lab.EnterNamespace(t)
@@ -43,7 +43,7 @@ func TestAChangeAfterForeignHandsIsRepaired(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k, p := synced(t)
 			run(t, "nft", meddle)
-			// Scaling this Service up adds just the element that was deleted or added, or finds no table.
+			// Scaling this Service up adds exactly the element that was deleted or added by nft, or finds no table.
 			s := everything(2, 6, 0, false)
 			p.Set(s.Name, s)
 			if r, err := k.Sync(p); err == nil && r.Kind == Partial {
@@ -58,7 +58,7 @@ func TestAChangeAfterForeignHandsIsRepaired(t *testing.T) {
 	}
 }
 
-// After a flush, small Services are in the kernel before a large one, which comes in another batch.
+// TestAFlushIsRepairedInParts: after a flush, one batch writes the small Services, and a later one the large Service.
 func TestAFlushIsRepairedInParts(t *testing.T) {
 	k, p := synced(t)
 	large := wide(inet.IPv4, 1000, 500, 1)
@@ -70,7 +70,7 @@ func TestAFlushIsRepairedInParts(t *testing.T) {
 			t.Errorf("the large Service is in the first batch: %t; it is:\n%s", has, listing)
 		}
 		if refused := run(t, "nft", "list set ip kube-nftproxy cluster-ips"); strings.Contains(refused, "elements") {
-			t.Errorf("packets to a Service that is to come are refused:\n%s", refused)
+			t.Errorf("packets to a Service of a later batch are refused:\n%s", refused)
 		}
 	}}
 	k.atOnce, k.counts = 100, hook
@@ -82,7 +82,7 @@ func TestAFlushIsRepairedInParts(t *testing.T) {
 	sync(t, k, p, Adopted)
 }
 
-// A flush between two parts of a repair is repaired, and a part that is missing is found.
+// TestAFlushBetweenPartsIsRepaired: a flush between two batches of a repair is repaired, and a missing part is noticed.
 func TestAFlushBetweenPartsIsRepaired(t *testing.T) {
 	k, p := synced(t)
 	large := wide(inet.IPv4, 1000, 500, 1)
@@ -98,7 +98,7 @@ func TestAFlushBetweenPartsIsRepaired(t *testing.T) {
 	checkKernel(t, k, p)
 }
 
-// afterRewrite does something once after the first batch of a rewrite.
+// afterRewrite calls a function once, after the first batch of a rewrite.
 type afterRewrite struct {
 	uncounted
 	do func()
@@ -114,7 +114,7 @@ func (c *afterRewrite) End(_ []nft.Counted, all bool) {
 func TestDoubtFindsWhatWasMeddledWith(t *testing.T) {
 	for name, c := range map[string]struct {
 		meddle, why string
-		counted     bool // found by the number of elements, which kernels before 6.16 don't tell
+		counted     bool // found by the number of elements, which kernels before 6.16 do not report
 	}{
 		"nothing":        {"list tables", "", false},
 		"flush":          {"flush ruleset", "there is no table", false},
@@ -150,7 +150,7 @@ func TestDoubtFindsWhatWasMeddledWith(t *testing.T) {
 	}
 }
 
-// countsElements tells whether the kernel says how many elements a set has.
+// countsElements reports whether the kernel reports the number of a set's elements.
 func countsElements(t testing.TB, k *Kernel) bool {
 	t.Helper()
 	sets, err := k.conn.Sets(inet.IPv4, plan.TableName)
@@ -174,10 +174,10 @@ func TestMeddlingIsNoticed(t *testing.T) {
 	sync(t, k, p, Partial)
 	expect("after a partial sync", false)
 	run(t, "nft", "add table ip somebody")
-	expect("after somebody's commit", true)
+	expect("after a foreign commit", true)
 	k.Doubt()
 	sync(t, k, p, Adopted)
-	expect("after a look", false)
+	expect("after a comparison", false)
 	run(t, "nft", "flush ruleset")
 	s = everything(2, 4, 0, false)
 	p.Set(s.Name, s)
@@ -190,10 +190,11 @@ func TestMeddlingIsNoticed(t *testing.T) {
 	s = everything(2, 2, 0, false)
 	p.Set(s.Name, s)
 	sync(t, k, p, Partial)
-	expect("after a partial sync behind somebody's commit", true)
+	expect("after a partial sync that followed a foreign commit", true)
 }
 
-// A foreign change makes an element lead to the chain of another class. It is no element that an earlier process left to be retired.
+// TestAnElementThatLeadsToAnotherClassIsRepaired: a foreign change makes an element lead to the chain of another class. It is not an element that an
+// earlier process retained.
 func TestAnElementThatLeadsToAnotherClassIsRepaired(t *testing.T) {
 	k, p := synced(t)
 	var lead string
@@ -222,7 +223,7 @@ func TestRememberedClientsSurviveARewrite(t *testing.T) {
 	k.Doubt()
 	sync(t, k, p, Full)
 	if got := run(t, "nft", "list map ip kube-nftproxy affinity"); !strings.Contains(got, "192.0.2.1") {
-		t.Errorf("the remembered client is gone:\n%s", got)
+		t.Errorf("the client is not remembered any more:\n%s", got)
 	}
 }
 
@@ -236,7 +237,7 @@ func TestLocalPodsAreRecognisedInAnotherWay(t *testing.T) {
 		t.Errorf("the rules recognise other pods:\n%s", got)
 	}
 	if got := run(t, "nft", "list map ip kube-nftproxy affinity"); !strings.Contains(got, "192.0.2.1") {
-		t.Errorf("the remembered client is gone:\n%s", got)
+		t.Errorf("the client is not remembered any more:\n%s", got)
 	}
 	p.SetLocalPods(inet.IPv4, pods)
 	sync(t, k, p, Nothing)
@@ -286,7 +287,8 @@ func TestCleanupRemovesOurTablesOnly(t *testing.T) {
 	}
 }
 
-// Our set descriptions are byte for byte what nft writes: it loads our listing, and we take the result for ours.
+// TestNftMakesTheSameSets: nft encodes descriptions of sets in the same bytes as this program. It loads a listing of the tables, and the program
+// recognises the sets.
 func TestNftMakesTheSameSets(t *testing.T) {
 	k, p := synced(t)
 	file := t.TempDir() + "/ruleset"
@@ -321,9 +323,9 @@ func TestADeletedServiceLeavesNothing(t *testing.T) {
 		sync(t, k, p, Partial)
 	}
 	if diff := cmp.Diff(before, inKernel(t, k, p)); diff != "" {
-		t.Errorf("elements (-before +after a Service came and went):\n%s", diff)
+		t.Errorf("elements (-before +after a Service was added and deleted):\n%s", diff)
 	}
 	if got := run(t, "nft", "list chains"); strings.Contains(got, "local-endpoints-of-4") {
-		t.Errorf("chains of the Service that went are left:\n%s", got)
+		t.Errorf("chains of the deleted Service are left:\n%s", got)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// readings notes how often counters are to be read before a batch, and how many elements were reported after it.
+// readings is a Counts that counts calls of Await, and the elements that were reported after a batch.
 type readings struct{ awaited, begun, reported int }
 
 func (r *readings) Await(time.Duration) error {
@@ -26,13 +26,14 @@ func (r *readings) End(gone []nft.Counted, _ bool) {
 }
 func (r *readings) Adopted() {}
 
-// Each report takes kernel memory until the end of the commit: of many elements, the counters are read before, and none is reported.
+// TestManyDeletionsAreNotReported: each report takes kernel memory until the end of the commit. So before a batch that deletes many elements, the
+// counters are read.
 func TestManyDeletionsAreNotReported(t *testing.T) {
 	for name, c := range map[string]struct {
 		services, awaited int
 	}{
 		"few":  {20, 0},
-		"many": {900, 1}, // of 2 x 4 counted elements at least
+		"many": {900, 1}, // each Service has at least 2 x 4 elements with counters
 	} {
 		t.Run(name, func(t *testing.T) {
 			lab.EnterNamespace(t)

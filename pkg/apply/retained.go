@@ -10,29 +10,29 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// retireAfter is how long the ledger retains elements that lead to chains, and then the chains. A new chain makes the kernel walk the map that
-// the chain looks up, so a Service whose size alternates must not have one made each time. Kernels before 6.2 refer to a chain for some
+// retireAfter is the time for which the ledger retains elements that lead to chains, and then the chains. For a new chain, the kernel walks the map
+// that the chain looks up. So a Service whose size alternates must not cause a new chain each time. Kernels before 6.2 refer to a chain for some
 // milliseconds after the deletion of the last element that led to it.
 const retireAfter = 30 * time.Second
 
-// retireEmptyAfter is how long the ledger retains a chain that a rewrite has left behind.
+// retireEmptyAfter is the time for which the ledger retains an empty chain, see [ledger.leftBehind].
 const retireEmptyAfter = 2 * time.Second
 
-// chainName names a chain within both tables.
+// chainName identifies a chain of one family's table.
 type chainName struct {
 	family inet.Family
 	name   string
 }
 
-// heldChain is the chain of a class, or of an earlier version, in the kernel.
+// heldChain is a chain of a class in the kernel, or a chain of an earlier version of the program.
 type heldChain struct {
 	// leading is the number of elements that lead to the chain, wanted and retained. At 0 the chain is retained.
 	leading int
-	// empty says that the chain has no rules: a rewrite has left it behind.
+	// empty is true if the chain has no rules: a rewrite has emptied it and could not delete it.
 	empty bool
 }
 
-// lead notes one more element that leads to a chain. The chain is made if the kernel does not have it.
+// lead counts one more element that leads to a chain. If the kernel does not have the chain, the next batch adds it.
 func (l *ledger) lead(e *nft.Element) {
 	name := chainName{e.Set.Family, e.Chain}
 	c, held := l.chains[name]
@@ -45,7 +45,7 @@ func (l *ledger) lead(e *nft.Element) {
 	l.chains[name] = heldChain{leading: c.leading + 1}
 }
 
-// unlead notes one less.
+// unlead counts one element less that leads to a chain.
 func (l *ledger) unlead(e *nft.Element) {
 	name := chainName{e.Set.Family, e.Chain}
 	if c, held := l.chains[name]; held {
@@ -54,8 +54,8 @@ func (l *ledger) unlead(e *nft.Element) {
 	}
 }
 
-// restore makes a retained element a wanted one again, and reports whether it is the same. One with other data is replaced: no number of a
-// service port is in that block any more.
+// restore removes an element from the retained ones because it is wanted again, and reports whether the kernel has it with the same value. If the
+// value differs, restore strikes the old element: its block of numbers has another timeout now, and no service port uses the old one.
 func (l *ledger) restore(e *nft.Element) bool {
 	id := e.ID()
 	old, found := l.retained[id]
@@ -98,7 +98,7 @@ func (n chainName) compare(o chainName) int {
 	return cmp.Or(cmp.Compare(n.family, o.family), cmp.Compare(n.name, o.name))
 }
 
-// chain returns a held chain as the kernel has to hold it.
+// chain returns a held chain with its rules, or without rules if it is empty in the kernel.
 func (l *ledger) chain(name chainName) *nft.Chain {
 	if l.chains[name].empty {
 		return &nft.Chain{Name: name.name}
@@ -106,7 +106,8 @@ func (l *ledger) chain(name chainName) *nft.Chain {
 	return l.planner.ClassChain(name.family, name.name)
 }
 
-// foundElement retains an element that the kernel has and that is not wanted: an earlier process exited before it retired it.
+// foundElement retains an element in the kernel that leads to the chain of a class and is not wanted: an earlier process exited before it retired
+// the element.
 func (l *ledger) foundElement(e *nft.Element) {
 	leads, wanted := l.planner.LeadsToClass(e)
 	if _, known := l.retained[e.ID()]; leads && !wanted && !known {
@@ -115,7 +116,7 @@ func (l *ledger) foundElement(e *nft.Element) {
 	}
 }
 
-// foundChain does the same for the chain of a class.
+// foundChain retains a chain of a class in the kernel, for the same reason.
 func (l *ledger) foundChain(f inet.Family, name string) {
 	key := chainName{f, name}
 	if _, held := l.chains[key]; !held && l.planner.ClassChain(f, name) != nil {
@@ -123,21 +124,22 @@ func (l *ledger) foundChain(f inet.Family, name string) {
 	}
 }
 
-// leftBehind retains chains that a rewrite has emptied and could not delete: elements of the same batch led to them.
+// leftBehind retains chains that a rewrite has emptied. It could not delete them, because the same batch deleted the elements that led to them.
 func (l *ledger) leftBehind(f inet.Family, names []string) {
 	for _, name := range names {
 		l.chains[chainName{f, name}] = heldChain{empty: true}
 	}
 }
 
-// forgetRetained forgets all that is retained: a first rewrite deletes it.
+// forgetRetained removes all retained elements and chains from the ledger. The first full sync of a process then deletes them.
 func (l *ledger) forgetRetained() {
 	l.eachRetained(l.strike)
 	clear(l.retained)
 	maps.DeleteFunc(l.chains, func(_ chainName, c heldChain) bool { return c.leading == 0 })
 }
 
-// retire deletes what is retained, in two steps: the first call deletes the elements, the next one the chains to which nothing leads.
+// retire deletes retained elements and chains. It deletes the chains to which no element leads, and then the elements. So the chains of these
+// elements wait for the next call.
 func (l *ledger) retire() {
 	for _, name := range slices.SortedFunc(maps.Keys(l.chains), chainName.compare) {
 		if l.chains[name].leading == 0 {
@@ -150,7 +152,7 @@ func (l *ledger) retire() {
 	l.retireAt = time.Time{}
 }
 
-// retains reports whether anything is retained, and whether a rewrite has left any of it behind.
+// retains reports whether any element or chain is retained, and whether any chain is empty.
 func (l *ledger) retains() (any, empty bool) {
 	any = len(l.retained) > 0
 	for _, c := range l.chains {
@@ -159,7 +161,7 @@ func (l *ledger) retains() (any, empty bool) {
 	return any, empty
 }
 
-// due reports whether it is time to retire.
+// due reports whether the time to retire has come.
 func (l *ledger) due(now time.Time) bool { return !l.retireAt.IsZero() && !now.Before(l.retireAt) }
 
 // again returns the time until something is to be retired; 0 if nothing is.

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// retireNow makes the next sync retire what is retained.
+// retireNow makes the next sync delete retained elements and chains.
 func retireNow(k *Kernel) { k.ledger.retireAt = k.Now() }
 
 func retains(k *Kernel) bool {
@@ -18,7 +18,7 @@ func retains(k *Kernel) bool {
 	return any
 }
 
-// chainNames lists the chains of a family's table in the kernel, and those that the planner wants, as sets.
+// chainNames returns the chains of a family's table in the kernel, and the chains in the plan, as sets.
 func chainNames(t testing.TB, k *Kernel, p *plan.Planner, f inet.Family) (got, want map[string]bool) {
 	t.Helper()
 	got, want = map[string]bool{}, map[string]bool{}
@@ -50,8 +50,8 @@ func checkChains(t testing.TB, k *Kernel, p *plan.Planner) {
 	}
 }
 
-// Every number of endpoints has chains of its own, that come and go as a Service is scaled. No sync may fail for a chain
-// that is still held: kernels before 6.2 let go of one a while after the last element that led there.
+// TestChainsFollowTheSizeOfAService: each number of endpoints has its own chains, which are added and deleted while a Service is scaled. No sync may fail
+// because a chain is still in use: kernels before 6.2 refer to a chain for a while after the deletion of the last element that led to it.
 func TestChainsFollowTheSizeOfAService(t *testing.T) {
 	k, p := synced(t)
 	for round, endpoints := range []int{20, 21, 3, 0, 25, 20, 1, 30, 0} {
@@ -63,7 +63,7 @@ func TestChainsFollowTheSizeOfAService(t *testing.T) {
 			t.Fatalf("round %d, after the first step: %v", round, err)
 		}
 		if round%2 == 0 {
-			continue // what is half retired may be needed again
+			continue // a Service may need a chain again after its elements were retired
 		}
 		retireNow(k)
 		if _, err := k.Sync(p); err != nil {
@@ -80,7 +80,7 @@ func TestChainsFollowTheSizeOfAService(t *testing.T) {
 	sync(t, k, p, Adopted)
 }
 
-// A rewrite can't delete the chains that elements of the same batch have led to; it leaves them for Retire.
+// TestARewriteLeavesNoChainsBehind: a rewrite cannot delete a chain if the same batch deletes the elements that led to it. A later sync deletes the chain.
 func TestARewriteLeavesNoChainsBehind(t *testing.T) {
 	k, p := synced(t)
 	s := everything(400, 40, time.Hour, true)
@@ -93,10 +93,10 @@ func TestARewriteLeavesNoChainsBehind(t *testing.T) {
 	if _, empty := other.ledger.retains(); !empty {
 		t.Error("no chain is left behind after the deletion of the Service with 40 endpoints")
 	}
-	// Another look before they are retired finds nothing amiss.
+	// A comparison before the deletion finds no difference.
 	other.Doubt()
 	sync(t, other, fresh, Adopted)
-	// Nor does one after a Service has come that needs them again.
+	// A comparison after a new Service needs the chains again finds none, either.
 	fresh.Set(s.Name, s)
 	sync(t, other, fresh, Partial)
 	other.Doubt()
@@ -111,8 +111,8 @@ func TestARewriteLeavesNoChainsBehind(t *testing.T) {
 	checkChains(t, other, fresh)
 }
 
-// Elements that lead to an unused chain stay for 30 seconds, and the chain for as long again. A chain that a rewrite left behind goes after
-// two seconds.
+// TestUnusedChainsStayForAWhile: elements that lead to an unused chain stay for 30 seconds, and the chain for another 30. An empty chain after a rewrite
+// stays for two seconds.
 func TestUnusedChainsStayForAWhile(t *testing.T) {
 	k, p := synced(t)
 	now := time.Now()

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// newRoutedWire has a Service and a ServiceCIDR in the kernel, and returns two destinations that no Service serves: another port of the
-// Service's cluster IP, and an unused address of the ServiceCIDR.
+// newRoutedWire writes a Service and a ServiceCIDR to the kernel. It returns two destinations that no Service serves: another port of the Service's
+// cluster IP, and an unused address of the ServiceCIDR.
 func newRoutedWire(t *testing.T, f inet.Family) (w *wire, unused []netip.AddrPort) {
 	t.Helper()
 	w = newWire(t)
@@ -24,7 +24,7 @@ func newRoutedWire(t *testing.T, f inet.Family) (w *wire, unused []netip.AddrPor
 	return w, []netip.AddrPort{netip.AddrPortFrom(vip(f, 0), 7), netip.AddrPortFrom(vip(f, 777), 7)}
 }
 
-// nothingLeft sends a packet to the Service, and wants it to be the first packet that comes to the pods.
+// nothingLeft sends a packet to the Service, and fails unless it is the first packet that arrives at the pods.
 func (w *wire) nothingLeft(f inet.Family, when string) {
 	w.Helper()
 	const last = 99
@@ -34,9 +34,9 @@ func (w *wire) nothingLeft(f inet.Family, when string) {
 	}
 }
 
-// A transparent proxy on this node receives packets to cluster IPs and service addresses that no Service serves, if policy routing by mark
-// leads there. Packets without a mark are refused and dropped, also where policy routing by interface leads there, and so are packets with a mark
-// that does not keep them here.
+// TestPolicyRoutingByMark: if policy routing by mark leads to a transparent proxy on this node, the proxy receives packets to cluster IPs and service
+// addresses that no Service serves. Packets without a mark are refused or dropped, also if policy routing by interface leads to the proxy. The
+// same is true for packets with a mark whose route does not lead to this node.
 func TestPolicyRoutingByMark(t *testing.T) {
 	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestPolicyRoutingByMark(t *testing.T) {
 			}
 			local, err := net.ListenUDP([...]string{"udp4", "udp6"}[f], &net.UDPAddr{Port: 7})
 			w.must(err)
-			defer local.Close() //nolint:errcheck // it was only read from
+			defer local.Close() //nolint:errcheck // the test only reads from it
 			raw, err := local.SyscallConn()
 			w.must(err)
 			if f == inet.IPv6 { // the packets have no checksum
@@ -84,14 +84,14 @@ func TestPolicyRoutingByMark(t *testing.T) {
 			for _, to := range unused {
 				mark(0)
 				send(to)
-				comes(to) // and not the packet before
+				comes(to) // and not the earlier packet
 			}
 		})
 	}
 }
 
-// Another program may translate packets to cluster IPs and service addresses that no Service serves, at any priority: they are refused and
-// dropped after all other programs had their turn.
+// TestOthersTranslateUnusedAddresses: another program may translate packets to cluster IPs and service addresses that no Service serves, at any
+// priority. The tables refuse or drop such packets only after the chains of all other programs.
 func TestOthersTranslateUnusedAddresses(t *testing.T) {
 	for _, f := range inet.Families {
 		for _, priority := range []int{-150, -95, -90, -80, 0, 200} {
@@ -108,15 +108,15 @@ func TestOthersTranslateUnusedAddresses(t *testing.T) {
 				for i, to := range unused {
 					w.send(f, 2*i+1, to)
 					if from, at, came := w.read(5 * time.Second); !came || from != 2*i+1 || at != theirs {
-						t.Errorf("a packet to %s has come to %s (%t), want %s", to, at, came, theirs)
+						t.Errorf("a packet to %s arrived at %s (%t), want %s", to, at, came, theirs)
 					}
 					conn, err := net.Dial("udp", to.String())
 					w.must(err)
-					defer conn.Close() //nolint:errcheck // it was only written to
+					defer conn.Close() //nolint:errcheck // the test only writes to it
 					_, err = conn.Write([]byte{0, 0, 0, 42})
 					w.must(err)
 					if from, at, came := w.read(5 * time.Second); !came || from != 42 || at != theirs {
-						t.Errorf("a packet of this node to %s has come to %s (%t), want %s", to, at, came, theirs)
+						t.Errorf("a packet of this node to %s arrived at %s (%t), want %s", to, at, came, theirs)
 					}
 				}
 			})

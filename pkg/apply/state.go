@@ -12,18 +12,18 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// state is what the one element of the set [plan.StateSet] tells a later process of a family's table.
+// state describes a family's table for a later process. It is in the comment of the one element of the set [plan.StateSet].
 type state struct {
 	// layout is a fingerprint of sets, chains and rules.
 	layout uint64
 	digest
-	// next is the number that the planner assigns next.
+	// next is [plan.Planner.Next].
 	next uint32
 }
 
 const stateComment = "layout %016x key %016x%016x next %x digest %016x"
 
-// comment is that of the element. It holds the key: no log, page or command may show it.
+// comment returns the comment of the element. It contains the key: no log, page or command may show it.
 func (s state) comment() string {
 	return fmt.Sprintf(stateComment, s.layout, s.key[0], s.key[1], s.next, s.sum)
 }
@@ -36,7 +36,7 @@ func readState(e *nft.Element) (s state, err error) {
 	return s, nil
 }
 
-// differs names the parts in which a table with this state differs from one with another state, without values: "" if there are none.
+// differs names the parts in which two states differ, without their values. It returns "" if they are equal.
 func (s state) differs(other state) string {
 	var parts []string
 	if s.layout != other.layout {
@@ -51,28 +51,29 @@ func (s state) differs(other state) string {
 	return strings.Join(parts, ", ")
 }
 
-// hasForm reports whether the element of a state says that its table has the form of a sample.
+// hasForm reports whether the element of a state has the fingerprint of a sample table.
 func hasForm(e *nft.Element, sample *nft.Table) bool {
 	found, err := readState(e)
 	return err == nil && found.layout == nft.Fingerprint(sample)
 }
 
-// digest is the sum of the hashes of elements, in any order. It does not include the state's own element and elements that packets add.
+// digest is the sum of the hashes of elements, so their order does not matter. It includes neither the element of the state nor elements that
+// packets add.
 type digest struct {
 	key digestKey
 	sum uint64
 }
 
-// digestKey is the key of the hashes. It is random, so that a tenant cannot choose objects whose elements have the digest of others.
+// digestKey is the key of the hashes. It is random, so that a tenant cannot create objects whose elements have the same digest as other elements.
 type digestKey [2]uint64
 
 func newDigestKey() (k digestKey) {
 	var b [16]byte
-	_, _ = rand.Read(b[:]) // it never fails
+	_, _ = rand.Read(b[:]) // never fails, see crypto/rand
 	return digestKey{binary.LittleEndian.Uint64(b[:8]), binary.LittleEndian.Uint64(b[8:])}
 }
 
-// hash is a keyed hash (SipHash) of all that makes up an element.
+// hash returns a keyed hash (SipHash) of all fields of an element.
 func (k digestKey) hash(e *nft.Element) uint64 {
 	var room [256]byte
 	b := append(room[:0], e.Set.Name...)
@@ -87,11 +88,11 @@ func (k digestKey) hash(e *nft.Element) uint64 {
 	b = append(b, e.Data.Bytes()...)
 	b = append(b, e.Chain...)
 	b = append(b, 0)
-	b = append(b, nft.CutComment(e.Comment)...) // as it is read back
+	b = append(b, nft.CutComment(e.Comment)...) // the kernel has only this part
 	return siphash.Hash(k[0], k[1], b)
 }
 
-// state returns the element of a family's state, for a table as the ledger has it.
+// state returns the element of the state of a family's table, for the present ledger.
 func (l *ledger) state(f inet.Family) *nft.Element {
 	s := state{layout: l.layout(f), digest: l.digests[f], next: l.planner.Next(f)}
 	set := l.stateSets[f]

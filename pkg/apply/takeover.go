@@ -10,9 +10,9 @@ import (
 // KubeProxyTable is the name of kube-proxy's table in mode nftables, in both families (kube-proxy: nftables/proxier.go).
 const KubeProxyTable = "kube-proxy"
 
-// takeOver is the replacement of kube-proxy's tables by the first sync that succeeds.
+// takeOver is the deletion of kube-proxy's tables in the first successful sync.
 type takeOver struct {
-	// wanted is false from that sync on; found are the families in which kube-proxy had a table at the last look.
+	// wanted is false after that sync. found are the families in which [takeOver.find] found a table of kube-proxy.
 	wanted bool
 	found  []inet.Family
 	// alone reports whether no kube-proxy runs.
@@ -21,15 +21,15 @@ type takeOver struct {
 	cancelled atomic.Bool
 }
 
-// TakeOver makes the first sync that succeeds replace kube-proxy's tables: the batch that adds the tables of this program deletes
-// them, so that every packet meets one of the two. Right before that batch, alone is asked whether no kube-proxy runs; unless it
-// reports true, the tables stay. Tables of kube-proxy that appear later are left alone.
+// TakeOver makes the first successful sync replace kube-proxy's tables. The batch that adds the tables of this program deletes them, so every packet
+// meets one of the two. alone reports whether no kube-proxy runs. The sync calls it before it adds the elements to the batch. Unless it returns true,
+// the tables stay. Tables of kube-proxy that appear later stay, too.
 func (k *Kernel) TakeOver(alone func() bool) { k.takeOver.wanted, k.takeOver.alone = true, alone }
 
-// KeepKubeProxy takes [Kernel.TakeOver] back: a kube-proxy runs. Any goroutine may call it.
+// KeepKubeProxy cancels [Kernel.TakeOver], because a kube-proxy runs. Any goroutine may call it.
 func (k *Kernel) KeepKubeProxy() { k.takeOver.cancelled.Store(true) }
 
-// find looks for tables that are to be replaced.
+// find looks for tables of kube-proxy to delete.
 func (t *takeOver) find(conn *nft.Conn) (err error) {
 	if t.found = nil; t.wanted {
 		t.found, err = KubeProxyTables(conn)
@@ -38,7 +38,7 @@ func (t *takeOver) find(conn *nft.Conn) (err error) {
 	return err
 }
 
-// confirm forgets the tables that were found if a kube-proxy runs.
+// confirm cancels the deletion if a kube-proxy runs.
 func (t *takeOver) confirm() {
 	if len(t.found) > 0 && (t.cancelled.Load() || !t.alone()) {
 		t.settle()
@@ -47,7 +47,7 @@ func (t *takeOver) confirm() {
 
 func (t *takeOver) settle() { t.wanted, t.found = false, nil }
 
-// KubeProxyTables lists the families in which kube-proxy has a table.
+// KubeProxyTables returns the families in which kube-proxy has a table.
 func KubeProxyTables(conn *nft.Conn) (families []inet.Family, err error) {
 	for _, f := range inet.Families {
 		found, err := conn.HasTable(f, KubeProxyTable)
@@ -61,7 +61,7 @@ func KubeProxyTables(conn *nft.Conn) (families []inet.Family, err error) {
 	return families, nil
 }
 
-// replace adds to a batch, as the last thing before it is sent, that kube-proxy's tables are deleted.
+// replace adds the deletion of kube-proxy's tables to a batch, unless a kube-proxy runs by now.
 func (k *Kernel) replace(b *nft.Batch) {
 	k.takeOver.confirm()
 	for _, f := range k.takeOver.found {

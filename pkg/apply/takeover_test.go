@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// rival makes tables as kube-proxy has them, with a map that leads to a chain.
+// rival adds tables like kube-proxy's, with a map that leads to a chain.
 func rival(t *testing.T) {
 	t.Helper()
 	for _, family := range []string{"ip", "ip6"} {
@@ -63,7 +63,7 @@ func TestKubeProxysTablesAreReplacedInOneBatch(t *testing.T) {
 	}
 }
 
-// A kube-proxy that is running makes its tables anew; nobody fights.
+// TestTablesOfKubeProxyThatComeLaterAreLeftAlone: a running kube-proxy writes its tables after the first sync. The program does not delete them.
 func TestTablesOfKubeProxyThatComeLaterAreLeftAlone(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
@@ -76,25 +76,25 @@ func TestTablesOfKubeProxyThatComeLaterAreLeftAlone(t *testing.T) {
 	run(t, "nft", "flush chain ip kube-nftproxy services")
 	k.Doubt()
 	if sync(t, k, p, Full); !hasRival(t) {
-		t.Error("kube-proxy's tables are gone")
+		t.Error("kube-proxy's tables were deleted")
 	}
 }
 
-// Where a kube-proxy is known to run at the start, nobody asks for its tables to be replaced.
+// TestTablesOfKubeProxyStayUnlessAskedFor: without a call of TakeOver, kube-proxy's tables stay.
 func TestTablesOfKubeProxyStayUnlessAskedFor(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
 	cluster(p)
 	rival(t)
 	if sync(t, k, p, Full); !hasRival(t) {
-		t.Error("kube-proxy's tables are gone")
+		t.Error("kube-proxy's tables were deleted")
 	}
 }
 
-// A kube-proxy that starts while this program waits, or plans, or makes its batch, keeps its tables.
+// TestAKubeProxyThatStartsBeforeTheFirstSyncKeepsItsTables: a kube-proxy starts while this program waits, plans, or builds its batch. Its tables stay.
 func TestAKubeProxyThatStartsBeforeTheFirstSyncKeepsItsTables(t *testing.T) {
 	for name, c := range map[string]struct {
-		// runs tells from which question on a kube-proxy answers, cancelled that another look has found it.
+		// runs is the query from which on a kube-proxy answers. cancelled is true if another check has found it.
 		runs      int
 		cancelled bool
 	}{
@@ -113,7 +113,7 @@ func TestAKubeProxyThatStartsBeforeTheFirstSyncKeepsItsTables(t *testing.T) {
 				k.KeepKubeProxy()
 			}
 			if sync(t, k, p, Full); !hasRival(t) {
-				t.Errorf("kube-proxy's tables are gone; it was asked for %d times", asked)
+				t.Errorf("kube-proxy's tables were deleted after %d queries for a kube-proxy", asked)
 			}
 			checkKernel(t, k, p)
 			k.Doubt()
@@ -124,7 +124,7 @@ func TestAKubeProxyThatStartsBeforeTheFirstSyncKeepsItsTables(t *testing.T) {
 	}
 }
 
-// A table that its owner lets nobody else delete doesn't keep ours away.
+// TestATableOfKubeProxyThatHasAnOwnerStays: if only its owner may delete kube-proxy's table, the next sync succeeds and leaves the table.
 func TestATableOfKubeProxyThatHasAnOwnerStays(t *testing.T) {
 	lab.EnterNamespace(t)
 	k := open(t)
@@ -136,12 +136,12 @@ func TestATableOfKubeProxyThatHasAnOwnerStays(t *testing.T) {
 		t.Errorf("Sync() = %v, want %v", err, unix.EPERM)
 	}
 	if sync(t, k, p, Full); !hasRival(t) {
-		t.Error("kube-proxy's table is gone")
+		t.Error("kube-proxy's table was deleted")
 	}
 	checkKernel(t, k, p)
 }
 
-// own has another program make a table of IPv4 that belongs to it, in place of the one that is there. The table is gone after release.
+// own makes another program replace an IPv4 table by a table that it owns. After release, the table is deleted.
 func own(t *testing.T, definition, name string) (release func()) {
 	t.Helper()
 	owner := exec.Command("nft", "--interactive")
@@ -154,7 +154,7 @@ func own(t *testing.T, definition, name string) (release func()) {
 	}
 	release = locks.OnceFunc(func() {
 		_ = commands.Close()
-		_ = owner.Wait() // its status is that of its last command
+		_ = owner.Wait() // the status of the last command does not matter
 	})
 	t.Cleanup(release)
 	if _, err := fmt.Fprintf(commands, "add table ip %[1]s; delete table ip %[1]s; %[2]s\n", name, strings.ReplaceAll(definition, "\n", ";")); err != nil {

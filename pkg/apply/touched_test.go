@@ -15,17 +15,17 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// altered are changes that leave the numbers of all objects, and the comments of rules, as they are.
+// altered has changes that a start does not find: it compares numbers of elements and comments of rules.
 var altered = map[string]struct{ meddle, why string }{
-	"a value":                {"delete element ip kube-nftproxy services { 10.96.0.2 . tcp . 80 }; add element ip kube-nftproxy services { 10.96.0.2 . tcp . 80 : 8000:2001 }", "elements"},
-	"an endpoint":            {"delete element ip6 kube-nftproxy endpoints { tcp . 8000:2000 . 0 }; add element ip6 kube-nftproxy endpoints { tcp . 8000:2000 . 0 : 2001:db8::1 . 80 }", "elements"},
-	"a verdict":              {"delete element ip kube-nftproxy dispatch { %s }; add element ip kube-nftproxy dispatch { %s : goto reject-packet }", "elements"},
-	"an element for another": {"delete element ip kube-nftproxy cluster-ips { 10.96.0.2 }; add element ip kube-nftproxy cluster-ips { 10.96.0.200 }", "elements"},
-	"a range":                {"delete element ip kube-nftproxy service-cidrs { 10.96.0.0/16 }; add element ip kube-nftproxy service-cidrs { 10.96.0.0/17 }", "elements"},
-	"the lease":              {"flush set ip kube-nftproxy lease", "elements"},
+	"a value":         {"delete element ip kube-nftproxy services { 10.96.0.2 . tcp . 80 }; add element ip kube-nftproxy services { 10.96.0.2 . tcp . 80 : 8000:2001 }", "elements"},
+	"an endpoint":     {"delete element ip6 kube-nftproxy endpoints { tcp . 8000:2000 . 0 }; add element ip6 kube-nftproxy endpoints { tcp . 8000:2000 . 0 : 2001:db8::1 . 80 }", "elements"},
+	"a verdict":       {"delete element ip kube-nftproxy dispatch { %s }; add element ip kube-nftproxy dispatch { %s : goto reject-packet }", "elements"},
+	"another element": {"delete element ip kube-nftproxy cluster-ips { 10.96.0.2 }; add element ip kube-nftproxy cluster-ips { 10.96.0.200 }", "elements"},
+	"a range":         {"delete element ip kube-nftproxy service-cidrs { 10.96.0.0/16 }; add element ip kube-nftproxy service-cidrs { 10.96.0.0/17 }", "elements"},
+	"the lease":       {"flush set ip kube-nftproxy lease", "elements"},
 }
 
-// meddle changes something that can't be seen from outside, for which a verdict of the present table is needed.
+// meddle makes such a change with nft. Some changes refer to the chain of an existing element.
 func meddle(t *testing.T, command string) {
 	t.Helper()
 	if n := strings.Count(command, "%s"); n > 0 {
@@ -36,7 +36,7 @@ func meddle(t *testing.T, command string) {
 	run(t, "nft", command)
 }
 
-// meddled waits until a look finds something.
+// meddled waits until CheckRuleset finds a change.
 func meddled(t *testing.T, k *Kernel) {
 	t.Helper()
 	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
@@ -47,12 +47,12 @@ func meddled(t *testing.T, k *Kernel) {
 			return
 		}
 		if time.Since(begin) > 10*time.Second {
-			t.Fatal("nothing was noticed")
+			t.Fatal("CheckRuleset found no change")
 		}
 	}
 }
 
-// What has another value, or has been replaced, is known from hearing of it.
+// TestForeignChangesAreRewritten: the listener hears of changed values and replaced objects, and a full sync repairs them.
 func TestForeignChangesAreRewritten(t *testing.T) {
 	for name, c := range altered {
 		t.Run(name, func(t *testing.T) {
@@ -61,7 +61,7 @@ func TestForeignChangesAreRewritten(t *testing.T) {
 			heard(t, k)
 			k.Doubt()
 			r := sync(t, k, p, Full)
-			if want := "another program has changed it: ip"; !strings.HasPrefix(r.Why, want) && !strings.Contains(r.Why, "has") {
+			if want := "another program has changed the tables: ip"; !strings.HasPrefix(r.Why, want) && !strings.Contains(r.Why, "has") {
 				t.Errorf("because %q, want one that begins with %q", r.Why, want)
 			}
 			checkKernel(t, k, p)
@@ -92,7 +92,7 @@ func TestARuleWithTheSameCommentIsNoticed(t *testing.T) {
 	settled(t, k, p)
 }
 
-// The same without hearing of it: another rule with the same comment, and a comparison with the opposite outcome.
+// TestARuleThatWasReplacedUnheardOf: while the listener is not in the kernel's group, another rule with the same comment replaces a rule. A check finds it.
 func TestARuleThatWasReplacedUnheardOf(t *testing.T) {
 	for name, rule := range map[string]string{"another rule": "accept", "another number": "meta priority set 0:1 accept"} {
 		t.Run(name, func(t *testing.T) {
@@ -123,13 +123,13 @@ func TestARuleThatWasReplacedUnheardOf(t *testing.T) {
 	}
 }
 
-// Rules and clients that are not the proxy's business cause no work.
+// TestWhatOthersMayDo: changes of other tables and of remembered clients cause no full sync.
 func TestWhatOthersMayDo(t *testing.T) {
 	for name, command := range map[string]string{
-		"a table of theirs":          "add table ip somebody; add chain ip somebody c; add rule ip somebody c accept",
-		"a client is remembered":     "add element ip kube-nftproxy affinity { d47c:0 . 192.0.2.1 : d47c:1 }",
-		"a family without ours":      "add table inet kube-nftproxy; add set inet kube-nftproxy s { type ipv4_addr; }",
-		"a name that begins as ours": "add table ip kube-nftproxy-2; add set ip kube-nftproxy-2 services { type ipv4_addr; }",
+		"a table of another program": "add table ip somebody; add chain ip somebody c; add rule ip somebody c accept",
+		"a remembered client":        "add element ip kube-nftproxy affinity { d47c:0 . 192.0.2.1 : d47c:1 }",
+		"another family":             "add table inet kube-nftproxy; add set inet kube-nftproxy s { type ipv4_addr; }",
+		"a longer name":              "add table ip kube-nftproxy-2; add set ip kube-nftproxy-2 services { type ipv4_addr; }",
 	} {
 		t.Run(name, func(t *testing.T) {
 			k, p := listening(t)
@@ -142,7 +142,8 @@ func TestWhatOthersMayDo(t *testing.T) {
 	}
 }
 
-// A transaction that does much to other tables, and in the midst of it changes ours, is heard of however the kernel packs it.
+// TestATouchAmongMany: the listener notices one change of the tables among many changes of other tables in one transaction, in however many messages the
+// kernel announces it.
 func TestATouchAmongMany(t *testing.T) {
 	for _, n := range []int{1, 7, 40, 64, 65, 90, 1000, 20000} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -173,7 +174,7 @@ func TestATouchAmongMany(t *testing.T) {
 	}
 }
 
-// Without hearing, as after a start, all elements are read.
+// TestWhatWasAlteredUnheardOf: after a start, a check of all elements finds changes from before the start.
 func TestWhatWasAlteredUnheardOf(t *testing.T) {
 	for name, c := range altered {
 		t.Run(name, func(t *testing.T) {
@@ -186,7 +187,7 @@ func TestWhatWasAlteredUnheardOf(t *testing.T) {
 			p := resume(t, k, options(), services())
 			cluster(p)
 			if r, err := k.Sync(p); err != nil || r.Kind == Full {
-				t.Fatalf("%v because %q, %v: what was altered shows in no number", r.Kind, r.Why, err)
+				t.Fatalf("%v because %q, %v: a start must not find the change", r.Kind, r.Why, err)
 			}
 			meddled(t, k)
 			k.Doubt()
@@ -199,7 +200,7 @@ func TestWhatWasAlteredUnheardOf(t *testing.T) {
 	}
 }
 
-// Reading very many takes longer than writing them.
+// TestWhatWasMissedAmongVeryMany: above the limit of readable elements, a full sync replaces the check, because it takes less time.
 func TestWhatWasMissedAmongVeryMany(t *testing.T) {
 	k, p := listening(t)
 	err := k.others.deafly(func() error {
@@ -220,7 +221,7 @@ func TestWhatWasMissedAmongVeryMany(t *testing.T) {
 	checkKernel(t, k, p)
 }
 
-// What an own commit keeps the listener from hearing is found by reading.
+// TestWhatWasAlteredWhileDeaf: a check of all elements finds a change that the listener missed during a commit of this process.
 func TestWhatWasAlteredWhileDeaf(t *testing.T) {
 	k, p := listening(t)
 	err := k.others.deafly(func() error {
@@ -238,7 +239,7 @@ func TestWhatWasAlteredWhileDeaf(t *testing.T) {
 	checkKernel(t, k, p)
 }
 
-// Elements are read in vain while the ruleset keeps changing; then all is written anew.
+// TestReadingComesToNoEnd: while the ruleset keeps changing, checks have no outcome. After some of them, a full sync follows.
 func TestReadingComesToNoEnd(t *testing.T) {
 	k, p := listening(t)
 	for range patienceOfCheck {
@@ -256,7 +257,7 @@ func TestReadingComesToNoEnd(t *testing.T) {
 	sync(t, k, p, Full)
 }
 
-// listening returns a kernel that listens and has made its first sync.
+// listening returns a Kernel with a listener after its first sync, and its planner.
 func listening(t *testing.T) (*Kernel, *plan.Planner) {
 	t.Helper()
 	k, p := synced(t)
@@ -266,7 +267,7 @@ func listening(t *testing.T) (*Kernel, *plan.Planner) {
 	return k, p
 }
 
-// settled fails unless nothing more is to be done, and all elements are found to be right.
+// settled fails unless a check of all elements finds no difference, and no sync is necessary.
 func settled(t *testing.T, k *Kernel, p *plan.Planner) {
 	t.Helper()
 	k.check.due = true
@@ -281,7 +282,7 @@ func settled(t *testing.T, k *Kernel, p *plan.Planner) {
 	sync(t, k, p, Nothing)
 }
 
-// BenchmarkVerify reads all elements.
+// BenchmarkVerify measures a check of all elements.
 func BenchmarkVerify(b *testing.B) {
 	for _, size := range []struct{ services, endpoints int }{{1000, 10}, {10000, 10}} {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {

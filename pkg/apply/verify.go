@@ -8,36 +8,37 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// check reads all elements and rules. Only this finds an element with another value, and before kernel 6.16 a missing element. It delays neither
-// the loop nor a commit.
+// check reads all elements and rules, in its own goroutine and without a delay of commits. Without a listener, only a check finds a changed
+// value and, before kernel 6.16, a missing element.
 type check struct {
-	// due says that a check has to start. failures counts the checks without an outcome, because the ruleset changed meanwhile.
+	// due is true if a check has to start. failures counts successive checks that failed, mostly because the ruleset changed meanwhile.
 	due      bool
 	failures int
-	// answer receives the outcome, once; nil if no check runs.
+	// answer receives the outcome; nil if no check runs.
 	answer chan outcome
 }
 
 // outcome is the result of a check.
 type outcome struct {
-	// generation is the ruleset's generation at the beginning, now the one at the end.
+	// generation is the ruleset's generation before the check, now the generation after it.
 	generation, now uint32
 	// wrong describes a difference; "" if there is none.
 	wrong string
 	err   error
 }
 
-// patienceOfCheck is the number of checks that changes of the ruleset may interrupt before a full sync replaces them.
+// patienceOfCheck is the number of successive failed checks after which a full sync replaces them.
 const patienceOfCheck = 5
 
-// readable is the largest number of elements that a check reads. The kernel's work grows with the square, so a full sync of more takes less time.
+// readable is the largest number of elements that a check reads. The kernel's work to list elements grows with the square of their number, so for
+// more elements a full sync takes less time.
 const readable = 200_000
 
-// verify takes the next step: it starts a check that is due, or takes its outcome. The kernel's tables must be known.
+// verify starts a check that is due, or takes the outcome of a check. It starts no check while the kernel's tables are unknown.
 func (k *Kernel) verify() {
 	if k.others.takeMissed() {
 		if k.elements > readable {
-			k.others.suspect("another program may have changed it unnoticed", k.generation)
+			k.others.suspect("another program may have changed the tables unnoticed", k.generation)
 			return
 		}
 		k.check.due = true
@@ -57,7 +58,7 @@ func (k *Kernel) verify() {
 	}
 	conn, err := nft.Open()
 	if err != nil {
-		return // the next look tries again
+		return // the next CheckRuleset tries again
 	}
 	c.due, c.answer = false, make(chan outcome, 1)
 	states := make([]*nft.Element, 0, len(k.states))
@@ -72,7 +73,7 @@ func (k *Kernel) verify() {
 	}(k.generation, k.tables, c.answer)
 }
 
-// checked takes a check's outcome.
+// checked evaluates the outcome of a check.
 func (k *Kernel) checked(o outcome) {
 	c := &k.check
 	if o.err == nil && o.now != o.generation && !k.others.harmless(o.generation, o.now) {
@@ -82,7 +83,7 @@ func (k *Kernel) checked(o outcome) {
 	case o.err != nil:
 		c.due = true
 		if c.failures++; c.failures >= patienceOfCheck {
-			k.others.suspect("another program may have changed it, and reading it fails: "+o.err.Error(), o.generation)
+			k.others.suspect("another program may have changed the tables, and reading them fails: "+o.err.Error(), o.generation)
 			c.failures = 0
 		}
 	case o.wrong != "":
@@ -93,11 +94,11 @@ func (k *Kernel) checked(o outcome) {
 	}
 }
 
-// errChanged says that a check has to start again: a program, perhaps this one, has changed the ruleset meanwhile.
+// errChanged means that a check has to start again: this program or another one has changed the ruleset meanwhile.
 var errChanged = errors.New("the ruleset has changed meanwhile")
 
-// differs reads all elements and rules, and compares them with states and tables. The result is valid only if the ruleset does not change until
-// the generation now.
+// differs reads all elements and rules, and compares them with states and tables. now is the ruleset's generation after the reading. The result is
+// valid only if no commit up to this generation changed the tables.
 func differs(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong string, now uint32, err error) {
 	for _, t := range tables {
 		chain, err := conn.Differing(t)

@@ -37,9 +37,9 @@ func (k *Kernel) find(t *nft.Table) (found, error) {
 	return f, err
 }
 
-// compare returns a difference between the tables and the ledger, or "" if there is none. It reads chains, rules and sets, of which there are a
-// few dozen, and the numbers of elements if the kernel reports them. Of the elements it reads only the states: the kernel takes longer to list
-// many elements than to write them.
+// compare returns a difference between the kernel's tables and the ledger, or "" if there is none. It reads chains, rules and sets, of which there are
+// a few dozen, and the numbers of elements if the kernel reports them. It reads the elements of the states and of the dispatch maps, but no others:
+// the kernel takes longer to list many elements than to write them.
 func (k *Kernel) compare() (why string, err error) {
 	held, err := k.findAll()
 	if err != nil {
@@ -65,8 +65,8 @@ func (k *Kernel) compare() (why string, err error) {
 	return "", nil
 }
 
-// findAll reads all tables, elements aside. The ledger retains the classes' chains that an earlier process made and did not retire, with the
-// elements that lead to them.
+// findAll reads all tables without elements, and the elements of dispatch maps. The ledger then retains the chains of classes that an earlier process
+// added and did not retire, with the elements that lead to them.
 func (k *Kernel) findAll() (map[inet.Family]found, error) {
 	all := map[inet.Family]found{}
 	for _, t := range k.ledger.planner.Tables() {
@@ -107,8 +107,8 @@ func compareSets(counts map[*nft.Set]int, t *nft.Table, f found) string {
 		case !info.Is(s):
 			return fmt.Sprintf("set %s has another form", s.Name)
 		case s.Dynamic || s.Timeout > 0 || s.Interval || info.Count < 0 || s.Name == plan.StateSet:
-			// The kernel does not report the number, or it has no meaning: rules add elements, elements expire, or the kernel counts
-			// ranges in its own way.
+			// The kernel does not report the number, or the number has no meaning: packets add elements, elements expire, or the kernel counts
+			// ranges in another way.
 		case info.Count != n:
 			return fmt.Sprintf("set %s has %d elements instead of %d", s.Name, info.Count, n)
 		}
@@ -159,7 +159,7 @@ func (k *Kernel) compareState(want *nft.Element) (string, error) {
 	case list[0].Comment == want.Comment:
 		return "", nil
 	}
-	// The comments hold the key and are not shown.
+	// Do not show the comments: they contain the key.
 	have, err := readState(&list[0])
 	wanted, unexpected := readState(want)
 	if parts := have.differs(wanted); err == nil && parts != "" {
@@ -168,7 +168,7 @@ func (k *Kernel) compareState(want *nft.Element) (string, error) {
 	return "this version cannot read its element state", unexpected
 }
 
-// adoptSizes takes over the sizes of the kernel's sets.
+// adoptSizes sets the sizes of a table's sets to the sizes of the kernel's sets.
 func adoptSizes(t *nft.Table, f found) {
 	for _, s := range t.Sets {
 		s.Size = f.sets[s.Name].Size
@@ -178,16 +178,16 @@ func adoptSizes(t *nft.Table, f found) {
 // mostAtOnce is the number of elements that one batch writes after a foreign deletion of the tables. The kernel takes half a second for it.
 const mostAtOnce = 250_000
 
-// rewrite replaces everything in the tables in one batch, without reading elements first. Remembered clients stay. If the tables were deleted,
-// many elements come in several batches: small Services do not wait for large ones.
+// rewrite replaces everything in the tables except remembered clients, in one batch. It does not read the elements of Services first. If another
+// program has deleted the tables, many elements are in several batches, so that small Services do not wait for large ones.
 func (k *Kernel) rewrite(why string) (Result, error) {
 	l := k.ledger
 	if len(k.states) == 0 {
-		l.forgetRetained() // later, a packet between two lookups still finds the retained chain of a class that was in use
+		l.forgetRetained() // only at the first sync: later, a packet between two lookups may still need a retained chain
 	}
 	l.fit()
 	b, most := nft.NewBatch(l.batchBytes()), math.MaxInt
-	b.Report = k.counts != nil && len(k.states) > 0 // what an earlier process has left isn't counted
+	b.Report = k.counts != nil && len(k.states) > 0 // counters of an earlier process do not count
 	tables, missing := l.tables(), 0
 	leftBehind := map[inet.Family][]string{}
 	for _, t := range tables {
@@ -231,7 +231,7 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 	if err != nil {
 		return r, err
 	}
-	// The last part has the states: they say that nothing is missing.
+	// The states are in the last part, because they mean that the tables are complete.
 	for _, t := range tables {
 		b.AddElement(l.state(t.Family))
 	}
@@ -245,8 +245,8 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 	return r, nil
 }
 
-// countFilled counts the elements that packets have added to sets whose counters will be reported, if the kernel does not report the number
-// (before 6.16): the batch needs room for the reports.
+// countFilled counts the elements in sets that packets fill, if their counters will be reported and the kernel does not report the number (before
+// 6.16). The socket needs room for the reports.
 func (k *Kernel) countFilled(t *nft.Table, f found) error {
 	for _, s := range t.Sets {
 		info, exists := f.sets[s.Name]
@@ -272,8 +272,8 @@ func (l *ledger) batchBytes() int {
 	return n
 }
 
-// clearTable empties a table, deletes foreign sets and chains, and makes the missing sets. It returns the names of chains that the batch
-// cannot delete.
+// clearTable empties a table, deletes unknown sets and chains, and adds the missing sets. It returns the names of chains that the batch cannot
+// delete.
 func clearTable(b *nft.Batch, counts map[*nft.Set]int, t *nft.Table, f found) (leftBehind []string) {
 	if f.Exists {
 		b.FlushRules(t, "")
@@ -289,7 +289,7 @@ func clearTable(b *nft.Batch, counts map[*nft.Set]int, t *nft.Table, f found) (l
 			b.DeleteSet(t.Family, t.Name, name)
 		case tooSmall(info, s, counts[s]):
 			if s.Counter {
-				b.FlushSet(s, max(info.Count, counts[s])) // so that no count is lost
+				b.FlushSet(s, max(info.Count, counts[s])) // so that the kernel reports the counters
 			}
 			b.DeleteSet(t.Family, t.Name, name)
 		case plan.Remembers(name):
@@ -328,7 +328,7 @@ func clearChains(b *nft.Batch, t *nft.Table, f found) (leftBehind []string) {
 	return leftBehind
 }
 
-// tooSmall reports whether a set has less room than its elements and their growth need.
+// tooSmall reports whether the kernel's set is smaller than the plan's and more than three quarters full with n elements.
 func tooSmall(info nft.SetInfo, s *nft.Set, n int) bool {
 	return s.Size > 0 && info.Size < s.Size && n > int(info.Size/4*3)
 }

@@ -16,14 +16,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// wire is a namespace that forwards, with a cable for any number of clients, whose packets are made here, and one for pods,
-// whose packets are read here. So there can be as many clients as a test wants.
+// wire is a network namespace that forwards packets between two devices. The test writes packets of any number of clients to one device, and reads the
+// packets to pods from the other.
 type wire struct {
 	testing.TB
 	clients, pods int
-	// to is where clients' frames go.
+	// to is the link-layer destination of the clients' frames.
 	to net.HardwareAddr
-	// port is the source port of the last question: no two belong to one connection.
+	// port is the source port of the last packets. It differs for each call of ask, so that every packet starts a connection.
 	port uint16
 }
 
@@ -40,7 +40,7 @@ func newWire(t testing.TB) *wire {
 	w.clients, w.to = w.cable("in", "clients")
 	w.must(unix.SetNonblock(w.clients, false))
 	w.pods, _ = w.cable("out", "pods")
-	// Where node ports are served and what is masqueraded comes from, and the way to everywhere.
+	// The address for node ports and masquerading, and a default route.
 	for f, everywhere := range []string{"0.0.0.0/0", "::/0"} {
 		addr := ways(inet.Family(f), 0)[2].Addr()
 		link := w.link("out")
@@ -51,7 +51,7 @@ func newWire(t testing.TB) *wire {
 		w.must(err)
 		w.must(netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst}))
 	}
-	// The kernel brings up links and routes beside the request.
+	// The kernel sets up links and routes after the request has returned.
 	for _, f := range inet.Families {
 		eventually(t, func() bool { return w.passes(f) })
 	}
@@ -77,7 +77,7 @@ func (w *wire) link(name string) netlink.Link {
 	return link
 }
 
-// cable makes a device that resolves no addresses, and returns a socket at its far end, and its own address.
+// cable adds a device without address resolution. It returns a socket at the far end, and the device's link-layer address.
 func (w *wire) cable(name, end string) (fd int, to net.HardwareAddr) {
 	w.Helper()
 	w.must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: end}))
@@ -90,7 +90,7 @@ func (w *wire) cable(name, end string) (fd int, to net.HardwareAddr) {
 	return w.open(end), w.link(name).Attrs().HardwareAddr
 }
 
-// open opens a socket for all that is on a cable.
+// open opens a socket for all packets of a cable.
 func (w *wire) open(device string) int {
 	w.Helper()
 	all := uint16(unix.ETH_P_ALL)<<8 | uint16(unix.ETH_P_ALL)>>8
@@ -103,7 +103,7 @@ func (w *wire) open(device string) int {
 	return fd
 }
 
-// passes tells whether a packet to a pod goes through.
+// passes reports whether a packet to a pod is forwarded.
 func (w *wire) passes(f inet.Family) bool {
 	w.send(f, 0, pod(f, 1))
 	_, _, came := w.read(50 * time.Millisecond)
@@ -127,7 +127,7 @@ func (w *wire) send(f inet.Family, i int, to netip.AddrPort) {
 	}
 }
 
-// frame is a UDP packet of a client that holds its number: its address may be translated.
+// frame returns a UDP packet of a client. Its payload is the client's number, because the source address may be translated.
 func (w *wire) frame(f inet.Family, i int, to netip.AddrPort) []byte {
 	const udpLen = 12
 	from := client(f, i)
@@ -146,7 +146,7 @@ func (w *wire) frame(f inet.Family, i int, to netip.AddrPort) []byte {
 	}
 	b = binary.BigEndian.AppendUint16(b, w.port)
 	b = binary.BigEndian.AppendUint16(b, to.Port())
-	// Without a checksum.
+	// The packet has no checksum.
 	b = append(b, 0, udpLen, 0, 0)
 	return binary.BigEndian.AppendUint32(b, uint32(i))
 }
@@ -162,7 +162,7 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// read waits for a client's packet at the pods.
+// read waits until a client's packet arrives at a pod.
 func (w *wire) read(patience time.Duration) (client int, at netip.AddrPort, ok bool) {
 	var b [256]byte
 	for {
@@ -183,7 +183,7 @@ func (w *wire) read(patience time.Duration) (client int, at netip.AddrPort, ok b
 	}
 }
 
-// parseFrame tells which client's UDP packet it is and where it goes.
+// parseFrame returns the client and the destination of a UDP packet.
 func parseFrame(b []byte) (client int, to netip.AddrPort, ok bool) {
 	const eth, ip4, ip6, udp = 14, 20, 40, 8
 	var addr netip.Addr
@@ -198,10 +198,10 @@ func parseFrame(b []byte) (client int, to netip.AddrPort, ok bool) {
 	return int(binary.BigEndian.Uint32(b[udp:])), netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[2:])), true
 }
 
-// ask has clients begin a connection each, and returns which endpoints they come to. All have to come somewhere.
+// ask starts a connection of each client, and returns their endpoints. It fails if a packet does not arrive.
 func (w *wire) ask(f inet.Family, clients int, to netip.AddrPort) []netip.AddrPort {
 	w.Helper()
-	// Connections that nobody answers would fill up the kernel's table.
+	// Otherwise, connections without a reply would fill up the kernel's table.
 	w.must(netlink.ConntrackTableFlush(netlink.ConntrackTable))
 	w.port++
 	const atOnce = 128
@@ -222,7 +222,7 @@ func (w *wire) ask(f inet.Family, clients int, to netip.AddrPort) []netip.AddrPo
 	return got
 }
 
-// moved counts the clients that are elsewhere now.
+// moved counts the clients whose endpoint has changed.
 func moved(was, is []netip.AddrPort) int {
 	n := 0
 	for i := range was {
