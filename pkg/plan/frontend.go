@@ -137,6 +137,8 @@ func (p *port) class(f *model.Frontend) class {
 	switch {
 	case !p.hasEndpoints:
 		return class{kind: kindReject}
+	case p.number == 0:
+		return class{kind: kindDrop}
 	case f.Kind == model.ClusterIP && f.Local:
 		return p.routeClass(routeClusterLocal)
 	case f.Kind == model.ClusterIP:
@@ -151,7 +153,7 @@ func (p *port) class(f *model.Frontend) class {
 func (p *port) routeClass(r route) class {
 	n := len(p.lists[r.list()])
 	switch {
-	case n == 0 || p.number == 0:
+	case n == 0:
 		return class{kind: kindDrop}
 	case p.ids != nil:
 		return class{kind: affinityKind(r)}

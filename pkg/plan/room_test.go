@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"regexp"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
 // TestLimitsOfANodeAreDocumented compares the limits with the tables of the threat model.
@@ -68,6 +70,39 @@ func TestANamespaceHasHalfOfTheNumbers(t *testing.T) {
 		if *used != all/2-1 || p.number(id("a"), timeout) == 0 {
 			t.Errorf("timeout %d: %d numbers are used after one was given back", timeout, *used)
 		}
+	}
+}
+
+// TestAPortWithoutANumberDrops has frontends of each kind, with both policies. With another class, packets would pass untranslated.
+func TestAPortWithoutANumberDrops(t *testing.T) {
+	p := New(testOptions())
+	p.numbers[0].others.free = 0
+	s := benchService(0, 2, 0)
+	port := s.Ports[0]
+	port.Local = port.Cluster[:1]
+	front := port.Frontends[0]
+	port.Frontends = nil
+	for i, kind := range []model.Kind{model.ClusterIP, model.ExternalIP, model.LoadBalancer, model.NodePort} {
+		for _, local := range []bool{false, true} {
+			front.Kind, front.Local = kind, local
+			front.Key.Port = uint16(1000 + len(port.Frontends))
+			if front.Key.Addr = netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}); kind == model.NodePort {
+				front.Key.Addr = netip.Addr{}
+			}
+			port.Frontends = append(port.Frontends, front)
+		}
+	}
+	p.Set(s.Name, s)
+	n := 0
+	p.Elements(func(e *nft.Element) {
+		if !e.Set.Verdict && e.Comment == port.Name.String() {
+			if n++; kindOf(e.Data.AsUint32()) != kindDrop {
+				t.Errorf("a port without a number has %v", e)
+			}
+		}
+	})
+	if n != len(port.Frontends) {
+		t.Errorf("%d elements, want one for each of %d frontends", n, len(port.Frontends))
 	}
 }
 
