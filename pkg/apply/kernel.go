@@ -336,6 +336,7 @@ func (k *Kernel) reuse() *nft.Batch {
 func (k *Kernel) table(f inet.Family) *nft.Table { return &nft.Table{Family: f, Name: k.Table} }
 
 func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
+	known := k.known // a rewrite knows the tables after its last batch
 	k.known, k.doubted = false, false
 	start := time.Now()
 	err := k.others.deafly(func() error { return k.send(b, kind) })
@@ -343,7 +344,7 @@ func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 	if err != nil {
 		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), err)
 	}
-	k.known = true
+	k.known = known
 	// This is the generation after this batch. If a foreign commit came before the batch, CheckRuleset notices the difference.
 	k.generation++
 	if kind == Full {
