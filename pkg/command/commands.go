@@ -2,10 +2,8 @@ package command
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -15,18 +13,18 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// addCommands adds the commands, most of which query the program that runs on this node.
-func addCommands(root *cobra.Command) {
-	asking := []*cobra.Command{newStatusCommand(), newServicesCommand(), newVerifyCommand(), newWatchCommand(), newBundleCommand()}
-	for _, c := range asking {
-		c.Long = c.Short + ".\n\n" + c.Long + exitCodes
+// addCommands adds the commands. Most of them query the program that runs on this node.
+func addCommands(root *cobra.Command, version string) {
+	root.AddCommand(newStatusCommand(), newServicesCommand(), newVerifyCommand(), newWatchCommand(), newBundleCommand(), newVersionCommand(version),
+		// These commands read the kernel, and most of them need no running program.
+		traceCommand(), renderCommand(), diffCommand(), preflightCommand())
+	for _, c := range root.Commands() {
+		c.Long = strings.TrimSpace(c.Long) + "\n\nExit codes:"
+		for _, e := range exitCodes {
+			c.Long += fmt.Sprintf("\n  %d  %s", e.code, e.meaning)
+		}
 	}
-	root.AddCommand(asking...)
-	// These commands read the kernel or a folder, and need no running program.
-	root.AddCommand(traceCommand(), renderCommand(), diffCommand(), preflightCommand())
 }
-
-const exitCodes = "\n\nExit codes: 0 no problem found, 1 problem found, 2 invalid usage or no answer from the running program."
 
 // question has the flags that all commands that query the daemon share.
 type question struct {
@@ -36,8 +34,8 @@ type question struct {
 	proxyName string
 }
 
-func (q *question) flags(cmd *cobra.Command) {
-	q.output.flags(cmd)
+func (q *question) flags(cmd *cobra.Command, formats ...string) {
+	q.output.flags(cmd, formats...)
 	q.socketFlag(cmd)
 }
 
@@ -61,8 +59,8 @@ func newStatusCommand() *cobra.Command {
 	var q question
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show the health of kube-nftproxy and this node", Args: cobra.NoArgs,
-		Long: "The output has the health with reasons, the last sync, pending changes, repairs and the programs that caused them, the connection\n" +
-			"to the API server, and configuration errors of this node. Each error has its impact and the command that fixes it.",
+		Long: "status shows the health with reasons, the last sync, pending changes, repairs and the programs that caused them, the connection\n" +
+			"to the API server, and configuration errors of this node. Each error has its impact and the command that fixes it. -o wide adds notes.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var s view.Status
 			if err := q.client().Get(cmd.Context(), control.PageStatus, &s); err != nil {
@@ -71,7 +69,7 @@ func newStatusCommand() *cobra.Command {
 			return q.answer(&s, s.Text, s.Wrong())
 		},
 	}
-	q.flags(cmd)
+	q.flags(cmd, formatWide)
 	return cmd
 }
 
@@ -84,64 +82,6 @@ func (q *question) answer(value any, text func(*view.Printer), wrong bool) error
 		return errWrong
 	}
 	return nil
-}
-
-func newServicesCommand() *cobra.Command {
-	var q question
-	var onlyWrong, connecting bool
-	cmd := &cobra.Command{
-		Use: "services [NAMESPACE/NAME | NAME | NAMESPACE/]", Short: "Show Services as this node serves them", Args: cobra.MaximumNArgs(1),
-		Long: "The output has each address and port with its policy, affinity and endpoints. For one Service, it also has each endpoint, and the\n" +
-			"reason if an endpoint is not used: not ready, terminating, hinted to another zone, or not on this node. For one Service, the exit\n" +
-			"code is 1 if the Service has a problem, such as a port without endpoints. --try connects to the endpoints, to find closed ports\n" +
-			"and deleted pods. No other command sends packets to endpoints.",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			namespace, name, single := wanted(args)
-			if connecting && !single {
-				return errors.New("--try needs the name of one Service")
-			}
-			var v view.Services
-			if err := q.client().Get(cmd.Context(), control.PageServices, &v, "namespace", namespace, "name", name); err != nil {
-				return err
-			}
-			if onlyWrong {
-				v.Services = slices.DeleteFunc(v.Services, func(s view.Service) bool { return !s.Wrong() })
-			}
-			text := v.Text
-			if single {
-				text = v.Detail
-			}
-			fine := true
-			if connecting {
-				fine = try(cmd.Context(), &v)
-			}
-			return q.answer(&v, text, (single || onlyWrong) && v.Wrong() || !fine)
-		},
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			var names []string
-			if len(args) > 0 || q.client().Get(cmd.Context(), control.PageNames, &names) != nil {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			return names, cobra.ShellCompDirectiveNoFileComp
-		},
-	}
-	q.flags(cmd)
-	cmd.Flags().BoolVar(&connecting, "try", false, "For one Service: connect to its endpoints from this node, and show the results.")
-	cmd.Flags().BoolVar(&onlyWrong, "wrong", false, "Show only Services with a problem; exit code 1 if there are any.")
-	return cmd
-}
-
-// wanted parses the argument of the command services. A name without a namespace matches Services in all namespaces.
-func wanted(args []string) (namespace, name string, single bool) {
-	if len(args) == 0 {
-		return "", "", false
-	}
-	namespace, name, found := strings.Cut(args[0], "/")
-	if !found {
-		namespace, name = "", namespace
-	}
-	name, _, _ = strings.Cut(name, ":") // other commands print NAMESPACE/NAME:PORT
-	return namespace, name, name != ""
 }
 
 func newVerifyCommand() *cobra.Command {
@@ -168,46 +108,4 @@ func newVerifyCommand() *cobra.Command {
 	q.flags(cmd)
 	cmd.Flags().BoolVar(&flows, "flows", false, "Also find entries of connection tracking that contradict the present endpoints.")
 	return cmd
-}
-
-func newBundleCommand() *cobra.Command {
-	var q question
-	var file string
-	cmd := &cobra.Command{
-		Use: "bundle", Short: "Write an archive for a bug report, without secrets", Args: cobra.NoArgs,
-		Long: "The tar.gz file has the output of all commands, the configuration, metrics, problems, tables as nft text, versions and sysctls.\n" +
-			"It has names and addresses of Services, endpoints and clients, but no kubeconfig, token or certificate.",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if file == "-" {
-				return q.patient().Copy(cmd.Context(), os.Stdout, control.PageBundle)
-			}
-			if file == "" {
-				file = "kube-nftproxy-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"
-			}
-			if err := q.write(cmd, file); err != nil {
-				return err
-			}
-			fmt.Println(file)
-			return nil
-		},
-	}
-	q.socketFlag(cmd)
-	cmd.Flags().StringVarP(&file, "file", "f", "", "Output file; - for standard output. Default: a file in the current folder, named by the time.")
-	return cmd
-}
-
-// write writes the archive to a file, and removes the file after an error.
-func (q *question) write(cmd *cobra.Command, file string) (err error) {
-	to, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	err = q.patient().Copy(cmd.Context(), to, control.PageBundle)
-	if closed := to.Close(); err == nil {
-		err = closed
-	}
-	if err != nil {
-		_ = os.Remove(file)
-	}
-	return err
 }

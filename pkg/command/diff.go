@@ -1,35 +1,54 @@
 package command
 
 import (
+	"bytes"
+	"context"
+	"fmt"
+
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 )
 
 // diffCommand compares the plan with the kernel's tables.
 func diffCommand() *cobra.Command {
 	o := config.NewOptions()
+	o.ControlSocket = control.DefaultPath
 	var out output
 	var from string
 	cmd := &cobra.Command{
-		Use:   "diff -f MANIFESTS",
-		Short: "Compare the tables for manifests with the tables in the kernel",
-		Long: `diff plans the given manifests as the daemon would, and compares the plan with the tables in the kernel of this node. Lines with "-"
-are only in the kernel, lines with "+" only in the plan. Elements that packets add, and the element "state", are not compared.
-The exit code is 0 without a difference, 1 with one. To compare the kernel with the plan of the running daemon, use verify.`,
-		Example: `  kubectl get services,endpointslices,servicecidrs -A -o yaml | kube-nftproxy diff -f - --config=/var/lib/kube-proxy/config.conf`,
-		Args:    cobra.NoArgs,
+		Use:   "diff [-f MANIFESTS]",
+		Short: "Compare the tables for manifests or for another configuration with the tables in the kernel",
+		Long: `diff plans the given manifests as the running program would, and compares the plan with the tables in the kernel of this node. Lines
+with "-" are only in the kernel, lines with "+" only in the plan. Elements that packets add, and the element "state", are not compared.
+
+The configuration is that of the running program. Each given flag of the daemon replaces a setting, and --config replaces the whole
+file, so that diff shows the effect of a change before it is made. Without -f, the objects are those of the running program. With
+-f, its Node and ServiceCIDRs are used if the manifests have none.
+
+To find errors of the running program itself, use verify. If no program runs, set -f and all flags of the daemon.`,
+		Example: `  kube-nftproxy diff --nodeport-addresses=primary
+  kube-nftproxy diff --config new.conf
+  kubectl get services,endpointslices -A -o yaml | kube-nftproxy diff -f -`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			kernel, err := apply.Open()
 			if err != nil {
 				return err
 			}
 			defer kernel.Close() //nolint:errcheck // read only
-			p, err := planManifests(o, cmd.Flags(), from, cmd.InOrStdin(), cmd.ErrOrStderr(), kernel)
+			r, err := inherit(o, cmd, from)
+			if err != nil {
+				return err
+			}
+			p, err := planManifests(o, cmd, from, r, kernel)
 			if err != nil {
 				return err
 			}
@@ -47,8 +66,54 @@ The exit code is 0 without a difference, 1 with one. To compare the kernel with 
 		},
 	}
 	manifestFlags(cmd, o, &from)
+	for _, shown := range []string{"config", "control-socket"} {
+		cmd.Flags().Lookup(shown).Hidden = false
+	}
 	out.flags(cmd)
 	return cmd
+}
+
+// running is the running program, from which a plan takes the settings and the objects that are not given.
+type running struct {
+	ctx    context.Context
+	client *control.Client
+}
+
+// inherit applies the settings of the running program to the options. If no program answers, it returns nil if manifests and flags
+// of the daemon were given, otherwise an error.
+func inherit(o *config.Options, cmd *cobra.Command, from string) (*running, error) {
+	r := &running{cmd.Context(), control.NewClient(o.ControlSocket).Within(control.AnswerTime)}
+	var s view.Settings
+	err := r.client.Get(r.ctx, control.PageSettings, &s)
+	if err == nil {
+		return r, o.Inherit(cmd.Flags(), config.Running{Node: s.Node, Config: s.Config, Limits: s.Limits, CountConnections: s.CountConnections})
+	}
+	given := o.File != ""
+	cmd.Flags().Visit(func(f *pflag.Flag) { given = given || f.Hidden }) // those of the daemon are hidden
+	if from == "" || !given {
+		return nil, fmt.Errorf("%w; without a running program, set -f and the flags of the daemon, such as --config", err)
+	}
+	return nil, nil
+}
+
+// complete adds to a source the objects of the running program: all, or the Node and ServiceCIDRs if the source has none.
+func (r *running) complete(source *watch.Manifests, all bool) error {
+	var kinds []string
+	if source.Node() == nil {
+		kinds = append(kinds, "kind", control.KindNode)
+	}
+	if len(source.ServiceCIDRs()) == 0 {
+		kinds = append(kinds, "kind", control.KindServiceCIDR)
+	}
+	if all {
+		kinds = append(kinds, "kind", control.KindService)
+	}
+	var objects bytes.Buffer
+	if err := r.client.Copy(r.ctx, &objects, control.PageObjects, kinds...); err != nil {
+		return err
+	}
+	source.LoadMore("objects of the running program", objects.Bytes())
+	return nil
 }
 
 // diff compares a plan with the kernel.

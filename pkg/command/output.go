@@ -6,23 +6,37 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/client-go/util/jsonpath"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Exit codes of the commands. The daemon exits as kube-proxy does: with 0 or 1.
+// Exit codes of the commands. The daemon exits as kube-proxy does: with 0, or with 1 after any error.
 const (
 	exitFine = 0
 	// exitWrong means that the command has found a problem.
 	exitWrong = 1
-	// exitUnable means that the command failed: invalid usage, or no answer from the running program.
+	// exitUnable means that the command failed.
 	exitUnable = 2
 )
+
+// exitCodes is the part about exit codes of the help of each command, and of docs/debugging.md.
+var exitCodes = []struct {
+	code    int
+	meaning string
+}{
+	{exitFine, "success, no problem found"},
+	{exitWrong, "the command has found a problem"},
+	{exitUnable, "the command failed: wrong usage, no such object, or no answer (of the running program, the kernel or a packet)"},
+}
 
 // errWrong is the error of a command that has printed the problems it found: exit code 1, without another message.
 var errWrong = errors.New("something is wrong")
@@ -31,27 +45,73 @@ var errWrong = errors.New("something is wrong")
 type output struct {
 	format string
 	color  string
+	// template is the value of -o jsonpath=.
+	template string
+	// names returns the lines of -o name; nil if the command has no such format.
+	names func() []string
 }
 
 // The formats of -o.
 const (
-	formatTable = "table"
-	formatWide  = "wide"
-	formatJSON  = "json"
-	formatYAML  = "yaml"
+	formatTable    = "table"
+	formatWide     = "wide"
+	formatJSON     = "json"
+	formatYAML     = "yaml"
+	formatJSONPath = "jsonpath"
+	formatName     = "name"
 )
-
-var formats = []string{formatTable, formatWide, formatJSON, formatYAML}
 
 var whenToColor = []string{"auto", "always", "never"}
 
-// flags adds -o and --color.
-func (o *output) flags(cmd *cobra.Command) {
+// flags adds -o and --color. more are the formats of the command beside table, json, yaml and jsonpath.
+func (o *output) flags(cmd *cobra.Command, more ...string) {
 	o.format, o.color = formatTable, "auto"
-	cmd.Flags().VarP(&oneOf{&o.format, formats}, "output", "o", "Format: table, wide, json or yaml.")
+	words := slices.Concat([]string{formatTable}, more, []string{formatJSON, formatYAML, formatJSONPath + "=TEMPLATE"})
+	cmd.Flags().VarP(&formatFlag{o, words}, "output", "o", "Format: "+strings.Join(words, ", ")+".")
 	cmd.Flags().Var(&oneOf{&o.color, whenToColor}, "color", "Use of colours: always, never, or auto (on a terminal, unless NO_COLOR is set).")
-	complete(cmd, "output", formats)
+	complete(cmd, "output", append(slices.Clone(words[:len(words)-1]), formatJSONPath+"="))
 	complete(cmd, "color", whenToColor)
+}
+
+// formatFlag is the flag -o.
+type formatFlag struct {
+	*output
+	words []string
+}
+
+// String implements pflag.Value.
+func (v *formatFlag) String() string { return v.format }
+
+// Type returns the name of the value in --help.
+func (v *formatFlag) Type() string { return "string" }
+
+// Set implements pflag.Value. As with kubectl, a template needs no braces.
+func (v *formatFlag) Set(s string) error {
+	name, template, found := strings.Cut(s, "=")
+	if name != formatJSONPath || !found {
+		return (&oneOf{&v.format, v.words}).Set(s)
+	}
+	v.format, v.template = name, template
+	_, err := newPath(template)
+	return err
+}
+
+// newPath parses a JSONPath template.
+func newPath(template string) (*jsonpath.JSONPath, error) {
+	if !strings.Contains(template, "{") {
+		template = "{." + strings.TrimPrefix(template, ".") + "}"
+	}
+	path := jsonpath.New("output").AllowMissingKeys(true)
+	return path, path.Parse(template)
+}
+
+// generic returns a value as its JSON form in maps and lists, in which whole numbers stay exact.
+func generic(value any) (out any, err error) {
+	b, err := json.Marshal(value)
+	if err == nil {
+		err = utiljson.Unmarshal(b, &out)
+	}
+	return out, err
 }
 
 // complete adds shell completion of a flag with a list of words.
@@ -75,6 +135,21 @@ func (o *output) print(to io.Writer, value any, text func(*view.Printer)) error 
 			return err
 		}
 		_, err = to.Write(b)
+		return err
+	case formatJSONPath:
+		path, err := newPath(o.template)
+		if err == nil {
+			value, err = generic(value)
+		}
+		if err == nil {
+			err = path.Execute(to, value)
+		}
+		if err == nil && isTerminal(to) {
+			_, err = io.WriteString(to, "\n")
+		}
+		return err
+	case formatName:
+		_, err := io.WriteString(to, strings.Join(append(o.names(), ""), "\n"))
 		return err
 	}
 	p := o.printer(to)
@@ -142,4 +217,20 @@ func execute(root *cobra.Command) int {
 		fmt.Fprintf(os.Stderr, "Run %s --help for usage.\n", cmd.CommandPath())
 	}
 	return exitUnable
+}
+
+// suggestFlag adds the names of similar flags to the error for an unknown flag.
+func suggestFlag(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) {
+		return err
+	}
+	flags := &cobra.Command{SuggestionsMinimumDistance: 2} // cobra knows similar names of commands
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		flags.AddCommand(&cobra.Command{Use: "--" + f.Name, Run: func(*cobra.Command, []string) {}})
+	})
+	if similar := flags.SuggestionsFor("--" + unknown.GetSpecifiedName()); len(unknown.GetSpecifiedName()) > 1 && len(similar) > 0 {
+		return fmt.Errorf("%w; did you mean %s?", err, strings.Join(similar, " or "))
+	}
+	return err
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
@@ -36,7 +37,10 @@ see the effect of a command line of the daemon, insert "render -f MANIFESTS" bef
   kubectl get services,endpointslices,servicecidrs -A -o yaml | kube-nftproxy render -f - --config=/var/lib/kube-proxy/config.conf`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			p, err := planManifests(o, cmd.Flags(), from, cmd.InOrStdin(), cmd.ErrOrStderr(), nil)
+			if from == "" {
+				return errors.New("no manifests: set -f FOLDER, -f FILE, or -f - for standard input")
+			}
+			p, err := planManifests(o, cmd, from, nil, nil)
 			if err != nil {
 				return err
 			}
@@ -72,27 +76,32 @@ func elementsOf(p *plan.Planner) map[inet.Family]map[string][]nft.Element {
 	return all
 }
 
-// planManifests plans manifests as the daemon would with these flags. Unless kernel is nil, it uses the numbers in the kernel's
-// tables.
-func planManifests(o *config.Options, fs *pflag.FlagSet, from string, stdin io.Reader, warnings io.Writer, kernel *apply.Kernel) (*plan.Planner, error) {
-	if from == "" {
-		return nil, errors.New("no manifests: set -f FOLDER, -f FILE, or -f - for standard input")
-	}
-	if err := errors.Join(o.Complete(fs), o.Validate()); err != nil {
+// planManifests plans manifests as the daemon would with these flags. It takes missing objects from r, unless r is nil. Unless
+// kernel is nil, it uses the numbers in the kernel's tables.
+func planManifests(o *config.Options, cmd *cobra.Command, from string, r *running, kernel *apply.Kernel) (*plan.Planner, error) {
+	if err := errors.Join(o.Complete(cmd.Flags()), o.Validate()); err != nil {
 		return nil, err
 	}
-	s, err := settings.New(o, fs)
+	s, err := settings.New(o, cmd.Flags())
 	if err != nil {
 		return nil, err
 	}
-	source := watch.NewManifests(watch.Config{
-		Folder: from, NodeName: s.NodeName, ServiceProxyName: s.ServiceProxyName, Tracker: track.New(time.Now(), time.Now),
-		Report: func(p model.Problem) { warn(warnings, p) },
-	})
-	if err := load(source, from, stdin); err != nil {
-		return nil, err
+	report := func(p model.Problem) { warn(cmd.ErrOrStderr(), p) }
+	source := watch.NewManifests(watch.Config{Folder: from, NodeName: s.NodeName, ServiceProxyName: s.ServiceProxyName, Tracker: track.New(time.Now(), time.Now), Report: report})
+	if from != "" {
+		if err := load(source, from, cmd.InOrStdin()); err != nil {
+			return nil, err
+		}
 	}
-	return planObjects(s, source, warnings, kernel)
+	if r != nil {
+		if err := r.complete(source, from == ""); err != nil {
+			return nil, err
+		}
+	}
+	if kernel != nil && source.Node() == nil {
+		report(model.Problem{Kind: "Node", Name: types.NamespacedName{Name: s.NodeName}, Reason: "is not in the manifests: its addresses, zone and pod CIDRs are unknown"})
+	}
+	return planObjects(s, source, cmd.ErrOrStderr(), kernel)
 }
 
 func warn(to io.Writer, p model.Problem) {

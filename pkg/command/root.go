@@ -42,7 +42,7 @@ func mistyped(root *cobra.Command, args []string) error {
 	}
 	root.SuggestionsMinimumDistance = 2
 	if similar := root.SuggestionsFor(args[0]); len(similar) > 0 {
-		return fmt.Errorf("unknown command %q; similar commands: %s", args[0], strings.Join(similar, ", "))
+		return fmt.Errorf("unknown command %q; did you mean %s?", args[0], strings.Join(similar, " or "))
 	}
 	return nil
 }
@@ -82,6 +82,7 @@ func newCommand(version string, daemon Daemon) *cobra.Command {
 	cmd.Flags().Var(&show, "version", "Print the version and exit; with raw, also print how the program was built. A version, as vX.Y.Z, is accepted and ignored.")
 	cmd.Flags().Lookup("version").NoOptDefVal = "true"
 	o.AddFlags(cmd.Flags())
-	addCommands(cmd)
+	addCommands(cmd, version)
+	cmd.SetFlagErrorFunc(suggestFlag)
 	return cmd
 }

@@ -24,19 +24,25 @@ func traceCommand() *cobra.Command {
 	var q question
 	var live bool
 	var timeout time.Duration
+	var namespace string
 	cmd := &cobra.Command{
-		Use:   "trace FROM ADDRESS:PORT[/PROTOCOL]",
+		Use:   "trace FROM ADDRESS:PORT[/PROTOCOL] | trace FROM svc/NAMESPACE/NAME[:PORT]",
 		Short: "Show the path of the first packet of a connection, and the reasons for it",
 		Long: `trace reads the rules and maps in the kernel of this node, and evaluates them for the first packet of a connection. It shows the
 Service, the possible endpoints with their probabilities, and the source address that the endpoints see, or the reason for a refusal.
-It sends nothing. It queries the daemon only about node ports on loopback, which the daemon serves itself. With --live, it waits for a
-real packet instead, and shows the chains that the packet passes, the chain of another program that stops or translates it, the outgoing interface, and whether the endpoint answers.
+It sends nothing. With --live, it waits for a real packet instead, and shows the chains that the packet passes, the chain of
+another program that stops or translates it, the outgoing interface, and whether the endpoint answers.
 
-FROM is the IP address of a pod or of another machine, or "node" for the processes of this node. The protocol is tcp, udp or sctp; the
-default is tcp. The exit code is 0 if every path leads to an endpoint (with --live: if nothing stops the packet and it is not left
-without an answer), otherwise 1.`,
+FROM is the IP address of a pod or of another machine, "node" for the processes of this node, or pod/NAMESPACE/NAME for a pod that is
+an endpoint of a Service. The protocol is tcp, udp or sctp; the default is tcp. Instead of an address, svc/NAMESPACE/NAME stands for the
+cluster IP of a Service. Its PORT is a number or a name, and may be omitted if the Service has only one.
+
+The command queries the running program only about names, and about node ports on loopback, which the program serves itself. The exit
+code is 0 if every path leads to an endpoint (with --live: if nothing stops the packet and it is not left without an answer). -o wide
+adds the rules that act on the packet.`,
 		Example: `  kube-nftproxy trace 10.244.0.10 10.96.0.10:80
   kube-nftproxy trace node 10.96.0.10:53/udp -o wide
+  kube-nftproxy trace pod/shop/cart-7d9f svc/shop/web:http
   kube-nftproxy trace 198.51.100.7 '[2001:db8::1]:30080/tcp' --live`,
 		Args: cobra.ExactArgs(2),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -46,12 +52,16 @@ without an answer), otherwise 1.`,
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p, err := parsePacket(args[0], args[1])
+			from, to, err := q.resolve(cmd.Context(), namespace, args[0], args[1])
+			if err != nil {
+				return err
+			}
+			p, err := parsePacket(from, to)
 			if err != nil {
 				return err
 			}
 			if live {
-				return q.followLive(cmd.OutOrStdout(), p, args[0] != sentByNode, timeout)
+				return q.followLive(cmd.OutOrStdout(), p, from != sentByNode, timeout)
 			}
 			if t := q.onLoopback(cmd.Context(), p, host.Routes{}); t != nil {
 				return printForetold(cmd.OutOrStdout(), &q.output, t)
@@ -59,7 +69,8 @@ without an answer), otherwise 1.`,
 			return q.tracePacket(cmd.OutOrStdout(), p)
 		},
 	}
-	q.flags(cmd)
+	q.flags(cmd, formatWide)
+	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "Namespace of pods and Services without one.")
 	cmd.Flags().BoolVar(&live, "live", false, "Wait for a real packet, and show its path through the kernel.")
 	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "How long to wait for a packet with --live.")
 	return cmd
@@ -75,19 +86,18 @@ func parsePacket(from, to string) (p trace.Packet, err error) {
 	case !given:
 		protocol = inet.TCP
 	case !known:
-		return p, fmt.Errorf("unknown protocol %q: use ADDRESS:PORT, or add /tcp, /udp or /sctp; kube-nftproxy services NAMESPACE/NAME "+
-			"shows the addresses of a Service", name)
+		return p, fmt.Errorf("unknown protocol %q: use ADDRESS:PORT/tcp, /udp or /sctp, or svc/NAMESPACE/NAME:PORT for a Service", name)
 	}
 	at, err := netip.ParseAddrPort(where)
 	if err != nil {
-		return p, fmt.Errorf("read destination: %w; use ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:80/tcp or [fd00::1]:80/tcp (kube-nftproxy services NAMESPACE/NAME "+
-			"shows the addresses of a Service)", err)
+		return p, fmt.Errorf("read destination: %w; use ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:80/tcp or [fd00::1]:80/tcp, or "+
+			"svc/NAMESPACE/NAME:PORT for a Service", err)
 	}
 	at = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 	var source netip.Addr
 	if from != sentByNode {
 		if source, err = netip.ParseAddr(from); err != nil {
-			return p, fmt.Errorf("read source: %w; use an IP address, or %q (kubectl get pods -o wide shows the addresses of pods)", err, sentByNode)
+			return p, fmt.Errorf("read source: %w; use an IP address, pod/NAMESPACE/NAME or %q (kubectl get pods -o wide shows the addresses of pods)", err, sentByNode)
 		}
 	}
 	return trace.From(source.Unmap(), at, protocol, host.Routes{})

@@ -113,7 +113,7 @@ func (l *tracedLab) program(t *testing.T) {
 		if err := cmd.ParseFlags(tracedFlags); err != nil {
 			return err
 		}
-		p, err := planManifests(o, cmd.Flags(), l.file, nil, os.Stderr, nil)
+		p, err := planManifests(o, cmd, l.file, nil, nil)
 		if err != nil {
 			return err
 		}

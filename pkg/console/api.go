@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
@@ -153,4 +154,75 @@ func (a *API) live(ctx context.Context, namespace, name, serviceProxyName string
 		list = append(list, model.DeclaredAs(&found.Items[i], serviceProxyName))
 	}
 	return list, true
+}
+
+// labelled returns the names of the Services that match a label selector. The program does not store labels.
+func (a *API) labelled(ctx context.Context, namespace, selector string) (map[types.NamespacedName]bool, error) {
+	if a == nil {
+		return nil, errors.New("a label selector requires an API server")
+	}
+	ctx, cancel := context.WithTimeout(ctx, askAPI)
+	defer cancel()
+	list, err := a.client.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
+	if err != nil {
+		return nil, errors.New(config.Redact(err.Error()))
+	}
+	names := map[types.NamespacedName]bool{}
+	for i := range list.Items {
+		names[types.NamespacedName{Namespace: list.Items[i].Namespace, Name: list.Items[i].Name}] = true
+	}
+	return names, nil
+}
+
+// podAt is an endpoint: an address in an EndpointSlice.
+type podAt struct{ slice, address string }
+
+// pods returns the names of the pods of a Service's endpoints, or none without an answer of the API server. The program does not
+// store them.
+func (a *API) pods(ctx context.Context, namespace, service string) map[podAt]string {
+	names := map[podAt]string{}
+	a.targets(ctx, namespace, "kubernetes.io/service-name="+service, func(slice, address, pod string) {
+		names[podAt{slice, address}] = pod
+	})
+	return names
+}
+
+// podAddresses returns the addresses of a pod that is an endpoint of any Service in its namespace.
+func (a *API) podAddresses(ctx context.Context, namespace, name string) (list []string, known bool) {
+	known = a.targets(ctx, namespace, "", func(_, address, pod string) {
+		if pod == name && !slices.Contains(list, address) {
+			list = append(list, address)
+		}
+	})
+	return list, known
+}
+
+// targets calls f with each endpoint that is a pod. It reads at most mostPages pages of EndpointSlices, and reports whether the API
+// server answered.
+func (a *API) targets(ctx context.Context, namespace, selector string, f func(slice, address, pod string)) bool {
+	const page, mostPages = 500, 20
+	if a == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, askAPI)
+	defer cancel()
+	options := metav1.ListOptions{LabelSelector: selector, Limit: page}
+	for range mostPages {
+		list, err := a.client.DiscoveryV1().EndpointSlices(namespace).List(ctx, options)
+		if err != nil {
+			return false
+		}
+		for i := range list.Items {
+			for j := range list.Items[i].Endpoints {
+				e := &list.Items[i].Endpoints[j]
+				if len(e.Addresses) > 0 && e.TargetRef != nil && e.TargetRef.Kind == "Pod" {
+					f(list.Items[i].Name, e.Addresses[0], e.TargetRef.Name)
+				}
+			}
+		}
+		if options.Continue = list.Continue; options.Continue == "" {
+			break
+		}
+	}
+	return true
 }

@@ -113,7 +113,7 @@ func (c *Console) bundle(w http.ResponseWriter, r *http.Request) {
 	ctx := r.Context()
 	status := c.status(ctx)
 	a.addValue("status", status, status.Text, nil)
-	services, err := c.services(ctx, "", "")
+	services, err := c.services(ctx, query{})
 	if err != nil {
 		services = &view.Services{}
 	}

@@ -100,8 +100,13 @@ func (c *Console) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/"+control.PageStatus, control.Answer(func(r *http.Request) (*view.Status, error) { return c.status(r.Context()), nil }))
 	mux.Handle("/"+control.PageServices, control.Answer(func(r *http.Request) (*view.Services, error) {
-		return c.services(r.Context(), control.Param(r, "namespace"), control.Param(r, "name"))
+		return c.services(r.Context(), query{control.Param(r, "namespace"), control.Param(r, "selector"), r.URL.Query()["name"]})
 	}))
+	mux.Handle("/"+control.PagePod, control.Answer(func(r *http.Request) ([]string, error) {
+		return c.pod(r.Context(), control.Param(r, "namespace"), control.Param(r, "name"))
+	}))
+	mux.Handle("/"+control.PageSettings, control.Answer(func(*http.Request) (*view.Settings, error) { return c.settings() }))
+	mux.HandleFunc("/"+control.PageObjects, c.objects)
 	mux.Handle("/"+control.PageNames, control.Answer(func(*http.Request) ([]string, error) { return c.names(), nil }))
 	mux.Handle("/"+control.PageVerify, control.Answer(func(r *http.Request) (*view.Verification, error) {
 		return c.verify(r.Context(), control.Param(r, "flows") != "")

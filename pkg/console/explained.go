@@ -44,7 +44,9 @@ func portView(p *model.PortExplanation, facts *proxy.Facts, lost map[claim]strin
 	}
 	for i := range p.Frontends {
 		f := frontendView(p, &p.Frontends[i], facts)
-		f.LostTo = lost[claim{p.Name, p.Frontends[i].Key}]
+		if f.LostTo = lost[claim{p.Name, p.Frontends[i].Key}]; f.LostTo != "" {
+			f.DoesReason = view.Conflict
+		}
 		v.Frontends = append(v.Frontends, f)
 	}
 	for i := range p.Candidates {

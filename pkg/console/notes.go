@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -76,26 +75,36 @@ func within(prefixes []netip.Prefix, addr netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// notServed returns the reason why a Service is not served.
-func (c *Console) notServed(ctx context.Context, namespace, name string) error {
+// notServed returns the reason why a Service is not served. stored are the Services of that name that the program has read.
+func (c *Console) notServed(ctx context.Context, namespace, name string, stored []types.NamespacedName) string {
 	full := name
 	if namespace != "" {
 		full = namespace + "/" + name
 	}
 	list, known := c.API.live(ctx, namespace, name, c.ServiceProxyName)
+	if !known { // no API server, or no answer
+		for _, n := range stored {
+			if svc := c.Source.Service(n); svc != nil {
+				list = append(list, model.DeclaredAs(svc, c.ServiceProxyName))
+			}
+		}
+	}
+	if len(list) > 0 {
+		return fmt.Sprintf("Service %s is not served by kube-nftproxy: %s", list[0].Name,
+			cmp.Or(list[0].WhyNot, "the program has not received it; kube-nftproxy status shows whether changes arrive"))
+	}
+	where := "in the cluster"
 	switch {
+	case c.API == nil:
+		where = "in the manifests of this node, except for Services with the label service.kubernetes.io/service-proxy-name"
 	case !known:
-		return control.NotFound(fmt.Sprintf("Service %s is not served on this node: it does not exist, is headless, is of type ExternalName, has no cluster IP, or its "+
-			"label service.kubernetes.io/service-proxy-name assigns it to another proxy", full))
-	case len(list) > 0:
-		return control.NotFound(fmt.Sprintf("Service %s is not served by kube-nftproxy: %s", list[0].Name,
-			cmp.Or(list[0].WhyNot, "the program has not received it; kube-nftproxy status shows whether changes arrive")))
+		where = "that this node has read, and the API server does not answer"
 	}
-	text := fmt.Sprintf("there is no Service %s in the cluster", full)
+	text := fmt.Sprintf("there is no Service %s %s", full, where)
 	if alike := c.alike(namespace, name); len(alike) > 0 {
-		text += "; similar names: " + strings.Join(alike, ", ")
+		text += "; did you mean " + strings.Join(alike, ", ") + "?"
 	}
-	return control.NotFound(text)
+	return text
 }
 
 // alike returns Services with the same name in another namespace, or with a similar name.

@@ -4,35 +4,91 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/counters"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// names returns the names of all Services, for shell completion.
+// names returns the names of all served Services, for shell completion.
 func (c *Console) names() []string {
 	list := []string{}
 	for _, n := range c.Source.Services() {
-		list = append(list, n.String())
+		if model.DeclaredAs(c.Source.Service(n), c.ServiceProxyName).WhyNot == "" {
+			list = append(list, n.String())
+		}
 	}
 	return list
 }
 
-// services describes one Service, those of a namespace, or all.
-func (c *Console) services(ctx context.Context, namespace, name string) (*view.Services, error) {
-	names := c.find(namespace, name)
-	out, err := c.explain(ctx, names)
-	if name != "" && len(out.Services) == 0 {
-		return nil, c.notServed(ctx, namespace, name)
+// query selects Services.
+type query struct {
+	// namespace is empty for all namespaces, selector for all labels.
+	namespace, selector string
+	// wanted are names, with or without a namespace, addresses with or without a port, and node ports; empty for all Services.
+	wanted []string
+}
+
+// mostDetailed is the number of Services for which one answer has details that cost a request to the API server.
+const mostDetailed = 20
+
+// services describes the selected Services. If any are requested by name or address, it adds details, and a message for each name
+// or address without a Service.
+func (c *Console) services(ctx context.Context, q query) (*view.Services, error) {
+	wanted := q.wanted
+	if len(wanted) == 0 {
+		wanted = []string{""}
 	}
-	if name != "" && len(out.Services) == 1 {
-		c.addSelector(ctx, &out.Services[0])
-		addFirewall(&out.Services[0])
+	var labelled map[types.NamespacedName]bool
+	if q.selector != "" {
+		var err error
+		if labelled, err = c.API.labelled(ctx, q.namespace, q.selector); err != nil {
+			return nil, err
+		}
+	}
+	var names []types.NamespacedName
+	var missing []string
+	seen := map[types.NamespacedName]bool{}
+	for _, want := range wanted {
+		found, whyNone := c.find(q.namespace, want)
+		served := 0
+		for _, n := range found {
+			if svc := c.Source.Service(n); svc == nil || want != "" && model.DeclaredAs(svc, c.ServiceProxyName).WhyNot != "" {
+				continue
+			}
+			served++
+			if !seen[n] && (labelled == nil || labelled[n]) {
+				seen[n], names = true, append(names, n)
+			}
+		}
+		if served == 0 && want != "" {
+			if whyNone == "" {
+				namespace, name := split(q.namespace, want)
+				whyNone = c.notServed(ctx, namespace, name, found)
+			}
+			missing = append(missing, whyNone)
+		}
+	}
+	slices.SortFunc(names, model.CompareNames)
+	out, err := c.explain(ctx, names)
+	out.NotFound = missing
+	if len(q.wanted) > 0 {
+		for i := range out.Services[:min(len(out.Services), mostDetailed)] {
+			c.addSelector(ctx, &out.Services[i])
+			c.addPods(ctx, &out.Services[i])
+			addFirewall(&out.Services[i])
+		}
 	}
 	return out, err
 }
@@ -115,10 +171,8 @@ func (c *Console) countConnections(v *view.Services, keys []model.Key) {
 			for k := range fronts {
 				n := counts[0]
 				counts = counts[1:]
-				refused := uint64(0)
-				for _, r := range n.Refused {
-					refused += r
-				}
+				fronts[k].Dropped = n.Refused[counters.NoLocalEndpoints] + n.Refused[counters.SourceRange]
+				refused := n.Refused[counters.NoEndpoints] + fronts[k].Dropped
 				fronts[k].Connections, fronts[k].Refused = &n.Connections, &refused
 			}
 		}
@@ -133,14 +187,67 @@ func ctxErrorOnly(err error) error {
 	return err
 }
 
-// find returns the names of Services in a namespace. Without a namespace, it searches all.
-func (c *Console) find(namespace, name string) (found []types.NamespacedName) {
+// split returns the namespace and the name in NAMESPACE/NAME or NAME.
+func split(namespace, want string) (string, string) {
+	if before, name, found := strings.Cut(want, "/"); found {
+		return before, name
+	}
+	return namespace, want
+}
+
+// find returns the names of Services with a name or an address; for "", all of the namespace. Without a namespace, it searches all.
+// For an address, it also returns a message if there are none.
+func (c *Console) find(namespace, want string) (found []types.NamespacedName, whyNone string) {
+	target, isTarget := parseTarget(want)
+	facts := c.Loop.Facts()
+	target.NodePorts = slices.Contains(facts.NodeAddresses[inet.IPv4], target.Addr) || slices.Contains(facts.NodeAddresses[inet.IPv6], target.Addr)
+	inNamespace, name := split(namespace, want)
 	for _, n := range c.Source.Services() {
-		if (namespace == "" || n.Namespace == namespace) && (name == "" || n.Name == name) {
+		if isTarget && (namespace == "" || n.Namespace == namespace) {
+			if svc := c.Source.Service(n); svc != nil && model.Mentions(svc, c.Source.Slices(n), facts.Node, c.ModelOptions(), target) {
+				found = append(found, n)
+			}
+		} else if !isTarget && (inNamespace == "" || n.Namespace == inNamespace) && (name == "" || n.Name == name) {
 			found = append(found, n)
 		}
 	}
-	return found
+	if isTarget && len(found) == 0 {
+		whyNone = fmt.Sprintf("no Service has %s, and no endpoint of a Service", want)
+		if target.Addr.IsValid() && within(facts.ServiceCIDRs[inet.FamilyOf(target.Addr)], target.Addr) {
+			whyNone = fmt.Sprintf("no Service has %s; it is an address of a ServiceCIDR, so packets to it are not routed to the network", want)
+		}
+	}
+	return found, whyNone
+}
+
+// parseTarget parses an address, an address with a port, or a node port. A name of a Service is none of these.
+func parseTarget(text string) (t model.Target, ok bool) {
+	if port, err := strconv.ParseUint(text, 10, 16); err == nil {
+		return model.Target{Port: uint16(port)}, true
+	}
+	if at, err := netip.ParseAddrPort(text); err == nil {
+		return model.Target{Addr: at.Addr().Unmap(), Port: at.Port()}, true
+	}
+	addr, err := netip.ParseAddr(text)
+	return model.Target{Addr: addr.Unmap()}, err == nil
+}
+
+// addPods adds the names of the pods of a Service's endpoints.
+func (c *Console) addPods(ctx context.Context, s *view.Service) {
+	pods := c.API.pods(ctx, s.Namespace, s.Name)
+	name := func(list []view.Endpoint) {
+		for i := range list {
+			addr, _, err := net.SplitHostPort(list[i].Address)
+			if err != nil {
+				addr = list[i].Address
+			}
+			list[i].Pod = pods[podAt{list[i].Slice, addr}]
+		}
+	}
+	for i := range s.Ports {
+		name(s.Ports[i].Endpoints)
+	}
+	name(s.Unusable)
 }
 
 // claim is a frontend that a service port claims.

@@ -47,7 +47,7 @@ func (c *Client) Within(d time.Duration) *Client {
 	return c
 }
 
-// Get reads an answer into a value. The parameters are names and values in turn.
+// Get reads an answer into a value. The parameters are names and values in turn; a name may occur several times.
 func (c *Client) Get(ctx context.Context, page string, into any, params ...string) error {
 	body, err := c.ask(ctx, page, params)
 	if err != nil {
@@ -96,7 +96,7 @@ func (c *Client) Follow(ctx context.Context, page string, begun func(), f func(l
 func (c *Client) ask(ctx context.Context, page string, params []string) (io.ReadCloser, error) {
 	values := url.Values{}
 	for i := 0; i+1 < len(params); i += 2 {
-		values.Set(params[i], params[i+1])
+		values.Add(params[i], params[i+1])
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://kube-nftproxy/"+page+"?"+values.Encode(), nil)
 	if err != nil {

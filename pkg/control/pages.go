@@ -8,4 +8,14 @@ const (
 	PageVerify   = "verify"
 	PageWatch    = "watch"
 	PageBundle   = "bundle"
+	PagePod      = "pod"
+	PageSettings = "settings"
+	PageObjects  = "objects"
+)
+
+// The values of the parameter kind of PageObjects. Services come with their EndpointSlices.
+const (
+	KindNode        = "Node"
+	KindServiceCIDR = "ServiceCIDR"
+	KindService     = "Service"
 )

@@ -170,7 +170,7 @@ func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) 
 		}
 	}
 	if len(list) == 0 && slices.ContainsFunc(worlds, func(w *world) bool { return w.isClusterIP() }) {
-		list = append(list, fmt.Sprintf("to list the ports of this address: kube-nftproxy services | grep %s", e.packet.To.Addr()))
+		list = append(list, fmt.Sprintf("to list the ports of this address: kube-nftproxy services %s", e.packet.To.Addr()))
 	}
 	return list, nil
 }

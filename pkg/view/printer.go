@@ -40,8 +40,8 @@ func cells(texts ...string) []Cell {
 
 // Printer writes text. It keeps the first error of the writer, and writes nothing after it.
 type Printer struct {
-	// Color enables styles. Wide adds columns and details.
-	Color, Wide bool
+	// Color enables styles. Wide adds columns and details. NoHeaders leaves out the headers of tables.
+	Color, Wide, NoHeaders bool
 
 	to  io.Writer
 	err error
@@ -72,12 +72,12 @@ func (p *Printer) Printf(format string, args ...any) {
 const gap = 2
 
 // Table writes a header and rows in columns. A nil header is omitted. The last column is not padded, and a row may have fewer
-// cells than there are columns. Control characters are replaced.
+// cells than there are columns. The text of a row with one cell may be longer than the column. Control characters are replaced.
 func (p *Printer) Table(header []string, rows [][]Cell) {
 	if len(rows) == 0 {
 		return
 	}
-	if len(header) > 0 {
+	if len(header) > 0 && !p.NoHeaders {
 		head := cells(header...)
 		for i := range head {
 			head[i].Style = Bold
@@ -91,7 +91,9 @@ func (p *Printer) Table(header []string, rows [][]Cell) {
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i].Text))
+			if len(row) > 1 {
+				widths[i] = max(widths[i], utf8.RuneCountInString(row[i].Text))
+			}
 		}
 	}
 	for _, row := range rows {
@@ -112,6 +114,21 @@ func (p *Printer) row(row []Cell, widths []int) {
 		}
 	}
 	p.Printf("%s\n", line.String())
+}
+
+// maxWidth is the width of text that is wrapped.
+const maxWidth = 119
+
+// wrap returns rows of one cell each: a text, with line breaks between words, after an indent.
+func wrap(indent, text string, style Style) (rows [][]Cell) {
+	line := ""
+	for word := range strings.FieldsSeq(text) {
+		if line != "" && utf8.RuneCountInString(indent+line+" "+word) > maxWidth {
+			rows, line = append(rows, []Cell{{indent + line, style}}), ""
+		}
+		line = strings.TrimSpace(line + " " + word)
+	}
+	return append(rows, []Cell{{indent + line, style}})
 }
 
 // Count returns a number with a noun, such as 1 endpoint or 2 endpoints.

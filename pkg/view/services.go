@@ -1,9 +1,13 @@
 package view
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
 )
 
 // Services are the Services that this node serves.
@@ -14,6 +18,8 @@ type Services struct {
 	// Unread are the kinds of objects that were not read yet, so that the rest is incomplete.
 	Unread   []string  `json:"unread,omitempty"`
 	Services []Service `json:"services"`
+	// NotFound has a message for each requested name or address that no served Service has.
+	NotFound []string `json:"notFound,omitempty"`
 }
 
 // Service is one Service as this node serves it.
@@ -68,9 +74,11 @@ type Frontend struct {
 	LostTo string `json:"lostTo,omitempty"`
 	// FromThisNode is the number of endpoints for this node's pods and processes, if the policy is Local only for others.
 	FromThisNode *int `json:"fromThisNode,omitempty"`
-	// Connections is the number of new connections so far, Refused that of rejected or dropped ones, if they are counted.
+	// Connections is the number of new connections so far, if they are counted. Refused is the number of rejected and dropped ones,
+	// Dropped that of dropped ones alone.
 	Connections *uint64 `json:"connections,omitempty"`
 	Refused     *uint64 `json:"refused,omitempty"`
+	Dropped     uint64  `json:"dropped,omitempty"`
 }
 
 // Does is the code of the result for a new connection.
@@ -84,6 +92,8 @@ const (
 	NoLocalEndpoints Does = "NoLocalEndpoints"
 	// NoNodeAddress: no address of this node serves node ports.
 	NoNodeAddress Does = "NoNodeAddress"
+	// Conflict: another Service has the address and port.
+	Conflict Does = "Conflict"
 )
 
 // Endpoint is one endpoint of a service port.
@@ -91,6 +101,8 @@ type Endpoint struct {
 	Address string `json:"address"`
 	Node    string `json:"node,omitempty"`
 	Slice   string `json:"slice,omitempty"`
+	// Pod is the name of the pod. It is known only for Services that are requested by name, and with an API server.
+	Pod string `json:"pod,omitempty"`
 	// Conditions are the conditions in the EndpointSlice, such as "ready".
 	Conditions string `json:"conditions"`
 	OnThisNode bool   `json:"onThisNode,omitempty"`
@@ -107,22 +119,28 @@ type Endpoint struct {
 // Chosen reports whether any frontend uses the endpoint.
 func (e *Endpoint) Chosen() bool { return e.Cluster || e.Local }
 
-// Wrong reports whether the Service needs attention: a port without endpoints, a problem, a lost address. With policy Local, a node
-// without an endpoint is normal.
+// wrong reports whether the frontend does not work on any node. A policy Local without endpoints on this node is normal.
+func (f *Frontend) wrong() bool {
+	return f.LostTo != "" || f.Endpoints == 0 && f.DoesReason != NoLocalEndpoints
+}
+
+// Wrong reports whether the Service needs attention: a port without endpoints, a problem, a lost address.
 func (s *Service) Wrong() bool {
-	if len(s.Problems)+len(s.Unusable) > 0 {
-		return true
-	}
-	for i := range s.Ports {
-		p := &s.Ports[i]
-		for j := range p.Frontends {
-			f := &p.Frontends[j]
-			if f.LostTo != "" || f.Endpoints == 0 && f.DoesReason != NoLocalEndpoints {
-				return true
-			}
+	return len(s.Problems)+len(s.Unusable) > 0 ||
+		slices.ContainsFunc(s.Ports, func(p ServicePort) bool {
+			return slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.wrong() })
+		})
+}
+
+// OnlyWrong removes Services that need no attention, and the frontends that work.
+func (v *Services) OnlyWrong() {
+	v.Services = slices.DeleteFunc(v.Services, func(s Service) bool { return !s.Wrong() })
+	for i := range v.Services {
+		for j := range v.Services[i].Ports {
+			p := &v.Services[i].Ports[j]
+			p.Frontends = slices.DeleteFunc(p.Frontends, func(f Frontend) bool { return !f.wrong() })
 		}
 	}
-	return false
 }
 
 // Wrong reports whether any of the Services needs attention.
@@ -147,36 +165,77 @@ func (s *Service) portName(p *ServicePort) string {
 	return s.fullName() + ":" + p.Name
 }
 
-// Text writes one line for each frontend, and below it the unused endpoints with reasons; wide adds the used ones.
+// Text writes one line for each frontend, and below it a note if the frontend needs one. Wide writes all notes at the end of the
+// lines.
 func (v *Services) Text(p *Printer) {
 	v.unread(p)
+	header := []string{"SERVICE", "TYPE", "ADDRESS", "POLICY", "ENDPOINTS", "AFFINITY", "CONNECTIONS"}
+	if p.Wide {
+		header = append(header, "NOTE")
+	}
 	var rows [][]Cell
 	for i := range v.Services {
-		s := &v.Services[i]
-		for j := range s.Ports {
-			rows = append(rows, s.portRows(&s.Ports[j], p.Wide)...)
-		}
+		rows = append(rows, v.Services[i].rows(p.Wide)...)
 	}
-	header := []string{"SERVICE", "ADDRESS", "PROTOCOL", "KIND", "POLICY", "ENDPOINTS", "AFFINITY", "CONNECTIONS", "NOTE"}
 	p.Table(header, rows)
-	for i := range v.Services {
-		v.Services[i].problems(p)
-	}
-	if len(rows) == 0 {
-		p.Printf("No Services.\n")
-	}
-	if v.Wrong() && !p.Wide {
+	if v.Wrong() && !p.Wide && !p.NoHeaders {
 		p.Printf("\n%s\n", p.Paint(Dim, "kube-nftproxy services NAMESPACE/NAME shows each endpoint of a Service, and why it is not used."))
 	}
 }
 
-func (s *Service) portRows(sp *ServicePort, wide bool) (rows [][]Cell) {
-	for i := range sp.Frontends {
-		f := &sp.Frontends[i]
-		rows = append(rows, append(cells(s.portName(sp), f.Address, sp.Protocol, f.Kind, f.Policy),
-			Cell{sp.count(f), countStyle(f.Endpoints)}, Cell{Text: affinity(sp)}, Cell{Text: connections(f)}, Cell{f.note(sp, wide), Warn}))
+func (s *Service) rows(wide bool) (rows [][]Cell) {
+	below := func(mark string, text string) {
+		if text != "" {
+			rows = append(rows, wrap("  ", mark+" "+text, Warn)...)
+		}
+	}
+	for j := range s.Ports {
+		sp := &s.Ports[j]
+		for i := range sp.Frontends {
+			f := &sp.Frontends[i]
+			row := append(cells(s.portName(sp), f.Kind, f.at(sp), f.policy()), Cell{sp.count(f), countStyle(f)}, Cell{Text: affinity(sp)},
+				Cell{Text: connections(f)})
+			mark := "note:"
+			if f.wrong() {
+				mark = "PROBLEM"
+			}
+			if wide {
+				rows = append(rows, append(row, Cell{f.note(sp, true), Warn}))
+				continue
+			}
+			rows = append(rows, row)
+			below(mark, f.note(sp, false))
+		}
+	}
+	if problems := s.problems(); len(problems) > 0 {
+		if len(rows) == 0 {
+			rows = append(rows, []Cell{{Text: s.fullName()}})
+		}
+		for _, problem := range problems {
+			below("PROBLEM", problem)
+		}
 	}
 	return rows
+}
+
+// at returns the address, port and protocol of a frontend. A node port has no address of its own.
+func (f *Frontend) at(sp *ServicePort) string {
+	address := f.Address
+	if f.Kind == "NodePort" {
+		address = "*:" + address
+	}
+	return address + "/" + strings.ToUpper(sp.Protocol)
+}
+
+// policy returns the policy, and the traffic to which policy Local applies.
+func (f *Frontend) policy() string {
+	switch {
+	case f.Policy != "Local":
+		return f.Policy
+	case f.Kind == "ClusterIP":
+		return "Local (internal)"
+	}
+	return "Local (external)"
 }
 
 // count returns the share of endpoints that a frontend uses, such as 2 of 3.
@@ -195,8 +254,8 @@ func (sp *ServicePort) share(f *Frontend) string {
 	return Count(f.Endpoints, "endpoint")
 }
 
-func countStyle(n int) Style {
-	if n == 0 {
+func countStyle(f *Frontend) Style {
+	if f.wrong() {
 		return Bad
 	}
 	return Plain
@@ -206,17 +265,26 @@ func affinity(sp *ServicePort) string {
 	if sp.AffinitySeconds == 0 {
 		return "-"
 	}
-	return fmt.Sprintf("%ds", sp.AffinitySeconds)
+	return "ClientIP " + duration.HumanDuration(time.Duration(sp.AffinitySeconds)*time.Second)
 }
 
 func connections(f *Frontend) string {
-	switch {
-	case f.Connections == nil:
+	if f.Connections == nil {
 		return "-"
-	case f.Refused != nil && *f.Refused > 0:
-		return fmt.Sprintf("%d, %d refused", *f.Connections, *f.Refused)
 	}
 	return fmt.Sprint(*f.Connections)
+}
+
+// failures returns the numbers of rejected and of dropped connections, or "".
+func (f *Frontend) failures() string {
+	var parts []string
+	if f.Refused != nil && *f.Refused > f.Dropped {
+		parts = append(parts, fmt.Sprintf("%d refused", *f.Refused-f.Dropped))
+	}
+	if f.Dropped > 0 {
+		parts = append(parts, fmt.Sprintf("%d dropped", f.Dropped))
+	}
+	return strings.Join(parts, ", ")
 }
 
 // note returns special properties of a frontend in one line.
@@ -227,6 +295,9 @@ func (f *Frontend) note(sp *ServicePort, wide bool) string {
 	}
 	if f.Does != "" {
 		parts = append(parts, f.Does)
+	}
+	if n := f.failures(); n != "" {
+		parts = append(parts, "connections: "+n)
 	}
 	if wide && f.Endpoints == 0 && sp.Why != "" {
 		parts = append(parts, sp.Why)
@@ -247,10 +318,12 @@ func (f *Frontend) note(sp *ServicePort, wide bool) string {
 	return strings.Join(parts, "; ")
 }
 
-func (s *Service) problems(p *Printer) {
-	for _, problem := range s.Problems {
-		p.Printf("%s %s: %s\n", p.Paint(Warn, "PROBLEM"), s.fullName(), Printable(problem))
+// problems returns the problems of the Service as a whole.
+func (s *Service) problems() []string {
+	if n := len(s.Unusable); n > 0 {
+		return append(slices.Clip(s.Problems), Count(n, "endpoint")+" that no port can use")
 	}
+	return s.Problems
 }
 
 // Detail writes all details of each Service, with every endpoint and the reason against it.
@@ -262,10 +335,19 @@ func (v *Services) Detail(p *Printer) {
 		}
 		v.detail(p, &v.Services[i])
 	}
-	if !v.tried() && !v.Wrong() {
+	if !v.tried() && !v.Wrong() && v.served() {
 		p.Printf("\n%s\n", p.Paint(Dim, "No problem found. If the Service does not work: --try connects to the endpoints from this node,\n"+
 			"kube-nftproxy trace FROM ADDRESS:PORT --live follows a packet, kube-nftproxy status checks the node."))
 	}
+}
+
+// served reports whether new connections to each frontend reach an endpoint.
+func (v *Services) served() bool {
+	return !slices.ContainsFunc(v.Services, func(s Service) bool {
+		return slices.ContainsFunc(s.Ports, func(p ServicePort) bool {
+			return slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.DoesReason != "" })
+		})
+	})
 }
 
 // tried reports whether connections to endpoints were tried.
@@ -306,7 +388,9 @@ func (v *Services) detail(p *Printer, s *Service) {
 	if len(s.Problems)+len(s.Notes) > 0 {
 		p.Printf("\n")
 	}
-	s.problems(p)
+	for _, problem := range s.Problems {
+		p.Table(nil, wrap("", p.Paint(Warn, "PROBLEM")+" "+s.fullName()+": "+Printable(problem), Plain))
+	}
 	for _, note := range s.Notes {
 		p.Printf("  %s\n", Printable(note))
 	}
@@ -335,11 +419,14 @@ func (v *Services) portDetail(p *Printer, s *Service, sp *ServicePort) {
 		if f.Kind == "NodePort" {
 			address += " on " + strings.Join(v.nodePortAddresses(sp.Family, f.Loopback), ", ")
 		}
-		row := append(cells("    "+f.Kind, address, "policy "+f.Policy), Cell{sp.share(f), countStyle(f.Endpoints)})
+		row := append(cells("    "+f.Kind, address, "policy "+f.policy()), Cell{sp.share(f), countStyle(f)})
 		if f.Connections != nil {
 			row = append(row, Cell{Text: connections(f) + " connections"})
 		}
-		rows = append(rows, append(row, Cell{f.note(&ServicePort{}, true), Warn}))
+		rows = append(rows, row)
+		if note := f.note(&ServicePort{}, true); note != "" {
+			rows = append(rows, wrap("      ", note, Warn)...)
+		}
 	}
 	p.Table(nil, rows)
 	if len(sp.Endpoints) == 0 {
@@ -373,6 +460,7 @@ func (v *Services) nodePortAddresses(family, loopback string) (list []string) {
 }
 
 func endpointRows(list []Endpoint, wide bool) (rows [][]Cell) {
+	pods := slices.ContainsFunc(list, func(e Endpoint) bool { return e.Pod != "" })
 	for i := range list {
 		e := &list[i]
 		mark, style := "-", Warn
@@ -387,8 +475,11 @@ func endpointRows(list []Endpoint, wide bool) (rows [][]Cell) {
 			where = "on an unknown node"
 		}
 		row := []Cell{{"    " + mark + " " + e.Address, style}, {Text: e.Conditions}, {Text: where}}
+		if pods {
+			row = append(row, Cell{Text: "pod " + cmp.Or(e.Pod, "unknown")})
+		}
 		if wide {
-			row = append(row, Cell{Text: e.Slice})
+			row = append(row, Cell{Text: "slice " + e.Slice})
 		}
 		if e.Tried != "" {
 			row = append(row, Cell{e.Tried, map[bool]Style{true: Bad, false: Good}[e.Fails]})

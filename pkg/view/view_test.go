@@ -6,9 +6,11 @@ import (
 	"errors"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -70,38 +72,46 @@ func sample() *Services {
 			Name: "http", Protocol: "tcp", Family: "IPv4", AffinitySeconds: 60,
 			Frontends: []Frontend{
 				{Address: "10.96.0.1:80", Kind: "ClusterIP", Policy: "Cluster", Endpoints: 1, Connections: new(uint64(7))},
-				{Address: "30080", Kind: "NodePort", Policy: "Local", FromThisNode: new(1), Does: "dropped", AllowedSources: []string{"a", "b", "c"}},
+				{Address: "30080", Kind: "NodePort", Policy: "Local", FromThisNode: new(1), Does: "dropped", DoesReason: NoLocalEndpoints,
+					Connections: new(uint64(0)), Refused: new(uint64(7)), Dropped: 6, AllowedSources: []string{"a", "b", "c"}},
 			},
 			Endpoints: []Endpoint{
-				{Address: "10.1.1.1:8080", Node: "m", Conditions: "ready", Cluster: true, WhyNot: "not for policy Local: it isn't here"},
+				{Address: "10.1.1.1:8080", Node: "m", Pod: "web-1", Conditions: "ready", Cluster: true, WhyNot: "not for policy Local: it isn't here"},
 				{Address: "10.1.1.2:8080", Conditions: "not ready", OnThisNode: true, WhyNot: "not ready", Slice: "web-x"},
 			},
-		}, {Protocol: "udp", Family: "IPv6", Why: "nobody is there", Frontends: []Frontend{{Address: "[fd00::1]:80", Kind: "ClusterIP", Policy: "Cluster"}}}},
+		}, {Protocol: "udp", Family: "IPv6", Why: "nobody is there", Frontends: []Frontend{{Address: "[fd00::1]:80", Kind: "ClusterIP", Policy: "Cluster", Does: "refused", DoesReason: NoEndpoints}}}},
 	}}}
 }
 
 func TestServices(t *testing.T) {
-	want := `SERVICE           ADDRESS       PROTOCOL  KIND       POLICY   ENDPOINTS  AFFINITY  CONNECTIONS  NOTE
-default/web:http  10.96.0.1:80  tcp       ClusterIP  Cluster  1 of 2     60s       7
-default/web:http  30080         tcp       NodePort   Local    0 of 2     60s       -            dropped; allowed sources: a, b and 1 more
-default/web       [fd00::1]:80  udp       ClusterIP  Cluster  0          -         -
-PROBLEM default/web: something can't be used
+	want := `SERVICE           TYPE       ADDRESS           POLICY            ENDPOINTS  AFFINITY      CONNECTIONS
+default/web:http  ClusterIP  10.96.0.1:80/TCP  Cluster           1 of 2     ClientIP 60s  7
+default/web:http  NodePort   *:30080/TCP       Local (external)  0 of 2     ClientIP 60s  0
+  note: dropped; connections: 1 refused, 6 dropped; allowed sources: a, b and 1 more
+default/web       ClusterIP  [fd00::1]:80/UDP  Cluster           0          -             -
+  PROBLEM refused
+  PROBLEM something can't be used
 
 kube-nftproxy services NAMESPACE/NAME shows each endpoint of a Service, and why it is not used.
 `
 	if diff := cmp.Diff(want, printed(t, sample().Text)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
+	if got := printed(t, sample().Text, func(p *Printer) { p.NoHeaders = true }); strings.Contains(got, "SERVICE") || strings.Contains(got, "shows each") {
+		t.Errorf("without headers:\n%s", got)
+	}
 	want = `Service default/web
 
   port http, tcp, IPv4, session affinity for 60 s
-    ClusterIP  10.96.0.1:80        policy Cluster  1 of 2 endpoints  7 connections
-    NodePort   30080 on 192.0.2.1  policy Local    0 of 2 endpoints  dropped; this node's pods and processes: 1 endpoint; allowed sources: a, b, c
-    + 10.1.1.1:8080  ready      on m          not for policy Local: it isn't here
-    - 10.1.1.2:8080  not ready  on this node  not ready
+    ClusterIP  10.96.0.1:80        policy Cluster           1 of 2 endpoints  7 connections
+    NodePort   30080 on 192.0.2.1  policy Local (external)  0 of 2 endpoints  0 connections
+      dropped; connections: 1 refused, 6 dropped; this node's pods and processes: 1 endpoint; allowed sources: a, b, c
+    + 10.1.1.1:8080  ready      on m          pod web-1    not for policy Local: it isn't here
+    - 10.1.1.2:8080  not ready  on this node  pod unknown  not ready
 
   port without a name, udp, IPv6
     ClusterIP  [fd00::1]:80  policy Cluster  0 endpoints
+      refused
     no endpoints: nobody is there
 
 PROBLEM default/web: something can't be used
@@ -116,6 +126,41 @@ PROBLEM default/web: something can't be used
 	}
 }
 
+// TestOnlyWrong: what works is left out.
+func TestOnlyWrong(t *testing.T) {
+	v := sample()
+	v.Services[0].Problems = nil
+	v.Services = append(v.Services, Service{Namespace: "default", Name: "fine", Ports: []ServicePort{{Frontends: []Frontend{{Endpoints: 1}}}}})
+	v.OnlyWrong()
+	want := `SERVICE      TYPE       ADDRESS           POLICY   ENDPOINTS  AFFINITY  CONNECTIONS
+default/web  ClusterIP  [fd00::1]:80/UDP  Cluster  0          -         -
+  PROBLEM refused
+`
+	if got := printed(t, v.Text); !strings.HasPrefix(got, want) {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// TestWidth: lines are shorter than 120 characters, unless a name or an address alone is too long.
+func TestWidth(t *testing.T) {
+	v := sample()
+	s := &v.Services[0]
+	s.Namespace, s.Name = "payments", "checkout-backend"
+	s.Problems = []string{strings.Repeat("a long text of many words ", 20)}
+	for i := range s.Ports[0].Frontends {
+		f := &s.Ports[0].Frontends[i]
+		f.Kind, f.Address = "LoadBalancer", "203.0.113.8:443"
+		f.Does, f.AllowedSources = strings.Repeat("a long reason ", 20), slices.Repeat([]string{"198.51.100.0/24"}, 40)
+	}
+	for name, text := range map[string]func(*Printer){"list": v.Text, "detail": v.Detail} {
+		for line := range strings.Lines(printed(t, text)) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n >= 120 {
+				t.Errorf("%s: %d characters: %s", name, n, line)
+			}
+		}
+	}
+}
+
 func TestWrongServices(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*Service)
@@ -126,9 +171,8 @@ func TestWrongServices(t *testing.T) {
 		"an endpoint for no port":    {func(s *Service) { s.Unusable = []Endpoint{{}} }, true},
 		"a frontend lost":            {func(s *Service) { s.Ports[0].Frontends[0].LostTo = "default/other" }, true},
 		"a frontend to no endpoints": {func(s *Service) { s.Ports[0].Frontends[0].Endpoints = 0 }, true},
-		"policy Local, and none here": {func(s *Service) {
-			f := &s.Ports[0].Frontends[0]
-			f.Endpoints, f.DoesReason = 0, NoLocalEndpoints
+		"policy Local without endpoints on this node": {func(s *Service) {
+			s.Ports[0].Frontends[0].Endpoints, s.Ports[0].Frontends[0].DoesReason = 0, NoLocalEndpoints
 		}, false},
 	} {
 		v := Services{Services: []Service{{Ports: []ServicePort{{Frontends: []Frontend{{Endpoints: 1}}}}}}}

@@ -150,6 +150,12 @@ func (m *Manifests) LoadFrom(name string, data []byte) {
 	m.take(map[string]content{name: {data: data}})
 }
 
+// LoadMore adds the objects of one more file. Call it after Load or LoadFrom.
+func (m *Manifests) LoadMore(name string, data []byte) {
+	m.readFile(name, content{data: data})
+	m.publish()
+}
+
 // take updates the files and stores to the given contents, by path.
 func (m *Manifests) take(contents map[string]content) {
 	maps.DeleteFunc(m.files, func(path string, _ *file) bool {

@@ -55,8 +55,8 @@ func TestDebugging(t *testing.T) {
 		[]byte(strings.Replace(string(manifests), "[10.244.1.11], nodeName: node-2, conditions: {ready: false}", "[10.244.1.11], nodeName: node-2, conditions: {ready: true}", 1)), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	diff := "diff -f " + planned + " --hostname-override node-1 --proxy-mode nftables --cluster-cidr 10.244.0.0/16"
-	text, _ := runCommand(t, d.Node, strings.Fields(diff)...)
+	diff := "diff -f " + planned
+	text, _ := d.command(strings.Fields(diff)...)
 	d.checkPart("diff", "$ kube-nftproxy "+diff+"\n"+text)
 	d.checkPart("watch", "$ kube-nftproxy watch\n"+d.watched(func() {
 		d.write(strings.Replace(string(manifests), "[10.244.0.10]", "[10.244.0.11]", 1))

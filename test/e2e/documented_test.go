@@ -59,7 +59,7 @@ var notRun = map[string][]string{
 	"TestKubeadmUpgradeKeepsTheImage runs its phase addon kube-proxy": {"kubeadm upgrade apply v1.37.2 --patches /etc/kubernetes/patches"},
 	"TestOperatorAsksAboutTheNode runs it, with packets":              {"trace FROM ADDRESS:PORT --live"},
 	"TestDebugging runs it": {
-		"kube-nftproxy diff -f /etc/kube-nftproxy/planned --hostname-override node-1 --proxy-mode nftables --cluster-cidr 10.244.0.0/16",
+		"kube-nftproxy diff -f /etc/kube-nftproxy/planned",
 	},
 }
 
@@ -98,10 +98,16 @@ var documented = []struct {
 	// The program's own commands, in its pod.
 	{"kube-nftproxy --config /var/lib/kube-proxy/config.conf", says(`System initialized`, "config.conf", "config.conf --init-only")},
 	{"kube-nftproxy status", says(`health +healthy[,\n]`)},
-	{"kube-nftproxy services", says(`default/web:http +10\.96\.0\.10:80 +tcp +ClusterIP +Cluster +1 of 4 `)},
+	{"kube-nftproxy services", says(`default/web:http +ClusterIP +10\.96\.0\.10:80/TCP +Cluster +1 of 4 `)},
 	{"kube-nftproxy services default/web", says(`\+ 10\.244\.0\.10:8080 +ready +on this node\n`)},
-	{"kube-nftproxy services default/api", ends(1, `10\.96\.0\.11:9090 .* refused: no endpoint`)},
+	{"kube-nftproxy services default/api", ends(1, `10\.96\.0\.11:9090 .*\n +refused: no endpoint`)},
 	{"kube-nftproxy services default/edge", says(`health check node port 32000`)},
+	{"kube-nftproxy services 10.96.0.10", says(`\+ 10\.244\.0\.10:8080 `)},
+	{"kube-nftproxy services svc/default/web 10.244.1.30:8443 30443", says(`(?s)Service default/edge\n.*Service default/web\n`)},
+	{"kube-nftproxy services -n default --sort-by .name -o name", says(`service/default/api\n(.*\n)*service/default/edge\n`)},
+	{"kube-nftproxy trace node svc/default/web:http", says(`Service port: default/web:http\n`)},
+	{"diff --config FILE", ends(1, `(?m)^[+-] ip `, "FILE", "$DEPLOYED")},
+	{"diff --nodeport-addresses=primary", says(`^$`)},
 	{"services NAMESPACE/NAME", says(`Service default/web\n`, "NAMESPACE/NAME", "default/web")},
 	{"services NAMESPACE/NAME --try", says(`\+ 10\.244\.0\.10:8080 .* answers in `, "NAMESPACE/NAME", "default/web")},
 	{"services --wrong", ends(1, `(?s)default/api.*default/two`)},
@@ -117,7 +123,7 @@ var documented = []struct {
 	{"kube-nftproxy status -o json | jq -r '.findings[].reason'", says(`(?m)^ConntrackStrict$`)},
 	{"kube-nftproxy watch", shows(`default/web changed [+-]10\.244\.0\.1`)},
 	{"watch -o json", shows(`"service":"default/web"`)},
-	{"kube-nftproxy bundle -f - > bundle.tar.gz", says(`status\.`, "bundle.tar.gz", "bundle.tar.gz && tar tzf bundle.tar.gz")},
+	{"kube-nftproxy bundle -o - > bundle.tar.gz", says(`status\.`, "bundle.tar.gz", "bundle.tar.gz && tar tzf bundle.tar.gz")},
 	{"kube-nftproxy status -o json | jq -r '.findings[] | select(.severity == \"wrong\") | .fix'", (*reader).fix},
 	{"kube-nftproxy services -o json | jq -r '.services[] | select(.ports[].endpoints == []) | .namespace + \"/\" + .name'", says(`(?m)^default/api$`)},
 	{"kube-nftproxy completion bash", says(`^$`, "bash", "bash | bash -n")},

@@ -207,7 +207,7 @@ func TestNodePortsOnLoopback(t *testing.T) {
 	t.Run("limit", func(t *testing.T) { testLoopbackLimit(t, w, d) })
 	t.Run("port in use", func(t *testing.T) {
 		testLoopbackPortInUse(t, w, d, func() {
-			said("PROBLEM default/quiet: not served at 127.0.0.1:30090: bind: address already in use", "services", "--wrong")
+			said("PROBLEM not served at 127.0.0.1:30090: bind: address already in use", "services", "--wrong")
 			said("because other processes have the ports: 1", "status")
 		})
 	})

@@ -171,8 +171,8 @@ func TestOperatorAsksAboutServices(t *testing.T) {
 			change: func(s *corev1.Service) {
 				s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "cilium"}
 			}},
-		{name: "checkout", command: "services default/chekcout", code: 2, says: `there is no Service default/chekcout in the cluster; similar names: default/checkout`},
-		{name: "elsewhere", command: "services shop/elsewhere", code: 2, says: `no Service shop/elsewhere in the cluster; similar names: default/elsewhere`},
+		{name: "checkout", command: "services default/chekcout", code: 2, says: `there is no Service default/chekcout in the cluster; did you mean default/checkout\?`},
+		{name: "elsewhere", command: "services shop/elsewhere", code: 2, says: `no Service shop/elsewhere in the cluster; did you mean default/elsewhere\?`},
 		{name: "waiting", command: "services default/waiting", code: 0, says: `it has no load balancer yet`, change: balancer,
 			slices: []*discoveryv1.EndpointSlice{slice("waiting", "waiting", here)}},
 		{name: "proxied", command: "services default/proxied", code: 0, says: `203\.0\.113\.50 is not served here \(its ipMode is Proxy\)`,
@@ -197,7 +197,7 @@ func TestOperatorAsksAboutServices(t *testing.T) {
 			slices: []*discoveryv1.EndpointSlice{slice("half-dead", "half-dead", nobody, there)}},
 		{name: "fine", command: "services default/fine", code: 0, says: `No problem found\. If the Service does not work: --try`,
 			slices: []*discoveryv1.EndpointSlice{slice("fine", "fine", here, there)}},
-		{name: "refusing", command: "trace 10.244.0.11 VIP:81", code: 1, says: `without such a port(.|\n)*to list the ports of this address: kube-nftproxy services \| grep VIP`},
+		{name: "refusing", command: "trace 10.244.0.11 VIP:81", code: 1, says: `without such a port(.|\n)*to list the ports of this address: kube-nftproxy services VIP`},
 	}
 	var objects []runtime.Object
 	for _, s := range situations {

@@ -201,7 +201,7 @@ var (
 func TestNamedFlagsExist(t *testing.T) {
 	program := mustBuild(t)
 	known := map[string]bool{}
-	for _, command := range []string{"", "status", "services", "trace", "verify", "watch", "bundle", "render", "diff", "preflight", "completion"} {
+	for _, command := range []string{"", "status", "services", "trace", "verify", "watch", "bundle", "render", "diff", "preflight", "version", "completion"} {
 		for _, m := range usage.FindAllStringSubmatch(mustSay(t, program, append(strings.Fields(command), "--help")...), -1) {
 			known["--"+m[1]] = true
 		}

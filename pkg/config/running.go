@@ -1,0 +1,67 @@
+package config
+
+import (
+	"fmt"
+
+	"github.com/spf13/pflag"
+)
+
+// Running is the configuration in effect of a running program.
+type Running struct {
+	// Node is the name of its Node, Config its KubeProxyConfiguration as YAML. Limits and CountConnections are the settings for the
+	// tables that have no field in it.
+	Node, Config     string
+	Limits           map[string]int
+	CountConnections bool
+}
+
+// Inherit takes the settings of a running program for all flags that fs does not set. With --config, that file replaces the
+// configuration of the running program. Call it before [Options.Complete].
+func (o *Options) Inherit(fs *pflag.FlagSet, running Running) error {
+	if !fs.Changed("hostname-override") {
+		o.hostname = running.Node
+	}
+	if !fs.Changed("limits") {
+		o.Limits = running.Limits
+	}
+	if !fs.Changed("count-connections") {
+		o.CountConnections = running.CountConnections
+	}
+	if o.File != "" {
+		return nil
+	}
+	c, _, err := decode([]byte(running.Config))
+	if err != nil {
+		return fmt.Errorf("read the configuration of the running program: %w", err)
+	}
+	own := *o.Config
+	values := map[string]string{}
+	fs.Visit(func(f *pflag.Flag) { values[f.Name] = f.Value.String() })
+	// The flags point into o.Config, so their values are set again.
+	*o.Config = *c
+	if o.Config.Mode == modeNFTables { // applyFlags moves it
+		o.Config.IPTables.MasqueradeAll = o.Config.NFTables.MasqueradeAll
+	}
+	if !fs.Changed("cluster-cidr") {
+		o.clusterCIDR = c.ClusterCIDR
+	}
+	if fs.Changed("nodeport-addresses") {
+		o.Config.NodePortAddresses = own.NodePortAddresses
+	}
+	if fs.Changed("iptables-masquerade-bit") {
+		o.Config.IPTables.MasqueradeBit = own.IPTables.MasqueradeBit
+	}
+	for _, name := range planning {
+		if value, given := values[name]; given {
+			if err := fs.Set(name, value); err != nil {
+				return fmt.Errorf("read flag --%s: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// planning are the other flags for fields of the configuration that affect the tables.
+var planning = []string{
+	"feature-gates", "bind-address", "proxy-mode", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix", "masquerade-all",
+}

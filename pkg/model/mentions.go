@@ -1,0 +1,54 @@
+package model
+
+import (
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// Target is an address and a port to search for. A zero port stands for any port. Without an address, the port is a node port.
+type Target struct {
+	Addr netip.Addr
+	Port uint16
+	// NodePorts is set if node ports are served on the address.
+	NodePorts bool
+}
+
+// Mentions reports whether a frontend or an endpoint of a Service has the target, used or not.
+func Mentions(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node, opts Options, t Target) bool {
+	built := Build(svc, epSlices, node, opts)
+	if built == nil {
+		return false
+	}
+	for _, sp := range built.Ports {
+		for i := range sp.Frontends {
+			f := &sp.Frontends[i]
+			nodePort := f.Kind == NodePort && t.Port != 0 && (t.NodePorts || !t.Addr.IsValid())
+			if (t.Port == 0 || t.Port == f.Port) && (nodePort || t.Addr.IsValid() && f.Addr == t.Addr) {
+				return true
+			}
+		}
+	}
+	for _, s := range epSlices {
+		if t.Addr.IsValid() && s != nil && hasPort(s, t.Port) {
+			for i := range s.Endpoints {
+				if a := s.Endpoints[i].Addresses; len(a) > 0 {
+					if addr, err := parseRaw(a[0]); err == nil && addr.Unmap() == t.Addr {
+						return true
+					}
+				}
+			}
+		}
+	}
+	return false
+}
+
+func hasPort(s *discoveryv1.EndpointSlice, port uint16) bool {
+	for _, p := range s.Ports {
+		if p.Port != nil && *p.Port == int32(port) {
+			return true
+		}
+	}
+	return port == 0
+}
