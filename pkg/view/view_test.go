@@ -145,7 +145,7 @@ default/web  ClusterIP  [fd00::1]:80/UDP  Cluster  0          -         -
 func TestWidth(t *testing.T) {
 	v := sample()
 	s := &v.Services[0]
-	s.Namespace, s.Name = "payments", "checkout-backend"
+	s.Namespace, s.Name = "payments", "checkout-api"
 	s.Problems = []string{strings.Repeat("a long text of many words ", 20)}
 	for i := range s.Ports[0].Frontends {
 		f := &s.Ports[0].Frontends[i]

@@ -1,0 +1,128 @@
+package plugin
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// health is the row of a node in the summary.
+type health struct {
+	node, state, version, lastSync string
+	problems                       []string
+	code                           int
+}
+
+// summary prints the health of all nodes in one table, with problems first.
+func (o *options) summary(ctx context.Context) error {
+	list, err := o.pods(ctx, "")
+	if err != nil {
+		return err
+	}
+	rows := make([]health, len(list))
+	o.each(list, func(i int, p proxyPod) { rows[i] = o.health(ctx, p) })
+	rows = append(rows, o.without(ctx, list)...)
+	if len(rows) == 0 {
+		return fmt.Errorf("no pods of kube-nftproxy (namespace %s, selector %q), and no Nodes", o.namespace, o.selector)
+	}
+	slices.SortFunc(rows, func(a, b health) int { return cmp.Or(b.code-a.code, cmp.Compare(a.node, b.node)) })
+	p := view.NewPrinter(o.out)
+	cells := make([][]view.Cell, len(rows))
+	healthy := 0
+	for i, r := range rows {
+		style := view.Good
+		if r.code != exitFine {
+			style = view.Bad
+		} else {
+			healthy++
+		}
+		o.code = max(o.code, r.code)
+		cells[i] = []view.Cell{{Text: r.node}, {Text: r.state, Style: style}, {Text: dash(r.version)}, {Text: dash(r.lastSync)}, {Text: inShort(r.problems)}}
+	}
+	p.Table([]string{"NODE", "HEALTH", "VERSION", "LAST SYNC", "PROBLEMS"}, cells)
+	p.Printf("\n%d nodes, %d without a problem\n", len(rows), healthy)
+	return p.Err()
+}
+
+func dash(text string) string { return cmp.Or(text, "-") }
+
+// inShort returns the first problem, in part, and the number of the others.
+func inShort(problems []string) string {
+	const most = 70
+	if len(problems) == 0 {
+		return "none"
+	}
+	text := []rune(problems[0])
+	if len(text) > most {
+		text = append(text[:most-3], []rune("...")...)
+	}
+	if more := len(problems) - 1; more > 0 {
+		return fmt.Sprintf("%s (and %d more)", string(text), more)
+	}
+	return string(text)
+}
+
+// health queries the status of a node.
+func (o *options) health(ctx context.Context, p proxyPod) health {
+	const patience = time.Minute
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	h := health{node: p.node, state: "no answer", code: exitUnable}
+	var out, errs bytes.Buffer
+	code, err := o.cluster.run(ctx, p, []string{"status", "-o", "json"}, streams{out: &out, err: &errs})
+	var s view.Status
+	if err == nil && code == exitUnable {
+		err = fmt.Errorf("%s", strings.TrimPrefix(strings.TrimSpace(errs.String()), "Error: "))
+	}
+	if err == nil {
+		err = json.Unmarshal(out.Bytes(), &s)
+	}
+	if err != nil {
+		h.problems = []string{err.Error()}
+		return h
+	}
+	h.code, h.state, h.version, h.problems = code, "healthy", s.Version, s.Why
+	if !s.Healthy {
+		h.state = "unhealthy"
+	}
+	if s.Loop != nil && s.Loop.Last != nil {
+		h.lastSync = duration.HumanDuration(s.Time.Sub(s.Loop.Last.Time)) + " ago"
+	}
+	for _, f := range s.Findings {
+		if f.Severity == view.Wrong {
+			h.problems = append(h.problems, f.What)
+		}
+	}
+	if code == exitWrong && len(h.problems) == 0 {
+		h.problems = []string{"see kubectl nftproxy " + p.node + " status"}
+	}
+	return h
+}
+
+// without returns the Linux nodes without a pod, if Nodes may be listed.
+func (o *options) without(ctx context.Context, list []proxyPod) (rows []health) {
+	nodes, err := o.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil
+	}
+	has := map[string]bool{}
+	for _, p := range list {
+		has[p.node] = true
+	}
+	for i := range nodes.Items {
+		if n := &nodes.Items[i]; !has[n.Name] && cmp.Or(n.Labels["kubernetes.io/os"], "linux") == "linux" {
+			rows = append(rows, health{node: n.Name, state: "no pod", code: exitWrong, problems: []string{"no pod of kube-nftproxy on this node"}})
+		}
+	}
+	return rows
+}
