@@ -10,6 +10,9 @@ build: ## build bin/kube-nftproxy, a static binary
 image: ## build bin/image/kube-nftproxy.tar, an OCI image for amd64 and arm64; PUSH=registry/name:tag also pushes it
 	hack/image.sh
 
+plugin: ## build the kubectl plugin for all platforms, and its manifest for krew, in bin/plugin; VERSION=vX.Y.Z
+	hack/plugin.sh
+
 demo: ## demonstrate the program in network namespaces, in two minutes (root); API=1: with a real kube-apiserver
 	hack/deps.sh
 	API='$(API)' hack/demo.sh
@@ -74,4 +77,4 @@ update: ## rewrite expected results of tests: goldens, and the table of flags in
 clean: ## delete bin/
 	rm -rf bin
 
-.PHONY: help build image demo test test-unit test-netns test-hostile test-e2e test-ratios test-twin test-kernels soak conformance skew bench bench-kernels bench-stages fuzz vuln lint verify update clean
+.PHONY: help build image plugin demo test test-unit test-netns test-hostile test-e2e test-ratios test-twin test-kernels soak conformance skew bench bench-kernels bench-stages fuzz vuln lint verify update clean

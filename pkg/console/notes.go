@@ -96,7 +96,7 @@ func (c *Console) notServed(ctx context.Context, namespace, name string, stored 
 	where := "in the cluster"
 	switch {
 	case c.API == nil:
-		where = "in the manifests of this node, except for Services with the label service.kubernetes.io/service-proxy-name"
+		where = "in the manifests of this node, except for headless Services and those with the label service.kubernetes.io/service-proxy-name"
 	case !known:
 		where = "that this node has read, and the API server does not answer"
 	}

@@ -42,6 +42,7 @@ var notRun = map[string][]string{
 		"podman load -i bin/image/kube-nftproxy.tar",
 		"docker load -i bin/image/kube-nftproxy.tar",
 		"kind load image-archive bin/image/kube-nftproxy.tar",
+		"kubectl krew install --manifest=bin/plugin/nftproxy.yaml --archive=bin/plugin/kubectl-nftproxy-linux-amd64.tar.gz",
 		"skopeo copy --all oci-archive:bin/image/kube-nftproxy.tar docker://registry.example.com/kube-nftproxy:v0.1.0",
 		"skopeo inspect docker://registry.example.com/kube-nftproxy:v0.1.0 | jq .Labels",
 		"skopeo inspect --raw docker://registry.example.com/kube-nftproxy:v0.1.0 | sha256sum",
@@ -77,11 +78,17 @@ var documented = []struct {
 }{
 	// The cluster, from another machine.
 	{"kubectl apply -k deploy/base", says(`daemonset\.apps/kube-nftproxy`)},
-	{"install deploy/kubectl/kubectl-nftproxy /usr/local/bin/", (*reader).install},
+	{"go build -o /usr/local/bin/ ./cmd/kubectl-nftproxy", (*reader).install},
 	{"kubectl apply -k deploy/monitoring", (*reader).applyMonitoring},
 	{"kubectl -n kube-system get pods -l k8s-app=kube-nftproxy -o wide", says(`kube-nftproxy-\w+ +1/1 +Running .* node-1 `)},
 	{"kubectl -n kube-system exec kube-nftproxy-x7f2p -- kube-nftproxy status", says(`health +healthy[,\n]`, "kube-nftproxy-x7f2p", "$POD")},
 	{"kubectl nftproxy node-1 status", says(`(?s)health +healthy[,\n].*API server +https://`)},
+	{"kubectl nftproxy status", says(`(?s)NODE +HEALTH +VERSION +LAST SYNC +PROBLEMS\nnode-1 +healthy .* none\n.*1 nodes, 1 without`)},
+	{"kubectl nftproxy node-1 services", says(`default/web:http +ClusterIP `)},
+	{"kubectl nftproxy --of default/cart status", says(`health +healthy[,\n]`)},
+	{"kubectl nftproxy --all verify", says(`^node-1: OK: 2 tables`)},
+	{"kubectl nftproxy node-1 bundle", says(`kube-nftproxy-node-1-.*\.tar\.gz\n`)},
+	{"kubectl nftproxy trace pod/default/cart svc/default/web:http", ends(2, "pod/default/cart has no address yet")},
 	{"kubectl nftproxy NODE status", says(`health +healthy[,\n]`, "NODE", "node-1")},
 	{"kubectl describe pod", says(`Name: +cart\n`)},
 	{"kubectl get events -A --field-selector source=kube-nftproxy", says(`Warning +NotProgrammed +service/two .*203\.0\.113\.10`)},
@@ -370,28 +377,13 @@ func shows(pattern string) func(*reader, string) {
 	}
 }
 
-// saveObjects runs a command, and keeps its output for diffConfig.
-func (r *reader) saveObjects(command string) {
-	r.sh(command + " > objects.yaml")
-}
-
-// diffConfig shows the effect of another clusterCIDR on the node.
-func (r *reader) diffConfig(command string) {
-	r.sh("cp deploy/base/config.conf new.conf")
-	if out, err := r.try("PATH=bin:$PATH; " + command); err != nil || out != "" {
-		r.Errorf("with the present configuration: %v\n%s", err, out)
-	}
-	r.sh("sed -i 's|^clusterCIDR: .*|clusterCIDR: 10.99.0.0/16|' new.conf")
-	out, err := r.try("PATH=bin:$PATH; " + command)
-	if err == nil || !strings.Contains(out, "+ ip chain ") || !strings.Contains(out, " 10.99.0.0 ") {
-		r.Errorf("with another clusterCIDR: %v\n%s", err, out)
-	}
-}
-
+// install builds the plugin in the repository, of which the checkout is a part.
 func (r *reader) install(command string) {
-	r.ends(0, "", strings.Replace(command, "/usr/local/bin/", r.inPod, 1))
-	if out, err := r.try(r.inPod + "/kubectl-nftproxy --help"); err != nil || !strings.Contains(out, "Usage: kubectl nftproxy NODE COMMAND") {
-		r.Errorf("%v: %s", err, out)
+	r.Helper()
+	cmd := exec.CommandContext(r.Context(), "sh", "-c", strings.Replace(command, "/usr/local/bin/", r.inPod+"/", 1))
+	cmd.Dir = "../.."
+	if out, err := cmd.CombinedOutput(); err != nil {
+		r.Fatalf("%v: %s", err, out)
 	}
 }
 

@@ -193,7 +193,7 @@ var othersFlags = map[string]string{
 var (
 	code     = regexp.MustCompile("`([^`\n]+)`")
 	flagName = regexp.MustCompile(`(?:^|\s)(--[a-z][a-z0-9-]+)`)
-	ours     = regexp.MustCompile(`^(--|((bin/)?kube-nftproxy|status|services|trace|verify|watch|bundle|render|diff|preflight|completion)\b)`)
+	ours     = regexp.MustCompile(`^(--|((bin/)?kube-nftproxy|status|services|trace|verify|watch|bundle|render|diff|preflight|version|completion)\b)`)
 )
 
 // TestNamedFlagsExist looks up the flags in pages, alone or behind the program's name, among those of the program and its

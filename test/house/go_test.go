@@ -109,7 +109,7 @@ var constantCalls = map[string]bool{
 
 // buildVariables are set at build time, by the linker or as the text of a file.
 var buildVariables = map[string]bool{
-	"cmd/kube-nftproxy version": true, "pkg/config gatesText": true,
+	"cmd/kube-nftproxy version": true, "cmd/kubectl-nftproxy version": true, "pkg/config gatesText": true,
 	"pkg/plan hashMask":   true, // tests shorten hashes
 	"pkg/statuspage html": true, "pkg/statuspage css": true, "pkg/statuspage js": true,
 }

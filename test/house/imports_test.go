@@ -38,6 +38,7 @@ var pipeline = map[string][]string{
 	"pkg/statuspage": {"pkg/view"},
 	"pkg/zpages":     {},
 	"pkg/view":       {},
+	"pkg/plugin":     {"pkg/view"},
 	"pkg/control":    {"pkg/health"},
 	"pkg/doctor":     {"pkg/host", "pkg/inet", "pkg/instance", "pkg/model", "pkg/nft", "pkg/nodeport", "pkg/probe", "pkg/takeover", "pkg/view"},
 	"pkg/health":     {"pkg/inet", "pkg/model"},
@@ -56,7 +57,8 @@ var pipeline = map[string][]string{
 		"pkg/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/report", "pkg/schedule", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track",
 		"pkg/view", "pkg/watch", "pkg/zpages",
 	},
-	"cmd/kube-nftproxy": {"pkg/command", "pkg/daemon"},
+	"cmd/kube-nftproxy":    {"pkg/command", "pkg/daemon"},
+	"cmd/kubectl-nftproxy": {"pkg/plugin"},
 }
 
 // pure lists the packages without a clock, a log or a system. nft has a file for its listener, which needs the system.

@@ -1,0 +1,58 @@
+package config
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
+)
+
+// TestInherit: options take over the configuration of a running program, except for given flags.
+func TestInherit(t *testing.T) {
+	parse := func(args string, running *Running) *Options {
+		t.Helper()
+		o := NewOptions()
+		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+		o.AddFlags(fs)
+		err := fs.Parse(strings.Fields(args))
+		if err == nil && running != nil {
+			err = o.Inherit(fs, *running)
+		}
+		if err == nil {
+			err = o.Complete(fs)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", args, err)
+		}
+		return o
+	}
+	const list = "--nodeport-addresses=192.0.2.0/24,primary"
+	for _, mode := range []string{"iptables", "nftables", "ipvs"} {
+		flags := "--hostname-override=node-1 --count-connections=false --limits=ports=3 --cluster-cidr=10.244.0.0/16 --masquerade-all " +
+			"--iptables-masquerade-bit=3 --feature-gates=A=true --proxy-mode=" + mode + " " + list + " "
+		program := parse(flags, nil)
+		text, err := yaml.Marshal(Effective(program.Config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		running := &Running{Node: "node-1", Config: string(text), Limits: program.Limits, CountConnections: program.CountConnections}
+		for _, change := range []string{
+			"", "--cluster-cidr=10.0.0.0/8", "--nodeport-addresses=all", "--masquerade-all=false", "--iptables-masquerade-bit=4", "--detect-local-mode=NodeCIDR",
+			"--bind-address=192.0.2.1", "--hostname-override=node-2", "--count-connections", "--limits=ports=4", "--feature-gates=B=true",
+		} {
+			before := flags
+			if strings.HasPrefix(change, "--nodeport") {
+				before = strings.Replace(flags, list, "", 1) // a second list would be added to the first
+			}
+			want, got := parse(before+change, nil), parse(change, running)
+			if diff := cmp.Diff(Effective(want.Config), Effective(got.Config)); diff != "" {
+				t.Errorf("mode %s, %q (-want +got):\n%s", mode, change, diff)
+			}
+			if !cmp.Equal(want.Limits, got.Limits) || want.CountConnections != got.CountConnections {
+				t.Errorf("mode %s, %q: limits %v, counting %v; want %v, %v", mode, change, got.Limits, got.CountConnections, want.Limits, want.CountConnections)
+			}
+		}
+	}
+}

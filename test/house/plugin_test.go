@@ -1,0 +1,48 @@
+package house
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// TestKrewManifest builds the plugin for this platform, and compares the manifest for krew with the archive.
+func TestKrewManifest(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), "hack/plugin.sh")
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "PLATFORMS=linux/"+runtime.GOARCH, "VERSION=v0.1.0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var manifest struct {
+		Spec struct {
+			Version, ShortDescription, Description, Homepage string
+			Platforms                                        []struct {
+				Selector         struct{ MatchLabels map[string]string }
+				URI, SHA256, Bin string
+			}
+		}
+	}
+	if err := yaml.Unmarshal([]byte(mustRead(t, "bin/plugin/nftproxy.yaml")), &manifest); err != nil {
+		t.Fatal(err)
+	}
+	s := manifest.Spec
+	if s.Version != "v0.1.0" || s.Homepage == "" || s.Description == "" || s.ShortDescription == "" || len(s.ShortDescription) > 50 || len(s.Platforms) != 1 {
+		t.Fatalf("the manifest: %+v", manifest)
+	}
+	p := s.Platforms[0]
+	archive := filepath.Join("bin/plugin", filepath.Base(p.URI))
+	if sum := fmt.Sprintf("%x", sha256.Sum256([]byte(mustRead(t, archive)))); p.SHA256 != sum || p.Selector.MatchLabels["arch"] != runtime.GOARCH {
+		t.Errorf("the platform %+v, and an archive with checksum %s", p, sum)
+	}
+	list, err := exec.CommandContext(t.Context(), "tar", "tzf", filepath.Join(root, archive)).Output()
+	if err != nil || string(list) != p.Bin+"\nLICENSE\n" {
+		t.Errorf("the archive has %q, %v", list, err)
+	}
+}
