@@ -218,7 +218,7 @@ func TestExitCodes(t *testing.T) {
 		control.PageSettings: &view.Settings{Version: "v0"}, control.PageNames: []string{},
 	})
 	bad := newAsked(t, map[string]any{
-		control.PageStatus: &view.Status{}, control.PageServices: services(webService(0)), control.PageVerify: &view.Verification{Total: 1},
+		control.PageStatus: &view.Status{}, control.PageServices: services(webService(0)), control.PageVerify: &view.Verification{Findings: []view.Finding{{Severity: view.Wrong}}},
 	})
 	missing := newAsked(t, map[string]any{control.PageServices: &view.Services{NotFound: []string{"there is no Service"}}})
 	none := newAsked(t, map[string]any{control.PageServices: services()})
@@ -240,6 +240,7 @@ func TestExitCodes(t *testing.T) {
 		{good, "version", exitFine}, {silent, "version --client", exitFine}, {silent, "version", exitUnable}, {good, "version extra", exitUnable},
 		{good, "trace x 10.96.0.1:80", exitUnable}, {good, "trace 10.0.0.1 x", exitUnable}, {good, "trace 10.0.0.1", exitUnable}, {silent, "trace node svc/shop/web", exitUnable},
 		{good, "render", exitUnable}, {good, "render -f /nonexistent", exitUnable}, {good, "render --nosuch", exitUnable},
+		{silent, "preflight extra", exitUnable}, {silent, "preflight -o name", exitUnable}, // test/e2e has the other codes
 		{silent, "diff", exitUnable}, {good, "diff extra", exitUnable}, {good, "diff --nosuch", exitUnable},
 	} {
 		tested[strings.Fields(c.args)[0]] = true

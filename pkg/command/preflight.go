@@ -23,8 +23,7 @@ func preflightCommand() *cobra.Command {
 		Long: "Check a node before the installation of kube-nftproxy.\n\n" +
 			"The output has the kernel and its features, the ports of kube-nftproxy, the present proxy with its mode and rules, the pod network,\n" +
 			"firewalls, chains that drop forwarded packets, and the sysctls that Services need. The command changes nothing, and queries neither\n" +
-			"the API server nor a running kube-nftproxy. The kernel may load the modules of nftables.\n\n" +
-			"Exit codes: 0 no problem found, 1 a finding is WRONG, 2 invalid usage.",
+			"the API server nor a running kube-nftproxy. The kernel may load the modules of nftables.",
 		Example: "  kube-nftproxy preflight\n  kube-nftproxy preflight -o json | jq -r '.findings[].reason'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if name == "" {

@@ -178,7 +178,7 @@ func TestPodsAndLabels(t *testing.T) {
 		slice("web-1", "web", "web-abc", "10.244.0.9"), slice("api-1", "api", "api-abc", "10.244.0.10"), slice("api-2", "api", "api-abc", "fd00::10"),
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"}}},
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "api"}},
-	))
+	), nil)
 	v, err := c.services(t.Context(), query{selector: "app=web"})
 	if err != nil || len(v.Services) != 1 || v.Services[0].Name != "web" {
 		t.Errorf("Services with the label: %+v, %v; want shop/web", v, err)

@@ -154,8 +154,8 @@ func TestSummaryOfTwoHundredNodes(t *testing.T) {
 	f.pods["node-007"] = "Pending"
 	results := map[string]result{
 		"node-042": {code: 1, out: statusJSON(t, func(s *view.Status) {
-			s.Healthy, s.Why = false, []string{"syncs fail: no space"}
-			s.Findings = []view.Finding{{Severity: view.Wrong, What: "much"}, {Severity: view.Warning, What: "little"}}
+			s.Healthy = false
+			s.Findings = []view.Finding{{Severity: view.Wrong, What: "syncs fail: no space"}, {Severity: view.Wrong, What: "much"}, {Severity: view.Warning, What: "little"}}
 		})},
 		"node-100": {code: 2, err: "Error: kube-nftproxy does not run\n"},
 	}

@@ -91,7 +91,7 @@ func (o *options) health(ctx context.Context, p proxyPod) health {
 		h.problems = []string{err.Error()}
 		return h
 	}
-	h.code, h.state, h.version, h.problems = code, "healthy", s.Version, s.Why
+	h.code, h.state, h.version = code, "healthy", s.Version
 	if !s.Healthy {
 		h.state = "unhealthy"
 	}
