@@ -113,7 +113,7 @@ var documented = []struct {
 	{"kube-nftproxy services svc/default/web 10.244.1.30:8443 30443", says(`(?s)Service default/edge\n.*Service default/web\n`)},
 	{"kube-nftproxy services -n default --sort-by .name -o name", says(`service/default/api\n(.*\n)*service/default/edge\n`)},
 	{"kube-nftproxy trace node svc/default/web:http", says(`Service port: default/web:http\n`)},
-	{"diff --config FILE", ends(1, `(?m)^[+-] ip `, "FILE", "$DEPLOYED")},
+	{"diff --config FILE", ends(1, `(?m)^[+-] ip `, "FILE", "new.conf")},
 	{"diff --nodeport-addresses=primary", says(`^$`)},
 	{"services NAMESPACE/NAME", says(`Service default/web\n`, "NAMESPACE/NAME", "default/web")},
 	{"services NAMESPACE/NAME --try", says(`\+ 10\.244\.0\.10:8080 .* answers in `, "NAMESPACE/NAME", "default/web")},
@@ -374,6 +374,24 @@ func shows(pattern string) func(*reader, string) {
 				r.sh(`kubectl patch endpointslice web-x7f2p --type=json -p '[{"op":"replace","path":"/endpoints/0/addresses/0","value":"` + address + `"}]'`)
 			}
 		}}, step{pattern, func() {}})
+	}
+}
+
+// saveObjects runs a command, and keeps its output for diffConfig.
+func (r *reader) saveObjects(command string) {
+	r.sh(command + " > objects.yaml")
+}
+
+// diffConfig shows the effect of another clusterCIDR on the node.
+func (r *reader) diffConfig(command string) {
+	r.sh("cp deploy/base/config.conf new.conf")
+	if out, err := r.try("PATH=bin:$PATH; " + command); err != nil || out != "" {
+		r.Errorf("with the present configuration: %v\n%s", err, out)
+	}
+	r.sh("sed -i 's|^clusterCIDR: .*|clusterCIDR: 10.99.0.0/16|' new.conf")
+	out, err := r.try("PATH=bin:$PATH; " + command)
+	if err == nil || !strings.Contains(out, "+ ip chain ") || !strings.Contains(out, " 10.99.0.0 ") {
+		r.Errorf("with another clusterCIDR: %v\n%s", err, out)
 	}
 }
 
