@@ -187,6 +187,7 @@ func TestIsMetric(t *testing.T) {
 var othersFlags = map[string]string{
 	"--register-with-taints":    "the kubelet",
 	"--service-node-port-range": "kube-apiserver", "--allow-privileged": "kube-apiserver", "--kube-proxy-config": "AKS",
+	"--all": "the kubectl plugin", "--context": "the kubectl plugin", "--container": "the kubectl plugin", "--parallel": "the kubectl plugin",
 	"--metrics-port": "kube-proxy, hidden; accepted here", "--ignore-external-ips": "the test's own",
 }
 
