@@ -37,9 +37,9 @@ func TestPlugin(t *testing.T) {
 		t.Fatalf("kubectl exec answers %q", version)
 	}
 	for args, want := range map[string]string{
-		"node-1 --version":            version,
-		"--of default/cart --version": version,
-		"--all version --client":      "node-1: program file  ",
+		"node-1 --version":                   version,
+		"--of default/cart version --client": "program file  ",
+		"--all version --client":             "node-1: program file  ",
 	} {
 		if got := strings.TrimSpace(s.sh(path + "kubectl nftproxy " + args)); !strings.HasPrefix(got, want) {
 			t.Errorf("kubectl nftproxy %s says %q, want %q", args, got, want)
@@ -54,8 +54,8 @@ func TestPlugin(t *testing.T) {
 		"--context other status":      {2, `context "other" does not exist`},
 		"node-2 --version":            {2, "no pod of kube-nftproxy runs on node node-2"},
 		"node-1":                      {2, "no command"},
-		"--of cart --version":         {2, "--of takes NAMESPACE/POD"},
-		"--of default/none --version": {2, `pods "none" not found`},
+		"--of cart status":            {2, "--of takes NAMESPACE/POD"},
+		"--of default/none status":    {2, `pods "none" not found`},
 	} {
 		out, err := s.try(path + "kubectl nftproxy " + args)
 		var exit *exec.ExitError
