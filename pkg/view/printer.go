@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"regexp"
 	"strings"
 	"unicode/utf8"
 )
@@ -119,14 +120,25 @@ func (p *Printer) row(row []Cell, widths []int) {
 // maxWidth is the width of text that is wrapped.
 const maxWidth = 119
 
-// wrap returns rows of one cell each: a text, with line breaks between words, after an indent.
+// unbroken matches a word, or words in parentheses: these may be a command, which must stay on one line to be copied.
+var unbroken = regexp.MustCompile(`\([^()]*\)\S*|\S+`)
+
+// wrap returns rows of one cell each: a text, with line breaks between words, after an indent. Words in parentheses stay together
+// if they fit.
 func wrap(indent, text string, style Style) (rows [][]Cell) {
+	tooLong := func(s string) bool { return utf8.RuneCountInString(indent+s) > maxWidth }
 	line := ""
-	for word := range strings.FieldsSeq(text) {
-		if line != "" && utf8.RuneCountInString(indent+line+" "+word) > maxWidth {
-			rows, line = append(rows, []Cell{{indent + line, style}}), ""
+	for _, part := range unbroken.FindAllString(text, -1) {
+		words := []string{part}
+		if tooLong(part) {
+			words = strings.Fields(part)
 		}
-		line = strings.TrimSpace(line + " " + word)
+		for _, word := range words {
+			if line != "" && tooLong(line+" "+word) {
+				rows, line = append(rows, []Cell{{indent + line, style}}), ""
+			}
+			line = strings.TrimSpace(line + " " + word)
+		}
 	}
 	return append(rows, []Cell{{indent + line, style}})
 }

@@ -389,10 +389,10 @@ func (v *Services) detail(p *Printer, s *Service) {
 		p.Printf("\n")
 	}
 	for _, problem := range s.Problems {
-		p.Table(nil, wrap("", p.Paint(Warn, "PROBLEM")+" "+s.fullName()+": "+Printable(problem), Plain))
+		p.Table(nil, wrap("", "PROBLEM "+s.fullName()+": "+problem, Warn))
 	}
 	for _, note := range s.Notes {
-		p.Printf("  %s\n", Printable(note))
+		p.Table(nil, wrap("  ", note, Plain))
 	}
 }
 

@@ -119,6 +119,10 @@ PROBLEM default/web: something can't be used
 	if diff := cmp.Diff(want, printed(t, sample().Detail)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
+	styles := regexp.MustCompile("\x1b\\[[0-9]+m")
+	if diff := cmp.Diff(want, styles.ReplaceAllString(printed(t, sample().Detail, colored), "")); diff != "" {
+		t.Errorf("in colours (-want +got):\n%s", diff)
+	}
 	for _, want := range []string{"nobody is there", "allowed sources: a, b, c"} {
 		if got := printed(t, sample().Text, wide); !strings.Contains(got, want) {
 			t.Errorf("wide lacks %q:\n%s", want, got)
@@ -141,19 +145,25 @@ default/web  ClusterIP  [fd00::1]:80/UDP  Cluster  0          -         -
 	}
 }
 
-// TestWidth: lines are shorter than 120 characters, unless a name or an address alone is too long.
+// TestWidth: lines are shorter than 120 characters, unless a name or an address alone is too long. A line break is never in a command.
 func TestWidth(t *testing.T) {
 	v := sample()
 	s := &v.Services[0]
 	s.Namespace, s.Name = "payments", "checkout-api"
-	s.Problems = []string{strings.Repeat("a long text of many words ", 20)}
+	const command = "(ss -ltnp sport = :32123 shows the process)"
+	s.Problems = []string{strings.Repeat("a long text of many words ", 7) + command + strings.Repeat(" (a long text in parentheses", 20) + ")"}
+	s.Notes = s.Problems
 	for i := range s.Ports[0].Frontends {
 		f := &s.Ports[0].Frontends[i]
 		f.Kind, f.Address = "LoadBalancer", "203.0.113.8:443"
 		f.Does, f.AllowedSources = strings.Repeat("a long reason ", 20), slices.Repeat([]string{"198.51.100.0/24"}, 40)
 	}
 	for name, text := range map[string]func(*Printer){"list": v.Text, "detail": v.Detail} {
-		for line := range strings.Lines(printed(t, text)) {
+		got := printed(t, text)
+		if !strings.Contains(got, command) {
+			t.Errorf("%s breaks %q:\n%s", name, command, got)
+		}
+		for line := range strings.Lines(got) {
 			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n >= 120 {
 				t.Errorf("%s: %d characters: %s", name, n, line)
 			}

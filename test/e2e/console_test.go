@@ -174,13 +174,13 @@ func TestServicesCommandNamesTheCause(t *testing.T) {
 			says: `- 10\.244\.0\.10:8080 .*hinted to other zones \(zone-b; this node is in zone-a\)`},
 		{name: "sources", spec: "type: LoadBalancer, loadBalancerSourceRanges: [198.51.100.0/24]", status: "loadBalancer: {ingress: [{ip: 203.0.113.10}]}",
 			slices: []string{deskSlice("sources", "s10", deskPort, readyPod)}, from: "client", to: "203.0.113.10", outcome: lab.TimedOut,
-			says: `203\.0\.113\.10:80 .*allowed sources: 198\.51\.100\.0/24`},
+			says: `203\.0\.113\.10:80 .*\n.*allowed sources: 198\.51\.100\.0/24`},
 		{name: "node-port", spec: "type: NodePort", slices: []string{deskSlice("node-port", "s11", deskPort, readyPod)}, from: "node", to: "127.0.0.1",
 			outcome: lab.Refused, says: `NodePort +30011 on 192\.0\.2\.1 `},
 		{name: "bad-address", slices: []string{deskSlice("bad-address", "s12", deskPort, "{addresses: [10.244.0.300]}")}, from: "pod-1", to: "vip", outcome: lab.Refused,
 			says: `"10\.244\.0\.300": not an IP address`, code: 1},
 		{name: "taken", spec: "externalIPs: [203.0.113.10]", slices: []string{deskSlice("taken", "s13", deskPort, readyPod)}, from: "pod-1", to: "vip", outcome: lab.Answered,
-			says: `203\.0\.113\.10:80 .*not programmed: already used by default/sources:http`, code: 1},
+			says: `203\.0\.113\.10:80 .*\n +not programmed: already used by default/sources:http`, code: 1},
 	}
 	manifests := deskNode
 	for i, s := range situations {

@@ -233,13 +233,13 @@ func (o *operator) testHealthCheckPort() {
 		s.Spec.Type, s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal, port
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.51"}}
 	}), slice("checked", "checked", endpoint(o.Pods[0].IPv4)))
-	o.says(1, "services default/checked", `PROBLEM .* no answer at the health check node port.*address already in use \(ss -ltnp sport = :32123 shows the process`)
+	o.says(1, "services default/checked", `PROBLEM .* no answer at the health check node port(.|\n)*address already in use\n\(ss -ltnp sport = :32123 shows the process`)
 	o.says(0, "status", `WARNING the health check node ports of 1 Service are not served.*address already in use`, `reason: +HealthCheckPortTaken, Service default/checked`)
 	if err := l.Close(); err != nil {
 		o.Fatal(err)
 	}
 	nft(o.T, o.Node, "add table inet guard; add chain inet guard in { type filter hook input priority 0; policy drop; }; add rule inet guard in tcp dport != 32123 accept")
-	o.says(0, "services default/checked", `chain in of table inet guard drops .* accept TCP port 32123 in this chain`)
+	o.says(0, "services default/checked", `chain in of table inet guard drops (.|\n)*accept TCP port 32123 in this chain`)
 	nft(o.T, o.Node, "delete table inet guard")
 }
 
