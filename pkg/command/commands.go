@@ -69,7 +69,7 @@ func newStatusCommand() *cobra.Command {
 			return q.answer(&s, s.Text, s.Wrong())
 		},
 	}
-	q.flags(cmd, formatWide)
+	q.flags(cmd)
 	return cmd
 }
 

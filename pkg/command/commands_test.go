@@ -82,7 +82,7 @@ func TestFormats(t *testing.T) {
 	} {
 		var out output
 		cmd := &cobra.Command{}
-		out.flags(cmd, formatWide)
+		out.flags(cmd)
 		if err := cmd.Flags().Parse([]string{"-o", format}); err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +95,7 @@ func TestFormats(t *testing.T) {
 	var out output
 	cmd := &cobra.Command{}
 	out.flags(cmd)
-	for _, format := range []string{"xml", "wide", "name", "jsonpath", "jsonpath={.x"} {
+	for _, format := range []string{"xml", "name", "jsonpath", "jsonpath={.x"} {
 		if err := cmd.Flags().Parse([]string{"-o", format}); err == nil {
 			t.Errorf("-o %s is accepted", format)
 		}
@@ -234,7 +234,7 @@ func TestExitCodes(t *testing.T) {
 		{good, "services shop/web", exitFine}, {bad, "services svc/web -n shop", exitWrong}, {bad, "services 10.96.0.1", exitWrong}, {missing, "services shop/nosuch", exitUnable},
 		{none, "services -n nosuch", exitFine}, {good, "services -n shop other/web", exitUnable}, {silent, "services", exitUnable}, {good, "services -o xml", exitUnable},
 		{good, "services --sort-by {", exitUnable}, {good, "services --try", exitUnable},
-		{good, "verify", exitFine}, {bad, "verify", exitWrong}, {silent, "verify", exitUnable}, {good, "verify extra", exitUnable}, {good, "verify -o wide", exitUnable},
+		{good, "verify", exitFine}, {bad, "verify", exitWrong}, {silent, "verify", exitUnable}, {good, "verify extra", exitUnable}, {good, "verify -o wide", exitFine},
 		{silent, "watch", exitUnable}, {good, "watch 10.96.0.1", exitUnable}, {good, "watch", exitUnable}, // the program exits
 		{good, "bundle -o -", exitFine}, {silent, "bundle -o -", exitUnable}, {bad, "bundle -o -", exitUnable}, {good, "bundle -o /nonexistent/x", exitUnable},
 		{good, "version", exitFine}, {silent, "version --client", exitFine}, {silent, "version", exitUnable}, {good, "version extra", exitUnable},

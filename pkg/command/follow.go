@@ -36,7 +36,7 @@ func newWatchCommand() *cobra.Command {
 			return q.watch(ctx, &s)
 		},
 	}
-	q.flags(cmd, formatWide)
+	q.flags(cmd)
 	s.flags(cmd, &q)
 	return cmd
 }

@@ -63,10 +63,10 @@ const (
 
 var whenToColor = []string{"auto", "always", "never"}
 
-// flags adds -o and --color. more are the formats of the command beside table, json, yaml and jsonpath.
+// flags adds -o and --color. more are formats that not all commands have.
 func (o *output) flags(cmd *cobra.Command, more ...string) {
 	o.format, o.color = formatTable, "auto"
-	words := slices.Concat([]string{formatTable}, more, []string{formatJSON, formatYAML, formatJSONPath + "=TEMPLATE"})
+	words := slices.Concat([]string{formatTable, formatWide}, more, []string{formatJSON, formatYAML, formatJSONPath + "=TEMPLATE"})
 	cmd.Flags().VarP(&formatFlag{o, words}, "output", "o", "Format: "+strings.Join(words, ", ")+".")
 	cmd.Flags().Var(&oneOf{&o.color, whenToColor}, "color", "Use of colours: always, never, or auto (on a terminal, unless NO_COLOR is set).")
 	complete(cmd, "output", append(slices.Clone(words[:len(words)-1]), formatJSONPath+"="))

@@ -60,7 +60,7 @@ pods. No other command sends packets to endpoints.`,
 			return l.list(cmd.Context())
 		},
 	}
-	l.question.flags(cmd, formatWide, formatName)
+	l.question.flags(cmd, formatName)
 	l.selection.flags(cmd, &l.question)
 	f := cmd.Flags()
 	f.StringVarP(&l.selector, "selector", "l", "", "Only Services with these labels, such as app=web. The program queries the API server.")

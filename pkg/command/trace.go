@@ -69,7 +69,7 @@ adds the rules that act on the packet.`,
 			return q.tracePacket(cmd.OutOrStdout(), p)
 		},
 	}
-	q.flags(cmd, formatWide)
+	q.flags(cmd)
 	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "Namespace of pods and Services without one.")
 	cmd.Flags().BoolVar(&live, "live", false, "Wait for a real packet, and show its path through the kernel.")
 	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "How long to wait for a packet with --live.")
