@@ -36,7 +36,7 @@ control socket.`,
 			var notWritable *fs.PathError
 			err := q.write(cmd, name)
 			if errors.As(err, &notWritable) {
-				err = q.write(cmd, filepath.Join(filepath.Dir(q.socket), name))
+				err = q.write(cmd, filepath.Join(filepath.Dir(q.path()), name))
 			}
 			if errors.As(err, &notWritable) {
 				return fmt.Errorf("%w; to write the archive to standard output: kube-nftproxy bundle -o - > bundle.tar.gz", err)

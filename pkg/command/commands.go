@@ -40,9 +40,18 @@ func (q *question) flags(cmd *cobra.Command, formats ...string) {
 }
 
 func (q *question) socketFlag(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&q.proxyName, "service-proxy-name", "", "Query the program that runs with this flag.")
-	cmd.Flags().StringVar(&q.socket, "control-socket", "", "Control socket of the running program: the value of its own flag --control-socket. Default: "+control.DefaultPath+", or that of --service-proxy-name.")
+	cmd.Flags().StringVar(&q.proxyName, "service-proxy-name", "", proxyNameUsage)
+	cmd.Flags().StringVar(&q.socket, "control-socket", "", socketUsage)
 }
+
+// path returns the path of the control socket.
+func (q *question) path() string { return cmp.Or(q.socket, control.PathOf(q.proxyName)) }
+
+// The help of the flags that select the running program.
+const (
+	proxyNameUsage = "Query the program that runs with this flag."
+	socketUsage    = "Control socket of the running program: the value of its own flag --control-socket. Default: " + control.DefaultPath + ", or that of --service-proxy-name."
+)
 
 // soon is the timeout for the first byte of an answer that needs no comparison. The program waits for a busy loop for a part of it.
 const soon = 15 * time.Second
@@ -52,7 +61,7 @@ func (q *question) client() *control.Client  { return q.within(soon) }
 func (q *question) patient() *control.Client { return q.within(control.AnswerTime) }
 
 func (q *question) within(patience time.Duration) *control.Client {
-	return control.NewClient(cmp.Or(q.socket, control.PathOf(q.proxyName))).Within(patience)
+	return control.NewClient(q.path()).Within(patience)
 }
 
 func newStatusCommand() *cobra.Command {

@@ -233,7 +233,7 @@ func TestExitCodes(t *testing.T) {
 		{good, "services", exitFine}, {bad, "services", exitFine}, {bad, "services --wrong", exitWrong}, {good, "services --wrong", exitFine},
 		{good, "services shop/web", exitFine}, {bad, "services svc/web -n shop", exitWrong}, {bad, "services 10.96.0.1", exitWrong}, {missing, "services shop/nosuch", exitUnable},
 		{none, "services -n nosuch", exitFine}, {good, "services -n shop other/web", exitUnable}, {silent, "services", exitUnable}, {good, "services -o xml", exitUnable},
-		{good, "services --sort-by {", exitUnable}, {good, "services --try", exitUnable},
+		{good, "services --sort-by {", exitUnable}, {good, "services --sort-by .nosuch", exitUnable}, {good, "services --try", exitUnable},
 		{good, "verify", exitFine}, {bad, "verify", exitWrong}, {silent, "verify", exitUnable}, {good, "verify extra", exitUnable}, {good, "verify -o wide", exitFine},
 		{silent, "watch", exitUnable}, {good, "watch 10.96.0.1", exitUnable}, {good, "watch", exitUnable}, // the program exits
 		{good, "bundle -o -", exitFine}, {silent, "bundle -o -", exitUnable}, {bad, "bundle -o -", exitUnable}, {good, "bundle -o /nonexistent/x", exitUnable},

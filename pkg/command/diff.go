@@ -2,6 +2,7 @@ package command
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 
@@ -20,7 +21,6 @@ import (
 // diffCommand compares the plan with the kernel's tables.
 func diffCommand() *cobra.Command {
 	o := config.NewOptions()
-	o.ControlSocket = control.DefaultPath
 	var out output
 	var from string
 	cmd := &cobra.Command{
@@ -66,8 +66,9 @@ To find errors of the running program itself, use verify. If no program runs, se
 		},
 	}
 	manifestFlags(cmd, o, &from)
-	for _, shown := range []string{"config", "control-socket"} {
-		cmd.Flags().Lookup(shown).Hidden = false
+	for name, text := range map[string]string{"config": "", "control-socket": socketUsage, "service-proxy-name": proxyNameUsage} {
+		shown := cmd.Flags().Lookup(name)
+		shown.Hidden, shown.Usage = false, cmp.Or(text, shown.Usage)
 	}
 	out.flags(cmd)
 	return cmd
@@ -82,7 +83,8 @@ type running struct {
 // inherit applies the settings of the running program to the options. If no program answers, it returns nil if manifests and flags
 // of the daemon were given, otherwise an error.
 func inherit(o *config.Options, cmd *cobra.Command, from string) (*running, error) {
-	r := &running{cmd.Context(), control.NewClient(o.ControlSocket).Within(control.AnswerTime)}
+	q := question{socket: o.ControlSocket, proxyName: o.ServiceProxyName}
+	r := &running{cmd.Context(), q.patient()}
 	var s view.Settings
 	err := r.client.Get(r.ctx, control.PageSettings, &s)
 	if err == nil {

@@ -67,10 +67,11 @@ func (q *question) clusterIPs(ctx context.Context, namespace, to string) ([]stri
 	case len(v.NotFound) > 0:
 		return nil, errors.New(v.NotFound[0])
 	case len(v.Services) > 1:
-		return nil, fmt.Errorf("Service %s exists in several namespaces: use svc/NAMESPACE/%s", name, name)
+		return nil, fmt.Errorf("there are Services %s in several namespaces: use svc/NAMESPACE/%[1]s", name)
 	}
 	var list, ports []string
 	for _, s := range v.Services {
+		name = s.Namespace + "/" + s.Name
 		for _, sp := range s.Ports {
 			for _, f := range sp.Frontends {
 				at, err := netip.ParseAddrPort(f.Address)
@@ -87,7 +88,7 @@ func (q *question) clusterIPs(ctx context.Context, namespace, to string) ([]stri
 		}
 	}
 	if len(list) == 0 || port == "" && len(ports) > 1 {
-		return nil, fmt.Errorf("choose a port of Service %s/%s: %s", namespace, name, strings.Join(ports, ", "))
+		return nil, fmt.Errorf("choose a port of Service %s: %s", name, strings.Join(ports, ", "))
 	}
 	return list, nil
 }

@@ -218,19 +218,3 @@ func execute(root *cobra.Command) int {
 	}
 	return exitUnable
 }
-
-// suggestFlag adds the names of similar flags to the error for an unknown flag.
-func suggestFlag(cmd *cobra.Command, err error) error {
-	var unknown *pflag.NotExistError
-	if !errors.As(err, &unknown) {
-		return err
-	}
-	flags := &cobra.Command{SuggestionsMinimumDistance: 2} // cobra knows similar names of commands
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		flags.AddCommand(&cobra.Command{Use: "--" + f.Name, Run: func(*cobra.Command, []string) {}})
-	})
-	if similar := flags.SuggestionsFor("--" + unknown.GetSpecifiedName()); len(unknown.GetSpecifiedName()) > 1 && len(similar) > 0 {
-		return fmt.Errorf("%w; did you mean %s?", err, strings.Join(similar, " or "))
-	}
-	return err
-}

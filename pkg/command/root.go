@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/usage"
 )
 
 // Daemon runs the program until the context ends. The options come from the flags, not completed and not validated.
@@ -40,9 +41,12 @@ func mistyped(root *cobra.Command, args []string) error {
 	if found, _, _ := root.Find(args); found != root {
 		return nil
 	}
-	root.SuggestionsMinimumDistance = 2
-	if similar := root.SuggestionsFor(args[0]); len(similar) > 0 {
-		return fmt.Errorf("unknown command %q; did you mean %s?", args[0], strings.Join(similar, " or "))
+	var commands []string
+	for _, c := range root.Commands() {
+		commands = append(commands, c.Name())
+	}
+	if similar := usage.DidYouMean(args[0], commands); similar != "" {
+		return fmt.Errorf("unknown command %q%s", args[0], similar)
 	}
 	return nil
 }
@@ -83,6 +87,6 @@ func newCommand(version string, daemon Daemon) *cobra.Command {
 	cmd.Flags().Lookup("version").NoOptDefVal = "true"
 	o.AddFlags(cmd.Flags())
 	addCommands(cmd, version)
-	cmd.SetFlagErrorFunc(suggestFlag)
+	cmd.SetFlagErrorFunc(usage.FlagError)
 	return cmd
 }

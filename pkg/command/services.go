@@ -135,7 +135,7 @@ func sortServices(list []view.Service, template string) error {
 		text   string
 		view.Service
 	}
-	all := make([]keyed, len(list))
+	all, known := make([]keyed, len(list)), len(list) == 0
 	for i, s := range list {
 		value, err := generic(s)
 		if err != nil {
@@ -151,9 +151,13 @@ func sortServices(list []view.Service, template string) error {
 		}
 		all[i].Service = s
 		if len(found) > 0 && len(found[0]) > 0 {
+			known = true
 			all[i].text = fmt.Sprint(found[0][0].Interface())
 			all[i].number, _ = strconv.ParseFloat(all[i].text, 64) // of text, 0
 		}
+	}
+	if !known {
+		return fmt.Errorf("no Service has the field %s of --sort-by; -o json prints all fields", template)
 	}
 	slices.SortStableFunc(all, func(a, b keyed) int { return cmp.Or(cmp.Compare(a.number, b.number), cmp.Compare(a.text, b.text)) })
 	for i := range all {

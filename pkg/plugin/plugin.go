@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	_ "k8s.io/client-go/plugin/pkg/client/auth" // as in kubectl
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/usage"
 )
 
 // The exit codes, as those of the commands.
@@ -30,7 +33,7 @@ const (
 )
 
 // commands are the commands that can be in the place of a node's name.
-var commands = []string{"status", "services", "trace", "verify", "watch", "bundle", "render", "diff", "version", "help", "completion"}
+var commands = []string{"status", "services", "trace", "verify", "watch", "bundle", "render", "diff", "preflight", "version", "help", "completion"}
 
 // options are the flags of the plugin.
 type options struct {
@@ -57,7 +60,7 @@ func (o *options) execute(version string, args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	cmd := &cobra.Command{
-		Use:   "kubectl nftproxy [NODE | --all | --of NAMESPACE/POD] COMMAND [ARGUMENT]...",
+		Use:   "nftproxy [NODE | --all | --of NAMESPACE/POD] COMMAND [ARGUMENT]...",
 		Short: "Run a command of kube-nftproxy on nodes of the cluster",
 		Long: `The plugin runs a command of kube-nftproxy in the pod of a node: status, services, trace, verify, watch, bundle and others. Flags before
 the node or the command are those of the plugin; the flags of kubectl, such as --context, are among them.
@@ -73,7 +76,8 @@ Exit codes: that of the command; of several nodes, the highest one. 0 no problem
   kubectl nftproxy trace pod/shop/cart-7d9f svc/shop/web:http
   kubectl nftproxy --all verify
   kubectl nftproxy node-1 bundle`,
-		Version: version, SilenceErrors: true, SilenceUsage: true, Args: cobra.ArbitraryArgs,
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl nftproxy"},
+		Version:     version, SilenceErrors: true, SilenceUsage: true, Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(ctx, cmd, args) },
 	}
 	cmd.CompletionOptions.DisableDefaultCmd = true
@@ -81,6 +85,8 @@ Exit codes: that of the command; of several nodes, the highest one. 0 no problem
 	cmd.SetErr(o.err)
 	cmd.SetArgs(args)
 	f := cmd.Flags()
+	cmd.SetFlagErrorFunc(usage.FlagError)
+	f.Bool("version", false, "Print the version of the plugin and exit.")
 	f.SetInterspersed(false) // the flags after the command are its own
 	o.kubeconfig = clientcmd.NewDefaultClientConfigLoadingRules()
 	f.StringVar(&o.kubeconfig.ExplicitPath, "kubeconfig", "", "Path of the kubeconfig file.")
@@ -114,10 +120,14 @@ func (o *options) run(ctx context.Context, cmd *cobra.Command, args []string) er
 		node, args = args[0], args[1:]
 	}
 	switch {
-	case node == "" && len(args) == 0 && !o.all && o.of == "":
+	case node == "" && !o.all && o.of == "" && (len(args) == 0 || args[0] == "help"):
 		return cmd.Help()
+	case len(args) == 0 && node != "":
+		return fmt.Errorf("no command for node %s%s", node, cmp.Or(usage.DidYouMean(node, commands), "; see kubectl nftproxy --help"))
 	case len(args) == 0:
 		return errors.New("no command; see kubectl nftproxy --help")
+	case strings.HasPrefix(args[0], "-"): // in the pod, it would start a second program
+		return fmt.Errorf("%s is not a command%s", args[0], cmp.Or(usage.DidYouMean(node, commands), ": the flags of the plugin are before the node"))
 	case o.parallel < 1:
 		return errors.New("--parallel must be at least 1")
 	}
@@ -156,7 +166,7 @@ func (o *options) run(ctx context.Context, cmd *cobra.Command, args []string) er
 	}
 	p, err := o.podOf(ctx, node)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w%s", err, usage.DidYouMean(node, commands))
 	}
 	o.code, err = o.one(ctx, p, args, o.out, o.err)
 	return err
@@ -201,7 +211,7 @@ func (o *options) one(ctx context.Context, p proxyPod, args []string, out, errs 
 	if args[0] == "bundle" && len(args) == 1 {
 		return o.bundle(ctx, p, errs)
 	}
-	if args[0] != "bundle" && slices.Contains(args, "-") {
+	if args[0] != "bundle" && (slices.Contains(args, "-") || slices.Contains(args, "/dev/stdin")) {
 		s.in = o.in
 	}
 	if f, ok := out.(*os.File); ok && s.in == nil {

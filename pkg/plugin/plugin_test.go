@@ -105,6 +105,11 @@ func (f *fleet) run(w http.ResponseWriter, r *http.Request, node string) {
 	if container := r.URL.Query().Get("container"); container != "first" {
 		command = append(command, "in", container)
 	}
+	if r.URL.Query().Get("stdin") == "true" {
+		if _, message, err := conn.ReadMessage(); err == nil {
+			command = append(command, "<", string(message[1:]))
+		}
+	}
 	got := f.exec(node, command[1:])
 	status := map[string]any{"status": "Success"}
 	if got.code != 0 {
@@ -157,6 +162,9 @@ func TestSummaryOfTwoHundredNodes(t *testing.T) {
 			s.Healthy = false
 			s.Findings = []view.Finding{{Severity: view.Wrong, What: "syncs fail: no space"}, {Severity: view.Wrong, What: "much"}, {Severity: view.Warning, What: "little"}}
 		})},
+		"node-043": {code: 1, out: statusJSON(t, func(s *view.Status) {
+			s.Findings = []view.Finding{{Severity: view.Wrong, What: strings.Repeat("a long problem ", 20)}, {Severity: view.Wrong, What: "much"}}
+		})},
 		"node-100": {code: 2, err: "Error: kube-nftproxy does not run\n"},
 	}
 	fine := result{out: statusJSON(t, func(*view.Status) {})}
@@ -202,10 +210,16 @@ func TestSummaryOfTwoHundredNodes(t *testing.T) {
 		"node-042  unhealthy  v1       90s ago    syncs fail: no space (and 1 more)",
 		"node-000  healthy    v1       90s ago    none",
 	}
+	long := "node-043  healthy    v1       90s ago    a long problem a long"
+	if i := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, long) }); i < 0 || len(lines[i]) >= 120 || len(lines[i]) < 110 || !strings.HasSuffix(lines[i], "... (and 1 more)") {
+		t.Errorf("no line of 110 to 119 characters that begins with %q:\n%s", long, strings.Join(lines[:8], "\n"))
+	} else {
+		lines = slices.Delete(lines, i, i+1)
+	}
 	if diff := cmp.Diff(want, lines[:6]); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if !strings.HasSuffix(out, "\n\n201 nodes, 197 without a problem\n") {
+	if !strings.HasSuffix(out, "\n\n201 nodes, 196 without a problem\n") {
 		t.Errorf("the end of the table: %q", out[len(out)-80:])
 	}
 }
@@ -225,20 +239,28 @@ func TestCommandsOnNodes(t *testing.T) {
 		out  string
 		code int
 	}{
-		"node-1 services -n shop -o wide":                 {"node-1 ran services -n shop -o wide\n", 0},
-		"node-2 verify":                                   {"node-2 ran verify\n", 1},
-		"-c second node-1 verify":                         {"node-1 ran verify in second\n", 0},
-		"--of shop/cart status":                           {"node-1 ran status\n", 0},
-		"trace pod/shop/cart svc/shop/web:http":           {"node-1 ran trace 10.244.0.9 svc/shop/web:http\n", 0},
-		"node-2 trace pod/shop/cart [fd00::1]:80/udp":     {"node-2 ran trace fd00:1::9 [fd00::1]:80/udp\n", 0},
-		"--all verify":                                    {"node-1: node-1 ran verify\nnode-2: node-2 ran verify\n", 1},
-		"verify":                                          {"kubectl nftproxy: verify needs a node: kubectl nftproxy NODE verify, or --all\n", 2},
-		"node-1":                                          {"kubectl nftproxy: no command; see kubectl nftproxy --help\n", 2},
-		"--of cart status":                                {"kubectl nftproxy: --of takes NAMESPACE/POD\n", 2},
-		"--parallel 0 status":                             {"kubectl nftproxy: --parallel must be at least 1\n", 2},
-		"node-3 status":                                   {"kubectl nftproxy: no pod of kube-nftproxy runs on node node-3 (namespace kube-system, selector \"k8s-app in (kube-nftproxy, kube-proxy)\")\n", 2},
-		"--nosuch node-1 status":                          {"kubectl nftproxy: unknown flag: --nosuch\n", 2},
-		"--context other status":                          {"kubectl nftproxy: context \"other\" does not exist\n", 2},
+		"node-1 services -n shop -o wide":             {"node-1 ran services -n shop -o wide\n", 0},
+		"node-2 verify":                               {"node-2 ran verify\n", 1},
+		"-c second node-1 verify":                     {"node-1 ran verify in second\n", 0},
+		"--of shop/cart status":                       {"node-1 ran status\n", 0},
+		"trace pod/shop/cart svc/shop/web:http":       {"node-1 ran trace 10.244.0.9 svc/shop/web:http\n", 0},
+		"node-2 trace pod/shop/cart [fd00::1]:80/udp": {"node-2 ran trace fd00:1::9 [fd00::1]:80/udp\n", 0},
+		"--all verify":                                {"node-1: node-1 ran verify\nnode-2: node-2 ran verify\n", 1},
+		"verify":                                      {"kubectl nftproxy: verify needs a node: kubectl nftproxy NODE verify, or --all\n", 2},
+		"node-1":                                      {"kubectl nftproxy: no command for node node-1; see kubectl nftproxy --help\n", 2},
+		"--all":                                       {"kubectl nftproxy: no command; see kubectl nftproxy --help\n", 2},
+		"stauts":                                      {"kubectl nftproxy: no command for node stauts; did you mean status?\n", 2},
+		"servics -n shop":                             {"kubectl nftproxy: -n is not a command; did you mean services?\n", 2},
+		"node-1 --cleanup --force":                    {"kubectl nftproxy: --cleanup is not a command: the flags of the plugin are before the node\n", 2},
+		"--slector app=x status":                      {"kubectl nftproxy: unknown flag: --slector; did you mean --selector?\n", 2},
+		"--version":                                   {"kubectl nftproxy version v1\n", 0},
+		"preflight":                                   {"kubectl nftproxy: preflight needs a node: kubectl nftproxy NODE preflight, or --all\n", 2},
+		"node-1 diff --config /dev/stdin":             {"node-1 ran diff --config /dev/stdin < input\n", 0},
+		"--of cart status":                            {"kubectl nftproxy: --of takes NAMESPACE/POD\n", 2},
+		"--parallel 0 status":                         {"kubectl nftproxy: --parallel must be at least 1\n", 2},
+		"node-3 status":                               {"kubectl nftproxy: no pod of kube-nftproxy runs on node node-3 (namespace kube-system, selector \"k8s-app in (kube-nftproxy, kube-proxy)\")\n", 2},
+		"--nosuch node-1 status":                      {"kubectl nftproxy: unknown flag: --nosuch\n", 2},
+		"--context other status":                      {"kubectl nftproxy: context \"other\" does not exist\n", 2},
 		"-n elsewhere --selector app=proxy node-1 status": {"", 2},
 	} {
 		out, code := f.plugin(strings.Fields(args)...)

@@ -47,29 +47,39 @@ func (o *options) summary(ctx context.Context) error {
 			healthy++
 		}
 		o.code = max(o.code, r.code)
-		cells[i] = []view.Cell{{Text: r.node}, {Text: r.state, Style: style}, {Text: dash(r.version)}, {Text: dash(r.lastSync)}, {Text: inShort(r.problems)}}
+		cells[i] = []view.Cell{{Text: r.node}, {Text: r.state, Style: style}, {Text: dash(r.version)}, {Text: dash(r.lastSync)}, {}}
+	}
+	left := 119 // columns of a terminal, less those before the last one
+	for column := range 4 {
+		widest := len("LAST SYNC")
+		for _, row := range cells {
+			widest = max(widest, len(row[column].Text))
+		}
+		left -= widest + 2
+	}
+	for i, r := range rows {
+		cells[i][4].Text = inShort(r.problems, max(left, 40))
 	}
 	p.Table([]string{"NODE", "HEALTH", "VERSION", "LAST SYNC", "PROBLEMS"}, cells)
-	p.Printf("\n%d nodes, %d without a problem\n", len(rows), healthy)
+	p.Printf("\n%s, %d without a problem\n", view.Count(len(rows), "node"), healthy)
 	return p.Err()
 }
 
 func dash(text string) string { return cmp.Or(text, "-") }
 
-// inShort returns the first problem, in part, and the number of the others.
-func inShort(problems []string) string {
-	const most = 70
+// inShort returns the first problem, in part, and the number of the others, in at most so many characters.
+func inShort(problems []string, most int) string {
 	if len(problems) == 0 {
 		return "none"
 	}
-	text := []rune(problems[0])
-	if len(text) > most {
+	text, more := []rune(problems[0]), ""
+	if n := len(problems) - 1; n > 0 {
+		more = fmt.Sprintf(" (and %d more)", n)
+	}
+	if most -= len(more); len(text) > most {
 		text = append(text[:most-3], []rune("...")...)
 	}
-	if more := len(problems) - 1; more > 0 {
-		return fmt.Sprintf("%s (and %d more)", string(text), more)
-	}
-	return string(text)
+	return string(text) + more
 }
 
 // health queries the status of a node.

@@ -113,7 +113,7 @@ var documented = []struct {
 	{"kube-nftproxy services svc/default/web 10.244.1.30:8443 30443", says(`(?s)Service default/edge\n.*Service default/web\n`)},
 	{"kube-nftproxy services -n default --sort-by .name -o name", says(`service/default/api\n(.*\n)*service/default/edge\n`)},
 	{"kube-nftproxy trace node svc/default/web:http", says(`Service port: default/web:http\n`)},
-	{"diff --config FILE", ends(1, `(?m)^[+-] ip `, "FILE", "/proc/self/fd/0 < new.conf")},
+	{"diff --config FILE", ends(1, `(?m)^[+-] ip `, "FILE", "/dev/stdin < new.conf")},
 	{"diff --nodeport-addresses=primary", says(`^$`)},
 	{"services NAMESPACE/NAME", says(`Service default/web\n`, "NAMESPACE/NAME", "default/web")},
 	{"services NAMESPACE/NAME --try", says(`\+ 10\.244\.0\.10:8080 .* answers in `, "NAMESPACE/NAME", "default/web")},
@@ -130,6 +130,7 @@ var documented = []struct {
 	{"kube-nftproxy status -o json | jq -r '.findings[].reason'", says(`(?m)^ConntrackStrict$`)},
 	{"kube-nftproxy watch", shows(`default/web changed [+-]10\.244\.0\.1`)},
 	{"watch -o json", shows(`"service":"default/web"`)},
+	{"kube-nftproxy bundle", says(`^/run/kube-nftproxy/kube-nftproxy-[0-9-]+\.tar\.gz\n$`)}, // the pod's root file system is read-only
 	{"kube-nftproxy bundle -o - > bundle.tar.gz", says(`status\.`, "bundle.tar.gz", "bundle.tar.gz && tar tzf bundle.tar.gz")},
 	{"kube-nftproxy status -o json | jq -r '.findings[] | select(.severity == \"wrong\") | .fix'", (*reader).fix},
 	{"kube-nftproxy services -o json | jq -r '.services[] | select(.ports[].endpoints == []) | .namespace + \"/\" + .name'", says(`(?m)^default/api$`)},

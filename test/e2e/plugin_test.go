@@ -37,7 +37,7 @@ func TestPlugin(t *testing.T) {
 		t.Fatalf("kubectl exec answers %q", version)
 	}
 	for args, want := range map[string]string{
-		"node-1 --version":                   version,
+		"node-1 version --client":            "program file  " + strings.TrimPrefix(version, "kube-nftproxy "),
 		"--of default/cart version --client": "program file  ",
 		"--all version --client":             "node-1: program file  ",
 	} {
@@ -49,13 +49,14 @@ func TestPlugin(t *testing.T) {
 		code int
 		says string
 	}{
-		"node-1 --no-such-flag":       {1, "unknown flag: --no-such-flag"},
-		"--all status --no-such-flag": {2, "node-1: Error: unknown flag: --no-such-flag"},
-		"--context other status":      {2, `context "other" does not exist`},
-		"node-2 --version":            {2, "no pod of kube-nftproxy runs on node node-2"},
-		"node-1":                      {2, "no command"},
-		"--of cart status":            {2, "--of takes NAMESPACE/POD"},
-		"--of default/none status":    {2, `pods "none" not found`},
+		"node-1 --cleanup":             {2, "--cleanup is not a command"},
+		"node-1 status --no-such-flag": {2, "unknown flag: --no-such-flag"},
+		"--all status --no-such-flag":  {2, "node-1: Error: unknown flag: --no-such-flag"},
+		"--context other status":       {2, `context "other" does not exist`},
+		"node-2 status":                {2, "no pod of kube-nftproxy runs on node node-2"},
+		"node-1":                       {2, "no command"},
+		"--of cart status":             {2, "--of takes NAMESPACE/POD"},
+		"--of default/none status":     {2, `pods "none" not found`},
 	} {
 		out, err := s.try(path + "kubectl nftproxy " + args)
 		var exit *exec.ExitError

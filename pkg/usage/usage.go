@@ -1,0 +1,37 @@
+// Package usage names the words that a mistyped word of a command line may stand for.
+//
+// In: a word, the known words; or the error of a command line and its command.
+// Out: the end of an error message.
+package usage
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// DidYouMean returns the end of an error message, with the known words that are similar to a word; without such words, "".
+func DidYouMean(word string, known []string) string {
+	list := &cobra.Command{SuggestionsMinimumDistance: 2}
+	for _, k := range known {
+		list.AddCommand(&cobra.Command{Use: k, Run: func(*cobra.Command, []string) {}})
+	}
+	if similar := list.SuggestionsFor(word); len(similar) > 0 {
+		return "; did you mean " + strings.Join(similar, " or ") + "?"
+	}
+	return ""
+}
+
+// FlagError adds the names of similar flags of a command to the error for an unknown flag, and returns other errors unchanged.
+func FlagError(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) || len(unknown.GetSpecifiedName()) < 2 {
+		return err
+	}
+	var flags []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { flags = append(flags, "--"+f.Name) })
+	return fmt.Errorf("%w%s", err, DidYouMean("--"+unknown.GetSpecifiedName(), flags))
+}
