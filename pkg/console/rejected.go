@@ -39,7 +39,7 @@ func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.F
 		}
 	}
 	warn(view.AddressConflict, &lost, "addresses and ports of %s belong to another Service. The first: %s",
-		"connections to this address and port reach the other Service", "remove the address from one of the two Services, or change its port")
+		"connections to this address and port reach the other Service", view.FixConflict)
 	if failures := c.LoopbackState().Failures; failures > 0 {
 		list = append(list, view.Finding{
 			Severity: view.Warning, Reason: view.LoopbackPortTaken, Object: c.node(), What: fmt.Sprintf("node ports that are not served on loopback, because other processes have the ports: %d", failures),

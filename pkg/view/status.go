@@ -178,7 +178,11 @@ func (s *Status) Text(p *Printer) {
 	row := func(name string, style Style, format string, args ...any) {
 		rows = append(rows, []Cell{{name, Bold}, {fmt.Sprintf(format, args...), style}})
 	}
-	s.healthRow(row)
+	style := Good
+	if !s.Healthy {
+		style = Bad
+	}
+	row("health", style, "%s", s.Health())
 	row("node", Plain, "%s, kernel %s%s", s.Node, s.Kernel, features(s.Features, p.Wide))
 	row("program", Plain, "kube-nftproxy %s, started %s", s.Version, ago(s.Time, s.Started))
 	row("serves", Plain, "%s, as mode %s, local pods by %s", strings.Join(s.Families, " and "), s.Mode, s.LocalMode)
@@ -204,8 +208,8 @@ func (s *Status) Text(p *Printer) {
 
 type rowFunc func(name string, style Style, format string, args ...any)
 
-// healthRow has the result, the first wrong finding, and the numbers of the other ones.
-func (s *Status) healthRow(row rowFunc) {
+// Health returns one sentence: the result, the first wrong finding, and the numbers of the other ones.
+func (s *Status) Health() string {
 	var others []string
 	wrong, warnings := CountOf(s.Findings, Wrong), CountOf(s.Findings, Warning)
 	if wrong > 1 {
@@ -220,14 +224,13 @@ func (s *Status) healthRow(row rowFunc) {
 		if text != "" {
 			text = " (" + text + ")"
 		}
-		row("health", Bad, "unhealthy: %s%s", s.Findings[0].What, text)
+		return "unhealthy: " + s.Findings[0].What + text
 	case !s.Healthy:
-		row("health", Bad, "unhealthy")
+		return "unhealthy"
 	case text != "":
-		row("health", Good, "healthy, %s", text)
-	default:
-		row("health", Good, "healthy")
+		return "healthy, " + text
 	}
+	return "healthy"
 }
 
 func (s *Status) portRow(row rowFunc) {

@@ -1,0 +1,72 @@
+package view
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Cause is a reason why a Service needs attention.
+type Cause struct {
+	What string `json:"what"`
+	// Fix is the smallest change that removes the cause.
+	Fix string `json:"fix"`
+}
+
+// FixConflict is the fix of an address and port that two Services claim.
+const FixConflict = "remove the address from one of the two Services, or change its port"
+
+// mostCauses limits the causes of a Service: tenants can write thousands.
+const mostCauses = 6
+
+// Causes returns the first reasons why [Service.Wrong] is true, each once: one for each port without endpoints, and for each address
+// that another Service has. If there are more, the last one says so.
+func (s *Service) Causes() (list []Cause) {
+	add := func(fix, format string, args ...any) {
+		if len(list) > mostCauses {
+			return
+		}
+		switch c := (Cause{fmt.Sprintf(format, args...), fix}); {
+		case slices.Contains(list, c):
+		case len(list) == mostCauses:
+			list = append(list, Cause{"there are more causes", "kube-nftproxy services " + s.fullName() + " shows all"})
+		default:
+			list = append(list, c)
+		}
+	}
+	for _, text := range s.Problems {
+		add("correct this part of the object", "%s", text)
+	}
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		for j := range p.Frontends {
+			switch f := &p.Frontends[j]; {
+			case f.LostTo != "":
+				add(FixConflict, "%s/%s: not programmed: already used by %s", f.Address, strings.ToUpper(p.Protocol), f.LostTo)
+			case f.Endpoints > 0 || f.DoesReason == NoLocalEndpoints:
+			case p.Why != "":
+				add("compare the selector, targetPort and ipFamilies of the Service with its pods", "port %s: no endpoints: %s", quotedPort(p), p.Why)
+			case f.DoesReason == NoNodeAddress:
+				add("add an address of this node to --nodeport-addresses (nodePortAddresses), if clients need the node port here", "%s/%s: %s", f.Address, strings.ToUpper(p.Protocol), f.Does)
+			default:
+				add("make a pod of the Service ready: kubectl describe pod shows why it is not", "port %s: %s", quotedPort(p), p.unused(f))
+			}
+		}
+	}
+	if len(list) > 0 && len(s.Ports) > 0 && s.Ports[0].Why != "" {
+		return list // the same reason
+	}
+	for i := range s.Unusable {
+		add("correct the EndpointSlice, or the part of the Service that it comes from", "endpoint %s: %s", s.Unusable[i].Address, s.Unusable[i].WhyNot)
+	}
+	return list
+}
+
+// unused returns the result for a new connection, and the reason why the first endpoint is not used.
+func (p *ServicePort) unused(f *Frontend) string {
+	if len(p.Endpoints) == 0 {
+		return f.Does
+	}
+	e := &p.Endpoints[0]
+	return fmt.Sprintf("%s (%s; the first, %s: %s)", f.Does, Count(len(p.Endpoints), "endpoint"), e.Address, e.WhyNot)
+}

@@ -1,0 +1,58 @@
+package view
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestCauses compares the causes of Services with their text, and checks that exactly the Services that need attention have some.
+func TestCauses(t *testing.T) {
+	port := func(why string, endpoints []Endpoint, fronts ...Frontend) Service {
+		return Service{Namespace: "a", Name: "web", Ports: []ServicePort{{Name: "http", Protocol: "tcp", Family: "IPv4", Why: why, Endpoints: endpoints, Frontends: fronts}}}
+	}
+	unready := []Endpoint{{Address: "10.244.0.1:80", WhyNot: "not ready"}, {Address: "10.244.0.2:80", WhyNot: "terminating"}}
+	refused := Frontend{Address: "10.96.0.1:80", Does: "refused", DoesReason: NoEndpoints}
+	withOthers := port("no port", nil, refused)
+	withOthers.Unusable = []Endpoint{{Address: "10.244.0.1", WhyNot: "no port"}}
+	var many []Frontend
+	for i := range 1000 {
+		many = append(many, Frontend{Address: fmt.Sprintf("203.0.113.1:%d", i), Endpoints: 1, LostTo: "a/other"})
+	}
+	for _, tc := range []struct {
+		name string
+		Service
+		want []string
+	}{
+		{"healthy", port("", unready, Frontend{Endpoints: 1}), nil},
+		{"policy Local without an endpoint here is normal", port("", unready, Frontend{DoesReason: NoLocalEndpoints}), nil},
+		{"a lost address", port("", nil, Frontend{Address: "203.0.113.1:80", Endpoints: 1, LostTo: "a/other:http"}), []string{"203.0.113.1:80/TCP: not programmed: already used by a/other:http"}},
+		{"one cause for all addresses of a port", port("no slice", nil, refused, refused), []string{"port http: no endpoints: no slice"}},
+		{"no endpoint is ready", port("", unready, refused), []string{"port http: refused (2 endpoints; the first, 10.244.0.1:80: not ready)"}},
+		{"no address serves node ports", port("", unready, Frontend{Address: "30080", Does: "not served", DoesReason: NoNodeAddress}), []string{"30080/TCP: not served"}},
+		{"endpoints without a port", withOthers, []string{"port http: no endpoints: no port"}},
+		{"endpoints that no port uses", Service{Unusable: []Endpoint{{Address: "10.244.0.1", WhyNot: "wrong family"}}}, []string{"endpoint 10.244.0.1: wrong family"}},
+		{"a rejected part", Service{Problems: []string{"spec.externalIPs: 0.0.0.0"}}, []string{"spec.externalIPs: 0.0.0.0"}},
+		{"too many", port("", nil, many...), []string{
+			"203.0.113.1:0/TCP: not programmed: already used by a/other", "203.0.113.1:1/TCP: not programmed: already used by a/other", "203.0.113.1:2/TCP: not programmed: already used by a/other",
+			"203.0.113.1:3/TCP: not programmed: already used by a/other", "203.0.113.1:4/TCP: not programmed: already used by a/other", "203.0.113.1:5/TCP: not programmed: already used by a/other", "there are more causes",
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var got []string
+			for _, c := range tc.Causes() {
+				got = append(got, c.What)
+				if c.Fix == "" {
+					t.Errorf("%q has no fix", c.What)
+				}
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if tc.Wrong() != (len(got) > 0) {
+				t.Errorf("Wrong is %v, with %d causes", tc.Wrong(), len(got))
+			}
+		})
+	}
+}
