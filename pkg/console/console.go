@@ -90,6 +90,8 @@ type Console struct {
 	Parts
 	// verifying serializes verifications: each takes as much memory as all tables.
 	verifying sync.Mutex
+	// attention serves the status page.
+	attention attention
 }
 
 // New returns a console that reads the given parts.

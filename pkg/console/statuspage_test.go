@@ -1,7 +1,10 @@
 package console
 
 import (
+	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,4 +20,37 @@ func TestUnservedServicesAreShown(t *testing.T) {
 	if diff := cmp.Diff(want, withUnserved([]view.Service{served}, names)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
+}
+
+// A search of all Services that takes a second is not awaited, and is not repeated for 19 seconds. One that fails keeps the last result.
+func TestTheSearchForProblemsTakesATwentieth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var a attention
+		searches := 0
+		var failure error
+		search := func() (map[types.NamespacedName]bool, error) {
+			searches++
+			time.Sleep(time.Second)
+			return map[types.NamespacedName]bool{{Name: "web"}: true}, failure
+		}
+		ask := func(known bool, wait time.Duration, want int) {
+			t.Helper()
+			start := time.Now()
+			if wrong := a.of(search); wrong[types.NamespacedName{Name: "web"}] != known || time.Since(start) != wait || searches != want {
+				t.Errorf("%v after %v and %d searches, want %v, %v, %d", wrong, time.Since(start), searches, known, wait, want)
+			}
+		}
+		const moment = 200 * time.Millisecond
+		ask(false, moment, 1)
+		ask(false, moment, 1)
+		time.Sleep(500 * time.Millisecond)
+		ask(true, 100*time.Millisecond, 1)
+		time.Sleep(19*time.Second - 1)
+		ask(true, 0, 1)
+		failure = errors.New("no luck")
+		time.Sleep(1)
+		ask(true, moment, 2)
+		time.Sleep(800 * time.Millisecond)
+		ask(true, 0, 2)
+	})
 }

@@ -46,16 +46,17 @@ type Query struct {
 	Offset, Limit int
 }
 
-// Found is the result of a query: Matching of Total Services, and a part of these.
+// Found is the result of a query: Matching of Total Services, and a part of these. WithProblem is the number of Services with a
+// problem whose names match, or -1 if it is not known yet. They precede the other ones.
 type Found struct {
-	Total, Matching int
-	NodeAddresses   []string
-	Services        []view.Service
+	Total, Matching, WithProblem int
+	NodeAddresses                []string
+	Services                     []view.Service
 }
 
 // Limits of a query.
 const (
-	defaultLimit, mostServices = 20, 50
+	defaultLimit, mostServices = 50, 50
 	// longestFind is the length of a namespace and a name.
 	longestFind = 63 + 1 + 253
 )
@@ -83,7 +84,7 @@ func Install(on *http.ServeMux, c Config) {
 		_, _ = w.Write(text) // the client has closed the connection
 	})
 	all := newGate()
-	status := newPaced(all, func(ctx context.Context, _ struct{}) ([]byte, error) { return json.Marshal(c.Status(ctx)) })
+	status := newPaced(all, func(ctx context.Context, _ struct{}) ([]byte, error) { return c.status(ctx) })
 	mux.HandleFunc("GET "+dataPath, func(w http.ResponseWriter, r *http.Request) { answer(w, r, status, struct{}{}) })
 	syncs := newPaced(all, func(ctx context.Context, _ struct{}) ([]byte, error) { return c.syncs(ctx) })
 	mux.HandleFunc("GET "+syncsPath, func(w http.ResponseWriter, r *http.Request) { answer(w, r, syncs, struct{}{}) })
@@ -187,6 +188,15 @@ func answer[Q comparable](w http.ResponseWriter, r *http.Request, from *paced[Q]
 	protect(w.Header())
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(data) // the client has closed the connection
+}
+
+// status is that of the command, with the sentence about the node's health.
+func (c *Config) status(ctx context.Context) ([]byte, error) {
+	s := c.Status(ctx)
+	return json.Marshal(struct {
+		*view.Status
+		Health string `json:"health"`
+	}{s, s.Health()})
 }
 
 func (c *Config) syncs(ctx context.Context) ([]byte, error) {

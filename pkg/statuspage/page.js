@@ -1,7 +1,7 @@
 "use strict";
 // Whatever comes from the API becomes a text node or the value of an attribute here, never markup; the page's policy enforces it.
 (() => {
-  const every = 2000, searchDelay = 250, limit = 20, newest = 10;
+  const every = 2000, searchDelay = 250, limit = 50, newest = 10;
   const id = name => document.getElementById(name);
 
   // el makes an element; strings among the children become text.
@@ -17,6 +17,10 @@
     e.append(...children);
     return e;
   }
+
+  // table makes a table; on a narrow screen, each cell is after the name of its column.
+  const table = (heads, rows) => el("table", {}, el("thead", {}, el("tr", {}, ...heads.map(text => el("th", {scope: "col"}, text)))), el("tbody", {}, ...rows.map(cells =>
+    el("tr", {}, ...cells.map((c, i) => el("td", {"data-label": c.label ? heads[i] : undefined, class: c.style}, c.text))))));
 
   const number = n => String(n).replace(/\B(?=(\d{3})+$)/g, "\u202f");
   const count = (n, word) => number(n) + " " + word + (n === 1 ? "" : "s");
@@ -40,74 +44,76 @@
     return answer.json();
   }
 
-  // The program
+  // The node and the program
 
-  function showState(s) {
-    const state = id("state"), wrong = s.findings.filter(f => f.severity === "wrong"), warnings = s.findings.filter(f => f.severity === "warning");
-    state.className = !s.healthy ? "bad" : warnings.length ? "warn" : "good";
-    state.textContent = (s.healthy ? "healthy" : "unhealthy") + (warnings.length ? ", " + count(warnings.length, "warning") : "");
-    document.title = (state.className === "good" ? "" : "! ") + s.node + " – kube-nftproxy";
+  function showHealth(s) {
+    const warnings = s.findings.some(f => f.severity === "warning");
+    id("health").className = !s.healthy ? "bad" : warnings ? "warn" : "good";
+    // An equal text is not set again, so that a screen reader says it once.
+    if (id("state").textContent !== s.health) id("state").textContent = s.health;
+    document.title = (s.healthy && !warnings ? "" : "! ") + s.node + " – kube-nftproxy";
     id("node").textContent = "on " + s.node;
-    id("why").replaceChildren(...wrong.map(f => el("li", {}, f.what)));
-  }
-
-  function showNumbers(s) {
-    const l = s.loop || {};
-    const list = [];
-    const add = (name, value, small, bad) => list.push(el("div", {class: bad ? "bad" : undefined}, el("dt", {}, name), el("dd", {}, value, small ? el("small", {}, small) : undefined)));
-    add("Services", number(s.counts.services));
-    add("Endpoints", number(s.counts.endpoints));
-    for (const [family, n] of Object.entries(s.counts.elements || {})) add("Elements " + family, number(n));
-    add("Pending", number(l.pending || 0), l.oldestChange ? "oldest for " + since(s, l.oldestChange) : "");
-    add("Problems", number(s.counts.problems), "objects not fully programmed", s.counts.problems > 0);
-    add("Conflicts", number(s.counts.conflicts), "addresses claimed twice", s.counts.conflicts > 0);
-    add("Repairs", number(l.repairsTotal || 0), "since the start", l.repairsTotal > 0);
-    add("Syncs", number(l.syncs || 0), "in " + span(new Date(s.time) - new Date(s.started)));
-    list.push(el("div", {class: s.api.answers ? "long" : "long bad"}, el("dt", {}, "Objects from"), el("dd", {}, s.api.source, el("small", {}, s.api.answers ? (s.api.answerMicroseconds ? "answers in " + micros(s.api.answerMicroseconds) : "") : s.api.error || "does not answer"))));
-    list.push(el("div", {class: "long"}, el("dt", {}, "Program"), el("dd", {}, s.version, el("small", {}, "kernel " + s.kernel + ", mode " + s.mode))));
-    if (l.leaseEnds) {
-      const left = new Date(l.leaseEnds) - new Date(s.time);
-      add("Lease", left > 0 ? "for " + span(left) : "expired", "renewed " + since(s, l.leaseRenewed) + " ago", left <= 0);
-    }
-    id("numbers").replaceChildren(...list);
-  }
-
-  const finding = f => el("div", {class: "finding"},
-    el("p", {}, el("strong", {class: f.severity === "wrong" ? "bad" : f.severity === "warning" ? "warn" : "dim"}, f.severity), " " + f.what),
-    f.impact ? el("p", {class: "dim"}, "impact: " + f.impact) : undefined,
-    f.fix ? el("p", {class: "dim"}, "fix: ", el("code", {}, f.fix)) : undefined,
-    f.affects ? el("p", {class: "dim"}, "affects: " + f.affects) : undefined);
-
-  function showFindings(s) {
+    const last = s.loop && s.loop.last;
+    id("facts").textContent = [count(s.counts.services, "Service") + " with " + count(s.counts.endpoints, "endpoint"), (s.families || []).join(" and "),
+      last ? "rules updated " + since(s, last.time) + " ago" : "no rules written yet" + (s.loop && s.loop.waits ? ": waiting " + s.loop.waits : "")].join(" · ");
     const notes = s.findings.filter(f => f.severity === "note"), others = s.findings.filter(f => f.severity !== "note");
-    id("findings").hidden = others.length === 0;
-    id("findings-list").replaceChildren(...others.map(finding));
+    id("findings").replaceChildren(...others.map(finding));
     id("notes").hidden = notes.length === 0;
     id("notes-count").textContent = count(notes.length, "note") + " about this node";
     id("notes-list").replaceChildren(...notes.map(finding));
   }
 
+  const facts = list => el("dl", {class: "facts"}, ...list.filter(([, text]) => text).map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text))));
+
+  const styles = {wrong: "bad", warning: "warn", note: "dim"};
+  const finding = f => el("article", {class: "card " + f.severity, "data-reason": f.reason},
+    el("h3", {}, el("span", {class: "tag " + styles[f.severity]}, f.severity), f.what),
+    el("p", {class: "dim"}, el("code", {}, f.reason), " – " + f.object),
+    facts([["Impact", f.impact], ["Fix", f.fix], ["Affects", f.affects]]));
+
+  function showNumbers(s) {
+    const l = s.loop || {}, list = [];
+    const add = (name, value, small, style) => {
+      const term = [...id("terms").children].find(d => d.firstChild.textContent === name);
+      list.push(el("div", {class: style}, el("dt", {title: term && term.lastChild.textContent}, name), el("dd", {}, value, small ? el("small", {}, small) : undefined)));
+    };
+    add("Waiting changes", number(l.pending || 0), l.oldestChange ? "the oldest for " + since(s, l.oldestChange) : "");
+    add("Rejected parts", number(s.counts.problems), "Services with such parts", s.counts.problems > 0 ? "warn" : undefined);
+    add("Address conflicts", number(s.counts.conflicts), "", s.counts.conflicts > 0 ? "warn" : undefined);
+    const elements = Object.entries(s.counts.elements || {});
+    add("Entries in the kernel", number(elements.reduce((sum, [, n]) => sum + n, 0)), elements.map(([family, n]) => family + " " + number(n)).join(", "));
+    add("Rule updates", number(l.syncs || 0), "in " + span(new Date(s.time) - new Date(s.started)));
+    add("Repairs", number(l.repairsTotal || 0), "since the start");
+    if (l.leaseEnds) {
+      const left = new Date(l.leaseEnds) - new Date(s.time);
+      add("Lease", left > 0 ? "for " + span(left) : "expired", "renewed " + since(s, l.leaseRenewed) + " ago", left > 0 ? undefined : "bad");
+    }
+    add("Objects from", s.api.source, s.api.answers ? (s.api.answerMicroseconds ? "answers in " + micros(s.api.answerMicroseconds) : "") : s.api.error || "does not answer", s.api.answers ? "long" : "long bad");
+    add("Program", s.version, "as kube-proxy’s mode " + s.mode + ", Linux " + s.kernel, "long");
+    id("numbers").replaceChildren(...list);
+  }
+
   function showRepairs(s) {
     const list = (s.loop && s.loop.repairs || []).slice().reverse();
     id("repairs").hidden = list.length === 0;
-    id("repairs-list").replaceChildren(...list.map(r => el("div", {class: "finding"}, clock(r.time) + ", " + since(s, r.time) + " ago: " + r.why + (r.by ? "; the ruleset was last changed by " + r.by : ""))));
+    id("repairs-count").textContent = list.length ? number(s.loop.repairsTotal) : "";
+    id("repairs-list").replaceChildren(...list.map(r => el("li", {}, clock(r.time) + ", " + since(s, r.time) + " ago: " + r.why + (r.by ? "; the ruleset was last changed by " + r.by : ""))));
   }
 
+  const entries = n => number(n) + (n === 1 ? " entry" : " entries");
   const names = sync => (sync.services || []).join(", ") + (sync.more ? " and " + number(sync.more) + " more" : "");
-  const kinds = {full: "full rewrite", adopted: "tables adopted, equal to the plan", partial: "changes", nothing: "nothing to send"};
+  const kinds = {full: "all rules written", adopted: "checked, all rules correct", partial: "changed Services", nothing: "nothing to change"};
   const kind = sync => (kinds[sync.kind] || sync.kind) + (sync.why ? " (" + sync.why + ")" : "");
 
   function showSyncs(s, syncs) {
     const last = syncs[syncs.length - 1];
     const failure = s.loop && s.loop.failure;
-    id("last").textContent = failure ? "Failing for " + since(s, failure.since) + ", " + count(failure.times, "time") + ": " + failure.error
-      : !last ? "None yet." : "The last sync, " + since(s, last.time) + " ago: " + kind(last) + (names(last) ? " for " + names(last) : "") + ", " +
-      count(last.elements, "element") + ", in " + micros(last.totalMicroseconds) + " (kernel " + micros(last.commitMicroseconds) + ").";
+    id("last").textContent = failure ? "Updates have failed for " + since(s, failure.since) + ", " + count(failure.times, "time") + ": " + failure.error
+      : !last ? "None yet." : "The last one, " + since(s, last.time) + " ago: " + kind(last) + (names(last) ? ": " + names(last) : "") + ", " +
+      entries(last.elements) + ", in " + micros(last.totalMicroseconds) + " (kernel " + micros(last.commitMicroseconds) + ").";
     id("last").className = failure ? "bad" : "";
-    const rows = syncs.slice(-newest).reverse().map(y => el("tr", {}, ...[clock(y.time), kind(y), micros(y.totalMicroseconds), micros(y.commitMicroseconds),
-      number(y.elements), names(y)].map(text => el("td", {}, text))));
-    id("syncs-table").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...["Time", "What", "Took", "Kernel", "Elements", "Services"].map(text =>
-      el("th", {scope: "col"}, text)))), el("tbody", {}, ...rows)));
+    id("syncs-table").replaceChildren(table(["Time", "What", "Duration", "Kernel’s part", "Entries", "Services"], syncs.slice(-newest).reverse().map(y =>
+      [clock(y.time), kind(y), micros(y.totalMicroseconds), micros(y.commitMicroseconds), number(y.elements), names(y)].map(text => ({text})))));
     plot(syncs);
   }
 
@@ -129,7 +135,7 @@
       const full = sync.kind === "full" || sync.kind === "adopted", a = x(i), b = y(times[i]);
       const mark = full ? svg("path", {d: `M${a} ${b - 6}L${a + 6} ${b}L${a} ${b + 6}L${a - 6} ${b}Z`}) : svg("circle", {cx: a, cy: b, r: sync.kind === "nothing" ? 3 : 3.5});
       mark.setAttribute("class", "sync " + sync.kind);
-      mark.append(svg("title", {}, clock(sync.time) + " " + kind(sync) + "\n" + names(sync) + "\n" + count(sync.elements, "element") + ", " + micros(sync.totalMicroseconds) +
+      mark.append(svg("title", {}, clock(sync.time) + " " + kind(sync) + "\n" + names(sync) + "\n" + entries(sync.elements) + ", " + micros(sync.totalMicroseconds) +
         " (kernel " + micros(sync.commitMicroseconds) + ")"));
       parts.push(svg("line", {class: "stem", x1: a, x2: a, y1: b, y2: sync.commitMicroseconds ? y(sync.commitMicroseconds) : b}));
       return mark;
@@ -138,22 +144,22 @@
       parts.push(svg("text", {x: left, y: height - 4}, clock(syncs[0].time)));
       parts.push(svg("text", {x: right, y: height - 4, "text-anchor": "end"}, clock(syncs[syncs.length - 1].time)));
     }
-    box.replaceChildren(svg("svg", {role: "img", "aria-label": count(syncs.length, "sync") + " and how long each took", viewBox: `0 0 ${width} ${height}`}, ...parts, ...marks));
+    box.replaceChildren(svg("svg", {role: "img", "aria-label": "The durations of the last " + count(syncs.length, "update"), viewBox: `0 0 ${width} ${height}`}, ...parts, ...marks));
   }
 
   // The Services
 
   const query = {find: "", wrong: false, offset: 0};
-  const open = new Map();
+  const open = new Set();
 
   function endpointLine(e) {
     const used = e.cluster || e.local;
     const where = e.onThisNode ? "on this node" : e.node ? "on " + e.node : "on an unknown node";
-    return el("li", {}, el("span", {class: used ? "good" : "warn"}, (used ? "+ " : "− ") + e.address), " " + e.conditions + ", " + where,
-      e.whyNot ? el("span", {class: "warn"}, " – " + e.whyNot) : undefined);
+    return el("li", {}, el("span", {class: used ? "good" : "warn"}, (used ? "+ " : "− ") + e.address), " " + e.conditions + ", " + where, e.whyNot ? " – " + e.whyNot : undefined);
   }
 
-  const opensAt = p => p.endpoints.some(e => !e.cluster && !e.local) || p.endpointCount <= 3;
+  // normal is true for a policy Local without endpoints on this node.
+  const normal = f => f.doesReason === "NoLocalEndpoints";
 
   function portPart(name, p, nodes) {
     const rows = p.frontends.map(f => {
@@ -161,36 +167,33 @@
       if (f.lostTo) notes.push("not programmed: already used by " + f.lostTo);
       if (f.does) notes.push(f.does);
       if (f.allowedSources) notes.push("allowed sources: " + f.allowedSources.join(", "));
-      const cell = (label, text, style) => el("td", {"data-label": label, class: style}, text);
-      return el("tr", {},
-        cell("", f.kind === "NodePort" ? ":" + f.address + (nodes ? " on " + nodes : "") : f.address), cell("", p.protocol), cell("", f.kind), cell("policy", f.policy),
-        cell("endpoints", f.endpoints === p.endpointCount ? String(f.endpoints) : f.endpoints + " of " + p.endpointCount, f.endpoints === 0 ? "bad" : undefined),
-        cell("connections", f.connections === undefined ? "" : number(f.connections) + (f.refused ? ", " + number(f.refused) + " refused" : "")),
-        cell("", notes.join("; "), "warn"));
+      return [
+        {text: f.kind === "NodePort" ? ":" + f.address + (nodes ? " on " + nodes : "") : f.address, style: "wide"}, {text: p.protocol}, {text: f.kind},
+        {text: f.policy, label: true},
+        {text: f.endpoints === p.endpointCount ? String(f.endpoints) : f.endpoints + " of " + p.endpointCount, label: true, style: f.endpoints === 0 && !normal(f) ? "bad" : undefined},
+        {text: f.connections === undefined ? "" : number(f.connections) + (f.refused ? ", " + number(f.refused) + " refused" : ""), label: true},
+        {text: notes.join("; "), style: f.lostTo || f.does && !normal(f) ? "wide warn" : "wide dim"}];
     });
-    const heads = ["Address", "Protocol", "Kind", "Policy", "Endpoints", "Connections", ""];
-    const parts = [el("table", {}, el("thead", {}, el("tr", {}, ...heads.map(text => el("th", {scope: "col"}, text)))), el("tbody", {}, ...rows))];
-    if (p.moreFrontends) parts.push(el("p", {class: "dim"}, "and " + number(p.moreFrontends) + " more addresses"));
-    if (p.affinitySeconds) parts.push(el("p", {class: "dim"}, "session affinity for " + p.affinitySeconds + " s"));
-    if (p.endpointCount === 0) return [...parts, el("p", {class: "bad"}, "no endpoints: " + (p.why || ""))];
-    const key = name + " " + (p.name || "") + " " + p.protocol + " " + p.family;
-    const label = count(p.endpointCount, "endpoint") + (p.name ? " of port " + p.name : "") + ", " + p.family;
-    const details = el("details", {open: open.has(key) ? open.get(key) : opensAt(p)}, el("summary", {id: "endpoints of " + key}, label),
-      el("ul", {class: "endpoints"}, ...p.endpoints.map(endpointLine), p.moreEndpoints ? el("li", {class: "dim"}, "and " + number(p.moreEndpoints) + " more: kube-nftproxy services " + name) : undefined));
-    details.addEventListener("toggle", () => open.set(key, details.open));
-    return [...parts, details];
+    const part = el("div", {class: "port"}, table(["Address", "Protocol", "Kind", "Policy", "Endpoints", "Connections", "Note"], rows));
+    if (p.moreFrontends) part.append(el("p", {class: "dim"}, "and " + number(p.moreFrontends) + " more addresses"));
+    if (p.affinitySeconds) part.append(el("p", {class: "dim"}, "session affinity for " + p.affinitySeconds + " s"));
+    if (p.endpointCount === 0) {
+      part.append(el("p", {class: "bad"}, "no endpoints: " + (p.why || "")));
+    } else {
+      part.append(el("p", {class: "dim"}, count(p.endpointCount, "endpoint") + (p.name ? " of port " + p.name : "") + ", " + p.family),
+        el("ul", {}, ...p.endpoints.map(endpointLine), p.moreEndpoints ? el("li", {class: "dim"}, "and " + number(p.moreEndpoints) + " more: kube-nftproxy services " + name) : undefined));
+    }
+    return part;
   }
 
-  function servicePart(s, nodes) {
-    const name = s.namespace + "/" + s.name;
-    const part = el("article", {class: "service" + (s.wrong ? " wrong" : ""), "data-name": name}, el("h3", {}, name));
+  // inside has all details of a Service.
+  function inside(s, name, nodes) {
+    const part = el("div", {class: "inside"}, ...s.ports.map(p => portPart(name, p, nodes.filter(a => a.includes(":") === (p.family === "IPv6")).join(", "))));
     if (s.ports.length === 0 && !s.morePorts) {
       part.append(el("p", {class: "dim"}, "Not served on this node: it is headless, of type ExternalName, without a cluster IP, or labelled for another proxy; or none of its ports can be served."));
     }
-    for (const text of s.problems || []) part.append(el("p", {class: "bad"}, "problem: " + text));
-    for (const p of s.ports) part.append(...portPart(name, p, nodes.filter(a => a.includes(":") === (p.family === "IPv6")).join(", ")));
     if (s.morePorts) part.append(el("p", {class: "dim"}, "and " + number(s.morePorts) + " more ports: kube-nftproxy services " + name));
-    if (s.unusable) part.append(el("p", {}, "endpoints that cannot be used for any port:"), el("ul", {class: "endpoints"}, ...s.unusable.map(endpointLine)));
+    if (s.unusable) part.append(el("div", {class: "port"}, el("p", {class: "dim"}, "endpoints that cannot be used for any port:"), el("ul", {}, ...s.unusable.map(endpointLine))));
     if (s.healthCheckNodePort) {
       const ready = Object.entries(s.localReady || {}).map(([family, n]) => n + " " + family).join(", ");
       part.append(el("p", {class: "dim"}, "health check node port " + s.healthCheckNodePort + ", ready endpoints on this node: " + ready));
@@ -198,19 +201,53 @@
     return part;
   }
 
+  // expandable makes an element with details that stay open or closed.
+  function expandable(name, attributes, summary, content) {
+    const e = el("details", {...attributes, open: open.has(name)}, el("summary", {id: "service " + name}, ...summary), content);
+    e.addEventListener("toggle", () => { if (e.open) open.add(name); else open.delete(name); });
+    return e;
+  }
+
+  // card shows a Service with a problem: its name, each cause with its fix, and all details.
+  function card(s, nodes) {
+    const name = s.namespace + "/" + s.name;
+    return el("article", {class: "card wrong", "data-name": name}, el("h4", {}, name),
+      el("ul", {class: "causes"}, ...s.causes.map(c => el("li", {}, facts([["Cause", c.what], ["Fix", c.fix]])))),
+      expandable(name, {}, ["Addresses and endpoints"], inside(s, name, nodes)));
+  }
+
+  // row shows another Service in one line.
+  function row(s, nodes) {
+    const name = s.namespace + "/" + s.name, fronts = s.ports.flatMap(p => p.frontends.map(f => (f.kind === "NodePort" ? ":" : "") + f.address));
+    const most = Math.max(0, ...s.ports.flatMap(p => p.frontends.map(f => f.endpoints)));
+    const total = s.ports.flatMap(p => p.frontends).reduce((sum, f) => sum + (f.connections || 0), 0);
+    const line = fronts.length === 0 ? [el("span", {class: "where"}, s.morePorts ? "many ports" : "not served here")] : [
+      el("span", {class: "where"}, fronts[0] + (fronts.length > 1 ? " +" + (fronts.length - 1) + " more" : "")), el("span", {class: "end"}, count(most, "endpoint")),
+      el("span", {class: "end more"}, count(total, "connection"))];
+    return expandable(name, {class: "row", "data-name": name}, [el("span", {class: "name"}, name), ...line], inside(s, name, nodes));
+  }
+
   let shown = "";
   function showServices(v) {
     const from = v.services.length ? v.offset + 1 : 0, to = v.offset + v.services.length;
-    id("where").textContent = v.matching === 0 ? (v.total === 0 ? "no Services" : "none of " + number(v.total)) : number(from) + " to " + number(to) + " of " + number(v.matching) +
+    id("where").textContent = v.matching === 0 ? (v.withProblem < 0 ? "" : v.total === 0 ? "no Services" : "none of " + number(v.total)) : number(from) + " to " + number(to) + " of " + number(v.matching) +
       (v.matching < v.total ? " (of " + number(v.total) + ")" : "");
     id("before").disabled = query.offset === 0;
     id("after").disabled = to >= v.matching;
+    id("before").hidden = id("after").hidden = query.offset === 0 && to >= v.matching;
     const text = JSON.stringify(v);
     if (text === shown) return;
     shown = text;
     // The element that has the keyboard focus keeps it.
-    const at = document.activeElement && document.activeElement.id;
-    id("services").replaceChildren(...v.services.map(s => servicePart(s, v.nodePortAddresses || [])));
+    const at = document.activeElement && document.activeElement.id, nodes = v.nodePortAddresses || [];
+    const wrong = v.services.filter(s => s.wrong), good = v.services.filter(s => !s.wrong);
+    const problems = Math.max(0, v.withProblem), unknown = v.withProblem < 0;
+    id("wrong-count").textContent = unknown ? "" : number(problems);
+    id("good-count").textContent = unknown ? "" : number(v.matching - problems);
+    id("good").hidden = query.wrong;
+    const none = unknown ? "Searching for problems…" : problems ? "On an earlier page." : query.find ? "None of the Services found has a problem on this node." : "No Service has a problem on this node.";
+    id("wrong-services").replaceChildren(...wrong.length ? wrong.map(s => card(s, nodes)) : [el("p", {class: unknown || problems ? "dim" : "good"}, none)]);
+    id("good-services").replaceChildren(...good.length ? good.map(s => row(s, nodes)) : [el("p", {class: "dim"}, v.matching > problems ? "On a later page." : "None.")]);
     if (at && document.activeElement.id !== at && id(at)) id(at).focus({preventScroll: true});
   }
 
@@ -231,16 +268,15 @@
       latest = syncs; // the earlier ones if the loop is too busy to answer
       heard = performance.now();
       document.documentElement.dataset.answers = ++answers;
-      showState(status);
+      showHealth(status);
       showNumbers(status);
-      showFindings(status);
       showSyncs(status, syncs);
       showRepairs(status);
       if (wanted === path()) showServices(services);
-      id("age").textContent = "as of " + clock(status.time) + ", updated every " + every / 1000 + " s";
+      id("age").textContent = "Updated at " + clock(status.time) + ", every " + every / 1000 + " s";
       id("age").className = "dim";
     } catch (e) {
-      id("age").textContent = (answers ? "no answer for " + span(performance.now() - heard) + "; the data below is old: " : "no answer: ") + e.message;
+      id("age").textContent = (answers ? "No answer for " + span(performance.now() - heard) + ". The data below is old: " : "No answer: ") + e.message;
       id("age").className = "bad";
     }
     running = false;

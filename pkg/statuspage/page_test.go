@@ -7,9 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -160,8 +162,88 @@ func TestDataIsNoMarkup(t *testing.T) {
 	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || got.Node != "</script>" {
 		t.Errorf("%v: got %+v", err, got)
 	}
+	if want := `"health":"unhealthy"`; !strings.Contains(w.Body.String(), want) {
+		t.Errorf("%s is not in %s", want, w.Body)
+	}
 	if got, want := do((&asked{}).port(), http.MethodGet, syncsPath).Body.String(), `"kind":"full"`; !strings.Contains(got, want) {
 		t.Errorf("syncs: got %s, want %s", got, want)
+	}
+}
+
+// TestTextHasContrast computes the contrast of each colour of text on each background, in both schemes, as WCAG 2 defines it.
+func TestTextHasContrast(t *testing.T) {
+	const least = 4.5
+	schemes := regexp.MustCompile(`(?s):root \{(.*?)\}`).FindAllStringSubmatch(css, -1)
+	if len(schemes) != 2 {
+		t.Fatalf("there are %d schemes of colours", len(schemes))
+	}
+	for i, scheme := range schemes {
+		light := map[string]float64{}
+		for _, m := range regexp.MustCompile(`--([\w-]+): #(\w{6});`).FindAllStringSubmatch(scheme[1], -1) {
+			light[m[1]] = luminance(t, m[2])
+		}
+		for _, text := range []string{"text", "dim", "good", "bad", "warn", "accent"} {
+			for _, back := range []string{"back", "card"} {
+				a, b := light[text], light[back]
+				if got := (max(a, b) + 0.05) / (min(a, b) + 0.05); got < least {
+					t.Errorf("scheme %d: the contrast of --%s on --%s is %.1f, want %.1f", i, text, back, got, least)
+				}
+			}
+		}
+	}
+	// Text has no other colours.
+	for _, m := range regexp.MustCompile(`[ {;]color: ([^;]*);`).FindAllStringSubmatch(css, -1) {
+		if !regexp.MustCompile(`^(inherit|var\(--(text|dim|good|bad|warn)\))$`).MatchString(m[1]) {
+			t.Errorf("text has the colour %s", m[1])
+		}
+	}
+}
+
+// luminance returns the relative luminance of a colour in hexadecimal digits, from 0 to 1.
+func luminance(t *testing.T, digits string) float64 {
+	t.Helper()
+	n, err := strconv.ParseUint(digits, 16, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := 0.0
+	for i, weight := range []float64{0.2126, 0.7152, 0.0722} {
+		c := float64(n>>(16-8*i)&0xff) / 0xff
+		if c <= 0.04045 {
+			c /= 12.92
+		} else {
+			c = math.Pow((c+0.055)/1.055, 2.4)
+		}
+		sum += weight * c
+	}
+	return sum
+}
+
+// TestThePageIsAccessible checks the language, the title, the order of headings, and the label of each field.
+func TestThePageIsAccessible(t *testing.T) {
+	for _, want := range []string{`<html lang="en">`, "<title>kube-nftproxy</title>", `<meta name="viewport" content="width=device-width, initial-scale=1">`, "<noscript>"} {
+		if !strings.Contains(html, want) {
+			t.Errorf("the page has no %s", want)
+		}
+	}
+	last := 0
+	for _, m := range regexp.MustCompile(`<h([1-6])`).FindAllStringSubmatch(html, -1) {
+		level, _ := strconv.Atoi(m[1])
+		if level > last+1 || level == 1 && last > 0 {
+			t.Errorf("a heading of level %d is after one of level %d", level, last)
+		}
+		last = level
+	}
+	for _, m := range regexp.MustCompile(`<input id="(\w+)"`).FindAllStringSubmatch(html, -1) {
+		if !strings.Contains(html, `<label for="`+m[1]+`"`) && !regexp.MustCompile(`<label[^>]*><input id="`+m[1]+`"`).MatchString(html) {
+			t.Errorf("the field %s has no label", m[1])
+		}
+	}
+	// Each term names a number of the page.
+	for _, m := range regexp.MustCompile(`<dt>([^<]*)</dt>`).FindAllStringSubmatch(html, -1) {
+		if !strings.Contains(js, `add("`+m[1]+`"`) {
+			t.Errorf("the term %s is not on the page", m[1])
+		}
 	}
 }
 

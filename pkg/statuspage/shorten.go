@@ -16,6 +16,7 @@ const (
 type services struct {
 	Total         int       `json:"total"`
 	Matching      int       `json:"matching"`
+	WithProblem   int       `json:"withProblem"`
 	Offset        int       `json:"offset"`
 	NodeAddresses []string  `json:"nodePortAddresses"`
 	Services      []service `json:"services"`
@@ -24,9 +25,11 @@ type services struct {
 // service is one Service in the answer. Items beyond the limits are only counted.
 type service struct {
 	view.Service
-	Wrong bool   `json:"wrong"`
-	Ports []port `json:"ports"`
-	More  int    `json:"morePorts,omitempty"`
+	Wrong bool `json:"wrong"`
+	// Causes replace the problems.
+	Causes []view.Cause `json:"causes,omitempty"`
+	Ports  []port       `json:"ports"`
+	More   int          `json:"morePorts,omitempty"`
 }
 
 type port struct {
@@ -41,7 +44,7 @@ type shortener struct{ lines int }
 
 func shorten(f *Found, offset int) services {
 	s := shortener{mostLines}
-	out := services{f.Total, f.Matching, offset, few(&s, f.NodeAddresses), make([]service, 0, len(f.Services))}
+	out := services{f.Total, f.Matching, f.WithProblem, offset, few(&s, f.NodeAddresses), make([]service, 0, len(f.Services))}
 	for i := range f.Services {
 		out.Services = append(out.Services, s.service(&f.Services[i]))
 	}
@@ -57,7 +60,11 @@ func few[T any](s *shortener, list []T) []T {
 
 func (s *shortener) service(v *view.Service) service {
 	out := service{Service: *v, Wrong: v.Wrong(), Ports: []port{}}
-	out.Problems = s.texts(v.Problems)
+	out.Problems = nil
+	out.Causes = few(s, v.Causes())
+	for i := range out.Causes {
+		out.Causes[i].What = short(out.Causes[i].What)
+	}
 	out.Notes = s.texts(v.Notes)
 	out.Unusable = few(s, v.Unusable)
 	for i := range v.Ports {
