@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"html"
@@ -46,6 +45,16 @@ metadata: {name: outside, namespace: default}
 spec: {type: ExternalName, externalName: example.org}
 `
 
+// longNames are Services with the longest name that an EndpointSlice can have, with and without a problem.
+func longNames() string {
+	long := deskNode + deskSlice("web", "s1", deskPort, readyPod) + deskService(1, "web", "", "")
+	for i, letter := range []string{"l", "m"} {
+		name := strings.Repeat(letter, 253)
+		long += strings.ReplaceAll(deskService(2+i, name, "externalIPs: ["+[]string{"203.0.113.9", "0.0.0.0"}[i]+"]", ""), "namespace: default", "namespace: "+strings.Repeat("n", 63))
+	}
+	return long
+}
+
 // TestStatusPage shows the status page of the built program in a real browser. $STATUS_PAGE_PICTURE names a folder for
 // screenshots.
 func TestStatusPage(t *testing.T) {
@@ -53,7 +62,11 @@ func TestStatusPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &browser{desk: newDesk(t, string(debugging)), path: chromium(t)}
+	// The last Service has no endpoints, and a part of another one's address.
+	manifests := string(debugging) + deskService(3, "zebra", "externalIPs: [203.0.113.8]", "")
+	manifests = strings.Replace(manifests, "{name: http, port: 80, protocol: TCP, nodePort: 0}", "{name: https, port: 443, protocol: TCP}", 1)
+	b := &browser{desk: newDesk(t, manifests)}
+	b.open(chromium(t))
 	if _, err := b.Pods[0].Serve(inet.TCP, backendPort); err != nil {
 		t.Fatal(err)
 	}
@@ -61,14 +74,23 @@ func TestStatusPage(t *testing.T) {
 		t.Fatal(got)
 	}
 	for i := range 3 {
-		b.moved(string(debugging), 20+i)
+		b.moved(manifests, 20+i)
 	}
-	b.change(string(debugging), "10.244.0.10:8080")
+	b.change(manifests, "10.244.0.10:8080")
 	if dir := os.Getenv("STATUS_PAGE_PICTURE"); dir != "" {
-		b.pictures(string(debugging), dir)
+		b.pictures(manifests, dir)
 	}
-	page := b.show("", "on node-1", "healthy", "default/web", "10.96.0.10:80", "10.244.0.10:8080", "default/api", "no endpoints", "default/edge",
-		":30443 on 192.0.2.1", "203.0.113.8:443", "allowed sources: 198.51.100.0/24", "policy Local", "not ready", "hinted to other zones", "1 to 3 of 3")
+	page := b.show("", "on node-1", "default/web", "10.96.0.10:80", "10.244.0.10:8080", "default/api", "no endpoints", "default/edge",
+		":30443 on 192.0.2.1", "203.0.113.8:443", "allowed sources: 198.51.100.0/24", "policy Local", "not ready", "hinted to other zones", "1 to 4 of 4")
+	b.checkFindings()
+	want := []string{"AddressConflict", "default/api", "default/zebra", "default/edge", "default/web"}
+	if diff := cmp.Diff(want, page.order()); diff != "" {
+		t.Errorf("findings, Services with a problem, other Services (-want +got):\n%s", diff)
+	}
+	if want := "203.0.113.8:443/TCP: not programmed: already used by default/edge:httpsFix" + view.FixConflict; !strings.Contains(page.text, want) {
+		t.Errorf("%q is not on the page:\n%s", want, page.text)
+	}
+	b.checkLook()
 	var syncs uint64
 	eventually(t, patience, func() error { // the loop may check the tables meanwhile
 		page, syncs = b.show(""), b.syncs()
@@ -80,31 +102,114 @@ func TestStatusPage(t *testing.T) {
 	if !strings.Contains(page.dom, `class="sync full"><title>`) || !strings.Contains(page.dom, `class="sync partial"><title>`) {
 		t.Error("the plot doesn't tell the first sync from those of changes")
 	}
-	if n := page.answers(); n < 3 {
-		t.Errorf("in 7 seconds the page has asked %d times, want once in 2", n)
-	}
 
 	// A change, and a search.
-	b.change(strings.Replace(string(debugging), "[10.244.0.10]", "[10.244.0.99]", 1), "10.244.0.99:8080")
+	b.change(strings.Replace(manifests, "[10.244.0.10]", "[10.244.0.99]", 1), "10.244.0.99:8080")
 	eventually(t, patience, func() error { // the page requests Services and syncs separately, and an answer may be half a second old
-		page = b.show("#find=DEFAULT/WE", "10.244.0.99:8080", "1 to 1 of 1 (of 3)")
+		page = b.show("#find=DEFAULT/WE", "10.244.0.99:8080", "1 to 1 of 1 (of 4)")
 		if n := page.points(); n <= syncs {
 			return fmt.Errorf("%d points are in the plot after a change; before it there were %d", n, syncs)
 		}
 		return nil
 	})
-	if diff := cmp.Diff([]string{"default/web"}, page.services()); diff != "" {
+	if diff := cmp.Diff([]string{"AddressConflict", "default/web"}, page.order()); diff != "" {
 		t.Errorf("Services that a search shows (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"default/api"}, b.show("#wrong=1").services()); diff != "" {
+	if diff := cmp.Diff(want[:3], b.show("#wrong=1").order()); diff != "" {
 		t.Errorf("Services that need attention (-want +got):\n%s", diff)
 	}
 
-	// Names that look like elements.
+	// The page refreshes itself. Names that look like elements.
+	b.show("")
 	b.change(markup, "10.244.1.40:8080")
-	page = b.show("", "default/<img src=x onerror=alert(1)>", "<b id=bold>p</b>", "on <script>document.title=1</script>", "default/outsideNot served on this node", "1 to 2 of 2")
+	page = b.shown("default/<img src=x onerror=alert(1)>", "<b id=bold>p</b>", "on <script>document.title=1</script>", "default/outsidenot served here", "1 to 2 of 2")
 	if found := regexp.MustCompile(`<(img|b|u)\b`).FindString(page.dom); found != "" || strings.Count(page.dom, "<script>") != 1 {
 		t.Errorf("a name has become an element %s>:\n%s", found, page.dom)
+	}
+
+	b.change(longNames(), "10.96.1.3:80")
+	b.show("", strings.Repeat("n", 63)+"/"+strings.Repeat("l", 253), strings.Repeat("n", 63)+"/"+strings.Repeat("m", 253), "1 to 3 of 3")
+	b.checkWidth()
+}
+
+// checkFindings compares the findings on the page with those of the command, and the page's first sentence with the command's first line.
+func (b *browser) checkFindings() {
+	b.Helper()
+	type finding struct{ Severity, Reason, Object, What, Impact, Fix, Affects string }
+	eventually(b.T, patience, func() error { // texts may have ages and numbers that change
+		var status view.Status
+		if err := b.read(&status, "status", "-o", "json"); err != nil {
+			return err
+		}
+		var want, got []finding
+		for _, f := range status.Findings {
+			want = append(want, finding{string(f.Severity), string(f.Reason), f.Object, f.What, f.Impact, f.Fix, f.Affects})
+		}
+		b.evaluate(&got, `[...document.querySelectorAll("[data-reason]")].map(e => {
+			const f = {Severity: e.className.split(" ")[1], Reason: e.dataset.reason, What: e.querySelector("h3").lastChild.textContent,
+				Object: e.querySelector("p").textContent.split(" – ").slice(1).join(" – ")};
+			for (const d of e.querySelectorAll("dl div")) f[d.firstChild.textContent] = d.lastChild.textContent;
+			return f;
+		})`)
+		if diff := cmp.Diff(want, got); diff != "" {
+			return fmt.Errorf("findings of the command and of the page (-want +got):\n%s", diff)
+		}
+		var sentence string
+		if b.evaluate(&sentence, `document.getElementById("state").textContent`); sentence != status.Health() {
+			return fmt.Errorf("the page begins with %q, want %q", sentence, status.Health())
+		}
+		return nil
+	})
+}
+
+// checkLook checks dark mode, that nothing is wider than a phone, and that the focus of the keyboard is visible.
+func (b *browser) checkLook() {
+	b.Helper()
+	b.checkWidth()
+	colours := map[string]string{}
+	for _, scheme := range []string{"light", "dark"} {
+		b.call("Emulation.setEmulatedMedia", map[string]any{"features": []any{map[string]string{"name": "prefers-color-scheme", "value": scheme}}}, nil)
+		var got string
+		b.evaluate(&got, `getComputedStyle(document.body).backgroundColor`)
+		colours[scheme] = got
+	}
+	if colours["light"] == colours["dark"] {
+		b.Errorf("the background is %s in a dark scheme, too", colours["dark"])
+	}
+	b.call("Emulation.setEmulatedMedia", map[string]any{}, nil)
+	const stops = 6
+	for range stops {
+		for _, kind := range []string{"rawKeyDown", "keyUp"} {
+			b.call("Input.dispatchKeyEvent", map[string]any{"type": kind, "key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9}, nil)
+		}
+		var at struct{ Tag, Outline string }
+		b.evaluate(&at, `(e => ({Tag: e.tagName, Outline: getComputedStyle(e).outlineStyle}))(document.activeElement)`)
+		if at.Outline == "none" || at.Tag == "BODY" {
+			b.Errorf("the focus of the keyboard is at %s, with outline %s", at.Tag, at.Outline)
+		}
+	}
+}
+
+// checkWidth opens all details, and checks that the page is never wider than its window.
+func (b *browser) checkWidth() {
+	b.Helper()
+	for _, width := range []int{400, 1280} {
+		b.resize(width)
+		var got struct {
+			Scroll, Client int
+			Wide           []string
+		}
+		b.evaluate(&got, `(() => {
+			const all = [...document.querySelectorAll("details")], open = all.filter(d => d.open), page = document.documentElement;
+			all.forEach(d => d.open = true);
+			const got = {Scroll: page.scrollWidth, Client: page.clientWidth,
+				Wide: [...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > page.clientWidth + 1).map(e => e.outerHTML.slice(0, 200))};
+			all.forEach(d => d.open = open.includes(d));
+			return got;
+		})()`)
+		if got.Client != width || got.Scroll > got.Client || len(got.Wide) > 0 {
+			b.Errorf("in a window of %d pixels, the page has %d, its visible part %d; too wide: %s", width, got.Scroll, got.Client, strings.Join(got.Wide, "\n"))
+		}
 	}
 }
 
@@ -119,12 +224,6 @@ func chromium(t testing.TB) string {
 		t.Fatal(err)
 	}
 	return path
-}
-
-// browser opens the page on the node itself.
-type browser struct {
-	*desk
-	path string
 }
 
 // change writes manifests, and waits until an endpoint is known, and everything is programmed.
@@ -153,79 +252,45 @@ func (b *browser) syncs() uint64 {
 	return s.Loop.Syncs
 }
 
-// run runs the browser, and returns its output. Any message about the page is an error. A browser that fails or hangs, as on a
-// busy machine, is restarted.
-func (b *browser) run(url string, args ...string) string {
-	b.Helper()
-	const attempts = 3
-	for i := 1; ; i++ {
-		out, said, err := b.runOnce(url, args...)
-		if err == nil {
-			if lines := regexp.MustCompile(`(?m)^.*CONSOLE.*$`).FindAllString(said, -1); len(lines) > 0 {
-				b.Errorf("the browser complains:\n%s", strings.Join(lines, "\n"))
-			}
-			return out
-		}
-		if i == attempts || b.Context().Err() != nil {
-			b.Fatalf("chromium, attempt %d: %v\n%s", i, err, said)
-		}
-		b.Logf("chromium, attempt %d: %v", i, err)
-	}
-}
-
-// runOnce returns the browser's output and log.
-func (b *browser) runOnce(url string, args ...string) (printed, log string, err error) {
-	b.Helper()
-	ctx, cancel := context.WithTimeout(b.Context(), 2*patience)
-	defer cancel()
-	profile := b.TempDir()
-	cmd := b.Node.Command(ctx, b.path, append([]string{
-		"--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-		"--disable-sync", "--disable-dev-shm-usage", "--enable-logging=stderr", "--user-data-dir=" + profile, "--virtual-time-budget=7000",
-	}, append(args, url)...)...)
-	cmd.Env = append(os.Environ(), "HOME="+profile, "TZ=UTC")
-	var out, said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &said
-	cmd.WaitDelay = time.Second
-	err = cmd.Run()
-	return out.String(), said.String(), err
-}
-
-// shown is the page in a browser after seven seconds.
-type shown struct{ dom, text string }
+// shownPage is the page in the browser.
+type shownPage struct{ dom, text string }
 
 var tags = regexp.MustCompile(`(?s)<(style|script)>.*?</(style|script)>|<[^>]*>`)
 
-// show loads the page until it has all of these texts: the shown data may be half a second old, or older on a slow machine.
-func (b *browser) show(fragment string, texts ...string) (s shown) {
+// show loads the page, and waits as shown does.
+func (b *browser) show(fragment string, texts ...string) shownPage {
+	b.Helper()
+	b.load("http://127.0.0.1:10249/status" + fragment)
+	return b.shown(texts...)
+}
+
+// shown waits until the page has all of these texts: the shown data may be half a second old, or older on a slow machine.
+func (b *browser) shown(texts ...string) (p shownPage) {
 	b.Helper()
 	eventually(b.T, patience, func() error {
-		dom := b.run("http://127.0.0.1:10249/status"+fragment, "--dump-dom")
-		s = shown{dom, html.UnescapeString(tags.ReplaceAllString(dom, ""))}
+		b.evaluate(&p.dom, "document.documentElement.outerHTML")
+		p.text = html.UnescapeString(tags.ReplaceAllString(p.dom, ""))
+		if !strings.Contains(p.dom, "data-answers=") {
+			return errors.New("the page has no answer")
+		}
 		for _, want := range texts {
-			if !strings.Contains(s.text, want) {
-				return fmt.Errorf("%q is not on the page:\n%s", want, s.text)
+			if !strings.Contains(p.text, want) {
+				return fmt.Errorf("%q is not on the page:\n%s", want, p.text)
 			}
 		}
 		return nil
 	})
-	return s
+	return p
 }
 
 // points returns the number of syncs in the plot; each point has a label.
-func (s shown) points() uint64 {
+func (s shownPage) points() uint64 {
 	return uint64(len(regexp.MustCompile(`class="sync \w+"><title>`).FindAllString(s.dom, -1)))
 }
 
-func (s shown) answers() (n int) {
-	if m := regexp.MustCompile(`<html[^>]* data-answers="(\d+)"`).FindStringSubmatch(s.dom); m != nil {
-		_, _ = fmt.Sscan(m[1], &n)
-	}
-	return n
-}
-
-func (s shown) services() (names []string) {
-	for _, m := range regexp.MustCompile(`data-name="([^"]*)"`).FindAllStringSubmatch(s.dom, -1) {
+// order returns the reasons of findings that are no notes, and the names of Services, in the order of the page.
+func (s shownPage) order() (names []string) {
+	for _, m := range regexp.MustCompile(`<(?:article|details) class="(?:card wrong|card warning|row)" data-(?:reason|name)="([^"]*)"`).FindAllStringSubmatch(s.dom, -1) {
 		names = append(names, m[1])
 	}
 	return names
@@ -255,17 +320,23 @@ func (b *browser) pictures(manifests, dir string) {
 	}
 	b.change(manifests, "10.244.0.10:8080")
 	address := b.neutral()
-	for name, args := range map[string][]string{
-		"status-page.png":        {"--window-size=1180,1650"},
-		"status-page-dark.png":   {"--window-size=1180,1650", "--blink-settings=preferredColorScheme=0"},
-		"status-page-narrow.png": {"--window-size=500,1900"},
+	for name, look := range map[string]struct {
+		width  int
+		scheme string
+	}{
+		"status-page.png": {1280, "light"}, "status-page-dark.png": {1280, "dark"}, "status-page-narrow.png": {400, "light"}, "status-page-narrow-dark.png": {400, "dark"},
 	} {
-		file := filepath.Join(dir, name)
-		b.run(address, append(args, "--hide-scrollbars", "--screenshot="+file)...)
-		if info, err := os.Stat(file); err != nil || info.Size() == 0 {
-			b.Errorf("no picture: %v", err)
+		b.resize(look.width)
+		b.call("Emulation.setEmulatedMedia", map[string]any{"features": []any{map[string]string{"name": "prefers-color-scheme", "value": look.scheme}}}, nil)
+		b.load(address)
+		b.shown("default/web")
+		var picture struct{ Data []byte }
+		b.call("Page.captureScreenshot", map[string]any{"captureBeyondViewport": true}, &picture)
+		if err := os.WriteFile(filepath.Join(dir, name), picture.Data, 0o644); err != nil {
+			b.Error(err)
 		}
 	}
+	b.call("Emulation.setEmulatedMedia", map[string]any{}, nil)
 }
 
 // neutral serves the page as the program does, without the kernel's release and paths of this test, and returns its URL.
@@ -287,6 +358,7 @@ func (b *browser) neutral() string {
 			return
 		}
 		text = kernelIs.ReplaceAll(bytes.ReplaceAll(text, []byte(b.dir), []byte("/etc/kube-nftproxy")), []byte(`"kernel":"6.18.0"`))
+		w.Header().Set("Content-Security-Policy", "img-src 'none'") // no icon is requested
 		w.WriteHeader(code)
 		_, _ = w.Write(text)
 	})}
