@@ -60,10 +60,7 @@ func TestCommandLinesEndAsThoseOfKubeProxy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ours, err := program.Build(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ours := program.BuildForTest(t)
 	file := func(text string) string {
 		path := filepath.Join(t.TempDir(), "config")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -11,7 +10,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
@@ -133,20 +131,12 @@ func TestConfined(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p, err := program.Start(t.Context(), program.Config{Host: l.Node, Path: test, Log: filepath.Join(dir, "log"), Args: []string{
+			p := program.ForTest(t, program.Config{Host: l.Node, Path: test, Args: []string{
 				confineArgs, "setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--bounding-set", "-all,+net_admin",
 				"--inh-caps", "-all,+net_admin", "--ambient-caps", "-all,+net_admin",
 				path, "--manifests", dir, "--hostname-override", "node-1",
 			}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(p.Kill)
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-			defer cancel()
-			if _, err := p.AwaitSync(ctx, p.Started()); err != nil {
-				t.Fatal(err)
-			}
+			p.Synced(t)
 			for to, proto := range map[string]inet.Protocol{"10.96.0.10:80": inet.TCP, "10.96.0.10:53": inet.UDP, "192.0.2.1:30080": inet.TCP} {
 				if a := l.Client.Probe(t.Context(), proto, netip.MustParseAddrPort(to), lab.Options{}); a.Server != "pod-0" {
 					t.Errorf("%s %s: %+v, want an answer of pod-0", proto, to, a)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -66,17 +65,8 @@ func (n *node) start(name string, number, pod int, flags ...string) *process {
 	if !slices.Contains(flags, "--master") {
 		args = append(args, "--manifests", filepath.Join(p.folder, "objects"))
 	}
-	p.Program, err = program.Start(context.WithoutCancel(n.Context()), program.Config{
-		Host: n.Node, Path: filepath.Join(p.folder, name), Args: args, Log: filepath.Join(p.folder, "log"), Env: []string{asProgram + "=1"},
-	})
-	if err != nil {
-		n.Fatal(err)
-	}
-	n.Cleanup(func() {
-		p.Kill()
-		if n.Failed() {
-			n.Logf("end of the log of process %d:\n%s", number, p.LogTail(20))
-		}
+	p.Program = program.ForTest(n.T, program.Config{
+		Host: n.Node, Path: filepath.Join(p.folder, name), Args: args, Log: filepath.Join(p.folder, fmt.Sprintf("log-%d", number)), Env: []string{asProgram + "=1"},
 	})
 	return p
 }

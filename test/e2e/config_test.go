@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"net/netip"
 	"os"
@@ -59,15 +58,9 @@ func TestKubeadmsConfiguration(t *testing.T) {
 	v := volume{t, t.TempDir()}
 	path := v.put("..1", config)
 	socket := filepath.Join(w.dir, "control.sock")
-	running, err := proxy.Start(context.WithoutCancel(t.Context()), proxy.Config{
-		Host: w.Node, Path: program, Args: []string{"--config=" + path, "--hostname-override=" + nodeName, "--control-socket=" + socket,
-			"--config-reload=exit", "--config-reload-jitter=1s"}, Log: filepath.Join(w.dir, "log"),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &daemon{running, t}
-	t.Cleanup(d.end)
+	d := run(t, proxy.Config{Host: w.Node, Path: program, Args: []string{
+		"--config=" + path, "--hostname-override=" + nodeName, "--control-socket=" + socket, "--config-reload=exit", "--config-reload-jitter=1s",
+	}})
 	d.awaitIdle(patience)
 	w.reachWeb("pod-0")
 	for _, addr := range second {

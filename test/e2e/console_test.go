@@ -45,21 +45,7 @@ func newDesk(t *testing.T, manifests string) *desk {
 		t.Fatal(err)
 	}
 	d.write(manifests)
-	var err error
-	d.program, err = proxy.Start(context.WithoutCancel(t.Context()), proxy.Config{
-		Host: d.Node, Path: program, Log: filepath.Join(d.dir, "log"),
-		Args: []string{"--manifests", filepath.Join(d.dir, "manifests"), "--hostname-override", nodeName, "--proxy-mode", "nftables",
-			"--cluster-cidr", "10.244.0.0/16", "--control-socket", d.socket, "-v", "2"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		d.program.Kill()
-		if t.Failed() {
-			t.Log(d.program.LogTail(20))
-		}
-	})
+	d.program = d.another("--cluster-cidr", "10.244.0.0/16", "-v", "2")
 	eventually(t, patience, func() error {
 		var s view.Status
 		if err := d.read(&s, "status", "-o", "json"); err != nil {

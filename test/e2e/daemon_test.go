@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -25,9 +24,6 @@ type daemon struct {
 	*proxy.Program
 	t *testing.T
 }
-
-// daemons numbers the logs.
-var daemons atomic.Int32
 
 // kubeconfig writes the file of user system:kube-proxy.
 func (w *world) kubeconfig() string {
@@ -53,23 +49,13 @@ func (w *world) startOn(h *lab.Host, kubeconfig string, flags ...string) *daemon
 		"--proxy-mode", "nftables", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2",
 		"--control-socket=", // labs share the file system
 	}, flags...)
-	running, err := proxy.Start(context.WithoutCancel(w.Context()), proxy.Config{
-		Host: h, Path: program, Args: args, Log: filepath.Join(w.dir, fmt.Sprintf("daemon-%d.log", daemons.Add(1))),
-	})
-	if err != nil {
-		w.Fatal(err)
-	}
-	d := &daemon{running, w.T}
-	w.Cleanup(d.end)
-	return d
+	return run(w.T, proxy.Config{Host: h, Path: program, Args: args})
 }
 
-// end kills the program at the end of the test and shows its log if the test has failed.
-func (d *daemon) end() {
-	d.Kill()
-	if d.t.Failed() {
-		d.t.Logf("end of %s:\n%s", filepath.Base(d.Log()), d.LogTail(20))
-	}
+// run starts a program until the end of the test.
+func run(t *testing.T, c proxy.Config) *daemon {
+	t.Helper()
+	return &daemon{proxy.ForTest(t, c), t}
 }
 
 // stop sends the first signal of systemd and the kubelet.

@@ -72,15 +72,9 @@ func (d *desk) again(flags ...string) {
 // another starts an instance of the program that reads the same folder.
 func (d *desk) another(flags ...string) *proxy.Program {
 	d.Helper()
-	p, err := proxy.Start(context.WithoutCancel(d.Context()), proxy.Config{
-		Host: d.Node, Path: program, Log: filepath.Join(d.dir, fmt.Sprintf("log-%d", len(flags))),
-		Args: append([]string{"--manifests", filepath.Join(d.dir, "manifests"), "--hostname-override", nodeName, "--proxy-mode", "nftables", "--control-socket", d.socket}, flags...),
-	})
-	if err != nil {
-		d.Fatal(err)
-	}
-	d.Cleanup(p.Kill)
-	return p
+	return proxy.ForTest(d.T, proxy.Config{Host: d.Node, Path: program, Args: append([]string{
+		"--manifests", filepath.Join(d.dir, "manifests"), "--hostname-override", nodeName, "--proxy-mode", "nftables", "--control-socket", d.socket,
+	}, flags...)})
 }
 
 // TestFindings breaks a node in many ways. Status has one finding for each, and none after the repair.

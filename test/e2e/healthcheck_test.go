@@ -10,7 +10,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -85,22 +84,12 @@ func (a asked) run(flags ...string) *proxy.Program {
 		// These would change settings of the whole machine.
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 	}, flags...)
-	running, err := proxy.Start(context.WithoutCancel(a.Context()), proxy.Config{
-		Host: a.Node, Path: a.path, Args: args, Log: filepath.Join(a.TempDir(), "log"),
-	})
-	if err != nil {
-		a.Fatal(err)
-	}
-	a.Cleanup(func() {
-		running.Kill()
+	a.Cleanup(func() { // after the program is killed
 		if out, err := a.Node.Command(context.WithoutCancel(a.Context()), "nft", "flush", "ruleset").CombinedOutput(); err != nil {
 			a.Errorf("remove the rules: %v\n%s", err, out)
 		}
-		if a.Failed() {
-			a.Logf("end of the log:\n%s", running.LogTail(20))
-		}
 	})
-	return running
+	return proxy.ForTest(a.T, proxy.Config{Host: a.Node, Path: a.path, Args: args})
 }
 
 // checked returns a Service with a health check node port.

@@ -136,18 +136,12 @@ func (s *still) serveBy(h *lab.Host) {
 	}
 }
 
-// startBy starts the program through another one, unless by is empty.
+// startBy starts the program through another one, unless by is empty. Without a log, it logs into a folder of the test.
 func (s *still) startBy(log string, by []string, flags ...string) *daemon {
 	s.Helper()
 	args := append(by, append([]string{program, "--manifests", filepath.Join(s.dir, "manifests"), "--hostname-override", nodeName,
 		"--control-socket", filepath.Join(s.dir, "control.sock"), "-v", "2"}, flags...)...)
-	running, err := proxy.Start(context.WithoutCancel(s.Context()), proxy.Config{Host: s.Node, Path: args[0], Args: args[1:], Log: log})
-	if err != nil {
-		s.Fatal(err)
-	}
-	d := &daemon{running, s.T}
-	s.Cleanup(d.end)
-	return d
+	return run(s.T, proxy.Config{Host: s.Node, Path: args[0], Args: args[1:], Log: log})
 }
 
 var webIP = netip.MustParseAddrPort("10.96.0.10:80")
@@ -156,18 +150,16 @@ var webIP = netip.MustParseAddrPort("10.96.0.10:80")
 // hangs nor damages existing rules.
 func TestFewFileDescriptorsAtTheStart(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
-	first := s.startBy(filepath.Join(s.dir, "first.log"), nil)
+	first := s.startBy("", nil)
 	eventually(t, patience, func() error { return reached(t.Context(), s.Pods[1], inet.TCP, webIP, "pod-0") })
 	first.Kill()
 	served, ended := 0, 0
 	for n := 4; n < 40; n += 4 {
-		d := s.startBy(filepath.Join(s.dir, fmt.Sprintf("few-%d.log", n)), []string{"prlimit", "--nofile=" + strconv.Itoa(n)})
+		d := s.startBy("", []string{"prlimit", "--nofile=" + strconv.Itoa(n)})
 		eventually(t, patience, func() error {
-			select {
-			case <-d.Ended():
+			if d.Exited() {
 				ended++
 				return nil
-			default:
 			}
 			if len(d.lines(`"Synced"`)) == 0 {
 				return fmt.Errorf("with %d file descriptors it neither serves nor ends: %s", n, d.LogTail(5))
@@ -175,13 +167,9 @@ func TestFewFileDescriptorsAtTheStart(t *testing.T) {
 			served++
 			return nil
 		})
-		select {
-		case <-d.Ended():
-			// The second text is from Go's runtime, before any log line.
-			if said := d.read(); !strings.Contains(said, "too many open files") && !strings.Contains(said, "epollcreate failed with 24") {
-				t.Errorf("with %d file descriptors it exits, and logs only %s", n, said)
-			}
-		default:
+		// The second text is from Go's runtime, before any log line.
+		if said := d.read(); d.Exited() && !strings.Contains(said, "too many open files") && !strings.Contains(said, "epollcreate failed with 24") {
+			t.Errorf("with %d file descriptors it exits, and logs only %s", n, said)
 		}
 		d.Kill()
 		if err := reached(t.Context(), s.Pods[1], inet.TCP, webIP, "pod-0"); err != nil {
@@ -212,7 +200,7 @@ func TestNothingCanBeWritten(t *testing.T) {
 // that of the node.
 func TestDevicesAreAddedAndRemoved(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
-	d := s.startBy(filepath.Join(s.dir, "log"), nil, "--nodeport-addresses", "192.0.2.0/24,198.51.0.0/16")
+	d := s.startBy("", nil, "--nodeport-addresses", "192.0.2.0/24,198.51.0.0/16")
 	at := netip.MustParseAddrPort("192.0.2.1:30080")
 	eventually(t, patience, func() error { return reached(t.Context(), s.Client, inet.TCP, at, "pod-0") })
 	const rounds, devices = 3, 150
@@ -285,7 +273,7 @@ func churn(devices, round int) error {
 // exists.
 func TestPodsAreRecognisedByDevicesAsTheyChange(t *testing.T) {
 	s := newStill(t, lab.Config{Pods: 2})
-	s.startBy(filepath.Join(s.dir, "log"), nil, "--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "veth-pod")
+	s.startBy("", nil, "--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "veth-pod")
 	from := s.Pods[1]
 	seenAs := func(want netip.Addr) error {
 		a := from.Probe(t.Context(), inet.TCP, webIP, lab.Options{})
@@ -324,7 +312,7 @@ func TestPodsAreRecognisedByDevicesAsTheyChange(t *testing.T) {
 func TestTheBridgeOfPodsIsAddedAndRemoved(t *testing.T) {
 	const bridge = "cni0"
 	s := newStill(t, lab.Config{Pods: 3, Bridge: bridge})
-	d := s.startBy(filepath.Join(s.dir, "log"), nil, "--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", bridge)
+	d := s.startBy("", nil, "--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", bridge)
 	from := s.Pods[2]
 	seen := func(server string, as netip.Addr) error {
 		a := from.Probe(t.Context(), inet.TCP, webIP, lab.Options{})

@@ -190,10 +190,8 @@ func (s *site) awaitOutdated(d *daemon) {
 		}
 		return nil
 	})
-	select {
-	case <-d.Ended():
+	if d.Exited() {
 		s.Errorf("the program has exited: %s", d.LogTail(3))
-	default:
 	}
 }
 

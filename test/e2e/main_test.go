@@ -21,7 +21,7 @@ import (
 var program string
 
 func TestMain(m *testing.M) {
-	code, err := run(m)
+	code, err := prepare(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-func run(m *testing.M) (int, error) {
+func prepare(m *testing.M) (int, error) {
 	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // the test's unusual objects cause warnings
 	ctx := context.Background()
 	if _, err := cluster.Build(ctx, os.Stderr); err != nil {

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -42,10 +41,8 @@ func TestMemoryLimit(t *testing.T) {
 	g := newGroup(t, limit<<20)
 	d := w.startIn(g)
 	alive := func() error {
-		select {
-		case <-d.Ended():
+		if d.Exited() {
 			t.Fatalf("with %d MiB it ended: %v; peak %d MiB, %s", limit, d.Wait(), g.peak()>>20, d.LogTail(5))
-		default:
 		}
 		return nil
 	}
@@ -126,13 +123,5 @@ func (w *world) startIn(g *group) *daemon {
 	script := "echo $$ > " + g.folder + "/cgroup.procs && " + mount + ` && exec "$@"`
 	args := []string{"-m", "sh", "-c", script, "sh", program, "--kubeconfig", w.kubeconfig(), "--hostname-override", nodeName,
 		"--proxy-mode", "nftables", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2"}
-	running, err := proxy.Start(context.WithoutCancel(w.Context()), proxy.Config{
-		Host: w.Node, Path: "unshare", Args: args, Log: filepath.Join(w.dir, fmt.Sprintf("daemon-%d.log", daemons.Add(1))),
-	})
-	if err != nil {
-		w.Fatal(err)
-	}
-	d := &daemon{running, w.T}
-	w.Cleanup(d.end)
-	return d
+	return run(w.T, proxy.Config{Host: w.Node, Path: "unshare", Args: args})
 }

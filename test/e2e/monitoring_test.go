@@ -303,26 +303,13 @@ func (w *watched) prometheus() *proxy.Program {
 	writeManifest(w, filepath.Join(dir, "targets.yaml"), w.targets())
 	writeManifest(w, filepath.Join(dir, "prometheus.yaml"), config)
 	writeManifest(w, filepath.Join(dir, "rules.yaml"), manifest(w, filepath.Join(monitoring, "rules.yaml"))["spec"])
-	p, err := proxy.Start(context.WithoutCancel(w.Context()), proxy.Config{
-		Host: w.Node, Path: filepath.Join(bin, "prometheus"), Log: filepath.Join(dir, "log"), Args: []string{
-			"--config.file=" + filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path=" + filepath.Join(dir, "data"),
-			"--web.listen-address=" + serverAddress,
-		},
-	})
-	if err != nil {
-		w.Fatal(err)
-	}
-	w.Cleanup(func() {
-		p.Kill()
-		if w.Failed() {
-			w.Logf("end of Prometheus' log:\n%s", p.LogTail(20))
-		}
-	})
+	p := proxy.ForTest(w.T, proxy.Config{Host: w.Node, Path: filepath.Join(bin, "prometheus"), Args: []string{
+		"--config.file=" + filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path=" + filepath.Join(dir, "data"),
+		"--web.listen-address=" + serverAddress,
+	}})
 	eventually(w, 2*patience, func() error {
-		select {
-		case <-p.Ended():
-			w.Fatalf("Prometheus ended: %v\n%s", p.Wait(), p.LogTail(20))
-		default:
+		if p.Exited() {
+			w.Fatalf("Prometheus ended: %v", p.Wait())
 		}
 		status, _, err := p.Get(w.Context(), "http://"+serverAddress+"/-/ready")
 		if err == nil && status != http.StatusOK {

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -217,16 +216,9 @@ func newRepaired(t *testing.T) *repaired {
 	if err != nil {
 		t.Fatal(err)
 	}
-	running, err := proxy.Start(context.WithoutCancel(t.Context()), proxy.Config{
-		Host: w.Node, Path: program, Log: filepath.Join(dir, "log"), Args: []string{
-			"--manifests", folder, "--hostname-override", nodeName, "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2",
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.daemon = &daemon{running, t}
-	t.Cleanup(w.end)
+	w.daemon = run(t, proxy.Config{Host: w.Node, Path: program, Args: []string{
+		"--manifests", folder, "--hostname-override", nodeName, "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2",
+	}})
 	w.awaitIdle(patience)
 	w.ips = []netip.AddrPort{netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("[fd00:10:96::a]:80")}
 	for _, ip := range w.ips {

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"context"
 	"path/filepath"
 	"testing"
 	"time"
@@ -27,18 +26,11 @@ func TestTwinRepair(t *testing.T) {
 			w.apply(service("web", corev1.IPv4Protocol))
 			w.apply(slice("web", "web-1", endpoint(w.Pods[0].IPv4)))
 			start := func() *proxy.Program {
-				running, err := proxy.Start(context.WithoutCancel(t.Context()), proxy.Config{
-					Host: w.Node, Path: path, Log: filepath.Join(w.dir, name+".log"), Args: []string{
-						"--kubeconfig", w.kubeconfig(), "--hostname-override", nodeName, "--proxy-mode", "nftables",
-						"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56",
-						"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
-					},
-				})
-				if err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(running.Kill)
-				return running
+				return proxy.ForTest(t, proxy.Config{Host: w.Node, Path: path, Args: []string{
+					"--kubeconfig", w.kubeconfig(), "--hostname-override", nodeName, "--proxy-mode", "nftables",
+					"--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56",
+					"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
+				}})
 			}
 			running := start()
 			to := w.clusterIPs("web")[0]

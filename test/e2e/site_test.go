@@ -163,13 +163,11 @@ func (s *site) pod(app string) (*corev1.Pod, *daemon) {
 			status, _ := json.Marshal(p.Status)
 			return fmt.Errorf("pod %s isn't ready: %s", p.Name, status)
 		}
-		select {
-		case <-running.Ended():
+		if running.Exited() {
 			return errors.New("its program has ended")
-		default:
-			d = &daemon{running, s.T}
-			return nil
 		}
+		d = &daemon{running, s.T}
+		return nil
 	})
 	return p, d
 }

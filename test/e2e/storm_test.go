@@ -191,17 +191,10 @@ func newStormy(t *testing.T, services int) *stormy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	running, err := proxy.Start(context.WithoutCancel(t.Context()), proxy.Config{
-		Host: s.Node, Path: program, Log: filepath.Join(dir, "log"), Args: []string{
-			"--kubeconfig", kubeconfig, "--hostname-override", nodeName, "--cluster-cidr", "10.244.0.0/16", "-v", "2", "--control-socket=",
-			"--min-sync-period", "1s",
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.d = &daemon{running, t}
-	t.Cleanup(s.d.end)
+	s.d = run(t, proxy.Config{Host: s.Node, Path: program, Args: []string{
+		"--kubeconfig", kubeconfig, "--hostname-override", nodeName, "--cluster-cidr", "10.244.0.0/16", "-v", "2", "--control-socket=",
+		"--min-sync-period", "1s",
+	}})
 	s.d.awaitIdle(time.Minute)
 	if err := s.Node.Do(func() (err error) { s.kernel, err = ruletable.Open(); return err }); err != nil {
 		t.Fatal(err)

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -77,16 +76,10 @@ func TestSysctlsAreThoseOfKubeProxy(t *testing.T) {
 // overKernel runs a command in a mount namespace; the first argument names the mounts.
 func (a asked) overKernel(mounts string, args ...string) *proxy.Program {
 	a.Helper()
-	running, err := proxy.Start(context.WithoutCancel(a.Context()), proxy.Config{
-		Host: a.Node, Path: "/usr/bin/unshare", Log: filepath.Join(a.TempDir(), "log"),
-		Args: append([]string{"--mount", "sh", "-ec", mounts + "\nexec \"$0\" \"$@\"", a.path, "--kubeconfig=" + a.kubeconfig(),
-			"--hostname-override=" + nodeName, "--proxy-mode=nftables", "--cluster-cidr=10.244.0.0/16"}, args...),
-	})
-	if err != nil {
-		a.Fatal(err)
-	}
-	a.Cleanup(running.Kill)
-	return running
+	return proxy.ForTest(a.T, proxy.Config{Host: a.Node, Path: "/usr/bin/unshare", Args: append([]string{
+		"--mount", "sh", "-ec", mounts + "\nexec \"$0\" \"$@\"", a.path, "--kubeconfig=" + a.kubeconfig(),
+		"--hostname-override=" + nodeName, "--proxy-mode=nftables", "--cluster-cidr=10.244.0.0/16",
+	}, args...)})
 }
 
 // setSysctls runs the program with --init-only on folders with values, and returns the written values.

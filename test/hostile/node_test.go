@@ -135,11 +135,7 @@ func newBank(t *testing.T) *node {
 func (n *node) start() {
 	n.Helper()
 	n.Program = n.run("", n.log, n.flags...)
-	ctx, cancel := context.WithTimeout(n.Context(), 10*patience)
-	defer cancel()
-	if _, err := n.AwaitSync(ctx, n.Started()); err != nil {
-		n.Fatal(err)
-	}
+	n.Synced(n.T)
 }
 
 // run starts an instance of the program, from path unless that is empty, and kills it at the end of the test.
@@ -151,12 +147,7 @@ func (n *node) run(path, log string, flags ...string) *program.Program {
 			n.Fatal(err)
 		}
 	}
-	p, err := program.Start(context.WithoutCancel(n.Context()), program.Config{Host: n.Node, Path: path, Args: flags, Log: log})
-	if err != nil {
-		n.Fatal(err)
-	}
-	n.Cleanup(p.Kill)
-	return p
+	return program.ForTest(n.T, program.Config{Host: n.Node, Path: path, Args: flags, Log: log})
 }
 
 // put writes a file of objects atomically, and replaces an existing one.

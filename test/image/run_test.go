@@ -84,16 +84,8 @@ func checkServes(t *testing.T, root string) {
 	if out, err := exec.Command("go", "build", "-o", container, "github.com/kube-nftproxy/kube-nftproxy/test/kubelet/container").CombinedOutput(); err != nil {
 		t.Fatalf("build container: %v\n%s", err, out)
 	}
-	p, err := program.Start(t.Context(), program.Config{
-		Host: l.Node, Path: container, Args: []string{mustSpec(t, root, dir)}, Log: filepath.Join(dir, "log"),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(p.Kill)
-	if _, err := p.AwaitSync(t.Context(), p.Started()); err != nil {
-		t.Fatal(err)
-	}
+	p := program.ForTest(t, program.Config{Host: l.Node, Path: container, Args: []string{mustSpec(t, root, dir)}})
+	p.Synced(t)
 	vip := netip.MustParseAddrPort("10.96.0.10:80")
 	if a := l.Client.Probe(t.Context(), inet.TCP, vip, lab.Options{}); a.Outcome != lab.Answered || a.Server != "pod-0" {
 		t.Errorf("the Service: %s, want an answer of pod-0", a)

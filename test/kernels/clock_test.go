@@ -3,7 +3,6 @@
 package kernels
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -53,18 +52,8 @@ func TestClockJumps(t *testing.T) {
 		}
 	}
 	serveBy(l.Pods[0])
-	p, err := program.Start(context.WithoutCancel(t.Context()), program.Config{
+	p := program.ForTest(t, program.Config{
 		Host: l.Node, Path: "./kube-nftproxy", Args: []string{"--manifests", folder, "--hostname-override", "node-1", "--control-socket="},
-		Log: filepath.Join(t.TempDir(), "log"),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		p.Kill()
-		if t.Failed() {
-			t.Log(p.LogTail(40))
-		}
 	})
 	reached := func(server string) error {
 		counts, err := l.Pods[2].Spread(t.Context(), inet.TCP, netip.MustParseAddrPort("10.96.0.10:80"), 1, lab.Options{})

@@ -1,9 +1,7 @@
 package matrix
 
 import (
-	"context"
 	"maps"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -25,7 +23,7 @@ const mostLines = 50
 func TestMatrix(t *testing.T) {
 	skipUpdate(t)
 	lab.ForTest(t, lab.Config{}) // skips a test without privileges before the build
-	binary := build(t)
+	binary := program.BuildForTest(t)
 	manifests := writeManifests(t)
 	tried := 0
 	report := newReport(t)
@@ -54,7 +52,7 @@ func TestMatrix(t *testing.T) {
 func TestMatrixSeesFaults(t *testing.T) {
 	skipUpdate(t)
 	lab.ForTest(t, lab.Config{})
-	binary := build(t)
+	binary := program.BuildForTest(t)
 	manifests := writeManifests(t)
 	for name, fault := range map[string]struct{ claimed, real mode }{
 		"without masquerade-all": {mode{byClusterCIDR, true}, base},
@@ -117,30 +115,10 @@ func differing(groups []group, other mode) (cells []string) {
 	return cells
 }
 
-func build(t *testing.T) string {
-	t.Helper()
-	binary, err := program.Build(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return binary
-}
-
 // start runs a program on the lab's node until the test ends, and returns after its rules are in place.
 func start(t *testing.T, l *lab.Lab, path string, flags ...string) {
 	t.Helper()
-	p, err := program.Start(context.WithoutCancel(t.Context()), program.Config{
-		Host: l.Node, Path: path, Args: flags, Log: filepath.Join(t.TempDir(), filepath.Base(path)+".log"),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(p.Kill)
-	ctx, cancel := context.WithTimeout(t.Context(), startTime)
-	defer cancel()
-	if _, err := p.AwaitSync(ctx, time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	program.ForTest(t, program.Config{Host: l.Node, Path: path, Args: flags}).Synced(t)
 }
 
 // report shows failures up to a limit, and counts the others.

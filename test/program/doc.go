@@ -3,5 +3,5 @@
 //
 // In: a lab's host, the program's path and flags.
 // Out: a running Program: its log, its HTTP ports, its metrics, the moment of its syncs.
-// Never: testing.T, a process that outlives the one that started it.
+// Never: a process that outlives the one that started it.
 package program

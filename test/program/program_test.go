@@ -27,25 +27,13 @@ status: {addresses: [{type: InternalIP, address: 192.0.2.1}, {type: InternalIP, 
 func TestSyncs(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{})
 	dir := t.TempDir()
-	path, err := Build(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := BuildForTest(t)
 	manifest := filepath.Join(dir, "cluster.yaml")
 	if err := os.WriteFile(manifest, []byte(cluster), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p, err := Start(t.Context(), Config{
-		Host: l.Node, Path: path, Args: []string{"--manifests=" + dir, "--hostname-override=node-1"}, Log: filepath.Join(dir, "log"),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(p.Kill)
-	first, err := p.AwaitSync(t.Context(), p.Started())
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := ForTest(t, Config{Host: l.Node, Path: path, Args: []string{"--manifests=" + dir, "--hostname-override=node-1"}})
+	first := p.Synced(t)
 	// Another sync has to be caused by something.
 	if err := os.WriteFile(manifest, []byte(strings.ReplaceAll(cluster, "192.0.2.1", "192.0.2.2")), 0o600); err != nil {
 		t.Fatal(err)
@@ -80,13 +68,8 @@ func TestSyncs(t *testing.T) {
 // TestTellsWhyItEnded has whoever waits for a program that has ended read why.
 func TestTellsWhyItEnded(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{})
-	p, err := Start(t.Context(), Config{
-		Host: l.Node, Path: "/bin/sh", Args: []string{"-c", "echo bad luck; exit 3"}, Log: filepath.Join(t.TempDir(), "log"),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = p.AwaitSync(t.Context(), time.Time{})
+	p := ForTest(t, Config{Host: l.Node, Path: "/bin/sh", Args: []string{"-c", "echo bad luck; exit 3"}})
+	_, err := p.AwaitSync(t.Context(), time.Time{})
 	for _, want := range []string{"sh", "exit status 3", "bad luck"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("AwaitSync() = %v, want an error with %q", err, want)
@@ -117,15 +100,9 @@ func TestStartFails(t *testing.T) {
 func TestAwaitRests(t *testing.T) {
 	const rest = 20 * time.Millisecond
 	l := lab.ForTest(t, lab.Config{})
-	p, err := Start(t.Context(), Config{
-		Host: l.Node, Path: "/bin/sleep", Args: []string{"60"}, Log: filepath.Join(t.TempDir(), "log"), Rest: rest,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(p.Kill)
+	p := ForTest(t, Config{Host: l.Node, Path: "/bin/sleep", Args: []string{"60"}, Rest: rest})
 	start, looks := time.Now(), 0
-	err = p.Await(t.Context(), time.Microsecond, "the third look", func(context.Context) error {
+	err := p.Await(t.Context(), time.Microsecond, "the third look", func(context.Context) error {
 		if looks++; looks < 3 {
 			return errors.New("not yet")
 		}

@@ -130,11 +130,8 @@ func newSoaked(t *testing.T) *soaked {
 		T: t, Lab: lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1}), size: newSize(t), dir: t.TempDir(),
 		random: rand.New(rand.NewPCG(1, 2)), faults: map[string]int{},
 	}
-	path, err := program.Build(t.Context(), s.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var l net.Listener
+	var err error
 	if err := s.Node.Do(func() error {
 		l, err = new(net.ListenConfig).Listen(t.Context(), "tcp", netip.AddrPortFrom(s.Node.IPv4, 0).String())
 		return err
@@ -163,7 +160,7 @@ func newSoaked(t *testing.T) *soaked {
 			t.Fatal(err)
 		}
 	}
-	s.program = path
+	s.program = program.BuildForTest(t)
 	s.p = s.start(s.Node, "soaked")
 	s.awaitIdle(s.p)
 	s.probe()
@@ -172,20 +169,10 @@ func newSoaked(t *testing.T) *soaked {
 
 func (s *soaked) start(h *lab.Host, name string) *program.Program {
 	s.Helper()
-	p, err := program.Start(context.WithoutCancel(s.Context()), program.Config{
+	return program.ForTest(s.T, program.Config{
 		Host: h, Path: s.program, Log: filepath.Join(s.dir, name+".log"),
 		Args: []string{"--kubeconfig", s.kubeconfig, "--hostname-override=node-1", "--cluster-cidr=10.244.0.0/16", "--proxy-mode=nftables", "--profiling"},
 	})
-	if err != nil {
-		s.Fatal(err)
-	}
-	s.Cleanup(func() {
-		p.Kill()
-		if s.Failed() {
-			s.Logf("end of the log of %s:\n%s", name, p.LogTail(20))
-		}
-	})
-	return p
 }
 
 func (s *soaked) put(resource string, o object) {

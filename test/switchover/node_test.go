@@ -3,7 +3,6 @@
 package switchover
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -41,6 +40,8 @@ var modes = []mode{
 type node struct {
 	*lab.Lab
 	*cluster
+	// test is the test of all switches on this node.
+	test *testing.T
 	mode mode
 	// dir has the programs' logs, tools the links to iptables.
 	dir, tools string
@@ -55,15 +56,12 @@ type node struct {
 // newNode returns a lab whose node reaches the API server. The lab has servers and rules of other programs, and no proxy.
 func newNode(t *testing.T, c *cluster, m mode) *node {
 	t.Helper()
-	n := &node{Lab: lab.ForTest(t, lab.Config{Pods: 4, Remotes: 1, Clients: 2}), cluster: c, mode: m, dir: t.TempDir()}
+	n := &node{Lab: lab.ForTest(t, lab.Config{Pods: 4, Remotes: 1, Clients: 2}), cluster: c, test: t, mode: m, dir: t.TempDir()}
 	forward, err := twin.Forward(n.Node, c.Server())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if n.running != nil {
-			n.running.Kill()
-		}
 		if err := forward.Close(); err != nil {
 			t.Error(err)
 		}
@@ -135,13 +133,13 @@ func exists(path string) bool {
 func (n *node) log(path string) string { return filepath.Join(n.dir, filepath.Base(path)+".log") }
 
 // launch starts a program. Both programs get the same flags, as from a DaemonSet whose image changes.
-func (n *node) launch(t *testing.T, path string) *program.Program {
-	t.Helper()
+func (n *node) launch(path string) *program.Program {
+	n.test.Helper()
 	n.logged = 0
 	if info, err := os.Stat(n.log(path)); err == nil {
 		n.logged = info.Size()
 	}
-	p, err := program.Start(context.WithoutCancel(t.Context()), program.Config{
+	return program.ForTest(n.test, program.Config{
 		Host: n.Node, Path: path, Env: n.env(), Log: n.log(path), Args: []string{
 			"--kubeconfig=" + n.kubeconfig, "--hostname-override=" + nodeName, "--proxy-mode=" + n.mode.flag, "--v=2",
 			"--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
@@ -149,10 +147,6 @@ func (n *node) launch(t *testing.T, path string) *program.Program {
 			"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
 }
 
 // settling is the timeout for actions that take a second on an idle machine.
@@ -161,14 +155,8 @@ const settling = 20 * time.Second
 // start starts a program, and returns the time until its first sync.
 func (n *node) start(t *testing.T, path string) time.Duration {
 	t.Helper()
-	n.running = n.launch(t, path)
-	ctx, cancel := context.WithTimeout(t.Context(), settling)
-	defer cancel()
-	synced, err := n.running.AwaitSync(ctx, n.running.Started())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return synced.Sub(n.running.Started())
+	n.running = n.launch(path)
+	return n.running.Synced(t).Sub(n.running.Started())
 }
 
 // stop stops the program as the kubelet does, and waits for its exit.

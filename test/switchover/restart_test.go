@@ -3,7 +3,6 @@
 package switchover
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -134,10 +133,7 @@ func newRestarting(t *testing.T, r *rand.Rand) *restarting {
 	w := &restarting{
 		Lab: lab.ForTest(t, lab.Config{Pods: 3, Remotes: 1}), r: r, folder: filepath.Join(dir, "manifests"), log: filepath.Join(dir, "log"),
 	}
-	var err error
-	if w.path, err = program.Build(t.Context(), dir); err != nil {
-		t.Fatal(err)
-	}
+	w.path = program.BuildForTest(t)
 	serve(t, w.Pods[0], w.Pods[1], w.Remotes[0])
 	if err := os.Mkdir(w.folder, 0o700); err != nil {
 		t.Fatal(err)
@@ -165,14 +161,6 @@ func newRestarting(t *testing.T, r *rand.Rand) *restarting {
 	}
 	w.write(t, "others", others...)
 	w.change(t)
-	t.Cleanup(func() {
-		if w.running != nil {
-			w.running.Kill()
-		}
-		if t.Failed() && w.running != nil {
-			t.Logf("end of the log:\n%s", w.running.LogTail(20))
-		}
-	})
 	return w
 }
 
@@ -251,26 +239,17 @@ func (w *restarting) targets() (to []netip.AddrPort) {
 
 func (w *restarting) start(t *testing.T) {
 	t.Helper()
-	var err error
-	w.running, err = program.Start(context.WithoutCancel(t.Context()), program.Config{
+	w.running = program.ForTest(t, program.Config{
 		Host: w.Node, Path: w.path, Log: w.log, Args: []string{
 			"--manifests", w.folder, "--hostname-override", "node-1", "--cluster-cidr", "10.244.0.0/16,fd00:10:244::/56", "-v", "2",
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // awaitSync waits for the first sync since the program's start.
 func (w *restarting) awaitSync(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	at, err := w.running.AwaitSync(ctx, w.running.Started())
-	if err != nil {
-		t.Fatal(err)
-	}
+	at := w.running.Synced(t)
 	if w.startup == 0 {
 		w.startup = at.Sub(w.running.Started())
 		t.Logf("the first start took %v", w.startup)

@@ -186,7 +186,7 @@ func killed(t *testing.T, n *node, r *row) {
 	n.begin(t, n.ours)
 	n.watch(t, r, func() {
 		n.stop(t)
-		n.running = n.launch(t, n.kubeProxy)
+		n.running = n.launch(n.kubeProxy)
 		n.awaitFirstRules(t)
 		n.signal(t, syscall.SIGKILL)
 		r.start = n.start(t, n.ours)
@@ -203,7 +203,7 @@ func both(t *testing.T, n *node, r *row) {
 	n.begin(t, n.kubeProxy)
 	n.watch(t, r, func() {
 		theirs := n.running
-		n.running = n.launch(t, n.ours)
+		n.running = n.launch(n.ours)
 		n.awaitLog(t, n.running, rivalMessage)
 		n.checkChange(t, r)
 		if n.leftKubeProxy(t) == "" {

@@ -108,9 +108,5 @@ func buildOlder(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Setenv("GOFLAGS", "-overlay="+filepath.Join(dir, "overlay.json"))
-	path, err := program.Build(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return program.BuildForTest(t)
 }
