@@ -62,6 +62,8 @@ type Cluster struct {
 	log       string     // the end of the names of logs
 	processes []*Process // in the order of their start
 	client    kubernetes.Interface
+	// checkpoint holds etcd's content by key.
+	checkpoint map[string][]byte
 }
 
 // Start runs etcd and kube-apiserver and returns when both serve: /readyz is ok, the Namespace default, the Service kubernetes

@@ -5,6 +5,7 @@ package cluster
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -46,6 +47,7 @@ func TestCluster(t *testing.T) {
 	t.Run("service ranges", func(t *testing.T) { testServiceCIDRs(t, c, proxy) })
 	t.Run("kubeconfig", func(t *testing.T) { testKubeconfig(t, c) })
 	t.Run("transactions", func(t *testing.T) { testTransactions(t, c) })
+	t.Run("rewind", func(t *testing.T) { testRewind(t, c) })
 	t.Run("restart", func(t *testing.T) { testRestart(t, c) })
 
 	if got := processesOf(t, dir); len(got) != 2 {
@@ -94,6 +96,34 @@ func testObjects(t *testing.T, c *Cluster, proxy kubernetes.Interface) {
 	}
 	if diff := cmp.Diff(seen{}, mustSee(t, proxy)); diff != "" {
 		t.Errorf("after Delete (-want +got):\n%s", diff)
+	}
+}
+
+// testRewind creates, changes and deletes objects. Afterwards they are as before, and a new Service may have the same addresses.
+func testRewind(t *testing.T, c *Cluster) {
+	ctx, services := t.Context(), c.Client().CoreV1().Services("default")
+	kept, created := testNode(), testService()
+	if err := errors.Join(c.Apply(ctx, kept), c.Checkpoint(ctx)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		changed, err := services.Get(ctx, "kubernetes", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed.Labels["changed"] = "yes"
+		if err := errors.Join(c.Apply(ctx, created, changed), c.Delete(ctx, kept), c.Rewind(ctx)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := services.Get(ctx, created.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Errorf("a created Service: got error %v, want NotFound", err)
+		}
+		if _, err := c.Client().CoreV1().Nodes().Get(ctx, kept.Name, metav1.GetOptions{}); err != nil {
+			t.Errorf("a deleted Node: %v", err)
+		}
+		if s, err := services.Get(ctx, "kubernetes", metav1.GetOptions{}); err != nil || s.Labels["changed"] != "" {
+			t.Errorf("a changed Service: %v, %v", s.Labels, err)
+		}
 	}
 }
 

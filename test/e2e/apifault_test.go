@@ -44,7 +44,7 @@ type besieged struct {
 // besiege creates a world with a server of faults before its API server, without the program.
 func besiege(t *testing.T) *besieged {
 	t.Helper()
-	b := &besieged{world: newWorld(t, lab.Config{Pods: 3, Remotes: 1})}
+	b := &besieged{world: ownWorld(t, lab.Config{Pods: 3, Remotes: 1})}
 	b.serve(b.Pods[0], b.Pods[1])
 	var err error
 	b.Server, err = faulty.Start(faulty.Config{

@@ -31,7 +31,7 @@ import (
 // TestConformance covers those of Kubernetes' own tests that need more than a scenario's packets. The list of all of them is
 // test/scenario/conformance.md.
 func TestConformance(t *testing.T) {
-	w := newWorld(t, lab.Config{Pods: 3, Remotes: 1})
+	w := ownWorld(t, lab.Config{Pods: 3, Remotes: 1})
 	w.serve(w.Pods[0], w.Pods[1], w.Remotes[0])
 	d := w.start()
 	d.awaitIdle(patience)

@@ -332,7 +332,7 @@ func TestStatusCommandNamesTheCause(t *testing.T) {
 
 // TestConsoleWithAnAPIServer stops the API server, and searches the archive for secrets.
 func TestConsoleWithAnAPIServer(t *testing.T) {
-	w := newWorld(t, lab.Config{Pods: 1})
+	w := ownWorld(t, lab.Config{Pods: 1})
 	socket := filepath.Join(w.dir, "control.sock")
 	d := w.start("--control-socket", socket)
 	d.awaitIdle(patience)

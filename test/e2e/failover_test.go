@@ -21,7 +21,7 @@ import (
 
 // TestAPIServerFailover kills two API servers by turns, and changes a Service on the one that is left.
 func TestAPIServerFailover(t *testing.T) {
-	w := newWorld(t, lab.Config{Pods: 3})
+	w := ownWorld(t, lab.Config{Pods: 3})
 	w.serve(w.Pods[0], w.Pods[1])
 	other, err := w.api.AddServer(t.Context())
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,10 +16,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
+	"github.com/kube-nftproxy/kube-nftproxy/test/twin"
 )
 
 // program is the path of the daemon under test.
 var program string
+
+// shared returns the cluster of all worlds that do not have their own one. It starts with the first of them.
+var shared func() (*cluster.Cluster, error)
 
 func TestMain(m *testing.M) {
 	code, err := prepare(m)
@@ -43,11 +48,17 @@ func prepare(m *testing.M) (int, error) {
 	if program, err = proxy.Build(ctx, dir); err != nil {
 		return 0, err
 	}
-	return m.Run(), nil
+	shared = sync.OnceValues(func() (*cluster.Cluster, error) {
+		c, err := cluster.Start(ctx, cluster.Config{Dir: filepath.Join(dir, "cluster")})
+		if err != nil {
+			return nil, err
+		}
+		return c, c.Checkpoint(ctx)
+	})
+	return m.Run(), nil // the kernel kills the shared cluster with this process
 }
 
-// world is a lab with a cluster on its node. The API server listens on the node's address, so that other hosts of the lab can
-// reach it.
+// world is a lab with a cluster.
 type world struct {
 	*testing.T
 	*lab.Lab
@@ -56,8 +67,32 @@ type world struct {
 	dir string
 }
 
-// newWorld starts everything except the daemon, and creates the Node. The flags are the API server's.
-func newWorld(t *testing.T, c lab.Config, flags ...string) *world {
+// newWorld returns a lab with the shared cluster, which has the Node and no object of an earlier test. The node and the other nodes
+// reach the API server at an address of their loopback interface.
+func newWorld(t *testing.T, c lab.Config) *world {
+	t.Helper()
+	w := &world{T: t, Lab: lab.ForTest(t, c), dir: t.TempDir()}
+	var err error
+	if w.api, err = shared(); err == nil {
+		err = w.api.Rewind(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range append([]*lab.Host{w.Node}, w.Remotes...) {
+		forward, err := twin.Forward(h, w.api.Server())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = forward.Close() })
+	}
+	w.apply(node())
+	return w
+}
+
+// ownWorld returns a lab with its own cluster on the node, and creates the Node. The test may stop and break the cluster. The API
+// server has the flags, and listens on the node's address, so that all hosts of the lab can reach it.
+func ownWorld(t *testing.T, c lab.Config, flags ...string) *world {
 	t.Helper()
 	w := &world{T: t, Lab: lab.ForTest(t, c), dir: t.TempDir()}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

@@ -31,7 +31,7 @@ func TestMemoryLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w := newWorld(t, lab.Config{Pods: 7, Remotes: 6})
+	w := ownWorld(t, lab.Config{Pods: 7, Remotes: 6})
 	for _, h := range append(w.Pods[:6:6], w.Remotes[:5]...) {
 		if _, err := h.ServeEcho(backendPort); err != nil {
 			t.Fatal(err)

@@ -62,7 +62,7 @@ func newSite(t *testing.T, c lab.Config, images map[string]kubelet.Image, flags 
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.world = newWorld(t, c, append(flags, "--audit-policy-file="+policy, "--audit-log-path="+s.audit)...)
+	s.world = ownWorld(t, c, append(flags, "--audit-policy-file="+policy, "--audit-log-path="+s.audit)...)
 	labelled := node()
 	labelled.Labels = map[string]string{corev1.LabelOSStable: "linux", corev1.LabelHostname: nodeName}
 	s.apply(labelled)

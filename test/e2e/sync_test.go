@@ -98,7 +98,7 @@ func (w *world) impersonate(user string) string {
 
 // TestRestartOfTheAPIServer stops the API server under the daemon: the rules stay, and later changes are programmed.
 func TestRestartOfTheAPIServer(t *testing.T) {
-	w := newWorld(t, lab.Config{Pods: 3})
+	w := ownWorld(t, lab.Config{Pods: 3})
 	w.serve(w.Pods[0], w.Pods[1])
 	w.apply(service("web"), slice("web", "web-1", endpoint(w.Pods[0].IPv4)))
 	d := w.start()
