@@ -86,20 +86,25 @@ func alertNames(rules map[string]any) (names []string) {
 	return names
 }
 
+// alertFiles are the files of testdata with series. promtool evaluates all rules at each interval of a file.
+var alertFiles = []string{"alerts.yaml", "alerts-day.yaml"}
+
 // TestAlerts makes promtool check the rules and let each alert fire, and not fire, on prepared series. It also checks that alerts
 // and runbook sections match.
 func TestAlerts(t *testing.T) {
 	dir, bin := t.TempDir(), promPrograms(t)
 	rules := manifest(t, filepath.Join(monitoring, "rules.yaml"))["spec"].(map[string]any)
 	writeManifest(t, filepath.Join(dir, "rules.yaml"), rules)
-	text, err := os.ReadFile("testdata/alerts.yaml")
-	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "alerts.yaml"), []byte(onAllNodes(string(text))), 0o600)
+	for _, file := range alertFiles {
+		text, err := os.ReadFile(filepath.Join("testdata", file))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, file), []byte(onAllNodes(string(text))), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, args := range [][]string{{"check", "rules", "rules.yaml"}, {"test", "rules", "alerts.yaml"}} {
+	for _, args := range [][]string{{"check", "rules", "rules.yaml"}, append([]string{"test", "rules"}, alertFiles...)} {
 		cmd := exec.CommandContext(t.Context(), filepath.Join(bin, "promtool"), args...)
 		cmd.Dir = dir
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -110,10 +115,11 @@ func TestAlerts(t *testing.T) {
 	fired, quiet := tried(t)
 	for _, name := range names {
 		if !fired[name] || !quiet[name] {
-			t.Errorf("%s: testdata/alerts.yaml has it fire: %t, and not fire: %t", name, fired[name], quiet[name])
+			t.Errorf("%s: testdata has it fire: %t, and not fire: %t", name, fired[name], quiet[name])
 		}
 	}
-	if text, err = os.ReadFile("../../docs/runbooks.md"); err != nil {
+	text, err := os.ReadFile("../../docs/runbooks.md")
+	if err != nil {
 		t.Fatal(err)
 	}
 	var sections []string
@@ -194,17 +200,19 @@ func daemonSetIn(t testing.TB, file string) (d appsv1.DaemonSet) {
 	return d
 }
 
-// tried returns the alerts that fire, and those that do not, in testdata/alerts.yaml.
+// tried returns the alerts that fire, and those that do not, in testdata.
 func tried(t testing.TB) (fired, quiet map[string]bool) {
 	fired, quiet = map[string]bool{}, map[string]bool{}
-	for _, c := range manifest(t, "testdata/alerts.yaml")["tests"].([]any) {
-		for _, at := range c.(map[string]any)["alert_rule_test"].([]any) {
-			a := at.(map[string]any)
-			into := quiet
-			if len(a["exp_alerts"].([]any)) > 0 {
-				into = fired
+	for _, file := range alertFiles {
+		for _, c := range manifest(t, filepath.Join("testdata", file))["tests"].([]any) {
+			for _, at := range c.(map[string]any)["alert_rule_test"].([]any) {
+				a := at.(map[string]any)
+				into := quiet
+				if len(a["exp_alerts"].([]any)) > 0 {
+					into = fired
+				}
+				into[a["alertname"].(string)] = true
 			}
-			into[a["alertname"].(string)] = true
 		}
 	}
 	return fired, quiet
