@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
 // programs are what the demo runs and is.
@@ -23,16 +24,11 @@ type programs struct{ demo, daemon, kubernetes string }
 
 func mustBuild(t *testing.T) programs {
 	t.Helper()
-	dir := t.TempDir()
-	p := programs{demo: filepath.Join(dir, "demo"), daemon: filepath.Join(dir, "kube-nftproxy")}
-	for program, source := range map[string]string{p.demo: ".", p.daemon: "../../cmd/kube-nftproxy"} {
-		cmd := exec.Command("go", "build", "-o", program, source)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("build %s: %v\n%s", source, err, out)
-		}
-	}
+	p := programs{daemon: program.BuildForTest(t)}
 	var err error
+	if p.demo, err = program.BuildCommand(t.Context(), t.TempDir(), "test/demo"); err != nil {
+		t.Fatal(err)
+	}
 	if p.kubernetes, err = cluster.Build(t.Context(), t.Output()); err != nil {
 		t.Fatal(err)
 	}

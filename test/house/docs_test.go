@@ -13,6 +13,7 @@ import (
 	"unicode"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
 // pages returns the documents.
@@ -200,7 +201,7 @@ var (
 // TestNamedFlagsExist looks up the flags in pages, alone or behind the program's name, among those of the program and its
 // commands.
 func TestNamedFlagsExist(t *testing.T) {
-	program := mustBuild(t)
+	program := program.BuildForTest(t)
 	known := map[string]bool{}
 	for _, command := range []string{"", "status", "services", "trace", "verify", "watch", "bundle", "render", "diff", "preflight", "version", "completion"} {
 		for _, m := range usage.FindAllStringSubmatch(mustSay(t, program, append(strings.Fields(command), "--help")...), -1) {

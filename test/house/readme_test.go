@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
 var update = flag.Bool("update", false, "rewrite the table of flags in README.md")
@@ -35,17 +36,7 @@ func TestReadmeHasTheFlagsOfTheProgram(t *testing.T) {
 // mustHelp returns the help of the program, built from this source.
 func mustHelp(t *testing.T) string {
 	t.Helper()
-	return mustSay(t, mustBuild(t), "--help")
-}
-
-// mustBuild builds the program from this source, and returns its path.
-func mustBuild(t *testing.T) string {
-	t.Helper()
-	program := filepath.Join(t.TempDir(), "kube-nftproxy")
-	if out, err := exec.Command("go", "build", "-o", program, module+"cmd/kube-nftproxy").CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
-	return program
+	return mustSay(t, program.BuildForTest(t), "--help")
 }
 
 // mustSay returns the output of the program.

@@ -80,9 +80,9 @@ func checkServes(t *testing.T, root string) {
 	}
 	t.Cleanup(func() { server.Close() })
 	dir := t.TempDir()
-	container := filepath.Join(dir, "container")
-	if out, err := exec.Command("go", "build", "-o", container, "github.com/kube-nftproxy/kube-nftproxy/test/kubelet/container").CombinedOutput(); err != nil {
-		t.Fatalf("build container: %v\n%s", err, out)
+	container, err := kubelet.Build(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
 	}
 	p := program.ForTest(t, program.Config{Host: l.Node, Path: container, Args: []string{mustSpec(t, root, dir)}})
 	p.Synced(t)

@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"net/http/httptest"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -50,13 +47,7 @@ type Image struct {
 
 // Build builds the command container of the module around the working directory into a folder, and returns its path.
 func Build(ctx context.Context, dir string) (string, error) {
-	path := filepath.Join(dir, "container")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, "github.com/kube-nftproxy/kube-nftproxy/test/kubelet/container")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build container: %w\n%s", err, out)
-	}
-	return path, nil
+	return program.BuildCommand(ctx, dir, "test/kubelet/container")
 }
 
 // Kubelet runs pods on a node. Its methods may be called from several goroutines.

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -53,18 +52,6 @@ type Program struct {
 	client  *http.Client
 	ended   chan struct{} // closed when it has ended and err is set
 	err     error
-}
-
-// Build builds kube-nftproxy of the module around the working directory into a folder, as a static program, and returns
-// its path.
-func Build(ctx context.Context, dir string) (string, error) {
-	path := filepath.Join(dir, "kube-nftproxy")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, "github.com/kube-nftproxy/kube-nftproxy/cmd/kube-nftproxy")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build kube-nftproxy: %w\n%s", err, out)
-	}
-	return path, nil
 }
 
 // Start starts the program. It is killed when ctx ends, and by the kernel when this process ends in any way.
