@@ -18,75 +18,36 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	objects "github.com/kube-nftproxy/kube-nftproxy/test/world"
 )
 
 const (
 	// nodeName is the lab's node, otherNode stands for all others.
-	nodeName, otherNode = "node-1", "node-2"
+	nodeName, otherNode = objects.NodeName, objects.OtherNode
 	// backendPort is the port of servers, servicePort that of Services.
-	backendPort, servicePort = 8080, 80
+	backendPort, servicePort = 8080, objects.ServicePort
 )
 
 var protocols = []inet.Protocol{inet.TCP, inet.UDP}
 
-// node returns the lab's Node as its kubelet would describe it.
-func node() *corev1.Node {
-	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: nodeName},
-		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
-			{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeInternalIP, Address: "2001:db8::1"},
-		}},
-	}
-}
+// node returns the lab's Node.
+func node() *corev1.Node { return objects.Node() }
 
 // service returns a Service in namespace default with ports 80/TCP and 80/UDP. The families default to IPv4.
 func service(name string, families ...corev1.IPFamily) *corev1.Service {
 	if len(families) == 0 {
 		families = []corev1.IPFamily{corev1.IPv4Protocol}
 	}
-	policy := corev1.IPFamilyPolicySingleStack
-	if len(families) == 2 {
-		policy = corev1.IPFamilyPolicyRequireDualStack
-	}
-	return &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
-		Spec: corev1.ServiceSpec{
-			IPFamilies: families, IPFamilyPolicy: &policy,
-			Ports: []corev1.ServicePort{
-				{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort},
-				{Name: "udp", Protocol: corev1.ProtocolUDP, Port: servicePort},
-			},
-		},
-	}
+	return objects.Service(name, families...)
 }
 
 // slice returns an EndpointSlice of a Service with ready endpoints. Its address type is that of the first one.
 func slice(service, name string, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
-	port := int32(backendPort)
-	tcp, udp, tcpName, udpName := corev1.ProtocolTCP, corev1.ProtocolUDP, "tcp", "udp"
-	s := &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "default", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: service},
-		},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Endpoints:   endpoints,
-		Ports: []discoveryv1.EndpointPort{
-			{Name: &tcpName, Protocol: &tcp, Port: &port}, {Name: &udpName, Protocol: &udp, Port: &port},
-		},
-	}
-	if len(endpoints) > 0 && netip.MustParseAddr(endpoints[0].Addresses[0]).Is6() {
-		s.AddressType = discoveryv1.AddressTypeIPv6
-	}
-	return s
+	return objects.Slice(service, name, backendPort, endpoints...)
 }
 
 // endpoint returns a ready endpoint on node-1.
-func endpoint(addr netip.Addr) discoveryv1.Endpoint {
-	ready, name := true, nodeName
-	return discoveryv1.Endpoint{
-		Addresses: []string{addr.String()}, NodeName: &name, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
-	}
-}
+func endpoint(addr netip.Addr) discoveryv1.Endpoint { return objects.Endpoint(addr, nodeName) }
 
 // elsewhere moves an endpoint to another node.
 func elsewhere(e discoveryv1.Endpoint) discoveryv1.Endpoint {

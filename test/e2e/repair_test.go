@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -19,13 +18,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	ruletable "github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
+	objects "github.com/kube-nftproxy/kube-nftproxy/test/world"
 )
 
 // faults are changes of the tables by another program, as nft's commands, with the expected reason in the log.
@@ -188,32 +188,18 @@ func newRepaired(t *testing.T) *repaired {
 		t.Fatal(err)
 	}
 	svc := balanced()
-	svc.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
 	svc.Spec.ClusterIP, svc.Spec.ClusterIPs = "10.96.0.10", []string{"10.96.0.10", "fd00:10:96::a"}
 	svc.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24", "2001:db8::/64"}
 	sticky := service("sticky", corev1.IPv4Protocol, corev1.IPv6Protocol)
-	sticky.TypeMeta = svc.TypeMeta
 	sticky.Spec.ClusterIP, sticky.Spec.ClusterIPs = "10.96.0.11", []string{"10.96.0.11", "fd00:10:96::b"}
 	sticky.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-	cidrs := map[string]any{
-		"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": map[string]any{"name": "kubernetes"},
-		"spec": map[string]any{"cidrs": []string{"10.96.0.0/16", "fd00:10:96::/112"}},
-	}
-	n := node()
-	n.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}
-	items := []any{svc, sticky, cidrs, n}
+	items := []runtime.Object{svc, sticky, objects.ServiceCIDR(), node()}
 	for i, e := range endpointsOf(w.Pods[0]) {
 		for _, name := range []string{"web", "sticky"} {
-			s := slice(name, fmt.Sprintf("%s-%d", name, i), e)
-			s.TypeMeta = metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}
-			items = append(items, s)
+			items = append(items, slice(name, fmt.Sprintf("%s-%d", name, i), e))
 		}
 	}
-	text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": items})
-	if err == nil {
-		err = os.WriteFile(filepath.Join(folder, "all.json"), text, 0o600)
-	}
-	if err != nil {
+	if err := objects.Write(folder, "all", items...); err != nil {
 		t.Fatal(err)
 	}
 	w.daemon = run(t, proxy.Config{Host: w.Node, Path: program, Args: []string{

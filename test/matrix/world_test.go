@@ -1,23 +1,19 @@
 package matrix
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/world"
 )
 
 // Ports of Services and endpoints. Every Service has a port of each protocol.
@@ -122,13 +118,9 @@ func objects() []runtime.Object {
 }
 
 func thisNode() *corev1.Node {
-	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
-		Spec:       corev1.NodeSpec{PodCIDR: "10.244.0.0/24", PodCIDRs: []string{"10.244.0.0/24", "fd00:10:244::/64"}},
-		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
-			{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeInternalIP, Address: "2001:db8::1"},
-		}},
-	}
+	n := world.Node()
+	n.Spec = corev1.NodeSpec{PodCIDR: "10.244.0.0/24", PodCIDRs: []string{"10.244.0.0/24", "fd00:10:244::/64"}}
+	return n
 }
 
 func object(i int, s service) *corev1.Service {
@@ -183,15 +175,12 @@ func endpoints(s service, f inet.Family) *discoveryv1.EndpointSlice {
 		name, protocol, port := p.String(), apiProtocol(p), int32(endpointPort)
 		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &port})
 	}
-	ready := true
 	for _, host := range s.placement.hosts() {
-		nodeName := "node-2"
+		nodeName := world.OtherNode
 		if onThisNode(host) {
-			nodeName = "node-1"
+			nodeName = world.NodeName
 		}
-		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
-			Addresses: []string{addressOf[host][f]}, NodeName: &nodeName, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
-		})
+		slice.Endpoints = append(slice.Endpoints, world.Endpoint(hostAddress(host, f), nodeName))
 	}
 	return slice
 }
@@ -212,23 +201,8 @@ var addressOf = map[string][2]string{
 func writeManifests(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	all := append(objects(), &networkingv1.ServiceCIDR{
-		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"},
-		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16", "fd00:10:96::/112"}},
-	})
-	for i, o := range all {
-		kinds, _, err := scheme.Scheme.ObjectKinds(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		o.GetObjectKind().SetGroupVersionKind(kinds[0])
-		text, err := json.Marshal(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%03d.json", i)), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+	if err := world.Write(dir, "all", append(objects(), world.ServiceCIDR())...); err != nil {
+		t.Fatal(err)
 	}
 	return dir
 }

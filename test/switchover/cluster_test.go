@@ -8,26 +8,25 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	apiserver "github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/twin"
+	"github.com/kube-nftproxy/kube-nftproxy/test/world"
 )
 
 // nodeName is the name of the Node object of each lab.
-const nodeName = "node-1"
+const nodeName = world.NodeName
 
 const (
-	servicePort = 80
+	servicePort = world.ServicePort
 	webNodePort = 30080
 	fillers     = 100
 )
@@ -70,15 +69,15 @@ func newCluster(t *testing.T) *cluster {
 	if err := c.Kubeconfig(c.kubeconfig, false); err != nil {
 		t.Fatal(err)
 	}
-	objects := []runtime.Object{thisNode(), changing(), web()}
+	objects := []runtime.Object{world.Node(), changing(), web()}
 	objects = append(objects, endpoints("web", 0, 1, remote)...)
 	objects = append(objects, endpoints("changing", 0)...)
 	for i := range fillers {
 		name := fmt.Sprintf("filler-%d", i)
-		objects = append(objects, service(name))
+		objects = append(objects, world.ServiceAt(name))
 		objects = append(objects, endpoints(name, 50+i, 51+i, remote)...)
 	}
-	sticky := service("sticky", stickyIPs...)
+	sticky := world.ServiceAt("sticky", stickyIPs...)
 	sticky.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	objects = append(append(objects, sticky), endpoints("sticky", 0, 1, remote)...)
 	c.apply(t, objects...)
@@ -105,36 +104,9 @@ func at(ip string, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(ip), port)
 }
 
-func thisNode() *corev1.Node {
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
-	for _, ip := range nodeIPs {
-		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip})
-	}
-	return n
-}
-
-// service returns a dual-stack Service with a TCP port and a UDP port.
-func service(name string, ips ...string) *corev1.Service {
-	s := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name},
-		Spec: corev1.ServiceSpec{
-			ClusterIPs: ips, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
-			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack),
-			Ports: []corev1.ServicePort{
-				{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort},
-				{Name: "udp", Protocol: corev1.ProtocolUDP, Port: servicePort},
-			},
-		},
-	}
-	if len(ips) > 0 {
-		s.Spec.ClusterIP = ips[0]
-	}
-	return s
-}
-
 // web returns the Service that the traffic uses.
 func web() *corev1.Service {
-	s := service("web", webIPs...)
+	s := world.ServiceAt("web", webIPs...)
 	s.Spec.Type = corev1.ServiceTypeLoadBalancer
 	for i := range s.Spec.Ports {
 		s.Spec.Ports[i].NodePort = webNodePort
@@ -146,38 +118,23 @@ func web() *corev1.Service {
 }
 
 // changing returns the Service whose only endpoint is replaced after a switch.
-func changing() *corev1.Service { return service("changing", changingIPs...) }
+func changing() *corev1.Service { return world.ServiceAt("changing", changingIPs...) }
 
 // remote stands for the pod on another node.
 const remote = -1
 
 // endpoints returns the EndpointSlices of a Service. Each endpoint is the number of a pod of the lab, or remote.
-func endpoints(name string, pods ...int) (out []runtime.Object) {
-	for f, kind := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
-		s := &discoveryv1.EndpointSlice{
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: metav1.NamespaceDefault, Name: name + "-" + strings.ToLower(string(kind)),
-				Labels: map[string]string{discoveryv1.LabelServiceName: name},
-			},
-			AddressType: kind,
-			Ports: []discoveryv1.EndpointPort{
-				{Name: new("tcp"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(echoPort))},
-				{Name: new("udp"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(echoPort))},
-			},
+func endpoints(name string, pods ...int) []runtime.Object {
+	var pairs [][2]discoveryv1.Endpoint
+	for _, pod := range pods {
+		// The addresses of the lab: pod-0 has 10.244.0.10 and fd00:10:244::10. IPv6 addresses count in hexadecimal.
+		ips, host := []string{fmt.Sprintf("10.244.0.%d", 10+pod), fmt.Sprintf("fd00:10:244::%x", 0x10+pod)}, nodeName
+		if pod == remote {
+			ips, host = []string{"10.244.1.10", "fd00:10:244:1::10"}, world.OtherNode
 		}
-		for _, pod := range pods {
-			// The addresses of the lab: pod-0 has 10.244.0.10 and fd00:10:244::10. IPv6 addresses count in hexadecimal.
-			ip, host := []string{fmt.Sprintf("10.244.0.%d", 10+pod), fmt.Sprintf("fd00:10:244::%x", 0x10+pod)}[f], nodeName
-			if pod == remote {
-				ip, host = []string{"10.244.1.10", "fd00:10:244:1::10"}[f], "node-2"
-			}
-			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
-				Addresses: []string{ip}, NodeName: &host, Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
-			})
-		}
-		out = append(out, s)
+		pairs = append(pairs, world.Endpoints([2]netip.Addr{netip.MustParseAddr(ips[0]), netip.MustParseAddr(ips[1])}, host))
 	}
-	return out
+	return world.Slices(name, echoPort, pairs...)
 }
 
 // effective is the longest time until a change takes effect: kube-proxy syncs once a second.
@@ -191,7 +148,7 @@ func (n *node) change(t *testing.T, within time.Duration) (took time.Duration, w
 	name, begin := fmt.Sprintf("added-%d", n.added), time.Now()
 	ip4, ip6 := fmt.Sprintf("10.96.0.%d", 100+n.added), fmt.Sprintf("fd00:10:96::%x", 0x100+n.added)
 	pod := n.replace(t)
-	n.apply(t, append([]runtime.Object{service(name, ip4, ip6)}, endpoints(name, remote)...)...)
+	n.apply(t, append([]runtime.Object{world.ServiceAt(name, ip4, ip6)}, endpoints(name, remote)...)...)
 	for {
 		wrong = n.reached(t, n.Pods[pod].Name, changingIPs...)
 		if wrong == nil {

@@ -3,7 +3,6 @@
 package switchover
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -17,11 +16,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
+	"github.com/kube-nftproxy/kube-nftproxy/test/world"
 )
 
 // restarts is the number of restarts; $RESTARTS overrides it.
@@ -138,12 +138,6 @@ func newRestarting(t *testing.T, r *rand.Rand) *restarting {
 	if err := os.Mkdir(w.folder, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	node := &corev1.Node{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
-		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
-			{Type: corev1.NodeInternalIP, Address: w.Node.IPv4.String()}, {Type: corev1.NodeInternalIP, Address: w.Node.IPv6.String()},
-		}},
-	}
 	serving := []*lab.Host{w.Pods[0], w.Pods[1], w.Remotes[0]}
 	web := numbered("web", 10, serving...)
 	svc := web[0].(*corev1.Service)
@@ -154,8 +148,8 @@ func newRestarting(t *testing.T, r *rand.Rand) *restarting {
 	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "198.51.100.10"}, {IP: "2001:db8:1::10"}}
 	sticky := numbered("sticky", 12, serving...)
 	sticky[0].(*corev1.Service).Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-	w.write(t, "still", append(append([]any{node}, web...), sticky...)...)
-	var others []any
+	w.write(t, "still", append(append([]runtime.Object{world.Node()}, web...), sticky...)...)
+	var others []runtime.Object
 	for i := range bystanders {
 		others = append(others, numbered(fmt.Sprintf("bystander-%d", i), 100+i, serving...)...)
 	}
@@ -165,52 +159,23 @@ func newRestarting(t *testing.T, r *rand.Rand) *restarting {
 }
 
 // numbered returns a Service, whose number determines its cluster IPs, and its EndpointSlices.
-func numbered(name string, number int, servers ...*lab.Host) []any {
-	ips := []string{fmt.Sprintf("10.96.%d.%d", number>>8, number&255), fmt.Sprintf("fd00:10:96::%x", number)}
-	s := &corev1.Service{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name},
-		Spec: corev1.ServiceSpec{
-			ClusterIP: ips[0], ClusterIPs: ips, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
-			Ports: []corev1.ServicePort{
-				{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80}, {Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80},
-			},
-		},
-	}
-	out := []any{s}
-	for f, kind := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
-		e := &discoveryv1.EndpointSlice{
-			TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
-			ObjectMeta: metav1.ObjectMeta{
-				Namespace: metav1.NamespaceDefault, Name: fmt.Sprintf("%s-%d", name, f), Labels: map[string]string{discoveryv1.LabelServiceName: name},
-			},
-			AddressType: kind,
-			Ports: []discoveryv1.EndpointPort{
-				{Name: new("tcp"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(echoPort))},
-				{Name: new("udp"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(echoPort))},
-			},
+func numbered(name string, number int, servers ...*lab.Host) []runtime.Object {
+	var pairs [][2]discoveryv1.Endpoint
+	for _, h := range servers {
+		node := world.NodeName
+		if strings.HasPrefix(h.Name, "remote") {
+			node = world.OtherNode
 		}
-		for _, h := range servers {
-			e.Endpoints = append(e.Endpoints, discoveryv1.Endpoint{
-				Addresses: []string{h.Addrs()[f].String()}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
-			})
-		}
-		out = append(out, e)
+		pairs = append(pairs, world.Endpoints(h.Addrs(), node))
 	}
-	return out
+	service := world.ServiceAt(name, fmt.Sprintf("10.96.%d.%d", number>>8, number&255), fmt.Sprintf("fd00:10:96::%x", number))
+	return append([]runtime.Object{service}, world.Slices(name, echoPort, pairs...)...)
 }
 
-// write writes a List of objects into the folder, atomically.
-func (w *restarting) write(t *testing.T, name string, objects ...any) {
+// write writes objects into the folder, atomically.
+func (w *restarting) write(t *testing.T, name string, objects ...runtime.Object) {
 	t.Helper()
-	text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects})
-	if err == nil {
-		err = os.WriteFile(filepath.Join(w.folder, "new"), text, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(filepath.Join(w.folder, "new"), filepath.Join(w.folder, name+".json"))
-	}
-	if err != nil {
+	if err := world.Write(w.folder, name, objects...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -220,7 +185,7 @@ func (w *restarting) change(t *testing.T) {
 	t.Helper()
 	w.changes++
 	all := []*lab.Host{w.Pods[0], w.Pods[1], w.Remotes[0]}
-	var objects []any
+	var objects []runtime.Object
 	for i := range 1 + w.r.IntN(20) {
 		w.r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 		objects = append(objects, numbered(fmt.Sprintf("changing-%d", i), 50_000+i, all[:w.r.IntN(len(all)+1)]...)...)
