@@ -7,10 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -19,8 +17,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -164,27 +160,9 @@ func (s *stormy) change(i int) {
 func newStormy(t *testing.T, services int) *stormy {
 	t.Helper()
 	s := &stormy{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 2}), services: services}
-	var l net.Listener
-	err := s.Node.Do(func() (err error) {
-		l, err = new(net.ListenConfig).Listen(t.Context(), "tcp", netip.AddrPortFrom(s.Node.IPv4, 0).String())
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.API = soak.Serve(l)
-	t.Cleanup(s.API.Close)
-	dir := t.TempDir()
-	kubeconfig := filepath.Join(dir, "kubeconfig")
-	text := "apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: \"http://" + l.Addr().String() + "\"}}]\n" +
-		"contexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n"
-	err = errors.Join(
-		os.WriteFile(kubeconfig, []byte(text), 0o600),
-		s.Put("nodes", node()),
-		s.Put("servicecidrs", &networkingv1.ServiceCIDR{
-			ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12"}},
-		}),
-	)
+	var kubeconfig string
+	s.API, kubeconfig = soak.ForTest(t, s.Node)
+	var err error
 	for i := range services {
 		err = errors.Join(err, s.Put("services", stormService(i)), s.Put("endpointslices", stormSlice(i)))
 	}
@@ -206,14 +184,11 @@ func newStormy(t *testing.T, services int) *stormy {
 func stormName(i int) string { return fmt.Sprintf("service-%d", i) }
 
 func stormService(i int) *corev1.Service {
-	ip := netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)})
-	return &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: stormName(i), UID: types.UID(stormName(i))},
-		Spec: corev1.ServiceSpec{
-			ClusterIP: ip.String(), ClusterIPs: []string{ip.String()}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-			Ports: []corev1.ServicePort{{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: servicePort}},
-		},
-	}
+	s := service(stormName(i))
+	s.UID, s.Spec.Ports = types.UID(s.Name), s.Spec.Ports[:1]
+	s.Spec.ClusterIP = netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)}).String()
+	s.Spec.ClusterIPs = []string{s.Spec.ClusterIP}
+	return s
 }
 
 func stormSlice(i int) *discoveryv1.EndpointSlice {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -23,7 +22,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -130,29 +128,7 @@ func newSoaked(t *testing.T) *soaked {
 		T: t, Lab: lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1}), size: newSize(t), dir: t.TempDir(),
 		random: rand.New(rand.NewPCG(1, 2)), faults: map[string]int{},
 	}
-	var l net.Listener
-	var err error
-	if err := s.Node.Do(func() error {
-		l, err = new(net.ListenConfig).Listen(t.Context(), "tcp", netip.AddrPortFrom(s.Node.IPv4, 0).String())
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	s.API = Serve(l)
-	t.Cleanup(s.API.Close)
-	s.kubeconfig = filepath.Join(s.dir, "kubeconfig")
-	text := "apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: \"http://" + l.Addr().String() + "\"}}]\n" +
-		"contexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n"
-	if err := os.WriteFile(s.kubeconfig, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s.put("nodes", &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "1"},
-		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}, {Type: corev1.NodeInternalIP, Address: "2001:db8::1"}}},
-	})
-	s.put("servicecidrs", &networkingv1.ServiceCIDR{
-		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/12"}},
-	})
+	s.API, s.kubeconfig = ForTest(t, s.Node)
 	s.putProbed()
 	s.restoreAll()
 	for _, proto := range []inet.Protocol{inet.TCP, inet.UDP} {
