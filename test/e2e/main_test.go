@@ -48,14 +48,17 @@ func prepare(m *testing.M) (int, error) {
 	if program, err = proxy.Build(ctx, dir); err != nil {
 		return 0, err
 	}
+	stop := func() {}
+	defer func() { stop() }()
 	shared = sync.OnceValues(func() (*cluster.Cluster, error) {
 		c, err := cluster.Start(ctx, cluster.Config{Dir: filepath.Join(dir, "cluster")})
 		if err != nil {
 			return nil, err
 		}
+		stop = c.Stop
 		return c, c.Checkpoint(ctx)
 	})
-	return m.Run(), nil // the kernel kills the shared cluster with this process
+	return m.Run(), nil
 }
 
 // world is a lab with a cluster.
