@@ -42,7 +42,7 @@ for name in "$@"; do
   kube-apiserver | kube-controller-manager | kube-proxy | kube-scheduler | kubeadm | kubectl | kubelet) ;;
   agnhost | regression-issue-74839) package=k8s.io/kubernetes/test/images/$name ;;
   ginkgo) package=github.com/onsi/ginkgo/v2/ginkgo ;;
-  e2e.test) package=k8s.io/kubernetes/test/e2e command=(go test -c) ;;
+  e2e.test) package=k8s.io/kubernetes/test/e2e command=(go test -c -vet=off) ;;
   etcd) module=$here folder=$bin package=go.etcd.io/etcd/server/v3 ;;
   containerd | containerd-shim-runc-v2 | ctr)
     module=$here/containerd folder=$bin package=github.com/containerd/containerd/v2/cmd/$name flags="-s -w"
