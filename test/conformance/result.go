@@ -183,10 +183,7 @@ func merge(runs []Run, part Run) Run {
 
 // replace returns the runs in their order on the page: newest release first, fewest nodes first, kube-nftproxy last.
 func replace(runs []Run, run Run) []Run {
-	same := func(r Run) bool {
-		return r.Kubernetes == run.Kubernetes && r.Proxy == run.Proxy && r.Nodes == run.Nodes
-	}
-	runs = append(slices.DeleteFunc(runs, same), run)
+	runs = append(slices.DeleteFunc(runs, func(r Run) bool { return same(r, run) }), run)
 	slices.SortFunc(runs, func(a, b Run) int {
 		if c := strings.Compare(b.Kubernetes, a.Kubernetes); c != 0 {
 			return c
