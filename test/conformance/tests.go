@@ -26,7 +26,7 @@ var unusable = []struct {
 	reason string
 }{
 	{regexp.MustCompile(`\[Feature:SCTPConnectivity\]`), "It needs SCTP sockets, which many kernels lack."},
-	{regexp.MustCompile(`DNS configMap|\[Provider:gce\]`), "It tests the name server of another installation."},
+	{regexp.MustCompile(`DNS configMap|(?i:\[Provider:gce\])`), "It tests the name server of another installation."},
 	{regexp.MustCompile(`provider? Internet connection`), "It needs the Internet."},
 	{regexp.MustCompile(`\[Feature:Networking-Performance\]`), "It measures iperf."},
 	{regexp.MustCompile(`\[Feature:KubeProxyNFAcct\]|recreate its iptables rules`), "It tests kube-proxy's iptables mode."},

@@ -13,6 +13,7 @@ const listing = `The following spec names can be used with 'ginkgo run --focus/s
     k8s.io/kubernetes@v1.37.2/test/e2e/network/service.go:2: [sig-network] Services should serve a basic endpoint from pods [Conformance]
     k8s.io/kubernetes@v1.37.2/test/e2e/network/service.go:3: [sig-network] Services should work after restarting apiserver [Disruptive]
     k8s.io/kubernetes@v1.37.2/test/e2e/network/service.go:4: [sig-network] Services should work after restarting kube-proxy [Disruptive]
+    k8s.io/kubernetes@v1.36.3/test/e2e/network/dns.go:5: [sig-network] DNS should provide DNS for the cluster [Provider:GCE]
     k8s.io/kubernetes@v1.37.2/test/e2e/network/netpol.go:5: [sig-network] Netpol should deny
     k8s.io/kubernetes@v1.37.2/test/e2e/network/traffic_distribution.go:6: [sig-network] Traffic Distribution should route (a|b)
     k8s.io/kubernetes@v1.37.2/test/e2e/network/networking.go:7: [sig-network] Networking IPerf2 [Feature:Networking-Performance] should run iperf2
@@ -28,7 +29,7 @@ func TestChoose(t *testing.T) {
 		want  []string
 		left  int
 	}{
-		{"two nodes", 2, "", []string{basic, restart, spread}, 2},
+		{"two nodes", 2, "", []string{basic, restart, spread}, 3},
 		{"six nodes: only what needs them", 6, "", []string{spread}, 0},
 		{"six nodes with a focus", 6, "Services", []string{basic, restart}, 1},
 	} {
