@@ -65,6 +65,10 @@ func newWorld(s settings) (*world, error) {
 	if err != nil {
 		return nil, err
 	}
+	// e2e.test leaves temporary folders, also when it only lists tests.
+	if err := os.Setenv("TMPDIR", dir); err != nil {
+		return nil, err
+	}
 	w := &world{settings: s, dir: dir, control: fmt.Sprintf("knc-%d-control", os.Getpid())}
 	for i := 1; i <= s.nodes; i++ {
 		name := fmt.Sprintf("node-%d", i)

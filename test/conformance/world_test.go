@@ -9,6 +9,18 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+// The end of a run removes its folder, and with it the temporary files of e2e.test.
+func TestTemporaryFilesAreInTheFolderOfTheRun(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir()) // restored at the end
+	w, err := newWorld(settings{root: filepath.Join(t.TempDir(), "root")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := os.TempDir(); got != w.dir {
+		t.Errorf("temporary files are in %s, want %s", got, w.dir)
+	}
+}
+
 func TestSweepRemovesFoldersOfDeadRuns(t *testing.T) {
 	dead := exec.Command("true")
 	if err := dead.Run(); err != nil {
