@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,21 +16,6 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
-
-// needIPVS skips a test if the kernel has no ipvs. The kernels of hack/kernels.sh have ipvs.
-func needIPVS(t *testing.T) {
-	t.Helper()
-	// If modules cannot be loaded, the feature is built in or missing.
-	_ = exec.Command("modprobe", "-a", "ip_vs", "ip_vs_rr", "dummy").Run()
-	switch v, err := openIPVS(nil); {
-	case err != nil:
-		t.Fatal(err)
-	case v == nil && os.Getenv("REQUIRE_IPVS") != "":
-		t.Fatal("the kernel has no ipvs, but REQUIRE_IPVS is set")
-	case v == nil:
-		t.Skip("the kernel has no ipvs; hack/kernels.sh runs this test on kernels with ipvs")
-	}
-}
 
 // kubeProxyIPVS creates the objects of mode ipvs.
 func (s *switchOver) kubeProxyIPVS(t *testing.T, b backend) {
@@ -103,7 +86,7 @@ func (s *switchOver) servers(t testing.TB) (list []string) {
 // Connections of ipvs continue until they end. Meanwhile, new connections meet the program's rules, and the node's own ports are not reachable
 // at a Service's address. After the last connection, all objects are removed.
 func TestConnectionsByIPVSAreDrained(t *testing.T) {
-	needIPVS(t)
+	lab.NeedIPVS(t)
 	for _, tc := range []struct {
 		b    backend
 		pods bool // whether local pods are detected
@@ -208,7 +191,7 @@ func (s *switchOver) isLocal(t testing.TB, a netip.Addr) (found bool) {
 // Cleanup does not wait for connections. Virtual servers at excluded addresses stay. If kube-proxy's device and sets are missing, all virtual
 // servers stay.
 func TestCleanupOfIPVS(t *testing.T) {
-	needIPVS(t)
+	lab.NeedIPVS(t)
 	s := newSwitchOver(t)
 	const somebodys = "-A -t 203.0.113.9:80 -s rr\n-a -t 203.0.113.9:80 -r 10.244.0.10:8080 -m -w 1\n-A -f 7 -s rr\n"
 	s.sh(t, somebodys, "ipvsadm", "-R")

@@ -45,8 +45,8 @@ type asked struct {
 	path string
 	// table is the name of its nftables tables.
 	table string
-	// theirs is set for kube-proxy.
-	theirs bool
+	// theirs is set for kube-proxy, and ipvs for its mode ipvs.
+	theirs, ipvs bool
 }
 
 // in returns the same for a part of the test.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"runtime"
 	"testing"
 
@@ -40,4 +41,18 @@ func ForTest(t testing.TB, c Config) *Lab {
 		}
 	})
 	return l
+}
+
+// NeedIPVS skips a test if the kernel has no ipvs, or fails it if REQUIRE_IPVS is set. The kernels of hack/kernels.sh have ipvs.
+func NeedIPVS(t testing.TB) {
+	t.Helper()
+	// If modules cannot be loaded, the feature is built in or missing.
+	_ = exec.Command("modprobe", "-a", "ip_vs", "ip_vs_rr", "dummy").Run()
+	_, err := os.Stat("/proc/net/ip_vs")
+	switch {
+	case err != nil && os.Getenv("REQUIRE_IPVS") != "":
+		t.Fatal("the kernel has no ipvs, but REQUIRE_IPVS is set")
+	case err != nil:
+		t.Skip("the kernel has no ipvs, unlike those of hack/kernels.sh")
+	}
 }
