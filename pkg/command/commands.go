@@ -98,8 +98,9 @@ func newVerifyCommand() *cobra.Command {
 	var flows bool
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Compare the tables in the kernel with the plan, element by element", Args: cobra.NoArgs,
-		Long: "The program makes a new plan from the objects of the API, so that errors of its earlier syncs are found. A difference that a second\n" +
-			"comparison no longer finds is not an error: it was a change in progress, or has been repaired. Large clusters take some seconds.\n" +
+		Long: "verify compares each rule and element in the kernel with a new plan, which the running program makes from the objects of the API. So\n" +
+			"it finds errors of earlier syncs. A difference that a second comparison no longer finds is not an error: it was a change in progress,\n" +
+			"or has been repaired. Large clusters take some seconds.\n\n" +
 			"--flows also reads connection tracking, and finds entries that contradict the present endpoints. It deletes nothing. An established\n" +
 			"TCP connection to a removed endpoint is a note, not an error: no proxy cuts such connections.",
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -30,15 +31,22 @@ func diffCommand() *cobra.Command {
 with "-" are only in the kernel, lines with "+" only in the plan. Elements that packets add, and the element "state", are not compared.
 
 The configuration is that of the running program. Each given flag of the daemon replaces a setting, and --config replaces the whole
-file, so that diff shows the effect of a change before it is made. Without -f, the objects are those of the running program. With
--f, its Node and ServiceCIDRs are used if the manifests have none.
+file, so that diff shows the effect of a change before it is made; - stands for standard input. Without -f, the objects are those of
+the running program. With -f, its Node and ServiceCIDRs are used if the manifests have none.
 
 To find errors of the running program itself, use verify. If no program runs, set -f and all flags of the daemon.`,
 		Example: `  kube-nftproxy diff --nodeport-addresses=primary
   kube-nftproxy diff --config new.conf
+  kubectl nftproxy node-1 diff --config - < new.conf
   kubectl get services,endpointslices -A -o yaml | kube-nftproxy diff -f -`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.File == "-" {
+				if from == "-" {
+					return errors.New("-f and --config cannot both be standard input")
+				}
+				o.File = "/proc/self/fd/0"
+			}
 			kernel, err := apply.Open()
 			if err != nil {
 				return err

@@ -21,9 +21,9 @@ func newWatchCommand() *cobra.Command {
 	var s selection
 	cmd := &cobra.Command{
 		Use: "watch [NAMESPACE/NAME | svc/NAME | NAMESPACE/]...", Short: "Show changes as they are committed",
-		Long: "The output has one line for each Service in each committed batch: added and removed endpoints and addresses, the number of elements,\n" +
+		Long: "watch prints one line for each Service in each committed batch: added and removed endpoints and addresses, the number of elements,\n" +
 			"and the microseconds of planning and of the kernel. If the terminal is too slow, a line has the number of skipped batches.\n" +
-			"With names or a namespace, it has only their Services, full rewrites and failures. Interrupt the command to stop it.",
+			"With names or a namespace, it prints only their Services, full rewrites and failures. Interrupt the command to stop it.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := s.parse(args); err != nil {
 				return err

@@ -34,7 +34,8 @@ func newServicesCommand() *cobra.Command {
 		Short: "Show Services as this node serves them",
 		Long: `Without names, services shows each address and port with its policy, affinity and endpoints. For names and addresses, it also shows
 each endpoint with its pod, and the reason if an endpoint is not used: not ready, terminating, hinted to another zone, or not on this
-node. An address finds the Services that have it as a cluster IP, a load-balancer IP or an external IP, or as an endpoint.
+node. An address finds the Services that have it as a cluster IP, a load-balancer IP or an external IP, or as an endpoint. A number finds
+the Service with this node port.
 
 -o wide puts all notes of an address on one line, and adds EndpointSlices. For names and addresses, and with --wrong, the exit code
 is 1 if a Service has a problem, such as a port without endpoints. --try connects to the endpoints, to find closed ports and deleted

@@ -28,7 +28,8 @@ func newVersionCommand(version string) *cobra.Command {
 	var client bool
 	cmd := &cobra.Command{
 		Use: "version", Short: "Show the versions of this program file and of the running program", Args: cobra.NoArgs,
-		Long: "The versions differ if the program file was replaced after the start of the running program.",
+		Long: "version shows the versions of this program file and of the running program. They differ if the program file was replaced after the\n" +
+			"start of the running program.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := versions{Version: version, GoVersion: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 			var running view.Settings

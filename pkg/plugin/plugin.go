@@ -211,7 +211,7 @@ func (o *options) one(ctx context.Context, p proxyPod, args []string, out, errs 
 	if args[0] == "bundle" && len(args) == 1 {
 		return o.bundle(ctx, p, errs)
 	}
-	if args[0] != "bundle" && (slices.Contains(args, "-") || slices.Contains(args, "/dev/stdin")) {
+	if args[0] != "bundle" && slices.Contains(args, "-") {
 		s.in = o.in
 	}
 	if f, ok := out.(*os.File); ok && s.in == nil {

@@ -255,7 +255,7 @@ func TestCommandsOnNodes(t *testing.T) {
 		"--slector app=x status":                      {"kubectl nftproxy: unknown flag: --slector; did you mean --selector?\n", 2},
 		"--version":                                   {"kubectl nftproxy version v1\n", 0},
 		"preflight":                                   {"kubectl nftproxy: preflight needs a node: kubectl nftproxy NODE preflight, or --all\n", 2},
-		"node-1 diff --config /dev/stdin":             {"node-1 ran diff --config /dev/stdin < input\n", 0},
+		"node-1 diff --config -":                      {"node-1 ran diff --config - < input\n", 0},
 		"--of cart status":                            {"kubectl nftproxy: --of takes NAMESPACE/POD\n", 2},
 		"--parallel 0 status":                         {"kubectl nftproxy: --parallel must be at least 1\n", 2},
 		"node-3 status":                               {"kubectl nftproxy: no pod of kube-nftproxy runs on node node-3 (namespace kube-system, selector \"k8s-app in (kube-nftproxy, kube-proxy)\")\n", 2},

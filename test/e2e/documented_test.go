@@ -113,7 +113,7 @@ var documented = []struct {
 	{"kube-nftproxy services svc/default/web 10.244.1.30:8443 30443", says(`(?s)Service default/edge\n.*Service default/web\n`)},
 	{"kube-nftproxy services -n default --sort-by .name -o name", says(`service/default/api\n(.*\n)*service/default/edge\n`)},
 	{"kube-nftproxy trace node svc/default/web:http", says(`Service port: default/web:http\n`)},
-	{"diff --config FILE", ends(1, `(?m)^[+-] ip `, "FILE", "/dev/stdin < new.conf")},
+	{"diff --config FILE", ends(1, `(?m)^[+-] ip `, "FILE", "- < new.conf")},
 	{"diff --nodeport-addresses=primary", says(`^$`)},
 	{"services NAMESPACE/NAME", says(`Service default/web\n`, "NAMESPACE/NAME", "default/web")},
 	{"services NAMESPACE/NAME --try", says(`\+ 10\.244\.0\.10:8080 .* answers in `, "NAMESPACE/NAME", "default/web")},
