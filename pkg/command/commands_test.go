@@ -241,7 +241,7 @@ func TestExitCodes(t *testing.T) {
 		{good, "trace x 10.96.0.1:80", exitUnable}, {good, "trace 10.0.0.1 x", exitUnable}, {good, "trace 10.0.0.1", exitUnable}, {silent, "trace node svc/shop/web", exitUnable},
 		{good, "render", exitUnable}, {good, "render -f /nonexistent", exitUnable}, {good, "render --nosuch", exitUnable},
 		{silent, "preflight extra", exitUnable}, {silent, "preflight -o name", exitUnable}, // test/e2e has the other codes
-		{silent, "diff", exitUnable}, {good, "diff -f - --config -", exitUnable}, {good, "diff extra", exitUnable}, {good, "diff --nosuch", exitUnable},
+		{silent, "diff", exitUnable}, {good, "diff extra", exitUnable}, {good, "diff --nosuch", exitUnable},
 	} {
 		tested[strings.Fields(c.args)[0]] = true
 		if out, code := c.program.run(c.args); code != c.code {

@@ -412,6 +412,9 @@ func TestDiff(t *testing.T) {
 	if out, err := l.run(diffCommand()); err == nil || errors.Is(err, errWrong) {
 		t.Errorf("without -f: error %v, output %q", err, out)
 	}
+	if _, err := l.run(diffCommand(), "--service-proxy-name=nosuch"); err == nil || !strings.Contains(err.Error(), "control-nosuch.sock") {
+		t.Errorf("error %v, want that no program with this name answers", err)
+	}
 }
 
 // TestRender: a folder, a file and standard input give the same output, and nft accepts it.

@@ -83,7 +83,7 @@ var documented = []struct {
 	{"kubectl -n kube-system get pods -l k8s-app=kube-nftproxy -o wide", says(`kube-nftproxy-\w+ +1/1 +Running .* node-1 `)},
 	{"kubectl -n kube-system exec kube-nftproxy-x7f2p -- kube-nftproxy status", says(`health +healthy[,\n]`, "kube-nftproxy-x7f2p", "$POD")},
 	{"kubectl nftproxy node-1 status", says(`(?s)health +healthy[,\n].*API server +https://`)},
-	{"kubectl nftproxy status", says(`(?s)NODE +HEALTH +VERSION +LAST SYNC +PROBLEMS\nnode-1 +healthy .* none\n.*1 nodes, 1 without`)},
+	{"kubectl nftproxy status", says(`(?s)NODE +HEALTH +VERSION +LAST SYNC +PROBLEMS\nnode-1 +healthy .* none\n.*1 node, 1 without`)},
 	{"kubectl nftproxy node-1 services", says(`default/web:http +ClusterIP `)},
 	{"kubectl nftproxy --of default/cart status", says(`health +healthy[,\n]`)},
 	{"kubectl nftproxy --all verify", says(`^node-1: OK: 2 tables`)},
