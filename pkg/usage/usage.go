@@ -2,6 +2,7 @@
 //
 // In: a word, the known words; or the error of a command line and its command.
 // Out: the end of an error message.
+// Never: prints or exits.
 package usage
 
 import (
