@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
@@ -24,6 +25,8 @@ const (
 type Options struct {
 	// IgnoreExternalIPs ignores spec.externalIPs (feature gate AllowServiceExternalIPs=false).
 	IgnoreExternalIPs bool
+	// Method is the way to choose endpoints of Services without an annotation for it.
+	Method balance.Method
 	// Limits bound the cost of one Service.
 	Limits Limits
 }
@@ -118,7 +121,7 @@ func (b *builder) service() {
 	b.clusterIPs()
 	ports, nodePorts := b.usablePorts()
 	b.addresses(len(ports), nodePorts)
-	b.ports(ports, nodePorts, b.affinity())
+	b.ports(ports, nodePorts, b.affinity(), b.method())
 	b.healthCheck()
 }
 
@@ -471,7 +474,7 @@ type port struct {
 }
 
 // ports sets the service ports with their frontends, without endpoints.
-func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration) {
+func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration, method balance.Method) {
 	nPorts, nFronts := 0, 0
 	for f := range inet.Families {
 		if b.cluster[f].IsValid() {
@@ -497,6 +500,7 @@ func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration) {
 				Protocol:  ports[i].protocol,
 				Family:    f,
 				Affinity:  affinity,
+				Method:    method,
 				Frontends: fronts[start:len(fronts):len(fronts)],
 			})
 			b.out.Ports = append(b.out.Ports, &made[len(made)-1])
@@ -628,6 +632,32 @@ func portNumber(n int32) (uint16, bool) {
 	return uint16(n), true
 }
 
+// limitSlots makes the choice of all endpoints random and equal if the tables of the Service exceed the limit. It counts all endpoints, in each
+// list that is in use, so that all nodes decide alike.
+func (b *builder) limitSlots() {
+	n, most := 0, b.limits.Slots
+	for i, sp := range b.out.Ports {
+		m := &b.groups.list[i].merged
+		if sp.Method.Key == balance.Chance && m.weights == nil {
+			continue
+		}
+		slots := sp.Method.Slots(len(m.addrs), balance.Reduce(m.weights))
+		if slots > balance.Most {
+			slots = most + 1
+		}
+		if n += slots; slices.ContainsFunc(sp.Frontends, func(f Frontend) bool { return f.Local }) {
+			n += slots
+		}
+	}
+	if n <= most {
+		return
+	}
+	for _, sp := range b.out.Ports {
+		sp.Method, sp.ClusterWeights, sp.LocalWeights = balance.Method{}, nil, nil
+	}
+	b.exceeds(LimitSlots, "EndpointSlices", n, most, "endpoints are chosen at random, with equal shares", "use smaller tables and weights, or divide the Service")
+}
+
 // finish selects the endpoints of each service port, counts those of this node, and lists the problems.
 func (b *builder) finish() {
 	most, excess, ports := b.limits.PortEndpoints, 0, 0
@@ -639,6 +669,7 @@ func (b *builder) finish() {
 		}
 		sp.choose(&m)
 	}
+	b.limitSlots()
 	if ports > 0 {
 		b.exceeds(LimitPortEndpoints, "EndpointSlices", excess, most, fmt.Sprintf("%d ports do not use all of their endpoints", ports),
 			"ready ones are kept before others, and lower addresses before higher ones; divide the Service")

@@ -43,6 +43,8 @@ type Candidate struct {
 	Slice, Node string
 	// Ready, Serving and Terminating are the conditions of the endpoint. OnThisNode is true if the endpoint is on this node.
 	Ready, Serving, Terminating, OnThisNode bool
+	// Weight is 1 unless an annotation of the slice has another one.
+	Weight uint16
 	// NotCluster and NotLocal are the reasons why policy Cluster and policy Local do not use the endpoint. A reason is empty if the
 	// policy uses the endpoint.
 	NotCluster, NotLocal string
@@ -137,6 +139,7 @@ func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f inet.Family, p *disco
 	if x.found == nil {
 		x.found = map[groupKey][]candidate{}
 	}
+	weights := weightsOf(s, func(string, string) {})
 	for i := range s.Endpoints {
 		if !first && (!ofService || x.room == 0) {
 			return
@@ -154,6 +157,7 @@ func (x *explainer) ofPort(s *discoveryv1.EndpointSlice, f inet.Family, p *disco
 		}
 		x.room--
 		c.Addr = netip.AddrPortFrom(addr, uint16(*p.Port))
+		c.endpoint, c.Weight = x.endpoint(&s.Endpoints[i], addr, &weights), weights.of(addr)
 		c.AddrPort = c.Addr
 		x.found[key] = append(x.found[key], c)
 	}
@@ -163,7 +167,7 @@ func (x *explainer) candidate(s *discoveryv1.EndpointSlice, ep *discoveryv1.Endp
 	t := x.traitsOf(ep)
 	has := func(want traits) bool { return t&want == want }
 	c := candidate{endpoint: endpoint{traits: t}, hints: ep.Hints, Candidate: Candidate{
-		Slice: s.Name, Ready: has(ready), Serving: has(serving), Terminating: has(terminating), OnThisNode: has(local),
+		Slice: s.Name, Ready: has(ready), Serving: has(serving), Terminating: has(terminating), OnThisNode: has(local), Weight: 1,
 	}}
 	if ep.NodeName != nil {
 		c.Node = *ep.NodeName
@@ -221,7 +225,7 @@ func contains(sorted []netip.AddrPort, a netip.AddrPort) bool {
 // preferred returns the merged endpoint with the address and port of e, and reports whether its traits equal those of e.
 func preferred(merged []endpoint, e endpoint) (left endpoint, same bool) {
 	i, _ := slices.BinarySearchFunc(merged, e, func(a, b endpoint) int { return a.AddrPort.Compare(b.AddrPort) })
-	return merged[i], merged[i].traits == e.traits
+	return merged[i], merged[i].traits == e.traits && merged[i].more == e.more
 }
 
 // states names an endpoint's conditions.
@@ -248,6 +252,8 @@ func (x *explainer) against(c *candidate, demanded traits) string {
 		return "its EndpointSlice has no node name for it"
 	case lacks&local != 0:
 		return "not on this node, but on " + c.Node
+	case lacks != 0 && c.Weight == 0:
+		return "its weight is 0: it gets no new connections"
 	case lacks&ready != 0 && c.has(terminating):
 		return "terminating (others are ready)"
 	case lacks&ready != 0:

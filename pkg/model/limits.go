@@ -35,6 +35,9 @@ type Limits struct {
 	// PortEndpoints is the number of distinct endpoints of one service port in one family. Ready ones are kept before others, and
 	// lower addresses before higher ones.
 	PortEndpoints int
+	// Slots is the number of slots of the tables of a Service with an algorithm or weights, of both families: all endpoints count, twice with a
+	// policy Local. Above it, and above [balance.MostHashed] endpoints of a service port with an algorithm, endpoints are chosen at random, with equal shares.
+	Slots int
 	// Problems is the number of reported problems of one object, besides exceeded limits. One more problem states the number of the
 	// rest. All EndpointSlices of a Service together have at most 10 times this number, and one more problem for the rest.
 	Problems int
@@ -44,7 +47,8 @@ type Limits struct {
 func DefaultLimits() Limits {
 	return Limits{
 		Ports: 2_000, Addresses: 4_000, Frontends: 10_000, SourceRanges: 1_000,
-		Slices: 4_000, SlicePorts: 2_000, Pairs: 20_000, PortEndpoints: 16_384, Problems: 20,
+		Slices: 4_000, SlicePorts: 2_000, Pairs: 20_000, PortEndpoints: 16_384, Slots: 65_536,
+		Problems: 20,
 	}
 }
 
@@ -54,7 +58,8 @@ func (l Limits) orDefault() Limits {
 	return Limits{
 		Ports: cmp.Or(l.Ports, d.Ports), Addresses: cmp.Or(l.Addresses, d.Addresses), Frontends: cmp.Or(l.Frontends, d.Frontends),
 		SourceRanges: cmp.Or(l.SourceRanges, d.SourceRanges), Slices: cmp.Or(l.Slices, d.Slices), SlicePorts: cmp.Or(l.SlicePorts, d.SlicePorts),
-		Pairs: cmp.Or(l.Pairs, d.Pairs), PortEndpoints: cmp.Or(l.PortEndpoints, d.PortEndpoints), Problems: cmp.Or(l.Problems, d.Problems),
+		Pairs: cmp.Or(l.Pairs, d.Pairs), PortEndpoints: cmp.Or(l.PortEndpoints, d.PortEndpoints),
+		Slots: cmp.Or(l.Slots, d.Slots), Problems: cmp.Or(l.Problems, d.Problems),
 	}
 }
 
@@ -71,6 +76,7 @@ const (
 	LimitSlicePorts    Limit = "ports of one EndpointSlice"
 	LimitPairs         Limit = "endpoints times ports"
 	LimitPortEndpoints Limit = "endpoints of one port"
+	LimitSlots         Limit = "slots"
 )
 
 // exceeded returns the reason of a problem: the number, the limit, the part that is left out, and the remedy.
@@ -108,7 +114,7 @@ func LimitsOf(given map[string]int) (Limits, error) {
 	l := DefaultLimits()
 	fields := map[string]*int{
 		"ports": &l.Ports, "addresses": &l.Addresses, "frontends": &l.Frontends, "source-ranges": &l.SourceRanges, "slices": &l.Slices,
-		"slice-ports": &l.SlicePorts, "pairs": &l.Pairs, "endpoints": &l.PortEndpoints, "problems": &l.Problems,
+		"slice-ports": &l.SlicePorts, "pairs": &l.Pairs, "endpoints": &l.PortEndpoints, "slots": &l.Slots, "problems": &l.Problems,
 	}
 	if err := SetLimits(given, fields); err != nil {
 		return l, err

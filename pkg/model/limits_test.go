@@ -549,7 +549,7 @@ func TestLimitsAreDocumented(t *testing.T) {
 	for row, n := range map[string]int{
 		"service ports of a Service": l.Ports, "load-balancer and external IPs of a Service": l.Addresses, "frontends of a Service": l.Frontends,
 		"source ranges of a Service and family": l.SourceRanges, "EndpointSlices of a Service": l.Slices, "ports of an EndpointSlice": l.SlicePorts,
-		"endpoints times ports of a Service": l.Pairs, "endpoints of a service port in one family": l.PortEndpoints, "problems reported of an object": l.Problems,
+		"endpoints times ports of a Service": l.Pairs, "endpoints of a service port in one family": l.PortEndpoints, "slots of a Service": l.Slots, "problems reported of an object": l.Problems,
 	} {
 		number := regexp.MustCompile(`(?m)^\| ` + row + `[^|]*\| ([0-9,]+)`).FindSubmatch(page)
 		if number == nil || strings.ReplaceAll(string(number[1]), ",", "") != fmt.Sprint(n) {

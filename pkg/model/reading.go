@@ -287,10 +287,10 @@ func difference(before, after []endpoint) (removed, added []endpoint) {
 	return append(removed, before...), append(added, after...)
 }
 
-// change removes and adds endpoints. It returns false if several endpoints have or had the same address and port: the merged list
-// has only one of them, so the next preferred one is unknown.
+// change removes and adds endpoints. It returns false if there are weights, or if several endpoints have or had the same address and port: the
+// merged list has only one of them, so the next preferred one is unknown.
 func (m *merged) change(removed, added []endpoint) bool {
-	if m.twice {
+	if m.twice || m.weights != nil || slices.ContainsFunc(added, func(e endpoint) bool { return e.more > 0 }) {
 		return false
 	}
 	if len(removed)+len(added) == 0 {

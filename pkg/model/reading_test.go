@@ -45,6 +45,9 @@ func randomSlice(r *rand.Rand, number, endpoints int) *discoveryv1.EndpointSlice
 	}
 	s := slice(fmt.Sprint("slice-", number))
 	s.Ports = []discoveryv1.EndpointPort{endpointPort("web", corev1.ProtocolTCP, 8080+int32(r.IntN(10)/9)), endpointPort("dns", corev1.ProtocolUDP, 53)}
+	if r.IntN(8) == 0 {
+		s.Annotations = map[string]string{ciliumWeight: fmt.Sprint(r.IntN(4)), weights: fmt.Sprintf("10.1.%d.1=%d", number, r.IntN(3))}
+	}
 	prefix := "10.1"
 	if number%4 == 3 {
 		s.AddressType, prefix = discoveryv1.AddressTypeIPv6, "fd01:"

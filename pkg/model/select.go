@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
@@ -36,6 +37,8 @@ const (
 type endpoint struct {
 	netip.AddrPort
 	traits
+	// more is the weight minus one.
+	more uint16
 }
 
 // has reports whether all wanted traits are set.
@@ -60,6 +63,8 @@ type group struct {
 type merged struct {
 	addrs  []netip.AddrPort
 	traits []traits
+	// weights are nil if all are 1.
+	weights []uint16
 	// present is the set of traits of all endpoints. It has few members even if there are many endpoints.
 	present traitSet
 	// twice is true if duplicates were removed.
@@ -152,6 +157,12 @@ func (g *group) merge() {
 	g.merged = merged{addrs: make([]netip.AddrPort, len(endpoints)), traits: make([]traits, len(endpoints)), twice: len(endpoints) < len(g.found)}
 	for i := range endpoints {
 		g.addrs[i], g.traits[i] = endpoints[i].AddrPort, endpoints[i].traits
+		if endpoints[i].more > 0 && g.weights == nil {
+			g.weights = slices.Repeat([]uint16{1}, len(endpoints))
+		}
+		if g.weights != nil {
+			g.weights[i] = 1 + endpoints[i].more
+		}
 	}
 	g.present, g.found = presentIn(g.traits), g.found[:0]
 }
@@ -173,6 +184,9 @@ func (m *merged) usable(n int) merged {
 		if keep[t.tier()] > 0 {
 			keep[t.tier()]--
 			out.addrs, out.traits = append(out.addrs, m.addrs[i]), append(out.traits, t)
+			if m.weights != nil {
+				out.weights = append(out.weights, m.weights[i])
+			}
 		}
 	}
 	out.present = presentIn(out.traits)
@@ -341,31 +355,32 @@ func (r *sliceReader) read(keep int) {
 			g.found = slices.Grow(g.found, len(r.s.Endpoints))
 		}
 	}
-	r.eachEndpoint(f, func(addr netip.Addr, t traits) { r.add(targets, addr, t) })
+	r.eachEndpoint(f, func(e endpoint) { r.add(targets, e) })
 }
 
 // addFirst adds the best keep endpoints of the slice (see tier).
 func (r *sliceReader) addFirst(f inet.Family, targets []target, keep int) {
 	list := make([]endpoint, 0, len(r.s.Endpoints))
-	r.eachEndpoint(f, func(addr netip.Addr, t traits) { list = append(list, endpoint{netip.AddrPortFrom(addr, 0), t}) })
+	r.eachEndpoint(f, func(e endpoint) { list = append(list, e) })
 	slices.SortFunc(list, func(a, b endpoint) int { return cmp.Or(cmp.Compare(a.tier(), b.tier()), compareEndpoints(a, b)) })
 	for _, e := range list[:min(keep, len(list))] {
-		r.add(targets, e.Addr(), e.traits)
+		r.add(targets, e)
 	}
 }
 
-func (r *sliceReader) add(targets []target, addr netip.Addr, t traits) {
+func (r *sliceReader) add(targets []target, e endpoint) {
 	for _, target := range targets {
 		g := &r.b.groups.list[target.group]
-		if target.group < len(r.b.groups.list)-1 || t.has(local) {
-			g.found = append(g.found, endpoint{netip.AddrPortFrom(addr, target.port), t})
+		if target.group < len(r.b.groups.list)-1 || e.has(local) {
+			e.AddrPort = netip.AddrPortFrom(e.Addr(), target.port)
+			g.found = append(g.found, e)
 		}
 	}
 }
 
-// eachEndpoint calls each for every endpoint with a usable address, and adds problems for the others.
-func (r *sliceReader) eachEndpoint(f inet.Family, each func(netip.Addr, traits)) {
-	bad := 0
+// eachEndpoint calls each for every endpoint with a usable address, without a port, and adds problems for the others.
+func (r *sliceReader) eachEndpoint(f inet.Family, each func(endpoint)) {
+	bad, weights := 0, weightsOf(r.s, r.problem)
 	for i := range r.s.Endpoints {
 		ep := &r.s.Endpoints[i]
 		addr, reason := addressOf(ep, f)
@@ -375,7 +390,7 @@ func (r *sliceReader) eachEndpoint(f inet.Family, each func(netip.Addr, traits))
 			}
 			continue
 		}
-		each(addr, r.b.traitsOf(ep))
+		each(r.b.endpoint(ep, addr, &weights))
 	}
 	if more := bad - maxEndpointProblems; more > 0 {
 		r.problem("endpoints", fmt.Sprintf("%d more have no usable address", more))
@@ -482,6 +497,17 @@ func addressOf(ep *discoveryv1.Endpoint, f inet.Family) (addr netip.Addr, reason
 	return addr, ""
 }
 
+// endpoint returns an endpoint of a slice with the given weights, without a port.
+func (b *builder) endpoint(ep *discoveryv1.Endpoint, addr netip.Addr, weights *sliceWeights) endpoint {
+	e := endpoint{AddrPort: netip.AddrPortFrom(addr, 0), traits: b.traitsOf(ep)}
+	if w := weights.of(addr); w > 0 {
+		e.more = w - 1
+	} else {
+		e.traits = e.quarantine()
+	}
+	return e
+}
+
 // traitsOf reads a missing condition as ready, serving and not terminating, as the API defines.
 func (b *builder) traitsOf(ep *discoveryv1.Endpoint) (t traits) {
 	if c := ep.Conditions.Ready; c == nil || *c {
@@ -531,7 +557,7 @@ func compareEndpoints(a, b endpoint) int {
 	if c := a.AddrPort.Compare(b.AddrPort); c != 0 {
 		return c
 	}
-	return cmp.Compare(b.traits^terminating, a.traits^terminating)
+	return cmp.Or(cmp.Compare(b.traits^terminating, a.traits^terminating), cmp.Compare(b.more, a.more))
 }
 
 // choose selects the endpoints of a service port from merged endpoints. It follows kube-proxy's CategorizeEndpoints: ready
@@ -549,6 +575,7 @@ func (sp *ServicePort) choose(m *merged) {
 	sp.HasEndpoints = m.present.some(forCluster)
 	sp.Cluster = m.pick(inCluster)
 	sp.Local = m.pick(inLocal, sp.Cluster)
+	sp.ClusterWeights, sp.LocalWeights = m.weightsOf(sp.Cluster), m.weightsOf(sp.Local)
 	sp.Hairpin = m.pick(hairpin, sp.Cluster, sp.Local)
 	if sp.Protocol == inet.UDP {
 		goesOn := func(t traits) bool { return t.has(ready) || t.has(serving) }
@@ -598,6 +625,21 @@ func topology(present *traitSet) traits {
 		return zoneHint
 	}
 	return 0
+}
+
+// weightsOf returns the reduced weights of a list that pick has returned; nil if they are equal.
+func (m *merged) weightsOf(list []netip.AddrPort) []uint16 {
+	if m.weights == nil {
+		return nil
+	}
+	out, at := make([]uint16, len(list)), 0
+	for i, e := range list {
+		for m.addrs[at] != e {
+			at++
+		}
+		out[i] = m.weights[at]
+	}
+	return balance.Reduce(out)
 }
 
 // pick returns the chosen endpoints, or nil if there are none. To save memory, it returns an existing list if one is equal: the

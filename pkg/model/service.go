@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
@@ -75,9 +76,14 @@ type ServicePort struct {
 	Family   inet.Family
 	// Affinity is the timeout of ClientIP session affinity; 0 means none.
 	Affinity time.Duration
+	// Method is the way to choose an endpoint, for a new client if there is session affinity.
+	Method balance.Method
 	// Cluster and Local are the endpoints for policy Cluster and for policy Local. Both lists are sorted and free of duplicates. A
 	// list is nil if no frontend needs it. A frontend with the external policy Local also needs Cluster, for local pods and this node.
 	Cluster, Local []netip.AddrPort
+	// ClusterWeights and LocalWeights are the reduced weights (see [balance.Reduce]) of the endpoints with the same indexes; nil if all
+	// weights are equal. Endpoints of weight 0 are in neither list.
+	ClusterWeights, LocalWeights []uint16
 	// Hairpin holds the endpoints of Cluster and Local that are pods of this node. These pods may reach themselves.
 	Hairpin []netip.AddrPort
 	// Serving holds, for UDP only, every endpoint that may continue an existing flow: ready or serving, regardless of termination,
@@ -88,6 +94,11 @@ type ServicePort struct {
 	HasEndpoints bool
 	// Frontends lists the frontends of this port, the cluster IP first.
 	Frontends []Frontend
+}
+
+// Slots returns the number of slots of the tables of Cluster and Local.
+func (sp *ServicePort) Slots() int {
+	return sp.Method.Slots(len(sp.Cluster), sp.ClusterWeights) + sp.Method.Slots(len(sp.Local), sp.LocalWeights)
 }
 
 // Service is one Service as this node sees it. It is immutable.

@@ -39,6 +39,7 @@ func TestServiceKeepsFieldsThatAreRead(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: "web", ResourceVersion: "7",
 			CreationTimestamp: metav1.NewTime(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC).Local()),
+			Annotations:       annotated(model.ServiceAnnotations),
 		},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "172.30.0.1", ClusterIPs: []string{"172.30.0.1", "fd00::1"},
@@ -58,7 +59,7 @@ func TestServiceKeepsFieldsThatAreRead(t *testing.T) {
 	}
 	sent := kept.DeepCopy()
 	sent.UID, sent.Labels = "u1", map[string]string{"app": "web"}
-	sent.Annotations = map[string]string{"note": "long"}
+	sent.Annotations["note"] = "long"
 	sent.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}
 	sent.Spec.Selector = map[string]string{"app": "web"}
 	sent.Spec.Ports[0].AppProtocol = ptr("http")
@@ -73,11 +74,21 @@ func TestServiceKeepsFieldsThatAreRead(t *testing.T) {
 	}
 }
 
+// annotated returns annotations with the given keys.
+func annotated(keys []string) map[string]string {
+	list := map[string]string{}
+	for _, key := range keys {
+		list[key] = "value of " + key
+	}
+	return list
+}
+
 func TestSliceKeepsFieldsThatAreRead(t *testing.T) {
 	kept := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: "web-1", ResourceVersion: "7",
-			Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
+			Labels:      map[string]string{discoveryv1.LabelServiceName: "web"},
+			Annotations: annotated(model.SliceAnnotations),
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: ptr(""), Protocol: ptr(corev1.ProtocolTCP), Port: ptr(int32(80))}},
@@ -95,7 +106,7 @@ func TestSliceKeepsFieldsThatAreRead(t *testing.T) {
 	}
 	sent := kept.DeepCopy()
 	sent.UID, sent.Labels["app"] = "u1", "web"
-	sent.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-03-01T12:00:00.5Z"}
+	sent.Annotations[corev1.EndpointsLastChangeTriggerTime] = "2026-03-01T12:00:00.5Z"
 	sent.Endpoints[0].Addresses = append(sent.Endpoints[0].Addresses, "10.0.0.2")
 	sent.Endpoints[0].TargetRef = &corev1.ObjectReference{Name: "pod"}
 	sent.Endpoints[0].Zone = ptr("a")

@@ -3,15 +3,19 @@ package watch
 import (
 	"errors"
 	"iter"
+	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // kept defines the part of a field of an encoded protobuf message that is stored: all of it, the first element of a repeated
-// field, or some fields of a message, by their numbers. The zero value stores nothing.
+// field, some fields of a message, by their numbers, or the entries of a map with some keys. The zero value stores nothing.
 type kept struct {
 	how
 	fields []kept
+	keys   []string
 }
 
 type how byte
@@ -25,7 +29,10 @@ const (
 // program sees all other fields as empty.
 var (
 	keptOfService = kept{fields: []kept{
-		1: {fields: []kept{1: {how: all}, 3: {how: all}, 8: {how: all}}}, // metadata: name, namespace, creationTimestamp
+		1: {fields: []kept{ // metadata
+			1: {how: all}, 3: {how: all}, 8: {how: all}, // name, namespace, creationTimestamp
+			12: {keys: model.ServiceAnnotations}, // annotations
+		}},
 		2: {fields: []kept{ // spec
 			1:  {fields: []kept{1: {how: all}, 2: {how: all}, 3: {how: all}, 5: {how: all}}}, // ports: name, protocol, port, nodePort
 			3:  {how: all},                                                                   // clusterIP
@@ -46,7 +53,7 @@ var (
 		}}}},
 	}}
 	keptOfSlice = kept{fields: []kept{
-		1: {fields: []kept{1: {how: all}, 3: {how: all}}}, // metadata: name, namespace
+		1: {fields: []kept{1: {how: all}, 3: {how: all}, 12: {keys: model.SliceAnnotations}}}, // metadata: name, namespace, annotations
 		2: {fields: []kept{ // endpoints
 			1: {how: first}, // addresses: the API does not define the meaning of further ones
 			2: {how: all},   // conditions
@@ -70,7 +77,8 @@ func strip(into, data []byte, keep []kept) ([]byte, error) {
 		}
 		stored, bit := keep[f.number], uint64(1)<<f.number
 		switch {
-		case stored.how == all, stored.how == first && seen&bit == 0:
+		case stored.how == all, stored.how == first && seen&bit == 0,
+			stored.keys != nil && slices.Contains(stored.keys, string(find(f.content(), keyField))):
 			into = append(append(into, f.tag...), f.value...)
 		case stored.fields != nil:
 			into = append(into, f.tag...)
@@ -163,9 +171,11 @@ func count(data []byte, number protowire.Number) (n int) {
 	return n
 }
 
+// Numbers of the fields of a map's entry.
+const keyField, valueField = 1, 2
+
 // entry returns the value of a key in the map field with the given number, and reports whether the map has the key.
 func entry(data []byte, number protowire.Number, key string) (value string, ok bool) {
-	const keyField, valueField = 1, 2
 	for f, err := range fieldsOf(data) {
 		if err != nil {
 			break

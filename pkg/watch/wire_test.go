@@ -173,7 +173,7 @@ func noteStored(of reflect.Type, keep kept, known map[string]bool) {
 			noteEmbedded(of, f.Type, stored, known)
 			continue
 		}
-		known[of.PkgPath()+"."+of.Name()+"."+f.Name] = stored.how != 0 || stored.fields != nil
+		known[of.PkgPath()+"."+of.Name()+"."+f.Name] = stored.how != 0 || stored.fields != nil || stored.keys != nil
 		if stored.fields != nil {
 			noteStored(f.Type, stored, known)
 		}

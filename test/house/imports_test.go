@@ -12,14 +12,15 @@ import (
 // console imports the packages whose data it reads, and only the daemon imports nearly all. Only the program imports the daemon.
 var pipeline = map[string][]string{
 	"pkg/inet":      {},
-	"pkg/model":     {"pkg/inet"},
+	"pkg/balance":   {},
+	"pkg/model":     {"pkg/balance", "pkg/inet"},
 	"pkg/netlink":   {},
 	"pkg/nft":       {"pkg/inet", "pkg/netlink"},
 	"pkg/track":     {},
 	"pkg/schedule":  {},
 	"pkg/instance":  {},
 	"pkg/watch":     {"pkg/model", "pkg/track"},
-	"pkg/plan":      {"pkg/inet", "pkg/model", "pkg/nft"},
+	"pkg/plan":      {"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft"},
 	"pkg/probe":     {"pkg/inet", "pkg/nft"},
 	"pkg/apply":     {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/view"},
 	"pkg/conntrack": {"pkg/inet", "pkg/model", "pkg/netlink"},
@@ -28,7 +29,7 @@ var pipeline = map[string][]string{
 	"pkg/loopback":  {"pkg/inet", "pkg/model", "pkg/nft"},
 	"pkg/report":    {"pkg/model"},
 	"pkg/host":      {"pkg/inet"},
-	"pkg/config":    {"pkg/inet", "pkg/model"},
+	"pkg/config":    {"pkg/balance", "pkg/inet", "pkg/model"},
 	"pkg/command": {
 		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/control", "pkg/doctor", "pkg/host", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/probe", "pkg/settings",
 		"pkg/trace", "pkg/track", "pkg/usage", "pkg/view", "pkg/watch",
@@ -44,13 +45,13 @@ var pipeline = map[string][]string{
 	"pkg/doctor":     {"pkg/host", "pkg/inet", "pkg/instance", "pkg/model", "pkg/nft", "pkg/nodeport", "pkg/probe", "pkg/takeover", "pkg/view"},
 	"pkg/health":     {"pkg/inet", "pkg/model"},
 	"pkg/takeover":   {"pkg/apply", "pkg/inet", "pkg/model", "pkg/nft"},
-	"pkg/trace":      {"pkg/inet", "pkg/nft", "pkg/plan"},
+	"pkg/trace":      {"pkg/balance", "pkg/inet", "pkg/nft", "pkg/plan"},
 	"pkg/proxy": {
 		"pkg/apply", "pkg/conntrack", "pkg/health", "pkg/inet", "pkg/metrics", "pkg/model", "pkg/nft", "pkg/plan", "pkg/schedule",
 		"pkg/track", "pkg/view",
 	},
 	"pkg/console": {
-		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/control", "pkg/counters", "pkg/doctor", "pkg/health", "pkg/host", "pkg/inet", "pkg/loopback", "pkg/model", "pkg/nft", "pkg/plan",
+		"pkg/apply", "pkg/balance", "pkg/config", "pkg/conntrack", "pkg/control", "pkg/counters", "pkg/doctor", "pkg/health", "pkg/host", "pkg/inet", "pkg/loopback", "pkg/model", "pkg/nft", "pkg/plan",
 		"pkg/probe", "pkg/proxy", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track", "pkg/view",
 	},
 	"pkg/daemon": {
@@ -63,7 +64,7 @@ var pipeline = map[string][]string{
 }
 
 // pure lists the packages without a clock, a log or a system. nft has a file for its listener, which needs the system.
-var pure = []string{"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/track"}
+var pure = []string{"pkg/balance", "pkg/inet", "pkg/model", "pkg/nft", "pkg/plan", "pkg/track"}
 
 var impure = []string{"k8s.io/klog", "k8s.io/client-go", "log", "log/slog", "net/http", "os", "os/exec", "os/signal"}
 

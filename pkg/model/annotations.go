@@ -1,0 +1,134 @@
+package model
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
+)
+
+// The annotations that Build reads. pkg/watch stores only these.
+var (
+	ServiceAnnotations = []string{algorithm, tableSize, ciliumAlgorithm, calicoStrategy}
+	SliceAnnotations   = []string{weights, ciliumWeight}
+)
+
+const (
+	// algorithm has the name of a balance.Method, tableSize its number of slots.
+	algorithm = "kube-nftproxy.io/lb-algorithm"
+	tableSize = "kube-nftproxy.io/lb-table-size"
+	// weights has the weights of single endpoints of a slice, such as "10.0.0.1=3,10.0.0.2=0".
+	weights = "kube-nftproxy.io/weights"
+
+	// Annotations of Cilium and Calico. ciliumWeight is the weight of all endpoints of a slice.
+	ciliumAlgorithm = "service.cilium.io/lb-algorithm"
+	ciliumWeight    = "service.cilium.io/weight"
+	calicoStrategy  = "lb.projectcalico.org/external-traffic-strategy"
+)
+
+// algorithms are the annotations that name a method, in order of precedence, with the names that each of them may have.
+var algorithms = []struct {
+	annotation string
+	names      []string // nil for all
+}{
+	{algorithm, nil},
+	{ciliumAlgorithm, []string{balance.Random, balance.Maglev}},
+	{calicoStrategy, []string{balance.Maglev}},
+}
+
+// AlgorithmField is the path of the annotation with the algorithm.
+const AlgorithmField = "metadata.annotations[" + algorithm + "]"
+
+// annotation returns the path of an annotation.
+func annotation(key string) string { return "metadata.annotations[" + key + "]" }
+
+// method returns the Service's way to choose endpoints: that of the first annotation of algorithms, or the node's default. An invalid one
+// becomes a problem, and the choice is random.
+func (b *builder) method() balance.Method {
+	m := b.opts.Method
+	for _, a := range algorithms {
+		name, given := b.svc.Annotations[a.annotation]
+		if !given {
+			continue
+		}
+		var err error
+		if m, err = balance.Parse(name); a.names != nil && !slices.Contains(a.names, name) {
+			m, err = balance.Method{}, fmt.Errorf("must be %s", strings.Join(a.names, " or "))
+		}
+		if err != nil {
+			b.problem(annotation(a.annotation), quoted(name, err.Error()+"; endpoints are chosen at random"))
+		}
+		break
+	}
+	size, given := b.svc.Annotations[tableSize]
+	if !given || m.Key == balance.Chance {
+		return m
+	}
+	n, err := strconv.ParseUint(size, 10, 32)
+	if err != nil || !slices.Contains(balance.Sizes[:], uint32(n)) {
+		b.problem(annotation(tableSize), quoted(size, "must be one of "+strings.Trim(fmt.Sprint(balance.Sizes), "[]")+"; the number of endpoints decides"))
+		return m
+	}
+	m.Size = uint32(n)
+	return m
+}
+
+// sliceWeights are the weights of the endpoints of one slice.
+type sliceWeights struct {
+	// others is the weight of all endpoints without one of their own.
+	others uint16
+	own    map[netip.Addr]uint16
+}
+
+func (w *sliceWeights) of(a netip.Addr) uint16 {
+	if own, has := w.own[a]; has {
+		return own
+	}
+	return w.others
+}
+
+// weightsOf returns the weights of a slice. It calls invalid for each part that is none; such endpoints have weight 1.
+func weightsOf(s *discoveryv1.EndpointSlice, invalid func(field, reason string)) sliceWeights {
+	w := sliceWeights{others: 1}
+	if text, given := s.Annotations[ciliumWeight]; given {
+		if n, ok := weightOf(text); ok {
+			w.others = n
+		} else {
+			invalid(annotation(ciliumWeight), quoted(text, notWeight))
+		}
+	}
+	list, given := s.Annotations[weights]
+	if !given {
+		return w
+	}
+	w.own = map[netip.Addr]uint16{}
+	for item := range strings.SplitSeq(list, ",") {
+		left, right, _ := strings.Cut(strings.TrimSpace(item), "=")
+		addr, err := parseRaw(left)
+		n, ok := weightOf(right)
+		switch {
+		case err != nil:
+			invalid(annotation(weights), quoted(item, err.Error()))
+		case !ok:
+			invalid(annotation(weights), quoted(item, notWeight))
+		default:
+			w.own[addr.Unmap()] = n
+		}
+	}
+	return w
+}
+
+const notWeight = "not a weight from 0 to 65535"
+
+func weightOf(text string) (uint16, bool) {
+	n, err := strconv.ParseUint(text, 10, 16)
+	return uint16(n), err == nil
+}
+
+// quarantine returns the traits of an endpoint of weight 0: it gets no new connections, and may continue existing flows.
+func (t traits) quarantine() traits { return t &^ (ready | terminating) }

@@ -1,0 +1,172 @@
+package model
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
+)
+
+// Each row has annotations of a Service as key=value. The default of the node is source-hash.
+func TestAlgorithms(t *testing.T) {
+	for _, tc := range []struct{ annotations, want, problem string }{
+		{"", "source-hash", ""},
+		{"kube-nftproxy.io/lb-algorithm=random", "random", ""},
+		{"kube-nftproxy.io/lb-algorithm=maglev", "maglev", ""},
+		{"kube-nftproxy.io/lb-algorithm=source-hash/24,56", "source-hash/24,56", ""},
+		{"kube-nftproxy.io/lb-algorithm=maglev kube-nftproxy.io/lb-table-size=1021", "maglev with 1021 slots", ""},
+		{"kube-nftproxy.io/lb-table-size=1021", "source-hash with 1021 slots", ""},
+		{"kube-nftproxy.io/lb-algorithm=random kube-nftproxy.io/lb-table-size=7", "random", ""},
+		{"kube-nftproxy.io/lb-algorithm=maglev kube-nftproxy.io/lb-table-size=1000", "maglev", "lb-table-size"},
+		{"kube-nftproxy.io/lb-algorithm=least-conn", "random", "lb-algorithm"},
+		{"kube-nftproxy.io/lb-algorithm=x service.cilium.io/lb-algorithm=maglev", "random", "lb-algorithm"},
+		{"kube-nftproxy.io/lb-algorithm=random service.cilium.io/lb-algorithm=maglev", "random", ""},
+		{"service.cilium.io/lb-algorithm=maglev", "maglev", ""},
+		{"service.cilium.io/lb-algorithm=random", "random", ""},
+		{"service.cilium.io/lb-algorithm=source-hash", "random", "service.cilium.io/lb-algorithm"},
+		{"lb.projectcalico.org/external-traffic-strategy=maglev", "maglev", ""},
+		{"lb.projectcalico.org/external-traffic-strategy=random", "random", "lb.projectcalico.org/external-traffic-strategy"},
+		{"other/lb-algorithm=maglev", "source-hash", ""},
+	} {
+		svc := service()
+		svc.Annotations = map[string]string{}
+		for item := range strings.FieldsSeq(tc.annotations) {
+			key, value, _ := strings.Cut(item, "=")
+			svc.Annotations[key] = value
+		}
+		def, _ := balance.Parse(balance.SourceHash)
+		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs")...)}, here, Options{Method: def})
+		if method := got.Ports[0].Method.String(); method != tc.want {
+			t.Errorf("%s: method %s, want %s", tc.annotations, method, tc.want)
+		}
+		if len(got.Problems) > 1 || (len(got.Problems) > 0) != (tc.problem != "") || tc.problem != "" && !strings.Contains(got.Problems[0].Field, tc.problem) {
+			t.Errorf("%s: problems %+v, want one of %q", tc.annotations, got.Problems, tc.problem)
+		}
+	}
+}
+
+// Each row has a slice with endpoints 1 and 2 and its annotations, beside a slice with endpoint 3 without any.
+func TestWeights(t *testing.T) {
+	for _, tc := range []struct {
+		name, all, own, cluster string
+		weights                 []uint16
+		problems                int
+	}{
+		{"none", "", "", "1 2 3", nil, 0},
+		{"of a slice", "2", "", "1 2 3", []uint16{2, 2, 1}, 0},
+		{"of endpoints", "", "10.1.0.1=4, 10.1.0.2=2", "1 2 3", []uint16{4, 2, 1}, 0},
+		{"of a slice, but one endpoint", "2", "10.1.0.2=6", "1 2 3", []uint16{2, 6, 1}, 0},
+		{"equal", "1", "10.1.0.2=1", "1 2 3", nil, 0},
+		{"quarantine of a slice", "0", "", "3", nil, 0},
+		{"quarantine of an endpoint", "", "10.1.0.1=0", "2 3", nil, 0},
+		{"quarantine of a slice, but one endpoint", "0", "10.1.0.2=5", "2 3", []uint16{5, 1}, 0},
+		{"invalid", "65536", "10.1.0.1=-1,x=3,,10.1.0.2=3", "1 2 3", []uint16{1, 3, 1}, 4},
+		{"an endpoint of another slice", "", "10.1.0.3=7", "1 2 3", nil, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			weighted := slice("a", eps("1rs 2rs")...)
+			weighted.Annotations = map[string]string{}
+			if tc.all != "" {
+				weighted.Annotations["service.cilium.io/weight"] = tc.all
+			}
+			if tc.own != "" {
+				weighted.Annotations["kube-nftproxy.io/weights"] = tc.own
+			}
+			got := Build(service(), []*discoveryv1.EndpointSlice{weighted, slice("b", eps("3rs")...)}, here, Options{})
+			if diff := cmp.Diff(list(tc.cluster), got.Ports[0].Cluster, exact); diff != "" {
+				t.Errorf("endpoints (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.weights, got.Ports[0].ClusterWeights); diff != "" {
+				t.Errorf("weights (-want +got):\n%s", diff)
+			}
+			if len(got.Problems) != tc.problems {
+				t.Errorf("problems %+v, want %d", got.Problems, tc.problems)
+			}
+		})
+	}
+}
+
+// An endpoint of weight 0 gets no new connections, its UDP flows go on, and without any other endpoint connections are refused.
+func TestQuarantine(t *testing.T) {
+	svc := service()
+	svc.Spec.Ports[0].Protocol = corev1.ProtocolUDP
+	quarantined := slice("a", eps("1rs 2st 3")...)
+	quarantined.Ports[0].Protocol = new(corev1.ProtocolUDP)
+	quarantined.Annotations = map[string]string{"service.cilium.io/weight": "0"}
+	got := build(t, svc, quarantined).Ports[0]
+	if got.HasEndpoints || got.Cluster != nil {
+		t.Errorf("endpoints of weight 0 are used: %v", got.Cluster)
+	}
+	if diff := cmp.Diff(list("1 2"), got.Serving, exact); diff != "" {
+		t.Errorf("endpoints of existing flows (-want +got):\n%s", diff)
+	}
+	x := Explain(svc, []*discoveryv1.EndpointSlice{quarantined}, here, Options{})
+	for _, c := range x.Ports[0].Candidates {
+		if !strings.Contains(c.NotCluster, "its weight is 0") {
+			t.Errorf("%s is not used because %q", c.Addr, c.NotCluster)
+		}
+	}
+}
+
+// Above the limit of slots, all endpoints have the same share, and endpoints of weight 0 still have none.
+func TestLimitOfSlots(t *testing.T) {
+	for _, tc := range []struct {
+		name, algorithm, weights string
+		limit                    int
+		exceeded                 bool
+	}{
+		{"weights within the limit", "random", "10.1.0.1=5,10.1.0.2=2", 8, false},
+		{"weights above the limit", "random", "10.1.0.1=5,10.1.0.2=3", 8, true},
+		{"equal weights are no slots", "random", "10.1.0.1=1", 1, false},
+		{"maglev within the limit", "maglev", "", 251, false},
+		{"maglev above the limit", "maglev", "", 250, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			svc := service()
+			svc.Annotations = map[string]string{algorithm: tc.algorithm}
+			s := slice("a", eps("1rs 2rs 3rs 4rs")...)
+			if tc.weights != "" {
+				s.Annotations = map[string]string{weights: tc.weights + ",10.1.0.4=0"}
+			}
+			limits := DefaultLimits()
+			limits.Slots = tc.limit
+			if tc.weights != "" {
+				limits.Slots++ // all nodes count an endpoint of weight 0 alike: as one slot
+			}
+			got := Build(svc, []*discoveryv1.EndpointSlice{s}, here, Options{Limits: limits})
+			p := got.Ports[0]
+			if fell := p.Method.Key == balance.Chance && p.ClusterWeights == nil; tc.exceeded && !fell {
+				t.Errorf("method %v with weights %v", p.Method, p.ClusterWeights)
+			}
+			want := []string(nil)
+			if tc.exceeded {
+				want = []string{"Service: slots"}
+			}
+			if diff := cmp.Diff(want, exceeded(got)); diff != "" {
+				t.Errorf("exceeded limits (-want +got):\n%s", diff)
+			}
+			if tc.weights != "" && len(p.Cluster) != 3 {
+				t.Errorf("endpoints %v: one has weight 0", p.Cluster)
+			}
+		})
+	}
+}
+
+// A hash is not offered for more endpoints than its largest table serves well.
+func TestHashOfVeryManyEndpoints(t *testing.T) {
+	for n, want := range map[int]string{balance.MostHashed: balance.Maglev, balance.MostHashed + 1: balance.Random} {
+		svc, all := service(), slice("a")
+		svc.Annotations = map[string]string{algorithm: balance.Maglev}
+		for i := range n {
+			all.Endpoints = append(all.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.1.%d.%d", i/256, i%256)}})
+		}
+		if got := Build(svc, []*discoveryv1.EndpointSlice{all}, here, Options{}).Ports[0].Method.String(); got != want {
+			t.Errorf("%d endpoints: %s, want %s", n, got, want)
+		}
+	}
+}
