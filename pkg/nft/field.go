@@ -89,13 +89,18 @@ func addrField(name string, f inet.Family, desc, tmpl, offset uint32) Field {
 	}
 }
 
+// SrcPort is the source port of TCP, UDP and SCTP.
+func SrcPort() Field { return portField("th sport", 1, 0) }
+
 // DstPort is the destination port of TCP, UDP and SCTP.
-func DstPort() Field {
+func DstPort() Field { return portField("th dport", 2, 2) }
+
+func portField(name string, tmpl, offset uint32) Field {
 	return Field{
-		name: "th dport", typ: 13, len: 2, order: orderBig,
-		typeof: typeofExpr(etypePayload, tlvU32(0, descTH), tlvU32(1, 2)),
+		name: name, typ: 13, len: 2, order: orderBig,
+		typeof: typeofExpr(etypePayload, tlvU32(0, descTH), tlvU32(1, tmpl)),
 		load: func(reg uint32) expr.Any {
-			return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
+			return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2}
 		},
 		print: func(b []byte) string { return strconv.Itoa(int(binary.BigEndian.Uint16(b))) },
 	}

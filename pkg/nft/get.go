@@ -243,6 +243,8 @@ func kindOf(name string) expr.Any {
 		return &expr.NAT{}
 	case "numgen":
 		return &expr.Numgen{}
+	case "hash":
+		return &expr.Hash{}
 	case "payload":
 		return &expr.Payload{}
 	case "range":

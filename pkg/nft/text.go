@@ -110,6 +110,8 @@ func (w *writer) expression(given Expr) {
 		w.fib(e)
 	case *expr.Numgen:
 		w.hold(e.Register, &held{text: fmt.Sprintf("numgen %s mod %d", numgenTypes[e.Type&1], e.Modulus)})
+	case *expr.Hash:
+		w.hash(e)
 	case *expr.Bitwise:
 		w.bitwise(e)
 	case *expr.Byteorder:
@@ -144,6 +146,22 @@ func (w *writer) expression(given Expr) {
 	}
 }
 
+// hash: the hashed bytes are fields of a concatenation, each in whole registers.
+func (w *writer) hash(e *expr.Hash) {
+	if e.Type != expr.HashTypeJenkins {
+		w.hold(e.DestRegister, &held{text: fmt.Sprintf("symhash mod %d", e.Modulus)})
+		return
+	}
+	var parts []string
+	at, _ := register(e.SourceRegister)
+	for end := at + int(e.Length+3)/4; at < end; at++ {
+		if at < len(w.held) && w.held[at] != nil && w.held[at].text != "" {
+			parts = append(parts, w.held[at].text)
+		}
+	}
+	w.hold(e.DestRegister, &held{text: fmt.Sprintf("jhash %s mod %d seed 0x%x", strings.Join(parts, " . "), e.Modulus, e.Seed)})
+}
+
 var numgenTypes = [...]string{"inc", "random"}
 
 // VerdictText returns a verdict in nft's language.
@@ -169,7 +187,7 @@ func VerdictText(code int32, chain string) string {
 const nfAccept = 1
 
 func (w *writer) payload(e *expr.Payload) {
-	known := []Field{SrcAddr(w.family), DstAddr(w.family), DstPort()}
+	known := []Field{SrcAddr(w.family), DstAddr(w.family), SrcPort(), DstPort()}
 	for _, f := range known {
 		if load, ok := f.Load(e.DestRegister).(*expr.Payload); ok && load.Base == e.Base && load.Offset == e.Offset && load.Len == e.Len {
 			w.hold(e.DestRegister, &held{text: f.name, print: f.print})

@@ -36,7 +36,7 @@ func (p *Planner) drop(u use) {
 
 // ClassChain returns a chain of a class in a family's table, by the name of the chain. It returns nil for the name of any other chain.
 func (p *Planner) ClassChain(f inet.Family, name string) *nft.Chain {
-	c, ok := classOf(name)
+	c, ok := classOf(f, name)
 	if !ok {
 		return nil
 	}
@@ -47,7 +47,7 @@ func (p *Planner) ClassChain(f inet.Family, name string) *nft.Chain {
 // Chains that every plan has do not count.
 func (p *Planner) LeadsToClass(e *nft.Element) (leads, wanted bool) {
 	l := p.layouts[e.Set.Family]
-	c, ok := classOf(e.Chain)
+	c, ok := classOf(l.family, e.Chain)
 	st := step(slices.Index(l.dispatch[:], e.Set))
 	if !ok || !e.Set.Verdict {
 		return false, false

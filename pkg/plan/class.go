@@ -1,8 +1,8 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
-	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,10 +37,11 @@ const (
 // no Service can use up the classes or chains of other Services.
 type class struct {
 	kind kind
-	// n is the size of the table of a direct or pick class, the timeout in seconds of a remember class.
-	n uint32
-	// block is the block of numbers of a remember class.
-	block uint8
+	// table is that of a direct or pick class.
+	table table
+	// timeout is that of a remember class in seconds, block its block of numbers.
+	timeout uint32
+	block   uint8
 }
 
 // number is the key of the class in the map of a step.
@@ -49,9 +50,9 @@ func (c class) number() uint32 {
 	case c.kind >= kindRemember:
 		return uint32(c.block) << blockShift
 	case c.kind >= kindPick:
-		return uint32(c.kind-kindPick)<<8 | sizeIndex(c.n)
+		return uint32(c.kind-kindPick)<<8 | c.table.index()
 	case c.kind >= kindDirect:
-		return ourBit | c.kind.route().bits() | sizeIndex(c.n)
+		return ourBit | c.kind.route().bits() | c.table.index()
 	}
 	return ourBit | uint32(c.kind)
 }
@@ -70,9 +71,9 @@ func kindOf(word uint32) kind {
 
 // chain is the name of the chain of the class. Several classes can share a chain.
 func (c class) chain() string {
-	name := c.kind.name()
+	name := c.kind.name(c.table.by)
 	if c.kind.numbered() {
-		return fmt.Sprintf("%s-%d", name, c.n)
+		return fmt.Sprintf("%s-%d", name, c.table.size+c.timeout) // it has one of them
 	}
 	return name
 }
@@ -82,7 +83,7 @@ func (c class) ofChain() class {
 	if c.kind >= kindDirect && c.kind < kindPick {
 		c.kind = directKind(c.kind.route().list().route())
 	}
-	return class{kind: c.kind, n: c.n}
+	return class{kind: c.kind, table: c.table, timeout: c.timeout}
 }
 
 // kind is the kind of a class.
@@ -172,12 +173,17 @@ func (k kind) route() route {
 // list is the list of a pick kind.
 func (k kind) list() list { return list(k - kindPick) }
 
-func (k kind) name() string {
+// name is the name of the kind's chain, or of its chains for a selector without their numbers.
+func (k kind) name(by selector) string {
 	switch {
 	case k >= kindRemember:
 		return "remember"
+	case k >= kindPick && by != selector{}:
+		return "pick-" + k.list().prefix() + by.name() + "-of"
 	case k >= kindPick:
 		return "pick-" + k.list().prefix() + "of"
+	case k >= kindDirect && by != selector{}:
+		return k.route().list().prefix() + by.name() + "-of"
 	case k >= kindDirect:
 		return k.route().list().prefix() + "endpoints-of"
 	case k >= kindAffinity:
@@ -233,8 +239,8 @@ type use struct {
 	class
 }
 
-// classOf returns the class of a chain by its name, in the form of [class.ofChain]. It reports false for kinds with a single chain.
-func classOf(name string) (class, bool) {
+// classOf returns the class of a family's chain by its name, in the form of [class.ofChain]. It reports false for kinds with a single chain.
+func classOf(f inet.Family, name string) (class, bool) {
 	at := strings.LastIndex(name, "-")
 	if at < 0 {
 		return class{}, false
@@ -243,53 +249,17 @@ func classOf(name string) (class, bool) {
 	if err != nil {
 		return class{}, false
 	}
-	for k := kindDirect; k < kindEnd; k++ {
-		if c := (class{kind: k, n: uint32(n)}); c.chain() == name {
-			return c, k == kindRemember && timeoutClass(c.n) == c.n || k < kindRemember && n > 0 && n <= mostSlots && tableSize(c.n) == c.n
+	if c := (class{kind: kindRemember, timeout: uint32(n)}); c.chain() == name {
+		return c, timeoutClass(c.timeout) == c.timeout
+	}
+	for k := kindDirect; k < kindRemember; k++ {
+		for _, by := range append(selectors[:], selector{}) {
+			if c := (class{kind: k, table: table{uint32(n), by}}); strings.HasPrefix(name, k.name(by)) && c.chain() == name {
+				return c, c.table.exists(f)
+			}
 		}
 	}
 	return class{}, false
-}
-
-// Up to exactSlots, a table has one slot for each endpoint. Above, its size is rounded up to one of four sizes in each octave. If a packet draws
-// an empty slot, the next rule draws again. There are few sizes because each size in use adds a rule, which costs each element of the map 20 ns
-// or more in a commit: the kernel checks the data of an element for each rule that looks up the map.
-const (
-	exactSlots = 16
-	perOctave  = 4
-	exactBits  = 4 // exactSlots = 1 << exactBits
-	// mostSlots is the size of the largest table.
-	mostSlots = 1 << 16
-)
-
-// sizeIndex returns the index of the smallest size with room for n endpoints, n from 1 to mostSlots. Indexes start at 1.
-func sizeIndex(n uint32) uint32 {
-	if n <= exactSlots {
-		return n
-	}
-	octave := uint32(bits.Len32(n-1)) - 1 // n is above 1 << octave, and at most twice that
-	step := uint32(1) << octave / perOctave
-	return exactSlots + (octave-exactBits)*perOctave + (n-1<<octave+step-1)/step
-}
-
-// sizeAt returns the size with an index of [sizeIndex].
-func sizeAt(index uint32) uint32 {
-	if index <= exactSlots {
-		return index
-	}
-	octave, part := (index-exactSlots-1)/perOctave+exactBits, (index-exactSlots-1)%perOctave+1
-	return 1<<octave + part*(1<<octave/perOctave)
-}
-
-// tableSize returns the size of the table for n endpoints.
-func tableSize(n uint32) uint32 { return sizeAt(sizeIndex(n)) }
-
-// surelyFilled returns a number of slots that are filled in every table of a size.
-func surelyFilled(size uint32) uint32 {
-	if size <= exactSlots {
-		return size
-	}
-	return sizeAt(sizeIndex(size) - 1)
 }
 
 // timeouts are the timeouts of remembered clients, in seconds. Each one in use needs a chain, so other timeouts are rounded up to one of these.
@@ -305,5 +275,5 @@ func timeoutClass(seconds uint32) uint32 {
 }
 
 func (c class) compare(d class) int {
-	return slices.Compare([]uint32{uint32(c.kind), c.n}, []uint32{uint32(d.kind), d.n})
+	return cmp.Or(cmp.Compare(c.kind, d.kind), cmp.Compare(c.table.index(), d.table.index()), cmp.Compare(c.timeout, d.timeout))
 }

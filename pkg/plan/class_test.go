@@ -1,6 +1,19 @@
 package plan
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+)
+
+func TestSelectorsHaveAllLengths(t *testing.T) {
+	for i, n := range balance.Lengths {
+		if len(selectors) != len(balance.Lengths)+1 || selectors[i+1] != (selector{balance.Source, n}) {
+			t.Errorf("%v is not the selector of the prefix length %d", selectors[i+1], n)
+		}
+	}
+}
 
 func TestChainNamesLeadBackToTheirClasses(t *testing.T) {
 	seen := map[string]class{}
@@ -10,18 +23,30 @@ func TestChainNamesLeadBackToTheirClasses(t *testing.T) {
 	}
 	numbers := map[key]class{}
 	for k := kindDirect; k < kindEnd; k++ {
+		var classes []class
 		for _, n := range []uint32{1, 10, 16, 18, 20, 60000, 86400, 1 << 16} {
-			c := class{kind: k, n: n}
 			if k < kindRemember {
-				c.n = tableSize(min(n, mostSlots))
+				classes = append(classes, class{kind: k, table: table{size: tableSize(min(n, mostSlots))}})
 			} else {
-				c.n, c.block = timeoutClass(n), uint8(firstBlock+len(numbers)%64)
+				classes = append(classes, class{kind: k, timeout: timeoutClass(n)})
+			}
+		}
+		for _, by := range selectors {
+			for _, size := range balance.Sizes {
+				if k < kindRemember {
+					classes = append(classes, class{kind: k, table: table{size, by}})
+				}
+			}
+		}
+		for i, c := range classes {
+			if k == kindRemember {
+				c.block = uint8(firstBlock + i)
 			}
 			if other, ok := seen[c.chain()]; ok && other != c.ofChain() {
 				t.Fatalf("%v and %v have the same chain %s", c, other, c.chain())
 			}
 			seen[c.chain()] = c.ofChain()
-			if got, ok := classOf(c.chain()); !ok || got != c.ofChain() {
+			if got, ok := classOf(inet.IPv6, c.chain()); !ok || got != c.ofChain() {
 				t.Errorf("classOf(%q) = %v, %v, want %v", c.chain(), got, ok, c)
 			}
 			at := key{k >= kindPick, c.number()}
@@ -34,10 +59,18 @@ func TestChainNamesLeadBackToTheirClasses(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"services", "external-local", "endpoints-of-", "endpoints-of-x", "endpoints-of-007", "endpoints-of-17", "nonsense-3", "endpoints-of-16777216",
+	for _, name := range []string{"services", "external-local", "endpoints-of-", "endpoints-of-x", "endpoints-of-007", "endpoints-of-17", "nonsense-3", "endpoints-of-16777216", "maglev-of-250", "maglev-of-1", "source-24-of", "source-25-of-251", "source-024-of-251", "pick-maglev-of-20", "maglev", "-251", "-",
 		"remember-13", ""} {
-		if c, ok := classOf(name); ok {
+		if c, ok := classOf(inet.IPv6, name); ok {
 			t.Errorf("classOf(%q) = %v", name, c)
+		}
+	}
+	if c, ok := classOf(inet.IPv4, "source-64-of-251"); ok {
+		t.Errorf("an IPv4 address has a prefix of 64 bits: %v", c)
+	}
+	for index := range uint32(0x100) {
+		if t1, ok := tableAt(index); ok && t1.index() != index {
+			t.Errorf("the table of index %d has index %d", index, t1.index())
 		}
 	}
 }

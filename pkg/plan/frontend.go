@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -24,6 +25,9 @@ type port struct {
 	// lists are the endpoints for both policies, each in the order of the slots, see [rearrange]. scored is the limit of rearrange.
 	lists  [lists][]netip.AddrPort
 	scored int
+	// method is the way to select a slot. filled are the lists in which an endpoint may have several slots, as with a hash or weights.
+	method balance.Method
+	filled [lists]*filled
 	// arranged has the arrangements of lists with many endpoints, which change in place; nil for a short list. passed is true for a list
 	// whose arrangement a later form of the port has taken over and changed.
 	arranged [lists]*arrangement
@@ -46,16 +50,30 @@ type sources struct {
 	ranges []model.AddrRange
 }
 
+// filled is a list in which an endpoint may have several slots: its endpoints, once and sorted, with their weights.
+type filled struct {
+	endpoints []netip.AddrPort
+	weights   []uint16
+}
+
 func (p *port) id() portID { return portID{p.name, p.protocol, p.family} }
 
-// arrange sets a list to the given endpoints. It starts from the same list of the port's earlier form, and takes over its arrangement if there
-// is one. The earlier form then has passed set.
-func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort) {
+// arrange sets a list to the given endpoints; weights are nil if all are equal. It starts from the same list of the port's earlier form, and takes
+// over its arrangement if there is one. The earlier form then has passed set.
+func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort, weights []uint16) {
+	f := before.filled[ls]
+	if p.method.Key != balance.Chance || weights != nil {
+		p.filled[ls], p.lists[ls] = &filled{endpoints, weights}, before.lists[ls]
+		if f == nil || p.method != before.method || !slices.Equal(f.endpoints, endpoints) || !slices.Equal(f.weights, weights) {
+			p.lists[ls] = p.method.Fill(endpoints, weights)
+		}
+		return
+	}
 	list, known := before.list(ls), before.arranged[ls]
 	if before.passed[ls] {
 		known = nil
 	}
-	if before.scored != p.scored || len(list) > p.scored {
+	if before.scored != p.scored || len(list) > p.scored || f != nil {
 		list, known = nil, nil
 	}
 	p.lists[ls], p.arranged[ls] = rearrange(list, known, endpoints, p.scored)
@@ -70,13 +88,21 @@ func (p *port) list(ls list) []netip.AddrPort {
 	return p.lists[ls]
 }
 
+// endpoints are those of a list, each once.
+func (p *port) endpoints(ls list) []netip.AddrPort {
+	if f := p.filled[ls]; f != nil {
+		return f.endpoints
+	}
+	return p.list(ls)
+}
+
 // backends returns the endpoints of a list whose elements may differ from the port's other form: the endpoints that only this form has, if both
 // forms share an arrangement and the ids, otherwise all endpoints.
 func (p *port) backends(other *port, ls list) []netip.AddrPort {
 	a := p.arranged[ls]
 	switch {
 	case p.ids != other.ids || a == nil || a != other.arranged[ls]:
-		return p.list(ls)
+		return p.endpoints(ls)
 	case p.passed[ls]:
 		return a.removed
 	}
@@ -86,7 +112,7 @@ func (p *port) backends(other *port, ls list) []netip.AddrPort {
 // keepIDs frees the ids of endpoints that only the port's earlier form had.
 func (p *port) keepIDs(before *port) {
 	if !p.searchable() {
-		p.ids.keep(p.lists[:]...)
+		p.ids.keep(p.endpoints(listCluster), p.endpoints(listLocal))
 		return
 	}
 	for ls := range lists {
@@ -151,14 +177,22 @@ func (p *port) class(f *model.Frontend) class {
 
 // routeClass returns the class of a route. If the route's list is empty, the class drops: other endpoints exist, but none for this traffic.
 func (p *port) routeClass(r route) class {
-	n := len(p.lists[r.list()])
 	switch {
-	case n == 0:
+	case len(p.lists[r.list()]) == 0:
 		return class{kind: kindDrop}
 	case p.ids != nil:
 		return class{kind: affinityKind(r)}
 	}
-	return class{kind: directKind(r), n: tableSize(uint32(n))}
+	return class{kind: directKind(r), table: p.table(r.list())}
+}
+
+// table is that of a list, which isn't empty.
+func (p *port) table(ls list) table {
+	n := uint32(len(p.lists[ls]))
+	if p.method.Key == balance.Chance {
+		n = tableSize(n)
+	}
+	return table{n, selectorOf(p.method, p.family)}
 }
 
 // apart reports whether the origin of a packet decides about its route: the port has a frontend with the external policy Local.
@@ -201,12 +235,12 @@ func (l *layout) tail(p *port, each func(nft.Element, step, class)) {
 		return
 	}
 	for ls := range lists {
-		if n := len(p.lists[ls]); n > 0 {
-			c := class{kind: pickKind(ls), n: tableSize(uint32(n))}
+		if len(p.lists[ls]) > 0 {
+			c := class{kind: pickKind(ls), table: p.table(ls)}
 			each(nft.Element{Set: l.draw[ls], Key: key, Data: nft.Value{}.Uint32(p.number | c.number()), Comment: p.comment}, stepPick+step(ls), c)
 		}
 	}
-	each(nft.Element{}, stepRemember, class{kind: kindRemember, n: p.timeout, block: blockOf(p.number)})
+	each(nft.Element{}, stepRemember, class{kind: kindRemember, timeout: p.timeout, block: blockOf(p.number)})
 }
 
 // slots makes the elements of one list of a service port, one for each slot. There are very many, so all use the same memory.

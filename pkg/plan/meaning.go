@@ -3,6 +3,8 @@ package plan
 import (
 	"fmt"
 	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
 // The names of the sets that the chain services looks up.
@@ -16,28 +18,32 @@ const (
 func ChainMeaning(chain string) string {
 	for k := kindReject; k < kindDirect; k++ {
 		switch {
-		case k.name() != chain:
+		case k.name(selector{}) != chain:
 		case k >= kindAffinity:
 			return k.route().words() + "; a client stays with its endpoint"
 		default:
 			return meanings[k]
 		}
 	}
-	c, ok := classOf(chain)
+	c, ok := classOf(inet.IPv6, chain)
 	if !ok {
 		return ""
 	}
 	switch {
 	case c.kind >= kindRemember:
-		return fmt.Sprintf("remembered for %s", time.Duration(c.n)*time.Second)
+		return fmt.Sprintf("remembered for %s", time.Duration(c.timeout)*time.Second)
 	case c.kind >= kindPick:
-		return "a new client: " + share(c.n)
+		return "a new client: " + c.table.share()
 	}
-	return c.kind.route().list().words() + "; " + share(c.n)
+	return c.kind.route().list().words() + "; " + c.table.share()
 }
 
-// share describes the share of one endpoint in a table of a size.
-func share(size uint32) string {
+// share describes the share of one endpoint in a table.
+func (t table) share() string {
+	size := t.size
+	if t.by != (selector{}) {
+		return fmt.Sprintf("one of %d slots by %s", size, t.by.words())
+	}
 	if filled := surelyFilled(size); filled < size {
 		return fmt.Sprintf("one of %d to %d by chance", filled+1, size)
 	}
@@ -45,7 +51,9 @@ func share(size uint32) string {
 }
 
 // Refuses reports whether a chain rejects or drops all packets. The reason is then in the chain or element before it.
-func Refuses(chain string) bool { return chain == kindReject.name() || chain == kindDrop.name() }
+func Refuses(chain string) bool {
+	return chain == kindReject.name(selector{}) || chain == kindDrop.name(selector{})
+}
 
 // meanings are the meanings of the chains that every plan has, except the chains for affinity.
 var meanings = map[kind]string{

@@ -34,6 +34,8 @@ type Options struct {
 	AnyNodeAddress [2]bool
 	// Uncounted omits the counters of elements.
 	Uncounted bool
+	// WithoutHash makes all choices of endpoints random, because the kernel lacks jhash.
+	WithoutHash bool
 	// Room limits all Services together. A field that is 0 has the value of [DefaultRoom].
 	Room Room
 }

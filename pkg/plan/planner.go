@@ -3,11 +3,11 @@ package plan
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -147,6 +147,9 @@ func (p *Planner) SetLocalPods(f inet.Family, pods LocalPods) {
 	p.lay(f)
 }
 
+// SetWithoutHash makes all choices of endpoints random, because the kernel lacks jhash. It comes before any Service is planned.
+func (p *Planner) SetWithoutHash() { p.options.WithoutHash = true }
+
 // Leases returns the lease elements of all families. The caller has to renew them within [Lease].
 func (p *Planner) Leases() (list []nft.Element) {
 	for _, f := range p.options.Families {
@@ -231,11 +234,15 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 		n := &port{
 			name: sp.Name, comment: sp.Name.String(), protocol: sp.Protocol, family: sp.Family, frontends: sp.Frontends,
 			hairpin: sp.Hairpin, serving: sp.Serving, hasEndpoints: sp.HasEndpoints, scored: scoredOf(len(s.Ports)),
+			method: sp.Method,
+		}
+		if p.options.WithoutHash && n.method.Key != balance.Chance {
+			n.method = balance.Method{}
+			out.leave(model.AlgorithmField, fmt.Sprintf("%s port %q has the algorithm random: the kernel lacks jhash (CONFIG_NFT_HASH)", n.family, n.name.Port))
 		}
 		before := old.port(n.id())
-		for ls, endpoints := range [lists][]netip.AddrPort{sp.Cluster, sp.Local} {
-			n.arrange(before, list(ls), endpoints)
-		}
+		n.arrange(before, listCluster, sp.Cluster, sp.ClusterWeights)
+		n.arrange(before, listLocal, sp.Local, sp.LocalWeights)
 		p.assign(out, n, before, sp.Affinity)
 		out.ports = append(out.ports, n)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -144,6 +145,8 @@ func randomPort(r *rand.Rand, name types.NamespacedName, f inet.Family, i, port 
 			p.Local = append(p.Local, netip.AddrPortFrom(testAddr(f, 244, e), 8080))
 		}
 	}
+	p.Method = randomMethod(r)
+	p.ClusterWeights, p.LocalWeights = randomWeights(r, len(p.Cluster)), randomWeights(r, len(p.Local))
 	p.Hairpin = p.Local
 	p.HasEndpoints = len(p.Cluster)+len(p.Local) > 0
 	add := func(kind model.Kind, addr netip.Addr, number int, sources []model.AddrRange) {
@@ -164,6 +167,25 @@ func randomPort(r *rand.Rand, name types.NamespacedName, f inet.Family, i, port 
 		add(model.NodePort, netip.Addr{}, 30000+r.IntN(6)*2+port, nil)
 	}
 	return p
+}
+
+// randomMethod returns mostly the random choice: a hash has many elements.
+func randomMethod(r *rand.Rand) (m balance.Method) {
+	if r.IntN(12) == 0 {
+		m, _ = balance.Parse([]string{"maglev", "source-hash", "source-hash/24,56"}[r.IntN(3)])
+	}
+	return m
+}
+
+// randomWeights returns reduced weights, nil in half of all cases.
+func randomWeights(r *rand.Rand, n int) (weights []uint16) {
+	if n == 0 || r.IntN(2) == 0 {
+		return nil
+	}
+	for range n {
+		weights = append(weights, uint16(1+r.IntN(4)))
+	}
+	return balance.Reduce(weights)
 }
 
 func testAddr(f inet.Family, net, i int) netip.Addr {
@@ -226,7 +248,7 @@ func TestAnyHistoryOfManyEndpointsEndsLikeAFreshStart(t *testing.T) {
 		for _, port := range s.Ports {
 			if port.Family == inet.IPv4 && r.IntN(20) > 0 {
 				port.Cluster, port.Local, port.HasEndpoints = sets[i], [][]netip.AddrPort{nil, sets[i], sets[i][:many+20]}[r.IntN(3)], true
-				port.Hairpin = nil
+				port.Hairpin, port.ClusterWeights, port.LocalWeights = nil, randomWeights(r, len(port.Cluster)), randomWeights(r, len(port.Local))
 			}
 		}
 		if r.IntN(10) == 0 {

@@ -25,8 +25,8 @@ func (p *Planner) Present(name types.NamespacedName) (out Present, planned bool)
 		for i := range port.frontends {
 			out.Frontends = append(out.Frontends, port.frontends[i].Key)
 		}
-		for _, l := range port.lists {
-			out.Endpoints = append(out.Endpoints, l...)
+		for ls := range lists {
+			out.Endpoints = append(out.Endpoints, port.endpoints(ls)...)
 		}
 	}
 	out.tidy()

@@ -28,9 +28,9 @@ func (p *Planner) Resume(f inet.Family, next uint32, remembering []nft.Element) 
 		numbers.others.next = next
 	}
 	for i := range remembering {
-		c, ok := classOf(remembering[i].Chain)
+		c, ok := classOf(f, remembering[i].Chain)
 		if block := int(blockOf(remembering[i].Key.AsUint32())) - firstBlock; ok && block >= 0 {
-			numbers.open(block, c.n, true)
+			numbers.open(block, c.timeout, true)
 		}
 	}
 	if p.recalled == nil {
@@ -221,10 +221,15 @@ func (p *Planner) askIDs(q *questions, s *model.Service) {
 		for ls := range lists {
 			key := nft.Value{}.Uint32(number)
 			q.ask(l.draw[ls], key, func(e *nft.Found) {
-				index := e.Data.AsUint32() & 0xff
-				for i := range min(sizeAt(index), mostSlots) {
+				t, _ := tableAt(e.Data.AsUint32() & 0xff)
+				asked := map[uint32]bool{}
+				for i := range t.size {
 					q.ask(l.slots[ls], key.Uint32(i), func(e *nft.Found) {
 						word := e.Data.AsUint32()
+						if asked[word] {
+							return
+						}
+						asked[word] = true
 						q.ask(l.backends[ls], nft.Value{}.Proto(sp.Protocol).Uint32(word), func(e *nft.Found) {
 							ids[e.Data.AsEndpoint(l.family)] = uint16(word & endpointBits)
 						})

@@ -14,8 +14,8 @@ import (
 // Room limits all Services of a node together. The Services of one namespace may take a quarter of each limit, and half of the numbers. So no
 // tenant can use up the room.
 type Room struct {
-	// Elements is the number of frontends and endpoints of all Services, in both families. An endpoint counts once for each list of
-	// endpoints that has it, and twice with session affinity.
+	// Elements is the number of frontends and slots of all Services, in both families, for each list of endpoints. An endpoint has one slot, unless
+	// there is an algorithm or there are weights, and counts once more with session affinity.
 	Elements int
 	// SourceRanges is the number of source ranges, counted as the fewest prefixes. The kernel's work for a change of one grows with their number.
 	SourceRanges int
@@ -106,11 +106,9 @@ func Weight(s *model.Service) (n int) {
 		return 0
 	}
 	for _, port := range s.Ports {
-		each := 1
-		if port.Affinity > 0 {
-			each = 2
+		if n += len(port.Frontends) + port.Slots(); port.Affinity > 0 {
+			n += len(port.Cluster) + len(port.Local)
 		}
-		n += len(port.Frontends) + each*(len(port.Cluster)+len(port.Local))
 	}
 	return n
 }

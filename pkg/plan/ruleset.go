@@ -7,6 +7,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
@@ -54,16 +55,16 @@ func (l *layout) table(o *Options) *nft.Table {
 		{Name: "translated", Comment: "packets with another destination than they came with", Rules: l.translated(o)},
 		{Name: "services", Comment: "finds the Service of a packet's destination", Rules: l.find(o)},
 		{Name: unusedPort, Comment: "a cluster IP without such a port", Rules: l.unused()},
-		{Name: kindExternalLocal.name(), Comment: "external address or node port with policy Local", Rules: l.externalLocal(o)},
-		{Name: kindFirewall.name(), Comment: "load-balancer address with source ranges", Rules: l.firewall()},
-		{Name: kindReject.name(), Comment: "no endpoint: refused at once", Rules: l.reject()},
-		{Name: kindDrop.name(), Comment: "endpoints exist, but not for this traffic", Rules: []nft.Rule{rule("", countedDrop())}},
+		{Name: kindExternalLocal.name(selector{}), Comment: "external address or node port with policy Local", Rules: l.externalLocal(o)},
+		{Name: kindFirewall.name(selector{}), Comment: "load-balancer address with source ranges", Rules: l.firewall()},
+		{Name: kindReject.name(selector{}), Comment: "no endpoint: refused at once", Rules: l.reject()},
+		{Name: kindDrop.name(selector{}), Comment: "endpoints exist, but not for this traffic", Rules: []nft.Rule{rule("", countedDrop())}},
 	}
 	for ls := range lists {
 		chains = append(chains, &nft.Chain{Name: ls.fewer(), Comment: "fewer endpoints by now: the first one exists", Rules: l.first(ls)})
 	}
 	for r := range routes {
-		chains = append(chains, &nft.Chain{Name: affinityKind(r).name(), Comment: "a client stays with its endpoint", Rules: l.sticky(o, r)})
+		chains = append(chains, &nft.Chain{Name: affinityKind(r).name(selector{}), Comment: "a client stays with its endpoint", Rules: l.sticky(o, r)})
 	}
 	return &nft.Table{Family: l.family, Name: Table(o.ServiceProxyName), Sets: l.sets(), Chains: chains, Comment: "Kubernetes services"}
 }
@@ -176,7 +177,7 @@ func (l *layout) unused() []nft.Rule {
 	return []nft.Rule{
 		rule("a batch may have replaced the port just now", jump("services")),
 		rule("counted", count(l.unusedPorts, nft.DstAddr(l.family))),
-		rule("a cluster IP without such a port", goTo(kindReject.name())),
+		rule("a cluster IP without such a port", goTo(kindReject.name(selector{}))),
 	}
 }
 
@@ -217,25 +218,25 @@ func (l *layout) classChain(o *Options, c class) *nft.Chain {
 	switch {
 	case c.kind >= kindRemember:
 		saddr := nft.SrcAddr(l.family)
-		timeout := expr.Dynset{Timeout: time.Duration(c.n) * time.Second}
+		timeout := expr.Dynset{Timeout: time.Duration(c.timeout) * time.Second}
 		ch.Rules = []nft.Rule{rule("", remember(l.affinity, saddr, unix.NFT_DYNSET_OP_UPDATE, timeout))}
 	case c.kind >= kindPick:
 		ch.Rules = l.pick(c)
 	case c.kind >= kindDirect:
-		ch.Rules = l.direct(o, c.kind.route().list(), c.n)
+		ch.Rules = l.direct(o, c.kind.route().list(), c.table)
 	default:
 		panic(fmt.Sprintf("class %v has no chain of its own", c))
 	}
 	return ch
 }
 
-// draws returns the numbers of slots from which successive rules draw one, until a slot is filled. A table of more than exactSlots has some empty
-// slots, but more than four fifths are filled. So the shares of endpoints differ by 1 % at most.
-func draws(size uint32) []uint32 {
-	if filled := surelyFilled(size); filled < size {
-		return []uint32{size, size, size, filled}
+// draws returns the tables from which successive rules draw a slot, until one is filled. A table of more than exactSlots for a random number has some
+// empty slots, but more than four fifths are filled. So the shares of endpoints differ by 1 % at most.
+func (t table) draws() []table {
+	if filled := surelyFilled(t.size); filled < t.size && t.by == (selector{}) {
+		return []table{t, t, t, {size: filled}}
 	}
-	return []uint32{size}
+	return []table{t}
 }
 
 // undone is the comment of a rule for a packet whose service port a batch deleted after the packet had found its class.
@@ -244,8 +245,8 @@ const undone = "the service port was deleted just now"
 // fewer is the chain for a packet that drew the slot of an endpoint that a batch deleted after the packet had found its class.
 func (l list) fewer() string { return "fewer-" + l.prefix() + "endpoints" }
 
-// direct: dnat to meta l4proto . meta priority . numgen random mod n map @endpoints
-func (l *layout) direct(o *Options, ls list, n uint32) []nft.Rule {
+// direct: dnat to meta l4proto . meta priority . numgen random mod n map @endpoints, or with a hash instead of numgen
+func (l *layout) direct(o *Options, ls list, t table) []nft.Rule {
 	var rules []nft.Rule
 	for r := range routes {
 		for _, mark := range l.masqueradeRoute(o, r) {
@@ -255,37 +256,37 @@ func (l *layout) direct(o *Options, ls list, n uint32) []nft.Rule {
 		}
 	}
 	rules = append(rules, rule("", keepBits(portBits)))
-	for _, size := range draws(n) {
-		rules = append(rules, rule(drawComment(n, size), l.toEndpoint(ls, size)))
+	for _, draw := range t.draws() {
+		rules = append(rules, rule(drawComment(t, draw), l.toEndpoint(ls, draw)))
 	}
 	return append(rules, rule("", goTo(ls.fewer())))
 }
 
 // first sends a packet to the endpoint in slot 0, which is filled as long as the service port has an endpoint.
 func (l *layout) first(ls list) []nft.Rule {
-	return []nft.Rule{rule("", l.toEndpoint(ls, 1)), rule(undone, setPriorityTo(0))}
+	return []nft.Rule{rule("", l.toEndpoint(ls, table{size: 1})), rule(undone, setPriorityTo(0))}
 }
 
-func (l *layout) toEndpoint(ls list, size uint32) []expr.Any {
-	return dnat(l.family, indexed([]nft.Field{nft.L4Proto(), nft.Priority()}, size), l.endpoints[ls])
+func (l *layout) toEndpoint(ls list, t table) []expr.Any {
+	return dnat(l.family, indexed(l.family, []nft.Field{nft.L4Proto(), nft.Priority()}, t), l.endpoints[ls])
 }
 
-func drawComment(n, size uint32) string {
-	if size == n {
+func drawComment(t, draw table) string {
+	if draw == t {
 		return ""
 	}
 	return "an empty slot three times"
 }
 
-// pick: meta priority set meta priority . numgen random mod n map @slots
+// pick: meta priority set meta priority . numgen random mod n map @slots, or with a hash instead of numgen
 func (l *layout) pick(c class) []nft.Rule {
 	rules := []nft.Rule{rule("", keepBits(affineBits))}
-	for i, size := range draws(c.n) {
+	for i, draw := range c.table.draws() {
 		var none []expr.Any
 		if i > 0 {
 			none = hasNoBits(endpointBits)
 		}
-		rules = append(rules, rule(drawComment(c.n, size), none, setPriority(indexed([]nft.Field{nft.Priority()}, size), l.slots[c.kind.list()])))
+		rules = append(rules, rule(drawComment(c.table, draw), none, setPriority(indexed(l.family, []nft.Field{nft.Priority()}, draw), l.slots[c.kind.list()])))
 	}
 	return rules
 }
@@ -321,20 +322,26 @@ func (l *layout) sticky(o *Options, r route) []nft.Rule {
 		rule("same endpoint, if it still serves", toBackend),
 		rule("it does not serve", hasBits(endpointBits), remember(l.affinity, saddr, dynsetDelete, expr.Dynset{})),
 		rule("pick one", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[r.list()]), dispatch(endpointBits, l.dispatch[stepPick+step(r.list())])),
-		rule("fewer by now: the first one exists", hasNoBits(endpointBits), setPriority(indexed([]nft.Field{nft.Priority()}, 1), l.slots[r.list()])),
+		rule("fewer by now: the first one exists", hasNoBits(endpointBits), setPriority(indexed(l.family, []nft.Field{nft.Priority()}, table{size: 1}), l.slots[r.list()])),
 		rule("", hasBits(endpointBits), keepTime),
 		rule("", toBackend),
 		rule(undone, setPriorityTo(0)))
 }
 
-// samples returns classes of every kind with a chain for each size or timeout. If the kind has a size: a single slot, an exact table and a rounded
-// table.
-func (l *layout) samples() []class {
+// samples returns classes of every kind with a chain for each table or timeout. If the kind has a table: a single slot, an exact table, a rounded
+// table, and, unless withoutHash, one for each kind of hash.
+func (l *layout) samples(withoutHash bool) []class {
 	var list []class
 	for k := kindDirect; k < kindEnd; k++ {
-		list = append(list, class{kind: k, n: 1})
-		if k < kindRemember {
-			list = append(list, class{kind: k, n: 3}, class{kind: k, n: tableSize(exactSlots + 1)})
+		if k == kindRemember {
+			list = append(list, class{kind: k, timeout: 1})
+			continue
+		}
+		for _, t := range []table{{size: 1}, {size: 3}, {size: tableSize(exactSlots + 1)}, {balance.Sizes[0], selector{key: balance.Flow}},
+			{balance.Sizes[0], selector{balance.Source, uint8(l.family.AddrLen() * 8)}}, {balance.Sizes[0], selector{balance.Source, balance.Lengths[0]}}} {
+			if t.by == (selector{}) || !withoutHash {
+				list = append(list, class{kind: k, table: t})
+			}
 		}
 	}
 	return list

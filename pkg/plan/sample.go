@@ -13,7 +13,7 @@ func (p *Planner) Samples() []*nft.Table {
 	for _, f := range p.options.Families {
 		l, t := p.layouts[f], *p.tables[f]
 		t.Chains = slices.Clip(t.Chains)
-		for _, c := range l.samples() {
+		for _, c := range l.samples(p.options.WithoutHash) {
 			t.Chains = append(t.Chains, l.classChain(&p.options, c))
 		}
 		list = append(list, &t)

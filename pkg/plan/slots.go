@@ -2,12 +2,11 @@ package plan
 
 import (
 	"cmp"
-	"encoding/binary"
 	"math/bits"
 	"net/netip"
 	"slices"
 
-	"github.com/dchest/siphash"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 )
 
 // The endpoints of a service port have numbered slots, so that a random number draws an endpoint. The arrangement, which endpoint is in which slot,
@@ -180,18 +179,7 @@ func (r *rival) beats(o *rival, slot int) bool {
 // hashMask is all ones except in tests, which shorten hashes to make them collide.
 var hashMask = ^uint64(0)
 
-// slotKey is constant, so that each process arranges the same endpoints alike. Although it is public, a tenant cannot find many endpoints with the
-// same hash, as would be possible with a simpler hash.
-const slotKey = 0x9e3779b97f4a7c15
-
-// hashEndpoint returns a hash of 64 bits (SipHash).
-func hashEndpoint(e netip.AddrPort) uint64 {
-	var b [18]byte
-	a := e.Addr().As16()
-	copy(b[:], a[:])
-	binary.LittleEndian.PutUint16(b[16:], e.Port())
-	return siphash.Hash(slotKey, slotKey, b[:]) & hashMask
-}
+func hashEndpoint(e netip.AddrPort) uint64 { return balance.Hash(e) & hashMask }
 
 // score returns the score of an endpoint for a slot. The lowest score wins.
 func score(slot int, hash uint64) uint64 {

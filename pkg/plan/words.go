@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
@@ -47,9 +48,31 @@ func registers(fields []nft.Field) uint32 {
 	return n
 }
 
-// indexed: KEY . numgen random mod n
-func indexed(fields []nft.Field, n uint32) []expr.Any {
-	return append(key(fields...), &expr.Numgen{Register: reg + registers(fields), Modulus: n, Type: unix.NFT_NG_RANDOM})
+// indexed: KEY . numgen random mod n, or KEY . jhash ip saddr . th sport mod n seed S, or KEY . jhash ip saddr & MASK mod n seed S
+func indexed(f inet.Family, fields []nft.Field, t table) []expr.Any {
+	words, index := key(fields...), reg+registers(fields)
+	if t.by == (selector{}) {
+		return append(words, &expr.Numgen{Register: index, Modulus: t.size, Type: unix.NFT_NG_RANDOM})
+	}
+	from, client := index+1, []nft.Field{nft.SrcAddr(f)}
+	words = append(words, client[0].Load(from))
+	if t.by.key == balance.Flow {
+		client = append(client, nft.SrcPort())
+		words = append(words, client[1].Load(from+registers(client[:1])))
+	} else if n := int(t.by.prefix); n < f.AddrLen()*8 {
+		words = append(words, masked(from, f.AddrLen(), n))
+	}
+	return append(words, &expr.Hash{SourceRegister: from, DestRegister: index, Length: 4 * registers(client), Modulus: t.size, Seed: balance.Seed,
+		Type: expr.HashTypeJenkins})
+}
+
+// masked: & MASK, of a register with the address of a prefix
+func masked(at uint32, length, prefix int) expr.Any {
+	mask := make([]byte, length)
+	for i := range prefix {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return &expr.Bitwise{SourceRegister: at, DestRegister: at, Len: uint32(length), Mask: mask, Xor: make([]byte, length)}
 }
 
 // lookup: KEY map @set, with the result in the first register
@@ -200,12 +223,7 @@ func address(f nft.Field, op expr.CmpOp, p netip.Prefix) []expr.Any {
 	words := key(f)
 	addr := p.Masked().Addr().AsSlice()
 	if p.Bits() < p.Addr().BitLen() {
-		mask := make([]byte, len(addr))
-		for i := range p.Bits() {
-			mask[i/8] |= 0x80 >> (i % 8)
-		}
-		words = append(words, &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: uint32(len(addr)),
-			Mask: mask, Xor: make([]byte, len(addr))})
+		words = append(words, masked(reg, len(addr), p.Bits()))
 	}
 	return append(words, &expr.Cmp{Op: op, Register: reg, Data: addr})
 }

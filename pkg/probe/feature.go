@@ -27,6 +27,12 @@ type feature struct {
 	option, module string
 }
 
+// Optional reports whether only Services that ask for it use the feature: an algorithm other than random.
+func (m Missing) Optional() bool { return m.option == hashOption }
+
+// hashOption is the kernel's option of jhash.
+const hashOption = "NFT_HASH"
+
 // String names the feature and its option and module.
 func (m Missing) String() string {
 	if m.option == "" {
@@ -96,6 +102,8 @@ func expressionFeature(f inet.Family, e expr.Any) feature {
 		return feature{"masquerade", "NFT_MASQ", "nft_masq"}
 	case *expr.Numgen:
 		return feature{"numgen random", "NFT_NUMGEN", "nft_numgen"}
+	case *expr.Hash:
+		return feature{"jhash", hashOption, "nft_hash"}
 	case *expr.Reject:
 		return feature{"reject", "NFT_REJECT_IPV" + suffix, "nft_reject_ipv" + suffix}
 	case *expr.Dynset:
