@@ -34,7 +34,8 @@ It sends nothing. With --live, it waits for a real packet instead, and shows the
 another program that stops or translates it, the outgoing interface, and whether the endpoint answers.
 
 FROM is the IP address of a pod or of another machine, "node" for the processes of this node, or pod/NAMESPACE/NAME for a pod that is
-an endpoint of a Service. The protocol is tcp, udp or sctp; the default is tcp. Instead of an address, svc/NAMESPACE/NAME stands for the
+an endpoint of a Service. With a source port, as in 198.51.100.7:40000, the endpoint is exact also where the algorithm of the Service
+is maglev. The protocol is tcp, udp or sctp; the default is tcp. Instead of an address, svc/NAMESPACE/NAME stands for the
 cluster IP of a Service. Its PORT is a number or a name, and may be omitted if the Service has only one.
 
 The command queries the running program only about names, and about node ports on loopback, which the program serves itself. The exit
@@ -95,12 +96,19 @@ func parsePacket(from, to string) (p trace.Packet, err error) {
 	}
 	at = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 	var source netip.Addr
+	var port uint16
 	if from != sentByNode {
-		if source, err = netip.ParseAddr(from); err != nil {
-			return p, fmt.Errorf("read source: %w; use an IP address, pod/NAMESPACE/NAME or %q (kubectl get pods -o wide shows the addresses of pods)", err, sentByNode)
+		client, withPort := netip.ParseAddrPort(from)
+		if source, err = netip.ParseAddr(from); err != nil && withPort == nil {
+			source, port, err = client.Addr(), client.Port(), nil
+		}
+		if err != nil {
+			return p, fmt.Errorf("read source: %w; use an IP address, perhaps with a port, pod/NAMESPACE/NAME or %q (kubectl get pods -o wide shows the addresses of pods)", err, sentByNode)
 		}
 	}
-	return trace.From(source.Unmap(), at, protocol, host.Routes{})
+	p, err = trace.From(source.Unmap(), at, protocol, host.Routes{})
+	p.FromPort = port
+	return p, err
 }
 
 // foretell reads the tables with a name, and follows a packet through them.
@@ -256,6 +264,8 @@ func factText(f trace.Fact) string {
 	switch {
 	case f.Did != "":
 		return f.Did
+	case f.Hash != nil:
+		return fmt.Sprintf("its hash leads to slot %d", *f.Hash)
 	case f.Drawn > 0:
 		return fmt.Sprintf("draws one of %d numbers", f.Drawn)
 	case f.Missing:

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
@@ -49,10 +50,34 @@ func portView(p *model.PortExplanation, facts *proxy.Facts, lost map[claim]strin
 		}
 		v.Frontends = append(v.Frontends, f)
 	}
+	if p.Method.Key != balance.Chance {
+		v.Algorithm = p.Method.String()
+	}
+	shares := sharesOf(p.ServicePort)
 	for i := range p.Candidates {
-		v.Endpoints = append(v.Endpoints, endpointView(&p.Candidates[i], p))
+		e := endpointView(&p.Candidates[i], p)
+		if e.Chosen() {
+			e.Share = shares[p.Candidates[i].Addr]
+		}
+		v.Endpoints = append(v.Endpoints, e)
 	}
 	return v
+}
+
+// sharesOf returns the parts of new connections of endpoints in percent; nil if all endpoints of a list have the same.
+func sharesOf(p *model.ServicePort) map[netip.AddrPort]float64 {
+	list, weights := p.Cluster, p.ClusterWeights
+	if len(list) == 0 {
+		list, weights = p.Local, p.LocalWeights
+	}
+	if p.Method.Key == balance.Chance && weights == nil {
+		return nil
+	}
+	shares, slots := map[netip.AddrPort]float64{}, p.Method.Fill(list, weights)
+	for _, e := range slots {
+		shares[e] += 100 / float64(len(slots))
+	}
+	return shares
 }
 
 var kindNames = [...]string{

@@ -41,9 +41,12 @@ func claimsOf(s *model.Service, families []inet.Family) (list []*claim) {
 			if f.Kind != model.NodePort {
 				continue
 			}
-			endpoints := p.Cluster
+			endpoints, weights := p.Cluster, p.ClusterWeights
 			if f.Local {
-				endpoints = p.Local
+				endpoints, weights = p.Local, p.LocalWeights
+			}
+			if weights != nil {
+				endpoints = slices.SortedFunc(slices.Values(p.Method.Fill(endpoints, weights)), netip.AddrPort.Compare)
 			}
 			list = append(list, &claim{f.Key, p.Name, s.Created, withoutLoopback(endpoints), p.Affinity})
 		}

@@ -20,7 +20,9 @@ type world struct {
 	to             netip.AddrPort
 	mark, priority uint32
 	in, out        string
-	hook           string
+	// portIn is the register into which a rule has loaded the source port; 0 without one.
+	portIn uint32
+	hook   string
 
 	translated, masqueraded bool
 	noRoute                 bool
@@ -135,7 +137,7 @@ func (e *evaluator) chain(name string, worlds []*world) (back []*world, err erro
 func (e *evaluator) rule(ch *nft.ReadChain, r *nft.ReadRule, worlds []*world) (next, back []*world, err error) {
 	active := worlds
 	for _, w := range active {
-		w.facts, w.verdict, w.drawnFrom = nil, verdict{}, nil
+		w.facts, w.verdict, w.drawnFrom, w.portIn = nil, verdict{}, nil, 0
 	}
 	var decided []*world
 	missed := map[*world]*world{}

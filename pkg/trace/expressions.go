@@ -10,6 +10,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -20,6 +21,8 @@ func (e *evaluator) expression(x nft.Expr, worlds []*world) ([]*world, error) {
 	switch x := x.Any.(type) {
 	case *expr.Numgen:
 		return draw(x, worlds), nil
+	case *expr.Hash:
+		return e.hash(x, worlds), nil
 	case *expr.Lookup:
 		return worlds, e.lookup(x, worlds)
 	}
@@ -122,14 +125,17 @@ func (w *world) payload(p Packet, x *expr.Payload) {
 		return
 	}
 	w.store(x.DestRegister, header[x.Offset:x.Offset+x.Len])
+	if x.Base == expr.PayloadBaseTransportHeader && x.Offset == 0 {
+		w.portIn = x.DestRegister
+	}
 }
 
-// header returns the known part of a header. The source port is arbitrary, because no rule matches it.
+// header returns the known part of a header. An unknown source port is 0.
 func (w *world) header(p Packet, base expr.PayloadBase) []byte {
-	const ttl, sourcePort = 64, 50000
+	const ttl = 64
 	switch {
 	case base == expr.PayloadBaseTransportHeader:
-		b := binary.BigEndian.AppendUint16(nil, sourcePort)
+		b := binary.BigEndian.AppendUint16(nil, p.FromPort)
 		return binary.BigEndian.AppendUint16(b, w.to.Port())
 	case base != expr.PayloadBaseNetworkHeader:
 		return nil
@@ -283,16 +289,58 @@ func draw(x *expr.Numgen, worlds []*world) []*world {
 			continue
 		}
 		w.note(Fact{Drawn: x.Modulus})
-		w.chance /= float64(x.Modulus)
-		w.drawnFrom = w
-		for n := range x.Modulus {
-			c := w
-			if n+1 < x.Modulus {
-				c = w.fork()
-			}
-			c.storeWord(x.Register, n+x.Offset)
+		numbers := make([]float64, x.Modulus)
+		for n := range numbers {
+			numbers[n] = 1 / float64(x.Modulus)
+		}
+		out = append(out, w.each(x.Register, x.Offset, numbers)...)
+	}
+	return out
+}
+
+// each returns a world for each number with a chance, in a register.
+func (w *world) each(register, offset uint32, numbers []float64) (out []*world) {
+	w.drawnFrom = w
+	for n, chance := range numbers {
+		if chance > 0 {
+			c := w.fork()
+			c.chance *= chance
+			c.storeWord(register, uint32(n)+offset)
 			out = append(out, c)
 		}
+	}
+	return out
+}
+
+// hash stores the kernel's hash of registers. If these have an unknown source port, the result has a world for each number, with the share
+// of the ports that lead to it.
+func (e *evaluator) hash(x *expr.Hash, worlds []*world) (out []*world) {
+	for _, w := range worlds {
+		key := w.load(x.SourceRegister, int(x.Length))
+		if x.Type != expr.HashTypeJenkins || x.Modulus == 0 || key == nil {
+			w.strange(nft.Expr{Name: "hash"})
+			out = append(out, w)
+			continue
+		}
+		at, _ := nft.Register(x.SourceRegister)
+		port, _ := nft.Register(w.portIn)
+		if port -= at; e.packet.FromPort != 0 || w.portIn == 0 || port < 0 || port+2 > len(key) {
+			n := balance.Slot(key, x.Seed, x.Modulus) + x.Offset
+			w.note(Fact{Hash: &n})
+			w.storeWord(x.DestRegister, n)
+			out = append(out, w)
+			continue
+		}
+		w.note(Fact{Drawn: x.Modulus})
+		key = bytes.Clone(key)
+		numbers := make([]float64, x.Modulus)
+		for p := range 1 << 16 {
+			if p > 0 {
+				binary.BigEndian.PutUint16(key[port:], uint16(p))
+				numbers[balance.Slot(key, x.Seed, x.Modulus)] += 1 / float64(1<<16-1)
+			}
+		}
+		out = append(out, w.each(x.DestRegister, x.Offset, numbers)...)
 	}
 	return out
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -76,11 +77,15 @@ func (*fake) Masquerade(netip.Addr) (netip.Addr, error) { return netip.MustParse
 
 // planned returns a plan for a Service at 10.96.0.10:80 with a number of endpoints.
 func planned(endpoints int, affinity time.Duration) *plan.Planner {
+	return plannedBy(balance.Method{}, endpoints, affinity)
+}
+
+func plannedBy(m balance.Method, endpoints int, affinity time.Duration) *plan.Planner {
 	p := plan.New(plan.Options{Families: []inet.Family{inet.IPv4}, MasqueradeMark: 0x4000,
 		LocalPods: [2]plan.LocalPods{{Prefix: netip.MustParsePrefix("10.244.0.0/16")}}})
 	name := types.NamespacedName{Namespace: "shop", Name: "web"}
 	port := &model.ServicePort{
-		Name: model.PortName{NamespacedName: name, Port: "http"}, Protocol: inet.TCP, HasEndpoints: endpoints > 0, Affinity: affinity,
+		Name: model.PortName{NamespacedName: name, Port: "http"}, Protocol: inet.TCP, HasEndpoints: endpoints > 0, Affinity: affinity, Method: m,
 		Frontends: []model.Frontend{{Key: model.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Protocol: inet.TCP}, Kind: model.ClusterIP}},
 	}
 	for i := range endpoints {
@@ -121,6 +126,50 @@ func TestEveryEndpointIsAsLikely(t *testing.T) {
 		const asked = 12 // one request for all elements that a rule looks up on all paths
 		if k.questions > asked {
 			t.Errorf("%d questions for %d endpoints, want %d at most", k.questions, n, asked)
+		}
+	}
+}
+
+// With a hash, a client with a known source port has one endpoint, and one with an unknown port has each of them by its share of ports.
+func TestHashesLeadToOneEndpoint(t *testing.T) {
+	for _, name := range []string{"maglev", "source-hash", "source-hash/24"} {
+		method, err := balance.Parse(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k := newFake(plannedBy(method, 10, 0))
+		seen := map[netip.AddrPort]bool{}
+		for port := range uint16(100) {
+			p, err := From(netip.AddrFrom4([4]byte{10, 244, byte(port), 9}), netip.MustParseAddrPort("10.96.0.10:80"), inet.TCP, k)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.FromPort = 40000 + port
+			got, err := Follow(Config{Table: k.table, Elements: k, Routes: k}, p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(got.Ways) != 1 || got.Ways[0].Outcome != Translated || got.Ways[0].Probability != 1 {
+				t.Fatalf("%s: the ways of port %d are %+v", name, p.FromPort, got.Ways)
+			}
+			seen[got.Ways[0].To] = true
+		}
+		if len(seen) != 10 {
+			t.Errorf("%s: 100 clients have %d of 10 endpoints", name, len(seen))
+		}
+		got, sum := mustFollow(t, k, "10.244.0.9"), 0.0
+		for _, w := range got.Ways {
+			sum += w.Probability
+			if method.Key == balance.Flow && math.Abs(w.Probability-0.1) > 0.01 {
+				t.Errorf("%s: %s has a share of %v", name, w.To, w.Probability)
+			}
+		}
+		want := 1
+		if method.Key == balance.Flow {
+			want = 10
+		}
+		if len(got.Ways) != want || math.Abs(sum-1) > 1e-9 {
+			t.Errorf("%s: a client with any port has %d ways with a sum of %v", name, len(got.Ways), sum)
 		}
 	}
 }

@@ -13,7 +13,9 @@ import (
 // Packet is the first packet of a connection.
 type Packet struct {
 	From netip.Addr
-	To   netip.AddrPort
+	// FromPort is the source port; 0 if it is unknown.
+	FromPort uint16
+	To       netip.AddrPort
 	// Protocol is the transport protocol number.
 	Protocol inet.Protocol
 	// Own is true if this machine sends the packet. Otherwise the packet arrives through Interface.
@@ -29,6 +31,9 @@ func (p Packet) String() string {
 	from := "this node"
 	if p.From.IsValid() {
 		from = p.From.String()
+	}
+	if p.From.IsValid() && p.FromPort != 0 {
+		from = netip.AddrPortFrom(p.From, p.FromPort).String()
 	}
 	return fmt.Sprintf("%s -> %s/%s", from, p.To, p.Protocol)
 }
@@ -111,6 +116,8 @@ type Fact struct {
 	Missing bool   `json:"missing,omitempty"`
 	// Drawn is the number of possible values of a random number.
 	Drawn uint32 `json:"drawn,omitempty"`
+	// Hash is the result of a hash of the client's address and perhaps its port.
+	Hash *uint32 `json:"hash,omitempty"`
 	// Did is the action, in words.
 	Did string `json:"did,omitempty"`
 }

@@ -215,6 +215,8 @@ func effect(r *nft.ReadRule) string {
 			text = lookups[x.SetName]
 		case *expr.Numgen:
 			text = "draws one of " + fmt.Sprint(x.Modulus)
+		case *expr.Hash:
+			text = fmt.Sprintf("has one of %d slots by a hash", x.Modulus)
 		case *expr.NAT:
 			if text = strings.TrimPrefix(text+", ", ", ") + "is translated to that endpoint"; x.Type != expr.NATTypeDestNAT {
 				text = "gets another source address"

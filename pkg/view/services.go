@@ -45,9 +45,11 @@ type ServicePort struct {
 	Protocol string `json:"protocol"`
 	Family   string `json:"family"`
 	// AffinitySeconds is the timeout of ClientIP session affinity; 0 means none.
-	AffinitySeconds int64      `json:"affinitySeconds,omitempty"`
-	Frontends       []Frontend `json:"frontends"`
-	Endpoints       []Endpoint `json:"endpoints"`
+	AffinitySeconds int64 `json:"affinitySeconds,omitempty"`
+	// Algorithm is the way to choose endpoints; empty for random.
+	Algorithm string     `json:"algorithm,omitempty"`
+	Frontends []Frontend `json:"frontends"`
+	Endpoints []Endpoint `json:"endpoints"`
 	// Why is the reason why the port has no endpoints.
 	Why string `json:"why,omitempty"`
 }
@@ -109,6 +111,9 @@ type Endpoint struct {
 	// Cluster and Local are true if policies Cluster and Local use it on this node.
 	Cluster bool `json:"cluster"`
 	Local   bool `json:"local"`
+	// Share is the part of new connections in percent, if an algorithm or weights make shares unequal: by policy Cluster, or by policy Local if only
+	// this is used.
+	Share float64 `json:"sharePercent,omitempty"`
 	// WhyNot is the reason why no used policy, or one of two, uses it.
 	WhyNot string `json:"whyNot,omitempty"`
 	// Tried is the result of a connection to it from this node, if there was one. Fails is true if the connection failed.
@@ -299,6 +304,9 @@ func (f *Frontend) note(sp *ServicePort, wide bool) string {
 	if n := f.failures(); n != "" {
 		parts = append(parts, "connections: "+n)
 	}
+	if sp.Algorithm != "" {
+		parts = append(parts, sp.Algorithm)
+	}
 	if wide && f.Endpoints == 0 && sp.Why != "" {
 		parts = append(parts, sp.Why)
 	}
@@ -411,6 +419,9 @@ func (v *Services) portDetail(p *Printer, s *Service, sp *ServicePort) {
 	if sp.AffinitySeconds > 0 {
 		p.Printf(", session affinity for %d s", sp.AffinitySeconds)
 	}
+	if sp.Algorithm != "" {
+		p.Printf(", %s", sp.Algorithm)
+	}
 	p.Printf("\n")
 	var rows [][]Cell
 	for i := range sp.Frontends {
@@ -461,6 +472,7 @@ func (v *Services) nodePortAddresses(family, loopback string) (list []string) {
 
 func endpointRows(list []Endpoint, wide bool) (rows [][]Cell) {
 	pods := slices.ContainsFunc(list, func(e Endpoint) bool { return e.Pod != "" })
+	shares := slices.ContainsFunc(list, func(e Endpoint) bool { return e.Share > 0 })
 	for i := range list {
 		e := &list[i]
 		mark, style := "-", Warn
@@ -477,6 +489,13 @@ func endpointRows(list []Endpoint, wide bool) (rows [][]Cell) {
 		row := []Cell{{"    " + mark + " " + e.Address, style}, {Text: e.Conditions}, {Text: where}}
 		if pods {
 			row = append(row, Cell{Text: "pod " + cmp.Or(e.Pod, "unknown")})
+		}
+		if shares {
+			share := "-"
+			if e.Share > 0 {
+				share = fmt.Sprintf("%.1f %%", e.Share)
+			}
+			row = append(row, Cell{Text: share})
 		}
 		if wide {
 			row = append(row, Cell{Text: "slice " + e.Slice})
