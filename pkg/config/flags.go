@@ -117,7 +117,7 @@ func (o *Options) addIgnored(fs *pflag.FlagSet) {
 	const ipvs = "Accepted and ignored: the program does not use IPVS."
 	c := o.Config
 	fs.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "Accepted and ignored: --nodeport-addresses decides about loopback.")
-	fs.StringVar(&c.IPVS.Scheduler, "ipvs-scheduler", "", ipvs)
+	fs.StringVar(&c.IPVS.Scheduler, "ipvs-scheduler", "", "In mode ipvs, sh makes source-hash and mh makes maglev the algorithm of Services without an annotation for it. Others are ignored.")
 	fs.StringSliceVar(&c.IPVS.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "CIDRs of IPVS virtual servers that clean-up leaves alone: after a start in place of mode ipvs, and with --cleanup.")
 	fs.BoolVar(&c.IPVS.StrictARP, "ipvs-strict-arp", false, ipvs)
 	fs.DurationVar(&c.IPVS.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, ipvs)

@@ -8,6 +8,7 @@ import (
 	"k8s.io/component-base/featuregate"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
@@ -32,12 +33,23 @@ func notes(c *kubeproxy.KubeProxyConfiguration, unknown []string) (list []Note) 
 	}
 	timeouts := c.IPVS.TCPTimeout.Duration + c.IPVS.TCPFinTimeout.Duration + c.IPVS.UDPTimeout.Duration
 	if c.Mode == modeIPVS && (c.IPVS.Scheduler != "" || c.IPVS.StrictARP || timeouts != 0) {
-		note("ipvs", "the program does not use IPVS: endpoints are chosen at random, conntrack has the timeouts, and ARP is unchanged")
+		note("ipvs", "the program does not use IPVS: the algorithm of Services without an annotation for it is %s, conntrack has the timeouts, and ARP is unchanged", Method(c))
 	}
 	if c.Winkernel != (kubeproxy.KubeProxyWinkernelConfiguration{}) || c.WindowsRunAsService {
 		note("winkernel", "the field is for Windows, and is ignored")
 	}
 	return append(list, gateNotes(c.FeatureGates, unknown)...)
+}
+
+// Method returns the way to choose endpoints of Services without an annotation for it. In mode ipvs, it is the one that is closest to the
+// scheduler: kube-proxy has sh hash the client's address, and mh (Maglev) its address and port (FlagSourceHash is IP_VS_SVC_F_SCHED_MH_PORT).
+func Method(c *kubeproxy.KubeProxyConfiguration) balance.Method {
+	name := map[string]string{"sh": balance.SourceHash, "mh": balance.Maglev}[c.IPVS.Scheduler]
+	if c.Mode != modeIPVS || name == "" {
+		name = balance.Random
+	}
+	m, _ := balance.Parse(name) // one of its names
+	return m
 }
 
 // LoopbackForbidden reports whether the configuration forbids node ports on loopback, regardless of nodePortAddresses.

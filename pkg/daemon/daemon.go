@@ -149,6 +149,8 @@ type daemon struct {
 	families []inet.Family
 	// lacks receives the reason why families cannot be served, or nil.
 	lacks <-chan error
+	// withoutHash is true if the kernel lacks jhash. Read it after lacks.
+	withoutHash bool
 	// addressed has a value after an address of the machine has changed: there may be a new IP family.
 	addressed chan struct{}
 	flows     *conntrack.Reconciler

@@ -36,7 +36,8 @@ func (d *daemon) probe(ctx context.Context) <-chan error {
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot check the kernel for missing features; if it lacks one, every sync fails")
 		}
-		answer <- servable(d.families, lacks)
+		d.withoutHash = slices.ContainsFunc(lacks, probe.Missing.Optional)
+		answer <- servable(d.families, slices.DeleteFunc(lacks, probe.Missing.Optional))
 	}()
 	return answer
 }
@@ -72,6 +73,10 @@ func servable(families []inet.Family, lacks []probe.Missing) error {
 func (d *daemon) proxy(ctx context.Context) error {
 	if err := <-d.lacks; err != nil {
 		return err
+	}
+	if d.withoutHash {
+		klog.FromContext(ctx).Info("The kernel lacks jhash (module nft_hash, CONFIG_NFT_HASH): the algorithm of all Services is random")
+		d.planner.SetWithoutHash()
 	}
 	return d.loop.Run(ctx)
 }

@@ -82,7 +82,7 @@ func (s *Settings) PlanOptions(families []inet.Family) plan.Options {
 
 // ModelOptions returns the options for building Services.
 func (s *Settings) ModelOptions() model.Options {
-	return model.Options{IgnoreExternalIPs: !s.Gates.Enabled(config.AllowServiceExternalIPs), Limits: s.limits}
+	return model.Options{IgnoreExternalIPs: !s.Gates.Enabled(config.AllowServiceExternalIPs), Method: config.Method(s.Config), Limits: s.limits}
 }
 
 // ExcludedFromIPVS returns the addresses of virtual servers that mode ipvs ignores. The list has been validated.
