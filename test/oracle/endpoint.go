@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -40,10 +42,32 @@ func (r *Oracle) readSlice(s *discoveryv1.EndpointSlice) {
 		of := key(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: service}}, port, six)
 		for i := range s.Endpoints {
 			if e, ok := r.readEndpoint(&s.Endpoints[i], uint16(*p.Port), six); ok {
+				if weight(s, e.addr.Addr()) == 0 {
+					e.ready, e.terminating = false, false
+				}
 				r.endpoints[of] = append(r.endpoints[of], e)
 			}
 		}
 	}
+}
+
+// weight returns the weight of an endpoint: its own, else that of its slice, else 1. An endpoint of weight 0 gets no new connections, and may
+// continue existing ones (docs/algorithms.md).
+func weight(s *discoveryv1.EndpointSlice, a netip.Addr) int {
+	w := 1
+	if text, ok := s.Annotations["service.cilium.io/weight"]; ok {
+		if n, err := strconv.Atoi(text); err == nil {
+			w = n
+		}
+	}
+	for _, item := range strings.Split(s.Annotations["kube-nftproxy.io/weights"], ",") {
+		if addr, text, ok := strings.Cut(item, "="); ok && addr == a.String() {
+			if n, err := strconv.Atoi(text); err == nil {
+				w = n
+			}
+		}
+	}
+	return w
 }
 
 // readEndpoint uses the first of several addresses, which the API calls fungible. Missing conditions mean ready, serving and not

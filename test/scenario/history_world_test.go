@@ -242,7 +242,7 @@ var changes = []func(*world, *member){
 	(*world).endpoints, (*world).endpoints, (*world).oneEndpoint, (*world).oneEndpoint, (*world).oneEndpoint, (*world).conditions,
 	(*world).conditions, (*world).hints, (*world).ports, (*world).addresses, (*world).serviceType, (*world).externalIPs, (*world).balancers,
 	(*world).sourceRanges, (*world).sourceRanges, (*world).policies, (*world).policies, (*world).affinity, (*world).affinity,
-	(*world).slicePorts, (*world).labels, (*world).moveSlice,
+	(*world).slicePorts, (*world).labels, (*world).moveSlice, (*world).quarantine,
 }
 
 // some draws up to most items of a list, without duplicates.
@@ -401,6 +401,22 @@ func (w *world) endpoints(m *member) {
 	w.slicePorts(m)
 	if w.rand.IntN(4) == 0 {
 		w.hints(m)
+	}
+}
+
+// quarantine draws slices and endpoints of weight 0.
+func (w *world) quarantine(m *member) {
+	for i := range m.slices {
+		s := &m.slices[i]
+		s.Annotations = nil
+		switch w.rand.IntN(4) {
+		case 0:
+			s.Annotations = map[string]string{"service.cilium.io/weight": "0"}
+		case 1:
+			if len(s.Endpoints) > 0 {
+				s.Annotations = map[string]string{"kube-nftproxy.io/weights": one(w, s.Endpoints...).Addresses[0] + "=0"}
+			}
+		}
 	}
 }
 
