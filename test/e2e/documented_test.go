@@ -119,6 +119,7 @@ var documented = []struct {
 	{"services NAMESPACE/NAME --try", says(`\+ 10\.244\.0\.10:8080 .* answers in `, "NAMESPACE/NAME", "default/web")},
 	{"services --wrong", ends(1, `(?s)default/api.*default/two`)},
 	{"kube-nftproxy trace 10.244.1.7 10.96.0.10:80", says(`(?s)Service port: default/web:http.*10\.244\.0\.10:8080`)},
+	{"kube-nftproxy trace 10.244.1.7:40000 10.96.0.10:80", says(`(?s)Service port: default/web:http.*10\.244\.0\.10:8080`)},
 	{"trace FROM ADDRESS:PORT", says(`10\.244\.0\.10:8080`, "FROM ADDRESS:PORT", "node 10.96.0.10:80")},
 	{"kube-nftproxy trace 10.244.0.11 10.96.0.10:80", says(`100 % +to 10\.244\.0\.10:8080`)},
 	{"kube-nftproxy trace 198.51.100.7 203.0.113.8:443", ends(1, `100 % +dropped\n`)},

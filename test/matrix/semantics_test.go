@@ -214,6 +214,8 @@ The column *endpoints* has the placement of the Service's endpoints: on this nod
   packet returns to the endpoint with the endpoint's own address as its source, and the endpoint drops it. In a cluster, the proxy on the
   endpoint's own node handles the packet first, and masquerades it.
 
+With an [algorithm](algorithms.md) or weights, a connection reaches one of the same endpoints. An endpoint of weight 0 is not among them.
+
 With session affinity, all connections of one client reach the same endpoint, at all addresses of the service port. If a traffic policy excludes this
 endpoint at one of the addresses, the client gets another endpoint there, and keeps the new endpoint at all addresses. An exception: if no endpoint is
 permitted at both addresses, a client that alternates between them gets a new endpoint with each change. This occurs if topology hints select no endpoint
