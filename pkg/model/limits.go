@@ -47,7 +47,7 @@ type Limits struct {
 func DefaultLimits() Limits {
 	return Limits{
 		Ports: 2_000, Addresses: 4_000, Frontends: 10_000, SourceRanges: 1_000,
-		Slices: 4_000, SlicePorts: 2_000, Pairs: 20_000, PortEndpoints: 16_384, Slots: 65_536,
+		Slices: 4_000, SlicePorts: 2_000, Pairs: 20_000, PortEndpoints: 16_384, Slots: 32_768,
 		Problems: 20,
 	}
 }

@@ -436,6 +436,7 @@ func TestReplacingOneEndpointTouchesAHandfulOfElements(t *testing.T) {
 		port.Frontends = port.Frontends[:1]
 		port.Frontends[0].Local = false
 		port.Cluster = endpoints(r, 10)
+		port.Method, port.ClusterWeights, port.LocalWeights = balance.Method{}, nil, nil
 		slices.SortFunc(port.Cluster, netip.AddrPort.Compare)
 		s.Ports = []*model.ServicePort{&port}
 		services = append(services, s)

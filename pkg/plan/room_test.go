@@ -23,7 +23,7 @@ func TestLimitsOfANodeAreDocumented(t *testing.T) {
 	}
 	room := DefaultRoom()
 	for row, n := range map[string]int{
-		"conflicts reported of a Service": mostConflicts, "frontends and endpoints of all Services": room.Elements, "source ranges of all Services": room.SourceRanges,
+		"conflicts reported of a Service": mostConflicts, "frontends and slots of all Services": room.Elements, "source ranges of all Services": room.SourceRanges,
 		"service ports with session affinity": perBlock * (endBlock - firstBlock), "other service ports": endOthers - firstNumber,
 	} {
 		number := regexp.MustCompile(`(?m)^\| ` + row + `[^|]*\| ([0-9,]+)`).FindSubmatch(page)
