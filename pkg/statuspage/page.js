@@ -113,7 +113,7 @@
       entries(last.elements) + ", in " + micros(last.totalMicroseconds) + " (kernel " + micros(last.commitMicroseconds) + ").";
     id("last").className = failure ? "bad" : "";
     id("syncs-table").replaceChildren(table(["Time", "What", "Duration", "Kernel’s part", "Entries", "Services"], syncs.slice(-newest).reverse().map(y =>
-      [clock(y.time), kind(y), micros(y.totalMicroseconds), micros(y.commitMicroseconds), number(y.elements), names(y)].map(text => ({text})))));
+      [clock(y.time), kind(y), micros(y.totalMicroseconds), micros(y.commitMicroseconds), number(y.elements), names(y)].map((text, i) => ({text, style: i === 1 || i === 5 ? "wide" : undefined})))));
     plot(syncs);
   }
 
