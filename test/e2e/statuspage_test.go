@@ -128,7 +128,15 @@ func TestStatusPage(t *testing.T) {
 	}
 
 	b.change(longNames(), "10.96.1.3:80")
-	b.show("", strings.Repeat("n", 63)+"/"+strings.Repeat("l", 253), strings.Repeat("n", 63)+"/"+strings.Repeat("m", 253), "1 to 3 of 3")
+	full := func(letter string) string { return strings.Repeat("n", 63) + "/" + strings.Repeat(letter, 253) }
+	eventually(t, patience, func() error {
+		// A name is among the Services, in the plot, and in the table of updates.
+		page := b.show("", full("m")+"Cause", full("l"), "1 to 3 of 3")
+		if n := strings.Count(page.text, full("l")); n < 3 {
+			return fmt.Errorf("the long name is on the page %d times:\n%s", n, page.text)
+		}
+		return nil
+	})
 	b.checkWidth()
 }
 
