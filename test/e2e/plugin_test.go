@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	proxy "github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
 // TestPlugin runs commands through the original kubectl and the plugin in the pod of a node.
@@ -27,11 +29,11 @@ func TestPlugin(t *testing.T) {
 	if _, err := s.api.Client().CoreV1().Pods("default").Create(t.Context(), cart, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	path := "PATH=" + t.TempDir() + ":$PATH "
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", path[len("PATH="):strings.Index(path, ":")]+"/", "github.com/kube-nftproxy/kube-nftproxy/cmd/kubectl-nftproxy")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	plugin, err := proxy.BuildCommand(t.Context(), t.TempDir(), "cmd/kubectl-nftproxy")
+	if err != nil {
+		t.Fatal(err)
 	}
+	path := "PATH=" + filepath.Dir(plugin) + ":$PATH "
 	version := strings.TrimSpace(s.sh(path + "kubectl -n kube-system exec daemonset/kube-nftproxy -c kube-nftproxy -- /usr/local/bin/kube-nftproxy --version"))
 	if !strings.HasPrefix(version, "kube-nftproxy ") {
 		t.Fatalf("kubectl exec answers %q", version)
