@@ -2,6 +2,7 @@ package console
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,18 +27,18 @@ func TestUnservedServicesAreShown(t *testing.T) {
 func TestTheSearchForProblemsTakesATwentieth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a attention
-		searches := 0
+		var searches atomic.Int32
 		var failure error
 		search := func() (map[types.NamespacedName]bool, error) {
-			searches++
+			searches.Add(1)
 			time.Sleep(time.Second)
 			return map[types.NamespacedName]bool{{Name: "web"}: true}, failure
 		}
-		ask := func(known bool, wait time.Duration, want int) {
+		ask := func(known bool, wait time.Duration, want int32) {
 			t.Helper()
 			start := time.Now()
-			if wrong := a.of(search); wrong[types.NamespacedName{Name: "web"}] != known || time.Since(start) != wait || searches != want {
-				t.Errorf("%v after %v and %d searches, want %v, %v, %d", wrong, time.Since(start), searches, known, wait, want)
+			if wrong := a.of(search); wrong[types.NamespacedName{Name: "web"}] != known || time.Since(start) != wait || searches.Load() != want {
+				t.Errorf("%v after %v and %d searches, want %v, %v, %d", wrong, time.Since(start), searches.Load(), known, wait, want)
 			}
 		}
 		const moment = 200 * time.Millisecond

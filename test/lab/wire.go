@@ -201,9 +201,9 @@ func (h *Host) awaitLocal(addrs ...netip.Addr) error {
 	return nil
 }
 
-// await polls until ready returns true, for states that the kernel does not announce. It fails after a second.
+// await polls until ready returns true, for states that the kernel does not announce. It fails after ten seconds or more.
 func await(what string, ready func() (bool, error)) error {
-	for range 1000 {
+	for range 10_000 {
 		if yes, err := ready(); err != nil || yes {
 			return err
 		}
