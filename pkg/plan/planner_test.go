@@ -171,15 +171,15 @@ func randomPort(r *rand.Rand, name types.NamespacedName, f inet.Family, i, port 
 
 // randomMethod returns mostly the random choice: a hash has many elements.
 func randomMethod(r *rand.Rand) (m balance.Method) {
-	if r.IntN(12) == 0 {
+	if r.IntN(60) == 0 { // such a table has many slots
 		m, _ = balance.Parse([]string{"maglev", "source-hash", "source-hash/24,56"}[r.IntN(3)])
 	}
 	return m
 }
 
-// randomWeights returns reduced weights, nil in half of all cases.
+// randomWeights returns reduced weights, nil in most cases.
 func randomWeights(r *rand.Rand, n int) (weights []uint16) {
-	if n == 0 || r.IntN(2) == 0 {
+	if n == 0 || r.IntN(6) > 0 {
 		return nil
 	}
 	for range n {
