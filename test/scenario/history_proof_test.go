@@ -74,7 +74,7 @@ func TestFaultsAreFoundAndShrunk(t *testing.T) {
 	}{
 		"source-ranges-ignored":   {withoutSourceRanges, 2, 1, 2},
 		"internal-policy-ignored": {withoutInternalPolicy, 2, 1, 2},
-		"deletion-forgotten":      {withoutDeletions, 4, 2, 1},
+		"deletion-forgotten":      {withoutDeletions, 6, 2, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlayer(r.lab)
