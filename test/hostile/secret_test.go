@@ -94,7 +94,7 @@ func (n *node) outputs() map[string]string {
 	for _, command := range [][]string{
 		append([]string{"status"}, socket...), append([]string{"services", "-o", "json"}, socket...),
 		append([]string{"verify", "-o", "json"}, socket...), append([]string{"bundle", "-f", "-"}, socket...),
-		{"trace", "192.0.2.100", "10.96.0.10:8443", "-o", "json"}, {"render", "-f", n.folder}, {"diff", "-f", n.folder},
+		{"trace", "192.0.2.100", "10.96.0.10:8443", "-o", "json"}, {"render", "-f", n.folder}, {"diff", "-f", n.folder, "--cluster-cidr", "10.0.0.0/8"},
 	} {
 		var out, errOut bytes.Buffer
 		cmd := n.Node.Command(n.Context(), path, command...)
