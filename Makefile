@@ -50,8 +50,11 @@ conformance: ## upstream's e2e tests of Services on real clusters in namespaces,
 skew: ## kube-nftproxy with API servers of all supported releases (root); builds them first; OUTPUT=. writes docs/conformance.md
 	SKEW=1 OUTPUT='$(OUTPUT)' hack/conformance.sh
 
-bench: ## measure kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; LIMITS=1: only objects at their limits; OUTPUT=. writes the figures into docs/
-	QUICK='$(QUICK)' LIMITS='$(LIMITS)' SIZES='$(SIZES)' OUTPUT='$(OUTPUT)' hack/bench.sh
+neighbours: ## kube-nftproxy beside firewalls, container engines and network plugins, in ten minutes (root); RUN=regexp; OUTPUT=. writes docs/compatibility.md
+	RUN='$(RUN)' OUTPUT='$(OUTPUT)' hack/neighbours.sh
+
+bench: ## measure kube-proxy and kube-nftproxy on real clusters, in one run (root); QUICK=1: five minutes; LIMITS=1: only objects at their limits; ALGORITHMS=1: only the algorithms; OUTPUT=. writes the figures into docs/
+	QUICK='$(QUICK)' LIMITS='$(LIMITS)' ALGORITHMS='$(ALGORITHMS)' SIZES='$(SIZES)' OUTPUT='$(OUTPUT)' hack/bench.sh
 
 bench-kernels: ## measure the same ratios on other kernels, in virtual machines (root), half an hour for each; OUTPUT=. writes them into docs/
 	OUTPUT='$(OUTPUT)' hack/bench-kernels.sh $(KERNELS)
@@ -71,10 +74,10 @@ lint: ## gofmt, go vet, staticcheck, errcheck, go mod tidy
 verify: ## run the checks before a commit: lint, house rules, unit tests
 	hack/test.sh lint house unit
 
-update: ## rewrite expected results of tests: goldens, and the table of flags in README.md
+update: ## rewrite expected results of tests: goldens, the table in docs/flags.md, and the terminal picture of the README
 	hack/update.sh
 
 clean: ## delete bin/
 	rm -rf bin
 
-.PHONY: help build image plugin demo test test-unit test-netns test-hostile test-e2e test-ratios test-twin test-kernels soak conformance skew bench bench-kernels bench-stages fuzz vuln lint verify update clean
+.PHONY: help build image plugin demo test test-unit test-netns test-hostile test-e2e test-ratios test-twin test-kernels soak conformance skew neighbours bench bench-kernels bench-stages fuzz vuln lint verify update clean

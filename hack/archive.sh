@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Unpacks packages of any of Debian's suites into folders, from the archive that the machine is configured for. Sourced by
-# hack/vm.sh and hack/nfts.sh, which set $cache: the folder for lists of packages.
+# hack/vm.sh, nfts.sh, conformance.sh and neighbours.sh, which set $cache: the folder for lists of packages.
 set -euo pipefail
 DEBIAN_FRONTEND=noninteractive
 export DEBIAN_FRONTEND
@@ -30,6 +30,25 @@ unpack() {
   for deb in "$1"/*.deb; do
     dpkg-deb -x "$deb" "$1"
     rm "$deb"
+  done
+}
+
+# system SUITE FOLDER PACKAGE...: unpacks packages with their dependencies into a new folder, whose /usr is merged. No script of a package runs.
+system() {
+  local suite=$1 folder=$2 dir
+  shift 2
+  lists "$suite"
+  aptof "$suite" get install --yes --no-install-recommends --download-only "$@" >/dev/null
+  rm -rf "$folder"
+  mkdir -p "$folder"
+  mv "$cache/apt/$suite"/archives/*.deb "$folder/"
+  unpack "$folder"
+  for dir in bin lib lib64 sbin; do
+    [ ! -L "$folder/$dir" ] || continue # from the package base-files
+    mkdir -p "$folder/$dir" "$folder/usr/$dir"
+    cp -a "$folder/$dir/." "$folder/usr/$dir/"
+    rm -r "${folder:?}/$dir"
+    ln -s "usr/$dir" "$folder/$dir"
   done
 }
 

@@ -3,8 +3,9 @@
 #   QUICK=1            a small size, in under five minutes
 #   SIZES=10000x10,... only these sizes of the plan: Services x endpoints, or "10000x10 IPv6"
 #   LIMITS=1           only the worst case: objects at their limits, and unrelated changes and repairs beside them; ten minutes
+#   ALGORITHMS=1       only Services of each algorithm; six minutes
 #   STARTS=50          only the load of the API server by 50 nodes that start at once
-#   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md and README.md, and docs/plots
+#   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md, docs/sizing.md and README.md, and docs/plots
 # The lane ratios of hack/test.sh measures less, in two minutes, and fails if a ratio is wrong by a factor.
 # Usage: hack/bench.sh
 set -euo pipefail
@@ -18,7 +19,11 @@ limits() {
   bin/compare -limits
 }
 if [ -n "${LIMITS:-}" ]; then limits && exit; fi
+if [ -n "${ALGORITHMS:-}" ]; then bin/compare -algorithms -output "${OUTPUT:-}" && exit; fi
 if [ -n "${STARTS:-}" ]; then bin/compare -starts "$STARTS" -only "${SIZES:-}" && exit; fi
 bin/compare ${QUICK:+-quick} -only "${SIZES:-}" -output "${OUTPUT:-}"
-[ -n "${QUICK:-}" ] || limits
+if [ -z "${QUICK:-}" ]; then
+  bin/compare -algorithms -output "${OUTPUT:-}"
+  limits
+fi
 if [ -n "${OUTPUT:-}" ]; then go run -C hack/plot . "$(realpath "$OUTPUT")"; fi

@@ -29,20 +29,11 @@ packages=(
 
 # root FOLDER: unpacks the root file system of the nodes and of the images.
 root() {
-  local folder=$1 dir name
+  local folder=$1 name
   [ ! -d "$folder" ] || return 0
-  lists bookworm
-  aptof bookworm get install --yes --no-install-recommends --download-only "${packages[@]}" >/dev/null
-  rm -rf "$folder.part"
-  mkdir -p "$folder.part"
-  mv "$cache/apt/bookworm"/archives/*.deb "$folder.part/"
-  unpack "$folder.part"
+  system bookworm "$folder.part" "${packages[@]}"
   (
     cd "$folder.part"
-    for dir in bin lib lib64 sbin; do
-      [ ! -d $dir ] || { mkdir -p usr/$dir && cp -a $dir/. usr/$dir/ && rm -r $dir; }
-      ln -s usr/$dir $dir
-    done
     rm -rf usr/share/{doc,man,locale,info,perl} usr/lib/*/perl* var/cache var/lib/apt
     # Packages select these with scripts, which did not run here.
     for name in iptables ip6tables iptables-save iptables-restore ip6tables-save ip6tables-restore; do ln -sf xtables-nft-multi usr/sbin/$name; done

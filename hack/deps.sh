@@ -22,6 +22,7 @@ conntrack conntrack
 sysctl    procps
 setpriv   util-linux
 curl      curl
+git       git
 jq        jq
 xtables-legacy-multi iptables
 ipset     ipset

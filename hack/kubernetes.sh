@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the Kubernetes programs of the tests and the demo from test/kubernetes into bin/kubernetes, each only when it
+# Builds the Kubernetes programs of the tests and the demo, and Helm, from test/kubernetes into bin/kubernetes, each only when it
 # is missing or older than that module's go.mod or go.sum. The first build takes minutes, later ones use Go's cache.
 # Usage: hack/kubernetes.sh [program ...]     (default: etcd kube-apiserver)
 #   KUBERNETES=v1.36.3   another release of Kubernetes, into bin/kubernetes/v1.36.3, from a module with its versions
@@ -47,6 +47,12 @@ for name in "$@"; do
   containerd | containerd-shim-runc-v2 | ctr)
     module=$here/containerd folder=$bin package=github.com/containerd/containerd/v2/cmd/$name flags="-s -w"
     command+=(-tags no_btrfs,no_devmapper,no_zfs)
+    ;;
+  helm-v3 | helm-v4)
+    module=$here/helm folder=$bin package=helm.sh/helm/${name#helm-}/cmd/helm
+    # As its Makefile does. v4 reads the version from the build information.
+    minor=$(cd "$module" && go list -m -f '{{.Version}}' k8s.io/client-go | cut -d . -f 2)
+    flags="-s -w -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=$minor -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=$minor"
     ;;
   coredns) module=$here/coredns folder=$bin package=. flags="-s -w" ;;
   *) echo "unknown program: $name" >&2 && exit 2 ;;

@@ -8,21 +8,10 @@ cache=$PWD/bin/nft/.cache
 [ $# -gt 0 ] || set -- bookworm trixie sid
 
 fetch_nft() {
-  local folder=bin/nft/$1 dir
+  local folder=bin/nft/$1
   [ ! -x "$folder/usr/sbin/nft" ] || return 0
-  lists "$1"
-  aptof "$1" get install --yes --no-install-recommends --download-only nftables >/dev/null
-  rm -rf "$folder" "$folder.part"
-  mkdir -p "$folder.part"
-  mv "$cache/apt/$1"/archives/*.deb "$folder.part/"
-  unpack "$folder.part"
-  # As on a machine whose /usr is merged, wherever the packages have their files.
-  for dir in bin lib lib64 sbin; do
-    mkdir -p "$folder.part/$dir" "$folder.part/usr/$dir"
-    cp -a "$folder.part/$dir/." "$folder.part/usr/$dir/"
-    rm -r "${folder:?}.part/$dir"
-    ln -s "usr/$dir" "$folder.part/$dir"
-  done
+  rm -rf "$folder"
+  system "$1" "$folder.part" nftables
   rm -rf "$folder.part"/usr/share
   install -D /etc/protocols "$folder.part/etc/protocols" # by which it knows tcp
   mv "$folder.part" "$folder"

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -8,9 +10,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
-	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -18,14 +20,16 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
+	"github.com/kube-nftproxy/kube-nftproxy/test/seccomp"
 )
 
-// confineArgs, as the first argument, makes the test binary run the other arguments under a filter of system calls.
+// confineArgs, as the first argument, makes the test binary run the arguments after the next one under the filter of
+// system calls in this file.
 const confineArgs = "confine"
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 2 && os.Args[1] == confineArgs {
-		fmt.Fprintln(os.Stderr, confined(os.Args[2:]))
+	if len(os.Args) > 3 && os.Args[1] == confineArgs {
+		fmt.Fprintln(os.Stderr, confined(os.Args[2], os.Args[3:]))
 		os.Exit(1)
 	}
 	if os.Getenv(asProgram) != "" {
@@ -35,47 +39,52 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// refused are the system calls that the profile RuntimeDefault of containerd and CRI-O rejects for a container with only the
-// capability CAP_NET_ADMIN, on both architectures.
-var refused = []uint32{
-	unix.SYS_ACCT, unix.SYS_ADD_KEY, unix.SYS_BPF, unix.SYS_CHROOT, unix.SYS_CLOCK_ADJTIME, unix.SYS_CLOCK_SETTIME, unix.SYS_DELETE_MODULE,
-	unix.SYS_FANOTIFY_INIT, unix.SYS_FINIT_MODULE, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSOPEN, unix.SYS_FSPICK, unix.SYS_INIT_MODULE,
-	unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER, unix.SYS_IO_URING_SETUP, unix.SYS_KEXEC_FILE_LOAD, unix.SYS_KEXEC_LOAD, unix.SYS_KEYCTL,
-	unix.SYS_MBIND, unix.SYS_MIGRATE_PAGES, unix.SYS_MOUNT, unix.SYS_MOUNT_SETATTR, unix.SYS_MOVE_MOUNT, unix.SYS_MOVE_PAGES,
-	unix.SYS_NFSSERVCTL, unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_OPEN_TREE, unix.SYS_PERF_EVENT_OPEN, unix.SYS_PIVOT_ROOT, unix.SYS_QUOTACTL,
-	unix.SYS_REBOOT, unix.SYS_REQUEST_KEY, unix.SYS_SETDOMAINNAME, unix.SYS_SETHOSTNAME, unix.SYS_SETNS, unix.SYS_SETTIMEOFDAY,
-	unix.SYS_SET_MEMPOLICY, unix.SYS_SWAPOFF, unix.SYS_SWAPON, unix.SYS_UMOUNT2, unix.SYS_UNSHARE, unix.SYS_USERFAULTFD, unix.SYS_VHANGUP,
+// runtimeDefault rejects what the profile RuntimeDefault of containerd and CRI-O rejects for a container with only the capability
+// CAP_NET_ADMIN, on both architectures.
+func runtimeDefault() seccomp.Profile {
+	const reject, allow = "SCMP_ACT_ERRNO", "SCMP_ACT_ALLOW"
+	const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWCGROUP
+	refused := strings.Fields(`acct add_key bpf chroot clock_adjtime clock_settime delete_module fanotify_init finit_module fsconfig fsmount fsopen fspick
+		init_module io_uring_enter io_uring_register io_uring_setup kexec_file_load kexec_load keyctl mbind migrate_pages mount mount_setattr move_mount
+		move_pages nfsservctl open_by_handle_at open_tree perf_event_open pivot_root quotactl reboot request_key setdomainname sethostname setns
+		settimeofday set_mempolicy swapoff swapon umount2 unshare userfaultfd vhangup`)
+	return seccomp.Profile{DefaultAction: allow, Syscalls: []seccomp.Rule{
+		{Names: refused, Action: reject, ErrnoRet: uint32(unix.EPERM)},
+		{Names: []string{"clone3"}, Action: reject, ErrnoRet: uint32(unix.ENOSYS)},
+		{Names: []string{"clone"}, Action: allow, Args: []seccomp.Arg{{Value: namespaces, Op: "SCMP_CMP_MASKED_EQ"}}},
+		{Names: []string{"clone"}, Action: reject, ErrnoRet: uint32(unix.EPERM)},
+	}}
 }
 
-// confined replaces this program by another one under that filter. It returns only after an error.
-func confined(args []string) error {
+// shipped is the profile in deploy/seccomp. It kills the program if the profile would reject a call, so that no call is missed.
+func shipped(t *testing.T) seccomp.Profile {
+	t.Helper()
+	p, err := seccomp.Read("../../deploy/seccomp/kube-nftproxy.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.DefaultAction = "SCMP_ACT_KILL_PROCESS"
+	p.Syscalls = append(p.Syscalls, seccomp.Rule{Names: []string{"unshare"}, Action: "SCMP_ACT_ERRNO", ErrnoRet: uint32(unix.EPERM)}) // confined tries it
+	return p
+}
+
+// confined replaces this program by another one under the filter in a file. It returns only after an error.
+func confined(file string, args []string) error {
 	runtime.LockOSThread() // the filter and the capabilities apply to one thread
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	var filter seccomp.Filter
+	if err := json.Unmarshal(text, &filter); err != nil {
+		return err
+	}
 	path, err := exec.LookPath(args[0])
 	if err != nil {
 		return err
 	}
-	const number, firstArgument, errno, allow = 0, 16, 0x00050000, 0x7fff0000
-	load := func(at uint32) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
-	}
-	answer := func(k uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: k} }
-	filter := []unix.SockFilter{load(number)}
-	for _, nr := range refused {
-		filter = append(filter, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: nr}, answer(errno|uint32(unix.EPERM)))
-	}
-	const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWCGROUP
-	filter = append(filter,
-		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: unix.SYS_CLONE3}, answer(errno|uint32(unix.ENOSYS)),
-		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 3, K: unix.SYS_CLONE},
-		load(firstArgument), // its lower half: both architectures are little-endian
-		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, Jf: 1, K: namespaces}, answer(errno|uint32(unix.EPERM)),
-		answer(allow))
-	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("set no_new_privs: %w", err)
-	}
-	if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0); err != nil {
-		return fmt.Errorf("set filter: %w", err)
+	if err := filter.Install(); err != nil {
+		return err
 	}
 	if err := unix.Unshare(unix.CLONE_NEWNET); !errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("the filter permits a forbidden call: %w", err)
@@ -102,10 +111,16 @@ endpoints: [{addresses: [10.244.0.10], nodeName: node-1}]
 `
 
 // TestConfined runs the program with CAP_NET_ADMIN only, under a filter that rejects system calls as for containers: as root, and
-// as a user with an inherited capability.
+// as a user with an inherited capability. The profile in deploy/seccomp kills the program at the first call that it does not list.
 func TestConfined(t *testing.T) {
-	for name, user := range map[string]string{"root": "0", "another user": "65532"} {
+	for name, c := range map[string]struct {
+		user    string
+		profile seccomp.Profile
+	}{
+		"root": {"0", runtimeDefault()}, "another user": {"65532", runtimeDefault()}, "seccomp": {"0", shipped(t)},
+	} {
 		t.Run(name, func(t *testing.T) {
+			user := c.user
 			l := lab.ForTest(t, lab.Config{Pods: 1})
 			dir, err := os.MkdirTemp("", "confined-")
 			if err != nil {
@@ -122,6 +137,15 @@ func TestConfined(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, "objects.yaml"), []byte(oneService), 0o644); err != nil {
 				t.Fatal(err)
 			}
+			filter, err := c.profile.Compile(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := json.Marshal(filter)
+			filterFile := filepath.Join(dir, "filter.json")
+			if err = errors.Join(err, os.WriteFile(filterFile, text, 0o644)); err != nil {
+				t.Fatal(err)
+			}
 			for _, p := range []inet.Protocol{inet.TCP, inet.UDP} {
 				if _, err := l.Pods[0].Serve(p, 8080); err != nil {
 					t.Fatal(err)
@@ -131,11 +155,17 @@ func TestConfined(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p := program.ForTest(t, program.Config{Host: l.Node, Path: test, Args: []string{
-				confineArgs, "setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--bounding-set", "-all,+net_admin",
+			privileges := []string{
+				"setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--bounding-set", "-all,+net_admin",
 				"--inh-caps", "-all,+net_admin", "--ambient-caps", "-all,+net_admin",
-				path, "--manifests", dir, "--hostname-override", "node-1",
-			}})
+			}
+			confinement := []string{test, confineArgs, filterFile}
+			command := slices.Concat(privileges, confinement) // deploy/seccomp has no calls for setpriv
+			if user != "0" {
+				command = slices.Concat(confinement, privileges) // only root can execute the test
+			}
+			command = append(command, path, "--manifests", dir, "--hostname-override", "node-1")
+			p := program.ForTest(t, program.Config{Host: l.Node, Path: command[0], Args: command[1:]})
 			p.Synced(t)
 			for to, proto := range map[string]inet.Protocol{"10.96.0.10:80": inet.TCP, "10.96.0.10:53": inet.UDP, "192.0.2.1:30080": inet.TCP} {
 				if a := l.Client.Probe(t.Context(), proto, netip.MustParseAddrPort(to), lab.Options{}); a.Server != "pod-0" {
@@ -154,6 +184,18 @@ func TestConfined(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestWithoutCapabilities runs the program as root without capabilities: it exits, and names the missing one.
+func TestWithoutCapabilities(t *testing.T) {
+	l := lab.ForTest(t, lab.Config{})
+	ctx, cancel := context.WithTimeout(t.Context(), lab.Patience)
+	defer cancel()
+	out, err := l.Node.Command(ctx, "setpriv", "--bounding-set", "-all", "--inh-caps", "-all", "--ambient-caps", "-all",
+		program.BuildForTest(t), "--manifests", t.TempDir(), "--hostname-override", "node-1").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "nftables needs the capability NET_ADMIN") {
+		t.Errorf("%v, want an error that names the capability, in:\n%s", err, out)
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// TestAnAddedAddressNeedsNoCommit: with AnyNodeAddress, as in mode iptables, a new address of the node serves node ports without a commit. The
-// device of each pod can add an address.
+// TestAnAddedAddressNeedsNoCommit: with AnyNodeAddress, as in mode iptables, a new address of the node serves node ports without a commit. New
+// addresses can be frequent, because the device of each pod can have one.
 func TestAnAddedAddressNeedsNoCommit(t *testing.T) {
 	w := newWire(t)
 	run(t, "ip", "link", "set", "lo", "up")
@@ -32,7 +32,7 @@ func TestAnAddedAddressNeedsNoCommit(t *testing.T) {
 			routes, err := netlink.RouteGet(added.AsSlice())
 			return err == nil && len(routes) == 1 && routes[0].Type == unix.RTN_LOCAL
 		})
-		p.SetNodeAddresses(f, []netip.Addr{ways(f, 0)[2].Addr(), added})
+		p.SetNodeAddresses(f, []netip.Addr{destinations(f, 0)[2].Addr(), added})
 		sync(t, k, p, Nothing)
 		w.must(netlink.ConntrackTableFlush(netlink.ConntrackTable))
 		w.send(f, i, nodePort)

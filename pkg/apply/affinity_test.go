@@ -44,8 +44,8 @@ func sticky(i int, timeout time.Duration, endpoints ...int) *model.Service {
 	return s
 }
 
-// ways returns the destinations of a sticky Service: cluster IP, external IP, node port.
-func ways(f inet.Family, i int) []netip.AddrPort {
+// destinations returns the destinations of a sticky Service: cluster IP, external IP, node port.
+func destinations(f inet.Family, i int) []netip.AddrPort {
 	return []netip.AddrPort{
 		netip.AddrPortFrom(vip(f, i), 53), netip.AddrPortFrom(vip(f, 1000+i), 53),
 		netip.AddrPortFrom([...]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}[f], uint16(stickyNodePort+i)),
@@ -60,13 +60,13 @@ func numbers(first, last int) (out []int) {
 	return out
 }
 
-// newStickyPlanner returns a planner with Services. It masquerades only packets to external addresses and node ports; the tests do not check the
-// source address of these packets.
+// newStickyPlanner returns a planner with Services. Its rules masquerade only packets to external addresses and node ports. The tests do not check
+// the source address of these packets.
 func newStickyPlanner(services ...*model.Service) *plan.Planner {
 	return setSticky(plan.New(stickyOptions), services)
 }
 
-// resumeSticky returns the same planner, but one that continues the work of another process.
+// resumeSticky returns a planner with Services that continues the work of another process.
 func resumeSticky(t testing.TB, k *Kernel, services ...*model.Service) *plan.Planner {
 	t.Helper()
 	return setSticky(resume(t, k, stickyOptions, services), services)
@@ -76,7 +76,7 @@ var stickyOptions = plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4
 
 func setSticky(p *plan.Planner, services []*model.Service) *plan.Planner {
 	for _, f := range inet.Families {
-		p.SetNodeAddresses(f, []netip.Addr{ways(f, 0)[2].Addr()})
+		p.SetNodeAddresses(f, []netip.Addr{destinations(f, 0)[2].Addr()})
 	}
 	for _, s := range services {
 		p.Set(s.Name, s)
@@ -92,7 +92,7 @@ type crowd struct {
 	were   []netip.AddrPort
 }
 
-// stay sends a packet of each client, and fails unless each reaches its last endpoint.
+// stay sends a packet of each client, and fails unless each packet reaches its client's last endpoint.
 func (c *crowd) stay(when string, to netip.AddrPort) {
 	c.Helper()
 	is := c.ask(c.family, c.size, to)
@@ -112,7 +112,7 @@ func TestManyClientsStay(t *testing.T) {
 			p := newStickyPlanner(sticky(0, 3*time.Hour, numbers(0, endpoints)...))
 			k := open(t)
 			sync(t, k, p, Full)
-			to := ways(f, 0)
+			to := destinations(f, 0)
 			c := &crowd{wire: w, family: f, size: [...]int{1 << 16, 1 << 12}[f]}
 			if testing.Short() {
 				c.size = 1 << 12
@@ -158,8 +158,8 @@ func TestManyClientsStay(t *testing.T) {
 	}
 }
 
-// evenly fails unless each of a number of endpoints has its share of clients, with a tolerance of a fifth: 16 standard deviations for 65,536 clients
-// and ten endpoints.
+// evenly fails unless the clients have reached the given number of endpoints. For more than 32,768 clients, it also fails unless each endpoint has its
+// share of clients, with a tolerance of a fifth: 16 standard deviations for 65,536 clients and ten endpoints.
 func (c *crowd) evenly(endpoints int) {
 	c.Helper()
 	counts := map[netip.AddrPort]int{}
@@ -214,25 +214,25 @@ func remembered(t testing.TB, f inet.Family) int {
 	return strings.Count(listing, "expires")
 }
 
-// TestFullMapServesAllClients: if the map of clients is full, its clients keep their endpoints. All others are served, but not remembered until there
-// is room.
+// TestFullMapServesAllClients: if the map of clients is full, its clients keep their endpoints. All other clients are served, and not remembered
+// until the map has room.
 func TestFullMapServesAllClients(t *testing.T) {
 	w := newWire(t)
 	const room, others, endpoints, f = 1000, 2000, 10, inet.IPv4
 	p := newStickyPlanner(sticky(0, 2*time.Second, numbers(0, endpoints)...), sticky(1, time.Hour, numbers(0, endpoints)...))
 	affinityMap(p, f).Size = room
 	sync(t, open(t), p, Full)
-	short, long := ways(f, 0)[0], ways(f, 1)[0]
+	short, long := destinations(f, 0)[0], destinations(f, 1)[0]
 	c := &crowd{wire: w, family: f, size: room + others, were: w.ask(f, room+others, short)}
 	c.evenly(endpoints)
 	if n := remembered(t, f); n != room {
-		t.Fatalf("%d clients are remembered, want as many as there is room for, %d", n, room)
+		t.Fatalf("%d clients are remembered, want %d, the size of the map", n, room)
 	}
 	is := w.ask(f, room+others, short)
 	if n := moved(c.were[:room], is[:room]); n != 0 {
 		t.Errorf("%d of the %d clients that were remembered have moved", n, room)
 	}
-	// Each of the others draws again, and nine of ten reach another endpoint.
+	// Each of the other clients draws again, and nine of ten reach another endpoint.
 	if n := moved(c.were[room:], is[room:]); n < others*8/10 || n > others {
 		t.Errorf("%d of %d clients that were not remembered have moved", n, others)
 	}
@@ -246,17 +246,17 @@ func TestFullMapServesAllClients(t *testing.T) {
 	c.stay("after others have expired", long)
 }
 
-// eventually waits until the kernel has done something. It fails after 20 seconds.
+// eventually waits until done returns true. It fails after 20 seconds.
 func eventually(t testing.TB, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("it takes more than 20 seconds")
+			t.Fatal("not done after 20 seconds")
 		}
 	}
 }
 
-// TestClientsAreForgottenInTime: a connection restarts the timeout of a remembered client. A client without one is forgotten.
+// TestClientsAreForgottenInTime: a connection restarts the timeout of a remembered client. A client without a connection is forgotten after the timeout.
 func TestClientsAreForgottenInTime(t *testing.T) {
 	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {
@@ -264,7 +264,7 @@ func TestClientsAreForgottenInTime(t *testing.T) {
 			const timeout = 2 * time.Second
 			p := newStickyPlanner(sticky(0, timeout, numbers(0, 10)...))
 			sync(t, open(t), p, Full)
-			to := ways(f, 0)
+			to := destinations(f, 0)
 			const faithful, all = 100, 200
 			start := time.Now()
 			c := &crowd{wire: w, family: f, size: faithful}
@@ -283,10 +283,10 @@ func TestClientsAreForgottenInTime(t *testing.T) {
 			c.stay("after the others have expired", to[1])
 			is := w.ask(f, all, to[0])
 			if n := moved(first[:faithful], is[:faithful]); n != 0 {
-				t.Errorf("%d of %d clients that came in time have moved", n, faithful)
+				t.Errorf("%d of %d clients that connected in time have moved", n, faithful)
 			}
 			if n := moved(first[faithful:], is[faithful:]); n < (all-faithful)/2 {
-				t.Errorf("only %d of %d clients that came too late have moved: nine of ten should", n, all-faithful)
+				t.Errorf("only %d of %d clients that connected too late have moved, want nine of ten", n, all-faithful)
 			}
 		})
 	}
@@ -312,7 +312,7 @@ func TestNewTimeoutCountsFromTheNextConnection(t *testing.T) {
 	const f, n = inet.IPv4, 50
 	p, k := newStickyPlanner(sticky(0, 2*time.Hour, numbers(0, 10)...)), open(t)
 	sync(t, k, p, Full)
-	to := ways(f, 0)[0]
+	to := destinations(f, 0)[0]
 	c := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, to)}
 	within := func(when string, least, most time.Duration) {
 		t.Helper()
@@ -334,28 +334,28 @@ func TestNewTimeoutCountsFromTheNextConnection(t *testing.T) {
 	c.were = w.ask(f, n, to)
 	within("with a new timeout", 50*time.Second, time.Minute)
 	c.stay("with a new timeout", to)
-	within("coming again", 50*time.Second, time.Minute)
+	within("after another connection", 50*time.Second, time.Minute)
 }
 
-// TestServicesChooseForThemselves: two Services with the same endpoints choose the endpoint of a client independently. If one Service loses an
+// TestServicesChooseIndependently: two Services with the same endpoints choose the endpoint of a client independently. If one Service loses an
 // endpoint, the clients of the other keep theirs.
-func TestServicesChooseForThemselves(t *testing.T) {
+func TestServicesChooseIndependently(t *testing.T) {
 	w := newWire(t)
 	const f, n = inet.IPv4, 500
 	p, k := newStickyPlanner(sticky(0, time.Hour, numbers(0, 10)...), sticky(1, time.Hour, numbers(0, 10)...)), open(t)
 	sync(t, k, p, Full)
-	one := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, ways(f, 0)[0])}
-	two := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, ways(f, 1)[0])}
+	one := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, destinations(f, 0)[0])}
+	two := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, destinations(f, 1)[0])}
 	if same := n - moved(one.were, two.were); same > n/4 {
 		t.Errorf("%d of %d clients have the same endpoint in both Services, want about one of ten", same, n)
 	}
 	s := sticky(0, time.Hour, numbers(5, 10)...)
 	p.Set(s.Name, s)
 	sync(t, k, p, Partial)
-	two.stay("after the other Service was scaled down", ways(f, 1)[1])
+	two.stay("after the other Service was scaled down", destinations(f, 1)[1])
 	p.Set(s.Name, nil)
 	sync(t, k, p, Partial)
-	two.stay("after the other Service was deleted", ways(f, 1)[2])
+	two.stay("after the other Service was deleted", destinations(f, 1)[2])
 }
 
 // TestAffinityIsAddedAndRemoved: without affinity, every client draws again. After affinity is added again, every client keeps its next endpoint. The
@@ -365,7 +365,7 @@ func TestAffinityIsAddedAndRemoved(t *testing.T) {
 	const f, n = inet.IPv4, 500
 	p, k := newStickyPlanner(sticky(0, time.Hour, numbers(0, 10)...)), open(t)
 	sync(t, k, p, Full)
-	to := ways(f, 0)
+	to := destinations(f, 0)
 	c := &crowd{wire: w, family: f, size: n, were: w.ask(f, n, to[0])}
 	set := func(timeout time.Duration) {
 		t.Helper()
@@ -382,13 +382,13 @@ func TestAffinityIsAddedAndRemoved(t *testing.T) {
 	c.stay("with affinity again", to[1])
 }
 
-// TestFlushedClientsAreRememberedAgain: after another program flushed the ruleset, the clients are forgotten, and remembered at their next connection.
+// TestFlushedClientsAreRememberedAgain: after another program flushes the ruleset, the clients are forgotten. Each is remembered from its next connection.
 func TestFlushedClientsAreRememberedAgain(t *testing.T) {
 	w := newWire(t)
 	const f, n = inet.IPv4, 500
 	p, k := newStickyPlanner(sticky(0, time.Hour, numbers(0, 10)...)), open(t)
 	sync(t, k, p, Full)
-	to := ways(f, 0)
+	to := destinations(f, 0)
 	before := w.ask(f, n, to[0])
 	run(t, "nft", "flush ruleset")
 	k.Doubt()
@@ -414,7 +414,7 @@ func BenchmarkAffinity(b *testing.B) {
 				w := newWire(b)
 				sync(b, open(b), newStickyPlanner(sticky(0, timeout, numbers(0, 10)...)), Full)
 				run(b, "nft", "add table inet nowhere; add chain inet nowhere c { type filter hook forward priority 0; policy drop; }")
-				to := ways(f, 0)[0]
+				to := destinations(f, 0)[0]
 				for i := range clients {
 					w.send(f, i, to)
 				}

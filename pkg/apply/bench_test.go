@@ -68,7 +68,7 @@ func BenchmarkFullSync(b *testing.B) {
 	}
 }
 
-// BenchmarkReplaceOneEndpoint measures from the plan of a changed Service to the kernel's acknowledgement.
+// BenchmarkReplaceOneEndpoint measures the time from the changed Service to the kernel's acknowledgement.
 func BenchmarkReplaceOneEndpoint(b *testing.B) {
 	for _, size := range sizes {
 		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {

@@ -9,16 +9,16 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// change is the difference between the objects that the kernel has and the objects that it has to have. [Kernel.update] gives the order of the batch.
+// change is the difference between the objects in the kernel and the objects of the ledger. [Kernel.update] defines their order in the batch.
 type change struct {
-	// rules is true if the constant rules have changed: the next sync is a full sync.
+	// rules is true if the constant rules have changed. The sync then becomes a full sync.
 	rules bool
 	// chains are chains to add, with their rules.
 	chains []chainName
-	// del and add are elements. An element that is replaced is in both.
+	// del and add are elements. A replaced element is in both.
 	del, add []*nft.Element
-	// remade are sets to delete and to add again with all their elements: a set that is about to exceed its size, and a set of ranges if
-	// single deletions would take more time. The elements of these sets are not in del and add.
+	// remade are sets to delete and to add again with all their elements, see [ledger.remake]. The elements of these sets are not in del and
+	// add.
 	remade []remade
 	// forget are elements to delete if packets have added them.
 	forget []nft.Element
@@ -38,9 +38,9 @@ func (c *change) empty() bool {
 	return !c.rules && len(c.chains)+len(c.remade)+len(c.del)+len(c.add)+len(c.unused) == 0
 }
 
-// take returns the changes since the last call or since track. Before that, it retires the retained elements and chains if their time has come.
+// take returns the changes since the last call of take or track. If retained elements and chains are due, take retires them first.
 func (l *ledger) take(now time.Time) *change {
-	if l.due(now) {
+	if l.isRetirementDue(now) {
 		l.retire()
 	}
 	d := l.delta
@@ -61,11 +61,11 @@ const fewRanges = 8
 
 // remake moves the changes of some sets to c.remade.
 //
-// A set that is about to exceed its size gets a new one. Kernels since 6.5 would raise the size of a set, but only after the commit, and the
-// hash table keeps its buckets: a lookup takes a hundred times as long if there are a hundred times as many elements.
+// A set that is about to exceed its size is added again with a larger size. Kernels since 6.5 can raise the size of a set, but only after the
+// commit, and the hash table keeps its buckets: with a hundred times as many elements, a lookup takes a hundred times as long.
 //
-// The kernel deletes a source range in a time that grows with the number of ranges that were added before it. It deletes and adds all ranges
-// in the time of some hundred deletions.
+// A set of ranges is added again if the batch deletes more than fewRanges of them. The kernel deletes a source range in a time that grows with
+// the number of earlier ranges. It deletes and adds all ranges in the time of some hundred deletions.
 func (l *ledger) remake(c *change) {
 	sets := l.grow(c.add)
 	deleted := map[*nft.Set]int{}
@@ -81,8 +81,9 @@ func (l *ledger) remake(c *change) {
 	}
 }
 
-// grow returns the sets to make larger, with their new sizes: those that outgrow their sizes by added elements, and without added elements the
-// crowded sets. So a large set has a batch of its own: together with a large Service, it would delay the changes of other Services too long.
+// grow returns the sets to make larger, and sets their new sizes. If the batch adds elements, these are the sets that outgrow their sizes.
+// Otherwise they are the crowded sets: a large set is written in its own batch, because a batch of the set and a large Service would delay the
+// changes of other Services too long.
 func (l *ledger) grow(added []*nft.Element) (sets []*nft.Set) {
 	if len(added) == 0 {
 		sets, l.crowded = slices.DeleteFunc(l.crowded, func(s *nft.Set) bool { return !l.crowds(s) }), nil
@@ -129,7 +130,7 @@ func (l *ledger) remakeSet(c *change, s *nft.Set) {
 	c.remade = append(c.remade, r)
 }
 
-// hasRanges reports whether the elements of a set are ranges of several fields. The deletion of such an element takes very long in the kernel.
+// hasRanges reports whether the elements of a set are ranges of several fields. The kernel takes very long to delete such an element.
 func hasRanges(s *nft.Set) bool { return s.Interval && len(s.Key) > 1 }
 
 // looksUp reports whether a rule looks up a set.
@@ -159,7 +160,7 @@ func newDelta() *delta { return &delta{elements: map[nft.ID]*transition{}} }
 // lasting is the number of elements up to which a delta keeps its memory for the next batch.
 const lasting = 256
 
-// expect allocates memory for a number of elements: growth step by step would take as long as the work with them.
+// expect allocates memory for a number of elements. Growth in small steps would take as long as the other work.
 func (d *delta) expect(elements int) {
 	if len(d.elements) == 0 && elements > lasting {
 		d.elements, d.order = make(map[nft.ID]*transition, elements), make([]*transition, 0, elements)

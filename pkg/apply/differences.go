@@ -13,12 +13,12 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// ErrMoving means that the ruleset changed during the reading.
-var ErrMoving = errors.New("the ruleset has changed meanwhile")
+// ErrChanged means that the result of a reading may be wrong because the ruleset changed meanwhile.
+var ErrChanged = errors.New("the ruleset changed during the reading")
 
-// Differences reads the complete tables, with its own connection, and compares them with a plan. The result lists the first most differences. Unused
-// chains that stay for a while, and elements that packets add, are not differences. No other goroutine may use the planner. The error is
-// [ErrMoving] if the ruleset changed meanwhile; the result is then complete, but may be wrong.
+// Differences reads the complete tables, with its own connection, and compares them with a plan. The result counts all differences, and lists up to
+// most of them. Retained elements and chains, and elements that packets add, are not differences. No other goroutine may use the planner. The
+// error is [ErrChanged] if the ruleset changed during the reading. The result is then complete, but may be wrong.
 func Differences(p *plan.Planner, most int) (v *view.Verification, err error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -41,7 +41,7 @@ func Differences(p *plan.Planner, most int) (v *view.Verification, err error) {
 	}
 	now, err := conn.Generation()
 	if err == nil && now != c.out.Generation {
-		err = ErrMoving
+		err = ErrChanged
 	}
 	return c.out, err
 }
@@ -147,7 +147,7 @@ func hooked(kind string, hook uint32, priority int32) string {
 	return fmt.Sprintf("type %s at hook %d, priority %d", kind, hook, priority)
 }
 
-// rules compares the rules of all chains: their number, comments and expressions.
+// rules compares the number, comments and expressions of the rules of all chains.
 func (c *comparison) rules(t *nft.Table, name string) error {
 	comments, err := c.conn.RuleComments(t.Family, t.Name)
 	if err != nil {
@@ -160,10 +160,7 @@ func (c *comparison) rules(t *nft.Table, name string) error {
 	}
 	for _, ch := range t.Chains {
 		c.out.Rules += len(ch.Rules)
-		var want []string
-		for _, r := range ch.Rules {
-			want = append(want, r.Comment)
-		}
+		want := commentsOf(ch)
 		if have := comments[ch.Name]; !slices.Equal(have, want) {
 			c.differs(view.Difference{Table: name, In: "chain " + ch.Name, Have: ruleList(have), Want: ruleList(want)})
 			without(ch.Name)
@@ -186,15 +183,15 @@ func ruleList(comments []string) string {
 	return fmt.Sprintf("%d rules (%s)", len(comments), strings.Join(comments, "; "))
 }
 
-// elements compares the elements of a set. It counts an element once that the kernel lists twice, as happens while the kernel resizes a set.
+// elements compares the elements of a set. While the kernel resizes a set, it may list an element twice. Such an element counts once.
 func (c *comparison) elements(s *nft.Set, table string) error {
 	wanted := c.wanted[s]
 	delete(c.wanted, s)
-	strange := map[nft.ID]nft.Element{}
+	unknown := map[nft.ID]nft.Element{}
 	err := c.conn.EachElement(s, func(e *nft.Element) {
 		switch seen, is := wanted[c.ledger.hash(e)]; {
 		case !is:
-			strange[e.ID()] = *e
+			unknown[e.ID()] = *e
 		case !seen:
 			wanted[c.ledger.hash(e)] = true
 			c.out.Elements++
@@ -203,8 +200,8 @@ func (c *comparison) elements(s *nft.Set, table string) error {
 	if err != nil {
 		return err
 	}
-	c.out.Elements += len(strange)
-	c.named(s, table, strange, c.missing(s, wanted))
+	c.out.Elements += len(unknown)
+	c.listed(s, table, unknown, c.missing(s, wanted))
 	return nil
 }
 
@@ -226,13 +223,13 @@ func (c *comparison) missing(s *nft.Set, wanted map[uint64]bool) map[nft.ID]nft.
 	return missing
 }
 
-// named lists the differences of a set: unknown elements, elements with another value, and missing elements.
-func (c *comparison) named(s *nft.Set, table string, strange, missing map[nft.ID]nft.Element) {
+// listed lists the differences of a set: unknown elements, elements with another value, and missing elements.
+func (c *comparison) listed(s *nft.Set, table string, unknown, missing map[nft.ID]nft.Element) {
 	in := kindOf(s) + " " + s.Name
 	byKey := func(list map[nft.ID]nft.Element) []nft.Element {
 		return slices.SortedFunc(maps.Values(list), func(a, b nft.Element) int { return bytes.Compare(a.Key.Bytes(), b.Key.Bytes()) })
 	}
-	for _, have := range byKey(strange) {
+	for _, have := range byKey(unknown) {
 		d := view.Difference{Table: table, In: in, Key: keyOf(&have), Have: valueOf(&have), Service: have.Comment}
 		if want, changed := missing[have.ID()]; changed {
 			delete(missing, have.ID())
@@ -258,11 +255,15 @@ func keyOf(e *nft.Element) string {
 	return key
 }
 
-// valueOf returns the data of an element in nft's form. An element without data becomes "an element", with its comment.
+// valueOf returns the data of an element in nft's form. For an element without data, it returns "an element" with the comment.
 func valueOf(e *nft.Element) string {
 	text := e.String()
 	if i := strings.LastIndex(text, " : "); e.Set.IsMap() && i >= 0 {
-		return strings.TrimSuffix(text[i+len(" : "):], " }")
+		value := strings.TrimSuffix(text[i+len(" : "):], " }")
+		if e.MaxConnections > 0 {
+			value += fmt.Sprintf(", at most %d connections", e.MaxConnections)
+		}
+		return value
 	}
 	if e.Comment != "" {
 		return fmt.Sprintf("an element with comment %q", e.Comment)

@@ -53,8 +53,8 @@ func TestNoDifferences(t *testing.T) {
 // TestDifferencesAreNamed changes the tables with nft, as another program would.
 func TestDifferencesAreNamed(t *testing.T) {
 	for name, c := range map[string]struct {
-		meddle string
-		want   []string
+		command string
+		want    []string
 	}{
 		"an element is deleted": {
 			"delete element ip kube-nftproxy endpoints { tcp . 8000:2000 . 1 }",
@@ -86,9 +86,9 @@ func TestDifferencesAreNamed(t *testing.T) {
 			[]string{"table ip6 kube-nftproxy, chain prerouting: is policy drop, should be policy accept"},
 		},
 		"a chain and a set of another program": {
-			"add chain ip kube-nftproxy mine; add set ip kube-nftproxy theirs { type ipv4_addr; }",
-			[]string{"table ip kube-nftproxy, chain mine: is an unknown chain, should not exist",
-				"table ip kube-nftproxy, set theirs: is an unknown set, should not exist"},
+			"add chain ip kube-nftproxy other-chain; add set ip kube-nftproxy other-set { type ipv4_addr; }",
+			[]string{"table ip kube-nftproxy, chain other-chain: is an unknown chain, should not exist",
+				"table ip kube-nftproxy, set other-set: is an unknown set, should not exist"},
 		},
 		"a table is deleted": {
 			"delete table ip6 kube-nftproxy",
@@ -97,7 +97,7 @@ func TestDifferencesAreNamed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synced(t)
-			run(t, "nft", c.meddle)
+			run(t, "nft", c.command)
 			v := compared(t)
 			if v.Total != len(c.want) || len(v.Differences) != v.Total {
 				t.Fatalf("%d differences, want %d: %q", v.Total, len(c.want), inWords(v))
@@ -121,8 +121,8 @@ func TestManyDifferencesAreCounted(t *testing.T) {
 	}
 }
 
-// TestARuleThatDoesSomethingElse replaces the verdict of a rule. The number and comments of the rules stay.
-func TestARuleThatDoesSomethingElse(t *testing.T) {
+// TestARuleWithAnotherVerdict replaces the verdict of a rule. The number and comments of the rules stay.
+func TestARuleWithAnotherVerdict(t *testing.T) {
 	synced(t)
 	listing := run(t, "nft", "-a", "list", "chain", "ip", "kube-nftproxy", "reject-packet")
 	rule := regexp.MustCompile(`reject with tcp reset # handle (\d+)`).FindStringSubmatch(listing)

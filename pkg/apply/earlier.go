@@ -12,9 +12,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// EarlierUDP returns the UDP frontends in the tables of the instance with a service-proxy name, for some families, in the network namespace of the
-// calling thread. Missing tables are not an error. Frontends that change meanwhile may be missing. The kernel's work grows with the square of
-// the number of frontends.
+// EarlierUDP returns the UDP frontends in the tables that an instance with a service-proxy name left, for some families, in the network namespace of
+// the calling thread. A missing table is not an error. Frontends that change meanwhile may be missing. The kernel's work grows with the square of the
+// number of frontends.
 func EarlierUDP(families []inet.Family, serviceProxyName string) (keys []model.Key, err error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -24,7 +24,7 @@ func EarlierUDP(families []inet.Family, serviceProxyName string) (keys []model.K
 	for _, f := range families {
 		for _, s := range plan.FrontendSets(f, serviceProxyName) {
 			err := conn.EachElement(s, func(e *nft.Element) {
-				if k, ok := plan.FrontendOf(f, &e.Key); ok && k.Protocol == inet.UDP {
+				if k, ok := plan.FrontendOf(f, e); ok && k.Protocol == inet.UDP {
 					keys = append(keys, k)
 				}
 			})

@@ -23,7 +23,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/fault"
 )
 
-// faulty is a Kernel whose netlink calls can fail, while packets pass through its tables all the time.
+// faulty is a Kernel whose netlink calls can fail. Packets pass through its tables all the time.
 type faulty struct {
 	*wire
 	k     *Kernel
@@ -39,7 +39,7 @@ type faulty struct {
 	right map[netip.AddrPort]bool
 	sent  atomic.Int64
 	wrong []string
-	// still is locked while the test sends no packets, because it has altered the tables.
+	// still is locked while no packets are sent, because the test has altered the tables.
 	still  locks.Mutex
 	paused bool
 	end    chan struct{}
@@ -125,8 +125,8 @@ func another(t testing.TB, before []int) int {
 	return -1
 }
 
-// change gives Service 1 two other endpoints, and adds or removes its node port. From then on, packets may arrive at the old endpoints or at the new
-// ones.
+// change gives Service 1 two other endpoints, and adds or removes its node port. Until the next sync, packets may arrive at the old endpoints or at the
+// new ones.
 func (f *faulty) change() {
 	f.step++
 	first := 2 * f.step % 200
@@ -144,7 +144,7 @@ func (f *faulty) change() {
 	f.p.Set(s.Name, s)
 }
 
-// sync makes a sync, which has to succeed. From then on, packets may arrive only at the new endpoints.
+// sync makes a sync, which must succeed. After that, packets may arrive only at the new endpoints.
 func (f *faulty) sync() Result {
 	f.Helper()
 	r, err := f.k.Sync(f.p)
@@ -182,14 +182,14 @@ func (f *faulty) traffic() {
 // round sends a packet to each Service.
 func (f *faulty) round(i int) {
 	family := inet.Families[i%2]
-	f.probe(family, i, ways(family, 0)[i/2%3], func(at netip.AddrPort) bool { return at == pod(family, 0) })
+	f.probe(family, i, destinations(family, 0)[i/2%3], func(at netip.AddrPort) bool { return at == pod(family, 0) })
 	f.mu.Lock()
 	before := make([]netip.AddrPort, 0, len(f.right))
 	for at := range f.right {
 		before = append(before, at)
 	}
 	f.mu.Unlock()
-	f.probe(family, i+1<<20, ways(family, 1)[i/2%2], func(at netip.AddrPort) bool {
+	f.probe(family, i+1<<20, destinations(family, 1)[i/2%2], func(at netip.AddrPort) bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		return f.right[at] || slices.Contains(before, at)
@@ -211,7 +211,7 @@ func (f *faulty) resume() {
 	}
 }
 
-// probe sends one packet. It notes a packet that arrives at a wrong endpoint or not at all.
+// probe sends one packet, and records a failure if the packet arrives at a wrong endpoint or not at all.
 func (f *faulty) probe(family inet.Family, client int, to netip.AddrPort, right func(netip.AddrPort) bool) {
 	sent := f.sent.Add(1)
 	f.port = questionPort + uint16(client)%60000
@@ -279,11 +279,11 @@ func difference(t testing.TB, k *Kernel, p *plan.Planner) string {
 	return strings.Join(want, "\n") + "\n---\n" + strings.Join(got, "\n")
 }
 
-// nth injects a fault into calls with a system call number: it skips n calls, and then injects it into the given number of calls.
+// nth returns a decision that skips n system calls with the given number, and injects a fault into the next calls, as many as times.
 func nth(call, n, times int, do func(*fault.Call) fault.Result) func(*fault.Call) fault.Result {
 	count := 0
 	return func(c *fault.Call) fault.Result {
-		if c.Number != call || !ours(c) {
+		if c.Number != call || !isNetfilter(c) {
 			return fault.Result{}
 		}
 		if count++; count <= n || count > n+times {
@@ -293,8 +293,8 @@ func nth(call, n, times int, do func(*fault.Call) fault.Result) func(*fault.Call
 	}
 }
 
-// ours reports whether a call is for a netfilter socket, and not of the test's own tools.
-func ours(c *fault.Call) bool {
+// isNetfilter reports whether a call is for a netfilter socket. The test's own tools use other sockets.
+func isNetfilter(c *fault.Call) bool {
 	protocol, err := unix.GetsockoptInt(c.Socket(), unix.SOL_SOCKET, unix.SO_PROTOCOL)
 	return err != nil || protocol == unix.NETLINK_NETFILTER
 }
@@ -327,13 +327,13 @@ func eachHeader(change func(header []byte)) func([]byte) []byte {
 	}
 }
 
-// refuses returns a fault that does not send a batch to the kernel, and answers with an error in its place.
+// refuses returns a fault that answers a batch with an error, and does not send the batch to the kernel.
 func refuses(errno unix.Errno) func() func(*fault.Call) fault.Result {
 	return func() func(*fault.Call) fault.Result {
 		var refused []byte
 		return func(c *fault.Call) fault.Result {
 			switch {
-			case !ours(c):
+			case !isNetfilter(c):
 			case c.Number == unix.SYS_SENDTO && isBatch(c.Sent()):
 				sent := c.Sent()
 				first := sent[binary.NativeEndian.Uint32(sent):]
@@ -358,7 +358,7 @@ func isBatch(b []byte) bool {
 	return len(b) >= unix.NLMSG_HDRLEN && binary.NativeEndian.Uint16(b[4:]) == unix.NFNL_MSG_BATCH_BEGIN
 }
 
-// netlinkFaults are the faults. Each is injected into the system calls of the Kernel.
+// netlinkFaults are faults of the system calls of a Kernel.
 var netlinkFaults = []struct {
 	name string
 	make func() func(*fault.Call) fault.Result
@@ -447,7 +447,7 @@ func receiveNow(fd int) ([]byte, unix.Sockaddr, error) {
 // gets the new ones, the error names the fault, and after the fault the tables equal the plan.
 func TestNetlinkFaults(t *testing.T) {
 	if testing.Short() {
-		t.Skip("TestRandomNetlinkFaults injects the same faults")
+		t.Skip("TestRandomNetlinkFaults covers the same faults")
 	}
 	for _, c := range netlinkFaults {
 		t.Run(c.name, func(t *testing.T) {
@@ -465,9 +465,9 @@ func TestNetlinkFaults(t *testing.T) {
 			for i := range 2 {
 				eventually(t, func() bool {
 					_, err := f.k.CheckRuleset()
-					return err == nil && !f.k.others.deaf
+					return err == nil && f.k.others.joined
 				})
-				run(t, "nft", fmt.Sprintf("add table ip somebody-%d", i))
+				run(t, "nft", fmt.Sprintf("add table ip foreign-%d", i))
 				heard(t, f.k)
 				f.k.Doubt()
 				f.change()
@@ -493,7 +493,7 @@ func TestNetlinkFaults(t *testing.T) {
 			_, _ = again.Sync(f.p)
 			f.calls.Decide(nil)
 			if r, err := again.Sync(f.p); err != nil {
-				t.Errorf("a start after it: %s, %v", r.Kind, err)
+				t.Errorf("a start after the fault: %s, %v", r.Kind, err)
 			}
 			f.k.Doubt()
 			f.whole("after another start")
@@ -546,7 +546,7 @@ func TestRandomNetlinkFaults(t *testing.T) {
 			f.renew(sometimes)
 		}
 		if r.IntN(20) == 0 {
-			run(t, "nft", fmt.Sprintf("add table ip somebody-%d", f.step))
+			run(t, "nft", fmt.Sprintf("add table ip foreign-%d", f.step))
 			f.k.Doubt()
 		}
 		if _, err := f.k.Sync(f.p); err != nil {
@@ -556,7 +556,7 @@ func TestRandomNetlinkFaults(t *testing.T) {
 		}
 		f.synced()
 	}
-	f.whole("in the end")
+	f.whole("after all steps")
 	t.Logf("%d of %d syncs failed, %d packets", failed, steps, f.sent.Load())
 	if failed < steps/20 {
 		t.Errorf("only %d of %d syncs failed", failed, steps)

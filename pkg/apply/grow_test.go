@@ -56,8 +56,8 @@ func TestSetsOutgrowTheirSizes(t *testing.T) {
 	sync(t, k, p, Adopted)
 }
 
-// TestALargeSetKeepsItsPlace: a batch adds elements to a large set, and does not delete the set.
-func TestALargeSetKeepsItsPlace(t *testing.T) {
+// TestALargeSetIsNotReplaced: a batch adds elements to a large set, and does not delete the set.
+func TestALargeSetIsNotReplaced(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
 	const each, services = 1000, 120
@@ -135,7 +135,7 @@ func TestASetGrowsAsAChainRetires(t *testing.T) {
 	checkChains(t, k, p)
 }
 
-// TestOneBatchOutgrowsAllSizes: a single change has more elements than the sets have room for.
+// TestOneBatchOutgrowsAllSizes: a single change adds more elements than the sizes of the sets.
 func TestOneBatchOutgrowsAllSizes(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
@@ -153,7 +153,7 @@ func TestOneBatchOutgrowsAllSizes(t *testing.T) {
 	checkKernel(t, k, p)
 }
 
-// TestRestartWithMoreThanTheSetsHold: a start with more elements than the earlier process's sets have room for replaces the sets, in the same batch.
+// TestRestartWithMoreThanTheSetsHold: a start has more elements than the sizes of the earlier process's sets. Its batch replaces the sets.
 func TestRestartWithMoreThanTheSetsHold(t *testing.T) {
 	k, _ := synced(t)
 	p := plan.New(options())

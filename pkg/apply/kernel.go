@@ -26,7 +26,7 @@ type Kernel struct {
 	// doubted is true if known was true until [Kernel.Doubt].
 	doubted bool
 	// generation is the ruleset's generation after the last batch, or before the last comparison that found no difference. renewed is the
-	// number of renewals of the lease that it includes. Later renewals are not foreign changes.
+	// number of renewals of the lease in this generation. Later renewals are not foreign changes.
 	generation, renewed uint32
 	renewals            renewals
 	// states are the state elements that the kernel has.
@@ -40,7 +40,7 @@ type Kernel struct {
 	difference *nft.Batch
 	takeOver   takeOver
 	others     others
-	// readable are the sets that have the same form in the tables of an earlier process.
+	// readable are the sets with the same form in the tables of an earlier process, so that Recall can read their elements.
 	readable map[*nft.Set]bool
 	check    check
 	counts   Counts
@@ -48,8 +48,8 @@ type Kernel struct {
 
 // Counts receives the counters of elements before their deletion.
 type Counts interface {
-	// Await reads the counters of present elements, unless they were read recently. It waits at most for the given time. Kernel calls it before
-	// a batch that deletes more elements than it can request reports for.
+	// Await reads the counters of present elements, unless they were read recently. It waits at most for the given time. Kernel calls Await
+	// before a batch whose deletions exceed the limit of reports, see [nft.Batch.TooMany].
 	Await(time.Duration) error
 	// Kernel calls Begin before a batch that deletes elements with counters, and End after it, with the counters of the deleted elements. all is
 	// true if the batch has replaced every element.
@@ -111,13 +111,13 @@ type Result struct {
 	Kind Kind
 	// Elements is the number of added and deleted elements, Bytes the size of the batches. Both are 0 if no batch was sent.
 	Elements, Bytes int
-	// Commit is the time from sending the batch to the kernel's answer.
+	// Commit is the time from sending a batch to the kernel's answer, added up for all batches.
 	Commit time.Duration
 	// Why is the reason for a full sync.
 	Why string
-	// Again is the time after which another sync deletes chains that nothing needs; 0 if there are none.
+	// Again is the time after which another sync deletes retained elements or chains; 0 if none are retained.
 	Again time.Duration
-	// Crowded is true if a sync without changes should follow at once: it makes a set larger.
+	// Crowded is true if a sync without changes should follow immediately, to make a set larger.
 	Crowded bool
 }
 
@@ -127,16 +127,17 @@ func (k *Kernel) Sync(p *plan.Planner) (Result, error) {
 	k.follow(p)
 	result, err := k.sync()
 	if err == nil {
-		result.Again, result.Crowded = k.ledger.again(k.Now()), len(k.ledger.crowded) > 0
+		result.Again, result.Crowded = k.ledger.scheduleRetirement(k.Now()), len(k.ledger.crowded) > 0
 	}
 	if err == nil || errors.Is(err, unix.EPERM) {
-		// The owner of a table of kube-proxy may be the only process that may delete it. This must not prevent all syncs. pkg/takeover tries again.
+		// If a table of kube-proxy has an owner, only the owner may delete it. This must not prevent all syncs. pkg/takeover tries again.
 		k.takeOver.settle()
 	}
 	return result, err
 }
 
-// follow makes a new ledger if the planner does not report to the present one, and reports whether it did. The kernel's tables are then unknown.
+// follow makes a new ledger if the planner does not report to the present one, and reports whether it did. With a new ledger, the kernel's tables are
+// unknown.
 func (k *Kernel) follow(p *plan.Planner) (opened bool) {
 	if k.ledger != nil && p.ReportsTo(k.ledger) {
 		return false
@@ -157,10 +158,10 @@ func (k *Kernel) sync() (Result, error) {
 		}
 		return result, err
 	}
-	k.doubted = false // without a delta, trust cannot be restored
+	k.doubted = false // untrack drops the changes, so trust cannot be restored later
 	k.ledger.untrack()
 	if len(k.states) == 0 {
-		// The kernel never had the elements that were planned and removed again before the first sync.
+		// Elements that the plan removed before the first sync were never in the kernel.
 		k.ledger.forgetRetained()
 	}
 	now, err := k.now()
@@ -178,7 +179,7 @@ func (k *Kernel) sync() (Result, error) {
 	if why == "" && len(k.takeOver.found) > 0 {
 		why = "kube-proxy's tables are deleted"
 	}
-	// The moment is from before the comparison, so a later check notices foreign commits during the comparison.
+	// now is the moment before the comparison, so a later check notices foreign commits during the comparison.
 	k.others.counted(now.generation, k.foreign(now))
 	k.reach(now)
 	if why == "" {
@@ -201,9 +202,9 @@ func (k *Kernel) sync() (Result, error) {
 	return result, err
 }
 
-// restoreTrust restores trust in the tables after a doubt, and reports whether it did. It does so if the listener heard every foreign commit since
-// the last check, and none of them changed the tables. Then no comparison is necessary, and the ledger still has the changes since the last sync.
-// Otherwise, another program with frequent commits would cause a comparison for each change of a Service.
+// restoreTrust restores trust in the tables after [Kernel.Doubt], and reports whether it did. It does so if the listener heard every foreign commit
+// since the last check, and none of them changed the tables. Then no comparison is necessary, and the ledger still has the changes since the last
+// sync. Without restoreTrust, another program with frequent commits would cause a comparison for each change of a Service.
 func (k *Kernel) restoreTrust() (restored bool) {
 	if !k.doubted || k.takeOver.wanted || k.others.suspicion() != "" {
 		return false
@@ -219,7 +220,7 @@ func (k *Kernel) restoreTrust() (restored bool) {
 }
 
 // CheckRuleset reports whether another program has changed the ruleset since the last sync, in any table. It takes a few microseconds. If the
-// listener may have missed a commit, CheckRuleset starts a check of all elements, and a later call reports its outcome.
+// listener may have missed a commit, CheckRuleset starts a check of all elements. A later call reports the outcome of this check.
 func (k *Kernel) CheckRuleset() (bool, error) {
 	k.others.revive()
 	now, err := k.now()
@@ -231,7 +232,7 @@ func (k *Kernel) CheckRuleset() (bool, error) {
 	return k.others.suspicion() != "", nil
 }
 
-// remember notes that the kernel's tables equal the ledger.
+// remember records that the kernel's tables equal the ledger.
 func (k *Kernel) remember() {
 	k.tables, k.elements = k.ledger.tables(), 0
 	for _, t := range k.tables {
@@ -309,8 +310,9 @@ func remake(b *nft.Batch, r *remade) {
 	for _, c := range r.chains {
 		b.FlushRules(t, c.Name)
 	}
-	if r.set.Counter {
-		b.FlushSet(r.set, len(r.elements)) // so that the kernel reports the counters
+	// The counts of ranges since their last reading are lost: the kernel would delete a thousand ranges in half a second.
+	if r.set.Counter && !hasRanges(r.set) {
+		b.FlushSet(r.set, len(r.elements)) // the kernel reports no counters when it deletes a set
 	}
 	b.DeleteSet(r.set.Family, r.set.Table, r.set.Name)
 	b.AddSet(r.set)
@@ -322,7 +324,7 @@ func remake(b *nft.Batch, r *remade) {
 	}
 }
 
-// reuse returns an empty batch in the memory of the last one, unless that was large.
+// reuse returns an empty batch. It reuses the memory of the last batch, unless that batch was large.
 func (k *Kernel) reuse() *nft.Batch {
 	const large = 256 << 10
 	if k.difference.Len() > large {
@@ -336,16 +338,16 @@ func (k *Kernel) reuse() *nft.Batch {
 func (k *Kernel) table(f inet.Family) *nft.Table { return &nft.Table{Family: f, Name: k.Table} }
 
 func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
-	known := k.known // a rewrite knows the tables after its last batch
+	known := k.known // false during a rewrite, which sets it after its last batch
 	k.known, k.doubted = false, false
 	start := time.Now()
-	err := k.others.deafly(func() error { return k.send(b, kind) })
+	err := k.others.withoutListening(func() error { return k.send(b, kind) })
 	r := Result{Kind: kind, Elements: b.Elements(), Bytes: b.Len(), Commit: time.Since(start)}
 	if err != nil {
 		return r, fmt.Errorf("%s sync of %d elements: %w", kind, b.Elements(), err)
 	}
 	k.known = known
-	// This is the generation after this batch. If a foreign commit came before the batch, CheckRuleset notices the difference.
+	// This is the generation after this batch. If a foreign commit preceded the batch, CheckRuleset notices the difference.
 	k.generation++
 	if kind == Full {
 		k.renewals.last.Store(start.UnixNano())
@@ -353,10 +355,10 @@ func (k *Kernel) commit(b *nft.Batch, kind Kind) (Result, error) {
 	return r, nil
 }
 
-// patienceForCounts is the longest time for which a batch waits until the counters of the elements that it deletes are read.
+// patienceForCounts is the longest time that a batch waits for the reading of counters.
 const patienceForCounts = 200 * time.Millisecond
 
-// send sends a batch, and passes on the counters of the elements that it deletes.
+// send sends a batch, and passes the counters of the deleted elements to [Counts].
 func (k *Kernel) send(b *nft.Batch, kind Kind) error {
 	if k.counts == nil || kind == Partial && !b.Reports() {
 		return k.conn.Commit(b)

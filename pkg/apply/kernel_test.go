@@ -140,7 +140,7 @@ func run(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// inKernel returns all elements in the kernel, except remembered clients and states.
+// inKernel returns all elements in the kernel, except elements that packets add, and states.
 func inKernel(t testing.TB, k *Kernel, p *plan.Planner) []string {
 	t.Helper()
 	var out []string
@@ -162,7 +162,7 @@ func inKernel(t testing.TB, k *Kernel, p *plan.Planner) []string {
 	return out
 }
 
-// planned returns all elements that the kernel has to hold: wanted and retained.
+// planned returns all elements of the ledger, wanted and retained.
 func planned(k *Kernel, p *plan.Planner) []string {
 	var out []string
 	list := func(e *nft.Element) { out = append(out, e.String()) }
@@ -214,7 +214,7 @@ func TestRestartAdoptsUnchangedTables(t *testing.T) {
 	sync(t, k, p, Nothing)
 }
 
-// TestRestartAdoptsUnusedChains: a process exits between the last use of a chain and its deletion. The next process adopts the tables.
+// TestRestartAdoptsUnusedChains: a process exits while it retains a chain. The next process adopts the tables.
 func TestRestartAdoptsUnusedChains(t *testing.T) {
 	for retired := range 3 {
 		k, p := synced(t)
@@ -246,8 +246,8 @@ func TestRestartAdoptsUnusedChains(t *testing.T) {
 	}
 }
 
-// TestRestartAdoptsWhateverTheOrderOfServices: a start plans a younger Service before the older one that wins its address. The plan is the same.
-func TestRestartAdoptsWhateverTheOrderOfServices(t *testing.T) {
+// TestRestartAdoptsInAnyOrderOfServices: an older Service wins the address of a younger one. The plan is the same if a start plans the younger one first.
+func TestRestartAdoptsInAnyOrderOfServices(t *testing.T) {
 	lab.EnterNamespace(t)
 	older, younger := everything(1, 3, 0, false), everything(1, 5, 0, false)
 	older.Name.Name, older.Created = "older", time.Unix(1, 0)
@@ -270,8 +270,8 @@ func TestRestartAdoptsWhateverTheOrderOfServices(t *testing.T) {
 	}
 }
 
-// TestManySourceRangesGo: a batch that deletes many source ranges replaces their set. The new set has the ranges of the other Services.
-func TestManySourceRangesGo(t *testing.T) {
+// TestManySourceRangesAreDeleted: a batch that deletes many source ranges replaces their set. The new set has the ranges of the other Services.
+func TestManySourceRangesAreDeleted(t *testing.T) {
 	k, p := synced(t)
 	s := everything(500, 3, 0, false)
 	with := func(n int) {

@@ -3,9 +3,6 @@ package apply
 import (
 	"fmt"
 	"net/netip"
-	"os"
-	"strconv"
-	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -15,6 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
 // BenchmarkFrontends writes Services with one and with three frontends for each port into an empty namespace. It reports the number of elements, the
@@ -92,20 +90,10 @@ func wide(f inet.Family, i, endpoints, frontends int) *model.Service {
 	return s
 }
 
-// kernelMemory returns the memory of the kernel's objects and counters, in MiB.
-func kernelMemory(b *testing.B) (sum float64) {
-	text, err := os.ReadFile("/proc/meminfo")
+func kernelMemory(b *testing.B) float64 {
+	mib, err := program.KernelMemory()
 	if err != nil {
 		b.Fatal(err)
 	}
-	for _, line := range strings.Split(string(text), "\n") {
-		if fields := strings.Fields(line); len(fields) > 1 && (fields[0] == "SUnreclaim:" || fields[0] == "Percpu:" || fields[0] == "VmallocUsed:") {
-			kib, err := strconv.ParseFloat(fields[1], 64)
-			if err != nil {
-				b.Fatal(err)
-			}
-			sum += kib / 1024
-		}
-	}
-	return sum
+	return mib
 }

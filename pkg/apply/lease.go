@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// renewEvery is the time between two renewals of the lease. Two renewals can fail before the lease expires.
+// renewEvery is the time between two renewals of the lease. The rest of the lease is time for retries.
 const renewEvery = plan.Lease / 3
 
 // renewAgain is the time between a failed renewal and the next attempt.
@@ -22,10 +22,10 @@ const renewAgain = 2 * time.Second
 
 // renewals counts the commits of [Lease.Run], so that a sync does not mistake them for foreign commits.
 type renewals struct {
-	// mu is held from before a renewal is sent until it is counted, and while the ruleset's generation is read.
+	// mu is locked while a renewal is sent and counted, and while the ruleset's generation is read.
 	mu    locks.Mutex
 	count uint32
-	// last is the time of the last commit that renewed the lease, also by a full sync, in nanoseconds since 1970; 0 before the first one.
+	// last is the time of the last commit that renewed the lease, in nanoseconds since 1970; 0 before the first one. A full sync renews it, too.
 	last atomic.Int64
 }
 
@@ -46,7 +46,7 @@ func (k *Kernel) foreign(m moment) int {
 	return int(int32(m.generation - k.generation - (m.renewals - k.renewed)))
 }
 
-// reach notes that all commits up to a moment are accounted for.
+// reach records a moment. All commits up to this moment are accounted for.
 func (k *Kernel) reach(m moment) { k.generation, k.renewed = m.generation, m.renewals }
 
 // Leased returns the time of the last renewal of the lease, or the zero time if there was none. Any goroutine may call it.
@@ -58,7 +58,7 @@ func (k *Kernel) Leased() time.Time {
 }
 
 // Lease renews the lease of the tables beside the loop, with its own connection. So the lease does not expire during a long sync. Before the first
-// sync, it renews the lease of the tables that an earlier process left.
+// sync, Lease renews the lease of the tables that an earlier process left.
 type Lease struct {
 	kernel *Kernel
 	conn   *nft.Conn
@@ -68,7 +68,7 @@ type Lease struct {
 	Every time.Duration
 	// May reports whether this process serves the tables.
 	May func() bool
-	// Failed receives the error of a failed renewal. It is not called again before a renewal succeeds.
+	// Failed receives the error of a failed renewal. Failures that follow are not reported until a renewal succeeds.
 	Failed func(error)
 }
 
@@ -129,7 +129,7 @@ func (l *Lease) renew() error {
 			return err
 		}
 		if there {
-			renew(b, set, l.elements)
+			restart(b, set, l.elements)
 		}
 	}
 	if b.Empty() {
@@ -165,8 +165,8 @@ func (l *Lease) exists(s *nft.Set) (bool, error) {
 	return false, err
 }
 
-// renew adds commands to a batch that replace the elements of a set lease, so that their timeouts restart. It ignores elements of other sets.
-func renew(b *nft.Batch, set *nft.Set, elements []nft.Element) {
+// restart adds commands to a batch that replace the elements of a set lease, so that their timeouts restart. It ignores elements of other sets.
+func restart(b *nft.Batch, set *nft.Set, elements []nft.Element) {
 	b.FlushSet(set, 0) // the kernel cannot delete an expired element by its key
 	for i := range elements {
 		if elements[i].Set == set {

@@ -8,45 +8,46 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// TestWithoutItsLeaseOthersComeFirst: the DNAT rules of another proxy have a priority between the two lookups of Services. They are second while the
-// lease lasts, and first after it has expired. Without another proxy, the expired lease has no effect on packets.
-func TestWithoutItsLeaseOthersComeFirst(t *testing.T) {
+// TestAfterTheLeaseAnotherProxyIsFirst: the DNAT rules of another proxy have a priority between the two lookups of Services. The kernel evaluates them
+// after the first lookup while the lease lasts, and before the second one after the lease has expired. Without another proxy, an expired lease has no
+// effect on packets.
+func TestAfterTheLeaseAnotherProxyIsFirst(t *testing.T) {
 	for _, f := range inet.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			w := newWire(t)
 			p, k := newStickyPlanner(sticky(0, 0, 1)), open(t)
 			sync(t, k, p, Full)
-			ours, theirs := pod(f, 1), pod(f, 77)
+			own, foreign := pod(f, 1), pod(f, 77)
 			arrive := func(when string, want netip.AddrPort) {
 				t.Helper()
-				for _, to := range ways(f, 0) {
+				for _, to := range destinations(f, 0) {
 					if got := w.ask(f, 1, to)[0]; got != want {
-						t.Errorf("%s: a packet to %s came to %s, want %s", when, to, got, want)
+						t.Errorf("%s: a packet to %s reached %s, want %s", when, to, got, want)
 					}
 				}
 			}
 			nf := [...]string{"ip", "ip6"}[f]
-			runOut := func() { run(t, "nft", fmt.Sprintf("flush set %s kube-nftproxy lease", nf)) }
-			arrive("with a lease", ours)
-			runOut()
-			arrive("without", ours)
+			expire := func() { run(t, "nft", fmt.Sprintf("flush set %s kube-nftproxy lease", nf)) }
+			arrive("with a lease", own)
+			expire()
+			arrive("without", own)
 			run(t, "nft", fmt.Sprintf(`add table %[1]s other; add chain %[1]s other c { type nat hook prerouting priority 0; };
-				add rule %[1]s other c meta l4proto udp dnat to %[2]s`, nf, theirs))
-			arrive("another proxy, without a lease", theirs)
+				add rule %[1]s other c meta l4proto udp dnat to %[2]s`, nf, foreign))
+			arrive("another proxy, without a lease", foreign)
 			renewOnce(t, k, p)
-			arrive("another proxy, with a new lease", ours)
-			runOut()
+			arrive("another proxy, with a new lease", own)
+			expire()
 			k.Doubt()
 			sync(t, k, p, Adopted) // an expired lease is no reason for a full sync
 			renewOnce(t, k, p)
-			arrive("after a restart", ours)
-			if meddled, err := k.CheckRuleset(); meddled || err != nil {
-				t.Errorf("CheckRuleset() = %t, %v after renewing the lease", meddled, err)
+			arrive("after a restart", own)
+			if changed, err := k.CheckRuleset(); changed || err != nil {
+				t.Errorf("CheckRuleset() = %t, %v after renewing the lease", changed, err)
 			}
 			run(t, "nft", "flush ruleset")
 			k.Doubt()
 			sync(t, k, p, Full)
-			arrive("after a repair", ours)
+			arrive("after a repair", own)
 		})
 	}
 }

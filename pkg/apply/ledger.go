@@ -8,8 +8,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// ledger keeps account of the elements and chains that the kernel has to hold for a plan: the wanted ones, and the retained ones, which the plan no
-// longer contains and which stay for a while. It is the [plan.Sink] of the planner. Instead of the wanted elements, it has counts and digests.
+// ledger keeps account of the elements and chains that the kernel must have for a plan: the wanted ones, and the retained ones. The plan no longer
+// contains the retained ones, but they stay for a while. The ledger is the [plan.Sink] of the planner. Of the wanted elements, it stores only counts
+// and digests.
 type ledger struct {
 	planner *plan.Planner
 	// sets are the sets of all tables, stateSets the set state of each family.
@@ -18,18 +19,18 @@ type ledger struct {
 	// counts has the number of elements of each set, wanted and retained. digests has their digest in each family.
 	counts  map[*nft.Set]int
 	digests [2]digest
-	// layouts are the fingerprints of the tables for layoutPods; nil before the first use.
+	// layouts are the fingerprints of the tables with rules for layoutPods; nil before the first use.
 	layouts    map[inet.Family]uint64
 	layoutPods [2]plan.LocalPods
 	// chains are the chains of classes, wanted and retained.
 	chains map[chainName]heldChain
 	// retained are the retained elements. Each leads to the chain of a class.
 	retained map[nft.ID]nft.Element
-	// retireAt is the time to delete retained elements and chains. It is zero if there are none, or before the first sync with them.
+	// retireAt is the time to delete retained elements and chains. It is zero if none are retained, and before the first sync with them.
 	retireAt time.Time
 	// crowded are sets to make larger in a batch of their own, without the elements of another large Service.
 	crowded []*nft.Set
-	// delta is nil while the kernel's tables are not known. It starts from tables with rules for writtenPods.
+	// delta is nil while the kernel's tables are unknown. Its changes apply to tables with rules for writtenPods.
 	delta       *delta
 	writtenPods [2]plan.LocalPods
 }
@@ -52,7 +53,7 @@ func newLedger(p *plan.Planner) *ledger {
 	return l
 }
 
-// Put enters an element that is wanted now. If the element is retained, the kernel still has it, and no change is necessary.
+// Put enters an element that is wanted now. If the same element is retained, the kernel still has it, and no change is necessary.
 func (l *ledger) Put(e nft.Element) {
 	if !e.Set.Verdict || !l.restore(&e) {
 		l.enter(&e)
@@ -75,7 +76,7 @@ func (l *ledger) Expect(elements int) {
 	}
 }
 
-// enter adds an element to the elements that the kernel has to hold.
+// enter adds an element to the elements that the kernel must have.
 func (l *ledger) enter(e *nft.Element) {
 	d := &l.digests[e.Set.Family]
 	d.sum += d.key.hash(e)
@@ -88,7 +89,7 @@ func (l *ledger) enter(e *nft.Element) {
 	}
 }
 
-// strike removes an element from the elements that the kernel has to hold.
+// strike removes an element from the elements that the kernel must have.
 func (l *ledger) strike(e *nft.Element) {
 	d := &l.digests[e.Set.Family]
 	d.sum -= d.key.hash(e)
@@ -106,7 +107,7 @@ func (l *ledger) hash(e *nft.Element) uint64 {
 	return l.digests[e.Set.Family].key.hash(e)
 }
 
-// resume computes the digest of a family again with the key of an earlier process, so that it can be compared with that process's digest.
+// resume computes the digest of a family again with the key of an earlier process, so that the digests of both processes are comparable.
 func (l *ledger) resume(f inet.Family, key digestKey) {
 	d := &l.digests[f]
 	*d = digest{key: key}
@@ -123,13 +124,13 @@ func (l *ledger) each(f func(*nft.Element)) {
 	l.planner.Elements(f)
 }
 
-// track starts to note changes: the kernel holds just what the ledger has.
+// track starts to record changes. Call it when the kernel's tables equal the ledger.
 func (l *ledger) track() { l.delta, l.writtenPods, l.crowded = newDelta(), l.planner.LocalPods(), nil }
 
-// untrack stops it: what the kernel holds is not known.
+// untrack drops the recorded changes and stops recording, because the kernel's tables are unknown.
 func (l *ledger) untrack() { l.delta = nil }
 
-// fit sets the size of every set, for its elements and at least as many again.
+// fit sets the size of every set, see [sizeFor].
 func (l *ledger) fit() { fit(l.sets, l.counts) }
 
 func fit(sets []*nft.Set, counts map[*nft.Set]int) {
@@ -141,11 +142,12 @@ func fit(sets []*nft.Set, counts map[*nft.Set]int) {
 	}
 }
 
-// A set with more elements than mediumSet has at least room for mediumSize, 2 MB of buckets, so that a large Service fits into it. A set with more
-// elements than largeSet has at least room for largeSize, 32 MB of buckets: to delete and add a larger set would delay other changes too long.
+// A set with more elements than mediumSet has at least the size mediumSize, with 1 MB of buckets, so that a large Service fits into it. A set with more
+// elements than largeSet has at least the size largeSize, with 16 MB of buckets, because the replacement of a larger set would delay other changes too
+// long. The kernel rounds 4/3 of a size up to a power of two to get the number of buckets. Each bucket has 8 bytes. These sizes use all buckets.
 const (
-	mediumSet, mediumSize = 1 << 12, 1 << 17
-	largeSet, largeSize   = 3 << 13, 1 << 21
+	mediumSet, mediumSize = 1 << 12, 3 << 15
+	largeSet, largeSize   = 3 << 13, 3 << 19
 )
 
 // sizeFor returns the size of a set for n elements: at least room for as many again.
@@ -172,7 +174,7 @@ func Fit(p *plan.Planner) {
 	}
 }
 
-// outgrows reports whether a set has too little room left.
+// outgrows reports whether a set is more than three quarters full.
 func (l *ledger) outgrows(s *nft.Set) bool {
 	return s.Size > 0 && !s.Dynamic && l.counts[s] > int(s.Size/4*3)
 }
@@ -182,8 +184,8 @@ func (l *ledger) crowds(s *nft.Set) bool {
 	return s.Size > 0 && s.Size < largeSize && !s.Dynamic && l.counts[s] > largeSet
 }
 
-// EachCount calls each for every set of a family whose elements come from the plan, with the number of its elements. It returns the number of
-// chains of classes. Before the first call of [Kernel.Recall] or [Kernel.Sync], it calls nothing and returns 0.
+// EachCount calls each for every set of a family with elements from the plan, with the number of its elements. It returns the number of chains of
+// classes. Before the first call of [Kernel.Recall] or [Kernel.Sync], it does not call each and returns 0.
 func (k *Kernel) EachCount(f inet.Family, each func(s *nft.Set, n int)) (classChains int) {
 	l := k.ledger
 	if l == nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Listing reads the tables with a name, and returns a text similar to the output of nft list. It does not run nft. If it cannot read some objects,
-// it returns the rest and an error. It omits the secret key in the element of [plan.StateSet].
+// Listing reads the tables with a name, and returns a text similar to the output of nft list. It does not run nft. If some objects are unreadable,
+// Listing returns the rest and an error. It omits the secret key in the element of [plan.StateSet].
 func Listing(table string) ([]byte, error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -59,10 +59,6 @@ func listSet(conn *nft.Conn, b *bytes.Buffer, s *nft.Set) error {
 	if strings.HasPrefix(s.Name, "__") {
 		return nil // an anonymous set: the text of its rule has the elements
 	}
-	word := "set"
-	if s.IsMap() {
-		word = "map"
-	}
 	elements, err := conn.Elements(s)
 	if s.Name == plan.StateSet {
 		for i := range elements {
@@ -70,7 +66,7 @@ func listSet(conn *nft.Conn, b *bytes.Buffer, s *nft.Set) error {
 		}
 	}
 	lines := s.List(elements)
-	fmt.Fprintf(b, "\t%s %s { # %d elements\n", word, s.Name, len(elements))
+	fmt.Fprintf(b, "\t%s %s { # %d elements\n", kindOf(s), s.Name, len(elements))
 	if err != nil {
 		fmt.Fprintf(b, "\t\t# %v\n", err)
 	}

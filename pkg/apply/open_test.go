@@ -10,8 +10,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestOpenSaysWhatIsMissing: without the privilege for nftables, Open fails and names the missing capability.
-func TestOpenSaysWhatIsMissing(t *testing.T) {
+// TestOpenNamesTheMissingCapability: without the privilege for nftables, Open fails and names the missing capability.
+func TestOpenNamesTheMissingCapability(t *testing.T) {
 	lab.EnterNamespace(t)
 	// EnterNamespace has locked this test to a thread that no other test uses, so the thread may lose its capabilities.
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

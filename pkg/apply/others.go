@@ -15,24 +15,24 @@ import (
 type others struct {
 	// table is the name of the tables whose changes matter.
 	table string
-	// wanted is true after [Kernel.Listen]. listener is nil until it was opened once.
+	// wanted is true after [Kernel.Listen]. listener is nil until it has been opened once.
 	wanted   bool
 	listener *nft.Listener
-	// ended is closed when the goroutine of the listener has stopped. deaf is true if the listener is not a member of the kernel's group.
-	ended chan struct{}
-	deaf  bool
-	heard chan struct{}
-	last  atomic.Pointer[nft.Commit]
+	// ended is closed when the goroutine of the listener has stopped. joined is true if the listener is a member of the kernel's group.
+	ended  chan struct{}
+	joined bool
+	heard  chan struct{}
+	last   atomic.Pointer[nft.Commit]
 
 	mu locks.Mutex
-	// touched describes the first foreign change of the tables that no full sync has repaired, "" if there is none. touchedIn is the
-	// generation after the change. All changes up to the generation fixed are repaired.
+	// touched describes the first foreign change of the tables that no full sync has repaired; "" if there is none. touchedIn is the
+	// generation after this change. fixed is the generation up to which all changes are repaired.
 	touched          string
 	touchedIn, fixed uint32
 	// The listener heard every commit after the generation calmFrom up to calmTo, and none of them changed the tables.
 	calmFrom, calmTo uint32
-	// since is the generation after which commits count, 0 before the first sync. unheard is the number of foreign commits by the ruleset's
-	// generation, less the number that the listener heard. lost is true if the listener lost a message.
+	// since is the generation after which commits count; 0 before the first sync. unheard is the number of foreign commits that the ruleset's
+	// generation shows, minus the number that the listener heard. lost is true if the listener lost a message.
 	since   uint32
 	unheard int
 	lost    bool
@@ -40,7 +40,7 @@ type others struct {
 	ports [2]uint32
 }
 
-// renewedBy notes the netlink port of the socket that renews the lease from now on.
+// renewedBy records the netlink port of the socket that renews the lease from now on.
 func (o *others) renewedBy(port uint32) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -50,8 +50,9 @@ func (o *others) renewedBy(port uint32) {
 }
 
 // Listen starts to listen for commits of other programs. The kernel announces each commit immediately, with the program and the changed objects.
-// Without Listen, only [Kernel.CheckRuleset] notices foreign commits. It does not know the program, and has to read all elements to find a changed
-// value. The listener does not hear commits of this process, and does not slow them down. After an error, CheckRuleset tries again.
+// Without Listen, only [Kernel.CheckRuleset] notices foreign commits. It does not know the program, and must read all elements to find a changed
+// value. During a sync, the listener does not listen, and so does not slow the commit down. It ignores renewals of the lease. After an error,
+// CheckRuleset tries again.
 func (k *Kernel) Listen() error {
 	k.others.wanted = true
 	k.others.table = k.Table
@@ -70,7 +71,7 @@ func (o *others) open() error {
 
 func (o *others) join() error {
 	err := o.listener.Join()
-	o.deaf = err != nil
+	o.joined = err == nil
 	return err
 }
 
@@ -88,15 +89,15 @@ func (o *others) revive() {
 		_ = o.listener.Close()
 		_ = o.open() // the next CheckRuleset tries again
 	default:
-		if o.deaf {
+		if !o.joined {
 			_ = o.join()
 		}
 	}
 }
 
-// isOurs reports whether a program's name is a name of this program: its present name, kube-nftproxy, or kube-proxy, the name of a link in the
+// isThisProgram reports whether a name is a name of this program: its present name, kube-nftproxy, or kube-proxy, the name of a link in the
 // image. Another instance of this program, which is about to stop, may still commit.
-func isOurs(program, own string) bool {
+func isThisProgram(program, own string) bool {
 	return program == own || program == "kube-nftproxy" || program == "kube-proxy"
 }
 
@@ -109,7 +110,7 @@ func ownName() string {
 	return strings.TrimSpace(string(text))
 }
 
-// listen notes commits until the listener is closed or fails.
+// listen records commits until the listener is closed or fails.
 func (o *others) listen(l *nft.Listener, ended chan<- struct{}, own string) {
 	defer close(ended)
 	for {
@@ -128,7 +129,7 @@ func (o *others) listen(l *nft.Listener, ended chan<- struct{}, own string) {
 	}
 }
 
-// note takes a commit into account. It reports false for a renewal of the lease by this process.
+// note records a commit. It reports false for a renewal of the lease by this process.
 func (o *others) note(c *nft.Commit, own string) (foreign bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -154,14 +155,14 @@ func (o *others) note(c *nft.Commit, own string) (foreign bool) {
 		o.unheard--
 	}
 	// Ignore changes by a second instance of this program, which may exist while one replaces the other: two instances that repair each
-	// other's changes would never stop. A comparison of the tables finds its changes.
-	if touch != "" && !isOurs(c.Program, own) && o.touched == "" && after(c.Generation, o.fixed) {
+	// other's changes would never stop. A comparison of the tables finds the changes of a second instance.
+	if touch != "" && !isThisProgram(c.Program, own) && o.touched == "" && after(c.Generation, o.fixed) {
 		o.touched, o.touchedIn = "another program has changed the tables: "+touch, c.Generation
 	}
 	return true
 }
 
-// touchOf describes a commit's change of the tables, "" if it has none. Other programs may change elements that packets add.
+// touchOf describes a commit's change of the tables; "" if there is none. Other programs may change elements that packets add.
 func touchOf(c *nft.Commit) string {
 	for _, t := range c.Touched {
 		if !t.Elements || !plan.FilledByPackets(t.Name) {
@@ -178,7 +179,7 @@ func (o *others) harmless(from, to uint32) bool {
 	return int32(from-o.calmFrom) >= 0 && int32(o.calmTo-to) >= 0
 }
 
-// counted adds a number of foreign commits, which the ruleset's generation shows. The first call only stores the generation.
+// counted adds the number of foreign commits that the ruleset's generation shows. The first call only stores the generation.
 func (o *others) counted(generation uint32, commits int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -190,10 +191,10 @@ func (o *others) counted(generation uint32, commits int) {
 	o.lost = o.lost || o.listener == nil && commits > 0
 }
 
-// after reports whether the generation a is after b, or b is 0. Generations count in a circle, and are never 0.
+// after reports whether generation a follows generation b, or b is 0. Generations count in a circle, and are never 0.
 func after(a, b uint32) bool { return b == 0 || int32(a-b) > 0 }
 
-// settled notes that a full sync has repaired all changes up to a generation.
+// settled records that a full sync has repaired all changes up to a generation.
 func (o *others) settled(generation uint32) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -202,23 +203,23 @@ func (o *others) settled(generation uint32) {
 	}
 }
 
-// suspect notes a foreign change of the tables that the listener did not hear, with a description and the generation at which it was found.
-func (o *others) suspect(what string, generation uint32) {
+// suspect records a foreign change of the tables that the listener did not hear, with a description and the generation of its discovery.
+func (o *others) suspect(description string, generation uint32) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.touched == "" {
-		o.touched, o.touchedIn = what, generation
+		o.touched, o.touchedIn = description, generation
 	}
 }
 
-// suspicion describes a foreign change of the tables that is not repaired; "" if there is none.
+// suspicion describes a foreign change of the tables that no full sync has repaired; "" if there is none.
 func (o *others) suspicion() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.touched
 }
 
-// takeMissed reports whether the listener may have missed a foreign commit since the last call.
+// takeMissed reports whether the listener may have missed a foreign commit since the last call of takeMissed.
 func (o *others) takeMissed() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -243,13 +244,13 @@ func (k *Kernel) Author() nft.Author {
 	return nft.Author{}
 }
 
-// deafly runs f while the listener is not in the kernel's group. Only the ruleset's generation shows foreign commits of that time.
-func (o *others) deafly(f func() error) error {
+// withoutListening runs f while the listener is not in the kernel's group. Only the ruleset's generation shows foreign commits during that time.
+func (o *others) withoutListening(f func() error) error {
 	if o.listener == nil {
 		return f()
 	}
 	if err := o.listener.Leave(); err != nil {
-		// Otherwise, the listener would take commits of f for foreign commits.
+		// An open listener would count commits of f as foreign commits.
 		_ = o.listener.Close()
 	}
 	// If the listener cannot join, the loop notices foreign commits up to half a second later.

@@ -20,17 +20,17 @@ func heard(t testing.TB, k *Kernel) {
 	select {
 	case <-k.Heard():
 	case <-time.After(10 * time.Second):
-		t.Fatal("nothing was heard of a change by nft")
+		t.Fatal("the listener heard no foreign commit")
 	}
 }
 
-func TestOtherProgramsAreHeardOfByName(t *testing.T) {
+func TestForeignCommitsHaveAnAuthor(t *testing.T) {
 	k, p := synced(t)
 	k.others.heard = make(chan struct{}, 100) // room for every commit
 	if err := k.Listen(); err != nil {
 		t.Fatal(err)
 	}
-	run(t, "nft", "add table ip somebody")
+	run(t, "nft", "add table ip foreign")
 	heard(t, k)
 	first := k.Author().String()
 	if !strings.HasPrefix(first, "nft (pid ") {
@@ -40,7 +40,7 @@ func TestOtherProgramsAreHeardOfByName(t *testing.T) {
 	p.Set(s.Name, s)
 	sync(t, k, p, Partial)
 	renewOnce(t, k, p)
-	run(t, "nft", "delete table ip somebody")
+	run(t, "nft", "delete table ip foreign")
 	times := 0
 	for ; k.Author().String() == first || !strings.HasPrefix(k.Author().String(), "nft (pid "); times++ {
 		heard(t, k)
@@ -50,14 +50,14 @@ func TestOtherProgramsAreHeardOfByName(t *testing.T) {
 	}
 }
 
-// TestALargeChangeOfOthersIsHeard: the kernel sends a listener a message about every element. These must not overrun the listener's queue.
-func TestALargeChangeOfOthersIsHeard(t *testing.T) {
+// TestALargeForeignChangeIsHeard: the kernel sends a listener a message about every element. These messages must not overrun the listener's queue.
+func TestALargeForeignChangeIsHeard(t *testing.T) {
 	k, _ := synced(t)
 	if err := k.Listen(); err != nil {
 		t.Fatal(err)
 	}
 	var text strings.Builder
-	text.WriteString("table ip somebody { set s { type ipv4_addr; elements = { 10.0.0.0")
+	text.WriteString("table ip foreign { set s { type ipv4_addr; elements = { 10.0.0.0")
 	for i := 1; i < 20000; i++ {
 		fmt.Fprintf(&text, ", 10.0.%d.%d", i>>8, i&255)
 	}

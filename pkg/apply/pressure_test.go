@@ -3,7 +3,6 @@ package apply
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -27,7 +26,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 			f.unheard("flush set ip kube-nftproxy state; flush map ip kube-nftproxy endpoints; flush map ip kube-nftproxy slots; " +
 				"flush map ip6 kube-nftproxy endpoints; flush set ip6 kube-nftproxy state; flush map ip kube-nftproxy services; " +
 				"flush map ip6 kube-nftproxy services; flush map ip kube-nftproxy nodeports")
-			f.repairedWhile("with errors that don't fit", func() error {
+			f.repairedWhile("with errors that do not fit", func() error {
 				f.change()
 				_, err := f.k.Sync(f.p)
 				return err
@@ -59,7 +58,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 				f.Error("a request without a reply succeeded")
 			}
 			if took := time.Since(start); took > 5*time.Second {
-				f.Errorf("it took %v", took)
+				f.Errorf("the failure took %v", took)
 			}
 		},
 		"a closed socket": func(f *faulty) {
@@ -71,7 +70,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 			_, err = f.k.Sync(f.p)
 			f.expect("a sync without a socket", err, "non-socket")
 		},
-		"a send buffer that can't be larger": func(f *faulty) {
+		"a send buffer that cannot grow": func(f *faulty) {
 			f.calls.Decide(func(c *fault.Call) fault.Result {
 				if c.Number != unix.SYS_SETSOCKOPT {
 					return fault.Result{}
@@ -101,7 +100,7 @@ func TestNetlinkUnderPressure(t *testing.T) {
 			first := pod(inet.IPv4, 0)
 			fmt.Fprintf(&text, "delete element ip kube-nftproxy endpoints { udp . 8000:800 . 0 }\n"+
 				"add element ip kube-nftproxy endpoints { udp . 8000:800 . 0 : %s . 8081 }\n", first.Addr())
-			f.load(text.String(), first.Addr())
+			f.load(text.String())
 			heard(f.TB, f.k)
 			f.repaired("an overrun")
 		},
@@ -112,11 +111,11 @@ func TestNetlinkUnderPressure(t *testing.T) {
 				yes, err := f.k.CheckRuleset()
 				return !yes && err == nil && f.k.others.listener != closed
 			})
-			f.load(meddling(), pod(inet.IPv4, 0).Addr())
+			f.load(anotherValue())
 			heard(f.TB, f.k)
 			f.repaired("a closed listener")
 		},
-		"a listener that can't join": func(f *faulty) {
+		"a listener that cannot join": func(f *faulty) {
 			f.calls.Decide(func(c *fault.Call) fault.Result {
 				level, option := c.Option()
 				joins := option == unix.NETLINK_ADD_MEMBERSHIP || option == unix.NETLINK_DROP_MEMBERSHIP
@@ -127,15 +126,15 @@ func TestNetlinkUnderPressure(t *testing.T) {
 			})
 			f.change()
 			f.sync()
-			f.load(meddling(), pod(inet.IPv4, 0).Addr())
-			f.repaired("what nobody could hear")
+			f.load(anotherValue())
+			f.repaired("a change without a listener")
 			f.calls.Decide(nil)
 			f.settle("with a listener")
-			f.load(meddling(), pod(inet.IPv4, 0).Addr())
+			f.load(anotherValue())
 			heard(f.TB, f.k)
-			f.repaired("what was heard again")
+			f.repaired("a change that the listener heard")
 		},
-		"a map full of somebody's elements": func(f *faulty) {
+		"a map full of foreign elements": func(f *faulty) {
 			var text strings.Builder
 			size := setSizes(f.TB, f.k)["ip endpoints"]
 			for i := range size {
@@ -150,9 +149,9 @@ func TestNetlinkUnderPressure(t *testing.T) {
 				f.p.Set(s.Name, s)
 				_, err := f.k.Sync(f.p)
 				return err
-			}, "it is full", unix.ENFILE)
+			}, "the set is full", unix.ENFILE)
 		},
-		"a chain that somebody's rule keeps": func(f *faulty) {
+		"a chain that a foreign rule uses": func(f *faulty) {
 			s := sticky(7, 0, numbers(0, 9)...)
 			f.p.Set(s.Name, s)
 			f.sync()
@@ -183,8 +182,8 @@ func TestNetlinkUnderPressure(t *testing.T) {
 	}
 }
 
-// meddling returns commands that change the value of an element, while the number of elements stays. The test sends no packets to its Service then.
-func meddling() string {
+// anotherValue returns commands that change the value of an element. The number of elements stays.
+func anotherValue() string {
 	return fmt.Sprintf("delete element ip kube-nftproxy endpoints { udp . 8000:800 . 0 }\n"+
 		"add element ip kube-nftproxy endpoints { udp . 8000:800 . 0 : %s . 8081 }\n", pod(inet.IPv4, 0).Addr())
 }
@@ -216,7 +215,7 @@ func (f *faulty) set(name string) *nft.Set {
 }
 
 // load changes the tables with nft, and pauses the packets until the tables are repaired.
-func (f *faulty) load(text string, _ netip.Addr) {
+func (f *faulty) load(text string) {
 	f.Helper()
 	f.pause()
 	file := f.TempDir() + "/load.nft"
@@ -224,13 +223,13 @@ func (f *faulty) load(text string, _ netip.Addr) {
 	run(f.TB, "nft", "-f", file)
 }
 
-// unheard does the same while the listener is not in the kernel's group.
+// unheard does the same as load while the listener is not in the kernel's group.
 func (f *faulty) unheard(text string) {
 	f.Helper()
-	f.must(f.k.others.deafly(func() error { f.load(text, netip.Addr{}); return nil }))
+	f.must(f.k.others.withoutListening(func() error { f.load(text); return nil }))
 }
 
-// repaired waits until the change of load is noticed and repaired, and resumes the packets.
+// repaired waits until a sync has repaired the change of load, and resumes the packets.
 func (f *faulty) repaired(what string) {
 	f.Helper()
 	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
@@ -249,7 +248,7 @@ func (f *faulty) repaired(what string) {
 	f.resume()
 }
 
-// repairedWhile fails unless a change fails with an error or a word in its text, and the next sync repairs everything.
+// repairedWhile fails unless the change fails with the wanted error, or with an error that contains a word, and the next sync repairs everything.
 func (f *faulty) repairedWhile(what string, change func() error, word string, want error) {
 	f.Helper()
 	err := change()
@@ -258,26 +257,26 @@ func (f *faulty) repairedWhile(what string, change func() error, word string, wa
 	}
 	f.Log(err)
 	if r := f.sync(); r.Kind != Full {
-		f.Errorf("the sync after it was %s", r.Kind)
+		f.Errorf("the next sync was %s", r.Kind)
 	}
 	f.resume()
 }
 
-// TestOthersCommitAllTheTime: another program changes the ruleset as often as it can, in its own table or in the tables under test, while Services
+// TestOthersCommitAllTheTime: another program changes the ruleset continuously or every 2 ms, in its own table or in the tables under test, while Services
 // change and the tables are compared, read and repaired.
 func TestOthersCommitAllTheTime(t *testing.T) {
 	for name, c := range map[string]struct {
 		table string
 		rest  time.Duration
 	}{
-		"in a table of its own":               {"somebody", 0},
-		"in a table of its own, now and then": {"somebody", 2 * time.Millisecond},
-		"in the same table":                   {plan.TableName, 0},
-		"in the same table, now and then":     {plan.TableName, 2 * time.Millisecond},
+		"in a table of its own":             {"foreign", 0},
+		"in a table of its own, every 2 ms": {"foreign", 2 * time.Millisecond},
+		"in the same table":                 {plan.TableName, 0},
+		"in the same table, every 2 ms":     {plan.TableName, 2 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFaulty(t)
-			commit, end := somebody(f, c.table)
+			commit, end := foreignProgram(f, c.table)
 			var stop atomic.Bool
 			done := make(chan int)
 			go func() {
@@ -326,13 +325,13 @@ func TestOthersCommitAllTheTime(t *testing.T) {
 	}
 }
 
-// somebody is another program with its own connection. Each call of commit changes a set of a table, and end closes the connection.
-func somebody(f *faulty, name string) (commit func() error, end func()) {
+// foreignProgram is another program with its own connection. Each call of commit changes a set of a table, and end closes the connection.
+func foreignProgram(f *faulty, name string) (commit func() error, end func()) {
 	f.Helper()
 	conn, err := nft.Open()
 	f.must(err)
 	table := &nft.Table{Family: inet.IPv4, Name: name}
-	set := &nft.Set{Family: table.Family, Table: table.Name, Name: "theirs", Key: []nft.Field{nft.DstAddr(inet.IPv4)}}
+	set := &nft.Set{Family: table.Family, Table: table.Name, Name: "foreign", Key: []nft.Field{nft.DstAddr(inet.IPv4)}}
 	n := 0
 	commit = func() error {
 		n++
@@ -349,7 +348,7 @@ func somebody(f *faulty, name string) (commit func() error, end func()) {
 // TestChangesAmongHarmlessOnes: the listener hears the commits of another program in its own table, and no full sync follows.
 func TestChangesAmongHarmlessOnes(t *testing.T) {
 	f := newFaulty(t)
-	commit, end := somebody(f, "somebody")
+	commit, end := foreignProgram(f, "foreign")
 	defer end()
 	for range 20 {
 		f.must(commit())

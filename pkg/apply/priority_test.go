@@ -15,12 +15,12 @@ import (
 )
 
 // TestPacketsLeaveWithTheirPriority: the scratch register is the packet's priority. A packet leaves with the priority that the kernel sets for its type of
-// service, also if another program masquerades it first. Packets that only another program translates keep their priority.
+// service, even if another program masquerades the packet first. Packets that only another program translates keep their priority.
 func TestPacketsLeaveWithTheirPriority(t *testing.T) {
 	w := newWire(t)
 	p, k := newStickyPlanner(sticky(0, 0, 1, 2, 3)), open(t)
 	sync(t, k, p, Full)
-	vip := ways(inet.IPv4, 0)[0]
+	vip := destinations(inet.IPv4, 0)[0]
 	elsewhere, later := netip.MustParseAddrPort("198.51.100.9:99"), netip.MustParseAddrPort("198.51.100.10:99")
 	run(t, "nft", fmt.Sprintf(`
 		table ip other {
@@ -44,12 +44,12 @@ func TestPacketsLeaveWithTheirPriority(t *testing.T) {
 		{"bulk", vip, unix.IPPROTO_IP, unix.IP_TOS, 0x08, "0:2"},
 		{"interactive", vip, unix.IPPROTO_IP, unix.IP_TOS, 0x10, "0:6"},
 		{"both", vip, unix.IPPROTO_IP, unix.IP_TOS, 0x18, "0:4"},
-		{"IPv6", ways(inet.IPv6, 0)[0], unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 0x10, "none"},
+		{"IPv6", destinations(inet.IPv6, 0)[0], unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 0x10, "none"},
 		{"translated by another program", elsewhere, unix.SOL_SOCKET, unix.SO_PRIORITY, 5, "0:5"},
 		{"translated later by another program", later, unix.SOL_SOCKET, unix.SO_PRIORITY, 5, "0:5"},
 	} {
 		run(t, "nft", "flush set inet look seen")
-		for range 4 { // four sockets, and so four connections
+		for range 4 { // each socket starts a connection
 			d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 				controlled := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), c.level, c.option, c.value) })
 				if controlled != nil {
@@ -75,7 +75,7 @@ func TestPacketsTranslatedToAClusterIPStay(t *testing.T) {
 	w := newWire(t)
 	p, k := newStickyPlanner(sticky(0, 0, 1)), open(t)
 	sync(t, k, p, Full)
-	vip := ways(inet.IPv4, 0)[0]
+	vip := destinations(inet.IPv4, 0)[0]
 	run(t, "nft", fmt.Sprintf(`
 		table ip other {
 			chain prerouting { type nat hook prerouting priority -150; ip daddr 198.51.100.9 dnat to %s; }

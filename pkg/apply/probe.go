@@ -6,7 +6,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
 )
 
-// Lacks returns the features that tables with these options may use and that the kernel lacks. It changes nothing, and takes some ten milliseconds,
+// Lacks returns the features that tables with these options may use and that the kernel lacks. It changes nothing, and takes about ten milliseconds,
 // mostly to wait for the kernel. It skips a family if an earlier process left a table of the same form. After an error, the missing features are
 // unknown.
 func (k *Kernel) Lacks(o plan.Options) ([]probe.Missing, error) {
@@ -26,7 +26,7 @@ func (k *Kernel) Lacks(o plan.Options) ([]probe.Missing, error) {
 	return probe.Run(k.conn, unproven)
 }
 
-// hasForm reports whether the kernel has a table whose state has the form of t.
+// hasForm reports whether the kernel has a table whose state has the fingerprint of t.
 func (k *Kernel) hasForm(t *nft.Table) (bool, error) {
 	exists, err := k.conn.HasTable(t.Family, t.Name)
 	if err != nil || !exists {

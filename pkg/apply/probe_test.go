@@ -7,8 +7,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// TestTablesOfTheSameFormProveWhatTheKernelHas: if tables of an earlier process have the planned form, the probe skips them.
-func TestTablesOfTheSameFormProveWhatTheKernelHas(t *testing.T) {
+// TestTheProbeSkipsTablesOfTheSameForm: if tables of an earlier process have the planned form, the probe skips them.
+func TestTheProbeSkipsTablesOfTheSameForm(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, err := Open()
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// Recall makes a planner continue the work of the process that left the tables in the kernel. Each call reads the numbers of Services that are
-// about to be planned for the first time. The first call must come before any Service is planned. It also reads the states of the tables, so that
-// a sync can adopt tables of the same form.
+// Recall makes a planner continue the work of the process that left the tables in the kernel. It reads the numbers of the given Services. Call it
+// before the planner plans these Services for the first time, and once before it plans any Service. The first call also reads the states of the
+// tables, so that a sync can adopt tables of the same form.
 func (k *Kernel) Recall(p *plan.Planner, services []*model.Service) error {
 	if k.follow(p) {
 		if err := k.resume(p); err != nil {

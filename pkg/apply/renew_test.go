@@ -14,8 +14,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// renewed starts the renewal of the lease beside a Kernel. It returns functions that count renewals and attempts, and the reported failures.
-func renewed(t *testing.T, k *Kernel, p *plan.Planner) (count func() uint32, attempts *atomic.Int32, failures chan error) {
+// startRenewal starts the renewal of the lease beside a Kernel. It returns a function that counts renewals, the number of attempts, and the reported
+// failures.
+func startRenewal(t *testing.T, k *Kernel, p *plan.Planner) (count func() uint32, attempts *atomic.Int32, failures chan error) {
 	t.Helper()
 	l, err := k.Lease(p)
 	if err != nil {
@@ -55,7 +56,7 @@ func leaseLasts(t *testing.T, family string) bool {
 	return strings.Count(run(t, "nft", "list set "+family+" kube-nftproxy lease"), "expires") == 3
 }
 
-// TestTheLeaseIsRenewedWithoutTheLoop: the lease of an earlier process's tables is renewed before the first sync, and while the loop is busy.
+// TestTheLeaseIsRenewedWithoutTheLoop: a process renews the lease of an earlier process's tables before its first sync.
 func TestTheLeaseIsRenewedWithoutTheLoop(t *testing.T) {
 	lab.EnterNamespace(t)
 	first, p := open(t), plan.New(options())
@@ -63,12 +64,12 @@ func TestTheLeaseIsRenewedWithoutTheLoop(t *testing.T) {
 	sync(t, first, p, Full)
 	run(t, "nft", "flush set ip kube-nftproxy lease; flush set ip6 kube-nftproxy lease")
 	if leaseLasts(t, "ip") || leaseLasts(t, "ip6") {
-		t.Fatal("the lease has not run out")
+		t.Fatal("the lease has not expired")
 	}
 	k := open(t)
 	p = resume(t, k, options(), services())
 	cluster(p)
-	count, _, failures := renewed(t, k, p)
+	count, _, failures := startRenewal(t, k, p)
 	eventually(t, func() bool { return count() > 0 })
 	if !leaseLasts(t, "ip") || !leaseLasts(t, "ip6") {
 		t.Error("the lease of an earlier process's tables is not renewed")
@@ -92,15 +93,15 @@ func TestRenewalsAreNotForeign(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			count, _, _ := renewed(t, k, p)
+			count, _, _ := startRenewal(t, k, p)
 			for i := range 20 {
 				before := count()
 				s := everything(20+i%4, 1+i%3, 0, false)
 				p.Set(s.Name, s)
 				sync(t, k, p, Partial)
 				eventually(t, func() bool { return count() > before+1 })
-				if meddled, err := k.CheckRuleset(); meddled || err != nil {
-					t.Fatalf("CheckRuleset() = %t, %v after renewals", meddled, err)
+				if changed, err := k.CheckRuleset(); changed || err != nil {
+					t.Fatalf("CheckRuleset() = %t, %v after renewals", changed, err)
 				}
 				sync(t, k, p, Nothing)
 			}
@@ -112,9 +113,9 @@ func TestRenewalsAreNotForeign(t *testing.T) {
 			}
 			checkKernel(t, k, p)
 			// Foreign commits between renewals are noticed.
-			run(t, "nft", "add table ip somebody")
-			if meddled, err := k.CheckRuleset(); !meddled || err != nil {
-				t.Errorf("CheckRuleset() = %t, %v after nft has made a table", meddled, err)
+			run(t, "nft", "add table ip foreign")
+			if changed, err := k.CheckRuleset(); !changed || err != nil {
+				t.Errorf("CheckRuleset() = %t, %v after nft has made a table", changed, err)
 			}
 			run(t, "nft", "flush chain ip kube-nftproxy services")
 			if listens {
@@ -126,8 +127,8 @@ func TestRenewalsAreNotForeign(t *testing.T) {
 	}
 }
 
-// TestOnlyLeasesThatAreThereAreRenewed: a renewal neither adds a missing table nor fails because of it, and does not change a lease of another form.
-func TestOnlyLeasesThatAreThereAreRenewed(t *testing.T) {
+// TestOnlyExistingLeasesAreRenewed: a renewal neither adds a missing table nor fails because of it. It does not change a lease of another form.
+func TestOnlyExistingLeasesAreRenewed(t *testing.T) {
 	k, p := synced(t)
 	l, err := k.Lease(p)
 	if err != nil {
@@ -147,14 +148,14 @@ func TestOnlyLeasesThatAreThereAreRenewed(t *testing.T) {
 	}
 }
 
-// TestAFailingRenewalIsReportedOnceAndTriedAgain: while another program owns the table, renewals fail. Only the first failure is reported, and the
-// renewal is repeated until it succeeds.
-func TestAFailingRenewalIsReportedOnceAndTriedAgain(t *testing.T) {
+// TestAFailingRenewalIsReportedOnceAndRetried: while another program owns the table, renewals fail. The lease reports only the first failure, and
+// retries the renewal until it succeeds.
+func TestAFailingRenewalIsReportedOnceAndRetried(t *testing.T) {
 	k, p := synced(t)
 	run(t, "nft", "flush set ip kube-nftproxy lease; delete table ip6 kube-nftproxy")
 	lease := run(t, "nft", "list set ip kube-nftproxy lease")
 	release := own(t, strings.Replace(lease, "{", "{ flags owner;", 1), "kube-nftproxy")
-	count, attempts, failures := renewed(t, k, p)
+	count, attempts, failures := startRenewal(t, k, p)
 	if err := <-failures; !errors.Is(err, unix.EPERM) {
 		t.Errorf("failed with %v, want %v", err, unix.EPERM)
 	}

@@ -33,8 +33,8 @@ func checkKernel(t testing.TB, k *Kernel, p *plan.Planner) {
 	}
 }
 
-func TestAChangeAfterForeignHandsIsRepaired(t *testing.T) {
-	for name, meddle := range map[string]string{
+func TestAChangeAfterAForeignChangeIsRepaired(t *testing.T) {
+	for name, command := range map[string]string{
 		"flush ruleset":     "flush ruleset",
 		"delete one table":  "delete table ip6 kube-nftproxy",
 		"delete an element": "delete element ip kube-nftproxy endpoints { tcp . 8000:2000 . 1 }",
@@ -42,14 +42,14 @@ func TestAChangeAfterForeignHandsIsRepaired(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			k, p := synced(t)
-			run(t, "nft", meddle)
-			// Scaling this Service up adds exactly the element that was deleted or added by nft, or finds no table.
+			run(t, "nft", command)
+			// The larger Service needs exactly the element that nft has deleted or added, or a table that nft has deleted.
 			s := everything(2, 6, 0, false)
 			p.Set(s.Name, s)
 			if r, err := k.Sync(p); err == nil && r.Kind == Partial {
 				k.Doubt()
 			} else if err == nil {
-				t.Fatalf("sync after meddling was %s", r.Kind)
+				t.Fatalf("the sync after the foreign change was %s", r.Kind)
 			}
 			sync(t, k, p, Full)
 			checkKernel(t, k, p)
@@ -58,7 +58,7 @@ func TestAChangeAfterForeignHandsIsRepaired(t *testing.T) {
 	}
 }
 
-// TestAFlushIsRepairedInParts: after a flush, one batch writes the small Services, and a later one the large Service.
+// TestAFlushIsRepairedInParts: after a flush, one batch writes the small Services, and a later batch writes the large Service.
 func TestAFlushIsRepairedInParts(t *testing.T) {
 	k, p := synced(t)
 	large := wide(inet.IPv4, 1000, 500, 1)
@@ -82,7 +82,7 @@ func TestAFlushIsRepairedInParts(t *testing.T) {
 	sync(t, k, p, Adopted)
 }
 
-// TestAFlushBetweenPartsIsRepaired: a flush between two batches of a repair is repaired, and a missing part is noticed.
+// TestAFlushBetweenPartsIsRepaired: if a table is deleted between two batches of a repair, the sync fails, and the next one repairs the tables.
 func TestAFlushBetweenPartsIsRepaired(t *testing.T) {
 	k, p := synced(t)
 	large := wide(inet.IPv4, 1000, 500, 1)
@@ -111,10 +111,10 @@ func (c *afterRewrite) End(_ []nft.Counted, all bool) {
 	}
 }
 
-func TestDoubtFindsWhatWasMeddledWith(t *testing.T) {
+func TestAComparisonFindsForeignChanges(t *testing.T) {
 	for name, c := range map[string]struct {
-		meddle, why string
-		counted     bool // found by the number of elements, which kernels before 6.16 do not report
+		command, why string
+		counted      bool // found by the number of elements, which kernels before 6.16 do not report
 	}{
 		"nothing":        {"list tables", "", false},
 		"flush":          {"flush ruleset", "there is no table", false},
@@ -124,14 +124,14 @@ func TestDoubtFindsWhatWasMeddledWith(t *testing.T) {
 		"extra chain":    {"add chain ip kube-nftproxy foreign", "chains instead of", false},
 		"extra set":      {"add set ip kube-nftproxy foreign { type ipv4_addr; }", "sets instead of", false},
 		"state":          {"flush set ip kube-nftproxy state", "its element state is missing", false},
-		"other table":    {"add table ip somebody", "", false},
+		"other table":    {"add table ip foreign", "", false},
 		"missing chain":  {"flush chain ip kube-nftproxy output && delete chain ip kube-nftproxy output", "chains instead of", false},
 		"flushed a map":  {"flush map ip kube-nftproxy dispatch-pick", "set dispatch-pick has", true},
 		"remembered one": {"add element ip kube-nftproxy affinity { d47c:0 . 192.0.2.1 : d47c:1 }", "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k, p := synced(t)
-			for _, command := range strings.Split(c.meddle, " && ") {
+			for _, command := range strings.Split(c.command, " && ") {
 				run(t, "nft", command)
 			}
 			k.Doubt()
@@ -160,7 +160,7 @@ func countsElements(t testing.TB, k *Kernel) bool {
 	return sets[0].Count >= 0
 }
 
-func TestMeddlingIsNoticed(t *testing.T) {
+func TestForeignCommitsAreNoticed(t *testing.T) {
 	k, p := synced(t)
 	expect := func(when string, want bool) {
 		t.Helper()
@@ -173,7 +173,7 @@ func TestMeddlingIsNoticed(t *testing.T) {
 	p.Set(s.Name, s)
 	sync(t, k, p, Partial)
 	expect("after a partial sync", false)
-	run(t, "nft", "add table ip somebody")
+	run(t, "nft", "add table ip foreign")
 	expect("after a foreign commit", true)
 	k.Doubt()
 	sync(t, k, p, Adopted)
@@ -186,15 +186,15 @@ func TestMeddlingIsNoticed(t *testing.T) {
 	}
 	sync(t, k, p, Full)
 	expect("after a repair", false)
-	run(t, "nft", "add table ip6 somebody")
+	run(t, "nft", "add table ip6 foreign")
 	s = everything(2, 2, 0, false)
 	p.Set(s.Name, s)
 	sync(t, k, p, Partial)
 	expect("after a partial sync that followed a foreign commit", true)
 }
 
-// TestAnElementThatLeadsToAnotherClassIsRepaired: a foreign change makes an element lead to the chain of another class. It is not an element that an
-// earlier process retained.
+// TestAnElementThatLeadsToAnotherClassIsRepaired: a foreign change makes an element lead to the chain of another class. The comparison does not mistake
+// it for an element that an earlier process retained.
 func TestAnElementThatLeadsToAnotherClassIsRepaired(t *testing.T) {
 	k, p := synced(t)
 	var lead string
@@ -233,7 +233,7 @@ func TestLocalPodsAreRecognisedInAnotherWay(t *testing.T) {
 	pods := plan.LocalPods{Prefix: netip.MustParsePrefix("10.200.0.0/24")}
 	p.SetLocalPods(inet.IPv4, pods)
 	sync(t, k, p, Full)
-	if got := run(t, "nft", "list table ip kube-nftproxy"); strings.Contains(got, "10.244.0.0") || !strings.Contains(got, "10.200.0.0/24") {
+	if got := run(t, "nft", "list table ip kube-nftproxy"); strings.Contains(got, "10.244.0.0/") || !strings.Contains(got, "10.200.0.0/24") {
 		t.Errorf("the rules recognise other pods:\n%s", got)
 	}
 	if got := run(t, "nft", "list map ip kube-nftproxy affinity"); !strings.Contains(got, "192.0.2.1") {
@@ -257,9 +257,9 @@ func TestFailedBatchChangesNothing(t *testing.T) {
 	s := everything(200, 3, 0, true)
 	p.Set(s.Name, s)
 	if r, err := k.Sync(p); err == nil {
-		t.Fatalf("sync %s, want an error: the element is there already", r.Kind)
+		t.Fatalf("sync %s, want an error: the element exists already", r.Kind)
 	} else if !strings.Contains(err.Error(), "cluster-ips") {
-		t.Errorf("error %q doesn't name the set", err)
+		t.Errorf("error %q does not name the set", err)
 	}
 	run(t, "nft", "delete element ip kube-nftproxy cluster-ips { 10.96.0.200 }")
 	run(t, "nft", "delete element ip6 kube-nftproxy cluster-ips { fd00:10:96::c8 }")
@@ -270,9 +270,9 @@ func TestFailedBatchChangesNothing(t *testing.T) {
 	checkKernel(t, k, p)
 }
 
-func TestCleanupRemovesOurTablesOnly(t *testing.T) {
+func TestCleanupDeletesOnlyTablesOfThisProgram(t *testing.T) {
 	synced(t)
-	run(t, "nft", "add table ip somebody; add table ip kube-proxy; add table ip6 kube-proxy")
+	run(t, "nft", "add table ip foreign; add table ip kube-proxy; add table ip6 kube-proxy")
 	for _, want := range [][]string{{"ip kube-nftproxy", "ip6 kube-nftproxy"}, nil} {
 		deleted, err := Cleanup("")
 		if err != nil {
@@ -282,13 +282,13 @@ func TestCleanupRemovesOurTablesOnly(t *testing.T) {
 			t.Errorf("deleted tables (-want +got):\n%s", diff)
 		}
 	}
-	if got := run(t, "nft", "list tables"); got != "table ip somebody\ntable ip kube-proxy\ntable ip6 kube-proxy\n" {
+	if got := run(t, "nft", "list tables"); got != "table ip foreign\ntable ip kube-proxy\ntable ip6 kube-proxy\n" {
 		t.Errorf("tables left: %q", got)
 	}
 }
 
-// TestNftMakesTheSameSets: nft encodes descriptions of sets in the same bytes as this program. It loads a listing of the tables, and the program
-// recognises the sets.
+// TestNftMakesTheSameSets: nft encodes descriptions of sets in the same bytes as this program. After nft has loaded a listing of the tables, the
+// program recognises the sets.
 func TestNftMakesTheSameSets(t *testing.T) {
 	k, p := synced(t)
 	file := t.TempDir() + "/ruleset"

@@ -10,9 +10,9 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// retireAfter is the time for which the ledger retains elements that lead to chains, and then the chains. For a new chain, the kernel walks the map
-// that the chain looks up. So a Service whose size alternates must not cause a new chain each time. Kernels before 6.2 refer to a chain for some
-// milliseconds after the deletion of the last element that led to it.
+// retireAfter is the time for which the ledger retains elements that lead to chains, and after that the chains. When a batch adds a chain, the kernel
+// walks the map that the chain looks up. So a Service whose size alternates must not cause a new chain each time. Kernels before 6.2 hold a reference
+// to a chain for some milliseconds after the deletion of the last element that led to it.
 const retireAfter = 30 * time.Second
 
 // retireEmptyAfter is the time for which the ledger retains an empty chain, see [ledger.leftBehind].
@@ -45,7 +45,7 @@ func (l *ledger) lead(e *nft.Element) {
 	l.chains[name] = heldChain{leading: c.leading + 1}
 }
 
-// unlead counts one element less that leads to a chain.
+// unlead counts one element fewer that leads to a chain.
 func (l *ledger) unlead(e *nft.Element) {
 	name := chainName{e.Set.Family, e.Chain}
 	if c, held := l.chains[name]; held {
@@ -55,7 +55,7 @@ func (l *ledger) unlead(e *nft.Element) {
 }
 
 // restore removes an element from the retained ones because it is wanted again, and reports whether the kernel has it with the same value. If the
-// value differs, restore strikes the old element: its block of numbers has another timeout now, and no service port uses the old one.
+// value differs, restore strikes the old element: its block of numbers has another timeout now, and no service port uses the old timeout.
 func (l *ledger) restore(e *nft.Element) bool {
 	id := e.ID()
 	old, found := l.retained[id]
@@ -106,7 +106,7 @@ func (l *ledger) chain(name chainName) *nft.Chain {
 	return l.planner.ClassChain(name.family, name.name)
 }
 
-// foundElement retains an element in the kernel that leads to the chain of a class and is not wanted: an earlier process exited before it retired
+// foundElement retains an element of the kernel that leads to the chain of a class and is not wanted: an earlier process exited before it retired
 // the element.
 func (l *ledger) foundElement(e *nft.Element) {
 	leads, wanted := l.planner.LeadsToClass(e)
@@ -116,7 +116,7 @@ func (l *ledger) foundElement(e *nft.Element) {
 	}
 }
 
-// foundChain retains a chain of a class in the kernel, for the same reason.
+// foundChain retains a chain of a class of the kernel, for the same reason as foundElement.
 func (l *ledger) foundChain(f inet.Family, name string) {
 	key := chainName{f, name}
 	if _, held := l.chains[key]; !held && l.planner.ClassChain(f, name) != nil {
@@ -124,7 +124,8 @@ func (l *ledger) foundChain(f inet.Family, name string) {
 	}
 }
 
-// leftBehind retains chains that a rewrite has emptied. It could not delete them, because the same batch deleted the elements that led to them.
+// leftBehind retains chains that a rewrite has emptied. The rewrite could not delete the chains, because the same batch deleted the elements that led
+// to them.
 func (l *ledger) leftBehind(f inet.Family, names []string) {
 	for _, name := range names {
 		l.chains[chainName{f, name}] = heldChain{empty: true}
@@ -138,8 +139,8 @@ func (l *ledger) forgetRetained() {
 	maps.DeleteFunc(l.chains, func(_ chainName, c heldChain) bool { return c.leading == 0 })
 }
 
-// retire deletes retained elements and chains. It deletes the chains to which no element leads, and then the elements. So the chains of these
-// elements wait for the next call.
+// retire adds the deletion of retained elements and chains to the delta. It deletes the chains to which no element leads, and then the elements. So the
+// chains of these elements stay until the next call.
 func (l *ledger) retire() {
 	for _, name := range slices.SortedFunc(maps.Keys(l.chains), chainName.compare) {
 		if l.chains[name].leading == 0 {
@@ -161,11 +162,13 @@ func (l *ledger) retains() (any, empty bool) {
 	return any, empty
 }
 
-// due reports whether the time to retire has come.
-func (l *ledger) due(now time.Time) bool { return !l.retireAt.IsZero() && !now.Before(l.retireAt) }
+// isRetirementDue reports whether the time to retire has come.
+func (l *ledger) isRetirementDue(now time.Time) bool {
+	return !l.retireAt.IsZero() && !now.Before(l.retireAt)
+}
 
-// again returns the time until something is to be retired; 0 if nothing is.
-func (l *ledger) again(now time.Time) time.Duration {
+// scheduleRetirement sets the time of the next retirement, and returns the time until then; 0 if nothing is retained.
+func (l *ledger) scheduleRetirement(now time.Time) time.Duration {
 	retains, empty := l.retains()
 	if !retains {
 		l.retireAt = time.Time{}

@@ -50,8 +50,8 @@ func checkChains(t testing.TB, k *Kernel, p *plan.Planner) {
 	}
 }
 
-// TestChainsFollowTheSizeOfAService: each number of endpoints has its own chains, which are added and deleted while a Service is scaled. No sync may fail
-// because a chain is still in use: kernels before 6.2 refer to a chain for a while after the deletion of the last element that led to it.
+// TestChainsFollowTheSizeOfAService: each number of endpoints has its own chains. Syncs add and delete these chains while a Service is scaled. No sync may
+// fail because a chain is still in use: kernels before 6.2 hold a reference to a chain for a while after the deletion of the last element that led to it.
 func TestChainsFollowTheSizeOfAService(t *testing.T) {
 	k, p := synced(t)
 	for round, endpoints := range []int{20, 21, 3, 0, 25, 20, 1, 30, 0} {
@@ -96,7 +96,7 @@ func TestARewriteLeavesNoChainsBehind(t *testing.T) {
 	// A comparison before the deletion finds no difference.
 	other.Doubt()
 	sync(t, other, fresh, Adopted)
-	// A comparison after a new Service needs the chains again finds none, either.
+	// A comparison after a new Service needs the chains again finds no difference, either.
 	fresh.Set(s.Name, s)
 	sync(t, other, fresh, Partial)
 	other.Doubt()

@@ -24,11 +24,11 @@ func newRoutedWire(t *testing.T, f inet.Family) (w *wire, unused []netip.AddrPor
 	return w, []netip.AddrPort{netip.AddrPortFrom(vip(f, 0), 7), netip.AddrPortFrom(vip(f, 777), 7)}
 }
 
-// nothingLeft sends a packet to the Service, and fails unless it is the first packet that arrives at the pods.
+// nothingLeft fails if an earlier packet has left this node. It sends a packet to the Service, which must be the first packet that arrives at the pods.
 func (w *wire) nothingLeft(f inet.Family, when string) {
 	w.Helper()
 	const last = 99
-	w.send(f, last, ways(f, 0)[0])
+	w.send(f, last, destinations(f, 0)[0])
 	if from, to, came := w.read(5 * time.Second); !came || from != last || to != pod(f, 1) {
 		w.Errorf("%s: a packet of client %d has left for %s (%t), want the one of client %d to the Service", when, from, to, came, last)
 	}
@@ -84,15 +84,15 @@ func TestPolicyRoutingByMark(t *testing.T) {
 			for _, to := range unused {
 				mark(0)
 				send(to)
-				comes(to) // and not the earlier packet
+				comes(to) // the earlier packet does not arrive
 			}
 		})
 	}
 }
 
-// TestOthersTranslateUnusedAddresses: another program may translate packets to cluster IPs and service addresses that no Service serves, at any
+// TestForeignRulesTranslateUnusedAddresses: another program may translate packets to cluster IPs and service addresses that no Service serves, at any
 // priority. The tables refuse or drop such packets only after the chains of all other programs.
-func TestOthersTranslateUnusedAddresses(t *testing.T) {
+func TestForeignRulesTranslateUnusedAddresses(t *testing.T) {
 	for _, f := range inet.Families {
 		for _, priority := range []int{-150, -95, -90, -80, 0, 200} {
 			t.Run(fmt.Sprintf("%s/%d", f, priority), func(t *testing.T) {
@@ -101,22 +101,22 @@ func TestOthersTranslateUnusedAddresses(t *testing.T) {
 					w.send(f, 2*i, to)
 					w.nothingLeft(f, to.String())
 				}
-				theirs := pod(f, 77)
+				foreign := pod(f, 77)
 				run(t, "nft", fmt.Sprintf(`table %[1]s other {
 					chain prerouting { type nat hook prerouting priority %[2]d; udp dport 7 dnat to %[3]s; };
-					chain output { type nat hook output priority %[2]d; udp dport 7 dnat to %[3]s; }; }`, [...]string{"ip", "ip6"}[f], priority, theirs))
+					chain output { type nat hook output priority %[2]d; udp dport 7 dnat to %[3]s; }; }`, [...]string{"ip", "ip6"}[f], priority, foreign))
 				for i, to := range unused {
 					w.send(f, 2*i+1, to)
-					if from, at, came := w.read(5 * time.Second); !came || from != 2*i+1 || at != theirs {
-						t.Errorf("a packet to %s arrived at %s (%t), want %s", to, at, came, theirs)
+					if from, at, came := w.read(5 * time.Second); !came || from != 2*i+1 || at != foreign {
+						t.Errorf("a packet to %s arrived at %s (%t), want %s", to, at, came, foreign)
 					}
 					conn, err := net.Dial("udp", to.String())
 					w.must(err)
 					defer conn.Close() //nolint:errcheck // the test only writes to it
 					_, err = conn.Write([]byte{0, 0, 0, 42})
 					w.must(err)
-					if from, at, came := w.read(5 * time.Second); !came || from != 42 || at != theirs {
-						t.Errorf("a packet of this node to %s arrived at %s (%t), want %s", to, at, came, theirs)
+					if from, at, came := w.read(5 * time.Second); !came || from != 42 || at != foreign {
+						t.Errorf("a packet of this node to %s arrived at %s (%t), want %s", to, at, came, foreign)
 					}
 				}
 			})

@@ -12,7 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// state describes a family's table for a later process. It is in the comment of the one element of the set [plan.StateSet].
+// state describes a family's table for a later process. It is the comment of the only element of the set [plan.StateSet].
 type state struct {
 	// layout is a fingerprint of sets, chains and rules.
 	layout uint64
@@ -73,7 +73,7 @@ func newDigestKey() (k digestKey) {
 	return digestKey{binary.LittleEndian.Uint64(b[:8]), binary.LittleEndian.Uint64(b[8:])}
 }
 
-// hash returns a keyed hash (SipHash) of all fields of an element.
+// hash returns a keyed hash (SipHash) of the element's set name and all its fields.
 func (k digestKey) hash(e *nft.Element) uint64 {
 	var room [256]byte
 	b := append(room[:0], e.Set.Name...)
@@ -89,10 +89,13 @@ func (k digestKey) hash(e *nft.Element) uint64 {
 	b = append(b, e.Chain...)
 	b = append(b, 0)
 	b = append(b, nft.CutComment(e.Comment)...) // the kernel has only this part
+	if e.MaxConnections > 0 {
+		b = append(b, 0, byte(e.MaxConnections>>8), byte(e.MaxConnections))
+	}
 	return siphash.Hash(k[0], k[1], b)
 }
 
-// state returns the element of the state of a family's table, for the present ledger.
+// state returns the state of a family's table, as an element.
 func (l *ledger) state(f inet.Family) *nft.Element {
 	s := state{layout: l.layout(f), digest: l.digests[f], next: l.planner.Next(f)}
 	set := l.stateSets[f]

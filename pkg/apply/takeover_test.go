@@ -14,8 +14,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// rival adds tables like kube-proxy's, with a map that leads to a chain.
-func rival(t *testing.T) {
+// addRival adds tables like those of kube-proxy, with a map that leads to a chain.
+func addRival(t *testing.T) {
 	t.Helper()
 	for _, family := range []string{"ip", "ip6"} {
 		run(t, "nft", "add table "+family+" kube-proxy; add chain "+family+" kube-proxy a; add chain "+family+
@@ -35,7 +35,7 @@ func hasRival(t *testing.T) bool {
 func TestKubeProxysTablesAreReplacedInOneBatch(t *testing.T) {
 	for name, before := range map[string]func(*testing.T, *plan.Planner){
 		"first start": func(*testing.T, *plan.Planner) {},
-		"our tables are there": func(t *testing.T, p *plan.Planner) {
+		"tables exist": func(t *testing.T, p *plan.Planner) {
 			sync(t, open(t), p, Full)
 		},
 	} {
@@ -44,7 +44,7 @@ func TestKubeProxysTablesAreReplacedInOneBatch(t *testing.T) {
 			p := plan.New(options())
 			cluster(p)
 			before(t, p)
-			rival(t)
+			addRival(t)
 			k := open(t)
 			k.TakeOver(alone)
 			generation, err := k.conn.Generation()
@@ -53,24 +53,24 @@ func TestKubeProxysTablesAreReplacedInOneBatch(t *testing.T) {
 			}
 			sync(t, k, p, Full)
 			if hasRival(t) {
-				t.Error("kube-proxy's tables are still there")
+				t.Error("kube-proxy's tables still exist")
 			}
 			if now, err := k.conn.Generation(); err != nil || now != generation+1 {
-				t.Errorf("it took %d batches, want 1 (%v)", now-generation, err)
+				t.Errorf("%d batches, want 1 (%v)", now-generation, err)
 			}
 			checkKernel(t, k, p)
 		})
 	}
 }
 
-// TestTablesOfKubeProxyThatComeLaterAreLeftAlone: a running kube-proxy writes its tables after the first sync. The program does not delete them.
-func TestTablesOfKubeProxyThatComeLaterAreLeftAlone(t *testing.T) {
+// TestLaterTablesOfKubeProxyStay: a running kube-proxy writes its tables after the first sync. The program does not delete them.
+func TestLaterTablesOfKubeProxyStay(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
 	cluster(p)
 	k.TakeOver(alone)
 	sync(t, k, p, Full)
-	rival(t)
+	addRival(t)
 	k.Doubt()
 	sync(t, k, p, Adopted)
 	run(t, "nft", "flush chain ip kube-nftproxy services")
@@ -80,12 +80,12 @@ func TestTablesOfKubeProxyThatComeLaterAreLeftAlone(t *testing.T) {
 	}
 }
 
-// TestTablesOfKubeProxyStayUnlessAskedFor: without a call of TakeOver, kube-proxy's tables stay.
-func TestTablesOfKubeProxyStayUnlessAskedFor(t *testing.T) {
+// TestTablesOfKubeProxyStayWithoutTakeOver: without a call of TakeOver, kube-proxy's tables stay.
+func TestTablesOfKubeProxyStayWithoutTakeOver(t *testing.T) {
 	lab.EnterNamespace(t)
 	k, p := open(t), plan.New(options())
 	cluster(p)
-	rival(t)
+	addRival(t)
 	if sync(t, k, p, Full); !hasRival(t) {
 		t.Error("kube-proxy's tables were deleted")
 	}
@@ -94,19 +94,19 @@ func TestTablesOfKubeProxyStayUnlessAskedFor(t *testing.T) {
 // TestAKubeProxyThatStartsBeforeTheFirstSyncKeepsItsTables: a kube-proxy starts while this program waits, plans, or builds its batch. Its tables stay.
 func TestAKubeProxyThatStartsBeforeTheFirstSyncKeepsItsTables(t *testing.T) {
 	for name, c := range map[string]struct {
-		// runs is the query from which on a kube-proxy answers. cancelled is true if another check has found it.
+		// runs is the number of the first query that finds a kube-proxy. cancelled is true if another check has found it.
 		runs      int
 		cancelled bool
 	}{
 		"before the tables are compared": {runs: 1},
 		"while the batch is made":        {runs: 2},
-		"and another look has found it":  {runs: 100, cancelled: true},
+		"another check has found it":     {runs: 100, cancelled: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			lab.EnterNamespace(t)
 			k, p := open(t), plan.New(options())
 			cluster(p)
-			rival(t)
+			addRival(t)
 			asked := 0
 			k.TakeOver(func() bool { asked++; return asked < c.runs })
 			if c.cancelled {
@@ -124,7 +124,8 @@ func TestAKubeProxyThatStartsBeforeTheFirstSyncKeepsItsTables(t *testing.T) {
 	}
 }
 
-// TestATableOfKubeProxyThatHasAnOwnerStays: if only its owner may delete kube-proxy's table, the next sync succeeds and leaves the table.
+// TestATableOfKubeProxyThatHasAnOwnerStays: if kube-proxy's table has an owner, which alone may delete it, the first sync fails. The next sync succeeds
+// and leaves the table.
 func TestATableOfKubeProxyThatHasAnOwnerStays(t *testing.T) {
 	lab.EnterNamespace(t)
 	k := open(t)
@@ -141,7 +142,7 @@ func TestATableOfKubeProxyThatHasAnOwnerStays(t *testing.T) {
 	checkKernel(t, k, p)
 }
 
-// own makes another program replace an IPv4 table by a table that it owns. After release, the table is deleted.
+// own makes another program replace an IPv4 table with a table that it owns. After release, the kernel deletes the table.
 func own(t *testing.T, definition, name string) (release func()) {
 	t.Helper()
 	owner := exec.Command("nft", "--interactive")

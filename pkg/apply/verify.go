@@ -1,17 +1,16 @@
 package apply
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
-// check reads all elements and rules, in its own goroutine and without a delay of commits. Without a listener, only a check finds a changed
-// value and, before kernel 6.16, a missing element.
+// check is the state of the check that reads all elements and rules. The check runs in its own goroutine and does not delay commits. Without a
+// listener, only the check finds a changed value and, before kernel 6.16, a missing element.
 type check struct {
-	// due is true if a check has to start. failures counts successive checks that failed, mostly because the ruleset changed meanwhile.
+	// due is true if a check must start. failures counts successive checks that failed, mostly because the ruleset changed meanwhile.
 	due      bool
 	failures int
 	// answer receives the outcome; nil if no check runs.
@@ -27,14 +26,15 @@ type outcome struct {
 	err   error
 }
 
-// patienceOfCheck is the number of successive failed checks after which a full sync replaces them.
+// patienceOfCheck is the number of successive failed checks after which a full sync replaces the check.
 const patienceOfCheck = 5
 
-// readable is the largest number of elements that a check reads. The kernel's work to list elements grows with the square of their number, so for
-// more elements a full sync takes less time.
+// readable is the largest number of elements that a check reads. The kernel's work to list elements grows with the square of their number. For more
+// elements, a full sync takes less time.
 const readable = 200_000
 
-// verify starts a check that is due, or takes the outcome of a check. It starts no check while the kernel's tables are unknown.
+// verify starts a check that is due, or evaluates the outcome of a check. It starts no check while the kernel's tables are unknown. If the tables have
+// too many elements for a check, verify records a suspicion, so that a full sync follows.
 func (k *Kernel) verify() {
 	if k.others.takeMissed() {
 		if k.elements > readable {
@@ -77,7 +77,7 @@ func (k *Kernel) verify() {
 func (k *Kernel) checked(o outcome) {
 	c := &k.check
 	if o.err == nil && o.now != o.generation && !k.others.harmless(o.generation, o.now) {
-		o.err = errChanged
+		o.err = ErrChanged // the check starts again
 	}
 	switch {
 	case o.err != nil:
@@ -94,11 +94,8 @@ func (k *Kernel) checked(o outcome) {
 	}
 }
 
-// errChanged means that a check has to start again: this program or another one has changed the ruleset meanwhile.
-var errChanged = errors.New("the ruleset has changed meanwhile")
-
-// differs reads all elements and rules, and compares them with states and tables. now is the ruleset's generation after the reading. The result is
-// valid only if no commit up to this generation changed the tables.
+// differs reads all elements and rules, and compares them with states and tables. wrong describes a difference, or is "". now is the ruleset's generation
+// after the reading. The result is valid only if no commit up to this generation changed the tables.
 func differs(conn *nft.Conn, states []*nft.Element, tables []*nft.Table) (wrong string, now uint32, err error) {
 	for _, t := range tables {
 		chain, err := conn.Differing(t)

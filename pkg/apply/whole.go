@@ -37,9 +37,9 @@ func (k *Kernel) find(t *nft.Table) (found, error) {
 	return f, err
 }
 
-// compare returns a difference between the kernel's tables and the ledger, or "" if there is none. It reads chains, rules and sets, of which there are
-// a few dozen, and the numbers of elements if the kernel reports them. It reads the elements of the states and of the dispatch maps, but no others:
-// the kernel takes longer to list many elements than to write them.
+// compare returns a difference between the kernel's tables and the ledger, or "" if there is none. It reads the few dozen chains, rules and sets, and
+// the numbers of elements if the kernel reports them. It reads only the elements of the states and of the dispatch maps: the kernel takes longer to
+// list many elements than to write them.
 func (k *Kernel) compare() (why string, err error) {
 	held, err := k.findAll()
 	if err != nil {
@@ -65,8 +65,8 @@ func (k *Kernel) compare() (why string, err error) {
 	return "", nil
 }
 
-// findAll reads all tables without elements, and the elements of dispatch maps. The ledger then retains the chains of classes that an earlier process
-// added and did not retire, with the elements that lead to them.
+// findAll reads all tables without elements, and the elements of dispatch maps. It makes the ledger retain the chains of classes that an earlier
+// process did not retire, with the elements that lead to them.
 func (k *Kernel) findAll() (map[inet.Family]found, error) {
 	all := map[inet.Family]found{}
 	for _, t := range k.ledger.planner.Tables() {
@@ -107,8 +107,8 @@ func compareSets(counts map[*nft.Set]int, t *nft.Table, f found) string {
 		case !info.Is(s):
 			return fmt.Sprintf("set %s has another form", s.Name)
 		case s.Dynamic || s.Timeout > 0 || s.Interval || info.Count < 0 || s.Name == plan.StateSet:
-			// The kernel does not report the number, or the number has no meaning: packets add elements, elements expire, or the kernel counts
-			// ranges in another way.
+			// The kernel does not report the number, or the number is not comparable: packets add elements, elements expire, or the kernel
+			// counts ranges in another way.
 		case info.Count != n:
 			return fmt.Sprintf("set %s has %d elements instead of %d", s.Name, info.Count, n)
 		}
@@ -138,15 +138,18 @@ func (k *Kernel) compareRules(t *nft.Table) (string, error) {
 		return "", err
 	}
 	for _, c := range t.Chains {
-		var want []string
-		for _, r := range c.Rules {
-			want = append(want, r.Comment)
-		}
-		if !slices.Equal(comments[c.Name], want) {
+		if !slices.Equal(comments[c.Name], commentsOf(c)) {
 			return fmt.Sprintf("the rules of chain %s differ from the plan", c.Name), nil
 		}
 	}
 	return "", nil
+}
+
+func commentsOf(c *nft.Chain) (list []string) {
+	for _, r := range c.Rules {
+		list = append(list, r.Comment)
+	}
+	return list
 }
 
 func (k *Kernel) compareState(want *nft.Element) (string, error) {
@@ -179,11 +182,11 @@ func adoptSizes(t *nft.Table, f found) {
 const mostAtOnce = 250_000
 
 // rewrite replaces everything in the tables except remembered clients, in one batch. It does not read the elements of Services first. If another
-// program has deleted the tables, many elements are in several batches, so that small Services do not wait for large ones.
+// program has deleted the tables, rewrite splits many elements into several batches, so that small Services do not wait for large ones.
 func (k *Kernel) rewrite(why string) (Result, error) {
 	l := k.ledger
 	if len(k.states) == 0 {
-		l.forgetRetained() // only at the first sync: later, a packet between two lookups may still need a retained chain
+		l.forgetRetained() // not at later syncs: a packet between two lookups may still need a retained chain
 	}
 	l.fit()
 	b, most := nft.NewBatch(l.batchBytes()), math.MaxInt
@@ -245,8 +248,8 @@ func (k *Kernel) rewrite(why string) (Result, error) {
 	return r, nil
 }
 
-// countFilled counts the elements in sets that packets fill, if their counters will be reported and the kernel does not report the number (before
-// 6.16). The socket needs room for the reports.
+// countFilled counts the elements of sets with counters that packets fill, if the kernel does not report the number (before 6.16). The socket needs
+// room for the reports of these counters.
 func (k *Kernel) countFilled(t *nft.Table, f found) error {
 	for _, s := range t.Sets {
 		info, exists := f.sets[s.Name]
@@ -289,7 +292,7 @@ func clearTable(b *nft.Batch, counts map[*nft.Set]int, t *nft.Table, f found) (l
 			b.DeleteSet(t.Family, t.Name, name)
 		case tooSmall(info, s, counts[s]):
 			if s.Counter {
-				b.FlushSet(s, max(info.Count, counts[s])) // so that the kernel reports the counters
+				b.FlushSet(s, max(info.Count, counts[s])) // the kernel reports no counters when it deletes a set
 			}
 			b.DeleteSet(t.Family, t.Name, name)
 		case plan.Remembers(name):

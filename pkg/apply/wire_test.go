@@ -25,6 +25,8 @@ type wire struct {
 	to net.HardwareAddr
 	// port is the source port of the last packets. It differs for each call of ask, so that every packet starts a connection.
 	port uint16
+	// from returns the address and port of a client. If it is nil, these are [client] and port.
+	from func(f inet.Family, i int) netip.AddrPort
 }
 
 const questionPort = 1024
@@ -42,7 +44,7 @@ func newWire(t testing.TB) *wire {
 	w.pods, _ = w.cable("out", "pods")
 	// The address for node ports and masquerading, and a default route.
 	for f, everywhere := range []string{"0.0.0.0/0", "::/0"} {
-		addr := ways(inet.Family(f), 0)[2].Addr()
+		addr := destinations(inet.Family(f), 0)[2].Addr()
 		link := w.link("out")
 		w.must(netlink.AddrAdd(link, &netlink.Addr{
 			IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}, Flags: unix.IFA_F_NODAD,
@@ -77,7 +79,7 @@ func (w *wire) link(name string) netlink.Link {
 	return link
 }
 
-// cable adds a device without address resolution. It returns a socket at the far end, and the device's link-layer address.
+// cable adds a device without address resolution. It returns a socket at the other end, and the device's link-layer address.
 func (w *wire) cable(name, end string) (fd int, to net.HardwareAddr) {
 	w.Helper()
 	w.must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: end}))
@@ -130,7 +132,11 @@ func (w *wire) send(f inet.Family, i int, to netip.AddrPort) {
 // frame returns a UDP packet of a client. Its payload is the client's number, because the source address may be translated.
 func (w *wire) frame(f inet.Family, i int, to netip.AddrPort) []byte {
 	const udpLen = 12
-	from := client(f, i)
+	source := netip.AddrPortFrom(client(f, i), w.port)
+	if w.from != nil {
+		source = w.from(f, i)
+	}
+	from := source.Addr()
 	b := append(make([]byte, 0, 64), w.to...)
 	b = append(b, 2, 0, 0, 0, 0, 1)
 	if from.Is4() {
@@ -144,7 +150,7 @@ func (w *wire) frame(f inet.Family, i int, to netip.AddrPort) []byte {
 		b = append(b, 0x86, 0xdd, 0x60, 0, 0, 0, 0, udpLen, unix.IPPROTO_UDP, 64)
 		b = append(append(b, from.AsSlice()...), to.Addr().AsSlice()...)
 	}
-	b = binary.BigEndian.AppendUint16(b, w.port)
+	b = binary.BigEndian.AppendUint16(b, source.Port())
 	b = binary.BigEndian.AppendUint16(b, to.Port())
 	// The packet has no checksum.
 	b = append(b, 0, udpLen, 0, 0)
@@ -201,7 +207,7 @@ func parseFrame(b []byte) (client int, to netip.AddrPort, ok bool) {
 // ask starts a connection of each client, and returns their endpoints. It fails if a packet does not arrive.
 func (w *wire) ask(f inet.Family, clients int, to netip.AddrPort) []netip.AddrPort {
 	w.Helper()
-	// Otherwise, connections without a reply would fill up the kernel's table.
+	// Without this flush, connections without a reply would fill the kernel's table.
 	w.must(netlink.ConntrackTableFlush(netlink.ConntrackTable))
 	w.port++
 	const atOnce = 128
@@ -214,7 +220,7 @@ func (w *wire) ask(f inet.Family, clients int, to netip.AddrPort) []netip.AddrPo
 		for came := range here {
 			i, at, ok := w.read(5 * time.Second)
 			if !ok || i < first || i >= first+here {
-				w.Fatalf("of clients %d to %d of %s, %d came to an endpoint (and %d at %s)", first, first+here, to, came, i, at)
+				w.Fatalf("of clients %d to %d of %s, %d reached an endpoint (and %d at %s)", first, first+here, to, came, i, at)
 			}
 			got[i] = at
 		}

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The vectors are those that Bob Jenkins publishes with lookup3.c (driver5), whose hashlittle is the kernel's jhash.
+// The vectors come from lookup3.c by Bob Jenkins (driver5). Its function hashlittle is the kernel's jhash.
 func TestJhash(t *testing.T) {
 	for _, v := range []struct {
 		key        string
@@ -77,7 +77,7 @@ func checkFill(t *testing.T, m Method, list []netip.AddrPort, weights []uint16) 
 		sum += weightOf(weights, i)
 	}
 	have, small := count(slots), false
-	for i := range list { // a share below one slot is taken from the others
+	for i := range list { // an endpoint with a share below one slot gets one slot, and larger shares lose it
 		small = small || len(slots)*weightOf(weights, i) < sum
 	}
 	if len(have) != len(list) {
@@ -136,7 +136,34 @@ func FuzzFill(f *testing.F) {
 	})
 }
 
-// BenchmarkFill prints the figures of docs/algorithms.md: the share of slots that change when one endpoint comes or goes, and the shares of endpoints.
+// BenchmarkLargestTables measures the largest tables that a Service can have. The time depends on the number of slots only.
+func BenchmarkLargestTables(b *testing.B) {
+	const slots = 32_000
+	for name, c := range map[string]struct {
+		method    Method
+		endpoints int
+		heaviest  uint16
+	}{
+		"maglev, equal weights":      {Method{Key: Flow, Size: 16381}, MostHashed, 1},
+		"maglev, weights 65535 to 1": {Method{Key: Flow, Size: 16381}, MostHashed, 65535},
+		"random, weights 16000 to 1": {Method{}, slots / 2, slots / 2},
+	} {
+		b.Run(name, func(b *testing.B) {
+			list := someEndpoints(rand.New(rand.NewPCG(5, 6)), 200)
+			for i := len(list); i < c.endpoints; i++ {
+				list = append(list, netip.AddrPortFrom(netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)}), 8080))
+			}
+			weights := slices.Repeat([]uint16{1}, c.endpoints)
+			weights[7] = c.heaviest
+			for b.Loop() {
+				c.method.Fill(list, weights)
+			}
+		})
+	}
+}
+
+// BenchmarkFill prints the figures of docs/algorithms.md: the share of slots that change when one endpoint is added or removed, and the shares of
+// endpoints.
 func BenchmarkFill(b *testing.B) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, n := range []int{2, 3, 5, 10, 20, 50, 100, 200, 500, 1000} {
@@ -168,5 +195,42 @@ func BenchmarkFill(b *testing.B) {
 			b.ReportMetric(least, "least")
 			b.ReportMetric(most, "most")
 		})
+	}
+}
+
+// BenchmarkSteps prints the figures of docs/algorithms.md: the mean number of slots that change with one step of slow start, and when a new endpoint
+// gets its first slots, beside n others.
+func BenchmarkSteps(b *testing.B) {
+	r := rand.New(rand.NewPCG(5, 6))
+	const full = 10
+	for _, m := range []Method{{}, {Key: Flow}} {
+		for _, n := range []int{2, 3, 5, 10, 50, 100, 200, 500, 1000} {
+			m.Size = Size(n + 1)
+			b.Run(fmt.Sprintf("%s/n=%d", m, n), func(b *testing.B) {
+				var first, steps, rounds float64
+				for b.Loop() {
+					list := someEndpoints(r, n+1)
+					weights, at := slices.Repeat([]uint16{full}, n+1), r.IntN(n+1)
+					before := m.Fill(slices.Delete(slices.Clone(list), at, at+1), weights[:n])
+					for weights[at] = 1; weights[at] <= full; weights[at]++ {
+						slots := m.Fill(list, weights)
+						changed := len(slots) - len(before)
+						for i := range before {
+							if slots[i] != before[i] {
+								changed++
+							}
+						}
+						if before = slots; weights[at] == 1 {
+							first += float64(changed)
+						} else {
+							steps += float64(changed)
+						}
+					}
+					rounds++
+				}
+				b.ReportMetric(first/rounds, "first")
+				b.ReportMetric(steps/rounds/(full-1), "slots/step")
+			})
+		}
 	}
 }

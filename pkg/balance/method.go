@@ -15,7 +15,7 @@ type Key uint8
 
 // The keys.
 const (
-	// Chance: no part; a random number selects the slot.
+	// Chance: a random number selects the slot, and no part of the packet does.
 	Chance Key = iota
 	// Flow: the client's address and port.
 	Flow
@@ -26,9 +26,9 @@ const (
 // Method is a Service's way to select slots. The zero value is the random choice.
 type Method struct {
 	Key Key
-	// Prefixes are the lengths for IPv4 and IPv6 of the prefix of the client's address; for [Source] only.
+	// Prefixes are the lengths of the client's prefix, for IPv4 and for IPv6. They apply only to [Source].
 	Prefixes [2]uint8
-	// Size is the number of slots, one of [Sizes]; 0 means by the number of endpoints, see [Size]. It has no effect on [Chance].
+	// Size is the number of slots, one of [Sizes]. If it is 0, the number of endpoints decides, see [Size]. It has no effect on [Chance].
 	Size uint32
 }
 
@@ -39,14 +39,14 @@ const (
 	SourceHash = "source-hash"
 )
 
-// Lengths are the usable lengths of prefixes. Each one in use needs a chain, so that there are few.
+// Lengths are the usable lengths of prefixes. There are few, because each length in use needs a chain.
 var Lengths = [...]uint8{8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 128}
 
-// wholeAddress are the lengths of the prefixes of single clients.
+// wholeAddress has the lengths of prefixes that contain a single client.
 var wholeAddress = [2]uint8{32, 128}
 
-// Parse reads the name of a method: random, maglev, source-hash, source-hash/24 or source-hash/24,56 (the lengths of prefixes for IPv4 and
-// for IPv6). It fails for any other text.
+// Parse reads the name of a method, such as random, maglev, source-hash, source-hash/24 or source-hash/24,56. The numbers are the lengths of
+// prefixes for IPv4 and for IPv6. Any other text is an error.
 func Parse(name string) (Method, error) {
 	name, lengths, prefixed := strings.Cut(name, "/")
 	switch {
@@ -55,7 +55,7 @@ func Parse(name string) (Method, error) {
 	case name == Maglev && !prefixed:
 		return Method{Key: Flow}, nil
 	case name != SourceHash:
-		return Method{}, fmt.Errorf("must be %s, %s or %s, which may have the lengths of prefixes for IPv4 and IPv6, such as %[3]s/24,56", Random, Maglev, SourceHash)
+		return Method{}, fmt.Errorf("must be %s, %s, %s, or %[3]s with lengths of prefixes for IPv4 and IPv6, such as %[3]s/24,56", Random, Maglev, SourceHash)
 	}
 	m := Method{Key: Source, Prefixes: wholeAddress}
 	if !prefixed {
@@ -88,11 +88,11 @@ func (m Method) String() string {
 	return name
 }
 
-// Seed is the seed of the hash. It is the same on all nodes: they have to agree.
+// Seed is the seed of the hash. It is constant, so that all nodes agree.
 const Seed = 0x6b6e7078
 
-// HashKey returns the bytes that the kernel hashes for a client: what the expressions "ip saddr", "ip saddr & MASK" or "ip saddr . th sport"
-// leave in registers.
+// HashKey returns the bytes that the kernel hashes for a client: the content of the registers after the expression "ip saddr",
+// "ip saddr & MASK" or "ip saddr . th sport".
 func HashKey(key Key, prefix uint8, client netip.AddrPort) []byte {
 	if key == Source {
 		masked, _ := client.Addr().Prefix(int(prefix))
@@ -102,13 +102,14 @@ func HashKey(key Key, prefix uint8, client netip.AddrPort) []byte {
 	return append(b, 0, 0)
 }
 
-// Slot returns the slot of a hashed key in a table of a size, as the kernel's jhash with a modulus does (reciprocal_scale).
+// Slot returns the slot of a key in a table of the given size. It equals the result of nft's jhash with this size as the modulus (kernel:
+// reciprocal_scale).
 func Slot(key []byte, seed, size uint32) uint32 {
 	slot, _ := bits.Mul32(jhash(key, seed), size)
 	return slot
 }
 
-// jhash is the function of that name of the kernel (include/linux/jhash.h), Bob Jenkins's lookup3.
+// jhash is the kernel's function of this name (include/linux/jhash.h): lookup3 by Bob Jenkins.
 func jhash(key []byte, seed uint32) uint32 {
 	const initial, block = 0xdeadbeef, 12
 	a := initial + uint32(len(key)) + seed
@@ -131,7 +132,7 @@ func jhash(key []byte, seed uint32) uint32 {
 	if len(key) == 0 {
 		return c
 	}
-	// The kernel adds the bytes of the rest one by one, in little-endian order.
+	// The kernel adds the remaining bytes one by one, in little-endian order.
 	var rest [block]byte
 	copy(rest[:], key)
 	little := binary.LittleEndian.Uint32

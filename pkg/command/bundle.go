@@ -19,10 +19,10 @@ func newBundleCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "bundle", Short: "Write an archive for a bug report, without secrets", Args: cobra.NoArgs,
 		Long: `bundle writes a tar.gz file with the output of all commands, the configuration, metrics, problems, tables as nft text, versions and
-sysctls. It has names and addresses of Services, endpoints and clients, but no kubeconfig, token or certificate.
+sysctls. The file contains names and addresses of Services, endpoints and clients, but no kubeconfig, token or certificate.
 
-Without -o, the file is in the current folder. If that folder is not writable, as in most pods, the file is in the folder of the
-control socket.`,
+Without -o, bundle writes the file into the current folder. If that folder is not writable, as in most pods, it writes the file into
+the folder of the control socket.`,
 		Example: `  kube-nftproxy bundle
   kubectl -n kube-system exec POD -- kube-nftproxy bundle -o - > bundle.tar.gz`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -45,10 +45,10 @@ control socket.`,
 		},
 	}
 	q.socketFlag(cmd)
-	const usage = "Output file; - for standard output. Default: a file that is named by the time."
+	const usage = "Output file; - for standard output. Default: a file with the time in its name."
 	cmd.Flags().StringVarP(&file, "output", "o", "", usage)
 	cmd.Flags().StringVarP(&file, "file", "f", "", usage)
-	cmd.Flags().Lookup("file").Hidden = true // its name in earlier versions
+	cmd.Flags().Lookup("file").Hidden = true // the name of the flag in earlier versions
 	return cmd
 }
 

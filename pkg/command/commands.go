@@ -16,7 +16,7 @@ import (
 // addCommands adds the commands. Most of them query the program that runs on this node.
 func addCommands(root *cobra.Command, version string) {
 	root.AddCommand(newStatusCommand(), newServicesCommand(), newVerifyCommand(), newWatchCommand(), newBundleCommand(), newVersionCommand(version),
-		// These commands read the kernel, and most of them need no running program.
+		// These commands read the kernel or manifests. All but diff work without a running program, and diff does with -f and the daemon's flags.
 		traceCommand(), renderCommand(), diffCommand(), preflightCommand())
 	for _, c := range root.Commands() {
 		c.Long = strings.TrimSpace(c.Long) + "\n\nExit codes:"
@@ -26,7 +26,7 @@ func addCommands(root *cobra.Command, version string) {
 	}
 }
 
-// question has the flags that all commands that query the daemon share.
+// question has the flags of all commands that query the daemon.
 type question struct {
 	output
 	socket string
@@ -53,10 +53,11 @@ const (
 	socketUsage    = "Control socket of the running program: the value of its own flag --control-socket. Default: " + control.DefaultPath + ", or that of --service-proxy-name."
 )
 
-// soon is the timeout for the first byte of an answer that needs no comparison. The program waits for a busy loop for a part of it.
+// soon is the timeout for the first byte of an answer that needs no comparison. It is longer than the time for which the program waits for a busy
+// loop.
 const soon = 15 * time.Second
 
-// client returns a client for answers that the running program has at hand; patient returns one for answers that take longer.
+// client returns a client for quick answers of the running program; patient returns a client for answers that take longer.
 func (q *question) client() *control.Client  { return q.within(soon) }
 func (q *question) patient() *control.Client { return q.within(control.AnswerTime) }
 
@@ -69,7 +70,7 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show the health of kube-nftproxy and this node", Args: cobra.NoArgs,
 		Long: "status shows the health with reasons, the last sync, pending changes, repairs and the programs that caused them, the connection\n" +
-			"to the API server, and configuration errors of this node. Each error has its impact and the command that fixes it. -o wide adds notes.",
+			"to the API server, and faults of this node. Each fault has its impact, the smallest fix and the effects of the fix. -o wide adds notes.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var s view.Status
 			if err := q.client().Get(cmd.Context(), control.PageStatus, &s); err != nil {
@@ -99,8 +100,8 @@ func newVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Compare the tables in the kernel with the plan, element by element", Args: cobra.NoArgs,
 		Long: "verify compares each rule and element in the kernel with a new plan, which the running program makes from the objects of the API. So\n" +
-			"it finds errors of earlier syncs. A difference that a second comparison no longer finds is not an error: it was a change in progress,\n" +
-			"or has been repaired. Large clusters take some seconds.\n\n" +
+			"it finds errors of earlier syncs. verify reports a difference only if a second comparison also finds it: other differences are changes\n" +
+			"in progress, or have been repaired. Large clusters take some seconds.\n\n" +
 			"--flows also reads connection tracking, and finds entries that contradict the present endpoints. It deletes nothing. An established\n" +
 			"TCP connection to a removed endpoint is a note, not an error: no proxy cuts such connections.",
 		RunE: func(cmd *cobra.Command, _ []string) error {

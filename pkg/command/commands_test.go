@@ -20,8 +20,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// TestWhatIsACommand: flags alone, and the values of flags, are no commands.
-func TestWhatIsACommand(t *testing.T) {
+// TestIsCommand: flags, and the values of flags, are no commands.
+func TestIsCommand(t *testing.T) {
 	for args, want := range map[string]bool{
 		"":                                     false,
 		"--config /etc/config.conf":            false,
@@ -48,12 +48,13 @@ func TestWhatIsACommand(t *testing.T) {
 		list := strings.Fields(args)
 		root.InitDefaultCompletionCmd(list...)
 		if got := isCommand(root, list); got != want {
-			t.Errorf("%q: a command is %v, want %v", args, got, want)
+			t.Errorf("isCommand(%q) = %v, want %v", args, got, want)
 		}
 	}
 }
 
-// TestMistypedCommands exit with 2 and name the command; other arguments stay errors of the daemon.
+// TestMistypedCommands: the error for a mistyped command names the similar command, and the exit code is 2. Other arguments remain errors of the
+// daemon.
 func TestMistypedCommands(t *testing.T) {
 	for args, similar := range map[string]string{
 		"staus": "status", "staus -o json": "status", "servces default/web": "services", "veriffy": "verify",
@@ -102,7 +103,7 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestColours: colours are on by default on a terminal.
+// TestColours: by default, output has colours only on a terminal.
 func TestColours(t *testing.T) {
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
@@ -130,20 +131,20 @@ func TestColours(t *testing.T) {
 	}
 }
 
-// asked is a running program with given answers.
-type asked struct {
+// fakeDaemon is a running program with the given answers.
+type fakeDaemon struct {
 	*testing.T
 	socket string
-	// answers are values by page. queries are the queries of pages with parameters, in order.
+	// answers has the value of each page. queries are the parameters of the received queries, in order.
 	answers map[string]any
 	queries []string
 	// events are sent to the command that watches, one after the other.
 	events []any
 }
 
-func newAsked(t *testing.T, answers map[string]any) *asked {
+func newFakeDaemon(t *testing.T, answers map[string]any) *fakeDaemon {
 	t.Helper()
-	a := &asked{T: t, socket: filepath.Join(t.TempDir(), "s"), answers: answers}
+	a := &fakeDaemon{T: t, socket: filepath.Join(t.TempDir(), "s"), answers: answers}
 	l, err := net.Listen("unix", a.socket)
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +155,7 @@ func newAsked(t *testing.T, answers map[string]any) *asked {
 	return a
 }
 
-func (a *asked) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (a *fakeDaemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	page := strings.TrimPrefix(r.URL.Path, "/")
 	if r.URL.RawQuery != "" {
 		query, _ := url.QueryUnescape(r.URL.RawQuery)
@@ -180,7 +181,7 @@ func (a *asked) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // run runs a command line, and returns the standard output and the exit code.
-func (a *asked) run(args string) (out string, code int) {
+func (a *fakeDaemon) run(args string) (out string, code int) {
 	a.Helper()
 	file, err := os.CreateTemp(a.TempDir(), "out")
 	if err != nil {
@@ -210,22 +211,22 @@ func webService(endpoints int) view.Service {
 
 func services(list ...view.Service) *view.Services { return &view.Services{Services: list} }
 
-// TestExitCodes checks all commands against the table of exit codes. Those of trace, render and diff with a kernel are in trace_test.go.
+// TestExitCodes checks the exit codes of all commands. trace_test.go checks trace, render and diff with a kernel.
 func TestExitCodes(t *testing.T) {
 	fine := &view.Status{Healthy: true, Eligible: true, Loop: &view.Loop{}, API: view.API{Answers: true}}
-	good := newAsked(t, map[string]any{
+	good := newFakeDaemon(t, map[string]any{
 		control.PageStatus: fine, control.PageServices: services(webService(1)), control.PageVerify: &view.Verification{}, control.PageBundle: "x",
 		control.PageSettings: &view.Settings{Version: "v0"}, control.PageNames: []string{},
 	})
-	bad := newAsked(t, map[string]any{
+	bad := newFakeDaemon(t, map[string]any{
 		control.PageStatus: &view.Status{}, control.PageServices: services(webService(0)), control.PageVerify: &view.Verification{Findings: []view.Finding{{Severity: view.Wrong}}},
 	})
-	missing := newAsked(t, map[string]any{control.PageServices: &view.Services{NotFound: []string{"there is no Service"}}})
-	none := newAsked(t, map[string]any{control.PageServices: services()})
-	silent := &asked{T: t, socket: filepath.Join(t.TempDir(), "none")}
+	missing := newFakeDaemon(t, map[string]any{control.PageServices: &view.Services{NotFound: []string{"there is no Service"}}})
+	none := newFakeDaemon(t, map[string]any{control.PageServices: services()})
+	silent := &fakeDaemon{T: t, socket: filepath.Join(t.TempDir(), "none")}
 	tested := map[string]bool{}
 	for _, c := range []struct {
-		program *asked
+		program *fakeDaemon
 		args    string
 		code    int
 	}{
@@ -287,7 +288,7 @@ func TestSimilarFlags(t *testing.T) {
 
 // TestSelection checks the query of each form of names and flags.
 func TestSelection(t *testing.T) {
-	a := newAsked(t, map[string]any{control.PageServices: services(webService(1))})
+	a := newFakeDaemon(t, map[string]any{control.PageServices: services(webService(1))})
 	for args, want := range map[string]string{
 		"":                              "namespace=&selector=",
 		"-A":                            "namespace=&selector=",
@@ -316,7 +317,7 @@ func TestSelection(t *testing.T) {
 func TestListOfServices(t *testing.T) {
 	api := webService(1)
 	api.Namespace, api.Name, api.Ports[0].AffinitySeconds = "default", "api", 10800
-	a := newAsked(t, map[string]any{control.PageServices: services(api, webService(0))})
+	a := newFakeDaemon(t, map[string]any{control.PageServices: services(api, webService(0))})
 	for args, want := range map[string]string{
 		"-o name":                        "service/default/api\nservice/shop/web\n",
 		"-o name --sort-by .name":        "service/default/api\nservice/shop/web\n",
@@ -336,7 +337,7 @@ func TestListOfServices(t *testing.T) {
 // TestWatchedServices: after the list, services --watch prints Services that a commit has changed.
 func TestWatchedServices(t *testing.T) {
 	reads := 0
-	a := newAsked(t, map[string]any{control.PageServices: func() any {
+	a := newFakeDaemon(t, map[string]any{control.PageServices: func() any {
 		reads++
 		other := webService(1)
 		other.Name = "other"
@@ -355,7 +356,7 @@ func TestWatchedServices(t *testing.T) {
 		t.Errorf("%q, want %q", out, want)
 	}
 	if code != exitUnable || reads != 4 {
-		t.Errorf("exit code %d after %d reads, want %d, because the program exited, after 4", code, reads, exitUnable)
+		t.Errorf("exit code %d after %d reads, want %d (the program has exited) after 4", code, reads, exitUnable)
 	}
 	a.events = []any{commit("shop/web", "default/x"), commit("default/x")}
 	if out, _ = a.run("watch shop/web -o jsonpath={.services[*].service}"); out != "shop/web\n" {
@@ -366,8 +367,9 @@ func TestWatchedServices(t *testing.T) {
 // TestOperandsOfTrace resolves names of pods and of Services.
 func TestOperandsOfTrace(t *testing.T) {
 	two := webService(1)
-	two.Ports = append(two.Ports, view.ServicePort{Name: "dns", Protocol: "udp", Frontends: []view.Frontend{{Address: "[fd00::1]:53", Kind: "ClusterIP"}}})
-	a := newAsked(t, map[string]any{control.PageServices: services(two), control.PagePod: []string{"10.244.0.9", "fd00:1::9"}})
+	two.Ports = append(two.Ports, view.ServicePort{Name: "dns", Protocol: "udp", Frontends: []view.Frontend{{Address: "[fd00::1]:53", Kind: "ClusterIP"}}},
+		view.ServicePort{Name: "*", Protocol: "udp", Frontends: []view.Frontend{{Address: "10.96.0.1:50-70", Kind: "ClusterIP"}, {Address: "[fd00::1]:50-70", Kind: "ClusterIP"}}})
+	a := newFakeDaemon(t, map[string]any{control.PageServices: services(two), control.PagePod: []string{"10.244.0.9", "fd00:1::9"}})
 	q := question{socket: a.socket}
 	for args, want := range map[string]string{
 		"10.0.0.1 10.96.0.1:80/tcp":     "10.0.0.1 10.96.0.1:80/tcp",
@@ -376,8 +378,10 @@ func TestOperandsOfTrace(t *testing.T) {
 		"pod/shop/cart svc/shop/web:80": "10.244.0.9 10.96.0.1:80/tcp",
 		"pod/cart svc/web:dns":          "fd00:1::9 [fd00::1]:53/udp",
 		"pod/cart svc/web:53/udp":       "fd00:1::9 [fd00::1]:53/udp",
-		"pod/cart svc/web":              "choose a port of Service shop/web: http (80/tcp), dns (53/udp)",
-		"pod/cart svc/web:nosuch":       "choose a port of Service shop/web: http (80/tcp), dns (53/udp)",
+		"pod/cart svc/web:70":           "10.244.0.9 10.96.0.1:70/udp",
+		"pod/cart svc/web:71":           "choose a port of Service shop/web: http (80/tcp), dns (53/udp), * (50-70/udp)",
+		"pod/cart svc/web":              "choose a port of Service shop/web: http (80/tcp), dns (53/udp), * (50-70/udp)",
+		"pod/cart svc/web:nosuch":       "choose a port of Service shop/web: http (80/tcp), dns (53/udp), * (50-70/udp)",
 		"pod/a/b/c svc/web:80":          "not the name of a pod",
 		"pod/cart svc/a/b/c":            "not the name of a Service",
 	} {
@@ -389,9 +393,9 @@ func TestOperandsOfTrace(t *testing.T) {
 	}
 }
 
-// TestBundleInAReadOnlyFolder: the archive then is in the folder of the socket.
+// TestBundleInAReadOnlyFolder: if the current folder is read-only, bundle writes the archive into the folder of the socket.
 func TestBundleInAReadOnlyFolder(t *testing.T) {
-	a := newAsked(t, map[string]any{control.PageBundle: "content"})
+	a := newFakeDaemon(t, map[string]any{control.PageBundle: "content"})
 	t.Chdir("/proc") // no program can write there
 	out, code := a.run("bundle")
 	file := strings.TrimSpace(out)

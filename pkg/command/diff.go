@@ -6,13 +6,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
@@ -28,11 +31,11 @@ func diffCommand() *cobra.Command {
 		Use:   "diff [-f MANIFESTS]",
 		Short: "Compare the tables for manifests or for another configuration with the tables in the kernel",
 		Long: `diff plans the given manifests as the running program would, and compares the plan with the tables in the kernel of this node. Lines
-with "-" are only in the kernel, lines with "+" only in the plan. Elements that packets add, and the element "state", are not compared.
+with "-" are only in the kernel, lines with "+" only in the plan. diff ignores elements that packets add, and the element "state".
 
-The configuration is that of the running program. Each given flag of the daemon replaces a setting, and --config replaces the whole
-file, so that diff shows the effect of a change before it is made; - stands for standard input. Without -f, the objects are those of
-the running program. With -f, its Node and ServiceCIDRs are used if the manifests have none.
+diff uses the configuration of the running program. To see the effect of a change before you make it, add flags of the daemon: each
+replaces one setting, and --config replaces the whole file (- for standard input). Without -f, diff uses the objects of the running
+program. With -f, it uses the Node and the ServiceCIDRs of the running program if the manifests have none.
 
 To find errors of the running program itself, use verify. If no program runs, set -f and all flags of the daemon.`,
 		Example: `  kube-nftproxy diff --nodeport-addresses=primary
@@ -82,31 +85,33 @@ To find errors of the running program itself, use verify. If no program runs, se
 	return cmd
 }
 
-// running is the running program, from which a plan takes the settings and the objects that are not given.
+// running is the running program. A plan takes settings and objects from it that the command line does not contain.
 type running struct {
 	ctx    context.Context
 	client *control.Client
 }
 
-// inherit applies the settings of the running program to the options. If no program answers, it returns nil if manifests and flags
-// of the daemon were given, otherwise an error.
+// inherit applies the settings of the running program to the options. If no program answers, it returns nil, or an error unless the command line has
+// manifests and flags of the daemon.
 func inherit(o *config.Options, cmd *cobra.Command, from string) (*running, error) {
 	q := question{socket: o.ControlSocket, proxyName: o.ServiceProxyName}
 	r := &running{cmd.Context(), q.patient()}
 	var s view.Settings
 	err := r.client.Get(r.ctx, control.PageSettings, &s)
 	if err == nil {
-		return r, o.Inherit(cmd.Flags(), config.Running{Node: s.Node, Config: s.Config, Limits: s.Limits, CountConnections: s.CountConnections})
+		return r, o.Inherit(cmd.Flags(), config.Running{Node: s.Node, Config: s.Config, Limits: s.Limits, CountConnections: s.CountConnections, CountEndpoints: s.CountEndpoints,
+			RefuseUnusedPorts: s.RefuseUnusedPorts, AnswerPing: s.AnswerPing})
 	}
 	given := o.File != ""
-	cmd.Flags().Visit(func(f *pflag.Flag) { given = given || f.Hidden }) // those of the daemon are hidden
+	cmd.Flags().Visit(func(f *pflag.Flag) { given = given || f.Hidden }) // the flags of the daemon are hidden
 	if from == "" || !given {
 		return nil, fmt.Errorf("%w; without a running program, set -f and the flags of the daemon, such as --config", err)
 	}
 	return nil, nil
 }
 
-// complete adds to a source the objects of the running program: all, or the Node and ServiceCIDRs if the source has none.
+// complete adds objects of the running program to a source: the Node and the ServiceCIDRs if the source has none and, if all is true, Services with
+// their EndpointSlices.
 func (r *running) complete(source *watch.Manifests, all bool) error {
 	var kinds []string
 	if source.Node() == nil {
@@ -124,6 +129,25 @@ func (r *running) complete(source *watch.Manifests, all bool) error {
 	}
 	source.LoadMore("objects of the running program", objects.Bytes())
 	return nil
+}
+
+// starts returns the starting endpoints of the running program; none without a running program, or from one without slow start.
+func (r *running) starts() (map[types.NamespacedName]*model.Starts, error) {
+	if r == nil {
+		return nil, nil
+	}
+	var all map[string][]model.Share
+	if err := r.client.Get(r.ctx, control.PageStarts, &all); err != nil {
+		if missing := control.NotFound(""); !errors.As(err, &missing) {
+			return nil, err
+		}
+	}
+	starts := make(map[types.NamespacedName]*model.Starts, len(all))
+	for key, shares := range all {
+		namespace, name, _ := strings.Cut(key, "/")
+		starts[types.NamespacedName{Namespace: namespace, Name: name}] = model.StartsOf(shares)
+	}
+	return starts, nil
 }
 
 // diff compares a plan with the kernel.

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestDiffShowsTheEffectOfAConfiguration: with another configuration file, diff prints each rule and element that a roll-out of the
-// file would change on this node, for the fields that concern most Services.
+// TestDiffShowsTheEffectOfAConfiguration: with another configuration file, diff prints the rules and elements that a roll-out of the file would change
+// on this node. The cases are the fields that affect most Services.
 func TestDiffShowsTheEffectOfAConfiguration(t *testing.T) {
 	l := newTracedLab(t)
 	const present = "mode: iptables\nclusterCIDR: 10.244.0.0/16,fd00:10:244::/56\n"

@@ -22,7 +22,7 @@ func newWatchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "watch [NAMESPACE/NAME | svc/NAME | NAMESPACE/]...", Short: "Show changes as they are committed",
 		Long: "watch prints one line for each Service in each committed batch: added and removed endpoints and addresses, the number of elements,\n" +
-			"and the microseconds of planning and of the kernel. If the terminal is too slow, a line has the number of skipped batches.\n" +
+			"and the microseconds of planning and of the kernel. If the terminal is too slow, watch skips batches and prints their number.\n" +
 			"With names or a namespace, it prints only their Services, full rewrites and failures. Interrupt the command to stop it.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := s.parse(args); err != nil {
@@ -44,8 +44,8 @@ func newWatchCommand() *cobra.Command {
 // watch prints the commits that concern the selected Services until the context ends, as text, lines of JSON, or documents of YAML.
 func (q *question) watch(ctx context.Context, s *selection) error {
 	p := q.printer(os.Stdout)
-	begun := func() { fmt.Fprintln(os.Stderr, "Watching; press Ctrl-C to stop.") }
-	return q.client().Follow(ctx, control.PageWatch, begun, func(line []byte) error {
+	started := func() { fmt.Fprintln(os.Stderr, "Watching; press Ctrl-C to stop.") }
+	return q.client().Follow(ctx, control.PageWatch, started, func(line []byte) error {
 		var c view.Commit
 		if err := json.Unmarshal(line, &c); err != nil {
 			return fmt.Errorf("read a commit: %w", err)

@@ -15,8 +15,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// onLoopback returns the trace of a connection to a node port that the running program itself accepts, or nil if the program does not answer, or
-// accepts no such connection: no rule tells of it.
+// onLoopback returns the trace of a connection from this node to a node port on loopback. The program accepts such connections itself, or refuses them
+// with other tables, so the tables of Services do not show it. onLoopback returns nil for other packets, or if the program does not answer.
 func (q *question) onLoopback(ctx context.Context, p trace.Packet, routes trace.Routes) *trace.Trace {
 	if !p.Own || !p.To.Addr().IsLoopback() {
 		return nil
@@ -34,9 +34,9 @@ func (q *question) onLoopback(ctx context.Context, p trace.Packet, routes trace.
 					continue
 				}
 				if f.LoopbackRefused && f.Address == strconv.Itoa(int(p.To.Port())) {
-					t := relay(p, s, &s.Ports[j])
+					t := newRelay(p, s, &s.Ports[j])
 					t.Ways = []trace.Way{{Probability: 1, Outcome: trace.Refused, To: p.To, Source: p.From, How: "with ICMP port unreachable",
-						Why: "node port on loopback: only those for TCP are served there"}}
+						Why: "node port on loopback: only TCP node ports are served there"}}
 					return t
 				}
 				if f.Loopback == p.To.Addr().String() && f.Address == strconv.Itoa(int(p.To.Port())) && f.LostTo == "" {
@@ -48,8 +48,8 @@ func (q *question) onLoopback(ctx context.Context, p trace.Packet, routes trace.
 	return nil
 }
 
-// relay is a trace that leads to a service port without any rule of the tables of Services.
-func relay(p trace.Packet, s *view.Service, sp *view.ServicePort) *trace.Trace {
+// newRelay returns a trace to a service port, without any rule of the tables of Services.
+func newRelay(p trace.Packet, s *view.Service, sp *view.ServicePort) *trace.Trace {
 	t := &trace.Trace{Packet: p, Frontend: s.Namespace + "/" + s.Name}
 	if sp.Name != "" {
 		t.Frontend += ":" + sp.Name
@@ -57,9 +57,9 @@ func relay(p trace.Packet, s *view.Service, sp *view.ServicePort) *trace.Trace {
 	return t
 }
 
-// relayed is the trace of a connection that the program accepts.
+// relayed returns the trace of a connection that the program accepts.
 func relayed(p trace.Packet, s *view.Service, sp *view.ServicePort, f *view.Frontend, routes trace.Routes) *trace.Trace {
-	t := relay(p, s, sp)
+	t := newRelay(p, s, sp)
 	var to []netip.AddrPort
 	for i := range sp.Endpoints {
 		e := &sp.Endpoints[i]
@@ -73,13 +73,13 @@ func relayed(p trace.Packet, s *view.Service, sp *view.ServicePort, f *view.Fron
 			Why: fmt.Sprintf("node port on loopback, policy %s: no endpoint can be used, so kube-nftproxy does not listen", f.Policy)}}
 		return t
 	}
-	why := "node port on loopback: kube-nftproxy accepts the connection itself, and opens one of its own to an endpoint"
+	why := "node port on loopback: kube-nftproxy accepts the connection itself, and opens another connection to an endpoint"
 	if sp.AffinitySeconds > 0 {
-		why += fmt.Sprintf("; all clients on this node keep it until none has connected for %d s", sp.AffinitySeconds)
+		why += fmt.Sprintf("; with session affinity, all clients on this node share one endpoint until none has connected for %d s", sp.AffinitySeconds)
 	}
 	for _, at := range to {
 		w := trace.Way{Probability: 1 / float64(len(to)), Outcome: trace.Translated, To: at, Why: why, Masqueraded: true,
-			MasqueradedWhy: "the connection is the program's"}
+			MasqueradedWhy: "kube-nftproxy opens the connection"}
 		typ, err := routes.Type(at.Addr())
 		if err == nil {
 			_, w.Source, err = routes.Out(at.Addr())

@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// resolve replaces the names of a pod and of a Service by addresses, in a family that both have. Other texts stay.
+// resolve replaces the names of a pod and of a Service with addresses, in a family that both have. It returns other texts unchanged.
 func (q *question) resolve(ctx context.Context, namespace, from, to string) (source, destination string, err error) {
 	sources, err := q.podAddresses(ctx, namespace, from)
 	if err != nil {
@@ -31,7 +32,7 @@ func (q *question) resolve(ctx context.Context, namespace, from, to string) (sou
 			}
 		}
 	}
-	return sources[0], destinations[0], nil // the error about the families comes later
+	return sources[0], destinations[0], nil // parsePacket reports the different families
 }
 
 // podAddresses returns the addresses of pod/NAMESPACE/NAME, or another text unchanged.
@@ -48,7 +49,13 @@ func (q *question) podAddresses(ctx context.Context, namespace, from string) (li
 	return list, err
 }
 
-// clusterIPs returns the cluster IPs of svc/NAMESPACE/NAME:PORT with port and protocol, or another text unchanged.
+// portNumber returns the number of a port, or 0.
+func portNumber(text string) uint16 {
+	n, _ := strconv.ParseUint(text, 10, 16) // 0 if it fails
+	return uint16(n)
+}
+
+// clusterIPs returns the cluster IPs of svc/NAMESPACE/NAME:PORT, each with port and protocol. It returns another text unchanged.
 func (q *question) clusterIPs(ctx context.Context, namespace, to string) ([]string, error) {
 	kind, _, _ := strings.Cut(to, "/")
 	if !slices.Contains(kinds["Service"], kind) {
@@ -69,23 +76,34 @@ func (q *question) clusterIPs(ctx context.Context, namespace, to string) ([]stri
 	case len(v.Services) > 1:
 		return nil, fmt.Errorf("there are Services %s in several namespaces: use svc/NAMESPACE/%[1]s", name)
 	}
-	var list, ports []string
+	var list, inRange, ports []string
 	for _, s := range v.Services {
 		name = s.Namespace + "/" + s.Name
 		for _, sp := range s.Ports {
 			for _, f := range sp.Frontends {
-				at, err := netip.ParseAddrPort(f.Address)
+				single, last, ranged := strings.Cut(f.Address, "-") // an address with a port, or with a range of ports
+				at, err := netip.ParseAddrPort(single)
 				if err != nil || f.Kind != "ClusterIP" || protocol != "" && !strings.EqualFold(protocol, sp.Protocol) {
 					continue
 				}
-				if known := strings.TrimPrefix(fmt.Sprintf("%s (%d/%s)", sp.Name, at.Port(), sp.Protocol), " "); !slices.Contains(ports, known) {
+				numbers := fmt.Sprint(at.Port())
+				if ranged {
+					numbers += "-" + last
+				}
+				if known := strings.TrimPrefix(fmt.Sprintf("%s (%s/%s)", sp.Name, numbers, sp.Protocol), " "); !slices.Contains(ports, known) {
 					ports = append(ports, known)
 				}
-				if port == "" || port == sp.Name || port == fmt.Sprint(at.Port()) {
+				switch n := portNumber(port); {
+				case !ranged && (port == "" || port == sp.Name || port == numbers):
 					list = append(list, f.Address+"/"+sp.Protocol)
+				case ranged && at.Port() <= n && n <= portNumber(last):
+					inRange = append(inRange, netip.AddrPortFrom(at.Addr(), n).String()+"/"+sp.Protocol)
 				}
 			}
 		}
+	}
+	if len(list) == 0 { // single ports take precedence
+		list = inRange
 	}
 	if len(list) == 0 || port == "" && len(ports) > 1 {
 		return nil, fmt.Errorf("choose a port of Service %s: %s", name, strings.Join(ports, ", "))

@@ -28,20 +28,20 @@ const (
 	exitUnable = 2
 )
 
-// exitCodes is the part about exit codes of the help of each command, and of docs/debugging.md.
+// exitCodes is the list of exit codes in the help of each command and in docs/debugging.md.
 var exitCodes = []struct {
 	code    int
 	meaning string
 }{
 	{exitFine, "success, no problem found"},
 	{exitWrong, "the command has found a problem"},
-	{exitUnable, "the command failed: wrong usage, no such object, or no answer (of the running program, the kernel or a packet)"},
+	{exitUnable, "the command failed: wrong usage, no such object, no answer from the running program or the kernel, or no packet"},
 }
 
-// errWrong is the error of a command that has printed the problems it found: exit code 1, without another message.
+// errWrong is the error of a command that has found and printed problems. The exit code is then 1, without another message.
 var errWrong = errors.New("something is wrong")
 
-// output prints the result of a command. A command makes one, calls flags, and passes its result to print.
+// output prints the result of a command. The command calls flags to add the flags, and print with the result.
 type output struct {
 	format string
 	color  string
@@ -63,7 +63,7 @@ const (
 
 var whenToColor = []string{"auto", "always", "never"}
 
-// flags adds -o and --color. more are formats that not all commands have.
+// flags adds -o and --color. more are the additional formats of the command.
 func (o *output) flags(cmd *cobra.Command, more ...string) {
 	o.format, o.color = formatTable, "auto"
 	words := slices.Concat([]string{formatTable, formatWide}, more, []string{formatJSON, formatYAML, formatJSONPath + "=TEMPLATE"})
@@ -105,7 +105,7 @@ func newPath(template string) (*jsonpath.JSONPath, error) {
 	return path, path.Parse(template)
 }
 
-// generic returns a value as its JSON form in maps and lists, in which whole numbers stay exact.
+// generic returns the JSON form of a value as maps and lists. Whole numbers stay exact.
 func generic(value any) (out any, err error) {
 	b, err := json.Marshal(value)
 	if err == nil {
@@ -117,7 +117,7 @@ func generic(value any) (out any, err error) {
 // complete adds shell completion of a flag with a list of words.
 func complete(cmd *cobra.Command, flag string, words []string) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // there is no such flag
+		panic(err) // the command lacks the flag
 	}
 }
 

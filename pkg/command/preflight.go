@@ -21,13 +21,13 @@ func preflightCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "preflight", Short: "Check a node before the installation of kube-nftproxy", Args: cobra.NoArgs,
 		Long: "Check a node before the installation of kube-nftproxy.\n\n" +
-			"The output has the kernel and its features, the ports of kube-nftproxy, the present proxy with its mode and rules, the pod network,\n" +
-			"firewalls, chains that drop forwarded packets, and the sysctls that Services need. The command changes nothing, and queries neither\n" +
-			"the API server nor a running kube-nftproxy. The kernel may load the modules of nftables.",
+			"The command checks the kernel and its features, the ports of kube-nftproxy, the present proxy with its mode and rules, the pod network,\n" +
+			"firewalls, chains that drop forwarded packets, and the sysctls that Services need. It changes nothing, and queries neither the API\n" +
+			"server nor a running kube-nftproxy. The kernel may load the modules of nftables.",
 		Example: "  kube-nftproxy preflight\n  kube-nftproxy preflight -o json | jq -r '.findings[].reason'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if name == "" {
-				name, _ = os.Hostname() // without it, the findings name no node
+				name, _ = os.Hostname() // after an error, the findings name no node
 			}
 			v := doctor.Preflight(cmd.Context(), doctor.Site{NodeName: strings.ToLower(name), Root: root, Lacks: lacks})
 			if err := o.print(cmd.OutOrStdout(), v, v.Text); err != nil {
@@ -45,7 +45,7 @@ func preflightCommand() *cobra.Command {
 	return cmd
 }
 
-// lacks queries the kernel for features that the tables of IP families need.
+// lacks returns the features that the tables of IP families need and the kernel lacks.
 func lacks(families []inet.Family) ([]probe.Missing, error) {
 	kernel, err := apply.Open()
 	if err != nil {

@@ -32,7 +32,7 @@ func renderCommand() *cobra.Command {
 		Short: "Print the tables for manifests, as nft text",
 		Long: `render prints the tables that the daemon would program on this node for the given Services and EndpointSlices. "nft -c -f" accepts
 the output. The command changes nothing, and queries neither the daemon nor the API server. It accepts all flags of the daemon: to
-see the effect of a command line of the daemon, insert "render -f MANIFESTS" before its flags.`,
+see the tables of a daemon's command line, insert "render -f MANIFESTS" before its flags.`,
 		Example: `  kube-nftproxy render -f manifests/ --cluster-cidr=10.244.0.0/16
   kubectl get services,endpointslices,servicecidrs -A -o yaml | kube-nftproxy render -f - --config=/var/lib/kube-proxy/config.conf`,
 		Args: cobra.NoArgs,
@@ -76,8 +76,8 @@ func elementsOf(p *plan.Planner) map[inet.Family]map[string][]nft.Element {
 	return all
 }
 
-// planManifests plans manifests as the daemon would with these flags. It takes missing objects from r, unless r is nil. Unless
-// kernel is nil, it uses the numbers in the kernel's tables.
+// planManifests plans manifests as the daemon with these flags would. It takes missing objects from r, unless r is nil, and the numbers of service
+// ports from the kernel's tables, unless kernel is nil.
 func planManifests(o *config.Options, cmd *cobra.Command, from string, r *running, kernel *apply.Kernel) (*plan.Planner, error) {
 	if err := errors.Join(o.Complete(cmd.Flags()), o.Validate()); err != nil {
 		return nil, err
@@ -101,14 +101,18 @@ func planManifests(o *config.Options, cmd *cobra.Command, from string, r *runnin
 	if kernel != nil && source.Node() == nil {
 		report(model.Problem{Kind: "Node", Name: types.NamespacedName{Name: s.NodeName}, Reason: "is not in the manifests: its addresses, zone and pod CIDRs are unknown"})
 	}
-	return planObjects(s, source, cmd.ErrOrStderr(), kernel)
+	starts, err := r.starts()
+	if err != nil {
+		return nil, err
+	}
+	return planObjects(s, source, cmd.ErrOrStderr(), starts, kernel)
 }
 
 func warn(to io.Writer, p model.Problem) {
 	fmt.Fprintf(to, "Warning: %s %s %s: %s\n", p.Kind, p.Name, p.Field, p.Text())
 }
 
-// load makes a source read a folder, a file or standard input. It writes no file: in a pod the file system is read-only.
+// load makes a source read a folder, a file or standard input. It writes no temporary file, because the file system of a pod is read-only.
 func load(source *watch.Manifests, from string, stdin io.Reader) error {
 	if from == "-" {
 		b, err := io.ReadAll(stdin)
@@ -130,8 +134,9 @@ func load(source *watch.Manifests, from string, stdin io.Reader) error {
 	return nil
 }
 
-// planObjects plans all objects of a source, as the daemon does at its start.
-func planObjects(s *settings.Settings, source *watch.Manifests, warnings io.Writer, kernel *apply.Kernel) (*plan.Planner, error) {
+// planObjects plans all objects of a source, as the daemon does at its start, but with the given starting endpoints.
+func planObjects(s *settings.Settings, source *watch.Manifests, warnings io.Writer, starts map[types.NamespacedName]*model.Starts, kernel *apply.Kernel,
+) (*plan.Planner, error) {
 	families := host.Families()
 	p := plan.New(s.PlanOptions(families))
 	var recall settings.Recall
@@ -143,7 +148,7 @@ func planObjects(s *settings.Settings, source *watch.Manifests, warnings io.Writ
 	if err != nil {
 		return nil, err
 	}
-	more, err := s.Plan(p, families, source, &facts, recall)
+	more, err := s.Plan(p, families, source, &facts, starts, recall)
 	if err != nil {
 		return nil, err
 	}

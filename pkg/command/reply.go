@@ -52,7 +52,7 @@ func (j *journey) end() ending {
 		return ending{strings.TrimSpace(text + " " + came.text), came.stopped}
 	}
 	return ending{"The kernel reported nothing more of this packet. Possible causes: this node has no route to the destination, does not forward packets, or drops " +
-		"this one by strict reverse path filtering (see kube-nftproxy status -o wide); or the kernel drops it outside of nftables.", true}
+		"the packet by strict reverse path filtering (see kube-nftproxy status -o wide), or in a part of the kernel other than nftables.", true}
 }
 
 // stopper names the rule or policy that has dropped the packet, and the command that lists it.
@@ -114,7 +114,7 @@ func (j *journey) own() bool {
 	return false
 }
 
-// replies is the time to wait for an answer, look the time between two lookups.
+// replies is the time to wait for an answer. look is the time between two lookups of the connection.
 const (
 	replies = time.Second
 	look    = 20 * time.Millisecond
@@ -134,7 +134,7 @@ func (j *journey) answer(where netip.AddrPort) ending {
 		case flow == nil && !j.own():
 			return ending{"Connection tracking has no entry for it: a rule has exempted the packet (notrack), so that no rule can translate it. Check the chains " +
 				"of other programs above.", true}
-		case flow == nil && j.protocol == inet.TCP: // a reset that is the only answer ends the entry
+		case flow == nil && j.protocol == inet.TCP: // the kernel deletes the entry after a reset as the only answer
 			return ending{fmt.Sprintf("%s refused the connection (TCP reset): nothing listens on port %d, or a firewall on the path rejects it.", where, where.Port()), true}
 		case flow == nil:
 			return ending{}
@@ -142,7 +142,7 @@ func (j *journey) answer(where netip.AddrPort) ending {
 			return ending{text: fmt.Sprintf("%s answered.", where)}
 		case time.Since(begin) > replies:
 			closed := ""
-			if j.protocol != inet.TCP { // a refusal is an ICMP error, and doesn't show
+			if j.protocol != inet.TCP { // connection tracking does not show a refusal, which is an ICMP error
 				closed = fmt.Sprintf("nothing listens on port %d, ", where.Port())
 			}
 			return ending{fmt.Sprintf("%s has not answered within %v: %sthe pod is gone or hangs, or the packet or its answer was lost on the path (NetworkPolicy, "+
@@ -151,7 +151,7 @@ func (j *journey) answer(where netip.AddrPort) ending {
 	}
 }
 
-// missed returns the error for a packet that was not seen, with possible causes.
+// missed returns the error if no packet arrived, with possible causes.
 func missed(source string, timeout time.Duration) error {
 	return fmt.Errorf("no matching packet within %s: it does not reach this node (check the routes of %s and the address that it connects to), "+
 		"or it is part of an established connection", timeout, cmp.Or(source, "the sender"))

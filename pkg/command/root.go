@@ -15,7 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/usage"
 )
 
-// Daemon runs the program until the context ends. The options come from the flags, not completed and not validated.
+// Daemon runs the program until the context ends. It must complete and validate the options, which have only the values of the flags.
 type Daemon func(ctx context.Context, version string, o *config.Options, flags *pflag.FlagSet) error
 
 // Run runs the command that the arguments of the process name, and returns the exit code. Without a command it runs the daemon, as kube-proxy would.
@@ -33,7 +33,8 @@ func Run(version string, daemon Daemon) int {
 	return cli.Run(root)
 }
 
-// mistyped returns an error if the first argument is close to the name of a command. Other arguments are for the daemon, which rejects them as kube-proxy does.
+// mistyped returns an error if the first argument is similar to the name of a command. The daemon gets other arguments, and rejects them as kube-proxy
+// does.
 func mistyped(root *cobra.Command, args []string) error {
 	if len(args) == 0 || args[0] == "" || strings.HasPrefix(args[0], "-") {
 		return nil

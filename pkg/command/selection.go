@@ -17,7 +17,7 @@ import (
 type selection struct {
 	namespace, selector string
 	all                 bool
-	// wanted are names and addresses, as the running program reads them; empty for all Services of the namespace.
+	// wanted are names and addresses, in the form of queries to the running program. If it is empty, all Services of the namespace are selected.
 	wanted []string
 }
 
@@ -27,12 +27,12 @@ func (s *selection) flags(cmd *cobra.Command, q *question) {
 	cmd.Flags().BoolVarP(&s.all, "all-namespaces", "A", false, "Services in all namespaces, which is the default.")
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		var names []string
-		_ = q.client().Get(cmd.Context(), control.PageNames, &names) // without an answer, nothing is completed
+		_ = q.client().Get(cmd.Context(), control.PageNames, &names) // without an answer, there are no suggestions
 		return names, cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
-// parse reads the arguments. Each is NAMESPACE/NAME, NAME, NAMESPACE/ or an address, and a name may have a port, or svc/ before it.
+// parse reads the arguments. Each is NAMESPACE/NAME, NAME, NAMESPACE/ or an address. A name may begin with svc/, and end with a port.
 func (s *selection) parse(args []string) error {
 	if s.all {
 		s.namespace = ""

@@ -39,7 +39,7 @@ the Service with this node port.
 
 -o wide puts all notes of an address on one line, and adds EndpointSlices. For names and addresses, and with --wrong, the exit code
 is 1 if a Service has a problem, such as a port without endpoints. --try connects to the endpoints, to find closed ports and deleted
-pods. No other command sends packets to endpoints.`,
+pods. Without --try, no command sends packets to endpoints.`,
 		Example: `  kube-nftproxy services -n shop
   kube-nftproxy services svc/shop/web 10.96.0.10
   kube-nftproxy services --sort-by .namespace -o jsonpath='{range .services[*]}{.name}{"\n"}{end}'`,
@@ -54,7 +54,7 @@ pods. No other command sends packets to endpoints.`,
 			case l.connecting && len(l.wanted) == 0:
 				return errors.New("--try needs the name or the address of a Service")
 			case l.watching && (l.connecting || slices.ContainsFunc(l.wanted, isAddress)):
-				return errors.New("--watch follows names only, and not with --try")
+				return errors.New("--watch takes only names, and no --try")
 			case l.watching:
 				return l.watch(cmd.Context())
 			}
@@ -154,7 +154,7 @@ func sortServices(list []view.Service, template string) error {
 		if len(found) > 0 && len(found[0]) > 0 {
 			known = true
 			all[i].text = fmt.Sprint(found[0][0].Interface())
-			all[i].number, _ = strconv.ParseFloat(all[i].text, 64) // of text, 0
+			all[i].number, _ = strconv.ParseFloat(all[i].text, 64) // 0 for other text
 		}
 	}
 	if !known {
@@ -167,12 +167,12 @@ func sortServices(list []view.Service, template string) error {
 	return nil
 }
 
-// watch prints the selected Services, and then each of them that a commit changes.
+// watch prints the selected Services. Then it prints each of these Services when a commit changes it.
 func (l *lister) watch(ctx context.Context) error {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	shown := map[string]string{}
-	// update prints the Services that differ from the printed ones.
+	// update prints the Services that have changed since their last output.
 	update := func(names ...string) error {
 		var v view.Services
 		if err := l.get(ctx, l.client(), &v, names...); err != nil {

@@ -29,18 +29,18 @@ func traceCommand() *cobra.Command {
 		Use:   "trace FROM ADDRESS:PORT[/PROTOCOL] | trace FROM svc/NAMESPACE/NAME[:PORT]",
 		Short: "Show the path of the first packet of a connection, and the reasons for it",
 		Long: `trace reads the rules and maps in the kernel of this node, and evaluates them for the first packet of a connection. It shows the
-Service, the possible endpoints with their probabilities, and the source address that the endpoints see, or the reason for a refusal.
-It sends nothing. With --live, it waits for a real packet instead, and shows the chains that the packet passes, the chain of
-another program that stops or translates it, the outgoing interface, and whether the endpoint answers.
+Service, the possible endpoints with their probabilities, and the source address that the endpoints see. If the packet is refused,
+trace shows the reason. trace sends nothing. With --live, it waits for a real packet instead. It then shows the chains on the path of
+the packet, the chain of another program that stops or translates the packet, the outgoing interface, and whether the endpoint answers.
 
 FROM is the IP address of a pod or of another machine, "node" for the processes of this node, or pod/NAMESPACE/NAME for a pod that is
-an endpoint of a Service. With a source port, as in 198.51.100.7:40000, the endpoint is exact also where the algorithm of the Service
-is maglev. The protocol is tcp, udp or sctp; the default is tcp. Instead of an address, svc/NAMESPACE/NAME stands for the
-cluster IP of a Service. Its PORT is a number or a name, and may be omitted if the Service has only one.
+an endpoint of a Service. If the algorithm of the Service is maglev, the endpoint depends on the source port: set it, as in
+198.51.100.7:40000. The protocol is tcp, udp or sctp; the default is tcp. Instead of an address, svc/NAMESPACE/NAME stands for the
+cluster IP of a Service. Its PORT is a number or a name. Omit it if the Service has only one port.
 
-The command queries the running program only about names, and about node ports on loopback, which the program serves itself. The exit
-code is 0 if every path leads to an endpoint (with --live: if nothing stops the packet and it is not left without an answer). -o wide
-adds the rules that act on the packet.`,
+The command queries the running program only for names, and for node ports on loopback, which the program serves itself. The exit
+code is 0 if every path leads to an endpoint. With --live, it is 0 unless a rule stops the packet or the endpoint does not answer.
+-o wide adds the rules that act on the packet.`,
 		Example: `  kube-nftproxy trace 10.244.0.10 10.96.0.10:80
   kube-nftproxy trace node 10.96.0.10:53/udp -o wide
   kube-nftproxy trace pod/shop/cart-7d9f svc/shop/web:http
@@ -65,7 +65,7 @@ adds the rules that act on the packet.`,
 				return q.followLive(cmd.OutOrStdout(), p, from != sentByNode, timeout)
 			}
 			if t := q.onLoopback(cmd.Context(), p, host.Routes{}); t != nil {
-				return printForetold(cmd.OutOrStdout(), &q.output, t)
+				return printPrediction(cmd.OutOrStdout(), &q.output, t)
 			}
 			return q.tracePacket(cmd.OutOrStdout(), p)
 		},
@@ -73,7 +73,7 @@ adds the rules that act on the packet.`,
 	q.flags(cmd)
 	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "Namespace of pods and Services without one.")
 	cmd.Flags().BoolVar(&live, "live", false, "Wait for a real packet, and show its path through the kernel.")
-	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "How long to wait for a packet with --live.")
+	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "Time to wait for a packet with --live.")
 	return cmd
 }
 
@@ -111,8 +111,8 @@ func parsePacket(from, to string) (p trace.Packet, err error) {
 	return p, err
 }
 
-// foretell reads the tables with a name, and follows a packet through them.
-func foretell(p trace.Packet, tables string) (*trace.Trace, *nft.ReadTable, []nft.BaseChain, error) {
+// predict reads the tables with a name, and evaluates them for a packet.
+func predict(p trace.Packet, tables string) (*trace.Trace, *nft.ReadTable, []nft.BaseChain, error) {
 	conn, err := nft.Open()
 	if err != nil {
 		return nil, nil, nil, err
@@ -131,14 +131,14 @@ func foretell(p trace.Packet, tables string) (*trace.Trace, *nft.ReadTable, []nf
 }
 
 func (q *question) tracePacket(to io.Writer, p trace.Packet) error {
-	t, _, _, err := foretell(p, plan.Table(q.proxyName))
+	t, _, _, err := predict(p, plan.Table(q.proxyName))
 	if err != nil {
 		return err
 	}
-	return printForetold(to, &q.output, t)
+	return printPrediction(to, &q.output, t)
 }
 
-func printForetold(to io.Writer, out *output, t *trace.Trace) error {
+func printPrediction(to io.Writer, out *output, t *trace.Trace) error {
 	if err := out.print(to, newTraceView(t), func(printer *view.Printer) { printTrace(printer, t) }); err != nil {
 		return err
 	}
@@ -187,10 +187,10 @@ func printTrace(p *view.Printer, t *trace.Trace) {
 	}
 }
 
-// manyWays is the number of ways of a kind that are shown by default.
+// manyWays is the number of ways with the same reason that the output shows, unless it is wide.
 const manyWays = 20
 
-// printWays writes common parts of ways once, before the ways.
+// printWays writes the reason once for all successive ways that share it, and then the ways.
 func printWays(p *view.Printer, ways []trace.Way) {
 	last := ""
 	var rows [][]view.Cell
@@ -295,17 +295,17 @@ type liveEvent struct {
 	To   string `json:"to,omitempty"`
 }
 
-// quiet is the time without events after which a packet counts as gone.
+// quiet is the time without events after which the trace of a packet is complete.
 const quiet = 300 * time.Millisecond
 
 // followLive waits for a packet, and prints its events.
 func (q *question) followLive(to io.Writer, p trace.Packet, fromGiven bool, timeout time.Duration) error {
-	foretold, own, chains, err := foretell(p, plan.Table(q.proxyName))
+	predicted, own, chains, err := predict(p, plan.Table(q.proxyName))
 	if err != nil {
 		return err
 	}
-	if p.Own && p.NoRoute { // no packet will be sent
-		return printForetold(to, &q.output, foretold)
+	if p.Own && p.NoRoute { // the kernel sends no packet
+		return printPrediction(to, &q.output, predicted)
 	}
 	what := nft.Traced{Family: own.Family, To: p.To, Protocol: p.Protocol}
 	if fromGiven {
@@ -315,7 +315,7 @@ func (q *question) followLive(to io.Writer, p trace.Packet, fromGiven bool, time
 	if err != nil {
 		return err
 	}
-	defer func() { _ = tracer.Close() }() // the kernel deletes its table with the process anyway
+	defer func() { _ = tracer.Close() }() // after an error, the kernel deletes the table with the process
 	events, err := firstPacket(tracer, timeout)
 	if err == nil && len(events) == 0 {
 		source := ""
@@ -335,9 +335,9 @@ func (q *question) followLive(to io.Writer, p trace.Packet, fromGiven bool, time
 	}
 	way := journey{events, own.Name, chains, p.Protocol}
 	end := way.end()
-	err = q.print(to, liveView{foretold.Frontend, list, end.text, end.stopped}, func(printer *view.Printer) {
-		if foretold.Frontend != "" {
-			printer.Printf("Service port: %s\n", printer.Paint(view.Bold, view.Printable(foretold.Frontend)))
+	err = q.print(to, liveView{predicted.Frontend, list, end.text, end.stopped}, func(printer *view.Printer) {
+		if predicted.Frontend != "" {
+			printer.Printf("Service port: %s\n", printer.Paint(view.Bold, view.Printable(predicted.Frontend)))
 		}
 		printLive(printer, list, own.Name)
 		printer.Printf("%s\n", end.text)
@@ -388,7 +388,7 @@ func firstPacket(t *nft.Tracer, timeout time.Duration) (list []nft.TraceEvent, e
 	return own, nil
 }
 
-// inWords describes an event: a rule of this program in words, a rule of another program by its handle.
+// inWords describes an event. For a rule of this program, the text has words; for a rule of another program, it has the handle of the rule.
 func inWords(own *nft.ReadTable, e nft.TraceEvent) liveEvent {
 	l := liveEvent{Table: e.Table, Chain: e.Chain, Text: nft.VerdictText(e.Verdict, e.Target)}
 	if e.To.IsValid() {
@@ -428,7 +428,7 @@ func printLive(p *view.Printer, list []liveEvent, table string) {
 			p.Printf("%s\n", p.Paint(view.Bold, from+" -> "+to))
 		}
 		if strings.HasPrefix(l.Table, liveTable) {
-			continue // this chain only marks the end of the packet
+			continue // this chain only marks the end of the packet's path
 		}
 		own = own || l.Table == table
 		p.Printf("  %s %s: %s\n", l.Table, l.Chain, view.Printable(l.Text))

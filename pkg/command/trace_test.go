@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -130,8 +131,11 @@ func (l *tracedLab) program(t *testing.T) {
 	}
 }
 
-// run runs a command on the node.
+// run runs a command on the node. A program that runs on the test's machine does not answer it.
 func (l *tracedLab) run(cmd *cobra.Command, args ...string) (out string, err error) {
+	if !slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--service-proxy-name") }) {
+		args = append(slices.Clone(args), "--control-socket="+l.file+".sock")
+	}
 	var stdout bytes.Buffer
 	cmd.SetArgs(args)
 	cmd.SetOut(&stdout)
@@ -140,7 +144,7 @@ func (l *tracedLab) run(cmd *cobra.Command, args ...string) (out string, err err
 	return stdout.String(), err
 }
 
-func TestTraceShowsTheWay(t *testing.T) {
+func TestTraceShowsThePath(t *testing.T) {
 	l := newTracedLab(t)
 	for _, c := range []struct {
 		name  string
@@ -261,7 +265,7 @@ func TestTraceNamesOtherTables(t *testing.T) {
 	want := `
 Chains of other programs on the path (not evaluated):
   chain ip early nat (hook prerouting, priority -110) may translate it first
-  chain inet guard pass (hook forward, priority 0) drops what it does not accept
+  chain inet guard pass (hook forward, priority 0) drops packets that it does not accept
 `
 	if err != nil || !strings.HasSuffix(out, want) {
 		t.Errorf("error %v, output ends otherwise (-want +got):\n%s", err, cmp.Diff(want, out))
@@ -345,7 +349,7 @@ func TestTraceLive(t *testing.T) {
 	awaitTable(t, l, false)
 }
 
-// awaitTable waits until the table that marks packets exists, or does not.
+// awaitTable waits until the table that marks packets exists, or until it does not.
 func awaitTable(t *testing.T, l *tracedLab, wanted bool) {
 	t.Helper()
 	deadline := time.Now().Add(5 * time.Second)
@@ -370,11 +374,11 @@ func awaitTable(t *testing.T, l *tracedLab, wanted bool) {
 		}
 	})
 	if err != nil {
-		t.Fatalf("wait for the table of --live to be there (%v): %v", wanted, err)
+		t.Fatalf("wait until the table of --live exists (%v): %v", wanted, err)
 	}
 }
 
-// TestDiff: differences are shown in both directions, and set the exit code.
+// TestDiff: diff prints differences in both directions, and its exit code is then 1.
 func TestDiff(t *testing.T) {
 	l := newTracedLab(t)
 	args := append([]string{"-f", l.file}, tracedFlags...)
@@ -447,6 +451,6 @@ func TestRender(t *testing.T) {
 		t.Errorf("output has the state, which holds a secret key:\n%s", first)
 	}
 	if _, err := l.run(renderCommand(), "-f", "/nowhere"); err == nil {
-		t.Error("no error for manifests that aren't there")
+		t.Error("no error for missing manifests")
 	}
 }

@@ -17,7 +17,7 @@ import (
 const (
 	// tryFor is the timeout of a connection.
 	tryFor = time.Second
-	// triesAtOnce is the number of concurrent attempts, mostTries that of all.
+	// triesAtOnce is the number of concurrent attempts. mostTries is the number of all attempts.
 	triesAtOnce, mostTries = 16, 128
 )
 
@@ -79,10 +79,10 @@ func connect(ctx context.Context, address string) (what string, fails bool) {
 	return inShort(err), true
 }
 
-// refusal is the time within which a machine rejects a datagram.
+// refusal is the time to wait for the rejection of a datagram.
 const refusal = 300 * time.Millisecond
 
-// send sends an empty datagram, and reports a refusal. The answer of a UDP server cannot be predicted.
+// send sends an empty datagram, and reports whether it was refused. A UDP server may not answer an empty datagram, so no answer is no failure.
 func send(ctx context.Context, address string) (what string, fails bool) {
 	conn, err := new(net.Dialer).DialContext(ctx, "udp", address)
 	if err == nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// versions are those of this program file and of the running program.
+// versions has the version of this program file and of the running program.
 type versions struct {
 	Version   string `json:"version"`
 	GoVersion string `json:"goVersion"`
@@ -52,8 +52,8 @@ func newVersionCommand(version string) *cobra.Command {
 	return cmd
 }
 
-// versionFlag is --version, with the values that kube-proxy accepts: true, false, raw for all details, or a version of Kubernetes
-// that a vendor wants reported. The latter is accepted and ignored: this program's version is not one of Kubernetes.
+// versionFlag is --version, with the values that kube-proxy accepts: true, false, raw for all details, or a version of Kubernetes. Vendors set the
+// last form to change the reported version. This program ignores it, because its version is not a version of Kubernetes.
 type versionFlag string
 
 // String implements pflag.Value.

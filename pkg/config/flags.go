@@ -65,6 +65,8 @@ func (o *Options) addProxying(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "Masquerade all traffic to cluster IPs.")
 	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit, "Bit of the packet mark that requests masquerading, 0 to 31, in modes other than nftables.")
 	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "CIDRs and keywords of the local addresses on which node ports are served: \"primary\" (the Node's primary address of each family), \"all\" (all addresses except loopback), \"localhost\" (127.0.0.1 and ::1, TCP only). Default: primary in mode nftables, otherwise all.")
+	fs.StringVar(&o.RefuseUnusedPorts, "refuse-unused-ports", o.RefuseUnusedPorts, "Addresses of Services that refuse connections to ports that no Service has: \"cluster\" (cluster IPs), \"all\" (also load-balancer and external IPs, if the packet would leave by the interface by which it arrived), or CIDRs (also load-balancer and external IPs in these CIDRs). See docs/vips.md.")
+	fs.StringVar(&o.AnswerPing, "answer-ping", o.AnswerPing, "Addresses of Services that answer echo requests: \"none\", \"annotated\" (those of Services with the annotation kube-nftproxy.io/answer-ping), \"ready\" (all that have an endpoint for new connections), \"always\" (all). See docs/vips.md.")
 }
 
 func (o *Options) addSyncing(fs *pflag.FlagSet) {
@@ -79,11 +81,14 @@ func (o *Options) addSyncing(fs *pflag.FlagSet) {
 
 func (o *Options) addServers(fs *pflag.FlagSet) {
 	c := o.Config
-	fs.Var(&address{to: &c.HealthzBindAddress, kind: "ipport"}, "healthz-bind-address", "Address of /healthz and /livez; empty for none.")
+	fs.Var(&address{to: &c.HealthzBindAddress, kind: "ipport"}, "healthz-bind-address", "Address of /healthz, /livez and /readyz; empty for none.")
 	fs.Var(&address{to: &c.MetricsBindAddress, kind: "ipport"}, "metrics-bind-address", "Address of /metrics; empty for none.")
 	fs.IntVar(&o.MetricsServices, "metrics-services", o.MetricsServices, "Number of service ports with their own series in the metrics, busiest first; 0 for none. The totals include all.")
-	fs.StringToIntVar(&o.Limits, "limits", o.Limits, "Limits that differ from the defaults, as name=number. Of one Service: ports, addresses, frontends, source-ranges, slices, slice-ports, pairs (of endpoints and ports), endpoints (of a port), problems. Of all Services on the node: node-elements, node-source-ranges; one namespace may use a quarter of these. The excess of a Service above a limit is not programmed, and reported with an Event.")
-	fs.BoolVar(&o.CountConnections, "count-connections", o.CountConnections, "Count connections to each service port. Each frontend then takes 16 bytes for each possible CPU of the machine. If false, there are no metrics of connections.")
+	fs.StringToIntVar(&o.Limits, "limits", o.Limits, "Limits that differ from the defaults, as name=number. Of one Service: ports, addresses, frontends, port-ranges, source-ranges, slices, slice-ports, pairs (of endpoints and ports), endpoints (of a port), problems. Of all Services on the node: node-elements, node-source-ranges, node-port-ranges; one namespace may use a quarter of these. The excess of a Service above a limit is not programmed, and reported with an Event.")
+	fs.Var((*counting)(o), "count-connections", "\"true\" counts connections to each service port. Each frontend then takes 16 bytes for each possible CPU of the machine. \"endpoints\" also counts them for each endpoint and zone. Each endpoint then takes that memory, too. If \"false\", there are no metrics of connections.")
+	fs.Lookup("count-connections").NoOptDefVal = "true"
+	fs.StringSliceVar(&o.MetricsEndpoints, "metrics-endpoints", o.MetricsEndpoints, "Services, as NAMESPACE/NAME, whose endpoints have their own series in the metrics, up to 1,000 series in total. Needs --count-connections=endpoints.")
+	fs.StringVar(&o.TerminateConnections, "terminate-connections", o.TerminateConnections, "TCP connections to terminate: \"gone\" for those to endpoints that no EndpointSlice of the Service has any more, \"off\" for none. The client's next segment gets a reset. The annotation kube-nftproxy.io/terminate-connections of a Service overrides the flag.")
 	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", false, "Exit if the address of /healthz or of /metrics cannot be bound, instead of retrying.")
 	fs.BoolVar(&c.EnableProfiling, "profiling", false, "Serve /debug/pprof and /debug/flags beside /metrics.")
 	fs.StringVar(&c.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "Previous minor version whose hidden metrics are shown.")

@@ -15,6 +15,8 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register" // the logging format json
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // Default ports of the flags --healthz-port and --metrics-port (deprecated), and of bare addresses.
@@ -52,8 +54,14 @@ type Options struct {
 	MetricsServices int
 	// Limits override the default limits of one Service, or of the node, by name.
 	Limits map[string]int
-	// CountConnections enables counters of connections to Services.
-	CountConnections bool
+	// RefuseUnusedPorts and AnswerPing are the values of the flags with these names, see [model.ParseUnusedPorts] and [model.Ping].
+	RefuseUnusedPorts, AnswerPing string
+	// CountConnections enables counters of connections to Services, CountEndpoints also those of endpoints and zones.
+	CountConnections, CountEndpoints bool
+	// MetricsEndpoints are the Services, as NAMESPACE/NAME, whose endpoints have their own series in the metrics.
+	MetricsEndpoints []string
+	// TerminateConnections is a model.Termination: the default of Services without an annotation for it.
+	TerminateConnections string
 	// Gates are kube-proxy's feature gates with the settings of the configuration.
 	Gates featuregate.MutableFeatureGate
 	// Notes list settings without effect, and the behaviour instead.
@@ -85,6 +93,7 @@ const defaultReloadJitter = 10 * time.Minute
 // NewOptions returns options with defaults.
 func NewOptions() *Options {
 	o := &Options{Config: defaultConfiguration(), healthzPort: defaultHealthzPort, metricsPort: defaultMetricsPort, MetricsServices: defaultMetricsServices, CountConnections: true,
+		RefuseUnusedPorts: "cluster", AnswerPing: string(model.PingNone), TerminateConnections: string(model.TerminateOff),
 		reload: reloadNever, reloadJitter: defaultReloadJitter}
 	o.periods.sync, o.periods.min = defaultSyncPeriod, defaultMinSyncPeriod
 	o.iptables, o.ipvs = o.periods, o.periods
@@ -153,6 +162,23 @@ func (o *Options) Validate() error {
 	}
 	if o.reloadJitter < 0 {
 		errs = append(errs, field.Invalid(field.NewPath("--config-reload-jitter"), o.reloadJitter.String(), "must be greater than or equal to 0"))
+	}
+	if _, err := model.ParseUnusedPorts(o.RefuseUnusedPorts); err != nil {
+		errs = append(errs, field.Invalid(field.NewPath("--refuse-unused-ports"), o.RefuseUnusedPorts, err.Error()))
+	}
+	if !slices.Contains(model.Pings, model.Ping(o.AnswerPing)) {
+		errs = append(errs, field.NotSupported(field.NewPath("--answer-ping"), model.Ping(o.AnswerPing), model.Pings))
+	}
+	if _, err := model.ParseTermination(o.TerminateConnections); err != nil {
+		errs = append(errs, field.Invalid(field.NewPath("--terminate-connections"), o.TerminateConnections, err.Error()))
+	}
+	if len(o.MetricsEndpoints) > 0 && !o.CountEndpoints {
+		errs = append(errs, field.Invalid(field.NewPath("--metrics-endpoints"), o.MetricsEndpoints, "needs --count-connections=endpoints"))
+	}
+	for _, s := range o.MetricsEndpoints {
+		if namespace, name, ok := strings.Cut(s, "/"); !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+			errs = append(errs, field.Invalid(field.NewPath("--metrics-endpoints"), s, "must be NAMESPACE/NAME"))
+		}
 	}
 	if o.MetricsServices < 0 {
 		errs = append(errs, field.Invalid(field.NewPath("--metrics-services"), o.MetricsServices, "must be greater than or equal to 0"))

@@ -294,6 +294,14 @@ func TestFlagsOfCounters(t *testing.T) {
 	}
 }
 
+func TestTerminateConnections(t *testing.T) {
+	for value, ok := range map[string]bool{"off": true, "gone": true, "": false, "true": false} {
+		if o, err := complete(t, "--terminate-connections="+value); err != nil || (o.Validate() == nil) != ok {
+			t.Errorf("%q: %v, valid %v", value, err, !ok)
+		}
+	}
+}
+
 // With a service-proxy name, the servers have no default address and no address from the file: both belong to the other proxy.
 func TestServiceProxyName(t *testing.T) {
 	servers := file(t, "healthzBindAddress: 0.0.0.0:10256\nmetricsBindAddress: 127.0.0.1:10249\n")

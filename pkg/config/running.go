@@ -8,11 +8,12 @@ import (
 
 // Running is the configuration in effect of a running program.
 type Running struct {
-	// Node is the name of its Node, Config its KubeProxyConfiguration as YAML. Limits and CountConnections are the settings for the
-	// tables that have no field in it.
-	Node, Config     string
-	Limits           map[string]int
-	CountConnections bool
+	// Node is the name of its Node, Config its KubeProxyConfiguration as YAML. The other settings affect the tables and have no field in it. An empty one
+	// has its default.
+	Node, Config                     string
+	Limits                           map[string]int
+	CountConnections, CountEndpoints bool
+	RefuseUnusedPorts, AnswerPing    string
 }
 
 // Inherit takes the settings of a running program for all flags that fs does not set. With --config, that file replaces the
@@ -25,7 +26,14 @@ func (o *Options) Inherit(fs *pflag.FlagSet, running Running) error {
 		o.Limits = running.Limits
 	}
 	if !fs.Changed("count-connections") {
-		o.CountConnections = running.CountConnections
+		o.CountConnections, o.CountEndpoints = running.CountConnections, running.CountEndpoints
+	}
+	for flag, is := range map[string]string{"refuse-unused-ports": running.RefuseUnusedPorts, "answer-ping": running.AnswerPing} {
+		if is != "" && !fs.Changed(flag) {
+			if err := fs.Set(flag, is); err != nil {
+				return fmt.Errorf("read flag --%s of the running program: %w", flag, err)
+			}
+		}
 	}
 	if o.File != "" {
 		return nil

@@ -30,17 +30,19 @@ func TestInherit(t *testing.T) {
 	}
 	const list = "--nodeport-addresses=192.0.2.0/24,primary"
 	for _, mode := range []string{"iptables", "nftables", "ipvs"} {
-		flags := "--hostname-override=node-1 --count-connections=false --limits=ports=3 --cluster-cidr=10.244.0.0/16 --masquerade-all " +
+		flags := "--hostname-override=node-1 --refuse-unused-ports=all --answer-ping=ready --count-connections=false --limits=ports=3 --cluster-cidr=10.244.0.0/16 --masquerade-all " +
 			"--iptables-masquerade-bit=3 --feature-gates=A=true --proxy-mode=" + mode + " " + list + " "
 		program := parse(flags, nil)
 		text, err := yaml.Marshal(Effective(program.Config))
 		if err != nil {
 			t.Fatal(err)
 		}
-		running := &Running{Node: "node-1", Config: string(text), Limits: program.Limits, CountConnections: program.CountConnections}
+		running := &Running{Node: "node-1", Config: string(text), Limits: program.Limits, CountConnections: program.CountConnections, CountEndpoints: program.CountEndpoints,
+			RefuseUnusedPorts: program.RefuseUnusedPorts, AnswerPing: program.AnswerPing}
 		for _, change := range []string{
 			"", "--cluster-cidr=10.0.0.0/8", "--nodeport-addresses=all", "--masquerade-all=false", "--iptables-masquerade-bit=4", "--detect-local-mode=NodeCIDR",
-			"--bind-address=192.0.2.1", "--hostname-override=node-2", "--count-connections", "--limits=ports=4", "--feature-gates=B=true",
+			"--bind-address=192.0.2.1", "--hostname-override=node-2", "--count-connections", "--count-connections=endpoints", "--limits=ports=4", "--feature-gates=B=true",
+			"--refuse-unused-ports=cluster", "--answer-ping=none",
 		} {
 			before := flags
 			if strings.HasPrefix(change, "--nodeport") {
@@ -50,7 +52,10 @@ func TestInherit(t *testing.T) {
 			if diff := cmp.Diff(Effective(want.Config), Effective(got.Config)); diff != "" {
 				t.Errorf("mode %s, %q (-want +got):\n%s", mode, change, diff)
 			}
-			if !cmp.Equal(want.Limits, got.Limits) || want.CountConnections != got.CountConnections {
+			if want.RefuseUnusedPorts != got.RefuseUnusedPorts || want.AnswerPing != got.AnswerPing {
+				t.Errorf("mode %s, %q: unused ports %s, ping %s; want %s, %s", mode, change, got.RefuseUnusedPorts, got.AnswerPing, want.RefuseUnusedPorts, want.AnswerPing)
+			}
+			if !cmp.Equal(want.Limits, got.Limits) || want.CountConnections != got.CountConnections || want.CountEndpoints != got.CountEndpoints {
 				t.Errorf("mode %s, %q: limits %v, counting %v; want %v, %v", mode, change, got.Limits, got.CountConnections, want.Limits, want.CountConnections)
 			}
 		}

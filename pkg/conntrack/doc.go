@@ -5,6 +5,6 @@
 //
 // In: changed frontends and their endpoints, as [Desired] values.
 // Out: deleted entries of the kernel's table, their number, and the duration; single entries from [Lookup].
-// Never: deletes a TCP connection or an SCTP association that has a reply, blocks the goroutine that syncs, or copies the kernel's
+// Never: deletes an SCTP association that has a reply, or such a TCP connection except to an endpoint in [Departed]; blocks the goroutine that syncs, or copies the kernel's
 // table.
 package conntrack

@@ -544,7 +544,7 @@ func (n *node) restrict(f inet.Family, p inet.Protocol, endpoint netip.AddrPort,
 	slices.SortFunc(serving, netip.AddrPort.Compare)
 	for _, fe := range sp.Frontends {
 		d.Frontend(fe.Key, serving)
-		d.Restrict(fe.Key, fe.AllowedSources)
+		d.Restrict(fe.Key, fe.AllowedSources, fe.DeniedSources)
 	}
 	d.NodeAddresses(f, []netip.Addr{nodeAddresses[f]})
 	return d

@@ -56,6 +56,8 @@ type Config struct {
 	Metrics Metrics
 	// Interval is the minimum time between two passes; 0 stands for one second.
 	Interval time.Duration
+	// PerSecond is the largest number of deleted entries per second during a pass; 0 for no limit.
+	PerSecond int
 }
 
 // Reconciler deletes stale flows beside the goroutine that syncs. One pass handles all requests since the start of the previous pass.
@@ -69,6 +71,8 @@ type Reconciler struct {
 
 	// Only Run uses the fields below.
 	table Table
+	// paused is the time that the current pass has waited because of PerSecond.
+	paused time.Duration
 	// failure is the last logged error.
 	failure string
 }
@@ -114,12 +118,12 @@ func (r *Reconciler) Run(ctx context.Context) {
 			return
 		}
 		start := time.Now()
-		retry = nil
+		retry, r.paused = nil, 0
 		if !r.pass(ctx) {
 			retry = time.After(retryAfter)
 		}
 		end := time.Now()
-		earliest = end.Add(max(r.Interval, (maxShare-1)*end.Sub(start)))
+		earliest = end.Add(max(r.Interval, (maxShare-1)*(end.Sub(start)-r.paused)))
 	}
 }
 
@@ -213,20 +217,26 @@ func (r *Reconciler) searched(d *Desired, err error) {
 func (r *Reconciler) family(ctx context.Context, f inet.Family, d *Desired) error {
 	logger := klog.FromContext(ctx)
 	start := time.Now()
-	each := logger.V(6)
+	each, found := logger.V(6), 0
 	stale := func(flow *Flow) bool {
 		yes := d.Stale(flow) && !r.welcome(flow)
 		if yes && each.Enabled() {
 			each.Info("Deleting conntrack entry", "protocol", flow.Protocol, "source", flow.Source,
 				"destination", flow.Destination, "server", flow.Server)
 		}
+		if yes && r.PerSecond > 0 {
+			if found++; found%maxDeletes == 0 {
+				r.pause(ctx)
+			}
+		}
 		return yes
 	}
+	before := r.paused
 	out, err := r.table.Delete(ctx, f, d.onlyUDP(), stale)
 	if err != nil && out.Seen == 0 {
 		return err
 	}
-	took := time.Since(start)
+	took := time.Since(start) - (r.paused - before)
 	r.Metrics.FlowsDeleted(f, took, out.Deleted)
 	if out.Partial {
 		logger.Info("Received a partial result, continuing to clean with partial result", "ipFamily", f)
@@ -234,6 +244,13 @@ func (r *Reconciler) family(ctx context.Context, f inet.Family, d *Desired) erro
 	logger.V(4).Info("Finished reconciling conntrack entries", "ipFamily", f, "entriesDeleted", out.Deleted,
 		"entriesRead", out.Seen, "frontends", d.count[f], "took", took)
 	return err
+}
+
+// pause waits before maxDeletes entries are deleted together, as long as PerSecond requires.
+func (r *Reconciler) pause(ctx context.Context) {
+	d := maxDeletes * time.Second / time.Duration(r.PerSecond)
+	sleep(ctx, d)
+	r.paused += d
 }
 
 // welcome reports whether a pending request permits a flow. Such a flow may have begun under newer rules than those of the current pass,

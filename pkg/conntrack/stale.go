@@ -3,7 +3,6 @@ package conntrack
 import (
 	"net/netip"
 	"slices"
-	"sort"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -24,6 +23,8 @@ type Flow struct {
 	Replied bool
 	// Established is true for a TCP connection after the handshake, until one side closes it.
 	Established bool
+	// Closed is true for a TCP connection that both sides have closed, or one has reset.
+	Closed bool
 	// DNAT is the kernel's flag IPS_DST_NAT. ipvs translates packets without setting it.
 	DNAT bool
 }
@@ -32,7 +33,8 @@ type Flow struct {
 func (f *Flow) translated() bool { return f.DNAT || f.Server != f.Destination }
 
 // Desired is the wanted state of some frontends: those that have changed since the last pass, or all frontends. Flows to other
-// destinations are never stale. Do not change a Desired after passing it to a [Reconciler].
+// destinations are never stale. With a range of ports, a Desired has all single ports of the same address and protocol, too: these take precedence.
+// Do not change a Desired after passing it to a [Reconciler].
 type Desired struct {
 	// Undnated makes untranslated flows of all protocols stale, too. Set it in two cases: after the first sync and after a time
 	// without rules, with all frontends; and when an address starts to serve node ports, with all node ports. If a flow began
@@ -47,30 +49,42 @@ type Desired struct {
 	// deleted frontends.
 	count        [2]int
 	others, gone int
+	// terminates is true if a frontend may have departed endpoints.
+	terminates bool
+	// ranges is the number of frontends that are ranges of ports. index is made at the first search, and again after a change.
+	ranges int
+	index  *rangeIndex
 }
 
 type frontend struct {
 	// endpoints are used for UDP only.
 	endpoints []netip.AddrPort
-	// allowed, if not nil, has the only sources that may open flows.
-	allowed []model.AddrRange
-	gone    bool
+	// Only the sources in allowed, or all if it is nil, may open flows, except those in denied.
+	allowed, denied []model.AddrRange
+	gone            bool
+	// departed are the endpoints with which TCP connections may not continue; nil for none.
+	departed *Departed
+	// exempt is true if the state only says that this frontend is no part of a range.
+	exempt bool
+	// ranged is true for a range of ports: all endpoints have port 0, and flows keep their port.
+	ranged bool
 }
 
-// serves reports whether a UDP flow to an endpoint may continue.
-func (f *frontend) serves(e netip.AddrPort) bool {
+// serves reports whether a UDP flow with an original destination may continue to an endpoint.
+func (f *frontend) serves(to, e netip.AddrPort) bool {
+	if f.ranged {
+		if e.Port() != to.Port() {
+			return false
+		}
+		e = netip.AddrPortFrom(e.Addr(), 0)
+	}
 	_, found := slices.BinarySearchFunc(f.endpoints, e, netip.AddrPort.Compare)
 	return found
 }
 
 // allows reports whether a source may open a flow.
 func (f *frontend) allows(source netip.Addr) bool {
-	if f.allowed == nil {
-		return true
-	}
-	// Only the last range that begins at or before the source may contain it.
-	after := sort.Search(len(f.allowed), func(i int) bool { return source.Less(f.allowed[i].First) })
-	return after > 0 && f.allowed[after-1].Contains(source)
+	return model.Admits(f.allowed, f.denied, source)
 }
 
 // Frontend sets the endpoints with which UDP flows to a frontend may continue: all endpoints that are ready or serving, including
@@ -83,11 +97,11 @@ func (d *Desired) Frontend(k model.Key, endpoints []netip.AddrPort) {
 	d.set(k, frontend{endpoints: endpoints})
 }
 
-// Restrict sets the only sources that may open flows to a frontend (loadBalancerSourceRanges); nil allows all sources. Call it after
+// Restrict sets the sources that may open flows to a frontend: those in allowed, nil for all, except those in denied. Call it after
 // [Desired.Frontend]. The ranges must be sorted and disjoint. Do not change them.
-func (d *Desired) Restrict(k model.Key, allowed []model.AddrRange) {
+func (d *Desired) Restrict(k model.Key, allowed, denied []model.AddrRange) {
 	f := d.frontends[k]
-	f.allowed = allowed
+	f.allowed, f.denied = allowed, denied
 	d.set(k, f)
 }
 
@@ -101,6 +115,7 @@ func (d *Desired) set(k model.Key, f frontend) {
 	if d.frontends == nil {
 		d.frontends = map[model.Key]frontend{}
 	}
+	f.ranged, d.index = k.Last != 0, nil
 	old, known := d.frontends[k]
 	if !known {
 		d.tally(k, 1)
@@ -117,6 +132,9 @@ func (d *Desired) set(k model.Key, f frontend) {
 // tally adds n to the numbers of frontends.
 func (d *Desired) tally(k model.Key, n int) {
 	d.count[k.Family] += n
+	if k.Last != 0 {
+		d.ranges += n
+	}
 	if k.Protocol != inet.UDP {
 		d.others += n
 	}
@@ -134,8 +152,13 @@ func (d *Desired) onlyUDP() bool { return !d.Undnated && d.others == 0 }
 // merge adds the state of a later request, which overrides this state.
 func (d *Desired) merge(later *Desired) {
 	d.Undnated = d.Undnated || later.Undnated
+	d.terminates = d.terminates || later.terminates
 	for k, f := range later.frontends {
-		d.set(k, f)
+		if f.exempt {
+			d.Exempt(k)
+		} else {
+			d.set(k, f)
+		}
 	}
 	for f, addrs := range later.nodes {
 		if addrs != nil {
@@ -152,7 +175,7 @@ func (d *Desired) forgetGone() {
 			d.tally(k, -1)
 		}
 	}
-	d.gone = 0
+	d.gone, d.index = 0, nil
 }
 
 // Stale reports whether the entry of a flow must be deleted, so that the kernel evaluates the rules for the client's next packet. Its cost
@@ -177,9 +200,12 @@ func (d *Desired) forgetGone() {
 // rules can reject it. kube-proxy keeps both kinds of flows, and flows to deleted Services.
 //
 // A flow of another protocol can be stale only without a reply: if its source is not allowed or, with Undnated, if it is not translated.
-// So no established connection is deleted. Untranslated entries in zones other than 0 are intended: the virtual switch of a network
+// So no established connection is deleted, except for TCP connections to endpoints that [Desired.Terminate] names. Untranslated entries in zones other than 0 are intended: the virtual switch of a network
 // plugin tracks the same packet in its own zone, before or after the rules.
 func (d *Desired) Stale(f *Flow) bool {
+	if d.departed(f) {
+		return true
+	}
 	if f.Protocol != inet.UDP && f.Replied {
 		return false
 	}
@@ -193,7 +219,7 @@ func (d *Desired) Stale(f *Flow) bool {
 		return f.translated() || f.Zone == 0
 	case f.Protocol != inet.UDP:
 		return d.Undnated && !f.translated() && f.Zone == 0
-	case to.serves(f.Server):
+	case to.serves(f.Destination, f.Server):
 		return false
 	case f.translated():
 		return true
@@ -211,15 +237,17 @@ func (d *Desired) welcomes(f *Flow) bool {
 	case !known, to.gone, !f.Replied && !to.allows(f.Source.Addr()):
 		return false
 	case f.Protocol != inet.UDP:
-		return f.translated()
+		return f.translated() && !d.departed(f)
 	}
-	return to.serves(f.Server)
+	return to.serves(f.Destination, f.Server)
 }
 
 // find returns the frontend at a destination, and whether it is in the state.
 func (d *Desired) find(at netip.AddrPort, p inet.Protocol) (frontend, bool) {
 	k, known := d.key(at, p)
-	return d.frontends[k], known
+	f, exact := d.frontends[k]
+	f.gone = f.gone || known && !exact // several deleted ranges that overlap
+	return f, known
 }
 
 // FrontendOf returns the frontend to which a flow leads.
@@ -234,10 +262,11 @@ func (d *Desired) key(at netip.AddrPort, p inet.Protocol) (k model.Key, known bo
 	if _, known = d.frontends[k]; known {
 		return k, true
 	}
-	if _, ours := slices.BinarySearchFunc(d.nodes[k.Family], addr, netip.Addr.Compare); !ours {
-		return k, false
+	if _, ours := slices.BinarySearchFunc(d.nodes[k.Family], addr, netip.Addr.Compare); ours {
+		k.Addr = netip.Addr{}
+		if _, known = d.frontends[k]; known {
+			return k, true
+		}
 	}
-	k.Addr = netip.Addr{}
-	_, known = d.frontends[k]
-	return k, known
+	return d.findRange(at, p)
 }

@@ -154,7 +154,7 @@ func TestSourcesThatAreNotAllowed(t *testing.T) {
 	for _, tc := range []struct {
 		name, source, server string
 		change               func(*Flow)
-		allowed              []model.AddrRange
+		allowed, denied      []model.AddrRange
 		// expected results for UDP, and for TCP and SCTP, each without and with Undnated
 		want map[string]bool
 	}{
@@ -167,6 +167,9 @@ func TestSourcesThatAreNotAllowed(t *testing.T) {
 		{name: "before a range", source: "192.0.2.127:4000", allowed: ranges, want: always},
 		{name: "after a range", source: "192.0.3.0:4000", allowed: ranges, want: always},
 		{name: "after all ranges", source: "198.51.100.8:4000", allowed: ranges, want: always},
+		{name: "in a denied range", source: "192.0.2.200:4000", denied: ranges, want: always},
+		{name: "outside of the denied ranges", source: "192.0.2.127:4000", denied: ranges},
+		{name: "allowed and denied", source: "192.0.2.200:4000", allowed: ranges, denied: ranges, want: always},
 		{name: "no source is allowed", source: "10.245.0.0:4000", allowed: prefixes(), want: always},
 		{name: "answered", source: "203.0.113.9:4000", allowed: ranges, change: func(f *Flow) { f.Replied = true }},
 		{name: "translated in another zone", source: "203.0.113.9:4000", allowed: ranges, change: func(f *Flow) { f.Zone = 5 }, want: always},
@@ -190,7 +193,7 @@ func TestSourcesThatAreNotAllowed(t *testing.T) {
 					}
 					d := &Desired{Undnated: undnated}
 					d.Frontend(key(p, "203.0.113.5:514"), endpoints("10.244.0.10:514"))
-					d.Restrict(key(p, "203.0.113.5:514"), tc.allowed)
+					d.Restrict(key(p, "203.0.113.5:514"), tc.allowed, tc.denied)
 					if d.Stale(&f) {
 						got[fmt.Sprint(p, undnated)] = true
 					}
@@ -214,7 +217,7 @@ func TestSourcesThatAreAllowedAgain(t *testing.T) {
 		for _, d := range []*Desired{d, later} {
 			d.Frontend(k, endpoints("10.244.0.10:514"))
 		}
-		d.Restrict(k, []model.AddrRange{model.RangeOf(netip.MustParsePrefix("192.0.2.0/24"))})
+		d.Restrict(k, []model.AddrRange{model.RangeOf(netip.MustParsePrefix("192.0.2.0/24"))}, nil)
 		f := flow(p, "203.0.113.5:514", "10.244.0.10:514")
 		if !d.Stale(&f) || d.welcomes(&f) || !later.welcomes(&f) || d.onlyUDP() != (p == inet.UDP) {
 			t.Errorf("%s: stale %v, welcome %v, later %v, only UDP %v", p, d.Stale(&f), d.welcomes(&f), later.welcomes(&f), d.onlyUDP())

@@ -41,6 +41,7 @@ const (
 	protoInfoTCP   = 1
 	protoTCPState  = 1
 	tcpEstablished = 3
+	tcpTimeWait    = 7 // the state CLOSE is 8
 
 	statusReplied = 1 << 1
 	statusDNAT    = 1 << 5
@@ -229,6 +230,7 @@ func parse(attributes []byte, f *Flow) (e entry, ok bool) {
 		case attrProtoInfo:
 			state := netlink.Find(netlink.Find(v, protoInfoTCP), protoTCPState)
 			f.Established = len(state) > 0 && state[0] == tcpEstablished
+			f.Closed = len(state) > 0 && state[0] >= tcpTimeWait
 		case attrID:
 			e.id, f.ID = v, netlink.Uint32(v)
 		case attrZone:

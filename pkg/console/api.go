@@ -22,7 +22,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// API queries the API server's health, and keeps failures to list or watch. Its methods are safe for concurrent use.
+// API queries the API server's health, and records failures to list or watch. Its methods are safe for concurrent use.
 type API struct {
 	server func() string
 	client kubernetes.Interface
@@ -32,8 +32,8 @@ type API struct {
 	failures map[string]view.WatchFailure
 }
 
-// NewAPI takes functions that return the address of the API server in use, which may hold secrets, and the name by which it knows this program;
-// and a client of it.
+// NewAPI returns an API for a client of the API server. server returns the address in use, which may contain secrets. user returns the name by which
+// the API server knows this program.
 func NewAPI(server func() string, client kubernetes.Interface, user func(context.Context) (string, error)) *API {
 	return &API{server: server, client: client, user: user, failures: map[string]view.WatchFailure{}}
 }
@@ -49,7 +49,7 @@ func (a *API) Failed(resource string, err error) {
 
 // State queries the API server's health, for two seconds at most.
 func (a *API) State(ctx context.Context) view.API {
-	s := view.API{Source: config.WithoutSecrets(a.server())}
+	s := a.recorded()
 	const patience = 2 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -61,6 +61,12 @@ func (a *API) State(ctx context.Context) view.API {
 	} else {
 		s.Error = config.Redact(err.Error())
 	}
+	return s
+}
+
+// recorded returns the address in use and the recorded failures, without a query.
+func (a *API) recorded() view.API {
+	s := view.API{Source: config.WithoutSecrets(a.server())}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, f := range a.failures {
@@ -70,8 +76,8 @@ func (a *API) State(ctx context.Context) view.API {
 	return s
 }
 
-// permit returns the fix for missing permissions: the user of this program and the smallest role that has them. It queries the API server for
-// the user, and names none if it does not answer.
+// permit returns the fix for missing permissions: the command that binds the smallest sufficient role to the user of this program. It queries the API
+// server for the user. Without an answer, the fix names no user.
 func (a *API) permit(ctx context.Context) (fix, affects string) {
 	ctx, cancel := context.WithTimeout(ctx, askAPI)
 	defer cancel()
@@ -111,7 +117,7 @@ func whyFailed(f *view.WatchFailure, err error) {
 	var said apierrors.APIStatus
 	switch {
 	case errors.As(err, &failed):
-		text = failed.Err.Error() // without the address, which is long and known
+		text, f.Unanswered = failed.Err.Error(), true // omits the address, which is long and known
 	case errors.As(err, &said) && said.Status().Message != "":
 		text = said.Status().Message
 	}
@@ -137,7 +143,8 @@ func (a *API) failing() (resources []string) {
 // askAPI is the timeout of a query about a Service.
 const askAPI = 2 * time.Second
 
-// live queries the API server for the Services of a name, as the proxy with a service-proxy name sees them. known is false without an API server, or without an answer.
+// live queries the API server for the Services with a name. serviceProxyName decides whether the program serves them. known is false without an API
+// server, or without an answer.
 func (a *API) live(ctx context.Context, namespace, name, serviceProxyName string) (list []model.Declared, known bool) {
 	if a == nil {
 		return nil, false
@@ -156,7 +163,7 @@ func (a *API) live(ctx context.Context, namespace, name, serviceProxyName string
 	return list, true
 }
 
-// labelled returns the names of the Services that match a label selector. The program does not store labels.
+// labelled queries the API server for the names of the Services that match a label selector. The program does not store labels.
 func (a *API) labelled(ctx context.Context, namespace, selector string) (map[types.NamespacedName]bool, error) {
 	if a == nil {
 		return nil, errors.New("a label selector requires an API server")
@@ -177,8 +184,8 @@ func (a *API) labelled(ctx context.Context, namespace, selector string) (map[typ
 // podAt is an endpoint: an address in an EndpointSlice.
 type podAt struct{ slice, address string }
 
-// pods returns the names of the pods of a Service's endpoints, or none without an answer of the API server. The program does not
-// store them.
+// pods queries the API server for the names of the pods of a Service's endpoints, which the program does not store. Without an answer, it returns
+// none.
 func (a *API) pods(ctx context.Context, namespace, service string) map[podAt]string {
 	names := map[podAt]string{}
 	a.targets(ctx, namespace, "kubernetes.io/service-name="+service, func(slice, address, pod string) {

@@ -67,7 +67,7 @@ type archive struct {
 	err  error
 }
 
-// add adds a file. If err is not nil, it is the content.
+// add adds a file. If err is not nil, it appends the error to the content.
 func (a *archive) add(name string, content []byte, err error) {
 	if a.err != nil {
 		return
@@ -100,7 +100,7 @@ func (a *archive) addValue(name string, value any, text func(*view.Printer), err
 
 func (a *archive) close() error { return errors.Join(a.err, a.tar.Close(), a.gzip.Close()) }
 
-// bundle writes an archive for troubleshooting. It contains nothing from a kubeconfig, a token or the environment.
+// bundle writes an archive for a bug report. The archive contains nothing from a kubeconfig, a token or the environment.
 func (c *Console) bundle(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet {
 		http.Error(w, "only GET is supported", http.StatusMethodNotAllowed)
@@ -155,7 +155,7 @@ func (c *Console) versions() []byte {
 	return fmt.Appendf(nil, "%s\nkernel %s\n%d CPUs, GOMAXPROCS %d\n", settings.Build(c.Version), host.Release(), runtime.NumCPU(), runtime.GOMAXPROCS(0))
 }
 
-// sysctls lists relevant settings.
+// sysctls lists the sysctls that affect Services, one on each line.
 func sysctls(root string) []byte {
 	var b bytes.Buffer
 	for _, pattern := range []string{

@@ -21,11 +21,11 @@ func TestRecentProblems(t *testing.T) {
 	}
 	list := r.all()
 	if len(list) != 200 || len(list[0].Problem.Field) != 50 || list[0].Time.IsZero() {
-		t.Errorf("%d problems are remembered, the first of length %d; want the last 200", len(list), len(list[0].Problem.Field))
+		t.Errorf("%d problems are kept, the first with length %d; want the last 200, the first with length 50", len(list), len(list[0].Problem.Field))
 	}
 }
 
-// TestArchiveNamesMissingParts: a failing part does not affect the others.
+// TestArchiveNamesMissingParts: a part that fails does not affect the other parts.
 func TestArchiveNamesMissingParts(t *testing.T) {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)

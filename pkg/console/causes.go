@@ -25,7 +25,7 @@ type objects struct {
 	local []netip.Addr
 	// families are the IP families of Services.
 	families [2]bool
-	// rejected are Services with parts that are not programmed, broken those without a health check port.
+	// rejected are the Services with parts that are not programmed. broken are the Services whose health check port is not served.
 	rejected, broken affected
 }
 
@@ -37,14 +37,11 @@ type affected struct {
 	first string
 }
 
-// mostNamed is the number of objects that a finding names.
-const mostNamed = 4
-
 func (a *affected) add(name, problem string) {
 	if a.first == "" {
 		a.first = problem
 	}
-	if len(a.names) == mostNamed {
+	if len(a.names) == view.MostNamed {
 		a.more++
 		return
 	}
@@ -53,7 +50,7 @@ func (a *affected) add(name, problem string) {
 
 func (a *affected) count() int { return len(a.names) + a.more }
 
-// readObjects reads each object once: it counts them, and returns the facts that findings need.
+// readObjects reads each object once. It counts the objects, and returns the facts that findings need.
 func (c *Console) readObjects(s *view.Status) *objects {
 	o := &objects{}
 	facts := c.Loop.Facts()
@@ -124,10 +121,10 @@ func (c *Console) usedFamilies(o *objects) (list []inet.Family) {
 	return list
 }
 
-// causes returns findings that need the daemon's knowledge: its configuration, its identity, its permissions, and other programs that write
-// its tables. used are the families that this node or a Service uses.
+// causes returns the findings about the daemon itself: its configuration, its identity, its permissions, and other programs that write its tables.
+// used are the families that this node or a Service uses.
 func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used []inet.Family) []view.Finding {
-	list := c.unread(ctx, s)
+	list := c.unread(s, func() (fix, affects string) { return c.API.permit(ctx) })
 	list = append(list, c.unbound(s)...)
 	list = append(list, c.configuration()...)
 	list = append(list, c.unserved(used)...)
@@ -138,7 +135,7 @@ func (c *Console) causes(ctx context.Context, s *view.Status, o *objects, used [
 	return append(append(list, c.strangers(pods)...), c.bridged(pods)...)
 }
 
-// onlyProgram is the effect of a change of this program's process.
+// onlyProgram lists everything that a restart of this program affects.
 const onlyProgram = "only the program on this node: the rules and all connections stay"
 
 // unserved reports IP families of the host that are not served, because the kernel lacks features. A family that nothing uses is a note.
@@ -168,12 +165,12 @@ func (c *Console) unserved(used []inet.Family) []view.Finding {
 	missing := slices.DeleteFunc(slices.Clone(families), func(f inet.Family) bool { return slices.Contains(c.Families, f) })
 	return []view.Finding{{
 		Severity: severity(missing[0]), Reason: view.FamilyNotServed, Object: c.node(), What: what, Impact: "only Services of " + fmt.Sprint(c.Families) + " are served",
-		Fix: fix, Affects: "the kernel of this node. Then delete the pod of this program on this node: it looks for missing features at its start",
+		Fix: fix, Affects: "the kernel of this node. Then delete the pod of this program on this node: the program checks the features of the kernel only at its start",
 	}}
 }
 
-// configuration reports a file that is not in force, and settings without effect that need attention, such as gates and fields of another
-// version of kube-proxy.
+// configuration reports a configuration file that is not in force. It also reports settings without effect that need attention, such as gates and
+// fields of another version of kube-proxy.
 func (c *Console) configuration() (list []view.Finding) {
 	changed, err := c.Unread()
 	object := "file " + c.File
@@ -181,7 +178,7 @@ func (c *Console) configuration() (list []view.Finding) {
 	case err != nil:
 		list = append(list, view.Finding{
 			Severity: view.Wrong, Reason: view.ConfigurationUnread, Object: object, What: fmt.Sprintf("the configuration file %s has changed, and cannot be used: %v", c.File, err),
-			Impact:  "the program runs with the configuration of its start. It does not start again with this file, for example after a boot",
+			Impact:  "the program runs with the configuration of its start. It cannot start again with this file, for example after a reboot",
 			Fix:     "correct the file, or restore its previous content. If it belongs to a ConfigMap, correct the ConfigMap",
 			Affects: "all nodes that use the same ConfigMap",
 		})
@@ -228,13 +225,15 @@ func (c *Console) unbound(s *view.Status) (list []view.Finding) {
 	return list
 }
 
-// unread reports objects that the API server does not return.
-func (c *Console) unread(ctx context.Context, s *view.Status) (list []view.Finding) {
-	const lately = 30 * time.Second // retries are more frequent
+// lately is longer than the time between two attempts to list or watch a resource.
+const lately = 30 * time.Second
+
+// unread reports resources that the program cannot read from the API server. permit returns the fix for missing permissions.
+func (c *Console) unread(s *view.Status, permit func() (fix, affects string)) (list []view.Finding) {
 	waits := s.Loop != nil && s.Loop.Waits != ""
 	impact := "the program sees no changes, and the rules stay as they are"
 	if waits {
-		impact = "no Service is programmed until these have been read. The rules of an earlier process stay in place"
+		impact = "no Service is programmed until the program has read these. The rules of an earlier process stay in place"
 	}
 	add := func(severity view.Severity, reason view.Reason, what, fix, affects string) {
 		list = append(list, view.Finding{Severity: severity, Reason: reason, Object: "API server " + s.API.Source, What: what, Impact: impact, Fix: fix, Affects: affects})
@@ -257,7 +256,7 @@ func (c *Console) unread(ctx context.Context, s *view.Status) (list []view.Findi
 		what := fmt.Sprintf("cannot read %s: %s", strings.Join(resources, ", "), f.Error)
 		switch {
 		case f.Forbidden:
-			fix, affects := c.API.permit(ctx)
+			fix, affects := permit()
 			add(view.Wrong, view.APIForbidden, what, fix, affects)
 		case f.Unauthorized:
 			add(view.Wrong, view.APIUnauthorized, what, "the API server rejects the token or the client certificate: put a valid one into the kubeconfig", users)
@@ -290,9 +289,9 @@ func alikeFailures(list []view.WatchFailure) (groups [][]view.WatchFailure) {
 
 // identity reports that the program does not run on the Node with its name, or that the Node is being deleted.
 func (c *Console) identity(s *view.Status) []view.Finding {
-	node := c.Source.Node()
+	node, waits := c.Source.Node(), s.Loop != nil && s.Loop.Waits != ""
 	if node == nil {
-		if c.API == nil || s.Loop == nil || s.Loop.Waits != "" || !s.API.Answers {
+		if c.API == nil || s.Loop == nil || waits || !s.API.Answers {
 			return nil // unknown yet
 		}
 		return []view.Finding{{
@@ -301,10 +300,10 @@ func (c *Console) identity(s *view.Status) []view.Finding {
 			Fix:    "set --hostname-override to the name of this machine in the output of kubectl get nodes", Affects: "only the program on this node",
 		}}
 	}
-	if !s.Eligible {
+	if !s.Eligible && !waits { // a loop that waits has not read the Node
 		return []view.Finding{{
 			Severity: view.Warning, Reason: view.NodeBeingDeleted, Object: c.node(), What: "the Node is being deleted: /healthz fails, so that load balancers send no new connections",
-			Impact: "connections continue, and Services are served", Fix: "none, if the deletion is intended", Affects: "nothing",
+			Impact: "none for Services: connections continue, and the program serves all Services", Fix: "none, if the deletion is intended", Affects: "nothing",
 		}}
 	}
 	own, err := host.Addresses()
@@ -331,12 +330,12 @@ func (c *Console) identity(s *view.Status) []view.Finding {
 	}}
 }
 
-// rivals reports another instance of the program with another plan, for example with other flags: each reverts the other's
-// changes.
+// rivals reports another process that writes the same tables from another plan, for example with other flags. Each process reverts the changes of
+// the other one.
 func (c *Console) rivals(s *view.Status) []view.Finding {
 	const (
 		lately = 5 * time.Minute
-		often  = 3 // a replacement may take turns with the old instance before that exits
+		often  = 3 // a new instance and the old one may both write the tables until the old one exits
 	)
 	if s.Loop == nil {
 		return nil
@@ -359,8 +358,7 @@ func (c *Console) rivals(s *view.Status) []view.Finding {
 	}}
 }
 
-// podsAmong returns the pods' addresses among those of local endpoints, sorted, without duplicates; the others are the node's
-// own.
+// podsAmong returns the addresses of pods: the addresses of local endpoints without the node's own, sorted, without duplicates.
 func podsAmong(local []netip.Addr) []netip.Addr {
 	own, err := host.Addresses()
 	if err != nil {
@@ -371,7 +369,7 @@ func podsAmong(local []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(local, func(addr netip.Addr) bool { return addr.IsLoopback() || slices.Contains(own, addr) })
 }
 
-// withoutPrefix reports that the configuration does not tell local pods from other clients, in a family that is used.
+// withoutPrefix reports that the configuration lacks a prefix by which the rules recognise local pods, in a family that is used.
 func (c *Console) withoutPrefix(used []inet.Family) []view.Finding {
 	mode := c.Config.DetectLocalMode
 	if all, _ := config.Masquerading(c.Config); all || mode != config.ClusterCIDR && mode != config.NodeCIDR || mode == config.NodeCIDR && c.Source.Node() == nil {
@@ -393,13 +391,13 @@ func (c *Console) withoutPrefix(used []inet.Family) []view.Finding {
 	}
 	return []view.Finding{{
 		Severity: view.Warning, Reason: view.ClusterCIDRMissing, Object: c.configObject(), What: what + strings.Join(missing, " and "),
-		Impact: "no connection to a cluster IP is masqueraded because of its source: clients outside of the pod network get no replies by a cluster IP, unless " +
-			"the replies return by this node",
+		Impact: "the rules masquerade no connection to a cluster IP because of its source: a client outside of the pod network gets no reply from a cluster IP, " +
+			"unless the reply returns by this node",
 		Fix: fix, Affects: sameConfiguration,
 	}}
 }
 
-// sameConfiguration is the effect of a change of the configuration.
+// sameConfiguration lists everything that a change of the configuration affects.
 const sameConfiguration = "the source addresses of new connections, on all nodes that use the same configuration"
 
 // configObject returns the configuration as the object of a finding.
@@ -421,26 +419,21 @@ func (c *Console) strangers(pods []netip.Addr) []view.Finding {
 	if len(strange) == 0 {
 		return nil
 	}
-	const few = 3
-	some := strings.Join(strange[:min(few, len(strange))], ", ")
-	if more := len(strange) - few; more > 0 {
-		some += fmt.Sprintf(" and %d more", more)
-	}
 	setting := "--cluster-cidr"
 	if mode == config.NodeCIDR {
 		setting = "the Node's podCIDRs"
 	}
 	return []view.Finding{{
 		Severity: view.Warning, Reason: view.PodsOutsideClusterCIDR, Object: c.configObject(),
-		What:   fmt.Sprintf("pods on this node have addresses outside of %s (%s): %s", setting, joinPrefixes(prefixes), some),
+		What:   fmt.Sprintf("pods on this node have addresses outside of %s (%s): %s", setting, joinPrefixes(prefixes), view.Names(strange, 0)),
 		Impact: "source addresses: the rules masquerade connections from these pods to Services as external traffic, so that endpoints see the node's address",
 		Fix:    "set clusterCIDR in the configuration to all prefixes of pods, or set another detectLocalMode", Affects: sameConfiguration,
 	}}
 }
 
-// bridged reports pods on a bridge that reply to each other without passing the kernel's rules. If one connects to a Service
-// whose endpoint is the other, it gets replies from an unexpected address. Masqueraded connections work: their replies come from
-// this node.
+// bridged reports pods on one bridge whose packets to each other bypass the rules. If such a pod connects to a Service, and the endpoint is another
+// pod on the bridge, the reply is not translated back and has an unexpected source. Masqueraded connections work, because their replies pass this
+// node.
 func (c *Console) bridged(pods []netip.Addr) (list []view.Finding) {
 	bridges, err := host.Bridges()
 	if all, _ := config.Masquerading(c.Config); all || err != nil || len(bridges) == 0 {
@@ -461,7 +454,7 @@ func (c *Console) bridged(pods []netip.Addr) (list []view.Finding) {
 				What:    fmt.Sprintf("replies between pods on bridge %s bypass the rules of this node (net.bridge.%s is not 1)", b.Name, setting),
 				Impact:  fmt.Sprintf("%s connections of a pod to a Service whose endpoint is on the same bridge fail: the reply is not translated back", inet.Family(f)),
 				Fix:     fmt.Sprintf("on node %s: modprobe br_netfilter; sysctl -w net.bridge.%s=1", c.NodeName, setting),
-				Affects: "packets on all bridges of this node pass the rules of all its firewalls, until the next boot",
+				Affects: "the rules of all firewalls on this node apply to packets on all its bridges, until the next boot",
 			})
 		}
 	}

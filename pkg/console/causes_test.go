@@ -16,7 +16,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-func TestNamesThatMayHaveBeenMeant(t *testing.T) {
+func TestSimilarNames(t *testing.T) {
 	for _, c := range []struct {
 		a, b string
 		want bool
@@ -41,7 +41,7 @@ func TestWhyListsFail(t *testing.T) {
 			view.WatchFailure{Error: "endpointslices.discovery.k8s.io is forbidden: User \"u\" cannot", Forbidden: true}},
 		{"unauthorized", apierrors.NewUnauthorized("Unauthorized"), view.WatchFailure{Error: "Unauthorized", Unauthorized: true}},
 		{"without its address", fmt.Errorf("failed to list: %w", &url.Error{Op: "Get", URL: "https://a:secret@10.0.0.1/api?x=y", Err: errors.New("connection refused")}),
-			view.WatchFailure{Error: "connection refused"}},
+			view.WatchFailure{Error: "connection refused", Unanswered: true}},
 		{"without secrets", errors.New("ask https://a:secret@10.0.0.1/api: no"), view.WatchFailure{Error: "ask https://10.0.0.1/api: no"}},
 	} {
 		var got view.WatchFailure
@@ -52,7 +52,7 @@ func TestWhyListsFail(t *testing.T) {
 	}
 }
 
-func TestFailuresWithOneFix(t *testing.T) {
+func TestFailuresWithTheSameFixAreOneFinding(t *testing.T) {
 	list := []view.WatchFailure{
 		{Resource: "a", Error: "a is forbidden", Forbidden: true}, {Resource: "b", Error: "no route"}, {Resource: "c", Error: "c is forbidden", Forbidden: true},
 		{Resource: "d", Error: "no route"}, {Resource: "e", Error: "refused"},
@@ -70,7 +70,7 @@ func TestFailuresWithOneFix(t *testing.T) {
 	}
 }
 
-// TestUnmetConfiguration has a finding for a gate of another version, and none for an intended difference.
+// TestUnmetConfiguration: a gate of another version is a finding, and an intended difference is none.
 func TestUnmetConfiguration(t *testing.T) {
 	got := unmet([]config.Note{{Subject: "mode", Text: "Services are served by nftables"}, {Subject: "featureGates.New", Text: "unknown", Finding: true}}, "file x")
 	if len(got) != 1 || got[0].Severity != view.Warning || got[0].What != "configuration, featureGates.New: unknown" {
@@ -90,10 +90,10 @@ func TestRivals(t *testing.T) {
 		repairs []view.Repair
 		want    int
 	}{
-		{"a fight", []view.Repair{repair(3*time.Second, other), repair(2*time.Second, other), repair(time.Second, other)}, 1},
+		{"a conflict", []view.Repair{repair(3*time.Second, other), repair(2*time.Second, other), repair(time.Second, other)}, 1},
 		{"a replacement", []view.Repair{repair(3*time.Second, other), repair(2*time.Second, other)}, 0},
 		{"long ago", []view.Repair{repair(time.Hour, other), repair(time.Hour, other), repair(time.Second, other)}, 0},
-		{"somebody else", []view.Repair{repair(3*time.Second, "nft"), repair(2*time.Second, "nft"), repair(time.Second, "nft")}, 0},
+		{"another program", []view.Repair{repair(3*time.Second, "nft"), repair(2*time.Second, "nft"), repair(time.Second, "nft")}, 0},
 	} {
 		if got := (&Console{Parts: Parts{Settings: &settings.Settings{NodeName: "n"}}}).rivals(&view.Status{Time: now, Loop: &view.Loop{Repairs: c.repairs}}); len(got) != c.want {
 			t.Errorf("%s: %+v, want %d findings", c.name, got, c.want)
@@ -101,7 +101,7 @@ func TestRivals(t *testing.T) {
 	}
 }
 
-// TestPermissions names the smallest role for the program's user, and never gives one to an anonymous user.
+// TestPermissions: the fix binds the smallest role to the program's user, and never binds a role to an anonymous user.
 func TestPermissions(t *testing.T) {
 	for user, want := range map[string]string{
 		"half-blind": "kubectl create clusterrolebinding kube-nftproxy-half-blind --clusterrole=system:node-proxier --user=half-blind",

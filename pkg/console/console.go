@@ -26,16 +26,17 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Loop answers questions about the daemon's loop.
+// Loop answers queries about the daemon's loop.
 type Loop interface {
-	// Facts returns the facts of the last sync. The other methods wait for the end of the current sync, or for the end of the
-	// context.
+	// Facts returns the facts of the last sync, at once. The other methods wait for the end of the current sync, or of the context.
 	Facts() proxy.Facts
 	Status(context.Context) (*view.Loop, error)
 	Syncs(context.Context) ([]view.Sync, error)
 	Elements(context.Context) ([2]int, error)
 	Conflicts(context.Context, []types.NamespacedName) ([]plan.Conflict, error)
+	Behaviours(context.Context, []types.NamespacedName) (map[types.NamespacedName]proxy.Behaviours, error)
 	Numbers(context.Context) (*plan.Numbers, error)
+	Starts(context.Context) (map[types.NamespacedName]*model.Starts, error)
 }
 
 // Source holds the API objects.
@@ -51,7 +52,7 @@ type Parts struct {
 	// Version is the program's version, Started the time of its start.
 	Version string
 	Started time.Time
-	// Families are the served IP families, Tables the options with which their tables are planned.
+	// Families are the served IP families. Tables are the options of the plan for them.
 	Families []inet.Family
 	Tables   plan.Options
 	Source   Source
@@ -61,34 +62,36 @@ type Parts struct {
 	Commits  *Commits
 	Problems *Problems
 	Gatherer prometheus.Gatherer
-	// Pending returns the changes that the loop has not taken, Account since when, Connections the counts of frontends.
+	// Pending returns the changes that the loop has not taken yet. Account returns the health of the program, and the
+	// time since which a sync is due. Connections returns the counts of frontends, ToEndpoint the count of an endpoint as of the last reading.
 	Pending     func() track.Pending
 	Account     func() health.Account
 	Connections func(frontends []model.Key, patience time.Duration) ([]counters.Counts, error)
+	ToEndpoint  func(port model.PortName, to netip.AddrPort) (n uint64, counted bool)
 	// Broken returns the reasons why a Service's health check port is not served.
 	Broken func(types.NamespacedName) []string
-	// LoopbackAt returns the address at which a node port is served on loopback, LoopbackState the number of listeners and connections.
+	// LoopbackAt returns the loopback address of a node port. LoopbackState returns the numbers of listeners and connections.
 	LoopbackAt    func(model.Key) (netip.AddrPort, error)
 	LoopbackState func() loopback.State
-	// Rival looks for a running kube-proxy. NodePorts returns the collisions of node ports.
+	// Rival looks for a running kube-proxy. NodePorts returns the node ports that collide with another use of the port.
 	Rival     func(context.Context) takeover.Rival
 	NodePorts func() ([]model.Problem, error)
-	// Ports returns the program's HTTP servers. Instances names the processes of the program that stand by for this one, and returns the
-	// reason why it cannot communicate with the one that holds their socket, or "".
+	// Ports returns the program's HTTP servers. Instances returns the names of other instances that stand by while this one serves. If another
+	// process holds the socket by which instances agree, unreachable is the reason why this instance cannot communicate with it, otherwise "".
 	Ports     func() []view.Port
 	Instances func() (guests []string, unreachable string)
-	// Rejected returns the present problems of manifests. It is nil if the objects come from an API server.
+	// Rejected returns the current problems of manifests. It is nil if the objects come from an API server.
 	Rejected func() []model.Problem
-	// Appeared returns an IP family that the host has got since the start. Lacks queries the kernel for features that IP families
-	// need.
+	// Appeared returns an IP family that the host did not have at the start of the program. Lacks returns the features that IP families need and the
+	// kernel lacks.
 	Appeared func() (inet.Family, bool)
 	Lacks    func([]inet.Family) ([]probe.Missing, error)
 }
 
-// Console answers questions about the daemon.
+// Console answers queries about the daemon.
 type Console struct {
 	Parts
-	// verifying serializes verifications: each takes as much memory as all tables.
+	// verifying serializes verifications, because each takes as much memory as all tables.
 	verifying sync.Mutex
 	// attention serves the status page.
 	attention attention
@@ -109,6 +112,7 @@ func (c *Console) Handler() http.Handler {
 	}))
 	mux.Handle("/"+control.PageSettings, control.Answer(func(*http.Request) (*view.Settings, error) { return c.settings() }))
 	mux.HandleFunc("/"+control.PageObjects, c.objects)
+	mux.Handle("/"+control.PageStarts, control.Answer(func(r *http.Request) (map[string][]model.Share, error) { return c.starts(r.Context()) }))
 	mux.Handle("/"+control.PageNames, control.Answer(func(*http.Request) ([]string, error) { return c.names(), nil }))
 	mux.Handle("/"+control.PageVerify, control.Answer(func(r *http.Request) (*view.Verification, error) {
 		return c.verify(r.Context(), control.Param(r, "flows") != "")
@@ -131,5 +135,5 @@ func (c *Commits) Committed(v view.Commit) { c.Publish(v) }
 
 var _ proxy.Observer = &Commits{}
 
-// askLoop is the timeout of questions to the loop: a sync of a large cluster takes a second.
+// askLoop is the timeout of a query to the loop. A sync of a large cluster takes a second.
 const askLoop = 3 * time.Second

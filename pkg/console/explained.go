@@ -9,6 +9,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
@@ -33,7 +34,11 @@ func serviceView(x *model.Explanation, facts *proxy.Facts, lost map[claim]string
 		s.Unusable = append(s.Unusable, endpointView(&x.Others[i], &model.PortExplanation{}))
 	}
 	for i := range x.Ports {
-		s.Ports = append(s.Ports, portView(&x.Ports[i], facts, lost))
+		port := portView(&x.Ports[i], facts, lost)
+		if x.Asleep() {
+			hold(port.Frontends)
+		}
+		s.Ports = append(s.Ports, port)
 	}
 	return s
 }
@@ -45,14 +50,15 @@ func portView(p *model.PortExplanation, facts *proxy.Facts, lost map[claim]strin
 	}
 	for i := range p.Frontends {
 		f := frontendView(p, &p.Frontends[i], facts)
-		if f.LostTo = lost[claim{p.Name, p.Frontends[i].Key}]; f.LostTo != "" {
-			f.DoesReason = view.Conflict
+		if to := lost[claim{p.Name, p.Frontends[i].Key}]; to != "" {
+			f.Lose(to)
 		}
 		v.Frontends = append(v.Frontends, f)
 	}
 	if p.Method.Key != balance.Chance {
 		v.Algorithm = p.Method.String()
 	}
+	v.MaxConnections, v.AtMaximum = int(p.MaxConnections), string(p.AtMaximum)
 	shares := sharesOf(p.ServicePort)
 	for i := range p.Candidates {
 		e := endpointView(&p.Candidates[i], p)
@@ -64,13 +70,13 @@ func portView(p *model.PortExplanation, facts *proxy.Facts, lost map[claim]strin
 	return v
 }
 
-// sharesOf returns the parts of new connections of endpoints in percent; nil if all endpoints of a list have the same.
+// sharesOf returns the share of new connections of each endpoint, in percent. It returns nil if all endpoints have the same share.
 func sharesOf(p *model.ServicePort) map[netip.AddrPort]float64 {
 	list, weights := p.Cluster, p.ClusterWeights
 	if len(list) == 0 {
 		list, weights = p.Local, p.LocalWeights
 	}
-	if p.Method.Key == balance.Chance && weights == nil {
+	if p.Method.Key == balance.Chance && balance.Reduce(weights) == nil {
 		return nil
 	}
 	shares, slots := map[netip.AddrPort]float64{}, p.Method.Fill(list, weights)
@@ -89,8 +95,8 @@ func frontendView(p *model.PortExplanation, f *model.Frontend, facts *proxy.Fact
 	if f.Local {
 		v.Policy, v.Endpoints = "Local", len(p.Local)
 	}
-	v.AllowedSources = sourcesView(f.AllowedSources)
-	v.Address = netip.AddrPortFrom(f.Addr, f.Port).String()
+	v.AllowedSources, v.DeniedSources = sourcesView(f.AllowedSources), sourcesView(f.DeniedSources)
+	v.Address = f.Address()
 	if f.Kind == model.NodePort {
 		v.Address = fmt.Sprint(f.Port)
 	}
@@ -108,9 +114,18 @@ func frontendView(p *model.PortExplanation, f *model.Frontend, facts *proxy.Fact
 	return v
 }
 
+// hold sets the result of frontends of a Service that scales to zero and has no endpoint.
+func hold(list []view.Frontend) {
+	for i := range list {
+		if f := &list[i]; f.DoesReason == view.NoEndpoints {
+			f.Does, f.DoesReason = fmt.Sprintf("held: no endpoint; the client retries, and is refused after %s", plan.HoldTime), view.Held
+		}
+	}
+}
+
 const noNodeAddress = "not served: no address of this node is in --nodeport-addresses"
 
-// mostSources is the number of source ranges that are shown for a frontend: all frontends of a Service have the same.
+// mostSources is the number of source ranges that a frontend shows. All frontends of a Service have the same ranges.
 const mostSources = 100
 
 func sourcesView(ranges []model.AddrRange) (list []string) {
@@ -126,10 +141,10 @@ func sourcesView(ranges []model.AddrRange) (list []string) {
 	return list
 }
 
-// endpointView adds the reason why an endpoint is unused: by all used policies, or by one of two.
+// endpointView converts an endpoint. It adds the reason why the endpoint is not used: by any policy of the port, or by one of its two policies.
 func endpointView(c *model.Candidate, p *model.PortExplanation) view.Endpoint {
 	e := view.Endpoint{
-		Node: c.Node, Slice: c.Slice, OnThisNode: c.OnThisNode, Conditions: conditions(c),
+		Node: c.Node, Zone: c.Zone, Slice: c.Slice, OnThisNode: c.OnThisNode, Conditions: conditions(c),
 		Cluster: p.UsesCluster && c.NotCluster == "", Local: p.UsesLocal && c.NotLocal == "",
 	}
 	switch {

@@ -14,10 +14,10 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// flows searches connection tracking for entries that contradict the present endpoints. The program deletes stale entries beside the loop,
-// within seconds after a change: only those that a second search finds, too, count.
+// flows searches connection tracking for entries that contradict the present endpoints. The program deletes stale entries beside the loop, within
+// seconds after a change. So flows returns only entries that a second search also finds.
 func (c *Console) flows(ctx context.Context) (*view.Flows, error) {
-	const between = 2500 * time.Millisecond // a pass of the reconciler may be in progress, and another one due
+	const between = 2500 * time.Millisecond // long enough for the end of a pass of the reconciler, and for another pass
 	first, err := c.searchFlows(ctx, nil)
 	if err != nil || first.stale.total == 0 {
 		return first.view(), err
@@ -32,7 +32,7 @@ func (c *Console) flows(ctx context.Context) (*view.Flows, error) {
 }
 
 const (
-	// mostFlows is the number of flows of a kind that are shown, mostStale that of stale ones which two searches compare.
+	// mostFlows is the number of flows of each kind in the answer. mostStale is the number of flows of each kind that a search counts.
 	mostFlows, mostStale = 20, 10_000
 )
 
@@ -43,13 +43,13 @@ type search struct {
 	stale   found
 	// removed are established TCP connections to endpoints that no EndpointSlice has.
 	removed found
-	// before are the stale flows of the first search; nil in the first search.
+	// before has the IDs of the stale flows of the first search; it is nil in the first search.
 	before map[uint32]struct{}
 	// endpoints are the addresses of all endpoints, ready or not, of the Services that were looked up.
 	endpoints map[types.NamespacedName]map[netip.Addr]struct{}
 }
 
-// found are flows: their IDs, the first ones, and their number.
+// found are flows of one kind: the IDs, the first flows, and their number.
 type found struct {
 	ids   map[uint32]struct{}
 	list  []view.Flow
@@ -78,9 +78,9 @@ func (s *search) view() *view.Flows {
 	}
 }
 
-// searchFlows reads the table of each family once.
+// searchFlows reads connection tracking once. first is the first search, or nil if this is the first.
 func (c *Console) searchFlows(ctx context.Context, first *search) (*search, error) {
-	p, err := c.planAnew(ctx)
+	p, _, err := c.planAgain(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -113,12 +113,12 @@ func (c *Console) searchFlows(ctx context.Context, first *search) (*search, erro
 
 // addDesired adds the wanted state of a frontend.
 func addDesired(d *conntrack.Desired, p *plan.Planner, k model.Key) {
-	allowed, _ := p.FlowSources(k)
+	allowed, denied, _ := p.FlowSources(k)
 	d.Frontend(k, p.FlowEndpoints(k))
-	d.Restrict(k, allowed)
+	d.Restrict(k, allowed, denied)
 }
 
-// judge adds a flow to those that contradict the present endpoints.
+// judge adds a flow to the search if it contradicts the present endpoints.
 func (s *search) judge(c *Console, p *plan.Planner, desired *conntrack.Desired, flow *conntrack.Flow) {
 	k, known := desired.FrontendOf(flow)
 	if !known {

@@ -32,11 +32,11 @@ type noter struct {
 // newNoter reads the data that all Services share.
 func (c *Console) newNoter(facts *proxy.Facts) *noter {
 	n := &noter{facts: facts, broken: c.Broken}
-	n.own, _ = host.Addresses() // without them, one kind of note is missing
+	n.own, _ = host.Addresses() // after an error, one kind of note is missing
 	return n
 }
 
-// notes returns the facts in the order of the Service's fields, and separately those that are errors.
+// notes returns facts that are no errors, in the order of the Service's fields, and facts that are errors.
 func (n *noter) notes(x *model.Explanation) (notes, wrong []string) {
 	notes = append(notes, x.Notes...)
 	for _, sp := range x.Ports {
@@ -44,12 +44,12 @@ func (n *noter) notes(x *model.Explanation) (notes, wrong []string) {
 			f := &sp.Frontends[i]
 			if (f.Kind == model.ExternalIP || f.Kind == model.LoadBalancer) && slices.Contains(n.own, f.Addr) {
 				notes = append(notes, fmt.Sprintf("%s is an address of this node: packets to %s reach this Service, and a process of the node "+
-					"that listens there does not receive them", f.Addr, netip.AddrPortFrom(f.Addr, f.Port)))
+					"that listens there does not receive them", f.Addr, f.Address()))
 			}
 		}
 		for i := range sp.Candidates {
 			if addr := sp.Candidates[i].Addr.Addr(); within(n.facts.ServiceCIDRs[sp.Family], addr) {
-				wrong = append(wrong, fmt.Sprintf("endpoint %s is an address of a Service: a packet is translated only once, and does not reach the pods; use "+
+				wrong = append(wrong, fmt.Sprintf("endpoint %s is an address of a Service: the kernel translates a packet only once, so it does not reach the pods; use "+
 					"the addresses of the pods", sp.Candidates[i].Addr))
 			}
 		}
@@ -75,7 +75,7 @@ func within(prefixes []netip.Prefix, addr netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// notServed returns the reason why a Service is not served. stored are the Services of that name that the program has read.
+// notServed returns the reason why a Service is not served. stored are the Services with this name that the program has read.
 func (c *Console) notServed(ctx context.Context, namespace, name string, stored []types.NamespacedName) string {
 	full := name
 	if namespace != "" {
@@ -118,7 +118,7 @@ func (c *Console) alike(namespace, name string) (list []string) {
 	return list
 }
 
-// nearly reports whether names differ by one letter, by two swapped letters, or by an added end.
+// nearly reports whether two names are equal, or differ by one letter, by two swapped letters, or by a suffix after three letters or more.
 func nearly(a, b string) bool {
 	if len(a) > len(b) {
 		a, b = b, a
@@ -139,7 +139,7 @@ func nearly(a, b string) bool {
 	}
 }
 
-// addSelector adds the selector of a Service without usable pods.
+// addSelector adds a note to a Service with a port without endpoints: the command that lists its pods, or that it has no selector.
 func (c *Console) addSelector(ctx context.Context, s *view.Service) {
 	none := func(p view.ServicePort) bool { return p.Why != "" }
 	if !slices.ContainsFunc(s.Ports, none) {

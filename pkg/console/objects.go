@@ -9,16 +9,18 @@ import (
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
 // settings returns the configuration in effect, without secrets.
 func (c *Console) settings() (*view.Settings, error) {
 	text, err := c.ConfigText()
-	return &view.Settings{Version: c.Version, Started: c.Started, Node: c.NodeName, Config: string(text), Limits: c.Limits, CountConnections: c.CountConnections}, err
+	return &view.Settings{Version: c.Version, Started: c.Started, Node: c.NodeName, Config: string(text), Limits: c.Limits, CountConnections: c.CountConnections, CountEndpoints: c.CountEndpoints,
+		RefuseUnusedPorts: c.RefuseUnusedPorts, AnswerPing: c.AnswerPing}, err
 }
 
-// objects sends the objects of some kinds that the program has read as JSON, one on each line, with the fields that it stores.
+// objects sends the stored objects of the requested kinds as JSON, one on each line. They have only the fields that the program stores.
 func (c *Console) objects(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet {
 		http.Error(w, "only GET is supported", http.StatusMethodNotAllowed)
@@ -27,7 +29,7 @@ func (c *Console) objects(w http.ResponseWriter, r *http.Request) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(control.AnswerTime))
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	kinds := r.URL.Query()["kind"]
-	e := json.NewEncoder(w) // after an error, the client has closed the connection
+	e := json.NewEncoder(w) // an error means that the client has closed the connection
 	if node := c.Source.Node(); node != nil && slices.Contains(kinds, control.KindNode) {
 		node.APIVersion, node.Kind = "v1", control.KindNode
 		_ = e.Encode(node)
@@ -53,6 +55,16 @@ func (c *Console) objects(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 	}
+}
+
+// starts returns the starting endpoints of all Services.
+func (c *Console) starts(ctx context.Context) (map[string][]model.Share, error) {
+	all, err := c.Loop.Starts(ctx)
+	v := map[string][]model.Share{}
+	for name, starts := range all {
+		v[name.String()] = starts.Shares()
+	}
+	return v, err
 }
 
 // pod returns the addresses of a pod. Only pods that are endpoints of a Service are known.

@@ -2,7 +2,6 @@ package console
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/doctor"
@@ -11,24 +10,20 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// rejected reports files and objects that are not programmed as their authors wrote them. Files belong to this node's administrator, and such
-// a finding is wrong. Tenants write objects, and must not be able to make nodes unhealthy: these findings are warnings.
+// rejected reports files and objects with parts that are not programmed. A finding about a file is wrong, because files belong to the node's
+// administrator. A finding about an object is a warning, because tenants write objects and must not be able to make nodes unhealthy.
 func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.Finding) {
 	list = c.rejectedFiles()
 	warn := func(reason view.Reason, a *affected, what, impact, fix string) {
 		if a.count() == 0 {
 			return
 		}
-		object := "Service " + strings.Join(a.names, ", ")
-		if a.more > 0 {
-			object += fmt.Sprintf(" and %d more", a.more)
-		}
 		list = append(list, view.Finding{
-			Severity: view.Warning, Reason: reason, Object: object, What: fmt.Sprintf(what, view.Count(a.count(), "Service"), a.first), Impact: impact, Fix: fix, Affects: "only clients of these Services",
+			Severity: view.Warning, Reason: reason, Object: "Service " + view.Names(a.names, a.more), What: fmt.Sprintf(what, view.Count(a.count(), "Service"), a.first), Impact: impact, Fix: fix, Affects: "only clients of these Services",
 		})
 	}
 	warn(view.ObjectRejected, &o.rejected, "parts of %s are not programmed. The first problem: %s",
-		"clients do not reach these Services by the rejected parts. All other parts are served", "correct the objects. To list all problems: kube-nftproxy services --wrong")
+		"clients cannot use the rejected parts. All other parts of these Services are served", "correct the objects. To list all problems: kube-nftproxy services --wrong")
 	warn(view.HealthCheckPortTaken, &o.broken, "the health check node ports of %s are not served. The first reason: %s",
 		"load balancers send no traffic of these Services to this node", fmt.Sprintf("on node %s: stop the process that has the port, or move it to another port. "+
 			"To list the ports: kube-nftproxy services --wrong", c.NodeName))
@@ -42,8 +37,8 @@ func (c *Console) rejected(o *objects, conflicts []plan.Conflict) (list []view.F
 		"connections to this address and port reach the other Service", view.FixConflict)
 	if failures := c.LoopbackState().Failures; failures > 0 {
 		list = append(list, view.Finding{
-			Severity: view.Warning, Reason: view.LoopbackPortTaken, Object: c.node(), What: fmt.Sprintf("node ports that are not served on loopback, because other processes have the ports: %d", failures),
-			Impact: "processes of this node do not reach these Services by 127.0.0.1 or ::1", Fix: "stop the processes. To list the ports: kube-nftproxy services --wrong",
+			Severity: view.Warning, Reason: view.LoopbackPortTaken, Object: c.node(), What: fmt.Sprintf("node ports are not served on loopback, because other processes have the ports: %d", failures),
+			Impact: "processes of this node cannot reach these node ports at 127.0.0.1 or ::1", Fix: "stop the processes. To list the ports: kube-nftproxy services --wrong",
 			Affects: "only these processes",
 		})
 	}
@@ -56,15 +51,15 @@ func (c *Console) rejectedFiles() (list []view.Finding) {
 		return nil
 	}
 	problems := c.Rejected()
-	for _, p := range problems[:min(len(problems), mostNamed)] {
+	for _, p := range problems[:min(len(problems), view.MostNamed)] {
 		list = append(list, view.Finding{
 			Severity: view.Wrong, Reason: view.ManifestRejected, Object: doctor.Object(p), What: fmt.Sprintf("%s: %s", doctor.Object(p), p.Text()),
 			Impact: "the objects of the document are not served, or are served as before the change", Fix: "correct the file. The program reads it again at once",
 			Affects: "only the objects of this file",
 		})
 	}
-	if more := len(problems) - mostNamed; more > 0 {
-		list[mostNamed-1].What += fmt.Sprintf(" (and %d more problems of files; the log has all)", more)
+	if more := len(problems) - view.MostNamed; more > 0 {
+		list[view.MostNamed-1].What += fmt.Sprintf(" (and %d more problems of files; the log has all)", more)
 	}
 	return list
 }
@@ -75,5 +70,5 @@ func keyText(k model.Key) string {
 	if !k.Addr.IsValid() {
 		return fmt.Sprintf("node port %d/%s", k.Port, protocol)
 	}
-	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(k.Addr, k.Port), protocol)
+	return fmt.Sprintf("%s/%s", k.Address(), protocol)
 }

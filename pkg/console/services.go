@@ -18,6 +18,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/proxy"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
@@ -40,11 +41,11 @@ type query struct {
 	wanted []string
 }
 
-// mostDetailed is the number of Services for which one answer has details that cost a request to the API server.
+// mostDetailed is the number of Services in one answer with details that require a request to the API server.
 const mostDetailed = 20
 
-// services describes the selected Services. If any are requested by name or address, it adds details, and a message for each name
-// or address without a Service.
+// services describes the selected Services. If the query has names or addresses, services adds details, and a message for each name or address
+// without a Service.
 func (c *Console) services(ctx context.Context, q query) (*view.Services, error) {
 	wanted := q.wanted
 	if len(wanted) == 0 {
@@ -104,12 +105,15 @@ func (c *Console) explain(ctx context.Context, names []types.NamespacedName) (*v
 	}
 	out.Unread = c.unreadKinds()
 	lost, err := c.lost(ctx, names)
-	noter := c.newNoter(&facts)
+	behaviours, starts := c.behaviours(ctx, names), c.startsInTime(ctx)
+	noter, options := c.newNoter(&facts), c.ModelOptions()
 	var keys []model.Key
 	for _, n := range names {
-		if x := model.Explain(c.Source.Service(n), c.Source.Slices(n), facts.Node, c.ModelOptions()); x != nil {
+		options.Starts = starts[n]
+		if x := model.Explain(c.Source.Service(n), c.Source.Slices(n), facts.Node, options); x != nil {
 			s := serviceView(x, &facts, lost)
 			c.addLoopback(s, x)
+			s.RefusesUnusedPorts, s.AnswersPing = texts(behaviours[n].Refused), texts(behaviours[n].Pinged)
 			notes, wrong := noter.notes(x)
 			s.Notes, s.Problems = notes, append(s.Problems, wrong...)
 			out.Services = append(out.Services, *s)
@@ -124,6 +128,34 @@ func (c *Console) explain(ctx context.Context, names []types.NamespacedName) (*v
 	return out, err
 }
 
+// behaviours returns the behaviours of the addresses of the named Services. It returns none if no flag enables them, or if the loop is busy.
+func (c *Console) behaviours(ctx context.Context, names []types.NamespacedName) map[types.NamespacedName]proxy.Behaviours {
+	if o := c.ModelOptions(); !o.UnusedPorts.Any() && !o.Ping.Answers() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askLoop)
+	defer cancel()
+	list, err := c.Loop.Behaviours(ctx, names)
+	if err != nil {
+		return nil
+	}
+	return list
+}
+
+// mostAddresses is the number of addresses that a list of a Service shows.
+const mostAddresses = 100
+
+// texts returns the first addresses of a list as text, and the number of the others.
+func texts(addrs []netip.Addr) (list []string) {
+	for _, a := range addrs[:min(len(addrs), mostAddresses)] {
+		list = append(list, a.String())
+	}
+	if more := len(addrs) - mostAddresses; more > 0 {
+		list = append(list, fmt.Sprintf("and %d more", more))
+	}
+	return list
+}
+
 // addLoopback adds the loopback addresses of a Service's node ports, and a problem for each port on which the program cannot listen.
 func (c *Console) addLoopback(s *view.Service, x *model.Explanation) {
 	for i := range x.Ports {
@@ -134,7 +166,7 @@ func (c *Console) addLoopback(s *view.Service, x *model.Explanation) {
 			case errors.Is(err, loopback.ErrProtocol):
 				f.LoopbackRefused = true
 			case err != nil:
-				s.Problems = append(s.Problems, fmt.Sprintf("not served at %s: %v (ss -ltnp sport = :%d shows who has it)", at, err, at.Port()))
+				s.Problems = append(s.Problems, fmt.Sprintf("not served at %s: %v (ss -ltnp sport = :%d shows the process that has the port)", at, err, at.Port()))
 			case at.IsValid():
 				f.Loopback = at.Addr().String()
 				if f.Does == noNodeAddress {
@@ -145,7 +177,7 @@ func (c *Console) addLoopback(s *view.Service, x *model.Explanation) {
 	}
 }
 
-// lost returns the frontends of the named Services that other Services have. It returns none if the loop is busy.
+// lost returns the frontends of the named Services that belong to other Services, with the names of these. It returns none if the loop is busy.
 func (c *Console) lost(ctx context.Context, names []types.NamespacedName) (map[claim]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, askLoop)
 	defer cancel()
@@ -155,6 +187,17 @@ func (c *Console) lost(ctx context.Context, names []types.NamespacedName) (map[c
 		lost[claim{f.Loser, f.Key}] = f.Winner.String()
 	}
 	return lost, ctxErrorOnly(err)
+}
+
+// startsInTime returns the starting endpoints of all Services. It returns none if the loop is busy.
+func (c *Console) startsInTime(ctx context.Context) map[types.NamespacedName]*model.Starts {
+	ctx, cancel := context.WithTimeout(ctx, askLoop)
+	defer cancel()
+	starts, err := c.Loop.Starts(ctx)
+	if err != nil {
+		klog.V(2).InfoS("Shares of starting endpoints are shown as full", "err", err)
+	}
+	return starts
 }
 
 // countConnections sets the numbers of connections of the frontends, in the order in which they are shown. If the kernel's
@@ -171,15 +214,31 @@ func (c *Console) countConnections(v *view.Services, keys []model.Key) {
 			for k := range fronts {
 				n := counts[0]
 				counts = counts[1:]
+				v.Services[i].Ports[j].Full = n.Refused[counters.AtMaximum]
 				fronts[k].Dropped = n.Refused[counters.NoLocalEndpoints] + n.Refused[counters.SourceRange]
-				refused := n.Refused[counters.NoEndpoints] + fronts[k].Dropped
+				refused := n.Refused[counters.NoEndpoints] + n.Refused[counters.Held] + fronts[k].Dropped
 				fronts[k].Connections, fronts[k].Refused = &n.Connections, &refused
 			}
+			c.countEndpoints(&v.Services[i], &v.Services[i].Ports[j])
 		}
 	}
 }
 
-// ctxErrorOnly drops an error that only means that the loop is busy.
+// countEndpoints sets the numbers of connections of the endpoints of a service port, if the program counts them.
+func (c *Console) countEndpoints(s *view.Service, p *view.ServicePort) {
+	name := model.PortName{NamespacedName: types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, Port: p.Name}
+	for i := range p.Endpoints {
+		to, err := netip.ParseAddrPort(p.Endpoints[i].Address)
+		if err != nil {
+			continue
+		}
+		if n, counted := c.ToEndpoint(name, to); counted {
+			p.Endpoints[i].Connections = &n
+		}
+	}
+}
+
+// ctxErrorOnly returns nil for the error of a busy loop, and other errors unchanged.
 func ctxErrorOnly(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil
@@ -195,8 +254,8 @@ func split(namespace, want string) (string, string) {
 	return namespace, want
 }
 
-// find returns the names of Services with a name or an address; for "", all of the namespace. Without a namespace, it searches all.
-// For an address, it also returns a message if there are none.
+// find returns the names of the Services with a name or an address; for "", of all Services. It searches one namespace, or all if namespace is empty.
+// If no Service has the address, it also returns a message.
 func (c *Console) find(namespace, want string) (found []types.NamespacedName, whyNone string) {
 	target, isTarget := parseTarget(want)
 	facts := c.Loop.Facts()
@@ -214,7 +273,7 @@ func (c *Console) find(namespace, want string) (found []types.NamespacedName, wh
 	if isTarget && len(found) == 0 {
 		whyNone = fmt.Sprintf("no Service has %s, and no endpoint of a Service", want)
 		if target.Addr.IsValid() && within(facts.ServiceCIDRs[inet.FamilyOf(target.Addr)], target.Addr) {
-			whyNone = fmt.Sprintf("no Service has %s; it is an address of a ServiceCIDR, so packets to it are not routed to the network", want)
+			whyNone = fmt.Sprintf("no Service has %s; it is an address of a ServiceCIDR, so this node drops packets to it", want)
 		}
 	}
 	return found, whyNone

@@ -28,7 +28,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/watch"
 )
 
-// idleLoop is a loop with facts and without conflicts.
+// idleLoop is a loop with facts, and without conflicts and starting endpoints.
 type idleLoop struct {
 	Loop
 	facts proxy.Facts
@@ -36,6 +36,9 @@ type idleLoop struct {
 
 func (l *idleLoop) Facts() proxy.Facts { return l.facts }
 func (l *idleLoop) Conflicts(context.Context, []types.NamespacedName) ([]plan.Conflict, error) {
+	return nil, nil
+}
+func (l *idleLoop) Starts(context.Context) (map[types.NamespacedName]*model.Starts, error) {
 	return nil, nil
 }
 
@@ -86,6 +89,7 @@ func newConsole(t *testing.T, objects string) *Console {
 	facts.ServiceCIDRs[inet.IPv4] = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
 	return New(Parts{
 		Settings: s, Source: source, Loop: &idleLoop{facts: facts}, Broken: func(types.NamespacedName) []string { return nil },
+		ToEndpoint: func(model.PortName, netip.AddrPort) (uint64, bool) { return 0, false },
 		Connections: func(keys []model.Key, _ time.Duration) ([]counters.Counts, error) {
 			return make([]counters.Counts, len(keys)), nil
 		},
@@ -93,7 +97,7 @@ func newConsole(t *testing.T, objects string) *Console {
 	})
 }
 
-// TestRequestedServices: Services are found by name and by address, and each name or address without a Service has its reason.
+// TestRequestedServices: a query finds Services by name and by address. The answer has a reason for each name or address without a Service.
 func TestRequestedServices(t *testing.T) {
 	c := newConsole(t, consoleObjects)
 	for _, tc := range []struct {
@@ -145,7 +149,7 @@ func TestRequestedServices(t *testing.T) {
 	}
 }
 
-// TestObjects: a source that reads the objects of a console has the same objects.
+// TestObjects: a console whose source has read the objects of another console sends the same objects.
 func TestObjects(t *testing.T) {
 	page := func(c *Console) string {
 		w := httptest.NewRecorder()

@@ -15,7 +15,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// status describes the program and its node. All problems are findings: the health, the exit code and the text follow from them.
+// status describes the program and its node. Each problem is a finding, and the health, the exit code and the text follow from the findings.
 func (c *Console) status(ctx context.Context) *view.Status {
 	now := time.Now()
 	s := &view.Status{
@@ -52,14 +52,15 @@ func (c *Console) status(ctx context.Context) *view.Status {
 		node.Leftovers = func() (takeover.Leftovers, error) { return takeover.Look(c.ExcludedFromIPVS()) }
 	}
 	if guests, _ := c.Instances(); len(guests) > 0 || s.Loop != nil && s.Loop.Other != "" {
-		node.Monitors = nil // the other instance is a finding already, and it may be the one that serves
+		node.Monitors = nil // the other instance monitors nftables, and is already a finding
 	}
 	s.Findings = append(s.Findings, doctor.Look(ctx, node)...)
 	s.Conclude()
 	return s
 }
 
-// askStatus sets the fields that only the loop knows, and returns the conflicts of Services. Without an answer, Loop is nil.
+// askStatus queries the loop, sets the fields that only the loop knows, and returns the conflicts of Services. If the loop does not answer, Loop is
+// nil.
 func (c *Console) askStatus(ctx context.Context, s *view.Status) (conflicts []plan.Conflict) {
 	ctx, cancel := context.WithTimeout(ctx, askLoop)
 	defer cancel()
@@ -87,10 +88,10 @@ func (c *Console) askStatus(ctx context.Context, s *view.Status) (conflicts []pl
 	return conflicts
 }
 
-// judge sets the results of the health pages, and returns the findings about the loop.
+// judge sets Live, Ready and Eligible, and returns the findings about the loop and about other instances.
 func (c *Console) judge(s *view.Status) (list []view.Finding) {
 	a := c.Account()
-	s.Live, s.Eligible = a.Healthy, a.Eligible
+	s.Live, s.Ready, s.Eligible = a.Healthy, a.Ready, a.Eligible
 	const previous = "the rules of the last successful sync stay in force; changes of Services and endpoints are delayed"
 	add := func(severity view.Severity, reason view.Reason, what, impact, fix, affects string) {
 		list = append(list, view.Finding{Severity: severity, Reason: reason, Object: c.node(), What: what, Impact: impact, Fix: fix, Affects: affects})
@@ -112,13 +113,13 @@ func (c *Console) judge(s *view.Status) (list []view.Finding) {
 	}
 	if s.Loop.Other != "" {
 		add(view.Warning, view.StandingBy, fmt.Sprintf("another instance (%s) serves this node; this instance waits until it exits", s.Loop.Other),
-			"none, if one instance replaces the other. The newer instance serves by its own configuration",
+			"none, if one instance replaces the other. The newer instance serves with its own configuration",
 			fmt.Sprintf("remove one of the two from node %s, by its name and process ID", c.NodeName), "only the removed instance: the other one serves")
 	}
 	guests, unreachable := c.Instances()
 	if len(guests) > 0 {
 		add(view.Warning, view.OlderInstance, "an older instance stands by on this node: "+strings.Join(guests, "; "),
-			"commits take longer, because it listens for changes of the tables. If this instance exits, the older one serves, by its own configuration and version",
+			"commits take longer, because it listens for changes of the tables. If this instance exits, the older one serves, with its own configuration and version",
 			fmt.Sprintf("unless it is being replaced, remove the older instance from node %s, by its name and process ID", c.NodeName), "only the older instance")
 	}
 	if unreachable != "" {
@@ -132,7 +133,7 @@ func (c *Console) judge(s *view.Status) (list []view.Finding) {
 // node returns this Node as the object of a finding.
 func (c *Console) node() string { return "Node " + c.NodeName }
 
-// kernelFeatures returns features of newer kernels that the program uses.
+// kernelFeatures returns the features of newer kernels from which the program benefits, and whether this kernel has them.
 func kernelFeatures(release string) []view.Feature {
 	var major, minor int
 	_, err := fmt.Sscanf(release, "%d.%d", &major, &minor)

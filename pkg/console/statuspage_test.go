@@ -13,7 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// Unserved Services appear among the others, without ports.
+// TestUnservedServicesAreShown: Services that are not served appear in the list, without ports.
 func TestUnservedServicesAreShown(t *testing.T) {
 	names := []types.NamespacedName{{Namespace: "a", Name: "x"}, {Namespace: "b", Name: "x"}, {Namespace: "c", Name: "x"}}
 	served := view.Service{Namespace: "b", Name: "x", Ports: []view.ServicePort{{Name: "p"}}}
@@ -23,7 +23,8 @@ func TestUnservedServicesAreShown(t *testing.T) {
 	}
 }
 
-// A search of all Services that takes a second is not awaited, and is not repeated for 19 seconds. One that fails keeps the last result.
+// TestTheSearchForProblemsTakesATwentieth: a query does not wait for a search that takes a second, and no search starts within the next 19 seconds.
+// After a failed search, the last result stays.
 func TestTheSearchForProblemsTakesATwentieth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a attention

@@ -4,21 +4,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime/debug"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// errInFlight means that a verification met a change in progress.
-var errInFlight = errors.New("changes kept coming")
+// errInFlight means that the ruleset changed during each comparison.
+var errInFlight = errors.New("the ruleset changes continuously")
 
-// verify compares the kernel with tables that are newly planned from the API's objects, beside the loop. A difference that a
-// second comparison does not find was a change in progress, or has been repaired. If flows is set, it also searches connection tracking.
+// errStep means that the share of a starting endpoint rose during the comparison.
+var errStep = errors.New("the share of a starting endpoint rose meanwhile")
+
+// verify compares the tables in the kernel with a new plan from the API objects, beside the loop. If a second comparison does not find a difference,
+// the difference was a change in progress, or has been repaired. If flows is true, verify also searches connection tracking.
 func (c *Console) verify(ctx context.Context, flows bool) (*view.Verification, error) {
 	c.verifying.Lock()
 	defer c.verifying.Unlock()
@@ -34,7 +40,7 @@ func (c *Console) verify(ctx context.Context, flows bool) (*view.Verification, e
 	return v, nil
 }
 
-// compare compares the kernel's tables with new ones.
+// compare compares the tables in the kernel with a new plan, repeatedly if there is a difference.
 func (c *Console) compare(ctx context.Context) (*view.Verification, error) {
 	const (
 		looks, most = 4, 100
@@ -52,15 +58,23 @@ func (c *Console) compare(ctx context.Context) (*view.Verification, error) {
 		}
 		var last *view.Verification
 		var p *plan.Planner
-		if p, err = c.planAnew(ctx); err != nil {
+		var starts, now map[types.NamespacedName]*model.Starts
+		if p, starts, err = c.planAgain(ctx); err != nil {
 			return nil, err
 		}
 		if last, err = apply.Differences(p, most); last != nil && err == nil {
 			if last.Passing = v.First(); last.Total == 0 {
 				return last, nil
 			}
+			if now, err = c.Loop.Starts(ctx); err != nil {
+				return nil, err
+			}
+			if !maps.Equal(starts, now) {
+				err = errStep
+				continue
+			}
 			v = last
-		} else if !errors.Is(err, apply.ErrMoving) && !errors.Is(err, unix.EINTR) {
+		} else if !errors.Is(err, apply.ErrChanged) && !errors.Is(err, unix.EINTR) {
 			return nil, err
 		}
 	}
@@ -70,15 +84,19 @@ func (c *Console) compare(ctx context.Context) (*view.Verification, error) {
 	return nil, fmt.Errorf("compare the kernel with the plan: %w: %w", errInFlight, err)
 }
 
-// planAnew plans all present Services as after a start.
-func (c *Console) planAnew(ctx context.Context) (*plan.Planner, error) {
+// planAgain plans all present Services from the beginning, with the numbers and the starting endpoints of the loop. It also returns these endpoints.
+func (c *Console) planAgain(ctx context.Context) (*plan.Planner, map[types.NamespacedName]*model.Starts, error) {
 	facts := c.Loop.Facts()
 	p := plan.New(c.Tables)
 	numbers, err := c.Loop.Numbers(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	p.TakeNumbers(numbers)
-	_, err = c.Plan(p, c.Families, c.Source, &facts, nil)
-	return p, err
+	starts, err := c.Loop.Starts(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	_, err = c.Plan(p, c.Families, c.Source, &facts, starts, nil)
+	return p, starts, err
 }

@@ -11,6 +11,7 @@ const (
 	PagePod      = "pod"
 	PageSettings = "settings"
 	PageObjects  = "objects"
+	PageStarts   = "starts"
 )
 
 // The values of the parameter kind of PageObjects. Services come with their EndpointSlices.

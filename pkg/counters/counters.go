@@ -27,9 +27,13 @@ const (
 	NoEndpoints Reason = iota
 	// NoLocalEndpoints: the traffic policy is Local and no endpoint is on this node; dropped.
 	NoLocalEndpoints
-	// SourceRange: the client is not in loadBalancerSourceRanges; dropped.
+	// AtMaximum: the endpoints had their maximum of connections; rejected or dropped. It is counted for a service port, not for a frontend.
+	AtMaximum
+	// Held: the Service has no endpoints, and scales to zero; dropped, or rejected after a while.
+	Held
+	// SourceRange: the source ranges of the Service do not admit the client; dropped.
 	SourceRange
-	// UnusedPort: the Service has no such port on its cluster IP; rejected. It is counted for the Service, not for a port.
+	// UnusedPort: the Service has no such port on its address; rejected. It is counted for the Service, not for a port.
 	UnusedPort
 	// UnusedAddress: no Service has that address of a ServiceCIDR; dropped. It is counted for no Service.
 	UnusedAddress
@@ -39,7 +43,7 @@ const (
 
 // String returns the reason as a metric label.
 func (r Reason) String() string {
-	return [...]string{"no_endpoints", "no_local_endpoints", "source_range", "unused_port", "unused_address"}[r]
+	return [...]string{"no_endpoints", "no_local_endpoints", "max_connections", "held", "source_range", "unused_port", "unused_address"}[r]
 }
 
 // Counters adds up the counts of elements. Its methods are safe for concurrent use.
@@ -62,9 +66,14 @@ type Counters struct {
 	// added.
 	inherited bool
 	tallies
+	// endpoints are nil unless the elements of endpoints have counters.
+	endpoints *endpoints
 	// round is the number of the current or last reading. torn is the number of incomplete readings in a row, and tornSince is the round
 	// of the first one.
 	round, torn, tornSince int
+	// kept is the number of entries after stale ones were last removed. If the number is more than twice that, plus fewEntries, a reading removes
+	// stale entries even if no client reads the metrics.
+	kept int
 	// reading is closed at the end of the current reading; it is nil if none runs. The next reading may start at the time next.
 	reading chan struct{}
 	next    time.Time
@@ -85,6 +94,9 @@ func Open(meanings *plan.Counters) (*Counters, error) {
 	}
 	c := &Counters{
 		meanings: meanings, conn: conn, seen: map[place]uint64{}, replaced: map[place]struct{}{}, inherited: true, tallies: newTallies(),
+	}
+	if meanings.CountsEndpoints() {
+		c.endpoints = newEndpoints()
 	}
 	c.settled = sync.NewCond(&c.mu)
 	return c, nil
@@ -119,6 +131,7 @@ func (c *Counters) End(gone []nft.Counted, all bool) {
 	defer c.mu.Unlock()
 	c.committing = false
 	c.settled.Broadcast()
+	c.endpoints.learnAll(c.meanings, gone, c.round)
 	for i := range gone {
 		e := &gone[i]
 		at := place{e.Set, e.Key}
@@ -127,24 +140,29 @@ func (c *Counters) End(gone []nft.Counted, all bool) {
 		if c.reading != nil {
 			c.replaced[at] = struct{}{}
 		}
+		c.endpoints.doubt(c.meanings, e)
 	}
 	if all {
 		clear(c.seen)
 		c.replacedAll, c.inherited = c.reading != nil, false
 	}
-	if c.crowded() {
+	if c.tallies.entries()+c.endpoints.entries() > 2*c.kept+fewEntries || c.endpoints.unplaced() {
 		c.begin()
 	}
 }
 
 // count adds the increase of an element's count since it was last seen.
 func (c *Counters) count(e *nft.Counted, at place) {
-	before := c.seen[at]
+	before, known := c.seen[at]
 	if e.Packets < before {
 		before = 0 // another program has reset the counter or replaced the element
 	}
 	if n := e.Packets - before; n > 0 && !c.inherited {
-		c.attribute(c.meanings, e, n)
+		if c.endpoints.of(c.meanings, e) {
+			c.endpoints.add(c.meanings, e, n, !known)
+		} else {
+			c.attribute(c.meanings, e, n)
+		}
 	}
 }
 
@@ -196,6 +214,7 @@ const (
 func (c *Counters) read() {
 	start := time.Now()
 	r, err := c.readSets()
+	c.placeEndpoints()
 	took := time.Since(start)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -229,14 +248,21 @@ func (c *Counters) finish(r reading) {
 	}
 	switch {
 	case r.whole:
-		c.forget(c.round)
+		c.forgetBefore(c.round)
 	case c.torn == patienceWithTorn:
 		// At least one of these readings has seen each present element, although none has seen all.
-		c.forget(c.tornSince)
+		c.forgetBefore(c.tornSince)
 	default:
 		return
 	}
 	c.torn, c.inherited = 0, false
+}
+
+// forgetBefore removes the entries whose elements no reading since the given round has seen.
+func (c *Counters) forgetBefore(round int) {
+	c.forget(round)
+	c.endpoints.forget(round)
+	c.kept = c.tallies.entries() + c.endpoints.entries()
 }
 
 // readSets reads the counters of all sets.
@@ -287,6 +313,7 @@ func (c *Counters) take(list []nft.Counted) bool {
 	if c.replacedAll {
 		return false
 	}
+	c.endpoints.learnAll(c.meanings, list, c.round)
 	for i := range list {
 		e := &list[i]
 		at := place{e.Set, e.Key}
@@ -298,7 +325,11 @@ func (c *Counters) take(list []nft.Counted) bool {
 				delete(c.seen, at)
 			}
 		}
-		c.mark(c.meanings, e, c.round)
+		if c.endpoints.of(c.meanings, e) {
+			c.endpoints.mark(c.meanings, e, c.round)
+		} else {
+			c.mark(c.meanings, e, c.round)
+		}
 	}
 	return true
 }

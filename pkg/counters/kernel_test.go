@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -99,8 +100,16 @@ type shape struct {
 	endpoints []*lab.Host
 	local     bool
 	affinity  time.Duration
+	// most is the maximum of connections of each endpoint.
+	most uint16
+	at   model.AtMaximum
+	// method selects the endpoint. With weighted, the first endpoint has the weight 3, and each other one the weight 1.
+	method   balance.Method
+	weighted bool
 	// sources returns the sources that may use the load-balancer IP.
 	sources func(f inet.Family) []model.AddrRange
+	// denied, if not nil, is a host whose packets only the cluster IP admits.
+	denied *lab.Host
 }
 
 // set programs the Service in a shape, and checks the kind of sync.
@@ -135,13 +144,20 @@ func (n *node) service(s shape) *model.Service {
 		for _, proto := range protocols {
 			p := &model.ServicePort{
 				Name: model.PortName{NamespacedName: service, Port: proto.String()}, Protocol: proto, Family: f,
-				HasEndpoints: len(s.endpoints) > 0, Affinity: s.affinity,
+				HasEndpoints: len(s.endpoints) > 0, Affinity: s.affinity, MaxConnections: s.most, AtMaximum: s.at, Method: s.method,
+			}
+			weight := func(list *[]uint16) {
+				if s.weighted {
+					*list = append(*list, uint16(3-2*min(len(*list), 1)))
+				}
 			}
 			for _, h := range s.endpoints {
 				e := netip.AddrPortFrom(h.Addr(clusterIP[f]), podPort)
 				p.Cluster = append(p.Cluster, e)
+				weight(&p.ClusterWeights)
 				if h != n.Remotes[0] {
 					p.Local = append(p.Local, e)
+					weight(&p.LocalWeights)
 				}
 			}
 			p.Hairpin = p.Local
@@ -149,6 +165,10 @@ func (n *node) service(s shape) *model.Service {
 				fe := model.Frontend{Key: model.Key{Addr: addr, Port: port, Protocol: proto, Family: f}, Kind: kind, Local: s.local}
 				if kind == model.LoadBalancer {
 					fe.AllowedSources = s.sources(f)
+				}
+				if s.denied != nil && kind != model.ClusterIP {
+					a := s.denied.Addr(clusterIP[f])
+					fe.DeniedSources = []model.AddrRange{{First: a, Last: a}}
 				}
 				p.Frontends = append(p.Frontends, fe)
 			}
@@ -183,6 +203,8 @@ func (n *node) ask(from *lab.Host, to [2]netip.Addr, port uint16, times int, out
 					arrived.Connections += arrived.Refused[NoLocalEndpoints]
 					arrived.Refused[NoLocalEndpoints] = 0
 				}
+				arrived.Connections += arrived.Refused[AtMaximum] // only the service port counts them as refused
+				arrived.Refused[AtMaximum] = 0
 			}
 		}
 	}
@@ -228,6 +250,7 @@ func (n *node) check(when string) {
 		}
 	}
 	for i, name := range names {
+		list[i].Refused[AtMaximum] = 0 // that of the service port
 		if list[i] != (Counts{}) {
 			got[name] = list[i]
 		}
@@ -315,6 +338,13 @@ func TestEveryConnectionCountsOnceAndStays(t *testing.T) {
 	n.everyWay()
 	n.ask(n.Clients[1], balanced, servicePort, 2, lab.TimedOut, refused(SourceRange))
 	n.check("with source ranges")
+
+	n.set(shape{endpoints: all[:2], sources: allSources, denied: n.Clients[1]}, apply.Partial)
+	n.everyWay()
+	n.ask(n.Clients[1], balanced, servicePort, 1, lab.TimedOut, refused(SourceRange))
+	n.ask(n.Clients[1], external, servicePort, 1, lab.TimedOut, refused(SourceRange))
+	n.ask(n.Clients[1], n.Node.Addrs(), nodePort, 2, lab.TimedOut, refused(SourceRange))
+	n.check("with denied sources")
 
 	n.set(shape{endpoints: all, local: true, affinity: time.Hour, sources: n.firstClient}, apply.Partial)
 	n.check("after a change of all policies")

@@ -17,16 +17,10 @@ type tallies struct {
 	frontends map[frontend]*entry
 	// ports are the tallies of service ports, by the comments of their elements. They outlive deleted frontends.
 	ports map[string]*entry
-	// kept is the number of entries after the last call of forget.
-	kept int
 }
 
 // fewEntries is a number of new entries that is too small to justify a reading.
 const fewEntries = 1024
-
-// crowded reports whether stale entries must be removed even if no client reads the metrics: the number of entries is more than twice
-// the number after the last removal, plus fewEntries.
-func (t *tallies) crowded() bool { return t.entries() > 2*t.kept+fewEntries }
 
 func (t *tallies) entries() int { return len(t.frontends) + len(t.ports) }
 
@@ -49,6 +43,9 @@ type entry struct {
 type tally struct {
 	by      [plan.Meanings]uint64
 	dropped uint64
+	// forwarded is the largest known number of forwarded connections. Connections at the maximum are also among Forwarded and Arrived, which are
+	// read earlier: a later difference may be too small.
+	forwarded uint64
 }
 
 func newTallies() tallies {
@@ -65,8 +62,11 @@ func (t *tally) settle() {
 }
 
 func (t *tally) counts() Counts {
-	return Counts{Connections: t.by[plan.Forwarded] + t.by[plan.Arrived], Refused: [Reasons]uint64{
-		NoEndpoints: t.by[plan.NoEndpoints], NoLocalEndpoints: t.by[plan.NoLocalEndpoints], SourceRange: t.dropped,
+	if all, over := t.by[plan.Forwarded]+t.by[plan.Arrived], t.by[plan.AtMaximum]; all > over {
+		t.forwarded = max(t.forwarded, all-over)
+	}
+	return Counts{Connections: t.forwarded, Refused: [Reasons]uint64{
+		NoEndpoints: t.by[plan.NoEndpoints], NoLocalEndpoints: t.by[plan.NoLocalEndpoints], AtMaximum: t.by[plan.AtMaximum], Held: t.by[plan.Held], SourceRange: t.dropped,
 		UnusedPort: t.by[plan.UnusedPort], UnusedAddress: t.by[plan.UnusedAddress],
 	}}
 }
@@ -86,7 +86,7 @@ func (t *tallies) attribute(meanings *plan.Counters, e *nft.Counted, n uint64) {
 		}
 		owner := e.Comment
 		if !meanings.OfPort(e.Set) {
-			f := t.frontend(frontend{e.Set.Family, e.Key}, owner)
+			f := t.frontend(frontendOf(e), owner)
 			f.add(m, n)
 			owner = f.owner
 		}
@@ -94,6 +94,11 @@ func (t *tallies) attribute(meanings *plan.Counters, e *nft.Counted, n uint64) {
 			t.port(owner).add(m, n)
 		}
 	}
+}
+
+func frontendOf(e *nft.Counted) (f frontend) {
+	f.family, f.key = plan.ElementID(&e.Element)
+	return f
 }
 
 // frontend returns the entry of a frontend and sets its service port.
@@ -120,7 +125,7 @@ func (t *tallies) port(owner string) *entry {
 
 // mark records that a reading has seen an element. So forget keeps its entries.
 func (t *tallies) mark(meanings *plan.Counters, e *nft.Counted, round int) {
-	if f := t.frontends[frontend{e.Set.Family, e.Key}]; f != nil && !meanings.OfPort(e.Set) {
+	if f := t.frontends[frontendOf(e)]; f != nil && !meanings.OfPort(e.Set) {
 		f.round = round
 	}
 	if e.Comment == "" {
@@ -174,7 +179,6 @@ func (t *tallies) forget(round int) {
 			delete(t.ports, k)
 		}
 	}
-	t.kept = t.entries()
 }
 
 // Port holds the counts of all frontends of a service port together.
@@ -212,7 +216,7 @@ func names(owner string) (namespace, service, port string) {
 	return namespace, service, port
 }
 
-// Connections returns the counts of the given frontends, in their order. Unless the last reading was recent, it waits for a new one, but
+// Connections returns the counts of the given frontends, in their order. [AtMaximum] is that of the service port. Unless the last reading was recent, it waits for a new one, but
 // no longer than patience. After an error, the returned counts may be old.
 func (c *Counters) Connections(frontends []model.Key, patience time.Duration) ([]Counts, error) {
 	err := c.Await(patience)
@@ -224,6 +228,9 @@ func (c *Counters) Connections(frontends []model.Key, patience time.Duration) ([
 		at.family, at.key = plan.FrontendID(f)
 		if e := c.frontends[at]; e != nil {
 			list[i] = e.counts()
+			if p := c.ports[e.owner]; p != nil {
+				list[i].Refused[AtMaximum] = p.by[plan.AtMaximum]
+			}
 		}
 	}
 	return list, err

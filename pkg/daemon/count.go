@@ -1,14 +1,17 @@
 package daemon
 
 import (
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/counters"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
 // count opens the counters of connections to Services. Without counters, their metrics are missing instead of 0.
@@ -20,7 +23,13 @@ func (d *daemon) count(logger klog.Logger) (err error) {
 	if !d.CountConnections {
 		return nil
 	}
-	metrics.RegisterServices(d.registry, d.counts, d.MetricsServices)
+	d.counts.SetPlaces(func(service types.NamespacedName) map[netip.Addr]model.Place {
+		return model.Places(d.source.Slices(service))
+	})
+	metrics.RegisterServices(d.registry, d.counts, metrics.Series{Ports: d.MetricsServices, Endpoints: d.MetricsEndpoints, LeftOut: func(service string, series int) {
+		logger.Info("The endpoints of a Service have no series: together with the Services before it in --metrics-endpoints, they would exceed the budget",
+			"service", service, "series", series, "budget", metrics.MostEndpointSeries)
+	}})
 	const many, file = 64, "/sys/devices/system/cpu/possible"
 	if text, err := os.ReadFile(file); err == nil {
 		if n := possibleCPUs(string(text)); n > many {

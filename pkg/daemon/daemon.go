@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
@@ -25,6 +26,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/console"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/control"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/counters"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/demand"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/health"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/host"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
@@ -32,6 +34,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/loopback"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nodeport"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/probe"
@@ -149,17 +152,20 @@ type daemon struct {
 	families []inet.Family
 	// lacks receives the reason why families cannot be served, or nil.
 	lacks <-chan error
-	// withoutHash is true if the kernel lacks jhash. Read it after lacks.
-	withoutHash bool
+	// withoutHash is true if the kernel lacks jhash, withoutMaximum if it lacks connlimit. Read them after lacks.
+	withoutHash, withoutMaximum bool
 	// addressed has a value after an address of the machine has changed: there may be a new IP family.
 	addressed chan struct{}
 	flows     *conntrack.Reconciler
-	users     *nodeport.Watcher
-	loopback  *loopback.Server
-	checks    *health.Services
-	takeover  *takeover.Takeover
-	started   time.Time
-	settle    sync.Once
+	// terminations terminates connections to endpoints that left. Its passes are apart from those of flows, because they take longer.
+	terminations *conntrack.Reconciler
+	users        *nodeport.Watcher
+	loopback     *loopback.Server
+	demand       *demand.Watcher
+	checks       *health.Services
+	takeover     *takeover.Takeover
+	started      time.Time
+	settle       sync.Once
 	// firstSync is closed after the first sync.
 	firstSync chan struct{}
 	// loop keeps the kernel's tables as planned. console answers commands.
@@ -174,6 +180,9 @@ type daemon struct {
 	ports    ports
 	rejected func() []model.Problem
 }
+
+// terminationsPerSecond is the largest number of connections that are terminated per second. Their clients connect again.
+const terminationsPerSecond = 10_000
 
 func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFamilies, families []inet.Family) (*daemon, error) {
 	d := &daemon{
@@ -195,9 +204,16 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	every, _ := config.Periods(s.Config)
 	d.health = health.New(health.Config{
 		Timeout: 2 * every, Now: time.Now, Families: d.families, NoNode: s.Manifests != "", Counter: d.metrics,
+		Reasons: func(ctx context.Context) []string { return d.console.Unready(ctx) }, // it exists before the port is open
 	})
 	d.flows = conntrack.New(conntrack.Config{
 		Metrics: d.metrics, Open: func() (conntrack.Table, error) { return conntrack.OpenNetlink() },
+	})
+	d.terminations = conntrack.New(conntrack.Config{
+		Metrics: metrics.NewTerminations(d.registry, d.metrics), PerSecond: terminationsPerSecond,
+		Open: func() (conntrack.Table, error) {
+			return conntrack.OpenToTerminate("/proc/sys/net/netfilter/nf_conntrack_tcp_loose")
+		},
 	})
 	if err := d.openSource(logger); err != nil {
 		return nil, err
@@ -223,6 +239,9 @@ func newDaemon(ctx context.Context, version string, s *settings.Settings, hostFa
 	if err := d.count(logger); err != nil {
 		return d, err
 	}
+	if err := d.openDemand(); err != nil {
+		return d, err
+	}
 	d.instance = instance.New(instance.NameOf(d.ServiceProxyName), instance.Own())
 	d.instance.Unknown = func(err error) {
 		logger.Error(err, "Cannot query a process that may be another instance of this program; this instance serves")
@@ -244,9 +263,22 @@ func (d *daemon) openLoopback() {
 	metrics.RegisterLoopback(d.registry, families, d.loopback.Refused)
 }
 
+// openDemand makes the watcher of the demand for Services without endpoints, and registers its metric.
+func (d *daemon) openDemand() error {
+	conn, err := nft.Open()
+	if err != nil {
+		return fmt.Errorf("open connection for demand: %w", err)
+	}
+	d.demand = demand.New(demand.Config{Reader: conn, Sets: d.planner.HeldSets(), Wanted: d.reporter.Wanted, Now: time.Now})
+	metrics.RegisterDemand(d.registry, func(f func(namespace, service string, wanted bool)) {
+		d.demand.Each(func(service types.NamespacedName, wanted bool) { f(service.Namespace, service.Name, wanted) })
+	})
+	return nil
+}
+
 // openSource opens a folder or a connection to the API server.
 func (d *daemon) openSource(logger klog.Logger) error {
-	cfg := watch.Config{Folder: d.Manifests, NodeName: d.NodeName, ServiceProxyName: d.ServiceProxyName, Tracker: d.tracker}
+	cfg := watch.Config{Folder: d.Manifests, NodeName: d.NodeName, ServiceProxyName: d.ServiceProxyName, Tracker: d.tracker, Zones: d.CountEndpoints}
 	if d.Manifests != "" {
 		d.reporter = report.New(logger, nil, report.Count{Problem: d.metrics.Problem, Suppressed: d.metrics.ProblemSuppressed})
 		cfg.Report = d.report
@@ -314,9 +346,11 @@ func (d *daemon) run(ctx context.Context) error {
 	})
 	part("watch", d.source.Run)
 	part("conntrack", func(ctx context.Context) error { d.flows.Run(ctx); return nil })
+	part("terminations", func(ctx context.Context) error { d.terminations.Run(ctx); return nil })
 	part("memory", d.watchMemory)
 	part("nodeport", func(ctx context.Context) error { d.users.Run(ctx); return nil })
 	part("loopback", func(ctx context.Context) error { d.loopback.Run(ctx); return nil })
+	part("demand", func(ctx context.Context) error { d.demand.Run(ctx); return nil })
 	if d.File != "" {
 		part("configuration", func(ctx context.Context) error { return d.AwaitChange(ctx, d.metrics.ConfigOutdated) })
 	}
@@ -358,7 +392,8 @@ func (d *daemon) newLoop() *proxy.Proxy {
 	return proxy.New(proxy.Config{
 		Source: d.source, Tracker: d.tracker, Kernel: d.kernel, Planner: d.planner,
 		Metrics: d.metrics, Health: d.health, Schedule: schedule.New(least, every, every),
-		Flows: d.flows, Earlier: func() ([]model.Key, error) { return apply.EarlierUDP(d.families, d.ServiceProxyName) }, NodePortUsers: d.users, Loopback: d.loopback, Checks: d.checks, Families: d.families,
+		Flows: d.flows, Terminations: d.terminations, Earlier: func() ([]model.Key, error) { return apply.EarlierUDP(d.families, d.ServiceProxyName) },
+		NodePortUsers: d.users, Demand: d.demand, Loopback: d.loopback, Checks: d.checks, Families: d.families,
 		NodeName: d.NodeName, NodeIP: d.NodeIP, NodeCIDR: d.Config.DetectLocalMode == config.NodeCIDR, NodePorts: d.NodePortAddresses(),
 		Model: d.ModelOptions(), Report: d.report, Synced: d.synced, Observer: &d.commits, Now: time.Now,
 		Turn: d.instance,
@@ -370,7 +405,7 @@ func (d *daemon) newConsole() *console.Console {
 	return console.New(console.Parts{
 		Settings: d.Settings, Version: d.version, Started: d.started, Families: d.families, Tables: d.PlanOptions(d.families),
 		Source: d.source, Loop: d.loop, API: d.api, Commits: &d.commits, Problems: &d.problems, Gatherer: d.gatherer(),
-		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, Broken: d.checks.Broken,
+		Pending: d.tracker.Pending, Account: d.health.Account, Connections: d.counts.Connections, ToEndpoint: d.counts.ToEndpoint, Broken: d.checks.Broken,
 		LoopbackAt: d.loopback.At, LoopbackState: d.loopback.State,
 		Rival: d.takeover.Rival, NodePorts: d.users.Find, Appeared: d.appeared, Rejected: d.rejected,
 		Ports:     func() []view.Port { return d.ports.list(d.Config.HealthzBindAddress, d.Config.MetricsBindAddress) },

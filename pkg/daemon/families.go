@@ -36,7 +36,8 @@ func (d *daemon) probe(ctx context.Context) <-chan error {
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot check the kernel for missing features; if it lacks one, every sync fails")
 		}
-		d.withoutHash = slices.ContainsFunc(lacks, probe.Missing.Optional)
+		d.withoutHash = slices.ContainsFunc(lacks, probe.Missing.Hash)
+		d.withoutMaximum = slices.ContainsFunc(lacks, probe.Missing.Connlimit)
 		answer <- servable(d.families, slices.DeleteFunc(lacks, probe.Missing.Optional))
 	}()
 	return answer
@@ -77,6 +78,10 @@ func (d *daemon) proxy(ctx context.Context) error {
 	if d.withoutHash {
 		klog.FromContext(ctx).Info("The kernel lacks jhash (module nft_hash, CONFIG_NFT_HASH): the algorithm of all Services is random")
 		d.planner.SetWithoutHash()
+	}
+	if d.withoutMaximum {
+		klog.FromContext(ctx).Info("The kernel lacks connlimit (module nft_connlimit, CONFIG_NFT_CONNLIMIT): no endpoint has a maximum of connections")
+		d.planner.SetWithoutMaximum()
 	}
 	return d.loop.Run(ctx)
 }

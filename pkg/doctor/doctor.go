@@ -18,20 +18,20 @@ type Config struct {
 	NodeName string
 	// Sysctls is the directory of the sysctls, usually /proc/sys.
 	Sysctls string
-	// Families are the IP families that this node or a Service uses. The others are not judged.
+	// Families are the IP families that this node or a Service uses. The checks skip all other families.
 	Families []inet.Family
 	// Drops returns the chains that drop forwarded packets by default.
 	Drops func([]inet.Family) ([]Drop, error)
-	// Leftovers counts kube-proxy's objects. Rival looks for a running one.
+	// Leftovers counts the objects of kube-proxy. Rival looks for a running kube-proxy.
 	Leftovers func() (takeover.Leftovers, error)
 	Rival     func(context.Context) takeover.Rival
-	// NodePorts returns the collisions of node ports.
+	// NodePorts returns the node ports that collide with another use of the port.
 	NodePorts func() ([]model.Problem, error)
 	// Monitors returns other programs that receive a copy of each change of the ruleset.
 	Monitors func() ([]Monitor, error)
 }
 
-// Look runs all checks. A failed check is a finding, too.
+// Look runs all checks. If a check fails, its error becomes a finding.
 func Look(ctx context.Context, c Config) []view.Finding {
 	list := c.sysctls()
 	unable := func(what string, err error) {
@@ -76,10 +76,10 @@ func Look(ctx context.Context, c Config) []view.Finding {
 
 func (c *Config) node() string { return "Node " + c.NodeName }
 
-// on returns a fix that consists of a command on the node.
+// on returns a fix: a command, and the node on which to run it.
 func (c *Config) on(command string) string { return fmt.Sprintf("on node %s: %s", c.NodeName, command) }
 
-// kubeProxy reports a running kube-proxy, or the leftovers of one.
+// kubeProxy reports a running kube-proxy, or leftovers of kube-proxy.
 func (c *Config) kubeProxy(left takeover.Leftovers, rival takeover.Rival) []view.Finding {
 	there := Counts(left)
 	fix, affects := takeover.Remedy(c.NodeName)
@@ -143,15 +143,5 @@ func Object(p model.Problem) string {
 	return p.Kind + " " + p.Name.String()
 }
 
-// some names the first few.
-func some(names []string) string {
-	const few = 4
-	text := strings.Join(names[:min(few, len(names))], ", ")
-	if more := len(names) - few; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
-}
-
-// serves reports whether a family is judged.
+// serves reports whether the checks apply to a family.
 func (c *Config) serves(f inet.Family) bool { return slices.Contains(c.Families, f) }

@@ -24,7 +24,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
-// settings creates a directory of settings. The defaults are those of a healthy node.
+// settings creates a directory of sysctls: those of a healthy node, with some changed.
 func settings(t *testing.T, changed map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -49,7 +49,7 @@ func settings(t *testing.T, changed map[string]string) string {
 	return root
 }
 
-// brief returns findings as severity and fact.
+// brief returns the severity and the fact of each finding, and an extra line for a finding that lacks a field.
 func brief(list []view.Finding) (out []string) {
 	for _, f := range list {
 		if f.Impact == "" || f.Fix == "" || f.Affects == "" || f.Reason == "" || f.Object == "" {
@@ -66,13 +66,13 @@ func TestSettings(t *testing.T) {
 		changed map[string]string
 		want    []string
 	}{
-		{"all is well", nil, nil},
+		{"a healthy node", nil, nil},
 		{"no forwarding", map[string]string{"net/ipv4/ip_forward": "0"}, []string{"wrong: this node does not forward IPv4 packets (net.ipv4.ip_forward = 0)"}},
 		{"no forwarding of IPv6", map[string]string{"net/ipv6/conf/all/forwarding": "0"},
 			[]string{"wrong: this node does not forward IPv6 packets (net.ipv6.conf.all.forwarding = 0)"}},
-		{"all but one forward", map[string]string{"net/ipv4/conf/eth1.7/forwarding": "0", "net/ipv4/conf/eth0/forwarding": "1", "net/ipv4/conf/lo/forwarding": "0"},
+		{"one interface does not forward", map[string]string{"net/ipv4/conf/eth1.7/forwarding": "0", "net/ipv4/conf/eth0/forwarding": "1", "net/ipv4/conf/lo/forwarding": "0"},
 			[]string{"warning: this node does not forward IPv4 packets that arrive by eth1.7 (forwarding = 0)"}},
-		{"none forwards", map[string]string{"net/ipv4/ip_forward": "0", "net/ipv4/conf/eth0/forwarding": "0"},
+		{"no interface forwards", map[string]string{"net/ipv4/ip_forward": "0", "net/ipv4/conf/eth0/forwarding": "0"},
 			[]string{"wrong: this node does not forward IPv4 packets (net.ipv4.ip_forward = 0)"}},
 		{"strict on one interface", map[string]string{"net/ipv4/conf/eth0/rp_filter": "1"}, []string{"note: strict reverse path filtering (rp_filter = 1) on eth0"}},
 		{"strict for all, loose on one", map[string]string{"net/ipv4/conf/all/rp_filter": "1"}, []string{"note: strict reverse path filtering (rp_filter = 1) on eth0"}},
@@ -82,6 +82,8 @@ func TestSettings(t *testing.T) {
 		{"conntrack is full", map[string]string{"net/netfilter/nf_conntrack_count": "1000"}, []string{"wrong: connection tracking is 100 % full (1000 of 1000 connections)"}},
 		{"not liberal", map[string]string{"net/netfilter/nf_conntrack_tcp_be_liberal": "0"},
 			[]string{"note: the kernel treats TCP packets outside the window as invalid (nf_conntrack_tcp_be_liberal = 0)"}},
+		{"not loose", map[string]string{"net/netfilter/nf_conntrack_tcp_loose": "0"},
+			[]string{"note: the kernel tracks only TCP connections that begin with a SYN (nf_conntrack_tcp_loose = 0)"}},
 		{"not a number", map[string]string{"net/ipv4/ip_forward": "?"}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -144,8 +146,8 @@ func run(t *testing.T, name string, args ...string) {
 	}
 }
 
-// TestChainsThatDrop creates chains as firewalls do, and then runs the command of the finding: the chain accepts packets of translated
-// connections, and is no finding any more.
+// TestChainsThatDrop creates chains as firewalls do, and runs the command of each finding. Then the chain accepts packets of translated
+// connections, and the finding disappears.
 func TestChainsThatDrop(t *testing.T) {
 	const forward = "{ type filter hook forward priority 0; policy drop; }"
 	for _, c := range []struct {
@@ -190,7 +192,7 @@ func TestChainsThatDrop(t *testing.T) {
 				args := strings.Fields(strings.Replace(d.Command, "iptables ", "iptables-nft ", 1))
 				run(t, args[0], args[1:]...)
 			}
-			if got := drops(); len(got) > 0 && c.name != "iptables-legacy" { // whose rules are not read
+			if got := drops(); len(got) > 0 && c.name != "iptables-legacy" { // the program does not read the rules of iptables-legacy
 				t.Errorf("after the fix: %+v", got)
 			}
 		})

@@ -14,11 +14,11 @@ import (
 
 // Drop is a chain that drops forwarded packets unless a rule accepts them.
 type Drop struct {
-	// Chain is its name, with that of its table. Command adds a rule at its end that accepts packets of translated connections.
+	// Chain is the name of the chain, with its table. Command appends a rule to the chain that accepts packets of translated connections.
 	Chain, Command string
 	// Firewall is the program that made the chain, if it is known.
 	Firewall string
-	// Rules reports whether it has any rules, which may accept.
+	// Rules is true if the chain has rules, which may accept packets.
 	Rules bool
 }
 
@@ -43,8 +43,8 @@ func (d Drop) finding(node string) view.Finding {
 	return f
 }
 
-// Drops returns such chains of nftables, including iptables-nft, and of iptables-legacy. It omits chains of nftables whose table has a
-// rule that accepts packets of translated connections.
+// Drops returns the chains that drop forwarded packets: of nftables, which includes iptables-nft, and of iptables-legacy. It omits a chain of
+// nftables if a rule of its table accepts packets of translated connections.
 func Drops(families []inet.Family) (list []Drop, err error) {
 	conn, err := nft.Open()
 	if err != nil {
@@ -96,7 +96,7 @@ func drop(ch *nft.BaseChain) Drop {
 	return d
 }
 
-// read sets the firewall that made a chain, and reports whether a rule of its table accepts packets of translated connections.
+// read sets the program that made a chain, and reports whether a rule of the table accepts packets of translated connections.
 func (d *Drop) read(conn *nft.Conn, ch *nft.BaseChain) (accepts bool, err error) {
 	rules, err := conn.RulesBeside(ch)
 	if err != nil {
@@ -111,7 +111,7 @@ func (d *Drop) read(conn *nft.Conn, ch *nft.BaseChain) (accepts bool, err error)
 	return accepts, nil
 }
 
-// firewall returns the program that made a table, by the names of the table and its chains.
+// firewall derives the program that made a table from the names of the table and its chains. It returns "" for an unknown program.
 func firewall(names []string) string {
 	for _, n := range names {
 		switch {

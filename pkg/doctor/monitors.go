@@ -17,7 +17,7 @@ import (
 
 // Monitor is a program that receives a copy of each change of the ruleset.
 type Monitor struct {
-	// PID and Name are those of the process, if this process can see it.
+	// PID and Name identify the process. They are empty if the process is in another PID namespace.
 	PID  int
 	Name string
 }
@@ -40,13 +40,13 @@ func (c *Config) slowCommits(list []Monitor) []view.Finding {
 		names = append(names, m.String())
 	}
 	return []view.Finding{{
-		Severity: view.Warning, Reason: view.SlowCommits, Object: c.node(), What: "a program monitors nftables on this node: " + some(names),
-		Impact: "the kernel writes a message about each changed element: a commit takes longer, and needs 7.7 KiB for each element until its end",
+		Severity: view.Warning, Reason: view.SlowCommits, Object: c.node(), What: "a program monitors nftables on this node: " + view.Names(names, 0),
+		Impact: "the kernel sends this program a message about each changed element: commits take longer, and each changed element takes 7.7 KiB of memory during the commit",
 		Fix:    c.on("stop this program, for example nft monitor. To list such sockets: ss -f netlink -p | grep nft"), Affects: "only this program",
 	}}
 }
 
-// Monitors returns the programs of this network namespace, except this process, that belong to the group of nftables.
+// Monitors returns the programs of this network namespace, except this process, that receive the kernel's announcements about nftables.
 func Monitors() ([]Monitor, error) {
 	table, err := os.ReadFile("/proc/thread-self/net/netlink")
 	if err != nil {
@@ -68,7 +68,7 @@ func Monitors() ([]Monitor, error) {
 	return owners("/proc", others), nil
 }
 
-// members returns the inodes of the sockets in a table of netlink sockets that receive changes of nftables.
+// members returns the inodes of the sockets that receive announcements about nftables. table is a list of netlink sockets:
 //
 //	sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops    Inode
 //	0000000000000000 12  4242       00000040 0        0        0     2        0        12345

@@ -12,18 +12,18 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// cniFolder is the folder of the CNI configurations, below the root folder.
+// cniFolder is the folder of the CNI configurations, relative to the root folder of the node.
 const cniFolder = "etc/cni/net.d"
 
-// network looks for the pod network: the first configuration by name, as the container runtime does.
+// network checks the pod network. Like the container runtime, it uses the first CNI configuration by name.
 func (s *Site) network(v *view.Preflight, rival takeover.Rival) {
 	name, plugins, err := s.readNetwork()
 	switch {
 	case err != nil:
 		v.Add("pod network", fmt.Sprintf("unknown: %v", err), view.Finding{
 			Severity: view.Warning, Reason: view.NetworkNotFound, Object: s.node(), What: err.Error(),
-			Impact: "pods on this node have no network, if this is the folder of its container runtime. kube-nftproxy serves the node itself nevertheless",
-			Fix:    "install a pod network. If this command runs in a container, mount the node's root folder, and give it with --root", Affects: "the pods of this node",
+			Impact: "pods on this node have no network, if its container runtime reads this folder. kube-nftproxy still serves the processes of the node",
+			Fix:    "install a pod network. If this command runs in a container, mount the node's root folder, and set --root to its path", Affects: "the pods of this node",
 		})
 		return
 	}
@@ -49,7 +49,7 @@ func (s *Site) network(v *view.Preflight, rival takeover.Rival) {
 			"do not install kube-nftproxy if this prints proxyAll: true: kubectl -n kube-system get configmap antrea-config -o yaml | grep proxyAll", "nothing")
 	case is("calico") && rival.Mode == "nftables":
 		add(view.Warning, view.NetworkWatchesKubeProxy, "Calico follows the mode of kube-proxy by its tables, if nftablesMode is Auto",
-			"when kube-nftproxy has removed the tables of kube-proxy, Calico on this node restarts with iptables",
+			"after kube-nftproxy removes the tables of kube-proxy, Calico on this node restarts with iptables",
 			"set nftablesMode to Enabled or Disabled before the installation. To see it: kubectl get felixconfiguration default -o jsonpath='{.spec.nftablesMode}'",
 			"Calico on all nodes, if the value changes the mode in use")
 	}
@@ -85,7 +85,7 @@ func (s *Site) readNetwork() (name string, plugins []string, err error) {
 	return "", nil, fmt.Errorf("no configuration of a pod network in %s", folder)
 }
 
-// read returns the first part of a file of the node, or "".
+// read returns the first MiB of a file of the node, or "" if it cannot be read.
 func (s *Site) read(name string) string {
 	const most = 1 << 20
 	b, err := os.ReadFile(filepath.Join(s.Root, name))

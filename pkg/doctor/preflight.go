@@ -35,11 +35,11 @@ const (
 	healthPort  = 10256
 )
 
-// Preflight checks a node before an installation: everything that the program needs, and that may be in its way. It changes nothing, except
-// that the kernel loads missing modules when it is queried for a feature.
+// Preflight checks a node before an installation: everything that the program needs, and other programs that conflict with it. It changes
+// nothing, but the kernel may load missing modules when Preflight queries it for a feature.
 func Preflight(ctx context.Context, s Site) *view.Preflight {
 	v := &view.Preflight{SchemaVersion: view.SchemaVersion, Node: s.NodeName, Findings: []view.Finding{}}
-	families := judged()
+	families := usedFamilies()
 	c := Config{NodeName: s.NodeName, Sysctls: "/proc/sys", Families: families, Drops: Drops}
 	s.kernel(v, families)
 	rival := takeover.FindRival(ctx, "", "")
@@ -57,9 +57,9 @@ func Preflight(ctx context.Context, s Site) *view.Preflight {
 
 func (s *Site) node() string { return "Node " + s.NodeName }
 
-// judged returns the IP families of this host of which an interface has an address with more than local scope.
-func judged() (list []inet.Family) {
-	own, _ := host.Addresses() // without them, IPv4
+// usedFamilies returns the IP families to check: IPv4, and IPv6 if an interface has a global IPv6 address.
+func usedFamilies() (list []inet.Family) {
+	own, _ := host.Addresses() // without addresses, the result is IPv4
 	for _, f := range host.Families() {
 		global := func(a netip.Addr) bool { return inet.FamilyOf(a) == f && a.IsGlobalUnicast() }
 		if f == inet.IPv4 || slices.ContainsFunc(own, global) {
@@ -69,13 +69,13 @@ func judged() (list []inet.Family) {
 	return list
 }
 
-// kernel checks its version and features.
+// kernel checks the version and the features of the kernel.
 func (s *Site) kernel(v *view.Preflight, families []inet.Family) {
 	release := host.Release()
 	if err := host.CheckKernel(); err != nil {
 		v.Add("kernel", release, view.Finding{
 			Severity: view.Wrong, Reason: view.KernelTooOld, Object: s.node(), What: err.Error(), Impact: "the program does not start",
-			Fix: "install a newer kernel on this node", Affects: "this node, which has to boot",
+			Fix: "install a newer kernel on this node", Affects: "this node, which has to reboot",
 		})
 	} else {
 		v.Add("kernel", release)
@@ -98,7 +98,7 @@ func (s *Site) kernel(v *view.Preflight, families []inet.Family) {
 	}
 }
 
-// proxies looks for the present proxy.
+// proxies adds the kube-proxy that runs on the node, and its rules.
 func (s *Site) proxies(v *view.Preflight, rival takeover.Rival) {
 	left, err := takeover.Look(nil)
 	there := Counts(left)
@@ -118,7 +118,7 @@ func (s *Site) proxies(v *view.Preflight, rival takeover.Rival) {
 	v.Add("old proxy", text)
 }
 
-// running tells whether the program runs already: holder names its process.
+// running adds whether kube-nftproxy already runs. holder is its process, or "".
 func (s *Site) running(v *view.Preflight, holder string, err error) {
 	switch {
 	case err != nil:
@@ -130,7 +130,7 @@ func (s *Site) running(v *view.Preflight, holder string, err error) {
 	}
 }
 
-// ports checks whether a program other than a running proxy has the ports of this program.
+// ports checks whether the ports of the program are free, or in use by the running proxy.
 func (s *Site) ports(v *view.Preflight, proxyRuns bool) {
 	sockets, err := nodeport.Listening(nodeport.Range{First: metricsPort, Last: healthPort})
 	if err != nil {
@@ -149,7 +149,7 @@ func (s *Site) ports(v *view.Preflight, proxyRuns bool) {
 	case len(used) == 0:
 		v.Add("ports", fmt.Sprintf("%d and %d are free", metricsPort, healthPort))
 	case proxyRuns:
-		v.Add("ports", strings.Join(used, " and ")+" of the running proxy")
+		v.Add("ports", strings.Join(used, " and ")+" are in use by the running proxy")
 	default:
 		v.Add("ports", "in use: "+strings.Join(used, ", "), view.Finding{
 			Severity: view.Wrong, Reason: view.PortInUse, Object: s.node(), What: "another process listens at " + strings.Join(used, " and "),
@@ -168,14 +168,14 @@ func (s *Site) firewalls(v *view.Preflight) {
 		return
 	}
 	if len(found) == 0 {
-		v.Add("firewalls", "none of firewalld, ufw and Docker")
+		v.Add("firewalls", "neither firewalld nor ufw nor Docker")
 		return
 	}
 	v.Add("firewalls", strings.Join(found, ", "), view.Finding{
 		Severity: view.Note, Reason: view.FirewallFound, Object: s.node(), What: strings.Join(found, " and ") + " has rules on this node",
 		Impact: "if its chains drop packets to this node, load balancers get no answer at port 10256 and at health check node ports. A reload that flushes all " +
 			"tables makes new connections to Services fail for up to a second",
-		Fix:     fmt.Sprintf("accept TCP port %d, and the health check node ports of your Services, in its chain for packets to this node", healthPort),
+		Fix:     fmt.Sprintf("in the firewall's chain for packets to this node, accept TCP port %d and the health check node ports of your Services", healthPort),
 		Affects: "only these ports",
 	})
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
-// sysctls checks the settings. It skips missing ones: the kernel lacks the feature.
+// sysctls checks the sysctls. It skips missing sysctls, because the kernel then lacks the feature.
 func (c *Config) sysctls() (list []view.Finding) {
 	if c.serves(inet.IPv4) {
 		list = append(list, c.forwarding("IPv4", "net/ipv4/ip_forward")...)
@@ -22,10 +22,10 @@ func (c *Config) sysctls() (list []view.Finding) {
 	if c.serves(inet.IPv6) {
 		list = append(list, c.forwarding("IPv6", "net/ipv6/conf/all/forwarding")...)
 	}
-	return append(append(list, c.connections()...), c.liberal()...)
+	return slices.Concat(list, c.connections(), c.liberal(), c.loose())
 }
 
-// number reads a setting.
+// number reads a sysctl. ok is false if it is missing, or no number.
 func (c *Config) number(name string) (n int, ok bool) {
 	text, err := os.ReadFile(filepath.Join(c.Sysctls, name))
 	if err != nil {
@@ -47,11 +47,11 @@ func (c *Config) forwarding(family, name string) []view.Finding {
 	}}
 }
 
-// someForward finds interfaces without forwarding. IPv6 settings of interfaces have another meaning.
+// someForward finds interfaces that do not forward IPv4. For IPv6, the setting of an interface has another meaning.
 func (c *Config) someForward() []view.Finding {
 	const folder = "net/ipv4/conf"
 	if n, ok := c.number("net/ipv4/ip_forward"); !ok || n == 0 {
-		return nil // then all interfaces are off
+		return nil // no interface forwards: another finding reports it
 	}
 	var names []string
 	for _, name := range c.interfaces(folder) {
@@ -64,14 +64,14 @@ func (c *Config) someForward() []view.Finding {
 	}
 	return []view.Finding{{
 		Severity: view.Warning, Reason: view.InterfaceForwardingDisabled, Object: c.node(),
-		What:    fmt.Sprintf("this node does not forward IPv4 packets that arrive by %s (forwarding = 0)", some(names)),
+		What:    fmt.Sprintf("this node does not forward IPv4 packets that arrive by %s (forwarding = 0)", view.Names(names, 0)),
 		Impact:  "pods and clients behind these interfaces cannot reach Services, and replies of endpoints behind them are lost",
 		Fix:     c.on("sysctl -w net.ipv4.conf." + strings.ReplaceAll(names[0], ".", "/") + ".forwarding=1"),
-		Affects: "all IPv4 packets that arrive by " + names[0] + ", until the interface is deleted or the node boots",
+		Affects: "all IPv4 packets that arrive by " + names[0] + ", until the interface is deleted or the node reboots",
 	}}
 }
 
-// interfaces returns the interfaces with their own settings, except loopback.
+// interfaces returns the names of the interfaces below a folder of sysctls, except loopback.
 func (c *Config) interfaces(folder string) (names []string) {
 	entries, err := os.ReadDir(filepath.Join(c.Sysctls, folder))
 	if err != nil {
@@ -85,8 +85,8 @@ func (c *Config) interfaces(folder string) (names []string) {
 	return names
 }
 
-// reversePath finds interfaces that drop packets whose replies would leave by another interface. The stricter one of an
-// interface's own setting and that of all applies, but 2 overrides 1.
+// reversePath finds interfaces that drop a packet if the reply would leave by another interface. The kernel applies the greater value of the
+// interface's setting and the setting "all": 1 is strict, 2 is loose.
 func (c *Config) reversePath() []view.Finding {
 	const folder = "net/ipv4/conf"
 	all, _ := c.number(folder + "/all/rp_filter")
@@ -100,18 +100,18 @@ func (c *Config) reversePath() []view.Finding {
 		return nil
 	}
 	return []view.Finding{{
-		Severity: view.Note, Reason: view.ReversePathStrict, Object: c.node(), What: "strict reverse path filtering (rp_filter = 1) on " + some(strict),
-		Impact: "on nodes with several networks, and in some pod networks, the kernel drops packets that arrive by another interface than the route back " +
-			"uses: replies of endpoints, and requests to node ports. On other nodes, none",
+		Severity: view.Note, Reason: view.ReversePathStrict, Object: c.node(), What: "strict reverse path filtering (rp_filter = 1) on " + view.Names(strict, 0),
+		Impact: "on nodes with several networks, and in some pod networks, the kernel drops a packet if the route back to its source uses another " +
+			"interface: replies of endpoints, and requests to node ports. On other nodes, none",
 		Fix:     c.on("sysctl -w net.ipv4.conf." + strings.ReplaceAll(strict[0], ".", "/") + ".rp_filter=2"),
 		Affects: strict[0] + " accepts packets from each source address to which this node has any route, until the next boot",
 	}}
 }
 
-// Limits for the use of the connection table, in percent.
+// Use of the connection table in percent, from which the finding is a warning or wrong.
 const (
-	fullish = 80
-	full    = 95
+	nearlyFull = 80
+	full       = 95
 	// entrySize is the memory of a connection in the kernel, in bytes, rounded up.
 	entrySize = 512
 )
@@ -119,7 +119,7 @@ const (
 func (c *Config) connections() []view.Finding {
 	n, known := c.number("net/netfilter/nf_conntrack_count")
 	most, limited := c.number("net/netfilter/nf_conntrack_max")
-	if !known || !limited || most <= 0 || 100*n < fullish*most {
+	if !known || !limited || most <= 0 || 100*n < nearlyFull*most {
 		return nil
 	}
 	severity := view.Warning
@@ -147,5 +147,18 @@ func (c *Config) liberal() []view.Finding {
 	}}
 }
 
-// dotted returns a setting's name in the form of sysctl.
+// loose finds a kernel with which connections cannot be terminated.
+func (c *Config) loose() []view.Finding {
+	if n, ok := c.number("net/netfilter/nf_conntrack_tcp_loose"); !ok || n != 0 {
+		return nil
+	}
+	return []view.Finding{{
+		Severity: view.Note, Reason: view.ConntrackNotLoose, Object: c.node(), What: "the kernel tracks only TCP connections that begin with a SYN (nf_conntrack_tcp_loose = 0)",
+		Impact:  "with --terminate-connections or its annotation, connections to endpoints that left the slices stay. Otherwise, none",
+		Fix:     c.on("sysctl -w net.netfilter.nf_conntrack_tcp_loose=1"),
+		Affects: "TCP segments of connections that the kernel does not track: rules that drop packets in state invalid no longer match them",
+	}}
+}
+
+// dotted returns the name of a sysctl with dots, as the command sysctl prints it.
 func dotted(name string) string { return strings.ReplaceAll(name, "/", ".") }

@@ -26,13 +26,16 @@ type familyStatus struct {
 }
 
 // Handler returns the handler of the health port. The status of /healthz is 200 if the proxy is healthy and the node eligible, and that
-// of /livez if the proxy is healthy; otherwise it is 503. All methods are accepted. Any other path has status 404.
+// of /livez if the proxy is healthy. The status of /readyz is 200 if the first sync has succeeded and the proxy is healthy. Otherwise, the status is 503.
+// All methods are accepted. Any other path has status 404.
 //
-// Probes should use /livez. With /healthz, the kubelet would restart the proxy of a node that the autoscaler is about to remove.
+// Liveness probes should use /livez. With /healthz, the kubelet would restart the proxy of a node that the autoscaler is about to remove. Readiness
+// probes should use /readyz: with /livez, a roll-out would continue although the new proxies do not reach the API server.
 func (h *Health) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/healthz", handle(h.healthz, h.config.Counter.HealthzAnswered))
 	mux.Handle("/livez", handle(h.livez, h.config.Counter.LivezAnswered))
+	mux.HandleFunc("/readyz", h.readyz)
 	return mux
 }
 

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"context"
 	"sync"
 	"time"
 
@@ -30,7 +31,9 @@ type Config struct {
 	Families []inet.Family
 	// NoNode makes the node always eligible, for a proxy without an API server.
 	NoNode bool
-	// Counter, if not nil, counts the answers.
+	// Reasons, if not nil, returns the reasons why the proxy is not ready, one line each. Any goroutine calls it.
+	Reasons func(context.Context) []string
+	// Counter, if not nil, counts the answers of /healthz and /livez.
 	Counter Counter
 }
 
@@ -41,10 +44,12 @@ type Health struct {
 	config Config
 
 	mu sync.Mutex
-	// updated is the time of the last call of Updated; zero before the first one.
+	// updated is the time of the last call of Updated or Serves; zero before the first one.
 	updated time.Time
-	// queued is the time of the first request since the last call of Updated; zero if no sync is pending.
+	// queued is the time of the first request since that call; zero if no sync is pending.
 	queued time.Time
+	// serves is true after the first call of Serves.
+	serves bool
 	// eligible is the last known eligibility of the Node.
 	eligible bool
 }
@@ -55,6 +60,9 @@ func New(c Config) *Health {
 	if c.Counter == nil {
 		c.Counter = uncounted{}
 	}
+	if c.Reasons == nil {
+		c.Reasons = unexplained
+	}
 	return &Health{config: c, eligible: c.NoNode}
 }
 
@@ -64,7 +72,7 @@ type uncounted struct{}
 func (uncounted) HealthzAnswered(int) {}
 func (uncounted) LivezAnswered(int)   {}
 
-// Queued records that a sync was requested. Call it for each request; only the first call after a call of Updated has an effect. Call it
+// Queued records that a sync was requested. Call it for each request; only the first call after a call of Updated or Serves has an effect. Call it
 // also before a sync without a request: otherwise, Health would not detect the failure of this sync.
 func (h *Health) Queued(now time.Time) {
 	h.mu.Lock()
@@ -74,8 +82,8 @@ func (h *Health) Queued(now time.Time) {
 	}
 }
 
-// Updated records a successful sync, so no request is pending. Call it from the goroutine that calls Queued. Call it also when the sync
-// loop starts: the proxy is then healthy until the first sync is overdue.
+// Updated records that no sync is due: when the sync loop starts, and while another instance serves. The proxy is then healthy until the next
+// requested sync is overdue. Call it, and Serves, from the goroutine that calls Queued.
 func (h *Health) Updated(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -4,7 +4,8 @@ import "time"
 
 // Account is the health with the times from which it follows.
 type Account struct {
-	Healthy, Eligible bool
+	// Ready is the result of /readyz.
+	Healthy, Eligible, Ready bool
 	// Updated is the time of the last successful sync. Owed is the time of the oldest pending request; zero if there is none.
 	Updated, Owed time.Time
 }
@@ -13,5 +14,6 @@ type Account struct {
 func (h *Health) Account() Account {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return Account{Healthy: h.healthy(h.config.Now()), Eligible: h.eligible, Updated: h.updated, Owed: h.queued}
+	now := h.config.Now()
+	return Account{Healthy: h.healthy(now), Eligible: h.eligible, Ready: h.ready(now), Updated: h.updated, Owed: h.queued}
 }

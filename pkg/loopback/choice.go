@@ -10,7 +10,7 @@ import (
 // choice selects the endpoint of each new connection. All clients have the same address. So with session affinity, all of them share one
 // endpoint, until no client has connected for the timeout (kube-proxy: localnodeportproxy).
 type choice struct {
-	// endpoints are sorted; one with a greater weight is there several times.
+	// endpoints are sorted. An endpoint with a greater weight occurs several times.
 	endpoints []netip.AddrPort
 	// affinity is the timeout of session affinity; 0 means none.
 	affinity time.Duration

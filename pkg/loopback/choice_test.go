@@ -40,7 +40,7 @@ func TestChoiceWithoutAffinityUsesEveryEndpoint(t *testing.T) {
 // TestChoiceWithAffinity connects repeatedly with session affinity: each connection restarts the timeout.
 func TestChoiceWithAffinity(t *testing.T) {
 	const timeout = 10 * time.Second
-	for range 20 { // a single wrong choice may be right by chance
+	for range 20 { // a wrong implementation may choose the right endpoint once by chance
 		var c choice
 		now := time.Unix(1000, 0)
 		c.set(three, timeout)
@@ -94,11 +94,24 @@ func TestClaimsOf(t *testing.T) {
 	local.Ports[0].Local, local.Ports[0].Frontends[1].Local = three[:1], true
 	six := nodePort("six", 30006, endpoints("[fd00::1]:80"))
 	six.Ports[0].Family, six.Ports[0].Frontends[1].Family = inet.IPv6, inet.IPv6
+	with := func(allowed, denied string) *model.Service {
+		s := nodePort("web", 30080, three)
+		ranges := func(text string) []model.AddrRange {
+			return []model.AddrRange{model.RangeOf(netip.MustParsePrefix(text))}
+		}
+		if s.Ports[0].Frontends[1].AllowedSources = ranges(allowed); denied != "" {
+			s.Ports[0].Frontends[1].DeniedSources = ranges(denied)
+		}
+		return s
+	}
 	for _, c := range []struct {
 		name    string
 		service *model.Service
 		want    []netip.AddrPort
 	}{
+		{"source ranges with loopback", with("127.0.0.1/32", ""), three},
+		{"source ranges without loopback", with("192.0.2.0/24", ""), nil},
+		{"loopback is denied", with("0.0.0.0/0", "127.0.0.0/8"), nil},
 		{"policy Cluster", nodePort("web", 30080, three), three},
 		{"policy Local", local, three[:1]},
 		{"another family", six, nil},
@@ -115,7 +128,7 @@ func TestClaimsOf(t *testing.T) {
 	}
 }
 
-// TestTheOlderServiceHasTheNodePort: the order is that of pkg/plan.
+// TestTheOlderServiceHasTheNodePort: loopback resolves conflicts of node ports as pkg/plan does.
 func TestTheOlderServiceHasTheNodePort(t *testing.T) {
 	c := claims{map[types.NamespacedName][]*claim{}, map[model.Key][]*claim{}}
 	set := func(name string, age int64) {

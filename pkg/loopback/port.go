@@ -29,10 +29,10 @@ const (
 type port struct {
 	server *Server
 	at     netip.AddrPort
-	// cut ends context, and with it all connections, when the node port no longer has a Service with endpoints.
+	// cut cancels context, which resets all connections. It is called when no Service with endpoints has the node port any more.
 	context context.Context
 	cut     context.CancelFunc
-	// listener is nil while the program cannot listen, or while another instance of it serves. Only Server.Run uses it.
+	// listener is nil while the program cannot listen, or while another instance of the program serves. Only Server.Run uses it.
 	listener net.Listener
 
 	mu     sync.Mutex

@@ -14,14 +14,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Table returns the name of the tables whose rules refuse and count packets to UDP and SCTP node ports on loopback, from the name of the tables
-// of Services. These rules are not in the tables of Services, so that a node without node ports on loopback does not have them.
+// Table returns the name of the tables that refuse and count packets to UDP and SCTP node ports on loopback. services is the name of the tables of
+// Services. The rules have tables of their own, so that a node without node ports on loopback does not have them.
 func Table(services string) string { return services + "-loopback" }
 
 // Refused are the protocols whose node ports are refused.
 var Refused = [...]inet.Protocol{inet.UDP, inet.SCTP}
 
-// Refusals are the UDP and SCTP node ports that the kernel refuses on loopback. All methods but Packets belong to one goroutine.
+// Refusals are the UDP and SCTP node ports that the kernel refuses on loopback. Only one goroutine may call the methods, except Packets.
 type Refusals struct {
 	table  string
 	tables [2]*refusals
@@ -41,8 +41,8 @@ type refusals struct {
 	ports, packets *nft.Set
 }
 
-// NewRefusals returns refusals for the given families, beside the tables of Services with a name, in the network namespace of the thread that
-// first calls [Refusals.Commit]. This call also deletes the table that an earlier process has left for another family.
+// NewRefusals returns refusals for the given families. services is the name of the tables of Services. The tables are in the network namespace of the
+// thread that first calls [Refusals.Commit]. This call also deletes the table that an earlier process has left for another family.
 func NewRefusals(families []inet.Family, services string) *Refusals {
 	r := &Refusals{table: Table(services), wanted: map[model.Key]struct{}{}, added: map[model.Key]struct{}{}, removed: map[model.Key]struct{}{}, all: true}
 	for _, f := range families {
@@ -148,8 +148,8 @@ func (r *Refusals) commit(write func(*nft.Batch) error) error {
 	return nil
 }
 
-// change writes the differences. A node port that was added and removed since the last commit has no element in the kernel, and one that was removed
-// and added still has one. So change adds elements only if they do not exist, and deletes only elements that it has ensured.
+// change writes the differences. If a node port was added and removed since the last commit, the kernel has no element for it. If it was removed and
+// added, the kernel still has its element. So change makes sure that each element exists before it deletes any.
 func (r *Refusals) change(b *nft.Batch) error {
 	for k := range r.added {
 		b.EnsureElement(r.element(k))
@@ -163,7 +163,7 @@ func (r *Refusals) change(b *nft.Batch) error {
 	return nil
 }
 
-// rewrite replaces the tables, and deletes those of other families.
+// rewrite replaces the tables, and deletes the tables of families that are not served.
 func (r *Refusals) rewrite(b *nft.Batch) error {
 	for _, f := range inet.Families {
 		t := r.tables[f]
@@ -197,8 +197,8 @@ func (r *Refusals) element(k model.Key) *nft.Element {
 	return &nft.Element{Set: r.tables[k.Family].ports, Key: nft.Value{}.Proto(k.Protocol).Port(k.Port)}
 }
 
-// Close closes the connection. If mine is true, it first deletes the tables; otherwise, they belong to another process.
-func (r *Refusals) Close(mine bool) error {
+// Close closes the connection. If owner is true, it first deletes the tables; otherwise they belong to another process.
+func (r *Refusals) Close(owner bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.conn == nil {
@@ -206,7 +206,7 @@ func (r *Refusals) Close(mine bool) error {
 	}
 	var errs []error
 	for _, f := range inet.Families {
-		if mine && r.tables[f] != nil {
+		if owner && r.tables[f] != nil {
 			_, err := r.conn.DeleteTable(f, r.table)
 			errs = append(errs, err)
 		}
@@ -229,7 +229,7 @@ func (r *Refusals) Packets(f inet.Family) (map[inet.Protocol]uint64, error) {
 	return n, err
 }
 
-// Cleanup deletes the tables that any process has left beside the tables of Services with a name. It returns their names.
+// Cleanup deletes the tables that a process has left. services is the name of the tables of Services. It returns the names of the deleted tables.
 func Cleanup(services string) (deleted []string, err error) {
 	return nft.DeleteTables(Table(services))
 }

@@ -31,8 +31,8 @@ const (
 	// retryEvery is the time between two attempts to listen on failed ports, mostRetries the largest number of ports in one attempt.
 	retryEvery  = time.Second
 	mostRetries = 100
-	// patience is the number of failures after which a port is reported. After the first one, an earlier process of this program may be about to
-	// close the port.
+	// patience is the number of failures after which a port is reported. The first failure is normal during a restart: the earlier process may not
+	// have closed the port yet.
 	patience = 2
 )
 
@@ -52,7 +52,7 @@ type Config struct {
 	NodeName string
 	// Families are the families with node ports on loopback; empty if node ports are not served on loopback.
 	Families []inet.Family
-	// Listen and Dial are those of the package net, and Now is time.Now, unless a test replaces them.
+	// Listen and Dial default to the functions of package net, and Now to time.Now. Tests replace them.
 	Listen func(netip.AddrPort) (net.Listener, error)
 	Dial   func(context.Context, netip.AddrPort) (net.Conn, error)
 	Now    func() time.Time
@@ -76,7 +76,8 @@ func limitsOf(files uint64) limits {
 	}
 }
 
-// Server serves the node ports of Services on loopback. Any goroutine may call its methods; only one may call Run. Only Run and Refused wait.
+// Server serves the node ports of Services on loopback. Any goroutine may call its methods, but only one goroutine may call Run. Only Run and Refused
+// block.
 type Server struct {
 	Config
 	limits      limits
@@ -85,17 +86,18 @@ type Server struct {
 	changed chan struct{}
 	// ports are the node ports with endpoints. Only Run uses them.
 	ports map[model.Key]*port
-	// refusing is true while this process owns the tables of the refusals, notRefusing after a failed commit of them. Only Run uses both.
+	// refusing is true while this process owns the tables of the refusals. notRefusing is true after a failed commit of these tables. Only Run uses
+	// both fields.
 	refusing, notRefusing bool
 
 	mu      sync.Mutex
 	claims  claims
 	serving bool
-	// dirty are the node ports to process: changed ones, and failed ones that are due for a retry.
+	// dirty are the node ports to process: changed node ports, and failed node ports that are due for a retry.
 	dirty map[model.Key]struct{}
 	// failures are the node ports on which the program cannot listen.
 	failures map[model.Key]*failure
-	// failing has the Services of the failures.
+	// failing has the Services with failed node ports.
 	failing   map[types.NamespacedName]*failing
 	listeners [2]int
 	// lost is true after a failed reading of the refusals: another program may have deleted the tables.
@@ -219,7 +221,7 @@ func (s *Server) end() {
 	}
 }
 
-// retry marks up to mostRetries failed ports for another attempt. The order of a map is random, so each port has its turn.
+// retry marks up to mostRetries failed ports for another attempt. Go iterates over a map in random order, so each port has its turn.
 func (s *Server) retry() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -279,7 +281,7 @@ func (s *Server) refuse(k model.Key, refused bool) {
 	}
 }
 
-// commitRefusals writes the refusals if this process serves. Otherwise the tables belong to another instance: their name is the same.
+// commitRefusals writes the refusals if this process serves. Otherwise the tables belong to another instance, which uses the same name.
 func (s *Server) commitRefusals(serving, lost bool) {
 	if s.Refusals == nil {
 		return
@@ -292,7 +294,7 @@ func (s *Server) commitRefusals(serving, lost bool) {
 	}
 	err := s.Refusals.Commit()
 	if len(s.Families) == 0 {
-		return // without families, the only task was to delete the tables of an earlier process
+		return // without families, the only purpose was to delete the tables of an earlier process
 	}
 	if err != nil && !s.notRefusing {
 		klog.ErrorS(err, "Cannot refuse UDP and SCTP node ports on loopback, will retry", "interval", retryEvery)

@@ -21,7 +21,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// patienceOfTests is the timeout of actions that normally take microseconds.
+// patienceOfTests is the timeout for actions that usually take microseconds.
 const patienceOfTests = 10 * time.Second
 
 // bench is a server whose listeners and endpoints use ports that the kernel assigns. Tests call sync instead of Run.
@@ -252,9 +252,9 @@ func TestEndsOfStreams(t *testing.T) {
 	if _, err := c.ask("reset"); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("after a reset by the endpoint: %v", err)
 	}
-	nobody := netip.MustParseAddrPort("10.0.0.9:80")
-	b.backends.Store(nobody, "127.0.0.1:1")
-	b.set("web", 30080, nobody)
+	dead := netip.MustParseAddrPort("10.0.0.9:80")
+	b.backends.Store(dead, "127.0.0.1:1")
+	b.set("web", 30080, dead)
 	b.wantAborted(30080)
 	if n := b.counted.unreachable.Load(); n != 1 {
 		t.Errorf("%d connections to an endpoint failed, want 1", n)
@@ -319,7 +319,7 @@ func TestLimitsOf(t *testing.T) {
 	}
 }
 
-// TestPortInUse: a port in use affects no other port. The program reports its Service once, and retries.
+// TestPortInUse: if another process uses a node port, all other node ports work. The program reports the Service once, and retries.
 func TestPortInUse(t *testing.T) {
 	b := newBench(t)
 	one := b.backend("one")

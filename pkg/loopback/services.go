@@ -26,8 +26,9 @@ func (c *claim) compare(d *claim) int {
 	return cmp.Or(c.created.Compare(d.created), model.CompareNames(c.name.NamespacedName, d.name.NamespacedName))
 }
 
-// claimsOf lists the node ports of a Service, which may be nil, in the given families. As in kube-proxy, the external traffic policy selects the
-// endpoints. With policy Local, only endpoints on this node serve, although the rules permit processes of this node to use all endpoints.
+// claimsOf lists the node ports of a Service, which may be nil, in the given families. If the source ranges of a node port do not admit the loopback
+// address, it has no endpoints. As in kube-proxy, the external traffic policy selects the endpoints. With policy Local, only endpoints on this node
+// serve, although the rules permit processes of this node to use all endpoints.
 func claimsOf(s *model.Service, families []inet.Family) (list []*claim) {
 	if s == nil {
 		return nil
@@ -48,14 +49,17 @@ func claimsOf(s *model.Service, families []inet.Family) (list []*claim) {
 			if weights != nil {
 				endpoints = slices.SortedFunc(slices.Values(p.Method.Fill(endpoints, weights)), netip.AddrPort.Compare)
 			}
+			if !model.Admits(f.AllowedSources, f.DeniedSources, inet.Localhost[p.Family]) {
+				endpoints = nil
+			}
 			list = append(list, &claim{f.Key, p.Name, s.Created, withoutLoopback(endpoints), p.Affinity})
 		}
 	}
 	return list
 }
 
-// withoutLoopback removes endpoints on loopback addresses: such an endpoint could be a listener of this package. The API server rejects them,
-// too.
+// withoutLoopback removes endpoints on loopback addresses, because such an endpoint could be a listener of this package. The API server also
+// rejects such endpoints.
 func withoutLoopback(list []netip.AddrPort) []netip.AddrPort {
 	onLoopback := func(a netip.AddrPort) bool { return a.Addr().Unmap().IsLoopback() || a.Addr().IsUnspecified() }
 	if !slices.ContainsFunc(list, onLoopback) {
@@ -70,7 +74,7 @@ type claims struct {
 	byKey     map[model.Key][]*claim
 }
 
-// set replaces the node ports of a Service. It returns the old and the new ones, possibly with duplicates.
+// set replaces the node ports of a Service. It returns the old and the new node ports, possibly with duplicates.
 func (c *claims) set(name types.NamespacedName, list []*claim) (changed []model.Key) {
 	for _, old := range c.byService[name] {
 		changed = append(changed, old.key)

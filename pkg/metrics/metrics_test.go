@@ -59,11 +59,15 @@ func everything(m *Metrics) {
 // page.
 func TestPage(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
-	everything(New(reg, Config{Version: "v1", Loopback: true}))
-	RegisterServices(reg, busy(2), 100)
+	m := New(reg, Config{Version: "v1", Loopback: true})
+	everything(m)
+	NewTerminations(reg, m).FlowsDeleted(inet.IPv6, 0, 2)
+	counts, series := placed()
+	RegisterServices(reg, counts, series)
 	RegisterLoopback(reg, inet.Families[:1], func(inet.Family) (map[inet.Protocol]uint64, error) {
 		return map[inet.Protocol]uint64{inet.UDP: 1}, nil
 	})
+	RegisterDemand(reg, func(f func(namespace, service string, wanted bool)) { f("shop", "web", true) })
 	for _, prefix := range []string{"kubeproxy", "kubenftproxy"} {
 		want := tableOf(t, reg, prefix+"_")
 		if *update {
@@ -137,7 +141,8 @@ func TestLint(t *testing.T) {
 	}
 	reg := prometheus.NewPedanticRegistry()
 	everything(New(reg, Config{Version: "v1"}))
-	RegisterServices(reg, busy(2), 100)
+	counts, series := placed()
+	RegisterServices(reg, counts, series)
 	problems, err := testutil.GatherAndLint(reg)
 	if err != nil {
 		t.Fatal(err)
@@ -155,11 +160,11 @@ func TestLint(t *testing.T) {
 func TestFromTheStart(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
 	New(reg, Config{Version: "v1"})
-	RegisterServices(reg, busy(0), 100)
+	RegisterServices(reg, busy(0), Series{Ports: 100})
 	got := strings.Split(strings.TrimSpace(describe(t, reg)), "\n")
 	used := prometheus.NewPedanticRegistry()
 	everything(New(used, Config{Version: "v1"}))
-	RegisterServices(used, busy(0), 100)
+	RegisterServices(used, busy(0), Series{Ports: 100})
 	want := slices.DeleteFunc(strings.Split(strings.TrimSpace(describe(t, used)), "\n"), func(line string) bool {
 		return strings.Contains(line, "timestamp_seconds") || strings.Contains(line, "_elements gauge ")
 	})

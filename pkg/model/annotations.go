@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
@@ -14,21 +15,34 @@ import (
 
 // The annotations that Build reads. pkg/watch stores only these.
 var (
-	ServiceAnnotations = []string{algorithm, tableSize, ciliumAlgorithm, calicoStrategy}
-	SliceAnnotations   = []string{weights, ciliumWeight}
+	ServiceAnnotations = []string{algorithm, tableSize, slowStart, maximum, atMaximum, ciliumAlgorithm, calicoStrategy,
+		scaleToZero, ciliumScaleToZero, terminate,
+		refuseUnused, wholeIP, answerPing, portRanges,
+		nodePortSources, externalIPSources, deniedSources, ciliumSourcePolicy}
+	SliceAnnotations = []string{weights, ciliumWeight}
 )
 
 const (
 	// algorithm has the name of a balance.Method, tableSize its number of slots.
 	algorithm = "kube-nftproxy.io/lb-algorithm"
 	tableSize = "kube-nftproxy.io/lb-table-size"
+	// slowStart has the seconds from the lowest share of a new endpoint to its full one.
+	slowStart = "kube-nftproxy.io/slow-start"
+	// maximum has the maximum of connections of each endpoint, atMaximum an AtMaximum.
+	maximum   = "kube-nftproxy.io/max-connections"
+	atMaximum = "kube-nftproxy.io/at-max-connections"
+	// scaleToZero is "true" if connections are held while the Service has no endpoint.
+	scaleToZero = "kube-nftproxy.io/scale-to-zero"
+	// terminate has a Termination.
+	terminate = "kube-nftproxy.io/terminate-connections"
 	// weights has the weights of single endpoints of a slice, such as "10.0.0.1=3,10.0.0.2=0".
 	weights = "kube-nftproxy.io/weights"
 
 	// Annotations of Cilium and Calico. ciliumWeight is the weight of all endpoints of a slice.
-	ciliumAlgorithm = "service.cilium.io/lb-algorithm"
-	ciliumWeight    = "service.cilium.io/weight"
-	calicoStrategy  = "lb.projectcalico.org/external-traffic-strategy"
+	ciliumAlgorithm   = "service.cilium.io/lb-algorithm"
+	ciliumWeight      = "service.cilium.io/weight"
+	ciliumScaleToZero = "service.cilium.io/scale-to-zero"
+	calicoStrategy    = "lb.projectcalico.org/external-traffic-strategy"
 )
 
 // algorithms are the annotations that name a method, in order of precedence, with the names that each of them may have.
@@ -41,8 +55,73 @@ var algorithms = []struct {
 	{calicoStrategy, []string{balance.Maglev}},
 }
 
+// MostConnections is the greatest maximum of connections of an endpoint. The kernel's work for a new connection grows with the maximum.
+const MostConnections = 1000
+
+// AtMaximum says how a Service handles new connections while all its endpoints have their maximum of connections.
+type AtMaximum string
+
+// The values of the annotation.
+const (
+	// Refuse: a TCP reset, or an ICMP error.
+	Refuse AtMaximum = "refuse"
+	// Queue: no answer, so that the client retries.
+	Queue AtMaximum = "queue"
+)
+
+// MaximumField is the path of the annotation with the maximum of connections.
+const MaximumField = "metadata.annotations[" + maximum + "]"
+
+// maximum returns the maximum of connections of each endpoint, and the behaviour at the maximum. An invalid maximum becomes a problem, and there is
+// none (0). An invalid behaviour becomes a problem, and it is Refuse.
+func (b *builder) maximum() (uint16, AtMaximum) {
+	text, given := b.svc.Annotations[maximum]
+	if !given {
+		return 0, ""
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n < 1 || n > MostConnections {
+		b.problem(MaximumField, quoted(text, fmt.Sprintf("must be a number from 1 to %d; endpoints have no maximum of connections", MostConnections)))
+		return 0, ""
+	}
+	if b.svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+		b.problem(MaximumField, quoted(text, "the Service has session affinity, so its endpoints have no maximum of connections; use the algorithm "+balance.SourceHash+" instead of session affinity"))
+		return 0, ""
+	}
+	at := AtMaximum(b.svc.Annotations[atMaximum])
+	switch at {
+	case Refuse, Queue:
+		return uint16(n), at
+	case "":
+	default:
+		b.problem(annotation(atMaximum), quoted(string(at), fmt.Sprintf("must be %s or %s; the Service refuses connections", Refuse, Queue)))
+	}
+	return uint16(n), Refuse
+}
+
+// ScaleToZeroField is the path of the annotation of Services that hold connections while they have no endpoint.
+const ScaleToZeroField = "metadata.annotations[" + scaleToZero + "]"
+
+// scaleToZero reports whether the Service holds connections while it has no endpoint. An invalid value becomes a problem, and it does not.
+func (b *builder) scaleToZero() bool {
+	for _, a := range []string{scaleToZero, ciliumScaleToZero} {
+		text, given := b.svc.Annotations[a]
+		if !given {
+			continue
+		}
+		if text != "true" && text != "false" {
+			b.problem(annotation(a), quoted(text, `must be "true" or "false"; the Service refuses connections while it has no endpoint`))
+		}
+		return text == "true"
+	}
+	return false
+}
+
 // AlgorithmField is the path of the annotation with the algorithm.
 const AlgorithmField = "metadata.annotations[" + algorithm + "]"
+
+// TerminateField is the path of the annotation with the [Termination].
+const TerminateField = "metadata.annotations[" + terminate + "]"
 
 // annotation returns the path of an annotation.
 func annotation(key string) string { return "metadata.annotations[" + key + "]" }

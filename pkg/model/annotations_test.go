@@ -50,6 +50,81 @@ func TestAlgorithms(t *testing.T) {
 	}
 }
 
+// Each row has annotations of a Service as key=value.
+// A Service holds connections while none of its ports has an endpoint in any family.
+func TestScaleToZero(t *testing.T) {
+	const own, cilium = "kube-nftproxy.io/scale-to-zero=", " service.cilium.io/scale-to-zero="
+	for _, tc := range []struct {
+		annotations, endpoints string
+		want                   bool
+		problem                string
+	}{
+		{"", "", false, ""},
+		{own + "true", "", true, ""},
+		{own + "true", "1rs", false, ""},
+		{own + "false", "", false, ""},
+		{cilium + "true", "", true, ""},
+		{own + "false" + cilium + "true", "", false, ""},
+		{own + "60" + cilium + "true", "", false, "kube-nftproxy.io/scale-to-zero"},
+		{cilium + "on", "", false, "service.cilium.io/scale-to-zero"},
+	} {
+		svc := service()
+		svc.Annotations = map[string]string{}
+		for item := range strings.FieldsSeq(tc.annotations) {
+			key, value, _ := strings.Cut(item, "=")
+			svc.Annotations[key] = value
+		}
+		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps(tc.endpoints)...)}, here, Options{})
+		if got.Asleep() != tc.want {
+			t.Errorf("%s with endpoints %q: asleep is %v, want %v", tc.annotations, tc.endpoints, got.Asleep(), tc.want)
+		}
+		if len(got.Problems) > 1 || (len(got.Problems) > 0) != (tc.problem != "") || tc.problem != "" && got.Problems[0].Field != annotation(tc.problem) {
+			t.Errorf("%s: problems %+v, want one of %q", tc.annotations, got.Problems, tc.problem)
+		}
+	}
+}
+
+func TestMaximums(t *testing.T) {
+	const most, at = "kube-nftproxy.io/max-connections=", " kube-nftproxy.io/at-max-connections="
+	for _, tc := range []struct {
+		annotations string
+		affinity    bool
+		want        uint16
+		at          AtMaximum
+		problem     string
+	}{
+		{"", false, 0, "", ""},
+		{most + "1", false, 1, Refuse, ""},
+		{most + "1000", false, 1000, Refuse, ""},
+		{most + "100" + at + "refuse", false, 100, Refuse, ""},
+		{most + "100" + at + "queue", false, 100, Queue, ""},
+		{most + "100" + at + "Queue", false, 100, Refuse, "at-max-connections"},
+		{at + "queue", false, 0, "", ""},
+		{most + "0", false, 0, "", "max-connections"},
+		{most + "1001", false, 0, "", "max-connections"},
+		{most + "-1", false, 0, "", "max-connections"},
+		{most + "99999999999999999999", false, 0, "", "max-connections"},
+		{most + "100", true, 0, "", "session affinity"},
+	} {
+		svc := service()
+		svc.Annotations = map[string]string{}
+		if tc.affinity {
+			svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		}
+		for item := range strings.FieldsSeq(tc.annotations) {
+			key, value, _ := strings.Cut(item, "=")
+			svc.Annotations[key] = value
+		}
+		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs")...)}, here, Options{})
+		if p := got.Ports[0]; p.MaxConnections != tc.want || p.AtMaximum != tc.at {
+			t.Errorf("%s: maximum %d, then %q, want %d, then %q", tc.annotations, p.MaxConnections, p.AtMaximum, tc.want, tc.at)
+		}
+		if len(got.Problems) > 1 || (len(got.Problems) > 0) != (tc.problem != "") || tc.problem != "" && !strings.Contains(got.Problems[0].Text()+got.Problems[0].Field, tc.problem) {
+			t.Errorf("%s: problems %+v, want one of %q", tc.annotations, got.Problems, tc.problem)
+		}
+	}
+}
+
 // Each row has a slice with endpoints 1 and 2 and its annotations, beside a slice with endpoint 3 without any.
 func TestWeights(t *testing.T) {
 	for _, tc := range []struct {

@@ -27,8 +27,15 @@ type Options struct {
 	IgnoreExternalIPs bool
 	// Method is the way to choose endpoints of Services without an annotation for it.
 	Method balance.Method
+	// UnusedPorts and Ping select behaviours of addresses.
+	UnusedPorts UnusedPorts
+	Ping        Ping
+	// TerminateGone is the default of Services without an annotation for it, see [Service.TerminateGone].
+	TerminateGone bool
 	// Limits bound the cost of one Service.
 	Limits Limits
+	// Starts are the starting endpoints of the Service, see [Reading.Starts]; nil for none. [Rebuild] ignores them.
+	Starts *Starts
 }
 
 // Objects returns Services and their EndpointSlices. Do not change the returned objects: they may be shared.
@@ -64,10 +71,10 @@ func Build(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node Node
 }
 
 func newBuilder(svc *corev1.Service, node Node, opts Options) builder {
-	b := builder{svc: svc, node: node, opts: opts, limits: opts.Limits.orDefault()}
-	// With session affinity, each pair of an endpoint and a port takes two elements. With a policy Local, the pairs on this node
-	// are in two lists.
-	if svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+	b := builder{svc: svc, node: node, opts: opts, limits: opts.Limits.orDefault(), starts: opts.Starts}
+	// With session affinity or a maximum of connections, each pair of an endpoint and a port takes two elements. With a policy Local, the pairs
+	// on this node are in two lists.
+	if _, limited := svc.Annotations[maximum]; limited || svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		b.limits.Pairs = max(1, b.limits.Pairs/2)
 	}
 	if svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal ||
@@ -100,12 +107,18 @@ type builder struct {
 	// limits are the limits of opts, with defaults for zero fields.
 	limits Limits
 	out    *Service
+	// slow is the time of slow start, or 0. starts are the starting endpoints. observed, if not nil, replaces them.
+	slow     time.Duration
+	starts   *Starts
+	observed *observed
 
 	// cluster holds the usable cluster IPs; a family without one is not served.
 	cluster [2]netip.Addr
 	// fronts holds one frontend for each address of each served family. Port and protocol are not set yet.
 	fronts [2][]Frontend
-	groups groups
+	// sources are the source ranges of the frontends.
+	sources sources
+	groups  groups
 	// problems holds the problems of the Service, and ofSlices the problems of its EndpointSlices. over holds the problems that no
 	// limit of problems hides: exceeded limits, and source ranges that are all invalid.
 	problems       problems
@@ -121,7 +134,11 @@ func (b *builder) service() {
 	b.clusterIPs()
 	ports, nodePorts := b.usablePorts()
 	b.addresses(len(ports), nodePorts)
+	b.takeStances()
 	b.ports(ports, nodePorts, b.affinity(), b.method())
+	b.slow = b.slowStart()
+	b.out.ScaleToZero = b.scaleToZero()
+	b.out.TerminateGone = b.terminates()
 	b.healthCheck()
 }
 
@@ -216,20 +233,16 @@ func (b *builder) addresses(ports, nodePorts int) {
 			b.fronts[f] = []Frontend{{Key: Key{Addr: addr, Family: f}, Kind: ClusterIP, Local: local}}
 		}
 	}
-	ranges, known := b.sourceRanges()
-	if len(b.svc.Spec.ExternalIPs) == 0 && len(b.svc.Status.LoadBalancer.Ingress) == 0 {
-		return
+	var balancers, external []netip.Addr
+	if len(b.svc.Spec.ExternalIPs) > 0 || len(b.svc.Status.LoadBalancer.Ingress) > 0 {
+		seen := map[netip.Addr]bool{}
+		balancers = b.loadBalancerIPs(seen)
+		external = b.externalIPs(seen)
+		balancers, external = b.withinLimits(balancers, external, ports, nodePorts)
 	}
-	seen := map[netip.Addr]bool{}
-	balancers := b.loadBalancerIPs(seen)
-	external := b.externalIPs(seen)
-	balancers, external = b.withinLimits(balancers, external, ports, nodePorts)
-	b.addFronts(ExternalIP, external, [2][]AddrRange{})
-	var allowed [2][]AddrRange
-	for _, f := range inet.Families {
-		allowed[f] = b.allowedSources(f, ranges, known, balancers)
-	}
-	b.addFronts(LoadBalancer, balancers, allowed)
+	b.sources = b.readSources(balancers, external)
+	b.addFronts(ExternalIP, external)
+	b.addFronts(LoadBalancer, balancers)
 }
 
 // withinLimits drops addresses above the limits of addresses and frontends: external IPs first, then load-balancer IPs.
@@ -263,11 +276,11 @@ func (b *builder) withinLimits(balancers, external []netip.Addr, ports, nodePort
 }
 
 // addFronts adds a frontend for each address. A frontend at the cluster IP replaces the frontend of kind ClusterIP.
-func (b *builder) addFronts(kind Kind, addrs []netip.Addr, allowed [2][]AddrRange) {
+func (b *builder) addFronts(kind Kind, addrs []netip.Addr) {
 	local := externalLocal(b.svc)
 	for _, addr := range addrs {
 		f := inet.FamilyOf(addr)
-		front := Frontend{Key: Key{Addr: addr, Family: f}, Kind: kind, Local: local, AllowedSources: allowed[f]}
+		front := Frontend{Key: Key{Addr: addr, Family: f}, Kind: kind, Local: local, AllowedSources: b.sources.allowed[kind][f], DeniedSources: b.sources.denied[f]}
 		if addr == b.cluster[f] {
 			front.ReplacesClusterIP = true
 			b.fronts[f][0] = front
@@ -320,97 +333,6 @@ func (b *builder) externalIPs(seen map[netip.Addr]bool) (addrs []netip.Addr) {
 		}
 	}
 	return addrs
-}
-
-// sourceRanges returns the valid ranges of both families. Blank strings are ignored, as in kube-proxy. known is false if ranges
-// are given and none is valid.
-func (b *builder) sourceRanges() (ranges []netip.Prefix, known bool) {
-	given := false
-	for i, s := range b.svc.Spec.LoadBalancerSourceRanges {
-		s = strings.TrimSpace(s)
-		if s == "" {
-			continue
-		}
-		given = true
-		prefix, err := parsePrefix(s)
-		if err != nil {
-			b.problem(index("spec.loadBalancerSourceRanges", i), quoted(s, err.Error()))
-			continue
-		}
-		ranges = append(ranges, prefix)
-	}
-	known = !given || len(ranges) > 0
-	if !known {
-		b.over = append(b.over, b.problemOf("spec.loadBalancerSourceRanges",
-			"no range is valid: the load-balancer IPs are closed to all sources; correct the ranges, or leave them out to admit all"))
-	}
-	return ranges, known
-}
-
-// allowedSources returns the sources that may reach the load-balancer IPs of one family; nil admits all.
-//
-// If an interface of the node has a load-balancer IP, packets from the node to that IP have the same IP as their source. So if the
-// ranges contain the node's address, the result also contains the load-balancer IPs.
-func (b *builder) allowedSources(f inet.Family, ranges []netip.Prefix, known bool, balancers []netip.Addr) []AddrRange {
-	if !known {
-		return []AddrRange{}
-	}
-	vips := slices.DeleteFunc(slices.Clone(balancers), func(a netip.Addr) bool { return inet.FamilyOf(a) != f })
-	if len(vips) == 0 || openToAll(f, ranges) {
-		return nil
-	}
-	allowed := []AddrRange{}
-	fromNode := false
-	for _, r := range ranges {
-		if inet.FamilyOf(r.Addr()) == f {
-			allowed = append(allowed, RangeOf(r))
-			fromNode = fromNode || r.Contains(b.node.IPs[f])
-		}
-	}
-	allowed = append([]AddrRange{}, asPrefixes(mergeRanges(allowed))...)
-	n, most := len(allowed), b.limits.SourceRanges
-	kept := allowed[:min(n, most):min(n, most)]
-	if fromNode {
-		slices.SortFunc(vips, netip.Addr.Compare)
-		both := withAddrs(kept, vips)
-		if n <= most {
-			n = len(both) // otherwise the problem is the same on all nodes
-		}
-		if len(both) > most {
-			both = withAddrs(kept, vips[:most-len(kept)])
-		}
-		kept = both
-	}
-	if n > most {
-		b.exceeds(LimitSourceRanges, "spec.loadBalancerSourceRanges", n, most,
-			fmt.Sprintf("%s sources in the last %d ranges are refused", f, n-most), "use fewer, larger ranges")
-	}
-	return kept
-}
-
-// withAddrs returns the union of ranges and addresses of one family.
-func withAddrs(ranges []AddrRange, addrs []netip.Addr) []AddrRange {
-	out := slices.Clone(ranges)
-	for _, a := range addrs {
-		out = append(out, AddrRange{a, a})
-	}
-	return asPrefixes(mergeRanges(out))
-}
-
-// openToAll reports whether the valid source ranges admit all sources of a family: one range is /0, or no range is of this family.
-// As in kube-proxy, a family without ranges is open even if the other family has ranges.
-func openToAll(f inet.Family, ranges []netip.Prefix) bool {
-	open := true
-	for _, r := range ranges {
-		if inet.FamilyOf(r.Addr()) != f {
-			continue
-		}
-		if r.Bits() == 0 {
-			return true
-		}
-		open = false
-	}
-	return open
 }
 
 func internalLocal(svc *corev1.Service) bool {
@@ -485,6 +407,8 @@ func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration, met
 	if nPorts == 0 {
 		return
 	}
+	most, atMost := b.maximum()
+	ranges := b.portRanges()
 	made := make([]ServicePort, 0, nPorts)
 	fronts := make([]Frontend, 0, nFronts)
 	b.out.Ports = make([]*ServicePort, 0, nPorts)
@@ -496,15 +420,20 @@ func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration, met
 			start := len(fronts)
 			fronts = b.appendFronts(fronts, f, &ports[i])
 			made = append(made, ServicePort{
-				Name:      PortName{NamespacedName: b.out.Name, Port: ports[i].name},
-				Protocol:  ports[i].protocol,
-				Family:    f,
-				Affinity:  affinity,
-				Method:    method,
+				Name:     PortName{NamespacedName: b.out.Name, Port: ports[i].name},
+				Protocol: ports[i].protocol,
+				Family:   f,
+				Affinity: affinity,
+				Method:   method,
+
+				MaxConnections: most,
+				AtMaximum:      atMost,
+
 				Frontends: fronts[start:len(fronts):len(fronts)],
 			})
 			b.out.Ports = append(b.out.Ports, &made[len(made)-1])
 		}
+		b.out.Ports = append(b.out.Ports, b.rangedPorts(&made[len(made)-len(ports)], ranges)...)
 	}
 }
 
@@ -518,6 +447,9 @@ func (b *builder) appendFronts(fronts []Frontend, f inet.Family, p *port) []Fron
 			Key:   Key{Port: p.nodePort, Protocol: p.protocol, Family: f},
 			Kind:  NodePort,
 			Local: externalLocal(b.svc),
+
+			AllowedSources: b.sources.allowed[NodePort][f],
+			DeniedSources:  b.sources.denied[f],
 		})
 	}
 	return fronts
@@ -632,49 +564,78 @@ func portNumber(n int32) (uint16, bool) {
 	return uint16(n), true
 }
 
-// limitSlots makes the choice of all endpoints random and equal if the tables of the Service exceed the limit. It counts all endpoints, in each
-// list that is in use, so that all nodes decide alike.
-func (b *builder) limitSlots() {
-	n, most := 0, b.limits.Slots
+// limitSlots disables slow start if the tables of the Service would exceed the limit with it. If they exceed the limit in any case, it makes the
+// choice of all endpoints random and equal, and returns true.
+func (b *builder) limitSlots() (random bool) {
+	most := b.limits.Slots
+	n := b.slots()
+	if n <= most {
+		return false
+	}
+	slow, remedy := b.slow, "use smaller tables and weights, or divide the Service"
+	b.slow = 0
+	if without := b.slots(); slow == 0 || without > most {
+		b.exceeds(LimitSlots, "EndpointSlices", without, most, "endpoints are chosen at random, with equal shares", remedy)
+		return true
+	}
+	b.exceeds(LimitSlots, "EndpointSlices", n, most, "endpoints start with their full weight", remedy)
+	return false
+}
+
+// slots returns the number of slots of the Service. It counts all endpoints with their full weight, in each list that is in use, so that all nodes
+// decide alike.
+func (b *builder) slots() (n int) {
 	for i, sp := range b.out.Ports {
-		m := &b.groups.list[i].merged
-		if sp.Method.Key == balance.Chance && m.weights == nil {
+		m := &b.groupOf(i).merged
+		if sp.Method.Key == balance.Chance && m.weights == nil && b.slow == 0 {
 			continue
 		}
 		slots := sp.Method.Slots(len(m.addrs), balance.Reduce(m.weights))
+		if b.slow > 0 && sp.Method.Key == balance.Chance {
+			slots *= FullShare
+		}
 		if slots > balance.Most {
-			slots = most + 1
+			slots = b.limits.Slots + 1
 		}
 		if n += slots; slices.ContainsFunc(sp.Frontends, func(f Frontend) bool { return f.Local }) {
 			n += slots
 		}
 	}
-	if n <= most {
-		return
-	}
-	for _, sp := range b.out.Ports {
-		sp.Method, sp.ClusterWeights, sp.LocalWeights = balance.Method{}, nil, nil
-	}
-	b.exceeds(LimitSlots, "EndpointSlices", n, most, "endpoints are chosen at random, with equal shares", "use smaller tables and weights, or divide the Service")
+	return n
 }
 
 // finish selects the endpoints of each service port, counts those of this node, and lists the problems.
 func (b *builder) finish() {
 	most, excess, ports := b.limits.PortEndpoints, 0, 0
+	random := b.limitSlots()
+	switch {
+	case b.slow == 0:
+		b.starts = nil
+	case b.observed != nil:
+		b.observe(b.observed)
+	}
 	for i, sp := range b.out.Ports {
-		m := b.groups.list[i].merged
+		g := b.groupOf(i)
+		m := g.merged
 		if n := len(m.addrs); n > most {
 			m = m.usable(most)
 			excess, ports = max(excess, n), ports+1
 		}
-		sp.choose(&m)
+		if random {
+			sp.Method, m.weights = balance.Method{}, nil
+		}
+		shares := b.sharesIn(g.groupKey, &m)
+		if sp.Ranged() {
+			m, shares = m.withoutPorts(shares)
+		}
+		sp.choose(&m, shares)
 	}
-	b.limitSlots()
 	if ports > 0 {
 		b.exceeds(LimitPortEndpoints, "EndpointSlices", excess, most, fmt.Sprintf("%d ports do not use all of their endpoints", ports),
 			"ready ones are kept before others, and lower addresses before higher ones; divide the Service")
 	}
 	b.out.LocalReady = b.groups.localReady()
+	b.listed()
 	list := append(b.problems.all(b.problemOf("spec", "")), b.over...)
 	if most, n := 10*b.limits.Problems, len(b.ofSlices); n > 0 {
 		sortByObject(b.ofSlices)

@@ -196,6 +196,9 @@ func describe(s *Service) (out []string) {
 			if f.AllowedSources != nil {
 				line += fmt.Sprint(f.AllowedSources)
 			}
+			if f.DeniedSources != nil {
+				line += "-" + fmt.Sprint(f.DeniedSources)
+			}
 		}
 		out = append(out, line)
 	}

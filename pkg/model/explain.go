@@ -20,7 +20,7 @@ type Explanation struct {
 	// Others are endpoints that no port can use. They have no usable address, or their slice has no usable port or is of a family that
 	// is not served.
 	Others []Candidate
-	// Notes list load-balancer addresses that are not served, with the reasons.
+	// Notes list load-balancer addresses that are not served, with the reasons, and the termination of connections.
 	Notes []string
 }
 
@@ -40,7 +40,7 @@ type Candidate struct {
 	// Addr is the zero AddrPort if the endpoint has no usable address.
 	Addr netip.AddrPort
 	// Slice is the name of the EndpointSlice. Node is the name of the endpoint's node.
-	Slice, Node string
+	Slice, Node, Zone string
 	// Ready, Serving and Terminating are the conditions of the endpoint. OnThisNode is true if the endpoint is on this node.
 	Ready, Serving, Terminating, OnThisNode bool
 	// Weight is 1 unless an annotation of the slice has another one.
@@ -57,7 +57,7 @@ func Explain(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node No
 	if built == nil {
 		return nil
 	}
-	x := explainer{builder: newBuilder(svc, node, opts), out: &Explanation{Service: built, Notes: loadBalancerNotes(svc)}}
+	x := explainer{builder: newBuilder(svc, node, opts), out: &Explanation{Service: built, Notes: append(loadBalancerNotes(svc), terminationNotes(svc, built)...)}}
 	x.builder.out = &Service{Name: built.Name}
 	x.clusterIPs()
 	x.groups.reset(built.Ports)
@@ -67,7 +67,7 @@ func Explain(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node No
 		x.slice(s)
 	}
 	for _, sp := range built.Ports {
-		x.out.Ports = append(x.out.Ports, x.port(sp, epSlices))
+		x.out.Ports = append(x.out.Ports, x.port(sp, built.Ports[firstPort(built.Ports, sp)], epSlices))
 	}
 	slices.SortStableFunc(x.out.Others, compareCandidates)
 	return x.out
@@ -172,17 +172,31 @@ func (x *explainer) candidate(s *discoveryv1.EndpointSlice, ep *discoveryv1.Endp
 	if ep.NodeName != nil {
 		c.Node = *ep.NodeName
 	}
+	if ep.Zone != nil {
+		c.Zone = *ep.Zone
+	}
 	return c
 }
 
-// port explains one service port.
-func (x *explainer) port(sp *ServicePort, epSlices []*discoveryv1.EndpointSlice) PortExplanation {
+// port explains one service port. first is the first port of its family, whose endpoints ranges have.
+func (x *explainer) port(sp, first *ServicePort, epSlices []*discoveryv1.EndpointSlice) PortExplanation {
 	out := PortExplanation{ServicePort: sp}
 	out.UsesCluster, out.UsesLocal = sp.policies()
-	found := x.found[groupKey{family: sp.Family, protocol: sp.Protocol, name: sp.Name.Port}]
+	of := sp
+	if sp.Ranged() {
+		of = first
+	}
+	found := x.found[groupKey{family: of.Family, protocol: of.Protocol, name: of.Name.Port}]
 	if len(found) == 0 {
-		out.Why = x.whyNone(sp, epSlices)
+		out.Why = x.whyNone(of, epSlices)
 		return out
+	}
+	if sp.Ranged() {
+		found = slices.Clone(found)
+		for i := range found {
+			found[i].Addr = netip.AddrPortFrom(found[i].Addr.Addr(), 0)
+			found[i].AddrPort = found[i].Addr
+		}
 	}
 	merged := make([]endpoint, len(found))
 	for i := range found {

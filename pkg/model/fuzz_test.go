@@ -14,7 +14,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// ParseAddr accepts the same strings as Kubernetes, with the same results. The address survives String and ParseAddr.
+// FuzzParseAddr: ParseAddr accepts the same strings as Kubernetes, with the same results. It reads the result of String as the same address.
 func FuzzParseAddr(f *testing.F) {
 	for _, s := range []string{
 		"10.0.0.1", "010.000.00.01", "fd00:0001::00000a", "::ffff:010.0.0.1", "::ffff:a00:1", "10.0.0", "10.0.0.256", "fe80::1%eth0", "", ".", "::", "0::0:0.0.0.00",
@@ -39,11 +39,11 @@ func FuzzParseAddr(f *testing.F) {
 	})
 }
 
-// ParsePrefix accepts the same strings as Kubernetes, with the same results. The prefix has no host bits and survives String and
-// ParsePrefix.
+// FuzzParsePrefix: ParsePrefix accepts the same strings as Kubernetes, with the same results. The prefix has no host bits. ParsePrefix reads the result
+// of String as the same prefix.
 func FuzzParsePrefix(f *testing.F) {
 	for _, s := range []string{
-		"10.1.2.3/8", "010.01.2.3/08", "0.0.0.0/0", "::/0", "::ffff:10.1.2.3/104", "::ffff:10.1.2.3/64", "10.0.0.0/33", "10.0.0.0/+8", "fd00::/129", "/", "10.0.0.0/",
+		"10.1.2.3/8", "010.01.2.3/08", "::ffff:1.2.3.4/096", "0.0.0.0/0", "::/0", "::ffff:10.1.2.3/104", "::ffff:10.1.2.3/64", "10.0.0.0/33", "10.0.0.0/+8", "fd00::/129", "/", "10.0.0.0/",
 	} {
 		f.Add(s)
 	}
@@ -101,6 +101,7 @@ func FuzzBuild(f *testing.F) {
 		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(-1))}}
 		svc.Spec.LoadBalancerSourceRanges = []string{"", "10.0.0.0/8", "10.0.0.0/33", "10.1.0.0/16", "::/0"}
+		svc.Annotations = map[string]string{nodePortSources: "10.0.0.0/8,,10.0.0.0/33", externalIPSources: "none,::/0", deniedSources: "10.0.0.0/9,10.128.0.0/9,::1/128"}
 	})
 	for _, svc := range []*corev1.Service{service(), dual(), nasty} {
 		f.Add(mustMarshal(svc), mustMarshal(v4), mustMarshal(v6), "here", false)
@@ -150,9 +151,14 @@ func checkService(t *testing.T, s *Service) {
 				t.Errorf("frontend at %v", f.Addr)
 			}
 			keys[f.Key] = true
-			for i, a := range f.AllowedSources {
-				if inet.FamilyOf(a.First) != p.Family || inet.FamilyOf(a.Last) != p.Family || a.Last.Less(a.First) || i > 0 && touches(f.AllowedSources[i-1], a) {
-					t.Errorf("allowed sources %v", f.AllowedSources)
+			if f.Kind == ClusterIP && f.Restricted() {
+				t.Errorf("cluster IP %+v has source ranges", f)
+			}
+			for _, list := range [][]AddrRange{f.AllowedSources, f.DeniedSources} {
+				for i, a := range list {
+					if inet.FamilyOf(a.First) != p.Family || inet.FamilyOf(a.Last) != p.Family || a.Last.Less(a.First) || i > 0 && !list[i-1].Last.Less(a.First) {
+						t.Errorf("sources %v", list)
+					}
 				}
 			}
 		}

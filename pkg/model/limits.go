@@ -20,6 +20,8 @@ type Limits struct {
 	// Frontends is the number of addresses times ports, plus node ports, of both families. It must be at least 4 times Ports, so
 	// that cluster IPs and node ports always fit. Other addresses are kept in the same order as for Addresses.
 	Frontends int
+	// PortRanges is the number of ranges of ports times addresses, of both families. The first ranges are kept, in the order TCP, UDP, SCTP.
+	PortRanges int
 	// SourceRanges is the number of source ranges of one family: the fewest prefixes that hold the same addresses. Lower addresses
 	// are kept. Sources in the other ranges are refused.
 	SourceRanges int
@@ -46,7 +48,7 @@ type Limits struct {
 // DefaultLimits returns the default of each limit.
 func DefaultLimits() Limits {
 	return Limits{
-		Ports: 2_000, Addresses: 4_000, Frontends: 10_000, SourceRanges: 1_000,
+		Ports: 2_000, Addresses: 4_000, Frontends: 10_000, PortRanges: 64, SourceRanges: 1_000,
 		Slices: 4_000, SlicePorts: 2_000, Pairs: 20_000, PortEndpoints: 16_384, Slots: 32_768,
 		Problems: 20,
 	}
@@ -57,7 +59,7 @@ func (l Limits) orDefault() Limits {
 	d := DefaultLimits()
 	return Limits{
 		Ports: cmp.Or(l.Ports, d.Ports), Addresses: cmp.Or(l.Addresses, d.Addresses), Frontends: cmp.Or(l.Frontends, d.Frontends),
-		SourceRanges: cmp.Or(l.SourceRanges, d.SourceRanges), Slices: cmp.Or(l.Slices, d.Slices), SlicePorts: cmp.Or(l.SlicePorts, d.SlicePorts),
+		PortRanges: cmp.Or(l.PortRanges, d.PortRanges), SourceRanges: cmp.Or(l.SourceRanges, d.SourceRanges), Slices: cmp.Or(l.Slices, d.Slices), SlicePorts: cmp.Or(l.SlicePorts, d.SlicePorts),
 		Pairs: cmp.Or(l.Pairs, d.Pairs), PortEndpoints: cmp.Or(l.PortEndpoints, d.PortEndpoints),
 		Slots: cmp.Or(l.Slots, d.Slots), Problems: cmp.Or(l.Problems, d.Problems),
 	}
@@ -71,6 +73,7 @@ const (
 	LimitPorts         Limit = "service ports"
 	LimitAddresses     Limit = "load-balancer and external IPs"
 	LimitFrontends     Limit = "frontends (addresses times ports)"
+	LimitPortRanges    Limit = "port ranges (ranges times addresses)"
 	LimitSourceRanges  Limit = "source ranges of one family, after merging"
 	LimitSlices        Limit = "EndpointSlices"
 	LimitSlicePorts    Limit = "ports of one EndpointSlice"
@@ -113,7 +116,7 @@ func (p *problems) all(of Problem) []Problem {
 func LimitsOf(given map[string]int) (Limits, error) {
 	l := DefaultLimits()
 	fields := map[string]*int{
-		"ports": &l.Ports, "addresses": &l.Addresses, "frontends": &l.Frontends, "source-ranges": &l.SourceRanges, "slices": &l.Slices,
+		"ports": &l.Ports, "addresses": &l.Addresses, "frontends": &l.Frontends, "port-ranges": &l.PortRanges, "source-ranges": &l.SourceRanges, "slices": &l.Slices,
 		"slice-ports": &l.SlicePorts, "pairs": &l.Pairs, "endpoints": &l.PortEndpoints, "slots": &l.Slots, "problems": &l.Problems,
 	}
 	if err := SetLimits(given, fields); err != nil {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -263,7 +264,7 @@ func TestLimitsOfEndpoints(t *testing.T) {
 				if tc.limit == LimitSlices {
 					stored = stored[:len(tc.slices)]
 				}
-				rebuilt, _ := Rebuild(&Room{Service: *manyPorts(tc.ports)}, nil, stored, here, opts)
+				rebuilt, _ := Rebuild(&Room{Service: *manyPorts(tc.ports)}, nil, stored, here, opts, time.Time{})
 				if diff := cmp.Diff(got, rebuilt, exact); diff != "" {
 					t.Errorf("from stored slices (-Build +Rebuild):\n%s", diff)
 				}
@@ -279,8 +280,8 @@ func TestNewFirstSliceReplacesTheLastOne(t *testing.T) {
 	for i, name := range []string{"b", "c", "d"} {
 		stored = append(stored, &storedSlice{slice: portsSlice(name, 1, fmt.Sprint(i+2, "r"))})
 	}
-	_, before := Rebuild(&Room{Service: *manyPorts(1)}, nil, stored[1:], here, opts)
-	got, _ := Rebuild(&Room{Service: *manyPorts(1)}, before, stored, here, opts)
+	_, before := Rebuild(&Room{Service: *manyPorts(1)}, nil, stored[1:], here, opts, time.Time{})
+	got, _ := Rebuild(&Room{Service: *manyPorts(1)}, before, stored, here, opts, time.Time{})
 	if diff := cmp.Diff([]string{"1 2 3"}, hosts(got)); diff != "" || len(exceeded(got)) != 1 {
 		t.Errorf("limits exceeded: %v; endpoints (-want +got):\n%s", exceeded(got), diff)
 	}
@@ -401,7 +402,7 @@ func TestMergedRanges(t *testing.T) {
 		"fd00::/64 fd00:0:0:1::/64 ffff:ffff::/32":           "[fd00::/63 ffff:ffff::/32]",
 		"ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128 ::/128": "[::/128 ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/128]",
 	} {
-		list := mergeRanges(ranges(strings.Fields(in)...))
+		list := MergeRanges(ranges(strings.Fields(in)...))
 		if got := fmt.Sprint(list); got != want {
 			t.Errorf("%s: %s, want %s", in, got, want)
 		}
@@ -470,6 +471,13 @@ func TestOneObjectTakesLittleMemory(t *testing.T) {
 			}
 			svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "2.2.2.2"}}
 		}), nil, 64 * mb, 2, 0},
+		{"port ranges", edit(func(svc *corev1.Service) {
+			var list []string
+			for i := range 20_000 { // the API server allows 256 KiB of annotations
+				list = append(list, fmt.Sprint("udp/", 1+3*i))
+			}
+			svc.Annotations = map[string]string{portRanges: strings.Join(list, ",")}
+		}), nil, 4 * mb, 1 + 64, 0},
 		// 20,000,000 unused endpoints
 		{"ports of a slice that the Service doesn't have", manyPorts(1), []*discoveryv1.EndpointSlice{big(20_000, 1_000, false)}, mb, 1, 0},
 		// 20,000,000 endpoints. The slice's excess ports count as one port.
@@ -512,7 +520,7 @@ func TestRoomIsTidied(t *testing.T) {
 			endpoints = strings.Repeat("1r ", 5_000)
 		}
 		read(manyPorts(ports), &room)
-		Rebuild(&room, nil, []Slice{&storedSlice{slice: portsSlice("a", ports, endpoints)}}, here, Options{})
+		Rebuild(&room, nil, []Slice{&storedSlice{slice: portsSlice("a", ports, endpoints)}}, here, Options{}, time.Time{})
 		n := cap(room.Service.Spec.Ports) + cap(room.groups)
 		for _, g := range room.groups {
 			n += cap(g.found)
@@ -529,8 +537,8 @@ func TestRoomIsTidied(t *testing.T) {
 // After ports of a Service are removed, Rebuild keeps nothing of them.
 func TestRemovedPortsLeaveNothing(t *testing.T) {
 	stored := []Slice{&storedSlice{slice: portsSlice("a", 5, "1r")}, &storedSlice{slice: portsSlice("b", 5, "2r")}, &storedSlice{slice: portsSlice("c", 5, "3r")}}
-	_, before := Rebuild(&Room{Service: *manyPorts(5)}, nil, stored, here, Options{})
-	got, now := Rebuild(&Room{Service: *manyPorts(2)}, before, stored, here, Options{})
+	_, before := Rebuild(&Room{Service: *manyPorts(5)}, nil, stored, here, Options{}, time.Time{})
+	got, now := Rebuild(&Room{Service: *manyPorts(2)}, before, stored, here, Options{}, time.Time{})
 	if diff := cmp.Diff([]string{"1 2 3", "1 2 3"}, hosts(got)); diff != "" {
 		t.Errorf("endpoints (-want +got):\n%s", diff)
 	}
@@ -548,7 +556,7 @@ func TestLimitsAreDocumented(t *testing.T) {
 	l := DefaultLimits()
 	for row, n := range map[string]int{
 		"service ports of a Service": l.Ports, "load-balancer and external IPs of a Service": l.Addresses, "frontends of a Service": l.Frontends,
-		"source ranges of a Service and family": l.SourceRanges, "EndpointSlices of a Service": l.Slices, "ports of an EndpointSlice": l.SlicePorts,
+		"port ranges of a Service": l.PortRanges, "source ranges of a Service and family": l.SourceRanges, "EndpointSlices of a Service": l.Slices, "ports of an EndpointSlice": l.SlicePorts,
 		"endpoints times ports of a Service": l.Pairs, "endpoints of a service port in one family": l.PortEndpoints, "slots of a Service": l.Slots, "problems reported of an object": l.Problems,
 	} {
 		number := regexp.MustCompile(`(?m)^\| ` + row + `[^|]*\| ([0-9,]+)`).FindSubmatch(page)

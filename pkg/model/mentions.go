@@ -25,7 +25,7 @@ func Mentions(svc *corev1.Service, epSlices []*discoveryv1.EndpointSlice, node N
 		for i := range sp.Frontends {
 			f := &sp.Frontends[i]
 			nodePort := f.Kind == NodePort && t.Port != 0 && (t.NodePorts || !t.Addr.IsValid())
-			if (t.Port == 0 || t.Port == f.Port) && (nodePort || t.Addr.IsValid() && f.Addr == t.Addr) {
+			if (t.Port == 0 || f.Has(t.Port)) && (nodePort || t.Addr.IsValid() && f.Addr == t.Addr) {
 				return true
 			}
 		}

@@ -122,16 +122,3 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	}
 	return out
 }
-
-func FuzzParse(f *testing.F) {
-	f.Add("010.0.0.1")
-	f.Add("::ffff:1.2.3.4/096")
-	f.Fuzz(func(t *testing.T, s string) {
-		if a, err := ParseAddr(s); err == nil && (!a.IsValid() || a.Zone() != "" || a.Is4In6()) {
-			t.Errorf("ParseAddr(%q) = %v", s, a)
-		}
-		if p, err := ParsePrefix(s); err == nil && (p != p.Masked() || !p.IsValid()) {
-			t.Errorf("ParsePrefix(%q) = %v", s, p)
-		}
-	})
-}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -55,12 +56,14 @@ func (r *Room) tidy() {
 	}
 }
 
-// Reading caches the content of a Service's EndpointSlices. After a change, [Rebuild] reads only the changed slices. A Reading is
-// immutable.
+// Reading caches the content of a Service's EndpointSlices. After a change, [Rebuild] reads only the changed slices. With slow start, it also has
+// the starting endpoints. A Reading is immutable.
 type Reading struct {
-	// Besides the slices, the parts depend on node, served and ports. If one of these changes, all parts are stale.
+	starts *Starts
+	// Besides the slices, the parts depend on node, served, listed and ports. If one of these changes, all parts are stale.
 	node   Node
 	served [2]bool
+	listed bool // Service.TerminateGone
 	ports  []groupKey
 	parts  map[Slice]*part
 	groups groups
@@ -86,15 +89,28 @@ type found struct {
 // manySlices is the smallest number of slices for which a Reading saves time.
 const manySlices = 3
 
+// Starts returns the starting endpoints; nil without slow start. The Reading may be nil.
+func (r *Reading) Starts() *Starts {
+	if r == nil {
+		return nil
+	}
+	return r.starts
+}
+
 // Rebuild returns the same Service as [Build] for room.Service, with less work. previous is the Reading that the last call for this
-// Service returned, or nil. The returned Reading is nil for a Service with few slices. A slice that cannot be read is ignored.
-func Rebuild(room *Room, previous *Reading, stored []Slice, node Node, opts Options) (*Service, *Reading) {
+// Service returned, or nil. The returned Reading is nil for a Service with few slices and without slow start. A slice that cannot be read is
+// ignored.
+//
+// now is the present time: endpoints that are ready now, and were not in the previous Reading, are starting. The zero time is before the first
+// sync: all endpoints have their full weight.
+func Rebuild(room *Room, previous *Reading, stored []Slice, node Node, opts Options, now time.Time) (*Service, *Reading) {
 	svc := &room.Service
 	if !proxied(svc) {
 		return nil, nil
 	}
 	defer room.tidy()
 	b := newBuilder(svc, node, opts)
+	b.observed = &observed{previous.Starts(), now}
 	b.groups.list = room.groups
 	if len(stored) < manySlices {
 		var few [manySlices]*discoveryv1.EndpointSlice
@@ -105,24 +121,28 @@ func Rebuild(room *Room, previous *Reading, stored []Slice, node Node, opts Opti
 		}
 		b.build(few[:])
 		room.groups = b.groups.list
-		return b.out, nil
+		if b.starts == nil {
+			return b.out, nil
+		}
+		return b.out, &Reading{starts: b.starts}
 	}
 	b.service()
 	b.groups.reset(b.out.Ports)
 	current := b.read(previous, stored, &room.slices[0])
 	room.groups, b.groups = b.groups.list, current.groups
 	b.finish()
+	current.starts = b.starts
 	return b.out, current
 }
 
 // read reads the slices that have changed and returns the new Reading. It decodes one slice at a time into room. The builder's
 // groups are empty before and after the call.
 func (b *builder) read(previous *Reading, stored []Slice, room *discoveryv1.EndpointSlice) *Reading {
-	current := &Reading{node: b.node, ports: b.groups.keys(), parts: make(map[Slice]*part, len(stored))}
+	current := &Reading{node: b.node, ports: b.groups.keys(), listed: b.out.TerminateGone, parts: make(map[Slice]*part, len(stored))}
 	for f := range inet.Families {
 		current.served[f] = b.cluster[f].IsValid()
 	}
-	if previous == nil || previous.node != current.node || previous.served != current.served || !slices.Equal(previous.ports, current.ports) {
+	if previous == nil || previous.node != current.node || previous.served != current.served || previous.listed != current.listed || !slices.Equal(previous.ports, current.ports) {
 		previous = &Reading{}
 	}
 	var c cutter

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -95,7 +96,11 @@ func TestRebuildIsBuild(t *testing.T) {
 		var before *Reading
 		var room Room
 		var last, lastWanted *Service
-		svc, node := dual(), here
+		svc, node, now := dual(), here, time.Time{}
+		slow := func(svc *corev1.Service) *corev1.Service {
+			svc.Annotations = map[string]string{slowStart: "20"}
+			return svc
+		}
 		for step := range 150 {
 			switch op := r.IntN(10); {
 			case op == 0 && len(stored) > 2:
@@ -106,7 +111,7 @@ func TestRebuildIsBuild(t *testing.T) {
 			case op == 3 && r.IntN(4) == 0:
 				node.Name = [...]string{here.Name, "another"}[r.IntN(2)]
 			case op == 4 && r.IntN(4) == 0:
-				svc = [...]*corev1.Service{dual(), service()}[r.IntN(2)]
+				svc = [...]*corev1.Service{dual(), service(), slow(dual()), slow(service())}[r.IntN(4)]
 			case len(stored) > 0:
 				i := r.IntN(len(stored))
 				stored[i] = &storedSlice{slice: randomSlice(r, i, 40)}
@@ -117,7 +122,11 @@ func TestRebuildIsBuild(t *testing.T) {
 			}
 			var got *Service
 			read(svc, &room)
-			got, before = Rebuild(&room, before, stored, node, opts)
+			if step > 20 {
+				now = began.Add(time.Duration(step) * time.Second)
+			}
+			got, before = Rebuild(&room, before, stored, node, opts, now)
+			opts.Starts = before.Starts()
 			want := Build(svc, list, node, opts)
 			if diff := cmp.Diff(want, got, exact); diff != "" {
 				t.Fatalf("seed %d, step %d, %d slices (-Build +Rebuild):\n%s", seed, step, len(stored), diff)
@@ -137,11 +146,11 @@ func TestRebuildReadsOnlyChangedSlices(t *testing.T) {
 		stored = append(stored, &storedSlice{slice: slice(fmt.Sprint("slice-", i), eps(fmt.Sprintf("%dr", i))...)})
 	}
 	room := Room{Service: *service()}
-	_, before := Rebuild(&room, nil, stored, here, Options{})
+	_, before := Rebuild(&room, nil, stored, here, Options{}, time.Time{})
 	changed := &storedSlice{slice: slice("slice-3", eps("99r")...)}
 	kept := stored[3].(*storedSlice)
 	stored[3] = changed
-	got, _ := Rebuild(&room, before, stored, here, Options{})
+	got, _ := Rebuild(&room, before, stored, here, Options{}, time.Time{})
 	if diff := cmp.Diff(list("0 1 2 4 5 6 7 8 9 99"), got.Ports[0].Cluster, exact); diff != "" {
 		t.Errorf("endpoints (-want +got):\n%s", diff)
 	}

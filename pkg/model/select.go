@@ -101,7 +101,7 @@ func presentIn(list []traits) (s traitSet) {
 }
 
 // groups holds the endpoints of one Service by service port, in the order of Service.Ports. The last group holds endpoints on this
-// node from slice ports that match no service port. If there are many groups, byKey is their index.
+// node, or for Service.Listed all endpoints, from slice ports that match no service port. If there are many groups, byKey is their index.
 type groups struct {
 	list  []group
 	byKey map[groupKey]int
@@ -312,6 +312,9 @@ func (b *builder) targetsOf(s *discoveryv1.EndpointSlice) (n int) {
 			n++
 		}
 	}
+	if n == 0 && b.out.TerminateGone {
+		othersToo = 1
+	}
 	return min(n, b.limits.SlicePorts) + othersToo
 }
 
@@ -329,6 +332,8 @@ type sliceReader struct {
 	s        *discoveryv1.EndpointSlice
 	problems problems
 	over     []Problem
+	// portless is true if the slice has no usable port, and is read only for Service.Listed.
+	portless bool
 }
 
 func (r *sliceReader) read(keep int) {
@@ -343,7 +348,11 @@ func (r *sliceReader) read(keep int) {
 	var buf [4]target
 	targets := r.targets(buf[:0], f)
 	if len(targets) == 0 {
-		return
+		if !r.b.out.TerminateGone {
+			return
+		}
+		r.portless = true
+		targets = append(targets, target{group: len(r.b.groups.list) - 1})
 	}
 	if keep < len(r.s.Endpoints) {
 		r.addFirst(f, targets, keep)
@@ -371,7 +380,10 @@ func (r *sliceReader) addFirst(f inet.Family, targets []target, keep int) {
 func (r *sliceReader) add(targets []target, e endpoint) {
 	for _, target := range targets {
 		g := &r.b.groups.list[target.group]
-		if target.group < len(r.b.groups.list)-1 || e.has(local) {
+		if target.group < len(r.b.groups.list)-1 || e.has(local) || r.b.out.TerminateGone {
+			if r.portless {
+				e.traits = 0
+			}
 			e.AddrPort = netip.AddrPortFrom(e.Addr(), target.port)
 			g.found = append(g.found, e)
 		}
@@ -565,7 +577,9 @@ func compareEndpoints(a, b endpoint) int {
 //
 // The list Cluster is needed even if all external frontends have policy Local: through these frontends, pods and the node itself
 // reach every endpoint.
-func (sp *ServicePort) choose(m *merged) {
+//
+// shares are the shares of the endpoints, or nil without slow start.
+func (sp *ServicePort) choose(m *merged, shares []uint8) {
 	usesCluster, usesLocal := sp.policies()
 	forCluster, forLocal := demands(&m.present, usesLocal)
 	inCluster := func(t traits) bool { return usesCluster && t.has(forCluster) }
@@ -575,7 +589,7 @@ func (sp *ServicePort) choose(m *merged) {
 	sp.HasEndpoints = m.present.some(forCluster)
 	sp.Cluster = m.pick(inCluster)
 	sp.Local = m.pick(inLocal, sp.Cluster)
-	sp.ClusterWeights, sp.LocalWeights = m.weightsOf(sp.Cluster), m.weightsOf(sp.Local)
+	sp.ClusterWeights, sp.LocalWeights = sp.weightsOf(m, shares, sp.Cluster), sp.weightsOf(m, shares, sp.Local)
 	sp.Hairpin = m.pick(hairpin, sp.Cluster, sp.Local)
 	if sp.Protocol == inet.UDP {
 		goesOn := func(t traits) bool { return t.has(ready) || t.has(serving) }
@@ -627,19 +641,33 @@ func topology(present *traitSet) traits {
 	return 0
 }
 
-// weightsOf returns the reduced weights of a list that pick has returned; nil if they are equal.
-func (m *merged) weightsOf(list []netip.AddrPort) []uint16 {
-	if m.weights == nil {
+// weightsOf returns the weights of a list that pick has returned; nil if they are equal. They are reduced, but see slowed.
+func (sp *ServicePort) weightsOf(m *merged, shares []uint8, list []netip.AddrPort) []uint16 {
+	if m.weights == nil && shares == nil || list == nil {
 		return nil
 	}
-	out, at := make([]uint16, len(list)), 0
-	for i, e := range list {
+	weights, of, at := make([]uint16, 0, len(list)), make([]uint8, 0, len(list)), 0
+	for _, e := range list {
 		for m.addrs[at] != e {
 			at++
 		}
-		out[i] = m.weights[at]
+		if m.weights != nil {
+			weights = append(weights, m.weights[at])
+		}
+		if shares != nil {
+			of = append(of, shares[at])
+		}
 	}
-	return balance.Reduce(out)
+	weights = balance.Reduce(weights)
+	if shares == nil {
+		return weights
+	}
+	if sp.Method.Key == balance.Chance {
+		for i, share := range of {
+			sp.Rising += weightAt(weights, i) * (FullShare - int(share))
+		}
+	}
+	return slowed(weights, of, sp.Method.Key)
 }
 
 // pick returns the chosen endpoints, or nil if there are none. To save memory, it returns an existing list if one is equal: the

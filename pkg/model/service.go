@@ -45,8 +45,10 @@ func (p PortName) String() string {
 // Key holds the fields of a packet that select a frontend. For a node port, Addr is the zero Addr: the key stands for all node
 // addresses of Family.
 type Key struct {
-	Addr     netip.Addr
-	Port     uint16
+	Addr netip.Addr
+	Port uint16
+	// Last is the last port if the key has the ports from Port to Last; 0 if Port is the only one.
+	Last     uint16
 	Protocol inet.Protocol
 	Family   inet.Family
 }
@@ -61,10 +63,18 @@ type Frontend struct {
 	// ReplacesClusterIP is true if this frontend is a load-balancer IP or external IP that equals the cluster IP. As in kube-proxy,
 	// it replaces the frontend of kind ClusterIP: the external traffic policy and the source ranges apply.
 	ReplacesClusterIP bool
-	// AllowedSources are the sources that may reach this frontend (loadBalancerSourceRanges): nil admits all, an empty list none.
-	// They are of the frontend's family, sorted and disjoint. All restricted frontends of a Service and family share one list.
+	// RefuseUnused is the stance on refusing connections to unused ports of the address, Ping on answering echo requests.
+	RefuseUnused, Ping Stance
+	// AllowedSources are the sources that may reach this frontend (loadBalancerSourceRanges, or the annotation for its kind): nil admits all, an
+	// empty list none. They are of the frontend's family, sorted and disjoint. All frontends of a Service, family and kind share one list.
 	AllowedSources []AddrRange
+	// DeniedSources are sources that must not reach this frontend, even if AllowedSources has them. They are of the frontend's family, sorted and
+	// disjoint. All frontends of a Service and family except its cluster IP share one list.
+	DeniedSources []AddrRange
 }
+
+// Restricted reports whether the frontend has source ranges.
+func (f *Frontend) Restricted() bool { return f.AllowedSources != nil || f.DeniedSources != nil }
 
 // AtClusterIP reports whether the frontend's address is the cluster IP that the API server allocated to its Service.
 func (f *Frontend) AtClusterIP() bool { return f.Kind == ClusterIP || f.ReplacesClusterIP }
@@ -78,12 +88,19 @@ type ServicePort struct {
 	Affinity time.Duration
 	// Method is the way to choose an endpoint, for a new client if there is session affinity.
 	Method balance.Method
+	// MaxConnections is the maximum of connections of each endpoint through this node; 0 means none. AtMaximum applies while all endpoints have it.
+	// Services with session affinity have no maximum.
+	MaxConnections uint16
+	AtMaximum      AtMaximum
 	// Cluster and Local are the endpoints for policy Cluster and for policy Local. Both lists are sorted and free of duplicates. A
 	// list is nil if no frontend needs it. A frontend with the external policy Local also needs Cluster, for local pods and this node.
 	Cluster, Local []netip.AddrPort
 	// ClusterWeights and LocalWeights are the reduced weights (see [balance.Reduce]) of the endpoints with the same indexes; nil if all
-	// weights are equal. Endpoints of weight 0 are in neither list.
+	// weights are equal. With slow start and a random choice, they are not nil: each unit of weight has [FullShare] slots, and that of a
+	// starting endpoint fewer. Endpoints of weight 0 are in neither list.
 	ClusterWeights, LocalWeights []uint16
+	// Rising is the number of slots that the tables do not have yet, because endpoints are starting.
+	Rising int
 	// Hairpin holds the endpoints of Cluster and Local that are pods of this node. These pods may reach themselves.
 	Hairpin []netip.AddrPort
 	// Serving holds, for UDP only, every endpoint that may continue an existing flow: ready or serving, regardless of termination,
@@ -96,9 +113,9 @@ type ServicePort struct {
 	Frontends []Frontend
 }
 
-// Slots returns the number of slots of the tables of Cluster and Local.
+// Slots returns the number of slots of the tables of Cluster and Local after all endpoints have started.
 func (sp *ServicePort) Slots() int {
-	return sp.Method.Slots(len(sp.Cluster), sp.ClusterWeights) + sp.Method.Slots(len(sp.Local), sp.LocalWeights)
+	return sp.Method.Slots(len(sp.Cluster), sp.ClusterWeights) + sp.Method.Slots(len(sp.Local), sp.LocalWeights) + sp.Rising
 }
 
 // Service is one Service as this node sees it. It is immutable.
@@ -111,8 +128,19 @@ type Service struct {
 	HealthCheckNodePort uint16
 	// LocalReady is the number of distinct addresses of ready endpoints on this node, by family.
 	LocalReady [2]int
+	// ScaleToZero is true if the Service holds packets while it has no endpoint, so that demand can wake it.
+	ScaleToZero bool
+	// TerminateGone is true if TCP connections to endpoints that leave Listed are to be terminated. Listed then has the addresses of all endpoints in
+	// the EndpointSlices, ready or not, regardless of their ports. It is sorted and free of duplicates. Without TerminateGone, it is nil.
+	TerminateGone bool
+	Listed        []netip.Addr
 	// Problems are the parts of the Service or of its EndpointSlices that are not programmed.
 	Problems []Problem
+}
+
+// Asleep reports whether the Service scales to zero and has no endpoint: no port of any family has one.
+func (s *Service) Asleep() bool {
+	return s.ScaleToZero && !slices.ContainsFunc(s.Ports, func(p *ServicePort) bool { return p.HasEndpoints })
 }
 
 // Serves reports whether the Service has a port in a family.

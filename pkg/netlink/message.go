@@ -23,7 +23,7 @@ type Message struct {
 // Ends reports whether no message follows in answer to a request.
 func (m Message) Ends() bool { return m.Type == unix.NLMSG_DONE || m.Type == unix.NLMSG_ERROR }
 
-// Errno returns the error in a message that [Message.Ends] an answer; 0 for success.
+// Errno returns the error in the last message of an answer; 0 for success, and for all other messages.
 func (m Message) Errno() unix.Errno {
 	if !m.Ends() || len(m.Payload) < 4 {
 		return 0
@@ -50,7 +50,7 @@ const familyLen = 4
 // Object returns the attributes of the object that the message is about.
 func (m Message) Object() []byte { return m.Payload[min(familyLen, len(m.Payload)):] }
 
-// Family returns the protocol family of that object, one of NFPROTO_*.
+// Family returns the protocol family of the object that the message is about, one of NFPROTO_*.
 func (m Message) Family() uint8 {
 	if len(m.Payload) < familyLen {
 		return unix.NFPROTO_UNSPEC

@@ -17,24 +17,25 @@ type Socket struct {
 	buf []byte
 	// sendRoom and receiveRoom are the known sizes of the socket's buffers in bytes; 0 if unknown.
 	sendRoom, receiveRoom int
-	// Seq is the number of the last sent message. Numbers are never reused, so that a late answer cannot be mistaken.
+	// Seq is the number of the last sent message. Numbers are never reused, so that a late answer does not count as the answer to a later
+	// request.
 	Seq uint32
-	// Broken is true if the socket may hold stale answers, or is unusable. The next [Socket.Send] replaces it.
+	// Broken is true if the socket may hold stale answers, or is unusable. The next call of Send, Port or GrowReceiveBuffer replaces it.
 	Broken bool
 }
 
 const (
 	// readBuffer is the size of one read. The kernel fills at most 32 KiB, so larger reads make dumps no faster.
 	readBuffer = 64 << 10
-	// patience is the time in microseconds to wait for a reply. The kernel makes each reply while the request is sent, or while the
-	// previous reply is read, so that no load delays it: a missing reply was lost.
+	// patience is the time in microseconds to wait for a reply. The kernel makes each reply within the system call that sends the request
+	// or reads the previous reply. So no load delays a reply, and a missing reply is lost.
 	patience = 250_000
 	// errorRoom is the space in bytes for replies. The kernel may answer every message of a failing batch with an error.
 	errorRoom = 4 << 20
 )
 
 // errTooSmall means that the kernel gave less memory than requested.
-var errTooSmall = errors.New("the kernel gives a socket less memory than this needs (net.core.wmem_max or rmem_max may be too small)")
+var errTooSmall = errors.New("the kernel gives the socket too little memory (net.core.wmem_max or rmem_max may be too small)")
 
 // Open opens a socket. Most requests need CAP_NET_ADMIN.
 func Open() (*Socket, error) {
@@ -57,7 +58,7 @@ func open() (fd int, err error) {
 	if err != nil {
 		return -1, errors.Join(fmt.Errorf("bind netlink socket: %w", err), unix.Close(fd))
 	}
-	// These options are not required: they improve error messages, shorten replies, and reserve space for more of them.
+	// These options are not required. They improve error messages, shorten replies, and reserve space for more replies.
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, errorRoom)
@@ -70,7 +71,7 @@ func (s *Socket) Close() error { return os.NewSyscallError("close", unix.Close(s
 // FD returns the file descriptor, which changes when the socket is replaced.
 func (s *Socket) FD() int { return s.fd }
 
-// Port returns the port ID of the socket that sends the next message. It is unique among the netlink sockets of the network
+// Port returns the port ID of the socket that sends the next message. The port ID is unique among the netlink sockets of the network
 // namespace.
 func (s *Socket) Port() (uint32, error) {
 	s.ready()
@@ -81,8 +82,8 @@ func (s *Socket) Port() (uint32, error) {
 	return address.(*unix.SockaddrNetlink).Pid, nil
 }
 
-// ready replaces a broken socket: it may hold unread answers or an unfinished dump, or be closed. If no other socket can be
-// opened, for example for lack of file descriptors, the old one stays.
+// ready replaces a broken socket, which may hold unread answers or an unfinished dump, or may be closed. If ready cannot open another
+// socket in the same network namespace, for example for lack of file descriptors, the old one stays.
 func (s *Socket) ready() {
 	if !s.Broken {
 		return
@@ -106,9 +107,9 @@ func sameNamespace(a, b int) bool {
 
 // drain discards late replies to an earlier request.
 func (s *Socket) drain() {
-	most := 1 << 10 // the descriptor may belong to another file by now, which may never be empty
+	most := 1 << 10 // the descriptor may belong to another file by now, with endless content
 	for _, err := range s.Receive(false) {
-		_ = err // the socket is broken anyway
+		_ = err // an error changes nothing: the socket is broken already
 		if most--; most == 0 {
 			return
 		}
@@ -116,7 +117,7 @@ func (s *Socket) drain() {
 }
 
 // Send sends all messages of a buffer in one system call. It numbers them consecutively and returns the first number. The kernel
-// processes them within that call: replies, except those of a dump, are in the socket when it returns.
+// processes the messages within that call: when Send returns, all replies are in the socket, except those of a dump.
 func (s *Socket) Send(messages []byte) (first uint32, err error) {
 	s.ready()
 	first = s.Seq + 1
@@ -132,7 +133,7 @@ func (s *Socket) Send(messages []byte) (first uint32, err error) {
 	return first, err
 }
 
-// growSendBuffer lets the socket accept n bytes at once: netlink cannot split them.
+// growSendBuffer lets the socket accept n bytes in one call, because netlink cannot split them.
 func (s *Socket) growSendBuffer(n int) error {
 	need := n + n/4 + 4096
 	if err := grow(s.fd, &s.sendRoom, need, unix.SO_SNDBUF, unix.SO_SNDBUFFORCE); err != nil {
@@ -149,8 +150,8 @@ func (s *Socket) GrowReceiveBuffer(n int) error {
 	return grow(s.fd, &s.receiveRoom, n+usual, unix.SO_RCVBUF, unix.SO_RCVBUFFORCE)
 }
 
-// grow raises the size of a socket's buffer to need bytes, if it is smaller. The kernel reports twice the requested size, and
-// netlink compares the length of a message with this.
+// grow raises the size of a socket's buffer to need bytes, if it is smaller. The kernel reports twice the requested size, and netlink
+// compares the length of a message with the reported size.
 func grow(fd int, room *int, need, option, force int) (err error) {
 	if *room == 0 {
 		*room, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, option)
@@ -168,9 +169,9 @@ func grow(fd int, room *int, need, option, force int) (err error) {
 	return err
 }
 
-// Receive yields the messages in the socket. If wait is set, it waits for more, and a missing reply is an error. Otherwise the
-// loop ends when the socket is empty. After most errors the socket is [Socket.Broken] and the loop ends. The exceptions are
-// [ErrTruncated] and the first ENOBUFS, which means that the kernel dropped replies: the loop continues after them.
+// Receive yields the messages in the socket. If wait is set, Receive waits for more, and a missing reply is an error. Otherwise the
+// loop ends when the socket is empty. After each error, the socket is [Socket.Broken]. The loop continues after an incomplete message
+// ([ErrTruncated]) and after the first ENOBUFS, which means that the kernel dropped replies. All other errors end the loop.
 func (s *Socket) Receive(wait bool) iter.Seq2[Message, error] {
 	flags := unix.MSG_DONTWAIT
 	if wait {
@@ -215,9 +216,9 @@ func (s *Socket) each(reply []byte, yield func(Message, error) bool) bool {
 	return true
 }
 
-// Ask sends one request about objects of a family, and yields the messages of its answer. The last one is an error, the message
-// that [Message.Ends] a dump (NLM_F_DUMP) or acknowledges the request (NLM_F_ACK), or the only one. If the caller stops a dump
-// early, the socket is [Socket.Broken].
+// Ask sends one request about objects of a family, and yields the messages of the answer. The last message is an error, the end of a
+// dump (NLM_F_DUMP), or the acknowledgement (NLM_F_ACK). Without these flags, the answer has one message. If the caller stops early, the
+// socket is [Socket.Broken].
 func (s *Socket) Ask(typ, flags uint16, family uint8, attributes []byte) iter.Seq2[Message, error] {
 	return func(yield func(Message, error) bool) {
 		request := append(AppendHeader(nil, typ, flags, 0, family), attributes...)

@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A socket is usable after a complete answer. It is broken after an answer that was abandoned, truncated or lost, because the
-// rest could be taken for the next answer.
-func TestSocketsAreBrokenByHalfAnAnswer(t *testing.T) {
+// A socket is usable after a complete answer. After an abandoned, truncated or lost answer, it is broken: the rest of the answer could
+// count as the next answer.
+func TestIncompleteAnswersBreakTheSocket(t *testing.T) {
 	say := func(typ uint16, seq uint32, payload ...byte) []byte {
 		b := append(AppendHeader(nil, typ, 0, seq, 0), payload...)
 		Finish(b, 0)
@@ -26,14 +26,14 @@ func TestSocketsAreBrokenByHalfAnAnswer(t *testing.T) {
 		broken   bool
 		want     error
 	}{
-		"whole":                     {replies: [][]byte{one, one, done}, messages: 3},
-		"a late answer before":      {replies: [][]byte{late, one, done}, messages: 2},
-		"refused":                   {replies: [][]byte{one, refused}, messages: 1, want: unix.EPERM},
-		"left before its end":       {replies: [][]byte{one, one, done}, leave: 1, messages: 1, broken: true},
-		"left at its end":           {replies: [][]byte{one, done}, leave: 2, messages: 2},
-		"cut":                       {replies: [][]byte{one[:len(one)-1]}, broken: true, want: ErrTruncated},
-		"without an end":            {replies: [][]byte{one}, messages: 1, broken: true, want: unix.EAGAIN},
-		"only answers to the other": {replies: [][]byte{late}, broken: true, want: unix.EAGAIN},
+		"whole":                   {replies: [][]byte{one, one, done}, messages: 3},
+		"a late answer before":    {replies: [][]byte{late, one, done}, messages: 2},
+		"refused":                 {replies: [][]byte{one, refused}, messages: 1, want: unix.EPERM},
+		"stopped before its end":  {replies: [][]byte{one, one, done}, leave: 1, messages: 1, broken: true},
+		"stopped at its end":      {replies: [][]byte{one, done}, leave: 2, messages: 2},
+		"cut":                     {replies: [][]byte{one[:len(one)-1]}, broken: true, want: ErrTruncated},
+		"without an end":          {replies: [][]byte{one}, messages: 1, broken: true, want: unix.EAGAIN},
+		"only answers to another": {replies: [][]byte{late}, broken: true, want: unix.EAGAIN},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)

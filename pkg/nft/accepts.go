@@ -13,7 +13,7 @@ import (
 //	ct status dnat accept                         [ct load status] [bitwise & 0x20] [cmp neq 0] [immediate accept]
 //	-m conntrack --ctstate DNAT -j ACCEPT         [match conntrack] [immediate accept]
 //
-// possibly with counters and comments. --ctstate may list other states, too.
+// possibly with counters and comments. --ctstate may list other states.
 func acceptsDNAT(expressions []byte) bool {
 	const (
 		none = iota
@@ -37,9 +37,8 @@ func acceptsDNAT(expressions []byte) bool {
 		case name == "match" && state == none && matchesDNAT(netlink.Text(field(unix.NFTA_MATCH_NAME)), field(unix.NFTA_MATCH_INFO)):
 			state = translated
 		case name == "immediate" && state == translated:
-			const accept = 1 // NF_ACCEPT
 			chain, code := verdict(field(unix.NFTA_IMMEDIATE_DATA))
-			return chain == "" && code == accept
+			return chain == "" && code == nfAccept
 		default:
 			return false
 		}
@@ -50,7 +49,7 @@ func acceptsDNAT(expressions []byte) bool {
 // statusDNAT is IPS_DST_NAT.
 const statusDNAT = 1 << 5
 
-// native reads a register's value of 4 bytes; 0 for another length.
+// native reads a value of 4 bytes in host byte order. It returns 0 for a value of another length.
 func native(b []byte) uint32 {
 	if len(b) != 4 {
 		return 0
@@ -58,7 +57,7 @@ func native(b []byte) uint32 {
 	return binary.NativeEndian.Uint32(b)
 }
 
-// matchesDNAT reads a match of iptables: struct xt_conntrack_mtinfo3 with the only condition that the state is DNAT, or others.
+// matchesDNAT reports whether a match of iptables (struct xt_conntrack_mtinfo3) tests only states of a connection, and accepts the state DNAT.
 func matchesDNAT(name string, info []byte) bool {
 	const (
 		flags, inverted, states = 146, 148, 150

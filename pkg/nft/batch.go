@@ -24,9 +24,9 @@ type Batch struct {
 	open     []*elementList
 	openKind elementKind
 
-	// Report requests the counters of all elements that are deleted while it is true, see [Batch.Gone].
+	// Report requests the counters of all deleted elements, see [Batch.Gone]. Set it before the first deletion.
 	Report bool
-	// echoes are the deletions to be reported, gone the reported elements.
+	// echoes are the deletions that the kernel must report, gone the reported elements.
 	echoes echoes
 	gone   []Counted
 
@@ -61,7 +61,7 @@ func NewBatch(capacity int) *Batch {
 	return b
 }
 
-// Reset empties a batch, committed or not, and keeps its memory.
+// Reset empties a batch, committed or not, and clears Report. It keeps the memory.
 func (b *Batch) Reset() {
 	*b = Batch{encoder: encoder{buf: b.buf[:0]}, open: b.open[:0], last: -1}
 	for _, l := range b.open[:cap(b.open)] {
@@ -164,7 +164,7 @@ func (b *Batch) AddChain(t *Table, c *Chain) {
 // chainUserData is NFTA_CHAIN_USERDATA (kernel 5.10), which golang.org/x/sys/unix lacks.
 const chainUserData = 12
 
-// DeleteChain deletes a chain without rules and references.
+// DeleteChain deletes a chain. The chain must have no rules, and no rule or element may lead to it.
 func (b *Batch) DeleteChain(t *Table, name string) {
 	off := b.message(unix.NFT_MSG_DELCHAIN, 0, t.Family)
 	b.str(unix.NFTA_CHAIN_TABLE, t.Name)
@@ -199,8 +199,7 @@ func (b *Batch) addRule(t *Table, c *Chain, r *Rule) {
 	b.end(off)
 }
 
-// AddSet creates a set or map without elements. If the set exists, the commit can raise its size (since kernel 6.5), and changes
-// nothing else.
+// AddSet creates a set or map without elements. If the set exists, the commit can only raise its size (since kernel 6.5).
 func (b *Batch) AddSet(s *Set) {
 	off := b.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, s.Family)
 	b.str(unix.NFTA_SET_TABLE, s.Table)
@@ -218,14 +217,15 @@ func (b *Batch) AddSet(s *Set) {
 	b.u32(unix.NFTA_SET_ID, b.seq)
 	b.setDesc(s)
 	b.attr(unix.NFTA_SET_USERDATA, s.userData())
-	if s.Counter {
-		b.counter(setExpr)
-	}
+	b.expressions(s, setExpr, setExpressions, s.MaxConnections)
 	b.end(off)
 }
 
-// setExpr is NFTA_SET_EXPR (kernel 5.7), which golang.org/x/sys/unix lacks.
-const setExpr = 17
+// NFTA_SET_EXPR (kernel 5.7) and NFTA_SET_EXPRESSIONS (5.11), which golang.org/x/sys/unix lacks.
+const (
+	setExpr        = 17
+	setExpressions = 18
+)
 
 func (b *Batch) setDesc(s *Set) {
 	desc := b.nest(unix.NFTA_SET_DESC)
@@ -258,8 +258,8 @@ func (b *Batch) DeleteSet(family inet.Family, table, name string) {
 	b.end(off)
 }
 
-// FlushSet deletes all elements of a set. n is the approximate number of elements: the socket gets room for n reports of counters,
-// see [Batch.Report].
+// FlushSet deletes all elements of a set. n is their approximate number. It reserves space in the socket for n reports of counters, see
+// [Batch.Report].
 func (b *Batch) FlushSet(s *Set, n int) {
 	off := b.message(unix.NFT_MSG_DELSETELEM, 0, s.Family)
 	b.str(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table)
@@ -299,7 +299,7 @@ func (b *Batch) listOf(s *Set) *elementList {
 		}
 	}
 	if n := len(b.open); n < cap(b.open) && b.open[:n+1][n] != nil {
-		b.open = b.open[:n+1] // memory from before the last [Batch.closeElements]
+		b.open = b.open[:n+1] // reuse a list that closeElements has emptied
 		b.open[n].set = s
 		return b.open[n]
 	}
@@ -348,7 +348,7 @@ func (b *Batch) askAck() (ack uint32) {
 	return uint32(b.ops)
 }
 
-// describe names the change with a sequence number, for an error message.
+// describe names the change that a message with a sequence number makes, for an error message.
 func (b *Batch) describe(seq uint32) string {
 	for off := 0; off+20 <= len(b.buf); {
 		n := int(binary.NativeEndian.Uint32(b.buf[off:]))

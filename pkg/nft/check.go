@@ -55,7 +55,6 @@ func (b *Batch) Messages() int {
 
 // AddDormantTable creates a table whose chains see no packets.
 func (b *Batch) AddDormantTable(family inet.Family, name string) {
-	const dormant = 1
 	off := b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, family)
 	b.str(unix.NFTA_TABLE_NAME, name)
 	b.u32(unix.NFTA_TABLE_FLAGS, dormant)

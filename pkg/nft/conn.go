@@ -35,8 +35,8 @@ func (c *Conn) Close() error { return c.socket.Close() }
 // namespace and equals [Commit.Port] of the connection's commits.
 func (c *Conn) Port() (uint32, error) { return c.socket.Port() }
 
-// Commit sends the batch and returns nil only if the kernel has committed it. After an error that wraps [ErrUnknown], it may have
-// been committed; after any other error, nothing was changed. A batch can be committed once.
+// Commit sends the batch and returns nil only if the kernel has committed it. After an error that wraps [ErrUnknown], the kernel may
+// have committed the batch. After any other error, the kernel has changed nothing. Commit a batch only once.
 func (c *Conn) Commit(b *Batch) error {
 	if b.err != nil {
 		return b.err
@@ -51,7 +51,7 @@ func (c *Conn) Commit(b *Batch) error {
 		return fmt.Errorf("send batch of %d bytes: %w", len(b.buf), err)
 	}
 	// The kernel processes a batch within sendmsg, so all answers are queued already. If the queue is empty and the
-	// acknowledgement is missing, it was lost.
+	// acknowledgement is missing, the kernel has dropped the acknowledgement.
 	a := answers{first: first, ack: first + ack}
 	for m, err := range c.socket.Receive(false) {
 		if err != nil {
@@ -77,8 +77,8 @@ func (c *Conn) DeleteTable(family inet.Family, name string) (deleted bool, err e
 	return true, nil
 }
 
-// DeleteTables deletes the tables with a name in both families, in the network namespace of the calling thread. It returns the deleted tables,
-// such as "ip kube-nftproxy". Missing tables are not an error.
+// DeleteTables deletes the tables with a name in both families, in the network namespace of the calling thread. It returns the deleted
+// tables, such as "ip kube-nftproxy". A missing table is not an error.
 func DeleteTables(name string) (deleted []string, err error) {
 	conn, err := Open()
 	if err != nil {
@@ -125,7 +125,7 @@ func (a *answers) message(b *Batch, m netlink.Message) {
 func (b *Batch) refusal(m netlink.Message) error {
 	errno, why := m.Errno(), m.Explanation()
 	if errno == unix.ENFILE && why == "" {
-		why = "it is full" // of a set: ENFILE has no other meaning here
+		why = "the set is full" // ENFILE has no other meaning here
 	}
 	if why != "" {
 		why = " (" + why + ")"

@@ -10,8 +10,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// The result of a batch depends only on its answers: an error means that nothing changed; an acknowledgement is valid only if no
-// error can be missing; answers to other requests are ignored.
+// The result of a batch depends only on the answers to the batch. An error means that the kernel changed nothing. An acknowledgement
+// counts only if no error can be missing.
 func TestOutcomesOfBatches(t *testing.T) {
 	const first, ack = 100, 107
 	said := func(seq uint32, errno unix.Errno) func(*answers) {
@@ -39,15 +39,15 @@ func TestOutcomesOfBatches(t *testing.T) {
 		"a batch after refused":             {[]func(*answers){said(ack+2, unix.EBUSY), said(ack, 0)}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c2, a := &Conn{&netlink.Socket{}}, answers{first: first, ack: ack}
+			conn, a := &Conn{&netlink.Socket{}}, answers{first: first, ack: ack}
 			for _, answer := range c.answers {
 				answer(&a)
 			}
-			if err := c2.outcome(&a); !errors.Is(err, c.want) {
+			if err := conn.outcome(&a); !errors.Is(err, c.want) {
 				t.Errorf("got %v, want %v", err, c.want)
 			}
-			if trust := a.lost == nil && !errors.Is(c.want, ErrUnknown); c2.socket.Broken == trust {
-				t.Errorf("the socket counts as broken: %v", c2.socket.Broken)
+			if trust := a.lost == nil && !errors.Is(c.want, ErrUnknown); conn.socket.Broken == trust {
+				t.Errorf("the socket counts as broken: %v", conn.socket.Broken)
 			}
 		})
 	}

@@ -17,7 +17,7 @@ type Counted struct {
 
 // EachElement calls f for each element of a set. f must not keep the element. EachElement takes as long as [Conn.Elements], but
 // does not store the elements. It does not detect changes of the ruleset. To detect a change of this table, compare the
-// generations before and after the call, and check the commits in between.
+// generations before and after the call, and check the commits between them.
 func (c *Conn) EachElement(s *Set, f func(*Element)) error {
 	_, err := c.EachCounted(s, func(e *Counted) { f(&e.Element) })
 	return err
@@ -34,7 +34,7 @@ func (c *Conn) EachCounted(s *Set, f func(*Counted)) (whole bool, err error) {
 }
 
 func eachCounted(s *Set, object []byte, f func(*Counted)) (failed error) {
-	var room Counted // reused for all elements: there may be very many
+	var room Counted // one variable for all elements saves an allocation for each
 	for _, b := range elements(object) {
 		var err error
 		if room.Element, err = parseElement(s, b); err != nil {
@@ -49,11 +49,25 @@ func eachCounted(s *Set, object []byte, f func(*Counted)) (failed error) {
 
 // packetsOf returns the value of an element's counter.
 func packetsOf(element []byte) uint64 {
-	expression := netlink.Find(element, unix.NFTA_SET_ELEM_EXPR)
-	if netlink.Text(netlink.Find(expression, unix.NFTA_EXPR_NAME)) != counterName {
+	packets := func(v []byte) uint64 {
+		if name, data := expression(v); name == counterName {
+			return netlink.Uint64(netlink.Find(data, unix.NFTA_COUNTER_PACKETS))
+		}
 		return 0
 	}
-	return netlink.Uint64(netlink.Find(netlink.Find(expression, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS))
+	for typ, v := range netlink.Attributes(element) {
+		switch typ {
+		case unix.NFTA_SET_ELEM_EXPR:
+			return packets(v)
+		case setElemExpressions:
+			var n uint64
+			for _, v := range netlink.Attributes(v) {
+				n += packets(v)
+			}
+			return n
+		}
+	}
+	return 0
 }
 
 // echoes are the deletions of a batch that the kernel must report with the final values of the counters. So no count is lost, and
@@ -66,11 +80,11 @@ type echoes struct {
 	expected int
 }
 
-// maxEchoes is the largest number of reports in one batch. Until the end of the commit, each report takes 7.7 KiB of kernel
-// memory that is not charged to any control group (an skb of NLMSG_GOODSIZE: nf_tables_setelem_notify). In the socket's buffer,
-// where the kernel has packed it, it takes half a KiB.
 const (
+	// maxEchoes is the largest number of reports in one batch. Until the end of the commit, each report takes 7.7 KiB of kernel
+	// memory that is not charged to any control group (an skb of NLMSG_GOODSIZE: nf_tables_setelem_notify).
 	maxEchoes = 5000
+	// echoBytes is the size of a report in the socket's buffer, into which the kernel packs the reports.
 	echoBytes = 512
 )
 
@@ -83,13 +97,12 @@ func (e *echoes) add(s *Set, message, n int) {
 // echo requests reports of a message's deletions.
 func (b *Batch) echo(message int, s *Set, n int) {
 	if s.Counter && b.Report {
-		flags := binary.NativeEndian.Uint16(b.buf[message+6:])
-		binary.NativeEndian.PutUint16(b.buf[message+6:], flags|unix.NLM_F_ECHO)
+		netlink.AddFlags(b.buf, message, unix.NLM_F_ECHO)
 		b.echoes.add(s, message, n)
 	}
 }
 
-// Reports returns whether the batch requests reports of deleted elements.
+// Reports reports whether the batch requests the counters of deleted elements.
 func (b *Batch) Reports() bool {
 	if len(b.echoes.messages) > 0 {
 		return true
@@ -102,7 +115,7 @@ func (b *Batch) Reports() bool {
 	return false
 }
 
-// TooMany returns whether the batch requests more reports than the limit. Then the kernel reports none.
+// TooMany reports whether the batch requests more reports than the limit. [Conn.Commit] then cancels all requests.
 func (b *Batch) TooMany() bool {
 	n := b.echoes.expected
 	for _, l := range b.open {
@@ -125,8 +138,8 @@ func (b *Batch) silence() {
 	b.echoes = echoes{}
 }
 
-// awaitEchoes reserves space in the socket for the requested reports. If this fails, it cancels them: if reports filled the
-// socket's buffer, the acknowledgement would be lost.
+// awaitEchoes reserves space in the socket for the requested reports. If this fails, or the reports are too many, it cancels the
+// requests: if reports filled the socket's buffer, the acknowledgement would be lost.
 func (c *Conn) awaitEchoes(b *Batch) {
 	switch n := b.echoes.expected; {
 	case n == 0:
@@ -137,15 +150,8 @@ func (c *Conn) awaitEchoes(b *Batch) {
 
 // reported stores the elements of a report.
 func (b *Batch) reported(m netlink.Message) {
-	var table, name string
-	for typ, v := range netlink.Attributes(m.Object()) {
-		switch typ {
-		case unix.NFTA_SET_ELEM_LIST_TABLE:
-			table = netlink.Text(v)
-		case unix.NFTA_SET_ELEM_LIST_SET:
-			name = netlink.Text(v)
-		}
-	}
+	table := netlink.Text(netlink.Find(m.Object(), unix.NFTA_SET_ELEM_LIST_TABLE))
+	name := netlink.Text(netlink.Find(m.Object(), unix.NFTA_SET_ELEM_LIST_SET))
 	for _, s := range b.echoes.sets {
 		if s.Name == name && s.Table == table && s.Family.Number() == m.Family() {
 			// If a report is unreadable, only its counts are lost. The commit is not affected.

@@ -28,8 +28,8 @@ func (l Line) String() string {
 }
 
 // Diff compares the kernel's table with the wanted one. elements are the wanted elements by set name. Diff ignores elements that
-// packets have added, and the elements of the sets in ignore. It reads all other elements: its time grows with the square of their
-// number.
+// packets have added, and the elements of the sets in ignore. It reads all other elements, in a time that grows with the square of
+// their number.
 func (c *Conn) Diff(want *Table, elements map[string][]Element, ignore ...string) ([]Line, error) {
 	have, err := c.Read(want.Family, want.Name)
 	if err != nil {

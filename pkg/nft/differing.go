@@ -13,26 +13,14 @@ import (
 )
 
 // Differing compares the rules in the kernel with the rules of t, and returns the name of the first chain with different rules, or
-// "". It ignores chains that have no rules in the kernel, and chains that t lacks. As [Conn.EachElement], it does not detect
+// "". It ignores chains that have no rules in the kernel, and chains that t lacks. Like [Conn.EachElement], it does not detect
 // changes of the ruleset during the call.
 func (c *Conn) Differing(t *Table) (chain string, err error) {
 	found := map[string][][]byte{}
 	request := attribute(unix.NFTA_RULE_TABLE, cstring(t.Name))
 	_, err = c.list(unix.NFT_MSG_GETRULE, t.Family.Number(), request, func(b []byte) error {
-		var in, chain string
-		var list []byte
-		for typ, v := range netlink.Attributes(b) {
-			switch typ {
-			case unix.NFTA_RULE_TABLE:
-				in = netlink.Text(v)
-			case unix.NFTA_RULE_CHAIN:
-				chain = netlink.Text(v)
-			case unix.NFTA_RULE_EXPRESSIONS:
-				list = bytes.Clone(v)
-			}
-		}
-		if in == t.Name {
-			found[chain] = append(found[chain], list)
+		if r := rawRuleOf(b); r.table == t.Name {
+			found[r.chain] = append(found[r.chain], bytes.Clone(r.expressions))
 		}
 		return nil
 	})
@@ -116,7 +104,7 @@ func expression(b []byte) (name string, data []byte) {
 	return name, data
 }
 
-// holds reports whether a list has all attributes of another one. Attributes with value zero may be missing.
+// holds reports whether a list has all wanted attributes. Attributes with value zero may be missing.
 func holds(list, wanted []byte) bool {
 	all := true
 	for b := wanted; len(b) >= 4; {

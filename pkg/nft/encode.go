@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 
@@ -9,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// encoder appends netlink attributes. Its methods never fail: it keeps the first error.
+// encoder appends netlink attributes. Its methods never fail: the encoder keeps the first error.
 type encoder struct {
 	buf []byte
 	err error
@@ -72,6 +73,41 @@ func (b *encoder) counter(typ uint16) {
 	b.unnest(n)
 }
 
+// connlimit appends an expression that counts the connections of an element. Each added element has its own count. If the count exceeds
+// most, a rule that looks up the element does not match.
+func (b *encoder) connlimit(typ uint16, most uint16) {
+	n := b.nest(typ)
+	b.str(unix.NFTA_EXPR_NAME, connlimitName)
+	data := b.nest(unix.NFTA_EXPR_DATA)
+	b.u32(connlimitCount, uint32(most))
+	b.unnest(data)
+	b.unnest(n)
+}
+
+// expressions appends the expressions of a set or of its elements: one as the attribute single, two as the attribute list. The kernel evaluates
+// them in this order, and stops after the first that does not match: a connection above the maximum is not counted.
+func (b *encoder) expressions(s *Set, single, list uint16, most uint16) {
+	if !s.Counter || s.MaxConnections == 0 {
+		if s.Counter {
+			b.counter(single)
+		}
+		if s.MaxConnections > 0 {
+			b.connlimit(single, most)
+		}
+		return
+	}
+	n := b.nest(list)
+	b.connlimit(unix.NFTA_LIST_ELEM, most)
+	b.counter(unix.NFTA_LIST_ELEM)
+	b.unnest(n)
+}
+
+// connlimitName is the kernel's name of the expression connlimit, and connlimitCount is NFTA_CONNLIMIT_COUNT.
+const (
+	connlimitName  = "connlimit"
+	connlimitCount = 1
+)
+
 // counterName is the kernel's name of the counter expression.
 const counterName = "counter"
 
@@ -103,8 +139,11 @@ func (b *encoder) element(e *Element, added bool) {
 	b.unnest(el)
 }
 
-// setElemKeyEnd is NFTA_SET_ELEM_KEY_END (kernel 5.6), which golang.org/x/sys/unix lacks.
-const setElemKeyEnd = 10
+// NFTA_SET_ELEM_KEY_END (kernel 5.6) and NFTA_SET_ELEM_EXPRESSIONS (5.11), which golang.org/x/sys/unix lacks.
+const (
+	setElemKeyEnd      = 10
+	setElemExpressions = 11
+)
 
 func (b *encoder) elementData(e *Element) {
 	switch {
@@ -124,5 +163,10 @@ func (b *encoder) elementData(e *Element) {
 	}
 	if e.Comment != "" {
 		b.comment(unix.NFTA_SET_ELEM_USERDATA, e.Comment)
+	}
+	if e.Set.MaxConnections > 0 {
+		// Without its own expression, an element gets a copy of the set's. Its deletion then releases a reference to conntrack that the
+		// element does not hold.
+		b.expressions(e.Set, unix.NFTA_SET_ELEM_EXPR, setElemExpressions, cmp.Or(e.MaxConnections, e.Set.MaxConnections))
 	}
 }

@@ -27,13 +27,14 @@ type Field struct {
 // Name returns the field's expression in nft's language.
 func (f Field) Name() string { return f.name }
 
-// Load returns the expression that loads the field's value from a packet into a register. [Index] has none: it needs a modulus.
+// Load returns the expression that loads the field's value from a packet into a register. Do not call it for [Index], which needs a
+// modulus.
 func (f Field) Load(reg uint32) expr.Any { return f.load(reg) }
 
 // Registers returns the number of 32-bit registers that the field takes.
 func (f Field) Registers() int { return f.slot() / 4 }
 
-// slot is the size in bytes of a field in a concatenation: a multiple of 4.
+// slot returns the size in bytes of a field in a concatenation: a multiple of 4.
 func (f Field) slot() int { return (f.len + 3) &^ 3 }
 
 const (
@@ -122,7 +123,7 @@ func Priority() Field {
 	})
 }
 
-// NetworkPriority is the packet's priority in network byte order, as nft has it in concatenations with ranges.
+// NetworkPriority is the packet's priority in network byte order, which nft uses in concatenations with ranges.
 func NetworkPriority() Field {
 	f := Priority()
 	f.print = func(b []byte) string {
@@ -147,8 +148,8 @@ func metaField(name string, key expr.MetaKey, typ uint32, length int, order uint
 	}
 }
 
-// Index is a random number from numgen. Its type is "numgen random mod 2", regardless of the modulus in a rule: nft compares only
-// types. With a mark as the type, nft cannot load its own listing. With a jhash, it crashes.
+// Index is a random number from numgen. Its type is "numgen random mod 2", regardless of the modulus in a rule, because nft compares
+// only types. With a mark as the type, nft cannot load its own listing. With a jhash as the type, nft crashes.
 func Index() Field {
 	return Field{
 		name: "numgen random mod 2", typ: 4, len: 4, order: orderHost,

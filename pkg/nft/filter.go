@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attachFilter makes a socket accept the end of each transaction (NFT_MSG_NEWGEN) and messages about tables of one name. It drops
-// other programs' messages, because millions of their elements would overrun the socket's queue.
+// attachFilter makes a socket accept the end of each transaction (NFT_MSG_NEWGEN) and messages about tables of one name. The filter drops
+// messages about all other tables, because millions of their elements would overrun the socket's queue.
 func attachFilter(fd int, table string) error {
 	// The kernel packs some dozens of messages into one buffer. A filter cannot loop, so its size grows with the number of messages.
-	// Before kernel 6.8, the limit of its size is 20 KiB.
+	// Kernels before 6.8 limit the size to 20 KiB.
 	var err error
 	for _, messages := range []int{64, 32, 16} {
 		var filter []unix.SockFilter

@@ -60,7 +60,7 @@ func sets() []*Set {
 		{Family: inet.IPv6, Table: "t", Name: "cidrs", Key: []Field{DstAddr(inet.IPv6)}, Interval: true, Size: 16},
 		{Family: inet.IPv6, Table: "t", Name: "sources", Key: []Field{DstAddr(inet.IPv6), L4Proto(), DstPort(), SrcAddr(inet.IPv6)}, Interval: true},
 		{Family: inet.IPv4, Table: "t", Name: "affinity", Key: []Field{Priority(), SrcAddr(inet.IPv4)}, Data: []Field{Priority()}, Dynamic: true, Timeouts: true, Size: 9},
-		{Family: inet.IPv4, Table: "t", Name: "lease", Key: []Field{L4Proto()}, Timeout: 2 * time.Minute, Comment: "while it runs"},
+		{Family: inet.IPv4, Table: "t", Name: "lease", Key: []Field{L4Proto()}, Timeout: 2 * time.Minute, Comment: "while the program runs"},
 	}
 }
 
@@ -113,8 +113,7 @@ func readAll(t testing.TB, data []byte) error {
 	return failed
 }
 
-// No answer of the kernel causes a panic or an endless loop. Values stay within their size, and data after the end of a list
-// change nothing.
+// No answer of the kernel causes a panic or an endless loop. No value exceeds its size. Data after the end of a list are ignored.
 func FuzzAnswers(f *testing.F) {
 	f.Add(everything())
 	f.Add(frame(unix.NLMSG_ERROR, 0, nil))
@@ -199,7 +198,7 @@ func FuzzSet(f *testing.F) {
 			}
 			for bit := range 5 {
 				if other := formed(name, comment, size, form^1<<bit, s.Timeout); got.Is(other) {
-					t.Errorf("%+v is taken for %+v", got, other)
+					t.Errorf("%+v counts as the set %+v", got, other)
 				}
 			}
 		}
@@ -232,8 +231,8 @@ func formed(name, comment string, size uint32, form uint16, timeout time.Duratio
 	return s
 }
 
-// The message that ends a list may hold an error. Ignoring the error would treat a partial list as complete.
-func TestAListThatEndsInTheMiddleIsNone(t *testing.T) {
+// The last message of a list may hold an error. Without this error, a partial list would count as complete.
+func TestAListThatEndsWithAnErrorIsNotUsed(t *testing.T) {
 	for _, typ := range []uint16{unix.NLMSG_DONE, unix.NLMSG_ERROR} {
 		err := readAll(t, append(everything(), frame(typ, 0, binary.NativeEndian.AppendUint32(nil, ^uint32(unix.ENOENT)+1))...))
 		if !errors.Is(err, unix.ENOENT) {

@@ -3,6 +3,7 @@ package nft
 import (
 	"encoding/binary"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/nftables/expr"
@@ -12,7 +13,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Expr is an expression of a rule in the kernel.
+// Expr is an expression of a rule.
 type Expr struct {
 	// Name is the kernel's name of the expression.
 	Name string
@@ -20,7 +21,7 @@ type Expr struct {
 	Any expr.Any
 }
 
-// Planned returns the expressions of a rule in the same form as those read from the kernel.
+// Planned returns the expressions of a rule in the form of [ReadRule.Exprs], without their names.
 func (r *Rule) Planned() []Expr {
 	list := make([]Expr, len(r.Exprs))
 	for i, e := range r.Exprs {
@@ -47,10 +48,10 @@ type ReadChain struct {
 type ReadTable struct {
 	Family inet.Family
 	Name   string
-	// Exists is false if there is no such table. Dormant is true if the kernel ignores its chains.
+	// Exists is false if the table is missing. Dormant is true if the kernel ignores the table's chains.
 	Exists, Dormant bool
 	Chains          map[string]*ReadChain
-	// Infos describe the sets, including anonymous ones. Sets are derived from Infos, to read and print elements.
+	// Infos describe the sets, including anonymous ones. Sets are the same sets in the form that the functions for elements need.
 	Sets  map[string]*Set
 	Infos map[string]SetInfo
 }
@@ -104,7 +105,7 @@ func (c *Conn) readSets(t *ReadTable) error {
 	})
 }
 
-// dormant is NFT_TABLE_F_DORMANT.
+// dormant is the table flag NFT_TABLE_F_DORMANT.
 const dormant = 1
 
 func (c *Conn) readFlags(t *ReadTable) error {
@@ -153,26 +154,21 @@ func (c *Conn) readRules(t *ReadTable) error {
 	}
 	request := attribute(unix.NFTA_RULE_TABLE, cstring(t.Name))
 	return c.dump(unix.NFT_MSG_GETRULE, t.Family.Number(), request, begin, func(b []byte) error {
-		var r ReadRule
 		info, in := parseRule(b)
 		ch := t.Chains[info.Chain]
 		if in != t.Name || ch == nil {
 			return nil
 		}
-		r.Handle, r.Comment = info.Handle, info.Comment
-		for typ, v := range netlink.Attributes(b) {
-			if typ == unix.NFTA_RULE_EXPRESSIONS {
-				for _, e := range netlink.Attributes(v) {
-					r.Exprs = append(r.Exprs, decode(t.Family, e))
-				}
-			}
+		r := ReadRule{Handle: info.Handle, Comment: info.Comment}
+		for _, e := range netlink.Attributes(netlink.Find(b, unix.NFTA_RULE_EXPRESSIONS)) {
+			r.Exprs = append(r.Exprs, decode(t.Family, e))
 		}
 		ch.Rules = append(ch.Rules, r)
 		return nil
 	})
 }
 
-// decode decodes an expression of a kind that Service rules use.
+// decode decodes an expression. [Expr.Any] is nil for kinds that Service rules do not use.
 func decode(family inet.Family, b []byte) Expr {
 	name, data := expression(b)
 	e := Expr{Name: name}
@@ -255,12 +251,12 @@ func kindOf(name string) expr.Any {
 	return nil
 }
 
-// set describes a set well enough to read and print its elements, even one that another program made.
+// set returns a Set that suffices to read and print the elements, also for a set of another program.
 func (i *SetInfo) set(family inet.Family, table string) *Set {
 	s := &Set{
 		Family: family, Table: table, Name: i.Name, Key: fieldsOf(i.shape.keyType, i.shape.keyLen), Size: i.Size, Timeout: i.shape.timeout,
 		Interval: i.shape.flags&unix.NFT_SET_INTERVAL != 0, Dynamic: i.shape.flags&unix.NFT_SET_EVAL != 0,
-		Timeouts: i.shape.flags&unix.NFT_SET_TIMEOUT != 0 && i.shape.timeout == 0, Counter: i.shape.expr == counterName,
+		Timeouts: i.shape.flags&unix.NFT_SET_TIMEOUT != 0 && i.shape.timeout == 0, Counter: strings.HasSuffix(i.shape.expr, counterName),
 	}
 	if i.shape.flags&unix.NFT_SET_MAP != 0 {
 		if s.Verdict = i.shape.dataType == verdictType; !s.Verdict {
@@ -312,7 +308,7 @@ func opaque(length int) Field {
 // KeyLen returns the length of the key in bytes.
 func (s *Set) KeyLen() int { return length(s.Key) }
 
-// ValueOf returns a key or data from its bytes in registers.
+// ValueOf returns a key or data from its bytes in registers. It returns an error if a Value has no room for them.
 func ValueOf(b []byte) (v Value, err error) {
 	if len(b) > maxValue {
 		return v, fmt.Errorf("read value: %d bytes", len(b))
@@ -330,7 +326,7 @@ type Found struct {
 	Expires time.Duration
 }
 
-// getAtOnce is the number of elements in one request: the answers must fit in the socket's buffer.
+// getAtOnce is the largest number of keys in one request: the answers must fit in the socket's buffer.
 const getAtOnce = 256
 
 // Get looks up elements by key. The result is nil for a missing element. The kernel matches keys as it does for a packet.
@@ -385,6 +381,24 @@ func parseFound(s *Set, b []byte) (f Found, err error) {
 	return f, err
 }
 
+// EachFound calls f for each element of a set.
+func (c *Conn) EachFound(s *Set, f func(*Found)) error {
+	_, err := c.list(unix.NFT_MSG_GETSETELEM, s.Family.Number(), elementsOf(s), func(object []byte) error {
+		for _, b := range elements(object) {
+			found, err := parseFound(s, b)
+			if err != nil {
+				return err
+			}
+			f(&found)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list elements of %s %s: %w", s.Family.Keyword(), s.Name, err)
+	}
+	return nil
+}
+
 func getRequest(s *Set, keys []Value) []byte {
 	var b encoder
 	b.str(unix.NFTA_SET_ELEM_LIST_TABLE, s.Table)
@@ -430,7 +444,8 @@ func (c *Conn) BaseChains(family inet.Family) (list []BaseChain, err error) {
 	return list, nil
 }
 
-// register returns the index of a register in 16 words of 32 bits. ok is false if it has none, as the verdict register.
+// register returns the index of a register's first word among the 16 words of 32 bits. ok is false for the verdict register, which has
+// no word, and for unknown numbers.
 func register(number uint32) (at int, ok bool) {
 	const oldRegisters = 4 // of 128 bits each
 	switch {
@@ -444,7 +459,8 @@ func register(number uint32) (at int, ok bool) {
 	return 0, false
 }
 
-// Register returns the offset in bytes of a register within all registers (see [Registers]). ok is false if it has none.
+// Register returns the offset in bytes of a register within all registers (see [Registers]). ok is false for the verdict register and for
+// unknown numbers.
 func Register(number uint32) (offset int, ok bool) {
 	at, ok := register(number)
 	return at * 4, ok

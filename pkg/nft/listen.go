@@ -61,8 +61,8 @@ func (a Author) String() string {
 }
 
 // Listener receives the announcements of all transactions in the network namespace of the thread that opened it, while it is a
-// member of the kernel's nftables group. A member makes each commit slower, by about a microsecond for each element, because the
-// kernel describes every change. So leave the group before each commit of this program, and join it again afterwards.
+// member of the kernel's nftables group. While the group has a member, each commit takes about a microsecond longer for each element,
+// because the kernel describes every change. So leave the group before each commit of this program, and join it again afterwards.
 type Listener struct {
 	file  *os.File
 	fd    syscall.RawConn
@@ -108,10 +108,10 @@ func (l *Listener) control(f func(fd int) error) error {
 	return err
 }
 
-// Join starts to receive announcements.
+// Join makes the listener a member of the kernel's nftables group.
 func (l *Listener) Join() error { return l.membership(unix.NETLINK_ADD_MEMBERSHIP) }
 
-// Leave stops to receive announcements. [Listener.Next] still returns those received before.
+// Leave ends the membership. [Listener.Next] still returns announcements that arrived before.
 func (l *Listener) Leave() error { return l.membership(unix.NETLINK_DROP_MEMBERSHIP) }
 
 func (l *Listener) membership(option int) error {
@@ -120,7 +120,7 @@ func (l *Listener) membership(option int) error {
 	})
 }
 
-// Next waits for the end of the next transaction. If the kernel dropped announcements, it returns at once with [Commit.Lost] and
+// Next waits for the end of the next transaction. If the kernel dropped announcements, Next returns at once with [Commit.Lost] and
 // no generation.
 func (l *Listener) Next() (Commit, error) {
 	for {
@@ -154,7 +154,7 @@ func (l *Listener) Next() (Commit, error) {
 	}
 }
 
-// touched records a change of the table, each kind once: a commit may change a million elements.
+// touched records a change of the table. It records each kind of change of an object only once: a commit may change a million elements.
 func (l *Listener) touched(m netlink.Message) {
 	var table, name string
 	nameAttr := uint16(unix.NFTA_SET_NAME) // the same number for elements, rules and objects
@@ -200,8 +200,8 @@ func parseCommit(b []byte, c *Commit) {
 	}
 }
 
-// processOf returns the process ID for the thread ID that the kernel reports. If it cannot find the process, as from inside a
-// container, it returns the thread ID.
+// processOf returns the process ID for the thread ID that the kernel reports. If the process is not visible, for example from inside a
+// container, processOf returns the thread ID.
 func processOf(pid int, program string) int {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

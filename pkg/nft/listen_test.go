@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestThreadsAreThoseOfTheirProcess: the kernel reports a thread ID, the program shows the process ID.
-func TestThreadsAreThoseOfTheirProcess(t *testing.T) {
+// TestThreadIDsBecomeProcessIDs: the kernel reports a thread ID, and the program shows the process ID.
+func TestThreadIDsBecomeProcessIDs(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	comm, err := os.ReadFile("/proc/thread-self/comm")
@@ -29,8 +29,8 @@ func TestThreadsAreThoseOfTheirProcess(t *testing.T) {
 	if got := processOf(unix.Gettid(), "another"); got != unix.Gettid() {
 		t.Errorf("a reused number is reported as %d, want it unchanged", got)
 	}
-	const nobody = 1 << 30
-	if got := processOf(nobody, name); got != nobody {
+	const unused = 1 << 30
+	if got := processOf(unused, name); got != unused {
 		t.Errorf("an exited process is reported as %d, want it unchanged", got)
 	}
 }

@@ -3,6 +3,7 @@ package nft
 import (
 	"fmt"
 	"iter"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,13 +15,13 @@ import (
 // ChainInfo describes a chain in the kernel.
 type ChainInfo struct {
 	Name string
-	// Type, Hook and Priority are those of a base chain; Type is empty for others.
+	// Type, Hook and Priority are those of a base chain. Type is empty for other chains.
 	Type     string
 	Hook     uint32
 	Priority int32
 	// Drops is true if the policy of a base chain is drop.
 	Drops bool
-	// Uses is the number of the chain's rules plus the rules and elements that lead to it.
+	// Uses is the number of rules in the chain, plus the number of rules and elements that lead to the chain.
 	Uses uint32
 }
 
@@ -37,12 +38,12 @@ type SetInfo struct {
 	shape setShape
 }
 
-// setShape holds the properties that cannot change on an existing set.
+// setShape holds the properties of a set that are constant while the set exists.
 type setShape struct {
 	flags, keyType, keyLen, dataType, dataLen uint32
 	timeout                                   time.Duration
 	userData                                  string
-	// expr is the name of the expression that each element gets, or "".
+	// expr are the names of the expressions that each element gets, separated by a space, or "".
 	expr string
 }
 
@@ -52,8 +53,13 @@ func (i *SetInfo) Is(s *Set) bool {
 		flags: s.flags(), keyType: typeID(s.Key), keyLen: uint32(length(s.Key)), userData: string(s.userData()),
 		timeout: s.Timeout,
 	}
-	if s.Counter {
+	switch {
+	case s.Counter && s.MaxConnections > 0:
+		want.expr = connlimitName + " " + counterName
+	case s.Counter:
 		want.expr = counterName
+	case s.MaxConnections > 0:
+		want.expr = connlimitName
 	}
 	if s.IsMap() {
 		want.dataType, want.dataLen = s.dataType(), uint32(s.dataLen())
@@ -201,6 +207,13 @@ func parseSet(b []byte) (s SetInfo, table string) {
 			s.shape.timeout = time.Duration(netlink.Uint64(v)) * time.Millisecond
 		case setExpr:
 			s.shape.expr, _ = expression(v)
+		case setExpressions:
+			var names []string
+			for _, v := range netlink.Attributes(v) {
+				name, _ := expression(v)
+				names = append(names, name)
+			}
+			s.shape.expr = strings.Join(names, " ")
 		case setCount:
 			s.Count = int(netlink.Uint32(v))
 		case unix.NFTA_SET_DESC:
@@ -220,19 +233,8 @@ func (c *Conn) RuleComments(family inet.Family, table string) (map[string][]stri
 	request := attribute(unix.NFTA_RULE_TABLE, cstring(table))
 	begin := func() { byChain = map[string][]string{} }
 	err := c.dump(unix.NFT_MSG_GETRULE, family.Number(), request, begin, func(b []byte) error {
-		var in, chain, comment string
-		for typ, v := range netlink.Attributes(b) {
-			switch typ {
-			case unix.NFTA_RULE_TABLE:
-				in = netlink.Text(v)
-			case unix.NFTA_RULE_CHAIN:
-				chain = netlink.Text(v)
-			case unix.NFTA_RULE_USERDATA:
-				comment = commentOf(v)
-			}
-		}
-		if in == table {
-			byChain[chain] = append(byChain[chain], comment)
+		if r := rawRuleOf(b); r.table == table {
+			byChain[r.chain] = append(byChain[r.chain], commentOf(r.userData))
 		}
 		return nil
 	})
@@ -310,9 +312,22 @@ func parseElement(s *Set, b []byte) (Element, error) {
 			e.Jump = code == unix.NFT_JUMP
 		case unix.NFTA_SET_ELEM_USERDATA:
 			e.Comment = commentOf(v)
+		case unix.NFTA_SET_ELEM_EXPR:
+			e.maximumOf(v)
+		case setElemExpressions:
+			for _, v := range netlink.Attributes(v) {
+				e.maximumOf(v)
+			}
 		}
 	}
 	return e, failed
+}
+
+// maximumOf sets the maximum of connections of an element, if the expression has it.
+func (e *Element) maximumOf(v []byte) {
+	if name, data := expression(v); name == connlimitName {
+		e.MaxConnections = uint16(netlink.Uint32(netlink.Find(data, connlimitCount)))
+	}
 }
 
 func verdict(data []byte) (chain string, code int32) {

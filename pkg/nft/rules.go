@@ -50,53 +50,51 @@ func (c *Conn) rules(number uint8, keyword, table string) ([]RuleInfo, error) {
 	return list, nil
 }
 
-func parseRule(b []byte) (r RuleInfo, table string) {
+// rawRule is a rule in a message. Its comment is in userData.
+type rawRule struct {
+	table, chain          string
+	handle                uint64
+	userData, expressions []byte
+}
+
+func rawRuleOf(b []byte) (r rawRule) {
 	for typ, v := range netlink.Attributes(b) {
 		switch typ {
 		case unix.NFTA_RULE_TABLE:
-			table = netlink.Text(v)
+			r.table = netlink.Text(v)
 		case unix.NFTA_RULE_CHAIN:
-			r.Chain = netlink.Text(v)
+			r.chain = netlink.Text(v)
 		case unix.NFTA_RULE_HANDLE:
-			r.Handle = netlink.Uint64(v)
+			r.handle = netlink.Uint64(v)
 		case unix.NFTA_RULE_USERDATA:
-			r.Comment = commentOf(v)
+			r.userData = v
 		case unix.NFTA_RULE_EXPRESSIONS:
-			for _, e := range netlink.Attributes(v) {
-				r.readExpression(e)
-			}
-			r.AcceptsDNAT = acceptsDNAT(v)
+			r.expressions = v
 		}
 	}
-	return r, table
+	return r
 }
 
-// readExpression extracts target chains from an expression, and a comment of iptables, which is a match.
+func parseRule(b []byte) (r RuleInfo, table string) {
+	raw := rawRuleOf(b)
+	r = RuleInfo{Chain: raw.chain, Handle: raw.handle, Comment: commentOf(raw.userData), AcceptsDNAT: acceptsDNAT(raw.expressions)}
+	for _, e := range netlink.Attributes(raw.expressions) {
+		r.readExpression(e)
+	}
+	return r, raw.table
+}
+
+// readExpression extracts the target chain of a verdict, and the comment of iptables, which is a match.
 func (r *RuleInfo) readExpression(e []byte) {
 	switch name, data := expression(e); name {
 	case "immediate":
-		for typ, v := range netlink.Attributes(data) {
-			if typ != unix.NFTA_IMMEDIATE_DATA {
-				continue
-			}
-			if chain, _ := verdict(v); chain != "" {
-				r.Targets = append(r.Targets, chain)
-			}
+		if chain, _ := verdict(netlink.Find(data, unix.NFTA_IMMEDIATE_DATA)); chain != "" {
+			r.Targets = append(r.Targets, chain)
 		}
 	case "match":
-		var match string
-		var info []byte
-		for typ, v := range netlink.Attributes(data) {
-			switch typ {
-			case unix.NFTA_MATCH_NAME:
-				match = netlink.Text(v)
-			case unix.NFTA_MATCH_INFO:
-				info = v
-			}
-		}
-		if match == "comment" {
-			info, _, _ = bytes.Cut(info, []byte{0})
-			r.Comment = string(info)
+		if netlink.Text(netlink.Find(data, unix.NFTA_MATCH_NAME)) == "comment" {
+			comment, _, _ := bytes.Cut(netlink.Find(data, unix.NFTA_MATCH_INFO), []byte{0})
+			r.Comment = string(comment)
 		}
 	}
 }

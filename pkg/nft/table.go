@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/google/nftables/expr"
@@ -42,6 +43,10 @@ type Set struct {
 	Size uint32
 	// Counter gives each element a counter of matching packets, which starts at 0.
 	Counter bool
+	// MaxConnections makes each element count its connections. If they are more than [Element.MaxConnections], a rule that looks up the
+	// element does not match. The value applies to elements whose own maximum is 0. The set must have no size and no timeouts. With Counter, an
+	// element counts only the packets that it matches.
+	MaxConnections uint16
 }
 
 // IsMap reports whether elements have data.
@@ -49,7 +54,7 @@ func (s *Set) IsMap() bool { return s.Data != nil || s.Verdict }
 
 // flags returns the kernel's flags of the set.
 func (s *Set) flags() uint32 {
-	const interval, isMap, expires, eval, concat = 0x4, 0x8, 0x10, 0x20, 0x80
+	const interval, isMap, expires, eval, concat, expressions = 0x4, 0x8, 0x10, 0x20, 0x80, 0x100
 	var f uint32
 	if s.Interval {
 		f |= interval
@@ -66,13 +71,16 @@ func (s *Set) flags() uint32 {
 	if s.Timeouts || s.Timeout > 0 {
 		f |= expires
 	}
+	if s.Counter && s.MaxConnections > 0 {
+		f |= expressions // the kernel wants it for more than one
+	}
 	return f
 }
 
 // dataType returns the kernel's type number of a map's data.
 func (s *Set) dataType() uint32 {
 	if s.Verdict {
-		return 0xffffff00
+		return verdictType
 	}
 	return typeID(s.Data)
 }
@@ -84,7 +92,7 @@ func (s *Set) dataLen() int {
 	return length(s.Data)
 }
 
-// userData returns the data that nft stores with a set to print it: byte orders, typeof, comment.
+// userData returns the data that nft stores with a set, to print the elements: byte orders, typeof, comment.
 func (s *Set) userData() []byte {
 	const (
 		keyByteOrder  = 0
@@ -114,11 +122,11 @@ func (s *Set) userData() []byte {
 	return u
 }
 
-// Chain is a base chain if it has a hook, else a chain that rules jump or go to.
+// Chain is a base chain if it has a hook. Otherwise only verdicts lead to the chain.
 type Chain struct {
 	Name    string
 	Comment string
-	// Type, Hook and Priority are those of a base chain; Type is empty for others.
+	// Type, Hook and Priority are those of a base chain. Type is empty for other chains.
 	Type     string
 	Hook     uint32
 	Priority int32
@@ -147,7 +155,10 @@ type Element struct {
 	// Chain is the target chain of a verdict map's element. With Jump, the packet returns from it.
 	Chain string
 	Jump  bool
-	// Comment is shown by nft. It is cut to the 128 bytes that nft accepts.
+	// MaxConnections is the maximum of an element of a set with [Set.MaxConnections]; 0 for the maximum of the set. An element that replaces
+	// another one starts to count at 0.
+	MaxConnections uint16
+	// Comment is a text that nft shows. [CutComment] cuts it.
 	Comment string
 }
 
@@ -172,24 +183,35 @@ func (e *Element) String() string {
 	if e.IntervalEnd {
 		s += " end"
 	}
+	if e.MaxConnections > 0 {
+		s += " " + maxConnections(e.MaxConnections)
+	}
 	if e.Comment != "" {
 		s += " comment " + `"` + e.Comment + `"`
 	}
-	switch {
-	case e.Set.Verdict && e.Jump:
-		s += " : jump " + e.Chain
-	case e.Set.Verdict:
-		s += " : goto " + e.Chain
-	case e.Set.IsMap():
-		s += " : " + printValue(e.Set.Data, &e.Data)
-	}
-	return s + " }"
+	return s + e.dataText() + " }"
 }
 
-// maxComment is the length of the longest comment that nft can read (NFTNL_UDATA_COMMENT_MAXLEN).
+// dataText returns the verdict or the data in nft's language, after a colon; "" if the set is no map.
+func (e *Element) dataText() string {
+	switch {
+	case e.Set.Verdict && e.Jump:
+		return " : jump " + e.Chain
+	case e.Set.Verdict:
+		return " : goto " + e.Chain
+	case e.Set.IsMap():
+		return " : " + printValue(e.Set.Data, &e.Data)
+	}
+	return ""
+}
+
+// maxConnections returns the statement of an element in nft's language.
+func maxConnections(n uint16) string { return fmt.Sprintf("ct count %d", n) }
+
+// maxComment is the size in bytes of the longest comment that nft can read, with its terminating zero (NFTNL_UDATA_COMMENT_MAXLEN).
 const maxComment = 128
 
-// CutComment returns the longest prefix of a comment that an object can have.
+// CutComment returns the longest prefix of a comment that nft can read: at most 127 bytes.
 func CutComment(s string) string { return s[:min(len(s), maxComment-1)] }
 
 func cstring(s string) []byte { return append([]byte(CutComment(s)), 0) }

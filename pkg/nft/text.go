@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -15,8 +16,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
 
-// Text returns a rule in nft's language, without its comment. Unknown expressions are named between question marks. sets are the
-// sets of the rule's table; they determine how many registers a key takes.
+// Text returns a rule in nft's language, without its comment. It prints an unknown expression as its name between question marks. sets
+// are the sets of the rule's table, from which Text knows the number of registers of a key.
 func Text(family inet.Family, exprs []Expr, sets map[string]*Set) string {
 	w := writer{family: family, sets: sets}
 	for _, e := range exprs {
@@ -61,7 +62,7 @@ func (w *writer) hold(reg uint32, h *held) {
 	}
 }
 
-// get returns the content of a register, or a question mark if it is unknown.
+// get returns the content of a register, or a question mark if the content is unknown.
 func (w *writer) get(reg uint32) *held {
 	at, ok := register(reg)
 	if !ok {
@@ -109,7 +110,11 @@ func (w *writer) expression(given Expr) {
 	case *expr.Fib:
 		w.fib(e)
 	case *expr.Numgen:
-		w.hold(e.Register, &held{text: fmt.Sprintf("numgen %s mod %d", numgenTypes[e.Type&1], e.Modulus)})
+		text := fmt.Sprintf("numgen %s mod %d", numgenTypes[e.Type&1], e.Modulus)
+		if e.Offset > 0 {
+			text += fmt.Sprintf(" offset %d", e.Offset)
+		}
+		w.hold(e.Register, &held{text: text})
 	case *expr.Hash:
 		w.hash(e)
 	case *expr.Bitwise:
@@ -146,7 +151,7 @@ func (w *writer) expression(given Expr) {
 	}
 }
 
-// hash: the hashed bytes are fields of a concatenation, each in whole registers.
+// hash formats a hash of fields of a concatenation, each of which takes whole registers.
 func (w *writer) hash(e *expr.Hash) {
 	if e.Type != expr.HashTypeJenkins {
 		w.hold(e.DestRegister, &held{text: fmt.Sprintf("symhash mod %d", e.Modulus)})
@@ -266,7 +271,7 @@ func (w *writer) ct(e *expr.Ct) {
 	h := &held{text: text}
 	if e.Key == expr.CtKeySTATUS {
 		h.print = func(b []byte) string {
-			if v, ok := hostWord(b); ok && v == ipsDstNAT {
+			if native(b) == statusDNAT {
 				return "dnat"
 			}
 			return fmt.Sprintf("0x%x", b)
@@ -274,9 +279,6 @@ func (w *writer) ct(e *expr.Ct) {
 	}
 	w.hold(e.Register, h)
 }
-
-// ipsDstNAT is IPS_DST_NAT.
-const ipsDstNAT = 1 << 5
 
 func (w *writer) fib(e *expr.Fib) {
 	var what []string
@@ -295,7 +297,7 @@ func (w *writer) fib(e *expr.Fib) {
 	w.hold(e.Register, &held{text: "fib " + strings.Join(what, " . ") + " " + result, print: func(b []byte) string {
 		v, _ := hostWord(b)
 		switch {
-		case e.FlagPRESENT && v == 0:
+		case e.FlagPRESENT && len(bytes.Trim(b, "\x00")) == 0: // one byte from nft 1.1.7 on, four bytes from earlier versions
 			return "missing"
 		case e.FlagPRESENT:
 			return "exists"
@@ -306,7 +308,7 @@ func (w *writer) fib(e *expr.Fib) {
 	}})
 }
 
-// bitwise: nft has separate notations to set, clear and toggle bits.
+// bitwise uses nft's separate notations to set, clear and toggle bits.
 func (w *writer) bitwise(e *expr.Bitwise) {
 	from := w.get(e.SourceRegister)
 	h := &held{print: from.print}
@@ -347,7 +349,7 @@ func (w *writer) compare(e *expr.Cmp) {
 	w.words = append(w.words, from.text+" "+operator+from.value(e.Data))
 }
 
-// between formats a comparison with two values. Newer versions of nft also use it for a range.
+// between formats the expression range. Older versions of nft use this expression only after !=, and two comparisons for other ranges.
 func (w *writer) between(e *expr.Range) {
 	from, operator := w.get(e.Register), ""
 	if e.Op == expr.CmpOpNeq {
@@ -361,6 +363,8 @@ func (w *writer) lookup(e *expr.Lookup) {
 	switch {
 	case !e.IsDestRegSet && e.Invert:
 		w.say("%s != @%s", key, e.SetName)
+	case !e.IsDestRegSet && w.get(e.SourceRegister).flag != "":
+		w.say("%s == @%s", key, e.SetName)
 	case !e.IsDestRegSet:
 		w.say("%s @%s", key, e.SetName)
 	case e.DestRegister == unix.NFT_REG_VERDICT:
@@ -375,6 +379,9 @@ func (w *writer) dynset(e *expr.Dynset) {
 	timeout := ""
 	if e.Timeout > 0 {
 		timeout = fmt.Sprintf(" timeout %ds", int(e.Timeout.Seconds()))
+	}
+	if e.Timeout%time.Second > 0 {
+		timeout = fmt.Sprintf(" timeout %dms", e.Timeout.Milliseconds())
 	}
 	data := ""
 	if e.SrcRegData != 0 {
@@ -516,10 +523,21 @@ func (s *Set) properties() []string {
 	if s.Timeout > 0 {
 		lines = append(lines, fmt.Sprintf("timeout %ds", int(s.Timeout.Seconds())))
 	}
-	if s.Counter {
+	switch {
+	case s.MaxConnections > 0:
+		lines = append(lines, maxConnections(s.MaxConnections)+s.counterText())
+	case s.Counter:
 		lines = append(lines, "counter")
 	}
 	return lines
+}
+
+// counterText is the text of the counter after a maximum of connections: nft does not add it to an element that has the maximum.
+func (s *Set) counterText() string {
+	if s.Counter {
+		return " counter"
+	}
+	return ""
 }
 
 func fieldNames(fields []Field) string {
@@ -548,18 +566,13 @@ func (e *Element) text() string {
 	if !e.KeyEnd.Empty() {
 		s = printRanges(e.Set.Key, &e.Key, &e.KeyEnd)
 	}
+	if e.MaxConnections > 0 {
+		s += " " + maxConnections(e.MaxConnections) + e.Set.counterText()
+	}
 	if e.Comment != "" {
 		s += fmt.Sprintf(" comment %q", CutComment(e.Comment))
 	}
-	switch {
-	case e.Set.Verdict && e.Jump:
-		s += " : jump " + e.Chain
-	case e.Set.Verdict:
-		s += " : goto " + e.Chain
-	case e.Set.IsMap():
-		s += " : " + printValue(e.Set.Data, &e.Data)
-	}
-	return s
+	return s + e.dataText()
 }
 
 // printRanges formats a key with ranges in some fields.
@@ -580,7 +593,7 @@ func printRanges(fields []Field, from, to *Value) string {
 	return strings.Join(parts, " . ")
 }
 
-// rangeText formats a range of addresses, as a prefix if it is one.
+// rangeText formats a range of addresses: as a prefix, if possible.
 func rangeText(f Field, from, to []byte) string {
 	for bits := range len(from) * 8 {
 		if prefixed(from, to, bits) {
@@ -590,7 +603,7 @@ func rangeText(f Field, from, to []byte) string {
 	return f.print(from) + "-" + f.print(to)
 }
 
-// prefixed reports whether two values are the first and the last one of a prefix of a given length.
+// prefixed reports whether two values are the first and the last value of a prefix with a given length.
 func prefixed(from, to []byte, bits int) bool {
 	for i := range len(from) * 8 {
 		a, b := from[i/8]>>(7-i%8)&1, to[i/8]>>(7-i%8)&1
@@ -601,7 +614,7 @@ func prefixed(from, to []byte, bits int) bool {
 	return true
 }
 
-// ranges merges the first key of each range with the first key after it.
+// ranges formats the ranges of a set with one field. An element has the first key of a range, and the next one the first key after the range.
 func (s *Set) ranges(elements []Element) []string {
 	sorted := slices.Clone(elements)
 	slices.SortFunc(sorted, func(a, b Element) int {
@@ -632,7 +645,7 @@ func (s *Set) ranges(elements []Element) []string {
 	return list
 }
 
-// before returns the number minus one.
+// before returns a number minus one.
 func before(b []byte) []byte {
 	b = bytes.Clone(b)
 	for i := len(b) - 1; i >= 0; i-- {

@@ -14,8 +14,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/netlink"
 )
 
-// Tracer receives the kernel's trace events of marked packets. Rules in its own table mark the packets. The kernel deletes a
-// table with an owner when the owner's socket is closed, even if the process crashes.
+// Tracer receives the kernel's trace events of marked packets. Rules in the tracer's own table mark the packets. The table has an owner:
+// the kernel deletes it when the owner's socket is closed, even if the process crashes.
 type Tracer struct {
 	owner, listener *Conn
 }
@@ -42,11 +42,11 @@ type TraceEvent struct {
 	Verdict int32
 	Target  string
 	Mark    uint32
-	// From and To are the addresses at that moment; invalid if the kernel does not repeat them.
+	// From and To are the addresses at that moment. They are invalid in events without headers.
 	From, To netip.AddrPort
 }
 
-// Trace starts to mark packets.
+// Trace adds a table with rules that mark the selected packets, and listens for their events. Close the tracer to delete the table.
 func Trace(table string, what Traced) (t *Tracer, err error) {
 	t = &Tracer{}
 	defer func() {
@@ -69,7 +69,7 @@ func Trace(table string, what Traced) (t *Tracer, err error) {
 	return t, nil
 }
 
-// Priorities of the tracing chains. Chains with beforeAll mark packets, before connection tracking. Chains with afterAll see packets
+// Priorities of the tracing chains. Chains with beforeAll mark packets before connection tracking. Chains with afterAll see packets
 // after all other chains.
 const (
 	beforeAll = -450
@@ -147,7 +147,7 @@ func (t *Tracer) Close() error {
 	return errors.Join(errs...)
 }
 
-// Next waits for the next events. If none arrive within patience, it returns none.
+// Next waits for the next events. If no event arrives within patience, Next returns an empty list.
 func (t *Tracer) Next(patience time.Duration) ([]TraceEvent, error) {
 	ready := []unix.PollFd{{Fd: int32(t.listener.socket.FD()), Events: unix.POLLIN}}
 	n, err := unix.Poll(ready, int(patience.Milliseconds()))

@@ -17,7 +17,7 @@ type Value struct {
 	b [maxValue]byte
 }
 
-// Bytes returns the encoded value. It must not be changed.
+// Bytes returns the encoded value. Do not change it.
 func (v *Value) Bytes() []byte { return v.b[:v.n] }
 
 // Empty reports whether the value has no fields.
@@ -29,7 +29,7 @@ func (v Value) Addr(a netip.Addr) Value {
 	return v
 }
 
-// addr does the same as [Value.Addr], without a copy of the value: a Value is large, and there may be very many.
+// addr does the same as [Value.Addr] without a copy of the value, because a Value is large and a batch has many.
 func (v *Value) addr(a netip.Addr) {
 	if a.Is4() {
 		b := a.As4()
@@ -83,7 +83,7 @@ func (v Value) BigEndian(n uint32) Value {
 	return v
 }
 
-// AsUint32 returns the first 4 bytes of the value as a number in host byte order; 0 if it is shorter.
+// AsUint32 returns the first 4 bytes of the value as a number in host byte order; 0 if the value is shorter.
 func (v *Value) AsUint32() uint32 {
 	if v.n < 4 {
 		return 0
@@ -99,7 +99,7 @@ func (v *Value) Cut(from, to int) (out Value) {
 	return out
 }
 
-// AsEndpoint returns the address and port of [Endpoint]; the zero value if there is none.
+// AsEndpoint is the reverse of [Endpoint]. It returns the zero AddrPort if the value is too short.
 func (v *Value) AsEndpoint(f inet.Family) netip.AddrPort {
 	n := f.AddrLen()
 	addr, ok := netip.AddrFromSlice(v.b[:n])

@@ -47,8 +47,8 @@ func slotsOf(t *testing.T, p *Planner) []netip.AddrPort {
 	return list
 }
 
-// Five nodes with histories of their own, of which one starts again, have the same endpoint in each slot, so that each client has the same
-// endpoint on all of them.
+// Five nodes with different histories have the same endpoint in each slot, so that each client has the same endpoint on all nodes. One of the nodes
+// restarts.
 func TestNodesAgree(t *testing.T) {
 	name := types.NamespacedName{Namespace: "default", Name: "web"}
 	key := model.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: inet.TCP}
@@ -96,7 +96,7 @@ func TestNodesAgree(t *testing.T) {
 				t.Fatalf("seed %d: node %d has other endpoints in its %d slots than the first node", seed, node, len(got))
 			}
 		}
-		// A client's endpoint is that of its slot.
+		// The slot of each client has an endpoint.
 		for range 100 {
 			client := netip.AddrPortFrom(someEndpoint(r).Addr(), uint16(1+r.IntN(65535)))
 			hash := balance.HashKey(method.Key, method.Prefixes[inet.IPv4], client)
@@ -107,7 +107,7 @@ func TestNodesAgree(t *testing.T) {
 	}
 }
 
-// On a kernel without jhash, a Service with an algorithm is served at random, and reported.
+// On a kernel without jhash, a Service with an algorithm has random endpoints, and the planner reports this.
 func TestWithoutHash(t *testing.T) {
 	p := New(testOptions())
 	p.SetWithoutHash()

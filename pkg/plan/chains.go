@@ -9,8 +9,8 @@ import (
 
 // use counts one more user of a class at a step. The first user adds the element that leads to the chain of the class.
 func (p *Planner) use(u use) {
-	if !u.kind.numbered() {
-		return // its chain is constant
+	if u.constant() {
+		return
 	}
 	n := p.uses[u]
 	if p.uses[u] = n + 1; n == 0 {
@@ -21,7 +21,7 @@ func (p *Planner) use(u use) {
 
 // drop counts one user less of a class at a step. The last user removes the element that leads to the chain of the class.
 func (p *Planner) drop(u use) {
-	if !u.kind.numbered() {
+	if u.constant() {
 		return
 	}
 	n := p.uses[u] - 1

@@ -91,7 +91,11 @@ func (p *Planner) noteWinners(old, now *service) {
 	p.contests = p.contests[:0]
 	note := func(k model.Key, c *contenders) {
 		p.touchFlows(k)
-		p.contests = append(p.contests, contest{k, c.winner})
+		winner := c.winner
+		if k.Last != 0 {
+			winner = p.winner(k)
+		}
+		p.contests = append(p.contests, contest{k, winner})
 	}
 	old.eachFrontend(func(c claim) {
 		contenders := p.claims[c.frontend.Key]
@@ -103,6 +107,7 @@ func (p *Planner) noteWinners(old, now *service) {
 			note(c.frontend.Key, &contenders)
 		}
 	})
+	p.noteOverlaps()
 }
 
 // has reports whether a Service is among the contenders.
@@ -131,6 +136,7 @@ func (p *Planner) withdraw(s *service) {
 			list.losers.remove(s)
 		case list.losers == nil:
 			delete(p.claims, c.frontend.Key)
+			p.claimPlace(c.frontend.Key, false)
 			return
 		default:
 			list.winner = list.losers.next()
@@ -149,6 +155,7 @@ func (p *Planner) claim(s *service) {
 		switch {
 		case !claimed:
 			p.claims[c.frontend.Key] = contenders{winner: c}
+			p.claimPlace(c.frontend.Key, true)
 			return
 		case list.has(s):
 			return // another port of this Service claims the key already
@@ -216,7 +223,7 @@ const mostConflicts = 20
 func (p *Planner) ConflictsOf(name types.NamespacedName) (list []Conflict, all int) {
 	s := p.services[name]
 	s.eachFrontend(func(c claim) {
-		winner := p.claims[c.frontend.Key].winner
+		winner := p.holder(c.frontend.Key)
 		if winner.service == s {
 			return
 		}
@@ -228,4 +235,4 @@ func (p *Planner) ConflictsOf(name types.NamespacedName) (list []Conflict, all i
 }
 
 // Conflicts returns the number of claims that lost to another Service.
-func (p *Planner) Conflicts() int { return p.losers }
+func (p *Planner) Conflicts() int { return p.losers + len(p.beaten) }

@@ -90,20 +90,35 @@ func (c class) ofChain() class {
 type kind uint8
 
 const (
-	// Kinds before kindDirect have exactly one chain, which is in every plan.
+	// Kinds before kindSources have exactly one chain, which is in every plan.
 	kindReject kind = 1 + iota
 	kindDrop
 	kindFirewall
 	kindExternalLocal
 	// kindAffinity uses the client's earlier endpoint if there is one. This is the kind of the first route; the other routes follow.
 	kindAffinity
+	// kindLimited draws an endpoint that does not have its maximum of connections. This is the kind of the first route; the other routes follow.
+	kindLimited = kindAffinity + kind(routes)
+	// kindHold drops packets to a Service that may wake, so that clients retry.
+	kindHold = kindLimited + kind(routes)
+	// kindSources looks up the source of a packet in the source ranges of a Service. This is the kind of the first sourceList; those of the other
+	// lists with frontends follow. Each has a single chain, which is in the plan while a Service uses it.
+	kindSources = kindHold + 1
+	// kindRangeSources does the same for a port of a range. It is the kind of balancerSources; that of externalIPSources follows.
+	kindRangeSources = kindSources + kind(deniedSources)
+	// kindRange draws the id of an endpoint for a port of a range. This is the kind of the first route; the other routes follow. Each has a single
+	// chain, which is in the plan while a Service uses it.
+	kindRange = kindRangeSources + kind(nodePortSources)
 	// kindDirect draws an endpoint from a table of a size. This is the kind of the first route; the other routes follow. Routes to the
 	// same list share one chain for each size: the cost of each element of a map grows with the number of rules that look up the map.
-	kindDirect = kindAffinity + kind(routes)
+	kindDirect = kindRange + kind(routes)
 	// kindPick draws an endpoint id for a new client from listCluster. The kind for listLocal follows.
 	kindPick = kindDirect + kind(routes)
+	// kindChoose draws the id of an endpoint of listCluster that is not full, for a Service with a maximum of connections. The kind for
+	// listLocal follows.
+	kindChoose = kindPick + kind(lists)
 	// kindRemember stores the endpoint id of a client in the map affinity, with a timeout.
-	kindRemember = kindPick + kind(lists)
+	kindRemember = kindChoose + kind(lists)
 	kindEnd      = kindRemember + 1
 )
 
@@ -157,35 +172,61 @@ func (l list) route() route { return [...]route{routeCluster, routeClusterLocal}
 
 func directKind(r route) kind   { return kindDirect + kind(r) }
 func affinityKind(r route) kind { return kindAffinity + kind(r) }
+func limitedKind(r route) kind  { return kindLimited + kind(r) }
+func rangeKind(r route) kind    { return kindRange + kind(r) }
 func pickKind(l list) kind      { return kindPick + kind(l) }
+func chooseKind(l list) kind    { return kindChoose + kind(l) }
+
+// onDemand reports whether the kind's chains are in the plan only while they are used.
+func (k kind) onDemand() bool { return k >= kindSources }
 
 // numbered reports whether the kind has one chain for each size or timeout in use, instead of a single chain.
 func (k kind) numbered() bool { return k >= kindDirect }
 
-// route is the route of a direct or affinity kind.
+// route is the route of a direct, range, limited or affinity kind.
 func (k kind) route() route {
-	if k >= kindDirect {
+	switch {
+	case k >= kindDirect:
 		return route(k - kindDirect)
+	case k >= kindRange:
+		return route(k - kindRange)
+	case k >= kindLimited:
+		return route(k - kindLimited)
 	}
 	return route(k - kindAffinity)
 }
 
-// list is the list of a pick kind.
-func (k kind) list() list { return list(k - kindPick) }
+// list is the list of a pick or choose kind.
+func (k kind) list() list { return list(k-kindPick) % lists }
 
 // name is the name of the kind's chain, or of its chains for a selector without their numbers.
 func (k kind) name(by selector) string {
 	switch {
 	case k >= kindRemember:
 		return "remember"
-	case k >= kindPick && by != selector{}:
-		return "pick-" + k.list().prefix() + by.name() + "-of"
 	case k >= kindPick:
-		return "pick-" + k.list().prefix() + "of"
+		name := "pick-"
+		if k >= kindChoose {
+			name = "choose-"
+		}
+		if name += k.list().prefix(); by != (selector{}) {
+			name += by.name() + "-"
+		}
+		return name + "of"
 	case k >= kindDirect && by != selector{}:
 		return k.route().list().prefix() + by.name() + "-of"
 	case k >= kindDirect:
 		return k.route().list().prefix() + "endpoints-of"
+	case k >= kindRange:
+		return "range-" + k.route().String()
+	case k >= kindRangeSources:
+		return sourceList(k - kindRangeSources).rangeChain()
+	case k >= kindSources:
+		return sourceList(k - kindSources).chain()
+	case k == kindHold:
+		return "hold-packet"
+	case k >= kindLimited:
+		return "limited-" + k.route().String()
 	case k >= kindAffinity:
 		return "affinity-" + k.route().String()
 	}
@@ -199,34 +240,42 @@ type step uint8
 const (
 	// stepFirst: a rule has found the destination in services or nodeports.
 	stepFirst step = iota
+	// stepRange: a rule has found the destination in ranges.
+	stepRange
 	// stepAllowed: the source has passed loadBalancerSourceRanges.
 	stepAllowed
 	// stepLocal: external-local has looked up the class for the origin of the packet.
 	stepLocal
+	// stepFull: all endpoints have their maximum of connections.
+	stepFull
 	// stepPick: a client needs an endpoint id of listCluster. A jump: the chain returns. The step for listLocal follows.
 	stepPick
 	stepPickLocal
 	// stepRemember: the register has the client's endpoint id. A jump: the chain returns.
 	stepRemember
+	// stepChoose: a packet needs the id of an endpoint of listCluster that is not full. A jump: the chain returns. The step for listLocal follows.
+	stepChoose
+	stepChooseLocal
 	steps
 )
 
 func (s step) mapName() string {
-	return "dispatch" + [...]string{"", "-allowed", "-local", "-pick", "-pick-local", "-remember"}[s]
+	return "dispatch" + [...]string{"", "-range", "-allowed", "-local", "-full", "-pick", "-pick-local", "-remember", "-choose", "-choose-local"}[s]
 }
 
 func (s step) when() string {
-	return [...]string{"at first", "after the firewall", "after external-local", "for a new client", "for a new client, of local endpoints", "once its endpoint is known"}[s]
+	return [...]string{"at first", "for a port of a range", "after the firewall", "after external-local", "if all endpoints are full", "for a new client",
+		"for a new client, of local endpoints", "once its endpoint is known", "for an endpoint that is not full", "for a local endpoint that is not full"}[s]
 }
 
-// fixedDispatch returns the steps at which a kind with a single chain can be selected.
+// fixedDispatch returns the steps at which a kind with a single chain can be selected. Their elements are in every plan.
 func fixedDispatch(k kind) []step {
 	switch k {
 	case kindReject, kindDrop:
-		return []step{stepFirst, stepAllowed, stepLocal}
-	case kindFirewall, affinityKind(routeCluster), affinityKind(routeClusterLocal):
+		return []step{stepFirst, stepAllowed, stepLocal, stepFull}
+	case kindFirewall, affinityKind(routeCluster), affinityKind(routeClusterLocal), limitedKind(routeCluster), limitedKind(routeClusterLocal):
 		return []step{stepFirst}
-	case affinityKind(routeShortCircuit), affinityKind(routeLocal):
+	case affinityKind(routeShortCircuit), affinityKind(routeLocal), limitedKind(routeShortCircuit), limitedKind(routeLocal):
 		return []step{stepLocal}
 	}
 	return []step{stepFirst, stepAllowed}
@@ -239,8 +288,16 @@ type use struct {
 	class
 }
 
+// constant reports whether the element of the use is in every plan.
+func (u use) constant() bool { return !u.kind.onDemand() && u.step != stepRange }
+
 // classOf returns the class of a family's chain by its name, in the form of [class.ofChain]. It reports false for kinds with a single chain.
 func classOf(f inet.Family, name string) (class, bool) {
+	for k := kindSources; k < kindDirect; k++ {
+		if name == k.name(selector{}) {
+			return class{kind: k}, true
+		}
+	}
 	at := strings.LastIndex(name, "-")
 	if at < 0 {
 		return class{}, false

@@ -1,6 +1,9 @@
 package plan
 
 import (
+	"encoding/binary"
+	"net/netip"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -24,21 +27,27 @@ const (
 	NoEndpoints
 	// NoLocalEndpoints: dropped, because the policy is Local and no endpoint is on this node, or because no number was left for the service port.
 	NoLocalEndpoints
-	// UnusedPort: refused, because the destination is a cluster IP, on a port that the Service does not have.
+	// UnusedPort: refused, because the destination is an address of a Service, on a port that the Service does not have.
 	UnusedPort
 	// UnusedAddress: the destination is an address of a ServiceCIDR that no Service has. Dropped, unless it is an address of this node.
 	UnusedAddress
-	// Examined: the firewall looked the source up in loadBalancerSourceRanges. The connections that are not also among Allowed were dropped.
+	// Examined: the rules looked the source up in source ranges. The connections that are not also among Allowed were dropped.
 	Examined
-	// Allowed: the source was in loadBalancerSourceRanges.
+	// Allowed: source ranges allow the source.
 	Allowed
 	// Arrived: at a frontend with the external policy Local. Another element, of the service port, counts the outcome.
 	Arrived
+	// AtMaximum: refused or dropped, because the endpoints had their maximum of connections. Forwarded or Arrived counts these, too.
+	AtMaximum
+	// Held: dropped, because there is no endpoint, and the Service may wake. Refused once this took too long.
+	Held
+	// ToEndpoint: translated to this endpoint. Forwarded counts the connection, too.
+	ToEndpoint
 	// Meanings is the number of meanings.
 	Meanings
 )
 
-// Meaning returns the meaning of an element's counter. An element of services-restricted has a second meaning, otherwise also is Silent.
+// Meaning returns the meaning of an element's counter. An element of services-restricted or nodeports-restricted has a second meaning, otherwise also is Silent.
 func (c *Counters) Meaning(e *nft.Element) (m, also Meaning) {
 	r, ok := c.sets[e.Set]
 	switch {
@@ -47,14 +56,16 @@ func (c *Counters) Meaning(e *nft.Element) (m, also Meaning) {
 	case r.fixed != Silent:
 		return r.fixed, Silent
 	}
-	switch kindOf(e.Data.AsUint32()) {
-	case kindReject:
+	switch k := kindOf(e.Data.AsUint32()); {
+	case k == kindReject:
 		m = NoEndpoints
-	case kindDrop:
+	case k == kindDrop:
 		m = NoLocalEndpoints
-	case kindFirewall:
+	case k == kindHold:
+		m = Held
+	case k.restricts():
 		m = Examined
-	case kindExternalLocal:
+	case k == kindExternalLocal:
 		m = Arrived
 	default:
 		m = Forwarded
@@ -66,6 +77,8 @@ func (c *Counters) Meaning(e *nft.Element) (m, also Meaning) {
 type Counters struct {
 	sets map[*nft.Set]role
 	list []*nft.Set
+	// endpoints is true if there are sets whose elements have the meaning ToEndpoint.
+	endpoints bool
 }
 
 // role has the properties that all elements of a set have in common.
@@ -78,18 +91,22 @@ type role struct {
 
 // Counters returns the meanings of the counters.
 func (p *Planner) Counters() *Counters {
-	c := &Counters{sets: map[*nft.Set]role{}}
+	c := &Counters{sets: map[*nft.Set]role{}, endpoints: p.options.CountEndpoints}
 	for _, f := range p.options.Families {
-		p.layouts[f].counted(func(s *nft.Set, r role) {
+		add := func(s *nft.Set, r role) {
 			c.sets[s] = r
 			c.list = append(c.list, s)
-		})
+		}
+		p.layouts[f].counted(add)
+		if p.options.CountEndpoints {
+			p.layouts[f].countedEndpoints(add)
+		}
 	}
 	return c
 }
 
 // Sets returns the sets to read, in this order: those of Examined before those of Allowed. So the difference of the two is never more than the
-// number of connections that the firewall has dropped.
+// number of connections that the firewall has dropped. The sets of endpoints of a family follow the sets whose elements name the owners of numbers.
 func (c *Counters) Sets() []*nft.Set { return c.list }
 
 // Allows reports whether the elements of a set count connections that source ranges have allowed.
@@ -104,10 +121,68 @@ func (l *layout) counted(each func(*nft.Set, role)) {
 	each(l.serviceCIDRs, role{fixed: UnusedAddress})
 	each(l.services, role{})
 	each(l.nodePorts, role{})
+	each(l.ranges, role{})
 	each(l.shortCircuit, role{ofPort: true})
 	each(l.local, role{ofPort: true})
 	each(l.restricted, role{also: Allowed})
+	each(l.restrictedNodePorts, role{also: Allowed})
+	each(l.restrictedRanges, role{also: Allowed})
+	each(l.atMaximum, role{fixed: AtMaximum, ofPort: true})
+}
+
+// CountsEndpoints reports whether elements have the meaning ToEndpoint.
+func (c *Counters) CountsEndpoints() bool { return c.endpoints }
+
+// countedEndpoints does the same for the sets whose elements count the connections of one endpoint.
+func (l *layout) countedEndpoints(each func(*nft.Set, role)) {
+	of := role{fixed: ToEndpoint, ofPort: true}
+	for ls := range lists {
+		each(l.endpoints[ls], of)
+		each(l.backends[ls], of)
+	}
+	each(l.limited, of)
+}
+
+// Number identifies a service port of one family in the elements of its endpoints.
+type Number struct {
+	Family inet.Family
+	number uint32
+}
+
+// Owned returns the number of the service port that the comment of an element names. It returns false if the element has no such number.
+func (c *Counters) Owned(e *nft.Element) (Number, bool) {
+	if r, ok := c.sets[e.Set]; !ok || r.fixed != Silent || r.ofPort || e.Comment == "" {
+		return Number{}, false
+	}
+	word := e.Data.AsUint32()
+	return Number{e.Set.Family, word & portBits}, !kindOf(word).restricts()
+}
+
+// Endpoint returns the service port and the endpoint of an element with the meaning ToEndpoint.
+func (c *Counters) Endpoint(e *nft.Element) (Number, netip.AddrPort) {
+	const proto = 4
+	word := e.Key.Cut(proto, len(e.Key.Bytes()))
+	number := word.AsUint32() & portBits
+	if isAffine(number) {
+		number &= affineBits
+	}
+	return Number{e.Set.Family, number}, e.Data.AsEndpoint(e.Set.Family)
 }
 
 // FrontendID returns the family of a frontend, and its key in the maps.
-func FrontendID(k model.Key) (inet.Family, nft.Value) { return k.Family, value(&k) }
+func FrontendID(k model.Key) (inet.Family, nft.Value) {
+	if k.Last != 0 {
+		return k.Family, value(&k).Port(k.Last)
+	}
+	return k.Family, value(&k)
+}
+
+// ElementID returns what [FrontendID] returns for the frontend of an element.
+func ElementID(e *nft.Element) (inet.Family, nft.Value) {
+	if e.KeyEnd.Empty() {
+		return e.Set.Family, e.Key
+	}
+	n := len(e.KeyEnd.Bytes())
+	last := e.KeyEnd.Cut(n-4, n)
+	return e.Set.Family, e.Key.Port(binary.BigEndian.Uint16(last.Bytes()))
+}

@@ -72,7 +72,7 @@ func (p *Planner) Tables() []*nft.Table {
 		t.Chains = slices.Clip(t.Chains)
 		classes := map[class]bool{}
 		for u := range p.uses {
-			if u.family == f {
+			if u.family == f && u.kind.onDemand() {
 				classes[u.ofChain()] = true
 			}
 		}
@@ -130,13 +130,13 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 		part += s.weight
 		for fam, sources := range s.sources {
 			if sources != nil {
-				p.layouts[fam].sourceElements(sources, f)
+				p.layouts[fam].allSourceElements(sources, f)
 			}
 		}
 		for _, port := range s.ports {
 			l := p.layouts[port.family]
 			for i := range port.frontends {
-				if frontend := &port.frontends[i]; p.claims[frontend.Key].winner.frontend == frontend {
+				if frontend := &port.frontends[i]; p.winner(frontend.Key).frontend == frontend {
 					l.head(port, frontend, head)
 				}
 			}
@@ -155,14 +155,24 @@ func (p *Planner) ElementsInParts(most int, f func(*nft.Element), next func() er
 	for id := range p.shared {
 		each(nft.Element{Set: id.Set, Key: id.Key})
 	}
+	for id, s := range p.stances {
+		if s.wanted() {
+			each(nft.Element{Set: id.Set, Key: id.Key})
+		}
+	}
 	return nil
 }
 
-// ElementsOf calls f for every wanted element of a set; f must not keep or change it. For a set other than the source ranges, it visits all
+// ElementsOf calls f for every wanted element of a set; f must not keep or change it. For a set other than source ranges and port ranges, it visits all
 // elements of the plan.
 func (p *Planner) ElementsOf(s *nft.Set, f func(*nft.Element)) {
 	l := p.layouts[s.Family]
-	if s != l.allowedSources {
+	if s == l.ranges || s == l.restrictedRanges {
+		p.rangeElements(l, s, f)
+		return
+	}
+	list := sourceList(slices.Index(l.sources[:], s))
+	if list >= sourceLists {
 		p.Elements(func(e *nft.Element) {
 			if e.Set == s {
 				f(e)
@@ -171,6 +181,6 @@ func (p *Planner) ElementsOf(s *nft.Set, f func(*nft.Element)) {
 		return
 	}
 	for _, service := range p.services {
-		l.sourceElements(service.sources[l.family], f)
+		l.sourceElements(service.sources[l.family], list, f)
 	}
 }

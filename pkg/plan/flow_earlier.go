@@ -9,17 +9,17 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// FrontendSets returns the two sets of a family that together have an element for each frontend, in the table of the instance with a
-// service-proxy name. [FrontendOf] reads the key of such an element.
+// FrontendSets returns the sets of a family that together have an element for each frontend, in the table of the instance with a
+// service-proxy name. [FrontendOf] reads such an element.
 func FrontendSets(f inet.Family, serviceProxyName string) []*nft.Set {
 	l := newLayout(f, &Options{ServiceProxyName: serviceProxyName})
-	return []*nft.Set{l.services, l.nodePorts}
+	return []*nft.Set{l.services, l.nodePorts, l.ranges}
 }
 
 // FrontendOf returns the frontend of an element of [FrontendSets], by the element's key. It reports false if the key has another length.
-func FrontendOf(f inet.Family, key *nft.Value) (k model.Key, ok bool) {
+func FrontendOf(f inet.Family, e *nft.Element) (k model.Key, ok bool) {
 	const word = 4 // a protocol takes one word, and so does a port
-	b := key.Bytes()
+	b := e.Key.Bytes()
 	k.Family = f
 	switch len(b) - 2*word {
 	case 0:
@@ -30,5 +30,8 @@ func FrontendOf(f inet.Family, key *nft.Value) (k model.Key, ok bool) {
 		return model.Key{}, false
 	}
 	k.Protocol, k.Port = inet.Protocol(b[0]), binary.BigEndian.Uint16(b[word:])
+	if end := e.KeyEnd.Bytes(); len(end) == len(e.Key.Bytes()) {
+		k.Last = binary.BigEndian.Uint16(end[len(end)-word:])
+	}
 	return k, true
 }

@@ -6,34 +6,45 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// FlowSources returns the sources that may open flows to a frontend, sorted; nil if all may. The caller must not change the list, which is
-// shared. exists is false if no Service has the frontend.
-func (p *Planner) FlowSources(k model.Key) (allowed []model.AddrRange, exists bool) {
-	c := p.claims[k].winner
+// FlowSources returns the sources that may open flows to a frontend: those in allowed, nil for all, except those in denied. Both are sorted. The
+// caller must not change the lists, which are shared. exists is false if no Service has the frontend.
+func (p *Planner) FlowSources(k model.Key) (allowed, denied []model.AddrRange, exists bool) {
+	c := p.winner(k)
 	if c.service == nil {
-		return nil, false
+		return nil, nil, false
 	}
-	return c.frontend.AllowedSources, true
+	return c.frontend.AllowedSources, c.frontend.DeniedSources, true
 }
 
-// touchSources notes the frontends whose allowed sources have changed, unless all sources may open flows now. It includes frontends of all
-// protocols: the kernel does not evaluate the rules again for an existing flow without a reply. The restricted frontends of a Service
-// and family share one list, so a pair of lists is not compared again for the next frontend.
+// touchSources notes the frontends whose source ranges have changed, unless all sources may open flows now. It includes frontends of all
+// protocols: the kernel does not evaluate the rules again for an existing flow without a reply. The frontends of a Service, family and kind share
+// their lists, so pairs of lists are not compared again for the next frontend.
 func (p *Planner) touchSources(contests []contest) {
-	var was, is []model.AddrRange // the last pair that was compared; is nil before the first
-	same := false
+	var allowed, denied comparison
 	for i := range contests {
-		before, now := contests[i].winner, p.claims[contests[i].key].winner
-		if before.service == nil || now.service == nil || now.frontend.AllowedSources == nil {
+		before, now := contests[i].winner, p.winner(contests[i].key)
+		if before.service == nil || now.service == nil || !now.frontend.Restricted() {
 			continue
 		}
-		if a, b := before.frontend.AllowedSources, now.frontend.AllowedSources; !identical(a, was) || !identical(b, is) {
-			was, is, same = a, b, a != nil && slices.Equal(a, b)
-		}
-		if !same {
+		a, d := allowed.same(before.frontend.AllowedSources, now.frontend.AllowedSources), denied.same(before.frontend.DeniedSources, now.frontend.DeniedSources)
+		if !a || !d {
 			p.flows[contests[i].key] = struct{}{}
 		}
 	}
+}
+
+// comparison is the last pair of lists that was compared. Two nil lists are equal.
+type comparison struct {
+	was, is []model.AddrRange
+	differ  bool
+}
+
+// same reports whether two lists have the same ranges. A nil list differs from an empty one.
+func (c *comparison) same(was, is []model.AddrRange) bool {
+	if !identical(was, c.was) || !identical(is, c.is) {
+		*c = comparison{was, is, (was == nil) != (is == nil) || !slices.Equal(was, is)}
+	}
+	return !c.differ
 }
 
 // identical reports whether two lists share their memory, or both are nil, or both are empty.

@@ -18,13 +18,14 @@ func (p *Planner) touchFlows(k model.Key) {
 }
 
 // TakeFlows returns the changed frontends since the last call, and forgets them: UDP frontends, and frontends of any protocol whose allowed
-// sources have changed. Call it after a successful sync.
+// sources have changed. With a range of ports, it also returns the [Planner.SinglePortsBeside] it. Call it after a successful sync.
 func (p *Planner) TakeFlows() map[model.Key]struct{} {
 	if len(p.flows) == 0 {
 		return nil
 	}
 	taken := p.flows
 	p.flows = map[model.Key]struct{}{}
+	p.SinglePortsBeside(taken, func(k model.Key) { taken[k] = struct{}{} })
 	return taken
 }
 
@@ -38,7 +39,7 @@ func (p *Planner) Keys(f func(model.Key)) {
 // FlowEndpoints returns the endpoints with which flows to a UDP frontend may continue, sorted. The caller must not change the list, which is
 // shared. It is nil if no Service has the frontend, and for all other protocols.
 func (p *Planner) FlowEndpoints(k model.Key) []netip.AddrPort {
-	if c := p.claims[k].winner; c.service != nil {
+	if c := p.winner(k); c.service != nil {
 		return c.port.serving
 	}
 	return nil
@@ -46,7 +47,7 @@ func (p *Planner) FlowEndpoints(k model.Key) []netip.AddrPort {
 
 // Holder returns the service port that has a frontend. exists is false if no Service has it.
 func (p *Planner) Holder(k model.Key) (name model.PortName, exists bool) {
-	c := p.claims[k].winner
+	c := p.winner(k)
 	if c.service == nil {
 		return name, false
 	}

@@ -20,7 +20,7 @@ type port struct {
 	frontends []model.Frontend
 	// number is 0 if none was left: then every route has the class drop.
 	number uint32
-	// sources are the source ranges of the Service in the port's family; nil if no frontend of the port is restricted.
+	// sources are the source ranges of the Service in the port's family; nil if no frontend of the Service is restricted.
 	sources *sources
 	// lists are the endpoints for both policies, each in the order of the slots, see [rearrange]. scored is the limit of rearrange.
 	lists  [lists][]netip.AddrPort
@@ -28,26 +28,25 @@ type port struct {
 	// method is the way to select a slot. filled are the lists in which an endpoint may have several slots, as with a hash or weights.
 	method balance.Method
 	filled [lists]*filled
-	// arranged has the arrangements of lists with many endpoints, which change in place; nil for a short list. passed is true for a list
+	// arranged has the arrangements of lists with many endpoints, which change in place; nil for a short list. superseded is true for a list
 	// whose arrangement a later form of the port has taken over and changed.
 	arranged [lists]*arrangement
 	hairpin  []netip.AddrPort
 	// serving are the endpoints with which an existing UDP flow may continue, sorted.
 	serving      []netip.AddrPort
 	hasEndpoints bool
-	passed       [lists]bool
+	superseded   [lists]bool
 	// timeout is the timeout of session affinity in seconds, one of timeouts. ids is nil without affinity.
+	// A port with ranges has ids and a timeout, too. sticky is true with affinity.
 	timeout uint32
 	ids     *affinePort
-}
-
-// sources are the source ranges of a Service in one family. The tables have them once, regardless of the number of load-balancer addresses and
-// ports.
-type sources struct {
-	family inet.Family
-	// number is 0 if none was left: then no source is allowed.
-	number uint32
-	ranges []model.AddrRange
+	sticky  bool
+	// most is the maximum of connections of each endpoint, 0 for none. A port with a maximum has ids and a timeout as with affinity, although it
+	// remembers no clients. queues is true if the port drops packets while all endpoints are full.
+	most   uint16
+	queues bool
+	// holds is true if packets are held, because the Service has no endpoint and may wake.
+	holds bool
 }
 
 // filled is a list in which an endpoint may have several slots: its endpoints, once and sorted, with their weights.
@@ -59,7 +58,7 @@ type filled struct {
 func (p *port) id() portID { return portID{p.name, p.protocol, p.family} }
 
 // arrange sets a list to the given endpoints; weights are nil if all are equal. It starts from the same list of the port's earlier form, and takes
-// over its arrangement if there is one. The earlier form then has passed set.
+// over its arrangement if there is one. The earlier form then has superseded set.
 func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort, weights []uint16) {
 	f := before.filled[ls]
 	if p.method.Key != balance.Chance || weights != nil {
@@ -70,19 +69,19 @@ func (p *port) arrange(before *port, ls list, endpoints []netip.AddrPort, weight
 		return
 	}
 	list, known := before.list(ls), before.arranged[ls]
-	if before.passed[ls] {
+	if before.superseded[ls] {
 		known = nil
 	}
 	if before.scored != p.scored || len(list) > p.scored || f != nil {
 		list, known = nil, nil
 	}
 	p.lists[ls], p.arranged[ls] = rearrange(list, known, endpoints, p.scored)
-	before.passed[ls] = known != nil || before.passed[ls]
+	before.superseded[ls] = known != nil || before.superseded[ls]
 }
 
 // list returns one of the lists. If a later form of the port has taken over the arrangement, list restores a copy of the earlier state.
 func (p *port) list(ls list) []netip.AddrPort {
-	if p.passed[ls] {
+	if p.superseded[ls] {
 		return p.arranged[ls].undone()
 	}
 	return p.lists[ls]
@@ -101,9 +100,9 @@ func (p *port) endpoints(ls list) []netip.AddrPort {
 func (p *port) backends(other *port, ls list) []netip.AddrPort {
 	a := p.arranged[ls]
 	switch {
-	case p.ids != other.ids || a == nil || a != other.arranged[ls]:
+	case p.ids != other.ids || p.most > 0 || a == nil || a != other.arranged[ls]:
 		return p.endpoints(ls)
-	case p.passed[ls]:
+	case p.superseded[ls]:
 		return a.removed
 	}
 	return a.added
@@ -158,9 +157,19 @@ func value(k *model.Key) nft.Value {
 	return v.Proto(k.Protocol).Port(k.Port)
 }
 
+// end returns the last key of a frontend that is a range of ports, otherwise the empty value.
+func end(k *model.Key) nft.Value {
+	if k.Last == 0 {
+		return nft.Value{}
+	}
+	return nft.Value{}.Addr(k.Addr).Proto(k.Protocol).Port(k.Last)
+}
+
 // class returns the class of a frontend for packets whose source is allowed.
 func (p *port) class(f *model.Frontend) class {
 	switch {
+	case p.holds:
+		return class{kind: kindHold}
 	case !p.hasEndpoints:
 		return class{kind: kindReject}
 	case p.number == 0:
@@ -180,6 +189,10 @@ func (p *port) routeClass(r route) class {
 	switch {
 	case len(p.lists[r.list()]) == 0:
 		return class{kind: kindDrop}
+	case p.most > 0:
+		return class{kind: limitedKind(r)}
+	case p.ranged() && !p.sticky:
+		return class{kind: rangeKind(r)}
 	case p.ids != nil:
 		return class{kind: affinityKind(r)}
 	}
@@ -202,16 +215,20 @@ func (p *port) apart() bool {
 
 // head calls each for the elements of a frontend, with the class in the element, and the step at which this class selects a chain.
 func (l *layout) head(p *port, f *model.Frontend, each func(nft.Element, step, class)) {
-	e := nft.Element{Set: l.services, Key: value(&f.Key), Comment: p.comment}
-	if f.Kind == model.NodePort {
-		e.Set = l.nodePorts
+	e := nft.Element{Set: l.services, Key: value(&f.Key), KeyEnd: end(&f.Key), Comment: p.comment}
+	at, restricted := stepFirst, l.restricted
+	switch {
+	case f.Kind == model.NodePort:
+		e.Set, restricted = l.nodePorts, l.restrictedNodePorts
+	case f.Last != 0:
+		e.Set, at, restricted = l.ranges, stepRange, l.restrictedRanges
 	}
-	at, c := stepFirst, p.class(f)
-	if p.sources != nil && f.AllowedSources != nil {
-		firewall := class{kind: kindFirewall}
+	c := p.class(f)
+	if p.sources != nil && f.Restricted() {
+		firewall := firewallOf(f)
 		e.Data = firewall.word(p.sources.number)
 		each(e, at, firewall)
-		e.Set, at = l.restricted, stepAllowed
+		e.Set, at = restricted, stepAllowed
 	}
 	e.Data = c.word(p.number)
 	each(e, at, c)
@@ -236,9 +253,19 @@ func (l *layout) tail(p *port, each func(nft.Element, step, class)) {
 	}
 	for ls := range lists {
 		if len(p.lists[ls]) > 0 {
-			c := class{kind: pickKind(ls), table: p.table(ls)}
-			each(nft.Element{Set: l.draw[ls], Key: key, Data: nft.Value{}.Uint32(p.number | c.number()), Comment: p.comment}, stepPick+step(ls), c)
+			c, at := class{kind: pickKind(ls), table: p.table(ls)}, stepPick+step(ls)
+			if p.most > 0 {
+				c.kind, at = chooseKind(ls), stepChoose+step(ls)
+			}
+			each(nft.Element{Set: l.draw[ls], Key: key, Data: nft.Value{}.Uint32(p.number | c.number()), Comment: p.comment}, at, c)
 		}
+	}
+	if p.most > 0 {
+		c := class{kind: kindReject}
+		if p.queues {
+			c.kind = kindDrop
+		}
+		each(nft.Element{Set: l.atMaximum, Key: key, Data: c.word(p.number), Comment: p.comment}, stepFull, c)
 	}
 	each(nft.Element{}, stepRemember, class{kind: kindRemember, timeout: p.timeout, block: blockOf(p.number)})
 }
@@ -263,6 +290,9 @@ func (s *slots) fill(l *layout, p *port, ls list) {
 	s.port, s.list, s.n, s.ids = p, ls, len(p.lists[ls]), p.ids
 	if s.ids != nil {
 		s.key, s.room = nft.Value{}.Uint32(p.number), nft.Element{Set: l.slots[ls]}
+		if p.most > 0 {
+			s.room.Set = l.limitedSlots[ls]
+		}
 		return
 	}
 	s.key, s.room = nft.Value{}.Proto(p.protocol).Uint32(p.number), nft.Element{Set: l.endpoints[ls]}
@@ -287,6 +317,15 @@ func (s *slots) at(i int, endpoint netip.AddrPort) *nft.Element {
 	return &s.room
 }
 
+// inCluster returns a function that reports whether the list for policy Cluster has an endpoint.
+func (p *port) inCluster() func(netip.AddrPort) bool {
+	list := sorted(p.endpoints(listCluster))
+	return func(e netip.AddrPort) bool {
+		_, found := slices.BinarySearchFunc(list, e, netip.AddrPort.Compare)
+		return found
+	}
+}
+
 // backendElements calls each for the elements that lead from the ids of a port with affinity to its endpoints. It may leave out elements that the
 // other form of the port has, too.
 func (l *layout) backendElements(p, other *port, each func(*nft.Element)) {
@@ -295,7 +334,23 @@ func (l *layout) backendElements(p, other *port, each func(*nft.Element)) {
 	}
 	for ls := range lists {
 		e := nft.Element{Set: l.backends[ls]}
-		for _, endpoint := range p.backends(other, ls) {
+		endpoints := p.backends(other, ls)
+		if p.most > 0 { // an endpoint in both lists has one count
+			e.Set, e.MaxConnections = l.limited, p.most
+			if ls != listCluster {
+				endpoints = slices.DeleteFunc(slices.Clone(endpoints), p.inCluster())
+			}
+		}
+		if p.ranged() {
+			e.Set = l.rangeBackends[ls]
+		}
+		for _, endpoint := range endpoints {
+			if p.ranged() {
+				e.Key = nft.Value{}.Uint32(p.ids.endpointRegister(endpoint))
+				e.Data = nft.Value{}.Addr(endpoint.Addr())
+				each(&e)
+				continue
+			}
 			e.Key = nft.Value{}.Proto(p.protocol).Uint32(p.ids.endpointRegister(endpoint))
 			e.Data = nft.Endpoint(endpoint)
 			each(&e)
@@ -309,9 +364,18 @@ func (l *layout) shared(p *port, each func(nft.Element)) {
 	for i := range p.frontends {
 		if f := &p.frontends[i]; f.AtClusterIP() {
 			each(nft.Element{Set: l.clusterIPs, Key: nft.Value{}.Addr(f.Addr)})
+			each(l.network(f.Addr))
+		} else if f.Last != 0 {
+			each(nft.Element{Set: l.rangeAddresses, Key: nft.Value{}.Addr(f.Addr)})
 		}
 	}
 	for _, e := range p.hairpin {
 		each(nft.Element{Set: l.hairpin, Key: nft.Value{}.Addr(e.Addr()).Addr(e.Addr())})
+		each(l.network(e.Addr()))
 	}
+}
+
+// network returns the element of the network of an address.
+func (l *layout) network(a netip.Addr) nft.Element {
+	return nft.Element{Set: l.networks, Key: nft.Value{}.Addr(netip.PrefixFrom(a, networkBits[l.family]).Masked().Addr())}
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
@@ -15,18 +16,36 @@ type layout struct {
 	// services and nodePorts have the class and number of a destination. restricted has them for packets that source ranges allow.
 	// shortCircuit and local have them for the two origins of packets to a frontend with policy Local.
 	services, nodePorts, restricted, shortCircuit, local *nft.Set
+	// restrictedNodePorts has the same for node ports.
+	restrictedNodePorts *nft.Set
 	// endpoints has the endpoint of each slot, without affinity. With affinity, draw has the size of the table, slots the endpoint id of
 	// each slot, and backends the endpoint of each id.
 	endpoints, slots, draw, backends [lists]*nft.Set
 	affinity                         *nft.Set
-	allowedSources                   *nft.Set
-	hairpin                          *nft.Set
-	clusterIPs                       *nft.Set
-	unusedPorts                      *nft.Set
-	serviceCIDRs                     *nft.Set
-	nodeAddresses                    *nft.Set
-	lease                            *nft.Set
-	state                            *nft.Set
+	// For service ports with a maximum of connections, limitedSlots has the endpoint id of each slot, and limited the endpoint of each id with
+	// the count of its connections. full has the ids of endpoints that had their maximum a while ago, and tried of those that had it a
+	// moment ago. atMaximum has the class for packets that find all endpoints full.
+	limitedSlots                    [lists]*nft.Set
+	limited, full, tried, atMaximum *nft.Set
+	// held and holding have the numbers of service ports whose packets were held, see hold.go.
+	held, holding *nft.Set
+	// ranges and restrictedRanges are services and restricted for ranges of ports, rangeBackends has the address of each endpoint id of these.
+	// rangeAddresses has the addresses of ranges that are no cluster IPs.
+	ranges, restrictedRanges, rangeAddresses *nft.Set
+	rangeBackends                            [lists]*nft.Set
+	sources                                  [sourceLists]*nft.Set
+	hairpin                                  *nft.Set
+	clusterIPs                               *nft.Set
+	// networks has the network of each address in hairpin and clusterIPs, so that most packets need one lookup instead of two.
+	networks    *nft.Set
+	unusedPorts *nft.Set
+	// refused has the load-balancer and external IPs that refuse connections to unused ports, pinged the addresses that answer echo requests, and pingHost
+	// the address of this node that answers. They are nil without the options for them.
+	refused, pinged, pingHost *nft.Set
+	serviceCIDRs              *nft.Set
+	nodeAddresses             *nft.Set
+	lease                     *nft.Set
+	state                     *nft.Set
 }
 
 // Sizes of sets.
@@ -36,6 +55,8 @@ const (
 	// affinityClients is the greatest number of remembered clients. Each takes up to 115 bytes of the kernel's memory. The kernel searches the
 	// map for expired clients, which takes 100 ns of CPU time per second for each client.
 	affinityClients = 1 << 20
+	// fullEndpoints is the greatest number of endpoints that are skipped because they are full. Above, each packet tries its endpoint.
+	fullEndpoints = 1 << 16
 	// unusedPortAddresses is the number of cluster IPs for which connections to unused ports are counted.
 	unusedPortAddresses = 1 << 16
 )
@@ -54,6 +75,9 @@ const StateSet = "state"
 const (
 	affinitySet    = "affinity"
 	unusedPortsSet = "unused-ports"
+	// fullSet is the name of the set of full endpoints, triedSet of those that a packet has just tried.
+	fullSet  = "full"
+	triedSet = "tried"
 )
 
 func newLayout(family inet.Family, o *Options) *layout {
@@ -75,18 +99,38 @@ func newLayout(family inet.Family, o *Options) *layout {
 		l.endpoints[ls] = l.hash(p+"endpoints", "service port . index -> endpoint", []nft.Field{proto, prio, nft.Index()}, endpoint)
 		l.draw[ls] = l.hash(p+"draw", "service port -> class that picks an endpoint id", word, word)
 		l.slots[ls] = l.hash(p+"slots", "service port . index -> endpoint id, with session affinity", []nft.Field{prio, nft.Index()}, word)
+		l.limitedSlots[ls] = l.hash(p+"limited-slots", "service port . index -> endpoint id, with a maximum of connections", []nft.Field{prio, nft.Index()}, word)
+		l.rangeBackends[ls] = l.hash(p+"range-backends", "endpoint id -> address of the "+p+"endpoint, for port ranges", word, []nft.Field{daddr})
 		l.backends[ls] = l.hash(p+"backends", "endpoint id -> "+p+"endpoint, with session affinity", []nft.Field{proto, prio}, endpoint)
 	}
 	l.affinity = &nft.Set{Name: affinitySet, Key: []nft.Field{prio, saddr}, Data: word, Dynamic: true, Timeouts: true,
 		Size: affinityClients, Comment: "service port . client -> endpoint id"}
-	l.allowedSources = &nft.Set{Name: "allowed-sources", Key: []nft.Field{nft.NetworkPriority(), saddr}, Interval: true,
-		Comment: "Service . loadBalancerSourceRanges"}
+	l.limited = &nft.Set{Name: "limited", Key: []nft.Field{proto, prio}, Data: endpoint, MaxConnections: model.MostConnections,
+		Comment: "endpoint id -> endpoint, unless it has its maximum of connections"}
+	if o.WithoutMaximum {
+		l.limited.MaxConnections = 0
+	}
+	l.full = &nft.Set{Name: fullSet, Key: word, Dynamic: true, Timeouts: true, Size: fullEndpoints, Comment: "ids of endpoints that had their maximum of connections"}
+	l.tried = &nft.Set{Name: triedSet, Key: word, Dynamic: true, Timeouts: true, Size: fullEndpoints, Comment: "ids of full endpoints that a packet has just tried"}
+	l.atMaximum = l.hash("at-maximum", "service port -> class if all endpoints are full", word, word)
+	l.held = &nft.Set{Name: HeldSet, Key: word, Dynamic: true, Timeouts: true, Size: heldPorts, Comment: "service ports without endpoints that clients want"}
+	l.holding = &nft.Set{Name: holdingSet, Key: word, Dynamic: true, Timeouts: true, Size: heldPorts, Comment: "service ports without endpoints whose packets are not refused yet"}
+	l.restrictedNodePorts = l.hash("nodeports-restricted", "node port -> class, service port, for allowed sources", l.nodePort(), word)
+	l.ranges = &nft.Set{Name: RangesSet, Key: l.vip(), Data: word, Interval: true, Comment: "address, ports -> class, service port"}
+	l.restrictedRanges = &nft.Set{Name: "ranges-restricted", Key: l.vip(), Data: word, Interval: true,
+		Comment: "address, ports -> class, service port, for allowed sources"}
+	l.rangeAddresses = l.hash("range-addresses", "with port ranges, and no cluster IP", []nft.Field{daddr}, nil)
+	for list := range sourceLists {
+		l.sources[list] = &nft.Set{Name: list.set(), Key: []nft.Field{nft.NetworkPriority(), saddr}, Interval: true, Comment: "Service . " + list.field()}
+	}
 	l.hairpin = l.hash("hairpin", "local endpoints that may reach themselves", []nft.Field{saddr, daddr}, nil)
 	l.clusterIPs = l.hash("cluster-ips", "for ports that no service has", []nft.Field{daddr}, nil)
+	l.networks = l.hash("networks", "networks of cluster IPs and of the endpoints in hairpin", []nft.Field{daddr}, nil)
 	l.unusedPorts = &nft.Set{Name: unusedPortsSet, Key: []nft.Field{daddr}, Dynamic: true, Size: unusedPortAddresses,
 		Comment: "cluster IPs with connections to a port that no service has"}
+	l.vips(o)
 	l.serviceCIDRs = &nft.Set{Name: "service-cidrs", Key: []nft.Field{daddr}, Interval: true,
-		Comment: "for addresses that no service has"}
+		Comment: "for addresses that no service has, and addresses with port ranges"}
 	l.nodeAddresses = l.hash(NodeAddressesSet, "where node ports are served", []nft.Field{daddr}, nil)
 	l.lease = &nft.Set{Name: LeaseSet, Key: []nft.Field{proto}, Timeout: Lease,
 		Comment: "renewed while kube-nftproxy runs; without renewal, other DNAT rules are first"}
@@ -95,6 +139,9 @@ func newLayout(family inet.Family, o *Options) *layout {
 		s.Family, s.Table = family, Table(o.ServiceProxyName)
 	}
 	l.counted(func(s *nft.Set, _ role) { s.Counter = !o.Uncounted })
+	if o.CountEndpoints {
+		l.countedEndpoints(func(s *nft.Set, _ role) { s.Counter = true })
+	}
 	return l
 }
 
@@ -113,9 +160,11 @@ func (l *layout) hash(name, comment string, key, data []nft.Field) *nft.Set {
 // sets returns the sets in the order of nft's output.
 func (l *layout) sets() []*nft.Set {
 	list := append([]*nft.Set{l.state, l.lease}, l.dispatch[:]...)
-	list = append(list, l.services, l.nodePorts, l.restricted, l.shortCircuit, l.local)
-	for _, s := range [][lists]*nft.Set{l.endpoints, l.draw, l.slots, l.backends} {
+	list = append(list, l.services, l.nodePorts, l.ranges, l.restricted, l.restrictedRanges, l.shortCircuit, l.local)
+	for _, s := range [][lists]*nft.Set{l.endpoints, l.draw, l.slots, l.backends, l.rangeBackends, l.limitedSlots} {
 		list = append(list, s[:]...)
 	}
-	return append(list, l.affinity, l.allowedSources, l.hairpin, l.clusterIPs, l.unusedPorts, l.serviceCIDRs, l.nodeAddresses)
+	list = append(list, l.affinity, l.limited, l.full, l.tried, l.atMaximum, l.held, l.holding, l.restrictedNodePorts)
+	list = append(append(list, l.sources[:]...), l.hairpin, l.clusterIPs, l.networks, l.unusedPorts)
+	return append(append(list, l.vipSets()...), l.serviceCIDRs, l.rangeAddresses, l.nodeAddresses)
 }

@@ -19,7 +19,15 @@ func ChainMeaning(chain string) string {
 	for k := kindReject; k < kindDirect; k++ {
 		switch {
 		case k.name(selector{}) != chain:
-		case k >= kindAffinity:
+		case k >= kindRange:
+			return k.route().words() + "; the port is kept"
+		case k >= kindRangeSources:
+			return sourceList(k - kindRangeSources).comment()
+		case k >= kindSources:
+			return sourceList(k - kindSources).comment()
+		case k >= kindLimited && k < kindHold:
+			return k.route().words() + "; each has a maximum of connections"
+		case k >= kindAffinity && k < kindHold:
 			return k.route().words() + "; a client stays with its endpoint"
 		default:
 			return meanings[k]
@@ -32,6 +40,8 @@ func ChainMeaning(chain string) string {
 	switch {
 	case c.kind >= kindRemember:
 		return fmt.Sprintf("remembered for %s", time.Duration(c.timeout)*time.Second)
+	case c.kind >= kindChoose:
+		return "an endpoint that is not full: " + c.table.share()
 	case c.kind >= kindPick:
 		return "a new client: " + c.table.share()
 	}
@@ -52,7 +62,7 @@ func (t table) share() string {
 
 // Refuses reports whether a chain rejects or drops all packets. The reason is then in the chain or element before it.
 func Refuses(chain string) bool {
-	return chain == kindReject.name(selector{}) || chain == kindDrop.name(selector{})
+	return chain == kindReject.name(selector{}) || chain == kindDrop.name(selector{}) || chain == kindHold.name(selector{})
 }
 
 // meanings are the meanings of the chains that every plan has, except the chains for affinity.
@@ -61,6 +71,7 @@ var meanings = map[kind]string{
 	kindDrop:          "there are endpoints, but none for this traffic: its policy is Local, and none of them is on this node",
 	kindFirewall:      "loadBalancerSourceRanges",
 	kindExternalLocal: "externalTrafficPolicy Local",
+	kindHold:          "no endpoints: held, so that the client retries",
 }
 
 // words describes the endpoints of a list.

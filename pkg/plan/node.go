@@ -11,6 +11,9 @@ import (
 // SetNodeAddresses sets the addresses of this node that serve the node ports of a family.
 func (p *Planner) SetNodeAddresses(f inet.Family, addrs []netip.Addr) {
 	l := p.layouts[f]
+	if l != nil && l.pingHost != nil {
+		p.setRange(l.pingHost, l.pingHosts(addrs))
+	}
 	if l == nil || p.options.AnyNodeAddress[f] { // with AnyNodeAddress, no rule looks up the set
 		return
 	}
@@ -27,14 +30,11 @@ func (p *Planner) SetServiceCIDRs(f inet.Family, cidrs []netip.Prefix) {
 	if l == nil {
 		return
 	}
-	var elements []nft.Element
+	p.cidrs[f] = nil
 	for _, c := range cidrs {
-		elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(c.Masked().Addr())})
-		if next := model.RangeOf(c).Last.Next(); next.IsValid() {
-			elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(next), IntervalEnd: true})
-		}
+		p.cidrs[f] = append(p.cidrs[f], model.RangeOf(c))
 	}
-	p.setRange(l.serviceCIDRs, elements)
+	p.setCIDRs(f)
 }
 
 func (p *Planner) setRange(s *nft.Set, elements []nft.Element) {

@@ -9,21 +9,22 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// In the tables, a number stands for a service port, or for the source ranges of a Service. With session affinity, an id stands for an endpoint.
-// The planner assigns numbers, and never computes them from data of a tenant. [Planner.Recall] reads the numbers of an earlier process back from
-// the kernel.
+// In the tables, a number stands for a service port, or for the source ranges of a Service. With session affinity or a maximum of connections, an
+// id stands for an endpoint. A service port with ids is called affine. The planner assigns numbers, and never computes them from data of a tenant.
+// [Planner.Recall] reads the numbers of an earlier process back from the kernel.
 //
 // The planner assigns numbers in a circle, so that it does not soon reuse a freed number: a packet may have read the number just before the batch
 // that deleted it.
 
-// portID identifies a service port, independent of its addresses.
+// portID identifies a service port, regardless of its addresses.
 type portID struct {
 	name     model.PortName
 	protocol inet.Protocol
 	family   inet.Family
 }
 
-// ring assigns the numbers from first to end-1. used is a bitmap of the assigned numbers, free the count of all others.
+// ring assigns the numbers from first to end-1. The search for a free number starts at next. used is a bitmap of the assigned numbers, and free is
+// the count of the other numbers.
 type ring struct {
 	first, end, next uint32
 	used             []uint64
@@ -93,8 +94,8 @@ func (r *ring) word(i uint32) *uint64 {
 	return &r.used[i]
 }
 
-// Numbers are in the upper bits of the register. The numbers of service ports with session affinity use only its upper half, and are greater than
-// all others. Each block of 256 has one timeout, so the upper byte of the register selects the timeout.
+// Numbers are in the upper bits of the register. The numbers of affine service ports use only the upper half of the register, and are greater than
+// all other numbers. They are in blocks of 256. All numbers of a block have the same timeout, so the upper byte of the register selects the timeout.
 const (
 	perBlock    = 1 << 8
 	firstBlock  = 0xa0
@@ -109,18 +110,18 @@ type numbers struct {
 	blocks [endBlock - firstBlock]block
 }
 
-// block is a block of numbers of service ports with session affinity.
+// block is a block of numbers of affine service ports.
 type block struct {
 	*ring
 	// timeout is the timeout of all service ports with a number of the block, in seconds.
 	timeout uint32
-	// recalled is true if an earlier process or planner used the block, until all Services are planned: its numbers may still be recalled.
+	// recalled is true if an earlier process or planner used the block, and the planner may still recall the block's numbers.
 	recalled bool
 }
 
 func newNumbers() *numbers { return &numbers{others: newRing(firstNumber, endOthers)} }
 
-// other assigns a number for a service port without affinity, or for source ranges. It returns 0 if none is free.
+// other assigns a number for a service port that is not affine, or for source ranges. It returns 0 if no such number is free.
 func (t *numbers) other() uint32 {
 	if n := t.others.take(); n != 0 {
 		return ourBit | n<<portShift
@@ -128,8 +129,8 @@ func (t *numbers) other() uint32 {
 	return 0
 }
 
-// affine assigns a number for a service port with affinity and a timeout. It prefers a block of this timeout, then an empty block, and last a
-// block whose numbers may still be recalled. It returns 0 if none is free.
+// affine assigns a number for an affine service port with a timeout. It prefers a block of this timeout, then an empty block, and last a block of
+// this timeout whose numbers the planner may still recall. It returns 0 if no such number is free.
 func (t *numbers) affine(timeout uint32) uint32 {
 	empty, recalled := -1, -1
 	for i := range t.blocks {
@@ -155,7 +156,7 @@ func (t *numbers) affine(timeout uint32) uint32 {
 	return 0
 }
 
-// any reports whether a number is free: for a service port with affinity if the timeout is not 0, otherwise for anything else.
+// any reports whether a number is free. A timeout other than 0 stands for an affine service port.
 func (t *numbers) any(timeout uint32) bool {
 	if timeout == 0 {
 		return t.others.free > 0
@@ -175,13 +176,13 @@ func (t *numbers) open(i int, timeout uint32, recalled bool) {
 	b.timeout, b.recalled = timeout, recalled
 }
 
-// blockOf returns the block of a number with affinity.
+// blockOf returns the block of an affine service port's number.
 func blockOf(number uint32) uint8 { return uint8(number >> blockShift) }
 
 func isAffine(number uint32) bool { return number >= firstBlock<<blockShift }
 
-// recall assigns a number that an earlier process had assigned. A timeout other than 0 stands for a service port with affinity. It reports false
-// if the number is invalid for this timeout, or not free.
+// recall assigns a number that an earlier process had assigned. A timeout other than 0 stands for an affine service port. recall reports false if the
+// number is invalid for this timeout, or not free.
 func (t *numbers) recall(number, timeout uint32) bool {
 	switch {
 	case number&ourBit == 0 || isAffine(number) != (timeout > 0):
@@ -203,7 +204,7 @@ func (t *numbers) giveBack(number uint32) {
 	}
 }
 
-// affinePort has the number of a service port with affinity, and the ids of its endpoints.
+// affinePort has the number of an affine service port, and the ids of its endpoints.
 type affinePort struct {
 	number    uint32
 	endpoints map[netip.AddrPort]uint16
@@ -217,7 +218,7 @@ func newAffinePort(number uint32) *affinePort {
 	return &affinePort{number: number, endpoints: map[netip.AddrPort]uint16{}, ids: newRing(1, mostIDs+1)}
 }
 
-// add assigns an id to an endpoint without one, if possible its recalled id.
+// add assigns an id to an endpoint that has none: the recalled id, if it is free.
 func (p *affinePort) add(e netip.AddrPort, recalled map[netip.AddrPort]uint16) {
 	if _, ok := p.endpoints[e]; ok {
 		return
@@ -252,7 +253,7 @@ func (p *affinePort) keep(lists ...[]netip.AddrPort) {
 	}
 }
 
-// endpointRegister returns the word of the scratch register for one of the endpoints.
+// endpointRegister returns the word in the scratch register that stands for an endpoint.
 func (p *affinePort) endpointRegister(e netip.AddrPort) uint32 {
 	return p.number | uint32(p.endpoints[e])
 }

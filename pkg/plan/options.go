@@ -32,8 +32,15 @@ type Options struct {
 	// AnyNodeAddress serves node ports on every local address of the family except loopback, instead of the addresses of
 	// [Planner.SetNodeAddresses].
 	AnyNodeAddress [2]bool
-	// Uncounted omits the counters of elements.
-	Uncounted bool
+	// RefuseUnused refuses connections to unused ports of load-balancer and external IPs whose frontends are for it. With RefuseLoops, it refuses only
+	// packets that arrive and would leave by the same interface.
+	RefuseUnused, RefuseLoops bool
+	// AnswerPing answers echo requests to addresses whose frontends are for it.
+	AnswerPing bool
+	// Uncounted omits the counters of elements. CountEndpoints adds counters to the elements of endpoints.
+	Uncounted, CountEndpoints bool
+	// WithoutMaximum ignores maximums of connections, because the kernel lacks connlimit.
+	WithoutMaximum bool
 	// WithoutHash makes all choices of endpoints random, because the kernel lacks jhash.
 	WithoutHash bool
 	// Room limits all Services together. A field that is 0 has the value of [DefaultRoom].

@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -24,25 +25,35 @@ type Planner struct {
 	// noLocal counts the service ports of each family that have endpoints, but none for a frontend with the internal or
 	// external policy Local.
 	noLocal [2]struct{ internal, external int }
+	// places are the ranges of ports that are claimed. singles are the other keys that are claimed, nil before the first range. beaten are those that overlap one of a better claim, with that one.
+	// rangedAddresses counts the ranges at each address that is no cluster IP. cidrs are the ServiceCIDRs.
+	places, singles keysByPlace
+	beaten          map[model.Key]model.Key
+	rangedAddresses map[netip.Addr]int
+	cidrs           [2][]model.AddrRange
 	// losers counts the claims that lost to another Service.
 	losers int
 	// shared counts, for each shared element, the service ports that need it.
 	shared map[nft.ID]int32
+	// stances has the stances on the elements of addresses that some frontend takes.
+	stances map[nft.ID]stances
 	// uses counts, for each class at a step, the frontends and service ports whose elements lead to it.
 	uses    map[use]int
 	numbers [2]*numbers
 	// taken is the room that all Services take. namespaces has the room that the Services of each namespace take.
 	taken      taken
 	namespaces map[string]*taken
-	// waiting has, by namespace, the Services with parts that are left out. freed are the namespaces in which such a Service may have room now.
+	// waiting has, by namespace, the Services of which parts are left out for lack of room. freed are the namespaces in which such a Service may have
+	// room now.
 	waiting map[string]map[types.NamespacedName]struct{}
 	freed   map[string]struct{}
-	// ranges are the elements for this node and the cluster, by set: node addresses and ServiceCIDRs.
+	holders holders
+	// ranges are the elements of node addresses and ServiceCIDRs, by set.
 	ranges map[*nft.Set][]nft.Element
 
 	// lost are the Services whose lost claims may have changed since the last [Planner.TakeLosers].
 	lost map[types.NamespacedName]struct{}
-	// recalled has the numbers of an earlier process; nil after all Services are planned.
+	// recalled has the numbers of an earlier process or planner; nil after [Planner.Resumed].
 	recalled *recalled
 
 	// flows are the frontends whose flows may be stale, since the last [Planner.TakeFlows].
@@ -66,11 +77,13 @@ type service struct {
 	sources [2]*sources
 	// weight is the number of elements that count against the room. left are the parts without room, and lacks is the room that they need.
 	weight int
-	left   []Excess
-	lacks  lacking
+	// portRanges is the number of ranges of ports times addresses.
+	portRanges int
+	left       []Excess
+	lacks      lacking
 }
 
-// claim is the claim of a service port to the key of one of its frontends. One claim to a key wins. A cluster IP wins over all other addresses,
+// claim is the claim of a service port to the key of one of its frontends. Of all claims to a key, one wins. A cluster IP wins over all other addresses,
 // because the API server allocates it. A load-balancer IP, which a controller allocates, wins over an external IP, which a user writes into the
 // Service. Among equals, the older Service wins.
 type claim struct {
@@ -98,14 +111,21 @@ func (c *claim) rank() int {
 func New(o Options) *Planner {
 	o.Room = o.Room.orDefault()
 	p := &Planner{
-		options:    o,
-		services:   map[types.NamespacedName]*service{},
-		claims:     map[model.Key]contenders{},
-		shared:     map[nft.ID]int32{},
+		options:  o,
+		services: map[types.NamespacedName]*service{},
+		claims:   map[model.Key]contenders{},
+		shared:   map[nft.ID]int32{},
+		stances:  map[nft.ID]stances{},
+		places:   keysByPlace{},
+		beaten:   map[model.Key]model.Key{},
+
+		rangedAddresses: map[netip.Addr]int{},
+
 		lost:       map[types.NamespacedName]struct{}{},
 		namespaces: map[string]*taken{},
 		waiting:    map[string]map[types.NamespacedName]struct{}{},
 		freed:      map[string]struct{}{},
+		holders:    newHolders(),
 		uses:       map[use]int{},
 		ranges:     map[*nft.Set][]nft.Element{},
 		flows:      map[model.Key]struct{}{},
@@ -117,9 +137,9 @@ func New(o Options) *Planner {
 	return p
 }
 
-// Expect allocates memory for a number of Services that are about to change. Without it, the growth of Go maps costs as much as the planning.
+// Expect allocates memory for a number of Services that are about to change. Without Expect, the growth of Go maps takes as long as the planning.
 func (p *Planner) Expect(services int) {
-	// A change of one of ten endpoints changes about `each` elements. The bound `most` is there because many of the Services may be unchanged.
+	// A change of one of ten endpoints changes about `each` elements. `most` limits the memory, because many of the Services may be unchanged.
 	const each, most = 4, 8192
 	if p.sink != nil {
 		p.sink.Expect(min(each*services, most))
@@ -135,10 +155,11 @@ func (p *Planner) Expect(services int) {
 // lay builds the constant part of a family's table.
 func (p *Planner) lay(f inet.Family) { p.tables[f] = p.layouts[f].table(&p.options) }
 
-// LocalPods returns, for each family, how the rules recognise traffic of this node's pods.
+// LocalPods returns, for each family, the property by which the rules recognise traffic of this node's pods.
 func (p *Planner) LocalPods() [2]LocalPods { return p.options.LocalPods }
 
-// SetLocalPods changes how the rules of a family recognise traffic of this node's pods. No other function changes the constant rules.
+// SetLocalPods changes the property by which the rules of a family recognise traffic of this node's pods. After the first call of Set, no other
+// function changes the constant rules.
 func (p *Planner) SetLocalPods(f inet.Family, pods LocalPods) {
 	if p.layouts[f] == nil || p.options.LocalPods[f] == pods {
 		return
@@ -147,10 +168,18 @@ func (p *Planner) SetLocalPods(f inet.Family, pods LocalPods) {
 	p.lay(f)
 }
 
-// SetWithoutHash makes all choices of endpoints random, because the kernel lacks jhash. It comes before any Service is planned.
+// SetWithoutHash makes all choices of endpoints random, because the kernel lacks jhash. Call it before [Planner.Set].
 func (p *Planner) SetWithoutHash() { p.options.WithoutHash = true }
 
-// Leases returns the lease elements of all families. The caller has to renew them within [Lease].
+// SetWithoutMaximum makes the planner ignore maximums of connections, because the kernel lacks connlimit. Call it before [Planner.Set].
+func (p *Planner) SetWithoutMaximum() {
+	p.options.WithoutMaximum = true
+	for _, f := range p.options.Families {
+		p.layouts[f].limited.MaxConnections = 0
+	}
+}
+
+// Leases returns the lease elements of all families. Renew them within [Lease].
 func (p *Planner) Leases() (list []nft.Element) {
 	for _, f := range p.options.Families {
 		list = append(list, p.layouts[f].leases()...)
@@ -161,7 +190,7 @@ func (p *Planner) Leases() (list []nft.Element) {
 // fixed returns the elements that every plan has.
 func (l *layout) fixed() []nft.Element {
 	out := l.leases()
-	for k := kindReject; k < kindDirect; k++ {
+	for k := kindReject; !k.onDemand(); k++ {
 		for _, st := range fixedDispatch(k) {
 			out = append(out, l.dispatchElement(st, class{kind: k}))
 		}
@@ -181,7 +210,7 @@ func (l *layout) dispatchElement(st step, c class) nft.Element {
 	return nft.Element{Set: l.dispatch[st], Key: nft.Value{}.Uint32(c.number()), Chain: c.chain(), Jump: st >= stepPick}
 }
 
-// Set replaces the earlier form of a Service in the plan by s, or removes the Service if s is nil.
+// Set adds a Service to the plan, or replaces its earlier form. If s is nil, Set removes the Service.
 func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	old, before := p.services[name], p.takenBy(name.Namespace)
 	var now *service
@@ -194,11 +223,11 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.noteWinners(old, now)
 	p.withdraw(old)
 	p.claim(now)
+	p.settleRanges()
 	p.touchSources(p.contests)
 	for i := range p.contests {
 		c := &p.contests[i]
-		list := p.claims[c.key]
-		is := list.winner
+		list, is := p.claims[c.key], p.winner(c.key)
 		p.change(c.winner, is)
 		p.noteLosses(c.winner.service, is.service, old, now)
 		if c.winner.service != is.service {
@@ -209,15 +238,19 @@ func (p *Planner) Set(name types.NamespacedName, s *model.Service) {
 	p.changePorts(old, now)
 	p.share(now, 1)
 	p.share(old, -1)
+	p.takeStances(now, 1)
+	p.takeStances(old, -1)
+	p.shareAddresses(now, 1)
+	p.shareAddresses(old, -1)
 	p.countNoLocal(now, 1)
 	p.countNoLocal(old, -1)
 	p.giveBack(old, now)
-	p.weigh(now, 1)
 	p.weigh(old, -1)
+	p.weigh(now, 1)
 	p.noteRoom(name, before, old, now)
 }
 
-// newService prepares a Service for the tables. It takes over the slots and numbers of the earlier form, which may be nil.
+// newService prepares a Service for the plan. It keeps the slots and numbers of the earlier form, which may be nil.
 func (p *Planner) newService(s *model.Service, old *service) *service {
 	out := &service{name: s.Name, created: s.Created, ports: make([]*port, 0, len(s.Ports))}
 	weight := Weight(s)
@@ -227,14 +260,20 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 		return out
 	}
 	out.weight = weight
+	holds := p.holds(out, s, old)
+	ranges := p.assignRanges(out, old, s)
 	for _, sp := range s.Ports {
-		if p.layouts[sp.Family] == nil {
+		if p.layouts[sp.Family] == nil || sp.Ranged() && !ranges {
 			continue
 		}
 		n := &port{
 			name: sp.Name, comment: sp.Name.String(), protocol: sp.Protocol, family: sp.Family, frontends: sp.Frontends,
 			hairpin: sp.Hairpin, serving: sp.Serving, hasEndpoints: sp.HasEndpoints, scored: scoredOf(len(s.Ports)),
 			method: sp.Method,
+		}
+		if n.most, n.queues = sp.MaxConnections, sp.AtMaximum == model.Queue; p.options.WithoutMaximum && n.most > 0 {
+			n.most = 0
+			out.leave(model.MaximumField, fmt.Sprintf("%s port %q has no maximum of connections: the kernel lacks connlimit (CONFIG_NFT_CONNLIMIT)", n.family, n.name.Port))
 		}
 		if p.options.WithoutHash && n.method.Key != balance.Chance {
 			n.method = balance.Method{}
@@ -244,6 +283,7 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 		n.arrange(before, listCluster, sp.Cluster, sp.ClusterWeights)
 		n.arrange(before, listLocal, sp.Local, sp.LocalWeights)
 		p.assign(out, n, before, sp.Affinity)
+		n.holds = holds && n.number != 0
 		out.ports = append(out.ports, n)
 	}
 	p.assignSources(out, old)
@@ -251,23 +291,31 @@ func (p *Planner) newService(s *model.Service, old *service) *service {
 	return out
 }
 
-// assign gives a service port a number, the earlier one if possible. With affinity, it also gives ids to the endpoints. If no number for
-// affinity is free, the port serves without affinity.
+// assign gives a service port a number, the earlier one if possible. With affinity or a maximum of connections, it also gives ids to the endpoints. If
+// no number for this is free, the port has neither affinity nor a maximum.
 func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
-	if affinity > 0 {
+	if n.sticky = affinity > 0; n.sticky || n.most > 0 || n.ranged() {
 		n.timeout = timeoutClass(uint32(affinity / time.Second))
 		n.ids = before.ids
-		if n.ids == nil || before.timeout != n.timeout {
+		if n.ids == nil || before.timeout != n.timeout || (before.most > 0) != (n.most > 0) {
 			n.ids = newAffinePort(p.number(n.id(), n.timeout))
 		}
 		if n.number = n.ids.number; n.number != 0 {
 			p.giveIDs(n, before)
 			return
 		}
-		s.leave("spec.sessionAffinity", fmt.Sprintf(
-			"%s port %q has no session affinity: no number is left for a service port of this namespace and timeout", n.family, n.name.Port))
+		field, without := "spec.sessionAffinity", "session affinity"
+		switch {
+		case n.most > 0:
+			field, without = model.MaximumField, "maximum of connections"
+		case n.ranged():
+			field, without = model.PortRangesField, "endpoints"
+		}
+		s.leave(field, fmt.Sprintf("%s port %q has no %s: no number is left for a service port of this namespace and timeout", n.family, n.name.Port, without))
 		s.lacks.affine[n.family] = n.timeout
-		n.ids, n.timeout = nil, 0
+		if n.ids, n.timeout, n.most = nil, 0, 0; n.ranged() {
+			return
+		}
 	}
 	if n.number = before.number; n.number != 0 && before.ids == nil {
 		return
@@ -279,7 +327,7 @@ func (p *Planner) assign(s *service, n, before *port, affinity time.Duration) {
 	}
 }
 
-// giveIDs gives ids to the endpoints of a service port with affinity.
+// giveIDs gives ids to the endpoints of an affine service port.
 func (p *Planner) giveIDs(n, before *port) {
 	known := p.recallIDs(n.id())
 	for ls := range lists {
@@ -289,7 +337,7 @@ func (p *Planner) giveIDs(n, before *port) {
 	}
 }
 
-// manyPorts is the number of ports from which a Service has an index.
+// manyPorts is the smallest number of ports of a Service with an index.
 const manyPorts = 8
 
 func (s *service) makeIndex() {
@@ -320,7 +368,7 @@ func (s *service) port(id portID) *port {
 	return &port{}
 }
 
-// change replaces the elements of a key's earlier winner by those of its new winner. Either may be the zero claim.
+// change replaces the elements of a key's earlier winner with the elements of its new winner. Either may be the zero claim.
 func (p *Planner) change(was, is claim) {
 	if was == is {
 		return
@@ -333,11 +381,13 @@ func (p *Planner) change(was, is claim) {
 		l := p.layouts[is.port.family]
 		l.head(is.port, is.frontend, func(e nft.Element, st step, c class) { p.putIn(&e, use{l.family, st, c}) })
 	}
+	p.takeServing(is, 1)
+	p.takeServing(was, -1)
 	p.dropTakenOut()
 }
 
 // takeOut removes an element that leads to a class. If the element's set is nil, only the use of the class is removed. The class stays in use
-// until [Planner.dropTakenOut]: an element that is put in meanwhile may lead to it, and then no dispatch element changes.
+// until [Planner.dropTakenOut]. So no dispatch element changes if putIn adds another element that leads to the class.
 func (p *Planner) takeOut(e *nft.Element, u use) {
 	if e.Set != nil {
 		p.remove(e)
@@ -400,7 +450,7 @@ func (p *Planner) changeSlots(l *layout, was, is *port, ls list) {
 	old.fill(l, was, ls)
 	now.fill(l, is, ls)
 	common := min(old.n, now.n)
-	if a := is.arranged[ls]; a != nil && was.passed[ls] && a == was.arranged[ls] && was.number == is.number && common > 0 {
+	if a := is.arranged[ls]; a != nil && was.superseded[ls] && a == was.arranged[ls] && was.number == is.number && common > 0 {
 		for _, r := range a.undo {
 			if r.slot < common && r.endpoint != a.endpoints[r.slot] {
 				p.remove(old.at(r.slot, r.endpoint))

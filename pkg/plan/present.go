@@ -53,7 +53,7 @@ func (p *Present) tidy() {
 }
 
 func compareKeys(a, b model.Key) int {
-	for _, c := range []int{a.Addr.Compare(b.Addr), int(a.Port) - int(b.Port), int(a.Protocol) - int(b.Protocol), int(a.Family) - int(b.Family)} {
+	for _, c := range []int{a.Addr.Compare(b.Addr), int(a.Port) - int(b.Port), int(a.Last) - int(b.Last), int(a.Protocol) - int(b.Protocol), int(a.Family) - int(b.Family)} {
 		if c != 0 {
 			return c
 		}

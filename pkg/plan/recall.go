@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// recalled has the numbers of an earlier process or planner, and with affinity the ids of endpoints.
+// recalled has the numbers that an earlier process or planner assigned, and the ids of the endpoints of affine service ports.
 type recalled struct {
 	numbers map[portID]uint32
 	ids     map[portID]map[netip.AddrPort]uint16
@@ -20,8 +20,8 @@ func newRecalled() recalled {
 	return recalled{numbers: map[portID]uint32{}, ids: map[portID]map[netip.AddrPort]uint16{}}
 }
 
-// Resume prepares a planner to recall the numbers of an earlier process. next is the earlier process's [Planner.Next], and remembering are the
-// elements of its [Planner.Remembering]. Call it before the first Service is planned.
+// Resume prepares a planner to recall a family's numbers from an earlier process. next is the earlier process's [Planner.Next], and remembering are
+// the elements of its [Planner.Remembering]. Call Resume before [Planner.Set].
 func (p *Planner) Resume(f inet.Family, next uint32, remembering []nft.Element) {
 	numbers := p.numbers[f]
 	if next >= firstNumber && next < endOthers {
@@ -39,7 +39,7 @@ func (p *Planner) Resume(f inet.Family, next uint32, remembering []nft.Element) 
 	}
 }
 
-// Numbers has the numbers that a planner has assigned, so that another planner can assign the same numbers.
+// Numbers has the numbers and ids that a planner has assigned, so that another planner can assign the same ones.
 type Numbers struct {
 	next [2]uint32
 	// timeouts are the timeouts of the blocks, in seconds.
@@ -47,7 +47,7 @@ type Numbers struct {
 	recalled
 }
 
-// Numbers returns the numbers of all Services.
+// Numbers returns the assigned numbers and ids of all Services.
 func (p *Planner) Numbers() *Numbers {
 	n := &Numbers{recalled: newRecalled()}
 	for _, f := range p.options.Families {
@@ -72,7 +72,7 @@ func (p *Planner) Numbers() *Numbers {
 	return n
 }
 
-// TakeNumbers prepares a planner to assign the numbers of another planner to the same Services. Call it before the first Service is planned.
+// TakeNumbers prepares a planner to assign the numbers and ids of another planner to the same Services. Call it before [Planner.Set].
 func (p *Planner) TakeNumbers(n *Numbers) {
 	for _, f := range p.options.Families {
 		p.Resume(f, n.next[f], nil)
@@ -85,16 +85,16 @@ func (p *Planner) TakeNumbers(n *Numbers) {
 	p.recalled = &n.recalled
 }
 
-// Next returns the number at which a family starts its next search for a free number without affinity.
+// Next returns the number at which a family starts its next search for a free number for service ports that are not affine.
 func (p *Planner) Next(f inet.Family) uint32 { return p.numbers[f].others.next }
 
-// Remembering returns the map whose elements lead each block of numbers to the chain of its timeout.
+// Remembering returns the map from blocks of numbers to the chains of their timeouts.
 func (p *Planner) Remembering(f inet.Family) *nft.Set { return p.layouts[f].dispatch[stepRemember] }
 
 // Recalling reports whether the planner still recalls numbers of an earlier process.
 func (p *Planner) Recalling() bool { return p.recalled != nil }
 
-// Resumed stops the recall of numbers. Call it after all Services of the start are planned.
+// Resumed stops the recall of numbers. Call it after [Planner.Set] of all Services of the start.
 func (p *Planner) Resumed() {
 	p.recalled = nil
 	for _, t := range p.numbers {
@@ -109,7 +109,7 @@ func (p *Planner) Resumed() {
 // Get reads elements by their keys, see [nft.Conn.Get].
 type Get func(s *nft.Set, keys []nft.Value) ([]*nft.Found, error)
 
-// Recall reads back the numbers that an earlier process assigned to Services. Call it before these Services are planned.
+// Recall reads back the numbers and ids that an earlier process assigned to Services. Call it before [Planner.Set] of these Services.
 func (p *Planner) Recall(get Get, services []*model.Service) error {
 	q := questions{get: get}
 	for _, s := range services {
@@ -133,7 +133,7 @@ func (p *Planner) Recall(get Get, services []*model.Service) error {
 	return nil
 }
 
-// questions has keys to look up, by set, each with a function for the element that is found.
+// questions has the keys to look up in each set, and for each key a function that takes the found element.
 type questions struct {
 	get   Get
 	order []*nft.Set
@@ -153,7 +153,7 @@ func (q *questions) ask(s *nft.Set, key nft.Value, found func(*nft.Found)) {
 	q.keys[s], q.found[s] = append(q.keys[s], key), append(q.found[s], found)
 }
 
-// answer looks up all keys so far. The functions for the elements may ask for more keys.
+// answer looks up all keys so far. The functions that take the found elements may ask for more keys.
 func (q *questions) answer() error {
 	order, keys, found := q.order, q.keys, q.found
 	q.order, q.keys, q.found = nil, nil, nil
@@ -171,11 +171,11 @@ func (q *questions) answer() error {
 	return nil
 }
 
-// mostAsked is the number of frontends to look up for each service port. All its frontends have the same number, but another Service may have
-// won some of them.
+// mostAsked is the number of frontends to look up for each service port. All frontends of a service port have the same number, but another Service
+// may have won some of them.
 const mostAsked = 4
 
-// askNumbers asks for the elements of a Service's frontends. An element of another Service has another comment, and is ignored.
+// askNumbers looks up the elements of a Service's frontends. It ignores elements with the comment of another Service.
 func (p *Planner) askNumbers(q *questions, s *model.Service) {
 	for _, sp := range s.Ports {
 		l := p.layouts[sp.Family]
@@ -186,7 +186,7 @@ func (p *Planner) askNumbers(q *questions, s *model.Service) {
 		note := func(e *nft.Found) {
 			switch word := e.Data.AsUint32(); {
 			case e.Comment != comment:
-			case kindOf(word) == kindFirewall:
+			case kindOf(word).restricts():
 				p.recalled.numbers[sourcesID(s.Name, sp.Family)] = word & portBits
 			default:
 				p.recalled.numbers[id] = word & portBits
@@ -197,7 +197,15 @@ func (p *Planner) askNumbers(q *questions, s *model.Service) {
 			switch {
 			case f.Kind == model.NodePort:
 				q.ask(l.nodePorts, value(&f.Key), note)
-			case f.AllowedSources != nil:
+				if f.Restricted() {
+					q.ask(l.restrictedNodePorts, value(&f.Key), note)
+				}
+			case f.Last != 0:
+				if f.Restricted() {
+					q.ask(l.restrictedRanges, value(&f.Key), note)
+				}
+				q.ask(l.ranges, value(&f.Key), note)
+			case f.Restricted():
 				q.ask(l.restricted, value(&f.Key), note)
 				fallthrough
 			default:
@@ -207,13 +215,13 @@ func (p *Planner) askNumbers(q *questions, s *model.Service) {
 	}
 }
 
-// askIDs asks for the ids of the endpoints of service ports with affinity.
+// askIDs looks up the ids of the endpoints of affine service ports.
 func (p *Planner) askIDs(q *questions, s *model.Service) {
 	for _, sp := range s.Ports {
 		l := p.layouts[sp.Family]
 		id := portID{sp.Name, sp.Protocol, sp.Family}
 		number := p.recalled.numbers[id]
-		if l == nil || sp.Affinity == 0 || !isAffine(number) {
+		if l == nil || sp.Affinity == 0 && sp.MaxConnections == 0 && !sp.Ranged() || !isAffine(number) {
 			continue
 		}
 		ids := map[netip.AddrPort]uint16{}
@@ -221,16 +229,28 @@ func (p *Planner) askIDs(q *questions, s *model.Service) {
 		for ls := range lists {
 			key := nft.Value{}.Uint32(number)
 			q.ask(l.draw[ls], key, func(e *nft.Found) {
+				slots, backends := l.slots[ls], l.backends[ls]
+				if sp.MaxConnections > 0 {
+					slots, backends = l.limitedSlots[ls], l.limited
+				}
 				t, _ := tableAt(e.Data.AsUint32() & 0xff)
 				asked := map[uint32]bool{}
 				for i := range t.size {
-					q.ask(l.slots[ls], key.Uint32(i), func(e *nft.Found) {
+					q.ask(slots, key.Uint32(i), func(e *nft.Found) {
 						word := e.Data.AsUint32()
 						if asked[word] {
 							return
 						}
 						asked[word] = true
-						q.ask(l.backends[ls], nft.Value{}.Proto(sp.Protocol).Uint32(word), func(e *nft.Found) {
+						if sp.Ranged() {
+							q.ask(l.rangeBackends[ls], nft.Value{}.Uint32(word), func(e *nft.Found) {
+								if a, ok := netip.AddrFromSlice(e.Data.Bytes()); ok {
+									ids[netip.AddrPortFrom(a, 0)] = uint16(word & endpointBits)
+								}
+							})
+							return
+						}
+						q.ask(backends, nft.Value{}.Proto(sp.Protocol).Uint32(word), func(e *nft.Found) {
 							ids[e.Data.AsEndpoint(l.family)] = uint16(word & endpointBits)
 						})
 					})
@@ -240,7 +260,7 @@ func (p *Planner) askIDs(q *questions, s *model.Service) {
 	}
 }
 
-// recallNumber assigns the number that an earlier process assigned. It returns 0 if there is none, or if it is not free.
+// recallNumber assigns the number that an earlier process assigned. It returns 0 if no number is recalled, or the number is not free.
 func (p *Planner) recallNumber(id portID, timeout uint32) uint32 {
 	if p.recalled == nil {
 		return 0

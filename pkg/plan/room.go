@@ -15,28 +15,30 @@ import (
 // tenant can use up the room.
 type Room struct {
 	// Elements is the number of frontends and slots of all Services, in both families, for each list of endpoints. An endpoint has one slot, unless
-	// there is an algorithm or there are weights, and counts once more with session affinity.
+	// there is an algorithm or there are weights, and counts once more with session affinity or a maximum of connections.
 	Elements int
 	// SourceRanges is the number of source ranges, counted as the fewest prefixes. The kernel's work for a change of one grows with their number.
 	SourceRanges int
+	// PortRanges is the number of ranges of ports times addresses. A change of one takes the kernel a time that grows with their number.
+	PortRanges int
 }
 
 // perNamespace divides the room of a node to get the share of one namespace. numbersPerNamespace divides the numbers.
 const perNamespace, numbersPerNamespace = 4, 2
 
 // DefaultRoom returns the default limits.
-func DefaultRoom() Room { return Room{Elements: 4_000_000, SourceRanges: 10_000} }
+func DefaultRoom() Room { return Room{Elements: 4_000_000, SourceRanges: 10_000, PortRanges: 1_000} }
 
 // RoomOf returns the default room, with the given numbers instead of the defaults, by name. It fails for an unknown name or a number below 1.
 func RoomOf(given map[string]int) (Room, error) {
 	r := DefaultRoom()
-	err := model.SetLimits(given, map[string]*int{"node-elements": &r.Elements, "node-source-ranges": &r.SourceRanges})
+	err := model.SetLimits(given, map[string]*int{"node-elements": &r.Elements, "node-source-ranges": &r.SourceRanges, "node-port-ranges": &r.PortRanges})
 	return r, err
 }
 
 func (r Room) orDefault() Room {
 	d := DefaultRoom()
-	return Room{cmp.Or(r.Elements, d.Elements), cmp.Or(r.SourceRanges, d.SourceRanges)}
+	return Room{cmp.Or(r.Elements, d.Elements), cmp.Or(r.SourceRanges, d.SourceRanges), cmp.Or(r.PortRanges, d.PortRanges)}
 }
 
 // Excess is a part of a Service that is not planned, because the node or the namespace has no room for it.
@@ -59,10 +61,12 @@ func (p *Planner) Excess(name types.NamespacedName) []Excess {
 
 // taken is the room that Services have taken.
 type taken struct {
-	elements, ranges int
+	elements, ranges, portRanges int
 	// numbers counts the numbers of each family for service ports without affinity and for source ranges. affine counts the numbers for
 	// service ports with affinity.
 	numbers, affine [2]int
+	// holders counts the service ports of each family that hold packets.
+	holders [2]int
 }
 
 // of returns the room that a namespace has taken, for changes.
@@ -85,9 +89,9 @@ func (p *Planner) takenBy(namespace string) taken {
 
 // less reports whether at least one count of t is less than the same count of o.
 func (t taken) less(o *taken) bool {
-	less := t.elements < o.elements || t.ranges < o.ranges
+	less := t.elements < o.elements || t.ranges < o.ranges || t.portRanges < o.portRanges
 	for f := range t.numbers {
-		less = less || t.numbers[f] < o.numbers[f] || t.affine[f] < o.affine[f]
+		less = less || t.numbers[f] < o.numbers[f] || t.affine[f] < o.affine[f] || t.holders[f] < o.holders[f]
 	}
 	return less
 }
@@ -106,7 +110,7 @@ func Weight(s *model.Service) (n int) {
 		return 0
 	}
 	for _, port := range s.Ports {
-		if n += len(port.Frontends) + port.Slots(); port.Affinity > 0 {
+		if n += len(port.Frontends) + port.Slots(); port.Affinity > 0 || port.MaxConnections > 0 || port.Ranged() {
 			n += len(port.Cluster) + len(port.Local)
 		}
 	}
@@ -135,7 +139,10 @@ func (p *Planner) weigh(s *service, n int) {
 		return
 	}
 	p.taken.elements += n * s.weight
+	p.taken.portRanges += n * s.portRanges
 	t := p.of(s.name.Namespace)
+	p.countHolders(s, t, n)
+	t.portRanges += n * s.portRanges
 	if t.elements += n * s.weight; *t == (taken{}) {
 		delete(p.namespaces, s.name.Namespace)
 	}

@@ -24,6 +24,7 @@ func TestLimitsOfANodeAreDocumented(t *testing.T) {
 	room := DefaultRoom()
 	for row, n := range map[string]int{
 		"conflicts reported of a Service": mostConflicts, "frontends and slots of all Services": room.Elements, "source ranges of all Services": room.SourceRanges,
+		"port ranges of all Services":         room.PortRanges,
 		"service ports with session affinity": perBlock * (endBlock - firstBlock), "other service ports": endOthers - firstNumber,
 	} {
 		number := regexp.MustCompile(`(?m)^\| ` + row + `[^|]*\| ([0-9,]+)`).FindSubmatch(page)
@@ -31,7 +32,7 @@ func TestLimitsOfANodeAreDocumented(t *testing.T) {
 			t.Errorf("%s: the page has %s, the limit is %d", row, number, n)
 		}
 	}
-	if got, err := RoomOf(map[string]int{"node-elements": 5, "node-source-ranges": 6}); err != nil || got != (Room{5, 6}) {
+	if got, err := RoomOf(map[string]int{"node-elements": 5, "node-source-ranges": 6, "node-port-ranges": 7}); err != nil || got != (Room{5, 6, 7}) {
 		t.Errorf("by name: %+v, %v", got, err)
 	}
 	if got, err := RoomOf(nil); err != nil || got != room || (Room{}).orDefault() != room {
@@ -39,7 +40,7 @@ func TestLimitsOfANodeAreDocumented(t *testing.T) {
 	}
 }
 
-// TestAnEndpointWithAffinityIsTwoElements: it has an element in slots and one in backends, and both take room.
+// TestAnEndpointWithAffinityIsTwoElements: an endpoint with affinity has an element in slots and an element in backends. Both take room.
 func TestAnEndpointWithAffinityIsTwoElements(t *testing.T) {
 	for affinity, want := range []int{0: 1 + 3 + 2, 1: 1 + 2*(3+2)} {
 		s := benchService(0, 3, 0)
@@ -106,7 +107,7 @@ func TestAPortWithoutANumberDrops(t *testing.T) {
 	}
 }
 
-// TestPartsThatAreLeftOutAreBounded: if many ports of a Service have no number, [Planner.Excess] lists 20 of them and the number of all others.
+// TestPartsThatAreLeftOutAreBounded: if many ports of a Service have no number, [Planner.Excess] lists 20 of them and the number of the other ones.
 func TestPartsThatAreLeftOutAreBounded(t *testing.T) {
 	for ports, want := range map[int]int{20: 20, 21: 21, 2000: 21} {
 		p := New(testOptions())
@@ -167,6 +168,6 @@ func TestConflictsAreBounded(t *testing.T) {
 	p.Set(winner, nil)
 	if names, _ := p.TakeLosers(); len(names) < 2 || len(names) > 20+2 {
 		n := len(names)
-		t.Errorf("%d Services are reported after a change of the winner, want at most 20 beside both winners", n)
+		t.Errorf("%d Services are reported after a change of the winner, want at most 20 and both winners", n)
 	}
 }

@@ -12,13 +12,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// Hook priorities. DNAT and masquerading have the priorities at which other software expects a service proxy. The chains at afterOthers see the
-// packets that no program has translated. They are nat chains, too, so that established connections have no overhead. The kernel evaluates all
-// nat chains of a hook at dstnat, in the order of their priorities, until one translates the packet.
+// Hook priorities. DNAT has the priority at which other software expects a service proxy. Masquerading is just before that priority: a packet that
+// another program has masqueraded would keep the word in its scratch register. The chains at afterOthers see the packets that no program has
+// translated. They are nat chains, too, so that established connections have no overhead. The kernel evaluates all nat chains of a hook at dstnat,
+// in the order of their priorities, until one translates the packet.
 const (
 	dstnat      = -100
 	srcnat      = 100
-	early       = 10
+	early       = 1
 	afterOthers = 1000
 )
 
@@ -41,31 +42,39 @@ func (l *layout) table(o *Options) *nft.Table {
 		base("output", unix.NF_INET_LOCAL_OUT, translating, "packets of this node",
 			rule("", l.leased(true), jump("services"))),
 		base("prerouting-unclaimed", unix.NF_INET_PRE_ROUTING, unclaimed, "arrived, and no program has translated them",
-			l.unclaimed(true)...),
+			l.unclaimed(o, true)...),
 		base("output-unclaimed", unix.NF_INET_LOCAL_OUT, unclaimed, "of this node, and no program has translated them",
-			l.unclaimed(false)...),
+			l.unclaimed(o, false)...),
 		base("input", unix.NF_INET_LOCAL_IN, srcnat-early, "packets for this node",
 			rule("", hasBits(ourBit), goTo("clear-register"))),
-		base("postrouting-translated", unix.NF_INET_POST_ROUTING, srcnat-early, "packets before any program masquerades them",
-			rule("", hasBits(ourBit), goTo("clear-register")),
-			rule("translated to a cluster IP by another program", dnatted(), in(l.clusterIPs, []nft.Field{nft.DstAddr(l.family)}, false), countedDrop())),
-		base("postrouting", unix.NF_INET_POST_ROUTING, srcnat, "masquerading",
+		base("postrouting", unix.NF_INET_POST_ROUTING, srcnat-early, "masquerading",
 			rule("", dnatted(), goTo("translated")), askedFor(o)),
 		{Name: "clear-register", Comment: "sets the kernel's own priority", Rules: l.clearRegister()},
 		{Name: "translated", Comment: "packets with another destination than they came with", Rules: l.translated(o)},
+		{Name: "translated-near", Comment: "to a local endpoint, or to a cluster IP", Rules: l.translatedNear()},
 		{Name: "services", Comment: "finds the Service of a packet's destination", Rules: l.find(o)},
-		{Name: unusedPort, Comment: "a cluster IP without such a port", Rules: l.unused()},
+		{Name: unusedPort, Comment: unusedComment(o), Rules: l.unused(o)},
 		{Name: kindExternalLocal.name(selector{}), Comment: "external address or node port with policy Local", Rules: l.externalLocal(o)},
 		{Name: kindFirewall.name(selector{}), Comment: "load-balancer address with source ranges", Rules: l.firewall()},
 		{Name: kindReject.name(selector{}), Comment: "no endpoint: refused at once", Rules: l.reject()},
 		{Name: kindDrop.name(selector{}), Comment: "endpoints exist, but not for this traffic", Rules: []nft.Rule{rule("", countedDrop())}},
+		l.holdChain(),
 	}
 	for ls := range lists {
-		chains = append(chains, &nft.Chain{Name: ls.fewer(), Comment: "fewer endpoints by now: the first one exists", Rules: l.first(ls)})
+		chains = append(chains, &nft.Chain{Name: ls.fewer(), Comment: "fewer endpoints by now: the first one exists", Rules: l.first(ls)},
+			&nft.Chain{Name: ls.keepPort(), Comment: "draws the endpoint of a port range", Rules: l.keepPort(ls)},
+			&nft.Chain{Name: ls.rangeOrGone(), Comment: "the endpoint of a port range, or one that does not serve",
+				Rules: append(l.toRangeBackend(ls), rule("it does not serve", remember(l.affinity, nft.SrcAddr(l.family), dynsetDelete, expr.Dynset{})))},
+			&nft.Chain{Name: ls.anyNotFull(), Comment: "some slots, one after the other", Rules: l.anyNotFull(ls)},
+			&nft.Chain{Name: ls.unlessFull(), Comment: "skips full endpoints", Rules: l.unlessFull(ls)})
 	}
 	for r := range routes {
-		chains = append(chains, &nft.Chain{Name: affinityKind(r).name(selector{}), Comment: "a client stays with its endpoint", Rules: l.sticky(o, r)})
+		chains = append(chains, &nft.Chain{Name: affinityKind(r).name(selector{}), Comment: "a client stays with its endpoint", Rules: l.sticky(o, r)},
+			&nft.Chain{Name: limitedKind(r).name(selector{}), Comment: "endpoints have a maximum of connections",
+				Rules: append(l.masqueradeRoute(o, r), rule("", goTo(r.list().unlessFull())))})
 	}
+	chains = append(chains, &nft.Chain{Name: admit, Comment: "counts the connections of an endpoint", Rules: l.admit()},
+		&nft.Chain{Name: allFull, Comment: "no endpoint has a place: refused, or dropped so that the client retries", Rules: l.refuse()})
 	return &nft.Table{Family: l.family, Name: Table(o.ServiceProxyName), Sets: l.sets(), Chains: chains, Comment: "Kubernetes services"}
 }
 
@@ -122,11 +131,7 @@ func (l *layout) localPods(p LocalPods, negate bool) []expr.Any {
 }
 
 func (l *layout) firewall() []nft.Rule {
-	return []nft.Rule{
-		rule("", keepBits(portBits)),
-		rule("not in loadBalancerSourceRanges", l.source(), notIn(l.allowedSources), countedDrop()),
-		rule("", setPriority(key(l.vip()...), l.restricted), dispatch(wordBits, l.dispatch[stepAllowed])),
-	}
+	return append([]nft.Rule{rule("", keepBits(portBits))}, l.allowed(balancerSources, key(l.vip()...), l.restricted)...)
 }
 
 // source loads the scratch register and the source address into registers of nft. The scratch register is in network order: nft needs this for the
@@ -149,11 +154,11 @@ func (l *layout) reject() []nft.Rule {
 
 // unclaimed handles packets that no program has translated:
 //   - to Services, after the lease has expired: another proxy may have taken over since,
-//   - to service addresses and ports that no service port has.
+//   - to service addresses and ports that no service port has, and echo requests, see vips.go.
 //
 // Of the second kind, it handles arriving packets only if the kernel would forward them. A program on this node may have the address and answer, for
 // example a node-local DNS cache. Or policy routing may lead the packet to a transparent proxy on this node.
-func (l *layout) unclaimed(arrived bool) []nft.Rule {
+func (l *layout) unclaimed(o *Options, arrived bool) []nft.Rule {
 	daddr := []nft.Field{nft.DstAddr(l.family)}
 	var forwarded []expr.Any
 	rules := []nft.Rule{rule("the lease has run out", l.leased(false), jump("services"))}
@@ -161,10 +166,16 @@ func (l *layout) unclaimed(arrived bool) []nft.Rule {
 		forwarded = destinationIsThisNode(expr.CmpOpNeq)
 		rules = append(rules, rule("policy routing by mark doesn't forward it", marked(), notForwarded(), accept()))
 	}
-	return append(rules,
+	return append(append(rules, l.vipRules(o, arrived)...),
 		rule("a cluster IP", in(l.clusterIPs, daddr, false), forwarded, goTo(unusedPort)),
+		rule(NoServiceAddress, in(l.serviceCIDRs, daddr, true), back()), // negated: the counters of the elements count only the last rule
+		l.inRange(),
+		rule("another port of an address with port ranges", in(l.rangeAddresses, daddr, false), back()),
 		rule("a service address that is not in use", in(l.serviceCIDRs, daddr, false), forwarded, countedDrop()))
 }
+
+// NoServiceAddress is the comment of the rule that leaves a packet to any other address alone.
+const NoServiceAddress = "no service address"
 
 // unusedPort is the chain of packets to a port of a cluster IP that no rule has found. The chain looks the packet up once more: before kernel 6.17
 // ("netfilter: nf_tables: restart set lookup on base_seq change"), a lookup during a commit that replaces an element may find neither the old
@@ -173,11 +184,12 @@ const unusedPort = "unused-port"
 
 // unused returns the rules of the chain unused-port. They count refused packets in a set that packets fill, and not with counters in cluster-ips:
 // ten thousand counters, nearly all 0, would take a fifth to a third of the kernel's time for a full batch. If the set is full, nothing is counted.
-func (l *layout) unused() []nft.Rule {
+func (l *layout) unused(o *Options) []nft.Rule {
 	return []nft.Rule{
+		l.inRange(),
 		rule("a batch may have replaced the port just now", jump("services")),
-		rule("counted", count(l.unusedPorts, nft.DstAddr(l.family))),
-		rule("a cluster IP without such a port", goTo(kindReject.name(selector{}))),
+		rule("counted", enter(l.unusedPorts, nft.DstAddr(l.family), 0)),
+		rule(unusedComment(o), goTo(kindReject.name(selector{}))),
 	}
 }
 
@@ -197,12 +209,22 @@ func (l *layout) clearRegister() []nft.Rule {
 		rule("", typeOfService(both), setPriorityTo(4)))
 }
 
-// translated masquerades packets whose destination a program has translated, if they need it.
+// translated clears the register, and masquerades packets whose destination a program has translated, if they need it. These rules serve each
+// new connection to a Service: each further lookup would add up to a tenth to its cost.
 func (l *layout) translated(o *Options) []nft.Rule {
-	hairpin := in(l.hairpin, []nft.Field{nft.SrcAddr(l.family), nft.DstAddr(l.family)}, false)
 	return []nft.Rule{
+		rule("", hasBits(ourBit), jump("clear-register")),
 		askedFor(o),
-		rule("an endpoint that reaches itself", hairpin, masquerade()),
+		rule("", l.inNetworks(), jump("translated-near")),
+	}
+}
+
+// translatedNear handles packets to the networks of local endpoints and of cluster IPs.
+func (l *layout) translatedNear() []nft.Rule {
+	daddr := nft.DstAddr(l.family)
+	return []nft.Rule{
+		rule("an endpoint that reaches itself", in(l.hairpin, []nft.Field{nft.SrcAddr(l.family), daddr}, false), masquerade()),
+		rule("translated to a cluster IP by another program", in(l.clusterIPs, []nft.Field{daddr}, false), countedDrop()),
 	}
 }
 
@@ -220,10 +242,19 @@ func (l *layout) classChain(o *Options, c class) *nft.Chain {
 		saddr := nft.SrcAddr(l.family)
 		timeout := expr.Dynset{Timeout: time.Duration(c.timeout) * time.Second}
 		ch.Rules = []nft.Rule{rule("", remember(l.affinity, saddr, unix.NFT_DYNSET_OP_UPDATE, timeout))}
+	case c.kind >= kindChoose:
+		ch.Rules = l.choose(c)
 	case c.kind >= kindPick:
 		ch.Rules = l.pick(c)
 	case c.kind >= kindDirect:
 		ch.Rules = l.direct(o, c.kind.route().list(), c.table)
+	case c.kind >= kindRange:
+		r := c.kind.route()
+		ch.Comment, ch.Rules = "a port range", append(l.masqueradeRoute(o, r), rule("", goTo(r.list().keepPort())))
+	case c.kind >= kindRangeSources:
+		ch.Comment, ch.Rules = sourceList(c.kind-kindRangeSources).comment(), l.rangeSourceRules(sourceList(c.kind-kindRangeSources))
+	case c.kind >= kindSources:
+		ch.Comment, ch.Rules = sourceList(c.kind-kindSources).comment(), l.sourceRules(sourceList(c.kind-kindSources))
 	default:
 		panic(fmt.Sprintf("class %v has no chain of its own", c))
 	}
@@ -320,19 +351,29 @@ func (l *layout) sticky(o *Options, r route) []nft.Rule {
 		rule("a known client", setPriority(key(nft.Priority(), saddr), l.affinity)),
 		rule("restart its timeout", hasBits(endpointBits), keepTime),
 		rule("same endpoint, if it still serves", toBackend),
-		rule("it does not serve", hasBits(endpointBits), remember(l.affinity, saddr, dynsetDelete, expr.Dynset{})),
+		rule("a port range, or it does not serve", hasBits(endpointBits), jump(r.list().rangeOrGone())),
 		rule("pick one", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[r.list()]), dispatch(endpointBits, l.dispatch[stepPick+step(r.list())])),
-		rule("fewer by now: the first one exists", hasNoBits(endpointBits), setPriority(indexed(l.family, []nft.Field{nft.Priority()}, table{size: 1}), l.slots[r.list()])),
+		rule("fewer by now: the first one exists", hasNoBits(endpointBits), l.firstSlot(r.list())),
 		rule("", hasBits(endpointBits), keepTime),
 		rule("", toBackend),
+		l.toRangeBackend(r.list())[0],
 		rule(undone, setPriorityTo(0)))
+}
+
+// firstSlot: meta priority set meta priority . numgen random mod 1 map @slots
+func (l *layout) firstSlot(ls list) []expr.Any {
+	return setPriority(indexed(l.family, []nft.Field{nft.Priority()}, table{size: 1}), l.slots[ls])
 }
 
 // samples returns classes of every kind with a chain for each table or timeout. If the kind has a table: a single slot, an exact table, a rounded
 // table, and, unless withoutHash, one for each kind of hash.
 func (l *layout) samples(withoutHash bool) []class {
 	var list []class
-	for k := kindDirect; k < kindEnd; k++ {
+	for k := kindSources; k < kindEnd; k++ {
+		if k < kindDirect {
+			list = append(list, class{kind: k})
+			continue
+		}
 		if k == kindRemember {
 			list = append(list, class{kind: k, timeout: 1})
 			continue

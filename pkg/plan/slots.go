@@ -9,23 +9,24 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
 )
 
-// The endpoints of a service port have numbered slots, so that a random number draws an endpoint. The arrangement, which endpoint is in which slot,
-// depends only on the set of endpoints, and not on earlier sets. So after a restart, the plan equals the tables of the earlier process. The
+// The endpoints of a service port have numbered slots, so that a random number draws an endpoint. An arrangement assigns the endpoints to the slots.
+// It depends only on the set of endpoints, and not on earlier sets. So after a restart, the plan equals the tables of the earlier process. An
 // arrangement is also stable: after an endpoint is added, removed or replaced, about 2 ln n of n slots change. With an order by address, a third
-// would change. See docs/decisions/0002-slots.md.
+// of the slots would change. See docs/decisions/0002-slots.md.
 //
-// The slots choose one after the other, from the last to the first. Each slot takes the endpoint with the lowest score, a hash of slot and
-// endpoint, among the endpoints that no earlier slot took. After one endpoint replaces another, each slot chooses among the same endpoints as
-// before, except that one is new and one is missing. A slot with k endpoints to choose from takes the new one with a probability of 1/k. The
-// endpoint that it would have taken is then the new one for the next slots. With the same probability, the slot had the missing endpoint before.
+// The slots choose one after the other, from the last to the first. Each slot takes the endpoint with the lowest score among the endpoints that
+// are left. The score is a hash of the slot and the endpoint. If one endpoint replaces another, each slot chooses among the same endpoints as
+// before, except that one endpoint is new and one is missing. A slot that chooses among k endpoints takes the new endpoint with a probability of
+// 1/k. The endpoint that it took before is then the new endpoint for the next slots. The slot had the missing endpoint with the same probability.
 // So 2/n + 2/(n-1) + ... slots change.
 
 // rearrange returns the arrangement of a set of endpoints, in the order of the slots. before is the arrangement of an earlier set of the service
 // port, or nil. The result does not depend on before, but the time does: about 3 ns × n for each endpoint that differs. The set is sorted, and
-// neither list has duplicates. Up to most endpoints compete with each other; before must have the same limit.
+// neither list has duplicates. If the set has more than most endpoints, they compete only in groups. before must be an arrangement with the same
+// limit.
 //
-// For many endpoints, rearrange also returns an arrangement that makes the next change cheap. The next call gets it as known, and changes it and
-// the list before in place.
+// For many endpoints, rearrange also returns an arrangement that makes the next change cheap. Pass it to the next call as known. The next call
+// changes known and the list before in place.
 func rearrange(before []netip.AddrPort, known *arrangement, set []netip.AddrPort, most int) ([]netip.AddrPort, *arrangement) {
 	if known != nil {
 		known.undo, known.before, known.removed, known.added = known.undo[:0], len(before), nil, nil
@@ -39,7 +40,7 @@ func rearrange(before []netip.AddrPort, known *arrangement, set []netip.AddrPort
 	case differ == 0:
 		return before, known
 	case 4*differ > len(set):
-		return afresh(set), nil // takes n²/2 scores; each difference would take about 2n
+		return fromScratch(set), nil // takes n²/2 scores, and each difference about 2n
 	case len(set) < many:
 		return rearrangeFew(before, len(set), removed, added), nil
 	case known == nil:
@@ -51,18 +52,18 @@ func rearrange(before []netip.AddrPort, known *arrangement, set []netip.AddrPort
 	return known.endpoints, known
 }
 
-// mostScored is the number of endpoints up to which all endpoints of a service port compete with each other. The time from scratch grows with the
-// square of the number, and is about 15 ms for this number. So a Service with many ports has a lower limit.
+// mostScored is the largest number of endpoints of a service port that all compete with each other. The time of an arrangement from scratch grows
+// with the square of the number. It is about 15 ms for mostScored endpoints, so a Service with many ports has a lower limit.
 const mostScored = 5120
 
 // scoredOf returns the limit for each list of endpoints of a Service with a number of ports.
 func scoredOf(ports int) int { return min(mostScored, 4*mostScored/max(ports, 1)) }
 
-// perGroup is the size of the groups of competing endpoints above the limit. Groups are chosen by hash, so they differ in size.
+// perGroup is the approximate size of the groups of competing endpoints above the limit. A hash selects the group, so the sizes differ.
 const perGroup = 512
 
 // grouped returns the arrangement of very many endpoints. It divides them into groups by hash, and the endpoints of each group compete. Then the
-// groups take slots in turn. An endpoint that is added or removed changes some hundred slots. With an order by address, a third would change.
+// groups take slots in turn. An added or removed endpoint changes some hundred slots.
 func grouped(set []netip.AddrPort) []netip.AddrPort {
 	groups := make([][]netip.AddrPort, 1<<bits.Len(uint(len(set)/perGroup)))
 	for _, e := range set {
@@ -71,8 +72,8 @@ func grouped(set []netip.AddrPort) []netip.AddrPort {
 	}
 	for g := range groups {
 		if len(groups[g]) <= 4*perGroup {
-			groups[g] = afresh(groups[g])
-		} else { // a tenant chose endpoints whose hashes are in one group
+			groups[g] = fromScratch(groups[g])
+		} else { // a tenant has selected endpoints with hashes of the same group
 			slices.SortFunc(groups[g], netip.AddrPort.Compare)
 		}
 	}
@@ -87,10 +88,11 @@ func grouped(set []netip.AddrPort) []netip.AddrPort {
 	return list
 }
 
-// many is the number of endpoints from which arrangements are changed in place. small is the number up to which hashes are on the stack.
+// many is the smallest number of endpoints with an arrangement that changes in place. small is the largest number of endpoints whose hashes are on
+// the stack.
 const many, small = 128, 32
 
-// difference returns the endpoints that only before has, and the endpoints that only set has. The arrangement of before may be nil.
+// difference returns the endpoints that only before has, and the endpoints that only set has. a is the arrangement of before, or nil.
 func (a *arrangement) difference(before, set []netip.AddrPort) (removed, added []netip.AddrPort) {
 	switch {
 	case len(before) == 0:
@@ -111,8 +113,8 @@ func rearrangeFew(before []netip.AddrPort, n int, removed, added []netip.AddrPor
 	return a.endpoints
 }
 
-// afresh returns the arrangement of a set from scratch: every slot chooses, the last one first.
-func afresh(set []netip.AddrPort) []netip.AddrPort {
+// fromScratch returns the arrangement of a set: every slot chooses, the last slot first.
+func fromScratch(set []netip.AddrPort) []netip.AddrPort {
 	var room [small]uint64
 	a := arrangement{endpoints: slices.Clone(set), hashes: appendHashes(room[:0], set), final: true}
 	for slot := len(set) - 1; slot > 0; slot-- {
@@ -147,7 +149,7 @@ func difference(old, now []netip.AddrPort) (removed, added []netip.AddrPort) {
 // sorted returns a list if it is sorted, and otherwise a sorted copy.
 func sorted(list []netip.AddrPort) []netip.AddrPort { return sortedIn(nil, list) }
 
-// sortedIn does the same, and makes the copy in the given memory if it is large enough.
+// sortedIn does the same as sorted, and makes the copy in room if the list fits.
 func sortedIn(room, list []netip.AddrPort) []netip.AddrPort {
 	if slices.IsSortedFunc(list, netip.AddrPort.Compare) {
 		return list
@@ -157,8 +159,8 @@ func sortedIn(room, list []netip.AddrPort) []netip.AddrPort {
 	return list
 }
 
-// rival is an endpoint with the hash by which it competes for slots. The hash orders endpoints, and the address distinguishes endpoints with the
-// same hash: a tenant can find two of them.
+// rival is an endpoint with the hash by which it competes for slots. The address distinguishes endpoints with the same hash, because a tenant can
+// find such endpoints.
 type rival struct {
 	hash     uint64
 	endpoint netip.AddrPort
@@ -172,8 +174,8 @@ func (r *rival) compare(o *rival) int {
 
 // beats reports whether one rival wins a slot over another.
 func (r *rival) beats(o *rival, slot int) bool {
-	mine, others := score(slot, r.hash), score(slot, o.hash)
-	return mine < others || mine == others && r.compare(o) < 0
+	own, other := score(slot, r.hash), score(slot, o.hash)
+	return own < other || own == other && r.compare(o) < 0
 }
 
 // hashMask is all ones except in tests, which shorten hashes to make them collide.
@@ -201,12 +203,12 @@ type arrangement struct {
 	// endpoints and hashes are in the order of the slots. set has the same endpoints, sorted.
 	endpoints, set []netip.AddrPort
 	hashes         []uint64
-	// undo has the endpoints that the last change replaced, in the order of the slots. before is the number of slots before the change.
+	// undo has the endpoints that the last change replaced, in the order of the slots. before is the number of slots before this change.
 	undo   []replaced
 	before int
 	// removed and added are the endpoints that the last change removed and added.
 	removed, added []netip.AddrPort
-	// final is true if the caller does not need undo.
+	// final is true if no caller needs undo.
 	final bool
 }
 
@@ -232,7 +234,7 @@ func (a *arrangement) was(slot int) netip.AddrPort {
 	return a.endpoints[:a.before][slot]
 }
 
-// undone returns the list as it was before the last change.
+// undone returns the list of endpoints before the last change.
 func (a *arrangement) undone() []netip.AddrPort {
 	list := slices.Clone(a.endpoints[:a.before])
 	for _, r := range a.undo {
@@ -274,7 +276,7 @@ func (a *arrangement) put(slot int, r rival) {
 	a.hashes[slot], a.endpoints[slot] = r.hash, r.endpoint
 }
 
-// insert adds an endpoint, and a slot at the end, which is the first to choose.
+// insert adds an endpoint, and a last slot, which chooses first.
 func (a *arrangement) insert(in rival) {
 	slot := len(a.hashes)
 	winner := a.lowest(slot, in)

@@ -84,7 +84,7 @@ func changed(a, b []netip.AddrPort) int {
 	return n
 }
 
-// TestRearrangeIsStable: after one endpoint is replaced or added, the number of changed slots grows with the logarithm of their number.
+// TestRearrangeIsStable: if one endpoint is replaced or added, the number of changed slots grows with the logarithm of the number of slots.
 func TestRearrangeIsStable(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, n := range []int{2, 10, 100, 1000, 5000} {
@@ -174,13 +174,13 @@ func TestHashesThatCollide(t *testing.T) {
 	hashMask = 3
 	defer func() { hashMask = ^uint64(0) }()
 	t.Run("arrangements", TestRearrangeForgetsHistory)
-	t.Run("plans", TestAnyHistoryOfManyEndpointsEndsLikeAFreshStart)
+	t.Run("plans", TestThePlanOfManyEndpointsDoesNotDependOnHistory)
 }
 
 // BenchmarkIDsOfManyEndpoints changes the endpoints of a port with affinity. The endpoints are in groups, and some of them are on this node. The
 // time per endpoint must not grow with their number.
 func BenchmarkIDsOfManyEndpoints(b *testing.B) {
-	const ports = 80 // only one has endpoints: so many ports make its limit of competing endpoints low
+	const ports = 80 // only one port has endpoints; the other ports lower its limit of competing endpoints
 	for _, n := range []int{1500, 12000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			p := New(testOptions())

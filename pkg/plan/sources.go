@@ -2,14 +2,152 @@ package plan
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 
+	"github.com/google/nftables/expr"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
+
+// A Service has up to four lists of source ranges in each family. All have the Service's number for source ranges. The chain firewall serves
+// load-balancer IPs without denied sources. For all other frontends with source ranges, each kind has a chain that the plan contains while a Service
+// uses it:
+//
+//	firewall-denied        a load-balancer IP: drops denied sources, then firewall
+//	firewall-external-ips  drops denied sources, and sources that are not allowed
+//	firewall-node-ports    the same
+//
+// Port ranges have the chains range-firewall and range-firewall-external-ips, which look up both the denied and the allowed sources.
+
+// sourceList is one of the lists of source ranges of a Service. The allowed sources of each kind of frontends precede the denied sources.
+type sourceList uint8
+
+const (
+	balancerSources sourceList = iota
+	externalIPSources
+	nodePortSources
+	deniedSources
+	sourceLists
+)
+
+// set is the name of the set with the list of all Services.
+func (l sourceList) set() string {
+	return [...]string{"allowed-sources", "allowed-sources-external-ips", "allowed-sources-node-ports", "denied-sources"}[l]
+}
+
+// field is the field of a Service with the list, in the words of a comment.
+func (l sourceList) field() string {
+	return [...]string{"loadBalancerSourceRanges", "source ranges of external IPs", "source ranges of node ports", "denied source ranges"}[l]
+}
+
+// words is field in a sentence.
+func (l sourceList) words() string {
+	if l == balancerSources {
+		return l.field()
+	}
+	return "the " + l.field()
+}
+
+// path is the path of the field.
+func (l sourceList) path() string {
+	return [...]string{model.BalancerSourcesField, model.ExternalIPSourcesField, model.NodePortSourcesField, model.DeniedSourcesField}[l]
+}
+
+// chain is the name of the chain for a kind of frontends with such a list, or with denied sources.
+func (l sourceList) chain() string {
+	return [...]string{"firewall-denied", "firewall-external-ips", "firewall-node-ports"}[l]
+}
+
+func (l sourceList) comment() string {
+	return [...]string{"load-balancer address with denied source ranges", "external IP with source ranges", "node port with source ranges"}[l]
+}
+
+// listFor returns the list with the allowed sources of a frontend, which is not a cluster IP.
+func listFor(f *model.Frontend) sourceList {
+	switch f.Kind {
+	case model.NodePort:
+		return nodePortSources
+	case model.ExternalIP:
+		return externalIPSources
+	}
+	return balancerSources
+}
+
+// firewallOf returns the class of a frontend with source ranges for packets whose source is not known to be allowed.
+func firewallOf(f *model.Frontend) class {
+	if f.Last != 0 {
+		return class{kind: kindRangeSources + kind(listFor(f))}
+	}
+	if list := listFor(f); list != balancerSources || f.DeniedSources != nil {
+		return class{kind: kindSources + kind(list)}
+	}
+	return class{kind: kindFirewall}
+}
+
+// restricts reports whether the kind looks up the source of a packet. Its number stands for the source ranges of a Service.
+func (k kind) restricts() bool { return k == kindFirewall || k >= kindSources && k < kindRange }
+
+// sourceRules returns the rules of the chain for a kind of frontends.
+func (l *layout) sourceRules(list sourceList) []nft.Rule {
+	switch list {
+	case balancerSources:
+		return append(l.denied(), rule("", goTo(kindFirewall.name(selector{}))))
+	case nodePortSources:
+		return append(l.denied(), l.allowed(list, key(l.nodePort()...), l.restrictedNodePorts)...)
+	}
+	return append(l.denied(), l.allowed(list, key(l.vip()...), l.restricted)...)
+}
+
+// denied drops packets from denied sources.
+func (l *layout) denied() []nft.Rule {
+	return []nft.Rule{
+		rule("", keepBits(portBits)),
+		rule("in the denied source ranges", l.source(), loadedIn(l.sources[deniedSources]), countedDrop()),
+	}
+}
+
+// allowed drops packets from sources that are not allowed, and finds the class of all others by a key of the map restricted.
+func (l *layout) allowed(list sourceList, key []expr.Any, restricted *nft.Set) []nft.Rule {
+	return []nft.Rule{
+		rule("not in "+list.words(), l.source(), notIn(l.sources[list]), countedDrop()),
+		rule("", setPriority(key, restricted), dispatch(wordBits, l.dispatch[stepAllowed])),
+	}
+}
+
+// sources are the source ranges of a Service in one family. The tables have them once, regardless of the number of addresses and ports.
+type sources struct {
+	family inet.Family
+	// number is 0 if none was left: then no source is allowed.
+	number uint32
+	lists  [sourceLists][]model.AddrRange
+}
+
+// count is the number of source ranges.
+func (s *sources) count() (n int) {
+	for _, ranges := range s.lists {
+		n += len(ranges)
+	}
+	return n
+}
+
+// everywhere are the ranges with all addresses of a family.
+var everywhere = [...][]model.AddrRange{
+	inet.IPv4: {model.RangeOf(netip.PrefixFrom(inet.Unspecified[inet.IPv4], 0))},
+	inet.IPv6: {model.RangeOf(netip.PrefixFrom(inet.Unspecified[inet.IPv6], 0))},
+}
+
+// add adds the source ranges of a frontend. All frontends of one kind have the same. Those with denied sources alone allow all others.
+func (s *sources) add(f *model.Frontend) {
+	list := listFor(f)
+	if s.lists[list] = f.AllowedSources; f.AllowedSources == nil {
+		s.lists[list] = everywhere[s.family]
+	}
+	s.lists[deniedSources] = f.DeniedSources
+}
 
 func (s *service) sourcesOf(f int) *sources {
 	if s == nil {
@@ -22,44 +160,50 @@ func (s *service) sourcesOf(f int) *sources {
 // allowed.
 func (p *Planner) assignSources(s, old *service) {
 	for _, port := range s.ports {
-		f := port.family
 		for i := range port.frontends {
-			if ranges := port.frontends[i].AllowedSources; ranges != nil {
-				if s.sources[f] == nil {
-					s.sources[f] = p.newSources(s, old.sourcesOf(int(f)), port, ranges)
+			if f := &port.frontends[i]; f.Restricted() {
+				if s.sources[port.family] == nil {
+					s.sources[port.family] = &sources{family: port.family}
 				}
-				port.sources = s.sources[f]
-				break
+				s.sources[port.family].add(f)
 			}
+		}
+		port.sources = s.sources[port.family]
+	}
+	for f, out := range s.sources {
+		if out != nil {
+			p.admitSources(s, old.sourcesOf(f), out)
 		}
 	}
 }
 
-func (p *Planner) newSources(s *service, before *sources, port *port, ranges []model.AddrRange) *sources {
-	out := &sources{family: port.family, ranges: ranges}
+// admitSources gives source ranges a number, and takes their room. It empties the lists if one of these is missing.
+func (p *Planner) admitSources(s *service, before, out *sources) {
 	if before != nil {
 		out.number = before.number
 	}
 	if out.number == 0 {
-		out.number = p.number(sourcesID(s.name, port.family), 0)
+		out.number = p.number(sourcesID(s.name, out.family), 0)
 	}
 	t := p.of(s.name.Namespace)
 	if before != nil {
-		p.taken.ranges, t.ranges = p.taken.ranges-len(before.ranges), t.ranges-len(before.ranges)
+		p.taken.ranges, t.ranges = p.taken.ranges-before.count(), t.ranges-before.count()
 	}
-	const field, closed = "spec.loadBalancerSourceRanges", "no source is allowed: "
-	switch reason := p.lacksRanges(s.name.Namespace, len(ranges)); {
+	const closed = "no source is allowed: "
+	n, leave := out.count(), func(reason string) {
+		first := slices.IndexFunc(out.lists[:], func(ranges []model.AddrRange) bool { return len(ranges) > 0 })
+		s.leave(sourceList(max(first, 0)).path(), closed+reason)
+		out.lists = [sourceLists][]model.AddrRange{}
+	}
+	switch reason := p.lacksRanges(s.name.Namespace, n); {
 	case out.number == 0:
-		out.ranges = nil
-		s.leave(field, closed+"no number is left for the source ranges of a Service of this namespace")
-		s.lacks.number[port.family] = true
+		leave("no number is left for the source ranges of a Service of this namespace")
+		s.lacks.number[out.family] = true
 	case reason != "":
-		out.ranges = nil
-		s.leave(field, closed+reason)
-		s.lacks.ranges[port.family] = len(ranges)
+		leave(reason)
+		s.lacks.ranges[out.family] = n
 	}
-	p.taken.ranges, t.ranges = p.taken.ranges+len(out.ranges), t.ranges+len(out.ranges)
-	return out
+	p.taken.ranges, t.ranges = p.taken.ranges+out.count(), t.ranges+out.count()
 }
 
 // lacksRanges returns the reason why a Service of a namespace cannot have n source ranges; "" if it can.
@@ -79,25 +223,33 @@ func sourcesID(name types.NamespacedName, f inet.Family) portID {
 	return portID{name: model.PortName{NamespacedName: name, Port: " sources"}, family: f}
 }
 
-// sourceElements calls each for every source range of a Service.
-func (l *layout) sourceElements(s *sources, each func(*nft.Element)) {
+// sourceElements calls each for every range of one list of a Service.
+func (l *layout) sourceElements(s *sources, list sourceList, each func(*nft.Element)) {
 	if s == nil || s.number == 0 {
 		return
 	}
 	key := nft.Value{}.BigEndian(s.number)
-	for _, r := range s.ranges {
-		each(&nft.Element{Set: l.allowedSources, Key: key.Addr(r.First), KeyEnd: key.Addr(r.Last)})
+	for _, r := range s.lists[list] {
+		each(&nft.Element{Set: l.sources[list], Key: key.Addr(r.First), KeyEnd: key.Addr(r.Last)})
+	}
+}
+
+// allSourceElements calls each for every source range of a Service.
+func (l *layout) allSourceElements(s *sources, each func(*nft.Element)) {
+	for list := range sourceLists {
+		l.sourceElements(s, list, each)
 	}
 }
 
 func (p *Planner) changeSources(l *layout, namespace string, was, is *sources) {
-	if was != nil && is != nil && was.number == is.number && slices.Equal(was.ranges, is.ranges) {
-		return
+	for list := range sourceLists {
+		if was == nil || is == nil || was.number != is.number || !slices.Equal(was.lists[list], is.lists[list]) {
+			l.sourceElements(was, list, p.remove)
+			l.sourceElements(is, list, p.put)
+		}
 	}
-	l.sourceElements(was, p.remove)
-	l.sourceElements(is, p.put)
 	if was != nil && is == nil {
-		p.taken.ranges -= len(was.ranges)
-		p.of(namespace).ranges -= len(was.ranges)
+		p.taken.ranges -= was.count()
+		p.of(namespace).ranges -= was.count()
 	}
 }

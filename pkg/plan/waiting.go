@@ -13,13 +13,16 @@ import (
 type lacking struct {
 	// parts is the number of these parts.
 	parts int
-	// elements is the number of elements, ranges the number of source ranges in each family.
-	elements int
-	ranges   [2]int
+	// elements is the number of elements, ranges the number of source ranges in each family, portRanges that of port ranges.
+	elements   int
+	ranges     [2]int
+	portRanges int
 	// number is true for each family in which a number without affinity is missing. affine is the timeout of a missing number with affinity,
 	// or 0.
 	number [2]bool
 	affine [2]uint32
+	// holders is the number of service ports in each family that should hold packets.
+	holders [2]int
 }
 
 // mostLeft is the number of parts that [Planner.Excess] lists for one Service.
@@ -43,6 +46,12 @@ func (p *Planner) fits(s *service) bool {
 		if l.ranges[f] > 0 && p.lacksRanges(namespace, l.ranges[f]) == "" || l.number[f] && number(0) || l.affine[f] > 0 && number(l.affine[f]) {
 			return true
 		}
+	}
+	if l.holders != [2]int{} && p.lacksHolders(namespace, l.holders, nil) == "" {
+		return true
+	}
+	if l.portRanges > 0 && p.lacksPortRanges(namespace, l.portRanges, nil) == "" {
+		return true
 	}
 	return l.elements > 0 && p.lacksElements(namespace, l.elements, nil) == ""
 }

@@ -21,7 +21,7 @@ type crowd struct {
 func (c *crowd) set(quantity, namespace string, i, n int) types.NamespacedName {
 	endpoints := 1
 	if quantity == "elements" {
-		endpoints = n - 1 // beside a frontend
+		endpoints = n - 1 // the frontend is one more element
 	}
 	s := benchService(i, endpoints, 0)
 	port := s.Ports[0]
@@ -45,7 +45,7 @@ func (c *crowd) set(quantity, namespace string, i, n int) types.NamespacedName {
 	return name
 }
 
-// again plans the Services of TakeWaiting again until there are none, as the loop does. It returns their number.
+// again plans the Services of TakeWaiting, as the loop does, until TakeWaiting returns none. It returns their number.
 func (c *crowd) again() (n int) {
 	for {
 		names := c.TakeWaiting()
@@ -63,7 +63,7 @@ func (c *crowd) again() (n int) {
 func TestFreedRoomIsUsed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		quantity string
-		// first and second together are more than the limit. less for the first leaves enough for the second.
+		// first and second together exceed the limit. If the first Service takes only less, the second one has room.
 		first, second, less int
 		// others is the number of namespaces of other Services, each of which takes a quarter of the node's room.
 		others int
@@ -131,7 +131,8 @@ func TestFreedRoomIsUsed(t *testing.T) {
 	}
 }
 
-// TestManyServicesWaitForRoom: a call returns a few of thousands of Services, and calls until the last return all of them.
+// TestManyServicesWaitForRoom: thousands of Services wait. Each call of TakeWaiting returns at most mostAgain of them, and all calls together return
+// every Service.
 func TestManyServicesWaitForRoom(t *testing.T) {
 	const most = 2000
 	o := testOptions()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"net/netip"
+	"time"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -54,7 +55,9 @@ func indexed(f inet.Family, fields []nft.Field, t table) []expr.Any {
 	if t.by == (selector{}) {
 		return append(words, &expr.Numgen{Register: index, Modulus: t.size, Type: unix.NFT_NG_RANDOM})
 	}
-	from, client := index+1, []nft.Field{nft.SrcAddr(f)}
+	// nft 1.0.6 to 1.1.7 skip as many registers before the key of a hash. Any others would do, but the rules of a listing that nft has loaded would differ.
+	const skipped = 4
+	from, client := index+1+skipped, []nft.Field{nft.SrcAddr(f)}
 	words = append(words, client[0].Load(from))
 	if t.by.key == balance.Flow {
 		client = append(client, nft.SrcPort())
@@ -85,6 +88,14 @@ func in(s *nft.Set, fields []nft.Field, negate bool) []expr.Any {
 	return append(key(fields...), &expr.Lookup{SourceRegister: reg, SetName: s.Name, Invert: negate})
 }
 
+// networkBits are the lengths of the prefixes in the set networks. Pods of another node usually have another prefix.
+var networkBits = [...]int{inet.IPv4: 24, inet.IPv6: 64}
+
+// inNetworks: ip daddr & 255.255.255.0 @networks
+func (l *layout) inNetworks() []expr.Any {
+	return append(key(nft.DstAddr(l.family)), masked(reg, l.family.AddrLen(), networkBits[l.family]), &expr.Lookup{SourceRegister: reg, SetName: l.networks.Name})
+}
+
 // setPriority: meta priority set KEY map @set
 func setPriority(keyWords []expr.Any, s *nft.Set) []expr.Any {
 	return append(keyWords, lookup(s), &expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: reg})
@@ -112,6 +123,11 @@ func dispatch(mask uint32, s *nft.Set) []expr.Any {
 // notIn: KEY != @set, with a KEY that earlier words have loaded
 func notIn(s *nft.Set) []expr.Any {
 	return []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: s.Name, Invert: true}}
+}
+
+// loadedIn: KEY @set, with a KEY that earlier words have loaded
+func loadedIn(s *nft.Set) []expr.Any {
+	return []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: s.Name}}
 }
 
 // dnat: dnat ip to KEY map @set
@@ -178,9 +194,9 @@ func remember(s *nft.Set, saddr nft.Field, op uint32, e expr.Dynset) []expr.Any 
 	return append(words, nft.Priority().Load(data), &e)
 }
 
-// count: update @set { FIELD }, for a set with counters
-func count(s *nft.Set, f nft.Field) []expr.Any {
-	return append(key(f), &expr.Dynset{SrcRegKey: reg, SetName: s.Name, Operation: unix.NFT_DYNSET_OP_UPDATE})
+// enter: update @set { FIELD timeout T }, or without a timeout if T is 0. A set with counters counts the packet.
+func enter(s *nft.Set, f nft.Field, timeout time.Duration) []expr.Any {
+	return append(key(f), &expr.Dynset{SrcRegKey: reg, SetName: s.Name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: timeout})
 }
 
 // dynsetDelete is NFT_DYNSET_OP_DELETE.

@@ -30,11 +30,11 @@ type cluster struct {
 // proxyPod is a pod of kube-nftproxy.
 type proxyPod struct {
 	node, name, container string
-	// phase is its phase if it does not run, otherwise empty.
+	// phase is the phase of the pod, or "" if the pod runs.
 	phase string
 }
 
-// pods returns the pods, or only that of a node.
+// pods returns the pods of all nodes, or only of the given node.
 func (c *cluster) pods(ctx context.Context, node string) (list []proxyPod, err error) {
 	options := metav1.ListOptions{LabelSelector: c.selector, ResourceVersion: "0"}
 	if node != "" {
@@ -75,7 +75,7 @@ func (c *cluster) podOf(ctx context.Context, node string) (proxyPod, error) {
 	return proxyPod{}, fmt.Errorf("no pod of kube-nftproxy runs on node %s (namespace %s, selector %q)", node, c.namespace, c.selector)
 }
 
-// streams are the streams of a command; nil for none.
+// streams are the streams of a command. A nil stream is not used.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
@@ -96,7 +96,7 @@ func (w *lockedWriter) Write(b []byte) (int, error) {
 	return w.to.Write(b)
 }
 
-// run runs a command in a pod, and returns its exit code, or an error if it could not be run.
+// run runs a command in a pod, and returns its exit code. It returns an error if it cannot run the command.
 func (c *cluster) run(ctx context.Context, p proxyPod, args []string, s streams) (code int, err error) {
 	if p.phase != "" {
 		return exitUnable, fmt.Errorf("pod %s is %s", p.name, p.phase)
@@ -119,7 +119,7 @@ func (c *cluster) run(ctx context.Context, p proxyPod, args []string, s streams)
 	if s.tty {
 		options.Stderr = nil
 	}
-	// As in kubectl: an older API server, or a proxy before it, may know only SPDY.
+	// An older API server, or a proxy before it, may support only SPDY. kubectl has the same fallback.
 	spdy, err := remotecommand.NewSPDYExecutor(c.config, "POST", request.URL())
 	if err != nil {
 		return exitUnable, err

@@ -25,14 +25,14 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/usage"
 )
 
-// The exit codes, as those of the commands.
+// The exit codes are the same as those of the commands.
 const (
 	exitFine   = 0
 	exitWrong  = 1
 	exitUnable = 2
 )
 
-// commands are the commands that can be in the place of a node's name.
+// commands are the words that are a command, not the name of a node, if they are the first argument.
 var commands = []string{"status", "services", "trace", "verify", "watch", "bundle", "render", "diff", "preflight", "version", "help", "completion"}
 
 // options are the flags of the plugin.
@@ -62,14 +62,14 @@ func (o *options) execute(version string, args []string) int {
 	cmd := &cobra.Command{
 		Use:   "nftproxy [NODE | --all | --of NAMESPACE/POD] COMMAND [ARGUMENT]...",
 		Short: "Run a command of kube-nftproxy on nodes of the cluster",
-		Long: `The plugin runs a command of kube-nftproxy in the pod of a node: status, services, trace, verify, watch, bundle and others. Flags before
-the node or the command are those of the plugin; the flags of kubectl, such as --context, are among them.
+		Long: `The plugin runs a command of kube-nftproxy in the pod of a node: status, services, trace, verify, watch, bundle and others. The plugin reads
+the flags before the node or the command, which include flags of kubectl such as --context. The command reads all later flags.
 
-status without a node, or with --all, prints one table of all nodes, with problems first. A Node without a pod of kube-nftproxy is in
-the table, too. Other commands with --all print the name of the node before each line. bundle writes a file for each node into the
-current folder. trace pod/NAMESPACE/NAME needs no node: it runs on the node of the pod.
+status without a node, or with --all, prints one table of all nodes, with problems first. The table includes Nodes without a pod of
+kube-nftproxy. Other commands with --all print the name of the node before each line. bundle writes a file for each node into the current
+folder. trace pod/NAMESPACE/NAME needs no node: it runs on the node of the pod.
 
-Exit codes: that of the command; of several nodes, the highest one. 0 no problem, 1 a problem, 2 the command failed on a node.`,
+The exit code is the highest exit code of the command on all selected nodes: 0 no problem, 1 a problem, 2 the command failed.`,
 		Example: `  kubectl nftproxy status
   kubectl nftproxy node-1 services svc/shop/web
   kubectl nftproxy --of shop/cart-7d9f status
@@ -87,7 +87,7 @@ Exit codes: that of the command; of several nodes, the highest one. 0 no problem
 	f := cmd.Flags()
 	cmd.SetFlagErrorFunc(usage.FlagError)
 	f.Bool("version", false, "Print the version of the plugin and exit.")
-	f.SetInterspersed(false) // the flags after the command are its own
+	f.SetInterspersed(false) // flags after the command belong to the command
 	o.kubeconfig = clientcmd.NewDefaultClientConfigLoadingRules()
 	f.StringVar(&o.kubeconfig.ExplicitPath, "kubeconfig", "", "Path of the kubeconfig file.")
 	clientcmd.BindOverrideFlags(&o.overrides, f, clientcmd.RecommendedConfigOverrideFlags(""))
@@ -104,7 +104,7 @@ Exit codes: that of the command; of several nodes, the highest one. 0 no problem
 	return o.code
 }
 
-// dial reads the kubeconfig.
+// dial reads the kubeconfig, and makes a client of the API server.
 func (o *options) dial() (err error) {
 	if o.config, err = clientcmd.NewNonInteractiveDeferredLoadingClientConfig(o.kubeconfig, &o.overrides).ClientConfig(); err != nil {
 		return err
@@ -126,7 +126,7 @@ func (o *options) run(ctx context.Context, cmd *cobra.Command, args []string) er
 		return fmt.Errorf("no command for node %s%s", node, cmp.Or(usage.DidYouMean(node, commands), "; see kubectl nftproxy --help"))
 	case len(args) == 0:
 		return errors.New("no command; see kubectl nftproxy --help")
-	case strings.HasPrefix(args[0], "-"): // in the pod, it would start a second program
+	case strings.HasPrefix(args[0], "-"): // without a command, the pod would start a second daemon
 		return fmt.Errorf("%s is not a command%s", args[0], cmp.Or(usage.DidYouMean(node, commands), ": the flags of the plugin are before the node"))
 	case o.parallel < 1:
 		return errors.New("--parallel must be at least 1")
@@ -168,11 +168,11 @@ func (o *options) run(ctx context.Context, cmd *cobra.Command, args []string) er
 	if err != nil {
 		return fmt.Errorf("%w%s", err, usage.DidYouMean(node, commands))
 	}
-	o.code, err = o.one(ctx, p, args, o.out, o.err)
+	o.code, err = o.one(ctx, p, args, o.input(args), o.out, o.err)
 	return err
 }
 
-// withAddress replaces the pod from which a trace starts by its address, and sets the node if it is empty.
+// withAddress replaces the name of the pod from which a trace starts with the address of the pod. It sets the node if it is empty.
 func (o *options) withAddress(ctx context.Context, args []string, node *string) ([]string, error) {
 	parts := strings.Split(args[1], "/")
 	if len(parts) != 3 {
@@ -205,14 +205,19 @@ func (o *options) withAddress(ctx context.Context, args []string, node *string) 
 	return args, nil
 }
 
-// one runs a command in the pod of a node.
-func (o *options) one(ctx context.Context, p proxyPod, args []string, out, errs io.Writer) (int, error) {
-	s := streams{out: out, err: errs}
-	if args[0] == "bundle" && len(args) == 1 {
-		return o.bundle(ctx, p, errs)
-	}
+// input returns the standard input if the arguments of a command name it, and nil if they do not.
+func (o *options) input(args []string) io.Reader {
 	if args[0] != "bundle" && slices.Contains(args, "-") {
-		s.in = o.in
+		return o.in
+	}
+	return nil
+}
+
+// one runs a command in the pod of a node.
+func (o *options) one(ctx context.Context, p proxyPod, args []string, in io.Reader, out, errs io.Writer) (int, error) {
+	s := streams{in: in, out: out, err: errs}
+	if args[0] == "bundle" && len(args) == 1 {
+		return o.bundle(ctx, p, out, errs)
 	}
 	if f, ok := out.(*os.File); ok && s.in == nil {
 		s.tty = term.IsTerminal(int(f.Fd())) //nolint:gosec // a file descriptor
@@ -221,7 +226,7 @@ func (o *options) one(ctx context.Context, p proxyPod, args []string, out, errs 
 }
 
 // bundle writes the archive of a node to a file, and prints its name.
-func (o *options) bundle(ctx context.Context, p proxyPod, errs io.Writer) (code int, err error) {
+func (o *options) bundle(ctx context.Context, p proxyPod, out, errs io.Writer) (code int, err error) {
 	name := fmt.Sprintf("kube-nftproxy-%s-%s.tar.gz", p.node, o.now().UTC().Format("20060102-150405"))
 	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -235,7 +240,7 @@ func (o *options) bundle(ctx context.Context, p proxyPod, errs io.Writer) (code 
 		_ = os.Remove(name)
 		return max(code, exitWrong), err
 	}
-	_, err = fmt.Fprintln(o.out, name)
+	_, err = fmt.Fprintln(out, name)
 	return code, err
 }
 
@@ -253,7 +258,7 @@ func (o *options) each(list []proxyPod, f func(i int, p proxyPod)) {
 	group.Wait()
 }
 
-// everywhere runs a command on all nodes. It prints the lines of a node together, after the node's name.
+// everywhere runs a command on all nodes. It prints the lines of a node together, and the node's name before each line.
 func (o *options) everywhere(ctx context.Context, args []string) error {
 	list, err := o.pods(ctx, "")
 	if err == nil && len(list) == 0 {
@@ -262,10 +267,21 @@ func (o *options) everywhere(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	var input []byte
+	from := o.input(args)
+	if from != nil { // each node reads all of it
+		if input, err = io.ReadAll(from); err != nil {
+			return err
+		}
+	}
 	var mu sync.Mutex
 	o.each(list, func(_ int, p proxyPod) {
+		var in io.Reader
+		if from != nil {
+			in = bytes.NewReader(input)
+		}
 		var out bytes.Buffer
-		code, err := o.one(ctx, p, args, &out, &out)
+		code, err := o.one(ctx, p, args, in, &out, &out)
 		if err != nil {
 			fmt.Fprintf(&out, "%v\n", err)
 		}

@@ -31,7 +31,7 @@ type fleet struct {
 	*testing.T
 	kubeconfig string
 	nodes      []string
-	// pods are the phases of the pods of kube-nftproxy by node; the name of the pod is "proxy-" and the node.
+	// pods has the phase of each node's pod of kube-nftproxy. The name of a pod is "proxy-" and the name of its node.
 	pods map[string]string
 	// exec runs a command in the pod of a node.
 	exec func(node string, args []string) result
@@ -147,7 +147,7 @@ func statusJSON(t *testing.T, change func(*view.Status)) string {
 	return string(text)
 }
 
-// TestSummaryOfTwoHundredNodes: the status of all nodes is one table, and the commands run on 50 nodes at the same time.
+// TestSummaryOfTwoHundredNodes: status prints one table of all nodes, and runs on 50 nodes at the same time.
 func TestSummaryOfTwoHundredNodes(t *testing.T) {
 	const nodes, together = 200, 50
 	f := newFleet(t)
@@ -180,7 +180,7 @@ func TestSummaryOfTwoHundredNodes(t *testing.T) {
 		}
 		most = max(most, running)
 		mu.Unlock()
-		<-full // blocks for ever unless so many run at the same time
+		<-full // blocks forever unless 50 commands run at the same time
 		mu.Lock()
 		running--
 		mu.Unlock()
@@ -246,6 +246,7 @@ func TestCommandsOnNodes(t *testing.T) {
 		"trace pod/shop/cart svc/shop/web:http":       {"node-1 ran trace 10.244.0.9 svc/shop/web:http\n", 0},
 		"node-2 trace pod/shop/cart [fd00::1]:80/udp": {"node-2 ran trace fd00:1::9 [fd00::1]:80/udp\n", 0},
 		"--all verify":                                {"node-1: node-1 ran verify\nnode-2: node-2 ran verify\n", 1},
+		"--all diff --config -":                       {"node-1: node-1 ran diff --config - < input\nnode-2: node-2 ran diff --config - < input\n", 0},
 		"verify":                                      {"kubectl nftproxy: verify needs a node: kubectl nftproxy NODE verify, or --all\n", 2},
 		"node-1":                                      {"kubectl nftproxy: no command for node node-1; see kubectl nftproxy --help\n", 2},
 		"--all":                                       {"kubectl nftproxy: no command; see kubectl nftproxy --help\n", 2},
@@ -278,7 +279,7 @@ func TestCommandsOnNodes(t *testing.T) {
 	}
 }
 
-// TestBundles: the archive of each node is a local file; without an archive, there is no file.
+// TestBundles: the archive of each node becomes a local file. A node whose command fails leaves no file.
 func TestBundles(t *testing.T) {
 	f := newFleet(t)
 	f.pods = map[string]string{"node-1": "Running", "node-2": "Running"}
@@ -292,7 +293,7 @@ func TestBundles(t *testing.T) {
 	out, code := f.plugin("--all", "bundle")
 	files, err := filepath.Glob("*")
 	if err != nil || code != exitUnable || len(files) != 1 || !strings.HasPrefix(files[0], "kube-nftproxy-node-1-") ||
-		!strings.Contains(out, files[0]) || !strings.Contains(out, "node-2: Error: no answer") {
+		!strings.Contains(out, "node-1: "+files[0]+"\n") || !strings.Contains(out, "node-2: Error: no answer") {
 		t.Fatalf("exit code %d, files %q, %v:\n%s", code, files, err, out)
 	}
 	if text, err := os.ReadFile(files[0]); string(text) != "archive bundle -o -" || err != nil {

@@ -49,7 +49,7 @@ func (o *options) summary(ctx context.Context) error {
 		o.code = max(o.code, r.code)
 		cells[i] = []view.Cell{{Text: r.node}, {Text: r.state, Style: style}, {Text: dash(r.version)}, {Text: dash(r.lastSync)}, {}}
 	}
-	left := 119 // columns of a terminal, less those before the last one
+	left := 119 // the width of the last column: a line, without the other columns
 	for column := range 4 {
 		widest := len("LAST SYNC")
 		for _, row := range cells {
@@ -67,7 +67,7 @@ func (o *options) summary(ctx context.Context) error {
 
 func dash(text string) string { return cmp.Or(text, "-") }
 
-// inShort returns the first problem, in part, and the number of the others, in at most so many characters.
+// inShort returns the first problem and the number of the other problems, in at most the given number of characters. It truncates the problem.
 func inShort(problems []string, most int) string {
 	if len(problems) == 0 {
 		return "none"
@@ -119,7 +119,7 @@ func (o *options) health(ctx context.Context, p proxyPod) health {
 	return h
 }
 
-// without returns the Linux nodes without a pod, if Nodes may be listed.
+// without returns the Linux nodes without a pod of kube-nftproxy, or none if the user may not list Nodes.
 func (o *options) without(ctx context.Context, list []proxyPod) (rows []health) {
 	nodes, err := o.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {

@@ -27,11 +27,17 @@ type feature struct {
 	option, module string
 }
 
-// Optional reports whether only Services that ask for it use the feature: an algorithm other than random.
-func (m Missing) Optional() bool { return m.option == hashOption }
+// Optional reports whether only Services that ask for it use the feature: [Missing.Hash] or [Missing.Connlimit].
+func (m Missing) Optional() bool { return m.Hash() || m.Connlimit() }
 
-// hashOption is the kernel's option of jhash.
-const hashOption = "NFT_HASH"
+// Hash reports whether the feature is jhash, for an algorithm other than random.
+func (m Missing) Hash() bool { return m.option == hashOption }
+
+// Connlimit reports whether the feature is connlimit, for a maximum of connections.
+func (m Missing) Connlimit() bool { return m.option == connlimitOption }
+
+// hashOption and connlimitOption are the kernel's options of jhash and connlimit.
+const hashOption, connlimitOption = "NFT_HASH", "NFT_CONNLIMIT"
 
 // String names the feature and its option and module.
 func (m Missing) String() string {
@@ -80,6 +86,9 @@ func setFeature(s *nft.Set) feature {
 	add(s.Timeout > 0, "timeouts")
 	add(s.Counter, "counters")
 	add(s.Size > 0, "a size")
+	if s.MaxConnections > 0 {
+		return feature{"connlimit", connlimitOption, "nft_connlimit"}
+	}
 	if len(words) == 0 {
 		words = []string{"keys"}
 	}

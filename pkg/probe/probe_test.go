@@ -96,7 +96,7 @@ func TestAllExpressionsAreProbed(t *testing.T) {
 			}
 		}
 	}
-	want := map[string]bool{"": true, "nft_chain_nat": true, "nft_nat": true, "nft_masq": true, "nft_ct": true, "nft_numgen": true, "nft_hash": true,
+	want := map[string]bool{"": true, "nft_chain_nat": true, "nft_nat": true, "nft_masq": true, "nft_ct": true, "nft_numgen": true, "nft_hash": true, "nft_connlimit": true,
 		"nft_fib_ipv4": true, "nft_fib_ipv6": true, "nft_reject_ipv4": true, "nft_reject_ipv6": true}
 	if diff := cmp.Diff(want, modules); diff != "" {
 		t.Errorf("modules (-want +got):\n%s", diff)

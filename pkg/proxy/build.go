@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -36,14 +37,20 @@ type builder struct {
 	options  model.Options
 	// node is the node for which Services are built. It does not change during a build.
 	node *model.Node
-	// readings holds the readings of Services with many slices. room is the loop's scratch memory for objects.
+	// clock returns the present time, or the zero time before the first sync. now is its value at the begin of a build.
+	clock func() time.Time
+	now   time.Time
+	// readings holds the readings of Services with many slices or with slow start. steps has the steps of slow start. room is the loop's scratch
+	// memory for objects.
 	readings map[types.NamespacedName]*model.Reading
+	steps    steps
 	room     model.Room
 }
 
-func newBuilder(c *Config, node *model.Node) *builder {
+func newBuilder(c *Config, node *model.Node, clock func() time.Time) *builder {
 	return &builder{
-		objects: c.Source, recaller: c.Kernel, planner: c.Planner, options: c.Model, node: node, readings: map[types.NamespacedName]*model.Reading{},
+		objects: c.Source, recaller: c.Kernel, planner: c.Planner, options: c.Model, node: node, clock: clock,
+		readings: map[types.NamespacedName]*model.Reading{},
 	}
 }
 
@@ -51,6 +58,7 @@ func newBuilder(c *Config, node *model.Node) *builder {
 // returns false or late returns true; late may be nil. Services are independent of each other, so build uses all processors for
 // many Services.
 func (b *builder) build(names []types.NamespacedName, late func() bool, take func(types.NamespacedName, *model.Service) (more bool)) {
+	b.now = b.clock()
 	if len(names) <= blockSize {
 		for _, name := range names {
 			s, reading := b.buildService(&b.room, name, b.readings[name])
@@ -184,17 +192,18 @@ func (b *builder) buildBlock(room *model.Room, k *block, late func() bool) {
 	close(k.built)
 }
 
-// buildService builds a Service from its objects. If the Service has many slices, it uses the previous reading and returns the new
-// one. Otherwise the returned reading is nil.
+// buildService builds a Service from its objects. If the Service has many slices or slow start, it uses the previous reading and returns
+// the new one. Otherwise the returned reading is nil.
 func (b *builder) buildService(room *model.Room, name types.NamespacedName, before *model.Reading) (*model.Service, *model.Reading) {
 	if !b.objects.ReadService(name, &room.Service) {
 		return nil, nil
 	}
-	return model.Rebuild(room, before, b.objects.Stored(name), *b.node, b.options)
+	return model.Rebuild(room, before, b.objects.Stored(name), *b.node, b.options, b.now)
 }
 
 // remember keeps the reading of a Service, or removes the previous one if r is nil.
 func (b *builder) remember(name types.NamespacedName, r *model.Reading) {
+	b.steps.note(name, r.Starts().Next())
 	if r != nil {
 		b.readings[name] = r
 	} else {

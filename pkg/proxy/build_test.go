@@ -70,7 +70,7 @@ func TestOnlyChangedSlicesAreRead(t *testing.T) {
 			s.slices[name] = append(s.slices[name], largeSlice(name, n, 0))
 		}
 	}
-	p := newBuilder(&Config{Source: s, Planner: plan.New(plan.Options{})}, &model.Node{})
+	p := newBuilder(&Config{Source: s, Planner: plan.New(plan.Options{})}, &model.Node{}, time.Now)
 	if reads, _ := s.build(p, names); reads != services*slices {
 		t.Fatalf("at first %d slices were read, want all %d", reads, services*slices)
 	}
@@ -134,7 +134,7 @@ func TestAwaitBuildsOtherBlocks(t *testing.T) {
 		s.waits[names[first]], s.begun[names[first+blockSize]] = met, met
 	}
 	var taken []types.NamespacedName
-	newBuilder(&Config{Source: s, Planner: plan.New(plan.Options{})}, &model.Node{}).build(names, nil, func(name types.NamespacedName, _ *model.Service) bool { taken = append(taken, name); return true })
+	newBuilder(&Config{Source: s, Planner: plan.New(plan.Options{})}, &model.Node{}, time.Now).build(names, nil, func(name types.NamespacedName, _ *model.Service) bool { taken = append(taken, name); return true })
 	if diff := cmp.Diff(names, taken); diff != "" {
 		t.Errorf("Services that were taken (-want +got):\n%s", diff)
 	}

@@ -106,16 +106,16 @@ func (f *flows) Synced(s *Sync) {
 
 // add adds the current state of a frontend to the request.
 func (f *flows) add(d *conntrack.Desired, k model.Key) {
-	allowed, exists := f.planner.FlowSources(k)
+	allowed, denied, exists := f.planner.FlowSources(k)
 	switch {
 	case !exists:
 		d.Gone(k)
 	case k.Protocol == inet.UDP:
 		d.Frontend(k, f.planner.FlowEndpoints(k))
-		d.Restrict(k, allowed)
-	case d.Undnated || allowed != nil:
+		d.Restrict(k, allowed, denied)
+	case d.Undnated || allowed != nil || denied != nil:
 		d.Frontend(k, nil)
-		d.Restrict(k, allowed)
+		d.Restrict(k, allowed, denied)
 	}
 }
 

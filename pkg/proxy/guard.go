@@ -72,8 +72,8 @@ func (g *guard) checkSoon() {
 	g.checkAt = earlier(g.checkAt, at)
 }
 
-// receive schedules a check if a foreign change was announced.
-func (g *guard) receive() {
+// checkIfHeard schedules a check if the kernel has announced a foreign change.
+func (g *guard) checkIfHeard() {
 	select {
 	case <-g.heard():
 		g.checkSoon()
@@ -108,8 +108,8 @@ func (g *guard) checkAfter(failure error) (changed bool) {
 	return true
 }
 
-// heed makes the next sync compare if the tables were touched.
-func (g *guard) heed() {
+// doubtIfTouched makes the next sync compare if the tables were touched.
+func (g *guard) doubtIfTouched() {
 	if g.touched() {
 		g.distrust(g.now())
 	}
@@ -135,9 +135,9 @@ func (g *guard) note(reason metrics.Reason) {
 	}
 }
 
-// settle completes the outcome of a sync. If the sync compared because of a doubt, settle sets the reason, and for a foreign change
-// the author. After a failure, the next sync compares.
-func (g *guard) settle(s *Sync) {
+// complete sets the fields of a sync that its outcome decides. If the sync compared because of a doubt, complete sets the reason and, for a foreign
+// change, the author. After a failure, the next sync compares.
+func (g *guard) complete(s *Sync) {
 	if s.Err != nil {
 		g.note(metrics.FailedSync)
 		return

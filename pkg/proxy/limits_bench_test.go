@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -57,6 +58,7 @@ var atLimits = []struct {
 	{"endpoints times ports, affinity", func(v int) hostile {
 		return hostile{hostileService(200, withAffinity), hostileSlices(v, 2, 200, 1_000)}
 	}},
+	{"port ranges", func(v int) hostile { return hostile{hostileService(1, portRanges(v, 80)), hostileSlices(v, 1, 1, 10)} }},
 	{"endpoints times ports, Local", func(v int) hostile {
 		return hostile{hostileService(200, withLocal), hostileSlices(v, 2, 200, 1_000)}
 	}},
@@ -68,6 +70,16 @@ var atLimits = []struct {
 	}},
 	{"endpoints of a port, affinity", func(v int) hostile {
 		return hostile{hostileService(1, withAffinity), hostileSlices(v, 30, 1, 1_000)}
+	}},
+	// At the limit of slots: above it, the choice is random.
+	{"slots of a hash", func(v int) hostile { return hostile{hostileService(2, withHash(v)), hostileSlices(v, 4, 2, 1_000)} }},
+	{"slots of a hash, affinity", func(v int) hostile {
+		return hostile{hostileService(2, withHash(v), withAffinity), hostileSlices(v, 4, 2, 1_000)}
+	}},
+	{"slots by weight", func(v int) hostile {
+		all := hostileSlices(v, 15, 1, 1_000)
+		all[v].Annotations = map[string]string{"kube-nftproxy.io/weights": all[v].Endpoints[0].Addresses[0] + "=17000"}
+		return hostile{hostileService(1), all}
 	}},
 	{"problems", func(v int) hostile {
 		return hostile{hostileService(1, func(s *corev1.Service) { s.Spec.ExternalIPs = slices.Repeat([]string{"1::"}, 300_000+v) }), nil}
@@ -81,7 +93,7 @@ var atLimits = []struct {
 	}},
 }
 
-// BenchmarkLimits measures a Service above each limit, from stored objects to the kernel's acknowledgement, beside 1,000 other
+// BenchmarkLimits measures a Service at or above each limit, from stored objects to the kernel's acknowledgement, beside 1,000 other
 // Services. It adds the Service, changes every field that its author can change at once, and deletes it. Each time is the longest
 // of these three steps. build-ms is the time to build the Service from its objects. loop-ms adds planning and encoding. commit-ms is
 // the kernel's time. The numbers of log lines and Events are the sums of the three steps.
@@ -127,6 +139,9 @@ func BenchmarkRoom(b *testing.B) {
 		}},
 		"source ranges": {room.SourceRanges, limits.SourceRanges / 2, func(v int) hostile {
 			return hostile{hostileService(1, sourceRanges(v, limits.SourceRanges/2)), nil}
+		}},
+		"port ranges": {room.PortRanges, 50, func(v int) hostile {
+			return hostile{hostileService(1, portRanges(v, 50)), hostileSlices(v, 1, 1, 10)}
 		}},
 	} {
 		b.Run(name, func(b *testing.B) {
@@ -280,7 +295,25 @@ func sourceRanges(version, n int) func(*corev1.Service) {
 	}
 }
 
+// portRanges have bounds for which the kernel stores many rules.
+func portRanges(version, n int) func(*corev1.Service) {
+	return func(s *corev1.Service) {
+		var list []string
+		for i := range n {
+			list = append(list, fmt.Sprintf("udp/%d-%d", 1001+version+700*i, 1650+version+700*i))
+		}
+		s.Annotations = map[string]string{"kube-nftproxy.io/port-ranges": strings.Join(list, ",")}
+	}
+}
+
 func withAffinity(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }
+
+// withHash selects the largest tables.
+func withHash(version int) func(*corev1.Service) {
+	return func(s *corev1.Service) {
+		s.Annotations = map[string]string{"kube-nftproxy.io/lb-algorithm": []string{"maglev", "source-hash"}[version%2], "kube-nftproxy.io/lb-table-size": "16381"}
+	}
+}
 
 func withLocal(s *corev1.Service) {
 	local := corev1.ServiceInternalTrafficPolicyLocal

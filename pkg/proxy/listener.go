@@ -81,7 +81,7 @@ func (quiet) Taken(*track.Dirty)                           {}
 // with the planned one.
 func (p *Proxy) connect(earlier []model.Key) {
 	p.guard = guard{trust: p.Kernel, announcements: p.Kernel, doubted: p.Metrics.Doubted, now: p.Now}
-	p.builder = newBuilder(&p.Config, &p.facts.Node)
+	p.builder = newBuilder(&p.Config, &p.facts.Node, p.sinceStart)
 	p.tally = newTally(&p.Config, &p.problems)
 	times, checks := newChangeTimes(p.Metrics.Programmed), newHealthChecks(&p.Config)
 	p.listeners = []Listener{
@@ -90,8 +90,15 @@ func (p *Proxy) connect(earlier []model.Key) {
 	}
 	p.intakes = []Intake{nodeHealth{Health: p.Health}, p.tally, times}
 	p.servers = []Server{checks}
+	if p.Terminations != nil {
+		ended := newDepartures(&p.Config)
+		p.listeners, p.servers = append(p.listeners, ended), append(p.servers, ended)
+	}
 	if p.NodePortUsers != nil {
 		p.listeners = append(p.listeners, portUsers{to: p.NodePortUsers, families: p.Families})
+	}
+	if p.Demand != nil {
+		p.listeners = append(p.listeners, onDemand{to: p.Demand, planner: p.Planner})
 	}
 	if p.Loopback != nil {
 		p.listeners = append(p.listeners, onLoopback{to: p.Loopback})

@@ -53,11 +53,12 @@ func (p *Proxy) step(ctx context.Context) {
 		p.sync(ctx)
 		return
 	}
-	p.guard.receive() // before other syncs: a foreign change may have deleted all tables
+	p.guard.checkIfHeard() // before other syncs: a foreign change may have deleted all tables
 	if p.guard.due(now) {
 		p.periodic(ctx, now)
 		return
 	}
+	p.planSteps(now)
 	if at, due := p.Schedule.Next(now); due {
 		p.sync(ctx)
 	} else {
@@ -90,7 +91,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	start := p.Now()
 	p.Health.Queued(start) // without a change, too: if this sync keeps failing, /healthz reports it as overdue
 	if p.started && !p.rejected {
-		if p.guard.heed(); !p.guard.trusted() {
+		if p.guard.doubtIfTouched(); !p.guard.trusted() {
 			if !p.commit(ctx, start, nil) || p.idle() {
 				return
 			}
@@ -140,7 +141,7 @@ const attempts = 3
 // commit commits the plan. planned are the Services that were planned since start. It returns false if another instance serves, or if
 // the sync fails.
 func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.NamespacedName) bool {
-	p.guard.heed()
+	p.guard.doubtIfTouched()
 	if !p.maySend() {
 		return false
 	}
@@ -173,7 +174,7 @@ func (p *Proxy) commit(ctx context.Context, start time.Time, planned []types.Nam
 
 // tell reports the outcome of a sync to the guard and the listeners. After a success, it starts the servers.
 func (p *Proxy) tell(s *Sync) {
-	p.guard.settle(s)
+	p.guard.complete(s)
 	for _, l := range p.listeners {
 		l.Synced(s)
 	}
@@ -228,10 +229,20 @@ func (p *Proxy) nextWork(sync time.Time) time.Time {
 		return sync
 	}
 	at := earlier(sync, p.guard.checkAt)
-	if !p.againAt.IsZero() {
-		at = earlier(at, p.againAt)
+	for _, other := range []time.Time{p.againAt, p.builder.steps.at} {
+		if !other.IsZero() {
+			at = earlier(at, other)
+		}
 	}
 	return at
+}
+
+// sinceStart returns the present time, or the zero time before the first sync.
+func (p *Proxy) sinceStart() time.Time {
+	if !p.started {
+		return time.Time{}
+	}
+	return p.Now()
 }
 
 // periodic runs twice a second. It retries failed reads of addresses and servers that could not start, and checks for foreign changes.

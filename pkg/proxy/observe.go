@@ -91,7 +91,7 @@ func keyText(k model.Key) string {
 	if !k.Addr.IsValid() {
 		return fmt.Sprintf(":%d/%s (%s)", k.Port, k.Protocol, k.Family)
 	}
-	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(k.Addr, k.Port), k.Protocol)
+	return fmt.Sprintf("%s/%s", k.Address(), k.Protocol)
 }
 
 // Synced passes the outcome of a sync to the observer. For a failed sync, it passes the error, and keeps the changes until a sync

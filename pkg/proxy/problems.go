@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -137,7 +136,7 @@ func (p *Proxy) reportConflicts(c claims) {
 }
 
 func conflictProblem(c *plan.Conflict) model.Problem {
-	at := netip.AddrPortFrom(c.Key.Addr, c.Key.Port).String()
+	at := c.Key.Address()
 	if !c.Key.Addr.IsValid() {
 		at = fmt.Sprint(c.Key.Port)
 	}

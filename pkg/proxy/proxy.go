@@ -86,12 +86,16 @@ type Config struct {
 	NodePorts NodePortAddresses
 	// NodePortUsers, if not nil, searches for other users of the node ports.
 	NodePortUsers NodePortUsers
+	// Demand, if not nil, follows the demand for Services without endpoints.
+	Demand Demand
 	// Loopback, if not nil, serves node ports on loopback.
 	Loopback Loopback
 	// Checks answers load balancers that query the number of local endpoints.
 	Checks *health.Services
 	// Flows deletes stale flows.
 	Flows Flows
+	// Terminations, if not nil, terminates TCP connections to endpoints that have left the slices.
+	Terminations Flows
 	// Earlier, if not nil, returns the UDP frontends in the tables of an earlier process.
 	Earlier func() ([]model.Key, error)
 	// Report receives each problem of an API object.

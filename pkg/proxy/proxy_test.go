@@ -365,10 +365,14 @@ func (b *bench) check(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	starts, err := b.Starts(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
 	fresh := plan.New(plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000})
 	fresh.TakeNumbers(numbers)
 	for _, name := range b.source.Services() {
-		fresh.Set(name, model.Build(b.source.Service(name), b.source.Slices(name), model.Node{Name: "node-1"}, model.Options{}))
+		fresh.Set(name, model.Build(b.source.Service(name), b.source.Slices(name), model.Node{Name: "node-1"}, model.Options{Starts: starts[name]}))
 	}
 	var want []string
 	fresh.Elements(func(e *nft.Element) { want = append(want, e.String()) })

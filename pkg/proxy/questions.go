@@ -208,6 +208,22 @@ func (p *Proxy) Conflicts(ctx context.Context, names []types.NamespacedName) ([]
 	})
 }
 
+// Behaviours are the addresses of a Service that refuse connections to unused ports, apart from cluster IPs, and those that answer echo requests.
+type Behaviours struct{ Refused, Pinged []netip.Addr }
+
+// Behaviours returns the behaviours of the addresses of the named Services.
+func (p *Proxy) Behaviours(ctx context.Context, names []types.NamespacedName) (map[types.NamespacedName]Behaviours, error) {
+	return ask(ctx, p, func() map[types.NamespacedName]Behaviours {
+		out := map[types.NamespacedName]Behaviours{}
+		for _, n := range names {
+			var b Behaviours
+			b.Refused, b.Pinged = p.Planner.Behaviours(n)
+			out[n] = b
+		}
+		return out
+	})
+}
+
 // Numbers returns the assigned numbers of Services.
 func (p *Proxy) Numbers(ctx context.Context) (*plan.Numbers, error) {
 	return ask(ctx, p, p.Planner.Numbers)

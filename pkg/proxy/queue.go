@@ -262,7 +262,7 @@ func (p *Proxy) planFresh(names []types.NamespacedName) []types.NamespacedName {
 	if len(rest) == 0 {
 		s.give()
 	}
-	p.planned()
+	p.afterPlanning()
 	return s.absorbed
 }
 
@@ -291,12 +291,12 @@ func (p *Proxy) planWaiting() []types.NamespacedName {
 	if len(rest) == 0 {
 		s.give()
 	}
-	p.planned()
+	p.afterPlanning()
 	return s.absorbed
 }
 
-// planned runs after Services were planned. It reports conflicts, and queues Services for which there is room now.
-func (p *Proxy) planned() {
+// afterPlanning runs after Services were planned. It reports conflicts, and queues Services for which there is room now.
+func (p *Proxy) afterPlanning() {
 	if p.started || p.queue.waiting() == 0 {
 		p.reportConflicts(p.Planner)
 	}

@@ -92,7 +92,7 @@ func (t *tally) elements() (n [2]int) {
 	return n
 }
 
-// nodeHealth passes the state of the Node, and of the loop, to /healthz.
+// nodeHealth passes the state of the Node, and of the loop, to /healthz, /livez and /readyz.
 type nodeHealth struct {
 	quiet
 	*health.Health
@@ -104,7 +104,7 @@ func (h nodeHealth) Node(n *Node) { h.Health.Node(n.Object) }
 
 func (h nodeHealth) Synced(s *Sync) {
 	if s.Err == nil {
-		h.Updated(s.End)
+		h.Serves(s.End)
 	}
 }
 

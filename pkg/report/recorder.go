@@ -61,8 +61,8 @@ type pendingEvent struct {
 	tries int
 }
 
-// urgent reports whether only this node sees the Event, so that it needs no spread and no rate.
-func (e *pendingEvent) urgent() bool { return e.Regarding.Kind == "Node" }
+// urgent reports whether the Event needs no spread and no rate: only this node sees it, or [demandBudget] limits it.
+func (e *pendingEvent) urgent() bool { return e.Regarding.Kind == "Node" || e.Reason == demandReason }
 
 // NewRecorder returns a recorder of a controller, the program's name. It calls dropped with the kind of the object for each Event that
 // it cannot send.

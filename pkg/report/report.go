@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 
@@ -24,6 +25,7 @@ type Reporter struct {
 	recorder events.EventRecorder
 	count    Count
 	budget   budget
+	wanted   demandBudget
 }
 
 // Count has functions that count problems by the kind of their object: Problem for all, Suppressed for unreported ones.
@@ -67,6 +69,22 @@ func (r *Reporter) Problem(p model.Problem) {
 		where = " (on one node or more)" // the Event is the same for all nodes
 	}
 	r.recorder.Eventf(object, nil, corev1.EventTypeWarning, event, action, "%s%s: %s", p.Field, where, reason)
+}
+
+// demandReason is the reason of Events about demand for a Service without endpoints.
+const demandReason = "Demand"
+
+// Wanted reports demand for a Service without endpoints. A scaler may wait for the Event, so it has no delay. Its limit is per namespace.
+func (r *Reporter) Wanted(service types.NamespacedName) {
+	if !r.wanted.take(service.Namespace, time.Now()) {
+		r.count.Suppressed("Service")
+		return
+	}
+	r.logger.Info("A client connects to a Service without endpoints; its packets are held", "service", service)
+	if r.recorder != nil {
+		object := &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: service.Namespace, Name: service.Name}
+		r.recorder.Eventf(object, nil, corev1.EventTypeNormal, demandReason, "Hold", "a client connects (on one node or more), and the Service has no endpoint")
+	}
 }
 
 // defaultReason is the reason of Events about problems that do not depend on the node.

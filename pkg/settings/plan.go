@@ -1,6 +1,8 @@
 package settings
 
 import (
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
@@ -36,9 +38,11 @@ func (s *Settings) Facts(source Source, families []inet.Family) (facts proxy.Fac
 // Recall makes a planner assign the numbers in the kernel's tables to Services that are about to be planned.
 type Recall func(*plan.Planner, []*model.Service) error
 
-// Plan plans all Services of a source with a new planner for the given IP families, as the daemon does at its start. It returns
-// the problems of their objects, and the error of recall. recall may be nil.
-func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, facts *proxy.Facts, recall Recall) (problems []model.Problem, err error) {
+// Plan plans all Services of a source with a new planner for the given IP families, as the daemon does at its start, but with the given
+// starting endpoints. It returns the problems of the objects, and the error of recall. starts and recall may be nil.
+func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, facts *proxy.Facts, starts map[types.NamespacedName]*model.Starts,
+	recall Recall) (problems []model.Problem, err error) {
+	options := s.ModelOptions()
 	for _, f := range families {
 		p.SetNodeAddresses(f, facts.NodeAddresses[f])
 		p.SetServiceCIDRs(f, facts.ServiceCIDRs[f])
@@ -49,7 +53,8 @@ func (s *Settings) Plan(p *plan.Planner, families []inet.Family, source Source, 
 	names := source.Services()
 	p.Expect(len(names))
 	for _, name := range names {
-		service := model.Build(source.Service(name), source.Slices(name), facts.Node, s.ModelOptions())
+		options.Starts = starts[name]
+		service := model.Build(source.Service(name), source.Slices(name), facts.Node, options)
 		if recall != nil {
 			if err := recall(p, []*model.Service{service}); err != nil {
 				return problems, err

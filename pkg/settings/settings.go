@@ -33,6 +33,8 @@ type Settings struct {
 	nodePorts proxy.NodePortAddresses
 	limits    model.Limits
 	room      plan.Room
+
+	unusedPorts model.UnusedPorts
 }
 
 // New derives settings from validated options and their flags.
@@ -50,6 +52,9 @@ func New(o *config.Options, flags *pflag.FlagSet) (*Settings, error) {
 	}
 	if s.limits, s.room, err = limits(o.Limits); err != nil {
 		return nil, fmt.Errorf("--limits: %w", err)
+	}
+	if s.unusedPorts, err = model.ParseUnusedPorts(o.RefuseUnusedPorts); err != nil {
+		return nil, fmt.Errorf("--refuse-unused-ports: %w", err)
 	}
 	s.nodePorts, err = nodePortAddresses(o.Config.NodePortAddresses)
 	return s, err
@@ -73,7 +78,8 @@ func (s *Settings) PlanOptions(families []inet.Family) plan.Options {
 	nodePorts := s.NodePortAddresses()
 	all, mark := config.Masquerading(s.Config)
 	options := plan.Options{Families: families, ServiceProxyName: s.ServiceProxyName, MasqueradeMark: mark, MasqueradeAll: all, LocalPods: s.LocalPods,
-		Room: s.room, Uncounted: !s.CountConnections}
+		Room: s.room, Uncounted: !s.CountConnections, CountEndpoints: s.CountEndpoints, RefuseUnused: s.unusedPorts.Any(), RefuseLoops: s.unusedPorts.All,
+		AnswerPing: model.Ping(s.AnswerPing).Answers()}
 	for _, f := range families {
 		options.AnyNodeAddress[f] = nodePorts.Any(f)
 	}
@@ -82,7 +88,8 @@ func (s *Settings) PlanOptions(families []inet.Family) plan.Options {
 
 // ModelOptions returns the options for building Services.
 func (s *Settings) ModelOptions() model.Options {
-	return model.Options{IgnoreExternalIPs: !s.Gates.Enabled(config.AllowServiceExternalIPs), Method: config.Method(s.Config), Limits: s.limits}
+	return model.Options{IgnoreExternalIPs: !s.Gates.Enabled(config.AllowServiceExternalIPs), Method: config.Method(s.Config),
+		UnusedPorts: s.unusedPorts, Ping: model.Ping(s.AnswerPing), TerminateGone: s.TerminateConnections == string(model.TerminateGone), Limits: s.limits}
 }
 
 // ExcludedFromIPVS returns the addresses of virtual servers that mode ipvs ignores. The list has been validated.

@@ -35,6 +35,14 @@ func parse(t *testing.T, args string) *Settings {
 	return s
 }
 
+func TestTerminateConnections(t *testing.T) {
+	for args, want := range map[string]bool{"": false, "--terminate-connections=gone": true, "--terminate-connections=off": false} {
+		if got := parse(t, "--hostname-override=n "+args).ModelOptions().TerminateGone; got != want {
+			t.Errorf("%q: %v, want %v", args, got, want)
+		}
+	}
+}
+
 func TestSettings(t *testing.T) {
 	all := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 	ip4 := netip.MustParsePrefix("10.244.0.0/16")
@@ -102,9 +110,12 @@ func TestWithoutANameTheHostHasOne(t *testing.T) {
 }
 
 func TestConnectionsAreCountedByDefault(t *testing.T) {
-	for args, want := range map[string]bool{"": true, "--count-connections": true, "--count-connections=false": false} {
-		if got := !parse(t, args).PlanOptions(inet.Families[:]).Uncounted; got != want {
-			t.Errorf("%q: %t, want %t", args, got, want)
+	for args, want := range map[string][2]bool{
+		"": {true}, "--count-connections": {true}, "--count-connections=true": {true}, "--count-connections=false": {}, "--count-connections=endpoints": {true, true},
+	} {
+		o := parse(t, args).PlanOptions(inet.Families[:])
+		if got := [2]bool{!o.Uncounted, o.CountEndpoints}; got != want {
+			t.Errorf("%q: connections and endpoints are counted: %v, want %v", args, got, want)
 		}
 	}
 }

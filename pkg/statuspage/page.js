@@ -158,21 +158,21 @@
     return el("li", {}, el("span", {class: used ? "good" : "warn"}, (used ? "+ " : "− ") + e.address), " " + e.conditions + ", " + where, e.whyNot ? " – " + e.whyNot : undefined);
   }
 
-  // normal is true for a policy Local without endpoints on this node.
-  const normal = f => f.doesReason === "NoLocalEndpoints";
+  // normal is true for a policy Local without endpoints on this node, and for a Service that scales to zero.
+  const normal = f => f.doesReason === "NoLocalEndpoints" || f.doesReason === "Held";
 
   function portPart(name, p, nodes) {
     const rows = p.frontends.map(f => {
       const notes = [];
-      if (f.lostTo) notes.push("not programmed: already used by " + f.lostTo);
       if (f.does) notes.push(f.does);
       if (f.allowedSources) notes.push("allowed sources: " + f.allowedSources.join(", "));
+      if (f.deniedSources) notes.push("denied sources: " + f.deniedSources.join(", "));
       return [
         {text: f.kind === "NodePort" ? ":" + f.address + (nodes ? " on " + nodes : "") : f.address, style: "wide"}, {text: p.protocol}, {text: f.kind},
         {text: f.policy, label: true},
         {text: f.endpoints === p.endpointCount ? String(f.endpoints) : f.endpoints + " of " + p.endpointCount, label: true, style: f.endpoints === 0 && !normal(f) ? "bad" : undefined},
         {text: f.connections === undefined ? "" : number(f.connections) + (f.refused ? ", " + number(f.refused) + " refused" : ""), label: true},
-        {text: notes.join("; "), style: f.lostTo || f.does && !normal(f) ? "wide warn" : "wide dim"}];
+        {text: notes.join("; "), style: f.does && !normal(f) ? "wide warn" : "wide dim"}];
     });
     const part = el("div", {class: "port"}, table(["Address", "Protocol", "Kind", "Policy", "Endpoints", "Connections", "Note"], rows));
     if (p.moreFrontends) part.append(el("p", {class: "dim"}, "and " + number(p.moreFrontends) + " more addresses"));

@@ -83,6 +83,7 @@ func (s *shortener) port(v *view.ServicePort) port {
 	out.Frontends = append([]view.Frontend{}, few(s, v.Frontends)...)
 	for i := range out.Frontends {
 		out.Frontends[i].AllowedSources = few(s, out.Frontends[i].AllowedSources)
+		out.Frontends[i].DeniedSources = few(s, out.Frontends[i].DeniedSources)
 	}
 	out.Endpoints = []view.Endpoint{}
 	var used, unused int

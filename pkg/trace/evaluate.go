@@ -12,7 +12,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 )
 
-// world is a packet on one of its possible paths, with the kernel's state of the packet.
+// world is a packet on one of its possible paths, with the state that the kernel keeps for it.
 type world struct {
 	chance         float64
 	registers      [nft.Registers]byte
@@ -20,7 +20,7 @@ type world struct {
 	to             netip.AddrPort
 	mark, priority uint32
 	in, out        string
-	// portIn is the register into which a rule has loaded the source port; 0 without one.
+	// portIn is the register into which the current rule has loaded the source port; 0 if it has not.
 	portIn uint32
 	hook   string
 
@@ -31,7 +31,7 @@ type world struct {
 	misses                  []Fact
 	facts                   []Fact // of the current rule
 
-	// drawnFrom is the world from which a draw in the current rule made this one; nil without a draw.
+	// drawnFrom is the world that a draw in the current rule has split, with this world as one of the results; nil without a draw.
 	drawnFrom *world
 
 	verdict verdict
@@ -82,7 +82,7 @@ type evaluator struct {
 	finished []*world
 }
 
-// hook sends worlds through a base chain, and returns all of them. Worlds that the chain has stopped have an outcome.
+// hook sends worlds through a base chain, and returns all of them. If the chain stops a world, the world has an outcome.
 func (e *evaluator) hook(ch *nft.ReadChain, worlds []*world) (on []*world, err error) {
 	e.finished = nil
 	for _, w := range worlds {
@@ -149,7 +149,7 @@ func (e *evaluator) rule(ch *nft.ReadChain, r *nft.ReadRule, worlds []*world) (n
 			if w.verdict.kind == broken {
 				w.verdict = verdict{}
 				if other := missed[w.drawnFrom]; other != nil && w.drawnFrom != nil {
-					other.chance += w.chance // merge the draws that do not match: the next rule treats them alike
+					other.chance += w.chance // merge the results of a draw for which the rule does not match: the next rule treats them alike
 					return true
 				}
 				missed[w.drawnFrom] = w

@@ -76,13 +76,13 @@ func (e *evaluator) one(given nft.Expr, w *world) error {
 		}
 		w.verdict = v
 	default:
-		w.strange(given)
+		w.unsupported(given)
 	}
 	return nil
 }
 
-// strange ends a world at an expression whose effect is unknown.
-func (w *world) strange(x nft.Expr) {
+// unsupported stops a world at an expression that this package cannot evaluate.
+func (w *world) unsupported(x nft.Expr) {
 	w.end(Unknown, "trace cannot evaluate an expression of a rule: "+x.Name)
 }
 
@@ -121,7 +121,7 @@ func (w *world) loadWord(reg uint32) uint32 {
 func (w *world) payload(p Packet, x *expr.Payload) {
 	header := w.header(p, x.Base)
 	if x.OperationType == expr.PayloadWrite || header == nil || int(x.Offset+x.Len) > len(header) {
-		w.strange(nft.Expr{Name: fmt.Sprintf("%d bytes at %d of header %d", x.Len, x.Offset, x.Base)})
+		w.unsupported(nft.Expr{Name: fmt.Sprintf("%d bytes at %d of header %d", x.Len, x.Offset, x.Base)})
 		return
 	}
 	w.store(x.DestRegister, header[x.Offset:x.Offset+x.Len])
@@ -168,7 +168,7 @@ func (w *world) meta(p Packet, x *expr.Meta) {
 	case expr.MetaKeyOIFNAME:
 		w.store(x.Register, interfaceName(w.out))
 	default:
-		w.strange(nft.Expr{Name: fmt.Sprintf("meta key %d", x.Key)})
+		w.unsupported(nft.Expr{Name: fmt.Sprintf("meta key %d", x.Key)})
 	}
 }
 
@@ -184,7 +184,7 @@ func (w *world) setMeta(x *expr.Meta) {
 		w.priority = v
 	case expr.MetaKeyNFTRACE:
 	default:
-		w.strange(nft.Expr{Name: fmt.Sprintf("meta key %d set", x.Key)})
+		w.unsupported(nft.Expr{Name: fmt.Sprintf("meta key %d set", x.Key)})
 	}
 }
 
@@ -198,7 +198,7 @@ func interfaceName(name string) []byte {
 func (w *world) ct(x *expr.Ct) {
 	const confirmable, dnat, stateNew = 0, 1 << 5, 8
 	if x.SourceRegister {
-		w.strange(nft.Expr{Name: "ct set"})
+		w.unsupported(nft.Expr{Name: "ct set"})
 		return
 	}
 	switch x.Key {
@@ -211,7 +211,7 @@ func (w *world) ct(x *expr.Ct) {
 		}
 		w.storeWord(x.Register, status)
 	default:
-		w.strange(nft.Expr{Name: fmt.Sprintf("ct key %d", x.Key)})
+		w.unsupported(nft.Expr{Name: fmt.Sprintf("ct key %d", x.Key)})
 	}
 }
 
@@ -220,8 +220,11 @@ func (e *evaluator) fib(x *expr.Fib, w *world) error {
 	if x.FlagSADDR {
 		addr = w.source
 	}
+	if x.ResultOIF && x.FlagPRESENT && x.FlagIIF && x.FlagDADDR {
+		return e.returns(x.Register, w)
+	}
 	if !x.ResultADDRTYPE || x.FlagIIF || x.FlagOIF {
-		w.strange(nft.Expr{Name: "fib"})
+		w.unsupported(nft.Expr{Name: "fib"})
 		return nil
 	}
 	typ, err := e.routes.Type(addr)
@@ -232,10 +235,30 @@ func (e *evaluator) fib(x *expr.Fib, w *world) error {
 	return nil
 }
 
+// returns stores 1 if the packet would leave by the interface by which it arrives, otherwise 0.
+func (e *evaluator) returns(register uint32, w *world) error {
+	typ, err := e.routes.Type(w.to.Addr())
+	if err != nil {
+		return err
+	}
+	var same uint32
+	if typ == unix.RTN_UNICAST {
+		device, _, err := e.routes.Out(w.to.Addr())
+		if err != nil {
+			return err
+		}
+		if device == w.in {
+			same = 1
+		}
+	}
+	w.storeWord(register, same)
+	return nil
+}
+
 func (w *world) bitwise(x *expr.Bitwise) {
 	from := w.load(x.SourceRegister, int(x.Len))
 	if len(x.Mask) != int(x.Len) || len(x.Xor) != int(x.Len) || from == nil {
-		w.strange(nft.Expr{Name: "bitwise"})
+		w.unsupported(nft.Expr{Name: "bitwise"})
 		return
 	}
 	out := make([]byte, len(from))
@@ -249,7 +272,7 @@ func (w *world) bitwise(x *expr.Bitwise) {
 func (w *world) byteOrder(x *expr.Byteorder) {
 	b := bytes.Clone(w.load(x.SourceRegister, int(x.Len)))
 	if x.Size != 2 && x.Size != 4 || b == nil {
-		w.strange(nft.Expr{Name: "byteorder"})
+		w.unsupported(nft.Expr{Name: "byteorder"})
 		return
 	}
 	little := binary.NativeEndian.Uint16([]byte{1, 0}) == 1
@@ -284,7 +307,7 @@ func draw(x *expr.Numgen, worlds []*world) []*world {
 	out := make([]*world, 0, len(worlds)*int(x.Modulus))
 	for _, w := range worlds {
 		if x.Modulus == 0 {
-			w.strange(nft.Expr{Name: "numgen"})
+			w.unsupported(nft.Expr{Name: "numgen"})
 			out = append(out, w)
 			continue
 		}
@@ -298,7 +321,7 @@ func draw(x *expr.Numgen, worlds []*world) []*world {
 	return out
 }
 
-// each returns a world for each number with a chance, in a register.
+// each returns a world for each number whose chance is above 0, with the number in a register.
 func (w *world) each(register, offset uint32, numbers []float64) (out []*world) {
 	w.drawnFrom = w
 	for n, chance := range numbers {
@@ -312,13 +335,13 @@ func (w *world) each(register, offset uint32, numbers []float64) (out []*world) 
 	return out
 }
 
-// hash stores the kernel's hash of registers. If these have an unknown source port, the result has a world for each number, with the share
-// of the ports that lead to it.
+// hash stores the kernel's hash of registers. If the source port is in them and is unknown, hash returns a world for each possible result. The
+// chance of a world is the share of ports with this result.
 func (e *evaluator) hash(x *expr.Hash, worlds []*world) (out []*world) {
 	for _, w := range worlds {
 		key := w.load(x.SourceRegister, int(x.Length))
 		if x.Type != expr.HashTypeJenkins || x.Modulus == 0 || key == nil {
-			w.strange(nft.Expr{Name: "hash"})
+			w.unsupported(nft.Expr{Name: "hash"})
 			out = append(out, w)
 			continue
 		}
@@ -372,13 +395,13 @@ func (e *evaluator) lookup(x *expr.Lookup, worlds []*world) error {
 		return err
 	}
 	for i, w := range worlds {
-		w.looked(x, s, keys[of[i]], found[of[i]])
+		w.applyLookup(x, s, keys[of[i]], found[of[i]])
 	}
 	return nil
 }
 
-// looked applies the result of a lookup to a world.
-func (w *world) looked(x *expr.Lookup, s *nft.Set, key nft.Value, f *nft.Found) {
+// applyLookup applies the result of a lookup to a world.
+func (w *world) applyLookup(x *expr.Lookup, s *nft.Set, key nft.Value, f *nft.Found) {
 	fact := Fact{Set: s.Name, Key: s.KeyText(key), Missing: f == nil}
 	if f != nil {
 		fact.Value, fact.Comment = f.ValueText(), f.Comment
@@ -391,7 +414,7 @@ func (w *world) looked(x *expr.Lookup, s *nft.Set, key nft.Value, f *nft.Found) 
 	case s.Verdict:
 		v, ok := decideBy(f.Verdict, f.Chain)
 		if !ok {
-			w.strange(nft.Expr{Name: "verdict"})
+			w.unsupported(nft.Expr{Name: "verdict"})
 			return
 		}
 		w.verdict = v
@@ -401,7 +424,7 @@ func (w *world) looked(x *expr.Lookup, s *nft.Set, key nft.Value, f *nft.Found) 
 	}
 }
 
-// dynset does not update the set: the update affects only later packets. A lookup in an earlier rule has read the present content.
+// dynset records that a rule updates a set. It does not update the set, because the update affects only later packets.
 func (w *world) dynset(x *expr.Dynset) {
 	const deletes = 2
 	did := "counts it"
@@ -418,7 +441,7 @@ func (w *world) dynset(x *expr.Dynset) {
 func (w *world) nat(family inet.Family, x *expr.NAT) {
 	addr, ok := netip.AddrFromSlice(w.load(x.RegAddrMin, family.AddrLen()))
 	if x.Type != expr.NATTypeDestNAT || x.RegAddrMin == 0 || !ok {
-		w.strange(nft.Expr{Name: "nat of another kind"})
+		w.unsupported(nft.Expr{Name: "nat of another kind"})
 		return
 	}
 	port := w.to.Port()

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
 )
 
 // Config holds the rules and functions that Follow needs.
@@ -117,7 +117,7 @@ func (e *evaluator) route(w *world) error {
 	case err != nil:
 		return err
 	case w.translated && w.to.Addr().IsLoopback() && !e.packet.Own:
-		w.end(Dropped, "its endpoint is a loopback address, which only packets of this node reach")
+		w.end(Dropped, "its endpoint is a loopback address: only packets of this node reach it")
 	case typ == unix.RTN_LOCAL && !e.packet.Own:
 		return nil
 	case typ != unix.RTN_LOCAL && typ != unix.RTN_UNICAST:
@@ -128,18 +128,18 @@ func (e *evaluator) route(w *world) error {
 	return err
 }
 
-// frontend sets the name of the service port from the first element that was found.
+// frontend sets the name of the service port from the first element of a Service that a lookup found.
 func (t *Trace) frontend(w *world) {
 	for _, s := range w.steps {
 		for _, f := range s.Facts {
-			if t.Frontend == "" && (f.Set == plan.ServicesSet || f.Set == plan.NodePortsSet) {
+			if t.Frontend == "" && (f.Set == plan.ServicesSet || f.Set == plan.NodePortsSet || f.Set == plan.RangesSet) {
 				t.Frontend = f.Comment
 			}
 		}
 	}
 }
 
-// sameWay holds the fields that must be equal in two paths so that they are shown as one.
+// sameWay holds the fields that two paths must have in common so that ways merges them.
 type sameWay struct {
 	outcome     Outcome
 	to          netip.AddrPort
@@ -174,7 +174,7 @@ func (e *evaluator) ways(worlds []*world) ([]Way, error) {
 	return list, nil
 }
 
-// dropSteps keeps the steps only for the first of several similar paths: there may be thousands of paths.
+// dropSteps removes the steps of all but the first of several similar paths, because there may be thousands of paths.
 func dropSteps(list []Way) {
 	type kind struct {
 		outcome     Outcome
@@ -191,7 +191,7 @@ func dropSteps(list []Way) {
 	}
 }
 
-// round rounds a probability, so that equal sums are equal numbers regardless of the order of their terms.
+// round rounds a probability, so that sums with another order of terms stay equal.
 func round(p float64) int { return int(p*1e9 + 0.5) }
 
 func (w *world) way() Way {
@@ -214,7 +214,7 @@ func (w *world) way() Way {
 	return way
 }
 
-// also lists chains of other tables that may affect the packet. Follow does not evaluate their rules.
+// also lists the chains of other tables that may affect the packet. Follow does not evaluate their rules.
 func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 	hooks := map[uint32]bool{unix.NF_INET_PRE_ROUTING: !e.packet.Own, unix.NF_INET_LOCAL_OUT: e.packet.Own}
 	for _, w := range worlds {
@@ -235,20 +235,15 @@ func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 		where := fmt.Sprintf("chain %s %s %s (hook %s, priority %d)", ch.Family, ch.Table, ch.Name, nft.HookName(ch.Hook), ch.Priority)
 		switch {
 		case ch.Drops:
-			list = append(list, where+" drops what it does not accept")
+			list = append(list, where+" drops packets that it does not accept")
 		case ch.Type == "nat" && ch.Priority <= e.reached(ch.Hook, worlds):
 			list = append(list, where+" may translate it first")
 		case ch.Type != "nat" && ch.Uses > 0:
 			other = append(other, fmt.Sprintf("%s %s %s", ch.Family, ch.Table, ch.Name))
 		}
 	}
-	if n := len(other); n > 0 {
-		const few = 5
-		names := strings.Join(other[:min(n, few)], ", ")
-		if n > few {
-			names += fmt.Sprintf(" and %d more", n-few)
-		}
-		list = append(list, "other chains with rules that may stop it: "+names+"; trace --live shows whether they do")
+	if len(other) > 0 {
+		list = append(list, "other chains with rules that may stop it: "+view.Names(other, 0)+"; trace --live shows whether they do")
 	}
 	return list
 }
@@ -257,7 +252,7 @@ func (e *evaluator) also(c Config, worlds []*world) (list []string) {
 // it returns the priority of the first chain.
 func (e *evaluator) reached(hook uint32, worlds []*world) (priority int32) {
 	for i, ch := range chainsAt(e.table, hook) {
-		matched := func(s Step) bool { return s.Chain == ch.Name }
+		matched := func(s Step) bool { return s.Chain == ch.Name && s.Comment != plan.NoServiceAddress }
 		if i == 0 || slices.ContainsFunc(worlds, func(w *world) bool { return slices.ContainsFunc(w.steps, matched) }) {
 			priority = ch.Priority
 		}

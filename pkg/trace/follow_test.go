@@ -21,9 +21,9 @@ import (
 
 // fake is a kernel that holds a plan. In a set of ranges, it finds only the first key of a range. It counts requests.
 type fake struct {
-	table     *nft.ReadTable
-	elements  map[string]map[nft.Value]*nft.Found
-	questions int
+	table    *nft.ReadTable
+	elements map[string]map[nft.Value]*nft.Found
+	requests int
 }
 
 func newFake(p *plan.Planner) *fake {
@@ -53,7 +53,7 @@ func newFake(p *plan.Planner) *fake {
 }
 
 func (k *fake) Get(s *nft.Set, keys []nft.Value) ([]*nft.Found, error) {
-	k.questions++
+	k.requests++
 	found := make([]*nft.Found, len(keys))
 	for i, key := range keys {
 		found[i] = k.elements[s.Name][key]
@@ -109,7 +109,7 @@ func mustFollow(t *testing.T, k *fake, from string) *Trace {
 	return got
 }
 
-func TestEveryEndpointIsAsLikely(t *testing.T) {
+func TestEndpointsAreEquallyLikely(t *testing.T) {
 	for _, n := range []int{1, 3, 2000} {
 		k := newFake(planned(n, 0))
 		got := mustFollow(t, k, "10.244.0.9")
@@ -123,14 +123,15 @@ func TestEveryEndpointIsAsLikely(t *testing.T) {
 		if len(seen) != n || got.Frontend != "shop/web:http" {
 			t.Errorf("of %d endpoints %d are reached, the frontend is %q", n, len(seen), got.Frontend)
 		}
-		const asked = 12 // one request for all elements that a rule looks up on all paths
-		if k.questions > asked {
-			t.Errorf("%d questions for %d endpoints, want %d at most", k.questions, n, asked)
+		const most = 12 // a rule needs one request for the lookups on all paths
+		if k.requests > most {
+			t.Errorf("%d requests for %d endpoints, want %d at most", k.requests, n, most)
 		}
 	}
 }
 
-// With a hash, a client with a known source port has one endpoint, and one with an unknown port has each of them by its share of ports.
+// TestHashesLeadToOneEndpoint: with a hash, a client with a known source port reaches one endpoint. With an unknown port and the algorithm maglev,
+// it may reach each endpoint, with the probability of the ports that lead there.
 func TestHashesLeadToOneEndpoint(t *testing.T) {
 	for _, name := range []string{"maglev", "source-hash", "source-hash/24"} {
 		method, err := balance.Parse(name)
@@ -175,7 +176,7 @@ func TestHashesLeadToOneEndpoint(t *testing.T) {
 }
 
 func TestFollow(t *testing.T) {
-	unlike := func(k *fake) { k.table.Chains["services"].Rules[0].Exprs = []nft.Expr{{Name: "limit"}} }
+	unknown := func(k *fake) { k.table.Chains["services"].Rules[0].Exprs = []nft.Expr{{Name: "limit"}} }
 	for _, c := range []struct {
 		name      string
 		endpoints int
@@ -193,7 +194,7 @@ func TestFollow(t *testing.T) {
 		{name: "remembered", endpoints: 2, affinity: time.Hour, from: "10.244.0.9", alter: remember, want: []string{
 			"100% translated 10.244.1.2:8080 from 10.244.0.9: a cluster IP: any endpoint; a client stays with its endpoint, " +
 				"and this client is remembered"}},
-		{name: "an expression of others", endpoints: 2, from: "10.244.0.9", alter: unlike, want: []string{
+		{name: "an unknown expression", endpoints: 2, from: "10.244.0.9", alter: unknown, want: []string{
 			"100% unknown 10.96.0.10:80 from 10.244.0.9: trace cannot evaluate an expression of a rule: limit"}},
 		{name: "a rule that returns", endpoints: 2, from: "10.244.0.9", alter: func(k *fake) {
 			k.table.Chains["services"].Rules[0].Exprs = []nft.Expr{{Name: "immediate", Any: &expr.Verdict{Kind: expr.VerdictReturn}}}
@@ -231,7 +232,7 @@ func remember(k *fake) {
 	}
 }
 
-func TestLoopsEnd(t *testing.T) {
+func TestALoopIsAnError(t *testing.T) {
 	k := newFake(planned(1, 0))
 	k.table.Chains["services"].Rules[0].Exprs = []nft.Expr{{Any: &expr.Verdict{Kind: expr.VerdictJump, Chain: "services"}}}
 	p, err := From(netip.MustParseAddr("10.244.0.9"), netip.MustParseAddrPort("10.96.0.10:80"), inet.TCP, k)

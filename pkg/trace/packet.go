@@ -21,8 +21,8 @@ type Packet struct {
 	// Own is true if this machine sends the packet. Otherwise the packet arrives through Interface.
 	Own       bool
 	Interface string
-	// NoRoute is true if this machine lacks a route: to the destination for its own packets, which it then does not send, or back
-	// to the source for other packets.
+	// NoRoute is true if this machine lacks a route. If Own is true, it lacks a route to the destination, and does not send the packet.
+	// Otherwise it lacks a route back to the source.
 	NoRoute bool
 }
 
@@ -49,7 +49,7 @@ type Elements interface {
 type Routes interface {
 	// Type returns the route type of an address, such as RTN_LOCAL.
 	Type(addr netip.Addr) (uint32, error)
-	// Out returns the interface for packets to an address, and the source address if this machine sends them.
+	// Out returns the interface for packets to an address, and the source address of this machine's own packets to it.
 	Out(to netip.Addr) (device string, source netip.Addr, err error)
 	// Masquerade returns the source address of masqueraded packets to an address.
 	Masquerade(to netip.Addr) (netip.Addr, error)
@@ -116,7 +116,7 @@ type Fact struct {
 	Missing bool   `json:"missing,omitempty"`
 	// Drawn is the number of possible values of a random number.
 	Drawn uint32 `json:"drawn,omitempty"`
-	// Hash is the result of a hash of the client's address and perhaps its port.
+	// Hash is the hash of the client's address and, for some algorithms, its port.
 	Hash *uint32 `json:"hash,omitempty"`
 	// Did is the action, in words.
 	Did string `json:"did,omitempty"`
@@ -127,7 +127,7 @@ type Trace struct {
 	Packet Packet `json:"-"`
 	// Frontend is the name of the service port, or "".
 	Frontend string `json:"frontend"`
-	// Why is the reason why no rule was followed, or "".
+	// Why is the reason why Follow evaluated no rule, or "".
 	Why  string `json:"why,omitempty"`
 	Ways []Way  `json:"ways"`
 	// Hints lists other facts that may explain the result.
@@ -136,8 +136,8 @@ type Trace struct {
 	Also []string `json:"also,omitempty"`
 }
 
-// From returns a packet from an address. The address may be remote or this machine's own. If it is invalid, the packet has the
-// source address that this machine chooses for the destination.
+// From returns a packet from a remote address or from an address of this machine. If the address is invalid, the packet has the source address
+// that this machine chooses for the destination.
 func From(from netip.Addr, to netip.AddrPort, protocol inet.Protocol, routes Routes) (Packet, error) {
 	p := Packet{From: from, To: to, Protocol: protocol, Own: !from.IsValid()}
 	if from.IsValid() && from.Is4() != to.Addr().Is4() {

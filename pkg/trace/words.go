@@ -81,7 +81,7 @@ func (w *world) stopped() string {
 	return why
 }
 
-// found reports whether a Service has the destination address and port.
+// found reports whether a lookup has found the destination address and port of a Service.
 func found(steps []Step) bool {
 	return slices.ContainsFunc(steps, func(s Step) bool {
 		return slices.ContainsFunc(s.Facts, func(f Fact) bool {
@@ -90,10 +90,10 @@ func found(steps []Step) bool {
 	})
 }
 
-// isClusterIP reports whether the destination address is a cluster IP, regardless of the port.
-func (w *world) isClusterIP() bool {
+// isVIP reports whether the destination address is a cluster IP, or a refused address, regardless of the port.
+func (w *world) isVIP() bool {
 	return slices.ContainsFunc(w.steps, func(s Step) bool {
-		return slices.ContainsFunc(s.Facts, func(f Fact) bool { return f.Set == "cluster-ips" && !f.Missing })
+		return slices.ContainsFunc(s.Facts, func(f Fact) bool { return (f.Set == "cluster-ips" || f.Set == "refused") && !f.Missing })
 	})
 }
 
@@ -105,7 +105,7 @@ func (w *world) untouched() string {
 	return "a Service has this address and port, but " + w.broken()
 }
 
-// broken returns the reason why no rule translated a Service's packet: the element that is missing in a map, if any.
+// broken returns the reason why no rule translated a Service's packet: a missing element of a map, if there is one.
 func (w *world) broken() string {
 	for _, f := range slices.Backward(w.misses) {
 		if !slices.Contains(usuallyMissed, f.Set) && !plan.Remembers(f.Set) {
@@ -115,8 +115,9 @@ func (w *world) broken() string {
 	return "no rule translates it"
 }
 
-// usuallyMissed lists sets in which most packets find no element.
+// usuallyMissed lists the sets in which lookups of most packets find no element.
 var usuallyMissed = []string{
+	"full", "tried", plan.HeldSet, "networks", "refused", "pinged", plan.RangesSet, "range-addresses",
 	plan.ServicesSet, plan.NodePortsSet, plan.NodeAddressesSet, plan.LeaseSet, "cluster-ips", "service-cidrs", "hairpin",
 }
 
@@ -134,7 +135,7 @@ func (w *world) whyMasqueraded() string {
 	return ""
 }
 
-// hints suggests the intended Service if none was found, and lists other faults.
+// hints suggests the intended Service if the destination has no Service, and lists other faults.
 func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) {
 	lease := func(f Fact) bool { return f.Set == plan.LeaseSet && f.Missing }
 	for _, w := range worlds {
@@ -151,12 +152,15 @@ func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) 
 	}
 	for _, protocol := range inet.Protocols {
 		key := nft.Value{}.Addr(e.packet.To.Addr()).Proto(protocol).Port(e.packet.To.Port())
-		name, err := e.nameOf(plan.ServicesSet, key)
-		if err != nil {
-			return nil, err
-		}
-		if name != "" {
-			list = append(list, fmt.Sprintf("%s has this address and port for %s", name, protocol))
+		var name string
+		for _, set := range []string{plan.ServicesSet, plan.RangesSet} {
+			if name, err = e.nameOf(set, key); err != nil {
+				return nil, err
+			}
+			if name != "" {
+				list = append(list, fmt.Sprintf("%s has this address and port for %s", name, protocol))
+				break
+			}
 		}
 		if name, err = e.nameOf(plan.NodePortsSet, nft.Value{}.Proto(protocol).Port(e.packet.To.Port())); err != nil {
 			return nil, err
@@ -169,7 +173,7 @@ func (e *evaluator) hints(t *Trace, worlds []*world) (list []string, err error) 
 			list = append(list, fmt.Sprintf("the port is a node port of %s for %s", name, protocol))
 		}
 	}
-	if len(list) == 0 && slices.ContainsFunc(worlds, func(w *world) bool { return w.isClusterIP() }) {
+	if len(list) == 0 && slices.ContainsFunc(worlds, func(w *world) bool { return w.isVIP() }) {
 		list = append(list, fmt.Sprintf("to list the ports of this address: kube-nftproxy services %s", e.packet.To.Addr()))
 	}
 	return list, nil
@@ -244,7 +248,7 @@ func effect(r *nft.ReadRule) string {
 	return text
 }
 
-// lookups describes, for each set, a packet for which a lookup in the set found an element.
+// lookups has a text for each set: the property of a packet for which a lookup in the set finds an element.
 var lookups = map[string]string{
 	plan.LeaseSet:         "the lease is valid",
 	plan.ServicesSet:      "is for a Service's address",
@@ -256,10 +260,27 @@ var lookups = map[string]string{
 	"dispatch-remember":   "the client is remembered",
 	"dispatch-local":      "policy Local depends on its source",
 	"dispatch-pick":       "needs an endpoint",
+	plan.RangesSet:        "is for a port range of a Service",
+	"dispatch-range":      "is for a port range of a Service",
+	"ranges-restricted":   "comes from an allowed source",
+	"range-addresses":     "is for another port of an address with port ranges",
+	"service-cidrs":       "is for an address of a ServiceCIDR, or with port ranges",
+	"networks":            "is for a network with cluster IPs or local endpoints",
 	"endpoints":           "draws an endpoint",
 	"local-endpoints":     "draws an endpoint on this node",
 	"backends":            "the endpoint is known",
 	"local-backends":      "the endpoint is known",
+	"range-backends":      "the endpoint is known",
 	"slots":               "draws an endpoint",
 	"local-slots":         "draws an endpoint on this node",
+
+	"local-range-backends":  "the endpoint is known",
+	"draw":                  "draws an endpoint",
+	"local-draw":            "draws an endpoint on this node",
+	"dispatch-choose":       "needs an endpoint that is not full",
+	"dispatch-choose-local": "needs an endpoint on this node that is not full",
+	"limited-slots":         "draws an endpoint",
+	"local-limited-slots":   "draws an endpoint on this node",
+	"full":                  "the endpoint is not full",
+	"at-maximum":            "all endpoints are full",
 }

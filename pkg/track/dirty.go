@@ -6,8 +6,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// maxTriggers limits the memory for one Service's triggers. A Service that exceeds it within one commit has a rolling update of
-// many slices. The oldest ones, which have the greatest latency, are kept.
+// maxTriggers limits the memory for one Service's triggers. A rolling update of many slices between two calls of [Tracker.Take] exceeds
+// it. The oldest triggers are kept, because they have the greatest latency.
 const maxTriggers = 100
 
 // Trigger is the time of a change of endpoints in the cluster, from the annotation of an EndpointSlice.

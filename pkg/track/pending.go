@@ -8,7 +8,7 @@ type Pending struct {
 	Services int
 	// Since is the time of the first mark; zero if there is none.
 	Since time.Time
-	// Latest is the time of the last first mark, including marks that were taken; zero if there never was one.
+	// Latest is Since if marks wait. Otherwise it is the Since of the last marks that were taken; zero before the first mark.
 	Latest time.Time
 }
 

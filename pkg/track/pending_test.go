@@ -14,7 +14,7 @@ func TestPending(t *testing.T) {
 	tr.Service(web)
 	tr.Service(db)
 	want := Pending{Services: 2, Since: first, Latest: first}
-	for range 2 { // it changes nothing
+	for range 2 { // Pending takes no marks
 		if got := tr.Pending(); got != want {
 			t.Errorf("of two Services: %+v, want %+v", got, want)
 		}

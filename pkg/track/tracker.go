@@ -23,8 +23,8 @@ type Tracker struct {
 	latest time.Time
 }
 
-// New returns an empty tracker. Triggers older than since, usually the start of the process, are dropped: they measure the
-// downtime of the proxy, not the latency of programming. The clock now is only read for [Dirty.Since].
+// New returns an empty tracker. It drops triggers older than since, which is usually the start of the process: they measure the
+// downtime of the proxy, not the latency of programming. It reads the clock now only for [Dirty.Since].
 func New(since time.Time, now func() time.Time) *Tracker {
 	return &Tracker{now: now, since: since, ready: make(chan struct{}, 1)}
 }
@@ -66,8 +66,8 @@ func (t *Tracker) Together(f func()) {
 	f()
 }
 
-// Ready returns a channel of capacity one that receives a value when the set becomes dirty. After a [Tracker.Take] that precedes
-// the receive, the value may be left although the set is empty.
+// Ready returns a channel of capacity one. It has a value after a mark. The value stays after a [Tracker.Take], so the set may be empty
+// when the value is received.
 func (t *Tracker) Ready() <-chan struct{} {
 	return t.ready
 }

@@ -214,7 +214,7 @@ func BenchmarkTake(b *testing.B) {
 	}
 }
 
-// Marks made together are taken together, at any frequency of Take.
+// Take returns marks of one call of Together all at once.
 func TestTogether(t *testing.T) {
 	const rounds = 1000
 	tr := newTracker()

@@ -1,4 +1,4 @@
-// Package usage names the words that a mistyped word of a command line may stand for.
+// Package usage suggests known words for a mistyped word or flag of a command line.
 //
 // In: a word, the known words; or the error of a command line and its command.
 // Out: the end of an error message.
@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// DidYouMean returns the end of an error message, with the known words that are similar to a word; without such words, "".
+// DidYouMean returns the end of an error message, which lists the known words that are similar to word. It returns "" if there are none.
 func DidYouMean(word string, known []string) string {
 	list := &cobra.Command{SuggestionsMinimumDistance: 2}
 	for _, k := range known {

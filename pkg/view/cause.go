@@ -13,14 +13,14 @@ type Cause struct {
 	Fix string `json:"fix"`
 }
 
-// FixConflict is the fix of an address and port that two Services claim.
+// FixConflict is the fix if two Services claim one address and port.
 const FixConflict = "remove the address from one of the two Services, or change its port"
 
-// mostCauses limits the causes of a Service: tenants can write thousands.
+// mostCauses is the limit of listed causes: a tenant can write a Service with thousands.
 const mostCauses = 6
 
-// Causes returns the first reasons why [Service.Wrong] is true, each once: one for each port without endpoints, and for each address
-// that another Service has. If there are more, the last one says so.
+// Causes returns the first reasons why [Service.Wrong] is true, each once: the problems, the ports without endpoints, the addresses that another
+// Service has, and the endpoints that no port can use. If there are more, the last cause says so.
 func (s *Service) Causes() (list []Cause) {
 	add := func(fix, format string, args ...any) {
 		if len(list) > mostCauses {
@@ -42,8 +42,8 @@ func (s *Service) Causes() (list []Cause) {
 		for j := range p.Frontends {
 			switch f := &p.Frontends[j]; {
 			case f.LostTo != "":
-				add(FixConflict, "%s/%s: not programmed: already used by %s", f.Address, strings.ToUpper(p.Protocol), f.LostTo)
-			case f.Endpoints > 0 || f.DoesReason == NoLocalEndpoints:
+				add(FixConflict, "%s/%s: %s", f.Address, strings.ToUpper(p.Protocol), f.Does)
+			case f.Endpoints > 0 || f.normal():
 			case p.Why != "":
 				add("compare the selector, targetPort and ipFamilies of the Service with its pods", "port %s: no endpoints: %s", quotedPort(p), p.Why)
 			case f.DoesReason == NoNodeAddress:
@@ -54,7 +54,7 @@ func (s *Service) Causes() (list []Cause) {
 		}
 	}
 	if len(list) > 0 && len(s.Ports) > 0 && s.Ports[0].Why != "" {
-		return list // the same reason
+		return list // the reason of the port is also the reason of its unusable endpoints
 	}
 	for i := range s.Unusable {
 		add("correct the EndpointSlice, or the part of the Service that it comes from", "endpoint %s: %s", s.Unusable[i].Address, s.Unusable[i].WhyNot)

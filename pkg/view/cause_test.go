@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestCauses compares the causes of Services with their text, and checks that exactly the Services that need attention have some.
+// TestCauses checks the causes of Services, and that a Service has causes if and only if it needs attention.
 func TestCauses(t *testing.T) {
 	port := func(why string, endpoints []Endpoint, fronts ...Frontend) Service {
 		return Service{Namespace: "a", Name: "web", Ports: []ServicePort{{Name: "http", Protocol: "tcp", Family: "IPv4", Why: why, Endpoints: endpoints, Frontends: fronts}}}
@@ -17,8 +17,13 @@ func TestCauses(t *testing.T) {
 	withOthers := port("no port", nil, refused)
 	withOthers.Unusable = []Endpoint{{Address: "10.244.0.1", WhyNot: "no port"}}
 	var many []Frontend
+	lost := func(port int, to string) Frontend {
+		f := Frontend{Address: fmt.Sprintf("203.0.113.1:%d", port), Endpoints: 1}
+		f.Lose(to)
+		return f
+	}
 	for i := range 1000 {
-		many = append(many, Frontend{Address: fmt.Sprintf("203.0.113.1:%d", i), Endpoints: 1, LostTo: "a/other"})
+		many = append(many, lost(i, "a/other"))
 	}
 	for _, tc := range []struct {
 		name string
@@ -27,7 +32,7 @@ func TestCauses(t *testing.T) {
 	}{
 		{"healthy", port("", unready, Frontend{Endpoints: 1}), nil},
 		{"policy Local without an endpoint here is normal", port("", unready, Frontend{DoesReason: NoLocalEndpoints}), nil},
-		{"a lost address", port("", nil, Frontend{Address: "203.0.113.1:80", Endpoints: 1, LostTo: "a/other:http"}), []string{"203.0.113.1:80/TCP: not programmed: already used by a/other:http"}},
+		{"a lost address", port("", nil, lost(80, "a/other:http")), []string{"203.0.113.1:80/TCP: not programmed: already used by a/other:http"}},
 		{"one cause for all addresses of a port", port("no slice", nil, refused, refused), []string{"port http: no endpoints: no slice"}},
 		{"no endpoint is ready", port("", unready, refused), []string{"port http: refused (2 endpoints; the first, 10.244.0.1:80: not ready)"}},
 		{"no address serves node ports", port("", unready, Frontend{Address: "30080", Does: "not served", DoesReason: NoNodeAddress}), []string{"30080/TCP: not served"}},

@@ -9,7 +9,7 @@ import (
 // Severity is the severity of a finding.
 type Severity string
 
-// The severities. Wrong makes the node unhealthy and the exit code 1. A warning may be intended.
+// The severities. A finding with the severity Wrong makes the node unhealthy, and the exit code is 1. A warning may be intended.
 const (
 	Wrong   Severity = "wrong"
 	Warning Severity = "warning"
@@ -71,6 +71,7 @@ const (
 	ReversePathStrict           Reason = "ReversePathStrict"
 	ConntrackFull               Reason = "ConntrackFull"
 	ConntrackStrict             Reason = "ConntrackStrict"
+	ConntrackNotLoose           Reason = "ConntrackNotLoose"
 	BridgeBypassesRules         Reason = "BridgeBypassesRules"
 	NodePortTaken               Reason = "NodePortTaken"
 	NodePortEphemeral           Reason = "NodePortEphemeral"
@@ -86,16 +87,16 @@ const (
 	FirewallFound           Reason = "FirewallFound"
 )
 
-// Finding is a fact about the program or its node that breaks Services, or may do so.
+// Finding is a fact about the program or its node that breaks Services or may break them.
 type Finding struct {
 	Severity Severity `json:"severity"`
 	Reason   Reason   `json:"reason"`
 	// Object is the object that the finding is about, with its kind: "Node node-1", "Service default/web", "chain forward of table inet x".
 	Object string `json:"object"`
-	// What is the fact, Impact its effect on Services.
+	// What is the fact, and Impact is its effect on Services.
 	What   string `json:"what"`
 	Impact string `json:"impact"`
-	// Fix is the smallest change that removes the cause, Affects everything else that this change affects.
+	// Fix is the smallest change that removes the cause. Affects lists everything else that this change affects.
 	Fix     string `json:"fix"`
 	Affects string `json:"affects"`
 }
@@ -113,14 +114,14 @@ func CountOf(list []Finding, s Severity) (n int) {
 	return n
 }
 
-// SortFindings sorts by severity, and keeps the order of equal ones.
+// SortFindings sorts findings by severity. Findings with the same severity keep their order.
 func SortFindings(list []Finding) {
 	slices.SortStableFunc(list, func(a, b Finding) int {
 		return cmp.Compare(slices.Index(severities, a.Severity), slices.Index(severities, b.Severity))
 	})
 }
 
-// printFindings writes findings; notes only if wide. none is the text without a shown finding.
+// printFindings writes findings. It writes notes only if the printer is wide, and the text none if it writes no finding.
 func printFindings(p *Printer, list []Finding, none string) {
 	shown, notes := 0, 0
 	for i := range list {

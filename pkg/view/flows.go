@@ -4,13 +4,14 @@ import "fmt"
 
 // Flows are entries of connection tracking that contradict the present endpoints of Services.
 type Flows struct {
-	// Read is the number of entries that were read. Partial is true if the kernel interrupted each attempt to read all.
+	// Read is the number of entries that were read. Partial is true if entries may be missing, because the kernel interrupted each attempt.
 	Read    int  `json:"read"`
 	Partial bool `json:"partial,omitempty"`
-	// Stale are the first flows that the program should have deleted, StaleTotal is the number of all.
+	// Stale are the first flows that the program should have deleted. StaleTotal is the number of all such flows.
 	Stale      []Flow `json:"stale,omitempty"`
 	StaleTotal int    `json:"staleTotal"`
-	// Removed are the first established TCP connections to endpoints that no EndpointSlice has any more. The program never cuts these.
+	// Removed are the first established TCP connections to endpoints that no EndpointSlice has any more. RemovedTotal is the number of all. The
+	// program terminates these connections only with --terminate-connections, and only if the endpoint left while the program ran.
 	Removed      []Flow `json:"removed,omitempty"`
 	RemovedTotal int    `json:"removedTotal"`
 }
@@ -19,7 +20,7 @@ type Flows struct {
 type Flow struct {
 	Protocol string `json:"protocol"`
 	Client   string `json:"client"`
-	// Frontend is the address to which the client sends, Endpoint the one that gets the packets.
+	// Frontend is the address to which the client sends. Endpoint is the address that receives the packets.
 	Frontend string `json:"frontend"`
 	Endpoint string `json:"endpoint"`
 	Service  string `json:"service"`
@@ -51,8 +52,8 @@ func (f *Flows) findings(node string) (list []Finding) {
 		list = append(list, Finding{
 			Severity: Note, Reason: FlowsToRemovedEndpoints, Object: "Service " + f.Removed[0].Service,
 			What:   fmt.Sprintf("%s to endpoints that no EndpointSlice has", plural(f.RemovedTotal, "established TCP connection leads", "established TCP connections lead")),
-			Impact: "none if the pods still run. Otherwise the clients wait for an answer until they time out. As kube-proxy, the program never cuts established connections",
-			Fix:    "restart or reconnect the client " + f.Removed[0].Client, Affects: "only this client",
+			Impact: "none if the pods still run. Otherwise the clients wait for an answer until they time out. By default, as kube-proxy, the program does not terminate established connections",
+			Fix:    "restart or reconnect the client " + f.Removed[0].Client + ". For the future, set --terminate-connections=gone, or the Service's annotation", Affects: "only this client",
 		})
 	}
 	return list
@@ -80,9 +81,7 @@ func (f *Flows) text(p *Printer) {
 		for i := range list {
 			p.Printf("%s %s\n", word, Printable(list[i].String()))
 		}
-		if more := total - len(list); more > 0 {
-			p.Printf("... and %d more\n", more)
-		}
+		p.more(total - len(list))
 	}
 	show(p.Paint(Bad, "STALE"), f.Stale, f.StaleTotal)
 	show(p.Paint(Dim, "REMOVED ENDPOINT"), f.Removed, f.RemovedTotal)

@@ -6,7 +6,7 @@ type Preflight struct {
 	Node          string `json:"node"`
 	// Ready is true if no finding is wrong: [Preflight.Conclude] sets it.
 	Ready bool `json:"ready"`
-	// Checks are the facts that were found, one for each check.
+	// Checks are the results, one for each check.
 	Checks   []Check   `json:"checks"`
 	Findings []Finding `json:"findings"`
 }

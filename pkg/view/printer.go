@@ -12,7 +12,7 @@ import (
 // Style is a style of text for terminals with colours.
 type Style string
 
-// The styles. A style never carries meaning of its own: text without colours has the same content.
+// The styles. Text without colours has the same meaning.
 const (
 	Plain Style = ""
 	Good  Style = "\x1b[32m"
@@ -72,8 +72,8 @@ func (p *Printer) Printf(format string, args ...any) {
 // gap is the space between two columns.
 const gap = 2
 
-// Table writes a header and rows in columns. A nil header is omitted. The last column is not padded, and a row may have fewer
-// cells than there are columns. The text of a row with one cell may be longer than the column. Control characters are replaced.
+// Table writes a header, unless it is nil, and rows in columns. A row may have fewer cells than there are columns. A row with a single cell does
+// not widen the first column. Table replaces control characters.
 func (p *Printer) Table(header []string, rows [][]Cell) {
 	if len(rows) == 0 {
 		return
@@ -117,14 +117,14 @@ func (p *Printer) row(row []Cell, widths []int) {
 	p.Printf("%s\n", line.String())
 }
 
-// maxWidth is the width of text that is wrapped.
+// maxWidth is the number of characters of a line above which wrap breaks it.
 const maxWidth = 119
 
-// unbroken matches a word, or words in parentheses: these may be a command, which must stay on one line to be copied.
+// unbroken matches a word, or words in parentheses. Words in parentheses may be a command, which readers copy from one line.
 var unbroken = regexp.MustCompile(`\([^()]*\)\S*|\S+`)
 
-// wrap returns rows of one cell each: a text, with line breaks between words, after an indent. Words in parentheses stay together
-// if they fit.
+// wrap breaks a text into lines, and returns one row with one cell for each line. Each line begins with the indent. Words in parentheses stay
+// together if they fit into a line.
 func wrap(indent, text string, style Style) (rows [][]Cell) {
 	tooLong := func(s string) bool { return utf8.RuneCountInString(indent+s) > maxWidth }
 	line := ""
@@ -151,6 +151,26 @@ func Count(n int, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
+// MostNamed is the number of names that [Names] lists.
+const MostNamed = 4
+
+// Names returns the first names of a list and the number of the other ones, such as "a, b and 3 more". more is the number of names that the list
+// does not contain.
+func Names(list []string, more int) string {
+	shown := list[:min(len(list), MostNamed)]
+	if more += len(list) - len(shown); more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(shown, ", "), more)
+	}
+	return strings.Join(shown, ", ")
+}
+
+// more writes a line with the number of items that a list does not show, unless it is 0.
+func (p *Printer) more(n int) {
+	if n > 0 {
+		p.Printf("... and %d more\n", n)
+	}
+}
+
 // plural returns a number with a noun that has an irregular plural.
 func plural(n int, one, many string) string {
 	if n == 1 {
@@ -159,7 +179,7 @@ func plural(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// splitPort splits an address with a port.
+// splitPort splits an address with a port. Without a port, it returns port 0.
 func splitPort(at string) (addr, port string) {
 	addr, port, err := net.SplitHostPort(at)
 	if err != nil {
@@ -168,7 +188,7 @@ func splitPort(at string) (addr, port string) {
 	return addr, port
 }
 
-// Printable replaces characters that control a terminal.
+// Printable replaces each control character with a question mark, because a terminal would execute it.
 func Printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {

@@ -15,10 +15,10 @@ type Services struct {
 	Node string `json:"node"`
 	// NodePortAddresses are the addresses of this node that serve node ports.
 	NodePortAddresses []string `json:"nodePortAddresses"`
-	// Unread are the kinds of objects that were not read yet, so that the rest is incomplete.
+	// Unread are the kinds of objects that the program has not read yet. If there are any, the other fields are incomplete.
 	Unread   []string  `json:"unread,omitempty"`
 	Services []Service `json:"services"`
-	// NotFound has a message for each requested name or address that no served Service has.
+	// NotFound has a message for each requested name or address without a served Service.
 	NotFound []string `json:"notFound,omitempty"`
 }
 
@@ -27,9 +27,13 @@ type Service struct {
 	Namespace string        `json:"namespace"`
 	Name      string        `json:"name"`
 	Ports     []ServicePort `json:"ports"`
-	// HealthCheckNodePort is the port for load balancers' health checks, LocalReady the number of ready local endpoints by family.
+	// HealthCheckNodePort is the port for load balancers' health checks. LocalReady is the number of ready local endpoints by family.
 	HealthCheckNodePort uint16         `json:"healthCheckNodePort,omitempty"`
 	LocalReady          map[string]int `json:"localReady,omitempty"`
+	// RefusesUnusedPorts are the load-balancer and external IPs that refuse connections to unused ports. AnswersPing are the addresses that answer echo
+	// requests. Both have at most 100, and then the number of the others.
+	RefusesUnusedPorts []string `json:"refusesUnusedPorts,omitempty"`
+	AnswersPing        []string `json:"answersPing,omitempty"`
 	// Unusable are endpoints that no port can use.
 	Unusable []Endpoint `json:"unusable,omitempty"`
 	// Problems are parts of the Service or its EndpointSlices that are not programmed.
@@ -46,10 +50,15 @@ type ServicePort struct {
 	Family   string `json:"family"`
 	// AffinitySeconds is the timeout of ClientIP session affinity; 0 means none.
 	AffinitySeconds int64 `json:"affinitySeconds,omitempty"`
-	// Algorithm is the way to choose endpoints; empty for random.
-	Algorithm string     `json:"algorithm,omitempty"`
-	Frontends []Frontend `json:"frontends"`
-	Endpoints []Endpoint `json:"endpoints"`
+	// Algorithm is the algorithm that selects endpoints; empty for random.
+	Algorithm string `json:"algorithm,omitempty"`
+	// MaxConnections is the maximum of connections of each endpoint through this node; 0 means none. AtMaximum is refuse or queue. Full is the number of
+	// connections that found no place, of both IP families.
+	MaxConnections int        `json:"maxConnections,omitempty"`
+	AtMaximum      string     `json:"atMaximum,omitempty"`
+	Full           uint64     `json:"full,omitempty"`
+	Frontends      []Frontend `json:"frontends"`
+	Endpoints      []Endpoint `json:"endpoints"`
 	// Why is the reason why the port has no endpoints.
 	Why string `json:"why,omitempty"`
 }
@@ -63,21 +72,23 @@ type Frontend struct {
 	Policy string `json:"policy"`
 	// Endpoints is the number of endpoints for new connections on this node.
 	Endpoints int `json:"endpoints"`
-	// Loopback is the loopback address on which a node port is served, too.
+	// Loopback is the loopback address that also serves a node port.
 	Loopback string `json:"loopback,omitempty"`
 	// LoopbackRefused is set for a UDP or SCTP node port that is refused on loopback, because only TCP node ports are served there.
 	LoopbackRefused bool `json:"loopbackRefused,omitempty"`
 	// AllowedSources, if any, are the only sources that may connect.
 	AllowedSources []string `json:"allowedSources,omitempty"`
-	// Does describes the result for a new connection if it is not obvious. DoesReason is its code.
+	// DeniedSources cannot connect, even if AllowedSources has them.
+	DeniedSources []string `json:"deniedSources,omitempty"`
+	// Does describes the result for a new connection, unless the connection reaches an endpoint. DoesReason is the code of the result.
 	Does       string `json:"does,omitempty"`
 	DoesReason Does   `json:"doesReason,omitempty"`
-	// LostTo names the Service that has this address and port instead.
+	// LostTo names the Service that has this address and port instead. [Frontend.Lose] sets it.
 	LostTo string `json:"lostTo,omitempty"`
-	// FromThisNode is the number of endpoints for this node's pods and processes, if the policy is Local only for others.
+	// FromThisNode is the number of endpoints for this node's pods and processes, if policy Local applies only to other clients.
 	FromThisNode *int `json:"fromThisNode,omitempty"`
-	// Connections is the number of new connections so far, if they are counted. Refused is the number of rejected and dropped ones,
-	// Dropped that of dropped ones alone.
+	// Connections is the number of new connections since the start, if the program counts connections. Refused is the number of rejected and
+	// dropped connections, Dropped the number of dropped connections alone.
 	Connections *uint64 `json:"connections,omitempty"`
 	Refused     *uint64 `json:"refused,omitempty"`
 	Dropped     uint64  `json:"dropped,omitempty"`
@@ -90,6 +101,8 @@ type Does string
 const (
 	// NoEndpoints: no endpoint in the cluster can be used, and the connection is refused.
 	NoEndpoints Does = "NoEndpoints"
+	// Held: the Service scales to zero, and has no endpoint: the client retries. This is normal.
+	Held Does = "Held"
 	// NoLocalEndpoints: the policy is Local, no endpoint on this node can be used, and the connection is dropped. This is normal.
 	NoLocalEndpoints Does = "NoLocalEndpoints"
 	// NoNodeAddress: no address of this node serves node ports.
@@ -102,34 +115,45 @@ const (
 type Endpoint struct {
 	Address string `json:"address"`
 	Node    string `json:"node,omitempty"`
-	Slice   string `json:"slice,omitempty"`
+	// Zone is the zone in the EndpointSlice. Connections is the number of new connections through this node since its counter began. Both are set only
+	// if the program counts connections to endpoints.
+	Zone        string  `json:"zone,omitempty"`
+	Connections *uint64 `json:"connections,omitempty"`
+	Slice       string  `json:"slice,omitempty"`
 	// Pod is the name of the pod. It is known only for Services that are requested by name, and with an API server.
 	Pod string `json:"pod,omitempty"`
 	// Conditions are the conditions in the EndpointSlice, such as "ready".
 	Conditions string `json:"conditions"`
 	OnThisNode bool   `json:"onThisNode,omitempty"`
-	// Cluster and Local are true if policies Cluster and Local use it on this node.
+	// Cluster is true if policy Cluster uses the endpoint on this node, Local if policy Local does.
 	Cluster bool `json:"cluster"`
 	Local   bool `json:"local"`
-	// Share is the part of new connections in percent, if an algorithm or weights make shares unequal: by policy Cluster, or by policy Local if only
-	// this is used.
+	// Share is the endpoint's share of new connections in percent. It is 0 unless an algorithm or weights make shares unequal. It applies to policy
+	// Cluster, or to policy Local if policy Cluster has no endpoints.
 	Share float64 `json:"sharePercent,omitempty"`
-	// WhyNot is the reason why no used policy, or one of two, uses it.
+	// WhyNot is the reason why the endpoint is not used: by any policy of the port, or by one of its two policies.
 	WhyNot string `json:"whyNot,omitempty"`
-	// Tried is the result of a connection to it from this node, if there was one. Fails is true if the connection failed.
+	// Tried is the result of a test connection from this node, if the command made one. Fails is true if the connection failed.
 	Tried string `json:"tried,omitempty"`
 	Fails bool   `json:"fails,omitempty"`
+}
+
+// Lose sets the Service that has this address and port instead.
+func (f *Frontend) Lose(to string) {
+	f.LostTo, f.Does, f.DoesReason = to, "not programmed: already used by "+to, Conflict
 }
 
 // Chosen reports whether any frontend uses the endpoint.
 func (e *Endpoint) Chosen() bool { return e.Cluster || e.Local }
 
-// wrong reports whether the frontend does not work on any node. A policy Local without endpoints on this node is normal.
-func (f *Frontend) wrong() bool {
-	return f.LostTo != "" || f.Endpoints == 0 && f.DoesReason != NoLocalEndpoints
-}
+// wrong reports whether the frontend works on no node.
+func (f *Frontend) wrong() bool { return f.LostTo != "" || f.Endpoints == 0 && !f.normal() }
 
-// Wrong reports whether the Service needs attention: a port without endpoints, a problem, a lost address.
+// normal reports whether the frontend may be without endpoints: with policy Local on this node, or because the Service scales to zero.
+func (f *Frontend) normal() bool { return f.DoesReason == NoLocalEndpoints || f.DoesReason == Held }
+
+// Wrong reports whether the Service needs attention: a problem, an endpoint that no port can use, a port without endpoints, or an address that
+// another Service has.
 func (s *Service) Wrong() bool {
 	return len(s.Problems)+len(s.Unusable) > 0 ||
 		slices.ContainsFunc(s.Ports, func(p ServicePort) bool {
@@ -137,7 +161,7 @@ func (s *Service) Wrong() bool {
 		})
 }
 
-// OnlyWrong removes Services that need no attention, and the frontends that work.
+// OnlyWrong removes the Services that need no attention, and the frontends that work from the remaining Services.
 func (v *Services) OnlyWrong() {
 	v.Services = slices.DeleteFunc(v.Services, func(s Service) bool { return !s.Wrong() })
 	for i := range v.Services {
@@ -170,8 +194,7 @@ func (s *Service) portName(p *ServicePort) string {
 	return s.fullName() + ":" + p.Name
 }
 
-// Text writes one line for each frontend, and below it a note if the frontend needs one. Wide writes all notes at the end of the
-// lines.
+// Text writes one line for each frontend. A note about the frontend is below the line, or with Wide at its end.
 func (v *Services) Text(p *Printer) {
 	v.unread(p)
 	header := []string{"SERVICE", "TYPE", "ADDRESS", "POLICY", "ENDPOINTS", "AFFINITY", "CONNECTIONS"}
@@ -223,7 +246,7 @@ func (s *Service) rows(wide bool) (rows [][]Cell) {
 	return rows
 }
 
-// at returns the address, port and protocol of a frontend. A node port has no address of its own.
+// at returns the address, port and protocol of a frontend. The address of a node port is *.
 func (f *Frontend) at(sp *ServicePort) string {
 	address := f.Address
 	if f.Kind == "NodePort" {
@@ -232,7 +255,7 @@ func (f *Frontend) at(sp *ServicePort) string {
 	return address + "/" + strings.ToUpper(sp.Protocol)
 }
 
-// policy returns the policy, and the traffic to which policy Local applies.
+// policy returns the policy and, for policy Local, the traffic to which it applies.
 func (f *Frontend) policy() string {
 	switch {
 	case f.Policy != "Local":
@@ -243,7 +266,7 @@ func (f *Frontend) policy() string {
 	return "Local (external)"
 }
 
-// count returns the share of endpoints that a frontend uses, such as 2 of 3.
+// count returns the number of endpoints that a frontend uses, such as "2 of 3", or "3" if it uses all.
 func (sp *ServicePort) count(f *Frontend) string {
 	if f.Endpoints == len(sp.Endpoints) {
 		return fmt.Sprint(f.Endpoints)
@@ -251,7 +274,7 @@ func (sp *ServicePort) count(f *Frontend) string {
 	return fmt.Sprintf("%d of %d", f.Endpoints, len(sp.Endpoints))
 }
 
-// share returns the same in words, such as 2 of 3 endpoints.
+// share returns the result of count with a noun, such as "2 of 3 endpoints".
 func (sp *ServicePort) share(f *Frontend) string {
 	if all := len(sp.Endpoints); f.Endpoints != all {
 		return fmt.Sprintf("%d of %s", f.Endpoints, Count(all, "endpoint"))
@@ -271,6 +294,18 @@ func affinity(sp *ServicePort) string {
 		return "-"
 	}
 	return "ClientIP " + duration.HumanDuration(time.Duration(sp.AffinitySeconds)*time.Second)
+}
+
+// maximum describes the maximum of connections; "" without one.
+func (sp *ServicePort) maximum() string {
+	if sp.MaxConnections == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("at most %s of each endpoint, then %s", Count(sp.MaxConnections, "connection"), sp.AtMaximum)
+	if sp.Full > 0 {
+		text += fmt.Sprintf(" (%d so far)", sp.Full)
+	}
+	return text
 }
 
 func connections(f *Frontend) string {
@@ -295,9 +330,6 @@ func (f *Frontend) failures() string {
 // note returns special properties of a frontend in one line.
 func (f *Frontend) note(sp *ServicePort, wide bool) string {
 	var parts []string
-	if f.LostTo != "" {
-		parts = append(parts, "not programmed: already used by "+f.LostTo)
-	}
 	if f.Does != "" {
 		parts = append(parts, f.Does)
 	}
@@ -307,21 +339,27 @@ func (f *Frontend) note(sp *ServicePort, wide bool) string {
 	if sp.Algorithm != "" {
 		parts = append(parts, sp.Algorithm)
 	}
+	if most := sp.maximum(); most != "" {
+		parts = append(parts, most)
+	}
 	if wide && f.Endpoints == 0 && sp.Why != "" {
 		parts = append(parts, sp.Why)
 	}
 	if wide && f.FromThisNode != nil {
 		parts = append(parts, "this node's pods and processes: "+Count(*f.FromThisNode, "endpoint"))
 	}
-	if n := len(f.AllowedSources); n > 0 {
-		const few = 2
-		list := strings.Join(f.AllowedSources[:min(n, few)], ", ")
-		if wide {
-			list = strings.Join(f.AllowedSources, ", ")
-		} else if n > few {
-			list += fmt.Sprintf(" and %d more", n-few)
+	for _, s := range []struct {
+		are  string
+		list []string
+	}{{"allowed", f.AllowedSources}, {"denied", f.DeniedSources}} {
+		if len(s.list) == 0 {
+			continue
 		}
-		parts = append(parts, "allowed sources: "+list)
+		list := Names(s.list, 0)
+		if wide {
+			list = strings.Join(s.list, ", ")
+		}
+		parts = append(parts, s.are+" sources: "+list)
 	}
 	return strings.Join(parts, "; ")
 }
@@ -334,7 +372,7 @@ func (s *Service) problems() []string {
 	return s.Problems
 }
 
-// Detail writes all details of each Service, with every endpoint and the reason against it.
+// Detail writes all details of each Service, with every endpoint, and the reason if it is not used.
 func (v *Services) Detail(p *Printer) {
 	v.unread(p)
 	for i := range v.Services {
@@ -393,6 +431,14 @@ func (v *Services) detail(p *Printer, s *Service) {
 	if s.HealthCheckNodePort != 0 {
 		p.Printf("\n  health check node port %d, ready endpoints on this node: %s\n", s.HealthCheckNodePort, families(s.LocalReady))
 	}
+	for _, list := range []struct {
+		what  string
+		addrs []string
+	}{{"addresses that answer ping", s.AnswersPing}, {"addresses that refuse connections to unused ports, besides cluster IPs", s.RefusesUnusedPorts}} {
+		if len(list.addrs) > 0 {
+			p.Printf("\n  %s: %s\n", list.what, strings.Join(list.addrs, ", "))
+		}
+	}
 	if len(s.Problems)+len(s.Notes) > 0 {
 		p.Printf("\n")
 	}
@@ -421,6 +467,9 @@ func (v *Services) portDetail(p *Printer, s *Service, sp *ServicePort) {
 	}
 	if sp.Algorithm != "" {
 		p.Printf(", %s", sp.Algorithm)
+	}
+	if most := sp.maximum(); most != "" {
+		p.Printf(", %s", most)
 	}
 	p.Printf("\n")
 	var rows [][]Cell
@@ -454,7 +503,7 @@ func quotedPort(sp *ServicePort) string {
 	return sp.Name
 }
 
-// nodePortAddresses returns those of a family, and the address on loopback unless it is empty.
+// nodePortAddresses returns the addresses of one family that serve node ports, and the loopback address unless it is empty.
 func (v *Services) nodePortAddresses(family, loopback string) (list []string) {
 	for _, a := range v.NodePortAddresses {
 		if strings.Contains(a, ":") == (family == "IPv6") {
@@ -470,8 +519,17 @@ func (v *Services) nodePortAddresses(family, loopback string) (list []string) {
 	return list
 }
 
+// countOf returns the number of connections to an endpoint; 0 if it is not counted.
+func countOf(e *Endpoint) uint64 {
+	if e.Connections == nil {
+		return 0
+	}
+	return *e.Connections
+}
+
 func endpointRows(list []Endpoint, wide bool) (rows [][]Cell) {
 	pods := slices.ContainsFunc(list, func(e Endpoint) bool { return e.Pod != "" })
+	counted := slices.ContainsFunc(list, func(e Endpoint) bool { return e.Connections != nil })
 	shares := slices.ContainsFunc(list, func(e Endpoint) bool { return e.Share > 0 })
 	for i := range list {
 		e := &list[i]
@@ -486,7 +544,13 @@ func endpointRows(list []Endpoint, wide bool) (rows [][]Cell) {
 		case e.Node == "":
 			where = "on an unknown node"
 		}
+		if e.Zone != "" {
+			where += ", zone " + e.Zone
+		}
 		row := []Cell{{"    " + mark + " " + e.Address, style}, {Text: e.Conditions}, {Text: where}}
+		if counted {
+			row = append(row, Cell{Text: Count(int(countOf(e)), "connection")})
+		}
 		if pods {
 			row = append(row, Cell{Text: "pod " + cmp.Or(e.Pod, "unknown")})
 		}

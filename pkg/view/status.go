@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// SchemaVersion is the version of the JSON form of [Status] and [Preflight]. Another version has removed or renamed a field, or changed
-// the meaning of one. New fields and reasons keep the version.
+// SchemaVersion is the version of the JSON form of [Status] and [Preflight]. It increases when a field is removed or renamed, or its meaning
+// changes. It stays the same when fields or reasons are added.
 const SchemaVersion = 1
 
 // Status describes the daemon and its node.
@@ -21,10 +21,12 @@ type Status struct {
 	Features []Feature `json:"features"`
 	Time     time.Time `json:"time"`
 	Started  time.Time `json:"started"`
-	// Healthy is true if no finding is wrong: [Status.Conclude] sets it.
+	// Healthy is true if no finding is wrong. [Status.Conclude] sets it.
 	Healthy bool `json:"healthy"`
-	// Live is the result of /livez, Eligible the Node's part of /healthz.
+	// Live is the result of /livez. Eligible is the Node's part of /healthz: false until the Node is known, and while it is being deleted.
+	// Ready is the result of /readyz: true after the first sync. If it is false, a finding has the reason.
 	Live     bool `json:"live"`
+	Ready    bool `json:"ready"`
 	Eligible bool `json:"eligible"`
 	// Mode is the configured mode of kube-proxy. The program uses nftables in any mode.
 	Mode      string `json:"mode"`
@@ -37,7 +39,7 @@ type Status struct {
 	Counts   Counts   `json:"counts"`
 	Loop     *Loop    `json:"loop,omitempty"`
 	API      API      `json:"api"`
-	// ServiceProxyName is the value of the label of the served Services; absent if the program serves those without the label.
+	// ServiceProxyName is the value of the label that all served Services have. It is absent if the program serves the Services without the label.
 	ServiceProxyName string `json:"serviceProxyName,omitempty"`
 	// Loopback is absent if node ports are not served on loopback.
 	Loopback *Loopback `json:"loopback,omitempty"`
@@ -64,7 +66,8 @@ type Counts struct {
 	Services int `json:"services"`
 	// Endpoints counts endpoints in EndpointSlices of Services, used or not.
 	Endpoints int `json:"endpoints"`
-	// Problems counts Services with parts that are not programmed, Conflicts the frontends that more than one Service claims.
+	// Problems counts Services with parts that are not programmed, or with a health check port that is not served. Conflicts counts the frontends
+	// that more than one Service claims.
 	Problems  int            `json:"problems"`
 	Conflicts int            `json:"conflicts"`
 	Elements  map[string]int `json:"elements"`
@@ -73,30 +76,30 @@ type Counts struct {
 // Loopback describes the node ports that the program serves on loopback.
 type Loopback struct {
 	Addresses []string `json:"addresses"`
-	// Listeners is the number of open ports, Failures the number of those on which the program cannot listen.
+	// Listeners is the number of open ports. Failures is the number of ports on which the program cannot listen.
 	Listeners   int `json:"listeners"`
 	Connections int `json:"connections"`
 	Failures    int `json:"failures,omitempty"`
 }
 
-// Loop describes the loop.
+// Loop describes the sync loop.
 type Loop struct {
 	// Waits names the condition that the loop waits for before its first sync; empty after it.
 	Waits string `json:"waits,omitempty"`
 	// Other names another instance that serves while this one stands by.
 	Other string `json:"otherInstance,omitempty"`
-	// Last is the last successful sync, LastSent the last one with a batch.
+	// Last is the last successful sync. LastSent is the last successful sync that sent a batch.
 	Last     *Sync    `json:"last,omitempty"`
 	LastSent *Sync    `json:"lastSent,omitempty"`
 	Failure  *Failure `json:"failure,omitempty"`
 	Syncs    uint64   `json:"syncs"`
-	// Pending is the number of changed Services that are not programmed, OldestChange the time of the first change.
+	// Pending is the number of changed Services that are not programmed yet. OldestChange is the time of the first change of them.
 	Pending      int        `json:"pending"`
 	OldestChange *time.Time `json:"oldestChange,omitempty"`
-	// Repairs are the last repairs, the newest last. RepairsTotal counts all.
+	// Repairs are the last repairs, the newest last. RepairsTotal is the number of all repairs.
 	Repairs      []Repair `json:"repairs,omitempty"`
 	RepairsTotal int      `json:"repairsTotal"`
-	// LeaseRenewed is the time of the lease's last renewal, LeaseEnds that of its expiry.
+	// LeaseRenewed is the time when the lease was last renewed. LeaseEnds is the time when it expires.
 	LeaseRenewed *time.Time `json:"leaseRenewed,omitempty"`
 	LeaseEnds    *time.Time `json:"leaseEnds,omitempty"`
 }
@@ -104,10 +107,10 @@ type Loop struct {
 // Sync is a successful sync.
 type Sync struct {
 	Time time.Time `json:"time"`
-	// Kind is nothing, adopted, partial or full. Why is the reason of a full sync.
+	// Kind is nothing, adopted, partial or full. Why is the reason if it is full.
 	Kind string `json:"kind"`
 	Why  string `json:"why,omitempty"`
-	// Services are the first changed Services, More is the number of the others.
+	// Services are the first changed Services. More is the number of the other changed Services.
 	Services     []string `json:"services,omitempty"`
 	More         int      `json:"more,omitempty"`
 	Elements     int      `json:"elements"`
@@ -122,7 +125,7 @@ type Failure struct {
 	Error string    `json:"error"`
 	Since time.Time `json:"since"`
 	Times int       `json:"times"`
-	// Fix is the smallest change that may help, Affects everything else that it affects.
+	// Fix is the smallest change that may help. Affects lists everything else that this change affects.
 	Fix     string `json:"fix"`
 	Affects string `json:"affects"`
 }
@@ -130,7 +133,7 @@ type Failure struct {
 // Repair is a full sync because the tables differed from the plan.
 type Repair struct {
 	Time time.Time `json:"time"`
-	// Reason is the reason of the comparison, Why the difference, By the process that last changed the ruleset.
+	// Reason is the reason of the comparison, and Why is the difference. By is the process that last changed the ruleset.
 	Reason string `json:"reason"`
 	Why    string `json:"why"`
 	By     string `json:"by,omitempty"`
@@ -142,7 +145,7 @@ type Repair struct {
 type API struct {
 	// Source is the API server's address, or the folder of manifests.
 	Source string `json:"source"`
-	// Answers is true if the API server answers. AnswerMicros is the duration of its answer, Error its error.
+	// Answers is true if the API server answers. AnswerMicros is the duration of its answer. Error is the error if it does not answer.
 	Answers      bool   `json:"answers"`
 	AnswerMicros int64  `json:"answerMicroseconds,omitempty"`
 	Error        string `json:"error,omitempty"`
@@ -158,9 +161,11 @@ type WatchFailure struct {
 	Times    int       `json:"times"`
 	Last     time.Time `json:"last"`
 	Error    string    `json:"error"`
-	// Forbidden and Unauthorized are the kinds of failures with a known fix.
+	// Forbidden and Unauthorized mark the kinds of failures with a known fix.
 	Forbidden    bool `json:"forbidden,omitempty"`
 	Unauthorized bool `json:"unauthorized,omitempty"`
+	// Unanswered is true if there was no connection, or no answer on it.
+	Unanswered bool `json:"-"`
 }
 
 // Conclude sorts the findings, and sets Healthy.
@@ -169,7 +174,7 @@ func (s *Status) Conclude() {
 	s.Healthy = !IsWrong(s.Findings)
 }
 
-// Wrong reports whether anything is wrong: the opposite of Healthy.
+// Wrong reports whether any finding is wrong. It is the opposite of Healthy.
 func (s *Status) Wrong() bool { return !s.Healthy }
 
 // Text writes one line for each fact.
@@ -313,11 +318,8 @@ func (s *Sync) text(now time.Time) string {
 	if s.Why != "" {
 		what += " (" + s.Why + ")"
 	}
-	if n := len(s.Services) + s.More; n > 0 {
-		what += " for " + strings.Join(s.Services, ", ")
-		if s.More > 0 {
-			what += fmt.Sprintf(" and %d more", s.More)
-		}
+	if len(s.Services) > 0 {
+		what += " for " + Names(s.Services, s.More)
 	}
 	return fmt.Sprintf("%s, %s, %s, in %s (kernel %s)", ago(now, s.Time), what, Count(s.Elements, "element"), micros(s.TotalMicros), micros(s.CommitMicros))
 }

@@ -4,20 +4,20 @@ import "fmt"
 
 // Verification is the result of a comparison of the kernel with the plan.
 type Verification struct {
-	// Generation is the generation of the compared ruleset.
+	// Generation is the kernel's generation number of the compared ruleset.
 	Generation uint32 `json:"generation"`
 	// Tables, Rules and Elements are the numbers of compared objects.
 	Tables   int `json:"tables"`
 	Rules    int `json:"rules"`
 	Elements int `json:"elements"`
-	// Differences are the first differences, Total is the number of all.
+	// Differences are the first differences. Total is the number of all differences.
 	Differences []Difference `json:"differences"`
 	Total       int          `json:"total"`
-	// Passing is a difference of an earlier comparison that is gone: a change in progress, or a repaired one.
+	// Passing is a difference that only an earlier comparison found: it was a change in progress, or has been repaired.
 	Passing *Difference `json:"passing,omitempty"`
-	// Flows is absent unless they were searched.
+	// Flows is absent unless the command searched connection tracking.
 	Flows *Flows `json:"flows,omitempty"`
-	// Findings follow from the rest: [Verification.Conclude] sets them.
+	// Findings follow from the other fields. [Verification.Conclude] sets them.
 	Findings []Finding `json:"findings"`
 }
 
@@ -50,10 +50,10 @@ func (v *Verification) First() *Difference {
 // Difference is one difference of the kernel from the plan.
 type Difference struct {
 	Table string `json:"table"`
-	// In is the set, map or chain. Key is an element's key, or empty for the whole object.
+	// In is the set, map or chain. Key is the key of an element; it is empty if the difference concerns the whole object.
 	In  string `json:"in,omitempty"`
 	Key string `json:"key,omitempty"`
-	// Have is the kernel's content, Want the planned one; empty if missing.
+	// Have is the content in the kernel, Want the content in the plan. An empty string means that the object is missing there.
 	Have string `json:"have,omitempty"`
 	Want string `json:"want,omitempty"`
 	// Service is the Service of the element, if known.
@@ -107,7 +107,5 @@ func (v *Verification) differences(p *Printer) {
 	for i := range v.Differences {
 		p.Printf("%s %s\n", p.Paint(Bad, "DIFFERENT"), Printable(v.Differences[i].String()))
 	}
-	if more := v.Total - len(v.Differences); more > 0 {
-		p.Printf("... and %d more\n", more)
-	}
+	p.more(v.Total - len(v.Differences))
 }

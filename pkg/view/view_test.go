@@ -49,7 +49,7 @@ func TestTable(t *testing.T) {
 		with = strings.ReplaceAll(with, string(s), "")
 	}
 	if with != printed(t, table) {
-		t.Errorf("with colours taken out: %q", with)
+		t.Errorf("without the escape sequences: %q", with)
 	}
 }
 
@@ -73,13 +73,13 @@ func sample() *Services {
 			Frontends: []Frontend{
 				{Address: "10.96.0.1:80", Kind: "ClusterIP", Policy: "Cluster", Endpoints: 1, Connections: new(uint64(7))},
 				{Address: "30080", Kind: "NodePort", Policy: "Local", FromThisNode: new(1), Does: "dropped", DoesReason: NoLocalEndpoints,
-					Connections: new(uint64(0)), Refused: new(uint64(7)), Dropped: 6, AllowedSources: []string{"a", "b", "c"}},
+					Connections: new(uint64(0)), Refused: new(uint64(7)), Dropped: 6, AllowedSources: []string{"a", "b", "c", "d", "e"}},
 			},
 			Endpoints: []Endpoint{
 				{Address: "10.1.1.1:8080", Node: "m", Pod: "web-1", Conditions: "ready", Cluster: true, WhyNot: "not for policy Local: it isn't here"},
 				{Address: "10.1.1.2:8080", Conditions: "not ready", OnThisNode: true, WhyNot: "not ready", Slice: "web-x"},
 			},
-		}, {Protocol: "udp", Family: "IPv6", Why: "nobody is there", Frontends: []Frontend{{Address: "[fd00::1]:80", Kind: "ClusterIP", Policy: "Cluster", Does: "refused", DoesReason: NoEndpoints}}}},
+		}, {Protocol: "udp", Family: "IPv6", MaxConnections: 100, AtMaximum: "refuse", Full: 12, Why: "no pod is ready", Frontends: []Frontend{{Address: "[fd00::1]:80", Kind: "ClusterIP", Policy: "Cluster", Does: "refused", DoesReason: NoEndpoints}}}},
 	}}}
 }
 
@@ -87,9 +87,9 @@ func TestServices(t *testing.T) {
 	want := `SERVICE           TYPE       ADDRESS           POLICY            ENDPOINTS  AFFINITY      CONNECTIONS
 default/web:http  ClusterIP  10.96.0.1:80/TCP  Cluster           1 of 2     ClientIP 60s  7
 default/web:http  NodePort   *:30080/TCP       Local (external)  0 of 2     ClientIP 60s  0
-  note: dropped; connections: 1 refused, 6 dropped; allowed sources: a, b and 1 more
+  note: dropped; connections: 1 refused, 6 dropped; allowed sources: a, b, c, d and 1 more
 default/web       ClusterIP  [fd00::1]:80/UDP  Cluster           0          -             -
-  PROBLEM refused
+  PROBLEM refused; at most 100 connections of each endpoint, then refuse (12 so far)
   PROBLEM something can't be used
 
 kube-nftproxy services NAMESPACE/NAME shows each endpoint of a Service, and why it is not used.
@@ -105,14 +105,15 @@ kube-nftproxy services NAMESPACE/NAME shows each endpoint of a Service, and why 
   port http, tcp, IPv4, session affinity for 60 s
     ClusterIP  10.96.0.1:80        policy Cluster           1 of 2 endpoints  7 connections
     NodePort   30080 on 192.0.2.1  policy Local (external)  0 of 2 endpoints  0 connections
-      dropped; connections: 1 refused, 6 dropped; this node's pods and processes: 1 endpoint; allowed sources: a, b, c
+      dropped; connections: 1 refused, 6 dropped; this node's pods and processes: 1 endpoint; allowed sources: a, b, c,
+      d, e
     + 10.1.1.1:8080  ready      on m          pod web-1    not for policy Local: it isn't here
     - 10.1.1.2:8080  not ready  on this node  pod unknown  not ready
 
-  port without a name, udp, IPv6
+  port without a name, udp, IPv6, at most 100 connections of each endpoint, then refuse (12 so far)
     ClusterIP  [fd00::1]:80  policy Cluster  0 endpoints
       refused
-    no endpoints: nobody is there
+    no endpoints: no pod is ready
 
 PROBLEM default/web: something can't be used
 `
@@ -123,14 +124,14 @@ PROBLEM default/web: something can't be used
 	if diff := cmp.Diff(want, styles.ReplaceAllString(printed(t, sample().Detail, colored), "")); diff != "" {
 		t.Errorf("in colours (-want +got):\n%s", diff)
 	}
-	for _, want := range []string{"nobody is there", "allowed sources: a, b, c"} {
+	for _, want := range []string{"no pod is ready", "allowed sources: a, b, c, d, e"} {
 		if got := printed(t, sample().Text, wide); !strings.Contains(got, want) {
 			t.Errorf("wide lacks %q:\n%s", want, got)
 		}
 	}
 }
 
-// TestOnlyWrong: what works is left out.
+// TestOnlyWrong: OnlyWrong removes Services and frontends that work.
 func TestOnlyWrong(t *testing.T) {
 	v := sample()
 	v.Services[0].Problems = nil
@@ -138,14 +139,14 @@ func TestOnlyWrong(t *testing.T) {
 	v.OnlyWrong()
 	want := `SERVICE      TYPE       ADDRESS           POLICY   ENDPOINTS  AFFINITY  CONNECTIONS
 default/web  ClusterIP  [fd00::1]:80/UDP  Cluster  0          -         -
-  PROBLEM refused
+  PROBLEM refused; at most 100 connections of each endpoint, then refuse (12 so far)
 `
 	if got := printed(t, v.Text); !strings.HasPrefix(got, want) {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
 }
 
-// TestWidth: lines are shorter than 120 characters, unless a name or an address alone is too long. A line break is never in a command.
+// TestWidth: lines are shorter than 120 characters, unless a name or an address alone is longer. No line break is inside a command.
 func TestWidth(t *testing.T) {
 	v := sample()
 	s := &v.Services[0]
@@ -171,16 +172,31 @@ func TestWidth(t *testing.T) {
 	}
 }
 
+func TestNames(t *testing.T) {
+	for _, c := range []struct {
+		list []string
+		more int
+		want string
+	}{
+		{nil, 0, ""}, {[]string{"a"}, 0, "a"}, {[]string{"a", "b", "c", "d"}, 0, "a, b, c, d"}, {[]string{"a", "b", "c", "d", "e", "f"}, 0, "a, b, c, d and 2 more"},
+		{[]string{"a"}, 3, "a and 3 more"}, {[]string{"a", "b", "c", "d", "e"}, 2, "a, b, c, d and 3 more"},
+	} {
+		if got := Names(c.list, c.more); got != c.want {
+			t.Errorf("Names(%q, %d) = %q, want %q", c.list, c.more, got, c.want)
+		}
+	}
+}
+
 func TestWrongServices(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*Service)
 		want   bool
 	}{
-		"fine":                       {func(*Service) {}, false},
-		"a problem":                  {func(s *Service) { s.Problems = []string{"x"} }, true},
-		"an endpoint for no port":    {func(s *Service) { s.Unusable = []Endpoint{{}} }, true},
-		"a frontend lost":            {func(s *Service) { s.Ports[0].Frontends[0].LostTo = "default/other" }, true},
-		"a frontend to no endpoints": {func(s *Service) { s.Ports[0].Frontends[0].Endpoints = 0 }, true},
+		"fine":                          {func(*Service) {}, false},
+		"a problem":                     {func(s *Service) { s.Problems = []string{"x"} }, true},
+		"an endpoint for no port":       {func(s *Service) { s.Unusable = []Endpoint{{}} }, true},
+		"an address of another Service": {func(s *Service) { s.Ports[0].Frontends[0].Lose("default/other") }, true},
+		"a frontend without endpoints":  {func(s *Service) { s.Ports[0].Frontends[0].Endpoints = 0 }, true},
 		"policy Local without endpoints on this node": {func(s *Service) {
 			s.Ports[0].Frontends[0].Endpoints, s.Ports[0].Frontends[0].DoesReason = 0, NoLocalEndpoints
 		}, false},
@@ -270,8 +286,8 @@ func reasons(t *testing.T) (list []Reason) {
 	return list
 }
 
-// TestHealthAgreesWithFindings has each finding with each severity, alone and beside another one: the health in JSON and in text, the result
-// that becomes the exit code, and the findings agree.
+// TestHealthAgreesWithFindings has a finding with each reason and severity beside another finding. The health in JSON, the health in text and the
+// result that becomes the exit code follow from the findings.
 func TestHealthAgreesWithFindings(t *testing.T) {
 	for _, reason := range reasons(t) {
 		for _, severity := range severities {
@@ -293,7 +309,7 @@ func TestHealthAgreesWithFindings(t *testing.T) {
 					"marks": strings.Contains(text, "\nWRONG "),
 				} {
 					if got != bad {
-						t.Errorf("%s %s beside %s: %s tells %v, want %v:\n%s", severity, reason, beside, what, got, bad, text)
+						t.Errorf("%s %s beside %s: %s is %v, want %v:\n%s", severity, reason, beside, what, got, bad, text)
 					}
 				}
 				for _, want := range []string{string(reason) + ", Node n", "the fact", "the impact", "the fix", "the affected"} {
@@ -360,7 +376,7 @@ func TestVerification(t *testing.T) {
 	}
 }
 
-// TestJSON fixes the names that scripts rely on: lists are never null.
+// TestJSON: an empty list is [] in JSON, not null, as scripts expect.
 func TestJSON(t *testing.T) {
 	b, err := json.Marshal(Services{NodePortAddresses: []string{}, Services: []Service{}})
 	if err != nil || string(b) != `{"node":"","nodePortAddresses":[],"services":[]}` {

@@ -9,18 +9,18 @@ import (
 // Commit is the result of one sync.
 type Commit struct {
 	Time time.Time `json:"time"`
-	// Kind is partial or full. Why is the reason of a full sync.
+	// Kind is partial or full. Why is the reason if it is full.
 	Kind string `json:"kind,omitempty"`
 	Why  string `json:"why,omitempty"`
-	// Failed is the error of a failed sync: the kernel changed nothing.
+	// Failed is the error if the sync failed.
 	Failed       string `json:"failed,omitempty"`
 	Elements     int    `json:"elements"`
 	PlanMicros   int64  `json:"planMicroseconds"`
 	CommitMicros int64  `json:"commitMicroseconds"`
-	// Services are the first changed Services, More is the number of the others.
+	// Services are the first changed Services. More is the number of the other changed Services.
 	Services []Change `json:"services,omitempty"`
 	More     int      `json:"more,omitempty"`
-	// Lost is the number of earlier commits that the reader was too slow for.
+	// Lost is the number of skipped commits before this one, because the reader was too slow.
 	Lost uint64 `json:"lost,omitempty"`
 }
 
@@ -63,10 +63,9 @@ func (c *Commit) Text(p *Printer) {
 func (c *Change) text(p *Printer) string {
 	parts := []string{p.Paint(Bold, Printable(c.Service)), c.What}
 	list := func(sign string, style Style, of []string) {
-		const few = 4
 		for i, s := range of {
-			if i == few && !p.Wide {
-				parts = append(parts, fmt.Sprintf("%s%d more", sign, len(of)-few))
+			if i == MostNamed && !p.Wide {
+				parts = append(parts, fmt.Sprintf("%s%d more", sign, len(of)-MostNamed))
 				return
 			}
 			parts = append(parts, p.Paint(style, sign+s))

@@ -12,16 +12,18 @@ import (
 type Config struct {
 	// Client is the client of the API server. Only [NewInformers] uses it.
 	Client kubernetes.Interface
-	// Connection, if not nil, is the connection for watching Services and EndpointSlices: the source then strips their protobuf
-	// without decoding it. If Connection is nil, the source watches them by Client.
+	// Connection, if not nil, is the connection for watches of Services and EndpointSlices. The source then strips their protobuf
+	// without decoding it. If Connection is nil, the source watches them with Client.
 	Connection *rest.Config
 	// Folder is the path of the folder of manifests. Only [NewManifests] uses it.
 	Folder string
 	// NodeName is the name of this Node.
 	NodeName string
-	// ServiceProxyName selects Services by their label service.kubernetes.io/service-proxy-name. If it is empty, those without the label are
-	// selected.
+	// ServiceProxyName selects Services by their label service.kubernetes.io/service-proxy-name. If it is empty, the source selects Services
+	// without the label.
 	ServiceProxyName string
+	// Zones stores the zones of endpoints, too.
+	Zones bool
 	// Tracker receives the name of each changed object.
 	Tracker *track.Tracker
 	// Failed, if not nil, is called from any goroutine each time a list or watch fails, with the resource and the error. The
@@ -39,5 +41,9 @@ func (c *Config) report() func(model.Problem) {
 }
 
 func (c *Config) transformer() transformer {
-	return transformer{report: c.report(), serviceProxyName: c.ServiceProxyName}
+	t := transformer{report: c.report(), serviceProxyName: c.ServiceProxyName}
+	if c.Zones {
+		t.keptOfSlice = withZones().fields
+	}
+	return t
 }

@@ -83,11 +83,11 @@ type decoder struct {
 	store storing
 }
 
-// magic is the prefix of the API's protobuf. A runtime.Unknown follows, which contains the object.
+// magic is the prefix of the API's protobuf. After it comes a runtime.Unknown with the object.
 const magic = "k8s\x00"
 
-// Decode implements runtime.Decoder. client-go's decoder handles other kinds, such as a Status, and objects without a name, such
-// as a bookmark.
+// Decode implements runtime.Decoder. It leaves other kinds, such as a Status, and objects without a name, such as a bookmark, to
+// client-go's decoder.
 func (d decoder) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
 	const typeMeta, kind, raw = 1, 2, 2
 	envelope, isProtobuf := bytes.CutPrefix(data, []byte(magic))

@@ -57,7 +57,7 @@ func TestDecoderStores(t *testing.T) {
 }
 
 // For all other content, the decoder returns the same as client-go's decoder.
-func TestDecoderLeavesAlone(t *testing.T) {
+func TestDecoderOfOtherContent(t *testing.T) {
 	bookmark := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
 		ResourceVersion: "7", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
 	}}
@@ -84,7 +84,7 @@ func TestDecoderLeavesAlone(t *testing.T) {
 		t.Errorf("decoded into a struct: %v, %v", got, err)
 	}
 	if got, _, err := sliceDecoder().Decode(data[:len(data)/2], nil, nil); err == nil {
-		t.Errorf("cut off, it is %v", got)
+		t.Errorf("truncated content was decoded as %v", got)
 	}
 }
 
@@ -96,16 +96,16 @@ type change struct {
 
 // apiServer answers watches as the API server does: existing objects, a bookmark, then changes.
 type apiServer struct {
-	t       *testing.T
-	initial map[string][]byte // by resource
-	kinds   map[string][]byte // bookmarks
-	changes chan change       // of EndpointSlices
+	t *testing.T
+	// initial and bookmarks have the objects of each resource.
+	initial, bookmarks map[string][]byte
+	changes            chan change // of EndpointSlices
 }
 
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	resource := path.Base(r.URL.Path)
 	if r.URL.Query().Get("watch") == "" || s.initial[resource] == nil {
-		s.t.Errorf("%s is asked for", r.URL)
+		s.t.Errorf("unexpected request of %s", r.URL)
 		http.Error(w, "no", http.StatusBadRequest)
 		return
 	}
@@ -123,7 +123,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.(http.Flusher).Flush()
 	}
 	send("ADDED", s.initial[resource])
-	send("BOOKMARK", s.kinds[resource])
+	send("BOOKMARK", s.bookmarks[resource])
 	for {
 		var changes chan change
 		if resource == "endpointslices" {
@@ -149,7 +149,7 @@ func TestInformersStoreSentObjects(t *testing.T) {
 			"nodes":        sent(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, core),
 			"servicecidrs": sent(t, &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}}, networking),
 		},
-		kinds: map[string][]byte{
+		bookmarks: map[string][]byte{
 			"services": sent(t, &corev1.Service{ObjectMeta: end}, core), "endpointslices": sent(t, &discoveryv1.EndpointSlice{ObjectMeta: end}, discovery),
 			"nodes": sent(t, &corev1.Node{ObjectMeta: end}, core), "servicecidrs": sent(t, &networkingv1.ServiceCIDR{ObjectMeta: end}, networking),
 		},

@@ -16,7 +16,7 @@ func setDefaults(item runtime.Object) {
 		setServiceDefaults(item)
 	case *discoveryv1.EndpointSlice:
 		setSliceDefaults(item)
-	case metav1.Object: // all others are cluster-scoped
+	case metav1.Object: // all other kinds are cluster-scoped
 		item.SetNamespace("")
 	}
 }
@@ -58,8 +58,8 @@ func setClusterIPDefaults(spec *corev1.ServiceSpec) {
 	}
 }
 
-// familiesOf returns the families of addresses, or nil if one of them is invalid: a shorter list would assign wrong families to
-// the addresses after it.
+// familiesOf returns the families of addresses, or nil if an address is invalid: a shorter list would assign wrong families to the
+// next addresses.
 func familiesOf(addresses []string) []corev1.IPFamily {
 	var families []corev1.IPFamily
 	for _, address := range addresses {

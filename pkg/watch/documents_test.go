@@ -17,9 +17,9 @@ func between(text string) string {
 	return serviceYAML("web", "172.30.0.1") + "---\n" + text + "\n---\n" + serviceYAML("db", "172.30.0.2")
 }
 
-// TestADocumentThatCannotBeReadIsLeftOut: an unreadable document is reported once. All other documents, in the same file and in
+// TestUnreadableDocumentsAreLeftOut: an unreadable document is reported once. All other documents, in the same file and in
 // other files, are served.
-func TestADocumentThatCannotBeReadIsLeftOut(t *testing.T) {
+func TestUnreadableDocumentsAreLeftOut(t *testing.T) {
 	x := serviceYAML("x", "172.30.0.3")
 	other := types.NamespacedName{Namespace: "shop", Name: "x"}
 	service := func(name string) string {
@@ -49,7 +49,7 @@ func TestADocumentThatCannotBeReadIsLeftOut(t *testing.T) {
 			[]types.NamespacedName{other, {Namespace: "shop", Name: "z"}}},
 		{"a separator of two dashes", between(x + "--\n" + serviceYAML("z", "172.30.0.4")), 1, []types.NamespacedName{other, {Namespace: "shop", Name: "z"}}},
 		{"no separator", between(x + serviceYAML("z", "172.30.0.4")), 1, []types.NamespacedName{other, {Namespace: "shop", Name: "z"}}},
-		{"no separator before what cannot be read", between(x + strings.Replace(serviceYAML("z", "172.30.0.4"), "80", "eighty", 1)), 2, []types.NamespacedName{other}},
+		{"no separator before an unreadable document", between(x + strings.Replace(serviceYAML("z", "172.30.0.4"), "80", "eighty", 1)), 2, []types.NamespacedName{other}},
 		{"a separator with a comment and blanks", between(x + "--- # y\r\n" + serviceYAML("z", "172.30.0.4") + "...\n"), 0,
 			[]types.NamespacedName{other, {Namespace: "shop", Name: "z"}}},
 		{"a separator in a text", between(strings.Replace(x, "{name: x, namespace: shop}", "{name: x, namespace: shop, annotations: {a: \"\n  ---\n  kind\"}}", 1)), 0,

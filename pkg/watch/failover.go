@@ -19,12 +19,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// servers sends each request to the API server in use. If this server fails, it uses the next one. Other Kubernetes clients
-// support only one address (kubernetes/kubernetes#18174).
+// servers is a transport that sends each request to the API server in use. After a failure of this server, the next server is in
+// use. Other Kubernetes clients support only one address (kubernetes/kubernetes#18174).
 type servers struct {
 	http.RoundTripper
 	configured []string
-	// learned returns the addresses of API servers that the cluster lists; it may be nil.
+	// learned returns the hosts of API servers that the cluster lists; nil if the program does not learn them.
 	learned func() []string
 	logger  klog.Logger
 
@@ -59,7 +59,7 @@ func Failover(cfg *rest.Config, others []string, learned func() []string, logger
 		s.configured = append(s.configured, u.Host)
 	}
 	if cfg.Dial == nil {
-		const patience, keepAlive = 5 * time.Second, 30 * time.Second // client-go would try the next server only after 30 s
+		const patience, keepAlive = 5 * time.Second, 30 * time.Second // client-go's default patience is 30 s
 		cfg.Dial = (&net.Dialer{Timeout: patience, KeepAlive: keepAlive}).DialContext
 	}
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -69,7 +69,7 @@ func Failover(cfg *rest.Config, others []string, learned func() []string, logger
 	return func() string { return (&url.URL{Scheme: first.Scheme, Host: s.at(), Path: first.Path}).String() }, nil
 }
 
-// all returns the hosts of all servers, in the order in which they are tried.
+// all returns the hosts of all servers, in the order of their use.
 func (s *servers) all() []string {
 	list := slices.Clone(s.configured)
 	if s.learned == nil {
@@ -89,8 +89,8 @@ func (s *servers) at() string {
 	return s.current
 }
 
-// RoundTrip implements http.RoundTripper. If the connection to a server fails, it sends the request to the next one. Other failed
-// requests it returns to client-go, which repeats them.
+// RoundTrip implements http.RoundTripper. If it cannot connect to a server, it sends a request without a body to the next server. It
+// returns all other failures to client-go, which retries.
 func (s *servers) RoundTrip(r *http.Request) (*http.Response, error) {
 	for tried := 1; ; tried++ {
 		host := s.at()
@@ -137,7 +137,7 @@ func (s *servers) WrappedRoundTripper() http.RoundTripper { return s.RoundTrippe
 const mostAPIServers = 16
 
 // APIServers returns the addresses and ports of at most mostAPIServers ready API servers. It reads only the EndpointSlice default/kubernetes, which
-// API servers write: other slices of the Service may be those of a tenant, and requests hold credentials.
+// API servers write. A tenant may write other slices of the Service, and requests contain credentials.
 func (s *Store) APIServers() (hosts []string) {
 	name := types.NamespacedName{Namespace: "default", Name: "kubernetes"}
 	stored, slice := s.slices.get(name), &discoveryv1.EndpointSlice{}

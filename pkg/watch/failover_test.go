@@ -32,8 +32,8 @@ func newFakeServer(t *testing.T, name string) *fakeServer {
 
 func (f *fakeServer) host() string { return strings.TrimPrefix(f.URL, "http://") }
 
-// asking returns a function that sends a request and returns the answer.
-func asking(t *testing.T, cfg *rest.Config) func(method string) (string, int) {
+// newClient returns a function that sends a request and returns the answer.
+func newClient(t *testing.T, cfg *rest.Config) func(method string) (string, int) {
 	t.Helper()
 	client, err := rest.HTTPClientFor(cfg)
 	if err != nil {
@@ -70,7 +70,7 @@ func TestFailover(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ask := asking(t, cfg)
+	ask := newClient(t, cfg)
 	check := func(when, method, want string, status int, at *fakeServer) {
 		t.Helper()
 		if got, code := ask(method); got != want || code != status {
@@ -85,14 +85,14 @@ func TestFailover(t *testing.T) {
 	check("a is unavailable", http.MethodGet, "a true", http.StatusServiceUnavailable, b)
 	check("afterwards", http.MethodGet, "b true", http.StatusOK, b)
 	b.Close()
-	check("b is away, and a request must not be sent twice", http.MethodPost, "", 0, c)
+	check("b is down, and a request with a body is sent only once", http.MethodPost, "", 0, c)
 	check("afterwards", http.MethodPost, "c true", http.StatusOK, c)
 	c.status, a.status = http.StatusInternalServerError, http.StatusOK
 	check("an error is an answer", http.MethodGet, "c true", http.StatusInternalServerError, c)
 	c.Close()
-	check("c is away", http.MethodGet, "a true", http.StatusOK, a)
+	check("c is down", http.MethodGet, "a true", http.StatusOK, a)
 	a.Close()
-	check("all are away", http.MethodGet, "", 0, a)
+	check("all are down", http.MethodGet, "", 0, a)
 }
 
 func TestOneServerHasNoFailover(t *testing.T) {
@@ -115,8 +115,8 @@ func TestServersThatDiffer(t *testing.T) {
 	}
 }
 
-// TestAPIServersAreThoseOfOneSlice: the program sends its credentials to the servers, and a tenant may write other slices of the Service.
-func TestAPIServersAreThoseOfOneSlice(t *testing.T) {
+// TestAPIServersAreFromOneSlice: the program sends its credentials to the servers, and a tenant may write other slices of the Service.
+func TestAPIServersAreFromOneSlice(t *testing.T) {
 	servers := func(s *discoveryv1.EndpointSlice) {
 		s.Ports = []discoveryv1.EndpointPort{{Name: ptr("https"), Port: ptr(int32(6443))}}
 		s.Endpoints = nil

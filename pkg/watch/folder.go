@@ -16,7 +16,7 @@ import (
 // checksum identifies the content of a file.
 type checksum [sha256.Size]byte
 
-// content is the content of a file, or the error of reading it.
+// content is the content of a file, or the error of the read.
 type content struct {
 	data []byte
 	err  error
@@ -29,8 +29,8 @@ func (c content) sum() checksum {
 	return sha256.Sum256(c.data)
 }
 
-// readFolder returns the contents of all manifests in a folder, by path. An error that concerns one file is part of its content.
-// A lack of resources of this process is an error of readFolder itself.
+// readFolder returns the contents of all manifests in a folder, by path. An error of one file is in its [content]. If this process
+// lacks file descriptors or memory, readFolder returns an error.
 func readFolder(folder string, read func(path string) ([]byte, error)) (map[string]content, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -62,7 +62,7 @@ func isManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
-// readRegular treats a file that is not regular as absent: reading a pipe would block.
+// readRegular reads a file. It treats a file that is not regular as absent, because a pipe would block.
 func readRegular(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -74,7 +74,7 @@ func readRegular(path string) ([]byte, error) {
 	return readAtMost(path, largestFile)
 }
 
-// readAtMost returns an error if the file has more than most bytes.
+// readAtMost reads a file. It returns an error if the file has more than most bytes.
 func readAtMost(path string, most int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// No content of a manifest causes a panic. The stores hold the accepted objects. Neither a second read of the file nor the same
-// content in a file of another name changes them.
+// No content of a manifest causes a panic. Neither a second read of the file nor the same content in a file of another name changes
+// the objects.
 func FuzzManifests(f *testing.F) {
 	for _, s := range []string{
 		"apiVersion: v1\nkind: Service\nmetadata: {name: a, namespace: b}\nspec: {clusterIPs: [10.0.0.1], ports: [{port: 80}]}\n---\nkind: Node\napiVersion: v1\nmetadata: {name: n}",
@@ -35,13 +35,13 @@ func FuzzManifests(f *testing.F) {
 		if err := m.Load(); err != nil {
 			t.Fatal(err)
 		}
-		before := handsOut(m)
+		before := contentsOf(m)
 		tracker.Take()
 		if err := m.Load(); err != nil {
 			t.Fatal(err)
 		}
 		if d := tracker.Take(); !d.Empty() {
-			t.Errorf("read again, %+v has changed", d)
+			t.Errorf("a second read marked %+v", d)
 		}
 		if err := os.Rename(file, filepath.Join(dir, "b.yaml")); err != nil {
 			t.Fatal(err)
@@ -49,14 +49,14 @@ func FuzzManifests(f *testing.F) {
 		if err := m.Load(); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(before, handsOut(m)); diff != "" {
+		if diff := cmp.Diff(before, contentsOf(m)); diff != "" {
 			t.Errorf("under another name (-before +after):\n%s", diff)
 		}
 	})
 }
 
-// handsOut returns all objects that a source returns to its readers.
-func handsOut(m *Manifests) (all []any) {
+// contentsOf returns all objects that a source returns to its readers.
+func contentsOf(m *Manifests) (all []any) {
 	all = append(all, m.Node(), m.ServiceCIDRs())
 	for _, name := range m.Services() {
 		all = append(all, m.Service(name), m.Slices(name))

@@ -8,9 +8,9 @@ import (
 )
 
 // Impatient limits the delay that an API server or a proxy before it can impose on clients (the header Retry-After), and adds a
-// random part of the same length. client-go obeys any delay exactly and without a log line. For example, if the server announces a
-// maintenance of an hour and ends it early, the program would receive no changes for the rest of the hour. If an overloaded server
-// sends all nodes away for a second, all of them would return at the same moment.
+// random delay of at most the same length. client-go obeys any delay exactly and without a log line. If the server announced a
+// maintenance of an hour and ended it early, the program would receive no changes for the rest of the hour. If an overloaded server
+// delayed all nodes by a second, all of them would retry at the same moment.
 func Impatient(next http.RoundTripper) http.RoundTripper { return impatient{next} }
 
 type impatient struct{ http.RoundTripper }

@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// answering is a transport that returns one answer or error.
-type answering struct {
+// fixedAnswer is a transport that always returns the same answer or error.
+type fixedAnswer struct {
 	after string
 	err   error
 }
 
-func (a answering) RoundTrip(*http.Request) (*http.Response, error) {
+func (a fixedAnswer) RoundTrip(*http.Request) (*http.Response, error) {
 	if a.err != nil {
 		return nil, a.err
 	}
@@ -37,7 +37,7 @@ func testRetryAfter(t *testing.T) {
 	}
 	for after, want := range map[string]string{"": "", "1": "1", "5": "5", "6": "5", "3600": "5", "Fri, 31 Dec 1999 23:59:59 GMT": "Fri, 31 Dec 1999 23:59:59 GMT"} {
 		start := time.Now()
-		resp, err := Impatient(answering{after: after}).RoundTrip(request)
+		resp, err := Impatient(fixedAnswer{after: after}).RoundTrip(request)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -45,16 +45,16 @@ func testRetryAfter(t *testing.T) {
 			t.Errorf("with %q, the answer took %v", after, time.Since(start))
 		}
 		if got := resp.Header.Get("Retry-After"); got != want {
-			t.Errorf("to wait for %q became %q, want %q", after, got, want)
+			t.Errorf("Retry-After %q became %q, want %q", after, got, want)
 		}
 	}
 	failure := errors.New("no")
-	if _, err := Impatient(answering{err: failure}).RoundTrip(request); !errors.Is(err, failure) {
+	if _, err := Impatient(fixedAnswer{err: failure}).RoundTrip(request); !errors.Is(err, failure) {
 		t.Errorf("RoundTrip() = %v, want %v", err, failure)
 	}
 }
 
-// Clients that an overloaded server sends away at one moment return at different times.
+// Clients that an overloaded server delays at one moment retry at different times.
 func TestRetriesAfterOverloadAreSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://192.0.2.10", nil)
@@ -65,7 +65,7 @@ func TestRetriesAfterOverloadAreSpread(t *testing.T) {
 		early := 0
 		for range nodes {
 			start := time.Now()
-			if _, err := Impatient(answering{after: "1"}).RoundTrip(request); err != nil {
+			if _, err := Impatient(fixedAnswer{after: "1"}).RoundTrip(request); err != nil {
 				t.Fatal(err)
 			}
 			if time.Since(start) < time.Second/2 {
@@ -73,7 +73,7 @@ func TestRetriesAfterOverloadAreSpread(t *testing.T) {
 			}
 		}
 		if early < nodes/5 || early > nodes*4/5 {
-			t.Errorf("%d of %d clients return in the first half of the spread", early, nodes)
+			t.Errorf("%d of %d clients retry in the first half of the spread", early, nodes)
 		}
 	})
 }

@@ -23,7 +23,7 @@ import (
 )
 
 // Informers is the source that reads from the API server. It needs permission to list and watch services, endpointslices,
-// servicecidrs and nodes (ClusterRole system:node-proxier); servicecidrs are not read with a service-proxy name.
+// servicecidrs and nodes (ClusterRole system:node-proxier). With a service-proxy name, it does not read servicecidrs.
 type Informers struct {
 	Store
 	followers []follower
@@ -101,8 +101,8 @@ func access[List runtime.Object](client interface {
 	return resource{list, client.Watch, selected}
 }
 
-// listed returns a list and its resource version. A list without a resource version is an error: it is not from an API server.
-// client-go decodes any JSON object as an empty list.
+// listed returns a list and its resource version. A list without a resource version is an error, because it is not from an API
+// server: client-go decodes any JSON object as an empty list.
 func (r resource) listed(ctx context.Context, o metav1.ListOptions) (all runtime.Object, version string, err error) {
 	if all, err = r.list(ctx, o); err != nil {
 		return nil, "", err
@@ -131,8 +131,8 @@ type follower struct {
 	failed cache.WatchErrorHandlerWithContext
 }
 
-// run lists and watches until the context ends. The pause after each failure is longer than the one before. After a longer time
-// without failure, the pauses start again at the shortest.
+// run lists and watches until the context ends. The pauses between retries grow, see [pauses]. If a watch lasts longer than the
+// longest pause, the next pause is the shortest again.
 func (f follower) run(ctx context.Context) {
 	for next := pauses(); ctx.Err() == nil; {
 		start := time.Now()
@@ -165,7 +165,7 @@ func (i *Informers) Run(ctx context.Context) error {
 	return nil
 }
 
-// awaitAll waits until all kinds of objects were read. It returns false if the context ended first.
+// awaitAll waits until all kinds of objects have been read. It returns false if the context ends first.
 func (i *Informers) awaitAll(ctx context.Context) bool {
 	for _, o := range []*objects{i.services, i.slices, i.nodes} {
 		select {
@@ -192,9 +192,9 @@ func (i *Informers) awaitAll(ctx context.Context) bool {
 // serviceCIDRsPatience is the longest wait for ServiceCIDRs after all Services were read, if the API server does not refuse them.
 const serviceCIDRsPatience = 10 * time.Second
 
-// Synced returns a channel. It is closed after all Services and EndpointSlices were read and marked, and the Node was read if it
-// exists. It also waits for ServiceCIDRs, up to a time limit, unless the API server refuses access to them: older API servers do
-// not have them.
+// Synced returns a channel that is closed when all Services and EndpointSlices, and the Node if it exists, have been read and marked.
+// The source also waits for ServiceCIDRs, up to a time limit, unless the API server refuses access to them. Older API servers do not
+// have ServiceCIDRs.
 func (i *Informers) Synced() <-chan struct{} {
 	return i.synced
 }
@@ -210,8 +210,8 @@ func selectServices(proxyName string) func(*metav1.ListOptions) {
 	}
 }
 
-// selectSlices selects the EndpointSlices of all Services but headless ones. Their own labels don't tell to which proxy the Service is assigned:
-// a controller copies the Service's labels some time later, and nothing copies them to EndpointSlices of Services without a selector.
+// selectSlices selects the EndpointSlices of all Services but headless ones. The labels of a slice do not show the proxy of its Service: a controller
+// copies the Service's labels some time later, and no controller copies them to EndpointSlices of Services without a selector.
 func selectSlices(options *metav1.ListOptions) {
 	options.LabelSelector = "!" + labelHeadless
 }
@@ -237,7 +237,7 @@ func tolerateError(refused chan<- struct{}) cache.WatchErrorHandlerWithContext {
 	}
 }
 
-// isRefusal reports whether the API server does not have a resource or does not let this client read it.
+// isRefusal reports whether the API server lacks a resource, or does not permit this client to read it.
 func isRefusal(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsMethodNotSupported(err)
 }
@@ -258,6 +258,7 @@ func (c *Config) failed(resource string, err error) {
 	}
 }
 
+// isEnd reports whether an error is a regular end of a watch.
 func isEnd(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err)
 }

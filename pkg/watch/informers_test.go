@@ -57,7 +57,7 @@ func awaitMarks(t *testing.T, tracker *track.Tracker, enough func(track.Dirty) b
 	t.Helper()
 	all := track.Dirty{Services: map[types.NamespacedName]struct{}{}, Triggers: map[types.NamespacedName][]track.Trigger{}}
 	for !enough(all) {
-		await(t, "mark that was waited for", tracker.Ready())
+		await(t, "further mark", tracker.Ready())
 		d := tracker.Take()
 		maps.Copy(all.Services, d.Services)
 		for name, triggers := range d.Triggers {
@@ -76,7 +76,8 @@ func marked(name types.NamespacedName) func(track.Dirty) bool {
 	}
 }
 
-// watchAll signals when each resource is being watched: the fake client does not send changes between list and watch.
+// watchAll returns a channel that is closed when all resources are watched: the fake client does not send changes between list and
+// watch.
 func watchAll(client *fake.Clientset, resources ...string) (watching <-chan struct{}) {
 	var mu sync.Mutex
 	done := make(chan struct{})
@@ -168,7 +169,7 @@ func TestInformersSelect(t *testing.T) {
 			"servicecidrs labels  fields ",
 			"services labels !service.kubernetes.io/service-proxy-name fields spec.clusterIP!=None",
 		},
-		// The unused addresses of ServiceCIDRs are the other proxy's.
+		// Unused addresses of ServiceCIDRs belong to the other proxy.
 		"try": {
 			"endpointslices labels !service.kubernetes.io/headless fields ",
 			"nodes labels  fields metadata.name=node-1",
@@ -206,8 +207,8 @@ func testInformersSelect(t *testing.T, serviceProxyName string, want []string) {
 	}
 }
 
-// Synced waits for both Services and EndpointSlices.
-func TestInformersWaitForBoth(t *testing.T) {
+// Synced waits for Services, EndpointSlices and the Node.
+func TestInformersWaitForAllKinds(t *testing.T) {
 	for _, late := range []string{"services", "endpointslices", "nodes"} {
 		t.Run(late, func(t *testing.T) {
 			client := fake.NewClientset(service("shop", "web"), slice("shop", "web-1", "web"))
@@ -232,7 +233,7 @@ func TestInformersWaitForBoth(t *testing.T) {
 }
 
 // An API server older than 1.33 has no ServiceCIDRs in v1, and an old ClusterRole does not permit them.
-func TestInformersGoOnWithoutServiceCIDRs(t *testing.T) {
+func TestInformersContinueWithoutServiceCIDRs(t *testing.T) {
 	resource := schema.GroupResource{Group: "networking.k8s.io", Resource: "servicecidrs"}
 	for _, refusal := range []error{
 		apierrors.NewNotFound(resource, ""),
@@ -258,7 +259,7 @@ func TestInformersGoOnWithoutServiceCIDRs(t *testing.T) {
 
 // An API server with a temporary failure may have ServiceCIDRs. If the source did not wait for them, a new process would remove
 // them from the rules of the previous process.
-func TestInformersDontTakeAFailureForNoServiceCIDRs(t *testing.T) {
+func TestInformersWaitForServiceCIDRsAfterAFailure(t *testing.T) {
 	resource := schema.GroupResource{Group: "networking.k8s.io", Resource: "servicecidrs"}
 	for _, failure := range []error{
 		apierrors.NewInternalError(errors.New("no")),
@@ -293,7 +294,7 @@ func TestFailuresOfTheAPIServerAreReported(t *testing.T) {
 		failed := make(chan string, 1)
 		informers, err := NewInformers(Config{Client: client, NodeName: "node-1", Tracker: newTracker(), Failed: func(r string, err error) {
 			if err == nil {
-				t.Errorf("no report of why %s failed", r)
+				t.Errorf("the report of a failure of %s has no error", r)
 			}
 			select {
 			case failed <- r:
@@ -310,7 +311,7 @@ func TestFailuresOfTheAPIServerAreReported(t *testing.T) {
 				t.Errorf("a failure of %s is reported, but %s failed", got, resource)
 			}
 		case <-time.After(patient):
-			t.Errorf("no report that %s can't be listed", resource)
+			t.Errorf("no report that the list of %s failed", resource)
 		}
 	}
 }

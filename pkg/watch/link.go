@@ -21,7 +21,7 @@ type link struct {
 	lost time.Time // zero while the API server answers
 }
 
-// record records the result of a request.
+// record logs a change from answered to unanswered requests, or back. err is the result of the last request.
 func (l *link) record(ctx context.Context, err error) {
 	var unanswered *url.Error
 	var answer apierrors.APIStatus
@@ -48,7 +48,7 @@ func isSilent(err error) bool {
 }
 
 // pauses returns the pauses between retries while the API server fails. client-go's informers back off to one minute, so changes
-// could stay unseen for that long after an outage. The kubelet retries at similar intervals.
+// could stay unseen for a minute after an outage. The kubelet's intervals are similar to these.
 func pauses() wait.Backoff {
 	return wait.Backoff{Duration: 800 * time.Millisecond, Cap: 5 * time.Second, Steps: 8, Factor: 2, Jitter: 1}
 }

@@ -46,8 +46,8 @@ func TestTheLinkIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestRefusedConnectionsAreCounted: the source reports refused connections, which client-go retries silently for seconds. Run
-// still returns at once when the context ends.
+// TestRefusedConnectionsAreCounted: the source reports refused connections, which client-go retries silently for seconds. Run returns
+// immediately when the context ends.
 func TestRefusedConnectionsAreCounted(t *testing.T) {
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -81,7 +81,7 @@ func TestRefusedConnectionsAreCounted(t *testing.T) {
 		t.Error(err)
 	}
 	if spent := time.Since(start); spent > time.Second {
-		t.Errorf("it ended %v after it should", spent)
+		t.Errorf("Run returned %v after the context ended", spent)
 	}
 }
 
@@ -96,7 +96,7 @@ func TestPausesAreShort(t *testing.T) {
 	}
 }
 
-// TestUnreadableObjectsAreLeftOut corrupts an object in transit: it is absent and reported, and all others are present.
+// TestUnreadableObjectsAreLeftOut corrupts an object in transit. The object is absent and reported, and all others are present.
 func TestUnreadableObjectsAreLeftOut(t *testing.T) {
 	for name, garble := range map[string]func([]byte) []byte{
 		// One case corrupts the length of an address within an endpoint. The other corrupts the length of an endpoint, which strip

@@ -22,19 +22,19 @@ import (
 )
 
 const (
-	// quiet is the time without events after which the folder is read: editors and archive tools cause many events for one change.
+	// quiet is the time without events before a read of the folder: editors and archive tools cause many events for one change.
 	quiet = 50 * time.Millisecond
 	// patience is the longest delay of a read while events continue.
 	patience = time.Second
-	// recheck is the interval of reads without events: changes behind links to other folders, and in network file systems, cause
-	// no events.
+	// recheck is the interval of reads without events: changes in the targets of links, and in network file systems, cause no
+	// events.
 	recheck = 30 * time.Second
 )
 
 // Manifests is the source that reads a folder of YAML and JSON files: the files *.yaml, *.yml and *.json directly in it, except
 // files with a name that starts with a dot. They contain Services, EndpointSlices, the Node and ServiceCIDRs in API version v1 of
-// their groups, or Lists of them. Fields are defaulted as in the API server (see defaults.go), but no addresses or ports are
-// allocated, and no controller makes EndpointSlices.
+// their groups, or Lists of them. Missing fields get the API server's defaults (see defaults.go). The source does not allocate
+// addresses or ports, and does not make EndpointSlices.
 type Manifests struct {
 	Store
 	folder  string
@@ -48,7 +48,7 @@ type Manifests struct {
 
 	files    map[string]*file // by path; only Load reads and writes it
 	reported map[model.Problem]struct{}
-	// rejected are the present problems, for [Manifests.Rejected].
+	// rejected are the problems that [Manifests.Rejected] returns.
 	rejected atomic.Pointer[[]model.Problem]
 }
 
@@ -74,7 +74,7 @@ type file struct {
 	sum      checksum // of the last content
 	objects  []fileObject
 	problems []model.Problem
-	// kept are objects of earlier contents. They stay in use while a document cannot be read, because it may contain them.
+	// kept are objects of earlier contents. They stay in use while a document is unreadable, because this document may contain them.
 	kept []fileObject
 }
 
@@ -173,8 +173,8 @@ func (m *Manifests) unreadable(err error) error {
 	return fmt.Errorf("read folder of manifests %q (it must exist and be readable): %w", m.folder, err)
 }
 
-// follow reads the folder after each burst of events. Events about the folder suffice: if a link in the folder gets a new target,
-// as in a mounted ConfigMap, the link itself changes.
+// follow reads the folder after each burst of events. It watches only the folder: if a link in the folder gets a new target, as in
+// a mounted ConfigMap, the link itself changes.
 func (m *Manifests) follow(ctx context.Context, watcher *fsnotify.Watcher) error {
 	logger := klog.FromContext(ctx)
 	again := time.NewTicker(recheck)
@@ -194,7 +194,7 @@ func (m *Manifests) follow(ctx context.Context, watcher *fsnotify.Watcher) error
 			logger.Error(err, "Missed changes of manifests; reading all again", "folder", m.folder)
 			settled = time.After(quiet)
 		case <-again.C:
-			// If another folder of the same name replaced this one, the watch must be renewed.
+			// A new watch is necessary if another folder of the same name has replaced this one.
 			m.reload(logger, watcher.Add(m.folder))
 		case <-settled:
 			settled = nil
@@ -222,7 +222,7 @@ func (m *Manifests) readFile(path string, c content) {
 		return
 	}
 	known.sum = c.sum()
-	for _, problem := range known.problems { // so that changed content with the same problems is reported again
+	for _, problem := range known.problems { // after a change, report the same problems again
 		delete(m.reported, problem)
 	}
 	if c.err != nil {
@@ -276,7 +276,7 @@ func fileProblem(path string, err error) model.Problem {
 	return model.Problem{
 		Kind:   "File",
 		Name:   types.NamespacedName{Name: path},
-		Reason: err.Error() + "; the previous content of the file stays in force",
+		Reason: err.Error() + "; the previous content of the file stays in use",
 	}
 }
 

@@ -165,7 +165,7 @@ func TestManifestsWithoutAFolder(t *testing.T) {
 	}
 	f.source.LoadFrom("standard input", nil)
 	if got := f.source.Services(); len(got) != 0 {
-		t.Errorf("Services: %v, want none: what was read before doesn't count", got)
+		t.Errorf("Services: %v, want none: the last content has no objects", got)
 	}
 }
 
@@ -189,12 +189,12 @@ func TestManifestsMarkOnlyChanges(t *testing.T) {
 			track.Dirty{Services: names(db), ServiceChanges: 1},
 		},
 		{
-			"one goes",
+			"one is removed",
 			func() { f.write("b.yaml", serviceYAML("web", "172.30.0.1")) },
 			track.Dirty{Services: names(db), ServiceChanges: 1},
 		},
 		{
-			"the file goes",
+			"the file is removed",
 			func() { f.remove("b.yaml") },
 			track.Dirty{Services: names(web), ServiceChanges: 1},
 		},
@@ -241,7 +241,7 @@ func TestManifestsBrokenFile(t *testing.T) {
 	}
 	f.write("a.yaml", serviceYAML("web", "172.30.0.9"))
 	if diff := cmp.Diff(track.Dirty{Services: names(web), ServiceChanges: 1}, f.load()); diff != "" {
-		t.Errorf("marks of the mended file (-want +got):\n%s", diff)
+		t.Errorf("marks of the fixed file (-want +got):\n%s", diff)
 	}
 }
 
@@ -342,7 +342,7 @@ func TestManifestsOutOfFileDescriptors(t *testing.T) {
 		t.Errorf("a load without file descriptors changed %v", dirty.Services)
 	}
 	if lines := f.reported(); lines != nil {
-		t.Errorf("reported as a file's fault: %q", lines)
+		t.Errorf("reported as problems of files: %q", lines)
 	}
 }
 
@@ -350,12 +350,12 @@ func TestManifestsNeedAFolder(t *testing.T) {
 	m := NewManifests(Config{Folder: filepath.Join(t.TempDir(), "absent"), Tracker: newTracker()})
 	for name, err := range map[string]error{"Load": m.Load(), "Run": m.Run(t.Context())} {
 		if err == nil || !strings.Contains(err.Error(), "it must exist and be readable") {
-			t.Errorf("%s = %v, want an error that says what to do", name, err)
+			t.Errorf("%s = %v, want an error with a fix", name, err)
 		}
 	}
 }
 
-// Every kind of change of a file is noticed.
+// The source notices every kind of change of a file.
 func TestManifestsFollow(t *testing.T) {
 	for _, tc := range []struct {
 		name    string

@@ -13,7 +13,8 @@ type marker struct {
 	nodeName string
 	tracker  *track.Tracker
 	report   func(model.Problem)
-	// ownServices is set if the source has only Services with a service-proxy name. The other proxy reports all other objects.
+	// ownServices is true if the source has only Services with a service-proxy name. The other proxy then reports EndpointSlices without a
+	// Service.
 	ownServices bool
 }
 
@@ -24,7 +25,7 @@ func (m marker) service(before, after *object) {
 	m.tracker.Service(existing(before, after).NamespacedName)
 }
 
-// slice marks both Services if a slice moves from one to the other. In kube-proxy, both Services then keep the endpoints.
+// slice marks both Services if a slice moves from one Service to another. (kube-proxy keeps the endpoints in both Services.)
 func (m marker) slice(before, after *object) {
 	if same(before, after) {
 		return

@@ -97,7 +97,7 @@ func bigMeta(name string, i int) metav1.ObjectMeta {
 		Name:            name,
 		UID:             types.UID(fmt.Sprintf("3f9c8f1e-5d3c-4d37-9d7b-%012d", i)),
 		ResourceVersion: fmt.Sprint(1_000_000 + i),
-		Annotations:     map[string]string{"example.com/note": fmt.Sprintf("nobody reads this %d", i)},
+		Annotations:     map[string]string{"example.com/note": fmt.Sprintf("not read by any program %d", i)},
 		Labels:          map[string]string{"app.kubernetes.io/name": name},
 	}
 }

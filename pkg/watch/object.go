@@ -15,8 +15,8 @@ import (
 )
 
 // object is an API object in its stored form: stripped of unused fields, and encoded. As Go structs, a cluster's EndpointSlices
-// consist mostly of pointers, padding and unused fields. Encoded they take a third of the memory, the garbage collector does not
-// scan them, and a comparison of bytes detects changes. An object is immutable.
+// consist mostly of pointers, padding and unused fields. The encoded form takes a third of the memory, the garbage collector does not
+// scan it, and a comparison of bytes detects changes. An object is immutable.
 type object struct {
 	types.NamespacedName
 	version string // metadata.resourceVersion; not part of data, so that a new version alone is no change
@@ -24,7 +24,7 @@ type object struct {
 	service string
 	// trigger is the time of the change that led to this state of an EndpointSlice; zero if unknown.
 	trigger track.Trigger
-	// excluded is set if a label selector of the API server would exclude the object. data is nil then.
+	// excluded is true for an object that [transformer] ignores or cannot read. data is then nil.
 	excluded bool
 	data     []byte
 }
@@ -41,7 +41,7 @@ type message interface {
 	Unmarshal([]byte) error
 }
 
-// encode returns the stored form of a stripped object. It takes the name and resource version from the original.
+// encode returns the stored form of a stripped object, with the name and resource version of the original.
 func encode(original metav1.Object, stripped message) (*object, error) {
 	data, err := stripped.Marshal()
 	if err != nil {
@@ -111,7 +111,8 @@ func (o *object) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKi
 // DeepCopyObject implements runtime.Object.
 func (o *object) DeepCopyObject() runtime.Object { return o }
 
-// decode decodes a stored object. It fails if the API server sent invalid content: strip reads only the fields it stores.
+// decode decodes a stored object. It fails if the API server sent an invalid field. strip does not notice all of them, because it
+// copies most fields without reading them.
 func (o *object) decode(into message) error {
 	if err := into.Unmarshal(o.data); err != nil {
 		return err
@@ -128,8 +129,7 @@ func (o *object) ownerName() (types.NamespacedName, bool) {
 	return types.NamespacedName{Namespace: o.Namespace, Name: o.service}, true
 }
 
-// same reports whether the difference between two states of an object does not matter to the proxy. A state is nil if the object
-// does not exist.
+// same reports whether two states of an object are equal for the proxy. A state is nil if the object does not exist.
 func same(a, b *object) bool {
 	aSeen, bSeen := a != nil && !a.excluded, b != nil && !b.excluded
 	if !aSeen || !bSeen {

@@ -12,14 +12,14 @@ import (
 )
 
 // objects holds all API objects of one kind in their stored form, by name. A reflector of client-go updates it, and calls changed
-// from the same goroutine. An informer would pass each change through three queues to three other goroutines, and the kernel would
-// have to wake a thread for each of them. All methods may be called from any goroutine, but only one goroutine at a time may
+// from the same goroutine. An informer would pass each change through three queues to three other goroutines, and each of them would
+// cost the wake-up of a thread. All methods may be called from any goroutine, but only one goroutine at a time may
 // change objects.
 type objects struct {
 	transform cache.TransformFunc
 	// changed is called after each change with the states before and after. A state is nil if the object does not exist.
 	changed func(before, after *object)
-	// read is closed when all existing objects were stored and passed to changed for the first time.
+	// read is closed when all existing objects have been stored and passed to changed for the first time.
 	read chan struct{}
 
 	mu     sync.RWMutex
@@ -135,8 +135,8 @@ func (s *objects) Delete(item any) error {
 	return nil
 }
 
-// Replace implements cache.ReflectorStore. It removes objects that are not in the list: they were deleted while there was no
-// watch.
+// Replace implements cache.ReflectorStore. It removes objects that are not in the list, because they were deleted while no watch
+// ran.
 func (s *objects) Replace(list []any, _ string) error {
 	exist := make(map[types.NamespacedName]struct{}, len(list))
 	for _, item := range list {
@@ -157,5 +157,5 @@ func (s *objects) Replace(list []any, _ string) error {
 	return nil
 }
 
-// Resync implements cache.ReflectorStore. All stored objects have been passed to changed already.
+// Resync implements cache.ReflectorStore. It does nothing, because changed has already received all stored objects.
 func (s *objects) Resync() error { return nil }

@@ -56,7 +56,7 @@ func TestListsMark(t *testing.T) {
 	}
 }
 
-// The old Service of a slice no longer has the slice after the slice was deleted or moved to another Service.
+// After a slice is deleted or moves to another Service, its old Service no longer has the slice.
 func TestSlicesAreFoundByTheirService(t *testing.T) {
 	o := newStore(Config{NodeName: "node-1", Tracker: newTracker()}).slices
 	found := func(of types.NamespacedName) (list []string) {
@@ -87,7 +87,7 @@ func TestSlicesAreFoundByTheirService(t *testing.T) {
 		}
 	}
 	if len(o.byService) != 0 {
-		t.Errorf("%d Services without slices are remembered", len(o.byService))
+		t.Errorf("%d Services without slices are stored", len(o.byService))
 	}
 }
 
@@ -121,8 +121,8 @@ func TestAStoredSliceIsTheSameUntilItChanges(t *testing.T) {
 	}
 }
 
-// Reading an object into the memory of another one leaves no content of the other one.
-func TestReadingWhereAnotherObjectWas(t *testing.T) {
+// An object that is read into the memory of another one has none of the other one's content.
+func TestReadingIntoAUsedObject(t *testing.T) {
 	s := newStore(Config{NodeName: "node-1", Tracker: newTracker()})
 	full := with(service("shop", "web"), func(o *corev1.Service) {
 		o.UID, o.CreationTimestamp = "1", metav1.Unix(1, 0)
@@ -168,19 +168,19 @@ func TestReadingWhereAnotherObjectWas(t *testing.T) {
 	var room corev1.Service
 	var sliceRoom discoveryv1.EndpointSlice
 	for _, name := range []types.NamespacedName{web, db, web, web, db} {
-		var afresh discoveryv1.EndpointSlice
+		var unused discoveryv1.EndpointSlice
 		stored := s.Stored(name)[0]
-		if !s.ReadService(name, &room) || !stored.Read(&sliceRoom) || !stored.Read(&afresh) {
-			t.Fatalf("%v can't be read", name)
+		if !s.ReadService(name, &room) || !stored.Read(&sliceRoom) || !stored.Read(&unused) {
+			t.Fatalf("%v is unreadable", name)
 		}
 		if diff := cmp.Diff(s.Service(name), &room, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("Service (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(&afresh, &sliceRoom, cmpopts.EquateEmpty()); diff != "" {
+		if diff := cmp.Diff(&unused, &sliceRoom, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("EndpointSlice (-want +got):\n%s", diff)
 		}
 	}
 	if s.ReadService(types.NamespacedName{Namespace: "shop", Name: "nothing"}, &room) {
-		t.Error("a Service that doesn't exist has been read")
+		t.Error("ReadService() = true for a missing Service")
 	}
 }

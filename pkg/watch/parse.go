@@ -22,7 +22,8 @@ import (
 
 // fileBudget limits the cost of one file of manifests.
 type fileBudget struct {
-	// These are the largest numbers of documents to read, of objects to use, and of problems to report one by one.
+	// documents, objects and reports are the largest numbers of documents to read, of objects to use, and of problems to report one by
+	// one.
 	documents, objects, reports int
 	// object is the largest size of an object as JSON, in bytes. The API server has the same limit for a request. depth is the
 	// deepest nesting of Lists. text is the largest size of an error message, in bytes.
@@ -34,8 +35,8 @@ const largestFile = 256 << 20
 
 var usualBudget = fileBudget{documents: 1_000_000, objects: 1_000_000, reports: 20, object: 3 << 20, depth: 4, text: 500}
 
-// parser reads manifests. The decoder knows all kinds of the API groups that it needs. It is strict: a misspelt field is
-// reported, as in kubectl.
+// parser reads manifests. The decoder knows all kinds of the API groups of the used kinds. It is strict: it reports a misspelt field,
+// like kubectl.
 type parser struct {
 	decoder runtime.Decoder
 	fileBudget
@@ -130,7 +131,7 @@ func (r *reading) value(value json.RawMessage, depth int) {
 	case !isList:
 		r.object(value)
 	case depth == r.depth:
-		r.unreadable(errors.New("nested too deeply: it is a List in Lists"))
+		r.unreadable(errors.New("too many Lists in Lists"))
 	case element != "" && !used[schema.FromAPIVersionAndKind(head.APIVersion, element)]:
 		r.complain("", unused(head.GroupVersionKind().String()))
 	default:
@@ -143,7 +144,7 @@ func (r *reading) value(value json.RawMessage, depth int) {
 	}
 }
 
-// used are the kinds of objects that are served.
+// used are the kinds of objects that the source stores.
 var used = map[schema.GroupVersionKind]bool{
 	corev1.SchemeGroupVersion.WithKind("Service"):            true,
 	corev1.SchemeGroupVersion.WithKind("Node"):               true,
@@ -151,7 +152,8 @@ var used = map[schema.GroupVersionKind]bool{
 	networkingv1.SchemeGroupVersion.WithKind("ServiceCIDR"):  true,
 }
 
-// typed returns an item of a List with the type of the List. It does not change an item that has a type or is no object.
+// typed returns an item of a List with the kind and API version of the List's items. It does not change an item that has its own, or is no
+// object.
 func typed(item json.RawMessage, t metav1.TypeMeta) json.RawMessage {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(item, &fields) != nil || fields == nil || fields["kind"] != nil || fields["apiVersion"] != nil {

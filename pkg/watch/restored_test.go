@@ -22,20 +22,20 @@ func TestAWatchContinuesOnlyOnNewerData(t *testing.T) {
 		asked   bool
 		expired bool
 	}{
-		"nothing has happened":      {from: metav1.ListOptions{ResourceVersion: "900"}, now: "900", asked: true},
-		"something has":             {from: metav1.ListOptions{ResourceVersion: "900"}, now: "1000", asked: true},
-		"restored":                  {from: metav1.ListOptions{ResourceVersion: "1000"}, now: "900", asked: true, expired: true},
-		"versions of another kind":  {from: metav1.ListOptions{ResourceVersion: "1000"}, now: "b", asked: true},
-		"no answer":                 {from: metav1.ListOptions{ResourceVersion: "1000"}, failed: failure, asked: true},
-		"from the beginning":        {from: metav1.ListOptions{}, now: "1"},
-		"from any version":          {from: metav1.ListOptions{ResourceVersion: "0"}, now: "1"},
-		"all objects come at first": {from: metav1.ListOptions{ResourceVersion: "9", SendInitialEvents: ptr(true)}, now: "1"},
+		"no change":                {from: metav1.ListOptions{ResourceVersion: "900"}, now: "900", asked: true},
+		"a change":                 {from: metav1.ListOptions{ResourceVersion: "900"}, now: "1000", asked: true},
+		"restored":                 {from: metav1.ListOptions{ResourceVersion: "1000"}, now: "900", asked: true, expired: true},
+		"versions of another kind": {from: metav1.ListOptions{ResourceVersion: "1000"}, now: "b", asked: true},
+		"no answer":                {from: metav1.ListOptions{ResourceVersion: "1000"}, failed: failure, asked: true},
+		"from the beginning":       {from: metav1.ListOptions{}, now: "1"},
+		"from any version":         {from: metav1.ListOptions{ResourceVersion: "0"}, now: "1"},
+		"all objects are sent":     {from: metav1.ListOptions{ResourceVersion: "9", SendInitialEvents: ptr(true)}, now: "1"},
 	} {
 		asked := false
 		r := resource{list: func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			asked = true
 			if o.Limit != 1 || o.ResourceVersion != "" {
-				t.Errorf("%s: asks for %+v, want one object as it is now", name, o)
+				t.Errorf("%s: listed with %+v, want one present object", name, o)
 			}
 			return &corev1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: c.now}}, c.failed
 		}}

@@ -18,12 +18,12 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// TestRetriesAndRelistsAreSpread: the API server refuses the requests of many nodes at one moment, or tells all of them at one moment to
-// list all objects again. Their next requests are spread over at least as long as the shortest pause.
+// TestRetriesAndRelistsAreSpread: the API server refuses the requests of many nodes at one moment, or makes all of them list all objects
+// again at one moment. The next requests of the nodes are spread over at least half of the shortest pause.
 func TestRetriesAndRelistsAreSpread(t *testing.T) {
 	expired := apierrors.NewResourceExpired("too old")
 	for name, answer := range map[string]struct{ list, watch error }{
-		"the server fails":           {list: apierrors.NewServiceUnavailable("away")},
+		"the server fails":           {list: apierrors.NewServiceUnavailable("down")},
 		"the server is overloaded":   {list: apierrors.NewGenericServerResponse(http.StatusTooManyRequests, "get", schema.GroupResource{}, "", "", 1, true)},
 		"the server has old objects": {watch: expired},
 	} {

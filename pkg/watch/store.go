@@ -13,15 +13,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// Store returns the objects that a source has read. All methods may be called from any goroutine. Each call decodes a new object,
-// which the caller owns. The objects have only the fields that the proxy reads (see wire.go).
+// Store holds the objects that a source has read. All methods may be called from any goroutine. Each call decodes a new object, which
+// the caller owns. The objects have only the fields that the proxy reads (see wire.go).
 type Store struct {
 	nodeName, serviceProxyName            string
 	report                                func(model.Problem)
 	services, slices, nodes, serviceCIDRs *objects
 }
 
-// newStore returns an empty store. The store marks changes of its objects, and reports objects with problems.
+// newStore returns an empty store, which marks changes of its objects, and reports unreadable objects.
 func newStore(cfg Config) Store {
 	mark := marker{nodeName: cfg.NodeName, tracker: cfg.Tracker, report: cfg.report(), ownServices: cfg.ServiceProxyName != ""}
 	transform := cfg.transformer().transform
@@ -96,7 +96,7 @@ type storedSlice struct {
 func (s storedSlice) Read(into *discoveryv1.EndpointSlice) bool {
 	endpoints := into.Endpoints[:0]
 	if n := count(s.data, fieldEndpoints); n > cap(endpoints) {
-		// Decoding appends to the list. Without capacity, the list would be reallocated five times for ten endpoints.
+		// The decoder appends to the list. Without capacity, it would reallocate the list five times for ten endpoints.
 		endpoints = make([]discoveryv1.Endpoint, 0, n)
 	}
 	*into = discoveryv1.EndpointSlice{Endpoints: endpoints, Ports: into.Ports[:0]}
@@ -119,8 +119,8 @@ func (s *Store) Node() *corev1.Node {
 	return node
 }
 
-// ServiceCIDRs returns all ServiceCIDR objects, in order of their names. With a service-proxy name, it returns none: unused addresses of a
-// ServiceCIDR belong to the other proxy.
+// ServiceCIDRs returns all ServiceCIDR objects, in order of their names. With a service-proxy name, it returns none, because unused addresses
+// of a ServiceCIDR belong to the other proxy.
 func (s *Store) ServiceCIDRs() []*networkingv1.ServiceCIDR {
 	if s.serviceProxyName != "" {
 		return nil

@@ -16,8 +16,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// StartupTaint removes a taint from this Node after the first sync. So the scheduler assigns pods to the node only after its
-// Services are programmed.
+// StartupTaint removes a taint from this Node after the first sync. So the scheduler assigns pods to the node only when the node's
+// rules are complete.
 type StartupTaint struct {
 	Client kubernetes.Interface
 	// Key is the key of the taint. Its value and effect do not matter.
@@ -28,7 +28,7 @@ type StartupTaint struct {
 	Synced <-chan struct{}
 }
 
-// Run removes the taint each time it finds it, until the context ends: a Node that is deleted and registered again has the taint
+// Run removes the taint whenever the Node has it, until the context ends: a Node that is deleted and registered again has the taint
 // again.
 func (s *StartupTaint) Run(ctx context.Context) error {
 	select {
@@ -58,15 +58,15 @@ func (s *StartupTaint) Run(ctx context.Context) error {
 	return nil
 }
 
-// operation is one of a JSON patch (RFC 6902).
+// operation is one operation of a JSON patch (RFC 6902).
 type operation struct {
 	Op    string        `json:"op"`
 	Path  string        `json:"path"`
 	Value *corev1.Taint `json:"value,omitempty"`
 }
 
-// remove removes the taint and reports whether it did. If the Node has changed meanwhile, the API server rejects the patch, and
-// the next attempt retries.
+// remove removes the taint and reports whether it did. If the taint has moved in the list meanwhile, the API server rejects the patch,
+// and the next attempt uses the new list.
 func (s *StartupTaint) remove(ctx context.Context) (removed bool, err error) {
 	node := s.Node()
 	if node == nil {

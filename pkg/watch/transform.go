@@ -13,7 +13,8 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
 )
 
-// Labels that assign Services to a proxy (KEP-2447), and mark EndpointSlices of headless Services (KEP-0752). An empty value is a value.
+// Labels that assign Services to a proxy (KEP-2447), and mark EndpointSlices of headless Services (KEP-0752). A label with an empty value
+// counts, too.
 const (
 	labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 	labelHeadless         = corev1.IsHeadlessService
@@ -26,8 +27,10 @@ const labelMultiCluster = "multicluster.kubernetes.io/service-name"
 // transformer turns API objects into their stored form, with only the fields that are read later.
 type transformer struct {
 	report func(model.Problem)
-	// serviceProxyName is that of the Services to keep; empty for those without the label.
+	// serviceProxyName is the service-proxy name of the Services to keep; empty to keep Services without this label.
 	serviceProxyName string
+	// keptOfSlice, if not nil, replaces the stored fields of an EndpointSlice.
+	keptOfSlice []kept
 }
 
 // transform is a cache.TransformFunc. It returns objects in stored form unchanged.
@@ -66,8 +69,8 @@ func (t transformer) service(data []byte) (*object, error) {
 	return t.stored("Service", metadata, keptOfService.fields, data), nil
 }
 
-// stored returns the stored form of an encoded object. It reports an object that cannot be read and returns it as excluded: an
-// error would hide all other objects.
+// stored returns the stored form of an encoded object. It reports an unreadable object and returns it as excluded, because an error
+// would hide all other objects.
 func (t transformer) stored(kind string, metadata []byte, keep []kept, data []byte) *object {
 	o, err := stored(metadata, keep, data)
 	if err != nil {
@@ -87,7 +90,11 @@ func (t transformer) slice(data []byte) (*object, error) {
 	if headless || imported && !owned {
 		return exclude(metadata), nil
 	}
-	o := t.stored("EndpointSlice", metadata, keptOfSlice.fields, data)
+	keep := t.keptOfSlice
+	if keep == nil {
+		keep = keptOfSlice.fields
+	}
+	o := t.stored("EndpointSlice", metadata, keep, data)
 	if o.excluded {
 		return o, nil
 	}
@@ -107,13 +114,13 @@ func (t transformer) trigger(o *object, metadata []byte) time.Time {
 			Kind:   "EndpointSlice",
 			Name:   o.NamespacedName,
 			Field:  "metadata.annotations[" + corev1.EndpointsLastChangeTriggerTime + "]",
-			Reason: fmt.Sprintf("%q is not a time in RFC 3339 format; its latency is not measured", value),
+			Reason: fmt.Sprintf("%q is not a time in RFC 3339 format; the latency of this change is not measured", value),
 		})
 	}
 	return at.UTC()
 }
 
-// stripNode keeps only fields that the proxy reads. For example, it drops the conditions, which the kubelet updates every few
+// stripNode keeps only fields that the proxy reads. It drops, for example, the conditions, which the kubelet updates every few
 // minutes.
 func stripNode(n *corev1.Node) *corev1.Node {
 	stripped := &corev1.Node{

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 )
 
-// kept defines the part of a field of an encoded protobuf message that is stored: all of it, the first element of a repeated
+// kept defines the stored part of a field of an encoded protobuf message. This is the whole field, the first element of a repeated
 // field, some fields of a message, by their numbers, or the entries of a map with some keys. The zero value stores nothing.
 type kept struct {
 	how
@@ -25,8 +25,8 @@ const (
 	first
 )
 
-// The stored fields of a Service and of an EndpointSlice, by the field numbers in generated.proto of their API groups. The
-// program sees all other fields as empty.
+// The stored fields of a Service and of an EndpointSlice, by the field numbers in generated.proto of their API groups. All other
+// fields are empty for the program.
 var (
 	keptOfService = kept{fields: []kept{
 		1: {fields: []kept{ // metadata
@@ -45,25 +45,36 @@ var (
 			14: {how: all},                                                                   // sessionAffinityConfig
 			18: {how: all},                                                                   // clusterIPs
 			19: {how: all},                                                                   // ipFamilies
+			21: {how: all},                                                                   // loadBalancerClass
 			22: {how: all},                                                                   // internalTrafficPolicy
 		}},
 		3: {fields: []kept{1: {fields: []kept{ // status.loadBalancer
-			// ingress: ip, ipMode. Entries without an address are stored too, because problems contain indexes.
+			// ingress: ip, ipMode. Entries without an address are stored, too, because problems contain the index of an entry.
 			1: {fields: []kept{1: {how: all}, 3: {how: all}}},
 		}}}},
 	}}
 	keptOfSlice = kept{fields: []kept{
 		1: {fields: []kept{1: {how: all}, 3: {how: all}, 12: {keys: model.SliceAnnotations}}}, // metadata: name, namespace, annotations
 		2: {fields: []kept{ // endpoints
-			1: {how: first}, // addresses: the API does not define the meaning of further ones
+			1: {how: first}, // addresses: the API does not define a meaning of further addresses
 			2: {how: all},   // conditions
 			6: {how: all},   // nodeName
+			7: {},           // zone: see withZones
 			8: {how: all},   // hints
 		}},
 		3: {fields: []kept{1: {how: all}, 2: {how: all}, 3: {how: all}}}, // ports: name, protocol, port
 		4: {how: all},                                                    // addressType
 	}}
 )
+
+// withZones returns keptOfSlice and the zones of endpoints. These take memory that only counters of endpoints need.
+func withZones() kept {
+	const endpoints, zone = 2, 7
+	k := kept{fields: slices.Clone(keptOfSlice.fields)}
+	k.fields[endpoints].fields = slices.Clone(k.fields[endpoints].fields)
+	k.fields[endpoints].fields[zone].how = all
+	return k
+}
 
 // strip appends the stored fields of an encoded message to a buffer.
 func strip(into, data []byte, keep []kept) ([]byte, error) {
@@ -122,8 +133,8 @@ func (f *field) content() []byte {
 	return content
 }
 
-// fieldsOf iterates over the fields of an encoded message. If the rest of the message is invalid, the last pair has an error.
-// Protobuf groups are invalid here: no API object uses them.
+// fieldsOf yields the fields of an encoded message. If the rest of the message is invalid, the last pair has an error. Protobuf
+// groups are invalid, because no API object uses them.
 func fieldsOf(data []byte) iter.Seq2[field, error] {
 	return func(yield func(field, error) bool) {
 		for len(data) > 0 {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"log"
 	"runtime"
 	"time"
 
@@ -19,18 +20,15 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-// measureBatch measures a lower limit for any proxy with these maps: the kernel's time for one batch with the elements of all
-// Services, prepared in advance, in an otherwise idle network namespace. The sets have their final size, as in kube-nftproxy.
+// measureBatch measures a lower limit for any proxy with these maps: the kernel's time for one batch with the elements of a plan,
+// prepared in advance, in an otherwise idle network namespace. The sets have their final size, as in kube-nftproxy.
 // There are no rules, and the time includes no reading, planning or encoding.
-func measureBatch(ctx context.Context, w *world, f *Figures) error {
+func measureBatch(ctx context.Context, p *plan.Planner, f *Figures) error {
 	const runs = 5
-	say("%s, a bare batch", w.size)
-	p, err := w.planner(ctx)
-	if err != nil {
-		return err
-	}
+	log.Printf("a bare batch")
 	l, err := lab.New(lab.Config{})
 	if err != nil {
 		return fmt.Errorf("make a network namespace: %w", err)
@@ -43,13 +41,26 @@ func measureBatch(ctx context.Context, w *world, f *Figures) error {
 		}
 		defer conn.Close() //nolint:errcheck // every batch has been answered
 		for range runs {
-			b := bare(p)
+			b, n := bare(p)
 			runtime.GC()
+			before, err := program.KernelMemory()
+			if err != nil {
+				return err
+			}
 			start := time.Now()
 			if err := conn.Commit(b); err != nil {
 				return err
 			}
 			f.add(bareBatch, time.Since(start).Seconds())
+			if err := wait(ctx, freed); err != nil {
+				return err
+			}
+			after, err := program.KernelMemory()
+			if err != nil {
+				return err
+			}
+			f.add(kernelMemory, after-before)
+			f.add(elements, float64(n))
 			if err := forget(ctx, conn, p); err != nil {
 				return err
 			}
@@ -58,13 +69,12 @@ func measureBatch(ctx context.Context, w *world, f *Figures) error {
 	})
 }
 
-// bare returns a batch with the elements of a plan, and their sets and chains.
-func bare(p *plan.Planner) *nft.Batch {
+// bare returns a batch with the elements of a plan, and their sets and chains, and the number of elements.
+func bare(p *plan.Planner) (b *nft.Batch, n int) {
 	const tables, perElement = 64 << 10, 72
 	apply.Fit(p)
-	n := 0
 	p.Elements(func(*nft.Element) { n++ })
-	b := nft.NewBatch(tables + perElement*n)
+	b = nft.NewBatch(tables + perElement*n)
 	for _, t := range p.Tables() {
 		b.AddTable(t)
 		for _, s := range t.Sets {
@@ -75,10 +85,13 @@ func bare(p *plan.Planner) *nft.Batch {
 		}
 	}
 	p.Elements(b.AddElement)
-	return b
+	return b, n
 }
 
-// forget deletes the tables. The kernel frees their elements asynchronously, so forget waits.
+// freed is the time in which the kernel frees the memory of a commit, or of deleted tables.
+const freed = 500 * time.Millisecond
+
+// forget deletes the tables, and waits until they are freed.
 func forget(ctx context.Context, conn *nft.Conn, p *plan.Planner) error {
 	b := nft.NewBatch(0)
 	for _, t := range p.Tables() {
@@ -87,11 +100,22 @@ func forget(ctx context.Context, conn *nft.Conn, p *plan.Planner) error {
 	if err := conn.Commit(b); err != nil {
 		return err
 	}
-	return wait(ctx, 500*time.Millisecond)
+	return wait(ctx, freed)
 }
 
 func newPlanner() *plan.Planner {
 	return plan.New(plan.Options{Families: inet.Families[:], MasqueradeMark: 0x4000})
+}
+
+// plan plans the Services of the size, and nothing else.
+func (w *world) plan() *plan.Planner {
+	p := newPlanner()
+	for i := range w.services {
+		s := w.service(i)
+		name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+		p.Set(name, model.Build(s, []*discoveryv1.EndpointSlice{w.slice(i, 0, w.endpoints)}, model.Node{Name: nodeName}, model.Options{}))
+	}
+	return p
 }
 
 // planner plans all existing Services, as the program does on the node.

@@ -1,15 +1,11 @@
 package main
 
 import (
-	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
@@ -21,12 +17,7 @@ func planFor(z size) *plan.Planner {
 		ClusterIP: "10.96.0.200", Type: corev1.ServiceTypeClusterIP, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
 		Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: servicePort}},
 	}}}
-	p := newPlanner()
-	for i := range z.services {
-		name := types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("svc-%d", i)}
-		p.Set(name, model.Build(w.service(i), []*discoveryv1.EndpointSlice{w.slice(i, 0, z.endpoints)}, model.Node{}, model.Options{}))
-	}
-	return p
+	return w.plan()
 }
 
 // TestBareBatch: the kernel has every planned element, and none after the deletion.
@@ -39,7 +30,8 @@ func TestBareBatch(t *testing.T) {
 	defer conn.Close()
 	z := size{50, 3, inet.IPv4}
 	p := planFor(z)
-	if err := conn.Commit(bare(p)); err != nil {
+	b, n := bare(p)
+	if err := conn.Commit(b); err != nil {
 		t.Fatal(err)
 	}
 	planned := map[*nft.Set]int{}
@@ -54,8 +46,8 @@ func TestBareBatch(t *testing.T) {
 			all += len(list)
 		}
 	}
-	if least := z.services * (1 + z.endpoints); all < least {
-		t.Errorf("the kernel holds %d elements, want at least %d", all, least)
+	if least := z.services * (1 + z.endpoints); all < least || all < n-len(p.Tables()) || all > n {
+		t.Errorf("the kernel holds %d elements, want %d, at least %d", all, n, least)
 	}
 	if err := forget(t.Context(), conn, p); err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"slices"
 	"sync"
 	"time"
@@ -119,7 +120,7 @@ func (p *proxy) measureBeside(ctx context.Context, w *world, e effort, f *Figure
 	if e.beside == 0 {
 		return nil
 	}
-	say("%s, %s: beside another program's batches", w.size, p.name)
+	log.Printf("%s, %s: beside another program's batches", w.size, p.name)
 	if err := p.cleanUp(ctx); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"net/netip"
 	"time"
 
@@ -39,22 +40,30 @@ func (p *proxy) measureChanges(ctx context.Context, w *world, e effort, f *Figur
 		return err
 	}
 	for _, c := range changes {
-		say("%s, %s: %s", w.size, p.name, c.quantity)
-		for i := range e.changes {
-			spent, follow, err := p.sync(ctx, func() error { c.make(w, i); return w.store.Flush() })
-			if err != nil {
-				return fmt.Errorf("%s: %w", c.quantity, err)
-			}
-			f.add(c.quantity, spent.Seconds())
-			if c.quantity == replaceEndpoint {
-				f.add(followEndpoint, follow.Seconds())
-			}
+		if err := p.measureChange(ctx, w, c, e.changes, f); err != nil {
+			return err
 		}
 	}
 	for i := range e.changes {
 		w.store.Delete(w.slice(w.services+i, 0, 0))
 	}
 	return w.store.Flush()
+}
+
+// measureChange measures the sync of each of n changes of a kind, after a quiet time.
+func (p *proxy) measureChange(ctx context.Context, w *world, c change, n int, f *Figures) error {
+	log.Printf("%s, %s: %s", w.size, p.name, c.quantity)
+	for i := range n {
+		spent, follow, err := p.sync(ctx, func() error { c.make(w, i); return w.store.Flush() })
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.quantity, err)
+		}
+		f.add(c.quantity, spent.Seconds())
+		if c.quantity == replaceEndpoint {
+			f.add(followEndpoint, follow.Seconds())
+		}
+	}
+	return nil
 }
 
 // sync makes a change and waits until it is programmed. It returns the time spent in syncs, and the time from the change to the
@@ -117,7 +126,7 @@ func (p *proxy) measureBurst(ctx context.Context, w *world, e effort, f *Figures
 	if e.noBurst {
 		return nil
 	}
-	say("%s, %s: a change of %d Services", w.size, p.name, w.burst())
+	log.Printf("%s, %s: a change of %d Services", w.size, p.name, w.burst())
 	for range 1 + e.again {
 		if err := wait(ctx, p.quiet); err != nil {
 			return err
@@ -147,7 +156,7 @@ func (p *proxy) syncBurst(ctx context.Context, w *world) (spent time.Duration, e
 		if spent, err = p.tryBurst(ctx, w); !errors.Is(err, errLost) {
 			return spent, err
 		}
-		say("%s, %s: once more, %v", w.size, p.name, err)
+		log.Printf("%s, %s: once more, %v", w.size, p.name, err)
 		if _, err := p.settle(ctx); err != nil {
 			return 0, err
 		}
@@ -240,7 +249,7 @@ func (p *proxy) measureRolling(ctx context.Context, w *world, e effort, f *Figur
 	w.rolled++ // the present state would be no change
 	const steps, replaced = 5, 10
 	for _, r := range rolling {
-		say("%s, %s: %s", w.size, p.name, r.quantity)
+		log.Printf("%s, %s: %s", w.size, p.name, r.quantity)
 		slices := r.endpoints / perSlice
 		for i := range steps {
 			spent, _, err := p.sync(ctx, func() error {
@@ -298,7 +307,7 @@ func (p *proxy) measureSpread(ctx context.Context, w *world, e effort, f *Figure
 	if e.spread == 0 {
 		return nil
 	}
-	say("%s, %s: %d changes, one after the other", w.size, p.name, e.spread)
+	log.Printf("%s, %s: %d changes, one after the other", w.size, p.name, e.spread)
 	took, err := p.costOf(ctx, func() (program.Samples, error) { return p.spread(ctx, w, e.spread) })
 	n := float64(e.spread)
 	f.add(spreadCPU, took.processor.Seconds()*1000/n)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/netip"
@@ -35,7 +36,7 @@ func measureConnections(ctx context.Context, w *world, e effort, f *Figures) err
 	if e.packets == 0 {
 		return nil
 	}
-	say("%s, %s: connections", w.size, f.Program)
+	log.Printf("%s, %s: connections", w.size, f.Program)
 	var listener net.Listener
 	err := w.lab.Pods[0].Do(func() (err error) {
 		listener, err = net.Listen("tcp4", ":"+strconv.Itoa(endpointPort))

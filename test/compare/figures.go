@@ -40,6 +40,10 @@ const (
 	steadyMemory quantity = "steady resident memory"
 	idleCPU      quantity = "processor when idle"
 	spreadCPU    quantity = "processor time for 1,000 single changes"
+	// The memory of the kernel, of a bare batch.
+	kernelMemory quantity = "memory of the kernel for the tables"
+	elements     quantity = "elements"
+	written      quantity = "elements written for one endpoint replaced"
 	// Allocations are counted in objects, and in bytes.
 	allocations    quantity = "allocations for a single change"
 	allocatedBytes quantity = "bytes allocated for a single change"
@@ -178,5 +182,10 @@ func (r *Report) publish(root string) error {
 	if err := page.Write(filepath.Join(root, "docs/benchmarks.md"), "comparison", r.page()); err != nil {
 		return err
 	}
-	return page.Write(filepath.Join(root, "README.md"), "comparison", r.summary())
+	for _, s := range r.summaries() {
+		if err := page.Write(filepath.Join(root, s.page), s.part, s.text); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -173,36 +173,20 @@ func (w *watcher) flush(ctx context.Context) (time.Duration, error) {
 }
 
 // measureLimits prints the times of unrelated changes and repairs with a tenant at its limits, idle and changing objects.
-func measureLimits(ctx context.Context, s settings) (err error) {
-	dir, err := os.MkdirTemp("", "compare-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	l, err := lab.New(lab.Config{Pods: 1})
-	if err != nil {
-		return fmt.Errorf("make a network namespace: %w", err)
-	}
-	defer l.Close()
-	c, err := cluster.Start(ctx, cluster.Config{Dir: filepath.Join(dir, "cluster"), Netns: l.Node.Netns})
-	if err != nil {
-		return fmt.Errorf("start a cluster: %w", err)
-	}
-	defer c.Stop()
-	kubeconfig := filepath.Join(dir, "kubeconfig")
-	if err := c.Kubeconfig(kubeconfig, false); err != nil {
-		return err
-	}
-	w := &watcher{world: &world{Cluster: c, lab: l, size: size{1000, 10, inet.IPv4}}}
-	if err := w.fill(ctx, false); err != nil {
-		return fmt.Errorf("fill the cluster: %w", err)
-	}
-	e := &evil{world: w.world, elements: s.limitElements, pairs: s.limitPairs, ranges: s.limitRanges, store: c.Store(ctx).Singly()}
-	if err := l.Node.Do(func() (err error) { w.conn, err = nft.Open(); return err }); err != nil {
+func measureLimits(ctx context.Context, s settings) error {
+	fill := func(w *world) error { return w.fill(ctx, w.putPacketServices) }
+	return inWorld(ctx, size{1000, 10, inet.IPv4}, lab.Config{Pods: 1}, fill, func(w *world, kubeconfig, dir string) error {
+		return (&watcher{world: w}).measureAll(ctx, s, kubeconfig, dir)
+	})
+}
+
+func (w *watcher) measureAll(ctx context.Context, s settings, kubeconfig, dir string) (err error) {
+	e := &evil{world: w.world, elements: s.limitElements, pairs: s.limitPairs, ranges: s.limitRanges, store: w.Store(ctx).Singly()}
+	if err := w.lab.Node.Do(func() (err error) { w.conn, err = nft.Open(); return err }); err != nil {
 		return err
 	}
 	defer w.conn.Close() //nolint:errcheck // read only
-	p := newProxy(kubeNftproxy, s, w.family, kubeconfig, l.Node, s.raw)
+	p := newProxy(kubeNftproxy, s, w.family, kubeconfig, w.lab.Node, s.raw)
 	if s.raw == "" {
 		p.log = filepath.Join(dir, "log")
 	}
@@ -214,7 +198,7 @@ func measureLimits(ctx context.Context, s settings) (err error) {
 	if err := w.measure(ctx, "none"); err != nil {
 		return err
 	}
-	say("%d Services with %d ports and %d slices each", e.large(), e.ports(), e.slices())
+	log.Printf("%d Services with %d ports and %d slices each", e.large(), e.ports(), e.slices())
 	title := fmt.Sprintf("%d elements, %d pairs a Service, %d source ranges", e.elements, e.pairs, e.ranges)
 	done := make(chan error, 1)
 	go func() {
@@ -249,7 +233,7 @@ const limitChanges, limitFlushes = 100, 5
 // measure prints a row.
 func (w *watcher) measure(ctx context.Context, tenant string) error {
 	const quiet = 5 * time.Second // until the last repair of large Services is finished, too
-	say("%s", tenant)
+	log.Printf("%s", tenant)
 	_ = wait(ctx, quiet)
 	changes, err := repeat(limitChanges, func() (time.Duration, error) { return w.rested(ctx) })
 	if err != nil {
@@ -268,7 +252,7 @@ func (w *watcher) measure(ctx context.Context, tenant string) error {
 
 // measureUntil prints a row of the changes until done receives.
 func (w *watcher) measureUntil(ctx context.Context, tenant string, done <-chan error) error {
-	say("%s", tenant)
+	log.Printf("%s", tenant)
 	var changes []time.Duration
 	for {
 		select {

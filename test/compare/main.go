@@ -4,12 +4,12 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"log"
 	"os"
 	"os/signal"
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
@@ -30,11 +30,14 @@ type settings struct {
 	// ranges.
 	limits                                 bool
 	limitElements, limitPairs, limitRanges int
+	// algorithms selects the measurement of algorithms instead.
+	algorithms bool
 	// starts selects the measurement of the API server instead, with this number of nodes.
 	starts int
 }
 
 func main() {
+	log.SetFlags(log.Ltime)
 	var s settings
 	flag.BoolVar(&s.quick, "quick", false, "a small size and few repetitions")
 	flag.BoolVar(&s.check, "check", false, "a small size and fewer repetitions still; fail where a ratio is off by a factor")
@@ -51,6 +54,7 @@ func main() {
 	flag.IntVar(&s.limitElements, "limit-elements", plan.DefaultRoom().Elements/4, "elements of the tenant, with -limits")
 	flag.IntVar(&s.limitPairs, "limit-pairs", model.DefaultLimits().Pairs, "endpoints times ports of each of its Services, with -limits")
 	flag.IntVar(&s.limitRanges, "limit-ranges", plan.DefaultRoom().SourceRanges/4, "its source ranges, with -limits")
+	flag.BoolVar(&s.algorithms, "algorithms", false, "measure Services of each algorithm instead of the plan; -quick measures each only once")
 	flag.IntVar(&s.starts, "starts", 0, "measure the load of the API server by this number of nodes that start at once, at most 200, instead of the plan; -only has one size")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -68,6 +72,9 @@ func run(ctx context.Context, s settings) error {
 	if s.limits {
 		return measureLimits(ctx, s)
 	}
+	if s.algorithms {
+		return measureAlgorithms(ctx, s)
+	}
 	if s.starts > 0 {
 		return measureStarts(ctx, s)
 	}
@@ -82,10 +89,6 @@ func run(ctx context.Context, s settings) error {
 		return err
 	}
 	return report.check(os.Stdout, s.outcomes)
-}
-
-func say(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, "%s  "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
 }
 
 // wanted reports whether a name is selected: its list is empty, or contains it.

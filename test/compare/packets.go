@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"log"
 	"math"
 	"math/rand/v2"
 	"net"
@@ -144,7 +145,7 @@ type timer struct {
 
 // measurePackets measures a number of packets of each stream.
 func measurePackets(ctx context.Context, w *world, packets int, f *Figures) error {
-	say("%s, %s: packets", w.size, f.Program)
+	log.Printf("%s, %s: packets", w.size, f.Program)
 	t := &timer{world: w}
 	defer t.close()
 	for p := range places {

@@ -24,7 +24,7 @@ var (
 	following = []quantity{
 		replaceEndpoint, addEndpoint, flipPolicy, addService, deleteService, followEndpoint, burst, rolling100, rolling1000, rolling5000,
 	}
-	cost    = []quantity{peakMemory, steadyMemory, idleCPU, spreadCPU, allocations, allocatedBytes}
+	cost    = []quantity{elements, kernelMemory, peakMemory, steadyMemory, idleCPU, spreadCPU, allocations, allocatedBytes}
 	clients = []quantity{
 		handshakeDirect50, handshakeDirect90, handshakeDirect99, handshakeService50, handshakeService90, handshakeService99,
 		requestsDirect, requestsService,
@@ -66,14 +66,17 @@ func (r *Report) table(b *strings.Builder, z string) {
 		if _, measured := ours.extra(e); !measured {
 			continue
 		}
-		row(e.name, func(f *Figures) (float64, bool) { return f.certain(e) }, func(f *Figures) string {
-			v, ok := f.extra(e)
-			if !ok {
-				return ""
-			}
-			return seconds(v) + " ± " + seconds(f.uncertainty(e))
-		})
+		row(e.name, func(f *Figures) (float64, bool) { return f.certain(e) }, func(f *Figures) string { return f.extraCell(e) })
 	}
+}
+
+// extraCell returns an extra as text, empty if it was not measured.
+func (f *Figures) extraCell(e extra) string {
+	v, ok := f.extra(e)
+	if !ok {
+		return ""
+	}
+	return seconds(v) + " ± " + seconds(f.uncertainty(e))
 }
 
 // multiples writes the ratio of each program's first sync to a bare batch.
@@ -156,9 +159,11 @@ func (f *Figures) cell(q quantity) string {
 	}
 	show := seconds
 	switch q {
+	case kernelMemory:
+		show = func(v float64) string { return fmt.Sprintf("%.1f MiB", v) }
 	case peakMemory, steadyMemory:
 		show = func(v float64) string { return fmt.Sprintf("%.0f MiB", v) }
-	case allocations, requestsDirect, requestsService:
+	case allocations, elements, written, requestsDirect, requestsService:
 		show = func(v float64) string { return fmt.Sprintf("%.0f", v) }
 	case allocatedBytes:
 		show = func(v float64) string { return fmt.Sprintf("%.1f KiB", v/1024) }
@@ -170,11 +175,16 @@ func (f *Figures) cell(q quantity) string {
 	switch n := len(f.Values[q]); {
 	case n >= many:
 		high, _ := f.quantile(q, 0.99)
+		if high == m {
+			break
+		}
 		s += " (" + show(high) + ")"
 	case n > 1:
 		low, _ := f.quantile(q, 0)
 		high, _ := f.quantile(q, 1)
-		s += " (" + show(low) + " – " + show(high) + ")"
+		if low < high {
+			s += " (" + show(low) + " – " + show(high) + ")"
+		}
 	}
 	return s
 }
@@ -190,8 +200,8 @@ func seconds(v float64) string {
 	return d.String()
 }
 
-// summary returns the README's table, for the largest size at which both programs were started and timed.
-func (r *Report) summary() string {
+// short returns a table of some quantities, for the largest size at which both programs were started and timed.
+func (r *Report) short(quantities ...quantity) string {
 	var b strings.Builder
 	for _, z := range r.sizes() {
 		theirs, ours := r.find(kubeProxyNftables, z), r.find(kubeNftproxy, z)
@@ -199,15 +209,46 @@ func (r *Report) summary() string {
 			continue
 		}
 		b.Reset()
-		fmt.Fprintf(&b, "Linux %s, %d processors; %s, IPv4, a real API server; medians, one run.\n\n",
+		fmt.Fprintf(&b, "Linux %s, %d processors; %s, IPv4, a real API server; medians, one run. In brackets: the 99th percentile, or the least and the greatest value.\n\n",
 			r.Kernel, r.CPUs, titleOf(z))
 		b.WriteString("| | kube-proxy " + r.Versions + ", nftables | kube-nftproxy | ratio |\n|---|---|---|---|\n")
-		for _, q := range []quantity{
-			startToProgrammed, firstSync, replaceEndpoint, followEndpoint, burst, restart, steadyMemory, spreadCPU,
-		} {
+		for _, q := range quantities {
 			value := func(f *Figures) (float64, bool) { return f.median(q) }
 			fmt.Fprintf(&b, "| %s | %s | %s |%s |\n", q, theirs.cell(q), ours.cell(q), ratio(theirs, ours, value))
 		}
 	}
 	return b.String()
+}
+
+// memory returns the table of docs/sizing.md: the memory of both programs at each size, IPv4.
+func (r *Report) memory() string {
+	var b strings.Builder
+	b.WriteString("| Services | endpoints of each | kube-nftproxy, peak | steady | kube-proxy nftables, steady |\n|---|---|---|---|---|\n")
+	for _, z := range r.sizes() {
+		ours := r.find(kubeNftproxy, z)
+		if _, measured := ours.median(steadyMemory); !measured {
+			continue
+		}
+		theirs := "not measured"
+		if f := r.find(kubeProxyNftables, z); f != nil && f.cell(steadyMemory) != "" {
+			theirs = f.cell(steadyMemory)
+		}
+		services, endpoints, _ := strings.Cut(z, "x")
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", services, endpoints, ours.cell(peakMemory), ours.cell(steadyMemory), theirs)
+	}
+	return b.String()
+}
+
+// summary is a part of a page that repeats figures of docs/benchmarks.json.
+type summary struct {
+	page, part, text string
+}
+
+// summaries returns the parts of pages with a selection of the figures.
+func (r *Report) summaries() []summary {
+	return []summary{
+		{"README.md", "comparison", r.short(followEndpoint, restart, steadyMemory)},
+		{"docs/benchmarks.md", "short", r.short(startToProgrammed, firstSync, replaceEndpoint, followEndpoint, burst, restart, steadyMemory, spreadCPU)},
+		{"docs/sizing.md", "memory", r.memory()},
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"os"
 	"strconv"
 	"strings"
@@ -69,7 +70,7 @@ func (p *proxy) measure(ctx context.Context, w *world, e effort, f *Figures) err
 	if err := wait(ctx, e.calm); err != nil {
 		return err
 	}
-	if err := p.host.Do(func() (err error) { p.ruleset, err = nft.Open(); return err }); err != nil {
+	if err := p.open(); err != nil {
 		return err
 	}
 	defer p.ruleset.Close() //nolint:errcheck // read only
@@ -85,9 +86,14 @@ func (p *proxy) measure(ctx context.Context, w *world, e effort, f *Figures) err
 	return p.cleanUp(ctx)
 }
 
+// open opens the ruleset of the host.
+func (p *proxy) open() error {
+	return p.host.Do(func() (err error) { p.ruleset, err = nft.Open(); return err })
+}
+
 // measureRules makes all measurements but those of packets. It starts the program.
 func (p *proxy) measureRules(ctx context.Context, w *world, e effort, f *Figures) error {
-	say("%s, %s: start", w.size, p.name)
+	log.Printf("%s, %s: start", w.size, p.name)
 	if err := p.measureStart(ctx, f); err != nil {
 		return err
 	}
@@ -194,7 +200,7 @@ func spentOf(m program.Samples) time.Duration {
 }
 
 func (p *proxy) measureRestart(ctx context.Context, w *world, e effort, f *Figures) error {
-	say("%s, %s: restart", w.size, p.name)
+	log.Printf("%s, %s: restart", w.size, p.name)
 	for range 1 + e.again {
 		p.running.Kill()
 		took, err := p.start(ctx)
@@ -258,7 +264,7 @@ func (p *proxy) measureIdle(ctx context.Context, w *world, e effort, f *Figures)
 	if e.idle == 0 {
 		return nil
 	}
-	say("%s, %s: idle", w.size, p.name)
+	log.Printf("%s, %s: idle", w.size, p.name)
 	wait(ctx, 3*time.Second)
 	spent, err := p.cpuOf(func() error { return wait(ctx, e.idle) })
 	f.add(idleCPU, spent.Seconds()/e.idle.Seconds())

@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"log"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
@@ -39,59 +38,35 @@ func (l apiLoad) minus(o apiLoad) apiLoad {
 
 // measureStarts measures the load of the API server by nodes that start their program at the same moment, as after the edit of a
 // configuration that all nodes apply at once, by a change of one EndpointSlice, and by a restart of the API server.
-func measureStarts(ctx context.Context, s settings) (err error) {
+func measureStarts(ctx context.Context, s settings) error {
 	var z size
 	if _, err := fmt.Sscanf(cmp.Or(s.only, "1000x10"), "%dx%d", &z.services, &z.endpoints); err != nil {
 		return fmt.Errorf("-only: %w", err)
 	}
-	dir, err := os.MkdirTemp("", "compare-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	l, err := lab.New(lab.Config{Pods: s.starts})
-	if err != nil {
-		return fmt.Errorf("make network namespaces: %w", err)
-	}
-	defer l.Close()
-	say("%s: starting etcd and kube-apiserver", z)
-	c, err := cluster.Start(ctx, cluster.Config{Dir: filepath.Join(dir, "cluster"), Netns: l.Node.Netns, Address: l.Node.IPv4})
-	if err != nil {
-		return fmt.Errorf("start a cluster: %w", err)
-	}
-	defer c.Stop()
-	f := &fleet{world: &world{Cluster: c, lab: l, size: z}}
-	if err := f.fill(ctx, false); err != nil {
-		return fmt.Errorf("fill the cluster: %w", err)
-	}
-	if err := f.putConflict(); err != nil {
-		return err
-	}
-	kubeconfig := filepath.Join(dir, "kubeconfig")
-	if err := c.Kubeconfig(kubeconfig, false); err != nil {
-		return err
-	}
-	fmt.Printf("%d nodes, %s\n| program | phase | duration | requests | bytes to the nodes | processor time of the API server and etcd | Events of a conflict |\n|---|---|---|---|---|---|---|\n",
-		s.starts, z)
-	for _, name := range []string{kubeProxyNftables, kubeNftproxy} {
-		if !wanted(s.programs, name) {
-			continue
+	fill := func(w *world) error { return w.fill(ctx, w.putPacketServices, w.putConflict) }
+	return inWorld(ctx, z, lab.Config{Pods: s.starts}, fill, func(w *world, kubeconfig, dir string) error {
+		f := &fleet{world: w}
+		fmt.Printf("%d nodes, %s\n| program | phase | duration | requests | bytes to the nodes | processor time of the API server and etcd | Events of a conflict |\n|---|---|---|---|---|---|---|\n",
+			s.starts, z)
+		for _, name := range []string{kubeProxyNftables, kubeNftproxy} {
+			if !wanted(s.programs, name) {
+				continue
+			}
+			if err := f.measure(ctx, s, name, kubeconfig, dir); err != nil {
+				return fmt.Errorf("measure %s: %w", name, err)
+			}
 		}
-		if err := f.measure(ctx, s, name, kubeconfig, dir); err != nil {
-			return fmt.Errorf("measure %s: %w", name, err)
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // putConflict stores two Services that claim one address.
-func (f *fleet) putConflict() error {
+func (w *world) putConflict() {
 	for i := range 2 {
-		s := f.serviceAt(fmt.Sprintf("claims-%d", i), f.vip(f.services+300+i))
+		s := w.serviceAt(fmt.Sprintf("claims-%d", i), w.vip(w.services+300+i))
 		s.Spec.ExternalIPs = []string{"203.0.113.9"}
-		f.store.Put(s)
+		w.store.Put(s)
 	}
-	return f.store.Flush()
 }
 
 func (f *fleet) measure(ctx context.Context, s settings, name, kubeconfig, dir string) (err error) {
@@ -147,7 +122,7 @@ func (f *fleet) measure(ctx context.Context, s settings, name, kubeconfig, dir s
 			d.requests, d.requests/n, d.bytes/1e6, d.bytes/1e3/n, d.cpu.Seconds(), d.cpu.Seconds()/n, events)
 		return nil
 	}
-	say("%s, %s: start of %d nodes", f.size, name, len(f.proxies))
+	log.Printf("%s, %s: start of %d nodes", f.size, name, len(f.proxies))
 	err = phase("start", func(*apiLoad) error {
 		return f.each(func(p *proxy) error { _, err := p.start(ctx); return err })
 	})

@@ -3,13 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
-	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
-	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
 
 // size is the number of Services, the number of endpoints of each, and the family of all addresses.
@@ -103,46 +100,34 @@ func measureAll(ctx context.Context, s settings) (*Report, error) {
 
 // measureRound measures one program after the other on a cluster of one size.
 func measureRound(ctx context.Context, s settings, r round, report *Report) error {
-	dir, err := os.MkdirTemp("", "compare-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	l, err := lab.New(packetLab)
-	if err != nil {
-		return fmt.Errorf("make a network namespace: %w", err)
-	}
-	defer l.Close()
-	say("%s: starting etcd and kube-apiserver", r.size)
-	c, err := cluster.Start(ctx, cluster.Config{Dir: filepath.Join(dir, "cluster"), Netns: l.Node.Netns})
-	if err != nil {
-		return fmt.Errorf("start a cluster: %w", err)
-	}
-	defer c.Stop()
-	w := &world{Cluster: c, lab: l, size: r.size}
-	say("%s: making Services and EndpointSlices", r.size)
-	if err := w.fill(ctx, r.effort.rolling); err != nil {
-		return fmt.Errorf("fill the cluster: %w", err)
-	}
-	kubeconfig := filepath.Join(dir, "kubeconfig")
-	if err := c.Kubeconfig(kubeconfig, false); err != nil {
-		return err
-	}
-	for _, name := range r.programs {
-		if !wanted(s.programs, name) {
-			continue
+	fill := func(w *world) error {
+		more := []func(){w.putPacketServices}
+		if r.effort.rolling {
+			more = append(more, w.putRolling)
 		}
-		p := newProxy(name, s, r.family, kubeconfig, l.Node, filepath.Join(dir, name+".log"))
-		if err := p.measure(ctx, w, effortOf(name, r.effort), report.of(name, r.size)); err != nil {
-			return fmt.Errorf("measure %s: %w", name, err)
-		}
-		if name == kubeNftproxy && !r.effort.onlyPackets {
-			if err := measureBatch(ctx, w, report.find(name, r.size.String())); err != nil {
-				return fmt.Errorf("measure a bare batch: %w", err)
+		return w.fill(ctx, more...)
+	}
+	return inWorld(ctx, r.size, packetLab, fill, func(w *world, kubeconfig, dir string) error {
+		for _, name := range r.programs {
+			if !wanted(s.programs, name) {
+				continue
+			}
+			p := newProxy(name, s, r.family, kubeconfig, w.lab.Node, filepath.Join(dir, name+".log"))
+			if err := p.measure(ctx, w, effortOf(name, r.effort), report.of(name, r.size)); err != nil {
+				return fmt.Errorf("measure %s: %w", name, err)
+			}
+			if name == kubeNftproxy && !r.effort.onlyPackets {
+				all, err := w.planner(ctx)
+				if err != nil {
+					return err
+				}
+				if err := measureBatch(ctx, all, report.find(name, r.size.String())); err != nil {
+					return fmt.Errorf("measure a bare batch: %w", err)
+				}
 			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // effortOf increases the repetitions of cheap measurements.

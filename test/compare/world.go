@@ -3,7 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
+	"log"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -29,10 +32,42 @@ type world struct {
 	template *corev1.Service
 	// rounds counts versions of EndpointSlices, rolled the rounds of rolling updates.
 	rounds, rolled int
+	// annotations are those of all Services.
+	annotations map[string]string
 }
 
-// fill stores the Node, the Services with one EndpointSlice each, and those for timing packets.
-func (w *world) fill(ctx context.Context, rolling bool) error {
+// inWorld calls measure with a new cluster of a size, a kubeconfig for it, and a folder for logs. fill stores the objects.
+func inWorld(ctx context.Context, z size, c lab.Config, fill func(w *world) error, measure func(w *world, kubeconfig, dir string) error) error {
+	dir, err := os.MkdirTemp("", "compare-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	l, err := lab.New(c)
+	if err != nil {
+		return fmt.Errorf("make network namespaces: %w", err)
+	}
+	defer l.Close()
+	log.Printf("%s: starting etcd and kube-apiserver", z)
+	api, err := cluster.Start(ctx, cluster.Config{Dir: filepath.Join(dir, "cluster"), Netns: l.Node.Netns, Address: l.Node.IPv4})
+	if err != nil {
+		return fmt.Errorf("start a cluster: %w", err)
+	}
+	defer api.Stop()
+	w := &world{Cluster: api, lab: l, size: z}
+	log.Printf("%s: making Services and EndpointSlices", z)
+	if err := fill(w); err != nil {
+		return fmt.Errorf("fill the cluster: %w", err)
+	}
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	if err := api.Kubeconfig(kubeconfig, false); err != nil {
+		return err
+	}
+	return measure(w, kubeconfig, dir)
+}
+
+// fill stores the Node, the Services with one EndpointSlice each, and more objects.
+func (w *world) fill(ctx context.Context, more ...func()) error {
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: nodeName},
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
@@ -57,9 +92,8 @@ func (w *world) fill(ctx context.Context, rolling bool) error {
 		w.store.Put(w.service(i))
 		w.store.Put(w.slice(i, 0, w.endpoints))
 	}
-	w.putPacketServices()
-	if rolling {
-		w.putRolling()
+	for _, put := range more {
+		put()
 	}
 	return w.store.Flush()
 }
@@ -107,7 +141,9 @@ func stamp(name string) metav1.ObjectMeta {
 
 // service returns a Service with a cluster IP.
 func (w *world) service(i int) *corev1.Service {
-	return w.serviceAt(fmt.Sprintf("svc-%d", i), w.vip(i))
+	s := w.serviceAt(fmt.Sprintf("svc-%d", i), w.vip(i))
+	s.Annotations = w.annotations
+	return s
 }
 
 func (w *world) serviceAt(name string, addr netip.Addr) *corev1.Service {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"log"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -33,6 +34,7 @@ type settings struct {
 }
 
 func main() {
+	log.SetFlags(log.Ltime)
 	if len(os.Args) == 2 && os.Args[1] == nodeCommand {
 		fmt.Fprintln(os.Stderr, "conformance:", becomeNode())
 		os.Exit(1)
@@ -109,7 +111,7 @@ func runOne(ctx context.Context, s settings, proxy string, focus *regexp.Regexp)
 	if err := w.start(starting, proxy); err != nil {
 		return nil, errors.Join(err, w.keepLogs(ctx, filepath.Join(s.results, proxy+"-does-not-start")))
 	}
-	say("%s: %d nodes are ready after %.0f s", proxy, s.nodes, time.Since(began).Seconds())
+	log.Printf("%s: %d nodes are ready after %.0f s", proxy, s.nodes, time.Since(began).Seconds())
 	result = &Run{Kubernetes: w.version, Proxy: proxy, ProxyVersion: w.proxyVersion, Nodes: s.nodes, Kernel: kernel()}
 	err = w.test(ctx, result, focus)
 	result.Minutes = int(time.Since(began).Minutes() + 0.5)
@@ -117,7 +119,7 @@ func runOne(ctx context.Context, s settings, proxy string, focus *regexp.Regexp)
 		err = result.save(w.results)
 	}
 	if s.keep {
-		say("keeping it until Ctrl-C: nsenter --net=/run/netns/%s, kubeconfig %s", w.control, w.path("admin.conf"))
+		log.Printf("keeping it until Ctrl-C: nsenter --net=/run/netns/%s, kubeconfig %s", w.control, w.path("admin.conf"))
 		<-ctx.Done()
 	}
 	return result, err
@@ -127,8 +129,4 @@ func runOne(ctx context.Context, s settings, proxy string, focus *regexp.Regexp)
 func kernel() string {
 	version, _, _ := strings.Cut(host.Release(), "-")
 	return version
-}
-
-func say(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, "%s  "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -103,7 +104,7 @@ func (w *world) test(ctx context.Context, result *Run, focus *regexp.Regexp) err
 			together = append(together, name)
 		}
 	}
-	say("%s: %d tests, and %d that run alone", result.Proxy, len(together), len(apart))
+	log.Printf("%s: %d tests, and %d that run alone", result.Proxy, len(together), len(apart))
 	for _, part := range []struct {
 		folder string
 		names  []string
@@ -119,7 +120,7 @@ func (w *world) test(ctx context.Context, result *Run, focus *regexp.Regexp) err
 	if len(failed) == 0 {
 		return nil
 	}
-	say("%s: %d tests have failed, and run once more, alone: %s", result.Proxy, len(failed), strings.Join(failed, "; "))
+	log.Printf("%s: %d tests have failed, and run once more, alone: %s", result.Proxy, len(failed), strings.Join(failed, "; "))
 	folder := result.folder(w.results)
 	if err := w.keepLogs(ctx, folder); err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log"
 	"net"
 	"net/netip"
 	"os"
@@ -511,7 +512,7 @@ func (w *world) keepLogs(ctx context.Context, folder string) error {
 	if strings.HasPrefix(w.proxyVersion, kubeNftproxy) {
 		err = errors.Join(err, w.keepBundles(ctx, folder))
 	}
-	say("logs: %s", folder)
+	log.Printf("logs: %s", folder)
 	return err
 }
 
@@ -525,7 +526,7 @@ func (w *world) keepBundles(ctx context.Context, folder string) error {
 		out, runErr := exec.CommandContext(ctx, "ip", "netns", "exec", w.control, w.program("kubectl"), "--kubeconfig="+w.path("admin.conf"),
 			"--namespace="+pod.Namespace, "exec", pod.Name, "--", "/programs/"+kubeNftproxy, "bundle", "-f", "-").Output()
 		if runErr != nil { // of a pod that does not run, for example
-			say("bundle of %s: %v", pod.Name, runErr)
+			log.Printf("bundle of %s: %v", pod.Name, runErr)
 			continue
 		}
 		err = errors.Join(err, os.WriteFile(filepath.Join(folder, pod.Spec.NodeName, "bundle.tar.gz"), out, 0o644))

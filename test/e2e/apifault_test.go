@@ -236,6 +236,7 @@ var apiFaults = []struct {
 		eventually(t, 2*patience, b.changed)
 		b.change()
 	}, true},
+	{"objects held back at a start", heldBack, false},
 	{"the server lost its memory", restarted, false},
 	{"nobody listens", func(t *testing.T, b *besieged) {
 		b.Down()
@@ -308,6 +309,32 @@ func late(t *testing.T, b *besieged, resource string) {
 	b.change()
 	b.change()
 	never(t, time.Second, b.healthy)
+}
+
+// heldBack restarts the program while the API server accepts all connections and answers no list of Services. Status has a finding, and the rules
+// of the earlier process stay.
+func heldBack(t *testing.T, b *besieged) {
+	held, release := context.WithCancel(t.Context())
+	defer release()
+	b.Intercept(func(_ http.ResponseWriter, r *http.Request) bool {
+		if faulty.Resource(r) == "services" {
+			<-held.Done()
+		}
+		return false
+	})
+	b.d.Kill()
+	d := &desk{T: t, Lab: b.Lab, socket: filepath.Join(b.dir, "control.sock")}
+	b.d = b.startOn(b.Node, b.kubeconfig, "--control-socket", d.socket)
+	b.change()
+	f := d.finds("wrong WaitingForObjects").Findings[0]
+	if f.What != "nothing is programmed yet: waiting to read all Services and EndpointSlices" || !strings.HasPrefix(f.Object, "API server https://") {
+		t.Errorf("%+v", f)
+	}
+	if err := b.unchanged(); err != nil {
+		t.Error(err)
+	}
+	release()
+	d.finds()
 }
 
 // garbled corrupts an EndpointSlice in transit: others are not affected, the log names it, and its next version is used.

@@ -36,8 +36,8 @@ type desk struct {
 	program     *proxy.Program
 }
 
-// newDesk starts the program with one file of manifests.
-func newDesk(t *testing.T, manifests string) *desk {
+// newDesk starts the program with one file of manifests and further flags.
+func newDesk(t *testing.T, manifests string, flags ...string) *desk {
 	t.Helper()
 	d := &desk{T: t, Lab: lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1}), dir: t.TempDir()}
 	d.socket = filepath.Join(d.dir, "control.sock")
@@ -45,7 +45,7 @@ func newDesk(t *testing.T, manifests string) *desk {
 		t.Fatal(err)
 	}
 	d.write(manifests)
-	d.program = d.another("--cluster-cidr", "10.244.0.0/16", "-v", "2")
+	d.program = d.another(append([]string{"--cluster-cidr", "10.244.0.0/16", "-v", "2"}, flags...)...)
 	eventually(t, patience, func() error {
 		var s view.Status
 		if err := d.read(&s, "status", "-o", "json"); err != nil {
@@ -167,11 +167,15 @@ func TestServicesCommandNamesTheCause(t *testing.T) {
 			says: `"10\.244\.0\.300": not an IP address`, code: 1},
 		{name: "taken", spec: "externalIPs: [203.0.113.10]", slices: []string{deskSlice("taken", "s13", deskPort, readyPod)}, from: "pod-1", to: "vip", outcome: lab.Answered,
 			says: `203\.0\.113\.10:80 .*\n +not programmed: already used by default/sources:http`, code: 1},
+		{name: "algorithm", slices: []string{deskSlice("algorithm", "s14", deskPort, readyPod, remotePod, "{addresses: [10.244.1.11]}")}, from: "pod-1", to: "vip",
+			outcome: lab.Answered, says: `source-hash/24\n(.|\n)*\+ 10\.244\.0\.10:8080 .* 74\.9 %\n.*\+ 10\.244\.1\.10:8080 .* 25\.1 %\n.*- 10\.244\.1\.11:8080 .*its weight is 0`},
 	}
 	manifests := deskNode
 	for i, s := range situations {
 		manifests += deskService(i+1, s.name, s.spec, s.status) + strings.Join(s.slices, "")
 	}
+	manifests = strings.Replace(manifests, "name: algorithm,", "name: algorithm, annotations: {kube-nftproxy.io/lb-algorithm: source-hash/24},", 1)
+	manifests = strings.Replace(manifests, "name: s14,", `name: s14, annotations: {kube-nftproxy.io/weights: "10.244.0.10=3,10.244.1.11=0"},`, 1)
 	d := newDesk(t, manifests)
 	for _, h := range []*lab.Host{d.Pods[0], d.Remotes[0]} {
 		if _, err := h.Serve(inet.TCP, backendPort); err != nil {
@@ -196,6 +200,7 @@ func TestServicesCommandNamesTheCause(t *testing.T) {
 		})
 	}
 	t.Run("list", func(t *testing.T) { d.testList() })
+	t.Run("plan", func(t *testing.T) { d.testPlan(manifests) })
 	t.Run("watch", func(t *testing.T) { d.testWatch(manifests) })
 }
 
@@ -209,8 +214,8 @@ func (d *desk) testList() {
 	if err := d.read(&all, "services", "-o", "json"); err != nil {
 		d.Fatal(err)
 	}
-	if len(all.Services) != 13 {
-		d.Errorf("%d Services, want 13", len(all.Services))
+	if len(all.Services) != 14 {
+		d.Errorf("%d Services, want 14", len(all.Services))
 	}
 	for args, want := range map[string]int{"services": 0, "services default/nosuch": 2, "services -o xml": 2, "nosuch": 1, "verify": 0, "verify extra": 2} {
 		if text, code := d.command(strings.Fields(args)...); code != want {
@@ -219,6 +224,29 @@ func (d *desk) testList() {
 	}
 	if text, code := runCommand(d.T, d.Node, "__complete", "services", "--control-socket", d.socket, "default/wo"); code != 0 || !strings.Contains(text, "default/works\n") {
 		d.Errorf("completion: exit code %d: %q", code, text)
+	}
+}
+
+// testPlan compares the tables with the manifests, and with other weights of a Service with an algorithm.
+func (d *desk) testPlan(manifests string) {
+	if text, code := d.command("diff", "-f", filepath.Join(d.dir, "manifests")); code != 0 {
+		d.Errorf("diff of the same manifests: exit code %d: %s", code, text)
+	}
+	planned := filepath.Join(d.dir, "planned")
+	other := strings.Replace(manifests, "10.244.0.10=3", "10.244.0.10=1", 1)
+	if err := errors.Join(os.Mkdir(planned, 0o700), os.WriteFile(filepath.Join(planned, "all.yaml"), []byte(other), 0o600)); err != nil {
+		d.Fatal(err)
+	}
+	// A quarter of the 251 slots moves to the other endpoint, and some more slots by the way.
+	text, code := d.command("diff", "-f", planned)
+	lost := regexp.MustCompile(`(?m)^- ip map endpoints: .* : 10\.244\.0\.10 \. 8080$`).FindAllString(text, -1)
+	gained := regexp.MustCompile(`(?m)^\+ ip map endpoints: .* : 10\.244\.1\.10 \. 8080$`).FindAllString(text, -1)
+	if code != 1 || len(lost) != len(gained) || len(lost) < 251/4 || len(lost) > 251/3 {
+		d.Errorf("diff with other weights: exit code %d, %d slots lost, %d gained:\n%.2000s", code, len(lost), len(gained), text)
+	}
+	const rule = "jhash ip saddr & 255.255.255.0 mod 251 seed 0x6b6e7078 map @endpoints"
+	if text, code := runCommand(d.T, d.Node, "render", "-f", planned, "--hostname-override", "node-1"); code != 0 || !strings.Contains(text, rule) {
+		d.Errorf("render: exit code %d, want the rule %q in:\n%.2000s", code, rule, text)
 	}
 }
 

@@ -111,14 +111,20 @@ func (d *desk) watched(f func()) string {
 // checkPart compares a part of the page, without parts that differ from run to run.
 func (d *desk) checkPart(name, text string) {
 	d.Helper()
+	d.checkPartOf(debugging, name, text)
+}
+
+// checkPartOf compares a part of a page with the program's output.
+func (d *desk) checkPartOf(page, name, text string) {
+	d.Helper()
 	text = secondSync.ReplaceAllString(text, "last sync ")
 	text = "```console\n" + strings.ReplaceAll(release.ReplaceAllString(text, "kernel 6.18.0"), d.dir, "/etc/kube-nftproxy") + "```\n"
 	if *update {
-		if err := docpage.Write(debugging, name, text); err != nil {
+		if err := docpage.Write(page, name, text); err != nil {
 			d.Fatal(err)
 		}
 	}
-	b, err := os.ReadFile(debugging)
+	b, err := os.ReadFile(page)
 	if err != nil {
 		d.Fatal(err)
 	}
@@ -127,7 +133,7 @@ func (d *desk) checkPart(name, text string) {
 		d.Fatal(err)
 	}
 	if diff := cmp.Diff(alike(want), alike(text)); diff != "" {
-		d.Errorf("%s, part %s, isn't what the program prints; run this test with -update (-want +got):\n%s", debugging, name, diff)
+		d.Errorf("%s, part %s, isn't what the program prints; run this test with -update (-want +got):\n%s", page, name, diff)
 	}
 }
 

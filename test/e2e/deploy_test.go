@@ -3,11 +3,14 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -23,7 +26,7 @@ import (
 )
 
 // configured are an operator's required edits of deploy/.
-const configured = `sed -i 's|control-plane.example.com:6443|%s|' deploy/base/kubeconfig.conf
+const configured = `sed -i 's|ADDRESS:PORT|%s|' deploy/base/kubeconfig.conf
 sed -i 's|^clusterCIDR: .*|clusterCIDR: 10.244.0.0/16,fd00:10:244::/56|' deploy/base/config.conf
 kubectl apply -k deploy/base`
 
@@ -63,8 +66,10 @@ func TestDeploy(t *testing.T) {
 		}
 	})
 	t.Run("configuration", func(t *testing.T) { testConfigMap(t, s) })
+	t.Run("wrong address of the API server", func(t *testing.T) { testWrongAddress(t, s) })
 	t.Run("permissions", func(t *testing.T) { testNoPermissionToSpare(t, s) })
 	t.Run("pod security", func(t *testing.T) { testPodSecurity(t, s, p) })
+	t.Run("external IPs", func(t *testing.T) { testExternalIPs(t, s) })
 	t.Run("folder of one's own", func(t *testing.T) { testOwnFolder(t, s) })
 	t.Run("applied again", func(t *testing.T) {
 		if out := s.sh("kubectl apply -k deploy/base"); strings.Count(out, "unchanged") != 4 {
@@ -74,6 +79,7 @@ func TestDeploy(t *testing.T) {
 			t.Errorf("kubectl diff:\n%s", out)
 		}
 	})
+	t.Run("chart", func(t *testing.T) { testChart(t, s) })
 }
 
 // sysctl reads a conntrack sysctl in the node's network namespace.
@@ -149,6 +155,47 @@ kubectl apply -k deploy/base`)
 	reach(t, s.Client, nodePort, "pod-0")
 }
 
+// testWrongAddress rolls out a kubeconfig with an address at which no API server listens. The new pod lives but is not ready, so the rolling update does
+// not continue. Services stay reachable. /readyz and status have the same reason.
+func testWrongAddress(t *testing.T, s *site) {
+	before, _ := s.pod("kube-nftproxy")
+	const file = "deploy/base/kubeconfig.conf"
+	s.sh(`cp ` + file + ` "$HOME/right.conf"
+sed -i 's|server: .*|server: https://127.0.0.1:1|' ` + file + `
+kubectl apply -k deploy/base`)
+	var p *corev1.Pod
+	const reason = "APIServerUnreachable: API server https://127.0.0.1:1: the API server does not answer: "
+	eventually(t, patience, func() error {
+		list, err := s.api.Client().CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "k8s-app=kube-nftproxy"})
+		if err != nil || len(list.Items) != 1 || list.Items[0].UID == before.UID {
+			return fmt.Errorf("no new pod: %w", err)
+		}
+		p = &list.Items[0]
+		if err := s.kubelet.Probe(t.Context(), p, p.Spec.Containers[0].LivenessProbe); err != nil {
+			return fmt.Errorf("liveness: %w", err)
+		}
+		err = s.kubelet.Probe(t.Context(), p, p.Spec.Containers[0].ReadinessProbe)
+		if err == nil {
+			t.Fatal("the new pod is ready, although it does not reach the API server")
+		}
+		if !strings.Contains(err.Error(), "status 503: not ready\n"+reason) {
+			return fmt.Errorf("readiness: %w", err)
+		}
+		return nil
+	})
+	if status := s.daemonSet("kube-nftproxy").Status; status.NumberUnavailable != 1 {
+		t.Errorf("the roll-out does not count the pod as unavailable: %+v", status)
+	}
+	if out, _ := s.try("kubectl -n kube-system exec " + p.Name + " -- kube-nftproxy status -o json"); !strings.Contains(out, `"ready": false`) ||
+		!strings.Contains(out, `"reason": "APIServerUnreachable"`) {
+		t.Errorf("status differs from /readyz:\n%s", out)
+	}
+	reach(t, s.Client, s.clusterIPs("web")[0], "pod-0")
+	s.sh(`cp "$HOME/right.conf" ` + file + `
+kubectl apply -k deploy/base
+kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s`)
+}
+
 // needed are the program's requests to the API server.
 var needed = map[string][]string{
 	"endpointslices": {"list", "watch"}, "events": {"create", "patch"}, "nodes": {"list", "watch"}, "servicecidrs": {"list", "watch"}, "services": {"list", "watch"},
@@ -178,7 +225,8 @@ func testNoPermissionToSpare(t *testing.T, s *site) {
 			}
 		}
 	}
-	if _, d := s.pod("kube-nftproxy"); len(d.lines("forbidden")) > 0 {
+	p, d := s.pod("kube-nftproxy")
+	if len(d.lines("forbidden")) > 0 {
 		t.Errorf("refused, by the log: %q", d.lines("forbidden"))
 	}
 	roles := s.api.Client().RbacV1().ClusterRoles()
@@ -199,8 +247,14 @@ func testNoPermissionToSpare(t *testing.T, s *site) {
 			}
 			s.awaitPermission(t, resource, false)
 			since := time.Now()
-			_, d := s.pod("kube-nftproxy")
-			d.Kill() // the kubelet starts another one
+			eventually(t, patience, func() error { // without a permission, the program may not be ready
+				running := s.kubelet.Program(p, "kube-nftproxy")
+				if running == nil || running.Exited() {
+					return errors.New("the program does not run")
+				}
+				running.Kill() // the kubelet starts another one
+				return nil
+			})
 			eventually(t, patience, func() error {
 				for _, r := range s.requests(since) {
 					if r.Response.Code == 403 && r.Object.Resource == resource {
@@ -286,21 +340,97 @@ func testPodSecurity(t *testing.T, s *site, p *corev1.Pod) {
 	}
 }
 
-// testOwnFolder builds on the base as in deploy/README.md.
+// testExternalIPs applies the policy of docs/security-review.md: a namespace gets only the addresses in its annotation.
+func testExternalIPs(t *testing.T, s *site) {
+	blocks := mustReadPage(t, "docs/security-review.md", "yaml")["externalIPs"]
+	if len(blocks) != 1 {
+		t.Fatalf("%d blocks, want one", len(blocks))
+	}
+	serve := func(namespace, name, ips string) (string, error) {
+		return s.try("kubectl apply -f - <<<'{apiVersion: v1, kind: Service, metadata: {namespace: " + namespace + ", name: " + name +
+			"}, spec: {ports: [{port: 80}], externalIPs: [" + ips + "]}}'")
+	}
+	refused := func(namespace, name, ips string) error {
+		out, err := serve(namespace, name, ips)
+		if err == nil || !strings.Contains(out, "externalIPs: namespace "+namespace+" may use only [") {
+			return fmt.Errorf("%s/%s with %s: %v, want a refusal by the policy: %s", namespace, name, ips, err, out)
+		}
+		return nil
+	}
+	admitted := func(namespace, name, ips string) {
+		t.Helper()
+		if out, err := serve(namespace, name, ips); err != nil {
+			t.Errorf("%s/%s with %s: %v, want no refusal: %s", namespace, name, ips, err, out)
+		}
+	}
+	s.sh("kubectl create namespace tenant-a; kubectl create namespace tenant-b")
+	admitted("tenant-b", "earlier", "203.0.113.9")
+	s.sh("kubectl annotate namespace tenant-a example.com/external-ips=203.0.113.7,2001:db8::7; kubectl apply -f - <<'END'\n" + blocks[0] + "END")
+	eventually(t, patience, func() error { // the API server applies the policy after a moment
+		return refused("tenant-b", "probe-"+fmt.Sprint(time.Now().UnixNano()), "203.0.113.7")
+	})
+	admitted("tenant-a", "assigned", `203.0.113.7, "2001:db8::7"`)
+	admitted("tenant-a", "none", "")
+	admitted("tenant-b", "earlier", "203.0.113.9") // unchanged
+	s.sh(`kubectl -n tenant-b patch service earlier -p '{"metadata":{"labels":{"a":"b"}}}'`)
+	for _, err := range []error{
+		refused("tenant-a", "other", "203.0.113.9"), refused("tenant-a", "assigned", "203.0.113.7, 203.0.113.8"), refused("tenant-b", "earlier", "203.0.113.7"),
+	} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// repositoryURL is the address of the repository on the page. The tests use a repository with the same content on the machine.
+const repositoryURL = "https://github.com/kube-nftproxy/kube-nftproxy"
+
+// publish makes a repository of a copy of deploy/ below a folder.
+const publish = `git init --quiet repository && cp -r deploy repository && cd repository && git add deploy &&
+git -c user.name=a -c user.email=a@example.com commit --quiet --message=a && git tag v0.1.0
+`
+
+// testOwnFolder builds on the base at its URL, as in deploy/README.md.
 func testOwnFolder(t *testing.T, s *site) {
 	blocks := mustReadPage(t, "deploy/README.md", "yaml")["Deploying kube-nftproxy"]
 	if len(blocks) != 1 {
 		t.Fatalf("%d blocks, want one", len(blocks))
 	}
-	s.sh(`cp -r deploy/base deploy/own && cat > deploy/own/kustomization.yaml <<'END'
-` + blocks[0] + `END
-sed -i 's|^clusterCIDR: .*|clusterCIDR: 10.99.0.0/16|' deploy/own/config.conf`)
-	out := s.sh("kubectl apply -k deploy/own --dry-run=server -o yaml")
+	s.sh(publish)
+	s.sh(`mkdir own && cp deploy/base/*.conf own && cat > own/kustomization.yaml <<'END'
+` + strings.ReplaceAll(blocks[0], repositoryURL, "file://"+s.checkout+"/repository") + `END
+sed -i 's|^clusterCIDR: .*|clusterCIDR: 10.99.0.0/16|' own/config.conf`)
+	out := s.sh("kubectl apply -k own --dry-run=server -o yaml")
 	for _, want := range []string{"clusterCIDR: 10.99.0.0/16", "image: " + ourImage + ":v0.1.0"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}
 	}
+}
+
+// TestBaseRefusesMissingValues: with the files of deploy/base as they are, neither container starts.
+func TestBaseRefusesMissingValues(t *testing.T) {
+	l := lab.ForTest(t, lab.Config{})
+	refused := func(want string, args ...string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		out, err := l.Node.Command(ctx, program, args...).CombinedOutput()
+		if err == nil || ctx.Err() != nil || !strings.Contains(string(out), want) {
+			t.Errorf("%q: %v, want %s:\n%s", args, err, want, out)
+		}
+	}
+	refused(`Invalid value: \"PREFIX-OF-YOUR-PODS\": must be a valid CIDR block`, "--config=../../deploy/base/config.conf", "--init-only")
+	text, err := os.ReadFile("../../deploy/base/kubeconfig.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig.conf") // the pod has these files
+	outside := regexp.MustCompile(`(?m)^ *(certificate-authority|tokenFile): .*\n`).ReplaceAll(text, nil)
+	if err := os.WriteFile(kubeconfig, bytes.ReplaceAll(outside, []byte("user:\n"), []byte("user: {}\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused(`\"https://ADDRESS:PORT\"`, "--kubeconfig="+kubeconfig, "--hostname-override="+nodeName)
 }
 
 // tryPod checks whether the API server would accept a pod.

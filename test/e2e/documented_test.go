@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -47,22 +48,34 @@ var notRun = map[string][]string{
 		"skopeo inspect docker://registry.example.com/kube-nftproxy:v0.1.0 | jq .Labels",
 		"skopeo inspect --raw docker://registry.example.com/kube-nftproxy:v0.1.0 | sha256sum",
 	},
-	"it is named, not recommended": {"docker login", "git describe", "nft -f", "nft list", "kubeadm upgrade", "kubeadm init"},
+	"it is named, not recommended": {"docker login", "git describe", "nft -f", "nft list", "kubeadm upgrade", "kubeadm init", "kubectl rollout undo"},
 	"TestKubeadmAddon runs it":     {"kubectl -n kube-system rollout restart daemonset/kube-proxy"},
-	"TestDeploy runs it":           {"kubectl -n kube-system rollout undo daemonset/kube-nftproxy"},
-	"it changes the checkout":      {"git checkout REVISION && go version"},
+	"TestDeploy runs it": {
+		"kubectl -n kube-system rollout undo daemonset/kube-nftproxy",
+		"helm upgrade kube-nftproxy deploy/chart --namespace kube-system --reuse-values --set config.mode=ebpf",
+	},
+	"TestChartEqualsKustomize runs it, with a version": {"helm package deploy/chart"},
+	"it changes the checkout":                          {"git checkout REVISION && go version"},
 	"the page says that it isn't tested": {
 		"kubeadm upgrade apply v1.36.3 --skip-phases=addon/kube-proxy",
 		"kubeadm upgrade node --patches /etc/kubernetes/patches",
-		"sed -i 's|control-plane.example.com:6443|127.0.0.1:6444|' deploy/base/kubeconfig.conf",
+		"sed -i 's|ADDRESS:PORT|127.0.0.1:6444|' deploy/base/kubeconfig.conf",
 		"systemctl restart k3s",
 	},
 	"TestKubeadmUpgradeKeepsTheImage runs its phase addon kube-proxy": {"kubeadm upgrade apply v1.37.2 --patches /etc/kubernetes/patches"},
 	"TestOperatorAsksAboutTheNode runs it, with packets":              {"trace FROM ADDRESS:PORT --live"},
+	"TestVIPs runs it": {
+		"kube-nftproxy trace 10.244.0.11 203.0.113.10:81",
+		"kube-nftproxy services default/media",
+		"kube-nftproxy trace 10.244.0.11 203.0.113.20:15000/udp",
+	},
 	"TestDebugging runs it": {
 		"kube-nftproxy diff -f /etc/kube-nftproxy/planned",
 	},
 }
+
+// installProfile puts the seccomp profile on a node.
+const installProfile = "install -D -m 0644 deploy/seccomp/kube-nftproxy.json /var/lib/kubelet/seccomp/kube-nftproxy.json"
 
 // reader is an operator who follows the pages.
 type reader struct {
@@ -78,6 +91,8 @@ var documented = []struct {
 }{
 	// The cluster, from another machine.
 	{"kubectl apply -k deploy/base", says(`daemonset\.apps/kube-nftproxy`)},
+	{installProfile, (*reader).confined},
+	{"kubectl get services -A -o jsonpath='{range .items[?(@.spec.externalIPs)]}{.metadata.namespace}/{.metadata.name} {.spec.externalIPs}{\"\\n\"}{end}'", says(`(?m)^default/two \["203\.0\.113\.10"\]$`)},
 	{"go build -o /usr/local/bin/ ./cmd/kubectl-nftproxy", (*reader).install},
 	{"kubectl apply -k deploy/monitoring", (*reader).applyMonitoring},
 	{"kubectl -n kube-system get pods -l k8s-app=kube-nftproxy -o wide", says(`kube-nftproxy-\w+ +1/1 +Running .* node-1 `)},
@@ -100,14 +115,20 @@ var documented = []struct {
 	{"kubectl get services,endpointslices,servicecidrs,nodes -A -o yaml", (*reader).saveObjects},
 	{"kube-nftproxy diff -f objects.yaml --hostname-override node-1 --config new.conf", (*reader).diffConfig},
 	{"kubectl -n kube-system port-forward POD 10249", (*reader).portForward},
+	{"kubectl annotate service web kube-nftproxy.io/terminate-connections=gone", says(`service/web annotated`)},
 	{"curl http://NODE:10249/metrics", says(`kubenftproxy_build_info\{`, "NODE", "192.0.2.1")},
 
 	// The program's own commands, in its pod.
 	{"kube-nftproxy --config /var/lib/kube-proxy/config.conf", says(`System initialized`, "config.conf", "config.conf --init-only")},
 	{"kube-nftproxy status", says(`health +healthy[,\n]`)},
 	{"kube-nftproxy services", says(`default/web:http +ClusterIP +10\.96\.0\.10:80/TCP +Cluster +1 of 4 `)},
-	{"kube-nftproxy services default/web", says(`\+ 10\.244\.0\.10:8080 +ready +on this node\n`)},
+	{"kube-nftproxy services default/web", says(`(?s)\+ 10\.244\.0\.10:8080 +ready +on this node\n.*TCP connections to endpoints that leave`)},
 	{"kube-nftproxy services default/api", ends(1, `10\.96\.0\.11:9090 .*\n +refused: no endpoint`)},
+	{"kubectl annotate service reports kube-nftproxy.io/scale-to-zero=true", says(`service/reports annotated`)},
+	{"kube-nftproxy services default/reports", says(`held: no endpoint; the client retries, and is refused after 2m0s`)},
+	{"kube-nftproxy trace node svc/default/reports:grpc", ends(1, `no endpoints: held, so that the client retries\n +100 % +dropped`)},
+	{"kubectl get events --field-selector reason=Demand", (*reader).wake},
+	{"curl -s http://127.0.0.1:10249/metrics | grep ^kubenftproxy_service_demand", (*reader).demand},
 	{"kube-nftproxy services default/edge", says(`health check node port 32000`)},
 	{"kube-nftproxy services 10.96.0.10", says(`\+ 10\.244\.0\.10:8080 `)},
 	{"kube-nftproxy services svc/default/web 10.244.1.30:8443 30443", says(`(?s)Service default/edge\n.*Service default/web\n`)},
@@ -123,6 +144,10 @@ var documented = []struct {
 	{"trace FROM ADDRESS:PORT", says(`10\.244\.0\.10:8080`, "FROM ADDRESS:PORT", "node 10.96.0.10:80")},
 	{"kube-nftproxy trace 10.244.0.11 10.96.0.10:80", says(`100 % +to 10\.244\.0\.10:8080`)},
 	{"kube-nftproxy trace 198.51.100.7 203.0.113.8:443", ends(1, `100 % +dropped\n`)},
+	{"kubectl annotate service edge kube-nftproxy.io/denied-source-ranges=198.51.100.66/32 kube-nftproxy.io/node-port-source-ranges=none", says("annotated")},
+	{"kube-nftproxy services edge -o wide", says(`(?s)203\.0\.113\.8:443.*allowed sources: 198\.51\.100\.0/24; denied sources: 198\.51\.100\.66/32.*30443.*allowed sources: none; denied sources: 198\.51\.100\.66/32`)},
+	{"kube-nftproxy trace 198.51.100.66 203.0.113.8:443", ends(1, `in the denied source ranges\n +100 % +dropped\n`)},
+	{"kubectl annotate service edge kube-nftproxy.io/denied-source-ranges- kube-nftproxy.io/node-port-source-ranges-", says("annotated")},
 	{"render -f FOLDER", says(`(?s)table ip kube-nftproxy \{.*"default/web:http"`, "FOLDER", "- < services/all.yaml")},
 	{"diff -f FOLDER", ends(1, `(?m)^- ip map services: .*10\.96\.0\.`, "FOLDER", "- < services/all.yaml")},
 	{"kube-nftproxy verify", says(`OK: 2 tables, `)},
@@ -140,6 +165,7 @@ var documented = []struct {
 	// The node.
 	{"curl -s http://127.0.0.1:10249/proxyMode; echo", says(`^nftables\n$`)},
 	{"curl -s http://127.0.0.1:10256/healthz; echo", says(`"healthy": ?true`)},
+	{"curl -s http://127.0.0.1:10256/readyz", says(`^ok\n$`)}, // the page shows it before the first sync: TestDeploy has this state
 	{"curl -s http://127.0.0.1:10249/metrics | grep -E '^kube(proxy_sync_proxy_rules_last_timestamp|nftproxy_)'", says(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds\S* \d`)},
 	{"curl 'http://127.0.0.1:10249/debug/pprof/goroutine?debug=2'", says(`goroutine \d+ `)},
 	{"nft list map ip kube-nftproxy services", says(`10\.96\.0\.10 \. tcp \. 80 .*"default/web:http`)},
@@ -198,10 +224,12 @@ func TestEveryCommandIsRun(t *testing.T) {
 			add(command)
 		}
 	}
-	for _, blocks := range mustReadPage(t, migrating, "sh") { // TestMigrating runs all of them
-		for _, block := range blocks {
-			for _, c := range docpage.Commands("```sh\n" + block + "```\n") {
-				runs[c.Text] = true
+	for _, name := range []string{migrating, deployPage} { // TestMigrating, TestDeploy and TestRemoteBases run all of them
+		for _, blocks := range mustReadPage(t, name, "sh") {
+			for _, block := range blocks {
+				for _, c := range docpage.Commands("```sh\n" + block + "```\n") {
+					runs[c.Text] = true
+				}
 			}
 		}
 	}
@@ -247,6 +275,9 @@ kubectl patch service edge --subresource=status -p '{"status":{"loadBalancer":{"
 		svc.Spec.Ports = svc.Spec.Ports[:1]
 		r.apply(svc)
 	}
+	reports := service("reports")
+	reports.Spec.Ports = []corev1.ServicePort{{Name: "grpc", Port: 9090}}
+	r.apply(reports)
 	cart := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "cart"},
 		Spec:       corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{Name: "cart", Image: "none"}}},
@@ -260,6 +291,10 @@ kubectl patch service edge --subresource=status -p '{"status":{"loadBalancer":{"
 	if _, err := r.Pods[0].Serve(inet.TCP, backendPort); err != nil {
 		t.Fatal(err)
 	}
+	// All commands run under the seccomp profile. A call that the profile lacks kills the program, so that no call is missed.
+	r.sh(r.onMachine(installProfile) + `
+sed -i 's/"SCMP_ACT_ERRNO"/"SCMP_ACT_KILL_PROCESS"/' ` + r.kubelet.Machine() + `/var/lib/kubelet/seccomp/kube-nftproxy.json
+printf 'components:\n  - ../seccomp\n' >> deploy/base/kustomization.yaml`)
 	r.sh(fmt.Sprintf(configured, r.api.Server()))
 	r.sh(`printf 'enableProfiling: true\nmetricsBindAddress: 0.0.0.0:10249\n' >> deploy/base/config.conf; kubectl apply -k deploy/base
 kubectl -n kube-system rollout status daemonset/kube-nftproxy --timeout=20s`)
@@ -336,6 +371,21 @@ type step struct {
 	do      func()
 }
 
+// wake connects to a Service without endpoints, and runs a command that shows the Event.
+func (r *reader) wake(command string) {
+	addr := netip.AddrPortFrom(r.clusterIPs("reports")[0].Addr(), 9090)
+	if a := r.Node.Probe(r.Context(), inet.TCP, addr, lab.Options{}); a.Outcome != lab.TimedOut {
+		r.Errorf("a connection to a Service without endpoints: %s", a)
+	}
+	r.ends(0, `Normal +Demand +service/reports +a client connects `, command)
+}
+
+// demand runs a command that shows the demand for a Service without endpoints, and removes the Service's annotation.
+func (r *reader) demand(command string) {
+	r.ends(0, `^kubenftproxy_service_demand\{namespace="default",service="reports"\} 1\n$`, command)
+	r.sh("kubectl delete service reports")
+}
+
 // follow runs a command on a host, carries out the steps at their lines, and stops it by Ctrl-C.
 func (r *reader) follow(h *lab.Host, script string, steps ...step) {
 	r.Helper()
@@ -394,6 +444,21 @@ func (r *reader) diffConfig(command string) {
 	out, err := r.try("PATH=bin:$PATH; " + command)
 	if err == nil || !strings.Contains(out, "+ ip chain ") || !strings.Contains(out, " 10.99.0.0 ") {
 		r.Errorf("with another clusterCIDR: %v\n%s", err, out)
+	}
+}
+
+// onMachine replaces the folder of the kubelet by that of the kubelet's stand-in.
+func (r *reader) onMachine(command string) string {
+	return strings.Replace(command, " /var", " "+r.kubelet.Machine()+"/var", 1)
+}
+
+// confined runs the command that newReader has run. The pod's program runs under the filter.
+func (r *reader) confined(command string) {
+	r.sh(strings.Replace(r.onMachine(command), "kubelet/seccomp/", "kubelet/seccomp/another/", 1))
+	_, d := r.pod("kube-nftproxy")
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.Pid()))
+	if err != nil || !regexp.MustCompile(`(?m)^Seccomp:\s2$`).Match(text) {
+		r.Errorf("the program has no filter: %v\n%s", err, text)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -14,7 +15,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
@@ -247,6 +250,26 @@ func (d *desk) testFlows() {
 		`fix: +on node node-1, for one flow: conntrack -D `+regexp.QuoteMeta(entry))
 	d.conntrack("-D " + entry)
 	verify(0, `OK: of \d+ entries of connection tracking, 0 are stale`)
+
+	// With termination, the next segment of the connection gets a reset after its endpoint has left again.
+	text = strings.Replace(text, "{name: tcp,", `{name: tcp, annotations: {kube-nftproxy.io/terminate-connections: gone},`, 1)
+	d.write(text)
+	d.await("services", "default/tcp", "TCP connections to endpoints that leave")
+	d.write(strings.Replace(text, deskSlice("tcp", "s2", echoPort, readyPod), deskSlice("tcp", "s2", echoPort, remotePod), 1))
+	d.await("verify", "--flows", "0 are stale, and 0 lead to removed endpoints")
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		d.Fatal(err)
+	}
+	if _, err := fmt.Fprintln(conn, "after minutes"); err != nil {
+		d.Error(err)
+	}
+	if _, err := io.ReadAll(conn); !errors.Is(err, syscall.ECONNRESET) {
+		d.Errorf("the terminated connection: %v, want a reset", err)
+	}
+	const metric = `kubenftproxy_terminated_connections_total{ip_family="IPv4"}`
+	if m, err := d.program.Metrics(d.Context()); err != nil || m[metric] != 1 {
+		d.Errorf("%s is %v, want 1; %v", metric, m[metric], err)
+	}
 }
 
 func (d *desk) conntrack(args string) {
@@ -272,6 +295,26 @@ func (d *desk) testCleanup() {
 	}
 	d.await("status", "there is no table ip kube-nftproxy, ruleset last changed by kube-nftproxy")
 }
+
+// firewalld has the base chains of firewalld for packets to the node and through it, with its rules that precede the zones and follow them.
+const firewalld = `table inet firewalld {
+ chain filter_INPUT {
+  type filter hook input priority filter + 10; policy accept;
+  ct state { established, related } accept
+  ct status dnat accept
+  iifname "lo" accept
+  ct state invalid drop
+  reject with icmpx admin-prohibited
+ }
+ chain filter_FORWARD {
+  type filter hook forward priority filter + 10; policy accept;
+  ct state { established, related } accept
+  ct status dnat accept
+  iifname "lo" accept
+  ct state invalid drop
+  reject with icmpx admin-prohibited
+ }
+}`
 
 // TestPreflight checks nodes on which the program does not run.
 func TestPreflight(t *testing.T) {
@@ -302,9 +345,9 @@ func TestPreflight(t *testing.T) {
 			t.Errorf("%s: exit code %d, want %d; findings %q, want %q:\n%s", name, got, code, reasons, want, text)
 		}
 	}
-	says := func(patterns ...string) {
+	says := func(format string, patterns ...string) {
 		t.Helper()
-		text, code := runCommand(t, l.Node, "preflight", "--root", root, "--hostname-override", "node-1")
+		text, code := runCommand(t, l.Node, "preflight", "-o", format, "--root", root, "--hostname-override", "node-1")
 		if err := fits(text, code, code, patterns); err != nil {
 			t.Error(err)
 		}
@@ -313,11 +356,16 @@ func TestPreflight(t *testing.T) {
 	write("etc/cni/net.d/10-flannel.conflist", `{"name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}`)
 	before := nft(t, l.Node, "list", "ruleset")
 	check("a good node", 0)
-	says(`kernel +\d`, `features +all for \[IPv4 IPv6\]`, `old proxy +no kube-proxy runs\n`, `ports +10249 and 10256 are free`, `pod network +cbr0 \(flannel, portmap\)`,
-		`firewalls +none`, `No problem found: node node-1 is ready for kube-nftproxy\.`)
+	says("table", `kernel +\d`, `features +all for \[IPv4 IPv6\]`, `old proxy +no kube-proxy runs\n`, `ports +10249 and 10256 are free`, `pod network +cbr0 \(flannel, portmap\)`,
+		`firewalls +neither firewalld nor ufw nor Docker`, `No problem found: node node-1 is ready for kube-nftproxy\.`)
 	if after := nft(t, l.Node, "list", "ruleset"); after != before {
 		t.Errorf("preflight changed the ruleset:\n%s\nbefore:\n%s", after, before)
 	}
+	nft(t, l.Node, firewalld)
+	check("firewalld", 0)
+	says("wide", `firewalls +firewalld\n`, `NOTE firewalld has rules on this node`, `fix: +in the firewall.s chain for packets to this node, accept TCP port 10256 and the health check node ports`, `reason: +FirewallFound, Node node-1`)
+	nft(t, l.Node, "delete table inet firewalld")
+	says("table", `firewalls +neither firewalld nor ufw nor Docker`)
 	var other net.Listener
 	if err := l.Node.Do(func() (err error) { other, err = net.Listen("tcp", "127.0.0.1:10249"); return err }); err != nil {
 		t.Fatal(err)
@@ -337,12 +385,12 @@ func TestPreflight(t *testing.T) {
 	nft(t, l.Node, "add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }; add chain ip filter DOCKER-USER; "+
 		"add rule ip filter FORWARD jump DOCKER-USER; add table ip nat; add chain ip nat KUBE-SERVICES")
 	check("a bad node", 1, "ForwardPolicyDrop", "ForwardingDisabled", "PortInUse")
-	says(`old proxy +no kube-proxy runs; its rules: iptables-nft 1`, `ports +in use: 127\.0\.0\.1:10249`, `firewalls +Docker`,
+	says("table", `old proxy +no kube-proxy runs; its rules: iptables-nft 1`, `ports +in use: 127\.0\.0\.1:10249`, `firewalls +Docker`,
 		`fix: +on node node-1: iptables -A FORWARD -m conntrack --ctstate DNAT -j ACCEPT`, `or until Docker loads its rules again`)
 	write("etc/cni/net.d/05-cilium.conflist", `{"name": "cilium", "plugins": [{"type": "cilium-cni"}]}`)
 	write("etc/ufw/ufw.conf", "ENABLED=yes\n")
 	check("Cilium", 1, "ForwardPolicyDrop", "ForwardingDisabled", "NetworkServesServices", "PortInUse")
-	says(`firewalls +ufw, Docker`)
+	says("table", `firewalls +ufw, Docker`)
 	if text, code := runCommand(t, l.Node, "preflight", "extra"); code != 2 {
 		t.Errorf("wrong usage: exit code %d: %s", code, text)
 	}

@@ -251,6 +251,23 @@ func (a asked) testAnswers() {
 	odd.Ports[0].Name, odd.Ports[0].Port = new("nobody-asks-for-it"), new(int32(9999))
 	mail := checked(secondCheckPort)
 	mail.Name = "mail"
+	maglev := func(s *corev1.Service) { s.Annotations = map[string]string{"kube-nftproxy.io/lb-algorithm": "maglev"} }
+	weight := func(others string, own string) func() {
+		return func() {
+			for _, f := range inet.Families {
+				s := slice("web", "web-"+strings.ToLower(f.String()), a.on(pod, f), a.on(other, f))
+				s.AddressType = discoveryv1.AddressType(f.String())
+				s.Annotations = map[string]string{"service.cilium.io/weight": others, "kube-nftproxy.io/weights": other.Addrs()[f].String() + "=" + own}
+				a.apply(s)
+			}
+		}
+	}
+	weighed := func(n int) string { // kube-proxy has no weights
+		if a.theirs {
+			n = 2
+		}
+		return reply("web", n, true)
+	}
 	for _, step := range []struct {
 		name   string
 		do     func()
@@ -291,6 +308,9 @@ func (a asked) testAnswers() {
 		{"ours again", set(checkPort, local), reply("web", 2, true), reply("web", 2, true), refused},
 		{"IPv4 only", set(checkPort, single), reply("web", 2, true), refused, refused},
 		{"both families", set(checkPort, local), reply("web", 2, true), reply("web", 2, true), refused},
+		{"with an algorithm", set(checkPort, maglev), reply("web", 2, true), reply("web", 2, true), refused},
+		{"one of weight 0", weight("3", "0"), weighed(1), weighed(1), refused},
+		{"all of weight 0", weight("0", "0"), weighed(0), weighed(0), refused},
 		{"deleted", func() { a.delete(checked(none)) }, refused, refused, refused},
 	} {
 		step.do()

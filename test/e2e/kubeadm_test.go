@@ -76,6 +76,9 @@ kubectl -n kube-system patch daemonset kube-proxy --patch-file deploy/kubeadm/ha
 		if diff := cmp.Diff(base.Containers[0].LivenessProbe, p.Spec.Containers[0].LivenessProbe); diff != "" {
 			t.Errorf("liveness probe (-deploy +hardened):\n%s", diff)
 		}
+		if diff := cmp.Diff(base.Containers[0].ReadinessProbe, p.Spec.Containers[0].ReadinessProbe); diff != "" {
+			t.Errorf("readiness probe (-deploy +hardened):\n%s", diff)
+		}
 		for _, v := range p.Spec.Volumes {
 			if v.Name == "lib-modules" {
 				t.Error("volume lib-modules is still there")

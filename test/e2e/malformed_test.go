@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -32,7 +33,7 @@ func TestMalformedObjects(t *testing.T) {
 	w.apply(w.odd()...)
 	testRefused(t, w)
 	// These are valid although they look unusual.
-	for _, name := range []string{"good", "fqdn", "conditions", "first", "second", "twice", "half"} {
+	for _, name := range []string{"good", "fqdn", "conditions", "first", "second", "twice", "half", "algorithm"} {
 		reach(t, w.Pods[1], w.clusterIPs(name)[0], "pod-0")
 	}
 	reach(t, w.Client, addrPort(sharedIP), "pod-0")
@@ -43,7 +44,7 @@ func TestMalformedObjects(t *testing.T) {
 	reach(t, w.Pods[1], w.clusterIPs("half")[1])
 
 	want := map[string]int{
-		"EndpointSlice fqdn-2": 1, "EndpointSlice orphan-1": 1, "Service second": 2,
+		"EndpointSlice fqdn-2": 1, "EndpointSlice orphan-1": 1, "Service second": 2, "Service algorithm": 1, "EndpointSlice algorithm-1": 1,
 	}
 	eventually(t, patience, func() error { return compareEvents(w, want) })
 	w.apply(w.touched()...)
@@ -64,15 +65,17 @@ func TestMalformedObjects(t *testing.T) {
 		"EndpointSlice": m[`kubenftproxy_rejected_objects{kind="EndpointSlice"}`],
 		"conflicts":     m["kubenftproxy_conflicts"],
 	}
-	if diff := cmp.Diff(map[string]float64{"Service": 0, "EndpointSlice": 1, "conflicts": 2}, got); diff != "" {
+	if diff := cmp.Diff(map[string]float64{"Service": 1, "EndpointSlice": 2, "conflicts": 2}, got); diff != "" {
 		t.Errorf("rejected objects (-want +got):\n%s", diff)
 	}
-	for object, n := range map[string]int{"default/fqdn-2": 1, "default/orphan-1": 1, "default/second": 2} {
+	for object, n := range map[string]int{"default/fqdn-2": 1, "default/orphan-1": 1, "default/second": 2, "default/algorithm": 1, "default/algorithm-1": 1} {
 		if lines := d.lines("Part of an object cannot be used", fmt.Sprintf("object=%q", object)); len(lines) != n {
 			t.Errorf("%d lines in the log about %s, want %d: %q", len(lines), object, n, lines)
 		}
 	}
 	t.Run("on 100 nodes", func(t *testing.T) { testOneEventForAllNodes(t, w) })
+	t.Run("demand", func(t *testing.T) { testWake(t, w, d) })
+	t.Run("maximum of connections", func(t *testing.T) { testMaximum(t, w, d) })
 }
 
 // odd returns the accepted objects.
@@ -92,7 +95,11 @@ func (w *world) odd() []runtime.Object {
 	orphan.Labels = nil
 	unconditional := slice("conditions", "conditions-1", pod)
 	unconditional.Endpoints = []discoveryv1.Endpoint{{Addresses: pod.Addresses}}
+	algorithm, weight := service("algorithm"), slice("algorithm", "algorithm-1", pod)
+	algorithm.Annotations = map[string]string{"kube-nftproxy.io/lb-algorithm": "least-conn"}
+	weight.Annotations = map[string]string{"service.cilium.io/weight": "heavy"}
 	return []runtime.Object{
+		algorithm, weight,
 		service("fqdn"), slice("fqdn", "fqdn-1", pod), fqdn,
 		service("portless"), portless,
 		service("orphan"), orphan,
@@ -109,7 +116,9 @@ func (w *world) odd() []runtime.Object {
 func (w *world) touched() []runtime.Object {
 	objs := w.odd()
 	for _, obj := range objs {
-		obj.(metav1.Object).SetAnnotations(map[string]string{"example.com/touched": "yes"})
+		all := map[string]string{"example.com/touched": "yes"}
+		maps.Copy(all, obj.(metav1.Object).GetAnnotations())
+		obj.(metav1.Object).SetAnnotations(all)
 	}
 	return objs
 }

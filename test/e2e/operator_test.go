@@ -184,7 +184,7 @@ func TestOperatorAsksAboutServices(t *testing.T) {
 		{name: "hijack", command: "services default/hijack", code: 0, says: `192\.0\.2\.1 is an address of this node: packets to 192\.0\.2\.1:80 reach this`,
 			change: func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.1"} },
 			slices: []*discoveryv1.EndpointSlice{slice("hijack", "hijack", here)}},
-		{name: "chained", command: "services default/chained", code: 1, says: `endpoint 10\.96\.0\.1:8080 is an address of a Service: a packet is translated only once`,
+		{name: "chained", command: "services default/chained", code: 1, says: `endpoint 10\.96\.0\.1:8080 is an address of a Service: the kernel translates a packet only once`,
 			slices: []*discoveryv1.EndpointSlice{slice("chained", "chained", endpoint(netip.MustParseAddr("10.96.0.1")))}},
 		{name: "closed", command: "services default/closed --try", code: 1, says: `\+ 10\.244\.0\.10:8081 +ready +on this node +connection refused: nothing listens on this port`,
 			slices: []*discoveryv1.EndpointSlice{atPort(slice("closed", "closed", here), 8081)}},

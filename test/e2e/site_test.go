@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -64,7 +65,7 @@ func newSite(t *testing.T, c lab.Config, images map[string]kubelet.Image, flags 
 	}
 	s.world = ownWorld(t, c, append(flags, "--audit-policy-file="+policy, "--audit-log-path="+s.audit)...)
 	labelled := node()
-	labelled.Labels = map[string]string{corev1.LabelOSStable: "linux", corev1.LabelHostname: nodeName}
+	labelled.Labels = map[string]string{corev1.LabelOSStable: "linux", corev1.LabelArchStable: runtime.GOARCH, corev1.LabelHostname: nodeName}
 	s.apply(labelled)
 	kubeconfig := filepath.Join(dir, "admin.conf")
 	ours := kubelet.Image{

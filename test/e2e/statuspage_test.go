@@ -90,6 +90,9 @@ func TestStatusPage(t *testing.T) {
 	if want := "203.0.113.8:443/TCP: not programmed: already used by default/edge:httpsFix" + view.FixConflict; !strings.Contains(page.text, want) {
 		t.Errorf("%q is not on the page:\n%s", want, page.text)
 	}
+	if n := strings.Count(page.text, "not programmed: already used by default/edge:https"); n != 2 {
+		t.Errorf("the conflict is %d times on the page, want it as a cause and in the row of the address:\n%s", n, page.text)
+	}
 	b.checkLook()
 	var syncs uint64
 	eventually(t, patience, func() error { // the loop may check the tables meanwhile

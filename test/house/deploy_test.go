@@ -29,7 +29,13 @@ type kustomization struct {
 	Namespace          string            `json:"namespace"`
 	Resources          []string          `json:"resources"`
 	ConfigMapGenerator []configMap       `json:"configMapGenerator"`
+	Labels             []labels          `json:"labels"`
 	Images             []kustomizedImage `json:"images"`
+}
+
+type labels struct {
+	Pairs            map[string]string `json:"pairs"`
+	IncludeTemplates bool              `json:"includeTemplates"`
 }
 
 type configMap struct {
@@ -247,11 +253,12 @@ func checkFlags(t *testing.T, args []string) {
 
 func checkProbes(t *testing.T, c corev1.Container) {
 	t.Helper()
-	for name, probe := range map[string]*corev1.Probe{
-		"startup": c.StartupProbe, "liveness": c.LivenessProbe, "readiness": c.ReadinessProbe,
-	} {
-		if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Path != "/livez" || probe.HTTPGet.Port.IntValue() != 10256 {
-			t.Errorf("%s probe doesn't ask /livez on port 10256", name)
+	for _, want := range []struct {
+		name, path string
+		probe      *corev1.Probe
+	}{{"startup", "/livez", c.StartupProbe}, {"liveness", "/livez", c.LivenessProbe}, {"readiness", "/readyz", c.ReadinessProbe}} {
+		if p := want.probe; p == nil || p.HTTPGet == nil || p.HTTPGet.Path != want.path || p.HTTPGet.Port.IntValue() != 10256 {
+			t.Errorf("%s probe does not query %s on port 10256", want.name, want.path)
 		}
 	}
 }

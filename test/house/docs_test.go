@@ -35,6 +35,7 @@ var (
 	heading  = regexp.MustCompile(`(?m)^#+ +(.+)$`)
 	linked   = regexp.MustCompile(`\]\(([^()\s]+)\)`)
 	ourPages = regexp.MustCompile(`https://github\.com/kube-nftproxy/kube-nftproxy/blob/main/(\S+)`)
+	pagePath = regexp.MustCompile(`\bdocs/[a-z0-9/-]+\.md(#[a-z0-9-]+)?`)
 )
 
 // anchors returns the anchors of a page's headings, as GitHub derives them.
@@ -97,14 +98,43 @@ func TestLinksLeadSomewhere(t *testing.T) {
 		}
 	}
 	for _, name := range files(t) {
-		if strings.HasPrefix(name, "deploy/") {
-			for _, m := range ourPages.FindAllStringSubmatch(mustRead(t, name), -1) {
-				check(name, "README.md", strings.Trim(m[1], `"',`))
+		text := mustRead(t, name)
+		if strings.HasPrefix(name, "deploy/") || strings.HasPrefix(name, ".github/") {
+			for _, m := range ourPages.FindAllStringSubmatch(text, -1) {
+				check(name, "README.md", strings.Trim(m[1], `"',)`))
+			}
+		}
+		if path.Ext(name) != ".md" && name != "test/house/docs_test.go" {
+			for _, link := range pagePath.FindAllString(text, -1) {
+				check(name, "README.md", link)
 			}
 		}
 	}
-	if n < 100 {
+	if n < 300 {
 		t.Errorf("only %d links", n)
+	}
+}
+
+// TestIndexListsEveryPage requires a link to each page in docs from docs/README.md, or from the list of decisions, and a link to the index from
+// README.md.
+func TestIndexListsEveryPage(t *testing.T) {
+	const index, decisions = "docs/README.md", "docs/decisions/README.md"
+	listed := map[string]bool{}
+	for _, from := range []string{"README.md", index, decisions} {
+		if from != "README.md" && !listed[from] {
+			t.Errorf("no link to %s", from)
+		}
+		for _, m := range linked.FindAllStringSubmatch(mustRead(t, from), -1) {
+			name, _, _ := strings.Cut(m[1], "#")
+			if to := path.Join(path.Dir(from), name); from != "README.md" || to == index {
+				listed[to] = true
+			}
+		}
+	}
+	for _, name := range pages(t) {
+		if strings.HasPrefix(name, "docs/") && !listed[name] {
+			t.Errorf("%s does not list %s", index, name)
+		}
 	}
 }
 
@@ -119,7 +149,7 @@ func TestAnchors(t *testing.T) {
 		t.Errorf("%v, want four", found)
 	}
 	for link, ok := range map[string]bool{
-		"docs/faq.md": true, "docs": true, "docs/none.md": false, "#flags": true, "#none": false, "docs/faq.md#questions": true, "docs/faq.md#none": false, "docs#x": false,
+		"docs/faq.md": true, "docs": true, "docs/none.md": false, "#limits": true, "#none": false, "docs/faq.md#questions": true, "docs/faq.md#none": false, "docs#x": false,
 	} {
 		if err := follow("README.md", link); (err == nil) != ok {
 			t.Errorf("%s: %v", link, err)
@@ -187,9 +217,12 @@ func TestIsMetric(t *testing.T) {
 // othersFlags are other programs' flags that appear without a command.
 var othersFlags = map[string]string{
 	"--register-with-taints":    "the kubelet",
+	"--metric-labels-allowlist": "kube-state-metrics",
+	"--run-service-proxy":       "kube-router",
 	"--service-node-port-range": "kube-apiserver", "--allow-privileged": "kube-apiserver", "--kube-proxy-config": "AKS",
 	"--all": "the kubectl plugin", "--context": "the kubectl plugin", "--container": "the kubectl plugin", "--parallel": "the kubectl plugin",
 	"--metrics-port": "kube-proxy, hidden; accepted here", "--ignore-external-ips": "the test's own",
+	"--boot-id-file": "kube-proxy up to v1.36, hidden; accepted here", "--machine-id-file": "kube-proxy up to v1.36, hidden; accepted here",
 }
 
 var (

@@ -27,6 +27,7 @@ var pipeline = map[string][]string{
 	"pkg/counters":  {"pkg/inet", "pkg/model", "pkg/nft", "pkg/plan"},
 	"pkg/nodeport":  {"pkg/inet", "pkg/model"},
 	"pkg/loopback":  {"pkg/inet", "pkg/model", "pkg/nft"},
+	"pkg/demand":    {"pkg/nft", "pkg/plan"},
 	"pkg/report":    {"pkg/model"},
 	"pkg/host":      {"pkg/inet"},
 	"pkg/config":    {"pkg/balance", "pkg/inet", "pkg/model"},
@@ -45,7 +46,7 @@ var pipeline = map[string][]string{
 	"pkg/doctor":     {"pkg/host", "pkg/inet", "pkg/instance", "pkg/model", "pkg/nft", "pkg/nodeport", "pkg/probe", "pkg/takeover", "pkg/view"},
 	"pkg/health":     {"pkg/inet", "pkg/model"},
 	"pkg/takeover":   {"pkg/apply", "pkg/inet", "pkg/model", "pkg/nft"},
-	"pkg/trace":      {"pkg/balance", "pkg/inet", "pkg/nft", "pkg/plan"},
+	"pkg/trace":      {"pkg/balance", "pkg/inet", "pkg/nft", "pkg/plan", "pkg/view"},
 	"pkg/proxy": {
 		"pkg/apply", "pkg/conntrack", "pkg/health", "pkg/inet", "pkg/metrics", "pkg/model", "pkg/nft", "pkg/plan", "pkg/schedule",
 		"pkg/track", "pkg/view",
@@ -55,8 +56,8 @@ var pipeline = map[string][]string{
 		"pkg/probe", "pkg/proxy", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track", "pkg/view",
 	},
 	"pkg/daemon": {
-		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/console", "pkg/control", "pkg/counters", "pkg/health", "pkg/host", "pkg/inet", "pkg/instance", "pkg/loopback", "pkg/metrics", "pkg/model",
-		"pkg/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/report", "pkg/schedule", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track",
+		"pkg/apply", "pkg/config", "pkg/conntrack", "pkg/console", "pkg/control", "pkg/counters", "pkg/demand", "pkg/health", "pkg/host", "pkg/inet", "pkg/instance", "pkg/loopback", "pkg/metrics", "pkg/model",
+		"pkg/nft", "pkg/nodeport", "pkg/plan", "pkg/probe", "pkg/proxy", "pkg/report", "pkg/schedule", "pkg/settings", "pkg/statuspage", "pkg/takeover", "pkg/track",
 		"pkg/view", "pkg/watch", "pkg/zpages",
 	},
 	"cmd/kube-nftproxy":    {"pkg/command", "pkg/daemon"},

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
+	"github.com/kube-nftproxy/kube-nftproxy/test/seccomp"
 )
 
 // pause is what passes before something is tried again; a real kubelet waits longer each time.
@@ -168,6 +169,9 @@ func (p *pod) spec(ctx context.Context, c *corev1.Container, image Image, root s
 	if err := s.secure(c.SecurityContext); err != nil {
 		return nil, err
 	}
+	if s.Filter, err = p.kubelet.filter(ctx, c.SecurityContext); err != nil {
+		return nil, err
+	}
 	if err := errors.Join(os.RemoveAll(root), os.CopyFS(root, os.DirFS(image.Root))); err != nil {
 		return nil, fmt.Errorf("copy image: %w", err)
 	}
@@ -181,6 +185,18 @@ func (p *pod) spec(ctx context.Context, c *corev1.Container, image Image, root s
 		s.Binds = append(s.Binds, Bind{From: from, To: m.MountPath, ReadOnly: readOnly})
 	}
 	return s, makeMountPoints(s)
+}
+
+// filter compiles a profile of kind Localhost. The kubelet finds it in /var/lib/kubelet/seccomp on the machine.
+func (k *Kubelet) filter(ctx context.Context, c *corev1.SecurityContext) (seccomp.Filter, error) {
+	if c == nil || c.SeccompProfile == nil || c.SeccompProfile.LocalhostProfile == nil {
+		return nil, nil
+	}
+	profile, err := seccomp.Read(filepath.Join(k.Machine(), "var/lib/kubelet/seccomp", *c.SeccompProfile.LocalhostProfile))
+	if err != nil {
+		return nil, fmt.Errorf("seccomp profile: %w", err)
+	}
+	return profile.Compile(ctx)
 }
 
 // makeMountPoints makes in the root what is mounted on, as the runtime does before the root becomes read-only.
@@ -252,6 +268,9 @@ func (k *Kubelet) Probe(ctx context.Context, object *corev1.Pod, probe *corev1.P
 	p.mu.Lock()
 	running := p.programs[p.Spec.Containers[0].Name]
 	p.mu.Unlock()
+	if running == nil {
+		return fmt.Errorf("the program of pod %s does not run yet", object.Name)
+	}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(probe.TimeoutSeconds)*time.Second)
 	defer cancel()
 	url := fmt.Sprintf("http://%s:%d%s", host, get.Port.IntValue(), get.Path)

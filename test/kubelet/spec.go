@@ -7,6 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/seccomp"
 )
 
 // Spec is what becomes a container's program, as the command container reads it.
@@ -22,6 +24,8 @@ type Spec struct {
 	Capabilities    []int
 	Privileged      bool
 	NoNewPrivileges bool
+	// Filter is that of the profile of kind Localhost, or empty.
+	Filter seccomp.Filter
 }
 
 // Bind shows a file or folder of the machine in a container.

@@ -82,9 +82,12 @@ func (k *Kubelet) configMap(ctx context.Context, namespace, name string, items [
 	return files, nil
 }
 
+// Machine returns the root folder of a made-up machine.
+func (k *Kubelet) Machine() string { return filepath.Join(k.Dir, "machine") }
+
 // hostPath is a file or folder of a made-up machine, except below /proc, where there is only one.
 func (k *Kubelet) hostPath(v *corev1.HostPathVolumeSource) (string, error) {
-	path := filepath.Join(k.Dir, "machine", v.Path)
+	path := filepath.Join(k.Machine(), v.Path)
 	if strings.HasPrefix(v.Path, "/proc/") {
 		path = v.Path
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"sync/atomic"
 )
 
@@ -75,10 +76,22 @@ func (h *Host) Addr(like netip.Addr) netip.Addr {
 func (h *Host) Addrs() [2]netip.Addr { return [2]netip.Addr{h.IPv4, h.IPv6} }
 
 // Command prepares a program to run in the host's namespace. It is killed when ctx ends. The file system is the ordinary one:
-// /sys in particular still shows the devices of the namespace in which the lab was started.
+// /sys in particular still shows the devices of the namespace in which the lab was started. If the variable KNP_SYSCALLS names a folder, strace
+// writes the system calls of kube-nftproxy into it, for hack/seccomp.sh.
 func (h *Host) Command(ctx context.Context, name string, args ...string) *Cmd {
+	if folder := os.Getenv("KNP_SYSCALLS"); folder != "" && traced.MatchString(filepath.Base(name)) {
+		out := filepath.Join(folder, fmt.Sprintf("%d-%d", os.Getpid(), traces.Add(1)))
+		// With -D, the traced program is the child, not strace.
+		name, args = "strace", append([]string{"-D", "-f", "-qq", "-o", out, name}, args...)
+	}
 	return &Cmd{Cmd: exec.CommandContext(ctx, name, args...), host: h}
 }
+
+// traced matches the programs that are kube-nftproxy, or become it.
+var traced = regexp.MustCompile(`^(kube-nftproxy|container|setpriv|.*\.test)$`)
+
+// traces counts the traced commands.
+var traces atomic.Uint64
 
 // Cmd is an exec.Cmd whose process starts in a Host's namespace.
 type Cmd struct {

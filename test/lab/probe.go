@@ -61,6 +61,8 @@ type Answer struct {
 	Source netip.AddrPort
 	// Local is the server's address and port as the server saw it.
 	Local netip.AddrPort
+	// Port is the client's own port, from which it sent.
+	Port uint16
 	// RTT is the time from the first packet to the answer or the refusal.
 	RTT time.Duration
 	// Err is the reason why the outcome is not Answered.
@@ -260,7 +262,7 @@ func (h *Host) probeTCP(ctx context.Context, dst netip.AddrPort, o Options) Answ
 	if o.SourcePort != 0 {
 		s.part()
 	}
-	return answered(line)
+	return s.answered(line)
 }
 
 // part ends a connection so that its ports are reusable at once. A reset from this side may meet a server socket that is still
@@ -305,13 +307,15 @@ func (h *Host) probeUDP(ctx context.Context, dst netip.AddrPort, o Options) Answ
 // openPort opens a TCP or UDP socket. Unless a source port is given, it uses the next free one.
 func (h *Host) openPort(ctx context.Context, dst netip.AddrPort, kind int, o Options) (s socket, err error) {
 	if o.SourcePort != 0 {
-		return open(ctx, dst.Addr(), kind, 0, o)
-	}
-	err = h.eachPort(func(port uint16) error {
-		o.SourcePort = port
 		s, err = open(ctx, dst.Addr(), kind, 0, o)
-		return err
-	})
+	} else {
+		err = h.eachPort(func(port uint16) error {
+			o.SourcePort = port
+			s, err = open(ctx, dst.Addr(), kind, 0, o)
+			return err
+		})
+	}
+	s.from = o.SourcePort
 	return s, err
 }
 
@@ -347,7 +351,7 @@ func (h *Host) probeSCTP(ctx context.Context, dst netip.AddrPort, o Options) Ans
 		return Answer{Err: err}
 	}
 	defer s.close()
-	s.port = port
+	s.port, s.from = port, port
 	init := newInit(port, dst.Port())
 	return s.exchange(netip.AddrPortFrom(dst.Addr(), 0), init.bytes(), func(reply []byte) ([]byte, bool) {
 		if dst.Addr().Is4() {
@@ -410,17 +414,18 @@ func (s socket) exchange(dst netip.AddrPort, packet []byte, accept func([]byte) 
 			continue
 		}
 		if line, ok := accept(buf[:n]); ok {
-			return answered(line)
+			return s.answered(line)
 		}
 	}
 }
 
 // answered parses a server's line.
-func answered(line []byte) Answer {
+func (s socket) answered(line []byte) Answer {
 	a, err := ParseAnswer(string(line))
 	if err != nil {
 		return Answer{Err: err}
 	}
+	a.Port = s.from
 	return a
 }
 

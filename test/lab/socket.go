@@ -23,6 +23,8 @@ type socket struct {
 	deadline time.Time
 	// port is the source port of packets through a raw socket, which receives the ICMP errors about all ports.
 	port uint16
+	// from is the source port of packets; 0 for ICMP.
+	from uint16
 }
 
 // domain returns the socket domain of an address.

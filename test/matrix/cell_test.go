@@ -96,29 +96,57 @@ const (
 
 var detectors = []detector{byClusterCIDR, byNodeCIDR, byBridge, byPrefix, byNothing}
 
-// mode holds the settings of the program.
+// choice is the way in which all Services choose their endpoints.
+type choice string
+
+const (
+	random     choice = "random"
+	sourceHash choice = "source-hash"
+	maglev     choice = "maglev"
+	weights    choice = "weights" // with two more endpoints of weight 0
+	maximum    choice = "maximum" // a maximum of connections that is not reached, unless the Service has session affinity; and slow start
+)
+
+var choices = []choice{random, sourceHash, maglev, weights, maximum}
+
+// mode holds the settings of the program and of all Services.
 type mode struct {
 	detector      detector
 	masqueradeAll bool
+	choice        choice
 }
 
 // base is the mode that includes SCTP. docs/semantics.md compares the others with it.
-var base = mode{detector: byClusterCIDR}
+var base = mode{byClusterCIDR, false, random}
 
+// modes returns all settings of the program. kube-proxy has only the random choice.
 func modes() (all []mode) {
 	for _, masqueradeAll := range []bool{false, true} {
 		for _, d := range detectors {
-			all = append(all, mode{d, masqueradeAll})
+			all = append(all, mode{d, masqueradeAll, random})
 		}
 	}
 	return all
 }
 
-func (m mode) String() string {
-	if m.masqueradeAll {
-		return string(m.detector) + ", masquerade all"
+// variedModes returns the same, with the choices in turn. A detector has different ones with and without masquerade-all.
+func variedModes() []mode {
+	all := modes()
+	for i := range all {
+		all[i].choice = choices[(i+i/len(detectors))%len(choices)]
 	}
-	return string(m.detector)
+	return all
+}
+
+func (m mode) String() string {
+	text := string(m.detector)
+	if m.masqueradeAll {
+		text += ", masquerade all"
+	}
+	if m.choice != random {
+		text += ", " + string(m.choice)
+	}
+	return text
 }
 
 func (m mode) protocols() []inet.Protocol {
@@ -226,7 +254,7 @@ func TestMatrixIsComplete(t *testing.T) {
 	cells, leftOut := 0, 0
 	seen := map[cell]bool{}
 	times := map[string]int{}
-	for _, m := range modes() {
+	for _, m := range variedModes() {
 		all, without := groups(m)
 		leftOut += without
 		for _, g := range all {
@@ -234,7 +262,7 @@ func TestMatrixIsComplete(t *testing.T) {
 				cells++
 				seen[c] = true
 				for _, value := range []string{
-					string(c.mode.detector), fmt.Sprint("masquerade all ", c.mode.masqueradeAll), string(c.dest), string(c.client),
+					string(c.mode.choice), string(c.mode.detector), fmt.Sprint("masquerade all ", c.mode.masqueradeAll), string(c.dest), string(c.client),
 					"iTP " + string(c.service.internal), "eTP " + string(c.service.external), "endpoints " + string(c.service.placement),
 					fmt.Sprint("affinity ", c.service.affinity), c.family.String(), c.protocol.String(),
 				} {
@@ -259,6 +287,7 @@ func TestMatrixIsComplete(t *testing.T) {
 	want := map[string]int{
 		"ClusterCIDR": 2*perMode + 2*perFamily, "NodeCIDR": 2 * perMode, "BridgeInterface": 2 * perMode,
 		"InterfaceNamePrefix": 2 * perMode, "no detection": 2 * perMode,
+		"random": 2*perMode + 2*perFamily, "source-hash": 2 * perMode, "maglev": 2 * perMode, "weights": 2 * perMode, "maximum": 2 * perMode,
 		"masquerade all false": 5*perMode + 2*perFamily, "masquerade all true": 5 * perMode,
 		"ClusterIP": total * 2 / 9, "NodePort": total * 2 / 9, "externalIP": total * 2 / 9, "LB IP": total * 2 / 9,
 		"ClusterIP again": total / 9,

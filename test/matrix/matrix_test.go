@@ -24,16 +24,15 @@ func TestMatrix(t *testing.T) {
 	skipUpdate(t)
 	lab.ForTest(t, lab.Config{}) // skips a test without privileges before the build
 	binary := program.BuildForTest(t)
-	manifests := writeManifests(t)
 	tried := 0
 	report := newReport(t)
 	leftOut := 0
-	for _, m := range modes() {
+	for _, m := range variedModes() {
 		t.Run(m.String(), func(t *testing.T) {
 			cells, without := groups(m)
 			leftOut += without
 			l := newLab(t, m)
-			start(t, l, binary, append(m.flags(), "--manifests="+manifests, "--hostname-override=node-1", "--proxy-mode=nftables")...)
+			start(t, l, binary, append(slices.Concat(m.flags(), m.ownFlags()), "--manifests="+writeManifests(t, m.choice), "--hostname-override=node-1", "--proxy-mode=nftables")...)
 			got := newLookout(l).observe(t.Context(), cells)
 			tried += len(got)
 			for _, g := range cells {
@@ -53,11 +52,11 @@ func TestMatrixSeesFaults(t *testing.T) {
 	skipUpdate(t)
 	lab.ForTest(t, lab.Config{})
 	binary := program.BuildForTest(t)
-	manifests := writeManifests(t)
+	manifests := writeManifests(t, random)
 	for name, fault := range map[string]struct{ claimed, real mode }{
-		"without masquerade-all": {mode{byClusterCIDR, true}, base},
-		"without cluster-cidr":   {base, mode{detector: byNothing}},
-		"without NodeCIDR":       {mode{detector: byNodeCIDR}, base},
+		"without masquerade-all": {mode{byClusterCIDR, true, random}, base},
+		"without cluster-cidr":   {base, mode{byNothing, false, random}},
+		"without NodeCIDR":       {mode{byNodeCIDR, false, random}, base},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

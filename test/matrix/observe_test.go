@@ -172,7 +172,7 @@ func (o observation) complete(c cell, w wanted) bool {
 	return c.service.affinity || len(o) >= len(w.outcomes())
 }
 
-// tries returns the number of connections of a cell. The rules draw each endpoint with equal probability. With three endpoints and 45
+// tries returns the number of connections of a cell. The rules draw each endpoint with about equal probability. With three endpoints and 45
 // connections, the probability that one endpoint is never drawn is less than 4·10^-8. So an endpoint that is not drawn counts as
 // unreachable.
 //
@@ -185,7 +185,7 @@ func tries(c cell, w wanted) (least, most int) {
 		return 25, 25
 	case w.verdict != "":
 		return 2, 2
-	case c.service.affinity:
+	case c.service.affinity, c.mode.choice == sourceHash:
 		return 4, 4
 	case len(w.endpoints) < len(c.service.placement.hosts()):
 		return certain, certain
@@ -258,8 +258,11 @@ func judge(g group, seen map[cell]observation) (failures []failure) {
 }
 
 // strangers lists the endpoints that no client with session affinity has got. At least 36 clients draw one of at most three endpoints
-// with equal probability. So the probability that an endpoint is missing is less than 10^-6.
+// with about equal probability. So the probability that an endpoint is missing is less than 10^-6. With source-hash, a client has one endpoint.
 func strangers(groups []group, seen map[cell]observation) (missing []string) {
+	if groups[0][0].mode.choice == sourceHash {
+		return nil
+	}
 	type place struct {
 		mode      mode
 		dest      destination

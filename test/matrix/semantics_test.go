@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 )
@@ -186,11 +187,13 @@ func (tg target) changes(a, b mode, who client) []string {
 // preface defines the words of the page.
 const preface = `# The destination of a packet to a Service
 
-This page is for operators and developers. It tells which endpoints a packet to a Service reaches, and which source address they see: for each kind
-of address, traffic policy, client, and placement of endpoints.
+This page is for operators and developers. For each kind of address, traffic policy, client, and placement of endpoints, it has the endpoints
+that a packet to a Service reaches, and the source address that they see.
 
 ` + "`go test ./test/matrix -update`" + ` writes this page. In ` + "`make test`" + `, packets prove the tables, for IPv4 and IPv6, TCP and UDP (and SCTP in the
-first table): %s combinations in %d modes. ` + "`make test-twin`" + ` sends the same packets through the real kube-proxy.
+first table): %s combinations in %d modes. In eight of the modes, all Services have an algorithm, weights, or a maximum of
+connections with slow start. In five of the modes, the program has the flags for [unused ports, ping](vips.md) and [termination](stale-connections.md), and
+counts no connections. None of this changes a row. ` + "`make test-twin`" + ` sends the same packets through the real kube-proxy, without all this.
 
 The cells of the tables use these words:
 
@@ -202,24 +205,23 @@ The cells of the tables use these words:
 | **dropped** | the client gets no answer |
 | **kept** | the endpoint sees the client's own address |
 | **node** | the endpoint sees this node's address (masqueraded) |
-| **itself** | the client is an endpoint, and gets its own connection; the next word is the source address that it sees |
+| **itself** | the client is an endpoint, and its connection reaches itself; the next word is the source address that it sees |
 
 The column *endpoints* has the placement of the Service's endpoints: on this node (local), on other nodes (remote), on both, or this node itself
-(host network). The other columns are the clients:
+(host network). The other columns are the clients. Read them with these facts:
 
-- If a Service has no endpoints, every address refuses every client, regardless of the policies.
+- If a Service has no endpoints, every address refuses every client, regardless of the policies. If it [scales to zero](scale-to-zero.md), every address drops
+  the packets instead, for two minutes: [scale-to-zero](../test/scenario/testdata/scale-to-zero.txtar).
 - *This node* is a process that sends from the node's second address. A process that sends from the first address reaches the same endpoints.
-  They always see the first address, with and without masquerading.
+  The endpoints always see the first address, with and without masquerading.
 - *An endpoint on another node* sends a packet to a Service through this node. If this node selects the same endpoint and does not masquerade, the
   packet returns to the endpoint with the endpoint's own address as its source, and the endpoint drops it. In a cluster, the proxy on the
   endpoint's own node handles the packet first, and masquerades it.
 
-With an [algorithm](algorithms.md) or weights, a connection reaches one of the same endpoints. An endpoint of weight 0 is not among them.
-
 With session affinity, all connections of one client reach the same endpoint, at all addresses of the service port. If a traffic policy excludes this
-endpoint at one of the addresses, the client gets another endpoint there, and keeps the new endpoint at all addresses. An exception: if no endpoint is
-permitted at both addresses, a client that alternates between them gets a new endpoint with each change. This occurs if topology hints select no endpoint
-of this node.
+endpoint at one of the addresses, the client gets another endpoint there, and keeps the new endpoint at all addresses. There is one exception: if the policies
+permit no endpoint at both addresses, a client that alternates between the addresses gets a new endpoint each time. This occurs if topology hints select
+no endpoint of this node.
 `
 
 // text returns the content of the page.
@@ -262,8 +264,122 @@ func text(t *testing.T) string {
 	}
 	b.WriteString("\n## Changes with other flags\n")
 	sections(&b, "", func(m mode) (mode, bool) { return base, !m.masqueradeAll && m != base })
-	sections(&b, "With `--masquerade-all`, in addition: ", func(m mode) (mode, bool) { return mode{detector: m.detector}, m.masqueradeAll })
+	sections(&b, "With `--masquerade-all`, in addition: ", func(m mode) (mode, bool) { return mode{m.detector, false, random}, m.masqueradeAll })
+	b.WriteString(combinationsHead)
+	for _, row := range combinations(t) {
+		fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
+	}
+	for _, part := range [][2]string{{maximumsHead, "max-connections*"}, {addressesHead, "vips-*"}, {rangesHead, "port-ranges*"}} {
+		b.WriteString(part[0])
+		for _, row := range behaviours(t, part[1]) {
+			fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
+		}
+	}
+	b.WriteString(sourceRanges)
+	b.WriteString(establishedPart)
 	return b.String()
+}
+
+// maximumsHead is the head of the section about maximums.
+const maximumsHead = `
+## With a maximum of connections
+
+Each endpoint of a Service can have a [maximum of connections](algorithms.md#maximum-of-connections). Packets of these scenarios prove each row:
+
+| scenario | behaviour |
+|---|---|
+`
+
+// addressesHead is the head of the section about addresses.
+const addressesHead = `
+## Unused ports and ping
+
+The flags of [vips.md](vips.md) change the results for packets that are not to a port of a Service. Packets of these scenarios prove each row:
+
+| scenario | behaviour |
+|---|---|
+`
+
+// rangesHead is the head of the section about port ranges.
+const rangesHead = `
+## With port ranges
+
+A Service with [port ranges](port-ranges.md) serves further ports. Packets of these scenarios prove each row:
+
+| scenario | behaviour |
+|---|---|
+`
+
+// behaviours returns a row for each scenario with a name: its comment.
+func behaviours(t *testing.T, name string) (rows [][]string) {
+	t.Helper()
+	paths, err := filepath.Glob("../scenario/testdata/" + name + ".txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		file, err := txtar.ParseFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := filepath.Base(path)
+		rows = append(rows, []string{fmt.Sprintf("[%s](../test/scenario/testdata/%s)", strings.TrimSuffix(name, ".txtar"), name),
+			strings.Join(strings.Fields(string(file.Comment)), " ")})
+	}
+	return rows
+}
+
+// establishedPart is the part about established connections. A test of its own proves each row.
+const establishedPart = `
+## Established TCP connections
+
+The kernel keeps the endpoint of an established connection, regardless of later changes. Only with [termination](stale-connections.md), the program ends connections:
+
+| endpoint of the connection | without termination | with termination | proof |
+|---|---|---|---|
+| not ready, not serving, or terminating | stays | stays | [TestConnectionsToGoneEndpoints](../test/scenario/terminate_test.go) |
+| absent from the EndpointSlices of the Service for less than 5 s | stays | stays | the same; [TestDepartures](../pkg/proxy/departures_test.go) |
+| absent for 5 s, while the Service has other endpoints | stays | reset by another endpoint | the same |
+| absent for 5 s, while the Service has no endpoint | stays | reset by the node | the same |
+| left before the program started | stays | stays | the same |
+`
+
+const combinationsHead = `
+## With an algorithm or weights
+
+With an [algorithm](algorithms.md) or weights, a connection reaches one of the endpoints that it may reach without them. An endpoint of weight 0 is not among
+them. Slow start gives a new endpoint a smaller share. With a [maximum of connections](algorithms.md#maximum-of-connections), a connection reaches an
+endpoint that is not full, or is refused. Packets prove each row, for IPv4 and IPv6:
+
+| feature | with an algorithm | with weights | proof |
+|---|---|---|---|
+| Health check port | No effect: all ready endpoints on the node count. | An endpoint of weight 0 does not count. | [TestHealthCheckNodePort](../test/e2e/healthcheck_test.go) |
+`
+
+// combinations returns the rows of features with an algorithm and with weights: each is the beginning of a scenario, whose packets prove the row.
+func combinations(t *testing.T) (rows [][]string) {
+	t.Helper()
+	const folder = "../scenario/testdata/"
+	paths, err := filepath.Glob(folder + "algorithms*.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		file, err := txtar.ParseFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(strings.TrimSpace(string(file.Comment)), "\n")
+		algorithm, first := strings.CutPrefix(lines[min(1, len(lines)-1)], "With an algorithm: ")
+		weights, second := strings.CutPrefix(lines[len(lines)-1], "With weights: ")
+		if len(lines) != 3 || !first || !second {
+			t.Fatalf("%s begins with %q, want a feature, a line \"With an algorithm: ...\" and a line \"With weights: ...\"", path, lines)
+		}
+		name := filepath.Base(path)
+		sentence := func(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
+		rows = append(rows, []string{lines[0], sentence(algorithm), sentence(weights), fmt.Sprintf("[%s](../test/scenario/testdata/%s)", strings.TrimSuffix(name, ".txtar"), name)})
+	}
+	return rows
 }
 
 // sections writes a section for each mode that choose selects: the differences from the mode that choose returns. Modes with the same

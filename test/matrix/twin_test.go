@@ -31,12 +31,12 @@ func TestTwin(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(api.Stop)
-	if err := api.Set(t.Context(), objects()); err != nil {
+	if err := api.Set(t.Context(), objects(random)); err != nil {
 		t.Fatal(err)
 	}
 	t.Run("faults", func(t *testing.T) {
 		cells := sample(base)
-		other := mode{detector: byNodeCIDR}
+		other := mode{byNodeCIDR, false, random}
 		seen := observe(t, cells, follow(t, api, theirs, base), follow(t, api, ours, other))
 		var failing []string
 		for _, g := range cells {

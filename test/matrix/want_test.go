@@ -82,6 +82,9 @@ func want(c cell) wanted {
 	case oracle.Dropped:
 		return wanted{verdict: dropped}
 	}
+	if !c.service.affinity {
+		v = v.ForNewClient()
+	}
 	w := wanted{endpoints: map[string]outcome{}}
 	for _, e := range v.Endpoints {
 		host := nameOf(e.Addr())
@@ -133,7 +136,7 @@ func oracleOf(m mode) *oracle.Oracle {
 		return o.(*oracle.Oracle)
 	}
 	var all oracle.Objects
-	for _, o := range objects() {
+	for _, o := range objects(m.choice) {
 		switch o := o.(type) {
 		case *corev1.Node:
 			all.Node = o

@@ -51,6 +51,14 @@ func (m mode) flags() (flags []string) {
 	return flags
 }
 
+// ownFlags returns flags that kube-proxy does not have. None of them affects a packet to a port of a Service, so half of the modes have them.
+func (m mode) ownFlags() []string {
+	if !m.masqueradeAll {
+		return nil
+	}
+	return []string{"--refuse-unused-ports=all", "--answer-ping=ready", "--terminate-connections=gone", "--count-connections=false"}
+}
+
 // newLab returns a lab in which all possible endpoints serve.
 func newLab(t *testing.T, m mode) *lab.Lab {
 	t.Helper()
@@ -59,7 +67,11 @@ func newLab(t *testing.T, m mode) *lab.Lab {
 		config.Bridge = bridge
 	}
 	l := lab.ForTest(t, config)
-	for _, h := range []*lab.Host{l.Node, l.Pods[0], l.Pods[1], l.Remotes[0], l.Remotes[1]} {
+	servers := []*lab.Host{l.Node, l.Pods[0], l.Pods[1], l.Remotes[0], l.Remotes[1]}
+	if m.choice == weights {
+		servers = l.Hosts() // also those of weight 0
+	}
+	for _, h := range servers {
 		for _, protocol := range m.protocols() {
 			if _, err := h.Serve(protocol, endpointPort); err != nil {
 				t.Fatal(err)
@@ -109,12 +121,41 @@ func addresses(i int, d destination) []string {
 }
 
 // objects returns the cluster: this node, and all Services with their endpoints.
-func objects() []runtime.Object {
+func objects(c choice) []runtime.Object {
 	all := []runtime.Object{thisNode()}
 	for i, s := range services() {
-		all = append(all, object(i, s), endpoints(s, inet.IPv4), endpoints(s, inet.IPv6))
+		service := object(i, s)
+		if c == sourceHash || c == maglev {
+			service.Annotations = map[string]string{"kube-nftproxy.io/lb-algorithm": string(c)}
+		}
+		if c == maximum {
+			service.Annotations = map[string]string{"kube-nftproxy.io/max-connections": "1000", "kube-nftproxy.io/slow-start": "60"}
+		}
+		all = append(all, service)
+		for _, f := range inet.Families {
+			slice := endpoints(s, f)
+			if c == weights {
+				weigh(slice, f)
+			}
+			all = append(all, slice)
+		}
 	}
 	return all
+}
+
+// weigh gives the first endpoint of a slice a greater weight, but only a little, so that each endpoint gets connections soon. It adds an endpoint of
+// weight 0 on this node, and one on another node.
+func weigh(slice *discoveryv1.EndpointSlice, f inet.Family) {
+	slice.Annotations = map[string]string{"service.cilium.io/weight": "10"}
+	var own []string
+	if len(slice.Endpoints) > 0 {
+		own = append(own, slice.Endpoints[0].Addresses[0]+"=11")
+	}
+	for host, node := range map[string]string{"pod-2": world.NodeName, "remote-2": world.OtherNode} {
+		slice.Endpoints = append(slice.Endpoints, world.Endpoint(hostAddress(host, f), node))
+		own = append(own, hostAddress(host, f).String()+"=0")
+	}
+	slice.Annotations["kube-nftproxy.io/weights"] = strings.Join(own, ",")
 }
 
 func thisNode() *corev1.Node {
@@ -198,10 +239,10 @@ var addressOf = map[string][2]string{
 }
 
 // writeManifests writes the objects to a folder, with a ServiceCIDR, which an API server creates itself.
-func writeManifests(t *testing.T) string {
+func writeManifests(t *testing.T, c choice) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := world.Write(dir, "all", append(objects(), world.ServiceCIDR())...); err != nil {
+	if err := world.Write(dir, "all", append(objects(c), world.ServiceCIDR())...); err != nil {
 		t.Fatal(err)
 	}
 	return dir

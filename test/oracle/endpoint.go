@@ -18,6 +18,7 @@ type endpoint struct {
 	local, ready, serving, terminating bool
 	// forSomeNode and forSomeZone are true if it has hints, forNode and forZone if one is for this node.
 	forSomeNode, forNode, forSomeZone, forZone bool
+	weight                                     int
 }
 
 // readSlice adds the endpoints of a slice to the service ports of the same names: several slices may serve one port.
@@ -42,7 +43,7 @@ func (r *Oracle) readSlice(s *discoveryv1.EndpointSlice) {
 		of := key(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: service}}, port, six)
 		for i := range s.Endpoints {
 			if e, ok := r.readEndpoint(&s.Endpoints[i], uint16(*p.Port), six); ok {
-				if weight(s, e.addr.Addr()) == 0 {
+				if e.weight = weight(s, e.addr.Addr()); e.weight == 0 {
 					e.ready, e.terminating = false, false
 				}
 				r.endpoints[of] = append(r.endpoints[of], e)
@@ -133,6 +134,20 @@ func hinted(list []endpoint) []endpoint {
 	return list
 }
 
+func addrs(list []endpoint) (out []netip.AddrPort) {
+	for _, e := range list {
+		out = append(out, e.addr)
+	}
+	return out
+}
+
+func weights(list []endpoint) (out []int) {
+	for _, e := range list {
+		out = append(out, e.weight)
+	}
+	return out
+}
+
 func only(list []endpoint, f func(endpoint) bool) (out []endpoint) {
 	for _, e := range list {
 		if f(e) {
@@ -142,8 +157,8 @@ func only(list []endpoint, f func(endpoint) bool) (out []endpoint) {
 	return out
 }
 
-// unique removes duplicates of an address and port, keeps the more usable one, and sorts by address. An endpoint may temporarily
-// be in two slices. A reused address may be terminating in one and ready in the other.
+// unique removes duplicates of an address and port, keeps the more usable one, else that of the greater weight, and sorts by address. An endpoint may
+// temporarily be in two slices. A reused address may be terminating in one and ready in the other.
 func unique(list []endpoint) []endpoint {
 	rank := func(e endpoint) (n int) {
 		for _, yes := range []bool{!e.terminating, e.ready, e.serving, e.local, e.forNode, e.forSomeNode, e.forZone, e.forSomeZone} {
@@ -154,6 +169,8 @@ func unique(list []endpoint) []endpoint {
 		return n
 	}
 	list = slices.Clone(list)
-	slices.SortFunc(list, func(a, b endpoint) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(rank(b), rank(a))) })
+	slices.SortFunc(list, func(a, b endpoint) int {
+		return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(rank(b), rank(a)), cmp.Compare(b.weight, a.weight))
+	})
 	return slices.CompactFunc(list, func(a, b endpoint) bool { return a.addr == b.addr })
 }

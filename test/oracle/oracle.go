@@ -32,6 +32,10 @@ type Machine struct {
 	IgnoreExternalIPs bool
 	// NodePortAddresses are prefixes; none means the Node's primary addresses.
 	NodePortAddresses []netip.Prefix
+	// RefuseUnusedPorts and AnswerPing are the flags with these names; empty for their defaults. Out returns the interface of this node for packets to an
+	// address; nil if RefuseUnusedPorts is not "all".
+	RefuseUnusedPorts, AnswerPing string
+	Out                           func(netip.Addr) string
 }
 
 // Packet is the first packet of a connection.
@@ -42,6 +46,8 @@ type Packet struct {
 	To     netip.AddrPort
 	// Protocol is empty for an ICMP echo request, which has no port.
 	Protocol corev1.Protocol
+	// Port is the source port, or 0 if it is unknown.
+	Port uint16
 }
 
 // Outcome is the result for a packet.
@@ -53,6 +59,8 @@ const (
 	Refused    Outcome = "refused"
 	Dropped    Outcome = "dropped"
 	Answered   Outcome = "answered"
+	// Echoed: an echo reply from the address.
+	Echoed Outcome = "echoed"
 )
 
 // Verdict holds all possible results for a packet.
@@ -60,10 +68,26 @@ type Verdict struct {
 	Outcome Outcome
 	// Port names the packet's service port, or "".
 	Port string
-	// Endpoints are the possible endpoints, all with the same probability, sorted; for Answered only.
+	// Endpoints are the possible endpoints, sorted; for Answered only. Their probabilities are in proportion to their weights.
 	Endpoints []Endpoint
+	// Hashed is true if a hash of the client selects the endpoint. Chosen is then the index of the endpoint of a client without an earlier one, or -1
+	// if the hash needs an unknown source port.
+	Hashed bool
+	Chosen int
 	// Affinity is the time after its last packet for which a client stays with its endpoint; 0 without affinity.
 	Affinity time.Duration
+	// Maximum is the maximum of connections of each endpoint, or 0. AtMaximum is the outcome while all endpoints have it.
+	Maximum   int
+	AtMaximum Outcome
+}
+
+// ForNewClient returns the part of a verdict that is possible for a client without an earlier endpoint: the endpoint of its hash.
+func (v Verdict) ForNewClient() Verdict {
+	if v.Hashed && v.Chosen >= 0 {
+		v.Endpoints = v.Endpoints[v.Chosen : v.Chosen+1]
+		v.Chosen = 0
+	}
+	return v
 }
 
 // Endpoint is a possible endpoint of a packet.
@@ -71,7 +95,8 @@ type Endpoint struct {
 	netip.AddrPort
 	// Sees is the source address that the endpoint sees. It is invalid if the endpoint drops the packet because it has the
 	// endpoint's own address as source.
-	Sees netip.Addr
+	Sees   netip.Addr
+	Weight int
 }
 
 // Oracle holds the state of the cluster.
@@ -85,6 +110,7 @@ type Oracle struct {
 	affinities map[string]time.Duration
 	inUse      map[netip.Addr]bool // cluster IPs
 	endpoints  map[string][]endpoint
+	services   []*corev1.Service
 }
 
 // target is a destination. It has no address for a node port.
@@ -104,7 +130,10 @@ type claim struct {
 	allocated bool
 	// balanced is true if a load balancer has the address.
 	balanced bool
-	sources  []netip.Prefix // the allowed sources; nil means all
+	// onNode is true for a node port.
+	onNode bool
+	// sources are the allowed sources; nil means all. denied are never allowed.
+	sources, denied []netip.Prefix
 }
 
 // New returns an oracle for the objects.
@@ -123,6 +152,7 @@ func New(o Objects, m Machine) *Oracle {
 	}
 	for _, s := range o.Services {
 		if ours(s) {
+			r.services = append(r.services, s)
 			r.readService(s)
 		}
 	}
@@ -153,13 +183,16 @@ func (r *Oracle) Ask(p Packet) Verdict {
 		return r.unclaimed(p)
 	}
 	v := Verdict{Port: portName(c.service, c.port), Affinity: affinity(c.service)}
-	if c.sources != nil && !slices.ContainsFunc(c.sources, func(s netip.Prefix) bool { return s.Contains(p.From) }) {
+	has := func(s netip.Prefix) bool { return s.Contains(p.From) }
+	if c.sources != nil && !slices.ContainsFunc(c.sources, has) || slices.ContainsFunc(c.denied, has) {
 		v.Outcome = Dropped
 		return v
 	}
 	all, onNode := r.choose(r.endpoints[key(c.service, c.port, p.To.Addr().Is6())])
 	if len(all) == 0 {
-		v.Outcome = Refused
+		if v.Outcome = Refused; r.asleep(c.service) {
+			v.Outcome = Dropped
+		}
 		return v
 	}
 	if r.local(c, p) {
@@ -170,10 +203,38 @@ func (r *Oracle) Ask(p Packet) Verdict {
 		return v
 	}
 	v.Outcome = Answered
+	v.Maximum, v.AtMaximum = maximum(c.service)
 	for _, e := range all {
-		v.Endpoints = append(v.Endpoints, Endpoint{e.addr, r.sees(c, p, e)})
+		v.Endpoints = append(v.Endpoints, Endpoint{e.addr, r.sees(c, p, e), e.weight})
+	}
+	var a Algorithm
+	if a, v.Hashed = algorithm(c.service, len(all)); v.Hashed {
+		v.Chosen = -1
+		if !a.Ports || p.Port != 0 {
+			v.Chosen = a.Endpoint(netip.AddrPortFrom(p.From, p.Port), addrs(all), weights(all))
+		}
 	}
 	return v
+}
+
+// asleep: a Service that scales to zero holds packets while none of its ports has an endpoint, in any family (docs/scale-to-zero.md). The oracle has
+// no clock: after two minutes, the Service refuses them.
+func (r *Oracle) asleep(s *corev1.Service) bool {
+	value, given := s.Annotations["kube-nftproxy.io/scale-to-zero"]
+	if !given {
+		value = s.Annotations["service.cilium.io/scale-to-zero"]
+	}
+	if value != "true" {
+		return false
+	}
+	for i := range s.Spec.Ports {
+		for _, a := range clusterIPs(s) {
+			if all, _ := r.choose(r.endpoints[key(s, &s.Spec.Ports[i], a.Is6())]); len(all) > 0 {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // MayGoOn reports whether a UDP client that keeps sending from one port stays with its endpoint: this is so while the endpoint
@@ -201,7 +262,9 @@ func (r *Oracle) claimed(p Packet) (claim, bool) {
 // unclaimed: a cluster IP rejects unused ports, and packets to unassigned addresses of a ServiceCIDR are dropped.
 func (r *Oracle) unclaimed(p Packet) Verdict {
 	switch to := p.To.Addr(); {
-	case r.inUse[to]:
+	case r.echoes(p):
+		return Verdict{Outcome: Echoed}
+	case r.inUse[to], r.refuses(p):
 		return Verdict{Outcome: Refused}
 	case slices.ContainsFunc(r.cidrs, func(c netip.Prefix) bool { return c.Contains(to) }):
 		return Verdict{Outcome: Dropped}

@@ -50,17 +50,18 @@ func has(list []netip.Addr, a netip.Addr) bool {
 func (r *Oracle) readService(s *corev1.Service) {
 	internal := clusterIPs(s)
 	balancers := balancerIPs(s)
+	own := ownAddresses(s)
 	mine := map[target]bool{}
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
 		for _, a := range balancers {
 			if has(internal, a) {
-				r.claim(mine, a, p.Port, claim{service: s, port: p, allocated: slices.Contains(internal, a), balanced: true, sources: r.sources(s, a, balancers)})
+				r.claim(mine, a, p.Port, r.guard(claim{service: s, port: p, allocated: slices.Contains(internal, a), balanced: true}, a, own))
 			}
 		}
 		for _, text := range s.Spec.ExternalIPs {
 			if a, ok := usable(text); ok && has(internal, a) && !r.machine.IgnoreExternalIPs {
-				r.claim(mine, a, p.Port, claim{service: s, port: p, allocated: slices.Contains(internal, a)})
+				r.claim(mine, a, p.Port, r.guard(claim{service: s, port: p, allocated: slices.Contains(internal, a)}, a, own))
 			}
 		}
 		for _, a := range internal {
@@ -70,7 +71,7 @@ func (r *Oracle) readService(s *corev1.Service) {
 		}
 		for _, a := range internal {
 			if p.NodePort != 0 {
-				r.claimTarget(mine, target{port: uint16(p.NodePort), protocol: protocol(p.Protocol), six: a.Is6()}, claim{service: s, port: p})
+				r.claimTarget(mine, target{port: uint16(p.NodePort), protocol: protocol(p.Protocol), six: a.Is6()}, r.guard(claim{service: s, port: p, onNode: true}, a, own))
 			}
 		}
 	}
@@ -109,34 +110,6 @@ func balancerIPs(s *corev1.Service) (list []netip.Addr) {
 		a, ok := usable(ingress.IP)
 		if ok && (ingress.IPMode == nil || *ingress.IPMode == corev1.LoadBalancerIPModeVIP) {
 			list = append(list, a)
-		}
-	}
-	return list
-}
-
-// sources returns the sources that may send to a load balancer's address; nil means all, and a list without a valid entry none.
-// If a node is allowed and has the address itself, its packets have that address as source.
-func (r *Oracle) sources(s *corev1.Service, to netip.Addr, balancers []netip.Addr) (list []netip.Prefix) {
-	node, readable, given := false, false, false
-	for _, text := range s.Spec.LoadBalancerSourceRanges {
-		text = strings.TrimSpace(text)
-		p, err := netip.ParsePrefix(text)
-		readable, given = readable || err == nil, given || text != ""
-		if err != nil || p.Addr().Is4() != to.Is4() {
-			continue
-		}
-		if p.Bits() == 0 {
-			return nil
-		}
-		list = append(list, p)
-		node = node || slices.ContainsFunc(r.primary, p.Contains)
-	}
-	if given && !readable {
-		return []netip.Prefix{}
-	}
-	for _, a := range balancers {
-		if node {
-			list = append(list, netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
 	return list

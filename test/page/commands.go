@@ -17,7 +17,7 @@ var (
 	// inline matches what is set as code within a paragraph.
 	inline = regexp.MustCompile("`([^`]+)`")
 	// program matches the beginning of a command, as opposed to a name, a path or an expression: a program, or a command of ours.
-	program = regexp.MustCompile(`^([A-Z_]+=\S+ )*(bin/)?(apt-get|cat|ctr|curl|docker|git|go|install|kind|kube-nftproxy|kubeadm|kubectl|make|nft|pgrep|podman|` +
+	program = regexp.MustCompile(`^([A-Z_]+=\S+ )*(bin/)?(apt-get|cat|ctr|curl|docker|git|go|helm|install|kind|kube-nftproxy|kubeadm|kubectl|make|nft|pgrep|podman|` +
 		`sed|skopeo|ss|sysctl|systemctl|status|services|trace|verify|watch|bundle|render|diff|completion|ip netns) +\S`)
 	// remark matches a comment, which is at least two spaces from what it is about.
 	remark = regexp.MustCompile(`(^|\s{2,})#( .*)?$`)

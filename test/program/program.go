@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -156,17 +157,36 @@ func (p *Program) Get(ctx context.Context, url string) (status int, body []byte,
 
 // Memory returns a value of /proc/PID/status, such as VmRSS, in MiB.
 func (p *Program) Memory(field string) (mib float64, err error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid()))
+	return memory(fmt.Sprintf("/proc/%d/status", p.Pid()), field)
+}
+
+// KernelMemory returns the memory of all objects and counters of the machine's kernel, in MiB. Other programs change it by some MiB.
+func KernelMemory() (mib float64, err error) {
+	return memory("/proc/meminfo", "SUnreclaim", "Percpu", "VmallocUsed")
+}
+
+// memory returns the sum of fields of a file in /proc, in MiB. It fails if the file has none of them.
+func memory(file string, fields ...string) (mib float64, err error) {
+	text, err := os.ReadFile(file)
 	if err != nil {
 		return 0, err
 	}
+	found := false
 	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, field+":"); ok {
-			kib, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 64)
-			return kib / 1024, err
+		name, value, _ := strings.Cut(line, ":")
+		if !slices.Contains(fields, name) {
+			continue
 		}
+		kib, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 64)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %s: %w", file, name, err)
+		}
+		mib, found = mib+kib/1024, true
 	}
-	return 0, fmt.Errorf("read memory of %s: no %s in /proc/PID/status", p, field)
+	if !found {
+		return 0, fmt.Errorf("%s has no %s", file, fields)
+	}
+	return mib, nil
 }
 
 // Samples are the metrics of a moment by their series, as in name{label="value"}.

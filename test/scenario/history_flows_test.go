@@ -71,7 +71,17 @@ func (a *performance) goOn(m *moment, truth *oracle.Oracle) *failure {
 func (a *performance) goOnOne(q question, truth *oracle.Oracle) *failure {
 	p, h := a.packet(q)
 	known := a.flows[q.flow]
+	if p.Port = uint16(firstFlowPort + a.begun); known != nil {
+		p.Port = known.packet.Port
+	}
 	v := a.memory.Narrow(truth.Ask(p), p.From, time.Now())
+	if few(v) {
+		a.endFlow(q.flow) // it would take the place of another client
+		return nil
+	}
+	if v.Affinity == 0 {
+		v = v.ForNewClient()
+	}
 	switch {
 	case known == nil || !known.endpoint.IsValid():
 	case !truth.MayGoOn(p, known.endpoint):

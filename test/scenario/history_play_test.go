@@ -41,16 +41,23 @@ type player struct {
 	folder string
 
 	plays, steps, faults, probes, continued, moved int
-	outcomes                                       map[oracle.Outcome]int
+	// starting counts the starting endpoints of all steps, fills the service ports that clients have filled.
+	starting, fills int
+	outcomes        map[oracle.Outcome]int
 	// lastPlay is the record of the last play.
 	lastPlay []recordedStep
-	// drawn counts, for each number of endpoints, how often each one was drawn.
-	drawn map[int][]int
+	// drawn counts, for each list of weights from the greatest to the least, how often each endpoint was drawn. hashed counts the packets whose
+	// endpoint a hash has selected, by the part of the packet.
+	drawn  map[string]*draws
+	hashed map[string]int
 }
 
 func newPlayer(l *lab.Lab) *player {
-	return &player{lab: l, outcomes: map[oracle.Outcome]int{}, drawn: map[int][]int{}}
+	return &player{lab: l, outcomes: map[oracle.Outcome]int{}, drawn: map[string]*draws{}, hashed: map[string]int{}}
 }
+
+// draws has the weights of endpoints, and how often a random number has drawn each of them.
+type draws struct{ weights, times []int }
 
 // failure is the point at which a history fails.
 type failure struct {
@@ -79,7 +86,10 @@ type performance struct {
 	traffic  *traffic
 	files    map[string]oracle.Objects
 	memory   oracle.Memory
-	names    pinNames
+	starts   oracle.Starts
+	// filled are the times at which service ports were filled.
+	filled map[string]time.Time
+	names  pinNames
 	// flows are UDP clients that keep sending; begun is the number of clients so far.
 	flows    map[string]*goingOn
 	begun    int
@@ -102,6 +112,7 @@ func (p *player) play(h *history) (f *failure) {
 	if a.settings, err = parseSettings(h.flags); err != nil {
 		return &failure{0, -1, "error", err.Error()}
 	}
+	a.settings.stopped, a.filled = time.Now(), map[string]time.Time{}
 	if p.sabotage != nil {
 		p.sabotage(&a.settings)
 	}
@@ -147,6 +158,7 @@ func (a *performance) begin() (err error) {
 	if a.pipeline, err = startPipeline(a.lab.Node, a.settings, a.folder); err != nil {
 		return err
 	}
+	a.starts.Follow(a.oracle(), a.pipeline.clock.now())
 	return a.pipeline.load()
 }
 
@@ -161,9 +173,11 @@ func (a *performance) step(i int, m *moment) *failure {
 			return fail("error", fmt.Errorf("%s: %w", fault, err))
 		}
 	}
+	now := a.pipeline.clock.now()
 	if err := errors.Join(a.enter(m), a.pipeline.loadAfter(m.faults)); err != nil {
 		return fail("error", err)
 	}
+	a.starts.Follow(a.oracle(), now)
 	if diff, err := a.await(m); err != nil || diff != "" {
 		return fail("kernel", differing(err, diff))
 	}
@@ -177,6 +191,11 @@ func (a *performance) step(i int, m *moment) *failure {
 		}
 	}
 	a.memory.Follow(a.oracle())
+	slow := a.starts.Weigh(a.oracle(), a.pipeline.clock.now())
+	a.starting += len(slow)
+	if got, err := a.pipeline.shares(); err != nil || !slices.Equal(slow, got) {
+		return fail("slow start", fmt.Errorf("the shares are %q, want %q; %v", got, slow, err))
+	}
 	a.recorded = append(a.recorded, recordedStep{})
 	if f := a.packets(i, m); f != nil {
 		a.note()
@@ -186,13 +205,17 @@ func (a *performance) step(i int, m *moment) *failure {
 		if err := a.pipeline.retire(); err != nil {
 			return fail("error", fmt.Errorf("retire chains: %w", err))
 		}
-		diff, err := a.differsFromPlan(true)
+		// The steps of slow start need other chains, also in the time that has just passed.
+		diff, err := a.differsFromPlan(len(slow) == 0)
 		if err != nil || diff != "" {
 			a.note()
 			return fail("kernel after retiring", differing(err, diff))
 		}
 	}
 	a.note()
+	if len(slow) > 0 {
+		return nil
+	}
 	return a.compareListings(i, m)
 }
 
@@ -271,6 +294,7 @@ func (a *performance) fault(fault string) (err error) {
 	a.pipeline, err = a.pipeline.fault(a.lab.Node, a.settings, fault)
 	if fault == restart {
 		a.memory.Restart(a.oracle())
+		a.starts.Restart()
 	}
 	for _, what := range []string{"flush ruleset", "delete table", " affinity"} {
 		if strings.Contains(fault, what) { // the affinity map is lost
@@ -291,7 +315,11 @@ func (a *performance) await(m *moment) (diff string, err error) {
 
 // plan plans the folder from scratch, with the numbers that the proxy has assigned.
 func (a *performance) plan() (*fresh, error) {
-	return planFolder(a.lab.Node, a.settings, a.folder, a.pipeline.kernel.assigned())
+	starts, err := a.pipeline.loop.Starts(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	return planFolder(a.lab.Node, a.settings, a.folder, a.pipeline.kernel.assigned(), starts)
 }
 
 func (a *performance) differsFromPlan(retired bool) (string, error) {
@@ -304,7 +332,7 @@ func (a *performance) differsFromPlan(retired bool) (string, error) {
 
 // ofClasses matches objects of which unused ones may exist before unused chains are deleted: elements that lead to chains of classes,
 // and these chains.
-var ofClasses = regexp.MustCompile(`^(ip6? dispatch|chain ip6? [a-z-]+-[0-9]+$)`)
+var ofClasses = regexp.MustCompile(`^(ip6? dispatch|chain ip6? ([a-z0-9-]+-[0-9]+|firewall-.*)$)`)
 
 // differs compares the kernel with a plan from scratch: elements, chains and rules. Before unused chains are deleted, there may
 // be more of them.
@@ -437,6 +465,7 @@ func (a *performance) oracle() *oracle.Oracle {
 	m := oracle.Machine{
 		Name: nodeName, Addresses: ownAddresses, MasqueradeAll: a.settings.plan.MasqueradeAll,
 		IgnoreExternalIPs: a.settings.model.IgnoreExternalIPs, NodePortAddresses: a.settings.nodePorts,
+		RefuseUnusedPorts: a.settings.unusedPorts, AnswerPing: string(a.settings.model.Ping), Out: a.out,
 	}
 	switch {
 	case pods[0].Interface != "":
@@ -447,9 +476,20 @@ func (a *performance) oracle() *oracle.Oracle {
 	return oracle.New(all, m)
 }
 
+// out returns the node's device for packets to an address. The default route leads to the client.
+func (a *performance) out(to netip.Addr) string {
+	for _, h := range a.lab.Hosts() {
+		if h.Addr(to) == to {
+			return h.Device
+		}
+	}
+	return a.lab.Client.Device
+}
+
 // packets sends a step's packets: concurrently, except those of clients with session affinity.
 func (a *performance) packets(i int, m *moment) *failure {
 	truth := a.oracle()
+	a.starts.Weigh(truth, a.pipeline.clock.now())
 	var mu sync.Mutex
 	var failed *failure
 	var wg sync.WaitGroup
@@ -460,14 +500,22 @@ func (a *performance) packets(i int, m *moment) *failure {
 			f.packet, failed = n, f
 		}
 	}
+	crowds := map[string]int{}
 	for n, q := range m.packets {
 		p, h := a.packet(q)
 		if q.flow != "" {
 			continue
 		}
 		v := truth.Ask(p)
+		if v.Affinity == 0 {
+			v = v.ForNewClient()
+		}
 		l, ok := a.lineOf(q, p, v)
 		if !ok {
+			continue
+		}
+		if few(v) {
+			crowds[v.Port] = n
 			continue
 		}
 		if v.Affinity > 0 && v.Outcome == oracle.Answered {
@@ -475,13 +523,46 @@ func (a *performance) packets(i int, m *moment) *failure {
 			continue
 		}
 		a.keep(l)
-		wg.Go(func() { note(n, a.send(h, l, v)) })
+		wg.Go(func() { note(n, a.send(h, l, v, p, truth)) })
 	}
 	wg.Wait()
+	for port, n := range crowds {
+		if failed == nil {
+			note(n, a.crowd(m.packets[n], truth, port))
+		}
+	}
 	if failed != nil {
 		return failed
 	}
 	return a.goOn(m, truth)
+}
+
+// few reports whether the endpoints of a verdict have so small a maximum that the packets of a step could reach it.
+func few(v oracle.Verdict) bool {
+	return v.Outcome == oracle.Answered && v.Maximum > 0 && v.Maximum < 10
+}
+
+// crowd fills all endpoints of a service port with clients. It skips a service port that was full a short time ago, and clients that are bound to one
+// endpoint. If an answer is late, it tries again.
+func (a *performance) crowd(q question, truth *oracle.Oracle, port string) *failure {
+	p, h := a.packet(q)
+	v := truth.Ask(p)
+	l, ok := a.lineOf(q, p, v)
+	if !ok || l.outcome != lab.Answered || l.protocol != inet.UDP || v.Hashed && v.Chosen >= 0 || time.Since(a.filled[port]) < fillPause+time.Second {
+		return nil
+	}
+	l.fills, l.over = v.Maximum, map[oracle.Outcome]lab.Outcome{oracle.Refused: lab.Refused, oracle.Dropped: lab.TimedOut}[v.AtMaximum]
+	l.text += fmt.Sprintf(" fills=%d/%s", l.fills, map[oracle.Outcome]string{oracle.Refused: "refused", oracle.Dropped: "timeout"}[v.AtMaximum])
+	a.keep(l)
+	a.fills++
+	var err error
+	for range 2 {
+		if err = a.traffic.fill(context.Background(), h, l); err == nil {
+			a.filled[port] = time.Now()
+			return nil
+		}
+	}
+	return &failure{kind: "packet: maximum of connections", text: fmt.Sprintf("%s: %v", l.text, err)}
 }
 
 // packet returns a question's packet for the oracle, and its source host.
@@ -530,6 +611,8 @@ func (a *performance) outcome(q question, p oracle.Packet, v oracle.Verdict) (st
 		return "refused", true
 	case oracle.Dropped:
 		return "timeout", true
+	case oracle.Echoed:
+		return "answers", true
 	case oracle.NotService:
 		return a.untouched(q)
 	}
@@ -587,7 +670,7 @@ const (
 )
 
 // send sends one packet. In the last step of a thorough play, it sends enough packets to reach all servers almost certainly.
-func (a *performance) send(h *lab.Host, l line, v oracle.Verdict) *failure {
+func (a *performance) send(h *lab.Host, l line, v oracle.Verdict, p oracle.Packet, truth *oracle.Oracle) *failure {
 	n := len(l.servers)
 	tries, most := 1, 1
 	wait := patience
@@ -602,12 +685,18 @@ func (a *performance) send(h *lab.Host, l line, v oracle.Verdict) *failure {
 	}
 	seen := map[server]bool{}
 	for i := 0; i < most && (i < tries || len(seen) < n); i++ {
-		s, f := a.try(h, l, wait)
+		s, port, f := a.try(h, l, wait)
 		if f != nil {
 			return f
 		}
 		if l.outcome == lab.Answered {
 			seen[s] = true
+			if p.Port = port; v.Hashed && v.Affinity == 0 {
+				if w := truth.Ask(p); v.Endpoints[slices.Index(l.servers, s)] != w.Endpoints[w.Chosen] {
+					return &failure{kind: "packet: another endpoint than that of the hash", text: fmt.Sprintf("%s: from port %d, %v instead of %v",
+						l.text, port, s, w.Endpoints[w.Chosen])}
+				}
+			}
 		}
 		a.count(l, v, s)
 	}
@@ -622,29 +711,49 @@ func (a *performance) count(l line, v oracle.Verdict, s server) {
 	defer a.counting.Unlock()
 	a.probes++
 	a.outcomes[v.Outcome]++
-	if n := len(l.servers); n > 1 && v.Affinity == 0 {
-		if a.drawn[n] == nil {
-			a.drawn[n] = make([]int, n)
-		}
-		a.drawn[n][slices.Index(l.servers, s)]++
+	if v.Hashed && v.Affinity == 0 {
+		a.hashed[map[bool]string{false: "address and port", true: "address"}[v.Chosen >= 0]]++
+		return
 	}
+	n := len(l.servers)
+	if n < 2 || v.Affinity > 0 {
+		return
+	}
+	var weights []int
+	place, at := 0, slices.Index(l.servers, s)
+	for i, e := range v.Endpoints {
+		weights = append(weights, e.Weight)
+		if w := v.Endpoints[at].Weight; e.Weight > w || e.Weight == w && i < at {
+			place++
+		}
+	}
+	slices.Sort(weights)
+	slices.Reverse(weights)
+	key := fmt.Sprint(weights)
+	if a.drawn[key] == nil {
+		a.drawn[key] = &draws{weights, make([]int, n)}
+	}
+	a.drawn[key].times[place]++
 }
 
-// try sends one packet.
-func (a *performance) try(h *lab.Host, l line, wait time.Duration) (server, *failure) {
+// try sends one packet. It returns the server of an answer, and the port from which the client has sent.
+func (a *performance) try(h *lab.Host, l line, wait time.Duration) (s server, port uint16, f *failure) {
 	answer := probe(context.Background(), h, l, wait)
 	kind := fmt.Sprintf("packet: %s instead of %s", answer.Outcome, l.outcome)
 	if answer.Outcome != l.outcome {
-		return server{}, &failure{kind: kind, text: fmt.Sprintf("%s: got %q (%v)", l.text, answer, answer.Err)}
+		return s, 0, &failure{kind: kind, text: fmt.Sprintf("%s: got %q (%v)", l.text, answer, answer.Err)}
 	}
 	if l.outcome != lab.Answered {
-		return server{}, nil
+		return s, 0, nil
+	}
+	if l.protocol == 0 {
+		return s, 0, nil // the address answers
 	}
 	s, err := a.traffic.answer(h, l, answer)
 	if err != nil {
-		return s, &failure{kind: "packet: another answer", text: fmt.Sprintf("%s: %v", l.text, err)}
+		return s, 0, &failure{kind: "packet: another answer", text: fmt.Sprintf("%s: %v", l.text, err)}
 	}
-	return s, nil
+	return s, answer.Port, nil
 }
 
 // remembered sends packets of a client with session affinity.
@@ -652,7 +761,7 @@ func (a *performance) remembered(h *lab.Host, q question, p oracle.Packet, v ora
 	a.keep(a.names.pinned(l, v, p.From))
 	if l.outcome != lab.Answered {
 		a.memory.Lose(v, p.From) // no reply shows the selected endpoint
-		return a.send(h, l, v)
+		return a.send(h, l, v, p, nil)
 	}
 	tries := 2
 	if a.thorough && a.last {
@@ -664,7 +773,7 @@ func (a *performance) remembered(h *lab.Host, q question, p oracle.Packet, v ora
 		if !ok {
 			return nil
 		}
-		s, f := a.try(h, l, map[bool]time.Duration{false: patience, true: noAnswer}[a.thorough && a.last])
+		s, _, f := a.try(h, l, map[bool]time.Duration{false: patience, true: noAnswer}[a.thorough && a.last])
 		if f != nil {
 			if len(narrow.Endpoints) < len(v.Endpoints) {
 				f.kind = "affinity: " + f.kind

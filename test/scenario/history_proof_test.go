@@ -73,8 +73,8 @@ func TestFaultsAreFoundAndShrunk(t *testing.T) {
 		steps, objects int
 	}{
 		"source-ranges-ignored":   {withoutSourceRanges, 2, 1, 2},
-		"internal-policy-ignored": {withoutInternalPolicy, 2, 1, 2},
-		"deletion-forgotten":      {withoutDeletions, 6, 2, 1},
+		"internal-policy-ignored": {withoutInternalPolicy, 187, 1, 2},
+		"deletion-forgotten":      {withoutDeletions, 9, 2, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlayer(r.lab)
@@ -136,7 +136,7 @@ func (r *rig) fails(t *testing.T, s *scenario, distort func(proxy.Source) proxy.
 		if err := p.load(); err != nil {
 			t.Fatal(err)
 		}
-		state, err := planFolder(r.lab.Node, broken, p.folder, p.kernel.assigned())
+		state, err := planFolder(r.lab.Node, broken, p.folder, p.kernel.assigned(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,7 +161,7 @@ func writePlans(t *testing.T, h *lab.Host, s *scenario) {
 		if err := st.enter(folder); err != nil {
 			t.Fatal(err)
 		}
-		state, err := planFolder(h, s.settings, folder, nil)
+		state, err := planFolder(h, s.settings, folder, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -133,30 +133,33 @@ func TestHistories(t *testing.T) {
 
 // tally describes the amount of work.
 func (p *player) tally() string {
-	return fmt.Sprintf("%d histories, %d steps, %d faults, %d packets: %v; %d times a UDP client stayed with its endpoint, %d times it could not",
-		p.plays, p.steps, p.faults, p.probes, p.outcomes, p.continued, p.moved)
+	return fmt.Sprintf("%d histories, %d steps, %d faults, %d packets: %v; endpoints by a hash: %v; %d times a UDP client stayed with its endpoint, %d times it could not; "+
+		"%d times an endpoint was starting, %d service ports were full",
+		p.plays, p.steps, p.faults, p.probes, p.outcomes, p.hashed, p.continued, p.moved, p.starting, p.fills)
 }
 
-// checkFairness: each of n endpoints gets the same share of packets. Chi-square, by the Wilson-Hilferty approximation, with
-// a probability of a false alarm of one in a hundred million.
+// checkFairness: each endpoint gets a share of packets in proportion to its weight. Chi-square, by the Wilson-Hilferty approximation, with a
+// probability of a false alarm of one in a hundred million.
 func (p *player) checkFairness(t *testing.T) {
 	t.Helper()
 	const mostSigmas = 5.6
-	for n, counts := range p.drawn {
-		total, sum := 0, 0.0
-		for _, c := range counts {
-			total += c
+	for _, d := range p.drawn {
+		n := len(d.weights)
+		total, weight, sum := 0, 0, 0.0
+		for i := range n {
+			total += d.times[i]
+			weight += d.weights[i]
 		}
-		expected := float64(total) / float64(n)
-		if expected < 20 {
+		if total*d.weights[n-1] < 20*weight {
 			continue
 		}
-		for _, c := range counts {
-			sum += (float64(c) - expected) * (float64(c) - expected) / expected
+		for i, w := range d.weights {
+			expected := float64(total*w) / float64(weight)
+			sum += (float64(d.times[i]) - expected) * (float64(d.times[i]) - expected) / expected
 		}
 		k := float64(n - 1)
 		if sigmas := (math.Cbrt(sum/k) - (1 - 2/(9*k))) / math.Sqrt(2/(9*k)); sigmas > mostSigmas {
-			t.Errorf("of %d endpoints, in order, drawn: %v times, %.1f standard deviations off", n, counts, sigmas)
+			t.Errorf("endpoints with the weights %v were drawn %v times, %.1f standard deviations off", d.weights, d.times, sigmas)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -75,6 +76,8 @@ func (w *world) flags() (flags []string) {
 		{"", "", "", "--masquerade-all"},
 		{"", "", "", "--nodeport-addresses=192.0.2.0/24,2001:db8::/32", "--nodeport-addresses=192.0.2.2/32", "--nodeport-addresses=0.0.0.0/0,::/0"},
 		{"", "", "", "", "--ignore-external-ips"},
+		{"", "", "", "--refuse-unused-ports=all", "--refuse-unused-ports=" + balancerCIDRs},
+		{"", "", "", "--answer-ping=annotated", "--answer-ping=ready", "--answer-ping=always"},
 	} {
 		if flag := choices[w.rand.IntN(len(choices))]; flag != "" {
 			flags = append(flags, flag)
@@ -234,6 +237,15 @@ func (w *world) create(name string) *member {
 	} {
 		f(w, m)
 	}
+	if w.rand.IntN(2) == 0 {
+		w.algorithm(m)
+	}
+	if w.rand.IntN(3) == 0 {
+		w.slowStart(m)
+	}
+	if w.rand.IntN(3) == 0 {
+		w.maximum(m)
+	}
 	return m
 }
 
@@ -242,7 +254,8 @@ var changes = []func(*world, *member){
 	(*world).endpoints, (*world).endpoints, (*world).oneEndpoint, (*world).oneEndpoint, (*world).oneEndpoint, (*world).conditions,
 	(*world).conditions, (*world).hints, (*world).ports, (*world).addresses, (*world).serviceType, (*world).externalIPs, (*world).balancers,
 	(*world).sourceRanges, (*world).sourceRanges, (*world).policies, (*world).policies, (*world).affinity, (*world).affinity,
-	(*world).slicePorts, (*world).labels, (*world).moveSlice, (*world).quarantine,
+	(*world).slicePorts, (*world).labels, (*world).moveSlice, (*world).weights, (*world).weights,
+	(*world).algorithm, (*world).algorithm, (*world).vips, (*world).annotatedSources, (*world).slowStart, (*world).slowStart, (*world).maximum, (*world).maximum,
 }
 
 // some draws up to most items of a list, without duplicates.
@@ -341,6 +354,9 @@ var (
 	}
 )
 
+// balancerCIDRs have some of the load balancers' addresses, and the node's.
+const balancerCIDRs = "203.0.113.0/24,2001:db8:2::/64,192.0.2.0/24"
+
 func (w *world) externalIPs(m *member) { m.service.Spec.ExternalIPs = some(w, externalPool, 2) }
 
 func (w *world) balancers(m *member) {
@@ -359,6 +375,26 @@ func (w *world) sourceRanges(m *member) {
 	m.service.Spec.LoadBalancerSourceRanges = some(w, rangePool, 3)
 	if len(m.service.Status.LoadBalancer.Ingress) == 0 {
 		w.balancers(m)
+	}
+}
+
+// annotatedSources draws the annotations with source ranges.
+func (w *world) annotatedSources(m *member) {
+	if m.service.Annotations == nil {
+		m.service.Annotations = map[string]string{}
+	}
+	for _, key := range []string{"kube-nftproxy.io/node-port-source-ranges", "kube-nftproxy.io/external-ip-source-ranges", "kube-nftproxy.io/denied-source-ranges"} {
+		delete(m.service.Annotations, key)
+		if w.rand.IntN(2) == 0 {
+			m.service.Annotations[key] = strings.Join(some(w, rangePool, 3), ",")
+		}
+	}
+	delete(m.service.Annotations, "service.cilium.io/src-ranges-policy")
+	if policy := one(w, "", "", "", "allow", "deny", "other"); policy != "" {
+		m.service.Annotations["service.cilium.io/src-ranges-policy"] = policy
+	}
+	if len(m.service.Spec.ExternalIPs) == 0 {
+		w.externalIPs(m)
 	}
 }
 
@@ -404,19 +440,59 @@ func (w *world) endpoints(m *member) {
 	}
 }
 
-// quarantine draws slices and endpoints of weight 0.
-func (w *world) quarantine(m *member) {
+// weights draws the weights of slices and of one endpoint of each. Weight 0 is a quarantine.
+func (w *world) weights(m *member) {
 	for i := range m.slices {
 		s := &m.slices[i]
-		s.Annotations = nil
-		switch w.rand.IntN(4) {
-		case 0:
-			s.Annotations = map[string]string{"service.cilium.io/weight": "0"}
-		case 1:
-			if len(s.Endpoints) > 0 {
-				s.Annotations = map[string]string{"kube-nftproxy.io/weights": one(w, s.Endpoints...).Addresses[0] + "=0"}
-			}
+		s.Annotations = map[string]string{}
+		if w.rand.IntN(3) == 0 {
+			s.Annotations["service.cilium.io/weight"] = one(w, "0", "3", "1")
 		}
+		if len(s.Endpoints) > 0 && w.rand.IntN(2) == 0 {
+			s.Annotations["kube-nftproxy.io/weights"] = one(w, s.Endpoints...).Addresses[0] + one(w, "=0", "=3", "=1")
+		}
+	}
+}
+
+// algorithm draws the annotations of a Service.
+func (w *world) algorithm(m *member) {
+	const own, ciliums, calicos = "kube-nftproxy.io/lb-algorithm", "service.cilium.io/lb-algorithm", "lb.projectcalico.org/external-traffic-strategy"
+	m.service.Annotations = one(w, nil, map[string]string{own: "source-hash"}, map[string]string{own: "source-hash/28,64"}, map[string]string{own: "maglev"},
+		map[string]string{ciliums: "maglev"}, map[string]string{calicos: "maglev"}, map[string]string{own: one(w, "random", "least-conn"), ciliums: "maglev"},
+		map[string]string{"kube-nftproxy.io/scale-to-zero": "true"}, map[string]string{"service.cilium.io/scale-to-zero": one(w, "true", "false")})
+}
+
+// slowStart draws slow start. A step of a history that is not hasty takes three minutes.
+func (w *world) slowStart(m *member) {
+	w.annotate(m, "kube-nftproxy.io/slow-start", "", "90", "900", "3600", "900", "3600", "1m")
+}
+
+// maximum draws the maximum of connections of each endpoint: one that no history reaches, or one that some clients reach.
+func (w *world) maximum(m *member) {
+	w.annotate(m, "kube-nftproxy.io/max-connections", "", "1000", "1", "2", "0")
+	w.annotate(m, "kube-nftproxy.io/at-max-connections", "", "", "refuse", "queue", "wait")
+}
+
+// annotate draws the value of an annotation; empty for none.
+func (w *world) annotate(m *member, name string, values ...string) {
+	m.service.Annotations = maps.Clone(m.service.Annotations)
+	delete(m.service.Annotations, name)
+	if value := one(w, values...); value != "" {
+		if m.service.Annotations == nil {
+			m.service.Annotations = map[string]string{}
+		}
+		m.service.Annotations[name] = value
+	}
+}
+
+// vips draws the behaviours of a Service's addresses.
+func (w *world) vips(m *member) {
+	m.service.Spec.LoadBalancerClass = one(w, nil, nil, new("example.org/other"))
+	for _, choice := range [][]string{
+		{"kube-nftproxy.io/answer-ping", "", "", "always", "ready", "never", "often"},
+		{"kube-nftproxy.io/refuse-unused-ports", "", "", "true", "false", "no"},
+	} {
+		w.annotate(m, choice[0], choice[1:]...)
 	}
 }
 
@@ -585,7 +661,7 @@ func (w *world) question() question {
 func (w *world) questionTo(addr netip.Addr, port corev1.ServicePort) question {
 	q := question{from: one(w, "client", "client-1", "node", "node", "pod-0", "pod-1", "remote-0", "remote-1")}
 	q.to, q.protocol = netip.AddrPortFrom(addr, uint16(port.Port)), port.Protocol
-	if !slices.Contains(ownAddresses, addr) && w.rand.IntN(30) == 0 {
+	if !slices.Contains(ownAddresses, addr) && w.rand.IntN(20) == 0 {
 		q.to, q.protocol = netip.AddrPortFrom(addr, 0), ""
 	}
 	if q.from == "node" {

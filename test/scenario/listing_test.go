@@ -41,9 +41,9 @@ func (p program) run(h *lab.Host, input string, args ...string) (string, error) 
 }
 
 var (
-	// filled matches the elements that packets and time change: clients in the affinity map, and cluster IPs with requests to
+	// filled matches the elements that packets and time change, for example clients in the affinity map, and cluster IPs with requests to
 	// unused ports.
-	filled = regexp.MustCompile(`((?:map affinity|set unused-ports) \{\n[^}]*?)\t\telements = \{[^}]*\}\n`)
+	filled = regexp.MustCompile(`((?:map affinity|set unused-ports|set held|set holding|set full|set tried) \{\n[^}]*?)\t\telements = \{[^}]*\}\n`)
 	// count matches the count that recent versions of nft append to the size of a set, in spite of -s.
 	count = regexp.MustCompile(`\t# count [0-9]+`)
 	// elementList matches the list of a set's elements, which may have several lines.

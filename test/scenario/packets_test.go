@@ -36,6 +36,9 @@ type line struct {
 	pin      string
 	// stays is set for a connection that is opened now and must live until the scenario ends.
 	stays bool
+	// fills is the number of UDP clients that each server can have, or 0. over is the outcome of all others.
+	fills int
+	over  lab.Outcome
 	// flow is set if a UDP client sends from the same port in all lines with this name, source and destination.
 	flow string
 	// theirs is the result with kube-proxy, if it differs; why names the difference.
@@ -136,6 +139,10 @@ func parseLine(text string) (l line, err error) {
 		l.outcome = lab.TimedOut
 	case "unreachable":
 		l.outcome = lab.Unreachable
+	case "answers":
+		if l.outcome = lab.Answered; l.protocol != 0 {
+			return l, errors.New("only echo requests answer without a server")
+		}
 	case "stays":
 		l.outcome, l.stays = lab.Answered, true
 	case "=":
@@ -200,6 +207,13 @@ func (l *line) parseServers(fields []string) error {
 			from = fields[i]
 		case word == "affinity":
 			l.affinity, l.pin = true, pin
+		case word == "fills":
+			number, over, _ := strings.Cut(pin, "/")
+			n, err := strconv.Atoi(number)
+			if l.over = map[string]lab.Outcome{"refused": lab.Refused, "timeout": lab.TimedOut}[over]; err != nil || n < 1 || l.over == 0 || l.protocol != inet.UDP {
+				return fmt.Errorf("%q: want a number, \"/refused\" or \"/timeout\", and UDP", fields[i])
+			}
+			l.fills = n
 		default:
 			s, err := parseServer(fields[i])
 			if err != nil {
@@ -302,7 +316,7 @@ func (tr *traffic) run(ctx context.Context, lines []line) []error {
 	return errs
 }
 
-func (l *line) inOrder() bool { return l.affinity || l.stays || l.flow != "" }
+func (l *line) inOrder() bool { return l.affinity || l.stays || l.flow != "" || l.fills > 0 }
 
 func (tr *traffic) host(name string) (*lab.Host, error) {
 	for _, h := range tr.lab.Hosts() {
@@ -322,10 +336,12 @@ func (tr *traffic) line(ctx context.Context, l line) error {
 		return tr.connect(ctx, h, l)
 	case l.flow != "":
 		return tr.goOn(h, l)
-	case l.outcome != lab.Answered:
-		return refusal(ctx, h, l)
+	case l.outcome != lab.Answered || l.protocol == 0:
+		return constant(ctx, h, l)
 	case l.affinity:
 		return tr.pinned(ctx, h, l)
+	case l.fills > 0:
+		return tr.fill(ctx, h, l)
 	}
 	return tr.spread(ctx, h, l)
 }
@@ -338,8 +354,8 @@ func probe(ctx context.Context, h *lab.Host, l line, timeout time.Duration) lab.
 	return h.Probe(ctx, l.protocol, l.to, o)
 }
 
-// refusal expects the same outcome from a few packets.
-func refusal(ctx context.Context, h *lab.Host, l line) error {
+// constant expects the same outcome from a few packets.
+func constant(ctx context.Context, h *lab.Host, l line) error {
 	tries, timeout := 3, patience
 	if l.outcome == lab.TimedOut {
 		tries, timeout = 1, nothingIn
@@ -370,6 +386,54 @@ func (tr *traffic) spread(ctx context.Context, h *lab.Host, l line) error {
 	}
 	return nil
 }
+
+// fill expects that each server answers a number of UDP clients, and that all others then have the outcome over. Earlier clients are forgotten.
+func (tr *traffic) fill(ctx context.Context, h *lab.Host, l line) error {
+	if err := tr.lab.Node.Do(forgetProbes); err != nil {
+		return err
+	}
+	counts := map[server]int{}
+	offer := func(n int) (outcomes map[lab.Outcome]int, err error) {
+		answers := make([]lab.Answer, n)
+		var wg sync.WaitGroup
+		for i := range answers {
+			wg.Go(func() { answers[i] = probe(ctx, h, l, fillTime) })
+		}
+		wg.Wait()
+		outcomes = map[lab.Outcome]int{}
+		for _, a := range answers {
+			if outcomes[a.Outcome]++; a.Outcome == lab.Answered {
+				s, err := tr.answer(h, l, a)
+				if counts[s]++; err != nil || counts[s] > l.fills {
+					return outcomes, errors.Join(err, fmt.Errorf("the servers have %v clients, want at most %d", counts, l.fills))
+				}
+			}
+		}
+		return outcomes, nil
+	}
+	all := l.fills * len(l.servers)
+	for deadline, got := time.Now().Add(2*patience+fillPause), 0; got < all; {
+		outcomes, err := offer(all - got + 2)
+		if err != nil {
+			return err
+		}
+		if got += outcomes[lab.Answered]; got < all && time.Now().After(deadline) {
+			return fmt.Errorf("the servers have %v clients, want %d of each", counts, l.fills)
+		}
+	}
+	const others = 6
+	outcomes, err := offer(others)
+	if n := outcomes[l.over]; err == nil && (n == 0 || l.over == lab.TimedOut && n < others) {
+		err = fmt.Errorf("after %v clients, the outcomes are %v, want %s", counts, outcomes, l.over)
+	}
+	return err
+}
+
+// fillTime is the time for which fill waits for an answer. A full server is skipped for fillPause.
+const (
+	fillTime  = 200 * time.Millisecond
+	fillPause = 5 * time.Second
+)
 
 // pinned expects all answers from one server.
 func (tr *traffic) pinned(ctx context.Context, h *lab.Host, l line) error {

@@ -4,13 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
+	"maps"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/apply"
@@ -35,23 +39,30 @@ type pipeline struct {
 	tracker  *track.Tracker
 	kernel   *recorder
 	flows    *flowWatch
-	clock    *clock
-	stop     context.CancelFunc
-	ended    chan error
+	// terminated has the passes that terminated connections.
+	terminated terminated
+	clock      *clock
+	loop       *proxy.Proxy
+	stop       context.CancelFunc
+	ended      chan error
 
 	mu       sync.Mutex
 	problems []string
 }
 
-// clock is the time of day plus an offset that tests increase.
+// clock is the time of day plus an offset that tests increase. If stopped is set, it is this time plus the offset.
 type clock struct {
-	mu     sync.Mutex
-	offset time.Duration
+	mu      sync.Mutex
+	offset  time.Duration
+	stopped time.Time
 }
 
 func (c *clock) now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if !c.stopped.IsZero() {
+		return c.stopped.Add(c.offset)
+	}
 	return time.Now().Add(c.offset)
 }
 
@@ -104,7 +115,7 @@ func (r *recorder) assigned() *plan.Numbers {
 
 // startPipeline starts the loop. The folder is not read before [pipeline.load].
 func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
-	p := &pipeline{folder: folder, clock: &clock{}, ended: make(chan error, 1)}
+	p := &pipeline{folder: folder, clock: &clock{stopped: s.stopped}, ended: make(chan error, 1)}
 	p.tracker = track.New(p.clock.now(), p.clock.now)
 	p.manifest = watch.NewManifests(watch.Config{Folder: folder, NodeName: nodeName, Tracker: p.tracker, Report: p.report})
 	err := h.Do(func() error {
@@ -130,10 +141,18 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 		return p.flows, err
 	}})
 	p.flows.flows = flows
-	loop := proxy.New(proxy.Config{
+	p.terminated = make(terminated, mostPasses)
+	terminations := conntrack.New(conntrack.Config{Metrics: p.terminated, Interval: time.Millisecond, Open: func() (table conntrack.Table, err error) {
+		err = h.Do(func() error {
+			table, err = conntrack.OpenToTerminate("/proc/sys/net/netfilter/nf_conntrack_tcp_loose")
+			return err
+		})
+		return table, err
+	}})
+	p.loop = proxy.New(proxy.Config{
 		Source: s.source(p.manifest), Tracker: p.tracker, Kernel: p.kernel, Planner: plan.New(s.plan),
-		Metrics:  numbers,
-		Flows:    flows,
+		Metrics: numbers,
+		Flows:   flows, Terminations: terminations,
 		Health:   health.New(health.Config{Timeout: time.Hour, Now: p.clock.now, NoNode: true}),
 		Schedule: schedule.New(0, time.Hour, time.Hour),
 		// Real sockets would be in the process's own namespace, without the lab's addresses.
@@ -147,7 +166,8 @@ func startPipeline(h *lab.Host, s settings, folder string) (*pipeline, error) {
 	go func() {
 		var beside sync.WaitGroup
 		beside.Go(func() { flows.Run(ctx) })
-		err := loop.Run(ctx)
+		beside.Go(func() { terminations.Run(ctx) })
+		err := p.loop.Run(ctx)
 		beside.Wait()
 		p.ended <- err
 	}()
@@ -218,6 +238,18 @@ func (p *pipeline) settle() error {
 	return err
 }
 
+// shares returns the starting endpoints in the form of [oracle.Starts.Weigh].
+func (p *pipeline) shares() (list []string, err error) {
+	starts, err := p.loop.Starts(context.Background())
+	for name, s := range starts {
+		for _, e := range s.Shares() {
+			list = append(list, fmt.Sprintf("%s:%s/%s %s %d", name, e.Port, e.Protocol, e.Endpoint, e.Share))
+		}
+	}
+	slices.Sort(list)
+	return list, err
+}
+
 // retire advances the clock until every unused chain is deleted.
 func (p *pipeline) retire() error {
 	for range 3 {
@@ -238,8 +270,8 @@ type fresh struct {
 	cidrs    [2][]netip.Prefix
 }
 
-// planFolder plans the objects of a folder, with earlier numbers unless they are nil.
-func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers) (*fresh, error) {
+// planFolder plans the objects of a folder, with earlier numbers unless they are nil, and with starting endpoints.
+func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers, starts map[types.NamespacedName]*model.Starts) (*fresh, error) {
 	manifests := watch.NewManifests(watch.Config{Folder: folder, NodeName: nodeName, Tracker: track.New(time.Now(), time.Now)})
 	if err := manifests.Load(); err != nil {
 		return nil, err
@@ -260,7 +292,9 @@ func planFolder(h *lab.Host, s settings, folder string, numbers *plan.Numbers) (
 		f.planner.SetServiceCIDRs(family, f.cidrs[family])
 	}
 	for _, name := range source.Services() {
-		service := model.Build(manifests.Service(name), manifests.Slices(name), f.node, s.model)
+		options := s.model
+		options.Starts = starts[name]
+		service := model.Build(manifests.Service(name), manifests.Slices(name), f.node, options)
 		f.planner.Set(name, service)
 		if service != nil {
 			f.services = append(f.services, service)
@@ -296,7 +330,41 @@ func (f *fresh) wantText(s settings) string {
 	if len(all) == 0 {
 		return ""
 	}
-	return strings.Join(all, "\n") + "\n"
+	return strings.Join(folded(all), "\n") + "\n"
+}
+
+// slot matches an element of a table: the table, the number of the slot, and the endpoint.
+var slot = regexp.MustCompile(`^(.*endpoints|.*slots)( \{ .*)\b([0-9]+) : (.*) \}$`)
+
+// folded replaces the slots of each large table by one line: the number of slots of each endpoint, and a checksum of their order.
+func folded(lines []string) (out []string) {
+	const large = 64
+	tables := map[string][]string{}
+	for _, line := range lines {
+		if m := slot.FindStringSubmatch(line); m != nil {
+			tables[m[1]+m[2]] = append(tables[m[1]+m[2]], line)
+		}
+	}
+	for _, line := range lines {
+		m := slot.FindStringSubmatch(line)
+		if m == nil || len(tables[m[1]+m[2]]) <= large {
+			out = append(out, line)
+			continue
+		}
+		table := tables[m[1]+m[2]]
+		if table[0] != line {
+			continue
+		}
+		times, text := map[string]int{}, ""
+		for _, line := range table {
+			times[slot.FindStringSubmatch(line)[4]]++
+		}
+		for _, endpoint := range slices.Sorted(maps.Keys(times)) {
+			text += fmt.Sprintf("%d of %s, ", times[endpoint], endpoint)
+		}
+		out = append(out, fmt.Sprintf("%s%s... } %schecksum %08x", m[1], m[2], text, crc32.ChecksumIEEE([]byte(strings.Join(table, "\n")))))
+	}
+	return out
 }
 
 // program writes the plan to the tables of a namespace.

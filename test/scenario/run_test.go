@@ -128,7 +128,7 @@ func (r *rig) step(t *testing.T, s *scenario, st *step, p *pipeline, tr *traffic
 		t.Fatalf("step %d: write manifests: %v", st.number, err)
 	}
 	plan := func(numbers *plan.Numbers) *fresh {
-		state, err := planFolder(r.lab.Node, s.settings, p.folder, numbers)
+		state, err := planFolder(r.lab.Node, s.settings, p.folder, numbers, nil)
 		if err != nil {
 			t.Fatalf("step %d: plan: %v", st.number, err)
 		}

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/tools/txtar"
 
@@ -51,6 +52,10 @@ type settings struct {
 	plan      plan.Options
 	model     model.Options
 	nodePorts []netip.Prefix
+	// unusedPorts is the value of --refuse-unused-ports.
+	unusedPorts string
+	// stopped, unless zero, is the time at which the proxy's clock stands.
+	stopped time.Time
 	// distort, if not nil, breaks the proxy: the proxy reads altered objects.
 	distort func(proxy.Source) proxy.Source
 }
@@ -152,10 +157,18 @@ func parseSettings(args []string) (settings, error) {
 	prefix := fs.String("pod-interface-name-prefix", "", "")
 	nodePorts := fs.String("nodeport-addresses", "", "")
 	fs.BoolVar(&s.model.IgnoreExternalIPs, "ignore-external-ips", false, "")
+	fs.StringVar(&s.unusedPorts, "refuse-unused-ports", "cluster", "")
+	ping := fs.String("answer-ping", "none", "")
 	if err := fs.Parse(args); err != nil {
 		return s, err
 	}
 	var err error
+	if s.model.UnusedPorts, err = model.ParseUnusedPorts(s.unusedPorts); err != nil {
+		return s, err
+	}
+	s.model.Ping = model.Ping(*ping)
+	s.plan.RefuseUnused, s.plan.RefuseLoops = s.model.UnusedPorts.Any(), s.model.UnusedPorts.All
+	s.plan.AnswerPing = s.model.Ping.Answers()
 	if s.nodePorts, err = parsePrefixes(*nodePorts); err != nil {
 		return s, err
 	}

@@ -153,7 +153,7 @@ func TestTraceFollowsAlteredRules(t *testing.T) {
 	}
 	for _, a := range alterations {
 		t.Run(a.name, func(t *testing.T) {
-			state, err := planFolder(r.lab.Node, s, folder, nil)
+			state, err := planFolder(r.lab.Node, s, folder, nil, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

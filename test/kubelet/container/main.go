@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -52,7 +53,24 @@ func become(file string) error {
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("execute %s: %w", path, unix.Exec(path, s.Args, s.Env))
+	if len(s.Filter) > 0 {
+		if err := s.Filter.Install(); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("execute %s: %w", path, execute(path, s))
+}
+
+// execute replaces the process. It tries again while the file is busy: if package kubelet starts another program while it writes this file, the
+// other process has the file open for writing until its own execve.
+func execute(path string, s kubelet.Spec) error {
+	for range 100 {
+		if err := unix.Exec(path, s.Args, s.Env); !errors.Is(err, unix.ETXTBSY) {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return unix.ETXTBSY
 }
 
 // look finds a program by the container's variable PATH.

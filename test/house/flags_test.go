@@ -15,21 +15,23 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/program"
 )
 
-var update = flag.Bool("update", false, "rewrite the table of flags in README.md")
+var update = flag.Bool("update", false, "rewrite the table in docs/flags.md, the picture of the README, and the schema of the chart")
 
-func TestReadmeHasTheFlagsOfTheProgram(t *testing.T) {
+const flagsPage = "docs/flags.md"
+
+func TestPageHasTheFlagsOfTheProgram(t *testing.T) {
 	want := flagTable(mustHelp(t))
 	if *update {
-		if err := page.Write(filepath.Join(root, "README.md"), "flags", want); err != nil {
+		if err := page.Write(filepath.Join(root, flagsPage), "flags", want); err != nil {
 			t.Fatal(err)
 		}
 	}
-	got, err := page.Part(mustRead(t, "README.md"), "flags")
+	got, err := page.Part(mustRead(t, flagsPage), "flags")
 	if err != nil {
-		t.Fatalf("README.md: %v", err)
+		t.Fatalf("%s: %v", flagsPage, err)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("README.md: the table of flags is not what the program says; run make update (-want +got):\n%s", diff)
+		t.Errorf("%s: the table is not what the program says; run make update (-want +got):\n%s", flagsPage, diff)
 	}
 }
 

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Runs kube-nftproxy beside other programs that change the rules of a node, in network namespaces: test/neighbours. Needs root. The first
+# run gets the programs from Debian and from the Go module proxy, into bin/neighbours: 1 GiB. A run takes minutes.
+#   RUN=regexp   only neighbours with such a name
+#   OUTPUT=.     writes the results into docs/compatibility.json, and the tables into docs/compatibility.md
+# Usage: hack/neighbours.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PATH=$PATH:/usr/sbin:/sbin
+[ "$(id -u)" -eq 0 ] || { echo "neighbours: network namespaces and mounts need root" >&2 && exit 1; }
+hack/deps.sh
+bin=$PWD/bin/neighbours cache=$PWD/bin/neighbours
+. hack/archive.sh
+
+packages=(
+  bash coreutils dash grep sed findutils procps util-linux mount kmod iproute2 iptables nftables ipset
+  dbus-daemon firewalld ufw docker.io keepalived fail2ban podman netavark aardvark-dns conntrack
+)
+
+# root FOLDER: unpacks a root file system with the neighbours.
+root() {
+  local folder=$1 name
+  [ ! -d "$folder" ] || return 0
+  system trixie "$folder.part" "${packages[@]}"
+  (
+    cd "$folder.part"
+    rm -rf usr/share/{doc,man,locale,info} var/cache
+    # Packages select these with scripts, which did not run here.
+    for name in iptables ip6tables iptables-save iptables-restore ip6tables-save ip6tables-restore; do ln -sf xtables-nft-multi usr/sbin/$name; done
+    ln -sf dash usr/bin/sh
+    mkdir -p proc sys dev run tmp root etc var/lib var/log
+    printf 'root:x:0:0:root:/root:/bin/sh\nmessagebus:x:100:100::/:/bin/false\n' >etc/passwd
+    printf 'root:x:0:\nmessagebus:x:100:\ndocker:x:101:\n' >etc/group
+    echo 'hosts: files' >etc/nsswitch.conf
+    rm -rf etc/resolv.conf var/run
+    ln -s /run var/run
+    cp /etc/protocols /etc/services etc/
+    chmod 1777 tmp
+  )
+  mv "$folder.part" "$folder"
+}
+
+root "$bin/root"
+mkdir -p "$bin/cni"
+version=$(cd test/neighbours/programs && go list -m -f '{{.Version}}' github.com/containernetworking/plugins)
+(cd test/neighbours/programs && CGO_ENABLED=0 go build -trimpath -o "$bin/cni/" -ldflags "-s -w -X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=$version" tool)
+OUTPUT=${OUTPUT:+$(realpath "$OUTPUT")} REQUIRE_NETNS=1 exec go test -tags neighbours -count 1 -timeout 1h -run "TestNeighbours/${RUN:-}" -v ./test/neighbours

@@ -1,0 +1,71 @@
+package conntrack
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// place is an address and a protocol.
+type place struct {
+	addr     netip.Addr
+	protocol inet.Protocol
+}
+
+// rangeIndex has the frontends that are ranges of ports, by place, so that the search for a port takes a time that grows with the logarithm of their
+// number. The ranges of present frontends do not overlap, because only one Service has a port. Ranges of deleted frontends may overlap others.
+type rangeIndex struct {
+	present, gone map[place][]model.Key
+}
+
+// findRange returns the range that has a destination: of a present frontend if there is one, else of a deleted one.
+func (d *Desired) findRange(at netip.AddrPort, p inet.Protocol) (k model.Key, known bool) {
+	if d.ranges == 0 {
+		return k, false
+	}
+	if d.index == nil {
+		d.makeIndex()
+	}
+	where := place{at.Addr(), p}
+	for _, list := range [][]model.Key{d.index.present[where], d.index.gone[where]} {
+		i, _ := slices.BinarySearchFunc(list, at.Port(), func(k model.Key, port uint16) int { return int(k.Last) - int(port) })
+		if i < len(list) && list[i].Has(at.Port()) {
+			return list[i], true
+		}
+	}
+	return k, false
+}
+
+// makeIndex makes the index. Deleted ranges that overlap become one range, which the index has as another key of the state.
+func (d *Desired) makeIndex() {
+	d.index = &rangeIndex{present: map[place][]model.Key{}, gone: map[place][]model.Key{}}
+	for k, f := range d.frontends {
+		if k.Last == 0 {
+			continue
+		}
+		lists := d.index.present
+		if f.gone {
+			lists = d.index.gone
+		}
+		at := place{k.Addr, k.Protocol}
+		lists[at] = append(lists[at], k)
+	}
+	byPort := func(a, b model.Key) int { return int(a.Port) - int(b.Port) }
+	for _, list := range d.index.present {
+		slices.SortFunc(list, byPort)
+	}
+	for at, list := range d.index.gone {
+		slices.SortFunc(list, byPort)
+		kept := list[:1]
+		for _, k := range list[1:] {
+			if last := &kept[len(kept)-1]; k.Port <= last.Last {
+				last.Last = max(last.Last, k.Last)
+			} else {
+				kept = append(kept, k)
+			}
+		}
+		d.index.gone[at] = kept
+	}
+}

@@ -1,0 +1,42 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+)
+
+// Unready returns the reasons why the program is not ready, one line each: the findings of status that concern the first sync, or overdue syncs. It
+// waits for the loop as status does, but does not query the API server: many probes of many nodes may ask.
+func (c *Console) Unready(ctx context.Context) (lines []string) {
+	s := &view.Status{Time: time.Now(), API: view.API{Source: "manifests in " + c.Manifests, Answers: true}}
+	if c.API != nil {
+		s.API = c.API.recorded()
+		s.API.Answers, s.API.Error = answersOf(s.API.Failures, s.Time)
+	}
+	ctx, cancel := context.WithTimeout(ctx, askLoop)
+	defer cancel()
+	s.Loop, _ = c.Loop.Status(ctx) // without an answer, judge finds LoopBusy
+	list := c.judge(s)
+	if s.Loop != nil && s.Loop.Waits != "" {
+		list = append(list, c.unread(s, func() (fix, affects string) { return "", "" })...)
+	}
+	for _, f := range list {
+		if f.Severity == view.Wrong || f.Reason == view.StandingBy {
+			lines = append(lines, view.Printable(fmt.Sprintf("%s: %s: %s", f.Reason, f.Object, f.What)))
+		}
+	}
+	return lines
+}
+
+// answersOf reports whether the API server answers, by the recent failures, and else the error.
+func answersOf(list []view.WatchFailure, now time.Time) (answers bool, failed string) {
+	for _, f := range list {
+		if f.Unanswered && now.Sub(f.Last) <= lately {
+			return false, f.Error
+		}
+	}
+	return true, ""
+}

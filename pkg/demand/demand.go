@@ -1,0 +1,196 @@
+// Package demand watches Services that scale to zero: while such a Service has no endpoint, the rules hold the packets of its clients, and add its
+// service ports to a set. The package reads this set twenty times a second, and only while a Service has no endpoint. So the cost of a flood is that
+// of a single packet.
+//
+// In: service ports that hold packets; the kernel's sets.
+// Out: a Service with new demand, once for each episode; the Services with demand at a time.
+// Never: changes a table, or delays the loop.
+package demand
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+// every is the time between two readings. share bounds the time that readings take: the pause is at least share times the last one's duration.
+const (
+	every = 50 * time.Millisecond
+	share = 20
+)
+
+// Reader lists the elements of a set.
+type Reader interface {
+	EachFound(*nft.Set, func(*nft.Found)) error
+}
+
+// Config has the parts of a Watcher.
+type Config struct {
+	// Reader reads Sets, the sets of service ports with demand ([plan.Planner.HeldSets]).
+	Reader Reader
+	Sets   []*nft.Set
+	// Wanted receives each Service with a new episode of demand.
+	Wanted func(types.NamespacedName)
+	Now    func() time.Time
+}
+
+// Watcher follows the demand for Services without endpoints. Its methods are safe for concurrent use.
+type Watcher struct {
+	Config
+
+	mu    sync.Mutex
+	ports map[plan.Holder]port
+	// asleep counts the service ports of each Service that hold packets.
+	asleep map[types.NamespacedName]int
+	// last is the time of the last held packet of each Service with demand.
+	last map[types.NamespacedName]time.Time
+	// changed has a value after a service port began to hold packets.
+	changed chan struct{}
+}
+
+// port is a service port that holds packets, since a time.
+type port struct {
+	service types.NamespacedName
+	since   time.Time
+}
+
+// New returns a watcher. [Watcher.Run] reads the sets.
+func New(c Config) *Watcher {
+	return &Watcher{Config: c, ports: map[plan.Holder]port{}, asleep: map[types.NamespacedName]int{}, last: map[types.NamespacedName]time.Time{},
+		changed: make(chan struct{}, 1)}
+}
+
+// Holds announces that a service port holds packets for a Service since a time, or does not hold packets if the name is the zero name. Earlier
+// packets are those of an earlier Service with the same number.
+func (w *Watcher) Holds(h plan.Holder, service types.NamespacedName, since time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if p, held := w.ports[h]; held {
+		if p.service == service {
+			return
+		}
+		delete(w.ports, h)
+		if w.asleep[p.service]--; w.asleep[p.service] == 0 {
+			delete(w.asleep, p.service)
+		}
+	}
+	if service == (types.NamespacedName{}) {
+		return
+	}
+	const tick = 20 * time.Millisecond // the kernel rounds the time that an element has left
+	w.ports[h] = port{service, since.Add(-tick)}
+	w.asleep[service]++
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Run reads the sets until the context ends.
+func (w *Watcher) Run(ctx context.Context) {
+	failed := false
+	for {
+		pause, err := w.read()
+		if err != nil && !failed {
+			klog.FromContext(ctx).Error(err, "Cannot read the demand for Services without endpoints")
+		}
+		failed = err != nil
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+		if !w.awaitHolder(ctx) {
+			return
+		}
+	}
+}
+
+// awaitHolder waits for a service port that holds packets. It returns false if the context ends before.
+func (w *Watcher) awaitHolder(ctx context.Context) bool {
+	for !w.holds() {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-w.changed:
+		}
+	}
+	return true
+}
+
+func (w *Watcher) holds() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.ports) > 0
+}
+
+// read reads all sets, and returns the pause before the next reading.
+func (w *Watcher) read() (time.Duration, error) {
+	if !w.holds() {
+		return 0, nil
+	}
+	start := time.Now()
+	for _, s := range w.Sets {
+		var wanted []types.NamespacedName
+		err := w.Reader.EachFound(s, func(f *nft.Found) {
+			if name, isNew := w.note(plan.Holder{Family: s.Family, Number: f.Key.AsUint32()}, plan.DemandTime-f.Expires); isNew {
+				wanted = append(wanted, name)
+			}
+		})
+		for _, name := range wanted {
+			w.Wanted(name)
+		}
+		if err != nil {
+			return time.Second, fmt.Errorf("read demand: %w", err)
+		}
+	}
+	return max(every, share*time.Since(start)), nil
+}
+
+// note records the age of a service port's last held packet. It reports whether an episode of its Service begins.
+func (w *Watcher) note(h plan.Holder, age time.Duration) (service types.NamespacedName, isNew bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p, holds := w.ports[h]
+	at := w.Now().Add(-age)
+	if !holds || at.Before(p.since) { // an earlier Service had the number
+		return service, false
+	}
+	last, known := w.last[p.service]
+	if known && !at.After(last) {
+		return service, false
+	}
+	w.last[p.service] = at
+	return p.service, !known || at.Sub(last) > plan.DemandTime
+}
+
+// Each calls a function for each Service that has no endpoint and holds packets, and for each with a held packet within [plan.DemandTime], in no
+// order. wanted is true for the latter.
+func (w *Watcher) Each(f func(service types.NamespacedName, wanted bool)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.Now()
+	for service, at := range w.last {
+		if now.Sub(at) > plan.DemandTime {
+			if w.asleep[service] == 0 {
+				delete(w.last, service)
+			}
+			continue
+		}
+		f(service, true)
+	}
+	for service := range w.asleep {
+		if at, known := w.last[service]; !known || now.Sub(at) > plan.DemandTime {
+			f(service, false)
+		}
+	}
+}

@@ -1,0 +1,46 @@
+package health
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Serves records a successful sync: no request is pending, and the proxy is ready from now on. It replaces a call of Updated.
+func (h *Health) Serves(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.updated, h.queued, h.serves = now, time.Time{}, true
+}
+
+// ready reports whether the proxy has completed its first sync, and no sync is overdue. A proxy whose source is away stays ready: it serves the last
+// known state.
+func (h *Health) ready(now time.Time) bool { return h.serves && h.healthy(now) }
+
+// readyz answers /readyz with text: "ok", or one line for each reason. The reasons name addresses and users, so only clients on this node get them.
+func (h *Health) readyz(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if h.Account().Ready {
+		_, _ = fmt.Fprintln(w, "ok") // an error means that the client has closed the connection
+		return
+	}
+	lines := []string{"not ready; query 127.0.0.1 on the node for the reason"}
+	if local(r) {
+		lines = append([]string{"not ready"}, h.config.Reasons(r.Context())...)
+	}
+	w.WriteHeader(http.StatusServiceUnavailable)
+	_, _ = fmt.Fprintln(w, strings.Join(lines, "\n"))
+}
+
+// local reports whether a request is from this node's loopback addresses.
+func local(r *http.Request) bool {
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	return err == nil && from.Addr().Unmap().IsLoopback()
+}
+
+// unexplained is Config.Reasons for a Config without it.
+func unexplained(context.Context) []string { return nil }

@@ -1,0 +1,33 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+)
+
+// Terminations counts terminated TCP connections. It implements conntrack.Metrics.
+type Terminations struct {
+	deleted *prometheus.CounterVec
+	passes  *Metrics
+}
+
+// NewTerminations registers the metric of terminated connections. Searches count as other searches of m.
+func NewTerminations(r prometheus.Registerer, m *Metrics) *Terminations {
+	t := &Terminations{passes: m, deleted: registry{Registerer: r}.counters("kubenftproxy_terminated_connections_total",
+		"TCP connections to endpoints that left the EndpointSlices, terminated because of --terminate-connections or the annotation.", "ip_family")}
+	for _, f := range m.families {
+		t.deleted.WithLabelValues(f.String())
+	}
+	return t
+}
+
+// FlowsDeleted records one search.
+func (t *Terminations) FlowsDeleted(f inet.Family, _ time.Duration, deleted int) {
+	t.deleted.WithLabelValues(f.String()).Add(float64(deleted))
+}
+
+// FlowsSearched records the end of a search.
+func (t *Terminations) FlowsSearched(f inet.Family, err error) { t.passes.FlowsSearched(f, err) }

@@ -1,0 +1,40 @@
+package model
+
+import (
+	"net/netip"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// Place is the place of an endpoint by its EndpointSlice. A field is empty if the slice does not have it, or if the source does not store it.
+type Place struct {
+	Zone, Node string
+}
+
+// longestZone is the length in bytes of the longest zone: that of a label's value. The rest is cut.
+const longestZone = 63
+
+// Places returns the places of the endpoints of slices, by address. Slices are those of one Service.
+func Places(slices []*discoveryv1.EndpointSlice) map[netip.Addr]Place {
+	places := map[netip.Addr]Place{}
+	for _, s := range slices {
+		for i := range s.Endpoints {
+			ep, p := &s.Endpoints[i], Place{}
+			if len(ep.Addresses) == 0 {
+				continue
+			}
+			addr, err := parseRaw(ep.Addresses[0])
+			if err != nil {
+				continue
+			}
+			if ep.Zone != nil {
+				p.Zone = (*ep.Zone)[:min(len(*ep.Zone), longestZone)]
+			}
+			if ep.NodeName != nil {
+				p.Node = *ep.NodeName
+			}
+			places[addr.Unmap()] = p
+		}
+	}
+	return places
+}

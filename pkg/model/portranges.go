@@ -1,0 +1,192 @@
+package model
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+)
+
+const (
+	// portRanges has the ranges of ports of a Service, such as "udp/10000-20000,tcp/8000-8100", or allPorts.
+	portRanges = "kube-nftproxy.io/port-ranges"
+	allPorts   = "all"
+)
+
+// PortRangesField is the path of the annotation with the ranges of ports.
+const PortRangesField = "metadata.annotations[" + portRanges + "]"
+
+// RangesPort is the name of the service ports with ranges, one for each protocol. It is not valid as the name of another port.
+const RangesPort = "*"
+
+// portRange has the ports from first to last of a protocol.
+type portRange struct {
+	protocol    inet.Protocol
+	first, last uint16
+}
+
+// Ranged reports whether the frontends are ranges of ports. A packet keeps its port: the endpoints have port 0.
+func (sp *ServicePort) Ranged() bool { return sp.Name.Port == RangesPort }
+
+// Ports returns the ports of a key, such as "80" or "10000-20000".
+func (k *Key) Ports() string {
+	if k.Last <= k.Port {
+		return strconv.Itoa(int(k.Port))
+	}
+	return fmt.Sprintf("%d-%d", k.Port, k.Last)
+}
+
+// Address returns the address and ports of a key, such as "10.96.0.10:80" or "[fd00::1]:10000-20000".
+func (k *Key) Address() string {
+	at := netip.AddrPortFrom(k.Addr, k.Port).String()
+	if k.Last <= k.Port {
+		return at
+	}
+	return fmt.Sprintf("%s-%d", at, k.Last)
+}
+
+// Has reports whether a port is among the ports of a key.
+func (k *Key) Has(port uint16) bool { return k.Port <= port && port <= max(k.Port, k.Last) }
+
+// portRanges returns the ranges of ports of a Service with a usable port: sorted, and neither overlapping nor touching. If the annotation is
+// invalid, it adds a problem, and there are none. Above the limit of ranges times addresses, the last ones are left out.
+func (b *builder) portRanges() []portRange {
+	field, text := PortRangesField, b.svc.Annotations[portRanges]
+	if _, given := b.svc.Annotations[portRanges]; !given {
+		if b.svc.Annotations[wholeIP] != "true" {
+			return nil
+		}
+		field, text = annotation(wholeIP), allPorts
+	}
+	list, err := parsePortRanges(text)
+	if _, limited := b.svc.Annotations[maximum]; err == nil && limited {
+		err = fmt.Errorf("the Service has a maximum of connections of each endpoint, which cannot count ranges")
+	}
+	if err != nil {
+		b.problem(field, quoted(text, err.Error()+"; only the ports of the Service are served"))
+		return nil
+	}
+	addrs := 0
+	for _, f := range inet.Families {
+		if b.cluster[f].IsValid() {
+			addrs += len(b.rangeFronts(f))
+			if len(b.rangeFronts(f)) < len(b.fronts[f]) {
+				b.problem(field, fmt.Sprintf("%s is the address of this node: it has no port ranges, so that the node stays reachable", b.node.IPs[f]))
+			}
+		}
+	}
+	if n, most := len(list)*addrs, b.limits.PortRanges; n > most {
+		fit := most / addrs
+		b.exceeds(LimitPortRanges, field, n, most, fmt.Sprintf("the last %d ranges are not served", len(list)-fit), "use fewer, larger ranges, or divide the Service")
+		list = list[:fit]
+	}
+	return list
+}
+
+// parsePortRanges parses the value of the annotation, and merges the ranges.
+func parsePortRanges(text string) ([]portRange, error) {
+	const mostPort = 1<<16 - 1
+	var list []portRange
+	if strings.TrimSpace(text) == allPorts {
+		for _, p := range inet.Protocols {
+			list = append(list, portRange{p, 1, mostPort})
+		}
+		return list, nil
+	}
+	for item := range strings.SplitSeq(text, ",") {
+		item = strings.TrimSpace(item)
+		name, ports, _ := strings.Cut(item, "/")
+		from, to, isRange := strings.Cut(ports, "-")
+		if !isRange {
+			to = from
+		}
+		first, err := strconv.ParseUint(from, 10, 16)
+		last, err2 := strconv.ParseUint(to, 10, 16)
+		at := slices.IndexFunc(inet.Protocols[:], func(p inet.Protocol) bool { return strings.EqualFold(p.String(), name) })
+		if err != nil || err2 != nil || at < 0 || first < 1 || last < first {
+			return nil, fmt.Errorf("%.40q must be like udp/10000-20000 or tcp/8000, and the whole value a list of these with commas, or %s", item, allPorts)
+		}
+		list = append(list, portRange{inet.Protocols[at], uint16(first), uint16(last)})
+	}
+	slices.SortFunc(list, func(a, b portRange) int {
+		return cmp.Or(cmp.Compare(slices.Index(inet.Protocols[:], a.protocol), slices.Index(inet.Protocols[:], b.protocol)), cmp.Compare(a.first, b.first))
+	})
+	kept := list[:0]
+	for _, r := range list {
+		if n := len(kept); n > 0 && kept[n-1].protocol == r.protocol && int(r.first) <= int(kept[n-1].last)+1 {
+			kept[n-1].last = max(kept[n-1].last, r.last)
+			continue
+		}
+		kept = append(kept, r)
+	}
+	return kept, nil
+}
+
+// rangeFronts returns the frontends of a family that may have ranges: not those at the address of this node.
+func (b *builder) rangeFronts(f inet.Family) []Frontend {
+	own := func(front Frontend) bool { return front.Addr == b.node.IPs[f] }
+	if !slices.ContainsFunc(b.fronts[f], own) {
+		return b.fronts[f]
+	}
+	return slices.DeleteFunc(slices.Clone(b.fronts[f]), own)
+}
+
+// rangedPorts returns the service ports with the ranges of a family, one for each protocol. All other properties are those of the family's first port.
+func (b *builder) rangedPorts(first *ServicePort, ranges []portRange) (list []*ServicePort) {
+	for _, r := range ranges {
+		if n := len(list); n == 0 || list[n-1].Protocol != r.protocol {
+			sp := *first
+			sp.Name.Port, sp.Protocol, sp.Frontends = RangesPort, r.protocol, nil
+			list = append(list, &sp)
+		}
+		sp := list[len(list)-1]
+		for _, front := range b.rangeFronts(first.Family) {
+			front.Port, front.Last, front.Protocol = r.first, r.last, r.protocol
+			sp.Frontends = append(sp.Frontends, front)
+		}
+	}
+	return list
+}
+
+// firstPort returns the index of the first port of the same family.
+func firstPort(ports []*ServicePort, of *ServicePort) int {
+	return slices.IndexFunc(ports, func(sp *ServicePort) bool { return sp.Family == of.Family })
+}
+
+// groupOf returns the endpoints of a service port by its index. Ranges have the endpoints of the first port.
+func (b *builder) groupOf(i int) *group {
+	if sp := b.out.Ports[i]; sp.Ranged() {
+		i = firstPort(b.out.Ports, sp)
+	}
+	return &b.groups.list[i]
+}
+
+// withoutPorts returns the addresses of endpoints, each once with port 0, and their shares, which may be nil. Of endpoints with the same address, it
+// prefers as [traits.tier] does.
+func (m *merged) withoutPorts(shares []uint8) (out merged, outShares []uint8) {
+	out.twice = m.twice
+	for i, e := range m.addrs {
+		at := netip.AddrPortFrom(e.Addr(), 0)
+		n := len(out.addrs)
+		again := n > 0 && out.addrs[n-1] == at
+		switch {
+		case again && out.traits[n-1].tier() <= m.traits[i].tier():
+			continue
+		case again:
+			n--
+		}
+		out.addrs, out.traits = append(out.addrs[:n], at), append(out.traits[:n], m.traits[i])
+		if m.weights != nil {
+			out.weights = append(out.weights[:n], m.weights[i])
+		}
+		if shares != nil {
+			outShares = append(outShares[:n], shares[i])
+		}
+	}
+	out.present = presentIn(out.traits)
+	return out, outShares
+}

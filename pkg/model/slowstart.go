@@ -1,0 +1,214 @@
+package model
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/balance"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+)
+
+// FullShare is the share of an endpoint that is not starting, see [Share]. The share of a starting endpoint rises from 1 to it, by 1 at a time.
+const FullShare = 10
+
+// The limits of the annotation slowStart, in seconds.
+const (
+	leastSlowStart = 1
+	mostSlowStart  = 3600
+)
+
+// Starts are the starting endpoints of a Service with slow start: those with less than their full weight. It is immutable.
+type Starts struct {
+	ports map[groupKey]portStarts
+	// next is the time of the next step; zero if no endpoint is starting.
+	next time.Time
+}
+
+// portStarts are the starting endpoints of one service port.
+type portStarts struct {
+	// list is sorted by endpoint.
+	list []start
+	// known are the ready endpoints, sorted. since is the time since which there are some; zero if there were some at the start of the program.
+	known []netip.AddrPort
+	since time.Time
+}
+
+// start is a starting endpoint, which was not known before a time.
+type start struct {
+	endpoint netip.AddrPort
+	since    time.Time
+	// share is from 1 to FullShare-1.
+	share uint8
+}
+
+// Share is the present share of a starting endpoint of a service port: the part of its weight that counts, in units of 1/[FullShare].
+type Share struct {
+	Port     string         `json:"port,omitempty"`
+	Protocol inet.Protocol  `json:"protocol"`
+	Endpoint netip.AddrPort `json:"endpoint"`
+	Share    uint8          `json:"share"`
+}
+
+// Next returns the time of the next step: the share of an endpoint rises. It is zero if no endpoint is starting. Starts may be nil.
+func (s *Starts) Next() time.Time {
+	if s == nil {
+		return time.Time{}
+	}
+	return s.next
+}
+
+// Shares returns the starting endpoints; those of each service port are sorted.
+func (s *Starts) Shares() (list []Share) {
+	for key, p := range s.ports {
+		for _, e := range p.list {
+			list = append(list, Share{key.name, key.protocol, e.endpoint, e.share})
+		}
+	}
+	return list
+}
+
+// StartsOf returns starting endpoints with given shares. The list is in the order of [Starts.Shares].
+func StartsOf(list []Share) *Starts {
+	s := &Starts{ports: map[groupKey]portStarts{}}
+	for _, e := range list {
+		key := groupKey{family: inet.FamilyOf(e.Endpoint.Addr()), protocol: e.Protocol, name: e.Port}
+		p := s.ports[key]
+		p.list = append(p.list, start{endpoint: e.Endpoint, share: e.Share})
+		s.ports[key] = p
+	}
+	return s
+}
+
+// slowStart returns the time from the lowest share to the full one, or 0 without slow start. An invalid annotation becomes a problem.
+func (b *builder) slowStart() time.Duration {
+	text, given := b.svc.Annotations[slowStart]
+	if !given {
+		return 0
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n < leastSlowStart || n > mostSlowStart {
+		b.problem(annotation(slowStart), quoted(text, fmt.Sprintf("must be a number of seconds from %d to %d; endpoints start with their full weight",
+			leastSlowStart, mostSlowStart)))
+		return 0
+	}
+	return time.Duration(n) * time.Second
+}
+
+// observed is the previous observation of a Service's endpoints, and the time of the present one. The zero time is before the first sync.
+type observed struct {
+	before *Starts
+	now    time.Time
+}
+
+// observe sets the starting endpoints. An endpoint starts when it becomes ready, unless its service port has had ready endpoints for less than
+// the time of slow start: then all of them are as new.
+func (b *builder) observe(o *observed) {
+	s := &Starts{ports: make(map[groupKey]portStarts, len(b.out.Ports))}
+	for i := range b.out.Ports {
+		g := &b.groups.list[i]
+		p := portStarts{known: g.pick(func(t traits) bool { return t.has(ready) })}
+		var before portStarts
+		if o.before != nil {
+			before = o.before.ports[g.groupKey]
+		}
+		switch annotated := o.before == nil && b.out.Created.Add(b.slow).Before(o.now); {
+		case o.now.IsZero(), len(before.known) == 0 && annotated: // the endpoints are older than this observation
+		case len(before.known) == 0:
+			p.since = o.now
+		default:
+			p.since = before.since
+			p.list = b.starting(&before, p.known, o.now)
+		}
+		for _, e := range p.list {
+			if at := e.since.Add(b.rises(e.share)); s.next.IsZero() || at.Before(s.next) {
+				s.next = at
+			}
+		}
+		s.ports[g.groupKey] = p
+	}
+	b.starts = s
+}
+
+// starting returns the starting ones of ready endpoints.
+func (b *builder) starting(before *portStarts, known []netip.AddrPort, now time.Time) (list []start) {
+	earlier, starts := before.known, before.list
+	for _, e := range known {
+		for len(earlier) > 0 && earlier[0].Compare(e) < 0 {
+			earlier = earlier[1:]
+		}
+		for len(starts) > 0 && starts[0].endpoint.Compare(e) < 0 {
+			starts = starts[1:]
+		}
+		switch {
+		case len(starts) > 0 && starts[0].endpoint == e:
+			if share := b.shareAfter(now.Sub(starts[0].since)); share < FullShare {
+				list = append(list, start{e, starts[0].since, share})
+			}
+		case (len(earlier) == 0 || earlier[0] != e) && now.Sub(before.since) >= b.slow:
+			list = append(list, start{e, now, 1})
+		}
+	}
+	return list
+}
+
+// shareAfter returns the share of an endpoint that started some time ago. It is the greatest one whose step, see [builder.rises], is over.
+func (b *builder) shareAfter(passed time.Duration) uint8 {
+	share := uint8(1)
+	for share < FullShare && passed >= b.rises(share) {
+		share++
+	}
+	return share
+}
+
+// rises returns the time from the start of an endpoint until a share rises by one. The steps are equally long.
+func (b *builder) rises(share uint8) time.Duration {
+	return b.slow * time.Duration(share) / (FullShare - 1)
+}
+
+// sharesIn returns the shares of a group's endpoints, or nil without slow start.
+func (b *builder) sharesIn(key groupKey, m *merged) []uint8 {
+	if b.slow == 0 {
+		return nil
+	}
+	shares := slices.Repeat([]uint8{FullShare}, len(m.addrs))
+	if b.starts == nil {
+		return shares
+	}
+	at := 0
+	for _, e := range b.starts.ports[key].list {
+		n, found := slices.BinarySearchFunc(m.addrs[at:], e.endpoint, netip.AddrPort.Compare)
+		if at += n; found {
+			shares[at] = e.share
+		}
+	}
+	return shares
+}
+
+// slowed returns reduced weights, which may be nil, multiplied by shares. With a random choice, they keep a common divisor: an endpoint has
+// [FullShare] slots for each unit of its weight, so that few slots change when an endpoint starts and with each step.
+func slowed(weights []uint16, shares []uint8, key balance.Key) []uint16 {
+	divisor := 1
+	if len(weights) > 0 && int(slices.Max(weights))*FullShare > math.MaxUint16 {
+		divisor = FullShare
+	}
+	out := make([]uint16, len(shares))
+	for i, share := range shares {
+		out[i] = uint16((weightAt(weights, i)*int(share) + divisor - 1) / divisor)
+	}
+	if key == balance.Chance {
+		return out
+	}
+	return balance.Reduce(out)
+}
+
+// weightAt returns one of the weights, which are nil if all are 1.
+func weightAt(weights []uint16, i int) int {
+	if weights == nil {
+		return 1
+	}
+	return int(weights[i])
+}

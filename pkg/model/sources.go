@@ -1,0 +1,282 @@
+package model
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sort"
+	"strings"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+)
+
+// The annotations with source ranges. Each of the first two is for its kind of frontends the same as spec.loadBalancerSourceRanges for load-balancer
+// IPs: prefixes, separated by commas, or noSources. No frontend except the cluster IP admits the sources of deniedSources.
+const (
+	nodePortSources   = "kube-nftproxy.io/node-port-source-ranges"
+	externalIPSources = "kube-nftproxy.io/external-ip-source-ranges"
+	deniedSources     = "kube-nftproxy.io/denied-source-ranges"
+	// noSources closes a kind of frontends without a problem.
+	noSources = "none"
+
+	// ciliumSourcePolicy is an annotation of Cilium. With ciliumDeny, spec.loadBalancerSourceRanges are denied sources.
+	ciliumSourcePolicy = "service.cilium.io/src-ranges-policy"
+	ciliumAllow        = "allow"
+	ciliumDeny         = "deny"
+)
+
+// The paths of the fields with source ranges.
+const (
+	BalancerSourcesField   = "spec.loadBalancerSourceRanges"
+	ExternalIPSourcesField = "metadata.annotations[" + externalIPSources + "]"
+	NodePortSourcesField   = "metadata.annotations[" + nodePortSources + "]"
+	DeniedSourcesField     = "metadata.annotations[" + deniedSources + "]"
+)
+
+// Admits reports whether lists of a [Frontend] admit a source.
+func Admits(allowed, denied []AddrRange, source netip.Addr) bool {
+	return (allowed == nil || contain(allowed, source)) && !contain(denied, source)
+}
+
+// contain reports whether sorted and disjoint ranges contain an address.
+func contain(ranges []AddrRange, a netip.Addr) bool {
+	// Only the last range that begins at or before the address may contain it.
+	after := sort.Search(len(ranges), func(i int) bool { return a.Less(ranges[i].First) })
+	return after > 0 && ranges[after-1].Contains(a)
+}
+
+// sourcesOf are the annotations with the allowed sources of a kind of frontends.
+var sourcesOf = [...]string{ExternalIP: externalIPSources, NodePort: nodePortSources}
+
+// sources are the source ranges of a Service, by kind of frontends and by family. Nil admits or denies all and none.
+type sources struct {
+	allowed [NodePort + 1][2][]AddrRange
+	denied  [2][]AddrRange
+}
+
+// A sourceList is a list of source ranges of both families.
+type sourceList struct {
+	field  string
+	ranges []netip.Prefix
+	// closed is true if no source can be allowed.
+	closed bool
+}
+
+// readSources reads the source ranges of a Service with the given load-balancer IPs and external IPs. If a list of denied sources has an error, all
+// frontends except the cluster IP are closed.
+func (b *builder) readSources(balancers, external []netip.Addr) (s sources) {
+	if len(b.svc.Spec.LoadBalancerSourceRanges) == 0 && len(b.svc.Annotations) == 0 {
+		return s
+	}
+	list, denied := b.balancerSources()
+	for _, f := range inet.Families {
+		s.allowed[LoadBalancer][f] = b.allowedSources(f, &list, balancers)
+	}
+	localhost := inet.Localhost[:]
+	for _, at := range []struct {
+		kind Kind
+		own  []netip.Addr
+	}{{ExternalIP, external}, {NodePort, localhost}} {
+		if text, given := b.svc.Annotations[sourcesOf[at.kind]]; given {
+			list := b.annotatedSources(at.kind, text)
+			for _, f := range inet.Families {
+				s.allowed[at.kind][f] = b.allowedSources(f, &list, at.own)
+			}
+		}
+	}
+	b.addDenied(&denied)
+	all := slices.Concat(balancers, external, localhost)
+	for _, f := range inet.Families {
+		s.denied[f] = b.deniedSources(f, &denied, all)
+	}
+	if denied.closed {
+		s = sources{}
+		for _, kind := range []Kind{ExternalIP, LoadBalancer, NodePort} {
+			s.allowed[kind] = [2][]AddrRange{{}, {}}
+		}
+	}
+	return s
+}
+
+// balancerSources returns spec.loadBalancerSourceRanges as allowed or, with Cilium's annotation, as denied sources. Blank strings are ignored, as in
+// kube-proxy.
+func (b *builder) balancerSources() (allowed, denied sourceList) {
+	allowed, denied = sourceList{field: BalancerSourcesField}, sourceList{field: DeniedSourcesField}
+	list, invalid := &allowed, 0
+	policy, given := b.svc.Annotations[ciliumSourcePolicy]
+	if policy == ciliumDeny {
+		list = &denied
+	}
+	for i, s := range b.svc.Spec.LoadBalancerSourceRanges {
+		if s = strings.TrimSpace(s); s == "" {
+			continue
+		}
+		if err := list.add(s); err != nil {
+			b.problem(index(BalancerSourcesField, i), quoted(s, err.Error()))
+			invalid++
+		}
+	}
+	switch {
+	case given && policy != ciliumAllow && policy != ciliumDeny:
+		allowed.closed = true
+		b.over = append(b.over, b.problemOf(annotation(ciliumSourcePolicy),
+			quoted(policy, "must be "+ciliumAllow+" or "+ciliumDeny+": the load-balancer IPs are closed to all sources")))
+	case invalid > 0 && policy == ciliumDeny:
+		b.cannotDeny(&denied, BalancerSourcesField, "a range is invalid")
+	case invalid > 0 && len(allowed.ranges) == 0:
+		allowed.closed = true
+		b.over = append(b.over, b.problemOf(BalancerSourcesField,
+			"no range is valid: the load-balancer IPs are closed to all sources; correct the ranges, or leave them out to admit all"))
+	}
+	return allowed, denied
+}
+
+// annotatedSources returns the allowed sources in the annotation for a kind of frontends.
+func (b *builder) annotatedSources(kind Kind, text string) sourceList {
+	list := sourceList{field: annotation(sourcesOf[kind])}
+	if strings.TrimSpace(text) == noSources {
+		list.closed = true
+		return list
+	}
+	for item := range strings.SplitSeq(text, ",") {
+		b.addItem(&list, item)
+	}
+	if list.closed = len(list.ranges) == 0; list.closed {
+		b.over = append(b.over, b.problemOf(list.field,
+			fmt.Sprintf("no range is valid: each %s is closed to all sources; correct the ranges, use %q, or remove the annotation to admit all", kind, noSources)))
+	}
+	return list
+}
+
+// addDenied adds the ranges of the annotation with denied sources to a list.
+func (b *builder) addDenied(list *sourceList) {
+	for item := range strings.SplitSeq(b.svc.Annotations[deniedSources], ",") {
+		if !b.addItem(list, item) {
+			b.cannotDeny(list, list.field, "a range is invalid")
+		}
+	}
+}
+
+// cannotDeny closes all frontends except the cluster IP, because their denied sources are not known. It reports that once.
+func (b *builder) cannotDeny(list *sourceList, field, reason string) {
+	if !list.closed {
+		b.over = append(b.over, b.problemOf(field, reason+", so it is unknown which sources to deny: all addresses and node ports of the Service "+
+			"except its cluster IPs are closed to all sources; correct the ranges"))
+	}
+	list.closed = true
+}
+
+// addItem adds an item of an annotation, which may be blank, to a list. If it is invalid, addItem adds a problem and returns false.
+func (b *builder) addItem(list *sourceList, text string) bool {
+	if text = strings.TrimSpace(text); text == "" {
+		return true
+	}
+	err := list.add(text)
+	if err != nil {
+		b.problem(list.field, quoted(text, err.Error()))
+	}
+	return err == nil
+}
+
+// add adds a prefix.
+func (l *sourceList) add(text string) error {
+	prefix, err := parsePrefix(text)
+	if err == nil {
+		l.ranges = append(l.ranges, prefix)
+	}
+	return err
+}
+
+// allowedSources returns the sources that a list allows for frontends of one kind and family; nil admits all. own are the addresses of these
+// frontends, of both families.
+//
+// If an interface of the node has the address of a frontend, packets from the node to that address have the same address as their source. So if the
+// ranges contain the node's address, the result also contains the addresses of the frontends: for a node port the loopback address.
+func (b *builder) allowedSources(f inet.Family, list *sourceList, own []netip.Addr) []AddrRange {
+	if list.closed {
+		return []AddrRange{}
+	}
+	if openToAll(f, list.ranges) {
+		return nil
+	}
+	if own = ofFamily(f, own); len(own) == 0 {
+		return nil
+	}
+	allowed, fromNode := b.prefixes(f, list.ranges)
+	n, most := len(allowed), b.limits.SourceRanges
+	kept := allowed[:min(n, most):min(n, most)]
+	if fromNode {
+		both := withAddrs(kept, own)
+		if n <= most {
+			n = len(both) // otherwise the problem is the same on all nodes
+		}
+		if len(both) > most {
+			both = withAddrs(kept, own[:most-len(kept)])
+		}
+		kept = both
+	}
+	if n > most {
+		b.exceeds(LimitSourceRanges, list.field, n, most,
+			fmt.Sprintf("%s sources in the last %d ranges are refused", f, n-most), "use fewer, larger ranges")
+	}
+	return kept
+}
+
+// deniedSources returns the denied sources of one family; nil for none. If they contain the node's address, the result also contains own: the
+// addresses with which the node sends to the frontends, see [builder.allowedSources].
+func (b *builder) deniedSources(f inet.Family, list *sourceList, own []netip.Addr) []AddrRange {
+	denied, fromNode := b.prefixes(f, list.ranges)
+	if fromNode {
+		denied = withAddrs(denied, ofFamily(f, own))
+	}
+	if n, most := len(denied), b.limits.SourceRanges; n > most {
+		b.cannotDeny(list, list.field, fmt.Sprintf("%d are above the limit of %d %s", n, most, LimitSourceRanges))
+	}
+	if len(denied) == 0 {
+		return nil
+	}
+	return denied
+}
+
+// prefixes returns the fewest prefixes that hold the addresses of the ranges of one family, not nil, and whether they contain this node's address.
+func (b *builder) prefixes(f inet.Family, ranges []netip.Prefix) (list []AddrRange, fromNode bool) {
+	for _, r := range ranges {
+		if inet.FamilyOf(r.Addr()) == f {
+			list = append(list, RangeOf(r))
+			fromNode = fromNode || r.Contains(b.node.IPs[f])
+		}
+	}
+	return append([]AddrRange{}, asPrefixes(MergeRanges(list))...), fromNode
+}
+
+// ofFamily returns the addresses of one family, sorted.
+func ofFamily(f inet.Family, addrs []netip.Addr) []netip.Addr {
+	addrs = slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return inet.FamilyOf(a) != f })
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return addrs
+}
+
+// withAddrs returns the union of ranges and addresses of one family.
+func withAddrs(ranges []AddrRange, addrs []netip.Addr) []AddrRange {
+	out := slices.Clone(ranges)
+	for _, a := range addrs {
+		out = append(out, AddrRange{a, a})
+	}
+	return asPrefixes(MergeRanges(out))
+}
+
+// openToAll reports whether the valid source ranges admit all sources of a family: one range is /0, or no range is of this family.
+// As in kube-proxy, a family without ranges is open even if the other family has ranges.
+func openToAll(f inet.Family, ranges []netip.Prefix) bool {
+	open := true
+	for _, r := range ranges {
+		if inet.FamilyOf(r.Addr()) != f {
+			continue
+		}
+		if r.Bits() == 0 {
+			return true
+		}
+		open = false
+	}
+	return open
+}

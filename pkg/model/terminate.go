@@ -1,0 +1,75 @@
+package model
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Termination says which established TCP connections of a Service the program terminates.
+type Termination string
+
+// The values of the annotation terminate, and of the flag --terminate-connections.
+const (
+	// TerminateOff: none.
+	TerminateOff Termination = "off"
+	// TerminateGone: those to endpoints that no EndpointSlice of the Service has any more. A terminating or unready endpoint is in a slice.
+	TerminateGone Termination = "gone"
+)
+
+// ParseTermination returns an error if the text is not a Termination.
+func ParseTermination(text string) (Termination, error) {
+	switch t := Termination(text); t {
+	case TerminateOff, TerminateGone:
+		return t, nil
+	}
+	return TerminateOff, fmt.Errorf("must be %s or %s", TerminateGone, TerminateOff)
+}
+
+// terminates reports whether the program terminates connections to endpoints that leave the slices: by the annotation, or by the node's
+// default. An invalid annotation becomes a problem, and connections stay.
+func (b *builder) terminates() bool {
+	text, given := b.svc.Annotations[terminate]
+	if !given {
+		return b.opts.TerminateGone
+	}
+	t, err := ParseTermination(text)
+	if err != nil {
+		b.problem(TerminateField, quoted(text, err.Error()+"; established connections stay"))
+	}
+	return t == TerminateGone
+}
+
+// listed sets Service.Listed. If a limit leaves out endpoints, an endpoint that is not in the list may still be in a slice. Then the program
+// terminates no connections of the Service.
+func (b *builder) listed() {
+	if !b.out.TerminateGone {
+		return
+	}
+	if slices.ContainsFunc(b.over, func(p Problem) bool { return p.Limit == LimitSlices || p.Limit == LimitPairs }) {
+		b.out.TerminateGone = false
+		return
+	}
+	var list []netip.Addr
+	for i := range b.groups.list {
+		for _, e := range b.groups.list[i].addrs {
+			list = append(list, e.Addr())
+		}
+	}
+	slices.SortFunc(list, netip.Addr.Compare)
+	b.out.Listed = slices.Clip(slices.Compact(list))
+}
+
+// terminationNotes returns a note if connections of the Service are terminated.
+func terminationNotes(svc *corev1.Service, built *Service) []string {
+	if !built.TerminateGone {
+		return nil
+	}
+	by := "--terminate-connections"
+	if _, given := svc.Annotations[terminate]; given {
+		by = "its annotation " + terminate
+	}
+	return []string{"TCP connections to endpoints that leave all its EndpointSlices are terminated after 5 s, because of " + by}
+}

@@ -1,0 +1,89 @@
+package model
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// Each row has the node's default, the annotation of a Service, and whether connections are terminated.
+func TestTermination(t *testing.T) {
+	for _, tc := range []struct {
+		node             bool
+		annotation       string
+		want, hasProblem bool
+	}{
+		{false, "", false, false},
+		{true, "", true, false},
+		{false, "gone", true, false},
+		{true, "off", false, false},
+		{true, "Gone", false, true},
+		{false, "true", false, true},
+	} {
+		svc := service()
+		if tc.annotation != "" {
+			svc.Annotations = map[string]string{"kube-nftproxy.io/terminate-connections": tc.annotation}
+		}
+		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2")...)}, here, Options{TerminateGone: tc.node})
+		if got.TerminateGone != tc.want || (got.Listed != nil) != tc.want || len(got.Problems) > 0 != tc.hasProblem {
+			t.Errorf("%+v: %v, endpoints %v, problems %v", tc, got.TerminateGone, got.Listed, got.Problems)
+		}
+	}
+}
+
+// Each row has the endpoints of slices, and the last numbers of the addresses in Service.Listed; "-" if a limit leaves out endpoints. A Service without
+// termination has the same other fields.
+func TestListed(t *testing.T) {
+	port := func(s *discoveryv1.EndpointSlice, name string) *discoveryv1.EndpointSlice {
+		s.Ports = []discoveryv1.EndpointPort{endpointPort(name, "TCP", 9)}
+		return s
+	}
+	without := slice("without", eps("5rsl 6")...)
+	without.Ports = nil
+	for _, tc := range []struct {
+		name   string
+		slices []*discoveryv1.EndpointSlice
+		limits Limits
+		want   string
+	}{
+		{"all conditions", []*discoveryv1.EndpointSlice{slice("a", eps("3 1rs 2t 4st")...)}, Limits{}, "1 2 3 4"},
+		{"twice", []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2")...), slice("b", eps("2t 3")...), slice("c", eps("1rs")...)}, Limits{}, "1 2 3"},
+		{"another port", []*discoveryv1.EndpointSlice{slice("a", eps("1rs")...), port(slice("b", eps("2rs 3rsl")...), "other")}, Limits{}, "1 2 3"},
+		{"no port", []*discoveryv1.EndpointSlice{slice("a", eps("1rs")...), without}, Limits{}, "1 5 6"},
+		{"more than the endpoints of a port", []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs 3rs")...)}, Limits{PortEndpoints: 1}, "1 2 3"},
+		{"too many slices", []*discoveryv1.EndpointSlice{slice("a", eps("1rs")...), slice("b", eps("2rs")...)}, Limits{Slices: 1}, "-"},
+		{"too many pairs", []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2rs 3rs")...)}, Limits{Pairs: 2}, "-"},
+		{"none", nil, Limits{}, ""},
+	} {
+		want := []netip.Addr{}
+		for n := range strings.FieldsSeq(tc.want) {
+			if n != "-" {
+				want = append(want, netip.MustParseAddr("10.1.0."+n))
+			}
+		}
+		opts := Options{TerminateGone: true, Limits: tc.limits}
+		var stored []Slice
+		for _, s := range tc.slices {
+			stored = append(stored, &storedSlice{slice: s})
+		}
+		room := &Room{}
+		read(service(), room)
+		rebuilt, _ := Rebuild(room, nil, stored, here, opts, time.Time{})
+		for _, got := range []*Service{Build(service(), tc.slices, here, opts), rebuilt} {
+			if !slices.Equal(got.Listed, want) || got.TerminateGone == (tc.want == "-") {
+				t.Errorf("%s: %v, %v, want %s", tc.name, got.TerminateGone, got.Listed, tc.want)
+			}
+			got.TerminateGone, got.Listed = false, nil
+			opts.TerminateGone = false
+			if other := Build(service(), tc.slices, here, opts); fmt.Sprint(describe(got), got.LocalReady) != fmt.Sprint(describe(other), other.LocalReady) {
+				t.Errorf("%s: with termination %v, %v, without %v, %v", tc.name, describe(got), got.LocalReady, describe(other), other.LocalReady)
+			}
+			opts.TerminateGone = true
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package model
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Several Services may share an address. So each frontend has a stance on the behaviour of its address, apart from its own port. An address behaves so
+// if at least one frontend is for it, and none is against it.
+
+// Stance is the stance of a frontend on a behaviour of its address.
+type Stance uint8
+
+// The stances.
+const (
+	Neutral Stance = iota
+	// WhileServing: for it while a new connection to the frontend would reach an endpoint.
+	WhileServing
+	// For: always for it.
+	For
+	Against
+)
+
+// Annotations about addresses. wholeIP is cozystack's: the Service has all ports of its addresses, as with allPorts, and another program may handle them.
+const (
+	refuseUnused = "kube-nftproxy.io/refuse-unused-ports"
+	answerPing   = "kube-nftproxy.io/answer-ping"
+	wholeIP      = "networking.cozystack.io/wholeIP"
+)
+
+// UnusedPorts selects the load-balancer and external IPs that refuse connections to unused ports. The zero value selects none.
+type UnusedPorts struct {
+	// All selects all of them, except those of Services with a load-balancer class.
+	All bool
+	// Within selects those in the prefixes.
+	Within []netip.Prefix
+}
+
+// Any reports whether an address may be selected.
+func (u *UnusedPorts) Any() bool { return u.All || len(u.Within) > 0 }
+
+// ParseUnusedPorts parses the value of --refuse-unused-ports: cluster, all, or prefixes with commas.
+func ParseUnusedPorts(text string) (u UnusedPorts, err error) {
+	switch text {
+	case "cluster":
+		return u, nil
+	case "all":
+		return UnusedPorts{All: true}, nil
+	}
+	for item := range strings.SplitSeq(text, ",") {
+		p, err := ParsePrefix(strings.TrimSpace(item))
+		if err != nil {
+			return UnusedPorts{}, fmt.Errorf("must be cluster, all, or CIDRs: %q %w", item, err)
+		}
+		u.Within = append(u.Within, p)
+	}
+	return u, nil
+}
+
+// Ping says which addresses answer echo requests, apart from annotations.
+type Ping string
+
+// The values of --answer-ping.
+const (
+	// PingNone: no address, and annotations have no effect.
+	PingNone Ping = "none"
+	// PingAnnotated: only addresses of Services with the annotation.
+	PingAnnotated Ping = "annotated"
+	// PingReady: all addresses with an endpoint for new connections.
+	PingReady Ping = "ready"
+	// PingAlways: all addresses.
+	PingAlways Ping = "always"
+)
+
+// Pings are all values of --answer-ping.
+var Pings = []Ping{PingNone, PingAnnotated, PingReady, PingAlways}
+
+// Answers reports whether an address may answer. The zero value is PingNone.
+func (p Ping) Answers() bool { return p != "" && p != PingNone }
+
+// stances are the stances of a Service's frontends.
+type stances struct {
+	// refuseAll is the stance of load-balancer and external IPs, refuseWithin of those in UnusedPorts.Within.
+	refuseAll, refuseWithin Stance
+	// ping is the stance of cluster IPs, pingOutside of other addresses without source ranges, pingRestricted of those with source ranges.
+	ping, pingOutside, pingRestricted Stance
+}
+
+// stances reads the annotations. An invalid one becomes a problem, and the Service is against the behaviour.
+func (b *builder) stances() (s stances) {
+	if b.opts.UnusedPorts.Any() {
+		s.refuseAll, s.refuseWithin = For, For
+		if b.svc.Spec.LoadBalancerClass != nil {
+			s.refuseAll = Against
+		}
+		if b.svc.Annotations[wholeIP] == "true" {
+			s.refuseAll, s.refuseWithin = Against, Against
+		}
+		switch text, given := b.svc.Annotations[refuseUnused]; {
+		case !given:
+		case text == "true":
+			s.refuseAll, s.refuseWithin = For, For
+		default:
+			s.refuseAll, s.refuseWithin = Against, Against
+			if text != "false" {
+				b.problem(annotation(refuseUnused), quoted(text, "must be true or false; unused ports of its load-balancer and external IPs are not refused"))
+			}
+		}
+	}
+	if !b.opts.Ping.Answers() {
+		return s
+	}
+	switch b.opts.Ping {
+	case PingReady:
+		s.ping = WhileServing
+	case PingAlways:
+		s.ping = For
+	}
+	switch text, given := b.svc.Annotations[answerPing]; {
+	case !given: // only the annotation shows an address with source ranges to all sources
+		if s.pingOutside = s.ping; b.svc.Spec.LoadBalancerClass != nil {
+			s.pingOutside = Neutral
+		}
+		return s
+	case text == string(PingAlways):
+		s.ping = For
+	case text == string(PingReady):
+		s.ping = WhileServing
+	default:
+		s.ping = Against
+		if text != "never" {
+			b.problem(annotation(answerPing), quoted(text, "must be always, ready or never; its addresses do not answer ping"))
+		}
+	}
+	s.pingOutside, s.pingRestricted = s.ping, s.ping
+	return s
+}
+
+// takeStances sets the stances of the frontends at addresses.
+func (b *builder) takeStances() {
+	s := b.stances()
+	if s == (stances{}) {
+		return
+	}
+	for f := range b.fronts {
+		for i := range b.fronts[f] {
+			front := &b.fronts[f][i]
+			switch {
+			case front.Restricted():
+				front.Ping = s.pingRestricted
+			case front.AtClusterIP():
+				front.Ping = s.ping
+			default:
+				front.Ping = s.pingOutside
+			}
+			within := func(p netip.Prefix) bool { return p.Contains(front.Addr) }
+			switch {
+			case front.AtClusterIP(): // unused ports of cluster IPs are always refused
+			case b.opts.UnusedPorts.All:
+				front.RefuseUnused = s.refuseAll
+			case slices.ContainsFunc(b.opts.UnusedPorts.Within, within):
+				front.RefuseUnused = s.refuseWithin
+			}
+		}
+	}
+}

@@ -1,0 +1,138 @@
+package plan
+
+import (
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// A Service that scales to zero drops packets while it has no endpoint, so that the client's retry finds the endpoint of a pod that starts
+// meanwhile. The packets fill two sets with the numbers of the service ports:
+//
+//	held     for demandTime after the last held packet: an episode. pkg/demand reads it.
+//	holding  for HoldTime after the first packet of an episode. Later packets are refused, until the episode is over.
+//
+// So the kernel alone bounds the time, also while no process runs.
+
+const (
+	// HoldTime is the time for which a service port holds packets. Linux clients give up after about as long (tcp_syn_retries).
+	HoldTime = 2 * time.Minute
+	// DemandTime is the time for which a held packet proves demand.
+	DemandTime = 90 * time.Second
+	// HeldSet is the name of the set of service ports with demand, holdingSet of those that do not refuse packets.
+	HeldSet    = "held"
+	holdingSet = "holding"
+	// heldPorts is the size of both sets, twice the number of service ports that may hold: an expired element stays for a while.
+	heldPorts = 2 * MostHolders
+)
+
+// MostHolders is the number of service ports that may hold packets, in each family. A namespace has a quarter of it.
+const MostHolders = 1024
+
+// holdChain is the chain of packets to a service port that may wake. The first of its rules with a lookup matches the first packet of an episode. If
+// a set is full, the chain refuses or drops packets.
+func (l *layout) holdChain() *nft.Chain {
+	number := nft.Priority()
+	return &nft.Chain{Name: kindHold.name(selector{}), Comment: "no endpoint: held, so that the client retries", Rules: []nft.Rule{
+		rule("", keepBits(portBits)),
+		rule(meanings[kindHold], in(l.held, []nft.Field{number}, true), enter(l.holding, number, HoldTime), enter(l.held, number, DemandTime), countedDrop()),
+		rule("no endpoints for too long", in(l.holding, []nft.Field{number}, true), goTo(kindReject.name(selector{}))),
+		rule("demand", enter(l.held, number, DemandTime)),
+		rule("", countedDrop()),
+	}}
+}
+
+// Holder is a service port that holds packets, by its number in the set [HeldSet].
+type Holder struct {
+	Family inet.Family
+	Number uint32
+}
+
+// holders are the service ports that hold packets.
+type holders struct {
+	names map[Holder]types.NamespacedName
+	// changed are the holders that began or stopped to hold since the last [Planner.TakeHolders].
+	changed map[Holder]struct{}
+}
+
+func newHolders() holders {
+	return holders{names: map[Holder]types.NamespacedName{}, changed: map[Holder]struct{}{}}
+}
+
+// TakeHolders calls each for the service ports that began or stopped to hold packets since the last call. The name is that of the Service, or the
+// zero name if the service port stopped.
+func (p *Planner) TakeHolders(each func(Holder, types.NamespacedName)) {
+	for h := range p.holders.changed {
+		each(h, p.holders.names[h])
+	}
+	clear(p.holders.changed)
+}
+
+// holds decides whether the ports of a Service hold packets. If they should, and there is no room, it leaves this out.
+func (p *Planner) holds(out *service, s *model.Service, old *service) bool {
+	if !s.Asleep() {
+		return false
+	}
+	var n [2]int
+	for _, port := range s.Ports {
+		n[port.Family]++
+	}
+	reason := p.lacksHolders(s.Name.Namespace, n, old)
+	if reason != "" {
+		out.leave(model.ScaleToZeroField, reason)
+		out.lacks.holders = n
+	}
+	return reason == ""
+}
+
+// lacksHolders returns the reason why n service ports of each family of a namespace cannot hold packets instead of those of an earlier form; "" if
+// they can.
+func (p *Planner) lacksHolders(namespace string, n [2]int, old *service) string {
+	all, own := p.taken.holders, p.takenBy(namespace).holders
+	if old != nil {
+		for _, o := range old.ports {
+			if o.holds {
+				all[o.family]--
+				own[o.family]--
+			}
+		}
+	}
+	for f := range n {
+		if n[f] > 0 && (own[f]+n[f] > MostHolders/perNamespace || all[f]+n[f] > MostHolders) {
+			return fmt.Sprintf("the Service refuses connections while it has no endpoint: it has %d %s ports, others of its namespace without endpoints hold connections for %d, all others for %d, and the limits are %d and %d",
+				n[f], inet.Family(f), own[f], all[f], MostHolders/perNamespace, MostHolders)
+		}
+	}
+	return ""
+}
+
+// countHolders updates the holders after a Service is added (n is 1) or removed (-1).
+func (p *Planner) countHolders(s *service, of *taken, n int) {
+	for _, port := range s.ports {
+		if !port.holds {
+			continue
+		}
+		of.holders[port.family] += n
+		p.taken.holders[port.family] += n
+		h := Holder{port.family, port.number}
+		p.holders.changed[h] = struct{}{}
+		if n > 0 {
+			p.holders.names[h] = s.name
+		} else if p.holders.names[h] == s.name {
+			delete(p.holders.names, h)
+		}
+	}
+}
+
+// HeldSets returns the sets [HeldSet] of all families.
+func (p *Planner) HeldSets() (sets []*nft.Set) {
+	for _, f := range p.options.Families {
+		sets = append(sets, p.layouts[f].held)
+	}
+	return sets
+}

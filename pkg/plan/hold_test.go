@@ -1,0 +1,85 @@
+package plan
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// sleepers are a planner with Services that scale to zero.
+type sleepers struct {
+	*testing.T
+	*Planner
+	holds map[Holder]types.NamespacedName
+}
+
+func newSleepers(t *testing.T) *sleepers {
+	o := testOptions()
+	o.Families = inet.Families[:1]
+	return &sleepers{t, New(o), map[Holder]types.NamespacedName{}}
+}
+
+// set plans a Service, with an endpoint or without.
+func (s *sleepers) set(namespace string, i, endpoints int) types.NamespacedName {
+	svc := benchService(i, endpoints, 0)
+	svc.Name.Namespace, svc.ScaleToZero, svc.Ports[0].HasEndpoints = namespace, true, endpoints > 0
+	svc.Ports[0].Name.Namespace = namespace
+	s.Set(svc.Name, svc)
+	return svc.Name
+}
+
+// check compares the class of a Service's frontend, and the Services that hold packets.
+func (s *sleepers) check(i int, want kind, name types.NamespacedName) {
+	s.Helper()
+	got := kind(0)
+	p := s.services[name].ports[0]
+	s.layouts[0].head(p, &p.frontends[0], func(e nft.Element, _ step, c class) { got = c.kind })
+	s.TakeHolders(func(h Holder, name types.NamespacedName) {
+		if s.holds[h] = name; name == (types.NamespacedName{}) {
+			delete(s.holds, h)
+		}
+	})
+	if holder := s.holds[Holder{inet.IPv4, p.number}] == name; got != want || holder != (want == kindHold) {
+		s.Errorf("Service %d has kind %d, want %d; it is a holder: %v", i, got, want, holder)
+	}
+	if left := s.Excess(name); (len(left) > 0) != (want == kindReject) || len(left) > 0 && (left[0].Field != model.ScaleToZeroField || !strings.Contains(left[0].Reason, "refuses connections")) {
+		s.Errorf("parts of Service %d that are left out: %v", i, left)
+	}
+}
+
+// A namespace has a quarter of the service ports that may hold packets. Services above that refuse connections. Their turn comes when others wake.
+func TestHoldersAreBounded(t *testing.T) {
+	s := newSleepers(t)
+	const share = MostHolders / perNamespace
+	for i := range share {
+		s.check(i, kindHold, s.set("a", i, 0))
+	}
+	first, last := s.set("a", 0, 0), s.set("a", share, 0)
+	s.check(0, kindHold, first)
+	s.check(share, kindReject, last)
+	s.check(share+1, kindHold, s.set("b", share+1, 0))
+	s.check(0, kindDirect, s.set("a", 0, 1))
+	if again := s.TakeWaiting(); len(again) != 1 || again[0] != last {
+		t.Fatalf("Services with room: %v, want %v", again, last)
+	}
+	s.check(share, kindHold, s.set("a", share, 0))
+	s.check(0, kindReject, s.set("a", 0, 0))
+	s.Set(last, nil)
+	s.check(0, kindHold, s.set("a", 0, 0))
+
+	for n := range perNamespace {
+		for i := range share {
+			s.set(fmt.Sprint("c", n), 2*share+n*share+i, 0)
+		}
+	}
+	s.check(0, kindReject, s.set("d", 10*share, 0))
+	if n := s.taken.holders; n != [2]int{MostHolders} || len(s.holders.names) != MostHolders {
+		t.Errorf("%v service ports hold packets, want %d", n, MostHolders)
+	}
+}

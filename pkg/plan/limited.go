@@ -1,0 +1,112 @@
+package plan
+
+import (
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// A Service can have a maximum of connections of each endpoint. Each element of the map limited counts the connections of its endpoint, with the
+// kernel's connlimit. connlimit adds a connection to its count before it compares, and keeps it as long as the connection exists. So a
+// connection that tries a full endpoint, and then uses another one, would take a place at both. Thus a packet tries only one endpoint:
+//
+//	unless-full  draws endpoints until one is not in the set full, by chance or by hashes with successive seeds. If all draws are full, any-not-full
+//	             looks up the first slots. If these are full, too, another draw decides.
+//	admit        translates the packet if the endpoint has a place. Otherwise it adds the endpoint to full for fullTime. The packet is dropped, and
+//	             the client's retry finds another endpoint. If the endpoint was in full already, all-full refuses the packet, or drops it.
+//
+// A packet that is not translated has no connection, and connlimit forgets it. So the counts are exact. But connlimit forgets only about eight of
+// them per tick of the kernel's clock. Thus packets try an endpoint of full only once in triedTime: a flood would fill the kernel's memory.
+
+const (
+	// fullTime is the time for which an endpoint is skipped after it was full.
+	fullTime = 5 * time.Second
+	// triedTime is the time for which no packet tries a full endpoint after another one did.
+	triedTime = 100 * time.Millisecond
+	// choices is the number of draws that skip full endpoints.
+	choices = 4
+	// walked is the number of slots that are looked up after the draws. Up to this number of endpoints, one that is not in full is found.
+	walked = exactSlots
+)
+
+// admit is the chain of packets with an endpoint id, allFull of those for which no endpoint has a place.
+const admit, allFull = "admit", "all-full"
+
+func (l list) unlessFull() string { return l.prefix() + "unless-full" }
+func (l list) anyNotFull() string { return l.prefix() + "any-not-full" }
+
+// notFull: meta priority & 0:ffff != 0:0 meta priority != @full
+func (l *layout) notFull() []expr.Any {
+	return append(hasBits(endpointBits), in(l.full, []nft.Field{nft.Priority()}, true)...)
+}
+
+// choose: meta priority set meta priority . numgen random mod n map @limited-slots, or first with hashes of successive seeds instead of numgen. The
+// last draw is random, so that different packets of a client try different full endpoints.
+func (l *layout) choose(c class) []nft.Rule {
+	var rules []nft.Rule
+	draw := func(t table, seed uint32) {
+		index := indexed(l.family, []nft.Field{nft.Priority()}, t)
+		if hash, ok := index[len(index)-1].(*expr.Hash); ok {
+			hash.Seed += seed
+		}
+		rules = append(rules, rule("", keepBits(affineBits), setPriority(index, l.limitedSlots[c.kind.list()])))
+	}
+	if c.table.size > 1 {
+		for i := range uint32(choices) {
+			draw(c.table, i)
+			rules = append(rules, rule("", l.notFull(), back()))
+		}
+	}
+	last := table{size: c.table.size}
+	if c.table.by == (selector{}) {
+		last.size = surelyFilled(c.table.size)
+	}
+	draw(last, 0)
+	return rules
+}
+
+// anyNotFull looks up slots one after the other: numgen random mod 1 offset I is the number I in a form that nft can load.
+func (l *layout) anyNotFull(ls list) []nft.Rule {
+	var rules []nft.Rule
+	for i := range uint32(walked) {
+		index := append(key(nft.Priority()), &expr.Numgen{Register: reg + 1, Modulus: 1, Type: unix.NFT_NG_RANDOM, Offset: walked - 1 - i})
+		rules = append(rules, rule("", keepBits(affineBits), setPriority(index, l.limitedSlots[ls])), rule("", l.notFull(), back()))
+	}
+	return rules
+}
+
+func (l *layout) unlessFull(ls list) []nft.Rule {
+	draw := rule("", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[ls]), dispatch(endpointBits, l.dispatch[stepChoose+step(ls)]))
+	found := rule("", l.notFull(), goTo(admit))
+	return []nft.Rule{
+		draw, found,
+		rule("all draws are full", jump(ls.anyNotFull())), found,
+		draw,
+		rule("fewer by now: the first one exists", hasNoBits(endpointBits), setPriority(indexed(l.family, []nft.Field{nft.Priority()}, table{size: 1}), l.limitedSlots[ls])),
+		rule("", goTo(admit)),
+	}
+}
+
+func (l *layout) admit() []nft.Rule {
+	id := []nft.Field{nft.Priority()}
+	full, tried := enter(l.full, id[0], fullTime), enter(l.tried, id[0], triedTime)
+	return []nft.Rule{
+		rule("a packet has just tried it", in(l.tried, id, false), goTo(allFull)),
+		rule("if the endpoint has a place", dnat(l.family, key(nft.L4Proto(), id[0]), l.limited)),
+		rule(undone, hasNoBits(endpointBits), goTo("clear-register")),
+		rule("full since now: a retry finds another one", l.notFull(), full, l.overMaximum(), countedDrop()),
+		rule("still full", full, tried, goTo(allFull)),
+	}
+}
+
+func (l *layout) refuse() []nft.Rule {
+	return []nft.Rule{rule("", l.overMaximum()), rule("all endpoints have their maximum of connections", dispatch(wordBits, l.dispatch[stepFull])), rule(undone, goTo("clear-register"))}
+}
+
+// overMaximum counts the packet for its service port, and loads the class for it.
+func (l *layout) overMaximum() []expr.Any {
+	return append(keepBits(affineBits), setPriority(key(nft.Priority()), l.atMaximum)...)
+}

@@ -1,0 +1,338 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables/expr"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// A Service can have ranges of ports. Packets keep their port. The rules look for ranges only after they have found no port, node port or rule of
+// another program for a packet: in the chains for unclaimed packets. Thus exact ports win, and no other traffic has a lookup more:
+//
+//	a cluster IP          is in the set cluster-ips, which leads to the chain unused-port.
+//	any other address     is in the set service-cidrs, together with the ServiceCIDRs, which the rules look up for all unclaimed packets. It is also in
+//	                      range-addresses, so that the rules drop no other packets to it.
+//
+// The map ranges gives number and class, as services does for exact ports. A service port with ranges has endpoint ids, as with session affinity. The
+// map range-backends has the addresses of these. The classes that only ranges have are in the dispatch maps only while a range uses them: at each
+// commit, the kernel walks all chains that the maps lead to.
+
+// keepPort is the chain of packets to a range without session affinity. rangeOrGone is the chain of packets whose client has an endpoint that is not in
+// backends.
+func (l list) keepPort() string    { return l.prefix() + "keep-port" }
+func (l list) rangeOrGone() string { return "affinity-" + l.prefix() + "range-or-gone" }
+
+// RangesSet is the name of the map of port ranges.
+const RangesSet = "ranges"
+
+// inRange: meta priority set ip daddr . meta l4proto . th dport map @ranges meta priority & WORD vmap @dispatch-ranges
+func (l *layout) inRange() nft.Rule {
+	return rule("a port range", setPriority(l.vipInRange(), l.ranges), dispatch(wordBits, l.dispatch[stepRange]))
+}
+
+// vipInRange loads the key of a set with ranges of ports. nft converts the byte order of the protocol, which does nothing.
+func (l *layout) vipInRange() []expr.Any {
+	var words []expr.Any
+	at := uint32(reg)
+	for _, f := range l.vip() {
+		words = append(words, f.Load(at))
+		if f.Name() == nft.L4Proto().Name() {
+			words = append(words, &expr.Byteorder{SourceRegister: at, DestRegister: at, Op: expr.ByteorderHton, Len: 1, Size: 2})
+		}
+		at += uint32(f.Registers())
+	}
+	return words
+}
+
+// rangeChain is the name of the chain for port ranges with source ranges.
+func (l sourceList) rangeChain() string {
+	return [...]string{"range-firewall", "range-firewall-external-ips"}[l]
+}
+
+// rangeSourceRules returns the rules of the chain for port ranges with source ranges. A set without ranges of the Service denies nothing.
+func (l *layout) rangeSourceRules(list sourceList) []nft.Rule {
+	return append(l.denied(), l.allowed(list, l.vipInRange(), l.restrictedRanges)...)
+}
+
+// toRangeBackend: dnat to meta priority map @range-backends
+func (l *layout) toRangeBackend(ls list) []nft.Rule {
+	return []nft.Rule{rule("keeps the port", dnatAddress(l.family, key(nft.Priority()), l.rangeBackends[ls]))}
+}
+
+// keepPort draws the id of an endpoint.
+func (l *layout) keepPort(ls list) []nft.Rule {
+	return append([]nft.Rule{
+		rule("pick one", keepBits(affineBits), setPriority(key(nft.Priority()), l.draw[ls]), dispatch(endpointBits, l.dispatch[stepPick+step(ls)])),
+		rule("fewer by now: the first one exists", hasNoBits(endpointBits), l.firstSlot(ls)),
+	}, append(l.toRangeBackend(ls), rule(undone, setPriorityTo(0)))...)
+}
+
+// ranged reports whether the frontends of a service port are ranges.
+func (p *port) ranged() bool { return p.name.Port == model.RangesPort }
+
+// place is an address and a protocol. The ranges of a place that are in the plan do not overlap.
+type place struct {
+	addr     netip.Addr
+	protocol inet.Protocol
+}
+
+func placeOf(k model.Key) place { return place{k.Addr, k.Protocol} }
+
+// winner returns the claim that has a key; the zero claim if no Service has it. It is the best claim to the key and, if the key is a range, to all
+// ranges that overlap it.
+func (p *Planner) winner(k model.Key) claim {
+	if _, beaten := p.beaten[k]; beaten {
+		return claim{}
+	}
+	return p.claims[k].winner
+}
+
+// noteOverlaps adds the other ranges at the places of the contests to the contests.
+func (p *Planner) noteOverlaps() {
+	var noted map[model.Key]bool
+	for i, n := 0, len(p.contests); i < n; i++ {
+		k := p.contests[i].key
+		if k.Last == 0 {
+			continue
+		}
+		if noted == nil {
+			noted = map[model.Key]bool{}
+			for _, c := range p.contests {
+				noted[c.key] = true
+			}
+		}
+		for other := range p.places[placeOf(k)] {
+			if !noted[other] {
+				noted[other] = true
+				p.touchFlows(other)
+				p.contests = append(p.contests, contest{other, p.winner(other)})
+			}
+		}
+	}
+}
+
+// settleRanges decides which ranges of the contests win: at each place, each one that overlaps none of a better claim.
+func (p *Planner) settleRanges() {
+	var settled map[place]bool
+	for i := range p.contests {
+		at := placeOf(p.contests[i].key)
+		if p.contests[i].key.Last == 0 || settled[at] {
+			continue
+		}
+		if settled == nil {
+			settled = map[place]bool{}
+		}
+		settled[at] = true
+		p.settlePlace(at)
+	}
+	for i := range p.contests { // the last range of a place is gone
+		if k := p.contests[i].key; k.Last != 0 && p.claims[k].winner.service == nil {
+			delete(p.beaten, k)
+		}
+	}
+}
+
+func (p *Planner) settlePlace(at place) {
+	keys := make([]model.Key, 0, len(p.places[at]))
+	for k := range p.places[at] {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, func(a, b model.Key) int {
+		x, y := p.claims[a].winner, p.claims[b].winner
+		if c := x.compare(&y); c != 0 {
+			return c
+		}
+		return compareKeys(a, b)
+	})
+	won := make([]model.Key, 0, len(keys)) // by port
+	for _, k := range keys {
+		i, _ := slices.BinarySearchFunc(won, k.Port, func(w model.Key, port uint16) int { return int(w.Last) - int(port) })
+		by, was := p.beaten[k]
+		if i < len(won) && won[i].Port <= k.Last {
+			p.beaten[k] = won[i]
+		} else {
+			delete(p.beaten, k)
+			won = slices.Insert(won, i, k)
+		}
+		if now, is := p.beaten[k]; is != was || now != by {
+			p.lost[p.claims[k].winner.service.name] = struct{}{}
+		}
+	}
+}
+
+// holder returns the claim that has a key, or that has a range which overlaps the key.
+func (p *Planner) holder(k model.Key) claim {
+	if by, beaten := p.beaten[k]; beaten {
+		return p.claims[by].winner
+	}
+	return p.claims[k].winner
+}
+
+// claimPlace counts a claimed key, or a key that nothing claims any more, among the keys of its place. The first range begins the index of single ports.
+func (p *Planner) claimPlace(k model.Key, claimed bool) {
+	if k.Last != 0 {
+		if p.places.set(k, claimed); p.singles == nil && claimed {
+			p.singles = keysByPlace{}
+			for single := range p.claims {
+				if single.Last == 0 {
+					p.singles.set(single, true)
+				}
+			}
+		}
+	} else if p.singles != nil {
+		p.singles.set(k, claimed)
+	}
+}
+
+// keysByPlace are claimed keys.
+type keysByPlace map[place]map[model.Key]struct{}
+
+func (m keysByPlace) set(k model.Key, claimed bool) {
+	at := placeOf(k)
+	switch {
+	case !claimed:
+		if delete(m[at], k); len(m[at]) == 0 {
+			delete(m, at)
+		}
+	case m[at] == nil:
+		m[at] = map[model.Key]struct{}{k: {}}
+	default:
+		m[at][k] = struct{}{}
+	}
+}
+
+// SinglePortsBeside calls f for all frontends of single ports that may take precedence over one of the ranges among some keys: those with the same
+// address and protocol, and the node ports of the protocol if the address may serve node ports. f may add keys.
+func (p *Planner) SinglePortsBeside(keys map[model.Key]struct{}, f func(model.Key)) {
+	places := map[place]bool{}
+	for k := range keys {
+		if k.Last == 0 {
+			continue
+		}
+		places[placeOf(k)] = true
+		if p.servesNodePorts(k) {
+			places[place{protocol: k.Protocol}] = true
+		}
+	}
+	for at := range places {
+		for k := range p.singles[at] {
+			f(k)
+		}
+	}
+}
+
+// servesNodePorts reports whether node ports may be served at the address of a key.
+func (p *Planner) servesNodePorts(k model.Key) bool {
+	is := func(e nft.Element) bool { return e.Key == nft.Value{}.Addr(k.Addr) }
+	return p.options.AnyNodeAddress[k.Family] || slices.ContainsFunc(p.ranges[p.layouts[k.Family].nodeAddresses], is)
+}
+
+// setCIDRs sets the elements of service-cidrs: the ServiceCIDRs, and addresses with ranges.
+func (p *Planner) setCIDRs(f inet.Family) {
+	l := p.layouts[f]
+	ranges := slices.Clone(p.cidrs[f])
+	for a := range p.rangedAddresses {
+		if inet.FamilyOf(a) == f {
+			ranges = append(ranges, model.AddrRange{First: a, Last: a})
+		}
+	}
+	if len(ranges) > len(p.cidrs[f]) {
+		ranges = model.MergeRanges(ranges)
+	}
+	var elements []nft.Element
+	for _, r := range ranges {
+		elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(r.First)})
+		if next := r.Last.Next(); next.IsValid() {
+			elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(next), IntervalEnd: true})
+		}
+	}
+	p.setRange(l.serviceCIDRs, elements)
+}
+
+// shareAddresses counts the ranges at addresses other than cluster IPs. n is 1 for a Service that is added, -1 for a Service that is removed.
+func (p *Planner) shareAddresses(s *service, n int) {
+	if s == nil || s.portRanges == 0 {
+		return
+	}
+	var changed [2]bool
+	for _, port := range s.ports {
+		for i := range port.frontends {
+			f := &port.frontends[i]
+			if f.Last == 0 || f.AtClusterIP() {
+				continue
+			}
+			users := p.rangedAddresses[f.Addr]
+			if users+n > 0 {
+				p.rangedAddresses[f.Addr] = users + n
+			} else {
+				delete(p.rangedAddresses, f.Addr)
+			}
+			changed[port.family] = changed[port.family] || users == 0 || users+n == 0
+		}
+	}
+	for _, f := range p.options.Families {
+		if changed[f] {
+			p.setCIDRs(f)
+		}
+	}
+}
+
+// rangesOf returns the number of ranges times addresses of a Service that the planner serves.
+func (p *Planner) rangesOf(s *model.Service) (n int) {
+	for _, sp := range s.Ports {
+		if sp.Ranged() && p.layouts[sp.Family] != nil {
+			n += len(sp.Frontends)
+		}
+	}
+	return n
+}
+
+// assignRanges reports whether there is room for the ranges of a Service. Otherwise, the Service is served without them.
+func (p *Planner) assignRanges(out, old *service, s *model.Service) bool {
+	n := p.rangesOf(s)
+	if reason := p.lacksPortRanges(s.Name.Namespace, n, old); reason != "" {
+		out.leave(model.PortRangesField, "the Service has no port ranges: "+reason)
+		out.lacks.portRanges = n
+		return false
+	}
+	out.portRanges = n
+	return true
+}
+
+// lacksPortRanges returns the reason why a Service of a namespace cannot have n ranges instead of those of its earlier form; "" if it can.
+func (p *Planner) lacksPortRanges(namespace string, n int, old *service) string {
+	most := p.options.Room.PortRanges
+	all, own := p.taken.portRanges, p.takenBy(namespace).portRanges
+	if old != nil {
+		all, own = all-old.portRanges, own-old.portRanges
+	}
+	switch {
+	case n == 0:
+	case own+n > most/perNamespace:
+		return fmt.Sprintf("ranges times addresses are %d, those of the other Services of its namespace %d, and a namespace has room for %d", n, own, most/perNamespace)
+	case all+n > most:
+		return fmt.Sprintf("ranges times addresses are %d, those of all other Services %d, and the node has room for %d", n, all, most)
+	}
+	return ""
+}
+
+// rangeElements calls each for the elements of the map of ranges that have a key in the plan.
+func (p *Planner) rangeElements(l *layout, s *nft.Set, each func(*nft.Element)) {
+	for _, keys := range p.places {
+		for k := range keys {
+			if c := p.winner(k); c.service != nil && c.port.family == l.family {
+				l.head(c.port, c.frontend, func(e nft.Element, _ step, _ class) {
+					if e.Set == s {
+						each(&e)
+					}
+				})
+			}
+		}
+	}
+}

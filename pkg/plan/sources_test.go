@@ -1,0 +1,136 @@
+package plan
+
+import (
+	"maps"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// guarded returns a Service with frontends of each kind, and n ranges in each list; 0 for an open list.
+func guarded(name string, balancer, external, nodePort, denied int) *model.Service {
+	list := func(n, at int) (out []model.AddrRange) {
+		for i := range n {
+			a := testAddr(inet.IPv4, at, 2*i)
+			out = append(out, model.AddrRange{First: a, Last: a})
+		}
+		return out
+	}
+	s := &model.Service{Name: types.NamespacedName{Namespace: "default", Name: name}}
+	p := &model.ServicePort{Name: model.PortName{NamespacedName: s.Name}, Protocol: inet.TCP}
+	for i, kind := range []model.Kind{model.ClusterIP, model.LoadBalancer, model.ExternalIP, model.NodePort} {
+		f := model.Frontend{Kind: kind, Key: model.Key{Port: 80 + uint16(len(name)), Protocol: inet.TCP}}
+		if kind != model.NodePort {
+			f.Addr = testAddr(inet.IPv4, 90+i, len(name))
+		}
+		if kind != model.ClusterIP {
+			f.AllowedSources, f.DeniedSources = list([]int{0, balancer, external, nodePort}[i], i), list(denied, 9)
+		}
+		p.Frontends = append(p.Frontends, f)
+	}
+	s.Ports = []*model.ServicePort{p}
+	return s
+}
+
+// TestEachListOfSourcesHasItsElements: the first chain of a packet depends on the lists, all lists have one number, and only chains in use exist. A
+// frontend that only denies sources allows all others.
+func TestEachListOfSourcesHasItsElements(t *testing.T) {
+	for _, tc := range []struct {
+		name                                 string
+		balancer, external, nodePort, denied int
+		want                                 map[string]int
+		chains                               map[string]bool
+	}{
+		{"open", 0, 0, 0, 0, map[string]int{}, map[string]bool{}},
+		{"load balancer", 2, 0, 0, 0, map[string]int{"allowed-sources": 2, "services-restricted": 1}, map[string]bool{}},
+		{"node port", 0, 0, 3, 0, map[string]int{"allowed-sources-node-ports": 3, "nodeports-restricted": 1}, map[string]bool{"firewall-node-ports": true}},
+		{"external", 0, 1, 0, 0, map[string]int{"allowed-sources-external-ips": 1, "services-restricted": 1}, map[string]bool{"firewall-external-ips": true}},
+		{"denied", 0, 0, 0, 2, map[string]int{"allowed-sources": 1, "allowed-sources-external-ips": 1, "allowed-sources-node-ports": 1, "denied-sources": 2,
+			"services-restricted": 2, "nodeports-restricted": 1}, map[string]bool{"firewall-denied": true, "firewall-external-ips": true, "firewall-node-ports": true}},
+	} {
+		o := testOptions()
+		o.Families = []inet.Family{inet.IPv4}
+		p := New(o)
+		s := guarded("a", tc.balancer, tc.external, tc.nodePort, tc.denied)
+		p.Set(s.Name, s)
+		got, chains := map[string]int{}, map[string]bool{}
+		p.Elements(func(e *nft.Element) {
+			for _, name := range []string{"allowed-sources", "allowed-sources-external-ips", "allowed-sources-node-ports", "denied-sources", "services-restricted", "nodeports-restricted"} {
+				if e.Set.Name == name {
+					got[name]++
+				}
+			}
+		})
+		for _, c := range p.Tables()[0].Chains {
+			if class, ok := classOf(inet.IPv4, c.Name); ok && class.kind.restricts() {
+				chains[c.Name] = true
+			}
+		}
+		if !maps.Equal(got, tc.want) || !maps.Equal(chains, tc.chains) {
+			t.Errorf("%s: %v and chains %v, want %v and %v", tc.name, got, chains, tc.want, tc.chains)
+		}
+		p.Set(s.Name, nil)
+		if p.taken.ranges != 0 || len(p.uses) != 0 {
+			t.Errorf("%s: without the Service, %d ranges and the classes %v are in use", tc.name, p.taken.ranges, p.uses)
+		}
+	}
+}
+
+// TestListsOfSourcesShareTheRoom: the lists of a Service add up. Without room, all of its lists are empty, so that no source is allowed.
+func TestListsOfSourcesShareTheRoom(t *testing.T) {
+	o := testOptions()
+	o.Families, o.Room = []inet.Family{inet.IPv4}, Room{SourceRanges: 40}
+	p := New(o)
+	within, above := guarded("a", 2, 2, 2, 2), guarded("ab", 1, 1, 1, 1)
+	p.Set(within.Name, within)
+	p.Set(above.Name, above)
+	if left := p.Excess(above.Name); p.taken.ranges != 8 || len(p.Excess(within.Name)) != 0 || len(left) != 1 || left[0].Field != model.BalancerSourcesField {
+		t.Errorf("%d ranges are taken, parts are left out: %v and %v", p.taken.ranges, p.Excess(within.Name), left)
+	}
+	firewalls := 0
+	p.Elements(func(e *nft.Element) {
+		if e.Comment == "default/ab" && kindOf(e.Data.AsUint32()).restricts() {
+			firewalls++
+		}
+	})
+	if firewalls != 3 {
+		t.Errorf("%d frontends of the Service without room look up the source, want 3", firewalls)
+	}
+	p.Set(within.Name, nil)
+	p.Set(above.Name, above)
+	if left := p.Excess(above.Name); p.taken.ranges != 4 || len(left) != 0 {
+		t.Errorf("%d ranges are taken, parts are left out: %v", p.taken.ranges, left)
+	}
+}
+
+// TestChangedSourcesTouchFlows: if an allowed or denied list of a frontend changes, its flows may be stale, also those of TCP. A frontend that admits all
+// sources now has no stale flows.
+func TestChangedSourcesTouchFlows(t *testing.T) {
+	for _, tc := range []struct {
+		before, after [4]int // the lists of guarded
+		want          int
+	}{
+		{[4]int{0, 0, 0, 0}, [4]int{0, 0, 0, 1}, 3},
+		{[4]int{0, 0, 0, 1}, [4]int{0, 0, 0, 2}, 3},
+		{[4]int{1, 1, 1, 1}, [4]int{1, 1, 2, 1}, 1},
+		{[4]int{0, 0, 0, 0}, [4]int{0, 1, 0, 0}, 1},
+		{[4]int{1, 1, 1, 1}, [4]int{1, 1, 1, 1}, 0},
+		{[4]int{1, 1, 1, 1}, [4]int{0, 0, 0, 0}, 0},
+	} {
+		o := testOptions()
+		o.Families = []inet.Family{inet.IPv4}
+		p := New(o)
+		for _, n := range [][4]int{tc.before, tc.after} {
+			p.TakeFlows()
+			s := guarded("a", n[0], n[1], n[2], n[3])
+			p.Set(s.Name, s)
+		}
+		if got := p.TakeFlows(); len(got) != tc.want {
+			t.Errorf("%v -> %v: flows of %v may be stale, want %d frontends", tc.before, tc.after, got, tc.want)
+		}
+	}
+}

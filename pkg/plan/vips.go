@@ -1,0 +1,190 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
+)
+
+// Behaviours of addresses apart from their service ports. Each has a set with the addresses that behave so, and a rule in the chains for packets that no
+// program has translated. The sets and rules exist only with the options for them.
+//
+// No rule affects an address that an interface of this node has: the kernel itself, or a program, answers there. Packets to the other nodes' addresses
+// look like packets to an address that is routed to this node. So a selection that may contain such addresses (RefuseLoops) needs proof of a routing loop:
+// the packet would leave by the interface by which it arrived.
+
+// vips makes the sets.
+func (l *layout) vips(o *Options) {
+	daddr := []nft.Field{nft.DstAddr(l.family)}
+	if o.RefuseUnused {
+		l.refused = l.hash("refused", "load-balancer and external IPs, for ports that no service has", daddr, nil)
+	}
+	if o.AnswerPing {
+		l.pinged = l.hash("pinged", "addresses that answer echo requests", daddr, nil)
+		l.pingHost = l.hash("ping-host", "the address of this node that answers them", []nft.Field{nft.L4Proto()}, daddr)
+	}
+}
+
+// vipSets returns those that exist.
+func (l *layout) vipSets() []*nft.Set {
+	return slices.DeleteFunc([]*nft.Set{l.refused, l.pinged, l.pingHost}, func(s *nft.Set) bool { return s == nil })
+}
+
+// vipRules returns the rules for packets that arrive, or for packets of this node.
+//
+// Only the protocols of Services are refused, and only while the lease lasts: after a program that replaces this one has taken over, no refusal stays.
+func (l *layout) vipRules(o *Options, arrived bool) (rules []nft.Rule) {
+	daddr, elsewhere := []nft.Field{nft.DstAddr(l.family)}, destinationIsThisNode(expr.CmpOpNeq)
+	if l.pinged != nil {
+		rules = append(rules, rule("ping", echoRequest(l.family), in(l.pinged, daddr, false), elsewhere,
+			dnatAddress(l.family, key(nft.L4Proto()), l.pingHost)))
+	}
+	if l.refused != nil && (arrived || !o.RefuseLoops) {
+		comment, loops := "a load-balancer or external IP", []expr.Any(nil)
+		if o.RefuseLoops {
+			comment, loops = "a load-balancer or external IP in a routing loop", returns()
+		}
+		rules = append(rules, rule(comment, in(l.refused, daddr, false), l.leased(true), elsewhere, loops, goTo(unusedPort)))
+	}
+	return rules
+}
+
+// unusedComment describes the packets of the chain unused-port.
+func unusedComment(o *Options) string {
+	if o.RefuseUnused {
+		return "a Service's address without such a port"
+	}
+	return "a cluster IP without such a port"
+}
+
+// pingHosts returns the element with the address of this node that answers echo requests: the first of the given ones that others can reach.
+func (l *layout) pingHosts(addrs []netip.Addr) []nft.Element {
+	at := slices.IndexFunc(addrs, netip.Addr.IsGlobalUnicast)
+	if at < 0 {
+		return nil
+	}
+	return []nft.Element{{Set: l.pingHost, Key: nft.Value{}.OnlyProto(inet.Protocol(echo(l.family).protocol)), Data: nft.Value{}.Addr(addrs[at])}}
+}
+
+// stances counts the frontends that are for an element of an address, and those against it.
+type stances struct{ pro, contra int32 }
+
+func (s stances) wanted() bool { return s.pro > 0 && s.contra == 0 }
+
+// takeStances counts the stances of a Service's frontends, except those that depend on endpoints. n is 1 for a Service that is added, -1 for a Service
+// that is removed.
+func (p *Planner) takeStances(s *service, n int32) {
+	if s == nil || !p.options.RefuseUnused && !p.options.AnswerPing {
+		return
+	}
+	for _, port := range s.ports {
+		l := p.layouts[port.family]
+		for i := range port.frontends {
+			f := &port.frontends[i]
+			p.takeStance(l.refused, f, f.RefuseUnused, n)
+			if f.Ping != model.WhileServing {
+				p.takeStance(l.pinged, f, f.Ping, n)
+			}
+		}
+	}
+}
+
+// takeServing counts the stance of the frontend that wins a key, if it depends on endpoints. The claim may be the zero claim.
+func (p *Planner) takeServing(c claim, n int32) {
+	if c.service != nil && c.frontend.Ping == model.WhileServing && c.port.serves(c.frontend) {
+		p.takeStance(p.layouts[c.port.family].pinged, c.frontend, model.For, n)
+	}
+}
+
+func (p *Planner) takeStance(set *nft.Set, f *model.Frontend, is model.Stance, n int32) {
+	if set == nil || is == model.Neutral {
+		return
+	}
+	e := nft.Element{Set: set, Key: nft.Value{}.Addr(f.Addr)}
+	id := e.ID()
+	before := p.stances[id]
+	after := before
+	if is == model.Against {
+		after.contra += n
+	} else {
+		after.pro += n
+	}
+	if p.stances[id] = after; after == (stances{}) {
+		delete(p.stances, id)
+	}
+	switch {
+	case after.wanted() && !before.wanted():
+		p.put(&e)
+	case before.wanted() && !after.wanted():
+		p.remove(&e)
+	}
+}
+
+// serves reports whether a new connection to a frontend would reach an endpoint, with policy Local one of this node.
+func (p *port) serves(f *model.Frontend) bool {
+	ls := listCluster
+	if f.Local {
+		ls = listLocal
+	}
+	return p.hasEndpoints && p.number != 0 && len(p.lists[ls]) > 0
+}
+
+// echo returns the number of the ICMP protocol of a family, and its type of echo requests.
+func echo(f inet.Family) (e struct{ protocol, request byte }) {
+	e.protocol, e.request = unix.IPPROTO_ICMP, 8
+	if f == inet.IPv6 {
+		e.protocol, e.request = unix.IPPROTO_ICMPV6, 128
+	}
+	return e
+}
+
+// echoRequest: icmp type echo-request, or icmpv6 type echo-request
+func echoRequest(f inet.Family) []expr.Any {
+	e := echo(f)
+	return append(protocol(inet.Protocol(e.protocol)),
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Len: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{e.request}})
+}
+
+// dnatAddress: dnat ip to KEY map @set
+func dnatAddress(f inet.Family, keyWords []expr.Any, s *nft.Set) []expr.Any {
+	return append(keyWords, lookup(s), &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.Number()), RegAddrMin: reg, RegAddrMax: reg})
+}
+
+// returns: fib daddr . iif oif exists
+func returns() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: reg, ResultOIF: true, FlagDADDR: true, FlagIIF: true, FlagPRESENT: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(1)},
+	}
+}
+
+// Behaviours returns the addresses of the named Service that refuse connections to unused ports, apart from cluster IPs, and those that answer echo
+// requests. Both lists are sorted.
+func (p *Planner) Behaviours(name types.NamespacedName) (refused, pinged []netip.Addr) {
+	p.services[name].eachFrontend(func(c claim) {
+		l := p.layouts[c.port.family]
+		has := func(s *nft.Set) bool {
+			e := nft.Element{Set: s, Key: nft.Value{}.Addr(c.frontend.Addr)}
+			return s != nil && c.frontend.Addr.IsValid() && p.stances[e.ID()].wanted()
+		}
+		if has(l.refused) {
+			refused = append(refused, c.frontend.Addr)
+		}
+		if has(l.pinged) {
+			pinged = append(pinged, c.frontend.Addr)
+		}
+	})
+	for _, list := range []*[]netip.Addr{&refused, &pinged} {
+		slices.SortFunc(*list, netip.Addr.Compare)
+		*list = slices.Compact(*list)
+	}
+	return refused, pinged
+}

@@ -1,0 +1,205 @@
+package proxy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
+)
+
+const (
+	// absence is the time for which an endpoint must be absent from all slices of its Service before its connections are terminated. A
+	// controller may delete a slice and write it again.
+	absence = 5 * time.Second
+	// memory is the time for which a departed endpoint is remembered. A pass over a million connections takes two minutes.
+	memory = 10 * time.Minute
+	// mostDeparted is the largest number of departures that are remembered, and mostOfNamespace that of one namespace. A departure counts even after the
+	// endpoint has returned.
+	mostDeparted    = 1 << 16
+	mostOfNamespace = mostDeparted / 4
+)
+
+// departures requests the termination of TCP connections to endpoints that leave all slices of their Service while the loop runs. Endpoints that
+// left before the start, and endpoints of a deleted Service, keep their connections.
+type departures struct {
+	quiet
+	to       Flows
+	planner  *plan.Planner
+	families []inet.Family
+	now      func() time.Time
+	report   func(model.Problem)
+
+	services   map[types.NamespacedName]*departing
+	namespaces map[string]int // numbers of departures in the lists
+	total      int
+	addresses  [2][]netip.Addr
+	// fresh are departures whose Services are not committed yet. waiting are those that are absent for less than absence, and done those whose
+	// connections are being terminated, each in the order of time.
+	fresh, waiting, done []departure
+}
+
+// departing is the state of a Service.
+type departing struct {
+	// listed are the endpoints in the slices, sorted. left has the time of each departure; zero before the commit.
+	listed []netip.Addr
+	left   map[netip.Addr]time.Time
+	// departed are the endpoints whose connections are terminated.
+	departed *conntrack.Departed
+	// full is true after a departure was not remembered. It is reported once.
+	full bool
+}
+
+// departure is an endpoint that has left. It is void if the Service's state no longer has it, with the same time.
+type departure struct {
+	service *departing
+	name    types.NamespacedName
+	addr    netip.Addr
+	at      time.Time
+}
+
+func (d *departure) valid() bool {
+	at, left := d.service.left[d.addr]
+	return left && at.Equal(d.at)
+}
+
+func newDepartures(c *Config) *departures {
+	return &departures{
+		to: c.Terminations, planner: c.Planner, families: c.Families, now: c.Now, report: c.Report,
+		services: map[types.NamespacedName]*departing{}, namespaces: map[string]int{},
+	}
+}
+
+func (d *departures) Node(n *Node) { d.addresses = n.Addresses }
+
+// Service compares the endpoints of a Service with its previous ones.
+func (d *departures) Service(name types.NamespacedName, s *model.Service) {
+	of := d.services[name]
+	if s == nil || !s.TerminateGone {
+		if of != nil {
+			of.departed.Clear()
+			clear(of.left)
+			delete(d.services, name)
+		}
+		return
+	}
+	if of == nil {
+		d.services[name] = &departing{listed: s.Listed, left: map[netip.Addr]time.Time{}, departed: &conntrack.Departed{}}
+		return
+	}
+	for a := range of.left {
+		if _, found := slices.BinarySearchFunc(s.Listed, a, netip.Addr.Compare); found {
+			of.forget(a)
+		}
+	}
+	listed := s.Listed // both lists are sorted
+	for _, a := range of.listed {
+		for len(listed) > 0 && listed[0].Less(a) {
+			listed = listed[1:]
+		}
+		if len(listed) == 0 || listed[0] != a {
+			d.leave(name, of, a)
+		}
+	}
+	of.listed = s.Listed
+}
+
+// leave notes a departure.
+func (d *departures) leave(name types.NamespacedName, of *departing, a netip.Addr) {
+	if d.total == mostDeparted || d.namespaces[name.Namespace] == mostOfNamespace {
+		if !of.full {
+			d.report(model.Problem{Kind: "Service", Name: name, Field: model.TerminateField,
+				Reason: fmt.Sprintf("more than %d endpoints of the namespace, or %d on this node, have left within %s: TCP connections to the last ones stay",
+					mostOfNamespace, mostDeparted, memory)})
+		}
+		of.full = true
+		return
+	}
+	d.count(name, 1)
+	of.left[a] = time.Time{}
+	d.fresh = append(d.fresh, departure{service: of, name: name, addr: a})
+}
+
+func (s *departing) forget(a netip.Addr) {
+	s.departed.Remove(a)
+	delete(s.left, a)
+}
+
+func (d *departures) count(name types.NamespacedName, n int) {
+	d.total += n
+	if d.namespaces[name.Namespace] += n; d.namespaces[name.Namespace] == 0 {
+		delete(d.namespaces, name.Namespace)
+	}
+}
+
+// Synced starts the time of absence: from now on, new connections do not reach the endpoints.
+func (d *departures) Synced(s *Sync) {
+	if s.Err != nil {
+		return
+	}
+	now := d.now()
+	for _, e := range d.fresh {
+		if e.valid() {
+			e.at = now
+			e.service.left[e.addr] = now
+			d.waiting = append(d.waiting, e)
+		} else {
+			d.count(e.name, -1)
+		}
+	}
+	d.fresh = nil
+}
+
+// Serve implements [Server]. It requests the termination of connections to endpoints that have been absent for long enough.
+func (d *departures) Serve(on bool) {
+	if !on || len(d.waiting)+len(d.done) == 0 {
+		return
+	}
+	now := d.now()
+	var request *conntrack.Desired
+	changed := map[*departing]bool{}
+	terminated := map[model.Key]struct{}{}
+	for len(d.waiting) > 0 && now.Sub(d.waiting[0].at) >= absence {
+		e := d.waiting[0]
+		d.waiting = d.waiting[1:]
+		if !e.valid() {
+			d.count(e.name, -1)
+			continue
+		}
+		e.service.departed.Add(e.addr)
+		d.done = append(d.done, e)
+		if changed[e.service] {
+			continue
+		}
+		changed[e.service] = true
+		if request == nil {
+			request = &conntrack.Desired{}
+		}
+		d.planner.FrontendsOf(e.name, inet.TCP, func(k model.Key) {
+			request.Terminate(k, e.service.departed)
+			terminated[k] = struct{}{}
+		})
+	}
+	for len(d.done) > 0 && now.Sub(d.done[0].at) >= memory {
+		e := d.done[0]
+		d.done = d.done[1:]
+		d.count(e.name, -1)
+		if e.valid() {
+			e.service.forget(e.addr)
+		}
+	}
+	if request == nil {
+		return
+	}
+	d.planner.SinglePortsBeside(terminated, request.Exempt)
+	for _, f := range d.families {
+		request.NodeAddresses(f, d.addresses[f])
+	}
+	d.to.Request(request)
+}

@@ -1,0 +1,82 @@
+package proxy
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+)
+
+// steps knows the Services with starting endpoints, whose shares rise by steps. All Services share one time of the next steps, so that one batch
+// has the steps of many Services. This time is at least stepEvery after the previous one: a Service has at most one step in this time, regardless
+// of the number of its endpoints.
+type steps struct {
+	next map[types.NamespacedName]time.Time
+	// at is the time of the next steps; zero if no endpoint is starting. last is the time of the previous ones.
+	at, last time.Time
+}
+
+const stepEvery = time.Second
+
+// note records the time of the next step of a Service; zero if it has none.
+func (s *steps) note(name types.NamespacedName, next time.Time) {
+	if next.IsZero() {
+		delete(s.next, name)
+		return
+	}
+	if s.next == nil {
+		s.next = map[types.NamespacedName]time.Time{}
+	}
+	s.next[name] = next
+	s.wakeAt(next)
+}
+
+func (s *steps) wakeAt(next time.Time) {
+	if soonest := s.last.Add(stepEvery); next.Before(soonest) {
+		next = soonest
+	}
+	if s.at.IsZero() || next.Before(s.at) {
+		s.at = next
+	}
+}
+
+// due returns the Services with a step that is due, sorted. The caller has to plan them.
+func (s *steps) due(now time.Time) (names []types.NamespacedName) {
+	if s.at.IsZero() || now.Before(s.at) {
+		return nil
+	}
+	s.at, s.last = time.Time{}, now
+	for name, next := range s.next {
+		if next.After(now) {
+			s.wakeAt(next)
+		} else {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, model.CompareNames)
+	return names
+}
+
+// planSteps queues the Services with a step that is due. Changes of objects precede them.
+func (p *Proxy) planSteps(now time.Time) {
+	if names := p.builder.steps.due(now); len(names) > 0 {
+		p.queue.push(names)
+		p.Schedule.Requested()
+	}
+}
+
+// Starts returns the starting endpoints of the Services that have some, as they are planned.
+func (p *Proxy) Starts(ctx context.Context) (map[types.NamespacedName]*model.Starts, error) {
+	return ask(ctx, p, func() map[types.NamespacedName]*model.Starts {
+		starts := map[types.NamespacedName]*model.Starts{}
+		if p.builder != nil {
+			for name := range p.builder.steps.next {
+				starts[name] = p.builder.readings[name].Starts()
+			}
+		}
+		return starts
+	})
+}

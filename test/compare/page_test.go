@@ -1,0 +1,39 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/page"
+)
+
+var update = flag.Bool("update", false, "rewrite the figures of README.md, docs/sizing.md and the short table of docs/benchmarks.md from docs/benchmarks.json")
+
+// TestSummariesAreThoseOfTheFigures compares the figures of pages with docs/benchmarks.json.
+func TestSummariesAreThoseOfTheFigures(t *testing.T) {
+	const root = "../.."
+	var r Report
+	if err := readJSON(filepath.Join(root, reportFile), &r); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range r.summaries() {
+		file := filepath.Join(root, s.page)
+		if *update {
+			if err := page.Write(file, s.part, s.text); err != nil {
+				t.Fatal(err)
+			}
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := page.Part(string(text), s.part)
+		if diff := cmp.Diff(s.text, got); diff != "" || err != nil {
+			t.Errorf("%s: %v; run make update (-want +got):\n%s", s.page, err, diff)
+		}
+	}
+}

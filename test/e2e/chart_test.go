@@ -1,0 +1,365 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/cluster"
+)
+
+// helms are the releases of Helm that install the chart.
+var helms = []string{"helm-v3", "helm-v4"}
+
+// packager is an operator with a copy of deploy/, without a cluster.
+type packager struct {
+	*testing.T
+	dir, bin string
+}
+
+func newPackager(t *testing.T) *packager {
+	t.Helper()
+	p := &packager{T: t, dir: t.TempDir()}
+	var err error
+	if p.bin, err = cluster.Build(t.Context(), os.Stderr, append([]string{"kubectl"}, helms...)...); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(filepath.Join(p.dir, "deploy"), os.DirFS("../../deploy")); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// try runs a command in the copy.
+func (p *packager) try(script string) (out string, err error) {
+	cmd := exec.CommandContext(p.Context(), "bash", "-euo", "pipefail", "-c", script)
+	cmd.Dir, cmd.Env = p.dir, append(os.Environ(), "PATH="+p.bin+":"+os.Getenv("PATH"), "HOME="+p.dir)
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	text, err := cmd.Output()
+	if err != nil {
+		err = fmt.Errorf("%s: %w: %s", script, err, errs.String())
+	}
+	return string(text), err
+}
+
+func (p *packager) sh(script string) string {
+	p.Helper()
+	out, err := p.try(script)
+	if err != nil {
+		p.Fatal(err)
+	}
+	return out
+}
+
+// hash matches the hash in the name of a ConfigMap.
+var hash = regexp.MustCompile(`\bkube-nftproxy-[0-9a-z]{10}\b`)
+
+// objectsIn returns the objects of YAML documents by kind and name, without the labels and the layout in which Helm and kustomize differ.
+func (p *packager) objectsIn(text string) map[string]any {
+	p.Helper()
+	all := map[string]any{}
+	decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(hash.ReplaceAllString(text, "kube-nftproxy-HASH")), 4096)
+	for {
+		var o map[string]any
+		err := decoder.Decode(&o)
+		if err == io.EOF {
+			return all
+		}
+		if err != nil {
+			p.Fatal(err)
+		}
+		if o == nil {
+			continue
+		}
+		metadata := o["metadata"].(map[string]any)
+		labels, _ := metadata["labels"].(map[string]any)
+		for key := range labels {
+			if strings.HasPrefix(key, "app.kubernetes.io/") || strings.HasPrefix(key, "helm.sh/") {
+				delete(labels, key)
+			}
+		}
+		if len(labels) == 0 {
+			delete(metadata, "labels")
+		}
+		if list, found, _ := unstructured.NestedSlice(o, "spec", "template", "spec", "initContainers"); found && len(list) == 0 {
+			unstructured.RemoveNestedField(o, "spec", "template", "spec", "initContainers")
+		}
+		if data, ok := o["data"].(map[string]any); ok {
+			for name, text := range data {
+				var content any
+				if err := sigsyaml.Unmarshal([]byte(text.(string)), &content); err != nil {
+					p.Fatal(err)
+				}
+				data[name] = content
+			}
+		}
+		name := fmt.Sprintf("%s %s", o["kind"], metadata["name"])
+		if all[name] != nil {
+			p.Errorf("%s is there twice", name)
+		}
+		all[name] = o
+	}
+}
+
+// required are the required values of the chart, as in configured.
+const required = " --namespace kube-system --set apiServer.host=192.0.2.10 --set 'config.clusterCIDR=10.244.0.0/16\\,fd00:10:244::/56'"
+
+// chartVariants are values of the chart, and the folders with the same objects. confined is the base with the component of deploy/seccomp.
+var chartVariants = []struct{ values, folders string }{
+	{"", "base"},
+	{"canary=true", "canary"},
+	{"seccompProfile=kube-nftproxy.json", "confined"},
+	{"startupTaint=true", "startup-taint"},
+	{"serviceProxyName=try,existingConfigMap=kube-proxy", "beside"},
+	{"podMonitor.enabled=true,prometheusRule.enabled=true,grafanaDashboard.enabled=true,config.metricsBindAddress=0.0.0.0:10249", "base monitoring"},
+}
+
+// TestChartEqualsKustomize compares the objects of the chart with those of the folders of deploy/, from a package.
+func TestChartEqualsKustomize(t *testing.T) {
+	p := newPackager(t)
+	p.sh(strings.Replace(fmt.Sprintf(configured, "192.0.2.10:6443"), "kubectl apply -k deploy/base", "", 1))
+	p.sh("mkdir deploy/confined && printf 'resources: [../base]\\ncomponents: [../seccomp]\\n' > deploy/confined/kustomization.yaml")
+	for _, helm := range helms {
+		p.sh(helm + " package deploy/chart --version 0.1.0 --app-version dev --destination " + helm)
+	}
+	for _, v := range chartVariants {
+		if strings.Contains(v.values, "metricsBindAddress") {
+			p.sh("echo 'metricsBindAddress: 0.0.0.0:10249' >> deploy/base/config.conf")
+		}
+		want := ""
+		for folder := range strings.FieldsSeq(v.folders) {
+			want += "---\n" + p.sh("kubectl kustomize deploy/"+folder)
+		}
+		for _, helm := range helms {
+			got := p.sh(helm + " template kube-nftproxy " + helm + "/kube-nftproxy-0.1.0.tgz" + required + " --set '" + v.values + "'")
+			if diff := cmp.Diff(p.objectsIn(want), p.objectsIn(got)); diff != "" {
+				t.Errorf("%s with %q (-kustomize %s +chart):\n%s", helm, v.values, v.folders, diff)
+			}
+			if n := strings.Count(got, "helm.sh/chart: kube-nftproxy-0.1.0"); n != len(p.objectsIn(got)) {
+				t.Errorf("%s: %d of %d objects have Helm's labels", helm, n, len(p.objectsIn(got)))
+			}
+		}
+	}
+}
+
+// wrongValues are refused with a message; Helm 3 tries the first three.
+var wrongValues = []struct{ set, message string }{
+	{"imge.tag=v1", "additional properties 'imge' not allowed"},
+	{"image.digest=sha256:0", "at '/image/digest'"},
+	{"apiServer.host=", "Set apiServer.host to the address of the API server"},
+	{"apiServer.port=70000", "at '/apiServer/port'"},
+	{"config.clusterCIDR=", "Set config.clusterCIDR to the prefix of the cluster's pods"},
+	{"config.clusterCIDR=10.244.0.0", "at '/config/clusterCIDR'"},
+	{"config.mod=nftables", "additional properties 'mod' not allowed"},
+	{"config.mode=ebpf", "at '/config/mode': value must be one of"},
+	{"config.conntrack.tcpEstablishedTimeout=5", "at '/config/conntrack/tcpEstablishedTimeout'"},
+	{"maxUnavailable=0", "at '/maxUnavailable'"},
+	{"seccompProfile=/etc/profile.json", "at '/seccompProfile'"},
+	{"startupTaint=yes", "at '/startupTaint'"},
+	{"startupTaint=true,serviceProxyName=try", "unset serviceProxyName"},
+	{"podMonitor.enabled=true", "set config.metricsBindAddress"},
+}
+
+// TestChartRefusesWrongValues: helm lint accepts the chart; wrong and missing values have a message each, and the API server is not asked.
+func TestChartRefusesWrongValues(t *testing.T) {
+	p := newPackager(t)
+	for _, helm := range helms {
+		p.sh(helm + " lint --strict deploy/chart" + required)
+		some := wrongValues
+		if helm != "helm-v4" { // the two have the same validator
+			some = some[:3]
+		}
+		for _, v := range some {
+			out, err := p.try(helm + " template kube-nftproxy deploy/chart" + required + " --set '" + v.set + "'")
+			if err == nil || !strings.Contains(err.Error(), v.message) {
+				t.Errorf("%s, %s: %v, want %q:\n%s", helm, v.set, err, v.message, out)
+			}
+		}
+		if out, err := p.try(helm + " template kube-nftproxy deploy/chart" + strings.Replace(required, "kube-system", "default", 1)); err == nil || !strings.Contains(err.Error(), "--namespace kube-system") {
+			t.Errorf("%s: namespace default: %v\n%s", helm, err, out)
+		}
+		p.sh("mkdir -p unlinked-" + helm + " && cp -P -r deploy/chart unlinked-" + helm + " && find unlinked-" + helm + " -type l -delete")
+		if _, err := p.try(helm + " template kube-nftproxy unlinked-" + helm + "/chart" + required); err == nil || !strings.Contains(err.Error(), "use the packaged chart") {
+			t.Errorf("%s: a chart without its links: %v", helm, err)
+		}
+	}
+}
+
+// TestChartValues renders the values that no folder of deploy/ has, and kubeadm's configuration of kube-proxy.
+func TestChartValues(t *testing.T) {
+	p := newPackager(t)
+	digest := "sha256:" + strings.Repeat("0a", 32)
+	if err := os.WriteFile(filepath.Join(p.dir, "values.yaml"), []byte(`image: {repository: registry.example.com/kube-nftproxy, digest: "`+digest+`", pullSecrets: [pull]}
+apiServer: {host: "fd00::10", port: 443}
+config: {clusterCIDR: "", detectLocalMode: NodeCIDR, mode: ipvs}
+sysctls: false
+args: [--config-reload=exit]
+maxUnavailable: 3
+nodeSelector: {pool: a}
+affinity: {podAntiAffinity: {}}
+tolerations: [{key: a, operator: Exists}]
+resources: {limits: {memory: 1Gi}}
+priorityClassName: other
+podAnnotations: {note: a}
+podLabels: {team: net}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	objects := p.objectsIn(p.sh("helm-v4 template kube-nftproxy deploy/chart --namespace net --values values.yaml"))
+	text, err := sigsyaml.Marshal(objects)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"image: registry.example.com/kube-nftproxy@" + digest, "- name: pull", "server: https://[fd00::10]:443", "mode: ipvs", "detectLocalMode: NodeCIDR",
+		"- --config-reload=exit", "maxUnavailable: 3", "pool: a", "kubernetes.io/os: linux", "podAntiAffinity: {}", "key: a", "memory: 1Gi", "priorityClassName: other",
+		"note: a", "team: net", "namespace: net",
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("no %q", want)
+		}
+	}
+	for _, unwanted := range []string{"initContainers", "/proc/sys/net", "kube-system", "kubernetes.io/arch", "memory: 64Mi"} {
+		if strings.Contains(string(text), unwanted) {
+			t.Errorf("%q is still there", unwanted)
+		}
+	}
+	if t.Failed() {
+		t.Logf("%s", text)
+	}
+
+	// kubeadm's KubeProxyConfiguration, pasted.
+	kubeadm, err := os.ReadFile("testdata/kubeadm-v1.36.3.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pasted := p.objectsIn(string(kubeadm))["ConfigMap kube-proxy"].(map[string]any)["data"].(map[string]any)["config.conf"].(map[string]any)
+	pasted["clusterCIDR"] = "10.244.0.0/16"
+	writeManifest(t, filepath.Join(p.dir, "values.yaml"), map[string]any{"config": pasted, "apiServer": map[string]any{"host": "192.0.2.10"}})
+	for _, helm := range helms {
+		p.sh(helm + " template kube-nftproxy deploy/chart --namespace kube-system --values values.yaml")
+	}
+}
+
+// TestExamplesOfGitOps renders the chart with the values in the examples for Argo CD and Flux, and compares the results with the command.
+func TestExamplesOfGitOps(t *testing.T) {
+	p := newPackager(t)
+	values := map[string]any{}
+	for _, block := range mustReadPage(t, deployPage, "yaml")["Argo CD and Flux"] {
+		for document := range strings.SplitSeq(block, "---\n") {
+			var o struct {
+				Kind string
+				Spec struct {
+					Source struct{ Helm struct{ ValuesObject any } }
+					Values any
+				}
+			}
+			if err := sigsyaml.Unmarshal([]byte(document), &o); err != nil {
+				t.Fatal(err)
+			}
+			switch o.Kind {
+			case "Application":
+				values[o.Kind] = o.Spec.Source.Helm.ValuesObject
+			case "HelmRelease":
+				values[o.Kind] = o.Spec.Values
+			}
+		}
+	}
+	if len(values) != 2 {
+		t.Fatalf("%d examples, want two", len(values))
+	}
+	for kind, v := range values {
+		writeManifest(t, filepath.Join(p.dir, "values.yaml"), v)
+		got := p.sh("helm-v4 template kube-nftproxy deploy/chart --namespace kube-system --values values.yaml")
+		for _, want := range []string{"server: https://192.0.2.10:6443\n", "clusterCIDR: 10.244.0.0/16\n", "image: registry.example.com/kube-nftproxy:"} {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s: no %q in:\n%s", kind, want, got)
+			}
+		}
+	}
+}
+
+// TestRemoteBases builds the folders of deploy/ from a URL: the results are those from the checkout.
+func TestRemoteBases(t *testing.T) {
+	p := newPackager(t)
+	p.sh(publish)
+	command := mustReadPage(t, deployPage, "sh")["Deploying kube-nftproxy"][0]
+	command = strings.NewReplacer("kubectl apply -k", "kubectl kustomize", repositoryURL, "file://"+p.dir+"/repository").Replace(command)
+	for _, folder := range []string{"monitoring", "canary"} { // canary builds on the base
+		got := p.sh(strings.Replace(command, "monitoring", folder, 1))
+		if diff := cmp.Diff(p.sh("kubectl kustomize deploy/"+folder), got); diff != "" {
+			t.Errorf("deploy/%s (-checkout +URL):\n%s", folder, diff)
+		}
+	}
+}
+
+const deployPage = "deploy/README.md"
+
+// testChart follows the section Helm of deploy/README.md, in place of deploy/base, with each Helm: the second one continues with the release
+// of the first one.
+func testChart(t *testing.T, s *site) {
+	if _, err := cluster.Build(t.Context(), os.Stderr, helms...); err != nil {
+		t.Fatal(err)
+	}
+	page := mustReadPage(t, deployPage, "sh")
+	run := func(helm, heading string, block int) {
+		t.Helper()
+		s.sh(strings.ReplaceAll(page["Helm: "+heading][block], "helm ", helm+" "))
+	}
+	values := mustReadPage(t, deployPage, "yaml")["Helm: install"][0]
+	server := s.api.Server()
+	values = strings.NewReplacer("192.0.2.10", server.Addr().String(), "6443", fmt.Sprint(server.Port())).Replace(values)
+	if err := os.WriteFile(filepath.Join(s.checkout, "my-values.yaml"), []byte(values), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	nodePort := netip.AddrPortFrom(s.Node.Addrs()[0], s.webAddrs()[6].Port())
+	run("", "install", 1) // kubectl delete -k
+	s.sh("kubectl -n kube-system delete configmap -l app.kubernetes.io/name=kube-nftproxy")
+	for _, helm := range helms {
+		t.Run(helm, func(t *testing.T) {
+			run(helm, "install", 0)
+			before, _ := s.pod("kube-nftproxy")
+			s.reachWeb("pod-0")
+			reach(t, s.Client, nodePort, "pod-0")
+			testWrongValue(t, s, helm)
+			run(helm, "upgrade", 0)
+			if after, _ := s.pod("kube-nftproxy"); after.UID == before.UID {
+				t.Error("the pod continues with a changed configuration")
+			}
+			reach(t, s.Client, nodePort) // no server any more
+			run(helm, "roll back", 0)
+			s.pod("kube-nftproxy")
+			reach(t, s.Client, nodePort, "pod-0")
+		})
+	}
+	run(helms[len(helms)-1], "remove", 0)
+	if out := s.sh("kubectl -n kube-system get daemonsets,configmaps,serviceaccounts,clusterrolebindings,pods -o name | grep nftproxy || true"); out != "" {
+		t.Errorf("left after the removal:\n%s", out)
+	}
+	reach(t, s.Client, s.clusterIPs("web")[0], "pod-0") // the rules stay
+}
+
+// testWrongValue runs the refused command of the page, and compares the message.
+func testWrongValue(t *testing.T, s *site, helm string) {
+	t.Helper()
+	command, message, _ := strings.Cut(mustReadPage(t, deployPage, "console")["Helm: install"][0], "\n")
+	out, err := s.try(strings.Replace(strings.TrimPrefix(command, "$ "), "helm", helm, 1))
+	if err == nil || !strings.Contains(out, strings.TrimSpace(message)) {
+		t.Errorf("%s: %v, want the message of the page:\n%s", command, err, out)
+	}
+}

@@ -1,0 +1,534 @@
+//go:build neighbours
+
+package neighbours
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+	"github.com/kube-nftproxy/kube-nftproxy/test/program"
+	"github.com/kube-nftproxy/kube-nftproxy/test/world"
+)
+
+// Ports and addresses of the Services. The IPv6 address of a Service follows its IPv4 address.
+const (
+	backendPort = 8080
+	nodePort    = 30080
+	localPort   = 30090
+	healthPort  = 32100
+	// ownPort is the port of a server of the node itself.
+	ownPort = 9999
+)
+
+var (
+	clusterIPs = []netip.Addr{netip.MustParseAddr("10.96.0.20"), netip.MustParseAddr("fd00:10:96::20")}
+	lbIPs      = []netip.Addr{netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("2001:db8:1::10")}
+	localIPs   = []netip.Addr{netip.MustParseAddr("203.0.113.11"), netip.MustParseAddr("2001:db8:1::11")}
+)
+
+// node is a node on which kube-nftproxy and a neighbour run. A neighbour runs in the network namespace of the node, and has its own mounts,
+// among them a copy of the root file system in bin/neighbours, and its own process IDs.
+type node struct {
+	*lab.Lab
+	t *testing.T
+	// dir has the objects and logs, path is kube-nftproxy.
+	dir, path string
+	running   *program.Program
+	// keeper is the first process of the neighbour's PID namespace.
+	keeper *lab.Cmd
+	pid    int
+	// old are established connections.
+	old []net.Conn
+}
+
+// container returns the pod that network plugins and container engines connect.
+func (n *node) container() *lab.Host { return n.Pods[3] }
+
+// caller returns a pod that is only a client.
+func (n *node) caller() *lab.Host { return n.Pods[2] }
+
+// banned returns the external client that policies deny.
+func (n *node) banned() *lab.Host { return n.Clients[1] }
+
+func newNode(t *testing.T, path string) *node {
+	t.Helper()
+	n := &node{Lab: lab.ForTest(t, lab.Config{Pods: 4, Remotes: 1, Clients: 2}), t: t, path: path}
+	// The mount options of an overlay cannot contain the commas of a test's name.
+	var err error
+	if n.dir, err = os.MkdirTemp("", "neighbours"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(n.dir); err != nil {
+			t.Error(err)
+		}
+	})
+	serve := func(hosts ...*lab.Host) {
+		for _, h := range hosts {
+			if _, err := h.ServeEcho(backendPort); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := h.Serve(inet.UDP, backendPort); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	serve(n.Pods[0], n.Pods[1], n.Remotes[0], n.container())
+	if _, err := n.Node.ServeEcho(ownPort); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(n.manifests(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	web, local := loadBalancer("web", lbIPs, nodePort), loadBalancer("local", localIPs, localPort)
+	web.Spec.ClusterIP, web.Spec.ClusterIPs = clusterIPs[0].String(), []string{clusterIPs[0].String(), clusterIPs[1].String()}
+	local.Spec.ClusterIP, local.Spec.ClusterIPs = "10.96.0.21", []string{"10.96.0.21", "fd00:10:96::21"}
+	local.Spec.ExternalTrafficPolicy, local.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, healthPort
+	pairs := func(hosts ...*lab.Host) (out [][2]discoveryv1.Endpoint) {
+		for _, h := range hosts {
+			on := world.NodeName
+			if h == n.Remotes[0] {
+				on = world.OtherNode
+			}
+			out = append(out, world.Endpoints(h.Addrs(), on))
+		}
+		return out
+	}
+	objects := append(world.Slices("web", backendPort, pairs(n.Pods[0], n.Pods[1], n.Remotes[0])...),
+		world.Slices("local", backendPort, pairs(n.Pods[0], n.Remotes[0])...)...)
+	objects = append(objects, web, local, world.Node(), world.ServiceCIDR())
+	if err := world.Write(n.manifests(), "objects", objects...); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, conn := range n.old {
+			_ = conn.Close() // the test is over
+		}
+	})
+	n.mount()
+	return n
+}
+
+// loadBalancer returns a Service of type LoadBalancer with a node port.
+func loadBalancer(name string, ips []netip.Addr, port int32) *corev1.Service {
+	s := world.Service(name)
+	s.Spec.Type = corev1.ServiceTypeLoadBalancer
+	s.Spec.Ports[0].NodePort, s.Spec.Ports[1].NodePort = port, port
+	for _, ip := range ips {
+		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip.String()})
+	}
+	return s
+}
+
+func (n *node) manifests() string { return filepath.Join(n.dir, "manifests") }
+func (n *node) root() string      { return filepath.Join(n.dir, "merged") }
+
+// bin returns the folder with the programs.
+func bin(t *testing.T) string {
+	t.Helper()
+	out, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(filepath.Dir(strings.TrimSpace(string(out))), "bin", "neighbours")
+}
+
+// mount starts the keeper of the neighbour's namespaces.
+func (n *node) mount() {
+	n.t.Helper()
+	for _, name := range []string{"merged", "upper", "work", "ready"} {
+		if err := os.MkdirAll(filepath.Join(n.dir, name), 0o755); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	script := fmt.Sprintf(`set -e
+mount -t tmpfs neighbour %[2]s/upper
+mkdir %[2]s/upper/u %[2]s/upper/w
+mount -t overlay overlay -o lowerdir=%[1]s/root,upperdir=%[2]s/upper/u,workdir=%[2]s/upper/w %[2]s/merged
+cd %[2]s/merged
+mount -t proc proc proc
+mount -t sysfs sysfs sys
+mount --rbind /sys/fs/cgroup sys/fs/cgroup; mount -o remount,bind,ro sys/fs/cgroup
+mount --rbind /dev dev
+mount -t tmpfs tmpfs run
+mkdir -p run/dbus run/lock run/xtables opt/cni run/netns
+mount --rbind /run/netns run/netns
+mount --bind %[1]s/cni opt/cni
+echo ready
+exec sleep infinity`, bin(n.t), n.dir)
+	n.keeper = n.Node.Command(context.Background(), "unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "sh", "-c", script)
+	out, err := n.keeper.StdoutPipe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	var errs strings.Builder
+	n.keeper.Stderr = &errs
+	if err := n.keeper.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() {
+		_ = n.keeper.Process.Kill() // it runs until then
+		_ = n.keeper.Wait()
+	})
+	line := make([]byte, 6)
+	if _, err := io.ReadFull(out, line); err != nil {
+		n.t.Fatalf("the namespaces of the neighbour: %v: %s", err, errs.String())
+	}
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", n.keeper.Process.Pid))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if n.pid, err = strconv.Atoi(strings.Fields(string(children))[0]); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// command prepares a shell command of the neighbour.
+func (n *node) command(text string) *lab.Cmd {
+	cmd := n.Node.Command(context.WithoutCancel(n.t.Context()), "nsenter", "-t", strconv.Itoa(n.pid), "-m", "-p", "-u", "-i", "chroot", n.root(), "sh", "-c", text)
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8"}
+	return cmd
+}
+
+// try runs a shell command of the neighbour, and returns its output.
+func (n *node) try(text string) (string, error) {
+	out, err := n.command(text).CombinedOutput()
+	return strings.TrimSpace(string(out)), err
+}
+
+// sh is try for commands that must succeed.
+func (n *node) sh(format string, args ...any) string {
+	n.t.Helper()
+	text := fmt.Sprintf(format, args...)
+	out, err := n.try(text)
+	if err != nil {
+		n.t.Fatalf("%s: %v: %s", text, err, out)
+	}
+	return out
+}
+
+// daemon starts a program of the neighbour, and waits until a command succeeds. stop ends it with SIGTERM, and waits for its exit.
+func (n *node) daemon(text, ready string) (stop func()) {
+	n.t.Helper()
+	name := strings.Fields(text)[0]
+	log, err := os.OpenFile(filepath.Join(n.dir, filepath.Base(name)+".log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	cmd := n.command("echo $$ > /run/pid-" + filepath.Base(name) + "; exec " + text)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	exited := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // a signal ends it
+		close(exited)
+	}()
+	n.t.Cleanup(func() { <-exited; log.Close() })
+	n.t.Cleanup(func() { _, _ = n.try("kill -KILL $(cat /run/pid-" + filepath.Base(name) + ")") })
+	n.eventually("the start of "+name, func() error {
+		out, err := n.try(ready)
+		if err != nil {
+			text, _ := os.ReadFile(log.Name())
+			return fmt.Errorf("%w: %s; its log: %s", err, out, text)
+		}
+		return nil
+	})
+	return func() {
+		n.t.Helper()
+		n.sh("kill -TERM $(cat /run/pid-%s)", filepath.Base(name))
+		select {
+		case <-exited:
+		case <-time.After(lab.Patience):
+			n.t.Fatalf("%s does not exit", name)
+		}
+	}
+}
+
+func (n *node) eventually(what string, f func() error) {
+	n.t.Helper()
+	var err error
+	for begin := time.Now(); time.Since(begin) < lab.Patience/2; time.Sleep(50 * time.Millisecond) {
+		if err = f(); err == nil {
+			return
+		}
+	}
+	n.t.Fatalf("%s: %v", what, err)
+}
+
+// start starts kube-nftproxy, and waits for its first sync.
+func (n *node) start() {
+	n.t.Helper()
+	n.running = program.ForTest(n.t, program.Config{Host: n.Node, Path: n.path, Log: filepath.Join(n.dir, "kube-nftproxy.log"), Args: []string{
+		"--manifests=" + n.manifests(), "--hostname-override=" + world.NodeName, "--proxy-mode=nftables", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
+		"--control-socket=" + filepath.Join(n.dir, "control"),
+		// Other values would set sysctls of the whole machine.
+		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
+	}})
+	n.running.Synced(n.t)
+}
+
+func (n *node) stop() {
+	n.t.Helper()
+	if err := n.running.Signal(syscall.SIGTERM); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := n.running.Wait(); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// own runs a command of kube-nftproxy, which must succeed.
+func (n *node) own(args ...string) string {
+	n.t.Helper()
+	out, err := n.Node.Command(n.t.Context(), n.path, args...).CombinedOutput()
+	if err != nil {
+		n.t.Errorf("kube-nftproxy %q: %v: %s", args, err, out)
+	}
+	return string(out)
+}
+
+// check is a packet, or an exchange of packets, with the outcome that it must have.
+type check struct {
+	name  string
+	from  *lab.Host
+	proto inet.Protocol
+	to    netip.AddrPort
+	// server is the name of the answering host; "-" for no answer, "*" for any.
+	server string
+	// source is the source address that the server must see; the zero value for any.
+	source netip.Addr
+}
+
+func (c check) run(ctx context.Context) error {
+	if c.to.Port() == healthPort || c.to.Port() == 10256 {
+		return c.connect(ctx)
+	}
+	a := c.from.Probe(ctx, c.proto, c.to, lab.Options{})
+	switch {
+	case a.Outcome == lab.Failed && c.server != "-":
+		return a.Err
+	case (a.Outcome == lab.Answered) == (c.server == "-"):
+		return fmt.Errorf("%s", a)
+	case c.server == "-":
+		return nil
+	case c.server != "*" && a.Server != c.server:
+		return fmt.Errorf("%s, want an answer of %s", a, c.server)
+	case c.source.IsValid() && a.Source.Addr() != c.source:
+		return fmt.Errorf("%s, want the source %s", a, c.source)
+	}
+	return nil
+}
+
+// connect is run for servers that do not send a line first.
+func (c check) connect(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, lab.DefaultTimeout)
+	defer cancel()
+	conn, err := c.from.Dial(ctx, inet.TCP, c.to)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// services returns the checks of all Services.
+func (n *node) services() (list []check) {
+	for i, f := range inet.Families {
+		own := n.Node.Addrs()[i]
+		add := func(name string, from *lab.Host, to netip.Addr, port uint16, server string, source netip.Addr) {
+			for _, proto := range []inet.Protocol{inet.TCP, inet.UDP} {
+				list = append(list, check{name, from, proto, netip.AddrPortFrom(to, port), server, source})
+			}
+		}
+		add("cluster IP, from a pod", n.caller(), clusterIPs[i], 80, "*", netip.Addr{})
+		add("cluster IP, from the node", n.Node, clusterIPs[i], 80, "*", netip.Addr{})
+		add("node port", n.Client, own, nodePort, "*", netip.Addr{})
+		add("load-balancer IP", n.Client, lbIPs[i], 80, "*", netip.Addr{})
+		add("load-balancer IP with policy Local", n.Client, localIPs[i], 80, "pod-0", n.Client.Addrs()[i])
+		add("node port with policy Local", n.Client, own, localPort, "pod-0", n.Client.Addrs()[i])
+		if f == inet.IPv4 {
+			list = append(list, check{name: "health check node port", from: n.Client, to: netip.AddrPortFrom(own, healthPort)})
+		}
+	}
+	return list
+}
+
+// settle is the time for which a wrong outcome may become right: kube-nftproxy repairs its tables within a second.
+const settle = 4 * time.Second
+
+// failing returns the names of the checks that fail, with the families; none as soon as all succeed.
+func (n *node) failing(checks []check) (names []string) {
+	n.t.Helper()
+	var why []string
+	for begin := time.Now(); ; {
+		names, why = nil, nil
+		for _, c := range checks {
+			if err := c.run(n.t.Context()); err != nil {
+				why = append(why, fmt.Sprintf("%s, %s %s to %s: %v", c.name, c.from.Name, c.proto, c.to, err))
+				names = append(names, c.name)
+			}
+		}
+		slices.Sort(names)
+		if names = slices.Compact(names); len(names) == 0 || time.Since(begin) > settle {
+			if len(why) > 0 {
+				n.t.Log(strings.Join(why, "\n"))
+			}
+			return names
+		}
+	}
+}
+
+// must fails if a check fails.
+func (n *node) must(when string, checks []check) {
+	n.t.Helper()
+	for _, name := range n.failing(checks) {
+		n.t.Errorf("%s: failed: %s", when, name)
+	}
+}
+
+// rules lists all rules that are not of kube-nftproxy, and the policy rules of routing.
+func (n *node) rules() string {
+	n.t.Helper()
+	var b strings.Builder
+	for _, table := range strings.Split(n.sh("nft list tables"), "\n") {
+		if table == "" || strings.Contains(table, "kube-nftproxy") {
+			continue
+		}
+		// Two listings of the same rules may differ in the order of the chains.
+		parts := strings.Split(n.sh("nft -s list %s", table), "\n\tchain ")
+		for i := range parts {
+			parts[i] = strings.TrimRight(parts[i], "}\n\t ") + "\n"
+		}
+		slices.Sort(parts[1:])
+		b.WriteString(strings.Join(parts, "chain "))
+	}
+	for _, line := range strings.Split(n.sh("xtables-legacy-multi iptables-save; xtables-legacy-multi ip6tables-save"), "\n") {
+		if !strings.HasPrefix(line, "#") {
+			chain, _, _ := strings.Cut(line, " [")
+			b.WriteString(chain + "\n")
+		}
+	}
+	return b.String() + n.sh("ip rule; ip -6 rule")
+}
+
+func (n *node) unchanged(when, before string) {
+	n.t.Helper()
+	if diff := cmp.Diff(strings.Split(before, "\n"), strings.Split(n.rules(), "\n")); diff != "" {
+		n.t.Errorf("%s: rules of the neighbour (-before +after):\n%s", when, diff)
+	}
+}
+
+// during runs f while new connections are opened to all kinds of addresses. It fails for none: the caller judges the numbers.
+func (n *node) during(f func()) (s Step) {
+	n.t.Helper()
+	n.connect()
+	s.Flows = len(n.old)
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	ctx, stop := context.WithCancel(n.t.Context())
+	defer stop()
+	// rest waits until each source has opened some connections.
+	ticks := make(chan struct{})
+	sources := 0
+	for _, c := range n.services() {
+		if c.proto != inet.TCP || c.to.Port() == healthPort {
+			continue
+		}
+		sources++
+		all.Go(func() {
+			for ctx.Err() == nil {
+				err := c.run(context.WithoutCancel(ctx))
+				mu.Lock()
+				if s.Made++; err != nil {
+					s.Failed++
+				}
+				mu.Unlock()
+				select {
+				case ticks <- struct{}{}:
+				case <-time.After(10 * time.Millisecond):
+				}
+			}
+		})
+	}
+	rest := func() {
+		for range 5 * sources {
+			<-ticks
+		}
+	}
+	rest()
+	f()
+	rest()
+	stop()
+	all.Wait()
+	n.old = slices.DeleteFunc(n.old, func(conn net.Conn) bool {
+		if err := exchange(conn); err != nil {
+			n.t.Logf("established connection to %s: %v", conn.RemoteAddr(), err)
+			s.Broken++
+			return true
+		}
+		return false
+	})
+	return s
+}
+
+// connect opens the connections of old that do not exist.
+func (n *node) connect() {
+	n.t.Helper()
+	for _, c := range n.services() {
+		if c.proto != inet.TCP || c.to.Port() == healthPort || slices.ContainsFunc(n.old, func(o net.Conn) bool { return o.RemoteAddr().String() == c.to.String() }) {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(n.t.Context(), 2*time.Second)
+		conn, err := c.from.Dial(ctx, inet.TCP, c.to)
+		cancel()
+		if err == nil {
+			err = exchange(conn)
+		}
+		if err != nil {
+			n.t.Errorf("connect to %s: %v", c.to, err)
+			continue
+		}
+		n.old = append(n.old, conn)
+	}
+}
+
+// exchange sends a line over a connection, and reads until it is returned.
+func exchange(conn net.Conn) error {
+	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return err
+	}
+	line := fmt.Sprintf("line %d\n", time.Now().UnixNano())
+	if _, err := io.WriteString(conn, line); err != nil {
+		return err
+	}
+	var got strings.Builder
+	for buf := make([]byte, 256); !strings.Contains(got.String(), line); {
+		k, err := conn.Read(buf)
+		got.Write(buf[:k])
+		if err != nil {
+			return errors.Join(err, fmt.Errorf("after %q", got.String()))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,143 @@
+package neighbours
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kube-nftproxy/kube-nftproxy/test/page"
+)
+
+// The files of a checkout with the results, and the part of the page that this package writes.
+const (
+	File     = "docs/compatibility.json"
+	Page     = "docs/compatibility.md"
+	PagePart = "neighbours"
+)
+
+// Row is the result of one neighbour.
+type Row struct {
+	// Name and Version are the name and the version of the neighbour.
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	// Order is the place in the table.
+	Order int `json:"order"`
+	// Set is the setting that Services need, in Markdown; empty if they work without it. Broken are the checks that fail without the setting.
+	Set    string   `json:"set,omitempty"`
+	Broken []string `json:"broken,omitempty"`
+	// Unset is a reload without the setting, if no check fails.
+	Unset *Step `json:"unset,omitempty"`
+	// Policy is the tested policy of the neighbour, Limit a policy of the neighbour that does not apply to Services.
+	Policy string `json:"policy"`
+	Limit  string `json:"limit,omitempty"`
+	// Steps are the results of the steps, in both orders of installation.
+	Steps []Step `json:"steps"`
+	// Kernel is the release of the kernel.
+	Kernel string `json:"kernel"`
+}
+
+// Step is the traffic during a step.
+type Step struct {
+	Name string `json:"name"`
+	// First is true if kube-nftproxy was installed before the neighbour.
+	First bool `json:"first"`
+	// Made and Failed count new connections. Flows and Broken count connections that were established before the step.
+	Made   int `json:"made"`
+	Failed int `json:"failed"`
+	Flows  int `json:"flows"`
+	Broken int `json:"broken"`
+}
+
+// The steps.
+const (
+	stepInstall = "install"
+	stepReload  = "reload"
+	stepRestart = "restart of kube-nftproxy"
+	stepRemove  = "remove"
+)
+
+// Table returns the rows as Markdown.
+func Table(rows []Row) string {
+	var b strings.Builder
+	b.WriteString("| neighbour | version | result | its policy that was tested |\n|---|---|---|---|\n")
+	for _, r := range rows {
+		result := "works"
+		if r.Set != "" {
+			result = "set this: " + r.Set
+		}
+		policy := r.Policy
+		if r.Limit != "" {
+			policy += ". **Limit:** " + r.Limit
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r.Name, r.Version, result, policy)
+	}
+	b.WriteString("\nFailed new connections of all, in both orders of installation, and broken established connections:\n\n" +
+		"| neighbour | install | reload | restart of kube-nftproxy | remove | established, broken |\n|---|---|---|---|---|---|\n")
+	for _, r := range rows {
+		fmt.Fprintf(&b, "| %s |", r.Name)
+		flows, broken := 0, 0
+		for _, name := range []string{stepInstall, stepReload, stepRestart, stepRemove} {
+			made, failed := 0, 0
+			for _, s := range r.Steps {
+				if s.Name == name {
+					made, failed, flows, broken = made+s.Made, failed+s.Failed, flows+s.Flows, broken+s.Broken
+				}
+			}
+			cell := "-"
+			if made > 0 {
+				cell = fmt.Sprintf("%d of %d", failed, made)
+			}
+			fmt.Fprintf(&b, " %s |", cell)
+		}
+		fmt.Fprintf(&b, " %d of %d |\n", broken, flows)
+	}
+	b.WriteString("\nWithout the setting, these checks failed:\n\n| neighbour | failed |\n|---|---|\n")
+	for _, r := range rows {
+		if r.Set == "" {
+			continue
+		}
+		failed := strings.Join(r.Broken, "; ")
+		if r.Unset != nil {
+			failed = fmt.Sprintf("%d of %d new connections during a reload", r.Unset.Failed, r.Unset.Made)
+		}
+		fmt.Fprintf(&b, "| %s | %s |\n", r.Name, failed)
+	}
+	return b.String()
+}
+
+// Read returns the rows of a checkout; none without the file.
+func Read(root string) (rows []Row, err error) {
+	text, err := os.ReadFile(filepath.Join(root, File))
+	if os.IsNotExist(err) {
+		return nil, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &rows)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", File, err)
+	}
+	return rows, nil
+}
+
+// Publish writes rows into a checkout, in place of the rows with the same names.
+func Publish(root string, news []Row) error {
+	rows, err := Read(root)
+	if err != nil {
+		return err
+	}
+	rows = slices.DeleteFunc(rows, func(r Row) bool { return slices.ContainsFunc(news, func(n Row) bool { return n.Name == r.Name }) })
+	rows = append(rows, news...)
+	slices.SortStableFunc(rows, func(a, b Row) int { return a.Order - b.Order })
+	text, err := json.MarshalIndent(rows, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(root, File), append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	return page.Write(filepath.Join(root, Page), PagePart, Table(rows))
+}

@@ -1,0 +1,162 @@
+package scenario
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// mediaSlices are the endpoints of the example, as a controller would write them.
+const mediaSlices = `
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: media-4, namespace: shop, labels: {kubernetes.io/service-name: media}}
+addressType: IPv4
+ports: [{name: sip, port: 8080, protocol: UDP}]
+endpoints: [{addresses: [10.244.0.10], nodeName: node-1}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: media-6, namespace: shop, labels: {kubernetes.io/service-name: media}}
+addressType: IPv6
+ports: [{name: sip, port: 8080, protocol: UDP}]
+endpoints: [{addresses: ["fd00:10:244::10"], nodeName: node-1}]
+`
+
+// TestPortRangesPage applies the example of docs/port-ranges.md: a media server in a pod answers on 10,001 UDP ports. A client outside of the cluster
+// and a pod get an answer from each port, in both families. The ports before and after the range are refused at the cluster IP.
+func TestPortRangesPage(t *testing.T) {
+	const first, last = 10000, 20000
+	page, err := os.ReadFile("../../docs/port-ranges.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fences := yamlFence.FindAllStringSubmatch(string(page), -1)
+	if len(fences) != 1 {
+		t.Fatalf("%d examples, want a Service", len(fences))
+	}
+	l := lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1})
+	mustServe(t, l.Pods[0])
+	serveMedia(t, l.Pods[0], first, last)
+	s, err := parseSettings(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := t.TempDir()
+	p, err := startPipeline(l.Node, s, folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	common, err := os.ReadFile(common)
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := fences[0][1] + "status: {loadBalancer: {ingress: [{ip: 203.0.113.10}, {ip: \"2001:db8:2::10\"}]}}\n"
+	for name, text := range map[string]string{"cluster.yaml": string(common), "service.yaml": service, "slices.yaml": mediaSlices} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.load(); err != nil {
+		t.Fatal(err)
+	}
+	if problems := p.reported(); problems != "" {
+		t.Errorf("problems:\n%s", problems)
+	}
+	for _, to := range []string{"203.0.113.10", "2001:db8:2::10"} {
+		askMedia(t, l.Client, netip.MustParseAddr(to), first, last)
+	}
+	for _, to := range []string{"10.96.0.10", "fd00:10:96::10"} {
+		askMedia(t, l.Pods[1], netip.MustParseAddr(to), first, last)
+		for _, port := range []uint16{first - 1, last + 1} {
+			at := netip.AddrPortFrom(netip.MustParseAddr(to), port)
+			if a := l.Pods[1].Probe(t.Context(), inet.UDP, at, lab.Options{Timeout: patience}); a.Outcome != lab.Refused {
+				t.Errorf("%s: %v, want refused", at, a)
+			}
+		}
+	}
+}
+
+// serveMedia answers each packet to one of the ports of a host with the same packet.
+func serveMedia(t *testing.T, h *lab.Host, first, last int) {
+	t.Helper()
+	for port := first; port <= last; port++ {
+		var c net.PacketConn
+		err := h.Do(func() (err error) {
+			c, err = net.ListenPacket("udp", fmt.Sprintf(":%d", port))
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() }) //nolint:errcheck // only packets
+		go func() {
+			b := make([]byte, 16)
+			for {
+				n, from, err := c.ReadFrom(b)
+				if err != nil {
+					return
+				}
+				_, _ = c.WriteTo(b[:n], from)
+			}
+		}()
+	}
+}
+
+// askMedia sends packets to each port until it has answered, with its number.
+func askMedia(t *testing.T, h *lab.Host, to netip.Addr, first, last int) {
+	t.Helper()
+	var c *net.UDPConn
+	if err := h.Do(func() (err error) { c, err = net.ListenUDP("udp", nil); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close() //nolint:errcheck // only packets
+	const few = 64  // packets at a time, so that no buffer overflows
+	missing := map[uint16]bool{}
+	for port := first; port <= last; port++ {
+		missing[uint16(port)] = true
+	}
+	for deadline := time.Now().Add(30 * time.Second); len(missing) > 0; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d ports of %s have not answered", len(missing), to)
+		}
+		sent := 0
+		for port := range missing {
+			at := netip.AddrPortFrom(to, port)
+			if _, err := c.WriteToUDPAddrPort([]byte(fmt.Sprint(port)), at); err != nil {
+				t.Fatal(err)
+			}
+			if sent++; sent == few {
+				break
+			}
+		}
+		for b := make([]byte, 16); sent > 0; sent-- {
+			if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+				t.Fatal(err)
+			}
+			n, from, err := c.ReadFromUDPAddrPort(b)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if port := from.Port(); from.Addr().Unmap() == to && string(b[:n]) == fmt.Sprint(port) {
+				delete(missing, port)
+			}
+		}
+	}
+}

@@ -1,0 +1,266 @@
+package scenario
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// mostPasses is the number of passes that a test may leave unread.
+const mostPasses = 100
+
+// terminated receives the number of connections that each pass has terminated in a family, and the error of a failed pass.
+type terminated chan pass
+
+type pass struct {
+	family  inet.Family
+	deleted int
+	err     error
+}
+
+func (t terminated) FlowsDeleted(f inet.Family, _ time.Duration, n int) {
+	t.add(pass{family: f, deleted: n})
+}
+
+func (t terminated) FlowsSearched(f inet.Family, err error) {
+	if err != nil {
+		t.add(pass{family: f, err: err})
+	}
+}
+
+func (t terminated) add(p pass) {
+	select {
+	case t <- p:
+	default:
+	}
+}
+
+// absence is longer than the time for which an endpoint must be absent.
+const absence = 6 * time.Second
+
+// departing has three Services, whose endpoints are hosts of a lab. Each has a cluster IP and a node port of each family.
+type departing struct {
+	*testing.T
+	*pipeline
+	lab *lab.Lab
+}
+
+const (
+	gone  = iota // with the annotation
+	off          // without the annotation
+	stays        // with the annotation; its endpoints never leave
+	services
+)
+
+// endpoints sets the endpoints, in the form "HOST CONDITIONS", of the first two Services, and waits until the kernel has them.
+func (d *departing) endpoints(list ...string) {
+	d.Helper()
+	hosts := map[string]*lab.Host{}
+	for _, h := range d.lab.Hosts() {
+		hosts[h.Name] = h
+	}
+	var text strings.Builder
+	for n := range services {
+		annotations := fmt.Sprintf("kube-nftproxy.io/port-ranges: tcp/%d", echoPort)
+		if n != off {
+			annotations += ", kube-nftproxy.io/terminate-connections: gone"
+		}
+		fmt.Fprintf(&text, `---
+apiVersion: v1
+kind: Service
+metadata: {name: web-%d, namespace: shop, annotations: {%s}}
+spec:
+  type: NodePort
+  clusterIPs: [10.96.0.1%[1]d, "fd00:10:96::1%[1]d"]
+  ports: [{name: echo, port: 70, nodePort: 3007%[1]d}]
+`, n, annotations)
+		of := list
+		if n == stays {
+			of = []string{"remote-0 ready: true"}
+		}
+		for _, f := range inet.Families {
+			var endpoints []string
+			for _, e := range of {
+				name, conditions, _ := strings.Cut(e, " ")
+				endpoints = append(endpoints, fmt.Sprintf("{addresses: [%q], conditions: {%s}}", hosts[name].Addrs()[f], conditions))
+			}
+			fmt.Fprintf(&text, `---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-%d-%s, namespace: shop, labels: {kubernetes.io/service-name: web-%[1]d}}
+addressType: %[2]s
+ports: [{name: echo, port: %d}]
+endpoints: [%s]
+`, n, f, echoPort, strings.Join(endpoints, ", "))
+		}
+	}
+	if err := os.WriteFile(filepath.Join(d.folder, "shop.yaml"), []byte(text.String()), 0o600); err != nil {
+		d.Fatal(err)
+	}
+	if err := d.load(); err != nil {
+		d.Fatal(err)
+	}
+}
+
+// pass makes time pass.
+func (d *departing) pass(t time.Duration) {
+	d.Helper()
+	d.clock.advance(t)
+	if err := d.settle(); err != nil {
+		d.Fatal(err)
+	}
+}
+
+// ends waits until n connections of each family are terminated.
+func (d *departing) ends(n int) {
+	d.Helper()
+	var of [2]int
+	timeout := time.After(patience)
+	for of != [2]int{n, n} {
+		select {
+		case p := <-d.terminated:
+			if p.err != nil {
+				d.Fatal(p.err)
+			}
+			of[p.family] += p.deleted
+		case <-timeout:
+			d.Fatalf("%v connections of each family are terminated, want %d", of, n)
+		}
+	}
+}
+
+// client is an idle client of a Service.
+type client struct {
+	*connection
+	from *lab.Host
+	to   netip.AddrPort
+	of   int
+}
+
+// clients opens connections from a pod, the node and outside, of both families, to all Services: to their ports, and to a port of their ranges.
+func (d *departing) clients() (list []*client) {
+	d.Helper()
+	for n := range services {
+		for f, format := range []string{"10.96.0.1%d", "fd00:10:96::1%d"} {
+			inside := netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf(format, n)), 70)
+			outside := netip.AddrPortFrom(d.lab.Node.Addrs()[f], 30070+uint16(n))
+			inRange := netip.AddrPortFrom(inside.Addr(), echoPort)
+			for from, to := range map[*lab.Host][]netip.AddrPort{d.lab.Pods[1]: {inside, inRange}, d.lab.Node: {inside}, d.lab.Client: {outside, inRange}} {
+				for _, to := range to {
+					c := &client{&connection{text: fmt.Sprintf("from %s to %s", from.Name, to)}, from, to, n}
+					d.open(c)
+					list = append(list, c)
+				}
+			}
+		}
+	}
+	return list
+}
+
+func (d *departing) open(c *client) {
+	d.Helper()
+	var err error
+	if c.conn, err = c.from.Dial(d.Context(), inet.TCP, c.to); err != nil {
+		d.Fatalf("%s: %v", c.text, err)
+	}
+	d.Cleanup(func() { _ = c.conn.Close() })
+	c.in = bufio.NewReader(c.conn)
+	if _, err := c.in.ReadString('\n'); err != nil { // the server's greeting
+		d.Fatalf("%s: %v", c.text, err)
+	}
+	if err := c.echo(); err != nil {
+		d.Fatalf("%s: %v", c.text, err)
+	}
+}
+
+// live checks that all connections work, except those of the Service gone if cut is true: they get a reset.
+func (d *departing) live(when string, list []*client, cut bool) {
+	d.Helper()
+	for _, c := range list {
+		switch err := c.echo(); {
+		case cut && c.of == gone && !errors.Is(err, syscall.ECONNRESET):
+			d.Errorf("%s, connection %s: %v, want a reset", when, c.text, err)
+		case (!cut || c.of != gone) && err != nil:
+			d.Errorf("%s, connection %s: %v, want that it works", when, c.text, err)
+		}
+	}
+}
+
+// The next segment of an idle client gets a reset after its endpoint has left the slices, from another endpoint or, without one, from the node. An
+// endpoint that is unready, terminating or absent for a moment keeps its connections, and so does a Service without the annotation, and one that still
+// has the endpoint.
+func TestConnectionsToGoneEndpoints(t *testing.T) {
+	l := lab.ForTest(t, lab.Config{Pods: 2, Remotes: 1})
+	for _, host := range []*lab.Host{l.Pods[0], l.Remotes[0]} {
+		if _, err := host.ServeEcho(echoPort); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := parseSettings(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &departing{T: t, lab: l}
+	if d.pipeline, err = startPipeline(l.Node, s, t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(d.close(), cleanUp(l.Node)); err != nil {
+			t.Errorf("clean up: %v", err)
+		}
+	})
+	const perFamily = 5
+	d.endpoints("remote-0 ready: true")
+	list := d.clients()
+
+	d.endpoints("remote-0 ready: false, serving: false", "pod-0 ready: true")
+	d.pass(absence)
+	d.live("with an unready endpoint", list, false)
+	d.endpoints("remote-0 ready: false, serving: false, terminating: true", "pod-0 ready: true")
+	d.pass(absence)
+	d.live("with a terminating endpoint", list, false)
+	d.endpoints("pod-0 ready: true")
+	d.endpoints("remote-0 ready: false", "pod-0 ready: true")
+	d.pass(absence)
+	d.live("with an endpoint that was absent for a moment", list, false)
+
+	d.endpoints("pod-0 ready: true")
+	d.live("before the time of absence", list, false)
+	d.pass(absence)
+	d.ends(perFamily)
+	d.live("with another endpoint", list, true)
+	for _, c := range list {
+		if c.of == gone {
+			d.open(c)
+		}
+	}
+	d.live("after a new connection", list, false)
+
+	d.endpoints()
+	d.pass(absence)
+	d.ends(perFamily)
+	d.live("without an endpoint", list, true)
+
+	d.endpoints("pod-0 ready: true")
+	for _, c := range list {
+		if c.of == gone {
+			d.open(c)
+		}
+	}
+	if d.pipeline, err = d.fault(l.Node, s, restart); err != nil {
+		t.Fatal(err)
+	}
+	d.endpoints("remote-0 ready: true")
+	d.pass(absence)
+	d.live("with an endpoint that left before the start", list, false)
+}
