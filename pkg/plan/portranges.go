@@ -5,8 +5,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/google/nftables/expr"
-
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
@@ -33,21 +31,7 @@ const RangesSet = "ranges"
 
 // inRange: meta priority set ip daddr . meta l4proto . th dport map @ranges meta priority & WORD vmap @dispatch-ranges
 func (l *layout) inRange() nft.Rule {
-	return rule("a port range", setPriority(l.vipInRange(), l.ranges), dispatch(wordBits, l.dispatch[stepRange]))
-}
-
-// vipInRange loads the key of a set with ranges of ports. nft converts the byte order of the protocol, which does nothing.
-func (l *layout) vipInRange() []expr.Any {
-	var words []expr.Any
-	at := uint32(reg)
-	for _, f := range l.vip() {
-		words = append(words, f.Load(at))
-		if f.Name() == nft.L4Proto().Name() {
-			words = append(words, &expr.Byteorder{SourceRegister: at, DestRegister: at, Op: expr.ByteorderHton, Len: 1, Size: 2})
-		}
-		at += uint32(f.Registers())
-	}
-	return words
+	return rule("a port range", setPriority(key(l.vip()...), l.ranges), dispatch(wordBits, l.dispatch[stepRange]))
 }
 
 // rangeChain is the name of the chain for port ranges with source ranges.
@@ -57,7 +41,7 @@ func (l sourceList) rangeChain() string {
 
 // rangeSourceRules returns the rules of the chain for port ranges with source ranges. A set without ranges of the Service denies nothing.
 func (l *layout) rangeSourceRules(list sourceList) []nft.Rule {
-	return append(l.denied(), l.allowed(list, l.vipInRange(), l.restrictedRanges)...)
+	return append(l.denied(), l.allowed(list, key(l.vip()...), l.restrictedRanges)...)
 }
 
 // toRangeBackend: dnat to meta priority map @range-backends
