@@ -28,6 +28,7 @@ type Room struct {
 	Service corev1.Service
 	slices  [manySlices]discoveryv1.EndpointSlice
 	groups  []group
+	builder builder
 }
 
 // Room keeps the memory of a list for the next Service only if the list has at most this many items.
@@ -38,6 +39,7 @@ const (
 
 // tidy releases the memory of unusually large objects.
 func (r *Room) tidy() {
+	r.builder = builder{}
 	if cap(r.Service.Spec.Ports) > keepPorts {
 		r.Service = corev1.Service{}
 	}
@@ -109,7 +111,8 @@ func Rebuild(room *Room, previous *Reading, stored []Slice, node Node, opts Opti
 		return nil, nil
 	}
 	defer room.tidy()
-	b := newBuilder(svc, node, opts)
+	b := &room.builder
+	*b = newBuilder(svc, node, opts)
 	b.observed = &observed{previous.Starts(), now}
 	b.groups.list = room.groups
 	if len(stored) < manySlices {

@@ -116,15 +116,15 @@ func rearrangeFew(before []netip.AddrPort, n int, removed, added []netip.AddrPor
 // fromScratch returns the arrangement of a set: every slot chooses, the last slot first.
 func fromScratch(set []netip.AddrPort) []netip.AddrPort {
 	var room [small]uint64
-	a := arrangement{endpoints: slices.Clone(set), hashes: appendHashes(room[:0], set), final: true}
+	list := slices.Clone(set)
+	a := arrangement{endpoints: list, hashes: appendHashes(room[:0], set)}
 	for slot := len(set) - 1; slot > 0; slot-- {
-		holder := a.at(slot)
-		if w := a.lowest(slot, holder); w >= 0 {
-			a.put(slot, a.at(w))
-			a.put(w, holder)
+		if w := a.lowest(slot, a.at(slot)); w >= 0 { // without put, and with list as the result, so that the hashes stay on the stack
+			a.hashes[slot], a.hashes[w] = a.hashes[w], a.hashes[slot]
+			a.endpoints[slot], a.endpoints[w] = a.endpoints[w], a.endpoints[slot]
 		}
 	}
-	return a.endpoints
+	return list
 }
 
 // difference returns the endpoints that only the sorted list old has, and the endpoints that only the sorted list now has.
