@@ -4,6 +4,7 @@
 #   SIZES=10000x10,... only these sizes of the plan: Services x endpoints, or "10000x10 IPv6"
 #   LIMITS=1           only the worst case: objects at their limits, and unrelated changes and repairs beside them; ten minutes
 #   ALGORITHMS=1       only Services of each algorithm; six minutes
+#   CILIUM=1           only the first sync of 45,000 Services beside Cilium's benchmark of its load balancer, by turns; two minutes after its build
 #   STARTS=50          only the load of the API server by 50 nodes that start at once
 #   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md, docs/sizing.md and README.md, and docs/plots
 # The lane ratios of hack/test.sh measures less, in two minutes, and fails if a ratio is wrong by a factor.
@@ -18,6 +19,14 @@ limits() {
   REQUIRE_NETNS=1 go test -run '^$' -bench 'Limits|Room' -benchtime 1x ./pkg/proxy
   bin/compare -limits
 }
+if [ -n "${CILIUM:-}" ]; then
+  hack/kubernetes.sh cilium-benchmark
+  for _ in 1 2 3; do
+    REQUIRE_NETNS=1 go test -run '^$' -bench '(Planned|FirstSync)/45000x1$' -benchmem -benchtime 5x ./pkg/proxy | grep ^Benchmark
+    bin/kubernetes/cilium-benchmark -services 45000 -iterations 5 | grep -A3 statistics
+  done
+  exit
+fi
 if [ -n "${LIMITS:-}" ]; then limits && exit; fi
 if [ -n "${ALGORITHMS:-}" ]; then bin/compare -algorithms -output "${OUTPUT:-}" && exit; fi
 if [ -n "${STARTS:-}" ]; then bin/compare -starts "$STARTS" -only "${SIZES:-}" && exit; fi

@@ -54,6 +54,7 @@ for name in "$@"; do
     minor=$(cd "$module" && go list -m -f '{{.Version}}' k8s.io/client-go | cut -d . -f 2)
     flags="-s -w -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=$minor -X helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=$minor"
     ;;
+  cilium-benchmark) module=$here/cilium folder=$bin package=github.com/cilium/cilium/pkg/loadbalancer/benchmark/cmd flags="-s -w" ;;
   coredns) module=$here/coredns folder=$bin package=. flags="-s -w" ;;
   *) echo "unknown program: $name" >&2 && exit 2 ;;
   esac

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/metrics"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/nft"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/schedule"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/track"
@@ -209,6 +211,47 @@ func BenchmarkFirstSync(b *testing.B) {
 					b.Fatalf("synced: %t (%v)", p.started, err)
 				}
 				b.StartTimer()
+			}
+		})
+	}
+}
+
+// countingKernel counts the wanted elements.
+type countingKernel struct {
+	fakeKernel
+	elements int
+}
+
+func (k *countingKernel) Put(nft.Element)    { k.elements++ }
+func (k *countingKernel) Remove(nft.Element) { k.elements-- }
+
+func (k *countingKernel) Recall(*plan.Planner, []*model.Service) error { return nil }
+
+func (k *countingKernel) Sync(p *plan.Planner) (apply.Result, error) {
+	if k.known {
+		return apply.Result{Kind: apply.Partial}, nil
+	}
+	k.known = true
+	p.Report(k)
+	return apply.Result{Kind: apply.Full}, nil
+}
+
+// BenchmarkPlanned measures the time of the first sync without a kernel, from stored objects to elements.
+func BenchmarkPlanned(b *testing.B) {
+	for _, size := range sizes {
+		b.Run(fmt.Sprintf("%dx%d", size.services, size.endpoints), func(b *testing.B) {
+			s := newStoredSource(b, size.services, size.endpoints)
+			b.ReportAllocs()
+			for b.Loop() {
+				b.StopTimer()
+				kernel := &countingKernel{}
+				p := s.on(b, kernel)
+				runtime.GC()
+				b.StartTimer()
+				settle(b, p)
+				if least := 2 * size.services; kernel.elements < least {
+					b.Fatalf("%d elements, want at least %d", kernel.elements, least)
+				}
 			}
 		})
 	}
