@@ -369,7 +369,7 @@ func (s *service) port(id portID) *port {
 }
 
 // noPort is the port of Services that lack a port. Nothing changes it.
-var noPort port
+var noPort = port{}
 
 // change replaces the elements of a key's earlier winner with the elements of its new winner. Either may be the zero claim.
 func (p *Planner) change(was, is claim) {
