@@ -6,6 +6,7 @@ package browser
 import (
 	"bufio"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,16 +50,18 @@ func Open(t *testing.T, start func(func() error) error) *Browser {
 	}
 	b.to, b.from, b.in = to, from, bufio.NewReader(from)
 	profile := t.TempDir()
-	cmd := exec.CommandContext(t.Context(), path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+	cmd := exec.Command(path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
 		"--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars", "--user-data-dir="+profile, "--remote-debugging-pipe")
 	cmd.Env = append(os.Environ(), "HOME="+profile, "TZ=UTC")
 	cmd.ExtraFiles = []*os.File{commands, answers}
-	cmd.WaitDelay = time.Second
+	cmd.Stderr = io.Discard // a pipe, so that Wait also waits for the browser's child processes, which write into the profile
+	cmd.WaitDelay = patience
 	if err := start(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		_ = to.Close() // the browser exits
+		defer time.AfterFunc(patience, func() { _ = cmd.Process.Kill() }).Stop()
 		_ = cmd.Wait()
 		_ = from.Close()
 	})
@@ -148,11 +151,17 @@ func (b *Browser) Evaluate(result any, expression string) {
 func (b *Browser) Load(url string) {
 	b.t.Helper()
 	for _, to := range []string{"about:blank", url} {
-		before := b.loads
-		b.Call("Page.navigate", map[string]any{"url": to}, nil)
-		for b.loads == before {
-			b.receive(to)
-		}
+		b.AwaitLoad(func() { b.Call("Page.navigate", map[string]any{"url": to}, nil) })
+	}
+}
+
+// AwaitLoad calls a function that makes the browser load another page, and waits for that page.
+func (b *Browser) AwaitLoad(start func()) {
+	b.t.Helper()
+	before := b.loads
+	start()
+	for b.loads == before {
+		b.receive("another page")
 	}
 }
 
@@ -189,6 +198,7 @@ func (b *Browser) CheckWidth() {
 	for _, width := range []int{400, 1280} {
 		b.Resize(width)
 		var got struct {
+			Page           string
 			Scroll, Client int
 			Wide           []string
 		}
@@ -196,13 +206,13 @@ func (b *Browser) CheckWidth() {
 			const all = [...document.querySelectorAll("details")], open = all.filter(d => d.open), page = document.documentElement;
 			all.forEach(d => d.open = true);
 			const scrolls = e => e && e !== page && (getComputedStyle(e).overflowX === "auto" || scrolls(e.parentElement));
-			const got = {Scroll: page.scrollWidth, Client: page.clientWidth, Wide: [...document.querySelectorAll("body *")].filter(e =>
+			const got = {Page: location.pathname, Scroll: page.scrollWidth, Client: page.clientWidth, Wide: [...document.querySelectorAll("body *")].filter(e =>
 				e.getBoundingClientRect().right > page.clientWidth + 1 && !scrolls(e.parentElement)).map(e => e.outerHTML.slice(0, 200))};
 			all.forEach(d => d.open = open.includes(d));
 			return got;
 		})()`)
 		if got.Client != width || got.Scroll > got.Client || len(got.Wide) > 0 {
-			b.t.Errorf("in a window of %d pixels, the page has %d, its visible part %d; too wide: %s", width, got.Scroll, got.Client, strings.Join(got.Wide, "\n"))
+			b.t.Errorf("in a window of %d pixels, %s has %d, its visible part %d; too wide: %s", width, got.Page, got.Scroll, got.Client, strings.Join(got.Wide, "\n"))
 		}
 	}
 }

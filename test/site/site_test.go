@@ -153,11 +153,12 @@ func (v *visit) checkLinks(pages map[string]shown) {
 	}
 }
 
-// click clicks the element of a selector, and waits for the page that it leads to.
+// click clicks the element of a selector, which leads to a page.
 func (v *visit) click(selector, page string) {
 	v.Helper()
-	v.do(fmt.Sprintf("document.querySelector(%s).click()", quote(selector)))
-	v.await(fmt.Sprintf("location.href.split('#')[0] == %s && document.readyState == 'complete'", quote(v.server+page)))
+	// A timeout, because a call fails if its page is left meanwhile.
+	v.AwaitLoad(func() { v.do(fmt.Sprintf("setTimeout(() => document.querySelector(%s).click())", quote(selector))) })
+	v.await("location.href.split('#')[0] == " + quote(v.server+page))
 }
 
 func (v *visit) do(statement string) {
