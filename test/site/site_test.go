@@ -232,7 +232,7 @@ func (v *visit) checkSearch() {
 		v.click("#found a", to)
 		v.await(`location.hash == ` + quote("#"+anchor) + ` && document.getElementById(location.hash.slice(1)).getBoundingClientRect().top > document.querySelector("header").getBoundingClientRect().bottom - 1`)
 	}
-	for text, want := range map[string]string{"qqqq": "0 sections found", "<img src=x onerror=alert(1)>": "0 sections found", "KubeNftproxyTablesTouched": "› KubeNftproxyTablesTouched"} {
+	for text, want := range map[string]string{"qqqq": "Sections found: 0", "<img src=x onerror=alert(1)>": "Sections found: 0", "KubeNftproxyTablesTouched": "› KubeNftproxyTablesTouched"} {
 		v.load("index.html")
 		v.do(`document.getElementById("search").focus()`)
 		v.Call("Input.insertText", map[string]any{"text": text}, nil)

@@ -44,7 +44,7 @@ async function search() {
   found.hidden = words.length === 0;
   if (found.hidden) return;
   const entries = find(await load(), words), shown = entries.slice(0, 20);
-  found.replaceChildren(element("p", {textContent: `${entries.length} sections found`}), ...shown.map(e =>
+  found.replaceChildren(element("p", {textContent: `Sections found: ${entries.length}`}), ...shown.map(e =>
     element("a", {href: new URL(e.url, source)}, element("strong", {textContent: e.heading === e.page ? e.page : `${e.page} › ${e.heading}`}),
       element("span", {textContent: excerpt(e.text, words)}))));
 }
