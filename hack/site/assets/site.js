@@ -8,7 +8,7 @@ menu.addEventListener("click", () => {
   menu.setAttribute("aria-expanded", open);
 });
 
-// The index is a script, because a page of a local folder may load no other file.
+// The index is a script, because a page that is opened from a folder may load no other file. The first search loads it.
 const source = document.getElementById("index").href;
 let loading;
 const load = () => loading ??= new Promise((resolve, reject) => {
