@@ -38,6 +38,12 @@ test-ratios: ## measure kube-proxy and kube-nftproxy in two minutes; fails if a 
 test-twin: ## the same packets through the rules of the real kube-proxy; builds it first (root)
 	hack/test.sh twin
 
+site: ## write the pages as a site into bin/site, with Hugo; builds it first, in three minutes
+	hack/site.sh
+
+test-site: ## the site in headless Chromium: links, search, narrow windows
+	hack/test.sh site
+
 test-kernels: ## tests on other kernels, in virtual machines (root)
 	hack/kernels.sh
 
@@ -80,4 +86,4 @@ update: ## rewrite expected results of tests: goldens, the table in docs/flags.m
 clean: ## delete bin/
 	rm -rf bin
 
-.PHONY: help build image plugin demo test test-unit test-netns test-hostile test-e2e test-ratios test-twin test-kernels soak conformance skew neighbours bench bench-kernels bench-stages fuzz vuln lint verify update clean
+.PHONY: help build image plugin demo test test-unit test-netns test-hostile test-e2e test-ratios test-twin site test-site test-kernels soak conformance skew neighbours bench bench-kernels bench-stages fuzz vuln lint verify update clean

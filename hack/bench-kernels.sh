@@ -2,7 +2,7 @@
 # Measures kube-proxy and kube-nftproxy side by side on older kernels, Debian's, each in a virtual machine: test/compare in a
 # guest of hack/vm.sh, all kernels at the same time. Half an hour for each, in which it keeps a processor busy; only ratios mean
 # anything, because the guest's processor is emulated.
-#   OUTPUT=.           writes docs/benchmarks-kernels.json and its table in docs/benchmarks.md
+#   OUTPUT=.           writes docs/benchmarks-kernels.json and its table in docs/benchmarks-details.md
 #   LIMIT=seconds      time limit of a machine, 7200 by default
 #   ARGS=...           further flags of test/compare in the guest, such as -only 1000x10
 # Usage: hack/bench-kernels.sh [6.1|6.12 ...]      (default: both; needs root for apt-get)

@@ -6,7 +6,7 @@
 #   ALGORITHMS=1       only Services of each algorithm; six minutes
 #   CILIUM=1           only the first sync of 45,000 Services beside Cilium's benchmark of its load balancer, by turns; two minutes after its build
 #   STARTS=50          only the load of the API server by 50 nodes that start at once
-#   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md, docs/sizing.md and README.md, and docs/plots
+#   OUTPUT=.           writes docs/benchmarks.json and the tables of docs/benchmarks.md, docs/benchmarks-details.md, docs/sizing.md and README.md, and docs/plots
 # The lane ratios of hack/test.sh measures less, in two minutes, and fails if a ratio is wrong by a factor.
 # Usage: hack/bench.sh
 set -euo pipefail

@@ -59,7 +59,7 @@ func measureAlgorithms(ctx context.Context, s settings) error {
 	if err := r.save(filepath.Join(s.output, algorithmsFile)); err != nil {
 		return err
 	}
-	return page.Write(filepath.Join(s.output, "docs/benchmarks.md"), "algorithms", text)
+	return page.Write(filepath.Join(s.output, "docs/benchmarks-details.md"), "algorithms", text)
 }
 
 // measureAlgorithm measures one turn of an algorithm.

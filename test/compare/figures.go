@@ -179,11 +179,8 @@ func (r *Report) publish(root string) error {
 	if err := r.save(filepath.Join(root, reportFile)); err != nil {
 		return err
 	}
-	if err := page.Write(filepath.Join(root, "docs/benchmarks.md"), "comparison", r.page()); err != nil {
-		return err
-	}
-	for _, s := range r.summaries() {
-		if err := page.Write(filepath.Join(root, s.page), s.part, s.text); err != nil {
+	for _, s := range r.parts() {
+		if err := page.Write(filepath.Join(root, s.page), s.name, s.text); err != nil {
 			return err
 		}
 	}

@@ -90,7 +90,7 @@ func publishKernels(root string, files []string) error {
 	if err := writeJSON(filepath.Join(root, kernelsFile), reports); err != nil {
 		return err
 	}
-	return page.Write(filepath.Join(root, "docs/benchmarks.md"), "kernels", text)
+	return page.Write(filepath.Join(root, "docs/benchmarks-details.md"), "kernels", text)
 }
 
 // series returns the kernel's version without its third number, which is 0 in some of Debian's names.

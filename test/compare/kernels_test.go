@@ -29,7 +29,7 @@ func TestPublishKernels(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(root, "docs"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	doc := filepath.Join(root, "docs/benchmarks.md")
+	doc := filepath.Join(root, "docs/benchmarks-details.md")
 	if err := os.WriteFile(doc, []byte("<!-- kernels -->\n<!-- /kernels -->\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -239,14 +239,15 @@ func (r *Report) memory() string {
 	return b.String()
 }
 
-// summary is a part of a page that repeats figures of docs/benchmarks.json.
-type summary struct {
-	page, part, text string
+// part is a part of a page with figures of docs/benchmarks.json.
+type part struct {
+	page, name, text string
 }
 
-// summaries returns the parts of pages with a selection of the figures.
-func (r *Report) summaries() []summary {
-	return []summary{
+// parts returns the parts of pages with figures.
+func (r *Report) parts() []part {
+	return []part{
+		{"docs/benchmarks-details.md", "comparison", r.page()},
 		{"README.md", "comparison", r.short(followEndpoint, restart, steadyMemory)},
 		{"docs/benchmarks.md", "short", r.short(startToProgrammed, firstSync, replaceEndpoint, followEndpoint, burst, restart, steadyMemory, spreadCPU)},
 		{"docs/sizing.md", "memory", r.memory()},

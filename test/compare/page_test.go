@@ -11,19 +11,19 @@ import (
 	"github.com/kube-nftproxy/kube-nftproxy/test/page"
 )
 
-var update = flag.Bool("update", false, "rewrite the figures of README.md, docs/sizing.md and the short table of docs/benchmarks.md from docs/benchmarks.json")
+var update = flag.Bool("update", false, "rewrite the figures of pages from docs/benchmarks.json")
 
-// TestSummariesAreThoseOfTheFigures compares the figures of pages with docs/benchmarks.json.
-func TestSummariesAreThoseOfTheFigures(t *testing.T) {
+// TestPagesHaveTheFigures compares the figures of pages with docs/benchmarks.json.
+func TestPagesHaveTheFigures(t *testing.T) {
 	const root = "../.."
 	var r Report
 	if err := readJSON(filepath.Join(root, reportFile), &r); err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range r.summaries() {
+	for _, s := range r.parts() {
 		file := filepath.Join(root, s.page)
 		if *update {
-			if err := page.Write(file, s.part, s.text); err != nil {
+			if err := page.Write(file, s.name, s.text); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -31,7 +31,7 @@ func TestSummariesAreThoseOfTheFigures(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := page.Part(string(text), s.part)
+		got, err := page.Part(string(text), s.name)
 		if diff := cmp.Diff(s.text, got); diff != "" || err != nil {
 			t.Errorf("%s: %v; run make update (-want +got):\n%s", s.page, err, diff)
 		}

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -21,8 +20,15 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/view"
+	"github.com/kube-nftproxy/kube-nftproxy/test/browser"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
+
+// statusPage is the status page of the program on a desk.
+type statusPage struct {
+	*desk
+	*browser.Browser
+}
 
 // markup are names that a page must not interpret as elements. The API server rejects most of them; the page does not rely on
 // that.
@@ -65,8 +71,8 @@ func TestStatusPage(t *testing.T) {
 	// The last Service has no endpoints, and a part of another one's address.
 	manifests := string(debugging) + deskService(3, "zebra", "externalIPs: [203.0.113.8]", "")
 	manifests = strings.Replace(manifests, "{name: http, port: 80, protocol: TCP, nodePort: 0}", "{name: https, port: 443, protocol: TCP}", 1)
-	b := &browser{desk: newDesk(t, manifests)}
-	b.open(chromium(t))
+	d := newDesk(t, manifests)
+	b := &statusPage{d, browser.Open(t, d.Node.Do)}
 	if _, err := b.Pods[0].Serve(inet.TCP, backendPort); err != nil {
 		t.Fatal(err)
 	}
@@ -140,11 +146,11 @@ func TestStatusPage(t *testing.T) {
 		}
 		return nil
 	})
-	b.checkWidth()
+	b.CheckWidth()
 }
 
 // checkFindings compares the findings on the page with those of the command, and the page's first sentence with the command's first line.
-func (b *browser) checkFindings() {
+func (b *statusPage) checkFindings() {
 	b.Helper()
 	type finding struct{ Severity, Reason, Object, What, Impact, Fix, Affects string }
 	eventually(b.T, patience, func() error { // texts may have ages and numbers that change
@@ -156,7 +162,7 @@ func (b *browser) checkFindings() {
 		for _, f := range status.Findings {
 			want = append(want, finding{string(f.Severity), string(f.Reason), f.Object, f.What, f.Impact, f.Fix, f.Affects})
 		}
-		b.evaluate(&got, `[...document.querySelectorAll("[data-reason]")].map(e => {
+		b.Evaluate(&got, `[...document.querySelectorAll("[data-reason]")].map(e => {
 			const f = {Severity: e.className.split(" ")[1], Reason: e.dataset.reason, What: e.querySelector("h3").lastChild.textContent,
 				Object: e.querySelector("p").textContent.split(" – ").slice(1).join(" – ")};
 			for (const d of e.querySelectorAll("dl div")) f[d.firstChild.textContent] = d.lastChild.textContent;
@@ -166,7 +172,7 @@ func (b *browser) checkFindings() {
 			return fmt.Errorf("findings of the command and of the page (-want +got):\n%s", diff)
 		}
 		var sentence string
-		if b.evaluate(&sentence, `document.getElementById("state").textContent`); sentence != status.Health() {
+		if b.Evaluate(&sentence, `document.getElementById("state").textContent`); sentence != status.Health() {
 			return fmt.Errorf("the page begins with %q, want %q", sentence, status.Health())
 		}
 		return nil
@@ -174,71 +180,25 @@ func (b *browser) checkFindings() {
 }
 
 // checkLook checks dark mode, that nothing is wider than a phone, and that the focus of the keyboard is visible.
-func (b *browser) checkLook() {
+func (b *statusPage) checkLook() {
 	b.Helper()
-	b.checkWidth()
-	colours := map[string]string{}
-	for _, scheme := range []string{"light", "dark"} {
-		b.call("Emulation.setEmulatedMedia", map[string]any{"features": []any{map[string]string{"name": "prefers-color-scheme", "value": scheme}}}, nil)
-		var got string
-		b.evaluate(&got, `getComputedStyle(document.body).backgroundColor`)
-		colours[scheme] = got
-	}
-	if colours["light"] == colours["dark"] {
-		b.Errorf("the background is %s in a dark scheme, too", colours["dark"])
-	}
-	b.call("Emulation.setEmulatedMedia", map[string]any{}, nil)
+	b.CheckWidth()
+	b.CheckDarkMode()
 	const stops = 6
 	for range stops {
 		for _, kind := range []string{"rawKeyDown", "keyUp"} {
-			b.call("Input.dispatchKeyEvent", map[string]any{"type": kind, "key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9}, nil)
+			b.Call("Input.dispatchKeyEvent", map[string]any{"type": kind, "key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9}, nil)
 		}
 		var at struct{ Tag, Outline string }
-		b.evaluate(&at, `(e => ({Tag: e.tagName, Outline: getComputedStyle(e).outlineStyle}))(document.activeElement)`)
+		b.Evaluate(&at, `(e => ({Tag: e.tagName, Outline: getComputedStyle(e).outlineStyle}))(document.activeElement)`)
 		if at.Outline == "none" || at.Tag == "BODY" {
 			b.Errorf("the focus of the keyboard is at %s, with outline %s", at.Tag, at.Outline)
 		}
 	}
 }
 
-// checkWidth opens all details, and checks that the page is never wider than its window.
-func (b *browser) checkWidth() {
-	b.Helper()
-	for _, width := range []int{400, 1280} {
-		b.resize(width)
-		var got struct {
-			Scroll, Client int
-			Wide           []string
-		}
-		b.evaluate(&got, `(() => {
-			const all = [...document.querySelectorAll("details")], open = all.filter(d => d.open), page = document.documentElement;
-			all.forEach(d => d.open = true);
-			const got = {Scroll: page.scrollWidth, Client: page.clientWidth,
-				Wide: [...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > page.clientWidth + 1).map(e => e.outerHTML.slice(0, 200))};
-			all.forEach(d => d.open = open.includes(d));
-			return got;
-		})()`)
-		if got.Client != width || got.Scroll > got.Client || len(got.Wide) > 0 {
-			b.Errorf("in a window of %d pixels, the page has %d, its visible part %d; too wide: %s", width, got.Scroll, got.Client, strings.Join(got.Wide, "\n"))
-		}
-	}
-}
-
-// chromium returns a program that starts Chromium; it downloads a missing one.
-func chromium(t testing.TB) string {
-	t.Helper()
-	if out, err := exec.CommandContext(t.Context(), "../../hack/chromium.sh").CombinedOutput(); err != nil {
-		t.Fatalf("hack/chromium.sh: %v\n%s", err, out)
-	}
-	path, err := filepath.Abs("../../bin/chromium/start")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
 // change writes manifests, and waits until an endpoint is known, and everything is programmed.
-func (b *browser) change(manifests, endpoint string) {
+func (b *statusPage) change(manifests, endpoint string) {
 	b.Helper()
 	had := b.syncs()
 	b.write(manifests)
@@ -254,7 +214,7 @@ func (b *browser) change(manifests, endpoint string) {
 }
 
 // syncs returns the number of syncs.
-func (b *browser) syncs() uint64 {
+func (b *statusPage) syncs() uint64 {
 	b.Helper()
 	var s view.Status
 	if err := b.read(&s, "status", "-o", "json"); err != nil || s.Loop == nil {
@@ -269,17 +229,17 @@ type shownPage struct{ dom, text string }
 var tags = regexp.MustCompile(`(?s)<(style|script)>.*?</(style|script)>|<[^>]*>`)
 
 // show loads the page, and waits as shown does.
-func (b *browser) show(fragment string, texts ...string) shownPage {
+func (b *statusPage) show(fragment string, texts ...string) shownPage {
 	b.Helper()
-	b.load("http://127.0.0.1:10249/status" + fragment)
+	b.Load("http://127.0.0.1:10249/status" + fragment)
 	return b.shown(texts...)
 }
 
 // shown waits until the page has all of these texts: the shown data may be half a second old, or older on a slow machine.
-func (b *browser) shown(texts ...string) (p shownPage) {
+func (b *statusPage) shown(texts ...string) (p shownPage) {
 	b.Helper()
 	eventually(b.T, patience, func() error {
-		b.evaluate(&p.dom, "document.documentElement.outerHTML")
+		b.Evaluate(&p.dom, "document.documentElement.outerHTML")
 		p.text = html.UnescapeString(tags.ReplaceAllString(p.dom, ""))
 		if !strings.Contains(p.dom, "data-answers=") {
 			return errors.New("the page has no answer")
@@ -308,14 +268,14 @@ func (s shownPage) order() (names []string) {
 }
 
 // moved changes the address of the endpoint that web uses.
-func (b *browser) moved(manifests string, to int) {
+func (b *statusPage) moved(manifests string, to int) {
 	b.Helper()
 	address := fmt.Sprintf("10.244.0.%d", to)
 	b.change(strings.Replace(manifests, "[10.244.0.10]", "["+address+"]", 1), address+":8080")
 }
 
 // pictures takes screenshots of a day with events: light, dark, and on a phone. They contain no paths of this machine.
-func (b *browser) pictures(manifests, dir string) {
+func (b *statusPage) pictures(manifests, dir string) {
 	b.Helper()
 	const changes, flushed = 70, 45
 	for i := range changes {
@@ -337,21 +297,21 @@ func (b *browser) pictures(manifests, dir string) {
 	}{
 		"status-page.png": {1280, "light"}, "status-page-dark.png": {1280, "dark"}, "status-page-narrow.png": {400, "light"}, "status-page-narrow-dark.png": {400, "dark"},
 	} {
-		b.resize(look.width)
-		b.call("Emulation.setEmulatedMedia", map[string]any{"features": []any{map[string]string{"name": "prefers-color-scheme", "value": look.scheme}}}, nil)
-		b.load(address)
+		b.Resize(look.width)
+		b.Scheme(look.scheme)
+		b.Load(address)
 		b.shown("default/web")
 		var picture struct{ Data []byte }
-		b.call("Page.captureScreenshot", map[string]any{"captureBeyondViewport": true}, &picture)
+		b.Call("Page.captureScreenshot", map[string]any{"captureBeyondViewport": true}, &picture)
 		if err := os.WriteFile(filepath.Join(dir, name), picture.Data, 0o644); err != nil {
 			b.Error(err)
 		}
 	}
-	b.call("Emulation.setEmulatedMedia", map[string]any{}, nil)
+	b.Scheme("")
 }
 
 // neutral serves the page as the program does, without the kernel's release and paths of this test, and returns its URL.
-func (b *browser) neutral() string {
+func (b *statusPage) neutral() string {
 	b.Helper()
 	const listen = "127.0.0.1:10999"
 	var l net.Listener
