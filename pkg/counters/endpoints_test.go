@@ -60,7 +60,11 @@ func (n *counted) connect(from *lab.Host, to [2]netip.Addr, port uint16, times i
 				if a.Outcome != lab.Answered {
 					n.Fatalf("%s -> %s port %d/%s: %s (%v)", from.Name, to[f], port, proto, a, a.Err)
 				}
-				n.endpoints[proto.String()+" "+a.Local.String()]++
+				if port == podPort {
+					n.endpoints[model.RangesPort+" "+netip.AddrPortFrom(a.Local.Addr(), 0).String()]++
+				} else {
+					n.endpoints[proto.String()+" "+a.Local.String()]++
+				}
 				n.zones[n.in[a.Server]]++
 			}
 		}
@@ -131,6 +135,24 @@ func TestConnectionsOfEndpointsAndZones(t *testing.T) {
 		n.connect(n.Client, balanced, servicePort, 2)
 		n.connect(n.Client, n.Node.Addrs(), nodePort, 2)
 		n.connect(n.Node, clusterIP, servicePort, 1)
+		n.verify(name)
+	}
+}
+
+// A connection to a range of ports counts for the address of its endpoint, whatever the port and the protocol.
+func TestConnectionsOfRangesCountForTheEndpoint(t *testing.T) {
+	n := newCounted(t)
+	all := []*lab.Host{n.Pods[0], n.Pods[1], n.Remotes[0]}
+	kind := apply.Full
+	for name, s := range map[string]shape{
+		"by chance": {}, "maglev": {method: balance.Method{Key: balance.Flow}}, "affinity": {affinity: time.Hour}, "policy Local": {local: true},
+	} {
+		s.endpoints, s.sources, s.ranged = all, n.firstClient, true
+		n.set(s, kind)
+		kind = apply.Partial
+		n.connect(n.Pods[0], clusterIP, podPort, 3)
+		n.connect(n.Client, external, podPort, 2)
+		n.connect(n.Client, balanced, podPort, 2)
 		n.verify(name)
 	}
 }

@@ -110,6 +110,8 @@ type shape struct {
 	sources func(f inet.Family) []model.AddrRange
 	// denied, if not nil, is a host whose packets only the cluster IP admits.
 	denied *lab.Host
+	// ranged makes the ports around podPort the only ports of the Service, without a node port.
+	ranged bool
 }
 
 // set programs the Service in a shape, and checks the kind of sync.
@@ -176,10 +178,27 @@ func (n *node) service(s shape) *model.Service {
 			add(external[f], servicePort, model.ExternalIP)
 			add(balanced[f], servicePort, model.LoadBalancer)
 			add(netip.Addr{}, nodePort, model.NodePort)
+			if s.ranged {
+				asRange(p, podPort-10, podPort+10)
+			}
 			out.Ports = append(out.Ports, p)
 		}
 	}
 	return out
+}
+
+// asRange makes a range of ports of a service port.
+func asRange(p *model.ServicePort, first, last uint16) {
+	p.Name.Port = model.RangesPort
+	p.Frontends = slices.DeleteFunc(p.Frontends, func(f model.Frontend) bool { return f.Kind == model.NodePort })
+	for i := range p.Frontends {
+		p.Frontends[i].Port, p.Frontends[i].Last = first, last
+	}
+	for _, list := range [][]netip.AddrPort{p.Cluster, p.Local} {
+		for i := range list {
+			list[i] = netip.AddrPortFrom(list[i].Addr(), 0)
+		}
+	}
 }
 
 // ask opens connections, and records the expected counts.

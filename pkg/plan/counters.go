@@ -139,6 +139,7 @@ func (l *layout) countedEndpoints(each func(*nft.Set, role)) {
 	for ls := range lists {
 		each(l.endpoints[ls], of)
 		each(l.backends[ls], of)
+		each(l.rangeBackends[ls], of)
 	}
 	each(l.limited, of)
 }
@@ -158,15 +159,20 @@ func (c *Counters) Owned(e *nft.Element) (Number, bool) {
 	return Number{e.Set.Family, word & portBits}, !kindOf(word).restricts()
 }
 
-// Endpoint returns the service port and the endpoint of an element with the meaning ToEndpoint.
+// Endpoint returns the service port and the endpoint of an element with the meaning ToEndpoint. For ranges of ports, the endpoint has port 0.
 func (c *Counters) Endpoint(e *nft.Element) (Number, netip.AddrPort) {
-	const proto = 4
-	word := e.Key.Cut(proto, len(e.Key.Bytes()))
+	const field = 4
+	word, data := e.Key, e.Data
+	if len(word.Bytes()) > field {
+		word = word.Cut(field, len(word.Bytes())) // after the protocol
+	} else {
+		data = data.Port(0) // range-backends: no protocol, and no port
+	}
 	number := word.AsUint32() & portBits
 	if isAffine(number) {
 		number &= affineBits
 	}
-	return Number{e.Set.Family, number}, e.Data.AsEndpoint(e.Set.Family)
+	return Number{e.Set.Family, number}, data.AsEndpoint(e.Set.Family)
 }
 
 // FrontendID returns the family of a frontend, and its key in the maps.
