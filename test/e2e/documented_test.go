@@ -69,6 +69,9 @@ var notRun = map[string][]string{
 		"kube-nftproxy services default/media",
 		"kube-nftproxy trace 10.244.0.11 203.0.113.20:15000/udp",
 	},
+	"TestZonesPage runs it": {
+		"curl -s http://127.0.0.1:10249/metrics | grep -E '^kubenftproxy_(service_zone|endpoint)_connections'",
+	},
 	"TestDebugging runs it": {
 		"kube-nftproxy diff -f /etc/kube-nftproxy/planned",
 	},

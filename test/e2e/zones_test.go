@@ -1,0 +1,133 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
+)
+
+// countedByEndpoint are the flags on the page about zones.
+var countedByEndpoint = []string{"--count-connections=endpoints", "--metrics-endpoints=default/web"}
+
+// TestZonesPage compares the page about zones with the output of the program, after 20 connections.
+func TestZonesPage(t *testing.T) {
+	zoned := func(endpoint, zone string) string { return strings.TrimSuffix(endpoint, "}") + ", zone: " + zone + "}" }
+	d := newDesk(t, deskNode+deskService(1, "web", "", "")+deskSlice("web", "s1", deskPort, zoned(readyPod, "a"), zoned(remotePod, "b")), countedByEndpoint...)
+	for _, h := range []*lab.Host{d.Pods[0], d.Remotes[0]} {
+		if _, err := h.Serve(inet.TCP, backendPort); err != nil {
+			t.Fatal(err)
+		}
+	}
+	by := map[string]int{}
+	for len(by) < 2 || by["pod-0"]+by["remote-0"] < 20 {
+		a := d.Pods[1].Probe(t.Context(), inet.TCP, addrPort("10.96.1.1"), lab.Options{Timeout: patience})
+		if a.Outcome != lab.Answered {
+			t.Fatal(a)
+		}
+		by[a.Server]++
+	}
+	all := by["pod-0"] + by["remote-0"]
+	page := "../../docs/zones.md"
+	// Chance decides the numbers. The page has those of equal shares of 20.
+	usual := func(text string) string {
+		for _, c := range []struct{ have, show int }{{all, 20}, {by["pod-0"], 11}, {by["remote-0"], 9}} {
+			text = regexp.MustCompile(fmt.Sprintf(`(?m)(\b%d( connections?)|\} %[1]d$)`, c.have)).ReplaceAllStringFunc(text, func(m string) string {
+				return strings.Replace(m, fmt.Sprint(c.have), fmt.Sprintf("\x00%d", c.show), 1)
+			})
+		}
+		return strings.ReplaceAll(text, "\x00", "")
+	}
+	eventually(t, patience, func() error {
+		text, _ := d.command("services", "default/web")
+		if !strings.Contains(text, fmt.Sprintf(" %d connections", by["pod-0"])) {
+			return errors.New(text)
+		}
+		return nil
+	})
+	services, _ := d.command("services", "default/web")
+	d.checkPartOf(page, "services", "$ kube-nftproxy services default/web\n"+usual(services))
+	const metrics = `curl -s http://127.0.0.1:10249/metrics | grep -E '^kubenftproxy_(service_zone|endpoint)_connections'`
+	out, err := d.Node.Command(t.Context(), "sh", "-c", metrics).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.checkPartOf(page, "metrics", "$ "+metrics+"\n"+usual(string(out)))
+}
+
+// TestZonesOfTheAPIServer: with objects of the API server, the series of a zone follow its endpoints, also after a pod in another zone has got the address of
+// an endpoint.
+func TestZonesOfTheAPIServer(t *testing.T) {
+	w := newWorld(t, lab.Config{Pods: 1, Remotes: 1})
+	in := func(e discoveryv1.Endpoint, zone string) discoveryv1.Endpoint {
+		e.Zone = &zone
+		return e
+	}
+	pod, remote := endpoint(w.Pods[0].IPv4), elsewhere(endpoint(w.Remotes[0].IPv4))
+	web := slice("web", "web-1", in(pod, "a"), in(remote, "b"))
+	w.apply(service("web"), web)
+	for _, h := range []*lab.Host{w.Pods[0], w.Remotes[0]} {
+		if _, err := h.Serve(inet.TCP, backendPort); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := w.start(countedByEndpoint...)
+	want, zones := map[string]float64{}, map[string]string{w.Pods[0].Name: "a", w.Remotes[0].Name: "b"}
+	connect := func() error {
+		a := w.Client.Probe(t.Context(), inet.TCP, w.clusterIPs("web")[0], lab.Options{Timeout: patience})
+		if a.Outcome != lab.Answered {
+			return fmt.Errorf("%s", a)
+		}
+		want[zones[a.Server]]++
+		return nil
+	}
+	connectAll := func() {
+		t.Helper()
+		eventually(t, patience, connect)
+		for range 20 {
+			if err := connect(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, patience, func() error {
+			m, err := d.Metrics(t.Context())
+			for zone, n := range want {
+				series := fmt.Sprintf("kubenftproxy_service_zone_connections_total{namespace=%q,service=%q,zone=%q}", "default", "web", zone)
+				if err == nil && m[series] != n {
+					err = fmt.Errorf("%s is %v, want %v", series, m[series], n)
+				}
+			}
+			return err
+		})
+	}
+	connectAll()
+	web.Endpoints = []discoveryv1.Endpoint{in(pod, "a")}
+	w.apply(web)
+	eventually(t, patience, func() error {
+		m, err := d.Metrics(t.Context())
+		for series := range m {
+			if strings.HasPrefix(series, "kubenftproxy_endpoint_connections_total{") && strings.Contains(series, w.Remotes[0].IPv4.String()) {
+				return errors.New("the endpoint that has left still has the series " + series)
+			}
+		}
+		return err
+	})
+	web.Endpoints = append(web.Endpoints, in(remote, "c"))
+	w.apply(web)
+	zones[w.Remotes[0].Name] = "c"
+	eventually(t, patience, func() error {
+		if err := connect(); err != nil || want["c"] > 0 {
+			return err
+		}
+		return errors.New("no connection reaches the endpoint that is back")
+	})
+	connectAll()
+}
