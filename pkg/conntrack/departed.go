@@ -15,8 +15,23 @@ import (
 // Departed are endpoints that have left the EndpointSlices of a Service. It may change during a pass: an endpoint that returns keeps its
 // connections. A nil Departed is empty and does not change.
 type Departed struct {
-	mu    sync.RWMutex
-	addrs map[netip.Addr]struct{}
+	mu     sync.RWMutex
+	addrs  map[netip.Addr]struct{}
+	atOnce bool
+}
+
+// SetAtOnce selects whether clients get their reset at once, and not only after their next segment.
+func (d *Departed) SetAtOnce(yes bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.atOnce = yes
+}
+
+// AtOnce returns the value of the last call of SetAtOnce.
+func (d *Departed) AtOnce() bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.atOnce
 }
 
 // Add adds an endpoint.
@@ -82,8 +97,9 @@ var errStrict = errors.New("net.netfilter.nf_conntrack_tcp_loose is 0: the kerne
 	"and no reset would reach the client; established connections stay")
 
 // OpenToTerminate opens the table for [Desired.Terminate]. It fails if the kernel tracks only TCP connections that begin with a SYN. loose is the
-// file of the sysctl nf_conntrack_tcp_loose.
-func OpenToTerminate(loose string) (*Netlink, error) {
+// file of the sysctl nf_conntrack_tcp_loose. The table calls open when it must challenge the first client, usually [OpenChallenger]. It calls
+// challenged with the number of clients that were challenged after each batch, and the first error.
+func OpenToTerminate(loose string, open func() (*Challenger, error), challenged func(f inet.Family, n int, err error)) (*Terminator, error) {
 	text, err := os.ReadFile(loose)
 	switch {
 	case err != nil:
@@ -91,5 +107,9 @@ func OpenToTerminate(loose string) (*Netlink, error) {
 	case strings.TrimSpace(string(text)) == "0":
 		return nil, errStrict
 	}
-	return OpenNetlink()
+	table, err := OpenNetlink()
+	if err != nil {
+		return nil, err
+	}
+	return &Terminator{Netlink: table, open: open, challenged: challenged}, nil
 }

@@ -27,6 +27,8 @@ type Flow struct {
 	Closed bool
 	// DNAT is the kernel's flag IPS_DST_NAT. ipvs translates packets without setting it.
 	DNAT bool
+	// AtOnce is set by [Desired.Stale] if the client of a terminated connection is to get its reset at once.
+	AtOnce bool
 }
 
 // translated reports whether the destination of the flow's packets is translated.
@@ -204,6 +206,8 @@ func (d *Desired) forgetGone() {
 // plugin tracks the same packet in its own zone, before or after the rules.
 func (d *Desired) Stale(f *Flow) bool {
 	if d.departed(f) {
+		to, _ := d.find(f.Destination, inet.TCP)
+		f.AtOnce = to.departed.AtOnce()
 		return true
 	}
 	if f.Protocol != inet.UDP && f.Replied {

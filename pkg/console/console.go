@@ -76,6 +76,8 @@ type Parts struct {
 	// Rival looks for a running kube-proxy. NodePorts returns the node ports that collide with another use of the port.
 	Rival     func(context.Context) takeover.Rival
 	NodePorts func() ([]model.Problem, error)
+	// Challenges returns the reason why the program cannot reset terminated connections at once, or nil.
+	Challenges func() error
 	// Ports returns the program's HTTP servers. Instances returns the names of other instances that stand by while this one serves. If another
 	// process holds the socket by which instances agree, unreachable is the reason why this instance cannot communicate with it, otherwise "".
 	Ports     func() []view.Port

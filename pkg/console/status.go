@@ -46,7 +46,7 @@ func (c *Console) status(ctx context.Context) *view.Status {
 	s.Findings = append(s.Findings, c.causes(ctx, s, o, used)...)
 	s.Findings = append(s.Findings, c.rejected(o, conflicts)...)
 	node := doctor.Config{
-		NodeName: c.NodeName, Sysctls: "/proc/sys", Families: used, Drops: doctor.Drops, Rival: c.Rival, NodePorts: c.NodePorts, Monitors: doctor.Monitors,
+		NodeName: c.NodeName, Sysctls: "/proc/sys", Families: used, Drops: doctor.Drops, Rival: c.Rival, NodePorts: c.NodePorts, Challenges: c.Challenges, Monitors: doctor.Monitors,
 	}
 	if c.ServiceProxyName == "" { // with a name, the rules of kube-proxy are not leftovers
 		node.Leftovers = func() (takeover.Leftovers, error) { return takeover.Look(c.ExcludedFromIPVS()) }

@@ -113,12 +113,14 @@ func TestEverythingElse(t *testing.T) {
 			return []model.Problem{{Kind: "Service", Name: types.NamespacedName{Namespace: "default", Name: "web"}, Event: "NodePortCollision",
 				Reason: "on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)", Impact: "it gets nothing", Fix: "move it"}}, nil
 		},
-		Monitors: func() ([]Monitor, error) { return []Monitor{{PID: 7, Name: "nft"}, {}}, nil },
+		Challenges: func() error { return errors.New("no capability") },
+		Monitors:   func() ([]Monitor, error) { return []Monitor{{PID: 7, Name: "nft"}, {}}, nil },
 	}
 	want := []string{
 		"wrong: a kube-proxy runs on this node beside kube-nftproxy, with its own rules (ipvs 3): http://127.0.0.1:10249/proxyMode answers",
 		"warning: cannot check chains of other programs: not permitted",
 		"warning: on node n a local process listens on 30080/TCP (at 0.0.0.0:30080)",
+		"warning: terminated connections are not reset at once: no capability",
 		"warning: a program monitors nftables on this node: nft (pid 7), a process in another PID namespace",
 	}
 	got := Look(t.Context(), c)

@@ -30,8 +30,8 @@ type Options struct {
 	// UnusedPorts and Ping select behaviours of addresses.
 	UnusedPorts UnusedPorts
 	Ping        Ping
-	// TerminateGone is the default of Services without an annotation for it, see [Service.TerminateGone].
-	TerminateGone bool
+	// Terminate is the default of Services without an annotation for it. Empty stands for TerminateOff.
+	Terminate Termination
 	// Limits bound the cost of one Service.
 	Limits Limits
 	// Starts are the starting endpoints of the Service, see [Reading.Starts]; nil for none. [Rebuild] ignores them.
@@ -138,7 +138,7 @@ func (b *builder) service() {
 	b.ports(ports, nodePorts, b.affinity(), b.method())
 	b.slow = b.slowStart()
 	b.out.ScaleToZero = b.scaleToZero()
-	b.out.TerminateGone = b.terminates()
+	b.termination()
 	b.healthCheck()
 }
 

@@ -17,29 +17,31 @@ const (
 	TerminateOff Termination = "off"
 	// TerminateGone: those to endpoints that no EndpointSlice of the Service has any more. A terminating or unready endpoint is in a slice.
 	TerminateGone Termination = "gone"
+	// TerminateAtOnce: the same connections. The client gets the reset at once, and not only after its next segment.
+	TerminateAtOnce Termination = "at-once"
 )
 
 // ParseTermination returns an error if the text is not a Termination.
 func ParseTermination(text string) (Termination, error) {
 	switch t := Termination(text); t {
-	case TerminateOff, TerminateGone:
+	case TerminateOff, TerminateGone, TerminateAtOnce:
 		return t, nil
 	}
-	return TerminateOff, fmt.Errorf("must be %s or %s", TerminateGone, TerminateOff)
+	return TerminateOff, fmt.Errorf("must be %s, %s or %s", TerminateGone, TerminateAtOnce, TerminateOff)
 }
 
-// terminates reports whether the program terminates connections to endpoints that leave the slices: by the annotation, or by the node's
-// default. An invalid annotation becomes a problem, and connections stay.
-func (b *builder) terminates() bool {
-	text, given := b.svc.Annotations[terminate]
-	if !given {
-		return b.opts.TerminateGone
+// termination sets whether the program terminates connections to endpoints that leave the slices: by the annotation, or by the node's default. An
+// invalid annotation becomes a problem, and connections stay.
+func (b *builder) termination() {
+	t := b.opts.Terminate
+	if text, given := b.svc.Annotations[terminate]; given {
+		var err error
+		if t, err = ParseTermination(text); err != nil {
+			b.problem(TerminateField, quoted(text, err.Error()+"; established connections stay"))
+		}
 	}
-	t, err := ParseTermination(text)
-	if err != nil {
-		b.problem(TerminateField, quoted(text, err.Error()+"; established connections stay"))
-	}
-	return t == TerminateGone
+	b.out.TerminateAtOnce = t == TerminateAtOnce
+	b.out.TerminateGone = t == TerminateGone || b.out.TerminateAtOnce
 }
 
 // listed sets Service.Listed. If a limit leaves out endpoints, an endpoint that is not in the list may still be in a slice. Then the program
@@ -71,5 +73,9 @@ func terminationNotes(svc *corev1.Service, built *Service) []string {
 	if _, given := svc.Annotations[terminate]; given {
 		by = "its annotation " + terminate
 	}
-	return []string{"TCP connections to endpoints that leave all its EndpointSlices are terminated after 5 s, because of " + by}
+	when := "after 5 s"
+	if built.TerminateAtOnce {
+		when += ", with a reset at once"
+	}
+	return []string{"TCP connections to endpoints that leave all its EndpointSlices are terminated " + when + ", because of " + by}
 }

@@ -14,23 +14,28 @@ import (
 // Each row has the node's default, the annotation of a Service, and whether connections are terminated.
 func TestTermination(t *testing.T) {
 	for _, tc := range []struct {
-		node             bool
-		annotation       string
-		want, hasProblem bool
+		node         Termination
+		annotation   string
+		want, atOnce bool
+		hasProblem   bool
 	}{
-		{false, "", false, false},
-		{true, "", true, false},
-		{false, "gone", true, false},
-		{true, "off", false, false},
-		{true, "Gone", false, true},
-		{false, "true", false, true},
+		{"", "", false, false, false},
+		{TerminateOff, "", false, false, false},
+		{TerminateGone, "", true, false, false},
+		{TerminateAtOnce, "", true, true, false},
+		{"", "gone", true, false, false},
+		{TerminateGone, "at-once", true, true, false},
+		{TerminateAtOnce, "gone", true, false, false},
+		{TerminateGone, "off", false, false, false},
+		{TerminateAtOnce, "Gone", false, false, true},
+		{"", "true", false, false, true},
 	} {
 		svc := service()
 		if tc.annotation != "" {
 			svc.Annotations = map[string]string{"kube-nftproxy.io/terminate-connections": tc.annotation}
 		}
-		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2")...)}, here, Options{TerminateGone: tc.node})
-		if got.TerminateGone != tc.want || (got.Listed != nil) != tc.want || len(got.Problems) > 0 != tc.hasProblem {
+		got := Build(svc, []*discoveryv1.EndpointSlice{slice("a", eps("1rs 2")...)}, here, Options{Terminate: tc.node})
+		if got.TerminateGone != tc.want || got.TerminateAtOnce != tc.atOnce || (got.Listed != nil) != tc.want || len(got.Problems) > 0 != tc.hasProblem {
 			t.Errorf("%+v: %v, endpoints %v, problems %v", tc, got.TerminateGone, got.Listed, got.Problems)
 		}
 	}
@@ -66,7 +71,7 @@ func TestListed(t *testing.T) {
 				want = append(want, netip.MustParseAddr("10.1.0."+n))
 			}
 		}
-		opts := Options{TerminateGone: true, Limits: tc.limits}
+		opts := Options{Terminate: TerminateGone, Limits: tc.limits}
 		var stored []Slice
 		for _, s := range tc.slices {
 			stored = append(stored, &storedSlice{slice: s})
@@ -79,11 +84,11 @@ func TestListed(t *testing.T) {
 				t.Errorf("%s: %v, %v, want %s", tc.name, got.TerminateGone, got.Listed, tc.want)
 			}
 			got.TerminateGone, got.Listed = false, nil
-			opts.TerminateGone = false
+			opts.Terminate = TerminateOff
 			if other := Build(service(), tc.slices, here, opts); fmt.Sprint(describe(got), got.LocalReady) != fmt.Sprint(describe(other), other.LocalReady) {
 				t.Errorf("%s: with termination %v, %v, without %v, %v", tc.name, describe(got), got.LocalReady, describe(other), other.LocalReady)
 			}
-			opts.TerminateGone = true
+			opts.Terminate = TerminateGone
 		}
 	}
 }

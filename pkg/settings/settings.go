@@ -89,7 +89,7 @@ func (s *Settings) PlanOptions(families []inet.Family) plan.Options {
 // ModelOptions returns the options for building Services.
 func (s *Settings) ModelOptions() model.Options {
 	return model.Options{IgnoreExternalIPs: !s.Gates.Enabled(config.AllowServiceExternalIPs), Method: config.Method(s.Config),
-		UnusedPorts: s.unusedPorts, Ping: model.Ping(s.AnswerPing), TerminateGone: s.TerminateConnections == string(model.TerminateGone), Limits: s.limits}
+		UnusedPorts: s.unusedPorts, Ping: model.Ping(s.AnswerPing), Terminate: model.Termination(s.TerminateConnections), Limits: s.limits}
 }
 
 // ExcludedFromIPVS returns the addresses of virtual servers that mode ipvs ignores. The list has been validated.

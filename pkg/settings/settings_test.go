@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/config"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/model"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/plan"
 )
 
@@ -36,8 +37,8 @@ func parse(t *testing.T, args string) *Settings {
 }
 
 func TestTerminateConnections(t *testing.T) {
-	for args, want := range map[string]bool{"": false, "--terminate-connections=gone": true, "--terminate-connections=off": false} {
-		if got := parse(t, "--hostname-override=n "+args).ModelOptions().TerminateGone; got != want {
+	for args, want := range map[string]model.Termination{"": "off", "--terminate-connections=gone": "gone", "--terminate-connections=at-once": "at-once"} {
+		if got := parse(t, "--hostname-override=n "+args).ModelOptions().Terminate; got != want {
 			t.Errorf("%q: %v, want %v", args, got, want)
 		}
 	}

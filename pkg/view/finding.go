@@ -72,6 +72,7 @@ const (
 	ConntrackFull               Reason = "ConntrackFull"
 	ConntrackStrict             Reason = "ConntrackStrict"
 	ConntrackNotLoose           Reason = "ConntrackNotLoose"
+	NotAtOnce                   Reason = "NotAtOnce"
 	BridgeBypassesRules         Reason = "BridgeBypassesRules"
 	NodePortTaken               Reason = "NodePortTaken"
 	NodePortEphemeral           Reason = "NodePortEphemeral"

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -12,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-nftproxy/kube-nftproxy/pkg/conntrack"
 	"github.com/kube-nftproxy/kube-nftproxy/pkg/inet"
 	"github.com/kube-nftproxy/kube-nftproxy/test/lab"
 )
@@ -38,6 +42,24 @@ func (t terminated) FlowsSearched(f inet.Family, err error) {
 	}
 }
 
+// challengerIn returns a function that opens raw sockets on a host.
+func challengerIn(h *lab.Host) func() (*conntrack.Challenger, error) {
+	return func() (c *conntrack.Challenger, err error) {
+		err = h.Do(func() error {
+			c, err = conntrack.OpenChallenger()
+			return err
+		})
+		return c, err
+	}
+}
+
+// challenged fails the next wait for terminated connections if a client was not challenged.
+func (t terminated) challenged(f inet.Family, _ int, err error) {
+	if err != nil {
+		t.add(pass{family: f, err: err})
+	}
+}
+
 func (t terminated) add(p pass) {
 	select {
 	case t <- p:
@@ -56,9 +78,10 @@ type departing struct {
 }
 
 const (
-	gone  = iota // with the annotation
-	off          // without the annotation
-	stays        // with the annotation; its endpoints never leave
+	gone   = iota // with the annotation
+	off           // without the annotation
+	stays         // with the annotation; its endpoints never leave
+	atOnce        // with the value at-once
 	services
 )
 
@@ -73,7 +96,7 @@ func (d *departing) endpoints(list ...string) {
 	for n := range services {
 		annotations := fmt.Sprintf("kube-nftproxy.io/port-ranges: tcp/%d", echoPort)
 		if n != off {
-			annotations += ", kube-nftproxy.io/terminate-connections: gone"
+			annotations += ", kube-nftproxy.io/terminate-connections: " + map[bool]string{true: "at-once", false: "gone"}[n == atOnce]
 		}
 		fmt.Fprintf(&text, `---
 apiVersion: v1
@@ -183,15 +206,46 @@ func (d *departing) open(c *client) {
 	}
 }
 
-// live checks that all connections work, except those of the Service gone if cut is true: they get a reset.
+// ending reports whether the endpoints of the client's Service leave.
+func (c *client) ending() bool { return c.of == gone || c.of == atOnce }
+
+// acknowledge makes the kernel send a delayed acknowledgement of the last answer. Afterwards, the client is idle.
+func (c *client) acknowledge() error {
+	raw, err := c.conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	failed := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_QUICKACK, 1) })
+	return errors.Join(err, failed)
+}
+
+// reset waits for a reset, and sends nothing.
+func (c *client) reset() error {
+	if err := c.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	_, err := c.in.ReadByte()
+	return err
+}
+
+// live checks that all connections work, except those of the Services gone and atOnce if cut is true: their clients get a reset. Clients of atOnce send
+// nothing before.
 func (d *departing) live(when string, list []*client, cut bool) {
 	d.Helper()
 	for _, c := range list {
-		switch err := c.echo(); {
-		case cut && c.of == gone && !errors.Is(err, syscall.ECONNRESET):
+		act := c.echo
+		if cut && c.of == atOnce {
+			act = c.reset
+		}
+		switch err := act(); {
+		case cut && c.ending() && !errors.Is(err, syscall.ECONNRESET):
 			d.Errorf("%s, connection %s: %v, want a reset", when, c.text, err)
-		case (!cut || c.of != gone) && err != nil:
+		case !(cut && c.ending()) && err != nil:
 			d.Errorf("%s, connection %s: %v, want that it works", when, c.text, err)
+		case err == nil:
+			if err := c.acknowledge(); err != nil {
+				d.Fatal(err)
+			}
 		}
 	}
 }
@@ -219,7 +273,7 @@ func TestConnectionsToGoneEndpoints(t *testing.T) {
 			t.Errorf("clean up: %v", err)
 		}
 	})
-	const perFamily = 5
+	const perFamily = 10
 	d.endpoints("remote-0 ready: true")
 	list := d.clients()
 
@@ -240,7 +294,7 @@ func TestConnectionsToGoneEndpoints(t *testing.T) {
 	d.ends(perFamily)
 	d.live("with another endpoint", list, true)
 	for _, c := range list {
-		if c.of == gone {
+		if c.ending() {
 			d.open(c)
 		}
 	}
@@ -253,7 +307,7 @@ func TestConnectionsToGoneEndpoints(t *testing.T) {
 
 	d.endpoints("pod-0 ready: true")
 	for _, c := range list {
-		if c.of == gone {
+		if c.ending() {
 			d.open(c)
 		}
 	}
