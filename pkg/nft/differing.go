@@ -46,14 +46,11 @@ func (c *Conn) Differing(t *Table) (chain string, err error) {
 }
 
 // sameExpressions reports whether the kernel's list of expressions has the sent attributes. The kernel adds attributes with
-// default values. It ignores expressions that convert the byte order of a single byte: nft 1.0 adds them to keys with intervals,
-// nft 1.1 does not.
+// default values.
 func sameExpressions(family inet.Family, want []expr.Any, list []byte) (bool, error) {
 	var got [][]byte
 	for _, v := range netlink.Attributes(list) {
-		if kind, data := expression(v); kind != "byteorder" || byteOrderOf(data).Len != 1 {
-			got = append(got, v)
-		}
+		got = append(got, v)
 	}
 	if len(got) != len(want) {
 		return false, nil

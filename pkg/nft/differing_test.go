@@ -28,22 +28,3 @@ func TestCountedPacketsAreNoDifference(t *testing.T) {
 		}
 	}
 }
-
-// nft 1.0 converts the byte order of the protocol in keys with intervals. That changes nothing.
-func TestByteOrderOfOneByteIsNoDifference(t *testing.T) {
-	for length, same := range map[uint32]bool{1: true, 2: false} {
-		load, err := expr.Marshal(unix.NFPROTO_IPV4, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 9})
-		if err != nil {
-			t.Fatal(err)
-		}
-		convert, err := expr.Marshal(unix.NFPROTO_IPV4, &expr.Byteorder{SourceRegister: 9, DestRegister: 9, Op: expr.ByteorderHton, Len: length, Size: 2})
-		if err != nil {
-			t.Fatal(err)
-		}
-		list := append(attribute(unix.NFTA_LIST_ELEM, load), attribute(unix.NFTA_LIST_ELEM, convert)...)
-		want := []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 9}}
-		if got, err := sameExpressions(inet.IPv4, want, list); got != same || err != nil {
-			t.Errorf("%d bytes: sameExpressions() = %v, %v; want %v", length, got, err, same)
-		}
-	}
-}

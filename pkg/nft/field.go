@@ -114,6 +114,15 @@ func L4Proto() Field {
 	})
 }
 
+// FlowProtocol is the transport protocol in the packet's entry of connection tracking. In keys of sets with ranges, it replaces [L4Proto]: there, nft 1.0
+// converts the byte order of meta l4proto, which some kernels refuse for a single byte.
+func FlowProtocol() Field {
+	f := L4Proto()
+	f.name = "ct protocol"
+	f.load = func(reg uint32) expr.Any { return &expr.Ct{Key: expr.CtKeyPROTOCOL, Register: reg} }
+	return f
+}
+
 // Priority is the packet's priority, the program's 32-bit scratch register. nft cannot print a rule in which the result of a map
 // lookup is a key. But a map lookup can set the priority, and the priority can be a key.
 func Priority() Field {

@@ -260,7 +260,7 @@ func printInterface(b []byte) string {
 }
 
 func (w *writer) ct(e *expr.Ct) {
-	text := map[expr.CtKey]string{expr.CtKeySTATE: "ct state", expr.CtKeySTATUS: "ct status", expr.CtKeyMARK: "ct mark"}[e.Key]
+	text := map[expr.CtKey]string{expr.CtKeySTATE: "ct state", expr.CtKeySTATUS: "ct status", expr.CtKeyMARK: "ct mark", expr.CtKeyPROTOCOL: "ct protocol"}[e.Key]
 	if text == "" {
 		text = fmt.Sprintf("ct key %d", e.Key)
 	}

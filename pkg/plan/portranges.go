@@ -29,9 +29,14 @@ func (l list) rangeOrGone() string { return "affinity-" + l.prefix() + "range-or
 // RangesSet is the name of the map of port ranges.
 const RangesSet = "ranges"
 
-// inRange: meta priority set ip daddr . meta l4proto . th dport map @ranges meta priority & WORD vmap @dispatch-ranges
+// vipOfFlow has the fields with which rules look up a key of [layout.vip] in a set of ranges.
+func (l *layout) vipOfFlow() []nft.Field {
+	return []nft.Field{nft.DstAddr(l.family), nft.FlowProtocol(), nft.DstPort()}
+}
+
+// inRange: meta priority set ip daddr . ct protocol . th dport map @ranges meta priority & WORD vmap @dispatch-ranges
 func (l *layout) inRange() nft.Rule {
-	return rule("a port range", setPriority(key(l.vip()...), l.ranges), dispatch(wordBits, l.dispatch[stepRange]))
+	return rule("a port range", setPriority(key(l.vipOfFlow()...), l.ranges), dispatch(wordBits, l.dispatch[stepRange]))
 }
 
 // rangeChain is the name of the chain for port ranges with source ranges.
@@ -41,7 +46,7 @@ func (l sourceList) rangeChain() string {
 
 // rangeSourceRules returns the rules of the chain for port ranges with source ranges. A set without ranges of the Service denies nothing.
 func (l *layout) rangeSourceRules(list sourceList) []nft.Rule {
-	return append(l.denied(), l.allowed(list, key(l.vip()...), l.restrictedRanges)...)
+	return append(l.denied(), l.allowed(list, key(l.vipOfFlow()...), l.restrictedRanges)...)
 }
 
 // toRangeBackend: dnat to meta priority map @range-backends

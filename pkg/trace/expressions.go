@@ -42,7 +42,7 @@ func (e *evaluator) one(given nft.Expr, w *world) error {
 	case *expr.Meta:
 		w.meta(e.packet, x)
 	case *expr.Ct:
-		w.ct(x)
+		w.ct(e.packet, x)
 	case *expr.Fib:
 		return e.fib(x, w)
 	case *expr.Bitwise:
@@ -195,7 +195,7 @@ func interfaceName(name string) []byte {
 	return b
 }
 
-func (w *world) ct(x *expr.Ct) {
+func (w *world) ct(p Packet, x *expr.Ct) {
 	const confirmable, dnat, stateNew = 0, 1 << 5, 8
 	if x.SourceRegister {
 		w.unsupported(nft.Expr{Name: "ct set"})
@@ -210,6 +210,8 @@ func (w *world) ct(x *expr.Ct) {
 			status |= dnat
 		}
 		w.storeWord(x.Register, status)
+	case expr.CtKeyPROTOCOL:
+		w.store(x.Register, []byte{byte(p.Protocol)})
 	default:
 		w.unsupported(nft.Expr{Name: fmt.Sprintf("ct key %d", x.Key)})
 	}
