@@ -1,7 +1,6 @@
 package apply
 
 import (
-	"bytes"
 	"slices"
 	"time"
 
@@ -80,46 +79,7 @@ func (l *ledger) remake(c *change) {
 	for _, s := range sets {
 		l.remakeSet(c, s)
 	}
-	l.rewriteAddressRanges(c)
 }
-
-// rewriteAddressRanges makes a batch that changes a set of address ranges delete all earlier ranges and add all present ones, in order. The kernel
-// checks the start and the end of a range one after the other, against the other ranges that the set has at that time, so a range that shares its start
-// or its end with an earlier one can seem to overlap its neighbour. Newer kernels delete an end only right after its start.
-func (l *ledger) rewriteAddressRanges(c *change) {
-	var sets []*nft.Set
-	for _, e := range slices.Concat(c.del, c.add) {
-		if isAddressRanges(e.Set) && !slices.Contains(sets, e.Set) {
-			sets = append(sets, e.Set)
-		}
-	}
-	for _, s := range sets {
-		of := func(e *nft.Element) bool { return e.Set == s }
-		var was, is []*nft.Element
-		added := map[nft.ID]bool{}
-		for _, e := range c.del {
-			if of(e) {
-				was = append(was, e)
-			}
-		}
-		for _, e := range c.add {
-			added[e.ID()] = of(e)
-		}
-		l.planner.ElementsOf(s, func(e *nft.Element) {
-			wanted := *e
-			if is = append(is, &wanted); !added[e.ID()] {
-				was = append(was, &wanted)
-			}
-		})
-		byKey := func(a, b *nft.Element) int { return bytes.Compare(a.Key.Bytes(), b.Key.Bytes()) }
-		slices.SortFunc(was, byKey)
-		slices.SortFunc(is, byKey)
-		c.del, c.add = append(slices.DeleteFunc(c.del, of), was...), append(slices.DeleteFunc(c.add, of), is...)
-	}
-}
-
-// isAddressRanges reports whether the elements of a set are starts and ends of ranges of one field.
-func isAddressRanges(s *nft.Set) bool { return s.Interval && len(s.Key) == 1 }
 
 // grow returns the sets to make larger, and sets their new sizes. If the batch adds elements, these are the sets that outgrow their sizes.
 // Otherwise they are the crowded sets: a large set is written in its own batch, because a batch of the set and a large Service would delay the
