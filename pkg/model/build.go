@@ -408,7 +408,7 @@ func (b *builder) ports(ports []port, nodePorts int, affinity time.Duration, met
 		return
 	}
 	most, atMost := b.maximum()
-	ranges := b.portRanges()
+	ranges := b.portRanges(most > 0)
 	made := make([]ServicePort, 0, nPorts)
 	fronts := make([]Frontend, 0, nFronts)
 	b.out.Ports = make([]*ServicePort, 0, nPorts)

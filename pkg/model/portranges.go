@@ -53,8 +53,8 @@ func (k *Key) Address() string {
 func (k *Key) Has(port uint16) bool { return k.Port <= port && port <= max(k.Port, k.Last) }
 
 // portRanges returns the ranges of ports of a Service with a usable port: sorted, and neither overlapping nor touching. If the annotation is
-// invalid, it adds a problem, and there are none. Above the limit of ranges times addresses, the last ones are left out.
-func (b *builder) portRanges() []portRange {
+// invalid, or the Service is limited by a maximum of connections, it adds a problem, and there are none. Above the limit of ranges times addresses, the last ones are left out.
+func (b *builder) portRanges(limited bool) []portRange {
 	field, text := PortRangesField, b.svc.Annotations[portRanges]
 	if _, given := b.svc.Annotations[portRanges]; !given {
 		if b.svc.Annotations[wholeIP] != "true" {
@@ -63,7 +63,7 @@ func (b *builder) portRanges() []portRange {
 		field, text = annotation(wholeIP), allPorts
 	}
 	list, err := parsePortRanges(text)
-	if _, limited := b.svc.Annotations[maximum]; err == nil && limited {
+	if err == nil && limited {
 		err = fmt.Errorf("the Service has a maximum of connections of each endpoint, which cannot count ranges")
 	}
 	if err != nil {

@@ -222,18 +222,18 @@ func (p *Planner) servesNodePorts(k model.Key) bool {
 	return p.options.AnyNodeAddress[k.Family] || slices.ContainsFunc(p.ranges[p.layouts[k.Family].nodeAddresses], is)
 }
 
-// setCIDRs sets the elements of service-cidrs: the ServiceCIDRs, and addresses with ranges.
+// setCIDRs sets the elements of service-cidrs: the ServiceCIDRs, and addresses with ranges outside of these. Adjacent intervals are not merged: then
+// a change would add an element inside of an interval whose elements do not change, which the kernel refuses (EEXIST).
 func (p *Planner) setCIDRs(f inet.Family) {
 	l := p.layouts[f]
 	ranges := slices.Clone(p.cidrs[f])
 	for a := range p.rangedAddresses {
-		if inet.FamilyOf(a) == f {
+		within := func(r model.AddrRange) bool { return r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0 }
+		if inet.FamilyOf(a) == f && !slices.ContainsFunc(p.cidrs[f], within) {
 			ranges = append(ranges, model.AddrRange{First: a, Last: a})
 		}
 	}
-	if len(ranges) > len(p.cidrs[f]) {
-		ranges = model.MergeRanges(ranges)
-	}
+	slices.SortFunc(ranges, func(a, b model.AddrRange) int { return a.First.Compare(b.First) })
 	var elements []nft.Element
 	for _, r := range ranges {
 		elements = append(elements, nft.Element{Set: l.serviceCIDRs, Key: nft.Value{}.Addr(r.First)})

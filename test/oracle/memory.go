@@ -31,10 +31,18 @@ func (m *Memory) Narrow(v Verdict, from netip.Addr, now time.Time) Verdict {
 	if v.Affinity == 0 || !known || !now.Before(p.until) {
 		return v
 	}
-	if i := slices.IndexFunc(v.Endpoints, func(e Endpoint) bool { return e.AddrPort == p.endpoint }); i >= 0 {
+	if i := slices.IndexFunc(v.Endpoints, func(e Endpoint) bool { return v.pinned(e.AddrPort) == p.endpoint }); i >= 0 {
 		v.Endpoints = v.Endpoints[i : i+1]
 	}
 	return v
+}
+
+// pinned returns the endpoint with which a client stays: with ranges, at all ports of the ranges.
+func (v Verdict) pinned(e netip.AddrPort) netip.AddrPort {
+	if v.Ranged {
+		return netip.AddrPortFrom(e.Addr(), 0)
+	}
+	return e
 }
 
 // Note records the endpoint that received a client's packet. Memory does not rely on the last part of the timeout: the kernel's
@@ -46,7 +54,7 @@ func (m *Memory) Note(v Verdict, from netip.Addr, endpoint netip.AddrPort, now t
 	if m.clients == nil {
 		m.clients = map[client]pin{}
 	}
-	m.clients[client{v.Port, from}] = pin{endpoint, now.Add(v.Affinity - v.Affinity/5), v.Affinity}
+	m.clients[client{v.Port, from}] = pin{v.pinned(endpoint), now.Add(v.Affinity - v.Affinity/5), v.Affinity}
 }
 
 // Follow applies new objects. A client is forgotten if the timeout of its Service changes, or if its endpoint is not chosen any
@@ -54,7 +62,7 @@ func (m *Memory) Note(v Verdict, from netip.Addr, endpoint netip.AddrPort, now t
 func (m *Memory) Follow(r *Oracle) {
 	for c, p := range m.clients {
 		of := fmt.Sprintf("%s six=%v", c.port, c.addr.Is6())
-		chosen, _ := r.choose(r.endpoints[of])
+		chosen, _ := r.choose(r.listOf(of))
 		if r.affinities[of] != p.timeout || !slices.ContainsFunc(chosen, func(e endpoint) bool { return e.addr == p.endpoint }) {
 			delete(m.clients, c)
 		}
@@ -67,6 +75,12 @@ func (m *Memory) Restart(r *Oracle) {
 	has := map[string]bool{}
 	for t, c := range r.claims {
 		has[key(c.service, c.port, t.six)] = has[key(c.service, c.port, t.six)] || c.internal
+	}
+	for at, list := range r.ranges {
+		for _, c := range list {
+			of := key(c.service, c.port, at.addr.Is6())
+			has[of] = has[of] || c.internal
+		}
 	}
 	for c := range m.clients {
 		if !has[fmt.Sprintf("%s six=%v", c.port, c.addr.Is6())] {

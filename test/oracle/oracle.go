@@ -68,6 +68,8 @@ type Verdict struct {
 	Outcome Outcome
 	// Port names the packet's service port, or "".
 	Port string
+	// Ranged is true if the service port has ranges, so that the packet keeps its port.
+	Ranged bool
 	// Endpoints are the possible endpoints, sorted; for Answered only. Their probabilities are in proportion to their weights.
 	Endpoints []Endpoint
 	// Hashed is true if a hash of the client selects the endpoint. Chosen is then the index of the endpoint of a client without an earlier one, or -1
@@ -111,6 +113,9 @@ type Oracle struct {
 	inUse      map[netip.Addr]bool // cluster IPs
 	endpoints  map[string][]endpoint
 	services   []*corev1.Service
+	ranges     map[rangePlace][]rangeClaim
+	// firstPorts has the first port of the Service for each service port with ranges.
+	firstPorts map[string]string
 }
 
 // target is a destination. It has no address for a node port.
@@ -138,7 +143,10 @@ type claim struct {
 
 // New returns an oracle for the objects.
 func New(o Objects, m Machine) *Oracle {
-	r := &Oracle{machine: m, claims: map[target]claim{}, inUse: map[netip.Addr]bool{}, affinities: map[string]time.Duration{}, endpoints: map[string][]endpoint{}}
+	r := &Oracle{
+		machine: m, claims: map[target]claim{}, inUse: map[netip.Addr]bool{}, affinities: map[string]time.Duration{}, endpoints: map[string][]endpoint{},
+		ranges: map[rangePlace][]rangeClaim{}, firstPorts: map[string]string{},
+	}
 	r.readNode(o.Node)
 	for _, c := range o.ServiceCIDRs {
 		for _, text := range c.Spec.CIDRs {
@@ -156,6 +164,7 @@ func New(o Objects, m Machine) *Oracle {
 			r.readService(s)
 		}
 	}
+	r.settleRanges()
 	return r
 }
 
@@ -182,13 +191,13 @@ func (r *Oracle) Ask(p Packet) Verdict {
 	if !found {
 		return r.unclaimed(p)
 	}
-	v := Verdict{Port: portName(c.service, c.port), Affinity: affinity(c.service)}
+	v := Verdict{Port: portName(c.service, c.port), Ranged: c.ranged(), Affinity: affinity(c.service)}
 	has := func(s netip.Prefix) bool { return s.Contains(p.From) }
 	if c.sources != nil && !slices.ContainsFunc(c.sources, has) || slices.ContainsFunc(c.denied, has) {
 		v.Outcome = Dropped
 		return v
 	}
-	all, onNode := r.choose(r.endpoints[key(c.service, c.port, p.To.Addr().Is6())])
+	all, onNode := r.choose(r.listOf(key(c.service, c.port, p.To.Addr().Is6())))
 	if len(all) == 0 {
 		if v.Outcome = Refused; r.asleep(c.service) {
 			v.Outcome = Dropped
@@ -205,7 +214,7 @@ func (r *Oracle) Ask(p Packet) Verdict {
 	v.Outcome = Answered
 	v.Maximum, v.AtMaximum = maximum(c.service)
 	for _, e := range all {
-		v.Endpoints = append(v.Endpoints, Endpoint{e.addr, r.sees(c, p, e), e.weight})
+		v.Endpoints = append(v.Endpoints, Endpoint{c.at(e.addr, p), r.sees(c, p, e), e.weight})
 	}
 	var a Algorithm
 	if a, v.Hashed = algorithm(c.service, len(all)); v.Hashed {
@@ -244,19 +253,21 @@ func (r *Oracle) MayGoOn(p Packet, with netip.AddrPort) bool {
 	if !found {
 		return false
 	}
-	list := unique(r.endpoints[key(c.service, c.port, p.To.Addr().Is6())])
-	return slices.ContainsFunc(list, func(e endpoint) bool { return e.addr == with && (e.ready || e.serving) })
+	list := unique(r.listOf(key(c.service, c.port, p.To.Addr().Is6())))
+	return slices.ContainsFunc(list, func(e endpoint) bool { return c.at(e.addr, p) == with && (e.ready || e.serving) })
 }
 
-// claimed returns the claim for a packet. An address takes precedence over a node port.
+// claimed returns the claim for a packet. An address takes precedence over a node port, and that over a range.
 func (r *Oracle) claimed(p Packet) (claim, bool) {
 	t := target{p.To.Addr(), p.To.Port(), p.Protocol, p.To.Addr().Is6()}
 	if c, ok := r.claims[t]; ok {
 		return c, true
 	}
 	t.addr = netip.Addr{}
-	c, ok := r.claims[t]
-	return c, ok && r.servesNodePorts(p.To.Addr())
+	if c, ok := r.claims[t]; ok && r.servesNodePorts(p.To.Addr()) {
+		return c, true
+	}
+	return r.inRange(p)
 }
 
 // unclaimed: a cluster IP rejects unused ports, and packets to unassigned addresses of a ServiceCIDR are dropped.

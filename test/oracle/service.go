@@ -52,33 +52,41 @@ func (r *Oracle) readService(s *corev1.Service) {
 	balancers := balancerIPs(s)
 	own := ownAddresses(s)
 	mine := map[target]bool{}
+	var fronts []front
+	for _, a := range balancers {
+		if has(internal, a) {
+			fronts = append(fronts, front{a, r.guard(claim{service: s, allocated: slices.Contains(internal, a), balanced: true}, a, own)})
+		}
+	}
+	for _, text := range s.Spec.ExternalIPs {
+		if a, ok := usable(text); ok && has(internal, a) && !r.machine.IgnoreExternalIPs {
+			fronts = append(fronts, front{a, r.guard(claim{service: s, allocated: slices.Contains(internal, a)}, a, own)})
+		}
+	}
+	for _, a := range internal {
+		fronts = append(fronts, front{a, claim{service: s, internal: true, allocated: true}})
+	}
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
-		for _, a := range balancers {
-			if has(internal, a) {
-				r.claim(mine, a, p.Port, r.guard(claim{service: s, port: p, allocated: slices.Contains(internal, a), balanced: true}, a, own))
-			}
-		}
-		for _, text := range s.Spec.ExternalIPs {
-			if a, ok := usable(text); ok && has(internal, a) && !r.machine.IgnoreExternalIPs {
-				r.claim(mine, a, p.Port, r.guard(claim{service: s, port: p, allocated: slices.Contains(internal, a)}, a, own))
-			}
+		for _, f := range fronts {
+			f.port = p
+			r.claimTarget(mine, target{f.addr, uint16(p.Port), protocol(p.Protocol), f.addr.Is6()}, f.claim)
 		}
 		for _, a := range internal {
 			r.inUse[a] = true
 			r.affinities[key(s, p, a.Is6())] = affinity(s)
-			r.claim(mine, a, p.Port, claim{service: s, port: p, internal: true, allocated: true})
-		}
-		for _, a := range internal {
 			if p.NodePort != 0 {
 				r.claimTarget(mine, target{port: uint16(p.NodePort), protocol: protocol(p.Protocol), six: a.Is6()}, r.guard(claim{service: s, port: p, onNode: true}, a, own))
 			}
 		}
 	}
+	r.readRanges(s, fronts)
 }
 
-func (r *Oracle) claim(mine map[target]bool, a netip.Addr, port int32, c claim) {
-	r.claimTarget(mine, target{a, uint16(port), protocol(c.port.Protocol), a.Is6()}, c)
+// front is an address of a Service, with the claim for each of its ports.
+type front struct {
+	addr netip.Addr
+	claim
 }
 
 // claimTarget decides conflicts: an allocated cluster IP precedes an address of a load balancer, and that precedes an address

@@ -88,11 +88,24 @@ func (r *Oracle) echoes(p Packet) bool {
 
 // reachable reports whether a connection from outside to a port of a Service's address reaches an endpoint.
 func (r *Oracle) reachable(s *corev1.Service, to netip.Addr) bool {
+	var claims []claim
 	for t, c := range r.claims {
-		if t.addr != to || c.service != s {
+		if t.addr == to {
+			claims = append(claims, c)
+		}
+	}
+	for at, list := range r.ranges {
+		for _, c := range list {
+			if at.addr == to {
+				claims = append(claims, c.claim)
+			}
+		}
+	}
+	for _, c := range claims {
+		if c.service != s {
 			continue
 		}
-		all, onNode := r.choose(r.endpoints[key(c.service, c.port, to.Is6())])
+		all, onNode := r.choose(r.listOf(key(c.service, c.port, to.Is6())))
 		local := externalLocal(s)
 		if c.internal {
 			policy := s.Spec.InternalTrafficPolicy

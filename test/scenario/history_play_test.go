@@ -332,7 +332,7 @@ func (a *performance) differsFromPlan(retired bool) (string, error) {
 
 // ofClasses matches objects of which unused ones may exist before unused chains are deleted: elements that lead to chains of classes,
 // and these chains.
-var ofClasses = regexp.MustCompile(`^(ip6? dispatch|chain ip6? ([a-z0-9-]+-[0-9]+|firewall-.*)$)`)
+var ofClasses = regexp.MustCompile(`^(ip6? dispatch|chain ip6? ([a-z0-9-]+-[0-9]+|firewall-.*|range-.*)$)`)
 
 // differs compares the kernel with a plan from scratch: elements, chains and rules. Before unused chains are deleted, there may
 // be more of them.
@@ -633,8 +633,11 @@ func (a *performance) outcome(q question, p oracle.Packet, v oracle.Verdict) (st
 		}
 		text += fmt.Sprintf(" %s:%d/%s", name, e.Port(), seen)
 	}
-	if lost == len(v.Endpoints) {
+	switch {
+	case lost == len(v.Endpoints):
 		return "timeout", true
+	case v.Ranged && !served(q.to.Port()):
+		return "refused", lost == 0 && q.protocol != corev1.ProtocolSCTP // the endpoint refuses
 	}
 	return text, lost == 0
 }
@@ -646,11 +649,16 @@ func (a *performance) untouched(q question) (string, bool) {
 	switch {
 	case own && (q.protocol == "" || q.protocol == corev1.ProtocolSCTP):
 		return "", false // ICMP is answered, and a host's own SCTP socket prevents a rejection while it connects to itself
+	case own && served(q.to.Port()):
+		return fmt.Sprintf("= node:%d/kept", q.to.Port()), true
 	case own:
 		return "refused", true
 	}
 	return "timeout", true
 }
+
+// served reports whether the hosts other than clients have servers at a port.
+func served(port uint16) bool { return port == firstPort || port == secondPort }
 
 func (a *performance) hostOf(addr netip.Addr) string {
 	for _, h := range a.lab.Hosts() {

@@ -246,6 +246,9 @@ func (w *world) create(name string) *member {
 	if w.rand.IntN(3) == 0 {
 		w.maximum(m)
 	}
+	if w.rand.IntN(3) == 0 {
+		w.portRanges(m)
+	}
 	return m
 }
 
@@ -256,6 +259,7 @@ var changes = []func(*world, *member){
 	(*world).sourceRanges, (*world).sourceRanges, (*world).policies, (*world).policies, (*world).affinity, (*world).affinity,
 	(*world).slicePorts, (*world).labels, (*world).moveSlice, (*world).weights, (*world).weights,
 	(*world).algorithm, (*world).algorithm, (*world).vips, (*world).annotatedSources, (*world).slowStart, (*world).slowStart, (*world).maximum, (*world).maximum,
+	(*world).portRanges, (*world).portRanges, (*world).scale, (*world).scale,
 }
 
 // some draws up to most items of a list, without duplicates.
@@ -471,6 +475,31 @@ func (w *world) slowStart(m *member) {
 func (w *world) maximum(m *member) {
 	w.annotate(m, "kube-nftproxy.io/max-connections", "", "1000", "1", "2", "0")
 	w.annotate(m, "kube-nftproxy.io/at-max-connections", "", "", "refuse", "queue", "wait")
+}
+
+// rangesPool are ranges of ports. Some overlap, some have single ports of Services and node ports, and some are invalid.
+var rangesPool = []string{
+	"all", "tcp/8080,udp/8080", "tcp/8000-9100", "udp/8080-9090,tcp/9090", " TCP/50-100 , udp/1-9000", "tcp/443-8080,udp/443-8080", "udp/8000-8500,tcp/8080-8081",
+	"tcp/8000-8079,tcp/8080,udp/9000-9100", "tcp/1-65535,udp/9090,sctp/36412-36500", "udp/1-65535", "tcp/9-8", "quic/443",
+}
+
+// portRanges draws ranges of ports. A Service with ranges mostly has no maximum of connections, because that excludes ranges.
+func (w *world) portRanges(m *member) {
+	w.annotate(m, "networking.cozystack.io/wholeIP", "", "", "", "true", "false")
+	w.annotate(m, "kube-nftproxy.io/port-ranges", append([]string{"", ""}, rangesPool...)...)
+	if w.rand.IntN(4) > 0 {
+		delete(m.service.Annotations, "kube-nftproxy.io/max-connections")
+	}
+}
+
+// scale makes a Service scale to zero without endpoints, or gives it endpoints.
+func (w *world) scale(m *member) {
+	w.annotate(m, "kube-nftproxy.io/scale-to-zero", "true")
+	if len(m.slices) == 0 {
+		w.endpoints(m)
+	} else {
+		m.slices = nil
+	}
 }
 
 // annotate draws the value of an annotation; empty for none.
@@ -706,6 +735,9 @@ func (w *world) target(m *member) (netip.Addr, corev1.ServicePort) {
 		return one(w, addrs...), port
 	}
 	port = one(w, m.service.Spec.Ports...)
+	if hasRanges(m) && w.rand.IntN(2) == 0 && len(addrs) > 0 {
+		return one(w, addrs...), inRange(w)
+	}
 	if port.NodePort != 0 && w.rand.IntN(3) == 0 {
 		port.Port = port.NodePort
 		return one(w, slices.Concat(ownAddresses, ownAddresses[:2], ownAddresses[:2])...), port
@@ -714,4 +746,14 @@ func (w *world) target(m *member) (netip.Addr, corev1.ServicePort) {
 		addr = one(w, addrs...)
 	}
 	return addr, port
+}
+
+func hasRanges(m *member) bool {
+	return m.service.Annotations["kube-nftproxy.io/port-ranges"] != "" || m.service.Annotations["networking.cozystack.io/wholeIP"] != ""
+}
+
+// inRange draws a port that may be in a range. Endpoints serve the first two of the numbers.
+func inRange(w *world) corev1.ServicePort {
+	number := one[int32](w, firstPort, secondPort, firstPort, secondPort, firstPort, secondPort, 53, 80, 443, 8079, 8081, 9091)
+	return corev1.ServicePort{Port: number, Protocol: one(w, corev1.ProtocolTCP, corev1.ProtocolUDP)}
 }
