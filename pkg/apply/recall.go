@@ -60,9 +60,16 @@ func (k *Kernel) resumeTable(p *plan.Planner, t *nft.Table) error {
 		return nil // another version wrote the state
 	}
 	blocks, err := k.conn.Elements(remembering)
-	if err == nil {
-		p.Resume(t.Family, state.next, blocks)
-		k.ledger.resume(t.Family, state.key)
+	if err != nil {
+		return err
 	}
-	return err
+	var held []nft.Element
+	if set := p.Held(t.Family); k.readable[set] {
+		if held, err = k.conn.Elements(set); err != nil {
+			return err
+		}
+	}
+	p.Resume(t.Family, state.next, blocks, held)
+	k.ledger.resume(t.Family, state.key)
+	return nil
 }

@@ -129,10 +129,12 @@ func (p *Planner) countHolders(s *service, of *taken, n int) {
 	}
 }
 
-// HeldSets returns the sets [HeldSet] of all families.
+// Held returns the set [HeldSet] of a family, HeldSets those of all families.
+func (p *Planner) Held(f inet.Family) *nft.Set { return p.layouts[f].held }
+
 func (p *Planner) HeldSets() (sets []*nft.Set) {
 	for _, f := range p.options.Families {
-		sets = append(sets, p.layouts[f].held)
+		sets = append(sets, p.Held(f))
 	}
 	return sets
 }

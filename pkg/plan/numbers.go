@@ -117,6 +117,25 @@ type block struct {
 	timeout uint32
 	// recalled is true if an earlier process or planner used the block, and the planner may still recall the block's numbers.
 	recalled bool
+	// avoided are numbers that a Service of an earlier process may have had a short time ago. They are assigned last.
+	avoided map[uint32]struct{}
+}
+
+// assign assigns a number. At least one must be free.
+func (b *block) assign() uint32 {
+	n := b.take()
+	var skipped []uint32
+	for _, avoided := b.avoided[n]; avoided; _, avoided = b.avoided[n] {
+		skipped = append(skipped, n)
+		n = b.take()
+	}
+	for _, s := range skipped {
+		b.giveBack(s)
+	}
+	if n == 0 {
+		n = b.take()
+	}
+	return n
 }
 
 func newNumbers() *numbers { return &numbers{others: newRing(firstNumber, endOthers)} }
@@ -141,7 +160,7 @@ func (t *numbers) affine(timeout uint32) uint32 {
 				empty = i
 			}
 		case b.timeout == timeout && b.free > 0 && !b.recalled:
-			return b.take() << affineShift
+			return b.assign() << affineShift
 		case b.timeout == timeout && b.free > 0:
 			recalled = i
 		}
@@ -149,9 +168,9 @@ func (t *numbers) affine(timeout uint32) uint32 {
 	switch {
 	case empty >= 0:
 		t.open(empty, timeout, false)
-		return t.blocks[empty].take() << affineShift
+		return t.blocks[empty].assign() << affineShift
 	case recalled >= 0:
-		return t.blocks[recalled].take() << affineShift
+		return t.blocks[recalled].assign() << affineShift
 	}
 	return 0
 }
@@ -174,6 +193,19 @@ func (t *numbers) open(i int, timeout uint32, recalled bool) {
 		b.ring = newRing(first, first+perBlock)
 	}
 	b.timeout, b.recalled = timeout, recalled
+}
+
+// avoid makes the number of an affine service port one of the last to be assigned. The other numbers of a process continue after those of the earlier
+// one.
+func (t *numbers) avoid(number uint32) {
+	if !isAffine(number) {
+		return
+	}
+	b := &t.blocks[blockOf(number)-firstBlock]
+	if b.avoided == nil {
+		b.avoided = map[uint32]struct{}{}
+	}
+	b.avoided[number>>affineShift] = struct{}{}
 }
 
 // blockOf returns the block of an affine service port's number.

@@ -21,8 +21,8 @@ func newRecalled() recalled {
 }
 
 // Resume prepares a planner to recall a family's numbers from an earlier process. next is the earlier process's [Planner.Next], and remembering are
-// the elements of its [Planner.Remembering]. Call Resume before [Planner.Set].
-func (p *Planner) Resume(f inet.Family, next uint32, remembering []nft.Element) {
+// the elements of its [Planner.Remembering], held those of its [Planner.Held]. Call Resume before [Planner.Set].
+func (p *Planner) Resume(f inet.Family, next uint32, remembering, held []nft.Element) {
 	numbers := p.numbers[f]
 	if next >= firstNumber && next < endOthers {
 		numbers.others.next = next
@@ -32,6 +32,9 @@ func (p *Planner) Resume(f inet.Family, next uint32, remembering []nft.Element) 
 		if block := int(blockOf(remembering[i].Key.AsUint32())) - firstBlock; ok && block >= 0 {
 			numbers.open(block, c.timeout, true)
 		}
+	}
+	for i := range held {
+		numbers.avoid(held[i].Key.AsUint32())
 	}
 	if p.recalled == nil {
 		r := newRecalled()
@@ -75,7 +78,7 @@ func (p *Planner) Numbers() *Numbers {
 // TakeNumbers prepares a planner to assign the numbers and ids of another planner to the same Services. Call it before [Planner.Set].
 func (p *Planner) TakeNumbers(n *Numbers) {
 	for _, f := range p.options.Families {
-		p.Resume(f, n.next[f], nil)
+		p.Resume(f, n.next[f], nil, nil)
 		for i, timeout := range n.timeouts[f] {
 			if timeout != 0 {
 				p.numbers[f].open(i, timeout, true)

@@ -124,15 +124,30 @@ func (r *Oracle) inRange(p Packet) (claim, bool) {
 	return claim{}, false
 }
 
-// listOf returns the endpoints of a service port. Those of ranges are the addresses of the endpoints of the Service's first port, with port 0.
-func (r *Oracle) listOf(key string) []endpoint {
+// listOf returns the endpoints of a service port. Those of ranges are the addresses of the endpoints of the Service's first port, with port 0: of an
+// address with several ports, the most usable endpoint, else that of the smallest port.
+func (r *Oracle) listOf(key string) (list []endpoint) {
 	first, ranged := r.firstPorts[key]
 	if !ranged {
 		return r.endpoints[key]
 	}
-	list := slices.Clone(r.endpoints[first])
-	for i := range list {
-		list[i].addr = netip.AddrPortFrom(list[i].addr.Addr(), 0)
+	tier := func(e endpoint) int {
+		switch {
+		case e.ready:
+			return 0
+		case e.serving && e.terminating:
+			return 1
+		}
+		return 2
+	}
+	for _, e := range unique(r.endpoints[first]) {
+		e.addr = netip.AddrPortFrom(e.addr.Addr(), 0)
+		switch n := len(list) - 1; {
+		case n < 0 || list[n].addr != e.addr:
+			list = append(list, e)
+		case tier(e) < tier(list[n]):
+			list[n] = e
+		}
 	}
 	return list
 }
