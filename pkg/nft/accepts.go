@@ -49,6 +49,9 @@ func acceptsDNAT(expressions []byte) bool {
 // statusDNAT is IPS_DST_NAT.
 const statusDNAT = 1 << 5
 
+// stateRelated is the bit of IP_CT_RELATED.
+const stateRelated = 1 << 2
+
 // native reads a value of 4 bytes in host byte order. It returns 0 for a value of another length.
 func native(b []byte) uint32 {
 	if len(b) != 4 {

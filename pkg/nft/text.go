@@ -269,10 +269,11 @@ func (w *writer) ct(e *expr.Ct) {
 		return
 	}
 	h := &held{text: text}
-	if e.Key == expr.CtKeySTATUS {
+	bits := map[expr.CtKey]map[uint32]string{expr.CtKeySTATUS: {statusDNAT: "dnat"}, expr.CtKeySTATE: {stateRelated: "related"}}[e.Key]
+	if bits != nil {
 		h.print = func(b []byte) string {
-			if native(b) == statusDNAT {
-				return "dnat"
+			if name, known := bits[native(b)]; known {
+				return name
 			}
 			return fmt.Sprintf("0x%x", b)
 		}

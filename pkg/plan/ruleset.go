@@ -166,9 +166,14 @@ func (l *layout) unclaimed(o *Options, arrived bool) []nft.Rule {
 		forwarded = destinationIsThisNode(expr.CmpOpNeq)
 		rules = append(rules, rule("policy routing by mark doesn't forward it", marked(), notForwarded(), accept()))
 	}
-	return append(append(rules, l.vipRules(o, arrived)...),
+	rules = append(append(rules, l.vipRules(o, arrived)...),
 		rule("a cluster IP", in(l.clusterIPs, daddr, false), forwarded, goTo(unusedPort)),
-		rule(NoServiceAddress, in(l.serviceCIDRs, daddr, true), back()), // negated: the counters of the elements count only the last rule
+		rule(NoServiceAddress, in(l.serviceCIDRs, daddr, true), back())) // negated: the counters of the elements count only the last rule
+	if !arrived {
+		// The kernel sends the reset that refuses a connection of this node by the output hook, as a related packet without a translation.
+		rules = append(rules, rule("a reset to an address of this node", related(), back()))
+	}
+	return append(rules,
 		l.inRange(),
 		rule("another port of an address with port ranges", in(l.rangeAddresses, daddr, false), back()),
 		rule("a service address that is not in use", in(l.serviceCIDRs, daddr, false), forwarded, countedDrop()))

@@ -215,6 +215,16 @@ func dnatted() []expr.Any {
 	}
 }
 
+// related: ct state related
+func related() []expr.Any {
+	const bit = 1 << 2
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: word(bit), Xor: word(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)},
+	}
+}
+
 // sourceIsThisNode: fib saddr type local
 func sourceIsThisNode() []expr.Any {
 	return addressType(&expr.Fib{Register: reg, ResultADDRTYPE: true, FlagSADDR: true}, expr.CmpOpEq)
