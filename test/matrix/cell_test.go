@@ -109,6 +109,22 @@ const (
 
 var choices = []choice{random, sourceHash, maglev, weights, maximum}
 
+// Choices with port ranges. Packets to a cluster IP, an external IP or a load-balancer IP are to a port in a range.
+const (
+	ranges        choice = "ranges" // and the Services scale to zero
+	rangesHashed  choice = "ranges with source-hash"
+	rangesSources choice = "ranges with source ranges"
+)
+
+// ranged reports whether the Services have port ranges, hashed whether a hash of the client's address selects the endpoint.
+func (c choice) ranged() bool { return c == ranges || c == rangesHashed || c == rangesSources }
+func (c choice) hashed() bool { return c == sourceHash || c == rangesHashed }
+
+// rangedModes returns the modes with port ranges.
+func rangedModes() []mode {
+	return []mode{{byNodeCIDR, false, ranges}, {byBridge, true, rangesHashed}, {byPrefix, false, rangesSources}}
+}
+
 // mode holds the settings of the program and of all Services.
 type mode struct {
 	detector      detector
@@ -232,6 +248,9 @@ func groups(m mode) (all []group, leftOut int) {
 				for _, protocol := range m.protocols() {
 					var g group
 					for _, dest := range destinations {
+						if m.choice.ranged() && dest == nodePort {
+							continue // not in ranges: another service port
+						}
 						g = append(g, cell{m, svc, dest, who, family, protocol})
 					}
 					if svc.affinity {

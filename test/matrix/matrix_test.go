@@ -27,7 +27,7 @@ func TestMatrix(t *testing.T) {
 	tried := 0
 	report := newReport(t)
 	leftOut := 0
-	for _, m := range variedModes() {
+	for _, m := range append(variedModes(), rangedModes()...) {
 		t.Run(m.String(), func(t *testing.T) {
 			cells, without := groups(m)
 			leftOut += without

@@ -185,7 +185,7 @@ func tries(c cell, w wanted) (least, most int) {
 		return 25, 25
 	case w.verdict != "":
 		return 2, 2
-	case c.service.affinity, c.mode.choice == sourceHash:
+	case c.service.affinity, c.mode.choice.hashed():
 		return 4, 4
 	case len(w.endpoints) < len(c.service.placement.hosts()):
 		return certain, certain
@@ -197,7 +197,7 @@ func tries(c cell, w wanted) (least, most int) {
 func (v *lookout) once(ctx context.Context, c cell, timeout time.Duration) outcome {
 	name, _ := c.host()
 	h := v.host[name]
-	to := address(v.number[c.service], c.dest, c.family)
+	to := c.to(v.number[c.service])
 	source := h.Addr(to.Addr())
 	if c.client == secondary {
 		source = secondaries[c.family]
@@ -258,9 +258,10 @@ func judge(g group, seen map[cell]observation) (failures []failure) {
 }
 
 // strangers lists the endpoints that no client with session affinity has got. At least 36 clients draw one of at most three endpoints
-// with about equal probability. So the probability that an endpoint is missing is less than 10^-6. With source-hash, a client has one endpoint.
+// with about equal probability. So the probability that an endpoint is missing is less than 10^-6. With source-hash, a client has one endpoint, and
+// with source ranges, there are fewer clients.
 func strangers(groups []group, seen map[cell]observation) (missing []string) {
-	if groups[0][0].mode.choice == sourceHash {
+	if c := groups[0][0].mode.choice; c.hashed() || c == rangesSources {
 		return nil
 	}
 	type place struct {

@@ -275,6 +275,7 @@ func text(t *testing.T) string {
 			fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
 		}
 	}
+	b.WriteString(rangedPart(t))
 	b.WriteString(sourceRanges)
 	b.WriteString(establishedPart)
 	return b.String()
@@ -307,6 +308,60 @@ const rangesHead = `
 A Service with [port ranges](port-ranges.md) serves further ports. Packets of these scenarios prove each row:
 
 | scenario | behaviour |
+|---|---|
+`
+
+// rangedPart is the part of the section about port ranges with the modes of the matrix that have them.
+func rangedPart(t *testing.T) string {
+	t.Helper()
+	cells, denied := 0, map[destination]map[client]bool{}
+	for _, m := range rangedModes() {
+		all, _ := groups(m)
+		for _, g := range all {
+			cells += len(g)
+			for _, c := range g {
+				plain := c
+				plain.mode.choice = random
+				switch got := want(c); {
+				case slices.Equal(got.outcomes(), want(plain).outcomes()), m.choice == rangesHashed && !c.service.affinity && slices.Contains(want(plain).outcomes(), got.outcomes()[0]):
+				case m.choice == ranges && c.service.placement == nowhere && got.verdict == dropped:
+				case m.choice == rangesSources && got.verdict == dropped:
+					if denied[c.dest] == nil {
+						denied[c.dest] = map[client]bool{}
+					}
+					denied[c.dest][c.client] = true
+				default:
+					t.Errorf("%s: %s with a range, %s with a port", c, got, want(plain))
+				}
+			}
+		}
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, rangedHead, thousands(cells), len(rangedModes()))
+	for _, dest := range destinations {
+		var names []string
+		for _, who := range clients {
+			if denied[dest][who] {
+				names = append(names, headings[who])
+			}
+		}
+		if len(names) > 0 {
+			fmt.Fprintf(&b, "| %s | %s |\n", dest, strings.Join(names, ", "))
+		}
+	}
+	return b.String()
+}
+
+// rangedHead is the text before the table of rangedPart.
+const rangedHead = `
+The matrix also sends packets to ranges: %s combinations in %d modes. The results are those of the first table and of its changes with other flags, with
+session affinity and without, with a random choice and with source-hash. There are two exceptions:
+
+- Without endpoints, a Service that [scales to zero](scale-to-zero.md) drops the packets.
+- [Source ranges](source-ranges.md) apply. In one mode, all Services deny the external client, and their external IPs admit no pods of other nodes. The matrix
+  has these clients as dropped:
+
+| range at | clients that are dropped |
 |---|---|
 `
 

@@ -74,7 +74,7 @@ func want(c cell) wanted {
 		from = secondaries[c.family]
 	}
 	v := oracleOf(c.mode).Ask(oracle.Packet{
-		From: from, Device: c.mode.device(name), To: address(numbers()[c.service], c.dest, c.family), Protocol: apiProtocol(c.protocol),
+		From: from, Device: c.mode.device(name), To: c.to(numbers()[c.service]), Protocol: apiProtocol(c.protocol),
 	})
 	switch v.Outcome {
 	case oracle.Refused:
@@ -192,7 +192,7 @@ func (m mode) device(host string) string {
 // TestWantedOutcomesTellEndpointsApart: different endpoints have different outcomes. Otherwise judge could not compare a client's
 // endpoint at one address with that at the next.
 func TestWantedOutcomesTellEndpointsApart(t *testing.T) {
-	for _, m := range modes() {
+	for _, m := range append(modes(), rangedModes()...) {
 		all, _ := groups(m)
 		for _, g := range all {
 			for _, c := range g {

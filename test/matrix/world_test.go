@@ -53,6 +53,9 @@ func (m mode) flags() (flags []string) {
 
 // ownFlags returns flags that kube-proxy does not have. None of them affects a packet to a port of a Service, so half of the modes have them.
 func (m mode) ownFlags() []string {
+	if m.choice.ranged() {
+		return []string{"--limits=node-port-ranges=4000"}
+	}
 	if !m.masqueradeAll {
 		return nil
 	}
@@ -109,6 +112,37 @@ func address(i int, d destination, f inet.Family) netip.AddrPort {
 	return netip.AddrPortFrom(addr, port)
 }
 
+// to returns the destination of a cell's packets to Service number i. A packet to a range keeps its port.
+func (c cell) to(i int) netip.AddrPort {
+	a := address(i, c.dest, c.family)
+	if c.mode.choice.ranged() {
+		a = netip.AddrPortFrom(a.Addr(), endpointPort)
+	}
+	return a
+}
+
+// annotations are the annotations of all Services.
+func (c choice) annotations() map[string]string {
+	a := map[string]string{}
+	if c.ranged() {
+		a["kube-nftproxy.io/port-ranges"] = "tcp/8000-9000,udp/8000-9000"
+	}
+	switch c {
+	case sourceHash, maglev:
+		a["kube-nftproxy.io/lb-algorithm"] = string(c)
+	case maximum:
+		a["kube-nftproxy.io/max-connections"], a["kube-nftproxy.io/slow-start"] = "1000", "60"
+	case ranges:
+		a["kube-nftproxy.io/scale-to-zero"] = "true"
+	case rangesHashed:
+		a["kube-nftproxy.io/lb-algorithm"] = string(sourceHash)
+	case rangesSources:
+		a["kube-nftproxy.io/external-ip-source-ranges"] = "10.244.0.0/24,fd00:10:244::/64,192.0.2.0/24,2001:db8::/64"
+		a["kube-nftproxy.io/denied-source-ranges"] = "192.0.2.100/32,2001:db8::100/128"
+	}
+	return a
+}
+
 // nodePortOf returns the node port of all ports of Service number i; the ports differ in protocol. The number is in the lower part of
 // the range, which an API server uses last for dynamic allocation (KEP-3668).
 func nodePortOf(i int) int32 { return int32(30010 + i) }
@@ -125,12 +159,7 @@ func objects(c choice) []runtime.Object {
 	all := []runtime.Object{thisNode()}
 	for i, s := range services() {
 		service := object(i, s)
-		if c == sourceHash || c == maglev {
-			service.Annotations = map[string]string{"kube-nftproxy.io/lb-algorithm": string(c)}
-		}
-		if c == maximum {
-			service.Annotations = map[string]string{"kube-nftproxy.io/max-connections": "1000", "kube-nftproxy.io/slow-start": "60"}
-		}
+		service.Annotations = c.annotations()
 		all = append(all, service)
 		for _, f := range inet.Families {
 			slice := endpoints(s, f)
