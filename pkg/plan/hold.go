@@ -129,9 +129,10 @@ func (p *Planner) countHolders(s *service, of *taken, n int) {
 	}
 }
 
-// Held returns the set [HeldSet] of a family, HeldSets those of all families.
+// Held returns the set [HeldSet] of a family.
 func (p *Planner) Held(f inet.Family) *nft.Set { return p.layouts[f].held }
 
+// HeldSets returns the sets [HeldSet] of all families.
 func (p *Planner) HeldSets() (sets []*nft.Set) {
 	for _, f := range p.options.Families {
 		sets = append(sets, p.Held(f))
