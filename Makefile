@@ -13,6 +13,12 @@ image: ## build bin/image/kube-nftproxy.tar, an OCI image for amd64 and arm64; P
 plugin: ## build the kubectl plugin for all platforms, and its manifest for krew, in bin/plugin; VERSION=vX.Y.Z
 	hack/plugin.sh
 
+release: ## build the files of a release in bin/release/VERSION; VERSION=vX.Y.Z
+	VERSION='$(VERSION)' hack/release.sh
+
+release-verify: ## verify the files of a release in bin/release/VERSION; VERSION=vX.Y.Z
+	VERSION='$(VERSION)' hack/release-verify.sh
+
 demo: ## demonstrate the program in network namespaces, in two minutes (root); API=1: with a real kube-apiserver
 	hack/deps.sh
 	API='$(API)' hack/demo.sh
@@ -86,4 +92,4 @@ update: ## rewrite expected results of tests: goldens, the table in docs/flags.m
 clean: ## delete bin/
 	rm -rf bin
 
-.PHONY: help build image plugin demo test test-unit test-netns test-hostile test-e2e test-ratios test-twin site test-site test-kernels soak conformance skew neighbours bench bench-kernels bench-stages fuzz vuln lint verify update clean
+.PHONY: help build image plugin release release-verify demo test test-unit test-netns test-hostile test-e2e test-ratios test-twin site test-site test-kernels soak conformance skew neighbours bench bench-kernels bench-stages fuzz vuln lint verify update clean

@@ -29,7 +29,9 @@ type settings struct {
 	tag name.Tag
 	// output is the tar file, push the reference to push to, or empty.
 	output, push string
-	programs     []string
+	// sboms is the folder for a copy of each SBOM, or empty.
+	sboms    string
+	programs []string
 }
 
 func main() {
@@ -53,6 +55,7 @@ func parse(args []string) (s settings, err error) {
 	image := fs.String("image", "", "name and tag of the image in the tar file")
 	fs.StringVar(&s.output, "output", "", "tar file to write")
 	fs.StringVar(&s.push, "push", "", "repository and tag to push to as well")
+	fs.StringVar(&s.sboms, "sboms", "", "folder for a copy of the SBOM of each architecture")
 	if err := fs.Parse(args); err != nil {
 		return s, err
 	}
@@ -84,6 +87,9 @@ func (s settings) run(ctx context.Context) error {
 	}
 	if err := s.writeArchive(index); err != nil {
 		return fmt.Errorf("write %s: %w", s.output, err)
+	}
+	if err := s.writeBOMs(programs); err != nil {
+		return fmt.Errorf("write SBOM: %w", err)
 	}
 	digest, err := index.Digest()
 	if err != nil {

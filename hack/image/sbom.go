@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
@@ -53,6 +55,23 @@ func (p *program) bom(created time.Time) ([]byte, error) {
 	var b bytes.Buffer
 	err := spdxjson.Write(doc, &b, spdxjson.Indent(" "), spdxjson.EscapeHTML(false))
 	return b.Bytes(), err
+}
+
+// writeBOMs writes the SBOM of each program into the folder for them, if there is one.
+func (s settings) writeBOMs(programs []*program) error {
+	if s.sboms == "" {
+		return nil
+	}
+	for _, p := range programs {
+		bom, err := p.bom(s.created)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(s.sboms, "kube-nftproxy-linux-"+p.arch+".spdx.json"), bom, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // notID matches what an identifier of SPDX may not contain.
