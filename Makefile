@@ -13,11 +13,11 @@ image: ## build bin/image/kube-nftproxy.tar, an OCI image for amd64 and arm64; P
 plugin: ## build the kubectl plugin for all platforms, and its manifest for krew, in bin/plugin; VERSION=vX.Y.Z
 	hack/plugin.sh
 
-release: ## build the files of a release in bin/release/VERSION; VERSION=vX.Y.Z
-	VERSION='$(VERSION)' hack/release.sh
+release: ## build the files of a release in bin/release/VERSION; VERSION=vX.Y.Z; KEY=file: a private key that signs them
+	VERSION='$(VERSION)' KEY='$(KEY)' hack/release.sh
 
-release-verify: ## verify the files of a release in bin/release/VERSION; VERSION=vX.Y.Z
-	VERSION='$(VERSION)' hack/release-verify.sh
+release-verify: ## verify the files of a release in bin/release/VERSION; VERSION=vX.Y.Z; PUBLIC_KEY=file: also the signature
+	VERSION='$(VERSION)' PUBLIC_KEY='$(PUBLIC_KEY)' hack/release-verify.sh
 
 demo: ## demonstrate the program in network namespaces, in two minutes (root); API=1: with a real kube-apiserver
 	hack/deps.sh

@@ -24,6 +24,7 @@ setpriv   util-linux
 curl      curl
 git       git
 jq        jq
+openssl   openssl
 xtables-legacy-multi iptables
 ipset     ipset
 ipvsadm   ipvsadm

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Builds the files of a release in bin/release/$VERSION: the image for all architectures, and for each one the program and its
-# SBOM; the kubectl plugin and its manifest for krew; the checksums of all. They depend only on the source and the Go version.
+# Builds the files of a release in bin/release/$VERSION: the image for all architectures, and for each one the program and its SBOM; the kubectl plugin and
+# its manifest for krew; the chart, the manifests and the completions; a statement of the provenance; the checksums of all. They depend only on the source
+# and the Go version. The signature of the checksums differs each time.
 #   VERSION=vX.Y.Z           version of the release
 #   REGISTRY=NAME            registry in the name of the image
 #   ARCHITECTURES="amd64 …"  architectures, by default all
+#   KEY=FILE                 private key (PEM, ECDSA P-256) that signs the checksums; without it, there is no signature
 # See docs/releasing.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,6 +24,50 @@ for arch in $ARCHITECTURES; do
 done
 hack/plugin.sh
 cp bin/plugin/*.tar.gz bin/plugin/nftproxy.yaml "$out.part/"
+
+# archive FOLDER NAME FILE makes an archive of a folder with the given name. All of its files have the time of the commit.
+epoch=$(git show --no-patch --format=%ct)
+archive() {
+  tar --create --dereference --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner --mode=u+rw,go=rX --transform "s|^\.|$2|" --directory "$1" . | gzip -n >"$3"
+}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+git archive HEAD deploy | tar --extract --directory "$work"
+chart=$work/chart
+cp --recursive --dereference "$work/deploy/chart" "$chart" && rm -r "$work/deploy/chart"
+sed -i "s/^version: .*/version: ${VERSION#v}/; s/^appVersion: .*/appVersion: $VERSION/" "$chart/Chart.yaml"
+sed -i "s|^  repository: .*|  repository: $REGISTRY/kube-nftproxy|" "$chart/values.yaml"
+sed -i "s|newName: kube-nftproxy|newName: $REGISTRY/kube-nftproxy|; s|newTag: dev|newTag: $VERSION|" "$work/deploy/base/kustomization.yaml"
+archive "$chart" kube-nftproxy "$out.part/kube-nftproxy-${VERSION#v}.tgz"
+archive "$work/deploy" deploy "$out.part/kube-nftproxy-manifests.tar.gz"
+hack/build.sh
+mkdir "$work/completions"
+for shell in bash fish powershell zsh; do bin/kube-nftproxy completion $shell >"$work/completions/kube-nftproxy.$shell"; done
+archive "$work/completions" completions "$out.part/kube-nftproxy-completions.tar.gz"
+
+# The provenance: an in-toto statement with the predicate of SLSA v1.
+(cd "$out.part" && LC_ALL=C sha256sum -- *) | jq --raw-input --slurp --arg commit "$(git rev-parse HEAD)" --arg go "$(go env GOVERSION)" --arg version "$VERSION" \
+  --argjson epoch "$epoch" '{
+    _type: "https://in-toto.io/Statement/v1",
+    subject: [split("\n")[] | select(. != "") | {name: .[66:], digest: {sha256: .[:64]}}],
+    predicateType: "https://slsa.dev/provenance/v1",
+    predicate: {
+      buildDefinition: {
+        buildType: "https://github.com/kube-nftproxy/kube-nftproxy/blob/main/docs/releasing.md",
+        externalParameters: {version: $version},
+        resolvedDependencies: [
+          {uri: "git+https://github.com/kube-nftproxy/kube-nftproxy", digest: {gitCommit: $commit}},
+          {uri: "https://go.dev/dl/", name: $go}
+        ]
+      },
+      runDetails: {builder: {id: "https://github.com/kube-nftproxy/kube-nftproxy/blob/main/hack/release.sh"}, metadata: {startedOn: ($epoch | todate)}}
+    }
+  }' >"$work/provenance" && mv "$work/provenance" "$out.part/provenance.intoto.json"
 (cd "$out.part" && LC_ALL=C sha256sum -- * >../SHA256SUMS.part && mv ../SHA256SUMS.part SHA256SUMS)
-mv "$out.part" "$out"
-hack/release-verify.sh "$out"
+if [ -n "${KEY:-}" ]; then
+  openssl dgst -sha256 -sign "$KEY" "$out.part/SHA256SUMS" | base64 --wrap 0 >"$out.part/SHA256SUMS.sig"
+fi
+rm -rf "$out" && mv "$out.part" "$out"
+public=
+if [ -n "${KEY:-}" ]; then public=$work/public.pem && openssl pkey -in "$KEY" -pubout -out "$public"; fi
+PUBLIC_KEY=$public hack/release-verify.sh "$out"

@@ -49,6 +49,36 @@ func TestReleaseVerifyRefuses(t *testing.T) {
 	}
 }
 
+// TestReleaseVerifyChecksTheSignature: only the signature of the present checksums by the given key is valid.
+func TestReleaseVerifyChecksTheSignature(t *testing.T) {
+	dir, keys := t.TempDir(), t.TempDir()
+	run := func(script string) ([]byte, error) {
+		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
+		cmd.Dir = root
+		cmd.Env = append(os.Environ(), "DIR="+dir, "KEYS="+keys)
+		return cmd.CombinedOutput()
+	}
+	const sign = `openssl dgst -sha256 -sign $KEYS/own.pem $DIR/SHA256SUMS | base64 -w0 >$DIR/SHA256SUMS.sig; `
+	if out, err := run(`echo a >$DIR/a; (cd $DIR; sha256sum a >SHA256SUMS)
+for k in own other; do openssl ecparam -name prime256v1 -genkey -noout -out $KEYS/$k.pem; openssl pkey -in $KEYS/$k.pem -pubout -out $KEYS/$k.pub; done; ` + sign); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, c := range []struct {
+		name, script string
+		valid        bool
+	}{
+		{"valid", "PUBLIC_KEY=$KEYS/own.pub hack/release-verify.sh $DIR", true},
+		{"another key", "PUBLIC_KEY=$KEYS/other.pub hack/release-verify.sh $DIR", false},
+		{"other checksums", "echo b >$DIR/b; (cd $DIR; sha256sum a b >SHA256SUMS); PUBLIC_KEY=$KEYS/own.pub hack/release-verify.sh $DIR", false},
+		{"signed again", sign + "PUBLIC_KEY=$KEYS/own.pub hack/release-verify.sh $DIR", true},
+		{"no signature", "rm $DIR/SHA256SUMS.sig; PUBLIC_KEY=$KEYS/own.pub hack/release-verify.sh $DIR", false},
+	} {
+		if out, err := run(c.script); (err == nil) != c.valid {
+			t.Errorf("%s: %v: %s", c.name, err, out)
+		}
+	}
+}
+
 // sums lists files whose contents are their names.
 func sums(names ...string) (out string) {
 	for _, name := range names {
