@@ -35,7 +35,8 @@ func TestFlowsOfRanges(t *testing.T) {
 		{99, netip.AddrPortFrom(other, 99), false, false},
 		{150, netip.AddrPortFrom(other, 150), false, false},
 		{150, netip.AddrPortFrom(pod, 150), false, true},
-		{170, netip.AddrPortFrom(pod, 170), false, true},
+		{170, netip.AddrPortFrom(pod, 170), false, false}, // the range serves the port of the deleted Service
+		{170, netip.AddrPortFrom(other, 170), false, true},
 		{250, netip.AddrPortFrom(pod, 250), false, true},
 		{300, netip.AddrPortFrom(pod, 300), false, false},
 		{300, netip.AddrPortFrom(pod, 300), true, true},

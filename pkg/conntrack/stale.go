@@ -259,18 +259,29 @@ func (d *Desired) FrontendOf(f *Flow) (k model.Key, known bool) {
 	return d.key(f.Destination, f.Protocol)
 }
 
-// key returns the key of the frontend at a destination.
+// key returns the key of the frontend at a destination. A frontend that was deleted gives way to one that exists: once a single port is deleted, the
+// node port or the range with the same port serves its clients.
 func (d *Desired) key(at netip.AddrPort, p inet.Protocol) (k model.Key, known bool) {
 	addr := at.Addr()
-	k = model.Key{Addr: addr, Port: at.Port(), Protocol: p, Family: inet.FamilyOf(addr)}
-	if _, known = d.frontends[k]; known {
-		return k, true
+	single := model.Key{Addr: addr, Port: at.Port(), Protocol: p, Family: inet.FamilyOf(addr)}
+	f, known := d.frontends[single]
+	if known && !f.gone {
+		return single, true
 	}
-	if _, ours := slices.BinarySearchFunc(d.nodes[k.Family], addr, netip.Addr.Compare); ours {
-		k.Addr = netip.Addr{}
-		if _, known = d.frontends[k]; known {
-			return k, true
+	if _, ours := slices.BinarySearchFunc(d.nodes[single.Family], addr, netip.Addr.Compare); ours {
+		nodePort := single
+		nodePort.Addr = netip.Addr{}
+		if f, claimed := d.frontends[nodePort]; claimed && (!known || !f.gone) {
+			if !f.gone {
+				return nodePort, true
+			}
+			single, known = nodePort, true
 		}
 	}
-	return d.findRange(at, p)
+	if ranged, found := d.findRange(at, p); found {
+		if f, exists := d.frontends[ranged]; !known || exists && !f.gone {
+			return ranged, true
+		}
+	}
+	return single, known
 }

@@ -18,15 +18,49 @@ func (p *Planner) touchFlows(k model.Key) {
 }
 
 // TakeFlows returns the changed frontends since the last call, and forgets them: UDP frontends, and frontends of any protocol whose allowed
-// sources have changed. With a range of ports, it also returns the [Planner.SinglePortsBeside] it. Call it after a successful sync.
+// sources have changed. With a range of ports, it also returns the [Planner.SinglePortsBeside] it, and with a deleted single port, the frontends that
+// serve its clients now. Call it after a successful sync.
 func (p *Planner) TakeFlows() map[model.Key]struct{} {
 	if len(p.flows) == 0 {
 		return nil
 	}
 	taken := p.flows
 	p.flows = map[model.Key]struct{}{}
+	p.addHeirs(taken)
 	p.SinglePortsBeside(taken, func(k model.Key) { taken[k] = struct{}{} })
 	return taken
+}
+
+// addHeirs adds the frontends that serve the clients of the deleted single ports among some keys: the node port with the same number, and the ranges
+// at the address. Without them, each flow to a deleted port is stale, also one that began after the deletion.
+func (p *Planner) addHeirs(keys map[model.Key]struct{}) {
+	var deleted map[place]bool
+	var nodePorts []model.Key
+	for k := range keys {
+		if k.Last != 0 || p.winner(k).service != nil {
+			continue
+		}
+		if deleted == nil {
+			deleted = map[place]bool{}
+		}
+		deleted[placeOf(k)] = true
+		if k.Addr = (netip.Addr{}); p.winner(k).service != nil {
+			nodePorts = append(nodePorts, k)
+		}
+	}
+	if deleted == nil {
+		return
+	}
+	for _, k := range nodePorts {
+		keys[k] = struct{}{}
+	}
+	for at, ranges := range p.places {
+		for k := range ranges {
+			if p.winner(k).service != nil && (deleted[at] || deleted[place{protocol: k.Protocol}] && p.servesNodePorts(k)) {
+				keys[k] = struct{}{}
+			}
+		}
+	}
 }
 
 // Keys calls f for every planned frontend of all protocols.

@@ -150,7 +150,8 @@ func TestANodeHasRoomForPortRanges(t *testing.T) {
 	}
 }
 
-// TestFlowsOfARangeComeWithSinglePorts: without the single ports of the address, flows to these would look like flows to the range.
+// TestFlowsOfARangeComeWithSinglePorts: without the single ports of the address, flows to these would look like flows to the range. Without the range,
+// new flows to a deleted port would look like flows to a deleted Service.
 func TestFlowsOfARangeComeWithSinglePorts(t *testing.T) {
 	p := New(testOptions())
 	single := rangedService(3, []byte{1}, [2]uint16{7, 7})
@@ -161,8 +162,17 @@ func TestFlowsOfARangeComeWithSinglePorts(t *testing.T) {
 	p.Set(s.Name, s)
 	changed := p.TakeFlows()
 	for _, k := range []model.Key{s.Ports[1].Frontends[0].Key, single.Ports[1].Frontends[0].Key} {
-		if _, has := changed[k]; !has {
+		if !has(changed, k) {
 			t.Errorf("changed are %v, want also %v", changed, k)
 		}
 	}
+	p.Set(single.Name, nil)
+	if changed := p.TakeFlows(); !has(changed, s.Ports[1].Frontends[0].Key) {
+		t.Errorf("after the single port was deleted, changed are %v, want also the range", changed)
+	}
+}
+
+func has[K comparable, V any](m map[K]V, k K) bool {
+	_, has := m[k]
+	return has
 }
