@@ -202,10 +202,10 @@ func testMetrics(t *testing.T, d *daemon) {
 		atLeast, atMost float64
 		series          int
 	}{
-		{"kubeproxy_sync_proxy_rules_duration_seconds_count", 2 * 10, 2 * 200, 2},
+		{"kubeproxy_sync_proxy_rules_duration_seconds_count", 2 * 5, 2 * 200, 2},
 		{"kubeproxy_sync_proxy_rules_duration_seconds_sum", 0.0001, 20, 2},
 		{"kubeproxy_sync_full_proxy_rules_duration_seconds_count", 2, 20, 2},
-		{"kubeproxy_sync_partial_proxy_rules_duration_seconds_count", 2 * 10, 2 * 200, 2},
+		{"kubeproxy_sync_partial_proxy_rules_duration_seconds_count", 2 * 5, 2 * 200, 2},
 		{"kubeproxy_sync_proxy_rules_last_timestamp_seconds", 2 * (now - 60), 2 * now, 2},
 		{"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", 2 * (now - 60), 2 * now, 2},
 		{"kubeproxy_sync_proxy_rules_endpoint_changes_pending", 0, 0, 1},
@@ -214,11 +214,11 @@ func testMetrics(t *testing.T, d *daemon) {
 		{"kubeproxy_sync_proxy_rules_service_changes_total", 2, 10, 1},
 		{"kubeproxy_sync_proxy_rules_nftables_sync_failures_total", 0, 0, 2},
 		{"kubeproxy_sync_proxy_rules_no_local_endpoints_total", 0, 0, 4},
-		{"kubeproxy_network_programming_duration_seconds_count", 2 * 10, 2 * 200, 2},
+		{"kubeproxy_network_programming_duration_seconds_count", 2 * 5, 2 * 200, 2},
 		{"kubeproxy_network_programming_duration_seconds_sum", 0.001, 20, 2},
 		{"kubeproxy_proxy_healthz_total", 3, 3000, 2},
 		{"kubeproxy_proxy_livez_total", 3, 3000, 2},
-		{"kubenftproxy_batches_total", 10, 300, 2},
+		{"kubenftproxy_batches_total", 5, 300, 2},
 		{"kubenftproxy_batch_elements_sum", 100, 10000, 1},
 		{"kubenftproxy_batch_bytes_sum", 1000, 1e6, 1},
 		{"kubenftproxy_restarts_adopted_total", 0, 0, 1},
